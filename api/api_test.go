@@ -38,7 +38,7 @@ type fixture struct {
 	http.Handler
 	system *pgxpool.Pool
 	owner  *pgxpool.Pool
-	pool   *pgxpool.Pool // the API's
+	pool   *pgxpool.Pool // of the API
 	reg    *prometheus.Registry
 	token  string // of tenant, with every role
 }
@@ -47,7 +47,8 @@ type fixture struct {
 var fleet = []projections.Projection{followercounts.New(kinds.Builtin), threadcache.New(kinds.Builtin)}
 
 func config() api.Config {
-	return api.Config{CursorKey: strings.Repeat("ab", 32), MaxBodyBytes: 128 << 10, MaxBatchBytes: 4 << 20, RequestTimeout: 10 * time.Second, AddressConnections: 1000, MaxRequests: 512, MaxWait: time.Second}
+	return api.Config{CursorKey: strings.Repeat("ab", 32), MaxBodyBytes: 128 << 10, MaxBatchBytes: 4 << 20,
+		RequestTimeout: 10 * time.Second, AddressConnections: 1000, MaxRequests: 512, MaxWait: time.Second}
 }
 
 func open(t *testing.T) fixture {
@@ -62,7 +63,8 @@ func openWith(t *testing.T, cfg api.Config, log *slog.Logger) fixture {
 	pool := db.Pool(t, postgres.RoleAPI)
 	f.pool = pool
 	var err error
-	f.Handler, err = api.New(cfg, api.Deps{Store: store.New(pool, nil), Tokens: pool, DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Fleet: fleet, Log: log, Reg: f.reg})
+	f.Handler, err = api.New(cfg, api.Deps{Store: store.New(pool, nil), Tokens: pool, DLQ: outbox.NewDLQ(pool, nil), Projections: pool,
+		Fleet: fleet, Log: log, Reg: f.reg})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,7 +87,7 @@ type answer struct {
 	json map[string]any
 }
 
-// do sends a request with the fixture's token. Headers are "Name: value"; one of no value is taken away.
+// do sends a request with the fixture's token. Headers are "Name: value"; a header without a value is removed.
 func (f fixture) do(t testing.TB, method, path, body string, headers ...string) answer {
 	t.Helper()
 	r := httptest.NewRequestWithContext(t.Context(), method, "/", strings.NewReader(body))
@@ -143,10 +145,12 @@ func (f fixture) comment(t *testing.T, post int, body string) answer {
 func (f fixture) rows(t *testing.T) map[string]int64 {
 	t.Helper()
 	counts := make(map[string]int64)
-	for _, table := range []string{"edges", "children", "child_keys", "threads", "outbox_messages", "outbox_messages_dlq", "outbox_dlq_actions", "api_tokens"} {
+	for _, table := range []string{"edges", "children", "child_keys", "threads", "outbox_messages", "outbox_messages_dlq",
+		"outbox_dlq_actions", "api_tokens"} {
 		var n int64
 		var changed string
-		if err := f.system.QueryRow(t.Context(), `SELECT count(*), coalesce(max(xmin::text::bigint)::text, '') FROM `+table).Scan(&n, &changed); err != nil {
+		if err := f.system.QueryRow(t.Context(), `SELECT count(*), coalesce(max(xmin::text::bigint)::text, '') FROM `+table).Scan(&n,
+			&changed); err != nil {
 			t.Fatal(err)
 		}
 		counts[table+" "+changed] = n
@@ -160,8 +164,8 @@ func TestFollowOverHTTP(t *testing.T) {
 	f.want(t, 404, "GET", path, "")
 	f.want(t, 204, "DELETE", path, "")
 	first := f.want(t, 201, "PUT", path, "", "Tidings-Actor: José", "Traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
-	if first.text("follower_id") != "7" || first.text("followee_id") != "42" || first.text("status") != "ACTIVE" || first.json["version"] != 1.0 ||
-		first.Header.Get("ETag") != `"1"` {
+	if first.text("follower_id") != "7" || first.text("followee_id") != "42" || first.text("status") != "ACTIVE" ||
+		first.json["version"] != 1.0 || first.Header.Get("ETag") != `"1"` {
 		t.Errorf("PUT: %s %v", first.body, first.Header)
 	}
 	if _, err := time.Parse("2006-01-02T15:04:05.000000Z", first.text("created_at")); err != nil {
@@ -204,13 +208,15 @@ func TestCommentOverHTTP(t *testing.T) {
 	created := f.want(t, 201, "POST", thread, `{"author_id":"3","body":" hello \ud83d\ude00\n"}`, "Idempotency-Key: k1")
 	id, path := created.text("comment_id"), "/v1/comments/"+created.text("comment_id")
 	want := map[string]any{
-		"comment_id": id, "post_id": "5", "author_id": "3", "slug": created.text("slug"), "depth": 1.0, "body": "hello 😀", "state": "visible",
+		"comment_id": id, "post_id": "5", "author_id": "3", "slug": created.text("slug"), "depth": 1.0,
+		"body": "hello 😀", "state": "visible",
 		"version": 1.0, "created_at": created.text("created_at"), "updated_at": created.text("created_at"),
 	}
 	if diff := cmp.Diff(want, created.json); diff != "" || created.Header.Get("ETag") != `"1"` || created.Header.Get("Location") != path {
 		t.Errorf("create (-want +got):\n%s%v", diff, created.Header)
 	}
-	if again := f.want(t, 201, "POST", thread, `{"body":"hello 😀","author_id":"3","parent_id":null}`, "Idempotency-Key: k1"); again.body != created.body ||
+	if again := f.want(t, 201, "POST", thread, `{"body":"hello 😀","author_id":"3","parent_id":null}`,
+		"Idempotency-Key: k1"); again.body != created.body ||
 		again.Header.Get("Idempotency-Replayed") != "true" {
 		t.Errorf("replay: %s %v", again.body, again.Header)
 	}
@@ -258,11 +264,13 @@ func TestModerationOverHTTP(t *testing.T) {
 	f := open(t)
 	const settings = "/v1/posts/5/thread"
 	unset := f.want(t, 200, "GET", settings, "")
-	if diff := cmp.Diff(map[string]any{"post_id": "5", "locked": false, "premoderated": false, "version": 0.0}, unset.json); diff != "" || unset.Header.Get("ETag") != "" {
+	if diff := cmp.Diff(map[string]any{"post_id": "5", "locked": false, "premoderated": false, "version": 0.0}, unset.json); diff != "" ||
+		unset.Header.Get("ETag") != "" {
 		t.Errorf("what was never set (-want +got):\n%s%v", diff, unset.Header)
 	}
 	first := f.want(t, 200, "PUT", settings, `{"premoderated":true,"title":" Rules "}`, "If-None-Match: *", "Tidings-Actor: mod")
-	want := map[string]any{"post_id": "5", "locked": false, "premoderated": true, "title": "Rules", "version": 1.0, "updated_at": first.text("updated_at")}
+	want := map[string]any{"post_id": "5", "locked": false, "premoderated": true, "title": "Rules", "version": 1.0,
+		"updated_at": first.text("updated_at")}
 	if diff := cmp.Diff(want, first.json); diff != "" || first.Header.Get("ETag") != `"1"` {
 		t.Errorf("the first settings (-want +got):\n%s%v", diff, first.Header)
 	}
@@ -273,7 +281,8 @@ func TestModerationOverHTTP(t *testing.T) {
 	if stale := f.want(t, 412, "PUT", settings, `{"locked":true}`, `If-Match: "7"`); !cmp.Equal(stale.json["current"], any(first.json)) {
 		t.Errorf("412: %s", stale.body)
 	}
-	if same := f.want(t, 200, "PUT", settings, `{"title":"Rules","premoderated":true,"locked":false}`, `If-Match: "1"`); same.body != first.body {
+	if same := f.want(t, 200, "PUT", settings, `{"title":"Rules","premoderated":true,"locked":false}`,
+		`If-Match: "1"`); same.body != first.body {
 		t.Errorf("the same again: %s", same.body)
 	}
 
@@ -283,42 +292,49 @@ func TestModerationOverHTTP(t *testing.T) {
 		t.Errorf("a pending comment: %s", get.body)
 	}
 	visible := f.want(t, 200, "PUT", path+"/moderation", `{"state":"approved"}`, `If-Match: "1"`)
-	if visible.text("state") != "visible" || visible.json["version"] != 2.0 || visible.Header.Get("ETag") != `"2"` || visible.text("body") != "let me in" {
+	if visible.text("state") != "visible" || visible.json["version"] != 2.0 || visible.Header.Get("ETag") != `"2"` ||
+		visible.text("body") != "let me in" {
 		t.Errorf("approved: %s", visible.body)
 	}
-	hidden := f.want(t, 200, "PUT", path+"/moderation", `{"state":"hidden","reason":"spam, \"again\""}`, `If-Match: "2"`, "Tidings-Actor: mod")
+	hidden := f.want(t, 200, "PUT", path+"/moderation", `{"state":"hidden","reason":"spam, \"again\""}`,
+		`If-Match: "2"`, "Tidings-Actor: mod")
 	if hidden.text("state") != "hidden" || hidden.json["body"] != nil {
 		t.Errorf("hidden: %s", hidden.body)
 	}
 	if same := f.want(t, 200, "PUT", path+"/moderation", `{"state":"hidden","reason":"other"}`, `If-Match: "3"`); same.body != hidden.body {
 		t.Errorf("hidden again: %s", same.body)
 	}
-	if stale := f.want(t, 412, "PUT", path+"/moderation", `{"state":"removed"}`, `If-Match: "2"`); !cmp.Equal(stale.json["current"], any(hidden.json)) {
+	if stale := f.want(t, 412, "PUT", path+"/moderation", `{"state":"removed"}`,
+		`If-Match: "2"`); !cmp.Equal(stale.json["current"], any(hidden.json)) {
 		t.Errorf("412: %s", stale.body)
 	}
-	if locked := f.want(t, 200, "PUT", settings, `{"locked":true}`, `If-Match: *`); locked.json["version"] != 2.0 || locked.json["title"] != nil || locked.json["premoderated"] != false {
+	if locked := f.want(t, 200, "PUT", settings, `{"locked":true}`, `If-Match: *`); locked.json["version"] != 2.0 ||
+		locked.json["title"] != nil || locked.json["premoderated"] != false {
 		t.Errorf("locked: %s", locked.body)
 	}
 	f.want(t, 409, "POST", "/v1/posts/5/comments", `{"author_id":"3","body":"late"}`)
 	f.want(t, 204, "DELETE", path, "", `If-Match: "3"`)
-	if gone := f.want(t, 409, "PUT", path+"/moderation", `{"state":"approved"}`, `If-Match: "4"`); gone.text("code") != "comment-gone" || gone.json["current"].(map[string]any)["state"] != "deleted" {
+	if gone := f.want(t, 409, "PUT", path+"/moderation", `{"state":"approved"}`, `If-Match: "4"`); gone.text("code") != "comment-gone" ||
+		gone.json["current"].(map[string]any)["state"] != "deleted" {
 		t.Errorf("409: %s", gone.body)
 	}
 
-	rows, _ := f.system.Query(t.Context(), `SELECT concat_ws(' ', aggregate_type, event_type, payload->>'version', payload->>'actor', payload->>'reason')
+	rows, _ := f.system.Query(t.Context(), `SELECT concat_ws(' ', aggregate_type, event_type, payload->>'version', payload->>'actor',
+		payload->>'reason')
 		FROM outbox_messages ORDER BY id`)
 	got, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {
 		t.Fatal(err)
 	}
-	wantEvents := []string{"thread updated 1 mod", "comment created 1 tester", "comment moderated 2 tester", `comment moderated 3 mod spam, "again"`,
-		"thread updated 2 tester", "comment deleted 4 tester"}
+	wantEvents := []string{"thread updated 1 mod", "comment created 1 tester", "comment moderated 2 tester",
+		`comment moderated 3 mod spam, "again"`, "thread updated 2 tester", "comment deleted 4 tester"}
 	if diff := cmp.Diff(wantEvents, got); diff != "" {
 		t.Errorf("events (-want +got):\n%s", diff)
 	}
 }
 
-// TestBadInput has the refusals: each is a 4xx problem whose code the route documents, and nothing is written.
+// TestBadInput has invalid requests. The answer to each is a 4xx problem whose code the route documents, and the API
+// writes nothing.
 func TestBadInput(t *testing.T) {
 	f := open(t)
 	const post, settings, check = "/v1/posts/5/comments", "/v1/posts/8/thread", "/v1/follows:check"
@@ -363,9 +379,12 @@ func TestBadInput(t *testing.T) {
 		{"a reader sends a bad body", "POST", post, `{`, []string{"Authorization: Bearer " + reader}, 403, "role-missing", ""},
 		{"a self-follow", "PUT", "/v1/follows/7/7", "", nil, 422, "self-follow", "followee_id"},
 		{"the end of a self-follow", "DELETE", "/v1/follows/7/7", "", nil, 422, "self-follow", "followee_id"},
-		{"an actor of control characters", "PUT", "/v1/follows/1/3", "", []string{"Tidings-Actor: a\tb"}, 400, "header-invalid", "Tidings-Actor"},
-		{"an actor of invalid UTF-8", "PUT", "/v1/follows/1/3", "", []string{"Tidings-Actor: \xff"}, 400, "header-invalid", "Tidings-Actor"},
-		{"an actor too long", "PUT", "/v1/follows/1/3", "", []string{"Tidings-Actor: " + strings.Repeat("a", 201)}, 400, "header-invalid", "Tidings-Actor"},
+		{"an actor of control characters", "PUT", "/v1/follows/1/3", "", []string{"Tidings-Actor: a\tb"}, 400,
+			"header-invalid", "Tidings-Actor"},
+		{"an actor of invalid UTF-8", "PUT", "/v1/follows/1/3", "", []string{"Tidings-Actor: \xff"}, 400,
+			"header-invalid", "Tidings-Actor"},
+		{"an actor too long", "PUT", "/v1/follows/1/3", "", []string{"Tidings-Actor: " + strings.Repeat("a", 201)}, 400,
+			"header-invalid", "Tidings-Actor"},
 		{"an unknown member", "POST", post, `{"author_id":"3","body":"x","extra":1}`, nil, 422, "validation-failed", "#/extra"},
 		{"a member in another case", "POST", post, `{"author_id":"3","Body":"x"}`, nil, 400, "json-invalid", "#"},
 		{"a member twice", "POST", post, `{"author_id":"3","body":"x","body":"y"}`, nil, 400, "json-invalid", "#"},
@@ -391,27 +410,42 @@ func TestBadInput(t *testing.T) {
 		{"a body too long", "POST", post, body(`"` + strings.Repeat("x", 16385) + `"`), nil, 422, "body-too-long", "#/body"},
 		{"a request too large", "POST", post, body(`"` + strings.Repeat("x", 140000) + `"`), nil, 413, "request-too-large", ""},
 		{"nested too deep", "POST", post, strings.Repeat("[", 100000), nil, 400, "json-invalid", "#"},
-		{"not JSON by its type", "POST", post, body(`"x"`), []string{"Content-Type: application/x-www-form-urlencoded"}, 415, "unsupported-media-type", "Content-Type"},
-		{"JSON in another charset", "POST", post, body(`"x"`), []string{"Content-Type: application/json; charset=latin1"}, 415, "unsupported-media-type", "Content-Type"},
-		{"JSON in two charsets", "POST", post, body(`"x"`), []string{"Content-Type: application/json; charset=utf-8; charset=latin1"}, 415, "unsupported-media-type", "Content-Type"},
-		{"a form with files", "POST", post, body(`"x"`), []string{"Content-Type: multipart/form-data; boundary=x"}, 415, "unsupported-media-type", "Content-Type"},
-		{"another JSON by its type", "PATCH", "/v1/comments/" + parent, `{"body":"x"}`, []string{"Content-Type: application/merge-patch+json", `If-Match: "1"`}, 415, "unsupported-media-type", "Content-Type"},
+		{"not JSON by its type", "POST", post, body(`"x"`), []string{"Content-Type: application/x-www-form-urlencoded"}, 415,
+			"unsupported-media-type", "Content-Type"},
+		{"JSON in another charset", "POST", post, body(`"x"`), []string{"Content-Type: application/json; charset=latin1"}, 415,
+			"unsupported-media-type", "Content-Type"},
+		{"JSON in two charsets", "POST", post, body(`"x"`), []string{"Content-Type: application/json; charset=utf-8; charset=latin1"}, 415,
+			"unsupported-media-type", "Content-Type"},
+		{"a form with files", "POST", post, body(`"x"`), []string{"Content-Type: multipart/form-data; boundary=x"}, 415,
+			"unsupported-media-type", "Content-Type"},
+		{"another JSON by its type", "PATCH", "/v1/comments/" + parent, `{"body":"x"}`,
+			[]string{"Content-Type: application/merge-patch+json", `If-Match: "1"`}, 415, "unsupported-media-type", "Content-Type"},
 		{"a type that is none", "POST", post, body(`"x"`), []string{"Content-Type: json"}, 415, "unsupported-media-type", "Content-Type"},
 		{"lines where there are none", "POST", post, body(`"x"`), []string{ndjson}, 415, "unsupported-media-type", "Content-Type"},
-		{"a body that is said to be zipped", "POST", post, body(`"x"`), []string{"Content-Encoding: gzip"}, 415, "unsupported-media-type", "Content-Encoding"},
-		{"a zipped batch", "POST", follows, operations(1), []string{"Content-Encoding: br"}, 415, "unsupported-media-type", "Content-Encoding"},
-		{"a batch in another charset", "POST", comments, `{"op":"delete"}`, []string{ndjson + "; charset=utf-16"}, 415, "unsupported-media-type", "Content-Type"},
+		{"a body that is said to be zipped", "POST", post, body(`"x"`), []string{"Content-Encoding: gzip"}, 415,
+			"unsupported-media-type", "Content-Encoding"},
+		{"a zipped batch", "POST", follows, operations(1), []string{"Content-Encoding: br"}, 415,
+			"unsupported-media-type", "Content-Encoding"},
+		{"a batch in another charset", "POST", comments, `{"op":"delete"}`, []string{ndjson + "; charset=utf-16"}, 415,
+			"unsupported-media-type", "Content-Type"},
 		{"a number beyond all", "POST", post, `{"author_id":1e400,"body":"x"}`, nil, 400, "json-invalid", "#"},
-		{"a number beyond 64 bits", "POST", post, `{"author_id":99999999999999999999999,"body":"x"}`, nil, 422, "validation-failed", "#/author_id"},
+		{"a number beyond 64 bits", "POST", post, `{"author_id":99999999999999999999999,"body":"x"}`, nil, 422,
+			"validation-failed", "#/author_id"},
 		{"a byte order mark", "POST", post, "\ufeff" + body(`"x"`), nil, 400, "json-invalid", "#"},
 		{"NUL as it is", "POST", post, body("\"a\x00b\""), nil, 400, "json-invalid", "#"},
-		{"an actor of two lines", "PUT", "/v1/follows/1/3", "", []string{"Tidings-Actor: a\r\nX-Evil: 1"}, 400, "header-invalid", "Tidings-Actor"},
-		{"a key of two lines", "POST", post, body(`"x"`), []string{"Idempotency-Key: a\r\nX-Evil: 1"}, 422, "validation-failed", "Idempotency-Key"},
-		{"a token that is one letter off", "PUT", "/v1/follows/1/3", "", []string{"Authorization: Bearer " + f.token[:len(f.token)-1] + "!"}, 401, "unauthenticated", ""},
-		{"a token and more", "PUT", "/v1/follows/1/3", "", []string{"Authorization: Bearer " + f.token + " " + f.token}, 401, "unauthenticated", ""},
+		{"an actor of two lines", "PUT", "/v1/follows/1/3", "", []string{"Tidings-Actor: a\r\nX-Evil: 1"}, 400,
+			"header-invalid", "Tidings-Actor"},
+		{"a key of two lines", "POST", post, body(`"x"`), []string{"Idempotency-Key: a\r\nX-Evil: 1"}, 422,
+			"validation-failed", "Idempotency-Key"},
+		{"a token that is one letter off", "PUT", "/v1/follows/1/3", "",
+			[]string{"Authorization: Bearer " + f.token[:len(f.token)-1] + "!"}, 401, "unauthenticated", ""},
+		{"a token and more", "PUT", "/v1/follows/1/3", "", []string{"Authorization: Bearer " + f.token + " " + f.token},
+			401, "unauthenticated", ""},
 		{"an expired token", "PUT", "/v1/follows/1/3", "", []string{"Authorization: Bearer " + expired}, 401, "unauthenticated", ""},
-		{"a write's token of another tenant", "GET", "/v1/users/1/counts", "", []string{"Tidings-Token: " + theirToken}, 400, "header-invalid", "Tidings-Token"},
-		{"a write's token that was tampered with", "GET", "/v1/users/1/counts", "", []string{"Tidings-Token: A" + theirToken[1:]}, 400, "header-invalid", "Tidings-Token"},
+		{"a write's token of another tenant", "GET", "/v1/users/1/counts", "", []string{"Tidings-Token: " + theirToken}, 400,
+			"header-invalid", "Tidings-Token"},
+		{"a write's token that was tampered with", "GET", "/v1/users/1/counts", "", []string{"Tidings-Token: A" + theirToken[1:]}, 400,
+			"header-invalid", "Tidings-Token"},
 		{"a write's token as a cursor", "GET", "/v1/users/1/followers?cursor=" + theirToken, "", nil, 400, "cursor-invalid", "cursor"},
 		{"a parent that is no UUID", "POST", post, reply(`"x"`), nil, 422, "validation-failed", "#/parent_id"},
 		{"a parent that is a number", "POST", post, reply(`5`), nil, 422, "validation-failed", "#/parent_id"},
@@ -420,22 +454,30 @@ func TestBadInput(t *testing.T) {
 		{"a parent of another tenant", "POST", post, reply(`"` + theirs + `"`), nil, 422, "parent-unknown", "#/parent_id"},
 		{"a parent that is gone", "POST", post, reply(`"` + deleted + `"`), nil, 409, "parent-gone", "#/parent_id"},
 		{"a locked thread", "POST", "/v1/posts/8/comments", body(`"x"`), nil, 409, "thread-locked", ""},
-		{"a key used with another body", "POST", post, body(`"other"`), []string{"Idempotency-Key: k"}, 422, "idempotency-key-reused", "Idempotency-Key"},
+		{"a key used with another body", "POST", post, body(`"other"`), []string{"Idempotency-Key: k"}, 422,
+			"idempotency-key-reused", "Idempotency-Key"},
 		{"a key with a blank", "POST", post, body(`"x"`), []string{"Idempotency-Key: a b"}, 422, "validation-failed", "Idempotency-Key"},
 		{"a key of other letters", "POST", post, body(`"x"`), []string{"Idempotency-Key: é"}, 422, "validation-failed", "Idempotency-Key"},
-		{"a key too long", "POST", post, body(`"x"`), []string{"Idempotency-Key: " + strings.Repeat("k", 256)}, 422, "validation-failed", "Idempotency-Key"},
+		{"a key too long", "POST", post, body(`"x"`), []string{"Idempotency-Key: " + strings.Repeat("k", 256)}, 422,
+			"validation-failed", "Idempotency-Key"},
 		{"an empty key", "POST", post, body(`"x"`), []string{"Idempotency-Key: "}, 400, "header-invalid", "Idempotency-Key"},
 		{"an edit without If-Match", "PATCH", "/v1/comments/" + parent, `{"body":"x"}`, nil, 428, "if-match-missing", ""},
 		{"a deletion without If-Match", "DELETE", "/v1/comments/" + parent, "", nil, 428, "if-match-missing", ""},
-		{"an If-Match without quotes", "PATCH", "/v1/comments/" + parent, `{"body":"x"}`, []string{"If-Match: 1"}, 400, "header-invalid", "If-Match"},
-		{"an If-Match of no version", "PATCH", "/v1/comments/" + parent, `{"body":"x"}`, []string{`If-Match: "abc"`}, 412, "version-stale", ""},
+		{"an If-Match without quotes", "PATCH", "/v1/comments/" + parent, `{"body":"x"}`, []string{"If-Match: 1"}, 400,
+			"header-invalid", "If-Match"},
+		{"an If-Match of no version", "PATCH", "/v1/comments/" + parent, `{"body":"x"}`, []string{`If-Match: "abc"`},
+			412, "version-stale", ""},
 		{"a stale If-Match", "DELETE", "/v1/comments/" + parent, "", []string{`If-Match: "2"`}, 412, "version-stale", ""},
-		{"an edit of a gone comment", "PATCH", "/v1/comments/" + deleted, `{"body":"x"}`, []string{`If-Match: "2"`}, 409, "comment-gone", ""},
+		{"an edit of a gone comment", "PATCH", "/v1/comments/" + deleted, `{"body":"x"}`, []string{`If-Match: "2"`},
+			409, "comment-gone", ""},
 		{"a second deletion", "DELETE", "/v1/comments/" + deleted, "", []string{`If-Match: "2"`}, 409, "comment-gone", ""},
 		{"an edit to nothing", "PATCH", "/v1/comments/" + parent, `{"body":" "}`, []string{`If-Match: "1"`}, 422, "body-empty", "#/body"},
-		{"an edit with an unknown member", "PATCH", "/v1/comments/" + parent, `{"body":"x","author_id":"1"}`, []string{`If-Match: "1"`}, 422, "validation-failed", "#/author_id"},
-		{"an edit of an unknown comment", "PATCH", "/v1/comments/00000000-0000-7000-8000-000000000000", `{"body":"x"}`, []string{`If-Match: "1"`}, 404, "not-found", ""},
-		{"an edit of another tenant's comment", "PATCH", "/v1/comments/" + theirs, `{"body":"x"}`, []string{`If-Match: "1"`}, 404, "not-found", ""},
+		{"an edit with an unknown member", "PATCH", "/v1/comments/" + parent, `{"body":"x","author_id":"1"}`, []string{`If-Match: "1"`},
+			422, "validation-failed", "#/author_id"},
+		{"an edit of an unknown comment", "PATCH", "/v1/comments/00000000-0000-7000-8000-000000000000", `{"body":"x"}`,
+			[]string{`If-Match: "1"`}, 404, "not-found", ""},
+		{"an edit of another tenant's comment", "PATCH", "/v1/comments/" + theirs, `{"body":"x"}`,
+			[]string{`If-Match: "1"`}, 404, "not-found", ""},
 		{"a deletion of another tenant's comment", "DELETE", "/v1/comments/" + theirs, "", []string{`If-Match: *`}, 404, "not-found", ""},
 		{"another tenant's comment", "GET", "/v1/comments/" + theirs, "", nil, 404, "not-found", ""},
 		{"an unknown comment", "GET", "/v1/comments/00000000-0000-7000-8000-000000000000", "", nil, 404, "not-found", ""},
@@ -458,7 +500,8 @@ func TestBadInput(t *testing.T) {
 		{"another tenant's slug", "GET", post + "/by-slug/" + theirSlug, "", nil, 404, "not-found", ""},
 		{"a slug with NUL", "GET", post + "/by-slug/abcd234\x00", "", nil, 422, "validation-failed", "slug"},
 		{"a slug too long", "GET", post + "/by-slug/abcd23456", "", nil, 422, "validation-failed", "slug"},
-		{"replies to an unknown comment", "GET", "/v1/comments/00000000-0000-7000-8000-000000000000/replies", "", nil, 404, "not-found", ""},
+		{"replies to an unknown comment", "GET", "/v1/comments/00000000-0000-7000-8000-000000000000/replies", "",
+			nil, 404, "not-found", ""},
 		{"replies to another tenant's comment", "GET", "/v1/comments/" + theirs + "/replies", "", nil, 404, "not-found", ""},
 		{"replies to what is no UUID", "GET", "/v1/comments/x/replies", "", nil, 422, "validation-failed", "id"},
 		{"a tree by skip", "GET", post + "/tree?skip=1", "", nil, 422, "validation-failed", "skip"},
@@ -469,17 +512,22 @@ func TestBadInput(t *testing.T) {
 		{"a parameter twice", "GET", post + "?limit=5&limit=6", "", nil, 400, "bad-request", "limit"},
 		{"an empty parameter", "GET", post + "?cursor=", "", nil, 400, "bad-request", "cursor"},
 		{"the DLQ for a writer", "GET", "/v1/outbox/dlq", "", []string{"Authorization: Bearer " + writer}, 403, "role-missing", ""},
-		{"a dead message for a reader", "GET", "/v1/outbox/dlq/1", "", []string{"Authorization: Bearer " + reader}, 403, "role-missing", ""},
-		{"a retry by a writer", "POST", "/v1/outbox/dlq/1/retry", "{", []string{"Authorization: Bearer " + writer}, 403, "role-missing", ""},
-		{"a discard by a reader", "POST", "/v1/outbox/dlq/1/discard", "", []string{"Authorization: Bearer " + reader}, 403, "role-missing", ""},
+		{"a dead message for a reader", "GET", "/v1/outbox/dlq/1", "", []string{"Authorization: Bearer " + reader},
+			403, "role-missing", ""},
+		{"a retry by a writer", "POST", "/v1/outbox/dlq/1/retry", "{", []string{"Authorization: Bearer " + writer},
+			403, "role-missing", ""},
+		{"a discard by a reader", "POST", "/v1/outbox/dlq/1/discard", "", []string{"Authorization: Bearer " + reader},
+			403, "role-missing", ""},
 		{"a dead message that never was", "GET", "/v1/outbox/dlq/1", "", nil, 404, "not-found", ""},
 		{"a retry of nothing", "POST", "/v1/outbox/dlq/1/retry", "", nil, 404, "not-found", ""},
 		{"a discard of nothing", "POST", "/v1/outbox/dlq/1/discard", `{"reason":"x"}`, nil, 404, "not-found", ""},
 		{"a retry of no id", "POST", "/v1/outbox/dlq/x/retry", "", nil, 422, "validation-failed", "id"},
 		{"a reason that is a number", "POST", "/v1/outbox/dlq/1/retry", `{"reason":5}`, nil, 422, "validation-failed", "#/reason"},
 		{"a reason with NUL", "POST", "/v1/outbox/dlq/1/retry", `{"reason":"a\u0000"}`, nil, 422, "validation-failed", "#/reason"},
-		{"a reason too long", "POST", "/v1/outbox/dlq/1/discard", `{"reason":"` + strings.Repeat("é", 501) + `"}`, nil, 422, "validation-failed", "#/reason"},
-		{"an unknown member beside the reason", "POST", "/v1/outbox/dlq/1/discard", `{"dry_run":true}`, nil, 422, "validation-failed", "#/dry_run"},
+		{"a reason too long", "POST", "/v1/outbox/dlq/1/discard", `{"reason":"` + strings.Repeat("é", 501) + `"}`, nil, 422,
+			"validation-failed", "#/reason"},
+		{"an unknown member beside the reason", "POST", "/v1/outbox/dlq/1/discard", `{"dry_run":true}`, nil, 422,
+			"validation-failed", "#/dry_run"},
 		{"half a reason", "POST", "/v1/outbox/dlq/1/retry", `{"reason":`, nil, 400, "json-invalid", "#"},
 		{"an event type with NUL", "GET", "/v1/outbox/dlq?event_type=%00", "", nil, 422, "validation-failed", "event_type"},
 		{"an aggregate type of bytes", "GET", "/v1/outbox/dlq?aggregate_type=%ff", "", nil, 422, "validation-failed", "aggregate_type"},
@@ -492,12 +540,15 @@ func TestBadInput(t *testing.T) {
 		{"a batch of nothing", "POST", follows, "", nil, 400, "bad-request", ""},
 		{"no operations", "POST", follows, `{"operations":[]}`, nil, 422, "validation-failed", "#/operations"},
 		{"operations that are none", "POST", follows, `{"operations":{}}`, nil, 422, "validation-failed", "#"},
-		{"operations and more", "POST", follows, strings.TrimSuffix(operations(1), "}") + `,"atomic":true}`, nil, 422, "validation-failed", "#"},
+		{"operations and more", "POST", follows, strings.TrimSuffix(operations(1), "}") + `,"atomic":true}`, nil, 422,
+			"validation-failed", "#"},
 		{"an array of operations", "POST", follows, `[]`, nil, 422, "validation-failed", "#"},
 		{"half of a batch", "POST", follows, strings.TrimSuffix(operations(2), "}]}"), nil, 400, "json-invalid", "#/operations/1"},
 		{"two batches", "POST", follows, operations(1) + operations(1), nil, 400, "json-invalid", "#"},
-		{"a batch of another type", "POST", follows, operations(1), []string{"Content-Type: text/csv"}, 415, "unsupported-media-type", "Content-Type"},
-		{"a batch with a key", "POST", comments, `{"operations":[{"op":"create","post_id":"1","author_id":"1","body":"x"}]}`, []string{"Idempotency-Key: k2"}, 400, "header-invalid", "Idempotency-Key"},
+		{"a batch of another type", "POST", follows, operations(1), []string{"Content-Type: text/csv"}, 415,
+			"unsupported-media-type", "Content-Type"},
+		{"a batch with a key", "POST", comments, `{"operations":[{"op":"create","post_id":"1","author_id":"1","body":"x"}]}`,
+			[]string{"Idempotency-Key: k2"}, 400, "header-invalid", "Idempotency-Key"},
 		{"a reader's batch", "POST", follows, operations(1), []string{"Authorization: Bearer " + reader}, 403, "role-missing", ""},
 		{"no pair", "POST", check, `{"pairs":[]}`, nil, 422, "validation-failed", "#/pairs"},
 		{"pairs that are null", "POST", check, `{"pairs":null}`, nil, 422, "validation-failed", "#/pairs"},
@@ -505,10 +556,14 @@ func TestBadInput(t *testing.T) {
 		{"501 pairs", "POST", check, pairs(501), nil, 422, "validation-failed", "#/pairs"},
 		{"more pairs than a request may have", "POST", check, pairs(5000), nil, 413, "request-too-large", ""},
 		{"a pair of one", "POST", check, `{"pairs":[{"follower_id":"1"}]}`, nil, 422, "validation-failed", "#/pairs/0"},
-		{"a pair with 0", "POST", check, `{"pairs":[{"follower_id":"1","followee_id":"2"},{"follower_id":"0","followee_id":"2"}]}`, nil, 422, "validation-failed", "#/pairs/1/follower_id"},
-		{"a pair with 2^63", "POST", check, `{"pairs":[{"follower_id":"1","followee_id":"9223372036854775808"}]}`, nil, 422, "validation-failed", "#/pairs/0/followee_id"},
-		{"a pair of numbers", "POST", check, `{"pairs":[{"follower_id":1,"followee_id":2}]}`, nil, 422, "validation-failed", "#/pairs/0/follower_id"},
-		{"a pair of three", "POST", check, `{"pairs":[{"follower_id":"1","followee_id":"2","x":"3"}]}`, nil, 422, "validation-failed", "#/pairs/0/x"},
+		{"a pair with 0", "POST", check, `{"pairs":[{"follower_id":"1","followee_id":"2"},{"follower_id":"0","followee_id":"2"}]}`, nil,
+			422, "validation-failed", "#/pairs/1/follower_id"},
+		{"a pair with 2^63", "POST", check, `{"pairs":[{"follower_id":"1","followee_id":"9223372036854775808"}]}`, nil, 422,
+			"validation-failed", "#/pairs/0/followee_id"},
+		{"a pair of numbers", "POST", check, `{"pairs":[{"follower_id":1,"followee_id":2}]}`, nil, 422, "validation-failed",
+			"#/pairs/0/follower_id"},
+		{"a pair of three", "POST", check, `{"pairs":[{"follower_id":"1","followee_id":"2","x":"3"}]}`, nil, 422,
+			"validation-failed", "#/pairs/0/x"},
 		{"pairs that are text", "POST", check, `{"pairs":"1"}`, nil, 422, "validation-failed", "#/pairs"},
 		{"half of a check", "POST", check, `{"pairs":[`, nil, 400, "json-invalid", "#"},
 		{"a writer checks", "POST", check, pairs(1), []string{"Authorization: Bearer " + writer}, 403, "role-missing", ""},
@@ -525,36 +580,56 @@ func TestBadInput(t *testing.T) {
 		{"settings by a writer", "PUT", settings, "{", []string{"Authorization: Bearer " + writer}, 403, "role-missing", ""},
 		{"settings for a writer", "GET", settings, "", []string{"Authorization: Bearer " + writer}, 403, "role-missing", ""},
 		{"settings without If-Match", "PUT", settings, `{"locked":false}`, nil, 428, "if-match-missing", ""},
-		{"the first settings of a thread that has some", "PUT", settings, `{"locked":false}`, []string{"If-None-Match: *"}, 412, "version-stale", ""},
+		{"the first settings of a thread that has some", "PUT", settings, `{"locked":false}`, []string{"If-None-Match: *"},
+			412, "version-stale", ""},
 		{"settings of a stale version", "PUT", settings, `{"locked":false}`, []string{`If-Match: "2"`}, 412, "version-stale", ""},
 		{"settings of no version", "PUT", settings, `{"locked":false}`, []string{`If-Match: "0"`}, 412, "version-stale", ""},
-		{"settings of a version that never was", "PUT", "/v1/posts/9/thread", `{"locked":true}`, []string{`If-Match: "1"`}, 412, "version-stale", ""},
-		{"settings with an If-Match without quotes", "PUT", settings, `{"locked":false}`, []string{"If-Match: 1"}, 400, "header-invalid", "If-Match"},
-		{"settings with another If-None-Match", "PUT", "/v1/posts/9/thread", `{"locked":true}`, []string{`If-None-Match: "1"`}, 400, "header-invalid", "If-None-Match"},
-		{"settings with both", "PUT", settings, `{"locked":false}`, []string{`If-Match: "1"`, "If-None-Match: *"}, 400, "header-invalid", "If-None-Match"},
-		{"settings with an unknown member", "PUT", settings, `{"locked":false,"slow":true}`, []string{`If-Match: "1"`}, 422, "validation-failed", "#/slow"},
+		{"settings of a version that never was", "PUT", "/v1/posts/9/thread", `{"locked":true}`, []string{`If-Match: "1"`},
+			412, "version-stale", ""},
+		{"settings with an If-Match without quotes", "PUT", settings, `{"locked":false}`, []string{"If-Match: 1"}, 400,
+			"header-invalid", "If-Match"},
+		{"settings with another If-None-Match", "PUT", "/v1/posts/9/thread", `{"locked":true}`, []string{`If-None-Match: "1"`}, 400,
+			"header-invalid", "If-None-Match"},
+		{"settings with both", "PUT", settings, `{"locked":false}`, []string{`If-Match: "1"`, "If-None-Match: *"}, 400,
+			"header-invalid", "If-None-Match"},
+		{"settings with an unknown member", "PUT", settings, `{"locked":false,"slow":true}`, []string{`If-Match: "1"`}, 422,
+			"validation-failed", "#/slow"},
 		{"a lock that is a string", "PUT", settings, `{"locked":"yes"}`, []string{`If-Match: "1"`}, 422, "validation-failed", "#/locked"},
 		{"a title that is a number", "PUT", settings, `{"title":5}`, []string{`If-Match: "1"`}, 422, "validation-failed", "#/title"},
-		{"a title too long", "PUT", settings, `{"title":"` + strings.Repeat("é", 151) + `"}`, []string{`If-Match: "1"`}, 422, "validation-failed", "#/title"},
+		{"a title too long", "PUT", settings, `{"title":"` + strings.Repeat("é", 151) + `"}`, []string{`If-Match: "1"`}, 422,
+			"validation-failed", "#/title"},
 		{"a title with a line break", "PUT", settings, `{"title":"a\nb"}`, []string{`If-Match: "1"`}, 422, "validation-failed", "#/title"},
 		{"a title with NUL", "PUT", settings, `{"title":"a\u0000"}`, []string{`If-Match: "1"`}, 422, "validation-failed", "#/title"},
 		{"no settings", "PUT", settings, ``, []string{`If-Match: "1"`}, 400, "bad-request", ""},
 		{"settings that are an array", "PUT", settings, `[]`, []string{`If-Match: "1"`}, 422, "validation-failed", "#"},
 		{"half of the settings", "PUT", settings, `{"locked":`, []string{`If-Match: "1"`}, 400, "json-invalid", "#"},
-		{"moderation by a writer", "PUT", "/v1/comments/" + parent + "/moderation", "{", []string{"Authorization: Bearer " + writer}, 403, "role-missing", ""},
-		{"moderation without If-Match", "PUT", "/v1/comments/" + parent + "/moderation", `{"state":"hidden"}`, nil, 428, "if-match-missing", ""},
-		{"moderation of a stale version", "PUT", "/v1/comments/" + parent + "/moderation", `{"state":"hidden"}`, []string{`If-Match: "2"`}, 412, "version-stale", ""},
-		{"moderation to no state", "PUT", "/v1/comments/" + parent + "/moderation", `{"reason":"x"}`, []string{`If-Match: "1"`}, 422, "validation-failed", "#"},
-		{"moderation in upper case", "PUT", "/v1/comments/" + parent + "/moderation", `{"state":"HIDDEN"}`, []string{`If-Match: "1"`}, 422, "validation-failed", "#/state"},
-		{"moderation for a reason too long", "PUT", "/v1/comments/" + parent + "/moderation", `{"state":"hidden","reason":"` + strings.Repeat("é", 501) + `"}`, []string{`If-Match: "1"`}, 422, "validation-failed", "#/reason"},
-		{"moderation for a reason with NUL", "PUT", "/v1/comments/" + parent + "/moderation", `{"state":"hidden","reason":"\u0000"}`, []string{`If-Match: "1"`}, 422, "validation-failed", "#/reason"},
-		{"moderation with an unknown member", "PUT", "/v1/comments/" + parent + "/moderation", `{"state":"hidden","by":"me"}`, []string{`If-Match: "1"`}, 422, "validation-failed", "#/by"},
-		{"moderation of a deleted comment", "PUT", "/v1/comments/" + deleted + "/moderation", `{"state":"approved"}`, []string{`If-Match: *`}, 409, "comment-gone", ""},
-		{"moderation of another tenant's comment", "PUT", "/v1/comments/" + theirs + "/moderation", `{"state":"hidden"}`, []string{`If-Match: *`}, 404, "not-found", ""},
-		{"moderation of no UUID", "PUT", "/v1/comments/1/moderation", `{"state":"hidden"}`, []string{`If-Match: *`}, 422, "validation-failed", "id"},
+		{"moderation by a writer", "PUT", "/v1/comments/" + parent + "/moderation", "{", []string{"Authorization: Bearer " + writer},
+			403, "role-missing", ""},
+		{"moderation without If-Match", "PUT", "/v1/comments/" + parent + "/moderation", `{"state":"hidden"}`, nil, 428,
+			"if-match-missing", ""},
+		{"moderation of a stale version", "PUT", "/v1/comments/" + parent + "/moderation", `{"state":"hidden"}`, []string{`If-Match: "2"`},
+			412, "version-stale", ""},
+		{"moderation to no state", "PUT", "/v1/comments/" + parent + "/moderation", `{"reason":"x"}`, []string{`If-Match: "1"`}, 422,
+			"validation-failed", "#"},
+		{"moderation in upper case", "PUT", "/v1/comments/" + parent + "/moderation", `{"state":"HIDDEN"}`, []string{`If-Match: "1"`}, 422,
+			"validation-failed", "#/state"},
+		{"moderation for a reason too long", "PUT", "/v1/comments/" + parent + "/moderation",
+			`{"state":"hidden","reason":"` + strings.Repeat("é", 501) + `"}`, []string{`If-Match: "1"`}, 422,
+			"validation-failed", "#/reason"},
+		{"moderation for a reason with NUL", "PUT", "/v1/comments/" + parent + "/moderation", `{"state":"hidden","reason":"\u0000"}`,
+			[]string{`If-Match: "1"`}, 422, "validation-failed", "#/reason"},
+		{"moderation with an unknown member", "PUT", "/v1/comments/" + parent + "/moderation", `{"state":"hidden","by":"me"}`,
+			[]string{`If-Match: "1"`}, 422, "validation-failed", "#/by"},
+		{"moderation of a deleted comment", "PUT", "/v1/comments/" + deleted + "/moderation", `{"state":"approved"}`,
+			[]string{`If-Match: *`}, 409, "comment-gone", ""},
+		{"moderation of another tenant's comment", "PUT", "/v1/comments/" + theirs + "/moderation", `{"state":"hidden"}`,
+			[]string{`If-Match: *`}, 404, "not-found", ""},
+		{"moderation of no UUID", "PUT", "/v1/comments/1/moderation", `{"state":"hidden"}`, []string{`If-Match: *`}, 422,
+			"validation-failed", "id"},
 		{"a query that is none", "GET", post + "?limit=%zz", "", nil, 400, "bad-request", ""},
 	}
-	for _, id := range []string{"0", "-1", "+1", "01", "9223372036854775808", "99999999999999999999", "1.5", "1e3", "x", " 1", "1\x00", "\xff", "0x10", "٣"} {
+	for _, id := range []string{"0", "-1", "+1", "01", "9223372036854775808", "99999999999999999999", "1.5", "1e3", "x", " 1",
+		"1\x00", "\xff", "0x10", "٣"} {
 		cases = append(cases,
 			c{"follower " + id, "PUT", "/v1/follows/" + id + "/2", "", nil, 422, "validation-failed", "follower_id"},
 			c{"followee " + id, "PUT", "/v1/follows/2/" + id, "", nil, 422, "validation-failed", "followee_id"},
@@ -572,17 +647,20 @@ func TestBadInput(t *testing.T) {
 			c{"comments of user " + id, "GET", "/v1/users/" + id + "/comments", "", nil, 422, "validation-failed", "id"},
 		)
 	}
-	for _, path := range []string{"/v1/users/1/followers", "/v1/users/1/following", "/v1/outbox/dlq", post, post + "?order=threaded", post + "?order=newest",
+	for _, path := range []string{"/v1/users/1/followers", "/v1/users/1/following", "/v1/outbox/dlq", post,
+		post + "?order=threaded", post + "?order=newest",
 		"/v1/comments/" + parent + "/replies", "/v1/users/1/comments", "/v1/moderation/pending"} {
 		sep := "?"
 		if strings.Contains(path, "?") {
 			sep = "&"
 		}
 		for _, limit := range []string{"0", "201", "-1", "abc", "1.5", "99999999999999999999"} {
-			cases = append(cases, c{path + " by " + limit, "GET", path + sep + "limit=" + limit, "", nil, 422, "validation-failed", "limit"})
+			cases = append(cases, c{path + " by " + limit, "GET", path + sep + "limit=" + limit, "", nil, 422,
+				"validation-failed", "limit"})
 		}
 		for _, cursor := range []string{"x", "AAAA", "%25", strings.Repeat("A", 5000)} {
-			cases = append(cases, c{path + " from " + cursor[:1], "GET", path + sep + "cursor=" + cursor, "", nil, 400, "cursor-invalid", "cursor"})
+			cases = append(cases, c{path + " from " + cursor[:1], "GET", path + sep + "cursor=" + cursor, "", nil, 400,
+				"cursor-invalid", "cursor"})
 		}
 	}
 
@@ -597,7 +675,8 @@ func TestBadInput(t *testing.T) {
 			if got := a.Header.Get("Content-Type"); got != "application/problem+json" {
 				t.Errorf("Content-Type %q", got)
 			}
-			if a.json["status"] != float64(c.status) || a.text("title") == "" || a.text("type") != "/docs#"+c.code || a.text("request_id") != a.Header.Get("X-Request-Id") {
+			if a.json["status"] != float64(c.status) || a.text("title") == "" || a.text("type") != "/docs#"+c.code ||
+				a.text("request_id") != a.Header.Get("X-Request-Id") {
 				t.Errorf("problem %s", a.body)
 			}
 			if c.at != "" && !strings.Contains(a.body, fmt.Sprintf("%q", c.at)) {
@@ -616,7 +695,7 @@ func TestBadInput(t *testing.T) {
 	}
 }
 
-// documented finds the descriptions of a path's answers in the OpenAPI document.
+// documented returns the descriptions of a path's answers in the OpenAPI document.
 func (f fixture) documented(t *testing.T) func(method, path string) map[string]string {
 	t.Helper()
 	spec := f.want(t, 200, "GET", "/v1/openapi.json", "", "Authorization")
@@ -627,7 +706,8 @@ func (f fixture) documented(t *testing.T) func(method, path string) map[string]s
 		codes := make(map[string]string)
 		for pattern, item := range paths {
 			want := strings.Split(pattern, "/")
-			if len(want) != len(got) || !slices.EqualFunc(want, got, func(w, g string) bool { return w == g || strings.HasPrefix(w, "{") }) {
+			if len(want) != len(got) || !slices.EqualFunc(want, got,
+				func(w, g string) bool { return w == g || strings.HasPrefix(w, "{") }) {
 				continue
 			}
 			op, ok := item.(map[string]any)[strings.ToLower(method)].(map[string]any)
@@ -663,7 +743,8 @@ func TestUnknownRoutesAndMethodsAreProblems(t *testing.T) {
 		{"POST", "/v1/openapi.json", 405, "method-not-allowed", "GET, HEAD"},
 	} {
 		a := f.do(t, c.method, c.path, "")
-		if a.StatusCode != c.status || a.text("code") != c.code || a.Header.Get("Allow") != c.allow || a.Header.Get("Content-Type") != "application/problem+json" {
+		if a.StatusCode != c.status || a.text("code") != c.code || a.Header.Get("Allow") != c.allow ||
+			a.Header.Get("Content-Type") != "application/problem+json" {
 			t.Errorf("%s %s: %d %s %v", c.method, c.path, a.StatusCode, a.body, a.Header)
 		}
 	}
@@ -687,27 +768,32 @@ func TestEveryRouteNeedsATokenWithItsDocumentedRole(t *testing.T) {
 	with, without := make(map[string]string), make(map[string]string)
 	for _, role := range tokens.Roles() {
 		with[role] = f.newToken(t, tenant, "with "+role, role)
-		without[role] = f.newToken(t, tenant, "without "+role, slices.DeleteFunc(tokens.Roles(), func(r string) bool { return r == role })...)
+		without[role] = f.newToken(t, tenant, "without "+role,
+			slices.DeleteFunc(tokens.Roles(), func(r string) bool { return r == role })...)
 	}
 	n := 0
 	f.operations(t, func(method, path string, op map[string]any) {
 		n++
 		security, _ := json.Marshal(op["security"])
 		var required []struct{ Token []string }
-		if err := json.Unmarshal(security, &required); err != nil || len(required) != 1 || len(required[0].Token) != 1 || with[required[0].Token[0]] == "" {
+		if err := json.Unmarshal(security, &required); err != nil || len(required) != 1 || len(required[0].Token) != 1 ||
+			with[required[0].Token[0]] == "" {
 			t.Fatalf("%s %s: security %s, %v: want one role", method, path, security, err)
 		}
 		role := required[0].Token[0]
 		if !strings.Contains(op["description"].(string), "Needs the role `"+role+"`.") {
 			t.Errorf("%s %s: its role is not described: %s", method, path, op["description"])
 		}
-		if a := f.do(t, method, path, "{", "Authorization"); a.StatusCode != 401 || a.text("code") != "unauthenticated" || a.Header.Get("WWW-Authenticate") == "" {
+		if a := f.do(t, method, path, "{", "Authorization"); a.StatusCode != 401 || a.text("code") != "unauthenticated" ||
+			a.Header.Get("WWW-Authenticate") == "" {
 			t.Errorf("%s %s without a token: %d %s", method, path, a.StatusCode, a.body)
 		}
-		if a := f.do(t, method, path, "{", "Authorization: Bearer "+without[role]); a.StatusCode != 403 || a.text("code") != "role-missing" {
+		if a := f.do(t, method, path, "{", "Authorization: Bearer "+without[role]); a.StatusCode != 403 ||
+			a.text("code") != "role-missing" {
 			t.Errorf("%s %s with every role but %s: %d %s", method, path, role, a.StatusCode, a.body)
 		}
-		if a := f.do(t, method, path, "{", "Authorization: Bearer "+with[role]); a.StatusCode == 401 || a.StatusCode == 403 || a.StatusCode >= 500 {
+		if a := f.do(t, method, path, "{", "Authorization: Bearer "+with[role]); a.StatusCode == 401 ||
+			a.StatusCode == 403 || a.StatusCode >= 500 {
 			t.Errorf("%s %s with the role %s: %d %s", method, path, role, a.StatusCode, a.body)
 		}
 	})
@@ -716,10 +802,11 @@ func TestEveryRouteNeedsATokenWithItsDocumentedRole(t *testing.T) {
 	}
 }
 
-// routesOf are those of a kind of edges.
+// routesOf returns the routes of a kind of edges.
 func routesOf(k kinds.Edge) []string {
 	one, objects := "/v1/"+k.Plural+"/{"+k.Ends[0]+"}/{"+k.Ends[1]+"}", kinds.Builtin().Objects
-	all := []string{"PUT " + one, "GET " + one, "DELETE " + one, "GET " + one + "/versions", "POST /v1/" + k.Plural + ":batch", "POST /v1/" + k.Plural + ":check",
+	all := []string{"PUT " + one, "GET " + one, "DELETE " + one, "GET " + one + "/versions", "POST /v1/" + k.Plural + ":batch",
+		"POST /v1/" + k.Plural + ":check",
 		"GET /v1/" + objects[k.To] + "/{id}/" + k.Reverse, "GET /v1/" + objects[k.From] + "/{id}/" + k.Forward}
 	if len(k.Attributes) > 0 {
 		all = append(all, "PATCH "+one)
@@ -741,12 +828,16 @@ func TestDocuments(t *testing.T) {
 	}
 	slices.Sort(got)
 	want := []string{
-		"DELETE /v1/comments/{id}", "DELETE /v1/follows/{follower_id}/{followee_id}", "GET /v1/comments/{id}", "GET /v1/comments/{id}/replies", "GET /v1/comments/{id}/versions",
-		"GET /v1/follows/{follower_id}/{followee_id}", "GET /v1/follows/{follower_id}/{followee_id}/versions", "GET /v1/moderation/pending", "GET /v1/outbox/dlq", "GET /v1/outbox/dlq/{id}", "GET /v1/posts/{post_id}/comments",
-		"GET /v1/posts/{post_id}/comments/by-slug/{slug}", "GET /v1/posts/{post_id}/comments/tree", "GET /v1/posts/{post_id}/summary", "GET /v1/posts/{post_id}/thread",
-		"GET /v1/posts/{post_id}/thread/versions",
-		"GET /v1/users/{id}/comments", "GET /v1/users/{id}/counts", "GET /v1/users/{id}/followers", "GET /v1/users/{id}/following", "GET /v1/users/{id}/mutuals/{other}", "PATCH /v1/comments/{id}",
-		"POST /v1/comments:batch", "POST /v1/follows:batch", "POST /v1/follows:check", "POST /v1/outbox/dlq/{id}/discard", "POST /v1/outbox/dlq/{id}/retry", "POST /v1/posts/{post_id}/comments", "POST /v1/users:counts",
+		"DELETE /v1/comments/{id}", "DELETE /v1/follows/{follower_id}/{followee_id}", "GET /v1/comments/{id}",
+		"GET /v1/comments/{id}/replies", "GET /v1/comments/{id}/versions",
+		"GET /v1/follows/{follower_id}/{followee_id}", "GET /v1/follows/{follower_id}/{followee_id}/versions", "GET /v1/moderation/pending",
+		"GET /v1/outbox/dlq", "GET /v1/outbox/dlq/{id}", "GET /v1/posts/{post_id}/comments",
+		"GET /v1/posts/{post_id}/comments/by-slug/{slug}", "GET /v1/posts/{post_id}/comments/tree", "GET /v1/posts/{post_id}/summary",
+		"GET /v1/posts/{post_id}/thread", "GET /v1/posts/{post_id}/thread/versions",
+		"GET /v1/users/{id}/comments", "GET /v1/users/{id}/counts", "GET /v1/users/{id}/followers", "GET /v1/users/{id}/following",
+		"GET /v1/users/{id}/mutuals/{other}", "PATCH /v1/comments/{id}",
+		"POST /v1/comments:batch", "POST /v1/follows:batch", "POST /v1/follows:check", "POST /v1/outbox/dlq/{id}/discard",
+		"POST /v1/outbox/dlq/{id}/retry", "POST /v1/posts/{post_id}/comments", "POST /v1/users:counts",
 		"PUT /v1/comments/{id}/moderation", "PUT /v1/follows/{follower_id}/{followee_id}", "PUT /v1/posts/{post_id}/thread",
 	}
 	for _, k := range kinds.Builtin().AllEdges() {
@@ -758,8 +849,8 @@ func TestDocuments(t *testing.T) {
 		if k.Name != "comment" {
 			parents := kinds.Builtin().Objects[k.Parent]
 			under, one := "/v1/"+parents+"/{"+k.Parent+"_id}/"+k.Plural, "/v1/"+k.Plural+"/{id}"
-			want = append(want, "POST "+under, "GET "+under, "GET "+under+"/summary", "GET "+one, "PATCH "+one, "DELETE "+one, "GET "+one+"/versions", "GET /v1/users/{id}/"+k.Plural,
-				"POST /v1/"+k.Plural+":batch", "GET /v1/"+parents+"/{id}/counts")
+			want = append(want, "POST "+under, "GET "+under, "GET "+under+"/summary", "GET "+one, "PATCH "+one, "DELETE "+one,
+				"GET "+one+"/versions", "GET /v1/users/{id}/"+k.Plural, "POST /v1/"+k.Plural+":batch", "GET /v1/"+parents+"/{id}/counts")
 		}
 	}
 	for _, k := range kinds.Builtin().AllEdges() {
@@ -769,7 +860,8 @@ func TestDocuments(t *testing.T) {
 		want = append(want, "GET /v1/"+k.Plural+":export")
 	}
 	want = append(want, "GET /v1/threads:export", "GET /v1/kinds", "GET /v1/posts/{id}/counts", "GET /v1/groups/{id}/counts",
-		"GET /v1/edge-removals/{removal_id}", "POST /v1/users/{id}:remove-edges", "POST /v1/posts/{id}:remove-edges", "POST /v1/groups/{id}:remove-edges")
+		"GET /v1/edge-removals/{removal_id}", "POST /v1/users/{id}:remove-edges", "POST /v1/posts/{id}:remove-edges",
+		"POST /v1/groups/{id}:remove-edges")
 	slices.Sort(want)
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("routes (-want +got):\n%s", diff)
@@ -820,17 +912,20 @@ func (f fixture) walk(t *testing.T, path string, limit int) (items []map[string]
 
 func TestListsAndCountsComeFromTheProjection(t *testing.T) {
 	f := open(t)
-	// 250 followers of 42, many at the same time; 1 follows 9 users, one no more; another tenant has an edge too.
+	// 250 users follow 42, many of them at the same time. User 1 follows 9 users and has unfollowed one. Another tenant
+	// has an edge too.
 	f.exec(t, `INSERT INTO edge_lists (tenant_id, kind, from_id, to_id, active, version, positioned_at)
 		SELECT 1, 'follow', g, 42, true, 1, timestamptz '2026-01-01' + (g / 20) * interval '1 microsecond' FROM generate_series(100, 349) g
 		UNION ALL SELECT 1, 'follow', 1, g, g <> 55, 1, timestamptz '2026-01-01' FROM generate_series(50, 59) g
 		UNION ALL SELECT 2, 'follow', 5000, 42, true, 1, timestamptz '2026-01-01'`)
-	f.exec(t, `INSERT INTO edge_counts (tenant_id, kind, object_id, incoming, outgoing) VALUES (1, 'follow', 42, 250, 0), (1, 'follow', 1, 0, 9), (2, 'follow', 42, 1, 0)`)
+	f.exec(t, `INSERT INTO edge_counts (tenant_id, kind, object_id, incoming, outgoing)
+		VALUES (1, 'follow', 42, 250, 0), (1, 'follow', 1, 0, 9), (2, 'follow', 42, 1, 0)`)
 	f.exec(t, `INSERT INTO consumer_offsets (consumer_name, partition_key, last_processed_id, as_of)
-		SELECT 'followercounts', 'p' || lpad(n::text, 2, '0'), 5, timestamptz '2026-02-03T04:05:06.789012Z' + n * interval '1 s' FROM generate_series(0, 31) n`)
+		SELECT 'followercounts', 'p' || lpad(n::text, 2, '0'), 5, timestamptz '2026-02-03T04:05:06.789012Z' + n * interval '1 s'
+		FROM generate_series(0, 31) n`)
 
 	counts := f.want(t, 200, "GET", "/v1/users/42/counts", "")
-	for _, k := range kinds.Builtin().AllEdges() { // of the other kinds of users
+	for _, k := range kinds.Builtin().AllEdges() { // the other kinds with edges of users
 		if k.Name != "follow" && k.From == "user" {
 			if counts.json[k.Forward] != 0.0 {
 				t.Errorf("%s: %v", k.Forward, counts.json[k.Forward])
@@ -838,14 +933,15 @@ func TestListsAndCountsComeFromTheProjection(t *testing.T) {
 			delete(counts.json, k.Forward)
 		}
 	}
-	if diff := cmp.Diff(map[string]any{"followers": 250.0, "following": 0.0, "as_of": "1970-01-01T00:00:00.000000Z"}, counts.json); diff != "" {
+	if diff := cmp.Diff(map[string]any{"followers": 250.0, "following": 0.0, "as_of": "1970-01-01T00:00:00.000000Z"},
+		counts.json); diff != "" {
 		t.Errorf("counts (-want +got):\n%s", diff)
 	}
 	if unknown := f.want(t, 200, "GET", "/v1/users/77/counts", ""); unknown.json["followers"] != 0.0 || unknown.json["following"] != 0.0 {
 		t.Errorf("an unknown user: %s", unknown.body)
 	}
-	if empty := f.want(t, 200, "GET", "/v1/users/77/followers", ""); !strings.Contains(empty.body, `"items":[]`) || strings.Contains(empty.body, "next") ||
-		empty.text("as_of") != "1970-01-01T00:00:00.000000Z" {
+	if empty := f.want(t, 200, "GET", "/v1/users/77/followers", ""); !strings.Contains(empty.body, `"items":[]`) ||
+		strings.Contains(empty.body, "next") || empty.text("as_of") != "1970-01-01T00:00:00.000000Z" {
 		t.Errorf("an unknown user's followers: %s", empty.body)
 	}
 	for _, limit := range []int{1, 7, 50, 125, 200} {
@@ -929,15 +1025,18 @@ func TestADatabaseThatIsAwayIsA503(t *testing.T) {
 	f := fixture{system: db.Pool(t, postgres.RoleSystem), reg: prometheus.NewRegistry()}
 	pool := db.Pool(t, postgres.RoleAPI)
 	var err error
-	if f.Handler, err = api.New(config(), api.Deps{Store: store.New(pool, nil), Tokens: pool, DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Fleet: fleet, Log: testkit.Logger(t), Reg: f.reg}); err != nil {
+	if f.Handler, err = api.New(config(), api.Deps{Store: store.New(pool, nil), Tokens: pool, DLQ: outbox.NewDLQ(pool, nil),
+		Projections: pool, Fleet: fleet, Log: testkit.Logger(t), Reg: f.reg}); err != nil {
 		t.Fatal(err)
 	}
 	f.token = f.newToken(t, tenant, "tester", tokens.Roles()...)
 	f.want(t, 201, "PUT", "/v1/follows/1/2", "")
 	pg.Kill(t)
-	for _, c := range [][2]string{{"PUT", "/v1/follows/1/3"}, {"GET", "/v1/follows/1/2"}, {"GET", "/v1/users/1/counts"}, {"GET", "/v1/posts/1/comments"}} {
+	for _, c := range [][2]string{{"PUT", "/v1/follows/1/3"}, {"GET", "/v1/follows/1/2"}, {"GET", "/v1/users/1/counts"},
+		{"GET", "/v1/posts/1/comments"}} {
 		a := f.do(t, c[0], c[1], "")
-		if a.StatusCode != 503 || a.text("code") != "unavailable" || a.Header.Get("Retry-After") == "" || a.Header.Get("Content-Type") != "application/problem+json" {
+		if a.StatusCode != 503 || a.text("code") != "unavailable" || a.Header.Get("Retry-After") == "" ||
+			a.Header.Get("Content-Type") != "application/problem+json" {
 			t.Errorf("%s %s: %d %s %v", c[0], c[1], a.StatusCode, a.body, a.Header)
 		}
 	}

@@ -22,10 +22,11 @@ func (anyHold) Fence(context.Context, pgx.Tx) error { return nil }
 func (anyHold) Continue() error                     { return nil }
 func (anyHold) Count(string, int64)                 {}
 
-// archive moves every thread to the archive, all of which are old now.
+// archive moves every thread to the archive: all of them are old by now.
 func (f fixture) archive(t *testing.T) {
 	t.Helper()
-	archiver, err := store.NewArchiver(f.system, func(context.Context) (time.Duration, error) { return time.Hour, nil }, kinds.Builtin, testkit.Logger(t), nil)
+	archiver, err := store.NewArchiver(f.system, func(context.Context) (time.Duration, error) { return time.Hour, nil },
+		kinds.Builtin, testkit.Logger(t), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,22 +61,25 @@ func TestAnArchivedThreadIsAnsweredByteForByteAsBefore(t *testing.T) {
 	f.catchUp(t)
 	token := c.Header.Get("Tidings-Token")
 
-	paths := []string{"/v1/posts/5/comments/tree", "/v1/posts/5/summary", "/v1/users/4/comments", "/v1/moderation/pending", "/v1/posts/5/thread",
+	paths := []string{"/v1/posts/5/comments/tree", "/v1/posts/5/summary", "/v1/users/4/comments",
+		"/v1/moderation/pending", "/v1/posts/5/thread",
 		"/v1/posts/5/comments?order=oldest&skip=1", "/v1/posts/5/comments?around=" + b.text("comment_id")}
 	for _, order := range []string{"oldest", "newest", "threaded"} {
 		paths = append(paths, "/v1/posts/5/comments?limit=1&order="+order, "/v1/posts/5/comments?order="+order)
 	}
 	for _, x := range []answer{a, b, c, d} {
 		id := x.text("comment_id")
-		paths = append(paths, "/v1/comments/"+id, "/v1/comments/"+id+"/replies", "/v1/comments/"+id+"/versions", "/v1/posts/5/comments/by-slug/"+x.text("slug"))
+		paths = append(paths, "/v1/comments/"+id, "/v1/comments/"+id+"/replies", "/v1/comments/"+id+"/versions",
+			"/v1/posts/5/comments/by-slug/"+x.text("slug"))
 	}
 	read := func() map[string]string {
 		t.Helper()
 		all := map[string]string{}
 		for _, path := range paths {
 			for _, with := range []string{"", token} {
-				if with != "" && (strings.HasSuffix(path, "/versions") || strings.HasPrefix(path, "/v1/comments/") && !strings.HasSuffix(path, "/replies")) {
-					continue // what takes no token
+				if with != "" && (strings.HasSuffix(path, "/versions") ||
+					strings.HasPrefix(path, "/v1/comments/") && !strings.HasSuffix(path, "/replies")) {
+					continue // an operation without a token
 				}
 				var headers []string
 				if with != "" {
@@ -88,7 +92,8 @@ func TestAnArchivedThreadIsAnsweredByteForByteAsBefore(t *testing.T) {
 				all[path+" "+with] = fmt.Sprintln(x.Header.Get("ETag"), x.body)
 			}
 		}
-		for n, body := range []string{`{"author_id":"4","body":"first"}`, `{"author_id":"4","body":"reply","parent_id":"` + a.text("comment_id") + `"}`} {
+		for n, body := range []string{`{"author_id":"4","body":"first"}`,
+			`{"author_id":"4","body":"reply","parent_id":"` + a.text("comment_id") + `"}`} {
 			x := f.want(t, 201, "POST", "/v1/posts/5/comments", body, "Idempotency-Key: "+string(rune('a'+n)))
 			all["replay "+body] = fmt.Sprintln(x.Header.Get("Idempotency-Replayed"), x.Header.Get("ETag"), x.Header.Get("Location"), x.body)
 		}

@@ -15,13 +15,14 @@ import (
 
 const (
 	asOfInterval = time.Second
-	lookShare    = 20  // looks take at most one part in so many of a connection's time
-	maxLooks     = 512 // that are kept; half of them from the last minutes
+	lookShare    = 20  // reads of the outbox take at most 1/20 of one connection's time
+	maxLooks     = 512 // readings to keep; half of them are from the last minutes
 )
 
-// freshness knows up to when committed writes are in a projection (as_of). It looks at the outbox once a second, whatever the number of reads,
-// and keeps the looks: the latest one whose ends of streams a consumer has reached says how far that consumer has come. The clocks of the database and
-// of NATS are never compared.
+// freshness computes as_of: the time up to which a projection contains every committed write. It reads the outbox once
+// a second, whatever the number of requests, and keeps the readings (looks). A look tells where the streams ended. The
+// latest look whose ends a consumer has reached tells how far that consumer is. The clocks of the database and of NATS
+// are never compared.
 type freshness struct {
 	read func(context.Context) (outbox.Delivered, error)
 	log  *slog.Logger
@@ -30,7 +31,7 @@ type freshness struct {
 	looks []outbox.Delivered // ascending
 }
 
-// run looks until ctx ends, and returns nil. A look that fails leaves what is known: as_of then stays where it is.
+// run reads the outbox until ctx ends, and returns nil. If a read fails, as_of does not advance.
 func (f *freshness) run(ctx context.Context) error {
 	failed := false
 	for {
@@ -40,9 +41,9 @@ func (f *freshness) run(ctx context.Context) error {
 		case ctx.Err() != nil:
 			return nil
 		case err != nil && !failed:
-			f.log.WarnContext(ctx, "as_of stays where it is: the outbox cannot be read", "err", err)
+			f.log.WarnContext(ctx, "cannot read the outbox: as_of does not advance", "err", err)
 		case err == nil && failed:
-			f.log.InfoContext(ctx, "as_of moves again")
+			f.log.InfoContext(ctx, "read the outbox again: as_of advances")
 		}
 		failed = err != nil
 		t := time.NewTimer(max(asOfInterval, lookShare*time.Since(begun)))
@@ -55,8 +56,9 @@ func (f *freshness) run(ctx context.Context) error {
 	}
 }
 
-// look adds one look. What it shows to be pending committed after the look before it, or was pending there: so on the same streams as_of never moves back.
-// After a repair, which makes messages pending again, streams differ.
+// look reads the outbox once and keeps the reading. A message that is pending in it was pending in the previous
+// reading, or committed after that. So as_of never decreases while the streams are the same. A repair makes messages
+// pending again, but it also changes the streams.
 func (f *freshness) look(ctx context.Context) error {
 	d, err := f.read(ctx)
 	if err != nil {
@@ -73,7 +75,7 @@ func (f *freshness) look(ctx context.Context) error {
 	}
 	if f.looks = append(f.looks, d); len(f.looks) > maxLooks {
 		kept := f.looks[:0]
-		for i, l := range f.looks { // of the older half every second one
+		for i, l := range f.looks { // keep every second one of the older half
 			if i%2 == 0 || i >= maxLooks/2 {
 				kept = append(kept, l)
 			}
@@ -84,8 +86,9 @@ func (f *freshness) look(ctx context.Context) error {
 	return nil
 }
 
-// of returns up to when everything of the tenant that was committed, and that the consumer wants, is in the projection whose progress this is. It is the Unix
-// epoch before the consumer has first run, and until it has reached where the streams ended when this process began.
+// of returns the time up to which the projection contains every committed write of the tenant that the consumer wants.
+// progress is the consumer's, read with the projection. The time is the Unix epoch until the consumer first ran and
+// reached the ends that the streams had when this process began.
 func (f *freshness) of(tenant int64, wants func(aggregateType string) bool, progress consumers.Progress) time.Time {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -99,7 +102,7 @@ func (f *freshness) of(tenant int64, wants func(aggregateType string) bool, prog
 	return time.Unix(0, 0).UTC()
 }
 
-// readProgress returns how far the consumer has come as the transaction of tx sees it, with up to when that has the tenant's writes.
+// readProgress returns the consumer's progress as the transaction of tx sees it, with the tenant's as_of.
 func (s *server) readProgress(ctx context.Context, tx pgx.Tx, tenant int64, consumer string) (consumers.Progress, error) {
 	progress, err := consumers.ReadProgress(ctx, tx, consumer)
 	if err != nil {

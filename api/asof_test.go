@@ -9,7 +9,7 @@ import (
 	"github.com/tidings/tidings/projections/threadcache"
 )
 
-// asOfTest is an API beside a relay and consumers that the test plays.
+// asOfTest is an API whose relay and consumers the test plays.
 type asOfTest struct {
 	fixture
 	tail int64
@@ -22,15 +22,16 @@ func (f *asOfTest) set(t *testing.T, sql string, args ...any) {
 	}
 }
 
-// publish does what a relay does with the rows that where names.
+// publish does the relay's work for the rows that where names.
 func (f *asOfTest) publish(t *testing.T, where string) {
 	t.Helper()
 	f.tail++
-	f.set(t, `WITH m AS (UPDATE outbox_messages SET processed_at = now(), partition = 0, stream_seq = $1 WHERE processed_at IS NULL AND `+where+`)
+	f.set(t, `WITH m AS (UPDATE outbox_messages SET processed_at = now(), partition = 0, stream_seq = $1 WHERE processed_at IS NULL AND `+
+		where+`)
 		UPDATE outbox_partitions SET stream = 'EVENTS-0', created = now(), tail_seq = $1`, f.tail)
 }
 
-// apply does what a consumer does with all that is on the stream.
+// apply does a consumer's work for all messages of the stream.
 func (f *asOfTest) apply(t *testing.T, consumer string) {
 	t.Helper()
 	f.set(t, `INSERT INTO consumer_offsets AS o (consumer_name, partition_key, last_processed_id, as_of) VALUES ($1, 'EVENTS-0', $2, now())
@@ -45,7 +46,7 @@ func (f *asOfTest) now(t *testing.T) (now time.Time) {
 	return now
 }
 
-// asOf looks, and asks when the counts of users (followercounts), or a thread (threadcache), are of.
+// asOf calls look, and returns the as_of of a user's counts (followercounts) or of a thread (threadcache).
 func (f *asOfTest) asOf(t *testing.T, path string, headers ...string) time.Time {
 	t.Helper()
 	if err := f.Handler.(*api.Handler).Look(t.Context()); err != nil {
@@ -63,14 +64,15 @@ const (
 	threadPath  = "/v1/posts/5/comments"
 )
 
-// TestAsOfIsUpToWhenCommittedWritesAreIn goes through what may keep a committed write from a projection.
+// TestAsOfIsUpToWhenCommittedWritesAreIn goes through the reasons why a projection lacks a committed write.
 func TestAsOfIsUpToWhenCommittedWritesAreIn(t *testing.T) {
 	f := &asOfTest{fixture: open(t)}
 	other := "Authorization: Bearer " + f.newToken(t, 2, "other", "read", "write")
 	check := func(what string, got, from, before time.Time) {
 		t.Helper()
 		if got.Before(from) || !got.Before(before) {
-			t.Errorf("%s: as_of %s, want from %s and before %s", what, got.Format(time.RFC3339Nano), from.Format(time.RFC3339Nano), before.Format(time.RFC3339Nano))
+			t.Errorf("%s: as_of %s, want from %s and before %s", what, got.Format(time.RFC3339Nano), from.Format(time.RFC3339Nano),
+				before.Format(time.RFC3339Nano))
 		}
 	}
 	later := func() time.Time { return f.now(t).Add(time.Hour) }
@@ -83,7 +85,7 @@ func TestAsOfIsUpToWhenCommittedWritesAreIn(t *testing.T) {
 	quiet := f.now(t)
 	check("all is in", f.asOf(t, mutualsPath), quiet.Add(-time.Millisecond), later())
 
-	// The relays are stopped. The consumers are at the end of the streams, and confirm it.
+	// The relays are stopped. The consumers have reached the end of the streams, and confirm it.
 	begun := f.now(t)
 	f.want(t, 201, "PUT", "/v1/follows/1/2", "")
 	written := f.now(t)
@@ -96,13 +98,14 @@ func TestAsOfIsUpToWhenCommittedWritesAreIn(t *testing.T) {
 	f.apply(t, threadcache.Name)
 	check("it is applied", f.asOf(t, mutualsPath), written, later())
 
-	// A transaction that has not committed holds nothing back, and its commit does not move as_of back.
+	// An uncommitted transaction holds nothing back, and its commit does not decrease as_of.
 	tx, err := f.owner.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = tx.Rollback(t.Context()) }()
-	if _, err := tx.Exec(t.Context(), `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload) VALUES (1, 'follow', 2, 'created', '{}')`); err != nil {
+	if _, err := tx.Exec(t.Context(), `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
+		VALUES (1, 'follow', 2, 'created', '{}')`); err != nil {
 		t.Fatal(err)
 	}
 	open := f.now(t)
@@ -114,7 +117,8 @@ func TestAsOfIsUpToWhenCommittedWritesAreIn(t *testing.T) {
 	committed := f.now(t)
 	check("it has committed", f.asOf(t, mutualsPath), at, committed)
 
-	// One that fails holds back its tenant, in projections that want it; so does one in the DLQ. A writer's later time does not.
+	// A failing message holds back its tenant, in the projections that want it. So does a message in the DLQ, but not a
+	// writer's later time.
 	f.set(t, `UPDATE outbox_messages SET attempts = 3, available_at = now() + interval '1 minute' WHERE processed_at IS NULL`)
 	for _, what := range []string{"one is retried", "one is in the DLQ"} {
 		before := f.now(t)
@@ -122,29 +126,35 @@ func TestAsOfIsUpToWhenCommittedWritesAreIn(t *testing.T) {
 		check(what+", of another tenant", f.asOf(t, mutualsPath, other), before.Add(-time.Millisecond), later())
 		check(what+", of another type", f.asOf(t, threadPath), before.Add(-time.Millisecond), later())
 		f.set(t, `WITH gone AS (DELETE FROM outbox_messages WHERE processed_at IS NULL RETURNING *)
-			INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, attempts, event_id, inserted_at, slot)
-			SELECT id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, 11, event_id, inserted_at, slot FROM gone`)
+			INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at,
+			available_at, attempts, event_id, inserted_at, slot)
+			SELECT id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, 11, event_id,
+			inserted_at, slot FROM gone`)
 	}
 	f.set(t, `DELETE FROM outbox_messages_dlq`)
-	f.set(t, `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, available_at) VALUES (1, 'follow', 2, 'created', '{}', now() + interval '9 days')`)
+	f.set(t, `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, available_at)
+		VALUES (1, 'follow', 2, 'created', '{}', now() + interval '9 days')`)
 	before := f.now(t)
 	at = f.asOf(t, mutualsPath)
 	check("a writer asked for a later time", at, before.Add(-time.Millisecond), later())
 
-	// What a resize and a new consumer leave behind.
+	// A resize and a new consumer.
 	f.set(t, `UPDATE outbox_partitions SET final_seq = tail_seq, closing = true`)
-	f.set(t, `INSERT INTO outbox_partitions (partition, first_slot, last_slot, after, stream, created, tail_seq) VALUES (1, 0, 31, '{0}', 'EVENTS-1', now(), 7)`)
+	f.set(t, `INSERT INTO outbox_partitions (partition, first_slot, last_slot, after, stream, created, tail_seq)
+		VALUES (1, 0, 31, '{0}', 'EVENTS-1', now(), 7)`)
 	f.set(t, `UPDATE consumer_offsets SET closed = true WHERE consumer_name = $1`, followercounts.Name)
 	if got := f.asOf(t, mutualsPath); got != at {
 		t.Errorf("the next stream is not begun: as_of %s, want that of before, %s", got, at)
 	}
 	f.set(t, `DELETE FROM consumer_offsets`)
-	f.set(t, `INSERT INTO consumer_offsets (consumer_name, partition_key, last_processed_id) VALUES ($1, 'EVENTS-1', 7)`, followercounts.Name)
+	f.set(t, `INSERT INTO consumer_offsets (consumer_name, partition_key, last_processed_id) VALUES ($1, 'EVENTS-1', 7)`,
+		followercounts.Name)
 	before = f.now(t)
 	check("a consumer that never had the closed stream", f.asOf(t, mutualsPath), before.Add(-time.Millisecond), later())
 }
 
-// TestAsOfOfAConsumerThatLagsIsTheLatestLookThatItHasReached keeps a consumer behind for longer than looks are kept one by one.
+// TestAsOfOfAConsumerThatLagsIsTheLatestLookThatItHasReached keeps a consumer behind for longer than all looks are
+// kept.
 func TestAsOfOfAConsumerThatLagsIsTheLatestLookThatItHasReached(t *testing.T) {
 	f := &asOfTest{fixture: open(t)}
 	f.publish(t, "true")
@@ -160,7 +170,7 @@ func TestAsOfOfAConsumerThatLagsIsTheLatestLookThatItHasReached(t *testing.T) {
 		t.Errorf("as_of %s, want that of the last look that it has reached, %s", at, first)
 	}
 	f.set(t, `UPDATE outbox_partitions SET tail_seq = $1`, f.tail+1)
-	f.apply(t, followercounts.Name) // one behind
+	f.apply(t, followercounts.Name) // one message behind
 	if at := f.asOf(t, mutualsPath); !at.After(first) {
 		t.Errorf("as_of %s does not move from %s", at, first)
 	}

@@ -14,63 +14,68 @@ import (
 )
 
 const (
-	// authTTL is how long a token that was revoked or has expired may go on working, counted from the start of a query.
+	// authTTL is how long a revoked or expired token may continue to work. It counts from the start of the query that
+	// read the token's state.
 	authTTL = time.Second
-	// authKeep is how many tokens are remembered: some 50 MiB of them at most.
+	// authKeep is how many tokens are remembered: some 50 MiB at most.
 	authKeep = 1 << 17
-	// authUnknown is how many tokens are remembered that nobody knows, for authTTL.
+	// authUnknown is how many unknown tokens are remembered, each for authTTL.
 	authUnknown = 1 << 14
-	// authQueue is how many look-ups wait, or are under way: some 100 ms of them.
+	// authQueue is how many look-ups wait or run: some 100 ms of them.
 	authQueue = 256
-	// authAge is when a token is looked up again though nobody has said that it changed, which holds for one whose row was deleted by hand. What
-	// was looked up together, after a start, is not looked up together again: each token has an age of its own, up to twice this.
+	// authAge is the age at which a token is looked up again without a notice of a change. This finds a row that
+	// somebody deleted by hand. Each token has its own age, between authAge and twice that. So tokens that were looked
+	// up together after a start are not looked up together again.
 	authAge = time.Hour
 )
 
 // errBusy reports that too many look-ups of tokens wait.
-var errBusy = errors.New("api: too many tokens are being looked up")
+var errBusy = errors.New("api: too many look-ups of tokens wait")
 
-// lookup is what the truth knows of tokens (tokens.Lookup).
+// lookup reads tokens from the truth (tokens.Lookup).
 type lookup interface {
 	Find(ctx context.Context, h tokens.Hash) (p tokens.Principal, asOf time.Time, err error)
 	Changed(ctx context.Context, since int64) (changed []tokens.Hash, last int64, all bool, asOf time.Time, err error)
 }
 
-// authenticator remembers tokens, and asks once in authTTL at most, whatever their number, which ones have changed since. So a known token costs
-// no query, and one that was revoked is refused a second later by every process, without a message that could be lost.
+// authenticator remembers tokens. At most once per half of authTTL it reads which tokens have changed, whatever their
+// number. So a known token costs no query. Every process refuses a revoked token a second later, without a message that
+// could be lost.
 //
-//	known, and changes heard of up to a second ago ──▶ good
-//	unknown a moment ago                           ──▶ refused
-//	else: one of a few slots, a look-up            ──▶ known, or unknown
+//	known, and changes read within the last second ──▶ accepted
+//	unknown within the last second                 ──▶ refused
+//	otherwise: a look-up, in one of a few slots    ──▶ known or unknown
 type authenticator struct {
 	truth lookup
 	now   func() time.Time
-	slots chan struct{} // of look-ups
-	queue chan struct{} // of those who wait for a slot, and who have one
-	asks  chan struct{} // held by who asks for changes
+	slots chan struct{} // one per look-up that runs
+	queue chan struct{} // one per request that waits for a slot or has one
+	asks  chan struct{} // held by the request that reads changes
 
 	mu      sync.Mutex
 	known   *simplelru.LRU[tokens.Hash, authenticated]
 	unknown *simplelru.LRU[tokens.Hash, time.Time]
-	change  int64     // the last one that was heard of
-	heard   time.Time // all changes before it
-	rounds  int       // in which changes were heard of
+	change  int64     // the last change that was read
+	heard   time.Time // every change before this time is known
+	rounds  int       // reads that found changes
 }
 
 type authenticated struct {
 	principal tokens.Principal
 	asOf      time.Time
-	age       time.Duration // at which it is looked up again
+	age       time.Duration // at which the token is looked up again
 }
 
-// TokenConns is how many connections a pool for tokens wants: one to hear of changes, the others for look-ups. No request waits for them.
+// TokenConns is the number of connections of the pool for tokens: one reads changes, the others look tokens up.
+// Requests do not use this pool.
 const TokenConns = 3
 
 func newAuthenticator(truth lookup) *authenticator {
 	known, _ := simplelru.NewLRU[tokens.Hash, authenticated](authKeep, nil) // of a size above 0
 	unknown, _ := simplelru.NewLRU[tokens.Hash, time.Time](authUnknown, nil)
 	return &authenticator{
-		truth: truth, now: time.Now, slots: make(chan struct{}, TokenConns-1), queue: make(chan struct{}, authQueue), asks: make(chan struct{}, 1), known: known, unknown: unknown,
+		truth: truth, now: time.Now, slots: make(chan struct{}, TokenConns-1), queue: make(chan struct{}, authQueue),
+		asks: make(chan struct{}, 1), known: known, unknown: unknown,
 	}
 }
 
@@ -84,8 +89,9 @@ func bearer(header string) (h tokens.Hash, ok bool) {
 	return tokens.HashOf(token), true
 }
 
-// principal returns whom the token stands for, or tokens.ErrUnauthenticated. A token that was revoked or expired more than authTTL ago is refused, however
-// long the database takes to say so: an answer that is older than that when it comes proves nothing. Before a look-up it asks mayFind.
+// principal returns the principal of the token, or tokens.ErrUnauthenticated. It refuses a token that was revoked or
+// expired more than authTTL ago, however slow the database is: it repeats a look-up that takes longer than authTTL. It
+// calls mayFind before a look-up.
 func (a *authenticator) principal(ctx context.Context, h tokens.Hash, mayFind func() error) (tokens.Principal, error) {
 	if err := a.hear(ctx); err != nil {
 		return tokens.Principal{}, err
@@ -110,19 +116,19 @@ func (a *authenticator) principal(ctx context.Context, h tokens.Hash, mayFind fu
 		return tokens.Principal{}, ctx.Err()
 	}
 	for {
-		if p, err := a.remembered(h); err != errNotRemembered { // another request has found it meanwhile
+		if p, err := a.remembered(h); err != errNotRemembered { // another request found it meanwhile
 			return p, err
 		}
 		p, asOf, err := a.find(ctx, h)
 		if err != nil || recent(asOf, a.now()) {
-			return p, err // an error also when ctx ends: a request lasts only so long
+			return p, err // the loop ends at the request's deadline: then err is ctx's
 		}
 	}
 }
 
 var errNotRemembered = errors.New("api: the token is not remembered")
 
-// remembered is principal without a query. hear has come before.
+// remembered is principal without a query. The caller calls hear before it.
 func (a *authenticator) remembered(h tokens.Hash) (tokens.Principal, error) {
 	now := a.now()
 	a.mu.Lock()
@@ -140,7 +146,8 @@ func (a *authenticator) remembered(h tokens.Hash) (tokens.Principal, error) {
 	return tokens.Principal{}, errNotRemembered
 }
 
-// find looks the token up and remembers what it found, unless changes were heard of meanwhile: this one may be among them.
+// find looks the token up and remembers it, unless changes were read meanwhile: the result may be older than they are.
+// It remembers an unknown token for authTTL in any case.
 func (a *authenticator) find(ctx context.Context, h tokens.Hash) (tokens.Principal, time.Time, error) {
 	a.mu.Lock()
 	rounds := a.rounds
@@ -157,7 +164,8 @@ func (a *authenticator) find(ctx context.Context, h tokens.Hash) (tokens.Princip
 	return p, asOf, err
 }
 
-// hear makes sure that every change up to authTTL ago is known here. One request asks, when half of that is over, and the others go on meanwhile.
+// hear makes sure that every change up to authTTL ago is known here. After half of authTTL one request reads the
+// changes, and the others continue meanwhile.
 func (a *authenticator) hear(ctx context.Context) error {
 	for {
 		a.mu.Lock()
@@ -191,7 +199,7 @@ func (a *authenticator) hear(ctx context.Context) error {
 	}
 }
 
-// ask asks for changes, unless somebody has since heard. One asks at a time.
+// ask reads the changes, unless another request has read them since heard. One request at a time calls it.
 func (a *authenticator) ask(ctx context.Context, heard time.Time) error {
 	a.mu.Lock()
 	since, done := a.change, a.heard != heard
@@ -219,11 +227,11 @@ func (a *authenticator) ask(ctx context.Context, heard time.Time) error {
 	return nil
 }
 
-// recent reports whether what was so at asOf counts at now.
+// recent reports whether a result as of asOf is still valid at now.
 func recent(asOf, now time.Time) bool { return within(asOf, now, authTTL) }
 
-// within reports whether now is less than d after asOf on both clocks: the monotonic one stands still while the machine sleeps, and the other can be
-// set.
+// within reports whether now is less than d after asOf on both clocks. The monotonic clock stops while the machine
+// sleeps, and the wall clock can be set.
 func within(asOf, now time.Time, d time.Duration) bool {
 	wall := now.Round(0).Sub(asOf.Round(0))
 	return now.Sub(asOf) < d && 0 <= wall && wall < d

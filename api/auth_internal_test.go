@@ -10,14 +10,14 @@ import (
 	"github.com/tidings/tidings/tokens"
 )
 
-// tokenStore is a truth that counts who asks.
+// tokenStore plays the truth and counts the calls.
 type tokenStore struct {
 	now     time.Time
 	good    map[tokens.Hash]tokens.Principal
 	changes []tokens.Hash
 	finds   int
 	asked   int
-	finding func() // while a look-up is under way
+	finding func() // called during a look-up
 }
 
 func (s *tokenStore) Find(_ context.Context, h tokens.Hash) (tokens.Principal, time.Time, error) {
@@ -91,7 +91,7 @@ func TestLookUpsDoNotGrowWithTheTenants(t *testing.T) {
 			if n := s.asked - asked; n > 2*c.seconds+2 {
 				t.Errorf("asked for changes %d times in %d s", n, c.seconds)
 			}
-			t.Logf("%d look-ups, %d questions for changes in %d s", s.finds-finds, s.asked-asked, c.seconds)
+			t.Logf("%d look-ups, %d reads of changes in %d s", s.finds-finds, s.asked-asked, c.seconds)
 		})
 	}
 }
@@ -143,9 +143,9 @@ func TestWhatIsRememberedOfATokenEnds(t *testing.T) {
 			s.finding = nil
 			s.revoke(all[0])
 			s.now = s.now.Add(authTTL / 2)
-			want(t, a, all[1], nil) // hears of it
+			want(t, a, all[1], nil) // reads the change
 		}
-		_, _ = a.principal(ctx, all[0], mayFind) // good, or not: it ended half a second ago
+		_, _ = a.principal(ctx, all[0], mayFind) // accepted or not: the token ended half a second ago
 		s.now = s.now.Add(authTTL / 2)
 		want(t, a, all[0], tokens.ErrUnauthenticated)
 	})
@@ -165,7 +165,7 @@ func TestWhatIsRememberedOfATokenEnds(t *testing.T) {
 	})
 }
 
-// Look-ups of tokens that nobody knows take every slot, and the queue for them. A token that is remembered does not notice.
+// Look-ups of unknown tokens take every slot and the whole queue. A remembered token is not affected.
 func TestRememberedTokensPassThoseThatAreLookedUp(t *testing.T) {
 	s, a, all := newTokenStore(1)
 	if _, err := a.principal(t.Context(), all[0], mayFind); err != nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/tidings/tidings/tokens"
 )
 
-// openTwo are two API processes on one database, as far as tokens are concerned.
+// openTwo returns two API processes on one database, for the tests of tokens.
 func openTwo(t *testing.T) [2]fixture {
 	t.Helper()
 	db := testkit.Postgres(t)
@@ -26,7 +26,8 @@ func openTwo(t *testing.T) [2]fixture {
 		f := fixture{system: db.Pool(t, postgres.RoleSystem), reg: prometheus.NewRegistry()}
 		pool := db.Pool(t, postgres.RoleAPI)
 		var err error
-		f.Handler, err = api.New(config(), api.Deps{Store: store.New(pool, nil), Tokens: pool, DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Fleet: fleet, Log: testkit.Logger(t), Reg: f.reg})
+		f.Handler, err = api.New(config(), api.Deps{Store: store.New(pool, nil), Tokens: pool, DLQ: outbox.NewDLQ(pool, nil),
+			Projections: pool, Fleet: fleet, Log: testkit.Logger(t), Reg: f.reg})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -49,7 +50,7 @@ func TestATokenThatEndedIsRefusedByEveryProcessASecondLater(t *testing.T) {
 	for _, f := range both {
 		for _, token := range []string{expiring, revoked} {
 			f.token = token
-			f.do(t, "GET", "/v1/follows/1/2", "") // is remembered from here on
+			f.do(t, "GET", "/v1/follows/1/2", "") // both processes remember the token from here on
 		}
 	}
 	expires := time.Now().Add(lives)
@@ -72,7 +73,7 @@ func TestATokenThatEndedIsRefusedByEveryProcessASecondLater(t *testing.T) {
 	}
 }
 
-// What a client sends slowly is judged when it is there.
+// A slow request is authenticated again when its body has arrived.
 func TestATokenThatEndsWhileABodyArrivesWritesNothing(t *testing.T) {
 	f := open(t)
 	f.want(t, 404, "GET", "/v1/follows/1/2", "")
@@ -85,7 +86,7 @@ func TestATokenThatEndsWhileABodyArrivesWritesNothing(t *testing.T) {
 		defer close(done)
 		f.ServeHTTP(w, r)
 	}()
-	if _, err := io.WriteString(send, `{"author_id":"3",`); err != nil { // it is being read: the token was good
+	if _, err := io.WriteString(send, `{"author_id":"3",`); err != nil { // the API reads the body: the token was valid
 		t.Fatal(err)
 	}
 	if _, _, err := tokens.Revoke(t.Context(), f.system, tenant, "tester"); err != nil {
@@ -95,7 +96,7 @@ func TestATokenThatEndsWhileABodyArrivesWritesNothing(t *testing.T) {
 	if _, err := io.WriteString(send, `"body":"late"}`); err != nil {
 		t.Fatal(err)
 	}
-	_ = send.Close() // of a pipe: never fails
+	_ = send.Close() // closing a pipe never fails
 	<-done
 	if w.Code != 401 || strings.Contains(w.Body.String(), "late") {
 		t.Errorf("%d %s, want 401", w.Code, w.Body)
@@ -106,7 +107,8 @@ func TestATokenThatEndsWhileABodyArrivesWritesNothing(t *testing.T) {
 	}
 }
 
-// A look-up that began before the token ended, and is answered much later, says that the token is good: it comes too late to count.
+// A look-up begins before the token ends, and its answer says much later that the token is valid. The API discards that
+// answer.
 func TestASlowLookUpDoesNotProlongAToken(t *testing.T) {
 	f := open(t)
 	ctx := t.Context()
@@ -121,7 +123,8 @@ func TestASlowLookUpDoesNotProlongAToken(t *testing.T) {
 	status := make(chan int)
 	go func() { status <- f.do(t, "PUT", "/v1/follows/1/2", "").StatusCode }()
 	testkit.Eventually(t, 10*time.Second, "the look-up to wait for the lock", func() (waits bool, err error) {
-		err = f.system.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND relation = 'api_tokens'::regclass)`).Scan(&waits)
+		err = f.system.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND relation = 'api_tokens'::regclass)`).Scan(
+			&waits)
 		return waits, err
 	})
 	<-time.After(authTTL)
@@ -139,7 +142,7 @@ func TestASlowLookUpDoesNotProlongAToken(t *testing.T) {
 	}
 }
 
-// A system token has no tenant: no route that works on a tenant's rows takes it, whatever its roles.
+// A system token has no tenant. Every route on a tenant's rows refuses it, whatever its roles.
 func TestARouteTakesNoSystemToken(t *testing.T) {
 	f := openTwo(t)[0]
 	f.token = f.newToken(t, tokens.SystemTenant, "operator", tokens.Roles()...)

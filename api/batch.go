@@ -24,11 +24,13 @@ import (
 )
 
 const (
-	maxBatch   = 1000 // operations of a request
-	batchChunk = 100  // operations that are written before their outcomes are sent: what a transaction locks, and the memory of an answer
+	maxBatch = 1000 // operations per request
+	// batchChunk operations are written before their outcomes are sent. It bounds the locks of a transaction and the
+	// memory of an answer.
+	batchChunk = 100
 	ndjson     = "application/x-ndjson"
 
-	batchLinger = 5 * time.Second // to take the end of an answer, after the request's own time
+	batchLinger = 5 * time.Second // for the client to read the end of an answer, after the request's deadline
 )
 
 // ifMatch is a version in a body, or store.AnyVersion.
@@ -38,7 +40,7 @@ type ifMatch int64
 func (ifMatch) Schema(huma.Registry) *huma.Schema {
 	one := 1.0
 	return &huma.Schema{
-		Description: `Required, like the header If-Match: the version to change, such as 3, or "*".`,
+		Description: `Required, like the header If-Match: the version to change, for example 3, or "*".`,
 		OneOf:       []*huma.Schema{{Type: huma.TypeInteger, Format: "int64", Minimum: &one}, {Type: huma.TypeString, Enum: []any{"*"}}},
 	}
 }
@@ -51,38 +53,38 @@ func (v *ifMatch) UnmarshalJSON(b []byte) error {
 	}
 	n, err := strconv.ParseInt(string(b), 10, 64)
 	if err != nil || n <= 0 {
-		return fmt.Errorf(`want a version, such as 3, or "*"`)
+		return fmt.Errorf(`expected a version, for example 3, or "*"`)
 	}
 	*v = ifMatch(n)
 	return nil
 }
 
-// BatchOutcome is what became of one operation: the status, and what the operation's own route would have answered.
+// BatchOutcome is the outcome of one operation: the status and the body that the operation's own route would answer.
 type BatchOutcome struct {
 	Line     int      `json:"line,omitempty" doc:"NDJSON only: the line number of the operation, from 1." example:"1"`
 	Status   int      `json:"status" doc:"The status that the operation's own route would answer." example:"201"`
 	Entity   any      `json:"entity,omitempty"`
-	Replayed bool     `json:"replayed,omitempty" doc:"An earlier create with this key made the comment."`
+	Replayed bool     `json:"replayed,omitempty" doc:"An earlier create with this key made the child."`
 	Token    string   `json:"token,omitempty" doc:"The Tidings-Token of this write."`
 	Problem  *Problem `json:"problem,omitempty" doc:"Why the operation failed; its pointers lead into the operation."`
 }
 
-// operation is one of a batch on its way.
+// operation is one operation of a batch.
 type operation struct {
 	kind string
-	in   any      // for the store
-	keys []string // what it touches: operations that share one keep their order
+	in   any      // the store's input
+	keys []string // operations that share a key keep their order
 	out  BatchOutcome
 
-	naming *naming // of the outcome's entity, or nil
+	naming *naming // the naming of out.Entity, or nil
 }
 
 func (o *operation) refuse(p *Problem) { o.out = BatchOutcome{Status: p.Status, Problem: inBody(p)} }
 
-// inBody says where in an operation a value is that has another place in a request of its own.
+// inBody moves the place of each error from a header or path parameter to the operation's member for it.
 func inBody(p *Problem) *Problem {
 	for i, e := range p.Errors {
-		name := e.Parameter // of a path: a member of the same name
+		name := e.Parameter // a path parameter has a member of the same name
 		if e.Header == "Idempotency-Key" {
 			name = "idempotency_key"
 		}
@@ -93,20 +95,21 @@ func inBody(p *Problem) *Problem {
 	return p
 }
 
-// kind is one thing that operations do: its name is their op.
+// kind is one type of operation. Its name is the value of the member op.
 type kind struct {
 	name   string
 	schema *huma.Schema
-	// take makes of an operation that fits the schema what the store writes, and names what it touches.
+	// take converts an operation that fits the schema to the store's input, and returns its keys.
 	take func(ctx context.Context, raw []byte) (in any, keys []string, err error)
-	// write writes operations of this kind in one transaction and fills in their outcomes. Its error is the transaction's.
+	// write writes operations of this kind in one transaction and sets their outcomes. It returns the transaction's
+	// error.
 	write func(ctx context.Context, ops []*operation) error
 }
 
 type batchInput struct {
 	RawBody []byte `contentType:"application/x-ndjson"` // or JSON
-	media   string // of the body and the answer; guard has looked at it
-	refused string // a header that this route does not take
+	media   string // type of the body and of the answer; guard has verified it
+	refused string // a header that this route refuses
 }
 
 // Resolve reads the headers that are not parameters.
@@ -122,16 +125,18 @@ func (in *batchInput) Resolve(ctx huma.Context) []error {
 
 type batchOutput struct{ Body func(huma.Context) }
 
-const batchDescription = "Each operation fails or succeeds alone, with the status or problem of its own route; there is no common transaction. Operations on the same pair, " +
-	"comment or key run in their order. The body is one JSON document or, as `application/x-ndjson`, one operation per line; a broken line fails alone. The answer " +
-	"has the same type and one outcome per operation, in order; the server sends it while it writes the batch. An operation with 503 `unavailable`, or without an " +
-	"outcome because the answer broke off, may or may not have been written: send it and those after it again. With any other 503 it was not written. " +
-	"Actor and `traceparent` of the request apply to all operations."
+const batchDescription = "Each operation fails or succeeds alone, with the status or problem of its own route; there is no common " +
+	"transaction. Operations on the same pair, comment or key run in their order. The body is one JSON document or, as " +
+	"`application/x-ndjson`, one operation per line; a broken line fails alone. The answer has the same type and one outcome per " +
+	"operation, in order; the server sends it while it writes the batch. An operation with 503 `unavailable`, or without an outcome " +
+	"because the answer broke off, may or may not have been written: send it and those after it again. With any other 503 it was " +
+	"not written. Actor and `traceparent` of the request apply to all operations."
 
-// batchRoute registers a route and describes its bodies, which the framework does not read.
+// batchRoute registers a route and describes its bodies, because the framework does not read them.
 func (s *server) batchRoute(r route, kinds []kind, example []any) {
 	path := r.path
-	r.naming, r.codes, r.maxBody = nil, []string{codeJSONInvalid, codeRequestTooLarge, codeRequestTimeout, codeMediaType, codeTooManyOperations}, s.cfg.MaxBatchBytes
+	r.naming, r.codes, r.maxBody = nil, []string{codeJSONInvalid, codeRequestTooLarge, codeRequestTimeout, codeMediaType,
+		codeTooManyOperations}, s.cfg.MaxBatchBytes
 	register(s, r, func(ctx context.Context, in *batchInput) (*batchOutput, error) { return s.batch(ctx, path, kinds, in) })
 	var schemas []*huma.Schema
 	var lines bytes.Buffer
@@ -144,23 +149,25 @@ func (s *server) batchRoute(r route, kinds []kind, example []any) {
 		}
 	}
 	for _, o := range example {
-		_ = json.NewEncoder(&lines).Encode(o) // of strings and numbers
+		_ = json.NewEncoder(&lines).Encode(o) // no error: it has strings and numbers only
 	}
-	content := func(name string, item *huma.Schema, items []any, lines string) map[string]*huma.MediaType {
+	content := func(name, line string, item *huma.Schema, items []any, lines string) map[string]*huma.MediaType {
 		one, most := 1, maxBatch
 		list := &huma.Schema{Type: huma.TypeArray, Items: item, MinItems: &one, MaxItems: &most}
 		return map[string]*huma.MediaType{
 			"application/json": {Example: map[string]any{name: items}, Schema: &huma.Schema{
-				Type: huma.TypeObject, Properties: map[string]*huma.Schema{name: list}, Required: []string{name}, AdditionalProperties: false,
+				Type: huma.TypeObject, Properties: map[string]*huma.Schema{name: list}, Required: []string{name},
+				AdditionalProperties: false,
 			}},
-			ndjson: {Example: lines, Schema: &huma.Schema{Type: huma.TypeString, Description: "One " + name + " per line."}},
+			ndjson: {Example: lines, Schema: &huma.Schema{Type: huma.TypeString, Description: "One " + line + " per line."}},
 		}
 	}
 	op := s.api.OpenAPI().Paths[path].Post
-	op.RequestBody.Content = content("operations", &huma.Schema{OneOf: schemas}, example, lines.String())
+	op.RequestBody.Content = content("operations", "operation", &huma.Schema{OneOf: schemas}, example, lines.String())
 	op.Responses["200"].Description = "One outcome per operation, in order."
-	op.Responses["200"].Content = content("items", schemaOfOutcome(s), []any{
-		map[string]any{"status": http.StatusNoContent}, map[string]any{"status": http.StatusNotFound, "problem": s.problems.problem(codeNotFound, "")},
+	op.Responses["200"].Content = content("items", "outcome", schemaOfOutcome(s), []any{
+		map[string]any{"status": http.StatusNoContent}, map[string]any{"status": http.StatusNotFound,
+			"problem": s.problems.problem(codeNotFound, "")},
 	}, `{"line":1,"status":204}`+"\n")
 }
 
@@ -168,10 +175,11 @@ func schemaOfOutcome(s *server) *huma.Schema {
 	return s.api.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[BatchOutcome](), true, "BatchOutcome")
 }
 
-// batch takes the operations apart, all before the first is written, and answers while it writes them.
+// batch splits the body into operations before it writes the first one, and sends the answer while it writes.
 func (s *server) batch(ctx context.Context, path string, kinds []kind, in *batchInput) (*batchOutput, error) {
 	if in.refused != "" {
-		return nil, s.problems.problem(codeHeaderInvalid, "", FieldError{Detail: "each operation has its own", Header: in.refused})
+		return nil, s.problems.problem(codeHeaderInvalid, "",
+			FieldError{Detail: "send it in each operation, not as a header", Header: in.refused})
 	}
 	take, media := s.operationsOf, "application/json"
 	if in.media == ndjson {
@@ -185,7 +193,7 @@ func (s *server) batch(ctx context.Context, path string, kinds []kind, in *batch
 	if err := s.limitBatch(c, len(raws)); err != nil {
 		return nil, err
 	}
-	c.answer = nil // of the batch, not of its operations
+	c.answer = nil // an operation sets no header of the batch's answer
 	ctx = context.WithValue(ctx, callerKey, c)
 	return &batchOutput{func(hctx huma.Context) {
 		_, w := humago.Unwrap(hctx)
@@ -195,10 +203,12 @@ func (s *server) batch(ctx context.Context, path string, kinds []kind, in *batch
 	}}, nil
 }
 
-// answerBatch stops when nobody reads its answer: what was not tried then is not written.
+// answerBatch writes the operations and sends their outcomes. It stops when the client stops reading, and writes no
+// further operation then.
 func (s *server) answerBatch(ctx context.Context, path string, kinds []kind, raws [][]byte, lines bool, w http.ResponseWriter) {
-	if deadline, ok := ctx.Deadline(); ok { // a client that does not read keeps its place behind the gate for no longer
-		_ = http.NewResponseController(w).SetWriteDeadline(deadline.Add(batchLinger)) // a test's writer has none
+	// A client that does not read keeps its place behind the gate until this deadline at most.
+	if deadline, ok := ctx.Deadline(); ok {
+		_ = http.NewResponseController(w).SetWriteDeadline(deadline.Add(batchLinger)) // the writer of a test has no deadline
 	}
 	out := bufio.NewWriter(w)
 	enc := json.NewEncoder(out)
@@ -234,16 +244,17 @@ func (s *server) answerBatch(ctx context.Context, path string, kinds []kind, raw
 		if out.Flush() != nil {
 			return
 		}
-		_ = http.NewResponseController(w).Flush() // a writer that cannot sends it later
+		_ = http.NewResponseController(w).Flush() // a writer without Flush sends it later
 	}
 	if !lines {
 		_, _ = out.WriteString("]}")
-		_ = out.Flush() // the client went away; there is nobody to tell
+		_ = out.Flush() // on an error the client has gone
 	}
 }
 
-// writeChunk writes the operations that were not refused: in waves, so that what touches the same thing keeps its order, and each
-// wave with one transaction of set-based statements per kind. When a database is away, the rest is not tried and the problem returned.
+// writeChunk writes the operations that were not refused, in waves: operations with the same key keep their order. Each
+// wave runs one transaction of set-based statements per kind. If a database is unavailable, writeChunk stops and
+// returns the problem of the remaining operations.
 func (s *server) writeChunk(ctx context.Context, kinds []kind, ops []*operation) *Problem {
 	type place struct {
 		wave int
@@ -257,7 +268,7 @@ func (s *server) writeChunk(ctx context.Context, kinds []kind, ops []*operation)
 		}
 		wave := 0
 		for _, k := range op.keys {
-			if l, ok := last[k]; ok && l.kind == op.kind { // the store keeps the order of a slice
+			if l, ok := last[k]; ok && l.kind == op.kind { // the store keeps the order within a slice
 				wave = max(wave, l.wave)
 			} else if ok {
 				wave = max(wave, l.wave+1)
@@ -282,7 +293,8 @@ func (s *server) writeChunk(ctx context.Context, kinds []kind, ops []*operation)
 	return nil
 }
 
-// writeKind writes operations of one kind. When their transaction fails for what one of them is, each runs alone.
+// writeKind writes operations of one kind. If one of them makes their transaction fail, each runs in a transaction of
+// its own.
 func (s *server) writeKind(ctx context.Context, k kind, ops []*operation) error {
 	if len(ops) == 0 {
 		return nil
@@ -304,7 +316,7 @@ func (s *server) writeKind(ctx context.Context, k kind, ops []*operation) error 
 	return nil
 }
 
-// operationsOf takes {"operations":[...]} apart. What an operation is made of is not looked at but for its syntax.
+// operationsOf splits {"operations":[...]}. It checks only the syntax of each operation.
 func (s *server) operationsOf(body []byte) ([][]byte, error) {
 	dec := json.NewDecoder(bytes.NewReader(body))
 	expect := func(want ...json.Token) error {
@@ -314,7 +326,8 @@ func (s *server) operationsOf(body []byte) ([][]byte, error) {
 				return s.problems.problem(codeJSONInvalid, "", FieldError{Detail: err.Error(), Pointer: "#"})
 			}
 			if t != w {
-				return s.problems.problem(codeValidation, "", FieldError{Detail: `want {"operations":[...]} and nothing else`, Pointer: "#"})
+				return s.problems.problem(codeValidation, "",
+					FieldError{Detail: `expected {"operations":[...]} without other members`, Pointer: "#"})
 			}
 		}
 		return nil
@@ -326,7 +339,8 @@ func (s *server) operationsOf(body []byte) ([][]byte, error) {
 	for dec.More() {
 		var raw json.RawMessage
 		if err := dec.Decode(&raw); err != nil {
-			return nil, s.problems.problem(codeJSONInvalid, "", FieldError{Detail: err.Error(), Pointer: fmt.Sprintf("#/operations/%d", len(raws))})
+			return nil, s.problems.problem(codeJSONInvalid, "",
+				FieldError{Detail: err.Error(), Pointer: fmt.Sprintf("#/operations/%d", len(raws))})
 		}
 		if raws = append(raws, raw); len(raws) > maxBatch {
 			return nil, s.tooMany()
@@ -339,12 +353,13 @@ func (s *server) operationsOf(body []byte) ([][]byte, error) {
 		return nil, s.problems.problem(codeJSONInvalid, "", FieldError{Detail: "there is text after the value", Pointer: "#"})
 	}
 	if len(raws) == 0 {
-		return nil, s.problems.problem(codeValidation, "", FieldError{Detail: fmt.Sprintf("want 1 to %d operations", maxBatch), Pointer: "#/operations"})
+		return nil, s.problems.problem(codeValidation, "",
+			FieldError{Detail: fmt.Sprintf("expected 1 to %d operations", maxBatch), Pointer: "#/operations"})
 	}
 	return raws, nil
 }
 
-// linesOf takes NDJSON apart. An empty line is an operation too, and no good one: every line has its outcome.
+// linesOf splits NDJSON into lines. An empty line is an invalid operation, because every line has its outcome.
 func (s *server) linesOf(body []byte) ([][]byte, error) {
 	body = bytes.TrimSuffix(body, []byte("\n"))
 	if bytes.Count(body, []byte("\n")) >= maxBatch {
@@ -357,7 +372,7 @@ func (s *server) tooMany() error {
 	return s.problems.problem(codeTooManyOperations, "nothing was written")
 }
 
-// takeOperation reads one operation as the framework reads a body: strictly, by its schema, then its values.
+// takeOperation reads one operation like the framework reads a body: strict JSON, then the schema, then the values.
 func (s *server) takeOperation(ctx context.Context, kinds []kind, raw []byte) *operation {
 	op := &operation{kind: "none"}
 	err := func() error {
@@ -372,7 +387,8 @@ func (s *server) takeOperation(ctx context.Context, kinds []kind, raw []byte) *o
 			for i, k := range kinds {
 				names[i] = k.name
 			}
-			return s.problems.problem(codeValidation, "validation failed", FieldError{Detail: "want one of " + strings.Join(names, ", "), Pointer: "#/op"})
+			return s.problems.problem(codeValidation, "validation failed",
+				FieldError{Detail: "expected one of " + strings.Join(names, ", "), Pointer: "#/op"})
 		}
 		path, res := huma.NewPathBuffer(nil, 0), huma.ValidateResult{}
 		path.Push("body")
@@ -396,16 +412,17 @@ func (s *server) takeOperation(ctx context.Context, kinds []kind, raw []byte) *o
 	return op
 }
 
-// takeApart reads an operation by the kind's names.
+// takeApart decodes an operation with the kind's names.
 func (s *server) takeApart(n *naming, raw []byte, op any) error {
-	if err := n.decode(raw, op); err != nil { // what the schema cannot say: a version beyond 64 bits
+	if err := n.decode(raw, op); err != nil { // the schema does not limit a version to 64 bits
 		return s.problems.problem(codeValidation, "validation failed", FieldError{Detail: err.Error(), Pointer: "#/if_match"})
 	}
 	return nil
 }
 
-// writeAll hands operations to one of the store's functions and each outcome to tell, after the commit.
-func writeAll[W, O any](ctx context.Context, ops []*operation, write func(ctx context.Context, tenant int64, in []W) ([]O, error), tell func(op *operation, o O)) error {
+// writeAll passes the operations to a function of the store. After the commit it calls tell with each outcome.
+func writeAll[W, O any](ctx context.Context, ops []*operation, write func(ctx context.Context, tenant int64, in []W) ([]O, error),
+	tell func(op *operation, o O)) error {
 	in := make([]W, len(ops))
 	for i, op := range ops {
 		in[i] = op.in.(W)
@@ -420,7 +437,7 @@ func writeAll[W, O any](ctx context.Context, ops []*operation, write func(ctx co
 	return nil
 }
 
-// done answers for an operation: with err, or with what was done to the entity.
+// done sets the outcome of an operation: the problem of err, or out with the Tidings-Token of ref.
 func (s *server) done(ctx context.Context, op *operation, err error, ref event.Ref, out BatchOutcome) {
 	if err == nil {
 		var token WriteToken

@@ -47,9 +47,10 @@ func (f fixture) batch(t testing.TB, path string, ops []string) []map[string]any
 	return outcomes
 }
 
-// told is what an outcome says, without what two entities never share.
+// told returns the content of an outcome without the parts that differ between two entities.
 func told(status any, code any, entity map[string]any, replayed any) string {
-	return fmt.Sprint(status, " ", code, " ", entity["follower_id"], " ", entity["followee_id"], " ", entity["status"], " ", entity["author_id"], " ", entity["body"],
+	return fmt.Sprint(status, " ", code, " ", entity["follower_id"], " ", entity["followee_id"], " ", entity["status"], " ",
+		entity["author_id"], " ", entity["body"],
 		" ", entity["state"], " ", entity["version"], " ", entity["depth"], " ", replayed == true || replayed == "true")
 }
 
@@ -73,10 +74,11 @@ func toldAlone(a answer) string {
 	return told(float64(a.StatusCode), a.json["code"], entity, a.Header.Get("Idempotency-Replayed"))
 }
 
-// events returns what the tenant's events say, those of one entity in their order.
+// events returns the content of the tenant's events, in order for each entity.
 func (f fixture) events(t *testing.T, tenant int) []string {
 	t.Helper()
-	rows, _ := f.system.Query(t.Context(), `SELECT concat_ws(' ', payload->>'follower_id', payload->>'followee_id', payload->>'author_id', event_type, payload->>'version', payload->>'body')
+	rows, _ := f.system.Query(t.Context(), `SELECT concat_ws(' ', payload->>'follower_id', payload->>'followee_id', payload->>'author_id',
+		event_type, payload->>'version', payload->>'body')
 		FROM outbox_messages WHERE tenant_id = $1 ORDER BY aggregate_id, payload->>'follower_id', payload->>'slug', id`, tenant)
 	got, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {
@@ -107,7 +109,7 @@ func TestABatchAnswersAsTheSingleRoutesWould(t *testing.T) {
 	t.Run("follows", func(t *testing.T) {
 		ops, paths := make([]string, 1000), make([]string, 1000)
 		for i := range ops {
-			a, b := rnd.IntN(7), rnd.IntN(7) // 0 is no user, and a pair may be one user twice
+			a, b := rnd.IntN(7), rnd.IntN(7) // 0 is not a valid user, and a pair may have one user twice
 			op := []string{"follow", "unfollow"}[rnd.IntN(2)]
 			ops[i] = fmt.Sprintf(`{"op":%q,"follower_id":"%d","followee_id":"%d"}`, op, a, b)
 			paths[i] = map[string]string{"follow": "PUT", "unfollow": "DELETE"}[op] + fmt.Sprintf(" /v1/follows/%d/%d", a, b)
@@ -143,7 +145,10 @@ func TestABatchAnswersAsTheSingleRoutesWould(t *testing.T) {
 			switch rnd.IntN(5) {
 			case 0:
 				ops = append(ops, fmt.Sprintf(`{"op":"edit","comment_id":%q,"body":%s%s}`, strings.ToUpper(ids[n]), body, ifMatch))
-				single = append(single, func() answer { return alone.do(t, "PATCH", "/v1/comments/"+theirs[n], `{"body":`+body+`}`, header) })
+				single = append(single, func() answer {
+					return alone.do(t, "PATCH", "/v1/comments/"+theirs[n],
+						`{"body":`+body+`}`, header)
+				})
 			case 1:
 				ops = append(ops, fmt.Sprintf(`{"op":"delete","comment_id":%q%s}`, ids[n], ifMatch))
 				single = append(single, func() answer { return alone.do(t, "DELETE", "/v1/comments/"+theirs[n], "", header) })
@@ -162,13 +167,14 @@ func TestABatchAnswersAsTheSingleRoutesWould(t *testing.T) {
 				p, author := rnd.IntN(10), rnd.IntN(3)
 				ops = append(ops, fmt.Sprintf(`{"op":"create","post_id":"%d","author_id":"%d","body":%s}`, p, author, body))
 				single = append(single, func() answer {
-					return alone.do(t, "POST", fmt.Sprintf("/v1/posts/%d/comments", p), fmt.Sprintf(`{"author_id":"%d","body":%s}`, author, body))
+					return alone.do(t, "POST", fmt.Sprintf("/v1/posts/%d/comments", p),
+						fmt.Sprintf(`{"author_id":"%d","body":%s}`, author, body))
 				})
 			}
 		}
 		compare(t, f.batch(t, "/v1/comments:batch", ops), func(i int) answer { return single[i]() })
 		want, got := f.events(t, 2), f.events(t, tenant)
-		slices.Sort(want) // slugs differ, and with them the order of entities
+		slices.Sort(want) // slugs differ, and so does the order of entities
 		slices.Sort(got)
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("events (-singly +batch):\n%s", diff)
@@ -179,7 +185,8 @@ func TestABatchAnswersAsTheSingleRoutesWould(t *testing.T) {
 func TestLinesOfABatchStandAlone(t *testing.T) {
 	f := open(t)
 	a := f.do(t, "POST", "/v1/follows:batch", strings.Join([]string{
-		`{"op":"follow","follower_id":"1","followee_id":"2"}` + "\r", `{"op":"follow","follower_id":"1",`, ``, `{"op":"like","follower_id":"1","followee_id":"2"}`, `[]`,
+		`{"op":"follow","follower_id":"1","followee_id":"2"}` + "\r", `{"op":"follow","follower_id":"1",`, ``,
+		`{"op":"like","follower_id":"1","followee_id":"2"}`, `[]`,
 		`{"op":"unfollow","follower_id":"1","followee_id":"2","op":"follow"}`, `{"op":"follow","follower_id":"1","followee_id":"1"}`,
 		`{"op":"unfollow","follower_id":"1","followee_id":"2"}`, `{"op":"follow","follower_id":"1","followee_id":"3"}`,
 	}, "\n")+"\n", ndjson, "Tidings-Actor: importer")
@@ -202,7 +209,8 @@ func TestLinesOfABatchStandAlone(t *testing.T) {
 		got = append(got, fmt.Sprint(o["status"], " ", problem["code"], " ", at))
 		token, _ = o["token"].(string)
 	}
-	want = append(want, "201 <nil> ", "400 json-invalid #", "400 json-invalid #", "422 validation-failed #/op", "422 validation-failed #/op", "400 json-invalid #", "422 self-follow #/followee_id", "204 <nil> ", "201 <nil> ")
+	want = append(want, "201 <nil> ", "400 json-invalid #", "400 json-invalid #", "422 validation-failed #/op",
+		"422 validation-failed #/op", "400 json-invalid #", "422 self-follow #/followee_id", "204 <nil> ", "201 <nil> ")
 	if diff := cmp.Diff(want, got); diff != "" || a.Header.Get("Content-Type") != "application/x-ndjson" {
 		t.Errorf("outcomes (-want +got):\n%s%v", diff, a.Header)
 	}
@@ -214,7 +222,8 @@ func TestLinesOfABatchStandAlone(t *testing.T) {
 	}
 }
 
-// TestWhatFailsInABatchFailsAlone has an operation that makes its whole transaction fail, and one that is refused for what no client can know.
+// TestWhatFailsInABatchFailsAlone has an operation that makes its whole transaction fail, and one that fails for a
+// reason that no client can know.
 func TestWhatFailsInABatchFailsAlone(t *testing.T) {
 	f := open(t)
 	lost := f.want(t, 201, "POST", "/v1/posts/5/comments", `{"author_id":"3","body":"x"}`, "Idempotency-Key: lost").text("comment_id")
@@ -243,7 +252,8 @@ func TestWhatFailsInABatchFailsAlone(t *testing.T) {
 	}
 }
 
-// deadlocks counts the statements of a pool that the server ended to resolve one: the store would run them again, and nobody would notice.
+// deadlocks counts the statements of a pool that the server ended to resolve a deadlock. The store repeats them, so
+// that nobody else notices.
 type deadlocks struct{ atomic.Int64 }
 
 func (d *deadlocks) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
@@ -256,8 +266,8 @@ func (d *deadlocks) TraceQueryEnd(_ context.Context, _ *pgx.Conn, data pgx.Trace
 	}
 }
 
-// TestOverlappingBatches has batches of the same pairs in different orders, all at once: they are written in the order of their versions, and
-// wait for each other without a deadlock.
+// TestOverlappingBatches sends batches of the same pairs in different orders at once. They are written in the order of
+// their versions, and wait for each other without a deadlock.
 func TestOverlappingBatches(t *testing.T) {
 	f := open(t)
 	var met deadlocks
@@ -268,7 +278,8 @@ func TestOverlappingBatches(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer pool.Close()
-	if f.Handler, err = api.New(config(), api.Deps{Store: store.New(pool, nil), Tokens: pool, DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Fleet: fleet, Log: testkit.Logger(t), Reg: prometheus.NewRegistry()}); err != nil {
+	if f.Handler, err = api.New(config(), api.Deps{Store: store.New(pool, nil), Tokens: pool, DLQ: outbox.NewDLQ(pool, nil),
+		Projections: pool, Fleet: fleet, Log: testkit.Logger(t), Reg: prometheus.NewRegistry()}); err != nil {
 		t.Fatal(err)
 	}
 	seed := rand.Uint64()
@@ -296,19 +307,22 @@ func TestOverlappingBatches(t *testing.T) {
 		t.Errorf("%d deadlocks", n)
 	}
 	var broken int
-	err = f.system.QueryRow(t.Context(), `SELECT count(*) FROM (SELECT (payload->>'version')::bigint - row_number() OVER (PARTITION BY aggregate_id ORDER BY id) AS off
+	err = f.system.QueryRow(t.Context(), `SELECT count(*) FROM (SELECT (payload->>'version')::bigint - row_number() OVER
+		(PARTITION BY aggregate_id ORDER BY id) AS off
 		FROM outbox_messages) v WHERE off <> 0`).Scan(&broken)
 	if err != nil || broken > 0 {
 		t.Errorf("%d events out of the order of their versions, %v", broken, err)
 	}
 }
 
-// TestAnOperationThatTheStoreHasNoRoomForIsRefusedAlone has as many writes waiting as may wait, behind a pair that somebody else has locked.
+// TestAnOperationThatTheStoreHasNoRoomForIsRefusedAlone lets the maximum number of writes wait for a pair that another
+// transaction has locked.
 func TestAnOperationThatTheStoreHasNoRoomForIsRefusedAlone(t *testing.T) {
 	f := open(t)
 	s := store.New(f.pool, nil)
 	var err error
-	if f.Handler, err = api.New(config(), api.Deps{Store: s, Tokens: f.pool, DLQ: outbox.NewDLQ(f.pool, nil), Projections: f.pool, Fleet: fleet, Log: testkit.Logger(t), Reg: prometheus.NewRegistry()}); err != nil {
+	if f.Handler, err = api.New(config(), api.Deps{Store: s, Tokens: f.pool, DLQ: outbox.NewDLQ(f.pool, nil), Projections: f.pool,
+		Fleet: fleet, Log: testkit.Logger(t), Reg: prometheus.NewRegistry()}); err != nil {
 		t.Fatal(err)
 	}
 	f.want(t, 201, "PUT", "/v1/follows/1/2", "")
@@ -324,21 +338,24 @@ func TestAnOperationThatTheStoreHasNoRoomForIsRefusedAlone(t *testing.T) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel()
-	const room = 2048 // the store's bound
+	const room = 2048 // the store's limit
 	for range room + 1 {
 		wg.Go(func() {
-			if _, err := s.PutEdges(ctx, tenant, kinds.Builtin().Edges["follow"], []store.EdgeWrite{{Meta: store.Meta{Actor: "a"}, From: 1, To: 2}}); !errors.Is(err, context.Canceled) {
+			if _, err := s.PutEdges(ctx, tenant, kinds.Builtin().Edges["follow"],
+				[]store.EdgeWrite{{Meta: store.Meta{Actor: "a"}, From: 1, To: 2}}); !errors.Is(err, context.Canceled) {
 				t.Errorf("a write that waits: %v", err)
 			}
 		})
 	}
 	testkit.Eventually(t, 10*time.Second, "the room to be full", func() (bool, error) { return s.Stats().Waiting == room, nil })
-	outcomes := f.batch(t, "/v1/follows:batch", []string{`{"op":"follow","follower_id":"3","followee_id":"4"}`, `{"op":"unfollow","follower_id":"3","followee_id":"5"}`})
+	outcomes := f.batch(t, "/v1/follows:batch", []string{`{"op":"follow","follower_id":"3","followee_id":"4"}`,
+		`{"op":"unfollow","follower_id":"3","followee_id":"5"}`})
 	if got := toldBy(outcomes[0]); !strings.HasPrefix(got, "503 overloaded ") || outcomes[1]["status"] != 204.0 {
 		t.Errorf("outcomes: %v, want a 503 and a 204", outcomes)
 	}
 	f.want(t, 404, "GET", "/v1/follows/3/4", "")
-	for i, o := range f.batch(t, "/v1/follows:batch", []string{`{"op":"follow","follower_id":"3","followee_id":"4"}`, `{"op":"follow","follower_id":"3","followee_id":"5"}`}) {
+	for i, o := range f.batch(t, "/v1/follows:batch",
+		[]string{`{"op":"follow","follower_id":"3","followee_id":"4"}`, `{"op":"follow","follower_id":"3","followee_id":"5"}`}) {
 		if o["status"] != 201.0 {
 			t.Errorf("operation %d of a transaction of its own: %v", i, o)
 		}
@@ -360,7 +377,8 @@ func TestABatchThatBreaksOffHasDoneWhatItTold(t *testing.T) {
 	}
 	written := func(follower int) (n int) {
 		t.Helper()
-		err := f.system.QueryRow(t.Context(), `SELECT count(*) FROM outbox_messages WHERE payload->>'follower_id' = $1`, fmt.Sprint(follower)).Scan(&n)
+		err := f.system.QueryRow(t.Context(), `SELECT count(*) FROM outbox_messages WHERE payload->>'follower_id' = $1`,
+			fmt.Sprint(follower)).Scan(&n)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -398,7 +416,8 @@ func TestABatchThatBreaksOffHasDoneWhatItTold(t *testing.T) {
 		return resp, lines, unlock
 	}
 	waiting := func() (n int, err error) {
-		err = f.owner.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`).Scan(&n)
+		err = f.owner.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
+			AND wait_event_type = 'Lock'`).Scan(&n)
 		return n, err
 	}
 
@@ -422,13 +441,15 @@ func TestABatchThatBreaksOffHasDoneWhatItTold(t *testing.T) {
 	resp, _, unlock := start(2)
 	testkit.Eventually(t, 10*time.Second, "the fifth transaction to wait", func() (bool, error) { n, err := waiting(); return n > 0, err })
 	resp.Body.Close()
-	testkit.Eventually(t, 10*time.Second, "the batch to end with its client", func() (bool, error) { n, err := waiting(); return n == 0, err })
+	testkit.Eventually(t, 10*time.Second, "the batch to end with its client",
+		func() (bool, error) { n, err := waiting(); return n == 0, err })
 	unlock()
 	if got := written(2); got != 400 {
 		t.Errorf("%d follows were written, want 400", got)
 	}
 	a := f.want(t, 200, "POST", "/v1/follows:batch", follows(2), ndjson)
-	if was, now := strings.Count(a.body, `"status":200`), strings.Count(a.body, `"status":201`); was != 401 || now != 599 || written(2) != 999 {
+	if was, now := strings.Count(a.body, `"status":200`),
+		strings.Count(a.body, `"status":201`); was != 401 || now != 599 || written(2) != 999 {
 		t.Errorf("sent again: %d were, %d now, %d events: want 401, 599, 999", was, now, written(2))
 	}
 }

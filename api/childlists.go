@@ -26,7 +26,7 @@ type childPage struct {
 	AsOf   event.Time `json:"as_of" format:"date-time" doc:"The page includes every write that had committed by this time."`
 }
 
-// childSummary is the children of an object in numbers.
+// childSummary has the counts of an object's children.
 type childSummary struct {
 	Object         event.ID    `json:"object_id"`
 	Visible        int64       `json:"visible" example:"128" doc:"The number of visible {children}."`
@@ -43,7 +43,7 @@ type childVersion struct {
 	Child  any    `json:"child"`
 }
 
-// Place is where a page in the order of age begins.
+// Place is the place in the order of age at which a page begins.
 type Place struct {
 	Skip   int64   `query:"skip" minimum:"0" example:"200" doc:"Skip this many visible {children}, in the orders oldest and newest. Excludes cursor and around."`
 	Around childID `query:"around" doc:"Return the page with this {child} in its middle, oldest first. If the {child} is not visible, the page is around its place. Excludes cursor and skip."`
@@ -72,19 +72,19 @@ type childVersionsInput struct {
 	Page
 }
 
-// listing is a route that reads the projection.
+// listing returns a route that reads the projection.
 func (c *childRoutes) listing(operation, path string, answer *huma.Schema, w words, codes ...string) route {
 	r := c.route(operation, http.MethodGet, path, tokens.RoleRead, http.StatusOK, w)
 	r.projected, r.answer, r.codes = true, answer, codes
 	return r
 }
 
-// listItems gives a list its items.
+// listItems sets the items of a list's schema.
 func listItems(of *huma.Schema, description string) func(*huma.Schema) {
 	return func(s *huma.Schema) { s.Properties["items"] = arrayOf(of, description) }
 }
 
-// threadOf gives an answer what is set for the children of the object, where the kind has that.
+// threadOf sets the thread's state in an answer's schema. It removes the member if the kind is not moderated.
 func (c *childRoutes) threadOf(schema *huma.Schema) {
 	if c.k.Moderated {
 		property("thread", c.thread, true)(schema)
@@ -95,7 +95,8 @@ func (c *childRoutes) threadOf(schema *huma.Schema) {
 
 func (c *childRoutes) listRoutes() {
 	page := c.schema("Page", childPage{}, listItems(c.entity, ""), c.threadOf)
-	r := c.listing("list", c.under(), page, words{"list-" + c.tagged, "List the {children} of {an object}", "Reads a projection. An unknown {object} has an empty list."},
+	r := c.listing("list", c.under(), page,
+		words{"list-" + c.tagged, "List the {children} of {an object}", "Reads a projection. An unknown {object} has an empty list."},
 		codeCursorInvalid, codeNotFound)
 	if c.k.Threaded {
 		register(c.server, r, func(ctx context.Context, in *threadListInput) (*anyOutput, error) {
@@ -107,17 +108,20 @@ func (c *childRoutes) listRoutes() {
 		})
 	}
 	register(c.server, c.listing("summary", c.under()+"/summary", c.schema("Summary", childSummary{}, c.threadOf),
-		words{"get-" + c.dashed + "-summary", "Count the {children} of {an object}", "Reads a projection. An unknown {object} counts 0."}), c.summary)
+		words{"get-" + c.dashed + "-summary", "Count the {children} of {an object}", "Reads a projection. An unknown {object} counts 0."}),
+		c.summary)
 
 	answer := c.schema("List", entityList{}, listItems(c.entity, ""))
 	authored := c.listing("authored", "/v1/"+c.kinds.Objects[authors]+"/{id}/"+c.k.Plural, answer,
-		words{"list-" + authors + "-" + c.tagged, "List a " + authors + "'s visible {children}, newest first", "Reads a projection. An unknown " + authors + " has an empty list."}, codeCursorInvalid)
+		words{"list-" + authors + "-" + c.tagged, "List a " + authors + "'s visible {children}, newest first",
+			"Reads a projection. An unknown " + authors + " has an empty list."}, codeCursorInvalid)
 	authored.tag = "Users"
 	register(c.server, authored, func(ctx context.Context, in *authorInput) (*anyOutput, error) {
 		author := in.ID.int64()
-		return c.page(ctx, list{tenant: callerOf(ctx).TenantID, name: c.k.Plural + " of " + authors, of: author}, in.Page, func(tx pgx.Tx, after *threadcache.Key) ([]event.Child, error) {
-			return threadcache.ByAuthor(ctx, tx, c.k.Name, author, after, in.Limit+1)
-		})
+		return c.page(ctx, list{tenant: callerOf(ctx).TenantID, name: c.k.Plural + " of " + authors, of: author}, in.Page,
+			func(tx pgx.Tx, after *threadcache.Key) ([]event.Child, error) {
+				return threadcache.ByAuthor(ctx, tx, c.k.Name, author, after, in.Limit+1)
+			})
 	})
 	if c.k.Moderated {
 		c.pendingRoute(answer)
@@ -133,7 +137,7 @@ func (c *childRoutes) values(rows []event.Child) []any {
 	return items
 }
 
-// projectThread reads the children of an object, and what is set for them.
+// projectThread runs fn on the projection. It also reads the state of the object's thread, if the kind is moderated.
 func (c *childRoutes) projectThread(ctx context.Context, object int64, fn func(tx pgx.Tx) error) (thread any, asOf event.Time, err error) {
 	asOf, err = c.project(ctx, callerOf(ctx).TenantID, threadcache.Name, func(tx pgx.Tx) error {
 		if c.k.Moderated {
@@ -150,7 +154,8 @@ func (c *childRoutes) projectThread(ctx context.Context, object int64, fn func(t
 
 func (s *server) notFound() error { return s.problems.problem(codeNotFound, "") }
 
-// placeCursor is what a cursor of a chronological page carries. Before asks for the page that ends there.
+// placeCursor is the content of a cursor of a chronological page. The page begins after the child, or ends before it if
+// Before is set.
 type placeCursor struct {
 	At     event.Time `json:"t"`
 	ID     string     `json:"c"`
@@ -163,25 +168,25 @@ func (c placeCursor) key() *threadcache.Key {
 	return &threadcache.Key{CreatedAt: c.At.Time, ChildID: c.ID}
 }
 
-// checkPlace refuses parameters that ask for two places at once.
+// checkPlace refuses parameters that name two places.
 func (s *server) checkPlace(order string, in Place) error {
 	refuse := func(parameter, detail string) error {
 		return s.problems.problem(codeValidation, "", FieldError{Detail: detail, Parameter: parameter})
 	}
 	switch {
 	case in.Skip > 0 && order == "threaded":
-		return refuse("skip", "want the order oldest or newest")
+		return refuse("skip", "skip needs the order oldest or newest")
 	case in.Skip > 0 && (in.Cursor != "" || in.Around != ""):
-		return refuse("skip", "want skip alone, without cursor and around")
+		return refuse("skip", "skip excludes cursor and around")
 	case in.Around != "" && order != "oldest":
-		return refuse("around", "want the order oldest")
+		return refuse("around", "around needs the order oldest")
 	case in.Around != "" && in.Cursor != "":
-		return refuse("around", "want around alone, without cursor and skip")
+		return refuse("around", "around excludes cursor and skip")
 	}
 	return nil
 }
 
-// list is a page of the children of an object.
+// list returns a page of the children of an object.
 func (c *childRoutes) list(ctx context.Context, object int64, order string, in Place) (*anyOutput, error) {
 	if err := c.checkPlace(order, in); err != nil {
 		return nil, err
@@ -199,7 +204,7 @@ func (c *childRoutes) list(ctx context.Context, object int64, order string, in P
 		}
 	}
 	var rows []event.Child
-	var earlier, later bool // whether there are pages before and behind this one
+	var earlier, later bool // whether pages before and after this one exist
 	thread, asOf, err := c.projectThread(ctx, object, func(tx pgx.Tx) (err error) {
 		if in.Around == "" {
 			rows, earlier, later, err = chronological(ctx, tx, c.k.Name, object, threadcache.Order(order == "newest"), in, cursor)
@@ -234,8 +239,9 @@ func (c *childRoutes) list(ctx context.Context, object int64, order string, in P
 	return &anyOutput{Body: page}, nil
 }
 
-// chronological reads a page from its beginning, from a cursor on either way, or behind a number of children.
-func chronological(ctx context.Context, tx pgx.Tx, kind string, object int64, order threadcache.Order, in Place, cursor placeCursor) (rows []event.Child, earlier, later bool, err error) {
+// chronological reads a page: the first one, the one before or after a cursor, or the one after skipped children.
+func chronological(ctx context.Context, tx pgx.Tx, kind string, object int64, order threadcache.Order, in Place,
+	cursor placeCursor) (rows []event.Child, earlier, later bool, err error) {
 	switch {
 	case in.Skip > 0:
 		rows, err = threadcache.Skip(ctx, tx, kind, object, order, in.Skip, in.Limit+1)
@@ -256,8 +262,9 @@ func chronological(ctx context.Context, tx pgx.Tx, kind string, object int64, or
 	return rows[:min(len(rows), in.Limit)], earlier, later, err
 }
 
-// page is a page of children of any objects; read reads one more than the limit.
-func (c *childRoutes) page(ctx context.Context, l list, p Page, read func(tx pgx.Tx, after *threadcache.Key) ([]event.Child, error)) (*anyOutput, error) {
+// page returns a page of children of any objects. read reads up to one row more than the limit.
+func (c *childRoutes) page(ctx context.Context, l list, p Page,
+	read func(tx pgx.Tx, after *threadcache.Key) ([]event.Child, error)) (*anyOutput, error) {
 	var after *threadcache.Key
 	if p.Cursor != "" {
 		var at placeCursor
@@ -306,10 +313,12 @@ func (c *childRoutes) versionRoute() {
 		shows = "author, body, attributes and actor"
 	}
 	r := c.route("versions", http.MethodGet, c.one()+"/versions", tokens.RoleRead, http.StatusOK, words{"list-" + c.dashed + "-versions",
-		"List the versions of {a child}, newest first", "Who changed the {child}, and when. While the {child} is " + gone + ", its versions show " + shows +
-			" only to tokens with the role moderate, and those of an erased one to no token." + fromTheHistory})
-	version := c.schema("Version", childVersion{}, property(c.of("child"),
-		refer(c.entity, c.text("The {child} at this version. While the {child} is a tombstone, only the role moderate sees author and body.")), true))
+		"List the versions of {a child}, newest first",
+		"Shows who changed the {child}, and when. While the {child} is " + gone + ", its versions show " + shows + " only to tokens " +
+			"with the role moderate. After an erasure they show them to no token." + fromTheHistory})
+	entity := refer(c.entity,
+		c.text("The {child} at this version. While the {child} is a tombstone, only the role moderate sees author and body."))
+	version := c.schema("Version", childVersion{}, property(c.of("child"), entity, true))
 	r.answer = c.schema("Versions", entityVersions{}, listItems(version, "Newest first."))
 	r.codes = []string{codeCursorInvalid, codeNotFound}
 	register(c.server, r, c.versions)
@@ -324,7 +333,8 @@ func (c *childRoutes) versions(ctx context.Context, in *childVersionsInput) (*an
 	if err != nil {
 		return nil, err
 	}
-	// Whether it is gone the truth says, read after the history: what was hidden just now is not shown because the history is behind.
+	// Read the state from the truth, after the history. Otherwise a child that was hidden just now is shown because the
+	// history lags.
 	now, err := c.store.GetChild(ctx, by.TenantID, c.k, id)
 	if err != nil {
 		return nil, err
@@ -345,34 +355,38 @@ func (c *childRoutes) versions(ctx context.Context, in *childVersionsInput) (*an
 	return &anyOutput{Body: entityVersions{Items: items, Next: next, AsOf: asOf}}, nil
 }
 
-// aggregateCount is an attribute of the visible children of an object in numbers; sum by count is its average.
+// aggregateCount has the count and the sum of an attribute of an object's visible children. Sum divided by count is the
+// average.
 type aggregateCount struct {
 	Count int64 `json:"count"`
 	Sum   int64 `json:"sum"`
 }
 
-// childCountSchema describes the count of a kind.
+// childCountSchema returns the schema of the counts of a kind's children.
 func (s *server) childCountSchema(k kinds.Child) *huma.Schema {
 	number := func(text string) *huma.Schema {
 		return &huma.Schema{Type: huma.TypeInteger, Format: "int64", Description: text}
 	}
 	object := func(members map[string]*huma.Schema) *huma.Schema {
-		o := &huma.Schema{Type: huma.TypeObject, Properties: members, Required: slices.Sorted(maps.Keys(members)), AdditionalProperties: false}
+		o := &huma.Schema{Type: huma.TypeObject, Properties: members, Required: slices.Sorted(maps.Keys(members)),
+			AdditionalProperties: false}
 		o.PrecomputeMessages()
 		return o
 	}
-	members := map[string]*huma.Schema{"total": number("The number ever written, deleted ones included."), "visible": number("The number of visible ones.")}
+	members := map[string]*huma.Schema{"total": number("The number ever written, deleted ones included."),
+		"visible": number("The number of visible ones.")}
 	if names := k.Aggregates(); len(names) > 0 {
 		each := make(map[string]*huma.Schema)
 		for _, name := range names {
-			each[name] = object(map[string]*huma.Schema{"count": number("The number of visible ones with the attribute."), "sum": number("The sum of their values; divide by count for the average.")})
+			each[name] = object(map[string]*huma.Schema{"count": number("The number of visible ones with the attribute."),
+				"sum": number("The sum of their values; divide by count for the average.")})
 		}
 		members["aggregates"] = object(each)
 	}
 	return object(members)
 }
 
-// childCounts counts the children of an object, by the plurals of their kinds.
+// childCounts adds the counts of an object's children to counts, by the plurals of their kinds.
 func (s *server) childCounts(ctx context.Context, under []kinds.Child, object int64, counts map[string]any) (event.Time, error) {
 	return s.project(ctx, callerOf(ctx).TenantID, threadcache.Name, func(tx pgx.Tx) error {
 		for _, k := range under {
@@ -391,7 +405,7 @@ func (s *server) childCounts(ctx context.Context, under []kinds.Child, object in
 					return err
 				}
 				for _, a := range all {
-					if _, ok := each[a.Attribute]; ok { // a former release of the kind may have had others
+					if _, ok := each[a.Attribute]; ok { // an earlier version of the kind may have had other attributes
 						each[a.Attribute] = aggregateCount{a.Count, a.Sum}
 					}
 				}

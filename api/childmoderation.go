@@ -16,9 +16,9 @@ import (
 	"github.com/tidings/tidings/tokens"
 )
 
-// The routes of kinds whose children moderators decide on, and whose objects have settings.
+// The routes of moderated kinds: moderators decide on their children, and their objects have settings.
 
-// threadState is what holds for the thread that an answer is of.
+// threadState is the state of the thread that an answer belongs to.
 type threadState struct {
 	Locked       bool   `json:"locked" example:"false" doc:"True if the thread takes no new {children}."`
 	Premoderated bool   `json:"premoderated" example:"false" doc:"True if new {children} start pending."`
@@ -26,7 +26,7 @@ type threadState struct {
 	Version      int64  `json:"version" example:"2" doc:"The version of the settings; 0 before the first change."`
 }
 
-// childSettings are what holds for the children of one object.
+// childSettings are the settings for the children of one object.
 type childSettings struct {
 	Object       event.ID    `json:"object_id"`
 	Locked       bool        `json:"locked" doc:"True if the thread takes no new {children}."`
@@ -36,7 +36,7 @@ type childSettings struct {
 	UpdatedAt    *event.Time `json:"updated_at,omitempty" format:"date-time" doc:"Absent before the first change."`
 }
 
-// settings are those of an object, as an answer has them.
+// settings returns the settings of an object as answers show them.
 func (c *childRoutes) settings(t event.Thread) any {
 	v := childSettings{Object: t.PostID, Locked: t.Locked, Premoderated: t.Premoderate, Title: t.Title, Version: t.Version}
 	if t.Version > 0 {
@@ -99,48 +99,59 @@ type pendingInput struct {
 	Page
 }
 
-// moderating is a route that is listed under Moderation.
+// moderating returns a route that the document lists under Moderation.
 func (c *childRoutes) moderating(operation, method, path, role string, answer *huma.Schema, w words, codes ...string) route {
 	r := c.route(operation, method, path, role, http.StatusOK, w)
 	r.tag, r.answer, r.codes = "Moderation", answer, codes
 	return r
 }
 
-// moderationRoutes are all but the list of what waits.
+// moderationRoutes registers the routes of moderation and of settings, except the list of pending children.
 func (c *childRoutes) moderationRoutes() {
 	c.thread = c.schema("ThreadState", threadState{})
 	settings := c.schema("Settings", childSettings{})
 	c.current = append(c.current, settings)
 	path := c.under() + "/settings"
-	get := c.moderating("settings", http.MethodGet, path, tokens.RoleRead, settings, words{"get-" + c.dashed + "-settings", "Read the settings for the {children} of {an object}",
-		"Reads the truth. Before the first change the settings are the defaults, at version 0."})
+	get := c.moderating("settings", http.MethodGet, path, tokens.RoleRead, settings,
+		words{"get-" + c.dashed + "-settings", "Read the settings for the {children} of {an object}",
+			"Reads the truth. Before the first change the settings are the defaults, at version 0."})
 	get.also = map[int]string{http.StatusNotModified: "If-None-Match names the current version."}
 	register(c.server, get, c.getSettings)
 
-	register(c.server, c.moderating("put settings", http.MethodPut, path, tokens.RoleModerate, settings, words{"put-" + c.dashed + "-settings",
-		"Set the settings for the {children} of {an object}",
-		"Replaces all settings: a missing one becomes false, or no title. A locked thread takes no new {children}; existing ones can be edited, deleted and " +
-			"moderated. A request with the current settings changes nothing: 200 with the same version, and no event."}, writing(codeVersionStale, codeIfMatchMissing)...), c.putSettings)
+	register(c.server, c.moderating("put settings", http.MethodPut, path, tokens.RoleModerate, settings,
+		words{"put-" + c.dashed + "-settings", "Set the settings for the {children} of {an object}",
+			"Replaces all settings: a missing one becomes false, or no title. A locked thread takes no new {children}; existing ones can " +
+				"be edited, deleted and moderated. A request with the current settings changes nothing: 200 with the same version, and " +
+				"no event."},
+		writing(codeVersionStale, codeIfMatchMissing)...), c.putSettings)
 
 	version := c.schema("SettingsVersion", settingsVersion{}, property(c.of("settings"), settings, true))
-	register(c.server, c.moderating("settings versions", http.MethodGet, path+"/versions", tokens.RoleRead, c.schema("SettingsVersions", settingsVersions{}, listItems(version, "Newest first.")),
-		words{"list-" + c.dashed + "-settings-versions", "List the versions of the settings for the {children} of {an object}, newest first",
-			"Who changed the settings, and when. Reads the truth. Empty before the first change."}, codeCursorInvalid, codeNotFound), c.settingsVersions)
+	register(c.server, c.moderating("settings versions", http.MethodGet, path+"/versions", tokens.RoleRead,
+		c.schema("SettingsVersions", settingsVersions{}, listItems(version, "Newest first.")),
+		words{"list-" + c.dashed + "-settings-versions",
+			"List the versions of the settings for the {children} of {an object}, newest first",
+			"Shows who changed the settings, and when. Reads the truth. Empty before the first change."}, codeCursorInvalid, codeNotFound),
+		c.settingsVersions)
 
-	register(c.server, c.moderating("moderate", http.MethodPut, c.one()+"/moderation", tokens.RoleModerate, c.entity, words{"moderate-" + c.dashed, "Approve, hide or remove {a child}, or hold it for a moderator",
-		"`approved` undoes earlier decisions. `pending` adds the {child} to the list of those that wait: a rule reports it so. A repeated state changes nothing: 200 with the same version, and no event. A {child} " +
-			"that its author deleted remains deleted."}, writing(codeVersionStale, codeIfMatchMissing, codeNotFound, c.code(codeChildGone))...), c.moderate)
+	register(c.server, c.moderating("moderate", http.MethodPut, c.one()+"/moderation", tokens.RoleModerate, c.entity,
+		words{"moderate-" + c.dashed, "Approve, hide or remove {a child}, or hold it for a moderator",
+			"`approved` undoes earlier decisions. `pending` adds the {child} to the list that waits for a moderator; a rule that reports " +
+				"{children} uses it. A repeated state changes nothing: 200 with the same version, and no event. A {child} that its " +
+				"author deleted remains deleted."},
+		writing(codeVersionStale, codeIfMatchMissing, codeNotFound, c.code(codeChildGone))...), c.moderate)
 }
 
 func (c *childRoutes) pendingRoute(answer *huma.Schema) {
-	r := c.moderating("pending", http.MethodGet, "/v1/moderation/"+c.k.Plural+"/pending", tokens.RoleModerate, answer, words{"list-pending-" + c.tagged,
-		"List the {children} that wait for a moderator, oldest first", "Reads a projection. Includes the bodies."}, codeCursorInvalid)
+	r := c.moderating("pending", http.MethodGet, "/v1/moderation/"+c.k.Plural+"/pending", tokens.RoleModerate, answer,
+		words{"list-pending-" + c.tagged, "List the {children} that wait for a moderator, oldest first",
+			"Reads a projection. Includes the bodies."}, codeCursorInvalid)
 	r.projected = true
 	register(c.server, r, func(ctx context.Context, in *pendingInput) (*anyOutput, error) {
-		object := in.Object.int64() // 0 when absent
-		return c.page(ctx, list{tenant: callerOf(ctx).TenantID, name: "pending " + c.k.Plural, of: object}, in.Page, func(tx pgx.Tx, after *threadcache.Key) ([]event.Child, error) {
-			return threadcache.Moderated{State: event.ModerationPending, Object: object}.Page(ctx, tx, c.k.Name, after, in.Limit+1)
-		})
+		object := in.Object.int64() // 0 if absent
+		return c.page(ctx, list{tenant: callerOf(ctx).TenantID, name: "pending " + c.k.Plural, of: object}, in.Page,
+			func(tx pgx.Tx, after *threadcache.Key) ([]event.Child, error) {
+				return threadcache.Moderated{State: event.ModerationPending, Object: object}.Page(ctx, tx, c.k.Name, after, in.Limit+1)
+			})
 	})
 }
 
@@ -166,14 +177,17 @@ func (c *childRoutes) getSettings(ctx context.Context, in *settingsGetInput) (*s
 
 func (c *childRoutes) putSettings(ctx context.Context, in *settingsPutInput) (*settingsOutput, error) {
 	w := store.ThreadSettings{
-		Meta: callerOf(ctx).meta, Object: in.Object.int64(), Locked: in.Body.Locked, Premoderated: in.Body.Premoderated, Title: strings.TrimSpace(in.Body.Title),
+		Meta: callerOf(ctx).meta, Object: in.Object.int64(), Locked: in.Body.Locked, Premoderated: in.Body.Premoderated,
+		Title: strings.TrimSpace(in.Body.Title),
 	}
 	if !store.ValidTitle(w.Title) {
-		return nil, c.problems.problem(codeValidation, "", FieldError{Detail: "want at most 300 bytes without control characters", Pointer: "#/title"})
+		return nil, c.problems.problem(codeValidation, "",
+			FieldError{Detail: "expected at most 300 bytes without control characters", Pointer: "#/title"})
 	}
 	switch {
 	case in.IfNoneMatch != "" && (in.IfNoneMatch != "*" || in.IfMatch != ""):
-		return nil, c.problems.problem(codeHeaderInvalid, "", FieldError{Detail: "want * and no If-Match, or If-Match alone", Header: "If-None-Match"})
+		return nil, c.problems.problem(codeHeaderInvalid, "",
+			FieldError{Detail: "expected * and no If-Match", Header: "If-None-Match"})
 	case in.IfMatch == "":
 		w.IfVersion = new(int64)
 	default:
@@ -192,7 +206,7 @@ func (c *childRoutes) putSettings(ctx context.Context, in *settingsPutInput) (*s
 	var stale *store.StaleThreadError
 	switch {
 	case errors.As(out[0].Err, &stale) && in.IfMatch == "" && in.IfNoneMatch == "":
-		return nil, c.problems.problem(codeIfMatchMissing, "the thread has settings")
+		return nil, c.problems.problem(codeIfMatchMissing, "the thread already has settings")
 	case stale != nil:
 		p := c.problems.problem(codeVersionStale, fmt.Sprintf("the thread's settings are at version %d", stale.Current.Version))
 		p.Current = &Current{c.settings(stale.Current)}
@@ -229,7 +243,8 @@ func (c *childRoutes) settingsVersions(ctx context.Context, in *settingsVersions
 func (c *childRoutes) moderate(ctx context.Context, in *moderateInput) (*childOutput, error) {
 	version, err := c.ifVersion(in.IfMatch)
 	if err == nil && !store.ValidReason(in.Body.Reason) {
-		err = c.problems.problem(codeValidation, "", FieldError{Detail: "want at most 1000 bytes without control characters", Pointer: "#/reason"})
+		err = c.problems.problem(codeValidation, "",
+			FieldError{Detail: "expected at most 1000 bytes without control characters", Pointer: "#/reason"})
 	}
 	if err != nil {
 		return nil, err

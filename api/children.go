@@ -18,7 +18,8 @@ import (
 	"github.com/tidings/tidings/tokens"
 )
 
-// childBody is how a child looks. One that is gone (hidden, removed, deleted, erased) is a tombstone: it says why, but has neither author, body nor attributes.
+// childBody is a child as answers show it. A child that is gone (hidden, removed, deleted, erased) is a tombstone: it
+// has its state, but neither author, body nor attributes.
 type childBody struct {
 	ID         string          `json:"child_id" format:"uuid"`
 	Object     event.ID        `json:"object_id"`
@@ -33,7 +34,7 @@ type childBody struct {
 	UpdatedAt  event.Time      `json:"updated_at" format:"date-time"`
 	Attributes json.RawMessage `json:"attributes,omitempty"`
 
-	// In a tree, and behind a permalink (childthreads.go):
+	// Only in a tree, and in the answer for a permalink (childthreads.go):
 	Replies []any       `json:"replies,omitempty"`
 	Thread  any         `json:"thread,omitempty"`
 	AsOf    *event.Time `json:"as_of,omitempty" format:"date-time" doc:"The answer includes every write that had committed by this time."`
@@ -41,8 +42,8 @@ type childBody struct {
 
 func childBodyOf(c event.Child) childBody {
 	v := childBody{
-		ID: c.ID, Object: c.Parent, ParentID: c.ReplyTo, AuthorID: c.AuthorID, Slug: c.Slug, Body: c.Body, State: c.State(), Version: c.Version,
-		CreatedAt: c.CreatedAt, UpdatedAt: c.UpdatedAt, Attributes: c.Attributes,
+		ID: c.ID, Object: c.Parent, ParentID: c.ReplyTo, AuthorID: c.AuthorID, Slug: c.Slug, Body: c.Body,
+		State: c.State(), Version: c.Version, CreatedAt: c.CreatedAt, UpdatedAt: c.UpdatedAt, Attributes: c.Attributes,
 	}
 	if c.Path != "" {
 		v.Depth = store.Depth(c.Path)
@@ -67,7 +68,7 @@ type childEdit struct {
 	Attributes json.RawMessage `json:"attributes,omitempty"`
 }
 
-// UnderPath names the object that children are under.
+// UnderPath names the parent object of children.
 type UnderPath struct {
 	Object id `path:"object_id"`
 }
@@ -85,13 +86,13 @@ type childGetInput struct {
 type newChildInput struct {
 	UnderPath
 	Key  string           `header:"Idempotency-Key" pattern:"^[!-~]{1,255}$" patternDescription:"1 to 255 visible ASCII characters" doc:"Makes a retry safe: the same author and key get the first answer again."`
-	Body *json.RawMessage // as the kind says
+	Body *json.RawMessage // its schema depends on the kind
 }
 
 type changeInput struct {
 	ChildPath
 	IfMatch string           `header:"If-Match" doc:"Required: the ETag of the version to edit, or *."`
-	Body    *json.RawMessage // as the kind says
+	Body    *json.RawMessage // its schema depends on the kind
 }
 
 type deleteInput struct {
@@ -112,10 +113,10 @@ type childOutput struct {
 type childRoutes struct {
 	archetype
 	k      kinds.Child
-	thread *huma.Schema // what is set for the children of an object, of a moderated kind
+	thread *huma.Schema // the schema of a thread's state, if the kind is moderated
 }
 
-// addChildRoutes registers all routes of a kind of children, but for the counts of objects.
+// addChildRoutes registers all routes of a kind of children except the counts of objects.
 func (s *server) addChildRoutes(k kinds.Child) {
 	c := &childRoutes{archetype: newArchetype(s, k.Name, k.Plural, childNaming(k)), k: k}
 	c.names["settings"] = c.word("settings")
@@ -134,7 +135,7 @@ func (s *server) addChildRoutes(k kinds.Child) {
 	c.versionRoute()
 }
 
-// looks gives the schema of a child what its kind has, and these members that it has in some places.
+// looks adapts the schema of a child to the kind. It keeps the members in also, which only some answers have.
 func (c *childRoutes) looks(also ...string) func(*huma.Schema) {
 	return func(schema *huma.Schema) {
 		state := &huma.Schema{Type: huma.TypeString, Enum: []any{"visible", "deleted", "erased"}}
@@ -157,7 +158,8 @@ func (c *childRoutes) looks(also ...string) func(*huma.Schema) {
 	}
 }
 
-// attributes gives a schema the attributes of the kind, if it has any. A tombstone has none.
+// attributes sets the kind's attributes in a schema. It removes the member if the kind has none. A tombstone has no
+// attributes.
 func (c *childRoutes) attributes(in attributesOf) func(*huma.Schema) {
 	if len(c.k.Attributes) == 0 {
 		return without("attributes")
@@ -166,7 +168,7 @@ func (c *childRoutes) attributes(in attributesOf) func(*huma.Schema) {
 	return property("attributes", attributes, in == written && len(attributes.Required) > 0)
 }
 
-// input gives a schema what a create of the kind has.
+// input adapts the schema of a create to the kind.
 func (c *childRoutes) input(schema *huma.Schema) {
 	if !c.k.Threaded {
 		without("parent_id")(schema)
@@ -174,7 +176,7 @@ func (c *childRoutes) input(schema *huma.Schema) {
 	c.attributes(written)(schema)
 }
 
-// change gives a schema what an edit of the kind has.
+// change adapts the schema of an edit to the kind.
 func (c *childRoutes) change(schema *huma.Schema) {
 	c.attributes(changed)(schema)
 	if len(c.k.Attributes) == 0 {
@@ -182,7 +184,7 @@ func (c *childRoutes) change(schema *huma.Schema) {
 	}
 }
 
-// under is the path of an object's children, one that of a child.
+// under is the path of an object's children; one is the path of a child.
 func (c *childRoutes) under() string {
 	return "/v1/" + c.kinds.Objects[c.k.Parent] + "/{object_id}/" + c.k.Plural
 }
@@ -190,7 +192,7 @@ func (c *childRoutes) one() string { return "/v1/" + c.k.Plural + "/{id}" }
 
 func (c *childRoutes) location(id string) string { return "/v1/" + c.k.Plural + "/" + id }
 
-// writing are the codes of a route that takes a body.
+// writing returns the codes of a route that takes a body, followed by more.
 func writing(more ...string) []string {
 	return append([]string{codeJSONInvalid, codeRequestTooLarge, codeRequestTimeout, codeMediaType}, more...)
 }
@@ -199,30 +201,35 @@ func (c *childRoutes) singleRoutes() {
 	c.createRoute()
 	get := c.route("get", http.MethodGet, c.one(), tokens.RoleRead, http.StatusOK, words{"get-" + c.dashed, "Read {a child}",
 		"Reads the truth. {A child} that is not visible is a tombstone: it has a state, but neither author nor body."})
-	get.codes, get.answer, get.also = []string{codeNotFound}, c.entity, map[int]string{http.StatusNotModified: "If-None-Match names the current version."}
+	get.codes, get.answer, get.also = []string{codeNotFound}, c.entity,
+		map[int]string{http.StatusNotModified: "If-None-Match names the current version."}
 	register(c.server, get, c.get)
 
-	edit := c.route("edit", http.MethodPatch, c.one(), tokens.RoleWrite, http.StatusOK, words{"edit-" + c.dashed, "Replace {a child}'s body",
-		"An edit to the current body changes nothing: 200 with the same version, and no event."})
+	edit := c.route("edit", http.MethodPatch, c.one(), tokens.RoleWrite, http.StatusOK,
+		words{"edit-" + c.dashed, "Replace {a child}'s body",
+			"An edit to the current body changes nothing: 200 with the same version, and no event."})
 	if len(c.k.Attributes) > 0 {
 		edit.summary = "Edit {a child}"
-		edit.description = "The body has what changes: the text, attributes (RFC 7396: null takes one away, or back to its default), or both. " +
+		edit.description = "Send what changes: the body, attributes (RFC 7396: null removes one, or restores its default), or both. " +
 			"An edit to the current values changes nothing: 200 with the same version, and no event."
 	}
-	edit.codes = writing(codeBodyEmpty, codeBodyTooLong, codeBodyInvalid, codeNotFound, c.code(codeChildGone), codeVersionStale, codeIfMatchMissing)
+	edit.codes = writing(codeBodyEmpty, codeBodyTooLong, codeBodyInvalid, codeNotFound, c.code(codeChildGone),
+		codeVersionStale, codeIfMatchMissing)
 	edit.answer, edit.body = c.entity, jsonBody(c.schema("Edit", childEdit{}, c.change), true)
 	register(c.server, edit, c.edit)
 
-	remove := c.route("delete", http.MethodDelete, c.one(), tokens.RoleWrite, http.StatusNoContent, words{"delete-" + c.dashed, "Withdraw {a child} for its author", "Final."})
+	remove := c.route("delete", http.MethodDelete, c.one(), tokens.RoleWrite, http.StatusNoContent,
+		words{"delete-" + c.dashed, "Delete {a child} for its author", "The deletion cannot be undone."})
 	if c.k.Threaded {
-		remove.description += " Replies stay."
+		remove.description += " Replies remain."
 	}
 	remove.codes = []string{codeNotFound, c.code(codeChildGone), codeVersionStale, codeIfMatchMissing}
 	register(c.server, remove, c.remove)
 }
 
 func (c *childRoutes) createRoute() {
-	r := c.route("create", http.MethodPost, c.under(), tokens.RoleWrite, http.StatusCreated, words{"create-" + c.dashed, "Write {a child}", ""})
+	r := c.route("create", http.MethodPost, c.under(), tokens.RoleWrite, http.StatusCreated,
+		words{"create-" + c.dashed, "Write {a child}", ""})
 	r.codes, r.answer = writing(codeBodyEmpty, codeBodyTooLong, codeBodyInvalid, codeKeyReused), c.entity
 	if c.k.Threaded {
 		r.summary += ", or a reply"
@@ -234,8 +241,8 @@ func (c *childRoutes) createRoute() {
 		r.codes = append(r.codes, codeThreadLocked)
 	}
 	if c.k.OnePerAuthor {
-		notes = append(notes, "An author may have one {child} of {an object} that is not deleted. A second create is `"+codeAlreadyWritten+
-			"`; `current` and Location name the first.")
+		notes = append(notes, "An author may have one {child} of {an object} that is not deleted. A second create fails with `"+
+			codeAlreadyWritten+"`; `current` and Location name the first.")
 		r.codes = append(r.codes, codeAlreadyWritten)
 	}
 	r.description = strings.Join(notes, " ")
@@ -243,7 +250,8 @@ func (c *childRoutes) createRoute() {
 	register(c.server, r, c.create)
 	if c.k.OnePerAuthor {
 		refusal := c.operation(http.MethodPost, c.path(c.under())).Responses["409"]
-		refusal.Headers = map[string]*huma.Param{"Location": {Schema: &huma.Schema{Type: huma.TypeString}, Description: "Of `" + codeAlreadyWritten + "`: the address of the first one."}}
+		refusal.Headers = map[string]*huma.Param{"Location": {Schema: &huma.Schema{Type: huma.TypeString},
+			Description: "With `" + codeAlreadyWritten + "`: the address of the first one."}}
 	}
 }
 
@@ -268,7 +276,7 @@ func (c *childRoutes) create(ctx context.Context, in *newChildInput) (*childOutp
 	return answer, nil
 }
 
-// newChild is what the store writes for a create.
+// newChild returns the store's input for a create.
 func (c *childRoutes) newChild(ctx context.Context, object int64, body newChild, key string) (store.NewChild, error) {
 	author, err := c.parseID("#/author_id", string(body.AuthorID))
 	if err == nil {
@@ -281,7 +289,7 @@ func (c *childRoutes) newChild(ctx context.Context, object int64, body newChild,
 	return w, err
 }
 
-// answer is the answer to a single write.
+// answer returns the answer to a single write.
 func (c *childRoutes) answer(ctx context.Context, status int, out []store.ChildOutcome, err error) (*childOutput, error) {
 	if err == nil {
 		err = out[0].Err
@@ -293,7 +301,7 @@ func (c *childRoutes) answer(ctx context.Context, status int, out []store.ChildO
 	return &childOutput{Status: status, ETag: etag(out[0].Child.Version), WriteToken: token, Body: c.value(childBodyOf(out[0].Child))}, err
 }
 
-// refused says of an error of the store what the kind says of it.
+// refused turns an error of the store into the kind's problem.
 func (c *childRoutes) refused(err error) error {
 	var stale *store.StaleError
 	var state *store.StateError
@@ -306,7 +314,8 @@ func (c *childRoutes) refused(err error) error {
 	case errors.As(err, &state):
 		return c.about(c.code(codeChildGone), "the "+c.k.Name+" is "+state.Current.State(), state.Current)
 	case errors.As(err, &taken):
-		p := c.about(codeAlreadyWritten, fmt.Sprintf("the author has %s of this %s already: %s", a(c.k.Name), c.k.Parent, taken.Child.ID), taken.Child)
+		detail := fmt.Sprintf("the author already has %s of this %s: %s", a(c.k.Name), c.k.Parent, taken.Child.ID)
+		p := c.about(codeAlreadyWritten, detail, taken.Child)
 		p.location = c.location(taken.Child.ID)
 		return p
 	}
@@ -350,22 +359,24 @@ func (c *childRoutes) edit(ctx context.Context, in *changeInput) (*childOutput, 
 	return c.answer(ctx, http.StatusOK, out, err)
 }
 
-// ifVersion reads the If-Match that a write needs.
+// ifVersion reads an If-Match that the write requires.
 func (s *server) ifVersion(ifMatch string) (int64, error) {
 	if ifMatch == "" {
 		return 0, s.problems.problem(codeIfMatchMissing, "")
 	}
 	v, ok := versionOf(ifMatch)
 	if !ok {
-		return 0, s.problems.problem(codeHeaderInvalid, "", FieldError{Detail: `want one ETag, such as "3", or *`, Header: "If-Match"})
+		return 0, s.problems.problem(codeHeaderInvalid, "",
+			FieldError{Detail: `expected one ETag, for example "3", or *`, Header: "If-Match"})
 	}
 	return v, nil
 }
 
-// childEdit is what the store writes for an edit.
+// childEdit returns the store's input for an edit.
 func (c *childRoutes) childEdit(ctx context.Context, id string, version int64, body childEdit) (store.ChildEdit, error) {
 	if body.Body == nil && body.Attributes == nil {
-		return store.ChildEdit{}, c.problems.problem(codeValidation, "validation failed", FieldError{Detail: "want body, attributes or both", Pointer: "#"})
+		return store.ChildEdit{}, c.problems.problem(codeValidation, "validation failed",
+			FieldError{Detail: "expected body, attributes or both", Pointer: "#"})
 	}
 	return store.ChildEdit{Meta: callerOf(ctx).meta, ID: id, IfVersion: version, Body: body.Body, Attributes: body.Attributes}, nil
 }
@@ -375,7 +386,8 @@ func (c *childRoutes) remove(ctx context.Context, in *deleteInput) (*noContent, 
 	if err != nil {
 		return nil, err
 	}
-	out, err := c.store.DeleteChildren(ctx, callerOf(ctx).TenantID, c.k, []store.ChildDelete{{Meta: callerOf(ctx).meta, ID: in.ID.lower(), IfVersion: version}})
+	out, err := c.store.DeleteChildren(ctx, callerOf(ctx).TenantID, c.k,
+		[]store.ChildDelete{{Meta: callerOf(ctx).meta, ID: in.ID.lower(), IfVersion: version}})
 	answer, err := c.answer(ctx, http.StatusNoContent, out, err)
 	if err != nil {
 		return nil, err
@@ -383,7 +395,7 @@ func (c *childRoutes) remove(ctx context.Context, in *deleteInput) (*noContent, 
 	return &noContent{answer.WriteToken}, nil
 }
 
-// childOperation are the members of the operations of a batch; a kind's schemas say which an operation has.
+// childOperation has the members of all operations of a batch. The kind's schemas say which of them an operation has.
 type childOperation struct {
 	Op         string          `json:"op"`
 	ID         childID         `json:"child_id"`
@@ -398,7 +410,8 @@ type childOperation struct {
 
 func (c *childRoutes) batchRoutes() {
 	op := func(name string, change func(*huma.Schema), drop ...string) *huma.Schema {
-		return c.schema(camel(name)+"Operation", childOperation{}, property("op", &huma.Schema{Type: huma.TypeString, Enum: []any{name}}, true), change, without(drop...))
+		return c.schema(camel(name)+"Operation", childOperation{},
+			property("op", &huma.Schema{Type: huma.TypeString, Enum: []any{name}}, true), change, without(drop...))
 	}
 	child, object := c.of("child_id"), c.of("object_id")
 	create := op("create", func(s *huma.Schema) {
@@ -410,11 +423,12 @@ func (c *childRoutes) batchRoutes() {
 	first := map[string]any{"op": "create", object: "5", "author_id": "3", "body": "Well said.", "idempotency_key": "import-1"}
 	e := examples{exampleValues(), c.api.OpenAPI().Components.Schemas}
 	if attributes := attributesSchema(c.k.Attributes, written); len(attributes.Properties) > 0 {
-		first["attributes"], _ = e.of("attributes", attributes) // every attribute has an example
+		first["attributes"], _ = e.of("attributes", attributes) // no error: every attribute has an example
 	}
 	r := c.route("batch", http.MethodPost, "/v1/"+c.k.Plural+":batch", tokens.RoleWrite, http.StatusOK,
-		words{"batch-" + c.tagged, fmt.Sprintf("Write, edit and withdraw up to %d %s", maxBatch, c.k.Plural), batchDescription})
-	c.batchRoute(r, []kind{{"create", create, c.takeCreate, c.batchCreate}, {"edit", edit, c.takeEdit, c.batchEdit}, {"delete", remove, c.takeDelete, c.batchDelete}}, []any{
+		words{"batch-" + c.tagged, fmt.Sprintf("Write, edit and delete up to %d %s", maxBatch, c.k.Plural), batchDescription})
+	c.batchRoute(r, []kind{{"create", create, c.takeCreate, c.batchCreate}, {"edit", edit, c.takeEdit, c.batchEdit},
+		{"delete", remove, c.takeDelete, c.batchDelete}}, []any{
 		first,
 		map[string]any{"op": "edit", child: exampleUUID, "if_match": 1, "body": "Well put."},
 		map[string]any{"op": "delete", child: exampleUUID, "if_match": "*"},
@@ -445,7 +459,7 @@ func (c *childRoutes) takeCreate(ctx context.Context, raw []byte) (any, []string
 	return w, keys, err
 }
 
-// takeChange reads an operation on a child, and the version that it is about.
+// takeChange reads an operation on a child, and the version in its if_match.
 func (c *childRoutes) takeChange(raw []byte) (op childOperation, version int64, err error) {
 	if err = c.takeApart(c.naming, raw, &op); err == nil && op.IfMatch == nil {
 		err = c.problems.problem(codeIfMatchMissing, "")
@@ -486,7 +500,7 @@ func (c *childRoutes) batchDelete(ctx context.Context, ops []*operation) error {
 	}, func(op *operation, o store.ChildOutcome) { c.outcome(ctx, op, o, http.StatusNoContent) })
 }
 
-// outcome answers for an operation of a batch.
+// outcome sets the outcome of an operation of a batch.
 func (c *childRoutes) outcome(ctx context.Context, op *operation, o store.ChildOutcome, status int) {
 	out := BatchOutcome{Status: status, Replayed: o.Replayed}
 	if status != http.StatusNoContent {

@@ -12,12 +12,12 @@ import (
 	"github.com/tidings/tidings/projections/threadcache"
 )
 
-// The routes of kinds whose children reply to each other. Their list also has the order threaded.
+// The routes of threaded kinds, whose children reply to each other. Their list also has the order threaded.
 
-// maxTree is how many children a tree has at most in one document.
+// maxTree is the maximum number of children in one tree document.
 const maxTree = 1000
 
-// childTree is a whole thread. Its items are childBody with their replies.
+// childTree is a whole thread. Its items are childBody values with their replies.
 type childTree struct {
 	Items  []any      `json:"items" nullable:"false"`
 	Thread any        `json:"thread,omitempty"`
@@ -36,24 +36,33 @@ type slugInput struct {
 
 func (c *childRoutes) threadRoutes() {
 	page := &huma.Schema{Ref: "#/components/schemas/" + c.schemaName("Page")}
-	register(c.server, c.listing("replies", c.one()+"/replies", page, words{"list-" + c.dashed + "-replies", "List everything below {a child}",
-		"Reads a projection, in the order of the thread: each {child}, then its replies, at any depth. An invisible {child} with a visible reply is a tombstone."},
+	register(c.server, c.listing("replies", c.one()+"/replies", page,
+		words{"list-" + c.dashed + "-replies", "List everything below {a child}",
+			"Reads a projection, in the order of the thread: each {child}, then its replies, at any depth. An invisible {child} with a " +
+				"visible reply is a tombstone."},
 		codeCursorInvalid, codeNotFound), c.replies)
 
 	replies := arrayOf(&huma.Schema{Ref: "#/components/schemas/" + c.schemaName("InTree")}, "Oldest first.")
 	replies.Nullable = true
 	node := c.schema("InTree", childBody{}, c.looks("replies"), property("replies", replies, false))
-	register(c.server, c.listing("tree", c.under()+"/tree", c.schema("Tree", childTree{}, listItems(node, c.text("The top-level {children}, oldest first.")), c.threadOf),
+	register(c.server, c.listing("tree", c.under()+"/tree",
+		c.schema("Tree", childTree{}, listItems(node, c.text("The top-level {children}, oldest first.")), c.threadOf),
 		words{"get-" + c.dashed + "-tree", "Read a whole thread as one document",
-			fmt.Sprintf("Reads a projection. Returns up to %d {children}, tombstones included; read a larger thread in pages.", maxTree)}, codeThreadTooLarge), c.tree)
+			fmt.Sprintf("Reads a projection. Returns up to %d {children}, tombstones included; read a larger thread in pages.", maxTree)},
+		codeThreadTooLarge), c.tree)
 
-	linked := c.schema("BySlug", childBody{}, c.looks("thread", "as_of"), c.threadOf, func(s *huma.Schema) { s.Required = append(s.Required, "as_of") })
-	register(c.server, c.listing("slug", c.under()+"/by-slug/{slug}", linked, words{"get-" + c.dashed + "-by-slug", "Read {a child} by its permalink",
-		"Reads a projection. {A child} that is not visible is a tombstone. `around` of the list shows it in its context."}, codeNotFound), c.bySlug)
+	linked := c.schema("BySlug", childBody{}, c.looks("thread", "as_of"), c.threadOf,
+		func(s *huma.Schema) { s.Required = append(s.Required, "as_of") })
+	register(c.server, c.listing("slug", c.under()+"/by-slug/{slug}", linked,
+		words{"get-" + c.dashed + "-by-slug", "Read {a child} by its permalink",
+			"Reads a projection. {A child} that is not visible is a tombstone. `around` of the list shows it in its context."},
+		codeNotFound),
+		c.bySlug)
 }
 
-// threadedPage is a page in the order of the thread; read reads one more than the limit.
-func (c *childRoutes) threadedPage(ctx context.Context, l list, object int64, p Page, read func(tx pgx.Tx, after string) ([]event.Child, error)) (*anyOutput, error) {
+// threadedPage returns a page in the order of the thread. read reads up to one row more than the limit.
+func (c *childRoutes) threadedPage(ctx context.Context, l list, object int64, p Page,
+	read func(tx pgx.Tx, after string) ([]event.Child, error)) (*anyOutput, error) {
 	var after string
 	if p.Cursor != "" {
 		if err := c.cursors.decode(l, p.Cursor, &after); err != nil {
@@ -88,7 +97,7 @@ func (c *childRoutes) replies(ctx context.Context, in *repliesInput) (*anyOutput
 	}); err != nil {
 		return nil, err
 	}
-	// The place of a child never changes, so another transaction may read what is below it.
+	// A child never changes its place, so a second transaction may read its replies.
 	l := list{tenant: tenant, name: c.k.Name + " replies " + id, of: int64(of.Parent)}
 	return c.threadedPage(ctx, l, int64(of.Parent), in.Page, func(tx pgx.Tx, after string) ([]event.Child, error) {
 		return threadcache.Replies(ctx, tx, c.k.Name, int64(of.Parent), of.Path, after, in.Limit+1)
@@ -106,15 +115,17 @@ func (c *childRoutes) tree(ctx context.Context, in *UnderPath) (*anyOutput, erro
 		return nil, err
 	}
 	if len(rows) > maxTree {
-		return nil, c.problems.problem(codeThreadTooLarge, fmt.Sprintf("read %s?order=threaded page by page, or %s/replies for what is below one %s",
-			strings.Replace(c.under(), "{object_id}", fmt.Sprint(object), 1), c.one(), c.k.Name))
+		list := strings.Replace(c.under(), "{object_id}", fmt.Sprint(object), 1)
+		return nil, c.problems.problem(codeThreadTooLarge,
+			fmt.Sprintf("read %s?order=threaded in pages, or read %s/replies for the part below one %s", list, c.one(), c.k.Name))
 	}
 	items, _ := c.nest(rows, "")
 	return &anyOutput{Body: childTree{Items: items, Thread: thread, AsOf: asOf}}, nil
 }
 
-// nest makes a tree of the rows, in the order of the thread, that are below a path, and returns the others. One whose parent is not among them (its event
-// waits in the DLQ, say) is below the nearest ancestor that is.
+// nest makes a tree of the first rows, as far as they are below a path, and returns the other rows. The rows are in the
+// order of the thread. The parent of a child may be missing, for example because its event waits in the DLQ. Then the
+// child is below its nearest ancestor.
 func (c *childRoutes) nest(rows []event.Child, below string) (nodes []any, others []event.Child) {
 	nodes = []any{}
 	for len(rows) > 0 && strings.HasPrefix(rows[0].Path, below) {
@@ -140,5 +151,5 @@ func (c *childRoutes) bySlug(ctx context.Context, in *slugInput) (*anyOutput, er
 	}
 	body := childBodyOf(child)
 	body.Thread, body.AsOf = thread, &asOf
-	return &anyOutput{Body: c.value(&body)}, nil // without an ETag: the version says nothing of the thread, or of as_of
+	return &anyOutput{Body: c.value(&body)}, nil // no ETag: the version covers neither the thread nor as_of
 }

@@ -23,7 +23,7 @@ import (
 	"github.com/tidings/tidings/tokens"
 )
 
-// document is the OpenAPI document, with numbers as they are written.
+// document is the OpenAPI document, with numbers in their original form.
 type document map[string]any
 
 func decode(t testing.TB, text string) (v any) {
@@ -41,7 +41,7 @@ func (f fixture) document(t *testing.T) document {
 	return decode(t, f.want(t, 200, "GET", "/v1/openapi.json", "", "Authorization").body).(map[string]any)
 }
 
-// ref is what a reference leads to.
+// ref returns the schema that a reference names.
 func (d document) ref(to string) map[string]any {
 	at := map[string]any(d)
 	for name := range strings.SplitSeq(strings.TrimPrefix(to, "#/"), "/") {
@@ -71,7 +71,7 @@ func typeOf(v any) string {
 
 var uuidForm = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
 
-// check returns what is wrong with a value by its schema. A keyword that it does not know is wrong too.
+// check returns the errors of a value by its schema. An unknown keyword of the schema is an error too.
 func (d document) check(at string, schema map[string]any, v any) (wrong []string) {
 	say := func(format string, args ...any) {
 		wrong = append(wrong, fmt.Sprintf("%s: %s", at, fmt.Sprintf(format, args...)))
@@ -156,7 +156,7 @@ func (d document) check(at string, schema map[string]any, v any) (wrong []string
 	return wrong
 }
 
-// safe returns numbers that JavaScript cannot hold, and ids that are numbers.
+// safe returns the numbers that JavaScript cannot hold, and the ids that are numbers.
 func safe(at string, v any) (wrong []string) {
 	switch v := v.(type) {
 	case map[string]any:
@@ -178,7 +178,7 @@ func safe(at string, v any) (wrong []string) {
 	return wrong
 }
 
-// content returns the schema that the document has for an answer or a body of this type, and whether it has one.
+// content returns the document's schema of an answer or a body of this type, and whether it has one.
 func content(of map[string]any, mediaType string) (map[string]any, bool) {
 	all, _ := of["content"].(map[string]any)
 	media, _ := all[mediaType].(map[string]any)
@@ -186,11 +186,12 @@ func content(of map[string]any, mediaType string) (map[string]any, bool) {
 	return schema, ok
 }
 
-// conforms returns in what an answer differs from what the document, and docs/api.md, say of answers of this operation.
+// conforms returns the differences between an answer and the document with docs/api.md.
 func (d document) conforms(t testing.TB, op map[string]any, a answer) (wrong []string) {
 	t.Helper()
 	say := func(format string, args ...any) { wrong = append(wrong, fmt.Sprintf(format, args...)) }
-	for name, want := range map[string]string{"Cache-Control": "private, no-cache", "Vary": "Authorization", "X-Content-Type-Options": "nosniff"} {
+	for name, want := range map[string]string{"Cache-Control": "private, no-cache", "Vary": "Authorization",
+		"X-Content-Type-Options": "nosniff"} {
 		if got := a.Header[name]; len(got) != 1 || got[0] != want {
 			say("%s is %q, want %q", name, got, want)
 		}
@@ -233,7 +234,8 @@ func (d document) conforms(t testing.TB, op map[string]any, a answer) (wrong []s
 		if code := a.text("code"); !strings.Contains(described["description"].(string), "`"+code+"`") {
 			say("the code %s is not documented", code)
 		}
-		if mediaType != "application/problem+json" || a.json["status"] != float64(a.StatusCode) || a.text("request_id") != a.Header.Get("X-Request-Id") {
+		if mediaType != "application/problem+json" || a.json["status"] != float64(a.StatusCode) ||
+			a.text("request_id") != a.Header.Get("X-Request-Id") {
 			say("no problem of its own status and request")
 		}
 	}
@@ -248,7 +250,7 @@ func parametersOf(op map[string]any) (all []map[string]any) {
 	return all
 }
 
-// TestEveryOperationHasExamplesThatHold looks at every example by its schema, and sends the requests made of them.
+// TestEveryOperationHasExamplesThatHold checks every example by its schema, and sends requests made of the examples.
 func TestEveryOperationHasExamplesThatHold(t *testing.T) {
 	f, _, _ := openKinds(t, true)
 	d := f.document(t)
@@ -283,7 +285,7 @@ func TestEveryOperationHasExamplesThatHold(t *testing.T) {
 			switch pname := p["name"].(string); {
 			case p["in"] == "path":
 				filled = strings.ReplaceAll(filled, "{"+pname+"}", value)
-			case pname == "cursor" || pname == "Tidings-Token": // signed with a key that no document has
+			case pname == "cursor" || pname == "Tidings-Token": // they are signed with a secret key
 			case p["in"] == "query":
 				query = append(query, [2]string{pname, value})
 			case strings.HasPrefix(fmt.Sprint(p["description"]), "Required"):
@@ -319,7 +321,8 @@ func TestEveryOperationHasExamplesThatHold(t *testing.T) {
 			for mediaType, c := range all {
 				c := c.(map[string]any)
 				if status < "400" {
-					if wrong := append(d.check("", c["schema"].(map[string]any), c["example"]), safe("", c["example"])...); len(wrong) > 0 || c["example"] == nil {
+					if wrong := append(d.check("", c["schema"].(map[string]any), c["example"]),
+						safe("", c["example"])...); len(wrong) > 0 || c["example"] == nil {
 						t.Errorf("%s: the example of %s %s does not fit: %v", name, status, mediaType, wrong)
 					}
 				}
@@ -328,7 +331,8 @@ func TestEveryOperationHasExamplesThatHold(t *testing.T) {
 						t.Errorf("%s: %d examples of %s, want %d", name, got, status, want)
 					}
 					for code, e := range examples {
-						if value := d.ref(e.(map[string]any)["$ref"].(string))["value"].(map[string]any); value["code"] != code || fmt.Sprint(value["status"]) != status {
+						if value := d.ref(e.(map[string]any)["$ref"].(string))["value"].(map[string]any); value["code"] != code ||
+							fmt.Sprint(value["status"]) != status {
 							t.Errorf("%s: the example of %s is %v", name, code, value)
 						}
 					}
@@ -339,7 +343,8 @@ func TestEveryOperationHasExamplesThatHold(t *testing.T) {
 			t.Errorf("%s: no answer of success", name)
 		}
 
-		// Nothing of what they name is there, so it may be missing or have another version; but the request is understood.
+		// The objects in the examples do not exist, so answers may be 404 or 412. But the API must understand the
+		// request.
 		understood := []int{200, 201, 202, 204, 304, 404, 412, 428}
 		for mediaType, body := range bodies {
 			for _, headers := range optional {
@@ -353,7 +358,7 @@ func TestEveryOperationHasExamplesThatHold(t *testing.T) {
 						headers = append(headers, "Content-Type: "+mediaType)
 					}
 					a := f.do(t, method, to, body, headers...)
-					// What names a thing in the truth, and what the requests before have made.
+					// These problems come from objects in the truth, and from the requests before.
 					understands := slices.Contains([]string{"parent-unknown", "already-written"}, a.text("code"))
 					if !slices.Contains(understood, a.StatusCode) && !understands {
 						t.Errorf("%s: the request of the examples %s %v is not understood: %d %s", name, to, headers, a.StatusCode, a.body)
@@ -367,7 +372,7 @@ func TestEveryOperationHasExamplesThatHold(t *testing.T) {
 	})
 }
 
-// TestEveryOperationConforms walks the document with a tenant that has something of everything.
+// TestEveryOperationConforms calls every operation of the document for a tenant that has objects of every type.
 func TestEveryOperationConforms(t *testing.T) {
 	f := open(t)
 	w := f.populate(t, "text")
@@ -403,7 +408,8 @@ func TestEveryOperationConforms(t *testing.T) {
 					same := f.send(t, w, plain, "If-None-Match: "+header)
 					check(name, op, same)
 					if same.StatusCode != http.StatusNotModified || same.Header.Get("ETag") != tag {
-						t.Errorf("%s with If-None-Match %s: %d, ETag %s, want 304 with %s", name, header, same.StatusCode, same.Header.Get("ETag"), tag)
+						t.Errorf("%s with If-None-Match %s: %d, ETag %s, want 304 with %s", name, header, same.StatusCode,
+							same.Header.Get("ETag"), tag)
 					}
 				}
 				if other := f.send(t, w, plain, `If-None-Match: "999"`); other.StatusCode != 200 {
@@ -412,7 +418,8 @@ func TestEveryOperationConforms(t *testing.T) {
 			}
 			head := plain
 			head.method = "HEAD"
-			if b := f.send(t, w, head); b.StatusCode != a.StatusCode || b.Header.Get("Content-Type") != a.Header.Get("Content-Type") || b.Header.Get("ETag") != a.Header.Get("ETag") {
+			if b := f.send(t, w, head); b.StatusCode != a.StatusCode || b.Header.Get("Content-Type") != a.Header.Get("Content-Type") ||
+				b.Header.Get("ETag") != a.Header.Get("ETag") {
 				t.Errorf("HEAD %s: %d %v, GET %d %v", path, b.StatusCode, b.Header, a.StatusCode, a.Header)
 			}
 		}
@@ -434,7 +441,8 @@ func TestEveryOperationConforms(t *testing.T) {
 			more.body = strings.Replace(plain.body, "{", `{"nope":1,`, 1)
 			refused(name+" with an unknown member", op, f.send(t, w, more, `If-Match: *`), 422, "validation-failed", "#/nope")
 		}
-		if a := f.send(t, w, plain, "Accept: json, text/html;q=0.9", "If-Match: *"); a.StatusCode != 204 && !strings.HasPrefix(a.Header.Get("Content-Type"), "application/") {
+		if a := f.send(t, w, plain, "Accept: json, text/html;q=0.9", "If-Match: *"); a.StatusCode != 204 &&
+			!strings.HasPrefix(a.Header.Get("Content-Type"), "application/") {
 			t.Errorf("%s, json asked for: %q", name, a.Header.Get("Content-Type"))
 		}
 
@@ -481,13 +489,14 @@ func TestEveryOperationConforms(t *testing.T) {
 	}
 	only("GET")
 
-	// Each list, page by page, is the list at once; its cursors are no other list's, tenant's or key's.
+	// The pages of each list together are the list at once. Cursors of another list, tenant or key are refused.
 	pool := f.pool
 	cfg := config()
 	cfg.CursorKey = strings.Repeat("cd", 32)
 	otherKey, stranger := f, f
 	var err error
-	if otherKey.Handler, err = api.New(cfg, api.Deps{Store: store.New(pool, nil), Tokens: pool, DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Fleet: fleet, Log: testkit.Logger(t), Reg: prometheus.NewRegistry()}); err != nil {
+	if otherKey.Handler, err = api.New(cfg, api.Deps{Store: store.New(pool, nil), Tokens: pool, DLQ: outbox.NewDLQ(pool, nil),
+		Projections: pool, Fleet: fleet, Log: testkit.Logger(t), Reg: prometheus.NewRegistry()}); err != nil {
 		t.Fatal(err)
 	}
 	stranger.token = f.newToken(t, tenant+1, "stranger", tokens.Roles()...)
@@ -527,7 +536,7 @@ func TestEveryOperationConforms(t *testing.T) {
 		}
 		r := page(l.request, 1, cursors[name])
 		refused(name+" with the cursor of another key", l.op, otherKey.send(t, w, r), 400, "cursor-invalid", "cursor")
-		if a := stranger.send(t, w, r); a.StatusCode != 404 { // a list of a thing that the tenant does not have
+		if a := stranger.send(t, w, r); a.StatusCode != 404 { // the list of an object that the tenant does not have
 			refused(name+" with the cursor of another tenant", l.op, a, 400, "cursor-invalid", "cursor")
 		}
 	}
@@ -537,15 +546,17 @@ func TestEveryOperationConforms(t *testing.T) {
 
 	only("PUT", "POST", "PATCH")
 	only("DELETE")
-	for _, name := range []string{"PUT /v1/follows/{follower_id}/{followee_id}", "POST /v1/posts/{post_id}/comments", "PATCH /v1/comments/{id}", "PUT /v1/comments/{id}/moderation",
-		"POST /v1/follows:batch", "POST /v1/comments:batch", "GET /v1/outbox/dlq", "POST /v1/outbox/dlq/{id}/discard", "DELETE /v1/comments/{id}", "PUT /v1/posts/{post_id}/thread"} {
+	for _, name := range []string{"PUT /v1/follows/{follower_id}/{followee_id}", "POST /v1/posts/{post_id}/comments",
+		"PATCH /v1/comments/{id}", "PUT /v1/comments/{id}/moderation",
+		"POST /v1/follows:batch", "POST /v1/comments:batch", "GET /v1/outbox/dlq", "POST /v1/outbox/dlq/{id}/discard",
+		"DELETE /v1/comments/{id}", "PUT /v1/posts/{post_id}/thread"} {
 		if !succeeded[name] {
 			t.Errorf("%s never succeeded", name)
 		}
 	}
 }
 
-// TestEveryPathRefusesOtherMethods also shows that no answer without an operation lacks the headers that every answer has.
+// TestEveryPathRefusesOtherMethods also verifies the common headers of answers without an operation.
 func TestEveryPathRefusesOtherMethods(t *testing.T) {
 	f := open(t)
 	for path, item := range f.document(t)["paths"].(map[string]any) {
@@ -555,7 +566,8 @@ func TestEveryPathRefusesOtherMethods(t *testing.T) {
 				continue
 			}
 			a := f.do(t, method, path, "", "Authorization")
-			if a.StatusCode != 405 || a.text("code") != "method-not-allowed" || a.Header.Get("Cache-Control") == "" || a.Header.Get("X-Request-Id") == "" {
+			if a.StatusCode != 405 || a.text("code") != "method-not-allowed" || a.Header.Get("Cache-Control") == "" ||
+				a.Header.Get("X-Request-Id") == "" {
 				t.Errorf("%s %s: %d %s", method, path, a.StatusCode, a.body)
 			}
 			for _, m := range methods {

@@ -10,23 +10,23 @@ import (
 	"slices"
 )
 
-// errCursor reports a cursor that was not given by this list of this tenant, or was changed since.
+// errCursor reports a cursor that this list of this tenant did not issue, or that was changed since.
 var errCursor = errors.New("api: invalid cursor")
 
 const (
-	cursorMACLen = 16   // bytes of the HMAC that travel
+	cursorMACLen = 16   // bytes of the HMAC in a cursor
 	maxCursorLen = 4096 // characters; the longest path of a comment takes about 2,000
 )
 
-// cursors signs where a page ended. A cursor carries the sort values of the page's last item, so it holds however much is
-// written meanwhile, on every API process with the same keys. The first key signs; each is accepted.
+// cursors signs and verifies cursors. A cursor has the sort values of the page's last item. So it remains valid
+// whatever is written meanwhile, on every API process with the same keys. The first key signs; every key is accepted.
 type cursors struct{ keys [][]byte }
 
-// list names the list that a cursor belongs to; a cursor of another is refused.
+// list names the list of a cursor. A cursor of another list is refused.
 type list struct {
 	tenant int64
 	name   string // route and order
-	of     int64  // the user or the post
+	of     int64  // the object of the list, or 0
 }
 
 func mac(key []byte, l list, payload []byte) []byte {
@@ -44,7 +44,7 @@ func (c cursors) encode(l list, last any) (string, error) {
 	return base64.RawURLEncoding.EncodeToString(append(mac(c.keys[0], l, payload), payload...)), nil
 }
 
-// decode reads what encode wrote into v, or returns errCursor.
+// decode reads a cursor of encode into v, or returns errCursor.
 func (c cursors) decode(l list, cursor string, v any) error {
 	raw, err := base64.RawURLEncoding.Strict().DecodeString(cursor)
 	if err != nil || len(raw) < cursorMACLen || len(cursor) > maxCursorLen {

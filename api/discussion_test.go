@@ -19,7 +19,8 @@ import (
 	"github.com/tidings/tidings/projections/threadcache"
 )
 
-// catchUp applies what is in the outbox to the threads and the histories, as relay and consumers would. Edges are in the histories alone.
+// catchUp applies the outbox to the threads and the histories, like relay and consumers do. Only the histories have
+// edges.
 func (f fixture) catchUp(t *testing.T) { f.catchUpWith(t, kinds.Builtin) }
 
 func (f fixture) catchUpWith(t *testing.T, now func() *kinds.Set) {
@@ -49,10 +50,11 @@ func (f fixture) catchUpWith(t *testing.T, now func() *kinds.Set) {
 	}
 }
 
-// reply writes a comment below another.
+// reply writes a reply to a comment.
 func (f fixture) reply(t *testing.T, post int, to, body string) answer {
 	t.Helper()
-	return f.want(t, 201, "POST", fmt.Sprintf("/v1/posts/%d/comments", post), fmt.Sprintf(`{"author_id":"4","body":%q,"parent_id":%q}`, body, to))
+	return f.want(t, 201, "POST", fmt.Sprintf("/v1/posts/%d/comments", post),
+		fmt.Sprintf(`{"author_id":"4","body":%q,"parent_id":%q}`, body, to))
 }
 
 func bodies(items []map[string]any) []string {
@@ -76,7 +78,7 @@ func itemsOf(a answer) (items []map[string]any) {
 
 func TestThreadPages(t *testing.T) {
 	f := open(t)
-	// 12 first comments, each third with a reply that has a reply.
+	// 12 top-level comments; every third has a reply, which has a reply.
 	var oldest, threaded []string
 	ids := map[string]answer{}
 	for i := range 12 {
@@ -107,7 +109,7 @@ func TestThreadPages(t *testing.T) {
 	}
 	gone("c03")  // a chain of tombstones above c03rr
 	gone("c03r") //
-	gone("c04")  // nothing below: left out
+	gone("c04")  // no replies: left out
 	left := func(list []string) []string {
 		return strings.Fields(strings.Join(list, " "))
 	}
@@ -140,7 +142,7 @@ func TestThreadPages(t *testing.T) {
 				t.Errorf("%s behind %d: next %t, want %t", order, skip, got, more)
 			}
 		}
-		// To the end and back.
+		// Read to the end and back.
 		a := f.want(t, 200, "GET", post+"?limit=5&order="+order, "")
 		pages := []string{a.body[:strings.Index(a.body, "next")]}
 		for a.text("next") != "" {
@@ -166,12 +168,14 @@ func TestThreadPages(t *testing.T) {
 		"c00": "c00 c00r c00rr c01 c02", "c01": "c00r c00rr c01 c02 c03rr", "c11": "c09 c09r c09rr c10 c11", "c03": "c01 c02 c03rr c05 c06",
 	} {
 		a := around(name, 5)
-		if got := strings.Join(bodies(itemsOf(a)), " "); got != want || (a.text("prev") == "") != (name == "c00") || (a.text("next") == "") != (name == "c11") {
+		if got := strings.Join(bodies(itemsOf(a)), " "); got != want || (a.text("prev") == "") != (name == "c00") ||
+			(a.text("next") == "") != (name == "c11") {
 			t.Errorf("around %s: %s (prev %t, next %t), want %s", name, got, a.text("prev") != "", a.text("next") != "", want)
 		}
 	}
 	a := around("c01", 3)
-	before, after := f.want(t, 200, "GET", post+"?cursor="+a.text("prev"), ""), f.want(t, 200, "GET", post+"?limit=2&cursor="+a.text("next"), "")
+	before, after := f.want(t, 200, "GET", post+"?cursor="+a.text("prev"), ""),
+		f.want(t, 200, "GET", post+"?limit=2&cursor="+a.text("next"), "")
 	if got := bodies(append(itemsOf(before), itemsOf(after)...)); strings.Join(got, " ") != "c00 c00r c03rr c05" {
 		t.Errorf("the pages on both sides: %v", got)
 	}
@@ -182,7 +186,8 @@ func TestThreadPages(t *testing.T) {
 			t.Errorf("a cursor of another order: %d %s", a.StatusCode, a.body)
 		}
 	}
-	if a := f.want(t, 200, "GET", "/v1/posts/6/comments", ""); !strings.Contains(a.body, `"items":[]`) || a.text("as_of") != "1970-01-01T00:00:00.000000Z" {
+	if a := f.want(t, 200, "GET", "/v1/posts/6/comments", ""); !strings.Contains(a.body, `"items":[]`) ||
+		a.text("as_of") != "1970-01-01T00:00:00.000000Z" {
 		t.Errorf("an unknown post: %s", a.body)
 	}
 	if a := f.want(t, 200, "GET", post+"?skip=9223372036854775807", ""); !strings.Contains(a.body, `"items":[]`) {
@@ -204,7 +209,7 @@ func TestThreadReads(t *testing.T) {
 	f.catchUp(t)
 	thread := map[string]any{"locked": false, "premoderated": true, "title": "Questions", "version": 1.0}
 
-	// The whole tree, a branch of it, one comment by its slug, the numbers: each with what is set for the thread.
+	// The whole tree, a branch, a comment by its slug, and the counts: each has the state of the thread.
 	tree := f.want(t, 200, "GET", post+"/comments/tree", "")
 	var flat func(items any) string
 	flat = func(items any) string {
@@ -224,22 +229,26 @@ func TestThreadReads(t *testing.T) {
 	if got := bodies(append(itemsOf(replies), itemsOf(rest)...)); strings.Join(got, " ") != "(deleted) below" || rest.text("next") != "" {
 		t.Errorf("replies: %v", got)
 	}
-	if a := f.do(t, "GET", "/v1/comments/"+reply.text("comment_id")+"/replies?cursor="+replies.text("next"), ""); a.text("code") != "cursor-invalid" {
+	if a := f.do(t, "GET", "/v1/comments/"+reply.text("comment_id")+"/replies?cursor="+replies.text("next"),
+		""); a.text("code") != "cursor-invalid" {
 		t.Errorf("a cursor of another comment's replies: %d %s", a.StatusCode, a.body)
 	}
 	slug := f.want(t, 200, "GET", post+"/comments/by-slug/"+below.text("slug"), "")
 	if slug.text("comment_id") != below.text("comment_id") || slug.text("body") != "below" || slug.json["version"] != 1.0 {
 		t.Errorf("by slug: %s", slug.body)
 	}
-	if a := f.want(t, 200, "GET", post+"/comments/by-slug/"+reply.text("slug"), ""); a.text("state") != "deleted" || a.json["body"] != nil || a.json["author_id"] != nil {
+	if a := f.want(t, 200, "GET", post+"/comments/by-slug/"+reply.text("slug"), ""); a.text("state") != "deleted" ||
+		a.json["body"] != nil || a.json["author_id"] != nil {
 		t.Errorf("a tombstone by its slug: %s", a.body)
 	}
 	sum := f.want(t, 200, "GET", post+"/summary", "")
-	want := map[string]any{"post_id": "5", "visible": 3.0, "total": 5.0, "last_activity_at": last.text("created_at"), "thread": thread, "as_of": sum.text("as_of")}
+	want := map[string]any{"post_id": "5", "visible": 3.0, "total": 5.0, "last_activity_at": last.text("created_at"), "thread": thread,
+		"as_of": sum.text("as_of")}
 	if diff := cmp.Diff(want, sum.json); diff != "" {
 		t.Errorf("summary (-want +got):\n%s", diff)
 	}
-	for name, a := range map[string]answer{"list": f.want(t, 200, "GET", post+"/comments", ""), "tree": tree, "replies": replies, "by slug": slug} {
+	for name, a := range map[string]answer{"list": f.want(t, 200, "GET", post+"/comments", ""), "tree": tree,
+		"replies": replies, "by slug": slug} {
 		if diff := cmp.Diff(any(thread), a.json["thread"]); diff != "" {
 			t.Errorf("%s: thread (-want +got):\n%s", name, diff)
 		}
@@ -251,15 +260,16 @@ func TestThreadReads(t *testing.T) {
 		t.Errorf("summary of an unknown post (-want +got):\n%s", diff)
 	}
 
-	// A user's comments, of all posts; what is gone or waits is not there.
+	// The comments of a user on all posts. Comments that are gone or pending are missing.
 	users, _ := f.walk(t, "/v1/users/3/comments?", 2)
 	if got := strings.Join(bodies(users), " "); got != "last elsewhere first" {
 		t.Errorf("comments of user 3: %s", got)
 	}
 
-	// What waits, until it is approved; then what was approved is hidden, and approved again.
+	// A comment is pending until it is approved. Then it is hidden, and approved again.
 	for _, path := range []string{"/v1/moderation/pending", "/v1/moderation/pending?post_id=5"} {
-		if a := itemsOf(f.want(t, 200, "GET", path, "")); len(a) != 1 || a[0]["comment_id"] != waiting.text("comment_id") || a[0]["body"] != "waiting" {
+		if a := itemsOf(f.want(t, 200, "GET", path, "")); len(a) != 1 || a[0]["comment_id"] != waiting.text("comment_id") ||
+			a[0]["body"] != "waiting" {
 			t.Errorf("%s: %v", path, a)
 		}
 	}
@@ -292,9 +302,11 @@ func TestATreeHasAThousandComments(t *testing.T) {
 	f := open(t)
 	write := func(from, to int) {
 		t.Helper()
-		f.exec(t, `INSERT INTO child_lists (tenant_id, kind, child_id, object_id, slug, path, author_id, body, author_state, moderation_state, version,
+		f.exec(t, `INSERT INTO child_lists (tenant_id, kind, child_id, object_id, slug, path, author_id, body, author_state,
+			moderation_state, version,
 				created_at, updated_at, visible, shown)
-			SELECT 1, 'comment', gen_random_uuid(), 5, lpad(g::text, 8, '0'), lpad(g::text, 22, '0'), 3, 'x', 'ACTIVE', 'NONE', 1, now(), now(), true, true
+			SELECT 1, 'comment', gen_random_uuid(), 5, lpad(g::text, 8, '0'), lpad(g::text, 22, '0'), 3, 'x', 'ACTIVE', 'NONE', 1, now(),
+			now(), true, true
 			  FROM generate_series($1::int, $2::int) g`, from, to)
 	}
 	write(1, 1000)

@@ -20,8 +20,8 @@ import (
 // maxReasonBytes bounds the reason of a retry or discard.
 const maxReasonBytes = 1000
 
-// DeadMessage is a message of the outbox's DLQ without its payload. Writers of plain SQL make messages too, so an aggregate's id
-// may be any 64-bit number, and a type any text.
+// DeadMessage is a message of the outbox's DLQ without its payload. Applications also write messages with plain SQL, so
+// an aggregate's id may be any 64-bit number, and a type any text.
 type DeadMessage struct {
 	ID            event.ID   `json:"id" doc:"The id of the event in the outbox."`
 	EventID       string     `json:"event_id" format:"uuid"`
@@ -49,7 +49,7 @@ type DeadMessageList struct {
 	Next  string        `json:"next,omitempty" doc:"The cursor of the next page; absent on the last page."`
 }
 
-// DLQAction is what was done to a message, as it is kept.
+// DLQAction is the record of an action on a message.
 type DLQAction struct {
 	At            event.Time `json:"at" format:"date-time"`
 	Actor         string     `json:"actor"`
@@ -65,9 +65,10 @@ type DLQAction struct {
 
 func deadMessageOf(m outbox.DLQMessage) DeadMessage {
 	return DeadMessage{
-		ID: event.ID(m.OutboxID), EventID: m.ID, AggregateType: m.AggregateType, AggregateID: strconv.FormatInt(m.AggregateID, 10), EventType: m.Type,
-		EventVersion: m.Version, Attempts: m.Attempts, LastError: m.LastError, TraceParent: m.TraceParent, OccurredAt: event.Time{Time: m.OccurredAt},
-		InsertedAt: event.Time{Time: m.InsertedAt}, DeadAt: event.Time{Time: m.DeadAt},
+		ID: event.ID(m.OutboxID), EventID: m.ID, AggregateType: m.AggregateType,
+		AggregateID: strconv.FormatInt(m.AggregateID, 10), EventType: m.Type,
+		EventVersion: m.Version, Attempts: m.Attempts, LastError: m.LastError, TraceParent: m.TraceParent,
+		OccurredAt: event.Time{Time: m.OccurredAt}, InsertedAt: event.Time{Time: m.InsertedAt}, DeadAt: event.Time{Time: m.DeadAt},
 	}
 }
 
@@ -113,22 +114,22 @@ func (s *server) dlqRoutes() {
 		codes: []string{codeNotFound},
 	}, s.getDLQ)
 	register(s, route{
-		method: http.MethodPost, path: path + "/{id}/retry", id: "retry-dlq-message", tag: tag, role: tokens.RoleAdmin, status: http.StatusOK,
-		summary: "Put an event back into the outbox",
+		method: http.MethodPost, path: path + "/{id}/retry", id: "retry-dlq-message", tag: tag,
+		role: tokens.RoleAdmin, status: http.StatusOK, summary: "Put an event back into the outbox",
 		description: "Gives the event a new id after all others and resets its attempts. 404 if the DLQ does not have the message: " +
 			"of two concurrent requests one gets 200.",
 		codes: body,
 	}, s.actDLQ(s.dlq.Retry))
 	register(s, route{
-		method: http.MethodPost, path: path + "/{id}/discard", id: "discard-dlq-message", tag: tag, role: tokens.RoleAdmin, status: http.StatusOK,
-		summary: "Delete an event that could not be published",
-		description: "Deletes the event permanently with its payload; a record of the action remains. 404 if the DLQ does not have the message: " +
-			"of two concurrent requests one gets 200.",
+		method: http.MethodPost, path: path + "/{id}/discard", id: "discard-dlq-message", tag: tag,
+		role: tokens.RoleAdmin, status: http.StatusOK, summary: "Delete an event that could not be published",
+		description: "Deletes the event permanently with its payload; a record of the action remains. 404 if the DLQ does not have the " +
+			"message: of two concurrent requests one gets 200.",
 		codes: body,
 	}, s.actDLQ(s.dlq.Discard))
 }
 
-// dlqCursor is what a cursor of the DLQ carries.
+// dlqCursor is the content of a cursor of the DLQ.
 type dlqCursor struct {
 	ID event.ID `json:"i"`
 }
@@ -140,8 +141,8 @@ func (s *server) listDLQ(ctx context.Context, in *dlqListInput) (*dlqListOutput,
 		DeadBefore: in.DeadBefore, DeadAfter: in.DeadAfter,
 	}
 	for parameter, v := range map[string]string{"aggregate_type": in.AggregateType, "event_type": in.EventType} {
-		if !utf8.ValidString(v) || strings.ContainsRune(v, 0) { // which no column can hold
-			return nil, s.problems.problem(codeValidation, "", FieldError{Detail: "want UTF-8 without NUL", Parameter: parameter})
+		if !utf8.ValidString(v) || strings.ContainsRune(v, 0) { // no column can hold it
+			return nil, s.problems.problem(codeValidation, "", FieldError{Detail: "expected UTF-8 without NUL", Parameter: parameter})
 		}
 	}
 	l := list{tenant: tenant, name: "dlq"}
@@ -179,19 +180,23 @@ func (s *server) getDLQ(ctx context.Context, in *DLQPath) (*dlqGetOutput, error)
 }
 
 func (s *server) notInDLQ() error {
-	return s.problems.problem(codeNotFound, "the DLQ holds no such message, or holds it no more")
+	return s.problems.problem(codeNotFound, "the DLQ does not have this message")
 }
 
-// actDLQ answers a retry or a discard of one message.
-func (s *server) actDLQ(do func(context.Context, outbox.DLQRequest) ([]outbox.DLQAction, error)) func(context.Context, *dlqActInput) (*dlqActOutput, error) {
+// actDLQ returns the handler that retries or discards one message.
+func (s *server) actDLQ(
+	do func(context.Context, outbox.DLQRequest) ([]outbox.DLQAction, error),
+) func(context.Context, *dlqActInput) (*dlqActOutput, error) {
 	return func(ctx context.Context, in *dlqActInput) (*dlqActOutput, error) {
 		c := callerOf(ctx)
-		r := outbox.DLQRequest{DLQFilter: outbox.DLQFilter{TenantID: c.TenantID, IDs: []int64{in.ID.int64()}}, Limit: 1, Actor: c.meta.Actor}
+		r := outbox.DLQRequest{DLQFilter: outbox.DLQFilter{TenantID: c.TenantID, IDs: []int64{in.ID.int64()}},
+			Limit: 1, Actor: c.meta.Actor}
 		if in.Body != nil {
 			r.Reason = in.Body.Reason
 		}
 		if len(r.Reason) > maxReasonBytes || strings.IndexFunc(r.Reason, func(c rune) bool { return c < ' ' || c == 0x7f }) >= 0 {
-			return nil, s.problems.problem(codeValidation, "", FieldError{Detail: "want at most 1000 bytes without control characters", Pointer: "#/reason"})
+			return nil, s.problems.problem(codeValidation, "",
+				FieldError{Detail: "expected at most 1000 bytes without control characters", Pointer: "#/reason"})
 		}
 		did, err := do(ctx, r)
 		if err != nil {
@@ -202,8 +207,8 @@ func (s *server) actDLQ(do func(context.Context, outbox.DLQRequest) ([]outbox.DL
 		}
 		a := did[0]
 		answer := DLQAction{
-			At: event.Time{Time: a.At}, Actor: a.Actor, Action: a.Action, ID: event.ID(a.DLQID), EventID: a.EventID, AggregateType: a.AggregateType,
-			AggregateID: strconv.FormatInt(a.AggregateID, 10), EventType: a.EventType, Reason: a.Reason,
+			At: event.Time{Time: a.At}, Actor: a.Actor, Action: a.Action, ID: event.ID(a.DLQID), EventID: a.EventID,
+			AggregateType: a.AggregateType, AggregateID: strconv.FormatInt(a.AggregateID, 10), EventType: a.EventType, Reason: a.Reason,
 		}
 		if a.NewID != 0 {
 			answer.NewID = strconv.FormatInt(a.NewID, 10)
@@ -212,7 +217,7 @@ func (s *server) actDLQ(do func(context.Context, outbox.DLQRequest) ([]outbox.DL
 	}
 }
 
-// TransformSchema says that the payload is any value: the framework takes its bytes for text.
+// TransformSchema declares the payload as any JSON value. The framework would declare its bytes as text.
 func (DeadMessageFull) TransformSchema(_ huma.Registry, s *huma.Schema) *huma.Schema {
 	s.Properties["payload"] = &huma.Schema{Description: "Any JSON value."}
 	return s

@@ -17,13 +17,15 @@ import (
 	"github.com/tidings/tidings/tokens"
 )
 
-// bury writes n dead messages of the tenant, with ids from first on, which died a day apart.
+// bury writes n dead messages of the tenant, with ids from first on. They died a day apart.
 func (f fixture) bury(t *testing.T, tenant, first, n int) {
 	t.Helper()
-	f.exec(t, `INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at,
+	f.exec(t, `INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload,
+		occurred_at, available_at,
 			attempts, last_error, event_id, inserted_at, slot, dead_at)
 		SELECT g, $1, 'post', g % 3, 'type ' || g % 2, 1, jsonb_build_object('n', g), timestamptz '2026-01-01', now(), 11, 'no token',
-		       ('00000000-0000-4000-8000-' || lpad(g::text, 12, '0'))::uuid, timestamptz '2026-01-01', 0, timestamptz '2026-02-01' + (g - $2::int) * interval '1 day'
+		       ('00000000-0000-4000-8000-' || lpad(g::text, 12, '0'))::uuid, timestamptz '2026-01-01', 0,
+		       timestamptz '2026-02-01' + (g - $2::int) * interval '1 day'
 		  FROM generate_series($2::int, $2::int + $3::int - 1) g`, tenant, first, n)
 }
 
@@ -34,7 +36,8 @@ func TestTheDLQOverHTTP(t *testing.T) {
 	var woken []int
 	var err error
 	f.Handler, err = api.New(config(), api.Deps{
-		Store: store.New(pool, nil), Tokens: pool, DLQ: outbox.NewDLQ(pool, func(p int) { woken = append(woken, p) }), Projections: pool, Fleet: fleet, Log: testkit.Logger(t), Reg: f.reg,
+		Store: store.New(pool, nil), Tokens: pool, DLQ: outbox.NewDLQ(pool, func(p int) { woken = append(woken, p) }), Projections: pool,
+		Fleet: fleet, Log: testkit.Logger(t), Reg: f.reg,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -70,7 +73,8 @@ func TestTheDLQOverHTTP(t *testing.T) {
 
 	one := f.want(t, 200, "GET", path+"/2", "")
 	want := map[string]any{
-		"id": "2", "event_id": "00000000-0000-4000-8000-000000000002", "aggregate_type": "post", "aggregate_id": "2", "event_type": "type 0",
+		"id": "2", "event_id": "00000000-0000-4000-8000-000000000002", "aggregate_type": "post",
+		"aggregate_id": "2", "event_type": "type 0",
 		"event_version": 1.0, "attempts": 11.0, "last_error": "no token", "occurred_at": "2026-01-01T00:00:00.000000Z",
 		"inserted_at": "2026-01-01T00:00:00.000000Z", "dead_at": "2026-02-02T00:00:00.000000Z", "payload": map[string]any{"n": 2.0},
 	}
@@ -109,8 +113,10 @@ func TestTheDLQOverHTTP(t *testing.T) {
 	}
 	var got string
 	if err := f.system.QueryRow(t.Context(), `
-		SELECT (SELECT string_agg(concat_ws(' ', actor, action, dlq_id, tenant_id, reason), '; ' ORDER BY id) FROM outbox_dlq_actions) || '; ' ||
-		       (SELECT string_agg(concat_ws(' ', id, event_type, payload), '; ') FROM outbox_messages) || '; ' || (SELECT count(*) FROM outbox_messages_dlq)`).Scan(&got); err != nil {
+		SELECT (SELECT string_agg(concat_ws(' ', actor, action, dlq_id, tenant_id, reason), '; ' ORDER BY id)
+		FROM outbox_dlq_actions) || '; ' ||
+		       (SELECT string_agg(concat_ws(' ', id, event_type, payload), '; ') FROM outbox_messages) || '; ' || (SELECT count(*)
+		       FROM outbox_messages_dlq)`).Scan(&got); err != nil {
 		t.Fatal(err)
 	}
 	if want := fmt.Sprintf(`ann retry 2 1 mended; console discard 3 1 ; %s type 0 {"n": 2}; 9`, retried.text("new_id")); got != want {

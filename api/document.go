@@ -20,7 +20,7 @@ import (
 	"github.com/tidings/tidings/event"
 )
 
-// Paths of the documents. They hold nothing of any tenant, so they need no token.
+// Paths of the documents. The documents have no data of any tenant, so they need no token.
 const (
 	openAPIPath  = "/v1/openapi"
 	asyncAPIPath = "/v1/asyncapi.json"
@@ -30,19 +30,23 @@ const (
 
 func newOpenAPI() *huma.OpenAPI {
 	schemas := huma.NewMapRegistry("#/components/schemas/", huma.DefaultSchemaNamer)
-	schemas.RegisterTypeAlias(reflect.TypeFor[event.ID](), reflect.TypeFor[id]()) // what answers hold looks as what requests name
+	schemas.RegisterTypeAlias(reflect.TypeFor[event.ID](), reflect.TypeFor[id]()) // ids in answers and in requests have one schema
 	schemas.RegisterTypeAlias(reflect.TypeFor[event.Time](), reflect.TypeFor[moment]())
 	return &huma.OpenAPI{
 		OpenAPI: "3.1.0",
 		Info: &huma.Info{
 			Title: "Tidings", Version: "1",
-			Description: "Write and read edges (follows, likes, ...) and children (comments, reviews, ...). Every answer outside 2xx and 304 is an RFC 9457 problem with a stable code. " +
+			Description: "Write and read edges (follows, likes, ...) and children (comments, reviews, ...). An answer that reads the " +
+				"truth includes every committed write. An answer that reads a projection comes from tables that follow the writes with " +
+				"a delay: as_of is the time up to which it includes every write, and a Tidings-Token makes it include that write too. " +
+				"Every answer outside 2xx and 304 is an RFC 9457 problem with a stable code. " +
 				"Answers to a token with a rate limit have RateLimit-Policy and RateLimit (draft-ietf-httpapi-ratelimit-headers-11).",
 		},
 		Components: &huma.Components{
 			Schemas: schemas,
 			SecuritySchemes: map[string]*huma.SecurityScheme{
-				"token": {Type: "http", Scheme: "bearer", Description: "A service token of a tenant. Tidings-Actor names the actor. The security requirement names the role that the token needs."},
+				"token": {Type: "http", Scheme: "bearer", Description: "A service token of a tenant. Tidings-Actor names the actor. The " +
+					"security requirement names the role that the token needs."},
 			},
 		},
 		Security: []map[string][]string{{"token": {}}},
@@ -53,8 +57,9 @@ func (s *server) problemSchema() *huma.Schema {
 	return s.api.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[Problem](), true, "Problem")
 }
 
-// documentRoutes serves the OpenAPI document and a page made of it, both as they are now: after all routes. The first request for one
-// writes it, because that takes longer than all routes together, and few processes are asked for it.
+// documentRoutes serves the OpenAPI document and a page made of it. It comes after all other routes, because both
+// describe them. The first request for a document builds it: that takes longer than all routes together, and few
+// processes get such a request.
 func (s *server) documentRoutes() error {
 	if err := s.addExamples(); err != nil {
 		return fmt.Errorf("add examples to the OpenAPI document: %w", err)
@@ -66,10 +71,10 @@ func (s *server) documentRoutes() error {
 		s.mux.HandleFunc("GET "+path, func(w http.ResponseWriter, _ *http.Request) {
 			body, err := write()
 			if err != nil {
-				panic(fmt.Errorf("write %s: %w", path, err)) // its input is this program
+				panic(fmt.Errorf("write %s: %w", path, err)) // only a bug in this program causes it
 			}
 			w.Header().Set("Content-Type", contentType)
-			_, _ = w.Write(body) // the client went away; there is nobody to tell
+			_, _ = w.Write(body) // on an error the client has gone
 		})
 	}
 	serve(openAPIPath+".json", "application/openapi+json", spec)
@@ -82,7 +87,8 @@ func (s *server) documentRoutes() error {
 		return inYAML.Bytes(), err
 	})
 	serve(docsPath, "text/html; charset=utf-8", s.docsPage)
-	serve(asyncAPIPath, "application/vnd.aai.asyncapi+json;version=3.1.0", func() ([]byte, error) { return contracts.Encode(contracts.AsyncAPI(s.kinds)) })
+	serve(asyncAPIPath, "application/vnd.aai.asyncapi+json;version=3.1.0",
+		func() ([]byte, error) { return contracts.Encode(contracts.AsyncAPI(s.kinds)) })
 	s.schemaRoute()
 	return nil
 }
@@ -100,7 +106,7 @@ func (s *server) schemaRoute() {
 	s.mux.HandleFunc("GET "+schemasPath, func(w http.ResponseWriter, r *http.Request) {
 		t, ok := all()[r.PathValue("type")]
 		if !ok {
-			if next := s.router.look(r.Context(), s); next != nil { // of a kind that was not known
+			if next := s.router.look(r.Context(), s); next != nil { // the type may be of a new kind
 				next.mux.ServeHTTP(w, r)
 				return
 			}
@@ -109,14 +115,14 @@ func (s *server) schemaRoute() {
 		}
 		body, err := contracts.Encode(t.Schema())
 		if err != nil {
-			panic(fmt.Errorf("write the schema of %s: %w", t.Name, err)) // its input is this program
+			panic(fmt.Errorf("write the schema of %s: %w", t.Name, err)) // only a bug in this program causes it
 		}
 		w.Header().Set("Content-Type", "application/schema+json")
-		_, _ = w.Write(body) // the client went away; there is nobody to tell
+		_, _ = w.Write(body) // on an error the client has gone
 	})
 }
 
-// document is the OpenAPI document without the framework's own error model, which no answer has.
+// document returns the OpenAPI document without the framework's own error model, which no answer has.
 func (s *server) document() ([]byte, error) {
 	raw, err := json.Marshal(s.api.OpenAPI())
 	if err != nil {
@@ -141,6 +147,7 @@ var docsTemplate string
 type docsOperation struct {
 	Method, Path string
 	Op           *huma.Operation
+	Description  string
 	Responses    []docsResponse
 }
 
@@ -149,15 +156,16 @@ type docsResponse struct {
 	Lines  []string
 }
 
-// docsPage is plain HTML: a page that fetched a renderer from elsewhere would not work on a machine without the internet.
+// docsPage writes plain HTML. A page that loads a renderer from elsewhere does not work without the internet.
 func (s *server) docsPage() ([]byte, error) {
 	doc := s.api.OpenAPI()
 	var ops []docsOperation
 	for _, path := range slices.Sorted(maps.Keys(doc.Paths)) {
 		for _, o := range operationsAt(doc.Paths[path]) {
-			d := docsOperation{Method: o.Method, Path: path, Op: o}
+			d := docsOperation{Method: o.Method, Path: path, Op: o, Description: strings.ReplaceAll(o.Description, "`", "")}
 			for _, status := range slices.Sorted(maps.Keys(o.Responses)) {
-				d.Responses = append(d.Responses, docsResponse{status, strings.Split(strings.ReplaceAll(o.Responses[status].Description, "`", ""), "\n")})
+				d.Responses = append(d.Responses, docsResponse{status,
+					strings.Split(strings.ReplaceAll(o.Responses[status].Description, "`", ""), "\n")})
 			}
 			ops = append(ops, d)
 		}

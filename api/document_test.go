@@ -20,8 +20,8 @@ var update = flag.Bool("update", false, "write the golden files")
 
 const goldenDocument = "testdata/openapi.json.gz"
 
-// TestTheDocumentKeepsWhatItHad compares the OpenAPI document with the one from before kinds were data: every operation, schema and code
-// of it is still there. Other kinds add to it, and prose and examples may change.
+// TestTheDocumentKeepsWhatItHad compares the OpenAPI document with the checked-in one. Every operation, schema and code
+// still exists. Other kinds add to it, and descriptions and examples may change.
 func TestTheDocumentKeepsWhatItHad(t *testing.T) {
 	f := open(t)
 	now := f.document(t)
@@ -52,13 +52,14 @@ func TestTheDocumentKeepsWhatItHad(t *testing.T) {
 		t.Fatal(err)
 	}
 	was := decode(t, string(raw)).(map[string]any)
-	delete(was, "info") // prose about all of it
+	delete(was, "info") // only descriptions
 	for _, lost := range missing("#", was, map[string]any(now)) {
 		t.Error(lost)
 	}
 }
 
-// missing names what was there and is no more. Objects may have got members, a oneOf alternatives, an enum values, and an object more members that it always has.
+// missing returns the parts of was that is no longer has. Additional members of objects, alternatives of a oneOf,
+// values of an enum, and required members of an answer are no difference.
 func missing(at string, was, now any) (lost []string) {
 	switch was := was.(type) {
 	case map[string]any:
@@ -107,7 +108,8 @@ func missing(at string, was, now any) (lost []string) {
 	return lost
 }
 
-// TestTheContractsAreServed: those of the kinds in force, to anybody, and of a kind that is applied later too.
+// TestTheContractsAreServed reads the contracts of the kinds in force without a token, and of a kind that is applied
+// later.
 func TestTheContractsAreServed(t *testing.T) {
 	f, set, _ := openKinds(t, false)
 	served := func(path, mediaType string, doc any) {
@@ -123,7 +125,7 @@ func TestTheContractsAreServed(t *testing.T) {
 	}
 	const asyncAPI, schema = "application/vnd.aai.asyncapi+json;version=3.1.0", "application/schema+json"
 	served("/v1/asyncapi.json", asyncAPI, contracts.AsyncAPI(kinds.Builtin()))
-	for _, typ := range contracts.Types(set) { // the first one of a kind that is unknown has the kinds read again
+	for _, typ := range contracts.Types(set) { // the first type of an unknown kind makes the API read the kinds again
 		served("/v1/schemas/"+typ.Name, schema, typ.Schema())
 	}
 	served("/v1/asyncapi.json", asyncAPI, contracts.AsyncAPI(set))

@@ -23,7 +23,7 @@ import (
 	"github.com/tidings/tidings/tokens"
 )
 
-// raw sends bytes as they are and reads one answer.
+// raw sends these bytes and reads one answer.
 func raw(t *testing.T, addr, request string) *http.Response {
 	t.Helper()
 	conn, err := net.Dial("tcp", addr)
@@ -81,7 +81,8 @@ func TestACauseIsLoggedAndNotSent(t *testing.T) {
 	var log bytes.Buffer
 	var err error
 	f.Handler, err = api.New(config(), api.Deps{
-		Store: store.New(pool, nil), Tokens: pool, DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Fleet: fleet, Reg: f.reg, Log: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Store: store.New(pool, nil), Tokens: pool, DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Fleet: fleet, Reg: f.reg,
+		Log: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -112,7 +113,8 @@ func TestTheAccessLogTellsWhoAskedWhatAndNoSecret(t *testing.T) {
 	var log bytes.Buffer
 	var err error
 	f.Handler, err = api.New(cfg, api.Deps{
-		Store: store.New(pool, nil), Tokens: pool, DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Fleet: fleet, Reg: f.reg, Log: slog.New(slog.NewJSONHandler(&log, nil)),
+		Store: store.New(pool, nil), Tokens: pool, DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Fleet: fleet, Reg: f.reg,
+		Log: slog.New(slog.NewJSONHandler(&log, nil)),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -131,8 +133,10 @@ func TestTheAccessLogTellsWhoAskedWhatAndNoSecret(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, want := range map[string]any{
-		"level": "INFO", "msg": "request", "method": "POST", "route": "/v1/posts/{post_id}/comments", "path": "/v1/posts/1/comments", "status": 201.0,
-		"bytes": float64(len(made.body)), "request_id": "r-1", "trace_id": "0af7651916cd43dd8448eb211c80319c", "tenant": float64(tenant), "token": "tester",
+		"level": "INFO", "msg": "request", "method": "POST", "route": "/v1/posts/{post_id}/comments",
+		"path": "/v1/posts/1/comments", "status": 201.0,
+		"bytes": float64(len(made.body)), "request_id": "r-1", "trace_id": "0af7651916cd43dd8448eb211c80319c",
+		"tenant": float64(tenant), "token": "tester",
 	} {
 		if got[name] != want {
 			t.Errorf("%s is %v, want %v", name, got[name], want)
@@ -158,7 +162,8 @@ func TestConcurrentRequests(t *testing.T) {
 	for range 20 {
 		wg.Go(func() {
 			for _, c := range []struct{ method, path, body string }{
-				{"PUT", "/v1/follows/1/2", ""}, {"POST", "/v1/posts/1/comments", `{"author_id":"1","body":"same"}`}, {"GET", "/v1/users/2/counts", ""},
+				{"PUT", "/v1/follows/1/2", ""}, {"POST", "/v1/posts/1/comments", `{"author_id":"1","body":"same"}`},
+				{"GET", "/v1/users/2/counts", ""},
 			} {
 				req, err := http.NewRequestWithContext(t.Context(), c.method, srv.URL+c.path, strings.NewReader(c.body))
 				if err != nil {
@@ -184,7 +189,7 @@ func TestConcurrentRequests(t *testing.T) {
 	for c := range codes {
 		count[c]++
 	}
-	// One PUT changed something, every POST was given the one comment.
+	// One PUT changes the edge, and every POST gets the same comment.
 	if count[201] != 21 || count[200] != 39 {
 		t.Errorf("answers by status: %v, want 21 of 201 and 39 of 200", count)
 	}

@@ -22,7 +22,7 @@ import (
 	"github.com/tidings/tidings/versioned"
 )
 
-// edgeBody is how an edge looks.
+// edgeBody is an edge as answers show it.
 type edgeBody struct {
 	From         event.ID        `json:"from_id"`
 	To           event.ID        `json:"to_id"`
@@ -34,7 +34,7 @@ type edgeBody struct {
 	Attributes   json.RawMessage `json:"attributes,omitempty"`
 }
 
-// pastEdge is an edge as it was.
+// pastEdge is an edge at an earlier version.
 type pastEdge struct {
 	From         event.ID        `json:"from_id" example:"7"`
 	To           event.ID        `json:"to_id" example:"42"`
@@ -70,7 +70,7 @@ type edgePairs struct {
 	Pairs []json.RawMessage `json:"pairs" minItems:"1" maxItems:"500" nullable:"false" doc:"1 to 500 pairs. A repeated pair gets a repeated answer."`
 }
 
-// edgeOperation puts or removes an edge; a kind's schemas say which members it has.
+// edgeOperation puts or removes an edge. The kind's schemas say which members it has.
 type edgeOperation struct {
 	Op         string          `json:"op"`
 	From       userID          `json:"from_id" example:"7"`
@@ -79,7 +79,7 @@ type edgeOperation struct {
 	IfMatch    *ifMatch        `json:"if_match,omitempty"`
 }
 
-// edgeRelation is how the two ends of a pair stand to each other.
+// edgeRelation says whether the edges between the two ends of a pair exist.
 type edgeRelation struct {
 	From         event.ID    `json:"from_id" example:"7"`
 	To           event.ID    `json:"to_id" example:"42"`
@@ -112,17 +112,17 @@ type edgeGetInput struct {
 	IfNoneMatch string `header:"If-None-Match" doc:"An ETag: the answer is 304 if it is still current."`
 }
 
-// attributesInput names an edge of a kind with attributes, and has them.
+// attributesInput names an edge of a kind with attributes, and carries them.
 type attributesInput struct {
 	PairPath
 	IfMatch string           `header:"If-Match" doc:"The ETag of the version to change, or *."`
-	Body    *json.RawMessage // as the kind says
+	Body    *json.RawMessage // its schema depends on the kind
 }
 
 type attributesPatch struct {
 	PairPath
 	IfMatch string           `header:"If-Match" doc:"Required: the ETag that the change is about, or *."`
-	Body    *json.RawMessage // as the kind says
+	Body    *json.RawMessage // its schema depends on the kind
 }
 
 type guardedPair struct {
@@ -140,7 +140,7 @@ type edgeOutput struct {
 type noContent struct{ WriteToken }
 
 type edgeCheckInput struct {
-	Body *json.RawMessage // as the kind says
+	Body *json.RawMessage // its schema depends on the kind
 }
 
 type edgeVersionsInput struct {
@@ -156,7 +156,7 @@ type edgeRoutes struct {
 	k kinds.Edge
 }
 
-// addEdgeRoutes registers all routes of a kind of edges, but for the counts of objects.
+// addEdgeRoutes registers all routes of a kind of edges except the counts of objects.
 func (s *server) addEdgeRoutes(k kinds.Edge) {
 	e := &edgeRoutes{archetype: newArchetype(s, k.Name, k.Plural, edgeNaming(k)), k: k}
 	for _, name := range []string{"active", "reversed"} {
@@ -175,7 +175,7 @@ func (s *server) addEdgeRoutes(k kinds.Edge) {
 	e.versionRoute()
 }
 
-// attributes gives a schema the attributes of the kind, if it has any.
+// attributes sets the kind's attributes in a schema. It removes the member if the kind has none.
 func (e *edgeRoutes) attributes(in attributesOf) func(*huma.Schema) {
 	if len(e.k.Attributes) == 0 {
 		return without("attributes")
@@ -185,7 +185,7 @@ func (e *edgeRoutes) attributes(in attributesOf) func(*huma.Schema) {
 
 func (e *edgeRoutes) path() string { return "/v1/" + e.k.Plural + "/{from_id}/{to_id}" }
 
-// self is the code of the problem of an edge of an object to itself, if the kind has none.
+// self returns the code of the problem of an edge from an object to itself, or nil if the kind allows such edges.
 func (e *edgeRoutes) self() []string {
 	if !e.k.NoSelf() {
 		return nil
@@ -199,22 +199,26 @@ func (e *edgeRoutes) singleRoutes() {
 		"201 if the edge is new, 200 if it existed. A request that changes nothing makes no event."})
 	put.codes, put.answer = e.self(), e.entity
 	put.also = map[int]string{http.StatusOK: cmp.Or(e.words.texts["put 200"], "The edge existed.")}
-	remove := e.route("remove", http.MethodDelete, e.path(), tokens.RoleWrite, http.StatusNoContent, words{"remove-" + e.dashed, "Remove " + kind,
-		"204 also if the edge did not exist; then there is no event."})
+	remove := e.route("remove", http.MethodDelete, e.path(), tokens.RoleWrite, http.StatusNoContent,
+		words{"remove-" + e.dashed, "Remove " + kind,
+			"204 also if the edge did not exist; then there is no event."})
 	remove.codes = e.self()
 	if len(e.k.Attributes) == 0 {
 		register(e.server, put, func(ctx context.Context, in *PairPath) (*edgeOutput, error) { return e.put(ctx, *in, nil, "") })
 	} else {
-		put.description += " The body has all attributes: missing ones get their defaults. Without a body an active edge keeps its attributes."
+		put.description += " The body has all attributes: missing ones get their defaults. Without a body an active edge " +
+			"keeps its attributes."
 		put.body = jsonBody(attributesSchema(e.k.Attributes, written), false)
-		put.codes = append(put.codes, codeJSONInvalid, codeRequestTooLarge, codeRequestTimeout, codeMediaType, codeVersionStale, codeNotFound)
+		put.codes = append(put.codes, codeJSONInvalid, codeRequestTooLarge, codeRequestTimeout, codeMediaType,
+			codeVersionStale, codeNotFound)
 		register(e.server, put, func(ctx context.Context, in *attributesInput) (*edgeOutput, error) {
 			return e.put(ctx, in.PairPath, in.Body, in.IfMatch)
 		})
 	}
 	get := e.route("get", http.MethodGet, e.path(), tokens.RoleRead, http.StatusOK, words{"get-" + e.dashed, "Read " + kind,
 		"Reads the truth. 404 if the edge does not exist, whether or not it existed before."})
-	get.codes, get.answer, get.also = []string{codeNotFound}, e.entity, map[int]string{http.StatusNotModified: "If-None-Match names the current version."}
+	get.codes, get.answer, get.also = []string{codeNotFound}, e.entity,
+		map[int]string{http.StatusNotModified: "If-None-Match names the current version."}
 	register(e.server, get, e.get)
 	if len(e.k.Attributes) == 0 {
 		register(e.server, remove, func(ctx context.Context, in *PairPath) (*noContent, error) { return e.remove(ctx, *in, "") })
@@ -231,14 +235,16 @@ func (e *edgeRoutes) attributeRoutes() {
 		return
 	}
 	r := e.route("patch", http.MethodPatch, e.path(), tokens.RoleWrite, http.StatusOK, words{"patch-" + e.dashed,
-		"Change attributes of " + a(e.k.Name), "Send the attributes to change (RFC 7396: null removes one, or restores its default). A request that changes nothing makes no event."})
+		"Change attributes of " + a(e.k.Name), "Send the attributes to change (RFC 7396: null removes one, or restores its default). A " +
+			"request that changes nothing makes no event."})
 	r.answer = e.entity
 	r.body = jsonBody(attributesSchema(e.k.Attributes, changed), true)
-	r.codes = []string{codeNotFound, codeVersionStale, codeIfMatchMissing, codeJSONInvalid, codeRequestTooLarge, codeRequestTimeout, codeMediaType}
+	r.codes = []string{codeNotFound, codeVersionStale, codeIfMatchMissing, codeJSONInvalid, codeRequestTooLarge,
+		codeRequestTimeout, codeMediaType}
 	register(e.server, r, e.patch)
 }
 
-// ifMatch reads an If-Match that a write may have.
+// ifMatch reads the optional If-Match of a write.
 func (e *edgeRoutes) ifMatch(header string) (int64, error) {
 	if header == "" {
 		return store.AnyVersion, nil
@@ -246,7 +252,7 @@ func (e *edgeRoutes) ifMatch(header string) (int64, error) {
 	return e.ifVersion(header)
 }
 
-// creates counts an edge that a user makes.
+// creates counts a new edge against the limit of the user that it leads from.
 func (e *edgeRoutes) creates(ctx context.Context, from int64) error {
 	if e.k.From != authors {
 		return nil
@@ -254,7 +260,7 @@ func (e *edgeRoutes) creates(ctx context.Context, from int64) error {
 	return e.limitAuthor(ctx, from)
 }
 
-// authors is the object whose ids author_id and the limits of one user are about.
+// authors is the object whose ids are authors. The limits per user count these ids.
 const authors = kinds.Author
 
 func (e *edgeRoutes) put(ctx context.Context, at PairPath, attributes *json.RawMessage, ifMatch string) (*edgeOutput, error) {
@@ -276,7 +282,7 @@ func (e *edgeRoutes) put(ctx context.Context, at PairPath, attributes *json.RawM
 	return e.answerTo(ctx, out[0])
 }
 
-// answerTo is the answer to a put.
+// answerTo returns the answer to a put.
 func (e *edgeRoutes) answerTo(ctx context.Context, out store.EdgeOutcome) (*edgeOutput, error) {
 	if out.Err != nil {
 		return nil, e.refused(out.Err, "#")
@@ -292,7 +298,7 @@ func (e *edgeRoutes) answerTo(ctx context.Context, out store.EdgeOutcome) (*edge
 	return &edgeOutput{Status: status, ETag: etag(out.Edge.Version), WriteToken: token, Body: e.value(edgeBodyOf(out.Edge))}, nil
 }
 
-// refused says of an error of the store what the kind says of it. The attributes are at a pointer into the body.
+// refused turns an error of the store into the kind's problem. at points to the attributes in the body.
 func (e *edgeRoutes) refused(err error, at string) error {
 	var stale *store.StaleEdgeError
 	switch {
@@ -308,7 +314,8 @@ func (e *edgeRoutes) refused(err error, at string) error {
 	return e.attributesRefused(err, at)
 }
 
-// attributesRefused says where in a body attributes are that do not fit their kind.
+// attributesRefused turns attributes that do not fit their kind into a problem. at points to the attributes in the
+// body.
 func (s *server) attributesRefused(err error, at string) error {
 	var bad *kinds.AttributeError
 	if !errors.As(err, &bad) {
@@ -411,7 +418,8 @@ func (e *edgeRoutes) batchPut(ctx context.Context, ops []*operation) error {
 		if o.Created {
 			status = http.StatusCreated
 		}
-		e.done(ctx, op, e.refused(o.Err, "#/attributes"), o.Edge.Ref(e.k.Name), BatchOutcome{Status: status, Entity: e.value(edgeBodyOf(o.Edge))})
+		e.done(ctx, op, e.refused(o.Err, "#/attributes"), o.Edge.Ref(e.k.Name),
+			BatchOutcome{Status: status, Entity: e.value(edgeBodyOf(o.Edge))})
 		op.naming = e.naming
 	})
 }
@@ -432,7 +440,7 @@ func (e *edgeRoutes) removeEdges(ctx context.Context, tenant int64, in []store.E
 
 func (e *edgeRoutes) checkRoute() {
 	r := e.route("check", http.MethodPost, "/v1/"+e.k.Plural+":check", tokens.RoleRead, http.StatusOK, words{"check-" + e.tagged,
-		"Check for up to 500 pairs whether there is " + a(e.k.Name), "Reads a projection. An unknown pair has none."})
+		"Check for up to 500 pairs whether there is " + a(e.k.Name), "Reads a projection. An unknown pair has no edge."})
 	r.projected, r.codes = true, []string{codeJSONInvalid, codeRequestTooLarge, codeRequestTimeout, codeMediaType}
 	pair := e.schema("Pair", edgePair{})
 	pairs := e.schema("CheckInputBody", edgePairs{}, func(s *huma.Schema) { s.Properties["pairs"].Items = pair })
@@ -492,7 +500,8 @@ func (e *edgeRoutes) check(ctx context.Context, in *edgeCheckInput) (*anyOutput,
 
 func (e *edgeRoutes) versionRoute() {
 	r := e.route("versions", http.MethodGet, e.path()+"/versions", tokens.RoleRead, http.StatusOK, words{"list-" + e.dashed + "-versions",
-		"List the versions of " + a(e.k.Name) + ", newest first", "Who changed the edge, and when. An unknown pair has none." + fromTheHistory})
+		"List the versions of " + a(e.k.Name) + ", newest first",
+		"Shows who changed the edge, and when. An unknown pair has an empty list." + fromTheHistory})
 	past := e.server.schema("Past"+e.title, e.naming, pastEdge{}, e.attributes(answered))
 	item := e.schema("Version", edgeVersion{}, property(e.of("edge"), past, true))
 	r.answer = e.schema("Versions", entityVersions{}, func(s *huma.Schema) { s.Properties["items"].Items = item })
@@ -523,11 +532,11 @@ const (
 	fromTheHistory  = " Reads the recorded history, which takes no Tidings-Token: `as_of` says how current it is."
 )
 
-// direction is one of the two lists of a kind.
+// direction describes one of the two lists of a kind.
 type direction struct {
 	name   string // reverse or forward
-	list   string // as the kind calls it, in the path and in cursors
-	of, to string // objects: whose list it is, and what is in it
+	list   string // the kind's name for it, in the path and in cursors
+	of, to string // objects: the owner of the list, and its items
 }
 
 // ObjectPath names an object.
@@ -556,7 +565,8 @@ func (e *edgeRoutes) listRoutes() {
 			fromAProjection + " An unknown " + d.of + " has an empty list."})
 		r.tag = capital(e.kinds.Objects[d.of])
 		r.projected, r.codes = true, []string{codeCursorInvalid}
-		r.naming = &naming{names: map[string]string{"object_id": d.to + "_id"}, texts: map[string]string{"id": "The " + d.of + "."}, filters: filters(e.k)}
+		r.naming = &naming{names: map[string]string{"object_id": d.to + "_id"},
+			texts: map[string]string{"id": "The " + d.of + "."}, filters: filters(e.k)}
 		if name, ok := e.words.schemas["EdgeList"]; ok {
 			r.answer = e.api.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[EdgeList](), true, name)
 		} else {
@@ -577,7 +587,7 @@ func (e *edgeRoutes) listRoutes() {
 	}
 }
 
-// filters are the attributes by which the reverse list can be asked for.
+// filters returns the schemas of the attributes by which the reverse list can be filtered.
 func filters(k kinds.Edge) map[string]*huma.Schema {
 	all := make(map[string]*huma.Schema)
 	schema := attributesSchema(k.Attributes, changed)
@@ -590,7 +600,8 @@ func filters(k kinds.Edge) map[string]*huma.Schema {
 func (e *edgeRoutes) list(ctx context.Context, d direction, n *naming, of int64, in Page, filter map[string]string) (*anyOutput, error) {
 	for name, value := range filter {
 		if schema := n.filters[name]; schema == nil || !slices.Contains(schema.Enum, any(value)) {
-			return nil, e.problems.problem(codeValidation, "validation failed", FieldError{Detail: fmt.Sprintf("expected one of %v", schema.Enum), Parameter: name})
+			return nil, e.problems.problem(codeValidation, "validation failed",
+				FieldError{Detail: fmt.Sprintf("expected one of %v", schema.Enum), Parameter: name})
 		}
 	}
 	page, err := e.readList(ctx, d, of, in, filter)

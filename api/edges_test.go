@@ -27,7 +27,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// ownKinds are kinds that only tests know.
+// ownKinds are kinds that exist only in tests.
 const ownKinds = `
 objects: {place: places}
 edges:
@@ -55,7 +55,7 @@ children:
   note: {plural: notes, parent: place, threaded: true}
 `
 
-// applied are kinds that change while the API runs. Refresh brings what was applied into force.
+// applied has kinds that change while the API runs. Refresh puts the applied kinds in force.
 type applied struct {
 	next, now atomic.Pointer[kinds.Set]
 	looks     atomic.Int64
@@ -69,7 +69,7 @@ func (a *applied) Refresh(context.Context) (bool, error) {
 	return a.now.Swap(next) != next, nil
 }
 
-// openKinds is open with ownKinds, which are in force from the first look on, or from the start.
+// openKinds is open with ownKinds, which are in force from the start or from the first read of the kinds on.
 func openKinds(t *testing.T, fromTheStart bool) (fixture, *kinds.Set, *applied) {
 	t.Helper()
 	set, err := kinds.Builtin().Extend([]byte(ownKinds))
@@ -83,14 +83,16 @@ func openKinds(t *testing.T, fromTheStart bool) (fixture, *kinds.Set, *applied) 
 		a.now.Store(set)
 	}
 	db := testkit.Postgres(t)
-	f := fixture{system: db.Pool(t, postgres.RoleSystem), owner: db.Pool(t, postgres.RoleOwner), pool: db.Pool(t, postgres.RoleAPI), reg: prometheus.NewRegistry()}
+	f := fixture{system: db.Pool(t, postgres.RoleSystem), owner: db.Pool(t, postgres.RoleOwner), pool: db.Pool(t, postgres.RoleAPI),
+		reg: prometheus.NewRegistry()}
 	for _, made := range slices.Concat(kinds.Truth.MakeTables(set), kinds.Projections.MakeTables(set)) {
 		if _, err := f.system.Exec(t.Context(), made.SQL, made.Args...); err != nil {
 			t.Fatal(made.What, err)
 		}
 	}
 	own := []projections.Projection{followercounts.New(a.Now), threadcache.New(a.Now)}
-	deps := api.Deps{Store: store.New(f.pool, nil), Tokens: f.pool, DLQ: outbox.NewDLQ(f.pool, nil), Projections: f.pool, Fleet: own, Kinds: a, Log: testkit.Logger(t), Reg: f.reg}
+	deps := api.Deps{Store: store.New(f.pool, nil), Tokens: f.pool, DLQ: outbox.NewDLQ(f.pool, nil), Projections: f.pool, Fleet: own,
+		Kinds: a, Log: testkit.Logger(t), Reg: f.reg}
 	if f.Handler, err = api.New(config(), deps); err != nil {
 		t.Fatal(err)
 	}
@@ -107,7 +109,8 @@ type edgeEvent struct {
 
 func (f fixture) edgeEvents(t *testing.T, kind string) (all []edgeEvent) {
 	t.Helper()
-	rows, err := f.system.Query(t.Context(), `SELECT aggregate_type, aggregate_id, event_type, payload FROM outbox_messages WHERE aggregate_type = $1 ORDER BY id`, kind)
+	rows, err := f.system.Query(t.Context(), `SELECT aggregate_type, aggregate_id, event_type, payload FROM outbox_messages
+		WHERE aggregate_type = $1 ORDER BY id`, kind)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -125,7 +128,8 @@ func (f fixture) edgeEvents(t *testing.T, kind string) (all []edgeEvent) {
 	return all
 }
 
-// TestEdgesOfEveryKindGoThroughTheirRoutes writes, reads, checks and removes edges of each kind, one of which is known to this test alone.
+// TestEdgesOfEveryKindGoThroughTheirRoutes writes, reads, checks and removes edges of each kind. One kind exists only
+// in this test.
 func TestEdgesOfEveryKindGoThroughTheirRoutes(t *testing.T) {
 	f, set, _ := openKinds(t, true)
 	stranger := f
@@ -134,7 +138,8 @@ func TestEdgesOfEveryKindGoThroughTheirRoutes(t *testing.T) {
 		t.Run(k.Name, func(t *testing.T) {
 			one := "/v1/" + k.Plural + "/7/42"
 			first := f.want(t, 201, "PUT", one, "")
-			if first.text(k.Ends[0]) != "7" || first.text(k.Ends[1]) != "42" || first.json["version"] != 1.0 || first.Header.Get("ETag") != `"1"` || first.Header.Get("Tidings-Token") == "" {
+			if first.text(k.Ends[0]) != "7" || first.text(k.Ends[1]) != "42" || first.json["version"] != 1.0 ||
+				first.Header.Get("ETag") != `"1"` || first.Header.Get("Tidings-Token") == "" {
 				t.Errorf("PUT: %v %s", first.Header, first.body)
 			}
 			if again := f.want(t, 200, "PUT", one, ""); again.body != first.body {
@@ -156,10 +161,12 @@ func TestEdgesOfEveryKindGoThroughTheirRoutes(t *testing.T) {
 				t.Errorf("PUT of a removed one: %s", back.body)
 			}
 			self := f.do(t, "PUT", "/v1/"+k.Plural+"/9/9", "")
-			if k.NoSelf() != (self.StatusCode == 422) || k.NoSelf() && (self.text("code") != "self-follow" || !strings.Contains(self.body, k.Ends[1])) {
+			if k.NoSelf() != (self.StatusCode == 422) || k.NoSelf() &&
+				(self.text("code") != "self-follow" || !strings.Contains(self.body, k.Ends[1])) {
 				t.Errorf("to itself: %d %s", self.StatusCode, self.body)
 			}
-			if bad := f.want(t, 422, "PUT", "/v1/"+k.Plural+"/0/42", ""); !strings.Contains(bad.body, fmt.Sprintf(`"parameter":%q`, k.Ends[0])) {
+			if bad := f.want(t, 422, "PUT", "/v1/"+k.Plural+"/0/42", ""); !strings.Contains(bad.body,
+				fmt.Sprintf(`"parameter":%q`, k.Ends[0])) {
 				t.Errorf("a bad id: %s", bad.body)
 			}
 
@@ -169,7 +176,8 @@ func TestEdgesOfEveryKindGoThroughTheirRoutes(t *testing.T) {
 					continue
 				}
 				types = append(types, e.Type)
-				if e.ID != 42 || e.Payload[k.Ends[1]] != "42" || e.Payload["actor"] != "tester" || (e.Payload["attributes"] != nil) != (len(k.Attributes) > 0) {
+				if e.ID != 42 || e.Payload[k.Ends[1]] != "42" || e.Payload["actor"] != "tester" ||
+					(e.Payload["attributes"] != nil) != (len(k.Attributes) > 0) {
 					t.Errorf("event %+v", e)
 				}
 			}
@@ -184,7 +192,9 @@ func TestEdgesOfEveryKindGoThroughTheirRoutes(t *testing.T) {
 			op := func(op, from, to string) string {
 				return fmt.Sprintf(`{"op":%q,%q:%q,%q:%q}`, op, k.Ends[0], from, k.Ends[1], to)
 			}
-			batch := f.want(t, 200, "POST", "/v1/"+k.Plural+":batch", `{"operations":[`+strings.Join([]string{op(put, "7", "43"), op(put, "7", "43"), op(remove, "7", "43"), op(put, "0", "1"), op("nope", "1", "2")}, ",")+`]}`)
+			batch := f.want(t, 200, "POST", "/v1/"+k.Plural+":batch",
+				`{"operations":[`+strings.Join([]string{op(put, "7", "43"), op(put, "7", "43"), op(remove, "7", "43"), op(put, "0", "1"),
+					op("nope", "1", "2")}, ",")+`]}`)
 			items := itemsOf(batch)
 			var statuses []any
 			for _, i := range items {
@@ -196,11 +206,13 @@ func TestEdgesOfEveryKindGoThroughTheirRoutes(t *testing.T) {
 			if entity, _ := items[0][k.Name].(map[string]any); entity[k.Ends[1]] != "43" || items[0]["token"] == nil {
 				t.Errorf("batch: %v", items[0])
 			}
-			check := f.want(t, 200, "POST", "/v1/"+k.Plural+":check", fmt.Sprintf(`{"pairs":[{%q:"7",%q:"42"},{%[1]q:"1",%q:"2"}]}`, k.Ends[0], k.Ends[1]))
+			check := f.want(t, 200, "POST", "/v1/"+k.Plural+":check",
+				fmt.Sprintf(`{"pairs":[{%q:"7",%q:"42"},{%[1]q:"1",%q:"2"}]}`, k.Ends[0], k.Ends[1]))
 			if items := itemsOf(check); len(items) != 2 || items[1][k.Ends[1]] != "2" {
 				t.Errorf("check: %s", check.body)
 			}
-			for _, path := range []string{set.Objects[k.To] + "/42/" + k.Reverse, set.Objects[k.From] + "/7/" + k.Forward, k.Plural + "/7/42/versions", set.Objects[k.To] + "/42/counts"} {
+			for _, path := range []string{set.Objects[k.To] + "/42/" + k.Reverse, set.Objects[k.From] + "/7/" + k.Forward,
+				k.Plural + "/7/42/versions", set.Objects[k.To] + "/42/counts"} {
 				f.want(t, 200, "GET", "/v1/"+path, "")
 			}
 			if counts := f.want(t, 200, "GET", "/v1/"+set.Objects[k.To]+"/42/counts", ""); counts.json[k.Reverse] == nil {
@@ -263,10 +275,11 @@ func TestAttributesOfAnEdge(t *testing.T) {
 	f.want(t, 404, "PUT", "/v1/visits/7/43", `{"seat":1}`, `If-Match: "1"`)
 	f.want(t, 204, "DELETE", one, "", `If-Match: "4"`)
 	f.want(t, 404, "PATCH", one, `{"seat":1}`, `If-Match: *`)
-	attributes(f.want(t, 201, "PUT", one, ``), `{"role":"passer"}`) // whoever comes back is nobody's owner
+	attributes(f.want(t, 201, "PUT", one, ``), `{"role":"passer"}`) // a new edge has the default role
 	f.want(t, 200, "GET", "/v1/places/42/guests?role=regular", "")
 	for _, query := range []string{"role=king", "seat=1", "filter=x"} {
-		if a := f.want(t, 422, "GET", "/v1/places/42/guests?"+query, ""); !strings.Contains(a.body, `"parameter":"`+strings.Split(query, "=")[0]+`"`) {
+		if a := f.want(t, 422, "GET", "/v1/places/42/guests?"+query, ""); !strings.Contains(a.body,
+			`"parameter":"`+strings.Split(query, "=")[0]+`"`) {
 			t.Errorf("%s: %s", query, a.body)
 		}
 	}
@@ -276,7 +289,8 @@ func TestAttributesOfAnEdge(t *testing.T) {
 		{"op":"put","guest_id":"7","place_id":"44","attributes":{"role":"king"}},
 		{"op":"remove","guest_id":"7","place_id":"42","if_match":"*"}]}`)
 	items := itemsOf(batch)
-	if items[0]["status"] != 200.0 || items[1]["status"] != 412.0 || items[2]["status"] != 422.0 || items[3]["status"] != 204.0 || !strings.Contains(fmt.Sprint(items[2]), "#/attributes/role") {
+	if items[0]["status"] != 200.0 || items[1]["status"] != 412.0 || items[2]["status"] != 422.0 || items[3]["status"] != 204.0 ||
+		!strings.Contains(fmt.Sprint(items[2]), "#/attributes/role") {
 		t.Errorf("batch: %s", batch.body)
 	}
 
@@ -294,7 +308,8 @@ func TestAttributesOfAnEdge(t *testing.T) {
 	}
 }
 
-// TestRacingChangesOfAttributesAreAllThere has writers change one edge, each its own way: with *, nobody's change is lost; with a version, one wins.
+// TestRacingChangesOfAttributesAreAllThere lets writers change different attributes of one edge. With * no change is
+// lost; with a version one writer wins.
 func TestRacingChangesOfAttributesAreAllThere(t *testing.T) {
 	f, _, _ := openKinds(t, true)
 	const one, writers = "/v1/visits/7/42", 4
@@ -327,7 +342,7 @@ func TestRacingChangesOfAttributesAreAllThere(t *testing.T) {
 			t.Errorf("event %d: %v", i, e.Payload)
 		}
 	}
-	// The same edge is made by all at once: one creates it.
+	// Several writers put the same edge at once: one creates it.
 	var created atomic.Int64
 	for w := range writers {
 		wg.Go(func() {
@@ -344,8 +359,8 @@ func TestRacingChangesOfAttributesAreAllThere(t *testing.T) {
 	}
 }
 
-// TestAKindAppearsWithoutARestart applies a kind while the API runs: a request for its path makes the API look, others' routes go on, and a path that is
-// no kind's makes it look once a second at most.
+// TestAKindAppearsWithoutARestart applies a kind while the API runs. A request for its path makes the API read the
+// kinds. The routes of other kinds continue to work. A path of no kind causes at most one read a second.
 func TestAKindAppearsWithoutARestart(t *testing.T) {
 	f, set, a := openKinds(t, false)
 	before := f.want(t, 200, "GET", "/v1/kinds", "")
@@ -366,12 +381,13 @@ func TestAKindAppearsWithoutARestart(t *testing.T) {
 		t.Errorf("%d looks within a moment, want one a second", looks)
 	}
 	after := f.want(t, 200, "GET", "/v1/kinds", "", "If-None-Match: "+before.Header.Get("ETag"))
-	if !strings.Contains(after.body, `"name":"visit"`) || !strings.Contains(f.want(t, 200, "GET", "/v1/openapi.json", "", "Authorization").body, "/v1/visits/{guest_id}/{place_id}") {
-		t.Errorf("the kind is not told of: %s", after.body)
+	if !strings.Contains(after.body, `"name":"visit"`) ||
+		!strings.Contains(f.want(t, 200, "GET", "/v1/openapi.json", "", "Authorization").body, "/v1/visits/{guest_id}/{place_id}") {
+		t.Errorf("the kind is missing in the list: %s", after.body)
 	}
 	f.want(t, 201, "PUT", "/v1/follows/7/42", "")
 
-	// Kinds whose routes collide are not served; those before are.
+	// Kinds whose routes collide are not served. The previous kinds continue to be served.
 	broken := *set
 	broken.Edges = map[string]kinds.Edge{}
 	for name, k := range set.Edges {

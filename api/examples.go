@@ -17,25 +17,32 @@ const (
 	exampleTime = "2026-11-21T09:37:11.133571Z"
 )
 
-// exampleValues are by the names that members and parameters have throughout the API. Where one differs, a tag says so.
+// exampleValues has examples by the names of members and parameters, which are the same throughout the API. A tag
+// overrides an example.
 func exampleValues() map[string]any {
 	return map[string]any{
-		"id": "42", "follower_id": "7", "followee_id": "42", "other": "43", "user_id": "42", "author_id": "3", "post_id": "5", "aggregate_id": "5", "new_id": "1042",
-		"parent_id": "0196b2d4-7b00-7000-8000-000000000007", "slug": "abcd2345", "body": "Well said.", "title": "Questions to the author", "reason": "spam",
-		"actor": "user:7", "aggregate_type": "comment", "event_type": "created", "last_error": "nats: no response from stream", "payload": map[string]any{"version": 3},
-		"lines": 1000, "cursor": "QeB8tJ0vJ8G7nTq0T3mJ1nsidCI6IjIwMjYifQ", "next": "QeB8tJ0vJ8G7nTq0T3mJ1nsidCI6IjIwMjYifQ", "prev": "m1Zc0vJ8tJG7nTq0T3mJ1nsidCI6IjIwMjYifQ",
-		"followers": 1200, "following": 80, "version": 3, "depth": 2, "Tidings-Actor": "user:7", "Tidings-Token": "5I3OuEOrOdZkiSaqc6ZsOlt7ImEiOiI5IiwiYiI6IjEwMDEiLCJ2IjoxfV0",
-		"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "Idempotency-Key": "form-5-1", "idempotency_key": "import-1", "If-Match": `"3"`, "If-None-Match": `"3"`,
+		"id": "42", "follower_id": "7", "followee_id": "42", "other": "43", "user_id": "42", "author_id": "3", "post_id": "5",
+		"aggregate_id": "5", "new_id": "1042",
+		"parent_id": "0196b2d4-7b00-7000-8000-000000000007", "slug": "abcd2345", "body": "Well said.",
+		"title": "Questions to the author", "reason": "spam",
+		"actor": "user:7", "aggregate_type": "comment", "event_type": "created", "last_error": "nats: no response from stream",
+		"payload": map[string]any{"version": 3},
+		"lines":   1000, "cursor": "QeB8tJ0vJ8G7nTq0T3mJ1nsidCI6IjIwMjYifQ", "next": "QeB8tJ0vJ8G7nTq0T3mJ1nsidCI6IjIwMjYifQ",
+		"prev":      "m1Zc0vJ8tJG7nTq0T3mJ1nsidCI6IjIwMjYifQ",
+		"followers": 1200, "following": 80, "version": 3, "depth": 2, "Tidings-Actor": "user:7",
+		"Tidings-Token": "5I3OuEOrOdZkiSaqc6ZsOlt7ImEiOiI5IiwiYiI6IjEwMDEiLCJ2IjoxfV0",
+		"traceparent":   "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "Idempotency-Key": "form-5-1",
+		"idempotency_key": "import-1", "If-Match": `"3"`, "If-None-Match": `"3"`,
 	}
 }
 
-// examples composes whole examples out of those of the parts.
+// examples composes whole examples from those of the parts.
 type examples struct {
 	values  map[string]any
 	schemas huma.Registry
 }
 
-// addExamples gives every parameter, body and answer of the document an example, where it has none.
+// addExamples gives an example to every parameter, body and answer of the document that has none.
 func (s *server) addExamples() error {
 	doc := s.api.OpenAPI()
 	e := examples{exampleValues(), doc.Components.Schemas}
@@ -53,9 +60,10 @@ func (s *server) addExamples() error {
 	return nil
 }
 
-// operationsAt are those that a path has.
+// operationsAt returns the operations of a path.
 func operationsAt(item *huma.PathItem) []*huma.Operation {
-	return slices.DeleteFunc([]*huma.Operation{item.Get, item.Put, item.Post, item.Patch, item.Delete}, func(op *huma.Operation) bool { return op == nil })
+	return slices.DeleteFunc([]*huma.Operation{item.Get, item.Put, item.Post, item.Patch, item.Delete},
+		func(op *huma.Operation) bool { return op == nil })
 }
 
 func (e examples) add(op *huma.Operation) (err error) {
@@ -96,7 +104,8 @@ func problemExamples(description string) map[string]*huma.Example {
 	return all
 }
 
-// of composes an example of what has this name; within are the schemas that it is part of, which end a recursion: then there is none.
+// of composes an example for this name. within are the schemas around it: a schema within itself gets no example, which
+// ends the recursion.
 func (e examples) of(name string, schema *huma.Schema, within ...string) (any, error) {
 	value, named := e.values[name]
 	switch {
@@ -147,8 +156,8 @@ func (e examples) of(name string, schema *huma.Schema, within ...string) (any, e
 	return nil, fmt.Errorf("%s needs an example", name)
 }
 
-// describeAnswers adds what the framework does not know of answers: a second one of success has the body and the headers of the first, and a 304 the ETag
-// that its 200 would have (RFC 9110, 15.4.5).
+// describeAnswers adds facts about answers that the framework does not know. A second answer of success has the body
+// and the headers of the first. A 304 has the ETag that its 200 would have (RFC 9110, 15.4.5).
 func describeAnswers(answers map[string]*huma.Response, r route) {
 	first := answers[strconv.Itoa(r.status)]
 	for status := range r.also {

@@ -23,17 +23,17 @@ import (
 )
 
 const (
-	exportPage    = 500 // states of one transaction
-	exportReaders = 2   // pages of a tenant that are read at once, on this process
+	exportPage    = 500 // states per transaction
+	exportReaders = 2   // pages of one tenant that this process reads at once
 )
 
-// StreamHead is what the broker says of a partition's stream.
+// StreamHead describes the stream of a partition in the broker.
 type StreamHead struct {
 	Created time.Time
-	First   uint64 // the oldest sequence that it has, or will have
+	First   uint64 // the oldest sequence, or the next one of an empty stream
 }
 
-// Streams returns the streams of the partitions by name. Of those that err is about nothing is known.
+// Streams returns the streams of the partitions by name. If err is not nil, a stream that is missing in all may exist.
 type Streams func(ctx context.Context) (all map[string]StreamHead, err error)
 
 // ExportHead is the first line of every answer of an export.
@@ -41,11 +41,11 @@ type ExportHead struct {
 	Kind    string           `json:"kind" doc:"The aggregate type of the events." example:"follow"`
 	Tenant  event.ID         `json:"tenant" example:"1"`
 	BeganAt event.Time       `json:"began_at" format:"date-time"`
-	Cursor  string           `json:"cursor" doc:"Resumes this export, together with the after of any line."`
+	Cursor  string           `json:"cursor" doc:"Resumes this export, together with the value of after in any line."`
 	Streams []ExportPosition `json:"streams" nullable:"false" doc:"Where to continue: read each stream after its sequence. Read a stream with a higher number from its beginning."`
 }
 
-// ExportPosition is up to where an export covers a stream.
+// ExportPosition is the position up to which an export covers a stream.
 type ExportPosition struct {
 	Partition int         `json:"partition" doc:"The number of the partition." example:"0"`
 	Stream    string      `json:"stream,omitempty" doc:"The name of the stream; absent before it exists." example:"EVENTS-0"`
@@ -53,7 +53,7 @@ type ExportPosition struct {
 	Sequence  string      `json:"sequence" doc:"A decimal 64-bit number, as a string. 0: read the stream from its beginning." example:"1042"`
 }
 
-// ExportState is a line of an export: the whole state of an entity, as its last event has it, but for who did it.
+// ExportState is a line of an export: the whole state of an entity, as in its last event, without the actor.
 type ExportState struct {
 	After   string          `json:"after" doc:"The position of this line: resumes the export after it." example:"7,42"`
 	Type    string          `json:"type" doc:"The ce-type of an event with this state." example:"tidings.follow.created.v1"`
@@ -61,7 +61,7 @@ type ExportState struct {
 	Data    json.RawMessage `json:"data" doc:"The payload of the event; actor is empty."`
 }
 
-// ExportEnd is the last line of an answer. An answer without one broke off.
+// ExportEnd is the last line of an answer. An answer without it was interrupted.
 type ExportEnd struct {
 	End     string   `json:"end" enum:"more,done,problem" doc:"more: resume after the last line. done: the export is complete. problem: resume as after more, or as the problem says." example:"more"`
 	Problem *Problem `json:"problem,omitempty"`
@@ -73,11 +73,12 @@ type exportHeadLine struct {
 
 type exportInput struct {
 	Cursor string `query:"cursor" doc:"The cursor of an earlier answer of this export: continues it, with the same streams."`
-	After  string `query:"after" doc:"The after of a line: continues after it."`
-	Lines  int    `query:"lines" default:"10000" minimum:"1" maximum:"100000" doc:"States at most. An answer may have fewer: the server ends it before a timeout."`
+	After  string `query:"after" doc:"The value of after in a line: continues after that line."`
+	Lines  int    `query:"lines" default:"10000" minimum:"1" maximum:"100000" doc:"At most this many states. An answer may have fewer: the server ends it before a timeout."`
 }
 
-// exportMark is an export in a cursor: streams as number, creation in microseconds and sequence, all by one prefix.
+// exportMark is an export in a cursor. A stream is its number, its creation in microseconds and its sequence. All names
+// of streams have one prefix.
 type exportMark struct {
 	At       int64       `json:"t"`
 	Erasures int64       `json:"e"`
@@ -113,7 +114,7 @@ func (m exportMark) export() store.Export {
 	return e
 }
 
-// exporter exports what has one aggregate type.
+// exporter exports the entities of one aggregate type.
 type exporter struct {
 	*server
 	kind     string
@@ -121,28 +122,32 @@ type exporter struct {
 	page     func(ctx context.Context, tenant int64, e store.Export, after store.ExportPlace, limit int) ([]store.Exported, error)
 }
 
-const exportDescription = "Returns all states of the tenant and the positions at which the streams continue, for a projection that needs more than the streams keep. " +
-	"Keep the version with each state, and discard events whose version is not above it. The answer is one line of `ExportHead`, one `ExportState` per state, and an `ExportEnd`. " +
-	"To resume, also after an interrupted answer, send the `after` of the last line and the `cursor` of the first. Then read each stream after its sequence."
+const exportDescription = "Returns all states of the tenant and the positions at which the streams continue, for a projection that needs " +
+	"more than the streams keep. Keep the version with each state, and discard events whose version is not above it. The answer is one " +
+	"line of `ExportHead`, one `ExportState` per state, and an `ExportEnd`. To resume, also after an interrupted answer, send the " +
+	"`after` of the last line and the `cursor` of the first. Then read each stream after its sequence."
 
 func (s *server) exportRoutes() {
 	edge := func(k kinds.Edge) *exporter {
-		return &exporter{s, k.Name, store.ErasesEdges(k), func(ctx context.Context, tenant int64, e store.Export, after store.ExportPlace, limit int) ([]store.Exported, error) {
-			return s.store.ExportEdges(ctx, tenant, k, e, after, limit)
-		}}
+		return &exporter{s, k.Name, store.ErasesEdges(k),
+			func(ctx context.Context, tenant int64, e store.Export, after store.ExportPlace, limit int) ([]store.Exported, error) {
+				return s.store.ExportEdges(ctx, tenant, k, e, after, limit)
+			}}
 	}
 	child := func(k kinds.Child) *exporter {
-		return &exporter{s, k.Name, false, func(ctx context.Context, tenant int64, e store.Export, after store.ExportPlace, limit int) ([]store.Exported, error) {
-			return s.store.ExportChildren(ctx, tenant, k, e, after, limit)
-		}}
+		return &exporter{s, k.Name, false,
+			func(ctx context.Context, tenant int64, e store.Export, after store.ExportPlace, limit int) ([]store.Exported, error) {
+				return s.store.ExportChildren(ctx, tenant, k, e, after, limit)
+			}}
 	}
 	for _, k := range s.kinds.AllEdges() {
 		s.exportRoute(k.Plural, "Ordered by origin and target; includes removed edges.", "7,42", edge(k))
 	}
 	for _, k := range s.kinds.AllChildren() {
-		order, place := "By "+k.Parent+", withdrawn and erased ones too.", "5,"+exampleUUID
+		order, place := "Ordered by "+k.Parent+"; includes deleted and erased ones.", "5,"+exampleUUID
 		if k.Threaded {
-			order, place = "By "+k.Parent+", in the order of the thread, withdrawn and erased ones too.", "5,0632f8a0000000abcd2345"
+			order = "Ordered by " + k.Parent + ", then in the order of the thread; includes deleted and erased ones."
+			place = "5,0632f8a0000000abcd2345"
 		}
 		s.exportRoute(k.Plural, order, place, child(k))
 	}
@@ -152,7 +157,8 @@ func (s *server) exportRoutes() {
 
 func (s *server) exportRoute(plural, order, place string, x *exporter) {
 	r := route{
-		method: http.MethodGet, path: "/v1/" + plural + ":export", id: "export-" + dashed(plural), tag: capital(plural), role: tokens.RoleExport, status: http.StatusOK,
+		method: http.MethodGet, path: "/v1/" + plural + ":export", id: "export-" + dashed(plural), tag: capital(plural),
+		role: tokens.RoleExport, status: http.StatusOK,
 		summary: "Export all " + plural + " of the tenant", description: exportDescription + " " + order, streams: true,
 		codes: []string{codeCursorInvalid, codeExportOutdated, codeErasing},
 	}
@@ -168,15 +174,18 @@ func (s *server) exportRoute(plural, order, place string, x *exporter) {
 		registry.Schema(line, true, line.Name())
 	}
 	op.Responses["200"].Content = map[string]*huma.MediaType{ndjson: {
-		Schema: &huma.Schema{Type: huma.TypeString, Description: "Lines of JSON. The first is an object with the member export, an ExportHead. The last is an ExportEnd. All others are ExportStates."},
-		Example: `{"export":{"kind":"` + x.kind + `","tenant":"1","began_at":"` + exampleTime + `","cursor":"QeB8tJ0vJ8G7nTq0T3mJ1n","streams":[{"partition":0,"stream":"EVENTS-0","created":"` + exampleTime +
+		Schema: &huma.Schema{Type: huma.TypeString, Description: "Lines of JSON. The first is an object with the member export, an " +
+			"ExportHead. The last is an ExportEnd. All others are ExportStates."},
+		Example: `{"export":{"kind":"` + x.kind + `","tenant":"1","began_at":"` + exampleTime +
+			`","cursor":"QeB8tJ0vJ8G7nTq0T3mJ1n","streams":[{"partition":0,"stream":"EVENTS-0","created":"` + exampleTime +
 			`","sequence":"1042"}]}}` + "\n" + `{"end":"done"}` + "\n",
 	}}
 }
 
 func (x *exporter) list(tenant int64) list { return list{tenant: tenant, name: "export of " + x.kind} }
 
-// export answers with what a request of the export has time for. Each page is a transaction of its own, and none is open while lines are sent.
+// export answers as many states as one request has time for. Each page is a transaction of its own. No transaction is
+// open while lines are sent.
 func (x *exporter) export(ctx context.Context, in *exportInput) (*batchOutput, error) {
 	tenant := callerOf(ctx).TenantID
 	after, err := store.ParsePlace(in.After)
@@ -211,7 +220,7 @@ func (x *exporter) export(ctx context.Context, in *exportInput) (*batchOutput, e
 	}}, nil
 }
 
-// begin is where the export began: now, or where the cursor says, if the streams still have what comes behind that.
+// begin returns the beginning of the export: now, or the cursor's if the streams still have the messages after it.
 func (x *exporter) begin(ctx context.Context, tenant int64, cursor string) (store.Export, error) {
 	if cursor == "" {
 		return x.store.BeginExport(ctx, tenant, x.erasable)
@@ -224,13 +233,15 @@ func (x *exporter) begin(ctx context.Context, tenant int64, cursor string) (stor
 	if x.streams == nil {
 		return e, nil
 	}
-	have, err := x.streams(ctx) // while the broker is away the reader finds out for itself, as after the export
+	// If the broker is unavailable, the reader finds a gap itself, as it does after the export.
+	have, err := x.streams(ctx)
 	for _, p := range e.Streams {
 		now, ok := have[p.Stream]
 		switch {
 		case p.Stream == "" || !ok && err != nil:
 		case !ok || !now.Created.Equal(p.Created) || now.First > p.Seq+1:
-			return e, x.problems.problem(codeExportOutdated, fmt.Sprintf("the stream %s has no longer what comes behind %d", p.Stream, p.Seq))
+			return e, x.problems.problem(codeExportOutdated,
+				fmt.Sprintf("the stream %s no longer has the messages after sequence %d", p.Stream, p.Seq))
 		}
 	}
 	return e, nil
@@ -240,7 +251,8 @@ func (x *exporter) noPlace(err error) error {
 	if !errors.Is(err, store.ErrInvalid) {
 		return err
 	}
-	return x.problems.problem(codeValidation, "validation failed", FieldError{Detail: "want the after of a line of this export", Parameter: "after"})
+	return x.problems.problem(codeValidation, "validation failed",
+		FieldError{Detail: "expected the after of a line of this export", Parameter: "after"})
 }
 
 func positionsOf(e store.Export) []ExportPosition {
@@ -255,19 +267,19 @@ func positionsOf(e store.Export) []ExportPosition {
 	return all
 }
 
-// exporting is one answer on its way.
+// exporting is one answer in progress.
 type exporting struct {
 	*exporter
 	e      store.Export
 	tenant int64
-	left   int // states that it may still have
+	left   int // states that the answer may still have
 	after  store.ExportPlace
 	until  time.Time
 	page   []store.Exported
 	last   bool // page is the last one
 }
 
-// read reads the next page. A tenant has few connections for it.
+// read reads the next page. At most exportReaders pages of a tenant are read at once.
 func (x *exporting) read(ctx context.Context) error {
 	type reader struct{ tenant int64 }
 	leave, err := x.overlays.enter(ctx, reader{x.tenant}, exportReaders)
@@ -287,11 +299,12 @@ func (x *exporting) read(ctx context.Context) error {
 	return nil
 }
 
-// answer writes lines until there are no more, or it is time to end: a client that does not read keeps its place behind the gate for no longer.
+// answer writes lines until the export is complete or its time is over. A client that does not read keeps its place
+// behind the gate until the write deadline at most.
 func (x *exporting) answer(ctx context.Context, w http.ResponseWriter, head ExportHead) {
 	control := http.NewResponseController(w)
 	if deadline, ok := ctx.Deadline(); ok {
-		_ = control.SetWriteDeadline(deadline.Add(batchLinger)) // a test's writer has none
+		_ = control.SetWriteDeadline(deadline.Add(batchLinger)) // the writer of a test has no deadline
 	}
 	out := bufio.NewWriter(w)
 	enc := json.NewEncoder(out)
@@ -305,7 +318,7 @@ func (x *exporting) answer(ctx context.Context, w http.ResponseWriter, head Expo
 		if out.Flush() != nil {
 			return
 		}
-		_ = control.Flush() // a writer that cannot sends it later
+		_ = control.Flush() // a writer without Flush sends it later
 		if x.last {
 			_ = enc.Encode(ExportEnd{End: "done"})
 			break
@@ -319,10 +332,10 @@ func (x *exporting) answer(ctx context.Context, w http.ResponseWriter, head Expo
 			break
 		}
 	}
-	_ = out.Flush() // the client went away; there is nobody to tell
+	_ = out.Flush() // on an error the client has gone
 }
 
-// send writes the page, if there is memory for it.
+// send writes the page. It reports false if there is no memory for it.
 func (x *exporting) send(enc *json.Encoder) bool {
 	var size int64
 	for _, s := range x.page {
@@ -335,7 +348,8 @@ func (x *exporting) send(enc *json.Encoder) bool {
 	defer release()
 	for i := range x.page {
 		s := &x.page[i]
-		_ = enc.Encode(ExportState{After: s.Place.String(), Type: s.Event.CloudEventsType(), Subject: strconv.FormatInt(s.Event.AggregateID, 10), Data: s.Event.Payload})
+		_ = enc.Encode(ExportState{After: s.Place.String(), Type: s.Event.CloudEventsType(),
+			Subject: strconv.FormatInt(s.Event.AggregateID, 10), Data: s.Event.Payload})
 	}
 	x.page = nil
 	return true

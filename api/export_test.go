@@ -24,7 +24,7 @@ import (
 	"github.com/tidings/tidings/tokens"
 )
 
-// exported is an answer of an export.
+// exported is the answer of an export.
 type exported struct {
 	head   api.ExportHead
 	states []api.ExportState
@@ -56,16 +56,19 @@ func (f fixture) export(t *testing.T, plural, query string) (x exported) {
 	return x
 }
 
-// bound has a relay seen to have met the stream of partition 0, and published everything, up to seq.
-const boundSQL = `UPDATE outbox_partitions SET stream = 'EVENTS-0', created = '2026-05-01T12:30:00.123456Z', tail_seq = $1 WHERE partition = 0`
+// boundSQL records that a relay has bound the stream of partition 0 and published everything up to seq.
+const boundSQL = `UPDATE outbox_partitions SET stream = 'EVENTS-0', created = '2026-05-01T12:30:00.123456Z', tail_seq = $1
+	WHERE partition = 0`
 
-// lastEventsSQL is the last event of each entity.
+// lastEventsSQL returns the last event of each entity.
 const lastEventsSQL = `SELECT DISTINCT ON (entity) aggregate_type, payload - 'actor' - 'reason' - 'updated_at' FROM (
-	SELECT id, aggregate_type, payload, aggregate_type || concat_ws('/', payload->>'follower_id', payload->>'followee_id', payload->>'user_id', payload->>'group_id', payload->>'kind',
+	SELECT id, aggregate_type, payload, aggregate_type || concat_ws('/', payload->>'follower_id', payload->>'followee_id',
+	payload->>'user_id', payload->>'group_id', payload->>'kind',
 	       coalesce(payload->>'comment_id', payload->>'message_id', payload->>'review_id', payload->>'post_id')) AS entity
 	  FROM outbox_messages WHERE tenant_id = $1 AND payload ? 'version') e ORDER BY entity, (payload->>'version')::int DESC`
 
-// TestAnExportHasTheLastStateOfEverything: of every kind, archived threads and what is gone too, in answers of any size.
+// TestAnExportHasTheLastStateOfEverything exports every kind, with archived threads and deleted entities, in answers of
+// any size.
 func TestAnExportHasTheLastStateOfEverything(t *testing.T) {
 	f := open(t)
 	f.want(t, 201, "PUT", "/v1/follows/1/2", "")
@@ -119,17 +122,20 @@ func TestAnExportHasTheLastStateOfEverything(t *testing.T) {
 		if diff := cmp.Diff(want[kind], got); diff != "" || len(got) == 0 || len(got) != len(all.states) {
 			t.Errorf("%s: %d states (-last events +export):\n%s", plural, len(all.states), diff)
 		}
-		if all.end.End != "done" || all.head.Kind != kind || all.head.Tenant != tenant || len(all.head.Streams) != 1 || all.head.Streams[0].Stream != "EVENTS-0" || all.head.Streams[0].Sequence != "7" {
+		if all.end.End != "done" || all.head.Kind != kind || all.head.Tenant != tenant || len(all.head.Streams) != 1 ||
+			all.head.Streams[0].Stream != "EVENTS-0" || all.head.Streams[0].Sequence != "7" {
 			t.Errorf("%s: %+v %+v", plural, all.head, all.end)
 		}
 
-		// In answers of one or two states, of which each other breaks off before its last line, while the stream goes on.
+		// The answers have one or two states. Every second answer breaks off before its last line, and the stream
+		// continues meanwhile.
 		f.exec(t, boundSQL, 7)
 		x := f.export(t, plural, "?lines=1")
 		f.exec(t, boundSQL, 1000)
 		some := x.states
 		for n := 0; x.end.End == "more"; n++ {
-			x = f.export(t, plural, "?"+url.Values{"cursor": {x.head.Cursor}, "after": {some[len(some)-1].After}, "lines": {fmt.Sprint(1 + n%2)}}.Encode())
+			x = f.export(t, plural, "?"+url.Values{"cursor": {x.head.Cursor}, "after": {some[len(some)-1].After},
+				"lines": {fmt.Sprint(1 + n%2)}}.Encode())
 			some = append(some, x.states[:min(1, len(x.states))]...)
 			if n > 100 {
 				t.Fatalf("%s has no end", plural)
@@ -142,8 +148,11 @@ func TestAnExportHasTheLastStateOfEverything(t *testing.T) {
 		if theirs := other.export(t, plural, ""); len(theirs.states) > 0 != (kind == "follow") {
 			t.Errorf("%s of another tenant: %+v", plural, theirs.states)
 		}
-		refusals := map[string]string{"?cursor=" + all.head.Cursor + "A": "400 cursor-invalid", "?after=x": "422 validation-failed", "?after=1,%00": "422 validation-failed", "?after=-1": "422 validation-failed",
-			"?after=1,*": "422 validation-failed", "?lines=0": "422 validation-failed", "?cursor=" + f.export(t, map[bool]string{true: "likes", false: "follows"}[plural == "follows"], "").head.Cursor: "400 cursor-invalid"}
+		refusals := map[string]string{"?cursor=" + all.head.Cursor + "A": "400 cursor-invalid", "?after=x": "422 validation-failed",
+			"?after=1,%00": "422 validation-failed", "?after=-1": "422 validation-failed",
+			"?after=1,*": "422 validation-failed", "?lines=0": "422 validation-failed",
+			"?cursor=" + f.export(t, map[bool]string{true: "likes", false: "follows"}[plural == "follows"],
+				"").head.Cursor: "400 cursor-invalid"}
 		for query, want := range refusals {
 			if a := f.do(t, "GET", "/v1/"+plural+":export"+query, ""); fmt.Sprint(a.StatusCode, " ", a.text("code")) != want {
 				t.Errorf("%s%s: %d %s, want %s", plural, query, a.StatusCode, a.body, want)
@@ -155,7 +164,8 @@ func TestAnExportHasTheLastStateOfEverything(t *testing.T) {
 	plain.want(t, 403, "GET", "/v1/comments:export", "")
 }
 
-// TestAnExportNotesTheStreamsBeforeItReads: what is committed and published while an export begins is among its states, or behind its positions.
+// TestAnExportNotesTheStreamsBeforeItReads commits and publishes an event while an export begins. The export has it
+// among its states, or the stream has it after the export's positions.
 func TestAnExportNotesTheStreamsBeforeItReads(t *testing.T) {
 	f := open(t)
 	f.want(t, 201, "PUT", "/v1/follows/7/42", "")
@@ -174,7 +184,8 @@ func TestAnExportNotesTheStreamsBeforeItReads(t *testing.T) {
 		answered <- f.export(t, "follows", "")
 	}()
 	testkit.Eventually(t, 10*time.Second, "the export to ask for the positions", func() (waits bool, err error) {
-		err = f.system.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_locks WHERE relation = 'outbox_partitions'::regclass AND NOT granted)`).Scan(&waits)
+		err = f.system.QueryRow(ctx,
+			`SELECT EXISTS (SELECT FROM pg_locks WHERE relation = 'outbox_partitions'::regclass AND NOT granted)`).Scan(&waits)
 		return waits, err
 	})
 	f.want(t, 204, "DELETE", "/v1/follows/7/42", "") // its event is published before the positions are read
@@ -185,17 +196,20 @@ func TestAnExportNotesTheStreamsBeforeItReads(t *testing.T) {
 		t.Fatal(err)
 	}
 	x, ok := <-answered
-	if !ok || len(x.states) != 1 || x.head.Streams[0].Sequence != "2" || x.states[0].Type != "tidings.follow.removed.v1" || !strings.Contains(string(x.states[0].Data), `"version":2`) {
+	if !ok || len(x.states) != 1 || x.head.Streams[0].Sequence != "2" || x.states[0].Type != "tidings.follow.removed.v1" ||
+		!strings.Contains(string(x.states[0].Data), `"version":2`) {
 		t.Errorf("%+v, states %s: want the removal, which is in the stream at 2 and not behind it", x.head.Streams, x.states)
 	}
 }
 
-// TestAnExportThatCannotBeJoinedIsRefused: erasures take events of edges off the streams, and streams drop what is old.
+// TestAnExportThatCannotBeJoinedIsRefused covers erasures, which remove events of edges from the streams, and streams
+// that drop old events.
 func TestAnExportThatCannotBeJoinedIsRefused(t *testing.T) {
 	f := open(t)
 	heads, away := map[string]api.StreamHead{}, error(nil)
 	var err error
-	f.Handler, err = api.New(config(), api.Deps{Store: store.New(f.pool, nil), Tokens: f.pool, DLQ: outbox.NewDLQ(f.pool, nil), Projections: f.pool, Fleet: fleet, Log: testkit.Logger(t), Reg: prometheus.NewRegistry(),
+	f.Handler, err = api.New(config(), api.Deps{Store: store.New(f.pool, nil), Tokens: f.pool, DLQ: outbox.NewDLQ(f.pool, nil),
+		Projections: f.pool, Fleet: fleet, Log: testkit.Logger(t), Reg: prometheus.NewRegistry(),
 		Streams: func(context.Context) (map[string]api.StreamHead, error) { return heads, away }})
 	if err != nil {
 		t.Fatal(err)
@@ -214,13 +228,18 @@ func TestAnExportThatCannotBeJoinedIsRefused(t *testing.T) {
 		away  error
 		want  string
 	}{
-		"the stream has what comes behind":               {heads: map[string]api.StreamHead{"EVENTS-0": {Created: created, First: 8}}, want: "200"},
-		"it has dropped the first of it":                 {heads: map[string]api.StreamHead{"EVENTS-0": {Created: created, First: 9}}, want: "410export-outdated"},
-		"it was recreated":                               {heads: map[string]api.StreamHead{"EVENTS-0": {Created: created.Add(time.Second), First: 1}}, want: "410export-outdated"},
-		"it is gone":                                     {want: "410export-outdated"},
-		"nobody can say, and the reader finds out":       {away: errors.New("no broker"), want: "200"},
-		"of one it is known though another is not":       {heads: map[string]api.StreamHead{"EVENTS-0": {Created: created, First: 9}}, away: errors.New("no leader"), want: "410export-outdated"},
-		"others are there, and this one is not known of": {heads: map[string]api.StreamHead{"EVENTS-1": {}}, away: errors.New("no leader"), want: "200"},
+		"the stream has what comes behind": {heads: map[string]api.StreamHead{"EVENTS-0": {Created: created, First: 8}},
+			want: "200"},
+		"it has dropped the first of it": {heads: map[string]api.StreamHead{"EVENTS-0": {Created: created, First: 9}},
+			want: "410export-outdated"},
+		"it was recreated": {heads: map[string]api.StreamHead{"EVENTS-0": {Created: created.Add(time.Second),
+			First: 1}}, want: "410export-outdated"},
+		"it is gone": {want: "410export-outdated"},
+		"nobody can say, and the reader finds out": {away: errors.New("no broker"), want: "200"},
+		"of one it is known though another is not": {heads: map[string]api.StreamHead{"EVENTS-0": {Created: created, First: 9}},
+			away: errors.New("no leader"), want: "410export-outdated"},
+		"others are there, and this one is not known of": {heads: map[string]api.StreamHead{"EVENTS-1": {}},
+			away: errors.New("no leader"), want: "200"},
 	} {
 		heads, away = c.heads, c.away
 		if got := resumed("follows", follows); got != c.want {
@@ -256,7 +275,7 @@ func TestAnExportThatCannotBeJoinedIsRefused(t *testing.T) {
 	}
 }
 
-// during does something when the first bytes of an answer are written.
+// during calls a function when the first bytes of an answer are written.
 type during struct {
 	*httptest.ResponseRecorder
 	once sync.Once
@@ -268,15 +287,16 @@ func (d *during) Write(b []byte) (int, error) {
 	return d.ResponseRecorder.Write(b)
 }
 
-// TestAnExportThatFailsSaysSoInItsLastLine: the status is sent by then. What came before it counts.
+// TestAnExportThatFailsSaysSoInItsLastLine fails after the status was sent. The lines before the failure are valid.
 func TestAnExportThatFailsSaysSoInItsLastLine(t *testing.T) {
 	f := open(t)
 	f.exec(t, `INSERT INTO edges_follow (tenant_id, from_id, to_id) SELECT $1, g, g + 1 FROM generate_series(1, 1200) g`, tenant)
 	r := httptest.NewRequestWithContext(t.Context(), "GET", "/v1/follows:export", nil)
 	r.Header.Set("Authorization", "Bearer "+f.token)
 	w := &during{ResponseRecorder: httptest.NewRecorder(), do: func() {
-		var open int // while the answer is on its way, however slowly the client takes it
-		if err := f.system.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in transaction%'`).Scan(&open); err != nil || open > 0 {
+		var open int // while the answer is sent, however slowly the client reads it
+		if err := f.system.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
+			AND state LIKE 'idle in transaction%'`).Scan(&open); err != nil || open > 0 {
 			t.Errorf("%d open transactions, %v", open, err)
 		}
 		f.exec(t, `INSERT INTO erasures (tenant_id, author_id, requested_by) VALUES ($1, 7, 'test')`, tenant)
@@ -284,7 +304,8 @@ func TestAnExportThatFailsSaysSoInItsLastLine(t *testing.T) {
 	f.ServeHTTP(w, r)
 	lines := strings.Split(strings.TrimSuffix(w.Body.String(), "\n"), "\n")
 	var end api.ExportEnd
-	if err := json.Unmarshal([]byte(lines[len(lines)-1]), &end); err != nil || w.Code != 200 || len(lines) != 502 || end.End != "problem" || end.Problem == nil || end.Problem.Code != "export-outdated" || end.Problem.RequestID == "" {
+	if err := json.Unmarshal([]byte(lines[len(lines)-1]), &end); err != nil || w.Code != 200 || len(lines) != 502 || end.End != "problem" ||
+		end.Problem == nil || end.Problem.Code != "export-outdated" || end.Problem.RequestID == "" {
 		t.Errorf("%d, %d lines, the last %s: want a page and the problem of the second", w.Code, len(lines), lines[len(lines)-1])
 	}
 }

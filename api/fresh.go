@@ -20,10 +20,13 @@ import (
 
 const (
 	tokenHeader  = "Tidings-Token"
-	maxFreshRefs = 64                     // entities that a read may ask to see
-	freshWait    = 200 * time.Millisecond // for the projection, before the entities are taken from the truth
-	freshLock    = "500ms"                // for rows that the projection's consumer is writing; less than deadlock_timeout, so that it is we who give way
-	freshLimit   = 2 * time.Second        // for all tries, when the consumer is always at these rows
+	maxFreshRefs = 64 // entities that the tokens of a read may name
+	// how long a read waits for the projection before it takes the entities from the truth
+	freshWait = 200 * time.Millisecond
+	// for rows that the projection's consumer is writing; less than deadlock_timeout, so that the read gives way to the
+	// consumer
+	freshLock  = "500ms"
+	freshLimit = 2 * time.Second // for all tries, if the consumer holds these rows each time
 )
 
 // WriteToken is part of every answer to a write.
@@ -31,7 +34,7 @@ type WriteToken struct {
 	Token string `header:"Tidings-Token" doc:"Send it with a read, and the read includes this write. Opaque; it does not expire."`
 }
 
-// tokenOf gives out the token of what was written; an empty one of what there never was.
+// tokenOf returns the token of a write, or an empty one if the entity never existed.
 func (s *server) tokenOf(ctx context.Context, ref event.Ref) (WriteToken, error) {
 	if ref.Version == 0 {
 		return WriteToken{}, nil
@@ -49,13 +52,15 @@ func (s *server) freshRefs(tenant int64, headers []string) ([]event.Ref, error) 
 		for token := range strings.SplitSeq(header, ",") {
 			var refs []event.Ref
 			if s.cursors.decode(tokenList(tenant), strings.TrimSpace(token), &refs) != nil {
-				return nil, s.problems.problem(codeHeaderInvalid, "", FieldError{Detail: "want tokens that writes of this tenant were answered with", Header: tokenHeader})
+				return nil, s.problems.problem(codeHeaderInvalid, "",
+					FieldError{Detail: "expected tokens from answers to writes of this tenant", Header: tokenHeader})
 			}
 			all = append(all, refs...)
 		}
 	}
 	if len(all) > maxFreshRefs {
-		return nil, s.problems.problem(codeHeaderInvalid, "", FieldError{Detail: fmt.Sprintf("want tokens of at most %d writes", maxFreshRefs), Header: tokenHeader})
+		return nil, s.problems.problem(codeHeaderInvalid, "",
+			FieldError{Detail: fmt.Sprintf("expected tokens of at most %d writes", maxFreshRefs), Header: tokenHeader})
 	}
 	return all, nil
 }
@@ -63,10 +68,11 @@ func (s *server) freshRefs(tenant int64, headers []string) ([]event.Ref, error) 
 // freshParameters describes the header that every read of a projection takes.
 func freshParameters() []*huma.Param {
 	return []*huma.Param{{Name: tokenHeader, In: "header", Schema: &huma.Schema{Type: huma.TypeString}, Description: fmt.Sprintf(
-		"Tokens of writes, separated by commas, for at most %d entities: the answer includes these writes, regardless of the lag.", maxFreshRefs)}}
+		"Tokens of writes, separated by commas, for at most %d entities: the answer includes these writes, regardless of the lag.",
+		maxFreshRefs)}}
 }
 
-// mustSee returns the entities of the request's tokens that the consumer keeps.
+// mustSee returns the entities of the request's tokens that the consumer applies.
 func (s *server) mustSee(ctx context.Context, consumer string) []event.Ref {
 	var refs []event.Ref
 	for _, r := range callerOf(ctx).fresh {
@@ -79,10 +85,11 @@ func (s *server) mustSee(ctx context.Context, consumer string) []event.Ref {
 
 var (
 	errBehind = errors.New("api: the projection is behind the token")
-	errUndo   = errors.New("api: done, and undone")
+	errUndo   = errors.New("api: roll back the overlay")
 )
 
-// handleOnce is handle, for reads that have to see writes: equal ones of a tenant that come at the same time, tokens included, share one.
+// handleOnce is handle for reads with tokens: equal reads of a tenant at the same time, with the same tokens, share one
+// answer.
 func handleOnce[I, O any](ctx context.Context, s *server, r route, in *I, handle func(context.Context, *I) (*O, error)) (*O, error) {
 	c := callerOf(ctx)
 	if r.method != http.MethodGet || len(c.fresh) == 0 || r.streams {
@@ -93,17 +100,20 @@ func handleOnce[I, O any](ctx context.Context, s *server, r route, in *I, handle
 		mine = true
 		return handle(ctx, in)
 	})
-	if err != nil && !mine { // which is about the other request: that its client has gone
+	if err != nil && !mine { // it may be about the other request, whose client has gone
 		return handle(ctx, in)
 	}
 	o, _ := out.(*O) // nil with an error
 	return o, err
 }
 
-// readProjection runs fn, which reads a projection, in a transaction of the tenant, on one snapshot. It shows the writes whose tokens
-// came with the request: it waits for the projection to have them, and after freshWait reads as if it had; while the consumer is in the way, it tries again.
-// Reads that wait, and overlays, have a quarter of the connections for each tenant: a consumer that is paused is slow for the tenants who ask for more.
-func (s *server) readProjection(ctx context.Context, tenant int64, consumer string, fn func(tx pgx.Tx) error) (progress consumers.Progress, err error) {
+// readProjection runs fn, which reads a projection, in a transaction of the tenant, on one snapshot. The snapshot
+// includes the writes whose tokens the request has. readProjection waits up to freshWait until the projection has
+// applied them, and then reads as if it had (readAsIf). If the consumer holds the same rows, it tries again until
+// freshLimit. The reads of a tenant that wait or overlay have a quarter of the connections. So a paused consumer slows
+// down only the tenants that send tokens.
+func (s *server) readProjection(ctx context.Context, tenant int64, consumer string,
+	fn func(tx pgx.Tx) error) (progress consumers.Progress, err error) {
 	refs := s.mustSee(ctx, consumer)
 	start := time.Now()
 	for wait := 5 * time.Millisecond; ; wait = min(2*wait, freshWait) {
@@ -117,7 +127,7 @@ func (s *server) readProjection(ctx context.Context, tenant int64, consumer stri
 			if took >= freshLimit || !postgres.IsLockTimeout(err) && !postgres.IsConcurrency(err) {
 				return progress, err
 			}
-			wait = freshWait // the consumer was at these rows: perhaps it has them now
+			wait = freshWait // the consumer held these rows, and may have applied the writes now
 		}
 		select {
 		case <-ctx.Done():
@@ -127,8 +137,9 @@ func (s *server) readProjection(ctx context.Context, tenant int64, consumer stri
 	}
 }
 
-// readOnce is one try of readProjection: errBehind when the projection has not reached refs.
-func (s *server) readOnce(ctx context.Context, tenant int64, consumer string, refs []event.Ref, fn func(tx pgx.Tx) error) (progress consumers.Progress, err error) {
+// readOnce is one try of readProjection. It returns errBehind if the projection has not reached refs.
+func (s *server) readOnce(ctx context.Context, tenant int64, consumer string, refs []event.Ref,
+	fn func(tx pgx.Tx) error) (progress consumers.Progress, err error) {
 	if len(refs) > 0 {
 		leave, err := s.overlays.enter(ctx, tenant, quarter(s.projections))
 		if err != nil {
@@ -136,27 +147,30 @@ func (s *server) readOnce(ctx context.Context, tenant int64, consumer string, re
 		}
 		defer leave()
 	}
-	err = postgres.InTenant(ctx, s.projections, tenant, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) (err error) {
-		if progress, err = s.readProgress(ctx, tx, tenant, consumer); err != nil {
-			return err
-		}
-		if len(refs) > 0 {
-			if reached, err := s.fleet[consumer].Reached(ctx, tx, refs); err != nil {
+	err = postgres.InTenant(ctx, s.projections, tenant, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly},
+		func(tx pgx.Tx) (err error) {
+			if progress, err = s.readProgress(ctx, tx, tenant, consumer); err != nil {
 				return err
-			} else if !reached {
-				return errBehind
 			}
-		}
-		return fn(tx)
-	})
+			if len(refs) > 0 {
+				if reached, err := s.fleet[consumer].Reached(ctx, tx, refs); err != nil {
+					return err
+				} else if !reached {
+					return errBehind
+				}
+			}
+			return fn(tx)
+		})
 	return progress, err
 }
 
-// readAsIf is readProjection on what the projection would be had it applied what the truth says of the entities: the projection's own
-// code applies it, in the transaction that fn reads in, and the transaction is rolled back. So there is one rule of what a write changes.
-// (docs/adr/0007-reading-ones-writes.md)
-func (s *server) readAsIf(ctx context.Context, tenant int64, consumer string, refs []event.Ref, fn func(tx pgx.Tx) error) (progress consumers.Progress, err error) {
-	for _, key := range entities(tenant, consumer, refs) { // one at a time for each entity: they would wait for its rows with a connection each
+// readAsIf is readProjection on the projection as it would be with the entities' states from the truth. The
+// projection's own code applies these states in the transaction of fn, which is rolled back at the end. So one piece of
+// code decides what a write changes (docs/adr/0007-reading-ones-writes.md).
+func (s *server) readAsIf(ctx context.Context, tenant int64, consumer string, refs []event.Ref,
+	fn func(tx pgx.Tx) error) (progress consumers.Progress, err error) {
+	// One read at a time for each entity. Otherwise each waits for the entity's rows and holds a connection.
+	for _, key := range entities(tenant, consumer, refs) {
 		leave, err := s.overlays.enter(ctx, key, 1)
 		if err != nil {
 			return progress, err
@@ -181,7 +195,7 @@ func (s *server) readAsIf(ctx context.Context, tenant int64, consumer string, re
 			return err
 		}
 		if err := s.fleet[consumer].Apply(ctx, tx, states); err != nil {
-			return fmt.Errorf("apply %d states to read as if %s had: %w", len(states), consumer, err)
+			return fmt.Errorf("apply %d states of the truth over %s: %w", len(states), consumer, err)
 		}
 		if err := fn(tx); err != nil {
 			return err
@@ -194,7 +208,7 @@ func (s *server) readAsIf(ctx context.Context, tenant int64, consumer string, re
 	return progress, nil
 }
 
-// entities are the keys of the refs' entities, each once and in an order that is the same for all.
+// entities returns the keys of the refs' entities, each once and in an order that is the same for all callers.
 func entities(tenant int64, consumer string, refs []event.Ref) []string {
 	keys := make([]string, len(refs))
 	for i, r := range refs {
@@ -205,7 +219,7 @@ func entities(tenant int64, consumer string, refs []event.Ref) []string {
 	return slices.Compact(keys)
 }
 
-// caps bounds how many go on at once with what a key names.
+// caps bounds how many callers work at once under one key.
 type caps struct {
 	mu sync.Mutex
 	of map[any]*capped
@@ -213,12 +227,12 @@ type caps struct {
 
 type capped struct {
 	places chan struct{}
-	here   int // who have a place or wait for one
+	here   int // callers that have a place or wait for one
 }
 
 func newCaps() *caps { return &caps{of: make(map[any]*capped)} }
 
-// enter waits until fewer than most go on. Who has entered calls leave, once.
+// enter waits until fewer than most callers are in. A caller that is in calls leave once.
 func (c *caps) enter(ctx context.Context, key any, most int) (leave func(), err error) {
 	c.mu.Lock()
 	at := c.of[key]

@@ -15,7 +15,7 @@ import (
 	"github.com/tidings/tidings/projections/followercounts"
 )
 
-// follow writes and returns the write's token.
+// follow sends a write and returns the write's token.
 func (f fixture) follow(t *testing.T, method, path string) string {
 	t.Helper()
 	a := f.do(t, method, "/v1/follows/"+path, "")
@@ -25,7 +25,7 @@ func (f fixture) follow(t *testing.T, method, path string) string {
 	return "Tidings-Token: " + a.Header.Get("Tidings-Token")
 }
 
-// users are the ids of a list's items, and next whether there is more.
+// users returns the ids of a list's items; next tells whether another page exists.
 func (a answer) users() string {
 	var ids []string
 	for _, item := range a.json["items"].([]any) {
@@ -34,7 +34,7 @@ func (a answer) users() string {
 	return strings.Join(ids, " ")
 }
 
-// No consumer runs here: whatever is seen, is seen by the tokens.
+// No consumer runs in this test: a read includes a write only because of its token.
 func TestATokensFollowIsSeenByEveryRead(t *testing.T) {
 	f := open(t)
 	var last string
@@ -53,7 +53,8 @@ func TestATokensFollowIsSeenByEveryRead(t *testing.T) {
 	if counts["followers"] != 1.0 || counts["following"] != 0.0 {
 		t.Errorf("counts %v", counts)
 	}
-	check := f.want(t, 200, "POST", "/v1/follows:check", `{"pairs":[{"follower_id":"9","followee_id":"42"},{"follower_id":"8","followee_id":"42"}]}`, last)
+	check := f.want(t, 200, "POST", "/v1/follows:check",
+		`{"pairs":[{"follower_id":"9","followee_id":"42"},{"follower_id":"8","followee_id":"42"}]}`, last)
 	if !strings.Contains(check.body, `"follower_id":"9"`) || strings.Count(check.body, "true") != 1 {
 		t.Errorf("check: %s", check.body)
 	}
@@ -61,12 +62,13 @@ func TestATokensFollowIsSeenByEveryRead(t *testing.T) {
 	if !strings.Contains(many.body, `"followers":1`) {
 		t.Errorf("many counts: %s", many.body)
 	}
-	// Several tokens, in one header or more; mutuals, and pages with their cursors, rest on all of them.
+	// Several tokens, in one header or more. Mutuals, and pages with their cursors, include all of their writes.
 	other := f.follow(t, "PUT", "9/7")
 	both := last + ", " + strings.TrimPrefix(other, "Tidings-Token: ")
 	if got := f.want(t, 200, "GET", "/v1/users/9/following?limit=1", "", both); got.users() != "7" || got.text("next") == "" {
 		t.Errorf("a page of two: %s", got.body)
-	} else if rest := f.want(t, 200, "GET", "/v1/users/9/following?limit=1&cursor="+got.text("next"), "", both); rest.users() != "42" || rest.text("next") != "" {
+	} else if rest := f.want(t, 200, "GET", "/v1/users/9/following?limit=1&cursor="+got.text("next"), "", both); rest.users() != "42" ||
+		rest.text("next") != "" {
 		t.Errorf("its second: %s", rest.body)
 	}
 	gone := f.follow(t, "DELETE", "9/42")
@@ -80,7 +82,8 @@ func TestATokensFollowIsSeenByEveryRead(t *testing.T) {
 		t.Errorf("a token of what never was: %q", a.Header.Get("Tidings-Token"))
 	}
 	var left int
-	if err := f.system.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM edge_lists) + (SELECT count(*) FROM edge_counts)`).Scan(&left); err != nil || left != 0 {
+	if err := f.system.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM edge_lists) + (SELECT count(*) FROM edge_counts)`).Scan(
+		&left); err != nil || left != 0 {
 		t.Errorf("reading has left %d rows in the projection (%v)", left, err)
 	}
 }
@@ -106,7 +109,7 @@ func TestABadTokenIsRefused(t *testing.T) {
 	}
 }
 
-// The consumer is in the middle of applying the write: its transaction has the rows.
+// The consumer is applying the write: its transaction holds the rows.
 func TestAReadWaitsForTheConsumerThatIsWritingWhatItMustSee(t *testing.T) {
 	f := open(t)
 	token := f.follow(t, "PUT", "7/42")
@@ -135,7 +138,8 @@ func TestAReadWaitsForTheConsumerThatIsWritingWhatItMustSee(t *testing.T) {
 	answers := make(chan answer)
 	go func() { answers <- f.do(t, "GET", "/v1/users/42/counts", "", token) }()
 	testkit.Eventually(t, 5*time.Second, "the read to wait for the consumer's rows", func() (waiting bool, err error) {
-		return waiting, f.system.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+		return waiting, f.system.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted
+			AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 			OR NOT granted AND locktype = 'transactionid')`).Scan(&waiting)
 	})
 	if err := consumer.Commit(t.Context()); err != nil {
@@ -192,13 +196,14 @@ func TestATokensCommentIsSeenByEveryRead(t *testing.T) {
 	if a := f.want(t, 200, "GET", "/v1/posts/100/summary", "", both); a.json["visible"] != 2.0 || a.json["total"] != 2.0 {
 		t.Errorf("summary: %s", a.body)
 	}
-	// A reply alone, whose parent the projection does not have either, is seen; and so is each change.
+	// A read includes a reply whose parent the projection does not have either, and each change.
 	if got := list("/v1/posts/100/comments", token(reply)); got != "visible reply" {
 		t.Errorf("the reply alone: %q", got)
 	}
 	edited := f.want(t, 200, "PATCH", "/v1/comments/"+reply.text("comment_id"), `{"body":"edited"}`, "If-Match: *")
 	deleted := f.want(t, 204, "DELETE", "/v1/comments/"+id, "", "If-Match: *")
-	if got := list("/v1/posts/100/comments?order=threaded", token(edited)+","+deleted.Header.Get("Tidings-Token")); got != "deleted , visible edited" {
+	if got := list("/v1/posts/100/comments?order=threaded",
+		token(edited)+","+deleted.Header.Get("Tidings-Token")); got != "deleted , visible edited" {
 		t.Errorf("after an edit and a deletion: %q", got)
 	}
 	hidden := f.want(t, 200, "PUT", "/v1/comments/"+reply.text("comment_id")+"/moderation", `{"state":"hidden"}`, "If-Match: *")
@@ -214,7 +219,8 @@ func TestATokensCommentIsSeenByEveryRead(t *testing.T) {
 		t.Errorf("pending: %q", got)
 	}
 	var left int
-	if err := f.system.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM child_lists) + (SELECT count(*) FROM child_buckets) + (SELECT count(*) FROM child_totals) + (SELECT count(*) FROM child_aggregates)
+	if err := f.system.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM child_lists) + (SELECT count(*)
+		FROM child_buckets) + (SELECT count(*) FROM child_totals) + (SELECT count(*) FROM child_aggregates)
 		+ (SELECT count(*) FROM child_settings)`).Scan(&left); err != nil || left != 0 {
 		t.Errorf("reading has left %d rows in the projection (%v)", left, err)
 	}

@@ -30,7 +30,8 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-// offline is a server whose database nobody has asked yet: what the targets below try must be refused before, or be no matter of the database.
+// offline is a server without a database. The targets below send input that the server must refuse before it needs the
+// database, or that does not need one.
 func offline(f *testing.F) *server {
 	f.Helper()
 	pool, err := pgxpool.New(context.Background(), "postgres://nobody@127.0.0.1:1/none")
@@ -38,15 +39,18 @@ func offline(f *testing.F) *server {
 		f.Fatal(err)
 	}
 	f.Cleanup(pool.Close)
-	cfg := Config{CursorKey: strings.Repeat("ab", 32), MaxBodyBytes: 1 << 17, MaxBatchBytes: 1 << 20, RequestTimeout: time.Second, AddressConnections: 100, MaxRequests: 100, MaxWait: time.Second}
-	h, err := New(cfg, Deps{Store: store.New(pool, nil), Tokens: pool, DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Fleet: []projections.Projection{followercounts.New(kinds.Builtin), threadcache.New(kinds.Builtin)}, Log: slog.New(slog.DiscardHandler), Reg: prometheus.NewRegistry()})
+	cfg := Config{CursorKey: strings.Repeat("ab", 32), MaxBodyBytes: 1 << 17, MaxBatchBytes: 1 << 20, RequestTimeout: time.Second,
+		AddressConnections: 100, MaxRequests: 100, MaxWait: time.Second}
+	h, err := New(cfg, Deps{Store: store.New(pool, nil), Tokens: pool, DLQ: outbox.NewDLQ(pool, nil), Projections: pool,
+		Fleet: []projections.Projection{followercounts.New(kinds.Builtin), threadcache.New(kinds.Builtin)},
+		Log:   slog.New(slog.DiscardHandler), Reg: prometheus.NewRegistry()})
 	if err != nil {
 		f.Fatal(err)
 	}
 	return h.Handler.(*router).now.Load()
 }
 
-// A cursor that is read is one that was given: its text is the only one with its content.
+// A cursor that decode accepts is one that encode wrote: its content has only one text.
 func FuzzCursor(f *testing.F) {
 	c := cursors{[][]byte{[]byte("0123456789abcdef0123456789abcdef")}}
 	home := list{tenant: 1, name: "followers", of: 42}
@@ -71,12 +75,12 @@ func FuzzCursor(f *testing.F) {
 		}
 		again, err := c.encode(l, got)
 		if err != nil || again != cursor || l != home {
-			t.Fatalf("%q of %v is taken for %q, %v", cursor, l, again, err)
+			t.Fatalf("%q of %v is decoded as %q, %v", cursor, l, again, err)
 		}
 	})
 }
 
-// The header has tokens of this tenant, or is refused with its name.
+// The header has tokens of this tenant, or the API refuses it by name.
 func FuzzTidingsToken(f *testing.F) {
 	s := offline(f)
 	given, err := s.cursors.encode(tokenList(1), []event.Ref{{Type: event.AggregateFollow, From: 7, To: 42, Version: 1}})
@@ -87,7 +91,8 @@ func FuzzTidingsToken(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	for _, header := range []string{given, given + ", " + given, other, given + "," + other, ",", "", " " + given + "\t", strings.Repeat(given+",", 64) + given, "\x00"} {
+	for _, header := range []string{given, given + ", " + given, other, given + "," + other, ",", "", " " + given + "\t",
+		strings.Repeat(given+",", 64) + given, "\x00"} {
 		f.Add(header)
 	}
 	f.Fuzz(func(t *testing.T, header string) {
@@ -105,21 +110,22 @@ func FuzzTidingsToken(f *testing.F) {
 		}
 		for _, part := range parts {
 			if strings.TrimSpace(part) != given {
-				t.Fatalf("%q is taken", header)
+				t.Fatalf("%q is accepted", header)
 			}
 		}
 	})
 }
 
-// Only Bearer and a token reach the database.
+// Only "Bearer" and a token reach the database.
 func FuzzAuthorization(f *testing.F) {
 	s := offline(f)
-	for _, header := range []string{"", "Bearer", "Bearer ", "bearer x", "Bearer\tx", "Basic eA==", "Bearer a b", "Bearer \x00", "Bearer  tdg_x ", "BEARER tdg_\xff", "Bearer,Bearer x"} {
+	for _, header := range []string{"", "Bearer", "Bearer ", "bearer x", "Bearer\tx", "Basic eA==", "Bearer a b", "Bearer \x00",
+		"Bearer  tdg_x ", "BEARER tdg_\xff", "Bearer,Bearer x"} {
 		f.Add(header)
 	}
 	f.Fuzz(func(t *testing.T, header string) {
 		ctx, cancel := context.WithCancel(context.Background())
-		cancel() // so that a look-up ends before it begins
+		cancel() // so that no look-up begins
 		h, asked := bearer(header)
 		if asked {
 			if p, err := s.auth.principal(ctx, h, func() error { return nil }); err == nil || p.TenantID != 0 {
@@ -135,12 +141,14 @@ func FuzzAuthorization(f *testing.F) {
 
 var uuidForm = regexp.MustCompile(uuidPattern)
 
-// Whatever a path and a query are, without a token they lead to a 4xx problem, and never elsewhere; and ids have one way to be written.
+// Any path and query without a token lead to a 4xx problem, and never elsewhere. An id has only one text.
 func FuzzPath(f *testing.F) {
 	s := offline(f)
 	for _, target := range []string{
-		"/v1/follows/1/2", "/v1/follows/1%2F2/3", "/v1/follows/1%00/2", "//v1/follows/1/2", "/v1/./users/1/counts", "/v1/users/%2e%2e/counts", "/v1/users/1/followers?limit=1&cursor=x",
-		"/v1/users/1/followers?a;b", "/v1/users:counts", "/v1/comments/0196b2d4-7c00-7000-8000-000000000001", "/v1/comments/{0196b2d4-7c00-7000-8000-000000000001}", "/%", "*", "", "/v1/users/٣/counts",
+		"/v1/follows/1/2", "/v1/follows/1%2F2/3", "/v1/follows/1%00/2", "//v1/follows/1/2", "/v1/./users/1/counts",
+		"/v1/users/%2e%2e/counts", "/v1/users/1/followers?limit=1&cursor=x",
+		"/v1/users/1/followers?a;b", "/v1/users:counts", "/v1/comments/0196b2d4-7c00-7000-8000-000000000001",
+		"/v1/comments/{0196b2d4-7c00-7000-8000-000000000001}", "/%", "*", "", "/v1/users/٣/counts",
 	} {
 		p, q, _ := strings.Cut(target, "?")
 		f.Add("GET", p, q)
@@ -152,7 +160,8 @@ func FuzzPath(f *testing.F) {
 			return // HTTP refuses it
 		}
 		w := httptest.NewRecorder()
-		s.ServeHTTP(w, &http.Request{Method: method, URL: u, Header: http.Header{}, Body: http.NoBody, Host: "x", ProtoMajor: 1, ProtoMinor: 1})
+		s.ServeHTTP(w, &http.Request{Method: method, URL: u, Header: http.Header{}, Body: http.NoBody, Host: "x",
+			ProtoMajor: 1, ProtoMinor: 1})
 		document := w.Code == 200 && (u.Path == docsPath || strings.HasPrefix(u.Path, openAPIPath))
 		if problem := w.Code >= 400 && w.Code < 500 && w.Header().Get("Content-Type") == problemMediaType; !problem && !document {
 			t.Fatalf("%s %q?%q: %d %v", method, path, query, w.Code, w.Header())
@@ -170,10 +179,12 @@ func FuzzPath(f *testing.F) {
 	})
 }
 
-// What is taken is one JSON value that encoding/json takes too, has the same meaning when it is written again, and no member twice.
+// Accepted input is one JSON value that encoding/json accepts too, with the same meaning when it is encoded again, and
+// without repeated members.
 func FuzzStrictJSON(f *testing.F) {
 	for _, body := range []string{
-		`{"author_id":"3","body":"hello \ud83d\ude00"}`, `{"a":1,"a":2}`, `{"a":1,"\u0061":2}`, `{"A":1}`, `{"x":[{"a":1},{"a":2}]}`, `{"a":"\ud83d"}`, `{"a":"\\ud83d"}`, `{"a":1e400}`, `{"a":9223372036854775808}`,
+		`{"author_id":"3","body":"hello \ud83d\ude00"}`, `{"a":1,"a":2}`, `{"a":1,"\u0061":2}`, `{"A":1}`, `{"x":[{"a":1},{"a":2}]}`,
+		`{"a":"\ud83d"}`, `{"a":"\\ud83d"}`, `{"a":1e400}`, `{"a":9223372036854775808}`,
 		"\"\xff\"", `{"a":1}{}`, `{"a":1}]`, `[1,2`, ` null `, `"\u0000"`, "\ufeff{}", strings.Repeat("[", 40), `{"":{"":{}}}`, `{"a":1,}`,
 	} {
 		f.Add([]byte(body))
@@ -184,7 +195,7 @@ func FuzzStrictJSON(f *testing.F) {
 			return
 		}
 		if !utf8.Valid(body) || !json.Valid(body) {
-			t.Fatalf("%q is taken", body)
+			t.Fatalf("%q is accepted", body)
 		}
 		if names := countNames(body); names != countMembers(got) {
 			t.Fatalf("%q has %d names, and what was read of it %d", body, names, countMembers(got))
@@ -192,12 +203,12 @@ func FuzzStrictJSON(f *testing.F) {
 		again, err := json.Marshal(got)
 		var second any
 		if err != nil || strictJSON(again, &second) != nil || !reflect.DeepEqual(got, second) {
-			t.Fatalf("%q is taken for %s, %v", body, again, err)
+			t.Fatalf("%q is decoded as %s, %v", body, again, err)
 		}
 	})
 }
 
-// countNames counts the members of valid JSON: colons outside of strings.
+// countNames counts the members of valid JSON: the colons outside strings.
 func countNames(body []byte) (n int) {
 	quoted := false
 	for i := 0; i < len(body); i++ {
@@ -227,20 +238,26 @@ func countMembers(v any) (n int) {
 	return n
 }
 
-// Every line of a batch is an operation as it stands there, or refused alone with a 4xx problem that leads into it.
+// Every line of a batch is an unchanged operation, or is refused alone with a 4xx problem that points into it.
 func FuzzBatchLines(f *testing.F) {
 	s := offline(f)
 	schema := func(name string) *huma.Schema { return s.api.OpenAPI().Components.Schemas.Map()[name] }
-	follows := &edgeRoutes{archetype: newArchetype(s, "follow", "follows", edgeNaming(kinds.Builtin().Edges["follow"])), k: kinds.Builtin().Edges["follow"]}
-	comments := &childRoutes{archetype: newArchetype(s, "comment", "comments", childNaming(kinds.Builtin().Children["comment"])), k: kinds.Builtin().Children["comment"]}
+	follows := &edgeRoutes{archetype: newArchetype(s, "follow", "follows", edgeNaming(kinds.Builtin().Edges["follow"])),
+		k: kinds.Builtin().Edges["follow"]}
+	comments := &childRoutes{archetype: newArchetype(s, "comment", "comments", childNaming(kinds.Builtin().Children["comment"])),
+		k: kinds.Builtin().Children["comment"]}
 	operations := []kind{
 		{"follow", schema("FollowOperation"), follows.take, nil}, {"unfollow", schema("FollowOperation"), follows.take, nil},
-		{"create", schema("CreateOperation"), comments.takeCreate, nil}, {"edit", schema("EditOperation"), comments.takeEdit, nil}, {"delete", schema("DeleteOperation"), comments.takeDelete, nil},
+		{"create", schema("CreateOperation"), comments.takeCreate, nil}, {"edit", schema("EditOperation"), comments.takeEdit, nil},
+		{"delete", schema("DeleteOperation"), comments.takeDelete, nil},
 	}
 	for _, line := range []string{
-		`{"op":"follow","follower_id":"7","followee_id":"42"}`, `{"op":"unfollow","follower_id":"7","followee_id":"7"}`, `{"op":"create","post_id":"5","author_id":"3","body":"x","idempotency_key":"k"}`,
-		`{"op":"edit","comment_id":"0196b2d4-7c00-7000-8000-000000000001","body":"x","if_match":"*"}`, `{"op":"delete","comment_id":"0196b2d4-7c00-7000-8000-000000000001","if_match":9223372036854775807}`,
-		`{"op":"delete","comment_id":"0196b2d4-7c00-7000-8000-000000000001","if_match":1e3}`, `{"op":"create","op":"delete"}`, `{"op":["create"]}`, `null`, ``, "\r", `{"op":"follow","follower_id":"9223372036854775808","followee_id":"1"}`,
+		`{"op":"follow","follower_id":"7","followee_id":"42"}`, `{"op":"unfollow","follower_id":"7","followee_id":"7"}`,
+		`{"op":"create","post_id":"5","author_id":"3","body":"x","idempotency_key":"k"}`,
+		`{"op":"edit","comment_id":"0196b2d4-7c00-7000-8000-000000000001","body":"x","if_match":"*"}`,
+		`{"op":"delete","comment_id":"0196b2d4-7c00-7000-8000-000000000001","if_match":9223372036854775807}`,
+		`{"op":"delete","comment_id":"0196b2d4-7c00-7000-8000-000000000001","if_match":1e3}`, `{"op":"create","op":"delete"}`,
+		`{"op":["create"]}`, `null`, ``, "\r", `{"op":"follow","follower_id":"9223372036854775808","followee_id":"1"}`,
 	} {
 		f.Add([]byte(line + "\n" + line))
 	}
@@ -262,21 +279,24 @@ func FuzzBatchLines(f *testing.F) {
 			}
 			var object map[string]any
 			if err := strictJSON(raw, &object); err != nil || object["op"] != op.kind {
-				t.Fatalf("%q is taken for %s: %v", raw, op.kind, err)
+				t.Fatalf("%q is decoded as %s: %v", raw, op.kind, err)
 			}
 			var took, wrote []any
 			switch in := op.in.(type) {
 			case store.EdgeWrite:
-				took, wrote = []any{event.ID(in.From).String(), event.ID(in.To).String()}, []any{object["follower_id"], object["followee_id"]}
+				took, wrote = []any{event.ID(in.From).String(), event.ID(in.To).String()},
+					[]any{object["follower_id"], object["followee_id"]}
 			case store.NewChild:
-				took, wrote = []any{event.ID(in.Object).String(), event.ID(in.AuthorID).String(), in.Body}, []any{object["post_id"], object["author_id"], object["body"]}
+				took, wrote = []any{event.ID(in.Object).String(), event.ID(in.AuthorID).String(), in.Body},
+					[]any{object["post_id"], object["author_id"], object["body"]}
 			case store.ChildEdit:
-				took, wrote = []any{in.ID, *in.Body, in.IfVersion >= 0}, []any{strings.ToLower(object["comment_id"].(string)), object["body"], true}
+				took, wrote = []any{in.ID, *in.Body, in.IfVersion >= 0},
+					[]any{strings.ToLower(object["comment_id"].(string)), object["body"], true}
 			case store.ChildDelete:
 				took, wrote = []any{in.ID, in.IfVersion >= 0}, []any{strings.ToLower(object["comment_id"].(string)), true}
 			}
 			if len(took) == 0 || !reflect.DeepEqual(took, wrote) {
-				t.Fatalf("%q is taken for %v", raw, op.in)
+				t.Fatalf("%q is decoded as %v", raw, op.in)
 			}
 		}
 	})

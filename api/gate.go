@@ -8,55 +8,59 @@ import (
 	"time"
 )
 
-// gate bounds the requests that are worked on at once, and so how long each of them waits for connections and groups behind it: whoever
-// does not fit is refused, which costs next to nothing, instead of waiting in a queue that only grows.
+// gate bounds the requests in work, and so how long each of them waits for connections and groups behind it. It refuses
+// the other requests. A refusal costs next to nothing, and a queue would only grow.
 //
-// All have API_MAX_REQUESTS places. A tenant has three times as many at most as are free (dynamic thresholds: Choudhury and Hahne, 1998): one alone has three quarters
-// of them, two that want all have three sevenths each, and however many want more, the next one finds a place.
+// All tenants share API_MAX_REQUESTS places. A tenant takes at most three times as many places as are free (dynamic
+// thresholds: Choudhury and Hahne, 1998). One busy tenant has three quarters of all places, two have three sevenths
+// each. However many tenants are busy, the next one finds a place.
 //
-// Besides, a tenant has a limit of its own. When more than one in gateSlow of its requests takes longer than API_MAX_WAIT it comes down, by a
-// tenth every gateInterval, to gateFloor at least: so slowness counts against the tenant that causes it, whose hot row or thread makes its requests wait
-// for each other. A few that wait for a lock or an archived thread do not take the room of the others. The limit goes up again while requests are refused though
-// those that are let in are quick. When most of several tenants are slow it is the database: then the limit of all comes down likewise.
+// Each tenant also has a limit of its own. It falls while more than one in gateSlow of the tenant's requests takes
+// longer than API_MAX_WAIT: by a tenth every gateInterval, to gateFloor at least. So slowness counts against the tenant
+// that causes it, whose hot row or thread makes its requests wait for each other. A few requests that wait for a lock
+// or an archived thread do not take the room of other tenants. The limit rises again while requests are refused
+// although the admitted ones are quick. If most of several tenants are slow, the cause is the database: then the limit
+// of all tenants falls in the same way.
 //
-// A request leaves when its answer is there: how fast the client takes it says nothing about the database, and must keep nobody out.
+// A request leaves when its answer is complete. The speed of the client tells nothing about the database, and must not
+// keep other requests out.
 type gate struct {
 	most    int
 	maxWait time.Duration
-	refused func(reason string) // counts
+	refused func(reason string) // counts a refusal
 
 	mu        sync.Mutex
 	all       limit
 	inside    int
 	of        map[int64]*holding // by tenant
-	bodies    int64              // bytes reserved for large bodies, and large answers on their way
-	present   int                // requests that have come and not gone, let in or not
-	looked    time.Time          // when it was last looked at whether limits have to move
-	firstFull time.Time          // of an unbroken series of refusals
+	bodies    int64              // bytes reserved for large bodies and large answers
+	present   int                // requests that arrived and have not ended, admitted or not
+	looked    time.Time          // when the limits were last adjusted
+	firstFull time.Time          // the first of an unbroken series of refusals
 	lastFull  time.Time
 }
 
-// holding is what a tenant has of the gate.
+// holding is the state of one tenant at the gate.
 type holding struct {
 	limit
 	inside  int
-	waiting bool      // the last of its requests that ended were slow
+	waiting bool      // too many of the requests that ended last were slow
 	seen    time.Time // when a request of the tenant last ended, or was refused
 }
 
-// limit is how many may be inside, and what decides whether it moves: what was seen since it was last looked at.
+// limit is how many requests may be inside, with the measurements since its last adjustment.
 type limit struct {
 	at      float64
-	wanted  bool // somebody did not fit
+	wanted  bool // a request was refused
 	ended   int  // requests that were timed
 	slow    int  // of these, longer than maxWait
 	longest time.Duration
 }
 
-// move moves a limit of which so many are inside.
+// move adjusts the limit. inside is the number of requests that count against it.
 func (l *limit) move(g *gate, inside int, slow bool) {
 	switch {
-	case slow && inside > gateFloor: // fewer do not wait for each other
+	case slow && inside > gateFloor: // fewer requests do not wait for each other
 		l.at = max(gateFloor, min(l.at, float64(inside))*gateLower)
 	case l.wanted && l.longest < g.maxWait/2:
 		l.at = min(float64(g.most), l.at*gateRaise)
@@ -70,44 +74,46 @@ const (
 	gateLower    = 0.9
 	gateRaise    = 1.1
 	gateSlow     = 10
-	gateForget   = time.Minute // after which a tenant begins anew
+	gateForget   = time.Minute // without requests, after which a tenant's limit is forgotten
 
-	// maxPresent is as many requests as come by HTTP/1.1 over all connections of a port. A client of HTTP/2 has hundreds on each.
+	// maxPresent is the number of requests that arrive over all connections of a port with HTTP/1.1. A client of HTTP/2
+	// sends hundreds over one connection.
 	maxPresent = 4096
 
-	// smallBody is what a body may take without being counted: the connections of a port times that is what a process can bear. The
-	// others share largeBodies.
+	// smallBody is the size up to which a body is not counted: a process can hold that much for every connection of a
+	// port. Larger bodies share largeBodies.
 	smallBody   = 64 << 10 // bytes
 	largeBodies = 64 << 20
 
-	// guessTakes is how long it takes to refuse a token of an address that has brought too many that nobody knows.
+	// guessTakes is the delay before the refusal of a token whose address has sent too many unknown tokens.
 	guessTakes = time.Second
 
-	// refusalTakes is how long a refusal is held back. A client that asks again at once would take the processors, by mere refusals, from those who
-	// are let in: 2,000 such connections ask 10,000 times a second at most.
+	// refusalTakes is the delay of a refusal. Without it, clients that retry at once would take the processors from the
+	// admitted requests. With it, 2,000 such connections send at most 10,000 requests a second.
 	refusalTakes = 200 * time.Millisecond
 
-	// shedTooLong is how long requests are refused before the process calls itself not ready, and shedPause how long without a refusal
-	// ends that.
+	// shedTooLong is how long requests are refused before the process reports that it is not ready. A time of shedPause
+	// without a refusal ends that state.
 	shedTooLong = 10 * time.Second
 	shedPause   = time.Second
 )
 
-// Why requests are refused: label values of api_shed_total.
+// Reasons of refusals: label values of api_shed_total.
 const (
-	shedRequests = "requests" // as many as the gate lets in are worked on
-	shedTokens   = "tokens"   // too many tokens are being looked up
-	shedTenant   = "tenant"   // its tenant has its share
-	shedBodies   = "bodies"   // large bodies take the memory that there is for them
-	shedWrites   = "writes"   // too many single writes of its tenant wait for a group
+	shedRequests = "requests" // the gate is full
+	shedTokens   = "tokens"   // too many look-ups of tokens wait
+	shedTenant   = "tenant"   // the tenant has its share of the gate
+	shedBodies   = "bodies"   // large bodies take all memory reserved for them
+	shedWrites   = "writes"   // too many single writes of the tenant wait for a group
 )
 
 func newGate(cfg Config, refused func(reason string)) *gate {
-	return &gate{most: cfg.MaxRequests, maxWait: cfg.MaxWait, refused: refused, all: limit{at: float64(cfg.MaxRequests)}, of: make(map[int64]*holding)}
+	return &gate{most: cfg.MaxRequests, maxWait: cfg.MaxWait, refused: refused, all: limit{at: float64(cfg.MaxRequests)},
+		of: make(map[int64]*holding)}
 }
 
-// arrive counts a request of which nothing is known yet, and says whether to refuse it, and whether there is room to hold that back. It calls
-// gone in any case, once.
+// arrive counts a request before anything about it is known. It reports whether to refuse the request, and whether
+// there is room to delay the refusal. The caller calls gone once in any case.
 func (g *gate) arrive() (refuse, room bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -135,7 +141,7 @@ func (g *gate) turnAway(now time.Time) {
 	g.refused(shedRequests)
 }
 
-// hold holds a refusal back, unless many are present already.
+// hold delays a refusal, unless many requests are present.
 func (g *gate) hold(ctx context.Context, d time.Duration) {
 	g.mu.Lock()
 	many := g.present > maxPresent/2
@@ -151,7 +157,7 @@ func (g *gate) hold(ctx context.Context, d time.Duration) {
 	}
 }
 
-// visit is the stay of one request behind the gate. It is one goroutine's.
+// visit is the time of one request behind the gate. One goroutine uses it.
 type visit struct {
 	gate        *gate
 	held        *holding
@@ -159,7 +165,7 @@ type visit struct {
 	timed, left bool
 }
 
-// enter lets a request of a tenant in, or not. Who is in calls leave.
+// enter admits or refuses a request of a tenant. The caller calls leave for an admitted request.
 func (g *gate) enter(tenant int64, timed bool) (*visit, bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -185,14 +191,14 @@ func (g *gate) enter(tenant int64, timed bool) (*visit, bool) {
 	return &visit{gate: g, held: sh, since: now, timed: timed}, true
 }
 
-// leave ends the visit, if it has not ended.
+// leave ends the visit, unless it has already ended.
 func (v *visit) leave() {
 	v.gate.mu.Lock()
 	defer v.gate.mu.Unlock()
 	v.end(time.Now())
 }
 
-// end is called with the gate's lock.
+// end ends the visit. The caller holds the gate's lock.
 func (v *visit) end(now time.Time) {
 	if v.left {
 		return
@@ -203,7 +209,7 @@ func (v *visit) end(now time.Time) {
 	v.held.inside--
 }
 
-// clock counts the time that the visit has taken, once, and moves the limits.
+// clock records the duration of the visit, once, and adjusts the limits.
 func (v *visit) clock(now time.Time) {
 	g, sh, took := v.gate, v.held, now.Sub(v.since)
 	if !v.timed {
@@ -221,7 +227,7 @@ func (v *visit) clock(now time.Time) {
 	}
 }
 
-// look moves the limits. It costs a look at each tenant of the last minute.
+// look adjusts the limits. Its cost grows with the tenants of the last minute.
 func (g *gate) look(now time.Time) {
 	tenants, waiting := 0, 0
 	for tenant, sh := range g.of {
@@ -245,8 +251,9 @@ func (g *gate) look(now time.Time) {
 	g.looked = now
 }
 
-// answered ends the visit before so many bytes of an answer are sent, unless they are many and there is no memory left for such: then it goes on until leave,
-// but is no longer timed. Call sent after it.
+// answered ends the visit before an answer of so many bytes is sent. If the answer is large and no memory for large
+// answers is left, the visit lasts until leave, but is no longer timed. The caller calls sent after it has sent the
+// answer.
 func (v *visit) answered(bytes int) (sent func()) {
 	g := v.gate
 	g.mu.Lock()
@@ -264,7 +271,7 @@ func (v *visit) answered(bytes int) (sent func()) {
 	return g.take(int64(bytes))
 }
 
-// take sets memory aside until release. It is called with the gate's lock.
+// take reserves memory until release. The caller holds the gate's lock.
 func (g *gate) take(bytes int64) (release func()) {
 	g.bodies += bytes
 	return func() {
@@ -274,7 +281,8 @@ func (g *gate) take(bytes int64) (release func()) {
 	}
 }
 
-// reserve sets memory aside for a body of so many bytes, -1 when that is not known, and most at most. Who got it calls release, once.
+// reserve reserves memory for a body of length bytes (-1: unknown), and most bytes at most. If it is ok, the caller
+// calls release once.
 func (g *gate) reserve(length, most int64) (release func(), ok bool) {
 	if length < 0 || length > most {
 		length = most
@@ -291,7 +299,7 @@ func (g *gate) reserve(length, most int64) (release func(), ok bool) {
 	return g.take(length), true
 }
 
-// ready is an error while requests have been refused for longer than a burst lasts.
+// ready returns an error while requests have been refused for longer than a burst lasts.
 func (g *gate) ready(context.Context) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -308,7 +316,7 @@ func (g *gate) state() (inside int, limit float64) {
 	return g.inside, math.Floor(g.all.at)
 }
 
-// slowTenants is how many tenants have fewer places than they might, for their own requests are slow.
+// slowTenants returns how many tenants have a lower limit because their own requests are slow.
 func (g *gate) slowTenants() (n int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

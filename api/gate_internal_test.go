@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// gateTest is a gate, and a place behind it that works on some requests at once, each for a time.
+// gateTest is a gate with a server behind it, which works on some requests at once, each for a time.
 type gateTest struct {
 	*gate
 	workers chan struct{}
@@ -26,7 +26,7 @@ func newGateTest(workers int) *gateTest {
 	return g
 }
 
-// offer sends requests at an even rate for a while, and waits for their ends.
+// offer sends requests at an even rate for some time, and waits until all have ended.
 func (g *gateTest) offer(tenant int64, perSecond int, d time.Duration) {
 	for range int(d.Seconds() * float64(perSecond)) {
 		g.requests.Go(func() {
@@ -165,8 +165,8 @@ func TestReadinessEndsWhenRequestsAreRefusedForLongAndComesBack(t *testing.T) {
 	})
 }
 
-// A hundred clients write one row, one after the other, so that each waits for all others: two seconds each. It is not the database that is slow, and
-// the other tenant's requests are quick.
+// A hundred clients write one row, one after the other, so each waits for all others: two seconds each. The database is
+// not slow, and the other tenant's requests are quick.
 func TestSlownessCountsAgainstTheTenantThatCausesIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGateTest(4)
@@ -199,7 +199,7 @@ func TestSlownessCountsAgainstTheTenantThatCausesIt(t *testing.T) {
 		}
 		g.gate.mu.Unlock()
 		hot.Wait()
-		for _, l := range []time.Duration{time.Second, gateForget} { // and it is forgotten
+		for _, l := range []time.Duration{time.Second, gateForget} { // then the gate forgets the tenant
 			time.Sleep(l)
 			g.offer(2, 10, time.Second)
 		}
@@ -234,7 +234,7 @@ func TestHoweverManyTenantsWantAllTheNextOneFindsAPlace(t *testing.T) {
 	}
 }
 
-// When many tenants are slow it is the database, and all get less.
+// If many tenants are slow, the cause is the database, and all tenants get less.
 func TestASlowDatabaseGetsFewerRequestsOfAllTenants(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGateTest(1)
@@ -251,7 +251,7 @@ func TestASlowDatabaseGetsFewerRequestsOfAllTenants(t *testing.T) {
 	})
 }
 
-// A few requests that wait for a lock, one always under way, say nothing about the database.
+// A few requests wait for a lock, one at any time. They say nothing about the database.
 func TestAFewSlowRequestsDoNotLowerTheLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGateTest(4)
@@ -288,7 +288,8 @@ func TestALoneSlowRequestDoesNotLowerTheLimit(t *testing.T) {
 	})
 }
 
-// Whoever has an answer leaves before it is sent, unless it is large and those that are on their way take the memory that there is.
+// A request leaves before its answer is sent. It stays if the answer is large and large answers already take all
+// memory.
 func TestAnAnswerOnItsWayTakesNoPlace(t *testing.T) {
 	g := newGateTest(1)
 	enter := func() *visit {
@@ -320,7 +321,7 @@ func TestAnAnswerOnItsWayTakesNoPlace(t *testing.T) {
 	}
 }
 
-// Requests that are neither let in nor gone, each with its body, come by the hundred over one connection of HTTP/2.
+// Hundreds of requests, each with a body, arrive over one connection of HTTP/2. They are neither admitted nor gone.
 func TestRequestsBeyondWhatMemoryBearsAreNotHeld(t *testing.T) {
 	g := newGateTest(1)
 	for range maxPresent {

@@ -17,7 +17,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// errorLog counts what is logged as an error: a handler that panicked, and what is answered 500.
+// errorLog counts errors in the log: handlers that panicked, and answers with 500.
 type errorLog struct {
 	slog.Handler
 	last atomic.Value
@@ -35,28 +35,33 @@ func (l *errorLog) Enabled(context.Context, slog.Level) bool { return true }
 func (l *errorLog) WithAttrs([]slog.Attr) slog.Handler       { return l }
 func (l *errorLog) WithGroup(string) slog.Handler            { return l }
 
-// strange are values that some place or other cannot have.
+// strange are values that are invalid in some places.
 func strange() []string {
 	return []string{
-		"", " ", "0", "-1", "+1", "01", "1.5", "1e400", "0x10", "9223372036854775807", "9223372036854775808", "99999999999999999999999", "NaN", "null", "true", "*", `"`, `"1"`, `W/"1"`,
-		"\x00", "a\x00b", "\xff\xfe", "\xed\xa0\x80", "é", "😀", "\u202e", "\u212a", "a\r\nX-Evil: 1", "%", "%00", "%2F", "a/b", "..", ".", "//", "?", "#", ";", "a&b=c", "'; DROP TABLE follows; --",
-		"{}", "[]", "{", strings.Repeat("A", 5000), strings.Repeat("9", 400), "00000000-0000-0000-0000-000000000000", "FFFFFFFF-FFFF-FFFF-FFFF-FFFFFFFFFFFF", "2026-13-01T00:00:00Z", "0001-01-01T00:00:00Z",
+		"", " ", "0", "-1", "+1", "01", "1.5", "1e400", "0x10", "9223372036854775807", "9223372036854775808", "99999999999999999999999",
+		"NaN", "null", "true", "*", `"`, `"1"`, `W/"1"`,
+		"\x00", "a\x00b", "\xff\xfe", "\xed\xa0\x80", "é", "😀", "\u202e", "\u212a", "a\r\nX-Evil: 1", "%", "%00", "%2F", "a/b", "..", ".",
+		"//", "?", "#", ";", "a&b=c", "'; DROP TABLE follows; --",
+		"{}", "[]", "{", strings.Repeat("A", 5000), strings.Repeat("9", 400), "00000000-0000-0000-0000-000000000000",
+		"FFFFFFFF-FFFF-FFFF-FFFF-FFFFFFFFFFFF", "2026-13-01T00:00:00Z", "0001-01-01T00:00:00Z",
 		"294277-01-01T00:00:00Z", "9999-12-31T23:59:59.999999999+23:59", "-infinity", "zzzzzzzz", "application/json", "chunked",
 	}
 }
 
-// strangeJSON are values in the place of one of a body.
+// strangeJSON are values that replace a value of a body.
 func strangeJSON() []string {
 	return []string{
-		"null", "true", "0", "-1", "1.5", "1e400", "-0", "9223372036854775808", "99999999999999999999999999", "1E2", `""`, `"\u0000"`, `"\ud800"`, `"\ud83d\ude00"`, `"*"`, `"0"`, `"9223372036854775807"`, `"9223372036854775808"`,
-		"[]", "{}", `[[[[[[[[]]]]]]]]`, strings.Repeat("[", 40) + strings.Repeat("]", 40), strings.Repeat("[", 100000), `{"a":1,"a":2}`, `"` + strings.Repeat("x", 17000) + `"`, `"` + strings.Repeat("😀", 100) + `"`,
+		"null", "true", "0", "-1", "1.5", "1e400", "-0", "9223372036854775808", "99999999999999999999999999", "1E2", `""`, `"\u0000"`,
+		`"\ud800"`, `"\ud83d\ude00"`, `"*"`, `"0"`, `"9223372036854775807"`, `"9223372036854775808"`,
+		"[]", "{}", `[[[[[[[[]]]]]]]]`, strings.Repeat("[", 40) + strings.Repeat("]", 40), strings.Repeat("[", 100000), `{"a":1,"a":2}`,
+		`"` + strings.Repeat("x", 17000) + `"`, `"` + strings.Repeat("😀", 100) + `"`,
 		"\"\xff\"", "\"\x00\"", "nul", "'x'", "", "//", `"a" "b"`, "\ufeff1",
 	}
 }
 
 var jsonValue = regexp.MustCompile(`"[^"]*"|\b\d+\b|\btrue\b|\bfalse\b`)
 
-// mutate breaks a body, or does not.
+// mutate breaks a body, or leaves it as it is.
 func mutate(t *rapid.T, body string) string {
 	places := jsonValue.FindAllStringIndex(body, -1)
 	if len(places) == 0 {
@@ -83,8 +88,8 @@ func mutate(t *rapid.T, body string) string {
 	return body
 }
 
-// TestGeneratedRequests sends requests made from the document, most of them broken. Each is answered as the document says, none is the server's fault, and what was
-// refused has written nothing. A failure prints the seed.
+// TestGeneratedRequests sends requests made from the document, most of them invalid. Each answer conforms to the
+// document, none is an error of the server, and a refused request writes nothing. A failure prints the seed.
 func TestGeneratedRequests(t *testing.T) {
 	log := new(errorLog)
 	f := openWith(t, config(), slog.New(log))
@@ -104,7 +109,8 @@ func TestGeneratedRequests(t *testing.T) {
 	reader := f.newToken(t, tenant, "reader", "read")
 	// Every write leaves an event, or an action.
 	written := func() (n int64) {
-		if err := f.system.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM outbox_messages) + (SELECT count(*) FROM outbox_dlq_actions)`).Scan(&n); err != nil {
+		if err := f.system.QueryRow(t.Context(),
+			`SELECT (SELECT count(*) FROM outbox_messages) + (SELECT count(*) FROM outbox_dlq_actions)`).Scan(&n); err != nil {
 			t.Fatal(err)
 		}
 		return n
@@ -126,7 +132,7 @@ func TestGeneratedRequests(t *testing.T) {
 			for i, s := range segments {
 				segments[i] = url.PathEscape(w.fill(s))
 				_, verb, has := strings.Cut(s, ":")
-				if v, ok := odd("path"); ok && strings.HasPrefix(s, "$") && !(has && v == "") { // nothing before a verb is no route
+				if v, ok := odd("path"); ok && strings.HasPrefix(s, "$") && !(has && v == "") { // a verb without an id is no route
 					segments[i] = url.PathEscape(v)
 					if has {
 						segments[i] += ":" + verb
@@ -173,7 +179,8 @@ func TestGeneratedRequests(t *testing.T) {
 				token = rapid.SampledFrom([]string{v, reader, token + v}).Draw(rt, "which token")
 			}
 			req.Header.Set("Authorization", "Bearer "+token)
-			for _, name := range []string{"Content-Type", "Content-Encoding", "Accept", "X-Request-Id", "Tidings-Token", "Idempotency-Key"} {
+			for _, name := range []string{"Content-Type", "Content-Encoding", "Accept", "X-Request-Id",
+				"Tidings-Token", "Idempotency-Key"} {
 				if v, ok := odd(name); ok {
 					req.Header.Add(name, v)
 				}
@@ -183,7 +190,8 @@ func TestGeneratedRequests(t *testing.T) {
 			a := answerOf(t, rec)
 			statuses[a.StatusCode]++
 			sent++
-			tell := fmt.Sprintf("%s %s?%s %v %.300q: %d %s", req.Method, req.URL.RawPath, req.URL.RawQuery, req.Header, body, a.StatusCode, a.body)
+			tell := fmt.Sprintf("%s %s?%s %v %.300q: %d %s", req.Method, req.URL.RawPath, req.URL.RawQuery, req.Header,
+				body, a.StatusCode, a.body)
 			if logged := log.last.Load(); a.StatusCode >= 500 || logged != nil {
 				rt.Fatalf("%s: the server's fault, logged %v", tell, logged)
 			}

@@ -35,23 +35,26 @@ func TestFiftyEqualCreatesMakeOneComment(t *testing.T) {
 		t.Errorf("%d answers are not replays, %d events: want 1 and 1", first, len(got))
 	}
 	f.want(t, 422, "POST", path, `{"author_id":"3","body":"other"}`, "Idempotency-Key: k")
-	if a := f.want(t, 201, "POST", path, `{"author_id":"4","body":"other"}`, "Idempotency-Key: k"); a.Header.Get("Idempotency-Replayed") != "" {
+	if a := f.want(t, 201, "POST", path, `{"author_id":"4","body":"other"}`,
+		"Idempotency-Key: k"); a.Header.Get("Idempotency-Replayed") != "" {
 		t.Error("another author's key is a replay")
 	}
 	other := f
 	other.token = f.newToken(t, 2, "foreigner", "write")
-	if a := other.want(t, 201, "POST", path, `{"author_id":"3","body":"other"}`, "Idempotency-Key: k"); a.Header.Get("Idempotency-Replayed") != "" {
+	if a := other.want(t, 201, "POST", path, `{"author_id":"3","body":"other"}`,
+		"Idempotency-Key: k"); a.Header.Get("Idempotency-Replayed") != "" {
 		t.Error("another tenant's key is a replay")
 	}
 
-	// A client that goes away without its answer, at whatever moment, and asks again.
+	// A client disconnects at a random moment without its answer, and sends the request again.
 	for n := range 20 {
 		key, text := fmt.Sprint("lost-", n), fmt.Sprintf(`{"author_id":"9","body":"lost %d"}`, n)
 		conn, err := net.Dial("tcp", srv.Listener.Addr().String())
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, err = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nContent-Type: application/json\r\nIdempotency-Key: %s\r\nContent-Length: %d\r\n\r\n%s",
+		_, err = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nContent-Type: "+
+			"application/json\r\nIdempotency-Key: %s\r\nContent-Length: %d\r\n\r\n%s",
 			path, f.token, key, len(text), text)
 		if err != nil {
 			t.Fatal(err)
@@ -59,7 +62,8 @@ func TestFiftyEqualCreatesMakeOneComment(t *testing.T) {
 		written := n%2 == 0
 		if written { // the answer is there, and is never read
 			testkit.Eventually(t, 10*time.Second, "the comment to be written", func() (yes bool, err error) {
-				err = f.system.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM comments WHERE author_id = 9 AND body = $1)`, fmt.Sprint("lost ", n)).Scan(&yes)
+				err = f.system.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM comments WHERE author_id = 9 AND body = $1)`,
+					fmt.Sprint("lost ", n)).Scan(&yes)
 				return yes, err
 			})
 		}
@@ -73,7 +77,8 @@ func TestFiftyEqualCreatesMakeOneComment(t *testing.T) {
 		}
 	}
 	var comments, events int
-	err := f.system.QueryRow(t.Context(), `SELECT count(*), (SELECT count(*) FROM outbox_messages WHERE payload->>'author_id' = '9') FROM comments WHERE author_id = 9`).Scan(&comments, &events)
+	err := f.system.QueryRow(t.Context(), `SELECT count(*), (SELECT count(*) FROM outbox_messages WHERE payload->>'author_id' = '9')
+		FROM comments WHERE author_id = 9`).Scan(&comments, &events)
 	if err != nil || comments != 20 || events != 20 {
 		t.Errorf("%d comments, %d events, %v: want 20 and 20", comments, events, err)
 	}

@@ -16,24 +16,29 @@ import (
 	"github.com/tidings/tidings/tokens"
 )
 
-// world are the ids that the walk puts into its requests: those that another tenant has, or those that nobody has.
+// world has the ids that the walk puts into its requests: ids of another tenant, or ids that nobody has.
 type world map[string]string
 
-// walkPaths, walkQueries, walkHeaders and walkBodies say which of a world's ids go where. An operation with a place that they do not know fails the walk.
+// walkPaths, walkQueries, walkHeaders and walkBodies say where a world's ids go. The walk fails on an operation with a
+// place that they do not have.
 var (
 	walkPaths = map[string]string{ // by "segment/parameter", else by parameter
-		"comments/id": "comment", "users/id": "user", "dlq/id": "dlq", "follower_id": "user", "followee_id": "followee", "other": "followee", "post_id": "post", "slug": "slug",
+		"comments/id": "comment", "users/id": "user", "dlq/id": "dlq", "follower_id": "user", "followee_id": "followee",
+		"other": "followee", "post_id": "post", "slug": "slug",
 		"removal_id": "removal", "user_id": "user", "group_id": "post", "posts/id": "post", "groups/id": "post",
-		"product_id": "post", "conversation_id": "post", "products/id": "post", "conversations/id": "post", "reviews/id": "review", "messages/id": "message",
+		"product_id": "post", "conversation_id": "post", "products/id": "post", "conversations/id": "post", "reviews/id": "review",
+		"messages/id": "message",
 	}
 	walkQueries = map[string]string{ // $name is an id of the world
 		"role": "owner", "after": "5", "lines": "3",
-		"limit": "1", "skip": "1", "order": "threaded", "around": "$comment", "cursor": "$cursor", "post_id": "$post", "aggregate_type": "comment", "aggregate_id": "$post",
+		"limit": "1", "skip": "1", "order": "threaded", "around": "$comment", "cursor": "$cursor", "post_id": "$post",
+		"aggregate_type": "comment", "aggregate_id": "$post",
 		"event_type": "created", "dead_before": "2030-01-01T00:00:00Z", "dead_after": "2020-01-01T00:00:00Z",
 	}
 	walkHeaders = map[string][]string{
-		"If-Match": {`*`, `"1"`, `"2"`}, "If-None-Match": {`*`, `"1"`, `"2"`}, "Idempotency-Key": {"$key"}, "Tidings-Token": {"$token"}, "Tidings-Actor": {"mallory"},
-		"traceparent": {"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}, "Content-Type": {"application/json"},
+		"If-Match": {`*`, `"1"`, `"2"`}, "If-None-Match": {`*`, `"1"`, `"2"`}, "Idempotency-Key": {"$key"}, "Tidings-Token": {"$token"},
+		"Tidings-Actor": {"mallory"},
+		"traceparent":   {"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"}, "Content-Type": {"application/json"},
 	}
 	walkBodies = map[string][]string{ // by operationId
 		"check-follows":       {`{"pairs":[{"follower_id":"$user","followee_id":"$followee"}]}`},
@@ -44,9 +49,11 @@ var (
 		"put-thread":          {`{"locked":true,"title":"mine"}`},
 		"retry-dlq-message":   {``, `{"reason":"mine"}`},
 		"discard-dlq-message": {``, `{"reason":"mine"}`},
-		"batch-follows":       {`{"operations":[{"op":"unfollow","follower_id":"$user","followee_id":"$followee"},{"op":"follow","follower_id":"$user","followee_id":"$followee"}]}`},
+		"batch-follows": {`{"operations":[{"op":"unfollow","follower_id":"$user","followee_id":"$followee"},{"op":"follow",` +
+			`"follower_id":"$user","followee_id":"$followee"}]}`},
 		"batch-comments": {`{"operations":[{"op":"create","post_id":"$post","author_id":"$user","body":"mine","idempotency_key":"$key"},` +
-			`{"op":"create","post_id":"$post","author_id":"$user","body":"mine","parent_id":"$comment"},{"op":"edit","comment_id":"$comment","body":"mine","if_match":"*"},` +
+			`{"op":"create","post_id":"$post","author_id":"$user","body":"mine","parent_id":"$comment"},{"op":"edit",` +
+			`"comment_id":"$comment","body":"mine","if_match":"*"},` +
 			`{"op":"delete","comment_id":"$comment","if_match":1}]}`},
 	}
 )
@@ -79,7 +86,8 @@ func init() {
 		walkBodies["create-"+k.Name] = []string{"{" + create + "}"}
 		walkBodies["edit-"+k.Name] = []string{`{"body":"mine"` + attributes + `}`}
 		walkBodies["batch-"+k.Plural] = []string{fmt.Sprintf(`{"operations":[{"op":"create",%q:"$post",%s,"idempotency_key":"$key"},`+
-			`{"op":"edit",%q:"$%s","body":"mine"%s,"if_match":"*"},{"op":"delete",%[3]q:"$%[4]s","if_match":1}]}`, n.Parent, create, n.ID, k.Name, attributes)}
+			`{"op":"edit",%q:"$%s","body":"mine"%s,"if_match":"*"},{"op":"delete",%[3]q:"$%[4]s","if_match":1}]}`, n.Parent, create,
+			n.ID, k.Name, attributes)}
 	}
 }
 
@@ -94,7 +102,7 @@ func (w world) fill(text string) string {
 // walked is a request of the walk, with $names for ids.
 type walked struct{ method, path, query, body, header string }
 
-// requests are those that the walk makes of an operation: plain, then with each parameter, header and body that it takes.
+// requests returns the walk's requests of an operation: a plain one, then one with each parameter, header and body.
 func requests(t *testing.T, method, path string, op map[string]any) (all []walked) {
 	t.Helper()
 	id := op["operationId"].(string)
@@ -121,7 +129,7 @@ func requests(t *testing.T, method, path string, op map[string]any) (all []walke
 			t.Fatalf("%s has a body, for which walkBodies has no value", id)
 		}
 	}
-	headers := []string{"", "Tidings-Token: $token"} // which every route reads
+	headers := []string{"", "Tidings-Token: $token"} // every route reads it
 	var queries []string
 	parameters, _ := op["parameters"].([]any)
 	for _, p := range parameters {
@@ -178,10 +186,11 @@ func (f fixture) send(t *testing.T, w world, r walked, headers ...string) answer
 	return f.do(t, r.method, path, w.fill(r.body), headers...)
 }
 
-// what any two answers differ in: times, and the names of things that were made just now.
-var incidental = regexp.MustCompile(`\d{4}-\d\d-\d\dT[0-9:.]+Z|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|"slug":"[^"]*"|"version_id":"\d+"|"token":"[^"]*"|"next":"[^"]*"`)
+// Parts in which any two answers differ: times, and the names of new objects.
+var incidental = regexp.MustCompile(
+	`\d{4}-\d\d-\d\dT[0-9:.]+Z|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|"slug":"[^"]*"|"version_id":"\d+"|"token":"[^"]*"|"next":"[^"]*"`)
 
-// seen is all that a client can see of an answer, without the ids that it has sent itself.
+// seen returns everything that a client sees of an answer, without the ids that it has sent itself.
 func (w world) seen(a answer) string {
 	var b strings.Builder
 	fmt.Fprintln(&b, a.StatusCode)
@@ -200,10 +209,11 @@ func (w world) seen(a answer) string {
 	return incidental.ReplaceAllString(text, "...")
 }
 
-// digests are of all rows of the tenant, by table.
+// digests returns digests of all rows of the tenant, by table.
 func (f fixture) digests(t *testing.T, tenant int) map[string]string {
 	t.Helper()
-	rows, _ := f.system.Query(t.Context(), `SELECT c.table_name FROM information_schema.columns c JOIN information_schema.tables t USING (table_schema, table_name)
+	rows, _ := f.system.Query(t.Context(), `SELECT c.table_name FROM information_schema.columns c JOIN information_schema.tables t
+		USING (table_schema, table_name)
 		WHERE c.table_schema = current_schema() AND c.column_name = 'tenant_id' AND t.table_type = 'BASE TABLE'`)
 	tables, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {
@@ -213,7 +223,8 @@ func (f fixture) digests(t *testing.T, tenant int) map[string]string {
 	for _, table := range tables {
 		var digest string
 		if err := f.system.QueryRow(t.Context(), fmt.Sprintf(
-			`SELECT count(*) || ' ' || coalesce(md5(string_agg(r::text, '|' ORDER BY r::text)), '') FROM %s r WHERE tenant_id = $1`, pgx.Identifier{table}.Sanitize()), tenant).
+			`SELECT count(*) || ' ' || coalesce(md5(string_agg(r::text, '|' ORDER BY r::text)), '') FROM %s r WHERE tenant_id = $1`,
+			pgx.Identifier{table}.Sanitize()), tenant).
 			Scan(&digest); err != nil {
 			t.Fatal(err)
 		}
@@ -222,7 +233,8 @@ func (f fixture) digests(t *testing.T, tenant int) map[string]string {
 	return all
 }
 
-// populate gives the tenant something of everything, with secret in every text, a second page of every list, and returns its ids.
+// populate gives the tenant objects of every type and returns their ids. Every text has secret in it, and every list
+// has a second page.
 func (f fixture) populate(t *testing.T, secret string) world {
 	t.Helper()
 	w := world{"user": "7000000000001", "followee": "7000000000002", "post": "7000000000005", "dlq": "7000001", "key": "key-7000000000009"}
@@ -264,7 +276,8 @@ func (f fixture) populate(t *testing.T, secret string) world {
 		if len(k.Attributes) > 0 {
 			attributes = `,"attributes":{"rating":2}`
 		}
-		w[k.Name] = put(201, "POST", under, `{"author_id":"$user","body":"body `+secret+`"`+attributes+`}`, w.fill("Idempotency-Key: $key"+k.Name)).text(k.Name + "_id")
+		w[k.Name] = put(201, "POST", under, `{"author_id":"$user","body":"body `+secret+`"`+attributes+`}`,
+			w.fill("Idempotency-Key: $key"+k.Name)).text(k.Name + "_id")
 		put(200, "PATCH", "/v1/"+k.Plural+"/$"+k.Name, `{"body":"another body `+secret+`"}`, `If-Match: "1"`)
 		put(201, "POST", under, `{"author_id":"$followee","body":"body `+secret+`"`+attributes+`}`)
 		elsewhere := strings.Replace(under, "$post", "$user", 1)
@@ -272,25 +285,31 @@ func (f fixture) populate(t *testing.T, secret string) world {
 	}
 	w["removal"] = put(202, "POST", "/v1/users/$user:remove-edges", "").text("id")
 	f.bury(t, tenant, 7000001, 2)
-	f.exec(t, `UPDATE outbox_messages_dlq SET last_error = $1, payload = jsonb_build_object('comment_id', gen_random_uuid(), 'post_id', $2::bigint::text, 'author_id', '1', 'body', $1::text), aggregate_type = 'comment', event_type = 'created', aggregate_id = $2`, secret, w["post"])
+	f.exec(t, `UPDATE outbox_messages_dlq SET last_error = $1, payload = jsonb_build_object('comment_id', gen_random_uuid(), 'post_id',
+		$2::bigint::text, 'author_id', '1', 'body', $1::text), aggregate_type = 'comment', event_type = 'created', aggregate_id = $2`,
+		secret, w["post"])
 	f.catchUp(t)
 	f.exec(t, `INSERT INTO edge_shards (tenant_id, kind, object_id, shards) VALUES ($1, 'follow', $2, 4)`, tenant, w["followee"])
 	return w
 }
 
-// exports reports a path whose answer has all that the tenant itself has, whatever ids were sent: two worlds of it are not the same.
+// exports reports whether the answer at a path has all rows of the tenant itself, whatever ids the request has. Two
+// such answers differ.
 func exports(path string) bool { return strings.HasSuffix(path, ":export") }
 
 var exportCursor = regexp.MustCompile(`^{"export":.*"cursor":"([^"]*)"`)
 
-// TestATenantFindsNothingOfAnothers walks every operation of the document with another tenant's token, once with ids that the tenant
-// has and once with ids that nobody has: nothing that comes back tells the two apart, and the tenant's rows stay as they are.
+// TestATenantFindsNothingOfAnothers calls every operation of the document with another tenant's token: with ids of the
+// tenant, and with ids that nobody has. The answers do not differ, and the tenant's rows do not change.
 func TestATenantFindsNothingOfAnothers(t *testing.T) {
 	f := open(t)
 	const secret = "of the other tenant"
 	theirs := f.populate(t, secret)
-	nobodys := world{"user": "8000000000001", "followee": "8000000000002", "post": "8000000000005", "dlq": "8000001", "key": "key-8000000000009",
-		"comment": "01890000-0000-7000-8000-000000000001", "review": "01890000-0000-7000-8000-000000000002", "message": "01890000-0000-7000-8000-000000000003", "removal": "01890000-0000-4000-8000-000000000004", "slug": "zzzzzzzz", "cursor": "bm9ib2R5IGhhcyBnaXZlbiB0aGlzIGN1cnNvciB0byBhbnlib2R5", "token": "bm9ib2R5IGhhcyBnaXZlbiB0aGlzIHRva2Vu"}
+	nobodys := world{"user": "8000000000001", "followee": "8000000000002", "post": "8000000000005", "dlq": "8000001",
+		"key":     "key-8000000000009",
+		"comment": "01890000-0000-7000-8000-000000000001", "review": "01890000-0000-7000-8000-000000000002",
+		"message": "01890000-0000-7000-8000-000000000003", "removal": "01890000-0000-4000-8000-000000000004", "slug": "zzzzzzzz",
+		"cursor": "bm9ib2R5IGhhcyBnaXZlbiB0aGlzIGN1cnNvciB0byBhbnlib2R5", "token": "bm9ib2R5IGhhcyBnaXZlbiB0aGlzIHRva2Vu"}
 
 	stranger := f
 	stranger.token = f.newToken(t, 2, "stranger", tokens.Roles()...)
@@ -298,7 +317,7 @@ func TestATenantFindsNothingOfAnothers(t *testing.T) {
 	walked, writes := 0, 0
 	f.operations(t, func(method, path string, op map[string]any) {
 		for i, r := range requests(t, method, path, op) {
-			if r.query == "cursor=$cursor" { // a cursor that this very list has given
+			if r.query == "cursor=$cursor" { // a cursor of this list
 				page := r
 				page.query = "limit=1"
 				if exports(path) {
@@ -320,7 +339,8 @@ func TestATenantFindsNothingOfAnothers(t *testing.T) {
 			}
 			got, want := stranger.send(t, theirs, r), stranger.send(t, nobodys, r)
 			if diff := cmp.Diff(nobodys.seen(want), theirs.seen(got)); diff != "" && (!exports(path) || got.StatusCode != want.StatusCode) {
-				t.Errorf("%s %s %s %s is answered differently when the ids are another tenant's (-nobody's +another's):\n%s", method, path, r.query, r.header, diff)
+				t.Errorf("%s %s %s %s is answered differently when the ids are another tenant's (-nobody's +another's):\n%s", method, path,
+					r.query, r.header, diff)
 			}
 			if strings.Contains(fmt.Sprint(got.Header)+got.body, secret) || got.StatusCode >= 500 {
 				t.Errorf("%s %s: %d %s", method, path, got.StatusCode, got.body)

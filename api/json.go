@@ -11,9 +11,9 @@ import (
 	"unicode/utf8"
 )
 
-// strictJSON decodes one JSON value and refuses what encoding/json lets pass: invalid UTF-8 and lone surrogates (it replaces
-// them), members that come twice (it takes the last) or that differ from ours in case (it takes them for ours), and text after
-// the value. Every member name of this API is lower case.
+// strictJSON decodes one JSON value. It refuses input that encoding/json accepts: invalid UTF-8 and lone surrogates
+// (encoding/json replaces them), repeated members (it takes the last), member names in another case (it ignores the
+// case), and text after the value. Every member name of this API is lower case.
 func strictJSON(data []byte, v any) error {
 	if !utf8.Valid(data) {
 		return errors.New("the text is not valid UTF-8")
@@ -27,7 +27,8 @@ func strictJSON(data []byte, v any) error {
 	return json.Unmarshal(data, v)
 }
 
-// checkEscapes refuses halves of surrogate pairs. A backslash outside of a string is a syntax error, found later.
+// checkEscapes refuses halves of surrogate pairs. A backslash outside a string is a syntax error, which a later check
+// finds.
 func checkEscapes(data []byte) error {
 	unit := func(i int) (rune, bool) {
 		if i+6 > len(data) || data[i] != '\\' || data[i+1] != 'u' {
@@ -47,7 +48,7 @@ func checkEscapes(data []byte) error {
 			i += 11
 			continue
 		}
-		i++ // whatever is escaped
+		i++ // skip the escaped character
 	}
 	return nil
 }
@@ -88,7 +89,7 @@ func walk(dec *json.Decoder, depth int) error {
 			}
 			name, _ := t.(string)
 			if seen[name] {
-				return fmt.Errorf("the member %.40q comes twice", name)
+				return fmt.Errorf("the member %.40q is repeated", name)
 			}
 			seen[name] = true
 			if strings.IndexFunc(name, func(r rune) bool { return r >= 'A' && r <= 'Z' || r >= utf8.RuneSelf }) >= 0 {

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/url"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -19,19 +20,20 @@ import (
 	"github.com/tidings/tidings/kinds"
 )
 
-// The routes of a kind are those of its archetype under other names. The code of an archetype has types whose members and parameters are named
-// by the archetype (from_id, to_id, child_id, object_id); a naming gives them the names of the kind, wherever a client sees them: in paths, in
-// bodies, in problems and in the OpenAPI document. A route with a naming is registered like any other:
+// The routes of a kind are those of its archetype under other names. The types of an archetype have members and
+// parameters with the archetype's names (from_id, to_id, child_id, object_id). A naming translates these to the kind's
+// names wherever a client sees them: in paths, in bodies, in problems and in the OpenAPI document. A route with a
+// naming is registered like any other:
 //
 //	register(s, route{path: "/v1/" + k.Plural + "/{from_id}/{to_id}", naming: n, answer: s.schema(name, n, edgeBody{}), ...}, handle)
 
-// naming has the names of one kind.
+// naming translates the names of an archetype to those of one kind.
 type naming struct {
-	names   map[string]string       // a kind's by the archetype's
-	texts   map[string]string       // what parameters are, by the archetype's names
+	names   map[string]string       // the kind's names by the archetype's
+	texts   map[string]string       // descriptions of parameters by the archetype's names
 	filters map[string]*huma.Schema // parameters of the query, which the framework reads as members of its parameter filter
-	nouns   *strings.Replacer       // of descriptions, or nil: {a child}, {children}, {an object} and the like
-	prose   *strings.Replacer       // of titles of problems, or nil
+	nouns   *strings.Replacer       // in descriptions, or nil: {a child}, {children}, {an object}, ...
+	prose   *strings.Replacer       // in titles of problems, or nil
 	shapes  sync.Map                // reflect.Type to reflect.Type
 }
 
@@ -39,31 +41,32 @@ func edgeNaming(k kinds.Edge) *naming {
 	return &naming{names: map[string]string{"from_id": k.Ends[0], "to_id": k.Ends[1], "edge": k.Name, "entity": k.Name}}
 }
 
-// childNaming is that of children. Words of problems that are about comments of a post are about the kind's instead.
+// childNaming returns the naming of a kind of children. In titles of problems it replaces comment and post with the
+// kind's words.
 func childNaming(k kinds.Child) *naming {
 	n := k.Names()
 	return &naming{
 		names: map[string]string{"child_id": n.ID, "object_id": n.Parent, "entity": k.Name, "child": k.Name},
-		nouns: strings.NewReplacer("{child}", k.Name, "{a child}", a(k.Name), "{A child}", capital(a(k.Name)), "{children}", k.Plural, "{Children}", capital(k.Plural),
-			"{object}", k.Parent, "{an object}", a(k.Parent), "{An object}", capital(a(k.Parent))),
+		nouns: strings.NewReplacer("{child}", k.Name, "{a child}", a(k.Name), "{A child}", capital(a(k.Name)), "{children}", k.Plural,
+			"{Children}", capital(k.Plural), "{object}", k.Parent, "{an object}", a(k.Parent), "{An object}", capital(a(k.Parent))),
 		prose: strings.NewReplacer("comment", k.Name, "post", k.Parent),
 	}
 }
 
-// kindWords are a kind's words, names and codes where they are other than those of every kind.
+// kindWords are a kind's words, names and codes that differ from the defaults of every kind.
 type kindWords struct {
-	operations map[string]words  // by operation; what is empty there is as in every kind
-	paths      map[string]string // likewise
-	schemas    map[string]string // names by what other kinds put behind their own name
+	operations map[string]words  // by operation; an empty string means the default
+	paths      map[string]string // by operation
+	schemas    map[string]string // names by the ending that other kinds append to their own name
 	texts      map[string]string // descriptions of members
 	names      map[string]string // of members, operations of a batch and lists
 	codes      map[string]string // of problems
 }
 
-// words are what the document says of an operation.
+// words describe an operation in the document.
 type words struct{ id, summary, description string }
 
-// wordsOf are those of the kinds whose routes were there before kinds were data.
+// wordsOf returns the words of the kinds that had routes before kinds became data.
 func wordsOf(kind string) kindWords {
 	switch kind {
 	case event.AggregateFollow:
@@ -88,7 +91,7 @@ type entityVersions struct {
 	AsOf  event.Time `json:"as_of" format:"date-time" doc:"The history includes every write that had committed by this time."`
 }
 
-// archetype is what the routes of edges and of children have in common.
+// archetype has the common parts of the routes of edges and of children.
 type archetype struct {
 	*server
 	*naming
@@ -99,20 +102,22 @@ type archetype struct {
 }
 
 func newArchetype(s *server, name, plural string, n *naming) archetype {
-	return archetype{server: s, naming: n, words: wordsOf(name), plural: plural, title: camel(name), dashed: dashed(name), tagged: dashed(plural)}
+	return archetype{server: s, naming: n, words: wordsOf(name), plural: plural, title: camel(name),
+		dashed: dashed(name), tagged: dashed(plural)}
 }
 
-// route is one of the kind's.
+// route returns a route of the kind.
 func (k archetype) route(operation, method, path, role string, status int, w words) route {
 	own := k.words.operations[operation]
-	return route{method: method, path: cmp.Or(k.words.paths[operation], path), id: cmp.Or(own.id, w.id), summary: cmp.Or(own.summary, w.summary),
+	return route{method: method, path: cmp.Or(k.words.paths[operation], path), id: cmp.Or(own.id, w.id),
+		summary:     cmp.Or(own.summary, w.summary),
 		description: cmp.Or(own.description, w.description), role: role, status: status, tag: capital(k.plural), naming: k.naming}
 }
 
-// word is a name of the kind for one of the archetype's that is no member of the archetype's types.
+// word returns the kind's name for a name of the archetype that is not a member of the archetype's types.
 func (k archetype) word(name string) string { return cmp.Or(k.words.names[name], name) }
 
-// code is the kind's code of a problem.
+// code returns the kind's code for a problem.
 func (k archetype) code(code string) string { return cmp.Or(k.words.codes[code], code) }
 
 func (k archetype) schemaName(name string) string { return cmp.Or(k.words.schemas[name], k.title+name) }
@@ -122,7 +127,7 @@ func (k archetype) schema(name string, of any, change ...func(*huma.Schema)) *hu
 	return k.server.schema(k.schemaName(name), k.naming, of, change...)
 }
 
-// describe gives members the kind's own descriptions.
+// describe sets the kind's own descriptions of members.
 func (k archetype) describe(schema *huma.Schema) {
 	for name, text := range k.words.texts {
 		if p := schema.Properties[name]; p != nil {
@@ -131,19 +136,22 @@ func (k archetype) describe(schema *huma.Schema) {
 	}
 }
 
-// a is a word with its article.
+// a returns the word with its article, which depends on the first sound: a user, a unit, an author.
 func a(word string) string {
-	if strings.ContainsRune("aeiou", rune(word[0])) {
+	if strings.ContainsRune("aeiou", rune(word[0])) && !soundsConsonant.MatchString(word) {
 		return "an " + word
 	}
 	return "a " + word
 }
 
+// soundsConsonant matches words whose first letter is a vowel and whose first sound is not.
+var soundsConsonant = regexp.MustCompile(`^(us[aeiou]|uni[^n]|uti|eu|one)`)
+
 func capital(text string) string { return strings.ToUpper(text[:1]) + text[1:] }
 
 func dashed(name string) string { return strings.ReplaceAll(name, "_", "-") }
 
-// of returns the kind's name for one of the archetype's, which is also the name of whatever has no other.
+// of returns the kind's name for a name of the archetype, or the name itself if the kind has none for it.
 func (n *naming) of(name string) string {
 	if n == nil {
 		return name
@@ -151,7 +159,8 @@ func (n *naming) of(name string) string {
 	return cmp.Or(n.names[name], name)
 }
 
-// value returns the struct v, or what v points to, with the kind's names for its members in JSON. Structs within it keep theirs. A pointer costs no copy.
+// value returns the struct v, or the struct that v points to, with the kind's names for its members in JSON. Structs
+// within it keep their names. A pointer costs no copy.
 func (n *naming) value(v any) any {
 	of := reflect.ValueOf(v)
 	if of.Kind() == reflect.Pointer {
@@ -171,7 +180,7 @@ func (n *naming) decode(data []byte, v any) error {
 	return nil
 }
 
-// shape is the struct of t with the kind's names in its tags. Go converts between the two.
+// shape returns the type of t with the kind's names in its tags. Go converts between the two types.
 func (n *naming) shape(t reflect.Type) reflect.Type {
 	if shape, ok := n.shapes.Load(t); ok {
 		return shape.(reflect.Type)
@@ -196,7 +205,7 @@ func joined(name, options string) string {
 	return name + "," + options
 }
 
-// path is a route's path with the kind's names for its parameters.
+// path returns a route's path with the kind's names for its parameters.
 func (n *naming) path(path string) string {
 	if n == nil {
 		return path
@@ -207,7 +216,7 @@ func (n *naming) path(path string) string {
 	return path
 }
 
-// enter lets the framework read the parameters of the path by the archetype's names.
+// enter renames the parameters of a request to the archetype's names, by which the framework reads them.
 func (n *naming) enter(ctx huma.Context, next func(huma.Context)) {
 	r, _ := humago.Unwrap(ctx)
 	for name, renamed := range n.names {
@@ -230,10 +239,11 @@ func (n *naming) enter(ctx huma.Context, next func(huma.Context)) {
 	next(ctx)
 }
 
-// strange marks a parameter that has a name of the framework's: the framework does not know it under the mark, so it is refused, as any other unknown one.
+// strange marks a parameter that has one of the framework's own names. The framework does not know the marked name, so
+// it refuses the parameter like any other unknown one.
 const strange = "?"
 
-// inQuery is what the framework calls a parameter of the query.
+// inQuery returns the framework's name for a parameter of the query.
 func (n *naming) inQuery(name string) string {
 	for archetype, renamed := range n.names {
 		if name == renamed {
@@ -249,7 +259,7 @@ func (n *naming) inQuery(name string) string {
 	return name
 }
 
-// document describes the parameters of an operation by the kind's names.
+// document describes the parameters of an operation with the kind's names.
 func (n *naming) document(op *huma.Operation) {
 	if n == nil {
 		return
@@ -267,11 +277,12 @@ func (n *naming) document(op *huma.Operation) {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(n.filters)) {
-		op.Parameters = append(op.Parameters, &huma.Param{Name: name, In: "query", Schema: n.filters[name], Description: "Only edges with this attribute."})
+		op.Parameters = append(op.Parameters, &huma.Param{Name: name, In: "query", Schema: n.filters[name],
+			Description: "Only edges with this attribute."})
 	}
 }
 
-// text is a description with the kind's nouns.
+// text returns a description with the kind's nouns.
 func (n *naming) text(text string) string {
 	if n == nil || n.nouns == nil {
 		return text
@@ -279,7 +290,7 @@ func (n *naming) text(text string) string {
 	return n.nouns.Replace(text)
 }
 
-// title is a title of a problem as the kind has it.
+// title returns the title of a problem with the kind's words.
 func (n *naming) title(text string) string {
 	if n == nil || n.prose == nil {
 		return text
@@ -287,7 +298,7 @@ func (n *naming) title(text string) string {
 	return n.prose.Replace(text)
 }
 
-// tell names the places in a problem as the kind does.
+// tell renames the title and the parameters of a problem to the kind's names.
 func (n *naming) tell(p *Problem) {
 	if n == nil {
 		return
@@ -312,7 +323,7 @@ func namingOf(ctx huma.Context) *naming {
 	return nil
 }
 
-// camel makes "direct_message" "DirectMessage": what is common in names of schemas.
+// camel turns "direct_message" into "DirectMessage", as names of schemas are usually written.
 func camel(name string) string {
 	var b strings.Builder
 	for part := range strings.SplitSeq(name, "_") {
@@ -323,8 +334,8 @@ func camel(name string) string {
 	return b.String()
 }
 
-// schema makes the schema of a struct with the kind's names, and of what else the kind changes about it, and returns a reference to it. A nil naming
-// changes no name.
+// schema registers the schema of a struct with the kind's names, after the given changes, and returns a reference to
+// it. A nil naming changes no name.
 func (s *server) schema(name string, n *naming, of any, change ...func(*huma.Schema)) *huma.Schema {
 	registry := s.api.OpenAPI().Components.Schemas
 	if _, taken := registry.Map()[name]; taken {
@@ -348,7 +359,7 @@ func (s *server) schema(name string, n *naming, of any, change ...func(*huma.Sch
 	return &huma.Schema{Ref: "#/components/schemas/" + name}
 }
 
-// property changes a member of a schema, or adds one. A required one is never missing.
+// property sets a member of a schema. A required member is never missing.
 func property(name string, of *huma.Schema, required bool) func(*huma.Schema) {
 	return func(s *huma.Schema) {
 		s.Properties[name] = of
@@ -358,12 +369,12 @@ func property(name string, of *huma.Schema, required bool) func(*huma.Schema) {
 	}
 }
 
-// refer is a reference to a schema that says what it is there.
+// refer returns a reference to a schema with a description of its own.
 func refer(to *huma.Schema, description string) *huma.Schema {
 	return &huma.Schema{Ref: to.Ref, Description: description}
 }
 
-// without takes members out of a schema.
+// without removes members from a schema.
 func without(names ...string) func(*huma.Schema) {
 	return func(s *huma.Schema) {
 		for _, name := range names {
@@ -373,16 +384,16 @@ func without(names ...string) func(*huma.Schema) {
 	}
 }
 
-// arrayOf is the schema of a list that is never null.
+// arrayOf returns the schema of a list that is never null.
 func arrayOf(items *huma.Schema, description string) *huma.Schema {
 	return &huma.Schema{Type: huma.TypeArray, Items: items, Description: description}
 }
 
-// Which attributes a body must have.
+// attributesOf tells which attributes a body must have.
 type attributesOf int
 
 const (
-	written  attributesOf = iota // in a write: those that are required and have no default
+	written  attributesOf = iota // in a write: required ones without a default
 	changed                      // in a change: none
 	answered                     // in an answer: those that every entity has
 )
@@ -428,12 +439,12 @@ func float(n *int64) *float64 {
 	return &f
 }
 
-// jsonBody describes a body that the handler gets as it is, once the framework has validated it.
+// jsonBody describes a body that the framework validates and the handler decodes itself.
 func jsonBody(schema *huma.Schema, required bool) *huma.RequestBody {
 	return &huma.RequestBody{Required: required, Content: map[string]*huma.MediaType{"application/json": {Schema: schema}}}
 }
 
-// operation finds a registered operation of the document.
+// operation returns a registered operation of the document.
 func (s *server) operation(method, path string) *huma.Operation {
 	item := s.api.OpenAPI().Paths[path]
 	switch method {

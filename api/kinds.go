@@ -18,10 +18,10 @@ import (
 	"github.com/tidings/tidings/tokens"
 )
 
-// Kinds are the kinds that are in force (kinds.Catalog).
+// Kinds returns the kinds in force (kinds.Catalog).
 type Kinds interface {
 	Now() *kinds.Set
-	// Refresh reads them again and reports whether they have changed.
+	// Refresh reads the kinds again and reports whether they have changed.
 	Refresh(ctx context.Context) (bool, error)
 }
 
@@ -31,21 +31,22 @@ type builtIn struct{}
 func (builtIn) Now() *kinds.Set                       { return kinds.Builtin() }
 func (builtIn) Refresh(context.Context) (bool, error) { return false, nil }
 
-// lookInterval is between two looks for kinds that requests for unknown paths cause.
+// lookInterval is the minimum time between two reads of the kinds that requests for unknown paths cause.
 const lookInterval = time.Second
 
-// router hands requests to the routes of the kinds that are in force. When those change it builds the routes anew, beside the ones that serve, and swaps them.
+// router passes requests to the routes of the kinds in force. When the kinds change, it builds new routes beside the
+// ones that serve, and swaps them.
 type router struct {
 	base  *server // what all routes share
 	kinds Kinds
 	now   atomic.Pointer[server]
 
 	mu     sync.Mutex
-	failed *kinds.Set // whose routes cannot be built
+	failed *kinds.Set // the kinds whose routes could not be built
 	looked time.Time
 }
 
-// ServeHTTP serves by the kinds of now.
+// ServeHTTP serves a request with the routes of the current kinds.
 func (r *router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	s := r.now.Load()
 	if set := r.kinds.Now(); set != s.kinds {
@@ -54,7 +55,7 @@ func (r *router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	s.ServeHTTP(w, req)
 }
 
-// update builds the routes of the kinds, unless that has been done or has failed, and returns those that are to serve.
+// update builds the routes of the kinds, unless that is done or has failed, and returns the routes to serve with.
 func (r *router) update(ctx context.Context, set *kinds.Set) *server {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -63,12 +64,14 @@ func (r *router) update(ctx context.Context, set *kinds.Set) *server {
 	}
 	if err := r.build(set); err != nil {
 		r.failed = set
-		r.base.log.ErrorContext(ctx, "the routes of the kinds cannot be built: those of the kinds before stay", "err", err, "runbook", "KindsNotServed")
+		r.base.log.ErrorContext(ctx, "cannot build the routes of the new kinds: the previous kinds remain in force", "err", err,
+			"runbook", "KindsNotServed")
 	}
 	return r.now.Load()
 }
 
-// build makes the routes of the kinds serve. Routes and schemas of two kinds that have one name make the libraries panic.
+// build makes the routes of the kinds serve. The libraries panic if two kinds have routes or schemas of one name; build
+// returns that as an error.
 func (r *router) build(set *kinds.Set) (err error) {
 	defer func() {
 		if cause := recover(); cause != nil {
@@ -84,7 +87,8 @@ func (r *router) build(set *kinds.Set) (err error) {
 	return nil
 }
 
-// look reads the kinds again for a request that s has no route for, at most once in lookInterval, and returns what serves it then, or nil.
+// look reads the kinds again for a request without a route in s, at most once per lookInterval. It returns the routes
+// that serve the request then, or nil.
 func (r *router) look(ctx context.Context, s *server) *server {
 	r.mu.Lock()
 	due := time.Since(r.looked) >= lookInterval
@@ -94,7 +98,7 @@ func (r *router) look(ctx context.Context, s *server) *server {
 	r.mu.Unlock()
 	if due {
 		if _, err := r.kinds.Refresh(ctx); err != nil {
-			r.base.log.WarnContext(ctx, "kinds cannot be read: those read last stay in force", "err", err)
+			r.base.log.WarnContext(ctx, "cannot read the kinds: the ones read last remain in force", "err", err)
 		}
 	}
 	if set := r.kinds.Now(); set != s.kinds {
@@ -157,7 +161,7 @@ func (s *server) kindRoutes() {
 	all := kindsOf(s.kinds)
 	raw, err := json.Marshal(all)
 	if err != nil {
-		panic(err) // strings and booleans
+		panic(err) // only strings and booleans, so a bug
 	}
 	sum := sha256.Sum256(raw)
 	tag := `"` + hex.EncodeToString(sum[:8]) + `"`
@@ -180,14 +184,16 @@ func kindsOf(set *kinds.Set) KindList {
 		out.Objects = append(out.Objects, ObjectKind{name, set.Objects[name]})
 	}
 	for _, k := range set.AllEdges() {
-		e := EdgeKind{Name: k.Name, Plural: k.Plural, From: k.From, To: k.To, Ends: k.Ends[:], Forward: k.Forward, Reverse: k.Reverse, Self: k.Self, Filters: k.Filters()}
+		e := EdgeKind{Name: k.Name, Plural: k.Plural, From: k.From, To: k.To, Ends: k.Ends[:], Forward: k.Forward, Reverse: k.Reverse,
+			Self: k.Self, Filters: k.Filters()}
 		if len(k.Attributes) > 0 {
 			e.Attributes = k.Schema()
 		}
 		out.Edges = append(out.Edges, e)
 	}
 	for _, k := range set.AllChildren() {
-		c := ChildKind{Name: k.Name, Plural: k.Plural, Parent: k.Parent, Threaded: k.Threaded, Moderated: k.Moderated, OnePerAuthor: k.OnePerAuthor}
+		c := ChildKind{Name: k.Name, Plural: k.Plural, Parent: k.Parent, Threaded: k.Threaded, Moderated: k.Moderated,
+			OnePerAuthor: k.OnePerAuthor}
 		if len(k.Attributes) > 0 {
 			c.Attributes = k.Schema()
 		}
@@ -196,7 +202,8 @@ func kindsOf(set *kinds.Set) KindList {
 	return out
 }
 
-// describeEntities lets the outcomes of batches and the problems of stale versions have the entities of every kind.
+// describeEntities adds the entities of every kind to the schemas of batch outcomes and of problems with a stale
+// version.
 func (s *server) describeEntities() {
 	registry := s.api.OpenAPI().Components.Schemas
 	outcome := registry.Map()["BatchOutcome"]

@@ -13,7 +13,7 @@ import (
 	"github.com/tidings/tidings/tokens"
 )
 
-// The policies of rate limits: their names in headers and in api_rate_limited_total.
+// The policies of rate limits. Headers and api_rate_limited_total have these names.
 const (
 	policyRead   = "read"
 	policyWrite  = "write"
@@ -21,7 +21,7 @@ const (
 	policyToken  = "unknown"
 )
 
-// limitedKeys is how many windows are kept, of tokens and of authors: some 30 MiB each at most.
+// limitedKeys is how many windows of tokens are kept, and how many of authors: some 30 MiB each at most.
 const limitedKeys = 1 << 17
 
 // Headers of draft-ietf-httpapi-ratelimit-headers-11 (May 2026).
@@ -30,10 +30,10 @@ const (
 	rateLimitHeader       = "RateLimit"
 )
 
-// limiter counts requests in windows, one per key, that begin with the key's first request. Windows and not a bucket that leaks: what the
-// headers say is then exactly so (r more requests within t seconds), and the most that can come within any window's length is the same, twice
-// the rate. It counts for this process alone. Its memory is bounded: of more keys than it keeps, the one that was not heard of for longest begins
-// anew. Safe for concurrent use.
+// limiter counts requests in windows. Each key has its own window, which begins with the key's first request. A window
+// makes the headers exact (r more requests within t seconds), which a leaking bucket does not. Both allow up to
+// twice the rate within the length of a window. A limiter counts for this process alone. It keeps a bounded number of
+// keys: it forgets the key that has had no request for longest. It is safe for concurrent use.
 type limiter[K comparable] struct {
 	mu      sync.Mutex
 	windows *simplelru.LRU[K, window]
@@ -41,7 +41,9 @@ type limiter[K comparable] struct {
 
 type window struct {
 	ends time.Time
-	used int64 // may exceed the rate, by less than as much again: a batch is charged when it is there, and the next window pays
+	// used may exceed the rate, by less than the rate itself: a batch is charged when it has arrived, and the next
+	// window pays.
+	used int64
 }
 
 func newLimiter[K comparable](keep int) *limiter[K] {
@@ -49,23 +51,25 @@ func newLimiter[K comparable](keep int) *limiter[K] {
 	return &limiter[K]{windows: windows}
 }
 
-// quota is what a key has left, and for how long that has to last.
+// quota is the number of requests that a key has left, and for how long.
 type quota struct {
 	left int64
-	t    time.Duration // until there is more
+	t    time.Duration // until the window ends
 }
 
-// seconds are rounded up: who waits for so long is not refused again.
+// seconds rounds up, so that a client that waits so long is not refused again.
 func (q quota) seconds() string { return fmt.Sprint(int64((q.t + time.Second - 1) / time.Second)) }
 
-// take counts a request of the key if one may still come; else it counts nothing, and q.t is how long to wait.
+// take counts a request of the key if the window has room for it. Otherwise it counts nothing, and q.t is how long to
+// wait.
 func (l *limiter[K]) take(key K, rate tokens.Rate, at time.Time) (q quota, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	w, _ := l.windows.Get(key)
 	if late := at.Sub(w.ends); late >= 0 {
 		owed := w.used - rate.N
-		if w.ends = w.ends.Add(rate.Window); owed > 0 && late < rate.Window { // a batch's: this window pays, and never the ones that follow
+		// A batch exceeded the previous window: this window pays for it, and no later one.
+		if w.ends = w.ends.Add(rate.Window); owed > 0 && late < rate.Window {
 			w.used = min(owed, rate.N-1)
 		} else {
 			w = window{ends: at.Add(rate.Window)}
@@ -79,7 +83,7 @@ func (l *limiter[K]) take(key K, rate tokens.Rate, at time.Time) (q quota, ok bo
 	return w.quota(rate, at), ok
 }
 
-// full reports that none of the key's may come now.
+// full reports whether the key has no request left now.
 func (l *limiter[K]) full(key K, rate tokens.Rate, at time.Time) (q quota, full bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -90,7 +94,7 @@ func (l *limiter[K]) full(key K, rate tokens.Rate, at time.Time) (q quota, full 
 	return w.quota(rate, at), true
 }
 
-// tokenKey is a token, the tenant first. Tokens of one name share their limits.
+// tokenKey names the window of a token and a policy. Tokens of one name share their limits.
 type tokenKey struct {
 	tenant int64
 	name   string
@@ -99,14 +103,14 @@ type tokenKey struct {
 
 type authorKey struct{ tenant, user int64 }
 
-// more counts n more requests of a key of which one was taken just now, unless others have used the window up since then. n is less than
-// rate.N, so that the next window can pay for what exceeds this one.
+// more counts n further requests of a key after take has counted one, unless other requests have used up the window
+// since. n is less than rate.N, so that the next window can pay for the excess.
 func (l *limiter[K]) more(key K, rate tokens.Rate, n int64, at time.Time) (q quota, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	w, known := l.windows.Get(key)
 	if !known {
-		w = window{ends: at.Add(rate.Window)} // it fell out of memory meanwhile
+		w = window{ends: at.Add(rate.Window)} // the limiter forgot it meanwhile
 	}
 	if ok = w.used <= rate.N; ok {
 		w.used += n
@@ -130,10 +134,11 @@ type limits struct {
 }
 
 func newLimits(cfg Config, m *metrics) *limits {
-	return &limits{cfg: cfg, tokens: newLimiter[tokenKey](limitedKeys), authors: newLimiter[authorKey](limitedKeys), unknown: newLimiter[netip.Prefix](limitedKeys), metrics: m, clock: time.Now}
+	return &limits{cfg: cfg, tokens: newLimiter[tokenKey](limitedKeys), authors: newLimiter[authorKey](limitedKeys),
+		unknown: newLimiter[netip.Prefix](limitedKeys), metrics: m, clock: time.Now}
 }
 
-// rate is that of the token.
+// rate returns the token's rate for the policy.
 func (l *limits) rate(p tokens.Principal, policy string) tokens.Rate {
 	rate, own := l.cfg.RateRead, p.ReadRate
 	if policy == policyWrite {
@@ -145,7 +150,8 @@ func (l *limits) rate(p tokens.Principal, policy string) tokens.Rate {
 	return rate
 }
 
-// request counts a request of the token, and says in the answer's header what is left. false: it is one too many.
+// request counts a request of the token, and sets the headers of what is left. It returns false if the request exceeds
+// the limit.
 func (l *limits) request(h http.Header, p tokens.Principal, policy string) bool {
 	rate := l.rate(p, policy)
 	if rate.Off() {
@@ -156,7 +162,8 @@ func (l *limits) request(h http.Header, p tokens.Principal, policy string) bool 
 	return ok
 }
 
-// batch counts the operations of a batch, at most the rate's, whose request was counted as one. false: other batches came before it.
+// batch counts the operations of a batch, at most rate.N. request has counted the first of them. It returns false if
+// other batches have used up the limit.
 func (l *limits) batch(h http.Header, p tokens.Principal, operations int) bool {
 	rate := l.rate(p, policyWrite)
 	if rate.Off() {
@@ -169,7 +176,8 @@ func (l *limits) batch(h http.Header, p tokens.Principal, operations int) bool {
 	return ok
 }
 
-// author counts a creation by a user, likewise. A token whose own writes are without a limit, an importer's, has none here either.
+// author counts a creation by a user. If the token's own writes are unlimited, for example an importer's, it counts
+// nothing.
 func (l *limits) author(h http.Header, p tokens.Principal, user int64) bool {
 	rate := l.cfg.RateAuthor
 	if rate.Off() || p.WriteRate != nil && p.WriteRate.Off() {
@@ -180,7 +188,8 @@ func (l *limits) author(h http.Header, p tokens.Principal, user int64) bool {
 	return ok
 }
 
-// mayGuess reports whether a look-up of a token from the address may be made. false: it has brought too many that nobody knows.
+// mayGuess reports whether the API may look up a token from the address. It returns false if the address has sent too
+// many unknown tokens.
 func (l *limits) mayGuess(h http.Header, from netip.Prefix) bool {
 	if l.cfg.RateUnknown.Off() {
 		return true
@@ -193,18 +202,18 @@ func (l *limits) mayGuess(h http.Header, from netip.Prefix) bool {
 	return !full
 }
 
-// guessed counts a token that nobody knows.
+// guessed counts an unknown token.
 func (l *limits) guessed(from netip.Prefix) {
 	if !l.cfg.RateUnknown.Off() {
 		l.unknown.take(from, l.cfg.RateUnknown, l.clock())
 	}
 }
 
-// clientOf is who counts as one client: an address, of IPv6 a network of 64 bits.
+// clientOf returns the network that counts as one client: an IPv4 address, or an IPv6 network of 64 bits.
 func clientOf(r *http.Request) netip.Prefix {
 	a, err := netip.ParseAddrPort(r.RemoteAddr)
 	if err != nil {
-		return netip.Prefix{} // a test's
+		return netip.Prefix{} // in a test
 	}
 	ip := a.Addr().Unmap().WithZone("")
 	bits := ip.BitLen()
@@ -215,7 +224,7 @@ func clientOf(r *http.Request) netip.Prefix {
 	return p
 }
 
-// tell writes the headers, but for an operation of a batch, which has none (nil).
+// tell sets the headers. An operation of a batch has none: then h is nil.
 func (l *limits) tell(h http.Header, policy string, rate tokens.Rate, q quota, ok bool) {
 	if !ok {
 		l.metrics.limited.WithLabelValues(policy).Inc()
@@ -243,13 +252,15 @@ func (s *server) limitRequest(h http.Header, p tokens.Principal, op route) error
 }
 
 func (s *server) rateLimited(policy string) error {
-	return s.problems.problem(codeRateLimited, "the token has made its "+policy+"s for now")
+	return s.problems.problem(codeRateLimited, "the token has used up its "+policy+"s for now")
 }
 
-// limitBatch counts the operations of a batch. One that no window could hold is refused: it would be paid by so many later ones.
+// limitBatch counts the operations of a batch. It refuses a batch that exceeds a whole window, because many later
+// windows would pay for it.
 func (s *server) limitBatch(c caller, operations int) error {
 	if rate := s.limits.rate(c.Principal, policyWrite); !rate.Off() && int64(operations) > rate.N {
-		return s.problems.problem(codeTooManyOperations, fmt.Sprintf("the token may write %d times in %s: %d operations are more than that", rate.N, rate.Window, operations))
+		return s.problems.problem(codeTooManyOperations,
+			fmt.Sprintf("the token may write %d times in %s, and the batch has %d operations", rate.N, rate.Window, operations))
 	}
 	if !s.limits.batch(c.answer, c.Principal, operations) {
 		return s.rateLimited(policyWrite)
@@ -257,11 +268,11 @@ func (s *server) limitBatch(c caller, operations int) error {
 	return nil
 }
 
-// limitAuthor counts a creation by the user.
+// limitAuthor counts a creation against the limit of the user.
 func (s *server) limitAuthor(ctx context.Context, user int64) error {
 	c := callerOf(ctx)
 	if s.limits.author(c.answer, c.Principal, user) {
 		return nil
 	}
-	return s.problems.problem(codeRateLimited, fmt.Sprintf("user %d has made what one user may make for now", user))
+	return s.problems.problem(codeRateLimited, fmt.Sprintf("user %d has used up the limit of one user for now", user))
 }

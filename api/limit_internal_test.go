@@ -10,7 +10,7 @@ import (
 
 var perSecond = tokens.Rate{N: 5, Window: time.Second}
 
-// TestWhatTheQuotaSaysIsSo lets clients that go by the headers, and some that do not, send at random times.
+// TestWhatTheQuotaSaysIsSo sends requests at random times. Some clients obey the headers, and some do not.
 func TestWhatTheQuotaSaysIsSo(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -19,12 +19,12 @@ func TestWhatTheQuotaSaysIsSo(t *testing.T) {
 		l := newLimiter[int](10)
 		at := time.Now()
 		var taken []time.Time
-		var until time.Time // as the last answer said
+		var until time.Time // the end of the window in the last answer
 		var left int64
 		for range 10_000 {
 			at = at.Add(time.Duration(random.Int64N(int64(rate.Window))))
 			if random.IntN(3) == 0 {
-				at = at.Add(-1 * time.Duration(random.Int64N(1000))) // whoever asked the clock first need not be the first here
+				at = at.Add(-1 * time.Duration(random.Int64N(1000))) // requests may arrive in another order than they read the clock
 			}
 			q, ok := l.take(1, rate, at)
 			if ok {
@@ -51,7 +51,7 @@ func TestWhatTheQuotaSaysIsSo(t *testing.T) {
 func TestABatchIsPaidByTheNextWindowAndNoOther(t *testing.T) {
 	l := newLimiter[int](10)
 	at := time.Now()
-	for range 2 { // two batches that come at once
+	for range 2 { // two batches at once
 		l.take(1, perSecond, at)
 	}
 	if q, ok := l.more(1, perSecond, 4, at); !ok || q.left != 0 || q.t != time.Second {
@@ -69,7 +69,7 @@ func TestABatchIsPaidByTheNextWindowAndNoOther(t *testing.T) {
 	if q, ok := l.take(1, perSecond, at.Add(time.Hour)); !ok || q.left != 4 {
 		t.Errorf("an hour later: %+v, %t, want 4 of 5 left", q, ok)
 	}
-	// A token of the same name with a hundredth of the rate is kept from writing no longer.
+	// A token of the same name with a hundredth of the rate must not wait longer.
 	less := tokens.Rate{N: 2, Window: time.Second}
 	more := tokens.Rate{N: 200, Window: time.Second}
 	l.take(2, more, at)
@@ -90,7 +90,7 @@ func TestAFloodOfAuthorsTakesNoMemory(t *testing.T) {
 		l.take(authorKey{2, i}, perSecond, at)
 		if i%(keep/2) == 0 {
 			if _, ok := l.take(busy, perSecond, at); ok != (i/(keep/2) < perSecond.N) {
-				t.Fatalf("after %d other authors a busy one begins anew", i)
+				t.Fatalf("after %d other authors a busy one has a new window", i)
 			}
 		}
 		if n := l.windows.Len(); n > keep {

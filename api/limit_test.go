@@ -28,7 +28,8 @@ func openLimited(t *testing.T, read, write, author int64) fixture {
 		*rate = tokens.Rate{N: n, Window: time.Hour}
 	}
 	var err error
-	f.Handler, err = api.New(cfg, api.Deps{Store: store.New(pool, nil), Tokens: pool, DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Fleet: fleet, Log: testkit.Logger(t), Reg: f.reg})
+	f.Handler, err = api.New(cfg, api.Deps{Store: store.New(pool, nil), Tokens: pool, DLQ: outbox.NewDLQ(pool, nil), Projections: pool,
+		Fleet: fleet, Log: testkit.Logger(t), Reg: f.reg})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -36,9 +37,10 @@ func openLimited(t *testing.T, read, write, author int64) fixture {
 	return f
 }
 
-// limits are the rate limits that an answer tells of, the seconds to the end of the window left out.
+// limits returns the rate limits in an answer's headers, without the seconds to the end of the window.
 func (a answer) limits() string {
-	return regexp.MustCompile(`;t=3(600|5\d\d)`).ReplaceAllString(strings.Join(a.Header["Ratelimit-Policy"], ",")+" "+strings.Join(a.Header["Ratelimit"], ","), ";t")
+	return regexp.MustCompile(`;t=3(600|5\d\d)`).ReplaceAllString(strings.Join(a.Header["Ratelimit-Policy"], ",")+" "+
+		strings.Join(a.Header["Ratelimit"], ","), ";t")
 }
 
 func (f fixture) refused(t *testing.T) map[string]float64 {
@@ -63,18 +65,20 @@ func TestATokensReadsAndWritesAreLimitedApart(t *testing.T) {
 	const path = "/v1/follows/7/42"
 	limited := func(what string, a answer) {
 		t.Helper()
-		if seconds := a.Header.Get("Retry-After"); a.StatusCode != 429 || a.text("code") != "rate-limited" || a.Header.Get("Content-Type") != "application/problem+json" ||
+		if seconds := a.Header.Get("Retry-After"); a.StatusCode != 429 || a.text("code") != "rate-limited" ||
+			a.Header.Get("Content-Type") != "application/problem+json" ||
 			!regexp.MustCompile(`^3(600|5\d\d)$`).MatchString(seconds) || !strings.HasSuffix(a.Header.Get("RateLimit"), ";r=0;t="+seconds) {
 			t.Errorf("%s: %d %s %v, want 429", what, a.StatusCode, a.body, a.Header)
 		}
 	}
-	// Every answer says what is left, whatever it is, and counts.
+	// Every answer has the limits, and every request counts.
 	f.want(t, 201, "PUT", path, "")
 	for i, c := range []struct {
 		status int
 		path   string
 		header string
-	}{{200, path, "X-Nothing"}, {304, path, `If-None-Match: "1"`}, {404, "/v1/follows/7/43", "X-Nothing"}, {422, "/v1/follows/x/43", "X-Nothing"}} {
+	}{{200, path, "X-Nothing"}, {304, path, `If-None-Match: "1"`}, {404, "/v1/follows/7/43", "X-Nothing"},
+		{422, "/v1/follows/x/43", "X-Nothing"}} {
 		a := f.do(t, "GET", c.path, "", c.header)
 		if want := fmt.Sprintf(`"read";q=4;w=3600 "read";r=%d;t`, 3-i); a.StatusCode != c.status || a.limits() != want {
 			t.Errorf("%s: %d %s, want %d %s", c.path, a.StatusCode, a.limits(), c.status, want)
@@ -90,10 +94,11 @@ func TestATokensReadsAndWritesAreLimitedApart(t *testing.T) {
 	if want := `"write";q=3;w=3600,"author";q=1000;w=3600 "write";r=1;t,"author";r=999;t`; comment.limits() != want {
 		t.Errorf("a create: %s, want %s", comment.limits(), want)
 	}
-	f.want(t, 201, "POST", "/v1/posts/5/comments", `{"author_id":"3","body":"x"}`, "Idempotency-Key: k") // replayed, and counted
+	f.want(t, 201, "POST", "/v1/posts/5/comments", `{"author_id":"3","body":"x"}`, "Idempotency-Key: k") // a replay counts too
 	before := f.rows(t)
 	for _, c := range [][3]string{
-		{"POST", "/v1/posts/5/comments", `{"author_id":"3","body":"y"}`}, {"PUT", "/v1/follows/7/44", ""}, {"DELETE", path, ""}, {"DELETE", "/v1/comments/" + comment.text("comment_id"), ""},
+		{"POST", "/v1/posts/5/comments", `{"author_id":"3","body":"y"}`}, {"PUT", "/v1/follows/7/44", ""}, {"DELETE", path, ""},
+		{"DELETE", "/v1/comments/" + comment.text("comment_id"), ""},
 		{"PUT", "/v1/posts/5/thread", `{"locked":true}`}, {"POST", "/v1/outbox/dlq/1/retry", ""}, {"POST", "/v1/posts/5/comments", `{`},
 	} {
 		limited(c[0]+" "+c[1], f.do(t, c[0], c[1], c[2], "If-Match: *"))
@@ -105,10 +110,12 @@ func TestATokensReadsAndWritesAreLimitedApart(t *testing.T) {
 		t.Errorf("api_rate_limited_total (-want +got):\n%s", diff)
 	}
 
-	// Another token, and another tenant's of the same name, have limits of their own; so have those that were given some.
+	// Another token has limits of its own, and so has another tenant's token of the same name. A token may also have
+	// other limits.
 	others := f
 	for _, spec := range []tokens.Spec{
-		{TenantID: tenant, Name: "another"}, {TenantID: 2, Name: "tester"}, {TenantID: tenant, Name: "more", ReadRate: &tokens.Rate{N: 9, Window: time.Minute}},
+		{TenantID: tenant, Name: "another"}, {TenantID: 2, Name: "tester"},
+		{TenantID: tenant, Name: "more", ReadRate: &tokens.Rate{N: 9, Window: time.Minute}},
 		{TenantID: tenant, Name: "unlimited", ReadRate: &tokens.Rate{}},
 	} {
 		spec.Roles = tokens.Roles()
@@ -137,22 +144,24 @@ func TestWhatOneUserMakesIsLimited(t *testing.T) {
 	f.want(t, 201, "PUT", "/v1/follows/3/42", "")
 	before := f.rows(t)
 	create(f, 429, 3)
-	if a := f.want(t, 429, "PUT", "/v1/follows/3/43", ""); a.text("code") != "rate-limited" || a.Header.Get("Retry-After") == "" || a.Header.Get("Tidings-Token") != "" {
+	if a := f.want(t, 429, "PUT", "/v1/follows/3/43", ""); a.text("code") != "rate-limited" || a.Header.Get("Retry-After") == "" ||
+		a.Header.Get("Tidings-Token") != "" {
 		t.Errorf("%s %v", a.body, a.Header)
 	}
 	if diff := cmp.Diff(before, f.rows(t)); diff != "" {
 		t.Errorf("a refused write wrote (-before +after):\n%s", diff)
 	}
-	f.want(t, 204, "DELETE", "/v1/follows/3/42", "") // takes back, and makes nothing
+	f.want(t, 204, "DELETE", "/v1/follows/3/42", "") // a removal creates nothing
 	f.want(t, 201, "PUT", "/v1/follows/42/3", "")
 	create(f, 201, 4)
 	other := f
 	other.token = f.newToken(t, 2, "tester", tokens.Roles()...)
 	create(other, 201, 3)
-	// Whatever token it comes by; but an importer's, whose own writes have no limit.
+	// The limit of a user counts writes with any token, except with an importer's, whose own writes have no limit.
 	other.token = f.newToken(t, tenant, "another", tokens.Roles()...)
 	create(other, 429, 3)
-	made, err := tokens.Issue(t.Context(), f.system, tokens.Spec{TenantID: tenant, Name: "importer", Roles: tokens.Roles(), WriteRate: &tokens.Rate{}})
+	made, err := tokens.Issue(t.Context(), f.system, tokens.Spec{TenantID: tenant, Name: "importer", Roles: tokens.Roles(),
+		WriteRate: &tokens.Rate{}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -168,18 +177,21 @@ func TestABatchCountsItsOperations(t *testing.T) {
 	follow := func(n int) string {
 		return `{"operations":[` + strings.TrimSuffix(strings.Repeat(`{"op":"follow","follower_id":"3","followee_id":"1"},`, n), ",") + `]}`
 	}
-	// More than a window can hold: refused for good, and one request.
+	// A batch larger than a window is always refused, and counts as one request.
 	before := f.rows(t)
 	for _, n := range []int{6, 1000} {
-		if a := f.want(t, 413, "POST", "/v1/follows:batch", follow(n)); a.text("code") != "too-many-operations" || !strings.Contains(a.text("detail"), "5 times in 1h") || a.Header.Get("Retry-After") != "" {
+		if a := f.want(t, 413, "POST", "/v1/follows:batch", follow(n)); a.text("code") != "too-many-operations" ||
+			!strings.Contains(a.text("detail"), "5 times in 1h") || a.Header.Get("Retry-After") != "" {
 			t.Errorf("%d operations: %s %v", n, a.body, a.Header)
 		}
 	}
 	if diff := cmp.Diff(before, f.rows(t)); diff != "" {
 		t.Errorf("a refused batch wrote (-before +after):\n%s", diff)
 	}
-	a := f.want(t, 200, "POST", "/v1/follows:batch", `{"operations":[{"op":"follow","follower_id":"3","followee_id":"1"},{"op":"follow","follower_id":"3","followee_id":"2"},
-		{"op":"follow","follower_id":"3","followee_id":"4"},{"op":"unfollow","follower_id":"3","followee_id":"1"},{"op":"follow","follower_id":"4","followee_id":"3"}]}`)
+	a := f.want(t, 200, "POST", "/v1/follows:batch",
+		`{"operations":[{"op":"follow","follower_id":"3","followee_id":"1"},{"op":"follow","follower_id":"3","followee_id":"2"},
+		{"op":"follow","follower_id":"3","followee_id":"4"},{"op":"unfollow","follower_id":"3","followee_id":"1"},
+		{"op":"follow","follower_id":"4","followee_id":"3"}]}`)
 	var got []string
 	for _, item := range a.json["items"].([]any) {
 		problem, _ := item.(map[string]any)["problem"].(map[string]any)

@@ -33,22 +33,28 @@ func newMetrics(reg prometheus.Registerer, truth *store.Store, consumers []strin
 		}, []string{"route", "method"}),
 	}
 	m.overlaid = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "api_overlaid_reads_total", Help: "Reads whose Tidings-Token was ahead of the projection, answered with the entities from the truth.",
+		Name: "api_overlaid_reads_total", Help: "Reads whose Tidings-Token was ahead of the projection, answered with the " +
+			"entities from the truth.",
 	}, []string{"consumer"})
 	for _, consumer := range consumers {
 		m.overlaid.WithLabelValues(consumer)
 	}
 	m.limited = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "api_rate_limited_total", Help: "Requests refused by a rate limit: reads or writes of a token, writes of one user (author), or unknown tokens of one address (unknown).",
+		Name: "api_rate_limited_total", Help: "Requests refused by a rate limit: reads or writes of a token, writes of one user " +
+			"(author), or unknown tokens of one address (unknown).",
 	}, []string{"kind"})
 	for _, kind := range []string{policyRead, policyWrite, policyAuthor, policyToken} {
 		m.limited.WithLabelValues(kind)
 	}
 	m.operations = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "api_batch_operations_total", Help: "Operations of batches, by route, operation (none: unreadable) and status. The batch itself counts as a request of 200.",
+		Name: "api_batch_operations_total",
+		Help: "Operations of batches, by route, operation and status; op is none for an unreadable operation. " +
+			"The batch itself counts as one request with status 200.",
 	}, []string{"route", "op", "code"})
 	m.shed = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "api_shed_total", Help: "Requests refused as overloaded, by reason: too many at once (requests), too many tokens to look up (tokens), too many of one tenant (tenant), too large bodies at once (bodies), too many waiting writes (writes).",
+		Name: "api_shed_total",
+		Help: "Requests refused as overloaded, by reason: requests (too many at once), tokens (too many to look up), " +
+			"tenant (too many of one tenant), bodies (too large in total), writes (too many wait).",
 	}, []string{"reason"})
 	for _, reason := range []string{shedRequests, shedTokens, shedTenant, shedBodies, shedWrites} {
 		m.shed.WithLabelValues(reason)
@@ -60,7 +66,7 @@ func newMetrics(reg prometheus.Registerer, truth *store.Store, consumers []strin
 	return m
 }
 
-// queues registers what waits: behind the gate, and for a group of writes.
+// queues registers the metrics of requests behind the gate and of writes that wait for a group.
 func (m *metrics) queues(reg prometheus.Registerer, g *gate, stats func() store.Stats) {
 	gauge := func(name, help string, value func() float64) prometheus.Collector {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, value)
@@ -69,17 +75,20 @@ func (m *metrics) queues(reg prometheus.Registerer, g *gate, stats func() store.
 		return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, func() float64 { return float64(value(stats())) })
 	}
 	reg.MustRegister(
-		gauge("api_queue_requests", "Requests in work.", func() float64 { inside, _ := g.state(); return float64(inside) }),
+		gauge("api_queue_requests", "Requests in progress.", func() float64 { inside, _ := g.state(); return float64(inside) }),
 		gauge("api_queue_limit", "The current limit of concurrent requests.", func() float64 { _, limit := g.state(); return limit }),
-		gauge("api_queue_slow_tenants", "Tenants with a lower limit because their own requests are slow.", func() float64 { return float64(g.slowTenants()) }),
+		gauge("api_queue_slow_tenants", "Tenants with a lower limit because their own requests are slow.",
+			func() float64 { return float64(g.slowTenants()) }),
 		gauge("api_queue_writes", "Single writes that wait for a shared transaction.", func() float64 { return float64(stats().Waiting) }),
 		counter("api_write_groups_total", "Transactions of grouped single writes.", func(s store.Stats) int64 { return s.Groups }),
-		counter("api_grouped_writes_total", "Single writes that shared a transaction with others.", func(s store.Stats) int64 { return s.Grouped }),
-		counter("api_writes_alone_total", "Single writes that ran alone after their shared transaction failed.", func(s store.Stats) int64 { return s.Alone }),
+		counter("api_grouped_writes_total", "Single writes that shared a transaction with others.",
+			func(s store.Stats) int64 { return s.Grouped }),
+		counter("api_writes_alone_total", "Single writes that ran alone after their shared transaction failed.",
+			func(s store.Stats) int64 { return s.Alone }),
 	)
 }
 
-// begin makes the series of a route start at 0.
+// begin creates the series of a route, so that they start at 0.
 func (m *metrics) begin(route, method string, status int) {
 	m.requests.WithLabelValues(route, method, strconv.Itoa(status))
 	m.seconds.WithLabelValues(route, method)
@@ -91,7 +100,7 @@ func (m *metrics) observe(ctx context.Context, route, method string, status int,
 	tracing.Observe(ctx, m.seconds.WithLabelValues(route, method), took.Seconds())
 }
 
-// label is what metrics and traces call a method, which is the client's to choose.
+// label returns the method for metrics and traces. A client may send any method, so unknown ones become "other".
 func label(method string) string {
 	if !slices.Contains(methods(), method) {
 		return "other"

@@ -20,8 +20,9 @@ import (
 	"github.com/tidings/tidings/tokens"
 )
 
-// A database that takes 20 ms for each follow, two connections, and 100 clients that never pause: most are refused at once, those who
-// are let in are answered in time, nothing that was accepted is lost, and once the database is quick again all is well.
+// The database takes 20 ms for each follow, the pool has two connections, and 100 clients never pause. Most requests
+// are refused at once. The admitted ones are answered in time, and no accepted write is lost. Once the database is
+// quick again, all requests are answered.
 func TestOverloadIsRefusedAndWhatIsAcceptedIsKept(t *testing.T) {
 	db := testkit.Postgres(t)
 	f := fixture{system: db.Pool(t, postgres.RoleSystem), reg: prometheus.NewRegistry()}
@@ -33,7 +34,8 @@ func TestOverloadIsRefusedAndWhatIsAcceptedIsKept(t *testing.T) {
 	defer pool.Close()
 	cfg := config()
 	cfg.MaxRequests, cfg.MaxWait = 64, 500*time.Millisecond
-	if f.Handler, err = api.New(cfg, api.Deps{Store: store.New(pool, nil), Tokens: pool, DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Fleet: fleet, Log: testkit.Logger(t), Reg: f.reg}); err != nil {
+	if f.Handler, err = api.New(cfg, api.Deps{Store: store.New(pool, nil), Tokens: pool, DLQ: outbox.NewDLQ(pool, nil), Projections: pool,
+		Fleet: fleet, Log: testkit.Logger(t), Reg: f.reg}); err != nil {
 		t.Fatal(err)
 	}
 	f.token = f.newToken(t, tenant, "tester", tokens.Roles()...)
@@ -94,7 +96,7 @@ func TestOverloadIsRefusedAndWhatIsAcceptedIsKept(t *testing.T) {
 	}
 }
 
-// wantKept looks for the followers' rows, and returns how many events there are.
+// wantKept checks the followers' rows, and returns the number of events.
 func wantKept(t *testing.T, system *pgxpool.Pool, followers map[int64]bool) (events int) {
 	t.Helper()
 	var ids []int64
@@ -102,7 +104,8 @@ func wantKept(t *testing.T, system *pgxpool.Pool, followers map[int64]bool) (eve
 		ids = append(ids, id)
 	}
 	var rows int
-	if err := system.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM follows WHERE follower_id = ANY($1)), (SELECT count(*) FROM outbox_messages)`, ids).
+	if err := system.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM follows WHERE follower_id = ANY($1)), (SELECT count(*)
+		FROM outbox_messages)`, ids).
 		Scan(&rows, &events); err != nil {
 		t.Fatal(err)
 	}
@@ -112,7 +115,7 @@ func wantKept(t *testing.T, system *pgxpool.Pool, followers map[int64]bool) (eve
 	return events
 }
 
-// slowReader is a client that takes the headers, and the body when it likes.
+// slowReader is a client that reads the headers at once, and the body later.
 type slowReader struct {
 	*httptest.ResponseRecorder
 	writing chan<- struct{}
@@ -125,7 +128,7 @@ func (s slowReader) Write(b []byte) (int, error) {
 	return s.ResponseRecorder.Write(b)
 }
 
-// Clients that do not take their answers, more than the API lets in at once, keep nobody out.
+// Clients that do not read their answers, more than the API admits at once, keep no other client out.
 func TestClientsThatDoNotTakeTheirAnswersKeepNobodyOut(t *testing.T) {
 	f := open(t)
 	f.want(t, 201, "PUT", "/v1/follows/1/2", "")
@@ -137,7 +140,7 @@ func TestClientsThatDoNotTakeTheirAnswersKeepNobodyOut(t *testing.T) {
 			r.Header.Set("Authorization", "Bearer "+f.token)
 			f.ServeHTTP(slowReader{httptest.NewRecorder(), writing, read}, r)
 		})
-		<-writing // one after the other: not one of them is refused
+		<-writing // one after the other, so none is refused
 	}
 	f.want(t, 200, "GET", "/v1/follows/1/2", "")
 	close(read)

@@ -12,10 +12,10 @@ import (
 )
 
 const (
-	pageHotAfter   = 3               // an account's first page is kept from so many requests on
-	pageMaxAge     = 5 * time.Second // a page is read again after this long, whatever was heard
-	pageMaxTracked = 4096            // lists whose requests are counted, those asked for last
-	pageOverhead   = 400             // bytes of a page beside its items and its cursor, about
+	pageHotAfter   = 3               // a list's first page is kept from this many requests on
+	pageMaxAge     = 5 * time.Second // a page is read again after this time, even without an event
+	pageMaxTracked = 4096            // lists whose requests are counted: the ones requested last
+	pageOverhead   = 400             // about the bytes of a page beside its items and its cursor
 	pageItemBytes  = 32              // of one Edge
 )
 
@@ -25,7 +25,7 @@ const (
 	listForward = "forward"
 )
 
-// pageKey names a list. The tenant comes first: what is kept for one is never another's.
+// pageKey names a list. It includes the tenant, so that a page of one tenant is never returned to another.
 type pageKey struct {
 	tenant int64
 	kind   string
@@ -33,17 +33,18 @@ type pageKey struct {
 	object int64
 }
 
-// Pages keeps first pages of followers and following of accounts that are asked for often. It is a broker.Listener: a page is
-// dropped when an event is heard that changes it.
+// Pages keeps the first pages of followers and following of accounts that are requested often. It is a broker.Listener:
+// an event that changes a page drops it.
 //
-// The event is heard before the projection has applied it, so a page that is read in between is old although it is new here.
-// Hence each list knows, by stream, the last event that may have changed it, and a page is kept only if the consumer's offsets,
-// read in the page's transaction, have reached them all. That is exact from a list's first request on. Of events before, any may
-// have changed it: there it starts with the last event of each stream.
+// Pages receives an event before the projection has applied it. A page that is read in between is old, although it is
+// read after the event. So each list has, by stream, the last event that may have changed it. A page is kept only if
+// the consumer's offsets, read in the page's transaction, have reached all of these events. That is exact from a list's
+// first request on. Any earlier event may have changed the list, so it starts with the last event of each stream.
 //
-// While events cannot be heard nothing is kept. Plain NATS may lose some even so, a server that hangs is noticed late, and a retried
-// dead letter, a repair or a rebuilt projection changes pages without an event: no page is older than pageMaxAge. A page's as_of is read with it, and stays true. All methods may be called from any goroutine; a nil
-// Pages keeps nothing.
+// While Pages receives no events, it keeps nothing. Even so, plain NATS may lose events, and a server that hangs is
+// noticed late. A retried dead letter, a repair or a rebuilt projection changes pages without an event. So no page is
+// older than pageMaxAge. The as_of of a page is read with it and remains true. All methods are safe for concurrent use.
+// A nil Pages keeps nothing.
 type Pages struct {
 	hits, misses prometheus.Counter
 	maxBytes     int64
@@ -52,11 +53,11 @@ type Pages struct {
 	hearing bool
 	heard   map[string]uint64 // the last event of each stream
 	tracked map[pageKey]*linked.Element
-	recent  *linked.List // of *pageList, the one asked for last in front
+	recent  *linked.List // of *pageList, the one requested last in front
 	bytes   int64
 }
 
-// pageList is a list that was asked for.
+// pageList is a list that was requested.
 type pageList struct {
 	key   pageKey
 	asked int
@@ -70,12 +71,14 @@ type keptPage struct {
 	readAt time.Time
 }
 
-// NewPages returns a cache of cfg.PageCacheBytes. It keeps nothing until it hears events (broker.Listen).
+// NewPages returns a cache of cfg.PageCacheBytes. It keeps nothing until it receives events (broker.Listen).
 func NewPages(cfg Config, reg prometheus.Registerer) *Pages {
 	p := &Pages{
 		maxBytes: cfg.PageCacheBytes,
-		hits:     prometheus.NewCounter(prometheus.CounterOpts{Name: "api_page_cache_hits_total", Help: "First pages of followers and following answered from memory."}),
-		misses:   prometheus.NewCounter(prometheus.CounterOpts{Name: "api_page_cache_misses_total", Help: "First pages of followers and following read from the database."}),
+		hits: prometheus.NewCounter(prometheus.CounterOpts{Name: "api_page_cache_hits_total",
+			Help: "First pages of followers and following answered from memory."}),
+		misses: prometheus.NewCounter(prometheus.CounterOpts{Name: "api_page_cache_misses_total",
+			Help: "First pages of followers and following read from the database."}),
 	}
 	reg.MustRegister(p.hits, p.misses)
 	p.clear()
@@ -102,7 +105,7 @@ func (p *Pages) End() {
 	p.hearing = false
 }
 
-// Hear implements broker.Listener. An event whose accounts cannot be read may have changed any page.
+// Hear implements broker.Listener. An event that cannot be decoded may have changed any page.
 func (p *Pages) Hear(e *event.Event, err error) {
 	var f event.Follow
 	if err == nil {
@@ -120,7 +123,8 @@ func (p *Pages) Hear(e *event.Event, err error) {
 	if err != nil {
 		return
 	}
-	for _, key := range []pageKey{{e.TenantID, e.AggregateType, listReverse, e.AggregateID}, {e.TenantID, e.AggregateType, listForward, int64(f.FollowerID)}} {
+	for _, key := range []pageKey{{e.TenantID, e.AggregateType, listReverse, e.AggregateID},
+		{e.TenantID, e.AggregateType, listForward, int64(f.FollowerID)}} {
 		if at, ok := p.tracked[key]; ok {
 			l := at.Value.(*pageList)
 			l.need[e.Stream] = e.Seq
@@ -129,7 +133,7 @@ func (p *Pages) Hear(e *event.Event, err error) {
 	}
 }
 
-// get returns the list's first page of limit, if there is one, and notes that it was asked for.
+// get returns the list's first page of limit items, if it is kept, and counts the request.
 func (p *Pages) get(key pageKey, limit int) (EdgeList, bool) {
 	if p == nil {
 		return EdgeList{}, false
@@ -159,7 +163,8 @@ func (p *Pages) ask(key pageKey) *pageList {
 	return l
 }
 
-// put keeps a page that was read, from readAt on, in a transaction that saw the consumer at these offsets, unless it may be old.
+// put keeps a page, unless it may be old. The page was read from readAt on, in a transaction that saw the consumer at
+// these offsets.
 func (p *Pages) put(key pageKey, limit int, page EdgeList, offsets map[string]uint64, readAt time.Time) {
 	if p == nil {
 		return

@@ -19,21 +19,22 @@ func newTestPages(bytes int64) *Pages {
 
 type offsets = map[string]uint64
 
-// reached are offsets at which every stream has applied seq.
+// reached returns offsets at which every stream has applied seq.
 func reached(seq uint64) offsets { return offsets{"EVENTS-2": seq, "EVENTS-3": seq} }
 
 func heardFollow(tenant, follower, followee int64, partition int, seq uint64) *event.Event {
-	payload, err := json.Marshal(event.Follow{FollowerID: event.ID(follower), FolloweeID: event.ID(followee), Status: event.StatusActive, Version: 1})
+	payload, err := json.Marshal(event.Follow{FollowerID: event.ID(follower), FolloweeID: event.ID(followee),
+		Status: event.StatusActive, Version: 1})
 	if err != nil {
 		panic(err)
 	}
-	return &event.Event{TenantID: tenant, AggregateType: event.AggregateFollow, AggregateID: followee, Type: event.Created, Version: 1, Payload: payload,
-		Stream: fmt.Sprintf("EVENTS-%d", partition), Seq: seq}
+	return &event.Event{TenantID: tenant, AggregateType: event.AggregateFollow, AggregateID: followee, Type: event.Created,
+		Version: 1, Payload: payload, Stream: fmt.Sprintf("EVENTS-%d", partition), Seq: seq}
 }
 
 func pageOf(next string) EdgeList { return EdgeList{Items: []Edge{{UserID: 1}}, Next: next} }
 
-// ask asks for a list often enough to make it hot, and keeps page for it if that is allowed.
+// askOften requests a list often enough to make it hot, and keeps page for it if that is allowed.
 func (p *Pages) askOften(key pageKey, page EdgeList, at offsets) (kept bool) {
 	for range pageHotAfter {
 		if _, ok := p.get(key, 50); ok {
@@ -56,7 +57,8 @@ func TestAPageIsKeptFromItsThirdRequest(t *testing.T) {
 		}
 		p.put(hot, 50, pageOf("a"), reached(5), time.Now())
 	}
-	for name, other := range map[string]pageKey{"tenant": {2, "follow", listReverse, 42}, "list": {1, "follow", listForward, 42}, "user": {1, "follow", listReverse, 43}} {
+	for name, other := range map[string]pageKey{"tenant": {2, "follow", listReverse, 42}, "list": {1, "follow", listForward, 42},
+		"user": {1, "follow", listReverse, 43}} {
 		if _, ok := p.get(other, 50); ok {
 			t.Errorf("another %s has the page", name)
 		}
@@ -107,7 +109,7 @@ func TestAnEventHeardWhileAPageIsReadKeepsItOut(t *testing.T) {
 	for range pageHotAfter {
 		p.get(hot, 50)
 	}
-	p.Hear(heardFollow(1, 7, 42, 3, 6), nil) // the page was read before
+	p.Hear(heardFollow(1, 7, 42, 3, 6), nil) // the page was read before the event
 	p.put(hot, 50, pageOf("old"), reached(5), time.Now())
 	if _, ok := p.get(hot, 50); ok {
 		t.Error("the old page is kept")
@@ -117,14 +119,14 @@ func TestAnEventHeardWhileAPageIsReadKeepsItOut(t *testing.T) {
 func TestEventsFromBeforeTheFirstRequestCountToo(t *testing.T) {
 	p := newTestPages(1 << 20)
 	p.Begin(reached(5))
-	p.Hear(heardFollow(1, 7, 42, 3, 6), nil) // nobody has asked for 42 yet
+	p.Hear(heardFollow(1, 7, 42, 3, 6), nil) // nobody has requested 42 yet
 	if p.askOften(hot, pageOf("old"), reached(5)) {
 		t.Error("a page is kept that lacks an event from before")
 	}
 	if !p.askOften(hot, pageOf("new"), reached(6)) {
 		t.Error("a page is not kept that has it")
 	}
-	p.Hear(heardFollow(1, 8, 42, 9, 1), nil) // on a stream that is new
+	p.Hear(heardFollow(1, 8, 42, 9, 1), nil) // on a new stream
 	if p.askOften(hot, pageOf("newer"), reached(6)) {
 		t.Error("a page is kept that lacks an event of a new stream")
 	}
@@ -231,7 +233,7 @@ func TestAPageIsNeverOlderThanItsAge(t *testing.T) {
 		if _, ok := p.get(hot, 50); ok {
 			t.Error("there after its time")
 		}
-		p.put(hot, 50, pageOf("b"), reached(5), time.Now().Add(-pageMaxAge)) // it took so long to read
+		p.put(hot, 50, pageOf("b"), reached(5), time.Now().Add(-pageMaxAge)) // the read took so long
 		if _, ok := p.get(hot, 50); ok {
 			t.Error("its time begins when it was read")
 		}

@@ -47,7 +47,8 @@ func openCached(t testing.TB, db *testkit.DB, b *testkit.Broker, bytes int64) ca
 		t.Fatal(err)
 	}
 	pages := api.NewPages(cfg, f.reg)
-	f.Handler, err = api.New(cfg, api.Deps{Store: store.New(pool, nil), Tokens: pool, DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Fleet: fleet, Pages: pages, Log: testkit.Logger(t), Reg: f.reg})
+	f.Handler, err = api.New(cfg, api.Deps{Store: store.New(pool, nil), Tokens: pool, DLQ: outbox.NewDLQ(pool, nil), Projections: pool,
+		Fleet: fleet, Pages: pages, Log: testkit.Logger(t), Reg: f.reg})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,12 +72,13 @@ func openCached(t testing.TB, db *testkit.DB, b *testkit.Broker, bytes int64) ca
 func (f cached) publish(t *testing.T, follower, followee int64) event.Event {
 	t.Helper()
 	now := event.Time{Time: time.Now()}
-	payload, err := json.Marshal(event.Follow{FollowerID: event.ID(follower), FolloweeID: event.ID(followee), Status: event.StatusActive, Version: 1, PositionedAt: now})
+	payload, err := json.Marshal(event.Follow{FollowerID: event.ID(follower), FolloweeID: event.ID(followee), Status: event.StatusActive,
+		Version: 1, PositionedAt: now})
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := event.Event{ID: uuid.NewString(), TenantID: tenant, AggregateType: event.AggregateFollow, AggregateID: followee, Type: event.Created, Version: 1,
-		OccurredAt: now.Time, Payload: payload, OutboxID: 1}
+	e := event.Event{ID: uuid.NewString(), TenantID: tenant, AggregateType: event.AggregateFollow, AggregateID: followee,
+		Type: event.Created, Version: 1, OccurredAt: now.Time, Payload: payload, OutboxID: 1}
 	ack, err := f.js.PublishMsg(t.Context(), &nats.Msg{Subject: e.Subject(f.cfg.Prefix, 0), Header: e.Headers(), Data: payload})
 	if err != nil {
 		t.Fatal(err)
@@ -85,11 +87,12 @@ func (f cached) publish(t *testing.T, follower, followee int64) event.Event {
 	return e
 }
 
-// apply does what the consumer does.
+// apply does the consumer's work.
 func (f cached) apply(t *testing.T, e event.Event) {
 	t.Helper()
 	if err := postgres.InTx(t.Context(), f.system, pgx.TxOptions{}, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(t.Context(), `UPDATE consumer_offsets SET last_processed_id = $1, as_of = now() WHERE partition_key = $2`, e.Seq, f.cfg.StreamName(0)); err != nil {
+		if _, err := tx.Exec(t.Context(), `UPDATE consumer_offsets SET last_processed_id = $1, as_of = now() WHERE partition_key = $2`,
+			e.Seq, f.cfg.StreamName(0)); err != nil {
 			return err
 		}
 		return followercounts.New(kinds.Builtin).Apply(t.Context(), tx, []event.Event{e})
@@ -98,7 +101,7 @@ func (f cached) apply(t *testing.T, e event.Event) {
 	}
 }
 
-// ask reads a list, and says whether that was from memory.
+// ask requests a list, and reports whether the answer came from memory.
 func (f cached) ask(t testing.TB, path string) (body string, hit bool) {
 	t.Helper()
 	hits := func() (n float64) {
@@ -201,15 +204,17 @@ func TestPagesAreReadFromTheDatabaseWhileTheBrokerIsAway(t *testing.T) {
 	})
 }
 
-// BenchmarkFirstPage asks for the first page of 50 of an account with 100,000 followers, through the handler, from memory and from the
-// database.
+// BenchmarkFirstPage requests the first page of 50 of an account with 100,000 followers through the handler, from
+// memory and from the database.
 func BenchmarkFirstPage(b *testing.B) {
 	for name, bytes := range map[string]int64{"hit": 1 << 20, "miss": 0} {
 		b.Run(name, func(b *testing.B) {
 			db := testkit.Postgres(b)
 			f := openCached(b, db, testkit.NATS(b), bytes)
-			if _, err := f.system.Exec(b.Context(), `INSERT INTO edge_lists (tenant_id, kind, from_id, to_id, active, version, positioned_at)
-				SELECT 1, 'follow', g, 1, true, 1, timestamptz '2026-01-01' + g * interval '1 s' FROM generate_series(100001, 200000) g`); err != nil {
+			if _, err := f.system.Exec(b.Context(), `INSERT INTO edge_lists (tenant_id, kind, from_id, to_id, active, version,
+				positioned_at)
+				SELECT 1, 'follow', g, 1, true, 1, timestamptz '2026-01-01' + g * interval '1 s'
+		FROM generate_series(100001, 200000) g`); err != nil {
 				b.Fatal(err)
 			}
 			if _, err := db.Pool(b, postgres.RoleOwner).Exec(b.Context(), `VACUUM ANALYZE edge_lists`); err != nil {

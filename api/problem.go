@@ -26,21 +26,21 @@ type Problem struct {
 	Current   *Current     `json:"current,omitempty"`
 	RequestID string       `json:"request_id,omitempty" doc:"The X-Request-Id of the answer."`
 
-	location string // of what is in the way
+	location string // the address of the existing entity, for codeAlreadyWritten
 }
 
-// Current is what a write met where its version or state did not fit.
+// Current is the entity whose version or state did not match a write.
 type Current struct{ entity any }
 
-// MarshalJSON writes it as its own route does.
+// MarshalJSON writes the entity as its own route does.
 func (c Current) MarshalJSON() ([]byte, error) { return json.Marshal(c.entity) }
 
-// Schema says that it is one of those that have versions to be named: describeEntities adds those of every kind.
+// Schema describes the member. describeEntities adds the schemas of every kind's entities.
 func (Current) Schema(huma.Registry) *huma.Schema {
-	return &huma.Schema{Description: "The current comment or thread settings, if the version or the state did not match."}
+	return &huma.Schema{Description: "The current entity, if its version or state did not match."}
 }
 
-// FieldError says what was wrong, and where: in the body, in a parameter of path or query, or in a header.
+// FieldError describes an error and its place: in the body, in a parameter of the path or query, or in a header.
 type FieldError struct {
 	Detail    string `json:"detail"`
 	Pointer   string `json:"pointer,omitempty" doc:"The place in the body, as a URI fragment (RFC 6901)."`
@@ -50,10 +50,10 @@ type FieldError struct {
 
 func (p *Problem) Error() string { return p.Code + ": " + p.Detail }
 
-// GetStatus is the answer's status.
+// GetStatus returns the status of the answer.
 func (p *Problem) GetStatus() int { return p.Status }
 
-// ContentType is that of RFC 9457.
+// ContentType returns the media type of RFC 9457.
 func (p *Problem) ContentType(string) string { return "application/problem+json" }
 
 // Codes of problems.
@@ -99,25 +99,27 @@ const (
 	wwwAuthenticateHeader = "WWW-Authenticate"
 )
 
-// problemKind is one line of the table: every code, its status, and the store's error that it stands for.
+// problemKind is one line of the table: a code, its status, and the error of the store that it represents.
 type problemKind struct {
 	Code   string
 	Status int
 	Title  string
 	is     error
-	at     FieldError // where, for errors about one place
+	at     FieldError // the place, for errors about one place
 }
 
-// problemKinds is the one table of what the API answers outside 2xx and 304.
+// problemKinds is the table of all answers outside 2xx and 304.
 func problemKinds() []problemKind {
 	body := FieldError{Pointer: "#/body"}
 	parent := FieldError{Pointer: "#/parent_id"}
 	return []problemKind{
 		{Code: codeBadRequest, Status: 400, Title: "The request cannot be read"},
 		{Code: codeJSONInvalid, Status: 400, Title: "The body is not one JSON value of valid UTF-8 text with unique member names"},
-		{Code: codeCursorInvalid, Status: 400, Title: "The cursor does not belong to this list", is: errCursor, at: FieldError{Parameter: "cursor"}},
+		{Code: codeCursorInvalid, Status: 400, Title: "The cursor does not belong to this list", is: errCursor,
+			at: FieldError{Parameter: "cursor"}},
 		{Code: codeHeaderInvalid, Status: 400, Title: "A header has an invalid value"},
-		{Code: codeUnauthenticated, Status: 401, Title: "The bearer token is missing, unknown, expired or revoked", is: tokens.ErrUnauthenticated},
+		{Code: codeUnauthenticated, Status: 401, Title: "The bearer token is missing, unknown, expired or revoked",
+			is: tokens.ErrUnauthenticated},
 		{Code: codeRoleMissing, Status: 403, Title: "The token lacks the role that the route needs"},
 		{Code: codeNotFound, Status: 404, Title: "The resource does not exist", is: store.ErrNotFound},
 		{Code: codeMethodNotAllowed, Status: 405, Title: "The route does not support this method"},
@@ -126,34 +128,43 @@ func problemKinds() []problemKind {
 		{Code: codeThreadLocked, Status: 409, Title: "The thread is locked and takes no comments", is: store.ErrThreadLocked},
 		{Code: codeCommentGone, Status: 409, Title: "The comment's state does not allow this change; current shows it"},
 		{Code: codeChildGone, Status: 409, Title: "The state does not allow this change; current shows it"},
-		{Code: codeAlreadyWritten, Status: 409, Title: "The author already has one and may not have a second; current and Location name it"},
-		{Code: codeExportOutdated, Status: 410, Title: "The export no longer joins the streams, because an erasure began or a stream dropped messages; begin again without a cursor",
+		{Code: codeAlreadyWritten, Status: 409,
+			Title: "The author has already written one for this object; current and Location name it"},
+		{Code: codeExportOutdated, Status: 410, Title: "The export no longer joins the streams, because an erasure began or a stream " +
+			"dropped messages; begin again without a cursor",
 			is: store.ErrExportOutdated},
 		{Code: codeVersionStale, Status: 412, Title: "The version in If-Match is not the current one; current shows it"},
 		{Code: codeRequestTooLarge, Status: 413, Title: "The request's body is too large"},
-		{Code: codeTooManyOperations, Status: 413, Title: fmt.Sprintf("The batch has more than %d operations, or more than the token may write per window; nothing was written", maxBatch)},
+		{Code: codeTooManyOperations, Status: 413, Title: fmt.Sprintf("The batch has more than %d operations, or more than the token may "+
+			"write per window; nothing was written", maxBatch)},
 		{Code: codeMediaType, Status: 415, Title: "The route takes application/json only"},
 		{Code: codeValidation, Status: 422, Title: "Some values are invalid; errors names them", is: store.ErrInvalid},
 		{Code: codeSelfFollow, Status: 422, Title: "A user cannot follow themselves"},
 		{Code: codeSelfEdge, Status: 422, Title: "An edge of this kind cannot lead from an object to itself", is: store.ErrSelf},
 		{Code: codeBodyEmpty, Status: 422, Title: "The comment's body is empty", is: store.ErrBodyEmpty, at: body},
-		{Code: codeBodyTooLong, Status: 422, Title: fmt.Sprintf("The comment's body is longer than %d bytes", store.MaxBodyBytes), is: store.ErrBodyTooLong, at: body},
+		{Code: codeBodyTooLong, Status: 422, Title: fmt.Sprintf("The comment's body is longer than %d bytes", store.MaxBodyBytes),
+			is: store.ErrBodyTooLong, at: body},
 		{Code: codeBodyInvalid, Status: 422, Title: "The comment's body contains NUL or invalid UTF-8", is: store.ErrBodyText, at: body},
 		{Code: codeParentUnknown, Status: 422, Title: "The parent is not a comment of this post", is: store.ErrParentUnknown, at: parent},
-		{Code: codeTooDeep, Status: 422, Title: fmt.Sprintf("Replies nest at most %d levels deep", store.MaxDepth), is: store.ErrTooDeep, at: parent},
+		{Code: codeTooDeep, Status: 422, Title: fmt.Sprintf("Replies nest at most %d levels deep", store.MaxDepth),
+			is: store.ErrTooDeep, at: parent},
 		{Code: codeThreadTooLarge, Status: 422, Title: fmt.Sprintf("The tree has more than %d comments; read it in pages", maxTree)},
-		{Code: codeKeyReused, Status: 422, Title: "The Idempotency-Key was used with another request", is: store.ErrKeyReused, at: FieldError{Header: "Idempotency-Key"}},
+		{Code: codeKeyReused, Status: 422, Title: "The Idempotency-Key was used with another request", is: store.ErrKeyReused,
+			at: FieldError{Header: "Idempotency-Key"}},
 		{Code: codeIfMatchMissing, Status: 428, Title: "The request needs If-Match with the version to change"},
 		{Code: codeRateLimited, Status: 429, Title: "The token or the user made too many requests; retry after the time in Retry-After"},
 		{Code: codeInternal, Status: 500, Title: "The server failed"},
-		{Code: codeOverloaded, Status: 503, Title: "The server is overloaded and did nothing; retry after the time in Retry-After", is: store.ErrOverloaded},
+		{Code: codeOverloaded, Status: 503, Title: "The server is overloaded and did nothing; retry after the time in Retry-After",
+			is: store.ErrOverloaded},
 		{Code: codeUnavailable, Status: 503, Title: "A database is unavailable; retry"},
-		{Code: codeErasing, Status: 503, Title: "An erasure of the tenant has not finished; retry the export of these edges after it", is: store.ErrErasing},
-		{Code: codeThreadReturning, Status: 503, Title: "The thread is long and still returns from the archive; retry", is: store.ErrThreadReturning},
+		{Code: codeErasing, Status: 503, Title: "An erasure of the tenant has not finished; retry the export of these edges after it",
+			is: store.ErrErasing},
+		{Code: codeThreadReturning, Status: 503, Title: "The thread is long and still returns from the archive; retry",
+			is: store.ErrThreadReturning},
 	}
 }
 
-// problemTable is problemKinds, ready for lookups.
+// problemTable is problemKinds with an index by code.
 type problemTable struct {
 	kinds  []problemKind
 	byCode map[string]problemKind
@@ -175,7 +186,7 @@ func (t problemTable) problem(code, detail string, at ...FieldError) *Problem {
 	return &Problem{Type: "/docs#" + code, Title: k.Title, Status: k.Status, Code: code, Detail: detail, Errors: at}
 }
 
-// of finds the problem that an error stands for. logged says that the error itself is for the log and not for the client.
+// of returns the problem of an error. logged reports that the error is for the log and must not reach the client.
 func (t problemTable) of(err error) (p *Problem, logged bool) {
 	if errors.As(err, &p) {
 		return p, false
@@ -197,7 +208,7 @@ func (t problemTable) of(err error) (p *Problem, logged bool) {
 	return t.problem(codeInternal, ""), true
 }
 
-// fromHuma translates the framework's own refusals: parsing and validation.
+// fromHuma translates the framework's own errors of parsing and validation.
 func (t problemTable) fromHuma(e *huma.ErrorModel) *Problem {
 	code := codeBadRequest
 	switch e.Status {
@@ -225,7 +236,7 @@ func (t problemTable) fromHuma(e *huma.ErrorModel) *Problem {
 	return p
 }
 
-// fieldError translates a location such as body.items[3].tags, path.id, query.limit or header.If-Match.
+// fieldError translates a location of the framework: body.items[3].tags, path.id, query.limit or header.If-Match.
 func fieldError(location, detail string) FieldError {
 	f := FieldError{Detail: detail}
 	in, rest, _ := strings.Cut(location, ".")
@@ -243,7 +254,7 @@ func fieldError(location, detail string) FieldError {
 	return f
 }
 
-// write sends the problem outside of the framework.
+// write sends the problem without the framework.
 func (p *Problem) write(w http.ResponseWriter) {
 	h := w.Header()
 	h.Set("Content-Type", problemMediaType)
@@ -253,7 +264,7 @@ func (p *Problem) write(w http.ResponseWriter) {
 	w.WriteHeader(p.Status)
 	enc := json.NewEncoder(w)
 	enc.SetEscapeHTML(false)
-	_ = enc.Encode(p) // the client went away; there is nobody to tell
+	_ = enc.Encode(p) // on an error the client has gone
 }
 
 func (p *Problem) headers() map[string]string {
@@ -268,7 +279,7 @@ func (p *Problem) headers() map[string]string {
 	return nil
 }
 
-// clientGone reports an error that only says that nobody waits for the answer.
+// clientGone reports whether err only means that the client no longer waits for the answer.
 func clientGone(ctx context.Context, err error) bool {
 	return errors.Is(err, context.Canceled) && errors.Is(ctx.Err(), context.Canceled)
 }

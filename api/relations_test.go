@@ -33,13 +33,18 @@ func userIDs(n int) string {
 func TestManyPairsAndUsersAreAnsweredInTheirOrder(t *testing.T) {
 	f := open(t)
 	f.exec(t, `INSERT INTO edge_lists (tenant_id, kind, from_id, to_id, active, version, positioned_at) VALUES
-		(1, 'follow', 7, 42, true, 1, '2026-01-01'), (1, 'follow', 42, 7, true, 3, '2026-01-02'), (1, 'follow', 7, 8, true, 1, '2026-01-03'), (1, 'follow', 7, 9, false, 2, '2026-01-04'), (2, 'follow', 8, 7, true, 1, '2026-01-05')`)
-	f.exec(t, `INSERT INTO edge_counts (tenant_id, kind, object_id, incoming, outgoing) VALUES (1, 'follow', 7, 1, 2), (1, 'follow', 42, 1, 1), (1, 'follow', 8, 1, 0), (2, 'follow', 9, 5, 5)`)
+		(1, 'follow', 7, 42, true, 1, '2026-01-01'), (1, 'follow', 42, 7, true, 3, '2026-01-02'),
+		(1, 'follow', 7, 8, true, 1, '2026-01-03'), (1, 'follow', 7, 9, false, 2, '2026-01-04'),
+		(2, 'follow', 8, 7, true, 1, '2026-01-05')`)
+	f.exec(t, `INSERT INTO edge_counts (tenant_id, kind, object_id, incoming, outgoing)
+		VALUES (1, 'follow', 7, 1, 2), (1, 'follow', 42, 1, 1), (1, 'follow', 8, 1, 0), (2, 'follow', 9, 5, 5)`)
 
 	reader := f
 	reader.token = f.newToken(t, tenant, "reader", tokens.RoleRead)
-	a := reader.want(t, 200, "POST", "/v1/follows:check", `{"pairs":[{"follower_id":"7","followee_id":"8"},{"follower_id":"42","followee_id":"7"},
-		{"follower_id":"7","followee_id":"9"},{"follower_id":"8","followee_id":"7"},{"follower_id":"7","followee_id":"7"},{"follower_id":"7","followee_id":"8"}]}`)
+	a := reader.want(t, 200, "POST", "/v1/follows:check",
+		`{"pairs":[{"follower_id":"7","followee_id":"8"},{"follower_id":"42","followee_id":"7"},
+		{"follower_id":"7","followee_id":"9"},{"follower_id":"8","followee_id":"7"},
+		{"follower_id":"7","followee_id":"7"},{"follower_id":"7","followee_id":"8"}]}`)
 	relation := func(follower, followee, positioned string, back bool) any {
 		m := map[string]any{"follower_id": follower, "followee_id": followee, "following": positioned != "", "followed_by": back}
 		if positioned != "" {
@@ -57,7 +62,8 @@ func TestManyPairsAndUsersAreAnsweredInTheirOrder(t *testing.T) {
 	counts := func(user string, followers, following float64) any {
 		return map[string]any{"user_id": user, "followers": followers, "following": following}
 	}
-	if diff := cmp.Diff([]any{counts("42", 1, 1), counts("9", 0, 0), counts("7", 1, 2), counts("42", 1, 1)}, a.json["items"]); diff != "" || a.text("as_of") == "" {
+	if diff := cmp.Diff([]any{counts("42", 1, 1), counts("9", 0, 0), counts("7", 1, 2), counts("42", 1, 1)}, a.json["items"]); diff != "" ||
+		a.text("as_of") == "" {
 		t.Errorf("counts (-want +got):\n%s", diff)
 	}
 
@@ -90,9 +96,9 @@ func TestMutualsOverHTTP(t *testing.T) {
 		}
 	}
 	if got, truncated := users("/v1/users/1/mutuals/1"); !slices.Equal(got, []string{"15", "14"}) || truncated {
-		t.Errorf("who follow each other: %v, truncated %t", got, truncated)
+		t.Errorf("mutual followers: %v, truncated %t", got, truncated)
 	}
 	if got, truncated := users("/v1/users/77/mutuals/2"); len(got) > 0 || truncated {
-		t.Errorf("of nobody: %v, truncated %t", got, truncated)
+		t.Errorf("of an unknown user: %v, truncated %t", got, truncated)
 	}
 }

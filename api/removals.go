@@ -21,20 +21,21 @@ import (
 	"github.com/tidings/tidings/tokens"
 )
 
-// verb is the end of the paths of routes such as /v1/users/{id}:remove-edges.
+// verb is the end of paths like /v1/users/{id}:remove-edges.
 const verb = ":remove-edges"
 
-// verbMux registers such routes. The mux takes no text behind a wildcard, so it knows the verb as a segment of its own (verbURL).
+// verbMux registers such routes. The mux takes no text after a wildcard, so it gets the verb as a segment of its own
+// (verbURL).
 type verbMux struct{ *http.ServeMux }
 
 func (m verbMux) HandleFunc(pattern string, handle func(http.ResponseWriter, *http.Request)) {
 	m.ServeMux.HandleFunc(strings.Replace(pattern, "}"+verb, "}/"+verb, 1), handle)
 }
 
-// verbPattern is a pattern of the mux as the document has it.
+// verbPattern returns a pattern of the mux as the document shows it.
 func verbPattern(pattern string) string { return strings.Replace(pattern, "}/"+verb, "}"+verb, 1) }
 
-// verbURL is the URL as the mux knows it.
+// verbURL returns the URL as the mux expects it.
 func verbURL(u *url.URL) *url.URL {
 	if strings.Count(u.Path, "/") < 3 || !strings.HasSuffix(u.Path, verb) {
 		return u
@@ -46,20 +47,21 @@ func verbURL(u *url.URL) *url.URL {
 		return u
 	}
 	end := "/" + verb
-	if last := path.Base(strings.TrimSuffix(u.Path, verb)); last == "." || last == ".." { // no id: the mux would resolve it, which the colon prevents
+	// Not an id. The mux would resolve it as a relative path; the colon prevents that.
+	if last := path.Base(strings.TrimSuffix(u.Path, verb)); last == "." || last == ".." {
 		end = ":/" + verb
 	}
 	out.Path, out.RawPath = strings.TrimSuffix(u.Path, verb)+end, object+end
 	return &out
 }
 
-// edgeRemovalOptions say which edges are removed.
+// edgeRemovalOptions select the edges to remove.
 type edgeRemovalOptions struct {
 	Kinds     []string `json:"kinds,omitempty" nullable:"false" minItems:"1" doc:"Only these kinds. Default: every kind with such edges."`
 	Direction string   `json:"direction,omitempty" enum:"from,to,both" default:"both" example:"both" doc:"Edges from the object, edges to it, or both."`
 }
 
-// EdgeRemoval is the removal of all edges of an object, as far as it has come.
+// EdgeRemoval is the removal of all edges of an object, and its progress.
 type EdgeRemoval struct {
 	ID          string           `json:"id" format:"uuid" example:"0196b2d4-7c00-4000-8000-000000000001"`
 	State       string           `json:"state" enum:"pending,running,done" doc:"pending until the first edges are removed." example:"running"`
@@ -82,8 +84,10 @@ const (
 )
 
 func removalOf(r store.Removal) EdgeRemoval {
-	out := EdgeRemoval{ID: r.ID, State: removalPending, Object: r.Object, ObjectID: event.ID(r.ObjectID), Kinds: r.Kinds, Direction: string(r.Direction), Actor: r.Actor,
-		RequestedAt: event.Time{Time: r.RequestedAt.UTC()}, WorkedAt: wireTime(r.WorkedAt), FinishedAt: wireTime(r.FinishedAt), Removed: r.Removed}
+	out := EdgeRemoval{ID: r.ID, State: removalPending, Object: r.Object, ObjectID: event.ID(r.ObjectID), Kinds: r.Kinds,
+		Direction: string(r.Direction), Actor: r.Actor,
+		RequestedAt: event.Time{Time: r.RequestedAt.UTC()}, WorkedAt: wireTime(r.WorkedAt),
+		FinishedAt: wireTime(r.FinishedAt), Removed: r.Removed}
 	switch {
 	case r.FinishedAt != nil:
 		out.State = removalDone
@@ -124,7 +128,7 @@ type removalOutput struct{ Body EdgeRemoval }
 
 const removalPath = "/v1/edge-removals/"
 
-// removalRoutes are those by which all edges of an object are removed: of each object that is an end of a kind of edges.
+// removalRoutes registers the routes that remove all edges of an object, for each object at an end of a kind of edges.
 func (s *server) removalRoutes() {
 	for _, object := range slices.Sorted(maps.Keys(s.kinds.Objects)) {
 		ended := slices.DeleteFunc(s.kinds.AllEdges(), func(k kinds.Edge) bool { return len(k.EndsAt(object)) == 0 })
@@ -137,12 +141,13 @@ func (s *server) removalRoutes() {
 		}
 		plural := s.kinds.Objects[object]
 		register(s, route{
-			method: http.MethodPost, path: "/v1/" + plural + "/{id}" + verb, id: "remove-" + strings.ReplaceAll(object, "_", "-") + "-edges",
+			method: http.MethodPost, path: "/v1/" + plural + "/{id}" + verb,
+			id:  "remove-" + strings.ReplaceAll(object, "_", "-") + "-edges",
 			tag: strings.ToUpper(plural[:1]) + plural[1:], role: tokens.RoleWrite, status: http.StatusAccepted,
 			summary: "Remove all edges of " + a(object),
-			description: "Removes every edge that exists at the time of the answer, each with its own version and event. Location is the address of the progress. " +
-				"An edge created meanwhile may be removed or remain. A second request during the removal returns the same removal, which then also removes " +
-				"the edges that exist at that time.",
+			description: "Removes every edge that exists at the time of the answer, each with its own version and event. Location is the " +
+				"address of the progress. An edge created meanwhile may be removed or remain. A second request during the removal " +
+				"returns the same removal, which then also removes the edges that exist at that time.",
 			codes:  []string{codeJSONInvalid, codeRequestTooLarge, codeRequestTimeout, codeMediaType},
 			naming: &naming{texts: map[string]string{"id": "The " + object + "."}},
 			body: jsonBody(s.schema(camel(object)+"EdgeRemovalOptions", nil, edgeRemovalOptions{}, func(sc *huma.Schema) {
@@ -153,7 +158,8 @@ func (s *server) removalRoutes() {
 		})
 	}
 	register(s, route{
-		method: http.MethodGet, path: removalPath + "{removal_id}", id: "get-edge-removal", tag: "Kinds", role: tokens.RoleRead, status: http.StatusOK,
+		method: http.MethodGet, path: removalPath + "{removal_id}", id: "get-edge-removal", tag: "Kinds",
+		role: tokens.RoleRead, status: http.StatusOK,
 		summary: "Read the progress of a removal of all edges of an object", description: "Reads the truth.", codes: []string{codeNotFound},
 	}, func(ctx context.Context, in *removalInput) (*removalOutput, error) {
 		r, err := s.store.GetRemoval(ctx, callerOf(ctx).TenantID, string(in.ID))
@@ -172,7 +178,8 @@ func (s *server) removeEdges(ctx context.Context, object string, in *removeEdges
 	chosen, ok := store.RemovalKinds(s.kinds, object, direction, options.Kinds)
 	if !ok {
 		p := s.problems.problem(codeValidation, "validation failed")
-		p.Errors = []FieldError{{Detail: fmt.Sprintf("not all of these kinds have edges %s %s", direction, a(object)), Pointer: "#/direction"}}
+		p.Errors = []FieldError{{Pointer: "#/direction",
+			Detail: fmt.Sprintf("some of these kinds have no edges of %s in the direction %s", a(object), direction)}}
 		return nil, p
 	}
 	r := store.RemovalRequest{Meta: callerOf(ctx).meta, Object: object, ID: in.ID.int64(), Kinds: chosen, Direction: direction}

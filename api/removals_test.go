@@ -15,7 +15,8 @@ import (
 	"github.com/tidings/tidings/tokens"
 )
 
-// TestAllEdgesOfAnObjectAreRemoved asks for it by HTTP and follows it to the end, for a user and for an object of a kind that this test alone knows.
+// TestAllEdgesOfAnObjectAreRemoved requests the removal over HTTP and follows it to its end, for a user and for an
+// object of a kind that exists only in this test.
 func TestAllEdgesOfAnObjectAreRemoved(t *testing.T) {
 	f, _, applied := openKinds(t, true)
 	for i := range 3 {
@@ -25,14 +26,17 @@ func TestAllEdgesOfAnObjectAreRemoved(t *testing.T) {
 		f.want(t, 201, "PUT", fmt.Sprintf("/v1/visits/%d/7", 400+i), "") // of the place 7
 	}
 	f.want(t, 204, "DELETE", "/v1/follows/7/100", "")
-	f.want(t, 201, "PUT", "/v1/follows/100/200", "") // of others
+	f.want(t, 201, "PUT", "/v1/follows/100/200", "") // of other users
 
-	asked := f.want(t, 202, "POST", "/v1/users/7:remove-edges", "", "Tidings-Actor: officer", "traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
+	asked := f.want(t, 202, "POST", "/v1/users/7:remove-edges", "", "Tidings-Actor: officer",
+		"traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
 	location := asked.Header.Get("Location")
-	if location != "/v1/edge-removals/"+asked.text("id") || asked.text("state") != "pending" || asked.text("actor") != "officer" || asked.text("object_id") != "7" || asked.text("object") != "user" {
+	if location != "/v1/edge-removals/"+asked.text("id") || asked.text("state") != "pending" || asked.text("actor") != "officer" ||
+		asked.text("object_id") != "7" || asked.text("object") != "user" {
 		t.Errorf("asked: %s, at %s", asked.body, location)
 	}
-	if again := f.want(t, 202, "POST", "/v1/users/7:remove-edges", `{}`); again.text("id") != asked.text("id") || again.text("actor") != "officer" {
+	if again := f.want(t, 202, "POST", "/v1/users/7:remove-edges", `{}`); again.text("id") != asked.text("id") ||
+		again.text("actor") != "officer" {
 		t.Errorf("asked again: %s", again.body)
 	}
 	place := f.want(t, 202, "POST", "/v1/places/7:remove-edges", `{"kinds":["visit","visit"],"direction":"to"}`)
@@ -40,8 +44,8 @@ func TestAllEdgesOfAnObjectAreRemoved(t *testing.T) {
 		t.Error("the removals of a user and a place are one")
 	}
 	for body, pointer := range map[string]string{
-		`{"kinds":["visit"],"direction":"to"}`: "#/direction", `{"kinds":["nothing"]}`: "#/kinds/0", `{"kinds":[]}`: "#/kinds", `{"direction":"up"}`: "#/direction",
-		`{"more":1}`: "#/more",
+		`{"kinds":["visit"],"direction":"to"}`: "#/direction", `{"kinds":["nothing"]}`: "#/kinds/0", `{"kinds":[]}`: "#/kinds",
+		`{"direction":"up"}`: "#/direction", `{"more":1}`: "#/more",
 	} {
 		a := f.want(t, 422, "POST", "/v1/users/7:remove-edges", body)
 		if errs, _ := a.json["errors"].([]any); len(errs) == 0 || errs[0].(map[string]any)["pointer"] != pointer {

@@ -37,16 +37,18 @@ import (
 	"github.com/tidings/tidings/tokens"
 )
 
-// Deps are what the API works with. Projections acts as postgres.RoleAPI.
+// Deps are the dependencies of the API. Projections acts as postgres.RoleAPI.
 type Deps struct {
-	Store       *store.Store
-	Tokens      *pgxpool.Pool // of the truth, acts as postgres.RoleAPI; one of its own, of TokenConns, keeps tokens from waiting behind requests
-	DLQ         *outbox.DLQ   // on a pool of postgres.RoleAPI
+	Store *store.Store
+	// a pool on the truth that acts as postgres.RoleAPI; it is separate and has TokenConns connections, so that tokens
+	// do not wait behind requests
+	Tokens      *pgxpool.Pool
+	DLQ         *outbox.DLQ // its pool acts as postgres.RoleAPI
 	Projections *pgxpool.Pool
-	Fleet       []projections.Projection // those that reads go to
-	Pages       *Pages                   // nil: no page is kept
-	Kinds       Kinds                    // nil: the built-in ones
-	Streams     Streams                  // nil: an export is resumed whatever its streams still have
+	Fleet       []projections.Projection // the projections that the API reads
+	Pages       *Pages                   // nil: keep no pages
+	Kinds       Kinds                    // nil: the built-in kinds
+	Streams     Streams                  // nil: an export resumes without a check of its streams
 	Log         *slog.Logger
 	Reg         prometheus.Registerer
 }
@@ -66,15 +68,15 @@ type server struct {
 	gate        *gate
 	limits      *limits
 	overlays    *caps
-	same        *singleflight.Group // of equal reads with a Tidings-Token
+	same        *singleflight.Group // shares equal reads with a Tidings-Token
 	cursors     cursors
 	problems    problemTable
 	router      *router
 
-	// Of the kinds that are in force; the rest is shared.
+	// The fields below belong to the kinds in force. The servers of all kinds share the fields above.
 	kinds    *kinds.Set
-	entities map[string]*huma.Schema // how an entity of a kind looks, by the kind's name
-	current  []*huma.Schema          // of what has versions to be named
+	entities map[string]*huma.Schema // the schemas of entities, by the kind's name
+	current  []*huma.Schema          // the schemas of entities that If-Match can name
 	mux      *http.ServeMux
 	api      huma.API
 }
@@ -82,11 +84,11 @@ type server struct {
 // Handler is the API.
 type Handler struct {
 	http.Handler
-	// Ready is an error while requests have been refused for so long that others should get them.
+	// Ready returns an error while requests have been refused for so long that other processes should get them.
 	Ready func(context.Context) error
-	// Look brings as_of up to now. Before the first look every as_of is the Unix epoch.
+	// Look updates as_of. Before the first call every as_of is the Unix epoch.
 	Look func(context.Context) error
-	// Run looks once a second until ctx ends, and returns nil.
+	// Run calls Look once a second until ctx ends, and returns nil.
 	Run func(context.Context) error
 }
 
@@ -100,8 +102,10 @@ func New(cfg Config, deps Deps) (*Handler, error) {
 		return nil, err
 	}
 	s := &server{
-		cfg: cfg, store: deps.Store, dlq: deps.DLQ, projections: deps.Projections, pages: deps.Pages, streams: deps.Streams, log: deps.Log.With("component", "api"),
-		fleet: make(map[string]projections.Projection), auth: newAuthenticator(tokens.NewLookup(deps.Tokens)), overlays: newCaps(), same: new(singleflight.Group), cursors: cursors{keys}, problems: newProblemTable(),
+		cfg: cfg, store: deps.Store, dlq: deps.DLQ, projections: deps.Projections, pages: deps.Pages, streams: deps.Streams,
+		log:   deps.Log.With("component", "api"),
+		fleet: make(map[string]projections.Projection), auth: newAuthenticator(tokens.NewLookup(deps.Tokens)), overlays: newCaps(),
+		same: new(singleflight.Group), cursors: cursors{keys}, problems: newProblemTable(),
 	}
 	s.fresh = &freshness{read: deps.Store.Delivered, log: s.log}
 	for _, p := range deps.Fleet {
@@ -109,7 +113,7 @@ func New(cfg Config, deps Deps) (*Handler, error) {
 	}
 	for _, name := range []string{followercounts.Name, threadcache.Name} {
 		if s.fleet[name] == nil {
-			return nil, fmt.Errorf("the API reads the projection %s, which it was not given", name)
+			return nil, fmt.Errorf("the API needs the projection %s, but the fleet does not have it", name)
 		}
 	}
 	s.metrics = newMetrics(deps.Reg, deps.Store, slices.Collect(maps.Keys(s.fleet)))
@@ -126,10 +130,11 @@ func New(cfg Config, deps Deps) (*Handler, error) {
 	return &Handler{Handler: s.router, Ready: s.gate.ready, Look: s.fresh.look, Run: s.fresh.run}, nil
 }
 
-// quarter is a quarter of a pool's connections: what may be slow for one caller keeps off the others.
+// quarter returns a quarter of a pool's connections. It bounds slow work for one caller, so that others find a
+// connection.
 func quarter(pool *pgxpool.Pool) int { return max(1, int(pool.Stat().MaxConns())/4) }
 
-// routes registers everything for the server's kinds.
+// routes registers all routes for the server's kinds.
 func (s *server) routes() error {
 	jsonFormat := huma.Format{Marshal: huma.DefaultJSONFormat.Marshal, Unmarshal: strictJSON}
 	s.mux = http.NewServeMux()
@@ -170,12 +175,12 @@ const (
 	callerKey
 )
 
-// exchange is what is logged of a request: never a body, a token or a query.
+// exchange has the loggable facts of a request: never a body, a token or a query.
 type exchange struct {
-	target string // path and query, which equal requests share; it is not logged
+	target string // path and query, the same for equal requests; not logged
 	id     string
 	tenant int64  // 0 until the token is known
-	token  string // its name
+	token  string // the token's name
 }
 
 func exchangeOf(ctx context.Context) *exchange {
@@ -187,7 +192,7 @@ func exchangeOf(ctx context.Context) *exchange {
 
 func requestID(ctx context.Context) string { return exchangeOf(ctx).id }
 
-// ServeHTTP gives a request its id and its deadline, and answers for handlers that panic.
+// ServeHTTP gives a request its id and its deadline, and answers if the handler panics.
 func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	start := time.Now()
 	id := r.Header.Get(requestIDHeader)
@@ -202,12 +207,14 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	rec := &recorder{ResponseWriter: w}
 	rec.Header().Set(requestIDHeader, id)
 	rec.Header().Set("X-Content-Type-Options", "nosniff")
-	rec.Header().Set("Cache-Control", "private, no-cache") // a browser may keep it and ask again with its ETag, which says something within a tenant only
+	// A browser may keep the answer and validate it with its ETag. An ETag is valid within one tenant only.
+	rec.Header().Set("Cache-Control", "private, no-cache")
 	rec.Header().Set("Vary", "Authorization")
-	r.Header.Del("Accept") // the framework chooses by it, and every route has one type of answer
+	r.Header.Del("Accept") // the framework would choose by it, but every route has one type of answer
 	if r.ContentLength != 0 {
 		deadline, _ := ctx.Deadline()
-		_ = http.NewResponseController(w).SetReadDeadline(deadline) // also of a body that nobody reads; a test's writer has none
+		// The deadline also covers a body that no handler reads. The writer of a test has no deadline.
+		_ = http.NewResponseController(w).SetReadDeadline(deadline)
 	}
 	defer func() {
 		if cause := recover(); cause != nil {
@@ -222,7 +229,7 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.metrics.observe(ctx, route, r.Method, rec.code(), took)
 		s.access(ctx, r, rec, route, took, ex)
 	}()
-	refuse, room := s.gate.arrive() // before anything that costs
+	refuse, room := s.gate.arrive() // before any costly work
 	defer s.gate.gone()
 	if refuse {
 		if room {
@@ -240,7 +247,7 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.mux.ServeHTTP(rec, r)
 }
 
-// access writes the access log's line of one request. The path is cut: it may be as long as the client likes.
+// access writes the access log's line of one request. It cuts the path, which may be as long as the client likes.
 func (s *server) access(ctx context.Context, r *http.Request, rec *recorder, route string, took time.Duration, ex *exchange) {
 	level := slog.LevelDebug
 	if s.cfg.AccessLog {
@@ -254,17 +261,18 @@ func (s *server) access(ctx context.Context, r *http.Request, rec *recorder, rou
 	const maxPath = 200
 	s.log.LogAttrs(ctx, level, "request", slog.String("method", r.Method), slog.String("route", route),
 		slog.String("path", r.URL.Path[:min(len(r.URL.Path), maxPath)]), slog.Int("status", rec.code()), slog.Int64("bytes", rec.bytes),
-		slog.Float64("seconds", took.Seconds()), slog.String("client", r.RemoteAddr), slog.String("request_id", ex.id), slog.String("trace_id", trace),
-		slog.Int64("tenant", ex.tenant), slog.String("token", ex.token))
+		slog.Float64("seconds", took.Seconds()), slog.String("client", r.RemoteAddr), slog.String("request_id", ex.id),
+		slog.String("trace_id", trace), slog.Int64("tenant", ex.tenant), slog.String("token", ex.token))
 }
 
-// recovered answers for a handler that panicked. The framework panics when it cannot write an answer: then nobody waits for it.
+// recovered answers for a handler that panicked. The framework panics if it cannot write an answer: then the client has
+// gone.
 func (s *server) recovered(rec *recorder, r *http.Request, cause any) {
 	if cause == http.ErrAbortHandler {
 		panic(cause)
 	}
 	if rec.status != 0 {
-		s.log.DebugContext(r.Context(), "answer cut short", "request_id", requestID(r.Context()), "err", cause)
+		s.log.DebugContext(r.Context(), "answer interrupted", "request_id", requestID(r.Context()), "err", cause)
 		return
 	}
 	ex := exchangeOf(r.Context())
@@ -277,25 +285,26 @@ func (s *server) refuse(w http.ResponseWriter, r *http.Request, p *Problem) {
 	p.write(w)
 }
 
-// checkURL refuses what the mux would redirect, and queries that can be read in more than one way.
+// checkURL refuses paths that the mux would redirect, and queries that are ambiguous.
 func (s *server) checkURL(r *http.Request) *Problem {
-	if p := r.URL.Path; !strings.HasPrefix(p, "/") || strings.TrimSuffix(p, "/") != strings.TrimSuffix(path.Clean(p), "/") || strings.HasSuffix(p, "/"+verb) {
+	if p := r.URL.Path; !strings.HasPrefix(p, "/") || strings.TrimSuffix(p, "/") != strings.TrimSuffix(path.Clean(p), "/") ||
+		strings.HasSuffix(p, "/"+verb) {
 		return s.problems.problem(codeNotFound, "the path is not canonical")
 	}
 	q, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {
-		return s.problems.problem(codeBadRequest, "the query cannot be read")
+		return s.problems.problem(codeBadRequest, "the query is malformed")
 	}
 	for name, values := range q {
 		if len(values) > 1 || values[0] == "" {
 			return s.problems.problem(codeBadRequest, "a query parameter has no value, or more than one",
-				FieldError{Detail: "want one value", Parameter: name})
+				FieldError{Detail: "expected one value", Parameter: name})
 		}
 	}
 	return nil
 }
 
-// noRoute tells a wrong method from a wrong path.
+// noRoute answers 405 if the path has routes of other methods, and 404 otherwise.
 func (s *server) noRoute(w http.ResponseWriter, r *http.Request) {
 	var allowed []string
 	for _, m := range methods() {
@@ -305,7 +314,7 @@ func (s *server) noRoute(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	if len(allowed) == 0 {
-		if next := s.router.look(r.Context(), s); next != nil { // of a kind that was not known
+		if next := s.router.look(r.Context(), s); next != nil { // the route may be of a new kind
 			next.mux.ServeHTTP(w, r)
 			return
 		}
@@ -313,7 +322,7 @@ func (s *server) noRoute(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Allow", strings.Join(allowed, ", "))
-	s.refuse(w, r, s.problems.problem(codeMethodNotAllowed, "the route has "+strings.Join(allowed, ", ")))
+	s.refuse(w, r, s.problems.problem(codeMethodNotAllowed, "the route supports "+strings.Join(allowed, ", ")))
 }
 
 // recorder remembers the status of the answer and counts its bytes.
@@ -321,7 +330,7 @@ type recorder struct {
 	http.ResponseWriter
 	status int
 	bytes  int64
-	visit  *visit // that ends when the answer is there, which is written at once
+	visit  *visit // ends with the first write, which has the whole answer
 }
 
 func (r *recorder) WriteHeader(status int) {
@@ -329,7 +338,7 @@ func (r *recorder) WriteHeader(status int) {
 		r.status = status
 	}
 	if status == http.StatusNotModified {
-		r.Header().Del("Content-Type") // the framework's, of the body that is not sent (RFC 9110, 15.4.5)
+		r.Header().Del("Content-Type") // the framework sets it, but a 304 has no body (RFC 9110, 15.4.5)
 	}
 	r.ResponseWriter.WriteHeader(status)
 }
@@ -366,11 +375,11 @@ func validRequestID(id string) bool {
 	}) < 0
 }
 
-// caller is who sent a request, and within which trace.
+// caller is the sender of a request, with the actor and the trace of its writes.
 type caller struct {
 	tokens.Principal
 	meta   store.Meta
-	fresh  []event.Ref // what reads of projections must show
+	fresh  []event.Ref // entities that reads of projections must include
 	answer http.Header
 }
 
@@ -392,23 +401,26 @@ type route struct {
 	codes        []string       // beyond those that every route has
 	projected    bool           // read from a projection
 	maxBody      int64          // bytes; 0 for API_MAX_BODY_BYTES
-	streams      bool           // works on while it answers
+	streams      bool           // continues to work while it answers
 
-	// Of the routes of a kind (kindroute.go):
+	// Only for the routes of a kind (kindroute.go):
 	naming *naming
-	body   *huma.RequestBody // instead of what the input's type says
-	answer *huma.Schema      // likewise
+	body   *huma.RequestBody // replaces the schema of the input's type
+	answer *huma.Schema      // replaces the schema of the output's type
 }
 
-// writes reports whether the route changes anything. Some that only read are POSTs, for their bodies.
+// writes reports whether the route changes anything. Some routes that only read are POSTs, because they have bodies.
 func (r route) writes() bool { return r.method != http.MethodGet && r.role != tokens.RoleRead }
 
-// register adds a route: token, rate and role first, then the body, then the framework's validation, then handle.
+// register adds a route. A request passes token, rate and role, then its body is read, then the framework validates it,
+// then handle runs.
 func register[I, O any](s *server, r route, handle func(ctx context.Context, in *I) (*O, error)) {
 	r.path = r.naming.path(r.path)
-	codes := append([]string{codeBadRequest, codeHeaderInvalid, codeUnauthenticated, codeRoleMissing, codeRateLimited, codeValidation, codeInternal, codeOverloaded, codeUnavailable}, r.codes...)
+	codes := append([]string{codeBadRequest, codeHeaderInvalid, codeUnauthenticated, codeRoleMissing, codeRateLimited, codeValidation,
+		codeInternal, codeOverloaded, codeUnavailable}, r.codes...)
 	op := huma.Operation{
-		Method: r.method, Path: r.path, OperationID: r.id, Summary: r.naming.text(r.summary), Description: r.naming.text(r.description) + " Needs the role `" + r.role + "`.", Tags: []string{r.tag},
+		Method: r.method, Path: r.path, OperationID: r.id, Summary: r.naming.text(r.summary),
+		Description: strings.TrimSpace(r.naming.text(r.description) + " Needs the role `" + r.role + "`."), Tags: []string{r.tag},
 		DefaultStatus: r.status, Security: []map[string][]string{{"token": {r.role}}}, Responses: s.problemResponses(codes, r.naming),
 		BodyReadTimeout: -1, MaxBodyBytes: -1, // guard has read it
 		RequestBody: r.body,
@@ -422,7 +434,8 @@ func register[I, O any](s *server, r route, handle func(ctx context.Context, in 
 	if r.projected {
 		op.Parameters = append(op.Parameters, freshParameters()...)
 	}
-	op.Responses["429"].Headers = map[string]*huma.Param{"Retry-After": {Schema: &huma.Schema{Type: huma.TypeInteger}, Description: "Seconds."}}
+	op.Responses["429"].Headers = map[string]*huma.Param{"Retry-After": {Schema: &huma.Schema{Type: huma.TypeInteger},
+		Description: "Seconds."}}
 	for status, what := range r.also {
 		op.Responses[fmt.Sprint(status)] = &huma.Response{Description: what}
 	}
@@ -448,13 +461,14 @@ func metaParameters() []*huma.Param {
 	text := &huma.Schema{Type: huma.TypeString}
 	return []*huma.Param{
 		{Name: "Tidings-Actor", In: "header", Schema: text, Description: fmt.Sprintf(
-			"The actor of the change, recorded in events and histories: `user:7` for the user 7, or the name of a service. Never send a person's name or address: an erasure does not find it. "+
-				"1 to %d bytes of printable UTF-8. Default: the token's name.", store.MaxActorBytes)},
+			"The actor of the change, recorded in events and histories: `user:7` for the user 7, or the name of a service. Never send a "+
+				"person's name or address: an erasure does not find it. 1 to %d bytes of printable UTF-8. Default: the token's name.",
+			store.MaxActorBytes)},
 		{Name: "traceparent", In: "header", Schema: text, Description: "W3C Trace Context, recorded with the event. Ignored if malformed."},
 	}
 }
 
-// toProblem turns an error into what the client is told, and logs what the client is not told.
+// toProblem turns an error into the problem that the client gets. It logs an error that the client must not see.
 func (s *server) toProblem(ctx context.Context, err error) error {
 	p, logged := s.problems.of(err)
 	if errors.Is(err, store.ErrOverloaded) {
@@ -465,7 +479,8 @@ func (s *server) toProblem(ctx context.Context, err error) error {
 		if p.Code == codeUnavailable {
 			s.log.WarnContext(ctx, "request failed", "request_id", ex.id, "tenant", ex.tenant, "code", p.Code, "err", err)
 		} else {
-			s.log.ErrorContext(ctx, "request failed", "request_id", ex.id, "tenant", ex.tenant, "code", p.Code, "err", err, "runbook", "ApiErrors")
+			s.log.ErrorContext(ctx, "request failed", "request_id", ex.id, "tenant", ex.tenant, "code", p.Code,
+				"err", err, "runbook", "ApiErrors")
 		}
 	}
 	if h := p.headers(); h != nil {
@@ -478,7 +493,7 @@ func (s *server) toProblem(ctx context.Context, err error) error {
 	return p
 }
 
-// transform makes every problem one of the table's, with the request's id.
+// transform turns errors of the framework into problems of the table, and gives every problem the request's id.
 func (s *server) transform(ctx huma.Context, _ string, v any) (any, error) {
 	switch e := v.(type) {
 	case *huma.ErrorModel:
@@ -493,8 +508,9 @@ func (s *server) transform(ctx huma.Context, _ string, v any) (any, error) {
 	return v, nil
 }
 
-// guard authenticates the caller, counts the request, checks the role and reads the body, in this order: who may not come in learns nothing else. A body may
-// take its time to come, so the token is looked at again behind it. Only while it comes, and while the answer goes, is the request outside of the gate.
+// guard authenticates the caller, counts the request, checks the role and reads the body, in this order: a caller
+// without access learns nothing else. A body may take long to arrive, so guard verifies the token again after it. The
+// request is outside the gate only while its body arrives and while its answer is sent.
 func (s *server) guard(hctx huma.Context, op route, next func(huma.Context)) {
 	r, w := humago.Unwrap(hctx)
 	ctx := hctx.Context()
@@ -519,7 +535,8 @@ func (s *server) guard(hctx huma.Context, op route, next func(huma.Context)) {
 	if err == nil && hasBody {
 		err = s.checkMedia(w, r, hctx.Operation())
 	}
-	if err == nil && (hasBody || r.ContentLength != 0) { // one that nobody asked for has to arrive too: the next request begins behind it
+	// An unexpected body must arrive too: the next request begins after it.
+	if err == nil && (hasBody || r.ContentLength != 0) {
 		most := cmp.Or(op.maxBody, s.cfg.MaxBodyBytes)
 		if release, ok := s.gate.reserve(r.ContentLength, most); ok {
 			defer release()
@@ -530,7 +547,7 @@ func (s *server) guard(hctx huma.Context, op route, next func(huma.Context)) {
 		}
 	}
 	if err == nil {
-		atOnce := op.maxBody == 0 && !op.streams // a batch works on while it answers
+		atOnce := op.maxBody == 0 && !op.streams // a batch continues to work while it answers
 		err = s.behindGate(ctx, c.TenantID, atOnce, func(v *visit) (err error) {
 			if rec, ok := w.(*recorder); ok && atOnce {
 				rec.visit = v
@@ -552,7 +569,7 @@ func (s *server) guard(hctx huma.Context, op route, next func(huma.Context)) {
 	}
 }
 
-// behindGate works on a request of a tenant, when the gate lets it in. timed is false of batches, which may take long.
+// behindGate runs work if the gate admits the request. timed is false for batches, which may take long.
 func (s *server) behindGate(ctx context.Context, tenant int64, timed bool, work func(*visit) error) error {
 	v, ok := s.gate.enter(tenant, timed)
 	if !ok {
@@ -563,8 +580,8 @@ func (s *server) behindGate(ctx context.Context, tenant int64, timed bool, work 
 	return work(v)
 }
 
-// principal returns whom the request's token stands for. A token that is remembered costs nothing. Others are looked up on a few connections, and not for
-// an address that brings many that nobody knows: guesses keep no good token from its answer.
+// principal returns the principal of the request's token. A remembered token costs nothing. Other tokens are looked up
+// on a few connections, and not for an address that sends many unknown tokens. So guesses do not delay good tokens.
 func (s *server) principal(ctx context.Context, w http.ResponseWriter, r *http.Request) (tokens.Principal, error) {
 	h, ok := bearer(r.Header.Get("Authorization"))
 	if !ok || len(r.Header.Values("Authorization")) > 1 {
@@ -581,7 +598,7 @@ func (s *server) principal(ctx context.Context, w http.ResponseWriter, r *http.R
 	p, err := s.auth.principal(ctx, h, mayFind)
 	switch {
 	case errors.Is(err, tokens.ErrUnauthenticated):
-		if err := mayFind(); err != nil { // the token is one that it brings again and again
+		if err := mayFind(); err != nil { // a remembered unknown token passed without this check
 			return tokens.Principal{}, err
 		}
 		s.limits.guessed(from)
@@ -595,7 +612,8 @@ func (s *server) principal(ctx context.Context, w http.ResponseWriter, r *http.R
 
 func (s *server) checkRole(p tokens.Principal, op route) error {
 	if p.System() {
-		return s.problems.problem(codeRoleMissing, "the token is a system token, which opens the console alone: a route takes a token of a tenant (tidings token create --tenant)")
+		return s.problems.problem(codeRoleMissing, "a system token opens the console only; use a token of a tenant "+
+			"(tidings token create --tenant)")
 	}
 	if p.Has(op.role) {
 		return nil
@@ -607,7 +625,7 @@ func (s *server) checkRole(p tokens.Principal, op route) error {
 func (s *server) caller(r *http.Request, p tokens.Principal) (caller, error) {
 	for _, name := range []string{"Tidings-Actor", "Idempotency-Key", "If-Match"} {
 		if v := r.Header.Values(name); len(v) > 1 || len(v) == 1 && v[0] == "" {
-			return caller{}, s.problems.problem(codeHeaderInvalid, "", FieldError{Detail: "want one value", Header: name})
+			return caller{}, s.problems.problem(codeHeaderInvalid, "", FieldError{Detail: "expected one value", Header: name})
 		}
 	}
 	actor := r.Header.Get("Tidings-Actor")
@@ -615,7 +633,7 @@ func (s *server) caller(r *http.Request, p tokens.Principal) (caller, error) {
 		actor = p.Name
 	} else if !store.ValidActor(actor) {
 		return caller{}, s.problems.problem(codeHeaderInvalid, "", FieldError{
-			Detail: fmt.Sprintf("want 1 to %d bytes of printable UTF-8", store.MaxActorBytes), Header: "Tidings-Actor",
+			Detail: fmt.Sprintf("expected 1 to %d bytes of printable UTF-8", store.MaxActorBytes), Header: "Tidings-Actor",
 		})
 	}
 	refs, err := s.freshRefs(p.TenantID, r.Header.Values(tokenHeader))
@@ -625,7 +643,7 @@ func (s *server) caller(r *http.Request, p tokens.Principal) (caller, error) {
 	return caller{Principal: p, meta: store.Meta{Actor: actor, TraceParent: traceParentOf(r.Context(), r)}, fresh: refs}, nil
 }
 
-// checkIntegers refuses integers of the query that have a second form: a sign, or zeros in front.
+// checkIntegers refuses integers of the query with a sign or leading zeros, so that each integer has one form.
 func (s *server) checkIntegers(hctx huma.Context) error {
 	for _, p := range hctx.Operation().Parameters {
 		if p.In != "query" || p.Schema == nil || p.Schema.Type != huma.TypeInteger {
@@ -633,13 +651,15 @@ func (s *server) checkIntegers(hctx huma.Context) error {
 		}
 		v := hctx.Query(p.Name)
 		if n, err := strconv.ParseInt(v, 10, 64); err == nil && strconv.FormatInt(n, 10) != v {
-			return s.problems.problem(codeValidation, "", FieldError{Detail: "want a number without a sign and without zeros in front", Parameter: p.Name})
+			return s.problems.problem(codeValidation, "",
+				FieldError{Detail: "expected a number without a sign and without leading zeros", Parameter: p.Name})
 		}
 	}
 	return nil
 }
 
-// checkMedia refuses a body that is coded, or of a type that the operation does not take. One of no type is JSON.
+// checkMedia refuses a body with a content coding, or of a type that the operation does not take. A body without a type
+// is JSON.
 func (s *server) checkMedia(w http.ResponseWriter, r *http.Request, op *huma.Operation) error {
 	if r.ContentLength == 0 {
 		return nil
@@ -647,7 +667,8 @@ func (s *server) checkMedia(w http.ResponseWriter, r *http.Request, op *huma.Ope
 	for _, coding := range r.Header.Values("Content-Encoding") {
 		if !strings.EqualFold(coding, "identity") {
 			w.Header().Set("Accept-Encoding", "identity") // RFC 9110, 15.5.16
-			return s.problems.problem(codeMediaType, "", FieldError{Detail: "want the body as it is", Header: "Content-Encoding"})
+			return s.problems.problem(codeMediaType, "",
+				FieldError{Detail: "expected a body without content coding", Header: "Content-Encoding"})
 		}
 	}
 	types := r.Header.Values("Content-Type")
@@ -658,13 +679,13 @@ func (s *server) checkMedia(w http.ResponseWriter, r *http.Request, op *huma.Ope
 	charset, coded := parameters["charset"]
 	if err != nil || len(types) > 1 || op.RequestBody.Content[media] == nil || coded && !strings.EqualFold(charset, "utf-8") {
 		want := strings.Join(slices.Sorted(maps.Keys(op.RequestBody.Content)), " or ")
-		return s.problems.problem(codeMediaType, "", FieldError{Detail: "want " + want + ", in UTF-8", Header: "Content-Type"})
+		return s.problems.problem(codeMediaType, "", FieldError{Detail: "expected " + want + ", in UTF-8", Header: "Content-Type"})
 	}
 	r.Header.Set("Content-Type", media)
 	return nil
 }
 
-// readBody reads the body into memory, so that what goes wrong on the way is the client's error and not the framework's.
+// readBody reads the body into memory, so that a failed transfer is an error of the client and not of the framework.
 func (s *server) readBody(w http.ResponseWriter, r *http.Request, limit int64) error {
 	var body []byte
 	err := error(&http.MaxBytesError{Limit: limit})
@@ -680,15 +701,17 @@ func (s *server) readBody(w http.ResponseWriter, r *http.Request, limit int64) e
 		return s.problems.problem(codeRequestTimeout, "")
 	case err != nil:
 		return s.problems.problem(codeBadRequest, "the body cannot be read")
-	case r.Context().Err() != nil: // it came, but took all the time that the request had
+	case r.Context().Err() != nil: // it arrived, but took all the time of the request
 		return s.problems.problem(codeRequestTimeout, "")
 	}
-	_ = http.NewResponseController(w).SetReadDeadline(time.Time{}) // or the connection, which is looked after meanwhile, would seem to break
+	// Otherwise the server's own read of the connection times out, and the client seems to have gone.
+	_ = http.NewResponseController(w).SetReadDeadline(time.Time{})
 	r.Body = io.NopCloser(bytes.NewReader(body))
 	return nil
 }
 
-// traceParent returns the header's value if it is one of W3C Trace Context level 1, else nothing: a bad one is to be ignored.
+// traceParent returns the header's value if it is valid (W3C Trace Context level 1), else "": the standard ignores an
+// invalid one.
 func traceParent(values []string) string {
 	if len(values) != 1 || !tracing.IsTraceParent(values[0]) {
 		return ""
@@ -696,12 +719,12 @@ func traceParent(values []string) string {
 	return values[0]
 }
 
-// traceParentOf returns the context of the request's span; where none is made, the one that the request came with.
+// traceParentOf returns the context of the request's span, or the request's own context if there is no span.
 func traceParentOf(ctx context.Context, r *http.Request) string {
 	return cmp.Or(tracing.TraceParent(ctx), traceParent(r.Header.Values("Traceparent")))
 }
 
-// problemResponses describes the answers with these codes, one per status.
+// problemResponses describes the answers with these codes, grouped by status.
 func (s *server) problemResponses(codes []string, n *naming) map[string]*huma.Response {
 	byStatus := make(map[int][]string)
 	for _, k := range s.problems.kinds {

@@ -40,7 +40,7 @@ func (moment) Schema(huma.Registry) *huma.Schema {
 
 func (i id) int64() int64 { return int64(i.ID) }
 
-// uuidPattern is the form that the API writes; it reads upper case too.
+// uuidPattern also accepts upper case. The API writes lower case.
 const uuidPattern = "^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$"
 
 // childID is a child's id in a path or a body.
@@ -55,8 +55,8 @@ func (c childID) lower() string { return strings.ToLower(string(c)) }
 
 func etag(version int64) string { return `"` + strconv.FormatInt(version, 10) + `"` }
 
-// versionOf reads an If-Match of one entity tag or *. A tag that is none of ours matches no version; ok is false when the
-// header is not a tag at all.
+// versionOf reads an If-Match with one entity tag or *. A tag that the API never issued matches no version. ok is false
+// if the header is not a tag.
 func versionOf(ifMatch string) (version int64, ok bool) {
 	if ifMatch == "*" {
 		return 0, true
@@ -72,7 +72,7 @@ func versionOf(ifMatch string) (version int64, ok bool) {
 	return v, true
 }
 
-// notModified reports whether If-None-Match names this version; then a GET is answered 304.
+// notModified reports whether If-None-Match names this version. Then a GET answers 304.
 func notModified(ifNoneMatch string, version int64) bool { return tagged(ifNoneMatch, etag(version)) }
 
 // tagged reports whether If-None-Match names the tag.
@@ -92,7 +92,7 @@ func okOr304(ifNoneMatch string, version int64) int {
 	return http.StatusOK
 }
 
-// parseID reads an id of a body, at pointer.
+// parseID reads an id of a body. pointer is the id's place in it.
 func (s *server) parseID(pointer, v string) (int64, error) {
 	n, err := event.ParseID(v)
 	if err != nil {
@@ -101,13 +101,14 @@ func (s *server) parseID(pointer, v string) (int64, error) {
 	return int64(n), nil
 }
 
-// Page are the parameters of every list. Embedded parameters are exported: the framework skips others.
+// Page has the parameters of every list. It is exported because the framework skips embedded parameters that are not.
 type Page struct {
-	Limit  int    `query:"limit" default:"50" minimum:"1" maximum:"200" doc:"Items at most."`
-	Cursor string `query:"cursor" doc:"The next of the previous page of this list."`
+	Limit  int    `query:"limit" default:"50" minimum:"1" maximum:"200" doc:"At most this many items."`
+	Cursor string `query:"cursor" doc:"The value of next in the previous page of this list."`
 }
 
-// newPage cuts items, which has one more than the limit when there is a further page, and signs where it ends.
+// newPage cuts items to the limit and signs the place where the page ends. If a next page exists, items has one more
+// than the limit.
 func newPage[T any](s *server, l list, limit int, items []T, last func(T) any) ([]T, string, error) {
 	if len(items) <= limit {
 		return items, "", nil

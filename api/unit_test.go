@@ -23,9 +23,9 @@ func TestStrictJSON(t *testing.T) {
 		"a surrogate cut short":                     {`{"a":"\ud83d"}`, "half"},
 		"a low surrogate alone":                     {`{"a":"\ude00"}`, "half"},
 		"a high surrogate before another escape":    {`{"a":"\ud83dA"}`, "half"},
-		"a member twice":                            {`{"a":1,"a":2}`, "twice"},
-		"a member twice, once escaped":              {`{"a":1,"\u0061":2}`, "twice"},
-		"a member twice, deep":                      {`{"x":[{"a":1,"a":2}]}`, "twice"},
+		"a member twice":                            {`{"a":1,"a":2}`, "is repeated"},
+		"a member twice, once escaped":              {`{"a":1,"\u0061":2}`, "is repeated"},
+		"a member twice, deep":                      {`{"x":[{"a":1,"a":2}]}`, "is repeated"},
 		"a member in another case":                  {`{"A":1}`, "unknown"},
 		"a member that folds to ours (Kelvin sign)": {"{\"\u212a\":1}", "unknown"},
 		"nothing":         {``, "JSON"},
@@ -91,7 +91,8 @@ func TestVersionOf(t *testing.T) {
 		version int64
 		ok      bool
 	}{
-		`"3"`: {3, true}, `*`: {0, true}, `W/"3"`: {-1, true}, `"abc"`: {-1, true}, `"03"`: {-1, true}, `"-3"`: {-1, true}, `"0"`: {-1, true},
+		`"3"`: {3, true}, `*`: {0, true}, `W/"3"`: {-1, true}, `"abc"`: {-1, true}, `"03"`: {-1, true},
+		`"-3"`: {-1, true}, `"0"`: {-1, true},
 		`"99999999999999999999"`: {-1, true}, `3`: {0, false}, `"3`: {0, false}, `"1", "2"`: {0, false}, `"`: {0, false},
 	} {
 		if v, ok := versionOf(in); v != want.version || ok != want.ok {
@@ -119,11 +120,12 @@ func TestTraceParent(t *testing.T) {
 	}
 }
 
-// TestTheCursorKeyIsReplacedWhileClientsHoldCursors goes through the steps of docs/runbook/cursor-key.md: while processes of one step and the next run side by side,
-// each takes every cursor of the others, and those of the old key are good until it is taken away.
+// TestTheCursorKeyIsReplacedWhileClientsHoldCursors goes through the steps of docs/runbook/cursor-key.md. Processes of
+// one step and of the next run side by side: each accepts every cursor of the others. Cursors of the old key are valid
+// until the key is removed.
 func TestTheCursorKeyIsReplacedWhileClientsHoldCursors(t *testing.T) {
 	before, after := strings.Repeat("ab", 32), strings.Repeat("cd", 32)
-	accepted, signed := []string{"b", "ba", "ba", "a"}, "bbaa" // neighbors take each other's
+	accepted, signed := []string{"b", "ba", "ba", "a"}, "bbaa" // neighboring steps accept each other's cursors
 	steps := []string{before, before + "," + after, after + ", " + before, after}
 	l := list{tenant: 1, name: "followers", of: 42}
 	var processes []cursors
@@ -152,7 +154,8 @@ func TestTheCursorKeyIsReplacedWhileClientsHoldCursors(t *testing.T) {
 }
 
 func TestConfigRefusesWhatCannotWork(t *testing.T) {
-	good := Config{CursorKey: strings.Repeat("ab", 32), MaxBodyBytes: 1 << 17, MaxBatchBytes: 1 << 20, RequestTimeout: 1e9, AddressConnections: 100, MaxRequests: 512, MaxWait: 1e9}
+	good := Config{CursorKey: strings.Repeat("ab", 32), MaxBodyBytes: 1 << 17, MaxBatchBytes: 1 << 20, RequestTimeout: 1e9,
+		AddressConnections: 100, MaxRequests: 512, MaxWait: 1e9}
 	if err := good.Validate(); err != nil {
 		t.Fatal(err)
 	}

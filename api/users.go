@@ -22,7 +22,7 @@ type Edge struct {
 	UserID       event.ID   `json:"user_id"`
 	PositionedAt event.Time `json:"positioned_at" format:"date-time" doc:"When the edge last became active; the list is ordered by it, newest first."`
 
-	attributes json.RawMessage // of a kind that has any
+	attributes json.RawMessage // only of a kind with attributes
 }
 
 // EdgeList is one page.
@@ -37,24 +37,24 @@ type UserPath struct {
 	ID id `path:"id" doc:"The user."`
 }
 
-// project reads a projection in one transaction of the tenant, as of one snapshot, and says of when that is.
+// project reads a projection in one transaction of the tenant, on one snapshot, and returns the as_of of the snapshot.
 func (s *server) project(ctx context.Context, tenant int64, consumer string, fn func(tx pgx.Tx) error) (event.Time, error) {
 	progress, err := s.readProjection(ctx, tenant, consumer, fn)
 	return event.Time{Time: progress.AsOf}, err
 }
 
-// edgeCursor is what a cursor of followers and following carries.
+// edgeCursor is the content of a cursor of followers and following.
 type edgeCursor struct {
 	At   event.Time `json:"t"`
 	User event.ID   `json:"u"`
 }
 
-// readList reads a page of a list, or has it from memory.
+// readList reads a page of a list, from memory if it is kept.
 func (e *edgeRoutes) readList(ctx context.Context, d direction, of int64, in Page, filter map[string]string) (EdgeList, error) {
 	tenant := callerOf(ctx).TenantID
 	l := list{tenant: tenant, name: d.of + " " + d.list, of: of}
 	var value string
-	for name, v := range filter { // a kind has one at most
+	for name, v := range filter { // a kind has one filter at most
 		l.name, value = l.name+" "+name+"="+v, v
 	}
 	var after *followercounts.EdgeCursor
@@ -106,11 +106,12 @@ func edgesOf(rows []followercounts.Edge) []Edge {
 	return items
 }
 
-// countRoutes are the counts of objects: of each object those of all kinds of edges that it is an end of, and of all kinds of children under it.
+// countRoutes registers the counts of each object: its edges of all kinds, by end, and its children of all kinds.
 func (s *server) countRoutes() {
 	for _, object := range slices.Sorted(maps.Keys(s.kinds.Objects)) {
 		var ends []counted
-		own := words{"get-" + dashed(object) + "-counts", "Count the edges of " + a(object), fromAProjection + " An unknown object counts 0."}
+		own := words{"get-" + dashed(object) + "-counts", "Count the edges of " + a(object),
+			fromAProjection + " An unknown object counts 0."}
 		schema := camel(object) + "Counts"
 		for _, k := range s.kinds.AllEdges() {
 			w := wordsOf(k.Name)
@@ -126,7 +127,7 @@ func (s *server) countRoutes() {
 		}
 		under := slices.DeleteFunc(s.kinds.AllChildren(), func(k kinds.Child) bool { return k.Parent != object })
 		if len(under) > 0 {
-			own.summary = "Count what is about " + a(object)
+			own.summary = "Count the edges and children of " + a(object)
 		}
 		if len(ends)+len(under) == 0 {
 			continue
@@ -141,15 +142,17 @@ func (s *server) countRoutes() {
 			}
 		})
 		register(s, route{
-			method: http.MethodGet, path: "/v1/" + plural + "/{id}/counts", id: own.id, tag: capital(plural), role: tokens.RoleRead, status: http.StatusOK,
-			summary: own.summary, description: own.description, projected: true, answer: answer, naming: &naming{texts: map[string]string{"id": "The " + object + "."}},
+			method: http.MethodGet, path: "/v1/" + plural + "/{id}/counts", id: own.id, tag: capital(plural),
+			role: tokens.RoleRead, status: http.StatusOK,
+			summary: own.summary, description: own.description, projected: true, answer: answer,
+			naming: &naming{texts: map[string]string{"id": "The " + object + "."}},
 		}, func(ctx context.Context, in *ObjectPath) (*anyOutput, error) {
 			return s.counts(ctx, ends, under, in.ID.int64())
 		})
 	}
 }
 
-// counted is one count of an object: of a kind's edges at one end.
+// counted is one count of an object: the edges of a kind at one end.
 type counted struct {
 	k    kinds.Edge
 	list string

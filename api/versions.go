@@ -12,12 +12,12 @@ import (
 	"github.com/tidings/tidings/versioned"
 )
 
-// VersionInfo says of a version who made it and when.
+// VersionInfo has the metadata of a version: who made it, and when.
 type VersionInfo struct {
 	Version      int64      `json:"version" example:"3" doc:"The version of the object; rises by one with each change."`
 	VersionID    event.ID   `json:"version_id" example:"100000000023" doc:"The id of this record, unique within its kind."`
 	VersionState string     `json:"version_state" enum:"LATEST,ARCHIVED,DELETED" example:"LATEST" doc:"LATEST: the current version. DELETED: the last version of a deleted object. ARCHIVED: a later version follows."`
-	Actor        string     `json:"actor,omitempty" example:"user:7" doc:"Who made the change; unrecorded if only the result is known. Absent wherever the comment's author is absent."`
+	Actor        string     `json:"actor,omitempty" example:"user:7" doc:"The actor of the change, or the word unrecorded if only the result is known. Absent wherever the comment's author is absent."`
 	At           event.Time `json:"at" format:"date-time" doc:"When the change was made."`
 }
 
@@ -26,7 +26,7 @@ func infoOf[T any](v versioned.Version[T], version int64) VersionInfo {
 		Actor: v.Metadata.CreatedBy, At: event.Time{Time: v.Metadata.LastUpdateTime}}
 }
 
-// before reads where a page of versions begins.
+// before returns the position before which a page of versions begins.
 func (s *server) before(l list, cursor string) (int64, error) {
 	before := int64(math.MaxInt64)
 	if cursor == "" {
@@ -36,22 +36,25 @@ func (s *server) before(l list, cursor string) (int64, error) {
 	return before, err
 }
 
-// past reads a page of versions from the archiver's histories, in one transaction of the tenant, on one snapshot, and says of when that is. read reads one more
-// than the limit.
-func past[T any](ctx context.Context, s *server, l list, p Page, read func(tx pgx.Tx, before int64) ([]versioned.Version[T], error)) (rows []versioned.Version[T], next string, asOf event.Time, err error) {
+// past reads a page of versions from the archiver's histories, in one transaction of the tenant, on one snapshot. asOf
+// is the as_of of the snapshot. read reads up to one row more than the limit.
+func past[T any](ctx context.Context, s *server, l list, p Page,
+	read func(tx pgx.Tx, before int64) ([]versioned.Version[T], error),
+) (rows []versioned.Version[T], next string, asOf event.Time, err error) {
 	before, err := s.before(l, p.Cursor)
 	if err != nil {
 		return nil, "", asOf, err
 	}
-	err = postgres.InTenant(ctx, s.projections, l.tenant, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
-		progress, err := s.readProgress(ctx, tx, l.tenant, history.Name)
-		if err != nil {
+	err = postgres.InTenant(ctx, s.projections, l.tenant,
+		pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+			progress, err := s.readProgress(ctx, tx, l.tenant, history.Name)
+			if err != nil {
+				return err
+			}
+			asOf = event.Time{Time: progress.AsOf}
+			rows, err = read(tx, before)
 			return err
-		}
-		asOf = event.Time{Time: progress.AsOf}
-		rows, err = read(tx, before)
-		return err
-	})
+		})
 	if err != nil {
 		return nil, "", asOf, err
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// lives says of each version what it is: version, state, actor, and a field of the object.
+// lives describes each version: its number, state and actor, and a field of the object.
 func lives(items []map[string]any, object, field string) (all []string) {
 	for _, item := range items {
 		of := item[object].(map[string]any)
@@ -44,21 +44,24 @@ func TestVersionsSayWhoDidWhat(t *testing.T) {
 	if diff := cmp.Diff(seen, read(plain, 1)); diff != "" {
 		t.Errorf("while it is visible (-want +got):\n%s", diff)
 	}
-	// What is hidden is hidden at once, whatever the archiver knows by then.
+	// A hidden comment is hidden at once, even if the archiver lags.
 	f.want(t, 200, "PUT", comment+"/moderation", `{"state":"hidden","reason":"spam"}`, "If-Match: *", "Tidings-Actor: mod")
 	if diff := cmp.Diff([]string{"2 LATEST <nil> <nil> <nil>", "1 ARCHIVED <nil> <nil> <nil>"}, read(plain, 2)); diff != "" {
 		t.Errorf("hidden, and not recorded yet (-want +got):\n%s", diff)
 	}
 	f.catchUp(t)
-	if a := plain.want(t, 200, "GET", versions, ""); strings.Contains(a.body, "first") || strings.Contains(a.body, "second") || strings.Contains(a.body, "author_id") || strings.Contains(a.body, "spam") {
+	if a := plain.want(t, 200, "GET", versions, ""); strings.Contains(a.body, "first") || strings.Contains(a.body, "second") ||
+		strings.Contains(a.body, "author_id") || strings.Contains(a.body, "spam") {
 		t.Errorf("a plain reader is shown a hidden comment: %s", a.body)
 	}
-	if diff := cmp.Diff([]string{"3 LATEST mod <nil> spam", "2 ARCHIVED leo second <nil>", "1 ARCHIVED ann first <nil>"}, read(f, 2)); diff != "" {
+	if diff := cmp.Diff([]string{"3 LATEST mod <nil> spam", "2 ARCHIVED leo second <nil>", "1 ARCHIVED ann first <nil>"},
+		read(f, 2)); diff != "" {
 		t.Errorf("hidden, to a moderator (-want +got):\n%s", diff)
 	}
 	f.want(t, 200, "PUT", comment+"/moderation", `{"state":"approved"}`, "If-Match: *", "Tidings-Actor: mod")
 	f.catchUp(t)
-	if diff := cmp.Diff(append([]string{"4 LATEST mod second <nil>", "3 ARCHIVED mod <nil> <nil>", "2 ARCHIVED leo second <nil>"}, seen[1]), read(plain, 3)); diff != "" {
+	if diff := cmp.Diff(append([]string{"4 LATEST mod second <nil>", "3 ARCHIVED mod <nil> <nil>", "2 ARCHIVED leo second <nil>"}, seen[1]),
+		read(plain, 3)); diff != "" {
 		t.Errorf("approved again (-want +got):\n%s", diff)
 	}
 	f.want(t, 204, "DELETE", comment, "", "If-Match: *", "Tidings-Actor: ann")
@@ -71,18 +74,19 @@ func TestVersionsSayWhoDidWhat(t *testing.T) {
 		t.Errorf("a moderator is shown an erased comment: %s", a.body)
 	}
 
-	// A pair that is followed, left and followed again.
+	// A pair that is followed, unfollowed and followed again.
 	const pair = "/v1/follows/7/42"
 	f.want(t, 201, "PUT", pair, "", "Tidings-Actor: ann")
 	f.want(t, 204, "DELETE", pair, "", "Tidings-Actor: bob")
 	f.want(t, 201, "PUT", pair, "", "Tidings-Actor: ann")
 	f.catchUp(t)
 	items, _ := plain.walk(t, pair+"/versions?", 2)
-	if diff := cmp.Diff([]string{"3 LATEST ann ACTIVE <nil>", "2 ARCHIVED bob REMOVED <nil>", "1 ARCHIVED ann ACTIVE <nil>"}, lives(items, "follow", "status")); diff != "" {
+	if diff := cmp.Diff([]string{"3 LATEST ann ACTIVE <nil>", "2 ARCHIVED bob REMOVED <nil>", "1 ARCHIVED ann ACTIVE <nil>"},
+		lives(items, "follow", "status")); diff != "" {
 		t.Errorf("follow (-want +got):\n%s", diff)
 	}
 
-	// A thread's settings come from the truth: nothing has to catch up.
+	// The settings of a thread come from the truth, so no consumer has to catch up.
 	const thread = "/v1/posts/5/thread"
 	f.want(t, 200, "PUT", thread, `{"title":"a"}`, "Tidings-Actor: ann")
 	f.want(t, 200, "PUT", thread, `{"title":"b"}`, "If-Match: *", "Tidings-Actor: mod")
@@ -91,7 +95,7 @@ func TestVersionsSayWhoDidWhat(t *testing.T) {
 		t.Errorf("thread (-want +got):\n%s", diff)
 	}
 
-	// Another tenant knows none of it, and a cursor belongs to its list.
+	// Another tenant sees none of it, and a cursor belongs to its list.
 	other.want(t, 404, "GET", versions, "")
 	for _, path := range []string{pair, thread} {
 		if a := other.want(t, 200, "GET", path+"/versions", ""); len(itemsOf(a)) != 0 {
@@ -115,13 +119,15 @@ func TestVersionsOfEarlierShapesAreShown(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		f.exec(t, `INSERT INTO `+table+` (tenant_id, object, metadata) SELECT $1, r -> 'object', r -> 'metadata' FROM jsonb_array_elements($2::jsonb) r`, tenant, string(b))
+		f.exec(t, `INSERT INTO `+table+` (tenant_id, object, metadata) SELECT $1, r -> 'object', r -> 'metadata' FROM `+
+			`jsonb_array_elements($2::jsonb) r`, tenant, string(b))
 	}
 	fill("comment_history", "../projections/history/testdata/comment_history.v0.json")
 	fill("follow_history", "../projections/history/testdata/follow_history.v0.json")
 	fill("threads", "../store/testdata/threads.v0.json")
 	const comment = "0190a000-0000-7000-8000-0000000000a1"
-	f.exec(t, `INSERT INTO comments (tenant_id, comment_id, post_id, slug, path, author_id, body, version) VALUES ($1, $2, 42, 'abcdefgh', '00000000000000abcdefgh', 7, 'second', 2)`, tenant, comment)
+	f.exec(t, `INSERT INTO comments (tenant_id, comment_id, post_id, slug, path, author_id, body, version)
+		VALUES ($1, $2, 42, 'abcdefgh', '00000000000000abcdefgh', 7, 'second', 2)`, tenant, comment)
 	for path, want := range map[string][]string{
 		"/v1/comments/" + comment + "/versions":           {"2 LATEST leo", "1 ARCHIVED ann"},
 		"/v1/follows/7/9007199254740993/versions":         {"2 LATEST leo", "1 ARCHIVED ann"},

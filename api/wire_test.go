@@ -19,7 +19,7 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// serve answers on a port as the program does.
+// serve answers on a port like the program does.
 func (f fixture) serve(t *testing.T) (addr string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -38,8 +38,8 @@ func (f fixture) serve(t *testing.T) (addr string) {
 	return l.Addr().String()
 }
 
-// talk sends bytes as they are, then those of slowly one by one, and reads answers until the server closes the connection, which it may be about to do, or has
-// nothing more to say after as many as are wanted.
+// talk sends these bytes, then the bytes of slowly one by one. It reads answers until the server closes the connection,
+// or sends nothing more after the wanted number of answers.
 func talk(t *testing.T, addr, send, slowly string, want int, closing bool) (answers []answer, closed bool) {
 	t.Helper()
 	conn, err := net.Dial("tcp", addr)
@@ -63,7 +63,7 @@ func talk(t *testing.T, addr, send, slowly string, want int, closing bool) (answ
 	for in := bufio.NewReader(conn); ; {
 		wait := 10 * time.Second
 		if len(answers) >= want && !closing {
-			wait = 200 * time.Millisecond // for what should not come
+			wait = 200 * time.Millisecond // for an answer that should not come
 		}
 		if err := conn.SetReadDeadline(time.Now().Add(wait)); err != nil {
 			t.Fatal(err)
@@ -88,7 +88,8 @@ func talk(t *testing.T, addr, send, slowly string, want int, closing bool) (answ
 	}
 }
 
-// TestBadInputOnTheWire has what only a connection can carry. What HTTP itself forbids is refused before the API sees it, in plain text.
+// TestBadInputOnTheWire has requests that only a connection can carry. The server refuses requests that HTTP forbids
+// before the API sees them, in plain text.
 func TestBadInputOnTheWire(t *testing.T) {
 	cfg := config()
 	cfg.RequestTimeout = 1500 * time.Millisecond
@@ -102,7 +103,7 @@ func TestBadInputOnTheWire(t *testing.T) {
 	const comment = `{"author_id":"1","body":"x"}`
 	var zipped strings.Builder
 	z := gzip.NewWriter(&zipped)
-	_, _ = io.WriteString(z, comment) // into memory
+	_, _ = io.WriteString(z, comment) // never fails in memory
 	_ = z.Close()
 	sized := func(body string) string { return "Content-Length: " + strconv.Itoa(len(body)) + "\r\n\r\n" + body }
 	before := f.rows(t)
@@ -112,56 +113,80 @@ func TestBadInputOnTheWire(t *testing.T) {
 		code         string
 		closed       bool
 	}{
-		"a body that comes a byte at a time":               {post + "Content-Length: 100\r\n\r\n{", strings.Repeat(" ", 60), 408, "request-timeout", true},
-		"chunks that come a byte at a time":                {post + "Transfer-Encoding: chunked\r\n\r\n", strings.Repeat("1\r\n \r\n", 10), 408, "request-timeout", true},
-		"a body that never comes":                          {post + "Content-Length: 100\r\n\r\n", "", 408, "request-timeout", true},
-		"a body that never comes where none is taken":      {"PUT /v1/follows/1/1 HTTP/1.1\r\n" + auth + "Content-Length: 100\r\n\r\n", "", 408, "request-timeout", true},
-		"a body of a GET that never comes":                 {"GET /v1/users/1/counts HTTP/1.1\r\n" + auth + "Content-Length: 100\r\n\r\n", "", 408, "request-timeout", true},
-		"chunks of a GET that never come":                  {"GET /v1/users/1/counts HTTP/1.1\r\n" + auth + "Transfer-Encoding: chunked\r\n\r\n", "", 408, "request-timeout", true},
-		"a body of a GET that is too large":                {"GET /v1/users/1/counts HTTP/1.1\r\n" + auth + "Content-Length: 9000000000\r\n\r\n{", "", 413, "request-too-large", true},
-		"a length and chunks":                              {post + "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n1c\r\n" + comment + "\r\n0\r\n\r\n", "", 400, plain, true},
-		"chunks and a length, in other letters":            {post + "transfer-ENCODING:chunked\r\nX: y\r\ncontent-length:5\r\n\r\n1c\r\n" + comment + "\r\n0\r\n\r\n", "", 400, plain, true},
-		"a length and chunks of HTTP/1.0":                  {"POST /v1/posts/1/comments HTTP/1.0\r\n" + auth + "Content-Length: 28\r\nTransfer-Encoding: chunked\r\n\r\n" + comment, "", 400, plain, true},
-		"a limit with a sign":                              {get("/v1/users/1/followers?limit=%2B5"), "", 422, "validation-failed", false},
-		"a limit with a blank":                             {get("/v1/users/1/followers?limit=+5"), "", 422, "validation-failed", false},
-		"a limit with a zero in front":                     {get("/v1/users/1/followers?limit=01"), "", 422, "validation-failed", false},
-		"no limit with a sign":                             {get("/v1/users/1/followers?limit=-0"), "", 422, "validation-failed", false},
-		"a slow body without a token":                      {"POST /v1/posts/1/comments HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n", strings.Repeat(" ", 60), 401, "unauthenticated", true},
-		"a large body without a token":                     {"POST /v1/posts/1/comments HTTP/1.1\r\nHost: x\r\nContent-Length: 9000000000\r\n\r\n{", "", 401, "unauthenticated", true},
-		"a body that says to be too large":                 {post + "Content-Length: 9000000000\r\n\r\n{", "", 413, "request-too-large", true},
-		"headers of 100 KiB":                               {put + "X-Large: " + strings.Repeat("x", 100<<10) + "\r\n\r\n", "", 431, plain, true},
-		"a path of 100 KiB":                                {get("/v1/follows/" + strings.Repeat("1", 100<<10) + "/2"), "", 431, plain, true},
-		"a path of 50 KiB":                                 {get("/v1/follows/" + strings.Repeat("1", 50<<10) + "/2"), "", 422, "validation-failed", false},
-		"a query of 50 KiB":                                {get("/v1/users/1/followers?cursor=" + strings.Repeat("A", 50<<10)), "", 400, "cursor-invalid", false},
-		"ten thousand parameters":                          {get("/v1/users/1/followers?" + strings.Repeat("a=1&", 10000) + "b=1"), "", 400, "bad-request", false},
-		"an actor with CR":                                 {put + "Tidings-Actor: a\rb\r\n\r\n", "", 400, plain, true},
-		"an actor with NUL":                                {put + "Tidings-Actor: a\x00b\r\n\r\n", "", 400, plain, true},
-		"a folded header":                                  {put + "Tidings-Actor: a\r\n b\x01\r\n\r\n", "", 400, plain, true},
-		"a header without a name":                          {put + ": x\r\n\r\n", "", 400, plain, true},
-		"a blank before the colon":                         {put + "Tidings-Actor : x\r\n\r\n", "", 400, plain, true},
-		"two lengths":                                      {post + "Content-Length: 5\r\nContent-Length: 6\r\n\r\n{    }", "", 400, plain, true},
-		"a length below 0":                                 {post + "Content-Length: -1\r\n\r\n", "", 400, plain, true},
-		"a length that is none":                            {post + "Content-Length: 0x1f\r\n\r\n", "", 400, plain, true},
-		"another transfer coding":                          {post + "Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", "", 501, plain, true},
-		"a gzip body":                                      {post + "Content-Encoding: gzip\r\n" + sized(zipped.String()), "", 415, "unsupported-media-type", false},
-		"two hosts":                                        {"PUT /v1/follows/1/3 HTTP/1.1\r\nHost: y\r\n" + auth + "\r\n", "", 400, plain, true},
-		"no host":                                          {strings.Replace(put, "Host: x\r\n", "", 1) + "\r\n", "", 400, plain, true},
-		"a version of HTTP that is none":                   {strings.Replace(put, "HTTP/1.1", "HTTP/3.7", 1) + "\r\n", "", 505, plain, true},
-		"no HTTP":                                          {"\x16\x03\x01\x02\x00\r\n\r\n", "", 400, plain, true},
-		"a method that is none":                            {"P(T / HTTP/1.1\r\n" + auth + "\r\n", "", 400, plain, true},
-		"an absolute URI":                                  {get("http://elsewhere/v1/follows/0/2"), "", 422, "validation-failed", false},
-		"the options of the server":                        {"OPTIONS * HTTP/1.1\r\n" + auth + "\r\n", "", 404, "not-found", false},
-		"a tunnel":                                         {"CONNECT elsewhere:443 HTTP/1.1\r\n" + auth + "\r\n", "", 404, "not-found", false},
-		"a slash that is escaped":                          {get("/v1/follows/1%2F2/3"), "", 422, "validation-failed", false},
-		"dots that are escaped":                            {get("/v1/users/%2e%2e/counts"), "", 404, "not-found", false},
-		"NUL that is escaped":                              {get("/v1/follows/1%00/3"), "", 422, "validation-failed", false},
-		"a half of an escape":                              {get("/v1/follows/1%2/3"), "", 400, plain, true},
-		"a path without a slash":                           {get("v1/follows/1/3"), "", 400, plain, true},
-		"a fragment":                                       {get("/v1/follows/1/3#x"), "", 422, "validation-failed", false},
-		"an expectation that nobody meets":                 {post + "Expect: miracles\r\n" + sized(comment), "", 417, plain, true},
-		"a body that waits to be asked for, without token": {"POST /v1/posts/1/comments HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 28\r\n\r\n", "", 401, "unauthenticated", false},
+		"a body that comes a byte at a time": {post + "Content-Length: 100\r\n\r\n{", strings.Repeat(" ", 60), 408,
+			"request-timeout", true},
+		"chunks that come a byte at a time": {post + "Transfer-Encoding: chunked\r\n\r\n", strings.Repeat("1\r\n \r\n", 10),
+			408, "request-timeout", true},
+		"a body that never comes": {post + "Content-Length: 100\r\n\r\n", "", 408, "request-timeout", true},
+		"a body that never comes where none is taken": {"PUT /v1/follows/1/1 HTTP/1.1\r\n" + auth + "Content-Length: 100\r\n\r\n", "",
+			408, "request-timeout", true},
+		"a body of a GET that never comes": {"GET /v1/users/1/counts HTTP/1.1\r\n" + auth + "Content-Length: 100\r\n\r\n",
+			"", 408, "request-timeout", true},
+		"chunks of a GET that never come": {"GET /v1/users/1/counts HTTP/1.1\r\n" + auth +
+			"Transfer-Encoding: chunked\r\n\r\n", "", 408, "request-timeout", true},
+		"a body of a GET that is too large": {"GET /v1/users/1/counts HTTP/1.1\r\n" + auth +
+			"Content-Length: 9000000000\r\n\r\n{", "", 413, "request-too-large", true},
+		"a length and chunks": {post + "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n1c\r\n" +
+			comment + "\r\n0\r\n\r\n", "", 400, plain, true},
+		"chunks and a length, in other letters": {post + "transfer-ENCODING:chunked\r\nX: y\r\ncontent-length:5\r\n\r\n1c\r\n" +
+			comment + "\r\n0\r\n\r\n", "", 400, plain, true},
+		"a length and chunks of HTTP/1.0": {"POST /v1/posts/1/comments HTTP/1.0\r\n" + auth +
+			"Content-Length: 28\r\nTransfer-Encoding: chunked\r\n\r\n" + comment, "", 400, plain, true},
+		"a limit with a sign":          {get("/v1/users/1/followers?limit=%2B5"), "", 422, "validation-failed", false},
+		"a limit with a blank":         {get("/v1/users/1/followers?limit=+5"), "", 422, "validation-failed", false},
+		"a limit with a zero in front": {get("/v1/users/1/followers?limit=01"), "", 422, "validation-failed", false},
+		"no limit with a sign":         {get("/v1/users/1/followers?limit=-0"), "", 422, "validation-failed", false},
+		"a slow body without a token": {"POST /v1/posts/1/comments HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n",
+			strings.Repeat(" ", 60), 401, "unauthenticated", true},
+		"a large body without a token": {"POST /v1/posts/1/comments HTTP/1.1\r\nHost: " +
+			"x\r\nContent-Length: 9000000000\r\n\r\n{", "", 401, "unauthenticated", true},
+		"a body that says to be too large": {post + "Content-Length: 9000000000\r\n\r\n{", "", 413,
+			"request-too-large", true},
+		"headers of 100 KiB": {put + "X-Large: " + strings.Repeat("x", 100<<10) + "\r\n\r\n", "", 431, plain,
+			true},
+		"a path of 100 KiB": {get("/v1/follows/" + strings.Repeat("1", 100<<10) + "/2"), "", 431, plain,
+			true},
+		"a path of 50 KiB": {get("/v1/follows/" + strings.Repeat("1", 50<<10) + "/2"), "", 422,
+			"validation-failed", false},
+		"a query of 50 KiB": {get("/v1/users/1/followers?cursor=" + strings.Repeat("A", 50<<10)), "", 400,
+			"cursor-invalid", false},
+		"ten thousand parameters": {get("/v1/users/1/followers?" + strings.Repeat("a=1&", 10000) + "b=1"), "",
+			400, "bad-request", false},
+		"an actor with CR":         {put + "Tidings-Actor: a\rb\r\n\r\n", "", 400, plain, true},
+		"an actor with NUL":        {put + "Tidings-Actor: a\x00b\r\n\r\n", "", 400, plain, true},
+		"a folded header":          {put + "Tidings-Actor: a\r\n b\x01\r\n\r\n", "", 400, plain, true},
+		"a header without a name":  {put + ": x\r\n\r\n", "", 400, plain, true},
+		"a blank before the colon": {put + "Tidings-Actor : x\r\n\r\n", "", 400, plain, true},
+		"two lengths": {post + "Content-Length: 5\r\nContent-Length: 6\r\n\r\n{    }", "", 400, plain,
+			true},
+		"a length below 0":      {post + "Content-Length: -1\r\n\r\n", "", 400, plain, true},
+		"a length that is none": {post + "Content-Length: 0x1f\r\n\r\n", "", 400, plain, true},
+		"another transfer coding": {post + "Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", "", 501, plain,
+			true},
+		"a gzip body": {post + "Content-Encoding: gzip\r\n" + sized(zipped.String()), "", 415,
+			"unsupported-media-type", false},
+		"two hosts": {"PUT /v1/follows/1/3 HTTP/1.1\r\nHost: y\r\n" + auth + "\r\n", "", 400, plain,
+			true},
+		"no host": {strings.Replace(put, "Host: x\r\n", "", 1) + "\r\n", "", 400, plain, true},
+		"a version of HTTP that is none": {strings.Replace(put, "HTTP/1.1", "HTTP/3.7", 1) + "\r\n", "", 505, plain,
+			true},
+		"no HTTP":                   {"\x16\x03\x01\x02\x00\r\n\r\n", "", 400, plain, true},
+		"a method that is none":     {"P(T / HTTP/1.1\r\n" + auth + "\r\n", "", 400, plain, true},
+		"an absolute URI":           {get("http://elsewhere/v1/follows/0/2"), "", 422, "validation-failed", false},
+		"the options of the server": {"OPTIONS * HTTP/1.1\r\n" + auth + "\r\n", "", 404, "not-found", false},
+		"a tunnel": {"CONNECT elsewhere:443 HTTP/1.1\r\n" + auth + "\r\n", "",
+			404, "not-found", false},
+		"a slash that is escaped":          {get("/v1/follows/1%2F2/3"), "", 422, "validation-failed", false},
+		"dots that are escaped":            {get("/v1/users/%2e%2e/counts"), "", 404, "not-found", false},
+		"NUL that is escaped":              {get("/v1/follows/1%00/3"), "", 422, "validation-failed", false},
+		"a half of an escape":              {get("/v1/follows/1%2/3"), "", 400, plain, true},
+		"a path without a slash":           {get("v1/follows/1/3"), "", 400, plain, true},
+		"a fragment":                       {get("/v1/follows/1/3#x"), "", 422, "validation-failed", false},
+		"an expectation that nobody meets": {post + "Expect: miracles\r\n" + sized(comment), "", 417, plain, true},
+		"a body that waits to be asked for, without token": {"POST /v1/posts/1/comments HTTP/1.1\r\nHost: x\r\nExpect: " +
+			"100-continue\r\nContent-Length: 28\r\n\r\n", "", 401, "unauthenticated", false},
 	}
-	t.Run("each", func(t *testing.T) { // ends when all have
+	t.Run("each", func(t *testing.T) { // ends when all subtests have ended
 		for name, c := range cases {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
@@ -192,7 +217,7 @@ func TestBadInputOnTheWire(t *testing.T) {
 	}
 }
 
-// TestGoodInputOnTheWire has what may come in a strange shape and is none the worse for it.
+// TestGoodInputOnTheWire has unusual requests that are valid.
 func TestGoodInputOnTheWire(t *testing.T) {
 	f := open(t)
 	addr := f.serve(t)
@@ -203,19 +228,25 @@ func TestGoodInputOnTheWire(t *testing.T) {
 		send   string
 		status []int
 	}{
-		"chunks":                       {post + "Transfer-Encoding: chunked\r\n\r\n1c\r\n" + comment + "\r\n0\r\n\r\n", []int{201}},
-		"a type with a charset":        {post + "Content-Type: Application/JSON ; charset=\"UTF-8\"\r\nContent-Length: 28\r\n\r\n" + comment, []int{201}},
-		"a body that waits":            {post + "Expect: 100-continue\r\nContent-Length: 28\r\n\r\n" + comment, []int{100, 201}},
-		"two requests at once":         {post + "Content-Length: 28\r\n\r\n" + comment + post + "Content-Length: 28\r\n\r\n" + comment, []int{201, 201}},
-		"a request behind chunks":      {post + "Transfer-Encoding: chunked\r\n\r\n1c\r\n" + comment + "\r\n0\r\n\r\nGET /v1/users/1/counts HTTP/1.1\r\n" + auth + "\r\n", []int{201}}, // chunks are a connection's last request
-		"a length behind a length":     {post + "Content-Length: 28\r\n\r\n" + comment + post + "Transfer-Encoding: chunked\r\n\r\n1c\r\n" + comment + "\r\n0\r\n\r\n", []int{201, 201}},
-		"HTTP/1.0":                     {"PUT /v1/follows/1/3 HTTP/1.0\r\n" + auth + "\r\n", []int{201}},
-		"an absolute URI":              {"PUT http://elsewhere/v1/follows/1/4 HTTP/1.1\r\n" + auth + "\r\n", []int{201}},
-		"a digit that is escaped":      {"PUT /v1/follows/1/%35 HTTP/1.1\r\n" + auth + "\r\n", []int{201}},
-		"a name that is escaped":       {"GET /v1/users/1/followers?%6cimit=200 HTTP/1.1\r\n" + auth + "\r\n", []int{200}},
-		"HEAD":                         {"HEAD /v1/users/1/counts HTTP/1.1\r\n" + auth + "\r\n", []int{200}},
-		"a condition that is met":      {"GET /v1/posts/1/thread HTTP/1.1\r\n" + auth + "If-None-Match: *\r\n\r\n", []int{200}},
-		"a request behind a small one": {"PUT /v1/follows/1/6 HTTP/1.1\r\n" + auth + "Content-Length: 5\r\n\r\nabcdeGET /v1/users/1/counts HTTP/1.1\r\n" + auth + "\r\n", []int{201, 200}},
+		"chunks": {post + "Transfer-Encoding: chunked\r\n\r\n1c\r\n" + comment + "\r\n0\r\n\r\n", []int{201}},
+		"a type with a charset": {post + "Content-Type: Application/JSON ; charset=\"UTF-8\"\r\nContent-Length: 28\r\n\r\n" +
+			comment, []int{201}},
+		"a body that waits": {post + "Expect: 100-continue\r\nContent-Length: 28\r\n\r\n" + comment, []int{100, 201}},
+		"two requests at once": {post + "Content-Length: 28\r\n\r\n" + comment + post + "Content-Length: 28\r\n\r\n" + comment,
+			[]int{201, 201}},
+		// chunks are a connection's last request
+		"a request behind chunks": {post + "Transfer-Encoding: chunked\r\n\r\n1c\r\n" + comment +
+			"\r\n0\r\n\r\nGET /v1/users/1/counts HTTP/1.1\r\n" + auth + "\r\n", []int{201}},
+		"a length behind a length": {post + "Content-Length: 28\r\n\r\n" + comment + post + "Transfer-Encoding: chunked\r\n\r\n1c\r\n" +
+			comment + "\r\n0\r\n\r\n", []int{201, 201}},
+		"HTTP/1.0":                {"PUT /v1/follows/1/3 HTTP/1.0\r\n" + auth + "\r\n", []int{201}},
+		"an absolute URI":         {"PUT http://elsewhere/v1/follows/1/4 HTTP/1.1\r\n" + auth + "\r\n", []int{201}},
+		"a digit that is escaped": {"PUT /v1/follows/1/%35 HTTP/1.1\r\n" + auth + "\r\n", []int{201}},
+		"a name that is escaped":  {"GET /v1/users/1/followers?%6cimit=200 HTTP/1.1\r\n" + auth + "\r\n", []int{200}},
+		"HEAD":                    {"HEAD /v1/users/1/counts HTTP/1.1\r\n" + auth + "\r\n", []int{200}},
+		"a condition that is met": {"GET /v1/posts/1/thread HTTP/1.1\r\n" + auth + "If-None-Match: *\r\n\r\n", []int{200}},
+		"a request behind a small one": {"PUT /v1/follows/1/6 HTTP/1.1\r\n" + auth +
+			"Content-Length: 5\r\n\r\nabcdeGET /v1/users/1/counts HTTP/1.1\r\n" + auth + "\r\n", []int{201, 200}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -14,58 +14,60 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// The most bytes that a record keeps of a text.
+// Limits of texts in a record, in bytes.
 const (
 	MaxReasonBytes = 2000
 	maxTextBytes   = 2000
 )
 
-// ErrNotFound reports an act that was never begun.
-var ErrNotFound = errors.New("audit: there is no such act")
+// ErrNotFound reports an act that no Begin recorded.
+var ErrNotFound = errors.New("audit: no such act")
 
 // ErrInvalid reports an act that lacks a reason, or whose reason is longer than MaxReasonBytes.
-var ErrInvalid = errors.New("audit: an act wants a reason of at most " + strconv.Itoa(MaxReasonBytes) + " bytes of text")
+var ErrInvalid = errors.New("audit: an act needs a reason of at most " + strconv.Itoa(MaxReasonBytes) + " bytes of text")
 
 // Act is one act and its record.
 type Act struct {
-	ID          int64      // of the record, in the order of beginning; Begin sets it
-	ActID       uuid.UUID  // names the act: the same one is done once
+	ID          int64      // of the record; rises with each Begin, which sets it
+	ActID       uuid.UUID  // names the act: a repeated id is done once
 	Started     time.Time  // Begin sets it
-	Finished    *time.Time // nil: under way, or the process that did it has ended
-	TenantID    int64      // whom it concerns; 0: the installation
-	TokenTenant int64      // of the token that did it; 0: a system token
+	Finished    *time.Time // nil: in progress, or its process has ended
+	TenantID    int64      // the tenant that it concerns; 0: the installation
+	TokenTenant int64      // the tenant of the operator's token; 0: a system token
 	TokenName   string
-	Fingerprint string // of that token
-	Name        string // what was done, such as "consumer.pause"
-	Target      string // to what
+	Fingerprint string // of the operator's token
+	Name        string // the kind of act, for example "consumer.pause"
+	Target      string // the object of the act
 	Reason      string
-	Outcome     string // a sentence; empty while under way
+	Outcome     string // a sentence; empty while in progress
 	Failed      bool
 }
 
-const columns = `id, act_id, started_at, finished_at, tenant_id, token_tenant, token_name, fingerprint, act, target, reason, coalesce(outcome, ''), failed`
+const columns = `id, act_id, started_at, finished_at, tenant_id, token_tenant, token_name, fingerprint, act, target, reason, ` +
+	`coalesce(outcome, ''), failed`
 
 func scan(row pgx.CollectableRow) (a Act, err error) {
-	err = row.Scan(&a.ID, &a.ActID, &a.Started, &a.Finished, &a.TenantID, &a.TokenTenant, &a.TokenName, &a.Fingerprint, &a.Name, &a.Target, &a.Reason, &a.Outcome, &a.Failed)
+	err = row.Scan(&a.ID, &a.ActID, &a.Started, &a.Finished, &a.TenantID, &a.TokenTenant, &a.TokenName, &a.Fingerprint, &a.Name, &a.Target,
+		&a.Reason, &a.Outcome, &a.Failed)
 	return a, err
 }
 
-// beginSQL records that an act begins, once.
-// Index: operator_acts_act_key.   Locks: the new row.
+// beginSQL records the beginning of an act, once. Index: operator_acts_act_key. Locks: the new row.
 const beginSQL = `
 INSERT /* audit.begin */ INTO operator_acts (act_id, tenant_id, token_tenant, token_name, fingerprint, act, target, reason)
-VALUES (@act_id::uuid, @tenant::bigint, @token_tenant::bigint, @token_name::text, @fingerprint::text, @act::text, @target::text, @reason::text)
+VALUES (@act_id::uuid, @tenant::bigint, @token_tenant::bigint, @token_name::text, @fingerprint::text, @act::text, @target::text,
+	@reason::text)
 ON CONFLICT (act_id) DO NOTHING RETURNING ` + columns
 
-// Begin records the act before it is done, and returns the record. first is false when an act of this id was begun before: then that one's record is
-// returned, and nothing is to be done. pool acts as postgres.RoleSystem.
+// Begin records an act before it is done, and returns the record. If an act with this id was begun before, first is
+// false and record is that act's: do nothing then. pool acts as postgres.RoleSystem.
 func Begin(ctx context.Context, pool *pgxpool.Pool, a Act) (record Act, first bool, err error) {
 	a.Reason = strings.TrimSpace(a.Reason)
 	if a.Reason == "" || len(a.Reason) > MaxReasonBytes || !utf8.ValidString(a.Reason) || strings.ContainsRune(a.Reason, 0) {
 		return Act{}, false, ErrInvalid
 	}
-	rows, _ := pool.Query(ctx, beginSQL, pgx.StrictNamedArgs{"act_id": a.ActID, "tenant": a.TenantID, "token_tenant": a.TokenTenant, "token_name": a.TokenName,
-		"fingerprint": a.Fingerprint, "act": a.Name, "target": text(a.Target), "reason": a.Reason})
+	rows, _ := pool.Query(ctx, beginSQL, pgx.StrictNamedArgs{"act_id": a.ActID, "tenant": a.TenantID, "token_tenant": a.TokenTenant,
+		"token_name": a.TokenName, "fingerprint": a.Fingerprint, "act": a.Name, "target": text(a.Target), "reason": a.Reason})
 	record, err = pgx.CollectExactlyOneRow(rows, scan)
 	if errors.Is(err, pgx.ErrNoRows) {
 		record, err = Get(ctx, pool, a.ActID)
@@ -77,13 +79,12 @@ func Begin(ctx context.Context, pool *pgxpool.Pool, a Act) (record Act, first bo
 	return record, true, nil
 }
 
-// finishSQL records what came of an act, once.
-// Index: operator_acts_act_key.   Locks: the act.
+// finishSQL records the outcome of an act, once. Index: operator_acts_act_key. Locks: the act.
 const finishSQL = `
 UPDATE /* audit.finish */ operator_acts SET finished_at = now(), outcome = @outcome::text, failed = @failed::boolean
  WHERE act_id = @act_id::uuid AND finished_at IS NULL`
 
-// Finish records the outcome of an act that was begun. The first outcome stays. pool acts as postgres.RoleSystem.
+// Finish records the outcome of a begun act. The first outcome remains. pool acts as postgres.RoleSystem.
 func Finish(ctx context.Context, pool *pgxpool.Pool, id uuid.UUID, outcome string, failed bool) error {
 	if _, err := pool.Exec(ctx, finishSQL, pgx.StrictNamedArgs{"act_id": id, "outcome": text(outcome), "failed": failed}); err != nil {
 		return fmt.Errorf("record the outcome of act %s: %w", id, err)
@@ -91,7 +92,7 @@ func Finish(ctx context.Context, pool *pgxpool.Pool, id uuid.UUID, outcome strin
 	return nil
 }
 
-// text is s as the database takes it, cut to what a record keeps.
+// text returns s in a form that the database accepts, cut to maxTextBytes.
 func text(s string) string {
 	s = strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\x00", "\uFFFD")
 	for len(s) > maxTextBytes {
@@ -101,8 +102,7 @@ func text(s string) string {
 	return s
 }
 
-// getSQL reads one act.
-// Index: operator_acts_act_key.   Locks: none.
+// getSQL reads one act. Index: operator_acts_act_key. Locks: none.
 const getSQL = `SELECT /* audit.get */ ` + columns + ` FROM operator_acts WHERE act_id = @act_id::uuid`
 
 // Get returns the record of an act, or ErrNotFound. pool acts as postgres.RoleSystem.
@@ -118,30 +118,32 @@ func Get(ctx context.Context, pool *pgxpool.Pool, id uuid.UUID) (Act, error) {
 	return a, nil
 }
 
-// Filter says which acts List returns. The zero Filter means all.
+// Filter selects the acts that List returns. The zero Filter selects all.
 type Filter struct {
-	Tenant      *int64    // whom they concern; nil: anybody
-	Name        string    // what was done; empty: anything
-	TokenName   string    // who did it; empty: anybody
-	Text        string    // in the target or the reason, whatever its case
-	From, Until time.Time // when they began: at From or later, before Until; zero: without a bound
-	Before      int64     // ids below it; 0: from the last one
+	Tenant      *int64    // the tenant that they concern; nil: any
+	Name        string    // the kind of act; empty: any
+	TokenName   string    // the operator's token; empty: any
+	Text        string    // part of the target or the reason, in any case
+	From, Until time.Time // of their beginning: at From or later, before Until; zero: no bound
+	Before      int64     // only ids below it; 0: any id
 }
 
-// listSQL reads acts, the last ones first.
-// Index: operator_acts_pkey backwards, operator_acts_tenant_idx for one tenant; the other conditions filter.   Locks: none.
+// listSQL reads acts, newest first. Index: operator_acts_pkey backwards, operator_acts_tenant_idx for one tenant; the
+// other conditions filter. Locks: none.
 const listSQL = `
 SELECT /* audit.list */ ` + columns + `
   FROM operator_acts
  WHERE (@before::bigint = 0 OR id < @before) AND (@tenant::bigint IS NULL OR tenant_id = @tenant) AND (@act::text = '' OR act = @act)
-   AND (@token::text = '' OR token_name = @token) AND (@text::text = '' OR position(lower(@text) IN lower(target)) > 0 OR position(lower(@text) IN lower(reason)) > 0)
+   AND (@token::text = '' OR token_name = @token)
+   AND (@text::text = '' OR position(lower(@text) IN lower(target)) > 0 OR position(lower(@text) IN lower(reason)) > 0)
    AND (@from::timestamptz IS NULL OR started_at >= @from) AND (@until::timestamptz IS NULL OR started_at < @until)
  ORDER BY id DESC LIMIT @limit::int`
 
-// List returns up to limit acts of the filter, the last ones first. The next page is Before the last one's ID. pool acts as postgres.RoleSystem.
+// List returns up to limit acts of the filter, newest first. For the next page set Before to the last act's ID. pool
+// acts as postgres.RoleSystem.
 func List(ctx context.Context, pool *pgxpool.Pool, f Filter, limit int) ([]Act, error) {
-	rows, _ := pool.Query(ctx, listSQL, pgx.StrictNamedArgs{"before": f.Before, "tenant": f.Tenant, "act": f.Name, "token": f.TokenName, "text": f.Text,
-		"from": bound(f.From), "until": bound(f.Until), "limit": limit})
+	rows, _ := pool.Query(ctx, listSQL, pgx.StrictNamedArgs{"before": f.Before, "tenant": f.Tenant, "act": f.Name,
+		"token": f.TokenName, "text": f.Text, "from": bound(f.From), "until": bound(f.Until), "limit": limit})
 	all, err := pgx.CollectRows(rows, scan)
 	if err != nil {
 		return nil, fmt.Errorf("list the acts of operators: %w", err)
@@ -149,13 +151,15 @@ func List(ctx context.Context, pool *pgxpool.Pool, f Filter, limit int) ([]Act, 
 	return all, nil
 }
 
-// lastSQL reads the last act of a name on each target that has ended.
-// Index: operator_acts_target_idx backwards, one range per target.   Locks: none.
+// lastSQL reads the newest finished act of a name on each target. Index: operator_acts_target_idx backwards, one range
+// per target. Locks: none.
 const lastSQL = `
 SELECT /* audit.last */ a.* FROM unnest(@targets::text[]) AS t(target), LATERAL (
-  SELECT ` + columns + ` FROM operator_acts WHERE act = @act::text AND target = t.target AND finished_at IS NOT NULL ORDER BY id DESC LIMIT 1) a`
+  SELECT ` + columns + ` FROM operator_acts WHERE act = @act::text AND target = t.target AND finished_at IS NOT NULL
+   ORDER BY id DESC LIMIT 1) a`
 
-// Last returns the last act of the name that has ended, by target; targets without one are absent. pool acts as postgres.RoleSystem.
+// Last returns the newest finished act of the name, by target. A target without one is missing. pool acts as
+// postgres.RoleSystem.
 func Last(ctx context.Context, pool *pgxpool.Pool, act string, targets []string) (map[string]Act, error) {
 	rows, _ := pool.Query(ctx, lastSQL, pgx.StrictNamedArgs{"act": act, "targets": targets})
 	all, err := pgx.CollectRows(rows, scan)
@@ -176,10 +180,11 @@ func bound(t time.Time) *time.Time {
 	return &t
 }
 
-// exportPage is how many acts Export reads at once.
+// exportPage is the number of acts that Export reads with one statement.
 const exportPage = 1000
 
-// Export calls fn for each act of the filter, the last ones first, in pages: no statement lasts for long. It ends with fn's first error.
+// Export calls fn for each act of the filter, newest first. It reads pages, so that no statement runs for long. It ends
+// with the first error of fn.
 func Export(ctx context.Context, pool *pgxpool.Pool, f Filter, fn func(Act) error) error {
 	for {
 		page, err := List(ctx, pool, f, exportPage)

@@ -18,9 +18,11 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 func TestAnActIsRecordedOnceAndKept(t *testing.T) {
 	db := testkit.Postgres(t)
 	pool, ctx := db.Pool(t, postgres.RoleSystem), t.Context()
-	act := audit.Act{ActID: uuid.New(), TenantID: 7, TokenName: "ada", Fingerprint: "0123456789ab", Name: "consumer.pause", Target: "history", Reason: " a migration \n"}
+	act := audit.Act{ActID: uuid.New(), TenantID: 7, TokenName: "ada", Fingerprint: "0123456789ab", Name: "consumer.pause",
+		Target: "history", Reason: " a migration \n"}
 	first, begun, err := audit.Begin(ctx, pool, act)
-	if err != nil || !begun || first.ID == 0 || first.Reason != "a migration" || first.Finished != nil || time.Since(first.Started) > time.Hour {
+	if err != nil || !begun || first.ID == 0 || first.Reason != "a migration" || first.Finished != nil ||
+		time.Since(first.Started) > time.Hour {
 		t.Fatalf("begin: %+v, %t, %v", first, begun, err)
 	}
 	again := act
@@ -49,10 +51,12 @@ func TestAnActIsRecordedOnceAndKept(t *testing.T) {
 	}
 	odd := act
 	odd.ActID, odd.Target = uuid.New(), "\x00\xff"+strings.Repeat("é", 5000)
-	if got, _, err := audit.Begin(ctx, pool, odd); err != nil || !strings.HasPrefix(got.Target, "\uFFFD\uFFFDé") || len(got.Target) > 2000 {
+	got, _, err := audit.Begin(ctx, pool, odd)
+	if err != nil || !strings.HasPrefix(got.Target, "\uFFFD\uFFFDé") || len(got.Target) > 2000 {
 		t.Errorf("a long target of odd bytes: %d bytes, %v", len(got.Target), err)
 	}
-	for _, sql := range []string{`DELETE FROM operator_acts`, `UPDATE operator_acts SET reason = 'none'`, `UPDATE operator_acts SET token_name = 'eve'`} {
+	for _, sql := range []string{`DELETE FROM operator_acts`, `UPDATE operator_acts SET reason = 'none'`,
+		`UPDATE operator_acts SET token_name = 'eve'`} {
 		if _, err := pool.Exec(ctx, sql); err == nil || !strings.Contains(err.Error(), "permission denied") {
 			t.Errorf("%s: %v, want it refused", sql, err)
 		}
@@ -65,7 +69,8 @@ func TestAnActIsRecordedOnceAndKept(t *testing.T) {
 func TestActsAreFilteredAndPaged(t *testing.T) {
 	pool, ctx := testkit.Postgres(t).Pool(t, postgres.RoleSystem), t.Context()
 	for i := range 25 {
-		a := audit.Act{ActID: uuid.New(), TenantID: int64(i % 3), TokenName: []string{"ada", "bob"}[i%2], Fingerprint: "0123456789ab", Name: "a.b", Target: "T", Reason: "because"}
+		a := audit.Act{ActID: uuid.New(), TenantID: int64(i % 3), TokenName: []string{"ada", "bob"}[i%2], Fingerprint: "0123456789ab",
+			Name: "a.b", Target: "T", Reason: "because"}
 		if i == 20 {
 			a.Name, a.Reason = "c.d", "a Special one"
 		}
@@ -73,8 +78,9 @@ func TestActsAreFilteredAndPaged(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, end := range []string{"first", "second", ""} { // the last one is under way
-		a := audit.Act{ActID: uuid.New(), TenantID: 9, TokenName: "eve", Fingerprint: "0123456789ab", Name: "e.f", Target: "U", Reason: "because"}
+	for _, end := range []string{"first", "second", ""} { // the last one is in progress
+		a := audit.Act{ActID: uuid.New(), TenantID: 9, TokenName: "eve", Fingerprint: "0123456789ab", Name: "e.f",
+			Target: "U", Reason: "because"}
 		if _, _, err := audit.Begin(ctx, pool, a); err != nil {
 			t.Fatal(err)
 		}
@@ -93,9 +99,11 @@ func TestActsAreFilteredAndPaged(t *testing.T) {
 		f    audit.Filter
 		want int
 	}{
-		"all": {audit.Filter{}, 28}, "a tenant's": {audit.Filter{Tenant: &one}, 8}, "by name": {audit.Filter{Name: "c.d"}, 1}, "by token": {audit.Filter{TokenName: "bob"}, 12},
-		"by text": {audit.Filter{Text: "special"}, 1}, "of the future": {audit.Filter{From: time.Now().Add(time.Hour)}, 0}, "of the past": {audit.Filter{Until: time.Now().Add(-time.Hour)}, 0},
-		"of now": {audit.Filter{From: time.Now().Add(-time.Hour), Until: time.Now().Add(time.Hour)}, 28},
+		"all": {audit.Filter{}, 28}, "a tenant's": {audit.Filter{Tenant: &one}, 8}, "by name": {audit.Filter{Name: "c.d"}, 1},
+		"by token": {audit.Filter{TokenName: "bob"}, 12},
+		"by text":  {audit.Filter{Text: "special"}, 1}, "of the future": {audit.Filter{From: time.Now().Add(time.Hour)}, 0},
+		"of the past": {audit.Filter{Until: time.Now().Add(-time.Hour)}, 0},
+		"of now":      {audit.Filter{From: time.Now().Add(-time.Hour), Until: time.Now().Add(time.Hour)}, 28},
 	} {
 		n, last := 0, int64(1<<62)
 		for f := c.f; ; {

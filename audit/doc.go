@@ -1,8 +1,9 @@
-// Package audit records what operators and moderators do: who did what to what, why, and what came of it (operator_acts, in the truth).
+// Package audit records the acts of operators and moderators: who did what to which object, why, and with which outcome
+// (table operator_acts in the truth).
 //
-//	Begin ──▶ under way ──▶ Finish ──▶ its outcome
-//	  └─ the same act id again: the record of the first, and nothing is done
+//	Begin ──▶ in progress ──▶ Finish ──▶ outcome
+//	  └─ the same act id again: the record of the first act, and nothing else
 //
-// It promises that an act whose Begin succeeded is on record, whatever became of its answer. It does not promise that an act under way ever finishes: the
-// process that did it may have ended. Nobody may change or delete a record.
+// It promises that an act whose Begin succeeded is on record, whether or not its answer arrived. It does not promise
+// that an act ever finishes, because its process may end before. Nobody may change or delete a record.
 package audit

@@ -18,12 +18,12 @@ import (
 )
 
 const (
-	maxBatch      = 1000    // operations of a request
-	maxBatchBytes = 2 << 20 // of a request; the API takes 4 MiB unless it is set otherwise
+	maxBatch      = 1000    // operations per request
+	maxBatchBytes = 2 << 20 // per request; the API takes 4 MiB by default
 	maxLine       = 4 << 20 // bytes of one outcome
 )
 
-// Operation is one of a batch: those of Put, Remove, Create, Edit and Delete.
+// Operation is one operation of a batch. PutOp, PutWithOp, RemoveOp, CreateOp, EditOp and DeleteOp make one.
 type Operation[T any] struct {
 	kind string // put, remove, create, edit or delete
 
@@ -41,17 +41,17 @@ type Operation[T any] struct {
 
 const anyVersion = -1
 
-// Outcome is what became of one operation of a batch.
+// Outcome is the outcome of one operation of a batch.
 type Outcome[T any] struct {
 	Index    int      // of the operation, from 0
-	Status   int      // what the operation's own method would have been answered
-	Entity   *T       // as it is now, where the operation answers with it
+	Status   int      // the status that the operation's own route would answer
+	Entity   *T       // the current state, if the operation returns it
 	Replayed bool     // an earlier create with this key made the child
 	Token    string   // the Tidings-Token of this write
 	Problem  *Problem // why the operation was refused, or nil
 }
 
-// Err is the outcome's problem as an error.
+// Err returns the outcome's problem as an error, or nil.
 func (o Outcome[T]) Err() error {
 	if o.Problem == nil {
 		return nil
@@ -59,22 +59,22 @@ func (o Outcome[T]) Err() error {
 	return o.Problem
 }
 
-// PutOp makes an edge.
+// PutOp returns the operation that puts an edge.
 func (e Edges[E, R, V]) PutOp(from, to ID) Operation[E] {
 	return Operation[E]{kind: "put", from: from, to: to}
 }
 
-// RemoveOp takes an edge away.
+// RemoveOp returns the operation that removes an edge.
 func (e Edges[E, R, V]) RemoveOp(from, to ID) Operation[E] {
 	return Operation[E]{kind: "remove", from: from, to: to}
 }
 
-// PutWithOp makes an edge with these attributes, all of them.
+// PutWithOp returns the operation that puts an edge with these attributes. A missing attribute gets its default.
 func (e AttributedEdges[E, R, V, A]) PutWithOp(from, to ID, attributes A) Operation[E] {
 	return Operation[E]{kind: "put", from: from, to: to, attributes: attributes}
 }
 
-// CreateOp writes a child under an object. The client gives it an idempotency key.
+// CreateOp returns the operation that creates a child under an object. The client gives it an idempotency key.
 func (c Children[C, N, D, V]) CreateOp(object ID, child N) Operation[C] {
 	o := Operation[C]{kind: "create", object: object, body: child, key: rand.Text()}
 	if r, ok := any(child).(interface{ replyTo() string }); ok {
@@ -83,52 +83,55 @@ func (c Children[C, N, D, V]) CreateOp(object ID, child N) Operation[C] {
 	return o
 }
 
-// EditOp changes a child that has not changed since.
+// EditOp returns the operation that edits a child, on the condition that its version is still child's.
 func (c Children[C, N, D, V]) EditOp(child C, edit D) Operation[C] {
 	id, version := child.Ref()
 	return Operation[C]{kind: "edit", id: id, body: edit, version: version}
 }
 
-// DeleteOp withdraws a child that has not changed since.
+// DeleteOp returns the operation that deletes a child, on the condition that its version is still child's.
 func (c Children[C, N, D, V]) DeleteOp(child C) Operation[C] {
 	id, version := child.Ref()
 	return Operation[C]{kind: "delete", id: id, version: version}
 }
 
-// WithKey sets the idempotency key of a create, in the place of an automatic one.
+// WithKey sets the idempotency key of a create, instead of an automatic one.
 func (o Operation[T]) WithKey(key string) Operation[T] { o.key = key; return o }
 
 // IfVersion makes an operation conditional on this version.
 func (o Operation[T]) IfVersion(version int64) Operation[T] { o.version = version; return o }
 
-// IfAny makes an operation that needs a version apply to whichever there is.
+// IfAny makes an operation that needs a version apply to any version.
 func (o Operation[T]) IfAny() Operation[T] { o.version = anyVersion; return o }
 
-// Batch writes any number of operations, a thousand in a request, and yields their outcomes in the order of the operations while they are written. Each stands
-// alone: an outcome may have a Problem. When an answer breaks off, the client sends again what has no outcome, in its order. That is safe: creates have keys, and a
-// change that an attempt may have made already is refused as stale, with Problem.OutcomeUnknown. An error is the last that it yields.
+// Batch writes any number of operations, 1,000 per request, and yields their outcomes in the order of the operations
+// while it writes. Each operation succeeds or fails alone: an outcome may have a Problem. If an answer breaks off, the
+// client sends the operations without an outcome again, in their order. That is safe: creates have keys, and the API
+// refuses a repeated change as stale, with Problem.OutcomeUnknown. After an error Batch yields nothing more.
 func (e Edges[E, R, V]) Batch(ctx context.Context, ops iter.Seq[Operation[E]], opts ...Option) iter.Seq2[Outcome[E], error] {
 	return func(yield func(Outcome[E], error) bool) {
 		kind, err := e.kind(ctx)
-		b := batch[E]{core: e.core, plural: kind.plural, entity: kind.name, names: kind.names, opts: opts, encode: func(w []byte, o Operation[E]) ([]byte, string, error) {
-			return kind.encode(w, o.kind, o.from, o.to, o.attributes, o.version)
-		}}
+		b := batch[E]{core: e.core, plural: kind.plural, entity: kind.name, names: kind.names, opts: opts,
+			encode: func(w []byte, o Operation[E]) ([]byte, string, error) {
+				return kind.encode(w, o.kind, o.from, o.to, o.attributes, o.version)
+			}}
 		b.run(ctx, err, ops, yield)
 	}
 }
 
-// Batch writes any number of operations: see Edges.Batch.
+// Batch writes any number of operations, like Edges.Batch.
 func (c Children[C, N, D, V]) Batch(ctx context.Context, ops iter.Seq[Operation[C]], opts ...Option) iter.Seq2[Outcome[C], error] {
 	return func(yield func(Outcome[C], error) bool) {
 		kind, err := c.kind(ctx)
-		b := batch[C]{core: c.core, plural: kind.plural, entity: kind.name, names: kind.names, opts: opts, encode: func(w []byte, o Operation[C]) ([]byte, string, error) {
-			return encodeChild(kind, w, o)
-		}}
+		b := batch[C]{core: c.core, plural: kind.plural, entity: kind.name, names: kind.names, opts: opts,
+			encode: func(w []byte, o Operation[C]) ([]byte, string, error) {
+				return encodeChild(kind, w, o)
+			}}
 		b.run(ctx, err, ops, yield)
 	}
 }
 
-// encode writes an operation as JSON, and returns what it is about.
+// encode writes an operation as JSON, and returns the path of its edge.
 func (k edgeKind) encode(w []byte, op string, from, to ID, attributes any, version int64) (_ []byte, subject string, err error) {
 	put, remove := k.words()
 	if op == "put" {
@@ -145,7 +148,7 @@ func (k edgeKind) encode(w []byte, op string, from, to ID, attributes any, versi
 	return append(matched(w, version), '}'), k.path(from, to), nil
 }
 
-// encodeChild writes an operation as JSON, and returns what it is about.
+// encodeChild writes an operation as JSON, and returns the path of its child, or "" for a create.
 func encodeChild[T any](k childKind, w []byte, o Operation[T]) (_ []byte, subject string, err error) {
 	w = fmt.Appendf(w, `{"op":%q`, o.kind)
 	if o.kind == "create" {
@@ -161,7 +164,7 @@ func encodeChild[T any](k childKind, w []byte, o Operation[T]) (_ []byte, subjec
 		}
 		w, subject = matched(w, o.version), k.one(o.id)
 	}
-	if o.body != nil { // an object of its own, whose members go among these
+	if o.body != nil { // a JSON object, whose members join these
 		body, err := json.Marshal(o.body)
 		if err != nil {
 			return nil, "", err
@@ -197,12 +200,14 @@ type batch[T any] struct {
 	encode         func(w []byte, o Operation[T]) (_ []byte, subject string, err error)
 }
 
-// sent is an operation on its way.
+// sent is an operation in progress.
 type sent[T any] struct {
 	line    []byte
-	subject string // what it writes, for the session; "" of a create
-	about   string // the pair or the child that it is about, or replies to: operations that share one keep their order; "" for none
-	unknown bool   // an attempt may have done it
+	subject string // the path of its entity, for the session; "" for a create
+	// about is the pair or child that the operation changes, or the child that it replies to; "" for none. Operations
+	// with the same about keep their order.
+	about   string
+	unknown bool // an earlier attempt may have written it
 	out     *Outcome[T]
 }
 
@@ -239,7 +244,8 @@ func (b *batch[T]) run(ctx context.Context, err error, ops iter.Seq[Operation[T]
 	}
 }
 
-// deliver sends the operations of one request until each has an outcome, and yields these in their order. false ends the batch.
+// deliver sends the operations of one request until each has an outcome, and yields the outcomes in order. It returns
+// false if the batch ends.
 func (b *batch[T]) deliver(ctx context.Context, first int, ops []sent[T], yield func(Outcome[T], error) bool) bool {
 	told, k := 0, newCall(http.MethodPost, "/v1/"+b.plural+":batch", b.opts).repeatable()
 	tell := func() bool {
@@ -267,7 +273,7 @@ func (b *batch[T]) deliver(ctx context.Context, first int, ops []sent[T], yield 
 			return false
 		}
 		if done > 0 {
-			attempt = 1 // of those that are left
+			attempt = 1 // for the operations that are left
 		}
 		if err == nil {
 			continue
@@ -284,7 +290,8 @@ func (b *batch[T]) deliver(ctx context.Context, first int, ops []sent[T], yield 
 	}
 }
 
-// refuseOpen tells operations that the API answers with the same problem again and again of that. It is false where they have no answer.
+// refuseOpen gives open operations the problem that the API repeats for them. It returns false if err is no answer to
+// them.
 func (b *batch[T]) refuseOpen(ops []sent[T], open []int, err error) bool {
 	var p *Problem
 	var o *openError
@@ -299,13 +306,15 @@ func (b *batch[T]) refuseOpen(ops []sent[T], open []int, err error) bool {
 	return true
 }
 
-// openError says that operations of an answer that was whole are to be sent again.
+// openError reports that the answer was complete, but some operations must be sent again.
 type openError struct{ *Problem }
 
 func (e *openError) Unwrap() error { return e.Problem }
 
-// attempt sends the open operations once. done counts those that have an outcome now; more is false when the caller wants no more.
-func (b *batch[T]) attempt(ctx context.Context, k *call, n int, ops []sent[T], open []int, tell func() bool) (done int, more bool, err error) {
+// attempt sends the open operations once. done counts those that got an outcome. more is false if the caller has
+// stopped the iteration.
+func (b *batch[T]) attempt(ctx context.Context, k *call, n int, ops []sent[T], open []int,
+	tell func() bool) (done int, more bool, err error) {
 	k.media, k.body = ndjson, nil
 	for _, i := range open {
 		k.body = append(k.body, ops[i].line...)
@@ -323,7 +332,7 @@ func (b *batch[T]) attempt(ctx context.Context, k *call, n int, ops []sent[T], o
 		}
 		return 0, true, err
 	}
-	defer a.Body.Close() // it was only read
+	defer a.Body.Close() // errors do not matter: the body was only read
 	if media, _, _ := mime.ParseMediaType(a.Header.Get("Content-Type")); media != ndjson {
 		excerpt, _ := io.ReadAll(io.LimitReader(a.Body, maxExcerpt))
 		return 0, true, a.broken(k, excerpt, errors.New("the answer is not NDJSON"))
@@ -337,7 +346,8 @@ func (b *batch[T]) attempt(ctx context.Context, k *call, n int, ops []sent[T], o
 				ops[rest].unknown = true
 			}
 			_, more = settle(ops, again), tell()
-			return done, more, &TransportError{k.method, k.path, fmt.Errorf("the answer broke off after %d of %d outcomes: %w", at, len(open), err)}
+			return done, more, &TransportError{k.method, k.path,
+				fmt.Errorf("the answer broke off after %d of %d outcomes: %w", at, len(open), err)}
 		}
 		out, err := b.outcome(line, &ops[i])
 		if err != nil {
@@ -360,14 +370,14 @@ func (b *batch[T]) attempt(ctx context.Context, k *call, n int, ops []sent[T], o
 	return done, more, err
 }
 
-// refused is an operation whose problem may pass.
+// refused is an operation whose problem may be temporary.
 type refused struct {
 	i       int
 	problem *Problem
 }
 
-// settle leaves operations open whose problem may pass, and returns one of those problems. One is not sent again behind a later one about the same thing
-// that has been done: it keeps its problem.
+// settle leaves operations with a temporary problem open, and returns one of these problems. An operation keeps its
+// problem if a later operation on the same thing was written: a retry would change their order.
 func settle[T any](ops []sent[T], again []refused) (left *Problem) {
 	if len(again) == 0 {
 		return nil
@@ -389,7 +399,7 @@ func settle[T any](ops []sent[T], again []refused) (left *Problem) {
 	return left
 }
 
-// outcome reads one line of the answer.
+// outcome decodes one line of the answer.
 func (b *batch[T]) outcome(line []byte, op *sent[T]) (out Outcome[T], err error) {
 	var raw struct {
 		Status   int      `json:"status"`
@@ -426,7 +436,7 @@ func (b *batch[T]) outcome(line []byte, op *sent[T]) (out Outcome[T], err error)
 	return out, nil
 }
 
-// subject is what the session calls what an operation wrote.
+// subject returns the session's key for the entity that an operation wrote.
 func (b *batch[T]) subject(op *sent[T], entity *T) string {
 	if c, ok := any(entity).(Versioned); ok && entity != nil && op.subject == "" {
 		id, _ := c.Ref()
@@ -435,7 +445,7 @@ func (b *batch[T]) subject(op *sent[T], entity *T) string {
 	return op.subject
 }
 
-// readLine reads a line of bounded length. A line without an end is no line.
+// readLine reads a line of bounded length. A last line without a newline is an error.
 func readLine(r *bufio.Reader) ([]byte, error) {
 	var line []byte
 	for {

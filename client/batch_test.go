@@ -18,14 +18,16 @@ import (
 	"github.com/tidings/tidings/client"
 )
 
-// ledger is as much of the API's batches as a client can see: it does operations in their order, each create of a key once.
+// ledger plays the API's batches as far as a client sees them. It writes operations in order, and each create of a key
+// once.
 type ledger struct {
 	t       *testing.T
-	done    []string       // pairs and bodies, as they were done
+	done    []string       // the written pairs and bodies, in order
 	keys    map[string]int // how often each key made a child
 	version int
 	request int
-	// fault says what becomes of the n-th request: how many lines are answered, and whether those behind them were done too. -1 is all.
+	// fault decides the fate of the n-th request: how many lines are answered, and whether the operations after them
+	// are written too. -1 means all.
 	fault func(request int) (answered, done int)
 	// refuse returns the problem of an operation of a request, or nil.
 	refuse func(request int, op map[string]any) map[string]any
@@ -71,7 +73,8 @@ func (l *ledger) answer(_ int, r *http.Request) (*http.Response, error) {
 			}
 		case op["op"] == "edit":
 			if v, ok := op["if_match"].(float64); ok && int(v) != l.version {
-				outcome = map[string]any{"line": n, "status": 412, "problem": map[string]any{"status": 412, "code": "version-stale", "title": "Stale"}}
+				outcome = map[string]any{"line": n, "status": 412,
+					"problem": map[string]any{"status": 412, "code": "version-stale", "title": "Stale"}}
 			} else {
 				l.version++
 				outcome["status"], outcome["comment"] = 200, json.RawMessage(aComment)
@@ -96,12 +99,12 @@ func (l *ledger) answer(_ int, r *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// lost is a connection that breaks.
+// lost is a broken connection.
 type lost struct{}
 
 func (lost) Read([]byte) (int, error) { return 0, io.ErrUnexpectedEOF }
 
-// likes are operations on posts: a put, or with a negative number a removal.
+// likes returns operations on posts: a put, or for a negative number a removal.
 func likes(c *client.Client, posts ...int) iter.Seq[client.Operation[client.Like]] {
 	return func(yield func(client.Operation[client.Like]) bool) {
 		for _, p := range posts {
@@ -116,7 +119,7 @@ func likes(c *client.Client, posts ...int) iter.Seq[client.Operation[client.Like
 	}
 }
 
-// drain reads a batch: the status of each outcome, and the error that ended it.
+// drain reads a batch, and returns the status of each outcome and the error that ended it.
 func drain[T any](t *testing.T, batch iter.Seq2[client.Outcome[T], error]) (statuses []int, outcomes []client.Outcome[T], err error) {
 	t.Helper()
 	for o, e := range batch {
@@ -142,7 +145,8 @@ func TestBatchesAreOfAnyLength(t *testing.T) {
 		posts[i] = i + 1
 	}
 	statuses, outcomes, err := drain(t, c.Likes.Batch(t.Context(), likes(c, posts...), client.Actor("alice")))
-	if err != nil || len(statuses) != 2500 || len(*requests) != 3 || len(l.done) != 2500 || outcomes[0].Entity == nil || outcomes[0].Entity.PostID != 42 || outcomes[0].Token == "" {
+	if err != nil || len(statuses) != 2500 || len(*requests) != 3 || len(l.done) != 2500 || outcomes[0].Entity == nil ||
+		outcomes[0].Entity.PostID != 42 || outcomes[0].Token == "" {
 		t.Errorf("%v, %d outcomes, %d requests, %d done", err, len(statuses), len(*requests), len(l.done))
 	}
 	if (*requests)[2].Header.Get("Tidings-Actor") != "alice" {
@@ -153,7 +157,7 @@ func TestBatchesAreOfAnyLength(t *testing.T) {
 		t.Errorf("no operation: %v, %v", statuses, err)
 	}
 	n := 0
-	for range c.Likes.Batch(t.Context(), likes(c, posts...)) { // the caller has enough
+	for range c.Likes.Batch(t.Context(), likes(c, posts...)) { // the caller stops early
 		if n++; n == 10 {
 			break
 		}
@@ -161,14 +165,15 @@ func TestBatchesAreOfAnyLength(t *testing.T) {
 	if len(*requests) != 4 {
 		t.Errorf("%d requests", len(*requests))
 	}
-	// A session has the writes of a batch, the last of each entity.
+	// A session has the tokens of a batch: the last one of each entity.
 	s := c.Session()
 	if _, _, err := drain(t, s.Likes.Batch(t.Context(), likes(c, 1, 2, -1))); err != nil || s.Token() != "t5-2,t5-3" {
 		t.Errorf("%v, the session has %q", err, s.Token())
 	}
 }
 
-// Wherever an answer breaks off, what has no outcome is sent again: each operation is done at least once, each create once, in their order.
+// Wherever an answer breaks off, the client sends the operations without an outcome again. Each operation is written at
+// least once, each create exactly once, in order.
 func TestBrokenBatchesAreResumed(t *testing.T) {
 	for answered := range 6 {
 		for done := answered; done <= 5; done++ {
@@ -194,7 +199,8 @@ func TestBrokenBatchesAreResumed(t *testing.T) {
 					t.Errorf("%d answered, %d done: %v, %v, %v", answered, done, statuses, err, l.done)
 				}
 				edited := outcomes[4]
-				if again := done == 5 && answered < 5; again != (edited.Status == 412) || again && !edited.Problem.OutcomeUnknown || edited.Problem != nil && edited.Err() == nil {
+				if again := done == 5 && answered < 5; again != (edited.Status == 412) || again && !edited.Problem.OutcomeUnknown ||
+					edited.Problem != nil && edited.Err() == nil {
 					t.Errorf("%d answered, %d done: the edit is %+v", answered, done, edited)
 				}
 			})
@@ -202,7 +208,7 @@ func TestBrokenBatchesAreResumed(t *testing.T) {
 	}
 }
 
-// What the API did not do for a while is sent again, but not behind a later operation on the same pair that was done.
+// The client sends operations again that the API refused temporarily, but not after a later operation on the same pair.
 func TestRefusedOperationsAreSentAgain(t *testing.T) {
 	overloaded := map[string]any{"status": 503, "code": "overloaded", "title": "Busy"}
 	away := map[string]any{"status": 503, "code": "unavailable", "title": "Away"}
@@ -257,7 +263,7 @@ func TestRefusedOperationsAreSentAgain(t *testing.T) {
 
 func TestBatchesEndWithATypedError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		// The server dies after two outcomes, again and again.
+		// The server dies after two outcomes, each time.
 		c, requests := fake(t, func(n int, r *http.Request) (*http.Response, error) {
 			if n > 1 {
 				return nil, io.ErrUnexpectedEOF
@@ -276,10 +282,14 @@ func TestBatchesEndWithATypedError(t *testing.T) {
 		is   func(error) bool
 	}{
 		{"no role", func() (*http.Response, error) { return refuse(403, "role-missing") }, client.IsForbidden},
-		{"too many", func() (*http.Response, error) { return refuse(413, "too-many-operations") }, func(err error) bool { return client.HasCode(err, client.CodeTooManyOperations) }},
-		{"a page", func() (*http.Response, error) { return reply(200, "<html>", "Content-Type: text/html") }, func(err error) bool { var a *client.AnswerError; return errors.As(err, &a) }},
-		{"lines that are no JSON", func() (*http.Response, error) { return reply(200, "x\ny\n", "Content-Type: "+ndjson) }, func(err error) bool { var a *client.AnswerError; return errors.As(err, &a) }},
-		{"outcomes without a status", func() (*http.Response, error) { return reply(200, "{}\n{}\n", "Content-Type: "+ndjson) }, func(err error) bool { var a *client.AnswerError; return errors.As(err, &a) }},
+		{"too many", func() (*http.Response, error) { return refuse(413, "too-many-operations") },
+			func(err error) bool { return client.HasCode(err, client.CodeTooManyOperations) }},
+		{"a page", func() (*http.Response, error) { return reply(200, "<html>", "Content-Type: text/html") },
+			func(err error) bool { var a *client.AnswerError; return errors.As(err, &a) }},
+		{"lines that are no JSON", func() (*http.Response, error) { return reply(200, "x\ny\n", "Content-Type: "+ndjson) },
+			func(err error) bool { var a *client.AnswerError; return errors.As(err, &a) }},
+		{"outcomes without a status", func() (*http.Response, error) { return reply(200, "{}\n{}\n", "Content-Type: "+ndjson) },
+			func(err error) bool { var a *client.AnswerError; return errors.As(err, &a) }},
 		{"a line without an end", func() (*http.Response, error) {
 			r, err := reply(200, "", "Content-Type: "+ndjson)
 			r.Body, r.ContentLength = io.NopCloser(endless{}), -1
@@ -293,7 +303,8 @@ func TestBatchesEndWithATypedError(t *testing.T) {
 	}
 	l := &ledger{t: t}
 	c, _ := fake(t, l.answer)
-	ops := slices.Values([]client.Operation[client.Comment]{c.Comments.CreateOp(5, client.NewComment{AuthorID: 3, Body: "b"}), c.Comments.DeleteOp(client.Comment{CommentID: exampleUUID})})
+	ops := slices.Values([]client.Operation[client.Comment]{c.Comments.CreateOp(5, client.NewComment{AuthorID: 3, Body: "b"}),
+		c.Comments.DeleteOp(client.Comment{CommentID: exampleUUID})})
 	if statuses, _, err := drain(t, c.Comments.Batch(t.Context(), ops)); !errors.Is(err, client.ErrNoVersion) || len(statuses) != 1 {
 		t.Errorf("an operation without a version: %v, %v", statuses, err)
 	}

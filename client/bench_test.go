@@ -17,7 +17,7 @@ import (
 	"github.com/tidings/tidings/client"
 )
 
-// processor is how long this process has used the processor, for itself and for the system.
+// processor returns the processor time of this process, in user and system mode.
 func processor(b *testing.B) time.Duration {
 	var u syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
@@ -26,7 +26,7 @@ func processor(b *testing.B) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// bareLoop is what a program does without a client: it sends a request, reads the answer and decodes it.
+// bareLoop is a program without a client: it sends a request, reads the answer and decodes it.
 type bareLoop struct {
 	http *http.Client
 	url  string
@@ -58,7 +58,7 @@ func (l bareLoop) ask(ctx context.Context, method, path string, v any) error {
 // benchVariable makes the test binary the server of the benchmark.
 const benchVariable = "TIDINGS_CLIENT_BENCH"
 
-// answers serves two answers of the API, without one. It prints where, and ends with its standard input.
+// answers serves two answers of the API without an API. It prints its address, and ends with its standard input.
 func answers() error {
 	page := `{"items":[`
 	for i := range 50 {
@@ -80,7 +80,7 @@ func answers() error {
 	return err
 }
 
-// startAnswers starts the server of the benchmark as a process of its own, whose processor does not count.
+// startAnswers starts the benchmark's server as a process of its own, so that its processor time does not count.
 func startAnswers(b *testing.B) (url string) {
 	cmd := exec.CommandContext(b.Context(), os.Args[0])
 	cmd.Env = append(os.Environ(), benchVariable+"=1")
@@ -102,8 +102,9 @@ func startAnswers(b *testing.B) (url string) {
 	return url
 }
 
-// BenchmarkClientAgainstBareLoop measures the processor that the client takes more than a bare loop over net/http: pairs of runs, one after the other, against a
-// trivial server that is a process of its own. It reports the median of the pairs' ratios.
+// BenchmarkClientAgainstBareLoop measures how much more processor time the client takes than a bare loop over net/http.
+// It runs pairs, one after the other, against a trivial server in a process of its own. It reports the median of the
+// pairs' ratios.
 func BenchmarkClientAgainstBareLoop(b *testing.B) {
 	url := startAnswers(b)
 	bare := bareLoop{&http.Client{Transport: &http.Transport{}, Timeout: 30 * time.Second}, url}
@@ -113,7 +114,8 @@ func BenchmarkClientAgainstBareLoop(b *testing.B) {
 	}
 	ctx := b.Context()
 	for name, pair := range map[string][2]func() error{
-		"put": {func() error { var v client.Like; return bare.ask(ctx, http.MethodPut, "/v1/likes/7/42", &v) }, func() error { _, err := c.Likes.Put(ctx, 7, 42); return err }},
+		"put": {func() error { var v client.Like; return bare.ask(ctx, http.MethodPut, "/v1/likes/7/42", &v) },
+			func() error { _, err := c.Likes.Put(ctx, 7, 42); return err }},
 		"page": {func() error {
 			var v client.Page[client.UserEntry]
 			return bare.ask(ctx, http.MethodGet, "/v1/users/42/followers", &v)
@@ -137,7 +139,7 @@ func BenchmarkClientAgainstBareLoop(b *testing.B) {
 			var took [2]time.Duration
 			for b.Loop() {
 				var one [2]time.Duration
-				for i := range one { // in turns: what is first leaves garbage to the other
+				for i := range one { // in turns: the first run leaves garbage to the second
 					which := (i + len(ratios)) % 2
 					one[which] = measure(pair[which])
 					took[which] += one[which]

@@ -21,26 +21,26 @@ import (
 	"time"
 )
 
-// Retry says when a request is repeated.
+// Retry configures the repetition of requests.
 type Retry struct {
-	Attempts int           // of a request in all, the first included; 0 and 1 repeat none
-	First    time.Duration // wait before the second attempt, doubled for each further one, half of it by chance
-	Most     time.Duration // longest wait. When the API asks for more, the call returns its problem at once
+	Attempts int           // in all, with the first one; 0 and 1: no repetition
+	First    time.Duration // wait before the second attempt; doubled for each further one, half of it random
+	Most     time.Duration // longest wait; if Retry-After is longer, the call returns the problem at once
 }
 
-// DefaultRetry makes up to 5 attempts and waits for 30 seconds at most before each.
+// DefaultRetry makes up to 5 attempts and waits at most 30 seconds before each.
 func DefaultRetry() Retry {
 	return Retry{Attempts: 5, First: 100 * time.Millisecond, Most: 30 * time.Second}
 }
 
 const (
 	maxAnswer  = 64 << 20 // bytes of a result
-	maxProblem = 64 << 10 // bytes of a refusal
+	maxProblem = 64 << 10 // bytes of a problem
 	maxExcerpt = 200
 	ndjson     = "application/x-ndjson"
 )
 
-// call is one operation on its way.
+// call is one request of an operation, with all its attempts.
 type call struct {
 	method, path string
 	query        url.Values
@@ -48,12 +48,12 @@ type call struct {
 	body         []byte
 	media        string
 	response     *Response
-	err          error // found before anything was sent
+	err          error // found before the first attempt
 
-	fresh   bool   // reads a projection: the session's tokens go with it
-	safe    bool   // may be repeated when the outcome of an attempt is unknown
-	subject string // what the write is about, for the session; "" is its Location
-	unknown bool   // an attempt got no answer
+	fresh   bool   // reads a projection, so it carries the session's tokens
+	safe    bool   // may be repeated if the outcome of an attempt is unknown
+	subject string // the entity of the write, for the session; "": the answer's Location
+	unknown bool   // the outcome of an attempt is unknown
 }
 
 func newCall(method, path string, opts []Option) *call {
@@ -73,10 +73,10 @@ func (k *call) set(name, value string) *call {
 	return k
 }
 
-// projected makes the call one that shows the session's writes.
+// projected makes the call include the session's writes.
 func (k *call) projected() *call { k.fresh = true; return k }
 
-// repeatable makes a POST one that may be repeated.
+// repeatable lets a POST be repeated.
 func (k *call) repeatable() *call { k.safe = true; return k }
 
 // json sets the body.
@@ -86,7 +86,7 @@ func (k *call) json(v any) *call {
 	return k
 }
 
-// matching guards the call with the version, unless an option did.
+// matching makes the call conditional on the version, unless an option did.
 func (k *call) matching(version int64) *call {
 	if k.header.Get("If-Match") != "" {
 		return k
@@ -109,10 +109,11 @@ func (k *call) keyed() *call {
 
 func etag(version int64) string { return `"` + strconv.FormatInt(version, 10) + `"` }
 
-// names are an archetype's names by a kind's, for results of kinds that the package has no types of; nil changes none.
+// names maps a kind's names to the archetype's, for results of kinds without types in this package. A nil names changes
+// none.
 type names map[string]string
 
-// fetch does the call and decodes its result.
+// fetch sends the call and decodes its result.
 func fetch[T any](ctx context.Context, c *core, k *call, n names) (v T, err error) {
 	body, a, err := c.do(ctx, k)
 	if err != nil {
@@ -129,7 +130,7 @@ func fetch[T any](ctx context.Context, c *core, k *call, n names) (v T, err erro
 	return v, nil
 }
 
-// do sends the call until it is answered, and returns the body of a success.
+// do sends the call until it succeeds or may not be repeated, and returns the body of a success.
 func (c *core) do(ctx context.Context, k *call) ([]byte, *answer, error) {
 	for attempt := 1; ; attempt++ {
 		body, a, err := c.attempt(ctx, k, attempt)
@@ -160,10 +161,10 @@ func (c *core) attempt(ctx context.Context, k *call, n int) (body []byte, a *ans
 	return body, a, nil
 }
 
-// answer is one that the API gave; its body is still to be read where send returned no error.
+// answer is an answer to a request. If send returned no error, the caller must still read the body.
 type answer struct{ *http.Response }
 
-// send sends the call once. A refusal is an error. The caller reads the body of a success and closes it.
+// send sends the call once. An answer outside 2xx is an error. The caller reads and closes the body of a success.
 func (c *core) send(ctx context.Context, k *call, n int) (*answer, error) {
 	if k.err != nil {
 		return nil, k.err
@@ -176,7 +177,7 @@ func (c *core) send(ctx context.Context, k *call, n int) (*answer, error) {
 	if err != nil {
 		var u *url.Error
 		if errors.As(err, &u) {
-			err = u.Err // which says method and address again
+			err = u.Err // url.Error repeats method and address
 		}
 		return nil, &TransportError{k.method, k.path, err}
 	}
@@ -237,7 +238,7 @@ func (c *core) wrote(k *call, a *answer) {
 	}
 }
 
-// read reads the body to its end, so that the connection is used again, and closes it.
+// read reads the body to its end, so that the connection can be used again, and closes it.
 func (a *answer) read(most int64) ([]byte, error) {
 	var body []byte
 	var err error
@@ -250,7 +251,7 @@ func (a *answer) read(most int64) ([]byte, error) {
 	return body, errors.Join(err, a.Body.Close())
 }
 
-// refusal is the error that an answer outside 2xx stands for.
+// refusal returns the error of an answer outside 2xx.
 func (a *answer) refusal(k *call, body []byte, err error) error {
 	media, _, _ := mime.ParseMediaType(a.Header.Get("Content-Type"))
 	if err == nil && media == "application/problem+json" {
@@ -271,13 +272,13 @@ func (a *answer) refusal(k *call, body []byte, err error) error {
 	return a.broken(k, body, err)
 }
 
-// broken is an answer that the API cannot have given.
+// broken returns the error of an answer that does not come from the API.
 func (a *answer) broken(k *call, body []byte, err error) error {
-	return &AnswerError{k.method, k.path, a.StatusCode, a.Header.Get("Content-Type"), strings.ToValidUTF8(string(body[:min(len(body), maxExcerpt)]), "\uFFFD"),
-		retryAfter(a.Header.Get("Retry-After")), err}
+	return &AnswerError{k.method, k.path, a.StatusCode, a.Header.Get("Content-Type"),
+		strings.ToValidUTF8(string(body[:min(len(body), maxExcerpt)]), "\uFFFD"), retryAfter(a.Header.Get("Retry-After")), err}
 }
 
-// pause waits until the call may be sent again, and returns err where it may not.
+// pause waits until the call may be sent again. It returns an error if the call must not be sent again.
 func (c *core) pause(ctx context.Context, k *call, attempt int, err error) error {
 	if ctx.Err() != nil || attempt >= c.retry.Attempts {
 		return err
@@ -289,7 +290,7 @@ func (c *core) pause(ctx context.Context, k *call, attempt int, err error) error
 	k.unknown = k.unknown || !known
 	wait := c.retry.wait(attempt, asked)
 	if end, ok := ctx.Deadline(); asked > c.retry.Most || ok && time.Until(end) < wait {
-		return err // what the API said tells more than that time is over
+		return err // the API's problem tells more than an expired deadline
 	}
 	t := time.NewTimer(wait)
 	defer t.Stop()
@@ -301,7 +302,8 @@ func (c *core) pause(ctx context.Context, k *call, attempt int, err error) error
 	}
 }
 
-// wait is how long to wait after an attempt. Chance keeps clients that were refused together from coming back together.
+// wait returns how long to wait after an attempt. It is partly random, so that clients that were refused together do
+// not return together.
 func (r Retry) wait(attempt int, asked time.Duration) time.Duration {
 	d := time.Duration(min(float64(r.First)*math.Pow(2, float64(attempt-1)), float64(r.Most)))
 	if d > 0 {
@@ -313,7 +315,8 @@ func (r Retry) wait(attempt int, asked time.Duration) time.Duration {
 	return d
 }
 
-// mayRepeat reports whether a request that failed so may succeed later, whether it is known that nothing was done, and how long to wait.
+// mayRepeat reports whether a request that failed with err may succeed later, whether it certainly did nothing, and how
+// long the API asks to wait.
 func mayRepeat(err error) (again, known bool, asked time.Duration) {
 	var p *Problem
 	var a *AnswerError
@@ -344,7 +347,7 @@ func mayRepeat(err error) (again, known bool, asked time.Duration) {
 	return false, false, 0
 }
 
-// retryAfter reads the header (RFC 9110, 10.2.3): seconds, or a date.
+// retryAfter reads the value of Retry-After (RFC 9110, 10.2.3): seconds, or a date.
 func retryAfter(value string) time.Duration {
 	if s, err := strconv.ParseInt(value, 10, 32); err == nil {
 		return time.Duration(max(s, 0)) * time.Second
@@ -355,11 +358,12 @@ func retryAfter(value string) time.Duration {
 	return 0
 }
 
-// response is what the answer says beside its result.
+// response returns the facts of the answer beside its result.
 func (a *answer) response(attempts int) Response {
 	h := a.Header
 	return Response{
-		Status: a.StatusCode, RequestID: h.Get("X-Request-Id"), ETag: h.Get("ETag"), Token: h.Get("Tidings-Token"), Location: h.Get("Location"),
+		Status: a.StatusCode, RequestID: h.Get("X-Request-Id"), ETag: h.Get("ETag"), Token: h.Get("Tidings-Token"),
+		Location: h.Get("Location"),
 		Replayed: h.Get("Idempotency-Replayed") == "true", RateLimit: rateLimits(h), Attempts: attempts, Header: h,
 	}
 }

@@ -7,11 +7,11 @@ import (
 	"time"
 )
 
-// childKind is what the API says of a kind of children.
+// childKind is the API's description of a kind of children.
 type childKind struct {
 	name, plural       string
-	parent, parentPath string // the object that they are under, and its plural
-	names              names  // of a kind that the package has no types of
+	parent, parentPath string // the parent object, and its plural
+	names              names  // of a kind without types in this package
 }
 
 // The built-in kinds of children.
@@ -21,14 +21,14 @@ var (
 	reviewKind  = childKind{name: "review", plural: "reviews", parent: "product", parentPath: "products"}
 )
 
-// under is the path of the children of an object, one that of a child.
+// under is the path of an object's children; one is the path of a child.
 func (k childKind) under(object ID) string {
 	return "/v1/" + k.parentPath + "/" + object.String() + "/" + k.plural
 }
 
 func (k childKind) one(id string) string { return "/v1/" + k.plural + "/" + url.PathEscape(id) }
 
-// Comments had routes of their own before there were kinds.
+// The routes of comments are older than kinds, so some have other paths.
 
 func (k childKind) summary(object ID) string {
 	if k.name == commentKind.name {
@@ -51,27 +51,27 @@ func (k childKind) pending() string {
 	return "/v1/moderation/" + k.plural + "/pending"
 }
 
-// ChildState is what every child has beside its place and its content.
+// ChildState has the members that every child has beside its place and its content.
 type ChildState struct {
-	State     string    `json:"state"`   // visible, or why not: pending, hidden, removed, deleted or erased
+	State     string    `json:"state"`   // visible, pending, hidden, removed, deleted or erased
 	Version   int64     `json:"version"` // rises by one with each change
 	CreatedAt time.Time `json:"created_at"`
 	UpdatedAt time.Time `json:"updated_at"`
 }
 
-// Comment is what a user wrote under a post. One that is gone has neither author nor body.
+// Comment is a comment under a post. A hidden, removed, deleted or erased comment has neither author nor body.
 type Comment struct {
 	CommentID string `json:"comment_id"`
 	PostID    ID     `json:"post_id"`
-	ParentID  string `json:"parent_id,omitempty"` // of the comment that it replies to
+	ParentID  string `json:"parent_id,omitempty"` // the comment that it replies to
 	AuthorID  ID     `json:"author_id,omitempty"`
 	Slug      string `json:"slug"`  // the permalink within the post
-	Depth     int    `json:"depth"` // 1 of one that replies to none
+	Depth     int    `json:"depth"` // 1 for a comment that replies to none
 	Body      string `json:"body,omitempty"`
 	ChildState
 }
 
-// Message is what a user wrote in a conversation. One that is gone has neither author nor body.
+// Message is a message in a conversation. A deleted or erased message has neither author nor body.
 type Message struct {
 	MessageID      string `json:"message_id"`
 	ConversationID ID     `json:"conversation_id"`
@@ -80,7 +80,7 @@ type Message struct {
 	ChildState
 }
 
-// Review is what a user wrote about a product. One that is gone has neither author, body nor attributes.
+// Review is a review of a product. A deleted or erased review has neither author, body nor attributes.
 type Review struct {
 	ReviewID  string `json:"review_id"`
 	ProductID ID     `json:"product_id"`
@@ -90,16 +90,16 @@ type Review struct {
 	Attributes *ReviewAttributes `json:"attributes,omitempty"`
 }
 
-// ReviewAttributes are what a review says beside its text.
+// ReviewAttributes are the attributes of a review.
 type ReviewAttributes struct {
 	Rating int64 `json:"rating"` // 1 to 5
 }
 
-// Child is one of any kind. One that is gone has neither author, body nor attributes.
+// Child is a child of any kind. A child that is gone has neither author, body nor attributes.
 type Child struct {
 	ID       string `json:"child_id"`
 	Object   ID     `json:"object_id"`
-	ParentID string `json:"parent_id,omitempty"` // of the child that it replies to
+	ParentID string `json:"parent_id,omitempty"` // the child that it replies to
 	AuthorID ID     `json:"author_id,omitempty"`
 	Slug     string `json:"slug,omitempty"`
 	Depth    int    `json:"depth,omitempty"`
@@ -108,7 +108,7 @@ type Child struct {
 	Attributes map[string]any `json:"attributes,omitempty"`
 }
 
-// Versioned is a child: its id, and the version that a change of it is about.
+// Versioned is a child. Ref returns its id, and the version on which a change of it is conditional.
 type Versioned interface {
 	Ref() (id string, version int64)
 }
@@ -129,7 +129,7 @@ func (c Child) Ref() (id string, version int64) { return c.ID, c.Version }
 type NewComment struct {
 	AuthorID ID     `json:"author_id"`
 	Body     string `json:"body"`                // 1 to 16,384 bytes after trimming
-	ParentID string `json:"parent_id,omitempty"` // of the comment that it replies to
+	ParentID string `json:"parent_id,omitempty"` // the comment that it replies to
 }
 
 // NewMessage is a message to write.
@@ -138,7 +138,7 @@ type NewMessage struct {
 	Body     string `json:"body"` // 1 to 16,384 bytes after trimming
 }
 
-// NewReview is a review to write. An author has one of a product.
+// NewReview is a review to write. An author may have one review of a product.
 type NewReview struct {
 	AuthorID   ID               `json:"author_id"`
 	Body       string           `json:"body"` // 1 to 16,384 bytes after trimming
@@ -149,7 +149,7 @@ type NewReview struct {
 type NewChild struct {
 	AuthorID   ID             `json:"author_id"`
 	Body       string         `json:"body"`                // 1 to 16,384 bytes after trimming
-	ParentID   string         `json:"parent_id,omitempty"` // of the child that it replies to, of a threaded kind
+	ParentID   string         `json:"parent_id,omitempty"` // the child that it replies to, if the kind is threaded
 	Attributes map[string]any `json:"attributes,omitempty"`
 }
 
@@ -166,52 +166,53 @@ type MessageEdit struct {
 	Body string `json:"body"`
 }
 
-// ReviewEdit is what changes of a review: the text, the attributes, or both.
+// ReviewEdit has the changes of a review: of the text, of the attributes, or of both.
 type ReviewEdit struct {
 	Body       string         `json:"body,omitempty"` // "" for no change
 	Attributes *ReviewChanges `json:"attributes,omitempty"`
 }
 
-// ReviewChanges are the attributes that change.
+// ReviewChanges has the changed attributes of a review.
 type ReviewChanges struct {
 	Rating int64 `json:"rating,omitempty"` // 1 to 5; 0 for no change
 }
 
-// ChildEdit is what changes of a child of any kind.
+// ChildEdit has the changes of a child of any kind.
 type ChildEdit struct {
 	Body       string         `json:"body,omitempty"`       // "" for no change
-	Attributes map[string]any `json:"attributes,omitempty"` // nil as a value takes an attribute away
+	Attributes map[string]any `json:"attributes,omitempty"` // nil as a value removes an attribute, or restores its default
 }
 
-// CommentVersion is a comment as it was.
+// CommentVersion is a comment at one version.
 type CommentVersion struct {
 	VersionInfo
 	Comment Comment `json:"comment"`
-	Reason  string  `json:"reason,omitempty"` // the moderator's, for a token with the role moderate
+	Reason  string  `json:"reason,omitempty"` // the moderator's reason; only for a token with the role moderate
 }
 
-// MessageVersion is a message as it was.
+// MessageVersion is a message at one version.
 type MessageVersion struct {
 	VersionInfo
 	Message Message `json:"message"`
 	Reason  string  `json:"reason,omitempty"`
 }
 
-// ReviewVersion is a review as it was.
+// ReviewVersion is a review at one version.
 type ReviewVersion struct {
 	VersionInfo
 	Review Review `json:"review"`
 	Reason string `json:"reason,omitempty"`
 }
 
-// ChildVersion is a child of any kind as it was.
+// ChildVersion is a child of any kind at one version.
 type ChildVersion struct {
 	VersionInfo
 	Child  Child  `json:"child"`
 	Reason string `json:"reason,omitempty"`
 }
 
-// Children are the operations on a kind of children C, written as N and changed as D, whose histories have V.
+// Children has the operations on a kind of children. C is a child, N a new one, D an edit and V a version of its
+// history.
 type Children[C Versioned, N, D, V any] struct {
 	core *core
 	kind func(context.Context) (childKind, error)
@@ -221,7 +222,7 @@ func children[C Versioned, N, D, V any](c *core, k childKind) Children[C, N, D, 
 	return Children[C, N, D, V]{c, func(context.Context) (childKind, error) { return k, nil }}
 }
 
-// ask does a call on the kind.
+// ask sends a call for the kind.
 func ask[T any, C Versioned, N, D, V any](ctx context.Context, c Children[C, N, D, V], of func(childKind) *call) (T, error) {
 	kind, err := c.kind(ctx)
 	if err != nil {
@@ -231,7 +232,7 @@ func ask[T any, C Versioned, N, D, V any](ctx context.Context, c Children[C, N, 
 	return fetch[T](ctx, c.core, of(kind), kind.names)
 }
 
-// where is the path of a list of the kind.
+// where returns a function that finds the path of a list of the kind.
 func (c Children[C, N, D, V]) where(path func(childKind) string) func(context.Context) (string, names, error) {
 	return func(ctx context.Context) (string, names, error) {
 		kind, err := c.kind(ctx)
@@ -239,19 +240,20 @@ func (c Children[C, N, D, V]) where(path func(childKind) string) func(context.Co
 	}
 }
 
-// Create writes a child under an object. It has an Idempotency-Key that stays the same over all attempts, so that they write one.
+// Create creates a child under an object. All attempts have the same Idempotency-Key, so they create one child.
 func (c Children[C, N, D, V]) Create(ctx context.Context, object ID, child N, opts ...Option) (C, error) {
 	return ask[C](ctx, c, func(k childKind) *call {
 		return newCall(http.MethodPost, k.under(object), opts).json(child).keyed()
 	})
 }
 
-// Get reads a child from the truth. IsNotFound reports that there is none.
+// Get reads a child from the truth. If it does not exist, IsNotFound reports true for the error.
 func (c Children[C, N, D, V]) Get(ctx context.Context, id string, opts ...Option) (C, error) {
 	return ask[C](ctx, c, func(k childKind) *call { return newCall(http.MethodGet, k.one(id), opts) })
 }
 
-// Edit changes a child that has not changed since: If-Match is its version. IsStale reports that it has.
+// Edit edits a child on the condition that its version is still child's (If-Match). If it is not, IsStale reports true
+// for the error.
 func (c Children[C, N, D, V]) Edit(ctx context.Context, child C, edit D, opts ...Option) (C, error) {
 	id, version := child.Ref()
 	return ask[C](ctx, c, func(k childKind) *call {
@@ -259,7 +261,8 @@ func (c Children[C, N, D, V]) Edit(ctx context.Context, child C, edit D, opts ..
 	})
 }
 
-// Delete withdraws a child for its author, if it has not changed since: If-Match is its version. That is final.
+// Delete deletes a child for its author, on the condition that its version is still child's (If-Match). It cannot be
+// undone.
 func (c Children[C, N, D, V]) Delete(ctx context.Context, child C, opts ...Option) error {
 	kind, err := c.kind(ctx)
 	if err != nil {
@@ -270,7 +273,7 @@ func (c Children[C, N, D, V]) Delete(ctx context.Context, child C, opts ...Optio
 	return err
 }
 
-// List lists the children of an object: by Order, from Skip or Around on.
+// List lists the children of an object. The options Order, Skip and Around choose the order and the beginning.
 func (c Children[C, N, D, V]) List(object ID, opts ...Option) *List[C] {
 	return lazily[C](c.core, c.where(func(k childKind) string { return k.under(object) }), true, opts)
 }
@@ -280,55 +283,56 @@ func (c Children[C, N, D, V]) ByUser(user ID, opts ...Option) *List[C] {
 	return lazily[C](c.core, c.where(func(k childKind) string { return "/v1/users/" + user.String() + "/" + k.plural }), true, opts)
 }
 
-// Versions lists the versions of a child, newest first. They are a record: they do not wait for a session's writes.
+// Versions lists the versions of a child, newest first. They come from the recorded history, which does not wait for a
+// session's writes.
 func (c Children[C, N, D, V]) Versions(id string, opts ...Option) *List[V] {
 	return lazily[V](c.core, c.where(func(k childKind) string { return k.one(id) + "/versions" }), false, opts)
 }
 
-// ThreadState is what is set for the children of an object.
+// ThreadState has the settings for the children of an object.
 type ThreadState struct {
 	Locked       bool   `json:"locked"`       // no new children
 	Premoderated bool   `json:"premoderated"` // new children are pending until a moderator approves them
 	Title        string `json:"title,omitempty"`
-	Version      int64  `json:"version"` // 0 until something was set
+	Version      int64  `json:"version"` // 0 before the first change
 }
 
-// ThreadSettings are what is set for the comments of a post.
+// ThreadSettings are the settings for the comments of a post.
 type ThreadSettings struct {
 	PostID ID `json:"post_id"`
 	ThreadState
 	UpdatedAt time.Time `json:"updated_at,omitzero"`
 }
 
-// ChildSettings are what is set for the children of an object of any kind.
+// ChildSettings are the settings for the children of an object of any kind.
 type ChildSettings struct {
 	Object ID `json:"object_id"`
 	ThreadState
 	UpdatedAt time.Time `json:"updated_at,omitzero"`
 }
 
-// NewSettings replace all that is set.
+// NewSettings replace all settings.
 type NewSettings struct {
 	Locked       bool   `json:"locked"`
 	Premoderated bool   `json:"premoderated"`
 	Title        string `json:"title,omitempty"`
 }
 
-// ThreadVersion is the settings of a post's comments as they were.
+// ThreadVersion has the settings for a post's comments at one version.
 type ThreadVersion struct {
 	VersionInfo
 	Thread ThreadSettings `json:"thread"`
 }
 
-// SettingsVersion is the settings of the children of an object of any kind as they were.
+// SettingsVersion has the settings for the children of an object of any kind at one version.
 type SettingsVersion struct {
 	VersionInfo
 	Settings ChildSettings `json:"settings"`
 }
 
-// Summary is the children of an object in numbers.
+// Summary has the counts of an object's children.
 type Summary struct {
-	Total          int64     `json:"total"` // ever written
+	Total          int64     `json:"total"` // ever written, deleted ones included
 	Visible        int64     `json:"visible"`
 	LastActivityAt time.Time `json:"last_activity_at,omitzero"` // when the newest visible one was written
 	AsOf           time.Time `json:"as_of"`
@@ -336,33 +340,33 @@ type Summary struct {
 
 func (s *Summary) asOf() time.Time { return s.AsOf }
 
-// CommentSummary is a post's comments in numbers.
+// CommentSummary has the counts of a post's comments.
 type CommentSummary struct {
 	PostID ID `json:"post_id"`
 	Summary
 	Thread ThreadState `json:"thread"`
 }
 
-// MessageSummary is a conversation's messages in numbers.
+// MessageSummary has the counts of a conversation's messages.
 type MessageSummary struct {
 	ConversationID ID `json:"conversation_id"`
 	Summary
 }
 
-// ReviewSummary is a product's reviews in numbers.
+// ReviewSummary has the counts of a product's reviews.
 type ReviewSummary struct {
 	ProductID ID `json:"product_id"`
 	Summary
 }
 
-// ChildSummary is the children of an object of any kind in numbers.
+// ChildSummary has the counts of an object's children of any kind.
 type ChildSummary struct {
 	Object ID `json:"object_id"`
 	Summary
-	Thread *ThreadState `json:"thread,omitempty"` // of a moderated kind
+	Thread *ThreadState `json:"thread,omitempty"` // only of a moderated kind
 }
 
-// CommentTree is all comments of a post.
+// CommentTree has all comments of a post.
 type CommentTree struct {
 	Items  []CommentInTree `json:"items"`
 	Thread ThreadState     `json:"thread"`
@@ -377,7 +381,7 @@ type CommentInTree struct {
 	Replies []CommentInTree `json:"replies,omitempty"`
 }
 
-// CommentWithThread is a comment as its permalink shows it.
+// CommentWithThread is a comment that was read by its permalink.
 type CommentWithThread struct {
 	Comment
 	Thread ThreadState `json:"thread"`
@@ -386,10 +390,10 @@ type CommentWithThread struct {
 
 func (t *CommentWithThread) asOf() time.Time { return t.AsOf }
 
-// ChildTree is all children of an object of any kind.
+// ChildTree has all children of an object of any kind.
 type ChildTree struct {
 	Items  []ChildInTree `json:"items"`
-	Thread *ThreadState  `json:"thread,omitempty"` // of a moderated kind
+	Thread *ThreadState  `json:"thread,omitempty"` // only of a moderated kind
 	AsOf   time.Time     `json:"as_of"`
 }
 
@@ -401,30 +405,31 @@ type ChildInTree struct {
 	Replies []ChildInTree `json:"replies,omitempty"`
 }
 
-// ChildWithThread is a child as its permalink shows it.
+// ChildWithThread is a child that was read by its permalink.
 type ChildWithThread struct {
 	Child
-	Thread *ThreadState `json:"thread,omitempty"` // of a moderated kind
+	Thread *ThreadState `json:"thread,omitempty"` // only of a moderated kind
 	AsOf   time.Time    `json:"as_of"`
 }
 
 func (t *ChildWithThread) asOf() time.Time { return t.AsOf }
 
-// ThreadedChildren are the operations on children that reply to each other and that moderators look after.
+// ThreadedChildren has the operations on children that reply to each other and that moderators decide on.
 type ThreadedChildren[C Versioned, N, D, V any] struct{ Children[C, N, D, V] }
 
-// Replies lists all that is below a child, in the order of the thread.
+// Replies lists all replies below a child, at any depth, in the order of the thread.
 func (t ThreadedChildren[C, N, D, V]) Replies(id string, opts ...Option) *List[C] {
 	return lazily[C](t.core, t.where(func(k childKind) string { return k.one(id) + "/replies" }), true, opts)
 }
 
 // Moderation is a moderator's decision.
 type Moderation struct {
-	State  string `json:"state"` // approved, hidden or removed; or pending, to wait for a moderator
+	State  string `json:"state"` // approved, hidden, removed, or pending (waits for a moderator)
 	Reason string `json:"reason,omitempty"`
 }
 
-// Moderate decides on a child that has not changed since: If-Match is its version. It needs the role moderate.
+// Moderate decides on a child on the condition that its version is still child's (If-Match). It needs the role
+// moderate.
 func (t ThreadedChildren[C, N, D, V]) Moderate(ctx context.Context, child C, m Moderation, opts ...Option) (C, error) {
 	id, version := child.Ref()
 	return ask[C](ctx, t.Children, func(k childKind) *call {
@@ -434,12 +439,13 @@ func (t ThreadedChildren[C, N, D, V]) Moderate(ctx context.Context, child C, m M
 	})
 }
 
-// Pending lists what waits for a moderator, oldest first, of all objects or, with Query, of one: Query("post_id", "7"). It needs the role moderate.
+// Pending lists the children that wait for a moderator, oldest first, of all objects. With Query it lists those of one
+// object: Query("post_id", "7"). It needs the role moderate.
 func (t ThreadedChildren[C, N, D, V]) Pending(opts ...Option) *List[C] {
 	return lazily[C](t.core, t.where(childKind.pending), true, opts)
 }
 
-// guard makes PutSettings conditional: on the version of the settings that were read, or on there being none.
+// guard makes PutSettings conditional: on the version of the settings that were read, or on the absence of settings.
 func guard(k *call, version int64) *call {
 	if version > 0 {
 		return k.matching(version)
@@ -450,74 +456,84 @@ func guard(k *call, version int64) *call {
 	return k
 }
 
-// Comments are the operations on comments.
+// Comments has the operations on comments.
 type Comments struct {
 	ThreadedChildren[Comment, NewComment, CommentEdit, CommentVersion]
 }
 
-// Summary reads a post's comments in numbers.
+// Summary counts a post's comments.
 func (c Comments) Summary(ctx context.Context, post ID, opts ...Option) (CommentSummary, error) {
-	return ask[CommentSummary](ctx, c.Children, func(k childKind) *call { return newCall(http.MethodGet, k.summary(post), opts).projected() })
+	return ask[CommentSummary](ctx, c.Children, func(k childKind) *call {
+		return newCall(http.MethodGet, k.summary(post), opts).projected()
+	})
 }
 
 // Tree reads all comments of a post, up to 1,000.
 func (c Comments) Tree(ctx context.Context, post ID, opts ...Option) (CommentTree, error) {
-	return ask[CommentTree](ctx, c.Children, func(k childKind) *call { return newCall(http.MethodGet, k.under(post)+"/tree", opts).projected() })
+	return ask[CommentTree](ctx, c.Children, func(k childKind) *call {
+		return newCall(http.MethodGet, k.under(post)+"/tree", opts).projected()
+	})
 }
 
-// BySlug reads one comment: the permalink.
+// BySlug reads a comment by its permalink.
 func (c Comments) BySlug(ctx context.Context, post ID, slug string, opts ...Option) (CommentWithThread, error) {
 	return ask[CommentWithThread](ctx, c.Children, func(k childKind) *call {
 		return newCall(http.MethodGet, k.under(post)+"/by-slug/"+url.PathEscape(slug), opts).projected()
 	})
 }
 
-// Settings reads what is set for the comments of a post, from the truth.
+// Settings reads the settings for the comments of a post from the truth.
 func (c Comments) Settings(ctx context.Context, post ID, opts ...Option) (ThreadSettings, error) {
 	return ask[ThreadSettings](ctx, c.Children, func(k childKind) *call { return newCall(http.MethodGet, k.settings(post), opts) })
 }
 
-// PutSettings replaces settings that have not changed since they were read: was says which post, and which version. It needs the role moderate.
+// PutSettings replaces settings on the condition that they have not changed since they were read. was names the post
+// and the version. It needs the role moderate.
 func (c Comments) PutSettings(ctx context.Context, was ThreadSettings, settings NewSettings, opts ...Option) (ThreadSettings, error) {
 	return ask[ThreadSettings](ctx, c.Children, func(k childKind) *call {
 		return guard(newCall(http.MethodPut, k.settings(was.PostID), opts).json(settings), was.Version)
 	})
 }
 
-// SettingsVersions lists what was set for the comments of a post, newest first.
+// SettingsVersions lists the versions of the settings for the comments of a post, newest first.
 func (c Comments) SettingsVersions(post ID, opts ...Option) *List[ThreadVersion] {
 	return lazily[ThreadVersion](c.core, c.where(func(k childKind) string { return k.settings(post) + "/versions" }), false, opts)
 }
 
-// Messages are the operations on messages.
+// Messages has the operations on messages.
 type Messages struct {
 	Children[Message, NewMessage, MessageEdit, MessageVersion]
 }
 
-// Summary reads a conversation's messages in numbers.
+// Summary counts a conversation's messages.
 func (m Messages) Summary(ctx context.Context, conversation ID, opts ...Option) (MessageSummary, error) {
-	return ask[MessageSummary](ctx, m.Children, func(k childKind) *call { return newCall(http.MethodGet, k.summary(conversation), opts).projected() })
+	return ask[MessageSummary](ctx, m.Children, func(k childKind) *call {
+		return newCall(http.MethodGet, k.summary(conversation), opts).projected()
+	})
 }
 
-// Reviews are the operations on reviews.
+// Reviews has the operations on reviews.
 type Reviews struct {
 	Children[Review, NewReview, ReviewEdit, ReviewVersion]
 }
 
-// Summary reads a product's reviews in numbers.
+// Summary counts a product's reviews.
 func (r Reviews) Summary(ctx context.Context, product ID, opts ...Option) (ReviewSummary, error) {
-	return ask[ReviewSummary](ctx, r.Children, func(k childKind) *call { return newCall(http.MethodGet, k.summary(product), opts).projected() })
+	return ask[ReviewSummary](ctx, r.Children, func(k childKind) *call {
+		return newCall(http.MethodGet, k.summary(product), opts).projected()
+	})
 }
 
-// AnyChildren are the operations on a kind of children by its name. The API refuses those of threads for a kind that has none.
+// AnyChildren has the operations on a kind of children by its name. The API refuses thread operations if the kind has
+// no threads.
 type AnyChildren struct {
 	ThreadedChildren[Child, NewChild, ChildEdit, ChildVersion]
 }
 
-// Children returns the operations on the kind of children of this name. It sends nothing: the first operation asks the API how the kind's members are called, and
-// returns an *UnknownKindError where the API has no such kind.
+// Children returns the operations on the kind of children of this name. It sends nothing. The first operation reads the
+// names of the kind's members from the API. It returns an *UnknownKindError if the API has no such kind.
 func (c *Client) Children(kind string) AnyChildren {
-	return AnyChildren{ThreadedChildren[Child, NewChild, ChildEdit, ChildVersion]{Children[Child, NewChild, ChildEdit, ChildVersion]{c.core, func(ctx context.Context) (childKind, error) {
+	find := func(ctx context.Context) (childKind, error) {
 		var k childKind
 		list, err := c.core.kindsOf(ctx, func(l *KindList) bool { return l.child(kind, &k) })
 		if err != nil {
@@ -528,7 +544,9 @@ func (c *Client) Children(kind string) AnyChildren {
 		}
 		k.names = names{k.name + "_id": "child_id", k.parent + "_id": "object_id", k.name: "child"}
 		return k, nil
-	}}}}
+	}
+	all := Children[Child, NewChild, ChildEdit, ChildVersion]{c.core, find}
+	return AnyChildren{ThreadedChildren[Child, NewChild, ChildEdit, ChildVersion]{all}}
 }
 
 func (l *KindList) child(name string, k *childKind) bool {
@@ -548,36 +566,41 @@ func (l *KindList) childNames() (all []string) {
 	return all
 }
 
-// Summary reads the children of an object in numbers.
+// Summary counts the children of an object.
 func (a AnyChildren) Summary(ctx context.Context, object ID, opts ...Option) (ChildSummary, error) {
-	return ask[ChildSummary](ctx, a.Children, func(k childKind) *call { return newCall(http.MethodGet, k.summary(object), opts).projected() })
+	return ask[ChildSummary](ctx, a.Children, func(k childKind) *call {
+		return newCall(http.MethodGet, k.summary(object), opts).projected()
+	})
 }
 
 // Tree reads all children of an object, up to 1,000.
 func (a AnyChildren) Tree(ctx context.Context, object ID, opts ...Option) (ChildTree, error) {
-	return ask[ChildTree](ctx, a.Children, func(k childKind) *call { return newCall(http.MethodGet, k.under(object)+"/tree", opts).projected() })
+	return ask[ChildTree](ctx, a.Children, func(k childKind) *call {
+		return newCall(http.MethodGet, k.under(object)+"/tree", opts).projected()
+	})
 }
 
-// BySlug reads one child: the permalink.
+// BySlug reads a child by its permalink.
 func (a AnyChildren) BySlug(ctx context.Context, object ID, slug string, opts ...Option) (ChildWithThread, error) {
 	return ask[ChildWithThread](ctx, a.Children, func(k childKind) *call {
 		return newCall(http.MethodGet, k.under(object)+"/by-slug/"+url.PathEscape(slug), opts).projected()
 	})
 }
 
-// Settings reads what is set for the children of an object, from the truth.
+// Settings reads the settings for the children of an object from the truth.
 func (a AnyChildren) Settings(ctx context.Context, object ID, opts ...Option) (ChildSettings, error) {
 	return ask[ChildSettings](ctx, a.Children, func(k childKind) *call { return newCall(http.MethodGet, k.settings(object), opts) })
 }
 
-// PutSettings replaces settings that have not changed since they were read: was says which object, and which version. It needs the role moderate.
+// PutSettings replaces settings on the condition that they have not changed since they were read. was names the object
+// and the version. It needs the role moderate.
 func (a AnyChildren) PutSettings(ctx context.Context, was ChildSettings, settings NewSettings, opts ...Option) (ChildSettings, error) {
 	return ask[ChildSettings](ctx, a.Children, func(k childKind) *call {
 		return guard(newCall(http.MethodPut, k.settings(was.Object), opts).json(settings), was.Version)
 	})
 }
 
-// SettingsVersions lists what was set for the children of an object, newest first.
+// SettingsVersions lists the versions of the settings for the children of an object, newest first.
 func (a AnyChildren) SettingsVersions(object ID, opts ...Option) *List[SettingsVersion] {
 	return lazily[SettingsVersion](a.core, func(ctx context.Context) (string, names, error) {
 		k, err := a.kind(ctx)

@@ -12,7 +12,7 @@ import (
 	"github.com/tidings/tidings/event"
 )
 
-// ID names a user, a post or any other object: a number from 1 to 2^63-1. It is a string in JSON.
+// ID is the id of a user, a post or any other object: a number from 1 to 2^63-1. It is a string in JSON.
 type ID = event.ID
 
 // Client calls the API. Make one with New and share it: it is safe for concurrent use.
@@ -36,13 +36,13 @@ type Client struct {
 	core *core
 }
 
-// core is what all services of a client share.
+// core is shared by all services of a client.
 type core struct {
 	*settings
-	session *tokens // nil outside of a session
+	session *tokens // nil outside a session
 }
 
-// settings are those of New.
+// settings are the settings of New.
 type settings struct {
 	base    string
 	token   string
@@ -54,7 +54,7 @@ type settings struct {
 	kinds   kindCache
 }
 
-// kindCache keeps what the API said of its kinds.
+// kindCache keeps the kinds that the API listed last.
 type kindCache struct {
 	mu   sync.Mutex
 	list *KindList
@@ -66,19 +66,23 @@ type Setting func(*settings)
 // WithToken sets the bearer token. `tidings token create` makes one.
 func WithToken(token string) Setting { return func(s *settings) { s.token = token } }
 
-// WithActor names who acts, in events and histories. Without it that is the token's name. The option Actor overrides it for one call.
+// WithActor names the actor of writes, for events and histories. The default is the token's name. The option Actor
+// overrides it for one call.
 func WithActor(actor string) Setting { return func(s *settings) { s.actor = actor } }
 
-// WithHTTPClient sets the client that sends requests. Its transport is the place for tracing, metrics and TLS. Without it, New makes one that keeps 100 idle connections.
+// WithHTTPClient sets the client that sends requests. Use its transport for tracing, metrics and TLS. By default New
+// makes a client that keeps 100 idle connections.
 func WithHTTPClient(h *http.Client) Setting { return func(s *settings) { s.http = h } }
 
-// WithRetry sets when requests are repeated. The zero Retry repeats none.
+// WithRetry sets how requests are repeated. The zero Retry repeats none.
 func WithRetry(r Retry) Setting { return func(s *settings) { s.retry = r } }
 
-// WithAttemptTimeout bounds each attempt, 30 seconds unless set. 0 sets no bound. The context bounds all attempts together.
+// WithAttemptTimeout bounds each attempt. The default is 30 seconds, and 0 sets no bound. The context bounds all
+// attempts together.
 func WithAttemptTimeout(d time.Duration) Setting { return func(s *settings) { s.timeout = d } }
 
-// New returns a client of the API at baseURL, such as https://tidings.example. It sends nothing. The error says what baseURL or the token lacks.
+// New returns a client of the API at baseURL, for example https://tidings.example. It sends nothing. It returns an
+// error if baseURL or the token is invalid.
 func New(baseURL string, with ...Setting) (*Client, error) {
 	s := &settings{retry: DefaultRetry(), timeout: 30 * time.Second}
 	for _, set := range with {
@@ -86,7 +90,7 @@ func New(baseURL string, with ...Setting) (*Client, error) {
 	}
 	u, err := url.Parse(baseURL)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.RawQuery != "" || u.Fragment != "" || u.User != nil {
-		return nil, fmt.Errorf("tidings: %q is not the address of an API: want http://HOST:PORT or https://HOST", baseURL)
+		return nil, fmt.Errorf("tidings: %q is not an API's address: want http://HOST:PORT or https://HOST", baseURL)
 	}
 	s.base = strings.TrimRight(baseURL, "/")
 	if s.token == "" || strings.ContainsFunc(s.token, func(r rune) bool { return r <= ' ' || r > '~' }) {
@@ -101,7 +105,7 @@ func New(baseURL string, with ...Setting) (*Client, error) {
 		t.MaxIdleConnsPerHost = t.MaxIdleConns
 		h.Transport = t
 	}
-	if h.CheckRedirect == nil { // a PUT is not to become a GET
+	if h.CheckRedirect == nil { // a redirect must not turn a PUT into a GET
 		h.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	}
 	s.http = &h
@@ -112,12 +116,14 @@ func New(baseURL string, with ...Setting) (*Client, error) {
 func (c *Client) Close() { c.core.http.CloseIdleConnections() }
 
 func newClient(c *core) *Client {
+	memberships := edges[Membership, MembershipRelation, MembershipVersion](c, membershipKind)
+	comments := children[Comment, NewComment, CommentEdit, CommentVersion](c, commentKind)
 	return &Client{
 		Follows:       Follows{edges[Follow, FollowRelation, FollowVersion](c, followKind)},
 		Likes:         Likes{edges[Like, LikeRelation, LikeVersion](c, likeKind)},
 		Shares:        Shares{edges[Share, ShareRelation, ShareVersion](c, shareKind)},
-		Memberships:   Memberships{AttributedEdges[Membership, MembershipRelation, MembershipVersion, MembershipChanges]{edges[Membership, MembershipRelation, MembershipVersion](c, membershipKind)}},
-		Comments:      Comments{ThreadedChildren[Comment, NewComment, CommentEdit, CommentVersion]{children[Comment, NewComment, CommentEdit, CommentVersion](c, commentKind)}},
+		Memberships:   Memberships{AttributedEdges[Membership, MembershipRelation, MembershipVersion, MembershipChanges]{memberships}},
+		Comments:      Comments{ThreadedChildren[Comment, NewComment, CommentEdit, CommentVersion]{comments}},
 		Messages:      Messages{children[Message, NewMessage, MessageEdit, MessageVersion](c, messageKind)},
 		Reviews:       Reviews{children[Review, NewReview, ReviewEdit, ReviewVersion](c, reviewKind)},
 		Users:         Users{EdgeObjects[UserCounts]{objects[UserCounts](c, "users")}},

@@ -24,7 +24,7 @@ import (
 	"github.com/tidings/tidings/client"
 )
 
-// TestMain runs the tests: without servers those that need none.
+// TestMain runs the tests. Without servers it runs only the tests that need none.
 func TestMain(m *testing.M) {
 	if os.Getenv(benchVariable) != "" {
 		if err := answers(); err != nil {
@@ -43,7 +43,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(closing{m})
 }
 
-// closing closes the connections that examples left open in the transport of everybody.
+// closing closes the connections that examples left open in the default transport.
 type closing struct{ *testing.M }
 
 func (c closing) Run() int {
@@ -51,17 +51,17 @@ func (c closing) Run() int {
 	return c.M.Run()
 }
 
-// transport answers requests in the place of a server.
+// transport answers requests instead of a server.
 type transport func(n int, r *http.Request) (*http.Response, error)
 
-// fake is a client whose requests fn answers; requests keeps them.
+// fake returns a client whose requests fn answers, and the requests.
 func fake(t *testing.T, fn transport, with ...client.Setting) (*client.Client, *[]*http.Request) {
 	t.Helper()
 	var mu sync.Mutex
 	var requests []*http.Request
 	h := &http.Client{Transport: roundTrip(func(r *http.Request) (*http.Response, error) {
 		mu.Lock()
-		if r.Body != nil { // kept, to be looked at
+		if r.Body != nil { // keep the body for the test
 			b, err := io.ReadAll(r.Body)
 			if err != nil {
 				t.Error(err)
@@ -93,7 +93,7 @@ func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// reply is an answer. Headers are "Name: value".
+// reply returns an answer. Headers are "Name: value".
 func reply(status int, body string, headers ...string) (*http.Response, error) {
 	h := http.Header{"Content-Type": {"application/json"}}
 	if status >= 400 {
@@ -106,17 +106,20 @@ func reply(status int, body string, headers ...string) (*http.Response, error) {
 	return &http.Response{StatusCode: status, Header: h, Body: io.NopCloser(strings.NewReader(body)), ContentLength: int64(len(body))}, nil
 }
 
-// refuse is a problem.
+// refuse returns a problem.
 func refuse(status int, code string, headers ...string) (*http.Response, error) {
-	return reply(status, fmt.Sprintf(`{"type":"/docs#%s","title":"No","status":%d,"code":%q,"detail":"because"}`, code, status, code), headers...)
+	return reply(status, fmt.Sprintf(`{"type":"/docs#%s","title":"No","status":%d,"code":%q,"detail":"because"}`, code, status, code),
+		headers...)
 }
 
 const (
-	aLike    = `{"user_id":"7","post_id":"42","status":"ACTIVE","version":3,"created_at":"2026-11-22T10:00:00.000000Z","positioned_at":"2026-11-22T10:00:00.000000Z","updated_at":"2026-11-22T10:00:00.000000Z"}`
-	aComment = `{"comment_id":"0196b2d4-7c3e-7b6a-9d2f-1a2b3c4d5e6f","post_id":"5","author_id":"3","slug":"s","depth":1,"body":"Well said.","state":"visible","version":3,"created_at":"2026-11-22T10:00:00.000000Z","updated_at":"2026-11-22T10:00:00.000000Z"}`
+	aLike = `{"user_id":"7","post_id":"42","status":"ACTIVE","version":3,"created_at":"2026-11-22T10:00:00.000000Z",` +
+		`"positioned_at":"2026-11-22T10:00:00.000000Z","updated_at":"2026-11-22T10:00:00.000000Z"}`
+	aComment = `{"comment_id":"0196b2d4-7c3e-7b6a-9d2f-1a2b3c4d5e6f","post_id":"5","author_id":"3","slug":"s","depth":1,"body":"Well ` +
+		`said.","state":"visible","version":3,"created_at":"2026-11-22T10:00:00.000000Z","updated_at":"2026-11-22T10:00:00.000000Z"}`
 )
 
-// Each refusal that may pass is tried again after the time that the API asks for, and the key of a create stays.
+// The client retries each temporary refusal after the time that the API asks for, with the same key of a create.
 func TestWhatMayPassIsRetried(t *testing.T) {
 	create := func(ctx context.Context, c *client.Client) error {
 		_, err := c.Comments.Create(ctx, 5, client.NewComment{AuthorID: 3, Body: "Well said."})
@@ -138,29 +141,43 @@ func TestWhatMayPassIsRetried(t *testing.T) {
 		again    bool
 		at, most time.Duration // of the wait
 	}{
-		{"a rate limit in seconds", discard, func() (*http.Response, error) { return refuse(429, "rate-limited", "Retry-After: 7") }, true, 7 * time.Second, 9 * time.Second},
+		{"a rate limit in seconds", discard, func() (*http.Response, error) { return refuse(429, "rate-limited", "Retry-After: 7") }, true,
+			7 * time.Second, 9 * time.Second},
 		{"a rate limit with a date", put, func() (*http.Response, error) {
 			return refuse(429, "rate-limited", "Retry-After: "+time.Now().Add(5*time.Second).UTC().Format(http.TimeFormat))
 		}, true, 4 * time.Second, 7 * time.Second},
-		{"a rate limit with rubbish", put, func() (*http.Response, error) { return refuse(429, "rate-limited", "Retry-After: soon") }, true, 0, time.Second},
-		{"a rate limit in the past", put, func() (*http.Response, error) { return refuse(429, "rate-limited", "Retry-After: -3") }, true, 0, time.Second},
-		{"a rate limit of an hour", put, func() (*http.Response, error) { return refuse(429, "rate-limited", "Retry-After: 3600") }, false, 0, 0},
-		{"overload", discard, func() (*http.Response, error) { return refuse(503, "overloaded", "Retry-After: 1") }, true, time.Second, 2 * time.Second},
-		{"a thread on its way back", create, func() (*http.Response, error) { return refuse(503, "thread-returning", "Retry-After: 1") }, true, time.Second, 2 * time.Second},
-		{"no database, of a write that may be repeated", put, func() (*http.Response, error) { return refuse(503, "unavailable", "Retry-After: 1") }, true, time.Second, 2 * time.Second},
-		{"no database, of a create with a key", create, func() (*http.Response, error) { return refuse(503, "unavailable") }, true, 0, time.Second},
-		{"no database, of what has no key", discard, func() (*http.Response, error) { return refuse(503, "unavailable", "Retry-After: 1") }, false, 0, 0},
+		{"a rate limit with rubbish", put, func() (*http.Response, error) { return refuse(429, "rate-limited", "Retry-After: soon") }, true,
+			0, time.Second},
+		{"a rate limit in the past", put, func() (*http.Response, error) { return refuse(429, "rate-limited", "Retry-After: -3") }, true, 0,
+			time.Second},
+		{"a rate limit of an hour", put, func() (*http.Response, error) { return refuse(429, "rate-limited", "Retry-After: 3600") }, false,
+			0, 0},
+		{"overload", discard, func() (*http.Response, error) { return refuse(503, "overloaded", "Retry-After: 1") }, true,
+			time.Second, 2 * time.Second},
+		{"a thread on its way back", create, func() (*http.Response, error) { return refuse(503, "thread-returning", "Retry-After: 1") },
+			true, time.Second, 2 * time.Second},
+		{"no database, of a write that may be repeated", put,
+			func() (*http.Response, error) { return refuse(503, "unavailable", "Retry-After: 1") }, true, time.Second, 2 * time.Second},
+		{"no database, of a create with a key", create, func() (*http.Response, error) { return refuse(503, "unavailable") }, true, 0,
+			time.Second},
+		{"no database, of what has no key", discard, func() (*http.Response, error) { return refuse(503, "unavailable", "Retry-After: 1") },
+			false, 0, 0},
 		{"a lost connection", put, lost, true, 0, time.Second},
 		{"a lost connection of a create with a key", create, lost, true, 0, time.Second},
 		{"a lost connection of what has no key", discard, lost, false, 0, 0},
-		{"a port that refuses, of what has no key", discard, func() (*http.Response, error) { return nil, &net.OpError{Op: "dial", Err: errors.New("refused")} }, true, 0, time.Second},
+		{"a port that refuses, of what has no key", discard,
+			func() (*http.Response, error) { return nil, &net.OpError{Op: "dial", Err: errors.New("refused")} }, true, 0, time.Second},
 		{"an answer that breaks off", put, broken, true, 0, time.Second},
-		{"a proxy's 502", put, func() (*http.Response, error) { return reply(502, "<html>", "Content-Type: text/html") }, true, 0, time.Second},
-		{"a proxy's 502 of what has no key", discard, func() (*http.Response, error) { return reply(502, "<html>", "Content-Type: text/html") }, false, 0, 0},
+		{"a proxy's 502", put, func() (*http.Response, error) { return reply(502, "<html>", "Content-Type: text/html") }, true, 0,
+			time.Second},
+		{"a proxy's 502 of what has no key", discard, func() (*http.Response, error) {
+			return reply(502, "<html>", "Content-Type: text/html")
+		}, false, 0, 0},
 		{"a proxy's 429", discard, func() (*http.Response, error) {
 			return reply(429, "slow", "Content-Type: text/plain", "Retry-After: 2")
 		}, true, 2 * time.Second, 3 * time.Second},
-		{"a request that took too long to arrive", discard, func() (*http.Response, error) { return refuse(408, "request-timeout") }, true, 0, time.Second},
+		{"a request that took too long to arrive", discard,
+			func() (*http.Response, error) { return refuse(408, "request-timeout") }, true, 0, time.Second},
 		{"the server's fault", put, func() (*http.Response, error) { return refuse(500, "internal") }, false, 0, 0},
 		{"a missing role", put, func() (*http.Response, error) { return refuse(403, "role-missing") }, false, 0, 0},
 		{"what is not there", put, func() (*http.Response, error) { return refuse(404, "not-found") }, false, 0, 0},
@@ -188,14 +205,17 @@ func TestWhatMayPassIsRetried(t *testing.T) {
 			} else {
 				used[key] = true
 			}
-			if keys := []string{(*requests)[0].Header.Get("Idempotency-Key"), (*requests)[len(*requests)-1].Header.Get("Idempotency-Key")}; keys[0] != keys[1] || strings.Contains((*requests)[0].URL.Path, "comments") != (keys[0] != "") {
+			if keys := []string{(*requests)[0].Header.Get("Idempotency-Key"),
+				(*requests)[len(*requests)-1].Header.Get("Idempotency-Key")}; keys[0] != keys[1] ||
+				strings.Contains((*requests)[0].URL.Path, "comments") != (keys[0] != "") {
 				t.Errorf("%s: the keys are %q", c.what, keys)
 			}
 		})
 	}
 }
 
-// A storm of refusals ends after so many attempts, with waits that grow and differ; a context that ends during a wait ends it at once.
+// Repeated refusals end after the maximum number of attempts, with waits that grow and differ. A context that ends
+// during a wait ends it at once.
 func TestRetriesAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		storm := func(int, *http.Request) (*http.Response, error) { return refuse(429, "rate-limited", "Retry-After: 1") }
@@ -204,23 +224,27 @@ func TestRetriesAreBounded(t *testing.T) {
 		var meta client.Response
 		_, err := c.Likes.Get(t.Context(), 7, 42, client.WithResponse(&meta))
 		var p *client.Problem
-		if !errors.As(err, &p) || !client.IsRateLimited(err) || p.RetryAfter != time.Second || len(*requests) != 4 || meta.Attempts != 4 || meta.Status != 429 {
+		if !errors.As(err, &p) || !client.IsRateLimited(err) || p.RetryAfter != time.Second || len(*requests) != 4 ||
+			meta.Attempts != 4 || meta.Status != 429 {
 			t.Errorf("%v, %d requests, %+v", err, len(*requests), meta)
 		}
 		if took := time.Since(start); took < 3*time.Second || took > 5*time.Second {
 			t.Errorf("it took %s", took)
 		}
 
-		c, requests = fake(t, func(int, *http.Request) (*http.Response, error) { return nil, io.ErrUnexpectedEOF }, client.WithRetry(client.Retry{Attempts: 6, First: time.Second, Most: 4 * time.Second}))
+		c, requests = fake(t, func(int, *http.Request) (*http.Response, error) { return nil, io.ErrUnexpectedEOF },
+			client.WithRetry(client.Retry{Attempts: 6, First: time.Second, Most: 4 * time.Second}))
 		start = time.Now()
 		_, err = c.Likes.Get(t.Context(), 7, 42)
 		var lost *client.TransportError
-		if took := time.Since(start); !errors.As(err, &lost) || !errors.Is(err, io.ErrUnexpectedEOF) || len(*requests) != 6 || took < 7*time.Second || took > 15*time.Second {
+		if took := time.Since(start); !errors.As(err, &lost) || !errors.Is(err, io.ErrUnexpectedEOF) || len(*requests) != 6 ||
+			took < 7*time.Second || took > 15*time.Second {
 			t.Errorf("%v, %d requests, %s", err, len(*requests), took)
 		}
 
-		// Of very many attempts the late ones wait as long as those before.
-		c, requests = fake(t, func(int, *http.Request) (*http.Response, error) { return nil, io.ErrUnexpectedEOF }, client.WithRetry(client.Retry{Attempts: 200, First: time.Second, Most: 2 * time.Second}))
+		// Late attempts of very many wait no longer than the maximum.
+		c, requests = fake(t, func(int, *http.Request) (*http.Response, error) { return nil, io.ErrUnexpectedEOF },
+			client.WithRetry(client.Retry{Attempts: 200, First: time.Second, Most: 2 * time.Second}))
 		start = time.Now()
 		if _, err = c.Likes.Get(t.Context(), 7, 42); time.Since(start) < 190*time.Second || len(*requests) != 200 {
 			t.Errorf("%d requests within %s: %v", len(*requests), time.Since(start), err)
@@ -245,14 +269,15 @@ func TestRetriesAreBounded(t *testing.T) {
 			t.Errorf("cancelled before: %v, %d requests", err, len(*requests)-sent)
 		}
 
-		// A server that does not answer: each attempt has its time.
+		// The server does not answer: each attempt ends after its time.
 		c, requests = fake(t, func(_ int, r *http.Request) (*http.Response, error) {
 			<-r.Context().Done()
 			return nil, r.Context().Err()
 		},
 			client.WithAttemptTimeout(2*time.Second), client.WithRetry(client.Retry{Attempts: 2, First: time.Second, Most: time.Second}))
 		start = time.Now()
-		if _, err = c.Likes.Get(t.Context(), 7, 42); !errors.Is(err, context.DeadlineExceeded) || len(*requests) != 2 || time.Since(start) > 5*time.Second {
+		if _, err = c.Likes.Get(t.Context(), 7, 42); !errors.Is(err, context.DeadlineExceeded) || len(*requests) != 2 ||
+			time.Since(start) > 5*time.Second {
 			t.Errorf("no answer: %v after %s, %d requests", err, time.Since(start), len(*requests))
 		}
 	})
@@ -263,7 +288,7 @@ type endless struct{}
 
 func (endless) Read(p []byte) (int, error) { return copy(p, strings.Repeat("x", len(p))), nil }
 
-// Whatever comes in the place of an answer is an error of a type, and never a panic.
+// Any unexpected answer leads to an error of a documented type, and never to a panic.
 func TestAnswersThatAreNone(t *testing.T) {
 	for _, c := range []struct {
 		what string
@@ -274,13 +299,17 @@ func TestAnswersThatAreNone(t *testing.T) {
 		{"a proxy's page", func() (*http.Response, error) {
 			return reply(502, "<html>Bad gateway\xff</html>", "Content-Type: text/html")
 		}, isAnswerError(502), "<html>Bad gateway"},
-		{"a page in the place of a result", func() (*http.Response, error) { return reply(200, "<html>login</html>", "Content-Type: text/html") }, isAnswerError(200), "login"},
+		{"a page in the place of a result", func() (*http.Response, error) {
+			return reply(200, "<html>login</html>", "Content-Type: text/html")
+		}, isAnswerError(200), "login"},
 		{"a redirect", func() (*http.Response, error) {
 			return reply(302, "", "Location: http://elsewhere.test/", "Content-Type: text/html")
 		}, isAnswerError(302), "302"},
-		{"a broken problem", func() (*http.Response, error) { return reply(422, `{"code":"validation`) }, isAnswerError(422), "unexpected end"},
+		{"a broken problem", func() (*http.Response, error) { return reply(422, `{"code":"validation`) },
+			isAnswerError(422), "unexpected end"},
 		{"a problem without a code", func() (*http.Response, error) { return reply(404, `{"title":"x"}`) }, isAnswerError(404), "no code"},
-		{"a problem of another status", func() (*http.Response, error) { return reply(409, `{"code":"not-found","status":404}`) }, isAnswerError(409), "another status"},
+		{"a problem of another status", func() (*http.Response, error) { return reply(409, `{"code":"not-found","status":404}`) },
+			isAnswerError(409), "another status"},
 		{"a problem that is a list", func() (*http.Response, error) { return reply(400, `[]`) }, isAnswerError(400), "cannot unmarshal"},
 		{"a huge problem", func() (*http.Response, error) {
 			r, err := reply(400, "")
@@ -293,9 +322,12 @@ func TestAnswersThatAreNone(t *testing.T) {
 			return r, err
 		}, isAnswerError(400), "larger than"},
 		{"no result", func() (*http.Response, error) { return reply(200, "") }, isAnswerError(200), "unexpected end"},
-		{"an id that is none", func() (*http.Response, error) { return reply(200, strings.Replace(aLike, `"7"`, `"seven"`, 1)) }, isAnswerError(200), "seven"},
-		{"a number in the place of an object", func() (*http.Response, error) { return reply(200, "7") }, isAnswerError(200), "cannot unmarshal"},
-		{"not modified", func() (*http.Response, error) { return reply(304, "") }, func(err error) bool { return errors.Is(err, client.ErrNotModified) }, ""},
+		{"an id that is none", func() (*http.Response, error) { return reply(200, strings.Replace(aLike, `"7"`, `"seven"`, 1)) },
+			isAnswerError(200), "seven"},
+		{"a number in the place of an object", func() (*http.Response, error) { return reply(200, "7") },
+			isAnswerError(200), "cannot unmarshal"},
+		{"not modified", func() (*http.Response, error) { return reply(304, "") },
+			func(err error) bool { return errors.Is(err, client.ErrNotModified) }, ""},
 	} {
 		cl, _ := fake(t, func(int, *http.Request) (*http.Response, error) { return c.resp() }, client.WithRetry(client.Retry{}))
 		_, err := cl.Likes.Get(t.Context(), 7, 42)
@@ -306,7 +338,8 @@ func TestAnswersThatAreNone(t *testing.T) {
 			t.Errorf("%s: the message has %d bytes", c.what, len(err.Error()))
 		}
 	}
-	for url, token := range map[string]string{"": "t", "api": "t", "ftp://x": "t", "http://": "t", "http://x?a=b": "t", "http://u:p@x": "t", "http://x": "", "https://x": "a\nb"} {
+	for url, token := range map[string]string{"": "t", "api": "t", "ftp://x": "t", "http://": "t", "http://x?a=b": "t", "http://u:p@x": "t",
+		"http://x": "", "https://x": "a\nb"} {
 		if _, err := client.New(url, client.WithToken(token)); err == nil {
 			t.Errorf("New(%q) with the token %q: no error", url, token)
 		}
@@ -323,21 +356,26 @@ func isAnswerError(status int) func(error) bool {
 
 func TestProblemsAreTyped(t *testing.T) {
 	for code, is := range map[string]func(error) bool{
-		"404 not-found": client.IsNotFound, "401 unauthenticated": client.IsUnauthenticated, "403 role-missing": client.IsForbidden, "422 validation-failed": client.IsInvalid, "422 too-deep": client.IsInvalid,
-		"412 version-stale": client.IsStale, "409 comment-gone": client.IsGone, "429 rate-limited": client.IsRateLimited, "503 unavailable": client.IsUnavailable,
+		"404 not-found": client.IsNotFound, "401 unauthenticated": client.IsUnauthenticated, "403 role-missing": client.IsForbidden,
+		"422 validation-failed": client.IsInvalid, "422 too-deep": client.IsInvalid,
+		"412 version-stale": client.IsStale, "409 comment-gone": client.IsGone, "429 rate-limited": client.IsRateLimited,
+		"503 unavailable": client.IsUnavailable,
 	} {
 		var status int
 		var name string
 		if _, err := fmt.Sscanf(code, "%d %s", &status, &name); err != nil {
 			t.Fatal(err)
 		}
-		c, _ := fake(t, func(int, *http.Request) (*http.Response, error) { return refuse(status, name, "X-Request-Id: r-1") }, client.WithRetry(client.Retry{}))
+		c, _ := fake(t, func(int, *http.Request) (*http.Response, error) { return refuse(status, name, "X-Request-Id: r-1") },
+			client.WithRetry(client.Retry{}))
 		_, err := c.Likes.Get(t.Context(), 7, 42)
 		var p *client.Problem
-		if !errors.As(err, &p) || string(p.Code) != name || p.RequestID != "r-1" || !is(fmt.Errorf("wrapped: %w", err)) || is(io.EOF) || !strings.Contains(err.Error(), "request r-1") {
+		if !errors.As(err, &p) || string(p.Code) != name || p.RequestID != "r-1" || !is(fmt.Errorf("wrapped: %w", err)) || is(io.EOF) ||
+			!strings.Contains(err.Error(), "request r-1") {
 			t.Errorf("%s: %v", code, err)
 		}
-		for other, isOther := range map[string]func(error) bool{"404": client.IsNotFound, "403": client.IsForbidden, "429": client.IsRateLimited} {
+		for other, isOther := range map[string]func(error) bool{"404": client.IsNotFound, "403": client.IsForbidden,
+			"429": client.IsRateLimited} {
 			if !strings.HasPrefix(code, other) && isOther(err) {
 				t.Errorf("%s is also %s", code, other)
 			}
@@ -345,24 +383,29 @@ func TestProblemsAreTyped(t *testing.T) {
 	}
 }
 
-// A change says which version it is about. When the first attempt got no answer, the refusal of the second one says that the first may have made it.
+// A change names its version. If the first attempt got no answer, the problem of the second one says that the first may
+// have succeeded.
 func TestChangesAreGuarded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, requests := fake(t, func(n int, _ *http.Request) (*http.Response, error) {
 			switch n {
 			case 1:
-				return reply(200, aComment, `ETag: "3"`, "X-Request-Id: r-1", `RateLimit-Policy: "read";q=100;w=60`, `RateLimit: "read";r=99;t=50`)
+				return reply(200, aComment, `ETag: "3"`, "X-Request-Id: r-1", `RateLimit-Policy: "read";q=100;w=60`,
+					`RateLimit: "read";r=99;t=50`)
 			case 2:
 				return nil, io.ErrUnexpectedEOF
 			}
-			return reply(412, `{"title":"Stale","status":412,"code":"version-stale","current":`+strings.Replace(aComment, `"version":3`, `"version":4`, 1)+`}`)
+			return reply(412, `{"title":"Stale","status":412,"code":"version-stale","current":`+
+				strings.Replace(aComment, `"version":3`, `"version":4`, 1)+`}`)
 		})
 		var meta client.Response
 		comment, err := c.Comments.Get(t.Context(), exampleUUID, client.WithResponse(&meta))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if want := (client.RateLimit{Policy: "read", Quota: 100, Window: time.Minute, Remaining: 99, Reset: 50 * time.Second}); meta.ETag != `"3"` || meta.RequestID != "r-1" || len(meta.RateLimit) != 1 || meta.RateLimit[0] != want {
+		if want := (client.RateLimit{Policy: "read", Quota: 100, Window: time.Minute, Remaining: 99,
+			Reset: 50 * time.Second}); meta.ETag != `"3"` || meta.RequestID != "r-1" || len(meta.RateLimit) != 1 ||
+			meta.RateLimit[0] != want {
 			t.Errorf("%+v", meta)
 		}
 		_, err = c.Comments.Edit(t.Context(), comment, client.CommentEdit{Body: "x"})
@@ -375,7 +418,8 @@ func TestChangesAreGuarded(t *testing.T) {
 			t.Errorf("If-Match is %s", got)
 		}
 		sent := len(*requests)
-		if err := c.Comments.Delete(t.Context(), client.Comment{CommentID: exampleUUID}); !errors.Is(err, client.ErrNoVersion) || len(*requests) != sent {
+		if err := c.Comments.Delete(t.Context(), client.Comment{CommentID: exampleUUID}); !errors.Is(err, client.ErrNoVersion) ||
+			len(*requests) != sent {
 			t.Errorf("a change without a version: %v", err)
 		}
 		_ = c.Comments.Delete(t.Context(), client.Comment{CommentID: exampleUUID}, client.IfMatchAny()) // refused by the fake
@@ -389,7 +433,7 @@ func TestChangesAreGuarded(t *testing.T) {
 	})
 }
 
-// pagesOf answers a list of 5 in pages of 2.
+// pagesOf answers a list of 5 items in pages of 2.
 func pagesOf(t *testing.T, fail map[string]func() (*http.Response, error)) transport {
 	return func(_ int, r *http.Request) (*http.Response, error) {
 		cursor := r.URL.Query().Get("cursor")
@@ -414,7 +458,7 @@ func pagesOf(t *testing.T, fail map[string]func() (*http.Response, error)) trans
 	}
 }
 
-// A list is read to its end, and one that ended early is resumed: nothing is missed, and no more than a page comes twice.
+// A list is read to its end. A list that ended early is resumed: no item is missing, and at most one page is repeated.
 func TestListsAreResumed(t *testing.T) {
 	c, requests := fake(t, pagesOf(t, nil))
 	for stop := range 7 {
@@ -438,7 +482,8 @@ func TestListsAreResumed(t *testing.T) {
 			}
 			got = append(got, u.UserID)
 		}
-		if repeated := seen + 5 - len(slices.Compact(slices.Sorted(slices.Values(got)))); len(slices.Compact(slices.Sorted(slices.Values(got)))) != 5 || len(got)-5 > 2 && stop < 5 {
+		if repeated := seen + 5 - len(slices.Compact(slices.Sorted(slices.Values(got)))); len(
+			slices.Compact(slices.Sorted(slices.Values(got)))) != 5 || len(got)-5 > 2 && stop < 5 {
 			t.Errorf("stopped behind %d: %v, %d repeated", stop, got, repeated)
 		}
 	}
@@ -451,10 +496,10 @@ func TestListsAreResumed(t *testing.T) {
 	if err != nil || len(first.Items) != 2 || first.Next != "c2" {
 		t.Errorf("%+v, %v", first, err)
 	}
-	// What says where a list begins is for its first page.
+	// The position of a list's beginning is for its first page only.
 	c, requests = fake(t, pagesOf(t, nil))
 	for _, err := range c.Comments.List(9, client.Skip(3), client.Order("newest")).Pages(t.Context()) {
-		_ = err // of another shape
+		_ = err // the answer has another shape
 	}
 	for i, r := range *requests {
 		if q := r.URL.Query(); (q.Get("skip") != "") != (i == 0) || (q.Get("cursor") != "") != (i > 0) || q.Get("order") != "newest" {
@@ -462,7 +507,7 @@ func TestListsAreResumed(t *testing.T) {
 		}
 	}
 
-	// An error is the last that a list yields, and it can be resumed behind it.
+	// A list yields nothing after an error, and can be resumed there.
 	fail := map[string]func() (*http.Response, error){"c2": func() (*http.Response, error) { return refuse(403, "role-missing") }}
 	c, _ = fake(t, pagesOf(t, fail))
 	l := c.Follows.Followers(9)
@@ -500,7 +545,7 @@ func TestListsAreResumed(t *testing.T) {
 	}
 }
 
-// A session sends the token of the last write of each entity with reads of projections, and with nothing else.
+// A session sends the token of the last write of each entity with reads of projections, and with no other request.
 func TestASessionShowsItsWrites(t *testing.T) {
 	var mu sync.Mutex
 	n := 0
@@ -570,18 +615,19 @@ func TestASessionShowsItsWrites(t *testing.T) {
 	}
 }
 
-// The users of the client get what the standard library and package event bring, and nothing else.
+// The package depends only on the standard library and on package event.
 func TestTheClientIsLight(t *testing.T) {
 	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f", "{{if not .Standard}}{{.ImportPath}}{{end}}", ".").Output()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := strings.Fields(string(out)); !slices.Equal(got, []string{"github.com/tidings/tidings/event", "github.com/tidings/tidings/client"}) {
+	if got := strings.Fields(string(out)); !slices.Equal(got,
+		[]string{"github.com/tidings/tidings/event", "github.com/tidings/tidings/client"}) {
 		t.Errorf("it depends on %q", got)
 	}
 }
 
-// tracing is what an OpenTelemetry transport does.
+// tracing plays an OpenTelemetry transport.
 type tracing struct {
 	http.RoundTripper
 	seen *[]string
@@ -595,7 +641,7 @@ func (t tracing) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// A transport of the caller's sees every attempt, and may add to it.
+// A transport of the caller sees every attempt, and may change it.
 func TestTracesComeFromTheTransport(t *testing.T) {
 	var headers, spans []string
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -607,7 +653,8 @@ func TestTracesComeFromTheTransport(t *testing.T) {
 		_, _ = io.WriteString(w, aLike)
 	}))
 	defer srv.Close()
-	c, err := client.New(srv.URL, client.WithToken("secret"), client.WithHTTPClient(&http.Client{Transport: tracing{srv.Client().Transport, &spans}}),
+	c, err := client.New(srv.URL, client.WithToken("secret"),
+		client.WithHTTPClient(&http.Client{Transport: tracing{srv.Client().Transport, &spans}}),
 		client.WithRetry(client.Retry{Attempts: 2, First: time.Millisecond, Most: time.Second}))
 	if err != nil {
 		t.Fatal(err)
@@ -615,7 +662,8 @@ func TestTracesComeFromTheTransport(t *testing.T) {
 	if _, err := c.Likes.Put(t.Context(), 7, 42); err != nil {
 		t.Fatal(err)
 	}
-	if len(headers) != 2 || headers[0] == "" || headers[0] != headers[1] || !slices.Equal(spans, []string{"PUT /v1/likes/7/42", "PUT /v1/likes/7/42"}) {
+	if len(headers) != 2 || headers[0] == "" || headers[0] != headers[1] ||
+		!slices.Equal(spans, []string{"PUT /v1/likes/7/42", "PUT /v1/likes/7/42"}) {
 		t.Errorf("%q, %q", headers, spans)
 	}
 }

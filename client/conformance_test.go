@@ -31,10 +31,10 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-// object is one of JSON.
+// object is a JSON object.
 type object = map[string]any
 
-// document is the OpenAPI document of an API that has the built-in kinds. It has no servers: the document needs none.
+// document is the OpenAPI document of an API with the built-in kinds. The API needs no servers for it.
 func document(t *testing.T) object {
 	t.Helper()
 	pool, err := pgxpool.New(t.Context(), "postgres://127.0.0.1:1/none")
@@ -42,8 +42,11 @@ func document(t *testing.T) object {
 		t.Fatal(err)
 	}
 	t.Cleanup(pool.Close)
-	h, err := api.New(api.Config{CursorKey: strings.Repeat("ab", 32), MaxBodyBytes: 128 << 10, MaxBatchBytes: 4 << 20, RequestTimeout: 10 * time.Second, AddressConnections: 1000, MaxRequests: 512, MaxWait: time.Second},
-		api.Deps{Store: store.New(pool, nil), Tokens: pool, DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Fleet: []projections.Projection{followercounts.New(kinds.Builtin), threadcache.New(kinds.Builtin)}, Log: slog.New(slog.DiscardHandler), Reg: prometheus.NewRegistry()})
+	h, err := api.New(api.Config{CursorKey: strings.Repeat("ab", 32), MaxBodyBytes: 128 << 10, MaxBatchBytes: 4 << 20,
+		RequestTimeout: 10 * time.Second, AddressConnections: 1000, MaxRequests: 512, MaxWait: time.Second},
+		api.Deps{Store: store.New(pool, nil), Tokens: pool, DLQ: outbox.NewDLQ(pool, nil), Projections: pool,
+			Fleet: []projections.Projection{followercounts.New(kinds.Builtin), threadcache.New(kinds.Builtin)},
+			Log:   slog.New(slog.DiscardHandler), Reg: prometheus.NewRegistry()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,31 +61,31 @@ func document(t *testing.T) object {
 
 const exampleUUID = "0196b2d4-7c3e-7b6a-9d2f-1a2b3c4d5e6f"
 
-// method calls the method of an operation and returns what it returns.
+// method calls the method of an operation and returns its result.
 type method func(ctx context.Context, c *client.Client, opts ...client.Option) (any, error)
 
-// typed makes a method of one that returns its result.
+// typed makes a method from a function that returns a result.
 func typed[T any](f func(context.Context, *client.Client, []client.Option) (T, error)) method {
 	return func(ctx context.Context, c *client.Client, opts ...client.Option) (any, error) {
 		return f(ctx, c, opts)
 	}
 }
 
-// bare makes one of a method that has no result.
+// bare makes a method from a function without a result.
 func bare(f func(context.Context, *client.Client, []client.Option) error) method {
 	return func(ctx context.Context, c *client.Client, opts ...client.Option) (any, error) {
 		return nil, f(ctx, c, opts)
 	}
 }
 
-// listed makes one of a method that returns a list.
+// listed makes a method from a function that returns a list.
 func listed[T any](f func(*client.Client, []client.Option) *client.List[T]) method {
 	return func(ctx context.Context, c *client.Client, opts ...client.Option) (any, error) {
 		return f(c, opts).First(ctx)
 	}
 }
 
-// batched makes one of a batch.
+// batched makes a method from a batch.
 func batched[T any](f func(context.Context, *client.Client, []client.Option) func(func(client.Outcome[T], error) bool)) method {
 	return func(ctx context.Context, c *client.Client, opts ...client.Option) (any, error) {
 		var last any
@@ -96,8 +99,9 @@ func batched[T any](f func(context.Context, *client.Client, []client.Option) fun
 	}
 }
 
-// edgeMethods are those that every kind of edges has.
-func edgeMethods[E, R, V any](all map[string]method, put, get, remove, versions, plural string, of func(*client.Client) client.Edges[E, R, V]) {
+// edgeMethods returns the methods of every kind of edges.
+func edgeMethods[E, R, V any](all map[string]method, put, get, remove, versions, plural string,
+	of func(*client.Client) client.Edges[E, R, V]) {
 	all[put] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (E, error) {
 		return of(c).Put(ctx, 7, 42, o...)
 	})
@@ -111,13 +115,15 @@ func edgeMethods[E, R, V any](all map[string]method, put, get, remove, versions,
 	all["check-"+plural] = typed(func(ctx context.Context, c *client.Client, o []client.Option) ([]R, error) {
 		return of(c).Check(ctx, []client.Pair{{From: 7, To: 42}}, o...)
 	})
-	all["batch-"+plural] = batched(func(ctx context.Context, c *client.Client, o []client.Option) func(func(client.Outcome[E], error) bool) {
+	all["batch-"+plural] = batched(func(ctx context.Context, c *client.Client,
+		o []client.Option) func(func(client.Outcome[E], error) bool) {
 		return of(c).Batch(ctx, slices.Values([]client.Operation[E]{of(c).PutOp(7, 42), of(c).RemoveOp(7, 42)}), o...)
 	})
 }
 
-// childMethods are those that every kind of children has.
-func childMethods[C client.Versioned, N, D, V any](all map[string]method, name, versions, byUser string, of func(*client.Client) client.Children[C, N, D, V], created N, was C, edit D) {
+// childMethods returns the methods of every kind of children.
+func childMethods[C client.Versioned, N, D, V any](all map[string]method, name, versions, byUser string,
+	of func(*client.Client) client.Children[C, N, D, V], created N, was C, edit D) {
 	all["create-"+name] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (C, error) {
 		return of(c).Create(ctx, 5, created, o...)
 	})
@@ -133,28 +139,34 @@ func childMethods[C client.Versioned, N, D, V any](all map[string]method, name, 
 	all["list-"+name+"s"] = listed(func(c *client.Client, o []client.Option) *client.List[C] { return of(c).List(5, o...) })
 	all[byUser] = listed(func(c *client.Client, o []client.Option) *client.List[C] { return of(c).ByUser(7, o...) })
 	all[versions] = listed(func(c *client.Client, o []client.Option) *client.List[V] { return of(c).Versions(exampleUUID, o...) })
-	all["batch-"+name+"s"] = batched(func(ctx context.Context, c *client.Client, o []client.Option) func(func(client.Outcome[C], error) bool) {
-		return of(c).Batch(ctx, slices.Values([]client.Operation[C]{of(c).CreateOp(5, created), of(c).EditOp(was, edit), of(c).DeleteOp(was)}), o...)
+	all["batch-"+name+"s"] = batched(func(ctx context.Context, c *client.Client,
+		o []client.Option) func(func(client.Outcome[C], error) bool) {
+		return of(c).Batch(ctx, slices.Values([]client.Operation[C]{of(c).CreateOp(5, created), of(c).EditOp(was, edit),
+			of(c).DeleteOp(was)}), o...)
 	})
 }
 
 // methods has the method of every operation, by operationId.
 func methods() map[string]method {
 	all := make(map[string]method)
-	edgeMethods(all, "follow", "get-follow", "unfollow", "list-follow-versions", "follows", func(c *client.Client) client.Edges[client.Follow, client.FollowRelation, client.FollowVersion] {
-		return c.Follows.Edges
-	})
-	edgeMethods(all, "put-like", "get-like", "remove-like", "list-like-versions", "likes", func(c *client.Client) client.Edges[client.Like, client.LikeRelation, client.LikeVersion] {
-		return c.Likes.Edges
-	})
-	edgeMethods(all, "put-share", "get-share", "remove-share", "list-share-versions", "shares", func(c *client.Client) client.Edges[client.Share, client.ShareRelation, client.ShareVersion] {
-		return c.Shares.Edges
-	})
+	edgeMethods(all, "follow", "get-follow", "unfollow", "list-follow-versions", "follows",
+		func(c *client.Client) client.Edges[client.Follow, client.FollowRelation, client.FollowVersion] {
+			return c.Follows.Edges
+		})
+	edgeMethods(all, "put-like", "get-like", "remove-like", "list-like-versions", "likes",
+		func(c *client.Client) client.Edges[client.Like, client.LikeRelation, client.LikeVersion] {
+			return c.Likes.Edges
+		})
+	edgeMethods(all, "put-share", "get-share", "remove-share", "list-share-versions", "shares",
+		func(c *client.Client) client.Edges[client.Share, client.ShareRelation, client.ShareVersion] {
+			return c.Shares.Edges
+		})
 	edgeMethods(all, "put-membership", "get-membership", "remove-membership", "list-membership-versions", "memberships",
 		func(c *client.Client) client.Edges[client.Membership, client.MembershipRelation, client.MembershipVersion] {
 			return c.Memberships.Edges
 		})
-	owner, member := client.MembershipChanges{Role: "owner"}, client.Membership{UserID: 7, GroupID: 42, EdgeState: client.EdgeState{Version: 3}}
+	owner, member := client.MembershipChanges{Role: "owner"},
+		client.Membership{UserID: 7, GroupID: 42, EdgeState: client.EdgeState{Version: 3}}
 	all["put-membership"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.Membership, error) {
 		return c.Memberships.PutWith(ctx, 7, 42, owner, append(o, client.IfMatch(3))...)
 	})
@@ -164,9 +176,11 @@ func methods() map[string]method {
 	all["remove-membership"] = bare(func(ctx context.Context, c *client.Client, o []client.Option) error {
 		return c.Memberships.Remove(ctx, 7, 42, append(o, client.IfMatchAny())...)
 	})
-	all["batch-memberships"] = batched(func(ctx context.Context, c *client.Client, o []client.Option) func(func(client.Outcome[client.Membership], error) bool) {
+	all["batch-memberships"] = batched(func(ctx context.Context, c *client.Client,
+		o []client.Option) func(func(client.Outcome[client.Membership], error) bool) {
 		m := c.Memberships
-		return m.Batch(ctx, slices.Values([]client.Operation[client.Membership]{m.PutWithOp(7, 42, owner).IfVersion(3), m.RemoveOp(7, 42).IfAny()}), o...)
+		return m.Batch(ctx, slices.Values([]client.Operation[client.Membership]{m.PutWithOp(7, 42, owner).IfVersion(3),
+			m.RemoveOp(7, 42).IfAny()}), o...)
 	})
 	all["list-followers"] = listed(func(c *client.Client, o []client.Option) *client.List[client.UserEntry] {
 		return c.Follows.Followers(7, o...)
@@ -195,18 +209,23 @@ func methods() map[string]method {
 
 	at := client.ChildState{Version: 3}
 	comment := client.Comment{CommentID: exampleUUID, ChildState: at}
-	childMethods(all, "comment", "list-comment-versions", "list-users-comments", func(c *client.Client) client.Children[client.Comment, client.NewComment, client.CommentEdit, client.CommentVersion] {
-		return c.Comments.Children
-	},
+	childMethods(all, "comment", "list-comment-versions", "list-users-comments",
+		func(c *client.Client) client.Children[client.Comment, client.NewComment, client.CommentEdit, client.CommentVersion] {
+			return c.Comments.Children
+		},
 		client.NewComment{AuthorID: 3, Body: "Well said.", ParentID: exampleUUID}, comment, client.CommentEdit{Body: "Well put."})
-	childMethods(all, "message", "list-message-versions", "list-user-messages", func(c *client.Client) client.Children[client.Message, client.NewMessage, client.MessageEdit, client.MessageVersion] {
-		return c.Messages.Children
-	},
-		client.NewMessage{AuthorID: 3, Body: "Hello."}, client.Message{MessageID: exampleUUID, ChildState: at}, client.MessageEdit{Body: "Hi."})
-	childMethods(all, "review", "list-review-versions", "list-user-reviews", func(c *client.Client) client.Children[client.Review, client.NewReview, client.ReviewEdit, client.ReviewVersion] {
-		return c.Reviews.Children
-	},
-		client.NewReview{AuthorID: 3, Body: "Good.", Attributes: client.ReviewAttributes{Rating: 5}}, client.Review{ReviewID: exampleUUID, ChildState: at},
+	childMethods(all, "message", "list-message-versions", "list-user-messages",
+		func(c *client.Client) client.Children[client.Message, client.NewMessage, client.MessageEdit, client.MessageVersion] {
+			return c.Messages.Children
+		},
+		client.NewMessage{AuthorID: 3, Body: "Hello."}, client.Message{MessageID: exampleUUID, ChildState: at},
+		client.MessageEdit{Body: "Hi."})
+	childMethods(all, "review", "list-review-versions", "list-user-reviews",
+		func(c *client.Client) client.Children[client.Review, client.NewReview, client.ReviewEdit, client.ReviewVersion] {
+			return c.Reviews.Children
+		},
+		client.NewReview{AuthorID: 3, Body: "Good.", Attributes: client.ReviewAttributes{Rating: 5}},
+		client.Review{ReviewID: exampleUUID, ChildState: at},
 		client.ReviewEdit{Body: "Fine.", Attributes: &client.ReviewChanges{Rating: 4}})
 	all["list-replies"] = listed(func(c *client.Client, o []client.Option) *client.List[client.Comment] {
 		return c.Comments.Replies(exampleUUID, o...)
@@ -236,7 +255,8 @@ func methods() map[string]method {
 		return c.Comments.Settings(ctx, 5, o...)
 	})
 	all["put-thread"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.ThreadSettings, error) {
-		return c.Comments.PutSettings(ctx, client.ThreadSettings{PostID: 5, ThreadState: client.ThreadState{Version: 3}}, client.NewSettings{Locked: true, Title: "News"}, o...)
+		return c.Comments.PutSettings(ctx, client.ThreadSettings{PostID: 5, ThreadState: client.ThreadState{Version: 3}},
+			client.NewSettings{Locked: true, Title: "News"}, o...)
 	})
 	all["list-thread-versions"] = listed(func(c *client.Client, o []client.Option) *client.List[client.ThreadVersion] {
 		return c.Comments.SettingsVersions(5, o...)
@@ -254,7 +274,8 @@ func methods() map[string]method {
 	all["get-product-counts"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.ProductCounts, error) {
 		return c.Products.Counts(ctx, 7, o...)
 	})
-	all["get-conversation-counts"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) (client.ConversationCounts, error) {
+	all["get-conversation-counts"] = typed(func(ctx context.Context, c *client.Client,
+		o []client.Option) (client.ConversationCounts, error) {
 		return c.Conversations.Counts(ctx, 7, o...)
 	})
 	all["get-many-counts"] = typed(func(ctx context.Context, c *client.Client, o []client.Option) ([]client.FollowCounts, error) {
@@ -281,10 +302,14 @@ func methods() map[string]method {
 	})
 
 	exports := map[string]func(*client.Client, ...client.Option) *client.Export{
-		"follows": func(c *client.Client, o ...client.Option) *client.Export { return c.Follows.Export(o...) }, "likes": func(c *client.Client, o ...client.Option) *client.Export { return c.Likes.Export(o...) },
-		"shares": func(c *client.Client, o ...client.Option) *client.Export { return c.Shares.Export(o...) }, "memberships": func(c *client.Client, o ...client.Option) *client.Export { return c.Memberships.Export(o...) },
-		"comments": func(c *client.Client, o ...client.Option) *client.Export { return c.Comments.Export(o...) }, "messages": func(c *client.Client, o ...client.Option) *client.Export { return c.Messages.Export(o...) },
-		"reviews": func(c *client.Client, o ...client.Option) *client.Export { return c.Reviews.Export(o...) }, "threads": func(c *client.Client, o ...client.Option) *client.Export { return c.ExportSettings(o...) },
+		"follows":     func(c *client.Client, o ...client.Option) *client.Export { return c.Follows.Export(o...) },
+		"likes":       func(c *client.Client, o ...client.Option) *client.Export { return c.Likes.Export(o...) },
+		"shares":      func(c *client.Client, o ...client.Option) *client.Export { return c.Shares.Export(o...) },
+		"memberships": func(c *client.Client, o ...client.Option) *client.Export { return c.Memberships.Export(o...) },
+		"comments":    func(c *client.Client, o ...client.Option) *client.Export { return c.Comments.Export(o...) },
+		"messages":    func(c *client.Client, o ...client.Option) *client.Export { return c.Messages.Export(o...) },
+		"reviews":     func(c *client.Client, o ...client.Option) *client.Export { return c.Reviews.Export(o...) },
+		"threads":     func(c *client.Client, o ...client.Option) *client.Export { return c.ExportSettings(o...) },
 	}
 	for plural, export := range exports {
 		all["export-"+plural] = func(ctx context.Context, c *client.Client, o ...client.Option) (any, error) {
@@ -314,11 +339,11 @@ func methods() map[string]method {
 	return all
 }
 
-// options are those of parameters of the query that a method has no argument for, with a value.
+// options are query parameters for which a method has no argument, with a value.
 func options() map[string]client.Option {
 	return map[string]client.Option{
-		"limit": client.PageSize(7), "cursor": client.Cursor("next"), "order": client.Order("newest"), "skip": client.Skip(3), "around": client.Around(exampleUUID),
-		"role": client.Role("owner"), "post_id": client.Query("post_id", "5"),
+		"limit": client.PageSize(7), "cursor": client.Cursor("next"), "order": client.Order("newest"), "skip": client.Skip(3),
+		"around": client.Around(exampleUUID), "role": client.Role("owner"), "post_id": client.Query("post_id", "5"),
 	}
 }
 
@@ -337,7 +362,7 @@ func (c *conformance) differs(format string, args ...any) {
 	c.found = append(c.found, fmt.Sprintf(format, args...))
 }
 
-// RoundTrip keeps the request and answers as the document says.
+// RoundTrip keeps the request, and answers as the document describes.
 func (c *conformance) RoundTrip(r *http.Request) (*http.Response, error) {
 	c.request, c.body = r, nil
 	if r.Body != nil {
@@ -350,12 +375,13 @@ func (c *conformance) RoundTrip(r *http.Request) (*http.Response, error) {
 	if c.media == ndjson && c.body != nil { // an outcome for each line
 		answer = bytes.Repeat(append(slices.Clone(c.answers), '\n'), bytes.Count(c.body, []byte("\n")))
 	}
-	return &http.Response{StatusCode: c.status, Header: http.Header{"Content-Type": {c.media}}, Body: io.NopCloser(bytes.NewReader(answer)), ContentLength: int64(len(answer)), Request: r}, nil
+	return &http.Response{StatusCode: c.status, Header: http.Header{"Content-Type": {c.media}}, Body: io.NopCloser(bytes.NewReader(answer)),
+		ContentLength: int64(len(answer)), Request: r}, nil
 }
 
 const ndjson = "application/x-ndjson"
 
-// differences are those between the client and the document.
+// differences returns the differences between the client and the document.
 func differences(t *testing.T, doc object) []string {
 	t.Helper()
 	c := &conformance{doc: doc}
@@ -380,11 +406,12 @@ func differences(t *testing.T, doc object) []string {
 	return c.found
 }
 
-// operation calls a method and compares what it sends, and what it reads, with an operation of the document.
+// operation calls a method, and compares its request and its result with an operation of the document.
 func (c *conformance) operation(t *testing.T, verb, path, id string, op object, call method) {
 	t.Helper()
 	result := c.success(op)
-	cl, err := client.New("http://api.test", client.WithToken("secret"), client.WithHTTPClient(&http.Client{Transport: c}), client.WithRetry(client.Retry{}))
+	cl, err := client.New("http://api.test", client.WithToken("secret"), client.WithHTTPClient(&http.Client{Transport: c}),
+		client.WithRetry(client.Retry{}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -465,7 +492,7 @@ func (c *conformance) success(op object) object {
 	return nil
 }
 
-// example is a value with every member that the schema has.
+// example returns a value with every member of the schema.
 func (c *conformance) example(schema object, depth int) any {
 	schema = c.resolve(schema)
 	kind := kindOf(schema)
@@ -526,7 +553,8 @@ func (c *conformance) sent(id string, op object) {
 		c.fits(id+" body", v, content[media].(object)["schema"].(object))
 		return
 	}
-	operations := content["application/json"].(object)["schema"].(object)["properties"].(object)["operations"].(object)["items"].(object)["oneOf"].([]any)
+	document := content["application/json"].(object)["schema"].(object)
+	operations := document["properties"].(object)["operations"].(object)["items"].(object)["oneOf"].([]any)
 	used := map[any]bool{}
 	for line := range bytes.Lines(c.body) {
 		var v object
@@ -552,7 +580,7 @@ func (c *conformance) sent(id string, op object) {
 	}
 }
 
-// fits says where a value that has every member is another than the schema's.
+// fits reports where a value with every member differs from the schema.
 func (c *conformance) fits(at string, v any, schema object) {
 	schema = c.resolve(schema)
 	if any, ok := schema["oneOf"].([]any); ok {
@@ -612,7 +640,7 @@ func (c *conformance) read(id string, t reflect.Type, schema object) {
 	schema = c.resolve(schema)
 	properties, _ := schema["properties"].(object)
 	switch {
-	case strings.HasPrefix(t.Name(), "Outcome["): // of which the kind has one member
+	case strings.HasPrefix(t.Name(), "Outcome["): // it has a member of the kind
 		entity, _ := t.FieldByName("Entity")
 		outcome := map[string]string{"Line": "line", "Status": "status", "Replayed": "replayed", "Token": "token", "Problem": "problem"}
 		_, name, _ := strings.Cut(id, "batch-")
@@ -642,7 +670,7 @@ func (c *conformance) read(id string, t reflect.Type, schema object) {
 				c.differs("%s: the document has no %s of a page", id, f.name)
 			}
 		}
-	case t.Kind() == reflect.Slice: // what came with as_of
+	case t.Kind() == reflect.Slice: // the items of an answer with as_of
 		for _, name := range slices.Sorted(maps.Keys(properties)) {
 			if name != "items" && name != "as_of" {
 				c.differs("%s: the result has no %s", id, name)
@@ -656,7 +684,7 @@ func (c *conformance) read(id string, t reflect.Type, schema object) {
 	}
 }
 
-// field is one of a struct, or of one that is embedded in it.
+// field returns a field of a struct, or of a struct that is embedded in it.
 type field struct {
 	name     string
 	optional bool
@@ -677,7 +705,7 @@ func fieldsOf(t reflect.Type) (all []field) {
 	return all
 }
 
-// same says where a type is another than the schema's.
+// same reports where a type differs from the schema.
 func (c *conformance) same(at string, t reflect.Type, schema object, depth int) {
 	schema = c.resolve(schema)
 	if t.Kind() == reflect.Pointer {
@@ -770,7 +798,7 @@ func (c *conformance) resolve(schema object) object {
 	}
 }
 
-// kindOf is the type of a schema, of those that may be null too.
+// kindOf returns the type of a schema, which may also allow null.
 func kindOf(schema object) string {
 	switch k := schema["type"].(type) {
 	case string:
@@ -794,14 +822,15 @@ func list(v any) (all []object) {
 	return all
 }
 
-// TestTheClientIsTheDocuments: every operation has a method, which sends what the document has and reads every member of the answer.
+// TestTheClientIsTheDocuments verifies that every operation has a method, which sends the parts of the document's
+// request and reads every member of its answer.
 func TestTheClientIsTheDocuments(t *testing.T) {
 	for _, d := range differences(t, document(t)) {
 		t.Error(d)
 	}
 }
 
-// TestDifferencesAreFound changes the document in the ways in which an API changes.
+// TestDifferencesAreFound changes the document as a new API might, and expects a difference each time.
 func TestDifferencesAreFound(t *testing.T) {
 	raw, err := json.Marshal(document(t))
 	if err != nil {
@@ -878,7 +907,7 @@ func TestDifferencesAreFound(t *testing.T) {
 	}
 }
 
-// TestCodesAreTheAPIs compares the constants with the table of docs/api.md, which is the API's.
+// TestCodesAreTheAPIs compares the constants with the table of the API's codes in docs/api.md.
 func TestCodesAreTheAPIs(t *testing.T) {
 	page, err := os.ReadFile("../docs/api.md")
 	if err != nil {

@@ -6,18 +6,18 @@ import (
 	"time"
 )
 
-// edgeKind is what the API says of a kind of edges.
+// edgeKind is the API's description of a kind of edges.
 type edgeKind struct {
 	name, plural     string
 	ends             [2]string // the members that name both ends
-	from, to         string    // objects, which name the members of lists
+	from, to         string    // objects; they name the members of lists
 	fromPath, toPath string    // their plurals
 	forward, reverse string    // lists
-	names            names     // of a kind that the package has no types of
-	self             bool      // the kind's ends are objects of one sort
+	names            names     // of a kind without types in this package
+	self             bool      // both ends are the same object
 }
 
-// words are the operations of a batch. Follows had theirs before there were kinds.
+// words returns the names of the operations in a batch. Follows are older than kinds and have names of their own.
 func (k edgeKind) words() (put, remove string) {
 	if k.name == followKind.name {
 		return "follow", "unfollow"
@@ -31,19 +31,23 @@ func (k edgeKind) path(from, to ID) string {
 
 // The built-in kinds of edges.
 var (
-	followKind = edgeKind{name: "follow", plural: "follows", ends: [2]string{"follower_id", "followee_id"}, from: "user", to: "user", fromPath: "users", toPath: "users", forward: "following", reverse: "followers", self: true}
-	likeKind   = edgeKind{name: "like", plural: "likes", ends: [2]string{"user_id", "post_id"}, from: "user", to: "post", fromPath: "users", toPath: "posts", forward: "likes", reverse: "likers"}
-	shareKind  = edgeKind{name: "share", plural: "shares", ends: [2]string{"user_id", "post_id"}, from: "user", to: "post", fromPath: "users", toPath: "posts", forward: "shares", reverse: "sharers"}
+	followKind = edgeKind{name: "follow", plural: "follows", ends: [2]string{"follower_id", "followee_id"}, from: "user", to: "user",
+		fromPath: "users", toPath: "users", forward: "following", reverse: "followers", self: true}
+	likeKind = edgeKind{name: "like", plural: "likes", ends: [2]string{"user_id", "post_id"}, from: "user", to: "post", fromPath: "users",
+		toPath: "posts", forward: "likes", reverse: "likers"}
+	shareKind = edgeKind{name: "share", plural: "shares", ends: [2]string{"user_id", "post_id"}, from: "user", to: "post",
+		fromPath: "users", toPath: "posts", forward: "shares", reverse: "sharers"}
 
-	membershipKind = edgeKind{name: "membership", plural: "memberships", ends: [2]string{"user_id", "group_id"}, from: "user", to: "group", fromPath: "users", toPath: "groups", forward: "groups", reverse: "members"}
+	membershipKind = edgeKind{name: "membership", plural: "memberships", ends: [2]string{"user_id", "group_id"}, from: "user", to: "group",
+		fromPath: "users", toPath: "groups", forward: "groups", reverse: "members"}
 )
 
-// EdgeState is what every edge has beside its ends.
+// EdgeState has the members that every edge has beside its ends.
 type EdgeState struct {
-	Status       string    `json:"status"`        // ACTIVE; of a past version also REMOVED
+	Status       string    `json:"status"`        // ACTIVE; an earlier version may also be REMOVED
 	Version      int64     `json:"version"`       // rises by one with each change
-	CreatedAt    time.Time `json:"created_at"`    // when there first was one
-	PositionedAt time.Time `json:"positioned_at"` // when it last became active: its place in lists
+	CreatedAt    time.Time `json:"created_at"`    // when the edge was first created
+	PositionedAt time.Time `json:"positioned_at"` // when the edge last became active; lists are ordered by it
 	UpdatedAt    time.Time `json:"updated_at"`
 }
 
@@ -76,17 +80,17 @@ type Membership struct {
 	Attributes MembershipAttributes `json:"attributes"`
 }
 
-// MembershipAttributes are what a membership says.
+// MembershipAttributes are the attributes of a membership.
 type MembershipAttributes struct {
 	Role string `json:"role"` // member, moderator or owner
 }
 
-// MembershipChanges are what a write says of a membership.
+// MembershipChanges has the attributes that a write sets.
 type MembershipChanges struct {
-	Role string `json:"role,omitempty"` // member, moderator or owner; "" is the default in PutWith, and no change in Patch
+	Role string `json:"role,omitempty"` // member, moderator or owner; "": the default in PutWith, no change in Patch
 }
 
-// Edge is one of any kind.
+// Edge is an edge of any kind.
 type Edge struct {
 	From ID `json:"from_id"`
 	To   ID `json:"to_id"`
@@ -94,7 +98,8 @@ type Edge struct {
 	Attributes map[string]any `json:"attributes,omitempty"`
 }
 
-// VersionedEdge is an edge with attributes: its ends, and the version that a change of it is about.
+// VersionedEdge is an edge with attributes. Ends returns its ends, and the version on which a change of it is
+// conditional.
 type VersionedEdge interface {
 	Ends() (from, to ID, version int64)
 }
@@ -105,46 +110,46 @@ func (m Membership) Ends() (from, to ID, version int64) { return m.UserID, m.Gro
 // Ends implements VersionedEdge.
 func (e Edge) Ends() (from, to ID, version int64) { return e.From, e.To, e.Version }
 
-// VersionInfo says of a version who made it and when.
+// VersionInfo has the metadata of a version: who made it, and when.
 type VersionInfo struct {
 	Version      int64     `json:"version"`         // of the object
 	VersionID    ID        `json:"version_id"`      // of this record
-	VersionState string    `json:"version_state"`   // LATEST, ARCHIVED when a later one follows, or DELETED
-	Actor        string    `json:"actor,omitempty"` // "" where the author is hidden
+	VersionState string    `json:"version_state"`   // LATEST, ARCHIVED (a later one follows) or DELETED
+	Actor        string    `json:"actor,omitempty"` // "" if the author is hidden
 	At           time.Time `json:"at"`
 }
 
-// FollowVersion is a follow as it was.
+// FollowVersion is a follow at one version.
 type FollowVersion struct {
 	VersionInfo
 	Follow Follow `json:"follow"`
 }
 
-// LikeVersion is a like as it was.
+// LikeVersion is a like at one version.
 type LikeVersion struct {
 	VersionInfo
 	Like Like `json:"like"`
 }
 
-// ShareVersion is a share as it was.
+// ShareVersion is a share at one version.
 type ShareVersion struct {
 	VersionInfo
 	Share Share `json:"share"`
 }
 
-// MembershipVersion is a membership as it was.
+// MembershipVersion is a membership at one version.
 type MembershipVersion struct {
 	VersionInfo
 	Membership Membership `json:"membership"`
 }
 
-// EdgeVersion is an edge of any kind as it was.
+// EdgeVersion is an edge of any kind at one version.
 type EdgeVersion struct {
 	VersionInfo
 	Edge Edge `json:"edge"`
 }
 
-// FollowRelation says how two users stand to each other.
+// FollowRelation says whether two users follow each other.
 type FollowRelation struct {
 	FollowerID   ID        `json:"follower_id"`
 	FolloweeID   ID        `json:"followee_id"`
@@ -177,12 +182,12 @@ type MembershipRelation struct {
 	PositionedAt time.Time `json:"positioned_at,omitzero"` // when Active last became true
 }
 
-// Relation says whether there is an edge of any kind.
+// Relation says whether an edge of any kind exists.
 type Relation struct {
 	From         ID        `json:"from_id"`
 	To           ID        `json:"to_id"`
 	Active       bool      `json:"active"`
-	Reversed     bool      `json:"reversed,omitempty"`     // there is one from To to From, of a kind whose ends are of one sort
+	Reversed     bool      `json:"reversed,omitempty"`     // the edge from To to From exists; only if both ends are the same object
 	PositionedAt time.Time `json:"positioned_at,omitzero"` // when Active last became true
 }
 
@@ -219,7 +224,7 @@ type Entry struct {
 	Attributes   map[string]any `json:"attributes,omitempty"`
 }
 
-// Edges are the operations on a kind of edges E, whose Check answers R and whose histories have V.
+// Edges has the operations on a kind of edges. E is an edge, R a result of Check and V a version of its history.
 type Edges[E, R, V any] struct {
 	core *core
 	kind func(context.Context) (edgeKind, error)
@@ -229,7 +234,8 @@ func edges[E, R, V any](c *core, k edgeKind) Edges[E, R, V] {
 	return Edges[E, R, V]{c, func(context.Context) (edgeKind, error) { return k, nil }}
 }
 
-// Put makes an edge. Response.Status is 201 when there was none and 200 when there was. An edge that is there keeps its attributes, a new one gets the defaults.
+// Put puts an edge. Response.Status is 201 if the edge is new and 200 if it existed. An existing edge keeps its
+// attributes, and a new one gets the defaults.
 func (e Edges[E, R, V]) Put(ctx context.Context, from, to ID, opts ...Option) (E, error) {
 	return e.send(ctx, http.MethodPut, from, to, nil, opts)
 }
@@ -250,12 +256,12 @@ func (e Edges[E, R, V]) send(ctx context.Context, method string, from, to ID, bo
 	return fetch[E](ctx, e.core, k, kind.names)
 }
 
-// Get reads an edge from the truth. IsNotFound reports that there is none.
+// Get reads an edge from the truth. If it does not exist, IsNotFound reports true for the error.
 func (e Edges[E, R, V]) Get(ctx context.Context, from, to ID, opts ...Option) (E, error) {
 	return e.send(ctx, http.MethodGet, from, to, nil, opts)
 }
 
-// Remove takes an edge away. It succeeds where there is none.
+// Remove removes an edge. It succeeds also if the edge does not exist.
 func (e Edges[E, R, V]) Remove(ctx context.Context, from, to ID, opts ...Option) error {
 	kind, err := e.kind(ctx)
 	if err != nil {
@@ -265,7 +271,8 @@ func (e Edges[E, R, V]) Remove(ctx context.Context, from, to ID, opts ...Option)
 	return err
 }
 
-// Versions lists the versions of an edge, newest first. They are a record: they do not wait for a session's writes.
+// Versions lists the versions of an edge, newest first. They come from the recorded history, which does not wait for a
+// session's writes.
 func (e Edges[E, R, V]) Versions(from, to ID, opts ...Option) *List[V] {
 	return lazily[V](e.core, func(ctx context.Context) (string, names, error) {
 		kind, err := e.kind(ctx)
@@ -276,7 +283,7 @@ func (e Edges[E, R, V]) Versions(from, to ID, opts ...Option) *List[V] {
 // Pair names an edge by its ends.
 type Pair struct{ From, To ID }
 
-// Check asks of up to 500 pairs whether there is an edge, and answers in their order.
+// Check checks for up to 500 pairs whether the edge exists. The results are in the order of the pairs.
 func (e Edges[E, R, V]) Check(ctx context.Context, pairs []Pair, opts ...Option) ([]R, error) {
 	kind, err := e.kind(ctx)
 	if err != nil {
@@ -293,7 +300,7 @@ func (e Edges[E, R, V]) Check(ctx context.Context, pairs []Pair, opts ...Option)
 	return all.Items, err
 }
 
-// several is a list that comes whole.
+// several is a list without pages.
 type several[T any] struct {
 	Items []T       `json:"items"`
 	AsOf  time.Time `json:"as_of"`
@@ -322,71 +329,71 @@ func (k edgeKind) listNames(object string) names {
 	return names{object + "_id": "object_id"}
 }
 
-// AttributedEdges are the operations on a kind of edges with attributes A.
+// AttributedEdges has the operations on a kind of edges with attributes A.
 type AttributedEdges[E VersionedEdge, R, V, A any] struct{ Edges[E, R, V] }
 
-// PutWith makes an edge with these attributes, all of them: those that it leaves out get their defaults.
+// PutWith puts an edge with these attributes. A missing attribute gets its default.
 func (e AttributedEdges[E, R, V, A]) PutWith(ctx context.Context, from, to ID, attributes A, opts ...Option) (E, error) {
 	return e.send(ctx, http.MethodPut, from, to, attributes, opts)
 }
 
-// Patch changes those attributes that changes has, of an edge that has not changed since: If-Match is its version.
+// Patch changes the given attributes of an edge, on the condition that its version is still edge's (If-Match).
 func (e AttributedEdges[E, R, V, A]) Patch(ctx context.Context, edge E, changes A, opts ...Option) (E, error) {
 	from, to, version := edge.Ends()
 	return e.send(ctx, http.MethodPatch, from, to, changes, opts, func(k *call) { k.matching(version) })
 }
 
-// Follows are the operations on follows.
+// Follows has the operations on follows.
 type Follows struct {
 	Edges[Follow, FollowRelation, FollowVersion]
 }
 
-// Followers lists who follows a user, newest first.
+// Followers lists the followers of a user, newest first.
 func (f Follows) Followers(user ID, opts ...Option) *List[UserEntry] {
 	return lazily[UserEntry](f.core, f.reverse(user), true, opts)
 }
 
-// Following lists whom a user follows, newest first.
+// Following lists the users that a user follows, newest first.
 func (f Follows) Following(user ID, opts ...Option) *List[UserEntry] {
 	return lazily[UserEntry](f.core, f.forward(user), true, opts)
 }
 
-// Likes are the operations on likes.
+// Likes has the operations on likes.
 type Likes struct {
 	Edges[Like, LikeRelation, LikeVersion]
 }
 
-// Likers lists who likes a post, newest first.
+// Likers lists the users that like a post, newest first.
 func (l Likes) Likers(post ID, opts ...Option) *List[UserEntry] {
 	return lazily[UserEntry](l.core, l.reverse(post), true, opts)
 }
 
-// ByUser lists what a user likes, newest first.
+// ByUser lists the posts that a user likes, newest first.
 func (l Likes) ByUser(user ID, opts ...Option) *List[PostEntry] {
 	return lazily[PostEntry](l.core, l.forward(user), true, opts)
 }
 
-// Shares are the operations on shares.
+// Shares has the operations on shares.
 type Shares struct {
 	Edges[Share, ShareRelation, ShareVersion]
 }
 
-// Sharers lists who shared a post, newest first.
+// Sharers lists the users that shared a post, newest first.
 func (s Shares) Sharers(post ID, opts ...Option) *List[UserEntry] {
 	return lazily[UserEntry](s.core, s.reverse(post), true, opts)
 }
 
-// ByUser lists what a user shared, newest first.
+// ByUser lists the posts that a user shared, newest first.
 func (s Shares) ByUser(user ID, opts ...Option) *List[PostEntry] {
 	return lazily[PostEntry](s.core, s.forward(user), true, opts)
 }
 
-// Memberships are the operations on memberships.
+// Memberships has the operations on memberships.
 type Memberships struct {
 	AttributedEdges[Membership, MembershipRelation, MembershipVersion, MembershipChanges]
 }
 
-// Members lists who is in a group, newest first. Role keeps those with one role.
+// Members lists the members of a group, newest first. With the option Role it lists those with one role.
 func (m Memberships) Members(group ID, opts ...Option) *List[MemberEntry] {
 	return lazily[MemberEntry](m.core, m.reverse(group), true, opts)
 }
@@ -396,15 +403,15 @@ func (m Memberships) Groups(user ID, opts ...Option) *List[GroupEntry] {
 	return lazily[GroupEntry](m.core, m.forward(user), true, opts)
 }
 
-// AnyEdges are the operations on a kind of edges by its name.
+// AnyEdges has the operations on a kind of edges by its name.
 type AnyEdges struct {
 	AttributedEdges[Edge, Relation, EdgeVersion, map[string]any]
 }
 
-// Edges returns the operations on the kind of edges of this name. It sends nothing: the first operation asks the API how the kind's members are called, and
-// returns an *UnknownKindError where the API has no such kind.
+// Edges returns the operations on the kind of edges of this name. It sends nothing. The first operation reads the names
+// of the kind's members from the API. It returns an *UnknownKindError if the API has no such kind.
 func (c *Client) Edges(kind string) AnyEdges {
-	return AnyEdges{AttributedEdges[Edge, Relation, EdgeVersion, map[string]any]{Edges[Edge, Relation, EdgeVersion]{c.core, func(ctx context.Context) (edgeKind, error) {
+	find := func(ctx context.Context) (edgeKind, error) {
 		var k edgeKind
 		list, err := c.core.kindsOf(ctx, func(l *KindList) bool { return l.edge(kind, &k) })
 		if err != nil {
@@ -418,7 +425,9 @@ func (c *Client) Edges(kind string) AnyEdges {
 			k.names["following"], k.names["followed_by"] = "active", "reversed"
 		}
 		return k, nil
-	}}}}
+	}
+	all := Edges[Edge, Relation, EdgeVersion]{c.core, find}
+	return AnyEdges{AttributedEdges[Edge, Relation, EdgeVersion, map[string]any]{all}}
 }
 
 // Forward lists the edges that lead from an object, newest first.
@@ -426,7 +435,8 @@ func (a AnyEdges) Forward(of ID, opts ...Option) *List[Entry] {
 	return lazily[Entry](a.core, a.forward(of), true, opts)
 }
 
-// Reverse lists the edges that lead to an object, newest first. Filter keeps those with one value of an attribute.
+// Reverse lists the edges that lead to an object, newest first. With the option Filter it lists those with one value of
+// an attribute.
 func (a AnyEdges) Reverse(of ID, opts ...Option) *List[Entry] {
 	return lazily[Entry](a.core, a.reverse(of), true, opts)
 }
@@ -435,8 +445,8 @@ func (a AnyEdges) Reverse(of ID, opts ...Option) *List[Entry] {
 func (l *KindList) edge(name string, k *edgeKind) bool {
 	for _, e := range l.Edges {
 		if e.Name == name && len(e.Ends) == 2 {
-			*k = edgeKind{name: e.Name, plural: e.Plural, ends: [2]string(e.Ends), from: e.From, to: e.To, fromPath: l.plural(e.From), toPath: l.plural(e.To),
-				forward: e.Forward, reverse: e.Reverse, self: e.From == e.To}
+			*k = edgeKind{name: e.Name, plural: e.Plural, ends: [2]string(e.Ends), from: e.From, to: e.To,
+				fromPath: l.plural(e.From), toPath: l.plural(e.To), forward: e.Forward, reverse: e.Reverse, self: e.From == e.To}
 			return true
 		}
 	}
@@ -450,7 +460,7 @@ func (l *KindList) edgeNames() (all []string) {
 	return all
 }
 
-// plural is an object's, as it is in paths.
+// plural returns the plural of an object, which is its name in paths.
 func (l *KindList) plural(object string) string {
 	for _, o := range l.Objects {
 		if o.Name == object {

@@ -8,10 +8,10 @@ import (
 	"time"
 )
 
-// Code says what a Problem is. Codes are stable: programs branch on them.
+// Code identifies a problem. Codes are stable, so programs branch on them.
 type Code string
 
-// The codes of problems. The page of docs/api.md explains each.
+// The codes of problems. docs/api.md explains each.
 const (
 	CodeBadRequest           Code = "bad-request"
 	CodeJSONInvalid          Code = "json-invalid"
@@ -51,13 +51,13 @@ const (
 	CodeThreadReturning      Code = "thread-returning"
 )
 
-// ErrNotModified reports that what IfNoneMatch names is current.
+// ErrNotModified reports that the ETag in IfNoneMatch is still current.
 var ErrNotModified = errors.New("tidings: not modified")
 
 // ErrNoVersion reports a change of an object whose Version is 0: read the object first, or use IfMatch or IfMatchAny.
 var ErrNoVersion = errors.New("tidings: the object has no version: read it first, or use client.IfMatch or client.IfMatchAny")
 
-// Problem is a refusal by the API (RFC 9457).
+// Problem is an answer of the API outside 2xx and 304 (RFC 9457).
 type Problem struct {
 	Type      string          `json:"type"`
 	Title     string          `json:"title"`
@@ -65,16 +65,17 @@ type Problem struct {
 	Code      Code            `json:"code"`
 	Detail    string          `json:"detail,omitempty"`
 	Errors    []FieldError    `json:"errors,omitempty"`
-	Current   json.RawMessage `json:"current,omitempty"` // what the write met: CurrentAs reads it
+	Current   json.RawMessage `json:"current,omitempty"` // the current entity, if the version or the state did not match; see CurrentAs
 	RequestID string          `json:"request_id,omitempty"`
 
-	// RetryAfter is how long the API asks to wait; 0 if it does not say.
+	// RetryAfter is how long the API asks to wait; 0 if it does not ask.
 	RetryAfter time.Duration `json:"-"`
-	// OutcomeUnknown says of a write that an earlier attempt got no answer and may have been done: a version that is stale now may be of that attempt.
+	// OutcomeUnknown reports that an earlier attempt of this write may have succeeded. Then a stale version may be the
+	// result of that attempt.
 	OutcomeUnknown bool `json:"-"`
 }
 
-// FieldError is one thing that is wrong with a request, and where.
+// FieldError describes an error in a request and its place.
 type FieldError struct {
 	Detail    string `json:"detail"`
 	Pointer   string `json:"pointer,omitempty"` // into the body (RFC 6901)
@@ -96,7 +97,7 @@ func (p *Problem) Error() string {
 	return text
 }
 
-// CurrentAs decodes what the write met, such as a Comment, into v.
+// CurrentAs decodes the current entity into v, for example a *Comment.
 func (p *Problem) CurrentAs(v any) error {
 	if len(p.Current) == 0 {
 		return errors.New("tidings: the problem has no current object")
@@ -104,18 +105,19 @@ func (p *Problem) CurrentAs(v any) error {
 	return json.Unmarshal(p.Current, v)
 }
 
-// AnswerError is an answer that the API cannot have given: a proxy's page, or a body that broke off.
+// AnswerError is an answer that does not come from the API, for example a proxy's page, or that is incomplete.
 type AnswerError struct {
 	Method, Path string
 	Status       int
 	ContentType  string
-	Excerpt      string        // of the body, at most 200 bytes
+	Excerpt      string        // the beginning of the body, at most 200 bytes
 	RetryAfter   time.Duration // 0 if the answer does not say
-	Err          error         // why the body cannot be read, or nil
+	Err          error         // the error of reading the body, or nil
 }
 
 func (e *AnswerError) Error() string {
-	text := fmt.Sprintf("tidings: %s %s: the answer is not the API's: %d %s, %s", e.Method, e.Path, e.Status, http.StatusText(e.Status), e.ContentType)
+	text := fmt.Sprintf("tidings: %s %s: unexpected answer: %d %s, %s", e.Method, e.Path, e.Status,
+		http.StatusText(e.Status), e.ContentType)
 	if e.Err != nil {
 		text += ": " + e.Err.Error()
 	}
@@ -125,11 +127,11 @@ func (e *AnswerError) Error() string {
 	return text
 }
 
-// Unwrap returns why the body cannot be read.
+// Unwrap returns the error of reading the body.
 func (e *AnswerError) Unwrap() error { return e.Err }
 
-// TransportError is a request without an answer. It wraps the cause: errors.Is finds context.Canceled and context.DeadlineExceeded. Of a write the outcome is
-// unknown, unless nothing was sent.
+// TransportError reports a request without an answer. It wraps the cause: errors.Is finds context.Canceled and
+// context.DeadlineExceeded. The outcome of a write is unknown, unless nothing was sent.
 type TransportError struct {
 	Method, Path string
 	Err          error
@@ -145,14 +147,14 @@ func (e *TransportError) Unwrap() error { return e.Err }
 // UnknownKindError reports a kind that the installation does not have.
 type UnknownKindError struct {
 	Kind string
-	Have []string // the kinds of this archetype
+	Have []string // the kinds or objects that the installation has
 }
 
 func (e *UnknownKindError) Error() string {
 	return fmt.Sprintf("tidings: the API has no kind %q: it has %q", e.Kind, e.Have)
 }
 
-// StatusOf returns the status of the answer that err is about, and 0 where there is none.
+// StatusOf returns the HTTP status of a Problem or an AnswerError, and 0 for other errors.
 func StatusOf(err error) int {
 	var p *Problem
 	var a *AnswerError
@@ -179,31 +181,32 @@ func HasCode(err error, codes ...Code) bool {
 	return false
 }
 
-// IsNotFound reports that there is no such thing.
+// IsNotFound reports whether the object does not exist.
 func IsNotFound(err error) bool { return HasCode(err, CodeNotFound) }
 
-// IsUnauthenticated reports a token that is unknown, expired or revoked.
+// IsUnauthenticated reports whether the token is unknown, expired or revoked.
 func IsUnauthenticated(err error) bool { return HasCode(err, CodeUnauthenticated) }
 
-// IsForbidden reports a token without the role that the operation needs.
+// IsForbidden reports whether the token lacks the role that the operation needs.
 func IsForbidden(err error) bool { return HasCode(err, CodeRoleMissing) }
 
-// IsInvalid reports values that the API refuses: Problem.Errors names them.
+// IsInvalid reports whether the API refused values of the request. Problem.Errors names them.
 func IsInvalid(err error) bool {
 	var p *Problem
 	return errors.As(err, &p) && p.Status == http.StatusUnprocessableEntity
 }
 
-// IsStale reports a version that is not current any more: Problem.CurrentAs has the current object.
+// IsStale reports whether the version is no longer current. Problem.CurrentAs decodes the current object.
 func IsStale(err error) bool { return HasCode(err, CodeVersionStale) }
 
-// IsGone reports a child that its author or a moderator took away.
+// IsGone reports whether the child's state does not allow the change: the child is deleted or erased, or an edit meets a
+// hidden or removed one.
 func IsGone(err error) bool { return HasCode(err, CodeCommentGone, CodeChildGone) }
 
-// IsRateLimited reports that the token or the user did too much: Problem.RetryAfter says how long to wait.
+// IsRateLimited reports whether the token or the user made too many requests. Problem.RetryAfter is how long to wait.
 func IsRateLimited(err error) bool { return HasCode(err, CodeRateLimited) }
 
-// IsUnavailable reports that the API cannot answer now.
+// IsUnavailable reports whether the API cannot serve the request now.
 func IsUnavailable(err error) bool {
 	return HasCode(err, CodeOverloaded, CodeUnavailable, CodeThreadReturning, CodeErasureUnfinished)
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/tidings/tidings/client/clienttest"
 )
 
-// example stands for a test where there is none.
+// example plays the test in examples, which have none.
 type example struct{ testing.TB }
 
 func (example) Helper()                           {}
@@ -21,7 +21,7 @@ func (example) Cleanup(func())                    {}
 func (example) Fatalf(format string, args ...any) { log.Fatalf(format, args...) }
 func (example) Fatal(args ...any)                 { log.Fatal(args...) }
 
-// newTenant is where the examples write: an API that runs for them.
+// newTenant makes a tenant for an example, on an API that runs for the examples.
 func newTenant() (url, token string) {
 	tenant := clienttest.NewTenant(example{})
 	return tenant.URL, tenant.Token(example{})
@@ -39,7 +39,7 @@ func Example() {
 	c, err := client.New(url, client.WithToken(token))
 	must(err)
 	defer c.Close()
-	s := c.Session() // whose reads show its writes
+	s := c.Session() // its reads include its writes
 
 	follow, err := s.Follows.Put(ctx, 7, 42)
 	must(err)
@@ -65,7 +65,7 @@ func Example() {
 	// 1 comment
 }
 
-// A list that was left is resumed from its cursor.
+// A list that was left early is resumed from its cursor.
 func ExampleList_Cursor() {
 	url, token := newTenant()
 	ctx := context.Background()
@@ -81,7 +81,7 @@ func ExampleList_Cursor() {
 	n := 0
 	for _, err := range likers.All(ctx) {
 		must(err)
-		if n++; n == 3 { // the first of the second page
+		if n++; n == 3 { // the first item of the second page
 			break
 		}
 	}
@@ -132,7 +132,7 @@ func ExampleProblem() {
 	// validation-failed #/attributes/rating
 }
 
-// A kind that the installation added is called by its name.
+// A kind that the installation added is used by its name.
 func ExampleClient_Edges() {
 	clienttest.ApplyKinds(example{}, `
 objects: {user: users, place: places}
@@ -154,7 +154,7 @@ edges:
 	// tidings: the API has no kind "wave": it has ["follow" "like" "membership" "share" "visit"]
 }
 
-// Traces, metrics and TLS are the transport's: otelhttp.NewTransport(http.DefaultTransport) is one.
+// Use a transport for traces, metrics and TLS, for example otelhttp.NewTransport(http.DefaultTransport).
 func ExampleWithHTTPClient() {
 	url, token := newTenant()
 	var spans []string
@@ -172,7 +172,7 @@ func ExampleWithHTTPClient() {
 	// [PUT /v1/follows/7/42 201] 1 true
 }
 
-// observed tells of each request.
+// observed reports each request.
 type observed struct {
 	http.RoundTripper
 	tell func(r *http.Request, status int)

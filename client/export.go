@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// Export reads all states of a kind that the tenant has, for a projection that begins after the streams' oldest event. Making one sends nothing. It is not safe
-// for concurrent use.
+// Export reads all states of a kind in the tenant, for a projection that needs more than the streams keep. Making an
+// Export sends nothing. It is not safe for concurrent use.
 type Export struct {
 	core  *core
 	where func(context.Context) (string, error)
@@ -23,32 +23,32 @@ type Export struct {
 	after string
 }
 
-// ExportHead says what an export covers, and where the streams continue behind it.
+// ExportHead says what an export covers, and where the streams continue after it.
 type ExportHead struct {
 	Kind    string           `json:"kind"` // the aggregate type of the events
 	Tenant  ID               `json:"tenant"`
 	BeganAt time.Time        `json:"began_at"`
 	Cursor  string           `json:"cursor"`
-	Streams []ExportPosition `json:"streams"` // read each behind its sequence, and one of a higher number from its beginning
+	Streams []ExportPosition `json:"streams"` // read each after its sequence, and a stream with a higher number from its beginning
 }
 
-// ExportPosition is up to where an export covers a stream.
+// ExportPosition is the position up to which an export covers a stream.
 type ExportPosition struct {
 	Partition int       `json:"partition"`
-	Stream    string    `json:"stream,omitempty"` // "" before the stream is made
-	Created   time.Time `json:"created,omitzero"` // when the stream was made
+	Stream    string    `json:"stream,omitempty"` // "" before the stream exists
+	Created   time.Time `json:"created,omitzero"` // when the stream was created
 	Sequence  uint64    `json:"sequence,string"`  // 0: read the stream from its beginning
 }
 
-// ExportState is the whole state of an entity, as its last event has it, but for who did it.
+// ExportState is the whole state of an entity, as in its last event, without the actor.
 type ExportState struct {
-	After   string          `json:"after"`   // its place
+	After   string          `json:"after"`   // its position in the export
 	Type    string          `json:"type"`    // ce-type of an event that leads to this state
 	Subject string          `json:"subject"` // ce-subject: the aggregate's id
-	Data    json.RawMessage `json:"data"`    // as the event has it; actor is empty
+	Data    json.RawMessage `json:"data"`    // the payload of the event; actor is empty
 }
 
-// Export exports the edges of the kind, removed ones too. It needs the role export.
+// Export exports the edges of the kind, with removed ones. It needs the role export.
 func (e Edges[E, R, V]) Export(opts ...Option) *Export {
 	return &Export{core: e.core, opts: opts, where: func(ctx context.Context) (string, error) {
 		k, err := e.kind(ctx)
@@ -56,7 +56,7 @@ func (e Edges[E, R, V]) Export(opts ...Option) *Export {
 	}}
 }
 
-// Export exports the children of the kind, those that are gone too. It needs the role export.
+// Export exports the children of the kind, with deleted ones. It needs the role export.
 func (c Children[C, N, D, V]) Export(opts ...Option) *Export {
 	return &Export{core: c.core, opts: opts, where: func(ctx context.Context) (string, error) {
 		k, err := c.kind(ctx)
@@ -69,23 +69,25 @@ func (c *Client) ExportSettings(opts ...Option) *Export {
 	return &Export{core: c.core, opts: opts, where: func(context.Context) (string, error) { return "threads", nil }}
 }
 
-// ExportLines bounds the states of one answer: 1 to 100,000, and 10,000 unless set.
+// ExportLines limits the states of one answer: 1 to 100,000, by default 10,000.
 func ExportLines(n int) Option { return Query("lines", fmt.Sprint(n)) }
 
-// Resume continues an export behind a place: the Cursor of its ExportHead, and the After of the last state that was kept.
+// Resume continues an export after a position: cursor is the Cursor of its ExportHead, and after the After of the last
+// state that you kept.
 func (x *Export) Resume(cursor, after string) *Export {
 	x.head.Cursor, x.after = cursor, after
 	return x
 }
 
-// Head says what the export covers; it is known with the first state, or the end. Keep its Streams and Cursor with what the states become.
+// Head returns what the export covers. It is known from the first state on, or at the end. Keep its Streams and Cursor
+// with the states.
 func (x *Export) Head() ExportHead { return x.head }
 
-// After is the place of the last state that All yielded.
+// After returns the position of the last state that All yielded.
 func (x *Export) After() string { return x.after }
 
-// All yields the states. It asks for more until there are no more, and again behind the last state when an answer breaks off. An error is the last that it yields;
-// CodeExportOutdated says that the export has to begin again.
+// All yields all states. It sends requests until the export is complete. If an answer breaks off, it resumes after the
+// last state. After an error it yields nothing more. CodeExportOutdated means that the export must begin again.
 func (x *Export) All(ctx context.Context) iter.Seq2[ExportState, error] {
 	return func(yield func(ExportState, error) bool) {
 		var none ExportState
@@ -106,8 +108,10 @@ func (x *Export) All(ctx context.Context) iter.Seq2[ExportState, error] {
 			if x.after != before {
 				attempt = 1
 			}
-			if err == nil && x.after == before && end == "more" { // or it would ask for ever
-				err = &AnswerError{k.method, k.path, http.StatusOK, ndjson, "", 0, errors.New("the answer has no state and is not the last")}
+			// Without this check the loop would never end.
+			if err == nil && x.after == before && end == "more" {
+				err = &AnswerError{k.method, k.path, http.StatusOK, ndjson, "", 0,
+					errors.New("the answer has no states and is not the last one")}
 			}
 			if err == nil {
 				attempt = 0
@@ -121,7 +125,7 @@ func (x *Export) All(ctx context.Context) iter.Seq2[ExportState, error] {
 	}
 }
 
-// attempt reads one answer. stop: the caller wants no more.
+// attempt reads one answer. stop reports that the caller has stopped the iteration.
 func (x *Export) attempt(ctx context.Context, k *call, n int, yield func(ExportState, error) bool) (end string, stop bool, err error) {
 	if x.core.timeout > 0 {
 		var cancel context.CancelFunc
@@ -132,7 +136,7 @@ func (x *Export) attempt(ctx context.Context, k *call, n int, yield func(ExportS
 	if err != nil {
 		return "", false, err
 	}
-	defer a.Body.Close() // it was only read
+	defer a.Body.Close() // errors do not matter: the body was only read
 	if media, _, _ := mime.ParseMediaType(a.Header.Get("Content-Type")); media != ndjson {
 		excerpt, _ := io.ReadAll(io.LimitReader(a.Body, maxExcerpt))
 		return "", false, a.broken(k, excerpt, errors.New("the answer is not NDJSON"))
@@ -160,7 +164,7 @@ func (x *Export) attempt(ctx context.Context, k *call, n int, yield func(ExportS
 		case l.End != "":
 			return l.End, false, nil
 		case l.After == "":
-			return "", false, a.broken(k, line, errors.New("a line is no state"))
+			return "", false, a.broken(k, line, errors.New("a line is not a state"))
 		default:
 			x.after = l.After
 			if !yield(l.ExportState, nil) {

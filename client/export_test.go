@@ -13,7 +13,7 @@ import (
 	"github.com/tidings/tidings/client"
 )
 
-// exportOf answers an export of 5 states, 2 in an answer, and breaks off behind so many lines of the n-th answer.
+// exportOf answers an export of 5 states, 2 per answer. The n-th answer breaks off after so many lines.
 func exportOf(t *testing.T, broken map[int]int) transport {
 	return func(n int, r *http.Request) (*http.Response, error) {
 		q := r.URL.Query()
@@ -24,9 +24,11 @@ func exportOf(t *testing.T, broken map[int]int) transport {
 		if _, err := fmt.Sscan(q.Get("after"), &from); err != nil && q.Get("after") != "" {
 			t.Error(err)
 		}
-		lines := []string{`{"export":{"kind":"follow","tenant":"1","began_at":"2026-11-22T10:00:00.000000Z","cursor":"c1","streams":[{"partition":0,"stream":"EVENTS-0","created":"2026-11-22T10:00:00.000000Z","sequence":"1042"}]}}`}
+		lines := []string{`{"export":{"kind":"follow","tenant":"1","began_at":"2026-11-22T10:00:00.000000Z","cursor":"c1",` +
+			`"streams":[{"partition":0,"stream":"EVENTS-0","created":"2026-11-22T10:00:00.000000Z","sequence":"1042"}]}}`}
 		for i := from + 1; i <= min(from+2, 5); i++ {
-			lines = append(lines, fmt.Sprintf(`{"after":"%d","type":"tidings.follow.created.v1","subject":"42","data":{"version":%d}}`, i, i))
+			lines = append(lines, fmt.Sprintf(`{"after":"%d","type":"tidings.follow.created.v1","subject":"42","data":{"version":%d}}`, i,
+				i))
 		}
 		end := "more"
 		if from+2 >= 5 {
@@ -35,14 +37,15 @@ func exportOf(t *testing.T, broken map[int]int) transport {
 		lines = append(lines, `{"end":"`+end+`"}`)
 		resp, err := reply(200, strings.Join(lines, "\n")+"\n", "Content-Type: "+ndjson)
 		if behind, ok := broken[n]; ok {
-			resp.Body = io.NopCloser(io.MultiReader(strings.NewReader(strings.TrimPrefix(strings.Join(lines[:behind], "\n")+"\n", "\n")), lost{}))
+			resp.Body = io.NopCloser(io.MultiReader(strings.NewReader(strings.TrimPrefix(strings.Join(lines[:behind], "\n")+"\n", "\n")),
+				lost{}))
 		}
 		resp.ContentLength = -1
 		return resp, err
 	}
 }
 
-// An export asks for more until it has all, wherever an answer breaks off, and yields no state twice.
+// An export continues until it is complete, wherever an answer breaks off, and yields no state twice.
 func TestExportsAreResumed(t *testing.T) {
 	for _, broken := range []map[int]int{nil, {1: 0}, {1: 1}, {1: 2, 2: 2}, {2: 3, 3: 1}, {1: 3}} {
 		synctest.Test(t, func(t *testing.T) {
@@ -55,13 +58,15 @@ func TestExportsAreResumed(t *testing.T) {
 				}
 				got = append(got, s.After)
 			}
-			if h := x.Head(); !slices.Equal(got, []string{"1", "2", "3", "4", "5"}) || x.After() != "5" || h.Cursor != "c1" || len(h.Streams) != 1 || h.Streams[0].Sequence != 1042 {
+			if h := x.Head(); !slices.Equal(got, []string{"1", "2", "3", "4", "5"}) || x.After() != "5" || h.Cursor != "c1" ||
+				len(h.Streams) != 1 || h.Streams[0].Sequence != 1042 {
 				t.Errorf("%v: %v, %+v", broken, got, h)
 			}
 		})
 	}
 	synctest.Test(t, func(t *testing.T) {
-		for what, lines := range map[string]string{"a problem": `{"end":"problem","problem":{"status":410,"code":"export-outdated","title":"Gone"}}`, "no progress": `{"end":"more"}`, "no state": `{}`, "no JSON": `x`} {
+		for what, lines := range map[string]string{"a problem": `{"end":"problem","problem":{"status":410,` +
+			`"code":"export-outdated","title":"Gone"}}`, "no progress": `{"end":"more"}`, "no state": `{}`, "no JSON": `x`} {
 			c, requests := fake(t, func(int, *http.Request) (*http.Response, error) {
 				return reply(200, lines+"\n", "Content-Type: "+ndjson)
 			})
@@ -70,7 +75,8 @@ func TestExportsAreResumed(t *testing.T) {
 				last = err
 			}
 			var a *client.AnswerError
-			if outdated := client.HasCode(last, client.CodeExportOutdated); outdated != (what == "a problem") || !outdated && !errors.As(last, &a) || len(*requests) != 1 {
+			if outdated := client.HasCode(last, client.CodeExportOutdated); outdated != (what == "a problem") ||
+				!outdated && !errors.As(last, &a) || len(*requests) != 1 {
 				t.Errorf("%s: %v, %d requests", what, last, len(*requests))
 			}
 			if q := (*requests)[0].URL.Query(); q.Get("cursor") != "c1" || q.Get("after") != "3" {

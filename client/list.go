@@ -10,29 +10,29 @@ import (
 // Page is one page of a list.
 type Page[T any] struct {
 	Items  []T          `json:"items"`
-	Next   string       `json:"next,omitempty"`   // the Cursor of the next page; "" on the last
-	Prev   string       `json:"prev,omitempty"`   // of the page before, of lists of children that have one
-	AsOf   time.Time    `json:"as_of,omitzero"`   // everything published until then is in the page; zero of what comes from the truth
-	Thread *ThreadState `json:"thread,omitempty"` // of the children of a moderated kind
+	Next   string       `json:"next,omitempty"`   // the Cursor of the next page; "" on the last page
+	Prev   string       `json:"prev,omitempty"`   // the Cursor of the previous page, in lists of children; "" if there is none
+	AsOf   time.Time    `json:"as_of,omitzero"`   // the page includes every write committed by then; zero if it comes from the truth
+	Thread *ThreadState `json:"thread,omitempty"` // only for children of a moderated kind
 }
 
 func (p *Page[T]) asOf() time.Time { return p.AsOf }
 
-// List is a list that the API gives page by page. Making one sends nothing. It is not safe for concurrent use.
+// List is a list that the API returns page by page. Making a List sends nothing. It is not safe for concurrent use.
 type List[T any] struct {
 	core   *core
 	make   func(ctx context.Context) (*call, names, error)
-	begun  string // the Cursor of the options
+	begun  string // the Cursor in the options
 	cursor string
 	asOf   time.Time
 }
 
-// listOf is the list at a path.
+// listOf returns the list at a path.
 func listOf[T any](c *core, path string, fresh bool, opts []Option) *List[T] {
 	return lazily[T](c, func(context.Context) (string, names, error) { return path, nil, nil }, fresh, opts)
 }
 
-// lazily is a list whose path is asked for when it is read.
+// lazily returns a list whose path is determined when it is read.
 func lazily[T any](c *core, where func(context.Context) (string, names, error), fresh bool, opts []Option) *List[T] {
 	l := &List[T]{core: c}
 	l.make = func(ctx context.Context) (*call, names, error) {
@@ -54,14 +54,15 @@ func lazily[T any](c *core, where func(context.Context) (string, names, error), 
 	return l
 }
 
-// Cursor is where to resume: a list of the same kind with this Cursor begins behind the last page whose items All, or Pages, has handed out to the end. So
-// a list that ended within a page repeats items of that page, and misses none. "" is the beginning.
+// Cursor returns where to resume: a list of the same kind with this Cursor begins after the last page whose items All
+// or Pages has yielded completely. If you stop within a page, the resumed list repeats items of that page, and misses
+// none. "" is the beginning.
 func (l *List[T]) Cursor() string { return l.cursor }
 
-// AsOf is when the page that was read last was current.
+// AsOf returns the as_of of the page that was read last.
 func (l *List[T]) AsOf() time.Time { return l.asOf }
 
-// First reads one page, from the cursor on.
+// First reads one page, beginning at the cursor.
 func (l *List[T]) First(ctx context.Context) (Page[T], error) {
 	k, n, err := l.make(ctx)
 	if err != nil {
@@ -70,14 +71,14 @@ func (l *List[T]) First(ctx context.Context) (Page[T], error) {
 	return fetch[Page[T]](ctx, l.core, k, n)
 }
 
-// Pages reads the list page by page. An error is the last that it yields.
+// Pages reads the list page by page. After an error it yields nothing more.
 func (l *List[T]) Pages(ctx context.Context) iter.Seq2[Page[T], error] {
 	return func(yield func(Page[T], error) bool) {
 		for {
 			k, n, err := l.make(ctx)
 			var page Page[T]
 			if err == nil {
-				if l.cursor != l.begun { // what says where to begin was for the first page
+				if l.cursor != l.begun { // skip and around are for the first page only
 					k.query.Del("skip")
 					k.query.Del("around")
 				}
@@ -97,7 +98,7 @@ func (l *List[T]) Pages(ctx context.Context) iter.Seq2[Page[T], error] {
 	}
 }
 
-// All reads the list item by item. An error is the last that it yields.
+// All reads the list item by item. After an error it yields nothing more.
 func (l *List[T]) All(ctx context.Context) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
 		var none T

@@ -2,7 +2,7 @@ package client
 
 import "encoding/json"
 
-// decode reads JSON into v. Where the type of v has an archetype's names, it reads a kind's names as those.
+// decode decodes JSON into v. If n is not nil, it first replaces a kind's names with the archetype's names of v's type.
 func decode(n names, data []byte, v any) (err error) {
 	if n != nil {
 		if data, err = n.rename(data); err != nil {
@@ -12,7 +12,7 @@ func decode(n names, data []byte, v any) (err error) {
 	return json.Unmarshal(data, v)
 }
 
-// rename gives the members of objects, at any depth, other names. Attributes have the names that their kind gave them.
+// rename renames the members of objects, at any depth. It leaves the names within attributes, which the kind chose.
 func (n names) rename(data []byte) ([]byte, error) {
 	switch first(data) {
 	case '[':
@@ -50,7 +50,7 @@ func (n names) rename(data []byte) ([]byte, error) {
 	return data, nil
 }
 
-// first is the first byte of a JSON value.
+// first returns the first byte of a JSON value.
 func first(data []byte) byte {
 	for _, c := range data {
 		if c != ' ' && c != '\n' && c != '\t' && c != '\r' {

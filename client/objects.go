@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Objects are the operations on objects of one sort, whose counts are T.
+// Objects has the operations on objects of one type. T is their counts.
 type Objects[T any] struct {
 	core   *core
 	plural func(context.Context) (string, error)
@@ -18,7 +18,7 @@ func objects[T any](c *core, plural string) Objects[T] {
 	return Objects[T]{c, func(context.Context) (string, error) { return plural, nil }}
 }
 
-// Counts counts the edges and the children of an object. One that nobody knows has 0.
+// Counts counts the edges and the children of an object. An unknown object counts 0.
 func (o Objects[T]) Counts(ctx context.Context, id ID, opts ...Option) (T, error) {
 	plural, err := o.plural(ctx)
 	if err != nil {
@@ -28,16 +28,16 @@ func (o Objects[T]) Counts(ctx context.Context, id ID, opts ...Option) (T, error
 	return fetch[T](ctx, o.core, newCall(http.MethodGet, "/v1/"+plural+"/"+id.String()+"/counts", opts).projected(), nil)
 }
 
-// EdgeObjects are the operations on objects that edges lead from or to.
+// EdgeObjects has the operations on objects that edges lead from or to.
 type EdgeObjects[T any] struct{ Objects[T] }
 
-// EdgesToRemove says which edges of an object to remove. The zero value is all.
+// EdgesToRemove says which edges of an object to remove. The zero value removes all.
 type EdgesToRemove struct {
 	Kinds     []string `json:"kinds,omitempty"`
-	Direction string   `json:"direction,omitempty"` // from: those that lead from the object; to: those that lead to it; both
+	Direction string   `json:"direction,omitempty"` // from: edges from the object; to: edges to it; both (default)
 }
 
-// EdgeRemoval says how far the removal of an object's edges is.
+// EdgeRemoval is the progress of a removal of an object's edges.
 type EdgeRemoval struct {
 	ID          string           `json:"id"`
 	Object      string           `json:"object"` // user, post, ...
@@ -52,7 +52,8 @@ type EdgeRemoval struct {
 	FinishedAt  time.Time        `json:"finished_at,omitzero"`
 }
 
-// RemoveEdges asks for the removal of an object's edges. The API works on it afterwards: Client.EdgeRemoval says how far it is. Asking again is safe.
+// RemoveEdges requests the removal of an object's edges. The removal runs in the background: Client.EdgeRemoval reads
+// its progress. A repeated request is safe.
 func (o EdgeObjects[T]) RemoveEdges(ctx context.Context, id ID, which EdgesToRemove, opts ...Option) (EdgeRemoval, error) {
 	plural, err := o.plural(ctx)
 	if err != nil {
@@ -62,12 +63,12 @@ func (o EdgeObjects[T]) RemoveEdges(ctx context.Context, id ID, which EdgesToRem
 	return fetch[EdgeRemoval](ctx, o.core, k, nil)
 }
 
-// EdgeRemoval reads how far a removal is.
+// EdgeRemoval reads the progress of a removal.
 func (c *Client) EdgeRemoval(ctx context.Context, id string, opts ...Option) (EdgeRemoval, error) {
 	return fetch[EdgeRemoval](ctx, c.core, newCall(http.MethodGet, "/v1/edge-removals/"+url.PathEscape(id), opts), nil)
 }
 
-// UserCounts are a user's.
+// UserCounts are the counts of a user.
 type UserCounts struct {
 	Followers int64     `json:"followers"`
 	Following int64     `json:"following"`
@@ -77,7 +78,7 @@ type UserCounts struct {
 	AsOf      time.Time `json:"as_of"`
 }
 
-// PostCounts are a post's.
+// PostCounts are the counts of a post.
 type PostCounts struct {
 	Likers   int64       `json:"likers"`
 	Sharers  int64       `json:"sharers"`
@@ -85,19 +86,19 @@ type PostCounts struct {
 	AsOf     time.Time   `json:"as_of"`
 }
 
-// GroupCounts are a group's.
+// GroupCounts are the counts of a group.
 type GroupCounts struct {
 	Members int64     `json:"members"`
 	AsOf    time.Time `json:"as_of"`
 }
 
-// ConversationCounts are a conversation's.
+// ConversationCounts are the counts of a conversation.
 type ConversationCounts struct {
 	Messages ChildCounts `json:"messages"`
 	AsOf     time.Time   `json:"as_of"`
 }
 
-// ProductCounts are a product's.
+// ProductCounts are the counts of a product.
 type ProductCounts struct {
 	Reviews ReviewCounts `json:"reviews"`
 	AsOf    time.Time    `json:"as_of"`
@@ -117,13 +118,13 @@ type ReviewCounts struct {
 	} `json:"aggregates"`
 }
 
-// Aggregate sums an attribute up, over visible children.
+// Aggregate is the count and the sum of an attribute of visible children.
 type Aggregate struct {
 	Count int64 `json:"count"`
 	Sum   int64 `json:"sum"`
 }
 
-// Average is Sum by Count; 0 of none.
+// Average returns Sum divided by Count, or 0 if Count is 0.
 func (a Aggregate) Average() float64 {
 	if a.Count == 0 {
 		return 0
@@ -138,7 +139,7 @@ func (c *ConversationCounts) asOf() time.Time { return c.AsOf }
 func (c *ProductCounts) asOf() time.Time      { return c.AsOf }
 func (c *ObjectCounts) asOf() time.Time       { return c.AsOf }
 
-// ObjectCounts are those of an object of any sort, by the name of the list or the plural of the kind.
+// ObjectCounts are the counts of an object of any type, by the name of the list or the plural of the kind.
 type ObjectCounts struct {
 	Edges    map[string]int64
 	Children map[string]KindCounts
@@ -151,7 +152,7 @@ type KindCounts struct {
 	Aggregates map[string]Aggregate `json:"aggregates,omitempty"`
 }
 
-// UnmarshalJSON tells edges, which are numbers, from children.
+// UnmarshalJSON separates counts of edges, which are numbers, from counts of children.
 func (c *ObjectCounts) UnmarshalJSON(b []byte) error {
 	var all map[string]json.RawMessage
 	if err := json.Unmarshal(b, &all); err != nil {
@@ -179,7 +180,8 @@ func (c *ObjectCounts) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// Objects returns the operations on the objects of this name, such as user. It sends nothing: the first operation asks the API how they are called in paths.
+// Objects returns the operations on the objects of this name, for example user. It sends nothing. The first operation
+// reads the object's name in paths from the API.
 func (c *Client) Objects(object string) EdgeObjects[ObjectCounts] {
 	return EdgeObjects[ObjectCounts]{Objects[ObjectCounts]{c.core, func(ctx context.Context) (string, error) {
 		plural := ""
@@ -202,47 +204,49 @@ func (c *Client) Objects(object string) EdgeObjects[ObjectCounts] {
 	}}}
 }
 
-// Users are the operations on users.
+// Users has the operations on users.
 type Users struct{ EdgeObjects[UserCounts] }
 
-// FollowCounts are how many follow a user, and whom they follow.
+// FollowCounts are the counts of a user's followers and followings.
 type FollowCounts struct {
 	UserID    ID    `json:"user_id"`
 	Followers int64 `json:"followers"`
 	Following int64 `json:"following"`
 }
 
-// FollowCounts counts the followers and followings of up to 500 users, and answers in their order.
+// FollowCounts counts the followers and followings of up to 500 users. The results are in the order of users.
 func (u Users) FollowCounts(ctx context.Context, users []ID, opts ...Option) ([]FollowCounts, error) {
 	body := struct {
 		Users []ID `json:"user_ids"`
 	}{users}
-	all, err := fetch[several[FollowCounts]](ctx, u.core, newCall(http.MethodPost, "/v1/users:counts", opts).json(body).projected().repeatable(), nil)
+	all, err := fetch[several[FollowCounts]](ctx, u.core,
+		newCall(http.MethodPost, "/v1/users:counts", opts).json(body).projected().repeatable(), nil)
 	return all.Items, err
 }
 
-// Mutuals are whom a user follows of those who follow another.
+// Mutuals are the users whom one user follows and who follow another.
 type Mutuals struct {
 	Items     []UserEntry `json:"items"`
-	Truncated bool        `json:"truncated"` // the list goes on, or may
+	Truncated bool        `json:"truncated"` // there may be more
 	AsOf      time.Time   `json:"as_of"`
 }
 
 func (m *Mutuals) asOf() time.Time { return m.AsOf }
 
-// Mutuals lists whom a user follows of those who follow another, latest first.
+// Mutuals lists the users whom user follows and who follow other, newest first.
 func (u Users) Mutuals(ctx context.Context, user, other ID, opts ...Option) (Mutuals, error) {
-	return fetch[Mutuals](ctx, u.core, newCall(http.MethodGet, "/v1/users/"+user.String()+"/mutuals/"+other.String(), opts).projected(), nil)
+	k := newCall(http.MethodGet, "/v1/users/"+user.String()+"/mutuals/"+other.String(), opts)
+	return fetch[Mutuals](ctx, u.core, k.projected(), nil)
 }
 
-// KindList is what the installation has.
+// KindList has all kinds of the installation.
 type KindList struct {
 	Objects  []ObjectKind `json:"objects"`
 	Edges    []EdgeKind   `json:"edges"`
 	Children []ChildKind  `json:"children"`
 }
 
-// ObjectKind is a sort of objects.
+// ObjectKind is a type of objects.
 type ObjectKind struct {
 	Name   string `json:"name"`
 	Plural string `json:"plural"`
@@ -255,18 +259,18 @@ type EdgeKind struct {
 	From       string          `json:"from"`
 	To         string          `json:"to"`
 	Ends       []string        `json:"ends"`    // the members that name From and To
-	Forward    string          `json:"forward"` // the list of what edges lead to
-	Reverse    string          `json:"reverse"` // the list of what they lead from
+	Forward    string          `json:"forward"` // the list of an origin
+	Reverse    string          `json:"reverse"` // the list of a target
 	Self       bool            `json:"self"`    // an edge may lead from an object to itself
 	Attributes json.RawMessage `json:"attributes,omitempty"`
-	Filters    []string        `json:"filters,omitempty"` // attributes that Reverse can be asked for
+	Filters    []string        `json:"filters,omitempty"` // attributes by which the list of a target can be filtered
 }
 
 // ChildKind is a kind of children.
 type ChildKind struct {
 	Name         string          `json:"name"`
 	Plural       string          `json:"plural"`
-	Parent       string          `json:"parent"` // the object that they are under
+	Parent       string          `json:"parent"` // the parent object
 	Threaded     bool            `json:"threaded"`
 	Moderated    bool            `json:"moderated"`
 	OnePerAuthor bool            `json:"one_per_author"`
@@ -278,7 +282,7 @@ func (c *Client) Kinds(ctx context.Context, opts ...Option) (KindList, error) {
 	return fetch[KindList](ctx, c.core, newCall(http.MethodGet, "/v1/kinds", opts), nil)
 }
 
-// kindsOf returns the kinds that were read last where has finds what it looks for in them, and else reads them again.
+// kindsOf returns the kinds that were read last if has accepts them. Otherwise it reads them again.
 func (c *core) kindsOf(ctx context.Context, has func(*KindList) bool) (*KindList, error) {
 	c.kinds.mu.Lock()
 	list := c.kinds.list
@@ -297,12 +301,12 @@ func (c *core) kindsOf(ctx context.Context, has func(*KindList) bool) (*KindList
 	return &read, nil
 }
 
-// DLQ are the operations on events that could not be published. They need the role admin.
+// DLQ has the operations on events that could not be published. They need the role admin.
 type DLQ struct{ core *core }
 
 // DeadMessage is an event that could not be published, without its payload.
 type DeadMessage struct {
-	ID            ID        `json:"id"` // that it had in the outbox
+	ID            ID        `json:"id"` // its id in the outbox
 	EventID       string    `json:"event_id"`
 	AggregateType string    `json:"aggregate_type"`
 	AggregateID   string    `json:"aggregate_id"` // a decimal 64-bit number
@@ -322,31 +326,31 @@ type DeadMessageFull struct {
 	Payload json.RawMessage `json:"payload"`
 }
 
-// DLQAction is what was done to an event.
+// DLQAction is the record of an action on an event.
 type DLQAction struct {
 	At            time.Time `json:"at"`
 	Actor         string    `json:"actor"`
 	Action        string    `json:"action"` // retry or discard
-	ID            ID        `json:"id"`     // that it had in the DLQ
+	ID            ID        `json:"id"`     // its id in the DLQ
 	EventID       string    `json:"event_id"`
 	AggregateType string    `json:"aggregate_type"`
 	AggregateID   string    `json:"aggregate_id"` // a decimal 64-bit number
 	EventType     string    `json:"event_type"`
-	NewID         string    `json:"new_id,omitempty"` // that a retried one has in the outbox
+	NewID         string    `json:"new_id,omitempty"` // the new id of a retried event in the outbox
 	Reason        string    `json:"reason,omitempty"`
 }
 
-// DLQFilter keeps some events. The zero value keeps all.
+// DLQFilter selects events. The zero value selects all.
 type DLQFilter struct {
 	AggregateType         string
 	AggregateID           ID
 	EventType             string
-	DeadBefore, DeadAfter time.Time // DeadAfter itself is kept, DeadBefore is not
+	DeadBefore, DeadAfter time.Time // from DeadAfter (included) to DeadBefore (excluded)
 }
 
 const dlqPath = "/v1/outbox/dlq"
 
-// List lists the events by their ids, from the truth.
+// List lists the events by id, from the truth.
 func (d DLQ) List(f DLQFilter, opts ...Option) *List[DeadMessage] {
 	set := []Option{Query("aggregate_type", f.AggregateType), Query("event_type", f.EventType)}
 	if f.AggregateID != 0 {
@@ -365,12 +369,13 @@ func (d DLQ) Get(ctx context.Context, id ID, opts ...Option) (DeadMessageFull, e
 	return fetch[DeadMessageFull](ctx, d.core, newCall(http.MethodGet, dlqPath+"/"+id.String(), opts), nil)
 }
 
-// Retry puts an event back into the outbox, with a new id and behind all others. The client does not repeat it when its outcome is unknown.
+// Retry puts an event back into the outbox, with a new id after all others. The client does not repeat the request if
+// its outcome is unknown.
 func (d DLQ) Retry(ctx context.Context, id ID, reason string, opts ...Option) (DLQAction, error) {
 	return d.act(ctx, id, "retry", reason, opts)
 }
 
-// Discard deletes an event. The client does not repeat it when its outcome is unknown.
+// Discard deletes an event. The client does not repeat the request if its outcome is unknown.
 func (d DLQ) Discard(ctx context.Context, id ID, reason string, opts ...Option) (DLQAction, error) {
 	return d.act(ctx, id, "discard", reason, opts)
 }

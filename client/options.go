@@ -10,46 +10,49 @@ import (
 // Option changes one call. The API refuses an option that the operation does not take.
 type Option func(*call)
 
-// Actor names who acts, in events and histories.
+// Actor names the actor of a write, for events and histories.
 func Actor(actor string) Option { return Header("Tidings-Actor", actor) }
 
-// Header sets a header of the request, such as traceparent.
+// Header sets a header of the request, for example traceparent.
 func Header(name, value string) Option { return func(k *call) { k.set(name, value) } }
 
-// IdempotencyKey sets the key of a create, in the place of an automatic one: 1 to 255 visible ASCII characters. The same author and key make one child.
+// IdempotencyKey sets the key of a create, instead of an automatic one: 1 to 255 visible ASCII characters. Creates with
+// the same author and key make one child.
 func IdempotencyKey(key string) Option { return Header("Idempotency-Key", key) }
 
-// IfMatch makes a write conditional on this version of what it changes, in the place of the version that the object has.
+// IfMatch makes a write conditional on this version, instead of the version of the object that was passed.
 func IfMatch(version int64) Option { return Header("If-Match", etag(version)) }
 
-// IfMatchAny makes a write that needs a version apply to whichever there is.
+// IfMatchAny makes a write that needs a version apply to any version.
 func IfMatchAny() Option { return Header("If-Match", "*") }
 
-// IfNoneMatch makes a read return ErrNotModified while the ETag (Response.ETag) is current. "*" lets PutSettings only make the first settings.
+// IfNoneMatch makes a read return ErrNotModified while the ETag (Response.ETag) is current. With "*", PutSettings
+// succeeds only if no settings exist.
 func IfNoneMatch(etag string) Option { return Header("If-None-Match", etag) }
 
-// PageSize sets the items of a page: 1 to 200, and 50 unless set.
+// PageSize sets the number of items of a page: 1 to 200, by default 50.
 func PageSize(n int) Option { return Query("limit", strconv.Itoa(n)) }
 
-// Cursor begins a list where an earlier one ended: List.Cursor, or the Next or Prev of a Page.
+// Cursor begins a list where an earlier one ended. It is a List.Cursor, or the Next or Prev of a Page.
 func Cursor(cursor string) Option { return Query("cursor", cursor) }
 
-// Order sorts children: oldest, newest, or threaded where the kind is.
+// Order sorts children: oldest, newest, or threaded if the kind is threaded.
 func Order(order string) Option { return Query("order", order) }
 
-// Skip begins a list of children behind the first n.
+// Skip begins a list of children after the first n.
 func Skip(n int64) Option { return Query("skip", strconv.FormatInt(n, 10)) }
 
 // Around begins a list of children so that this one is in the middle of the first page.
 func Around(id string) Option { return Query("around", id) }
 
-// Filter keeps of a list of edges those with this value of an attribute. The kind says which attributes can be asked for.
+// Filter limits a list of edges to those with this value of an attribute. EdgeKind.Filters has the attributes that it
+// takes.
 func Filter(attribute, value string) Option { return Query(attribute, value) }
 
-// Role keeps of the members of a group those with this role.
+// Role limits the members of a group to those with this role.
 func Role(role string) Option { return Filter("role", role) }
 
-// Query sets a parameter of the query. An empty value takes the parameter away.
+// Query sets a parameter of the query. An empty value removes the parameter.
 func Query(name, value string) Option {
 	return func(k *call) {
 		if value == "" {
@@ -63,28 +66,28 @@ func Query(name, value string) Option {
 	}
 }
 
-// WithResponse stores what the API said beside its result, also of an error. Each attempt overwrites it.
+// WithResponse stores the facts of the answer beside its result, also of an error. Each attempt overwrites them.
 func WithResponse(r *Response) Option { return func(k *call) { k.response = r } }
 
-// Response is what an answer says beside its result.
+// Response has the facts of an answer beside its result.
 type Response struct {
 	Status    int
 	RequestID string
-	ETag      string    // of what has a version
+	ETag      string    // of an entity with a version
 	Token     string    // the Tidings-Token of a write
-	Location  string    // of what a request made
+	Location  string    // the path of a created entity
 	Replayed  bool      // an earlier create with this Idempotency-Key made the child
-	AsOf      time.Time // everything published until then is in the result; zero of what comes from the truth
+	AsOf      time.Time // the result includes every write committed by then; zero if it comes from the truth
 	RateLimit []RateLimit
-	Attempts  int // of this call, 1 without a retry
+	Attempts  int // of this call; 1 without a retry
 	Header    http.Header
 }
 
-// RateLimit is what the token may still do.
+// RateLimit is one limit of the token, and how much of it is left.
 type RateLimit struct {
-	Policy    string        // read or write
-	Quota     int64         // requests within Window
-	Window    time.Duration //
-	Remaining int64         // within Reset
+	Policy    string // read or write
+	Quota     int64  // requests within Window
+	Window    time.Duration
+	Remaining int64 // requests within Reset
 	Reset     time.Duration
 }

@@ -5,14 +5,15 @@ import (
 	"net/http"
 )
 
-// Call sends a request that the package has no method for, such as one of a newer API, as all others are sent: with the token, retries and typed errors. path
-// begins with /v1/. body is encoded as JSON; nil is none. result is what JSON is decoded into, a *[]byte that gets the answer's body as it is, or nil. A POST is
-// repeated when its outcome is unknown only with an IdempotencyKey.
+// Call sends a request that the package has no method for, for example of a newer API. It uses the token, the retries
+// and the typed errors of all other calls. path begins with /v1/. body is encoded as JSON, unless it is nil. The answer
+// is decoded from JSON into result; a *[]byte gets the raw body, and nil discards it. If the outcome of a POST is
+// unknown, Call repeats it only with an IdempotencyKey.
 func (c *Client) Call(ctx context.Context, method, path string, body, result any, opts ...Option) error {
 	k := newCall(method, path, opts)
 	k.safe = method != http.MethodPost || k.header.Get("Idempotency-Key") != ""
 	if k.fresh = method == http.MethodGet; !k.fresh && method == http.MethodPost {
-		k.subject = "" // what it made is at its Location
+		k.subject = "" // the answer's Location names the created entity
 	}
 	if body != nil {
 		k.json(body)

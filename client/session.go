@@ -6,18 +6,20 @@ import (
 	"sync"
 )
 
-// maxTokens is how many the API takes with a read.
+// maxTokens is the number of tokens that the API takes with a read.
 const maxTokens = 64
 
-// Session is a Client whose reads show its writes: it keeps the Tidings-Token of each write and sends them with every read of a projection. Make one for
-// a user, or for a request of theirs. It keeps the last write of each of the 64 entities that were written last; what was written before them is normally in all
-// projections by then. It is safe for concurrent use.
+// Session is a Client whose reads include its writes: it keeps the Tidings-Token of each write and sends the tokens
+// with every read of a projection. Make one for a user, or for a request of theirs. It keeps the last write of each of
+// the 64 entities that were written last. Earlier writes are normally in all projections by then. It is safe for
+// concurrent use.
 type Session struct {
 	*Client
 	tokens *tokens
 }
 
-// Session returns a session that has seen the writes of these tokens: those of another session, or of a Response.
+// Session returns a session whose reads include the writes of these tokens, which are those of another session or of a
+// Response.
 func (c *Client) Session(seen ...string) *Session {
 	t := new(tokens)
 	core := *c.core
@@ -27,10 +29,11 @@ func (c *Client) Session(seen ...string) *Session {
 	return s
 }
 
-// Token is all that the session has to see, as text: hand it to Session in another process, such as the one that answers the user's next request.
+// Token returns all tokens of the session as text. Pass it to Session in another process, for example the one that
+// answers the user's next request.
 func (s *Session) Token() string { return strings.Join(s.tokens.all(), ",") }
 
-// Add makes the session see the writes of these tokens too.
+// Add makes the session's reads include the writes of these tokens too.
 func (s *Session) Add(seen ...string) {
 	for _, several := range seen {
 		for token := range strings.SplitSeq(several, ",") {
@@ -41,10 +44,10 @@ func (s *Session) Add(seen ...string) {
 	}
 }
 
-// tokens are those of a session, by what was written: a later write of an entity takes the place of an earlier one.
+// tokens are the tokens of a session, by the written entity. A later write of an entity replaces the earlier one.
 type tokens struct {
 	mu   sync.Mutex
-	kept []keptToken // the latest last
+	kept []keptToken // oldest first
 }
 
 type keptToken struct{ subject, token string }

@@ -15,48 +15,51 @@ import (
 	"time"
 )
 
-// objectTimeout bounds the writing, reading or removing of one object: a store that hangs is an error.
+// objectTimeout bounds the write, read or removal of one object, so a store that hangs returns an error.
 const objectTimeout = 10 * time.Minute
 
-// place is where objects are: files in a directory, or in a bucket of S3. An object that is not there is fs.ErrNotExist. It may be used from
-// several goroutines.
+// place stores objects: files in a directory, or objects in an S3 bucket. A missing object is fs.ErrNotExist. It is
+// safe for concurrent use.
 type place interface {
 	create(ctx context.Context, key, contentType string) (upload, error)
 	open(ctx context.Context, key string) (io.ReadCloser, error)
 	copy(ctx context.Context, to, from string) error
 	list(ctx context.Context, prefix string) ([]string, error) // the keys that begin with prefix
-	delete(ctx context.Context, keys []string) error           // those that are gone already are no error
-	forget(dir string) error                                   // what is left of a directory whose keys are deleted
+	delete(ctx context.Context, keys []string) error           // missing keys are no error
+	forget(dir string) error                                   // removes the remains of a directory whose keys are deleted
 	close() error
 }
 
-// upload is an object being written, which is not there before commit. One of abort and commit ends it; abort after commit does nothing.
+// upload is an object being written. It does not exist before commit. Call either abort or commit to end it; abort
+// after commit does nothing.
 type upload interface {
 	io.Writer
-	commit() error // the object survives a power loss
+	commit() error // afterward the object survives a power loss
 	abort()
 }
 
-// bucket is a place with limits of time.
+// bucket is a place with timeouts.
 type bucket struct{ place }
 
-// The query parameters that a URL may have, by its scheme.
+// parameters are the allowed query parameters of a URL, by scheme.
 var parameters = map[string][]string{"file": {"prefix"}, "s3": {"prefix", "region", "endpoint", "use_path_style"}}
 
-// parseURL reads where a place is. A URL is kept in the database and shown, so it holds no secrets.
+// parseURL parses and validates the URL of a place. The URL is stored in the database and shown, so it must not contain
+// secrets.
 func parseURL(rawURL string) (*url.URL, error) {
 	u, err := url.Parse(rawURL)
 	switch {
 	case err != nil:
-		return nil, errors.New("it is no URL") // err repeats it whole
+		return nil, errors.New("it is not a URL") // err quotes the whole URL
 	case u.User != nil:
-		return nil, errors.New("it has a user or a password: those of S3 are taken from the environment (AWS_ACCESS_KEY_ID and so on)")
-	case !(u.Scheme == "file" && u.Host == "" && filepath.IsAbs(u.Path)) && !(u.Scheme == "s3" && u.Host != "" && strings.Trim(u.Path, "/") == ""):
+		return nil, errors.New("it has a user or a password: put S3 credentials into the environment (AWS_ACCESS_KEY_ID and so on)")
+	case !(u.Scheme == "file" && u.Host == "" && filepath.IsAbs(u.Path)) &&
+		!(u.Scheme == "s3" && u.Host != "" && strings.Trim(u.Path, "/") == ""):
 		return nil, fmt.Errorf("it is %q: want file:///DIR or s3://BUCKET?region=REGION", rawURL)
 	}
 	for name := range u.Query() {
 		if !slices.Contains(parameters[u.Scheme], name) {
-			return nil, fmt.Errorf("its parameter %q is unknown: want some of %s", name, strings.Join(parameters[u.Scheme], ", "))
+			return nil, fmt.Errorf("its parameter %q is unknown; the known ones are %s", name, strings.Join(parameters[u.Scheme], ", "))
 		}
 	}
 	if p := u.Query().Get("prefix"); p != "" && (!strings.HasSuffix(p, "/") || !fs.ValidPath(strings.TrimSuffix(p, "/"))) {
@@ -65,7 +68,7 @@ func parseURL(rawURL string) (*url.URL, error) {
 	return u, nil
 }
 
-// openBucket opens the place that a URL names: file:///DIR, which must exist, or s3://BUCKET?region=R. Both take prefix=P/.
+// openBucket opens the place of a URL: file:///DIR, which must exist, or s3://BUCKET?region=R. Both accept prefix=P/.
 func openBucket(rawURL string) (*bucket, error) {
 	u, err := parseURL(rawURL)
 	if err != nil {
@@ -112,7 +115,7 @@ func (o *object) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// abort leaves nothing of the object. It does nothing after commit.
+// abort removes every part of the object. It does nothing after commit.
 func (o *object) abort() {
 	o.cancel()
 	o.w.abort()
@@ -140,17 +143,17 @@ func (b *bucket) put(ctx context.Context, key, contentType string, content []byt
 	return o.commit()
 }
 
-// read calls fn with the content of an object. One that is not there is ErrDamaged.
+// read calls fn with the content of an object. A missing object is ErrDamaged.
 func (b *bucket) read(ctx context.Context, key string, fn func(r io.Reader) error) error {
 	ctx, cancel := context.WithTimeout(ctx, objectTimeout)
 	defer cancel()
 	r, err := b.open(ctx, key)
 	if err == nil {
-		defer r.Close() // what was read is checked by its hash
+		defer r.Close() // hashes verify the content
 		err = fn(r)
 	}
 	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("%s is not there: %w", key, ErrDamaged)
+		return fmt.Errorf("%s does not exist: %w", key, ErrDamaged)
 	}
 	if err != nil {
 		return fmt.Errorf("read %s: %w", key, err)
@@ -158,7 +161,7 @@ func (b *bucket) read(ctx context.Context, key string, fn func(r io.Reader) erro
 	return nil
 }
 
-// copy makes an object of another one.
+// copy copies an object.
 func (b *bucket) copy(ctx context.Context, to, from string) error {
 	ctx, cancel := context.WithTimeout(ctx, objectTimeout)
 	defer cancel()
@@ -168,7 +171,7 @@ func (b *bucket) copy(ctx context.Context, to, from string) error {
 	return nil
 }
 
-// list returns the keys that begin with a prefix.
+// list returns the keys that begin with prefix.
 func (b *bucket) list(ctx context.Context, prefix string) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, objectTimeout)
 	defer cancel()
@@ -179,7 +182,7 @@ func (b *bucket) list(ctx context.Context, prefix string) ([]string, error) {
 	return keys, nil
 }
 
-// remove deletes everything below a directory, and returns how many objects that were.
+// remove deletes everything below a directory, and returns the number of objects deleted.
 func (b *bucket) remove(ctx context.Context, dir string) (int, error) {
 	keys, err := b.list(ctx, dir+"/")
 	if err != nil {

@@ -11,10 +11,11 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/tidings/tidings/internal/words"
 	"github.com/tidings/tidings/outbox"
 )
 
-// content is what the archive holds of a range now.
+// content returns the number of rows that the archive now has of a range, and their hash.
 func (s *Store) content(ctx context.Context, r outbox.Range) (rows int64, sum []byte, err error) {
 	h := sha256.New()
 	err = outbox.WalkArchive(ctx, s.pool, r.From, r.To, func(_ outbox.ArchiveKey, line []byte) error {
@@ -48,24 +49,25 @@ func (s *Store) readExport(ctx context.Context, e Export) error {
 	return s.readAll(ctx, b, e.dir(), e.ManifestSHA256)
 }
 
-// staleSQL notes that exports do not hold what the table holds, so that the range is exported again.
-// Index: outbox_archive_exports_pkey.   Locks: the rows.
+// staleSQL records that exports differ from the table, so that the range is exported again.
+// Index: outbox_archive_exports_pkey. Locks: the rows.
 const staleSQL = `
-UPDATE /* coldstore.stale */ outbox_archive_exports SET stale_at = now() WHERE export_id = ANY(@ids) AND state = 'COMPLETE' AND stale_at IS NULL`
+UPDATE /* coldstore.stale */ outbox_archive_exports SET stale_at = now()
+ WHERE export_id = ANY(@ids) AND state = 'COMPLETE' AND stale_at IS NULL`
 
-// releaseSQL notes that the files of an export were read and hold what the table holds. From now on the range may be dropped.
-// Index: outbox_archive_exports_pkey.   Locks: the row.
+// releaseSQL records that the files of an export were read and equal the table. From now on the range may be dropped.
+// Index: outbox_archive_exports_pkey. Locks: the row.
 const releaseSQL = `
 UPDATE /* coldstore.release */ outbox_archive_exports SET verified_at = now(), stale_at = NULL, released_at = coalesce(released_at, now())
  WHERE export_id = @id AND state = 'COMPLETE'`
 
-// Check says whether a range may be dropped, else why not: an export of it has just been read from end to end and holds exactly
-// what the archive holds. It reads the range in the database and in the store. The answer is good as long as the fence holds: the
-// caller drops the range under the same lease. A range that changed since, or whose files are damaged, is exported again by the
-// next ExportDue. An error leaves everything as it is.
+// Check reports whether a range may be dropped, or why not. It may be dropped if an export of it was just read from end
+// to end and equals the archive. Check reads the range in the database and in the store. The result holds as long as
+// the fence: the caller drops the range under the same lease. If the range has changed since, or its files are damaged,
+// the next ExportDue exports it again. An error changes nothing.
 //
-// A Store without a URL lets go of what was never exported, and asks the same of a range that was: where one process is not told of
-// the exports that others make, what stands outside is all that is left of the range, and must be marked so.
+// A Store without a URL releases a range that was never exported. A range with an export must pass the same check:
+// another process exported it, its files may soon be all that is left of the range, and they must be marked so.
 func (s *Store) Check(ctx context.Context, r outbox.Range) (ok bool, why string, err error) {
 	name := rangeName(r)
 	all, err := s.exports(ctx, r.From, nil)
@@ -75,7 +77,7 @@ func (s *Store) Check(ctx context.Context, r outbox.Range) (ok bool, why string,
 	if len(all) == 0 && s.url == "" {
 		return true, "", nil
 	}
-	var away []error // found out before the table is read, which may take long
+	var away []error // detected before the table is read, which may take long
 	for _, e := range all {
 		if err := s.probe(ctx, e); err != nil && !errors.Is(err, ErrDamaged) {
 			away = append(away, fmt.Errorf("check the export %s: %w", e, err))
@@ -89,12 +91,12 @@ func (s *Store) Check(ctx context.Context, r outbox.Range) (ok bool, why string,
 		return false, "", err
 	}
 	if rows == 0 {
-		return true, "", nil // nothing is lost
+		return true, "", nil // an empty range loses nothing
 	}
 	if len(all) == 0 {
 		return false, fmt.Sprintf("%s is not exported", name), nil
 	}
-	why = fmt.Sprintf("%s has changed since it was exported: it has %d rows", name, rows)
+	why = fmt.Sprintf("%s has changed since its export: it has %s", name, words.Of(rows, "row"))
 	var ids []string
 	for _, e := range all {
 		ids = append(ids, e.ID)
@@ -104,7 +106,7 @@ func (s *Store) Check(ctx context.Context, r outbox.Range) (ok bool, why string,
 		err := s.readExport(ctx, e)
 		if errors.Is(err, ErrDamaged) {
 			s.metrics.failed()
-			why = fmt.Sprintf("the export %s is no good: %v", e, err)
+			why = fmt.Sprintf("the export %s is damaged: %v", e, err)
 			continue
 		}
 		if err != nil {
@@ -112,7 +114,7 @@ func (s *Store) Check(ctx context.Context, r outbox.Range) (ok bool, why string,
 		}
 		n, err := s.fenced(ctx, releaseSQL, pgx.StrictNamedArgs{"id": e.ID})
 		if err != nil {
-			return false, "", fmt.Errorf("note that %s may be dropped: %w", name, err)
+			return false, "", fmt.Errorf("record that %s may be dropped: %w", name, err)
 		}
 		if n == 0 {
 			return false, fmt.Sprintf("the export %s was superseded meanwhile", e), nil
@@ -120,29 +122,30 @@ func (s *Store) Check(ctx context.Context, r outbox.Range) (ok bool, why string,
 		return true, "", nil
 	}
 	if _, err := s.fenced(ctx, staleSQL, pgx.StrictNamedArgs{"ids": ids}); err != nil {
-		return false, "", fmt.Errorf("note that the exports of %s are stale: %w", name, err)
+		return false, "", fmt.Errorf("record that the exports of %s are stale: %w", name, err)
 	}
 	return false, why, nil
 }
 
-// How the table stands to an export.
+// The comparison of the table with an export.
 const (
-	TableSame    = "same"    // it holds the very same rows
-	TableDiffers = "differs" // it holds others: rows came later, or the range was dropped and only those are left
-	TableGone    = "gone"    // it holds none
+	TableSame    = "same"    // the table has equal rows
+	TableDiffers = "differs" // the table has other rows: later ones, or only those that arrived after the drop
+	TableGone    = "gone"    // the table has no rows
 )
 
-// Finding is what Verify found of one export.
+// Finding is the result of Verify for one export.
 type Finding struct {
 	Export  Export `json:"export"`
 	Month   string `json:"month"`
-	Problem string `json:"problem,omitempty"` // why the files are no good, or could not be read; "" when nothing is wrong
-	Damaged bool   `json:"damaged"`           // they are no good: reading them again does not help
+	Problem string `json:"problem,omitempty"` // why the files are damaged or unreadable; "" if they are intact
+	Damaged bool   `json:"damaged"`           // a retry does not help
 	Table   string `json:"table"`
 }
 
-// Verify reads all files of the complete exports that have events of a month, or of all for the zero time, compares them with their manifests and
-// checksums and with the table, and calls report with each. It changes nothing, and needs no fence.
+// Verify reads all files of the complete exports that have events of a month (the zero time: of all). It compares them
+// with their manifests, their checksums and the table, and calls report for each export. It changes nothing and needs
+// no fence.
 func (s *Store) Verify(ctx context.Context, month time.Time, report func(Finding) error) error {
 	of := &month
 	if month.IsZero() {

@@ -37,13 +37,13 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 
 var august = time.Date(2026, 8, 1, 0, 0, 0, 0, time.UTC)
 
-// The two ranges of a rig: one has the rows of August, the other a row from just before and one from just after.
+// The two ranges of a rig: one has the rows of August, the other one row from just before and one from just after.
 var (
 	part  = outbox.Range{From: 1, To: 100_000, FirstAt: august}
 	other = outbox.Range{From: 100_000, To: 200_000, FirstAt: august.AddDate(0, 0, -1)}
 )
 
-// rangesSQL makes the two of an archive that has nothing yet.
+// rangesSQL makes the two ranges in an empty archive.
 const rangesSQL = `
 DO $$ DECLARE r record; BEGIN
   FOR r IN SELECT from_id FROM outbox_ranges LOOP EXECUTE format('DROP TABLE %I', 'outbox_messages_' || r.from_id); END LOOP;
@@ -54,12 +54,14 @@ CREATE TABLE outbox_messages_100000 PARTITION OF outbox_messages_archive FOR VAL
 INSERT INTO outbox_ranges (from_id, to_id, state, settled_at, archived_at, first_at)
 VALUES (1, 100000, 'ARCHIVED', now(), now(), '2026-08-01 00:00:00Z'), (100000, 200000, 'ARCHIVED', now(), now(), '2026-07-31 00:00:00Z')`
 
-// fillSQL writes n rows of a month: all that a column can hold, rows at the month's very edges and just outside them.
+// fillSQL writes n rows of a month, with every kind of value that a column can hold, and times at the month's edges and
+// just outside.
 const fillSQL = `
-INSERT INTO outbox_messages_archive (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at,
-       processed_at, attempts, last_error, trace_id, event_id, stream_seq, inserted_at, partition)
+INSERT INTO outbox_messages_archive (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at,
+       available_at, processed_at, attempts, last_error, trace_id, event_id, stream_seq, inserted_at, partition)
 SELECT g, CASE WHEN g % 3 = 0 THEN 9223372036854775807 ELSE 7 END, 'comment', 9007199254740993 + g, 'created', 1,
-       jsonb_build_object('author_id', (g % 5)::text, 'body', 'secret ' || g || E' "<&>\n\t\u2028 é😀 \\', 'big', 12345678901234567890.000000000000000001, 'none', null),
+       jsonb_build_object('author_id', (g % 5)::text, 'body', 'secret ' || g || E' "<&>\n\t\u2028 é😀 \\',
+                          'big', 12345678901234567890.000000000000000001, 'none', null),
        CASE g WHEN 1 THEN @month::timestamptz ELSE @month::timestamptz + (g / 2) * interval '1 minute 0.000001 seconds' END,
        CASE g % 4 WHEN 0 THEN '-infinity'::timestamptz WHEN 1 THEN 'infinity' ELSE @month::timestamptz END, now(), g % 3,
        CASE WHEN g % 2 = 0 THEN E'no\ttoken' END, CASE WHEN g % 3 = 0 THEN '00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01' END,
@@ -68,7 +70,8 @@ SELECT g, CASE WHEN g % 3 = 0 THEN 9223372036854775807 ELSE 7 END, 'comment', 90
   FROM generate_series(1, @n::int) g
 UNION ALL
 SELECT 100000 + g, 7, 'comment', 1, 'created', 1, '{"author_id": "1", "body": "elsewhere"}',
-       CASE g WHEN 1 THEN @month::timestamptz - interval '1 microsecond' ELSE @month::timestamptz + interval '1 month' END, now(), now(), 0, NULL, NULL, md5('x' || g)::uuid, 1, now(), 0
+       CASE g WHEN 1 THEN @month::timestamptz - interval '1 microsecond' ELSE @month::timestamptz + interval '1 month' END,
+       now(), now(), 0, NULL, NULL, md5('x' || g)::uuid, 1, now(), 0
   FROM generate_series(1, 2) g`
 
 type rig struct {
@@ -93,7 +96,7 @@ func newRig(t *testing.T, n int) *rig {
 	return r
 }
 
-// at has the store export to url, in segments of 7 rows.
+// at makes the store export to url, in segments of 7 rows.
 func (r *rig) at(url string) {
 	r.Store = New(r.pool, url, noFence, nil, nil)
 	r.segmentRows = 7
@@ -106,10 +109,11 @@ func (r *rig) exec(sql string, args ...any) {
 	}
 }
 
-// table is what the archive holds of the month, or what was restored of it, every column.
+// table returns all columns of the month's rows in the archive, or of its restored rows.
 func (r *rig) table() []string {
 	r.t.Helper()
-	rows, _ := r.pool.Query(r.t.Context(), `SELECT a::text FROM (SELECT * FROM outbox_messages_archive UNION ALL SELECT * FROM outbox_messages_kept) a
+	rows, _ := r.pool.Query(r.t.Context(), `SELECT a::text
+		FROM (SELECT * FROM outbox_messages_archive UNION ALL SELECT * FROM outbox_messages_kept) a
 		WHERE occurred_at >= $1 AND occurred_at < $2 ORDER BY id`,
 		august, monthEnd(august))
 	all, err := pgx.CollectRows(rows, pgx.RowTo[string])
@@ -153,7 +157,7 @@ func (r *rig) complete() (ids []string) {
 	return ids
 }
 
-// files are the names in the rig's directory.
+// files returns the names in the rig's directory.
 func (r *rig) files() (names []string) {
 	r.t.Helper()
 	err := filepath.WalkDir(r.dir, func(path string, d os.DirEntry, err error) error {
@@ -168,7 +172,7 @@ func (r *rig) files() (names []string) {
 	return names
 }
 
-// s3 serves a bucket that fails as fail says.
+// s3 serves a bucket whose requests fail when fail returns true.
 func (r *rig) s3(fail func(w http.ResponseWriter, req *http.Request) bool) *s3mem.Backend {
 	r.t.Helper()
 	backend := s3mem.New()
@@ -186,7 +190,8 @@ func (r *rig) s3(fail func(w http.ResponseWriter, req *http.Request) bool) *s3me
 		"AWS_CONFIG_FILE": "/dev/null", "AWS_SHARED_CREDENTIALS_FILE": "/dev/null"} {
 		r.t.Setenv(name, value)
 	}
-	r.at("s3://cold?" + url.Values{"region": {"eu-west-1"}, "endpoint": {server.URL}, "use_path_style": {"true"}, "prefix": {"events/"}}.Encode())
+	r.at("s3://cold?" + url.Values{"region": {"eu-west-1"}, "endpoint": {server.URL}, "use_path_style": {"true"},
+		"prefix": {"events/"}}.Encode())
 	return backend
 }
 
@@ -197,7 +202,8 @@ func TestARangeGoesOutAndComesBackAsItWas(t *testing.T) {
 		"file": func(*rig) {},
 		"s3": func(r *rig) {
 			r.s3(func(_ http.ResponseWriter, req *http.Request) bool {
-				if !strings.HasPrefix(req.Header.Get("Authorization"), "AWS4-HMAC-SHA256 Credential=key/") || !strings.Contains(req.Header.Get("Authorization"), "/eu-west-1/s3/") {
+				if !strings.HasPrefix(req.Header.Get("Authorization"), "AWS4-HMAC-SHA256 Credential=key/") ||
+					!strings.Contains(req.Header.Get("Authorization"), "/eu-west-1/s3/") {
 					t.Errorf("a request is signed %q", req.Header.Get("Authorization"))
 				}
 				return false
@@ -207,7 +213,9 @@ func TestARangeGoesOutAndComesBackAsItWas(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t, 300)
 			place(r)
-			r.exec(`UPDATE outbox_messages_archive SET payload = jsonb_build_object('body', repeat('x', 2500000)) WHERE id BETWEEN 100 AND 102`) // more than a page of memory
+			// More than a page of memory.
+			r.exec(`UPDATE outbox_messages_archive SET payload = jsonb_build_object('body', repeat('x', 2500000)) WHERE id BETWEEN 100
+				AND 102`)
 			before := r.table()
 			if r.check(false, "not exported"); len(before) != 300 {
 				t.Fatalf("%d rows", len(before))
@@ -254,8 +262,10 @@ func TestARangeGoesOutAndComesBackAsItWas(t *testing.T) {
 func TestAnExportReadsARangeByPages(t *testing.T) {
 	r := newRig(t, 3000)
 	r.segmentRows = 2000
-	r.exec(`INSERT INTO outbox_messages_archive (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, processed_at, attempts, event_id, inserted_at)
-		SELECT g, 0, 'heartbeat', 1, 'sent', 1, '{}', $1, now(), now(), 0, gen_random_uuid(), now() FROM generate_series(50000, 50900) g`, august)
+	r.exec(`INSERT INTO outbox_messages_archive (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload,
+		occurred_at, available_at, processed_at, attempts, event_id, inserted_at)
+		SELECT g, 0, 'heartbeat', 1, 'sent', 1, '{}', $1, now(), now(), 0, gen_random_uuid(), now() FROM generate_series(50000, 50900) g`,
+		august)
 	r.db.RowsPerStatement(t, 2000, "outbox_messages_archive")
 	if e := r.export(); e.Rows != 3000 {
 		t.Errorf("exported %+v", e)
@@ -306,12 +316,14 @@ func TestAStrangerReadsASegment(t *testing.T) {
 	}
 }
 
-// Whatever has happened to the files or to the table, the range may not be dropped; exported again, it may.
+// If files or table change in any way, the range may not be dropped; once exported again, it may.
 func TestARangeWhoseExportIsNotWhatTheTableHoldsIsKeptAndExportedAgain(t *testing.T) {
 	r := newRig(t, 20)
 	edit := func(suffix string, change func(content []byte) []byte) func() {
 		return func() {
-			i := slices.IndexFunc(r.files(), func(name string) bool { return strings.Contains(name, "/2026-08/") && strings.HasSuffix(name, suffix) })
+			i := slices.IndexFunc(r.files(), func(name string) bool {
+				return strings.Contains(name, "/2026-08/") && strings.HasSuffix(name, suffix)
+			})
 			name := r.files()[i]
 			content, err := os.ReadFile(name)
 			if err != nil {
@@ -335,18 +347,19 @@ func TestARangeWhoseExportIsNotWhatTheTableHoldsIsKeptAndExportedAgain(t *testin
 		{"a segment is cut short", edit("2.ndjson.gz", func(b []byte) []byte { return b[:len(b)/2] }), "damaged"},
 		{"a segment has lost its last byte", edit("3.ndjson.gz", func(b []byte) []byte { return b[:len(b)-1] }), "damaged"},
 		{"a segment is empty", edit("1.ndjson.gz", func(b []byte) []byte { return b[:0] }), "damaged"},
-		{"a byte is another", edit("1.ndjson.gz", func(b []byte) []byte { b[len(b)/2] ^= 1; return b }), "damaged"},
-		{"a segment goes on after its end", edit("1.ndjson.gz", func(b []byte) []byte { return append(b, b...) }), "damaged"},
-		{"a segment is gone", edit("2.ndjson.gz", func([]byte) []byte { return nil }), "is not there"},
-		{"the manifest is gone", edit(manifestName, func([]byte) []byte { return nil }), "is not there"},
-		{"the manifest is another", edit(manifestName, func(b []byte) []byte { return append(b, '\n') }), "damaged"},
+		{"a byte differs", edit("1.ndjson.gz", func(b []byte) []byte { b[len(b)/2] ^= 1; return b }), "damaged"},
+		{"a segment continues after its end", edit("1.ndjson.gz", func(b []byte) []byte { return append(b, b...) }), "damaged"},
+		{"a segment is gone", edit("2.ndjson.gz", func([]byte) []byte { return nil }), "does not exist"},
+		{"the manifest is gone", edit(manifestName, func([]byte) []byte { return nil }), "does not exist"},
+		{"the manifest differs", edit(manifestName, func(b []byte) []byte { return append(b, '\n') }), "damaged"},
 		{"the manifest is cut short", edit(manifestName, func(b []byte) []byte { return b[:len(b)-10] }), "damaged"},
 		{"a row came late", func() {
-			r.exec(`INSERT INTO outbox_messages_archive (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at,
-				available_at, processed_at, attempts, event_id, inserted_at)
-				VALUES (9999, 7, 'comment', 1, 'created', 1, '{}', '2026-08-31 23:59:59.999999+00', now(), now(), 0, gen_random_uuid(), now())`)
+			r.exec(`INSERT INTO outbox_messages_archive (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload,
+				occurred_at, available_at, processed_at, attempts, event_id, inserted_at)
+				VALUES (9999, 7, 'comment', 1, 'created', 1, '{}',
+				'2026-08-31 23:59:59.999999+00', now(), now(), 0, gen_random_uuid(), now())`)
 		}, "it has 21 rows"},
-		{"a row is another", func() {
+		{"a row differs", func() {
 			r.exec(`UPDATE outbox_messages_archive SET payload = payload || '{"body": "another"}' WHERE id = 9999`)
 		}, "has changed"},
 	}
@@ -368,18 +381,19 @@ func TestARangeWhoseExportIsNotWhatTheTableHoldsIsKeptAndExportedAgain(t *testin
 	if err := os.RemoveAll(r.dir); err != nil {
 		t.Fatal(err)
 	}
-	r.check(false, "is not there")
+	r.check(false, "does not exist")
 	if _, err := New(r.pool, r.url, noFence, nil, nil).Export(t.Context(), part); err == nil {
 		t.Error("exported to a place that is gone")
 	}
 }
 
-// Each request to the store fails once, in turn, in every way; what was half done counts for nothing and is cleaned up.
+// Each request to the store fails once, in turn, in every way. A partial export never counts, and its files are
+// removed.
 func TestAStoreThatFailsAtAnyStepLeadsToNoDrop(t *testing.T) {
 	for name, how := range map[string]func(w http.ResponseWriter){
 		"full":    func(w http.ResponseWriter) { w.WriteHeader(http.StatusInsufficientStorage) },
-		"cut off": func(http.ResponseWriter) { panic(http.ErrAbortHandler) }, // which the client of S3 tries again by itself
-		"a lie": func(w http.ResponseWriter) { // a file that is accepted and not kept, or that is read and ends early
+		"cut off": func(http.ResponseWriter) { panic(http.ErrAbortHandler) }, // the S3 client retries this by itself
+		"a false answer": func(w http.ResponseWriter) { // a file that is accepted but not kept, or whose content ends early
 			w.Header().Set("Content-Length", "1000")
 			_, _ = w.Write([]byte("short"))
 			_ = http.NewResponseController(w).Flush()
@@ -430,10 +444,11 @@ func TestAStoreThatFailsAtAnyStepLeadsToNoDrop(t *testing.T) {
 			if _, err := r.Sweep(t.Context(), false); err != nil {
 				t.Fatal(err)
 			}
-			if got := objects(t, backend); len(got) != 4 || !strings.Contains(got[0], r.complete()[0]) || !strings.Contains(got[3], r.complete()[0]) {
+			if got := objects(t, backend); len(got) != 4 || !strings.Contains(got[0], r.complete()[0]) ||
+				!strings.Contains(got[3], r.complete()[0]) {
 				t.Errorf("left are %v", got)
 			}
-			for step := int64(1); ; step += stride { // and while the month is checked
+			for step := int64(1); ; step += stride { // also while Check runs
 				n.Store(0)
 				failing.Store(step)
 				ok, why, err := r.Check(t.Context(), part)
@@ -463,7 +478,7 @@ func objects(t *testing.T, backend *s3mem.Backend) (keys []string) {
 func TestADiskThatFailsLeadsToNoDrop(t *testing.T) {
 	r := newRig(t, 20)
 	r.at("file://" + r.dir + "?prefix=a/")
-	if err := os.WriteFile(filepath.Join(r.dir, "a"), nil, 0o600); err != nil { // where a directory has to be
+	if err := os.WriteFile(filepath.Join(r.dir, "a"), nil, 0o600); err != nil { // in the place of a directory
 		t.Fatal(err)
 	}
 	if _, err := r.Export(t.Context(), part); err == nil {
@@ -489,7 +504,7 @@ func TestOfTwoExportersTheLaterCountsAndTheFilesOfTheOtherGo(t *testing.T) {
 	rival := New(r.pool, r.url, noFence, nil, nil)
 	r.check(false, "not exported")
 	var second Export
-	first := New(r.pool, r.url, noFence, nil, func(p Progress) { // when all is written, and not yet complete
+	first := New(r.pool, r.url, noFence, nil, func(p Progress) { // everything is written, but not complete
 		if second.ID == "" && strings.HasPrefix(p.Step, "read back") {
 			var err error
 			if second, err = rival.Export(t.Context(), part); err != nil {
@@ -533,14 +548,14 @@ func TestAnExporterThatLostItsRightCompletesNothing(t *testing.T) {
 	}
 }
 
-// A row that came after its range was dropped is exported beside what was exported before, never instead of it.
+// A row that arrives after its range was dropped is exported beside the earlier export, never in its place.
 func TestWhatComesAfterTheDropIsExportedBesideTheRest(t *testing.T) {
 	r := newRig(t, 20)
 	first := r.export()
 	r.check(true, "")
 	r.exec(`DELETE FROM outbox_messages_archive WHERE id < 100000 AND id <> 20`)
 	r.exec(`UPDATE outbox_messages_archive SET id = 21 WHERE id = 20`)
-	r.check(false, "it has 1 rows")
+	r.check(false, "it has 1 row")
 	second := r.export()
 	r.check(true, "")
 	if got := r.complete(); !slices.Equal(got, []string{second.ID, first.ID}) {
@@ -550,7 +565,7 @@ func TestWhatComesAfterTheDropIsExportedBesideTheRest(t *testing.T) {
 	if got, err := r.Restore(t.Context(), august, "", unprepared); err != nil || got.Restored != 21 {
 		t.Errorf("%+v, %v", got, err)
 	}
-	r.check(true, "") // what was restored is not the range's
+	r.check(true, "") // restored rows do not belong to the range
 	if _, err := r.Export(t.Context(), part); !errors.Is(err, ErrNoRows) {
 		t.Errorf("a dropped range was exported: %v", err)
 	}
@@ -572,14 +587,16 @@ func TestADamagedExportRestoresNothing(t *testing.T) {
 	if _, err := r.Export(t.Context(), other); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := r.Redact(t.Context(), 7, 1, erase); err != nil || got.Rows != 2 || len(got.Unread) != 1 || !strings.Contains(got.Unread[0], "00003.ndjson.gz: ") {
+	if got, err := r.Redact(t.Context(), 7, 1, erase); err != nil || got.Rows != 2 || len(got.Unread) != 1 ||
+		!strings.Contains(got.Unread[0], "00003.ndjson.gz: ") {
 		t.Errorf("redact: %+v, %v, want two rows of the range that is sound", got, err)
 	}
 	if len(r.complete()) != 2 {
 		t.Errorf("complete: %v", r.complete())
 	}
 	if err := r.Verify(t.Context(), august, func(f Finding) error {
-		if bad := f.Export.Range == part.From; strings.Contains(f.Problem, "damaged") != bad || f.Damaged != bad || (f.Table == TableGone) != bad {
+		if bad := f.Export.Range == part.From; strings.Contains(f.Problem, "damaged") != bad || f.Damaged != bad ||
+			(f.Table == TableGone) != bad {
 			t.Errorf("%+v", f)
 		}
 		return nil
@@ -591,13 +608,14 @@ func TestADamagedExportRestoresNothing(t *testing.T) {
 	}
 }
 
-// Direct SQL writers may set payloads and times that nobody else does.
+// Direct SQL writers may set payloads and times that no other writer sets.
 func TestOddRowsComeBackAndSpoilNothing(t *testing.T) {
 	r := newRig(t, 5)
 	r.exec(`UPDATE outbox_messages_archive SET payload = 'null' WHERE id = 2`)
 	want := r.table()
 	e := r.export()
-	if all, err := r.List(t.Context()); err != nil || len(all) != 1 || e.ExportedAt == nil || !e.ExportedAt.Equal(*all[0].ExportedAt) || e.Rows != 5 {
+	if all, err := r.List(t.Context()); err != nil || len(all) != 1 || e.ExportedAt == nil ||
+		!e.ExportedAt.Equal(*all[0].ExportedAt) || e.Rows != 5 {
 		t.Errorf("the export is %+v, and listed are %+v, %v", e, all, err)
 	}
 	r.drop()
@@ -613,7 +631,8 @@ func TestOddRowsComeBackAndSpoilNothing(t *testing.T) {
 	}
 	if odd, err := r.Export(t.Context(), other); err != nil || odd.Rows != 2 {
 		t.Errorf("exported %+v, %v", odd, err)
-	} else if got, err := r.Restore(t.Context(), time.Date(1, 1, 1, 0, 0, 0, 0, time.UTC), "", unprepared); err != nil || got.Read != 2 || got.Restored != 0 {
+	} else if got, err := r.Restore(t.Context(), time.Date(1, 1, 1, 0, 0, 0, 0, time.UTC), "", unprepared); err != nil ||
+		got.Read != 2 || got.Restored != 0 {
 		t.Errorf("its month: %+v, %v", got, err)
 	}
 	if all, err := r.List(t.Context()); err != nil || len(all) != 2 || all[0].ID != e.ID || all[0].StaleAt != nil {
@@ -621,22 +640,28 @@ func TestOddRowsComeBackAndSpoilNothing(t *testing.T) {
 	}
 }
 
-// As in a database that was restored from a backup of before the rows moved, or whose stream was lost and is published again.
+// The database was restored from a backup before the rows moved, or the stream was lost and is published again.
 func TestARowThatTheOutboxHasAgainIsNotRestoredBesideIt(t *testing.T) {
 	r := newRig(t, 5)
 	r.export()
-	r.exec(`INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload) SELECT 1, 'post', 1, 'created', '{}' FROM generate_series(1, 5)`)
-	r.exec(`DELETE FROM outbox_messages`) // ids up to 5 were handed out
+	r.exec(`INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload) SELECT 1, 'post', 1, 'created', '{}'
+		FROM generate_series(1, 5)`)
+	r.exec(`DELETE FROM outbox_messages`) // ids up to 5 are used
 	r.exec(`WITH gone AS (DELETE FROM outbox_messages_archive WHERE id = 3 RETURNING *)
-		INSERT INTO outbox_messages (id, tenant_id, aggregate_type, aggregate_id, event_type, payload, occurred_at, available_at, event_id, inserted_at, processed_at, stream_seq)
-		SELECT id, tenant_id, 'post', aggregate_id, event_type, payload, occurred_at, occurred_at, event_id, occurred_at, now() - interval '8 d', 77 FROM gone`)
-	r.exec(`INSERT INTO outbox_messages (id, event_id, tenant_id, aggregate_type, aggregate_id, event_type, payload) VALUES (4, gen_random_uuid(), 1, 'post', 1, 'created', '{}')`) // another event
+		INSERT INTO outbox_messages (id, tenant_id, aggregate_type, aggregate_id, event_type, payload, occurred_at, available_at, event_id,
+		inserted_at, processed_at, stream_seq)
+		SELECT id, tenant_id, 'post', aggregate_id, event_type, payload, occurred_at, occurred_at, event_id, occurred_at,
+		now() - interval '8 d', 77 FROM gone`)
+	// Another event.
+	r.exec(`INSERT INTO outbox_messages (id, event_id, tenant_id, aggregate_type, aggregate_id, event_type, payload)
+		VALUES (4, gen_random_uuid(), 1, 'post', 1, 'created', '{}')`)
 	r.exec(`DELETE FROM outbox_messages_archive WHERE id = 4`)
 	if got, err := r.Restore(t.Context(), august, "", unprepared); err != nil || got.Read != 5 || got.Restored != 1 {
-		t.Errorf("%+v, %v; want the row back that is nowhere", got, err)
+		t.Errorf("%+v, %v; want only the missing row", got, err)
 	}
 	cfg := outbox.ArchiveConfig{RangeRows: 1000, RangeAge: time.Hour}
-	archive, err := outbox.NewArchive(cfg, func(context.Context) (outbox.Terms, error) { return outbox.Terms{After: time.Hour}, nil }, r.pool, testkit.Logger(t), prometheus.NewRegistry())
+	archive, err := outbox.NewArchive(cfg, func(context.Context) (outbox.Terms, error) { return outbox.Terms{After: time.Hour}, nil },
+		r.pool, testkit.Logger(t), prometheus.NewRegistry())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -648,14 +673,14 @@ func TestARowThatTheOutboxHasAgainIsNotRestoredBesideIt(t *testing.T) {
 	}
 }
 
-// unheld is a lease that nobody else wants.
+// unheld is a lease that nobody else takes.
 type unheld struct{}
 
 func (unheld) Fence(context.Context, pgx.Tx) error { return nil }
 func (unheld) Continue() error                     { return nil }
 func (unheld) Count(string, int64)                 {}
 
-// A range that was dropped without asking, by a process that was not told of the exports: what stands outside is all there is of it.
+// A process without the export URL dropped a range without Check: the files are all that is left of it.
 func TestARangeThatWasDroppedUnaskedStaysOutside(t *testing.T) {
 	r := newRig(t, 20)
 	unset := New(r.pool, "", noFence, nil, nil)
@@ -679,7 +704,7 @@ func TestARangeThatWasDroppedUnaskedStaysOutside(t *testing.T) {
 	}
 }
 
-// A store that is away is found out before the table is read, and is no damage.
+// An unavailable store is detected before the table is read, and does not count as damage.
 func TestAStoreThatIsAwayIsFoundOutFirst(t *testing.T) {
 	r := newRig(t, 20)
 	away := false
@@ -691,7 +716,7 @@ func TestAStoreThatIsAwayIsFoundOutFirst(t *testing.T) {
 	})
 	r.export()
 	away = true
-	r.exec(`UPDATE outbox_messages_archive SET attempts = 9 WHERE id = 3`) // which a look at the table finds
+	r.exec(`UPDATE outbox_messages_archive SET attempts = 9 WHERE id = 3`) // a comparison with the table would find this
 	if ok, _, err := r.Check(t.Context(), part); ok || err == nil || errors.Is(err, ErrDamaged) {
 		t.Errorf("%t, %v", ok, err)
 	}
@@ -705,7 +730,7 @@ func TestAStoreThatIsAwayIsFoundOutFirst(t *testing.T) {
 	}
 }
 
-// erase redacts what author 1 wrote, in a row or in the table.
+// erase redacts the texts of author 1, in a row or in the table.
 func erase(row *Row) bool {
 	var p map[string]any
 	d := json.NewDecoder(strings.NewReader(string(row.Payload)))
@@ -719,9 +744,10 @@ func erase(row *Row) bool {
 	return err == nil
 }
 
-const eraseSQL = `UPDATE outbox_messages_archive SET payload = payload || '{"body": ""}' WHERE tenant_id = 7 AND payload ->> 'author_id' = '1'`
+const eraseSQL = `UPDATE outbox_messages_archive SET payload = payload || '{"body": ""}' WHERE tenant_id = 7
+	AND payload ->> 'author_id' = '1'`
 
-// read is everything in the store, unpacked.
+// read returns everything in the store, uncompressed.
 func read(t *testing.T, ctx context.Context, r *rig) (all string) {
 	t.Helper()
 	b, err := r.open(ctx, r.url)
@@ -751,11 +777,11 @@ func read(t *testing.T, ctx context.Context, r *rig) (all string) {
 	return all
 }
 
-// Each request fails in turn; run again, the redaction ends, and nothing of what it removed is in the store.
+// Each request fails in turn. Repeated, the redaction completes, and the store has nothing that it removed.
 func TestARedactionThatDiesAtAnyStepIsRunAgain(t *testing.T) {
 	r := newRig(t, 30)
 	var n, failing atomic.Int64
-	var index atomic.Bool // what fails is the reading of one
+	var index atomic.Bool // the failed request reads an index
 	backend := r.s3(func(w http.ResponseWriter, req *http.Request) bool {
 		if n.Add(1) != failing.Load() {
 			return false
@@ -767,7 +793,7 @@ func TestARedactionThatDiesAtAnyStepIsRunAgain(t *testing.T) {
 	r.export()
 	before := r.table()
 	first := r.complete()[0]
-	// Half an export, of one that died.
+	// A partial export of a dead process.
 	stopped, stop := context.WithCancel(t.Context())
 	half := New(r.pool, r.url, noFence, nil, func(p Progress) { stop() })
 	if _, err := half.Export(stopped, other); err == nil {
@@ -775,7 +801,7 @@ func TestARedactionThatDiesAtAnyStepIsRunAgain(t *testing.T) {
 	}
 	secret := "secret 1 " // of tenant 7, author 1
 	if !strings.Contains(read(t, t.Context(), r), secret) {
-		t.Fatal("the secret is nowhere")
+		t.Fatal("no file has the secret")
 	}
 	total := 0
 	for step := int64(1); ; step++ {
@@ -790,8 +816,8 @@ func TestARedactionThatDiesAtAnyStepIsRunAgain(t *testing.T) {
 			}
 			break
 		}
-		if err == nil && len(got.Unread) == 0 && !index.Load() { // without an index all segments are read
-			t.Errorf("request %d failed, and nobody said so", step)
+		if err == nil && len(got.Unread) == 0 && !index.Load() { // without an index, all segments are read
+			t.Errorf("request %d failed without an error", step)
 		}
 		if len(r.complete()) != 1 {
 			t.Fatalf("complete: %v", r.complete())
@@ -800,15 +826,17 @@ func TestARedactionThatDiesAtAnyStepIsRunAgain(t *testing.T) {
 	failing.Store(0)
 	content := read(t, t.Context(), r)
 	if strings.Contains(content, secret) || !strings.Contains(content, "secret 3 ") || total < 4 {
-		t.Errorf("redacted %d rows; the secret is there: %t; that of others: %t", total, strings.Contains(content, secret), strings.Contains(content, "secret 3 "))
+		t.Errorf("redacted %d rows; the secret is there: %t; that of others: %t", total, strings.Contains(content, secret),
+			strings.Contains(content, "secret 3 "))
 	}
-	if now := r.complete(); slices.Contains(now, first) || slices.ContainsFunc(objects(t, backend), func(key string) bool { return !strings.Contains(key, now[0]) }) {
+	if now := r.complete(); slices.Contains(now, first) ||
+		slices.ContainsFunc(objects(t, backend), func(key string) bool { return !strings.Contains(key, now[0]) }) {
 		t.Errorf("complete is %v, left are %v", now, objects(t, backend))
 	}
 	r.check(false, "has changed") // the table is not redacted
 	r.exec(eraseSQL)
 	r.exec(`UPDATE outbox_archive_exports SET stale_at = NULL`)
-	r.check(true, "") // and now it is the very same
+	r.check(true, "") // now the table equals it
 	r.drop()
 	if _, err := r.Restore(t.Context(), august, "", unprepared); err != nil {
 		t.Fatal(err)
@@ -843,7 +871,7 @@ func TestARedactionRewritesOnlyWhatChanges(t *testing.T) {
 	}
 	before := sums()
 	if got, err := r.Look(t.Context(), 7, 1, erase); got.Rows != 4 || err != nil || !slices.Equal(sums(), before) {
-		t.Errorf("a look found %+v, %v", got, err)
+		t.Errorf("Look: %+v, %v", got, err)
 	}
 	got, err := r.Redact(t.Context(), 7, 8%5, func(row *Row) bool {
 		if row.ID != 8 || row.LastError == nil {
@@ -861,13 +889,16 @@ func TestARedactionRewritesOnlyWhatChanges(t *testing.T) {
 	}
 }
 
-// many makes n exports of one segment each: the people of export i are 1000+i, who wrote its comments, and 2000+i, who follows somebody; 3000 did something in export 3.
+// many makes n exports of one segment each. Export i names author 1000+i, who wrote its comments, and user 2000+i, who
+// follows somebody. User 3000 is the actor of an event in export 3.
 func (r *rig) many(n int) (all []Export) {
 	r.t.Helper()
 	r.exec(`DELETE FROM outbox_messages_archive`)
-	r.exec(`INSERT INTO outbox_messages_archive (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, processed_at, attempts, event_id, inserted_at)
+	r.exec(`INSERT INTO outbox_messages_archive (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload,
+		occurred_at, available_at, processed_at, attempts, event_id, inserted_at)
 	  SELECT 1 + i * 10 + g, 7, CASE g WHEN 0 THEN 'follow' ELSE 'comment' END, 1, 'created', 1,
-	         CASE g WHEN 0 THEN jsonb_build_object('follower_id', (2000 + i)::text, 'followee_id', 5, 'actor', CASE i WHEN 3 THEN 'user:3000' ELSE 'user:2000' END)
+	         CASE g WHEN 0 THEN jsonb_build_object('follower_id', (2000 + i)::text, 'followee_id', 5, 'actor',
+	         CASE i WHEN 3 THEN 'user:3000' ELSE 'user:2000' END)
 	                ELSE jsonb_build_object('comment_id', gen_random_uuid(), 'author_id', (1000 + i)::text, 'body', 'secret') END,
 	         $2, now(), now(), 0, gen_random_uuid(), now()
 	    FROM generate_series(0, $1::int - 1) i, generate_series(0, 2) g`, n, august)
@@ -894,7 +925,8 @@ func blank(person string) func(row *Row) bool {
 	}
 }
 
-// An erasure reads the segments that its index says have the person, and no others; a file that is damaged keeps only those of them from being erased of whom it has something.
+// An erasure reads only the segments that the index lists for the person. A damaged file delays only erasures of people
+// whose data it may have.
 func TestARedactionReadsOnlyTheFilesThatNameThePerson(t *testing.T) {
 	r := newRig(t, 1)
 	all := r.many(6)
@@ -923,14 +955,14 @@ func TestARedactionReadsOnlyTheFilesThatNameThePerson(t *testing.T) {
 			t.Errorf("%s: %+v, want %+v", person, got, want)
 		}
 	}
-	want("999", Redacted{Files: 6})           // who never wrote
-	want("1002", Redacted{Rows: 2, Files: 8}) // its segment, and again to write it anew
-	want("1002", Redacted{Files: 6})          // the new index has forgotten them
+	want("999", Redacted{Files: 6})           // without any comment
+	want("1002", Redacted{Rows: 2, Files: 8}) // reads its segment, and again to rewrite it
+	want("1002", Redacted{Files: 6})          // the new index does not list the person
 	want("2001", Redacted{Rows: 1, Files: 8})
 	want("3000", Redacted{Rows: 1, Files: 8})
 	want("1004", Redacted{Files: 7}, all[4].ID+"/00001.ndjson.gz: ")
 
-	// Without its index an export may have anything; its restore needs none.
+	// Without its index an export may name anybody; its restore needs no index.
 	index := filepath.Join(r.dir, "2026-08", all[5].ID, "index-00001.ndjson.gz")
 	must(os.Truncate(index, 50))
 	want("999", Redacted{Files: 7})
@@ -941,20 +973,21 @@ func TestARedactionReadsOnlyTheFilesThatNameThePerson(t *testing.T) {
 		}
 		return nil
 	}))
-	// One whose manifest is damaged may have anything too, until it is given up.
+	// An export with a damaged manifest may name anybody too, until it is ended.
 	must(os.Truncate(filepath.Join(r.dir, "2026-08", all[4].ID, "manifest.json"), 50))
 	want("999", Redacted{Files: 5}, all[4].ID+"/manifest.json: ")
 	r.exec(`UPDATE outbox_archive_exports SET state = 'OVER', over_at = now() WHERE export_id = $1`, all[4].ID)
 	want("999", Redacted{Files: 5})
 	want("1004", Redacted{Files: 5})
 	files := read(t, t.Context(), r)
-	names := func(id string) bool { return regexp.MustCompile(`["\[, ]` + id + `["\],]`).MatchString(files) } // and not within a time or a UUID
+	// Not within a time or a UUID.
+	names := func(id string) bool { return regexp.MustCompile(`["\[, ]` + id + `["\],]`).MatchString(files) }
 	if names("1002") || names("2001") || names("3000") || !names("1003") {
-		t.Error("the files still name who was erased, or lack somebody else")
+		t.Error("the files still name an erased person, or lack another one")
 	}
 }
 
-// Files of format 1 stay readable: these were written by its first version.
+// Files of format 1 remain readable: the first version of the format wrote these.
 func TestAnOldExportIsRestoredFromItsPlaceAlone(t *testing.T) {
 	r := newRig(t, 10)
 	r.exec(`UPDATE outbox_messages_archive SET processed_at = '2026-08-09 10:11:12.131415+00'`)
@@ -975,15 +1008,16 @@ func TestAnOldExportIsRestoredFromItsPlaceAlone(t *testing.T) {
 
 func TestTheFormatHasEveryColumnOfTheArchive(t *testing.T) {
 	r := newRig(t, 1)
-	rows, _ := r.pool.Query(t.Context(), `SELECT attname::text, replace(format_type(atttypid, NULL), 'timestamp with time zone', 'timestamptz')
-		FROM pg_attribute WHERE attrelid = 'outbox_messages_archive'::regclass AND attnum > 0 AND NOT attisdropped
-		AND attname NOT IN ('behind', 'delayed', 'payload_bytes') ORDER BY attnum`) // of waiting rows, and computed
+	rows, _ := r.pool.Query(t.Context(), `SELECT attname::text,
+		replace(format_type(atttypid, NULL), 'timestamp with time zone', 'timestamptz') FROM pg_attribute
+		WHERE attrelid = 'outbox_messages_archive'::regclass AND attnum > 0 AND NOT attisdropped
+		AND attname NOT IN ('behind', 'delayed', 'payload_bytes') ORDER BY attnum`) // used by waiting rows, or computed
 	want, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Column])
 	if err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(want, schema); diff != "" {
-		t.Errorf("(-table +format): a column that is not exported is lost\n%s", diff)
+		t.Errorf("(-table +format): an export without this column loses it\n%s", diff)
 	}
 	err = outbox.WalkArchive(t.Context(), r.pool, part.From, part.To, func(_ outbox.ArchiveKey, line []byte) error {
 		d := json.NewDecoder(strings.NewReader(string(line)))
@@ -1005,9 +1039,11 @@ func TestTheFormatHasEveryColumnOfTheArchive(t *testing.T) {
 
 func TestURLs(t *testing.T) {
 	for text, ok := range map[string]bool{
-		"": true, "file:///var/cold": true, "s3://bucket?region=eu-west-1&endpoint=https://s3.example": true, "file://dir/x": false, "file:": false, "/var/cold": false,
+		"": true, "file:///var/cold": true, "s3://bucket?region=eu-west-1&endpoint=https://s3.example": true, "file://dir/x": false,
+		"file:": false, "/var/cold": false,
 		"s3://": false, "s3://key:secret@bucket": false, "gs://bucket": false, "mem://": false, "%": false,
-		"file:///var/cold?prefix=a/b/": true, "file:///var/cold?prefix=a": false, "file:///var/cold?prefix=../": false, "s3://bucket?anonymous=true": false, "file:///var/cold?region=x": false,
+		"file:///var/cold?prefix=a/b/": true, "file:///var/cold?prefix=a": false, "file:///var/cold?prefix=../": false,
+		"s3://bucket?anonymous=true": false, "file:///var/cold?region=x": false,
 	} {
 		if err := (Config{URL: text}).Validate(); (err == nil) != ok || err != nil && strings.Contains(err.Error(), "secret") {
 			t.Errorf("%q: %v, want ok %t", text, err, ok)
@@ -1018,8 +1054,8 @@ func TestURLs(t *testing.T) {
 func TestStatements(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	for name, sql := range map[string]string{
-		"exports": exportsSQL, "abandon": abandonSQL, "begin": beginSQL, "complete": completeSQL, "supersede": supersedeSQL, "over": overSQL, "swept": sweptSQL,
-		"stale": staleSQL, "release": releaseSQL,
+		"exports": exportsSQL, "abandon": abandonSQL, "begin": beginSQL, "complete": completeSQL, "supersede": supersedeSQL,
+		"over": overSQL, "swept": sweptSQL, "stale": staleSQL, "release": releaseSQL,
 	} {
 		t.Run(name, func(t *testing.T) { testkit.Prepare(t, pool, sql) })
 	}

@@ -15,10 +15,10 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
-// ErrNoRows reports a range or a month of which the archive has nothing: it was exported and dropped, or never was.
-var ErrNoRows = errors.New("coldstore: the archive has no rows of it")
+// ErrNoRows reports a range or month without rows in the archive: it was exported and dropped, or never existed.
+var ErrNoRows = errors.New("coldstore: no rows in the archive")
 
-// written is what an export has written.
+// written is the result of writing an export.
 type written struct {
 	manifest                      Manifest
 	manifestSHA256, contentSHA256 []byte
@@ -30,19 +30,20 @@ type writer struct {
 	b       *bucket
 	dir     string
 	m       Manifest
-	content hash.Hash // of everything
+	content hash.Hash // of all lines
 
 	index indexer
 
-	object *object // the segment in hand
+	object *object // the present segment
 	zip    *gzip.Writer
 	seg    Segment
 	sum    hash.Hash
 }
 
 func (s *Store) newWriter(b *bucket, e Export) *writer {
-	return &writer{s: s, b: b, dir: e.dir(), content: sha256.New(), m: Manifest{Format: Format, Month: e.Month.Format(monthFormat), ExportID: e.ID, Range: e.Range,
-		CreatedAt: e.StartedAt.UTC(), Encoding: "ndjson", Compression: "gzip", Schema: schema}}
+	return &writer{s: s, b: b, dir: e.dir(), content: sha256.New(),
+		m: Manifest{Format: Format, Month: e.Month.Format(monthFormat), ExportID: e.ID, Range: e.Range,
+			CreatedAt: e.StartedAt.UTC(), Encoding: "ndjson", Compression: "gzip", Schema: schema}}
 }
 
 // add writes a line.
@@ -103,20 +104,21 @@ func (w *writer) endSegment() error {
 	if err := w.object.commit(); err != nil {
 		return err
 	}
-	w.seg.Bytes, w.seg.SHA256, w.seg.ContentSHA256 = w.object.size, hex.EncodeToString(w.object.sum.Sum(nil)), hex.EncodeToString(w.sum.Sum(nil))
+	w.seg.Bytes, w.seg.SHA256, w.seg.ContentSHA256 = w.object.size, hex.EncodeToString(w.object.sum.Sum(nil)),
+		hex.EncodeToString(w.sum.Sum(nil))
 	w.m.add(w.seg)
 	w.object = nil
 	return w.index.end(w.seg.Name)
 }
 
-// close gives up the segment in hand, if there is one.
+// close aborts the present segment, if there is one.
 func (w *writer) close() {
 	if w.object != nil {
 		w.object.abort()
 	}
 }
 
-// finish writes the manifest, and reads back all that was written.
+// finish writes the manifest and reads back everything that was written.
 func (w *writer) finish(ctx context.Context) (*written, error) {
 	if w.object != nil {
 		if err := w.endSegment(); err != nil {
@@ -140,12 +142,12 @@ func (w *writer) finish(ctx context.Context) (*written, error) {
 		return nil, err
 	}
 	if err := w.s.readAll(ctx, w.b, w.dir, out.manifestSHA256); err != nil {
-		return nil, fmt.Errorf("read back what was written: %w", err)
+		return nil, fmt.Errorf("read back the export: %w", err)
 	}
 	return out, nil
 }
 
-// readAll is readBack with the index.
+// readAll is readBack with the index files.
 func (s *Store) readAll(ctx context.Context, b *bucket, dir string, manifestSHA256 []byte) error {
 	m, err := s.readBack(ctx, b, dir, manifestSHA256)
 	for _, x := range m.Index {
@@ -156,7 +158,8 @@ func (s *Store) readAll(ctx context.Context, b *bucket, dir string, manifestSHA2
 	return err
 }
 
-// readBack reads the manifest and all segments of an export and returns its manifest. ErrDamaged is what is not as it was written.
+// readBack reads the manifest and all segments of an export, and returns the manifest. ErrDamaged: a file differs from
+// what was written.
 func (s *Store) readBack(ctx context.Context, b *bucket, dir string, manifestSHA256 []byte) (Manifest, error) {
 	m, err := readManifest(ctx, b, dir, manifestSHA256)
 	if err != nil {
@@ -175,16 +178,16 @@ func (s *Store) readBack(ctx context.Context, b *bucket, dir string, manifestSHA
 		s.progress(Progress{"read back " + m.Month, done, m.Rows})
 	}
 	if got := hex.EncodeToString(content.Sum(nil)); got != m.ContentSHA256 {
-		return m, fmt.Errorf("the content of %s has SHA-256 %s, the manifest says %s: %w", dir, got, m.ContentSHA256, ErrDamaged)
+		return m, fmt.Errorf("the content of %s has SHA-256 %s, the manifest has %s: %w", dir, got, m.ContentSHA256, ErrDamaged)
 	}
 	return m, nil
 }
 
-// Export writes a range of the archive to the store's URL, reads it back, and then ends the exports that it supersedes.
-// ErrNoRows is a range that is empty.
+// Export writes a range of the archive to the store's URL, reads it back, and then ends the exports that it replaces.
+// ErrNoRows: the range is empty.
 func (s *Store) Export(ctx context.Context, r outbox.Range) (Export, error) {
 	if s.url == "" {
-		return Export{}, errors.New("coldstore: no URL to export to is set")
+		return Export{}, errors.New("coldstore: no export URL is set")
 	}
 	some, err := outbox.AnyArchived(ctx, s.pool, r.From, r.To)
 	if err != nil {
@@ -210,7 +213,8 @@ func (s *Store) exportTo(ctx context.Context, r outbox.Range) (e Export, err err
 	if err != nil {
 		return e, err
 	}
-	if _, err := b.list(ctx, month.Format(monthFormat)+"/"); err != nil { // a store that is away is found out before there is an export to give up
+	// Detects an unavailable store before there is an export to end.
+	if _, err := b.list(ctx, month.Format(monthFormat)+"/"); err != nil {
 		return e, err
 	}
 	if e, err = s.begin(ctx, r.From, month, s.url); err != nil {
@@ -224,7 +228,7 @@ func (s *Store) exportTo(ctx context.Context, r outbox.Range) (e Export, err err
 		}
 		if done := w.m.Rows + w.seg.Rows; done%1000 == 0 {
 			if total < done {
-				total = 0 // so much for the estimate
+				total = 0 // the estimate was too low
 			}
 			s.progress(Progress{"export " + w.m.Month, done, total})
 		}
@@ -250,7 +254,7 @@ func (s *Store) archived(ctx context.Context) ([]outbox.Range, error) {
 	return slices.DeleteFunc(all, func(r outbox.Range) bool { return r.State != outbox.RangeArchived }), err
 }
 
-// Due returns the ranges that are to be exported: those that have no complete export that is known to hold them.
+// Due returns the ranges that must be exported: those without a complete export that is not stale.
 func (s *Store) Due(ctx context.Context) ([]outbox.Range, error) {
 	due, err := s.archived(ctx)
 	if err != nil {
@@ -267,8 +271,8 @@ func (s *Store) Due(ctx context.Context) ([]outbox.Range, error) {
 	return slices.DeleteFunc(due, func(r outbox.Range) bool { return covered[r.From] }), nil
 }
 
-// ExportDue exports every range that is due, and removes the files of what is over. One range that fails does not keep the others. It asks more between
-// two ranges, and ends with its error.
+// ExportDue exports every range that is due, and removes the files of ended exports. A range that fails does not stop
+// the others. It calls more between two ranges, whose error ends it.
 func (s *Store) ExportDue(ctx context.Context, more func() error) (done []Export, err error) {
 	due, err := s.Due(ctx)
 	if err != nil {
@@ -277,7 +281,8 @@ func (s *Store) ExportDue(ctx context.Context, more func() error) (done []Export
 	return s.exportAll(ctx, due, more)
 }
 
-// ExportMonth exports the ranges whose first message was inserted in a month, given by its first moment in UTC. ErrNoRows is a month without any.
+// ExportMonth exports the ranges whose first message was inserted in a month, given by its first moment in UTC.
+// ErrNoRows: the month has none.
 func (s *Store) ExportMonth(ctx context.Context, month time.Time) ([]Export, error) {
 	all, err := s.archived(ctx)
 	if err != nil {
@@ -300,7 +305,7 @@ func (s *Store) exportAll(ctx context.Context, all []outbox.Range, more func() e
 		switch {
 		case ctx.Err() != nil:
 			return done, context.Cause(ctx)
-		case errors.Is(err, ErrNoRows): // nothing can be lost
+		case errors.Is(err, ErrNoRows): // an empty range loses nothing
 		case err != nil:
 			errs = append(errs, err)
 		default:

@@ -14,7 +14,7 @@ import (
 	"github.com/google/uuid"
 )
 
-// files are objects in a directory, which nothing leaves by its key.
+// files stores objects in a directory. os.Root keeps every key inside it.
 type files struct {
 	root   *os.Root
 	prefix string
@@ -30,7 +30,7 @@ func openFiles(u *url.URL) (*files, error) {
 
 func (f *files) close() error { return f.root.Close() }
 
-// file is written beside its place, which may be another file system than the one of temporary files.
+// file is written next to its final place, because the directory of temporary files may be on another file system.
 type file struct {
 	*os.File
 	of         *files
@@ -64,11 +64,11 @@ func (w *file) commit() error {
 }
 
 func (w *file) abort() {
-	w.Close()                // it may be closed
-	w.of.root.Remove(w.temp) // it may be gone
+	w.Close()                // it may be closed already
+	w.of.root.Remove(w.temp) // it may be renamed already
 }
 
-// settle has the names in a directory, and its own, survive a power loss.
+// settle makes the names in a directory, and the directory's own name, survive a power loss.
 func (f *files) settle(dir string) error {
 	for ; ; dir = path.Dir(dir) {
 		d, err := f.root.Open(dir)

@@ -7,14 +7,14 @@ import (
 	"fmt"
 )
 
-// Place says which file of an export has a row.
+// Place identifies the file of an export that has a row.
 type Place struct {
 	Export  Export
-	Segment string // beside the manifest
+	Segment string // in the directory of the manifest
 	Row     Row
 }
 
-// OfRange returns the complete exports of the range that begins with an id, the newest first.
+// OfRange returns the complete exports of the range that begins with the id from, newest first.
 func (s *Store) OfRange(ctx context.Context, from int64) ([]Export, error) {
 	return s.exports(ctx, from, nil)
 }
@@ -22,8 +22,8 @@ func (s *Store) OfRange(ctx context.Context, from int64) ([]Export, error) {
 // errFound ends the reading of a segment.
 var errFound = errors.New("coldstore: found")
 
-// Find reads the row with an outbox id, of an event when that is not empty, from the exports of a range; nil when none has it. It reads the manifests and those segments whose ids
-// go from below to above it. It changes nothing.
+// Find reads the row with an outbox id from the exports of a range, or returns nil. If eventID is not empty, the row
+// must have it. Find reads the manifests and the segments whose id range includes the id. It changes nothing.
 func (s *Store) Find(ctx context.Context, from, id int64, eventID string) (*Place, error) {
 	all, err := s.OfRange(ctx, from)
 	if err != nil {

@@ -21,7 +21,8 @@ func TestARowIsFoundInItsExport(t *testing.T) {
 			}
 		}
 		p, err := r.Find(t.Context(), part.From, id, "")
-		if err != nil || p == nil || p.Export.ID != e.ID || p.Segment != fmt.Sprintf("%05d.ndjson.gz", (id-1)/7+1) || p.Row.ID != id || !strings.Contains(event, p.Row.EventID) {
+		if err != nil || p == nil || p.Export.ID != e.ID || p.Segment != fmt.Sprintf("%05d.ndjson.gz", (id-1)/7+1) || p.Row.ID != id ||
+			!strings.Contains(event, p.Row.EventID) {
 			t.Fatalf("%d: %+v, %v", id, p, err)
 		}
 		if again, err := r.Find(t.Context(), part.From, id, p.Row.EventID); err != nil || again == nil {
@@ -41,6 +42,6 @@ func TestARowIsFoundInItsExport(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := r.Find(t.Context(), part.From, 8, ""); err == nil {
-		t.Error("a segment that is gone is no error")
+		t.Error("a missing segment returned no error")
 	}
 }

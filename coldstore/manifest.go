@@ -18,10 +18,11 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
-// ErrDamaged reports files that are not what was written: one is missing, cut short or altered. Reading again does not help.
+// ErrDamaged reports files that differ from what was written: one is missing, cut short or altered. A retry does not
+// help.
 var ErrDamaged = errors.New("coldstore: damaged")
 
-// Format names the format of the files. Another one has another name.
+// Format names the format of the files. A changed format gets a new name.
 const Format = "tidings-outbox-archive/1"
 
 const (
@@ -30,13 +31,13 @@ const (
 	monthFormat      = "2006-01"
 )
 
-// Column is a column of the archive as a line has it.
+// Column is a column of the archive, as in a line.
 type Column struct {
 	Name string `json:"name"`
-	Type string `json:"type"` // PostgreSQL's
+	Type string `json:"type"` // PostgreSQL type
 }
 
-// schema is what a line of Format holds.
+// schema lists the columns of a line of Format.
 var schema = []Column{
 	{"id", "bigint"}, {"tenant_id", "bigint"}, {"aggregate_type", "text"}, {"aggregate_id", "bigint"}, {"event_type", "text"},
 	{"event_version", "smallint"}, {"payload", "jsonb"}, {"occurred_at", "timestamptz"}, {"available_at", "timestamptz"},
@@ -44,40 +45,40 @@ var schema = []Column{
 	{"stream_seq", "bigint"}, {"inserted_at", "timestamptz"}, {"partition", "integer"}, {"slot", "smallint"},
 }
 
-// Segment is a file of rows.
+// Segment describes a file of rows.
 type Segment struct {
-	Name          string            `json:"name"` // beside the manifest
+	Name          string            `json:"name"` // in the directory of the manifest
 	Rows          int64             `json:"rows"`
 	Bytes         int64             `json:"bytes"`          // of the file
 	SHA256        string            `json:"sha256"`         // of the file
-	ContentBytes  int64             `json:"content_bytes"`  // of the lines, uncompressed
-	ContentSHA256 string            `json:"content_sha256"` // likewise
+	ContentBytes  int64             `json:"content_bytes"`  // of the uncompressed lines
+	ContentSHA256 string            `json:"content_sha256"` // of the uncompressed lines
 	First         outbox.ArchiveKey `json:"first"`
 	Last          outbox.ArchiveKey `json:"last"`
 }
 
-// Manifest says what an export consists of. It is written last: without one there is no export.
+// Manifest lists the parts of an export. It is written last: without a manifest there is no export.
 type Manifest struct {
 	Format       string    `json:"format"`
-	Month        string    `json:"month"` // in which the first row was inserted, in UTC: 2026-08
+	Month        string    `json:"month"` // of the insert of the first row, in UTC: 2026-08
 	ExportID     string    `json:"export_id"`
 	Range        int64     `json:"range_from,string,omitzero"` // the lowest id of its range
-	RedactedFrom string    `json:"redacted_from,omitempty"`    // the export that this one is a redacted copy of
+	RedactedFrom string    `json:"redacted_from,omitempty"`    // the export of which this one is a redacted copy
 	CreatedAt    time.Time `json:"created_at"`
 	Encoding     string    `json:"encoding"`    // ndjson: each line is a row
 	Compression  string    `json:"compression"` // gzip
 	Schema       []Column  `json:"schema"`
 	Rows         int64     `json:"rows"`
 	Bytes        int64     `json:"bytes"` // of all segments
-	// When the first and the last event occurred. An export without them has events of its month alone.
+	// The times of the first and the last event. An export without them has only events of its month.
 	FirstOccurredAt time.Time `json:"first_occurred_at,omitzero"`
 	LastOccurredAt  time.Time `json:"last_occurred_at,omitzero"`
 	ContentSHA256   string    `json:"content_sha256"` // of all lines, uncompressed, in the order of the segments
 	Segments        []Segment `json:"segments"`
-	Index           []Index   `json:"index,omitempty"` // whom the rows of the segments may be about
+	Index           []Index   `json:"index,omitempty"` // files with the ids that the rows of the segments may name
 }
 
-// has reports whether the export may have events of a month.
+// has reports whether the export may have events of month.
 func (m *Manifest) has(month time.Time) bool {
 	if m.FirstOccurredAt.IsZero() && m.LastOccurredAt.IsZero() {
 		return m.Month == month.Format(monthFormat)
@@ -95,10 +96,10 @@ var indexName = regexp.MustCompile(`^index-[0-9]{5,}\.ndjson\.gz$`)
 
 var segmentName = regexp.MustCompile(`^[0-9]{5,}\.ndjson\.gz$`)
 
-// exportDir is where an export's files are: the month of its first row, then its id.
+// exportDir returns the directory of an export: the month of its first row, then its id.
 func exportDir(month time.Time, id string) string { return month.UTC().Format(monthFormat) + "/" + id }
 
-// readManifest reads the manifest of a directory. Its own hash is compared where one is known.
+// readManifest reads the manifest of a directory. If want is given, it verifies the manifest's own hash.
 func readManifest(ctx context.Context, b *bucket, dir string, want []byte) (m Manifest, err error) {
 	err = b.read(ctx, dir+"/"+manifestName, func(r io.Reader) error {
 		content, err := io.ReadAll(io.LimitReader(r, maxManifestBytes))
@@ -116,38 +117,39 @@ func readManifest(ctx context.Context, b *bucket, dir string, want []byte) (m Ma
 	return m, err
 }
 
-// check reports a manifest that does not belong there or contradicts itself.
+// check returns an error if the manifest does not belong in dir or contradicts itself.
 func (m *Manifest) check(dir string) error {
 	if m.Format != Format {
-		return fmt.Errorf("its format is %q, and this program knows %q", m.Format, Format)
+		return fmt.Errorf("its format is %q, but this program knows only %q", m.Format, Format)
 	}
 	month, err := time.Parse(monthFormat, m.Month)
 	if err != nil || exportDir(month, m.ExportID) != dir {
-		return fmt.Errorf("it is of month %q, export %q: %w", m.Month, m.ExportID, ErrDamaged)
+		return fmt.Errorf("it belongs to month %q, export %q: %w", m.Month, m.ExportID, ErrDamaged)
 	}
 	var sum Manifest
 	for _, s := range m.Segments {
 		if !segmentName.MatchString(s.Name) {
-			return fmt.Errorf("a segment is called %q: %w", s.Name, ErrDamaged)
+			return fmt.Errorf("invalid segment name %q: %w", s.Name, ErrDamaged)
 		}
 		sum.add(s)
 	}
 	for _, x := range m.Index {
 		if !indexName.MatchString(x.Name) {
-			return fmt.Errorf("an index is called %q: %w", x.Name, ErrDamaged)
+			return fmt.Errorf("invalid index name %q: %w", x.Name, ErrDamaged)
 		}
 	}
 	if sum.Rows != m.Rows || sum.Bytes != m.Bytes || m.Rows == 0 {
-		return fmt.Errorf("it says %d rows in %d bytes, and its segments say %d in %d: %w", m.Rows, m.Bytes, sum.Rows, sum.Bytes, ErrDamaged)
+		return fmt.Errorf("it states %d rows in %d bytes, but its segments state %d in %d: %w", m.Rows, m.Bytes,
+			sum.Rows, sum.Bytes, ErrDamaged)
 	}
 	return nil
 }
 
-// maxLineBytes is the longest line that is read: above what a row of PostgreSQL can hold.
+// maxLineBytes is the longest line that a reader accepts, more than a PostgreSQL row can hold.
 const maxLineBytes = 1 << 30
 
-// readSegment calls fn with every line of a segment, valid during the call, and returns ErrDamaged unless the file is, from its
-// first byte to its last, what the manifest says. fn has seen the lines by then.
+// readSegment calls fn with every line of a segment; a line is valid during the call. It returns ErrDamaged unless the
+// whole file matches the manifest. By then fn has already seen the lines.
 func readSegment(ctx context.Context, b *bucket, dir string, want Segment, fn func(line []byte) error) error {
 	return b.read(ctx, dir+"/"+want.Name, func(r io.Reader) error {
 		file, content := sha256.New(), sha256.New()
@@ -174,17 +176,18 @@ func readSegment(ctx context.Context, b *bucket, dir string, want Segment, fn fu
 		}
 		got.SHA256, got.ContentSHA256 = hex.EncodeToString(file.Sum(nil)), hex.EncodeToString(content.Sum(nil))
 		if got != want {
-			return fmt.Errorf("it has %d rows, %d bytes, SHA-256 %s, content %s; the manifest says %d, %d, %s, %s: %w",
+			return fmt.Errorf("it has %d rows, %d bytes, SHA-256 %s, content %s; the manifest has %d, %d, %s, %s: %w",
 				got.Rows, got.Bytes, got.SHA256, got.ContentSHA256, want.Rows, want.Bytes, want.SHA256, want.ContentSHA256, ErrDamaged)
 		}
 		return nil
 	})
 }
 
-// damagedUnlessIO tells content that is wrong from a store that could not be read.
+// damagedUnlessIO adds ErrDamaged to an error about wrong content. It leaves an error of a store that could not be
+// read.
 func damagedUnlessIO(err error) error {
-	if errors.Is(err, gzip.ErrChecksum) || errors.Is(err, gzip.ErrHeader) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF) ||
-		errors.Is(err, errCutLine) || errors.Is(err, bufio.ErrTooLong) {
+	if errors.Is(err, gzip.ErrChecksum) || errors.Is(err, gzip.ErrHeader) || errors.Is(err, io.ErrUnexpectedEOF) ||
+		errors.Is(err, io.EOF) || errors.Is(err, errCutLine) || errors.Is(err, bufio.ErrTooLong) {
 		return fmt.Errorf("%w: %w", ErrDamaged, err)
 	}
 	var corrupt flate.CorruptInputError
@@ -196,7 +199,7 @@ func damagedUnlessIO(err error) error {
 
 var errCutLine = errors.New("the last line has no end")
 
-// wholeLines splits into lines with their ends.
+// wholeLines splits into lines, each with its newline.
 func wholeLines(data []byte, atEOF bool) (int, []byte, error) {
 	if i := bytes.IndexByte(data, '\n'); i >= 0 {
 		return i + 1, data[:i+1], nil

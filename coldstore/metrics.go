@@ -6,7 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Metrics counts what is exported. A nil one counts nothing.
+// Metrics counts exports. A nil Metrics counts nothing.
 type Metrics struct {
 	ranges, rows, bytes, failures prometheus.Counter
 }
@@ -14,9 +14,11 @@ type Metrics struct {
 // NewMetrics registers the metrics of exports.
 func NewMetrics(reg prometheus.Registerer) (*Metrics, error) {
 	m := &Metrics{
-		ranges: prometheus.NewCounter(prometheus.CounterOpts{Name: "outbox_export_ranges_total", Help: "Exported ranges of the archive, repeated exports included."}),
-		rows:   prometheus.NewCounter(prometheus.CounterOpts{Name: "outbox_export_rows_total", Help: "Exported rows of the archive."}),
-		bytes:  prometheus.NewCounter(prometheus.CounterOpts{Name: "outbox_export_bytes_total", Help: "Bytes of written compressed segments."}),
+		ranges: prometheus.NewCounter(prometheus.CounterOpts{Name: "outbox_export_ranges_total",
+			Help: "Exported ranges of the archive, repeated exports included."}),
+		rows: prometheus.NewCounter(prometheus.CounterOpts{Name: "outbox_export_rows_total", Help: "Exported rows of the archive."}),
+		bytes: prometheus.NewCounter(prometheus.CounterOpts{Name: "outbox_export_bytes_total",
+			Help: "Bytes of written compressed segments."}),
 	}
 	m.failures = prometheus.NewCounter(prometheus.CounterOpts{Name: "outbox_export_failures_total",
 		Help: "Failed exports, and exports found damaged before the drop of their range."})

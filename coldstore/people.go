@@ -17,31 +17,32 @@ import (
 	"github.com/tidings/tidings/event"
 )
 
-// Index is a file that says which ids the rows of segments name by which a redaction may look for them: a line for each segment and tenant.
+// Index describes a file that lists the ids under which a redaction searches the rows of segments. It has a line for
+// each segment and tenant.
 type Index struct {
-	Name   string `json:"name"` // beside the manifest
+	Name   string `json:"name"` // in the directory of the manifest
 	Bytes  int64  `json:"bytes"`
 	SHA256 string `json:"sha256"`
 }
 
-// indexLine is a line of it. The id 0 is in a segment of which a row may be anybody's.
+// indexLine is a line of an index. The id 0 means that a row of the segment may be about anybody.
 type indexLine struct {
 	Segment  string   `json:"segment"`
 	TenantID int64    `json:"tenant_id,string"`
 	IDs      []string `json:"ids"`
 }
 
-// indexBytes is from how many bytes on, compressed and in memory, an index file is written. The next one goes on.
+// indexBytes is the compressed size in memory at which an index file is written. The next file continues.
 const indexBytes = 8 << 20
 
-// indexer makes the index of an export as its segments are written.
+// indexer builds the index of an export while its segments are written.
 type indexer struct {
-	ids map[int64]map[int64]bool // of the segment in hand, by tenant
+	ids map[int64]map[int64]bool // of the present segment, by tenant
 	buf bytes.Buffer
 	zip *gzip.Writer
 }
 
-// add notes whom a row may be about.
+// add records the ids that a row may be about.
 func (x *indexer) add(line []byte) error {
 	var row struct {
 		TenantID  int64           `json:"tenant_id,string"`
@@ -65,7 +66,7 @@ func (x *indexer) add(line []byte) error {
 	return nil
 }
 
-// end writes the lines of the segment in hand.
+// end writes the lines of the present segment.
 func (x *indexer) end(segment string) error {
 	if x.zip == nil {
 		x.zip = gzip.NewWriter(&x.buf)
@@ -87,7 +88,7 @@ func (x *indexer) end(segment string) error {
 	return nil
 }
 
-// flushIndex writes the next index file, if there is enough for one, or at the end.
+// flushIndex writes the next index file if it is large enough, or if last is true.
 func (w *writer) flushIndex(ctx context.Context, last bool) error {
 	x := &w.index
 	if x.zip == nil || !last && x.buf.Len() < indexBytes {
@@ -106,7 +107,8 @@ func (w *writer) flushIndex(ctx context.Context, last bool) error {
 	return nil
 }
 
-// naming returns which segments of an export may have rows about a person: those that its index says. An export without a readable index may have them anywhere.
+// naming returns the segments of an export that may have rows about a person, according to its index. Without a
+// readable index it returns all segments.
 func (s *Store) naming(ctx context.Context, b *bucket, e Export, m Manifest, tenant, person int64) (map[string]bool, error) {
 	found, indexed := make(map[string]bool), len(m.Index) > 0
 	for _, x := range m.Index {
@@ -127,7 +129,8 @@ func (s *Store) naming(ctx context.Context, b *bucket, e Export, m Manifest, ten
 	return found, nil
 }
 
-// readIndex adds the segments of an index file that name the person. ErrDamaged is a file that is not what was written.
+// readIndex adds the segments that an index file lists for the person. ErrDamaged: the file differs from what was
+// written.
 func readIndex(ctx context.Context, b *bucket, dir string, x Index, tenant, person int64, found map[string]bool) error {
 	quoted := func(id int64) []byte { return strconv.AppendQuote(nil, strconv.FormatInt(id, 10)) }
 	of, him, anybody := append([]byte(`"tenant_id":`), quoted(tenant)...), quoted(person), quoted(0)

@@ -8,7 +8,7 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
-// Row is a row of the archive as the files have it. Times are ISO 8601, as PostgreSQL writes them.
+// Row is a row of the archive as in the files. Times are ISO 8601, as PostgreSQL writes them.
 type Row struct {
 	ID            int64           `json:"id,string"`
 	TenantID      int64           `json:"tenant_id,string"`
@@ -30,21 +30,23 @@ type Row struct {
 	Slot          int16           `json:"slot"`
 }
 
-// Redacted says what a redaction did.
+// Redacted is the result of a redaction.
 type Redacted struct {
-	Rows   int      // that were changed, or would be
-	Unread []string // what could not be read, or not be written, and may hold such rows: each problem, with the file
-	Files  int      // segments and index files that it read, some twice
+	Rows   int      // rows changed or, with Look, rows to change
+	Unread []string // files that may have such rows but could not be read or written, each with its problem
+	Files  int      // segments and index files read; some count twice
 }
 
-// Redact has redact change rows of a tenant that may be about a person, in every export, and returns how many it changed. redact reports whether it did, is
-// called more than once with the same row, and leaves what it has changed before as it is; it may change anything but the key and the
-// tenant. An export's index says which segments those rows may be in; the others are not read. What an export was is gone from the store when Redact returns nil and nothing is unread,
-// with all that was over; a store that keeps deleted
-// versions of objects keeps them still. An export that cannot be read stays as it is, and keeps no other from being redacted. An error may
-// leave some done: run it again. Run again after it succeeded, it returns 0, which is the proof that nothing is left.
+// Redact changes a tenant's rows that may be about a person, in every export, and returns the number of changed rows.
+// redact reports whether it changed a row. It may get the same row again, and must not change a row twice. It may
+// change anything except the key and the tenant. Redact reads only the segments that the export's index lists for the
+// person. An unreadable export remains as it is and does not stop the others.
+//
+// When Redact returns nil and Unread is empty, the old files of changed and ended exports are gone from the store. A
+// store that keeps deleted versions of objects still has them. After an error some exports may be redacted: run it
+// again. A run that returns 0 proves that nothing is left.
 func (s *Store) Redact(ctx context.Context, tenant, person int64, redact func(row *Row) (changed bool)) (r Redacted, err error) {
-	_, left, err := s.sweep(ctx, true) // an earlier try, or a half export, holds what this one is to remove
+	_, left, err := s.sweep(ctx, true) // an earlier attempt or a partial export has data that this one must remove
 	if err != nil {
 		return r, err
 	}
@@ -59,7 +61,7 @@ func (s *Store) Redact(ctx context.Context, tenant, person int64, redact func(ro
 	return r, err
 }
 
-// Look returns how many rows Redact would change, and changes nothing. It needs no fence.
+// Look returns the number of rows that Redact would change, and changes nothing. It needs no fence.
 func (s *Store) Look(ctx context.Context, tenant, person int64, redact func(row *Row) (changed bool)) (Redacted, error) {
 	return s.redactAll(ctx, tenant, person, true, redact)
 }
@@ -84,7 +86,7 @@ func (s *Store) redactAll(ctx context.Context, tenant, person int64, look bool, 
 	return r, nil
 }
 
-// redact finds out which segments change, and only then makes a copy of the export in which they are others.
+// redact first finds the segments that change, and only then makes a redacted copy of the export.
 func (s *Store) redact(ctx context.Context, e Export, tenant, person int64, look bool, redact func(row *Row) bool) (int, error) {
 	b, err := s.open(ctx, e.URL)
 	if err != nil {
@@ -126,8 +128,9 @@ func (s *Store) redact(ctx context.Context, e Export, tenant, person int64, look
 	return total, nil
 }
 
-// copy makes a copy of an export in which some rows of segments change.
-func (s *Store) copy(ctx context.Context, b *bucket, e Export, old Manifest, changes []int, tenant int64, redact func(row *Row) bool) error {
+// copy makes a copy of an export in which some rows change.
+func (s *Store) copy(ctx context.Context, b *bucket, e Export, old Manifest, changes []int, tenant int64,
+	redact func(row *Row) bool) error {
 	to, err := s.begin(ctx, e.Range, e.Month, e.URL)
 	if err != nil {
 		return err
@@ -149,8 +152,9 @@ func (s *Store) copy(ctx context.Context, b *bucket, e Export, old Manifest, cha
 	return err
 }
 
-// rewrite copies a segment into the new export: within the store when nothing in it changes.
-func (s *Store) rewrite(ctx context.Context, w *writer, from Export, seg Segment, changes bool, tenant int64, redact func(row *Row) bool) error {
+// rewrite writes a segment into the new export. If no row changes, the store copies the file.
+func (s *Store) rewrite(ctx context.Context, w *writer, from Export, seg Segment, changes bool, tenant int64,
+	redact func(row *Row) bool) error {
 	if changes {
 		if err := w.startSegment(ctx, seg.Name, seg.First); err != nil {
 			return err
@@ -185,9 +189,10 @@ func (s *Store) rewrite(ctx context.Context, w *writer, from Export, seg Segment
 	return w.flushIndex(ctx, false)
 }
 
-// redactLine returns the line as it is to be. Where it changes and the caller wants it, the database makes the new one, so that it
-// is what an export of the redacted table has.
-func (s *Store) redactLine(ctx context.Context, line []byte, tenant int64, redact func(row *Row) bool, wanted bool) (out []byte, changed bool, err error) {
+// redactLine returns the new line of a row. If it changes and wanted is set, the database renders it, so that it equals
+// an export of the redacted table.
+func (s *Store) redactLine(ctx context.Context, line []byte, tenant int64, redact func(row *Row) bool,
+	wanted bool) (out []byte, changed bool, err error) {
 	var row Row
 	if err := json.Unmarshal(line, &row); err != nil {
 		return nil, false, fmt.Errorf("decode a row: %w: %w", ErrDamaged, err)

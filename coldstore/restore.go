@@ -14,15 +14,15 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
-// ErrNoExport reports a month of which no complete export has events, neither known nor at the place that was named.
+// ErrNoExport reports a month without events in any complete export, neither in the known ones nor at the given place.
 var ErrNoExport = errors.New("coldstore: no export of the month")
 
-// Restored says what a restore did.
+// Restored is the result of a restore.
 type Restored struct {
 	Month    string   `json:"month"`
 	Exports  []string `json:"exports"` // ids
 	Read     int64    `json:"rows_read"`
-	Restored int64    `json:"rows_restored"` // those of the month that the database did not have
+	Restored int64    `json:"rows_restored"` // rows of the month that the database lacked
 }
 
 const (
@@ -30,11 +30,13 @@ const (
 	restoreBytes = 4 << 20
 )
 
-// Restore puts the rows of events that occurred in a month back, beside the archive: of all exports that the database knows, or, with a place,
-// of all that stand there. All are read from end to end first, and a damaged one restores nothing. Rows that the database has stay as they are, so
-// a restore that was cut short goes on when it is run again. prepare is called before the first row comes: there the caller
-// holds the month, which the next run of the archiver would drop again.
-func (s *Store) Restore(ctx context.Context, month time.Time, from string, prepare func(ctx context.Context) error) (r Restored, err error) {
+// Restore puts the rows of a month's events back into the database, beside the archive. It uses all exports in the
+// database's records or, with from, all exports at that place. It first reads all of them from end to end; if one is
+// damaged, it restores nothing. Existing rows do not change, so an interrupted restore can be repeated. Before the
+// first row it calls prepare, in which the caller holds the month; otherwise the next run of the archiver would drop it
+// again.
+func (s *Store) Restore(ctx context.Context, month time.Time, from string,
+	prepare func(ctx context.Context) error) (r Restored, err error) {
 	r.Month = month.Format(monthFormat)
 	var all []Export
 	if from == "" {
@@ -51,7 +53,7 @@ func (s *Store) Restore(ctx context.Context, month time.Time, from string, prepa
 	for _, e := range all {
 		b, err := s.open(ctx, e.URL)
 		if err == nil {
-			_, err = s.readBack(ctx, b, e.dir(), e.ManifestSHA256) // whatever has become of its index
+			_, err = s.readBack(ctx, b, e.dir(), e.ManifestSHA256) // a damaged index does not matter
 		}
 		if err != nil {
 			return r, fmt.Errorf("restore %s: %w", e, err)
@@ -69,8 +71,8 @@ func (s *Store) Restore(ctx context.Context, month time.Time, from string, prepa
 	return r, nil
 }
 
-// find returns the exports of a place that have a manifest and events of a month, the newest first: where two have a row, the newer one's
-// counts, which may be redacted.
+// find returns the exports at a place that have a manifest and events of a month, newest first. If two have the same
+// row, the newer one counts, because it may be redacted.
 func (s *Store) find(ctx context.Context, month time.Time, url string) (all []Export, err error) {
 	b, err := s.open(ctx, url)
 	if err != nil {
@@ -87,7 +89,7 @@ func (s *Store) find(ctx context.Context, month time.Time, url string) (all []Ex
 		}
 		of, err := time.Parse(monthFormat, parts[0])
 		if err != nil {
-			continue // not ours
+			continue // not a directory of Tidings
 		}
 		e := Export{ID: parts[1], Month: of, URL: url}
 		m, err := readManifest(ctx, b, e.dir(), nil)

@@ -15,10 +15,10 @@ import (
 	"github.com/minio/minio-go/v7/pkg/credentials"
 )
 
-// partBytes is how much of an object is sent at once and held in memory. S3 takes 10,000 parts.
+// partBytes is the size of the parts in which an object is sent, each held in memory. S3 accepts 10,000 parts.
 const partBytes = 16 << 20
 
-// s3 are objects in a bucket of S3, or of what speaks its protocol.
+// s3 stores objects in a bucket of S3, or of a store that speaks its protocol.
 type s3 struct {
 	client         *minio.Client
 	bucket, prefix string
@@ -30,7 +30,7 @@ func openS3(u *url.URL) (*s3, error) {
 	if e := cmp.Or(q.Get("endpoint"), os.Getenv("AWS_ENDPOINT_URL_S3"), os.Getenv("AWS_ENDPOINT_URL")); e != "" {
 		at, err := url.Parse(e)
 		if err != nil || at.Host == "" || at.Scheme != "https" && at.Scheme != "http" {
-			return nil, fmt.Errorf("the endpoint is %q: want https://HOST", e)
+			return nil, fmt.Errorf("the endpoint is %q, want https://HOST", e)
 		}
 		endpoint, secure = at.Host, at.Scheme == "https"
 	}
@@ -39,9 +39,12 @@ func openS3(u *url.URL) (*s3, error) {
 		look = minio.BucketLookupPath
 	}
 	client, err := minio.New(endpoint, &minio.Options{
-		Secure: secure, Region: cmp.Or(q.Get("region"), os.Getenv("AWS_REGION"), os.Getenv("AWS_DEFAULT_REGION")), BucketLookup: look, MaxRetries: 3,
-		// What the environment says, then the file of profiles, then the role of the pod, the container or the machine.
-		Creds: credentials.NewChainCredentials([]credentials.Provider{&credentials.EnvAWS{}, &credentials.FileAWSCredentials{}, &credentials.IAM{}}),
+		Secure: secure, Region: cmp.Or(q.Get("region"), os.Getenv("AWS_REGION"), os.Getenv("AWS_DEFAULT_REGION")),
+		BucketLookup: look, MaxRetries: 3,
+		// Credentials come from the environment, else the file of profiles, else the role of the pod, container or
+		// machine.
+		Creds: credentials.NewChainCredentials([]credentials.Provider{&credentials.EnvAWS{},
+			&credentials.FileAWSCredentials{}, &credentials.IAM{}}),
 	})
 	if err != nil {
 		return nil, err
@@ -51,20 +54,21 @@ func openS3(u *url.URL) (*s3, error) {
 
 func (*s3) close() error { return nil }
 
-// sending is an object that S3 reads while it is written.
+// sending is an object that is sent to S3 while it is written.
 type sending struct {
 	*io.PipeWriter
-	done chan error // has the outcome once
+	done chan error // receives the outcome once
 }
 
-var errAborted = errors.New("given up")
+var errAborted = errors.New("aborted")
 
 func (s *s3) create(ctx context.Context, key, contentType string) (upload, error) {
 	r, w := io.Pipe()
 	u := &sending{w, make(chan error, 1)}
 	go func() {
-		_, err := s.client.PutObject(ctx, s.bucket, s.prefix+key, r, -1, minio.PutObjectOptions{ContentType: contentType, PartSize: partBytes, SendContentMd5: true, DisableContentSha256: true})
-		r.CloseWithError(cmp.Or(err, io.ErrClosedPipe)) // whoever writes on is told why
+		_, err := s.client.PutObject(ctx, s.bucket, s.prefix+key, r, -1,
+			minio.PutObjectOptions{ContentType: contentType, PartSize: partBytes, SendContentMd5: true, DisableContentSha256: true})
+		r.CloseWithError(cmp.Or(err, io.ErrClosedPipe)) // the next write returns err
 		u.done <- err
 	}()
 	return u, nil
@@ -73,7 +77,7 @@ func (s *s3) create(ctx context.Context, key, contentType string) (upload, error
 func (u *sending) commit() error {
 	u.Close()
 	err := <-u.done
-	u.done <- errAborted // an abort finds that it is over
+	u.done <- errAborted // for a later abort
 	return err
 }
 
@@ -90,7 +94,7 @@ func (s *s3) open(ctx context.Context, key string) (io.ReadCloser, error) {
 	return reading{o}, nil
 }
 
-// reading says of an object that is not there what files say. S3 answers at the first read.
+// reading maps a missing object to fs.ErrNotExist, as files do. S3 reports it at the first read.
 type reading struct{ *minio.Object }
 
 func (r reading) Read(p []byte) (int, error) {
@@ -107,7 +111,8 @@ func absent(err error) bool {
 }
 
 func (s *s3) copy(ctx context.Context, to, from string) error {
-	_, err := s.client.CopyObject(ctx, minio.CopyDestOptions{Bucket: s.bucket, Object: s.prefix + to}, minio.CopySrcOptions{Bucket: s.bucket, Object: s.prefix + from})
+	_, err := s.client.CopyObject(ctx, minio.CopyDestOptions{Bucket: s.bucket, Object: s.prefix + to},
+		minio.CopySrcOptions{Bucket: s.bucket, Object: s.prefix + from})
 	return err
 }
 

@@ -14,12 +14,12 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 )
 
-// Config is where ranges of the archive go.
+// Config selects where ranges of the archive are exported.
 type Config struct {
-	URL string // the place, without secrets: file:///DIR or s3://BUCKET?region=R&endpoint=E; none when empty
+	URL string // without secrets: file:///DIR or s3://BUCKET?region=R&endpoint=E; empty exports nothing
 }
 
-// Validate reports a place that is none.
+// Validate returns an error if the URL is not a valid place.
 func (c Config) Validate() error {
 	if c.URL == "" {
 		return nil
@@ -30,17 +30,18 @@ func (c Config) Validate() error {
 	return nil
 }
 
-// Fence begins every transaction that changes something: it fails when the caller no longer has the right to (internal/jobs).
+// Fence begins every transaction that changes something. It fails if the caller no longer holds the lease
+// (internal/jobs).
 type Fence func(ctx context.Context, tx pgx.Tx) error
 
-// Progress is how far a piece of work is.
+// Progress reports how far an operation has come.
 type Progress struct {
 	Step  string
 	Done  int64 // rows
-	Total int64 // rows; 0 when that is not known
+	Total int64 // rows; 0 if unknown
 }
 
-// Store exports, restores and redacts. Its methods are for one caller at a time; Close ends it.
+// Store exports, restores and redacts. It is not safe for concurrent use. Call Close at the end.
 type Store struct {
 	pool     *pgxpool.Pool
 	url      string
@@ -49,19 +50,19 @@ type Store struct {
 	progress func(Progress)
 	buckets  map[string]*bucket // by URL
 
-	filesRead    int   // segments and index files that Redact and Look have read
-	segmentRows  int64 // tests make small segments
+	filesRead    int   // number of segments and index files that Redact and Look have read
+	segmentRows  int64 // variable, so that tests can make small segments
 	segmentBytes int64
 }
 
-// A segment ends after so many rows or bytes: what a reader must at least take, and what a redaction rewrites.
+// A segment ends after this many rows or bytes. It is the smallest unit that a reader reads and a redaction rewrites.
 const (
 	segmentRows  = 100_000
 	segmentBytes = 256 << 20 // uncompressed
 )
 
-// New returns a Store whose new exports go to url; it may be empty for what exports nothing. The pool is one of the truth and acts as
-// the system role. metrics and progress may be nil.
+// New returns a Store whose new exports go to url; url may be empty if the caller exports nothing. The pool is a pool
+// of the truth and acts as the system role. metrics and progress may be nil.
 func New(pool *pgxpool.Pool, url string, fence Fence, metrics *Metrics, progress func(Progress)) *Store {
 	if progress == nil {
 		progress = func(Progress) {}
@@ -70,11 +71,11 @@ func New(pool *pgxpool.Pool, url string, fence Fence, metrics *Metrics, progress
 		segmentRows: segmentRows, segmentBytes: segmentBytes}
 }
 
-// Export is a row of outbox_archive_exports. Times that have not been are zero.
+// Export is a row of outbox_archive_exports. A time is nil until its event has happened.
 type Export struct {
 	ID             string     `json:"export_id"`
 	Range          int64      `json:"range_from,string"` // the lowest id of its range
-	Month          time.Time  `json:"-"`                 // in which the first of it was inserted
+	Month          time.Time  `json:"-"`                 // of the insert of the first row
 	URL            string     `json:"url"`
 	State          string     `json:"state"`
 	StartedAt      time.Time  `json:"started_at"`
@@ -93,20 +94,19 @@ type Export struct {
 
 func (e Export) dir() string { return exportDir(e.Month, e.ID) }
 
-// String names the export and its place, for errors and people.
+// String returns the place and directory of the export, for errors and people.
 func (e Export) String() string { return e.URL + " " + e.dir() }
 
-// exportsSQL reads exports, the newest first: the id begins with the time.
-// Locks: none.
+// exportsSQL reads exports, newest first within a range: the id begins with the time. Locks: none.
 const exportsSQL = `
-SELECT /* coldstore.exports */ export_id, from_id, month::timestamptz, url, state, started_at, exported_at, verified_at, stale_at, released_at, over_at,
-       manifest_sha256, content_sha256, coalesce(rows, 0), coalesce(bytes, 0), first_occurred, last_occurred
+SELECT /* coldstore.exports */ export_id, from_id, month::timestamptz, url, state, started_at, exported_at, verified_at, stale_at,
+       released_at, over_at, manifest_sha256, content_sha256, coalesce(rows, 0), coalesce(bytes, 0), first_occurred, last_occurred
   FROM outbox_archive_exports
  WHERE state = 'COMPLETE' AND (@range::bigint IS NULL OR from_id = @range)
    AND (@month::timestamptz IS NULL OR first_occurred < @before AND last_occurred >= @month)
  ORDER BY from_id, export_id DESC`
 
-// exports returns the complete exports of a range, or those that have events of a month, or all: 0 and nil do not narrow down.
+// exports returns the complete exports of a range (0: of all ranges) that have events of a month (nil: of any month).
 func (s *Store) exports(ctx context.Context, of int64, month *time.Time) ([]Export, error) {
 	args := pgx.StrictNamedArgs{"range": nil, "month": month, "before": nil}
 	if of != 0 {
@@ -126,21 +126,22 @@ func (s *Store) exports(ctx context.Context, of int64, month *time.Time) ([]Expo
 	return all, nil
 }
 
-// List returns every complete export by range, the newest of a range first.
+// List returns every complete export, by range, newest first within a range.
 func (s *Store) List(ctx context.Context) ([]Export, error) {
 	return s.exports(ctx, 0, nil)
 }
 
-// abandonSQL gives up exports that were begun and never completed.
-// Index: outbox_archive_exports_range_idx.   Locks: the rows.
+// abandonSQL ends exports that began but never completed. Index: outbox_archive_exports_range_idx. Locks: the rows.
 const abandonSQL = `
 UPDATE /* coldstore.abandon */ outbox_archive_exports SET state = 'OVER', over_at = now()
  WHERE state = 'WRITING' AND (@range::bigint IS NULL OR from_id = @range)`
 
-// beginSQL notes an export that begins.
-const beginSQL = `INSERT /* coldstore.begin */ INTO outbox_archive_exports (export_id, from_id, month, url) VALUES (@id, @range, @month, @url)`
+// beginSQL records the beginning of an export.
+const beginSQL = `INSERT /* coldstore.begin */ INTO outbox_archive_exports (export_id, from_id, month, url)
+    VALUES (@id, @range, @month, @url)`
 
-// begin notes a new export before it has a file. Whoever held the lease before is dead, or will find its own export over.
+// begin records a new export before it has a file. An earlier holder of the lease is dead, or will find its own export
+// ended.
 func (s *Store) begin(ctx context.Context, of int64, month time.Time, url string) (Export, error) {
 	var e Export
 	err := postgres.InTx(ctx, s.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
@@ -148,7 +149,7 @@ func (s *Store) begin(ctx context.Context, of int64, month time.Time, url string
 			return err
 		}
 		if _, err := tx.Exec(ctx, abandonSQL, pgx.StrictNamedArgs{"range": of}); err != nil {
-			return fmt.Errorf("give up exports that died: %w", err)
+			return fmt.Errorf("end abandoned exports: %w", err)
 		}
 		var now time.Time
 		if err := tx.QueryRow(ctx, `SELECT now()`).Scan(&now); err != nil {
@@ -157,23 +158,25 @@ func (s *Store) begin(ctx context.Context, of int64, month time.Time, url string
 		id := strings.ToLower(now.UTC().Format("20060102T150405.000000Z") + "-" + rand.Text()[:10])
 		e = Export{ID: id, Range: of, Month: month, URL: url, State: "WRITING", StartedAt: now}
 		if _, err := tx.Exec(ctx, beginSQL, pgx.StrictNamedArgs{"id": id, "range": of, "month": month, "url": url}); err != nil {
-			return fmt.Errorf("note export %s: %w", id, err)
+			return fmt.Errorf("record export %s: %w", id, err)
 		}
 		return nil
 	})
 	return e, err
 }
 
-// supersedeSQL ends the exports of the range that the new one stands for: those whose range cannot have been dropped since, all of
-// which it has read anew, those with the very same content, and the one that it is a redacted copy of.
-// Index: outbox_archive_exports_range_idx.   Locks: the rows.
+// supersedeSQL ends the exports of the range that the new one replaces. An export that was never released ends: its
+// range cannot have been dropped, so the new export has all its rows. A released export may have rows that the table
+// lost, so it ends only if the content is equal. A redacted copy replaces only its original.
+// Index: outbox_archive_exports_range_idx. Locks: the rows.
 const supersedeSQL = `
 UPDATE /* coldstore.supersede */ outbox_archive_exports SET state = 'OVER', over_at = now()
  WHERE from_id = @range AND state = 'COMPLETE' AND export_id <> @id
    AND CASE WHEN @replaces::text = '' THEN released_at IS NULL OR content_sha256 = @content ELSE export_id = @replaces END`
 
-// completeSQL is the moment from which an export counts. A redacted copy is as stale, and as free, as what it is a copy of.
-// Index: outbox_archive_exports_pkey.   Locks: the row.
+// completeSQL makes an export COMPLETE, and it counts from then on. A redacted copy is stale or released if its
+// original is.
+// Index: outbox_archive_exports_pkey. Locks: the row.
 const completeSQL = `
 UPDATE /* coldstore.complete */ outbox_archive_exports e
    SET state = 'COMPLETE', exported_at = now(), verified_at = now(), manifest_sha256 = @manifest, content_sha256 = @content,
@@ -183,10 +186,10 @@ UPDATE /* coldstore.complete */ outbox_archive_exports e
  WHERE export_id = @id AND state = 'WRITING'
 RETURNING state, exported_at, verified_at, stale_at, released_at, rows, bytes, first_occurred, last_occurred`
 
-// errTaken reports an export that somebody else has given up: they export the range.
-var errTaken = errors.New("coldstore: another export of the range has begun since")
+// errTaken reports an export that another process has ended, because it exports the range itself.
+var errTaken = errors.New("coldstore: another process has begun an export of the range")
 
-// complete returns the export as it is then.
+// complete makes the export COMPLETE and returns its new state.
 func (s *Store) complete(ctx context.Context, e Export, replaces string, w *written) (Export, error) {
 	err := postgres.InTx(ctx, s.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		if err := s.fence(ctx, tx); err != nil {
@@ -194,7 +197,8 @@ func (s *Store) complete(ctx context.Context, e Export, replaces string, w *writ
 		}
 		args := pgx.NamedArgs{"id": e.ID, "range": e.Range, "replaces": replaces, "manifest": w.manifestSHA256, "content": w.contentSHA256,
 			"rows": w.manifest.Rows, "bytes": w.manifest.Bytes, "first": w.manifest.FirstOccurredAt, "last": w.manifest.LastOccurredAt}
-		err := tx.QueryRow(ctx, completeSQL, args).Scan(&e.State, &e.ExportedAt, &e.VerifiedAt, &e.StaleAt, &e.ReleasedAt, &e.Rows, &e.Bytes, &e.FirstOccurred, &e.LastOccurred)
+		err := tx.QueryRow(ctx, completeSQL, args).Scan(&e.State, &e.ExportedAt, &e.VerifiedAt, &e.StaleAt, &e.ReleasedAt, &e.Rows,
+			&e.Bytes, &e.FirstOccurred, &e.LastOccurred)
 		if errors.Is(err, pgx.ErrNoRows) {
 			err = errTaken
 		}
@@ -202,38 +206,38 @@ func (s *Store) complete(ctx context.Context, e Export, replaces string, w *writ
 			return fmt.Errorf("complete export %s: %w", e.ID, err)
 		}
 		if _, err := tx.Exec(ctx, supersedeSQL, args); err != nil {
-			return fmt.Errorf("end what export %s supersedes: %w", e.ID, err)
+			return fmt.Errorf("end the exports that %s replaces: %w", e.ID, err)
 		}
 		return nil
 	})
 	return e, err
 }
 
-// overSQL reads the exports whose files are to be removed: those that are not yet, and those that are about to be forgotten; or all.
-// Locks: none.
+// overSQL reads the exports whose files must be removed: those not yet swept, and those older than a day, which are
+// about to be deleted; with @all, all of them. Locks: none.
 const overSQL = `
 SELECT /* coldstore.over */ export_id, month::timestamptz, url FROM outbox_archive_exports
  WHERE state = 'OVER' AND (@all OR swept_at IS NULL OR over_at < now() - interval '1 day') ORDER BY export_id`
 
-// sweptSQL notes exports whose files are gone, and forgets them after a day: whoever was frozen while it wrote one may still write a
-// file when it thaws, which must be found.
-// Index: outbox_archive_exports_pkey.   Locks: the rows.
+// sweptSQL records exports whose files are removed, and deletes their rows after a day. A process that froze while it
+// wrote an export may still write a file when it thaws, and a later sweep must find that file.
+// Index: outbox_archive_exports_pkey. Locks: the rows.
 const sweptSQL = `
 WITH forgotten AS (DELETE FROM outbox_archive_exports WHERE export_id = ANY(@ids) AND state = 'OVER' AND over_at < now() - interval '1 day')
 UPDATE /* coldstore.swept */ outbox_archive_exports SET swept_at = now()
  WHERE export_id = ANY(@ids) AND state = 'OVER' AND over_at >= now() - interval '1 day'`
 
-// Sweep removes the files of exports that are over or died, and returns how many objects that were. Those that an earlier Sweep has
-// seen to are looked at again after a day; with all, now.
+// Sweep removes the files of exports that ended or died, and returns the number of objects removed. It visits exports
+// swept earlier again after a day or, with all, now.
 func (s *Store) Sweep(ctx context.Context, all bool) (removed int, err error) {
 	removed, left, err := s.sweep(ctx, all)
 	return removed, errors.Join(append(left, err)...)
 }
 
-// sweep is Sweep. left are the problems with files, which keep it from nothing else.
+// sweep is Sweep. left are problems with files, which do not stop the rest.
 func (s *Store) sweep(ctx context.Context, all bool) (removed int, left []error, err error) {
 	if _, err := s.fenced(ctx, abandonSQL, pgx.StrictNamedArgs{"range": nil}); err != nil {
-		return 0, nil, fmt.Errorf("give up exports that died: %w", err)
+		return 0, nil, fmt.Errorf("end abandoned exports: %w", err)
 	}
 	rows, _ := s.pool.Query(ctx, overSQL, pgx.StrictNamedArgs{"all": all})
 	var e Export
@@ -243,7 +247,7 @@ func (s *Store) sweep(ctx context.Context, all bool) (removed int, left []error,
 		over = append(over, e)
 		return nil
 	}); err != nil {
-		return 0, nil, fmt.Errorf("read which exports are over: %w", err)
+		return 0, nil, fmt.Errorf("read the ended exports: %w", err)
 	}
 	var swept []string
 	for _, e := range over {
@@ -254,20 +258,20 @@ func (s *Store) sweep(ctx context.Context, all bool) (removed int, left []error,
 		}
 		removed += n
 		if err != nil {
-			left = append(left, fmt.Errorf("remove the files of %s, which is over: %w", e, err))
+			left = append(left, fmt.Errorf("remove the files of the ended export %s: %w", e, err))
 			continue
 		}
 		swept = append(swept, e.ID)
 	}
 	if len(swept) > 0 {
 		if _, err := s.fenced(ctx, sweptSQL, pgx.StrictNamedArgs{"ids": swept}); err != nil {
-			return removed, left, fmt.Errorf("note that the files of %d exports are gone: %w", len(swept), err)
+			return removed, left, fmt.Errorf("record the removed files of %d exports: %w", len(swept), err)
 		}
 	}
 	return removed, left, nil
 }
 
-// fenced runs a statement in a transaction of its own, and returns how many rows it changed.
+// fenced runs a statement in a transaction of its own, and returns the number of rows changed.
 func (s *Store) fenced(ctx context.Context, sql string, args pgx.StrictNamedArgs) (n int64, err error) {
 	err = postgres.InTx(ctx, s.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		if err := s.fence(ctx, tx); err != nil {
@@ -280,7 +284,7 @@ func (s *Store) fenced(ctx context.Context, sql string, args pgx.StrictNamedArgs
 	return n, err
 }
 
-// open returns the place that a URL names. A place is opened once: each has connections of its own.
+// open returns the place of a URL. It opens each place once, because each has connections of its own.
 func (s *Store) open(ctx context.Context, url string) (*bucket, error) {
 	if b := s.buckets[url]; b != nil {
 		return b, nil
@@ -292,7 +296,7 @@ func (s *Store) open(ctx context.Context, url string) (*bucket, error) {
 	return b, err
 }
 
-// Close lets go of the places that were used.
+// Close closes the places that were opened.
 func (s *Store) Close() error {
 	var errs []error
 	for _, b := range s.buckets {

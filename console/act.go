@@ -18,31 +18,32 @@ import (
 )
 
 const (
-	actWait    = 2 * time.Second  // an act that takes longer is followed on its own page
-	actTimeout = time.Hour        // for one act
-	secretKept = 10 * time.Minute // for the one who did the act to read
+	actWait    = 2 * time.Second  // then the reader follows the act on its own page
+	actTimeout = time.Hour        // limit for one act without a limit of its own
+	secretKept = 10 * time.Minute // how long the token that did the act may read its secret
 )
 
-// act is something that a page lets its reader do.
+// act is an operation that a page offers to its reader.
 type act struct {
-	name   string        // in the audit log and in the URL: "consumer.pause"
+	name   string        // in the audit log and the URL: "consumer.pause"
 	label  string        // of the button: "Pause"
-	role   string        // that it needs: tokens.RoleAdmin, or RoleModerate
-	system bool          // for system tokens alone
-	danger bool          // what it does cannot be undone
+	role   string        // the role that it needs: tokens.RoleAdmin or RoleModerate
+	system bool          // only system tokens may do it
+	danger bool          // nobody can undo it
 	limit  time.Duration // 0: actTimeout
-	// look verifies the form's input (in.Get("consumer")) and says what is about to happen. Errors: *inputError, errNotFound.
+	// look verifies the form's input (in.Get("consumer")) and describes the effect. Errors: *inputError, errNotFound.
 	look func(ctx context.Context, v *view, in url.Values) (subject, error)
-	// do does it and returns the outcome, a sentence. Its ctx ends when the process stops. It is called once per act id.
+	// do performs the act and returns the outcome, a sentence. Its ctx ends when the process stops. The console calls
+	// it once per act id.
 	do func(ctx context.Context, d *doing) (outcome string, err error)
 }
 
-// subject is what an act is done to, and what happens.
+// subject is the target and the effect of an act.
 type subject struct {
 	Target string   // in the audit log: "followercounts", "dead letter 12"
-	Tenant int64    // whom it concerns, 0 for the installation
-	Says   []string // sentences: what happens
-	Fields []field  // more to fill in
+	Tenant int64    // the tenant that it concerns, 0 for the whole installation
+	Says   []string // sentences: the effect
+	Fields []field  // further inputs
 	Back   string   // the page to go back to
 }
 
@@ -50,11 +51,11 @@ type subject struct {
 type field struct {
 	Name, Label, Hint, Value string
 	Kind                     string   // text, number, area, checks or choice
-	Options                  []string // of checks and choice
+	Options                  []string // for checks and choice
 	Required                 bool
 }
 
-// doing is an act under way.
+// doing is an act in progress.
 type doing struct {
 	In  url.Values // the form
 	Who tokens.Principal
@@ -68,52 +69,55 @@ type doing struct {
 	ended       chan struct{}
 }
 
-// progress tells the reader how far the act is; a total of 0 is not known.
+// progress records how far the act is, for the reader. A total of 0 is unknown.
 func (d *doing) progress(done, total int64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.done, d.total = done, total
 }
 
-// at tells the reader which step the act has come to.
+// at records the current step of the act, for the reader.
 func (d *doing) at(step string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.step = step
 }
 
-// showOnce has a secret shown to whoever did the act, once; it is never stored.
+// showOnce shows a secret once to the token that does the act. The console never stores it.
 func (d *doing) showOnce(s string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.secret = s
 }
 
-// actor names who does it, for tables that keep an actor: the token's name.
+// actor returns the token's name, for tables that record an actor.
 func (d *doing) actor() string { return d.Who.Name }
 
 type actKey uuid.UUID
 
-// errContinues reports an act that this process leaves to another, which records its outcome.
+// errContinues reports that another process continues the act and will record its outcome.
 var errContinues = errors.New("console: another process continues the act")
 
-// mayAct reports whether the view may do the act.
+// mayAct reports whether the reader may do the act.
 func (v *view) mayAct(a *act) bool {
 	return a != nil && !v.c.cfg.ReadOnly && v.who.Has(a.role) && (!a.system || v.who.System())
 }
 
-// actOf finds the act of the request, which the token may do.
+// actOf returns the act of the request if the token may do it.
 func (c *Console) actOf(v *view) (*act, error) {
 	a := c.acts[v.r.PathValue("act")]
 	switch {
 	case a == nil:
 		return nil, errNotFound
 	case c.cfg.ReadOnly:
-		return nil, &problem{http.StatusForbidden, "The console is read only", "It was started with CONSOLE_READ_ONLY. Use the tidings command, or a console that takes acts."}
+		return nil, &problem{http.StatusForbidden, "The console is read only",
+			"It was started with CONSOLE_READ_ONLY. Use the tidings command, or a console that takes acts."}
 	case a.system && !v.who.System():
-		return nil, &problem{http.StatusForbidden, "This act is for operators", "Sign in with a system token that has the role " + a.role + "."}
+		return nil, &problem{http.StatusForbidden, "This act is for operators",
+			"Sign in with a system token that has the role " + a.role + "."}
 	case !v.who.Has(a.role):
-		return nil, &problem{http.StatusForbidden, "The token lacks the role " + a.role, "Sign in with a token that has it. Nothing was done."}
+		return nil, &problem{http.StatusForbidden, "The token lacks the role " + a.role,
+			"Sign in with a token that has it. Nothing was done."}
 	}
 	return a, nil
 }
@@ -128,14 +132,14 @@ type confirmData struct {
 	Error       string
 }
 
-// The form's own fields; an act's input has other names.
+// Names of the form's own fields. No act uses them for its input.
 const (
 	fieldActID  = "act_id"
 	fieldReason = "reason"
 	fieldBack   = "back"
 )
 
-// confirmAct shows what is about to happen, and asks why.
+// confirmAct shows the effect of the act and asks for a reason.
 func (c *Console) confirmAct(v *view) error {
 	a, err := c.actOf(v)
 	if err != nil {
@@ -155,7 +159,7 @@ func (c *Console) askAct(v *view, a *act, status int, d confirmData) error {
 	if err != nil {
 		return err
 	}
-	for i, f := range s.Fields { // what was filled in stays
+	for i, f := range s.Fields { // keep the values that the reader entered
 		if v.r.Method == http.MethodPost {
 			s.Fields[i].Value = strings.Join(d.In[f.Name], ",")
 		}
@@ -164,7 +168,7 @@ func (c *Console) askAct(v *view, a *act, status int, d confirmData) error {
 	s.Back = cmp.Or(back, s.Back)
 	d.Name, d.Label, d.Danger, d.Subject = a.name, a.label, a.danger, s
 	in := url.Values{}
-	for name, values := range d.In { // what is not asked for is carried along
+	for name, values := range d.In { // carry the input that has no field of its own
 		asked := name == fieldActID || name == fieldReason || name == fieldBack && back == ""
 		for _, f := range s.Fields {
 			asked = asked || f.Name == name
@@ -178,7 +182,7 @@ func (c *Console) askAct(v *view, a *act, status int, d confirmData) error {
 	return nil
 }
 
-// takeAct does what was confirmed, once per act id.
+// takeAct does the confirmed act, once per act id.
 func (c *Console) takeAct(v *view) error {
 	a, err := c.actOf(v)
 	if err != nil {
@@ -194,7 +198,8 @@ func (c *Console) takeAct(v *view) error {
 	in := v.r.PostForm
 	ctx, cancel := context.WithTimeout(v.r.Context(), pageTimeout)
 	defer cancel()
-	if done, err := audit.Get(ctx, c.deps.Truth, id); err == nil { // the form again: what it did may have changed what look reads
+	// The same form again. The act may have changed what look reads, so do not call look.
+	if done, err := audit.Get(ctx, c.deps.Truth, id); err == nil {
 		return c.toAct(v, done.ActID)
 	} else if !errors.Is(err, audit.ErrNotFound) {
 		return err
@@ -203,10 +208,12 @@ func (c *Console) takeAct(v *view) error {
 	if err != nil {
 		return err
 	}
-	record, first, err := audit.Begin(ctx, c.deps.Truth, audit.Act{ActID: id, TenantID: s.Tenant, TokenTenant: v.who.TenantID, TokenName: v.who.Name, Fingerprint: v.hash.Fingerprint(),
-		Name: a.name, Target: s.Target, Reason: in.Get(fieldReason)})
+	record, first, err := audit.Begin(ctx, c.deps.Truth,
+		audit.Act{ActID: id, TenantID: s.Tenant, TokenTenant: v.who.TenantID, TokenName: v.who.Name, Fingerprint: v.hash.Fingerprint(),
+			Name: a.name, Target: s.Target, Reason: in.Get(fieldReason)})
 	if errors.Is(err, audit.ErrInvalid) {
-		return c.askAct(v, a, http.StatusUnprocessableEntity, confirmData{In: in, ActID: id.String(), Reason: in.Get(fieldReason), Error: "Give a reason: it is kept in the audit log."})
+		return c.askAct(v, a, http.StatusUnprocessableEntity,
+			confirmData{In: in, ActID: id.String(), Reason: in.Get(fieldReason), Error: "Give a reason: it is kept in the audit log."})
 	}
 	if err != nil {
 		return err
@@ -219,7 +226,7 @@ func (c *Console) takeAct(v *view) error {
 	return c.toAct(v, id)
 }
 
-// backOf is the page of the console that the act was opened from; empty: it is not known.
+// backOf returns the page from which the reader opened the act, or "" if it is unknown.
 func backOf(in url.Values) string {
 	if back := in.Get(fieldBack); ours(back) {
 		return back
@@ -227,7 +234,7 @@ func backOf(in url.Values) string {
 	return ""
 }
 
-// toAct leads to the act's page.
+// toAct redirects to the act's page.
 func (c *Console) toAct(v *view, id uuid.UUID) error {
 	to := root + "acts/" + id.String()
 	if back := backOf(v.r.PostForm); back != "" {
@@ -237,7 +244,7 @@ func (c *Console) toAct(v *view, id uuid.UUID) error {
 	return nil
 }
 
-// start has Run do the act, which goes on when the request ends, and waits for it for a moment.
+// start gives the act to Run, which continues it after the request ends. It waits up to actWait for the end.
 func (c *Console) start(v *view, a *act, d *doing) error {
 	key := actKey(d.Act.ActID)
 	c.mu.Lock()
@@ -248,7 +255,8 @@ func (c *Console) start(v *view, a *act, d *doing) error {
 	case <-v.r.Context().Done():
 		return c.undone(v, key, v.r.Context().Err())
 	case <-c.live.over: // Run has ended
-		return c.undone(v, key, &problem{http.StatusServiceUnavailable, "This process is stopping", "Nothing was done. Do it again: another process takes it."})
+		return c.undone(v, key, &problem{http.StatusServiceUnavailable, "This process is stopping",
+			"Nothing was done. Do it again: another process takes it."})
 	}
 	wait := time.NewTimer(actWait)
 	defer wait.Stop()
@@ -260,7 +268,7 @@ func (c *Console) start(v *view, a *act, d *doing) error {
 	return nil
 }
 
-// undone records that nothing was done.
+// undone records that the console did not do the act.
 func (c *Console) undone(v *view, key actKey, why error) error {
 	c.forget(key)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(v.r.Context()), pageTimeout)
@@ -274,7 +282,7 @@ func (c *Console) forget(key actKey) {
 	delete(c.running, key)
 }
 
-// work does the act and records what came of it, also when the process stops meanwhile.
+// work does the act and records its outcome, even if the process stops meanwhile.
 func (c *Console) work(ctx context.Context, a *act, d *doing) {
 	defer close(d.ended)
 	wctx, cancel := context.WithTimeout(ctx, cmp.Or(a.limit, actTimeout))
@@ -296,7 +304,8 @@ func (c *Console) work(ctx context.Context, a *act, d *doing) {
 	fctx, stop := context.WithTimeout(context.WithoutCancel(ctx), pageTimeout)
 	defer stop()
 	if ferr := audit.Finish(fctx, c.deps.Truth, d.Act.ActID, outcome, err != nil); ferr != nil {
-		c.log.ErrorContext(ctx, "outcome of an act not recorded", "act", a.name, "act_id", d.Act.ActID, "outcome", outcome, "err", ferr, "runbook", "ConsoleFails")
+		c.log.ErrorContext(ctx, "outcome of an act not recorded", "act", a.name, "act_id", d.Act.ActID, "outcome", outcome, "err", ferr,
+			"runbook", "ConsoleFails")
 	}
 	d.mu.Lock()
 	secret := d.secret != ""
@@ -308,7 +317,7 @@ func (c *Console) work(ctx context.Context, a *act, d *doing) {
 	time.AfterFunc(secretKept, func() { c.forget(actKey(d.Act.ActID)) })
 }
 
-// safely is do; a panic is an error.
+// safely calls do and turns a panic into an error.
 func (c *Console) safely(ctx context.Context, a *act, d *doing) (outcome string, err error) {
 	defer func() {
 		if cause := recover(); cause != nil {
@@ -320,14 +329,14 @@ func (c *Console) safely(ctx context.Context, a *act, d *doing) (outcome string,
 
 type outcomeData struct {
 	Act         audit.Act
-	Step        string // empty: the act has one
+	Step        string // empty: the act reports no steps
 	Done, Total int64
-	Here        bool   // this process does it
-	Secret      string // shown once
+	Here        bool   // this process does the act
+	Secret      string // the page shows it once
 	Back        string
 }
 
-// showAct shows what came of an act. A secret is shown once, to the token that did it.
+// showAct shows the state or outcome of an act. It shows a secret once, to the token that did the act.
 func (c *Console) showAct(v *view) error {
 	id, err := uuid.Parse(v.r.PathValue("id"))
 	if err != nil {
@@ -355,7 +364,7 @@ func (c *Console) showAct(v *view) error {
 		d.mu.Unlock()
 	}
 	if record.Finished == nil {
-		v.w.Header().Set("Refresh", "2") // without JavaScript too
+		v.w.Header().Set("Refresh", "2") // works without JavaScript
 	}
 	c.render(v, http.StatusOK, "outcome", "Act", data)
 	return nil

@@ -44,16 +44,18 @@ func TestALongActIsFollowedDoneOnceAndEndsWithTheProcess(t *testing.T) {
 	}
 	close(goOn)
 	path := "/console/acts/" + form.Get("act_id")
-	testkit.Eventually(t, 10*time.Second, "the act ends", func() (bool, error) { return strings.Contains(ada.get(path).text(), "Did it."), nil })
+	testkit.Eventually(t, 10*time.Second, "the act ends",
+		func() (bool, error) { return strings.Contains(ada.get(path).text(), "Did it."), nil })
 	if n := times.Load(); n != 1 {
-		t.Errorf("it was done %d times", n)
+		t.Errorf("the act ran %d times, want once", n)
 	}
 	for _, name := range []string{"test.panic", "test.error"} {
 		ada.act("/console/act/"+name).says("failed", "The act may be done in part", "of the test")
 	}
-	stopped := ada.act("/console/act/test.stop").says("under way")
+	stopped := ada.begin("/console/act/test.stop").says("under way")
 	h.stop()
-	testkit.Eventually(t, 10*time.Second, "the outcome is recorded", func() (bool, error) { return strings.Contains(ada.get(stopped.path).text(), "failed"), nil })
+	testkit.Eventually(t, 10*time.Second, "the outcome is recorded",
+		func() (bool, error) { return strings.Contains(ada.get(stopped.path).text(), "failed"), nil })
 	testkit.Eventually(t, 10*time.Second, "an act is refused", func() (bool, error) {
 		return strings.Contains(ada.act("/console/act/test.error").text(), "This process is stopping"), nil
 	})

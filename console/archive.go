@@ -25,14 +25,15 @@ const (
 type archivePage struct {
 	Ranges  []outbox.Range
 	Holds   []outbox.ArchiveHold
-	All     bool // released holds too
+	All     bool // include released holds
 	Exports []coldstore.Export
-	More    int // exports that are not shown
+	More    int // number of older exports that the page omits
 	Threads []store.Archived
 	Jobs    []jobs.LastRun
 }
 
-// archiveData is what of the outbox is archived, what keeps it, and which of it is in files.
+// archiveData reads the ranges of the outbox and its archive, holds, exports, archived threads and the last runs of
+// jobs.
 func (c *Console) archiveData(ctx context.Context, v *view) (any, error) {
 	p := archivePage{All: v.query("all") != ""}
 	var err error
@@ -55,7 +56,7 @@ func (c *Console) archiveData(ctx context.Context, v *view) (any, error) {
 	return p, err
 }
 
-// holdOf is the hold that a form asks for.
+// holdOf reads the hold from a form.
 func holdOf(in url.Values) (h outbox.ArchiveHold, err error) {
 	if h.TenantID, err = strconv.ParseInt(cmp.Or(in.Get("tenant"), "0"), 10, 64); err != nil || h.TenantID < 0 {
 		return h, &inputError{"The tenant is a positive number, or empty for every tenant."}
@@ -73,7 +74,7 @@ func holdOf(in url.Values) (h outbox.ArchiveHold, err error) {
 	return h, nil
 }
 
-// holdWords says what a hold keeps.
+// holdWords describes the rows that a hold keeps.
 func holdWords(h outbox.ArchiveHold) string {
 	says := "the archive of every tenant"
 	if h.TenantID != 0 {
@@ -93,9 +94,12 @@ func (c *Console) lookHoldAdd(_ context.Context, _ *view, in url.Values) (subjec
 	if err != nil {
 		return subject{}, err
 	}
-	s := subject{Target: "hold on " + holdWords(h), Tenant: h.TenantID, Back: root + "archive", Says: []string{"What the hold covers stays beyond its time until the hold is released. What is gone does not come back."}}
+	s := subject{Target: "hold on " + holdWords(h), Tenant: h.TenantID, Back: root + "archive",
+		Says: []string{"The archiver does not drop rows that the hold covers until you release the hold. Rows that it has " +
+			"dropped already do not come back."}}
 	s.Fields = []field{{Name: "tenant", Label: "Tenant", Hint: "Empty: every tenant", Kind: "number", Value: in.Get("tenant")},
-		{Name: "from", Label: "From month", Hint: "2030-01. Empty: from the beginning", Kind: "text", Value: in.Get("from")}, {Name: "to", Label: "To month", Hint: "It is covered. Empty: without end", Kind: "text", Value: in.Get("to")}}
+		{Name: "from", Label: "From month", Hint: "2030-01. Empty: from the beginning", Kind: "text", Value: in.Get("from")},
+		{Name: "to", Label: "To month", Hint: "This month is included. Empty: without end", Kind: "text", Value: in.Get("to")}}
 	return s, nil
 }
 
@@ -111,7 +115,7 @@ func (c *Console) doHoldAdd(ctx context.Context, d *doing) (string, error) {
 	return fmt.Sprintf("Hold %d keeps %s.", h.ID, holdWords(h)), nil
 }
 
-// hold is the hold that a form names.
+// hold finds the unreleased hold that a form names.
 func (c *Console) hold(ctx context.Context, in url.Values) (outbox.ArchiveHold, error) {
 	all, err := outbox.Holds(ctx, c.deps.Truth, false)
 	if err != nil {
@@ -131,7 +135,8 @@ func (c *Console) lookHoldRelease(ctx context.Context, _ *view, in url.Values) (
 		return subject{}, err
 	}
 	return subject{Target: fmt.Sprintf("hold %d", h.ID), Tenant: h.TenantID, Back: root + "archive",
-		Says: []string{"It keeps " + holdWords(h) + ". Its reason: " + h.Reason, "What it alone keeps goes with the archiver's next run, and does not come back."}}, nil
+		Says: []string{"It keeps " + holdWords(h) + ". Its reason: " + h.Reason,
+			"The archiver's next run drops rows that are past their time and that no other hold keeps. They do not come back."}}, nil
 }
 
 func (c *Console) doHoldRelease(ctx context.Context, d *doing) (string, error) {
@@ -140,10 +145,10 @@ func (c *Console) doHoldRelease(ctx context.Context, d *doing) (string, error) {
 		err = outbox.ReleaseHold(ctx, c.deps.Truth, h.ID, d.actor(), d.Act.Reason)
 	}
 	if errors.Is(err, outbox.ErrNoHold) || errors.Is(err, errNotFound) {
-		return "", &inputError{"The hold was released before."}
+		return "", &inputError{"The hold is released already."}
 	}
 	if err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("Hold %d is released: what it alone kept goes with the next run.", h.ID), nil
+	return fmt.Sprintf("Hold %d is released. The archiver's next run drops what no other hold keeps.", h.ID), nil
 }

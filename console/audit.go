@@ -14,7 +14,7 @@ const auditRows = 50
 
 type auditPage struct {
 	Rows []audit.Act
-	Next string // URL; empty: there are no more
+	Next string // URL; empty: the last page
 	Acts []string
 	Any  bool // a filter is set
 }
@@ -38,10 +38,11 @@ func (c *Console) auditFilter(v *view) (f audit.Filter, err error) {
 	return f, err
 }
 
-// queryTime is a parameter that is a moment in UTC, as a form sends it or in RFC 3339; zero without it, or a *inputError.
+// queryTime returns a parameter as a time in UTC, in the format of a form or RFC 3339. It is zero if absent. Errors:
+// *inputError.
 func (v *view) queryTime(name string) (time.Time, error) { return parseMoment(name, v.query(name)) }
 
-// parseMoment reads such a parameter.
+// parseMoment parses a time for queryTime.
 func parseMoment(name, s string) (time.Time, error) {
 	if s == "" {
 		return time.Time{}, nil
@@ -73,7 +74,7 @@ func (c *Console) auditData(ctx context.Context, v *view) (any, error) {
 	return p, nil
 }
 
-// auditLine is a line of the export.
+// auditLine is one line of the export.
 type auditLine struct {
 	ActID       string     `json:"act_id"`
 	Started     time.Time  `json:"started"`
@@ -89,7 +90,7 @@ type auditLine struct {
 	Failed      bool       `json:"failed"`
 }
 
-// exportAudit sends what the filter finds, a JSON object per line.
+// exportAudit sends the acts that match the filter, as one JSON object per line.
 func (c *Console) exportAudit(v *view) error {
 	f, err := c.auditFilter(v)
 	if err != nil {
@@ -101,18 +102,18 @@ func (c *Console) exportAudit(v *view) error {
 	n := 0
 	err = audit.Export(v.r.Context(), c.deps.Truth, f, func(a audit.Act) error {
 		if n++; n%1000 == 1 {
-			_ = ctl.SetWriteDeadline(time.Now().Add(time.Minute)) // a test's writer has none
+			_ = ctl.SetWriteDeadline(time.Now().Add(time.Minute)) // the writer of tests has no deadline
 		}
 		var finished *time.Time
 		if a.Finished != nil {
 			t := a.Finished.UTC()
 			finished = &t
 		}
-		return enc.Encode(auditLine{a.ActID.String(), a.Started.UTC(), finished, strconv.FormatInt(a.TenantID, 10), strconv.FormatInt(a.TokenTenant, 10), a.TokenName, a.Fingerprint, a.Name,
-			a.Target, a.Reason, a.Outcome, a.Failed})
+		return enc.Encode(auditLine{a.ActID.String(), a.Started.UTC(), finished, strconv.FormatInt(a.TenantID, 10),
+			strconv.FormatInt(a.TokenTenant, 10), a.TokenName, a.Fingerprint, a.Name, a.Target, a.Reason, a.Outcome, a.Failed})
 	})
 	if err != nil && n > 0 {
-		panic(http.ErrAbortHandler) // the reader must see that lines are missing
+		panic(http.ErrAbortHandler) // a cut connection tells the reader that lines are missing
 	}
 	return err
 }

@@ -35,8 +35,8 @@ import (
 	"github.com/tidings/tidings/tokens"
 )
 
-// browserPages are the pages that TestEveryPageInABrowser opens in both sizes and themes, without JavaScript, and through axe-core. One line per state that
-// a page has. who is a token of the harness.
+// browserPages lists the pages that TestEveryPageInABrowser opens in both sizes and themes, without JavaScript, and
+// with axe-core. It has one line per state of a page. who is one of the harness's tokens.
 func browserPages(h *harness) []browserPage {
 	return []browserPage{
 		{path: "/console/", says: "Overview", who: h.Tokens.Admin},
@@ -44,7 +44,7 @@ func browserPages(h *harness) []browserPage {
 		{path: "/console/partitions", says: "stuck", who: h.Tokens.Reader},
 		{path: "/console/consumers", says: "followercounts", who: h.Tokens.Admin},
 		{path: "/console/act/consumer.pause?consumer=archiver", says: "Reason", who: h.Tokens.Admin},
-		{path: "/console/act/consumer.replay?consumer=followercounts", says: "Built anew", who: h.Tokens.Admin},
+		{path: "/console/act/consumer.replay?consumer=followercounts", says: "It rebuilds", who: h.Tokens.Admin},
 		{path: "/console/kinds", says: "built in", who: h.Tokens.Reader},
 		{path: "/console/doctor", says: "Remedy", who: h.Tokens.Reader},
 		{path: "/console/doctor", says: "for operators", who: h.Tokens.TenantReader, status: 403},
@@ -68,10 +68,10 @@ func browserPages(h *harness) []browserPage {
 	}
 }
 
-// operation is one that another process does, and its act.
+// operation is the id of an operation of another process, and of its act.
 const operation = "00000000-0000-4000-8000-000000000001"
 
-// sample fills the harness's servers with what the pages are to show.
+// sample fills the harness's servers with data for the pages.
 func (h *harness) sample(t *testing.T) {
 	t.Helper()
 	h.sampleModeration(t)
@@ -80,8 +80,11 @@ func (h *harness) sample(t *testing.T) {
 	h.bury(t, 900_001, 300, 7, "too large", "")
 	h.bury(t, 910_001, 3, 8, "no stream", "")
 	h.park(t, 2)
-	h.exec(t, `INSERT INTO outbox_dlq_operations (operation_id, tenant_id, action, filter, actor, total, seen, done, worker, lease_until) VALUES ($1, 7, 'retry', '{}', 'amy', 50000, 12345, 12300, 'other', 'infinity')`, operation)
-	h.exec(t, `INSERT INTO operator_acts (act_id, tenant_id, token_tenant, token_name, fingerprint, act, target, reason) VALUES ($1, 7, 7, 'amy', '0123456789ab', 'dead_letter.retry', 'group "too large" of the outbox, made', 'the limit is raised')`, operation)
+	h.exec(t, `INSERT INTO outbox_dlq_operations (operation_id, tenant_id, action, filter, actor, total, seen, done, worker, lease_until)
+		VALUES ($1, 7, 'retry', '{}', 'amy', 50000, 12345, 12300, 'other', 'infinity')`, operation)
+	h.exec(t, `INSERT INTO operator_acts (act_id, tenant_id, token_tenant, token_name, fingerprint, act, target, reason)
+		VALUES ($1, 7, 7, 'amy', '0123456789ab', 'dead_letter.retry', 'group "too large" of the outbox, made', 'the limit is raised')`,
+		operation)
 	ada := h.signIn(t, h.Tokens.Admin)
 	ada.act("/console/act/consumer.pause?consumer=threadcache").says("done")
 	ada.act("/console/act/token.create?tenant=7", "name", "importer").says("done")
@@ -90,11 +93,11 @@ func (h *harness) sample(t *testing.T) {
 
 type browserPage struct {
 	path, says, who string
-	shot            string // of the file in docs/images; empty: none
-	status          int    // 0: it is there
+	shot            string // name of the file in docs/images; empty: no screenshot
+	status          int    // expected status; 0: 200
 }
 
-// look is how a browser is.
+// look describes a browser's size, theme and use of JavaScript.
 type look struct {
 	Phone, Dark, NoScript bool
 }
@@ -113,7 +116,7 @@ func (l look) String() string {
 	return name
 }
 
-// chromium starts one for the test. Where there is none the test is skipped, and fails in CI.
+// chromium starts a Chromium for the test. Without one it skips the test, or fails it in CI.
 func chromium(t *testing.T) context.Context {
 	t.Helper()
 	var path string
@@ -130,11 +133,13 @@ func chromium(t *testing.T) context.Context {
 		}
 		t.Skip(says)
 	}
-	options := append(slices.Clone(chromedp.DefaultExecAllocatorOptions[:]), chromedp.ExecPath(path), chromedp.DisableGPU, chromedp.Flag("force-color-profile", "srgb"),
-		chromedp.ProxyServer("direct://"), chromedp.Flag("host-resolver-rules", "MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"), // no network but loopback
+	options := append(slices.Clone(chromedp.DefaultExecAllocatorOptions[:]), chromedp.ExecPath(path), chromedp.DisableGPU,
+		chromedp.Flag("force-color-profile", "srgb"),
+		// no network except loopback
+		chromedp.ProxyServer("direct://"), chromedp.Flag("host-resolver-rules", "MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"),
 		chromedp.Env("TZ=UTC"), chromedp.WSURLReadTimeout(time.Minute))
 	if os.Geteuid() == 0 {
-		options = append(options, chromedp.NoSandbox) // Chromium refuses root with its sandbox
+		options = append(options, chromedp.NoSandbox) // with its sandbox Chromium refuses root
 	}
 	allocator, stop := chromedp.NewExecAllocator(context.WithoutCancel(t.Context()), options...)
 	ctx, end := chromedp.NewContext(allocator)
@@ -151,7 +156,8 @@ func chromium(t *testing.T) context.Context {
 	return ctx
 }
 
-// browser is one tab with cookies of its own. Each error of the page's console, and each violation of its policy, fails the test.
+// browser is one tab with its own cookies. Each error in the page's console and each violation of its policy fails the
+// test.
 type browser struct {
 	t   *testing.T
 	h   *harness
@@ -161,16 +167,16 @@ type browser struct {
 	lawful []string
 }
 
-const browserTimeout = time.Minute // for one step, on a machine that is busy
+const browserTimeout = time.Minute // for one step on a busy machine
 
-// browser opens a tab in the Chromium, signed in with the token if there is one.
+// browser opens a tab in the Chromium. It signs in if token is not empty.
 func (h *harness) browser(t *testing.T, chromium context.Context, token string, l look) *browser {
 	t.Helper()
 	b := &browser{t: t, h: h}
 	var end context.CancelFunc
 	b.ctx, end = chromedp.NewContext(chromium, chromedp.WithNewBrowserContext(), chromedp.WithListener(b.hear))
 	t.Cleanup(end)
-	if err := chromedp.Do(b.ctx); err != nil { // the tab lives as long as this context
+	if err := chromedp.Do(b.ctx); err != nil { // the tab exists as long as this context
 		t.Fatalf("open a tab: %v", err)
 	}
 	width, height, scheme := int64(1280), int64(900), "light"
@@ -195,7 +201,7 @@ func (h *harness) browser(t *testing.T, chromium context.Context, token string, 
 	return b
 }
 
-// hear takes the tab's events.
+// hear handles the tab's events.
 func (b *browser) hear(ev any) {
 	switch ev := ev.(type) {
 	case *runtime.EventExceptionThrown:
@@ -217,7 +223,7 @@ func (b *browser) hear(ev any) {
 	}
 }
 
-// tells has the browser's findings told to another test, and returns the one before.
+// tells reports the browser's findings to another test. It returns the previous one.
 func (b *browser) tells(t *testing.T) (before *testing.T) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -225,7 +231,7 @@ func (b *browser) tells(t *testing.T) (before *testing.T) {
 	return before
 }
 
-// loopback reports an address of this machine alone.
+// loopback reports whether host is this machine.
 func loopback(host string) bool {
 	ip, err := netip.ParseAddr(host)
 	return err == nil && ip.IsLoopback()
@@ -235,18 +241,18 @@ func (b *browser) wrong(what string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if !slices.ContainsFunc(b.lawful, func(s string) bool { return strings.Contains(what, s) }) {
-		b.t.Errorf("the browser says: %.500s", what)
+		b.t.Errorf("the browser reports: %.500s", what)
 	}
 }
 
-// expect names an error that the page's console may have, by a part of it: "status of 404".
+// expect allows an error in the page's console that contains part: "status of 404".
 func (b *browser) expect(part string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.lawful = append(b.lawful, part)
 }
 
-// run does steps; the test fails when they do not succeed in time.
+// run runs the steps. It fails the test if they do not succeed within browserTimeout.
 func (b *browser) run(steps ...chromedp.Action[chromedp.Void]) {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b.ctx, browserTimeout)
@@ -260,10 +266,10 @@ func (b *browser) run(steps ...chromedp.Action[chromedp.Void]) {
 	}
 }
 
-// open goes to a page.
+// open opens a page.
 func (b *browser) open(path string) { b.t.Helper(); b.run(chromedp.Navigate(b.h.url + path)) }
 
-// waits until the page says it, for a live page or behind a click.
+// waits waits until the page shows the text, for a live page or after a click.
 func (b *browser) waits(says string) {
 	b.t.Helper()
 	b.until(fmt.Sprintf(`document.readyState === "complete" && document.body.innerText.includes(%q)`, says))
@@ -274,36 +280,38 @@ func (b *browser) until(js string) {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b.ctx, browserTimeout)
 	defer cancel()
-	look := chromedp.Evaluate[bool]("new Promise(done => { const look = () => { if ("+js+") done(true); else setTimeout(look, 20); }; look(); })", chromedp.EvalAwaitPromise)
-	for { // chromedp.Poll would need eval, which the policy forbids
+	look := chromedp.Evaluate[bool]("new Promise(done => { const look = () => { if ("+js+
+		") done(true); else setTimeout(look, 20); }; look(); })", chromedp.EvalAwaitPromise)
+	for { // chromedp.Poll needs eval, which the policy forbids
 		_, err := chromedp.Run(ctx, look)
 		if err == nil {
 			return
 		}
 		if says := err.Error(); !strings.Contains(says, "navigated or closed") && !strings.Contains(says, "context") || ctx.Err() != nil {
 			text, _ := chromedp.Run(b.ctx, chromedp.Text(chromedp.CSS("body")))
-			b.t.Fatalf("%s is not so: %v: %.1000s", js, err, text)
+			b.t.Fatalf("still false: %s: %v: %.1000s", js, err, text)
 		}
 	}
 }
 
-// click clicks what the selector finds, a link or a button of the main part with the text without one.
+// click clicks the link or button with the text.
 func (b *browser) click(what string) {
 	b.t.Helper()
 	b.run(chromedp.Click(chromedp.Search(fmt.Sprintf(`//*[self::a or self::button][normalize-space(.)=%q]`, what))))
 }
 
-// keys types into whatever has the focus.
+// keys types into the element with the focus.
 func (b *browser) keys(text string) { b.t.Helper(); b.run(chromedp.KeyEvent(text)) }
 
-// act opens an act's form by its button, gives the reason and confirms. It returns at the page of the outcome.
+// act opens an act's form by its button, enters a reason and confirms. It returns on the page of the outcome.
 func (b *browser) act(button string) {
 	b.t.Helper()
 	b.click(button)
-	b.run(chromedp.SendKeys(chromedp.CSS("#reason"), "because the test says so"), chromedp.Submit(chromedp.CSS("#reason")), chromedp.WaitVisible(chromedp.CSS("#outcome")))
+	b.run(chromedp.SendKeys(chromedp.CSS("#reason"), "because the test says so"), chromedp.Submit(chromedp.CSS("#reason")),
+		chromedp.WaitVisible(chromedp.CSS("#outcome")))
 }
 
-// eval is what a JavaScript expression is, awaited. The page's policy does not apply to it.
+// eval evaluates and awaits a JavaScript expression. The page's policy does not apply to it.
 func eval[T any](b *browser, js string) T {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b.ctx, browserTimeout)
@@ -315,7 +323,7 @@ func eval[T any](b *browser, js string) T {
 	return v
 }
 
-// text is what the reader sees of the main part.
+// text returns the text of the main part.
 func (b *browser) text() string {
 	b.t.Helper()
 	return eval[string](b, `document.querySelector("main").innerText`)
@@ -337,13 +345,14 @@ func (b *browser) shot(name string) {
 	}
 }
 
-// axe is axe-core's source: test-browser.sh fetches it.
+// axe reads the source of axe-core, which test-browser.sh downloads.
 var axe = sync.OnceValues(func() (string, error) {
 	b, err := os.ReadFile(os.Getenv("TIDINGS_AXE"))
 	return string(b), err
 })
 
-// accessible fails for every rule of WCAG 2.2 AA that axe-core finds broken, and for a page that scrolls sideways or shifts while it loads.
+// accessible fails the test for each rule of WCAG 2.2 AA that axe-core finds broken. It also fails the test for a page
+// that scrolls sideways or shifts while it loads.
 func (b *browser) accessible(where string) {
 	b.t.Helper()
 	source, err := axe()
@@ -355,7 +364,9 @@ func (b *browser) accessible(where string) {
 		ID, Help string
 		Nodes    []struct{ HTML, FailureSummary string }
 	}
-	for _, v := range eval[[]violation](b, `axe.run(document, {runOnly: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"], resultTypes: ["violations"]}).then(r =>
+	for _, v := range eval[[]violation](b,
+		`axe.run(document, {runOnly: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"],
+			resultTypes: ["violations"]}).then(r =>
 		r.violations.map(v => ({ID: v.id, Help: v.help, Nodes: v.nodes.map(n => ({HTML: n.html, FailureSummary: n.failureSummary}))})))`) {
 		for _, n := range v.Nodes {
 			b.t.Errorf("%s: %s (%s): %.300s: %.300s", where, v.ID, v.Help, n.HTML, n.FailureSummary)
@@ -366,7 +377,8 @@ func (b *browser) accessible(where string) {
 	}
 	if shift := eval[float64](b, `new Promise(done => {
 		let all = 0;
-		new PerformanceObserver(list => { for (const e of list.getEntries()) if (!e.hadRecentInput) all += e.value; }).observe({type: "layout-shift", buffered: true});
+		new PerformanceObserver(list => { for (const e of list.getEntries()) if (!e.hadRecentInput) all += e.value; })
+			.observe({type: "layout-shift", buffered: true});
 		requestAnimationFrame(() => requestAnimationFrame(() => done(all)));
 	})`); shift > 0.02 {
 		b.t.Errorf("%s: the layout shifts by %.3f", where, shift)
@@ -379,7 +391,7 @@ func TestEveryPageInABrowser(t *testing.T) {
 	pages := append(browserPages(h), moderationPages(h)...)
 	for _, p := range h.console.Pages() {
 		if !slices.ContainsFunc(pages, func(b browserPage) bool { return strings.SplitN(b.path, "?", 2)[0] == p.Path && b.status == 0 }) {
-			t.Errorf("%s (%s) is in pages.go, and browserPages has no line for it", p.Path, p.Title)
+			t.Errorf("browserPages has no line for %s (%s) of pages.go", p.Path, p.Title)
 		}
 	}
 	for _, l := range []look{{}, {Dark: true}, {Phone: true}, {Phone: true, Dark: true}, {NoScript: true}} {
@@ -397,7 +409,7 @@ func TestEveryPageInABrowser(t *testing.T) {
 			if l.NoScript {
 				b.run(chromedp.WaitVisible(chromedp.CSS("main")))
 				if text := b.text(); !strings.Contains(text, p.says) {
-					t.Errorf("%s, %s: does not say %q: %.500s", p.path, l, p.says, text)
+					t.Errorf("%s, %s: does not show %q: %.500s", p.path, l, p.says, text)
 				}
 				continue
 			}
@@ -438,7 +450,8 @@ func TestATokenIsMadeInTheBrowserAndShownOnce(t *testing.T) {
 	b := h.browser(t, chromium(t), h.Tokens.Admin, look{Phone: true})
 	b.open("/console/tokens")
 	b.click("Create a token")
-	b.run(chromedp.SetValue(chromedp.CSS("#f-tenant"), "7"), chromedp.SendKeys(chromedp.CSS("#f-name"), "importer"), chromedp.SendKeys(chromedp.CSS("#reason"), "a new service"))
+	b.run(chromedp.SetValue(chromedp.CSS("#f-tenant"), "7"), chromedp.SendKeys(chromedp.CSS("#f-name"), "importer"),
+		chromedp.SendKeys(chromedp.CSS("#reason"), "a new service"))
 	b.click("Create a token")
 	b.waits("not shown again")
 	b.accessible("the outcome")
@@ -453,14 +466,16 @@ func TestATokenIsMadeInTheBrowserAndShownOnce(t *testing.T) {
 
 func TestAConsumerIsReplayedInTheBrowser(t *testing.T) {
 	d := openDesk(t)
-	if _, err := d.store.PutEdges(t.Context(), tenant, kinds.Builtin().Edges["follow"], []store.EdgeWrite{{Meta: store.Meta{Actor: "service"}, From: 1, To: 2}}); err != nil {
+	if _, err := d.store.PutEdges(t.Context(), tenant, kinds.Builtin().Edges["follow"],
+		[]store.EdgeWrite{{Meta: store.Meta{Actor: "service"}, From: 1, To: 2}}); err != nil {
 		t.Fatal(err)
 	}
 	d.publish(t)
-	d.exec(t, `INSERT INTO consumer_offsets (consumer_name, partition_key, last_processed_id) VALUES ('followercounts', 'EVENTS-0', 1)`) // the new tables come as far before they are switched to
+	// the replay may switch only when the new tables have reached this offset
+	d.exec(t, `INSERT INTO consumer_offsets (consumer_name, partition_key, last_processed_id) VALUES ('followercounts', 'EVENTS-0', 1)`)
 	b := d.browser(t, chromium(t), d.Tokens.Admin, look{Phone: true})
 	b.open("/console/consumers")
-	b.act("Replay") // of the first: followercounts
+	b.act("Replay") // the button of the first consumer, followercounts
 	b.waits("Replayed from the stream: 1 event applied")
 	b.accessible("the outcome of a replay")
 	if n := d.count(t, `SELECT count(*) FROM edge_counts WHERE tenant_id = 7 AND incoming = 1`); n != 1 {
@@ -475,23 +490,28 @@ func TestALivePageInABrowserFollowsAndStopsWhenHidden(t *testing.T) {
 	b := h.browser(t, chromium(t), h.Tokens.Reader, look{})
 	b.open("/console/")
 	b.until(`Number(document.documentElement.dataset.live) > 0`)
-	if _, err := h.pool.Exec(t.Context(), `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload) SELECT 1, 'follow', i, 'created', '{}' FROM generate_series(1, 4321) i`); err != nil {
+	if _, err := h.pool.Exec(t.Context(), `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
+		SELECT 1, 'follow', i, 'created', '{}' FROM generate_series(1, 4321) i`); err != nil {
 		t.Fatal(err)
 	}
 	b.waits("4,321")
 	for _, hidden := range []bool{true, false} {
-		eval[*bool](b, fmt.Sprintf(`Object.defineProperty(document, "hidden", {value: %t, configurable: true}), document.dispatchEvent(new Event("visibilitychange")), null`, hidden))
-		testkit.Eventually(t, browserTimeout, fmt.Sprintf("a tab is served: %t", !hidden), func() (bool, error) { return (h.streams.Load() > 0) == !hidden, nil })
+		eval[*bool](b, fmt.Sprintf(`Object.defineProperty(document, "hidden", {value: %t, configurable: true}), `+
+			`document.dispatchEvent(new Event("visibilitychange")), null`, hidden))
+		testkit.Eventually(t, browserTimeout, fmt.Sprintf("a tab is served: %t", !hidden),
+			func() (bool, error) { return (h.streams.Load() > 0) == !hidden, nil })
 	}
 	h.pend(t, 5000)
 	b.waits("9,321")
 }
 
-// untouched fails when something that people wrote runs, or is markup, on the page that the browser shows.
+// untouched fails the test if the browser ran text of people, or shows it as markup.
 func (b *browser) untouched(where string) {
 	b.t.Helper()
-	if got := eval[string](b, `[window.XSS, document.querySelectorAll("i[id^=X]").length, document.querySelectorAll("script:not([src^='/console/assets/'])").length, document.querySelectorAll("style, iframe, object, embed, base").length].join()`); got != ",0,0,0" {
-		b.t.Errorf("%s: what people wrote is on the page as markup, or ran: %s", where, got)
+	if got := eval[string](b, `[window.XSS, document.querySelectorAll("i[id^=X]").length, `+
+		`document.querySelectorAll("script:not([src^='/console/assets/'])").length, document.querySelectorAll("style, iframe, object, `+
+		`embed, base").length].join()`); got != ",0,0,0" {
+		b.t.Errorf("%s: text of people ran, or is markup: %s", where, got)
 	}
 }
 
@@ -520,13 +540,15 @@ func TestNothingThatPeopleWriteRunsInTheBrowser(t *testing.T) {
 		ids = append(ids, a.ActID)
 	}
 	b := h.browser(t, chromium(t), h.Tokens.Admin, look{})
-	for _, path := range []string{"/console/audit", "/console/audit?before=30", "/console/tokens", "/console/consumers", "/console/", "/console/acts/" + ids[0].String(), "/console/acts/" + ids[8].String()} {
+	for _, path := range []string{"/console/audit", "/console/audit?before=30", "/console/tokens", "/console/consumers", "/console/",
+		"/console/acts/" + ids[0].String(), "/console/acts/" + ids[8].String()} {
 		b.open(path)
 		b.run(chromedp.WaitVisible(chromedp.CSS("main")))
 		b.untouched(path)
 	}
 	for _, p := range payloads()[:12] {
-		for _, path := range []string{"/console/audit?q=", "/console/audit?who=", "/console/act/token.create?name=", "/console/tokens?all="} {
+		for _, path := range []string{"/console/audit?q=", "/console/audit?who=", "/console/act/token.create?name=",
+			"/console/tokens?all="} {
 			b.open(path + url.QueryEscape(p))
 			b.untouched(path + p)
 		}

@@ -17,26 +17,29 @@ import (
 type Config struct {
 	On       bool `env:"CONSOLE, default=false"`           // serve /console/ on the API's port
 	ReadOnly bool `env:"CONSOLE_READ_ONLY, default=false"` // offer and take no act
-	// TraceURL is where a trace is shown, with {trace_id} in the place of its id; without it an event's page has the id alone.
+	// TraceURL is the address of a trace viewer, with {trace_id} in place of the trace's id. Without it, an event's
+	// page shows the id alone.
 	TraceURL string `env:"CONSOLE_TRACE_URL"`
 }
 
-// Conns is how many connections each of the console's pools wants: it reads once a second for all who look, and few people act at once.
+// Conns is the number of connections of each of the console's pools. Few are enough: all watchers share one read per
+// second, and few people act at once.
 const Conns = 4
 
-// Deps are what the console works with. Both pools act as postgres.RoleSystem.
+// Deps are the dependencies of the console. Both pools act as postgres.RoleSystem.
 type Deps struct {
 	Truth       *pgxpool.Pool
 	Projections *pgxpool.Pool
 	NATS        *nats.Conn
-	JetStream   jetstream.JetStream // of NATS; may be away: then pages say so
+	JetStream   jetstream.JetStream // on NATS; pages report when its servers are unavailable
 	Broker      broker.Config
-	Kinds       *kinds.Catalog // which kinds are in force, by the truth
+	Kinds       *kinds.Catalog // the kinds that the truth has in force
 	Fleet       []projections.Projection
-	Wake        func(slot int) // the relay, after a write that makes events; nil: it polls
-	// OwnerURL is of Projections with a login that owns its tables, for replays; empty: the console names the command instead.
+	Wake        func(slot int) // wakes the relay after a write that appended events; nil: the relay polls
+	// OwnerURL connects to the database of Projections with a login that owns its tables, for replays. If it is empty,
+	// the console names the command instead.
 	OwnerURL string
-	Postgres postgres.Config // of the connections of a replay
-	Keys     [][]byte        // of sessions: the first seals, each opens; api.Config.CursorKeys
+	Postgres postgres.Config // for the connections of a replay
+	Keys     [][]byte        // encrypt sessions: the first key seals, every key opens; from api.Config.CursorKeys
 	Log      *slog.Logger
 }

@@ -30,11 +30,11 @@ var files embed.FS
 
 const (
 	root        = "/console/"
-	pageTimeout = 10 * time.Second // for what one page reads
-	maxForm     = 64 << 10         // bytes of a form
+	pageTimeout = 10 * time.Second // limit for the reads of one page
+	maxForm     = 64 << 10         // bytes of a form's body
 )
 
-// Console is the handler of /console/.
+// Console is the handler of /console/. It is safe for concurrent use.
 type Console struct {
 	cfg       Config
 	deps      Deps
@@ -44,8 +44,8 @@ type Console struct {
 	guesses   guesses
 	pages     []*page
 	acts      map[string]*act
-	templates map[string]*template.Template // by page
-	assets    string                        // the hash of all of them, in their URLs
+	templates map[string]*template.Template // by page name
+	assets    string                        // the hash of all assets, part of their URLs
 	live      *hub
 	look      *observer
 	jobs      chan func(context.Context)
@@ -53,20 +53,23 @@ type Console struct {
 	running   map[actKey]*doing
 	handler   http.Handler
 
-	store   *store.Store // on deps.Truth, for moderators
+	store   *store.Store // writes to deps.Truth for moderators
 	dlq     *outbox.DLQ
 	letters *consumers.DeadLetters
-	desk    *deadletters.Desk // works on the two
+	desk    *deadletters.Desk // works on dlq and letters
 }
 
-// New returns the console. It starts nothing and connects to nothing. Acts and live pages work while Run does.
+// New returns the console. It starts nothing and connects to nothing: acts and live pages work only while Run runs. It
+// returns an error if deps.Keys is empty.
 func New(cfg Config, deps Deps) (*Console, error) {
 	seals, err := newSealer(deps.Keys)
 	if err != nil {
 		return nil, err
 	}
-	c := &Console{cfg: cfg, deps: deps, log: deps.Log.With("component", "console"), seals: seals, found: newSessions(tokens.NewLookup(deps.Truth)), guesses: newGuesses(),
-		acts: make(map[string]*act), templates: make(map[string]*template.Template), jobs: make(chan func(context.Context)), running: make(map[actKey]*doing), store: store.New(deps.Truth, deps.Wake)}
+	c := &Console{cfg: cfg, deps: deps, log: deps.Log.With("component", "console"), seals: seals,
+		found: newSessions(tokens.NewLookup(deps.Truth)), guesses: newGuesses(),
+		acts: make(map[string]*act), templates: make(map[string]*template.Template), jobs: make(chan func(context.Context)),
+		running: make(map[actKey]*doing), store: store.New(deps.Truth, deps.Wake)}
 	c.dlq, c.letters = outbox.NewDLQ(deps.Truth, deps.Wake), consumers.NewDeadLetters(deps.Projections, deps.Fleet...)
 	c.desk = deadletters.New(deps.Truth, deps.Projections, c.dlq, c.letters, deps.Log)
 	c.desk.OnCompleted(c.completeAct)
@@ -87,7 +90,7 @@ func New(cfg Config, deps Deps) (*Console, error) {
 	return c, nil
 }
 
-// parse reads the templates and the hash of the assets.
+// parse parses the templates and computes the hash of the assets.
 func (c *Console) parse() error {
 	base, err := template.New("").Funcs(c.funcs()).ParseFS(files, "templates/layout.html", "templates/parts.html")
 	if err != nil {
@@ -151,12 +154,14 @@ func (c *Console) routes() http.Handler {
 	mux.Handle("/console", http.RedirectHandler(root, http.StatusSeeOther))
 	cross := http.NewCrossOriginProtection()
 	cross.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		c.fail(&view{c: c, w: w, r: r}, &problem{http.StatusForbidden, "The request comes from another site", "The console takes writes from its own pages only. Open the page here and send the form again."})
+		c.fail(&view{c: c, w: w, r: r}, &problem{http.StatusForbidden, "The request comes from another site",
+			"The console takes writes from its own pages only. Open the page here and send the form again."})
 	}))
 	return cross.Handler(mux)
 }
 
-// ServeHTTP sets what every answer has: nothing of another origin, and nothing inline, runs or is shown; no answer is kept or framed.
+// ServeHTTP sets the security headers of every answer and serves it. A page shows and runs only files of its own
+// origin, and nothing inline. No site may frame it. No cache keeps an answer, except the assets.
 func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
 	h.Set("Content-Security-Policy", "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'")
@@ -169,7 +174,8 @@ func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c.handler.ServeHTTP(w, r)
 }
 
-// Front sends what is below /console to the console, and all else to next. A nil Console is off: next gets everything.
+// Front returns a handler that sends requests below /console to the console, and all others to next. A nil Console is
+// switched off: next gets every request.
 func (c *Console) Front(next http.Handler) http.Handler {
 	if c == nil {
 		return next
@@ -183,8 +189,8 @@ func (c *Console) Front(next http.Handler) http.Handler {
 	})
 }
 
-// Run reads live pages for those who look, and does the acts, until ctx ends. Then streams end, acts under way are told by their ctx, and it returns nil when they have ended.
-// A nil Console has nothing to do.
+// Run reads live pages while somebody watches them, and does the acts, until ctx ends. Then it ends the streams,
+// cancels the context of acts in progress, and returns nil when they have ended. On a nil Console it returns at once.
 func (c *Console) Run(ctx context.Context) error {
 	if c == nil {
 		return nil
@@ -206,7 +212,7 @@ func (c *Console) Run(ctx context.Context) error {
 	return g.Wait()
 }
 
-// asset serves a file. Its URL names the hash of all, so it may be kept for good.
+// asset serves one asset. Its URL contains the hash of all assets, so a browser may cache it for a year.
 func (c *Console) asset(w http.ResponseWriter, r *http.Request) {
 	name := "assets/" + r.PathValue("file")
 	if info, err := fs.Stat(files, name); err != nil || info.IsDir() {
@@ -219,7 +225,8 @@ func (c *Console) asset(w http.ResponseWriter, r *http.Request) {
 	http.ServeFileFS(w, r, files, name)
 }
 
-// signedIn is a handler of those who are signed in; others get the form, and then what they asked for.
+// signedIn wraps h for readers who are signed in. Others get the sign-in form, which then leads to the page that they
+// asked for.
 func (c *Console) signedIn(h func(*view) error) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		v := &view{c: c, w: w, r: r}

@@ -27,15 +27,20 @@ import (
 func TestASessionIsATokensAndEndsWithIt(t *testing.T) {
 	h := start(t)
 	stranger := h.visitor(t)
-	if a := stranger.get("/console/audit?who=ada"); a.path != "/console/sign-in?next=%2Fconsole%2Faudit%3Fwho%3Dada" || !strings.Contains(a.text(), "Sign in") {
-		t.Errorf("a stranger gets %s: %s", a.path, a.text())
+	if a := stranger.get("/console/audit?who=ada"); a.path != "/console/sign-in?next=%2Fconsole%2Faudit%3Fwho%3Dada" ||
+		!strings.Contains(a.text(), "Sign in") {
+		t.Errorf("without a session: %s: %s", a.path, a.text())
 	}
-	for name, next := range map[string]string{"another host": "//evil.example/console/", "another scheme": "https://evil.example/console/", "another path": "/v1/users", "a script": "javascript:alert(1)", "dots": "/console/../v1/users", "dots behind a code": "/console/%2e%2e/v1/users", "dots and a host": "/console/..//evil.example/"} {
-		if a := stranger.get("/console/sign-in?next=" + url.QueryEscape(next)); strings.Contains(a.body, "evil") || strings.Contains(a.body, "alert") || strings.Contains(a.body, "v1/users") {
-			t.Errorf("%s is where the form leads", name)
+	for name, next := range map[string]string{"another host": "//evil.example/console/", "another scheme": "https://evil.example/console/",
+		"another path": "/v1/users", "a script": "javascript:alert(1)", "dots": "/console/../v1/users",
+		"dots behind a code": "/console/%2e%2e/v1/users", "dots and a host": "/console/..//evil.example/"} {
+		if a := stranger.get("/console/sign-in?next=" + url.QueryEscape(next)); strings.Contains(a.body, "evil") ||
+			strings.Contains(a.body, "alert") || strings.Contains(a.body, "v1/users") {
+			t.Errorf("%s: the form leads outside the console", name)
 		}
 	}
-	if a := stranger.post("/console/sign-in", url.Values{"token": {h.Tokens.Reader}, "next": {"/console/audit?who=ada"}}); a.path != "/console/audit?who=ada" || a.status != 200 {
+	if a := stranger.post("/console/sign-in", url.Values{"token": {h.Tokens.Reader},
+		"next": {"/console/audit?who=ada"}}); a.path != "/console/audit?who=ada" || a.status != 200 {
 		t.Errorf("signing in leads to %s, status %d", a.path, a.status)
 	}
 	u, _ := url.Parse(h.url + "/console/")
@@ -44,7 +49,8 @@ func TestASessionIsATokensAndEndsWithIt(t *testing.T) {
 		t.Errorf("the cookie is %q", cookie)
 	}
 	forged := h.visitor(t)
-	forged.client.Jar.SetCookies(u, []*http.Cookie{{Name: "tidings_console", Value: cookie[:20] + string("AB"[strings.Count(cookie[20:21], "A")]) + cookie[21:], Path: "/console"}})
+	forged.client.Jar.SetCookies(u, []*http.Cookie{{Name: "tidings_console",
+		Value: cookie[:20] + string("AB"[strings.Count(cookie[20:21], "A")]) + cookie[21:], Path: "/console"}})
 	if a := forged.get("/console/"); !strings.HasPrefix(a.path, "/console/sign-in") {
 		t.Errorf("a changed cookie opens %s", a.path)
 	}
@@ -67,7 +73,9 @@ func TestACookieIsOpenedByAnOldKeyAndSecureBehindTLS(t *testing.T) {
 	sign := func(h *harness) *http.Cookie { return h.signIn(t, h.Tokens.Reader).client.Jar.Cookies(u)[0] }
 	cookie := sign(h)
 	opens := func(keys ...[]byte) bool {
-		c, err := console.New(console.Config{On: true}, console.Deps{Truth: h.pool, Projections: h.pool, Keys: keys, Log: testkit.Logger(t)}) // the audit log reads the truth alone
+		// the audit log reads only the truth
+		c, err := console.New(console.Config{On: true}, console.Deps{Truth: h.pool, Projections: h.pool, Keys: keys,
+			Log: testkit.Logger(t)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -81,7 +89,8 @@ func TestACookieIsOpenedByAnOldKeyAndSecureBehindTLS(t *testing.T) {
 		t.Errorf("old %t, new and old %t, new %t: want true, true, false", opens(oldKey), opens(newKey, oldKey), opens(newKey))
 	}
 	for _, https := range []bool{true, false} {
-		req, err := http.NewRequestWithContext(t.Context(), "POST", h.url+"/console/sign-in", strings.NewReader(url.Values{"token": {h.Tokens.Reader}}.Encode()))
+		req, err := http.NewRequestWithContext(t.Context(), "POST", h.url+"/console/sign-in",
+			strings.NewReader(url.Values{"token": {h.Tokens.Reader}}.Encode()))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -106,7 +115,8 @@ func TestWrongTokensAreLimitedByAddress(t *testing.T) {
 			t.Fatalf("a guess: status %d", a.status)
 		}
 	}
-	if a := v.post("/console/sign-in", url.Values{"token": {h.Tokens.Admin}}); a.status != http.StatusTooManyRequests || a.header.Get("Retry-After") == "" {
+	if a := v.post("/console/sign-in", url.Values{"token": {h.Tokens.Admin}}); a.status != http.StatusTooManyRequests ||
+		a.header.Get("Retry-After") == "" {
 		t.Errorf("after ten guesses: status %d, %q", a.status, a.header)
 	}
 }
@@ -116,12 +126,14 @@ func TestEveryAnswerIsGuarded(t *testing.T) {
 	ada := h.signIn(t, h.Tokens.Admin)
 	for _, path := range []string{"/console/", "/console/nowhere", "/console/sign-in", "/console/assets/x/console.css"} {
 		a := ada.get(path)
-		for name, want := range map[string]string{"Content-Security-Policy": "default-src 'self';", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "same-origin", "Cache-Control": "no-store"} {
+		for name, want := range map[string]string{"Content-Security-Policy": "default-src 'self';", "X-Content-Type-Options": "nosniff",
+			"Referrer-Policy": "same-origin", "Cache-Control": "no-store"} {
 			if !strings.Contains(a.header.Get(name), want) {
 				t.Errorf("%s: %s is %q", path, name, a.header.Get(name))
 			}
 		}
-		if csp := a.header.Get("Content-Security-Policy"); strings.Contains(csp, "unsafe") || !strings.Contains(csp, "frame-ancestors 'none'") {
+		if csp := a.header.Get("Content-Security-Policy"); strings.Contains(csp, "unsafe") ||
+			!strings.Contains(csp, "frame-ancestors 'none'") {
 			t.Errorf("%s: policy %q", path, csp)
 		}
 	}
@@ -129,7 +141,8 @@ func TestEveryAnswerIsGuarded(t *testing.T) {
 	if a := ada.post("/console/audit", nil); a.status != http.StatusMethodNotAllowed {
 		t.Errorf("a post to a page: status %d", a.status)
 	}
-	for site, want := range map[string]int{"cross-site": http.StatusForbidden, "same-site": http.StatusForbidden, "same-origin": http.StatusOK} {
+	for site, want := range map[string]int{"cross-site": http.StatusForbidden, "same-site": http.StatusForbidden,
+		"same-origin": http.StatusOK} {
 		req, err := http.NewRequestWithContext(t.Context(), "POST", h.url+"/console/sign-out", nil)
 		if err != nil {
 			t.Fatal(err)
@@ -150,7 +163,8 @@ func TestAnActIsConfirmedRecordedAndDoneOnce(t *testing.T) {
 	link := page(t, ada, "/console/tokens").link("Create a token")
 	form := page(t, ada, link).form("tenant", "7", "name", "importer", "reason", "")
 	path := strings.SplitN(link, "?", 2)[0]
-	if a := ada.post(path, form); a.status != http.StatusUnprocessableEntity || !strings.Contains(a.text(), "Give a reason") || a.form().Get("name") != "importer" {
+	if a := ada.post(path, form); a.status != http.StatusUnprocessableEntity || !strings.Contains(a.text(), "Give a reason") ||
+		a.form().Get("name") != "importer" {
 		t.Errorf("without a reason: status %d, name %q: %s", a.status, a.form().Get("name"), a.text())
 	}
 	form.Set("reason", "a new service")
@@ -167,7 +181,8 @@ func TestAnActIsConfirmedRecordedAndDoneOnce(t *testing.T) {
 		t.Errorf("%d tokens, %v: want one more than three", len(all), err)
 	}
 	acts, err := audit.List(t.Context(), h.pool, audit.Filter{}, 10)
-	if err != nil || len(acts) != 1 || acts[0].TokenName != "ada" || acts[0].Fingerprint != tokens.Fingerprint(h.Tokens.Admin) || acts[0].Target != `token "importer" of tenant 7` || strings.Contains(acts[0].Outcome, "tdg_") {
+	if err != nil || len(acts) != 1 || acts[0].TokenName != "ada" || acts[0].Fingerprint != tokens.Fingerprint(h.Tokens.Admin) ||
+		acts[0].Target != `token "importer" of tenant 7` || strings.Contains(acts[0].Outcome, "tdg_") {
 		t.Errorf("%+v, %v", acts, err)
 	}
 	list := page(t, ada, "/console/tokens?tenant=7").says("importer", "works")
@@ -190,7 +205,8 @@ func TestRolesAndReadOnlyDecideWhatIsOffered(t *testing.T) {
 		t.Errorf("a reader sees tokens: %d", a.status)
 	}
 	id := map[string][]string{"act_id": {uuid.NewString()}, "reason": {"r"}, "name": {"x"}, "roles": {"read"}}
-	if a := reader.post("/console/act/token.create", id); a.status != http.StatusForbidden || !strings.Contains(a.text(), "lacks the role admin") {
+	if a := reader.post("/console/act/token.create", id); a.status != http.StatusForbidden ||
+		!strings.Contains(a.text(), "lacks the role admin") {
 		t.Errorf("a reader acts: %d %s", a.status, a.text())
 	}
 	page(t, amy, "/console/audit").says("Nobody has acted here yet")
@@ -217,7 +233,8 @@ func TestRolesAndReadOnlyDecideWhatIsOffered(t *testing.T) {
 func TestTheAuditLogIsFilteredPagedAndExported(t *testing.T) {
 	h := start(t)
 	for i := range 60 {
-		a := audit.Act{ActID: uuid.New(), TenantID: int64(7 + i%2), TokenName: "ada", Fingerprint: "0123456789ab", Name: "token.create", Target: "t", Reason: "because <script>alert(1)</script>"}
+		a := audit.Act{ActID: uuid.New(), TenantID: int64(7 + i%2), TokenName: "ada", Fingerprint: "0123456789ab", Name: "token.create",
+			Target: "t", Reason: "because <script>alert(1)</script>"}
 		if _, _, err := audit.Begin(t.Context(), h.pool, a); err != nil {
 			t.Fatal(err)
 		}
@@ -229,7 +246,8 @@ func TestTheAuditLogIsFilteredPagedAndExported(t *testing.T) {
 	if rows(first) != 50 || rows(second) != 10 {
 		t.Errorf("%d and %d rows", rows(first), rows(second))
 	}
-	for path, want := range map[string]int{"/console/audit?tenant=8": 30, "/console/audit?who=bob": 0, "/console/audit?q=BECAUSE&tenant=7": 30, "/console/audit?from=2099-01-01": 0} {
+	for path, want := range map[string]int{"/console/audit?tenant=8": 30, "/console/audit?who=bob": 0,
+		"/console/audit?q=BECAUSE&tenant=7": 30, "/console/audit?from=2099-01-01": 0} {
 		if got := rows(page(t, ada, path)); got != want {
 			t.Errorf("%s: %d rows, want %d", path, got, want)
 		}
@@ -251,7 +269,7 @@ func TestTheAuditLogIsFilteredPagedAndExported(t *testing.T) {
 	}
 }
 
-// events reads messages of a stream until it ends.
+// events reads the messages of a stream until it ends.
 func events(t *testing.T, r *reader, path string) (next func() string, stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -276,11 +294,11 @@ func events(t *testing.T, r *reader, path string) (next func() string, stop func
 		if s.Err() != nil && !errors.Is(s.Err(), context.Canceled) {
 			t.Errorf("stream: %v", s.Err())
 		}
-		return "" // it has ended
+		return "" // the stream has ended
 	}, func() { cancel(); res.Body.Close() }
 }
 
-// counter counts the statements of a kind that a pool runs.
+// counter counts the statements of a pool that contain the text of.
 type counter struct {
 	of string
 	n  atomic.Int64
@@ -332,13 +350,13 @@ func TestALivePageIsReadOncePerSecondHoweverManyLook(t *testing.T) {
 		}
 	}
 	if n := reads.n.Load() - before; n > 2+int64(time.Since(began)/time.Second) {
-		t.Errorf("%d readings for 20 who look, in %s", n, time.Since(began))
+		t.Errorf("%d reads for 20 readers in %s", n, time.Since(began))
 	}
 	if _, _, err := tokens.Revoke(t.Context(), h.pool, 0, "ada"); err != nil {
 		t.Fatal(err)
 	}
 	for _, next := range nexts {
-		for next() != "" { // streams end with the token
+		for next() != "" { // the stream ends with its token
 		}
 	}
 	before = reads.n.Load()
@@ -347,6 +365,6 @@ func TestALivePageIsReadOncePerSecondHoweverManyLook(t *testing.T) {
 	defer stop()
 	next()
 	if n := reads.n.Load() - before; n > 3+int64(time.Since(began)/time.Second) {
-		t.Errorf("%d readings while one looks, in %s", n, time.Since(began))
+		t.Errorf("%d reads for one reader in %s", n, time.Since(began))
 	}
 }

@@ -20,23 +20,24 @@ import (
 
 type consumersPage struct {
 	Rows    []consumerRow
-	Away    []status.Away
-	Replays bool // the console can
+	Away    []string // what is unavailable or locked
+	Replays bool     // the console has a login for replays
 }
 
 type consumerRow struct {
 	status.Consumer
 	Holders    []string
-	Line       string // points of a polyline, in lineWidth x lineHeight; empty: too few are known
-	Most       int64  // of the line
+	Remedy     string // the command that lets a consumer with lost events continue
+	Line       string // points of a polyline in lineWidth x lineHeight; empty: fewer than two points
+	Most       int64  // largest lag of the line, in messages
 	Since      time.Time
 	Look, Says string
-	Drift      *projections.Comparison // by the consumer itself; nil: none
+	Drift      *projections.Comparison // the consumer's own comparison; nil: none yet
 	Verified   *audit.Act              // the last Verify that ended; nil: none
-	Replay     *underway               // by this process; nil: none
+	Replay     *underway               // a replay by this process; nil: none
 }
 
-// underway is how far an act of this process is.
+// underway is the progress of an act of this process.
 type underway struct {
 	ActID       uuid.UUID
 	Step        string
@@ -48,7 +49,7 @@ const (
 	lineHeight = 40
 )
 
-// Acts that the page shows more of than their button.
+// Acts of which the page shows more than a button.
 const (
 	actVerify = "consumer.verify"
 	actReplay = "consumer.replay"
@@ -59,7 +60,7 @@ func (c *Console) consumersData(ctx context.Context, _ *view) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := consumersPage{Away: now.State.Away, Replays: c.deps.OwnerURL != ""}
+	p := consumersPage{Away: now.State.Missing(), Replays: c.deps.OwnerURL != ""}
 	verified := map[string]audit.Act{}
 	if !now.State.IsAway(status.ServerTruth) {
 		if verified, err = audit.Last(ctx, c.deps.Truth, actVerify, c.look.src.Consumers); err != nil {
@@ -73,7 +74,8 @@ func (c *Console) consumersData(ctx context.Context, _ *view) (any, error) {
 		}
 	}
 	for _, k := range now.State.Consumers {
-		row := consumerRow{Consumer: k, Look: consumerBox(k).Look, Says: "runs", Replay: c.underway(actReplay, k.Consumer)}
+		row := consumerRow{Consumer: k, Look: consumerBox(k).Look, Says: "runs", Remedy: now.State.Remedy(k),
+			Replay: c.underway(actReplay, k.Consumer)}
 		if a, is := verified[k.Consumer]; is {
 			row.Verified = &a
 		}
@@ -105,7 +107,7 @@ func (c *Console) consumersData(ctx context.Context, _ *view) (any, error) {
 	return p, nil
 }
 
-// underway is how far this process is with an act on a target, nil when it is not at work on it.
+// underway returns the progress of this process with an act on a target, or nil if it does no such act.
 func (c *Console) underway(act, target string) *underway {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -119,7 +121,7 @@ func (c *Console) underway(act, target string) *underway {
 	return nil
 }
 
-// draw makes the line of the lag over time.
+// draw draws the lag over time as a polyline.
 func (r *consumerRow) draw(line []point) {
 	if len(line) < 2 {
 		return
@@ -137,7 +139,7 @@ func (r *consumerRow) draw(line []point) {
 	r.Line, r.Since = strings.TrimSpace(b.String()), first
 }
 
-// consumerOf is the consumer that the form names.
+// consumerOf returns the consumer that the form names.
 func (c *Console) consumerOf(in url.Values) (projections.Projection, error) {
 	i := slices.IndexFunc(c.deps.Fleet, func(p projections.Projection) bool { return p.Name() == in.Get("consumer") })
 	if i < 0 {
@@ -146,7 +148,7 @@ func (c *Console) consumerOf(in url.Values) (projections.Projection, error) {
 	return c.deps.Fleet[i], nil
 }
 
-// lookConsumer is the subject of an act on a consumer.
+// lookConsumer describes an act on a consumer.
 func (c *Console) lookConsumer(says ...string) func(context.Context, *view, url.Values) (subject, error) {
 	return func(_ context.Context, _ *view, in url.Values) (subject, error) {
 		p, err := c.consumerOf(in)
@@ -180,14 +182,16 @@ func (c *Console) doVerify(ctx context.Context, d *doing) (string, error) {
 		return "", err
 	}
 	const named = 5
-	r, err := verify.Run(ctx, verify.Deps{Sources: c.look.src, Fleet: []projections.Projection{p}, Kinds: c.deps.Kinds.Now}, verify.Options{Wait: pageTimeout, Limit: named})
+	r, err := verify.Run(ctx, verify.Deps{Sources: c.look.src, Fleet: []projections.Projection{p}, Kinds: c.deps.Kinds.Now},
+		verify.Options{Wait: pageTimeout, Limit: named})
 	if err != nil {
 		return "", err
 	}
 	compared := r.Projections[0]
 	says := fmt.Sprintf("Compared %s: %s.", words.Of(compared.Checked, "row"), words.Of(compared.Different, "difference"))
 	for _, diff := range compared.Differences {
-		says += fmt.Sprintf(" Tenant %d, %s, %s: the truth has %s, the projection %s.", diff.TenantID, diff.Entity, diff.Field, diff.Want, diff.Got)
+		says += fmt.Sprintf(" Tenant %d, %s, %s: the truth has %s, the projection %s.", diff.TenantID, diff.Entity,
+			diff.Field, diff.Want, diff.Got)
 	}
 	if !r.OK {
 		says += " " + strings.Join(r.Why, "; ") + "."

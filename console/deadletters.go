@@ -22,25 +22,26 @@ import (
 const (
 	deadRows   = 50
 	recentOps  = 10
-	recentOnOp = 5 // operations on a group that its page shows
+	recentOnOp = 5 // operations that a group's page lists
 )
 
 type deadGroupsPage struct {
 	Groups     []deadletters.Group
-	Some       bool // there are more groups than are read
+	Some       bool // more groups exist than the desk reads
 	Next       string
 	Operations []deadletters.Operation
 	Consumers  []string
 	Any        bool // a filter is set
 }
 
-// deadGroupsData shows the groups, that with the latest letter first.
+// deadGroupsData lists the groups. The group with the latest letter is first.
 func (c *Console) deadGroupsData(ctx context.Context, v *view) (any, error) {
 	tenant, err := v.tenant()
 	if err != nil {
 		return nil, err
 	}
-	f := deadletters.GroupFilter{TenantID: tenant, Source: v.query("source"), Consumer: v.query("consumer"), EventType: v.query("type"), Text: v.query("q")}
+	f := deadletters.GroupFilter{TenantID: tenant, Source: v.query("source"), Consumer: v.query("consumer"),
+		EventType: v.query("type"), Text: v.query("q")}
 	p := deadGroupsPage{Any: f.Source+f.Consumer+f.EventType+f.Text != ""}
 	for _, projection := range c.deps.Fleet {
 		p.Consumers = append(p.Consumers, projection.Name())
@@ -65,7 +66,7 @@ func (c *Console) deadGroupsData(ctx context.Context, v *view) (any, error) {
 	return p, err
 }
 
-// deadRow is a dead letter of either source.
+// deadRow is a dead letter of the outbox or of a consumer.
 type deadRow struct {
 	Source, Consumer      string
 	ID, Tenant            int64
@@ -75,24 +76,26 @@ type deadRow struct {
 	Error, Group          string
 	DeadAt                time.Time
 	Attempts, Retries     int
-	First                 bool // of its aggregate, of consumers'; those of the outbox always are
+	First                 bool // the first of its aggregate; always true for the outbox
 	Stream                string
 	Seq                   int64
-	Payload, Headers      string // of one letter
+	Payload, Headers      string // only on the page of one letter
 	TraceParent           string
-	OccurredAt, WrittenAt time.Time // of the outbox's
+	OccurredAt, WrittenAt time.Time // only for the outbox
 }
 
 func rowOfMessage(m outbox.DLQMessage) deadRow {
-	return deadRow{Source: deadletters.Outbox, ID: m.OutboxID, Tenant: m.TenantID, AggregateType: m.AggregateType, AggregateID: m.AggregateID, EventType: m.Type, EventID: m.ID,
-		Error: m.LastError, Group: m.Group, DeadAt: m.DeadAt, Attempts: m.Attempts, Retries: m.Retries, First: true, Payload: string(m.Payload), TraceParent: m.TraceParent,
-		OccurredAt: m.OccurredAt, WrittenAt: m.InsertedAt}
+	return deadRow{Source: deadletters.Outbox, ID: m.OutboxID, Tenant: m.TenantID, AggregateType: m.AggregateType,
+		AggregateID: m.AggregateID, EventType: m.Type, EventID: m.ID,
+		Error: m.LastError, Group: m.Group, DeadAt: m.DeadAt, Attempts: m.Attempts, Retries: m.Retries, First: true,
+		Payload: string(m.Payload), TraceParent: m.TraceParent, OccurredAt: m.OccurredAt, WrittenAt: m.InsertedAt}
 }
 
 func rowOfLetter(l consumers.DeadLetter) deadRow {
-	r := deadRow{Source: deadletters.Consumers, Consumer: l.Consumer, ID: l.ID, Tenant: l.TenantID, AggregateType: l.AggregateType, AggregateID: l.AggregateID, EventType: l.EventType,
-		EventID: l.EventID, Error: l.Error, Group: l.Group, DeadAt: l.DeadAt, Retries: l.Retries, First: l.First, Stream: l.Partition, Seq: l.StreamSeq,
-		Payload: strings.ToValidUTF8(string(l.Payload), "\uFFFD")}
+	r := deadRow{Source: deadletters.Consumers, Consumer: l.Consumer, ID: l.ID, Tenant: l.TenantID, AggregateType: l.AggregateType,
+		AggregateID: l.AggregateID, EventType: l.EventType,
+		EventID: l.EventID, Error: l.Error, Group: l.Group, DeadAt: l.DeadAt, Retries: l.Retries, First: l.First,
+		Stream: l.Partition, Seq: l.StreamSeq, Payload: strings.ToValidUTF8(string(l.Payload), "\uFFFD")}
 	for name, values := range l.Headers {
 		if strings.EqualFold(name, "traceparent") && len(values) > 0 {
 			r.TraceParent = values[0]
@@ -101,14 +104,14 @@ func rowOfLetter(l consumers.DeadLetter) deadRow {
 	return r
 }
 
-// deadAsked is what a page or an act asks for: letters of one source.
+// deadAsked selects letters of one source, for a page or an act.
 type deadAsked struct {
 	Tenant int64
 	Source string
 	Filter deadletters.Filter
 }
 
-// readAsked reads it from a URL or a form.
+// readAsked reads the selection from a URL or a form.
 func readAsked(who tokens.Principal, in url.Values) (a deadAsked, err error) {
 	get := func(name string) string { return strings.TrimSpace(in.Get(name)) }
 	number := func(name string, to *int64) {
@@ -154,18 +157,20 @@ func readAsked(who tokens.Principal, in url.Values) (a deadAsked, err error) {
 	return a, err
 }
 
-// some reads letters with ids above after.
+// some returns up to limit letters with ids above after.
 func (c *Console) some(ctx context.Context, a deadAsked, after int64, limit int) (rows []deadRow, err error) {
 	f := a.Filter
 	if a.Source == deadletters.Outbox {
-		all, err := c.dlq.List(ctx, outbox.DLQFilter{TenantID: a.Tenant, IDs: f.IDs, AggregateType: f.AggregateType, AggregateID: f.AggregateID, EventType: f.EventType, Group: f.Group,
+		all, err := c.dlq.List(ctx, outbox.DLQFilter{TenantID: a.Tenant, IDs: f.IDs, AggregateType: f.AggregateType,
+			AggregateID: f.AggregateID, EventType: f.EventType, Group: f.Group,
 			DeadBefore: f.DeadBefore, DeadAfter: f.DeadAfter, After: after}, limit)
 		for _, m := range all {
 			rows = append(rows, rowOfMessage(m))
 		}
 		return rows, err
 	}
-	all, err := c.letters.List(ctx, consumers.DeadLetterFilter{Consumer: f.Consumer, TenantID: a.Tenant, IDs: f.IDs, AggregateType: f.AggregateType, AggregateID: f.AggregateID,
+	all, err := c.letters.List(ctx, consumers.DeadLetterFilter{Consumer: f.Consumer, TenantID: a.Tenant, IDs: f.IDs,
+		AggregateType: f.AggregateType, AggregateID: f.AggregateID,
 		EventType: f.EventType, Group: f.Group, DeadBefore: f.DeadBefore, DeadAfter: f.DeadAfter, After: after}, limit)
 	for _, l := range all {
 		rows = append(rows, rowOfLetter(l))
@@ -175,24 +180,24 @@ func (c *Console) some(ctx context.Context, a deadAsked, after int64, limit int)
 
 type deadLettersPage struct {
 	Asked      deadAsked
-	Group      *deadletters.Group // nil without one
-	Behind     bool               // the group's letters have nothing wrong with them but their place
+	Group      *deadletters.Group // nil if the page is not about one group
+	Behind     bool               // the letters only wait behind earlier ones of their aggregates
 	Rows       []deadRow
 	Next       string
-	In         url.Values // for acts on all of them
+	In         url.Values // input for acts on all these letters
 	Operations []deadletters.Operation
 	Since      *deadSince
 	Consumers  []string
 }
 
-// deadSince says what happened to a group since it was last retried.
+// deadSince describes the letters that died after the last retry of a group.
 type deadSince struct {
 	Operation deadletters.Operation
-	New       int64 // letters that died since; deadletters.MaxCount+1 for more than that
-	Again     int64 // of these, letters that had been retried
+	New       int64 // letters that died since; deadletters.MaxCount+1 if there are more
+	Again     int64 // letters among them that had been retried before
 }
 
-// deadLettersData shows the letters of a group, or what a filter finds.
+// deadLettersData shows the letters of a group or of a filter.
 func (c *Console) deadLettersData(ctx context.Context, v *view) (any, error) {
 	a, err := readAsked(v.who, v.r.URL.Query())
 	if err != nil {
@@ -245,7 +250,7 @@ type deadLetterPage struct {
 	In      url.Values
 }
 
-// deadAction is what somebody did to a letter.
+// deadAction is an action of a person on a letter.
 type deadAction struct {
 	At            time.Time
 	Actor, Action string
@@ -282,7 +287,8 @@ func (c *Console) deadLetterData(ctx context.Context, v *view) (any, error) {
 		}
 		p.deadRow = rowOfLetter(l)
 	}
-	p.In.Set("back", address("dead-letters/letters", "source", a.Source, "group", p.Group, "tenant", v.query("tenant"))) // this page goes with the letter
+	// an act on the letter removes it, and with it this page
+	p.In.Set("back", address("dead-letters/letters", "source", a.Source, "group", p.Group, "tenant", v.query("tenant")))
 	if v.query("payload") != "show" || !v.mayReadPayloads() {
 		p.Payload = ""
 	}
@@ -291,7 +297,7 @@ func (c *Console) deadLetterData(ctx context.Context, v *view) (any, error) {
 	return p, err
 }
 
-// actionsOn is what was done to the dead letters of an event, wherever they were.
+// actionsOn returns the actions of people on the dead letters of an event, in the outbox and in consumers.
 func (c *Console) actionsOn(ctx context.Context, tenant int64, eventID string) (all []deadAction, err error) {
 	did, err := outbox.ActionsOn(ctx, c.deps.Truth, tenant, eventID)
 	if err != nil {
@@ -307,9 +313,9 @@ func (c *Console) actionsOn(ctx context.Context, tenant int64, eventID string) (
 	return all, err
 }
 
-// deadOperationData shows how far an operation is.
+// deadOperationData shows the progress of an operation.
 func (c *Console) deadOperationData(ctx context.Context, v *view) (any, error) {
-	tenant := v.who.TenantID // 0 of a system token: any
+	tenant := v.who.TenantID // 0 for a system token: any tenant
 	if _, err := uuid.Parse(v.query("id")); err != nil {
 		return nil, errNotFound
 	}
@@ -320,7 +326,7 @@ func (c *Console) deadOperationData(ctx context.Context, v *view) (any, error) {
 	return o, err
 }
 
-// says names the letters that are asked for.
+// says describes the selected letters in words.
 func (a *deadAsked) says(g *deadletters.Group) string {
 	f := a.Filter
 	switch {
@@ -332,7 +338,8 @@ func (a *deadAsked) says(g *deadletters.Group) string {
 		return fmt.Sprintf("group %q of the outbox, %s", g.Cause, g.EventType)
 	}
 	var all []string
-	for _, one := range []struct{ name, value string }{{"consumer", f.Consumer}, {"aggregate type", f.AggregateType}, {"type", f.EventType}} {
+	for _, one := range []struct{ name, value string }{{"consumer", f.Consumer}, {"aggregate type", f.AggregateType},
+		{"type", f.EventType}} {
 		if one.value != "" {
 			all = append(all, one.name+" "+one.value)
 		}
@@ -365,7 +372,7 @@ func (a *deadAsked) back() string {
 	return address("dead-letters/letters", in...)
 }
 
-// lookDeadLetters says what a retry or a discard would do.
+// lookDeadLetters describes the effect of a retry or a discard.
 func (c *Console) lookDeadLetters(action string) func(context.Context, *view, url.Values) (subject, error) {
 	return func(ctx context.Context, v *view, in url.Values) (subject, error) {
 		a, err := readAsked(v.who, in)
@@ -377,7 +384,8 @@ func (c *Console) lookDeadLetters(action string) func(context.Context, *view, ur
 			return subject{}, err
 		}
 		if n == 0 {
-			return subject{}, &problem{404, "There is no such dead letter", "Somebody retried or discarded it, or it failed again under another id. Look at the groups."}
+			return subject{}, &problem{404, "There is no such dead letter",
+				"Somebody retried or discarded it, or it failed again under another id. See the groups."}
 		}
 		var g *deadletters.Group
 		if a.Filter.Group != "" {
@@ -393,38 +401,43 @@ func whatHappens(a deadAsked, action string, n int64) []string {
 	letters := func(what string) string { return words.Of(n, what) }
 	switch {
 	case action == deadletters.Retry && a.Source == deadletters.Outbox:
-		return []string{"Puts " + letters("message") + " back into the outbox, behind all others. A relay publishes them.", "A message that fails again returns here under a new id."}
+		return []string{"Puts " + letters("message") + " back into the outbox, behind all others. A relay publishes them.",
+			"A message that fails again returns here under a new id."}
 	case action == deadletters.Retry:
-		return []string{"Applies the dead letters of " + letters("aggregate") + ", each in the order of the stream, until one fails again.", "The consumer resumes an aggregate when none of its letters is left."}
+		return []string{"Applies the dead letters of " + letters("aggregate") + ", each in the order of the stream, until one fails again.",
+			"The consumer resumes an aggregate when none of its letters is left."}
 	case a.Source == deadletters.Outbox:
-		return []string{"Deletes " + letters("message") + ". No copy is kept, and no consumer ever sees what is deleted.", "This cannot be undone."}
+		return []string{"Deletes " + letters("message") + ". No copy remains, and no consumer ever sees the deleted messages.",
+			"This cannot be undone."}
 	}
-	return []string{"Deletes " + letters("dead letter") + ", unless an earlier one of its aggregate remains. The projection never gets these events: verify and mend it afterwards.",
+	return []string{"Deletes " + letters("dead letter") +
+		", unless an earlier one of its aggregate remains. The projection never gets these events: verify and repair it afterwards.",
 		"This cannot be undone."}
 }
 
-// doDeadLetters has an operation do it, which another process continues if this one ends.
+// doDeadLetters starts an operation. Another process continues it if this one ends.
 func (c *Console) doDeadLetters(action string) func(context.Context, *doing) (string, error) {
 	return func(ctx context.Context, d *doing) (string, error) {
 		a, err := readAsked(d.Who, d.In)
 		if err != nil {
 			return "", err
 		}
-		o, err := c.desk.Start(ctx, deadletters.Operation{ID: d.Act.ActID.String(), Source: a.Source, TenantID: a.Tenant, Action: action, Filter: a.Filter, Actor: d.actor(),
-			Reason: d.Act.Reason})
+		o, err := c.desk.Start(ctx, deadletters.Operation{ID: d.Act.ActID.String(), Source: a.Source, TenantID: a.Tenant, Action: action,
+			Filter: a.Filter, Actor: d.actor(), Reason: d.Act.Reason})
 		if err != nil {
 			return "", err
 		}
 		o, err = c.desk.Work(ctx, o.Source, o.ID, func(o deadletters.Operation) { d.progress(o.Seen, o.Total) })
-		if err != nil { // it is noted, and Run tries again
-			c.log.WarnContext(ctx, "an operation on dead letters is left to the next look", "operation", d.Act.ActID, "err", err)
+		if err != nil { // the operation is stored, and Run continues it
+			c.log.WarnContext(ctx, "operation on dead letters interrupted, a process will continue it",
+				"operation", d.Act.ActID, "err", err)
 			return "", errContinues
 		}
 		return outcomeOf(o), nil
 	}
 }
 
-// completeAct records what came of an act whose process left it to this one.
+// completeAct records the outcome of an act that another process began and this one completed.
 func (c *Console) completeAct(o deadletters.Operation) {
 	id, err := uuid.Parse(o.ID)
 	if err != nil {
@@ -437,7 +450,7 @@ func (c *Console) completeAct(o deadletters.Operation) {
 	}
 }
 
-// outcomeOf is the sentence that the audit log keeps.
+// outcomeOf returns the sentence for the audit log.
 func outcomeOf(o deadletters.Operation) string {
 	did, letters := "Retried", "dead letters"
 	if o.Action == deadletters.Discard {
@@ -448,7 +461,7 @@ func outcomeOf(o deadletters.Operation) string {
 	}
 	says := fmt.Sprintf("%s %s %s.", did, num(o.Done), letters)
 	if o.Failed > 0 {
-		says += fmt.Sprintf(" %s failed and stayed. The last error: %s", num(o.Failed), o.LastError)
+		says += fmt.Sprintf(" %s failed and remain. The last error: %s", num(o.Failed), o.LastError)
 	}
 	if o.StoppedBy != "" {
 		says += " " + o.StoppedBy + " stopped it early."
@@ -470,8 +483,9 @@ func (c *Console) lookDeadStop(ctx context.Context, v *view, in url.Values) (sub
 	if o.FinishedAt != nil {
 		return subject{}, &problem{409, "The operation has ended", outcomeOf(o)}
 	}
-	return subject{Target: fmt.Sprintf("%s %s", o.Action, o.ID), Tenant: o.TenantID, Back: address("dead-letters/operation", "source", o.Source, "id", o.ID),
-		Says: []string{fmt.Sprintf("Stops the %s after %s of %s. What it has done remains done.", o.Action, num(o.Seen), num(o.Total))}}, nil
+	return subject{Target: fmt.Sprintf("%s %s", o.Action, o.ID), Tenant: o.TenantID,
+		Back: address("dead-letters/operation", "source", o.Source, "id", o.ID),
+		Says: []string{fmt.Sprintf("Stops the %s after %s of %s letters. It undoes nothing.", o.Action, num(o.Seen), num(o.Total))}}, nil
 }
 
 func (c *Console) doDeadStop(ctx context.Context, d *doing) (string, error) {

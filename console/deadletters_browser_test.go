@@ -28,7 +28,7 @@ func (b *browser) tabTo(text string) {
 	b.t.Fatalf("Tab does not reach %q: %q", text, seen)
 }
 
-// TestDeadLettersAreMendedInTheBrowserByKeys goes from the groups to the database and back without a mouse.
+// TestDeadLettersAreMendedInTheBrowserByKeys retries and discards dead letters without a mouse.
 func TestDeadLettersAreMendedInTheBrowserByKeys(t *testing.T) {
 	h := start(t)
 	h.bury(t, 1, 300, 7, "too large", "")
@@ -40,7 +40,7 @@ func TestDeadLettersAreMendedInTheBrowserByKeys(t *testing.T) {
 	amy.waits("too large")
 	amy.keys("/")
 	amy.until(`document.activeElement.id === "q"`)
-	eval[*bool](amy, `document.activeElement.select(), null`) // a key that chromedp presses is typed even where the page takes it
+	eval[*bool](amy, `document.activeElement.select(), null`) // chromedp types a pressed key even where the page handles it
 	amy.keys("large" + kb.Enter)
 	amy.until(`document.readyState === "complete" && location.search.includes("q=large&")`)
 	amy.tabTo("too large")
@@ -64,15 +64,16 @@ func TestDeadLettersAreMendedInTheBrowserByKeys(t *testing.T) {
 	if n := h.count(t, `SELECT count(*) FROM outbox_messages WHERE tenant_id = 7`); n != 300 {
 		t.Errorf("%d messages in the outbox", n)
 	}
-	if n := h.count(t, `SELECT count(*) FROM operator_acts WHERE act = 'dead_letter.retry' AND reason = 'the limit is raised' AND token_name = 'amy' AND outcome LIKE 'Retried 300%'`); n != 1 {
+	if n := h.count(t, `SELECT count(*) FROM operator_acts WHERE act = 'dead_letter.retry' AND reason = 'the limit is raised'
+		AND token_name = 'amy' AND outcome LIKE 'Retried 300%'`); n != 1 {
 		t.Errorf("%d records", n)
 	}
 
-	// A reader is offered nothing. One letter of a consumer is discarded, the rest retried.
+	// The page offers no acts to a reader. An admin discards one letter of a consumer and retries the others.
 	rita.open("/console/dead-letters/letters?source=consumers&consumer=followercounts")
 	rita.waits("a bug")
 	if eval[int](rita, `document.querySelectorAll("main a[href*='/console/act/']").length`) != 0 {
-		t.Error("a reader is offered acts")
+		t.Error("the page offers acts to a reader")
 	}
 	amy.open("/console/dead-letters")
 	amy.click("a bug")
@@ -80,17 +81,19 @@ func TestDeadLettersAreMendedInTheBrowserByKeys(t *testing.T) {
 	amy.act("Discard")
 	amy.waits("Discarded 1 dead letter.")
 	amy.click("Back")
-	amy.until(`document.readyState === "complete" && document.body.innerText.includes("follow/2") && !document.body.innerText.includes("follow/1")`)
+	amy.until(`document.readyState === "complete" && document.body.innerText.includes("follow/2") && ` +
+		`!document.body.innerText.includes("follow/1")`)
 	if n := h.count(t, `SELECT count(*) FROM consumer_dead_letters`); n != 5 {
 		t.Errorf("%d letters are parked", n)
 	}
 }
 
-// TestAnOperationIsFollowedInTheBrowserAndStopped has another process do it.
+// TestAnOperationIsFollowedInTheBrowserAndStopped follows an operation of another process.
 func TestAnOperationIsFollowedInTheBrowserAndStopped(t *testing.T) {
 	h := start(t)
 	id := uuid.NewString()
-	h.exec(t, `INSERT INTO outbox_dlq_operations (operation_id, tenant_id, action, filter, actor, total, worker, lease_until) VALUES ($1, 7, 'retry', '{}', 'amy', 50000, 'other', 'infinity')`, id)
+	h.exec(t, `INSERT INTO outbox_dlq_operations (operation_id, tenant_id, action, filter, actor, total, worker, lease_until)
+		VALUES ($1, 7, 'retry', '{}', 'amy', 50000, 'other', 'infinity')`, id)
 	b := h.browser(t, chromium(t), h.Tokens.Admin, look{})
 	b.open("/console/dead-letters")
 	b.click("retry")
@@ -104,18 +107,22 @@ func TestAnOperationIsFollowedInTheBrowserAndStopped(t *testing.T) {
 	b.waits("by ada")
 }
 
-// TestNoPayloadRunsInTheBrowser opens what a writer, or an operator's reason, has put everywhere. A payload that runs, or that the policy stops, fails the test.
+// TestNoPayloadRunsInTheBrowser opens pages with payloads in every field that a writer or an operator controls. It
+// fails if a payload runs, or if the policy stops one.
 func TestNoPayloadRunsInTheBrowser(t *testing.T) {
 	h := start(t)
 	h.hostile(t)
 	b := h.browser(t, chromium(t), h.Tokens.TenantAdmin, look{})
-	paths := slices.DeleteFunc(h.hostilePages(t), func(path string) bool { // of one letter's five pages two; the others show the same, and TestNoPayloadRunsNorBreaksAPage reads them
+	// Two of the five pages of each letter are enough: TestNoPayloadRunsNorBreaksAPage reads the others.
+	paths := slices.DeleteFunc(h.hostilePages(t), func(path string) bool {
 		return strings.Contains(path, "&group=") || strings.Contains(path, "payload=show&q=")
 	})
 	for i, path := range paths {
 		b.open(path)
-		got := eval[[]string](b, `[document.title, location.pathname + location.search, String(document.querySelectorAll("script").length), String(window.XSS), String(document.querySelectorAll("i").length)]`)
-		if !strings.HasSuffix(got[0], "Tidings") || got[2] != "4" || got[3] != "undefined" || got[4] != "0" || len(got[1]) == 0 || !strings.HasPrefix(path, strings.SplitN(got[1], "?", 2)[0]) {
+		got := eval[[]string](b, `[document.title, location.pathname + location.search, `+
+			`String(document.querySelectorAll("script").length), String(window.XSS), String(document.querySelectorAll("i").length)]`)
+		if !strings.HasSuffix(got[0], "Tidings") || got[2] != "4" || got[3] != "undefined" || got[4] != "0" || len(got[1]) == 0 ||
+			!strings.HasPrefix(path, strings.SplitN(got[1], "?", 2)[0]) {
 			t.Errorf("%d of %d, %s: %q", i, len(paths), path, got)
 		}
 	}

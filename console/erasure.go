@@ -26,7 +26,7 @@ type erasurePage struct {
 	Next string
 }
 
-// erasureData is who was erased, and what of each.
+// erasureData lists the erasures, with the number of redacted rows in each store.
 func (c *Console) erasureData(ctx context.Context, v *view) (any, error) {
 	p := erasurePage{}
 	var before *time.Time
@@ -46,7 +46,7 @@ func (c *Console) erasureData(ctx context.Context, v *view) (any, error) {
 	return p, nil
 }
 
-// person is whom a form names.
+// person reads the tenant and the user from a form.
 func person(in url.Values) (tenant, author event.ID, err error) {
 	if tenant, err = event.ParseID(strings.TrimSpace(in.Get("tenant"))); err == nil {
 		author, err = event.ParseID(strings.TrimSpace(in.Get("author")))
@@ -57,11 +57,12 @@ func person(in url.Values) (tenant, author event.ID, err error) {
 	return tenant, author, err
 }
 
-// lookErase asks whom to erase, and says what happens.
+// lookErase asks for the person and describes the effect.
 func (c *Console) lookErase(says ...string) func(context.Context, *view, url.Values) (subject, error) {
 	return func(_ context.Context, _ *view, in url.Values) (subject, error) {
 		s := subject{Target: "a person", Back: root + "erasure", Says: says, Fields: []field{
-			{Name: "tenant", Label: "Tenant", Kind: "number", Value: in.Get("tenant"), Required: true}, {Name: "author", Label: "User", Kind: "number", Value: in.Get("author"), Required: true}}}
+			{Name: "tenant", Label: "Tenant", Kind: "number", Value: in.Get("tenant"), Required: true},
+			{Name: "author", Label: "User", Kind: "number", Value: in.Get("author"), Required: true}}}
 		if in.Get("tenant")+in.Get("author") == "" {
 			return s, nil
 		}
@@ -77,11 +78,13 @@ func (c *Console) doErase(dry bool) func(context.Context, *doing) (string, error
 		if err != nil {
 			return "", err
 		}
-		r, err := erase.Run(ctx, erase.Deps{Deps: erasure.Deps{Truth: c.deps.Truth, Projections: c.deps.Projections, Kinds: c.deps.Kinds.Now(), Fleet: c.deps.Fleet, JetStream: c.deps.JetStream, Broker: c.deps.Broker},
+		r, err := erase.Run(ctx, erase.Deps{Deps: erasure.Deps{Truth: c.deps.Truth, Projections: c.deps.Projections,
+			Kinds: c.deps.Kinds.Now(), Fleet: c.deps.Fleet, JetStream: c.deps.JetStream, Broker: c.deps.Broker},
 			ProjectionsURL: c.deps.Projections.Config().ConnString(), Postgres: postgres.Config{ConnectTimeout: erasureConnect}},
-			erasure.Options{TenantID: int64(tenant), AuthorID: int64(author), Actor: d.actor(), Reason: d.Act.Reason, DryRun: dry, Wait: erasureWait, Progress: d.at})
+			erasure.Options{TenantID: int64(tenant), AuthorID: int64(author), Actor: d.actor(), Reason: d.Act.Reason, DryRun: dry,
+				Wait: erasureWait, Progress: d.at})
 		if errors.Is(err, erasure.ErrUnfinished) {
-			return "", &inputError{"Not finished: start it again. " + c.unfinished(r)}
+			return "", &inputError{"The erasure is not finished. Start it again. " + c.unfinished(r)}
 		}
 		if err != nil {
 			return "", err
@@ -89,18 +92,18 @@ func (c *Console) doErase(dry bool) func(context.Context, *doing) (string, error
 		if dry {
 			return "Nothing was changed. Found: " + c.counts(r.Counts) + ".", nil
 		}
-		return "A scan of everything has found nothing more. Redacted: " + c.counts(r.Counts) + ".", nil
+		return "A scan of all stores found nothing more. Redacted: " + c.counts(r.Counts) + ".", nil
 	}
 }
 
-// unfinished says what an erasure waits for.
+// unfinished describes what an erasure waits for.
 func (c *Console) unfinished(r erasure.Report) string {
 	var why []string
 	if len(r.Waiting) > 0 {
 		why = append(why, "It waited for "+strings.Join(r.Waiting, "; ")+".")
 	}
 	if len(r.Unread) > 0 {
-		why = append(why, "These files may hold something of the person: "+strings.Join(r.Unread, "; ")+".")
+		why = append(why, "These files may contain data of the person: "+strings.Join(r.Unread, "; ")+".")
 	}
 	if len(why) == 0 {
 		why = append(why, "A projection is being replayed.")
@@ -108,7 +111,7 @@ func (c *Console) unfinished(r erasure.Report) string {
 	return strings.Join(why, " ")
 }
 
-// counts says how much there was in which store.
+// counts describes the number of rows in each store.
 func (c *Console) counts(counts map[string]int) string {
 	var all []string
 	for _, s := range erasure.Stores(c.deps.Fleet) {

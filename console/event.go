@@ -22,38 +22,38 @@ import (
 
 const (
 	eventRows  = 50
-	brokerWait = 2 * time.Second // for the one message that a page asks the stream for
+	brokerWait = 2 * time.Second // limit for one message that a page reads from the stream
 )
 
 type eventPage struct {
-	Asked   bool // for an event, or for a list
+	Asked   bool // the reader searched for an event or a list
 	Rows    []outbox.Found
 	Streams map[int]string
 	Next    string
-	Back    time.Time // how far back a list has come that has a next page
+	Back    time.Time // how far back the search has read, if there is a next page
 	Path    *eventPath
-	Nothing string // what was not found
+	Nothing string // what the search did not find
 	Try     string
-	Export  string // URL that looks for the event in an export
+	Export  string // URL that searches an export for the event
 }
 
-// eventPath is one event, and where it has been.
+// eventPath is one event with its stations.
 type eventPath struct {
 	outbox.Found
 	Stream   string
 	Steps    []step
 	TraceID  string
 	TraceURL string
-	Payload  string // empty unless it was asked for
-	Exported bool   // it was read from an export
+	Payload  string // empty unless the reader asked for it
+	Exported bool   // read from an export
 }
 
-// step is a station of an event. Look is a badge's.
+// step is a station of an event. Look is the class of its badge.
 type step struct {
 	Name, Look string
 	At         time.Time
-	By         bool          // At is the latest that it can have been
-	After      time.Duration // since it occurred; 0: not known
+	By         bool          // At is an upper bound
+	After      time.Duration // time since the event occurred; 0: unknown
 	Says       string
 	URL, Link  string
 }
@@ -63,7 +63,8 @@ var (
 	aggregateForm = regexp.MustCompile(`^([^/]+)/(-?[0-9]{1,19})$`)
 )
 
-// eventData finds an event by its id, its outbox id, or its sequence on a stream, and shows its path; or lists those of an aggregate, or of a type and time.
+// eventData finds an event by its id, its outbox id or its sequence on a stream, and shows its path. Or it lists the
+// events of an aggregate, or of a type and time.
 func (c *Console) eventData(ctx context.Context, v *view) (any, error) {
 	tenant, err := v.tenant()
 	if err != nil {
@@ -98,7 +99,7 @@ func (c *Console) eventData(ctx context.Context, v *view) (any, error) {
 	return p, err
 }
 
-// oneEvent shows the event with an id.
+// oneEvent shows the event that q finds.
 func (c *Console) oneEvent(ctx context.Context, v *view, p *eventPage, q outbox.FindQuery) error {
 	q.Limit, q.Payload = 1, true
 	found, err := outbox.Find(ctx, c.deps.Truth, q)
@@ -112,7 +113,8 @@ func (c *Console) oneEvent(ctx context.Context, v *view, p *eventPage, q outbox.
 	return err
 }
 
-// eventAt shows the event that a sequence of a stream is: by the stream's own word while it has the message.
+// eventAt shows the event at a sequence of a stream. It reads the stream first, and the outbox if the stream no longer
+// has the message.
 func (c *Console) eventAt(ctx context.Context, v *view, p *eventPage, partitions []outbox.Partition, tenant int64) error {
 	m := sequenceForm.FindStringSubmatch(v.query("q"))
 	seq, err := strconv.ParseUint(m[2], 10, 64)
@@ -133,13 +135,15 @@ func (c *Console) eventAt(ctx context.Context, v *view, p *eventPage, partitions
 		if len(found) > 0 {
 			return c.oneEvent(ctx, v, p, outbox.FindQuery{EventID: found[0].ID, TenantID: tenant})
 		}
-		p.Nothing, p.Try = fmt.Sprintf("No event was found at sequence %d of %s.", seq, part.Stream), "The message may have expired, been erased, or be the one that closes the stream. Search by its id, or by aggregate."
+		p.Nothing, p.Try = fmt.Sprintf("There is no event at sequence %d of %s.", seq, part.Stream),
+			"The message may have expired, been erased, or be the stream's closing message. Search by id or by aggregate."
 		return nil
 	}
-	return &inputError{fmt.Sprintf("There is no stream %.60q. Want STREAM:SEQUENCE, such as %s-0:17.", m[1], c.deps.Broker.Stream)}
+	return &inputError{fmt.Sprintf("There is no stream %.60q. Enter STREAM:SEQUENCE, for example %s-0:17.", m[1], c.deps.Broker.Stream)}
 }
 
-// onStream is the id of the event that the stream has at a sequence; empty when it has none there, or does not answer.
+// onStream returns the id of the event at a sequence of the stream. It is empty if there is no event or the stream does
+// not answer.
 func (c *Console) onStream(ctx context.Context, stream string, seq uint64) string {
 	if c.deps.JetStream == nil {
 		return ""
@@ -156,7 +160,7 @@ func (c *Console) onStream(ctx context.Context, stream string, seq uint64) strin
 	return ""
 }
 
-// listEvents lists events, the latest first.
+// listEvents lists events, newest first.
 func (c *Console) listEvents(ctx context.Context, v *view, p *eventPage, tenant int64) (err error) {
 	q := outbox.SearchQuery{TenantID: tenant, EventType: v.query("type"), Limit: eventRows}
 	switch text := v.query("q"); {
@@ -167,7 +171,7 @@ func (c *Console) listEvents(ctx context.Context, v *view, p *eventPage, tenant 
 			return &inputError{"An aggregate's id is a 64-bit number."}
 		}
 		if q.AggregateType = m[1]; tenant == 0 {
-			return &inputError{"Say of which tenant the aggregate is."}
+			return &inputError{"Enter the tenant of the aggregate."}
 		}
 	default:
 		return &inputError{"Search for an event's id (a UUID), an outbox id, STREAM:SEQUENCE, or TYPE/ID of an aggregate."}
@@ -189,14 +193,15 @@ func (c *Console) listEvents(ctx context.Context, v *view, p *eventPage, tenant 
 		p.Next, p.Back = v.with("before", s.Next), s.Back
 	}
 	if len(s.Found) == 0 && s.Next == 0 {
-		p.Nothing, p.Try = "No event matches.", "An event that only an export has is found by its id. Widen the time, or drop the type."
+		p.Nothing, p.Try = "No event matches.", "Widen the time or remove the type. If only an export has the event, search by its id."
 	}
 	return nil
 }
 
-// notFound says what is known of an id that has no row: its range may be outside the database.
+// notFound explains why an id has no row. Its range may be in an export only.
 func (c *Console) notFound(ctx context.Context, v *view, p *eventPage, q outbox.FindQuery) error {
-	p.Nothing, p.Try = "No such event is in the outbox, its archive or its DLQ.", "It may be another tenant's, or it was discarded. The audit log and the dead letters' history say so."
+	p.Nothing, p.Try = "No such event is in the outbox, its archive or its DLQ.",
+		"It may belong to another tenant, or an operator discarded it: the audit log and the history of dead letters record that."
 	ids := []int64{q.OutboxID}
 	if q.EventID != "" {
 		var err error
@@ -230,8 +235,9 @@ func (c *Console) notFound(ctx context.Context, v *view, p *eventPage, q outbox.
 		}
 		found, err := cold.Find(ctx, place.From, id, q.EventID)
 		if err != nil {
-			c.log.WarnContext(ctx, "an export was not read", "range", place.From, "err", err)
-			return &problem{503, "The export cannot be read", "The API needs the rights to read the store of the exports. Run `tidings archive restore` where the archiver runs."}
+			c.log.WarnContext(ctx, "export not read", "range", place.From, "err", err)
+			return &problem{503, "The export cannot be read",
+				"The API needs the right to read the exports' store. Run `tidings archive restore` where the archiver runs."}
 		}
 		if found == nil || q.TenantID != 0 && found.Row.TenantID != q.TenantID {
 			p.Try += " Its export does not have the event."
@@ -246,15 +252,16 @@ func (c *Console) notFound(ctx context.Context, v *view, p *eventPage, q outbox.
 	return nil
 }
 
-// rowOfExport is a row of an export as the table had it.
+// rowOfExport converts a row of an export to the row that the table had.
 func rowOfExport(r coldstore.Row) outbox.Found {
 	moment := func(s string) time.Time {
-		t, _ := time.Parse(time.RFC3339Nano, s) // what is none, such as infinity, is shown as none
+		t, _ := time.Parse(time.RFC3339Nano, s) // the zero time for values without a time, such as infinity
 		return t
 	}
-	f := outbox.Found{Event: event.Event{ID: r.EventID, TenantID: r.TenantID, AggregateType: r.AggregateType, AggregateID: r.AggregateID, Type: r.EventType, Version: int(r.EventVersion),
-		OccurredAt: moment(r.OccurredAt), Payload: r.Payload, Slot: int(r.Slot), OutboxID: r.ID}, Where: "export", Partition: -1, ProcessedAt: moment(r.ProcessedAt), Attempts: int(r.Attempts),
-		InsertedAt: moment(r.InsertedAt)}
+	f := outbox.Found{Event: event.Event{ID: r.EventID, TenantID: r.TenantID, AggregateType: r.AggregateType, AggregateID: r.AggregateID,
+		Type: r.EventType, Version: int(r.EventVersion),
+		OccurredAt: moment(r.OccurredAt), Payload: r.Payload, Slot: int(r.Slot), OutboxID: r.ID}, Where: "export", Partition: -1,
+		ProcessedAt: moment(r.ProcessedAt), Attempts: int(r.Attempts), InsertedAt: moment(r.InsertedAt)}
 	if r.Partition != nil {
 		f.Partition = int(*r.Partition)
 	}
@@ -270,7 +277,7 @@ func rowOfExport(r coldstore.Row) outbox.Found {
 	return f
 }
 
-// traceID is the trace of a traceparent (W3C), empty when it has none.
+// traceID returns the trace id of a traceparent (W3C Trace Context), or "".
 func traceID(parent string) string {
 	if parts := strings.Split(parent, "-"); len(parts) == 4 && len(parts[1]) == 32 && strings.Trim(parts[1], "0123456789abcdef") == "" {
 		return parts[1]
@@ -278,7 +285,7 @@ func traceID(parent string) string {
 	return ""
 }
 
-// path gathers the stations of an event.
+// path collects the stations of an event.
 func (c *Console) path(ctx context.Context, v *view, p *eventPage, f outbox.Found) (*eventPath, error) {
 	e := &eventPath{Found: f, Stream: p.Streams[f.Partition], TraceID: traceID(f.TraceParent)}
 	if e.TraceID != "" && c.cfg.TraceURL != "" {
@@ -288,14 +295,15 @@ func (c *Console) path(ctx context.Context, v *view, p *eventPage, f outbox.Foun
 		e.Payload = string(f.Payload)
 	}
 	e.add(step{Name: "Occurred", Look: "ok", At: f.OccurredAt})
-	e.add(step{Name: "Written", Look: "ok", At: f.InsertedAt, Says: fmt.Sprintf("to the outbox as message %d, slot %d", f.OutboxID, f.Slot)})
+	e.add(step{Name: "Written", Look: "ok", At: f.InsertedAt,
+		Says: fmt.Sprintf("to the outbox as message %d, slot %d", f.OutboxID, f.Slot)})
 	for _, part := range []func(context.Context, *eventPath) error{c.operators, c.publishing, c.applying, c.archiving} {
 		if err := part(ctx, e); err != nil {
 			return nil, err
 		}
 	}
 	if k, ok := c.deps.Kinds.Now().Child(f.AggregateType); ok && len(f.Payload) > 0 && k.Names().Redacted(f.Type, f.Payload) {
-		e.add(step{Name: "Redacted", Look: "warn", Says: "what a person wrote was removed from the payload"})
+		e.add(step{Name: "Redacted", Look: "warn", Says: "an erasure removed a person's text from the payload"})
 	}
 	e.Found.Payload = nil
 	return e, nil
@@ -308,11 +316,12 @@ func (e *eventPath) add(s step) {
 	e.Steps = append(e.Steps, s)
 }
 
-// operators are what people did to the event.
+// operators adds what people did with the event.
 func (c *Console) operators(ctx context.Context, e *eventPath) error {
 	did, err := c.actionsOn(ctx, e.TenantID, e.ID)
 	for _, d := range did {
-		s := step{Name: map[string]string{"retry": "Retried", "discard": "Discarded", "retry_waiting": "Retried while it waited", "kill": "Moved to the DLQ"}[d.Action], Look: "info", At: d.At,
+		s := step{Name: map[string]string{"retry": "Retried", "discard": "Discarded", "retry_waiting": "Retried while it waited",
+			"kill": "Moved to the DLQ"}[d.Action], Look: "info", At: d.At,
 			Says: "by " + d.Actor}
 		if d.Consumer != "" {
 			s.Name += " for " + d.Consumer
@@ -321,24 +330,26 @@ func (c *Console) operators(ctx context.Context, e *eventPath) error {
 			s.Says += ": " + d.Reason
 		}
 		if d.Error != "" {
-			s.Look, s.Says = "warn", s.Says+"; it failed again: "+d.Error
+			s.Look, s.Says = "warn", s.Says+"; then it failed again: "+d.Error
 		}
 		e.add(s)
 	}
 	return err
 }
 
-// publishing is how the event came to its stream, or what keeps it.
+// publishing adds how the event reached its stream, or why it has not.
 func (c *Console) publishing(ctx context.Context, e *eventPath) error {
 	if e.Attempts > 0 && e.Where != outbox.InDLQ {
-		e.add(step{Name: "Failed", Look: "warn", Says: fmt.Sprintf("to be published, %d of %d times: %s", e.Attempts, outbox.MaxAttempts, e.LastError)})
+		e.add(step{Name: "Failed", Look: "warn", Says: fmt.Sprintf("to be published, %d of %d times: %s", e.Attempts,
+			outbox.MaxAttempts, e.LastError)})
 	}
 	switch {
 	case e.Where == outbox.InDLQ:
-		e.add(step{Name: "Dead", Look: "bad", At: e.DeadAt, Says: fmt.Sprintf("after %d attempts: %s", e.Attempts, e.LastError), Link: "Dead letter",
+		e.add(step{Name: "Dead", Look: "bad", At: e.DeadAt,
+			Says: fmt.Sprintf("after %d attempts: %s", e.Attempts, e.LastError), Link: "Dead letter",
 			URL: address("dead-letters/letter", "source", deadletters.Outbox, "id", e.OutboxID)})
 	case !e.ProcessedAt.IsZero() && e.Partition < 0:
-		e.add(step{Name: "Published", Look: "ok", At: e.ProcessedAt, Says: "to a stream that is not known any more"})
+		e.add(step{Name: "Published", Look: "ok", At: e.ProcessedAt, Says: "to a stream that is no longer known"})
 	case !e.ProcessedAt.IsZero() && e.StreamSeq == 0:
 		e.add(step{Name: "Published", Look: "warn", At: e.ProcessedAt, Says: "to " + e.Stream + ", from which it was erased"})
 	case !e.ProcessedAt.IsZero():
@@ -351,15 +362,17 @@ func (c *Console) publishing(ctx context.Context, e *eventPath) error {
 		case err != nil:
 			return err
 		case w.Behind != 0:
-			e.add(step{Name: "Waiting", Look: "warn", Says: fmt.Sprintf("behind message %d of its aggregate", w.Behind), URL: address("event", "q", w.Behind), Link: fmt.Sprint("Message ", w.Behind)})
+			e.add(step{Name: "Waiting", Look: "warn", Says: fmt.Sprintf("behind message %d of its aggregate", w.Behind),
+				URL: address("event", "q", w.Behind), Link: fmt.Sprint("Message ", w.Behind)})
 		default:
-			e.add(step{Name: "Waiting", Look: "warn", At: w.AvailableAt, Says: "for its next attempt, or for the time that its writer asked for, which is then"})
+			e.add(step{Name: "Waiting", Look: "warn", At: w.AvailableAt,
+				Says: "until this time: its next attempt, or the time that its writer chose"})
 		}
 	}
 	return nil
 }
 
-// applying is where the consumers are that want the event.
+// applying adds the state of each consumer that wants the event.
 func (c *Console) applying(ctx context.Context, e *eventPath) error {
 	if e.Stream == "" || e.StreamSeq == 0 {
 		return nil
@@ -372,17 +385,20 @@ func (c *Console) applying(ctx context.Context, e *eventPath) error {
 		if !projection.Wants(e.AggregateType) {
 			continue
 		}
-		s := step{Name: "Not read by " + projection.Name(), Look: "warn", Says: "it has not begun the stream, or was built anew from the truth since"}
+		s := step{Name: "Not read by " + projection.Name(), Look: "warn",
+			Says: "it has not begun this stream, or a replay from the truth rebuilt it since"}
 		for _, p := range at {
 			switch {
 			case p.Consumer != projection.Name():
 			case p.Closed, p.Seq >= e.StreamSeq:
 				s = step{Name: "Applied by " + p.Consumer, Look: "ok", At: p.At, By: p.Seq != e.StreamSeq}
 			default:
-				s = step{Name: "Not yet applied by " + p.Consumer, Look: "info", Says: fmt.Sprintf("it is at sequence %d, %s behind", p.Seq, num(e.StreamSeq-p.Seq))}
+				s = step{Name: "Not yet applied by " + p.Consumer, Look: "info",
+					Says: fmt.Sprintf("it is at sequence %d, %s behind", p.Seq, num(e.StreamSeq-p.Seq))}
 			}
 		}
-		parked, err := c.letters.List(ctx, consumers.DeadLetterFilter{Consumer: projection.Name(), TenantID: e.TenantID, AggregateType: e.AggregateType, AggregateID: e.AggregateID, EventID: e.ID}, 1)
+		parked, err := c.letters.List(ctx, consumers.DeadLetterFilter{Consumer: projection.Name(), TenantID: e.TenantID,
+			AggregateType: e.AggregateType, AggregateID: e.AggregateID, EventID: e.ID}, 1)
 		if err != nil {
 			return err
 		}
@@ -395,7 +411,7 @@ func (c *Console) applying(ctx context.Context, e *eventPath) error {
 	return nil
 }
 
-// archiving is what became of the event's range of ids.
+// archiving adds what happened to the event's range of ids.
 func (c *Console) archiving(ctx context.Context, e *eventPath) error {
 	place, ok, err := outbox.PlaceOf(ctx, c.deps.Truth, e.OutboxID)
 	if err != nil || !ok || place.State == outbox.RangeOpen || e.Where == outbox.InDLQ {

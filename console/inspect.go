@@ -29,26 +29,26 @@ import (
 )
 
 const (
-	inspectRows     = 50 // of a page of a thread, or of edges
+	inspectRows     = 50 // of a page of a thread or of edges
 	inspectVersions = 50
 )
 
 type inspectPage struct {
 	Tenant   int64
-	Options  []string // what can be inspected
-	What     string   // of Options; empty: nothing was asked for
+	Options  []string // names that can be inspected
+	What     string   // one of Options; empty: the reader has not searched
 	Title    string
 	Sides    []projections.Beside
-	Inexact  bool // large numbers were left out
+	Inexact  bool // omits large numbers
 	Rows     []projections.Beside
 	Next     string
 	Versions []inspectVersion
-	More     bool // there are older versions
+	More     bool // older versions exist
 	Links    []inspectLink
 	Absent   bool // neither side has it
 
-	Child   *event.Child // by the truth, without a body for those who may not read it
-	Item    string       // for deciding on it
+	Child   *event.Child // from the truth; without a body if the token may not read it
+	Item    string       // for a decision on it
 	Payload bool         // the token may read what people wrote
 	Thread  *inspectThread
 	Kind    string
@@ -67,7 +67,7 @@ type inspectVersion struct {
 	At                             time.Time
 }
 
-// inspectOptions are the kinds and the types of objects.
+// inspectOptions returns the names of the kinds and of the types of objects.
 func inspectOptions(set *kinds.Set) (all []string) {
 	seen := make(map[string]bool)
 	add := func(name string) {
@@ -134,7 +134,7 @@ func (p *inspectPage) link(text string, pairs ...any) {
 	p.Links = append(p.Links, inspectLink{text, address("inspect", append([]any{"tenant", p.Tenant}, pairs...)...)})
 }
 
-// inspectObject is what every kind has of an object, such as a user.
+// inspectObject shows an object (such as a user) in each kind.
 func (c *Console) inspectObject(ctx context.Context, p *inspectPage, set *kinds.Set, id int64) error {
 	p.Title = fmt.Sprintf("%s %d", p.What, id)
 	known := false
@@ -163,7 +163,8 @@ func (c *Console) inspectObject(ctx context.Context, p *inspectPage, set *kinds.
 		}
 		if k.Moderated && p.What == kinds.Author {
 			for _, list := range []string{"pending", "hidden", "removed"} {
-				p.Links = append(p.Links, inspectLink{list + " " + k.Plural, address("moderation", "tenant", p.Tenant, "kind", k.Name, "list", list, "author", id)})
+				p.Links = append(p.Links, inspectLink{list + " " + k.Plural,
+					address("moderation", "tenant", p.Tenant, "kind", k.Name, "list", list, "author", id)})
 			}
 		}
 	}
@@ -173,7 +174,7 @@ func (c *Console) inspectObject(ctx context.Context, p *inspectPage, set *kinds.
 	return nil
 }
 
-// threadSides are the settings and numbers of a thread, on both sides.
+// threadSides adds the settings and numbers of a thread, on both sides.
 func (c *Console) threadSides(ctx context.Context, p *inspectPage, k kinds.Child, object int64) error {
 	settings, counts, exact, err := threadcache.InspectThread(ctx, c.deps.Truth, c.deps.Projections, k, p.Tenant, object)
 	if err != nil {
@@ -194,7 +195,8 @@ func (c *Console) inspectEdges(ctx context.Context, v *view, p *inspectPage, k k
 		return err
 	}
 	var next int64
-	if p.Rows, next, err = followercounts.InspectEdges(ctx, c.deps.Truth, c.deps.Projections, k, p.Tenant, from, after, inspectRows); err != nil {
+	if p.Rows, next, err = followercounts.InspectEdges(ctx, c.deps.Truth, c.deps.Projections, k, p.Tenant, from, after,
+		inspectRows); err != nil {
 		return err
 	}
 	if next != 0 {
@@ -207,7 +209,7 @@ func (c *Console) inspectEdges(ctx context.Context, v *view, p *inspectPage, k k
 	return nil
 }
 
-// shown are the fields that a row of a table has room for, and those that differ.
+// shown selects the named fields, which fit into a row of a table, and all fields that differ.
 func shown(all []projections.Field, names ...string) (some []projections.Field) {
 	for _, f := range all {
 		if f.Differs() || containsItem(strings.Join(names, ","), f.Name) {
@@ -244,7 +246,7 @@ func (c *Console) inspectEdge(ctx context.Context, p *inspectPage, k kinds.Edge,
 	})
 }
 
-// add adds what is there of an entity.
+// add adds those sides that have the entity.
 func (p *inspectPage) add(sides ...projections.Beside) {
 	for _, b := range sides {
 		if b.InTruth || b.InProjection {
@@ -255,7 +257,8 @@ func (p *inspectPage) add(sides ...projections.Beside) {
 }
 
 func (p *inspectPage) version(m versioned.Metadata, version int64, is, reason string) {
-	p.Versions = append(p.Versions, inspectVersion{strconv.FormatInt(version, 10), strings.ToLower(string(m.VersionState)), m.CreatedBy, is, reason, m.LastUpdateTime})
+	p.Versions = append(p.Versions, inspectVersion{strconv.FormatInt(version, 10), strings.ToLower(string(m.VersionState)), m.CreatedBy, is,
+		reason, m.LastUpdateTime})
 }
 
 // versions reads the newest versions of a history.
@@ -327,10 +330,11 @@ func (c *Console) inspectThread(ctx context.Context, v *view, p *inspectPage, k 
 	if !k.Moderated {
 		return nil
 	}
-	p.Links = append(p.Links, inspectLink{"what waits here", address("moderation", "tenant", p.Tenant, "kind", k.Name, "object", object)})
+	p.Links = append(p.Links, inspectLink{"pending items", address("moderation", "tenant", p.Tenant, "kind", k.Name, "object", object)})
 	all, err := c.store.ThreadVersions(ctx, p.Tenant, k, object, math.MaxInt64, inspectVersions+1)
 	for _, v := range all {
-		p.version(v.Metadata, v.Object.Version, fmt.Sprintf("locked %s, premoderated %s, title %q", yes(v.Object.Locked), yes(v.Object.Premoderate), v.Object.Title), "")
+		p.version(v.Metadata, v.Object.Version, fmt.Sprintf("locked %s, premoderated %s, title %q", yes(v.Object.Locked),
+			yes(v.Object.Premoderate), v.Object.Title), "")
 	}
 	if len(p.Versions) > inspectVersions {
 		p.Versions, p.More = p.Versions[:inspectVersions], true
@@ -338,7 +342,7 @@ func (c *Console) inspectThread(ctx context.Context, v *view, p *inspectPage, k 
 	return err
 }
 
-// mendKey is the input of the act that mends what a Beside is about.
+// mendKey returns the input of the act that repairs the entity of a Beside.
 func mendKey(b projections.Beside) (url.Values, error) {
 	key, err := json.Marshal(b.Key)
 	if err != nil {
@@ -347,7 +351,7 @@ func mendKey(b projections.Beside) (url.Values, error) {
 	return values("projection", b.Projection, "key", string(key)), nil
 }
 
-// mendWords names what a key is of.
+// mendWords describes the entity of a key.
 func mendWords(k projections.Key) string {
 	switch {
 	case k.Child != "":
@@ -360,7 +364,7 @@ func mendWords(k projections.Key) string {
 	return fmt.Sprintf("%s of %d", k.Type, k.Aggregate)
 }
 
-// mendTarget is what a form asks to mend. A tenant's admin mends what is its tenant's.
+// mendTarget reads the entity to repair from a form. A tenant's admin may repair only entities of its tenant.
 func (c *Console) mendTarget(who tokens.Principal, in url.Values) (p projections.Projection, key projections.Key, err error) {
 	for _, f := range c.deps.Fleet {
 		if f.Name() == in.Get("projection") {
@@ -371,14 +375,14 @@ func (c *Console) mendTarget(who tokens.Principal, in url.Values) (p projections
 		return nil, key, &inputError{fmt.Sprintf("No projection has the name %.40q.", in.Get("projection"))}
 	}
 	if err := json.Unmarshal([]byte(in.Get("key")), &key); err != nil || key.TenantID <= 0 || key.Step != "" {
-		return nil, key, &inputError{"The form does not say what to mend. Open the page again."}
+		return nil, key, &inputError{"The form names no entity to repair. Open the page again."}
 	}
 	set := c.deps.Kinds.Now()
 	if !set.Has(cmp.Or(key.Kind, key.Type)) || !who.System() && key.TenantID != who.TenantID {
 		return nil, key, errNotFound
 	}
 	if _, bad := uuid.Parse(key.Child); key.Child != "" && bad != nil {
-		return nil, key, &inputError{"The form names a child that is none."}
+		return nil, key, &inputError{"The form names an invalid child."}
 	}
 	return p, key, nil
 }
@@ -389,10 +393,12 @@ func (c *Console) lookMend(_ context.Context, v *view, in url.Values) (subject, 
 		return subject{}, err
 	}
 	s := subject{Tenant: key.TenantID, Target: p.Name() + ": " + mendWords(key), Back: root + "inspect", Says: []string{
-		"The projection gets what the truth says now. What belongs to an aggregate in a dead letter queue stays as it is: retry or discard that first.",
-		"A difference may be an event on its way. Look again in a few seconds before you mend."}}
+		"The repair sets the projection to the current state of the truth. It does not change an entity whose aggregate has " +
+			"dead letters: retry or discard these first.",
+		"A difference may be an event that is not applied yet. Wait a few seconds and reload the page before you repair it."}}
 	if _, ok := c.deps.Kinds.Now().Child(cmp.Or(key.Kind, key.Type)); ok && p.Name() == threadcache.Name {
-		s.Says = append(s.Says, "The whole thread is made anew, in slices between which the consumer continues. Readers see a large thread incomplete until the end.")
+		s.Says = append(s.Says, "The repair rebuilds the whole thread in slices, and the consumer continues between them. Until it ends, "+
+			"readers see a large thread incomplete.")
 	}
 	return s, nil
 }
@@ -402,8 +408,9 @@ func (c *Console) doMend(ctx context.Context, d *doing) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if err := verify.Mend(ctx, verify.Deps{Sources: status.Sources{Truth: c.deps.Truth, Projections: c.deps.Projections, Broker: c.deps.Broker}, Fleet: c.deps.Fleet, Kinds: c.deps.Kinds.Now}, p, key); err != nil {
+	if err := verify.Mend(ctx, verify.Deps{Sources: status.Sources{Truth: c.deps.Truth, Projections: c.deps.Projections,
+		Broker: c.deps.Broker}, Fleet: c.deps.Fleet, Kinds: c.deps.Kinds.Now}, p, key); err != nil {
 		return "", err
 	}
-	return "Brought to the truth, unless a dead letter queue has events of it. Go back to compare again.", nil
+	return "Set to the state in the truth, unless its aggregate has dead letters. Go back to compare again.", nil
 }

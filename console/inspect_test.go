@@ -28,18 +28,22 @@ func (d *desk) exec(t *testing.T, sql string, args ...any) {
 func TestTheInspectorMarksWhatDiffersAndMendsIt(t *testing.T) {
 	d := openDesk(t)
 	follow := kinds.Builtin().Edges["follow"]
-	if out, err := d.store.PutEdges(t.Context(), tenant, follow, []store.EdgeWrite{{Meta: store.Meta{Actor: "ann"}, From: 1, To: 2}, {Meta: store.Meta{Actor: "ann"}, From: 1, To: 3}}); err != nil || out[0].Err != nil {
+	if out, err := d.store.PutEdges(t.Context(), tenant, follow,
+		[]store.EdgeWrite{{Meta: store.Meta{Actor: "ann"}, From: 1, To: 2},
+			{Meta: store.Meta{Actor: "ann"}, From: 1, To: 3}}); err != nil || out[0].Err != nil {
 		t.Fatal(err, out)
 	}
 	ids := d.write(t, 5, 1, "one", "two", "three")
 	d.report(t, ids[1], event.ModerationHidden, "links")
 	d.deliver(t)
 	amy, max := d.signIn(t, d.Tokens.TenantAdmin), d.signIn(t, d.Tokens.TenantModerator)
-	pages := []string{"kind=user&id=1", "kind=follow&id=1&to=2", "kind=follow&id=1", "kind=comment&id=" + ids[1], "kind=comment&id=5", "kind=post&id=5"}
+	pages := []string{"kind=user&id=1", "kind=follow&id=1&to=2", "kind=follow&id=1", "kind=comment&id=" + ids[1],
+		"kind=comment&id=5", "kind=post&id=5"}
 	for _, query := range pages {
 		page(t, amy, "/console/inspect?"+query).says("same").without("differs", "inspect.mend")
 	}
-	page(t, amy, "/console/inspect?kind=follow&id=1&to=2").says("follow from user 1 to user 2", "ann", "active", "latest", "archiver: history of follow 1/2")
+	page(t, amy, "/console/inspect?kind=follow&id=1&to=2").says("follow from user 1 to user 2", "ann", "active", "latest",
+		"archiver: history of follow 1/2")
 	page(t, amy, "/console/inspect?kind=comment&id="+ids[1]).says("spam-rule", "links", "hidden", "service", "visible")
 
 	d.exec(t, `DELETE FROM edge_lists WHERE to_id = 2`)
@@ -48,8 +52,11 @@ func TestTheInspectorMarksWhatDiffersAndMendsIt(t *testing.T) {
 	d.exec(t, `UPDATE child_totals SET total = 8`)
 	d.exec(t, `DELETE FROM comment_history WHERE comment_id = '`+ids[2]+`'`)
 	for query, says := range map[string][]string{
-		"kind=user&id=1": {"following 2 9 differs"}, "kind=follow&id=1&to=2": {"Projection: absent"}, "kind=follow&id=1": {"the projection lacks it"},
-		"kind=comment&id=5": {"total 3 8 differs", "version 1 | 4", "body 3 bytes | another 5 bytes"}, "kind=comment&id=" + ids[0]: {"version 1 4 differs"}, "kind=comment&id=" + ids[2]: {"Projection: absent", "No history is recorded here"},
+		"kind=user&id=1": {"following 2 9 differs"}, "kind=follow&id=1&to=2": {"Projection: absent"},
+		"kind=follow&id=1":          {"the projection lacks it"},
+		"kind=comment&id=5":         {"total 3 8 differs", "version 1 | 4", "body 3 bytes | 5 different bytes"},
+		"kind=comment&id=" + ids[0]: {"version 1 4 differs"},
+		"kind=comment&id=" + ids[2]: {"Projection: absent", "No history is recorded here"},
 	} {
 		page(t, amy, "/console/inspect?"+query).says(says...)
 		page(t, max, "/console/inspect?"+query).without("inspect.mend")
@@ -63,7 +70,7 @@ func TestTheInspectorMarksWhatDiffersAndMendsIt(t *testing.T) {
 			if n == 3 {
 				t.Fatalf("%s still differs: %s", query, a.text())
 			}
-			amy.act(a.link("Mend")).says("done", "Brought to the truth")
+			amy.act(a.link("Repair")).says("done", "Set to the state in the truth")
 		}
 	}
 	for _, query := range pages {
@@ -83,8 +90,8 @@ func TestTheInspectorKeepsTenantsApartAndSaysWhatIsWrong(t *testing.T) {
 	ada, amy := d.signIn(t, d.Tokens.Admin), d.signIn(t, d.Tokens.TenantAdmin)
 	page(t, ada, "/console/inspect?tenant=8&kind=comment&id="+id).says("Neither the truth nor a projection has it")
 	page(t, ada, "/console/inspect?tenant=7&kind=comment&id="+id).says("same")
-	page(t, amy, "/console/inspect?tenant=8&kind=comment&id="+id).says("same") // its own tenant's
-	page(t, amy, "/console/inspect").says("Nothing is chosen")
+	page(t, amy, "/console/inspect?tenant=8&kind=comment&id="+id).says("same") // shows its own tenant instead
+	page(t, amy, "/console/inspect").says("Choose an entity")
 	key := func(tenant int, child string) string {
 		return fmt.Sprintf(`{"Type":"comment","TenantID":%d,"Aggregate":5,"Child":%q}`, tenant, child)
 	}
@@ -92,21 +99,25 @@ func TestTheInspectorKeepsTenantsApartAndSaysWhatIsWrong(t *testing.T) {
 		projection, key string
 		status          int
 	}{
-		"another tenant": {"threadcache", key(8, id), http.StatusNotFound}, "no projection": {"x", key(7, id), http.StatusUnprocessableEntity}, "no key": {"threadcache", "x", http.StatusUnprocessableEntity},
-		"a child that is none": {"threadcache", key(7, "x"), http.StatusUnprocessableEntity}, "its own": {"threadcache", key(7, id), http.StatusOK},
+		"another tenant": {"threadcache", key(8, id), http.StatusNotFound},
+		"no projection":  {"x", key(7, id), http.StatusUnprocessableEntity}, "no key": {"threadcache", "x", http.StatusUnprocessableEntity},
+		"a child that is none": {"threadcache", key(7, "x"), http.StatusUnprocessableEntity},
+		"its own":              {"threadcache", key(7, id), http.StatusOK},
 	} {
-		if a := amy.post("/console/act/inspect.mend", url.Values{"act_id": {uuid.NewString()}, "reason": {"r"}, "projection": {c.projection}, "key": {c.key}}); a.status != c.status {
+		if a := amy.post("/console/act/inspect.mend", url.Values{"act_id": {uuid.NewString()}, "reason": {"r"},
+			"projection": {c.projection}, "key": {c.key}}); a.status != c.status {
 			t.Errorf("%s: %d, want %d: %s", name, a.status, c.status, a.text())
 		}
 	}
-	for _, query := range []string{"kind=comment&id=x", "kind=follow&id=x", "kind=follow&id=1&to=x", "kind=nothing&id=1", "kind=follow&id=1&after=x", "kind=user&id=-1"} {
+	for _, query := range []string{"kind=comment&id=x", "kind=follow&id=x", "kind=follow&id=1&to=x", "kind=nothing&id=1",
+		"kind=follow&id=1&after=x", "kind=user&id=-1"} {
 		if a := amy.get("/console/inspect?" + query); a.status != http.StatusUnprocessableEntity {
 			t.Errorf("%s: %d", query, a.status)
 		}
 	}
 }
 
-// printed are the payloads without what no actor, reason or title may have.
+// printed returns the payloads that are valid as an actor, a reason and a title.
 func printed() (all []string) {
 	for _, p := range payloads() {
 		all = append(all, strings.Map(func(r rune) rune {
@@ -119,7 +130,7 @@ func printed() (all []string) {
 	return all
 }
 
-// plant has every payload as a body, an actor, a reason, a title and a slug.
+// plant writes every payload as a body, an actor, a reason, a title and a slug.
 func (d *desk) plant(t *testing.T) (ids []string) {
 	t.Helper()
 	ids = d.write(t, 5, 1, printed()...)
@@ -128,7 +139,8 @@ func (d *desk) plant(t *testing.T) (ids []string) {
 		d.write(t, int64(100+i), 1, p)
 		meta := store.Meta{Actor: p}
 		for _, state := range []string{event.ModerationPending, event.ModerationHidden, event.ModerationPending}[:1+2*(i%2)] {
-			if out, err := d.store.ModerateChildren(t.Context(), tenant, comment, []store.ChildModeration{{Meta: meta, ID: ids[i], State: state, Reason: p}}); err != nil || out[0].Err != nil {
+			if out, err := d.store.ModerateChildren(t.Context(), tenant, comment,
+				[]store.ChildModeration{{Meta: meta, ID: ids[i], State: state, Reason: p}}); err != nil || out[0].Err != nil {
 				t.Fatal(p, err, out)
 			}
 		}
@@ -138,9 +150,11 @@ func (d *desk) plant(t *testing.T) (ids []string) {
 	return ids
 }
 
-// hostile are the pages that show what people wrote.
+// hostile returns the pages that show text of people.
 func hostile(ids []string) []string {
-	all := []string{"/console/moderation", "/console/moderation?author=1&after=" + url.QueryEscape("2000-01-01T00:00:00.000000Z/"+uuid.Nil.String()), "/console/moderation?object=101", "/console/moderation-threads", "/console/decisions", "/console/inspect?kind=comment&id=5",
+	all := []string{"/console/moderation", "/console/moderation?author=1&after=" +
+		url.QueryEscape("2000-01-01T00:00:00.000000Z/"+uuid.Nil.String()), "/console/moderation?object=101", "/console/moderation-threads",
+		"/console/decisions", "/console/inspect?kind=comment&id=5",
 		"/console/inspect?kind=comment&id=102", "/console/audit", "/console/act/thread.settings?kind=comment&object=103"}
 	for _, id := range ids[:6] {
 		all = append(all, "/console/inspect?payload=show&kind=comment&id="+id)
@@ -176,12 +190,15 @@ func TestNothingThatPeopleWriteRuns(t *testing.T) {
 			if n.Data == "script" && n.FirstChild != nil {
 				t.Errorf("%s has a script: %.100s", path, n.FirstChild.Data)
 			}
-			if slices.Contains([]string{"iframe", "object", "embed", "svg", "math", "marquee", "video", "audio", "base", "template", "details", "style", "noscript"}, n.Data) {
+			if slices.Contains([]string{"iframe", "object", "embed", "svg", "math", "marquee", "video", "audio", "base", "template",
+				"details", "style", "noscript"}, n.Data) {
 				t.Errorf("%s has <%s>", path, n.Data)
 			}
 			for _, at := range n.Attr {
 				value := strings.ToLower(strings.TrimSpace(at.Val))
-				if strings.HasPrefix(at.Key, "on") || strings.HasPrefix(at.Key, "hx-") || at.Key == "srcdoc" || slices.Contains([]string{"src", "href", "action", "formaction"}, at.Key) && !strings.HasPrefix(value, "/console") && !strings.HasPrefix(value, "#") && value != "" {
+				if strings.HasPrefix(at.Key, "on") || strings.HasPrefix(at.Key, "hx-") || at.Key == "srcdoc" ||
+					slices.Contains([]string{"src", "href", "action", "formaction"}, at.Key) && !strings.HasPrefix(value, "/console") &&
+						!strings.HasPrefix(value, "#") && value != "" {
 					t.Errorf("%s: <%s %s=%q>", path, n.Data, at.Key, at.Val)
 				}
 			}

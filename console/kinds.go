@@ -11,7 +11,7 @@ import (
 type kindsPage struct {
 	Edges    []kindRow
 	Children []kindRow
-	History  []kinds.Version // the last first; for operators
+	History  []kinds.Version // newest first; only for operators
 }
 
 type kindRow struct {
@@ -25,7 +25,8 @@ func (c *Console) kindsData(ctx context.Context, v *view) (any, error) {
 	set, built := c.deps.Kinds.Now(), kinds.Builtin()
 	var p kindsPage
 	for _, e := range set.AllEdges() {
-		row := kindRow{Name: e.Name, Plural: e.Plural, From: e.From, To: e.To, Lists: e.Forward + ", " + e.Reverse, Attributes: attributes(e.Attributes), BuiltIn: built.Has(e.Name)}
+		row := kindRow{Name: e.Name, Plural: e.Plural, From: e.From, To: e.To, Lists: e.Forward + ", " + e.Reverse,
+			Attributes: attributes(e.Attributes), BuiltIn: built.Has(e.Name)}
 		if e.Self {
 			row.Has = append(row.Has, "to itself")
 		}

@@ -14,25 +14,25 @@ import (
 )
 
 const (
-	liveEvery   = time.Second      // between two readings, however many look
-	beatEvery   = 15 * time.Second // a comment on a stream that has nothing to say, so that one who has gone is noticed
-	streamWrite = 10 * time.Second // for one message to somebody slow
-	maxFeeds    = 64               // pages that differ and are looked at,
-	tenantFeeds = maxFeeds / 8     // of these by one tenant,
-	othersFeeds = maxFeeds / 2     // and by all tenants: operators have the rest
+	liveEvery   = time.Second      // between two reads of a page, for any number of readers
+	beatEvery   = 15 * time.Second // a comment on a stream without messages, so that the server notices a closed connection
+	streamWrite = 10 * time.Second // limit for one message to a slow reader
+	maxFeeds    = 64               // different live pages that readers watch at once,
+	tenantFeeds = maxFeeds / 8     // of these for one tenant,
+	othersFeeds = maxFeeds / 2     // and for all tenants; operators have the rest
 )
 
-// hub reads live pages once a second, while somebody looks, and sends what has changed to all who do.
+// hub reads each live page once a second while somebody watches it, and sends changes to all its readers.
 type hub struct {
 	c     *Console
 	every time.Duration
-	wake  chan struct{} // somebody begins to look
+	wake  chan struct{} // a reader began to watch
 	mu    sync.Mutex
 	feeds map[string]*feed
 	over  chan struct{} // closed when the hub has ended
 }
 
-// feed is one live page as one group of people sees it: of one tenant, with the same roles, and the same query.
+// feed is one live page for readers of one tenant with the same roles and the same query.
 type feed struct {
 	page  *page
 	view  *view
@@ -44,7 +44,8 @@ func newHub(c *Console) *hub {
 	return &hub{c: c, every: liveEvery, wake: make(chan struct{}, 1), feeds: make(map[string]*feed), over: make(chan struct{})}
 }
 
-// watch begins to look. The channel has what is to be shown, the last of it: somebody slow misses what is between. stop ends looking.
+// watch subscribes to a live page. The channel holds the newest content: a slow reader misses earlier ones. stop ends
+// the subscription. ok is false if there are too many feeds.
 func (h *hub) watch(v *view, p *page) (messages <-chan []byte, stop func(), ok bool) {
 	roles := slices.Clone(v.who.Roles)
 	slices.Sort(roles)
@@ -57,7 +58,8 @@ func (h *hub) watch(v *view, p *page) (messages <-chan []byte, stop func(), ok b
 		if !h.room(v) {
 			return nil, nil, false
 		}
-		r := (&http.Request{Method: http.MethodGet, URL: &url.URL{Path: root + p.path, RawQuery: v.r.URL.RawQuery}}).WithContext(context.Background())
+		r := (&http.Request{Method: http.MethodGet, URL: &url.URL{Path: root + p.path,
+			RawQuery: v.r.URL.RawQuery}}).WithContext(context.Background())
 		who := v.who
 		who.Name = "live"
 		f = &feed{page: p, view: &view{c: h.c, r: r, who: who}, looks: make(map[chan []byte]bool)}
@@ -81,7 +83,7 @@ func (h *hub) watch(v *view, p *page) (messages <-chan []byte, stop func(), ok b
 	}, true
 }
 
-// room reports whether the view may have a feed more. The caller holds h.mu.
+// room reports whether the view may open another feed. The caller holds h.mu.
 func (h *hub) room(v *view) bool {
 	tenant, others := 0, 0
 	for _, f := range h.feeds {
@@ -120,7 +122,7 @@ func (h *hub) run(ctx context.Context) {
 	}
 }
 
-// round reads each page that somebody looks at, one after the other.
+// round reads each watched page, one after the other.
 func (h *hub) round(ctx context.Context) {
 	h.mu.Lock()
 	feeds := make([]*feed, 0, len(h.feeds))
@@ -138,7 +140,7 @@ func (h *hub) round(ctx context.Context) {
 			f.last = now
 			for ch := range f.looks {
 				select {
-				case <-ch: // what was not taken yet is old
+				case <-ch: // discard content that the reader has not taken
 				default:
 				}
 				ch <- now
@@ -148,7 +150,7 @@ func (h *hub) round(ctx context.Context) {
 	}
 }
 
-// read renders the page's live part, or what is wrong in its place.
+// read renders the page's live part, or the problem in its place.
 func (h *hub) read(ctx context.Context, f *feed) []byte {
 	ctx, cancel := context.WithTimeout(ctx, pageTimeout)
 	defer cancel()
@@ -170,19 +172,20 @@ func (h *hub) read(ctx context.Context, f *feed) []byte {
 	return b.Bytes()
 }
 
-// stream sends a live page (server-sent events) until the reader goes, the session or the process ends.
+// stream sends a live page as server-sent events. It ends when the reader leaves, the session ends or the process
+// stops.
 func (c *Console) stream(v *view, p *page) error {
 	if !v.may(p) {
 		return c.refused(v, p)
 	}
 	messages, stop, ok := c.live.watch(v, p)
 	if !ok {
-		return &problem{http.StatusServiceUnavailable, "Too many live pages", "Reload the page to see it as it is now."}
+		return &problem{http.StatusServiceUnavailable, "Too many live pages", "Reload the page to see its current state."}
 	}
 	defer stop()
 	ctl := http.NewResponseController(v.w)
 	v.w.Header().Set("Content-Type", "text/event-stream")
-	v.w.Header().Set("X-Accel-Buffering", "no") // a proxy that would keep it until it ends
+	v.w.Header().Set("X-Accel-Buffering", "no") // proxies must not buffer the stream
 	send := func(text string) bool {
 		if err := ctl.SetWriteDeadline(time.Now().Add(streamWrite)); err != nil && !errors.Is(err, http.ErrNotSupported) {
 			return false

@@ -26,36 +26,36 @@ import (
 )
 
 const (
-	queueRows    = 50     // of a page
-	queueCounted = 10_000 // of a kind, at most
+	queueRows    = 50     // per page
+	queueCounted = 10_000 // per kind; larger counts show as a minimum
 	decideSlice  = 200    // children per transaction of a decision on many
-	decideForm   = 500    // children that one form names, at most
+	decideForm   = 500    // maximum of children in one form
 )
 
-// lists are the states that a moderator looks at, by the name that URLs have.
+// lists maps the names of lists in URLs to moderation states.
 var lists = map[string]string{"pending": event.ModerationPending, "hidden": event.ModerationHidden, "removed": event.ModerationRemoved}
 
-// decisions are what a moderator can decide, in the order of the buttons, with the state that a child gets.
+// decisions are the possible decisions in the order of the buttons, each with the state that it gives a child.
 var decisions = []struct{ Name, Label, Key, state, done string }{
 	{"approve", "Approve", "a", event.ModerationApproved, "Approved"},
 	{"hide", "Hide", "x", event.ModerationHidden, "Hid"},
 	{"remove", "Remove", "d", event.ModerationRemoved, "Removed"},
-	{"hold", "Hold", "w", event.ModerationPending, "Put back among what waits"},
+	{"hold", "Hold", "w", event.ModerationPending, "Held"},
 }
 
 type moderationPage struct {
-	Tenant         int64 // 0: a system token that has not chosen one
+	Tenant         int64 // 0: a system token without a chosen tenant
 	Kind           kinds.Child
 	Kinds          []moderationKind
 	List           string
 	Object, Author int64
 	Rows           []moderationRow
-	Stale          int // that were decided on a moment ago
+	Stale          int // rows that somebody decided on a moment ago
 	Next           string
-	Settings       *threadcache.Settings // of Object
-	Bodies         bool                  // the token may read them
+	Settings       *threadcache.Settings // of the thread of Object
+	Bodies         bool                  // the token may read bodies
 	ActID          uuid.UUID
-	Until          string // the moment of the page: a decision on all that match takes nothing newer
+	Until          string // when the page was read: a decision on all that match excludes newer children
 	Here           string
 	Decisions      any
 }
@@ -67,23 +67,23 @@ type moderationKind struct {
 
 type moderationRow struct {
 	event.Child
-	Last *history.Decision // nil: nobody decided, or the archiver has not come to it
+	Last *history.Decision // nil: no decision, or the archiver has not recorded it yet
 }
 
-// ItemID names the version that the moderator sees.
+// ItemID returns the child's id with the version that the moderator sees.
 func (r moderationRow) ItemID() string { return r.ID + "@" + strconv.FormatInt(r.Version, 10) }
 
-// moderated is the kind of that name, or the first one for "".
+// moderated returns the moderated kind of that name, or the first one if name is "".
 func (c *Console) moderated(name string) (kinds.Child, error) {
 	for _, k := range c.deps.Kinds.Now().AllChildren() {
 		if k.Moderated && (k.Name == name || name == "") {
 			return k, nil
 		}
 	}
-	return kinds.Child{}, &inputError{fmt.Sprintf("No kind of children that moderators look after has the name %.40q.", name)}
+	return kinds.Child{}, &inputError{fmt.Sprintf("No moderated kind has the name %.40q.", name)}
 }
 
-// moderationFilter is what the URL, or a form, asks for.
+// moderationFilter reads the filter from a URL or a form.
 func (c *Console) moderationFilter(get func(string) string) (k kinds.Child, list string, of threadcache.Moderated, err error) {
 	if k, err = c.moderated(get("kind")); err != nil {
 		return k, "", of, err
@@ -105,7 +105,7 @@ func (c *Console) moderationFilter(get func(string) string) (k kinds.Child, list
 	return k, list, of, nil
 }
 
-// keyText is a place in a list, for URLs.
+// keyText formats a position in a list, for URLs.
 func keyText(k threadcache.Key) string {
 	return k.CreatedAt.UTC().Format(event.TimeFormat) + "/" + k.ChildID
 }
@@ -135,8 +135,8 @@ func (c *Console) moderationData(ctx context.Context, v *view) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := moderationPage{Tenant: tenant, Kind: k, List: list, Object: of.Object, Author: of.Author, Bodies: v.who.Has(tokens.RoleModerate), Here: v.r.URL.RequestURI(), Decisions: decisions,
-		Until: time.Now().UTC().Format(event.TimeFormat)}
+	p := moderationPage{Tenant: tenant, Kind: k, List: list, Object: of.Object, Author: of.Author, Bodies: v.who.Has(tokens.RoleModerate),
+		Here: v.r.URL.RequestURI(), Decisions: decisions, Until: time.Now().UTC().Format(event.TimeFormat)}
 	if p.ActID, err = uuid.NewRandom(); err != nil || tenant == 0 {
 		return p, err
 	}
@@ -178,7 +178,7 @@ func idsOf(all []event.Child) []string {
 	return ids
 }
 
-// waiting counts what waits of each kind that is moderated.
+// waiting counts the pending children of each moderated kind.
 func (c *Console) waiting(ctx context.Context, tx pgx.Tx, here kinds.Child) (all []moderationKind, err error) {
 	for _, k := range c.deps.Kinds.Now().AllChildren() {
 		if !k.Moderated {
@@ -193,8 +193,10 @@ func (c *Console) waiting(ctx context.Context, tx pgx.Tx, here kinds.Child) (all
 	return all, nil
 }
 
-// asTheyAre are the rows as the truth has them now, without those that have left the state: the projection is a moment behind. Bodies are for those who may read them.
-func (c *Console) asTheyAre(ctx context.Context, tenant int64, k kinds.Child, state string, rows []event.Child, last map[string]history.Decision, bodies bool) (all []moderationRow, stale int, err error) {
+// asTheyAre returns the current children of the truth for rows of the projection, which is a moment behind. It omits
+// and counts those that have left the state. It blanks bodies unless bodies is true.
+func (c *Console) asTheyAre(ctx context.Context, tenant int64, k kinds.Child, state string, rows []event.Child,
+	last map[string]history.Decision, bodies bool) (all []moderationRow, stale int, err error) {
 	now, err := store.ReadChildren(ctx, c.deps.Truth, tenant, k, idsOf(rows))
 	if err != nil {
 		return nil, 0, err
@@ -217,7 +219,7 @@ func (c *Console) asTheyAre(ctx context.Context, tenant int64, k kinds.Child, st
 	return all, stale, nil
 }
 
-// actTenant is whose rows an act changes.
+// actTenant returns the tenant whose rows an act changes.
 func actTenant(v *view, in url.Values) (int64, error) {
 	if !v.who.System() {
 		return v.who.TenantID, nil
@@ -229,23 +231,23 @@ func actTenant(v *view, in url.Values) (int64, error) {
 	return t, nil
 }
 
-// decision is what the form decides.
+// decision returns the index in decisions of the form's decision.
 func decision(in url.Values) (int, error) {
 	for i, d := range decisions {
 		if in.Get("decide") == d.Name || in.Get("decide") == d.Label {
 			return i, nil
 		}
 	}
-	return 0, &inputError{"Say what you decide: approve, hide, remove or hold."}
+	return 0, &inputError{"Choose a decision: approve, hide, remove or hold."}
 }
 
-// decideItems are the children that a form names, each at the version that the moderator saw.
+// decideItems returns the children that a form names, each with the version that the moderator saw.
 func decideItems(in url.Values) (all []store.ChildModeration, err error) {
 	for _, item := range in["item"] {
 		id, version, _ := strings.Cut(item, "@")
 		n, err := strconv.ParseInt(version, 10, 64)
 		if u, bad := uuid.Parse(id); bad != nil || u.String() != id || err != nil || n <= 0 {
-			return nil, &inputError{"The form names an item that is none. Open the page again."}
+			return nil, &inputError{"The form names an invalid item. Open the page again."}
 		}
 		all = append(all, store.ChildModeration{ID: id, IfVersion: n})
 	}
@@ -255,7 +257,7 @@ func decideItems(in url.Values) (all []store.ChildModeration, err error) {
 	return all, nil
 }
 
-// reasonFits says what the event of a moderation cannot keep of a reason.
+// reasonFits reports a reason that a moderation event cannot carry.
 func reasonFits(in url.Values) error {
 	if !store.ValidReason(strings.TrimSpace(in.Get(fieldReason))) {
 		return &inputError{"The reason goes with the event: give at most 1,000 bytes on one line."}
@@ -281,8 +283,9 @@ func (c *Console) lookDecide(_ context.Context, v *view, in url.Values) (subject
 		s.Target = fmt.Sprintf("%d %s", n, k.Plural)
 	}
 	if in.Get("decide") == "" {
-		s.Fields = []field{{Name: "decide", Label: "Decision", Kind: "choice", Options: []string{"Approve", "Hide", "Remove", "Hold"}, Value: "Approve"}}
-		s.Says = []string{"Approve shows it to everybody, Hide and Remove to nobody, Hold puts it among what waits."}
+		s.Fields = []field{{Name: "decide", Label: "Decision", Kind: "choice",
+			Options: []string{"Approve", "Hide", "Remove", "Hold"}, Value: "Approve"}}
+		s.Says = []string{"Approve shows it to all readers. Hide and Remove show it to none. Hold lets it wait for a decision."}
 		return s, nil
 	}
 	i, err := decision(in)
@@ -309,7 +312,7 @@ func (c *Console) doDecide(ctx context.Context, d *doing) (string, error) {
 	t := tally{done: decisions[i].done, kind: k}
 	for chunk := range slices.Chunk(items, decideSlice) {
 		if err := c.moderate(ctx, d, k, i, chunk, &t); err != nil {
-			return "", fmt.Errorf("%s, then: %w", t.says(), err)
+			return "", fmt.Errorf("%s Then: %w", t.says(), err)
 		}
 		d.progress(t.looked, int64(len(items)))
 	}
@@ -319,7 +322,7 @@ func (c *Console) doDecide(ctx context.Context, d *doing) (string, error) {
 	return t.says(), nil
 }
 
-// tally is what became of children that were decided on.
+// tally counts the results of a decision on many children.
 type tally struct {
 	done                               string
 	kind                               kinds.Child
@@ -332,7 +335,8 @@ func (t tally) says() string {
 	for _, part := range []struct {
 		n    int64
 		says string
-	}{{t.same, "had that state already"}, {t.stale, "changed since you looked: look again"}, {t.gone, "cannot be decided on: deleted, or unknown"}} {
+	}{{t.same, "had that state already"}, {t.stale, "changed since you opened the page: reload it"},
+		{t.gone, "could not change: deleted or unknown"}} {
 		if part.n > 0 {
 			says += fmt.Sprintf(" %s %s.", name(part.n), part.says)
 		}
@@ -340,7 +344,8 @@ func (t tally) says() string {
 	return says
 }
 
-// moderate decides on some children in one transaction, by the function that the API uses: it writes the events.
+// moderate decides on some children in one transaction. It calls the function that the API uses, which also writes the
+// events.
 func (c *Console) moderate(ctx context.Context, d *doing, k kinds.Child, decided int, items []store.ChildModeration, t *tally) error {
 	for i := range items {
 		items[i].Meta, items[i].State, items[i].Reason = store.Meta{Actor: d.actor()}, decisions[decided].state, d.Act.Reason
@@ -379,7 +384,7 @@ func (c *Console) lookDecideAll(ctx context.Context, v *view, in url.Values) (su
 		return subject{}, err
 	}
 	if _, err := time.Parse(event.TimeFormat, in.Get("until")); err != nil {
-		return subject{}, &inputError{"The form does not say up to when. Open the page again."}
+		return subject{}, &inputError{"The form has no time limit. Open the page again."}
 	}
 	var n int
 	if err := postgres.InTenant(ctx, c.deps.Projections, tenant, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) (err error) {
@@ -396,8 +401,12 @@ func (c *Console) lookDecideAll(ctx context.Context, v *view, in url.Values) (su
 		target += fmt.Sprintf(" under %s %d", k.Parent, of.Object)
 	}
 	count := capped(min(n, queueCounted), n > queueCounted)
-	s := subject{Target: target, Tenant: tenant, Back: root + "moderation", Fields: []field{{Name: "decide", Label: "Decision", Kind: "choice", Options: []string{"Approve", "Hide", "Remove", "Hold"}, Value: "Approve"}},
-		Says: []string{fmt.Sprintf("Now there are %s. What was written after you opened the list stays.", count), "They are decided on in slices. If the process stops, the rest stays as it is, and the audit log says how far it came."}}
+	s := subject{Target: target, Tenant: tenant, Back: root + "moderation",
+		Fields: []field{{Name: "decide", Label: "Decision", Kind: "choice",
+			Options: []string{"Approve", "Hide", "Remove", "Hold"}, Value: "Approve"}},
+		Says: []string{fmt.Sprintf("Items in the list now: %s. Items written after you opened the list remain as they are.", count),
+			"The console decides on them in slices. If the process stops, the remaining items do not change. The " +
+				"audit log records how many it decided on."}}
 	if in.Get("decide") == "" {
 		return s, nil
 	}
@@ -406,13 +415,14 @@ func (c *Console) lookDecideAll(ctx context.Context, v *view, in url.Values) (su
 		return subject{}, err
 	}
 	if decisions[i].state == of.State {
-		return subject{}, &inputError{"They are " + list + " already. Choose another decision."}
+		return subject{}, &inputError{"The items are " + list + " already. Choose another decision."}
 	}
 	s.Target = decisions[i].Name + " " + s.Target
 	return s, reasonFits(in)
 }
 
-// doDecideAll goes through the list by its keys, in slices. A child is decided on as the truth has it when its slice comes, if it is still in the list's state.
+// doDecideAll reads the list by its keys and decides in slices. It decides on the current version of each child in the
+// truth, if the child is still in the list's state.
 func (c *Console) doDecideAll(ctx context.Context, d *doing) (string, error) {
 	decided, err := decision(d.In)
 	if err != nil {
@@ -424,18 +434,19 @@ func (c *Console) doDecideAll(ctx context.Context, d *doing) (string, error) {
 	}
 	until, err := time.Parse(event.TimeFormat, d.In.Get("until"))
 	if err != nil {
-		return "", &inputError{"The form does not say up to when."}
+		return "", &inputError{"The form has no time limit. Open the page again."}
 	}
 	t := tally{done: decisions[decided].done, kind: k}
 	var after *threadcache.Key
 	for {
 		var rows []event.Child
-		err := postgres.InTenant(ctx, c.deps.Projections, d.Act.TenantID, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) (err error) {
-			rows, err = of.Page(ctx, tx, k.Name, after, decideSlice)
-			return err
-		})
+		err := postgres.InTenant(ctx, c.deps.Projections, d.Act.TenantID, pgx.TxOptions{AccessMode: pgx.ReadOnly},
+			func(tx pgx.Tx) (err error) {
+				rows, err = of.Page(ctx, tx, k.Name, after, decideSlice)
+				return err
+			})
 		if err != nil {
-			return "", fmt.Errorf("%s, then: %w", t.says(), err)
+			return "", fmt.Errorf("%s Then: %w", t.says(), err)
 		}
 		more := len(rows) == decideSlice
 		if more {
@@ -447,7 +458,7 @@ func (c *Console) doDecideAll(ctx context.Context, d *doing) (string, error) {
 		}
 		now, _, err := c.asTheyAre(ctx, d.Act.TenantID, k, of.State, rows, nil, false)
 		if err != nil {
-			return "", fmt.Errorf("%s, then: %w", t.says(), err)
+			return "", fmt.Errorf("%s Then: %w", t.says(), err)
 		}
 		items := make([]store.ChildModeration, len(now))
 		for i, r := range now {
@@ -455,7 +466,7 @@ func (c *Console) doDecideAll(ctx context.Context, d *doing) (string, error) {
 		}
 		if len(items) > 0 {
 			if err := c.moderate(ctx, d, k, decided, items, &t); err != nil {
-				return "", fmt.Errorf("%s, then: %w", t.says(), err)
+				return "", fmt.Errorf("%s Then: %w", t.says(), err)
 			}
 		}
 		if d.progress(t.looked, 0); !more {
@@ -464,7 +475,7 @@ func (c *Console) doDecideAll(ctx context.Context, d *doing) (string, error) {
 	}
 }
 
-// thread is the thread that a form names, and its settings.
+// thread returns the thread that a form names, with its settings.
 func (c *Console) thread(ctx context.Context, v *view, in url.Values) (k kinds.Child, tenant int64, t event.Thread, err error) {
 	if tenant, err = actTenant(v, in); err != nil {
 		return k, 0, t, err
@@ -493,8 +504,10 @@ func (c *Console) lookSettings(ctx context.Context, v *view, in url.Values) (sub
 		}
 	}
 	return subject{Target: fmt.Sprintf("thread of %s under %s %s", k.Plural, k.Parent, t.PostID), Tenant: tenant, Back: root + "moderation",
-		Says: []string{"A locked thread takes no new " + k.Plural + ". In a premoderated one, new " + k.Plural + " wait for a moderator."},
-		Fields: []field{{Name: "on", Label: "Switches", Kind: "checks", Options: []string{"locked", "premoderated"}, Value: strings.Join(on, ",")},
+		Says: []string{"A locked thread accepts no new " + k.Plural + ". In a premoderated one, new " + k.Plural +
+			" wait for a moderator."},
+		Fields: []field{{Name: "on", Label: "Settings", Kind: "checks", Options: []string{"locked", "premoderated"},
+			Value: strings.Join(on, ",")},
 			{Name: "title", Label: "Title", Hint: "Empty: none", Kind: "text", Value: t.Title}}}, nil
 }
 
@@ -511,23 +524,27 @@ func (c *Console) doSettings(ctx context.Context, d *doing) (string, error) {
 	if err != nil {
 		return "", &inputError{"The form names no version. Open it again."}
 	}
-	out, err := c.store.SetThreads(ctx, d.Act.TenantID, k, []store.ThreadSettings{{Meta: store.Meta{Actor: d.actor()}, Object: int64(object), IfVersion: &version,
-		Locked: slices.Contains(d.In["on"], "locked"), Premoderated: slices.Contains(d.In["on"], "premoderated"), Title: d.In.Get("title")}})
+	out, err := c.store.SetThreads(ctx, d.Act.TenantID, k,
+		[]store.ThreadSettings{{Meta: store.Meta{Actor: d.actor()}, Object: int64(object), IfVersion: &version,
+			Locked: slices.Contains(d.In["on"], "locked"), Premoderated: slices.Contains(d.In["on"], "premoderated"),
+			Title: d.In.Get("title")}})
 	if err != nil {
 		return "", err
 	}
 	var stale *store.StaleThreadError
 	switch t := out[0].Thread; {
 	case errors.As(out[0].Err, &stale):
-		return "", &inputError{fmt.Sprintf("Somebody changed the settings meanwhile: they are at version %d. Look again.", stale.Current.Version)}
+		return "", &inputError{fmt.Sprintf("Somebody changed the settings meanwhile: they are at version %d. Open the form again.",
+			stale.Current.Version)}
 	case errors.Is(out[0].Err, store.ErrInvalid):
 		return "", &inputError{"A title has at most 300 bytes without control characters."}
 	case out[0].Err != nil:
 		return "", out[0].Err
 	case !out[0].Changed:
-		return "The settings were so already.", nil
+		return "The settings already have these values.", nil
 	default:
-		return fmt.Sprintf("Locked: %s. Premoderated: %s. The settings are at version %d.", yes(t.Locked), yes(t.Premoderate), t.Version), nil
+		return fmt.Sprintf("Locked: %s. Premoderated: %s. The settings are at version %d.",
+			yes(t.Locked), yes(t.Premoderate), t.Version), nil
 	}
 }
 
@@ -546,7 +563,7 @@ type threadsPage struct {
 	Next   string
 }
 
-// threadsData are the threads with something that waits.
+// threadsData lists the threads with pending children.
 func (c *Console) threadsData(ctx context.Context, v *view) (any, error) {
 	p := threadsPage{}
 	var err error
@@ -589,7 +606,7 @@ type decisionsPage struct {
 	Next   string
 }
 
-// decisionsData is who decided what, when, by the histories.
+// decisionsData lists the decisions of moderators, from the histories.
 func (c *Console) decisionsData(ctx context.Context, v *view) (any, error) {
 	p := decisionsPage{}
 	var err error

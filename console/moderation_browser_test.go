@@ -18,7 +18,7 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-// moderationPages are those of browserPages that moderators and inspectors see.
+// moderationPages are the lines of browserPages for moderation and inspection.
 func moderationPages(h *harness) []browserPage {
 	return []browserPage{
 		{path: "/console/moderation?tenant=7", says: "reported", who: h.Tokens.Moderator},
@@ -28,17 +28,17 @@ func moderationPages(h *harness) []browserPage {
 		{path: "/console/moderation", says: "Choose a tenant", who: h.Tokens.Moderator},
 		{path: "/console/moderation-threads", says: "premoderated", who: h.Tokens.TenantModerator},
 		{path: "/console/decisions", says: "spam-rule", who: h.Tokens.TenantReader},
-		{path: "/console/act/thread.settings?kind=comment&object=5", says: "Switches", who: h.Tokens.TenantModerator},
-		{path: "/console/inspect", says: "Nothing is chosen", who: h.Tokens.Admin},
+		{path: "/console/act/thread.settings?kind=comment&object=5", says: "Settings", who: h.Tokens.TenantModerator},
+		{path: "/console/inspect", says: "Choose an entity", who: h.Tokens.Admin},
 		{path: "/console/inspect?tenant=7&kind=comment&id=5", says: "differs", who: h.Tokens.Admin},
 		{path: "/console/archive", says: "Ranges of the outbox", who: h.Tokens.Admin},
 		{path: "/console/erasure", says: "not finished", who: h.Tokens.Admin},
-		{path: "/console/act/erasure.start", says: "for good", who: h.Tokens.Admin},
+		{path: "/console/act/erasure.start", says: "permanently", who: h.Tokens.Admin},
 		{path: "/console/inspect?tenant=7&kind=user&id=1", says: "followers", who: h.Tokens.Admin},
 	}
 }
 
-// sampleModeration fills the queue, and makes the projection differ.
+// sampleModeration fills the queue and makes the projection differ from the truth.
 func (h *harness) sampleModeration(t *testing.T) (held []string) {
 	t.Helper()
 	d := &desk{harness: h, store: store.New(h.db.Pool(t, postgres.RoleAPI), nil)}
@@ -46,17 +46,19 @@ func (h *harness) sampleModeration(t *testing.T) (held []string) {
 	held = d.write(t, 5, 1, "May I translate this?", "A first comment, which waits.", "And a third one.")
 	seen := d.write(t, 6, 2, "Buy followers here: example.com", "A quiet comment.")
 	d.report(t, seen[0], event.ModerationPending, "a link in the first comment of an account")
-	if out, err := d.store.PutEdges(t.Context(), tenant, kinds.Builtin().Edges["follow"], []store.EdgeWrite{{Meta: store.Meta{Actor: "ann"}, From: 2, To: 1}}); err != nil || out[0].Err != nil {
+	if out, err := d.store.PutEdges(t.Context(), tenant, kinds.Builtin().Edges["follow"],
+		[]store.EdgeWrite{{Meta: store.Meta{Actor: "ann"}, From: 2, To: 1}}); err != nil || out[0].Err != nil {
 		t.Fatal(err, out)
 	}
 	d.deliver(t)
 	d.exec(t, `UPDATE child_lists SET version = 9 WHERE child_id = '`+held[1]+`'`)
-	d.exec(t, `INSERT INTO erasures (tenant_id, author_id, requested_by, reason, counts) VALUES (7, 42, 'ann', 'ticket 17', '{"children": 3, "outbox": 7}')`)
+	d.exec(t, `INSERT INTO erasures (tenant_id, author_id, requested_by, reason, counts)
+		VALUES (7, 42, 'ann', 'ticket 17', '{"children": 3, "outbox": 7}')`)
 	d.exec(t, `INSERT INTO outbox_archive_holds (tenant_id, reason, created_by) VALUES (7, 'a dispute', 'ann')`)
 	return append(held, seen...)
 }
 
-// TestTheQueueIsWorkedByKeys decides, holds back and undoes without a mouse.
+// TestTheQueueIsWorkedByKeys decides, holds and undoes without a mouse.
 func TestTheQueueIsWorkedByKeys(t *testing.T) {
 	h := start(t)
 	ids := h.sampleModeration(t)
@@ -82,7 +84,7 @@ func TestTheQueueIsWorkedByKeys(t *testing.T) {
 	}
 	b.keys("a")
 	says("Give a reason first")
-	b.keys("a good question" + kb.Enter) // the focus went to the reason
+	b.keys("a good question" + kb.Enter) // the keys moved the focus to the reason
 	b.keys("a")
 	says("Approved 1 comment")
 	if got := here(); got != ids[1] {
@@ -94,11 +96,11 @@ func TestTheQueueIsWorkedByKeys(t *testing.T) {
 	b.keys("x")
 	says("Hid 2 comments")
 	b.keys("u")
-	says("Put back among what waits 2 comments")
+	says("Held 2 comments")
 	b.keys("u")
-	says("Put back among what waits 1 comment.")
+	says("Held 1 comment.")
 	b.keys("g")
-	b.keys("x") // no page: not a decision either
+	b.keys("x") // g x opens no page here, and must not decide either
 	b.keys("d")
 	says("Removed 1 comment")
 	got := strings.Join(d.states(t, ids...), ", ")
@@ -109,12 +111,13 @@ func TestTheQueueIsWorkedByKeys(t *testing.T) {
 	b.until(`document.readyState === "complete" && document.querySelectorAll(".item").length === 3`)
 	b.accessible("the queue")
 	events := 0
-	if err := h.pool.QueryRow(t.Context(), `SELECT count(*) FROM outbox_messages WHERE event_type = 'moderated' AND payload ->> 'actor' = 'max' AND payload ->> 'reason' <> ''`).Scan(&events); err != nil || events != 7 {
+	if err := h.pool.QueryRow(t.Context(), `SELECT count(*) FROM outbox_messages WHERE event_type = 'moderated'
+		AND payload ->> 'actor' = 'max' AND payload ->> 'reason' <> ''`).Scan(&events); err != nil || events != 7 {
 		t.Errorf("%d events of max, %v: want 7", events, err)
 	}
 }
 
-// TestADecisionOfEachSortInTheBrowser is a phone's, and a desktop's without JavaScript.
+// TestADecisionOfEachSortInTheBrowser decides on a phone, and on a desktop without JavaScript.
 func TestADecisionOfEachSortInTheBrowser(t *testing.T) {
 	c := chromium(t)
 	for _, l := range []look{{Phone: true}, {NoScript: true}} {
@@ -123,7 +126,8 @@ func TestADecisionOfEachSortInTheBrowser(t *testing.T) {
 		d := &desk{harness: h, store: store.New(h.db.Pool(t, postgres.RoleAPI), nil)}
 		b := h.browser(t, c, h.Tokens.TenantModerator, l)
 		b.open("/console/moderation")
-		b.run(chromedp.Click(chromedp.CSS(`[data-item="`+ids[3]+`"] input`)), chromedp.SendKeys(chromedp.CSS("#reason"), "spam"), chromedp.Click(chromedp.CSS(`button[value=remove]`)))
+		b.run(chromedp.Click(chromedp.CSS(`[data-item="`+ids[3]+`"] input`)), chromedp.SendKeys(chromedp.CSS("#reason"), "spam"),
+			chromedp.Click(chromedp.CSS(`button[value=remove]`)))
 		if l.NoScript {
 			b.run(chromedp.WaitVisible(chromedp.CSS("#outcome")))
 			b.click("Back")
@@ -139,7 +143,8 @@ func TestADecisionOfEachSortInTheBrowser(t *testing.T) {
 		b.run(chromedp.WaitVisible(chromedp.CSS("#outcome .badge.ok")))
 		b.open("/console/inspect?kind=comment&id=6")
 		b.click("Change settings")
-		b.run(chromedp.Click(chromedp.CSS(`input[value=locked]`)), chromedp.SendKeys(chromedp.CSS("#reason"), "enough"), chromedp.Submit(chromedp.CSS("#reason")), chromedp.WaitVisible(chromedp.CSS("#outcome .badge.ok")))
+		b.run(chromedp.Click(chromedp.CSS(`input[value=locked]`)), chromedp.SendKeys(chromedp.CSS("#reason"), "enough"),
+			chromedp.Submit(chromedp.CSS("#reason")), chromedp.WaitVisible(chromedp.CSS("#outcome .badge.ok")))
 		if got, want := strings.Join(d.states(t, ids...), ", "), "visible 2, visible 2, visible 2, removed 3, visible 2"; got != want {
 			t.Errorf("%s: the comments are %s, want %s", l, got, want)
 		}
@@ -150,14 +155,15 @@ func TestADecisionOfEachSortInTheBrowser(t *testing.T) {
 		d.deliver(t)
 		d.exec(t, `UPDATE child_lists SET version = 9 WHERE child_id = '`+ids[0]+`'`)
 		amy.open("/console/inspect?kind=comment&id=" + ids[0])
-		amy.act("Mend")
+		amy.act("Repair")
 		amy.run(chromedp.WaitVisible(chromedp.CSS("#outcome .badge.ok")))
 		amy.click("Back")
 		amy.run(chromedp.WaitVisible(chromedp.CSS(".beside .badge.ok")), chromedp.WaitNotPresent(chromedp.CSS(".differs")))
 	}
 }
 
-// TestNothingThatIsModeratedRunsInTheBrowser opens what people wrote where it would run if anything did: the policy is off, so that escaping alone is tested.
+// TestNothingThatIsModeratedRunsInTheBrowser opens pages with text of people. It turns the policy off, so only escaping
+// keeps the text from running.
 func TestNothingThatIsModeratedRunsInTheBrowser(t *testing.T) {
 	d := openDesk(t)
 	ids := d.plant(t)
@@ -166,7 +172,7 @@ func TestNothingThatIsModeratedRunsInTheBrowser(t *testing.T) {
 		_, err := cdp.Call(ctx, t, cdppage.SetBypassCSP, cdppage.SetBypassCSPParams{Enabled: true})
 		return err
 	}))
-	b.expect("status of 4") // a query that is not valid
+	b.expect("status of 4") // for an invalid query
 	for _, path := range hostile(ids) {
 		b.open(path)
 		b.until(`document.readyState === "complete"`)

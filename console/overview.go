@@ -11,7 +11,7 @@ import (
 
 type overviewPage struct {
 	*observed         // nil for a tenant's token
-	Boxes     []box   // of the picture
+	Boxes     []box   // the parts of the system
 	Arrows    []arrow // between them
 	Width     int
 	Height    int
@@ -26,7 +26,7 @@ type box struct {
 	Look                 string // ok, warn or bad
 }
 
-// MidX is where the box's text is centered; the others are its lines.
+// MidX is the horizontal center of the box's text. Y1 to Y3 are the baselines of its three lines.
 func (b box) MidX() int { return b.X + b.W/2 }
 func (b box) Y1() int   { return b.Y + 24 }
 func (b box) Y2() int   { return b.Y + 48 }
@@ -54,7 +54,7 @@ func (c *Console) overviewData(ctx context.Context, v *view) (any, error) {
 	return p, nil
 }
 
-// draw makes the picture: the API, the outbox, the relay, the streams, and each consumer with its projection.
+// draw draws the picture: the API, the outbox, the relay, the streams, and each consumer with its projection.
 func (p *overviewPage) draw() {
 	height := max(1, len(p.State.Consumers)) * boxRow
 	middle := (height-boxRow)/2 + 8
@@ -94,9 +94,10 @@ func (p *overviewPage) apiBox() box {
 func (p *overviewPage) outboxBox() box {
 	o := p.State.Outbox
 	if o == nil {
-		return box{Title: "Truth and outbox", Value: "unavailable", Look: "bad"}
+		return box{Title: "Truth and outbox", Value: "unknown", Look: "bad"}
 	}
-	b := box{Title: "Truth and outbox", Value: words.Capped(int64(o.Pending), o.PendingMax) + " pending", Detail: "oldest due " + span(o.LagSeconds), Look: "ok"}
+	b := box{Title: "Truth and outbox", Value: words.Capped(int64(o.Pending), o.PendingMax) + " pending",
+		Detail: "oldest due " + span(o.LagSeconds), Look: "ok"}
 	if o.DLQDepth > 0 {
 		b.Detail, b.Look = words.Of(int64(o.DLQDepth), "dead letter"), "warn"
 	}
@@ -140,7 +141,8 @@ func (p *overviewPage) streamsBox() box {
 	return box{Title: "Streams", Value: words.Of(int64(messages), "message"), Detail: words.Of(int64(open), "partition"), Look: "ok"}
 }
 
-// late is from how many seconds on something that waits is late: the bound of the alerts and of doctor.
+// late is the age in seconds from which a waiting row or event counts as late. The alerts and doctor have the same
+// limit.
 const late = 60
 
 func consumerBox(k status.Consumer) box {

@@ -5,15 +5,15 @@ import (
 	"github.com/tidings/tidings/tokens"
 )
 
-// The groups of the navigation, in their order.
+// The groups of the navigation, in order.
 const (
 	groupSee      = "See"
-	groupMend     = "Mend"
+	groupMend     = "Repair"
 	groupModerate = "Moderate"
 	groupManage   = "Manage"
 )
 
-// allPages are the pages, in the navigation's order. The first has the path "".
+// allPages returns the pages in the order of the navigation. The path of the first page is empty.
 func (c *Console) allPages() []*page {
 	return []*page{
 		{path: "", title: "Overview", key: "o", group: groupSee, live: true, data: c.overviewData},
@@ -37,30 +37,39 @@ func (c *Console) allPages() []*page {
 	}
 }
 
-// allActs are what pages let their readers do.
+// allActs returns the acts that pages offer.
 func (c *Console) allActs() []*act {
 	return []*act{
-		{name: "dead_letter.retry", label: "Retry", role: tokens.RoleAdmin, look: c.lookDeadLetters(deadletters.Retry), do: c.doDeadLetters(deadletters.Retry)},
-		{name: "dead_letter.discard", label: "Discard", role: tokens.RoleAdmin, danger: true, look: c.lookDeadLetters(deadletters.Discard), do: c.doDeadLetters(deadletters.Discard)},
+		{name: "dead_letter.retry", label: "Retry", role: tokens.RoleAdmin, look: c.lookDeadLetters(deadletters.Retry),
+			do: c.doDeadLetters(deadletters.Retry)},
+		{name: "dead_letter.discard", label: "Discard", role: tokens.RoleAdmin, danger: true, look: c.lookDeadLetters(deadletters.Discard),
+			do: c.doDeadLetters(deadletters.Discard)},
 		{name: "dead_letter.stop", label: "Stop", role: tokens.RoleAdmin, look: c.lookDeadStop, do: c.doDeadStop},
 		{name: "dead_letter.note", label: "Write a note", role: tokens.RoleAdmin, look: c.lookDeadNote, do: c.doDeadNote},
 		{name: "moderation.decide", label: "Decide", role: tokens.RoleModerate, look: c.lookDecide, do: c.doDecide},
 		{name: "moderation.decide_all", label: "Decide on all", role: tokens.RoleModerate, look: c.lookDecideAll, do: c.doDecideAll},
 		{name: "thread.settings", label: "Change settings", role: tokens.RoleModerate, look: c.lookSettings, do: c.doSettings},
-		{name: "inspect.mend", label: "Mend", role: tokens.RoleAdmin, look: c.lookMend, do: c.doMend},
+		{name: "inspect.mend", label: "Repair", role: tokens.RoleAdmin, look: c.lookMend, do: c.doMend},
 		{name: "consumer.pause", label: "Pause", role: tokens.RoleAdmin, system: true, do: c.doPause,
-			look: c.lookConsumer("The consumer takes no events until it is resumed. They wait on the stream, which keeps them for NATS_MAX_AGE.", "Its projection falls behind meanwhile.")},
-		{name: "consumer.resume", label: "Resume", role: tokens.RoleAdmin, system: true, do: c.doResume, look: c.lookConsumer("The consumer continues where it stopped.")},
+			look: c.lookConsumer("The consumer applies no events until you resume it. They wait on the stream, which keeps "+
+				"them for NATS_MAX_AGE.", "Meanwhile its projection falls behind.")},
+		{name: "consumer.resume", label: "Resume", role: tokens.RoleAdmin, system: true, do: c.doResume,
+			look: c.lookConsumer("The consumer continues where it stopped.")},
 		{name: actVerify, label: "Verify", role: tokens.RoleAdmin, system: true, do: c.doVerify,
-			look: c.lookConsumer("Every row of the projection is compared with the truth, which reads both in full. Nothing is changed.")},
-		{name: actReplay, label: "Replay", role: tokens.RoleAdmin, system: true, danger: true, limit: replayTimeout, look: c.lookReplay, do: c.doReplay},
+			look: c.lookConsumer("Verify compares every row of the projection with the truth. It reads both in full and changes nothing.")},
+		{name: actReplay, label: "Replay", role: tokens.RoleAdmin, system: true, danger: true, limit: replayTimeout,
+			look: c.lookReplay, do: c.doReplay},
 		{name: "hold.add", label: "Add a hold", role: tokens.RoleAdmin, system: true, look: c.lookHoldAdd, do: c.doHoldAdd},
-		{name: "hold.release", label: "Release", role: tokens.RoleAdmin, system: true, danger: true, look: c.lookHoldRelease, do: c.doHoldRelease},
+		{name: "hold.release", label: "Release", role: tokens.RoleAdmin, system: true, danger: true,
+			look: c.lookHoldRelease, do: c.doHoldRelease},
 		{name: "erasure.count", label: "Scan", role: tokens.RoleAdmin, system: true, do: c.doErase(true),
-			look: c.lookErase("Every store is scanned for what is left of the person, the streams and exported files too. Nothing is changed.")},
+			look: c.lookErase("The scan searches every store for remaining data of the person, including the streams " +
+				"and exported files. It changes nothing.")},
 		{name: "erasure.start", label: "Erase a person", role: tokens.RoleAdmin, system: true, danger: true, do: c.doErase(false),
-			look: c.lookErase("All that the user wrote goes, for good, with the edges from and to them, out of every store. No copy is kept.",
-				"The archiver's jobs wait meanwhile, and nothing is replayed. It ends when a scan of everything finds nothing more. If it is interrupted, start it again.")},
+			look: c.lookErase("The erasure permanently removes what the user wrote, and the edges from and to them, "+
+				"from every store. It keeps no copy.",
+				"Meanwhile the archiver's jobs wait, and no replay runs. The erasure ends when a scan of all stores finds "+
+					"nothing. If it is interrupted, start it again.")},
 		{name: "token.create", label: "Create a token", role: tokens.RoleAdmin, look: c.lookTokenCreate, do: c.doTokenCreate},
 		{name: "token.rotate", label: "Rotate", role: tokens.RoleAdmin, look: c.lookTokenRotate, do: c.doTokenRotate},
 		{name: "token.revoke", label: "Revoke", role: tokens.RoleAdmin, danger: true, look: c.lookTokenRevoke, do: c.doTokenRevoke},

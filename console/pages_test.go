@@ -1,6 +1,7 @@
 package console_test
 
 import (
+	"context"
 	"strings"
 	"testing"
 	"time"
@@ -8,6 +9,7 @@ import (
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 )
 
@@ -20,7 +22,7 @@ func TestTheStateOfTheInstallation(t *testing.T) {
 	page(t, ada, "/console/partitions").says("stuck", "no relay", "EVENTS-0", "0–31")
 	page(t, ada, "/console/consumers").says("followercounts", "nobody runs it", "not verified yet", "has not compared anything yet")
 	page(t, ada, "/console/kinds").says("follow", "threaded", "built in", "No kind was added")
-	page(t, ada, "/console/doctor").says("unheld-partition", "no running process holds partitions 0", "Remedy")
+	page(t, ada, "/console/doctor").says("unheld-partition", "no running process holds partition 0", "Remedy")
 	for _, path := range []string{"/console/partitions", "/console/consumers", "/console/doctor", "/console/live/partitions"} {
 		if a := amy.get(path); a.status != 403 || strings.Contains(a.body, "EVENTS") {
 			t.Errorf("%s: a tenant's token gets %d", path, a.status)
@@ -30,11 +32,12 @@ func TestTheStateOfTheInstallation(t *testing.T) {
 	page(t, amy, "/console/kinds").says("follow").without("No kind was added")
 }
 
-// TestTheNavigationHasEveryPage also finds two pages with the same key, of which one would open.
+// TestTheNavigationHasEveryPage also finds two pages with the same key.
 func TestTheNavigationHasEveryPage(t *testing.T) {
 	h := start(t)
 	ada := page(t, h.signIn(t, h.Tokens.Admin), "/console/")
-	for _, title := range []string{"Overview", "Partitions", "Event", "Dead letters", "Consumers", "Inspector", "Moderation", "Kinds", "Tokens", "Archive", "Erasure", "Doctor", "Audit log"} {
+	for _, title := range []string{"Overview", "Partitions", "Event", "Dead letters", "Consumers", "Inspector", "Moderation", "Kinds",
+		"Tokens", "Archive", "Erasure", "Doctor", "Audit log"} {
 		ada.link(title)
 	}
 	keys := map[string]string{}
@@ -49,19 +52,22 @@ func TestTheNavigationHasEveryPage(t *testing.T) {
 	}
 }
 
-// declare makes the stream of partition 0.
+// declare declares the stream of partition 0.
 func (h *harness) declare(t *testing.T) {
 	t.Helper()
-	if _, err := broker.Declare(t.Context(), h.js, h.nats.Config(), broker.Partition{LastSlot: event.Slots - 1}, testkit.Logger(t)); err != nil {
+	if _, err := broker.Declare(t.Context(), h.js, h.nats.Config(), broker.Partition{LastSlot: event.Slots - 1},
+		testkit.Logger(t)); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// pend writes messages that nobody publishes, an hour old.
+// pend writes n messages that are pending for an hour.
 func (h *harness) pend(t *testing.T, n int) {
 	t.Helper()
-	if _, err := h.pool.Exec(t.Context(), `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, inserted_at, available_at)
-		SELECT 7, 'follow', i, 'created', '{}', now() - interval '1 h', now() - interval '1 h' FROM generate_series(1, $1::int) i`, n); err != nil {
+	if _, err := h.pool.Exec(t.Context(), `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id,
+		event_type, payload, inserted_at, available_at)
+		SELECT 7, 'follow', i, 'created', '{}', now() - interval '1 h', now() - interval '1 h' FROM generate_series(1, $1::int) i`,
+		n); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -81,7 +87,13 @@ func TestAConsumerIsPausedResumedAndVerified(t *testing.T) {
 	ada.act("/console/act/consumer.resume?consumer=followercounts").says("Resumed")
 	ada.act("/console/act/consumer.verify?consumer=threadcache").says("0 differences")
 	page(t, ada, "/console/consumers").says("0 differences. Verified at")
-	for path, want := range map[string]int{"/console/act/consumer.pause?consumer=nobody": 404, "/console/act/consumer.fly?consumer=archiver": 404} {
+	h.exec(t, `INSERT INTO consumer_offsets (consumer_name, partition_key, last_processed_id) VALUES ('archiver', 'EVENTS-9', 7)`)
+	testkit.Eventually(t, 10*time.Second, "the page names the remedy", func() (bool, error) {
+		return strings.Contains(ada.get("/console/consumers").text(),
+			"It has lost events of EVENTS-9: run tidings replay --consumer archiver"), nil
+	})
+	for path, want := range map[string]int{"/console/act/consumer.pause?consumer=nobody": 404,
+		"/console/act/consumer.fly?consumer=archiver": 404} {
 		if a := ada.get(path); a.status != want {
 			t.Errorf("%s: %d, want %d", path, a.status, want)
 		}
@@ -91,11 +103,34 @@ func TestAConsumerIsPausedResumedAndVerified(t *testing.T) {
 	}
 }
 
+// TestThePagesAnswerWhileATableIsLocked also checks that they name the session that holds the lock.
+func TestThePagesAnswerWhileATableIsLocked(t *testing.T) {
+	h := start(t)
+	h.declare(t)
+	ada := h.signIn(t, h.Tokens.Admin)
+	tx, err := h.db.Pool(t, postgres.RoleOwner).Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }() // the pool closes after it
+	if _, err := tx.Exec(t.Context(), `SET LOCAL idle_in_transaction_session_timeout = 0;
+		LOCK TABLE outbox_messages, outbox_partitions IN ACCESS EXCLUSIVE MODE`); err != nil {
+		t.Fatal(err)
+	}
+	locked := "unknown, because another session locks a table"
+	testkit.Eventually(t, time.Minute, "a reading that is newer than the lock", func() (bool, error) {
+		return strings.Contains(ada.get("/console/").text(), locked), nil
+	})
+	page(t, ada, "/console/").says("Blocked: session", "outbox: "+locked)
+	page(t, ada, "/console/partitions").says("partitions: "+locked, "EVENTS-0")
+}
+
 func TestThePagesSayWhichServerIsAway(t *testing.T) {
 	h := start(t)
 	ada := h.signIn(t, h.Tokens.Admin)
 	h.conn.Close()
-	testkit.Eventually(t, 10*time.Second, "the overview says it", func() (bool, error) { return strings.Contains(ada.get("/console/").text(), "NATS is unavailable"), nil })
+	testkit.Eventually(t, 10*time.Second, "the overview says it",
+		func() (bool, error) { return strings.Contains(ada.get("/console/").text(), "NATS is unavailable"), nil })
 	page(t, ada, "/console/consumers").says("NATS is unavailable", "Behind unknown")
 	page(t, ada, "/console/doctor").says("NATS is unavailable")
 }

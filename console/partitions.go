@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/status"
 	"github.com/tidings/tidings/outbox"
 )
@@ -13,7 +14,7 @@ type partitionsPage struct {
 	Rows []partitionRow
 	Cell []slotCell
 	More bool
-	Away []status.Away
+	Away []string // what is unavailable or locked
 }
 
 type partitionRow struct {
@@ -28,8 +29,8 @@ type partitionRow struct {
 // slotCell is a slot in the heat map.
 type slotCell struct {
 	outbox.Slot
-	Partition int // that is open; -1: none
-	Heat      int // 0..4
+	Partition int // the open partition with this slot; -1: none
+	Heat      int // 0 to 4
 	Stuck     bool
 }
 
@@ -38,11 +39,11 @@ func (c *Console) partitionsData(ctx context.Context, _ *view) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := partitionsPage{More: now.More, Away: now.State.Away}
+	p := partitionsPage{More: now.More, Away: now.State.Missing()}
 	floors := map[int]int64{}
-	if !now.State.IsAway(status.ServerTruth) {
-		known, err := outbox.Partitions(ctx, c.deps.Truth)
-		if err != nil {
+	if !now.State.IsAway(status.ServerTruth) && !now.State.IsUnread(status.PartPartitions) {
+		known, err := outbox.Partitions(status.Hurried(ctx, now.State), c.deps.Truth)
+		if err != nil && !postgres.IsLockTimeout(err) {
 			return nil, err
 		}
 		for _, k := range known {
@@ -62,7 +63,8 @@ func (c *Console) partitionsData(ctx context.Context, _ *view) (any, error) {
 			for i := s.FirstSlot; i <= s.LastSlot; i++ {
 				slots[i].Partition = s.Partition
 				slots[i].Stuck = slots[i].Oldest > late*time.Second
-				row.Pending, row.Delayed, row.Oldest = row.Pending+slots[i].Pending, row.Delayed+slots[i].Delayed, max(row.Oldest, slots[i].Oldest)
+				row.Pending, row.Delayed, row.Oldest = row.Pending+slots[i].Pending, row.Delayed+slots[i].Delayed,
+					max(row.Oldest, slots[i].Oldest)
 			}
 		}
 		row.Look, row.Says = partitionLook(row)
@@ -72,7 +74,7 @@ func (c *Console) partitionsData(ctx context.Context, _ *view) (any, error) {
 	return p, nil
 }
 
-// partitionLook is a word for how a partition is.
+// partitionLook describes the state of a partition in a word.
 func partitionLook(r partitionRow) (look, says string) {
 	switch {
 	case r.Refused != "":
@@ -93,7 +95,7 @@ func partitionLook(r partitionRow) (look, says string) {
 	return "ok", r.State
 }
 
-// heat grows with how long the oldest row waits, and with how many wait.
+// heat grows with the age of the oldest waiting row and with the number of waiting rows.
 func heat(s outbox.Slot) int {
 	switch {
 	case s.Oldest > late*time.Second:

@@ -14,19 +14,20 @@ import (
 )
 
 const (
-	planWait      = 3 * time.Second // for the plan of a replay, on its form
+	planWait      = 3 * time.Second // limit for the plan that the form shows
 	replayTimeout = 24 * time.Hour
 )
 
 func (c *Console) replayDeps() replay.Deps {
-	return replay.Deps{URL: c.deps.OwnerURL, Postgres: c.deps.Postgres, Truth: c.deps.Truth, Kinds: c.deps.Kinds, JetStream: c.deps.JetStream, Broker: c.deps.Broker, Log: c.deps.Log}
+	return replay.Deps{URL: c.deps.OwnerURL, Postgres: c.deps.Postgres, Truth: c.deps.Truth, Kinds: c.deps.Kinds,
+		JetStream: c.deps.JetStream, Broker: c.deps.Broker, Log: c.deps.Log}
 }
 
-// errNoOwner refuses a replay where the console has no login for it.
+// errNoOwner refuses a replay because the console has no login for it.
 var errNoOwner = &problem{http.StatusConflict, "The console has no login that owns the projections' tables",
 	"Nothing was done. Run `tidings replay`, or set CONSOLE_OWNER_DATABASE_URL."}
 
-// lookReplay says what a replay takes and makes, as far as that is known in time.
+// lookReplay describes what a replay reads and builds. It omits figures that it does not get within planWait.
 func (c *Console) lookReplay(ctx context.Context, _ *view, in url.Values) (subject, error) {
 	p, err := c.consumerOf(in)
 	if err != nil {
@@ -36,10 +37,12 @@ func (c *Console) lookReplay(ctx context.Context, _ *view, in url.Values) (subje
 		return subject{}, errNoOwner
 	}
 	s := subject{Target: p.Name(), Back: root + "consumers"}
-	s.Says = []string{"New tables are built beside the live ones, which are dropped when the new ones take their place. Writes, the consumer and its readers continue meanwhile.",
+	s.Says = []string{"New tables are built beside the live ones, which are dropped when the new ones take their place. " +
+		"Writes, the consumer and its readers continue meanwhile.",
 		"An interrupted replay changes nothing. Start it again."}
 	if len(p.Tables()) == 0 {
-		s.Says = []string{"The events are applied to the live tables again, which adds what is missing. An interrupted replay leaves what it has added. Start it again."}
+		s.Says = []string{"The events are applied to the live tables again, which adds what is missing. An interrupted replay leaves " +
+			"what it has added. Start it again."}
 	}
 	ctx, cancel := context.WithTimeout(ctx, planWait)
 	defer cancel()
@@ -57,19 +60,20 @@ func (c *Console) lookReplay(ctx context.Context, _ *view, in url.Values) (subje
 	return s, nil
 }
 
-// errReplayRuns is replay.ErrRunning for the reader.
-var errReplayRuns = &problem{http.StatusConflict, "The replay is refused", strings.TrimPrefix(replay.ErrRunning.Error(), "replay: ") + ". Nothing was done."}
+// errReplayRuns is replay.ErrRunning as a page.
+var errReplayRuns = &problem{http.StatusConflict, "The replay is refused",
+	strings.TrimPrefix(replay.ErrRunning.Error(), "replay: ") + ". Nothing was done."}
 
-// replayPlan says what a replay reads and what it builds.
+// replayPlan describes what a replay reads and builds.
 func replayPlan(r replay.Report) string {
-	tables := "No table is built anew."
+	tables := "It rebuilds no table."
 	if len(r.Tables) > 0 {
-		tables = "Built anew: " + strings.Join(r.Tables, ", ") + "."
+		tables = "It rebuilds " + strings.Join(r.Tables, ", ") + "."
 	}
 	return fmt.Sprintf("It reads the %s: %s. The streams have %s. %s", r.From, r.Because, words.Of(int64(r.Messages), "message"), tables)
 }
 
-// doReplay builds the consumer's projection anew and switches to it.
+// doReplay rebuilds the consumer's projection and switches to the new tables.
 func (c *Console) doReplay(ctx context.Context, d *doing) (string, error) {
 	p, err := c.consumerOf(url.Values{"consumer": {d.Act.Target}})
 	if err != nil {
@@ -87,13 +91,15 @@ func (c *Console) doReplay(ctx context.Context, d *doing) (string, error) {
 	switch {
 	case len(p.Tables()) == 0:
 		stays = "The live tables keep what it has added. Start it again."
-	case r.SwitchTries > 0: // the answer to its commit may be lost
-		stays = "It had begun to switch: the live tables are the old ones or the new ones, whole in both cases. Verify the consumer."
+	case r.SwitchTries > 0: // the answer to the commit of the switch may be lost
+		stays = "The switch had begun, so the live tables are either the old ones or the new ones, complete in both cases. " +
+			"Verify the consumer."
 	}
 	switch {
 	case err == nil:
-		return fmt.Sprintf("Replayed from the %s: %s applied in %s (%s/s). The live consumer waited for %s while the tables changed places. It has %s now.", r.From,
-			words.Of(r.Events, "event"), span(r.Seconds), words.Count(int64(r.EventsPerSecond)), span(r.SwitchSeconds), words.Of(r.DeadLetters, "dead letter")), nil
+		return fmt.Sprintf("Replayed from the %s: %s applied in %s (%s/s). The live consumer waited for %s while the tables changed "+
+			"places. It has %s now.", r.From, words.Of(r.Events, "event"), span(r.Seconds), words.Count(int64(r.EventsPerSecond)),
+			span(r.SwitchSeconds), words.Of(r.DeadLetters, "dead letter")), nil
 	case r.Switched:
 		return "", fmt.Errorf("the new tables are live, but cleaning up after the replay failed; the next replay does it: %w", err)
 	case errors.Is(err, replay.ErrRunning):

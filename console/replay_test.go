@@ -33,19 +33,21 @@ func (g gated) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) error
 	}
 }
 
-// relay is one that nobody has run yet.
+// relay returns a relay that does not run yet.
 func (h *harness) relay(t *testing.T) *relay.Relay {
 	t.Helper()
 	h.declare(t)
-	r, err := relay.New(relay.Config{BatchSize: 500, BatchBytes: 4 << 20, PollInterval: 10 * time.Millisecond, PublishTimeout: 5 * time.Second, CheckInterval: time.Second,
-		DrainTimeout: 5 * time.Second, DatabaseTimeout: 30 * time.Second, Lease: lease.Config{TTL: 2 * time.Second}}, h.pool, h.nats.Config(), testkit.Logger(t), prometheus.NewRegistry())
+	r, err := relay.New(relay.Config{BatchSize: 500, BatchBytes: 4 << 20, PollInterval: 10 * time.Millisecond,
+		PublishTimeout: 5 * time.Second, CheckInterval: time.Second,
+		DrainTimeout: 5 * time.Second, DatabaseTimeout: 30 * time.Second, Lease: lease.Config{TTL: 2 * time.Second}}, h.pool,
+		h.nats.Config(), testkit.Logger(t), prometheus.NewRegistry())
 	if err != nil {
 		t.Fatal(err)
 	}
 	return r
 }
 
-// publish has the outbox published, by a relay that ends with the call.
+// publish publishes the outbox with a relay that ends before the call returns.
 func (h *harness) publish(t *testing.T) {
 	t.Helper()
 	r := h.relay(t)
@@ -77,10 +79,11 @@ func TestAConsumerIsReplayedFollowedAndInterrupted(t *testing.T) {
 	}
 	ada := d.signIn(t, d.Tokens.Admin)
 	const link = "/console/act/consumer.replay?consumer=threadcache"
-	page(t, ada, link).says("An interrupted replay changes nothing", "It reads the truth: stream EVENTS-0 begins at 4.", "Built anew: child_lists,")
+	page(t, ada, link).says("An interrupted replay changes nothing", "It reads the truth: stream EVENTS-0 begins at 4.",
+		"It rebuilds child_lists,")
 
 	d.exec(t, `INSERT INTO consumer_offsets (consumer_name, partition_key, last_processed_id) VALUES ('threadcache', 'EVENTS-0', 0)`)
-	batch, err := d.pool.Begin(t.Context()) // a batch of the live consumer, for which the switch waits
+	batch, err := d.pool.Begin(t.Context()) // a batch of the live consumer; the switch waits for it
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -88,19 +91,21 @@ func TestAConsumerIsReplayedFollowedAndInterrupted(t *testing.T) {
 	if _, err := batch.Exec(t.Context(), `SELECT FROM consumer_offsets FOR UPDATE`); err != nil {
 		t.Fatal(err)
 	}
-	first := ada.act(link).says("under way")
-	testkit.Eventually(t, time.Minute, "the replay waits", func() (bool, error) { return strings.Contains(ada.get(first.path).text(), "switching: 3 done"), nil })
+	first := ada.begin(link).says("under way")
+	testkit.Eventually(t, time.Minute, "the replay waits",
+		func() (bool, error) { return strings.Contains(ada.get(first.path).text(), "switching: 3 done"), nil })
 	page(t, ada, "/console/consumers").says("replay under way", "switching: 3 events.")
 	if a := ada.get(link); a.status != 409 || !strings.Contains(a.text(), "another replay of this consumer is running") {
-		t.Errorf("a second replay is offered: %d: %s", a.status, a.text())
+		t.Errorf("the console offers a second replay: %d: %s", a.status, a.text())
 	}
 	if n := d.count(t, `SELECT count(*) FROM child_lists`); n != 0 {
-		t.Errorf("%d live rows while it is under way", n)
+		t.Errorf("%d live rows during the replay", n)
 	}
 	if err := batch.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	testkit.Eventually(t, time.Minute, "the replay ends", func() (bool, error) { return !strings.Contains(ada.get(first.path).text(), "under way"), nil })
+	testkit.Eventually(t, time.Minute, "the replay ends",
+		func() (bool, error) { return !strings.Contains(ada.get(first.path).text(), "under way"), nil })
 	page(t, ada, first.path).says("done Replayed from the truth: 3 events applied in", "It has 0 dead letters now.")
 	if n := d.count(t, `SELECT count(*) FROM child_lists`); n != 3 {
 		t.Errorf("%d rows after the replay, want 3", n)
@@ -109,9 +114,10 @@ func TestAConsumerIsReplayedFollowedAndInterrupted(t *testing.T) {
 	d.exec(t, `UPDATE child_lists SET body = 'damaged'`)
 	shut := make(chan struct{})
 	gate.Store(&shut)
-	stopped := ada.act(link).says("under way", "making the new tables")
+	stopped := ada.begin(link).says("under way", "making the new tables")
 	d.stop()
-	testkit.Eventually(t, time.Minute, "the outcome is recorded", func() (bool, error) { return strings.Contains(ada.get(stopped.path).text(), "failed"), nil })
+	testkit.Eventually(t, time.Minute, "the outcome is recorded",
+		func() (bool, error) { return strings.Contains(ada.get(stopped.path).text(), "failed"), nil })
 	page(t, ada, stopped.path).says("The replay was stopped before its end: Nothing has changed: the live tables are as they were.")
 	if n := d.count(t, `SELECT count(*) FROM child_lists WHERE body = 'damaged'`); n != 3 {
 		t.Errorf("%d rows are as they were, want 3", n)

@@ -26,16 +26,17 @@ import (
 
 const (
 	cookieName   = "tidings_console"
-	sessionLives = 12 * time.Hour  // then one signs in again, also with a token without an end
-	lookupTTL    = time.Second     // how long a session may go on after its token has ended
-	keepSessions = 1 << 12         // that are remembered for lookupTTL
-	guessEvery   = 6 * time.Second // an address may sign in wrongly so often,
-	guessBurst   = 10              // and so often at once
-	keepGuesses  = 1 << 14         // addresses
+	sessionLives = 12 * time.Hour  // then the reader signs in again, even if the token never expires
+	lookupTTL    = time.Second     // how long a session may outlast its token
+	keepSessions = 1 << 12         // number of tokens kept for lookupTTL
+	guessEvery   = 6 * time.Second // an address may try one unknown token per guessEvery,
+	guessBurst   = 10              // after guessBurst at once
+	keepGuesses  = 1 << 14         // number of addresses kept
 	maxToken     = 4096            // bytes
 )
 
-// sealer makes cookies that nobody else can make or read: AES-GCM under keys that are derived from the cursor keys. The first seals, each opens.
+// sealer makes cookies that no other party can make or read. It uses AES-GCM with keys derived from the cursor keys.
+// The first key seals, every key opens.
 type sealer []cipher.AEAD
 
 func newSealer(keys [][]byte) (sealer, error) {
@@ -61,13 +62,14 @@ func newSealer(keys [][]byte) (sealer, error) {
 	return s, nil
 }
 
-// seal writes whose session it is and when it began.
+// seal returns a cookie value with the token's hash and the session's start.
 func (s sealer) seal(h tokens.Hash, at time.Time) string {
 	plain := binary.BigEndian.AppendUint64(h[:], uint64(at.Unix()))
 	return base64.RawURLEncoding.EncodeToString(s[0].Seal(nil, nil, plain, nil))
 }
 
-// open returns whose session it is, unless it was not sealed here or is too old.
+// open returns the hash of the session's token. It reports false if no key of s sealed the text or the session is too
+// old.
 func (s sealer) open(text string, now time.Time) (h tokens.Hash, ok bool) {
 	sealed, err := base64.RawURLEncoding.Strict().DecodeString(text)
 	if err != nil {
@@ -85,7 +87,7 @@ func (s sealer) open(text string, now time.Time) (h tokens.Hash, ok bool) {
 	return h, false
 }
 
-// sessions looks tokens up, and remembers them for lookupTTL.
+// sessions finds tokens in the database and caches them for lookupTTL.
 type sessions struct {
 	find  func(context.Context, tokens.Hash) (tokens.Principal, time.Time, error)
 	mu    *sync.Mutex
@@ -98,11 +100,11 @@ type foundToken struct {
 }
 
 func newSessions(l tokens.Lookup) sessions {
-	known, _ := simplelru.NewLRU[tokens.Hash, foundToken](keepSessions, nil) // of a size above 0
+	known, _ := simplelru.NewLRU[tokens.Hash, foundToken](keepSessions, nil) // no error: the size is above 0
 	return sessions{l.Find, new(sync.Mutex), known}
 }
 
-// principal returns whom the token stands for, or tokens.ErrUnauthenticated.
+// principal returns the principal of the token, or tokens.ErrUnauthenticated.
 func (s sessions) principal(ctx context.Context, h tokens.Hash) (tokens.Principal, error) {
 	s.mu.Lock()
 	f, ok := s.known.Get(h)
@@ -121,23 +123,23 @@ func (s sessions) principal(ctx context.Context, h tokens.Hash) (tokens.Principa
 	return who, nil
 }
 
-// guesses bounds how often an address signs in with a token that nobody knows.
+// guesses limits how often one address may try unknown tokens.
 type guesses struct {
 	mu *sync.Mutex
 	by *simplelru.LRU[netip.Prefix, *rate.Limiter]
 }
 
 func newGuesses() guesses {
-	by, _ := simplelru.NewLRU[netip.Prefix, *rate.Limiter](keepGuesses, nil) // of a size above 0
+	by, _ := simplelru.NewLRU[netip.Prefix, *rate.Limiter](keepGuesses, nil) // no error: the size is above 0
 	return guesses{new(sync.Mutex), by}
 }
 
-// of returns the address's limiter. An address of IPv6 is a network of 64 bits.
+// of returns the limiter of the request's address. For IPv6 a limiter covers a /64 network.
 func (g guesses) of(r *http.Request) *rate.Limiter {
 	var from netip.Prefix
 	if a, err := netip.ParseAddrPort(r.RemoteAddr); err == nil {
 		ip := a.Addr().Unmap().WithZone("")
-		from, _ = ip.Prefix(min(ip.BitLen(), 64)) // of a valid address
+		from, _ = ip.Prefix(min(ip.BitLen(), 64)) // no error: the address is valid
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -149,7 +151,8 @@ func (g guesses) of(r *http.Request) *rate.Limiter {
 	return l
 }
 
-// session returns who the request's cookie stands for, or tokens.ErrUnauthenticated. A token without the role read opens no page.
+// session returns the principal and the token's hash of the request's cookie, or tokens.ErrUnauthenticated. No page
+// opens for a token without the role read.
 func (c *Console) session(r *http.Request) (tokens.Principal, tokens.Hash, error) {
 	cookie, err := r.Cookie(cookieName)
 	if err != nil {
@@ -165,7 +168,8 @@ func (c *Console) session(r *http.Request) (tokens.Principal, tokens.Hash, error
 	return who, h, err
 }
 
-// cookie of a session. Lax: a link from elsewhere opens the page it names; no page writes on GET.
+// cookie returns a session's cookie; an empty value deletes it. SameSite is Lax, so a link from another site opens its
+// page signed in. No page writes on GET, so this is safe.
 func cookie(r *http.Request, value string) *http.Cookie {
 	secure := r.TLS != nil || strings.EqualFold(r.Header.Get("X-Forwarded-Proto"), "https")
 	c := &http.Cookie{Name: cookieName, Value: value, Path: "/console", HttpOnly: true, Secure: secure, SameSite: http.SameSiteLaxMode}
@@ -175,7 +179,8 @@ func cookie(r *http.Request, value string) *http.Cookie {
 	return c
 }
 
-// toSignIn sends a reader to the form, which leads back. A write, and a live stream, are not repeated.
+// toSignIn redirects to the sign-in form, which leads back after a GET. It does not repeat a write. A live stream gets
+// 401.
 func (c *Console) toSignIn(w http.ResponseWriter, r *http.Request) {
 	if strings.HasPrefix(r.URL.Path, root+"live/") {
 		http.Error(w, "signed out", http.StatusUnauthorized)
@@ -188,7 +193,7 @@ func (c *Console) toSignIn(w http.ResponseWriter, r *http.Request) {
 	http.Redirect(w, r, to, http.StatusSeeOther)
 }
 
-// next is where to go after signing in: a page of the console, and nothing else.
+// next returns the page to open after signing in. It returns only pages of the console.
 func next(r *http.Request) string {
 	next := r.FormValue("next")
 	if !ours(next) || strings.HasPrefix(next, root+"sign-") {
@@ -197,10 +202,11 @@ func next(r *http.Request) string {
 	return next
 }
 
-// ours reports the path, and query, of a page of the console.
+// ours reports whether to is a path (with a query) of the console.
 func ours(to string) bool {
 	u, err := url.Parse(to)
-	return err == nil && !u.IsAbs() && u.Host == "" && strings.HasPrefix(u.Path, root) && strings.HasPrefix(path.Clean(u.Path)+"/", root) && !strings.Contains(u.Path, "\\")
+	return err == nil && !u.IsAbs() && u.Host == "" && strings.HasPrefix(u.Path, root) && strings.HasPrefix(path.Clean(u.Path)+"/", root) &&
+		!strings.Contains(u.Path, "\\")
 }
 
 type signInData struct {

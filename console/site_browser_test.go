@@ -25,9 +25,9 @@ import (
 
 const (
 	siteTenant = 1                     // dev's
-	siteTime   = 2 * time.Minute       // for what the site does by itself
-	person     = 4_242                 // who is erased
-	secret     = "the-words-of-person" // in all that they write
+	siteTime   = 2 * time.Minute       // for changes of the site without an act
+	person     = 4_242                 // the person to erase
+	secret     = "the-words-of-person" // in all texts of the person
 )
 
 // site is `tidings dev` with `tidings demo` beside it, and its console.
@@ -42,7 +42,7 @@ func live(t *testing.T) *site {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "tidings-site-")
 	if err == nil {
-		err = os.Chmod(dir, 0o755) // PostgreSQL runs as another user where this one is root
+		err = os.Chmod(dir, 0o755) // PostgreSQL runs as another user if the test runs as root
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -83,7 +83,7 @@ func live(t *testing.T) *site {
 	return s
 }
 
-// run runs a command of the binary until stop is called, or the test ends.
+// run runs a command of the binary until the test calls stop or ends.
 func (s *site) run(t *testing.T, args ...string) (stop func()) {
 	t.Helper()
 	cmd := exec.Command(s.bin, append(args, "--data", filepath.Join(s.dir, "data"))...)
@@ -102,7 +102,7 @@ func (s *site) run(t *testing.T, args ...string) (stop func()) {
 			return
 		}
 		stopped = true
-		_ = cmd.Process.Signal(os.Interrupt) // it may have ended
+		_ = cmd.Process.Signal(os.Interrupt) // an error means that the process has ended
 		err := cmd.Wait()
 		log.Close()
 		if said, _ := os.ReadFile(log.Name()); err != nil || t.Failed() {
@@ -134,8 +134,8 @@ func (s *site) write(t *testing.T, method, path, body string) {
 	}
 }
 
-// TestTheSiteInTheBrowser looks at an installation that is well and works, reads its API's documents without the internet, and erases a person who wrote and was written to.
-// `make screenshots` takes its pictures from here.
+// TestTheSiteInTheBrowser uses a healthy installation under load. It reads the API's documents without the internet,
+// and erases a person with comments and edges. `make screenshots` takes its pictures from here.
 func TestTheSiteInTheBrowser(t *testing.T) {
 	s, c := live(t), chromium(t)
 	stop := s.run(t, "demo", "--rate", "60", "--seed", "7")
@@ -143,15 +143,16 @@ func TestTheSiteInTheBrowser(t *testing.T) {
 	s.isWell(b)
 	s.documents(b)
 	s.pictures(b)
-	stop() // an erasure has an end when the person no longer writes
+	stop() // an erasure ends only when the person no longer writes
 	s.erases(b)
 	s.deadLetters(b)
 }
 
-// moving says that the API, the relay and each consumer show a rate.
-const moving = `[...document.querySelectorAll(".box")].filter(box => [2, 3].some(i => /^[1-9][0-9]*\/s$/.test(box.children[i].textContent))).length === 5`
+// moving is a JavaScript condition: the API, the relay and each consumer show a rate.
+const moving = `[...document.querySelectorAll(".box")].filter(box => [2, 3].some(i => ` +
+	`/^[1-9][0-9]*\/s$/.test(box.children[i].textContent))).length === 5`
 
-// isWell waits until the overview says that all is well, with numbers that move.
+// isWell waits until the overview shows a healthy installation with changing rates.
 func (s *site) isWell(b *browser) {
 	b.open("/console/")
 	b.until(`document.querySelector(".notes, .badge.ok") && document.querySelectorAll(".box.ok").length >= 7`)
@@ -165,27 +166,30 @@ func (s *site) isWell(b *browser) {
 	}
 }
 
-// documents reads /docs, which hear watches for requests to other hosts.
+// documents reads /docs. hear watches for requests to other hosts.
 func (s *site) documents(b *browser) {
 	b.open("/docs")
 	b.waits("PUT /v1/follows/{follower_id}/{followee_id}")
 	if n := eval[int](b, `document.querySelectorAll("h2[id]").length`); n < 40 {
 		b.t.Errorf("/docs lists %d operations", n)
 	}
-	if got := eval[int](b, `fetch(document.querySelector("a[href$='.json']").href).then(r => r.json()).then(d => Object.keys(d.paths).length)`); got < 30 {
+	if got := eval[int](b, `fetch(document.querySelector("a[href$='.json']").href).then(r => r.json()).then(d => `+
+		`Object.keys(d.paths).length)`); got < 30 {
 		b.t.Errorf("the OpenAPI document has %d paths", got)
 	}
 	b.accessible("/docs")
 }
 
-// pictures takes those of the main pages, of what lives now.
+// pictures takes screenshots of the main pages with current data.
 func (s *site) pictures(b *browser) {
 	var event, child string
 	var object int64
-	testkit.Eventually(b.t, siteTime, "an event has come everywhere, and a comment waits for a moderator", func() (bool, error) {
-		err := s.pool.QueryRow(b.t.Context(), `SELECT event_id::text FROM outbox_messages WHERE aggregate_type = 'comment' AND event_type = 'created' AND processed_at < now() - interval '3 s' ORDER BY id DESC LIMIT 1`).Scan(&event)
+	testkit.Eventually(b.t, siteTime, "every consumer has applied an event, and a comment waits for a moderator", func() (bool, error) {
+		err := s.pool.QueryRow(b.t.Context(), `SELECT event_id::text FROM outbox_messages WHERE aggregate_type = 'comment'
+			AND event_type = 'created' AND processed_at < now() - interval '3 s' ORDER BY id DESC LIMIT 1`).Scan(&event)
 		if err == nil {
-			err = s.pool.QueryRow(b.t.Context(), `SELECT child_id::text, object_id FROM child_lists WHERE kind = 'comment' AND moderation_state = 'PENDING' LIMIT 1`).Scan(&child, &object)
+			err = s.pool.QueryRow(b.t.Context(), `SELECT child_id::text, object_id FROM child_lists WHERE kind = 'comment'
+				AND moderation_state = 'PENDING' LIMIT 1`).Scan(&child, &object)
 		}
 		return err == nil, err
 	})
@@ -212,25 +216,29 @@ func (s *site) pictures(b *browser) {
 	b.shot("console-archive")
 }
 
-// erases has the person write, be followed and be answered, and erases them. A consumer that is paused holds the erasure up: its page shows for what it waits.
+// erases lets the person write, be followed and be answered, and then erases them. A paused consumer delays the
+// erasure, and the act's page shows that it waits.
 func (s *site) erases(b *browser) {
 	t := b.t
 	if _, err := consumers.Pause(t.Context(), s.pool, "threadcache", "ann", "the test"); err != nil {
 		t.Fatal(err)
 	}
-	const behind = 20 // messages: it no longer follows
-	testkit.Eventually(t, siteTime, "threadcache takes no more events", func() (bool, error) {
+	const behind = 20 // messages; threadcache no longer follows
+	testkit.Eventually(t, siteTime, "threadcache applies no more events", func() (bool, error) {
 		s.write(t, http.MethodPost, fmt.Sprintf("/v1/posts/%d/comments", 2*person), `{"author_id":"1","body":"somebody else's"}`)
-		return s.count(t, `SELECT count(*) FROM consumer_offsets a JOIN consumer_offsets c USING (partition_key) WHERE a.consumer_name = 'archiver' AND c.consumer_name = 'threadcache'
+		return s.count(t, `SELECT count(*) FROM consumer_offsets a JOIN consumer_offsets c USING (partition_key)
+			WHERE a.consumer_name = 'archiver' AND c.consumer_name = 'threadcache'
 			AND a.last_processed_id >= c.last_processed_id + $1`, behind) == 1, nil
 	})
 	for i := range 3 {
 		s.write(t, http.MethodPut, fmt.Sprintf("/v1/follows/%d/%d", person, i+1), "")
 		s.write(t, http.MethodPut, fmt.Sprintf("/v1/follows/%d/%d", i+1, person), "")
-		s.write(t, http.MethodPost, fmt.Sprintf("/v1/posts/%d/comments", person+i), fmt.Sprintf(`{"author_id":"%d","body":"%s %d"}`, person, secret, i))
+		s.write(t, http.MethodPost, fmt.Sprintf("/v1/posts/%d/comments", person+i),
+			fmt.Sprintf(`{"author_id":"%d","body":"%s %d"}`, person, secret, i))
 	}
 	testkit.Eventually(t, siteTime, "the comments are published", func() (bool, error) {
-		return s.count(t, `SELECT count(*) FROM outbox_messages WHERE payload::text LIKE '%' || $1 || '%' AND processed_at IS NOT NULL`, secret) == 3, nil
+		return s.count(t, `SELECT count(*) FROM outbox_messages WHERE payload::text LIKE '%' || $1 || '%' AND processed_at IS NOT NULL`,
+			secret) == 3, nil
 	})
 	rows, _ := s.pool.Query(t.Context(), `SELECT stream_seq FROM outbox_messages WHERE payload::text LIKE '%' || $1 || '%'`, secret)
 	sequences, err := pgx.CollectRows(rows, pgx.RowTo[int64])
@@ -239,14 +247,15 @@ func (s *site) erases(b *browser) {
 	}
 	b.open("/console/erasure")
 	b.click("Erase a person")
-	b.run(chromedp.SetValue(chromedp.CSS("#f-tenant"), fmt.Sprint(siteTenant)), chromedp.SetValue(chromedp.CSS("#f-author"), fmt.Sprint(person)), chromedp.SendKeys(chromedp.CSS("#reason"), "ticket 17"),
+	b.run(chromedp.SetValue(chromedp.CSS("#f-tenant"), fmt.Sprint(siteTenant)),
+		chromedp.SetValue(chromedp.CSS("#f-author"), fmt.Sprint(person)), chromedp.SendKeys(chromedp.CSS("#reason"), "ticket 17"),
 		chromedp.Submit(chromedp.CSS("#reason")))
 	b.waits("under way waiting for")
 	b.accessible("an erasure under way")
 	if _, err := consumers.Resume(t.Context(), s.pool, "threadcache"); err != nil {
 		t.Fatal(err)
 	}
-	b.waits("A scan of everything has found nothing more. Redacted: ")
+	b.waits("A scan of all stores found nothing more. Redacted: ")
 	b.open("/console/erasure")
 	row := eval[string](b, `document.querySelector("tbody tr").innerText`)
 	for _, want := range []string{"4,242", "erased", "ticket 17", "children 3", "edges 6", "followercounts", "archiver", "stream"} {
@@ -259,10 +268,11 @@ func (s *site) erases(b *browser) {
 	s.nothingLeft(t, sequences)
 }
 
-// nothingLeft looks for the person's words in every table, and on the stream.
+// nothingLeft searches for the person's words in every table and on the stream.
 func (s *site) nothingLeft(t *testing.T, sequences []int64) {
 	t.Helper()
-	rows, _ := s.pool.Query(t.Context(), `SELECT format('%I.%I', schemaname, tablename) FROM pg_tables WHERE schemaname NOT IN ('pg_catalog', 'information_schema')`)
+	rows, _ := s.pool.Query(t.Context(), `SELECT format('%I.%I', schemaname, tablename) FROM pg_tables
+		WHERE schemaname NOT IN ('pg_catalog', 'information_schema')`)
 	tables, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil || len(tables) < 40 {
 		t.Fatal(len(tables), err)
@@ -272,7 +282,8 @@ func (s *site) nothingLeft(t *testing.T, sequences []int64) {
 			t.Errorf("%d rows of %s have words of the person", n, table)
 		}
 	}
-	if n := s.count(t, `SELECT count(*) FROM edges_follow WHERE from_id = $1 OR to_id = $1`, person) + s.count(t, `SELECT count(*) FROM edge_lists WHERE from_id = $1 OR to_id = $1`, person); n != 0 {
+	if n := s.count(t, `SELECT count(*) FROM edges_follow WHERE from_id = $1 OR to_id = $1`, person) +
+		s.count(t, `SELECT count(*) FROM edge_lists WHERE from_id = $1 OR to_id = $1`, person); n != 0 {
 		t.Errorf("%d edges of the person are left", n)
 	}
 	stream, err := s.js.Stream(t.Context(), "EVENTS-0")
@@ -285,18 +296,22 @@ func (s *site) nothingLeft(t *testing.T, sequences []int64) {
 		}
 	}
 	if len(sequences) != 3 {
-		t.Errorf("%d sequences were looked for", len(sequences))
+		t.Errorf("%d published messages had the words of the person, want 3", len(sequences))
 	}
 }
 
-// deadLetters takes the picture of some.
+// deadLetters takes a screenshot of dead letters.
 func (s *site) deadLetters(b *browser) {
 	for cause, n := range map[string]int{"nats: maximum payload exceeded": 12, "nats: no response from stream": 3} {
-		s.exec(b.t, `INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, attempts, event_id, inserted_at, slot, last_error, cause, dead_at)
-			SELECT nextval('outbox_messages_id_seq'), 1, 'comment', 300 + g, 'created', 1, '{}', now(), now(), 11, gen_random_uuid(), now(), 0, $1::text, $1, now() - g * interval '7 s' FROM generate_series(1, $2::int) g`, cause, n)
+		s.exec(b.t, `INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload,
+			occurred_at, available_at, attempts, event_id, inserted_at, slot, last_error, cause, dead_at)
+			SELECT nextval('outbox_messages_id_seq'), 1, 'comment', 300 + g, 'created', 1, '{}', now(), now(), 11, gen_random_uuid(), now(),
+			0, $1::text, $1, now() - g * interval '7 s' FROM generate_series(1, $2::int) g`, cause, n)
 	}
-	s.exec(b.t, `INSERT INTO consumer_dead_letters (consumer_name, stream_seq, partition_key, tenant_id, aggregate_type, aggregate_id, event_id, event_type, event_version, headers, payload, error, cause)
-		SELECT 'threadcache', g, 'EVENTS-0', 1, 'comment', 300 + g, gen_random_uuid(), 'muted', 1, '{}', '', 'unknown type of event: comment.muted', 'unknown type of event: comment.muted' FROM generate_series(1, 4) g`)
+	s.exec(b.t, `INSERT INTO consumer_dead_letters (consumer_name, stream_seq, partition_key, tenant_id, aggregate_type, aggregate_id,
+		event_id, event_type, event_version, headers, payload, error, cause)
+		SELECT 'threadcache', g, 'EVENTS-0', 1, 'comment', 300 + g, gen_random_uuid(), 'muted', 1, '{}', '',
+		'unknown type of event: comment.muted', 'unknown type of event: comment.muted' FROM generate_series(1, 4) g`)
 	b.open("/console/dead-letters")
 	b.waits("maximum payload exceeded")
 	b.shot("console-dead-letters")

@@ -11,35 +11,35 @@ import (
 )
 
 const (
-	stateFor    = time.Second      // all who look within it share one reading
-	sampleEvery = 5 * time.Second  // a point of a line
-	sampleKept  = 720              // points: an hour
-	sampleAfter = time.Hour        // nobody has looked for so long: no more points
-	ratesWithin = 30 * time.Second // readings further apart say nothing of now
+	stateFor    = time.Second      // all readers within it share one reading
+	sampleEvery = 5 * time.Second  // one point of a line
+	sampleKept  = 720              // points: one hour
+	sampleAfter = time.Hour        // without a reader for so long, sampling stops
+	ratesWithin = 30 * time.Second // readings further apart give no current rate
 )
 
 // observed is one reading of the whole installation.
 type observed struct {
 	At    time.Time
 	State status.State
-	Slots []outbox.Slot // nil: the truth is away
-	More  bool          // there is more in the slots than was counted
-	Rates *status.Rates // nil: this is the first reading for a while
-	Wrote float64       // events written per second, where Rates are known; below 0: not known
+	Slots []outbox.Slot // nil: the outbox is unknown
+	More  bool          // the slots have more rows than ReadSlots counted
+	Rates *status.Rates // nil: no reading in the last ratesWithin
+	Wrote float64       // events written per second, if Rates are known; negative: unknown
 }
 
-// observer reads the installation at most once in stateFor, and keeps how far consumers were behind.
+// observer reads the installation at most once per stateFor, and keeps the lag of each consumer over time.
 type observer struct {
 	src status.Sources
 
-	busy   chan struct{} // held by who reads
+	busy   chan struct{} // a semaphore: one reading at a time
 	mu     sync.Mutex
 	last   *observed
 	looked time.Time
-	lines  map[string][]point // by consumer
+	lines  map[string][]point // by consumer name
 }
 
-// point is how far a consumer was behind.
+// point is a consumer's lag at one moment.
 type point struct {
 	at  time.Time
 	lag int64
@@ -49,7 +49,7 @@ func newObserver(src status.Sources) *observer {
 	return &observer{src: src, busy: make(chan struct{}, 1), lines: make(map[string][]point)}
 }
 
-// state is how everything is, up to stateFor ago.
+// state returns a reading of the installation that is at most stateFor old.
 func (o *observer) state(ctx context.Context) (*observed, error) {
 	o.mu.Lock()
 	o.looked = time.Now()
@@ -75,7 +75,7 @@ func (o *observer) read(ctx context.Context) (*observed, error) {
 	if now.State, err = status.Read(ctx, o.src); err != nil {
 		return nil, err
 	}
-	if !now.State.IsAway(status.ServerTruth) {
+	if now.State.Outbox != nil {
 		if now.Slots, now.More, err = outbox.ReadSlots(ctx, o.src.Truth); err != nil {
 			return nil, err
 		}
@@ -101,14 +101,15 @@ func (o *observer) read(ctx context.Context) (*observed, error) {
 	return now, nil
 }
 
-// line is how far the consumer was behind, the oldest point first.
+// line returns the lag of the consumer over time, oldest point first.
 func (o *observer) line(consumer string) []point {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return slices.Clone(o.lines[consumer])
 }
 
-// run keeps the lines going for a while after somebody has looked. A reading that fails leaves a gap.
+// run samples the lag of consumers until sampleAfter has passed without a reader. A failed reading leaves a gap in the
+// lines.
 func (o *observer) run(ctx context.Context) {
 	tick := time.NewTicker(sampleEvery)
 	defer tick.Stop()

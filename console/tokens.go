@@ -17,7 +17,7 @@ import (
 
 type tokensPage struct {
 	Tenant int64 // 0: all
-	All    bool  // former ones too
+	All    bool  // include former tokens
 	Rows   []tokenRow
 	Former int
 }
@@ -52,7 +52,7 @@ func (c *Console) tokensData(ctx context.Context, v *view) (any, error) {
 	return p, nil
 }
 
-// tokenState is a word for what has become of a token.
+// tokenState describes the state of a token in a word.
 func tokenState(t tokens.Token, now time.Time) (state, look string) {
 	const soon = 14 * 24 * time.Hour
 	switch {
@@ -68,7 +68,7 @@ func tokenState(t tokens.Token, now time.Time) (state, look string) {
 	return "works", "ok"
 }
 
-// tokenTenant is whose token the form is about. A tenant's admin has its tenant's alone.
+// tokenTenant returns the tenant of the form's token. A tenant's admin may name only its own tenant.
 func tokenTenant(v tokens.Principal, in url.Values) (int64, error) {
 	if !v.System() {
 		return v.TenantID, nil
@@ -103,7 +103,9 @@ func (c *Console) lookTokenCreate(_ context.Context, v *view, in url.Values) (su
 		s.Target = "a new token"
 	}
 	if v.who.System() {
-		s.Fields = append([]field{{Name: "tenant", Label: "Tenant", Hint: "0 for a system token: it opens the console and sees every tenant", Kind: "number", Value: cmp.Or(in.Get("tenant"), "0"), Required: true}}, s.Fields...)
+		s.Fields = append([]field{{Name: "tenant", Label: "Tenant",
+			Hint: "0 for a system token: it opens the console and sees every tenant", Kind: "number", Value: cmp.Or(in.Get("tenant"), "0"),
+			Required: true}}, s.Fields...)
 	}
 	return s, nil
 }
@@ -137,14 +139,15 @@ func (c *Console) issue(ctx context.Context, d *doing, spec tokens.Spec) (string
 		return "", err
 	}
 	d.showOnce(made.Token)
-	says := fmt.Sprintf("Made the %s with the fingerprint %s and the roles %s.", tokenTarget(spec.TenantID, spec.Name), tokens.Fingerprint(made.Token), strings.Join(made.Roles, ", "))
+	says := fmt.Sprintf("Made the %s with the fingerprint %s and the roles %s.", tokenTarget(spec.TenantID, spec.Name),
+		tokens.Fingerprint(made.Token), strings.Join(made.Roles, ", "))
 	if made.Replaced != nil {
 		says += " The token before it works until " + made.Replaced.UTC().Format(time.RFC3339) + "."
 	}
 	return says, nil
 }
 
-// lookToken finds the token that a form names.
+// lookToken finds the working token that a form names.
 func (c *Console) lookToken(ctx context.Context, v *view, in url.Values) (subject, error) {
 	tenant, err := tokenTenant(v.who, in)
 	if err != nil {
@@ -163,8 +166,10 @@ func (c *Console) lookToken(ctx context.Context, v *view, in url.Values) (subjec
 
 func (c *Console) lookTokenRotate(ctx context.Context, v *view, in url.Values) (subject, error) {
 	s, err := c.lookToken(ctx, v, in)
-	s.Says = []string{"A new token with the same roles and rates takes the name. It is shown once, after you confirm.", "The current token continues to work for the time below. Give the service the new one meanwhile."}
-	s.Fields = []field{{Name: "overlap", Label: "Hours for which the current token continues to work", Kind: "number", Value: "24", Required: true}}
+	s.Says = []string{"A new token with the same roles and rates takes the name. It is shown once, after you confirm.",
+		"The current token continues to work for the time below. Give the service the new one meanwhile."}
+	s.Fields = []field{{Name: "overlap", Label: "Hours for which the current token continues to work", Kind: "number",
+		Value: "24", Required: true}}
 	return s, err
 }
 
@@ -182,7 +187,8 @@ func (c *Console) doTokenRotate(ctx context.Context, d *doing) (string, error) {
 
 func (c *Console) lookTokenRevoke(ctx context.Context, v *view, in url.Values) (subject, error) {
 	s, err := c.lookToken(ctx, v, in)
-	s.Says = []string{"Every token of this name ends, those that it replaced too. A second later no process takes them.", "This cannot be undone. A session of the console that began with it ends as well."}
+	s.Says = []string{"Every token of this name ends, including those that it replaced. After one second no process accepts them.",
+		"This cannot be undone. Sessions of the console that began with one of them end as well."}
 	return s, err
 }
 

@@ -17,19 +17,19 @@ import (
 	"github.com/tidings/tidings/tokens"
 )
 
-// page is one page, and its entry in the navigation.
+// page is a page with its entry in the navigation.
 type page struct {
-	path   string // below /console/; empty: the first page
+	path   string // below /console/; empty for the first page
 	title  string
-	key    string // g and this letter open it; empty: none
-	group  string // of the navigation; empty: it is not there
-	role   string // that it needs; empty: read
-	system bool   // for system tokens alone
-	live   bool   // its template has "live", which is sent again each second when it has changed
+	key    string // the keys g and this letter open the page; empty: no key
+	group  string // of the navigation; empty: the navigation does not list the page
+	role   string // the role that the page needs; empty: read
+	system bool   // only system tokens may open it
+	live   bool   // its template has "live", which the hub sends again within a second of a change
 	data   func(context.Context, *view) (any, error)
 }
 
-// name is the page's, for templates and streams.
+// name returns the page's name in templates and stream URLs.
 func (p *page) name() string {
 	if p.path == "" {
 		return "overview"
@@ -39,19 +39,20 @@ func (p *page) name() string {
 
 func (p *page) template() string { return p.name() }
 
-// view is one request by somebody who is signed in, or one reading of a live page for all who look at the same.
+// view is one request of a reader who is signed in. The hub also uses one view for a live page that several readers
+// share.
 type view struct {
 	c    *Console
-	w    http.ResponseWriter // nil in a reading of a live page
+	w    http.ResponseWriter // nil for a live page of the hub
 	r    *http.Request
-	who  tokens.Principal // without a name in a reading of a live page
+	who  tokens.Principal // without the token's name for a live page of the hub
 	hash tokens.Hash
 }
 
-// query is a parameter of the URL.
+// query returns a parameter of the URL, without surrounding spaces.
 func (v *view) query(name string) string { return strings.TrimSpace(v.r.URL.Query().Get(name)) }
 
-// queryInt is a parameter that is a number, 0 without it, or a *inputError.
+// queryInt returns a parameter as a number, 0 if it is absent. Errors: *inputError.
 func (v *view) queryInt(name string) (int64, error) {
 	s := v.query(name)
 	if s == "" {
@@ -64,7 +65,8 @@ func (v *view) queryInt(name string) (int64, error) {
 	return n, nil
 }
 
-// with is the URL of this page with other values of the named parameters (name, value, ...); an empty value drops one.
+// with returns the URL of this page with other values of the given parameters (name, value, ...). An empty value
+// removes its parameter.
 func (v *view) with(pairs ...any) string {
 	q := v.r.URL.Query()
 	for i := 0; i+1 < len(pairs); i += 2 {
@@ -78,7 +80,8 @@ func (v *view) with(pairs ...any) string {
 	return u.String()
 }
 
-// tenant is whose rows the view may show: its token's, or of a system token the one of the parameter tenant, 0 for all.
+// tenant returns the tenant whose rows the view may show. For a system token it is the parameter tenant, 0 for all
+// tenants. Errors: *inputError.
 func (v *view) tenant() (int64, error) {
 	if !v.who.System() {
 		return v.who.TenantID, nil
@@ -90,34 +93,34 @@ func (v *view) tenant() (int64, error) {
 	return t, err
 }
 
-// mayReadPayloads reports whether the token reads events as they were written: what is hidden or removed may be in them.
+// mayReadPayloads reports whether the token may read the payloads of events, which may contain hidden or removed text.
 func (v *view) mayReadPayloads() bool {
 	return v.who.Has(tokens.RoleModerate) || v.who.Has(tokens.RoleAdmin)
 }
 
-// may reports whether the token opens the page.
+// may reports whether the token may open the page.
 func (v *view) may(p *page) bool {
 	return (!p.system || v.who.System()) && v.who.Has(tokens.RoleRead) && (p.role == "" || v.who.Has(p.role))
 }
 
-// problem is an error page.
+// problem is an error that the reader sees as a page.
 type problem struct {
 	Status int
 	Title  string // what happened
-	Try    string // what helps
+	Try    string // what the reader can do
 }
 
 func (p *problem) Error() string { return p.Title }
 
-// inputError is a problem of what was asked for: a sentence.
+// inputError reports invalid input to the reader, in a sentence.
 type inputError struct{ says string }
 
 func (e *inputError) Error() string { return e.says }
 
-// errNotFound reports a page, or a thing, that does not exist or that the token may not see.
+// errNotFound reports a page or an object that does not exist, or that the token may not see.
 var errNotFound = errors.New("console: not found")
 
-// problemOf is what the reader is told of an error. logged says that the error itself is for the log.
+// problemOf returns the error page for err. logged reports whether the caller must log err, too.
 func problemOf(err error) (p *problem, logged bool) {
 	var input *inputError
 	var big *http.MaxBytesError
@@ -125,23 +128,27 @@ func problemOf(err error) (p *problem, logged bool) {
 	case errors.As(err, &p):
 		return p, false
 	case errors.Is(err, errNotFound), errors.Is(err, store.ErrNotFound):
-		return &problem{http.StatusNotFound, "This does not exist", "It may have been deleted, or it belongs to another tenant. Verify the address, or search for it."}, false
+		return &problem{http.StatusNotFound, "This does not exist",
+			"It may have been deleted, or it belongs to another tenant. Verify the address, or search for it."}, false
 	case errors.As(err, &input):
 		return &problem{http.StatusUnprocessableEntity, "The request is not valid", input.says}, false
 	case errors.As(err, &big):
-		return &problem{http.StatusRequestEntityTooLarge, "The form is too large", "Send less at once."}, false
+		return &problem{http.StatusRequestEntityTooLarge, "The form is too large", "Send less data at once."}, false
 	case errors.Is(err, postgres.ErrUnproven), errors.Is(err, postgres.ErrUnmigrated):
-		return &problem{http.StatusServiceUnavailable, "The console's database login is not set up", err.Error() + ". The console acts as the role tidings_system: grant it to the login, and run `tidings migrate`."}, true
+		return &problem{http.StatusServiceUnavailable, "The console's database login is not set up",
+			err.Error() + ". The console acts as the role tidings_system: grant it to the login, and run `tidings migrate`."}, true
 	case postgres.IsTransient(err), errors.Is(err, context.DeadlineExceeded):
-		return &problem{http.StatusServiceUnavailable, "A database does not answer", "Retry in a few seconds. Run `tidings status` to see which servers are unavailable."}, true
+		return &problem{http.StatusServiceUnavailable, "A database does not answer",
+			"Retry in a few seconds. Run `tidings status` to see which servers are unavailable."}, true
 	}
-	return &problem{http.StatusInternalServerError, "The console failed", "Retry. If it fails again, read the log of the API around this time: it has the cause."}, true
+	return &problem{http.StatusInternalServerError, "The console failed",
+		"Retry. If it fails again, read the log of the API around this time: it has the cause."}, true
 }
 
 // fail answers with an error page.
 func (c *Console) fail(v *view, err error) {
 	if v.r.Context().Err() != nil && errors.Is(err, context.Canceled) {
-		return // nobody waits
+		return // the reader has closed the connection
 	}
 	p, logged := problemOf(err)
 	if logged {
@@ -150,14 +157,14 @@ func (c *Console) fail(v *view, err error) {
 	c.render(v, p.Status, "error", p.Title, p)
 }
 
-// frame is what every template gets.
+// frame is the data of every template.
 type frame struct {
 	Title   string
 	Page    *page
 	View    *view
 	Data    any
 	Nav     []navGroup
-	LiveURL string // of the page's stream; empty: it has none
+	LiveURL string // of the page's stream; empty: the page is not live
 }
 
 type navGroup struct {
@@ -170,34 +177,34 @@ type navItem struct {
 	Here            bool
 }
 
-// SignedIn reports whether somebody is.
+// SignedIn reports whether the reader is signed in.
 func (f *frame) SignedIn() bool { return f.View.who.Name != "" }
 
-// Who names the token.
+// Who returns the token's name.
 func (f *frame) Who() string { return f.View.who.Name }
 
 // System reports a system token.
 func (f *frame) System() bool { return f.View.who.System() }
 
-// Tenant is the token's.
+// Tenant returns the token's tenant.
 func (f *frame) Tenant() string { return strconv.FormatInt(f.View.who.TenantID, 10) }
 
-// Roles are the token's.
+// Roles returns the token's roles.
 func (f *frame) Roles() string { return strings.Join(f.View.who.Roles, ", ") }
 
-// MayReadPayloads is view.mayReadPayloads, for templates.
+// MayReadPayloads calls view.mayReadPayloads, for templates.
 func (f *frame) MayReadPayloads() bool { return f.View.mayReadPayloads() }
 
-// ReadOnly reports a console that takes no act.
+// ReadOnly reports whether the console refuses all acts.
 func (f *frame) ReadOnly() bool { return f.View.c.cfg.ReadOnly }
 
-// Assets is where they are.
+// Assets returns the URL of the assets.
 func (f *frame) Assets() string { return root + "assets/" + f.View.c.assets }
 
-// With is view.with, for templates.
+// With calls view.with, for templates.
 func (f *frame) With(pairs ...any) string { return f.View.with(pairs...) }
 
-// Query is view.query, for templates.
+// Query calls view.query, for templates.
 func (f *frame) Query(name string) string { return f.View.query(name) }
 
 func (c *Console) frame(v *view, title string, data any) *frame {
@@ -218,7 +225,7 @@ func (c *Console) frame(v *view, title string, data any) *frame {
 	return f
 }
 
-// render answers with a page. It is made as a whole first: an error on the way does not cut it.
+// render answers with a page. It renders the whole page before it writes, so an error never cuts a page short.
 func (c *Console) render(v *view, status int, name, title string, data any) {
 	c.renderFrame(v, status, name, c.frame(v, title, data))
 }
@@ -232,7 +239,7 @@ func (c *Console) renderFrame(v *view, status int, name string, f *frame) {
 	}
 	v.w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	v.w.WriteHeader(status)
-	_, _ = v.w.Write(b.Bytes()) // to somebody who has gone, perhaps
+	_, _ = v.w.Write(b.Bytes()) // an error means that the reader has closed the connection
 }
 
 // showPage reads and renders a page.
@@ -257,7 +264,9 @@ func (c *Console) showPage(v *view, p *page) error {
 
 func (c *Console) refused(v *view, p *page) error {
 	if p.system && !v.who.System() {
-		return &problem{http.StatusForbidden, "This page is for operators", "It shows the whole installation. Sign in with a system token: tidings token create --system --name NAME."}
+		return &problem{http.StatusForbidden, "This page is for operators",
+			"It shows the whole installation. Sign in with a system token: tidings token create --system --name NAME."}
 	}
-	return &problem{http.StatusForbidden, "The token lacks a role", fmt.Sprintf("The page needs the role %s. Sign in with a token that has it.", cmp.Or(p.role, tokens.RoleRead))}
+	return &problem{http.StatusForbidden, "The token lacks a role",
+		fmt.Sprintf("The page needs the role %s. Sign in with a token that has it.", cmp.Or(p.role, tokens.RoleRead))}
 }

@@ -31,15 +31,16 @@ func aggregateOf(e *event.Event) aggregate {
 	return aggregate{e.TenantID, clean(e.AggregateType), e.AggregateID}
 }
 
-// outcome is what a transaction did. InTx may run it again, so it is made anew each time and counted after the commit.
+// outcome is the result of a transaction. InTx may run the transaction again, so each run begins with an empty outcome.
+// The metrics count it after the commit.
 type outcome struct {
 	applied int
 	skipped map[string]int
 	dead    []deadLetter
-	tried   []attempt // of those applied one by one, what failed or was slow
+	tried   []attempt // the events applied one by one that failed or were slow
 }
 
-// attempt is one event that was applied by itself.
+// attempt is one event that was applied alone.
 type attempt struct {
 	*delivery
 	began time.Time
@@ -47,7 +48,7 @@ type attempt struct {
 	fault error
 }
 
-// slowEvent is from when on an event that is applied by itself has a span of its own.
+// slowEvent is the duration from which an event that is applied alone has a span of its own.
 const slowEvent = 100 * time.Millisecond
 
 type deadLetter struct {
@@ -55,11 +56,12 @@ type deadLetter struct {
 	reason string
 }
 
-// BehindAnother is the error of a dead letter that has nothing wrong with it but its place.
+// BehindAnother is the error of a dead letter that is parked only because an earlier event of its aggregate is.
 const BehindAnother = "an earlier event of its aggregate is parked"
 
-// apply runs the batch in one transaction. ctx ending does not stop it: it has ApplyTimeout. An error that may be an event's is
-// looked for event by event. After one that took too long batches are smaller. errMoved says that the offset was not where it should be.
+// apply runs the batch in one transaction. It does not stop when ctx ends; its bound is ApplyTimeout. After an error
+// that an event may have caused, it applies the events one by one to find the poison event. After a batch that took too
+// long, the next batches are smaller. apply returns errMoved if another instance moved the offset.
 func (r *reader) apply(ctx context.Context, stream broker.Stream, b *batch) (err error) {
 	c := r.c
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.cfg.ApplyTimeout)
@@ -73,7 +75,7 @@ func (r *reader) apply(ctx context.Context, stream broker.Stream, b *batch) (err
 	start := time.Now()
 	out, err := r.transact(ctx, stream, b, false)
 	if err != nil && mayBePoison(err) {
-		c.log.WarnContext(ctx, "a batch failed, looking for the event", "stream", r.name, "events", len(b.deliveries), "err", err)
+		c.log.WarnContext(ctx, "a batch failed, applying its events one by one", "stream", r.name, "events", len(b.deliveries), "err", err)
 		out, err = r.transact(ctx, stream, b, true)
 	}
 	end := time.Now()
@@ -97,17 +99,19 @@ func (r *reader) apply(ctx context.Context, stream broker.Stream, b *batch) (err
 	c.metrics.parked.Add(float64(len(out.dead)))
 	for _, d := range out.dead {
 		if d.fault != nil {
-			c.log.ErrorContext(ctx, "poison event parked, with the later ones of its aggregate", "event_id", d.event.ID, "stream", r.name, "stream_seq", d.event.Seq,
-				"tenant", d.event.TenantID, "aggregate", d.event.AggregateType, "aggregate_id", d.event.AggregateID, "err", d.fault, "runbook", "ConsumerDeadLetters")
+			c.log.ErrorContext(ctx, "poison event parked, with the later ones of its aggregate", "event_id", d.event.ID,
+				"stream", r.name, "stream_seq", d.event.Seq, "tenant", d.event.TenantID, "aggregate", d.event.AggregateType,
+				"aggregate_id", d.event.AggregateID, "err", d.fault, "runbook", "ConsumerDeadLetters")
 		}
 	}
 	return nil
 }
 
-// growAfter is how many batches in a row must leave most of their time before larger ones are tried again.
+// growAfter is the number of consecutive full batches that must leave most of their time before batches grow again.
 const growAfter = 10
 
-// resize halves the batches that follow one that used up its time, down to one event, and doubles them after full ones that left most of it.
+// resize halves the batches after one that used up its time, down to one event. It doubles them after growAfter full
+// batches that left most of their time.
 func (r *reader) resize(took time.Duration, events int) {
 	limit, most := int(r.limit.Load()), r.c.cfg.BatchEvents
 	switch {
@@ -123,28 +127,33 @@ func (r *reader) resize(took time.Duration, events int) {
 	r.limit.Store(int64(limit))
 }
 
-// checkKnown returns the fault of an event whose type or version this release does not know. Those of kinds that are data are the projection's to know.
+// checkKnown returns the fault of an event of a built-in aggregate type if this release does not know its event type or
+// version. The projection checks the events of other kinds.
 func checkKnown(e *event.Event) error {
 	if known, exact := event.Known(e.AggregateType, e.Type, e.Version); known && !exact {
-		return event.Permanent(fmt.Errorf("event %s is a %s.%s.v%d: this release does not know it", e.ID, e.AggregateType, e.Type, e.Version))
+		return event.Permanent(fmt.Errorf("event %s is a %s.%s.v%d: this release does not know it", e.ID,
+			e.AggregateType, e.Type, e.Version))
 	}
 	return nil
 }
 
-// mayBePoison tells an error that an event may have caused from the database's own trouble.
+// mayBePoison reports whether an event may have caused the error, and not the database's own trouble.
 func mayBePoison(err error) bool {
 	return event.IsPermanent(err) || !postgres.IsTransient(err) && !postgres.IsSystemic(err) && !errors.Is(err, errMoved)
 }
 
-// manyEvents is from how many events on a batch is planned for what it has; plans of smaller ones are kept.
+// manyEvents is the number of events from which the planner plans each batch; smaller batches share kept plans.
 const manyEvents = 200
 
-// planSQL suits the planner to batches, which touch rows of large tables by their keys. The statements of a large batch are planned for the
-// arrays they get. Planning takes 2 to 3 ms, so small batches share plans that are kept. Whole tables are not
-// scanned, which at some hundred thousand rows looks cheaper to the planner and takes twice the time; nor does a kept plan that was made when a
-// table was empty scan it when it is not. The server ends the
-// transaction of a process that is frozen in it: its locks would keep the partition longer than its lease does. And the commit does not wait for the
-// disk: a crash of the database takes the offset back together with all that was applied, and the stream is read again from there.
+// planSQL sets up the planner for batches, which touch rows of large tables by their keys.
+// Plans: the statements of a large batch are planned for their arrays. Planning takes 2 to 3 ms, so small batches share
+// plans that are kept.
+// Scans: without these settings the planner scans a whole table of some hundred thousand rows, which takes twice the
+// time. A kept plan from the time when a table was empty would scan it too.
+// Timeout: the server ends the transaction of a frozen process. Its locks would otherwise keep the partition longer
+// than its lease does.
+// Commit: it does not wait for the disk. A crash of the database takes back the offset together with all that was
+// applied, and the consumer reads the stream again from there.
 const planSQL = `
 SELECT /* consumers.plan */ set_config('plan_cache_mode', @plans, true), set_config('enable_seqscan', 'off', true),
        set_config('random_page_cost', '1.1', true), set_config('jit', 'off', true), set_config('synchronous_commit', 'off', true),
@@ -158,9 +167,9 @@ func planArgs(idle time.Duration, events int) postgres.Args {
 	return postgres.Args{"plans": plans, "idle_ms": strconv.FormatInt(idle.Milliseconds(), 10)}
 }
 
-// parkedSQL finds which aggregates are parked, by one probe for each, however many dead letters there are; it costs nothing
+// parkedSQL finds the parked aggregates by one probe for each, no matter how many dead letters exist. It costs nothing
 // while there are none.
-// Index: consumer_dead_letters_aggregate_idx.   Locks: none (who unparks locks the offset first).
+// Index: consumer_dead_letters_aggregate_idx. Locks: none (a transaction that unparks locks the offset first).
 const parkedSQL = `
 SELECT /* consumers.parked */ a.tenant_id, a.aggregate_type, a.aggregate_id
   FROM unnest(@tenants::bigint[], @types::text[], @ids::bigint[]) AS a(tenant_id, aggregate_type, aggregate_id)
@@ -223,7 +232,8 @@ func (r *reader) transact(ctx context.Context, stream broker.Stream, b *batch, o
 	return out, err
 }
 
-// begin moves the offset, and finds which of the batch's aggregates are parked once nobody can unpark them.
+// begin moves the offset, which it locks, and then finds which of the batch's aggregates are parked. Nobody can unpark
+// them while the offset is locked.
 func (r *reader) begin(ctx context.Context, tx pgx.Tx, stream broker.Stream, b *batch) (map[aggregate]bool, error) {
 	c := r.c
 	seen := make(map[aggregate]bool)
@@ -237,11 +247,16 @@ func (r *reader) begin(ctx context.Context, tx pgx.Tx, stream broker.Stream, b *
 		}
 	}
 	var moved bool
+	var storedAt *time.Time // of the message at the new offset, if it still exists
+	if len(b.deliveries) > 0 {
+		storedAt = &b.stored
+	}
 	parked := make(map[aggregate]bool)
 	var q pgx.Batch
 	q.Queue(planSQL, planArgs(c.cfg.Lease.TTL, len(b.deliveries)))
 	q.Queue(moveSQL, postgres.Args{
-		"consumer": c.name, "key": r.name, "old": int64(b.from), "new": int64(b.to), "stored": b.stored, "created": stream.Created, "closed": b.closing != nil,
+		"consumer": c.name, "key": r.name, "old": int64(b.from), "new": int64(b.to), "stored": b.stored, "created": stream.Created,
+		"closed": b.closing != nil, "stored_at": storedAt,
 	}).Exec(func(tag pgconn.CommandTag) error {
 		moved = tag.RowsAffected() == 1
 		return nil
@@ -250,7 +265,8 @@ func (r *reader) begin(ctx context.Context, tx pgx.Tx, stream broker.Stream, b *
 		q.Queue(succeedSQL, succeedArgs(c.name, r.name, b.closing))
 	}
 	if len(ids) > 0 {
-		q.Queue(parkedSQL, postgres.Args{"consumer": c.name, "tenants": tenants, "types": types, "ids": ids}).Query(func(rows pgx.Rows) error {
+		args := postgres.Args{"consumer": c.name, "tenants": tenants, "types": types, "ids": ids}
+		q.Queue(parkedSQL, args).Query(func(rows pgx.Rows) error {
 			var a aggregate
 			_, err := pgx.ForEachRow(rows, []any{&a.tenant, &a.kind, &a.id}, func() error {
 				parked[a] = true
@@ -268,7 +284,8 @@ func (r *reader) begin(ctx context.Context, tx pgx.Tx, stream broker.Stream, b *
 	return parked, nil
 }
 
-// try applies events under a savepoint: if that breaks, nothing of it remains and why is returned as fault. err is not the events'.
+// try applies events under a savepoint. If an event breaks, try rolls back to the savepoint and returns the reason as
+// fault. err is an error that no event caused.
 func try(ctx context.Context, tx pgx.Tx, p Projection, events ...event.Event) (fault, err error) {
 	savepoint, err := tx.Begin(ctx)
 	if err != nil {
@@ -290,15 +307,18 @@ func try(ctx context.Context, tx pgx.Tx, p Projection, events ...event.Event) (f
 	return fault, nil
 }
 
-// parkSQL keeps events for a person to look at, in their order.
-// Index: none.   Locks: none but the new rows.
+// parkSQL stores events for an operator, in their order. Index: none. Locks: none but the new rows.
 const parkSQL = `
 INSERT /* consumers.park */ INTO consumer_dead_letters
-       (consumer_name, stream_seq, partition_key, tenant_id, aggregate_type, aggregate_id, event_id, event_type, event_version, headers, payload, error, cause)
+       (consumer_name, stream_seq, partition_key, tenant_id, aggregate_type, aggregate_id, event_id, event_type, event_version, headers,
+       payload, error, cause)
 SELECT @consumer, seq, key, tenant, aggregate_type, aggregate_id, event_id, event_type, event_version, headers, payload, error, cause
   FROM unnest(@seqs::bigint[], @keys::text[], @tenants::bigint[], @aggregate_types::text[], @aggregate_ids::bigint[],
-       @event_ids::uuid[], @event_types::text[], @event_versions::smallint[], @headers::jsonb[], @payloads::bytea[], @errors::text[], @causes::text[])
-  WITH ORDINALITY AS d(seq, key, tenant, aggregate_type, aggregate_id, event_id, event_type, event_version, headers, payload, error, cause, n) ORDER BY n`
+       @event_ids::uuid[], @event_types::text[], @event_versions::smallint[], @headers::jsonb[], @payloads::bytea[], @errors::text[],
+       @causes::text[])
+  WITH ORDINALITY
+    AS d(seq, key, tenant, aggregate_type, aggregate_id, event_id, event_type, event_version, headers, payload, error, cause, n)
+ ORDER BY n`
 
 func park(ctx context.Context, tx pgx.Tx, consumer string, dead []deadLetter) error {
 	n := len(dead)
@@ -321,7 +341,7 @@ func park(ctx context.Context, tx pgx.Tx, consumer string, dead []deadLetter) er
 		versions[i] = int16(min(max(e.Version, math.MinInt16), math.MaxInt16))
 		id, err := uuid.Parse(e.ID)
 		if err != nil {
-			id = uuid.Nil // it is in the headers as it came
+			id = uuid.Nil // the headers keep the invalid one
 		}
 		ids[i] = id.String()
 		h := make(map[string][]string, len(d.headers))
@@ -337,15 +357,16 @@ func park(ctx context.Context, tx pgx.Tx, consumer string, dead []deadLetter) er
 		headers[i] = string(text)
 	}
 	if _, err := tx.Exec(ctx, parkSQL, postgres.Args{
-		"consumer": consumer, "seqs": seqs, "keys": keys, "tenants": tenants, "aggregate_types": aggregateTypes, "aggregate_ids": aggregates,
-		"event_ids": ids, "event_types": types, "event_versions": versions, "headers": headers, "payloads": payloads, "errors": texts, "causes": causes,
+		"consumer": consumer, "seqs": seqs, "keys": keys, "tenants": tenants, "aggregate_types": aggregateTypes,
+		"aggregate_ids": aggregates, "event_ids": ids, "event_types": types, "event_versions": versions, "headers": headers,
+		"payloads": payloads, "errors": texts, "causes": causes,
 	}); err != nil {
 		return fmt.Errorf("park %d events of %s: %w", n, consumer, err)
 	}
 	return nil
 }
 
-// clean makes any text one that the database takes.
+// clean replaces bytes that PostgreSQL does not accept in a text.
 func clean(s string) string {
 	return strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\x00", "\uFFFD")
 }

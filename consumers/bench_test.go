@@ -26,7 +26,7 @@ import (
 	"github.com/tidings/tidings/projections/followercounts"
 )
 
-// BenchmarkCatchUp has one instance of followercounts apply 100,000 follow events that are on the stream, from its start to a lag
+// BenchmarkCatchUp lets one instance of followercounts apply 100,000 follow events of a stream, from its start to a lag
 // of 0. The servers of the tests do not sync to disk.
 func BenchmarkCatchUp(b *testing.B) {
 	const events, users = 100_000, 100_000
@@ -51,7 +51,9 @@ func BenchmarkCatchUp(b *testing.B) {
 				pool := testkit.Postgres(b).Pool(b, postgres.RoleSystem)
 				conf := config()
 				conf.BatchEvents = 4000
-				c, err := consumers.New(conf, consumers.Deps{Pool: pool, JetStream: js, Streams: consumers.Streams{Name: cfg.Stream, Prefix: cfg.Prefix, Timeout: cfg.Timeout}, Registry: prometheus.NewRegistry(), Log: testkit.Logger(b)}, followercounts.New(kinds.Builtin))
+				c, err := consumers.New(conf, consumers.Deps{Pool: pool, JetStream: js,
+					Streams:  consumers.Streams{Name: cfg.Stream, Prefix: cfg.Prefix, Timeout: cfg.Timeout},
+					Registry: prometheus.NewRegistry(), Log: testkit.Logger(b)}, followercounts.New(kinds.Builtin))
 				if err != nil {
 					b.Fatal(err)
 				}
@@ -73,18 +75,18 @@ func BenchmarkCatchUp(b *testing.B) {
 	}
 }
 
-// fill puts events on an empty stream. Nobody else publishes, so the sequences are known beforehand.
+// fill publishes events to an empty stream. It is the only publisher, so it knows the sequences beforehand.
 func fill(b *testing.B, js jetstream.JetStream, cfg broker.Config, events int, pick func(int64) (int64, int64)) {
 	b.Helper()
 	for n := 1; n <= events; n++ {
 		follower, followee := pick(int64(n))
-		payload, err := json.Marshal(event.Follow{FollowerID: event.ID(follower), FolloweeID: event.ID(followee), Status: event.StatusActive, Version: 1,
-			PositionedAt: event.Time{Time: time.Now()}, Actor: "bench"})
+		payload, err := json.Marshal(event.Follow{FollowerID: event.ID(follower), FolloweeID: event.ID(followee),
+			Status: event.StatusActive, Version: 1, PositionedAt: event.Time{Time: time.Now()}, Actor: "bench"})
 		if err != nil {
 			b.Fatal(err)
 		}
-		e := event.Event{ID: uuid.NewString(), TenantID: 1, AggregateType: event.AggregateFollow, AggregateID: followee, Type: event.Created, Version: 1,
-			OccurredAt: time.Now(), OutboxID: int64(n)}
+		e := event.Event{ID: uuid.NewString(), TenantID: 1, AggregateType: event.AggregateFollow, AggregateID: followee,
+			Type: event.Created, Version: 1, OccurredAt: time.Now(), OutboxID: int64(n)}
 		if _, err := js.PublishMsgAsync(&natsgo.Msg{Subject: e.Subject(cfg.Prefix, 0), Header: e.Headers(), Data: payload}); err != nil {
 			b.Fatal(err)
 		}
@@ -94,7 +96,7 @@ func fill(b *testing.B, js jetstream.JetStream, cfg broker.Config, events int, p
 	}
 }
 
-// applied is a projection that says when an event was applied.
+// applied is a projection that calls done after it has applied events.
 type applied struct {
 	followercounts.Projection
 	done func(events []event.Event)
@@ -106,8 +108,9 @@ func (a applied) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) err
 	return err
 }
 
-// BenchmarkSteady has one instance of followercounts apply 1,000 events/s, and measures the time from the publish to the end of the
-// projection's work, and the processor time of this process, the publisher's included: idle measures that alone.
+// BenchmarkSteady lets one instance of followercounts apply 1,000 events/s. It measures the time from the publish to
+// the end of the projection's work, and the processor time of this process. That time includes the publisher, which the
+// case idle measures alone.
 func BenchmarkSteady(b *testing.B) {
 	for name, consume := range map[string]bool{"idle": false, "consume": true} {
 		b.Run(name, func(b *testing.B) {
@@ -118,7 +121,9 @@ func BenchmarkSteady(b *testing.B) {
 			var waits []time.Duration
 			if consume {
 				reg := prometheus.NewRegistry()
-				c, err := consumers.New(config(), consumers.Deps{Pool: r.system, JetStream: r.js, Streams: consumers.Streams{Name: r.cfg.Stream, Prefix: r.cfg.Prefix, Timeout: r.cfg.Timeout}, Registry: reg, Log: slog.New(slog.DiscardHandler)},
+				c, err := consumers.New(config(), consumers.Deps{Pool: r.system, JetStream: r.js,
+					Streams: consumers.Streams{Name: r.cfg.Stream, Prefix: r.cfg.Prefix, Timeout: r.cfg.Timeout}, Registry: reg,
+					Log: slog.New(slog.DiscardHandler)},
 					applied{followercounts.New(kinds.Builtin), func(events []event.Event) {
 						mu.Lock()
 						defer mu.Unlock()
@@ -148,7 +153,8 @@ func BenchmarkSteady(b *testing.B) {
 					<-tick.C
 					e := follow(1+rng.Int64N(100_000), 100_001+rng.Int64N(100_000), 1)
 					e.OutboxID = int64(n + 1)
-					if _, err := r.js.PublishMsgAsync(&natsgo.Msg{Subject: e.Subject(r.cfg.Prefix, 0), Header: e.Headers(), Data: e.Payload}); err != nil {
+					if _, err := r.js.PublishMsgAsync(&natsgo.Msg{Subject: e.Subject(r.cfg.Prefix, 0), Header: e.Headers(),
+						Data: e.Payload}); err != nil {
 						b.Fatal(err)
 					}
 				}

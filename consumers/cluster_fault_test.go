@@ -16,7 +16,8 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// underFault is two instances on three brokers, where each stream has a replica on each, with events coming all the while.
+// underFault has two instances on three brokers and a publisher that never pauses. Each stream has a replica on each
+// broker.
 type underFault struct {
 	*rig
 	c         *testkit.BrokerCluster
@@ -28,7 +29,8 @@ type underFault struct {
 	at   []time.Time // when the publish of each was acknowledged
 }
 
-// newUnderFault has the second instance connect to the last broker, and know the others if it may.
+// newUnderFault connects the second instance to the last broker. With knows, that instance also knows the other
+// brokers.
 func newUnderFault(t *testing.T, n int, knows bool) *underFault {
 	t.Helper()
 	c := testkit.NATSCluster(t, 3)
@@ -46,7 +48,7 @@ func newUnderFault(t *testing.T, n int, knows bool) *underFault {
 	wg.Go(func() { f.watchAsOf(ctx) })
 	f.stop = sync.OnceFunc(func() { cancel(); wg.Wait() })
 	t.Cleanup(f.stop)
-	f.goesOn("at first")
+	f.awaitMore("at first")
 	return f
 }
 
@@ -64,7 +66,7 @@ func connect(t *testing.T, cfg broker.Config, opts ...nats.Option) jetstream.Jet
 	return js
 }
 
-// publishUntil publishes events one by one, each until it is on its stream.
+// publishUntil publishes events one by one. It retries each until it is on its stream.
 func (f *underFault) publishUntil(ctx context.Context) {
 	for n := int64(1); ctx.Err() == nil; n++ {
 		l := line{n, 100 + n%53, 1}
@@ -83,8 +85,8 @@ func (f *underFault) publishUntil(ctx context.Context) {
 	}
 }
 
-// publishSurely does what a relay does: it names the stream's last sequence, and looks there when the outcome is unknown. It reports
-// whether the event is on the stream; an event whose outcome is unknown in the end may be.
+// publishSurely publishes like a relay: it names the stream's last sequence, and reads the stream's last message if the
+// outcome is unknown. It reports whether the event is on the stream. After a false the event may still be there.
 func (f *underFault) publishSurely(ctx context.Context, e *event.Event) bool {
 	p := f.of(e.AggregateID)
 	stream := f.cfg.StreamName(p)
@@ -118,7 +120,7 @@ func (f *underFault) publishSurely(ctx context.Context, e *event.Event) bool {
 	}
 }
 
-// watchAsOf fails the test when an as_of is later than an event that is not applied.
+// watchAsOf fails the test if as_of is later than the publish of an event that is not applied.
 func (f *underFault) watchAsOf(ctx context.Context) {
 	for ctx.Err() == nil {
 		f.mu.Lock()
@@ -134,7 +136,7 @@ func (f *underFault) watchAsOf(ctx context.Context) {
 			before++
 		}
 		if before > applied {
-			f.t.Errorf("as of %s %d events were published, and %d are applied", asOf.Format("15:04:05.000"), before, applied)
+			f.t.Errorf("up to as_of %s %d events were published, but only %d are applied", asOf.Format("15:04:05.000"), before, applied)
 			return
 		}
 		for i, in := range f.instances {
@@ -150,8 +152,8 @@ func (f *underFault) watchAsOf(ctx context.Context) {
 	}
 }
 
-// goesOn waits until an event that is published after now is applied.
-func (f *underFault) goesOn(what string) {
+// awaitMore waits until an event that is published after the call is applied.
+func (f *underFault) awaitMore(what string) {
 	f.t.Helper()
 	begun := time.Now()
 	testkit.Eventually(f.t, 40*time.Second, what+": events to be applied", func() (bool, error) {
@@ -180,7 +182,7 @@ func (f *underFault) check() {
 	})
 	f.awaitLag(0)
 	got := f.lines()
-	if n := len(got) - len(f.want); n == 1 { // the last one's outcome is unknown
+	if n := len(got) - len(f.want); n == 1 { // the outcome of the last publish is unknown
 		f.want = append(f.want, line{int64(len(f.want) + 1), 100 + int64(len(f.want)+1)%53, 1})
 	}
 	f.wantLines(f.want)
@@ -203,7 +205,7 @@ func TestOnThreeBrokersConsumersApplyEverythingOnce(t *testing.T) {
 	for name, fault := range map[string]func(f *underFault, leader *testkit.Broker, others []*testkit.Broker){
 		"the leader is killed and restarted": func(f *underFault, leader *testkit.Broker, _ []*testkit.Broker) {
 			leader.Kill(f.t)
-			f.goesOn("leader killed")
+			f.awaitMore("leader killed")
 			leader.Restart(f.t)
 		},
 		"the leader is frozen": func(f *underFault, leader *testkit.Broker, _ []*testkit.Broker) {
@@ -237,13 +239,13 @@ func TestOnThreeBrokersConsumersApplyEverythingOnce(t *testing.T) {
 			f := newUnderFault(t, 1, false)
 			leader, others := f.c.Leader(t, f.cfg.StreamName(0))
 			fault(f, leader, others)
-			f.goesOn(name)
+			f.awaitMore(name)
 			f.check()
 		})
 	}
 }
 
-// share waits until each of the two instances holds one of two partitions.
+// share waits until each of the two instances holds one of the two partitions.
 func (f *underFault) share(what string) {
 	f.t.Helper()
 	testkit.Eventually(f.t, time.Minute, what, func() (bool, error) {
@@ -252,41 +254,44 @@ func (f *underFault) share(what string) {
 	})
 }
 
-// TestOnThreeBrokersAnInstanceThatIsCutOffGivesItsLeasesUp cuts off the broker that it is connected to, the only one that it knows.
+// TestOnThreeBrokersAnInstanceThatIsCutOffGivesItsLeasesUp cuts off the only broker that the instance knows.
 func TestOnThreeBrokersAnInstanceThatIsCutOffGivesItsLeasesUp(t *testing.T) {
 	t.Parallel()
 	const partitions = 2
 	f := newUnderFault(t, partitions, false)
 	f.share("both to share")
 	f.c.Cut(f.c.Nodes[2])
-	testkit.Eventually(t, 60*time.Second, "the instance to be cut off", func() (bool, error) { return f.instances[1].Ready(context.Background()) != nil, nil })
+	testkit.Eventually(t, 60*time.Second, "the instance to be cut off",
+		func() (bool, error) { return f.instances[1].Ready(context.Background()) != nil, nil })
 	testkit.Eventually(t, 60*time.Second, "the other to have all partitions", func() (bool, error) {
 		held, err := lease.Holders(context.Background(), f.system, name)
 		return len(held) == partitions && f.instances[0].metric(t, "consumer_partitions_held") == partitions, err
 	})
-	f.goesOn("the other instance alone")
+	f.awaitMore("the other instance alone")
 	f.c.Heal(f.c.Nodes[2])
 	f.share("both to share again")
 	f.check()
 }
 
-// TestOnThreeBrokersAnInstanceThatIsCutOffLeavesItsBroker cuts off the broker that it is connected to, and does not heal that.
+// TestOnThreeBrokersAnInstanceThatIsCutOffLeavesItsBroker cuts off the broker of an instance for the rest of the test.
 func TestOnThreeBrokersAnInstanceThatIsCutOffLeavesItsBroker(t *testing.T) {
 	t.Parallel()
 	f := newUnderFault(t, 2, true)
 	f.share("both to share")
 	f.c.Cut(f.c.Nodes[2])
-	testkit.Eventually(t, 60*time.Second, "the instance to be cut off", func() (bool, error) { return f.instances[1].Ready(context.Background()) != nil, nil })
+	testkit.Eventually(t, 60*time.Second, "the instance to be cut off",
+		func() (bool, error) { return f.instances[1].Ready(context.Background()) != nil, nil })
 	testkit.Eventually(t, 30*time.Second, "the instance to be ready on another broker", func() (bool, error) {
 		err := f.instances[1].Ready(context.Background())
 		return err == nil, err
 	})
 	f.share("both to share again")
-	f.goesOn("while the broker is cut off")
+	f.awaitMore("while the broker is cut off")
 	f.check()
 }
 
-// TestOnThreeBrokersAStreamThatIsGoneIsNotBelievedAtOnce has an instance begin that has never seen the stream: what it is told may be old.
+// TestOnThreeBrokersAStreamThatIsGoneIsNotBelievedAtOnce starts an instance that has never seen the stream. The first
+// answers of the brokers may be out of date.
 func TestOnThreeBrokersAStreamThatIsGoneIsNotBelievedAtOnce(t *testing.T) {
 	t.Parallel()
 	f := newUnderFault(t, 1, false)

@@ -40,8 +40,8 @@ func newCluster(t *testing.T) *cluster {
 		if err != nil {
 			t.Fatal(err)
 		}
-		c.opts[i] = &server.Options{ServerName: fmt.Sprintf("n%d", i), Host: "127.0.0.1", Port: client, JetStream: true, JetStreamMaxStore: 1 << 30,
-			StoreDir: t.TempDir(), NoSigs: true, NoLog: true,
+		c.opts[i] = &server.Options{ServerName: fmt.Sprintf("n%d", i), Host: "127.0.0.1", Port: client, JetStream: true,
+			JetStreamMaxStore: 1 << 30, StoreDir: t.TempDir(), NoSigs: true, NoLog: true,
 			Cluster: server.ClusterOpts{Name: "c", Host: "127.0.0.1", Port: port}}
 	}
 	for i := range c.opts {
@@ -74,10 +74,10 @@ func (c *cluster) stop(i int) {
 	}
 }
 
-// config reaches server i alone, and knows the others from it.
+// config connects to server i only; the client learns the other servers from it.
 func (c *cluster) config(i, replicas int) broker.Config {
-	return broker.Config{URL: fmt.Sprintf("nats://127.0.0.1:%d", c.opts[i].Port), Stream: "EVENTS", Prefix: "events", LivePrefix: "live", Replicas: replicas,
-		MaxAge: time.Hour, MaxBytes: -1, Timeout: 5 * time.Second, Ping: time.Second}
+	return broker.Config{URL: fmt.Sprintf("nats://127.0.0.1:%d", c.opts[i].Port), Stream: "EVENTS", Prefix: "events",
+		LivePrefix: "live", Replicas: replicas, MaxAge: time.Hour, MaxBytes: -1, Timeout: 5 * time.Second, Ping: time.Second}
 }
 
 func (c *cluster) rig(t *testing.T, cfg broker.Config, partitions int) *rig {
@@ -94,7 +94,7 @@ func (c *cluster) rig(t *testing.T, cfg broker.Config, partitions int) *rig {
 	return newRigOn(t, testkit.Postgres(t), js, cfg, partitions)
 }
 
-// awaitPublish publishes an event once the stream takes it.
+// awaitPublish waits until the stream has a leader, and publishes an event.
 func (r *rig) awaitPublish(follower, followee, version int64) {
 	r.t.Helper()
 	testkit.Eventually(r.t, 30*time.Second, "the stream to have a leader", func() (bool, error) {
@@ -104,13 +104,13 @@ func (r *rig) awaitPublish(follower, followee, version int64) {
 	r.publish(follow(follower, followee, version))
 }
 
-// leads waits until a broker leads the cluster, and has a stream's leader step down until that broker leads the stream as well.
+// leads waits until broker i leads the cluster and the stream. It makes the stream's leader step down until then.
 func (c *cluster) leads(r *rig, i int, stream string) {
 	c.t.Helper()
 	testkit.Eventually(c.t, time.Minute, "one broker to lead the cluster and the stream", func() (bool, error) {
 		s := c.servers[i]
 		if !s.JetStreamIsLeader() {
-			return false, fmt.Errorf("broker %d leads the cluster no more", i)
+			return false, fmt.Errorf("broker %d no longer leads the cluster", i)
 		}
 		if s.JetStreamIsStreamLeader(server.DEFAULT_GLOBAL_ACCOUNT, stream) {
 			return true, nil
@@ -120,7 +120,8 @@ func (c *cluster) leads(r *rig, i int, stream string) {
 	})
 }
 
-// TestWithoutAMajorityNothingIsConfirmed: the one broker that is left leads, for as long as it believes in the others, and knows nothing for sure.
+// TestWithoutAMajorityNothingIsConfirmed leaves one broker running. It remains leader until it notices the loss of the
+// others, but its answers prove nothing.
 func TestWithoutAMajorityNothingIsConfirmed(t *testing.T) {
 	c := newCluster(t)
 	left := -1
@@ -130,7 +131,7 @@ func TestWithoutAMajorityNothingIsConfirmed(t *testing.T) {
 	})
 	r := c.rig(t, c.config(left, 3), 1)
 	c.leads(r, left, r.cfg.StreamName(0))
-	in := r.runWith(config(), connect(t, r.cfg), r.system, logbook{}) // over a connection of its own, which it may move to another broker
+	in := r.runWith(config(), connect(t, r.cfg), r.system, logbook{}) // its own connection, which it may move to another broker
 	r.publish(follow(1, 3, 1))
 	r.awaitLag(0)
 	testkit.Eventually(t, 10*time.Second, "as_of to move", func() (bool, error) { return time.Since(r.asOf()) < 2*time.Second, nil })
@@ -146,8 +147,8 @@ func TestWithoutAMajorityNothingIsConfirmed(t *testing.T) {
 	if err := in.Ready(context.Background()); err == nil || strings.Contains(err.Error(), "tidings re") {
 		t.Errorf("ready: %v", err)
 	}
-	testkit.Eventually(t, 10*time.Second, "some looks", tick(3*time.Second))
-	// A follower is heard for up to 4 s after it is gone.
+	testkit.Eventually(t, 10*time.Second, "some reads of the streams", tick(3*time.Second))
+	// The leader counts a follower for up to 4 s after it is gone.
 	if at := r.asOf(); at.After(lost.Add(4 * time.Second)) {
 		t.Errorf("without a leader as_of moved to %s after its loss", at.Sub(lost))
 	}
@@ -171,7 +172,8 @@ func TestWithoutAMajorityNothingIsConfirmed(t *testing.T) {
 	testkit.Eventually(t, 20*time.Second, "ready", func() (bool, error) { err := in.Ready(context.Background()); return err == nil, err })
 }
 
-// TestAStreamWithoutALeaderIsWaitedFor stops the broker that has some of the streams, each without a replica. The others go on.
+// TestAStreamWithoutALeaderIsWaitedFor stops the broker that has some of the streams, each without a replica. The other
+// streams continue.
 func TestAStreamWithoutALeaderIsWaitedFor(t *testing.T) {
 	c := newCluster(t)
 	const victim, partitions = 1, 8
@@ -184,7 +186,7 @@ func TestAStreamWithoutALeaderIsWaitedFor(t *testing.T) {
 		}
 	}
 	if len(gone) == 0 || len(gone) == partitions {
-		t.Fatalf("the broker to stop has the streams %v", gone)
+		t.Fatalf("the broker to stop has the streams %v, want some but not all", gone)
 	}
 	want := r.flood(64)
 	r.awaitLag(0)

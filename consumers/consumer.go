@@ -27,20 +27,22 @@ type Projection interface {
 	Name() string
 	// Wants reports whether Apply gets the events of an aggregate type.
 	Wants(aggregateType string) bool
-	// Apply changes the projection's tables in tx, by events in stream order, of several tenants and aggregates; it touches
-	// nothing but tx, and may be called again for the same events after a rollback. An error that event.IsPermanent parks an
-	// event; so does any other that is not the database's own trouble.
+	// Apply changes the projection's tables in tx, by events in stream order, of several tenants and aggregates. It
+	// uses nothing but tx. After a rollback it may be called again for the same events. The consumer parks an event for
+	// which Apply returns an error that event.IsPermanent reports, or any other error that is not the database's own
+	// trouble.
 	Apply(ctx context.Context, tx pgx.Tx, events []event.Event) error
 }
 
 // Config is the environment of every consumer.
 type Config struct {
-	BatchEvents  int           `env:"CONSUMER_BATCH_EVENTS, default=4000"`    // events per transaction at most, 1..20000
-	BatchBytes   int           `env:"CONSUMER_BATCH_BYTES, default=8388608"`  // payload bytes per transaction at most, 1 MiB..256 MiB
-	ApplyTimeout time.Duration `env:"CONSUMER_APPLY_TIMEOUT, default=60s"`    // of one transaction, also of the last one at shutdown
-	LagInterval  time.Duration `env:"CONSUMER_LAG_INTERVAL, default=5s"`      // between looks at the streams for the lag, and for their identity
-	Recheck      time.Duration `env:"CONSUMER_RECHECK_INTERVAL, default=10s"` // between looks at a partition that is stuck
-	Lease        lease.Config
+	BatchEvents  int           `env:"CONSUMER_BATCH_EVENTS, default=4000"`   // events per transaction at most, 1..20000
+	BatchBytes   int           `env:"CONSUMER_BATCH_BYTES, default=8388608"` // payload bytes per transaction at most, 1 MiB..256 MiB
+	ApplyTimeout time.Duration `env:"CONSUMER_APPLY_TIMEOUT, default=60s"`   // of one transaction, also of the last one at shutdown
+	// LagInterval is the time between two reads of the streams, for the lag and for the identity of each stream.
+	LagInterval time.Duration `env:"CONSUMER_LAG_INTERVAL, default=5s"`
+	Recheck     time.Duration `env:"CONSUMER_RECHECK_INTERVAL, default=10s"` // between two checks of a partition that is stuck
+	Lease       lease.Config
 }
 
 // Validate reports every value out of bounds.
@@ -52,7 +54,8 @@ func (c Config) Validate() error {
 	if c.BatchBytes < 1<<20 || c.BatchBytes > 256<<20 {
 		errs = append(errs, fmt.Errorf("CONSUMER_BATCH_BYTES is %d: want 1 MiB..256 MiB", c.BatchBytes))
 	}
-	for name, d := range map[string]time.Duration{"CONSUMER_APPLY_TIMEOUT": c.ApplyTimeout, "CONSUMER_LAG_INTERVAL": c.LagInterval, "CONSUMER_RECHECK_INTERVAL": c.Recheck} {
+	for name, d := range map[string]time.Duration{"CONSUMER_APPLY_TIMEOUT": c.ApplyTimeout, "CONSUMER_LAG_INTERVAL": c.LagInterval,
+		"CONSUMER_RECHECK_INTERVAL": c.Recheck} {
 		if d <= 0 {
 			errs = append(errs, fmt.Errorf("%s is %s: want more than 0", name, d))
 		}
@@ -60,7 +63,8 @@ func (c Config) Validate() error {
 	return errors.Join(append(errs, c.Lease.Validate())...)
 }
 
-// Streams says which streams carry the events, and how long to wait for an answer about one. The zero value is how Tidings is shipped.
+// Streams names the streams that carry the events, and bounds the wait for an answer about one. The zero value fits the
+// configuration that Tidings ships with.
 type Streams struct {
 	Name    string        // NATS_STREAM of the relays: partition 0's stream is NAME-0; "EVENTS" when empty
 	Prefix  string        // NATS_SUBJECT_PREFIX of the relays; "events" when empty
@@ -70,22 +74,25 @@ type Streams struct {
 const defaultStream = "EVENTS"
 
 func (s Streams) config() broker.Config {
-	return broker.Config{Stream: cmp.Or(s.Name, defaultStream), Prefix: cmp.Or(s.Prefix, "events"), Timeout: cmp.Or(s.Timeout, 5*time.Second)}
+	return broker.Config{Stream: cmp.Or(s.Name, defaultStream), Prefix: cmp.Or(s.Prefix, "events"),
+		Timeout: cmp.Or(s.Timeout, 5*time.Second)}
 }
 
-// Deps are what a consumer works with. The pool's login may read and write the tables of the set migrations.Consumers, and those of the projection.
+// Deps are the dependencies of a consumer. The pool's login may read and write the projection's tables and the tables
+// of the set migrations.Consumers.
 type Deps struct {
 	Pool      *pgxpool.Pool
-	Kinds     *kinds.Catalog // the projection's, by which it wants events; nil for a projection of the built-in kinds
+	Kinds     *kinds.Catalog // the projection's catalog, which its Wants uses; nil for a projection of the built-in kinds
 	JetStream jetstream.JetStream
 	Streams   Streams
-	Remedy    string // what helps after events expired before they were read; "run `tidings replay --consumer NAME`" when empty
+	Remedy    string // the command that helps after unread events expired; "run `tidings replay --consumer NAME`" when empty
 	Registry  prometheus.Registerer
 	Log       *slog.Logger
 }
 
-// LeaseKind is the kind of a consumer's leases on partitions of the streams of a name (broker.Config.Stream). Cells number their partitions alike, so the name
-// of all but the shipped one is part of it.
+// LeaseKind returns the kind of a consumer's leases on the partitions of the streams with a name
+// (broker.Config.Stream). All cells number their partitions from 0, so the kind contains the name of the streams unless
+// it is the default one.
 func LeaseKind(consumer, stream string) string {
 	if stream == defaultStream {
 		return consumer
@@ -93,8 +100,8 @@ func LeaseKind(consumer, stream string) string {
 	return consumer + "@" + stream
 }
 
-// Consumer is one instance of a consumer. Others of the same name may run anywhere; they share the partitions. One that reads the streams of another name reads
-// another cell (docs/adr/0018-cells.md) into the same tables.
+// Consumer is one instance of a consumer. Other instances of the same name may run anywhere; they share the partitions.
+// An instance that reads streams of another name reads another cell (docs/adr/0018-cells.md) into the same tables.
 type Consumer struct {
 	cfg        Config
 	deps       Deps
@@ -105,14 +112,14 @@ type Consumer struct {
 	metrics    *metrics
 	log        *slog.Logger
 	lag        lagClock
-	lookNow    chan struct{} // a look at the streams is due at once
+	lookNow    chan struct{} // a read of the streams is due at once
 	step       func(string)  // nil but in fault tests: called at the named crash points
 
 	mu       sync.Mutex
-	streams  map[string]broker.Stream // by name, as they were last seen
-	readers  map[int]*reader          // of the partitions that are held
-	troubles map[int]trouble          // why partitions that are held do not continue
-	cutOff   error                    // why this instance takes no part; nil when it does
+	streams  map[string]broker.Stream // by name, as last read
+	readers  map[int]*reader          // of the partitions that this instance holds
+	troubles map[int]trouble          // why held partitions do not continue
+	cutOff   error                    // why this instance takes no partitions; nil when it does
 }
 
 // New returns a consumer that applies projection. It starts nothing.
@@ -138,9 +145,9 @@ func New(cfg Config, deps Deps, projection Projection) (*Consumer, error) {
 	return c, nil
 }
 
-// Run works until ctx ends: then it takes no more, finishes the batches in hand within ApplyTimeout, frees its leases and returns
-// nil. While NATS does not answer that can take 10 s longer: its client does not stop asking before. Failures are logged and
-// tried again.
+// Run works until ctx ends. Then it takes no more events, finishes the batches in hand within ApplyTimeout, frees its
+// leases and returns nil. If NATS does not answer, that can take 10 s longer, because the NATS client does not stop its
+// requests earlier. Run logs failures and retries.
 func (c *Consumer) Run(ctx context.Context) error {
 	c.lag.start(time.Now())
 	leases, free := context.WithCancel(context.WithoutCancel(ctx))
@@ -157,8 +164,8 @@ func (c *Consumer) Run(ctx context.Context) error {
 	return g.Wait()
 }
 
-// Ready returns why the consumer does not do its work: no way to the broker, partitions that are stuck or wait for a leader, or a
-// failure when nothing has gone through since. A consumer that is paused is ready.
+// Ready returns why the consumer does not do its work: it has no connection to the broker, partitions are stuck or wait
+// for a leader, or the last attempt failed. A consumer that is paused is ready.
 func (c *Consumer) Ready(context.Context) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -176,10 +183,10 @@ func (c *Consumer) at(step string) {
 	}
 }
 
-// idle is how long to wait for a lease, or for a predecessor, before looking again.
+// idle is the time between two checks for a lease or for a closed predecessor.
 const idle = time.Second
 
-// loop has a reader at work on each partition that is held, until ctx ends.
+// loop runs a reader for each partition that this instance holds, until ctx ends.
 func (c *Consumer) loop(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -213,7 +220,7 @@ func (c *Consumer) loop(ctx context.Context) {
 	}
 }
 
-// trouble is why a partition does not continue.
+// trouble is the reason why a partition does not continue.
 type trouble struct {
 	kind troubleKind
 	err  error
@@ -223,11 +230,11 @@ type troubleKind int
 
 const (
 	failing troubleKind = iota // the last attempt failed
-	waiting                    // no leader answers for the stream
-	stuck                      // it needs a person
+	waiting                    // the stream has no leader that answers
+	stuck                      // an operator has to act
 )
 
-// trouble notes why a partition does not continue, and says so once per reason.
+// trouble records why a partition does not continue. It logs each failed attempt; another reason it logs once.
 func (c *Consumer) trouble(ctx context.Context, partition int, kind troubleKind, err error) {
 	c.mu.Lock()
 	before, known := c.troubles[partition]
@@ -242,11 +249,11 @@ func (c *Consumer) trouble(ctx context.Context, partition int, kind troubleKind,
 		c.log.WarnContext(ctx, "partition waits for a leader of its stream", "stream", stream, "err", err)
 	case kind == failing:
 		c.metrics.failures.Inc()
-		c.log.WarnContext(ctx, "reading or applying events failed, trying again", "stream", stream, "err", err)
+		c.log.WarnContext(ctx, "reading or applying events failed, retrying", "stream", stream, "err", err)
 	}
 }
 
-// clear notes that a partition continues.
+// clear records that a partition continues.
 func (c *Consumer) clear(ctx context.Context, partition int) {
 	c.mu.Lock()
 	t, known := c.troubles[partition]
@@ -258,7 +265,7 @@ func (c *Consumer) clear(ctx context.Context, partition int) {
 	}
 }
 
-// count sets the gauges of what does not continue. It is called under c.mu.
+// count sets the gauges of partitions that do not continue. The caller holds c.mu.
 func (c *Consumer) count() {
 	n := make(map[troubleKind]int)
 	for _, t := range c.troubles {
@@ -278,7 +285,8 @@ func (c *Consumer) troubleOf(partition int) (trouble, bool) {
 	return t, ok
 }
 
-// backoff waits longer after each failure, by chance between half and all of a bound that doubles.
+// backoff computes waits after failures. Each wait is random between half of a bound and the bound, which doubles up to
+// most.
 type backoff struct{ least, most, next time.Duration }
 
 func (b *backoff) reset() { b.next = 0 }

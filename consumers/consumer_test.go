@@ -30,7 +30,8 @@ import (
 
 const name = "testlog"
 
-// logbook is a projection that writes down what it is given, without any guard of its own: what is applied twice is there twice.
+// logbook is a projection that records its events without comparing versions, so an event that is applied twice has two
+// lines.
 type logbook struct {
 	hook func(ctx context.Context, tx pgx.Tx, events []event.Event) error // before writing; nil for none
 }
@@ -61,7 +62,7 @@ func (l logbook) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) err
 	return nil
 }
 
-// rig is a database with the logbook's table, streams, and a relay's hand.
+// rig has a database with the logbook's table, streams, and a publisher that acts as a relay.
 type rig struct {
 	t      testing.TB
 	url    string
@@ -75,7 +76,7 @@ type rig struct {
 	n      int64
 }
 
-// newRig has partitions of as many slots each.
+// newRig returns a rig with one partition, or with the given number of partitions of equal size.
 func newRig(t testing.TB, db *testkit.DB, b *testkit.Broker, partitions ...int) *rig {
 	t.Helper()
 	js, err := jetstream.New(b.Connect(t))
@@ -87,7 +88,8 @@ func newRig(t testing.TB, db *testkit.DB, b *testkit.Broker, partitions ...int) 
 
 func newRigOn(t testing.TB, db *testkit.DB, js jetstream.JetStream, cfg broker.Config, n int) *rig {
 	t.Helper()
-	r := &rig{t: t, url: db.URL, owner: db.Pool(t, postgres.RoleOwner), system: db.Pool(t, postgres.RoleSystem), worker: db.Pool(t, postgres.RoleConsumer), cfg: cfg, js: js, tails: map[string]uint64{}}
+	r := &rig{t: t, url: db.URL, owner: db.Pool(t, postgres.RoleOwner), system: db.Pool(t, postgres.RoleSystem),
+		worker: db.Pool(t, postgres.RoleConsumer), cfg: cfg, js: js, tails: map[string]uint64{}}
 	r.exec(`CREATE TABLE testlog (id bigserial, follower_id bigint, followee_id bigint, version bigint CHECK (version < 1000))`)
 	r.exec(`GRANT ALL ON testlog, testlog_id_seq TO tidings_consumer`)
 	for i := range n {
@@ -103,7 +105,7 @@ func (r *rig) exec(sql string, args ...any) {
 	}
 }
 
-// declare makes a partition's stream, to which the events of its slots are published from now on.
+// declare creates a partition's stream. From then on publish sends it the events of its slots.
 func (r *rig) declare(p broker.Partition) (s broker.Stream) {
 	r.t.Helper()
 	testkit.Eventually(r.t, 20*time.Second, "the stream", func() (bool, error) {
@@ -116,7 +118,7 @@ func (r *rig) declare(p broker.Partition) (s broker.Stream) {
 	return s
 }
 
-// close publishes the closing message of a partition's stream, to which no more is published.
+// close publishes the closing message of a partition's stream. publish sends it no more events.
 func (r *rig) close(partition int) {
 	r.t.Helper()
 	name := r.cfg.StreamName(partition)
@@ -126,7 +128,7 @@ func (r *rig) close(partition int) {
 	r.open = slices.DeleteFunc(r.open, func(s broker.Stream) bool { return s.Number == partition })
 }
 
-// of returns the partition of an aggregate. The tests use any function of it.
+// of returns the partition of an aggregate. It uses a simpler hash than the product.
 func (r *rig) of(followee int64) int {
 	slot := int(followee % event.Slots)
 	i := slices.IndexFunc(r.open, func(s broker.Stream) bool { return s.FirstSlot <= slot && slot <= s.LastSlot })
@@ -134,15 +136,16 @@ func (r *rig) of(followee int64) int {
 }
 
 func follow(follower, followee, version int64) event.Event {
-	payload, err := json.Marshal(event.Follow{FollowerID: event.ID(follower), FolloweeID: event.ID(followee), Status: event.StatusActive, Version: version, Actor: "test"})
+	payload, err := json.Marshal(event.Follow{FollowerID: event.ID(follower), FolloweeID: event.ID(followee), Status: event.StatusActive,
+		Version: version, Actor: "test"})
 	if err != nil {
 		panic(err)
 	}
-	return event.Event{ID: uuid.NewString(), TenantID: 1, AggregateType: event.AggregateFollow, AggregateID: followee, Type: event.Created, Version: 1,
-		OccurredAt: time.Now(), Payload: payload}
+	return event.Event{ID: uuid.NewString(), TenantID: 1, AggregateType: event.AggregateFollow, AggregateID: followee,
+		Type: event.Created, Version: 1, OccurredAt: time.Now(), Payload: payload}
 }
 
-// publish does what the relay does with single rows: each publish names the stream's last sequence.
+// publish publishes like a relay that publishes single rows: each publish names the stream's last sequence.
 func (r *rig) publish(events ...event.Event) (last uint64) {
 	r.t.Helper()
 	return r.publishWith(nil, events...)
@@ -187,7 +190,7 @@ type instance struct {
 	stop func()
 }
 
-// run starts an instance on pool; it is stopped when the test ends.
+// run starts an instance on pool. The end of the test stops it.
 func (r *rig) run(pool *pgxpool.Pool, p consumers.Projection) *instance {
 	r.t.Helper()
 	return r.runWith(config(), r.js, pool, p)
@@ -198,7 +201,7 @@ func (r *rig) runWith(cfg consumers.Config, js jetstream.JetStream, pool *pgxpoo
 	return r.start(cfg, consumers.Deps{Pool: pool, JetStream: js}, p)
 }
 
-// start starts an instance with deps, of which it knows the rest.
+// start starts an instance with deps, of which it fills in the streams, the registry and the log.
 func (r *rig) start(cfg consumers.Config, deps consumers.Deps, p consumers.Projection) *instance {
 	r.t.Helper()
 	in := &instance{reg: prometheus.NewRegistry()}
@@ -266,7 +269,7 @@ func (r *rig) awaitLag(want int64) {
 	})
 }
 
-// lines returns what was applied, in the order of application; per followee that is the order of versions.
+// lines returns the applied events by followee, in the order of application.
 func (r *rig) lines() []line {
 	r.t.Helper()
 	rows, _ := r.owner.Query(context.Background(), `SELECT follower_id, followee_id, version FROM testlog ORDER BY followee_id, id`)
@@ -285,7 +288,7 @@ func (r *rig) wantLines(want []line) {
 	}
 }
 
-// flood publishes n events, in publishes of up to 7, over all partitions, and returns what they should become.
+// flood publishes n events over all partitions, up to 7 at a time, and returns the expected lines.
 func (r *rig) flood(n int) (want []line) {
 	r.t.Helper()
 	for i := 0; i < n; {
@@ -326,7 +329,8 @@ func TestEventsAreAppliedOnceAndInOrder(t *testing.T) {
 	}
 }
 
-// TestBatchesAreAsLargeAsTheLag: a consumer that is behind takes full batches, one that is not applies each event by itself, at once.
+// TestBatchesAreAsLargeAsTheLag checks that a consumer takes full batches while it is behind, and otherwise applies
+// each event alone and at once.
 func TestBatchesAreAsLargeAsTheLag(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
 	r.flood(1700)
@@ -348,14 +352,14 @@ func TestBatchesAreAsLargeAsTheLag(t *testing.T) {
 		start := time.Now()
 		r.publish(follow(i+1, 3, 1))
 		if got := <-sizes; got != 1 {
-			t.Errorf("a batch of %d events, want a single one", got)
+			t.Errorf("a batch of %d events, want 1", got)
 		}
 		waits = append(waits, time.Since(start))
 	}
 	slices.Sort(waits)
 	t.Logf("from the publish to the projection: median %s, longest %s", waits[10], waits[19])
-	if waits[10] > 100*time.Millisecond { // that is far below any timer but one of the reader's
-		t.Errorf("half of the lone events waited longer than %s", waits[10])
+	if waits[10] > 100*time.Millisecond { // far below every timer except the reader's own
+		t.Errorf("half of the single events waited for %s or longer", waits[10])
 	}
 }
 
@@ -375,7 +379,8 @@ func TestWhatIsNotWantedIsPassedOver(t *testing.T) {
 
 // deadLetters returns the parked versions by followee.
 func (r *rig) deadLetters() map[int64][]string {
-	rows, _ := r.owner.Query(context.Background(), `SELECT aggregate_id, event_type, error FROM consumer_dead_letters WHERE consumer_name = $1 ORDER BY stream_seq`, name)
+	rows, _ := r.owner.Query(context.Background(), `SELECT aggregate_id, event_type, error FROM consumer_dead_letters
+		WHERE consumer_name = $1 ORDER BY stream_seq`, name)
 	all := map[int64][]string{}
 	var id int64
 	var typ, text string
@@ -411,7 +416,8 @@ func TestPoisonStopsItsOwnAggregateOnly(t *testing.T) {
 			if len(dead) != 1 || len(dead[3]) != 3 || !strings.HasPrefix(dead[3][0], bad.Type+": ") {
 				t.Errorf("dead letters: %v", dead)
 			}
-			testkit.Eventually(t, 5*time.Second, "the gauge", func() (bool, error) { return in.metric(t, "consumer_dead_letters") == 3, nil })
+			testkit.Eventually(t, 5*time.Second, "the gauge",
+				func() (bool, error) { return in.metric(t, "consumer_dead_letters") == 3, nil })
 		})
 	}
 }
@@ -439,7 +445,7 @@ func TestTheDatabasesOwnTroubleIsNotPoison(t *testing.T) {
 	in := r.run(r.system, logbook{})
 	testkit.Eventually(t, 10*time.Second, "two failures", func() (bool, error) { return in.metric(t, "consumer_failures_total") >= 2, nil })
 	if err := in.Ready(context.Background()); err == nil {
-		t.Error("ready though nothing can be applied")
+		t.Error("the consumer is ready although it cannot apply events")
 	}
 	r.exec(`GRANT ALL ON testlog TO tidings_consumer`)
 	r.awaitLag(0)
@@ -447,10 +453,11 @@ func TestTheDatabasesOwnTroubleIsNotPoison(t *testing.T) {
 	if dead := r.deadLetters(); len(dead) > 0 {
 		t.Errorf("dead letters: %v", dead)
 	}
-	testkit.Eventually(t, 5*time.Second, "ready again", func() (bool, error) { err := in.Ready(context.Background()); return err == nil, err })
+	testkit.Eventually(t, 5*time.Second, "ready again",
+		func() (bool, error) { err := in.Ready(context.Background()); return err == nil, err })
 }
 
-// awaitStuck waits until the instance says that it is stuck, and why.
+// awaitStuck waits until the instance reports that it is stuck, with the reason.
 func (r *rig) awaitStuck(in *instance, partitions float64, why string) {
 	r.t.Helper()
 	testkit.Eventually(r.t, 10*time.Second, "stuck: "+why, func() (bool, error) {
@@ -474,7 +481,7 @@ func (r *rig) stream(partition int) jetstream.Stream {
 	return s
 }
 
-// erase takes messages off a stream on purpose.
+// erase records sequences as erased and deletes their messages.
 func (r *rig) erase(partition int, seqs ...uint64) {
 	r.t.Helper()
 	if err := broker.RecordErased(context.Background(), r.js, r.cfg, r.cfg.StreamName(partition), seqs); err != nil {
@@ -503,7 +510,7 @@ func TestWhatWasErasedIsPassedOver(t *testing.T) {
 	r.awaitLag(0)
 	want := []line{{1, 3, 3}, {1, 3, 4}, {1, 3, 6}, {1, 3, 7}}
 	r.wantLines(want)
-	// The same once it runs, and the end unread.
+	// The same with a running consumer, and with erased events at the end that it has not read.
 	r.publish(follow(1, 3, 9))
 	r.awaitLag(0)
 	in.stop()
@@ -519,7 +526,7 @@ func TestWhatWasErasedIsPassedOver(t *testing.T) {
 	}
 }
 
-// TestAHoleStopsItsPartitionOnly: what nobody erased on purpose is lost, wherever it was.
+// TestAHoleStopsItsPartitionOnly removes messages without a record of an erasure, from each place of a stream.
 func TestAHoleStopsItsPartitionOnly(t *testing.T) {
 	for what, c := range map[string]struct {
 		gone, erased []uint64
@@ -530,7 +537,7 @@ func TestAHoleStopsItsPartitionOnly(t *testing.T) {
 		"in the middle":                {[]uint64{4, 5}, nil, 0, "messages 4 to 5 of stream EVENTS-0 are missing", 4},
 		"in the middle, partly erased": {[]uint64{4}, []uint64{5}, 0, "messages 4 to 5 of stream EVENTS-0 are missing", 4},
 		"at the end":                   {[]uint64{7}, nil, 0, "messages 7 to 7 of stream EVENTS-0 are missing", 1},
-		"at the head":                  {nil, nil, 4, "messages 2 to 3 of stream EVENTS-0 have expired", 6},
+		"at the head":                  {nil, nil, 4, "messages 2 to 3 of stream EVENTS-0 expired", 6},
 	} {
 		t.Run(what, func(t *testing.T) {
 			r := newRig(t, testkit.Postgres(t), testkit.NATS(t), 2)
@@ -552,17 +559,19 @@ func TestAHoleStopsItsPartitionOnly(t *testing.T) {
 			r.awaitStuck(in, 1, c.why)
 			r.publish(follow(1, 20, 2))
 			r.awaitLag(c.left)
-			testkit.Eventually(t, 5*time.Second, "the gauge of the lag", func() (bool, error) { return in.metric(t, "consumer_lag_messages") == float64(c.left), nil })
+			testkit.Eventually(t, 5*time.Second, "the gauge of the lag",
+				func() (bool, error) { return in.metric(t, "consumer_lag_messages") == float64(c.left), nil })
 			r.wantFollowee(20, 2)
-			r.exec(`UPDATE consumer_offsets SET last_processed_id = 7 WHERE partition_key = 'EVENTS-0'`) // what a replay comes down to
-			testkit.Eventually(t, 10*time.Second, "going on", func() (bool, error) { err := in.Ready(context.Background()); return err == nil, err })
+			r.exec(`UPDATE consumer_offsets SET last_processed_id = 7 WHERE partition_key = 'EVENTS-0'`) // as a replay does
+			testkit.Eventually(t, 10*time.Second, "the partition to continue",
+				func() (bool, error) { err := in.Ready(context.Background()); return err == nil, err })
 			r.publish(follow(1, 3, 8))
 			r.awaitLag(0)
 		})
 	}
 }
 
-// wantFollowee wants so many events of a followee to be applied.
+// wantFollowee fails the test unless n events of a followee are applied.
 func (r *rig) wantFollowee(followee int64, n int) {
 	r.t.Helper()
 	got := 0
@@ -627,14 +636,15 @@ func TestAnotherStreamIsNotReadOn(t *testing.T) {
 				testkit.Eventually(t, 5*time.Second, "the gauges of the lag", func() (bool, error) {
 					return in.metric(t, "consumer_lag_seconds") > 0 && in.metric(t, "consumer_lag_messages") > 0, nil
 				})
-				r.publish(follow(1, 20, 1)) // the other partition goes on
+				r.publish(follow(1, 20, 1)) // the other partition continues
 				testkit.Eventually(t, 10*time.Second, "the other partition", func() (bool, error) { return len(r.lines()) == 21, nil })
 			})
 		}
 	}
 }
 
-// TestABatchOfAnotherStreamIsNotApplied has the offset belong to another stream between a batch's reading and its transaction.
+// TestABatchOfAnotherStreamIsNotApplied assigns the offset to another stream between the reading of a batch and its
+// transaction.
 func TestABatchOfAnotherStreamIsNotApplied(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
 	in := r.run(r.system, logbook{})
@@ -665,7 +675,7 @@ func (r *rig) awaitOffsetLock() {
 	})
 }
 
-// remake replaces the stream of partition 0 by one with n events, or by none.
+// remake replaces the stream of partition 0 by one with n events. With a negative n it only deletes the stream.
 func (r *rig) remake(n int) {
 	r.t.Helper()
 	if err := r.js.DeleteStream(context.Background(), r.cfg.StreamName(0)); err != nil {
@@ -682,7 +692,7 @@ func (r *rig) remake(n int) {
 	}
 }
 
-// cutter is a pool whose connections can all be cut, as when a process is killed: nothing is said goodbye to.
+// cutter makes a pool whose connections can all be cut without a farewell to the server, as when a process is killed.
 type cutter struct {
 	mu    sync.Mutex
 	cut   bool
@@ -728,8 +738,8 @@ func (c *cutter) set(cut bool) {
 	}
 }
 
-// TestAnInstanceKilledInABatchIsReplaced cuts one of two instances off in the middle of a transaction, without freeing its leases,
-// and lets it come back as a zombie with its batch.
+// TestAnInstanceKilledInABatchIsReplaced cuts one of two instances off in the middle of a transaction, without freeing
+// its leases. Later it reconnects the instance with its old batch.
 func TestAnInstanceKilledInABatchIsReplaced(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t), 4)
 	var victim cutter
@@ -752,7 +762,7 @@ func TestAnInstanceKilledInABatchIsReplaced(t *testing.T) {
 	select {
 	case <-inBatch:
 	case <-time.After(10 * time.Second):
-		t.Fatal("the first instance got no batch")
+		t.Fatal("the first instance has no batch after 10 s")
 	}
 	victim.set(true)
 	r.awaitLag(0) // by the other, once the leases have expired
@@ -792,17 +802,19 @@ func TestTheBatchInHandIsFinishedAtShutdown(t *testing.T) {
 	}
 }
 
-// TestABatchThatACrashTakesBackIsAppliedAgain has PostgreSQL die with commits that it has not written out: those of batches do not wait for the disk.
+// TestABatchThatACrashTakesBackIsAppliedAgain kills PostgreSQL while it holds commits in memory. Commits of batches do
+// not wait for the disk.
 func TestABatchThatACrashTakesBackIsAppliedAgain(t *testing.T) {
-	pg := testkit.PostgresProcess(t, "bgwriter_lru_maxpages=0", "autovacuum=off") // who writes a page writes the commits of its rows out first
+	// a process that writes a page to disk first writes the commits of its rows
+	pg := testkit.PostgresProcess(t, "bgwriter_lru_maxpages=0", "autovacuum=off")
 	db := pg.DB(t)
 	r := newRig(t, db, testkit.NATS(t))
 	pg.HoldWAL(t, db)
 	cfg := config()
-	cfg.Lease.TTL = 10 * time.Minute // a renewal would write the batches out
+	cfg.Lease.TTL = 10 * time.Minute // a renewal would write the batches to disk
 	in := r.runWith(cfg, r.js, r.system, logbook{})
 	want := r.flood(10)
-	r.awaitLag(0) // what a consumer writes out at its start is written
+	r.awaitLag(0) // the writes of the consumer's start are on disk
 	r.publish(follow(101, 102, 1))
 	want = append(want, line{101, 102, 1})
 	r.awaitLag(0)
@@ -811,7 +823,7 @@ func TestABatchThatACrashTakesBackIsAppliedAgain(t *testing.T) {
 	pg.Restart(t)
 	r.owner.Reset()
 	if n := len(r.lines()); n == len(want) {
-		t.Fatalf("nothing was lost of %d events", n)
+		t.Fatalf("the crash took none of %d events back", n)
 	}
 	r.exec(`TRUNCATE leases, lease_members`)
 	r.run(r.system, logbook{})
@@ -819,16 +831,18 @@ func TestABatchThatACrashTakesBackIsAppliedAgain(t *testing.T) {
 	r.wantLines(want)
 }
 
-// TestOffsetsThatAreReliedOnOutliveACrash: an erasure deletes messages that every consumer is past, so no crash may take an offset back before them.
+// TestOffsetsThatAreReliedOnOutliveACrash: an erasure deletes messages that every consumer has applied, so a crash must
+// not take an offset back to before them.
 func TestOffsetsThatAreReliedOnOutliveACrash(t *testing.T) {
 	pg := testkit.PostgresProcess(t, "wal_writer_delay=10s")
 	r := newRig(t, pg.DB(t), testkit.NATS(t))
 	cfg := config()
-	cfg.Lease.TTL = time.Minute // a renewal would write the batches out
+	cfg.Lease.TTL = time.Minute // a renewal would write the batches to disk
 	in := r.runWith(cfg, r.js, r.system, logbook{})
 	want := r.flood(10)
 	r.awaitLag(0)
-	behind, err := consumers.NotPast(t.Context(), r.system, map[string]uint64{"EVENTS-0": 10}, map[string]time.Time{"EVENTS-0": r.open[0].Created})
+	behind, err := consumers.NotPast(t.Context(), r.system, map[string]uint64{"EVENTS-0": 10},
+		map[string]time.Time{"EVENTS-0": r.open[0].Created})
 	if err != nil || len(behind) > 0 {
 		t.Fatalf("not past: %v, %v", behind, err)
 	}
@@ -848,7 +862,7 @@ func TestServersThatDieLoseAndRepeatNothing(t *testing.T) {
 	pg.Kill(t)
 	more := r.flood(100)
 	pg.Restart(t)
-	r.owner.Reset() // the test's own connections, not those of the consumers
+	r.owner.Reset() // only the test's own connections
 	want = append(want, more...)
 	r.awaitLag(0)
 	want = append(want, r.flood(50)...)
@@ -865,12 +879,13 @@ func TestServersThatDieLoseAndRepeatNothing(t *testing.T) {
 
 func TestLagCountsWhatIsNotApplied(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t), 4)
-	r.awaitLag(0) // nobody has an offset, and nothing is there
+	r.awaitLag(0) // no offsets, no events
 	for range 10 {
 		r.publish(follow(1, 3, 1), follow(1, 11, 1), follow(1, 19, 1))
 	}
-	for partition, offset := range map[int]int64{0: 4, 1: 10} { // of the third nothing is read
-		r.exec(`INSERT INTO consumer_offsets (consumer_name, partition_key, last_processed_id) VALUES ($1, $2, $3)`, name, r.cfg.StreamName(partition), offset)
+	for partition, offset := range map[int]int64{0: 4, 1: 10} { // the third partition has no offset
+		r.exec(`INSERT INTO consumer_offsets (consumer_name, partition_key, last_processed_id) VALUES ($1, $2, $3)`, name,
+			r.cfg.StreamName(partition), offset)
 	}
 	l := r.lag()
 	if l.Messages != 16 || l.Partitions != 2 || l.Seconds <= 0 || len(l.Lost) > 0 {
@@ -882,8 +897,8 @@ func TestLagCountsWhatIsNotApplied(t *testing.T) {
 	}
 }
 
-// TestAsOfAndLagAreByTheBrokersClock has the clock of the projections' database differ from the broker's. It stands before pg_catalog in the
-// search path, so statements read it; defaults of columns do not.
+// TestAsOfAndLagAreByTheBrokersClock shifts the clock of the projections' database against the broker's. Its functions
+// come before pg_catalog in the search_path, so statements use them, but defaults of columns do not.
 func TestAsOfAndLagAreByTheBrokersClock(t *testing.T) {
 	for _, skew := range []time.Duration{-time.Hour, time.Hour} {
 		t.Run(skew.String(), func(t *testing.T) {
@@ -891,12 +906,15 @@ func TestAsOfAndLagAreByTheBrokersClock(t *testing.T) {
 			r.exec(`CREATE SCHEMA skewed`)
 			r.exec(`GRANT USAGE ON SCHEMA skewed TO PUBLIC`)
 			for _, clock := range []string{"now", "transaction_timestamp", "statement_timestamp", "clock_timestamp"} {
-				r.exec(fmt.Sprintf(`CREATE FUNCTION skewed.%s() RETURNS timestamptz LANGUAGE sql AS $$ SELECT pg_catalog.%[1]s() + interval '%d s' $$`, clock, int(skew.Seconds())))
+				r.exec(fmt.Sprintf(`CREATE FUNCTION skewed.%s() RETURNS timestamptz LANGUAGE sql AS $$
+					SELECT pg_catalog.%[1]s() + interval '%d s' $$`, clock, int(skew.Seconds())))
 			}
-			r.exec(`DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET search_path = skewed, pg_catalog, public', current_database()); END $$`)
+			r.exec(`DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET search_path = skewed, pg_catalog, public',
+				current_database()); END $$`)
 			r.system.Reset()
 			var at time.Time
-			if err := r.system.QueryRow(t.Context(), `SELECT now()`).Scan(&at); err != nil || time.Since(at.Add(-skew)).Abs() > time.Minute {
+			if err := r.system.QueryRow(t.Context(), `SELECT now()`).Scan(&at); err != nil ||
+				time.Since(at.Add(-skew)).Abs() > time.Minute {
 				t.Fatalf("the database's clock is at %s: %v", at, err)
 			}
 			began := time.Now()
@@ -920,10 +938,11 @@ func TestAsOfAndLagAreByTheBrokersClock(t *testing.T) {
 			}
 			r.publish(follow(1, 3, 2))
 			r.awaitOffsetLock()
-			testkit.Eventually(t, 10*time.Second, "the gauge of the lag", func() (bool, error) { return in.metric(t, "consumer_lag_seconds") > 0, nil })
+			testkit.Eventually(t, 10*time.Second, "the gauge of the lag",
+				func() (bool, error) { return in.metric(t, "consumer_lag_seconds") > 0, nil })
 			for what, seconds := range map[string]float64{"the gauge": in.metric(t, "consumer_lag_seconds"), "Lag": r.lag().Seconds} {
 				if most := time.Since(began).Seconds(); seconds <= 0 || seconds > most {
-					t.Errorf("%s says %v s; want up to %v", what, seconds, most)
+					t.Errorf("%s has a lag of %v s; want more than 0 and up to %v", what, seconds, most)
 				}
 			}
 		})
@@ -946,7 +965,7 @@ func (r *rig) asOf() (at time.Time) {
 func TestAsOfBeginsWithTheStream(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
 	r.publish(follow(1, 3, 1))
-	r.run(r.system, logbook{hook: func(context.Context, pgx.Tx, []event.Event) error { return context.Canceled }}) // applies nothing
+	r.run(r.system, logbook{hook: func(context.Context, pgx.Tx, []event.Event) error { return context.Canceled }}) // no batch is applied
 	created := r.open[0].Created
 	testkit.Eventually(t, 10*time.Second, "the offsets", func() (bool, error) { return r.asOf().Unix() > 0, nil })
 	if at := r.asOf(); !at.Equal(created) {
@@ -958,7 +977,7 @@ func TestAsOfIsTrueAndMovesWithoutEvents(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
 	asOf := r.asOf
 	if at := asOf(); at.Unix() != 0 {
-		t.Errorf("before anything ran it is %s", at)
+		t.Errorf("before the first run as_of is %s", at)
 	}
 	r.publish(follow(1, 3, 1))
 	start := time.Now()
@@ -978,6 +997,6 @@ func TestAsOfIsTrueAndMovesWithoutEvents(t *testing.T) {
 	stopped := asOf()
 	r.publish(follow(1, 3, 2))
 	if at := asOf(); !at.Equal(stopped) {
-		t.Errorf("nobody runs and it moved from %s to %s", stopped, at)
+		t.Errorf("as_of moved from %s to %s while no instance runs", stopped, at)
 	}
 }

@@ -14,36 +14,38 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 )
 
-// ErrNotParked reports a dead letter that is not there, or there no more: somebody retried or discarded it.
+// ErrNotParked reports a dead letter that does not exist. Another operator may have retried or discarded it.
 var ErrNotParked = errors.New("consumers: there is no such dead letter")
 
-// NotFirstError reports a dead letter that has another of its aggregate before it: that one has to go first.
+// NotFirstError reports a dead letter behind an earlier one of its aggregate, which has to be retried or discarded
+// first.
 type NotFirstError struct{ ID, First int64 }
 
 func (e *NotFirstError) Error() string {
-	return fmt.Sprintf("dead letter %d stands behind %d of its aggregate", e.ID, e.First)
+	return fmt.Sprintf("dead letter %d is behind dead letter %d of the same aggregate; retry or discard that one first", e.ID, e.First)
 }
 
 const (
-	// MaxDeadLetters is how many dead letters List returns at most, and one transaction of Retry applies.
+	// MaxDeadLetters is the largest number of dead letters that List returns, and that one transaction of Retry
+	// applies.
 	MaxDeadLetters = 500
-	// maxRetryBytes bounds the payloads that one transaction of Retry reads, the first one apart.
+	// maxRetryBytes bounds the payloads that one transaction of Retry reads. The first one may be larger.
 	maxRetryBytes = 8 << 20
-	// retryTimeout bounds one transaction: while it lasts the consumer waits for the partition.
+	// retryTimeout bounds one transaction. During it the consumer waits for the partition.
 	retryTimeout = time.Minute
-	// retryIdle is how long the server waits in a transaction for an operator's process that is frozen.
+	// retryIdle is the time that the server waits in a transaction for an operator's frozen process.
 	retryIdle = 10 * time.Second
 )
 
-// DeadLetters are the operations on the dead letters of all consumers. It is safe for concurrent use, also beside running
-// consumers: whatever parks or unparks events of a partition first locks its offset.
+// DeadLetters has the operations on the dead letters of all consumers. It is safe for concurrent use, also while
+// consumers run: each transaction that parks or unparks events of a partition first locks its offset.
 type DeadLetters struct {
 	pool        *pgxpool.Pool
 	projections map[string]Projection
 }
 
-// NewDeadLetters returns the operations on pool, which is the projections' and acts as the system role. Retry applies through
-// the projection that the dead letter's consumer is named after.
+// NewDeadLetters returns the operations on pool, which is the projections' and acts as the system role. Retry applies a
+// dead letter through the projection that has the name of its consumer.
 func NewDeadLetters[P Projection](pool *pgxpool.Pool, projections ...P) *DeadLetters {
 	d := &DeadLetters{pool: pool, projections: make(map[string]Projection)}
 	for _, p := range projections {
@@ -54,7 +56,7 @@ func NewDeadLetters[P Projection](pool *pgxpool.Pool, projections ...P) *DeadLet
 
 // DeadLetter is an event that a consumer has parked.
 type DeadLetter struct {
-	ID            int64 // the order of the stream, within a partition
+	ID            int64 // within a partition, in the order of the stream
 	Consumer      string
 	Partition     string // the name of its stream
 	StreamSeq     int64
@@ -66,18 +68,17 @@ type DeadLetter struct {
 	EventVersion  int
 	Error         string
 	DeadAt        time.Time
-	First         bool                // of its aggregate: the one that a retry begins with, and that may be discarded
+	First         bool                // of its aggregate: a retry begins with it, and only it may be discarded
 	Group         string              // the id of its group
-	Retries       int                 // how often a retry failed
-	Headers       map[string][]string // read by Get alone
-	Payload       []byte              // read by Get alone
+	Retries       int                 // the number of failed retries
+	Headers       map[string][]string // only Get reads them
+	Payload       []byte              // only Get reads it
 }
 
-const deadLetterColumns = `d.id, d.consumer_name, d.partition_key, d.stream_seq, d.tenant_id, d.aggregate_type, d.aggregate_id, d.event_id::text,
-       d.event_type, d.event_version::int, d.error, d.dead_at, NOT ` + earlierSQL + `, d.group_id::text, d.retries`
+const deadLetterColumns = `d.id, d.consumer_name, d.partition_key, d.stream_seq, d.tenant_id, d.aggregate_type, d.aggregate_id,
+       d.event_id::text, d.event_type, d.event_version::int, d.error, d.dead_at, NOT ` + earlierSQL + `, d.group_id::text, d.retries`
 
-// earlierSQL finds a dead letter of the same aggregate before d.
-// Index: consumer_dead_letters_aggregate_idx.
+// earlierSQL finds a dead letter of the same aggregate before d. Index: consumer_dead_letters_aggregate_idx.
 const earlierSQL = `EXISTS (SELECT FROM consumer_dead_letters e WHERE (e.consumer_name, e.tenant_id, e.aggregate_type, e.aggregate_id)
        = (d.consumer_name, d.tenant_id, d.aggregate_type, d.aggregate_id) AND e.id < d.id)`
 
@@ -86,7 +87,7 @@ func (l *DeadLetter) fields() []any {
 		&l.EventVersion, &l.Error, &l.DeadAt, &l.First, &l.Group, &l.Retries}
 }
 
-// DeadLetterFilter selects dead letters: those that meet all that is set. The zero filter selects every one.
+// DeadLetterFilter selects the dead letters that match every field that is set. The zero filter selects all.
 type DeadLetterFilter struct {
 	Consumer      string
 	TenantID      int64
@@ -99,7 +100,7 @@ type DeadLetterFilter struct {
 	DeadBefore    time.Time // parked before
 	DeadAfter     time.Time // parked at this time or after
 	First         bool      // only the first of each aggregate
-	After         int64     // with an id above: where the page before ended
+	After         int64     // ids above it: the last id of the previous page
 }
 
 // deadLetterFilterSQL is the WHERE of the statements that take a filter.
@@ -120,21 +121,21 @@ const deadLetterFilterSQL = `
 func (f DeadLetterFilter) args() pgx.StrictNamedArgs {
 	return pgx.StrictNamedArgs{
 		"consumer": ifSet(f.Consumer), "tenant": ifSet(f.TenantID), "ids": f.IDs, "aggregate_type": ifSet(f.AggregateType),
-		"aggregate_id": ifSet(f.AggregateID), "event_type": ifSet(f.EventType), "event_id": ifSet(f.EventID), "group": ifSet(f.Group), "dead_before": ifSet(f.DeadBefore),
-		"dead_after": ifSet(f.DeadAfter), "first": f.First, "after": f.After,
+		"aggregate_id": ifSet(f.AggregateID), "event_type": ifSet(f.EventType), "event_id": ifSet(f.EventID), "group": ifSet(f.Group),
+		"dead_before": ifSet(f.DeadBefore), "dead_after": ifSet(f.DeadAfter), "first": f.First, "after": f.After,
 	}
 }
 
 // listDeadLettersSQL reads a page of dead letters without headers and payloads.
-// Index: consumer_dead_letters_pkey, or that of consumer and aggregate.   Locks: none.
+// Index: consumer_dead_letters_pkey, or that of consumer and aggregate. Locks: none.
 const listDeadLettersSQL = `
 SELECT /* consumers.list_dead_letters */ ` + deadLetterColumns + `
   FROM consumer_dead_letters d
  WHERE ` + deadLetterFilterSQL + `
  ORDER BY d.id LIMIT @limit`
 
-// List returns the first dead letters that the filter selects, by id, at most limit and MaxDeadLetters of them, without headers
-// and payloads.
+// List returns the first dead letters that the filter selects, by id, without headers and payloads. It returns at most
+// limit and at most MaxDeadLetters.
 func (d *DeadLetters) List(ctx context.Context, f DeadLetterFilter, limit int) ([]DeadLetter, error) {
 	args := f.args()
 	args["limit"] = min(limit, MaxDeadLetters)
@@ -146,11 +147,11 @@ func (d *DeadLetters) List(ctx context.Context, f DeadLetterFilter, limit int) (
 	return all, nil
 }
 
-// countDeadLettersSQL counts what a filter selects.
-// Index: as listDeadLettersSQL; it reads all that the filter selects.   Locks: none.
+// countDeadLettersSQL counts the dead letters that a filter selects, and reads them all.
+// Index: as listDeadLettersSQL. Locks: none.
 const countDeadLettersSQL = `SELECT /* consumers.count_dead_letters */ count(*) FROM consumer_dead_letters d WHERE ` + deadLetterFilterSQL
 
-// Count returns how many dead letters the filter selects. It reads them all.
+// Count returns the number of dead letters that the filter selects. It reads them all.
 func (d *DeadLetters) Count(ctx context.Context, f DeadLetterFilter) (n int64, err error) {
 	if err := d.pool.QueryRow(ctx, countDeadLettersSQL, f.args()).Scan(&n); err != nil {
 		return 0, fmt.Errorf("count the dead letters: %w", err)
@@ -158,11 +159,12 @@ func (d *DeadLetters) Count(ctx context.Context, f DeadLetterFilter) (n int64, e
 	return n, nil
 }
 
-// deadTable is the table of dead letters for package deadletter.
+// deadTable describes the table of dead letters to package deadletter.
 var deadTable = deadletter.Table{Name: "consumer_dead_letters", Consumer: "consumer_name", Error: "error"}
 
-// Groups returns the groups of the tenant's dead letters, of all tenants' when it is 0, by consumer, event type and cause: that with the latest letter first, without
-// counts. With more than deadletter.MaxGroups it returns some of them, and more is true.
+// Groups returns the groups of a tenant's dead letters by consumer, event type and cause, without counts. Tenant 0
+// means all tenants. The group with the latest letter comes first. If there are more than deadletter.MaxGroups, it
+// returns some of them, and more is true.
 func (d *DeadLetters) Groups(ctx context.Context, tenant int64) (all []deadletter.Group, more bool, err error) {
 	err = postgres.InTx(ctx, d.pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) (err error) {
 		all, more, err = deadletter.Groups(ctx, tx, deadTable, tenant)
@@ -171,7 +173,7 @@ func (d *DeadLetters) Groups(ctx context.Context, tenant int64) (all []deadlette
 	return all, more, err
 }
 
-// Group returns a group by its id, without counts; nil when the tenant has no letter of it.
+// Group returns the group with an id, without counts, or nil if the tenant has no letter in it.
 func (d *DeadLetters) Group(ctx context.Context, tenant int64, id string) (g *deadletter.Group, err error) {
 	err = postgres.InTx(ctx, d.pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) (err error) {
 		g, err = deadletter.One(ctx, tx, deadTable, tenant, id)
@@ -180,7 +182,7 @@ func (d *DeadLetters) Group(ctx context.Context, tenant int64, id string) (g *de
 	return g, err
 }
 
-// CountGroups fills the counts of groups, of the tenant's letters that were parked since a time.
+// CountGroups fills the counts of groups. It counts the tenant's letters that were parked at since or later.
 func (d *DeadLetters) CountGroups(ctx context.Context, tenant int64, groups []deadletter.Group, since time.Time) error {
 	return postgres.InTx(ctx, d.pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
 		return deadletter.Count(ctx, tx, deadTable, tenant, groups, since)
@@ -195,8 +197,7 @@ func ifSet[T comparable](v T) *T {
 	return &v
 }
 
-// getDeadLetterSQL reads one dead letter as it is.
-// Index: consumer_dead_letters_pkey.   Locks: none.
+// getDeadLetterSQL reads one dead letter with its headers and payload. Index: consumer_dead_letters_pkey. Locks: none.
 const getDeadLetterSQL = `
 SELECT /* consumers.get_dead_letter */ ` + deadLetterColumns + `, d.headers, d.payload FROM consumer_dead_letters d WHERE d.id = @id`
 
@@ -213,36 +214,38 @@ func (d *DeadLetters) Get(ctx context.Context, id int64) (l DeadLetter, err erro
 	return l, nil
 }
 
-// What an operator does to a dead letter.
+// The actions of an operator on a dead letter.
 const (
 	DeadLetterRetry   = "retry"
 	DeadLetterDiscard = "discard"
 )
 
-// DeadLetterRequest names a dead letter, the first of its aggregate, and says who wants it done and why.
+// DeadLetterRequest names a dead letter, which must be the first of its aggregate, and the operator who acts on it.
 type DeadLetterRequest struct {
 	ID     int64
 	Actor  string // required
 	Reason string // may be empty
-	DryRun bool   // do it and take it back
+	DryRun bool   // act, then roll back
 
-	// Within is called in each transaction, before its commit, with how many letters that transaction took away and why the next one stays, if it does. An error takes
-	// the transaction back. It may be called again with the same.
+	// Within is called in each transaction before its commit. gone is the number of letters that the transaction
+	// removed; fault is the reason why the next letter stays, if it does. An error rolls the transaction back. After a
+	// rollback Within may be called again with the same arguments.
 	Within func(ctx context.Context, tx pgx.Tx, gone int, fault error) error
 }
 
-// DeadLetterResult is what was done to the dead letters of one aggregate.
+// DeadLetterResult is the result of a request for the dead letters of one aggregate.
 type DeadLetterResult struct {
-	DeadLetter       // the one that was asked for
+	DeadLetter       // the one that the request names
 	Gone       int   // dead letters that were applied, or the one that was discarded
-	Left       int64 // that remain; maxDeadLetters means at least so many
-	Next       int64 // the first of them; 0 when there are none, and the aggregate goes on
-	Fault      error // why Next could not be applied; nil unless a retry ended there
+	Left       int64 // dead letters that remain; maxDeadLetters means that many or more
+	Next       int64 // the id of the first that remains; 0 if none remain and the aggregate continues
+	Fault      error // why Next could not be applied; nil unless a retry ended with it
 }
 
-// Retry applies the dead letters of one aggregate through its projection, in the order of the stream, until none is left or one
-// cannot be applied: that one stays, with its new error, and all behind it. It takes a transaction for every MaxDeadLetters, each
-// of which is right by itself; with an error it returns what was committed before. A dry run tries the first ones alone.
+// Retry applies the dead letters of one aggregate through its projection, in the order of the stream. It ends when none
+// is left or one cannot be applied. That one stays, with its new error, and all behind it stay too. Retry uses a
+// transaction for every MaxDeadLetters letters, and each of these is consistent alone. With an error, Retry returns the
+// result of the transactions that were committed before. A dry run tries only the letters of the first transaction.
 // Errors: ErrNotParked, *NotFirstError.
 func (d *DeadLetters) Retry(ctx context.Context, r DeadLetterRequest) (DeadLetterResult, error) {
 	l, err := d.Get(ctx, r.ID)
@@ -251,7 +254,7 @@ func (d *DeadLetters) Retry(ctx context.Context, r DeadLetterRequest) (DeadLette
 	}
 	p := d.projections[l.Consumer]
 	if p == nil {
-		return DeadLetterResult{}, fmt.Errorf("retry dead letter %d: consumer %s is not known here", r.ID, l.Consumer)
+		return DeadLetterResult{}, fmt.Errorf("retry dead letter %d: this program does not know consumer %s", r.ID, l.Consumer)
 	}
 	res := DeadLetterResult{DeadLetter: l}
 	for first := true; first || res.Next != 0 && res.Fault == nil && !r.DryRun; first = false {
@@ -262,8 +265,8 @@ func (d *DeadLetters) Retry(ctx context.Context, r DeadLetterRequest) (DeadLette
 	return res, nil
 }
 
-// Discard deletes a dead letter, which must be the first of its aggregate. The next one is then the first; Retry applies it.
-// Errors: ErrNotParked, *NotFirstError.
+// Discard deletes a dead letter, which must be the first of its aggregate. The next letter becomes the first; Retry
+// applies it. Errors: ErrNotParked, *NotFirstError.
 func (d *DeadLetters) Discard(ctx context.Context, r DeadLetterRequest) (DeadLetterResult, error) {
 	l, err := d.Get(ctx, r.ID)
 	if err != nil {
@@ -279,16 +282,16 @@ func (d *DeadLetters) Discard(ctx context.Context, r DeadLetterRequest) (DeadLet
 	return res, nil
 }
 
-// errDryRun takes a transaction back.
+// errDryRun rolls a transaction back.
 var errDryRun = errors.New("consumers: dry run")
 
-// lockOffsetSQL keeps the consumer, and every other operator, from the stream.
-// Index: consumer_offsets_pkey.   Locks: the row.
+// lockOffsetSQL blocks the consumer and all other operators from the stream.
+// Index: consumer_offsets_pkey. Locks: the row.
 const lockOffsetSQL = `
 SELECT /* consumers.lock_offset */ closed FROM consumer_offsets WHERE consumer_name = @consumer AND partition_key = @key FOR UPDATE`
 
-// lockOffset keeps the consumer from the aggregates of a stream. Those of a stream that is closed have their later events on others, so
-// all are locked then.
+// lockOffset blocks the consumer from the aggregates of a stream. If the stream is closed, their later events are on
+// other streams, so lockOffset locks the offsets of all streams.
 func lockOffset(ctx context.Context, tx pgx.Tx, consumer, stream string) error {
 	var closed bool
 	err := tx.QueryRow(ctx, lockOffsetSQL, pgx.StrictNamedArgs{"consumer": consumer, "key": stream}).Scan(&closed)
@@ -301,8 +304,9 @@ func lockOffset(ctx context.Context, tx pgx.Tx, consumer, stream string) error {
 	return nil
 }
 
-// act runs do in one transaction that has locked the partition's offset, on an aggregate whose first dead letter is the one that
-// was asked for, or whatever is the first when a retry goes on. res is changed only by a commit, and by a dry run.
+// act runs do in one transaction that has locked the partition's offset. The dead letter of the request must be the
+// first of its aggregate. After a commit, a retry continues with the letter that is the first one then. Only a commit or
+// a dry run changes res.
 func (d *DeadLetters) act(ctx context.Context, r DeadLetterRequest, res *DeadLetterResult, do func(pgx.Tx, *DeadLetterResult) error) error {
 	ctx, cancel := context.WithTimeout(ctx, retryTimeout)
 	defer cancel()
@@ -316,7 +320,7 @@ func (d *DeadLetters) act(ctx context.Context, r DeadLetterRequest, res *DeadLet
 			return err
 		}
 		switch {
-		case now.Gone > 0 && now.Next == 0: // somebody else took the rest
+		case now.Gone > 0 && now.Next == 0: // another operator removed the rest
 			return nil
 		case now.Gone == 0 && (now.Next == 0 || now.Next > r.ID):
 			return ErrNotParked
@@ -346,14 +350,14 @@ func (d *DeadLetters) act(ctx context.Context, r DeadLetterRequest, res *DeadLet
 	return nil
 }
 
-// leftSQL finds the first dead letter of an aggregate, and counts them up to a bound.
-// Index: consumer_dead_letters_aggregate_idx.   Locks: none.
+// leftSQL finds the first dead letter of an aggregate, and counts its dead letters up to a bound.
+// Index: consumer_dead_letters_aggregate_idx. Locks: none.
 const leftSQL = `
 SELECT /* consumers.left_dead_letters */ coalesce(min(id), 0), count(*) FROM (
   SELECT id FROM consumer_dead_letters
    WHERE consumer_name = @consumer AND tenant_id = @tenant AND aggregate_type = @type AND aggregate_id = @id ORDER BY id LIMIT @most) d`
 
-// look reads what the aggregate has.
+// look reads the first dead letter of the aggregate and the number of them.
 func (res *DeadLetterResult) look(ctx context.Context, tx pgx.Tx) error {
 	row := tx.QueryRow(ctx, leftSQL, pgx.StrictNamedArgs{
 		"consumer": res.Consumer, "tenant": res.TenantID, "type": res.AggregateType, "id": res.AggregateID, "most": maxDeadLetters,
@@ -364,8 +368,9 @@ func (res *DeadLetterResult) look(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
-// parkedEventsSQL reads the first dead letters of an aggregate, the first one however large.
-// Index: consumer_dead_letters_aggregate_idx.   Locks: none; the offset is locked.
+// parkedEventsSQL reads the first dead letters of an aggregate, the very first one even if it exceeds the bound of
+// bytes.
+// Index: consumer_dead_letters_aggregate_idx. Locks: none; the offset is locked.
 const parkedEventsSQL = `
 SELECT /* consumers.parked_events */ id, stream_seq, event_type, headers, payload FROM (
   SELECT *, sum(octet_length(payload)) OVER (ORDER BY id) AS bytes, row_number() OVER (ORDER BY id) AS n FROM (
@@ -376,10 +381,11 @@ SELECT /* consumers.parked_events */ id, stream_seq, event_type, headers, payloa
 // retryBatch applies the first dead letters of an aggregate in tx, which has locked the offset.
 func retryBatch(ctx context.Context, tx pgx.Tx, p Projection, r DeadLetterRequest, res *DeadLetterResult) error {
 	rows, _ := tx.Query(ctx, parkedEventsSQL, pgx.StrictNamedArgs{
-		"consumer": res.Consumer, "tenant": res.TenantID, "type": res.AggregateType, "id": res.AggregateID, "most": MaxDeadLetters, "bytes": maxRetryBytes,
+		"consumer": res.Consumer, "tenant": res.TenantID, "type": res.AggregateType, "id": res.AggregateID,
+		"most": MaxDeadLetters, "bytes": maxRetryBytes,
 	})
 	var ids []int64
-	var events []event.Event // those that can be read, up to the first that cannot
+	var events []event.Event // up to the first that cannot be decoded
 	var damaged error
 	var id, seq int64
 	var eventType string
@@ -421,7 +427,7 @@ func retryBatch(ctx context.Context, tx pgx.Tx, p Projection, r DeadLetterReques
 	return keep(ctx, tx, r, ids[n], fault)
 }
 
-// applyParked applies events up to the first that fails, and returns how many that were and why.
+// applyParked applies events up to the first that fails. It returns the number of applied events and the fault.
 func applyParked(ctx context.Context, tx pgx.Tx, p Projection, events []event.Event) (n int, fault, err error) {
 	if len(events) == 0 {
 		return 0, nil, nil
@@ -437,60 +443,63 @@ func applyParked(ctx context.Context, tx pgx.Tx, p Projection, events []event.Ev
 	return len(events), nil, nil
 }
 
-// DeadLetterAction is what somebody did to a dead letter.
+// DeadLetterAction is the record of an operator's action on a dead letter.
 type DeadLetterAction struct {
 	At           time.Time
 	Actor        string
 	Action       string // DeadLetterRetry or DeadLetterDiscard
 	Consumer     string
 	DeadLetterID int64
-	Error        string // of a retry that failed; the letter stayed
+	Error        string // of a failed retry, after which the letter stayed
 	Reason       string
 }
 
-// actionsOnEventSQL reads what was done to the dead letters of an event.
-// Index: consumer_dead_letter_actions_tenant_event_idx.   Locks: none.
+// actionsOnEventSQL reads the actions on the dead letters of an event.
+// Index: consumer_dead_letter_actions_tenant_event_idx. Locks: none.
 const actionsOnEventSQL = `
 SELECT /* consumers.actions_on_event */ at, actor, action, consumer_name, dead_letter_id, error, reason FROM consumer_dead_letter_actions
  WHERE tenant_id = @tenant AND event_id = @event_id::uuid ORDER BY at, id LIMIT 100`
 
-// ActionsOn returns what operators did to the dead letters of a tenant's event, in its order.
+// ActionsOn returns up to 100 actions of operators on the dead letters of a tenant's event, oldest first.
 func (d *DeadLetters) ActionsOn(ctx context.Context, tenant int64, eventID string) ([]DeadLetterAction, error) {
 	rows, _ := d.pool.Query(ctx, actionsOnEventSQL, pgx.StrictNamedArgs{"tenant": tenant, "event_id": eventID})
 	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[DeadLetterAction])
 	if err != nil {
-		return nil, fmt.Errorf("read what was done to the dead letters of event %s: %w", eventID, err)
+		return nil, fmt.Errorf("read the actions on the dead letters of event %s: %w", eventID, err)
 	}
 	return all, nil
 }
 
-// removeSQL deletes dead letters and notes it.
-// Index: consumer_dead_letters_pkey.   Locks: the rows.
+// removeSQL deletes dead letters and records the action. Index: consumer_dead_letters_pkey. Locks: the rows.
 const removeSQL = `
 WITH gone AS (DELETE FROM consumer_dead_letters WHERE id = ANY(@ids) RETURNING *)
 INSERT /* consumers.remove_dead_letters */ INTO consumer_dead_letter_actions
        (actor, action, dead_letter_id, consumer_name, stream_seq, tenant_id, aggregate_type, aggregate_id, event_id, event_type, reason)
-SELECT @actor, @action, id, consumer_name, stream_seq, tenant_id, aggregate_type, aggregate_id, event_id, event_type, @reason FROM gone ORDER BY id`
+SELECT @actor, @action, id, consumer_name, stream_seq, tenant_id, aggregate_type, aggregate_id, event_id, event_type, @reason
+  FROM gone ORDER BY id`
 
 func remove(ctx context.Context, tx pgx.Tx, action string, r DeadLetterRequest, ids []int64) error {
-	if _, err := tx.Exec(ctx, removeSQL, pgx.StrictNamedArgs{"ids": ids, "actor": r.Actor, "action": action, "reason": r.Reason}); err != nil {
+	if _, err := tx.Exec(ctx, removeSQL, pgx.StrictNamedArgs{"ids": ids, "actor": r.Actor, "action": action,
+		"reason": r.Reason}); err != nil {
 		return fmt.Errorf("delete %d dead letters: %w", len(ids), err)
 	}
 	return nil
 }
 
-// keepSQL notes why a dead letter stays.
-// Index: consumer_dead_letters_pkey.   Locks: the row.
+// keepSQL records why a dead letter stays. Index: consumer_dead_letters_pkey. Locks: the row.
 const keepSQL = `
 WITH kept AS (UPDATE consumer_dead_letters SET error = @error, cause = @cause, retries = retries + 1 WHERE id = @id RETURNING *)
 INSERT /* consumers.keep_dead_letter */ INTO consumer_dead_letter_actions
-       (actor, action, dead_letter_id, consumer_name, stream_seq, tenant_id, aggregate_type, aggregate_id, event_id, event_type, error, reason)
-SELECT @actor, 'retry', id, consumer_name, stream_seq, tenant_id, aggregate_type, aggregate_id, event_id, event_type, error, @reason FROM kept`
+       (actor, action, dead_letter_id, consumer_name, stream_seq, tenant_id, aggregate_type, aggregate_id, event_id, event_type,
+        error, reason)
+SELECT @actor, 'retry', id, consumer_name, stream_seq, tenant_id, aggregate_type, aggregate_id, event_id, event_type, error, @reason
+  FROM kept`
 
 func keep(ctx context.Context, tx pgx.Tx, r DeadLetterRequest, id int64, fault error) error {
 	text := clean(fault.Error())
-	if _, err := tx.Exec(ctx, keepSQL, pgx.StrictNamedArgs{"id": id, "error": text, "cause": deadletter.Cause(text), "actor": r.Actor, "reason": r.Reason}); err != nil {
-		return fmt.Errorf("note why dead letter %d stays: %w", id, err)
+	if _, err := tx.Exec(ctx, keepSQL, pgx.StrictNamedArgs{"id": id, "error": text, "cause": deadletter.Cause(text), "actor": r.Actor,
+		"reason": r.Reason}); err != nil {
+		return fmt.Errorf("record why dead letter %d stays: %w", id, err)
 	}
 	return nil
 }

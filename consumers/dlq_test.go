@@ -21,7 +21,7 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// bad is a defect of a projection: it refuses the follows whose version is among versions, of the followee.
+// bad is a defect of a projection: it refuses the follows of followee whose version is in versions.
 type bad struct {
 	mu       sync.Mutex
 	followee int64
@@ -61,7 +61,7 @@ func (r *rig) letters(f consumers.DeadLetterFilter) []consumers.DeadLetter {
 	return all
 }
 
-// first is the first dead letter of a followee.
+// first returns the first dead letter of a followee.
 func (r *rig) first(followee int64) consumers.DeadLetter {
 	r.t.Helper()
 	all := r.letters(consumers.DeadLetterFilter{AggregateID: followee, First: true})
@@ -71,10 +71,11 @@ func (r *rig) first(followee int64) consumers.DeadLetter {
 	return all[0]
 }
 
-// notes is what was audited.
+// notes returns the recorded actions.
 func (r *rig) notes() []string {
 	r.t.Helper()
-	rows, _ := r.owner.Query(context.Background(), `SELECT concat_ws(' ', actor, action, consumer_name, aggregate_id, stream_seq, error, reason) FROM consumer_dead_letter_actions ORDER BY id`)
+	rows, _ := r.owner.Query(context.Background(), `SELECT concat_ws(' ', actor, action, consumer_name, aggregate_id, stream_seq, error,
+		reason) FROM consumer_dead_letter_actions ORDER BY id`)
 	all, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {
 		r.t.Fatal(err)
@@ -92,7 +93,8 @@ func TestARetryAppliesWhatWasParkedInItsOrder(t *testing.T) {
 	r.publish(follow(1, 3, 1), follow(1, 3, 2), follow(1, 35, 1), follow(1, 3, 3), follow(1, 3, 4), follow(1, 3, 5))
 	r.awaitLag(0)
 	all := r.letters(consumers.DeadLetterFilter{})
-	if len(all) != 4 || !all[0].First || all[1].First || all[0].StreamSeq != 2 || all[3].StreamSeq != 6 || all[0].Partition != "EVENTS-0" || all[0].EventType != event.Created {
+	if len(all) != 4 || !all[0].First || all[1].First || all[0].StreamSeq != 2 || all[3].StreamSeq != 6 || all[0].Partition != "EVENTS-0" ||
+		all[0].EventType != event.Created {
 		t.Fatalf("dead letters %+v", all)
 	}
 	retry := func(id int64, dry bool) consumers.DeadLetterResult {
@@ -105,7 +107,8 @@ func TestARetryAppliesWhatWasParkedInItsOrder(t *testing.T) {
 	}
 	expect := func(res consumers.DeadLetterResult, gone int, left, next int64, fault string) {
 		t.Helper()
-		if res.Gone != gone || res.Left != left || res.Next != next || (res.Fault == nil) != (fault == "") || res.Fault != nil && res.Fault.Error() != fault {
+		if res.Gone != gone || res.Left != left || res.Next != next || (res.Fault == nil) != (fault == "") ||
+			res.Fault != nil && res.Fault.Error() != fault {
 			t.Errorf("%+v, want %d gone, %d left from %d on, %q", res, gone, left, next, fault)
 		}
 	}
@@ -121,19 +124,21 @@ func TestARetryAppliesWhatWasParkedInItsOrder(t *testing.T) {
 		t.Errorf("the first one is %+v", now)
 	}
 	if _, err := d.Retry(t.Context(), consumers.DeadLetterRequest{ID: all[0].ID, Actor: "ann"}); !errors.Is(err, consumers.ErrNotParked) {
-		t.Errorf("a retry of what is gone: %v", err)
+		t.Errorf("a second retry of an applied dead letter: %v", err)
 	}
 	var notFirst *consumers.NotFirstError
 	for _, act := range []func(context.Context, consumers.DeadLetterRequest) (consumers.DeadLetterResult, error){d.Retry, d.Discard} {
-		if _, err := act(t.Context(), consumers.DeadLetterRequest{ID: all[3].ID, Actor: "ann"}); !errors.As(err, &notFirst) || notFirst.First != all[2].ID {
+		if _, err := act(t.Context(), consumers.DeadLetterRequest{ID: all[3].ID, Actor: "ann"}); !errors.As(err, &notFirst) ||
+			notFirst.First != all[2].ID {
 			t.Errorf("the second one: %v", err)
 		}
 	}
-	if _, err := consumers.NewDeadLetters[logbook](r.system).Retry(t.Context(), consumers.DeadLetterRequest{ID: all[2].ID, Actor: "ann"}); err == nil {
-		t.Error("a retry without the projection")
+	if _, err := consumers.NewDeadLetters[logbook](r.system).Retry(t.Context(),
+		consumers.DeadLetterRequest{ID: all[2].ID, Actor: "ann"}); err == nil {
+		t.Error("a retry without the projection succeeded")
 	}
 
-	// A later event is parked behind what is left, and discarding takes the first one only.
+	// A later event is parked behind the remaining ones, and Discard removes only the first.
 	r.publish(follow(1, 3, 6))
 	r.awaitLag(0)
 	for _, dry := range []bool{true, false} {
@@ -197,18 +202,20 @@ func TestManyDeadLettersAreRetriedInSeveralTransactions(t *testing.T) {
 		transactions = append(transactions, len(events))
 		return nil
 	}
-	res, err := consumers.NewDeadLetters(r.system, logbook{hook: counting}).Retry(t.Context(), consumers.DeadLetterRequest{ID: r.first(3).ID, Actor: "ann"})
-	if err != nil || res.Gone != n || res.Left != 0 || !slices.Equal(transactions, []int{consumers.MaxDeadLetters, consumers.MaxDeadLetters, 100}) {
+	res, err := consumers.NewDeadLetters(r.system, logbook{hook: counting}).Retry(t.Context(),
+		consumers.DeadLetterRequest{ID: r.first(3).ID, Actor: "ann"})
+	if err != nil || res.Gone != n || res.Left != 0 ||
+		!slices.Equal(transactions, []int{consumers.MaxDeadLetters, consumers.MaxDeadLetters, 100}) {
 		t.Errorf("%+v, %v, in transactions of %v", res, err, transactions)
 	}
 	r.wantLines(want)
 }
 
-// TestARetryBesideTheConsumerLosesDoublesAndReordersNothing retries an aggregate again and again, by two operators, while the
-// consumer parks and applies its events and others of the partition.
+// TestARetryBesideTheConsumerLosesDoublesAndReordersNothing lets two operators retry an aggregate again and again,
+// while the consumer parks and applies its events and others of the partition.
 func TestARetryBesideTheConsumerLosesDoublesAndReordersNothing(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
-	var refuse atomic.Int64 // every so many calls fail, whatever the event
+	var refuse atomic.Int64 // with n above 0, each nth call fails for any event of the aggregate
 	var calls atomic.Int64
 	refuse.Store(3)
 	projection := logbook{hook: func(_ context.Context, _ pgx.Tx, events []event.Event) error {
@@ -250,15 +257,16 @@ func TestARetryBesideTheConsumerLosesDoublesAndReordersNothing(t *testing.T) {
 	}
 	r.awaitLag(0)
 	refuse.Store(0)
-	testkit.Eventually(t, 10*time.Second, "the rest to be retried", func() (bool, error) { return len(r.letters(consumers.DeadLetterFilter{})) == 0, nil })
+	testkit.Eventually(t, 10*time.Second, "the rest to be retried",
+		func() (bool, error) { return len(r.letters(consumers.DeadLetterFilter{})) == 0, nil })
 	r.wantLines(want)
 	if gone.Load() < 20 {
-		t.Errorf("only %d dead letters were retried: this run shows little", gone.Load())
+		t.Errorf("only %d dead letters were retried, want at least 20 for a meaningful run", gone.Load())
 	}
 }
 
-// TestAnEventThatComesDuringARetryIsAppliedBehindIt holds a retry in its transaction until the consumer waits for the offset with
-// the aggregate's next event: whether the aggregate is parked must be asked after the wait.
+// TestAnEventThatComesDuringARetryIsAppliedBehindIt holds a retry in its transaction until the consumer waits for the
+// offset with the aggregate's next event. The consumer must read whether the aggregate is parked after that wait.
 func TestAnEventThatComesDuringARetryIsAppliedBehindIt(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
 	var defect bad
@@ -292,21 +300,23 @@ func TestARetryThatIsCutOffHasDoneNothing(t *testing.T) {
 		victim.set(true)
 		return nil
 	}}
-	if _, err := consumers.NewDeadLetters(victim.pool(t, r.url), cut).Retry(t.Context(), consumers.DeadLetterRequest{ID: id, Actor: "ann"}); err == nil {
-		t.Error("the retry went through")
+	if _, err := consumers.NewDeadLetters(victim.pool(t, r.url), cut).Retry(t.Context(),
+		consumers.DeadLetterRequest{ID: id, Actor: "ann"}); err == nil {
+		t.Error("the retry succeeded")
 	}
 	if n, notes := len(r.letters(consumers.DeadLetterFilter{})), r.notes(); n != 2 || len(notes) != 0 {
 		t.Errorf("%d dead letters, notes %v", n, notes)
 	}
-	r.publish(follow(1, 3, 4), follow(1, 35, 1)) // the offset is not locked any more
+	r.publish(follow(1, 3, 4), follow(1, 35, 1)) // the offset is no longer locked
 	r.awaitLag(0)
-	if res, err := consumers.NewDeadLetters(r.system, logbook{}).Retry(t.Context(), consumers.DeadLetterRequest{ID: id, Actor: "ann"}); err != nil || res.Gone != 3 {
+	if res, err := consumers.NewDeadLetters(r.system, logbook{}).Retry(t.Context(),
+		consumers.DeadLetterRequest{ID: id, Actor: "ann"}); err != nil || res.Gone != 3 {
 		t.Errorf("%+v, %v", res, err)
 	}
 	r.wantLines([]line{{1, 3, 1}, {1, 3, 2}, {1, 3, 3}, {1, 3, 4}, {1, 35, 1}})
 }
 
-// TestDeadLettersOutliveTheirStream repairs a stream that was lost: another one has the same events.
+// TestDeadLettersOutliveTheirStream repairs a lost stream: a new stream gets the same events.
 func TestDeadLettersOutliveTheirStream(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
 	var defect bad
@@ -325,29 +335,30 @@ func TestDeadLettersOutliveTheirStream(t *testing.T) {
 	}
 	r.awaitLag(0)
 	d := consumers.NewDeadLetters(r.system, logbook{})
-	if res, err := d.Retry(t.Context(), consumers.DeadLetterRequest{ID: r.first(3).ID, Actor: "ann"}); err != nil || res.Gone != 6 || res.Left != 0 {
+	if res, err := d.Retry(t.Context(), consumers.DeadLetterRequest{ID: r.first(3).ID, Actor: "ann"}); err != nil ||
+		res.Gone != 6 || res.Left != 0 {
 		t.Errorf("%+v, %v", res, err)
 	}
-	// The logbook has no guard by version, as projections have.
+	// Unlike projections, the logbook does not compare versions.
 	r.wantLines([]line{{1, 3, 1}, {1, 3, 2}, {1, 3, 3}, {1, 3, 1}, {1, 3, 2}, {1, 3, 3}, {1, 3, 4}})
 }
 
-// replace has another partition take the place of partition 0, whose stream is lost, as a repair does.
+// replace puts another partition in the place of partition 0, whose stream is lost, as a repair does.
 func (r *rig) replace() {
 	r.t.Helper()
 	r.remake(-1)
 	old := r.open[0].Partition
 	r.open = r.open[1:]
 	s := r.declare(broker.Partition{Number: 7, FirstSlot: old.FirstSlot, LastSlot: old.LastSlot, After: []int{old.Number}})
-	for range 2 { // again changes nothing
+	for range 2 { // a second call changes nothing
 		if err := consumers.Rebase(context.Background(), r.system, r.cfg.StreamName(old.Number), 0, s); err != nil {
 			r.t.Fatal(err)
 		}
 	}
 }
 
-// TestARetryOfAnEndedStreamKeepsItsSuccessorsWaiting holds a retry in its transaction until the consumer waits with the aggregate's next event,
-// which is on another stream than the dead letter was.
+// TestARetryOfAnEndedStreamKeepsItsSuccessorsWaiting holds a retry in its transaction until the consumer waits with the
+// aggregate's next event. That event is on another stream than the dead letter.
 func TestARetryOfAnEndedStreamKeepsItsSuccessorsWaiting(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
 	var defect bad
@@ -397,7 +408,8 @@ func TestDeadLettersOfOneCauseAreAGroup(t *testing.T) {
 		return is, all
 	}
 	is, all := groups(0)
-	if diff := cmp.Diff([]string{"testlog created an earlier event of its aggregate is parked: 2, 0 again", "testlog created version # is refused: 1, 0 again"}, is); diff != "" {
+	if diff := cmp.Diff([]string{"testlog created an earlier event of its aggregate is parked: 2, 0 again",
+		"testlog created version # is refused: 1, 0 again"}, is); diff != "" {
 		t.Fatalf("(-want +got):\n%s", diff)
 	}
 	if is, _ := groups(99); len(is) != 0 {
@@ -410,30 +422,35 @@ func TestDeadLettersOfOneCauseAreAGroup(t *testing.T) {
 	defect.set(3, 3)
 	refused := errors.New("refused")
 	var noted []string
-	request := consumers.DeadLetterRequest{ID: got[0].ID, Actor: "ann", Within: func(_ context.Context, _ pgx.Tx, gone int, fault error) error {
-		noted = append(noted, fmt.Sprint(gone, " ", fault))
-		return refused
-	}}
+	request := consumers.DeadLetterRequest{ID: got[0].ID, Actor: "ann",
+		Within: func(_ context.Context, _ pgx.Tx, gone int, fault error) error {
+			noted = append(noted, fmt.Sprint(gone, " ", fault))
+			return refused
+		}}
 	if _, err := d.Retry(t.Context(), request); !errors.Is(err, refused) || len(r.letters(consumers.DeadLetterFilter{})) != 3 {
 		t.Errorf("%v", err)
 	}
 	refused = nil
-	if res, err := d.Retry(t.Context(), request); err != nil || res.Gone != 1 || !slices.Equal(noted, []string{"1 version 3 is refused", "1 version 3 is refused"}) {
+	if res, err := d.Retry(t.Context(), request); err != nil || res.Gone != 1 ||
+		!slices.Equal(noted, []string{"1 version 3 is refused", "1 version 3 is refused"}) {
 		t.Errorf("%+v, %v, noted %q", res, err, noted)
 	}
-	kept := r.letters(consumers.DeadLetterFilter{Consumer: name, TenantID: 1, AggregateType: "follow", AggregateID: 3, EventID: r.first(3).EventID})
+	kept := r.letters(consumers.DeadLetterFilter{Consumer: name, TenantID: 1, AggregateType: "follow", AggregateID: 3,
+		EventID: r.first(3).EventID})
 	if len(kept) != 1 || kept[0].Retries != 1 {
 		t.Fatalf("%+v", kept)
 	}
-	if did, err := d.ActionsOn(t.Context(), 1, kept[0].EventID); err != nil || len(did) != 1 || did[0].Actor != "ann" || did[0].Error != "version 3 is refused" || did[0].Consumer != name {
+	if did, err := d.ActionsOn(t.Context(), 1, kept[0].EventID); err != nil || len(did) != 1 || did[0].Actor != "ann" ||
+		did[0].Error != "version 3 is refused" || did[0].Consumer != name {
 		t.Errorf("%+v, %v", did, err)
 	}
-	if at, err := consumers.Positions(t.Context(), r.system, "EVENTS-0"); err != nil || len(at) != 1 || at[0].Consumer != name || at[0].Seq != 4 || at[0].Closed ||
-		time.Since(at[0].At) > time.Minute {
+	if at, err := consumers.Positions(t.Context(), r.system, "EVENTS-0"); err != nil || len(at) != 1 || at[0].Consumer != name ||
+		at[0].Seq != 4 || at[0].Closed || time.Since(at[0].At) > time.Minute {
 		t.Errorf("%+v, %v", at, err)
 	}
 	is, _ = groups(0)
-	if diff := cmp.Diff([]string{"testlog created an earlier event of its aggregate is parked: 1, 0 again", "testlog created version # is refused: 1, 1 again"}, is); diff != "" {
+	if diff := cmp.Diff([]string{"testlog created an earlier event of its aggregate is parked: 1, 0 again",
+		"testlog created version # is refused: 1, 1 again"}, is); diff != "" {
 		t.Errorf("after a retry (-want +got):\n%s", diff)
 	}
 }

@@ -1,37 +1,41 @@
-// Package consumers delivers events to projections, each exactly once. It knows no read table.
+// Package consumers applies events to projections, each exactly once. It knows no read table.
 //
 //	lease partitions ──▶ a reader each: read the offset of its stream ──▶ ordered consumer from the offset + 1
-//	       ▲                                            │ what is there, up to a batch
+//	       ▲                                            │ the available events, up to a batch
 //	       │ the stream, its leader or the database failed   ▼
 //	       └──────────────────────────────── one transaction: the offset (guarded by its old value),
 //	                                         then the projection, then dead letters
 //
-// The offset is written in the transaction of its effect, so an event is applied once whatever is killed, paused or delivered
-// twice. A lease only saves work: two instances that both believe in one are told apart by the offset's guard. The readers of an instance know
-// nothing of each other.
+// A batch writes the offset in the transaction of its effect. So each event is applied once, no matter which process
+// is killed or paused, and no matter what is delivered twice. A lease only saves work: if two instances believe that
+// they hold one lease, the guard of the offset lets only one of them commit. The readers of an instance are independent
+// of each other.
 //
-// Sequences rise by one. A gap is passed over only if the record of erasures has all of it (reader.prove). What expired before it was read, a hole,
-// and a stream that is not the one of the offset stop the partition: consumer_partitions_stuck and Ready show it, and the reader looks again
-// from time to time. While a stream has no leader its partition waits (consumer_waiting_for_leader), and nothing of it is called lost; on a
-// replicated stream a loss is believed once the leader has said so for 20 s. An instance that cannot see the streams it needs leaves its
-// partitions to others and tries another broker. Messages that no relay wrote are skipped and counted. Copies of events change nothing: projections compare versions.
+// Sequences rise by one. A reader passes over a gap only if the record of erasures contains all of it (reader.prove). A
+// partition stops if its events expired before they were read, if events are missing, or if the stream is not the one
+// of the offset or has another message there (lost). Then consumer_partitions_stuck and Ready report it, and the reader
+// checks again every Recheck. While a stream has no leader, its partition waits (consumer_waiting_for_leader), and the
+// consumer declares no event lost. On a replicated stream the consumer believes a loss after the leader has reported it
+// for 20 s. An instance that cannot see the streams it needs leaves its partitions to others and tries another broker.
+// A reader skips and counts messages that no relay wrote. Copies of events change nothing, because projections compare
+// versions.
 //
-// A stream ends with a closing message when a resize or a repair replaces its partition. Its offset is then closed, and the offsets of its
-// successors are made in the same transaction. A stream is begun only when all that it comes after are closed:
+// A stream ends with a closing message when a resize or a repair replaces its partition. One transaction closes its
+// offset and creates the offsets of its successors. A reader begins a stream only when all its predecessors are closed:
 //
 //	EVENTS-0 ──▶ closing message ──▶ offset closed ──┬──▶ EVENTS-1, slots 0-15
 //	                                                 └──▶ EVENTS-2, slots 16-31
 //
-// A poison event is parked with every later event of its aggregate in consumer_dead_letters, in the same transaction. DeadLetters
-// retries and discards them:
+// A consumer parks a poison event in consumer_dead_letters in the same transaction, and later parks every following
+// event of its aggregate. DeadLetters retries and discards them:
 //
 //	poison ──▶ parked ◀── later events of the aggregate
 //	             │ Retry: in order, through the projection, until one fails again        Discard: the first one alone
 //	             ▼
-//	           none left: the aggregate goes on
+//	           none left: the aggregate continues
 //
-// Whoever parks or unparks holds the offset of the stream, so an event that arrives meanwhile is either behind those in the
-// dead letters or applied after them.
+// Each transaction that parks or unparks events locks the offset of the stream. So an event that arrives meanwhile is
+// either parked behind the dead letters or applied after them.
 //
 // A row of consumer_pauses makes every instance of a consumer finish its batch and take no more (Pause, Resume).
 package consumers

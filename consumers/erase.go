@@ -11,9 +11,9 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 )
 
-// notPastSQL finds the consumers that have not applied everything up to some places. A consumer that has offsets has one for every stream,
-// or will make it and read from the beginning. What is closed is never read again.
-// Index: consumer_offsets_pkey, all of it.   Locks: none.
+// notPastSQL finds the consumers that have not applied everything up to given sequences. A consumer with any offset has
+// one for every stream, or will create it and read from the beginning. A closed stream is never read again.
+// Index: consumer_offsets_pkey, all of it. Locks: none.
 const notPastSQL = `
 SELECT /* consumers.not_past */ c.consumer_name, count(*)::int
   FROM (SELECT DISTINCT consumer_name FROM consumer_offsets) c
@@ -22,8 +22,10 @@ SELECT /* consumers.not_past */ c.consumer_name, count(*)::int
  WHERE o.last_processed_id IS NULL OR NOT o.closed AND (o.last_processed_id < t.seq OR coalesce(o.stream_created, t.created) <> t.created)
  GROUP BY c.consumer_name`
 
-// NotPast returns which of the consumers that have offsets have not applied everything up to these sequences of the streams, by name,
-// and on how many streams. What is not behind stays so: no crash of the database takes those offsets back. created says when each stream was, to the microsecond: a sequence means nothing on another one of its name.
+// NotPast returns the consumers with offsets that have not applied everything up to these sequences, with the number of
+// streams on which they are behind. A consumer that is not behind stays so, because no crash of the database takes
+// these offsets back. created is when each stream was created, to the microsecond: a sequence means nothing on another
+// stream of the same name.
 func NotPast(ctx context.Context, pool *pgxpool.Pool, seqs map[string]uint64, created map[string]time.Time) (map[string]int, error) {
 	var keys []string
 	var at []int64
@@ -49,15 +51,16 @@ func NotPast(ctx context.Context, pool *pgxpool.Pool, seqs map[string]uint64, cr
 	return behind, nil
 }
 
-// sweepDeadLettersSQL reads the next dead letters of an aggregate type, or of all for "", with what they hold.
-// Index: consumer_dead_letters_pkey, one range.   Locks: none.
+// sweepDeadLettersSQL reads the next dead letters of an aggregate type, or of all types for "", with payload and
+// headers.
+// Index: consumer_dead_letters_pkey, one range. Locks: none.
 const sweepDeadLettersSQL = `
 SELECT /* consumers.sweep_dead_letters */ id, consumer_name, partition_key, aggregate_type, payload, headers
   FROM consumer_dead_letters
  WHERE tenant_id = @tenant AND (@type = '' OR aggregate_type = @type) AND id > @after ORDER BY id LIMIT @limit`
 
-// redactDeadLetterSQL takes content out of a dead letter, if it is still there.
-// Index: consumer_dead_letters_pkey.   Locks: the dead letter; its partition's offset is locked.
+// redactDeadLetterSQL removes content from a dead letter if that still exists.
+// Index: consumer_dead_letters_pkey. Locks: the dead letter; its partition's offset is locked.
 const redactDeadLetterSQL = `
 UPDATE /* consumers.redact_dead_letter */ consumer_dead_letters SET payload = @payload, headers = @headers WHERE id = @id`
 
@@ -69,12 +72,13 @@ type heldLetter struct {
 	Headers             map[string][]string
 }
 
-// RedactDeadLetters calls redact with the payload and the headers of every dead letter of the tenant's, and replaces them by
-// what it returns where it says so. They keep their places, and a retry applies them as they are then. Each change locks the partition's
-// offset first, so that no retry is under way that has read what was there before. With look nothing is changed. It returns how many it
-// changed, or would.
+// RedactDeadLetters calls redact with the payload and headers of each of the tenant's dead letters. Where redact
+// returns true, it replaces both by the returned values. The letters keep their places, and a retry applies their new
+// content. Each change first locks the partition's offset, so that no retry is running that has read the old content.
+// With look, RedactDeadLetters changes nothing. It returns the number of letters that it changed, or would change.
 func RedactDeadLetters(ctx context.Context, pool *pgxpool.Pool, tenant int64, look bool,
-	redact func(aggregateType string, payload []byte, headers map[string][]string) ([]byte, map[string][]string, bool, error)) (n int, err error) {
+	redact func(aggregateType string, payload []byte,
+		headers map[string][]string) ([]byte, map[string][]string, bool, error)) (n int, err error) {
 	return sweepDeadLetters(ctx, pool, tenant, "", look, func(l *heldLetter) (is bool, err error) {
 		l.Payload, l.Headers, is, err = redact(l.AggregateType, l.Payload, l.Headers)
 		return is, err
@@ -84,19 +88,25 @@ func RedactDeadLetters(ctx context.Context, pool *pgxpool.Pool, tenant int64, lo
 	})
 }
 
-// DropDeadLetters discards every dead letter of the tenant's aggregate type whose payload is doomed, wherever it stands among those of its aggregate: the others are to be
-// right without it. It notes who wanted that, and locks as RedactDeadLetters does. With look nothing is changed. It returns how many it discarded, or would.
-func DropDeadLetters(ctx context.Context, pool *pgxpool.Pool, tenant int64, aggregateType string, look bool, actor, reason string, doomed func(payload []byte) bool) (n int, err error) {
-	return sweepDeadLetters(ctx, pool, tenant, aggregateType, look, func(l *heldLetter) (bool, error) { return doomed(l.Payload), nil }, func(tx pgx.Tx, l *heldLetter) error {
-		return remove(ctx, tx, DeadLetterDiscard, DeadLetterRequest{Actor: actor, Reason: reason}, []int64{l.ID})
-	})
+// DropDeadLetters discards each dead letter of the tenant's aggregate type whose payload is doomed, at any place in its
+// aggregate. The caller makes sure that the others are right without it. It records actor and reason, and locks like
+// RedactDeadLetters. With look it changes nothing. It returns the number of letters that it discarded, or would
+// discard.
+func DropDeadLetters(ctx context.Context, pool *pgxpool.Pool, tenant int64, aggregateType string, look bool, actor, reason string,
+	doomed func(payload []byte) bool) (n int, err error) {
+	return sweepDeadLetters(ctx, pool, tenant, aggregateType, look, func(l *heldLetter) (bool, error) { return doomed(l.Payload), nil },
+		func(tx pgx.Tx, l *heldLetter) error {
+			return remove(ctx, tx, DeadLetterDiscard, DeadLetterRequest{Actor: actor, Reason: reason}, []int64{l.ID})
+		})
 }
 
-// sweepDeadLetters has change each dead letter that is wanted, under the lock of its partition's offset.
-func sweepDeadLetters(ctx context.Context, pool *pgxpool.Pool, tenant int64, aggregateType string, look bool, wanted func(*heldLetter) (bool, error), change func(pgx.Tx, *heldLetter) error) (n int, err error) {
+// sweepDeadLetters calls change for each dead letter that wanted selects, under the lock of its partition's offset.
+func sweepDeadLetters(ctx context.Context, pool *pgxpool.Pool, tenant int64, aggregateType string, look bool,
+	wanted func(*heldLetter) (bool, error), change func(pgx.Tx, *heldLetter) error) (n int, err error) {
 	const page = 100
 	for after, full := int64(0), true; full; {
-		rows, _ := pool.Query(ctx, sweepDeadLettersSQL, pgx.StrictNamedArgs{"tenant": tenant, "type": aggregateType, "after": after, "limit": page})
+		rows, _ := pool.Query(ctx, sweepDeadLettersSQL, pgx.StrictNamedArgs{"tenant": tenant, "type": aggregateType,
+			"after": after, "limit": page})
 		letters, err := pgx.CollectRows(rows, pgx.RowToStructByPos[heldLetter])
 		if err != nil {
 			return n, fmt.Errorf("sweep the dead letters after %d: %w", after, err)

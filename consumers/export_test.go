@@ -1,4 +1,4 @@
 package consumers
 
-// SetStep has fn called at the crash points.
+// SetStep makes the consumer call fn at its crash points.
 func (c *Consumer) SetStep(fn func(step string)) { c.step = fn }

@@ -30,7 +30,7 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// Instances under fault are child processes: the test binary again, told by childEnv what to be.
+// Instances under fault are child processes: the test binary again, with its configuration in childEnv.
 const childEnv = "TIDINGS_TEST_CONSUMER"
 
 func TestMain(m *testing.M) {
@@ -41,8 +41,8 @@ func TestMain(m *testing.M) {
 	testkit.Main(m)
 }
 
-// childConfig tells a child where its servers are, how long its leases are, and at which crash point to send itself which
-// signal; an empty step is none.
+// childConfig has the addresses of a child's servers, the duration of its leases, and the crash point at which the
+// child sends a signal to itself. An empty Step means no signal.
 type childConfig struct {
 	DatabaseURL string
 	Broker      broker.Config
@@ -51,7 +51,7 @@ type childConfig struct {
 	Signal      syscall.Signal
 }
 
-// child is an instance that obeys childConfig. It ends with its standard input, so that none outlives the test.
+// child runs an instance with childConfig. It exits when its standard input ends, so that it does not outlive the test.
 func child() {
 	var c childConfig
 	if err := json.Unmarshal([]byte(os.Getenv(childEnv)), &c); err != nil {
@@ -64,7 +64,8 @@ func child() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
-	pool, err := postgres.Open(ctx, c.DatabaseURL, postgres.Config{MaxConns: 8, ConnectTimeout: 2 * time.Second}, postgres.RoleConsumer, name)
+	pool, err := postgres.Open(ctx, c.DatabaseURL, postgres.Config{MaxConns: 8, ConnectTimeout: 2 * time.Second},
+		postgres.RoleConsumer, name)
 	if err != nil {
 		panic(err)
 	}
@@ -78,7 +79,9 @@ func child() {
 	}
 	cfg := config()
 	cfg.Lease.TTL = c.TTL
-	in, err := consumers.New(cfg, consumers.Deps{Pool: pool, JetStream: js, Streams: consumers.Streams{Name: c.Broker.Stream, Prefix: c.Broker.Prefix, Timeout: c.Broker.Timeout}, Registry: prometheus.NewRegistry(), Log: log}, logbook{})
+	in, err := consumers.New(cfg, consumers.Deps{Pool: pool, JetStream: js,
+		Streams:  consumers.Streams{Name: c.Broker.Stream, Prefix: c.Broker.Prefix, Timeout: c.Broker.Timeout},
+		Registry: prometheus.NewRegistry(), Log: log}, logbook{})
 	if err != nil {
 		panic(err)
 	}
@@ -105,7 +108,7 @@ type process struct {
 	log   bytes.Buffer // read when it has ended
 }
 
-// child starts an instance in a process of its own, which sends itself sig at the crash point step.
+// child starts an instance in its own process. The instance sends sig to itself at the crash point step.
 func (r *rig) child(t *testing.T, ttl time.Duration, step string, sig syscall.Signal) *process {
 	t.Helper()
 	cfg, err := json.Marshal(childConfig{DatabaseURL: r.url, Broker: r.cfg, TTL: ttl, Step: step, Signal: sig})
@@ -115,13 +118,13 @@ func (r *rig) child(t *testing.T, ttl time.Duration, step string, sig syscall.Si
 	p := &process{t: t, cmd: exec.Command(os.Args[0]), ended: make(chan struct{})}
 	p.cmd.Env = append(os.Environ(), childEnv+"="+string(cfg))
 	p.cmd.Stderr = &p.log
-	if _, err := p.cmd.StdinPipe(); err != nil { // its end tells the child that we have ended
+	if _, err := p.cmd.StdinPipe(); err != nil { // its end tells the child that the test has ended
 		t.Fatal(err)
 	}
 	if err := p.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	go func() { _ = p.cmd.Wait(); close(p.ended) }() // how it ended is what the tests caused
+	go func() { _ = p.cmd.Wait(); close(p.ended) }() // the test caused the exit
 	t.Cleanup(func() {
 		_ = p.cmd.Process.Kill() // it may have ended
 		<-p.ended
@@ -176,8 +179,8 @@ func TestAConsumerKilledAtAnyStepAppliesEverythingOnce(t *testing.T) {
 	}
 }
 
-// TestAConsumerFrozenPastItsLeaseThawsWithoutEffect freezes an instance in its batch, the transaction open or not, until another
-// one has applied the same events; then it goes on with what it had.
+// TestAConsumerFrozenPastItsLeaseThawsWithoutEffect freezes an instance in its batch, with or without an open
+// transaction, until another instance has applied the same events. Then the frozen one continues with its old batch.
 func TestAConsumerFrozenPastItsLeaseThawsWithoutEffect(t *testing.T) {
 	for _, step := range steps {
 		t.Run(step, func(t *testing.T) {
@@ -198,10 +201,10 @@ func TestAConsumerFrozenPastItsLeaseThawsWithoutEffect(t *testing.T) {
 	}
 }
 
-// partitions is how many the tests of shares have.
+// partitions is the number of partitions in the tests of shares.
 const partitions = 8
 
-// awaitShares waits until so many instances hold all partitions in shares that differ by at most one.
+// awaitShares waits until the given number of instances holds all partitions, in shares that differ by at most one.
 func (r *rig) awaitShares(within time.Duration, what string, instances int) {
 	r.t.Helper()
 	begun := time.Now()
@@ -227,10 +230,10 @@ func (r *rig) awaitShares(within time.Duration, what string, instances int) {
 	r.t.Logf("%s: after %s", what, time.Since(begun).Round(time.Millisecond))
 }
 
-// TestPartitionsMoveAsInstancesComeStopFreezeAndDie has events coming all the while.
+// TestPartitionsMoveAsInstancesComeStopFreezeAndDie publishes events during all changes.
 func TestPartitionsMoveAsInstancesComeStopFreezeAndDie(t *testing.T) {
 	t.Parallel()
-	const ttl = 3 * time.Second // so that within a lease and after a lease are apart, on a busy machine too
+	const ttl = 3 * time.Second // long enough to tell a stop from an expiry, also on a busy machine
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t), partitions)
 	var want []line
 	stop, stopped := make(chan struct{}), make(chan struct{})
@@ -266,10 +269,11 @@ func TestPartitionsMoveAsInstancesComeStopFreezeAndDie(t *testing.T) {
 	r.wantLines(want)
 }
 
-// deafConn passes everything on until a commit is sent: the answer to that is waited for, and lost with the connection.
+// deafConn passes all data until a commit is sent. It waits for the answer to the commit, and then drops the answer and
+// the connection.
 type deafConn struct {
 	net.Conn
-	armed, deaf bool // used by whoever uses the connection
+	armed, deaf bool // only the user of the connection reads and sets them
 }
 
 func (c *deafConn) Write(b []byte) (int, error) {

@@ -13,11 +13,11 @@ import (
 )
 
 func heartbeat() event.Event {
-	return event.Event{ID: uuid.NewString(), TenantID: event.SystemTenant, AggregateType: event.AggregateHeartbeat, AggregateID: 3, Type: event.Sent, Version: 1,
-		OccurredAt: time.Now(), Payload: json.RawMessage(`{"partition": 0, "interval_seconds": 60}`)}
+	return event.Event{ID: uuid.NewString(), TenantID: event.SystemTenant, AggregateType: event.AggregateHeartbeat, AggregateID: 3,
+		Type: event.Sent, Version: 1, OccurredAt: time.Now(), Payload: json.RawMessage(`{"partition": 0, "interval_seconds": 60}`)}
 }
 
-// path returns how many heartbeats the instance has observed, and how old they were together.
+// path returns the number of heartbeats that the instance observed, and the sum of their ages.
 func (in *instance) path(t *testing.T) (n uint64, age time.Duration) {
 	t.Helper()
 	families, err := in.reg.Gather()
@@ -34,7 +34,8 @@ func (in *instance) path(t *testing.T) (n uint64, age time.Duration) {
 	return 0, 0
 }
 
-// TestAHeartbeatIsReadPastAndItsAgeObserved: it becomes no row and no dead letter, whatever stands around it, and one that had to wait shows for how long.
+// TestAHeartbeatIsReadPastAndItsAgeObserved checks that a heartbeat becomes no row and no dead letter, and that the
+// metric contains the time that a heartbeat had to wait.
 func TestAHeartbeatIsReadPastAndItsAgeObserved(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
 	in := r.run(r.system, logbook{})
@@ -53,20 +54,22 @@ func TestAHeartbeatIsReadPastAndItsAgeObserved(t *testing.T) {
 	}
 	before := observed(4)
 	if before <= 0 || before > time.Minute {
-		t.Errorf("four heartbeats have taken %s together", before)
+		t.Errorf("the ages of four heartbeats add up to %s", before)
 	}
 	if lag := r.lag(); lag.Messages != 0 || lag.Seconds > 60 {
-		t.Errorf("lag behind a heartbeat alone: %+v", lag)
+		t.Errorf("lag after a lone heartbeat: %+v", lag)
 	}
 	var offset uint64
-	if err := r.system.QueryRow(t.Context(), `SELECT last_processed_id FROM consumer_offsets WHERE consumer_name = $1`, name).Scan(&offset); err != nil || offset != last {
+	if err := r.system.QueryRow(t.Context(), `SELECT last_processed_id FROM consumer_offsets WHERE consumer_name = $1`,
+		name).Scan(&offset); err != nil || offset != last {
 		t.Errorf("the offset is %d, %v, want %d", offset, err, last)
 	}
 
 	if _, err := consumers.Pause(t.Context(), r.system, name, "ann", "to look"); err != nil {
 		t.Fatal(err)
 	}
-	testkit.Eventually(t, 5*time.Second, "the pause to be noticed", func() (bool, error) { return in.metric(t, "consumer_paused") == 1, nil })
+	testkit.Eventually(t, 5*time.Second, "the pause to be noticed",
+		func() (bool, error) { return in.metric(t, "consumer_paused") == 1, nil })
 	late := heartbeat()
 	r.publish(late)
 	r.awaitLag(1)
@@ -75,15 +78,15 @@ func TestAHeartbeatIsReadPastAndItsAgeObserved(t *testing.T) {
 		t.Fatal(err)
 	}
 	if age := observed(5) - before; age < waited {
-		t.Errorf("a heartbeat that waited for %s shows %s", waited, age)
+		t.Errorf("a heartbeat waited for %s, the metric has %s", waited, age)
 	}
 
 	forged := heartbeat()
-	forged.TenantID = 7 // somebody's own
+	forged.TenantID = 7 // a heartbeat of a tenant
 	r.publish(forged, follow(1, 2, 3))
 	r.awaitLag(0)
 	if n, _ := in.path(t); n != 5 {
-		t.Errorf("%d heartbeats are observed: another tenant's counts", n)
+		t.Errorf("%d heartbeats are observed, want 5: a tenant's heartbeat must not count", n)
 	}
 	r.wantLines([]line{{1, 2, 1}, {1, 2, 2}, {1, 2, 3}})
 	if n := in.metric(t, "consumer_parked_total"); n > 0 {

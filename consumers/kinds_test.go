@@ -16,10 +16,12 @@ import (
 	"github.com/tidings/tidings/projections/followercounts"
 )
 
-// applyKindSQL is what `tidings kinds apply` writes first.
+// applyKindSQL is the first statement of `tidings kinds apply`.
 const applyKindSQL = `INSERT INTO projection_kinds (tenant_id, object, metadata) VALUES (0,
-	'{"name": "installation", "kinds": {"edges": {"block": {"plural": "blocks", "from": "user", "to": "user", "ends": ["blocker_id", "blocked_id"], "forward": "blocked", "reverse": "blockers"}}}}',
-	'{"version_id": 1, "version_state": "LATEST", "created_by": "test", "creation_time": "2026-01-01T00:00:00Z", "last_update_time": "2026-01-01T00:00:00Z"}')`
+	'{"name": "installation", "kinds": {"edges": {"block": {"plural": "blocks", "from": "user", "to": "user",
+		"ends": ["blocker_id", "blocked_id"], "forward": "blocked", "reverse": "blockers"}}}}',
+	'{"version_id": 1, "version_state": "LATEST", "created_by": "test",
+		"creation_time": "2026-01-01T00:00:00Z", "last_update_time": "2026-01-01T00:00:00Z"}')`
 
 func block(blocker, blocked, version int64) event.Event {
 	e := event.Edge{From: event.ID(blocker), To: event.ID(blocked), Status: event.StatusActive, Version: version, Actor: "test"}
@@ -27,11 +29,12 @@ func block(blocker, blocked, version int64) event.Event {
 	if err != nil {
 		panic(err)
 	}
-	return event.Event{ID: uuid.NewString(), TenantID: 1, AggregateType: "block", AggregateID: blocked, Type: event.Created, Version: 1, OccurredAt: time.Unix(1700000000, 0).UTC(), Payload: payload}
+	return event.Event{ID: uuid.NewString(), TenantID: 1, AggregateType: "block", AggregateID: blocked, Type: event.Created, Version: 1,
+		OccurredAt: time.Unix(1700000000, 0).UTC(), Payload: payload}
 }
 
-// TestAnEventOfAKindAppliedMeanwhileIsNotPassedOver has the kind appear in the projections' database while a consumer runs whose catalog nobody refreshes, and
-// right after events of its name that are of no kind.
+// TestAnEventOfAKindAppliedMeanwhileIsNotPassedOver adds a kind to the projections' database while a consumer runs with
+// an old catalog. Before that it publishes events whose type is the kind's name.
 func TestAnEventOfAKindAppliedMeanwhileIsNotPassedOver(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
 	catalog := kinds.NewCatalog(r.system, kinds.Projections, testkit.Logger(t))
@@ -46,7 +49,7 @@ func TestAnEventOfAKindAppliedMeanwhileIsNotPassedOver(t *testing.T) {
 	r.publish(follow(7, 3, 1), block(7, 3, 1))
 	settled()
 	if got := in.metric(t, "consumer_skipped_total"); got != 1 {
-		t.Errorf("%v events of a type that is none were passed over, want 1", got)
+		t.Errorf("the consumer skipped %v events of an unknown type, want 1", got)
 	}
 	r.exec(applyKindSQL)
 	r.publish(follow(8, 3, 1), block(8, 3, 1), block(9, 3, 1))
@@ -64,6 +67,6 @@ func TestAnEventOfAKindAppliedMeanwhileIsNotPassedOver(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := in.metric(t, "consumer_skipped_total"); got != 1 {
-		t.Errorf("%v events were passed over, want the 1 from before the kind", got)
+		t.Errorf("the consumer skipped %v events, want only the one from before the kind", got)
 	}
 }

@@ -15,22 +15,23 @@ import (
 	"github.com/tidings/tidings/internal/broker"
 )
 
-// ConsumerLag is how far a consumer, all its instances together, is behind the streams.
+// ConsumerLag is the distance of a consumer, with all its instances, behind the streams.
 type ConsumerLag struct {
 	Consumer    string    `json:"consumer"`
-	Messages    int64     `json:"lag_messages"`           // on the streams and not applied, those included that were deleted since
-	Seconds     float64   `json:"lag_seconds"`            // since the oldest of them was stored, by the servers' clocks
-	Partitions  int       `json:"lag_partitions"`         // that have any
-	DeadLetters int64     `json:"dead_letters"`           // maxDeadLetters means at least so many
-	AsOf        time.Time `json:"as_of"`                  // everything on the streams up to then is applied; zero while nothing is known
-	Lost        []string  `json:"lost_streams,omitempty"` // that are gone, or are not those that the consumer has read: it is behind by an unknown number
+	Messages    int64     `json:"lag_messages"`   // on the streams and not applied, including messages deleted since
+	Seconds     float64   `json:"lag_seconds"`    // since the oldest of them was stored, by the NATS servers' clocks
+	Partitions  int       `json:"lag_partitions"` // partitions with such messages
+	DeadLetters int64     `json:"dead_letters"`   // maxDeadLetters means that many or more
+	AsOf        time.Time `json:"as_of"`          // everything stored up to then is applied; zero before the first run
+	// Lost are streams that are gone, or are not those that the consumer has read: it is behind by an unknown number.
+	Lost []string `json:"lost_streams,omitempty"`
 }
 
 // maxDeadLetters bounds the count of dead letters.
 const maxDeadLetters = 10000
 
 // deadLettersSQL counts the dead letters of one consumer, up to a bound.
-// Index: consumer_dead_letters_aggregate_idx.   Locks: none.
+// Index: consumer_dead_letters_aggregate_idx. Locks: none.
 const deadLettersSQL = `
 SELECT /* consumers.dead_letters */ count(*) FROM (SELECT FROM consumer_dead_letters WHERE consumer_name = @consumer LIMIT @most) d`
 
@@ -42,11 +43,14 @@ func countDeadLetters(ctx context.Context, pool *pgxpool.Pool, consumer string) 
 	return n, nil
 }
 
-// Lag returns how far the named consumers are behind the streams, in their order; without names, every consumer that has
-// offsets, by name. It is 0 messages exactly when all that was on the streams has been applied: the offsets are read first, then
-// what the leaders say of the streams, so that what is applied meanwhile can only make it too high. It asks the database and the
-// leaders, never a running consumer, so it is right when none runs; while a stream has no leader it returns broker.ErrNoLeader. The pool
-// is the projections' and acts as the system role. Offsets of other cells, whose streams have names that are not cfg's, are not counted.
+// Lag returns how far the named consumers are behind the streams, in the order of names. Without names it returns every
+// consumer that has offsets, by name.
+//
+// The lag is 0 messages exactly when the consumer has applied everything on the streams. Lag reads the offsets first
+// and then the leaders' descriptions of the streams, so events that are applied meanwhile can only make the result too
+// high. It reads the database and the leaders, never a running consumer, so it is right when no consumer runs. While a
+// stream has no leader, it returns broker.ErrNoLeader. The pool is the projections' and acts as the system role. Lag
+// ignores offsets of other cells, whose streams do not have cfg's name.
 func Lag(ctx context.Context, pool *pgxpool.Pool, js jetstream.JetStream, cfg broker.Config, names ...string) ([]ConsumerLag, error) {
 	offsets, err := readOffsets(ctx, pool, names...)
 	if err != nil {
@@ -92,7 +96,11 @@ func (l *ConsumerLag) measure(ctx context.Context, js jetstream.JetStream, offse
 		if o.Closed {
 			continue
 		}
-		if lost(o, s) != nil {
+		reason, err := lost(ctx, js, o, s)
+		if err != nil {
+			return err
+		}
+		if reason != nil {
 			l.Lost = append(l.Lost, s.Name)
 			continue
 		}
@@ -119,9 +127,10 @@ func (l *ConsumerLag) measure(ctx context.Context, js jetstream.JetStream, offse
 	return nil
 }
 
-// behind returns how many messages of a stream lie behind an offset, and how old the first of them was when the stream was described.
-// Messages that were deleted since count; found says that there is one that was not.
-func behind(ctx context.Context, js jetstream.JetStream, s broker.Stream, offset uint64) (n int64, age time.Duration, found bool, err error) {
+// behind returns the number of messages of a stream after an offset, and the age of the first of them at s.At. The
+// number includes messages that were deleted since. found reports that at least one still exists.
+func behind(ctx context.Context, js jetstream.JetStream, s broker.Stream,
+	offset uint64) (n int64, age time.Duration, found bool, err error) {
 	if offset >= s.Last {
 		return 0, 0, false, nil
 	}
@@ -135,26 +144,38 @@ func behind(ctx context.Context, js jetstream.JetStream, s broker.Stream, offset
 	return int64(s.Last - offset), age, next != nil, nil
 }
 
-// lost says why an offset means nothing on the stream of today; nil when it does.
-func lost(o offset, s broker.Stream) error {
+// lost returns the reason why an offset does not fit the current stream, or nil if it fits. err means that the stream's
+// leader did not answer.
+//
+// A stream that lost its end and has grown again has another message at the offset, stored at another time. The time
+// identifies the message. The event's ID does not: the same event may have its old sequence again behind events that
+// the consumer has not read. A message that is gone proves nothing: it was erased or has expired.
+func lost(ctx context.Context, js jetstream.JetStream, o offset, s broker.Stream) (reason, err error) {
 	switch {
 	case o.Stream != "" && o.Created.UnixMicro() != 0 && !o.Created.Equal(s.Created):
-		return fmt.Errorf("stream %s was recreated at %s, the offset %d belongs to the one of %s", s.Name, s.Created.Format(time.RFC3339Nano), o.Seq,
-			o.Created.UTC().Format(time.RFC3339Nano))
+		return fmt.Errorf("stream %s was recreated at %s; the offset %d belongs to the stream created at %s", s.Name,
+			s.Created.Format(time.RFC3339Nano), o.Seq, o.Created.UTC().Format(time.RFC3339Nano)), nil
 	case o.Seq > s.Last:
-		return fmt.Errorf("stream %s ends at %d, below the offset %d: it has lost events", s.Name, s.Last, o.Seq)
+		return fmt.Errorf("stream %s ends at %d, below the offset %d: it has lost events", s.Name, s.Last, o.Seq), nil
+	case o.Seq == 0 || o.Stored.Unix() <= 0:
+		return nil, nil
 	}
-	return nil
+	m, err := broker.Next(ctx, js, s.Name, o.Seq)
+	if err != nil || m == nil || m.Seq != o.Seq || m.Time.Truncate(time.Microsecond).Equal(o.Stored.Truncate(time.Microsecond)) {
+		return nil, err
+	}
+	return fmt.Errorf("message %d of stream %s was stored at %s, and the one that the consumer applied at %s: it has lost events", o.Seq,
+		s.Name, m.Time.UTC().Format(time.RFC3339Nano), o.Stored.UTC().Format(time.RFC3339Nano)), nil
 }
 
-// lagClock turns looks at the lag into seconds at any time: a message that was not applied keeps ageing between looks. While a stream
-// cannot be seen the lag is at least the time since all were, for nothing is known to have been applied; and so it is
-// when looks have stopped coming.
+// lagClock computes the lag in seconds at any time: a message that is not applied continues to age between two
+// measurements. While a stream cannot be read, the lag is at least the time since all streams were read, because no
+// progress is known. The same applies when no measurement has come for longer than stale.
 type lagClock struct {
 	stale time.Duration
 
 	mu     sync.Mutex
-	looked time.Time // when all streams were last seen
+	looked time.Time // when all streams were last read
 	oldest time.Time // zero when everything was applied
 	blind  bool
 }
@@ -165,7 +186,8 @@ func (l *lagClock) start(now time.Time) {
 	l.looked = now
 }
 
-// set notes a look at a time, by this process's clock, and how old the oldest message was then.
+// set records a measurement: its time by this process's clock, and the age of the oldest message at that time. blind
+// means that at least one stream could not be read.
 func (l *lagClock) set(now time.Time, age time.Duration, blind bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

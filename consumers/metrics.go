@@ -7,10 +7,10 @@ import (
 	"github.com/tidings/tidings/internal/heartbeat"
 )
 
-// Reasons for passing over a message.
+// Reasons for skipping a message.
 const (
-	skipNotWanted = "not_wanted" // another aggregate of the catalogue
-	skipUnknown   = "unknown"    // an aggregate type that the catalogue does not have
+	skipNotWanted = "not_wanted" // the projection does not want this aggregate type of the catalog
+	skipUnknown   = "unknown"    // the catalog does not have this aggregate type
 )
 
 type metrics struct {
@@ -28,7 +28,7 @@ type metrics struct {
 	path        heartbeat.Seconds
 }
 
-// newMetrics registers the metrics of one consumer; lagSeconds is asked at each scrape.
+// newMetrics registers the metrics of one consumer. Each scrape calls lagSeconds.
 func newMetrics(reg prometheus.Registerer, consumer string, lagSeconds func() float64) (*metrics, error) {
 	plain := reg
 	reg = prometheus.WrapRegistererWith(prometheus.Labels{"consumer": consumer}, reg)
@@ -36,43 +36,50 @@ func newMetrics(reg prometheus.Registerer, consumer string, lagSeconds func() fl
 		Name: "consumer_applied_total", Help: "Events applied, by partition.",
 	}, []string{"partition"})
 	skipped := prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "consumer_skipped_total", Help: "Messages passed over, by reason.",
+		Name: "consumer_skipped_total",
+		Help: "Messages skipped, by reason: foreign (no relay wrote them), unknown (an aggregate type that " +
+			"this release does not know) or not_wanted (by this consumer).",
 	}, []string{"reason"})
 	parked := prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "consumer_parked_total", Help: "Events put into consumer_dead_letters by this instance.",
 	})
 	deadLetters := prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "consumer_dead_letters", Help: "Rows of the consumer in consumer_dead_letters; 10000 means at least so many.",
+		Name: "consumer_dead_letters", Help: "Rows of the consumer in consumer_dead_letters; 10000 means 10,000 or more.",
 	})
 	batch := prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name: "consumer_batch_seconds", Help: "Time from a batch's first statement to its commit.",
 		Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30},
 	})
 	failures := prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "consumer_failures_total", Help: "Reads and batches that failed and were done again.",
+		Name: "consumer_failures_total", Help: "Reads and batches that failed and were retried.",
 	})
 	held := prometheus.NewGauge(prometheus.GaugeOpts{Name: "consumer_partitions_held", Help: "Partitions that this instance works on."})
-	stuck := prometheus.NewGauge(prometheus.GaugeOpts{Name: "consumer_partitions_stuck", Help: "Partitions of this instance that need an operator: see its log and /readyz."})
-	waiting := prometheus.NewGauge(prometheus.GaugeOpts{Name: "consumer_waiting_for_leader", Help: "Partitions of this instance whose stream has no leader that answers. They continue by themselves."})
+	stuck := prometheus.NewGauge(prometheus.GaugeOpts{Name: "consumer_partitions_stuck",
+		Help: "Partitions of this instance that need an operator: see its log and /readyz."})
+	waiting := prometheus.NewGauge(prometheus.GaugeOpts{Name: "consumer_waiting_for_leader",
+		Help: "Partitions of this instance whose stream has no leader that answers. They continue without an operator."})
 	paused := prometheus.NewGauge(prometheus.GaugeOpts{Name: "consumer_paused", Help: "1 while the consumer is paused."})
 	lagMessages := prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "consumer_lag_messages", Help: "Messages that are not applied, on the streams of the partitions that this instance holds.",
+		Name: "consumer_lag_messages", Help: "Messages not yet applied, on the streams of the partitions that this instance holds.",
 	})
 	lag := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "consumer_lag_seconds",
-		Help: "Age of the oldest message that is not applied, on the streams of the partitions that this instance holds; at least the time since all of these could be seen.",
+		Help: "Age of the oldest message not yet applied, on the streams of the partitions that this instance " +
+			"holds. If a stream cannot be read, at least the time since the last successful read.",
 	}, lagSeconds)
 	path := heartbeat.NewSeconds(heartbeat.Applied, consumer)
 	if err := plain.Register(path); err != nil {
 		return nil, err
 	}
-	for _, c := range []prometheus.Collector{applied, skipped, parked, deadLetters, batch, failures, held, stuck, waiting, paused, lagMessages, lag} {
+	for _, c := range []prometheus.Collector{applied, skipped, parked, deadLetters, batch, failures, held, stuck, waiting,
+		paused, lagMessages, lag} {
 		if err := reg.Register(c); err != nil {
 			return nil, err
 		}
 	}
 	m := &metrics{
-		applied: applied, skipped: make(map[string]prometheus.Counter), parked: parked, deadLetters: deadLetters, batch: batch, failures: failures,
+		applied: applied, skipped: make(map[string]prometheus.Counter), parked: parked, deadLetters: deadLetters,
+		batch: batch, failures: failures,
 		held: held, stuck: stuck, waiting: waiting, paused: paused, lagMessages: lagMessages, path: path,
 	}
 	for _, r := range []string{skipNotWanted, skipUnknown, event.Foreign} {

@@ -12,23 +12,25 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 )
 
-// offset is how far a consumer has come on one stream.
+// offset is the position of a consumer on one stream.
 type offset struct {
 	Consumer string
 	Stream   string
-	Seq      uint64    // the last that was applied
-	Created  time.Time // of the stream that Seq is of, to the microsecond; the epoch when that was not noted
+	Seq      uint64    // the last applied sequence
+	Created  time.Time // when the stream of Seq was created, to the microsecond; the epoch if not recorded
 	AsOf     time.Time
-	Closed   bool // the stream has ended, and all of it is applied
+	Closed   bool      // the stream has ended and is applied to its end
+	Stored   time.Time // when the stream stored the message at Seq, to the microsecond; the epoch if not recorded
 }
 
-// offsetsSQL reads the offsets of some consumers, or of all.
-// Index: consumer_offsets_pkey, a row per consumer and stream that ever was.   Locks: none.
+// offsetsSQL reads the offsets of the given consumers, or of all if none is given.
+// Index: consumer_offsets_pkey, a row per consumer and stream that ever existed. Locks: none.
 const offsetsSQL = `
-SELECT /* consumers.offsets */ consumer_name, partition_key, last_processed_id, coalesce(stream_created, 'epoch'), as_of, closed
+SELECT /* consumers.offsets */ consumer_name, partition_key, last_processed_id, coalesce(stream_created, 'epoch'), as_of, closed,
+       coalesce(CASE WHEN stored_id = last_processed_id THEN stored_at END, 'epoch')
   FROM consumer_offsets WHERE cardinality(@consumers::text[]) = 0 OR consumer_name = ANY(@consumers)`
 
-// readOffsets returns the offsets of the consumers, or of all, by consumer and stream.
+// readOffsets returns the offsets of the given consumers by consumer and stream, or of all consumers if none is given.
 func readOffsets(ctx context.Context, q querier, consumers ...string) (map[string]map[string]offset, error) {
 	if consumers == nil {
 		consumers = []string{}
@@ -51,15 +53,17 @@ func readOffsets(ctx context.Context, q querier, consumers ...string) (map[strin
 	return of, nil
 }
 
-// beginSQL makes the offset of a stream: as of its creation, or as of where its predecessors ended, all that was on the streams is applied.
-// Index: consumer_offsets_pkey.   Locks: the new row.
+// beginSQL creates the offset of a stream. Its as_of is the earliest end of the predecessors, or the creation of a
+// stream without predecessors. Everything on the streams up to that time is applied.
+// Index: consumer_offsets_pkey. Locks: the new row.
 const beginSQL = `
 INSERT /* consumers.begin */ INTO consumer_offsets (consumer_name, partition_key, last_processed_id, as_of, stream_created)
-SELECT @consumer, @key, 0, coalesce(min(as_of), @created), @created FROM consumer_offsets WHERE consumer_name = @consumer AND partition_key = ANY(@after::text[])
+SELECT @consumer, @key, 0, coalesce(min(as_of), @created), @created
+  FROM consumer_offsets WHERE consumer_name = @consumer AND partition_key = ANY(@after::text[])
     ON CONFLICT DO NOTHING`
 
-// begin makes the offsets that are missing: of streams without predecessors, and of those whose predecessors are all closed. It makes
-// them together, so that nobody reads an as_of that knows of some alone.
+// begin creates the missing offsets of streams without predecessors, and of streams whose predecessors are all closed.
+// It creates them in one transaction, so that no reader sees an as_of that covers only some of them.
 func (c *Consumer) begin(ctx context.Context, streams []broker.Stream, have map[string]offset) (made bool, err error) {
 	var q pgx.Batch
 	for _, s := range streams {
@@ -86,17 +90,20 @@ func (c *Consumer) begin(ctx context.Context, streams []broker.Stream, have map[
 	return true, nil
 }
 
-// moveSQL is the guard of exactly once: an offset moves only from where this batch begins, and on the stream that it was read from. It
-// comes first in the transaction, so that whoever else has a batch of the stream waits and then moves nothing.
-// Index: consumer_offsets_pkey.   Locks: the row.
+// moveSQL guarantees exactly once: an offset moves only from the start of this batch, and only on the stream that the
+// batch was read from. It is the first statement of the transaction. So another instance with a batch of the same
+// stream waits, and then moves nothing.
+// Index: consumer_offsets_pkey. Locks: the row.
 const moveSQL = `
 UPDATE /* consumers.move */ consumer_offsets
-   SET last_processed_id = @new, last_processed_at = now(), as_of = GREATEST(as_of, @stored), stream_created = @created, closed = @closed
- WHERE consumer_name = @consumer AND partition_key = @key AND last_processed_id = @old AND coalesce(stream_created, @created) = @created AND NOT closed`
+   SET last_processed_id = @new, last_processed_at = now(), as_of = GREATEST(as_of, @stored), stream_created = @created, closed = @closed,
+       stored_id = @new, stored_at = @stored_at
+ WHERE consumer_name = @consumer AND partition_key = @key AND last_processed_id = @old
+   AND coalesce(stream_created, @created) = @created AND NOT closed`
 
-// succeedSQL makes the offsets of the streams that take over from one that has ended, in the transaction that closes it. The first of several
-// predecessors makes them.
-// Index: consumer_offsets_pkey.   Locks: the new rows.
+// succeedSQL creates the offsets of the successors of an ended stream, in the transaction that closes it. The first of
+// several predecessors creates them.
+// Index: consumer_offsets_pkey. Locks: the new rows.
 const succeedSQL = `
 INSERT /* consumers.succeed */ INTO consumer_offsets (consumer_name, partition_key, last_processed_id, as_of, stream_created)
 SELECT o.consumer_name, s.key, 0, o.as_of, s.created
@@ -112,24 +119,25 @@ func succeedArgs(consumer, ended string, successors []broker.Stream) postgres.Ar
 	return postgres.Args{"consumer": consumer, "ended": ended, "keys": keys, "createds": createds}
 }
 
-// confirmSQL notes that a stream had been applied to its end at a time. A batch since then says more.
-// Index: consumer_offsets_pkey.   Locks: the row; one in use is passed over, for its batch will say more.
+// confirmSQL records that a stream was applied to its end at a time, unless a batch has set a later as_of.
+// Index: consumer_offsets_pkey. Locks: the row; it skips a locked row, because the batch that holds it sets as_of.
 const confirmSQL = `
 UPDATE /* consumers.confirm */ consumer_offsets SET as_of = @at
  WHERE (consumer_name, partition_key) IN (SELECT consumer_name, partition_key FROM consumer_offsets
         WHERE consumer_name = @consumer AND partition_key = @key AND as_of < @at AND NOT closed FOR NO KEY UPDATE SKIP LOCKED)`
 
-// Progress is how far a consumer has come.
+// Progress is the position of a consumer on all its streams.
 type Progress struct {
-	// AsOf is a time, by the NATS servers' clocks, up to which the consumer has applied what was on the streams. It moves with each batch of
-	// the stream that is furthest back, and every LagInterval while the consumer has nothing to do. It begins with the creation
-	// of the stream, and is the Unix epoch before the consumer has first run.
+	// AsOf is a time by the NATS servers' clocks. The consumer has applied every event that the streams had at that
+	// time. It moves with each batch of the stream that is furthest behind, and every LagInterval while the consumer is
+	// idle. Its first value is the creation of the stream. Before the consumer has first run it is the Unix epoch.
 	AsOf time.Time
-	// Offsets are the sequences of the last message that was applied, by the name of the stream; the largest there can be for one that has ended.
+	// Offsets are the last applied sequences by the name of the stream. The value for a stream that has ended is
+	// math.MaxUint64.
 	Offsets map[string]uint64
 }
 
-// ReadProgress returns how far the consumer has come, as the transaction of tx sees it.
+// ReadProgress returns the progress of the consumer, as the transaction of tx sees it.
 func ReadProgress(ctx context.Context, tx pgx.Tx, consumer string) (Progress, error) {
 	offsets, err := readOffsets(ctx, tx, consumer)
 	if err != nil {
@@ -145,7 +153,7 @@ func ReadProgress(ctx context.Context, tx pgx.Tx, consumer string) (Progress, er
 	return p, nil
 }
 
-// asOf is the earliest of the streams that have not ended.
+// asOf returns the earliest as_of of the streams that have not ended, or the Unix epoch if there are none.
 func asOf(offsets map[string]offset) time.Time {
 	var at time.Time
 	for _, o := range offsets {
@@ -159,26 +167,27 @@ func asOf(offsets map[string]offset) time.Time {
 	return at.UTC()
 }
 
-// Position is how far a consumer has come on one stream.
+// Position is the position of a consumer on one stream.
 type Position struct {
 	Consumer string
-	Seq      uint64    // the last that was applied
-	At       time.Time // when that was
-	AsOf     time.Time // up to when all that was on the stream is applied
-	Closed   bool      // the stream has ended, and all of it is applied
+	Seq      uint64    // the last applied sequence
+	At       time.Time // when it was applied
+	AsOf     time.Time // everything on the stream up to this time is applied
+	Closed   bool      // the stream has ended and is applied to its end
 }
 
-// positionsSQL reads how far consumers have come on a stream.
-// Index: none, a row per consumer and stream that ever was.   Locks: none.
+// positionsSQL reads the positions of all consumers on a stream.
+// Index: none, a row per consumer and stream that ever existed. Locks: none.
 const positionsSQL = `
-SELECT /* consumers.positions */ consumer_name, last_processed_id, last_processed_at, as_of, closed FROM consumer_offsets WHERE partition_key = @stream ORDER BY 1`
+SELECT /* consumers.positions */ consumer_name, last_processed_id, last_processed_at, as_of, closed
+  FROM consumer_offsets WHERE partition_key = @stream ORDER BY 1`
 
-// Positions returns how far each consumer has come on a stream, by name. A consumer that has none has not begun it.
+// Positions returns the position of each consumer on a stream, by name. A consumer that is not listed has not begun the stream.
 func Positions(ctx context.Context, q querier, stream string) ([]Position, error) {
 	rows, _ := q.Query(ctx, positionsSQL, pgx.StrictNamedArgs{"stream": stream})
 	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Position])
 	if err != nil {
-		return nil, fmt.Errorf("read how far consumers have come on %s: %w", stream, err)
+		return nil, fmt.Errorf("read the positions of consumers on %s: %w", stream, err)
 	}
 	return all, nil
 }

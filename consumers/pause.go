@@ -9,21 +9,20 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Paused says since when a consumer takes no events, who wanted it and why.
+// Paused is the record of a pause: its time, its actor and the reason.
 type Paused struct {
 	At     time.Time `json:"at"`
 	Actor  string    `json:"actor"`
 	Reason string    `json:"reason,omitempty"`
 }
 
-// pauseSQL pauses a consumer, unless it is paused.
-// Index: consumer_pauses_pkey.   Locks: the new row.
+// pauseSQL pauses a consumer that is not paused yet. Index: consumer_pauses_pkey. Locks: the new row.
 const pauseSQL = `
 INSERT /* consumers.pause */ INTO consumer_pauses (consumer_name, actor, reason) VALUES (@consumer, @actor, @reason) ON CONFLICT DO NOTHING`
 
-// Pause makes every instance of the consumer finish the batch that it has in hand and take no more, now and after a restart,
-// until Resume. They notice within a second or two. A pause that is there already stays as it is, and false is returned. That
-// there is such a consumer is the caller's to know.
+// Pause makes every instance of the consumer finish its batch in hand and take no more events until Resume, also after
+// a restart. Instances notice it within a second or two. If the consumer is already paused, Pause changes nothing and
+// returns false. Pause does not check that the consumer exists.
 func Pause(ctx context.Context, pool *pgxpool.Pool, consumer, actor, reason string) (bool, error) {
 	tag, err := pool.Exec(ctx, pauseSQL, pgx.StrictNamedArgs{"consumer": consumer, "actor": actor, "reason": reason})
 	if err != nil {
@@ -32,11 +31,10 @@ func Pause(ctx context.Context, pool *pgxpool.Pool, consumer, actor, reason stri
 	return tag.RowsAffected() == 1, nil
 }
 
-// resumeSQL ends a pause.
-// Index: consumer_pauses_pkey.   Locks: the row.
+// resumeSQL ends a pause. Index: consumer_pauses_pkey. Locks: the row.
 const resumeSQL = `DELETE /* consumers.resume */ FROM consumer_pauses WHERE consumer_name = @consumer`
 
-// Resume ends the pause of a consumer, and reports whether there was one.
+// Resume ends the pause of a consumer. It returns false if the consumer was not paused.
 func Resume(ctx context.Context, pool *pgxpool.Pool, consumer string) (bool, error) {
 	tag, err := pool.Exec(ctx, resumeSQL, pgx.StrictNamedArgs{"consumer": consumer})
 	if err != nil {
@@ -45,11 +43,10 @@ func Resume(ctx context.Context, pool *pgxpool.Pool, consumer string) (bool, err
 	return tag.RowsAffected() == 1, nil
 }
 
-// pausesSQL reads all pauses: at most one per consumer.
-// Locks: none.
+// pausesSQL reads all pauses, at most one per consumer. Locks: none.
 const pausesSQL = `SELECT /* consumers.pauses */ consumer_name, paused_at, actor, reason FROM consumer_pauses`
 
-// Pauses returns the consumers that are paused.
+// Pauses returns the paused consumers by name.
 func Pauses(ctx context.Context, pool *pgxpool.Pool) (map[string]Paused, error) {
 	rows, _ := pool.Query(ctx, pausesSQL)
 	all := make(map[string]Paused)
@@ -65,11 +62,11 @@ func Pauses(ctx context.Context, pool *pgxpool.Pool) (map[string]Paused, error) 
 }
 
 const (
-	pausePoll    = time.Second // how often an instance looks whether its consumer is paused
+	pausePoll    = time.Second // between two checks of an instance whether its consumer is paused
 	pauseTimeout = 5 * time.Second
 )
 
-// awaitPaused returns when the consumer is paused, or when it is not, as wanted; or when ctx ends.
+// awaitPaused returns when the state of the consumer is as wanted, paused or not, or when ctx ends.
 func (c *Consumer) awaitPaused(ctx context.Context, want bool) {
 	tick := time.NewTicker(pausePoll)
 	defer tick.Stop()
@@ -88,7 +85,7 @@ func (c *Consumer) awaitPaused(ctx context.Context, want bool) {
 				return
 			}
 		} else if ctx.Err() == nil {
-			c.log.WarnContext(ctx, "looking whether the consumer is paused, trying again", "err", err)
+			c.log.WarnContext(ctx, "reading whether the consumer is paused failed, retrying", "err", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -98,8 +95,8 @@ func (c *Consumer) awaitPaused(ctx context.Context, want bool) {
 	}
 }
 
-// loopUnpaused runs loop whenever the consumer is not paused, until ctx ends. A paused instance keeps its leases: it holds
-// nothing up that another could do.
+// loopUnpaused runs loop while the consumer is not paused, until ctx ends. A paused instance keeps its leases, because
+// every other instance is paused too.
 func (c *Consumer) loopUnpaused(ctx context.Context) {
 	for {
 		c.awaitPaused(ctx, false)

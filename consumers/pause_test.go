@@ -24,7 +24,7 @@ func TestAPausedConsumerTakesNothingUntilItIsResumed(t *testing.T) {
 			select {
 			case <-goOn:
 				return ctx.Err()
-			default: // a transaction in which nothing happens would be ended
+			default: // PostgreSQL would end an idle transaction
 				if _, err := tx.Exec(ctx, `SELECT pg_sleep(0.05)`); err != nil {
 					return err
 				}
@@ -43,7 +43,8 @@ func TestAPausedConsumerTakesNothingUntilItIsResumed(t *testing.T) {
 	pause(false)
 	paused := func(in *instance, want float64) {
 		t.Helper()
-		testkit.Eventually(t, 3*time.Second, "the pause to be noticed", func() (bool, error) { return in.metric(t, "consumer_paused") == want, nil })
+		testkit.Eventually(t, 3*time.Second, "the pause to be noticed",
+			func() (bool, error) { return in.metric(t, "consumer_paused") == want, nil })
 	}
 	paused(a, 1)
 	r.publish(follow(1, 3, 2))
@@ -51,7 +52,7 @@ func TestAPausedConsumerTakesNothingUntilItIsResumed(t *testing.T) {
 	r.awaitLag(1)
 	r.wantLines([]line{{1, 3, 1}})
 
-	// Another instance, and a restart, know it too, and neither is broken.
+	// The pause also holds for another instance and after a restart, and both are ready.
 	b := r.run(r.system, logbook{})
 	paused(b, 1)
 	testkit.Eventually(t, 10*time.Second, "both to have leases", func() (bool, error) {

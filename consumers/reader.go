@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -16,22 +15,23 @@ import (
 )
 
 var (
-	// errMoved reports an offset that is no longer where this instance left it: another one applied the same events. What it
-	// applied stands, ours was rolled back; the offset is read again.
+	// errMoved reports an offset that is not where this instance left it, because another instance applied the same
+	// events. The other commit remains, this one is rolled back, and the reader reads the offset again.
 	errMoved = errors.New("consumers: another instance moved the offset")
-	// errNotYet reports a stream whose time has not come: a predecessor is not applied to its end, or its successors do not exist.
+	// errNotYet reports a stream that waits: a predecessor is not applied to its end, or its successors do not exist.
 	errNotYet = errors.New("consumers: not yet")
-	// errClosed reports a stream that has ended and is applied.
+	// errClosed reports a stream that has ended and is applied to its end.
 	errClosed = errors.New("consumers: closed")
 )
 
-// stopError says why a stream cannot be read on. A person has to act.
+// stopError is the reason why the consumer cannot continue on a stream. An operator has to act.
 type stopError struct{ reason error }
 
 func (e *stopError) Error() string { return e.reason.Error() }
 func (e *stopError) Unwrap() error { return e.reason }
 
-// reader reads one partition's stream while this instance holds it. The readers of an instance know nothing of each other.
+// reader reads one partition's stream while this instance holds it. The readers of an instance are independent of each
+// other.
 type reader struct {
 	c         *Consumer
 	ctx       context.Context // of its goroutine; stop ends it
@@ -41,15 +41,15 @@ type reader struct {
 	name      string       // of the stream
 	limit     atomic.Int64 // events of a batch
 	quick     int          // full batches in a row that left most of their time
-	doubt     broker.Doubt // whether events are lost
-	foreign   bool         // a message that no relay wrote was warned of
+	doubt     broker.Doubt // until it is sure that events are lost
+	foreign   bool         // the log already names a message that no relay wrote
 }
 
 func (c *Consumer) newReader(ctx context.Context, partition int) *reader {
 	r := &reader{c: c, partition: partition, name: c.broker.StreamName(partition)}
 	r.ctx, r.stop = context.WithCancel(ctx)
 	r.limit.Store(int64(c.cfg.BatchEvents))
-	c.metrics.applied.WithLabelValues(r.label()) // begins at 0
+	c.metrics.applied.WithLabelValues(r.label()) // the series begins at 0
 	return r
 }
 
@@ -57,7 +57,7 @@ func (c *Consumer) newReader(ctx context.Context, partition int) *reader {
 func (r *reader) run() {
 	c, ctx := r.c, r.ctx
 	defer func() {
-		c.clear(context.WithoutCancel(ctx), r.partition) // it is another instance's to report
+		c.clear(context.WithoutCancel(ctx), r.partition) // from now on another instance reports it
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		delete(c.readers, r.partition)
@@ -76,7 +76,7 @@ func (r *reader) run() {
 		switch {
 		case errors.Is(err, errClosed):
 			c.clear(ctx, r.partition)
-			c.hurry() // its successors are to be shared
+			c.hurry() // to share its successors
 			pause = min(pause, idle)
 		case errors.Is(err, errNotYet):
 			c.clear(ctx, r.partition)
@@ -97,17 +97,17 @@ func (r *reader) run() {
 	}
 }
 
-// errDoubt reports events that seem lost, and may not be.
+// errDoubt reports events that seem lost, but may only be unknown to a new leader.
 var errDoubt = errors.New("consumers: the leader may be too young to know")
 
-// isWaiting tells a stream of which no leader answers from one that fails otherwise.
+// isWaiting reports whether err means that no leader answers for the stream.
 func isWaiting(err error) bool {
-	var api *jetstream.APIError
 	return errors.Is(err, broker.ErrNoLeader) || errors.Is(err, errDoubt) || errors.Is(err, nats.ErrNoResponders) ||
-		errors.As(err, &api) && api.Code == http.StatusServiceUnavailable
+		broker.IsLeaderless(err)
 }
 
-// lose returns the error for events that the consumer can no longer read: a stopError, once there is no doubt.
+// lose returns the error for events that the consumer can no longer read: errDoubt at first, and a stopError once the
+// doubt is sure.
 func (r *reader) lose(reason error) error {
 	if !r.doubt.Sure(r.c.deps.JetStream) {
 		return fmt.Errorf("%w: %w", errDoubt, reason)
@@ -115,12 +115,14 @@ func (r *reader) lose(reason error) error {
 	return &stopError{fmt.Errorf("partition %d: %w", r.partition, reason)}
 }
 
-// remedy is what an operator does about lost events.
+// remedy returns the text that tells an operator how to recover lost events.
 func (r *reader) remedy() string {
-	return "run `tidings repair stream`; if it has nothing to repair, " + r.c.deps.Remedy
+	return "run `tidings restore` if a database or a disk of NATS came back from a backup or a snapshot, else `tidings repair stream`; " +
+		"if that has nothing to repair, " + r.c.deps.Remedy
 }
 
-// open reads the offset and what the leader says of the stream, and decides whether the consumer can read on from there.
+// open reads the offset and the leader's description of the stream, and decides whether the consumer can continue from
+// the offset.
 func (r *reader) open(ctx context.Context) (o offset, s broker.Stream, err error) {
 	c := r.c
 	ctx, cancel := context.WithTimeout(ctx, c.broker.Timeout)
@@ -145,7 +147,20 @@ func (r *reader) open(ctx context.Context) (o offset, s broker.Stream, err error
 	if err := r.mayBegin(ctx, s, all[c.name], begun); err != nil {
 		return o, s, err
 	}
-	if reason := lost(o, s); reason != nil {
+	reason, err := lost(ctx, c.deps.JetStream, o, s)
+	if err != nil {
+		return o, s, err
+	}
+	if reason == nil && o.Seq > 0 { // a consumer that applied the closing message has a closed offset
+		final, err := broker.Closed(ctx, c.deps.JetStream, c.broker, s)
+		if err != nil {
+			return o, s, err
+		}
+		if 0 < final && final <= o.Seq {
+			reason = fmt.Errorf("stream %s had lost events: its closing message is %d, and the offset is %d", s.Name, final, o.Seq)
+		}
+	}
+	if reason != nil {
 		return o, s, r.lose(fmt.Errorf("%w; %s", reason, r.remedy()))
 	}
 	return o, s, nil
@@ -167,17 +182,18 @@ func (r *reader) mayBegin(ctx context.Context, s broker.Stream, offsets map[stri
 		case !errors.Is(err, jetstream.ErrStreamNotFound):
 			return err
 		case !begun:
-			return r.lose(fmt.Errorf("stream %s came before %s and is gone, and the consumer has not read it; %s", before, s.Name, c.deps.Remedy))
+			return r.lose(fmt.Errorf("stream %s, the predecessor of %s, is gone, and the consumer has not read it; %s",
+				before, s.Name, c.deps.Remedy))
 		}
 	}
 	if !begun {
-		c.hurry() // it makes the offset
+		c.hurry() // watch creates the offset
 		return errNotYet
 	}
 	return nil
 }
 
-// prove returns nil when the messages from first to last, which are not on the stream, may be passed over: they were erased on purpose.
+// prove returns nil if the messages from first to last, which the stream does not have, were all erased on purpose.
 func (r *reader) prove(ctx context.Context, first, last uint64) error {
 	c := r.c
 	ctx, cancel := context.WithTimeout(ctx, c.broker.Timeout)
@@ -187,14 +203,14 @@ func (r *reader) prove(ctx context.Context, first, last uint64) error {
 		return err
 	}
 	if next != nil && next.Seq <= last {
-		return fmt.Errorf("message %d of %s is on the stream and was not delivered", next.Seq, r.name)
+		return fmt.Errorf("message %d is on stream %s and was not delivered", next.Seq, r.name)
 	}
 	erased, err := broker.Erased(ctx, c.deps.JetStream, c.broker, r.name, first, last)
 	if err != nil {
 		return err
 	}
 	if erased {
-		c.log.InfoContext(ctx, "passing over events that were erased", "stream", r.name, "first", first, "last", last)
+		c.log.InfoContext(ctx, "skipping erased events", "stream", r.name, "first", first, "last", last)
 		return nil
 	}
 	s, err := broker.ReadStream(ctx, c.deps.JetStream, c.broker, r.partition)
@@ -202,13 +218,14 @@ func (r *reader) prove(ctx context.Context, first, last uint64) error {
 	case err != nil:
 		return err
 	case first < s.First:
-		return r.lose(fmt.Errorf("messages %d to %d of stream %s have expired or were purged before the consumer had read them; %s",
+		return r.lose(fmt.Errorf("messages %d to %d of stream %s expired or were purged before the consumer read them; %s",
 			first, min(last, s.First-1), r.name, c.deps.Remedy))
 	}
-	return r.lose(fmt.Errorf("messages %d to %d of stream %s are missing, and not all of them were erased on purpose; %s", first, last, r.name, r.remedy()))
+	return r.lose(fmt.Errorf("messages %d to %d of stream %s are missing, and not all of them were erased on purpose; %s",
+		first, last, r.name, r.remedy()))
 }
 
-// successors returns the streams that take over from a closed one, or errNotYet while the broker has not all of them.
+// successors returns the streams that continue a closed one, or errNotYet while the broker does not have all of them.
 func (r *reader) successors(ctx context.Context, s broker.Stream) (next []broker.Stream, err error) {
 	ctx, cancel := context.WithTimeout(ctx, r.c.broker.Timeout)
 	defer cancel()
@@ -227,7 +244,7 @@ func (r *reader) successors(ctx context.Context, s broker.Stream) (next []broker
 	}
 	for slot := s.FirstSlot; slot <= s.LastSlot; slot++ {
 		if !slots[slot] {
-			return nil, fmt.Errorf("%w: stream %s is closed, and nothing has its slot %d", errNotYet, s.Name, slot)
+			return nil, fmt.Errorf("%w: stream %s is closed, and no stream has its slot %d yet", errNotYet, s.Name, slot)
 		}
 	}
 	return next, nil

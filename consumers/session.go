@@ -17,14 +17,14 @@ import (
 )
 
 const (
-	pullHeartbeat     = time.Second // a silent server is noticed after two of these
+	pullHeartbeat     = time.Second // the client notices a silent server after two of these
 	pullExpiry        = 10 * time.Second
-	inactiveThreshold = 30 * time.Second      // then the server forgets a reader that is gone
-	farBehind         = 256                   // messages that are still to come, from which a full batch is worth waiting for
-	moreIsComing      = 20 * time.Millisecond // how long to wait for one of them
-	readAhead         = 64                    // messages that are decoded and wait for a place in a batch
-	// A relay publishes some events at a time, and a transaction costs the same for one as for ten: a batch is handed over when nothing more
-	// has come for quiet, or after gather.
+	inactiveThreshold = 30 * time.Second      // after it the server deletes the consumer of a reader that is gone
+	farBehind         = 256                   // with so many pending messages the reader waits for a full batch
+	moreIsComing      = 20 * time.Millisecond // the wait for the next of them
+	readAhead         = 64                    // decoded messages that wait for a place in a batch
+	// A relay publishes several events at a time, and a transaction costs the same for one event as for ten. So collect
+	// hands over a batch after quiet without a new message, or after gather.
 	quiet  = 500 * time.Microsecond
 	gather = 5 * time.Millisecond
 )
@@ -35,22 +35,22 @@ type delivery struct {
 	headers map[string][]string
 	stored  time.Time
 	size    int
-	more    bool   // the server said that it has many more
-	fault   error  // the message's own: it is parked
-	skip    string // why it is passed over
+	more    bool   // farBehind or more messages are pending behind it
+	fault   error  // the message's own fault, for which it is parked
+	skip    string // why the consumer skips it
 	closing []broker.Stream
 }
 
 // batch is what one transaction applies.
 type batch struct {
-	from, to   uint64
-	stored     time.Time // when the stream stored the last message: everything before it is applied with the batch
+	from, to   uint64    // it moves the offset from one to the other
+	stored     time.Time // when the stream stored the last message; the batch's commit makes this the offset's as_of
 	deliveries []delivery
 	bytes      int
 	closing    []broker.Stream // the successors, when the last message closes the stream
 }
 
-// events are those that are not passed over.
+// events yields the events that the consumer does not skip.
 func (b *batch) events(yield func(*event.Event) bool) {
 	for i := range b.deliveries {
 		if d := &b.deliveries[i]; d.skip == "" && d.closing == nil && !yield(&d.event) {
@@ -59,16 +59,17 @@ func (b *batch) events(yield func(*event.Event) bool) {
 	}
 }
 
-// session is one way through the stream, from the offset until something ends it. Its fields belong to the goroutine that reads.
+// session reads the stream from the offset until it fails or is stopped. Its fields belong to the goroutine that reads.
 type session struct {
 	*reader
 	stream   broker.Stream
-	reached  uint64 // the last message that was taken
-	consumer string // that delivered it: the client replaces it after a failure
+	reached  uint64    // the last message that take accepted
+	stored   time.Time // when the stream stored it; the epoch or zero if unknown
+	consumer string    // the JetStream consumer that delivered it; the client replaces it after a failure
 }
 
-// session applies events until the reader is stopped, or is to look anew, or the partition is no longer held (nil), or something fails.
-// progress says whether a batch was applied.
+// session applies events until an error, or until the reader is stopped, is kicked or no longer holds the partition;
+// for these three it returns nil. progress reports whether it applied a batch.
 func (r *reader) session() (progress bool, err error) {
 	c := r.c
 	ctx, end := context.WithCancel(r.ctx)
@@ -78,12 +79,12 @@ func (r *reader) session() (progress bool, err error) {
 	c.mu.Unlock()
 	o, stream, err := r.open(ctx)
 	if err != nil {
-		return false, err
+		return false, unless(ctx, err)
 	}
-	if o.Seq, err = r.passOver(ctx, o, stream); err != nil {
-		return false, err
+	if o, err = r.passOver(ctx, o, stream); err != nil {
+		return false, unless(ctx, err)
 	}
-	s := &session{reader: r, stream: stream, reached: o.Seq}
+	s := &session{reader: r, stream: stream, reached: o.Seq, stored: o.Stored}
 	var g errgroup.Group
 	deliveries, batches := make(chan delivery, readAhead), make(chan *batch)
 	g.Go(func() error {
@@ -118,28 +119,30 @@ func (r *reader) applyAll(ctx context.Context, stream broker.Stream, batches <-c
 	}
 }
 
-// passOver moves the offset to behind messages that were erased, as far as no other message follows. It returns where the offset is.
-func (r *reader) passOver(ctx context.Context, o offset, s broker.Stream) (uint64, error) {
+// passOver moves the offset past erased messages if no other message follows them. It returns the offset.
+func (r *reader) passOver(ctx context.Context, o offset, s broker.Stream) (offset, error) {
 	if o.Seq == s.Last {
-		return o.Seq, nil
+		return o, nil
 	}
 	rctx, cancel := context.WithTimeout(ctx, r.c.broker.Timeout)
 	defer cancel()
 	next, err := broker.Next(rctx, r.c.deps.JetStream, r.name, o.Seq+1)
 	if err != nil || next != nil && next.Seq == o.Seq+1 {
-		return o.Seq, err
+		return o, err
 	}
 	last := s.Last
 	if next != nil {
 		last = next.Seq - 1
 	}
 	if err := r.prove(ctx, o.Seq+1, last); err != nil || next != nil {
-		return o.Seq, err
+		return o, err
 	}
-	return last, r.apply(ctx, s, &batch{from: o.Seq, to: last, stored: o.AsOf})
+	err = r.apply(ctx, s, &batch{from: o.Seq, to: last, stored: o.AsOf})
+	o.Seq, o.Stored = last, time.Time{}
+	return o, err
 }
 
-// subscribe starts an ordered consumer behind what was taken.
+// subscribe starts an ordered consumer after the last message that take accepted.
 func (s *session) subscribe(ctx context.Context) (jetstream.MessagesContext, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.c.broker.Timeout)
 	defer cancel()
@@ -157,25 +160,26 @@ func (s *session) subscribe(ctx context.Context) (jetstream.MessagesContext, err
 	}
 	info := ordered.CachedInfo()
 	if t, ok := s.c.troubleOf(s.partition); ok && (t.kind != failing || info != nil && info.NumPending == 0) {
-		s.c.clear(ctx, s.partition) // with nothing to apply there is nothing that could fail
+		s.c.clear(ctx, s.partition) // no message is pending, so no apply can clear the trouble
 	}
 	s.doubt.Clear()
 	s.c.log.DebugContext(ctx, "reading", "stream", s.name, "from", s.reached+1)
 	return messages, nil
 }
 
-// read sends the stream's messages to out until ctx ends (nil), the stream is closed, or reading fails.
+// read sends the stream's messages to out. It returns nil when ctx ends or the stream is closed, or the error that
+// ended the reading.
 func (s *session) read(ctx context.Context, out chan<- delivery) error {
 	messages, err := s.subscribe(ctx)
 	if err != nil {
-		return s.unless(ctx, err)
+		return unless(ctx, err)
 	}
 	defer messages.Stop()
 	next := jetstream.NextContext(ctx)
 	for {
 		msg, err := messages.Next(next)
 		if err != nil {
-			return s.unless(ctx, fmt.Errorf("read stream %s: %w", s.name, err))
+			return unless(ctx, fmt.Errorf("read stream %s: %w", s.name, err))
 		}
 		meta, err := msg.Metadata()
 		if err != nil {
@@ -183,7 +187,7 @@ func (s *session) read(ctx context.Context, out chan<- delivery) error {
 		}
 		d, err := s.take(ctx, msg, meta)
 		if err != nil {
-			return s.unless(ctx, err)
+			return unless(ctx, err)
 		}
 		select {
 		case <-ctx.Done():
@@ -196,14 +200,15 @@ func (s *session) read(ctx context.Context, out chan<- delivery) error {
 	}
 }
 
-func (s *session) unless(ctx context.Context, err error) error {
+// unless returns err, or nil if ctx has ended, which may have caused it.
+func unless(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return nil
 	}
 	return err
 }
 
-// take makes a delivery of a message, once it is proven that nothing is missing before it.
+// take turns a message into a delivery after it has proven that no message is missing before it.
 func (s *session) take(ctx context.Context, msg jetstream.Msg, meta *jetstream.MsgMetadata) (d delivery, err error) {
 	seq := meta.Sequence.Stream
 	if meta.Consumer != s.consumer {
@@ -217,7 +222,7 @@ func (s *session) take(ctx context.Context, msg jetstream.Msg, meta *jetstream.M
 			return d, err
 		}
 	}
-	s.reached = seq
+	s.reached, s.stored = seq, meta.Timestamp
 	d = delivery{headers: msg.Headers(), stored: meta.Timestamp, size: len(msg.Data()), more: meta.NumPending >= farBehind}
 	switch {
 	case event.Closes(msg.Subject(), msg.Headers()):
@@ -227,7 +232,8 @@ func (s *session) take(ctx context.Context, msg jetstream.Msg, meta *jetstream.M
 	case !event.Ours(d.headers):
 		if !s.foreign {
 			s.foreign = true
-			s.c.log.ErrorContext(ctx, "skipping messages that no relay of ours published", "stream", s.name, "stream_seq", seq, "subject", msg.Subject(), "runbook", "StreamForeignMessages")
+			s.c.log.ErrorContext(ctx, "skipping messages that no relay published", "stream", s.name, "stream_seq", seq, "subject",
+				msg.Subject(), "runbook", "StreamForeignMessages")
 		}
 		d.skip = event.Foreign
 	default:
@@ -238,8 +244,9 @@ func (s *session) take(ctx context.Context, msg jetstream.Msg, meta *jetstream.M
 	return d, nil
 }
 
-// identify proves that a message that a new consumer delivered is of the stream that is being read: the client makes its
-// consumers anew by the stream's name, and another stream may have it by then.
+// identify verifies that the message of a new consumer continues the stream of this session. The client recreates its
+// consumers by the stream's name. By then another stream may have that name, or the stream may have lost its end and
+// have grown again.
 func (s *session) identify(ctx context.Context, seq uint64) error {
 	ctx, cancel := context.WithTimeout(ctx, s.c.broker.Timeout)
 	defer cancel()
@@ -247,13 +254,14 @@ func (s *session) identify(ctx context.Context, seq uint64) error {
 	if err != nil {
 		return err
 	}
-	if !now.Created.Equal(s.stream.Created) || now.Last < seq {
-		return fmt.Errorf("stream %s is not the one of %s any more", s.name, s.stream.Created.Format(time.RFC3339Nano))
+	reason, err := lost(ctx, s.c.deps.JetStream, offset{Stream: s.name, Seq: s.reached, Created: s.stream.Created, Stored: s.stored}, now)
+	if err == nil && reason == nil && (seq <= s.reached || seq > now.Last) {
+		reason = fmt.Errorf("stream %s, which ends at %d, delivered message %d after %d", s.name, now.Last, seq, s.reached)
 	}
-	return nil
+	return errors.Join(err, reason)
 }
 
-// classify decides what becomes of an event: it is applied, parked for its fault, or passed over.
+// classify decides whether the consumer applies an event, parks it for its fault, or skips it.
 func (c *Consumer) classify(d *delivery) {
 	e := &d.event
 	known, _ := event.Known(e.AggregateType, e.Type, e.Version)
@@ -270,8 +278,9 @@ func (c *Consumer) classify(d *delivery) {
 	}
 }
 
-// meet reads the kinds again for a batch with events of types that nobody knew when they came, and decides anew what becomes of those. A kind is in
-// the projections' database before the first event of it is written, so what is unknown then is of no kind, or of none any more.
+// meet reads the kinds again if the batch has events of unknown types, and classifies these events again. A kind is in
+// the projections' database before its first event is written. So a type that is still unknown belongs to no current
+// kind.
 func (c *Consumer) meet(ctx context.Context, b *batch) error {
 	unknown := func(d delivery) bool { return d.skip == skipUnknown }
 	if c.deps.Kinds == nil || !slices.ContainsFunc(b.deliveries, unknown) {
@@ -289,14 +298,15 @@ func (c *Consumer) meet(ctx context.Context, b *batch) error {
 	return nil
 }
 
-// collect makes batches of deliveries and hands them over until ctx ends or there are no more. Far behind, a batch is filled. Else it is handed
-// over when no more come for a moment. While the database is busy it grows, up to its bounds. So a stream that never pauses holds no batch
-// back for long, and the longer a transaction takes the more events share the next one.
+// collect makes batches of deliveries and hands them over until ctx ends or there are no more. If the reader is far
+// behind, collect fills each batch. Otherwise it hands a batch over when no message has come for a moment. While the
+// database is busy, the batch grows up to its bounds. So a stream that never pauses delays no batch for long. The
+// longer a transaction takes, the more events share the next one.
 func (s *session) collect(ctx context.Context, from uint64, deliveries <-chan delivery, batches chan<- *batch) {
 	pause := time.NewTimer(quiet)
 	defer pause.Stop()
 	var first time.Time // when b got its first delivery
-	ready := false      // nothing has come for a moment
+	ready := false      // no message has come for a moment
 	b := &batch{from: from}
 	for {
 		in, out := deliveries, batches

@@ -11,34 +11,33 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Start is where a consumer begins on a stream.
+// Start is the position at which a consumer begins a stream.
 type Start struct {
 	Stream  string
 	Created time.Time
-	Seq     uint64 // behind it; math.MaxUint64 for a stream that is not to be read
+	Seq     uint64 // the consumer reads the messages after it; math.MaxUint64 if it does not read the stream
 }
 
-// begunSQL looks for any offset of a consumer.
-// Index: consumer_offsets_pkey.   Locks: none.
+// begunSQL finds any offset of a consumer. Index: consumer_offsets_pkey. Locks: none.
 const begunSQL = `SELECT /* consumers.begun */ EXISTS (SELECT FROM consumer_offsets WHERE consumer_name = @consumer)`
 
-// Begun reports whether the consumer has a place on any stream.
+// Begun reports whether the consumer has an offset on any stream.
 func Begun(ctx context.Context, tx pgx.Tx, consumer string) (begun bool, err error) {
 	if err := tx.QueryRow(ctx, begunSQL, pgx.StrictNamedArgs{"consumer": consumer}).Scan(&begun); err != nil {
-		return false, fmt.Errorf("look whether consumer %s has begun: %w", consumer, err)
+		return false, fmt.Errorf("read whether consumer %s has begun: %w", consumer, err)
 	}
 	return begun, nil
 }
 
-// startSQL makes offsets.
-// Index: consumer_offsets_pkey.   Locks: the new rows.
+// startSQL creates offsets. Index: consumer_offsets_pkey. Locks: the new rows.
 const startSQL = `
 INSERT /* consumers.start */ INTO consumer_offsets (consumer_name, partition_key, last_processed_id, as_of, stream_created, closed)
 SELECT @consumer, key, seq, coalesce(created, 'epoch'), created, closed
   FROM unnest(@keys::text[], @seqs::bigint[], @createds::timestamptz[], @closed::boolean[]) AS s(key, seq, created, closed)`
 
-// StartAt makes the offsets of a consumer that has none, by the number of each partition. Partitions of lower numbers that are not named have ended, and are not read;
-// those of higher ones are read from their beginning.
+// StartAt creates the offsets of a consumer that has none. The keys of at are partition numbers. A partition that at
+// does not name counts as ended if its number is lower than a named one. The consumer reads partitions with higher
+// numbers from their beginning.
 func StartAt(ctx context.Context, tx pgx.Tx, consumer string, at map[int]Start) error {
 	last, prefix := -1, ""
 	for n, s := range at {
@@ -51,12 +50,15 @@ func StartAt(ctx context.Context, tx pgx.Tx, consumer string, at map[int]Start) 
 	for n := range last + 1 {
 		s, named := at[n]
 		if ended := !named || s.Seq == math.MaxUint64; ended {
-			keys, seqs, createds, closed = append(keys, prefix+strconv.Itoa(n)), append(seqs, 0), append(createds, nil), append(closed, true)
+			keys, seqs = append(keys, prefix+strconv.Itoa(n)), append(seqs, 0)
+			createds, closed = append(createds, nil), append(closed, true)
 		} else {
-			keys, seqs, createds, closed = append(keys, s.Stream), append(seqs, int64(s.Seq)), append(createds, &s.Created), append(closed, false)
+			keys, seqs = append(keys, s.Stream), append(seqs, int64(s.Seq))
+			createds, closed = append(createds, &s.Created), append(closed, false)
 		}
 	}
-	if _, err := tx.Exec(ctx, startSQL, pgx.StrictNamedArgs{"consumer": consumer, "keys": keys, "seqs": seqs, "createds": createds, "closed": closed}); err != nil {
+	if _, err := tx.Exec(ctx, startSQL, pgx.StrictNamedArgs{"consumer": consumer, "keys": keys, "seqs": seqs, "createds": createds,
+		"closed": closed}); err != nil {
 		return fmt.Errorf("begin consumer %s on %d streams: %w", consumer, len(keys), err)
 	}
 	return nil

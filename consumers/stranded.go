@@ -10,9 +10,11 @@ import (
 	"github.com/tidings/tidings/internal/broker"
 )
 
-// Stranded returns the consumers that cannot read on from where they are, each with the reason: the streams lack what is next, and a repair does not bring it. Replay builds
-// them anew. A consumer that has begun nowhere, although the first streams are gone, is among them.
-func Stranded(ctx context.Context, pool *pgxpool.Pool, js jetstream.JetStream, cfg broker.Config, names ...string) (map[string]error, error) {
+// Stranded returns the consumers that cannot continue from their offsets, each with the reason: the streams lack their
+// next events, and a repair cannot restore them. A replay rebuilds these consumers. The result includes a consumer
+// without any offset if the first streams are gone.
+func Stranded(ctx context.Context, pool *pgxpool.Pool, js jetstream.JetStream, cfg broker.Config,
+	names ...string) (map[string]error, error) {
 	all, err := readOffsets(ctx, pool, names...)
 	if err != nil {
 		return nil, err
@@ -29,20 +31,27 @@ func Stranded(ctx context.Context, pool *pgxpool.Pool, js jetstream.JetStream, c
 	for _, name := range names {
 		for _, o := range all[name] {
 			s, ok := there[o.Stream]
-			_, ours := cfg.Number(o.Stream) // else it is another cell's
+			_, ours := cfg.Number(o.Stream) // otherwise it belongs to another cell
+			if o.Closed || !ours {
+				continue
+			}
+			if !ok {
+				stranded[name] = fmt.Errorf("stream %s is gone, and the consumer's offset is %d", o.Stream, o.Seq)
+				continue
+			}
+			reason, err := lost(ctx, js, o, s)
 			switch {
-			case o.Closed, !ours:
-			case !ok:
-				stranded[name] = fmt.Errorf("stream %s is gone, and its offset is %d", o.Stream, o.Seq)
-			case lost(o, s) != nil:
-				stranded[name] = lost(o, s)
+			case err != nil:
+				return nil, err
+			case reason != nil:
+				stranded[name] = reason
 			case o.Seq+1 < s.First:
 				erased, err := broker.Erased(ctx, js, cfg, s.Name, o.Seq+1, s.First-1)
 				if err != nil {
 					return nil, err
 				}
 				if !erased {
-					stranded[name] = fmt.Errorf("stream %s begins at %d, and its offset is %d", s.Name, s.First, o.Seq)
+					stranded[name] = fmt.Errorf("stream %s begins at %d, and the consumer's offset is %d", s.Name, s.First, o.Seq)
 				}
 			}
 		}
@@ -53,7 +62,8 @@ func Stranded(ctx context.Context, pool *pgxpool.Pool, js jetstream.JetStream, c
 			for _, n := range s.After {
 				_, read := all[name][cfg.StreamName(n)]
 				if _, ok := there[cfg.StreamName(n)]; !ok && !read {
-					stranded[name] = fmt.Errorf("stream %s came before %s and is gone, and nothing of it is applied", cfg.StreamName(n), s.Name)
+					stranded[name] = fmt.Errorf("stream %s, the predecessor of %s, is gone, and the consumer has applied none of it",
+						cfg.StreamName(n), s.Name)
 				}
 			}
 		}

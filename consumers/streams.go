@@ -12,15 +12,17 @@ import (
 )
 
 const (
-	patience    = 3                      // looks that fail in a row before the instance leaves its partitions to others
-	lookTimeout = 2 * time.Second        // of one look
-	lookRetry   = 200 * time.Millisecond // between looks that fail
-	// settled is how long before a stream's description a message surely was counted: the server takes the time after the count.
+	patience    = 3                      // consecutive failed reads of the streams before the instance leaves its partitions to others
+	lookTimeout = 2 * time.Second        // of one read
+	lookRetry   = 200 * time.Millisecond // between failed reads
+	// settled is subtracted from the time of a stream's description: the server counts the messages before it takes the
+	// time.
 	settled = 100 * time.Millisecond
 )
 
-// watch looks at the streams until ctx ends: every LagInterval, and soon when a reader fails. While it sees them the instance takes part in
-// sharing the partitions. One that is cut off leaves, so that another one may have them, and tries another broker.
+// watch reads the state of the streams until ctx ends: every LagInterval, and soon after a reader fails. While it can
+// read them, the instance takes its share of the partitions. An instance that is cut off frees its partitions for other
+// instances and tries another broker.
 func (c *Consumer) watch(ctx context.Context) {
 	var leave func()
 	defer func() {
@@ -45,7 +47,7 @@ func (c *Consumer) watch(ctx context.Context) {
 			c.lag.fail()
 			wait = lookRetry
 			if failures++; failures == 1 || failures == patience {
-				c.log.WarnContext(ctx, "looking at the streams failed, trying again", "failures", failures, "err", err)
+				c.log.WarnContext(ctx, "reading the streams failed, retrying", "failures", failures, "err", err)
 			}
 			if failures < patience {
 				break
@@ -53,7 +55,7 @@ func (c *Consumer) watch(ctx context.Context) {
 			if failures%patience == 0 {
 				c.leaveBroker(ctx)
 			}
-			c.setCutOff(fmt.Errorf("cut off from the streams, the partitions are left to other instances: %w", err))
+			c.setCutOff(fmt.Errorf("cut off from the streams; other instances take the partitions: %w", err))
 			if leave != nil {
 				leave()
 				leave = nil
@@ -70,7 +72,8 @@ func (c *Consumer) watch(ctx context.Context) {
 	}
 }
 
-// leaveBroker has the connection try another broker, if it knows any: the one that it has may answer, and be cut off from the others.
+// leaveBroker makes the connection try another broker if it knows one. The current broker may answer and yet be cut off
+// from the others.
 func (c *Consumer) leaveBroker(ctx context.Context) {
 	nc := c.deps.JetStream.Conn()
 	if !nc.IsConnected() || len(nc.Servers()) < 2 {
@@ -78,17 +81,17 @@ func (c *Consumer) leaveBroker(ctx context.Context) {
 	}
 	c.log.WarnContext(ctx, "trying another broker", broker.Where(nc)...)
 	if err := nc.ForceReconnect(); err != nil {
-		c.log.WarnContext(ctx, "leaving the broker failed", "err", err)
+		c.log.WarnContext(ctx, "reconnecting to another broker failed", "err", err)
 	}
 }
 
-// join takes part in sharing the partitions until leave is called.
+// join takes a share of the partitions until the caller calls leave.
 func (c *Consumer) join(ctx context.Context) (leave func()) {
 	ctx, end := context.WithCancel(ctx)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_ = c.group.Run(ctx) // it logs what fails
+		_ = c.group.Run(ctx) // it logs its failures
 	}()
 	return func() {
 		end()
@@ -103,7 +106,7 @@ func (c *Consumer) setCutOff(err error) {
 	c.count()
 }
 
-// hurry has watch look at the streams soon.
+// hurry makes watch read the streams soon.
 func (c *Consumer) hurry() {
 	select {
 	case c.lookNow <- struct{}{}:
@@ -111,8 +114,8 @@ func (c *Consumer) hurry() {
 	}
 }
 
-// look reads the offsets and then what the leaders say of the streams, says which partitions there are to share, and measures those that this
-// instance holds. An error means that none of the streams that it needs can be seen.
+// look reads the offsets and then the leaders' descriptions of the streams. It tells the group which partitions exist,
+// and measures those that this instance holds. An error means that it could read none of the streams that it needs.
 func (c *Consumer) look(ctx context.Context) error {
 	qctx, cancel := context.WithTimeout(ctx, c.broker.Timeout)
 	defer cancel()
@@ -121,7 +124,8 @@ func (c *Consumer) look(ctx context.Context) error {
 	defer cancel()
 	streams, err := broker.Streams(bctx, c.deps.JetStream, c.broker)
 	held := c.group.Held()
-	if err != nil && !slices.ContainsFunc(streams, func(s broker.Stream) bool { return len(held) == 0 || slices.Contains(held, s.Number) }) {
+	needed := func(s broker.Stream) bool { return len(held) == 0 || slices.Contains(held, s.Number) }
+	if err != nil && !slices.ContainsFunc(streams, needed) {
 		return err
 	}
 	c.remember(streams, err == nil)
@@ -144,7 +148,7 @@ func (c *Consumer) look(ctx context.Context) error {
 	return nil
 }
 
-// remember keeps what the streams were when they were last seen. Those that are missing from a complete list are gone.
+// remember stores the descriptions of the streams. Streams that are missing from a complete list are gone.
 func (c *Consumer) remember(streams []broker.Stream, complete bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -156,7 +160,8 @@ func (c *Consumer) remember(streams []broker.Stream, complete bool) {
 	}
 }
 
-// open returns the partitions that there are to read: those with a stream, or with an offset whose stream is gone, but for those that are closed.
+// open returns the partitions to read: those with a stream, or with an offset whose stream is gone, except the closed
+// ones.
 func (c *Consumer) open(offsets map[string]offset) (partitions []int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -176,9 +181,10 @@ func (c *Consumer) open(offsets map[string]offset) (partitions []int) {
 	return partitions
 }
 
-// measure notes how far the partitions that this instance holds are behind, and up to when the others are complete. It has a reader
-// look again that stands before messages that are not there, or reads a stream that is another one now.
-func (c *Consumer) measure(qctx, bctx context.Context, held []int, offsets map[string]offset, streams []broker.Stream, complete bool) error {
+// measure records how far the partitions that this instance holds are behind, and moves as_of of those that are applied
+// to their ends. It restarts a reader whose next messages are missing, or whose stream was replaced.
+func (c *Consumer) measure(qctx, bctx context.Context, held []int, offsets map[string]offset,
+	streams []broker.Stream, complete bool) error {
 	now := time.Now()
 	var messages int64
 	var oldest time.Duration
@@ -190,7 +196,16 @@ func (c *Consumer) measure(qctx, bctx context.Context, held []int, offsets map[s
 		if o.Closed {
 			continue
 		}
-		if i < 0 || lost(o, streams[i]) != nil {
+		missing := i < 0
+		if !missing {
+			reason, err := lost(bctx, c.deps.JetStream, o, streams[i])
+			if err != nil {
+				blind = true
+				continue
+			}
+			missing = reason != nil
+		}
+		if missing {
 			blind = true
 			messages++ // at least
 			if complete {
@@ -211,7 +226,7 @@ func (c *Consumer) measure(qctx, bctx context.Context, held []int, offsets map[s
 		case count == 0 && o.Stream != "":
 			at := streams[i].At.Add(-settled)
 			if _, err := c.deps.Pool.Exec(qctx, confirmSQL, pgx.StrictNamedArgs{"consumer": c.name, "key": name, "at": at}); err != nil {
-				return fmt.Errorf("note that stream %s is applied to its end: %w", name, err)
+				return fmt.Errorf("record that stream %s is applied to its end: %w", name, err)
 			}
 		}
 	}
@@ -224,7 +239,7 @@ func (c *Consumer) measure(qctx, bctx context.Context, held []int, offsets map[s
 	return err
 }
 
-// kick ends what a reader has under way, so that it looks at its stream anew.
+// kick ends the session of a reader, so that it reads the offset and the stream again.
 func (c *Consumer) kick(partition int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

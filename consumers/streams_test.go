@@ -24,7 +24,7 @@ import (
 	"github.com/tidings/tidings/projections/followercounts"
 )
 
-// readersOf returns the server's consumers of a stream, with the sequence that each began at.
+// readersOf returns the JetStream consumers of a stream, with the first sequence of each.
 func (r *rig) readersOf(partition int) map[string]uint64 {
 	r.t.Helper()
 	all := map[string]uint64{}
@@ -38,7 +38,7 @@ func (r *rig) readersOf(partition int) map[string]uint64 {
 	return all
 }
 
-// oneReader returns the only consumer of a stream.
+// oneReader returns the only JetStream consumer of a stream.
 func (r *rig) oneReader(partition int) (name string, from uint64) {
 	r.t.Helper()
 	testkit.Eventually(r.t, 10*time.Second, "one reader of the stream", func() (bool, error) {
@@ -51,8 +51,8 @@ func (r *rig) oneReader(partition int) (name string, from uint64) {
 	return name, from
 }
 
-// TestReadersKnowNothingOfEachOther: a quiet stream is read on from its offset, and one that is stuck is looked at again without a reader
-// of another one starting anew. Nor does measuring the lag make readers.
+// TestReadersKnowNothingOfEachOther checks that a reader continues a quiet stream from its offset, and that the checks
+// of a stuck partition restart no other reader. Measuring the lag creates no readers either.
 func TestReadersKnowNothingOfEachOther(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t), 2)
 	in := r.run(r.system, logbook{})
@@ -78,29 +78,30 @@ func TestReadersKnowNothingOfEachOther(t *testing.T) {
 		t.Errorf("the quiet stream is read from %d, want 3", from)
 	}
 	var before time.Time
-	if err := r.owner.QueryRow(t.Context(), `SELECT as_of FROM consumer_offsets WHERE partition_key = 'EVENTS-1'`).Scan(&before); err != nil {
+	if err := r.owner.QueryRow(t.Context(), `SELECT as_of FROM consumer_offsets WHERE partition_key = 'EVENTS-1'`).Scan(
+		&before); err != nil {
 		t.Fatal(err)
 	}
-	for v := range int64(20) { // 2 s, in which the stuck one is looked at ten times
+	for v := range int64(20) { // 2 s, in which the consumer checks the stuck partition ten times
 		r.publish(follow(1, 3, v+3))
 		testkit.Eventually(t, 5*time.Second, "the event", func() (bool, error) { return len(r.lines()) == int(5+v), nil })
-		testkit.Eventually(t, 5*time.Second, "the next look", tick(100*time.Millisecond))
+		testkit.Eventually(t, 5*time.Second, "the next check", tick(100*time.Millisecond))
 	}
 	if now, _ := r.oneReader(0); now != name {
-		t.Errorf("the healthy stream has the reader %s, it was %s", now, name)
+		t.Errorf("the reader of the healthy stream is %s, it was %s before", now, name)
 	}
 	if all := r.readersOf(1); len(all) > 0 {
 		t.Errorf("the stuck stream has readers: %v", all)
 	}
 	if after := r.lag().AsOf; after.After(before) {
-		t.Errorf("as of %s, it was %s before, and a stream is stuck", after, before)
+		t.Errorf("as_of moved to %s from %s although a stream is stuck", after, before)
 	}
 	if got := in.metric(t, "consumer_failures_total"); got > 0 {
 		t.Errorf("%v failures", got)
 	}
 }
 
-// tick is a condition that is true once a time has passed.
+// tick returns a condition that is true once d has passed.
 func tick(d time.Duration) func() (bool, error) {
 	begun := time.Now()
 	return func() (bool, error) { return time.Since(begun) >= d, nil }
@@ -137,7 +138,9 @@ func TestMessagesThatNoRelayWroteAreSkippedAndCounted(t *testing.T) {
 func TestTheSameEventTwiceIsHarmless(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
 	reg := prometheus.NewRegistry()
-	c, err := consumers.New(config(), consumers.Deps{Pool: r.system, JetStream: r.js, Streams: consumers.Streams{Name: r.cfg.Stream, Prefix: r.cfg.Prefix, Timeout: r.cfg.Timeout}, Registry: reg, Log: testkit.Logger(t)}, followercounts.New(kinds.Builtin))
+	c, err := consumers.New(config(), consumers.Deps{Pool: r.system, JetStream: r.js,
+		Streams: consumers.Streams{Name: r.cfg.Stream, Prefix: r.cfg.Prefix, Timeout: r.cfg.Timeout}, Registry: reg,
+		Log: testkit.Logger(t)}, followercounts.New(kinds.Builtin))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -158,7 +161,8 @@ func TestTheSameEventTwiceIsHarmless(t *testing.T) {
 		return err == nil && all[0].Messages == 0, err
 	})
 	var followers int
-	if err := r.owner.QueryRow(t.Context(), `SELECT incoming FROM edge_counts WHERE object_id = 3`).Scan(&followers); err != nil || followers != 2 {
+	if err := r.owner.QueryRow(t.Context(), `SELECT incoming FROM edge_counts WHERE object_id = 3`).Scan(&followers); err != nil ||
+		followers != 2 {
 		t.Errorf("%d followers, %v", followers, err)
 	}
 	if err := c.Ready(t.Context()); err != nil {
@@ -166,7 +170,7 @@ func TestTheSameEventTwiceIsHarmless(t *testing.T) {
 	}
 }
 
-// TestABatchThatIsTooSlowIsHalved has a batch of more than 10 events take longer than its time.
+// TestABatchThatIsTooSlowIsHalved makes a batch of more than 10 events exceed ApplyTimeout.
 func TestABatchThatIsTooSlowIsHalved(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
 	want := r.flood(100)
@@ -189,14 +193,14 @@ func TestABatchThatIsTooSlowIsHalved(t *testing.T) {
 	mu.Lock()
 	defer mu.Unlock()
 	if slices.Max(sizes) <= 10 {
-		t.Errorf("batches of %v show nothing", sizes)
+		t.Errorf("batches of %v: want one of more than 10 events", sizes)
 	}
 	if got := in.metric(t, "consumer_failures_total"); got > 10 {
 		t.Errorf("%v failures, with batches of %v", got, sizes)
 	}
 }
 
-// wire is a TCP proxy that can be cut: then nothing passes in either direction, and connections stay open.
+// wire is a TCP proxy that the test can cut. While it is cut, no data passes and the connections stay open.
 type wire struct {
 	mu   sync.Mutex
 	cut  bool
@@ -260,7 +264,8 @@ func (w *wire) set(cut bool) {
 	w.cond.Broadcast()
 }
 
-// TestAnInstanceThatIsCutOffFromNATSLeavesItsPartitions: it still reaches the database, and must not renew its leases there.
+// TestAnInstanceThatIsCutOffFromNATSLeavesItsPartitions cuts only the connection to NATS. The instance still reaches
+// the database, and must not renew its leases there.
 func TestAnInstanceThatIsCutOffFromNATSLeavesItsPartitions(t *testing.T) {
 	b := testkit.NATS(t)
 	r := newRig(t, testkit.Postgres(t), b)
@@ -277,7 +282,7 @@ func TestAnInstanceThatIsCutOffFromNATSLeavesItsPartitions(t *testing.T) {
 		t.Fatal(err)
 	}
 	conf := config()
-	conf.Lease.TTL = time.Minute // it does not end by itself here
+	conf.Lease.TTL = time.Minute // longer than the test: no lease expires
 	victim := r.runWith(conf, js, r.system, logbook{})
 	testkit.Eventually(t, 10*time.Second, "the first instance to have the partition", func() (bool, error) {
 		return victim.metric(t, "consumer_partitions_held") == 1, nil
@@ -292,12 +297,13 @@ func TestAnInstanceThatIsCutOffFromNATSLeavesItsPartitions(t *testing.T) {
 	if got := other.metric(t, "consumer_partitions_held"); got != 1 {
 		t.Errorf("the other instance has %v partitions", got)
 	}
-	testkit.Eventually(t, 10*time.Second, "the first one to say so", func() (bool, error) {
+	testkit.Eventually(t, 10*time.Second, "the first one to report it", func() (bool, error) {
 		err := victim.Ready(context.Background())
 		return err != nil && strings.Contains(err.Error(), "cut off") && victim.metric(t, "consumer_lag_seconds") > 0, nil
 	})
 	w.set(false)
-	testkit.Eventually(t, 20*time.Second, "the first one to be back", func() (bool, error) { err := victim.Ready(context.Background()); return err == nil, err })
+	testkit.Eventually(t, 20*time.Second, "the first one to be back",
+		func() (bool, error) { err := victim.Ready(context.Background()); return err == nil, err })
 	other.stop()
 	testkit.Eventually(t, 20*time.Second, "the first one to have the partition again", func() (bool, error) {
 		return victim.metric(t, "consumer_partitions_held") == 1, nil
@@ -307,12 +313,13 @@ func TestAnInstanceThatIsCutOffFromNATSLeavesItsPartitions(t *testing.T) {
 	r.wantLines(want)
 }
 
-// layouts are two ways from some partitions to others.
+// layouts are two resizes: the number of old partitions, and the new ones.
 var layouts = map[string]struct {
 	from int
 	to   []broker.Partition
 }{
-	"one to two": {1, []broker.Partition{{Number: 2, FirstSlot: 0, LastSlot: 15, After: []int{0}}, {Number: 3, FirstSlot: 16, LastSlot: 31, After: []int{0}}}},
+	"one to two": {1, []broker.Partition{{Number: 2, FirstSlot: 0, LastSlot: 15, After: []int{0}},
+		{Number: 3, FirstSlot: 16, LastSlot: 31, After: []int{0}}}},
 	"two to one": {2, []broker.Partition{{Number: 2, FirstSlot: 0, LastSlot: 31, After: []int{0, 1}}}},
 }
 
@@ -329,7 +336,7 @@ func TestOldStreamsAreFinishedBeforeNewOnes(t *testing.T) {
 					}
 				}
 				kill()
-				// All of it is there before anybody reads, the new ones first in the broker's list and with more to read.
+				// All streams are complete before an instance reads. The new ones come first in the broker's list and have more events.
 				for p := range c.from {
 					r.close(p)
 				}
@@ -360,7 +367,8 @@ func TestOldStreamsAreFinishedBeforeNewOnes(t *testing.T) {
 	}
 }
 
-// TestAStreamIsNotClosedBeforeItsSuccessorsExist: the consumer would not know where the events continue, and as_of would have nothing to go by.
+// TestAStreamIsNotClosedBeforeItsSuccessorsExist: without the successors the consumer would not know where the events
+// continue, and no offset would carry as_of.
 func TestAStreamIsNotClosedBeforeItsSuccessorsExist(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
 	in := r.run(r.system, logbook{})
@@ -386,7 +394,8 @@ func TestAStreamIsNotClosedBeforeItsSuccessorsExist(t *testing.T) {
 	}
 }
 
-// TestALostPredecessorStopsItsSuccessors: what was on it is lost to this consumer. A repair says otherwise (Rebase).
+// TestALostPredecessorStopsItsSuccessors deletes a stream that the consumer has not read to its end. The consumer stops
+// until a repair calls Rebase.
 func TestALostPredecessorStopsItsSuccessors(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
 	in := r.run(r.system, logbook{})
@@ -409,14 +418,15 @@ func TestALostPredecessorStopsItsSuccessors(t *testing.T) {
 	r.awaitLag(0)
 	r.wantLines([]line{{1, 3, 1}, {1, 3, 3}})
 
-	// One that never ran is told, too.
+	// A consumer that never ran stops, too.
 	in.stop()
 	r.exec(`DELETE FROM consumer_offsets`)
 	in = r.run(r.system, logbook{})
-	r.awaitStuck(in, 1, "stream EVENTS-0 came before EVENTS-1 and is gone")
+	r.awaitStuck(in, 1, "stream EVENTS-0, the predecessor of EVENTS-1, is gone")
 }
 
-// TestAReaderThatIsStartedAnewReadsNoOtherStream has the client make its consumer anew, by the stream's name, when another stream has it.
+// TestAReaderThatIsStartedAnewReadsNoOtherStream makes the NATS client recreate its consumer by the stream's name after
+// another stream has got that name.
 func TestAReaderThatIsStartedAnewReadsNoOtherStream(t *testing.T) {
 	b := testkit.NATS(t)
 	r := newRig(t, testkit.Postgres(t), b)
@@ -433,7 +443,7 @@ func TestAReaderThatIsStartedAnewReadsNoOtherStream(t *testing.T) {
 		t.Fatal(err)
 	}
 	conf := config()
-	conf.LagInterval = time.Minute // the reader is on its own
+	conf.LagInterval = time.Minute // only the reader can notice the other stream
 	in := r.runWith(conf, js, r.system, logbook{})
 	for v := range int64(20) {
 		r.publish(follow(1, 3, v+1))
@@ -447,15 +457,16 @@ func TestAReaderThatIsStartedAnewReadsNoOtherStream(t *testing.T) {
 	r.wantFollowee(3, 20)
 }
 
-// TestAStreamWaitsForAllOfItsPredecessors has one of two closed, whose transaction has made the offset of the successor.
+// TestAStreamWaitsForAllOfItsPredecessors closes one of two predecessors, whose transaction creates the successor's
+// offset.
 func TestAStreamWaitsForAllOfItsPredecessors(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t), 2)
 	in := r.run(r.system, logbook{})
 	r.close(0)
 	r.declare(broker.Partition{Number: 2, FirstSlot: 0, LastSlot: 31, After: []int{0, 1}})
-	r.publish(follow(1, 3, 1), follow(1, 20, 1)) // on the new one, and on the old one that is open yet
+	r.publish(follow(1, 3, 1), follow(1, 20, 1)) // on the new stream, and on the old one that is still open
 	r.awaitLag(1)
-	testkit.Eventually(t, 10*time.Second, "some looks", tick(2*time.Second))
+	testkit.Eventually(t, 10*time.Second, "some reads of the streams", tick(2*time.Second))
 	r.wantLines([]line{{1, 20, 1}})
 	if err := in.Ready(context.Background()); err != nil {
 		t.Errorf("ready: %v", err)

@@ -18,8 +18,10 @@ import (
 func TestStatements(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	ctx := context.Background()
-	for i, sql := range append(deadTable.Statements(), offsetsSQL, beginSQL, moveSQL, succeedSQL, holdSQL, planSQL, parkedSQL, parkSQL, deadLettersSQL, rebaseSQL, confirmSQL,
-		listDeadLettersSQL, countDeadLettersSQL, actionsOnEventSQL, positionsSQL, getDeadLetterSQL, lockOffsetSQL, leftSQL, parkedEventsSQL, removeSQL, keepSQL, pauseSQL, resumeSQL, pausesSQL,
+	for i, sql := range append(deadTable.Statements(), offsetsSQL, beginSQL, moveSQL, succeedSQL, holdSQL, planSQL, parkedSQL, parkSQL,
+		deadLettersSQL, rebaseSQL, confirmSQL,
+		listDeadLettersSQL, countDeadLettersSQL, actionsOnEventSQL, positionsSQL, getDeadLetterSQL, lockOffsetSQL, leftSQL, parkedEventsSQL,
+		removeSQL, keepSQL, pauseSQL, resumeSQL, pausesSQL,
 		notPastSQL, sweepDeadLettersSQL, redactDeadLetterSQL, forgetSQL, begunSQL, startSQL) {
 		query, _, err := pgx.NamedArgs{}.RewriteQuery(ctx, nil, sql, nil)
 		if err != nil {
@@ -31,13 +33,15 @@ func TestStatements(t *testing.T) {
 	}
 }
 
-// TestManyDeadLettersDoNotSlowABatch has the planner know nothing of them, as when they have just come.
+// TestManyDeadLettersDoNotSlowABatch gives the planner no statistics of the dead letters, as if they had just been
+// parked.
 func TestManyDeadLettersDoNotSlowABatch(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	if _, err := pool.Exec(t.Context(), `
-		INSERT INTO consumer_dead_letters (consumer_name, stream_seq, partition_key, tenant_id, aggregate_type, aggregate_id, event_id, event_type, event_version,
-		       headers, payload, error)
-		SELECT 'c', g, 'p00', 1, 'follow', CASE WHEN g % 10 = 0 THEN g ELSE 2 END, gen_random_uuid(), 'created', 1, '{}', '', 'x' FROM generate_series(1, 20000) g`); err != nil {
+		INSERT INTO consumer_dead_letters (consumer_name, stream_seq, partition_key, tenant_id, aggregate_type, aggregate_id,
+		       event_id, event_type, event_version, headers, payload, error)
+		SELECT 'c', g, 'p00', 1, 'follow', CASE WHEN g % 10 = 0 THEN g ELSE 2 END, gen_random_uuid(), 'created', 1, '{}', '', 'x'
+		FROM generate_series(1, 20000) g`); err != nil {
 		t.Fatal(err)
 	}
 	const batch = 2000
@@ -49,9 +53,11 @@ func TestManyDeadLettersDoNotSlowABatch(t *testing.T) {
 		if _, err := tx.Exec(t.Context(), planSQL, planArgs(time.Minute, batch)); err != nil {
 			return err
 		}
-		rows, _ := tx.Query(t.Context(), "EXPLAIN (ANALYZE, TIMING OFF) "+parkedSQL, pgx.StrictNamedArgs{"consumer": "c", "tenants": tenants, "types": types, "ids": ids})
+		rows, _ := tx.Query(t.Context(), "EXPLAIN (ANALYZE, TIMING OFF) "+parkedSQL,
+			pgx.StrictNamedArgs{"consumer": "c", "tenants": tenants, "types": types, "ids": ids})
 		plan, err := pgx.CollectRows(rows, pgx.RowTo[string])
-		if text := strings.Join(plan, "\n"); !strings.Contains(text, "loops=2000") || strings.Contains(text, "rows=20000 loops") || !strings.Contains(text, "actual rows=201 loops=1") {
+		if text := strings.Join(plan, "\n"); !strings.Contains(text, "loops=2000") || strings.Contains(text, "rows=20000 loops") ||
+			!strings.Contains(text, "actual rows=201 loops=1") {
 			t.Errorf("want one probe for each aggregate, and 201 of them found:\n%s", text)
 		}
 		return err
@@ -67,13 +73,15 @@ func TestWhenABatchIsHandedOver(t *testing.T) {
 		more     bool
 		apart    time.Duration // between deliveries; 0 for a burst
 		want     int
-		at, busy time.Duration // since the first delivery; how long nobody asks for a batch
+		at, busy time.Duration // since the first delivery; how long the database takes no batch
 	}{
-		"a burst is a batch once it has ended":       {want: burst, at: quiet},
-		"a stream that never pauses is not held":     {apart: 300 * time.Microsecond, want: 17, at: gather},
-		"a batch grows while the database is busy":   {apart: 300 * time.Microsecond, busy: 20 * time.Millisecond, want: 67, at: 20 * time.Millisecond},
-		"far behind a batch is filled":               {more: true, apart: 300 * time.Microsecond, want: bound, at: 999 * 300 * time.Microsecond},
-		"far behind what does not come is not hoped": {more: true, want: burst, at: moreIsComing},
+		"a burst is a batch once it has ended":   {want: burst, at: quiet},
+		"a stream that never pauses is not held": {apart: 300 * time.Microsecond, want: 17, at: gather},
+		"a batch grows while the database is busy": {apart: 300 * time.Microsecond, busy: 20 * time.Millisecond, want: 67,
+			at: 20 * time.Millisecond},
+		"far behind a batch is filled": {more: true, apart: 300 * time.Microsecond, want: bound,
+			at: 999 * 300 * time.Microsecond},
+		"far behind a batch does not wait for long": {more: true, want: burst, at: moreIsComing},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -116,9 +124,10 @@ func TestABatchThatTookTooLongIsHalvedAndGrowsAgain(t *testing.T) {
 		want          int64
 	}{
 		{time.Minute, 60, 1, 30}, {time.Minute, 30, 1, 15}, {time.Minute, 1, 2, 1},
-		{16 * time.Second, 1, 100, 1}, {time.Second, 1, 9, 1}, {16 * time.Second, 1, 1, 1}, {time.Second, 1, 10, 2}, {time.Second, 1, 100, 2},
-		{time.Second, 2, 10, 4}, {time.Second, 4, 10, 8}, {time.Second, 8, 10, 16}, {time.Second, 16, 10, 32}, {time.Second, 32, 10, 64}, {time.Second, 64, 10, 100},
-		{time.Second, 100, 100, 100},
+		{16 * time.Second, 1, 100, 1}, {time.Second, 1, 9, 1}, {16 * time.Second, 1, 1, 1}, {time.Second, 1, 10, 2},
+		{time.Second, 1, 100, 2},
+		{time.Second, 2, 10, 4}, {time.Second, 4, 10, 8}, {time.Second, 8, 10, 16}, {time.Second, 16, 10, 32}, {time.Second, 32, 10, 64},
+		{time.Second, 64, 10, 100}, {time.Second, 100, 100, 100},
 	} {
 		for range step.times {
 			r.resize(step.took, step.events)
@@ -135,22 +144,22 @@ func TestTheLagGrowsWhileNobodyLooks(t *testing.T) {
 	at := func(d time.Duration) float64 { return l.seconds(now.Add(d)) }
 	l.start(now)
 	if got := at(10 * time.Second); got != 0 {
-		t.Errorf("before the first look: %v", got)
+		t.Errorf("before the first measurement: %v", got)
 	}
 	l.set(now, 3*time.Second, false)
 	if got := at(2 * time.Second); got != 5 {
-		t.Errorf("2 s after a look that found 3 s: %v", got)
+		t.Errorf("2 s after a measured lag of 3 s: %v", got)
 	}
 	l.set(now, 0, false)
 	if got := at(14 * time.Second); got != 0 {
-		t.Errorf("14 s after a look that found nothing: %v", got)
+		t.Errorf("14 s after a measured lag of 0: %v", got)
 	}
 	if got := at(60 * time.Second); got != 60 {
-		t.Errorf("a minute after the last look: %v", got)
+		t.Errorf("a minute after the last measurement: %v", got)
 	}
 	l.set(now.Add(time.Second), 0, true)
 	if got := at(2 * time.Second); got != 2 {
-		t.Errorf("1 s after a look that did not see all, 2 s after one that did: %v", got)
+		t.Errorf("1 s after an incomplete measurement, 2 s after a complete one: %v", got)
 	}
 }
 
@@ -160,8 +169,8 @@ func TestAnyTextCanBeParked(t *testing.T) {
 	}
 }
 
-// TestAConsumerThatIsBehindTakesFullBatches: pauses of the stream that are shorter than moreIsComing split no batch while the server says that
-// much is still to come.
+// TestAConsumerThatIsBehindTakesFullBatches pauses the stream for less than moreIsComing. Such a pause splits no batch
+// while the server reports many pending messages.
 func TestAConsumerThatIsBehindTakesFullBatches(t *testing.T) {
 	const events, bound = 1700, 500
 	synctest.Test(t, func(t *testing.T) {

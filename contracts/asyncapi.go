@@ -7,42 +7,55 @@ import (
 	"github.com/tidings/tidings/kinds"
 )
 
-// AsyncAPI is the document of all subjects of the kinds, as AsyncAPI 3.1 has it: what Tidings sends. What NATS has no binding for is in members that begin with x-tidings-.
+// AsyncAPI returns the AsyncAPI 3.1 document of all subjects of the kinds: the messages that Tidings sends. Facts
+// without a member in the NATS binding are in members that begin with x-tidings-.
 func AsyncAPI(set *kinds.Set) map[string]any {
 	channels, operations, messages, schemas := map[string]any{}, map[string]any{}, map[string]any{}, map[string]any{}
 	send := func(name, channel, summary string) {
-		operations[name] = map[string]any{"action": "send", "channel": ref("channels", channel), "summary": summary, "messages": []any{ref("channels", channel, "messages", "event")}}
+		operations[name] = map[string]any{"action": "send", "channel": ref("channels", channel), "summary": summary,
+			"messages": []any{ref("channels", channel, "messages", "event")}}
 	}
 	for _, t := range Types(set) {
 		name := t.Kind + "." + t.Event
 		messages[t.Name] = map[string]any{"name": t.Name, "title": name, "summary": t.Summary, "contentType": "application/json",
 			"headers": headersOf(t), "payload": ref("components", "schemas", t.Name), "x-tidings-schema": "/v1/schemas/" + t.Name}
 		schemas[t.Name] = t.body()
-		if event.System(t.Kind) { // it goes to no plain subscriber
-			channels[name] = map[string]any{"address": "events.{partition}.system.t0." + name, "title": name, "description": t.Summary, "parameters": parameters("partition"),
-				"messages": map[string]any{"event": ref("components", "messages", t.Name)}, "x-tidings-stream": "EVENTS-{partition}", "x-tidings-internal": true}
+		if event.System(t.Kind) { // no live subject has it
+			channels[name] = map[string]any{"address": "events.{partition}.system.t0." + name, "title": name, "description": t.Summary,
+				"parameters": parameters("partition"),
+				"messages":   map[string]any{"event": ref("components", "messages", t.Name)}, "x-tidings-stream": "EVENTS-{partition}",
+				"x-tidings-internal": true}
 			send("send."+name, name, t.Summary)
 			continue
 		}
-		channels[name] = map[string]any{"address": "events.{partition}.t{tenant}." + name, "title": name, "description": t.Summary + " On the partition's JetStream stream, exactly once.",
-			"parameters": parameters("partition", "tenant"), "messages": map[string]any{"event": ref("components", "messages", t.Name)}, "x-tidings-stream": "EVENTS-{partition}"}
-		channels["live."+name] = map[string]any{"address": "live.t{tenant}." + name, "title": name + ", live", "description": t.Summary + " Over plain NATS, at most once.",
-			"parameters": parameters("tenant"), "messages": map[string]any{"event": ref("components", "messages", t.Name)}}
+		channels[name] = map[string]any{"address": "events.{partition}.t{tenant}." + name, "title": name,
+			"description": t.Summary + " Tidings publishes it exactly once, on the partition's JetStream stream.",
+			"parameters":  parameters("partition", "tenant"), "messages": map[string]any{"event": ref("components", "messages", t.Name)},
+			"x-tidings-stream": "EVENTS-{partition}"}
+		channels["live."+name] = map[string]any{"address": "live.t{tenant}." + name, "title": name + ", live",
+			"description": t.Summary + " NATS delivers it to plain subscribers, at most once.",
+			"parameters":  parameters("tenant"), "messages": map[string]any{"event": ref("components", "messages", t.Name)}}
 		send("send."+name, name, t.Summary)
 		send("send.live."+name, "live."+name, t.Summary)
 	}
 	messages["closed"] = map[string]any{"name": "closed", "title": "closing message", "contentType": "application/json",
-		"summary": "The last message of a stream that a resize or a repair has replaced. It is no event and has no data.",
-		"headers": map[string]any{"type": "object", "required": []string{event.HeaderSource, event.HeaderClosed}, "properties": map[string]any{
-			event.HeaderSource: map[string]any{"const": event.Source}, event.HeaderClosed: map[string]any{"const": "1"}}}}
-	channels["closed"] = map[string]any{"address": "events.{partition}.closed", "title": "closing message", "description": "The events continue on the streams whose metadata names this partition in after.",
-		"parameters": parameters("partition"), "messages": map[string]any{"event": ref("components", "messages", "closed")}, "x-tidings-stream": "EVENTS-{partition}"}
-	send("send.closed", "closed", "A stream ends.")
+		"summary": "The last message of a stream that a resize or a repair has replaced. It is not an event and has no data.",
+		"headers": map[string]any{"type": "object", "required": []string{event.HeaderSource, event.HeaderClosed},
+			"properties": map[string]any{
+				event.HeaderSource: map[string]any{"const": event.Source}, event.HeaderClosed: map[string]any{"const": "1"}}}}
+	channels["closed"] = map[string]any{"address": "events.{partition}.closed", "title": "closing message",
+		"description": "The events continue on the streams whose metadata names this partition in after.",
+		"parameters":  parameters("partition"), "messages": map[string]any{"event": ref("components", "messages", "closed")},
+		"x-tidings-stream": "EVENTS-{partition}"}
+	send("send.closed", "closed", "The last message of a stream.")
 	return map[string]any{
 		"asyncapi": "3.1.0",
-		"info": map[string]any{"title": "Tidings", "version": "1", "license": map[string]any{"name": "Apache-2.0", "url": "https://www.apache.org/licenses/LICENSE-2.0"},
-			"description": "Every change of state is one event: a CloudEvent in binary mode on a JetStream stream, with the whole state of one entity after the change. " +
-				"Keep the version with your effect, and discard an event whose version is not above it. Ignore members and headers that you do not know."},
+		"info": map[string]any{"title": "Tidings", "version": "1",
+			"license": map[string]any{"name": "Apache-2.0", "url": "https://www.apache.org/licenses/LICENSE-2.0"},
+			"description": "Every change of state is one event: a CloudEvent in binary mode on a JetStream stream, with the whole state " +
+				"of one entity after the change. " +
+				"Store the version with your effect, and discard an event whose version is not higher. For edges compare " +
+				"created_at first, then version. Ignore members and headers that you do not know."},
 		"defaultContentType": "application/json",
 		"channels":           channels,
 		"operations":         operations,
@@ -55,7 +68,9 @@ func ref(path ...string) map[string]any {
 }
 
 func parameters(names ...string) map[string]any {
-	described := map[string]string{"partition": "The number of the stream. Put * in its place: an event's partition may change in a resize.", "tenant": "The tenant's number."}
+	described := map[string]string{
+		"partition": "The number of the stream. Put * in its place: an event's partition may change in a resize.",
+		"tenant":    "The tenant's number."}
 	all := make(map[string]any)
 	for _, name := range names {
 		all[name] = map[string]any{"description": described[name]}
@@ -63,18 +78,19 @@ func parameters(names ...string) map[string]any {
 	return all
 }
 
-// headersOf are the CloudEvents attributes of the type, in binary mode. NATS headers are case-sensitive.
+// headersOf returns the CloudEvents attributes of the type as headers (binary mode). NATS headers are case-sensitive.
 func headersOf(t Type) map[string]any {
 	fixed := func(value string) map[string]any { return map[string]any{"const": value} }
 	return map[string]any{
-		"type":     "object",
-		"required": []string{event.HeaderSpecVersion, event.HeaderID, event.HeaderType, event.HeaderSource, event.HeaderSubject, event.HeaderTime, event.HeaderDataContentType, event.HeaderOutboxID},
+		"type": "object",
+		"required": []string{event.HeaderSpecVersion, event.HeaderID, event.HeaderType, event.HeaderSource, event.HeaderSubject,
+			event.HeaderTime, event.HeaderDataContentType, event.HeaderOutboxID},
 		"properties": map[string]any{
-			event.HeaderSpecVersion: fixed("1.0"), event.HeaderType: fixed(t.Name), event.HeaderSource: fixed(event.Source), event.HeaderDataContentType: fixed("application/json"),
-			event.HeaderID:          text("The event's UUID.", uuid),
+			event.HeaderSpecVersion: fixed("1.0"), event.HeaderType: fixed(t.Name), event.HeaderSource: fixed(event.Source),
+			event.HeaderDataContentType: fixed("application/json"), event.HeaderID: text("The event's UUID.", uuid),
 			event.HeaderSubject:     text("The id of the "+t.Aggregate+", the aggregate.", "^-?[0-9]+$"),
-			event.HeaderTime:        map[string]any{"type": "string", "format": "date-time", "description": "When it occurred."},
-			event.HeaderTraceParent: text("W3C trace context of the event's creation, where it has one.", ""),
+			event.HeaderTime:        map[string]any{"type": "string", "format": "date-time", "description": "The time of the change."},
+			event.HeaderTraceParent: text("W3C trace context of the event's creation; may be absent.", ""),
 			event.HeaderOutboxID:    text("The row's id in outbox_messages.", "^[0-9]+$"),
 		},
 	}

@@ -13,18 +13,18 @@ import (
 	"github.com/tidings/tidings/kinds"
 )
 
-// Type is a type and version of events.
+// Type is a version of an event type.
 type Type struct {
 	Name       string // ce-type: tidings.follow.created.v1
-	Kind       string // the aggregate type
-	Event      string // created
+	Kind       string // the aggregate type: a kind, or a type of Tidings itself
+	Event      string // for example created
 	Summary    string
-	Aggregate  string         // the object whose id is ce-subject
-	Properties map[string]any // of the payload
+	Aggregate  string         // the type of the object whose id is in ce-subject
+	Properties map[string]any // members of the payload
 	Required   []string
 }
 
-// Schema is the JSON Schema of the payload, draft 2020-12.
+// Schema returns the JSON Schema of the payload, draft 2020-12.
 func (t Type) Schema() map[string]any {
 	s := t.body()
 	s["$schema"], s["$id"] = "https://json-schema.org/draft/2020-12/schema", "urn:"+strings.ReplaceAll(t.Name, ".", ":")
@@ -35,11 +35,12 @@ func (t Type) body() map[string]any {
 	return map[string]any{"title": t.Name, "description": t.Summary, "type": "object", "properties": t.Properties, "required": t.Required}
 }
 
-// Types returns all types of the kinds, by name.
+// Types returns all types of the kinds, sorted by name.
 func Types(set *kinds.Set) (all []Type) {
 	add := func(kind, aggregate, event, summary string, properties map[string]any, required []string) {
 		e := typeOf(kind, event)
-		all = append(all, Type{Name: e.CloudEventsType(), Kind: kind, Event: event, Summary: summary, Aggregate: aggregate, Properties: properties, Required: required})
+		all = append(all, Type{Name: e.CloudEventsType(), Kind: kind, Event: event, Summary: summary, Aggregate: aggregate,
+			Properties: properties, Required: required})
 	}
 	for _, k := range set.AllEdges() {
 		for _, name := range event.EdgeEvents {
@@ -52,7 +53,7 @@ func Types(set *kinds.Set) (all []Type) {
 				status = event.StatusRemoved
 			}
 			narrow(properties, "status", status)
-			add(k.Name, k.To, name, edgeSummaries[name]+" The whole state of the edge after the change.", properties, required)
+			add(k.Name, k.To, name, edgeSummaries[name]+" The data is the whole state of the edge after the change.", properties, required)
 		}
 	}
 	for _, k := range set.AllChildren() {
@@ -75,15 +76,20 @@ func Types(set *kinds.Set) (all []Type) {
 				narrow(properties, "author_state", state)
 			}
 			slices.Sort(required)
-			add(k.Name, k.Parent, name, childSummaries[name]+" The whole state of the "+k.Name+" after the change.", properties, required)
+			add(k.Name, k.Parent, name,
+				fmt.Sprintf(childSummaries[name]+" The data is the whole state of the %[1]s after the change.", k.Name),
+				properties, required)
 		}
 	}
 	properties, required := members[event.Thread]([2]string{"kind", "post_id"}, nil)
 	for _, name := range event.ThreadEvents {
-		add(event.AggregateThread, "object that has the thread", name, "The settings of a thread changed. The whole settings after the change.", properties, required)
+		add(event.AggregateThread, "object that has the thread", name,
+			"The settings of a thread changed. The data is all settings after the change.", properties, required)
 	}
 	properties, required = members[event.Heartbeat]([2]string{"partition", "interval_seconds"}, nil)
-	add(event.AggregateHeartbeat, "heartbeat", event.Sent, "Tidings measures its own path; nothing has changed. Readers who do not ask for this type do not get it.", properties, required)
+	add(event.AggregateHeartbeat, "heartbeat", event.Sent,
+		"Tidings measures the delay of its own path with this event. No state changed. Only readers of this type get it.",
+		properties, required)
 	slices.SortFunc(all, func(a, b Type) int { return strings.Compare(a.Name, b.Name) })
 	return all
 }
@@ -93,10 +99,13 @@ func typeOf(kind, name string) *event.Event {
 }
 
 var (
-	edgeSummaries = map[string]string{event.Created: "The edge became ACTIVE, first or again.", event.Removed: "An ACTIVE edge became REMOVED.", event.Updated: "Attributes of an ACTIVE edge changed."}
+	edgeSummaries = map[string]string{event.Created: "The edge became ACTIVE, for the first time or again.",
+		event.Removed: "An ACTIVE edge became REMOVED.", event.Updated: "The attributes of an ACTIVE edge changed."}
 
-	childSummaries = map[string]string{event.Created: "It was written.", event.Edited: "Its body or its attributes changed.", event.Deleted: "Its author withdrew it.",
-		event.Moderated: "A moderator approved, hid or removed it.", event.Erased: "Its author was erased."}
+	childSummaries = map[string]string{event.Created: "An author wrote the %[1]s.",
+		event.Edited:    "The body or the attributes of the %[1]s changed.",
+		event.Deleted:   "The author deleted the %[1]s.",
+		event.Moderated: "The moderation state of the %[1]s changed.", event.Erased: "The author of the %[1]s was erased."}
 )
 
 const uuid = "^[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}$"
@@ -113,30 +122,34 @@ func text(description, pattern string) map[string]any {
 	return s
 }
 
-// known are the members that the type alone does not describe.
+// known returns the schemas of members that a Go type alone does not describe.
 func known() map[string]map[string]any {
 	return map[string]map[string]any{
-		"status":       enum("Whether the edge is there.", event.StatusActive, event.StatusRemoved),
-		"author_state": enum("What the author made of it.", event.AuthorActive, event.AuthorDeleted, event.AuthorErased),
-		"moderation_state": enum("What a moderator made of it. Visible are those that are ACTIVE and NONE or APPROVED.",
+		"status": enum("Whether the edge exists.", event.StatusActive, event.StatusRemoved),
+		"author_state": enum("Whether the author has deleted it or was erased.", event.AuthorActive, event.AuthorDeleted,
+			event.AuthorErased),
+		"moderation_state": enum("The decision of the moderators. Readers see it only if author_state is ACTIVE and "+
+			"moderation_state is NONE or APPROVED.",
 			event.ModerationNone, event.ModerationPending, event.ModerationApproved, event.ModerationHidden, event.ModerationRemoved),
-		"child_id":         text("UUID in lower case with hyphens.", uuid),
-		"parent_id":        text("UUID of the one that it replies to; absent on the top level.", uuid),
-		"slug":             text("Its address within the thread. It never changes.", "^[0-9a-hjkmnp-tv-z]{8}$"),
-		"path":             text("Its place: paths sort as the thread reads. A segment per level, each 14 hexadecimal digits (microseconds since 1970) and the slug.", ""),
-		"body":             text("Empty while it is gone.", ""),
-		"actor":            text("Who did it.", ""),
-		"reason":           text("The moderator's.", ""),
-		"title":            text("Absent where there is none.", ""),
-		"kind":             text("Whose thread it is; absent for comments.", ""),
-		"partition":        {"type": "integer", "minimum": 0, "description": "The partition that it was written for."},
-		"interval_seconds": {"type": "number", "exclusiveMinimum": 0, "description": "The least between two of a partition."},
-		"erased":           {"const": true, "description": "Absent, or the content was taken out since: its author was erased."},
+		"child_id":  text("UUID in lower case with hyphens.", uuid),
+		"parent_id": text("UUID of the parent of a reply; absent on the top level.", uuid),
+		"slug":      text("Its address within the thread. It never changes.", "^[0-9a-hjkmnp-tv-z]{8}$"),
+		"path": text("Its position: paths sort in the order of the thread. Each level is one segment: 14 hexadecimal digits "+
+			"(microseconds since 1970) and the slug.", ""),
+		"body":      text("Empty if author_state is not ACTIVE, or moderation_state is HIDDEN or REMOVED.", ""),
+		"actor":     text("Who made the change.", ""),
+		"reason":    text("The moderator's reason.", ""),
+		"title":     text("Absent if there is no title.", ""),
+		"kind":      text("The kind of the thread's children; absent for comments.", ""),
+		"partition": {"type": "integer", "minimum": 0, "description": "The partition that the heartbeat measures."},
+		"interval_seconds": {"type": "number", "exclusiveMinimum": 0,
+			"description": "The minimum time between two heartbeats of a partition."},
+		"erased": {"const": true, "description": "Present if Tidings removed the content later, because the author was erased."},
 	}
 }
 
-// members are those of the JSON of a payload, of which the first two have the kind's names, and which of them are always there. attributes is nil of a kind
-// that has none.
+// members returns the schemas of the payload's members and the names of those that are always present. The first two
+// members have the kind's names. attributes is nil for a kind without attributes.
 func members[T any](first [2]string, attributes map[string]any) (properties map[string]any, required []string) {
 	properties = make(map[string]any)
 	special := known()
@@ -150,9 +163,12 @@ func members[T any](first [2]string, attributes map[string]any) (properties map[
 		case reflect.TypeFor[event.ID]():
 			s = text("A 64-bit number, as a string.", "^[1-9][0-9]{0,18}$")
 		case reflect.TypeFor[event.Time]():
-			s = map[string]any{"type": "string", "format": "date-time", "pattern": `^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z$`, "description": "RFC 3339 in UTC with microseconds."}
+			s = map[string]any{"type": "string", "format": "date-time", "pattern": `^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z$`,
+				"description": "RFC 3339 in UTC with microseconds."}
 		case reflect.TypeFor[int64]():
-			s = map[string]any{"type": "integer", "minimum": 1, "description": "Rises by one with each event of the entity. Drop what is not above the one that you have."}
+			s = map[string]any{"type": "integer", "minimum": 1,
+				"description": "Rises by one with each event of the entity. Discard an event whose version is not higher than yours; " +
+					"for edges compare created_at first."}
 		case reflect.TypeFor[bool]():
 			if s == nil {
 				s = map[string]any{"type": "boolean"}
@@ -163,7 +179,8 @@ func members[T any](first [2]string, attributes map[string]any) (properties map[
 			}
 		}
 		if s == nil {
-			panic("contracts: nothing is known of the member " + name) // a test has all of them
+			// Every payload type is in a test, so no process reaches this.
+			panic("contracts: no schema for the member " + name)
 		}
 		properties[name] = s
 		if options == "" {
@@ -174,7 +191,8 @@ func members[T any](first [2]string, attributes map[string]any) (properties map[
 	return properties, required
 }
 
-// attributes are those of a kind, or nil. An event of before an attribute was added does not have it, so none is promised, and later ones may come.
+// attributes returns the schema of a kind's attributes, or nil. Events from before an attribute was added lack it, so
+// no attribute is required. Later releases may add attributes.
 func attributes(of map[string]kinds.Attribute, schema map[string]any) map[string]any {
 	if len(of) == 0 {
 		return nil
@@ -184,7 +202,8 @@ func attributes(of map[string]kinds.Attribute, schema map[string]any) map[string
 	for _, p := range schema["properties"].(map[string]any) {
 		delete(p.(map[string]any), "default")
 	}
-	schema["description"] = "Absent where there are none, and while the content is gone."
+	schema["description"] = "{} and an absent member both mean that no attribute has a value. Absent from events of a child whose " +
+		"content was deleted, erased, hidden or removed."
 	return schema
 }
 
@@ -192,7 +211,8 @@ func narrow(properties map[string]any, member, value string) {
 	properties[member] = enum(properties[member].(map[string]any)["description"].(string), value)
 }
 
-// Files are the contracts of the kinds as files, by their names: asyncapi.json and schemas/TYPE.json. The same kinds make the same bytes.
+// Files returns the contracts of the kinds as files, by name: asyncapi.json and schemas/TYPE.json. The same kinds give
+// the same bytes.
 func Files(set *kinds.Set) (map[string][]byte, error) {
 	docs := map[string]any{"asyncapi.json": AsyncAPI(set)}
 	for _, t := range Types(set) {
@@ -209,7 +229,7 @@ func Files(set *kinds.Set) (map[string][]byte, error) {
 	return files, nil
 }
 
-// Encode writes a document as its file has it.
+// Encode encodes a document as its file has it.
 func Encode(doc any) ([]byte, error) {
 	var out bytes.Buffer
 	e := json.NewEncoder(&out)
@@ -219,9 +239,9 @@ func Encode(doc any) ([]byte, error) {
 	return out.Bytes(), err
 }
 
-// Differences names what of a schema keeps a reader of the one before from reading all messages of the present one, or readers of the present one from reading
-// those of before. A version of a type may gain members that are not required, in the payload or in its attributes, and other descriptions. Anything
-// else is another version.
+// Differences names the differences that break a reader: a reader of the old schema cannot read all new messages, or a
+// reader of the new schema cannot read all old ones. Within a version of a type, the payload and its attributes may
+// gain members that are not required, and descriptions may change. Any other change needs a new version.
 func Differences(before, now map[string]any) []string { return differences("#", before, now) }
 
 func differences(at string, before, now map[string]any) (all []string) {
@@ -257,7 +277,8 @@ func ofProperties(at string, before, now map[string]any) (all []string) {
 	return all
 }
 
-// short is a value as it is compared: numbers and lists have different types in a schema that was made and in one that was read.
+// short encodes a value for the comparison: a schema in memory and a parsed one have different Go types for numbers and
+// lists.
 func short(v any) string {
 	text, err := json.Marshal(v)
 	if err != nil {

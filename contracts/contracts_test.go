@@ -21,11 +21,12 @@ import (
 	"github.com/tidings/tidings/kinds"
 )
 
-var update = flag.Bool("update", false, "write contracts/builtin anew, unless readers of what is there could not read it: remove the file of a type that no release has published")
+var update = flag.Bool("update", false, "write contracts/builtin, unless that breaks a reader of the files there. To change a type that "+
+	"no release has published, remove its file first")
 
 const builtin = "builtin"
 
-// read reads JSON as the library wants it.
+// read parses JSON into the types of the library.
 func read(t *testing.T, raw []byte) any {
 	t.Helper()
 	v, err := jsonschema.UnmarshalJSON(bytes.NewReader(raw))
@@ -35,7 +36,7 @@ func read(t *testing.T, raw []byte) any {
 	return v
 }
 
-// compile compiles a schema with its formats asserted.
+// compile compiles a schema that also checks formats.
 func compile(t *testing.T, doc any) *jsonschema.Schema {
 	t.Helper()
 	c := jsonschema.NewCompiler()
@@ -50,7 +51,7 @@ func compile(t *testing.T, doc any) *jsonschema.Schema {
 	return s
 }
 
-// checkedIn are the files of the built-in kinds as they were released last.
+// checkedIn returns the files of the built-in kinds as the last release has them.
 func checkedIn(t *testing.T) map[string][]byte {
 	t.Helper()
 	files := make(map[string][]byte)
@@ -97,12 +98,12 @@ func TestTheCheckedInContractsAreThoseOfTheBuiltInKinds(t *testing.T) {
 	}
 	for name, file := range files {
 		if !bytes.Equal(file, have[name]) {
-			t.Errorf("%s is not as the kinds make it; `go test ./contracts -update` writes it", name)
+			t.Errorf("%s differs from the kinds; `go test ./contracts -update` writes it", name)
 		}
 	}
 }
 
-// released are the schemas of the last release, by their types.
+// released returns the schemas of the last release by type.
 func released(t *testing.T) map[string]map[string]any {
 	t.Helper()
 	all := make(map[string]map[string]any)
@@ -127,7 +128,8 @@ func schemas(t *testing.T, set *kinds.Set) map[string]map[string]any {
 	return all
 }
 
-// TestReadersOfTheLastReleaseReadWhatThisOneWrites: every type is still there, and its schema differs in nothing that matters.
+// TestReadersOfTheLastReleaseReadWhatThisOneWrites requires that every type of the last release exists, with a schema
+// that its readers can read.
 func TestReadersOfTheLastReleaseReadWhatThisOneWrites(t *testing.T) { unreadable(t) }
 
 func unreadable(t *testing.T) {
@@ -152,21 +154,29 @@ func TestASchemaThatOthersCannotReadIsRefused(t *testing.T) {
 		change func(s map[string]any)
 		want   string
 	}{
-		"a member that is gone":           {func(s map[string]any) { delete(properties(s), "slug") }, "#/properties/slug is gone"},
-		"a member that may be absent":     {func(s map[string]any) { s["required"] = s["required"].([]any)[1:] }, "#/required was"},
-		"a member that old messages lack": {func(s map[string]any) { s["required"] = append(slices.Clone(s["required"].([]any)), "reason") }, "#/required was"},
-		"a narrowed enum":                 {func(s map[string]any) { m := member(s, "author_state"); m["enum"] = m["enum"].([]any)[1:] }, "#/properties/author_state/enum was"},
+		"a member that is gone":       {func(s map[string]any) { delete(properties(s), "slug") }, "#/properties/slug is gone"},
+		"a member that may be absent": {func(s map[string]any) { s["required"] = s["required"].([]any)[1:] }, "#/required was"},
+		"a member that old messages lack": {func(s map[string]any) {
+			s["required"] = append(slices.Clone(s["required"].([]any)), "reason")
+		}, "#/required was"},
+		"a narrowed enum": {func(s map[string]any) { m := member(s, "author_state"); m["enum"] = m["enum"].([]any)[1:] },
+			"#/properties/author_state/enum was"},
 		"a value that readers do not know": {func(s map[string]any) {
 			m := member(s, "author_state")
 			m["enum"] = append(slices.Clone(m["enum"].([]any)), "BANNED")
 		}, "#/properties/author_state/enum was"},
-		"another type":                       {func(s map[string]any) { member(s, "version")["type"] = "string" }, `#/properties/version/type was "integer" and is "string"`},
-		"another format":                     {func(s map[string]any) { delete(member(s, "created_at"), "format") }, "#/properties/created_at/format is gone"},
-		"a rule where there was none":        {func(s map[string]any) { member(s, "body")["maxLength"] = 10 }, "#/properties/body/maxLength is new"},
-		"members that are not allowed":       {func(s map[string]any) { s["additionalProperties"] = false }, "#/additionalProperties is new"},
+		"another type": {func(s map[string]any) { member(s, "version")["type"] = "string" },
+			`#/properties/version/type was "integer" and is "string"`},
+		"another format": {func(s map[string]any) { delete(member(s, "created_at"), "format") },
+			"#/properties/created_at/format is gone"},
+		"a rule where there was none": {func(s map[string]any) { member(s, "body")["maxLength"] = 10 },
+			"#/properties/body/maxLength is new"},
+		"members that are not allowed": {func(s map[string]any) { s["additionalProperties"] = false },
+			"#/additionalProperties is new"},
 		"a member more, which may be absent": {func(s map[string]any) { properties(s)["mood"] = map[string]any{"type": "string"} }, ""},
-		"another description":                {func(s map[string]any) { s["description"], member(s, "body")["description"] = "x", "y" }, ""},
-		"nothing":                            {func(map[string]any) {}, ""},
+		"another description": {func(s map[string]any) { s["description"], member(s, "body")["description"] = "x", "y" },
+			""},
+		"nothing": {func(map[string]any) {}, ""},
 	} {
 		was, is := schemas(t, kinds.Builtin())[name], schemas(t, kinds.Builtin())[name]
 		c.change(is)
@@ -177,7 +187,7 @@ func TestASchemaThatOthersCannotReadIsRefused(t *testing.T) {
 	}
 }
 
-// golden are the messages that releases have written (package event).
+// golden returns the messages of releases (package event).
 func golden(t *testing.T) map[string]map[string]any {
 	t.Helper()
 	files, err := filepath.Glob("../event/testdata/*.json")
@@ -195,7 +205,8 @@ func golden(t *testing.T) map[string]map[string]any {
 	return all
 }
 
-// TestGoldenMessagesFitTheSchemas: messages of every release, by the schemas of this one and of the last one. A message that differs does not fit.
+// TestGoldenMessagesFitTheSchemas checks messages of every release with the schemas of this release and of the last
+// one. A changed message must not fit.
 func TestGoldenMessagesFitTheSchemas(t *testing.T) {
 	for _, all := range []map[string]map[string]any{schemas(t, kinds.Builtin()), released(t)} {
 		for name, message := range golden(t) {
@@ -224,7 +235,7 @@ func TestGoldenMessagesFitTheSchemas(t *testing.T) {
 	}
 }
 
-// TestTheHeadersOfGoldenMessagesFitTheDocument reads the headers' schemas out of the AsyncAPI document.
+// TestTheHeadersOfGoldenMessagesFitTheDocument checks headers with the schemas in the AsyncAPI document.
 func TestTheHeadersOfGoldenMessagesFitTheDocument(t *testing.T) {
 	raw, err := contracts.Encode(contracts.AsyncAPI(kinds.Builtin()))
 	if err != nil {
@@ -252,8 +263,9 @@ func TestTheHeadersOfGoldenMessagesFitTheDocument(t *testing.T) {
 	}
 }
 
-// metaSchema is AsyncAPI's own, of the npm package @asyncapi/specs 6.11.1 (schemas/3.1.0.json), which is under the license beside it. It is checked in,
-// so that the test needs no registry, and no other version of it decides.
+// metaSchema returns AsyncAPI's schema of its own documents, from the npm package @asyncapi/specs 6.11.1
+// (schemas/3.1.0.json). The license is beside it. The repository contains the file, so the test needs no registry and
+// the version cannot change.
 func metaSchema(t *testing.T) *jsonschema.Schema {
 	t.Helper()
 	packed, err := os.ReadFile("testdata/asyncapi-3.1.0.json.gz")
@@ -281,8 +293,10 @@ func metaSchema(t *testing.T) *jsonschema.Schema {
 }
 
 const ownKinds = `objects: {song: songs}
-edges: {play: {plural: plays, from: user, to: song, forward: plays, reverse: players, attributes: {mood: {enum: [calm, loud], required: true}}}}
-children: {verdict: {plural: verdicts, parent: song, threaded: true, attributes: {stars: {type: integer, minimum: 1, maximum: 5, default: 3}}}}
+edges: {play: {plural: plays, from: user, to: song, forward: plays, reverse: players,
+  attributes: {mood: {enum: [calm, loud], required: true}}}}
+children: {verdict: {plural: verdicts, parent: song, threaded: true,
+  attributes: {stars: {type: integer, minimum: 1, maximum: 5, default: 3}}}}
 `
 
 func TestTheDocumentIsAsyncAPI(t *testing.T) {
@@ -301,14 +315,14 @@ func TestTheDocumentIsAsyncAPI(t *testing.T) {
 			t.Errorf("%.3000v", err)
 		}
 		for _, broken := range unresolved(doc, doc) {
-			t.Errorf("%s leads nowhere", broken)
+			t.Errorf("the reference %s has no target", broken)
 		}
-		for _, part := range []string{"channels", "operations"} { // the meta-schema refuses what is none
+		for _, part := range []string{"channels", "operations"} { // the meta-schema refuses invalid members
 			for name := range doc[part].(map[string]any) {
 				whole := maps.Clone(doc)
 				whole[part] = map[string]any{name: "none"}
 				if meta.Validate(whole) == nil {
-					t.Fatalf("a text is taken for one of %s", part)
+					t.Fatalf("the schema accepts a text as a member of %s", part)
 				}
 				break
 			}
@@ -316,7 +330,7 @@ func TestTheDocumentIsAsyncAPI(t *testing.T) {
 	}
 }
 
-// unresolved are the references in v that lead nowhere in the document.
+// unresolved returns the references in v that have no target in the document.
 func unresolved(doc, v any) (all []string) {
 	switch v := v.(type) {
 	case []any:
@@ -341,14 +355,16 @@ func unresolved(doc, v any) (all []string) {
 	return all
 }
 
-// TestKindsOfOnesOwnHaveContracts: with their names and attributes, and of these no more than events promise.
+// TestKindsOfOnesOwnHaveContracts checks the names and attributes of a deployment's own kinds. The contract promises no
+// more of attributes than events do.
 func TestKindsOfOnesOwnHaveContracts(t *testing.T) {
 	own, err := kinds.Builtin().Extend([]byte(ownKinds))
 	if err != nil {
 		t.Fatal(err)
 	}
 	all := schemas(t, own)
-	play := map[string]any{"user_id": "7", "song_id": "42", "status": "ACTIVE", "version": json.Number("1"), "created_at": "2026-05-01T12:30:00.123456Z", "positioned_at": "2026-05-01T12:30:00.123456Z",
+	play := map[string]any{"user_id": "7", "song_id": "42", "status": "ACTIVE", "version": json.Number("1"),
+		"created_at": "2026-05-01T12:30:00.123456Z", "positioned_at": "2026-05-01T12:30:00.123456Z",
 		"updated_at": "2026-05-01T12:30:00.123456Z", "actor": "a"}
 	with := func(attributes map[string]any) map[string]any {
 		p := maps.Clone(play)
@@ -356,13 +372,14 @@ func TestKindsOfOnesOwnHaveContracts(t *testing.T) {
 		return p
 	}
 	s := compile(t, all["tidings.play.created.v1"])
-	for _, good := range []map[string]any{play, with(map[string]any{"mood": "calm"}), with(map[string]any{"mood": "loud", "later": true}), with(map[string]any{})} {
+	for _, good := range []map[string]any{play, with(map[string]any{"mood": "calm"}), with(map[string]any{"mood": "loud", "later": true}),
+		with(map[string]any{})} {
 		if err := s.Validate(good); err != nil {
 			t.Errorf("%v: %v", good, err)
 		}
 	}
 	if err := s.Validate(with(map[string]any{"mood": "sad"})); err == nil {
-		t.Error("a mood that there is not fits")
+		t.Error("an unknown mood fits")
 	}
 	var names []string
 	for name := range all {
@@ -371,7 +388,8 @@ func TestKindsOfOnesOwnHaveContracts(t *testing.T) {
 		}
 	}
 	slices.Sort(names)
-	want := "[tidings.play.created.v1 tidings.play.removed.v1 tidings.play.updated.v1 tidings.verdict.created.v1 tidings.verdict.deleted.v1 tidings.verdict.edited.v1 tidings.verdict.erased.v1]"
+	want := "[tidings.play.created.v1 tidings.play.removed.v1 tidings.play.updated.v1 tidings.verdict.created.v1 " +
+		"tidings.verdict.deleted.v1 tidings.verdict.edited.v1 tidings.verdict.erased.v1]"
 	if fmt.Sprint(names) != want {
 		t.Errorf("%v, want %s", names, want)
 	}

@@ -1,9 +1,10 @@
-// Package contracts says what subscribers read, for programs: a JSON Schema of the payload of each event type and version, and an AsyncAPI 3.1 document of
-// subjects, headers and payloads. Both are made from the payload types of package event and from the kinds, so neither can differ from what is written.
+// Package contracts describes for programs what subscribers read: a JSON Schema of the payload of each event type and
+// version, and an AsyncAPI 3.1 document of subjects, headers and payloads. It derives both from the payload types of
+// package event and from the kinds, so they cannot differ from the events.
 //
 //	event.Edge, event.Child, event.Thread ──┐
-//	kinds.Set ──────────────────────────────┴──▶ Types ──▶ AsyncAPI ──▶ /v1/asyncapi.json, /v1/schemas/{type}, tidings contracts write
+//	kinds.Set ──────────────────────────────┴─▶ Types ─▶ AsyncAPI ─▶ /v1/asyncapi.json, /v1/schemas/{type}, tidings contracts write
 //
-// A schema holds for a version of its type for good: it may gain members that a reader does not have to know, and nothing else (Differences). The schemas of
-// the built-in kinds are checked in at contracts/builtin, and a test compares.
+// The schema of a version of a type never changes in a way that breaks a reader (Differences). The schemas of the
+// built-in kinds are in contracts/builtin, and a test compares them.
 package contracts

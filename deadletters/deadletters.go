@@ -19,10 +19,10 @@ import (
 )
 
 const (
-	leaseFor     = 30 * time.Second // a process that is silent for so long has lost the operation
-	lookEvery    = 5 * time.Second  // for operations that nobody works on
-	outboxSlice  = 200              // messages that a transaction moves: a retry copies their payloads
-	lettersSlice = 50               // letters that one look at those of consumers returns
+	leaseFor     = 30 * time.Second // a process that updates nothing for this long has lost the operation
+	lookEvery    = 5 * time.Second  // between searches for operations without a process
+	outboxSlice  = 200              // messages per transaction: a retry copies their payloads
+	lettersSlice = 50               // letters of consumers per query
 )
 
 // Desk works on dead letters. It is safe for concurrent use, by any number of processes.
@@ -34,21 +34,22 @@ type Desk struct {
 	worker    string
 	lease     time.Duration
 	log       *slog.Logger
-	at        func(step string) error // a test's: an error ends the slice there
+	at        func(step string) error // set by tests: an error ends the slice at that step
 	completed func(Operation)
 }
 
-// source is where an operation's letters are.
+// source is a database with letters.
 type source struct {
 	ledger
 	count func(ctx context.Context, o Operation) (int64, error)
 	slice func(ctx context.Context, o Operation) (Operation, error)
 }
 
-// New returns a Desk. The pools are of the truth and of the projections, and act as the system role; dlq and letters are on them. It starts nothing.
+// New returns a Desk. The pools are those of the truth and of the projections, and act as the system role. dlq and
+// letters use the same pools. It starts nothing.
 func New(truth, projections *pgxpool.Pool, dlq *outbox.DLQ, letters *consumers.DeadLetters, log *slog.Logger) *Desk {
-	d := &Desk{truth: truth, dlq: dlq, letters: letters, worker: rand.Text(), lease: leaseFor, log: log.With("component", "dead-letters"), at: func(string) error { return nil },
-		completed: func(Operation) {}}
+	d := &Desk{truth: truth, dlq: dlq, letters: letters, worker: rand.Text(), lease: leaseFor, log: log.With("component", "dead-letters"),
+		at: func(string) error { return nil }, completed: func(Operation) {}}
 	d.sources = map[string]source{
 		Outbox:    {ledger{Outbox, truth, "outbox_dlq_operations"}, d.countMessages, d.sliceMessages},
 		Consumers: {ledger{Consumers, projections, "consumer_dead_letter_operations"}, d.countLetters, d.sliceLetters},
@@ -56,18 +57,18 @@ func New(truth, projections *pgxpool.Pool, dlq *outbox.DLQ, letters *consumers.D
 	return d
 }
 
-// OnCompleted has Run call fn with each operation that it has finished. It is called before Run.
+// OnCompleted makes Run call fn with each operation that it has finished. Call it before Run.
 func (d *Desk) OnCompleted(fn func(Operation)) { d.completed = fn }
 
 func (d *Desk) sourceOf(name string) (source, error) {
 	s, ok := d.sources[name]
 	if !ok {
-		return s, fmt.Errorf("deadletters: there is no source %q", name)
+		return s, fmt.Errorf("deadletters: unknown source %q", name)
 	}
 	return s, nil
 }
 
-// Start notes an operation, which Work or Run works off. With the id of one that exists it returns that one.
+// Start inserts an operation, which Work or Run then carries out. If the id exists, it returns that operation.
 func (d *Desk) Start(ctx context.Context, o Operation) (Operation, error) {
 	s, err := d.sourceOf(o.Source)
 	if err != nil {
@@ -77,14 +78,14 @@ func (d *Desk) Start(ctx context.Context, o Operation) (Operation, error) {
 	if err != nil {
 		return Operation{}, err
 	}
-	if _, err := s.pool.Exec(ctx, s.sql(startSQL), pgx.StrictNamedArgs{"id": o.ID, "tenant": o.TenantID, "action": o.Action, "filter": o.Filter, "actor": o.Actor,
-		"reason": o.Reason, "total": total}); err != nil {
+	if _, err := s.pool.Exec(ctx, s.sql(startSQL), pgx.StrictNamedArgs{"id": o.ID, "tenant": o.TenantID, "action": o.Action,
+		"filter": o.Filter, "actor": o.Actor, "reason": o.Reason, "total": total}); err != nil {
 		return Operation{}, fmt.Errorf("start operation %s on %d dead letters: %w", o.ID, total, err)
 	}
 	return s.get(ctx, o.ID)
 }
 
-// Count returns how many letters an operation would count as its Total. It reads them all.
+// Count returns the Total that an operation would get. It reads all its letters.
 func (d *Desk) Count(ctx context.Context, o Operation) (int64, error) {
 	s, err := d.sourceOf(o.Source)
 	if err != nil {
@@ -93,7 +94,7 @@ func (d *Desk) Count(ctx context.Context, o Operation) (int64, error) {
 	return s.count(ctx, o)
 }
 
-// Get returns an operation of the tenant, of any when it is 0, or ErrNotFound.
+// Get returns an operation of the tenant, or ErrNotFound. Tenant 0 means any tenant.
 func (d *Desk) Get(ctx context.Context, tenant int64, source, id string) (Operation, error) {
 	s, err := d.sourceOf(source)
 	if err != nil {
@@ -106,7 +107,8 @@ func (d *Desk) Get(ctx context.Context, tenant int64, source, id string) (Operat
 	return o, err
 }
 
-// List returns the latest operations of the tenant, of all when it is 0: on a group, or without one on any letters.
+// List returns the latest operations of the tenant on a group, or without a group on any letters. Tenant 0 means all
+// tenants.
 func (d *Desk) List(ctx context.Context, tenant int64, group string, limit int) (all []Operation, err error) {
 	for _, s := range d.sources {
 		some, err := s.list(ctx, tenant, group, limit)
@@ -119,7 +121,7 @@ func (d *Desk) List(ctx context.Context, tenant int64, group string, limit int) 
 	return all[:min(len(all), limit)], nil
 }
 
-// Stop ends an operation early; what it has done remains done. ErrFinished reports one that had ended.
+// Stop ends an operation early, and undoes nothing. ErrFinished reports an operation that has ended.
 func (d *Desk) Stop(ctx context.Context, tenant int64, source, id, actor string) error {
 	if _, err := d.Get(ctx, tenant, source, id); err != nil {
 		return err
@@ -135,8 +137,9 @@ func (d *Desk) Stop(ctx context.Context, tenant int64, source, id, actor string)
 	return nil
 }
 
-// Work works off an operation until it has ended, and calls progress after each slice. While another process works on it, it waits. When ctx ends it leaves the rest to
-// others and returns the context's error with the operation as it is. Errors of a database end it too; Run tries again.
+// Work carries out an operation until it ends, and calls progress after each slice. While another process works on it,
+// Work waits. If ctx ends, Work leaves the rest to other processes and returns the context's error with the current
+// operation. A database error also ends Work; Run retries.
 func (d *Desk) Work(ctx context.Context, sourceName, id string, progress func(Operation)) (Operation, error) {
 	s, err := d.sourceOf(sourceName)
 	if err != nil {
@@ -159,7 +162,7 @@ func (d *Desk) Work(ctx context.Context, sourceName, id string, progress func(Op
 	}
 }
 
-// workOn is Work by this process alone: errLost says that another has the operation, or that it has ended.
+// workOn is Work by this process alone. It returns errLost if another process has the operation.
 func (d *Desk) workOn(ctx context.Context, s source, id string, progress func(Operation)) (o Operation, err error) {
 	o.Source = s.source
 	err = s.pool.QueryRow(ctx, s.sql(claimSQL), pgx.StrictNamedArgs{"id": id, "worker": d.worker, "lease": d.lease}).Scan(o.fields()...)
@@ -186,9 +189,10 @@ func (d *Desk) workOn(ctx context.Context, s source, id string, progress func(Op
 	switch {
 	case err == nil:
 		progress(o)
-		d.log.InfoContext(ctx, "an operation on dead letters has ended", "operation", id, "source", s.source, "action", o.Action, "actor", o.Actor, "done", o.Done, "failed", o.Failed)
+		d.log.InfoContext(ctx, "operation on dead letters ended", "operation", id, "source", s.source, "action", o.Action, "actor",
+			o.Actor, "done", o.Done, "failed", o.Failed)
 		return o, nil
-	case errors.Is(err, errLost): // it was stopped, or another has it
+	case errors.Is(err, errLost): // it was stopped, or another process has it
 		if now, gerr := s.get(ctx, id); gerr != nil || now.FinishedAt != nil {
 			return now, gerr
 		}
@@ -204,13 +208,14 @@ func (d *Desk) workOn(ctx context.Context, s source, id string, progress func(Op
 	return o, errors.Join(fmt.Errorf("operation %s: %w", id, err), rerr)
 }
 
-// Run works off operations whose process has stopped or died, until ctx ends, and returns nil. Failures are logged and tried again.
+// Run carries out operations whose process has stopped or died. It returns nil when ctx ends. It logs failures and
+// retries.
 func (d *Desk) Run(ctx context.Context) error {
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
 	for {
 		if err := d.runOnce(ctx); err != nil && ctx.Err() == nil {
-			d.log.WarnContext(ctx, "an operation on dead letters failed, trying again", "err", err)
+			d.log.WarnContext(ctx, "operation on dead letters failed; retrying", "err", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -220,7 +225,7 @@ func (d *Desk) Run(ctx context.Context) error {
 	}
 }
 
-// runOnce works off what nobody works on.
+// runOnce carries out the operations without a process.
 func (d *Desk) runOnce(ctx context.Context) error {
 	for _, name := range []string{Outbox, Consumers} {
 		s := d.sources[name]
@@ -231,7 +236,7 @@ func (d *Desk) runOnce(ctx context.Context) error {
 				break
 			}
 			if err != nil {
-				return fmt.Errorf("look for operations on dead letters of the %s: %w", name, err)
+				return fmt.Errorf("search for operations on dead letters of the %s: %w", name, err)
 			}
 			o, err := d.workOn(ctx, s, id, func(Operation) {})
 			if err != nil && !errors.Is(err, errLost) {
@@ -245,12 +250,12 @@ func (d *Desk) runOnce(ctx context.Context) error {
 	return nil
 }
 
-// move notes what a slice has done.
+// move records the result of a slice.
 func (d *Desk) move(ctx context.Context, q querier, o Operation, m moved) (Operation, error) {
 	return d.sources[o.Source].move(ctx, q, d.worker, d.lease, o.ID, m)
 }
 
-// pass moves past letters that cannot be acted on.
+// pass skips a letter that cannot be processed.
 func (d *Desk) pass(ctx context.Context, o Operation, letter int64, why error) (Operation, error) {
 	m := moved{after: letter, seen: 1, err: why}
 	if why != nil {
@@ -259,7 +264,7 @@ func (d *Desk) pass(ctx context.Context, o Operation, letter int64, why error) (
 	return d.move(ctx, d.sources[o.Source].pool, o, m)
 }
 
-// before is the time that the letters of an operation died before.
+// before returns the time before which the letters of an operation died.
 func (o *Operation) before() time.Time {
 	if f := o.Filter.DeadBefore; o.Requested.IsZero() || !f.IsZero() && f.Before(o.Requested) {
 		return f
@@ -267,22 +272,22 @@ func (o *Operation) before() time.Time {
 	return o.Requested
 }
 
-// oneLetterFails reports an error that is the letter's, not a database's.
+// oneLetterFails reports an error of the letter, not of a database.
 func oneLetterFails(err error) bool {
 	return !errors.Is(err, errLost) && !postgres.IsTransient(err) && !postgres.IsSystemic(err)
 }
 
 func (o *Operation) messages() outbox.DLQFilter {
 	f := o.Filter
-	return outbox.DLQFilter{TenantID: o.TenantID, IDs: f.IDs, AggregateType: f.AggregateType, AggregateID: f.AggregateID, EventType: f.EventType, Group: f.Group,
-		DeadBefore: o.before(), DeadAfter: f.DeadAfter, After: o.after}
+	return outbox.DLQFilter{TenantID: o.TenantID, IDs: f.IDs, AggregateType: f.AggregateType, AggregateID: f.AggregateID,
+		EventType: f.EventType, Group: f.Group, DeadBefore: o.before(), DeadAfter: f.DeadAfter, After: o.after}
 }
 
 func (d *Desk) countMessages(ctx context.Context, o Operation) (int64, error) {
 	return d.dlq.Count(ctx, o.messages())
 }
 
-// sliceMessages acts on messages of the outbox's DLQ, all together or, where that fails, on one of them.
+// sliceMessages processes messages of the outbox's DLQ: many together or, if that fails, one of them.
 func (d *Desk) sliceMessages(ctx context.Context, o Operation) (next Operation, err error) {
 	next, err = d.someMessages(ctx, o, outboxSlice)
 	if err == nil || !oneLetterFails(err) {
@@ -319,7 +324,8 @@ func (d *Desk) someMessages(ctx context.Context, o Operation, limit int) (next O
 
 func (o *Operation) letters() consumers.DeadLetterFilter {
 	f := o.Filter
-	return consumers.DeadLetterFilter{Consumer: f.Consumer, TenantID: o.TenantID, IDs: f.IDs, AggregateType: f.AggregateType, AggregateID: f.AggregateID, EventType: f.EventType,
+	return consumers.DeadLetterFilter{Consumer: f.Consumer, TenantID: o.TenantID, IDs: f.IDs, AggregateType: f.AggregateType,
+		AggregateID: f.AggregateID, EventType: f.EventType,
 		Group: f.Group, DeadBefore: o.before(), DeadAfter: f.DeadAfter, First: o.Action == Retry, After: o.after}
 }
 
@@ -327,8 +333,9 @@ func (d *Desk) countLetters(ctx context.Context, o Operation) (int64, error) {
 	return d.letters.Count(ctx, o.letters())
 }
 
-// sliceLetters acts on letters of consumers: the first of each aggregate, for another one cannot be taken before it. A discard brings the next one to the front, which may be
-// the operation's too, so it begins again where it was.
+// sliceLetters processes letters of consumers: the first one of each aggregate, because later ones cannot precede it.
+// After a discard the next letter of the aggregate becomes the first one and may belong to the operation too. So
+// after_id does not move then.
 func (d *Desk) sliceLetters(ctx context.Context, o Operation) (Operation, error) {
 	f := o.letters()
 	f.First = true
@@ -344,22 +351,23 @@ func (d *Desk) sliceLetters(ctx context.Context, o Operation) (Operation, error)
 		do = d.letters.Discard
 	}
 	for _, l := range some {
-		_, err := do(ctx, consumers.DeadLetterRequest{ID: l.ID, Actor: o.Actor, Reason: o.Reason, Within: func(ctx context.Context, tx pgx.Tx, gone int, fault error) error {
-			m := moved{after: l.ID, seen: 1, done: int64(gone), stays: o.Action == Discard, err: fault}
-			if fault != nil {
-				m.failed = 1
-			}
-			next, err := d.move(ctx, tx, o, m)
-			if err == nil {
-				o.Seen, o.Done, o.Failed = next.Seen, next.Done, next.Failed
-				err = d.at("moved")
-			}
-			return err
-		}})
+		_, err := do(ctx, consumers.DeadLetterRequest{ID: l.ID, Actor: o.Actor, Reason: o.Reason,
+			Within: func(ctx context.Context, tx pgx.Tx, gone int, fault error) error {
+				m := moved{after: l.ID, seen: 1, done: int64(gone), stays: o.Action == Discard, err: fault}
+				if fault != nil {
+					m.failed = 1
+				}
+				next, err := d.move(ctx, tx, o, m)
+				if err == nil {
+					o.Seen, o.Done, o.Failed = next.Seen, next.Done, next.Failed
+					err = d.at("moved")
+				}
+				return err
+			}})
 		var notFirst *consumers.NotFirstError
 		switch {
 		case err == nil:
-		case errors.Is(err, consumers.ErrNotParked), errors.As(err, &notFirst): // somebody else was there
+		case errors.Is(err, consumers.ErrNotParked), errors.As(err, &notFirst): // another operator or process was faster
 			_, err = d.pass(ctx, o, l.ID, nil)
 		case oneLetterFails(err):
 			_, err = d.pass(ctx, o, l.ID, err)

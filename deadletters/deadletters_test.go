@@ -24,7 +24,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// logbook is a projection that writes down the events that it is given; those of an aggregate that it refuses fail.
+// logbook is a projection that records its events. Events of the aggregate that it refuses fail.
 type logbook struct{ refuse map[int64]bool }
 
 func (logbook) Name() string      { return "logbook" }
@@ -58,7 +58,7 @@ func newRig(t *testing.T, refuse ...int64) *rig {
 	return r
 }
 
-// newDesk is another process.
+// newDesk returns the Desk of another process.
 func (r *rig) newDesk(refuse ...int64) *Desk {
 	book := logbook{make(map[int64]bool)}
 	for _, id := range refuse {
@@ -82,26 +82,32 @@ func (r *rig) count(sql string, args ...any) (n int) {
 	return n
 }
 
-// bury puts n messages of a cause into the DLQ, with the ids from first on; every second one is tenant 2's.
+// bury puts n messages of a cause into the DLQ, with ids from first on. Every second message is tenant 2's.
 func (r *rig) bury(first, n int, cause string) {
 	r.t.Helper()
-	r.exec(`INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, attempts,
+	r.exec(`INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at,
+		available_at, attempts,
 		       event_id, inserted_at, slot, last_error, cause, dead_at)
-		SELECT g, 1 + g % 2, 'post', g, 'created', 1, '{}', now(), now(), 11, gen_random_uuid(), now(), 0, $3, $3, now() - interval '1 minute'
+		SELECT g, 1 + g % 2, 'post', g, 'created', 1, '{}', now(), now(), 11, gen_random_uuid(), now(), 0, $3, $3,
+		now() - interval '1 minute'
 		  FROM generate_series($1::bigint, $1 + $2 - 1) g`, first, n, cause)
 }
 
-// park parks n letters of each of the aggregates 1 to m, round and round; the first of an aggregate has the cause, the others are behind it.
+// park parks n letters of each of the aggregates 1 to m, in turn. The first letter of an aggregate has the cause, and
+// the others are behind it.
 func (r *rig) park(n, m int, cause string) {
 	r.t.Helper()
-	r.exec(`INSERT INTO consumer_offsets (consumer_name, partition_key, last_processed_id) VALUES ('logbook', 'p', 1000000) ON CONFLICT DO NOTHING`)
-	r.exec(`INSERT INTO consumer_dead_letters (consumer_name, stream_seq, partition_key, tenant_id, aggregate_type, aggregate_id, event_id, event_type,
+	r.exec(`INSERT INTO consumer_offsets (consumer_name, partition_key, last_processed_id) VALUES ('logbook', 'p', 1000000)
+		ON CONFLICT DO NOTHING`)
+	r.exec(`INSERT INTO consumer_dead_letters (consumer_name, stream_seq, partition_key, tenant_id, aggregate_type, aggregate_id, event_id,
+		event_type,
 		       event_version, headers, payload, error, cause, dead_at)
 		SELECT 'logbook', g, 'p', 1, 'thing', a, id, 'created', 1,
 		       jsonb_build_object('ce-id', ARRAY[id], 'ce-type', ARRAY['tidings.thing.created.v1'], 'ce-subject', ARRAY[a::text],
 		                          'ce-time', ARRAY['2030-01-01T00:00:00.000000Z'], 'Tidings-Outbox-Id', ARRAY[g::text]),
 		       '{}', e, e, now() - interval '1 minute'
-		  FROM (SELECT g, 1 + (g - 1) % $2::int AS a, gen_random_uuid() AS id, CASE WHEN g <= $2::int THEN $3::text ELSE $4::text END AS e FROM generate_series(1, $1::int * $2::int) g) f ORDER BY g`,
+		  FROM (SELECT g, 1 + (g - 1) % $2::int AS a, gen_random_uuid() AS id, CASE WHEN g <= $2::int THEN $3::text ELSE $4::text END AS e
+		  FROM generate_series(1, $1::int * $2::int) g) f ORDER BY g`,
 		n, m, cause, consumers.BehindAnother)
 }
 
@@ -129,7 +135,7 @@ func (r *rig) group(f GroupFilter) Group {
 	r.t.Helper()
 	all, _, _, err := r.desk.Groups(r.t.Context(), f, 10)
 	if err != nil || len(all) != 1 {
-		r.t.Fatalf("%+v, %v", all, err)
+		r.t.Fatalf("groups: %+v, %v", all, err)
 	}
 	return all[0]
 }
@@ -153,25 +159,28 @@ func TestAnOperationTakesItsGroupAndNoOtherLetter(t *testing.T) {
 	g := r.group(GroupFilter{Text: "LARGE"})
 	o := r.start(Operation{Source: Outbox, Action: Retry, TenantID: 1, Filter: Filter{Group: g.ID}})
 	if o.Total != 250 || o.Filter.Group != g.ID || o.FinishedAt != nil {
-		t.Fatalf("%+v", o)
+		t.Fatalf("operation: %+v", o)
 	}
-	if again, err := r.desk.Start(t.Context(), Operation{ID: o.ID, Source: Outbox, Action: Retry, Actor: "bob"}); err != nil || again.Actor != "ann" || again.Total != 250 {
-		t.Errorf("the same id again: %+v, %v", again, err)
+	if again, err := r.desk.Start(t.Context(), Operation{ID: o.ID, Source: Outbox, Action: Retry, Actor: "bob"}); err != nil ||
+		again.Actor != "ann" || again.Total != 250 {
+		t.Errorf("a second start with the same id: %+v, %v", again, err)
 	}
 	r.bury(2001, 2, "too large")
-	r.exec(`UPDATE outbox_messages_dlq SET dead_at = now() WHERE id > 2000`) // that came since
+	r.exec(`UPDATE outbox_messages_dlq SET dead_at = now() WHERE id > 2000`) // died after the request
 	o, steps := r.work(r.desk, o)
-	if diff := cmp.Diff([]string{"0/250", "200/250", "250/250", "250/250"}, steps); diff != "" || o.Done != 250 || o.FinishedAt == nil || o.Failed != 0 {
-		t.Errorf("%+v (-want +got):\n%s", o, diff)
+	if diff := cmp.Diff([]string{"0/250", "200/250", "250/250", "250/250"}, steps); diff != "" || o.Done != 250 ||
+		o.FinishedAt == nil || o.Failed != 0 {
+		t.Errorf("operation %+v (-want +got):\n%s", o, diff)
 	}
-	if left, fresh := r.count(`SELECT count(*) FROM outbox_messages_dlq`), r.count(`SELECT count(*) FROM outbox_messages WHERE tenant_id = 1`); left != 262 || fresh != 250 {
-		t.Errorf("%d left, %d in the outbox", left, fresh)
+	if left, fresh := r.count(`SELECT count(*) FROM outbox_messages_dlq`),
+		r.count(`SELECT count(*) FROM outbox_messages WHERE tenant_id = 1`); left != 262 || fresh != 250 {
+		t.Errorf("%d messages left in the DLQ, %d in the outbox", left, fresh)
 	}
 	if n := r.count(`SELECT count(*) FROM outbox_dlq_actions WHERE actor = 'ann' AND reason = 'mended' AND action = 'retry'`); n != 250 {
-		t.Errorf("%d actions", n)
+		t.Errorf("%d actions recorded", n)
 	}
 	if o, _ := r.work(r.desk, o); o.Done != 250 {
-		t.Errorf("worked again: %+v", o)
+		t.Errorf("a second Work: %+v", o)
 	}
 	for tenant, want := range map[int64]error{0: nil, 1: nil, 2: ErrNotFound} {
 		if _, err := r.desk.Get(t.Context(), tenant, Outbox, o.ID); !errors.Is(err, want) {
@@ -183,39 +192,42 @@ func TestAnOperationTakesItsGroupAndNoOtherLetter(t *testing.T) {
 	}
 	o, _ = r.work(r.desk, r.start(Operation{Source: Outbox, Action: Discard, Filter: Filter{IDs: []int64{1001, 1002}}}))
 	if o.Done != 2 || r.count(`SELECT count(*) FROM outbox_messages_dlq WHERE id BETWEEN 1001 AND 1010`) != 8 {
-		t.Errorf("%+v", o)
+		t.Errorf("operation: %+v", o)
 	}
 }
 
 func TestLettersOfConsumersGoAggregateByAggregate(t *testing.T) {
 	const aggregates, each = 60, 3
-	r := newRig(t, 7) // aggregate 7 is refused again
+	r := newRig(t, 7) // aggregate 7 fails again
 	r.park(each, aggregates, "refused")
 	g := r.group(GroupFilter{Source: Consumers, Text: "refused"})
 	o, _ := r.work(r.desk, r.start(Operation{Source: Consumers, Action: Retry, TenantID: 1, Filter: Filter{Group: g.ID}}))
-	if o.Total != aggregates || o.Seen != aggregates || o.Done != (aggregates-1)*each || o.Failed != 1 || o.LastError != "aggregate 7 is refused" {
-		t.Errorf("%+v", o)
+	if o.Total != aggregates || o.Seen != aggregates || o.Done != (aggregates-1)*each || o.Failed != 1 ||
+		o.LastError != "aggregate 7 is refused" {
+		t.Errorf("operation: %+v", o)
 	}
-	if n := r.count(`SELECT count(*) FROM logbook l WHERE seq = (SELECT count(*) - 1 FROM logbook e WHERE e.aggregate = l.aggregate AND e.n <= l.n) * $1 + aggregate`, aggregates); n != (aggregates-1)*each {
-		t.Errorf("%d events were applied in their order", n)
+	if n := r.count(`SELECT count(*) FROM logbook l WHERE seq = (SELECT count(*) - 1 FROM logbook e WHERE e.aggregate = l.aggregate
+		AND e.n <= l.n) * $1 + aggregate`, aggregates); n != (aggregates-1)*each {
+		t.Errorf("%d events applied in order", n)
 	}
-	again := r.group(GroupFilter{Source: Consumers, Text: "aggregate #"}) // it fails for another reason now
+	again := r.group(GroupFilter{Source: Consumers, Text: "aggregate #"}) // now it fails for another reason
 	if again.Count != 1 || again.Again != 1 {
-		t.Errorf("%+v", again)
+		t.Errorf("group after the second failure: %+v", again)
 	}
-	// A discard takes what comes to the front too, if it is the filter's.
+	// A discard also takes the letters that become the first ones, if the filter selects them.
 	o, _ = r.work(r.desk, r.start(Operation{Source: Consumers, Action: Discard, Filter: Filter{AggregateType: "thing", AggregateID: 7}}))
 	if o.Total != each || o.Seen != each || o.Done != each || r.count(`SELECT count(*) FROM consumer_dead_letters`) != 0 {
-		t.Errorf("%+v", o)
+		t.Errorf("operation: %+v", o)
 	}
 }
 
-// TestAnOperationGoesOnWhereItsProcessDied ends the process at each step, has another take over when the lease is over, and then the first one thaw.
+// TestAnOperationGoesOnWhereItsProcessDied ends the process at each step. Another one takes over after the lease, and
+// then the first one thaws.
 func TestAnOperationGoesOnWhereItsProcessDied(t *testing.T) {
 	r := newRig(t)
 	r.bury(1, 450, "too large")
 	r.park(2, 60, "refused")
-	died := fmt.Errorf("died: %w", io.ErrUnexpectedEOF) // as a connection does
+	died := fmt.Errorf("died: %w", io.ErrUnexpectedEOF) // as a lost connection does
 	for source, want := range map[string]int64{Outbox: 450, Consumers: 120} {
 		o := r.start(Operation{Source: source, Action: Retry})
 		for i, step := range []string{"slice", "moved", "slice", "moved"} {
@@ -235,11 +247,11 @@ func TestAnOperationGoesOnWhereItsProcessDied(t *testing.T) {
 			}
 			r.exec(fmt.Sprintf(`UPDATE %s SET lease_until = 'infinity' WHERE operation_id = $1`, r.desk.sources[source].table), o.ID)
 			if _, err := r.newDesk().workOn(t.Context(), r.desk.sources[source], o.ID, nil); !errors.Is(err, errLost) {
-				t.Errorf("%s: another took what is leased: %v", source, err)
+				t.Errorf("%s: another process took a leased operation: %v", source, err)
 			}
 			r.exec(fmt.Sprintf(`UPDATE %s SET lease_until = '-infinity' WHERE operation_id = $1`, r.desk.sources[source].table), o.ID)
 		}
-		// It is frozen before a slice; another finishes, and then it thaws.
+		// The process freezes before a slice. Another one finishes the operation, and then the first one thaws.
 		frozen, completed := r.newDesk(), 0
 		d := r.newDesk()
 		d.OnCompleted(func(Operation) { completed++ })
@@ -257,9 +269,12 @@ func TestAnOperationGoesOnWhereItsProcessDied(t *testing.T) {
 			t.Errorf("%s: %+v, completed %d times", source, o, completed)
 		}
 	}
-	for what, got := range map[string]int{"in the DLQ": r.count(`SELECT count(*) FROM outbox_messages_dlq`), "parked": r.count(`SELECT count(*) FROM consumer_dead_letters`),
-		"retried twice": 450 - r.count(`SELECT count(DISTINCT dlq_id) FROM outbox_dlq_actions`), "applied twice": 120 - r.count(`SELECT count(DISTINCT seq) FROM logbook`),
-		"notes": 570 - r.count(`SELECT (SELECT count(*) FROM outbox_dlq_actions) + (SELECT count(*) FROM consumer_dead_letter_actions)`)} {
+	for what, got := range map[string]int{"in the DLQ": r.count(`SELECT count(*) FROM outbox_messages_dlq`),
+		"parked":        r.count(`SELECT count(*) FROM consumer_dead_letters`),
+		"retried twice": 450 - r.count(`SELECT count(DISTINCT dlq_id) FROM outbox_dlq_actions`),
+		"applied twice": 120 - r.count(`SELECT count(DISTINCT seq) FROM logbook`),
+		"notes": 570 - r.count(`SELECT (SELECT count(*) FROM outbox_dlq_actions) + (SELECT count(*)
+			FROM consumer_dead_letter_actions)`)} {
 		if got != 0 {
 			t.Errorf("%s: %d", what, got)
 		}
@@ -291,10 +306,10 @@ func TestAProcessThatThawsChangesNothingWhileAnotherWorks(t *testing.T) {
 		return nil
 	}
 	if now, err := frozen.workOn(t.Context(), frozen.sources[Outbox], o.ID, func(Operation) {}); !errors.Is(err, errLost) {
-		t.Errorf("%+v, %v: want it lost", now, err)
+		t.Errorf("%+v, %v: want errLost", now, err)
 	}
 	if n := r.count(`SELECT count(*) FROM outbox_messages_dlq`); n != 300 {
-		t.Errorf("%d letters are left, want 300: the other's slice took 200", n)
+		t.Errorf("%d letters left, want 300: the other process took 200", n)
 	}
 }
 
@@ -307,13 +322,13 @@ func TestSeveralProcessesDoOneOperationOnce(t *testing.T) {
 		d := r.newDesk()
 		wg.Go(func() {
 			if o, err := d.Work(t.Context(), Outbox, o.ID, func(Operation) {}); err != nil || o.Done != 2000 {
-				t.Errorf("%+v, %v", o, err)
+				t.Errorf("operation: %+v, %v", o, err)
 			}
 		})
 	}
 	wg.Wait()
 	if n := r.count(`SELECT count(*) FROM outbox_messages`); n != 2000 {
-		t.Errorf("%d messages", n)
+		t.Errorf("%d messages left", n)
 	}
 }
 
@@ -322,7 +337,7 @@ func TestAnOperationIsStopped(t *testing.T) {
 	r.bury(1, 500, "too large")
 	o := r.start(Operation{Source: Outbox, Action: Discard, TenantID: 1})
 	if err := r.desk.Stop(t.Context(), 2, Outbox, o.ID, "bob"); !errors.Is(err, ErrNotFound) {
-		t.Errorf("by another tenant: %v", err)
+		t.Errorf("stopped by another tenant: %v", err)
 	}
 	o, err := r.desk.Work(t.Context(), Outbox, o.ID, func(o Operation) {
 		if o.Done == 200 {
@@ -331,11 +346,12 @@ func TestAnOperationIsStopped(t *testing.T) {
 			}
 		}
 	})
-	if err != nil || o.Done != 200 || o.StoppedBy != "bob" || o.FinishedAt == nil || r.count(`SELECT count(*) FROM outbox_messages_dlq`) != 300 {
-		t.Errorf("%+v, %v", o, err)
+	if err != nil || o.Done != 200 || o.StoppedBy != "bob" || o.FinishedAt == nil ||
+		r.count(`SELECT count(*) FROM outbox_messages_dlq`) != 300 {
+		t.Errorf("operation: %+v, %v", o, err)
 	}
 	if err := r.desk.Stop(t.Context(), 0, Outbox, o.ID, "bob"); !errors.Is(err, ErrFinished) {
-		t.Errorf("again: %v", err)
+		t.Errorf("a second stop: %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	o = r.start(Operation{Source: Outbox, Action: Discard, TenantID: 2})
@@ -344,13 +360,13 @@ func TestAnOperationIsStopped(t *testing.T) {
 			cancel()
 		}
 	}); !errors.Is(err, context.Canceled) || o.FinishedAt != nil {
-		t.Errorf("the process stops: %+v, %v", o, err)
+		t.Errorf("after the stop of the process: %+v, %v", o, err)
 	}
-	if err := r.newDesk().runOnce(t.Context()); err != nil { // at once, without a wait for the lease
+	if err := r.newDesk().runOnce(t.Context()); err != nil { // at once, before the lease expires
 		t.Error(err)
 	}
 	if o, err := r.desk.Get(t.Context(), 0, Outbox, o.ID); err != nil || o.Done != 250 || o.FinishedAt == nil {
-		t.Errorf("%+v, %v", o, err)
+		t.Errorf("operation: %+v, %v", o, err)
 	}
 }
 
@@ -359,8 +375,9 @@ func TestOneMessageThatCannotGoKeepsNoOther(t *testing.T) {
 	r.bury(1, 5, "too large")
 	r.exec(`ALTER TABLE outbox_messages ADD CONSTRAINT not_three CHECK (aggregate_id <> 3)`)
 	o, _ := r.work(r.desk, r.start(Operation{Source: Outbox, Action: Retry}))
-	if o.Done != 4 || o.Failed != 1 || o.Seen != 5 || o.LastError == "" || r.count(`SELECT count(*) FROM outbox_messages_dlq WHERE id = 3`) != 1 {
-		t.Errorf("%+v", o)
+	if o.Done != 4 || o.Failed != 1 || o.Seen != 5 || o.LastError == "" ||
+		r.count(`SELECT count(*) FROM outbox_messages_dlq WHERE id = 3`) != 1 {
+		t.Errorf("operation: %+v", o)
 	}
 }
 
@@ -385,16 +402,17 @@ func TestGroupsArePagedAndNoted(t *testing.T) {
 		f.After = &key
 	}
 	slices.Sort(paged)
-	if diff := cmp.Diff([]string{"consumers cause x 2", "outbox cause a 1", "outbox cause b 2", "outbox cause c 3", "outbox cause d 4", "outbox cause e 5", "outbox cause f 6",
-		"outbox cause g 7"}, paged); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
+	if diff := cmp.Diff([]string{"consumers cause x 2", "outbox cause a 1", "outbox cause b 2", "outbox cause c 3", "outbox cause d 4",
+		"outbox cause e 5", "outbox cause f 6", "outbox cause g 7"}, paged); diff != "" {
+		t.Errorf("groups (-want +got):\n%s", diff)
 	}
 	g := r.group(GroupFilter{Text: "cause d"})
 	for tenant, text := range map[int64]string{0: "the broker's limit", 1: "ours"} {
 		if err := r.desk.SetNote(t.Context(), tenant, g.ID, " "+text+"\x00 ", "ann"); err != nil {
 			t.Fatal(err)
 		}
-		if got := r.group(GroupFilter{TenantID: tenant, Text: "cause d"}); got.Note == nil || got.Note.Text != text || got.Note.Actor != "ann" || time.Since(got.Note.At) > time.Minute {
+		if got := r.group(GroupFilter{TenantID: tenant, Text: "cause d"}); got.Note == nil || got.Note.Text != text ||
+			got.Note.Actor != "ann" || time.Since(got.Note.At) > time.Minute {
 			t.Errorf("tenant %d: %+v", tenant, got.Note)
 		}
 	}
@@ -402,12 +420,12 @@ func TestGroupsArePagedAndNoted(t *testing.T) {
 		t.Errorf("another tenant sees %+v, %+v", got, got.Note)
 	}
 	if err := r.desk.SetNote(t.Context(), 0, g.ID, " ", "ann"); err != nil || r.group(GroupFilter{Text: "cause d"}).Note != nil {
-		t.Errorf("%v", err)
+		t.Errorf("SetNote: %v", err)
 	}
-	if err := r.desk.SetNote(t.Context(), 0, g.ID, fmt.Sprintf("%2001d", 1), "ann"); err != nil { // spaces are trimmed
+	if err := r.desk.SetNote(t.Context(), 0, g.ID, fmt.Sprintf("%2001d", 1), "ann"); err != nil { // SetNote trims spaces
 		t.Error(err)
 	}
 	if n, again, err := r.desk.Since(t.Context(), 0, g, time.Now().Add(-30*time.Second)); err != nil || n != 0 || again != 0 {
-		t.Errorf("%d, %d, %v", n, again, err)
+		t.Errorf("since: %d letters, %d again, %v", n, again, err)
 	}
 }

@@ -14,17 +14,17 @@ import (
 	"github.com/tidings/tidings/internal/deadletter"
 )
 
-// MaxCount is up to where the letters of a group are counted: one with more has MaxCount+1.
+// MaxCount is the limit of the count of a group's letters: a group with more has MaxCount+1.
 const MaxCount = deadletter.MaxCount
 
-// Group is the dead letters of one source, consumer, event type and cause.
+// Group is the set of dead letters of one source, consumer, event type and cause.
 type Group struct {
 	deadletter.Group
 	Source string
-	Note   *Note // nil: there is none
+	Note   *Note // nil if none
 }
 
-// Note is what somebody wrote about a group.
+// Note is a note of an operator on a group.
 type Note struct {
 	Text  string
 	Actor string
@@ -33,16 +33,16 @@ type Note struct {
 
 // GroupFilter selects groups.
 type GroupFilter struct {
-	TenantID  int64  // whose letters; 0: of all tenants
+	TenantID  int64  // 0: all tenants
 	Source    string // "" for both
 	Consumer  string
 	EventType string
-	Text      string // within the cause or the last error
-	// After is the last group of the page before.
+	Text      string // part of the cause or of the last error
+	// After is the last group of the previous page.
 	After *GroupKey
 }
 
-// GroupKey is a group's place among the others.
+// GroupKey is a group's position in the list.
 type GroupKey struct {
 	Last time.Time
 	ID   string
@@ -52,11 +52,12 @@ func (k GroupKey) compare(o GroupKey) int {
 	return cmp.Or(o.Last.Compare(k.Last), cmp.Compare(k.ID, o.ID))
 }
 
-// Key is the group's place.
+// Key returns the group's position.
 func (g *Group) Key() GroupKey { return GroupKey{g.Last, g.ID} }
 
-// Groups returns the groups that the filter selects, that with the latest letter first, at most limit of them, with their counts and the notes of the tenant. more says that there are
-// others behind them. Where a source has more than deadletter.MaxGroups, any of these are taken: some is true.
+// Groups returns at most limit groups that the filter selects, with their counts and the tenant's notes. The group with
+// the latest letter comes first. more reports further groups. some reports that a source has more than
+// deadletter.MaxGroups groups, so that Groups read only some of them.
 func (d *Desk) Groups(ctx context.Context, f GroupFilter, limit int) (all []Group, more, some bool, err error) {
 	for _, source := range []string{Outbox, Consumers} {
 		if f.Source != "" && f.Source != source {
@@ -94,7 +95,8 @@ func (f *GroupFilter) has(g *Group) bool {
 		(f.After == nil || g.Key().compare(*f.After) > 0)
 }
 
-// Group returns a group of the tenant's letters, of all tenants' when it is 0, with its count and note; nil when it has none.
+// Group returns a group of the tenant's letters with its count and note, or nil if it has no letters. Tenant 0 means
+// all tenants.
 func (d *Desk) Group(ctx context.Context, tenant int64, source, id string) (*Group, error) {
 	read := d.dlq.Group
 	if source == Consumers {
@@ -111,7 +113,8 @@ func (d *Desk) Group(ctx context.Context, tenant int64, source, id string) (*Gro
 	return &one[0], d.annotate(ctx, tenant, one)
 }
 
-// Since counts the letters of a group that died since a time, and how many of them had been retried before; each up to MaxCount+1.
+// Since counts the letters of a group that died at since or later, and those of them that had been retried before. Both
+// counts stop at MaxCount+1.
 func (d *Desk) Since(ctx context.Context, tenant int64, g Group, since time.Time) (letters, again int64, err error) {
 	one := []Group{g}
 	err = d.count(ctx, tenant, one, since)
@@ -146,17 +149,15 @@ func (d *Desk) count(ctx context.Context, tenant int64, all []Group, since time.
 }
 
 const (
-	// notesSQL reads the notes of groups.
-	// Index: dead_letter_notes_pkey.   Locks: none.
+	// notesSQL reads the notes on groups. Index: dead_letter_notes_pkey. Locks: none.
 	notesSQL = `
-SELECT /* deadletters.notes */ group_id::text, note, actor, written_at FROM dead_letter_notes WHERE tenant_id = @tenant AND group_id = ANY(@groups::uuid[])`
-	// noteSQL writes the note of a group.
-	// Index: dead_letter_notes_pkey.   Locks: the row.
+SELECT /* deadletters.notes */ group_id::text, note, actor, written_at
+  FROM dead_letter_notes WHERE tenant_id = @tenant AND group_id = ANY(@groups::uuid[])`
+	// noteSQL writes the note on a group. Index: dead_letter_notes_pkey. Locks: the row.
 	noteSQL = `
 INSERT /* deadletters.note */ INTO dead_letter_notes (tenant_id, group_id, note, actor) VALUES (@tenant, @group::uuid, @note, @actor)
     ON CONFLICT (tenant_id, group_id) DO UPDATE SET note = excluded.note, actor = excluded.actor, written_at = now()`
-	// unnoteSQL deletes the note of a group.
-	// Index: dead_letter_notes_pkey.   Locks: the row.
+	// unnoteSQL deletes the note on a group. Index: dead_letter_notes_pkey. Locks: the row.
 	unnoteSQL = `DELETE /* deadletters.unnote */ FROM dead_letter_notes WHERE tenant_id = @tenant AND group_id = @group::uuid`
 )
 
@@ -186,13 +187,13 @@ func (d *Desk) annotate(ctx context.Context, tenant int64, all []Group) error {
 	return nil
 }
 
-// MaxNote is the longest note, in bytes.
+// MaxNote is the limit of a note in bytes.
 const MaxNote = 2000
 
 // ErrNote reports a note that is too long.
 var ErrNote = errors.New("deadletters: a note has at most 2000 bytes")
 
-// SetNote writes the tenant's note on a group, or the operators' when it is 0. An empty one deletes it.
+// SetNote writes the tenant's note on a group; with tenant 0 the operators' note. An empty text deletes it.
 func (d *Desk) SetNote(ctx context.Context, tenant int64, group, text, actor string) error {
 	text = strings.TrimSpace(strings.ToValidUTF8(strings.ReplaceAll(text, "\x00", ""), ""))
 	if len(text) > MaxNote {

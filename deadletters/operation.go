@@ -11,29 +11,29 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Where dead letters are.
+// The databases with dead letters.
 const (
 	Outbox    = "outbox"
 	Consumers = "consumers"
 )
 
-// What an operation does.
+// The actions of an operation.
 const (
 	Retry   = "retry"
 	Discard = "discard"
 )
 
 var (
-	// ErrNotFound reports an operation that does not exist, or that is another tenant's.
-	ErrNotFound = errors.New("deadletters: there is no such operation")
+	// ErrNotFound reports an operation that does not exist or belongs to another tenant.
+	ErrNotFound = errors.New("deadletters: no such operation")
 	// ErrFinished reports an operation that has ended.
 	ErrFinished = errors.New("deadletters: the operation has ended")
 	errLost     = errors.New("deadletters: another process works on the operation")
 )
 
-// Filter selects dead letters: those that meet all that is set.
+// Filter selects the dead letters that match every field that is set.
 type Filter struct {
-	Consumer      string    `json:"consumer,omitempty"` // of Consumers alone
+	Consumer      string    `json:"consumer,omitempty"` // only for Consumers
 	Group         string    `json:"group,omitempty"`    // the id of a group
 	IDs           []int64   `json:"ids,omitempty"`
 	AggregateType string    `json:"aggregate_type,omitempty"`
@@ -47,78 +47,75 @@ type Filter struct {
 type Operation struct {
 	ID        string // a UUID
 	Source    string // Outbox or Consumers
-	TenantID  int64  // whose letters; 0: of all tenants
+	TenantID  int64  // 0: all tenants
 	Action    string // Retry or Discard
 	Filter    Filter
 	Actor     string // required
 	Reason    string
 	Requested time.Time
-	// Total is how many letters the filter selected then; of a retry of Consumers, how many of them were the first of their aggregate: a retry of one takes those
-	// behind it along.
+	// Total is the number of letters that the filter selected at the request. For a retry of Consumers it counts only
+	// the first letter of each aggregate, because its retry includes the letters behind it.
 	Total  int64
 	Seen   int64 // of Total
-	Done   int64 // letters that were taken away
-	Failed int64 // letters that could not be: they stay
-	// WorkedAt and FinishedAt are nil before.
+	Done   int64 // letters that were retried or discarded
+	Failed int64 // letters that failed, and remain
+	// WorkedAt is the time of the last slice, FinishedAt that of the end; nil before.
 	WorkedAt, FinishedAt *time.Time
-	StoppedBy            string // who ended it early
+	StoppedBy            string // the operator who ended it early
 	LastError            string
 
 	after int64
 }
 
-const operationColumns = `operation_id::text, tenant_id, action, filter, actor, reason, requested_at, total, seen, done, failed, worked_at, finished_at, stopped_by, last_error, after_id`
+const operationColumns = `operation_id::text, tenant_id, action, filter, actor, reason, requested_at, total, seen, done, failed, ` +
+	`worked_at, finished_at, stopped_by, last_error, after_id`
 
 func (o *Operation) fields() []any {
-	return []any{&o.ID, &o.TenantID, &o.Action, &o.Filter, &o.Actor, &o.Reason, &o.Requested, &o.Total, &o.Seen, &o.Done, &o.Failed, &o.WorkedAt, &o.FinishedAt,
-		&o.StoppedBy, &o.LastError, &o.after}
+	return []any{&o.ID, &o.TenantID, &o.Action, &o.Filter, &o.Actor, &o.Reason, &o.Requested, &o.Total, &o.Seen, &o.Done, &o.Failed,
+		&o.WorkedAt, &o.FinishedAt, &o.StoppedBy, &o.LastError, &o.after}
 }
 
-// The statements on an operation's table.
+// The statements on a table of operations.
 const (
-	// startSQL notes an operation, unless it is.
-	// Index: the table's primary key.   Locks: the new row.
+	// startSQL inserts an operation, unless its id exists. Index: the table's primary key. Locks: the new row.
 	startSQL = `
 INSERT /* deadletters.start */ INTO {table} (operation_id, tenant_id, action, filter, actor, reason, total)
 VALUES (@id, @tenant, @action, @filter, @actor, @reason, @total) ON CONFLICT (operation_id) DO NOTHING`
-	// getSQL reads an operation.
-	// Index: the table's primary key.   Locks: none.
+	// getSQL reads an operation. Index: the table's primary key. Locks: none.
 	getSQL = `SELECT /* deadletters.get */ ` + operationColumns + ` FROM {table} WHERE operation_id = @id::uuid`
-	// listSQL reads the latest operations, of a group or of all.
-	// Index: by group, or by time.   Locks: none.
+	// listSQL reads the latest operations on a group, or on any. Index: by group, or by time. Locks: none.
 	listSQL = `
 SELECT /* deadletters.list */ ` + operationColumns + ` FROM {table}
  WHERE (@group::text IS NULL OR filter ->> 'group' = @group) AND (@tenant::bigint = 0 OR tenant_id = @tenant)
  ORDER BY requested_at DESC, operation_id LIMIT @limit`
-	// unfinishedSQL finds an operation that nobody works on.
-	// Index: that of unfinished ones.   Locks: none.
-	unfinishedSQL = `SELECT /* deadletters.unfinished */ operation_id::text FROM {table} WHERE finished_at IS NULL AND lease_until < now() ORDER BY requested_at LIMIT 1`
-	// claimSQL takes the lease.
-	// Index: the table's primary key.   Locks: the row.
+	// unfinishedSQL finds an operation without a process. Index: that of unfinished ones. Locks: none.
+	unfinishedSQL = `
+SELECT /* deadletters.unfinished */ operation_id::text FROM {table} WHERE finished_at IS NULL AND lease_until < now()
+ ORDER BY requested_at LIMIT 1`
+	// claimSQL takes the lease. Index: the table's primary key. Locks: the row.
 	claimSQL = `
 UPDATE /* deadletters.claim */ {table} SET worker = @worker, lease_until = now() + @lease::interval
  WHERE operation_id = @id::uuid AND finished_at IS NULL AND (lease_until < now() OR worker = @worker) RETURNING ` + operationColumns
-	// moveSQL notes what a slice has done, if its process still has the operation.
-	// Index: the table's primary key.   Locks: the row.
+	// moveSQL records the result of a slice, if its process still has the operation.
+	// Index: the table's primary key. Locks: the row.
 	moveSQL = `
 UPDATE /* deadletters.move */ {table}
-   SET seen = seen + CASE WHEN after_id < @after OR @stays THEN @seen ELSE 0 END, after_id = CASE WHEN @stays THEN after_id ELSE greatest(after_id, @after) END,
+   SET seen = seen + CASE WHEN after_id < @after OR @stays THEN @seen ELSE 0 END,
+       after_id = CASE WHEN @stays THEN after_id ELSE greatest(after_id, @after) END,
        done = done + @done, failed = failed + @failed, last_error = coalesce(nullif(@error, ''), last_error), worked_at = clock_timestamp(),
        lease_until = clock_timestamp() + @lease::interval, finished_at = CASE WHEN @finished THEN clock_timestamp() END
  WHERE operation_id = @id::uuid AND worker = @worker AND finished_at IS NULL RETURNING ` + operationColumns
-	// releaseSQL lets others work on it.
-	// Index: the table's primary key.   Locks: the row.
+	// releaseSQL ends the lease. Index: the table's primary key. Locks: the row.
 	releaseSQL = `
 UPDATE /* deadletters.release */ {table} SET lease_until = '-infinity', last_error = coalesce(nullif(@error, ''), last_error)
  WHERE operation_id = @id::uuid AND worker = @worker AND finished_at IS NULL`
-	// stopSQL ends an operation.
-	// Index: the table's primary key.   Locks: the row.
+	// stopSQL ends an operation. Index: the table's primary key. Locks: the row.
 	stopSQL = `
 UPDATE /* deadletters.stop */ {table} SET finished_at = clock_timestamp(), stopped_by = @actor
  WHERE operation_id = @id::uuid AND (@tenant::bigint = 0 OR tenant_id = @tenant) AND finished_at IS NULL`
 )
 
-// ledger is the table of the operations on letters of a database.
+// ledger is the table of operations in one database.
 type ledger struct {
 	source string
 	pool   *pgxpool.Pool
@@ -155,11 +152,11 @@ func (l ledger) list(ctx context.Context, tenant int64, group string, limit int)
 	return all, nil
 }
 
-// moved is what a slice has done.
+// moved is the result of a slice.
 type moved struct {
-	after              int64 // the last letter that was seen
+	after              int64 // the last letter that the slice processed
 	seen, done, failed int64
-	stays              bool // after_id does
+	stays              bool // after_id does not move
 	finished           bool
 	err                error
 }
@@ -169,15 +166,16 @@ type querier interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// move notes what a slice has done in its transaction, and returns the operation as it is then. errLost takes the slice back.
+// move records the result of a slice in its transaction, and returns the updated operation. errLost must roll the slice
+// back.
 func (l ledger) move(ctx context.Context, q querier, worker string, lease time.Duration, id string, m moved) (o Operation, err error) {
 	o.Source = l.source
 	text := ""
 	if m.err != nil {
 		text = strings.ToValidUTF8(strings.ReplaceAll(m.err.Error(), "\x00", ""), "")
 	}
-	err = q.QueryRow(ctx, l.sql(moveSQL), pgx.StrictNamedArgs{"id": id, "worker": worker, "lease": lease, "after": m.after, "seen": m.seen, "done": m.done,
-		"failed": m.failed, "stays": m.stays, "finished": m.finished, "error": text}).Scan(o.fields()...)
+	err = q.QueryRow(ctx, l.sql(moveSQL), pgx.StrictNamedArgs{"id": id, "worker": worker, "lease": lease, "after": m.after,
+		"seen": m.seen, "done": m.done, "failed": m.failed, "stays": m.stays, "finished": m.finished, "error": text}).Scan(o.fields()...)
 	if errors.Is(err, pgx.ErrNoRows) {
 		err = errLost
 	}

@@ -1,6 +1,10 @@
 #!/bin/sh
-# What `make image`, `make up` and `make down` do: docker.sh image|up|down. The environment may have BROKERS (1 or 3), METRICS (empty: without Prometheus and
-# Grafana), DOCKER (the command), TIDINGS_IMAGE (the image's name), and ENV_FILE, to which `up` adds the secrets that are missing.
+# docker.sh image|up|down: the commands behind `make image`, `make up` and `make down`. Variables of the environment:
+#   BROKERS        1 or 3
+#   METRICS        empty: without Prometheus and Grafana
+#   DOCKER         the docker command
+#   TIDINGS_IMAGE  the image's name
+#   ENV_FILE       the file of secrets, to which `up` adds the missing ones
 set -eu
 cd "$(dirname "$0")"
 docker=${DOCKER:-docker} env=${ENV_FILE:-.env} oldest=2.23.1
@@ -10,7 +14,7 @@ fail() {
 	exit 1
 }
 
-# A build of the same commit with the same Go gives the same digest: nothing in the image has another time than the commit's.
+# The same commit and the same Go image give the same digest: every file in the image has the time of the commit.
 image() {
 	version=$(git describe --tags --always --dirty 2>/dev/null) || true
 	revision=$(git rev-parse HEAD 2>/dev/null) || true
@@ -30,7 +34,10 @@ echo "${version#v}" | awk -F. '{exit $1 * 10000 + $2 * 100 + $3 < 22301}' ||
 	fail "Docker Compose is $version. The fleet needs $oldest or later: https://docs.docker.com/compose/install/"
 case ${BROKERS:-1} in
 1) files="-f compose.yaml" run="$docker compose -f deploy/compose.yaml run --rm tidings" ;;
-3) files="-f compose.yaml -f compose.three.yaml" run="$docker compose -f deploy/compose.yaml -f deploy/compose.three.yaml run --rm tidings" ;;
+3)
+	files="-f compose.yaml -f compose.three.yaml"
+	run="$docker compose -f deploy/compose.yaml -f deploy/compose.three.yaml run --rm tidings"
+	;;
 *) fail "BROKERS is $BROKERS. It must be 1 or 3" ;;
 esac
 compose() { $docker compose --env-file "$env" $files "$@"; }
@@ -49,7 +56,7 @@ for name in RELAY API CONSUMER OPERATOR CLUSTER; do add "NATS_PASSWORD_$name" p;
 metrics=${METRICS-true}
 image
 compose ${metrics:+--profile metrics} up --detach
-compose run --rm -T tidings doctor --wait 1m || test $? -eq 1 # 1: warnings alone
+compose run --rm -T tidings doctor --wait 1m || test $? -eq 1 # 1: the doctor found only warnings
 cat <<END
 
 API:       http://localhost:${API_PORT:-8080}, described at http://localhost:${API_PORT:-8080}/docs

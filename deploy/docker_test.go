@@ -19,11 +19,11 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// composed is a fleet that `make up` started, under a name, on ports and with volumes of its own.
+// composed is a fleet that `make up` started. It has its own project name, ports and volumes.
 type composed struct {
 	t       *testing.T
 	env     []string
-	args    []string // of docker, before what compose is asked for
+	args    []string // of docker: `compose` and its files; the command follows
 	console string
 }
 
@@ -31,7 +31,8 @@ func compose(t *testing.T, brokers string) *composed {
 	t.Helper()
 	c := &composed{t: t, env: os.Environ()}
 	secrets, project := filepath.Join(t.TempDir(), "env"), fmt.Sprintf("tidings-test-%d-%s", os.Getpid(), brokers)
-	for name, value := range map[string]string{"TIDINGS_IMAGE": testImage, "ENV_FILE": secrets, "BROKERS": brokers, "METRICS": "", "COMPOSE_PROJECT_NAME": project} {
+	for name, value := range map[string]string{"TIDINGS_IMAGE": testImage, "ENV_FILE": secrets, "BROKERS": brokers, "METRICS": "",
+		"COMPOSE_PROJECT_NAME": project} {
 		c.env = append(c.env, name+"="+value)
 	}
 	for _, name := range []string{"API_PORT", "CONSOLE_PORT", "POSTGRES_PORT", "NATS_PORT"} {
@@ -63,16 +64,16 @@ func (c *composed) command(name string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// docker is `docker compose` with args, and returns its output.
+// docker runs `docker compose` with args and returns its output.
 func (c *composed) docker(args ...string) string {
 	c.t.Helper()
 	return output(c.t, c.command("docker", append(c.args[:len(c.args):len(c.args)], args...)...))
 }
 
-// make is `make up` or `make down`.
-func (c *composed) make(what string) {
+// make runs the script of `make up` or `make down`.
+func (c *composed) make(target string) {
 	c.t.Helper()
-	output(c.t, c.command("sh", "docker.sh", what))
+	output(c.t, c.command("sh", "docker.sh", target))
 }
 
 func (c *composed) tidings(args ...string) string {
@@ -80,7 +81,7 @@ func (c *composed) tidings(args ...string) string {
 	return strings.TrimSpace(c.docker(append([]string{"run", "--rm", "-T", "tidings"}, args...)...))
 }
 
-// healthy waits until every container of the services that keep running is healthy, so many of them.
+// healthy waits until every running container is healthy, and there are want of them.
 func (c *composed) healthy(want int) {
 	c.t.Helper()
 	testkit.Eventually(c.t, 2*time.Minute, "health", func() (bool, error) {
@@ -97,13 +98,13 @@ func (c *composed) healthy(want int) {
 			}
 		}
 		if healthy != want || len(other) > 0 {
-			return false, fmt.Errorf("%d are healthy, want %d; the others: %v", healthy, want, other)
+			return false, fmt.Errorf("%d containers are healthy, want %d; the others: %v", healthy, want, other)
 		}
 		return true, nil
 	})
 }
 
-// signIn opens the console with a token of the system.
+// signIn opens the console with a system token.
 func (c *composed) signIn() {
 	c.t.Helper()
 	jar, err := cookiejar.New(nil)
@@ -122,16 +123,17 @@ func (c *composed) signIn() {
 	}
 }
 
-// clean fails the test unless everything that was written is everywhere, and the doctor finds nothing.
+// clean fails the test if a projection lacks a write, or if `tidings doctor` finds a problem.
 func (c *composed) clean() {
 	c.t.Helper()
 	c.tidings("verify", "--wait", "90s")
 	if out := c.tidings("doctor", "--json"); out != "" {
-		c.t.Errorf("the doctor finds %s", out)
+		c.t.Errorf("tidings doctor finds %s", out)
 	}
 }
 
-// TestTheFleetInContainers loses a relay, a broker of three and PostgreSQL while it takes writes, grows, and is stopped and started. It has every write at the end.
+// TestTheFleetInContainers kills a relay and one of three brokers, restarts PostgreSQL, and adds instances while a client writes.
+// Then it stops and starts the whole fleet. In the end the fleet has every write.
 func TestTheFleetInContainers(t *testing.T) {
 	buildImage(t, testImage)
 	for _, brokers := range []string{"1", "3"} {
@@ -146,8 +148,8 @@ func TestTheFleetInContainers(t *testing.T) {
 			c.signIn()
 			token := c.tidings("token", "create", "--tenant", "1", "--name", "me")
 			const graph = "users=2000,edges=40000,seed=1"
-			load := c.command("docker", append(c.args[:len(c.args):len(c.args)], "run", "--rm", "-T", "tidings", "load", "--url", "http://api:8080", "--token", token, "--json",
-				"--generate", graph)...)
+			load := c.command("docker", append(c.args[:len(c.args):len(c.args)], "run", "--rm", "-T", "tidings", "load", "--url",
+				"http://api:8080", "--token", token, "--json", "--generate", graph)...)
 			var result, problems strings.Builder
 			load.Stdout, load.Stderr = &result, &problems
 			if err := load.Start(); err != nil {
@@ -166,7 +168,7 @@ func TestTheFleetInContainers(t *testing.T) {
 			}
 			var during, stays struct{ Edges, Created, Existed, Retried int64 }
 			if err := json.Unmarshal([]byte(result.String()), &during); err != nil || during.Edges != 40000 || during.Retried == 0 {
-				t.Errorf("the load met no fault: %s, %v", &result, err)
+				t.Errorf("the load wrote less than everything, or no fault made it retry: %s, %v", &result, err)
 			}
 			c.healthy(services + 2)
 			c.clean()
@@ -176,7 +178,7 @@ func TestTheFleetInContainers(t *testing.T) {
 			c.clean()
 			again := c.tidings("load", "--url", "http://api:8080", "--token", token, "--json", "--generate", graph)
 			if err := json.Unmarshal([]byte(again), &stays); err != nil || stays.Created != 0 || stays.Existed != 40000 {
-				t.Errorf("after a stop the same load finds %s: %v", again, err)
+				t.Errorf("after a stop, the same load reports %s, want every edge to exist: %v", again, err)
 			}
 		})
 	}

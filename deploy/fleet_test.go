@@ -22,33 +22,33 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/nats-io/nats.go"
 
-	"github.com/tidings/tidings/internal/pglocal"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-var race bool // the tests run with the race detector, and so do the binaries: their packages are compiled already
+// race is true if the tests run with the race detector. The binaries then have it too: their packages are already compiled that way.
+var race bool
 
-// fleet is every service as a process, each with a PostgreSQL login and a NATS user of its own.
+// fleet runs every service as a process, each with its own PostgreSQL login and NATS user.
 type fleet struct {
 	t      *testing.T
 	dir    string
 	db     *testkit.DB
 	b      *testkit.Broker
-	users  string // the server's configuration
+	users  string // the users in the configuration of the NATS server
 	logins map[string]string
 	procs  map[string]*process
 	api    string
 	client *http.Client
 }
 
-// process is one binary that runs.
+// process is a running binary.
 type process struct {
 	cmd *exec.Cmd
-	ops string
-	api string // where it serves, if it is an API
+	ops string // the address of /healthz, /readyz and /metrics
+	api string // the address of the API, if it is one
 	log lockedBuffer
 }
 
@@ -69,32 +69,33 @@ func (l *lockedBuffer) String() string {
 	return l.b.String()
 }
 
-const secret = "secret-of-" // the passwords, with the name behind it
+const secret = "secret-of-" // a password is this and the name
 
 var binaries = []string{"relay", "api", "followercounts", "threadcache", "archiver"}
 
-// natsUser is the user of a binary.
-var natsUser = map[string]string{"relay": "relay", "api": "api", "followercounts": "consumer", "threadcache": "consumer", "archiver": "consumer", "operator": "operator"}
+// natsUser has the NATS user of each binary.
+var natsUser = map[string]string{"relay": "relay", "api": "api", "followercounts": "consumer", "threadcache": "consumer",
+	"archiver": "consumer", "operator": "operator"}
 
 func newFleet(t *testing.T) *fleet {
 	t.Helper()
 	f := emptyFleet(t, testkit.Postgres(t))
 	f.dir = t.TempDir()
 	build(t, "..", f.dir, "./cmd/tidings")
-	for _, name := range binaries { // as in the image
+	for _, name := range binaries { // links, as in the image
 		if err := os.Symlink("tidings", filepath.Join(f.dir, name)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	f.makeLogins()
-	f.users = f.tidings("nats", "users", "--subscriber", "name=plain,tenant=7", "--subscriber", "name=mailer,tenant=7,durable=mailer,filter=follow.created",
-		"--subscriber", "name=service,durable=svc-follow,filter=follow.*")
+	f.users = f.tidings("nats", "users", "--subscriber", "name=plain,tenant=7", "--subscriber",
+		"name=mailer,tenant=7,durable=mailer,filter=follow.created", "--subscriber", "name=service,durable=svc-follow,filter=follow.*")
 	committed, err := os.ReadFile("nats-users.conf")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if f.tidings("nats", "users") != string(committed) {
-		t.Error("nats-users.conf is not what `tidings nats users` prints; write it anew")
+		t.Error("nats-users.conf differs from the output of `tidings nats users`: write that output to the file")
 	}
 	f.setPasswords("")
 	f.b = testkit.NATSWith(t, f.users)
@@ -102,10 +103,11 @@ func newFleet(t *testing.T) *fleet {
 }
 
 func emptyFleet(t *testing.T, db *testkit.DB) *fleet {
-	return &fleet{t: t, db: db, logins: map[string]string{}, procs: map[string]*process{}, client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}}
+	return &fleet{t: t, db: db, logins: map[string]string{}, procs: map[string]*process{},
+		client: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}}
 }
 
-// build builds packages of the module at root into dir; flags come before them.
+// build builds packages of the module at root into dir. packages may begin with flags of go build.
 func build(t *testing.T, root, dir string, packages ...string) {
 	t.Helper()
 	args := []string{"build", "-buildvcs=false", "-ldflags=-s -w", "-o", dir}
@@ -120,13 +122,14 @@ func build(t *testing.T, root, dir string, packages ...string) {
 	}
 }
 
-// makeLogins has migrate make a login for each binary. Logins are the server's, so their names are this test's.
+// makeLogins lets `tidings migrate` create a login for each binary. All databases of a server share its logins, so their names have a
+// suffix of this test.
 func (f *fleet) makeLogins() {
 	f.t.Helper()
 	var file strings.Builder
 	suffix := fmt.Sprint(time.Now().UnixNano())
-	for who, role := range map[string]string{"relay": "relay", "api": "api", "followercounts": "consumer", "threadcache": "consumer", "archiver": "system", "operator": "system",
-		"verify": "reader", "writer": "writer"} {
+	for who, role := range map[string]string{"relay": "relay", "api": "api", "followercounts": "consumer", "threadcache": "consumer",
+		"archiver": "system", "operator": "system", "verify": "reader", "writer": "writer"} {
 		u, err := url.Parse(f.db.URL)
 		if err != nil {
 			f.t.Fatal(err)
@@ -145,15 +148,15 @@ func (f *fleet) makeLogins() {
 	if err := os.WriteFile(path, []byte(file.String()), 0o600); err != nil {
 		f.t.Fatal(err)
 	}
-	for range 2 { // a second time it changes nothing
+	for range 2 { // the second run changes nothing
 		f.run([]string{"DATABASE_URL=" + f.db.URL}, "migrate", "--logins", path)
 	}
 }
 
-// setPasswords gives the NATS server the users' passwords, wrong ones with a prefix.
-func (f *fleet) setPasswords(wrong string) {
+// setPasswords gives the NATS server the users' passwords. A prefix makes them differ from those that the clients have.
+func (f *fleet) setPasswords(prefix string) {
 	for _, name := range []string{"relay", "api", "consumer", "operator", "plain", "mailer", "service"} {
-		f.t.Setenv("NATS_PASSWORD_"+strings.ToUpper(name), wrong+secret+name)
+		f.t.Setenv("NATS_PASSWORD_"+strings.ToUpper(name), prefix+secret+name)
 	}
 }
 
@@ -161,11 +164,11 @@ func (f *fleet) natsURL(user string) string {
 	return strings.Replace(f.b.URL, "nats://", "nats://"+user+":"+secret+user+"@", 1)
 }
 
-// connect is a connection as a program of somebody else makes it. Violations go to denied, where there is one.
+// connect connects to NATS as a subscriber's program does. Permission violations go to denied, unless it is nil.
 func (f *fleet) connect(user string, denied chan<- error) *nats.Conn {
 	f.t.Helper()
-	nc, err := nats.Connect(f.natsURL(user), nats.CustomInboxPrefix("_INBOX_"+user), nats.MaxReconnects(-1), nats.IgnoreAuthErrorAbort(), nats.ReconnectWait(50*time.Millisecond),
-		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
+	nc, err := nats.Connect(f.natsURL(user), nats.CustomInboxPrefix("_INBOX_"+user), nats.MaxReconnects(-1), nats.IgnoreAuthErrorAbort(),
+		nats.ReconnectWait(50*time.Millisecond), nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
 			if denied != nil && errors.Is(err, nats.ErrPermissionViolation) {
 				denied <- err
 			}
@@ -177,25 +180,18 @@ func (f *fleet) connect(user string, denied chan<- error) *nats.Conn {
 	return nc
 }
 
-// env is a binary's environment: its own login, its own user.
+// env returns the environment of a binary, with its own login and NATS user.
 func (f *fleet) env(who string) []string {
 	user := natsUser[who]
-	env := []string{"DATABASE_URL=" + f.logins[who], "NATS_URL=" + f.natsURL(user), "NATS_INBOX_PREFIX=_INBOX_" + user, "LEASE_TTL=2s", "VERIFY_INTERVAL=1s", "LAG_INTERVAL=200ms"}
+	env := []string{"DATABASE_URL=" + f.logins[who], "NATS_URL=" + f.natsURL(user), "NATS_INBOX_PREFIX=_INBOX_" + user, "LEASE_TTL=2s",
+		"VERIFY_INTERVAL=1s", "LAG_INTERVAL=200ms"}
 	if user == "consumer" && who != "archiver" {
 		env = append(env, "PROJECTIONS_DATABASE_URL="+f.logins[who], "DATABASE_URL="+f.logins["verify"])
 	}
 	return env
 }
 
-func (f *fleet) port() string {
-	port, err := pglocal.FreePort()
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	return fmt.Sprintf("127.0.0.1:%d", port)
-}
-
-// start runs a binary, and returns once it is ready.
+// start runs a binary and waits until it is ready.
 func (f *fleet) start(who string) {
 	f.t.Helper()
 	p := f.launch(who)
@@ -209,10 +205,10 @@ func (f *fleet) start(who string) {
 // launch runs a binary until the test ends.
 func (f *fleet) launch(who string) *process {
 	f.t.Helper()
-	p := &process{cmd: exec.Command(filepath.Join(f.dir, who)), ops: f.port()}
+	p := &process{cmd: exec.Command(filepath.Join(f.dir, who)), ops: testkit.FreeAddr(f.t)}
 	p.cmd.Env = append(os.Environ(), append(f.env(who), "OPS_ADDR="+p.ops)...)
 	if who == "api" {
-		p.api = f.port()
+		p.api = testkit.FreeAddr(f.t)
 		p.cmd.Env = append(p.cmd.Env, "API_ADDR="+p.api, "API_CURSOR_KEY="+strings.Repeat("ab", 32))
 	}
 	p.cmd.Stderr = &p.log
@@ -221,7 +217,7 @@ func (f *fleet) launch(who string) *process {
 		f.t.Fatal(err)
 	}
 	f.t.Cleanup(func() {
-		_ = p.cmd.Process.Kill() // it may have ended
+		_ = p.cmd.Process.Kill() // the error of a process that has ended does not matter
 		_ = p.cmd.Wait()
 		if f.t.Failed() {
 			f.t.Logf("%s: %s", who, p.log.String())
@@ -230,13 +226,13 @@ func (f *fleet) launch(who string) *process {
 	return p
 }
 
-// ready waits until a process says that it is ready.
+// ready waits until /readyz of a process answers 200.
 func (f *fleet) ready(who string, p *process) {
 	f.t.Helper()
 	testkit.Eventually(f.t, 60*time.Second, who+" to be ready", func() (bool, error) { return f.isReady(p) })
 }
 
-// isReady is what /readyz of a process says: an error has its text.
+// isReady reports whether /readyz of a process answers 200. The error has the text of any other answer.
 func (f *fleet) isReady(p *process) (bool, error) {
 	resp, err := f.client.Get("http://" + p.ops + "/readyz")
 	if err != nil {
@@ -249,7 +245,7 @@ func (f *fleet) isReady(p *process) (bool, error) {
 	return err == nil, err
 }
 
-// tidings runs a command as the operator, and returns what it prints.
+// tidings runs a command as the operator and returns its output.
 func (f *fleet) tidings(args ...string) string {
 	f.t.Helper()
 	if f.b == nil {
@@ -267,7 +263,7 @@ func (f *fleet) run(env []string, args ...string) string {
 	return out
 }
 
-// try runs a command that may fail for other reasons than its rights.
+// try runs a command that may fail, but not for lack of rights.
 func (f *fleet) try(env []string, args ...string) (out string, code int) {
 	f.t.Helper()
 	var stdout, stderr bytes.Buffer
@@ -284,7 +280,7 @@ func (f *fleet) try(env []string, args ...string) (out string, code int) {
 	return stdout.String(), cmd.ProcessState.ExitCode()
 }
 
-// permitted fails the test when a log says that something was refused.
+// permitted fails the test if a log reports that a server refused something for lack of rights.
 func (f *fleet) permitted(who, log string) {
 	f.t.Helper()
 	for line := range strings.Lines(log) {
@@ -294,7 +290,7 @@ func (f *fleet) permitted(who, log string) {
 	}
 }
 
-// request calls the API as a tenant, and returns the status.
+// request calls the API with a tenant's token and returns the status.
 func (f *fleet) request(token, method, path, body string, into any) int {
 	f.t.Helper()
 	req, err := http.NewRequestWithContext(f.t.Context(), method, "http://"+f.api+path, strings.NewReader(body))
@@ -319,17 +315,17 @@ func (f *fleet) request(token, method, path, body string, into any) int {
 	return resp.StatusCode
 }
 
-// refusedBy runs a statement as a login, and wants it refused.
+// refusedBy runs a statement with a login, and fails the test unless PostgreSQL refuses it for lack of rights.
 func (f *fleet) refusedBy(login, sql string) {
 	f.t.Helper()
 	conn, err := pgx.Connect(f.t.Context(), f.logins[login])
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	defer func() { _ = conn.Close(context.WithoutCancel(f.t.Context())) }() // only read from
+	defer func() { _ = conn.Close(context.WithoutCancel(f.t.Context())) }() // it has no transaction to lose
 	const insufficientPrivilege = "42501"
 	_, err = conn.Exec(f.t.Context(), sql)
 	if pg, ok := errors.AsType[*pgconn.PgError](err); !ok || pg.Code != insufficientPrivilege {
-		f.t.Errorf("the login of %s may: %s (%v)", login, sql, err)
+		f.t.Errorf("PostgreSQL does not refuse this to the login of %s: %s (%v)", login, sql, err)
 	}
 }

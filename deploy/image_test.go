@@ -17,13 +17,13 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// testImage is the name of the image that these tests build of the working tree.
+// testImage is the name of the image that these tests build from the working tree.
 const testImage = "tidings-deploy-test"
 
-// biggestImage is what the image may take, in bytes: 60 MiB.
+// biggestImage is the maximum size of the image in bytes: 60 MiB.
 const biggestImage = 60 << 20
 
-// docker runs the command docker and returns what it writes to stdout.
+// docker runs the docker command and returns its stdout.
 func docker(t *testing.T, args ...string) string {
 	t.Helper()
 	return output(t, exec.Command("docker", args...))
@@ -40,7 +40,7 @@ func output(t *testing.T, cmd *exec.Cmd) string {
 	return string(out)
 }
 
-// buildImage is `make image`.
+// buildImage runs the script of `make image`.
 func buildImage(t *testing.T, name string, args ...string) {
 	t.Helper()
 	cmd := exec.Command("sh", append([]string{"docker.sh", "image", "--quiet"}, args...)...)
@@ -48,7 +48,7 @@ func buildImage(t *testing.T, name string, args ...string) {
 	output(t, cmd)
 }
 
-// image is what `docker image inspect` says.
+// image is the answer of `docker image inspect`.
 type image struct {
 	ID      string
 	Created time.Time
@@ -70,33 +70,36 @@ func inspectImage(t *testing.T, name string) image {
 	return all[0]
 }
 
-// TestTwoBuildsOfTheImageAreEqual: the second one takes nothing from a cache, that of Go neither.
+// TestTwoBuildsOfTheImageAreEqual builds the image a second time without the caches of Docker and Go, and compares the two.
 func TestTwoBuildsOfTheImageAreEqual(t *testing.T) {
 	again := testImage + "-again"
 	t.Cleanup(func() { docker(t, "image", "rm", "--force", again) })
 	buildImage(t, testImage)
 	buildImage(t, again, "--no-cache", "--build-arg", "GOFLAGS=-a")
 	one, two := inspectImage(t, testImage), inspectImage(t, again)
-	if !one.Created.Equal(two.Created) { // an engine before 23 does not know SOURCE_DATE_EPOCH, and writes the time of the build into the image
-		t.Logf("this engine gives an image the time of its build: the layers and the settings are compared")
+	// A Docker engine before version 23 ignores SOURCE_DATE_EPOCH and writes the time of the build into the image.
+	if !one.Created.Equal(two.Created) {
+		t.Logf("this engine writes the time of the build into an image, so the test compares only layers and settings")
 		one.ID, one.Created, two.ID, two.Created = "", time.Time{}, "", time.Time{}
 	}
 	if diff := cmp.Diff(one, two); diff != "" {
-		t.Errorf("the second build is another image: %s", diff)
+		t.Errorf("the second build gives another image: %s", diff)
 	}
 }
 
-// TestTheImageHasOneSmallBinaryOfEveryName: it has nothing else, runs as no root without a file system to write to, and says what it was made of.
+// TestTheImageHasOneSmallBinaryOfEveryName checks that the image is small, runs without root and without a writable file system, and
+// has labels that name its version and revision.
 func TestTheImageHasOneSmallBinaryOfEveryName(t *testing.T) {
 	buildImage(t, testImage)
 	got := inspectImage(t, testImage)
 	t.Logf("%.1f MiB", float64(got.Size)/(1<<20))
 	if got.Size > biggestImage || got.Config.User != "65532:65532" {
-		t.Errorf("%d bytes, at most %d; user %q", got.Size, biggestImage, got.Config.User)
+		t.Errorf("the image has %d bytes, want at most %d; its user is %q", got.Size, biggestImage, got.Config.User)
 	}
 	revision := strings.TrimSpace(output(t, exec.Command("git", "rev-parse", "HEAD")))
 	labels, _ := got.Config.Labels.(map[string]any)
-	for label, want := range map[string]string{"title": "Tidings", "description": ".{20}", "source": "https://github.com/", "licenses": "^Apache-2.0$", "version": ".", "revision": "^" + revision + "$"} {
+	for label, want := range map[string]string{"title": "Tidings", "description": ".{20}", "source": "https://github.com/",
+		"licenses": "^Apache-2.0$", "version": ".", "revision": "^" + revision + "$"} {
 		if value, _ := labels["org.opencontainers.image."+label].(string); !regexp.MustCompile(want).MatchString(value) {
 			t.Errorf("label %s is %q, want %s", label, value, want)
 		}
@@ -108,10 +111,11 @@ func TestTheImageHasOneSmallBinaryOfEveryName(t *testing.T) {
 	files := strings.Fields(output(t, exec.Command("tar", "-tf", archive)))
 	for _, name := range append([]string{"etc/ssl/certs/ca-certificates.crt", "bin/tidings"}, binaries...) {
 		if !slices.Contains(files, name) && !slices.Contains(files, "bin/"+name) {
-			t.Errorf("the image has no %s", name)
+			t.Errorf("the image lacks %s", name)
 		}
 	}
-	if out := docker(t, "run", "--rm", "--read-only", "--cap-drop=ALL", testImage, "tidings", "version"); !strings.Contains(out, " of revision "+revision+",") {
+	if out := docker(t, "run", "--rm", "--read-only", "--cap-drop=ALL", testImage, "tidings", "version"); !strings.Contains(out,
+		" of revision "+revision+",") {
 		t.Errorf("tidings version: %s", out)
 	}
 	for _, name := range binaries {

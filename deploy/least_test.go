@@ -20,8 +20,9 @@ import (
 	"github.com/tidings/tidings/subscribe"
 )
 
-// TestTheFleetRunsWithTheLeastRights: every binary, command and subscriber has the login and the user that docs/security.md gives it. All of them do everything once, and nothing is
-// refused. Then all that they must not do is refused.
+// TestTheFleetRunsWithTheLeastRights runs every binary, command and subscriber with the login and the NATS user of docs/security.md.
+// Each does all its work once, and no server refuses anything. Then the test tries all forbidden statements and subjects, and the
+// servers refuse every one.
 func TestTheFleetRunsWithTheLeastRights(t *testing.T) {
 	f := newFleet(t)
 	for _, who := range binaries {
@@ -36,11 +37,13 @@ func TestTheFleetRunsWithTheLeastRights(t *testing.T) {
 	stopService := f.service()
 	f.follow(other, 1, 2)
 	f.follow(token, 1, 2)
-	if m, err := live.NextMsg(20 * time.Second); err != nil || !strings.HasPrefix(m.Subject, "events.0.t7.") && m.Subject != "live.t7.follow.created" {
-		t.Errorf("the live feed has %v, %v", m, err)
+	if m, err := live.NextMsg(20 * time.Second); err != nil ||
+		!strings.HasPrefix(m.Subject, "events.0.t7.") && m.Subject != "live.t7.follow.created" {
+		t.Errorf("the live feed sends %v, %v", m, err)
 	}
 	f.durable("EVENTS-0", 1)
-	if status := f.request(token, http.MethodPost, "/v1/posts/100/comments", `{"author_id": "7", "body": "hello"}`, nil); status != http.StatusCreated {
+	if status := f.request(token, http.MethodPost, "/v1/posts/100/comments", `{"author_id": "7", "body": "hello"}`,
+		nil); status != http.StatusCreated {
 		t.Errorf("comment: %d", status)
 	}
 	f.restartRelay(token)
@@ -48,12 +51,13 @@ func TestTheFleetRunsWithTheLeastRights(t *testing.T) {
 	f.operate(token)
 	stopService()
 	for who, p := range f.procs {
-		resp, err := f.client.Get("http://" + p.ops + "/metrics") // which reads both servers
+		resp, err := f.client.Get("http://" + p.ops + "/metrics") // the answer needs PostgreSQL and NATS
 		if err != nil {
 			t.Fatal(err)
 		}
 		body, err := io.ReadAll(resp.Body)
-		if err = errors.Join(err, resp.Body.Close()); err != nil || resp.StatusCode != http.StatusOK || !strings.Contains(string(body), `tidings_build_info{binary="`+who+`",`) {
+		if err = errors.Join(err, resp.Body.Close()); err != nil || resp.StatusCode != http.StatusOK ||
+			!strings.Contains(string(body), `tidings_build_info{binary="`+who+`",`) {
 			t.Errorf("metrics of %s: status %d, %v", who, resp.StatusCode, err)
 		}
 		f.permitted(who, p.log.String())
@@ -61,7 +65,7 @@ func TestTheFleetRunsWithTheLeastRights(t *testing.T) {
 	f.refuse()
 }
 
-// follow writes an edge, and waits until the projection has it.
+// follow writes an edge and waits until the projection has it.
 func (f *fleet) follow(token string, from, to int64) {
 	f.t.Helper()
 	if status := f.request(token, http.MethodPut, fmt.Sprintf("/v1/follows/%d/%d", from, to), "", nil); status != http.StatusCreated {
@@ -81,7 +85,7 @@ func (f *fleet) follow(token string, from, to int64) {
 	})
 }
 
-// service runs package subscribe, which keeps a dead letter, until stop is called.
+// service runs a handler of package subscribe that always fails, so its events become dead letters. stop waits for one and ends it.
 func (f *fleet) service() (stop func()) {
 	f.t.Helper()
 	ctx, cancel := context.WithCancel(f.t.Context())
@@ -117,13 +121,13 @@ func (f *fleet) service() (stop func()) {
 		}
 		select {
 		case err := <-denied:
-			f.t.Errorf("of package subscribe was refused: %v", err)
+			f.t.Errorf("NATS refused a request of package subscribe: %v", err)
 		default:
 		}
 	}
 }
 
-// durable has the tenant's durable consumer, with its one filter, read so many events.
+// durable creates the tenant's durable consumer with its one filter, and reads so many events through it.
 func (f *fleet) durable(stream string, events int) {
 	f.t.Helper()
 	denied := make(chan error, 100)
@@ -131,7 +135,8 @@ func (f *fleet) durable(stream string, events int) {
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	c, err := js.CreateOrUpdateConsumer(f.t.Context(), stream, jetstream.ConsumerConfig{Durable: "mailer", FilterSubject: "events.*.t7.follow.created", AckPolicy: jetstream.AckExplicitPolicy})
+	c, err := js.CreateOrUpdateConsumer(f.t.Context(), stream,
+		jetstream.ConsumerConfig{Durable: "mailer", FilterSubject: "events.*.t7.follow.created", AckPolicy: jetstream.AckExplicitPolicy})
 	if err != nil {
 		f.t.Fatal(err)
 	}
@@ -147,21 +152,21 @@ func (f *fleet) durable(stream string, events int) {
 		}
 	}
 	if n != events || len(denied) > 0 {
-		f.t.Errorf("the durable consumer of %s had %d events, want %d; %d refusals", stream, n, events, len(denied))
+		f.t.Errorf("the durable consumer of %s read %d events, want %d; NATS refused %d requests", stream, n, events, len(denied))
 	}
 }
 
-// restartRelay kills the relay while it has work, so that the next one reads from the stream what it published.
+// restartRelay kills the relay while it works, so the next relay must read the stream to learn what the first one published.
 func (f *fleet) restartRelay(token string) {
 	f.t.Helper()
 	for to := range int64(20) {
 		f.request(token, http.MethodPut, fmt.Sprintf("/v1/follows/1/%d", 1000+to), "", nil)
 	}
 	p := f.procs["relay"]
-	_ = p.cmd.Process.Kill() // with what it has published and not marked
+	_ = p.cmd.Process.Kill() // it may have published rows that it has not marked
 	_ = p.cmd.Wait()
 	f.permitted("relay", p.log.String())
-	// A message that no mark covers: the next relay catches up over it.
+	// Takes back the last mark. The next relay then finds a published message without a mark, and catches up.
 	if _, err := f.db.Pool(f.t, postgres.RoleOwner).Exec(f.t.Context(), `
 		WITH last AS (SELECT stream_seq, id FROM outbox_messages WHERE partition = 0 ORDER BY stream_seq DESC LIMIT 1),
 		     tail AS (UPDATE outbox_partitions SET tail_seq = last.stream_seq - 1, floor_id = 0 FROM last WHERE partition = 0)
@@ -172,7 +177,7 @@ func (f *fleet) restartRelay(token string) {
 	f.follow(token, 1, 3)
 }
 
-// rotate gives every user another password for a while, and then its own again.
+// rotate gives every NATS user another password until NATS has refused the clients, and then restores the passwords.
 func (f *fleet) rotate(token string) {
 	f.t.Helper()
 	probe := f.connect("operator", nil)
@@ -180,10 +185,11 @@ func (f *fleet) rotate(token string) {
 	f.b.Reload(f.t, f.users)
 	before := probe.Stats().Reconnects
 	testkit.Eventually(f.t, 20*time.Second, "refusals", func() (bool, error) { return probe.Stats().Reconnects >= before+8, nil })
-	testkit.Eventually(f.t, 20*time.Second, "every binary but the relay, which has a log of its own, to be refused", func() (bool, error) {
+	// The relay never reconnects a connection, so its log reports a refusal in other words.
+	testkit.Eventually(f.t, 20*time.Second, "NATS to refuse every binary except the relay", func() (bool, error) {
 		for _, who := range binaries {
 			if p := f.procs[who]; who != "relay" && !strings.Contains(strings.ToLower(p.log.String()), "authorization violation") {
-				return false, fmt.Errorf("%s was not", who)
+				return false, fmt.Errorf("the log of %s has no refusal", who)
 			}
 		}
 		return true, nil
@@ -194,7 +200,7 @@ func (f *fleet) rotate(token string) {
 	f.tidings("verify", "--wait", "60s")
 }
 
-// operate runs the commands that change streams, and those that read everything.
+// operate runs the commands that change streams, and the commands that read all tables and streams.
 func (f *fleet) operate(token string) {
 	f.t.Helper()
 	f.tidings("partitions", "resize", "--to", "2", "--yes")
@@ -216,12 +222,13 @@ func (f *fleet) operate(token string) {
 	f.tidings("stream", "configure", "--max-age", "700h", "--yes")
 	f.tidings("verify", "--wait", "60s")
 	f.tidings("status")
-	if out, code := f.try(f.env("operator"), "doctor"); code != 0 && code != 3 { // it does not like a test's PostgreSQL, which does not sync
-		f.t.Errorf("doctor: %d\n%s", code, out)
+	// Exit code 3: doctor finds that the PostgreSQL of a test runs without fsync.
+	if out, code := f.try(f.env("operator"), "doctor"); code != 0 && code != 3 {
+		f.t.Errorf("doctor ends with exit code %d\n%s", code, out)
 	}
 }
 
-// refuse tries what must not be.
+// refuse tries every forbidden subject and statement.
 func (f *fleet) refuse() {
 	f.t.Helper()
 	for user, subjects := range mustNotPublish {
@@ -237,7 +244,7 @@ func (f *fleet) refuse() {
 	}
 }
 
-// refused wants each subject refused.
+// refused tries each subject as a NATS user, and fails the test if NATS permits one.
 func (f *fleet) refused(user string, subjects []string, try func(*nats.Conn, string) error) {
 	f.t.Helper()
 	denied := make(chan error, len(subjects))
@@ -252,7 +259,7 @@ func (f *fleet) refused(user string, subjects []string, try func(*nats.Conn, str
 				f.t.Errorf("%s, %s: %v", user, subject, err)
 			}
 		case <-time.After(5 * time.Second):
-			f.t.Errorf("%s may use %s", user, subject)
+			f.t.Errorf("NATS permits %s to use %s", user, subject)
 		}
 	}
 }
@@ -267,18 +274,25 @@ func api(verbs ...string) (all []string) {
 }
 
 var mustNotPublish = map[string][]string{
-	"relay": append(api("STREAM.NAMES", "CONSUMER.CREATE.EVENTS-0.x", "STREAM.DELETE.EVENTS-0", "STREAM.PURGE.EVENTS-0", "STREAM.MSG.DELETE.EVENTS-0"), "live.t7.follow.created", "_INBOX_api.x", "$KV.EVENTS-erased.x"),
-	"api": append(api("STREAM.UPDATE.EVENTS-0", "STREAM.DELETE.EVENTS-0", "STREAM.MSG.GET.EVENTS-0", "DIRECT.GET.EVENTS-0", "CONSUMER.CREATE.EVENTS-0.x", "STREAM.CREATE.X"),
+	"relay": append(api("STREAM.NAMES", "CONSUMER.CREATE.EVENTS-0.x", "STREAM.DELETE.EVENTS-0", "STREAM.PURGE.EVENTS-0",
+		"STREAM.MSG.DELETE.EVENTS-0"), "live.t7.follow.created", "_INBOX_api.x", "$KV.EVENTS-erased.x"),
+	"api": append(api("STREAM.UPDATE.EVENTS-0", "STREAM.DELETE.EVENTS-0", "STREAM.MSG.GET.EVENTS-0", "DIRECT.GET.EVENTS-0",
+		"CONSUMER.CREATE.EVENTS-0.x", "STREAM.CREATE.X"),
 		anEvent, "live.t7.follow.created"),
-	"consumer": append(api("CONSUMER.CREATE.EVENTS-0.x.events.>", "STREAM.CREATE.X", "STREAM.UPDATE.EVENTS-0", "STREAM.DELETE.EVENTS-0", "STREAM.PURGE.EVENTS-0", "STREAM.MSG.DELETE.EVENTS-0", "STREAM.SNAPSHOT.EVENTS-0"),
+	"consumer": append(api("CONSUMER.CREATE.EVENTS-0.x.events.>", "STREAM.CREATE.X", "STREAM.UPDATE.EVENTS-0", "STREAM.DELETE.EVENTS-0",
+		"STREAM.PURGE.EVENTS-0", "STREAM.MSG.DELETE.EVENTS-0", "STREAM.SNAPSHOT.EVENTS-0"),
 		anEvent, "tidings.wake", "live.t7.follow.created"),
 	"operator": {"live.t7.follow.created", "$SYS.REQ.SERVER.PING", "_INBOX_relay.x"},
 	"plain":    append(api("INFO", "STREAM.NAMES", "CONSUMER.CREATE.EVENTS-0.plain"), anEvent, "live.t7.follow.created", "tidings.wake"),
-	"mailer": append(api("STREAM.INFO.EVENTS-0", "CONSUMER.CREATE.EVENTS-0.mailer", "CONSUMER.DURABLE.CREATE.EVENTS-0.mailer", "CONSUMER.CREATE.EVENTS-0.mailer.events.*.t8.follow.created",
-		"CONSUMER.CREATE.EVENTS-0.mailer.events.*.*.follow.created", "CONSUMER.CREATE.EVENTS-0.mailer.events.>", "CONSUMER.CREATE.EVENTS-0.other.events.*.t7.follow.created",
-		"CONSUMER.MSG.NEXT.EVENTS-0.svc-follow", "CONSUMER.INFO.EVENTS-0.svc-follow", "CONSUMER.DELETE.EVENTS-0.mailer", "STREAM.MSG.GET.EVENTS-0"),
+	"mailer": append(api("STREAM.INFO.EVENTS-0", "CONSUMER.CREATE.EVENTS-0.mailer", "CONSUMER.DURABLE.CREATE.EVENTS-0.mailer",
+		"CONSUMER.CREATE.EVENTS-0.mailer.events.*.t8.follow.created",
+		"CONSUMER.CREATE.EVENTS-0.mailer.events.*.*.follow.created", "CONSUMER.CREATE.EVENTS-0.mailer.events.>",
+		"CONSUMER.CREATE.EVENTS-0.other.events.*.t7.follow.created",
+		"CONSUMER.MSG.NEXT.EVENTS-0.svc-follow", "CONSUMER.INFO.EVENTS-0.svc-follow", "CONSUMER.DELETE.EVENTS-0.mailer",
+		"STREAM.MSG.GET.EVENTS-0"),
 		"$JS.ACK.EVENTS-0.svc-follow.1.1.1.1.1", anEvent),
-	"service": append(api("STREAM.DELETE.EVENTS-dead", "STREAM.CREATE.EVENTS-9", "CONSUMER.CREATE.EVENTS-0.svc-follow.events.*.*.comment.created", "CONSUMER.DELETE.EVENTS-0.mailer"),
+	"service": append(api("STREAM.DELETE.EVENTS-dead", "STREAM.CREATE.EVENTS-9",
+		"CONSUMER.CREATE.EVENTS-0.svc-follow.events.*.*.comment.created", "CONSUMER.DELETE.EVENTS-0.mailer"),
 		"EVENTS-dead.letter.other", anEvent),
 }
 
@@ -292,21 +306,29 @@ var mustNotSubscribe = map[string][]string{
 	"service":  {"live.*.comment.created", "_INBOX_mailer.>"},
 }
 
-// everywhere is what no login may.
-var everywhere = []string{`CREATE TABLE mine (x int)`, `CREATE ROLE mine`, `DROP TABLE edge_lists`, `ALTER TABLE edges DISABLE ROW LEVEL SECURITY`, `SELECT pg_read_file('PG_VERSION')`}
+// everywhere has statements that PostgreSQL must refuse to every login.
+var everywhere = []string{`CREATE TABLE mine (x int)`, `CREATE ROLE mine`, `DROP TABLE edge_lists`,
+	`ALTER TABLE edges DISABLE ROW LEVEL SECURITY`, `SELECT pg_read_file('PG_VERSION')`}
 
 var mustNotRun = map[string][]string{
-	"api": slices.Concat(everywhere, []string{`SELECT token_hash FROM api_tokens`, `SELECT FROM api_tokens`, `INSERT INTO api_tokens DEFAULT VALUES`, `UPDATE outbox_messages SET payload = '{}'`,
-		`DELETE FROM edges`, `UPDATE outbox_partitions SET tail_seq = 0`, `DELETE FROM leases`, `SELECT outbox_range_drop(1)`, `SET ROLE tidings_system`, `SET ROLE tidings_relay`}),
-	"relay": slices.Concat(everywhere, []string{`SELECT FROM edges`, `UPDATE edges SET version = 1`, `INSERT INTO edges DEFAULT VALUES`, `SELECT FROM children`, `SELECT FROM api_tokens`,
+	"api": slices.Concat(everywhere, []string{`SELECT token_hash FROM api_tokens`, `SELECT FROM api_tokens`,
+		`INSERT INTO api_tokens DEFAULT VALUES`, `UPDATE outbox_messages SET payload = '{}'`,
+		`DELETE FROM edges`, `UPDATE outbox_partitions SET tail_seq = 0`, `DELETE FROM leases`, `SELECT outbox_range_drop(1)`,
+		`SET ROLE tidings_system`, `SET ROLE tidings_relay`}),
+	"relay": slices.Concat(everywhere, []string{`SELECT FROM edges`, `UPDATE edges SET version = 1`, `INSERT INTO edges DEFAULT VALUES`,
+		`SELECT FROM children`, `SELECT FROM api_tokens`,
 		`UPDATE outbox_messages SET payload = '{}'`, `UPDATE outbox_messages SET tenant_id = 1`, `DELETE FROM outbox_messages_dlq`,
-		`INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload) VALUES (7, 'follow', 2, 'created', '{}')`,
-		`DELETE FROM outbox_messages_archive`, `SELECT FROM edge_lists`, `SELECT outbox_range_drop(1)`, `SET ROLE tidings_system`, `SET ROLE tidings_api`}),
-	"followercounts": slices.Concat(everywhere, []string{`SELECT FROM edges`, `SELECT FROM children`, `SELECT FROM outbox_messages`, `INSERT INTO outbox_messages DEFAULT VALUES`,
-		`SELECT FROM api_tokens`, `UPDATE projection_kinds SET object = '{}'`, `DELETE FROM consumer_dead_letters`, `DELETE FROM consumer_pauses`, `SELECT drop_history('follow')`,
-		`SET ROLE tidings_system`}),
-	"verify": slices.Concat(everywhere, []string{`UPDATE edges SET version = 1`, `DELETE FROM outbox_messages`, `SELECT token_hash FROM api_tokens`, `UPDATE edge_lists SET version = 1`,
-		`SET ROLE tidings_system`}),
+		`INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
+			VALUES (7, 'follow', 2, 'created', '{}')`,
+		`DELETE FROM outbox_messages_archive`, `SELECT FROM edge_lists`, `SELECT outbox_range_drop(1)`, `SET ROLE tidings_system`,
+		`SET ROLE tidings_api`}),
+	"followercounts": slices.Concat(everywhere, []string{`SELECT FROM edges`, `SELECT FROM children`, `SELECT FROM outbox_messages`,
+		`INSERT INTO outbox_messages DEFAULT VALUES`,
+		`SELECT FROM api_tokens`, `UPDATE projection_kinds SET object = '{}'`, `DELETE FROM consumer_dead_letters`,
+		`DELETE FROM consumer_pauses`, `SELECT drop_history('follow')`, `SET ROLE tidings_system`}),
+	"verify": slices.Concat(everywhere, []string{`UPDATE edges SET version = 1`, `DELETE FROM outbox_messages`,
+		`SELECT token_hash FROM api_tokens`, `UPDATE edge_lists SET version = 1`, `SET ROLE tidings_system`}),
 	"archiver": slices.Concat(everywhere, []string{`SET ROLE tidings_api`, `DELETE FROM kinds`}),
-	"writer":   slices.Concat(everywhere, []string{`SELECT payload FROM outbox_messages`, `SELECT FROM api_tokens`, `SELECT FROM edge_lists`, `SET ROLE tidings_system`}),
+	"writer": slices.Concat(everywhere, []string{`SELECT payload FROM outbox_messages`, `SELECT FROM api_tokens`,
+		`SELECT FROM edge_lists`, `SET ROLE tidings_system`}),
 }

@@ -18,27 +18,31 @@ func TestBrokerOfTheFleetSyncsBeforeItAcknowledgesAndKnowsEachBinary(t *testing.
 	}
 	t.Setenv("NATS_SERVER_NAME", "nats-2")
 	three, err := server.ProcessConfigFile("nats-three.conf")
-	if err != nil || !three.SyncAlways || len(three.Users) != 4 || three.ServerName != "nats-2" || three.Cluster.Name == "" || three.Cluster.Password == "" {
-		t.Errorf("one of three brokers: %v, %+v", err, three)
+	if err != nil || !three.SyncAlways || len(three.Users) != 4 || three.ServerName != "nats-2" || three.Cluster.Name == "" ||
+		three.Cluster.Password == "" {
+		t.Errorf("the configuration of one of three brokers: %v, %+v", err, three)
 	}
 	opts, err := server.ProcessConfigFile("nats.conf")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if !opts.JetStream || !opts.SyncAlways || opts.JetStreamMaxStore <= 0 || opts.StoreDir != "/data" {
-		t.Errorf("JetStream %v, sync always %v, at most %d bytes in %q", opts.JetStream, opts.SyncAlways, opts.JetStreamMaxStore, opts.StoreDir)
+		t.Errorf("JetStream %v, sync always %v, limit %d bytes in %q", opts.JetStream, opts.SyncAlways, opts.JetStreamMaxStore,
+			opts.StoreDir)
 	}
 	if len(opts.Users) != 4 || opts.NoAuthUser != "" {
-		t.Errorf("%d users, without a password %q", len(opts.Users), opts.NoAuthUser)
+		t.Errorf("%d users, want 4; clients without a password get the user %q, want none", len(opts.Users), opts.NoAuthUser)
 	}
 	for _, u := range opts.Users {
-		if u.Password != "p0123456789abcdef"+strings.ToUpper(u.Username) || u.Permissions == nil || len(u.Permissions.Publish.Allow) == 0 || len(u.Permissions.Subscribe.Allow) == 0 {
+		if u.Password != "p0123456789abcdef"+strings.ToUpper(u.Username) || u.Permissions == nil || len(u.Permissions.Publish.Allow) == 0 ||
+			len(u.Permissions.Subscribe.Allow) == 0 {
 			t.Errorf("user %s: password %q, permissions %+v", u.Username, u.Password, u.Permissions)
 		}
 	}
 }
 
-// TestEachServiceOfTheFleetHasALoginOfItsOwn: the superuser migrates and does nothing else, and each login and password of a service is one that migrate and NATS know.
+// TestEachServiceOfTheFleetHasALoginOfItsOwn checks compose.yaml: only the migration runs as the superuser, no two services share a
+// login, and `migrate` and NATS know the login, user and password of each service.
 func TestEachServiceOfTheFleetHasALoginOfItsOwn(t *testing.T) {
 	text, err := os.ReadFile("compose.yaml")
 	if err != nil {
@@ -59,10 +63,10 @@ func TestEachServiceOfTheFleetHasALoginOfItsOwn(t *testing.T) {
 		}
 		password, _ := u.User.Password()
 		if service != "migrate" && u.Scheme == "postgres" && !strings.Contains(file.Configs["logins"].Content, " ${"+password+"}\n") {
-			t.Errorf("%s: migrate makes no login with the password %s", service, password)
+			t.Errorf("%s: migrate creates no login with the password %s", service, password)
 		}
 		if u.Scheme == "nats" && password != "NATS_PASSWORD_"+strings.ToUpper(u.User.Username()) {
-			t.Errorf("%s: user %s has the password %s", service, u.User.Username(), password)
+			t.Errorf("%s: the NATS user %s has the password of another: %s", service, u.User.Username(), password)
 		}
 		return u.User.Username()
 	}
@@ -77,20 +81,21 @@ func TestEachServiceOfTheFleetHasALoginOfItsOwn(t *testing.T) {
 		}
 		login := user(name, url)
 		if other, taken := used[login]; taken || (login == "postgres") != (name == "migrate") {
-			t.Errorf("%s and %q have the login %s", name, other, login)
+			t.Errorf("%s and %q share the login %s, or another service than migrate is the superuser", name, other, login)
 		}
 		used[login] = name
 		if nats := user(name, s.Environment["NATS_URL"]); s.Environment["NATS_INBOX_PREFIX"] != "_INBOX_"+nats {
-			t.Errorf("%s: user %s of NATS has the inbox %s", name, nats, s.Environment["NATS_INBOX_PREFIX"])
+			t.Errorf("%s: the NATS user %s has the inbox prefix %s", name, nats, s.Environment["NATS_INBOX_PREFIX"])
 		}
 	}
 	if len(used) != 8 {
-		t.Errorf("services with a login: %v", used)
+		t.Errorf("%d services have a login, want 8: %v", len(used), used)
 	}
 }
 
-// TestEachServiceOfTheFleetIsConfined: no service has a capability or gains one, ours write nothing outside their volumes, those that keep running have a health check, and those
-// of which several may run have no port of their own on the machine.
+// TestEachServiceOfTheFleetIsConfined checks compose.yaml: no service has a capability or can gain one, and ours write only to their
+// volumes. Each service that keeps running has a health check. A service that may have several instances takes no fixed port of the
+// machine.
 func TestEachServiceOfTheFleetIsConfined(t *testing.T) {
 	text, err := os.ReadFile("compose.yaml")
 	if err != nil {
@@ -113,16 +118,19 @@ func TestEachServiceOfTheFleetIsConfined(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, s := range file.Services {
-		// Grafana's image writes beside its volume, and Compose writes the logins into migrate.
-		if !slices.Equal(s.CapDrop, []string{"ALL"}) || !slices.Equal(s.SecurityOpt, []string{"no-new-privileges:true"}) || !s.ReadOnly && name != "grafana" && name != "migrate" {
-			t.Errorf("%s: %+v", name, s)
+		// Grafana writes outside its volume, and Compose writes the file of logins into the container of migrate.
+		if !slices.Equal(s.CapDrop, []string{"ALL"}) || !slices.Equal(s.SecurityOpt, []string{"no-new-privileges:true"}) ||
+			!s.ReadOnly && name != "grafana" && name != "migrate" {
+			t.Errorf("%s is not confined: %+v", name, s)
 		}
-		if ends := name == "migrate" || name == "nats-data" || name == "nats-probe" || name == "tidings"; ends == (len(s.Healthcheck.Test) > 0 && !s.Healthcheck.Disable) {
+		if ends := name == "migrate" || name == "nats-data" || name == "nats-probe" ||
+			name == "tidings"; ends == (len(s.Healthcheck.Test) > 0 && !s.Healthcheck.Disable) {
 			t.Errorf("%s has the health check %v", name, s.Healthcheck)
 		}
 		for _, port := range s.Ports {
-			if strings.Contains(s.Image, "TIDINGS") && !strings.HasSuffix(port, ":8080") && !strings.HasPrefix(port, "127.0.0.1::") || !strings.HasPrefix(port, "127.0.0.1:") {
-				t.Errorf("%s takes %s: only one of it can run", name, port)
+			if strings.Contains(s.Image, "TIDINGS") && !strings.HasSuffix(port, ":8080") && !strings.HasPrefix(port, "127.0.0.1::") ||
+				!strings.HasPrefix(port, "127.0.0.1:") {
+				t.Errorf("%s takes the port %s, so it can run only once", name, port)
 			}
 		}
 	}

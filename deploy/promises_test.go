@@ -9,14 +9,15 @@ import (
 	"testing"
 )
 
-// promises compares the OpenAPI documents of two releases: what a client of the one before may send, and what it may rely on in an answer.
+// promises compares the OpenAPI documents of two releases: the requests that a client of the previous release may send, and the
+// answers on which it may rely.
 type promises struct {
 	before, after map[string]any
 	broken        []string
-	seen          map[string]bool // the pairs of schemas that are compared already
+	seen          map[string]bool // the pairs of schemas that were already compared
 }
 
-// direction is who writes a value.
+// direction is the message that has a value: a request or a response.
 type direction string
 
 const (
@@ -24,8 +25,8 @@ const (
 	response direction = "response"
 )
 
-// brokenPromises names what a client of the release before could do, and cannot do after. Values of an enum, alternatives and members may be added: a client passes over
-// what it does not know.
+// brokenPromises lists the changes that break a client of the previous release. New enum values, alternatives and members break
+// none: a client ignores those that it does not know.
 func brokenPromises(before, after map[string]any) []string {
 	p := &promises{before: before, after: after, seen: map[string]bool{}}
 	for path, item := range sorted(object(before["paths"])) {
@@ -33,7 +34,7 @@ func brokenPromises(before, after map[string]any) []string {
 			now, ok := object(object(after["paths"])[path])[method].(map[string]any)
 			at := strings.ToUpper(method) + " " + path
 			if !ok {
-				p.say(at, "is gone")
+				p.add(at, "is gone")
 				continue
 			}
 			p.operation(at, object(op), now)
@@ -42,7 +43,7 @@ func brokenPromises(before, after map[string]any) []string {
 	return p.broken
 }
 
-func (p *promises) say(at, format string, args ...any) {
+func (p *promises) add(at, format string, args ...any) {
 	p.broken = append(p.broken, at+" "+fmt.Sprintf(format, args...))
 }
 
@@ -51,36 +52,36 @@ func (p *promises) operation(at string, was, is map[string]any) {
 	had, has := parameters(was), parameters(is)
 	for name, parameter := range sorted(has) {
 		if _, ok := had[name]; !ok && parameter["required"] == true {
-			p.say(at, "requires the new parameter %s", name)
+			p.add(at, "requires the new parameter %s", name)
 		}
 	}
 	for name, parameter := range sorted(had) {
 		now, ok := has[name]
 		if !ok {
-			p.say(at, "has lost the parameter %s", name)
+			p.add(at, "has lost the parameter %s", name)
 			continue
 		}
 		if now["required"] == true && parameter["required"] != true {
-			p.say(at, "requires the parameter %s", name)
+			p.add(at, "requires the parameter %s", name)
 		}
 		p.schema(at+", parameter "+name, parameter["schema"], now["schema"], request)
 	}
 	body, now := object(was["requestBody"]), object(is["requestBody"])
 	if now["required"] == true && body["required"] != true {
-		p.say(at, "requires a body")
+		p.add(at, "requires a body")
 	}
 	p.content(at+", body", body, now, request)
 	for code, answer := range sorted(object(was["responses"])) {
 		now, ok := object(is["responses"])[code].(map[string]any)
 		if !ok {
-			p.say(at, "has lost the answer %s", code)
+			p.add(at, "has lost the answer %s", code)
 			continue
 		}
 		for name, header := range sorted(object(object(answer)["headers"])) {
 			if other, ok := object(now["headers"])[name].(map[string]any); ok {
 				p.schema(at+", answer "+code+", header "+name, object(header)["schema"], other["schema"], response)
 			} else {
-				p.say(at, "has lost the header %s of the answer %s", name, code)
+				p.add(at, "has lost the header %s of the answer %s", name, code)
 			}
 		}
 		p.content(at+", answer "+code, object(answer), now, response)
@@ -91,14 +92,14 @@ func (p *promises) content(at string, was, is map[string]any, d direction) {
 	for kind, of := range sorted(object(was["content"])) {
 		now, ok := object(is["content"])[kind].(map[string]any)
 		if !ok {
-			p.say(at, "has lost %s", kind)
+			p.add(at, "has lost %s", kind)
 			continue
 		}
 		p.schema(at, object(of)["schema"], now["schema"], d)
 	}
 }
 
-// schema compares two schemas of a value that a client sends or reads.
+// schema compares the schemas of a value that a client sends or reads.
 func (p *promises) schema(at string, before, after any, d direction) {
 	pair := fmt.Sprint(d, object(before)["$ref"], object(after)["$ref"])
 	if p.seen[pair] {
@@ -120,7 +121,7 @@ func (p *promises) schema(at string, before, after any, d direction) {
 				if now, ok := object(is[keyword])[name]; ok {
 					p.schema(at+"/"+name, member, now, d)
 				} else {
-					p.say(at, "has lost the member %s", name)
+					p.add(at, "has lost the member %s", name)
 				}
 			}
 		case "required":
@@ -128,7 +129,7 @@ func (p *promises) schema(at string, before, after any, d direction) {
 		case "enum":
 			for _, value := range list(was[keyword]) {
 				if !slices.Contains(list(is[keyword]), value) {
-					p.say(at, "has lost the value %v", value)
+					p.add(at, "has lost the value %v", value)
 				}
 			}
 		case "items":
@@ -136,7 +137,7 @@ func (p *promises) schema(at string, before, after any, d direction) {
 		case "oneOf", "anyOf":
 			had, has := list(was[keyword]), list(is[keyword])
 			if len(has) < len(had) {
-				p.say(at, "has lost alternatives")
+				p.add(at, "has lost alternatives")
 			}
 			for i := range min(len(had), len(has)) {
 				p.schema(fmt.Sprintf("%s/%d", at, i), had[i], has[i], d)
@@ -154,29 +155,29 @@ func (p *promises) schema(at string, before, after any, d direction) {
 func (p *promises) required(at string, had, has []any, d direction) {
 	for _, name := range had {
 		if d == response && !slices.Contains(has, name) {
-			p.say(at, "may lack the member %v", name)
+			p.add(at, "may lack the member %v", name)
 		}
 	}
 	for _, name := range has {
 		if d == request && !slices.Contains(had, name) {
-			p.say(at, "requires the member %v", name)
+			p.add(at, "requires the member %v", name)
 		}
 	}
 }
 
-// bound wants a limit of what clients send no narrower; sign is 1 of a lower one.
+// bound checks that a limit of a request is not narrower than before; sign is 1 for a lower limit and -1 for an upper one.
 func (p *promises) bound(at, keyword string, was, is any, sign float64, d direction) {
 	limit, limited := is.(float64)
 	before, had := was.(float64)
 	if d == request && limited && (!had || sign*limit > sign*before) {
-		p.say(at, "%s was %v and is %v", keyword, was, is)
+		p.add(at, "%s was %v and is %v", keyword, was, is)
 	}
 }
 
 func (p *promises) same(at string, was, is map[string]any, keywords ...string) {
 	for _, k := range keywords {
 		if a, b := text(was[k]), text(is[k]); a != b {
-			p.say(at, "%s was %s and is %s", k, a, b)
+			p.add(at, "%s was %s and is %s", k, a, b)
 		}
 	}
 }
@@ -211,7 +212,7 @@ func parameters(operation map[string]any) map[string]map[string]any {
 	return all
 }
 
-// resolve follows a reference within a document.
+// resolve follows a reference within a document, and returns a schema without one unchanged.
 func resolve(doc map[string]any, schema any) map[string]any {
 	s := object(schema)
 	ref, ok := s["$ref"].(string)
@@ -226,13 +227,17 @@ func resolve(doc map[string]any, schema any) map[string]any {
 }
 
 const smallAPI = `{"paths": {"/v1/things/{id}": {"post": {"operationId": "write", "security": [{"token": ["write"]}],
-  "parameters": [{"in": "path", "name": "id", "required": true, "schema": {"type": "string"}}, {"in": "query", "name": "limit", "schema": {"type": "integer", "maximum": 200}}],
+  "parameters": [{"in": "path", "name": "id", "required": true, "schema": {"type": "string"}},
+    {"in": "query", "name": "limit", "schema": {"type": "integer", "maximum": 200}}],
   "requestBody": {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/Thing"}}}},
-  "responses": {"200": {"headers": {"ETag": {"schema": {"type": "string"}}}, "content": {"application/json": {"schema": {"type": "array", "items": {"$ref": "#/components/schemas/Thing"}}}}}}}}},
+  "responses": {"200": {"headers": {"ETag": {"schema": {"type": "string"}}}, "content": {"application/json": {"schema":
+    {"type": "array", "items": {"$ref": "#/components/schemas/Thing"}}}}}}}}},
  "components": {"schemas": {"Thing": {"type": "object", "additionalProperties": false, "required": ["body"], "properties": {
-  "body": {"type": "string", "maxLength": 100}, "state": {"type": "string", "enum": ["on", "off"]}, "of": {"$ref": "#/components/schemas/Thing"}}}}}}`
+  "body": {"type": "string", "maxLength": 100}, "state": {"type": "string", "enum": ["on", "off"]},
+  "of": {"$ref": "#/components/schemas/Thing"}}}}}}`
 
-// TestAnAPIThatBreaksAPromiseIsFound changes a document by a piece of its text, and wants each change that breaks a client found, and no other.
+// TestAnAPIThatBreaksAPromiseIsFound replaces one piece of a document's text at a time. brokenPromises must find each change that
+// breaks a client, and no other.
 func TestAnAPIThatBreaksAPromiseIsFound(t *testing.T) {
 	parse := func(text string) (doc map[string]any) {
 		if err := json.Unmarshal([]byte(text), &doc); err != nil {
@@ -241,33 +246,37 @@ func TestAnAPIThatBreaksAPromiseIsFound(t *testing.T) {
 		return doc
 	}
 	for what, c := range map[string]struct{ from, to, want string }{
-		"nothing":                          {"", "", ""},
-		"a path that is gone":              {"/v1/things/{id}", "/v2/things/{id}", "POST /v1/things/{id} is gone"},
-		"an operation that is gone":        {`"post"`, `"put"`, "is gone"},
-		"another name of an operation":     {`"write", "sec`, `"put", "sec`, `operationId was "write"`},
-		"another role":                     {`["write"]`, `["admin"]`, "security was"},
-		"a parameter that is gone":         {`"name": "limit"`, `"name": "size"`, "has lost the parameter query limit"},
-		"a parameter that is required":     {`"name": "limit",`, `"name": "limit", "required": true,`, "requires the parameter query limit"},
-		"a new required parameter":         {`"parameters": [`, `"parameters": [{"in": "query", "name": "new", "required": true},`, "requires the new parameter query new"},
-		"a new parameter":                  {`"parameters": [`, `"parameters": [{"in": "query", "name": "new"},`, ""},
-		"a lower limit":                    {`"maximum": 200`, `"maximum": 100`, "maximum was 200 and is 100"},
-		"a higher limit":                   {`"maximum": 200`, `"maximum": 300`, ""},
-		"a new limit":                      {`"maxLength": 100`, `"maxLength": 100, "minLength": 2`, "minLength was <nil> and is 2"},
-		"a body that is required":          {`"requestBody": {`, `"requestBody": {"required": true, `, "requires a body"},
-		"another media type":               {`"application/json": {"schema": {"$ref"`, `"text/plain": {"schema": {"$ref"`, "has lost application/json"},
-		"an answer that is gone":           {`"200"`, `"201"`, "has lost the answer 200"},
-		"a header that is gone":            {`"ETag"`, `"Etag"`, "has lost the header ETag"},
-		"a member that is gone":            {`"state": {`, `"mode": {`, "has lost the member state"},
-		"a member of requests is required": {`"required": ["body"]`, `"required": ["body", "state"]`, "of a request requires the member state"},
-		"a member of answers may lack":     {`"required": ["body"]`, `"required": []`, "of a response may lack the member body"},
-		"a value that is gone":             {`["on", "off"]`, `["on"]`, "has lost the value off"},
-		"a value more":                     {`["on", "off"]`, `["on", "off", "idle"]`, ""},
-		"another type":                     {`"string", "maxLength"`, `"integer", "maxLength"`, `type was "string" and is "integer"`},
-		"a pattern":                        {`"maxLength": 100`, `"maxLength": 100, "pattern": "^a"`, `pattern was null and is "^a"`},
-		"one thing for a list of them":     {`"type": "array"`, `"type": "object"`, `type was "array"`},
-		"another path besides":             {`{"paths": {`, `{"paths": {"/v1/new": {"get": {}}, `, ""},
-		"a member more":                    {`"state": {`, `"new": {"type": "string"}, "state": {`, ""},
-		"prose":                            {`"maxLength": 100`, `"maxLength": 100, "description": "x"`, ""},
+		"nothing":                      {"", "", ""},
+		"a path that is gone":          {"/v1/things/{id}", "/v2/things/{id}", "POST /v1/things/{id} is gone"},
+		"an operation that is gone":    {`"post"`, `"put"`, "is gone"},
+		"another name of an operation": {`"write", "sec`, `"put", "sec`, `operationId was "write"`},
+		"another role":                 {`["write"]`, `["admin"]`, "security was"},
+		"a parameter that is gone":     {`"name": "limit"`, `"name": "size"`, "has lost the parameter query limit"},
+		"a parameter that is required": {`"name": "limit",`, `"name": "limit", "required": true,`,
+			"requires the parameter query limit"},
+		"a new required parameter": {`"parameters": [`, `"parameters": [{"in": "query", "name": "new", "required": true},`,
+			"requires the new parameter query new"},
+		"a new parameter":         {`"parameters": [`, `"parameters": [{"in": "query", "name": "new"},`, ""},
+		"a lower limit":           {`"maximum": 200`, `"maximum": 100`, "maximum was 200 and is 100"},
+		"a higher limit":          {`"maximum": 200`, `"maximum": 300`, ""},
+		"a new limit":             {`"maxLength": 100`, `"maxLength": 100, "minLength": 2`, "minLength was <nil> and is 2"},
+		"a body that is required": {`"requestBody": {`, `"requestBody": {"required": true, `, "requires a body"},
+		"another media type": {`"application/json": {"schema": {"$ref"`, `"text/plain": {"schema": {"$ref"`,
+			"has lost application/json"},
+		"an answer that is gone": {`"200"`, `"201"`, "has lost the answer 200"},
+		"a header that is gone":  {`"ETag"`, `"Etag"`, "has lost the header ETag"},
+		"a member that is gone":  {`"state": {`, `"mode": {`, "has lost the member state"},
+		"a member of requests is required": {`"required": ["body"]`, `"required": ["body", "state"]`,
+			"of a request requires the member state"},
+		"a member of answers may lack": {`"required": ["body"]`, `"required": []`, "of a response may lack the member body"},
+		"a value that is gone":         {`["on", "off"]`, `["on"]`, "has lost the value off"},
+		"a value more":                 {`["on", "off"]`, `["on", "off", "idle"]`, ""},
+		"another type":                 {`"string", "maxLength"`, `"integer", "maxLength"`, `type was "string" and is "integer"`},
+		"a pattern":                    {`"maxLength": 100`, `"maxLength": 100, "pattern": "^a"`, `pattern was null and is "^a"`},
+		"one thing for a list of them": {`"type": "array"`, `"type": "object"`, `type was "array"`},
+		"another path besides":         {`{"paths": {`, `{"paths": {"/v1/new": {"get": {}}, `, ""},
+		"a member more":                {`"state": {`, `"new": {"type": "string"}, "state": {`, ""},
+		"prose":                        {`"maxLength": 100`, `"maxLength": 100, "description": "x"`, ""},
 	} {
 		if c.from != "" && !strings.Contains(smallAPI, c.from) {
 			t.Fatalf("%s: %q is not in the document", what, c.from)
@@ -279,7 +288,8 @@ func TestAnAPIThatBreaksAPromiseIsFound(t *testing.T) {
 	}
 }
 
-// goneFrom names what a document has no more, or says otherwise: of AsyncAPI, whose every channel, operation and message stays. A list may get more at its end.
+// goneFrom lists the parts of an AsyncAPI document that were removed or changed. Every channel, operation and message must remain;
+// lists and objects may have new parts.
 func goneFrom(at string, was, is any) (gone []string) {
 	switch was := was.(type) {
 	case map[string]any:
@@ -314,13 +324,20 @@ func goneFrom(at string, was, is any) (gone []string) {
 }
 
 func TestADocumentThatHasLostSomethingIsFound(t *testing.T) {
-	const doc = `{"info": {"version": "1"}, "channels": {"follow": {"address": "events.follow", "messages": [{"$ref": "#/a"}, {"$ref": "#/b"}]}}}`
+	const (
+		doc = `{"info": {"version": "1"},
+			"channels": {"follow": {"address": "events.follow", "messages": [{"$ref": "#/a"}, {"$ref": "#/b"}]}}}`
+		more = `{"info": {"version": "2"}, "channels": {"like": {},
+			"follow": {"address": "events.follow", "messages": [{"$ref": "#/a"}, {"$ref": "#/b"}, {"$ref": "#/c"}]}}}`
+		otherAddress = `{"channels": {"follow": {"address": "events.f", "messages": [{"$ref": "#/a"}, {"$ref": "#/b"}]}}}`
+		oneMessage   = `{"channels": {"follow": {"address": "events.follow", "messages": [{"$ref": "#/b"}]}}}`
+	)
 	for to, want := range map[string]string{
-		doc: "",
-		`{"info": {"version": "2"}, "channels": {"like": {}, "follow": {"address": "events.follow", "messages": [{"$ref": "#/a"}, {"$ref": "#/b"}, {"$ref": "#/c"}]}}}`: "",
+		doc:                          "",
+		more:                         "",
 		`{"channels": {"like": {}}}`: "#/channels/follow is gone",
-		`{"channels": {"follow": {"address": "events.f", "messages": [{"$ref": "#/a"}, {"$ref": "#/b"}]}}}`: "#/channels/follow/address was",
-		`{"channels": {"follow": {"address": "events.follow", "messages": [{"$ref": "#/b"}]}}}`:             `messages has lost {"$ref":"#/a"}`,
+		otherAddress:                 "#/channels/follow/address was",
+		oneMessage:                   `messages has lost {"$ref":"#/a"}`,
 	} {
 		var was, is map[string]any
 		if err := json.Unmarshal([]byte(doc), &was); err != nil {

@@ -22,7 +22,7 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// released returns the files below a folder as the release before has them, by their paths.
+// released returns the files of a folder in the previous release, by their paths.
 func released(t *testing.T, folder string) map[string][]byte {
 	t.Helper()
 	git := func(args ...string) []byte {
@@ -41,12 +41,13 @@ func released(t *testing.T, folder string) map[string][]byte {
 		files[name] = git("show", commit+":"+name)
 	}
 	if len(files) == 0 {
-		t.Fatalf("the release before has nothing in %s", folder)
+		t.Fatalf("the previous release has no files in %s", folder)
 	}
 	return files
 }
 
-// TestThisTreeKeepsTheFilesOfTheReleaseBefore: what a database has run and what a release has published does not change.
+// TestThisTreeKeepsTheFilesOfTheReleaseBefore checks that the migrations and the examples of published events of the previous release
+// have not changed.
 func TestThisTreeKeepsTheFilesOfTheReleaseBefore(t *testing.T) {
 	before := released(t, "migrations/")
 	maps.Copy(before, released(t, "event/testdata/"))
@@ -57,15 +58,16 @@ func TestThisTreeKeepsTheFilesOfTheReleaseBefore(t *testing.T) {
 		}
 		same++
 		if is, err := os.ReadFile(filepath.Join("..", name)); err != nil || !bytes.Equal(is, was) {
-			t.Errorf("%s is not as in the release before (%v): add a file with the next number", name, err)
+			t.Errorf("%s differs from the previous release (%v): restore it, and add a file with the next number", name, err)
 		}
 	}
 	if same < 10 {
-		t.Errorf("%d migrations and messages were compared", same)
+		t.Errorf("the test compared only %d migrations and events", same)
 	}
 }
 
-// TestReadersOfTheReleaseBeforeReadWhatThisTreeWrites: the schemas of payloads and the AsyncAPI document only grow.
+// TestReadersOfTheReleaseBeforeReadWhatThisTreeWrites checks that the schemas of payloads and the AsyncAPI document have lost nothing
+// since the previous release.
 func TestReadersOfTheReleaseBeforeReadWhatThisTreeWrites(t *testing.T) {
 	parse := func(name string, raw []byte) (doc map[string]any) {
 		if err := json.Unmarshal(raw, &doc); err != nil {
@@ -92,7 +94,8 @@ func TestReadersOfTheReleaseBeforeReadWhatThisTreeWrites(t *testing.T) {
 	}
 }
 
-// compareSchemas migrates one database by the release before and then by this tree, and one by this tree alone, and wants them equal.
+// compareSchemas checks that an upgraded database equals a new one. The previous release and then this tree migrate the first
+// database; this tree alone migrates the second.
 func (r *rollout) compareSchemas() {
 	r.t.Helper()
 	upgraded, fresh := testkit.EmptyPostgres(r.t), testkit.EmptyPostgres(r.t)
@@ -101,27 +104,44 @@ func (r *rollout) compareSchemas() {
 	r.by(r.after).run([]string{"DATABASE_URL=" + fresh.URL}, "migrate")
 	was, is := describe(r.t, fresh), describe(r.t, upgraded)
 	if diff := cmp.Diff(was, is); diff != "" || len(was) < 500 {
-		r.t.Errorf("of %d lines that describe the schema these differ (-fresh +upgraded):\n%s", len(was), diff)
+		r.t.Errorf("these of the %d lines that describe the schema differ (-fresh +upgraded):\n%s", len(was), diff)
 	}
 }
 
-// describeSQL says everything of a schema that a program can meet, a line each.
+// describeSQL returns a line for each relation, column, index, constraint, trigger, policy, view and function of a schema.
 const describeSQL = `
 WITH here AS (SELECT oid FROM pg_namespace WHERE nspname = current_schema()),
      rel AS (SELECT c.* FROM pg_class c JOIN here ON here.oid = c.relnamespace)
 SELECT line FROM (
-  SELECT format('relation %s %s rls=%s options=%s rights=%s partition=%s', relname, relkind, relrowsecurity, reloptions, relacl::text, pg_get_expr(relpartbound, oid)) FROM rel WHERE relkind <> 'i' AND relkind <> 'I'
-  UNION ALL SELECT format('column %s.%s %s %s null=%s default=%s %s%s rights=%s', relname, row_number() OVER (PARTITION BY a.attrelid ORDER BY attnum), attname, format_type(atttypid, atttypmod), NOT attnotnull,
-                          pg_get_expr(adbin, adrelid), attgenerated, attidentity, attacl::text)
-              FROM rel JOIN pg_attribute a ON attrelid = rel.oid AND attnum > 0 AND NOT attisdropped LEFT JOIN pg_attrdef d ON adrelid = attrelid AND adnum = attnum WHERE relkind IN ('r', 'p', 'v', 'm')
-  UNION ALL SELECT format('index %s %s', relname, pg_get_indexdef(oid)) FROM rel WHERE relkind IN ('i', 'I')
-  UNION ALL SELECT format('constraint %s %s %s', relname, conname, pg_get_constraintdef(k.oid)) FROM rel JOIN pg_constraint k ON conrelid = rel.oid
-  UNION ALL SELECT format('trigger %s', pg_get_triggerdef(g.oid)) FROM rel JOIN pg_trigger g ON tgrelid = rel.oid WHERE NOT tgisinternal
-  UNION ALL SELECT format('policy %s %s %s %s using=%s check=%s', relname, polname, polcmd, polroles::regrole[], pg_get_expr(polqual, polrelid), pg_get_expr(polwithcheck, polrelid)) FROM rel JOIN pg_policy ON polrelid = rel.oid
-  UNION ALL SELECT format('view %s %s', relname, pg_get_viewdef(oid)) FROM rel WHERE relkind = 'v'
-  UNION ALL SELECT format('function %s rights=%s', pg_get_functiondef(p.oid), proacl::text) FROM pg_proc p JOIN here ON here.oid = pronamespace WHERE prokind IN ('f', 'p')
+  SELECT format('relation %s %s rls=%s options=%s rights=%s partition=%s',
+      relname, relkind, relrowsecurity, reloptions, relacl::text, pg_get_expr(relpartbound, oid))
+    FROM rel WHERE relkind <> 'i' AND relkind <> 'I'
+  UNION ALL
+  SELECT format('column %s.%s %s %s null=%s default=%s %s%s rights=%s',
+      relname, row_number() OVER (PARTITION BY a.attrelid ORDER BY attnum), attname, format_type(atttypid, atttypmod),
+      NOT attnotnull, pg_get_expr(adbin, adrelid), attgenerated, attidentity, attacl::text)
+    FROM rel JOIN pg_attribute a ON attrelid = rel.oid AND attnum > 0 AND NOT attisdropped
+    LEFT JOIN pg_attrdef d ON adrelid = attrelid AND adnum = attnum
+    WHERE relkind IN ('r', 'p', 'v', 'm')
+  UNION ALL
+  SELECT format('index %s %s', relname, pg_get_indexdef(oid)) FROM rel WHERE relkind IN ('i', 'I')
+  UNION ALL
+  SELECT format('constraint %s %s %s', relname, conname, pg_get_constraintdef(k.oid))
+    FROM rel JOIN pg_constraint k ON conrelid = rel.oid
+  UNION ALL
+  SELECT format('trigger %s', pg_get_triggerdef(g.oid)) FROM rel JOIN pg_trigger g ON tgrelid = rel.oid WHERE NOT tgisinternal
+  UNION ALL
+  SELECT format('policy %s %s %s %s using=%s check=%s', relname, polname, polcmd, polroles::regrole[],
+      pg_get_expr(polqual, polrelid), pg_get_expr(polwithcheck, polrelid))
+    FROM rel JOIN pg_policy ON polrelid = rel.oid
+  UNION ALL
+  SELECT format('view %s %s', relname, pg_get_viewdef(oid)) FROM rel WHERE relkind = 'v'
+  UNION ALL
+  SELECT format('function %s rights=%s', pg_get_functiondef(p.oid), proacl::text)
+    FROM pg_proc p JOIN here ON here.oid = pronamespace WHERE prokind IN ('f', 'p')
 ) all_lines (line) ORDER BY 1`
 
+// describe returns the lines of describeSQL for the database.
 func describe(t *testing.T, db *testkit.DB) []string {
 	t.Helper()
 	rows, _ := db.Pool(t, postgres.RoleOwner).Query(context.Background(), describeSQL)

@@ -24,7 +24,7 @@ import (
 	"github.com/tidings/tidings/migrations"
 )
 
-// previous returns the commit of the release before, whose files are in the repository's history.
+// previous returns the commit of the previous release, which must be in the repository's history.
 func previous(t *testing.T) string {
 	t.Helper()
 	file, err := os.ReadFile("upgrade/previous")
@@ -33,13 +33,14 @@ func previous(t *testing.T) string {
 	}
 	commit := strings.TrimSpace(string(file))
 	if out, err := exec.Command("git", "cat-file", "-e", commit+"^{commit}").CombinedOutput(); err != nil {
-		t.Fatalf("this test builds the release before, commit %s of deploy/upgrade/previous, from the history of the repository, which is not here. "+
-			"Run it in a full clone: `git fetch --unshallow` completes a shallow one. (%v: %s)", commit, err, bytes.TrimSpace(out))
+		t.Fatalf("this test builds the previous release, commit %s of deploy/upgrade/previous, but the repository's history "+
+			"lacks that commit. Run it in a full clone: `git fetch --unshallow` completes a shallow one. (%v: %s)",
+			commit, err, bytes.TrimSpace(out))
 	}
 	return commit
 }
 
-// checkOut writes the files of a commit to a new directory, which it returns.
+// checkOut writes the files of a commit to a new directory and returns its path.
 func checkOut(t *testing.T, commit string) string {
 	t.Helper()
 	dir, archive := t.TempDir(), filepath.Join(t.TempDir(), "archive.tar")
@@ -51,22 +52,22 @@ func checkOut(t *testing.T, commit string) string {
 	return dir
 }
 
-// release is the binaries of one release, and the program of a subscriber.
+// release is a directory with the binaries of one release and a subscriber's program.
 type release struct{ name, dir string }
 
-// rollout is a fleet of two releases.
+// rollout is a fleet that runs binaries of two releases.
 type rollout struct {
 	*fleet
-	source        string // of the release before
+	source        string // the files of the previous release
 	before, after release
-	running       map[string][]*process // by the binary's name, those that were started last at the end
+	running       map[string][]*process // by the binary's name, in the order of their starts
 	balancer      *balancer
 }
 
 func newRollout(t *testing.T) *rollout {
 	source := checkOut(t, previous(t))
-	r := &rollout{fleet: emptyFleet(t, testkit.EmptyPostgres(t)), source: source, before: release{"before", t.TempDir()}, after: release{"after", t.TempDir()},
-		running: map[string][]*process{}, balancer: newBalancer()}
+	r := &rollout{fleet: emptyFleet(t, testkit.EmptyPostgres(t)), source: source, before: release{"before", t.TempDir()},
+		after: release{"after", t.TempDir()}, running: map[string][]*process{}, balancer: newBalancer()}
 	root, err := filepath.Abs("..")
 	if err != nil {
 		t.Fatal(err)
@@ -91,7 +92,7 @@ func newRollout(t *testing.T) *rollout {
 		}
 		build(t, root, of.dir, packages...)
 	}
-	t.Logf("both releases are built after %s", time.Since(start).Round(time.Second))
+	t.Logf("the builds of both releases took %s", time.Since(start).Round(time.Second))
 	return r
 }
 
@@ -106,8 +107,8 @@ func absolute(t *testing.T, path string) string {
 
 var madeTable = regexp.MustCompile(`(?m)^CREATE TABLE (?:IF NOT EXISTS )?([a-z_]+) \(`)
 
-// nextMigrations adds migrations to files, from root on: each table gets a column, as the next release might give it one. So there is a newer schema to run
-// on although the tree may have no migration that the release before has not.
+// nextMigrations adds migrations below root to files: each table gets a column, as the next release might do. So the test has a newer
+// schema even if this tree has the same migrations as the previous release.
 func nextMigrations(t *testing.T, root string, files map[string]string) {
 	t.Helper()
 	dir, columns := t.TempDir(), 0
@@ -126,7 +127,8 @@ func nextMigrations(t *testing.T, root string, files map[string]string) {
 				next, columns = next+1, columns+1
 				name := fmt.Sprintf("%05d_%s.sql", next, m[1])
 				path := filepath.Join(dir, string(set)+name)
-				if err := os.WriteFile(path, fmt.Appendf(nil, "-- +goose Up\nALTER TABLE %s ADD COLUMN IF NOT EXISTS of_the_next_release text;\n", m[1]), 0o600); err != nil {
+				if err := os.WriteFile(path, fmt.Appendf(nil, "-- +goose Up\nALTER TABLE %s ADD COLUMN IF NOT EXISTS "+
+					"of_the_next_release text;\n", m[1]), 0o600); err != nil {
 					t.Fatal(err)
 				}
 				files[filepath.Join(root, "migrations", string(set), name)] = path
@@ -134,17 +136,17 @@ func nextMigrations(t *testing.T, root string, files map[string]string) {
 		}
 	}
 	if columns < 30 {
-		t.Fatalf("%d columns: the migrations make more tables", columns)
+		t.Fatalf("madeTable found only %d tables in the migrations, which create more", columns)
 	}
 }
 
-// by has the fleet use the binaries of a release.
+// by makes the fleet use the binaries of a release.
 func (r *rollout) by(of release) *fleet {
 	r.dir = of.dir
 	return r.fleet
 }
 
-// begin migrates with the release before, and runs its fleet: two relays, two partitions.
+// begin migrates with the previous release, and runs its fleet with two relays and two partitions.
 func (r *rollout) begin() {
 	r.by(r.before).makeLogins()
 	r.setPasswords("")
@@ -158,13 +160,13 @@ func (r *rollout) begin() {
 	}
 }
 
-// natsUsers returns the NATS users of a release.
+// natsUsers returns the NATS users that a release prints.
 func (r *rollout) natsUsers(of release) string {
 	return r.by(of).run(nil, "nats", "users", "--subscriber", "name=plain,tenant=7", "--subscriber", "name=mailer,tenant=7,durable=mailer",
 		"--subscriber", "name=service,durable=svc-follow,filter=follow.*")
 }
 
-// begun starts a binary of a release beside those that run, and waits until it is ready.
+// begun starts a binary of a release beside the running ones, and waits until it is ready.
 func (r *rollout) begun(who string, of release) *process {
 	r.t.Helper()
 	p := r.by(of).launch(who)
@@ -176,17 +178,17 @@ func (r *rollout) begun(who string, of release) *process {
 	return p
 }
 
-// stop ends the oldest process of a binary: an API as a rollout does, all others by a kill.
+// stop ends the oldest process of a binary. An API gets no further requests and stops on SIGTERM; any other binary is killed.
 func (r *rollout) stop(who string) {
 	r.t.Helper()
 	p := r.running[who][0]
 	r.running[who] = r.running[who][1:]
 	if p.api == "" {
 		_ = p.cmd.Process.Kill()
-		_ = p.cmd.Wait() // which says that it was killed
+		_ = p.cmd.Wait() // the error is the kill
 		return
 	}
-	r.balancer.remove(p.api)
+	r.balancer.remove(r.t, p.api)
 	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		r.t.Fatal(err)
 	}
@@ -195,25 +197,26 @@ func (r *rollout) stop(who string) {
 	}
 }
 
-// replace starts a binary of a release beside the oldest process of it, has both work, and ends the oldest.
+// replace starts a binary of a release, waits until it and the older processes have worked side by side, and ends the oldest.
 func (r *rollout) replace(who string, with release) {
 	r.t.Helper()
 	start := time.Now()
 	r.begun(who, with)
 	if who == "relay" {
-		r.stop(who) // of three relays one stands by: there are two partitions
+		r.stop(who) // one of three relays would be idle, because there are two partitions
 	}
 	r.bothWork(who)
 	if who != "relay" {
 		r.stop(who)
 	}
-	r.t.Logf("%s of the release %s after %s", who, with.name, time.Since(start).Round(100*time.Millisecond))
+	r.t.Logf("%s of the release %s took over in %s", who, with.name, time.Since(start).Round(100*time.Millisecond))
 }
 
-// work names what each binary counts.
-var work = map[string]string{"relay": "outbox_throughput_total", "followercounts": "consumer_applied_total", "threadcache": "consumer_applied_total", "archiver": "consumer_applied_total"}
+// work has the metric by which each binary counts its work.
+var work = map[string]string{"relay": "outbox_throughput_total", "followercounts": "consumer_applied_total",
+	"threadcache": "consumer_applied_total", "archiver": "consumer_applied_total"}
 
-// bothWork waits until each process of a binary has done something from now on.
+// bothWork waits until each process of a binary has done some new work.
 func (r *rollout) bothWork(who string) {
 	r.t.Helper()
 	done := func(p *process) (float64, error) {
@@ -235,7 +238,7 @@ func (r *rollout) bothWork(who string) {
 	}
 }
 
-// metric is the sum of a metric of a process over all labels.
+// metric returns a metric of a process, summed over all labels.
 func (r *rollout) metric(p *process, name string) (sum float64, err error) {
 	resp, err := r.client.Get("http://" + p.ops + "/metrics")
 	if err != nil {
@@ -258,7 +261,7 @@ func (r *rollout) metric(p *process, name string) (sum float64, err error) {
 	return sum, lines.Err()
 }
 
-// subscriber is somebody else's program, built with the packages of a release.
+// subscriber is a program outside Tidings, built with the packages of a release.
 type subscriber struct {
 	cmd      *exec.Cmd
 	out, log lockedBuffer
@@ -268,14 +271,15 @@ func (r *rollout) subscriber(of release, how string) *subscriber {
 	r.t.Helper()
 	user := map[string]string{"handle": "service", "project": "consumer"}[how]
 	s := &subscriber{cmd: exec.Command(filepath.Join(of.dir, "subscriber"), how)}
-	s.cmd.Env = append(os.Environ(), "NATS_URL="+r.natsURL(user), "NATS_INBOX_PREFIX=_INBOX_"+user, "DATABASE_URL="+r.db.URL+separator(r.db.URL)+"search_path=svc", "RELEASE="+of.name)
+	s.cmd.Env = append(os.Environ(), "NATS_URL="+r.natsURL(user), "NATS_INBOX_PREFIX=_INBOX_"+user,
+		"DATABASE_URL="+r.db.URL+separator(r.db.URL)+"search_path=svc", "RELEASE="+of.name)
 	s.cmd.Stdout, s.cmd.Stderr = &s.out, &s.log
 	s.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := s.cmd.Start(); err != nil {
 		r.t.Fatal(err)
 	}
 	r.t.Cleanup(func() {
-		_ = s.cmd.Process.Kill() // it may have ended
+		_ = s.cmd.Process.Kill() // the error of a process that has ended does not matter
 		_ = s.cmd.Wait()
 		if r.t.Failed() {
 			r.t.Logf("subscriber %s of the release %s: %s", how, of.name, s.log.String())
@@ -293,7 +297,7 @@ func separator(url string) string {
 
 func (s *subscriber) events() []string { return strings.Fields(s.out.String()) }
 
-// await waits until a subscriber has more events than so many.
+// await waits until count returns a number above more.
 func (r *rollout) await(what string, count func() (int, error), more int) {
 	r.t.Helper()
 	testkit.Eventually(r.t, time.Minute, what, func() (bool, error) {
@@ -302,7 +306,7 @@ func (r *rollout) await(what string, count func() (int, error), more int) {
 	})
 }
 
-// projected is how many events the projection of a release has applied.
+// projected returns a function that counts the events that a release's subscriber has applied.
 func (r *rollout) projected(of release) func() (int, error) {
 	pool := r.db.Pool(r.t, postgres.RoleOwner)
 	return func() (n int, err error) {

@@ -23,13 +23,15 @@ type balancer struct {
 	mu        sync.Mutex
 	apis      []string
 	turn      int
+	open      map[string]int // requests without an answer, by the API
 	answers   map[string]int // 2xx, by the API
-	failures  map[string]int // what no rollout may cause, by what it is
-	refused   int            // 503 and 429, which a client retries
+	failures  map[string]int // failures that no rollout may cause, by their text
+	refused   int            // answers 503 and 429, which a client retries
 }
 
 func newBalancer() *balancer {
-	return &balancer{transport: &http.Transport{MaxIdleConnsPerHost: 64}, answers: map[string]int{}, failures: map[string]int{}}
+	return &balancer{transport: &http.Transport{MaxIdleConnsPerHost: 64}, open: map[string]int{}, answers: map[string]int{},
+		failures: map[string]int{}}
 }
 
 func (b *balancer) add(api string) {
@@ -38,11 +40,17 @@ func (b *balancer) add(api string) {
 	b.apis = append(b.apis, api)
 }
 
-// remove has no further request go to an API. Those in flight stay with it.
-func (b *balancer) remove(api string) {
+// remove stops new requests to an API, and waits until each request in flight has its answer (deregistration delay).
+func (b *balancer) remove(t *testing.T, api string) {
+	t.Helper()
 	b.mu.Lock()
-	defer b.mu.Unlock()
 	b.apis = slices.DeleteFunc(b.apis, func(a string) bool { return a == api })
+	b.mu.Unlock()
+	testkit.Eventually(t, 30*time.Second, "the removed API to answer its requests", func() (bool, error) {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		return b.open[api] == 0, nil
+	})
 }
 
 func (b *balancer) served(api string) int {
@@ -56,12 +64,14 @@ func (b *balancer) RoundTrip(req *http.Request) (*http.Response, error) {
 	b.mu.Lock()
 	api := b.apis[b.turn%len(b.apis)]
 	b.turn++
+	b.open[api]++
 	b.mu.Unlock()
 	to := req.Clone(req.Context())
 	to.URL.Host = api
 	resp, err := b.transport.RoundTrip(to)
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	b.open[api]--
 	switch {
 	case err != nil:
 		if req.Context().Err() == nil {
@@ -77,7 +87,7 @@ func (b *balancer) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
-// load is people who write and read through the balancer until stop is called.
+// load is a group of people who write and read through the balancer until stop.
 type load struct {
 	t      *testing.T
 	stop   func()
@@ -98,7 +108,7 @@ func (r *rollout) load(token string) *load {
 		l.people = append(l.people, p)
 		all.Go(func() {
 			for ctx.Err() == nil {
-				if err := p.step(context.WithoutCancel(ctx)); err != nil { // a step that has begun is finished
+				if err := p.step(context.WithoutCancel(ctx)); err != nil { // a stop lets a step end
 					r.t.Errorf("person %d: %v", n, err)
 					return
 				}
@@ -113,11 +123,12 @@ func (r *rollout) load(token string) *load {
 	return l
 }
 
-// goesOn waits until everybody has done more, and stops the test once anybody has failed.
-func (l *load) goesOn() {
+// continues waits until the people have done ten more steps each on average. It stops the test if one has failed.
+func (l *load) continues() {
 	l.t.Helper()
 	begun := l.steps.Load()
-	testkit.Eventually(l.t, time.Minute, "more steps of everybody", func() (bool, error) { return l.t.Failed() || l.steps.Load() >= begun+10*peopleAtOnce, nil })
+	testkit.Eventually(l.t, time.Minute, "the people to continue",
+		func() (bool, error) { return l.t.Failed() || l.steps.Load() >= begun+10*peopleAtOnce, nil })
 	if l.t.Failed() {
 		l.t.FailNow()
 	}
@@ -133,16 +144,16 @@ type edge struct {
 	from, to client.ID
 }
 
-// person writes as one user, reads what they wrote, and remembers what has to be there in the end.
+// person writes as one user, reads those writes back, and remembers the state that they must leave.
 type person struct {
 	*client.Session
 	rng      *rand.Rand
 	id       client.ID
-	objects  client.ID               // made so far: each is this person's alone
-	edges    map[edge]bool           // whether it is there
-	children map[string]client.Child // by id, as the last answer has it
-	kinds    map[string]string       // of children, by id
-	ids      []string                // of children that can change
+	objects  client.ID               // the last object of this person; no other person writes to it
+	edges    map[edge]bool           // true if the edge exists
+	children map[string]client.Child // by id, as in the last answer
+	kinds    map[string]string       // the kind of each child, by id
+	ids      []string                // the children that can still change
 }
 
 func newPerson(t *testing.T, b *balancer, token string, n int64) *person {
@@ -152,11 +163,11 @@ func newPerson(t *testing.T, b *balancer, token string, n int64) *person {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &person{Session: c.Session(), rng: rand.New(rand.NewPCG(1, uint64(n))), id: client.ID(1 + n), objects: client.ID(1_000_000 * (1 + n)),
-		edges: map[edge]bool{}, children: map[string]client.Child{}, kinds: map[string]string{}}
+	return &person{Session: c.Session(), rng: rand.New(rand.NewPCG(1, uint64(n))), id: client.ID(1 + n),
+		objects: client.ID(1_000_000 * (1 + n)), edges: map[edge]bool{}, children: map[string]client.Child{}, kinds: map[string]string{}}
 }
 
-// step does one thing of what people do.
+// step does one random action.
 func (p *person) step(ctx context.Context) error {
 	switch n := p.rng.IntN(10); {
 	case n < 4:
@@ -170,7 +181,7 @@ func (p *person) step(ctx context.Context) error {
 	}
 }
 
-// relate makes an edge or removes it, and sees that in the list of those who have one.
+// relate puts or removes an edge, and checks the list of its object.
 func (p *person) relate(ctx context.Context) error {
 	e := edge{edgeKinds[p.rng.IntN(len(edgeKinds))], p.id, client.ID(1_000_000*int64(p.id)) + client.ID(p.rng.IntN(20))}
 	edges := p.Edges(e.kind)
@@ -190,18 +201,18 @@ func (p *person) relate(ctx context.Context) error {
 		return fmt.Errorf("read %v: %w", e, err)
 	}
 	if has := slices.ContainsFunc(page.Items, func(i client.Entry) bool { return i.Object == e.from }); has != p.edges[e] {
-		return fmt.Errorf("%v is in the list: %v; the write before it left %v", e, has, p.edges[e])
+		return fmt.Errorf("the list has %v: %t, want %t as after the last write", e, has, p.edges[e])
 	}
 	return nil
 }
 
-// write writes a child, and sees it in the list of its object. Half of the comments are replies.
+// write creates a child and checks the list of its object. Half of the comments are replies.
 func (p *person) write(ctx context.Context) error {
 	kind := childKinds[p.rng.IntN(len(childKinds))]
 	object, child := p.objects, client.NewChild{AuthorID: p.id, Body: fmt.Sprintf("said by %d", p.id)}
 	switch kind {
 	case "review":
-		p.objects++ // one of each author
+		p.objects++ // an author has one review per object
 		object, child.Attributes = p.objects, map[string]any{"rating": 1 + p.rng.IntN(5)}
 	case "comment":
 		for _, id := range p.ids {
@@ -219,7 +230,8 @@ func (p *person) write(ctx context.Context) error {
 	return p.seen(ctx, kind, c)
 }
 
-// seen wants a child in its list as it was answered. The list has no children that are gone.
+// seen checks the list of an object: a visible child has the body and version of the API's last answer. Any other child must not be
+// visible there.
 func (p *person) seen(ctx context.Context, kind string, c client.Child) error {
 	page, err := p.Children(kind).List(c.Object, client.Order("newest"), client.PageSize(200)).First(ctx)
 	if err != nil {
@@ -228,11 +240,12 @@ func (p *person) seen(ctx context.Context, kind string, c client.Child) error {
 	i := slices.IndexFunc(page.Items, func(o client.Child) bool { return o.ID == c.ID })
 	switch {
 	case c.State == "visible" && i < 0 && len(page.Items) < 200:
-		return fmt.Errorf("%s %s of %d is not in the list", kind, c.ID, c.Object)
+		return fmt.Errorf("the list of %d lacks the %s %s", c.Object, kind, c.ID)
 	case c.State == "visible" && i >= 0 && (page.Items[i].Body != c.Body || page.Items[i].Version != c.Version):
-		return fmt.Errorf("%s %s is %q, version %d, in the list; it was answered as %q, version %d", kind, c.ID, page.Items[i].Body, page.Items[i].Version, c.Body, c.Version)
+		return fmt.Errorf("the list has the %s %s as %q, version %d; the API answered %q, version %d", kind, c.ID, page.Items[i].Body,
+			page.Items[i].Version, c.Body, c.Version)
 	case c.State != "visible" && i >= 0 && page.Items[i].State == "visible":
-		return fmt.Errorf("%s %s is %s and visible in the list", kind, c.ID, c.State)
+		return fmt.Errorf("the list has the %s %s as visible, but its state is %s", kind, c.ID, c.State)
 	}
 	return nil
 }
@@ -266,7 +279,7 @@ func (p *person) change(ctx context.Context) error {
 	return p.seen(ctx, kind, was)
 }
 
-// settings sets the title of a thread that is this person's alone.
+// settings sets the title of a thread to which no other person writes.
 func (p *person) settings(ctx context.Context) error {
 	post := client.ID(2_000_000_000 + int64(p.id))
 	comments := p.Children("comment")
@@ -281,12 +294,12 @@ func (p *person) settings(ctx context.Context) error {
 	return nil
 }
 
-// equal compares all that a person has written with what one API says.
+// equal compares everything that a person wrote with the answers of one API.
 func (p *person) equal(ctx context.Context, c *client.Client) error {
 	for e, there := range p.edges {
 		_, err := c.Edges(e.kind).Get(ctx, e.from, e.to)
 		if there && err != nil || !there && !client.IsNotFound(err) {
-			return fmt.Errorf("%v should be there: %v, and is %w", e, there, err)
+			return fmt.Errorf("%v should exist: %t, and the API answers %w", e, there, err)
 		}
 	}
 	for id, was := range p.children {
@@ -295,7 +308,7 @@ func (p *person) equal(ctx context.Context, c *client.Client) error {
 			return fmt.Errorf("get the %s %s: %w", p.kinds[id], id, err)
 		}
 		if err == nil && (is.State != was.State || is.Version != was.Version || was.State == "visible" && is.Body != was.Body) {
-			return fmt.Errorf("the %s %s is %+v, and was answered as %+v", p.kinds[id], id, is, was)
+			return fmt.Errorf("the %s %s is %+v, but the API answered %+v", p.kinds[id], id, is, was)
 		}
 	}
 	return nil

@@ -1,4 +1,4 @@
-// Package deploy_test checks the files that operators take from here against the code.
+// Package deploy_test compares the files that operators take from this folder with the code, and runs them.
 package deploy_test
 
 import (
@@ -8,9 +8,11 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"go.yaml.in/yaml/v3"
 )
 
-// exported returns every metric name that the code gives to Prometheus.
+// exported returns the name of every metric that the code exports.
 func exported(t *testing.T) map[string]bool {
 	t.Helper()
 	name := regexp.MustCompile(`(?:Name:\s*|NewDesc\()"([a-z_]+)"`)
@@ -31,7 +33,7 @@ func exported(t *testing.T) map[string]bool {
 	return names
 }
 
-// declared returns the name of every test.
+// declared returns the names of all tests of the repository.
 func declared(t *testing.T) map[string]bool {
 	t.Helper()
 	names := map[string]bool{}
@@ -51,38 +53,50 @@ func declared(t *testing.T) map[string]bool {
 	return names
 }
 
+// metric matches the name of a metric, or of a recorded rule, in an expression.
+var metric = regexp.MustCompile(`\b(?:outbox|relay|consumer|api|projection|stream|jetstream|postgres|job|tidings|node|tls|path|` +
+	`heartbeats)_[a-z_]+|\b(?:api|path):\w+:\w+`)
+
 func TestEveryAlertHasAMetricAndAPage(t *testing.T) {
 	b, err := os.ReadFile("prometheus/rules.yml")
 	if err != nil {
 		t.Fatal(err)
 	}
+	var rules struct {
+		Groups []struct{ Rules []struct{ Expr string } }
+	}
+	if err := yaml.Unmarshal(b, &rules); err != nil {
+		t.Fatal(err)
+	}
 	names := exported(t)
-	for _, expr := range regexp.MustCompile(`(?m)expr: (.*)$`).FindAllStringSubmatch(string(b), -1) {
-		metrics := regexp.MustCompile(`\b(?:outbox|relay|consumer|api|projection|stream|jetstream|postgres|job|tidings|node|tls|path|heartbeats)_[a-z_]+|\b(?:api|path):\w+:\w+`).FindAllString(expr[1], -1)
-		if len(metrics) == 0 {
-			t.Errorf("no metric in %q", expr[1])
-		}
-		for _, m := range metrics {
-			known := names[strings.TrimSuffix(strings.TrimSuffix(m, "_bucket"), "_count")] || strings.HasPrefix(m, "node_filesystem_") || // node_exporter's
-				strings.Contains(string(b), "- record: "+m)
-			if !known {
-				t.Errorf("%q needs the metric %s, which nothing exports", expr[1], m)
+	for _, group := range rules.Groups {
+		for _, rule := range group.Rules {
+			metrics := metric.FindAllString(rule.Expr, -1)
+			if len(metrics) == 0 {
+				t.Errorf("no metric in %q", rule.Expr)
+			}
+			for _, m := range metrics {
+				// node_exporter exports node_filesystem_*.
+				name := strings.TrimSuffix(strings.TrimSuffix(m, "_bucket"), "_count")
+				if !names[name] && !strings.HasPrefix(m, "node_filesystem_") && !strings.Contains(string(b), "- record: "+m) {
+					t.Errorf("%q needs the metric %s, which no process exports", rule.Expr, m)
+				}
 			}
 		}
 	}
 	tests := declared(t)
 	alerts := regexp.MustCompile(`(?s)- alert: (\w+)\n.*?runbook: (\S+)`).FindAllStringSubmatch(string(b), -1)
 	if len(alerts) < 33 {
-		t.Fatalf("only %d alerts", len(alerts))
+		t.Fatalf("rules.yml has only %d alerts", len(alerts))
 	}
 	for _, a := range alerts {
 		if want := "docs/runbook/" + a[1] + ".md"; a[2] != want {
 			t.Errorf("alert %s names %s: want %s", a[1], a[2], want)
 		}
 		if page, err := os.ReadFile(filepath.Join("..", a[2])); err != nil || !strings.HasPrefix(string(page), "# "+a[1]+"\n") {
-			t.Errorf("alert %s: its page: %v", a[1], err)
+			t.Errorf("alert %s: its page is missing or has another title: %v", a[1], err)
 		} else if m := regexp.MustCompile("(?m)^Rehearsed by `(Test\\w+)`\\.$").FindSubmatch(page); m == nil || !tests[string(m[1])] {
-			t.Errorf("alert %s: its page names no test that there is", a[1])
+			t.Errorf("alert %s: its page names no existing test", a[1])
 		}
 	}
 }

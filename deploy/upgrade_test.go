@@ -22,28 +22,30 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// TestThisTreeRunsBesideTheReleaseBefore builds the release before, has people use its fleet, and brings the fleet to this tree as docs/upgrade.md says, each binary for a
-// while beside its predecessor, two of them back and forth. No request fails, nothing is lost or doubled, and both releases find everything equal in the end.
+// TestThisTreeRunsBesideTheReleaseBefore builds the previous release, lets people use its fleet, and upgrades the fleet to this tree
+// in the order of docs/upgrade.md. Each new binary first works beside the old one, and two binaries are rolled back once. No request
+// fails, no event is lost or doubled, and in the end `tidings verify` of both releases finds no difference.
 func TestThisTreeRunsBesideTheReleaseBefore(t *testing.T) {
 	r := newRollout(t)
 	r.begin()
-	token := strings.TrimSpace(r.by(r.before).tidings("token", "create", "--tenant", "7", "--name", "web", "--roles", "read,write,moderate"))
+	token := strings.TrimSpace(r.by(r.before).tidings("token", "create", "--tenant", "7", "--name", "web",
+		"--roles", "read,write,moderate"))
 	load := r.load(token)
-	load.goesOn()
+	load.continues()
 	handles, projects := r.subscriber(r.before, "handle"), r.subscriber(r.before, "project")
-	r.await("a subscriber of the release before", r.projected(r.before), 0)
+	r.await("a subscriber of the previous release", r.projected(r.before), 0)
 
 	early := r.early("threadcache")
 	r.migrate()
-	r.ready("threadcache that waited", early)
+	r.ready("the threadcache that waited for the migration", early)
 	r.running["threadcache"] = append(r.running["threadcache"], early)
 	r.bothWork("threadcache")
 	r.stop("threadcache")
-	load.goesOn()
+	load.continues()
 
 	newHandles := r.subscriber(r.after, "handle")
 	r.subscriber(r.after, "project")
-	for of, s := range map[string]*subscriber{"before": handles, "after": newHandles} { // the relays are of the release before
+	for of, s := range map[string]*subscriber{"before": handles, "after": newHandles} { // the relays still run the previous release
 		r.await("a handler of the release "+of, func() (int, error) { return len(s.events()), nil }, len(s.events()))
 	}
 	r.await("a projection of this release", r.projected(r.after), 0)
@@ -55,26 +57,26 @@ func TestThisTreeRunsBesideTheReleaseBefore(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.await("a projection of the release before, of what the relays of this one publish", r.projected(r.before), applied)
+	r.await("a projection of the previous release to apply events that the relays of this one publish", r.projected(r.before), applied)
 	r.upgradeAPI(token)
-	load.goesOn()
-	for _, who := range []string{"threadcache", "api"} { // a rollback: the schema stays
+	load.continues()
+	for _, who := range []string{"threadcache", "api"} { // rolls back the binary, but not the schema
 		r.replace(who, r.before)
-		load.goesOn()
+		load.continues()
 		r.replace(who, r.after)
 	}
 	_ = projects.cmd.Process.Kill()
-	load.goesOn()
+	load.continues()
 	load.stop()
 	r.compareSchemas()
 	r.finish(load, token, func() []string { return append(handles.events(), newHandles.events()...) })
 }
 
-// early starts a binary of this tree on the schema of the release before. It waits, and says for what.
+// early starts a binary of this tree on the schema of the previous release. The binary must wait, and name `tidings migrate`.
 func (r *rollout) early(who string) *process {
 	r.t.Helper()
 	p := r.by(r.after).launch(who)
-	testkit.Eventually(r.t, 30*time.Second, who+" to say that it waits for the schema", func() (bool, error) {
+	testkit.Eventually(r.t, 30*time.Second, who+" to report that it waits for the schema", func() (bool, error) {
 		_, err := r.isReady(p)
 		if err == nil || !strings.Contains(err.Error(), "run `tidings migrate`") {
 			return false, fmt.Errorf("/readyz: %w", err)
@@ -84,33 +86,34 @@ func (r *rollout) early(who string) *process {
 	return p
 }
 
-// migrate brings the schemas to this tree's while everybody works, and the NATS users too.
+// migrate upgrades the schemas and the NATS users to this tree's while the load continues.
 func (r *rollout) migrate() {
 	r.t.Helper()
 	start := time.Now()
 	out := r.by(r.after).run([]string{"DATABASE_URL=" + r.db.URL}, "migrate", "--json")
-	r.t.Logf("migrated in %s: %s", time.Since(start).Round(100*time.Millisecond), strings.TrimSpace(out))
+	r.t.Logf("the migration took %s: %s", time.Since(start).Round(100*time.Millisecond), strings.TrimSpace(out))
 	r.b.Reload(r.t, r.natsUsers(r.after))
 	found, code := r.by(r.before).try(r.env("operator"), "doctor")
 	if code == 0 || strings.Count(found, "schema-newer") != 2 {
-		r.t.Errorf("doctor of the release before: %d\n%s", code, found)
+		r.t.Errorf("doctor of the previous release ends with exit code %d, want two findings schema-newer:\n%s", code, found)
 	}
 }
 
-// upgradeAPI replaces the API. While there are both, what one gives out the other takes.
+// upgradeAPI replaces the API. While both releases serve it, each accepts the tokens, keys and cursors of the other.
 func (r *rollout) upgradeAPI(token string) {
 	r.t.Helper()
 	before := r.running["api"][0]
 	after := r.begun("api", r.after)
 	r.bothWork("api")
-	other := strings.TrimSpace(r.by(r.after).tidings("token", "create", "--tenant", "7", "--name", "other", "--roles", "read,write,moderate"))
+	other := strings.TrimSpace(r.by(r.after).tidings("token", "create", "--tenant", "7", "--name", "other",
+		"--roles", "read,write,moderate"))
 	r.exchange(r.direct(before.api, token), r.direct(after.api, token), "1")
 	r.exchange(r.direct(after.api, other), r.direct(before.api, other), "2")
 	r.compareDocuments(before.api, after.api)
 	r.stop("api")
 }
 
-// direct is a client of one API.
+// direct returns a client of one API, without the balancer.
 func (r *rollout) direct(api, token string) *client.Client {
 	r.t.Helper()
 	c, err := client.New("http://"+api, client.WithToken(token), client.WithHTTPClient(r.client))
@@ -120,7 +123,8 @@ func (r *rollout) direct(api, token string) *client.Client {
 	return c
 }
 
-// exchange has one API write, and the other read that by the write's token, repeat the write by its key, and continue its lists by their cursors.
+// exchange writes through one API. Through the other it reads with the write's token, repeats the write with its key, and continues
+// lists with their cursors.
 func (r *rollout) exchange(one, other *client.Client, key string) {
 	r.t.Helper()
 	ctx, post := r.t.Context(), client.ID(3_000_000_000)+client.ID(len(key))+client.ID(key[0])
@@ -135,16 +139,18 @@ func (r *rollout) exchange(one, other *client.Client, key string) {
 	}
 	reader := other.Session(writer.Token())
 	if page, err := reader.Likes.Likers(post, client.PageSize(200)).First(ctx); err != nil || len(page.Items) != 25 {
-		r.t.Errorf("with the token of a write of the other API there are %d likers, %v", len(page.Items), err)
+		r.t.Errorf("with the token of the other API's writes, the list has %d likers, want 25: %v", len(page.Items), err)
 	}
 	var first, again client.Response
-	was, err := one.Comments.Create(ctx, post, client.NewComment{AuthorID: 5000, Body: "once"}, client.IdempotencyKey(key), client.WithResponse(&first))
+	was, err := one.Comments.Create(ctx, post, client.NewComment{AuthorID: 5000, Body: "once"}, client.IdempotencyKey(key),
+		client.WithResponse(&first))
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	is, err := other.Comments.Create(ctx, post, client.NewComment{AuthorID: 5000, Body: "once"}, client.IdempotencyKey(key), client.WithResponse(&again))
+	is, err := other.Comments.Create(ctx, post, client.NewComment{AuthorID: 5000, Body: "once"}, client.IdempotencyKey(key),
+		client.WithResponse(&again))
 	if err != nil || is.CommentID != was.CommentID || !again.Replayed {
-		r.t.Errorf("with the key of a write of the other API: %+v, %v, want %s again", is, err, was.CommentID)
+		r.t.Errorf("with the key of the other API's write, the answer is %+v, %v; want the comment %s again", is, err, was.CommentID)
 	}
 	reader.Add(first.Token)
 	apis := [2]*client.Session{writer, reader}
@@ -164,11 +170,12 @@ func (r *rollout) exchange(one, other *client.Client, key string) {
 		return ids, page.Next, err
 	})
 	if likers != 25 || comments != 26 {
-		r.t.Errorf("pages of both APIs in turn have %d likers and %d comments, want 25 and 26", likers, comments)
+		r.t.Errorf("alternate pages of the two APIs have %d likers and %d comments, want 25 and 26", likers, comments)
 	}
 }
 
-// walk reads a list whose pages two APIs give in turn, and returns how many different ids it has. An id that comes twice fails the test.
+// walk reads a list whose pages come from two APIs in turn, and returns the number of different ids. An id on two pages fails the
+// test.
 func walk(t *testing.T, page func(turn int, cursor string) (ids []string, next string, err error)) int {
 	t.Helper()
 	seen, cursor := map[string]bool{}, ""
@@ -187,11 +194,11 @@ func walk(t *testing.T, page func(turn int, cursor string) (ids []string, next s
 			return len(seen)
 		}
 	}
-	t.Fatal("the list has no end")
+	t.Fatal("the list does not end after 20 pages")
 	return 0
 }
 
-// compareDocuments wants the documents that an API serves to have all that the release before promised.
+// compareDocuments checks that the OpenAPI and AsyncAPI documents keep all promises of the previous release.
 func (r *rollout) compareDocuments(before, after string) {
 	r.t.Helper()
 	get := func(api, path string) (doc map[string]any) {
@@ -216,13 +223,14 @@ func (r *rollout) compareDocuments(before, after string) {
 	}
 }
 
-// finish compares everything, by both releases, once nobody writes any more.
+// finish runs after the last write. It compares all state with both releases: verify, the people's writes, streams and subscribers.
 func (r *rollout) finish(load *load, token string, handled func() []string) {
 	r.t.Helper()
 	r.balancer.mu.Lock()
-	r.t.Logf("%d steps, %d requests refused for a while, by API %v", load.steps.Load(), r.balancer.refused, r.balancer.answers)
+	r.t.Logf("%d steps, %d requests that were refused and retried, answers by API %v", load.steps.Load(), r.balancer.refused,
+		r.balancer.answers)
 	for failure, n := range r.balancer.failures {
-		r.t.Errorf("%d times %s", n, failure)
+		r.t.Errorf("%d times: %s", n, failure)
 	}
 	r.balancer.mu.Unlock()
 	for _, of := range []release{r.before, r.after} {
@@ -246,9 +254,10 @@ func (r *rollout) finish(load *load, token string, handled func() []string) {
 	published := r.published()
 	pool, ctx := r.db.Pool(r.t, postgres.RoleOwner), r.t.Context()
 	var waiting, all, system int
-	if err := pool.QueryRow(ctx, `SELECT count(*) FILTER (WHERE processed_at IS NULL), count(*) FROM (SELECT processed_at FROM outbox_messages UNION ALL SELECT processed_at FROM outbox_messages_archive) m`).
+	if err := pool.QueryRow(ctx, `SELECT count(*) FILTER (WHERE processed_at IS NULL), count(*)
+		FROM (SELECT processed_at FROM outbox_messages UNION ALL SELECT processed_at FROM outbox_messages_archive) m`).
 		Scan(&waiting, &all); err != nil || waiting > 0 || all != len(published) {
-		r.t.Errorf("the outbox has %d messages, of which %d wait, and the streams have %d: %v", all, waiting, len(published), err)
+		r.t.Errorf("the outbox has %d messages (%d are pending), and the streams have %d: %v", all, waiting, len(published), err)
 	}
 	follows := map[string]bool{}
 	for id, e := range published {
@@ -269,13 +278,13 @@ func (r *rollout) finish(load *load, token string, handled func() []string) {
 			delete(missing, id)
 		}
 		if len(missing) > 0 || len(follows) == 0 {
-			return false, fmt.Errorf("%d of %d are missing", len(missing), len(follows))
+			return false, fmt.Errorf("the handlers lack %d of %d follows", len(missing), len(follows))
 		}
 		return true, nil
 	})
 }
 
-// published reads every stream, and wants each event once and the versions of each entity in order, none left out.
+// published reads every stream. Each event must be there once, and the versions of each entity must rise by one.
 func (r *rollout) published() map[string]event.Event {
 	r.t.Helper()
 	ctx := r.t.Context()
@@ -289,7 +298,7 @@ func (r *rollout) published() map[string]event.Event {
 			names = append(names, name)
 		}
 	}
-	slices.Sort(names) // the streams of before the resize come first
+	slices.Sort(names) // the streams from before the resize come first
 	all, versions := map[string]event.Event{}, map[string]int64{}
 	for _, name := range names {
 		stream, err := js.Stream(ctx, name)
@@ -309,7 +318,7 @@ func (r *rollout) published() map[string]event.Event {
 				r.t.Fatalf("%s, message %d: %v", name, seq, err)
 			}
 			if _, twice := all[e.ID]; twice {
-				r.t.Errorf("%s, message %d: the event %s is there twice", name, seq, e.ID)
+				r.t.Errorf("%s, message %d: a second copy of the event %s", name, seq, e.ID)
 			}
 			all[e.ID] = e
 			entity, version := identity(r.t, e)
@@ -323,7 +332,7 @@ func (r *rollout) published() map[string]event.Event {
 	return all
 }
 
-// identity is the entity of an event, and its version after it.
+// identity returns the entity of an event, and the entity's version after the event.
 func identity(t *testing.T, e event.Event) (string, int64) {
 	t.Helper()
 	var payload map[string]any

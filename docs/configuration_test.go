@@ -1,4 +1,4 @@
-// Package docs_test holds the documents against the code.
+// Package docs_test compares the documents with the code.
 package docs_test
 
 import (
@@ -11,8 +11,9 @@ import (
 	"testing"
 )
 
-// several have a default of their own in each binary, which the table gives in words.
-var several = map[string]bool{"OPS_ADDR": true, "LOG_LEVEL": true, "LOG_FORMAT": true, "DATABASE_URL": true, "NATS_URL": true, "PROJECTIONS_DATABASE_URL": true}
+// several are variables whose default differs between binaries. The table describes these defaults in words.
+var several = map[string]bool{"OPS_ADDR": true, "LOG_LEVEL": true, "LOG_FORMAT": true, "DATABASE_URL": true, "NATS_URL": true,
+	"PROJECTIONS_DATABASE_URL": true}
 
 func TestTheConfigurationTableIsWhatTheCodeReads(t *testing.T) {
 	page, err := os.ReadFile("configuration.md")
@@ -35,7 +36,7 @@ func TestTheConfigurationTableIsWhatTheCodeReads(t *testing.T) {
 			read[name] = true
 			have, ok := documented[name]
 			if !ok {
-				t.Errorf("%s reads %s, which the table does not have", path, name)
+				t.Errorf("%s reads %s, which is not in the table", path, name)
 			} else if !several[name] && have != value {
 				t.Errorf("%s: the default is %q in %s and %q in the table", name, value, path, have)
 			}
@@ -52,12 +53,13 @@ func TestTheConfigurationTableIsWhatTheCodeReads(t *testing.T) {
 	slices.Sort(names)
 	for _, name := range names {
 		if !read[name] {
-			t.Errorf("the table has %s, which nothing reads", name)
+			t.Errorf("the table has %s, which no package reads", name)
 		}
 	}
 }
 
-// TestTheTestingPageHasTheVariablesThatTestsRead: each variable and target of the page exists, and each variable of the tests is on it.
+// TestTheTestingPageHasTheVariablesThatTestsRead checks that each variable and target of the page exists, and that
+// the page has each variable of the tests.
 func TestTheTestingPageHasTheVariablesThatTestsRead(t *testing.T) {
 	page, err := os.ReadFile("testing.md")
 	if err != nil {
@@ -76,19 +78,19 @@ func TestTheTestingPageHasTheVariablesThatTestsRead(t *testing.T) {
 		code += content
 		for _, m := range read.FindAllStringSubmatch(content, -1) {
 			if !documented[m[1]] {
-				t.Errorf("%s reads %s, which docs/testing.md does not have", path, m[1])
+				t.Errorf("%s reads %s, which is not in docs/testing.md", path, m[1])
 			}
 		}
 	})
 	for name := range documented {
 		if !strings.Contains(code, `"`+name+`"`) {
-			t.Errorf("docs/testing.md has %s, which nothing reads", name)
+			t.Errorf("docs/testing.md has %s, which no test reads", name)
 		}
 	}
 	targets := regexp.MustCompile("`(?:TEST_SERVERS=docker )?make ([a-z-]+)").FindAllStringSubmatch(string(page), -1)
 	for _, m := range targets {
 		if !strings.Contains(string(makefile), "\n"+m[1]+":") {
-			t.Errorf("docs/testing.md names make %s, which the Makefile does not have", m[1])
+			t.Errorf("docs/testing.md names make %s, which is not in the Makefile", m[1])
 		}
 	}
 	if len(documented) < 9 || len(targets) < 9 {

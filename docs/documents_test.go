@@ -60,8 +60,9 @@ func TestEveryTestThatADocumentNamesExists(t *testing.T) {
 
 func TestEveryLinkOfADocumentLeadsSomewhere(t *testing.T) {
 	link := regexp.MustCompile(`\]\(([^)#:]+)(?:#[^)]*)?\)`)
+	code := regexp.MustCompile("(?s)```.*?```") // Go's f[T](x) is no link
 	files(t, ".md", func(path, content string) {
-		for _, m := range link.FindAllStringSubmatch(content, -1) {
+		for _, m := range link.FindAllStringSubmatch(code.ReplaceAllString(content, ""), -1) {
 			if _, err := os.Stat(filepath.Join(filepath.Dir(path), m[1])); err != nil {
 				t.Errorf("%s: %v", path, err)
 			}
@@ -80,7 +81,7 @@ func TestEveryDocumentThatTheCodeNamesExists(t *testing.T) {
 	})
 }
 
-// TestTheProjectionPageShowsTheProjectionThatIsTested compares the page's code with the example that is added to the system by a test.
+// TestTheProjectionPageShowsTheProjectionThatIsTested compares the page's code with the example that a test runs.
 func TestTheProjectionPageShowsTheProjectionThatIsTested(t *testing.T) {
 	read := func(path string) string {
 		t.Helper()
@@ -100,7 +101,7 @@ func TestTheProjectionPageShowsTheProjectionThatIsTested(t *testing.T) {
 	}
 	for _, b := range all {
 		if !strings.Contains(code, strings.TrimSuffix(b, "\n")) {
-			t.Errorf("the example has no\n%s", b)
+			t.Errorf("the example lacks\n%s", b)
 		}
 	}
 	for _, m := range regexp.MustCompile("(?m)^\\| `([A-Z]\\w+)` \\|").FindAllStringSubmatch(page, -1) {
@@ -110,7 +111,31 @@ func TestTheProjectionPageShowsTheProjectionThatIsTested(t *testing.T) {
 	}
 	for _, m := range regexp.MustCompile(`(?m)^\t([A-Z]\w+)\(`).FindAllStringSubmatch(read("../projections/projection.go"), -1) {
 		if !strings.Contains(page, "| `"+m[1]+"` |") {
-			t.Errorf("the page says nothing of %s", m[1])
+			t.Errorf("the page does not mention %s", m[1])
 		}
+	}
+}
+
+// TestTheSubscriberPageShowsTheTestThatRuns compares the test on the page with the one of package clienttest.
+func TestTheSubscriberPageShowsTheTestThatRuns(t *testing.T) {
+	page, err := os.ReadFile("subscribe.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	tests, err := os.ReadFile("../client/clienttest/clienttest_test.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for _, b := range blocks(string(page), "go") {
+		if !strings.HasPrefix(b, "func Test") {
+			continue
+		}
+		if n++; !strings.Contains(string(tests), b) {
+			t.Errorf("package clienttest lacks\n%s", b)
+		}
+	}
+	if n != 1 {
+		t.Errorf("the page has %d tests, want 1", n)
 	}
 }

@@ -17,7 +17,7 @@ import (
 
 var update = flag.Bool("update", false, "generate metrics.md")
 
-// metric is one that the source declares.
+// metric is a metric that the source declares.
 type metric struct{ folder, name, kind, labels, help string }
 
 var (
@@ -25,7 +25,8 @@ var (
 	metricKind = regexp.MustCompile(`Counter|Gauge|Histogram`)
 )
 
-// TestTheMetricsPageIsWhatTheCodeDeclares compares metrics.md with the names, labels and help texts in the source. -update writes it.
+// TestTheMetricsPageIsWhatTheCodeDeclares compares metrics.md with the names, labels and help texts in the source.
+// -update writes the page.
 func TestTheMetricsPageIsWhatTheCodeDeclares(t *testing.T) {
 	var all []metric
 	files(t, ".go", func(path, content string) {
@@ -35,8 +36,12 @@ func TestTheMetricsPageIsWhatTheCodeDeclares(t *testing.T) {
 	})
 	slices.SortFunc(all, func(a, b metric) int { return strings.Compare(a.folder+" "+a.name, b.folder+" "+b.name) })
 	var b strings.Builder
-	b.WriteString("# Metrics\n\nEvery metric of the binaries, by the package that exports it. Each process serves its own at `/metrics` on its ops address (`OPS_ADDR`). Names end in their unit: `_seconds`, `_bytes`; `_total` counts since the\n" +
-		"start of the process. The Go runtime's and the process's own metrics come on top. `go test ./docs -run TestTheMetricsPage -update` generates this page.\n")
+	b.WriteString("# Metrics\n\nEvery metric of the binaries, by the package that exports it. Each process serves its own at `/metrics` " +
+		"on its ops address (`OPS_ADDR`). Names end in their unit: `_seconds`, `_bytes`; `_total` counts since the\n" +
+		"start of the process. Each process also exports metrics of the Go runtime and of the process. " +
+		"The sizes of PostgreSQL have the label `database`. With several [cells](adr/0018-cells.md), " +
+		"the metrics of consumers have the label `cell`. " +
+		"In `tidings dev`, all metrics have the label `part`. `go test ./docs -run TestTheMetricsPage -update` generates this page.\n")
 	folder := ""
 	for _, m := range all {
 		if m.folder != folder {
@@ -46,7 +51,7 @@ func TestTheMetricsPageIsWhatTheCodeDeclares(t *testing.T) {
 		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", m.name, m.kind, m.labels, strings.ReplaceAll(m.help, "|", `\|`))
 	}
 	if len(all) < 80 {
-		t.Errorf("%d metrics were found: the rules that find them are wrong", len(all))
+		t.Errorf("found %d metrics: the rules that find them are wrong", len(all))
 	}
 	if *update {
 		if err := os.WriteFile("metrics.md", []byte(b.String()), 0o644); err != nil {
@@ -54,11 +59,12 @@ func TestTheMetricsPageIsWhatTheCodeDeclares(t *testing.T) {
 		}
 	}
 	if have, err := os.ReadFile("metrics.md"); err != nil || string(have) != b.String() {
-		t.Errorf("metrics.md is not what the code declares (%v): run this test with -update", err)
+		t.Errorf("metrics.md differs from the code (%v): run this test with -update", err)
 	}
 }
 
-// declaredMetrics finds them in a file: options with a Name and a Help, and calls with a name and a help text side by side.
+// declaredMetrics finds the metrics of a file. They are options with a Name and a Help, or calls with a name and a
+// help text.
 func declaredMetrics(t *testing.T, path, content string) (all []metric) {
 	t.Helper()
 	file, err := parser.ParseFile(token.NewFileSet(), path, content, 0)
@@ -66,11 +72,15 @@ func declaredMetrics(t *testing.T, path, content string) (all []metric) {
 		t.Fatal(err)
 	}
 	lists := map[string]string{} // variables of labels
+	wrapped := ""                // labels that the file's registerer adds
 	ast.Inspect(file, func(n ast.Node) bool {
 		if a, ok := n.(*ast.AssignStmt); ok && len(a.Lhs) == len(a.Rhs) {
 			for i, l := range a.Lhs {
 				if id, ok := l.(*ast.Ident); ok && labelsOf(a.Rhs[i], nil) != "" {
 					lists[id.Name] = labelsOf(a.Rhs[i], nil)
+				}
+				if call, ok := a.Rhs[i].(*ast.CallExpr); ok && named(l, "reg") && len(call.Args) == 2 && named(call.Args[1], "reg") {
+					wrapped = labelsOf(call.Args[0], nil)
 				}
 			}
 		}
@@ -82,11 +92,11 @@ func declaredMetrics(t *testing.T, path, content string) (all []metric) {
 		if !ok {
 			return true
 		}
-		name, help, rest := "", "", call.Args
+		name, help, fixed, rest := "", "", wrapped, call.Args
 		for i, arg := range call.Args {
 			if lit, ok := arg.(*ast.CompositeLit); ok {
 				if name, help = field(lit, "Name"), field(lit, "Help"); name != "" && help != "" {
-					rest = call.Args[i+1:]
+					fixed, rest = joined(fixed, constLabels(lit)), call.Args[i+1:]
 					break
 				}
 			}
@@ -98,7 +108,7 @@ func declaredMetrics(t *testing.T, path, content string) (all []metric) {
 		if !metricName.MatchString(name) || help == "" {
 			return true
 		}
-		m := metric{folder: folder, name: name, help: help, kind: "gauge"}
+		m := metric{folder: folder, name: name, help: help, kind: "gauge", labels: fixed}
 		if strings.HasSuffix(name, "_total") {
 			m.kind = "counter"
 		}
@@ -107,13 +117,35 @@ func declaredMetrics(t *testing.T, path, content string) (all []metric) {
 		}
 		for _, arg := range rest {
 			if l := labelsOf(arg, lists); l != "" {
-				m.labels = l
+				m.labels = joined(fixed, l)
 			}
 		}
 		all = append(all, m)
 		return true
 	})
 	return all
+}
+
+// constLabels returns the labels that the options of a metric fix.
+func constLabels(options *ast.CompositeLit) string {
+	for _, e := range options.Elts {
+		if kv, ok := e.(*ast.KeyValueExpr); ok && named(kv.Key, "ConstLabels") {
+			return labelsOf(kv.Value, nil)
+		}
+	}
+	return ""
+}
+
+func named(e ast.Expr, name string) bool {
+	id, ok := e.(*ast.Ident)
+	return ok && id.Name == name
+}
+
+func joined(a, b string) string {
+	if a == "" || b == "" {
+		return a + b
+	}
+	return a + ", " + b
 }
 
 func field(lit *ast.CompositeLit, key string) string {
@@ -127,7 +159,7 @@ func field(lit *ast.CompositeLit, key string) string {
 	return ""
 }
 
-// text is the string that an expression of literals makes.
+// text returns the string of an expression of literals.
 func text(e ast.Expr) string {
 	switch e := e.(type) {
 	case *ast.BasicLit:
@@ -142,12 +174,19 @@ func text(e ast.Expr) string {
 	return ""
 }
 
-// labelsOf are the labels of a slice of strings, or of a variable that has one.
+// labelsOf returns the labels in a slice of strings, in a variable with one, or in prometheus.Labels.
 func labelsOf(e ast.Expr, lists map[string]string) string {
 	switch e := e.(type) {
 	case *ast.Ident:
 		return lists[e.Name]
 	case *ast.CompositeLit:
+		if s, ok := e.Type.(*ast.SelectorExpr); ok && s.Sel.Name == "Labels" {
+			labels := ""
+			for _, one := range e.Elts {
+				labels = joined(labels, "`"+text(one.(*ast.KeyValueExpr).Key)+"`")
+			}
+			return labels
+		}
 		if a, ok := e.Type.(*ast.ArrayType); !ok || fmt.Sprint(a.Elt) != "string" {
 			return ""
 		}

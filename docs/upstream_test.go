@@ -24,7 +24,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// blocks are the page's blocks of code in a language.
+// blocks returns the page's blocks of code in a language.
 func blocks(page, language string) (all []string) {
 	for _, m := range regexp.MustCompile("(?s)```"+language+"\n(.*?)```").FindAllStringSubmatch(page, -1) {
 		all = append(all, m[1])
@@ -32,7 +32,8 @@ func blocks(page, language string) (all []string) {
 	return all
 }
 
-// TestTheUpstreamPageWorks runs what upstream.md shows, with the login that it makes, and looks at all that this login may do.
+// TestTheUpstreamPageWorks runs the code of upstream.md with the login that it creates. It also checks every right of
+// this login.
 func TestTheUpstreamPageWorks(t *testing.T) {
 	content, err := os.ReadFile("upstream.md")
 	if err != nil {
@@ -42,12 +43,13 @@ func TestTheUpstreamPageWorks(t *testing.T) {
 	page := strings.ReplaceAll(string(content), "bookmarks_service", login)
 	db := testkit.Postgres(t)
 	owner := db.Pool(t, postgres.RoleOwner)
-	inSQL, inGo, inPython := blocks(page, "sql"), blocks(page, "go"), regexp.MustCompile(`execute\("([^"]+)"`).FindAllStringSubmatch(page, -1)
+	inSQL, inGo, inPython := blocks(page, "sql"), blocks(page, "go"),
+		regexp.MustCompile(`execute\("([^"]+)"`).FindAllStringSubmatch(page, -1)
 	if len(inSQL) != 2 || len(inGo) != 1 || len(inPython) != 2 {
 		t.Fatalf("the page has %d blocks of SQL, %d of Go and %d statements in Python", len(inSQL), len(inGo), len(inPython))
 	}
 	if example, err := os.ReadFile("../outbox/example_test.go"); err != nil || !strings.Contains(string(example), "\n"+inGo[0]) {
-		t.Errorf("the Go block is not what stands in outbox/example_test.go, %v", err)
+		t.Errorf("the Go block differs from outbox/example_test.go, %v", err)
 	}
 
 	t.Cleanup(func() {
@@ -75,12 +77,14 @@ func TestTheUpstreamPageWorks(t *testing.T) {
 		_, err := service.PgConn().Exec(t.Context(), sql).ReadAll()
 		return err
 	}
-	for _, sql := range []string{inSQL[1], inPython[0][1], strings.Replace(inPython[1][1], "%s", `'{"user_id": "8", "post_id": "42", "version": 1}'`, 1)} {
+	for _, sql := range []string{inSQL[1], inPython[0][1],
+		strings.Replace(inPython[1][1], "%s", `'{"user_id": "8", "post_id": "42", "version": 1}'`, 1)} {
 		if err := exec(sql); err != nil {
 			t.Errorf("%s: %v", sql, err)
 		}
 	}
-	claimed, err := outbox.Exchange(t.Context(), db.Pool(t, postgres.RoleSystem), outbox.Round{LastSlot: event.Slots - 1, Limit: 10, MaxBytes: 1 << 20, MaxMessage: 1 << 20})
+	claimed, err := outbox.Exchange(t.Context(), db.Pool(t, postgres.RoleSystem),
+		outbox.Round{LastSlot: event.Slots - 1, Limit: 10, MaxBytes: 1 << 20, MaxMessage: 1 << 20})
 	if err != nil || len(claimed.Rows) != 2 {
 		t.Fatalf("the relay finds %+v, %v: want two events of the post", claimed, err)
 	}
@@ -92,16 +96,20 @@ func TestTheUpstreamPageWorks(t *testing.T) {
 
 	rows, _ := owner.Query(t.Context(), `
 		WITH columns AS (
-		  SELECT c.table_name, p.privilege, has_column_privilege($1, format('%I.%I', c.table_schema, c.table_name), c.column_name, p.privilege) AS may, c.column_name
+		  SELECT c.table_name, p.privilege, has_column_privilege($1, format('%I.%I', c.table_schema, c.table_name), c.column_name,
+		  p.privilege) AS may, c.column_name
 		    FROM information_schema.columns c JOIN information_schema.tables USING (table_schema, table_name)
 		   CROSS JOIN unnest('{SELECT,INSERT,UPDATE,REFERENCES}'::text[]) AS p(privilege) WHERE c.table_schema = current_schema())
-		SELECT concat_ws(' ', table_name, privilege, CASE WHEN NOT bool_and(may) THEN string_agg(column_name, ' ' ORDER BY column_name COLLATE "C") FILTER (WHERE may) END)
+		SELECT concat_ws(' ', table_name, privilege, CASE WHEN NOT bool_and(may) THEN string_agg(column_name, ' '
+		ORDER BY column_name COLLATE "C") FILTER (WHERE may) END)
 		  FROM columns GROUP BY table_name, privilege HAVING bool_or(may)
 		UNION ALL
-		SELECT concat_ws(' ', table_name, privilege) FROM information_schema.tables CROSS JOIN unnest('{DELETE,TRUNCATE,TRIGGER}'::text[]) AS p(privilege)
+		SELECT concat_ws(' ', table_name, privilege) FROM information_schema.tables
+		CROSS JOIN unnest('{DELETE,TRUNCATE,TRIGGER}'::text[]) AS p(privilege)
 		 WHERE table_schema = current_schema() AND has_table_privilege($1, format('%I.%I', table_schema, table_name), privilege)
 		UNION ALL
-		SELECT concat_ws(' ', 'sequence', oid::regclass, privilege) FROM pg_class CROSS JOIN unnest('{USAGE,SELECT,UPDATE}'::text[]) AS p(privilege)
+		SELECT concat_ws(' ', 'sequence', oid::regclass, privilege) FROM pg_class
+		CROSS JOIN unnest('{USAGE,SELECT,UPDATE}'::text[]) AS p(privilege)
 		 WHERE relnamespace = current_schema()::regnamespace AND CASE WHEN relkind = 'S' THEN has_sequence_privilege($1, oid, privilege) END
 		UNION ALL
 		SELECT concat_ws(' ', 'function', oid::regprocedure) FROM pg_proc WHERE prosecdef AND has_function_privilege($1, oid, 'EXECUTE')
@@ -177,10 +185,11 @@ func TestTheUpstreamPageWorks(t *testing.T) {
 		"shares UPDATE attributes positioned_at status updated_at version",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("what the login may do (-want +got):\n%s", diff)
+		t.Errorf("rights of the login (-want +got):\n%s", diff)
 	}
 
-	rows, _ = owner.Query(t.Context(), `SELECT table_name FROM information_schema.tables WHERE table_schema = current_schema() AND table_type = 'BASE TABLE'`)
+	rows, _ = owner.Query(t.Context(), `SELECT table_name FROM information_schema.tables WHERE table_schema = current_schema()
+		AND table_type = 'BASE TABLE'`)
 	tables, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {
 		t.Fatal(err)
@@ -194,7 +203,7 @@ func TestTheUpstreamPageWorks(t *testing.T) {
 		for _, sql := range tries {
 			var refused *pgconn.PgError
 			if err := exec(sql); !errors.As(err, &refused) || refused.Code != "42501" {
-				t.Errorf("%s: %v, want it refused", sql, err)
+				t.Errorf("%s: %v, want a refusal", sql, err)
 			}
 		}
 	}

@@ -9,7 +9,8 @@ import (
 	"testing"
 )
 
-// TestNoPageUsesAWordThatTheGlossaryReplaces reads the words of the glossary's last table, and every page but for its code.
+// TestNoPageUsesAWordThatTheGlossaryReplaces reads the words in the last table of the glossary, and every page except
+// its code.
 func TestNoPageUsesAWordThatTheGlossaryReplaces(t *testing.T) {
 	glossary, err := os.ReadFile("glossary.md")
 	if err != nil {
@@ -39,7 +40,8 @@ func TestNoPageUsesAWordThatTheGlossaryReplaces(t *testing.T) {
 	})
 }
 
-// TestEveryPageIsOnAShelf wants docs/README.md, and those of the runbook and the decisions, to link every page beside them.
+// TestEveryPageIsOnAShelf checks that docs/README.md, and the README.md of the runbook and of the decisions, link
+// every page beside them.
 func TestEveryPageIsOnAShelf(t *testing.T) {
 	for _, dir := range []string{".", "runbook", "adr"} {
 		shelf, err := os.ReadFile(filepath.Join(dir, "README.md"))
@@ -84,5 +86,23 @@ func TestTheRunbookListsTheSeveritiesOfTheRules(t *testing.T) {
 	}
 	for alert := range want {
 		t.Errorf("the runbook's tables lack %s", alert)
+	}
+}
+
+// TestADecisionIsAtMostAPage checks that each record of a decision has at most 600 words, as wc -w counts them.
+func TestADecisionIsAtMostAPage(t *testing.T) {
+	const most = 600
+	pages, err := filepath.Glob("adr/[0-9]*.md")
+	if err != nil || len(pages) < 18 {
+		t.Fatalf("%d decisions, %v", len(pages), err)
+	}
+	for _, page := range pages {
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := len(strings.Fields(string(text))); n > most {
+			t.Errorf("%s has %d words, and a page has at most %d", page, n, most)
+		}
 	}
 }

@@ -15,12 +15,13 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-// severing is what a run knows of one kind of edges that people are ends of. Of an edge nothing is to be left: that it was there says something of the person.
+// severing is a run's state for one kind of edges that have people as ends. The erasure deletes every trace of such an
+// edge, because its existence reveals something about the person.
 type severing struct {
 	kinds.Edge
 	ends    []kinds.End
 	objects map[int64]bool // the aggregates of its events
-	last    []store.EdgeOf // what the last scan has found in the truth, all of it REMOVED: it goes when nothing else is left
+	last    []store.EdgeOf // the edges that the last scan found in the truth, all REMOVED; deleted once nothing else remains
 }
 
 func newSeverings(set *kinds.Set) (all []*severing) {
@@ -32,13 +33,13 @@ func newSeverings(set *kinds.Set) (all []*severing) {
 	return all
 }
 
-// names reports whether a payload names the person as an end, in whatever form.
+// names reports whether a payload names the person as an end, in any form of the id.
 func (k *severing) names(payload []byte, person int64) bool {
 	from, to := k.Names().Named(payload)
 	return from == person && slices.Contains(k.ends, kinds.From) || to == person && slices.Contains(k.ends, kinds.To)
 }
 
-// eachEdge calls fn with the person's edges in the truth, a slice at a time.
+// eachEdge calls fn with the person's edges in the truth, in slices.
 func (e *eraser) eachEdge(ctx context.Context, k *severing, fn func([]store.EdgeOf) error) error {
 	for _, end := range k.ends {
 		if err := e.store.EdgesOf(ctx, e.o.TenantID, k.Edge, e.o.AuthorID, end, func(all []store.EdgeOf) error {
@@ -53,8 +54,9 @@ func (e *eraser) eachEdge(ctx context.Context, k *severing, fn func([]store.Edge
 	return nil
 }
 
-// removeEdges removes what it finds of each kind until a pass finds nothing. The rows stay, REMOVED, until nothing else is left of them: whoever puts one meanwhile goes
-// on with its versions, which is what every consumer wants.
+// removeEdges removes the edges of each kind, in passes, until a pass finds none. The rows remain, REMOVED, until
+// nothing else remains of them. If a writer puts an edge meanwhile, it continues its versions, as every consumer
+// requires.
 func (e *eraser) removeEdges(ctx context.Context) error {
 	for _, k := range e.edges {
 		for pass, found := 0, 1; found > 0 && pass < maxPasses; pass++ {
@@ -76,8 +78,9 @@ func (e *eraser) removeEdges(ctx context.Context) error {
 	return nil
 }
 
-// redactEdges takes the person out of messages of edges that are published, and those that the relay has given up out of the DLQ: without their ends nobody could apply them.
-// A removal among these is waited for. What was written meanwhile is pending, and the next round's.
+// redactEdges redacts the published messages of the person's edges. It discards those that the relay moved to the DLQ,
+// because nobody could apply them without their ends. It leaves removals in the DLQ, for which the erasure waits.
+// Messages written meanwhile are pending, and the next round redacts them.
 func (e *eraser) redactEdges(ctx context.Context) error {
 	dlq := outbox.NewDLQ(e.Truth, nil)
 	for _, t := range tables {
@@ -96,7 +99,8 @@ func (e *eraser) redactEdges(ctx context.Context) error {
 			return nil
 		}, func() error {
 			for some := range slices.Chunk(dead, outbox.MaxDLQBatch) {
-				done, err := dlq.Discard(ctx, outbox.DLQRequest{DLQFilter: outbox.DLQFilter{TenantID: e.o.TenantID, IDs: some}, Limit: len(some), Actor: e.by, Reason: e.o.Reason})
+				done, err := dlq.Discard(ctx, outbox.DLQRequest{DLQFilter: outbox.DLQFilter{TenantID: e.o.TenantID, IDs: some},
+					Limit: len(some), Actor: e.by, Reason: e.o.Reason})
 				e.count(t.store, len(done))
 				if err != nil {
 					return err
@@ -112,10 +116,12 @@ func (e *eraser) redactEdges(ctx context.Context) error {
 	return nil
 }
 
-// forgetProjected deletes what consumers keep of the person's edges, or with look counts it: the dead letters first, for a retry of one writes the others.
+// forgetProjected deletes the person's edges from the consumers' tables or, with look, counts them. Dead letters go
+// first, because the retry of one would write the edge again.
 func (e *eraser) forgetProjected(ctx context.Context, look bool, add func(store string, n int)) error {
 	for _, k := range e.edges {
-		n, err := consumers.DropDeadLetters(ctx, e.Projections, e.o.TenantID, k.Name, look, e.by, e.o.Reason, func(payload []byte) bool { return k.names(payload, e.o.AuthorID) })
+		n, err := consumers.DropDeadLetters(ctx, e.Projections, e.o.TenantID, k.Name, look, e.by, e.o.Reason,
+			func(payload []byte) bool { return k.names(payload, e.o.AuthorID) })
 		add(DeadLetters, n)
 		if err != nil {
 			return err
@@ -136,8 +142,9 @@ func (e *eraser) forgetProjected(ctx context.Context, look bool, add func(store 
 	return nil
 }
 
-// forget is one step. It holds the consumer only where there is something.
-func (e *eraser) forget(ctx context.Context, p projections.Projection, of projections.EdgesOf, after projections.Pair, look bool) (n int64, next *projections.Pair, err error) {
+// forget deletes one slice. It holds the consumer only if there is something to delete.
+func (e *eraser) forget(ctx context.Context, p projections.Projection, of projections.EdgesOf, after projections.Pair,
+	look bool) (n int64, next *projections.Pair, err error) {
 	err = postgres.InTx(ctx, e.Projections, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) (err error) {
 		n, next, err = p.Forget(ctx, tx, of, after, true)
 		return err
@@ -155,7 +162,7 @@ func (e *eraser) forget(ctx context.Context, p projections.Projection, of projec
 	return n, next, err
 }
 
-// lookAtEdges counts the edges in the truth that a write has made ACTIVE again, and remembers all others.
+// lookAtEdges counts the edges in the truth that a write made ACTIVE again, and stores all edges in last.
 func (e *eraser) lookAtEdges(ctx context.Context) (active int, err error) {
 	for _, k := range e.edges {
 		k.last = nil
@@ -174,7 +181,8 @@ func (e *eraser) lookAtEdges(ctx context.Context) (active int, err error) {
 	return active, nil
 }
 
-// forgetEdges deletes from the truth what the scan has found nothing else of, and returns how many of them somebody has written since.
+// forgetEdges deletes the edges of last from the truth. It returns the number of edges that somebody wrote since the
+// scan.
 func (e *eraser) forgetEdges(ctx context.Context) (written int, err error) {
 	for _, k := range e.edges {
 		for some := range slices.Chunk(k.last, slice) {

@@ -18,7 +18,8 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-// put makes edges of the person's. The actor is in every event and every version, and nowhere else: where it is, something is left of them.
+// put makes edges of the person. Their actor occurs only in their events and versions, so each occurrence is a
+// remainder of them.
 func (w *world) put(kind string, pairs ...[2]int64) {
 	w.t.Helper()
 	w.putBy(kind, "ann "+w.secret, pairs...)
@@ -58,19 +59,22 @@ func (w *world) leftOfEdges() map[string]int {
 	const end = ` WHERE tenant_id = 1 AND (from_id = $1 OR to_id = $1 AND kind = 'follow')`
 	ask(w.truthDB, "edges", `SELECT count(*) FROM edges`+end)
 	ask(w.projDB, "edge_lists", `SELECT count(*) FROM edge_lists`+end)
-	ask(w.projDB, "edge_counts", `SELECT count(*) FROM edge_counts WHERE tenant_id = 1 AND object_id = $1 AND (kind = 'follow' OR outgoing > 0)`)
+	ask(w.projDB, "edge_counts", `SELECT count(*) FROM edge_counts WHERE tenant_id = 1 AND object_id = $1
+		AND (kind = 'follow' OR outgoing > 0)`)
 	ask(w.projDB, "edge_shards", `SELECT count(*) FROM edge_shards WHERE tenant_id = 1 AND object_id = $1 AND kind = 'follow'`)
 	for _, t := range []string{"follow_history", "follow_history_purged"} {
 		ask(w.projDB, t, `SELECT count(*) FROM `+t+` WHERE tenant_id = 1 AND $1 IN (follower_id, followee_id)`)
 	}
 	ask(w.projDB, "membership_history", `SELECT count(*) FROM membership_history WHERE tenant_id = 1 AND $1 = user_id`)
-	ask(w.truthDB, "payloads", `SELECT count(*) FROM (SELECT payload, tenant_id FROM outbox_messages UNION ALL SELECT payload, tenant_id FROM outbox_messages_dlq UNION ALL
+	ask(w.truthDB, "payloads", `SELECT count(*) FROM (SELECT payload, tenant_id FROM outbox_messages UNION ALL SELECT payload, tenant_id
+		FROM outbox_messages_dlq UNION ALL
 		SELECT payload, tenant_id FROM outbox_messages_archive UNION ALL SELECT payload, tenant_id FROM outbox_messages_kept) m
 		WHERE tenant_id = 1 AND $1::bigint::text IN (payload ->> 'follower_id', payload ->> 'followee_id', payload ->> 'user_id')`)
 	return left
 }
 
-// TestNothingOfAPersonsEdgesIsLeftAnywhere erases somebody whom many follow, and is killed at each step. Counts of others are right afterwards, and everything else is where it was.
+// TestNothingOfAPersonsEdgesIsLeftAnywhere erases a person with many followers, and kills the erasure at each step.
+// Afterward the counts of others are correct, and all other rows are unchanged.
 func TestNothingOfAPersonsEdgesIsLeftAnywhere(t *testing.T) {
 	w := newWorld(t)
 	w.fleet = append(w.fleet, followercounts.New(kinds.Builtin))
@@ -86,16 +90,18 @@ func TestNothingOfAPersonsEdgesIsLeftAnywhere(t *testing.T) {
 	}
 	w.put("follow", many...)
 	w.put("membership", [2]int64{author, 100})
-	w.put("like", [2]int64{author, 100}, [2]int64{author, author}) // the post has the person's number
+	w.put("like", [2]int64{author, 100}, [2]int64{author, author}) // the post has the same id as the person
 	w.putBy("follow", "bob", [2]int64{10, 11}, [2]int64{13, 10})
 	w.putBy("like", "bob", [2]int64{8, author})
-	if out, err := w.store.RemoveEdges(ctx, tenant, kinds.Builtin().Edges["follow"], []store.EdgeWrite{{Meta: store.Meta{Actor: "ann " + w.secret}, From: author, To: 11}}); err != nil || !out[0].Changed {
+	if out, err := w.store.RemoveEdges(ctx, tenant, kinds.Builtin().Edges["follow"],
+		[]store.EdgeWrite{{Meta: store.Meta{Actor: "ann " + w.secret}, From: author, To: 11}}); err != nil || !out[0].Changed {
 		t.Fatal(out, err)
 	}
 	w.settle(w.projections)
 	w.exec(w.projections, `INSERT INTO edge_shards (tenant_id, kind, object_id, shards) VALUES (1, 'follow', $1, 2)`, author)
 	w.exec(w.projections, `INSERT INTO follow_history_purged (tenant_id, follower_id, followee_id, version) VALUES (1, 10, $1, 2)`, author)
-	// An event that nobody can apply: the removal of an edge that is counted is parked behind it. It spells the id as no writer should.
+	// An event that nobody can apply parks the later events of its aggregate: here the removal of an edge that is
+	// counted. It spells the id in an unusual form.
 	w.put("follow", [2]int64{author, 50})
 	w.putBy("follow", "bob", [2]int64{13, 50})
 	w.settle(w.projections)
@@ -104,19 +110,23 @@ func TestNothingOfAPersonsEdgesIsLeftAnywhere(t *testing.T) {
 	w.settle(w.projections)
 	w.archive("outbox_messages_archive", "m.aggregate_type = 'follow' AND m.aggregate_id = 11")
 	w.archive("outbox_messages_kept", "m.aggregate_type = 'membership'")
-	if e, err := w.cold.Export(ctx, outbox.Range{From: 1, To: 50_000_001, FirstAt: time.Now()}); err != nil || e.Rows == 0 || len(filesHolding(t, w.coldDir, w.secret)) == 0 {
+	if e, err := w.cold.Export(ctx, outbox.Range{From: 1, To: 50_000_001, FirstAt: time.Now()}); err != nil || e.Rows == 0 ||
+		len(filesHolding(t, w.coldDir, w.secret)) == 0 {
 		t.Fatalf("%+v, %v", e, err)
 	}
 	stopRelay()
 	w.put("follow", [2]int64{author, 14})
 	w.exec(w.truth, `WITH gone AS (DELETE FROM outbox_messages WHERE aggregate_id = 14 RETURNING *)
-		INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, attempts, trace_id, event_id, inserted_at, slot)
-		SELECT id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, 11, trace_id, event_id, inserted_at, slot FROM gone`)
+		INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at,
+		available_at, attempts, trace_id, event_id, inserted_at, slot)
+		SELECT id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, 11, trace_id,
+		event_id, inserted_at, slot FROM gone`)
 	w.put("follow", [2]int64{15, author}) // waits for a relay
 	w.relay()
 
 	dry, err := w.erase(Options{DryRun: true})
-	if err != nil || dry.Counts[Edges] != 529 || dry.Counts[DLQ] != 1 || dry.Counts[DeadLetters] == 0 || dry.Counts[Cold] == 0 || dry.Counts[Archive] == 0 || dry.Counts[Stream] < 529 {
+	if err != nil || dry.Counts[Edges] != 529 || dry.Counts[DLQ] != 1 || dry.Counts[DeadLetters] == 0 || dry.Counts[Cold] == 0 ||
+		dry.Counts[Archive] == 0 || dry.Counts[Stream] < 529 {
 		t.Errorf("a dry run: %+v, %v", dry, err)
 	}
 	died := map[string]bool{}
@@ -124,7 +134,7 @@ func TestNothingOfAPersonsEdgesIsLeftAnywhere(t *testing.T) {
 	var report Report
 	for err = errKilled; errors.Is(err, errKilled); {
 		report, err = w.erase(Options{Wait: 30 * time.Second, at: func(step string) error {
-			if step == "read the stream" && !wrote { // the person goes on
+			if step == "read the stream" && !wrote { // the person writes meanwhile
 				wrote = true
 				w.put("follow", [2]int64{author, 16}, [2]int64{author, 11})
 			}
@@ -138,7 +148,8 @@ func TestNothingOfAPersonsEdgesIsLeftAnywhere(t *testing.T) {
 	if err != nil || !report.Done {
 		t.Fatal(report, err)
 	}
-	for _, step := range []string{"a slice of edges", "removing edges", "redacted the messages of edges", "unmarked", "deleted", "scanned", "a slice of edges, forgotten"} {
+	for _, step := range []string{"a slice of edges", "removing edges", "redacted the messages of edges", "unmarked", "deleted", "scanned",
+		"a slice of edges, forgotten"} {
 		if !died[step] {
 			t.Errorf("it was not killed at %q, of %v", step, slices.Sorted(maps.Keys(died)))
 		}
@@ -148,7 +159,7 @@ func TestNothingOfAPersonsEdgesIsLeftAnywhere(t *testing.T) {
 		t.Helper()
 		w.gone(when)
 		if diff := cmp.Diff(map[string]int{}, w.leftOfEdges()); diff != "" {
-			t.Errorf("%s there are still (-want +got):\n%s", when, diff)
+			t.Errorf("%s remain (-want +got):\n%s", when, diff)
 		}
 	}
 	check("after the erasure")
@@ -157,7 +168,8 @@ func TestNothingOfAPersonsEdgesIsLeftAnywhere(t *testing.T) {
 	counts := map[int64][2]int64{}
 	for id := range map[int64]bool{10: true, 11: true, 12: true, 50: true, 1000: true} {
 		var c [2]int64
-		if err := w.projections.QueryRow(ctx, `SELECT coalesce(sum(incoming), 0), coalesce(sum(outgoing), 0) FROM edge_counts WHERE tenant_id = 1 AND kind = 'follow' AND object_id = $1`, id).Scan(&c[0], &c[1]); err != nil {
+		if err := w.projections.QueryRow(ctx, `SELECT coalesce(sum(incoming), 0), coalesce(sum(outgoing), 0) FROM edge_counts
+			WHERE tenant_id = 1 AND kind = 'follow' AND object_id = $1`, id).Scan(&c[0], &c[1]); err != nil {
 			t.Fatal(err)
 		}
 		counts[id] = c
@@ -165,15 +177,16 @@ func TestNothingOfAPersonsEdgesIsLeftAnywhere(t *testing.T) {
 	if diff := cmp.Diff(map[int64][2]int64{10: {1, 1}, 11: {1, 0}, 12: {}, 50: {1, 0}, 1000: {}}, counts); diff != "" {
 		t.Errorf("counts of others (-want +got):\n%s", diff)
 	}
-	// The post that has the person's number is liked as before.
+	// The like of the post with the same id as the person remains.
 	if e, err := w.store.GetEdge(ctx, tenant, kinds.Builtin().Edges["like"], 8, author); err != nil || !e.Active() {
 		t.Error(e, err)
 	}
-	if r, err := relay.Repair(ctx, w.truth, w.nats.Config(), testkit.Logger(t), relay.RepairOptions{DryRun: true}); err != nil || !r.Healthy {
-		t.Errorf("%+v, %v: the stream and the database do not agree", r, err)
+	if r, err := relay.Repair(ctx, w.truth, w.nats.Config(), testkit.Logger(t), relay.RepairOptions{DryRun: true}); err != nil ||
+		!r.Healthy {
+		t.Errorf("%+v, %v: stream and database disagree", r, err)
 	}
 
-	// Once more there is nothing, and a consumer that begins now reads past it.
+	// A second erasure finds nothing, and a new consumer reads past the erased messages.
 	again, err := w.erase(Options{Wait: 30 * time.Second})
 	if err != nil || !again.Done || len(again.Counts) > 0 {
 		t.Errorf("the second erasure: %+v, %v", again, err)
@@ -185,15 +198,16 @@ func TestNothingOfAPersonsEdgesIsLeftAnywhere(t *testing.T) {
 	stopFresh()
 	w.equal("to a new consumer", freshPool)
 
-	// An edge that is made anew begins anew, everywhere.
+	// A new edge of the pair begins at version 1 everywhere.
 	w.put("follow", [2]int64{author, 10})
 	w.settle(w.projections)
 	if e, err := w.store.GetEdge(ctx, tenant, kinds.Builtin().Edges["follow"], author, 10); err != nil || e.Version != 1 {
 		t.Error(e, err)
 	}
-	w.equal("with an edge that is made anew", w.projections)
+	w.equal("with an edge that is created again", w.projections)
 	var heads int
-	if err := w.projections.QueryRow(ctx, `SELECT count(*) FROM follow_history WHERE tenant_id = 1 AND follower_id = $1 AND version_state = 'LATEST'`, author).Scan(&heads); err != nil || heads != 1 {
+	if err := w.projections.QueryRow(ctx, `SELECT count(*) FROM follow_history WHERE tenant_id = 1 AND follower_id = $1
+		AND version_state = 'LATEST'`, author).Scan(&heads); err != nil || heads != 1 {
 		t.Errorf("%d histories, %v", heads, err)
 	}
 }

@@ -17,13 +17,14 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/words"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/projections"
 	"github.com/tidings/tidings/store"
 )
 
-// The stores that hold what an author wrote and whom their edges lead to and from, as reports name them.
+// The stores that hold an author's texts and edges, as reports name them.
 const (
 	Edges       = "edges"
 	Children    = "children"
@@ -37,7 +38,7 @@ const (
 	Cold        = "cold files"
 )
 
-// Stores are all of them, in the order of reports; a projection is one under its own name.
+// Stores returns all of them in the order of reports. Each projection is a store under its own name.
 func Stores(fleet []projections.Projection) []string {
 	all := []string{Edges, Children, Acts, Keys, Outbox, DLQ, Archive, DeadLetters}
 	for _, p := range fleet {
@@ -46,96 +47,99 @@ func Stores(fleet []projections.Projection) []string {
 	return append(all, Stream, Cold)
 }
 
-// Deps are what an erasure works with.
+// Deps are the dependencies of an erasure.
 type Deps struct {
 	Truth, Projections *pgxpool.Pool // act as the system role
-	Kinds              *kinds.Set    // in force in the truth: the author's children and edges of every kind are erased
+	Kinds              *kinds.Set    // in force in the truth; children and edges of every kind are erased
 	Fleet              []projections.Projection
 	JetStream          jetstream.JetStream
 	Broker             broker.Config
-	Wake               func(partition int) // tells the relay of events; may be nil
+	Wake               func(partition int) // wakes the relay; may be nil
 
-	// Fence is called first in every transaction of the truth: it fails when the jobs' lease is lost, and keeps it from being taken.
+	// Fence is called first in every transaction of the truth. It fails if the jobs' lease is lost, and keeps others
+	// from taking it.
 	Fence func(ctx context.Context, tx pgx.Tx) error
-	// Excluded returns an error when projections may be replayed meanwhile: the copies that a replay builds from are seen by nobody.
+	// Excluded returns an error if projections may be replayed meanwhile, because the erasure cannot see a replay's
+	// copies.
 	Excluded func(ctx context.Context) error
-	// Cold redacts the ranges of the archive that are in files. May be nil.
+	// Cold redacts the ranges of the archive that are in files. It may be nil.
 	Cold func(ctx context.Context, c ColdRequest) (ColdReport, error)
 }
 
-// ColdRequest says what of the files concerns a person.
+// ColdRequest selects the rows of a person in the files.
 type ColdRequest struct {
 	TenantID, Person int64
-	Look             bool // change nothing
-	// Redact returns the payload that a row of the tenant is to have, nil for the one that it has, and whether its message leaves the stream. It may be asked about the same row again.
+	Look             bool // only count
+	// Redact returns the new payload of one of the tenant's rows, nil if it does not change, and whether its message
+	// leaves the stream. It may be called for the same row again.
 	Redact func(aggregateType, eventType string, payload []byte) (redacted []byte, off bool, err error)
 }
 
-// ColdReport says what became of the files.
+// ColdReport is the result for the files.
 type ColdReport struct {
-	Rows   int      // that were redacted, or are to be
-	Unread []string // files that nobody can read and that may hold something of the person, each with its problem
+	Rows   int      // redacted rows or, with Look, rows to redact
+	Unread []string // unreadable files that may hold data of the person, each with its problem
 }
 
-// Options say whom to erase.
+// Options select the person to erase.
 type Options struct {
 	TenantID, AuthorID int64
-	Actor              string // who wants it: in the events, the histories and the record
+	Actor              string // in the events, the histories and the record
 	Reason             string
-	DryRun             bool          // only count; nothing is noted, and nothing needs the lease
-	Wait               time.Duration // at most, in all, for the relay and the consumers
-	Progress           func(string)  // what is done now; nil for none
+	DryRun             bool          // only count; records nothing and needs no lease
+	Wait               time.Duration // the most time, in total, to wait for the relay and the consumers
+	Progress           func(string)  // called with the present step; may be nil
 
-	at func(step string) error // a test's: an error ends the run there
+	at func(step string) error // a test's hook: an error ends the run there
 }
 
-// Report says what was erased, over all runs of this erasure; in a dry run, what would be.
+// Report has the counts over all runs of this erasure or, in a dry run, the counts that it would have.
 type Report struct {
 	TenantID    int64          `json:"tenant_id,string"`
 	AuthorID    int64          `json:"author_id,string"`
-	Done        bool           `json:"done"` // a scan of everything has found nothing more
+	Done        bool           `json:"done"` // a scan of everything found nothing more
 	DryRun      bool           `json:"dry_run"`
 	Runs        int            `json:"runs"`
 	RequestedBy string         `json:"requested_by,omitempty"`
 	RequestedAt time.Time      `json:"requested_at,omitzero"`
 	FinishedAt  *time.Time     `json:"finished_at,omitempty"`
-	Counts      map[string]int `json:"counts"`            // rows, messages and files' rows by store
-	Unread      []string       `json:"unread,omitempty"`  // files that could not be read and may hold something of the person
-	Waiting     []string       `json:"waiting,omitempty"` // for what, when the time was over
+	Counts      map[string]int `json:"counts"`            // rows, messages and rows in files, by store
+	Unread      []string       `json:"unread,omitempty"`  // unreadable files that may hold data of the person
+	Waiting     []string       `json:"waiting,omitempty"` // what it waited for when the time was up
 }
 
-// ErrUnfinished reports an erasure that has to be asked for again: what it waited for did not happen in its time, or files could not be read. Report.Waiting and
-// Report.Unread say what.
+// ErrUnfinished reports an erasure that must be requested again: it waited too long, or could not read files.
+// Report.Waiting and Report.Unread have the details.
 var ErrUnfinished = errors.New("erasure: not finished")
 
 const (
 	slice     = 500 // rows or messages of one transaction
-	maxPasses = 5   // over the tenant's children of a kind for those that the author writes meanwhile
+	maxPasses = 5   // over the tenant's children of a kind, for those that the author writes meanwhile
 	maxRounds = 10  // from the truth to the scan
 	pollFor   = 200 * time.Millisecond
 )
 
-// eraser is one run.
+// eraser is one run of an erasure.
 type eraser struct {
 	Deps
 	o        Options
 	store    *store.Store
 	report   *Report
-	person   string // as an actor
-	by       string // the actor of the events that this makes
+	person   string // the person as an actor
+	by       string // the actor of the erasure's events
 	kinds    []*erasing
 	edges    []*severing
 	deadline time.Time
 }
 
-// erasing is what a run knows of one kind of children.
+// erasing is a run's state for one kind of children.
 type erasing struct {
 	kinds.Child
-	children map[string]int64 // the erased ones of the author, with their objects
-	objects  map[int64]bool   // theirs, and those that others' events of them are of
+	children map[string]int64 // the author's erased children, with their objects
+	objects  map[int64]bool   // the objects of these children and of all events about them
 }
 
-// found are the kinds of which the author has children.
+// found returns the kinds in which the author has children.
 func (e *eraser) found() (some []*erasing) {
 	for _, k := range e.kinds {
 		if len(k.children) > 0 {
@@ -145,26 +149,27 @@ func (e *eraser) found() (some []*erasing) {
 	return some
 }
 
-// Run erases an author's children of every kind, and the edges from and to them, from everything that holds them. The caller holds the jobs' lease. An error leaves what was done, and the
-// next Run goes on; ErrUnfinished says that it only had to wait too long. What the author writes after the erasure has begun may or may not
-// be erased with the rest; what they write after it has finished stays.
+// Run erases an author's children of every kind, and the edges from and to the author, from every store. The caller
+// holds the jobs' lease. After an error the next Run resumes; ErrUnfinished means that only a wait took too long or
+// files could not be read. Texts that the author writes while the erasure runs may or may not be erased. Texts written
+// after it finished remain.
 func Run(ctx context.Context, deps Deps, o Options) (Report, error) {
 	report := Report{TenantID: o.TenantID, AuthorID: o.AuthorID, DryRun: o.DryRun, Counts: make(map[string]int)}
 	if o.Progress == nil {
 		o.Progress = func(string) {}
 	}
 	if len(deps.Fleet) == 0 {
-		return report, errors.New("erasure: no projections are named, whose content would stay")
+		return report, errors.New("erasure: no projections given, so their content would remain")
 	}
 	if deps.Kinds == nil {
-		return report, errors.New("erasure: no kinds are named, whose children would stay")
+		return report, errors.New("erasure: no kinds given, so their children would remain")
 	}
 	if o.TenantID <= 0 || o.AuthorID <= 0 || !store.ValidActor(o.Actor) || !store.ValidReason(o.Reason) {
 		return report, fmt.Errorf("erase author %d of tenant %d, by %.80q: %w", o.AuthorID, o.TenantID, o.Actor, store.ErrInvalid)
 	}
-	e := &eraser{Deps: deps, o: o, store: store.New(deps.Truth, deps.Wake), report: &report, edges: newSeverings(deps.Kinds), deadline: time.Now().Add(o.Wait),
-		person: fmt.Sprintf("%s:%d", kinds.Author, o.AuthorID), by: o.Actor}
-	if e.by == e.person { // who erases themselves leaves no act behind
+	e := &eraser{Deps: deps, o: o, store: store.New(deps.Truth, deps.Wake), report: &report, edges: newSeverings(deps.Kinds),
+		deadline: time.Now().Add(o.Wait), person: fmt.Sprintf("%s:%d", kinds.Author, o.AuthorID), by: o.Actor}
+	if e.by == e.person { // the person's own erasure must not name them
 		e.by = event.ErasedActor
 	}
 	for _, k := range deps.Kinds.AllChildren() {
@@ -203,7 +208,7 @@ func (e *eraser) run(ctx context.Context) error {
 		if err := e.round(ctx); err != nil {
 			return errors.Join(err, e.save(context.WithoutCancel(ctx), false))
 		}
-		e.o.Progress("scanning everything once more")
+		e.o.Progress("scanning every store again")
 		left, err := e.scanAll(ctx)
 		if err != nil {
 			return err
@@ -222,7 +227,8 @@ func (e *eraser) run(ctx context.Context) error {
 		}
 		if len(left) == 0 {
 			if len(e.report.Unread) > 0 {
-				return errors.Join(fmt.Errorf("%w: everything else is erased, but these files may hold something of the person: %s", ErrUnfinished, strings.Join(e.report.Unread, "; ")),
+				return errors.Join(fmt.Errorf("%w: everything else is erased, but these files may contain data of the person: %s",
+					ErrUnfinished, strings.Join(e.report.Unread, "; ")),
 					e.save(ctx, false))
 			}
 			if err := e.save(ctx, true); err != nil {
@@ -233,7 +239,7 @@ func (e *eraser) run(ctx context.Context) error {
 		}
 		e.o.Progress("the scan has found more: " + describe(e.Fleet, left))
 	}
-	return fmt.Errorf("%w: something writes it again; %d rounds were not enough", ErrUnfinished, maxRounds)
+	return fmt.Errorf("%w: content reappeared in each of %d rounds", ErrUnfinished, maxRounds)
 }
 
 func describe(fleet []projections.Projection, counts map[string]int) string {
@@ -246,7 +252,7 @@ func describe(fleet []projections.Projection, counts map[string]int) string {
 	return strings.Join(all, ", ")
 }
 
-// round goes through all stores once.
+// round works through all stores once.
 func (e *eraser) round(ctx context.Context) error {
 	if e.Excluded != nil {
 		if err := e.Excluded(ctx); err != nil {
@@ -281,7 +287,7 @@ func (e *eraser) round(ctx context.Context) error {
 	return nil
 }
 
-// eraseChildren erases what it finds of each kind until a pass finds nothing, and remembers all that is erased.
+// eraseChildren erases the author's children of each kind, in passes, until a pass finds none, and remembers their ids.
 func (e *eraser) eraseChildren(ctx context.Context) error {
 	for _, k := range e.kinds {
 		for pass, found := 0, 1; found > 0 && pass < maxPasses; pass++ {
@@ -289,7 +295,7 @@ func (e *eraser) eraseChildren(ctx context.Context) error {
 			err := e.store.AuthorChildren(ctx, e.o.TenantID, k.Child, e.o.AuthorID, func(all []store.AuthorChild) error {
 				var ids []string
 				for _, c := range all {
-					k.children[c.ID], k.objects[c.Object] = c.Object, true // it is erased before anything else looks
+					k.children[c.ID], k.objects[c.Object] = c.Object, true // it is erased before any other step uses it
 					if !c.Erased {
 						ids = append(ids, c.ID)
 					}
@@ -343,7 +349,8 @@ func (e *eraser) blankKeys(ctx context.Context) error {
 	return nil
 }
 
-// selection is all of the tenant's messages, and of the archive those of the objects that are known so far and those of the person's acts.
+// selection selects all of the tenant's messages. From the archive it selects those of the objects known so far, and
+// those of the person's acts.
 func (e *eraser) selection() outbox.Selection {
 	all := make(map[string][]int64)
 	for _, k := range e.found() {
@@ -355,14 +362,15 @@ func (e *eraser) selection() outbox.Selection {
 	return outbox.Selection{TenantID: e.o.TenantID, Aggregates: all, Actor: e.person}
 }
 
-// of returns the object of the erased child that a payload names, in whatever form. Who wrote it the child says, not the payload.
+// of returns the erased child that a payload names, in any form of the id, and its object. The child determines the
+// author, not the payload.
 func (k *erasing) of(payload []byte) (child string, object int64, is bool) {
 	child = k.Names().Named(payload)
 	object, is = k.children[child]
 	return child, object, is
 }
 
-// redact returns the payload that a message is to have, if it has content of an erased child.
+// redact returns the new payload of a message with content of an erased child. It returns nil for any other message.
 func (k *erasing) redact(eventType string, payload []byte) ([]byte, bool, error) {
 	if _, _, is := k.of(payload); !is || k.Names().Redacted(eventType, payload) {
 		return nil, false, nil
@@ -371,7 +379,7 @@ func (k *erasing) redact(eventType string, payload []byte) ([]byte, bool, error)
 	return redacted, err == nil, err
 }
 
-// child and edge are what the run knows of a kind; nil of one that is no such kind, or of which the author has no children.
+// child returns the state for a kind of children, or nil if it is no such kind or the author has no children of it.
 func (e *eraser) child(kind string) *erasing {
 	if i := slices.IndexFunc(e.kinds, func(k *erasing) bool { return k.Name == kind && len(k.children) > 0 }); i >= 0 {
 		return e.kinds[i]
@@ -386,8 +394,9 @@ func (e *eraser) edge(kind string) *severing {
 	return nil
 }
 
-// redact returns the payload that a message is to have, nil for the one that it has, and whether it leaves the stream: it has content of an erased child, or names the person
-// as the end of an edge. One that only says that the person did it stays there (docs/adr/0016-erased-actors.md).
+// redact returns the new payload of a message, or nil if it does not change. off reports that the message leaves the
+// stream, because it has content of an erased child or names the person as the end of an edge. A message that names the
+// person only as its actor remains (docs/adr/0016-erased-actors.md).
 func (e *eraser) redact(aggregateType, eventType string, payload []byte) (redacted []byte, off bool, err error) {
 	if k := e.edge(aggregateType); k != nil && k.names(payload, e.o.AuthorID) {
 		redacted, err = k.Names().Redact(payload)
@@ -408,7 +417,8 @@ func (e *eraser) redact(aggregateType, eventType string, payload []byte) (redact
 	return redacted, off, err
 }
 
-// meet remembers which object a message is of that concerns an erased child, or an edge of the person's: the archive is asked for it.
+// meet remembers the object of a message about an erased child or an edge of the person, because selection needs it for
+// the archive. It reports whether the message is about such an edge.
 func (e *eraser) meet(m outbox.Swept) (edge bool) {
 	if k := e.edge(m.AggregateType); k != nil && k.names(m.Payload, e.o.AuthorID) {
 		k.objects[m.AggregateID] = true
@@ -422,10 +432,11 @@ func (e *eraser) meet(m outbox.Swept) (edge bool) {
 	return false
 }
 
-// tables are those that hold payloads, in the order in which messages go from one to the next.
-var tables = []struct{ table, store string }{{outbox.TableDLQ, DLQ}, {outbox.TableOutbox, Outbox}, {outbox.TableArchive, Archive}, {outbox.TableKept, Archive}}
+// tables are the tables with payloads, in the order in which messages move from one to the next.
+var tables = []struct{ table, store string }{{outbox.TableDLQ, DLQ}, {outbox.TableOutbox, Outbox}, {outbox.TableArchive, Archive},
+	{outbox.TableKept, Archive}}
 
-// redactMessages redacts all messages but those of edges, which are needed until everybody has applied the removals.
+// redactMessages redacts all messages except those of edges, which consumers need until they have applied the removals.
 func (e *eraser) redactMessages(ctx context.Context) error {
 	for _, t := range tables {
 		var batch []outbox.Redacted
@@ -466,7 +477,8 @@ func (e *eraser) redactBatch(ctx context.Context, table, store string, batch []o
 	return nil
 }
 
-// await asks until what is nothing, or the time is over. It rests several times as long as an answer takes.
+// await calls ask until the list of what it waits for is empty, or the time is up. Between two calls it waits several
+// times as long as a call takes.
 func (e *eraser) await(ctx context.Context, ask func() ([]string, error)) error {
 	for {
 		start := time.Now()
@@ -490,7 +502,8 @@ func (e *eraser) await(ctx context.Context, ask func() ([]string, error)) error 
 	}
 }
 
-// awaitPublished waits until the relay has published everything of the erased children and the removed edges, which ends with what says that they are that.
+// awaitPublished waits until the relay has published every message of the erased children and of the removed edges. The
+// last of these are the erasures and the removals.
 func (e *eraser) awaitPublished(ctx context.Context) error {
 	return e.await(ctx, func() (waiting []string, err error) {
 		pending, removals, dead := 0, 0, 0
@@ -507,13 +520,13 @@ func (e *eraser) awaitPublished(ctx context.Context) error {
 			return nil, err
 		}
 		if pending > 0 {
-			waiting = append(waiting, fmt.Sprintf("the relay: %d messages of what the author wrote are not published", pending))
+			waiting = append(waiting, "the relay: "+words.Of(int64(pending), "message")+" about the author not published yet")
 		}
 		if removals > 0 {
-			waiting = append(waiting, fmt.Sprintf("you: %d messages of removals are in the outbox DLQ; retry them (tidings dlq outbox retry)", removals))
+			waiting = append(waiting, "you: "+words.Of(int64(removals), "removal")+" in the outbox DLQ; run tidings dlq outbox retry")
 		}
 		if dead > 0 {
-			waiting = append(waiting, fmt.Sprintf("you: %d messages of erasures are in the outbox DLQ; retry them (tidings dlq outbox retry)", dead))
+			waiting = append(waiting, "you: "+words.Of(int64(dead), "erasure event")+" in the outbox DLQ; run tidings dlq outbox retry")
 		}
 		return waiting, nil
 	})
@@ -521,7 +534,7 @@ func (e *eraser) awaitPublished(ctx context.Context) error {
 
 func nothing() error { return nil }
 
-// writes reports whether a message is of an erased child, or of an edge of the person's.
+// writes reports whether a message is about an erased child or an edge of the person.
 func (e *eraser) writes(m outbox.Swept) bool {
 	if e.meet(m) {
 		return true
@@ -534,7 +547,7 @@ func (e *eraser) writes(m outbox.Swept) bool {
 	return is
 }
 
-// sweepDead counts the removals of edges and the erasures of children that the relay has given up.
+// sweepDead counts the removals of edges and the erasures of children in the DLQ.
 func (e *eraser) sweepDead(ctx context.Context, q outbox.Querier, removals, erasures *int) error {
 	return outbox.Sweep(ctx, q, outbox.TableDLQ, outbox.Selection{TenantID: e.o.TenantID}, func(m outbox.Swept) error {
 		switch edge := e.meet(m); {
@@ -547,7 +560,7 @@ func (e *eraser) sweepDead(ctx context.Context, q outbox.Querier, removals, eras
 	}, nothing)
 }
 
-// known counts the objects that messages are looked for at.
+// known returns the number of objects whose messages the erasure reads.
 func (e *eraser) known() (n int) {
 	for _, k := range e.kinds {
 		n += len(k.objects)
@@ -555,19 +568,20 @@ func (e *eraser) known() (n int) {
 	return n
 }
 
-// pastStream waits for the consumers, redacts what they keep, and takes off the stream what stands before the erasures.
+// pastStream waits for the consumers, redacts their tables, and deletes the messages before the erasures from the
+// stream.
 func (e *eraser) pastStream(ctx context.Context) error {
 	known := e.known()
 	found, err := e.scan(ctx)
 	if err != nil {
 		return err
 	}
-	if e.known() > known { // the stream alone names them: their rows go before its messages do
+	if e.known() > known { // only the stream names these objects: redact their rows before their messages go
 		if err := e.redactMessages(ctx); err != nil {
 			return err
 		}
 	}
-	if found.late > 0 { // only a message behind them makes them earlier ones: the next round finds them so
+	if found.late > 0 { // the new KIND.erased comes after them, and the next round then deletes them
 		for _, k := range e.found() {
 			if err := e.erase(ctx, k, found.lateOf[k], true); err != nil {
 				return err
@@ -580,7 +594,7 @@ func (e *eraser) pastStream(ctx context.Context) error {
 	}
 	e.o.Progress("waiting for the consumers")
 	all := found
-	all.ends = found.heads // what the person did may be in any message
+	all.ends = found.heads // any message may name the person as its actor
 	if err := e.await(ctx, func() ([]string, error) { return e.notPast(ctx, all) }); err != nil {
 		return err
 	}
@@ -600,7 +614,7 @@ func (e *eraser) pastStream(ctx context.Context) error {
 	if err := e.at("redacted the messages of edges"); err != nil {
 		return err
 	}
-	e.o.Progress(fmt.Sprintf("erasing %d messages from the stream", len(found.doomed)))
+	e.o.Progress("erasing " + words.Of(int64(len(found.doomed)), "message") + " from the stream")
 	return e.deleteDoomed(ctx, found)
 }
 
@@ -611,7 +625,7 @@ func (e *eraser) notPast(ctx context.Context, found onStream) (waiting []string,
 	}
 	pauses, err := consumers.Pauses(ctx, e.Projections)
 	for _, name := range slices.Sorted(maps.Keys(behind)) {
-		line := fmt.Sprintf("%s: %d streams", name, behind[name])
+		line := name + ": " + words.Of(int64(behind[name]), "stream")
 		if p, ok := pauses[name]; ok {
 			line += fmt.Sprintf(", paused by %s (tidings resume --consumer %s)", p.Actor, name)
 		}
@@ -620,7 +634,8 @@ func (e *eraser) notPast(ctx context.Context, found onStream) (waiting []string,
 	return waiting, err
 }
 
-// redactProjections redacts what consumers keep, or with look counts it: the dead letters first, for a retry of one writes the others.
+// redactProjections redacts the consumers' tables or, with look, counts the rows to redact. Dead letters go first,
+// because the retry of one would write the others.
 func (e *eraser) redactProjections(ctx context.Context, look bool, counts map[string]int) error {
 	add := func(store string, n int) {
 		if n > 0 {
@@ -655,8 +670,9 @@ func (e *eraser) redactProjections(ctx context.Context, look bool, counts map[st
 	return e.forgetProjected(ctx, look, add)
 }
 
-// redactLetter is redact for a dead letter. One of an edge of the person's is discarded instead.
-func (e *eraser) redactLetter(aggregateType string, payload []byte, headers map[string][]string) ([]byte, map[string][]string, bool, error) {
+// redactLetter is redact for a dead letter. It discards the dead letter of an edge of the person.
+func (e *eraser) redactLetter(aggregateType string, payload []byte,
+	headers map[string][]string) ([]byte, map[string][]string, bool, error) {
 	if k := e.edge(aggregateType); k != nil && k.names(payload, e.o.AuthorID) {
 		return nil, nil, false, nil
 	}
@@ -671,7 +687,7 @@ func (e *eraser) redactLetter(aggregateType string, payload []byte, headers map[
 	return payload, headers, payload != nil, err
 }
 
-// redactProjectedActs takes the person out of what consumers keep of who did what, or with look counts it.
+// redactProjectedActs replaces the person as the actor in the consumers' tables or, with look, counts the rows.
 func (e *eraser) redactProjectedActs(ctx context.Context, look bool, add func(store string, n int)) error {
 	for _, p := range e.Fleet {
 		for after := any(nil); ; {
@@ -692,7 +708,7 @@ func (e *eraser) redactProjectedActs(ctx context.Context, look bool, add func(st
 	return nil
 }
 
-// redactActs takes the person out of what the truth keeps of who did what.
+// redactActs replaces the person as the actor in the truth.
 func (e *eraser) redactActs(ctx context.Context) error {
 	n, err := e.store.RedactActor(ctx, e.o.TenantID, e.person, false, e.Fence)
 	e.count(Acts, int(n))
@@ -705,7 +721,7 @@ func (e *eraser) redactCold(ctx context.Context) error {
 	return err
 }
 
-// cold goes through the files. Those that cannot be read keep nothing else from being erased.
+// cold redacts the files. Unreadable files do not stop the erasure of everything else.
 func (e *eraser) cold(ctx context.Context, look bool) (r ColdReport, err error) {
 	if e.Cold != nil {
 		r, err = e.Cold(ctx, ColdRequest{e.o.TenantID, e.o.AuthorID, look, e.redact})

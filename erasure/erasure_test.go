@@ -56,7 +56,7 @@ const (
 	author = 7
 )
 
-// world is the whole line, with the truth and the projections in databases of their own.
+// world is the whole path of an event. The truth and the projections have databases of their own.
 type world struct {
 	t                  *testing.T
 	truthDB, projDB    *testkit.DB
@@ -67,13 +67,14 @@ type world struct {
 	coldDir            string
 	cold               *coldstore.Store
 	fleet              []projections.Projection
-	secret             string // in everything that the author wrote, and nowhere else
+	secret             string // in each text of the author, and nowhere else
 }
 
 func noFence(context.Context, pgx.Tx) error { return nil }
 
 func newWorld(t *testing.T) *world {
-	w := &world{t: t, truthDB: testkit.Postgres(t), projDB: testkit.Postgres(t), nats: testkit.NATS(t), coldDir: t.TempDir(), fleet: both(), secret: rand.Text()}
+	w := &world{t: t, truthDB: testkit.Postgres(t), projDB: testkit.Postgres(t), nats: testkit.NATS(t), coldDir: t.TempDir(),
+		fleet: both(), secret: rand.Text()}
 	w.truth, w.projections = w.truthDB.Pool(t, postgres.RoleSystem), w.projDB.Pool(t, postgres.RoleSystem)
 	w.cold = coldstore.New(w.truth, "file://"+w.coldDir, noFence, nil, nil)
 	t.Cleanup(func() {
@@ -86,7 +87,8 @@ func newWorld(t *testing.T) *world {
 	if w.js, err = jetstream.New(w.nats.Connect(t)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := broker.Declare(t.Context(), w.js, w.nats.Config(), broker.Partition{LastSlot: event.Slots - 1}, testkit.Logger(t)); err != nil {
+	if _, err := broker.Declare(t.Context(), w.js, w.nats.Config(), broker.Partition{LastSlot: event.Slots - 1},
+		testkit.Logger(t)); err != nil {
 		t.Fatal(err)
 	}
 	return w
@@ -101,7 +103,7 @@ func (w *world) exec(pool *pgxpool.Pool, sql string, args ...any) int64 {
 	return tag.RowsAffected()
 }
 
-// run runs a part of the line until the returned function is called, or the test ends.
+// run runs a part of the path until the returned function is called or the test ends.
 func (w *world) run(fn func(context.Context) error) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -120,7 +122,8 @@ func (w *world) run(fn func(context.Context) error) (stop func()) {
 }
 
 func (w *world) relay() (stop func()) {
-	r, err := relay.New(relay.Config{BatchSize: 100, BatchBytes: 1 << 20, PollInterval: 10 * time.Millisecond, PublishTimeout: 5 * time.Second, CheckInterval: time.Second,
+	r, err := relay.New(relay.Config{BatchSize: 100, BatchBytes: 1 << 20, PollInterval: 10 * time.Millisecond,
+		PublishTimeout: 5 * time.Second, CheckInterval: time.Second,
 		DrainTimeout: 5 * time.Second, DatabaseTimeout: 10 * time.Second, Lease: lease.Config{TTL: time.Second}},
 		w.truth, w.nats.Config(), testkit.Logger(w.t), prometheus.NewRegistry())
 	if err != nil {
@@ -133,13 +136,15 @@ func both() []projections.Projection {
 	return []projections.Projection{threadcache.New(kinds.Builtin), history.New(kinds.Builtin)}
 }
 
-// consume runs the consumers that want comments on some projections' database.
+// consume runs the consumers of comments on one database of projections.
 func (w *world) consume(pool *pgxpool.Pool) (stop func()) {
 	var stops []func()
 	for _, p := range w.fleet {
-		c, err := consumers.New(consumers.Config{BatchEvents: 100, BatchBytes: 1 << 20, ApplyTimeout: 20 * time.Second, LagInterval: 500 * time.Millisecond,
-			Recheck: 500 * time.Millisecond, Lease: lease.Config{TTL: 2 * time.Second}},
-			consumers.Deps{Pool: pool, JetStream: w.js, Streams: consumers.Streams{Name: w.nats.Config().Stream, Prefix: w.nats.Config().Prefix, Timeout: w.nats.Config().Timeout}, Registry: prometheus.NewRegistry(), Log: testkit.Logger(w.t)}, p)
+		c, err := consumers.New(consumers.Config{BatchEvents: 100, BatchBytes: 1 << 20, ApplyTimeout: 20 * time.Second,
+			LagInterval: 500 * time.Millisecond, Recheck: 500 * time.Millisecond, Lease: lease.Config{TTL: 2 * time.Second}},
+			consumers.Deps{Pool: pool, JetStream: w.js, Streams: consumers.Streams{Name: w.nats.Config().Stream,
+				Prefix: w.nats.Config().Prefix, Timeout: w.nats.Config().Timeout}, Registry: prometheus.NewRegistry(),
+				Log: testkit.Logger(w.t)}, p)
 		if err != nil {
 			w.t.Fatal(err)
 		}
@@ -152,12 +157,13 @@ func (w *world) consume(pool *pgxpool.Pool) (stop func()) {
 	}
 }
 
-// settle waits until all that was written is published and applied.
+// settle waits until every event is published and applied.
 func (w *world) settle(pool *pgxpool.Pool) {
 	w.t.Helper()
 	testkit.Eventually(w.t, 30*time.Second, "everything to be applied", func() (bool, error) {
 		var waiting bool
-		if err := w.truth.QueryRow(w.t.Context(), `SELECT EXISTS (SELECT FROM outbox_messages WHERE processed_at IS NULL)`).Scan(&waiting); err != nil || waiting {
+		if err := w.truth.QueryRow(w.t.Context(), `SELECT EXISTS (SELECT FROM outbox_messages WHERE processed_at IS NULL)`).Scan(
+			&waiting); err != nil || waiting {
 			return false, err
 		}
 		var names []string
@@ -185,7 +191,8 @@ func (w *world) child(kind string, object int64, body, attributes string) event.
 
 func (w *world) comment(tenant, author, post int64, parent, key, body string) event.Child {
 	w.t.Helper()
-	out, err := w.store.CreateChildren(w.t.Context(), tenant, commentKind, []store.NewChild{{Meta: store.Meta{Actor: "ann"}, Object: post, AuthorID: author, ReplyTo: parent, Key: key, Body: body}})
+	out, err := w.store.CreateChildren(w.t.Context(), tenant, commentKind,
+		[]store.NewChild{{Meta: store.Meta{Actor: "ann"}, Object: post, AuthorID: author, ReplyTo: parent, Key: key, Body: body}})
 	if err != nil || out[0].Err != nil {
 		w.t.Fatal(err, out)
 	}
@@ -194,14 +201,15 @@ func (w *world) comment(tenant, author, post int64, parent, key, body string) ev
 
 func (w *world) edit(c event.Child, body string) {
 	w.t.Helper()
-	out, err := w.store.EditChildren(w.t.Context(), tenant, commentKind, []store.ChildEdit{{Meta: store.Meta{Actor: "ann"}, ID: c.ID, Body: new(body)}})
+	out, err := w.store.EditChildren(w.t.Context(), tenant, commentKind,
+		[]store.ChildEdit{{Meta: store.Meta{Actor: "ann"}, ID: c.ID, Body: new(body)}})
 	if err != nil || out[0].Err != nil {
 		w.t.Fatal(err, out)
 	}
 }
 
-// holding finds the tables of a database that hold the text anywhere in a row, as text or as bytes. It asks the catalogue for the tables, so that
-// one that comes later is searched too.
+// holding returns the tables of a database that hold the text in any row, as text or as bytes. It lists the tables from
+// the database's catalog, so it searches new tables too.
 func holding(t *testing.T, db *testkit.DB, text string) (found []string) {
 	t.Helper()
 	pool := db.Pool(t, postgres.RoleOwner)
@@ -214,7 +222,8 @@ func holding(t *testing.T, db *testkit.DB, text string) (found []string) {
 	}
 	for _, table := range tables {
 		var holds bool
-		if err := pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM `+table+` AS r WHERE r::text LIKE '%' || $1 || '%' OR r::text LIKE '%' || $2 || '%')`,
+		if err := pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM `+table+
+			` AS r WHERE r::text LIKE '%' || $1 || '%' OR r::text LIKE '%' || $2 || '%')`,
 			text, hex.EncodeToString([]byte(text))).Scan(&holds); err != nil {
 			t.Fatal(table, err)
 		}
@@ -225,7 +234,7 @@ func holding(t *testing.T, db *testkit.DB, text string) (found []string) {
 	return found
 }
 
-// filesHolding finds the files of the stream that have the text.
+// filesHolding returns the stream's files that contain the text.
 func (w *world) filesHolding(text string) (found []string) {
 	w.t.Helper()
 	if w.nats.Dir() == "" {
@@ -235,7 +244,7 @@ func (w *world) filesHolding(text string) (found []string) {
 	return filesHolding(w.t, w.nats.Dir(), text)
 }
 
-// filesHolding finds the files below a directory that have the text, compressed or not.
+// filesHolding returns the files below a directory that contain the text, compressed or not.
 func filesHolding(t *testing.T, dir, text string) (found []string) {
 	t.Helper()
 	if err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
@@ -262,12 +271,13 @@ func filesHolding(t *testing.T, dir, text string) (found []string) {
 // gone fails the test if the author's text is anywhere.
 func (w *world) gone(when string) {
 	w.t.Helper()
-	if found := slices.Concat(holding(w.t, w.truthDB, w.secret), holding(w.t, w.projDB, w.secret), w.filesHolding(w.secret), filesHolding(w.t, w.coldDir, w.secret)); len(found) > 0 {
+	if found := slices.Concat(holding(w.t, w.truthDB, w.secret), holding(w.t, w.projDB, w.secret), w.filesHolding(w.secret),
+		filesHolding(w.t, w.coldDir, w.secret)); len(found) > 0 {
 		w.t.Errorf("%s the text is in %v", when, found)
 	}
 }
 
-// equal compares what consumers made with the truth, and the stream with the outbox.
+// equal compares the projections with the truth, and the stream with the outbox.
 func (w *world) equal(when string, pool *pgxpool.Pool) {
 	w.t.Helper()
 	for _, p := range w.fleet {
@@ -281,19 +291,19 @@ func (w *world) equal(when string, pool *pgxpool.Pool) {
 	}
 	for _, s := range streams {
 		messages := s.Messages
-		if closed, err := broker.Closed(w.t.Context(), w.js, s); err != nil {
+		if final, err := broker.Closed(w.t.Context(), w.js, w.nats.Config(), s); err != nil {
 			w.t.Fatal(err)
-		} else if closed {
+		} else if final > 0 {
 			messages--
 		}
 		rows, distinct, err := outbox.CountPublished(w.t.Context(), w.truth, s.Number, s.First)
 		if err != nil || rows != distinct || uint64(rows) != messages {
-			w.t.Errorf("%s stream %s holds %d messages, and %d rows say so of %d places, %v", when, s.Name, messages, rows, distinct, err)
+			w.t.Errorf("%s stream %s has %d messages, but %d rows have %d sequences, %v", when, s.Name, messages, rows, distinct, err)
 		}
 	}
 }
 
-// newest is the stream of the newest partition.
+// newest returns the stream of the newest partition.
 func (w *world) newest() string {
 	w.t.Helper()
 	streams, err := broker.Streams(w.t.Context(), w.js, w.nats.Config())
@@ -303,7 +313,7 @@ func (w *world) newest() string {
 	return streams[len(streams)-1].Name
 }
 
-// redactCold is what the command has for Deps.Cold.
+// redactCold is the command's Deps.Cold.
 func (w *world) redactCold(ctx context.Context, c ColdRequest) (ColdReport, error) {
 	var failed error
 	redact := func(row *coldstore.Row) bool {
@@ -325,7 +335,8 @@ func (w *world) redactCold(ctx context.Context, c ColdRequest) (ColdReport, erro
 }
 
 func (w *world) deps() Deps {
-	return Deps{Truth: w.truth, Projections: w.projections, Kinds: kinds.Builtin(), Fleet: w.fleet, JetStream: w.js, Broker: w.nats.Config(), Cold: w.redactCold, Fence: noFence}
+	return Deps{Truth: w.truth, Projections: w.projections, Kinds: kinds.Builtin(), Fleet: w.fleet, JetStream: w.js,
+		Broker: w.nats.Config(), Cold: w.redactCold, Fence: noFence}
 }
 
 func (w *world) erase(o Options) (Report, error) {
@@ -335,11 +346,13 @@ func (w *world) erase(o Options) (Report, error) {
 
 var errKilled = errors.New("killed")
 
-// acts has the author do what is about others: moderate a comment, set a thread, and make an edge and a request about others.
+// acts makes the author act on others' entities: moderate a comment, set a thread, and request a removal of others'
+// edges.
 func (w *world) acts(other event.Child) {
 	w.t.Helper()
 	ctx, by := w.t.Context(), store.Meta{Actor: "user:7"}
-	moderated, err := w.store.ModerateChildren(ctx, tenant, commentKind, []store.ChildModeration{{Meta: by, ID: other.ID, State: event.ModerationApproved}})
+	moderated, err := w.store.ModerateChildren(ctx, tenant, commentKind,
+		[]store.ChildModeration{{Meta: by, ID: other.ID, State: event.ModerationApproved}})
 	if err != nil || moderated[0].Err != nil {
 		w.t.Fatal(moderated, err)
 	}
@@ -349,10 +362,11 @@ func (w *world) acts(other event.Child) {
 	}
 	w.putBy("follow", by.Actor, [2]int64{20, 21})
 	w.putBy("follow", "user:77", [2]int64{20, 22})
-	w.exec(w.truth, `INSERT INTO edge_removals (tenant_id, object, object_id, kinds, direction, actor, finished_at) VALUES (1, 'user', 30, '{follow}', 'both', $1, now())`, by.Actor)
+	w.exec(w.truth, `INSERT INTO edge_removals (tenant_id, object, object_id, kinds, direction, actor, finished_at)
+		VALUES (1, 'user', 30, '{follow}', 'both', $1, now())`, by.Actor)
 }
 
-// A file that nobody can read keeps nobody from being erased but those of whom it may have something; and of them only itself.
+// An unreadable file delays only erasures of people whose data it may hold. For these, everything else is erased.
 func TestADamagedFileIsNamedAndEverythingElseIsErased(t *testing.T) {
 	w := newWorld(t)
 	w.relay()
@@ -373,23 +387,24 @@ func TestADamagedFileIsNamedAndEverythingElseIsErased(t *testing.T) {
 	if err := os.WriteFile(file, append([]byte("damaged "), sound...), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	report, err := Run(t.Context(), w.deps(), Options{TenantID: tenant, AuthorID: 99, Actor: "officer"}) // who never wrote
+	report, err := Run(t.Context(), w.deps(), Options{TenantID: tenant, AuthorID: 99, Actor: "officer"}) // an author without children
 	if err != nil || !report.Done {
 		t.Errorf("another person: %+v, %v", report, err)
 	}
 	report, err = w.erase(Options{Wait: 20 * time.Second})
-	if !errors.Is(err, ErrUnfinished) || report.Done || report.FinishedAt != nil || len(report.Unread) != 1 || !strings.Contains(report.Unread[0], e.ID+"/00001.ndjson.gz: ") ||
-		!strings.Contains(err.Error(), report.Unread[0]) {
+	if !errors.Is(err, ErrUnfinished) || report.Done || report.FinishedAt != nil || len(report.Unread) != 1 ||
+		!strings.Contains(report.Unread[0], e.ID+"/00001.ndjson.gz: ") || !strings.Contains(err.Error(), report.Unread[0]) {
 		t.Errorf("the author: %+v, %v", report, err)
 	}
 	if found := slices.Concat(holding(t, w.truthDB, w.secret), holding(t, w.projDB, w.secret), w.filesHolding(w.secret)); len(found) > 0 {
 		t.Errorf("the text is in %v", found)
 	}
-	if err := os.WriteFile(file, sound, 0o600); err != nil { // from a copy
+	if err := os.WriteFile(file, sound, 0o600); err != nil { // restored from a copy
 		t.Fatal(err)
 	}
-	if report, err = w.erase(Options{Wait: 20 * time.Second}); err != nil || !report.Done || len(report.Unread) > 0 || report.Counts[Cold] == 0 {
-		t.Errorf("once it is sound: %+v, %v", report, err)
+	if report, err = w.erase(Options{Wait: 20 * time.Second}); err != nil || !report.Done || len(report.Unread) > 0 ||
+		report.Counts[Cold] == 0 {
+		t.Errorf("with the restored file: %+v, %v", report, err)
 	}
 	w.gone("after the file was put back")
 }
@@ -406,12 +421,14 @@ func TestNothingOfAnErasedAuthorIsLeftAnywhere(t *testing.T) {
 	w.edit(root, secret("second"))
 	other := w.comment(tenant, 8, 10, root.ID, "", "another author's reply")
 	deleted := w.comment(tenant, author, 10, other.ID, "", secret("deleted"))
-	if out, err := w.store.DeleteChildren(ctx, tenant, commentKind, []store.ChildDelete{{Meta: store.Meta{Actor: "ann"}, ID: deleted.ID}}); err != nil || out[0].Err != nil {
+	if out, err := w.store.DeleteChildren(ctx, tenant, commentKind,
+		[]store.ChildDelete{{Meta: store.Meta{Actor: "ann"}, ID: deleted.ID}}); err != nil || out[0].Err != nil {
 		t.Fatal(err, out)
 	}
 	hidden := w.comment(tenant, author, 11, "", "", secret("hidden"))
-	if out, err := w.store.ModerateChildren(ctx, tenant, commentKind, []store.ChildModeration{{Meta: store.Meta{Actor: "mod"}, ID: hidden.ID, State: event.ModerationHidden,
-		Reason: secret("it says")}}); err != nil || out[0].Err != nil {
+	if out, err := w.store.ModerateChildren(ctx, tenant, commentKind,
+		[]store.ChildModeration{{Meta: store.Meta{Actor: "mod"}, ID: hidden.ID, State: event.ModerationHidden,
+			Reason: secret("it says")}}); err != nil || out[0].Err != nil {
 		t.Fatal(err, out)
 	}
 	w.acts(other)
@@ -419,13 +436,14 @@ func TestNothingOfAnErasedAuthorIsLeftAnywhere(t *testing.T) {
 	w.child("message", 10, secret("message"), "")
 	elsewhere := w.comment(2, author, 10, "", "", "the same number in another tenant")
 	w.settle(w.projections)
-	// A poison event of a post, behind which everything of the post is parked.
+	// A poison event of a post. The later events of the post are parked.
 	parked := w.comment(tenant, author, 50, "", "", secret("parked"))
 	w.exec(w.truth, `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload)
-		VALUES (1, 'comment', 50, 'edited', 9, jsonb_build_object('comment_id', $1::text, 'post_id', '50', 'author_id', '7', 'text', $2::text, 'version', 1))`, parked.ID, secret("poison"))
+		VALUES (1, 'comment', 50, 'edited', 9, jsonb_build_object('comment_id', $1::text, 'post_id', '50', 'author_id', '7', 'text',
+		$2::text, 'version', 1))`, parked.ID, secret("poison"))
 	w.edit(parked, secret("parked too"))
 	w.settle(w.projections)
-	// Rows that were archived, and some whose range was dropped and that a hold keeps.
+	// Archived rows, and rows of a dropped range that a hold keeps.
 	w.archive("outbox_messages_archive", "m.aggregate_id = 11", "m.event_type = 'deleted'", "m.aggregate_type = 'follow'")
 	w.archive("outbox_messages_kept", "m.id = 1")
 	month, archived := time.Now().UTC(), outbox.Range{From: 1, To: 50_000_001, FirstAt: time.Now()}
@@ -433,37 +451,44 @@ func TestNothingOfAnErasedAuthorIsLeftAnywhere(t *testing.T) {
 	if e, err := w.cold.Export(ctx, archived); err != nil || e.Rows == 0 || len(filesHolding(t, w.coldDir, w.secret)) == 0 {
 		t.Fatalf("%+v, %v", e, err)
 	}
-	// Messages in the DLQ, and ones that wait for a relay.
+	// Messages in the DLQ, and messages that wait for a relay.
 	stopRelay()
 	w.comment(tenant, author, 12, "", "", secret("dead"))
 	w.exec(w.truth, `WITH gone AS (DELETE FROM outbox_messages WHERE aggregate_id = 12 RETURNING *)
-		INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, attempts, trace_id, event_id, inserted_at, slot)
-		SELECT id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, 11, trace_id, event_id, inserted_at, slot FROM gone`)
+		INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at,
+		available_at, attempts, trace_id, event_id, inserted_at, slot)
+		SELECT id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, 11, trace_id,
+		event_id, inserted_at, slot FROM gone`)
 	w.comment(tenant, author, 13, "", "", secret("pending"))
 	alone := w.comment(tenant, 8, 13, "", "", "another author's, pending")
-	// A thread that was archived.
-	w.exec(w.truth, `WITH gone AS (DELETE FROM children_comment WHERE object_id = 11 RETURNING *) INSERT INTO children_archive_comment SELECT * FROM gone`)
-	w.exec(w.truth, `INSERT INTO archived_threads (tenant_id, kind, object_id, archive_id, state, children) VALUES (1, 'comment', 11, 1, 'ARCHIVED', 1)`)
+	// An archived thread.
+	w.exec(w.truth, `WITH gone AS (DELETE FROM children_comment WHERE object_id = 11 RETURNING *) INSERT INTO children_archive_comment
+		SELECT * FROM gone`)
+	w.exec(w.truth, `INSERT INTO archived_threads (tenant_id, kind, object_id, archive_id, state, children)
+		VALUES (1, 'comment', 11, 1, 'ARCHIVED', 1)`)
 
-	// All of these have it, so that each is a store that the erasure has to go to.
-	if diff := cmp.Diff([]string{"children_archive_comment", "children_comment", "children_message", "children_review", "outbox_messages_1", "outbox_messages_archived", "outbox_messages_dlq", "outbox_messages_kept"}, holding(t, w.truthDB, w.secret)); diff != "" {
+	// Every one of these tables has the text, so the erasure must reach each.
+	if diff := cmp.Diff([]string{"children_archive_comment", "children_comment", "children_message", "children_review", "outbox_messages_1",
+		"outbox_messages_archived", "outbox_messages_dlq", "outbox_messages_kept"}, holding(t, w.truthDB, w.secret)); diff != "" {
 		t.Fatalf("before, in the truth (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff([]string{"child_lists", "comment_history", "consumer_dead_letters", "message_history", "review_history"}, holding(t, w.projDB, w.secret)); diff != "" {
+	if diff := cmp.Diff([]string{"child_lists", "comment_history", "consumer_dead_letters", "message_history", "review_history"},
+		holding(t, w.projDB, w.secret)); diff != "" {
 		t.Fatalf("before, in the projections (-want +got):\n%s", diff)
 	}
 	if w.nats.Dir() != "" && len(w.filesHolding(w.secret)) == 0 {
-		t.Fatal("before, no file of the stream has it")
+		t.Fatal("before, no file of the stream has the text")
 	}
 	dry, err := w.erase(Options{DryRun: true})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(map[string]int{Children: 8, Acts: 2, Keys: 3, Outbox: 10, DLQ: 1, Archive: 5, DeadLetters: 4, history.Name: 10, threadcache.Name: 4, Stream: 11, Cold: 4}, dry.Counts); diff != "" {
+	if diff := cmp.Diff(map[string]int{Children: 8, Acts: 2, Keys: 3, Outbox: 10, DLQ: 1, Archive: 5, DeadLetters: 4, history.Name: 10,
+		threadcache.Name: 4, Stream: 11, Cold: 4}, dry.Counts); diff != "" {
 		t.Errorf("a dry run (-want +got):\n%s", diff)
 	}
 
-	// It dies at each step that it comes to, once, and goes on. While nothing is published it waits, and says for what.
+	// It is killed once at each step and resumes. While nothing is published it waits and reports for what.
 	died := map[string]bool{}
 	dying := func(wait time.Duration) (report Report, err error) {
 		t.Helper()
@@ -482,13 +507,14 @@ func TestNothingOfAnErasedAuthorIsLeftAnywhere(t *testing.T) {
 	if !errors.Is(err, ErrUnfinished) || len(report.Waiting) != 1 || !strings.Contains(report.Waiting[0], "the relay") {
 		t.Fatalf("without a relay: %+v, %v", report, err)
 	}
-	if _, err := outbox.Resize(ctx, w.truth, 2); err != nil { // the erasures come on other streams than what they erase
+	if _, err := outbox.Resize(ctx, w.truth, 2); err != nil { // the erasures arrive on other streams than the erased messages
 		t.Fatal(err)
 	}
 	w.relay()
 	stopConsumers()
 	report, err = w.erase(Options{Wait: time.Second})
-	if !errors.Is(err, ErrUnfinished) || len(report.Waiting) != 2 || !strings.HasPrefix(report.Waiting[0], "archiver: ") || !strings.HasPrefix(report.Waiting[1], "threadcache: ") {
+	if !errors.Is(err, ErrUnfinished) || len(report.Waiting) != 2 || !strings.HasPrefix(report.Waiting[0], "archiver: ") ||
+		!strings.HasPrefix(report.Waiting[1], "threadcache: ") {
 		t.Fatalf("without consumers: %+v, %v", report, err)
 	}
 	stopConsumers = w.consume(w.projections)
@@ -503,15 +529,16 @@ func TestNothingOfAnErasedAuthorIsLeftAnywhere(t *testing.T) {
 	}
 	t.Logf("killed at %v: %+v", died, report)
 	w.gone("after the erasure")
-	// Nor what they did: the stream alone says whose act it was, for as long as it keeps messages.
-	if found := slices.Concat(holding(t, w.truthDB, `user:7"`), holding(t, w.truthDB, "user:7,"), holding(t, w.projDB, `user:7"`), filesHolding(t, w.coldDir, `user:7"`)); len(found) > 0 {
+	// The author's acts are gone too. Only the stream names their actor, for as long as it keeps the messages.
+	if found := slices.Concat(holding(t, w.truthDB, `user:7"`), holding(t, w.truthDB, "user:7,"), holding(t, w.projDB, `user:7"`),
+		filesHolding(t, w.coldDir, `user:7"`)); len(found) > 0 {
 		t.Errorf("after the erasure the acts of the author are in %v", found)
 	}
 	if len(holding(t, w.projDB, "user:77")) == 0 || len(filesHolding(t, w.coldDir, "user:77")) == 0 {
-		t.Error("the acts of somebody else are gone")
+		t.Error("the acts of another person are gone")
 	}
 
-	// Other texts are where they were.
+	// Other texts are unchanged.
 	for _, c := range []event.Child{other, alone} {
 		if got, err := w.store.GetChild(ctx, tenant, commentKind, c.ID); err != nil || got.Body != c.Body {
 			t.Errorf("%+v, %v", got, err)
@@ -520,15 +547,17 @@ func TestNothingOfAnErasedAuthorIsLeftAnywhere(t *testing.T) {
 	if got, err := w.store.GetChild(ctx, 2, commentKind, elsewhere.ID); err != nil || got.Body != elsewhere.Body {
 		t.Errorf("%+v, %v", got, err)
 	}
-	if found := append(holding(t, w.projDB, other.Body), holding(t, w.projDB, elsewhere.Body)...); !slices.Equal(found, []string{"child_lists", "comment_history", "child_lists", "comment_history"}) {
+	if found := append(holding(t, w.projDB, other.Body), holding(t, w.projDB, elsewhere.Body)...); !slices.Equal(found,
+		[]string{"child_lists", "comment_history", "child_lists", "comment_history"}) {
 		t.Errorf("texts of others are in %v", found)
 	}
-	// A key makes no comment again.
-	out, err := w.store.CreateChildren(ctx, tenant, commentKind, []store.NewChild{{Meta: store.Meta{Actor: "ann"}, Object: 10, AuthorID: author, Key: "key", Body: secret("first")}})
+	// A retry with a used key makes no comment.
+	out, err := w.store.CreateChildren(ctx, tenant, commentKind,
+		[]store.NewChild{{Meta: store.Meta{Actor: "ann"}, Object: 10, AuthorID: author, Key: "key", Body: secret("first")}})
 	if err != nil || !errors.Is(out[0].Err, store.ErrKeyReused) {
-		t.Errorf("the create once more: %+v, %v", out, err)
+		t.Errorf("the create with the used key: %+v, %v", out, err)
 	}
-	// What is in DLQs is redacted, and can be retried.
+	// Messages in the DLQ are redacted, and can be retried.
 	if done, err := outbox.NewDLQ(w.truth, nil).Retry(ctx, outbox.DLQRequest{Limit: 10, Actor: "op"}); err != nil || len(done) != 1 {
 		t.Fatal(done, err)
 	}
@@ -550,10 +579,10 @@ func TestNothingOfAnErasedAuthorIsLeftAnywhere(t *testing.T) {
 	w.gone("after retries")
 	w.equal("after retries", w.projections)
 	if n := w.exec(w.projections, `UPDATE child_lists SET version = version WHERE author_state = 'ERASED' AND NOT visible`); n != 8 {
-		t.Errorf("%d comments are tombstones by erasure, want 8", n)
+		t.Errorf("%d comments are erased tombstones, want 8", n)
 	}
 
-	// Who begins now reads past what is gone, from the stream's first message on, and so does a replay.
+	// A new consumer reads past the erased messages, from the stream's first message, and so does a replay.
 	fresh := testkit.Postgres(t)
 	freshPool := fresh.Pool(t, postgres.RoleSystem)
 	stopFresh := w.consume(freshPool)
@@ -561,15 +590,17 @@ func TestNothingOfAnErasedAuthorIsLeftAnywhere(t *testing.T) {
 	stopFresh()
 	w.equal("to a new consumer", freshPool)
 	for _, from := range []replay.Source{replay.Stream, replay.Truth} {
-		r, err := replay.Run(ctx, replay.Deps{URL: w.projDB.URL, Postgres: postgres.Config{MaxConns: 4, ConnectTimeout: 5 * time.Second, StatementTimeout: time.Minute},
-			Truth: w.truth, JetStream: w.js, Broker: w.nats.Config(), Log: testkit.Logger(t)}, threadcache.New(kinds.Builtin), replay.Options{From: from})
+		r, err := replay.Run(ctx, replay.Deps{URL: w.projDB.URL,
+			Postgres: postgres.Config{MaxConns: 4, ConnectTimeout: 5 * time.Second, StatementTimeout: time.Minute},
+			Truth:    w.truth, JetStream: w.js, Broker: w.nats.Config(), Log: testkit.Logger(t)}, threadcache.New(kinds.Builtin),
+			replay.Options{From: from})
 		if err != nil || !r.Switched || r.DeadLetters > 0 {
 			t.Fatalf("replay from the %s: %+v, %v", from, r, err)
 		}
 		w.equal(fmt.Sprintf("after a replay from the %s", from), w.projections)
 	}
 
-	// What stands outside the database is what the database has, and comes back redacted.
+	// The files agree with the database, and restored ranges are redacted.
 	if ok, why, err := w.cold.Check(ctx, archived); err != nil || !ok {
 		t.Errorf("the range may be dropped: %t, %s, %v", ok, why, err)
 	}
@@ -580,7 +611,7 @@ func TestNothingOfAnErasedAuthorIsLeftAnywhere(t *testing.T) {
 	w.gone("after a restore")
 	w.equal("after a restore", w.projections)
 
-	// What they write from now on is theirs, and an erasure of that finds nothing of before.
+	// A new comment of the author remains theirs, and its erasure finds nothing older.
 	if n := w.comment(tenant, author, 10, "", "", secret("new")); n.Body == "" {
 		t.Error("a new comment has no body")
 	}
@@ -597,10 +628,11 @@ func TestNothingOfAnErasedAuthorIsLeftAnywhere(t *testing.T) {
 	}
 	w.gone("after the second erasure")
 
-	// A message that came behind its comment's erasure all the same: the comment is erased once more, for a message that is deleted is never the
-	// last of its partition.
+	// A message arrived after its comment's erasure nevertheless. The comment is erased again, because a deleted
+	// message is never the last of its partition.
 	w.exec(w.truth, `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
-		SELECT 1, 'comment', 10, 'edited', payload || jsonb_build_object('body', $1::text, 'erased', false) FROM outbox_messages_kept WHERE id = 1`, secret("late"))
+		SELECT 1, 'comment', 10, 'edited', payload || jsonb_build_object('body', $1::text, 'erased', false) FROM outbox_messages_kept
+		WHERE id = 1`, secret("late"))
 	w.settle(w.projections)
 	late, err := w.erase(Options{Wait: 20 * time.Second})
 	if err != nil || !late.Done {
@@ -613,7 +645,7 @@ func TestNothingOfAnErasedAuthorIsLeftAnywhere(t *testing.T) {
 	w.gone("after the third erasure")
 	w.equal("after the third erasure", w.projections)
 
-	// A stream that is lost comes back without what was erased.
+	// A repair of a lost stream does not bring back erased content.
 	lost := w.newest()
 	if err := w.js.DeleteStream(ctx, lost); err != nil {
 		t.Fatal(err)

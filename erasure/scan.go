@@ -10,8 +10,9 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-// scanAll looks through every store for anything that is left of the erased children and of the edges, and returns how much of it is where; nothing is
-// found only when there is nothing. The stream comes before what consumers keep: one that begins to read afterwards reads no content.
+// scanAll searches every store for remains of the erased children and of the edges, and returns their number by store.
+// The map is empty if no store has any. scanAll reads the stream before the projections, so a consumer that begins to
+// read afterward reads no content.
 func (e *eraser) scanAll(ctx context.Context) (map[string]int, error) {
 	left := make(map[string]int)
 	if active, err := e.lookAtEdges(ctx); err != nil {
@@ -51,7 +52,7 @@ func (e *eraser) scanAll(ctx context.Context) (map[string]int, error) {
 	if err != nil {
 		return nil, err
 	}
-	if len(behind) > 0 { // a consumer that has begun since
+	if len(behind) > 0 { // a new consumer
 		left[Stream] += len(behind)
 	}
 	if err := e.redactProjections(ctx, true, left); err != nil {
@@ -82,10 +83,10 @@ func (e *eraser) lookAtKeys(ctx context.Context, left map[string]int) error {
 	return nil
 }
 
-// lookAtMessages reads all tables in one snapshot: a message that goes from one to another is in one of them.
+// lookAtMessages reads all tables in one snapshot, so a message that moves between them is in exactly one of them.
 func (e *eraser) lookAtMessages(ctx context.Context, left map[string]int) error {
 	return postgres.InTx(ctx, e.Truth, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
-		for _, t := range tables { // of an attempt that failed
+		for _, t := range tables { // reset after a failed attempt
 			delete(left, t.store)
 		}
 		for _, t := range tables {
@@ -127,7 +128,7 @@ func (e *eraser) lookAtActs(ctx context.Context, left map[string]int) error {
 	return err
 }
 
-// dryRun counts what an erasure would find now.
+// dryRun counts what an erasure would change now.
 func (e *eraser) dryRun(ctx context.Context) error {
 	counts := e.report.Counts
 	if _, err := e.lookAtEdges(ctx); err != nil {

@@ -14,15 +14,17 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
-// onStream is what a scan of the streams has found of the erased children and of edges.
+// onStream is the result of a scan of the streams for the erased children and for edges.
 type onStream struct {
-	created map[string]time.Time  // of the streams, to the microsecond
-	doomed  []message             // to be deleted: those before their child's last KIND.erased, those of an object that is not the child's, and all of edges
-	lateOf  map[*erasing][]string // children with content behind it, or without any: to be erased once more
-	late    int                   // how many these are
-	ends    map[string]uint64     // the last KIND.erased of each stream, or a doomed message behind it
-	heads   map[string]uint64     // the last message of each stream when the scan began
-	left    int                   // messages to be deleted, doomed ones and late ones
+	created map[string]time.Time // of the streams, in microseconds
+	// doomed are the messages to delete: those before their child's last KIND.erased, those on an object that is not
+	// the child's, and all messages of edges.
+	doomed []message
+	lateOf map[*erasing][]string // children with content after their KIND.erased, or with content but no KIND.erased: to be erased again
+	late   int                   // the number of these children
+	ends   map[string]uint64     // the last KIND.erased of each stream, or a later doomed message
+	heads  map[string]uint64     // the last message of each stream at the start of the scan
+	left   int                   // number of messages to delete, doomed and late
 }
 
 type message struct {
@@ -31,11 +33,11 @@ type message struct {
 	outboxID int64
 	eventID  string
 	child    string
-	stray    bool // of an object that is not the child's, so that no KIND.erased comes behind it
-	content  bool // it has not been redacted
+	stray    bool // on an object that is not the child's, so no KIND.erased follows it
+	content  bool // not redacted
 }
 
-// place is where a message stands. A partition that takes over slots has a higher number than those before it.
+// place is the position of a message. A partition that takes over slots has a higher number than its predecessors.
 type place struct {
 	partition int
 	seq       uint64
@@ -45,10 +47,12 @@ func (p place) before(o place) bool {
 	return p.partition < o.partition || p.partition == o.partition && p.seq < o.seq
 }
 
-// scan reads every message of the tenant's children of the kinds that the author wrote as consumers do, on the streams of all partitions. A stream that is lost is none of them: a repair publishes
-// what is redacted now.
+// scan reads the streams of all partitions. It reads every message of the tenant's children, of the kinds in which the
+// author has children, as consumers do; and every message of the tenant's edges. It skips lost streams: a repair
+// publishes the redacted rows.
 func (e *eraser) scan(ctx context.Context) (onStream, error) {
-	found := onStream{created: make(map[string]time.Time), ends: make(map[string]uint64), heads: make(map[string]uint64), lateOf: make(map[*erasing][]string)}
+	found := onStream{created: make(map[string]time.Time), ends: make(map[string]uint64), heads: make(map[string]uint64),
+		lateOf: make(map[*erasing][]string)}
 	streams, err := broker.Streams(ctx, e.JetStream, e.Broker)
 	if err != nil {
 		return found, err
@@ -69,7 +73,8 @@ func (e *eraser) scan(ctx context.Context) (onStream, error) {
 	return found, nil
 }
 
-// scanEdges finds every message of the kind that names the person. Nothing of it is needed behind the removal, which everybody has applied before it is deleted.
+// scanEdges finds every message of the kind that names the person. The erasure deletes them only after every consumer
+// has applied the removal.
 func (e *eraser) scanEdges(ctx context.Context, k *severing, streams []broker.Stream, found *onStream) error {
 	filter := event.AggregateFilter(e.Broker.Prefix, e.o.TenantID, k.Name)
 	for _, s := range streams {
@@ -102,9 +107,9 @@ func (e *eraser) scanKind(ctx context.Context, k *erasing, streams []broker.Stre
 		all      []message
 	)
 	for _, s := range streams {
-		ends := func(seq uint64) { found.ends[s.Name] = max(found.ends[s.Name], seq) } // of all kinds
+		ends := func(seq uint64) { found.ends[s.Name] = max(found.ends[s.Name], seq) } // over all kinds
 		read, err := broker.Scan(ctx, e.JetStream, e.Broker, s.Number, broker.Scanning{Filter: filter}, func(m *broker.Stored) error {
-			if !event.Ours(m.Header) { // nobody reads it as an event (tidings repair stream --delete-foreign)
+			if !event.Ours(m.Header) { // no reader takes it for an event (tidings repair stream --delete-foreign)
 				return nil
 			}
 			child, object, is := k.of(m.Data)
@@ -151,7 +156,8 @@ func (e *eraser) scanKind(ctx context.Context, k *erasing, streams []broker.Stre
 	return nil
 }
 
-// deleteDoomed takes messages off the streams, a slice at a time: first the rows say that they stand nowhere, then they are deleted.
+// deleteDoomed deletes messages from the streams, in slices. It first clears the sequences in their rows, then deletes
+// them.
 func (e *eraser) deleteDoomed(ctx context.Context, found onStream) error {
 	byStream := make(map[string][]message)
 	for _, m := range found.doomed {

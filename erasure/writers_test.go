@@ -15,19 +15,22 @@ import (
 	"github.com/tidings/tidings/relay"
 )
 
-// forms are ways in which a writer may spell the ids of a comment's event.
+// forms are forms in which a writer may spell the ids of a comment's event.
 var forms = map[string]func(payload map[string]any){
-	"as events have them":             func(map[string]any) {},
-	"the comment in upper case":       func(p map[string]any) { p["comment_id"] = strings.ToUpper(p["comment_id"].(string)) },
-	"the comment without hyphens":     func(p map[string]any) { p["comment_id"] = strings.ReplaceAll(p["comment_id"].(string), "-", "") },
-	"the comment in braces":           func(p map[string]any) { p["comment_id"] = "{" + p["comment_id"].(string) + "}" },
-	"the comment as a URN":            func(p map[string]any) { p["comment_id"] = "urn:uuid:" + p["comment_id"].(string) },
-	"the author with leading zeros":   func(p map[string]any) { p["author_id"] = "0" + p["author_id"].(string) },
-	"the author in decimals":          func(p map[string]any) { p["author_id"] = json.RawMessage(p["author_id"].(string) + ".0") },
-	"the author as a number":          func(p map[string]any) { p["author_id"] = json.RawMessage(p["author_id"].(string)) },
-	"another author":                  func(p map[string]any) { p["author_id"] = "8" },
-	"no author":                       func(p map[string]any) { delete(p, "author_id") },
-	"names in capitals":               func(p map[string]any) { rename(p, "comment_id", "Comment_ID"); rename(p, "author_id", "AUTHOR_ID") },
+	"as events have them":           func(map[string]any) {},
+	"the comment in upper case":     func(p map[string]any) { p["comment_id"] = strings.ToUpper(p["comment_id"].(string)) },
+	"the comment without hyphens":   func(p map[string]any) { p["comment_id"] = strings.ReplaceAll(p["comment_id"].(string), "-", "") },
+	"the comment in braces":         func(p map[string]any) { p["comment_id"] = "{" + p["comment_id"].(string) + "}" },
+	"the comment as a URN":          func(p map[string]any) { p["comment_id"] = "urn:uuid:" + p["comment_id"].(string) },
+	"the author with leading zeros": func(p map[string]any) { p["author_id"] = "0" + p["author_id"].(string) },
+	"the author in decimals":        func(p map[string]any) { p["author_id"] = json.RawMessage(p["author_id"].(string) + ".0") },
+	"the author as a number":        func(p map[string]any) { p["author_id"] = json.RawMessage(p["author_id"].(string)) },
+	"another author":                func(p map[string]any) { p["author_id"] = "8" },
+	"no author":                     func(p map[string]any) { delete(p, "author_id") },
+	"names in capitals": func(p map[string]any) {
+		rename(p, "comment_id", "Comment_ID")
+		rename(p, "author_id", "AUTHOR_ID")
+	},
 	"a mark that says it is redacted": func(p map[string]any) { p["erased"] = true },
 }
 
@@ -36,7 +39,7 @@ func rename(p map[string]any, from, to string) {
 	delete(p, from)
 }
 
-// odd returns a payload of the comment, with a body and in a form. Its version is the comment's next.
+// odd returns a payload of the comment with this body, in one of forms. Its version is the comment's next.
 func odd(t *testing.T, c event.Child, form, body string, version int64) string {
 	t.Helper()
 	c.Body, c.Version, c.Actor = body, version, "sql"
@@ -55,9 +58,11 @@ func odd(t *testing.T, c event.Child, form, body string, version int64) string {
 	return string(b)
 }
 
-const appendSQL = `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload) VALUES (1, 'comment', $1, $2, $3)`
+const appendSQL = `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
+	VALUES (1, 'comment', $1, $2, $3)`
 
-// TestNothingThatSQLWritersWroteIsLeftAnywhere: writers with the role of writers try every form, and what the table takes is erased.
+// TestNothingThatSQLWritersWroteIsLeftAnywhere: SQL writers with the writers' role try every form. Everything that the
+// table accepts is erased.
 func TestNothingThatSQLWritersWroteIsLeftAnywhere(t *testing.T) {
 	w := newWorld(t)
 	w.relay()
@@ -70,20 +75,22 @@ func TestNothingThatSQLWritersWroteIsLeftAnywhere(t *testing.T) {
 			taken = append(taken, form)
 			w.exec(writer, `UPDATE comments SET version = 2, body = 'second ' || $2 WHERE comment_id = $1`, c.ID, w.secret)
 		}
-		// And on a post that is not the comment's, alone in its partition.
-		if _, err := writer.Exec(t.Context(), appendSQL, int64(500+post), event.Edited, strings.Replace(odd(t, c, form, "elsewhere "+w.secret, 3), fmt.Sprintf(`"post_id":"%d"`, 10+post), fmt.Sprintf(`"post_id":"%d"`, 500+post), 1)); err == nil {
-			t.Errorf("with %s the table takes an event on a post that is not the comment's", form)
+		// Also on a post that is not the comment's, alone in its partition.
+		if _, err := writer.Exec(t.Context(), appendSQL, int64(500+post), event.Edited,
+			strings.Replace(odd(t, c, form, "elsewhere "+w.secret, 3), fmt.Sprintf(`"post_id":"%d"`, 10+post),
+				fmt.Sprintf(`"post_id":"%d"`, 500+post), 1)); err == nil {
+			t.Errorf("with %s the table accepts an event on a post that is not the comment's", form)
 		}
 	}
 	if want := []string{"a mark that says it is redacted", "as events have them"}; !slices.Equal(taken, want) {
-		t.Errorf("the table takes %q, want %q", taken, want)
+		t.Errorf("the table accepts %q, want %q", taken, want)
 	}
 	w.settle(w.projections)
 	w.erased("what the table took")
 }
 
-// TestNothingThatTheTableLetThroughIsLeftAnywhere writes as the system, whom no policy guards against: an erasure finds every form by itself, in each place where it
-// may be, and on posts that are not the comment's.
+// TestNothingThatTheTableLetThroughIsLeftAnywhere writes as the system role, which no policy restricts. An erasure
+// itself finds every form, in each possible place, also on posts that are not the comment's.
 func TestNothingThatTheTableLetThroughIsLeftAnywhere(t *testing.T) {
 	w := newWorld(t)
 	stop := w.relay()
@@ -93,9 +100,9 @@ func TestNothingThatTheTableLetThroughIsLeftAnywhere(t *testing.T) {
 		for _, form := range slices.Sorted(maps.Keys(forms)) {
 			post++
 			c := w.comment(tenant, author, post, "", "", "first "+w.secret)
-			for _, typ := range []string{event.Edited, event.Erased} { // also such as say that they are erasures
+			for _, typ := range []string{event.Edited, event.Erased} { // also payloads that claim to be erasures
 				w.exec(w.truth, appendSQL, post, typ, odd(t, c, form, where+" "+w.secret, 2))
-				// The comment's events on a post that is not its own: as the payload says, and not.
+				// The comment's events on a post that is not its own: the post that the payload names, and another one.
 				w.exec(w.truth, appendSQL, 1000+post, typ, odd(t, c, form, where+" "+w.secret, 2))
 				c := c
 				c.Parent = event.ID(2000 + post)
@@ -107,28 +114,34 @@ func TestNothingThatTheTableLetThroughIsLeftAnywhere(t *testing.T) {
 	w.settle(w.projections)
 	stop()
 	write("pending")
-	w.exec(w.truth, `WITH gone AS (DELETE FROM outbox_messages WHERE processed_at IS NULL AND aggregate_id % 3 = 0 AND event_type = 'edited' RETURNING *)
-		INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, attempts, trace_id, event_id, inserted_at, slot)
-		SELECT id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, 11, trace_id, event_id, inserted_at, slot FROM gone`)
+	w.exec(w.truth, `WITH gone AS (DELETE FROM outbox_messages WHERE processed_at IS NULL AND aggregate_id % 3 = 0 AND event_type = 'edited'
+		RETURNING *)
+		INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at,
+		available_at, attempts, trace_id, event_id, inserted_at, slot)
+		SELECT id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, 11, trace_id,
+		event_id, inserted_at, slot FROM gone`)
 	w.archive("outbox_messages_archive", "processed_at IS NOT NULL AND aggregate_id % 3 = 1")
 	w.relay()
 	w.erased("what the table let through")
 }
 
-// archive moves rows to the archive, or to what is kept of it.
+// archive moves rows to the archive, or to the table of kept rows.
 func (w *world) archive(table string, where ...string) {
 	w.t.Helper()
-	w.exec(w.truthDB.Pool(w.t, postgres.RoleOwner), `CREATE TABLE IF NOT EXISTS outbox_messages_archived PARTITION OF outbox_messages_archive FOR VALUES FROM (1) TO (50000001)`)
-	const columns = `id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, processed_at, attempts, last_error, trace_id, event_id, stream_seq,
-		inserted_at, partition`
+	w.exec(w.truthDB.Pool(w.t, postgres.RoleOwner), `CREATE TABLE IF NOT EXISTS outbox_messages_archived PARTITION OF
+		outbox_messages_archive FOR VALUES FROM (1) TO (50000001)`)
+	const columns = `id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at,
+		processed_at, attempts, last_error, trace_id, event_id, stream_seq, inserted_at, partition`
 	for _, rows := range where {
-		if n := w.exec(w.truth, `WITH gone AS (DELETE FROM outbox_messages m WHERE `+rows+` RETURNING *) INSERT INTO `+table+` (`+columns+`) SELECT `+columns+` FROM gone`); n == 0 {
-			w.t.Fatalf("nothing of %s is archived", rows)
+		if n := w.exec(w.truth, `WITH gone AS (DELETE FROM outbox_messages m WHERE `+rows+` RETURNING *) INSERT INTO `+table+` (`+columns+
+			`) SELECT `+columns+` FROM gone`); n == 0 {
+			w.t.Fatalf("archived no row of %s", rows)
 		}
 	}
 }
 
-// erased erases the author, and fails unless the text is gone, every partition goes on, and the stream and the database agree.
+// erased erases the author. It fails unless the text is gone, every partition continues, and the stream and the
+// database agree.
 func (w *world) erased(what string) {
 	w.t.Helper()
 	report, err := w.erase(Options{Wait: time.Minute})
@@ -137,23 +150,26 @@ func (w *world) erased(what string) {
 	}
 	w.t.Logf("%+v", report)
 	w.gone("after the erasure of " + what)
-	// Every slot takes another event, for any tenant.
+	// Every slot accepts another event, for any tenant.
 	seen := make(map[int]bool)
 	for id := int64(1); len(seen) < event.Slots; id++ {
 		var slot int
-		if err := w.truth.QueryRow(w.t.Context(), `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
+		if err := w.truth.QueryRow(w.t.Context(), `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type,
+			payload)
 			VALUES (2, 'like', $1, 'created', '{}') RETURNING slot`, id).Scan(&slot); err != nil {
 			w.t.Fatal(err)
 		}
 		seen[slot] = true
 	}
 	w.settle(w.projections)
-	if r, err := relay.Repair(w.t.Context(), w.truth, w.nats.Config(), testkit.Logger(w.t), relay.RepairOptions{DryRun: true}); err != nil || !r.Healthy {
-		w.t.Errorf("%+v, %v: the stream and the database do not agree", r, err)
+	if r, err := relay.Repair(w.t.Context(), w.truth, w.nats.Config(), testkit.Logger(w.t),
+		relay.RepairOptions{DryRun: true}); err != nil || !r.Healthy {
+		w.t.Errorf("%+v, %v: stream and database disagree", r, err)
 	}
 }
 
-// TestAnErasureLeavesEveryPartitionAMessage: an event of the comment is the only one, or the last, of a partition where no comment.erased comes.
+// TestAnErasureLeavesEveryPartitionAMessage: an event of the comment is the only one, or the last, of a partition that
+// gets no comment.erased.
 func TestAnErasureLeavesEveryPartitionAMessage(t *testing.T) {
 	w := newWorld(t)
 	w.relay()

@@ -6,11 +6,11 @@ import (
 	"reflect"
 )
 
-// Edge is the payload of the events of an edge: its whole state after the write. Which members of the JSON name its ends depends on its
-// kind (EdgeNames), so it is written by Encode and read by DecodeEdge.
+// Edge is the payload of the events of an edge: its whole state after the write. Its kind determines the names of two
+// JSON members (EdgeNames), so use Encode and DecodeEdge.
 type Edge struct {
-	From         ID              `json:"from_id"` // renamed
-	To           ID              `json:"to_id"`   // renamed
+	From         ID              `json:"from_id"` // renamed by EdgeNames
+	To           ID              `json:"to_id"`   // renamed by EdgeNames
 	Status       string          `json:"status"`  // ACTIVE or REMOVED
 	Version      int64           `json:"version"`
 	CreatedAt    Time            `json:"created_at"`
@@ -20,10 +20,10 @@ type Edge struct {
 	Actor        string          `json:"actor"`
 }
 
-// EdgeNames are the members of the JSON that name the ends of a kind's edges.
+// EdgeNames are the JSON members for the ends of a kind's edges.
 type EdgeNames struct{ From, To string }
 
-// Active reports whether the edge is there now.
+// Active reports whether the edge exists now.
 func (e Edge) Active() bool { return e.Status == StatusActive }
 
 // Encode writes the edge as JSON.
@@ -35,7 +35,7 @@ func (e Edge) Encode(n EdgeNames) ([]byte, error) {
 	return out, nil
 }
 
-// DecodeEdge reads the payload of the edge's event, which is of e.AggregateID, its target. An error is permanent.
+// DecodeEdge reads the payload of an edge's event. Its target must be e.AggregateID. An error is permanent.
 func (e *Event) DecodeEdge(n EdgeNames) (Edge, error) {
 	edge, err := decodeAs[Edge](e, EdgeEvents, n.From, n.To)
 	if err != nil {
@@ -43,7 +43,7 @@ func (e *Event) DecodeEdge(n EdgeNames) (Edge, error) {
 	}
 	switch {
 	case edge.From <= 0 || int64(edge.To) != e.AggregateID:
-		err = fmt.Errorf("the edge is from %d to %d, its event of %s %d", edge.From, edge.To, n.To, e.AggregateID)
+		err = fmt.Errorf("the edge leads from %d to %d, but its event belongs to %s %d", edge.From, edge.To, n.To, e.AggregateID)
 	case edge.Version <= 0:
 		err = fmt.Errorf("the edge %d, %d has version %d", edge.From, edge.To, edge.Version)
 	case edge.Status != StatusActive && edge.Status != StatusRemoved:

@@ -9,10 +9,11 @@ import (
 	"unicode/utf8"
 )
 
-// Slots is the number of hash buckets that aggregates fall into. The outbox table computes them, and a partition holds a range of them.
+// Slots is the number of hash buckets of aggregates. The outbox table computes the bucket, and a partition holds a
+// range of them.
 const Slots = 32
 
-// Header names. NATS headers keep their case and are compared with it.
+// Header names. NATS keeps the case of header names and compares them case-sensitively.
 const (
 	HeaderID              = "ce-id"
 	HeaderType            = "ce-type"
@@ -23,10 +24,10 @@ const (
 	HeaderDataContentType = "ce-datacontenttype"
 	HeaderTraceParent     = "traceparent"
 	HeaderOutboxID        = "Tidings-Outbox-Id"
-	HeaderClosed          = "Tidings-Closed" // on the last message of a closed stream, which is no event
+	HeaderClosed          = "Tidings-Closed" // on the last message of a closed stream, which is not an event
 )
 
-// Source is ce-source: these events come from Tidings, whichever process relayed them.
+// Source is the ce-source of every event, whichever process relayed it.
 const Source = "/tidings"
 
 // Event is one event, on its way to the stream or from it.
@@ -40,51 +41,53 @@ type Event struct {
 	OccurredAt    time.Time
 	TraceParent   string
 	Payload       json.RawMessage
-	Slot          int // known to the outbox alone
+	Slot          int // set only by the outbox
 	OutboxID      int64
 
-	// Known once the event is on the stream.
+	// Set once the event is on the stream.
 	Stream string // its name
 	Seq    uint64
 }
 
-// CloudEventsType is the event's type as headers have it: tidings.follow.created.v1.
+// CloudEventsType returns the event's type as in its headers: tidings.follow.created.v1.
 func (e *Event) CloudEventsType() string {
 	return "tidings." + e.AggregateType + "." + e.Type + ".v" + strconv.Itoa(e.Version)
 }
 
-// Subjects is the subject filter of all that one partition's stream holds, under prefix.
+// Subjects returns the subject filter of everything in one partition's stream, under prefix.
 func Subjects(prefix string, partition int) string { return fmt.Sprintf("%s.%d.>", prefix, partition) }
 
-// LiveSubjects is the part of Subjects that is republished, and the subject without the partition that it then has. The closing message and the
-// system's events have other numbers of tokens.
+// LiveSubjects returns the subjects of a partition that NATS republishes, and their new subject, which has no
+// partition. It excludes the closing message and the system's events, whose subjects have another number of tokens.
 func LiveSubjects(prefix, live string, partition int) (source, destination string) {
 	return fmt.Sprintf("%s.%d.*.*.*", prefix, partition), live + ".{{wildcard(1)}}.{{wildcard(2)}}.{{wildcard(3)}}"
 }
 
 const (
 	closedSuffix = ".closed"
-	systemToken  = "system." // in the subjects of the system's events, so that no filter of others finds them
+	systemToken  = "system." // in the subjects of the system's events, so that no filter for others matches them
 )
 
-// ClosingMessage is the subject and the headers of the message that ends a partition's stream, under prefix (Closes).
+// ClosingMessage returns the subject and headers of the message that ends a partition's stream, under prefix (Closes).
 func ClosingMessage(prefix string, partition int) (subject string, headers map[string][]string) {
 	return prefix + "." + strconv.Itoa(partition) + closedSuffix, map[string][]string{HeaderClosed: {"1"}, HeaderSource: {Source}}
 }
 
-// AggregateFilter is the subject filter of all events of one tenant's aggregate type under prefix.
+// AggregateFilter returns the subject filter of all events of one tenant's aggregate type, under prefix.
 func AggregateFilter(prefix string, tenant int64, aggregateType string) string {
 	return fmt.Sprintf("%s.*.t%d.%s.*", prefix, tenant, aggregateType)
 }
 
-// TypeFilter is the subject filter of all events of a type under prefix, of every tenant; * is any type of the aggregate's.
+// TypeFilter returns the subject filter of all events of a type, of every tenant, under prefix. The event type *
+// selects all of the aggregate type.
 func TypeFilter(prefix, aggregateType, eventType string) string {
 	return prefix + ".*." + system(aggregateType) + "*." + aggregateType + "." + eventType
 }
 
-// Subject is where the event is published in a partition, under prefix.
+// Subject returns the subject of the event in a partition, under prefix.
 func (e *Event) Subject(prefix string, partition int) string {
-	return prefix + "." + strconv.Itoa(partition) + "." + system(e.AggregateType) + "t" + strconv.FormatInt(e.TenantID, 10) + "." + e.AggregateType + "." + e.Type
+	return prefix + "." + strconv.Itoa(partition) + "." + system(e.AggregateType) + "t" + strconv.FormatInt(e.TenantID, 10) + "." +
+		e.AggregateType + "." + e.Type
 }
 
 func system(aggregateType string) string {
@@ -94,15 +97,15 @@ func system(aggregateType string) string {
 	return ""
 }
 
-// Headers are the event's own headers. The relay adds those of the publish: Nats-*.
+// Headers returns the event's own headers. The relay adds the Nats-* headers of the publish.
 func (e *Event) Headers() map[string][]string {
 	h := make(map[string][]string, 12)
 	e.SetHeaders(h)
 	return h
 }
 
-// SetHeaders sets the event's own headers in h, which may hold those of another event, and leaves the others. It writes to h's values in place, so that a
-// publisher of many needs one map.
+// SetHeaders sets the event's own headers in h, which may hold those of another event, and leaves all others. It writes
+// to h's values in place, so a publisher of many events needs only one map.
 func (e *Event) SetHeaders(h map[string][]string) {
 	set := func(name, value string) {
 		if v := h[name]; len(v) == 1 {
@@ -129,7 +132,7 @@ func (e *Event) SetHeaders(h map[string][]string) {
 const (
 	maxToken       = 64
 	maxHeaderBytes = 60 << 10 // the server refuses 64 KiB; the rest is for the headers of the publish
-	fixedHeaders   = 700      // the most bytes that an event's headers take but for traceparent: names, tokens, numbers, a time and a UUID
+	fixedHeaders   = 700      // the most bytes of an event's headers without traceparent: names, tokens, numbers, a time and a UUID
 	publishHeaders = 1 << 10  // Nats-Batch-*, Nats-Expected-*
 )
 
@@ -145,17 +148,17 @@ func token(s string) bool {
 	return true
 }
 
-// InvalidError says why an event can never be published.
+// InvalidError explains why an event can never be published.
 type InvalidError struct {
-	Field  string // the column of outbox_messages that is at fault
+	Field  string // the column of outbox_messages with the fault
 	Reason string
 }
 
 func (e *InvalidError) Error() string { return e.Field + " " + e.Reason }
 
-// Validate reports as an *InvalidError why the event can never be published: a type that is not one subject token, a trace with
-// control characters, a time that no header can have, headers or a message beyond the limits. maxMessage is the stream's and the
-// server's limit in bytes. The answer is the same before the event has its ids as afterwards.
+// Validate returns an *InvalidError if the event can never be published: a type that is not one subject token, a trace
+// with control characters, a time that no header can hold, headers or a message beyond the limits. maxMessage is the
+// limit of the stream and the server in bytes. The result does not depend on whether the event has its ids yet.
 func (e *Event) Validate(maxMessage int) error {
 	invalid := func(field, format string, args ...any) error {
 		return &InvalidError{Field: field, Reason: fmt.Sprintf(format, args...)}
@@ -167,7 +170,7 @@ func (e *Event) Validate(maxMessage int) error {
 		return invalid("event_type", "%.80q is not a token of 1 to %d letters, digits, _ and -", e.Type, maxToken)
 	}
 	if year := e.OccurredAt.UTC().Year(); year < 1 || year > 9999 {
-		return invalid("occurred_at", "is in the year %d: want 1 to 9999", year)
+		return invalid("occurred_at", "has the year %d, not one from 1 to 9999", year)
 	}
 	if !utf8.ValidString(e.TraceParent) {
 		return invalid("trace_id", "is not valid UTF-8")
@@ -179,16 +182,16 @@ func (e *Event) Validate(maxMessage int) error {
 	}
 	size := fixedHeaders + len(e.TraceParent)
 	if size > maxHeaderBytes {
-		return invalid("trace_id", "makes headers of %d bytes: the limit is %d", size, maxHeaderBytes)
+		return invalid("trace_id", "makes headers of %d bytes, above the limit of %d", size, maxHeaderBytes)
 	}
 	if total := size + len(e.Payload) + publishHeaders; total > maxMessage {
-		return invalid("payload", "makes a message of %d bytes: the limit is %d", total, maxMessage)
+		return invalid("payload", "makes a message of %d bytes, above the limit of %d", total, maxMessage)
 	}
 	return nil
 }
 
-// Decode reads an event from its message. An error is permanent: the message is not one of ours, or is damaged. The fields
-// that could be read are set even then, so that the message can be parked under its aggregate.
+// Decode reads an event from its message. An error is permanent: Tidings did not write the message, or it is damaged.
+// Even then Decode sets the fields that it could read, so that a consumer can park the message under its aggregate.
 func Decode(subject string, headers map[string][]string, data []byte) (Event, error) {
 	get := func(name string) string {
 		if v := headers[name]; len(v) > 0 {
@@ -230,8 +233,8 @@ func Decode(subject string, headers map[string][]string, data []byte) (Event, er
 	return e, nil
 }
 
-// DecodePayload reads the event's payload into v. An error is permanent. A *Comment whose ids are not in their one form, or whose post is not the
-// event's aggregate, is refused.
+// DecodePayload reads the event's payload into v. An error is permanent. It refuses a *Comment whose ids are not in
+// canonical form, or whose post is not the event's aggregate.
 func (e *Event) DecodePayload(v any) error {
 	if _, exact := Known(e.AggregateType, e.Type, e.Version); !exact {
 		return Permanent(fmt.Errorf("event %s is a %s.%s.v%d: this release does not know it", e.ID, e.AggregateType, e.Type, e.Version))

@@ -15,20 +15,22 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-var update = flag.Bool("update", false, "write the golden files anew: only for a type or version that no release has published")
+var update = flag.Bool("update", false, "rewrite the golden files: only for a type or version that no release has published")
 
 var when = time.Date(2026, 5, 1, 12, 30, 0, 123456000, time.UTC)
 
-// payloads has one payload per event type of the catalogue.
+// payloads has one payload per event type of the catalog.
 func payloads() map[string]any {
 	t := Time{when}
 	follow := func(status string) Follow {
-		return Follow{FollowerID: 7, FolloweeID: 9007199254740993, Status: status, Version: 3, CreatedAt: t, PositionedAt: t, UpdatedAt: t, Actor: "user:7"}
+		return Follow{FollowerID: 7, FolloweeID: 9007199254740993, Status: status, Version: 3, CreatedAt: t, PositionedAt: t,
+			UpdatedAt: t, Actor: "user:7"}
 	}
 	comment := func(body, author, moderation, reason string) Comment {
-		return Comment{CommentID: "0196b2d4-7c00-7000-8000-000000000001", PostID: 42, ParentID: "0196b2d4-7c00-7000-8000-000000000000", Slug: "abcd2345",
-			Path: "0632f8a0000000abcd2344/0632f8a0000001abcd2345", AuthorID: 7, Body: body, AuthorState: author, ModerationState: moderation,
-			Version: 2, CreatedAt: t, UpdatedAt: t, Actor: "user:7", Reason: reason}
+		return Comment{CommentID: "0196b2d4-7c00-7000-8000-000000000001", PostID: 42,
+			ParentID: "0196b2d4-7c00-7000-8000-000000000000", Slug: "abcd2345",
+			Path: "0632f8a0000000abcd2344/0632f8a0000001abcd2345", AuthorID: 7, Body: body, AuthorState: author,
+			ModerationState: moderation, Version: 2, CreatedAt: t, UpdatedAt: t, Actor: "user:7", Reason: reason}
 	}
 	return map[string]any{
 		"follow.created":    follow(StatusActive),
@@ -43,7 +45,7 @@ func payloads() map[string]any {
 	}
 }
 
-// golden is one message as it stands on the stream.
+// golden is one message as it is on the stream.
 type golden struct {
 	Subject string              `json:"subject"`
 	Headers map[string][]string `json:"headers"`
@@ -69,7 +71,8 @@ func TestEveryTypeAndVersionStaysReadable(t *testing.T) {
 				if System(aggregate) {
 					tenant = SystemTenant
 				}
-				e := Event{ID: "5b0f6a52-7d9c-4f0a-9d39-0a3c8a1f0001", TenantID: tenant, AggregateType: aggregate, AggregateID: 42, Type: typ, Version: version,
+				e := Event{ID: "5b0f6a52-7d9c-4f0a-9d39-0a3c8a1f0001", TenantID: tenant, AggregateType: aggregate, AggregateID: 42,
+					Type: typ, Version: version,
 					OccurredAt: when, TraceParent: "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", Payload: data, OutboxID: 1234}
 				if *update {
 					b, err := json.MarshalIndent(golden{e.Subject("events", 17), e.Headers(), data}, "", "  ")
@@ -102,7 +105,8 @@ func TestEveryTypeAndVersionStaysReadable(t *testing.T) {
 				if diff := cmp.Diff(e, got); diff != "" {
 					t.Errorf("decoded (-written +read):\n%s", diff)
 				}
-				read := map[string]any{AggregateFollow: &Follow{}, AggregateComment: &Comment{}, AggregateThread: &Thread{}, AggregateHeartbeat: &Heartbeat{}}[aggregate]
+				read := map[string]any{AggregateFollow: &Follow{}, AggregateComment: &Comment{}, AggregateThread: &Thread{},
+					AggregateHeartbeat: &Heartbeat{}}[aggregate]
 				if err := got.DecodePayload(read); err != nil {
 					t.Fatal(err)
 				}
@@ -119,7 +123,8 @@ func TestEveryTypeAndVersionStaysReadable(t *testing.T) {
 }
 
 func TestWhatCannotBePublishedIsRefused(t *testing.T) {
-	good := Event{ID: "5b0f6a52-7d9c-4f0a-9d39-0a3c8a1f0001", TenantID: 1, AggregateType: "follow", AggregateID: 1, Type: "created", Version: 1, OccurredAt: when, Payload: []byte(`{}`)}
+	good := Event{ID: "5b0f6a52-7d9c-4f0a-9d39-0a3c8a1f0001", TenantID: 1, AggregateType: "follow", AggregateID: 1, Type: "created",
+		Version: 1, OccurredAt: when, Payload: []byte(`{}`)}
 	if err := good.Validate(1 << 20); err != nil {
 		t.Fatal(err)
 	}
@@ -127,34 +132,39 @@ func TestWhatCannotBePublishedIsRefused(t *testing.T) {
 		breakIt func(*Event)
 		want    string
 	}{
-		"a type of two tokens":                {func(e *Event) { e.Type = "a.b" }, "event_type"},
-		"a type with a wildcard":              {func(e *Event) { e.Type = "*" }, "event_type"},
-		"an empty type":                       {func(e *Event) { e.Type = "" }, "event_type"},
-		"a type of 65 letters":                {func(e *Event) { e.Type = strings.Repeat("x", 65) }, "event_type"},
-		"an aggregate type with a space":      {func(e *Event) { e.AggregateType = "a b" }, "aggregate_type"},
-		"an aggregate type beyond ASCII":      {func(e *Event) { e.AggregateType = "ä" }, "aggregate_type"},
-		"a trace with a line break":           {func(e *Event) { e.TraceParent = "a\r\nNats-Rollup: all" }, "trace_id has the control character"},
-		"a trace that is not UTF-8":           {func(e *Event) { e.TraceParent = "\xff" }, "trace_id is not valid UTF-8"},
-		"headers over the limit":              {func(e *Event) { e.TraceParent = strings.Repeat("x", 61<<10) }, "trace_id makes headers"},
-		"a time beyond RFC 3339":              {func(e *Event) { e.OccurredAt = time.Date(10_000, 1, 1, 0, 0, 0, 0, time.UTC) }, "occurred_at"},
-		"a time before it":                    {func(e *Event) { e.OccurredAt = time.Date(0, 1, 1, 0, 0, 0, 0, time.UTC) }, "occurred_at"},
-		"a payload over the server's limit":   {func(e *Event) { e.Payload = []byte(strings.Repeat("x", 1<<20)) }, "payload makes a message"},
-		"a payload that fits without headers": {func(e *Event) { e.Payload = []byte(strings.Repeat("x", 1<<20-100)) }, "payload makes a message"},
+		"a type of two tokens":           {func(e *Event) { e.Type = "a.b" }, "event_type"},
+		"a type with a wildcard":         {func(e *Event) { e.Type = "*" }, "event_type"},
+		"an empty type":                  {func(e *Event) { e.Type = "" }, "event_type"},
+		"a type of 65 letters":           {func(e *Event) { e.Type = strings.Repeat("x", 65) }, "event_type"},
+		"an aggregate type with a space": {func(e *Event) { e.AggregateType = "a b" }, "aggregate_type"},
+		"an aggregate type beyond ASCII": {func(e *Event) { e.AggregateType = "ä" }, "aggregate_type"},
+		"a trace with a line break": {func(e *Event) { e.TraceParent = "a\r\nNats-Rollup: all" },
+			"trace_id has the control character"},
+		"a trace that is not UTF-8": {func(e *Event) { e.TraceParent = "\xff" }, "trace_id is not valid UTF-8"},
+		"headers over the limit":    {func(e *Event) { e.TraceParent = strings.Repeat("x", 61<<10) }, "trace_id makes headers"},
+		"a time beyond RFC 3339": {func(e *Event) { e.OccurredAt = time.Date(10_000, 1, 1, 0, 0, 0, 0, time.UTC) },
+			"occurred_at"},
+		"a time before it": {func(e *Event) { e.OccurredAt = time.Date(0, 1, 1, 0, 0, 0, 0, time.UTC) }, "occurred_at"},
+		"a payload over the server's limit": {func(e *Event) { e.Payload = []byte(strings.Repeat("x", 1<<20)) },
+			"payload makes a message"},
+		"a payload that fits without headers": {func(e *Event) { e.Payload = []byte(strings.Repeat("x", 1<<20-100)) },
+			"payload makes a message"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := good
 			c.breakIt(&e)
 			err := e.Validate(1 << 20)
-			if invalid := (*InvalidError)(nil); !errors.As(err, &invalid) || !strings.HasPrefix(err.Error(), c.want) || !strings.HasPrefix(c.want, invalid.Field) {
+			if invalid := (*InvalidError)(nil); !errors.As(err, &invalid) || !strings.HasPrefix(err.Error(), c.want) ||
+				!strings.HasPrefix(c.want, invalid.Field) {
 				t.Errorf("got %v, want an error about %s", err, c.want)
 			}
 		})
 	}
 
-	// What Validate leaves out of its sums, and does not look at, is bounded and clean.
+	// The headers that Validate does not check are bounded and clean.
 	longest := Event{
-		ID: good.ID, TenantID: math.MinInt64, AggregateType: strings.Repeat("x", maxToken), AggregateID: math.MinInt64, Type: strings.Repeat("y", maxToken),
-		Version: math.MinInt16, OccurredAt: when, OutboxID: math.MinInt64, TraceParent: "t",
+		ID: good.ID, TenantID: math.MinInt64, AggregateType: strings.Repeat("x", maxToken), AggregateID: math.MinInt64,
+		Type: strings.Repeat("y", maxToken), Version: math.MinInt16, OccurredAt: when, OutboxID: math.MinInt64, TraceParent: "t",
 	}
 	size := 0
 	for name, values := range longest.Headers() {
@@ -197,10 +207,11 @@ func TestADamagedMessageIsPermanentAndKeepsItsAggregate(t *testing.T) {
 	}
 }
 
-// TestAnEventIsTheSameOnWhicheverSubjectItCame: a resize moves aggregates to other partitions, and live subjects have none.
+// TestAnEventIsTheSameOnWhicheverSubjectItCame: a resize moves aggregates to other partitions, and live subjects have
+// no partition.
 func TestAnEventIsTheSameOnWhicheverSubjectItCame(t *testing.T) {
-	e := Event{ID: "5b0f6a52-7d9c-4f0a-9d39-0a3c8a1f0001", TenantID: 3, AggregateType: "follow", AggregateID: 9, Type: "created", Version: 1, OccurredAt: when,
-		Payload: []byte(`{}`), OutboxID: 1}
+	e := Event{ID: "5b0f6a52-7d9c-4f0a-9d39-0a3c8a1f0001", TenantID: 3, AggregateType: "follow", AggregateID: 9, Type: "created",
+		Version: 1, OccurredAt: when, Payload: []byte(`{}`), OutboxID: 1}
 	for _, subject := range []string{e.Subject("events", 0), e.Subject("my-events", 131), "live.t3.follow.created"} {
 		got, err := Decode(subject, e.Headers(), e.Payload)
 		if err != nil {
@@ -212,10 +223,11 @@ func TestAnEventIsTheSameOnWhicheverSubjectItCame(t *testing.T) {
 	}
 }
 
-// TestTheClosingMessageIsUnderItsPartitionsSubjects: the stream takes it, and no filter on events matches it.
+// TestTheClosingMessageIsUnderItsPartitionsSubjects: the stream accepts it, but no filter for events matches it.
 func TestTheClosingMessageIsUnderItsPartitionsSubjects(t *testing.T) {
 	subject, headers := ClosingMessage("events", 12)
-	if subject != "events.12.closed" || !Closes(subject, headers) || Closes("events.12.t1.door.open", headers) || Closes(subject, map[string][]string{HeaderClosed: {"1"}}) {
+	if subject != "events.12.closed" || !Closes(subject, headers) || Closes("events.12.t1.door.open", headers) ||
+		Closes(subject, map[string][]string{HeaderClosed: {"1"}}) {
 		t.Errorf("the closing message is %s with %v", subject, headers)
 	}
 	if got, want := Subjects("events", 12), "events.12.>"; got != want {
@@ -240,7 +252,7 @@ func TestIDs(t *testing.T) {
 	}
 	for _, s := range []string{"", "0", "-1", "+1", "01", "1.0", "1e3", " 1", "9223372036854775808", "x"} {
 		if id, err := ParseID(s); err == nil {
-			t.Errorf("%q is taken for %d", s, id)
+			t.Errorf("%q was read as %d", s, id)
 		}
 	}
 }

@@ -8,15 +8,17 @@ import (
 )
 
 func TestOnlyARelaysMessageIsOurs(t *testing.T) {
-	e := event.Event{ID: "8b5f0d5e-3f1c-4c6a-9f55-0f6f0a1f2b3c", TenantID: 1, AggregateType: event.AggregateFollow, AggregateID: 2, Type: event.Created, Version: 1, OutboxID: 7}
+	e := event.Event{ID: "8b5f0d5e-3f1c-4c6a-9f55-0f6f0a1f2b3c", TenantID: 1, AggregateType: event.AggregateFollow, AggregateID: 2,
+		Type: event.Created, Version: 1, OutboxID: 7}
 	if !event.Ours(e.Headers()) {
-		t.Error("the headers of an event are not ours")
+		t.Error("Ours is false for the headers of an event")
 	}
 	if event.Ours(nil) {
-		t.Error("no headers are ours")
+		t.Error("Ours is true without headers")
 	}
 	for name, bad := range map[string][]string{
-		event.HeaderID:       {"", "7", "8b5f0d5e-3f1c-4c6a-9f55-0f6f0a1f2b3", "8b5f0d5e-3f1c-4c6a-9f55-0f6f0a1f2b3x", "8b5f0d5e+3f1c+4c6a+9f55+0f6f0a1f2b3c"},
+		event.HeaderID: {"", "7", "8b5f0d5e-3f1c-4c6a-9f55-0f6f0a1f2b3", "8b5f0d5e-3f1c-4c6a-9f55-0f6f0a1f2b3x",
+			"8b5f0d5e+3f1c+4c6a+9f55+0f6f0a1f2b3c"},
 		event.HeaderSource:   {"", "/orders", "/tidings/"},
 		event.HeaderOutboxID: {"", "x", "0", "-1", "9223372036854775808"},
 	} {
@@ -26,7 +28,7 @@ func TestOnlyARelaysMessageIsOurs(t *testing.T) {
 				delete(h, name)
 			}
 			if event.Ours(h) {
-				t.Errorf("with %s %q it is ours", name, value)
+				t.Errorf("Ours is true with %s %q", name, value)
 			}
 		}
 	}

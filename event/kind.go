@@ -10,21 +10,21 @@ import (
 	"sync"
 )
 
-// Which event types the entities of each archetype have. All are at version 1.
+// The event types of each archetype. All are at version 1.
 var (
 	EdgeEvents   = []string{Created, Removed, Updated}
 	ChildEvents  = []string{Created, Edited, Deleted, Moderated, Erased}
 	ThreadEvents = []string{Updated}
 )
 
-var shapes sync.Map // the types that shape has made; kinds are few
+var shapes sync.Map // the types that shape has made; there are few kinds
 
 type shapeKey struct {
 	of    reflect.Type
 	names [2]string
 }
 
-// shape is T with other names for its first two members in JSON. Go converts between the two.
+// shape returns T with other JSON names for its first two members. Go can convert between the two types.
 func shape[T any](first, second string) reflect.Type {
 	key := shapeKey{reflect.TypeFor[T](), [2]string{first, second}}
 	if t, ok := shapes.Load(key); ok {
@@ -41,10 +41,11 @@ func shape[T any](first, second string) reflect.Type {
 	return t.(reflect.Type)
 }
 
-// decodeAs reads the payload as a T whose first two members have these names, if the event is of one of the types.
+// decodeAs reads the payload as a T whose first two members have these names. The event must have one of the types.
 func decodeAs[T any](e *Event, types []string, first, second string) (out T, err error) {
 	if e.Version != 1 || !slices.Contains(types, e.Type) {
-		return out, Permanent(fmt.Errorf("event %s is a %s.%s.v%d: this release does not know it", e.ID, e.AggregateType, e.Type, e.Version))
+		return out, Permanent(fmt.Errorf("event %s is a %s.%s.v%d: this release does not know it", e.ID,
+			e.AggregateType, e.Type, e.Version))
 	}
 	if out, err = parse[T](e.Payload, first, second); err != nil {
 		return out, e.permanent(err)
@@ -58,22 +59,22 @@ func parse[T any](text []byte, first, second string) (out T, err error) {
 	if err := json.Unmarshal(text, v.Interface()); err != nil {
 		return out, err
 	}
-	return *v.Convert(reflect.TypeFor[*T]()).Interface().(*T), nil // one memory under two types
+	return *v.Convert(reflect.TypeFor[*T]()).Interface().(*T), nil // the same memory under another type
 }
 
-// Parse reads a child as a history has it: of any release, with what was said of children then.
+// Parse reads a child from a history, which may hold payloads of any release.
 func (n ChildNames) Parse(text []byte) (Child, error) { return parse[Child](text, n.ID, n.Parent) }
 
-// Parse reads an edge likewise.
+// Parse reads an edge from a history.
 func (n EdgeNames) Parse(text []byte) (Edge, error) { return parse[Edge](text, n.From, n.To) }
 
-// permanent says of which event the payload is at fault.
+// permanent adds the event to an error of its payload.
 func (e *Event) permanent(err error) error {
 	return Permanent(fmt.Errorf("decode the payload of event %s (%s.%s.v%d): %w", e.ID, e.AggregateType, e.Type, e.Version, err))
 }
 
-// OneForm returns attributes that PostgreSQL wrote (its jsonb has an order of its own) as writers gave them and events have them: members in the order of
-// their names, without spaces. It returns nil of nothing.
+// OneForm returns attributes from PostgreSQL, whose jsonb has its own order of members, in the form of writers and
+// events: members sorted by name, without spaces. It returns nil for empty input.
 func OneForm(attributes []byte) json.RawMessage {
 	if len(attributes) == 0 {
 		return nil
@@ -85,7 +86,7 @@ func OneForm(attributes []byte) json.RawMessage {
 	e := json.NewEncoder(&out)
 	e.SetEscapeHTML(false)
 	if d.Decode(&values) != nil || e.Encode(values) != nil {
-		return attributes // not from jsonb
+		return attributes // not an object from jsonb
 	}
 	return bytes.TrimSuffix(out.Bytes(), []byte("\n"))
 }

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestBothArchetypesReadAndWriteTheGoldenPayloads reads every golden message of follows and comments as an edge or a child, and writes its
-// payload again: not a byte differs.
+// TestBothArchetypesReadAndWriteTheGoldenPayloads decodes every golden follow and comment as an edge or a child, and
+// encodes its payload again. The bytes must be equal.
 func TestBothArchetypesReadAndWriteTheGoldenPayloads(t *testing.T) {
 	for pattern, again := range map[string]func(e *Event) ([]byte, error){
 		"testdata/follow.*.json": func(e *Event) ([]byte, error) {
@@ -59,8 +59,10 @@ func TestBothArchetypesReadAndWriteTheGoldenPayloads(t *testing.T) {
 }
 
 func BenchmarkDecodeEdge(b *testing.B) {
-	e := Event{AggregateType: "follow", AggregateID: 42, Type: Created, Version: 1, Payload: []byte(`{"follower_id":"7","followee_id":"42","status":"ACTIVE",` +
-		`"version":1,"created_at":"2026-05-01T12:30:00.123456Z","positioned_at":"2026-05-01T12:30:00.123456Z","updated_at":"2026-05-01T12:30:00.123456Z","actor":"user:7"}`)}
+	e := Event{AggregateType: "follow", AggregateID: 42, Type: Created, Version: 1,
+		Payload: []byte(`{"follower_id":"7","followee_id":"42","status":"ACTIVE",` +
+			`"version":1,"created_at":"2026-05-01T12:30:00.123456Z","positioned_at":"2026-05-01T12:30:00.123456Z",` +
+			`"updated_at":"2026-05-01T12:30:00.123456Z","actor":"user:7"}`)}
 	b.Run("edge", func(b *testing.B) {
 		for b.Loop() {
 			if _, err := e.DecodeEdge(EdgeNames{From: "follower_id", To: "followee_id"}); err != nil {
@@ -83,7 +85,7 @@ func TestAttributesFromTheDatabaseHaveOneForm(t *testing.T) {
 		`{"stars": 5, "length": 9007199254740993, "a<b": "<&>"}`: `{"a<b":"<&>","length":9007199254740993,"stars":5}`,
 		`{}`:  `{}`,
 		``:    ``,
-		`[1]`: `[1]`, // what no jsonb of attributes is stays
+		`[1]`: `[1]`, // input that is not attributes from jsonb is returned unchanged
 	} {
 		if got := string(OneForm([]byte(in))); got != want {
 			t.Errorf("%s: %s, want %s", in, got, want)

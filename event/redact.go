@@ -9,11 +9,12 @@ import (
 	"strings"
 )
 
-// redacted is what is left of a child's payload: which child it is, in which state it was and whose act that was. Whatever else a writer put
-// there is gone with the body. The fields are found as consumers find them (encoding/json takes capitals for small letters), as they came.
+// redacted is the part of a child's payload that remains: which child it is, its state, and the actor. All other
+// members are removed with the body. Names match as consumers match them: encoding/json ignores case. Values stay as
+// written.
 type redacted struct {
-	ID              json.RawMessage `json:"id,omitempty"`        // as the kind names it
-	Parent          json.RawMessage `json:"object_id,omitempty"` // likewise
+	ID              json.RawMessage `json:"id,omitempty"`        // renamed by ChildNames
+	Parent          json.RawMessage `json:"object_id,omitempty"` // renamed by ChildNames
 	ParentID        json.RawMessage `json:"parent_id,omitempty"`
 	Slug            json.RawMessage `json:"slug,omitempty"`
 	Path            json.RawMessage `json:"path,omitempty"`
@@ -28,7 +29,7 @@ type redacted struct {
 	Erased          json.RawMessage `json:"erased"`
 }
 
-// kept are the names of its fields, but for the two that the kind names.
+// kept has the JSON names of its fields, except the two that the kind names.
 var kept = func() map[string]bool {
 	names := make(map[string]bool)
 	for i := range reflect.TypeFor[redacted]().NumField() - 2 {
@@ -38,8 +39,9 @@ var kept = func() map[string]bool {
 	return names
 }()
 
-// Named returns the id of the child that a payload names, of whatever version or quality: in the canonical form, in whatever form it has
-// it. It is "" for a payload that names none. It finds every child that DecodeChild reads, and those that it refuses for the form of their id.
+// Named returns the id of the child that a payload names, in canonical form. It accepts any payload version and any
+// form of the id. It returns "" if the payload names no child. It finds every child that DecodeChild reads, and those
+// that DecodeChild refuses because of the form of their id.
 func (n ChildNames) Named(payload []byte) string {
 	r, err := parse[redacted](payload, n.ID, n.Parent)
 	if err != nil {
@@ -48,7 +50,7 @@ func (n ChildNames) Named(payload []byte) string {
 	return childID(r.ID)
 }
 
-// childID reads the id of a child in any form that a writer may give it; "" for what is none.
+// childID reads the id of a child in any form that a writer may use, or returns "".
 func childID(raw json.RawMessage) string {
 	var text string
 	if len(raw) < 34 || json.Unmarshal(raw, &text) != nil { // 32 digits and the quotes
@@ -66,8 +68,8 @@ func childID(raw json.RawMessage) string {
 	return id
 }
 
-// Redacted reports whether the payload of an event of a child has no content: only what Redact leaves, and its mark. A KIND.erased is
-// made without content and has no mark. What a payload says of itself is not enough: a writer may say anything.
+// Redacted reports whether the payload of a child's event has no content: only the members that Redact leaves, and its
+// mark. KIND.erased is made without content and has no mark. The mark alone is not enough, because a writer may set it.
 func (n ChildNames) Redacted(eventType string, payload []byte) bool {
 	var fields map[string]json.RawMessage
 	if json.Unmarshal(payload, &fields) != nil || fields == nil {
@@ -82,12 +84,12 @@ func (n ChildNames) Redacted(eventType string, payload []byte) bool {
 	return (!has || string(body) == `""`) && (eventType == Erased || string(fields["erased"]) == "true")
 }
 
-// Redact returns the payload of a child's event without its content: the fields that name the child and its state, an empty
-// body, and "erased": true (docs/events.md). Redacting again changes nothing.
+// Redact returns the payload of a child's event without its content. It keeps the members that name the child and its
+// state, and sets an empty body and "erased": true (docs/events.md). Repeating it changes nothing.
 func (n ChildNames) Redact(payload []byte) ([]byte, error) {
 	r, err := parse[redacted](payload, n.ID, n.Parent)
 	if err != nil {
-		return nil, fmt.Errorf("redact a payload of %d bytes: it is no JSON object", len(payload)) // the error itself may quote it
+		return nil, fmt.Errorf("redact a payload of %d bytes: it is not a JSON object", len(payload)) // err may quote it
 	}
 	r.Body, r.Erased = json.RawMessage(`""`), json.RawMessage(`true`)
 	out, err := json.Marshal(reflect.ValueOf(r).Convert(shape[redacted](n.ID, n.Parent)).Interface())
@@ -97,18 +99,19 @@ func (n ChildNames) Redact(payload []byte) ([]byte, error) {
 	return out, nil
 }
 
-// ErasedActor is the actor of what was done by a person who has been erased.
+// ErasedActor replaces the actor of events that an erased person caused.
 const ErasedActor = "erased"
 
-// RedactActor returns a payload of any aggregate type without an actor, where that is whose act it tells of: the actor is ErasedActor then, and everything else is as it was. The field
-// is found as consumers find it.
+// RedactActor replaces the actor of a payload by ErasedActor if it is the given one. It accepts any aggregate type and
+// changes nothing else. The member's name matches as consumers match it, ignoring case.
 func RedactActor(payload []byte, actor string) (redacted []byte, changed bool, err error) {
-	if !bytes.Contains(payload, []byte(actor)) && !bytes.Contains(payload, []byte{'\\'}) { // most are somebody else's; only an escape spells it otherwise
+	// Most payloads have another actor. Only an escape can spell this one differently.
+	if !bytes.Contains(payload, []byte(actor)) && !bytes.Contains(payload, []byte{'\\'}) {
 		return payload, false, nil
 	}
 	var fields map[string]json.RawMessage
 	if json.Unmarshal(payload, &fields) != nil {
-		return payload, false, nil // no object: it has no actor
+		return payload, false, nil // not an object, so it has no actor
 	}
 	for name, value := range fields {
 		var text string
@@ -125,8 +128,9 @@ func RedactActor(payload []byte, actor string) (redacted []byte, changed bool, e
 	return redacted, true, nil
 }
 
-// People returns the ids by which an erasure may look for a payload of any aggregate type, of whatever quality: all that it names, for which of these is a person the kind says; and 0,
-// for anybody's, where it names a child and no author. A payload that has been redacted names nobody but its actor.
+// People returns the ids under which an erasure may search for a payload. The payload may be of any aggregate type, and
+// need not be valid. People returns every id in it, because only the kind knows which ones are persons. It adds 0, which
+// means anybody, if the payload names a child but no author. A redacted payload names only its actor.
 func People(eventType string, payload []byte) (ids []int64) {
 	var fields map[string]json.RawMessage
 	if json.Unmarshal(payload, &fields) != nil {
@@ -138,7 +142,7 @@ func People(eventType string, payload []byte) (ids []int64) {
 		switch id := int64(0); {
 		case strings.EqualFold(name, "actor"):
 			var actor string
-			_ = json.Unmarshal(value, &actor) // one that is no text names nobody
+			_ = json.Unmarshal(value, &actor) // an actor that is not text names nobody
 			if user, is := strings.CutPrefix(actor, "user:"); is {
 				actors = append(actors, idOf(json.RawMessage(user)))
 			}
@@ -156,7 +160,8 @@ func People(eventType string, payload []byte) (ids []int64) {
 		}
 	}
 	body, has := fields["body"]
-	if erased := eventType == Erased || string(fields["erased"]) == "true"; erased && (!has || string(body) == `""`) && !content && others <= 2 {
+	if erased := eventType == Erased || string(fields["erased"]) == "true"; erased && (!has || string(body) == `""`) &&
+		!content && others <= 2 {
 		return actors
 	}
 	if child && !author {
@@ -165,10 +170,11 @@ func People(eventType string, payload []byte) (ids []int64) {
 	return append(ids, actors...)
 }
 
-// RedactHeaders returns the headers that name an event and its place. All others go.
+// RedactHeaders returns the headers that identify an event and its place, without all others.
 func RedactHeaders(headers map[string][]string) map[string][]string {
 	out := make(map[string][]string, len(headers))
-	for _, name := range []string{HeaderID, HeaderType, HeaderSource, HeaderSubject, HeaderTime, HeaderSpecVersion, HeaderDataContentType, HeaderTraceParent, HeaderOutboxID} {
+	for _, name := range []string{HeaderID, HeaderType, HeaderSource, HeaderSubject, HeaderTime, HeaderSpecVersion, HeaderDataContentType,
+		HeaderTraceParent, HeaderOutboxID} {
 		if v, ok := headers[name]; ok {
 			out[name] = v
 		}
@@ -176,7 +182,8 @@ func RedactHeaders(headers map[string][]string) map[string][]string {
 	return out
 }
 
-// severed is what is left of an edge's payload: which change it was, and when. The ends are gone, and with them whose change it was.
+// severed is the part of an edge's payload that remains: the status, the version and the times. Both ends, the
+// attributes and the actor are removed.
 type severed struct {
 	Status       json.RawMessage `json:"status,omitempty"`
 	Version      json.RawMessage `json:"version,omitempty"`
@@ -186,13 +193,14 @@ type severed struct {
 	Erased       bool            `json:"erased"`
 }
 
-// Named returns the ids that a payload names as the ends of an edge, of whatever version or quality, in whatever form it has them; 0 for one that it does not name.
+// Named returns the ids of the ends of an edge that a payload names, in any payload version and any form of the ids. An
+// end is 0 if the payload does not name it.
 func (n EdgeNames) Named(payload []byte) (from, to int64) {
 	var fields map[string]json.RawMessage
 	if json.Unmarshal(payload, &fields) != nil {
 		return 0, 0
 	}
-	for field, value := range fields { // encoding/json, by which consumers read, takes capitals for small letters
+	for field, value := range fields { // like encoding/json in consumers, ignoring case
 		switch id := idOf(value); {
 		case id != 0 && strings.EqualFold(field, n.From):
 			from = id
@@ -203,10 +211,11 @@ func (n EdgeNames) Named(payload []byte) (from, to int64) {
 	return from, to
 }
 
-// idOf reads an id in any form that a writer may give it: a text or a number, with zeros before it or decimals that are zeros behind it.
+// idOf reads an id in any form that a writer may use: text or a number, with leading zeros or zero decimals. It returns
+// 0 for anything else.
 func idOf(raw json.RawMessage) int64 {
 	text := string(raw)
-	if n := len(text); n >= 2 && text[0] == '"' && !strings.Contains(text, `\`) { // as nearly all are
+	if n := len(text); n >= 2 && text[0] == '"' && !strings.Contains(text, `\`) { // nearly every id
 		text = text[1 : n-1]
 	} else if json.Unmarshal(raw, &text) != nil {
 		text = string(raw)
@@ -222,14 +231,15 @@ func idOf(raw json.RawMessage) int64 {
 	return id
 }
 
-// Redact returns the payload of an edge's event without its ends, attributes and actor, and with "erased": true. It names nobody. Redacting again changes nothing.
+// Redact returns the payload of an edge's event without its ends, attributes and actor, and with "erased": true. It
+// names nobody. Repeating it changes nothing.
 func (n EdgeNames) Redact(payload []byte) ([]byte, error) {
 	var fields map[string]json.RawMessage
 	if json.Unmarshal(payload, &fields) != nil {
-		return nil, fmt.Errorf("redact a payload of %d bytes: it is no JSON object", len(payload)) // the error itself may quote it
+		return nil, fmt.Errorf("redact a payload of %d bytes: it is not a JSON object", len(payload)) // err may quote it
 	}
-	out, err := json.Marshal(severed{Status: fields["status"], Version: fields["version"], CreatedAt: fields["created_at"], PositionedAt: fields["positioned_at"],
-		UpdatedAt: fields["updated_at"], Erased: true})
+	out, err := json.Marshal(severed{Status: fields["status"], Version: fields["version"], CreatedAt: fields["created_at"],
+		PositionedAt: fields["positioned_at"], UpdatedAt: fields["updated_at"], Erased: true})
 	if err != nil {
 		return nil, fmt.Errorf("encode a redacted payload: %w", err)
 	}

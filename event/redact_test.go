@@ -16,25 +16,30 @@ const (
 	secret   = "what the author wrote"
 )
 
-// redactable is a comment's payload as a SQL writer might have it.
-const redactable = `{"comment_id": "` + redactID + `", "post_id": "42", "parent_id": "0196b2d4-7c00-7000-8000-00000000000b", "slug": "abcd2345",
-	"path": "0632f8a0000000abcd2344/0632f8a0000001abcd2345", "author_id": "7", "body": "` + secret + `", "author_state": "ACTIVE", "moderation_state": "NONE",
-	"version": 2, "created_at": "2026-05-01T12:30:00.123456Z", "updated_at": "2026-05-01T12:30:00.123456Z", "actor": "user:7", "reason": "` + secret + `"}`
+// redactable is a comment's payload as a SQL writer might have written it.
+const redactable = `{"comment_id": "` + redactID +
+	`", "post_id": "42", "parent_id": "0196b2d4-7c00-7000-8000-00000000000b", "slug": "abcd2345",
+	"path": "0632f8a0000000abcd2344/0632f8a0000001abcd2345", "author_id": "7", "body": "` + secret +
+	`", "author_state": "ACTIVE", "moderation_state": "NONE",
+	"version": 2, "created_at": "2026-05-01T12:30:00.123456Z", "updated_at": "2026-05-01T12:30:00.123456Z",
+	"actor": "user:7", "reason": "` + secret + `"}`
 
 func commentOf(payload string) (c Comment, err error) {
-	e := Event{ID: "id", TenantID: 1, AggregateType: AggregateComment, AggregateID: 42, Type: Edited, Version: 1, Payload: json.RawMessage(payload)}
+	e := Event{ID: "id", TenantID: 1, AggregateType: AggregateComment, AggregateID: 42, Type: Edited, Version: 1,
+		Payload: json.RawMessage(payload)}
 	return c, e.DecodePayload(&c)
 }
 
-// oddForms are ways in which a writer may name the comment. The strict decoder takes none of them, and an erasure finds it in all.
+// oddForms are forms in which a writer may name the comment. The strict decoder refuses all of them, and an erasure
+// finds the comment in each.
 var oddForms = map[string]string{
-	"in upper case":     strings.ToUpper(redactID),
-	"without hyphens":   strings.ReplaceAll(redactID, "-", ""),
-	"in braces":         "{" + redactID + "}",
-	"as a URN":          "urn:uuid:" + redactID,
-	"as a loud URN":     "URN:UUID:" + strings.ToUpper(redactID),
-	"with other dashes": "0196-b2d4-7c00-7000-8000-0000-0000-000a",
-	"with blanks":       " " + redactID + "\n",
+	"in upper case":          strings.ToUpper(redactID),
+	"without hyphens":        strings.ReplaceAll(redactID, "-", ""),
+	"in braces":              "{" + redactID + "}",
+	"as a URN":               "urn:uuid:" + redactID,
+	"as a URN in upper case": "URN:UUID:" + strings.ToUpper(redactID),
+	"with other dashes":      "0196-b2d4-7c00-7000-8000-0000-0000-000a",
+	"with blanks":            " " + redactID + "\n",
 }
 
 func TestOnlyTheOneFormOfIDsIsDecoded(t *testing.T) {
@@ -51,7 +56,7 @@ func TestOnlyTheOneFormOfIDsIsDecoded(t *testing.T) {
 		"another post":               {`"42"`, `"43"`},
 		"no post":                    {`"post_id"`, `"post"`},
 		"parent in upper case":       {"00000000000b", "00000000000B"},
-		"parent that is none":        {"0196b2d4-7c00-7000-8000-00000000000b", "x"},
+		"an invalid parent":          {"0196b2d4-7c00-7000-8000-00000000000b", "x"},
 	}
 	for form, id := range oddForms {
 		bad["comment "+form] = [2]string{`"` + redactID + `"`, quoted(id)}
@@ -77,32 +82,34 @@ func TestAnErasureFindsACommentInAnyForm(t *testing.T) {
 		}
 		payload := strings.Replace(redactable, `"`+redactID+`"`, string(quoted), 1)
 		if got := commentNames.Named([]byte(payload)); got != redactID {
-			t.Errorf("%s: it finds %q", form, got)
+			t.Errorf("%s: found %q", form, got)
 		}
 		taken(t, Edited, payload)
 	}
-	for _, none := range []string{``, `null`, `[]`, `"` + redactID + `"`, `{}`, `{"comment_id": null}`, `{"comment_id": 7}`, `{"comment_id": "` + redactID + `0"}`, `{"comment_id": "` + strings.Repeat("g", 32) + `"}`} {
+	for _, none := range []string{``, `null`, `[]`, `"` + redactID + `"`, `{}`, `{"comment_id": null}`, `{"comment_id": 7}`,
+		`{"comment_id": "` + redactID + `0"}`, `{"comment_id": "` + strings.Repeat("g", 32) + `"}`} {
 		if got := commentNames.Named([]byte(none)); got != "" {
-			t.Errorf("%s: it finds %q", none, got)
+			t.Errorf("%s: found %q", none, got)
 		}
 	}
 }
 
-// taken fails unless redaction takes the text out, whatever the payload says of itself, and leaves which comment it was.
+// taken checks that redaction removes the text, whatever the payload claims, and keeps the comment's identity.
 func taken(t *testing.T, eventType, payload string) {
 	t.Helper()
 	if commentNames.Redacted(eventType, []byte(payload)) {
-		t.Errorf("it takes this for redacted: %s", payload)
+		t.Errorf("Redacted is true for %s", payload)
 	}
 	redacted, err := commentNames.Redact([]byte(payload))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if bytes.Contains(redacted, []byte(secret)) || commentNames.Named(redacted) != commentNames.Named([]byte(payload)) || !commentNames.Redacted(eventType, redacted) {
-		t.Errorf("%s\nis redacted to\n%s", payload, redacted)
+	if bytes.Contains(redacted, []byte(secret)) || commentNames.Named(redacted) != commentNames.Named([]byte(payload)) ||
+		!commentNames.Redacted(eventType, redacted) {
+		t.Errorf("payload %s\nredacted to %s", payload, redacted)
 	}
 	if again, err := commentNames.Redact(redacted); err != nil || !bytes.Equal(again, redacted) {
-		t.Errorf("redacted once more it is %s, %v", again, err)
+		t.Errorf("redacted twice: %s, %v", again, err)
 	}
 }
 
@@ -119,16 +126,16 @@ func TestNoPayloadSaysThatItIsRedactedWhenItIsNot(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			taken(t, Edited, payload)
-			taken(t, Erased, payload) // whoever writes one of these
+			taken(t, Erased, payload) // any writer may make one of these
 		})
 	}
 	erased, err := json.Marshal(payloads()["comment.erased"])
 	if err != nil || !commentNames.Redacted(Erased, erased) || commentNames.Redacted(Deleted, erased) {
-		t.Errorf("a true comment.erased is not what it should be: %s, %v", erased, err)
+		t.Errorf("a genuine comment.erased: %s, %v", erased, err)
 	}
 }
 
-// TestEachFieldOfACommentIsKeptOrTaken: a field that comes later must be one or the other, on purpose.
+// TestEachFieldOfACommentIsKeptOrTaken: a new field must be assigned to one of the two on purpose.
 func TestEachFieldOfACommentIsKeptOrTaken(t *testing.T) {
 	names := func(typ reflect.Type) (all []string) {
 		for i := range typ.NumField() {
@@ -140,21 +147,24 @@ func TestEachFieldOfACommentIsKeptOrTaken(t *testing.T) {
 	kept := names(shape[redacted](commentNames.ID, commentNames.Parent))
 	for _, name := range names(reflect.TypeFor[Comment]()) {
 		if slices.Contains(kept, name) == (name == "reason") {
-			t.Errorf("%s is neither kept nor taken", name)
+			t.Errorf("%s is neither kept nor removed", name)
 		}
 	}
 }
 
 var canonical = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
 
-// FuzzWhatIsAppliedIsFound: a payload that a consumer applies is one that an erasure finds, by ids that are equal as text, and takes apart.
+// FuzzWhatIsAppliedIsFound: every payload that a consumer applies, an erasure finds by ids that are equal as text, and
+// redacts.
 func FuzzWhatIsAppliedIsFound(f *testing.F) {
 	f.Add(redactable)
 	for _, id := range oddForms {
 		f.Add(strings.Replace(redactable, redactID, id, 1))
 	}
-	for _, edit := range []string{`"comment_id"/"Comment_ID"`, `"post_id"/"poſt_id"`, `"7"/"07700"`, `"7"/7700.0`, `"42"/42`, `"version"/"VERSION"`, `"parent_id"/"path"`,
-		`{/{"Comment_ID": "0196b2d4-7c00-7000-8000-00000000000c", "erased": true, `, `"reason"/"COMMENT_ID": "0196b2d4-7c00-7000-8000-00000000000c", "reason"`} {
+	for _, edit := range []string{`"comment_id"/"Comment_ID"`, `"post_id"/"poſt_id"`, `"7"/"07700"`, `"7"/7700.0`, `"42"/42`,
+		`"version"/"VERSION"`, `"parent_id"/"path"`,
+		`{/{"Comment_ID": "0196b2d4-7c00-7000-8000-00000000000c", "erased": true, `,
+		`"reason"/"COMMENT_ID": "0196b2d4-7c00-7000-8000-00000000000c", "reason"`} {
 		from, to, _ := strings.Cut(edit, "/")
 		f.Add(strings.Replace(redactable, from, to, 1))
 	}
@@ -163,51 +173,57 @@ func FuzzWhatIsAppliedIsFound(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if !canonical.MatchString(c.CommentID) || c.ParentID != "" && !canonical.MatchString(c.ParentID) || c.PostID != 42 || c.AuthorID <= 0 {
+		if !canonical.MatchString(c.CommentID) || c.ParentID != "" && !canonical.MatchString(c.ParentID) ||
+			c.PostID != 42 || c.AuthorID <= 0 {
 			t.Errorf("a consumer applies %+v", c)
 		}
 		if got := commentNames.Named([]byte(payload)); got != c.CommentID {
-			t.Errorf("a consumer applies comment %s, an erasure finds %q", c.CommentID, got)
+			t.Errorf("a consumer applies comment %s, but an erasure finds %q", c.CommentID, got)
 		}
 		redacted, err := commentNames.Redact([]byte(payload))
 		if err != nil || !commentNames.Redacted(Edited, redacted) {
-			t.Fatalf("redacted it is %s, %v", redacted, err)
+			t.Fatalf("redacted: %s, %v", redacted, err)
 		}
 		without := c
 		without.Body, without.Reason, without.Erased = "", "", true
 		if got, err := commentOf(string(redacted)); err != nil || fmt.Sprint(got) != fmt.Sprint(without) {
-			t.Errorf("redacted it is %+v, %v: want %+v", got, err, without)
+			t.Errorf("redacted: %+v, %v: want %+v", got, err, without)
 		}
 	})
 }
 
 var commentNames = ChildNames{ID: "comment_id", Parent: "post_id"}
 
-// TestAnEdgesEndsAreFoundInEveryFormAndRedacted: nothing that a payload may say of its ends is left in the redacted one, which names nobody.
+// TestAnEdgesEndsAreFoundInEveryFormAndRedacted: whatever a payload states about its ends, the redacted payload names
+// nobody.
 func TestAnEdgesEndsAreFoundInEveryFormAndRedacted(t *testing.T) {
 	names := EdgeNames{From: "user_id", To: "group_id"}
 	for form, from := range map[string]string{
-		"as events have it": `"user_id":"7"`, "a number": `"user_id":7`, "in decimals": `"user_id":7.00`, "with zeros": `"user_id":"007"`, "with blanks": `"user_id":" 7\n"`, "signed": `"user_id":"+7"`,
-		"in capitals": `"USER_ID":"7"`, "beside one that is none": `"user_id":"x","User_Id":"7"`, "behind an escape": `"user_id":"\u0037"`,
+		"as events have it": `"user_id":"7"`, "a number": `"user_id":7`, "in decimals": `"user_id":7.00`, "with zeros": `"user_id":"007"`,
+		"with blanks": `"user_id":" 7\n"`, "signed": `"user_id":"+7"`,
+		"in capitals": `"USER_ID":"7"`, "beside an invalid one": `"user_id":"x","User_Id":"7"`, "behind an escape": `"user_id":"\u0037"`,
 	} {
-		payload := `{` + from + `,"group_id":"42","status":"ACTIVE","version":3,"created_at":"2026-05-01T12:30:00.123456Z","attributes":{"role":"` + secret + `"},"actor":"user:7","more":["7"]}`
+		payload := `{` + from + `,"group_id":"42","status":"ACTIVE","version":3,"created_at":"2026-05-01T12:30:00.123456Z",` +
+			`"attributes":{"role":"` + secret + `"},"actor":"user:7","more":["7"]}`
 		if a, b := names.Named([]byte(payload)); a != 7 || b != 42 {
-			t.Errorf("%s: it names %d and %d", form, a, b)
+			t.Errorf("%s: found %d and %d", form, a, b)
 		}
 		redacted, err := names.Redact([]byte(payload))
-		if want := `{"status":"ACTIVE","version":3,"created_at":"2026-05-01T12:30:00.123456Z","erased":true}`; err != nil || string(redacted) != want {
+		if want := `{"status":"ACTIVE","version":3,"created_at":"2026-05-01T12:30:00.123456Z","erased":true}`; err != nil ||
+			string(redacted) != want {
 			t.Errorf("%s: %s, %v", form, redacted, err)
 		}
 		if a, b := names.Named(redacted); a != 0 || b != 0 {
-			t.Errorf("%s: redacted it names %d and %d", form, a, b)
+			t.Errorf("%s: redacted, it names %d and %d", form, a, b)
 		}
 		if again, err := names.Redact(redacted); err != nil || !bytes.Equal(again, redacted) {
 			t.Errorf("%s: redacted twice: %s, %v", form, again, err)
 		}
 	}
-	for _, payload := range []string{`{}`, `[]`, `7`, `{"user_id":"7.5"}`, `{"user_id":null}`, `{"user_id":["7"]}`, `{"user_id":"9223372036854775808"}`, `{"follower_id":"7"}`} {
+	for _, payload := range []string{`{}`, `[]`, `7`, `{"user_id":"7.5"}`, `{"user_id":null}`, `{"user_id":["7"]}`,
+		`{"user_id":"9223372036854775808"}`, `{"follower_id":"7"}`} {
 		if a, b := names.Named([]byte(payload)); a != 0 || b != 0 {
-			t.Errorf("%s names %d and %d", payload, a, b)
+			t.Errorf("%s: found %d and %d", payload, a, b)
 		}
 	}
 }

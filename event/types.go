@@ -10,13 +10,14 @@ import (
 	"time"
 )
 
-// Aggregate types and event types of the catalogue (docs/events.md).
+// Aggregate types and event types of the catalog (docs/events.md).
 const (
 	AggregateFollow  = "follow"
 	AggregateComment = "comment"
 	AggregateThread  = "thread"
 
-	// AggregateHeartbeat is of events that tell no change: Tidings writes them to measure its own path (Heartbeat).
+	// AggregateHeartbeat is the type of events without a change: Tidings writes them to measure its own path
+	// (Heartbeat).
 	AggregateHeartbeat = "heartbeat"
 
 	Created   = "created"
@@ -29,10 +30,10 @@ const (
 	Sent      = "sent"
 )
 
-// SystemTenant stands for the installation. No person's and no service's token is of it.
+// SystemTenant is the tenant of the installation itself. Only tokens of operators belong to it.
 const SystemTenant = 0
 
-// catalogue has the newest version of each event type; versions from 1 to it can be decoded.
+// catalogue has the newest version of each event type. Versions from 1 to it can be decoded.
 var catalogue = map[string]map[string]int{
 	AggregateFollow:  {Created: 1, Removed: 1},
 	AggregateComment: {Created: 1, Edited: 1, Deleted: 1, Moderated: 1, Erased: 1},
@@ -41,13 +42,13 @@ var catalogue = map[string]map[string]int{
 	AggregateHeartbeat: {Sent: 1},
 }
 
-// Known reports whether the catalogue has the aggregate type, and whether it has this version of the event type.
+// Known reports whether the catalog has the aggregate type, and whether it has this version of the event type.
 func Known(aggregateType, eventType string, version int) (aggregate, exact bool) {
 	types, ok := catalogue[aggregateType]
 	return ok, version >= 1 && version <= types[eventType]
 }
 
-// EventTypes returns the event types of the catalogue as "aggregate.event", for metrics that must stay bounded.
+// EventTypes returns the event types of the catalog as "aggregate.event", for metrics with bounded labels.
 func EventTypes() []string {
 	var all []string
 	for a, types := range catalogue {
@@ -58,28 +59,28 @@ func EventTypes() []string {
 	return all
 }
 
-// ID is a 64-bit id that travels as a decimal string in JSON, because JavaScript's numbers end at 2^53.
+// ID is a 64-bit id. In JSON it is a decimal string, because JavaScript's numbers are exact only up to 2^53.
 type ID int64
 
-// ParseID reads a decimal id from 1 to 2^63-1, without sign or leading zeros.
+// ParseID reads a decimal id from 1 to 2^63-1, without a sign or leading zeros.
 func ParseID(s string) (ID, error) {
 	n, err := strconv.ParseInt(s, 10, 64)
 	if err != nil || n <= 0 || strconv.FormatInt(n, 10) != s {
-		return 0, fmt.Errorf("%q is not an id: want a decimal number from 1 to 9223372036854775807", s)
+		return 0, fmt.Errorf("%q is not an id, a decimal number from 1 to 9223372036854775807", s)
 	}
 	return ID(n), nil
 }
 
 func (id ID) String() string { return strconv.FormatInt(int64(id), 10) }
 
-// MarshalText makes the id a string wherever text is wanted.
+// MarshalText encodes the id as a decimal string.
 func (id ID) MarshalText() ([]byte, error) { return strconv.AppendInt(nil, int64(id), 10), nil }
 
-// UnmarshalText is ParseID with an error that does not quote what it read: errors of payloads are logged.
+// UnmarshalText is ParseID with an error that does not quote its input, because errors of payloads are logged.
 func (id *ID) UnmarshalText(b []byte) error {
 	n, err := ParseID(string(b))
 	if err != nil {
-		return errors.New("an id is no decimal number from 1 to 9223372036854775807")
+		return errors.New("an id is not a decimal number from 1 to 9223372036854775807")
 	}
 	*id = n
 	return nil
@@ -88,7 +89,7 @@ func (id *ID) UnmarshalText(b []byte) error {
 // TimeFormat is RFC 3339 in UTC with six digits: PostgreSQL's resolution, and sortable as text.
 const TimeFormat = "2006-01-02T15:04:05.000000Z"
 
-// Time travels in TimeFormat.
+// Time is encoded in TimeFormat.
 type Time struct{ time.Time }
 
 // MarshalJSON writes TimeFormat.
@@ -98,7 +99,7 @@ func (t Time) MarshalJSON() ([]byte, error) {
 
 // UnmarshalJSON reads any RFC 3339 time.
 func (t *Time) UnmarshalJSON(b []byte) error {
-	if len(b) < 2 || b[0] != '"' || bytes.IndexByte(b, '\\') >= 0 { // no time of ours; JSON may spell a string otherwise
+	if len(b) < 2 || b[0] != '"' || bytes.IndexByte(b, '\\') >= 0 { // not written by Tidings: JSON has other spellings of a string
 		var s string
 		if err := json.Unmarshal(b, &s); err != nil {
 			return err
@@ -107,7 +108,7 @@ func (t *Time) UnmarshalJSON(b []byte) error {
 	}
 	v, err := time.Parse(time.RFC3339Nano, string(b[1:len(b)-1]))
 	if err != nil {
-		return errors.New("a time is not in RFC 3339") // err quotes it
+		return errors.New("a time is not in RFC 3339") // err would quote it
 	}
 	t.Time = v.UTC()
 	return nil
@@ -125,7 +126,7 @@ type Follow struct {
 	Actor        string `json:"actor"`
 }
 
-// Active reports whether the pair is followed now.
+// Active reports whether the follower follows the followee now.
 func (f Follow) Active() bool { return f.Status == StatusActive }
 
 // The states of a follow.
@@ -149,20 +150,21 @@ type Comment struct {
 	CreatedAt       Time   `json:"created_at"`
 	UpdatedAt       Time   `json:"updated_at"`
 	Actor           string `json:"actor"`
-	Reason          string `json:"reason,omitempty"` // the moderator's
-	Erased          bool   `json:"erased,omitempty"` // body and reason were taken out afterwards: the author was erased since
+	Reason          string `json:"reason,omitempty"` // of the moderator
+	Erased          bool   `json:"erased,omitempty"` // body and reason were removed afterward: the author was erased
 }
 
-// valid reports what is wrong with the ids of a comment of an event of the post: they have one form, so that whoever compares them as text (an
-// erasure, an index) and whoever reads them see the same comment. outbox_messages has the same rule (names_comment).
+// valid checks the ids of a comment in an event of the post. They must have one form, so that code that compares them
+// as text (an erasure, an index) and code that parses them see the same comment. outbox_messages has the same rule
+// (names_comment).
 func (c Comment) valid(post int64) error {
 	switch {
 	case !isUUID(c.CommentID):
-		return errors.New("comment_id is no UUID in lower case with hyphens")
+		return errors.New("comment_id is not a UUID in lower case with hyphens")
 	case c.ParentID != "" && !isUUID(c.ParentID):
-		return errors.New("parent_id is no UUID in lower case with hyphens")
+		return errors.New("parent_id is not a UUID in lower case with hyphens")
 	case int64(c.PostID) != post:
-		return fmt.Errorf("comment %s is of post %d, its event of %d", c.CommentID, c.PostID, post)
+		return fmt.Errorf("comment %s belongs to post %d, its event to %d", c.CommentID, c.PostID, post)
 	case c.AuthorID <= 0:
 		return fmt.Errorf("comment %s has no author", c.CommentID)
 	}
@@ -199,24 +201,26 @@ const (
 	ModerationRemoved  = "REMOVED"
 )
 
-// Visible is the one rule of who sees a comment: its author left it and moderation, if any, let it through.
+// Visible reports whether everybody sees a comment in these states: its author has not deleted it, and moderation
+// allows it.
 func Visible(authorState, moderationState string) bool {
 	return authorState == AuthorActive && (moderationState == ModerationNone || moderationState == ModerationApproved)
 }
 
-// Visible applies the rule of the same name to the comment.
+// Visible reports whether everybody sees the comment.
 func (c Comment) Visible() bool { return Visible(c.AuthorState, c.ModerationState) }
 
-// BodyTravels reports whether the events of a comment in these states have its body. A gone comment's stays in the truth:
-// whoever reads the event must not show it. It travels again with the event that makes the comment visible.
+// BodyTravels reports whether events of a comment in these states have its body. If not, the body remains only in the
+// truth, because readers of the event must not show it. The event that makes the comment visible again has it.
 func BodyTravels(authorState, moderationState string) bool {
 	return Visible(authorState, moderationState) || authorState == AuthorActive && moderationState == ModerationPending
 }
 
-// State is the comment's state in one word, as the API shows it: visible, pending, hidden, removed, deleted or erased.
+// State returns the comment's state in one word, as the API shows it: visible, pending, hidden, removed, deleted or
+// erased.
 func (c Comment) State() string { return State(c.AuthorState, c.ModerationState) }
 
-// State is the one word for a pair of states. The author's axis goes first: what they deleted is theirs to have deleted.
+// State returns the one word for a pair of states. The author's deletion hides any moderation state.
 func State(authorState, moderationState string) string {
 	switch {
 	case authorState == AuthorErased:
@@ -235,8 +239,8 @@ func State(authorState, moderationState string) string {
 
 // Thread is the payload of thread events: the settings of the children of a kind under one object.
 type Thread struct {
-	Kind        string `json:"kind,omitempty"` // absent for comments, which had threads first
-	PostID      ID     `json:"post_id"`        // the object, whatever it is
+	Kind        string `json:"kind,omitempty"` // absent for comments, the first kind with threads
+	PostID      ID     `json:"post_id"`        // the object's id, of any type
 	Locked      bool   `json:"locked"`
 	Premoderate bool   `json:"premoderated"`
 	Title       string `json:"title,omitempty"`
@@ -245,24 +249,25 @@ type Thread struct {
 	Actor       string `json:"actor"`
 }
 
-// Of is the kind of the children that the settings are for.
+// Of returns the kind of the children that the settings apply to.
 func (t Thread) Of() string { return cmp.Or(t.Kind, AggregateComment) }
 
-// Heartbeat is the payload of heartbeats. The aggregate's id is a number that falls into the partition's first slot.
+// Heartbeat is the payload of heartbeats. Their aggregate id is a number that belongs to the partition's first slot.
 type Heartbeat struct {
-	Partition       int     `json:"partition"`        // whose relay was to publish it when it was written
-	IntervalSeconds float64 `json:"interval_seconds"` // the least between two of a partition
+	Partition       int     `json:"partition"`        // the partition that was expected to publish it when it was written
+	IntervalSeconds float64 `json:"interval_seconds"` // the minimum between two heartbeats of a partition
 }
 
-// System reports whether events of an aggregate type tell of Tidings itself. Readers get them if they ask for the type by name.
+// System reports whether events of an aggregate type are about Tidings itself. Readers get them only if they request
+// the type by name.
 func System(aggregateType string) bool { return aggregateType == AggregateHeartbeat }
 
-// PermanentError wraps an error that no retry can mend: the event itself is wrong. Consumers park it.
+// PermanentError wraps an error that no retry can repair: the event itself is wrong. Consumers park it.
 type PermanentError struct{ err error }
 
 func (e *PermanentError) Error() string { return e.err.Error() }
 
-// Unwrap returns what was wrong.
+// Unwrap returns the wrapped error.
 func (e *PermanentError) Unwrap() error { return e.err }
 
 // Permanent marks err as a fault of the event itself.

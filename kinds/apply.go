@@ -16,16 +16,16 @@ import (
 	"github.com/tidings/tidings/versioned"
 )
 
-// FileError reports a file that is not one of kinds. Its text has a line for each thing that is wrong.
+// FileError reports a file that is not a valid file of kinds. Its text has one line per error.
 type FileError struct{ Err error }
 
 func (e *FileError) Error() string { return e.Err.Error() }
 func (e *FileError) Unwrap() error { return e.Err }
 
-// RefusedError reports changes that would reinterpret rows. Nothing was changed.
+// RefusedError reports changes that would give existing rows another meaning. Apply has changed nothing.
 type RefusedError struct{ Refused []Refusal }
 
-// Refusal is a change that is refused: where the rows are that it would reinterpret.
+// Refusal is a refused change. Rows names the rows that the change would give another meaning.
 type Refusal struct {
 	Change
 	Rows string
@@ -34,7 +34,7 @@ type Refusal struct {
 func (e *RefusedError) Error() string {
 	var all []string
 	for _, r := range e.Refused {
-		all = append(all, fmt.Sprintf("%s: %s: refused, because %s. Instead: %s", r.Path, r.What, r.Rows, r.Instead))
+		all = append(all, fmt.Sprintf("%s: %s: refused, because %s. Instead, %s", r.Path, r.What, r.Rows, r.Instead))
 	}
 	return strings.Join(all, "\n")
 }
@@ -47,44 +47,46 @@ type Request struct {
 	File   []byte
 	Actor  string
 	Reason string
-	DryRun bool // find out what would happen, and change nothing
+	DryRun bool // report the changes without making them
 }
 
-// Applied is what Apply did, or would do.
+// Applied is the result of Apply. With DryRun it is the result that Apply would have.
 type Applied struct {
 	Changes []Change `json:"changes"`
-	Version int64    `json:"version"` // of the kinds in force; 0 when none were ever applied
+	Version int64    `json:"version"` // of the kinds in force; 0 if no kinds were ever applied
 }
 
-// How long Apply waits for another Apply, and for a lock that writers hold; how long it may keep locks while the other database answers.
+// Apply waits turnTimeout for another Apply, and lockTimeout for a lock that writers hold. It holds locks for
+// idleTimeout at most while it waits for the other database.
 const (
 	turnTimeout = time.Minute
 	lockTimeout = 5 * time.Second
 	idleTimeout = 30 * time.Second
 )
 
-// Apply makes the kinds of a file, beside those that are built in, the kinds in force. What the file leaves out is removed.
+// Apply puts the kinds of a file in force, beside the built-in ones. It removes kinds that the file does not have.
 //
 //	truth        ── lock ── check ── tables ────────────────────── object ── commit
 //	projections                        └── tables ── object ── commit ──┘
 //
-// The lock keeps other calls out until the end. A call that dies changed nothing, or the projections alone, where kinds that nobody writes are of no
-// effect: the same call completes it. Errors: *FileError, *RefusedError, and those of the databases, after which it may be repeated.
+// The lock keeps other calls out until the end. A call that dies has changed nothing, or only the projections. Kinds
+// that only the projections have are without effect, and the same call again completes them. Errors are *FileError,
+// *RefusedError, and errors of the databases, after which the call may be repeated.
 func Apply(ctx context.Context, d Databases, r Request) (Applied, error) {
 	return apply(ctx, d, r, func(string) error { return nil })
 }
 
-// errDry ends a transaction that is not to commit.
+// errDry ends the transaction of a dry run without a commit.
 var errDry = errors.New("dry run")
 
-// apply calls step before each step; its error ends apply there, as a crash would.
+// apply calls step before each step. An error of step ends apply there, as a crash would.
 func apply(ctx context.Context, d Databases, r Request, step func(name string) error) (Applied, error) {
 	var done Applied
 	to, err := Builtin().Extend(r.File)
 	if err != nil {
 		return done, &FileError{err}
 	}
-	// The transaction may run again: what it did to the projections by then, it finds done.
+	// The transaction may run again. It then finds the changes to the projections already made.
 	err = postgres.InTx(ctx, d.Truth, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		now, err := Truth.begin(ctx, tx, r)
 		if err != nil {
@@ -147,16 +149,18 @@ func (d Databases) applyProjections(ctx context.Context, r Request, to *Set) err
 	return err
 }
 
-// begin waits for its turn and returns what is in force in that database.
+// begin waits for its turn and returns the kinds in force in that database.
 func (w Database) begin(ctx context.Context, tx pgx.Tx, r Request) (inForce, error) {
 	timeouts := func(lock time.Duration) string {
-		return fmt.Sprintf(`SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = %d; SET LOCAL idle_in_transaction_session_timeout = %d`, lock.Milliseconds(), idleTimeout.Milliseconds())
+		return fmt.Sprintf(`SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = %d; `+
+			`SET LOCAL idle_in_transaction_session_timeout = %d`, lock.Milliseconds(), idleTimeout.Milliseconds())
 	}
 	if _, err := tx.Exec(ctx, timeouts(turnTimeout)); err != nil {
 		return inForce{}, fmt.Errorf("apply kinds: %w", err)
 	}
-	if err := w.table.Lock(ctx, tx, []versioned.Change[stored]{{TenantID: installation, Object: stored{Name: objectName}, By: r.Actor}}); err != nil {
-		return inForce{}, fmt.Errorf("apply kinds: wait for another that applies kinds: %w", err)
+	if err := w.table.Lock(ctx, tx, []versioned.Change[stored]{{TenantID: installation, Object: stored{Name: objectName},
+		By: r.Actor}}); err != nil {
+		return inForce{}, fmt.Errorf("apply kinds: wait for another call that applies kinds: %w", err)
 	}
 	if _, err := tx.Exec(ctx, timeouts(lockTimeout)); err != nil {
 		return inForce{}, fmt.Errorf("apply kinds: %w", err)
@@ -164,7 +168,7 @@ func (w Database) begin(ctx context.Context, tx pgx.Tx, r Request) (inForce, err
 	return w.load(ctx, tx, nil)
 }
 
-// remake drops the tables of kinds that are gone or have other tables now, and makes those that are missing.
+// remake drops the tables of kinds that were removed or whose tables change, and makes all missing tables.
 func (w Database) remake(ctx context.Context, tx pgx.Tx, from, to *Set) error {
 	var all []Statement
 	dropped := map[string]bool{}
@@ -187,7 +191,7 @@ func (w Database) remake(ctx context.Context, tx pgx.Tx, from, to *Set) error {
 	return nil
 }
 
-// put makes the set the object, if it is another, and returns the object's version.
+// put stores the set, unless it is already stored, and returns the version of the stored object.
 func (w Database) put(ctx context.Context, tx pgx.Tx, r Request, now inForce, to *Set) (int64, error) {
 	added := to.Without(Builtin())
 	if same(now.set.Without(Builtin()), added) {
@@ -197,17 +201,19 @@ func (w Database) put(ctx context.Context, tx pgx.Tx, r Request, now inForce, to
 	if err != nil {
 		return 0, fmt.Errorf("encode kinds: %w", err)
 	}
-	ids, err := w.table.Upsert(ctx, tx, []versioned.Change[stored]{{TenantID: installation, By: r.Actor, Object: stored{Name: objectName, Kinds: text, Reason: r.Reason}}})
+	ids, err := w.table.Upsert(ctx, tx, []versioned.Change[stored]{{TenantID: installation, By: r.Actor,
+		Object: stored{Name: objectName, Kinds: text, Reason: r.Reason}}})
 	if err != nil {
 		return 0, fmt.Errorf("write kinds: %w", err)
 	}
 	return ids[0], nil
 }
 
-// refuse returns a *RefusedError if any change would reinterpret rows. It reads as much as it takes to find one row of the kind.
+// refuse returns a *RefusedError if a change would give existing rows another meaning. It reads until it finds one row
+// of the kind.
 func (d Databases) refuse(ctx context.Context, truth pgx.Tx, changes []Change) error {
 	var refused []Refusal
-	rows := map[string]string{} // by kind: where there are any
+	rows := map[string]string{} // the table that has rows, by kind
 	for _, c := range changes {
 		if c.Kind == "" {
 			continue
@@ -246,16 +252,16 @@ func (d Databases) refuse(ctx context.Context, truth pgx.Tx, changes []Change) e
 	return nil
 }
 
-// tableRows are the rows of a kind in one table.
+// tableRows names a table, and the column that has the kind.
 type tableRows struct{ table, column string }
 
 func anyRows(ctx context.Context, tx pgx.Tx, tables []tableRows, kind string) (table string, err error) {
 	for _, t := range tables {
 		var found bool
-		// Index: none begins with the kind; of edges and children, one partition.   Locks: none.
+		// Index: none begins with the kind; a scan of one partition of edges or children. Locks: none.
 		sql := fmt.Sprintf(`SELECT /* kinds.rows */ EXISTS (SELECT FROM %s WHERE %s = $1)`, t.table, t.column)
 		if err := tx.QueryRow(ctx, sql, kind).Scan(&found); err != nil {
-			return "", fmt.Errorf("look for rows of %s in %s: %w", kind, t.table, err)
+			return "", fmt.Errorf("search for rows of %s in %s: %w", kind, t.table, err)
 		}
 		if found {
 			return t.table, nil
@@ -264,8 +270,10 @@ func anyRows(ctx context.Context, tx pgx.Tx, tables []tableRows, kind string) (t
 	return "", nil
 }
 
-// inUseSQL returns one of the values @gone that a row has. Index: none; one partition.   Locks: none.
-const inUseSQL = `SELECT /* kinds.in_use */ attributes ->> @attribute FROM %s WHERE kind = @kind AND attributes ->> @attribute = ANY(@gone) LIMIT 1`
+// inUseSQL returns one of the values @gone that a row has. Index: none, a scan of one partition. Locks: none.
+const inUseSQL = `
+SELECT /* kinds.in_use */ attributes ->> @attribute FROM %s
+ WHERE kind = @kind AND attributes ->> @attribute = ANY(@gone) LIMIT 1`
 
 func inUse(ctx context.Context, tx pgx.Tx, c Change) (string, error) {
 	tables := []string{"children", "children_archive"}
@@ -274,12 +282,13 @@ func inUse(ctx context.Context, tx pgx.Tx, c Change) (string, error) {
 	}
 	for _, table := range tables {
 		var value string
-		err := tx.QueryRow(ctx, fmt.Sprintf(inUseSQL, table), pgx.StrictNamedArgs{"kind": c.Kind, "attribute": c.attr, "gone": c.gone}).Scan(&value)
+		err := tx.QueryRow(ctx, fmt.Sprintf(inUseSQL, table),
+			pgx.StrictNamedArgs{"kind": c.Kind, "attribute": c.attr, "gone": c.gone}).Scan(&value)
 		if err == nil {
 			return value, nil
 		}
 		if !errors.Is(err, pgx.ErrNoRows) {
-			return "", fmt.Errorf("look for values of %s.%s: %w", c.Kind, c.attr, err)
+			return "", fmt.Errorf("search for values of %s.%s: %w", c.Kind, c.attr, err)
 		}
 	}
 	return "", nil
@@ -291,10 +300,10 @@ type Version struct {
 	By      string
 	At      time.Time
 	Reason  string
-	Changes []Change // from the one before
+	Changes []Change // from the previous version
 }
 
-// History returns every version that was applied, the oldest first.
+// History returns every applied version of the kinds, oldest first.
 func History(ctx context.Context, truth *pgxpool.Pool) (all []Version, err error) {
 	err = postgres.InTx(ctx, truth, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
 		before, after := Builtin(), int64(0)
@@ -307,10 +316,11 @@ func History(ctx context.Context, truth *pgxpool.Pool) (all []Version, err error
 			}
 			for _, v := range some {
 				set, err := Builtin().Extend(v.Object.Kinds)
-				if err != nil { // an older release's
-					return fmt.Errorf("the kinds of version %d do not go with this release: %w", v.Metadata.VersionID, err)
+				if err != nil { // an older release wrote them
+					return fmt.Errorf("the kinds of version %d are not valid in this release: %w", v.Metadata.VersionID, err)
 				}
-				all = append(all, Version{v.Metadata.VersionID, v.Metadata.CreatedBy, v.Metadata.LastUpdateTime, v.Object.Reason, Changes(before, set)})
+				all = append(all, Version{v.Metadata.VersionID, v.Metadata.CreatedBy, v.Metadata.LastUpdateTime,
+					v.Object.Reason, Changes(before, set)})
 				before, after = set, v.Position
 			}
 			if len(some) < page {

@@ -21,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// installation is one whose truth and projections are databases of their own, as in production.
+// installation has separate databases for the truth and the projections, as in production.
 type installation struct {
 	kinds.Databases
 	truth, projections *testkit.DB
@@ -43,11 +43,13 @@ func (i installation) apply(t *testing.T, file string) kinds.Applied {
 	return done
 }
 
-// inForce reads what a process reads that starts now: the API's role in the truth, a consumer's in the projections.
+// inForce returns the kinds that a new process reads: with the API's role from the truth, with a consumer's from the
+// projections.
 func (i installation) inForce(t *testing.T) (truth, projections *kinds.Set) {
 	t.Helper()
 	sets := map[kinds.Database]*kinds.Set{}
-	for where, pool := range map[kinds.Database]*pgxpool.Pool{kinds.Truth: i.truth.Pool(t, postgres.RoleAPI), kinds.Projections: i.Projections} {
+	for where, pool := range map[kinds.Database]*pgxpool.Pool{kinds.Truth: i.truth.Pool(t, postgres.RoleAPI),
+		kinds.Projections: i.Projections} {
 		c := kinds.NewCatalog(pool, where, testkit.Logger(t))
 		if err := c.Load(t.Context()); err != nil {
 			t.Fatal(err)
@@ -57,7 +59,8 @@ func (i installation) inForce(t *testing.T) (truth, projections *kinds.Set) {
 	return sets[kinds.Truth], sets[kinds.Projections]
 }
 
-// holds reports whether both databases have the kinds of the file in force, and the truth their tables and no others.
+// holds verifies that both databases have the kinds of the file in force, and that the truth has their tables and no
+// others.
 func (i installation) holds(t *testing.T, file string) {
 	t.Helper()
 	want, err := kinds.Builtin().Extend([]byte(file))
@@ -83,10 +86,11 @@ func (i installation) holds(t *testing.T, file string) {
 	}
 }
 
-// tables are those of the truth's kinds.
+// tables returns the tables of the truth's kinds.
 func (i installation) tables(t *testing.T) []string {
 	t.Helper()
-	rows, _ := i.Truth.Query(t.Context(), `SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent IN ('edges'::regclass, 'children'::regclass) ORDER BY inhparent = 'children'::regclass, 1`)
+	rows, _ := i.Truth.Query(t.Context(), `SELECT inhrelid::regclass::text FROM pg_inherits
+		WHERE inhparent IN ('edges'::regclass, 'children'::regclass) ORDER BY inhparent = 'children'::regclass, 1`)
 	all, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {
 		t.Fatal(err)
@@ -103,7 +107,8 @@ func (i installation) exec(t *testing.T, pool *pgxpool.Pool, sql string) {
 
 const (
 	insertPlay   = `INSERT INTO plays (tenant_id, user_id, song_id, attributes) VALUES (1, 2, 3, '{"mood": "calm"}')`
-	insertRemark = `INSERT INTO remarks (tenant_id, remark_id, song_id, slug, path, author_id, body) VALUES (1, gen_random_uuid(), 3, 'aaaaaaaa', '00000000000001aaaaaaaa', 2, 'x')`
+	insertRemark = `INSERT INTO remarks (tenant_id, remark_id, song_id, slug, path, author_id, body)
+		VALUES (1, gen_random_uuid(), 3, 'aaaaaaaa', '00000000000001aaaaaaaa', 2, 'x')`
 )
 
 func TestAppliedKindsAreInForceWithTheirTables(t *testing.T) {
@@ -130,12 +135,13 @@ func TestAppliedKindsAreInForceWithTheirTables(t *testing.T) {
 	i.exec(t, writer, insertPlay)
 	i.exec(t, writer, insertRemark)
 
-	// The same file again changes nothing, also with rows.
+	// The same file again changes nothing, even if the kinds have rows.
 	if again := i.apply(t, music); again.Version != done.Version || len(again.Changes) != 0 {
 		t.Errorf("again: %+v", again)
 	}
 	all, err := kinds.History(t.Context(), i.Truth)
-	if err != nil || len(all) != 1 || all[0].By != "ann" || all[0].Reason != "why not" || all[0].Version != done.Version || len(all[0].Changes) != 4 {
+	if err != nil || len(all) != 1 || all[0].By != "ann" || all[0].Reason != "why not" || all[0].Version != done.Version ||
+		len(all[0].Changes) != 4 {
 		t.Errorf("history: %+v, %v", all, err)
 	}
 }
@@ -154,18 +160,19 @@ func TestAnApplyThatDiesIsCompletedByTheNext(t *testing.T) {
 	other := strings.Replace(music, "to: song, forward: plays", "to: post, forward: plays", 1)
 	for _, step := range kinds.Steps {
 		for name, next := range map[string]string{"the same file": music, "another file, with another play": other, "no file": `{}`} {
-			if next != music && step != "truth commit" { // before, it leaves no more
+			if next != music && step != "truth commit" { // before that step it leaves nothing
 				continue
 			}
 			t.Run(step+", then "+name, func(t *testing.T) {
 				i := newInstallation(t)
 				crash := errors.New("crash")
-				_, err := kinds.ApplyInSteps(t.Context(), i.Databases, kinds.Request{File: []byte(music), Actor: "ann"}, func(name string) error {
-					if name == step {
-						return crash
-					}
-					return nil
-				})
+				_, err := kinds.ApplyInSteps(t.Context(), i.Databases, kinds.Request{File: []byte(music), Actor: "ann"},
+					func(name string) error {
+						if name == step {
+							return crash
+						}
+						return nil
+					})
 				if !errors.Is(err, crash) {
 					t.Fatal(err)
 				}
@@ -192,18 +199,19 @@ func TestTwoAppliesAtOnceAreOneAfterTheOther(t *testing.T) {
 		if step != "projections" {
 			return nil
 		}
-		wg.Go(func() { // in the middle of the first
+		wg.Go(func() { // while the first one runs
 			done, err := kinds.Apply(context.WithoutCancel(t.Context()), i.Databases, kinds.Request{File: []byte(two), Actor: "bob"})
 			var what []string
 			for _, c := range done.Changes {
 				what = append(what, c.Path+" "+c.What)
 			}
 			if d := cmp.Diff([]string{"edges.ban added", "edges.block removed"}, what); err != nil || d != "" {
-				t.Errorf("the second does not go on from the first: %v %s", err, d)
+				t.Errorf("the second call does not continue from the first: %v %s", err, d)
 			}
 		})
 		testkit.Eventually(t, 10*time.Second, "the second waits", func() (waits bool, err error) {
-			return waits, i.Truth.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_locks l JOIN pg_database d ON d.oid = l.database AND d.datname = current_database()
+			return waits, i.Truth.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_locks l JOIN pg_database d ON d.oid = l.database
+				AND d.datname = current_database()
 			  WHERE l.locktype = 'advisory' AND NOT l.granted)`).Scan(&waits)
 		})
 		return nil
@@ -224,7 +232,8 @@ func TestAnApplyWhoseProcessIsKilledKeepsNobodyWaiting(t *testing.T) {
 		if step != "truth object" {
 			return nil
 		}
-		_, err := i.truth.Pool(t, postgres.RoleOwner).Exec(t.Context(), `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle in transaction'`)
+		_, err := i.truth.Pool(t, postgres.RoleOwner).Exec(t.Context(),
+			`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle in transaction'`)
 		return err
 	})
 	if err == nil {
@@ -279,26 +288,41 @@ func TestChangesThatWouldReinterpretRowsAreRefused(t *testing.T) {
 	i.exec(t, i.Truth, insertPlay)
 	i.exec(t, i.Truth, insertRemark)
 	play, remark := "play has rows in edges", "remark has rows in children"
-	another := "add a kind of another name, and write there"
+	another := "add a kind with another name, and write there"
 	for _, c := range []struct {
 		name, from, to string
-		want           []string // of each refusal: the path, the change, the rows, what to do instead
+		want           []string // for each refusal: path, change, rows, alternative
 	}{
-		{"ends", "from: user, to: song, forward", "from: user, to: song, ends: [fan_id, song_id], forward", []string{"edges.play.ends", "[user_id song_id] → [fan_id song_id]", play, another}},
-		{"to", "to: song, forward", "to: post, forward", []string{"edges.play.ends", "[user_id song_id] → [user_id post_id]", play, another, "edges.play.to", "song → post", play, another}},
+		{"ends", "from: user, to: song, forward", "from: user, to: song, ends: [fan_id, song_id], forward",
+			[]string{"edges.play.ends", "[user_id song_id] → [fan_id song_id]", play, another}},
+		{"to", "to: song, forward", "to: post, forward",
+			[]string{"edges.play.ends", "[user_id song_id] → [user_id post_id]", play, another,
+				"edges.play.to", "song → post", play, another}},
 		{"parent", "parent: song", "parent: post", []string{"children.remark.parent", "song → post", remark, another}},
 		{"plural", "plural: remarks", "plural: asides", []string{"children.remark.plural", "remarks → asides", remark, another}},
 		{"threaded", "threaded: true, ", "", []string{"children.remark.threaded", "true → false", remark, another}},
-		{"one per author", "one_per_author: true, ", "", []string{"children.remark.one_per_author", "true → false", remark, another}},
-		{"partitions", "threaded: true, ", "threaded: true, partitions: 2, ", []string{"children.remark.partitions", "0 → 2", remark, another}},
-		{"the kind", "  remark:", "  note:", []string{"children.remark", "removed", remark, "keep the kind: one that nobody writes costs nothing"}},
-		{"a value in use", "enum: [calm, loud]", "enum: [quiet, loud]", []string{"edges.play.attributes.mood.enum", "without calm", "play rows have the value calm", "change what has these values first, or keep them"}},
-		{"a required attribute", "attributes: {stars", "attributes: {verse: {type: integer, required: true}, stars", []string{"children.remark.attributes.verse", "added, required", remark, "add it with a default, or not required"}},
-		{"a filter", "mood: {enum: [calm, loud], filter: true}", "key: {enum: [a], filter: true}, mood: {enum: [calm, loud]}", []string{"edges.play.attributes.key", "added, a filter", play, "add it without filter: a list by it would not have what is there", "edges.play.attributes.mood.filter", "taken away", play, "keep it"}},
-		{"an aggregate", "aggregate: true", "aggregate: false", []string{"children.remark.attributes.stars.aggregate", "taken away", remark, "keep it"}},
-		{"a narrower bound", "maximum: 5", "maximum: 4", []string{"children.remark.attributes.stars.maximum", "5 → 4: narrower", remark, "keep the wider bound"}},
-		{"another type", "times: {type: integer, default: 1}", "times: {type: string}", []string{"edges.play.attributes.times", "another type: integer → string", play, "add an attribute of another name"}},
-		{"an attribute that goes", ", times: {type: integer, default: 1}", "", []string{"edges.play.attributes.times", "removed", play, "keep it: writers need not give it"}},
+		{"one per author", "one_per_author: true,", "", []string{"children.remark.one_per_author", "true → false", remark, another}},
+		{"partitions", "threaded: true, ", "threaded: true, partitions: 2, ",
+			[]string{"children.remark.partitions", "0 → 2", remark, another}},
+		{"the kind", "  remark:", "  note:", []string{"children.remark", "removed", remark,
+			"leave the kind in the file"}},
+		{"a value in use", "enum: [calm, loud]", "enum: [quiet, loud]",
+			[]string{"edges.play.attributes.mood.enum", "without calm", "play rows have the value calm",
+				"change the rows with these values first, or keep the values"}},
+		{"a required attribute", "attributes: {stars", "attributes: {verse: {type: integer, required: true}, stars",
+			[]string{"children.remark.attributes.verse", "added, required", remark, "give it a default, or make it optional"}},
+		{"a filter", "mood: {enum: [calm, loud], filter: true}", "key: {enum: [a], filter: true}, mood: {enum: [calm, loud]}",
+			[]string{"edges.play.attributes.key", "added with filter", play,
+				"add it without filter: a filtered list would not have the existing rows", "edges.play.attributes.mood.filter",
+				"removed", play, "keep it"}},
+		{"an aggregate", "aggregate: true", "aggregate: false",
+			[]string{"children.remark.attributes.stars.aggregate", "removed", remark, "keep it"}},
+		{"a narrower bound", "maximum: 5", "maximum: 4", []string{"children.remark.attributes.stars.maximum", "5 → 4: narrower", remark,
+			"keep the wider bound"}},
+		{"another type", "times: {type: integer, default: 1}", "times: {type: string}",
+			[]string{"edges.play.attributes.times", "another type: integer → string", play, "add an attribute with another name"}},
+		{"an attribute that goes", ", times: {type: integer, default: 1}", "",
+			[]string{"edges.play.attributes.times", "removed", play, "keep it: writers may omit it"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			file := strings.Replace(music, c.from, c.to, 1)
@@ -320,8 +344,9 @@ func TestChangesThatWouldReinterpretRowsAreRefused(t *testing.T) {
 	}
 	i.holds(t, music)
 
-	// What reinterprets nothing goes with rows too.
-	wider := strings.NewReplacer("enum: [calm, loud]", "enum: [calm, wild]", "maximum: 5", "maximum: 10", "forward: plays", "forward: played",
+	// Changes that keep the meaning of rows are possible with rows too.
+	wider := strings.NewReplacer("enum: [calm, loud]", "enum: [calm, wild]", "maximum: 5", "maximum: 10",
+		"forward: plays", "forward: played",
 		"attributes: {stars", "moderated: true, attributes: {verse: {type: integer}, stars", "default: 1}", "default: 2}").Replace(music)
 	i.apply(t, wider)
 	i.holds(t, wider)
@@ -330,10 +355,13 @@ func TestChangesThatWouldReinterpretRowsAreRefused(t *testing.T) {
 
 func TestEventsOfAKindKeepItToo(t *testing.T) {
 	for name, sql := range map[string]string{
-		"outbox_messages": `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload) VALUES (1, 'play', 2, 'created', '{}')`,
-		"outbox_messages_dlq": `INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, attempts,
+		"outbox_messages": `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
+			VALUES (1, 'play', 2, 'created', '{}')`,
+		"outbox_messages_dlq": `INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version,
+			payload, occurred_at, available_at, attempts,
 		    event_id, inserted_at, slot) VALUES (1, 1, 'play', 2, 'created', 1, '{}', now(), now(), 11, gen_random_uuid(), now(), 0)`,
-		"consumer_dead_letters": `INSERT INTO consumer_dead_letters (consumer_name, stream_seq, partition_key, tenant_id, aggregate_type, aggregate_id, event_id, event_type,
+		"consumer_dead_letters": `INSERT INTO consumer_dead_letters (consumer_name, stream_seq, partition_key, tenant_id, aggregate_type,
+			aggregate_id, event_id, event_type,
 		    event_version, headers, payload, error) VALUES ('c', 1, 'p00', 1, 'play', 2, gen_random_uuid(), 'created', 1, '{}', '', 'x')`,
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -345,7 +373,8 @@ func TestEventsOfAKindKeepItToo(t *testing.T) {
 			}
 			i.exec(t, pool, sql)
 			_, err := kinds.Apply(t.Context(), i.Databases, kinds.Request{File: []byte(`{}`), Actor: "ann"})
-			if want := fmt.Sprintf("edges.play: removed: refused, because play has rows in %s. Instead: keep the kind: one that nobody writes costs nothing", name); err == nil || err.Error() != want {
+			if want := fmt.Sprintf("edges.play: removed: refused, because play has rows in %s. Instead, leave "+
+				"the kind in the file", name); err == nil || err.Error() != want {
 				t.Errorf("%v, want %s", err, want)
 			}
 			i.holds(t, music)
@@ -353,7 +382,8 @@ func TestEventsOfAKindKeepItToo(t *testing.T) {
 	}
 }
 
-// A row that is written between the look for rows and the drop is not lost: the drop itself looks again, behind a lock that writers wait for.
+// A row that is written between the search for rows and the drop is not lost. The drop searches again, under a lock
+// that writers wait for.
 func TestAKindThatIsWrittenInTheLastMomentIsNotDropped(t *testing.T) {
 	i := newInstallation(t)
 	i.apply(t, music)
@@ -407,7 +437,7 @@ func TestWhoAsksAfterAnApplySeesItHoweverManyAsk(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, ok := c.Now().Edge(fmt.Sprintf("play%d_x", n)); !ok {
-			t.Errorf("kind %d was applied, and is not there", n)
+			t.Errorf("kind %d was applied, and does not exist", n)
 		}
 	}
 	stop()
@@ -425,10 +455,11 @@ func TestWhoAsksAfterAnApplySeesItHoweverManyAsk(t *testing.T) {
 
 func TestKindsThatDoNotGoWithTheReleaseAreAnError(t *testing.T) {
 	i := newInstallation(t)
-	i.exec(t, i.truth.Pool(t, postgres.RoleOwner), `INSERT INTO kinds (tenant_id, object, metadata) VALUES (0, '{"name": "installation", "kinds": {"edges": {"like": {"plural": "fans"}}}}',
+	i.exec(t, i.truth.Pool(t, postgres.RoleOwner), `INSERT INTO kinds (tenant_id, object, metadata)
+		VALUES (0, '{"name": "installation", "kinds": {"edges": {"like": {"plural": "fans"}}}}',
 	  '{"version_id": 7, "version_state": "LATEST", "created_by": "t", "last_update_time": "2026-01-02T03:04:05Z"}')`)
 	c := kinds.NewCatalog(i.Truth, kinds.Truth, testkit.Logger(t))
-	if err := c.Load(t.Context()); err == nil || !strings.Contains(err.Error(), "version 7 do not go with this release") {
+	if err := c.Load(t.Context()); err == nil || !strings.Contains(err.Error(), "version 7 are not valid in this release") {
 		t.Errorf("%v", err)
 	}
 }

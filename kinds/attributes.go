@@ -14,10 +14,11 @@ import (
 	"github.com/santhosh-tekuri/jsonschema/v6/kind"
 )
 
-// AttributeError reports attributes that do not fit their kind. Its fields are in the order of their pointers.
+// AttributeError reports attributes that do not fit their kind. Fields is ordered by pointer.
 type AttributeError struct{ Fields []FieldError }
 
-// FieldError is what is wrong at one place. Pointer is a JSON pointer (RFC 6901) into the attributes; "" is all of them.
+// FieldError describes the error at one place. Pointer is a JSON pointer (RFC 6901) into the attributes; "" is the
+// whole.
 type FieldError struct{ Pointer, Detail string }
 
 func (e *AttributeError) Error() string {
@@ -32,13 +33,14 @@ func wrong(pointer, format string, args ...any) *AttributeError {
 	return &AttributeError{[]FieldError{{pointer, fmt.Sprintf(format, args...)}}}
 }
 
-// Check returns the attributes of an edge in their one form: defaults filled in, members in the order of their names. Nil stands for none given. It returns
-// nil for a kind without attributes. An error is an *AttributeError.
+// Check returns the attributes of an edge in their only form: with defaults, and with members ordered by name. Nil
+// means no attributes. Check returns nil for a kind without attributes. An error is an *AttributeError.
 func (e Edge) Check(raw json.RawMessage) (json.RawMessage, error) {
 	return orNew(e.checker, e.Attributes).check(raw)
 }
 
-// Patch is Check of the present attributes with a change merged over them (RFC 7396: null takes an attribute away, or back to its default).
+// Patch merges change over the present attributes, and then does the same as Check. Null removes an attribute or
+// restores its default (RFC 7396).
 func (e Edge) Patch(present, change json.RawMessage) (json.RawMessage, error) {
 	return orNew(e.checker, e.Attributes).patch(present, change)
 }
@@ -46,20 +48,20 @@ func (e Edge) Patch(present, change json.RawMessage) (json.RawMessage, error) {
 // Schema returns the JSON Schema of the attributes, for contracts. The caller may change it.
 func (e Edge) Schema() map[string]any { return schema(e.Attributes) }
 
-// Check is that of Edge, for a child.
+// Check is Edge.Check for a child.
 func (c Child) Check(raw json.RawMessage) (json.RawMessage, error) {
 	return orNew(c.checker, c.Attributes).check(raw)
 }
 
-// Patch is that of Edge, for a child.
+// Patch is Edge.Patch for a child.
 func (c Child) Patch(present, change json.RawMessage) (json.RawMessage, error) {
 	return orNew(c.checker, c.Attributes).patch(present, change)
 }
 
-// Schema is that of Edge, for a child.
+// Schema is Edge.Schema for a child.
 func (c Child) Schema() map[string]any { return schema(c.Attributes) }
 
-// schema is the attributes as JSON Schema, draft 2020-12.
+// schema returns the attributes as JSON Schema, draft 2020-12.
 func schema(all map[string]Attribute) map[string]any {
 	properties, required := map[string]any{}, []any{}
 	for _, name := range slices.Sorted(maps.Keys(all)) {
@@ -103,13 +105,13 @@ func schema(all map[string]Attribute) map[string]any {
 	return s
 }
 
-// checker is the attributes of a kind as what checks them. It is immutable.
+// checker checks the attributes of a kind. It is immutable.
 type checker struct {
 	all      map[string]Attribute
 	compiled *jsonschema.Schema
 }
 
-// orNew makes the checker of a kind that Parse did not make.
+// orNew returns k, or makes the checker of a kind that Parse did not make.
 func orNew(k *checker, all map[string]Attribute) *checker {
 	if k == nil {
 		return newChecker(all)
@@ -117,7 +119,7 @@ func orNew(k *checker, all map[string]Attribute) *checker {
 	return k
 }
 
-// newChecker panics when the attributes are not those of a kind: Parse has checked them.
+// newChecker panics if the attributes are not valid. Parse has checked them.
 func newChecker(all map[string]Attribute) *checker {
 	text, err := json.Marshal(schema(all))
 	if err != nil {
@@ -135,11 +137,11 @@ func newChecker(all map[string]Attribute) *checker {
 	return &checker{all, c.MustCompile(where)}
 }
 
-// fits reports whether a value could be that of an attribute.
+// fits returns an error if v is not a valid value of the attribute.
 func (k *checker) fits(name string, v any) error {
 	text, err := json.Marshal(map[string]any{name: v})
 	if err != nil {
-		return fmt.Errorf("%v is no value", v)
+		return fmt.Errorf("%v is not a value", v)
 	}
 	_, err = k.form(text)
 	var bad *AttributeError
@@ -185,7 +187,7 @@ func (k *checker) patch(present, change json.RawMessage) (json.RawMessage, error
 	return k.form(text)
 }
 
-// form checks the attributes and returns them in their one form.
+// form checks the attributes and returns them in their only form.
 func (k *checker) form(raw json.RawMessage) (json.RawMessage, error) {
 	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(raw))
 	if err != nil {
@@ -228,13 +230,13 @@ func (k *checker) form(raw json.RawMessage) (json.RawMessage, error) {
 	return form, nil
 }
 
-// whole is an integer within the bounds that every integer has.
+// whole returns an integer that is within the bounds of all integers.
 func whole(n json.Number) int64 {
 	r, _ := new(big.Rat).SetString(n.String())
 	return r.Num().Int64()
 }
 
-// fieldErrors is what the library reports, with one pointer each and in the words of the API's other errors.
+// fieldErrors translates the library's errors to the wording of the API's other errors, with one pointer each.
 func fieldErrors(err error) error {
 	var invalid *jsonschema.ValidationError
 	if !errors.As(err, &invalid) {

@@ -17,10 +17,10 @@ import (
 	"github.com/tidings/tidings/versioned"
 )
 
-// Database is one of the two that keep kinds: Truth or Projections.
+// Database is one of the two databases that keep kinds: Truth or Projections.
 type Database = *database
 
-// database has what differs between the two: the object's table, and what there is for each kind.
+// database has the differences between the two: the table of the stored object, and the tables of each kind.
 type database struct {
 	name         string
 	table        *versioned.Table[stored]
@@ -30,23 +30,26 @@ type database struct {
 	rows         []tableRows
 }
 
-// The two databases. Apply writes the projections first: whoever reads an event of a kind finds the kind.
+// The two databases. Apply writes the projections first, so that a reader of an event finds the event's kind.
 var (
-	Truth Database = &database{"kinds", versioned.New[stored](definition("kinds", "object_version_id")), truthEdges, truthChildren, truthDrop, []tableRows{
-		{"edges", "kind"}, {"children", "kind"}, {"children_archive", "kind"},
-		{"outbox_messages", "aggregate_type"}, {"outbox_messages_dlq", "aggregate_type"}, {"outbox_messages_archive", "aggregate_type"}}}
-	Projections Database = &database{"projection_kinds", versioned.New[stored](definition("projection_kinds", "history_version_id")), historyOfEdges, historyOfChildren, historyDrop, []tableRows{
-		{"consumer_dead_letters", "aggregate_type"}}}
+	Truth Database = &database{"kinds", versioned.New[stored](definition("kinds", "object_version_id")), truthEdges,
+		truthChildren, truthDrop, []tableRows{
+			{"edges", "kind"}, {"children", "kind"}, {"children_archive", "kind"},
+			{"outbox_messages", "aggregate_type"}, {"outbox_messages_dlq", "aggregate_type"},
+			{"outbox_messages_archive", "aggregate_type"}}}
+	Projections Database = &database{"projection_kinds", versioned.New[stored](definition("projection_kinds", "history_version_id")),
+		historyOfEdges, historyOfChildren, historyDrop, []tableRows{
+			{"consumer_dead_letters", "aggregate_type"}}}
 )
 
 func definition(table, sequence string) versioned.Definition {
 	return versioned.Definition{Table: table, Sequence: sequence, Key: []versioned.Column{{Name: "name", Type: "text"}}}
 }
 
-// stored is the one object of the table.
+// stored is the only object of the table.
 type stored struct {
 	Name   string          `json:"name"`  // installation
-	Kinds  json.RawMessage `json:"kinds"` // a file: those that are not built in
+	Kinds  json.RawMessage `json:"kinds"` // a file: the kinds that are not built in
 	Reason string          `json:"reason,omitempty"`
 }
 
@@ -56,21 +59,21 @@ const (
 	objectName   = "installation"
 )
 
-// How often a Catalog reads the database by itself, and how long it leaves between two reads that somebody asks for.
+// A Catalog reads the database by itself every pollInterval. Between two reads on request it waits minInterval.
 const (
 	pollInterval = 3 * time.Second
 	minInterval  = 50 * time.Millisecond
 )
 
-// Catalog holds the kinds that are in force. It is safe for concurrent use.
+// Catalog has the kinds in force. It is safe for concurrent use.
 type Catalog struct {
 	pool *pgxpool.Pool
 	from Database
 	log  *slog.Logger
 
 	now     atomic.Pointer[inForce]
-	looking chan struct{} // held by the one that reads
-	began   time.Time     // the last read that succeeded; held by looking
+	looking chan struct{} // held by the caller that reads
+	began   time.Time     // start of the last successful read; guarded by looking
 }
 
 type inForce struct {
@@ -78,7 +81,8 @@ type inForce struct {
 	set     *Set
 }
 
-// NewCatalog returns a catalog with the built-in kinds alone: call Load. The pool's login acts as tidings_api or tidings_system.
+// NewCatalog returns a catalog that has only the built-in kinds until Load. The pool's login acts as tidings_api or
+// tidings_system.
 func NewCatalog(pool *pgxpool.Pool, from Database, log *slog.Logger) *Catalog {
 	c := &Catalog{pool: pool, from: from, log: log.With("component", "kinds"), looking: make(chan struct{}, 1)}
 	c.now.Store(&inForce{set: Builtin()})
@@ -94,8 +98,9 @@ func (c *Catalog) Load(ctx context.Context) error {
 	return err
 }
 
-// Refresh reads the kinds and reports whether they are others than when it was called. What was applied before the call is in force when it
-// returns nil. Callers that come together share a read, and reads are at least 50 ms apart: whoever asks for kinds that are not there costs no more.
+// Refresh reads the kinds and reports whether they have changed since it was called. When it returns nil, kinds that
+// were applied before the call are in force. Concurrent callers share a read, and reads are at least 50 ms apart. This
+// bounds the cost of requests for unknown kinds.
 func (c *Catalog) Refresh(ctx context.Context) (changed bool, err error) {
 	before, called := c.now.Load(), time.Now()
 	select {
@@ -112,7 +117,7 @@ func (c *Catalog) Refresh(ctx context.Context) (changed bool, err error) {
 	return c.now.Load() != before, nil
 }
 
-// read replaces what is in force if the object has another version. The caller holds looking.
+// read replaces the kinds in force if the stored object has another version. The caller holds looking.
 func (c *Catalog) read(ctx context.Context) error {
 	if wait := minInterval - time.Since(c.began); wait > 0 {
 		select {
@@ -133,12 +138,13 @@ func (c *Catalog) read(ctx context.Context) error {
 	c.began = began
 	if found.version != c.now.Load().version {
 		c.now.Store(&found)
-		c.log.InfoContext(ctx, "kinds changed", "version", found.version, "edges", len(found.set.Edges), "children", len(found.set.Children))
+		c.log.InfoContext(ctx, "kinds changed", "version", found.version, "edges", len(found.set.Edges), "children",
+			len(found.set.Children))
 	}
 	return nil
 }
 
-// load reads the object; at is what the caller has already, or nil.
+// load reads the stored object. at is the version that the caller already has, or nil.
 func (w Database) load(ctx context.Context, tx pgx.Tx, at *inForce) (inForce, error) {
 	v, err := w.table.Get(ctx, tx, installation, versioned.Key{objectName})
 	if errors.Is(err, versioned.ErrNotFound) {
@@ -152,7 +158,7 @@ func (w Database) load(ctx context.Context, tx pgx.Tx, at *inForce) (inForce, er
 	}
 	set, err := Builtin().Extend(v.Object.Kinds)
 	if err != nil {
-		return inForce{}, fmt.Errorf("the kinds of version %d do not go with this release: %w", v.Metadata.VersionID, err)
+		return inForce{}, fmt.Errorf("the kinds of version %d are not valid in this release: %w", v.Metadata.VersionID, err)
 	}
 	return inForce{v.Metadata.VersionID, set}, nil
 }
@@ -168,7 +174,7 @@ func (c *Catalog) Run(ctx context.Context) error {
 		}
 		_, err := c.Refresh(ctx)
 		if err != nil && ctx.Err() == nil && !failed {
-			c.log.WarnContext(ctx, "kinds cannot be read: those read last stay in force", "err", err)
+			c.log.WarnContext(ctx, "cannot read the kinds: the ones read last remain in force", "err", err)
 		}
 		failed = err != nil
 	}

@@ -12,17 +12,19 @@ type Change struct {
 	Path string `json:"path"` // as in a file: edges.like.attributes.mood
 	What string `json:"what"` // in words
 
-	// Kind is the kind whose rows the change would reinterpret: it is refused if there are any. "" for one that is always possible.
+	// Kind is the kind whose rows the change would give another meaning: Apply refuses it if rows exist. "" if the
+	// change is always possible.
 	Kind    string `json:"kind,omitempty"`
-	Instead string `json:"instead,omitempty"` // what is possible if there are rows
+	Instead string `json:"instead,omitempty"` // the alternative if rows exist
 
-	edges   bool
-	gone    []string // enum values that are not there any more: of Attribute; the change is refused if they are in use
+	edges bool
+	// values that the enum loses, of the attribute attr; Apply refuses the change if a row has one
+	gone    []string
 	attr    string
-	rebuilt bool // the tables of the kind have to be made anew
+	rebuilt bool // Apply must recreate the kind's tables
 }
 
-// Changes returns how to comes out of from, in the order of their paths.
+// Changes returns the differences between from and to, ordered by path.
 func Changes(from, to *Set) []Change {
 	d := &diff{}
 	each(from.Objects, to.Objects, func(name string, was, is *string) {
@@ -52,7 +54,7 @@ func Changes(from, to *Set) []Change {
 	return d.all
 }
 
-// each calls fn for every name of either map, with nil for what is not there.
+// each calls fn for every name of either map, with nil for a missing value.
 func each[V any](from, to map[string]V, fn func(name string, was, is *V)) {
 	names := slices.Concat(slices.Collect(maps.Keys(from)), slices.Collect(maps.Keys(to)))
 	slices.Sort(names)
@@ -79,25 +81,25 @@ type kindDiff struct {
 	edges      bool
 }
 
-// bound notes a change that no row may be there for; rebuilt that the kind's tables have to be made anew.
+// bound records a change that is possible only without rows. rebuilt means that Apply must recreate the kind's tables.
 func (k kindDiff) bound(path, what, instead string, rebuilt bool) {
 	k.all = append(k.all, Change{Path: path, What: what, Kind: k.name, Instead: instead, edges: k.edges, rebuilt: rebuilt})
 }
 
-// thereOrNot reports whether the kind is in both.
+// thereOrNot reports whether both sets have the kind.
 func (k kindDiff) thereOrNot(was, is bool) bool {
 	switch {
 	case !was:
 		k.free(k.path, "added")
 	case !is:
-		k.bound(k.path, "removed", "keep the kind: one that nobody writes costs nothing", true)
+		k.bound(k.path, "removed", "leave the kind in the file", true)
 	}
 	return was && is
 }
 
-const anotherKind = "add a kind of another name, and write there"
+const anotherKind = "add a kind with another name, and write there"
 
-// structural notes a change of what the tables are made from.
+// structural records a change to a property on which the kind's tables depend.
 func structural[V comparable](k kindDiff, name string, was, is V) {
 	if was != is {
 		k.bound(k.path+"."+name, fmt.Sprintf("%v → %v", was, is), anotherKind, true)
@@ -129,7 +131,7 @@ func (k kindDiff) child(was, is Child) {
 	case is.Moderated && !was.Moderated:
 		k.free(k.path+".moderated", "added")
 	case was.Moderated && !is.Moderated:
-		k.bound(k.path+".moderated", "taken away", "keep it: moderators need not use it", false)
+		k.bound(k.path+".moderated", "removed", "keep it: moderators need not use it", false)
 	}
 	k.attributes(was.Attributes, is.Attributes)
 }
@@ -139,13 +141,13 @@ func (k kindDiff) attributes(from, to map[string]Attribute) {
 		at := k.path + ".attributes." + name
 		switch {
 		case was == nil && is.Required:
-			k.bound(at, "added, required", "add it with a default, or not required", false)
+			k.bound(at, "added, required", "give it a default, or make it optional", false)
 		case was == nil && is.Filter:
-			k.bound(at, "added, a filter", "add it without filter: a list by it would not have what is there", false)
+			k.bound(at, "added with filter", "add it without filter: a filtered list would not have the existing rows", false)
 		case was == nil:
 			k.free(at, "added")
 		case is == nil:
-			k.bound(at, "removed", "keep it: writers need not give it", false)
+			k.bound(at, "removed", "keep it: writers may omit it", false)
 		default:
 			k.attribute(at, name, *was, *is)
 		}
@@ -154,26 +156,26 @@ func (k kindDiff) attributes(from, to map[string]Attribute) {
 
 func (k kindDiff) attribute(at, name string, was, is Attribute) {
 	if was.Type != is.Type || (was.Enum == nil) != (is.Enum == nil) {
-		k.bound(at, fmt.Sprintf("another type: %s → %s", typeOf(was), typeOf(is)), "add an attribute of another name", false)
+		k.bound(at, fmt.Sprintf("another type: %s → %s", typeOf(was), typeOf(is)), "add an attribute with another name", false)
 		return
 	}
 	gone := slices.DeleteFunc(slices.Clone(was.Enum), func(v string) bool { return slices.Contains(is.Enum, v) })
 	if len(gone) > 0 {
-		k.all = append(k.all, Change{Path: at + ".enum", What: "without " + strings.Join(gone, ", "), Kind: k.name, edges: k.edges, attr: name, gone: gone,
-			Instead: "change what has these values first, or keep them"})
+		k.all = append(k.all, Change{Path: at + ".enum", What: "without " + strings.Join(gone, ", "), Kind: k.name,
+			edges: k.edges, attr: name, gone: gone, Instead: "change the rows with these values first, or keep the values"})
 	}
 	if more := slices.DeleteFunc(slices.Clone(is.Enum), func(v string) bool { return slices.Contains(was.Enum, v) }); len(more) > 0 {
 		k.free(at+".enum", "with "+strings.Join(more, ", "))
 	}
 	if was.Default != is.Default {
-		k.free(at+".default", fmt.Sprintf("%v → %v, for what is written from now on", orNone(was.Default), orNone(is.Default)))
+		k.free(at+".default", fmt.Sprintf("%v → %v, for writes from now on", orNone(was.Default), orNone(is.Default)))
 	}
 	k.flag(at+".required", was.Required, is.Required, true, "keep it optional, or give it a default")
 	for _, flag := range []struct {
 		name    string
 		was, is bool
 	}{{"aggregate", was.Aggregate, is.Aggregate}, {"filter", was.Filter, is.Filter}} {
-		k.flag(at+"."+flag.name, flag.was, flag.is, true, "add an attribute of another name")
+		k.flag(at+"."+flag.name, flag.was, flag.is, true, "add an attribute with another name")
 		k.flag(at+"."+flag.name, flag.was, flag.is, false, "keep it")
 	}
 	k.bounds(at+".minimum", was.Minimum, is.Minimum, func(was, is int64) bool { return is > was })
@@ -181,25 +183,26 @@ func (k kindDiff) attribute(at, name string, was, is Attribute) {
 	k.bounds(at+".max_length", length(was), length(is), func(was, is int64) bool { return is < was })
 }
 
-// flag notes that one was given (to is true) or taken away, which no row may be there for; required may always be taken away.
+// flag records that a flag was added (to is true) or removed, which is possible only without rows. required may always
+// be removed.
 func (k kindDiff) flag(at string, was, is, to bool, instead string) {
 	switch {
 	case was == is || is != to && !strings.HasSuffix(at, ".required"):
 	case is:
 		k.bound(at, "added", instead, false)
 	case strings.HasSuffix(at, ".required"):
-		k.free(at, "taken away")
+		k.free(at, "removed")
 	default:
-		k.bound(at, "taken away", instead, false)
+		k.bound(at, "removed", instead, false)
 	}
 }
 
-// bounds notes a bound that moved: no row may be there for a narrower one.
+// bounds records a changed bound. A narrower bound is possible only without rows.
 func (k kindDiff) bounds(at string, was, is *int64, narrower func(was, is int64) bool) {
 	switch {
 	case was == nil && is == nil, was != nil && is != nil && *was == *is:
 	case is == nil:
-		k.free(at, fmt.Sprintf("%d taken away", *was))
+		k.free(at, fmt.Sprintf("%d removed", *was))
 	case was == nil:
 		k.bound(at, fmt.Sprintf("%d added", *is), "keep the wider bound", false)
 	case narrower(*was, *is):

@@ -12,15 +12,16 @@ import (
 )
 
 var (
-	word      = regexp.MustCompile(`^[a-z][a-z0-9_]{0,30}$`) // also safe as (a part of) a name in SQL and in a URL
+	word      = regexp.MustCompile(`^[a-z][a-z0-9_]{0,30}$`) // also safe in a name in SQL and in a URL
 	endName   = regexp.MustCompile(`^[a-z][a-z0-9_]{0,33}$`) // a word and "_id"
 	enumValue = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$`)
 )
 
-// Words that are not free. A kind is an aggregate type, its plural a part of a path and a view in the database.
+// Reserved words. A kind is an aggregate type. Its plural is a part of paths and a view in the database.
 var (
-	reservedKinds   = []string{event.AggregateThread, event.AggregateHeartbeat}
-	partName        = regexp.MustCompile(`^archive(_|$)|_[0-9]+$`)                                           // children_archive_KIND, and edges_KIND_7, are tables of KIND
+	reservedKinds = []string{event.AggregateThread, event.AggregateHeartbeat}
+	// children_archive_KIND and edges_KIND_7 are tables of KIND
+	partName        = regexp.MustCompile(`^archive(_|$)|_[0-9]+$`)
 	reservedPaths   = []string{"asyncapi", "kinds", "moderation", "openapi", "outbox", "schemas", "threads"} // below /v1/
 	reservedFilters = []string{"around", "cursor", "filter", "limit", "order", "skip"}                       // parameters of lists
 	reservedLists   = []string{"counts", "mutuals", "summary", "thread", "versions"}                         // below /v1/{objects}/{id}/
@@ -29,7 +30,7 @@ var (
 	reservedChild   = append(members[event.Child](), "tenant_id", "kind")
 )
 
-// members are those of the JSON of T that no kind renames.
+// members returns the names in the JSON of T that no kind renames.
 func members[T any]() []string {
 	var names []string
 	for _, f := range reflect.VisibleFields(reflect.TypeFor[T]())[2:] {
@@ -39,13 +40,14 @@ func members[T any]() []string {
 	return names
 }
 
-// want notes a word that is none, or is reserved.
+// want reports w if it is missing, invalid or reserved.
 func (c *checking) want(w string, reserved []string, path ...string) {
 	switch {
 	case w == "":
 		c.fail("is missing", path...)
 	case !word.MatchString(w):
-		c.fail(fmt.Sprintf("%q is no name: want a lower-case letter, then up to 30 lower-case letters, digits and underscores", w), path...)
+		c.fail(fmt.Sprintf("%q is not a valid name: want a lower-case letter, then up to 30 lower-case letters, digits and "+
+			"underscores", w), path...)
 	case slices.Contains(reserved, w):
 		c.fail(fmt.Sprintf("%q is reserved", w), path...)
 	}
@@ -54,14 +56,14 @@ func (c *checking) want(w string, reserved []string, path ...string) {
 func (c *checking) plural(w string, path ...string) {
 	c.want(w, reservedPaths, path...)
 	if reservedViews.MatchString(w) {
-		c.fail(fmt.Sprintf("%q is reserved: tables have such names", w), path...)
+		c.fail(fmt.Sprintf("%q is reserved: tables have names like it", w), path...)
 	}
 }
 
 func (c *checking) kind(name string, path ...string) {
 	c.want(name, reservedKinds, path...)
 	if partName.MatchString(name) {
-		c.fail(fmt.Sprintf("%q is reserved: tables have such names", name), path...)
+		c.fail(fmt.Sprintf("%q is reserved: tables have names like it", name), path...)
 	}
 }
 
@@ -69,7 +71,7 @@ func (c *checking) object(all *Set, name string, path ...string) {
 	if name == "" {
 		c.fail("is missing", path...)
 	} else if _, ok := all.Objects[name]; !ok {
-		c.fail(fmt.Sprintf("there is no object %q: add it to objects", name), path...)
+		c.fail(fmt.Sprintf("the object %q does not exist: add it to objects", name), path...)
 	}
 }
 
@@ -91,14 +93,16 @@ func (c *checking) edge(all *Set, e Edge) Edge {
 	if e.From != "" && e.To != "" {
 		for _, end := range e.Ends {
 			if !endName.MatchString(end) || slices.Contains(reservedEdges, end) {
-				c.fail(fmt.Sprintf("%q cannot name an end: an edge has another member of this name, or it is no name", end), at("ends")...)
+				c.fail(fmt.Sprintf("%q cannot name an end: it is not a valid name, or all edges have a member of this name", end),
+					at("ends")...)
 			}
 		}
 		if e.Ends[0] == e.Ends[1] {
-			c.fail(fmt.Sprintf("both ends are %q: give two names, as in `ends: [%s_id, %s_id]`", e.Ends[0], e.Name+"er", e.Name+"ed"), at("ends")...)
+			c.fail(fmt.Sprintf("both ends are %q: give two names, as in `ends: [%s_id, %s_id]`", e.Ends[0], e.Name+"er", e.Name+"ed"),
+				at("ends")...)
 		}
 		if e.Self && e.From != e.To {
-			c.fail("the ends are of different objects: no edge leads to its own origin", at("self")...)
+			c.fail("the ends are different objects, so no edge leads to its own origin", at("self")...)
 		}
 	}
 	c.partitions(e.Partitions, at("partitions")...)
@@ -113,10 +117,10 @@ func (c *checking) child(all *Set, ch Child) Child {
 	c.object(all, ch.Parent, at("parent")...)
 	names := ch.Names()
 	if slices.Contains(reservedChild, names.ID) {
-		c.fail(fmt.Sprintf("%q is another member of children", names.ID), at()...)
+		c.fail(fmt.Sprintf("%q is the name of another member of children", names.ID), at()...)
 	}
 	if ch.Parent != "" && slices.Contains(reservedChild, names.Parent) {
-		c.fail(fmt.Sprintf("%q is another member of children", names.Parent), at("parent")...)
+		c.fail(fmt.Sprintf("%q is the name of another member of children", names.Parent), at("parent")...)
 	}
 	c.partitions(ch.Partitions, at("partitions")...)
 	ch.checker = c.attributes(ch.Attributes, false, at("attributes")...)
@@ -129,7 +133,7 @@ func (c *checking) partitions(n int, path ...string) {
 	}
 }
 
-// attributes checks them one by one and returns their checker, or nil when there is something wrong.
+// attributes checks attributes one by one and returns their checker, or nil if one is invalid.
 func (c *checking) attributes(all map[string]Attribute, edges bool, path ...string) *checker {
 	before, filter := len(c.problems), ""
 	if len(all) > MaxAttributes {
@@ -160,7 +164,7 @@ func (c *checking) attributes(all map[string]Attribute, edges bool, path ...stri
 			c.fail("only enums of edges are filters", at("filter")...)
 		}
 		if a.Filter && filter != "" {
-			c.fail("a kind has one filter, and "+filter+" is it", at("filter")...)
+			c.fail("a kind has at most one filter, and it has "+filter, at("filter")...)
 		}
 		if a.Filter {
 			filter = name
@@ -196,7 +200,7 @@ func (c *checking) enum(a Attribute, at func(...string) []string) {
 			c.fail(fmt.Sprintf("%q: want letters, digits, and `_`, `.`, `-` inside, at most 64 characters", v), at("enum")...)
 		}
 		if slices.Contains(a.Enum[:i], v) {
-			c.fail(fmt.Sprintf("%q is there twice", v), at("enum")...)
+			c.fail(fmt.Sprintf("%q is repeated", v), at("enum")...)
 		}
 	}
 }
@@ -225,9 +229,10 @@ func (c *checking) bounds(a Attribute, at func(...string) []string) {
 	}
 }
 
-// collisions notes words that two mean: names of objects and kinds, plurals (first in a path), and the lists of one object (third in a path).
+// collisions reports words with two meanings: names of objects and kinds, plurals (the first part of a path), and lists
+// of one object (the third part).
 func (c *checking) collisions(all, added *Set) {
-	taken := map[string]string{} // by whom, by space and word
+	taken := map[string]string{} // the owner, by space and word
 	claim := func(ours bool, space, w, who string, path ...string) {
 		if w == "" {
 			return

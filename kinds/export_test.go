@@ -1,7 +1,8 @@
 package kinds
 
-// ApplyInSteps is Apply with a function that is called before each step, and whose error ends it there as a crash would.
+// ApplyInSteps is Apply with a function that it calls before each step. An error of the function ends Apply there, like
+// a crash.
 var ApplyInSteps = apply
 
-// Steps are those of Apply.
+// Steps are the steps of Apply.
 var Steps = []string{"truth tables", "projections", "truth object", "truth commit"}

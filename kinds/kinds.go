@@ -10,7 +10,7 @@ import (
 	"github.com/tidings/tidings/event"
 )
 
-// Set is all kinds of an installation. It is immutable and safe for concurrent use.
+// Set has all kinds of an installation. It is immutable and safe for concurrent use.
 type Set struct {
 	Objects  map[string]string `yaml:"objects,omitempty" json:"objects,omitempty"` // plural by name
 	Edges    map[string]Edge   `yaml:"edges,omitempty" json:"edges,omitempty"`
@@ -19,45 +19,54 @@ type Set struct {
 
 // Edge is a kind of edges. One pair of objects has at most one edge of a kind, which is ACTIVE or REMOVED.
 type Edge struct {
-	Name       string               `yaml:"-" json:"-"` // also the aggregate type of its events
-	Plural     string               `yaml:"plural,omitempty" json:"plural"`
-	From       string               `yaml:"from,omitempty" json:"from"` // an object; its id orders and pages the reverse list
-	To         string               `yaml:"to,omitempty" json:"to"`     // an object; its id is the aggregate id of the events
-	Ends       [2]string            `yaml:"ends,flow" json:"ends"`
-	Forward    string               `yaml:"forward,omitempty" json:"forward"`     // the list of an origin: GET /v1/{from's plural}/{id}/{forward}
-	Reverse    string               `yaml:"reverse,omitempty" json:"reverse"`     // the list of a target
-	Self       bool                 `yaml:"self,omitempty" json:"self,omitempty"` // whether an object may have an edge to itself; see NoSelf
+	Name   string    `yaml:"-" json:"-"` // also the aggregate type of its events
+	Plural string    `yaml:"plural,omitempty" json:"plural"`
+	From   string    `yaml:"from,omitempty" json:"from"` // an object; its id orders and pages the reverse list
+	To     string    `yaml:"to,omitempty" json:"to"`     // an object; its id is the aggregate id of the events
+	Ends   [2]string `yaml:"ends,flow" json:"ends"`
+	// the name of an origin's list: GET /v1/{from's plural}/{id}/{forward}
+	Forward string `yaml:"forward,omitempty" json:"forward"`
+	Reverse string `yaml:"reverse,omitempty" json:"reverse"` // the name of a target's list
+	// whether an object may have an edge to itself; see NoSelf
+	Self       bool                 `yaml:"self,omitempty" json:"self,omitempty"`
 	Attributes map[string]Attribute `yaml:"attributes,omitempty" json:"attributes,omitempty"`
-	Partitions int                  `yaml:"partitions,omitempty" json:"partitions,omitempty"` // hash sub-partitions of its table, from when it is made; 0 for none
+	// hash sub-partitions of the kind's table when it is created; 0 for none
+	Partitions int `yaml:"partitions,omitempty" json:"partitions,omitempty"`
 
 	checker *checker
 }
 
 // Child is a kind of children: entities with an author and a body under a parent object.
 type Child struct {
-	Name         string               `yaml:"-" json:"-"` // also the aggregate type of its events
-	Plural       string               `yaml:"plural,omitempty" json:"plural"`
-	Parent       string               `yaml:"parent,omitempty" json:"parent"`                           // an object; its id is the aggregate id of the events
-	Threaded     bool                 `yaml:"threaded,omitempty" json:"threaded,omitempty"`             // children reply to children: paths, slugs and tombstones
-	Moderated    bool                 `yaml:"moderated,omitempty" json:"moderated,omitempty"`           // moderators decide on children; parents have settings
-	OnePerAuthor bool                 `yaml:"one_per_author,omitempty" json:"one_per_author,omitempty"` // an author has at most one child of a parent that is not deleted
+	Name   string `yaml:"-" json:"-"` // also the aggregate type of its events
+	Plural string `yaml:"plural,omitempty" json:"plural"`
+	// an object; its id is the aggregate id of the events
+	Parent string `yaml:"parent,omitempty" json:"parent"`
+	// children reply to children: paths, slugs and tombstones
+	Threaded bool `yaml:"threaded,omitempty" json:"threaded,omitempty"`
+	// moderators decide on children; parents have settings
+	Moderated bool `yaml:"moderated,omitempty" json:"moderated,omitempty"`
+	// an author has at most one child of a parent that is not deleted
+	OnePerAuthor bool                 `yaml:"one_per_author,omitempty" json:"one_per_author,omitempty"`
 	Attributes   map[string]Attribute `yaml:"attributes,omitempty" json:"attributes,omitempty"`
-	Partitions   int                  `yaml:"partitions,omitempty" json:"partitions,omitempty"` // as of Edge
+	Partitions   int                  `yaml:"partitions,omitempty" json:"partitions,omitempty"` // as in Edge
 
 	checker *checker
 }
 
-// Attribute is a typed value of an edge or a child, beside what all of its archetype have.
+// Attribute is a typed value of an edge or a child, in addition to the members of its archetype.
 type Attribute struct {
-	Type      string   `yaml:"type,omitempty" json:"type"` // String, Integer or Boolean; String where there is an enum
-	Enum      []string `yaml:"enum,omitempty" json:"enum,omitempty"`
-	Default   any      `yaml:"default,omitempty" json:"default,omitempty"`   // a string, an int64 or a bool
-	Required  bool     `yaml:"required,omitempty" json:"required,omitempty"` // of writes; an attribute with a default is never missing
-	Minimum   *int64   `yaml:"minimum,omitempty" json:"minimum,omitempty"`
-	Maximum   *int64   `yaml:"maximum,omitempty" json:"maximum,omitempty"`
-	MaxLength int      `yaml:"max_length,omitempty" json:"max_length,omitempty"` // characters of a string; 0 for the limit of all attributes together
-	Aggregate bool     `yaml:"aggregate,omitempty" json:"aggregate,omitempty"`   // of an integer of children: count and sum per parent
-	Filter    bool     `yaml:"filter,omitempty" json:"filter,omitempty"`         // of an enum of edges: lists can be filtered by it, with an index
+	Type     string   `yaml:"type,omitempty" json:"type"` // String, Integer or Boolean; String if there is an enum
+	Enum     []string `yaml:"enum,omitempty" json:"enum,omitempty"`
+	Default  any      `yaml:"default,omitempty" json:"default,omitempty"`   // a string, an int64 or a bool
+	Required bool     `yaml:"required,omitempty" json:"required,omitempty"` // in writes; an attribute with a default is never missing
+	Minimum  *int64   `yaml:"minimum,omitempty" json:"minimum,omitempty"`
+	Maximum  *int64   `yaml:"maximum,omitempty" json:"maximum,omitempty"`
+	// maximum characters of a string; 0: only MaxAttributeBytes limits it
+	MaxLength int  `yaml:"max_length,omitempty" json:"max_length,omitempty"`
+	Aggregate bool `yaml:"aggregate,omitempty" json:"aggregate,omitempty"` // only integers of children: count and sum per parent
+	// only enums of edges: lists can be filtered by it, with an index
+	Filter bool `yaml:"filter,omitempty" json:"filter,omitempty"`
 }
 
 // The types of attributes.
@@ -69,15 +78,16 @@ const (
 
 // Limits of kinds and attributes.
 const (
-	MaxAttributeBytes = 4 << 10       // of the attributes of one entity, as PostgreSQL writes jsonb
-	MaxAttributes     = 32            // of a kind
-	MaxKinds          = 200           // of an installation: each is tables, routes and series of metrics
-	MaxInteger        = 1<<53 - 1     // an integer of more is not the same in every reader of JSON (RFC 8259, section 6)
-	MaxAggregate      = 1_000_000_000 // of an aggregate: the sum of as many of them is a bigint
+	MaxAttributeBytes = 4 << 10       // of all attributes of one entity, in PostgreSQL's form of jsonb
+	MaxAttributes     = 32            // per kind
+	MaxKinds          = 200           // per installation: each adds tables, routes and series of metrics
+	MaxInteger        = 1<<53 - 1     // readers of JSON disagree on larger integers (RFC 8259, section 6)
+	MaxAggregate      = 1_000_000_000 // of an attribute with aggregate: the sum of as many values fits in a bigint
 	MaxPartitions     = 256
 )
 
-// Author is the object that writes: the ids of authors are its ids, and its lists include those of what they wrote.
+// Author is the object of authors. The ids of authors are ids of this object, and its lists include the children that
+// an author wrote.
 const Author = "user"
 
 // End is one of the two ends of an edge.
@@ -89,7 +99,7 @@ const (
 	To   End = "to"
 )
 
-// EndsAt returns the ends of the kind's edges at which there is such an object: none, one or both.
+// EndsAt returns the ends of the kind's edges that are this object: none, one or both.
 func (e Edge) EndsAt(object string) (ends []End) {
 	if e.From == object {
 		ends = append(ends, From)
@@ -100,10 +110,10 @@ func (e Edge) EndsAt(object string) (ends []End) {
 	return ends
 }
 
-// Names are the members of the JSON of its edges that name their ends.
+// Names returns the members that name the two ends in the JSON of an edge.
 func (e Edge) Names() event.EdgeNames { return event.EdgeNames{From: e.Ends[0], To: e.Ends[1]} }
 
-// NoSelf reports whether an edge from an id to the same id is refused: both are then of one object.
+// NoSelf reports whether an edge from an id to the same id is refused. This needs both ends to be the same object.
 func (e Edge) NoSelf() bool { return e.From == e.To && !e.Self }
 
 // Filters returns the names of the attributes that lists can be filtered by.
@@ -111,7 +121,7 @@ func (e Edge) Filters() []string {
 	return chosen(e.Attributes, func(a Attribute) bool { return a.Filter })
 }
 
-// Names are the members of the JSON of its children that name them and their parent object.
+// Names returns the members that name the child and its parent object in the JSON of a child.
 func (c Child) Names() event.ChildNames {
 	return event.ChildNames{ID: c.Name + "_id", Parent: c.Parent + "_id"}
 }
@@ -168,9 +178,10 @@ func (s *Set) AllChildren() []Child {
 	return slices.SortedFunc(maps.Values(s.Children), func(a, b Child) int { return cmp.Compare(a.Name, b.Name) })
 }
 
-// Without returns what the set has and other has not.
+// Without returns the kinds and objects of the set that other does not have.
 func (s *Set) Without(other *Set) *Set {
-	return &Set{Objects: without(s.Objects, other.Objects), Edges: without(s.Edges, other.Edges), Children: without(s.Children, other.Children)}
+	return &Set{Objects: without(s.Objects, other.Objects), Edges: without(s.Edges, other.Edges),
+		Children: without(s.Children, other.Children)}
 }
 
 func without[V any](all, but map[string]V) map[string]V {
@@ -179,7 +190,7 @@ func without[V any](all, but map[string]V) map[string]V {
 	return rest
 }
 
-// same reports whether the two are the same for all that read them.
+// same reports whether a and b have the same JSON.
 func same(a, b any) bool {
 	x, err1 := json.Marshal(a)
 	y, err2 := json.Marshal(b)

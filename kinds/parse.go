@@ -22,16 +22,17 @@ var builtin []byte
 var Builtin = sync.OnceValue(func() *Set {
 	s, err := Parse(builtin)
 	if err != nil {
-		panic(err) // the file is part of the program
+		panic(err) // the file is a part of this program
 	}
 	return s
 })
 
-// Parse reads a file of kinds that stands alone and fills in what it leaves out. Its error joins all that is wrong, each with its line.
+// Parse reads a file of kinds that needs no other set, and sets the defaults. Its error joins all errors, each with its
+// line.
 func Parse(file []byte) (*Set, error) { return (&Set{}).Extend(file) }
 
-// Extend returns the set with the kinds of a file added. The file may name what the set has, and may repeat it unchanged. The error joins all that
-// is wrong, each with its line.
+// Extend returns the set with the kinds of a file added. The file may refer to kinds and objects of the set, and may
+// repeat them unchanged. The error joins all errors, each with its line.
 func (s *Set) Extend(file []byte) (*Set, error) {
 	c := checking{base: s}
 	added, err := c.decode(file)
@@ -39,7 +40,7 @@ func (s *Set) Extend(file []byte) (*Set, error) {
 		return nil, err
 	}
 	all := &Set{Objects: map[string]string{}, Edges: map[string]Edge{}, Children: map[string]Child{}}
-	for _, from := range []*Set{added, s} { // what the set has wins; changed reports where the file differs
+	for _, from := range []*Set{added, s} { // the set wins; changed reports differences of the file
 		maps.Copy(all.Objects, from.Objects)
 		maps.Copy(all.Edges, from.Edges)
 		maps.Copy(all.Children, from.Children)
@@ -63,7 +64,7 @@ func (s *Set) Extend(file []byte) (*Set, error) {
 	return all, nil
 }
 
-// checking is one file that is read: its lines, and what is wrong so far.
+// checking is the state of reading one file: its lines, and the errors found.
 type checking struct {
 	base     *Set
 	root     *yaml.Node
@@ -75,7 +76,7 @@ type problem struct {
 	text string
 }
 
-// decode reads the file as it is and fills in names and defaults.
+// decode reads the file without checks and sets names and defaults.
 func (c *checking) decode(file []byte) (*Set, error) {
 	d := yaml.NewDecoder(bytes.NewReader(file))
 	var doc, more yaml.Node
@@ -87,7 +88,7 @@ func (c *checking) decode(file []byte) (*Set, error) {
 		return nil, errors.New(strings.TrimPrefix(err.Error(), "yaml: "))
 	}
 	if err := d.Decode(&more); !errors.Is(err, io.EOF) {
-		return nil, fmt.Errorf("line %d: a second document: want one", max(more.Line, 1))
+		return nil, fmt.Errorf("line %d: this is a second document: want one", max(more.Line, 1))
 	}
 	c.root = doc.Content[0]
 
@@ -128,7 +129,7 @@ func typeErrors(err error) error {
 	return errors.Join(all...)
 }
 
-// filled returns the attributes with the types that go without saying.
+// filled returns the attributes with the types that follow from their enums and defaults.
 func filled(all map[string]Attribute) map[string]Attribute {
 	for name, a := range all {
 		if a.Type == "" && len(a.Enum) > 0 {
@@ -138,7 +139,7 @@ func filled(all map[string]Attribute) map[string]Attribute {
 		case int:
 			a.Default = int64(n)
 		case float64:
-			if n == float64(int64(n)) { // JSON that another program wrote
+			if n == float64(int64(n)) { // another program may write JSON with floats
 				a.Default = int64(n)
 			}
 		}
@@ -147,7 +148,7 @@ func filled(all map[string]Attribute) map[string]Attribute {
 	return all
 }
 
-// fail notes what is wrong at a place of the file: the line of the longest part of the path that is there.
+// fail records an error at a place of the file: at the line of the longest part of the path that exists.
 func (c *checking) fail(text string, path ...string) {
 	node, line := c.root, c.root.Line
 	for _, name := range path {
@@ -176,7 +177,7 @@ func (c *checking) err() error {
 	return errors.Join(all...)
 }
 
-// changed reports what the file says otherwise than the set.
+// changed reports kinds and objects of the file that differ from the set's.
 func (c *checking) changed(added *Set) {
 	const text = "is built in and cannot be changed; give the new one another name"
 	for name, plural := range added.Objects {

@@ -2,14 +2,15 @@ package kinds
 
 import "fmt"
 
-// Statement makes or drops the tables of a kind, for the owner of the tables or tidings_system. Run again it changes nothing.
+// Statement makes or drops tables of a kind. It runs as the owner of the tables or as tidings_system. A second run
+// changes nothing.
 type Statement struct {
 	What string
 	SQL  string
 	Args []any
 }
 
-// MakeTables returns what makes the tables of every kind of the set in that database, where they are not there yet.
+// MakeTables returns the statements that make the missing tables of every kind of the set in that database.
 func (w Database) MakeTables(s *Set) []Statement {
 	var all []Statement
 	for _, e := range s.AllEdges() {
@@ -21,9 +22,11 @@ func (w Database) MakeTables(s *Set) []Statement {
 	return all
 }
 
-// StoredSQL reads the file that is in force beside the built-in kinds, as the owner of the tables; no row when there is none.
+// StoredSQL returns the query of the file that is in force beside the built-in kinds. It runs as the owner of the
+// tables, and has no row if no such file exists.
 func (w Database) StoredSQL() string {
-	return fmt.Sprintf(`SELECT object -> 'kinds' FROM %s WHERE tenant_id = %d AND name = '%s' AND version_state = 'LATEST'`, w.name, installation, objectName)
+	return fmt.Sprintf(`SELECT object -> 'kinds' FROM %s WHERE tenant_id = %d AND name = '%s' AND version_state = 'LATEST'`, w.name,
+		installation, objectName)
 }
 
 func truthEdges(e Edge) []Statement {
@@ -37,7 +40,8 @@ func truthChildren(c Child) []Statement {
 		[]any{c.Name, c.Plural, n.ID, n.Parent, c.Threaded, c.OnePerAuthor, c.Partitions}}}
 }
 
-// truthDrop drops the tables of a kind, which must be empty. Locks: all of its tables, and those that they are partitions of, ACCESS EXCLUSIVE.
+// truthDrop drops the tables of a kind, which must be empty.
+// Locks: all of these tables and the tables that they are partitions of, ACCESS EXCLUSIVE.
 func truthDrop(name, plural string) []Statement {
 	return []Statement{{"drop the tables of the kind " + name, `SELECT drop_kind($1, $2)`, []any{name, plural}}}
 }

@@ -19,14 +19,14 @@ import (
 	"github.com/tidings/tidings/migrations"
 )
 
-// home is a schema that holds both sets.
+// home is a schema that has both sets.
 type home struct {
 	url    string
 	schema string // quoted
 	owner  *pgxpool.Pool
 }
 
-// eachHome runs the test for the default schema and for one that an operator chose.
+// eachHome runs the test for the default schema and for another one.
 func eachHome(t *testing.T, test func(*testing.T, home)) {
 	t.Helper()
 	for _, schema := range []string{"public", "An operator's"} {
@@ -38,8 +38,8 @@ func eachHome(t *testing.T, test func(*testing.T, home)) {
 				h.url, h.schema = testkit.EmptyPostgres(t).URL, pgx.Identifier{schema}.Sanitize()
 			}
 			var err error
-			h.owner, err = postgres.OpenWith(t.Context(), h.url, postgres.Config{MaxConns: 2, ConnectTimeout: 5e9}, postgres.RoleOwner, "test",
-				map[string]string{"search_path": h.schema})
+			h.owner, err = postgres.OpenWith(t.Context(), h.url, postgres.Config{MaxConns: 2, ConnectTimeout: 5e9},
+				postgres.RoleOwner, "test", map[string]string{"search_path": h.schema})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -65,12 +65,12 @@ func (h home) exec(t *testing.T, sql string) {
 	}
 }
 
-// function is one of the schema's.
+// function is a function of the schema.
 type function struct {
 	Name      string
 	Signature string
 	Definer   bool // runs as its owner
-	Bound     bool // to what its names meant when it was made
+	Bound     bool // its names are resolved when it is created
 	Settings  []string
 	Callers   []string // roles other than the owner that may call it
 }
@@ -78,9 +78,11 @@ type function struct {
 func (h home) functions(t *testing.T) []function {
 	t.Helper()
 	rows, _ := h.owner.Query(t.Context(), `
-		SELECT p.proname::text AS name, p.oid::regprocedure::text AS signature, p.prosecdef AS definer, p.prosqlbody IS NOT NULL AS bound, coalesce(p.proconfig, '{}') AS settings,
+		SELECT p.proname::text AS name, p.oid::regprocedure::text AS signature, p.prosecdef AS definer, p.prosqlbody IS NOT NULL AS bound,
+		coalesce(p.proconfig, '{}') AS settings,
 		       array(SELECT CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END
-		               FROM aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a WHERE a.grantee <> p.proowner ORDER BY 1) AS callers
+		               FROM aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a WHERE a.grantee <> p.proowner
+		               ORDER BY 1) AS callers
 		  FROM pg_proc p WHERE p.pronamespace = $1::regnamespace ORDER BY 2`, h.schema)
 	all, err := pgx.CollectRows(rows, pgx.RowToStructByName[function])
 	if err != nil || len(all) == 0 {
@@ -89,14 +91,17 @@ func (h home) functions(t *testing.T) []function {
 	return all
 }
 
-// A caller that puts objects of its own before those that a function names has them run with the owner's rights, or answers for them.
-// Unless it is named, the temporary schema is searched first; "$user" is whoever runs the function.
+// A caller could create objects that precede those that a function names. They would run with the owner's rights or
+// return false data. The temporary schema is searched first unless the path names it; "$user" is the user who runs the
+// function.
 func TestFunctionsFindOnlyTheObjectsOfTheirSchema(t *testing.T) {
 	eachHome(t, func(t *testing.T, h home) {
 		for _, f := range h.functions(t) {
-			others := slices.DeleteFunc(slices.Clone(f.Settings), func(s string) bool { return strings.HasPrefix(s, "enable_") }) // those of the planner find nothing
+			// The planner's settings do not resolve names.
+			others := slices.DeleteFunc(slices.Clone(f.Settings), func(s string) bool { return strings.HasPrefix(s, "enable_") })
 			if want := "search_path=" + h.schema + ", pg_temp"; !f.Bound && !slices.Equal(others, []string{want}) {
-				t.Errorf("%s has the settings %q, want %q: its migration begins with the set_config of 00001_init.sql, and it wants SET search_path FROM CURRENT", f.Signature, f.Settings, want)
+				t.Errorf("%s has the settings %q, want %q: its migration begins with the set_config of 00001_init.sql, and it wants SET "+
+					"search_path FROM CURRENT", f.Signature, f.Settings, want)
 			}
 			if slices.Contains(f.Callers, "PUBLIC") {
 				t.Errorf("%s: everybody may call it; its migration wants REVOKE ALL ON FUNCTION %[1]s FROM PUBLIC", f.Signature)
@@ -105,7 +110,8 @@ func TestFunctionsFindOnlyTheObjectsOfTheirSchema(t *testing.T) {
 		var makers []string
 		if err := h.owner.QueryRow(t.Context(), `
 			SELECT coalesce(array_agg(rolname::text), '{}') FROM pg_roles
-			 WHERE starts_with(rolname, 'tidings_') AND has_schema_privilege(oid, $1::regnamespace, 'CREATE')`, h.schema).Scan(&makers); err != nil || len(makers) > 0 {
+			 WHERE starts_with(rolname, 'tidings_') AND has_schema_privilege(oid, $1::regnamespace, 'CREATE')`,
+			h.schema).Scan(&makers); err != nil || len(makers) > 0 {
 			t.Errorf("roles that may make objects in the schema: %v, %v", makers, err)
 		}
 	})
@@ -123,36 +129,44 @@ func TestNobodyButTheSystemMakesTemporaryTables(t *testing.T) {
 		if err := pool(t, url, postgres.RoleOwner).QueryRow(t.Context(), `
 			SELECT array_agg(CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END)
 			  FROM pg_database d, aclexplode(coalesce(d.datacl, acldefault('d', d.datdba))) a
-			 WHERE d.datname = current_database() AND a.privilege_type = 'TEMPORARY' AND a.grantee <> d.datdba`).Scan(&who); err != nil || !slices.Equal(who, []string{"tidings_system"}) {
+			 WHERE d.datname = current_database() AND a.privilege_type = 'TEMPORARY' AND a.grantee <> d.datdba`).Scan(&who); err != nil ||
+			!slices.Equal(who, []string{"tidings_system"}) {
 			t.Errorf("%s: %v make temporary tables, want tidings_system: %v", name, who, err)
 		}
 	}
 }
 
-// calls has a call of each function that runs as its owner, which takes the function's longest way.
+// calls has a call of each function that runs as its owner. Each call takes the function's longest path.
 var calls = map[string]struct {
 	setup   string
 	args    string
-	passing map[string]string // relations that the call makes and that are gone when it ends, with one that they are like
+	passing map[string]string // relations that exist only during the call, each with a similar one
 }{
 	"make_edge_kind": {args: `'visit', 'visits', 'user_id', 'place_id', true, 2`},
-	"child_event_fits": {args: `1, 'comment', 2, '{"comment_id": "00000000-0000-7000-8000-000000000000", "post_id": "2", "author_id": "3"}'`, setup: `
-		INSERT INTO children_archive_comment (tenant_id, child_id, object_id, slug, path, author_id, body, author_state, moderation_state, version, created_at, updated_at)
-		  VALUES (1, '00000000-0000-7000-8000-000000000000', 2, 'aaaaaaaa', '00000000000001aaaaaaaa', 3, 'x', 'ACTIVE', 'NONE', 1, now(), now())`},
-	"make_child_kind":   {args: `'answer', 'answers', 'answer_id', 'question_id', true, true, 2`},
-	"make_history":      {args: `'visit', '{user_id,place_id}', 'bigint', true`},
-	"drop_history":      {args: `'visit'`, setup: `SELECT make_history('visit', '{user_id,place_id}', 'bigint', false)`},
-	"drop_kind":         {args: `'visit', 'visits'`, setup: `SELECT make_edge_kind('visit', 'visits', 'user_id', 'place_id', true, 2)`},
-	"find_token":        {args: `sha256('x')`, setup: `INSERT INTO api_tokens (token_hash, tenant_id, name, roles) VALUES (sha256('x'), 1, 't', '{read}')`},
-	"changed_tokens":    {args: `0, 10`, setup: `INSERT INTO api_tokens (token_hash, tenant_id, name, roles) VALUES (sha256('y'), 1, 'u', '{read}'); UPDATE api_tokens SET revoked_at = now() WHERE name = 'u'`},
+	"child_event_fits": {
+		args: `1, 'comment', 2, '{"comment_id": "00000000-0000-7000-8000-000000000000", "post_id": "2", "author_id": "3"}'`, setup: `
+		INSERT INTO children_archive_comment (tenant_id, child_id, object_id, slug, path, author_id, body, author_state, moderation_state,
+		version, created_at, updated_at)
+		  VALUES (1, '00000000-0000-7000-8000-000000000000', 2, 'aaaaaaaa', '00000000000001aaaaaaaa', 3, 'x', 'ACTIVE', 'NONE', 1, now(),
+		  now())`},
+	"make_child_kind": {args: `'answer', 'answers', 'answer_id', 'question_id', true, true, 2`},
+	"make_history":    {args: `'visit', '{user_id,place_id}', 'bigint', true`},
+	"drop_history":    {args: `'visit'`, setup: `SELECT make_history('visit', '{user_id,place_id}', 'bigint', false)`},
+	"drop_kind":       {args: `'visit', 'visits'`, setup: `SELECT make_edge_kind('visit', 'visits', 'user_id', 'place_id', true, 2)`},
+	"find_token": {args: `sha256('x')`, setup: `INSERT INTO api_tokens (token_hash, tenant_id, name, roles)
+		VALUES (sha256('x'), 1, 't', '{read}')`},
+	"changed_tokens": {args: `0, 10`, setup: `INSERT INTO api_tokens (token_hash, tenant_id, name, roles)
+		VALUES (sha256('y'), 1, 'u', '{read}'); UPDATE api_tokens SET revoked_at = now() WHERE name = 'u'`},
 	"outbox_range_make": {args: `400000001, 450000001`, passing: map[string]string{"outbox_messages_400000001": "outbox_messages"}},
-	"outbox_range_cut":  {args: `1`}, // not its longest way: setval outlives the rollback
+	"outbox_range_cut":  {args: `1`}, // not its longest path: setval survives the rollback
 	"outbox_range_archive": {args: `1, 10`, setup: `
-		INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, available_at) VALUES (1, 'follow', 2, 'created', '{}', now() + interval '1 day');
+		INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, available_at)
+		VALUES (1, 'follow', 2, 'created', '{}', now() + interval '1 day');
 		SELECT setval('outbox_messages_id_seq', 50000000);
 		INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, processed_at)
 		  SELECT tenant, 'follow', 2, 'created', '{}', now() - interval '1 year' FROM generate_series(1, 2) tenant;
-		INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, available_at) VALUES (1, 'follow', 2, 'created', '{}', now() + interval '1 day');
+		INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, available_at)
+		VALUES (1, 'follow', 2, 'created', '{}', now() + interval '1 day');
 		SELECT setval('outbox_messages_id_seq', 100000000);
 		UPDATE outbox_partitions SET floor_id = 100000000;
 		SELECT outbox_range_archive(50000001, 10)`},
@@ -162,33 +176,38 @@ var calls = map[string]struct {
 	"outbox_range_drop": {args: `50000001`, setup: `
 		INSERT INTO outbox_archive_holds (tenant_id, reason, created_by) VALUES (1, 'r', 'a');
 		UPDATE outbox_ranges SET first_occurred = now(), last_occurred = now() WHERE from_id = 50000001`},
-	"outbox_delivered": {args: `10`, setup: `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload) VALUES (1, 'follow', 2, 'created', '{}')`}, // pending: the answer is of its time
+	// pending: the result depends on the time.
+	"outbox_delivered": {args: `10`, setup: `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
+		VALUES (1, 'follow', 2, 'created', '{}')`},
 	"outbox_archive_late": {args: `now(), 10`, passing: map[string]string{"outbox_messages_200000001": "outbox_messages"}, setup: `
 		INSERT INTO outbox_ranges (from_id, to_id, state) VALUES (200000001, 250000001, 'GONE');
 		INSERT INTO outbox_messages (id, event_id, tenant_id, aggregate_type, aggregate_id, event_type, payload, processed_at)
 		  VALUES (200000001, gen_random_uuid(), 1, 'follow', 2, 'created', '{}', now() - interval '1 day')`},
 }
 
-// relation is a table or a view that an attacker puts another one before.
+// relation is a table or view that an attacker shadows.
 type relation struct{ Name, Columns string }
 
 // relationsSQL lists the relations of the schema $1 with the definitions of their columns.
 const relationsSQL = `
-SELECT c.relname::text AS name, string_agg(format('%I %s', a.attname, format_type(a.atttypid, a.atttypmod)), ', ' ORDER BY a.attnum) AS columns
+SELECT c.relname::text AS name, string_agg(format('%I %s', a.attname, format_type(a.atttypid, a.atttypmod)), ', '
+	ORDER BY a.attnum) AS columns
   FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
  WHERE c.relnamespace = $1::regnamespace AND c.relkind IN ('r', 'p', 'v') GROUP BY c.relname ORDER BY 1`
 
-// attacks make objects in the temporary schema, given all relations. Code of theirs that runs calls pg_temp.ran.
+// attacks create objects in the temporary schema, given all relations. If their code runs, it calls pg_temp.ran.
 var attacks = map[string]func([]relation) string{
 	"nothing": func([]relation) string { return "" },
 	"views": func(relations []relation) string {
 		var b strings.Builder
 		b.WriteString(triggerSQL)
-		for i, r := range relations { // PL/pgSQL, which is never inlined: whatever is asked of the view, it runs
+		for i, r := range relations { // PL/pgSQL is never inlined, so every query of the view runs it
 			fmt.Fprintf(&b, `
-				CREATE FUNCTION pg_temp.rows_%d() RETURNS TABLE (%s) LANGUAGE plpgsql AS $f$ BEGIN PERFORM pg_temp.ran('view %[3]s'); END $f$;
+				CREATE FUNCTION pg_temp.rows_%d() RETURNS TABLE (%s) LANGUAGE plpgsql AS $f$ BEGIN PERFORM pg_temp.ran('view %[3]s'); END
+				$f$;
 				CREATE TEMP VIEW %[3]s AS SELECT * FROM pg_temp.rows_%[1]d();
-				CREATE TRIGGER t INSTEAD OF INSERT OR UPDATE OR DELETE ON pg_temp.%[3]s FOR EACH ROW EXECUTE FUNCTION pg_temp.trigger_ran();`,
+				CREATE TRIGGER t INSTEAD OF INSERT OR UPDATE OR DELETE ON pg_temp.%[3]s FOR EACH ROW EXECUTE FUNCTION
+				pg_temp.trigger_ran();`,
 				i, r.Columns, r.Name)
 		}
 		return b.String()
@@ -199,15 +218,18 @@ var attacks = map[string]func([]relation) string{
 		for _, r := range relations {
 			fmt.Fprintf(&b, `
 				CREATE TEMP TABLE %s (%s);
-				CREATE TRIGGER t BEFORE INSERT OR UPDATE OR DELETE ON pg_temp.%[1]s FOR EACH STATEMENT EXECUTE FUNCTION pg_temp.trigger_ran();`, r.Name, r.Columns)
+				CREATE TRIGGER t BEFORE INSERT OR UPDATE OR DELETE ON pg_temp.%[1]s FOR EACH STATEMENT EXECUTE FUNCTION
+				pg_temp.trigger_ran();`, r.Name, r.Columns)
 		}
 		return b.String()
 	},
-	// Functions and operators are never searched for in the temporary schema. Types are: a domain's check runs at every assignment.
+	// Functions and operators are never searched in the temporary schema. Types are: a domain's check runs at every
+	// assignment.
 	"types": func([]relation) string {
 		return `
 			DO $d$ DECLARE type name; BEGIN
-			  FOR type IN SELECT typname FROM pg_type WHERE typnamespace = 'pg_catalog'::regnamespace AND typtype = 'b' AND typcategory <> 'A' LOOP
+			  FOR type IN SELECT typname FROM pg_type WHERE typnamespace = 'pg_catalog'::regnamespace AND typtype = 'b'
+			  AND typcategory <> 'A' LOOP
 			    EXECUTE format('CREATE DOMAIN pg_temp.%1$I AS pg_catalog.%1$I CHECK (pg_temp.ran(%2$L))', type, 'type ' || type);
 			  END LOOP;
 			END $d$`
@@ -217,7 +239,8 @@ var attacks = map[string]func([]relation) string{
 const (
 	ranSQL = `
 		CREATE FUNCTION pg_temp.ran(what text) RETURNS boolean LANGUAGE plpgsql AS
-		$f$ BEGIN RAISE WARNING USING MESSAGE = format('%s of the caller ran as %s', what, current_user), CONSTRAINT = current_user; RETURN true; END $f$;`
+		$f$ BEGIN RAISE WARNING USING MESSAGE = format('%s of the caller ran as %s', what, current_user),
+		CONSTRAINT = current_user; RETURN true; END $f$;`
 	triggerSQL = `
 		CREATE FUNCTION pg_temp.trigger_ran() RETURNS trigger LANGUAGE plpgsql AS
 		$f$ BEGIN PERFORM pg_temp.ran('a trigger on ' || TG_TABLE_NAME); RETURN NULL; END $f$;`
@@ -225,9 +248,11 @@ const (
 
 func TestNoCallerHijacksAFunctionThatRunsAsItsOwner(t *testing.T) {
 	eachHome(t, func(t *testing.T, h home) {
-		h.exec(t, `DO $$ BEGIN EXECUTE format('GRANT TEMPORARY ON DATABASE %I TO tidings_api, tidings_system, tidings_writer', current_database()); END $$`) // the attack does without the first defense
-		for _, name := range []string{"find_token", "changed_tokens", "child_event_fits", "outbox_range_archive", "outbox_range_drop", "outbox_archive_late",
-			"outbox_delivered"} { // in this order
+		// The attack tests without the first defense.
+		h.exec(t, `DO $$ BEGIN EXECUTE format('GRANT TEMPORARY ON DATABASE %I TO tidings_api, tidings_system, tidings_writer',
+			current_database()); END $$`)
+		for _, name := range []string{"find_token", "changed_tokens", "child_event_fits", "outbox_range_archive",
+			"outbox_range_drop", "outbox_archive_late", "outbox_delivered"} { // in this order
 			h.exec(t, calls[name].setup)
 		}
 		attacked := 0
@@ -236,7 +261,7 @@ func TestNoCallerHijacksAFunctionThatRunsAsItsOwner(t *testing.T) {
 				continue
 			}
 			if calls[f.Name].args == "" {
-				t.Errorf("%s runs as its owner: calls wants a call of it, for the attack", f.Signature)
+				t.Errorf("%s runs as its owner: add a call of it to calls, for the attack", f.Signature)
 				continue
 			}
 			for _, caller := range f.Callers {
@@ -250,7 +275,7 @@ func TestNoCallerHijacksAFunctionThatRunsAsItsOwner(t *testing.T) {
 	})
 }
 
-// attack calls the function with and without objects of the caller's in the way, and compares.
+// attack calls the function with and without the caller's own objects in its path, and compares the results.
 func (h home) attack(t *testing.T, f function, caller string) {
 	t.Helper()
 	rows, _ := h.owner.Query(t.Context(), relationsSQL, h.schema)
@@ -276,8 +301,9 @@ func (h home) attack(t *testing.T, f function, caller string) {
 	}
 }
 
-// call returns what the function answers to the caller behind the attack, and the relations of the schema as the call leaves them. It is undone.
-// It has a connection of its own: a function that was compiled, or a statement that was planned, is not looked up again.
+// call returns the function's result for the caller after the attack, and the schema's relations after the call. It
+// rolls back. It uses a connection of its own, because a compiled function or a planned statement does not resolve
+// names again.
 func (h home) call(t *testing.T, f function, caller, attack string, relations []relation) (answer string, after []relation) {
 	t.Helper()
 	ctx := t.Context()
@@ -339,7 +365,8 @@ func TestUpWithALoginThatOwnsNeitherDatabaseNorSchema(t *testing.T) {
 		}
 	}
 	var tables string
-	if err := owner.QueryRow(ctx, `SELECT DISTINCT tableowner::text FROM pg_tables WHERE schemaname = 'public'`).Scan(&tables); err != nil || tables != login {
+	if err := owner.QueryRow(ctx, `SELECT DISTINCT tableowner::text FROM pg_tables WHERE schemaname = 'public'`).Scan(
+		&tables); err != nil || tables != login {
 		t.Errorf("the tables are %s's, %v; want %s's", tables, err, login)
 	}
 }

@@ -2,7 +2,7 @@ package migrations
 
 import "io/fs"
 
-// For the tests, which are outside: the test servers need this package.
+// UpFrom is exported for the tests, which are an external package because the test servers need this one.
 var UpFrom = upFrom
 
 const LockTimeout = lockTimeout

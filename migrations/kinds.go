@@ -9,7 +9,7 @@ import (
 	"github.com/tidings/tidings/kinds"
 )
 
-// makeKinds makes the tables of every kind in force that are not there: of a new database, those that are built in.
+// makeKinds makes the missing tables of every kind in force. In a new database these are the built-in kinds.
 func makeKinds(ctx context.Context, db *sql.DB, set Set) error {
 	in := kinds.Truth
 	if set == Projections {
@@ -20,7 +20,7 @@ func makeKinds(ctx context.Context, db *sql.DB, set Set) error {
 	err := db.QueryRowContext(ctx, in.StoredSQL()).Scan(&added)
 	if err == nil {
 		if all, err = all.Extend(added); err != nil {
-			return fmt.Errorf("the kinds that are in force do not go with this release: %w", err)
+			return fmt.Errorf("this release cannot use the kinds in force: %w", err)
 		}
 	} else if !errors.Is(err, sql.ErrNoRows) {
 		return fmt.Errorf("read the kinds in force: %w", err)

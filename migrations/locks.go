@@ -14,8 +14,8 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 )
 
-// A statement that changes a table waits for everybody who uses the table, and everybody who comes later waits for the statement. So it waits for
-// lockTimeout at most, lets the others pass, and is tried again.
+// A statement that changes a table waits for all users of the table, and all later users wait for the statement. So it
+// waits for at most lockTimeout, lets the others pass, and retries.
 const (
 	lockTimeout   = 500 * time.Millisecond
 	retryInterval = time.Second
@@ -50,7 +50,8 @@ func upFrom(ctx context.Context, url string, set Set, files fs.FS, schema string
 		if applied += n; !postgres.IsLockTimeout(err) {
 			return applied, err
 		}
-		log.WarnContext(ctx, "a migration waited for a lock, trying again", "set", set, "waited", lockTimeout.String(), "next", retryInterval.String())
+		log.WarnContext(ctx, "a migration waited for a lock, retrying", "set", set, "waited", lockTimeout.String(),
+			"next", retryInterval.String())
 		select {
 		case <-ctx.Done():
 			return applied, fmt.Errorf("%w: %w", ctx.Err(), err)
@@ -59,19 +60,22 @@ func upFrom(ctx context.Context, url string, set Set, files fs.FS, schema string
 	}
 }
 
-// blockersSQL finds whose locks the migration waits for. Of a statement it has what comes before the first value in quotes: a password, the text of a comment.
+// blockersSQL reads the sessions for whose locks the migration waits. It cuts their statements at the first quoted
+// value, which may be a password or a comment's text.
 const blockersSQL = `
 SELECT b.pid, coalesce(b.usename::text, ''), coalesce(b.application_name, ''), coalesce(b.state, ''),
-       coalesce(extract(epoch FROM clock_timestamp() - b.xact_start), 0)::float8, left(regexp_replace(regexp_replace(coalesce(b.query, ''), '[''$].*', '...'), '\s+', ' ', 'g'), 100)
+       coalesce(extract(epoch FROM clock_timestamp() - b.xact_start), 0)::float8,
+       left(regexp_replace(regexp_replace(coalesce(b.query, ''), '[''$].*', '...'), '\s+', ' ', 'g'), 100)
   FROM pg_stat_activity m CROSS JOIN LATERAL unnest(pg_blocking_pids(m.pid)) AS by(pid) JOIN pg_stat_activity b ON b.pid = by.pid
  WHERE m.application_name = $1 AND m.datname = current_database() AND b.application_name <> $1`
 
-// watch logs whom the migration waits for, each once, until ctx ends. It connects only once the migration has taken a while.
+// watch logs the sessions for which the migration waits, each once, until ctx ends. It connects only after
+// watchInterval.
 func watch(ctx context.Context, cfg *pgx.ConnConfig, log *slog.Logger) {
 	var conn *pgx.Conn
 	defer func() {
 		if conn != nil {
-			_ = conn.Close(context.WithoutCancel(ctx)) // it has read only
+			_ = conn.Close(context.WithoutCancel(ctx)) // it only reads
 		}
 	}()
 	seen := map[int32]bool{}
@@ -87,7 +91,7 @@ func watch(ctx context.Context, cfg *pgx.ConnConfig, log *slog.Logger) {
 			var err error
 			if conn, err = pgx.ConnectConfig(ctx, cfg); err != nil {
 				conn = nil
-				continue // the migration itself says what is wrong
+				continue // the migration itself reports this error
 			}
 		}
 		var (
@@ -96,11 +100,12 @@ func watch(ctx context.Context, cfg *pgx.ConnConfig, log *slog.Logger) {
 			seconds                   float64
 		)
 		rows, _ := conn.Query(ctx, blockersSQL, application)
-		_, _ = pgx.ForEachRow(rows, []any{&pid, &user, &program, &doing, &seconds, &sql}, func() error { // a failure is the migration's to report
+		// The migration itself reports a failure.
+		_, _ = pgx.ForEachRow(rows, []any{&pid, &user, &program, &doing, &seconds, &sql}, func() error {
 			if !seen[pid] {
 				seen[pid] = true
-				log.WarnContext(ctx, "the migration waits for another session; pg_terminate_backend(pid) would end it", "pid", pid, "user", user,
-					"application", program, "state", doing, "transaction_s", seconds, "query", sql)
+				log.WarnContext(ctx, "the migration waits for another session; pg_terminate_backend(pid) would end it",
+					"pid", pid, "user", user, "application", program, "state", doing, "transaction_s", seconds, "query", sql)
 			}
 			return nil
 		})

@@ -38,7 +38,7 @@ func (l *lines) has(s string) bool {
 	return strings.Contains(l.b.String(), s)
 }
 
-// withNext returns the set's migrations and one more.
+// withNext returns the set's migrations plus one.
 func withNext(t *testing.T, set migrations.Set, sql string) fs.FS {
 	t.Helper()
 	all := fstest.MapFS{"99999_next.sql": {Data: []byte("-- +goose Up\n" + sql)}}
@@ -56,7 +56,8 @@ func withNext(t *testing.T, set migrations.Set, sql string) fs.FS {
 	return all
 }
 
-// TestAMigrationLetsOthersPassWhileItWaitsForAReader has a reader of a busy table, a migration that changes the table, and everybody else.
+// TestAMigrationLetsOthersPassWhileItWaitsForAReader runs a reader of a busy table, a migration that changes the table,
+// and other readers and writers.
 func TestAMigrationLetsOthersPassWhileItWaitsForAReader(t *testing.T) {
 	db, ctx := testkit.Postgres(t), t.Context()
 	pool := db.Pool(t, postgres.RoleSystem)
@@ -76,13 +77,14 @@ func TestAMigrationLetsOthersPassWhileItWaitsForAReader(t *testing.T) {
 		migrated <- err
 	}()
 	var slowest time.Duration
-	for tries := 0; ; tries++ { // others read and write all the while, until the migration has given way twice
+	for tries := 0; ; tries++ { // others read and write until the migration has retried twice
 		start := time.Now()
-		if _, err := pool.Exec(ctx, `INSERT INTO follows (tenant_id, follower_id, followee_id) VALUES (1, $1, 1000000)`, tries+1); err != nil {
+		if _, err := pool.Exec(ctx, `INSERT INTO follows (tenant_id, follower_id, followee_id) VALUES (1, $1, 1000000)`,
+			tries+1); err != nil {
 			t.Fatal(err)
 		}
 		slowest = max(slowest, time.Since(start))
-		if log.has("trying again") && log.has(fmt.Sprintf("pid=%d", pid)) {
+		if log.has("retrying") && log.has(fmt.Sprintf("pid=%d", pid)) {
 			break
 		}
 		if len(migrated) > 0 {
@@ -114,7 +116,8 @@ func TestAMigrationThatWaitsCanBeStopped(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 3*migrations.LockTimeout)
 	defer cancel()
-	_, err = migrations.UpFrom(ctx, db.URL, migrations.Truth, withNext(t, migrations.Truth, `ALTER TABLE edges ADD COLUMN note text;`), "", testkit.Logger(t))
+	_, err = migrations.UpFrom(ctx, db.URL, migrations.Truth,
+		withNext(t, migrations.Truth, `ALTER TABLE edges ADD COLUMN note text;`), "", testkit.Logger(t))
 	if !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("%v, want the deadline", err)
 	}
@@ -124,14 +127,18 @@ func TestAMigrationThatWaitsCanBeStopped(t *testing.T) {
 }
 
 var (
-	changes      = regexp.MustCompile(`(?is)\b(?:alter table(?: if exists)?(?: only)?|create (?:or replace )?(?:constraint )?trigger .*? on|drop trigger .*? on|create policy .*? on|drop policy .*? on|drop table(?: if exists)?|truncate(?: table)?|lock table|partition of)\s+([a-z_0-9.]+)`)
-	plainIndex   = regexp.MustCompile(`(?i)\b(?:create (?:unique )?index|drop index)\s+(?:if (?:not )?exists\s+)?(concurrently)?`)
-	creates      = regexp.MustCompile(`(?i)\bcreate table (?:if not exists )?([a-z_0-9.]+)`)
-	ownTimeout   = regexp.MustCompile(`(?i)\bset (?:local |session )?(?:lock_timeout|statement_timeout)|set_config\('(?:lock|statement)_timeout`)
+	changes = regexp.MustCompile(`(?is)\b(?:alter table(?: if exists)?(?: only)?|create (?:or replace )?(?:constraint )?trigger .*? on|` +
+		`drop trigger .*? on|create policy .*? on|drop policy .*? on|drop table(?: if exists)?|truncate(?: table)?|` +
+		`lock table|partition of)\s+([a-z_0-9.]+)`)
+	plainIndex = regexp.MustCompile(`(?i)\b(?:create (?:unique )?index|drop index)\s+(?:if (?:not )?exists\s+)?(concurrently)?`)
+	creates    = regexp.MustCompile(`(?i)\bcreate table (?:if not exists )?([a-z_0-9.]+)`)
+	ownTimeout = regexp.MustCompile(`(?i)\bset (?:local |session )?(?:lock_timeout|statement_timeout)|` +
+		`set_config\('(?:lock|statement)_timeout`)
 	checkedAtEnd = regexp.MustCompile(`(?i)\badd (?:constraint \S+ )?(?:check|foreign key)[^;]*;`)
 )
 
-// contracted is a statement that takes something away which the release before does not use any more, as the comment above it says.
+// contracted is a statement that removes something which the previous release does not use, according to the comment
+// above it.
 var contracted = regexp.MustCompile(`(?m)^-- contract: [^\n]+\n[^;]*;`)
 
 var (
@@ -139,18 +146,23 @@ var (
 	newColumn    = regexp.MustCompile(`(?i)\badd column\b`)
 )
 
-// narrowing are statements after which the release before could not work, and why.
+// narrowing are statements that would stop the previous release, each with the reason.
 var narrowing = map[string]*regexp.Regexp{
-	"the release before uses what is dropped":          regexp.MustCompile(`(?i)\bdrop (?:table|column|constraint|view|function|procedure|schema|type|sequence|policy|trigger|default|not null|expression|identity|role)\b`),
-	"the release before uses the old name":             regexp.MustCompile(`(?i)\b(?:rename|set schema)\b`),
-	"the release before reads and writes the old type": regexp.MustCompile(`(?i)\balter (?:column )?[a-z_"]+ (?:set data )?type\b|\balter type\b`),
-	"the release before writes NULL":                   regexp.MustCompile(`(?i)\bset not null\b`),
-	"the release before writes what the index refuses": regexp.MustCompile(`(?i)\bcreate unique index\b|\badd (?:constraint \S+ )?(?:unique|primary key|exclude)\b`),
-	"the release before needs its rights":              regexp.MustCompile(`(?i)\brevoke\b`),
-	"the release before reads these rows":              regexp.MustCompile(`(?i)\btruncate\b|\bdelete from\b`),
+	"the previous release uses what is dropped": regexp.MustCompile(
+		`(?i)\bdrop (?:table|column|constraint|view|function|procedure|schema|type|sequence|policy|trigger|default|` +
+			`not null|expression|identity|role)\b`),
+	"the previous release uses the old name": regexp.MustCompile(`(?i)\b(?:rename|set schema)\b`),
+	"the previous release reads and writes the old type": regexp.MustCompile(
+		`(?i)\balter (?:column )?[a-z_"]+ (?:set data )?type\b|\balter type\b`),
+	"the previous release writes NULL": regexp.MustCompile(`(?i)\bset not null\b`),
+	"the previous release writes what the index refuses": regexp.MustCompile(
+		`(?i)\bcreate unique index\b|\badd (?:constraint \S+ )?(?:unique|primary key|exclude)\b`),
+	"the previous release needs its rights": regexp.MustCompile(`(?i)\brevoke\b`),
+	"the previous release reads these rows": regexp.MustCompile(`(?i)\btruncate\b|\bdelete from\b`),
 }
 
-// narrows returns what in a migration would stop the release before, which runs beside this one and comes back in a rollback.
+// narrows returns the parts of a migration that would stop the previous release, which runs beside this one and returns
+// in a rollback.
 func narrows(sql string) (found []string) {
 	sql = contracted.ReplaceAllString(sql, "")
 	sql = functionBody.ReplaceAllString(sql, "")
@@ -161,7 +173,7 @@ func narrows(sql string) (found []string) {
 	}
 	for _, statement := range strings.Split(sql, ";") {
 		if m := changed.FindStringSubmatch(statement); m != nil && made[m[1]] {
-			continue // a table of this very file
+			continue // a table of the same file
 		}
 		for why, is := range narrowing {
 			if is.MatchString(statement) {
@@ -170,7 +182,8 @@ func narrows(sql string) (found []string) {
 		}
 		for _, column := range newColumn.Split(strings.ToLower(statement), -1)[1:] {
 			if strings.Contains(column, "not null") && !strings.Contains(column, "default") && !strings.Contains(column, "generated") {
-				found = append(found, fmt.Sprintf("%s: the release before writes no such column, so it needs a default", strings.TrimSpace(statement)))
+				found = append(found, fmt.Sprintf("%s: the previous release writes no such column, so it needs a default",
+					strings.TrimSpace(statement)))
 			}
 		}
 	}
@@ -179,7 +192,7 @@ func narrows(sql string) (found []string) {
 
 var changed = regexp.MustCompile(`(?i)\b(?:alter table(?: if exists)?(?: only)?|create unique index.*? on)\s+([a-z_0-9.]+)`)
 
-// faults returns what in a migration would stop the fleet. It goes by text: a migration is short.
+// faults returns the parts of a migration that would stop the fleet. It matches text, because migrations are short.
 func faults(sql string) (found []string) {
 	sql = regexp.MustCompile(`(?m)--[^\n]*`).ReplaceAllStringFunc(sql, func(c string) string {
 		if strings.Contains(c, "+goose") {
@@ -198,7 +211,8 @@ func faults(sql string) (found []string) {
 		}
 	}
 	if len(tables) > 1 {
-		found = append(found, fmt.Sprintf("it changes %d tables that are in use, and holds the lock of one while it waits for the next: a file for each", len(tables)))
+		found = append(found, fmt.Sprintf("it changes %d tables that are in use, and holds the lock of one while it waits for the "+
+			"next: a file for each", len(tables)))
 	}
 	for _, m := range plainIndex.FindAllStringSubmatch(sql, -1) {
 		if m[1] == "" && len(made) == 0 {
@@ -216,7 +230,7 @@ func faults(sql string) (found []string) {
 	return found
 }
 
-// TestMigrationsAreSafeBesideTheFleet reads every file but the first of each set, which makes everything from nothing.
+// TestMigrationsAreSafeBesideTheFleet reads every file except the first of each set, which creates everything.
 func TestMigrationsAreSafeBesideTheFleet(t *testing.T) {
 	files, err := filepath.Glob("*/*.sql")
 	if err != nil {
@@ -254,7 +268,7 @@ func TestMigrationsAreSafeBesideTheFleet(t *testing.T) {
 	}
 }
 
-// TestAMigrationThatStopsTheReleaseBeforeIsFound has statements of which each alone would be the whole migration.
+// TestAMigrationThatStopsTheReleaseBeforeIsFound has statements, each of which is checked as a whole migration.
 func TestAMigrationThatStopsTheReleaseBeforeIsFound(t *testing.T) {
 	for sql, want := range map[string]string{
 		"ALTER TABLE edges ADD COLUMN a int;":                                          "",

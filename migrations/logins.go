@@ -20,27 +20,29 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 )
 
-// Login is a user of PostgreSQL who may do what one role may.
+// Login is a PostgreSQL user with the rights of one role.
 type Login struct {
 	Name     string
 	Role     postgres.Role
 	Password string
 }
 
-// loginRoles are the roles that a login may have, as ReadLogins calls them.
+// loginRoles are the roles that a login may have, by their names in ReadLogins.
 var loginRoles = map[string]postgres.Role{
-	"api": postgres.RoleAPI, "relay": postgres.RoleRelay, "consumer": postgres.RoleConsumer, "reader": postgres.RoleReader, "system": postgres.RoleSystem, "writer": postgres.RoleWriter,
+	"api": postgres.RoleAPI, "relay": postgres.RoleRelay, "consumer": postgres.RoleConsumer, "reader": postgres.RoleReader,
+	"system": postgres.RoleSystem, "writer": postgres.RoleWriter,
 }
 
 var (
 	loginName     = regexp.MustCompile(`^[a-z][a-z0-9_]{0,62}$`)
-	loginPassword = regexp.MustCompile(`^[!-~]{8,512}$`) // characters that SCRAM takes as they are
+	loginPassword = regexp.MustCompile(`^[!-~]{8,512}$`) // characters that SCRAM does not normalize
 )
 
-// ErrLogin reports a login that cannot be made as it was asked for.
+// ErrLogin reports a login that cannot be made as requested.
 var ErrLogin = errors.New("migrations: the login cannot be made")
 
-// ReadLogins reads lines of NAME ROLE PASSWORD. Empty lines and those that begin with # are comments. No error has a password in it.
+// ReadLogins reads lines of NAME ROLE PASSWORD. It skips empty lines and lines that begin with #. Its errors contain no
+// password.
 func ReadLogins(r io.Reader) (all []Login, err error) {
 	lines := bufio.NewScanner(r)
 	for n := 1; lines.Scan(); n++ {
@@ -63,26 +65,28 @@ func ReadLogins(r io.Reader) (all []Login, err error) {
 		case !loginPassword.MatchString(f[2]):
 			return bad("the password of %s: want 8 to 512 printable ASCII characters", f[0])
 		case slices.ContainsFunc(all, func(l Login) bool { return l.Name == f[0] }):
-			return bad("%s is there twice", f[0])
+			return bad("%s occurs twice", f[0])
 		}
 		all = append(all, Login{f[0], role, f[2]})
 	}
 	return all, lines.Err()
 }
 
-// loginSQL says whether a role is there, and what a login of the name is now: its rights beyond a plain login's, and its roles of ours. At last it says whether this session may
-// grant pg_monitor.
+// loginSQL reports whether the role exists, and for the login: whether it exists, whether it has more rights than a
+// plain login, and its other Tidings roles. Its last column reports whether this session may grant pg_monitor.
 const loginSQL = `
 SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = $2), EXISTS (SELECT FROM pg_roles WHERE rolname = $1),
-       coalesce((SELECT rolsuper OR rolcreaterole OR rolcreatedb OR rolreplication OR rolbypassrls OR oid = current_user::regrole FROM pg_roles WHERE rolname = $1), false),
+       coalesce((SELECT rolsuper OR rolcreaterole OR rolcreatedb OR rolreplication OR rolbypassrls OR oid = current_user::regrole
+                   FROM pg_roles WHERE rolname = $1), false),
        ARRAY(SELECT g.rolname::text FROM pg_auth_members m JOIN pg_roles g ON g.oid = m.roleid JOIN pg_roles l ON l.oid = m.member
               WHERE l.rolname = $1 AND g.rolname LIKE 'tidings\_%' AND g.rolname <> $2),
        (SELECT rolsuper FROM pg_roles WHERE rolname = current_user)`
 
-// MakeLogins makes the logins on the server of url, or gives those that exist their password and their one role. Logins of roles that the server does not have are left out, so
-// that the truth and the projections may be on two servers; it returns the names of the others. The server gets the passwords as SCRAM verifiers, so they are in no log.
-// A superuser also makes logins of the role system members of pg_monitor, so that commands and the archiver see who blocks whom.
-// ErrLogin: a login of that name is a superuser, or may more than log in, and stays as it is.
+// MakeLogins makes the logins on the server of url, or gives existing ones their password and their one role. It skips
+// logins whose role the server does not have, because the truth and the projections may be on two servers. It returns
+// the names of the others. The server gets passwords as SCRAM verifiers, so no log contains one. A superuser also makes
+// logins of the role system members of pg_monitor, so that commands and the archiver see which sessions block others.
+// ErrLogin: a login of that name is a superuser or has other rights than to log in; it does not change.
 func MakeLogins(ctx context.Context, url string, all []Login) (made []string, err error) {
 	conn, err := pgx.Connect(ctx, url)
 	if err != nil {
@@ -114,7 +118,7 @@ func makeLogin(ctx context.Context, tx pgx.Tx, l Login) (made bool, err error) {
 		return false, err
 	}
 	if special {
-		return false, fmt.Errorf("%w: %s may more than log in; take another name", ErrLogin, l.Name)
+		return false, fmt.Errorf("%w: %s has other rights than to log in; choose another name", ErrLogin, l.Name)
 	}
 	name, verb := pgx.Identifier{l.Name}.Sanitize(), "CREATE"
 	if loginIs {
@@ -143,7 +147,7 @@ func makeLogin(ctx context.Context, tx pgx.Tx, l Login) (made bool, err error) {
 	return true, nil
 }
 
-// scram returns the verifier that PostgreSQL keeps of a password (RFC 5803, RFC 7677).
+// scram returns the verifier that PostgreSQL stores for a password (RFC 5803, RFC 7677).
 func scram(password string) (string, error) {
 	const rounds = 4096
 	salt := make([]byte, 16)

@@ -20,7 +20,7 @@ import (
 func TestALoginHasTheRoleAndThePasswordOfTheLastFile(t *testing.T) {
 	db := testkit.Postgres(t)
 	ctx, owner := t.Context(), db.Pool(t, postgres.RoleOwner)
-	name := fmt.Sprintf("ann_%d", time.Now().UnixNano()) // logins are the server's, which other tests use too
+	name := fmt.Sprintf("ann_%d", time.Now().UnixNano()) // logins belong to the server, which other tests use too
 	t.Cleanup(func() {
 		if _, err := owner.Exec(context.WithoutCancel(ctx), `DROP ROLE IF EXISTS `+name); err != nil {
 			t.Error(err)
@@ -55,23 +55,26 @@ func TestALoginHasTheRoleAndThePasswordOfTheLastFile(t *testing.T) {
 			t.Error(err)
 		}
 		var roles string
-		if err := owner.QueryRow(ctx, `SELECT string_agg(roleid::regrole::text, ' ' ORDER BY roleid::regrole::text) FROM pg_auth_members WHERE member = $1::regrole`, name).Scan(&roles); err != nil || roles != want {
+		if err := owner.QueryRow(ctx, `SELECT string_agg(roleid::regrole::text, ' ' ORDER BY roleid::regrole::text) FROM pg_auth_members
+			WHERE member = $1::regrole`, name).Scan(&roles); err != nil || roles != want {
 			t.Errorf("the login is a member of %s, %v", roles, err)
 		}
 	}
 	if err := login("first-password"); !postgres.IsLogin(err) {
-		t.Errorf("with the password of before: %v", err)
+		t.Errorf("with the old password: %v", err)
 	}
 	if _, err := owner.Exec(ctx, `ALTER ROLE `+name+` CREATEROLE`); err != nil {
 		t.Fatal(err)
 	}
 	for _, special := range []string{name, "postgres"} {
-		if _, err := migrations.MakeLogins(ctx, db.URL, []migrations.Login{{Name: special, Role: postgres.RoleAPI, Password: "another-password"}}); !errors.Is(err, migrations.ErrLogin) {
+		if _, err := migrations.MakeLogins(ctx, db.URL, []migrations.Login{{Name: special, Role: postgres.RoleAPI,
+			Password: "another-password"}}); !errors.Is(err, migrations.ErrLogin) {
 			t.Errorf("%s: %v", special, err)
 		}
 	}
-	if made, err := migrations.MakeLogins(ctx, db.URL, []migrations.Login{{Name: "nobody", Role: "tidings_absent", Password: "another-password"}}); err != nil || made != nil {
-		t.Errorf("of a role that this server does not have: %v, %v", made, err)
+	if made, err := migrations.MakeLogins(ctx, db.URL,
+		[]migrations.Login{{Name: "nobody", Role: "tidings_absent", Password: "another-password"}}); err != nil || made != nil {
+		t.Errorf("a role that this server does not have: %v, %v", made, err)
 	}
 }
 
@@ -87,7 +90,8 @@ func TestALineThatIsNoLoginIsRefusedWithoutItsPassword(t *testing.T) {
 		"a password beyond ASCII": "ann api topsecretä",
 		"a name that comes twice": "ann api topsecret\nann relay topsecret",
 	} {
-		if all, err := migrations.ReadLogins(strings.NewReader(text)); !errors.Is(err, migrations.ErrLogin) || strings.Contains(err.Error(), "top") {
+		if all, err := migrations.ReadLogins(strings.NewReader(text)); !errors.Is(err, migrations.ErrLogin) ||
+			strings.Contains(err.Error(), "top") {
 			t.Errorf("%s: %v, %v", name, all, err)
 		}
 	}

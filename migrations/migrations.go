@@ -1,7 +1,9 @@
-// Package migrations holds the schemas of the truth, of the projections, and of what a consumer keeps for itself, and brings a database up to them.
+// Package migrations has the schemas of the truth, of the projections, and of the tables that consumers keep for
+// themselves. It brings a database up to date with them.
 //
-// The files are forward only. They expand first and contract a release later, because a fleet is upgraded while it runs.
-// Only `tidings migrate` and `tidings dev` call Up. Every binary waits while its schema is older (Await), and every command refuses it (Check). A newer schema serves both.
+// The migrations only go forward. They expand first and contract a release later, because a fleet is upgraded while it
+// runs. Only `tidings migrate` and `tidings dev` call Up. Every binary waits while its schema is older (Await), and
+// every command refuses it (Check). Both accept a newer schema.
 package migrations
 
 import (
@@ -31,10 +33,11 @@ import (
 //go:embed truth/*.sql consumers/*.sql projections/*.sql
 var files embed.FS
 
-// Set names one of the schemas. All may live in one database.
+// Set names one of the schemas. All may be in one database.
 type Set string
 
-// The sets. What consumers keep for themselves comes with the projections, and by itself where others project (UpConsumers).
+// The sets. Projections includes Consumers. UpConsumers applies Consumers alone, for programs that build their own
+// projections.
 const (
 	Truth       Set = "truth"
 	Projections Set = "projections"
@@ -49,19 +52,19 @@ func (s Set) table() string { return "tidings_" + string(s) + "_migrations" }
 func (s Set) fs() fs.FS {
 	sub, err := fs.Sub(files, string(s))
 	if err != nil {
-		panic(err) // the directory is embedded under this very name
+		panic(err) // the directory is embedded under this name
 	}
 	return sub
 }
 
-// Up applies what is missing of the set (Consumers before Projections), under an advisory lock, and returns how many migrations it applied. It connects with
-// the login of url, which must own the tables and be allowed to create roles. Where others hold locks in its way it tries again until ctx ends, and
-// logs who they are (locks.go).
+// Up applies the missing migrations of the set (Consumers before Projections) under an advisory lock, and returns how
+// many it applied. It connects with the login of url, which must own the tables and be allowed to create roles. If
+// other sessions hold locks that it needs, it logs them and retries until ctx ends (locks.go).
 func Up(ctx context.Context, url string, set Set, log *slog.Logger) (int, error) {
 	return UpIn(ctx, url, set, "", log)
 }
 
-// UpIn is Up for tables of the same names in a schema of their own, which must exist; "" is the login's own default.
+// UpIn is Up for tables in another schema, which must exist; "" is the login's default schema.
 func UpIn(ctx context.Context, url string, set Set, schema string, log *slog.Logger) (int, error) {
 	n, err := upFrom(ctx, url, set, set.fs(), schema, log)
 	if err != nil {
@@ -94,7 +97,7 @@ func up(ctx context.Context, db *sql.DB, set Set, files fs.FS) (int, error) {
 	return n, nil
 }
 
-// applySet applies what is missing of one set.
+// applySet applies the missing migrations of one set.
 func applySet(ctx context.Context, db *sql.DB, set Set, files fs.FS) (int, error) {
 	locker, err := lock.NewPostgresSessionLocker()
 	if err != nil {
@@ -104,7 +107,8 @@ func applySet(ctx context.Context, db *sql.DB, set Set, files fs.FS) (int, error
 	if err != nil {
 		return 0, err
 	}
-	p, err := goose.NewProvider("", db, files, goose.WithStore(store), goose.WithSessionLocker(locker), goose.WithDisableGlobalRegistry(true))
+	p, err := goose.NewProvider("", db, files, goose.WithStore(store), goose.WithSessionLocker(locker),
+		goose.WithDisableGlobalRegistry(true))
 	if err != nil {
 		return 0, err
 	}
@@ -112,8 +116,8 @@ func applySet(ctx context.Context, db *sql.DB, set Set, files fs.FS) (int, error
 	return len(results), err
 }
 
-// UpConsumers applies what is missing of the set Consumers, in the first schema of the search_path of pool's connections, with the login of pool. It makes no
-// roles and needs none. Several processes may call it at once.
+// UpConsumers applies the missing migrations of the set Consumers with the login of pool, in the first schema of its
+// search_path. It makes no roles and needs none. Several processes may call it at once.
 func UpConsumers(ctx context.Context, pool *pgxpool.Pool) (err error) {
 	db := stdlib.OpenDBFromPool(pool)
 	defer func() { err = errors.Join(err, db.Close()) }()
@@ -123,7 +127,7 @@ func UpConsumers(ctx context.Context, pool *pgxpool.Pool) (err error) {
 	return nil
 }
 
-// worker is the role of the processes that work on the set's tables, beside the API and the archiver.
+// worker returns the role of the processes that work on the set's tables, beside the API and the archiver.
 func (s Set) worker() postgres.Role {
 	if s == Truth {
 		return postgres.RoleRelay
@@ -131,11 +135,12 @@ func (s Set) worker() postgres.Role {
 	return postgres.RoleConsumer
 }
 
-// rightsSQL grants what Check reads, and takes away what would let a login put its own object before one that a function of the owner's names:
-// temporary objects, and lasting ones where the schema is open to everybody (public was, before PostgreSQL 15). A repair of the stream needs a
-// temporary table. Up runs it every time, because neither a dump nor a clone of the database has the rights on the database itself. If the
-// login owns neither database nor schema, PostgreSQL warns and leaves their rights as they are. The lock keeps concurrent runs apart:
-// PostgreSQL refuses the second of two concurrent changes.
+// rightsSQL grants the rights that Check needs. It revokes the rights with which a login could put its own object
+// before one that a function of the owner names: temporary objects, and permanent ones if everybody may create in the
+// schema (public, before PostgreSQL 15). A repair of the stream needs a temporary table. Up runs it every time, because
+// a dump or a clone of the database does not have the rights on the database itself. If the login owns neither database
+// nor schema, PostgreSQL warns and leaves their rights as they are. The lock serializes concurrent runs: PostgreSQL
+// refuses the second of two concurrent changes.
 const rightsSQL = `
 DO $$ BEGIN
   PERFORM pg_advisory_xact_lock(x'74647267'::bigint); -- "tdrg"
@@ -145,7 +150,7 @@ DO $$ BEGIN
   EXECUTE format('GRANT TEMPORARY ON DATABASE %%I TO tidings_system', current_database());
 END $$`
 
-// Latest returns the version that this program needs of the set.
+// Latest returns the version of the set that this program needs.
 func Latest(set Set) int64 {
 	names, err := fs.Glob(set.fs(), "*.sql")
 	if err != nil || len(names) == 0 {
@@ -158,7 +163,8 @@ func Latest(set Set) int64 {
 	return v
 }
 
-// Check returns ErrOutdated unless the database has every migration of the set. A newer schema is fine: migrations expand first.
+// Check returns ErrOutdated unless the database has every migration of the set. It accepts a newer schema, because
+// migrations expand first.
 func Check(ctx context.Context, pool *pgxpool.Pool, set Set) error {
 	if set == Projections {
 		if err := Check(ctx, pool, Consumers); err != nil {
@@ -175,7 +181,7 @@ func Check(ctx context.Context, pool *pgxpool.Pool, set Set) error {
 	return nil
 }
 
-// Version returns the last migration of the set that the database has, 0 without any.
+// Version returns the last migration of the set that the database has, or 0.
 func Version(ctx context.Context, pool *pgxpool.Pool, set Set) (have int64, err error) {
 	err = pool.QueryRow(ctx, `SELECT coalesce(max(version_id), 0) FROM `+set.table()+` WHERE is_applied`).Scan(&have)
 	if err != nil && !postgres.IsUndefinedTable(err) {
@@ -185,13 +191,14 @@ func Version(ctx context.Context, pool *pgxpool.Pool, set Set) (have int64, err 
 }
 
 const (
-	awaitInterval = time.Second      // between looks
-	awaitRemind   = 30 * time.Second // between two lines of the log that say the same
+	awaitInterval = time.Second      // between two checks
+	awaitRemind   = 30 * time.Second // between two equal log lines
 )
 
-// Await returns nil once the database has every migration of the set, or when ctx ends. Until then it waits, and logs why: the database cannot be reached, as during a
-// restart or a failover, or its schema is older than this program. So a binary of a new release may start before `tidings migrate` has run. A database that refuses the
-// login is an error. So is an older schema of Consumers, whose tables the program itself makes (UpConsumers).
+// Await waits until the database has every migration of the set, or ctx ends, and then returns nil. While it waits it
+// logs why: the database is unavailable, for example during a restart or a failover, or its schema is older than this
+// program. So a binary of a new release may start before `tidings migrate` has run. It returns an error if the database
+// refuses the login, or if the schema of Consumers is older, because the program itself migrates it (UpConsumers).
 func Await(ctx context.Context, pool *pgxpool.Pool, set Set, log *slog.Logger) error {
 	log = log.With("component", "migrations")
 	var said string
@@ -216,7 +223,7 @@ func Await(ctx context.Context, pool *pgxpool.Pool, set Set, log *slog.Logger) e
 	}
 }
 
-// Ready returns a check for /readyz: it fails until the database has had every migration of the set.
+// Ready returns a check for /readyz. It fails until the database has every migration of the set.
 func Ready(pool *pgxpool.Pool, set Set) func(context.Context) error {
 	var has atomic.Bool
 	return func(ctx context.Context) error {
@@ -229,7 +236,7 @@ func Ready(pool *pgxpool.Pool, set Set) func(context.Context) error {
 	}
 }
 
-// Hash names the schemas that Up makes: equal hashes, equal schemas. Test databases are cloned by it.
+// Hash identifies the schemas that Up makes: equal hashes mean equal schemas. Test databases are cloned by it.
 func Hash() string {
 	h := sha256.New()
 	err := fs.WalkDir(files, ".", func(path string, d fs.DirEntry, err error) error {
@@ -249,7 +256,7 @@ func Hash() string {
 	}
 	builtin, err := json.Marshal(kinds.Builtin())
 	if err != nil {
-		panic(err) // it was read from a file
+		panic(err) // it was parsed from a file
 	}
 	h.Write(builtin)
 	return hex.EncodeToString(h.Sum(nil))[:16]

@@ -42,7 +42,7 @@ func TestUp(t *testing.T) {
 			t.Errorf("check of an empty database, %s: %v, want ErrOutdated", set, err)
 		}
 	}
-	// Two processes at once, each with both sets, in either order.
+	// Two processes at once, each with both sets, in different orders.
 	var wg sync.WaitGroup
 	var mu sync.Mutex
 	applied := 0
@@ -69,7 +69,7 @@ func TestUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	if want := len(files); applied != want {
-		t.Errorf("%d migrations were applied, want %d: each once", applied, want)
+		t.Errorf("applied %d migrations, want %d, each once", applied, want)
 	}
 	for _, set := range []migrations.Set{migrations.Truth, migrations.Projections} {
 		if n, err := migrations.Up(ctx, url, set, testkit.Logger(t)); n != 0 || err != nil {
@@ -83,12 +83,13 @@ func TestUp(t *testing.T) {
 	}
 }
 
-// A release that has more tables per kind makes them of the kinds that were applied before it.
+// A release with more tables per kind makes them for the kinds that were applied before it.
 func TestUpMakesTheTablesOfEveryKindInForce(t *testing.T) {
 	db := testkit.Postgres(t)
 	ctx, system, owner := t.Context(), db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleOwner)
 	const file = `edges: {visit: {plural: visits, from: user, to: group, forward: visits, reverse: visitors}}`
-	if _, err := kinds.Apply(ctx, kinds.Databases{Truth: system, Projections: system}, kinds.Request{File: []byte(file), Actor: "ann"}); err != nil {
+	if _, err := kinds.Apply(ctx, kinds.Databases{Truth: system, Projections: system},
+		kinds.Request{File: []byte(file), Actor: "ann"}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := owner.Exec(ctx, `DROP VIEW visits, likes; DROP TABLE edges_visit, edges_like`); err != nil {
@@ -97,14 +98,17 @@ func TestUpMakesTheTablesOfEveryKindInForce(t *testing.T) {
 	if _, err := migrations.Up(ctx, db.URL, migrations.Truth, testkit.Logger(t)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := owner.Exec(ctx, `INSERT INTO visits (tenant_id, user_id, group_id) VALUES (1, 2, 3); INSERT INTO likes (tenant_id, user_id, post_id) VALUES (1, 2, 2)`); err != nil {
+	if _, err := owner.Exec(ctx, `INSERT INTO visits (tenant_id, user_id, group_id)
+		VALUES (1, 2, 3); INSERT INTO likes (tenant_id, user_id, post_id) VALUES (1, 2, 2)`); err != nil {
 		t.Error(err)
 	}
-	// Kinds that this program cannot read are no reason to guess.
-	if _, err := owner.Exec(ctx, `UPDATE kinds SET object = '{"name": "installation", "kinds": {"edges": {"visit": {"speed": 3}}}}'`); err != nil {
+	// If this program cannot read the kinds, Up returns an error.
+	if _, err := owner.Exec(ctx,
+		`UPDATE kinds SET object = '{"name": "installation", "kinds": {"edges": {"visit": {"speed": 3}}}}'`); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := migrations.Up(ctx, db.URL, migrations.Truth, testkit.Logger(t)); err == nil || !strings.Contains(err.Error(), "do not go with this release: line 1: field speed not found") {
+	if _, err := migrations.Up(ctx, db.URL, migrations.Truth, testkit.Logger(t)); err == nil ||
+		!strings.Contains(err.Error(), "cannot use the kinds in force: line 1: field speed not found") {
 		t.Errorf("%v", err)
 	}
 }
@@ -119,7 +123,8 @@ type tenantTable struct {
 func tenantTables(t *testing.T, owner *pgxpool.Pool) []tenantTable {
 	t.Helper()
 	rows, _ := owner.Query(t.Context(), `
-		SELECT c.table_name, has_table_privilege('tidings_api', quote_ident(c.table_name), 'SELECT'), has_table_privilege('tidings_api', quote_ident(c.table_name), 'INSERT')
+		SELECT c.table_name, has_table_privilege('tidings_api', quote_ident(c.table_name), 'SELECT'),
+		has_table_privilege('tidings_api', quote_ident(c.table_name), 'INSERT')
 		  FROM information_schema.columns c JOIN information_schema.tables t USING (table_schema, table_name)
 		 WHERE c.table_schema = current_schema() AND c.column_name = 'tenant_id' AND t.table_type = 'BASE TABLE'
 		   AND NOT (SELECT k.relispartition FROM pg_class k WHERE k.oid = quote_ident(c.table_name)::regclass) ORDER BY 1`)
@@ -132,7 +137,7 @@ func tenantTables(t *testing.T, owner *pgxpool.Pool) []tenantTable {
 	return all
 }
 
-// fillSQL gives every tenant table one row of tenant 1.
+// fillSQL inserts one row of tenant 1 into every tenant table.
 var fillSQL = `
 INSERT INTO edges (tenant_id, kind, from_id, to_id) VALUES (1, 'follow', 3, 4);
 INSERT INTO edges_follow (tenant_id, from_id, to_id) VALUES (1, 1, 2);
@@ -143,74 +148,89 @@ INSERT INTO children_comment (tenant_id, child_id, object_id, slug, path, author
   VALUES (1, gen_random_uuid(), 1, 'aaaaaaaa', '00000000000001aaaaaaaa', 1, 'x');
 INSERT INTO children_message (tenant_id, child_id, object_id, author_id, body) VALUES (1, gen_random_uuid(), 1, 1, 'x');
 INSERT INTO children_review (tenant_id, child_id, object_id, author_id, body) VALUES (1, gen_random_uuid(), 1, 1, 'x');
-INSERT INTO children_archive_comment (tenant_id, child_id, object_id, slug, path, author_id, body, author_state, moderation_state, version, created_at, updated_at)
+INSERT INTO children_archive_comment (tenant_id, child_id, object_id, slug, path, author_id, body, author_state, moderation_state,
+    version, created_at, updated_at)
   VALUES (1, gen_random_uuid(), 2, 'aaaaaaaa', '00000000000001aaaaaaaa', 1, 'x', 'ACTIVE', 'NONE', 1, now(), now());
-INSERT INTO children_archive_message (tenant_id, child_id, object_id, author_id, body, author_state, moderation_state, version, created_at, updated_at)
+INSERT INTO children_archive_message (tenant_id, child_id, object_id, author_id, body, author_state, moderation_state,
+    version, created_at, updated_at)
   VALUES (1, gen_random_uuid(), 2, 1, 'x', 'ACTIVE', 'NONE', 1, now(), now());
-INSERT INTO children_archive_review (tenant_id, child_id, object_id, author_id, body, author_state, moderation_state, version, created_at, updated_at)
+INSERT INTO children_archive_review (tenant_id, child_id, object_id, author_id, body, author_state, moderation_state,
+    version, created_at, updated_at)
   VALUES (1, gen_random_uuid(), 2, 1, 'x', 'ACTIVE', 'NONE', 1, now(), now());
 INSERT INTO archived_threads (tenant_id, kind, object_id, archive_id, state) VALUES (1, 'comment', 2, 1, 'ARCHIVED');
-INSERT INTO child_keys (tenant_id, kind, author_id, idempotency_key, request_hash, child_id) VALUES (1, 'comment', 1, 'k', '', gen_random_uuid());
+INSERT INTO child_keys (tenant_id, kind, author_id, idempotency_key, request_hash, child_id)
+	VALUES (1, 'comment', 1, 'k', '', gen_random_uuid());
 INSERT INTO threads (tenant_id, object, metadata)
-  VALUES (1, '{"post_id": 1}', '{"version_id": 1, "version_state": "LATEST", "created_by": "t", "last_update_time": "2026-01-02T03:04:05Z"}');
+  VALUES (1, '{"post_id": 1}',
+    '{"version_id": 1, "version_state": "LATEST", "created_by": "t", "last_update_time": "2026-01-02T03:04:05Z"}');
 INSERT INTO kinds (tenant_id, object, metadata)
-  VALUES (1, '{"name": "x"}', '{"version_id": 1, "version_state": "LATEST", "created_by": "t", "last_update_time": "2026-01-02T03:04:05Z"}');
+  VALUES (1, '{"name": "x"}',
+    '{"version_id": 1, "version_state": "LATEST", "created_by": "t", "last_update_time": "2026-01-02T03:04:05Z"}');
 INSERT INTO projection_kinds (tenant_id, object, metadata)
-  VALUES (1, '{"name": "x"}', '{"version_id": 1, "version_state": "LATEST", "created_by": "t", "last_update_time": "2026-01-02T03:04:05Z"}');
+  VALUES (1, '{"name": "x"}',
+    '{"version_id": 1, "version_state": "LATEST", "created_by": "t", "last_update_time": "2026-01-02T03:04:05Z"}');
 INSERT INTO api_tokens (token_hash, tenant_id, name, roles) VALUES (sha256('x'), 1, 't', '{read}');
-INSERT INTO operator_acts (act_id, tenant_id, token_tenant, token_name, fingerprint, act, target, reason) VALUES (gen_random_uuid(), 1, 1, 't', '0123456789ab', 'a', 'b', 'c');
+INSERT INTO operator_acts (act_id, tenant_id, token_tenant, token_name, fingerprint, act, target, reason)
+	VALUES (gen_random_uuid(), 1, 1, 't', '0123456789ab', 'a', 'b', 'c');
 INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload) VALUES (1, 'follow', 2, 'created', '{}');
-INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, attempts,
-    event_id, inserted_at, slot)
+INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at,
+    available_at, attempts, event_id, inserted_at, slot)
   VALUES (1, 1, 'follow', 2, 'created', 1, '{}', now(), now(), 11, gen_random_uuid(), now(), 0);
 INSERT INTO outbox_dlq_actions (actor, action, dlq_id, event_id, tenant_id, aggregate_type, aggregate_id, event_type)
   VALUES ('a', 'discard', 1, gen_random_uuid(), 1, 'follow', 2, 'created');
 CREATE TABLE outbox_messages_archive_1 PARTITION OF outbox_messages_archive FOR VALUES FROM (1) TO (10);
-INSERT INTO outbox_messages_archive (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at,
-    processed_at, attempts, event_id, inserted_at)
+INSERT INTO outbox_messages_archive (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at,
+    available_at, processed_at, attempts, event_id, inserted_at)
   VALUES (1, 1, 'follow', 2, 'created', 1, '{}', now(), now(), now(), 0, gen_random_uuid(), now());
-INSERT INTO outbox_messages_kept (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at,
-    processed_at, attempts, event_id, inserted_at)
+INSERT INTO outbox_messages_kept (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at,
+    available_at, processed_at, attempts, event_id, inserted_at)
   VALUES (1, 1, 'follow', 2, 'created', 1, '{}', now(), now(), now(), 0, gen_random_uuid(), now());
 INSERT INTO outbox_archive_holds (tenant_id, reason, created_by) VALUES (1, 'r', 'a');
 INSERT INTO edge_removals (tenant_id, object, object_id, kinds, direction, actor) VALUES (1, 'user', 1, '{follow}', 'both', 'a');
 INSERT INTO erasures (tenant_id, author_id, requested_by) VALUES (1, 1, 'a');
-INSERT INTO outbox_dlq_operations (operation_id, tenant_id, action, filter, actor, total) VALUES (gen_random_uuid(), 1, 'retry', '{}', 'a', 1);
-INSERT INTO consumer_dead_letter_operations (operation_id, tenant_id, action, filter, actor, total) VALUES (gen_random_uuid(), 1, 'retry', '{}', 'a', 1);
+INSERT INTO outbox_dlq_operations (operation_id, tenant_id, action, filter, actor, total)
+	VALUES (gen_random_uuid(), 1, 'retry', '{}', 'a', 1);
+INSERT INTO consumer_dead_letter_operations (operation_id, tenant_id, action, filter, actor, total)
+	VALUES (gen_random_uuid(), 1, 'retry', '{}', 'a', 1);
 INSERT INTO dead_letter_notes (tenant_id, group_id, note, actor) VALUES (1, gen_random_uuid(), 'n', 'a');
 INSERT INTO archive_settings (tenant_id, object, metadata)
-  VALUES (1, '{"name": "x"}', '{"version_id": 1, "version_state": "LATEST", "created_by": "t", "last_update_time": "2026-01-02T03:04:05Z"}');
+  VALUES (1, '{"name": "x"}',
+    '{"version_id": 1, "version_state": "LATEST", "created_by": "t", "last_update_time": "2026-01-02T03:04:05Z"}');
 INSERT INTO consumer_dead_letters (consumer_name, stream_seq, partition_key, tenant_id, aggregate_type, aggregate_id, event_id, event_type,
     event_version, headers, payload, error)
   VALUES ('c', 1, 'p00', 1, 'follow', 2, gen_random_uuid(), 'created', 1, '{}', '', 'x');
-INSERT INTO consumer_dead_letter_actions (actor, action, dead_letter_id, consumer_name, stream_seq, tenant_id, aggregate_type, aggregate_id, event_id, event_type)
+INSERT INTO consumer_dead_letter_actions (actor, action, dead_letter_id, consumer_name, stream_seq, tenant_id, aggregate_type,
+    aggregate_id, event_id, event_type)
   VALUES ('a', 'discard', 1, 'c', 1, 1, 'follow', 2, gen_random_uuid(), 'created');
 INSERT INTO edge_lists (tenant_id, kind, from_id, to_id, active, version, positioned_at) VALUES (1, 'follow', 1, 2, true, 1, now());
 INSERT INTO edge_counts (tenant_id, kind, object_id) VALUES (1, 'follow', 2);
 INSERT INTO edge_shards (tenant_id, kind, object_id, shards) VALUES (1, 'follow', 2, 2);
-INSERT INTO child_buckets (tenant_id, kind, object_id, level, first_at, first_id, visible) VALUES (1, 'comment', 1, 0, '-infinity', gen_random_uuid(), 1);
+INSERT INTO child_buckets (tenant_id, kind, object_id, level, first_at, first_id, visible)
+	VALUES (1, 'comment', 1, 0, '-infinity', gen_random_uuid(), 1);
 INSERT INTO child_totals (tenant_id, kind, object_id, total) VALUES (1, 'comment', 1, 1);
 INSERT INTO child_aggregates (tenant_id, kind, object_id, attribute, count, sum) VALUES (1, 'review', 1, 'rating', 1, 5);
 INSERT INTO child_settings (tenant_id, kind, object_id, locked, premoderated, title, version) VALUES (1, 'comment', 1, false, false, '', 1);
-INSERT INTO child_lists (tenant_id, kind, child_id, object_id, slug, path, author_id, body, author_state, moderation_state, version, created_at,
-    updated_at, visible, shown)
+INSERT INTO child_lists (tenant_id, kind, child_id, object_id, slug, path, author_id, body, author_state, moderation_state, version,
+    created_at, updated_at, visible, shown)
   VALUES (1, 'comment', gen_random_uuid(), 1, 'aaaaaaaa', 'p', 1, 'x', 'ACTIVE', 'NONE', 1, now(), now(), true, true);
 INSERT INTO threads_purged (tenant_id, post_id, kind, version) VALUES (1, 2, 'comment', 3);
 INSERT INTO tenant_cells (tenant_id, cell) VALUES (1, 'EVENTS-b')` + historiesSQL()
 
-// historiesSQL does so for the histories of the built-in kinds.
+// historiesSQL does the same for the histories of the built-in kinds.
 func historiesSQL() (sql string) {
 	history := func(kind, values, object string, names ...string) {
 		sql += fmt.Sprintf(`;
 INSERT INTO %[1]s_history_purged (tenant_id, %[2]s, version) VALUES (1, %[3]s, 3);
 INSERT INTO %[1]s_history (tenant_id, object, metadata)
-  VALUES (1, '%[4]s', '{"version_id": 1, "version_state": "LATEST", "created_by": "t", "last_update_time": "2026-01-02T03:04:05Z"}')`, kind, strings.Join(names, ", "), values, object)
+  VALUES (1, '%[4]s', '{"version_id": 1, "version_state": "LATEST", "created_by": "t", "last_update_time": "2026-01-02T03:04:05Z"}')`, kind,
+			strings.Join(names, ", "), values, object)
 	}
 	for _, e := range kinds.Builtin().AllEdges() {
 		history(e.Name, "1, 2", fmt.Sprintf(`{%q: 1, %q: 2, "version": 1}`, e.Ends[0], e.Ends[1]), e.Ends[0], e.Ends[1])
 	}
 	for _, c := range kinds.Builtin().AllChildren() {
-		history(c.Name, "gen_random_uuid()", fmt.Sprintf(`{%q: "00000000-0000-7000-8000-000000000000", "version": 1}`, c.Names().ID), c.Names().ID)
+		history(c.Name, "gen_random_uuid()", fmt.Sprintf(`{%q: "00000000-0000-7000-8000-000000000000", "version": 1}`, c.Names().ID),
+			c.Names().ID)
 	}
 	return sql
 }
@@ -251,7 +271,7 @@ func TestNoTenantReadsOrWritesAnothersRows(t *testing.T) {
 					t.Errorf("%s: %v", name, err)
 				}
 			}
-			if table.readable { // a table that tidings_api may not read at all is as closed as can be
+			if table.readable { // a table that tidings_api may not read at all is closed completely
 				checked++
 				read("its tenant", "1", n)
 				read("no tenant", "unset", 0)
@@ -281,9 +301,10 @@ func TestNoTenantReadsOrWritesAnothersRows(t *testing.T) {
 	if checked < 15 {
 		t.Errorf("%d tables were read, want 15 or more", checked)
 	}
-	// What another tenant updates or deletes is not there.
+	// Another tenant's UPDATE or DELETE affects no row.
 	err := postgres.InTenant(ctx, apiPool, 2, pgx.TxOptions{}, func(tx pgx.Tx) error {
-		for _, sql := range []string{`UPDATE follows SET version = 9`, `UPDATE comments SET body = 'theirs'`, `DELETE FROM outbox_messages_dlq`, `DELETE FROM child_keys`,
+		for _, sql := range []string{`UPDATE follows SET version = 9`, `UPDATE comments SET body = 'theirs'`,
+			`DELETE FROM outbox_messages_dlq`, `DELETE FROM child_keys`,
 			`DELETE FROM children_archive_comment`, `UPDATE archived_threads SET state = 'RETURNED'`} {
 			if tag, err := tx.Exec(ctx, sql); err != nil || tag.RowsAffected() != 0 {
 				t.Errorf("%s: %s, %v", sql, tag, err)
@@ -296,7 +317,7 @@ func TestNoTenantReadsOrWritesAnothersRows(t *testing.T) {
 	}
 }
 
-// insertSQL is fillSQL's statement for the table, once more with other keys where that matters not: the policy refuses first.
+// insertSQL returns fillSQL's statement for the table, with other keys if necessary: the policy refuses it first.
 func insertSQL(table string) string {
 	for _, sql := range strings.Split(fillSQL, ";") {
 		if strings.Contains(sql, "INTO "+table+" ") {
@@ -311,31 +332,37 @@ func TestEveryTenantTableHasRowLevelSecurity(t *testing.T) {
 	rows, _ := owner.Query(t.Context(), `
 		SELECT c.relname::text FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = 'tenant_id'
 		 WHERE c.relkind IN ('r', 'p') AND c.relnamespace = current_schema()::regnamespace AND NOT c.relispartition
-		   AND NOT (c.relrowsecurity AND EXISTS (SELECT FROM pg_policy p WHERE p.polrelid = c.oid AND p.polroles = ARRAY['tidings_api'::regrole::oid]))`)
+		   AND NOT (c.relrowsecurity AND EXISTS (SELECT FROM pg_policy p WHERE p.polrelid = c.oid
+		   AND p.polroles = ARRAY['tidings_api'::regrole::oid]))`)
 	open, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil || len(open) > 0 {
 		t.Errorf("without row-level security for tidings_api: %v, %v", open, err)
 	}
 	rows, _ = owner.Query(t.Context(), `
-		SELECT c.relname::text FROM pg_class c WHERE c.relispartition AND c.relkind IN ('r', 'p') AND has_table_privilege('tidings_api', c.oid, 'SELECT')
-		   AND NOT (c.relrowsecurity AND EXISTS (SELECT FROM pg_policy p WHERE p.polrelid = c.oid AND p.polroles = ARRAY['tidings_api'::regrole::oid]))`)
+		SELECT c.relname::text FROM pg_class c WHERE c.relispartition AND c.relkind IN ('r', 'p')
+		AND has_table_privilege('tidings_api', c.oid, 'SELECT')
+		   AND NOT (c.relrowsecurity AND EXISTS (SELECT FROM pg_policy p WHERE p.polrelid = c.oid
+		   AND p.polroles = ARRAY['tidings_api'::regrole::oid]))`)
 	open, err = pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil || len(open) > 0 {
 		t.Errorf("partitions that tidings_api reads past a policy: %v, %v", open, err)
 	}
 }
 
-// A range, one that is made later and one that is archived too, is read and written through its parent alone, whose policies hold.
+// Every range is read and written only through its parent, whose policies apply. That includes ranges made later and
+// archived ones.
 func TestNobodyReadsOrWritesARangePastItsParent(t *testing.T) {
 	db := testkit.Postgres(t)
 	ctx, owner, system := t.Context(), db.Pool(t, postgres.RoleOwner), db.Pool(t, postgres.RoleSystem)
-	if _, err := system.Exec(ctx, `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, processed_at) VALUES (1, 'follow', 2, 'created', '{}', now())`); err != nil {
+	if _, err := system.Exec(ctx, `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, processed_at)
+		VALUES (1, 'follow', 2, 'created', '{}', now())`); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := owner.Exec(ctx, `UPDATE outbox_partitions SET floor_id = 50000000`); err != nil {
 		t.Fatal(err)
 	}
-	for _, sql := range []string{`SELECT outbox_range_archive(1, 0)`, `SELECT outbox_range_make(150000001, 150001001)`, `SELECT outbox_range_cut(50000001)`} {
+	for _, sql := range []string{`SELECT outbox_range_archive(1, 0)`, `SELECT outbox_range_make(150000001, 150001001)`,
+		`SELECT outbox_range_cut(50000001)`} {
 		if _, err := system.Exec(ctx, sql); err != nil {
 			t.Fatalf("%s: %v", sql, err)
 		}
@@ -353,20 +380,24 @@ func TestNobodyReadsOrWritesARangePastItsParent(t *testing.T) {
 	roles := []string{"tidings_api", "tidings_system", "tidings_writer", "tidings_reader"}
 	for _, r := range ranges {
 		if !r.Secured {
-			t.Errorf("%s: who is granted it by mistake sees every tenant", r.Name)
+			t.Errorf("%s: a role with a mistaken grant would see every tenant", r.Name)
 		}
 		for _, role := range roles {
 			for _, right := range []string{"SELECT", "INSERT", "UPDATE", "DELETE", "TRUNCATE", "REFERENCES", "TRIGGER"} {
 				var has bool
-				if err := owner.QueryRow(ctx, `SELECT has_table_privilege($1, $2, $3) OR $3 IN ('SELECT', 'INSERT', 'UPDATE') AND has_any_column_privilege($1, $2, $3)`, role, r.Name, right).Scan(&has); err != nil || has {
+				if err := owner.QueryRow(ctx, `SELECT has_table_privilege($1, $2, $3) OR $3 IN ('SELECT', 'INSERT', 'UPDATE')
+					AND has_any_column_privilege($1, $2, $3)`, role, r.Name, right).Scan(&has); err != nil || has {
 					t.Errorf("%s has %s on %s, %v", role, right, r.Name, err)
 				}
 			}
 		}
 	}
-	// Through the parents everything is as it was: the new range takes what a writer adds, and a tenant sees its own rows in both.
+	// Through the parents nothing changed: the new range accepts a writer's rows, and a tenant sees only its own rows
+	// in both.
 	for range 2 {
-		if _, err := db.Pool(t, postgres.RoleWriter).Exec(ctx, `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload) VALUES (1, 'follow', 2, 'created', '{}')`); err != nil {
+		if _, err := db.Pool(t, postgres.RoleWriter).Exec(ctx,
+			`INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
+				VALUES (1, 'follow', 2, 'created', '{}')`); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := system.Exec(ctx, `SELECT outbox_range_cut(150000001)`); err != nil {
@@ -376,7 +407,8 @@ func TestNobodyReadsOrWritesARangePastItsParent(t *testing.T) {
 	for tenant, want := range map[int64]string{1: "2 1", 2: "0 0"} {
 		err := postgres.InTenant(ctx, db.Pool(t, postgres.RoleAPI), tenant, pgx.TxOptions{}, func(tx pgx.Tx) error {
 			var got string
-			err := tx.QueryRow(ctx, `SELECT concat_ws(' ', (SELECT count(*) FROM outbox_messages), (SELECT count(*) FROM outbox_messages_archive))`).Scan(&got)
+			err := tx.QueryRow(ctx, `SELECT concat_ws(' ', (SELECT count(*) FROM outbox_messages),
+				(SELECT count(*) FROM outbox_messages_archive))`).Scan(&got)
 			if got != want {
 				t.Errorf("tenant %d sees %s, want %s", tenant, got, want)
 			}
@@ -400,12 +432,14 @@ func TestTheReaderReadsEveryTableOfEveryTenantAndWritesNone(t *testing.T) {
 	rows, _ := owner.Query(ctx, `
 		SELECT t.table_name::text AS name, t.table_type = 'VIEW' AS view,
 		       array_agg(c.column_name::text ORDER BY c.ordinal_position) AS columns,
-		       array_agg(c.column_name::text ORDER BY c.ordinal_position) FILTER (WHERE NOT has_column_privilege('tidings_reader', quote_ident(t.table_name), c.column_name, 'SELECT')) AS unread,
-		       concat_ws(', ', VARIADIC array(SELECT p FROM unnest(ARRAY['INSERT', 'UPDATE', 'DELETE', 'TRUNCATE', 'REFERENCES', 'TRIGGER']) p
+		       array_agg(c.column_name::text ORDER BY c.ordinal_position) FILTER (WHERE NOT has_column_privilege('tidings_reader',
+		       quote_ident(t.table_name), c.column_name, 'SELECT')) AS unread,
+		       concat_ws(', ', VARIADIC array(SELECT p FROM unnest(ARRAY['INSERT', 'UPDATE', 'DELETE', 'TRUNCATE', 'REFERENCES',
+		       'TRIGGER']) p
 		          WHERE has_table_privilege('tidings_reader', quote_ident(t.table_name), p))) AS rights
 		  FROM information_schema.tables t JOIN information_schema.columns c USING (table_schema, table_name)
 		  JOIN pg_class k ON k.oid = quote_ident(t.table_name)::regclass
-		 WHERE t.table_schema = current_schema() AND NOT k.relispartition -- which is read through its parent
+		 WHERE t.table_schema = current_schema() AND NOT k.relispartition -- read through its parent
 		 GROUP BY t.table_name, t.table_type ORDER BY 1`)
 	type readable struct {
 		Name            string
@@ -448,29 +482,34 @@ func TestTheReaderReadsEveryTableOfEveryTenantAndWritesNone(t *testing.T) {
 			}
 		}
 		if len(shut) > 0 || len(open)+len(table.Unread) != len(table.Columns) {
-			t.Errorf("%s: tidings_reader may not read %v, or may read what is hidden; its migration wants GRANT SELECT ON %[1]s TO tidings_reader", table.Name, shut)
+			t.Errorf("%s: tidings_reader may not read %v, or may read what is hidden; its migration wants GRANT SELECT ON "+
+				"%[1]s TO tidings_reader", table.Name, shut)
 			continue
 		}
 		name := table.Name
-		for _, kind := range slices.Concat(slices.Collect(maps.Keys(kinds.Builtin().Edges)), slices.Collect(maps.Keys(kinds.Builtin().Children))) {
+		for _, kind := range slices.Concat(slices.Collect(maps.Keys(kinds.Builtin().Edges)),
+			slices.Collect(maps.Keys(kinds.Builtin().Children))) {
 			name = strings.Replace(name, kind+"_history", "KIND_history", 1)
 		}
 		if !strings.Contains(string(page), "`"+name+"`") {
-			t.Errorf("%s: docs/runbook/looking-at-rows.md does not say what it is", table.Name)
+			t.Errorf("%s: docs/runbook/looking-at-rows.md does not describe it", table.Name)
 		}
 		if table.Rights != "" {
 			t.Errorf("%s: tidings_reader has %s", table.Name, table.Rights)
 		}
 		var n int
-		if err := tx.QueryRow(ctx, `SELECT count(*) FROM (SELECT `+strings.Join(open, ", ")+` FROM `+table.Name+`) x`).Scan(&n); err != nil {
+		if err := tx.QueryRow(ctx, `SELECT count(*) FROM (SELECT `+strings.Join(open, ", ")+` FROM `+table.Name+
+			`) x`).Scan(&n); err != nil {
 			t.Fatalf("%s: %v", table.Name, err)
 		}
 		if !table.View && n != counts[table.Name] {
-			t.Errorf("%s: tidings_reader sees %d of %d rows; its migration wants CREATE POLICY reader ON %[1]s FOR SELECT TO tidings_reader USING (true)", table.Name, n, counts[table.Name])
+			t.Errorf("%s: tidings_reader sees %d of %d rows; its migration wants CREATE POLICY reader ON %[1]s FOR SELECT TO "+
+				"tidings_reader USING (true)", table.Name, n, counts[table.Name])
 		}
 	}
 	var sequences []string
-	if err := tx.QueryRow(ctx, `SELECT coalesce(array_agg(sequencename::text), '{}') FROM pg_sequences WHERE schemaname = current_schema() AND has_sequence_privilege(schemaname || '.' || sequencename, 'USAGE, UPDATE')`).
+	if err := tx.QueryRow(ctx, `SELECT coalesce(array_agg(sequencename::text), '{}') FROM pg_sequences WHERE schemaname = current_schema()
+		AND has_sequence_privilege(schemaname || '.' || sequencename, 'USAGE, UPDATE')`).
 		Scan(&sequences); err != nil || len(sequences) > 0 {
 		t.Errorf("tidings_reader may take numbers of %v, %v", sequences, err)
 	}

@@ -12,9 +12,10 @@ import (
 	"github.com/tidings/tidings/event"
 )
 
-// appendSQL inserts a slice of events in its order, so that their ids rise with it. slot and event_id come back from
-// the table, which alone computes them.
-// Index: outbox_messages_pkey.   Locks: none but the new rows.
+// appendSQL inserts a slice of events in its order, so their ids rise in that order. It returns slot and event_id,
+// which only the table computes.
+//
+// Index: outbox_messages_pkey.   Locks: only the new rows.
 const appendSQL = `
 INSERT /* outbox.append */ INTO outbox_messages
        (tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, trace_id)
@@ -31,29 +32,32 @@ type appended struct {
 	Slot    int
 }
 
-// MaxMessage is the most bytes that a message may take for Append: NATS's own limit. A broker that takes less makes the relay refuse what
-// is larger; to one that takes more, larger events go by SQL.
+// MaxMessage is the limit in bytes for a message in Append: the default of NATS. If the broker's limit is lower, the
+// relay refuses larger messages. If it is higher, a writer can insert larger events with SQL.
 const MaxMessage = 1 << 20
 
-// check reports what the relay would never publish, and what the table cannot hold.
+// check refuses an event that the relay could never publish or the table could not hold.
 func check(e *event.Event) error {
 	if e.Version < 0 || e.Version > math.MaxInt16 {
 		return &event.InvalidError{Field: "event_version", Reason: fmt.Sprintf("is %d: want 1 to %d", e.Version, math.MaxInt16)}
 	}
 	room := MaxMessage
-	if len(e.Payload) > room/4 { // the table's text of it has a blank behind each of these (and writes exponents out: left to the relay)
+	// The table's text has a blank after each comma and colon. It also expands exponents, but only the relay
+	// checks that.
+	if len(e.Payload) > room/4 {
 		room -= bytes.Count(e.Payload, []byte(",")) + bytes.Count(e.Payload, []byte(":"))
 	}
 	return e.Validate(room)
 }
 
-// Append writes the events into the outbox in the caller's transaction and in the slice's order, and fills in each one's
-// OutboxID, ID and Slot. The caller has already written the state that they tell of in the same transaction: that write
-// holds the entity's lock, so the ids of one entity are in commit order. An event with no OccurredAt occurs now, by the
-// database's clock; version 0 is 1.
+// Append writes the events to the outbox in the caller's transaction, in the slice's order. It sets OutboxID, ID and
+// Slot of each event. Without an OccurredAt an event occurs now, by the database's clock. Version 0 means 1.
 //
-// When one of them could never be published, nothing is written: the error is an *event.InvalidError that names the column, and the
-// transaction can go on.
+// The caller must write the entity's state first, in the same transaction. That write locks the entity, so the ids of
+// one entity's events are in the order of their commits.
+//
+// If an event could never be published, Append writes nothing and returns an *event.InvalidError that names the column.
+// The transaction remains usable.
 func Append(ctx context.Context, tx pgx.Tx, events []event.Event) error {
 	n := len(events)
 	if n == 0 {
@@ -93,7 +97,7 @@ func Append(ctx context.Context, tx pgx.Tx, events []event.Event) error {
 		return fmt.Errorf("append %d outbox messages: %w", n, err)
 	}
 	if len(got) != n {
-		return fmt.Errorf("append %d outbox messages: %d came back", n, len(got))
+		return fmt.Errorf("append %d outbox messages: the table returned %d", n, len(got))
 	}
 	for i, a := range got {
 		events[i].OutboxID, events[i].ID, events[i].Slot = a.ID, a.EventID, a.Slot
@@ -101,19 +105,22 @@ func Append(ctx context.Context, tx pgx.Tx, events []event.Event) error {
 	return nil
 }
 
-// appendedSQL looks for events wherever they can be: pending or published, given up, taken out of the DLQ, archived. Their ids alone would not
-// name them: after a crash they are given to others.
-// Index: outbox_messages_pkey, outbox_messages_dlq_event_id_key, outbox_dlq_actions_event_idx, the archive's ranges' primary keys.
-// Locks: none.
+// appendedSQL searches for events in all places: the outbox, the DLQ, the notes of DLQ actions and the archive. It
+// compares event_id as well as id, because PostgreSQL assigns some ids again after a crash.
+//
+// Index: outbox_messages_pkey, outbox_messages_dlq_event_id_key, outbox_dlq_actions_event_idx, the primary keys of the
+// archive's ranges.   Locks: none.
 const appendedSQL = `
 SELECT /* outbox.appended */
-       EXISTS (SELECT FROM unnest(@ids::bigint[], @event_ids::uuid[]) AS w(id, event_id) JOIN outbox_messages m ON m.id = w.id AND m.event_id = w.event_id)
+       EXISTS (SELECT FROM unnest(@ids::bigint[], @event_ids::uuid[]) AS w(id, event_id)
+                 JOIN outbox_messages m ON m.id = w.id AND m.event_id = w.event_id)
     OR EXISTS (SELECT FROM outbox_messages_dlq WHERE event_id = ANY(@event_ids::uuid[]))
     OR EXISTS (SELECT FROM outbox_dlq_actions WHERE tenant_id = @tenant::bigint AND event_id = ANY(@event_ids::uuid[]))
-    OR EXISTS (SELECT FROM unnest(@ids::bigint[], @event_ids::uuid[]) AS w(id, event_id) JOIN outbox_messages_archive m ON m.id = w.id AND m.event_id = w.event_id)`
+    OR EXISTS (SELECT FROM unnest(@ids::bigint[], @event_ids::uuid[]) AS w(id, event_id)
+                 JOIN outbox_messages_archive m ON m.id = w.id AND m.event_id = w.event_id)`
 
-// Appended reports whether the transaction in which Append filled these events in was committed. They are of one tenant, whose rows tx sees. Of a
-// transaction that has not ended it reports false.
+// Appended reports whether the transaction in which Append set the ids of these events has committed. All events must
+// belong to one tenant, whose rows tx can see. It reports false while that transaction still runs.
 func Appended(ctx context.Context, tx pgx.Tx, events []event.Event) (there bool, err error) {
 	ids, eventIDs := make([]int64, len(events)), make([]string, len(events))
 	for i, e := range events {
@@ -121,7 +128,7 @@ func Appended(ctx context.Context, tx pgx.Tx, events []event.Event) (there bool,
 	}
 	err = tx.QueryRow(ctx, appendedSQL, pgx.StrictNamedArgs{"tenant": events[0].TenantID, "ids": ids, "event_ids": eventIDs}).Scan(&there)
 	if err != nil {
-		return false, fmt.Errorf("look for %d outbox messages: %w", len(events), err)
+		return false, fmt.Errorf("search for %d outbox messages: %w", len(events), err)
 	}
 	return there, nil
 }

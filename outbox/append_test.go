@@ -22,15 +22,21 @@ func TestWhatCannotBePublishedIsNotAppended(t *testing.T) {
 		field   string
 		breakIt func(*event.Event)
 	}{
-		"a type that is not a token":    {"event_type", func(e *event.Event) { e.Type = "a.b" }},
-		"no aggregate type":             {"aggregate_type", func(e *event.Event) { e.AggregateType = "" }},
-		"a trace with a line break":     {"trace_id", func(e *event.Event) { e.TraceParent = "a\r\nb" }},
-		"a trace that is too long":      {"trace_id", func(e *event.Event) { e.TraceParent = strings.Repeat("x", 61<<10) }},
-		"a time that no header has":     {"occurred_at", func(e *event.Event) { e.OccurredAt = time.Date(10_000, 1, 1, 0, 0, 0, 0, time.UTC) }},
-		"a version beyond the column":   {"event_version", func(e *event.Event) { e.Version = math.MaxInt16 + 1 }},
-		"a version below one":           {"event_version", func(e *event.Event) { e.Version = -1 }},
-		"a payload that is too large":   {"payload", func(e *event.Event) { e.Payload = []byte(`"` + strings.Repeat("x", MaxMessage) + `"`) }},
-		"a payload that the table pads": {"payload", func(e *event.Event) { e.Payload = []byte(`[1` + strings.Repeat(",1", MaxMessage*2/5) + `]`) }},
+		"a type that is not a token": {"event_type", func(e *event.Event) { e.Type = "a.b" }},
+		"no aggregate type":          {"aggregate_type", func(e *event.Event) { e.AggregateType = "" }},
+		"a trace with a line break":  {"trace_id", func(e *event.Event) { e.TraceParent = "a\r\nb" }},
+		"a trace that is too long":   {"trace_id", func(e *event.Event) { e.TraceParent = strings.Repeat("x", 61<<10) }},
+		"a time that no header has": {"occurred_at", func(e *event.Event) {
+			e.OccurredAt = time.Date(10_000, 1, 1, 0, 0, 0, 0, time.UTC)
+		}},
+		"a version beyond the column": {"event_version", func(e *event.Event) { e.Version = math.MaxInt16 + 1 }},
+		"a version below one":         {"event_version", func(e *event.Event) { e.Version = -1 }},
+		"a payload that is too large": {"payload", func(e *event.Event) {
+			e.Payload = []byte(`"` + strings.Repeat("x", MaxMessage) + `"`)
+		}},
+		"a payload that the table pads": {"payload", func(e *event.Event) {
+			e.Payload = []byte(`[1` + strings.Repeat(",1", MaxMessage*2/5) + `]`)
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bad := newEvent(1, `1`)
@@ -39,9 +45,9 @@ func TestWhatCannotBePublishedIsNotAppended(t *testing.T) {
 				err := Append(t.Context(), tx, []event.Event{newEvent(1, `1`), bad})
 				var invalid *event.InvalidError
 				if !errors.As(err, &invalid) || invalid.Field != c.field || !strings.Contains(err.Error(), "2 of 2: "+c.field) {
-					t.Errorf("got %v, want an error of the second's %s", err, c.field)
+					t.Errorf("got %v, want an error about %s of the second event", err, c.field)
 				}
-				return Append(t.Context(), tx, nil) // the transaction goes on
+				return Append(t.Context(), tx, nil) // the transaction remains usable
 			})
 			if err != nil {
 				t.Error(err)
@@ -54,9 +60,12 @@ func TestWhatCannotBePublishedIsNotAppended(t *testing.T) {
 }
 
 func TestWhatWasAppendedIsFoundWhereverItHasMoved(t *testing.T) {
-	const columns = `id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, attempts, event_id, inserted_at, slot`
-	const toDLQ = `WITH gone AS (DELETE FROM outbox_messages RETURNING *) INSERT INTO outbox_messages_dlq (` + columns + `) SELECT ` + columns + ` FROM gone`
-	const toArchive = `UPDATE outbox_messages SET processed_at = now(); UPDATE outbox_partitions SET floor_id = 50000000; SELECT outbox_range_archive(1, 0)`
+	const columns = `id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, ` +
+		`attempts, event_id, inserted_at, slot`
+	const toDLQ = `WITH gone AS (DELETE FROM outbox_messages RETURNING *) INSERT INTO outbox_messages_dlq (` + columns +
+		`) SELECT ` + columns + ` FROM gone`
+	const toArchive = `UPDATE outbox_messages SET processed_at = now(); UPDATE outbox_partitions SET floor_id = 50000000;
+		SELECT outbox_range_archive(1, 0)`
 	const taken = `WITH gone AS (DELETE FROM outbox_messages RETURNING *)
 		INSERT INTO outbox_dlq_actions (actor, action, dlq_id, event_id, tenant_id, aggregate_type, aggregate_id, event_type)
 		SELECT 'somebody', 'discard', id, event_id, tenant_id, aggregate_type, aggregate_id, event_type FROM gone`
@@ -104,7 +113,8 @@ func TestWhatWasAppendedIsFoundWhereverItHasMoved(t *testing.T) {
 	}
 }
 
-// TestWhatIsAppendedCanBePublished has events as large as they may be, whose text in the table is longer than what was given.
+// TestWhatIsAppendedCanBePublished appends the largest allowed events. Their text in the table is longer than the
+// input.
 func TestWhatIsAppendedCanBePublished(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	fits := func(payload func(n int) string) (most string) {
@@ -144,16 +154,18 @@ func TestWhatIsAppendedCanBePublished(t *testing.T) {
 func TestATimeThatTheRelayCannotReadIsRefusedByTheTable(t *testing.T) {
 	db := testkit.Postgres(t)
 	pool := db.Pool(t, postgres.RoleWriter)
-	for _, at := range []string{"infinity", "-infinity", "10000-01-01 00:00:00Z", "0001-01-01 00:00:00Z BC", "9999-12-31 23:59:59Z", "0001-01-01 00:00:00Z"} {
-		_, err := pool.Exec(t.Context(), `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, occurred_at) VALUES (1, 'like', 42, 'created', '{}', $1::text::timestamptz)`, at)
+	for _, at := range []string{"infinity", "-infinity", "10000-01-01 00:00:00Z", "0001-01-01 00:00:00Z BC", "9999-12-31 23:59:59Z",
+		"0001-01-01 00:00:00Z"} {
+		_, err := pool.Exec(t.Context(), `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload,
+			occurred_at) VALUES (1, 'like', 42, 'created', '{}', $1::text::timestamptz)`, at)
 		var refused *pgconn.PgError
 		if good := strings.HasPrefix(at, "9") || at == "0001-01-01 00:00:00Z"; good && err != nil {
 			t.Errorf("%s: %v", at, err)
 		} else if !good && (!errors.As(err, &refused) || refused.ConstraintName != "outbox_messages_occurred_at_check") {
-			t.Errorf("%s: %v, want it refused", at, err)
+			t.Errorf("%s: %v, want an error", at, err)
 		}
 	}
 	if c := exchange(t, db.Pool(t, postgres.RoleSystem), Round{}); len(c.Rows) != 2 {
-		t.Errorf("what was taken: %v", c.Rows)
+		t.Errorf("claimed %v", c.Rows)
 	}
 }

@@ -16,11 +16,11 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 )
 
-// ArchiveConfig is the environment of the outbox's ranges and of their archiving.
+// ArchiveConfig is the environment of the outbox's ranges and their archive.
 type ArchiveConfig struct {
-	Every     time.Duration `env:"OUTBOX_ARCHIVE_EVERY, default=1h"`    // between runs; 0: by command alone
-	RangeRows int64         `env:"OUTBOX_RANGE_ROWS, default=50000000"` // ids of a range that is made, 1000..1000000000
-	RangeAge  time.Duration `env:"OUTBOX_RANGE_AGE, default=24h"`       // a range that is written for so long ends, 1m or more
+	Every     time.Duration `env:"OUTBOX_ARCHIVE_EVERY, default=1h"`    // between runs; 0: only by command
+	RangeRows int64         `env:"OUTBOX_RANGE_ROWS, default=50000000"` // ids per new range, 1000..1000000000
+	RangeAge  time.Duration `env:"OUTBOX_RANGE_AGE, default=24h"`       // the age at which the current range ends, 1m or more
 }
 
 // Validate reports every value out of bounds.
@@ -38,16 +38,16 @@ func (c ArchiveConfig) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Terms say when ranges go.
+// Terms are the retention times of ranges.
 type Terms struct {
-	After time.Duration // a range moves so long after the last of it was published
-	Keep  time.Duration // a range is dropped so long after it moved; 0: never
+	After time.Duration // from the publish of a range's last row to its move to the archive
+	Keep  time.Duration // from a range's move to its drop; 0: never drop
 }
 
-// ArchiveJob is the name of the job that Archive.Run is.
+// ArchiveJob is the name of the job of Archive.Run.
 const ArchiveJob = "outbox-archive"
 
-// What a run counts.
+// The counts of a run.
 const (
 	CountArchived    = "ranges archived"
 	CountDropped     = "ranges dropped"
@@ -55,33 +55,37 @@ const (
 	CountKeptDropped = "kept rows dropped"
 )
 
-// Lease is the right to move ranges, which is somebody else's when Fence fails (package internal/jobs).
+// Lease is the right to move ranges. Fence fails if another process has it (package internal/jobs).
 type Lease interface {
 	Fence(ctx context.Context, tx pgx.Tx) error
-	Continue() error // asked before each step: an error ends the run, and the next one goes on
+	Continue() error // called before each step: an error ends the run, and the next run resumes
 	Count(what string, n int64)
 }
 
-// Archive makes the outbox's ranges, moves those of the past into the archive as they are, and drops the archive's old ones. One runs at a time.
+// Archive creates the outbox's ranges, moves old ones to the archive, and drops the archive's expired ones. Only one
+// process at a time may run it.
 type Archive struct {
 	cfg        ArchiveConfig
 	ask        func(context.Context) (Terms, error)
-	terms      Terms // of the run in hand
+	terms      Terms // of the current run
 	pool       *pgxpool.Pool
 	log        *slog.Logger
 	archived   prometheus.Counter
 	beforeDrop func(ctx context.Context, r Range) (ok bool, why string, err error)
-	at         func(step string) // crash points of the tests
+	at         func(step string) // called at the crash points of the tests
 }
 
-// NewArchive returns the archiving of pool, which acts as the system role. Each run and each plan asks terms. It starts nothing.
-func NewArchive(cfg ArchiveConfig, terms func(context.Context) (Terms, error), pool *pgxpool.Pool, log *slog.Logger, reg prometheus.Registerer) (*Archive, error) {
+// NewArchive returns the archive of pool, which acts as the system role. Each run and each plan calls terms. It starts
+// nothing.
+func NewArchive(cfg ArchiveConfig, terms func(context.Context) (Terms, error), pool *pgxpool.Pool, log *slog.Logger,
+	reg prometheus.Registerer) (*Archive, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
 	a := &Archive{
 		cfg: cfg, ask: terms, pool: pool, log: log.With("component", "outbox-archive"), at: func(string) {},
-		archived: prometheus.NewCounter(prometheus.CounterOpts{Name: "outbox_ranges_archived_total", Help: "Ranges of the outbox moved to the archive by this process."}),
+		archived: prometheus.NewCounter(prometheus.CounterOpts{Name: "outbox_ranges_archived_total",
+			Help: "Ranges of the outbox moved to the archive by this process."}),
 	}
 	if err := reg.Register(a.archived); err != nil {
 		return nil, fmt.Errorf("register the metrics of the archive: %w", err)
@@ -89,41 +93,42 @@ func NewArchive(cfg ArchiveConfig, terms func(context.Context) (Terms, error), p
 	return a, nil
 }
 
-// BeforeDrop has ok asked before a range is dropped. Where it answers no, the range stays until the next run; why is logged. It is to be set
-// before the first run.
+// BeforeDrop sets a check that runs before a range is dropped. If ok is false, the range stays until the next run, and
+// why is logged. Call it before the first run.
 func (a *Archive) BeforeDrop(ok func(ctx context.Context, r Range) (ok bool, why string, err error)) {
 	a.beforeDrop = ok
 }
 
-// mostWaiting is how many waiting rows a range may have to be archived. They move while the outbox is locked, about 20 us each.
+// mostWaiting is the limit of delayed rows of a range that moves. They move while the outbox is locked, about 20 us
+// each.
 const mostWaiting = 5000
 
-// lateRows is how many rows one transaction moves or deletes.
+// lateRows is the limit of rows that one transaction moves or deletes.
 const lateRows = 2000
 
 const (
 	// archiveRangeSQL moves a range from the outbox to the archive.
-	// Locks: the outbox, ACCESS EXCLUSIVE, from the call on for some milliseconds.
+	// Locks: the outbox, ACCESS EXCLUSIVE, from the call on, for some milliseconds.
 	archiveRangeSQL = `SELECT /* outbox.archive_range */ outbox_range_archive(@from, @most)`
-	// indexRangeSQL builds the indexes of an archived range.
-	// Locks: the range, against those who write it.
+	// indexRangeSQL builds the indexes of an archived range. Locks: the range, against writers.
 	indexRangeSQL = `SELECT /* outbox.index_range */ outbox_range_index(@from)`
-	// archiveLateSQL moves rows that were published after their range had left.
-	// Index: outbox_messages_default's primary key, all of it.   Locks: the rows, and the archive where a range has to be made again.
+	// archiveLateSQL moves rows that were published after their range had moved. Index: outbox_messages_default's
+	// primary key, all of it. Locks: the rows, and the archive if a range must be created again.
 	archiveLateSQL = `SELECT /* outbox.archive_late */ outbox_archive_late(@before, @most)`
-	// spanRangeSQL notes when the events of a range occurred. It reads the range.
+	// spanRangeSQL records when the events of a range occurred. It reads the whole range.
 	spanRangeSQL = `SELECT /* outbox.span_range */ outbox_range_span(@from)`
-	// dropRangeSQL drops a range.
-	// Locks: the archive, ACCESS EXCLUSIVE, at its end; the holds, against additions.
+	// dropRangeSQL drops a range. Locks: the archive, ACCESS EXCLUSIVE, at its end; the holds, against additions.
 	dropRangeSQL = `SELECT /* outbox.drop_range */ outbox_range_drop(@from)`
 )
 
-// Run moves the ranges that are settled for long enough into the archive, with what came late for it, and drops those that are past. Each step is a
-// transaction; it is resumable, and returns when nothing is left to do, ctx ends or h says so. A step that fails, such as one that gets no lock beside a long
-// reader of the outbox, holds up none of another kind.
+// Run moves ranges that have been settled for long enough to the archive, moves late rows of earlier ranges, and drops
+// expired ranges. Each step is one transaction, so the next run resumes after an interruption. Run returns when no step
+// is left, ctx ends or h returns an error. A failed step does not stop steps of another kind. For example, a long
+// reader of the outbox can keep a step from its lock.
 //
-// A range is settled once the floors of all partitions have passed it: that proves that nothing in it is pending, and that nothing will be
-// added (docs/adr/0004-floor.md). Rows that wait for their time are outside of that; they go to the default range, under their ids.
+// A range is settled once the floors of all partitions have passed it. This proves that no row in it is pending and
+// that none will be added (docs/adr/0004-floor.md). Delayed rows are the exception: they move to the default range,
+// under their ids.
 func (a *Archive) Run(ctx context.Context, h Lease) error {
 	a, err := a.underTerms(ctx)
 	if err != nil {
@@ -146,13 +151,14 @@ func (a *Archive) Run(ctx context.Context, h Lease) error {
 			break
 		}
 	}
-	if err := a.slices(ctx, h, CountLate, archiveLateSQL, pgx.StrictNamedArgs{"before": now.Add(-a.terms.After), "most": lateRows}); err != nil {
-		errs = append(errs, fmt.Errorf("archive what was published late: %w", err))
+	if err := a.slices(ctx, h, CountLate, archiveLateSQL,
+		pgx.StrictNamedArgs{"before": now.Add(-a.terms.After), "most": lateRows}); err != nil {
+		errs = append(errs, fmt.Errorf("archive rows that were published late: %w", err))
 	}
 	return errors.Join(append(errs, a.index(ctx, h), a.drop(ctx, h))...)
 }
 
-// underTerms returns the archiving under the terms as they are now.
+// underTerms returns a copy with the current terms.
 func (a *Archive) underTerms(ctx context.Context) (*Archive, error) {
 	now := *a
 	var err error
@@ -160,7 +166,7 @@ func (a *Archive) underTerms(ctx context.Context) (*Archive, error) {
 	return &now, err
 }
 
-// due returns the ranges that are to be archived at now.
+// due returns the ranges to archive at now.
 func (a *Archive) due(all []Range, now time.Time) (due []Range) {
 	for _, r := range all {
 		if r.State == RangeOpen && !r.SettledAt.IsZero() && now.Sub(r.SettledAt) >= a.terms.After {
@@ -180,7 +186,7 @@ func (a *Archive) archive(ctx context.Context, h Lease, r Range) error {
 	}
 	a.at("range archived")
 	if outcome != "archived" {
-		a.log.InfoContext(ctx, "a range of the outbox stays", "from", r.From, "why", outcome)
+		a.log.InfoContext(ctx, "a range of the outbox is not archived yet", "from", r.From, "why", outcome)
 		return nil
 	}
 	a.archived.Inc()
@@ -189,7 +195,7 @@ func (a *Archive) archive(ctx context.Context, h Lease, r Range) error {
 	return nil
 }
 
-// index builds the indexes of the ranges that have none. A range without them is found by id and event alone.
+// index builds the missing indexes of archived ranges. A range without them is searchable only by id and event.
 func (a *Archive) index(ctx context.Context, h Lease) error {
 	all, _, err := Ranges(ctx, a.pool)
 	if err != nil {
@@ -216,7 +222,7 @@ func (a *Archive) index(ctx context.Context, h Lease) error {
 	return nil
 }
 
-// slices runs a statement that returns how many rows it took, until it takes none. No hold is added meanwhile.
+// slices runs a statement that returns its number of rows, until that is 0. No hold can be added meanwhile.
 func (a *Archive) slices(ctx context.Context, h Lease, what, sql string, args pgx.StrictNamedArgs) error {
 	for {
 		if err := h.Continue(); err != nil {
@@ -236,23 +242,23 @@ func (a *Archive) slices(ctx context.Context, h Lease, what, sql string, args pg
 	}
 }
 
-// How the locks on all of the outbox, or of the archive, are asked for. Everybody who comes while such a lock is waited for waits too, for
-// lockWait at most.
+// The limits of a lock on the whole outbox or archive. While such a lock waits, all later users wait too, at most for
+// lockWait.
 const (
 	lockWait  = 100 * time.Millisecond
 	lockTries = 60
-	lockPause = time.Second // between two tries, half of it at random
+	lockPause = time.Second // between two tries, half of it random
 )
 
 const (
-	// boundLocksSQL bounds the wait for each lock. What the functions do before they lock may take its time.
+	// boundLocksSQL bounds the wait for each lock. The work before the lock may take any time.
 	boundLocksSQL = `SELECT set_config('lock_timeout', @ms, true), set_config('statement_timeout', '0', true)`
 	noTimeoutSQL  = `SELECT set_config('statement_timeout', '0', true)`
-	// oneWorkerSQL has an index built by one process, beside whom others go on, however long it takes.
+	// oneWorkerSQL makes one process build an index, for any time, so that other work continues.
 	oneWorkerSQL = `SELECT set_config('statement_timeout', '0', true), set_config('max_parallel_maintenance_workers', '0', true)`
 )
 
-// ddl runs fn, which takes locks that keep everybody else waiting, in a transaction that h fences.
+// ddl runs fn, whose locks block all others, in a transaction that h fences.
 func (a *Archive) ddl(ctx context.Context, h Lease, fn func(tx pgx.Tx) error) error {
 	return withLocks(ctx, a.pool, a.at, func(tx pgx.Tx) error {
 		if err := h.Fence(ctx, tx); err != nil {
@@ -262,7 +268,7 @@ func (a *Archive) ddl(ctx context.Context, h Lease, fn func(tx pgx.Tx) error) er
 	})
 }
 
-// withLocks runs fn until it gets its locks. It gives up after about a minute.
+// withLocks repeats fn until it gets its locks. It gives up after about a minute.
 func withLocks(ctx context.Context, pool *pgxpool.Pool, at func(step string), fn func(tx pgx.Tx) error) error {
 	for try := 1; ; try++ {
 		err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
@@ -295,7 +301,7 @@ func (a *Archive) inTx(ctx context.Context, h Lease, fn func(tx pgx.Tx) error) e
 	})
 }
 
-// past returns the ranges that are to go at now.
+// past returns the ranges that have expired at now.
 func (a *Archive) past(all []Range, now time.Time) (past []Range) {
 	for _, r := range all {
 		if a.terms.Keep > 0 && r.State == RangeArchived && now.Sub(r.ArchivedAt) >= a.terms.Keep {
@@ -305,7 +311,7 @@ func (a *Archive) past(all []Range, now time.Time) (past []Range) {
 	return past
 }
 
-// drop drops the ranges whose time has passed, and the rows that no hold keeps any more.
+// drop drops expired ranges, and expired kept rows without a hold.
 func (a *Archive) drop(ctx context.Context, h Lease) error {
 	all, now, err := Ranges(ctx, a.pool)
 	if err != nil || a.terms.Keep == 0 {
@@ -319,7 +325,8 @@ func (a *Archive) drop(ctx context.Context, h Lease) error {
 			return fmt.Errorf("drop the range from %d: %w", r.From, err)
 		}
 	}
-	if err := a.slices(ctx, h, CountKeptDropped, trimKeptSQL, pgx.StrictNamedArgs{"before": now.Add(-a.terms.Keep), "most": lateRows}); err != nil {
+	if err := a.slices(ctx, h, CountKeptDropped, trimKeptSQL,
+		pgx.StrictNamedArgs{"before": now.Add(-a.terms.Keep), "most": lateRows}); err != nil {
 		return fmt.Errorf("delete rows that no hold keeps: %w", err)
 	}
 	return nil
@@ -331,7 +338,7 @@ func (a *Archive) dropRange(ctx context.Context, h Lease, r Range) error {
 	if err != nil {
 		return err
 	}
-	if held { // which rows they keep depends on when the events occurred
+	if held { // the holds keep rows by the time of their events
 		if err := a.inTx(ctx, h, func(tx pgx.Tx) error {
 			if _, err := tx.Exec(ctx, noTimeoutSQL); err != nil {
 				return err
@@ -348,10 +355,10 @@ func (a *Archive) dropRange(ctx context.Context, h Lease, r Range) error {
 	if a.beforeDrop != nil {
 		ok, why, err := a.beforeDrop(ctx, r)
 		if err != nil {
-			return fmt.Errorf("ask whether it may be dropped: %w", err)
+			return fmt.Errorf("check whether it may be dropped: %w", err)
 		}
 		if !ok {
-			a.log.WarnContext(ctx, "a range of the archive is past its time and stays", "from", r.From, "why", why)
+			a.log.WarnContext(ctx, "an expired range of the archive is not dropped", "from", r.From, "why", why)
 			return nil
 		}
 	}
@@ -362,12 +369,12 @@ func (a *Archive) dropRange(ctx context.Context, h Lease, r Range) error {
 	a.at("range dropped")
 	if outcome == "dropped" {
 		h.Count(CountDropped, 1)
-		a.log.InfoContext(ctx, "a range of the archive has passed its time", "from", r.From)
+		a.log.InfoContext(ctx, "an expired range of the archive was dropped", "from", r.From)
 	}
 	return nil
 }
 
-// Plan says what a run would do now, as it counts, and which ranges it would drop. It changes nothing.
+// Plan returns the counts of a run at this time, and the ranges that it would drop. It changes nothing.
 func (a *Archive) Plan(ctx context.Context) (counts map[string]int64, drops []Range, err error) {
 	if a, err = a.underTerms(ctx); err != nil {
 		return nil, nil, err

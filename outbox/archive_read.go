@@ -13,42 +13,43 @@ import (
 	"github.com/tidings/tidings/event"
 )
 
-// A row of the archive travels outside the database as a line of JSON: one object whose members are the columns, in the table's
-// order. 64-bit numbers are strings, times are ISO 8601 in UTC, the payload is as jsonb prints it. The database makes the line, so
-// equal rows are equal bytes.
+// archiveLine is a row of the archive as a line of JSON, for use outside the database. It is one object with the
+// columns in the table's order. 64-bit numbers are strings, times are ISO 8601 in UTC, and the payload is in jsonb's
+// form. The database makes the line, so equal rows give equal bytes.
 const archiveLine = `
 json_build_object('id', id::text, 'tenant_id', tenant_id::text, 'aggregate_type', aggregate_type, 'aggregate_id', aggregate_id::text,
   'event_type', event_type, 'event_version', event_version, 'payload', payload, 'occurred_at', occurred_at, 'available_at', available_at,
   'processed_at', processed_at, 'attempts', attempts, 'last_error', last_error, 'trace_id', trace_id, 'event_id', event_id,
   'stream_seq', stream_seq::text, 'inserted_at', inserted_at, 'partition', partition, 'slot', slot)::text`
 
-// insertColumns are the columns of a line that are not computed.
+// insertColumns are the columns of a line that the table does not compute.
 const insertColumns = `id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at,
   processed_at, attempts, last_error, trace_id, event_id, stream_seq, inserted_at, partition`
 
-// ArchiveKey names a row of the archive, and says when its event occurred.
+// ArchiveKey names a row of the archive, and has the time of its event.
 type ArchiveKey struct {
 	OccurredAt time.Time `json:"occurred_at"`
 	ID         int64     `json:"id,string"`
 }
 
-// toldSQL leaves heartbeats out: they tell nothing that anybody needs once they have passed.
+// toldSQL excludes heartbeats: nobody needs old ones.
 const toldSQL = `aggregate_type <> '` + event.AggregateHeartbeat + `'`
 
-// walkArchiveSQL reads the rows of a range of ids after one, in order.
-// Index: the range's primary key.   Locks: none.
+// walkArchiveSQL reads the rows of a range after an id, in order. Index: the range's primary key. Locks: none.
 const walkArchiveSQL = `
 SELECT /* outbox.walk_archive */ occurred_at, id, ` + archiveLine + `
   FROM outbox_messages_archive WHERE id > @after AND id < @to AND ` + toldSQL + ` ORDER BY id LIMIT @limit`
 
 const (
-	maxArchivePage   = 5000    // rows per statement of WalkArchive, when they are small
-	archivePageBytes = 4 << 20 // of lines in memory, and at most one line more
+	maxArchivePage   = 5000    // rows per statement of WalkArchive, if they are small
+	archivePageBytes = 4 << 20 // bytes of lines in memory, plus at most one line
 )
 
-// WalkArchive calls fn with every archived row but heartbeats with an id from from on and below to, by id, as a
-// line of JSON without its end. The line is fn's to keep. No statement is open while fn runs, so what is written meanwhile may
-// be seen or not; the caller keeps others from writing. Memory is bounded, whatever the size of the archive.
+// WalkArchive calls fn for every archived row with an id of at least from and below to, by id, except heartbeats. line
+// is the row as a line of JSON without a newline; fn may keep it. An error of fn ends the walk.
+//
+// No statement is open while fn runs, so the walk may or may not see concurrent writes: the caller must prevent these.
+// Memory is bounded for any size of the archive.
 func WalkArchive(ctx context.Context, pool *pgxpool.Pool, from, to int64, fn func(key ArchiveKey, line []byte) error) error {
 	type row struct {
 		key  ArchiveKey
@@ -79,7 +80,7 @@ func WalkArchive(ctx context.Context, pool *pgxpool.Pool, from, to int64, fn fun
 		}
 		switch {
 		case full:
-			limit = len(page) // what was asked for beyond was read in vain
+			limit = len(page) // the rest of the statement's rows were read in vain
 		case len(page) < limit:
 			return nil
 		default:
@@ -90,20 +91,23 @@ func WalkArchive(ctx context.Context, pool *pgxpool.Pool, from, to int64, fn fun
 
 var errPageFull = errors.New("outbox: the page is full")
 
-// anyArchivedSQL tells whether a range of ids has rows but heartbeats.
+// anyArchivedSQL checks whether a range of ids has rows other than heartbeats.
+//
 // Index: the range's primary key, its first entries.   Locks: none.
-const anyArchivedSQL = `SELECT /* outbox.any_archived */ EXISTS (SELECT FROM outbox_messages_archive WHERE id >= @from AND id < @to AND ` + toldSQL + `)`
+const anyArchivedSQL = `
+SELECT /* outbox.any_archived */ EXISTS (SELECT FROM outbox_messages_archive WHERE id >= @from AND id < @to AND ` + toldSQL + `)`
 
-// AnyArchived reports whether the archive has a row but heartbeats with an id from from on and below to.
+// AnyArchived reports whether the archive has a row with an id of at least from and below to, other than a heartbeat.
 func AnyArchived(ctx context.Context, pool *pgxpool.Pool, from, to int64) (some bool, err error) {
 	if err := pool.QueryRow(ctx, anyArchivedSQL, pgx.StrictNamedArgs{"from": from, "to": to}).Scan(&some); err != nil {
-		return false, fmt.Errorf("look for archived outbox messages from %d to %d: %w", from, to, err)
+		return false, fmt.Errorf("search for archived outbox messages from %d to %d: %w", from, to, err)
 	}
 	return some, nil
 }
 
-// restoreArchiveSQL keeps the lines of a time whose rows are nowhere else: one that is in the outbox or the archive is to come from there.
-// Of a payload that is null the lines say what they say of none.
+// restoreArchiveSQL adds lines of a time range to the kept rows, unless the outbox or the archive has the row. A line
+// does not distinguish a JSON null payload from a missing one, so it restores a JSON null.
+//
 // Index: outbox_messages_pkey, the ranges' primary keys, outbox_messages_kept_pkey.   Locks: the new rows.
 var restoreArchiveSQL = `
 WITH here AS (
@@ -117,8 +121,8 @@ WITH here AS (
   RETURNING 1)
 SELECT /* outbox.restore_archive */ count(*) FROM here`
 
-// RestoreArchive puts the rows that occurred from from on and before before to those that are kept, given as WalkArchive gives them, and
-// returns how many were nowhere.
+// RestoreArchive adds rows that occurred at from or later and before before to the kept rows. The lines are as
+// WalkArchive gives them. It returns the number of rows that no table had.
 func RestoreArchive(ctx context.Context, tx pgx.Tx, lines [][]byte, from, before time.Time) (n int64, err error) {
 	args := pgx.StrictNamedArgs{"lines": jsonArray(lines), "from": from, "before": before}
 	if err := tx.QueryRow(ctx, restoreArchiveSQL, args).Scan(&n); err != nil {
@@ -127,14 +131,14 @@ func RestoreArchive(ctx context.Context, tx pgx.Tx, lines [][]byte, from, before
 	return n, nil
 }
 
-// canonicalArchiveSQL makes a line what it would be had it come from the table.
+// canonicalArchiveSQL gives a line the form that it would have if it came from the table.
 const canonicalArchiveSQL = `
 SELECT /* outbox.canonical_archive */ ` + archiveLine + ` FROM json_populate_record(NULL::outbox_messages_kept, @line::json)`
 
-// CanonicalArchiveLine returns the line as WalkArchive would give it, had the archive such a row.
+// CanonicalArchiveLine returns the line in the form that WalkArchive would give it.
 func CanonicalArchiveLine(ctx context.Context, pool *pgxpool.Pool, line []byte) (canonical []byte, err error) {
 	if err := pool.QueryRow(ctx, canonicalArchiveSQL, pgx.StrictNamedArgs{"line": string(line)}).Scan(&canonical); err != nil {
-		return nil, fmt.Errorf("bring an archived outbox message of %d bytes into its form: %w", len(line), err)
+		return nil, fmt.Errorf("normalize an archived outbox message of %d bytes: %w", len(line), err)
 	}
 	return canonical, nil
 }

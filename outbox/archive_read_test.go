@@ -15,10 +15,11 @@ import (
 func TestAWalkOverTheArchiveMeetsEveryRowOfItsRangeOnceInOrder(t *testing.T) {
 	db := testkit.Postgres(t)
 	pool := db.Pool(t, postgres.RoleSystem)
-	// Some rows are larger than a page, and they come where pages have grown.
+	// Some rows are larger than a page, where pages are large already.
 	exec(t, db.Pool(t, postgres.RoleOwner), `
 		INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, processed_at)
-		SELECT 1, 'post', 1, 'created', CASE WHEN g BETWEEN 2990 AND 2992 THEN to_jsonb(repeat('x', 5000000)) ELSE '1' END, now() FROM generate_series(1, 6000) g`)
+		SELECT 1, 'post', 1, 'created', CASE WHEN g BETWEEN 2990 AND 2992 THEN to_jsonb(repeat('x', 5000000)) ELSE '1' END, now()
+		FROM generate_series(1, 6000) g`)
 	exec(t, db.Pool(t, postgres.RoleOwner), `UPDATE outbox_messages SET inserted_at = now() - interval '2 days'`)
 	leave(t, pool, 8*archiveDay)
 	archive(t, newArchive(t, pool))
@@ -41,9 +42,11 @@ func TestAWalkOverTheArchiveMeetsEveryRowOfItsRangeOnceInOrder(t *testing.T) {
 	if len(got) != 4900 || !slices.IsSorted(got) || got[0] != 700 || got[4899] != 5599 {
 		t.Errorf("%d rows", len(got))
 	}
-	rows, _ := pool.Query(t.Context(), "EXPLAIN (COSTS OFF) "+walkArchiveSQL, pgx.QueryExecModeExec, pgx.StrictNamedArgs{"after": int64(0), "to": int64(6000), "limit": 100})
+	rows, _ := pool.Query(t.Context(), "EXPLAIN (COSTS OFF) "+walkArchiveSQL, pgx.QueryExecModeExec,
+		pgx.StrictNamedArgs{"after": int64(0), "to": int64(6000), "limit": 100})
 	plan, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if text := strings.Join(plan, "\n"); err != nil || !strings.Contains(text, "_pkey") || strings.Contains(text, "Sort") || strings.Contains(text, "Seq Scan") {
+	if text := strings.Join(plan, "\n"); err != nil || !strings.Contains(text, "_pkey") || strings.Contains(text, "Sort") ||
+		strings.Contains(text, "Seq Scan") {
 		t.Errorf("the walk does not follow the key (%v):\n%s", err, text)
 	}
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// free is a lease that nobody else wants.
+// free is a lease without competitors.
 type free map[string]int64
 
 func (free) Fence(context.Context, pgx.Tx) error { return nil }
@@ -32,7 +32,8 @@ const archiveDay = 24 * time.Hour
 func newArchive(t *testing.T, pool *pgxpool.Pool) *Archive {
 	t.Helper()
 	terms := func(context.Context) (Terms, error) { return Terms{After: 7 * archiveDay, Keep: 90 * archiveDay}, nil }
-	a, err := NewArchive(ArchiveConfig{Every: time.Hour, RangeRows: 1000, RangeAge: archiveDay}, terms, pool, testkit.Logger(t), prometheus.NewRegistry())
+	a, err := NewArchive(ArchiveConfig{Every: time.Hour, RangeRows: 1000, RangeAge: archiveDay}, terms, pool, testkit.Logger(t),
+		prometheus.NewRegistry())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,28 +73,30 @@ func scalar[T any](t *testing.T, pool *pgxpool.Pool, sql string, args ...any) (v
 	return v
 }
 
-// fill adds n messages of a tenant that were inserted and published age ago.
+// fill inserts n messages of a tenant that were inserted and published age ago.
 func fill(t *testing.T, pool *pgxpool.Pool, tenant int64, n int, age time.Duration) {
 	t.Helper()
 	exec(t, pool, `
-		INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, occurred_at, inserted_at, available_at, processed_at, stream_seq)
-		SELECT $1, 'post', n, 'created', '{"n": 1}', now() - $3::interval, now() - $3::interval, now() - $3::interval, now() - $3::interval, n FROM generate_series(1, $2) n`, tenant, n, age)
+		INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, occurred_at, inserted_at, available_at,
+		processed_at, stream_seq)
+		SELECT $1, 'post', n, 'created', '{"n": 1}', now() - $3::interval, now() - $3::interval, now() - $3::interval, now() - $3::interval,
+		n FROM generate_series(1, $2) n`, tenant, n, age)
 }
 
-// pass has the floors pass every id that was given out, as a relay does.
+// pass raises all floors above the last assigned id, as a relay does.
 func pass(t *testing.T, pool *pgxpool.Pool) {
 	t.Helper()
 	exec(t, pool, `UPDATE outbox_partitions SET floor_id = (`+lastIDSQL+`)`)
 }
 
-// leave ends the range that is written, and lets so much time pass since it settled and since ranges were archived.
+// leave ends the current range, and sets back the times of settled and archived ranges by age.
 func leave(t *testing.T, pool *pgxpool.Pool, age time.Duration) {
 	t.Helper()
 	a := newArchive(t, pool)
 	a.cfg.RangeAge = 0
-	prepare(t, a) // ends it
+	prepare(t, a) // ends the range
 	pass(t, pool)
-	prepare(t, a) // makes the next ones, and notes that it is settled
+	prepare(t, a) // creates the next ranges, and records that the old one is settled
 	older(t, pool, age)
 }
 
@@ -102,7 +105,7 @@ func older(t *testing.T, pool *pgxpool.Pool, age time.Duration) {
 	exec(t, pool, `UPDATE outbox_ranges SET settled_at = settled_at - $1::interval, archived_at = archived_at - $1::interval`, age)
 }
 
-// inOnePlace fails unless want events are in the outbox and the archive together, each in one of them.
+// inOnePlace fails unless exactly want events are in the outbox and the archive together, each in one of them.
 func inOnePlace(t *testing.T, pool *pgxpool.Pool, want int) {
 	t.Helper()
 	const both = `(SELECT event_id, id FROM outbox_messages UNION ALL SELECT event_id, id FROM outbox_messages_archive) x`
@@ -114,8 +117,10 @@ func inOnePlace(t *testing.T, pool *pgxpool.Pool, want int) {
 
 func counts(t *testing.T, pool *pgxpool.Pool) string {
 	t.Helper()
-	return scalar[string](t, pool, `SELECT format('outbox %s, of these default %s, archive %s, kept %s', (SELECT count(*) FROM outbox_messages),
-		(SELECT count(*) FROM outbox_messages WHERE tableoid = 'outbox_messages_default'::regclass), (SELECT count(*) FROM outbox_messages_archive), (SELECT count(*) FROM outbox_messages_kept))`)
+	return scalar[string](t, pool, `SELECT format('outbox %s, of these default %s, archive %s, kept %s', (SELECT count(*)
+		FROM outbox_messages),
+		(SELECT count(*) FROM outbox_messages WHERE tableoid = 'outbox_messages_default'::regclass), (SELECT count(*)
+		FROM outbox_messages_archive), (SELECT count(*) FROM outbox_messages_kept))`)
 }
 
 func TestARangeBecomesTheArchivesAndNoRowIsCopied(t *testing.T) {
@@ -127,12 +132,12 @@ func TestARangeBecomesTheArchivesAndNoRowIsCopied(t *testing.T) {
 	before := snapshot("outbox_messages")
 	a := newArchive(t, pool)
 	if got := prepare(t, a); got[CountCut] != 1 || got[CountMade] != 1 {
-		t.Errorf("a range that is old enough: %v, want it ended, and one more made: two stand ahead of the next", got)
+		t.Errorf("a range that is old enough: %v, want it ended and one more created, so that two are ahead of the current one", got)
 	}
 	if got := prepare(t, a); len(got) > 0 {
-		t.Errorf("a range that has ended, and a next one that nobody has written: %v", got)
+		t.Errorf("a range that has ended, and an empty next one: %v", got)
 	}
-	fill(t, pool, 1, 5, time.Minute) // of the next range
+	fill(t, pool, 1, 5, time.Minute) // in the next range
 	if got := archive(t, a); len(got) > 0 {
 		t.Errorf("before a floor has passed the range: %v", got)
 	}
@@ -155,15 +160,16 @@ func TestARangeBecomesTheArchivesAndNoRowIsCopied(t *testing.T) {
 		t.Errorf("a second run did %v", got)
 	}
 	all, _, err := Ranges(t.Context(), pool)
-	if err != nil || len(all) != 4 || all[0].State != RangeArchived || !all[0].Indexed || all[1].State != RangeOpen || all[0].FirstAt.IsZero() {
+	if err != nil || len(all) != 4 || all[0].State != RangeArchived || !all[0].Indexed || all[1].State != RangeOpen ||
+		all[0].FirstAt.IsZero() {
 		t.Errorf("%+v, %v", all, err)
 	}
 	if got := prepare(t, a); len(got) > 0 {
-		t.Errorf("two ranges stand ahead of the one that is written: %v", got)
+		t.Errorf("two ranges are ahead of the current one: %v", got)
 	}
 }
 
-// PostgreSQL says so when it scans no table that it attaches. The key is adopted: no index is built.
+// PostgreSQL reports that it scans no table when it attaches a range. It adopts the primary key and builds no index.
 func TestArchivingReadsNoRowOfTheRange(t *testing.T) {
 	db := testkit.Postgres(t)
 	pool := db.Pool(t, postgres.RoleSystem)
@@ -181,23 +187,27 @@ func TestArchivingReadsNoRowOfTheRange(t *testing.T) {
 	}
 	defer func() { _ = conn.Close(context.WithoutCancel(t.Context())) }()
 	indexes := func() string {
-		return scalar[string](t, pool, `SELECT string_agg(indexrelid::text, ' ' ORDER BY indexrelid) FROM pg_index WHERE indrelid = 'outbox_messages_1'::regclass`)
+		return scalar[string](t, pool, `SELECT string_agg(indexrelid::text, ' ' ORDER BY indexrelid) FROM pg_index
+			WHERE indrelid = 'outbox_messages_1'::regclass`)
 	}
 	before := indexes()
 	if _, err := conn.Exec(t.Context(), `SET client_min_messages = debug1; SELECT outbox_range_archive(1, 10)`); err != nil {
 		t.Fatal(err)
 	}
-	if want := `partition constraint for table "outbox_messages_1" is implied by existing constraints`; !slices.Contains(said, want) || before != indexes() {
-		t.Errorf("said %q, want %q; the indexes were %s and are %s", said, want, before, indexes())
+	if want := `partition constraint for table "outbox_messages_1" is implied by existing constraints`; !slices.Contains(said, want) ||
+		before != indexes() {
+		t.Errorf("PostgreSQL reported %q, want %q; the indexes were %s and are %s", said, want, before, indexes())
 	}
 }
 
-// A row that waits, and what is parked behind it, leaves its range under its id; so the order of its aggregate stands.
+// A delayed row and the rows parked behind it leave their range under their ids. So the order of their aggregate holds.
 func TestWhatWaitsPinsNoRangeAndKeepsItsOrder(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	fill(t, pool, 1, 100, 10*archiveDay)
-	exec(t, pool, `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, available_at) VALUES (1, 'post', 7, 'first', '{}', now() + interval '1 year')`)
-	exec(t, pool, `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload) VALUES (1, 'post', 7, 'second', '{}')`)
+	exec(t, pool, `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, available_at)
+		VALUES (1, 'post', 7, 'first', '{}', now() + interval '1 year')`)
+	exec(t, pool, `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
+		VALUES (1, 'post', 7, 'second', '{}')`)
 	round := Round{FirstSlot: 0, LastSlot: 31, Limit: 10, Due: true, MaxBytes: 1 << 20, MaxMessage: 1 << 20}
 	claim := func() Claimed {
 		t.Helper()
@@ -220,9 +230,10 @@ func TestWhatWaitsPinsNoRangeAndKeepsItsOrder(t *testing.T) {
 	if got, want := counts(t, pool), "outbox 2, of these default 2, archive 100, kept 0"; got != want {
 		t.Fatalf("%s, want %s", got, want)
 	}
-	exec(t, pool, `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload) VALUES (1, 'post', 7, 'third', '{}')`)
+	exec(t, pool, `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
+		VALUES (1, 'post', 7, 'third', '{}')`)
 	if round.Above = 102; len(claim().Held) != 1 {
-		t.Error("what comes after the waiting ones is not held by them")
+		t.Error("the delayed rows do not hold the later ones")
 	}
 	exec(t, pool, `UPDATE outbox_messages SET available_at = inserted_at + interval '1 ms' WHERE id = 101`)
 	if _, err := Unpark(t.Context(), pool); err != nil {
@@ -234,22 +245,23 @@ func TestWhatWaitsPinsNoRangeAndKeepsItsOrder(t *testing.T) {
 		types = append(types, r.Type)
 	}
 	if !slices.Equal(types, []string{"first", "second"}) {
-		t.Fatalf("claimed %v when the first fell due", types)
+		t.Fatalf("claimed %v when the first row was due", types)
 	}
 	exec(t, pool, `UPDATE outbox_messages SET processed_at = now() - interval '8 days' WHERE id <= 102`)
 	if got := archive(t, a); got[CountLate] != 2 {
-		t.Errorf("archived %v, want what was published late", got)
+		t.Errorf("archived %v, want the rows that were published late", got)
 	}
 	if got, want := counts(t, pool), "outbox 1, of these default 0, archive 102, kept 0"; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
 }
 
-// What is published later than its range is kept gets its range again.
+// A row that is published after its range was dropped gets its range again.
 func TestWhatIsPublishedAfterItsRangeWasDroppedIsArchivedAndDroppedInTurn(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	fill(t, pool, 1, 100, 10*archiveDay)
-	exec(t, pool, `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, available_at) VALUES (1, 'post', 7, 'first', '{}', now() + interval '1 year')`)
+	exec(t, pool, `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, available_at)
+		VALUES (1, 'post', 7, 'first', '{}', now() + interval '1 year')`)
 	leave(t, pool, 8*archiveDay)
 	a := newArchive(t, pool)
 	archive(t, a)
@@ -275,16 +287,17 @@ func TestARangeWithPendingRowsOrTooManyThatWaitStays(t *testing.T) {
 	exec(t, pool, `UPDATE outbox_partitions SET floor_id = 4`)
 	a := newArchive(t, pool)
 	if got := archive(t, a); len(got) > 0 || scalar[bool](t, pool, `SELECT settled_at IS NOT NULL FROM outbox_ranges WHERE from_id = 1`) {
-		t.Errorf("archived %v, although a floor was taken down", got)
+		t.Errorf("archived %v, although a floor was lowered", got)
 	}
 	exec(t, pool, `UPDATE outbox_messages SET processed_at = now() WHERE id = 5`)
 	exec(t, pool, `INSERT INTO outbox_messages (id, event_id, tenant_id, aggregate_type, aggregate_id, event_type, payload, available_at)
-		SELECT n, gen_random_uuid(), 1, 'post', n, 'later', '{}', now() + interval '1 year' FROM generate_series(1001, $1) n`, 1001+mostWaiting)
+		SELECT n, gen_random_uuid(), 1, 'post', n, 'later', '{}', now() + interval '1 year' FROM generate_series(1001, $1) n`,
+		1001+mostWaiting)
 	pass(t, pool)
 	prepare(t, a)
 	older(t, pool, 8*archiveDay)
 	if got := archive(t, a); len(got) > 0 {
-		t.Errorf("archived %v, with more that waits than moves under the lock", got)
+		t.Errorf("archived %v, with more delayed rows than may move under the lock", got)
 	}
 	exec(t, pool, `DELETE FROM outbox_messages WHERE id = 1001`)
 	if got := archive(t, a); got[CountArchived] != 1 {
@@ -293,30 +306,33 @@ func TestARangeWithPendingRowsOrTooManyThatWaitStays(t *testing.T) {
 	inOnePlace(t, pool, 10+mostWaiting)
 }
 
-// TestAnArchiverKilledAtAnyStepLeavesEachRowInOnePlace ends the connections at the k-th step, for every k: to the database it is
-// what SIGKILL is.
+// TestAnArchiverKilledAtAnyStepLeavesEachRowInOnePlace ends the connections at the k-th step, for every k. The database
+// sees the same as with SIGKILL.
 func TestAnArchiverKilledAtAnyStepLeavesEachRowInOnePlace(t *testing.T) {
 	db := testkit.Postgres(t)
 	owner := db.Pool(t, postgres.RoleOwner)
 	total := 0
 	for range 3 {
 		fill(t, owner, 1, 100, 20*archiveDay)
-		exec(t, owner, `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, available_at) VALUES (1, 'post', 7, 'later', '{}', now() + interval '1 year')`)
+		exec(t, owner, `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, available_at)
+			VALUES (1, 'post', 7, 'later', '{}', now() + interval '1 year')`)
 		leave(t, owner, 0)
 		total += 101
 	}
 	older(t, owner, 8*archiveDay)
 	kills := 0
 	for k := 1; ; k++ {
-		pool, err := postgres.Open(t.Context(), db.URL, postgres.Config{MaxConns: 4, ConnectTimeout: 5 * time.Second}, postgres.RoleSystem, "killed")
+		pool, err := postgres.Open(t.Context(), db.URL, postgres.Config{MaxConns: 4, ConnectTimeout: 5 * time.Second},
+			postgres.RoleSystem, "killed")
 		if err != nil {
 			t.Fatal(err)
 		}
 		a := newArchive(t, pool)
 		step := 0
 		a.at = func(string) {
-			if step++; step == 1+k%3 { // also in the middle of a transaction, and the next attempt gets a little further
-				exec(t, owner, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'tidings killed' AND datname = current_database()`)
+			if step++; step == 1+k%3 { // also within a transaction; the next attempt gets one step further
+				exec(t, owner, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'tidings killed'
+					AND datname = current_database()`)
 			}
 		}
 		err = a.Run(t.Context(), free{})
@@ -329,14 +345,14 @@ func TestAnArchiverKilledAtAnyStepLeavesEachRowInOnePlace(t *testing.T) {
 			kills++
 		}
 		if k > 100 {
-			t.Fatal("it never gets done")
+			t.Fatal("the run never completes")
 		}
 	}
 	if got, want := counts(t, owner), "outbox 3, of these default 3, archive 300, kept 0"; kills < 4 || got != want {
 		t.Errorf("%d kills, %s, want %s", kills, got, want)
 	}
 	if left := scalar[int](t, owner, `SELECT count(*) FROM outbox_ranges WHERE state = 'ARCHIVED' AND NOT indexed`); left > 0 {
-		t.Errorf("%d ranges have no index", left)
+		t.Errorf("%d ranges lack an index", left)
 	}
 }
 
@@ -352,7 +368,7 @@ func TestTwoArchiversAtOnceUnderAHeldSnapshotMoveEachRangeOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = held.Rollback(context.WithoutCancel(t.Context())) }() // it only reads
+	defer func() { _ = held.Rollback(context.WithoutCancel(t.Context())) }() // read only
 	if _, err := held.Exec(t.Context(), `SELECT count(*) FROM follows`); err != nil {
 		t.Fatal(err)
 	}
@@ -366,16 +382,18 @@ func TestTwoArchiversAtOnceUnderAHeldSnapshotMoveEachRangeOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	if sum := did[0][CountArchived] + did[1][CountArchived]; sum != 4 {
-		t.Errorf("both together archived %d ranges: %v", sum, did)
+		t.Errorf("both runs together archived %d ranges: %v", sum, did)
 	}
 	inOnePlace(t, pool, 2000)
 	var seen int
-	if err := held.QueryRow(t.Context(), `SELECT count(*) FROM (SELECT event_id FROM outbox_messages UNION ALL SELECT event_id FROM outbox_messages_archive) x`).Scan(&seen); err != nil || seen != 2000 {
+	if err := held.QueryRow(t.Context(), `SELECT count(*) FROM (SELECT event_id FROM outbox_messages UNION ALL SELECT event_id
+		FROM outbox_messages_archive) x`).Scan(&seen); err != nil || seen != 2000 {
 		t.Errorf("the snapshot sees %d rows, %v", seen, err)
 	}
 }
 
-// A dump, or any long reader, has a lock on the outbox: nobody else waits long, and the range is archived when it has ended.
+// A dump, or any long reader, locks the outbox. No other session waits long, and the range is archived after the reader
+// ends.
 func TestNobodyWaitsLongBesideAnArchiverThatWaitsForADump(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	fill(t, pool, 1, 100, 10*archiveDay)
@@ -423,7 +441,8 @@ func TestNobodyWaitsLongBesideAnArchiverThatWaitsForADump(t *testing.T) {
 	}
 }
 
-// Writers, claims and marks go on while ranges are made, ended, archived and dropped under them: each event is published once, in order.
+// Writers, claims and marks continue while ranges are created, ended, archived and dropped. Each event is published
+// once, in order.
 func TestWritersAndClaimsGoOnWhileRangesComeAndGo(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	created := time.Unix(1, 0)
@@ -432,7 +451,7 @@ func TestWritersAndClaimsGoOnWhileRangesComeAndGo(t *testing.T) {
 	defer stop()
 	var g errgroup.Group
 	written := 0
-	over := make(chan struct{}) // the last write is committed
+	over := make(chan struct{}) // closed after the commit of the last write
 	g.Go(func() error {
 		defer close(over)
 		for ctx.Err() == nil {
@@ -490,7 +509,7 @@ func TestWritersAndClaimsGoOnWhileRangesComeAndGo(t *testing.T) {
 	a := newArchive(t, pool)
 	a.ask, a.cfg.RangeAge = func(context.Context) (Terms, error) { return Terms{Keep: 90 * archiveDay}, nil }, 0
 	a.cfg.RangeRows = 100_000 // more than the writers write while this machine is busy elsewhere
-	g.Go(func() error {       // it has a lease of its own
+	g.Go(func() error {       // with its own lease
 		for ctx.Err() == nil {
 			if err := a.Prepare(t.Context(), free{}); err != nil {
 				return err
@@ -504,7 +523,7 @@ func TestWritersAndClaimsGoOnWhileRangesComeAndGo(t *testing.T) {
 			t.Fatal(err)
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("in 20 s: %v", moved)
+			t.Fatalf("after 20 s: %v", moved)
 		}
 	}
 	stop()
@@ -512,15 +531,16 @@ func TestWritersAndClaimsGoOnWhileRangesComeAndGo(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(published) != written {
-		t.Errorf("%d events were written and %d published", written, len(published))
+		t.Errorf("%d events written, %d published", written, len(published))
 	}
 	inOnePlace(t, pool, written)
-	if strays := scalar[int](t, pool, `SELECT count(*) FROM outbox_messages WHERE tableoid = 'outbox_messages_default'::regclass`); strays > 0 {
-		t.Errorf("%d rows met no range", strays)
+	if strays := scalar[int](t, pool,
+		`SELECT count(*) FROM outbox_messages WHERE tableoid = 'outbox_messages_default'::regclass`); strays > 0 {
+		t.Errorf("%d rows have no range", strays)
 	}
 }
 
-// A writer never meets a missing range: the default one has what comes, until there are ranges again, and empties by itself.
+// A writer always finds a range: the default one takes rows until there are ranges again, and empties by itself.
 func TestTheDefaultRangeCatchesWhatHasNoRangeAndEmptiesByItself(t *testing.T) {
 	db := testkit.Postgres(t)
 	pool := db.Pool(t, postgres.RoleSystem)
@@ -539,7 +559,7 @@ func TestTheDefaultRangeCatchesWhatHasNoRangeAndEmptiesByItself(t *testing.T) {
 	}
 	a := newArchive(t, pool)
 	if got := prepare(t, a); got[CountMade] != 2 {
-		t.Errorf("made %v", got)
+		t.Errorf("created %v", got)
 	}
 	if s := stats(); s.Strays != 0 || s.RangesAhead != 2 {
 		t.Errorf("with ranges again: %+v", s)
@@ -557,10 +577,12 @@ func TestTheDefaultRangeCatchesWhatHasNoRangeAndEmptiesByItself(t *testing.T) {
 	inOnePlace(t, pool, 11)
 }
 
-// A range may be left with nothing: what it had waits for its time, or went to the DLQ. It leaves like any other, holds or not.
+// A range may be empty, because its rows were delayed or went to the DLQ. It moves like any other, with and without
+// holds.
 func TestAnEmptyRangeIsArchivedAndDropped(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
-	exec(t, pool, `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, available_at) VALUES (1, 'post', 7, 'later', '{}', now() + interval '1 year')`)
+	exec(t, pool, `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, available_at)
+		VALUES (1, 'post', 7, 'later', '{}', now() + interval '1 year')`)
 	leave(t, pool, 8*archiveDay)
 	a := newArchive(t, pool)
 	if got := archive(t, a); got[CountArchived] != 1 || counts(t, pool) != "outbox 1, of these default 1, archive 0, kept 0" {
@@ -571,17 +593,17 @@ func TestAnEmptyRangeIsArchivedAndDropped(t *testing.T) {
 	}
 	older(t, pool, 91*archiveDay)
 	if got := archive(t, a); got[CountDropped] != 1 {
-		t.Errorf("beside the hold of a tenant that has nothing in it: %v", got)
+		t.Errorf("with a hold of a tenant without rows in the range: %v", got)
 	}
 }
 
-// The clock was a year ahead for a while. What it noted counts from the next run on, and not from next year.
+// The clock was a year ahead for a while. Its times count from the next run on, not from next year.
 func TestAClockThatWasAheadPinsNoRange(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	a := newArchive(t, pool)
 	fill(t, pool, 1, 10, -365*archiveDay)
 	if got := prepare(t, a); got[CountCut] != 1 {
-		t.Errorf("a range whose first message is of the future: %v, want it ended", got)
+		t.Errorf("a range whose first message is in the future: %v, want it ended", got)
 	}
 	pass(t, pool)
 	exec(t, pool, `UPDATE outbox_ranges SET settled_at = now() + interval '1 year' WHERE from_id = 1`)
@@ -598,7 +620,7 @@ func TestAClockThatWasAheadPinsNoRange(t *testing.T) {
 	}
 }
 
-// Who reads the outbox for hours keeps ranges from leaving it. The archive's go when their time has come all the same.
+// A session that reads the outbox for hours keeps ranges from leaving it. The archive still drops its expired ranges.
 func TestAStepThatFailsHoldsUpNoOther(t *testing.T) {
 	db := testkit.Postgres(t)
 	pool := db.Pool(t, postgres.RoleSystem)
@@ -718,7 +740,7 @@ func TestARangeThatMayNotBeDroppedStays(t *testing.T) {
 		return may, "the test says so", nil
 	})
 	if got := archive(t, a); got[CountDropped] != 0 || !slices.Equal(asked, []int64{1}) {
-		t.Errorf("dropped %v, asked for %v", got, asked)
+		t.Errorf("dropped %v, checked %v", got, asked)
 	}
 	may = true
 	if got := archive(t, a); got[CountDropped] != 1 {
@@ -732,11 +754,12 @@ func TestArchiveConfig(t *testing.T) {
 		t.Error(err)
 	}
 	for name, change := range map[string]func(*ArchiveConfig){
-		"every": func(c *ArchiveConfig) { c.Every = -1 }, "rows": func(c *ArchiveConfig) { c.RangeRows = 999 }, "age": func(c *ArchiveConfig) { c.RangeAge = time.Second },
+		"every": func(c *ArchiveConfig) { c.Every = -1 }, "rows": func(c *ArchiveConfig) { c.RangeRows = 999 },
+		"age": func(c *ArchiveConfig) { c.RangeAge = time.Second },
 	} {
 		c := ok
 		if change(&c); c.Validate() == nil {
-			t.Errorf("%s is out of bounds and accepted", name)
+			t.Errorf("%s is out of bounds but accepted", name)
 		}
 	}
 }

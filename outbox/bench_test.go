@@ -11,8 +11,8 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// benchTable is a database whose outbox is as it is, or has an index of the pending rows that each mark changes, as it once had
-// (docs/adr/0011-heap-only-marks.md). Vacuum is off, so that it does not run beside one of the two.
+// benchTable is a database with the current outbox, or with a former index of pending rows that each mark changes
+// (docs/adr/0011-heap-only-marks.md). Vacuum is off, so that it runs beside neither.
 func benchTable(b *testing.B, indexed bool) *pgxpool.Pool {
 	b.Helper()
 	pool := testkit.Postgres(b).Pool(b, postgres.RoleOwner)
@@ -29,11 +29,12 @@ func benchTable(b *testing.B, indexed bool) *pgxpool.Pool {
 
 const benchEvents = 40_000
 
-// benchInsertSQL adds 20 comments' events of about 300 bytes.
+// benchInsertSQL inserts 20 events of comments, of about 300 bytes each.
 const benchInsertSQL = `
 INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, trace_id)
-SELECT 1, 'comment', 9007199254740993, 'created', '{"comment_id": "0196b2d4-7c00-7000-8000-000000000001", "post_id": "9007199254740993", "author_id": "7", "path":
-  "0632f8a0000000abcd2344/0632f8a0000001abcd2345", "body": "about as long as comments are on the whole, said the one who has read them", "version": 2,
+SELECT 1, 'comment', 9007199254740993, 'created', '{"comment_id": "0196b2d4-7c00-7000-8000-000000000001",
+  "post_id": "9007199254740993", "author_id": "7", "path": "0632f8a0000000abcd2344/0632f8a0000001abcd2345",
+  "body": "about as long as comments are on the whole, said the one who has read them", "version": 2,
   "actor": "user:7", "created_at": "2026-05-01T12:30:00Z"}', '00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01'
   FROM generate_series(1, 20) g`
 
@@ -54,7 +55,8 @@ func walBytes(b *testing.B, pool *pgxpool.Pool) (n float64) {
 	return n
 }
 
-// BenchmarkInsert and BenchmarkMark write benchEvents rows, and record a publish ack of each by 500. Run with -benchtime 1x -count 5.
+// BenchmarkInsert and BenchmarkMark insert benchEvents rows, and mark them in batches of 500. Run with -benchtime 1x
+// -count 5.
 func BenchmarkInsert(b *testing.B) {
 	for name, indexed := range map[string]bool{"heap-only": false, "pending-index": true} {
 		b.Run(name, func(b *testing.B) {
@@ -72,7 +74,8 @@ func BenchmarkInsert(b *testing.B) {
 
 func BenchmarkMark(b *testing.B) {
 	for name, c := range map[string]struct{ indexed, held bool }{
-		"heap-only": {false, false}, "pending-index": {true, false}, "heap-only,snapshot-held": {false, true}, "pending-index,snapshot-held": {true, true},
+		"heap-only": {false, false}, "pending-index": {true, false}, "heap-only,snapshot-held": {false, true},
+		"pending-index,snapshot-held": {true, true},
 	} {
 		b.Run(name, func(b *testing.B) {
 			pool := benchTable(b, c.indexed)
@@ -104,8 +107,8 @@ func BenchmarkMark(b *testing.B) {
 	}
 }
 
-// BenchmarkLife takes events from their insert to the archive, and counts the bytes that each step writes to the log, and those that the tables and indexes have
-// in the end. Run with -benchtime 1x.
+// BenchmarkLife takes events from their insert to the archive. It counts the bytes that each step writes to the log,
+// and the final size of tables and indexes. Run with -benchtime 1x.
 func BenchmarkLife(b *testing.B) {
 	for b.Loop() {
 		pool := benchTable(b, false)
@@ -122,7 +125,8 @@ func BenchmarkLife(b *testing.B) {
 		report("insert")
 		markAll(b, pool, 0)
 		report("mark")
-		if _, err := pool.Exec(b.Context(), `UPDATE outbox_partitions SET floor_id = 50000000; SELECT outbox_range_archive(1, 0)`); err != nil {
+		if _, err := pool.Exec(b.Context(),
+			`UPDATE outbox_partitions SET floor_id = 50000000; SELECT outbox_range_archive(1, 0)`); err != nil {
 			b.Fatal(err)
 		}
 		report("archive")
@@ -139,7 +143,7 @@ func BenchmarkLife(b *testing.B) {
 	}
 }
 
-// markAll marks all rows that are pending behind tail, which is also the last id.
+// markAll marks all pending rows after tail, which is also the last id.
 func markAll(b *testing.B, pool *pgxpool.Pool, tail uint64) uint64 {
 	b.Helper()
 	rows, _ := pool.Query(b.Context(), `SELECT id, event_id::text, 0 FROM outbox_messages WHERE id > $1 ORDER BY id`, tail)
@@ -162,7 +166,7 @@ func markAll(b *testing.B, pool *pgxpool.Pool, tail uint64) uint64 {
 	return tail
 }
 
-// holdSnapshot keeps the versions of now from being removed until it is released.
+// holdSnapshot keeps the current row versions from removal until it is released.
 func holdSnapshot(b *testing.B, pool *pgxpool.Pool) (release func() error) {
 	b.Helper()
 	tx, err := pool.BeginTx(b.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead})

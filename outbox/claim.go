@@ -18,55 +18,57 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 )
 
-// Row is a claimed outbox message: its event, and how often it has failed.
+// Row is a claimed outbox message: its event and the number of its failed attempts.
 type Row struct {
 	event.Event
 	Attempts int
-	Delayed  bool // it had to wait, and has fallen due
-	Oversize int  // bytes of a payload that was left out because it exceeds Round.MaxMessage; 0 otherwise
+	Delayed  bool // the row was delayed, and is due now
+	Oversize int  // the payload's bytes, if the claim left the payload out because it exceeds Round.MaxMessage; 0 otherwise
 }
 
-// Round is one exchange with the database about one partition, in one round trip and one transaction: what the last publish did is
-// marked, and then the next rows are claimed.
+// Round is one exchange with the database about one partition, in one round trip and one transaction. The transaction
+// first marks the rows of the last publish, then claims the next rows.
 type Round struct {
 	Partition           int
 	FirstSlot, LastSlot int
-	Mark                *Mark   // nil: nothing to mark. One without rows samples the horizon and stores the floor
-	Above               int64   // claim behind this id, as long as all of Open run
-	Open                []Open  // transactions that may still add rows up to Above, the lowest first
-	InFlight            []int64 // rows that are being published and are not to be claimed again, ascending but for due ones
+	Mark                *Mark   // nil: nothing to mark. A Mark without rows samples the horizon and stores the floor
+	Above               int64   // claim rows above this id while all transactions of Open run
+	Open                []Open  // transactions that may still add rows up to Above, lowest first
+	InFlight            []int64 // rows of the publish in progress, which the claim skips; ascending except for due rows
 	Limit               int     // rows to claim; 0 claims none
-	Due                 bool    // look for waiting rows that have fallen due as well
-	MaxBytes            int     // payload bytes to claim, about
-	MaxMessage          int     // a payload that takes more is left out (Row.Oversize)
+	Due                 bool    // also claim delayed rows that are due
+	MaxBytes            int     // payload bytes to claim, approximately
+	MaxMessage          int     // payload bytes; the claim leaves a larger payload out (Row.Oversize)
 }
 
-// Claimed is what a round found.
+// Claimed is the result of a round.
 type Claimed struct {
-	Tail    uint64 // as stored, in the claim's snapshot, with the round's own mark
+	Tail    uint64 // the stored tail, read after the claim and after the round's own mark
 	Closing bool
 	Closed  bool
-	Rows    []Row    // due rows first, then in the order of ids; of each aggregate the earliest first
-	Held    []Held   // rows that wait for an earlier one of their aggregate: Park takes them out of the way
-	More    bool     // a limit ended the claim, so there may be more
-	Upto    int64    // no row up to here that the claim could see is left: each is in Rows, in flight, published or waits
-	Running []uint64 // transactions that ran when the round began, ascending. Any other below Xmax had ended
+	Rows    []Row    // due rows first, then ascending ids; within an aggregate the earliest row comes first
+	Held    []Held   // rows that wait for an earlier row of their aggregate: Park delays them
+	More    bool     // a limit ended the claim, so more rows may be pending
+	Upto    int64    // each row up to this id that the claim could see is in Rows, in flight, published or delayed
+	Running []uint64 // transactions that ran when the round began, ascending. All others below Xmax had ended
 	Xmax    uint64
-	Sample  Horizon // zero unless the round had a mark
+	Sample  Horizon // zero if the round had no mark
 }
 
-// Open is a transaction that may still add rows to ids that claims have passed, and behind which id to claim once it has ended.
+// Open is a transaction that may still add rows with ids that claims have passed. Once it has ended, claims begin above
+// Above.
 type Open struct {
 	XID   uint64
 	Above int64
 }
 
-// Held is a row that waits for another of its aggregate.
+// Held is a row that waits for the row Behind, an earlier one of its aggregate.
 type Held struct{ ID, Behind int64 }
 
-// Horizon is a sample of how far ids have been handed out: every transaction that took one up to LastID has an id of its own below XID,
-// because a row's writer gets its transaction id before the row's id (outbox_messages has a default that sees to it). So once all
-// transactions below XID have ended, every row up to LastID is visible, or will never be (docs/adr/0004-floor.md).
+// Horizon is a sample of the ids assigned so far. Every transaction that took an id up to LastID has a transaction id
+// below XID. The reason: the default of outbox_messages.id gives a writer its transaction id before its row's id. So
+// once all transactions below XID have ended, every row up to LastID is visible or will never exist
+// (docs/adr/0004-floor.md).
 type Horizon struct {
 	LastID int64
 	XID    uint64
@@ -77,34 +79,45 @@ const rowColumns = `m.id, m.event_id, m.tenant_id, m.aggregate_type, m.aggregate
        CASE WHEN m.payload_bytes <= @max_message THEN 0 ELSE m.payload_bytes END,
        m.occurred_at, coalesce(m.trace_id, ''), m.attempts::int, m.slot::int`
 
-// beginRoundSQL reads the last id that was handed out, before the round has a transaction id, so that the two are a sample of the
-// horizon. And it reads which transactions run, before the claim does.
+// beginRoundSQL reads the last assigned id L, before the round takes its transaction id X. L and X are a sample of the
+// horizon (docs/adr/0004-floor.md). The statement also reads the running transactions, before the claim's snapshot.
 //
-// It does not make the round's commit wait for the disk: a mark that a crash takes away is made again by the catch-up, from the stream.
+// It turns synchronous_commit off, so the round's commit does not wait for the disk. If a crash undoes a mark, the
+// catch-up marks the rows again from the stream.
+//
 // Index: none.   Locks: none.
 const beginRoundSQL = `
-SELECT /* outbox.begin_round */ (` + lastIDSQL + `), pg_snapshot_xmax(s)::text::bigint, ARRAY(SELECT x::text::bigint FROM pg_snapshot_xip(s) x),
+SELECT /* outbox.begin_round */ (` + lastIDSQL +
+	`), pg_snapshot_xmax(s)::text::bigint, ARRAY(SELECT x::text::bigint FROM pg_snapshot_xip(s) x),
        set_config('synchronous_commit', 'off', true), ` + walkSettings + `
   FROM pg_current_snapshot() s`
 
-// walkSettings have the transaction's statements walk the indexes that they are written for, in their order. A scan or a sort of everything looks
-// cheaper to the planner while the table is small or its statistics are old. One plan serves all values: it leaves out the ranges below the
-// floor when it runs, while a plan for each floor would cost more than the claim.
-const walkSettings = `set_config('enable_seqscan', 'off', true), set_config('enable_sort', 'off', true), set_config('enable_bitmapscan', 'off', true),
-       set_config('plan_cache_mode', 'force_generic_plan', true)`
+// walkSettings make the transaction's statements walk the indexes that they were written for, in index order. Without
+// them, the planner prefers a scan or a sort of the whole table while that is small or its statistics are old.
+//
+// One generic plan serves all values: it skips the ranges below the floor at run time. A separate plan for each floor
+// would cost more than the claim.
+const walkSettings = `set_config('enable_seqscan', 'off', true), set_config('enable_sort', 'off', true),
+       set_config('enable_bitmapscan', 'off', true), set_config('plan_cache_mode', 'force_generic_plan', true)`
 
 const walkSQL = `SELECT /* outbox.walk */ ` + walkSettings
 
-// lastIDSQL reads the last id that was handed out; an id that nobody has used yet shows as the one to be handed out first.
+// lastIDSQL reads the last assigned id. While is_called is false, last_value is the next id to be assigned.
+//
 // Index: none.   Locks: none.
 const lastIDSQL = `SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM outbox_messages_id_seq`
 
-// claimSQL reads pending rows behind an id. It takes no lock: who may publish is decided by the stream (the check of its last
-// sequence), and who tries by the lease. A row is held when an earlier one of its aggregate waits.
+// claimSQL reads pending rows above an id. It takes no lock. The stream decides which relay may publish: it checks its
+// last sequence. The lease decides which relay tries. A claimed row is held if an earlier row of its aggregate is
+// delayed.
 //
-// It begins behind @above, or lower when a transaction has ended, in its own snapshot, that may have added rows below
-// (docs/adr/0004-floor.md). No claim begins below @lowest: it is a value when the plan starts, which leaves out the ranges below. Sizes are read first, so that payloads are read, and written out, for no more rows than the round has room for.
-// Index: outbox_messages_pkey, the same range twice; while any row waits, outbox_messages_held_idx, one probe per row.
+// The claim begins above @above. It begins lower if a transaction of @open has ended in the claim's own snapshot,
+// because that transaction may have added lower rows (docs/adr/0004-floor.md). No claim begins below @lowest: the plan
+// knows this value when it starts, and skips the ranges below.
+//
+// The claim reads sizes first. So it reads and converts payloads only of rows that fit into the round.
+//
+// Index: outbox_messages_pkey, the same range twice; while any row is delayed, outbox_messages_held_idx, one probe per row.
 // Locks: none.
 const claimSQL = `
 WITH begins AS MATERIALIZED (
@@ -118,27 +131,31 @@ SELECT /* outbox.claim */ ` + rowColumns + `,
        CASE WHEN (SELECT EXISTS (SELECT FROM outbox_messages WHERE delayed)) THEN
          coalesce((SELECT d.id FROM outbox_messages d
                     WHERE d.tenant_id = m.tenant_id AND d.aggregate_type = m.aggregate_type AND d.aggregate_id = m.aggregate_id
-                      AND d.id < m.id AND d.delayed ORDER BY d.tenant_id DESC, d.aggregate_type DESC, d.aggregate_id DESC, d.id DESC LIMIT 1), 0)
+                      AND d.id < m.id AND d.delayed
+                    ORDER BY d.tenant_id DESC, d.aggregate_type DESC, d.aggregate_id DESC, d.id DESC LIMIT 1), 0)
        ELSE 0 END,
        (SELECT sum(size) > @max_bytes FROM sizes)
   FROM outbox_messages m
  WHERE id > @lowest::bigint AND id > (SELECT above FROM begins) AND ` + freshSQL + `
    AND id <= (SELECT CASE WHEN sum(size) <= @max_bytes THEN max(id) ELSE
-                (SELECT max(id) FROM (SELECT id, size, sum(size) OVER (ROWS UNBOUNDED PRECEDING) AS upto FROM sizes) u WHERE upto - size <= @max_bytes) END FROM sizes)
+                (SELECT max(id) FROM (SELECT id, size, sum(size) OVER (ROWS UNBOUNDED PRECEDING) AS upto FROM sizes) u
+                  WHERE upto - size <= @max_bytes) END FROM sizes)
  ORDER BY id`
 
-// freshSQL tells the rows that a claim wants.
+// freshSQL is the condition for pending rows that a claim takes.
 const freshSQL = `processed_at IS NULL AND NOT delayed AND slot BETWEEN @first AND @last
    AND (id > @in_flight_to::bigint OR id NOT IN (SELECT unnest(@in_flight::bigint[])))`
 
-// stateSQL reads the partition's stored tail behind the claim: rows that another relay has published and marked are not claimed only if
-// its tail shows as well, and this statement sees at least what the claim saw.
+// stateSQL reads the partition's stored tail after the claim. A claim misses a row that another relay has published and
+// marked. This statement's snapshot is at least as new as the claim's, so it then also shows that relay's tail.
+//
 // Index: outbox_partitions_pkey.   Locks: none.
 const stateSQL = `
 SELECT /* outbox.state */ tail_seq, closing, final_seq IS NOT NULL FROM outbox_partitions WHERE partition = @partition`
 
-// dueSQL reads waiting rows that have fallen due, and with each all of its aggregate that wait, in their order: those up to the first
-// that is not due yet can go.
+// dueSQL reads the aggregates of delayed rows that are due, and all delayed rows of each aggregate in order. The relay
+// may publish the rows before the first one that is not due.
+//
 // Index: outbox_messages_delayed_idx, outbox_messages_held_idx.   Locks: none.
 const dueSQL = `
 WITH due AS MATERIALIZED (
@@ -154,16 +171,16 @@ SELECT /* outbox.due */ ` + rowColumns + `, m.available_at <= now(), m.id = ANY(
         ORDER BY w.tenant_id, w.aggregate_type, w.aggregate_id, w.id LIMIT @limit) m
  LIMIT @limit`
 
-// columns are what rowColumns are read into, row by row.
+// columns receives one row of rowColumns.
 type columns struct {
 	Row
-	eventID pgtype.UUID        // a form that costs the server less than text
+	eventID pgtype.UUID        // binary, which costs the server less than text
 	payload pgtype.DriverBytes // valid until the next row is read
 }
 
 func (c *columns) fields(more ...any) []any {
-	return append([]any{&c.OutboxID, &c.eventID, &c.TenantID, &c.AggregateType, &c.AggregateID, &c.Type, &c.Version, &c.payload, &c.Oversize, &c.OccurredAt, &c.TraceParent,
-		&c.Attempts, &c.Slot}, more...)
+	return append([]any{&c.OutboxID, &c.eventID, &c.TenantID, &c.AggregateType, &c.AggregateID, &c.Type, &c.Version, &c.payload,
+		&c.Oversize, &c.OccurredAt, &c.TraceParent, &c.Attempts, &c.Slot}, more...)
 }
 
 func (c *columns) row() Row {
@@ -172,8 +189,10 @@ func (c *columns) row() Row {
 	return r
 }
 
-// Exchange carries out a round. ErrMarkFailed says that the mark did not find what it names, and that nothing was recorded; after any
-// other error the outcome is unknown. Either way: catch up. Cost: one round trip, an update per marked row, one index range scan.
+// Exchange carries out a round. ErrMarkFailed reports that the mark did not match the database, which then recorded
+// nothing. After any other error the outcome is unknown. After each error the caller must catch up.
+//
+// Cost: one round trip, an update per marked row, one index range scan.
 func Exchange(ctx context.Context, pool *pgxpool.Pool, r Round) (Claimed, error) {
 	var (
 		c    = Claimed{Upto: math.MaxInt64}
@@ -193,7 +212,9 @@ func Exchange(ctx context.Context, pool *pgxpool.Pool, r Round) (Claimed, error)
 	if r.Limit > 0 {
 		b.Queue(claimSQL, claim).Query(take.freshRows)
 	}
-	b.Queue(stateSQL, postgres.Args{"partition": r.Partition}).QueryRow(func(row pgx.Row) error { return row.Scan(&c.Tail, &c.Closing, &c.Closed) })
+	b.Queue(stateSQL, postgres.Args{"partition": r.Partition}).QueryRow(func(row pgx.Row) error {
+		return row.Scan(&c.Tail, &c.Closing, &c.Closed)
+	})
 	if err := pool.SendBatch(ctx, &b).Close(); err != nil {
 		if isMarkFailed(err) {
 			err = fmt.Errorf("%w: %w", ErrMarkFailed, err)
@@ -207,9 +228,9 @@ func Exchange(ctx context.Context, pool *pgxpool.Pool, r Round) (Claimed, error)
 	return c, nil
 }
 
-// args returns those of claimSQL and of dueSQL.
+// args returns the arguments of claimSQL and of dueSQL.
 func (r *Round) args() (claim, due postgres.Args) {
-	inFlight, to := append([]int64{}, r.InFlight...), int64(0) // not NULL, which no id differs from
+	inFlight, to := append([]int64{}, r.InFlight...), int64(0) // an empty array, not NULL: id NOT IN (NULL) is never true
 	if len(inFlight) > 0 {
 		to = slices.Max(inFlight)
 	}
@@ -218,36 +239,38 @@ func (r *Round) args() (claim, due postgres.Args) {
 		open[i], above[i], lowest = int64(o.XID), o.Above, min(lowest, o.Above)
 	}
 	due = postgres.Args{"first": r.FirstSlot, "last": r.LastSlot, "in_flight": inFlight, "limit": r.Limit, "max_message": r.MaxMessage}
-	claim = postgres.Args{"above": r.Above, "open": open, "open_above": above, "lowest": lowest, "in_flight_to": to, "max_bytes": r.MaxBytes}
+	claim = postgres.Args{"above": r.Above, "open": open, "open_above": above, "lowest": lowest, "in_flight_to": to,
+		"max_bytes": r.MaxBytes}
 	maps.Copy(claim, due)
 	return claim, due
 }
 
-// Aggregate names what events are ordered by.
+// Aggregate is the unit within which events keep their order.
 type Aggregate struct {
 	TenantID int64
 	Type     string
 	ID       int64
 }
 
-// Aggregate returns the row's.
+// Aggregate returns the row's aggregate.
 func (r *Row) Aggregate() Aggregate { return Aggregate{r.TenantID, r.AggregateType, r.AggregateID} }
 
-// taking fills a Claimed from rows, within the round's bounds.
+// taking collects a round's rows into a Claimed, within the round's limits.
 type taking struct {
 	c      *Claimed
 	r      *Round
-	due    []Row               // that may go unless an earlier row of their aggregate is among fresh, or was not read
-	fresh  []Row               // that may go
-	before map[Aggregate]int64 // of each aggregate of due the first pending row that was read; 0 without one
-	last   int64               // the greatest id of a pending row that was read
-	cut    bool                // not all pending rows were read
+	due    []Row               // publishable, unless fresh has an earlier row of the aggregate or such a row was not read
+	fresh  []Row               // publishable
+	before map[Aggregate]int64 // for each aggregate in due, the first pending row that was read; 0 if none
+	last   int64               // the highest id of a pending row that was read
+	cut    bool                // a limit ended the read: more rows are pending
 }
 
-// Leave notes that a pending row stays where it is.
+// Leave records that a pending row remains unclaimed.
 func (c *Claimed) Leave(id int64) { c.Upto = min(c.Upto, id-1) }
 
-// dueRows keeps of each aggregate what has fallen due with nothing before it that has not. The rest waits for that.
+// dueRows keeps the due rows of each aggregate up to its first row that is not due or is in flight. The later due rows
+// of the aggregate are held behind that row.
 func (t *taking) dueRows(rows pgx.Rows) error {
 	var (
 		row      columns
@@ -276,7 +299,7 @@ func (t *taking) dueRows(rows pgx.Rows) error {
 	return err
 }
 
-// freshRows keeps the pending rows in the order of ids.
+// freshRows keeps the pending rows, which come in the order of their ids.
 func (t *taking) freshRows(rows pgx.Rows) error {
 	var (
 		c      = t.c
@@ -310,8 +333,9 @@ func (t *taking) freshRows(rows pgx.Rows) error {
 	return err
 }
 
-// fill takes the due rows that are the first of their aggregate, and then the fresh ones. After one that has no room nothing is taken: the
-// order would break. A due row that a pending one may precede waits until that is gone.
+// fill chooses the rows of the claim: first the due rows that are the earliest of their aggregate, then the fresh rows.
+// It stops at the first row that does not fit, because a later row would break the order. A due row waits while an
+// earlier row of its aggregate may be pending.
 func (t *taking) fill() {
 	t.due = slices.DeleteFunc(t.due, func(r Row) bool {
 		before := t.before[r.Aggregate()]
@@ -334,7 +358,8 @@ func (t *taking) fill() {
 	}
 }
 
-// parkSQL puts held rows off until what holds them falls due, so that no claim meets them before, and notes behind what they wait.
+// parkSQL delays held rows until the row ahead of them is due, so that claims skip them. It records that row in behind.
+//
 // Index: outbox_messages_pkey.   Locks: the rows.
 const parkSQL = `
 UPDATE /* outbox.park */ outbox_messages m SET available_at = d.available_at, behind = d.id
@@ -342,7 +367,7 @@ UPDATE /* outbox.park */ outbox_messages m SET available_at = d.available_at, be
   JOIN outbox_messages d ON d.id = p.behind AND d.delayed
  WHERE m.id = p.id AND m.processed_at IS NULL AND d.available_at > m.available_at AND d.available_at > now()`
 
-// Park puts the held rows of a claim off until what holds them falls due.
+// Park delays the held rows of a claim until the row ahead of each is due.
 func Park(ctx context.Context, pool *pgxpool.Pool, held []Held) error {
 	ids, behind := make([]int64, len(held)), make([]int64, len(held))
 	for i, h := range held {
@@ -354,14 +379,18 @@ func Park(ctx context.Context, pool *pgxpool.Pool, held []Held) error {
 	return nil
 }
 
-// unparkSQL lets parked rows fall due whose row ahead waits no longer, or not as long: it was published, given up, discarded or mended.
-// Index: outbox_messages_delayed_id_idx, all that wait.   Locks: the rows.
+// unparkSQL makes a parked row due once the row ahead of it is no longer delayed, or is due earlier. That row was
+// published, moved to the DLQ, discarded or repaired.
+//
+// Index: outbox_messages_delayed_id_idx, all delayed rows.   Locks: the rows.
 const unparkSQL = `
-UPDATE /* outbox.unpark */ outbox_messages m SET available_at = greatest(clock_timestamp(), m.inserted_at + interval '1 microsecond'), behind = NULL
+UPDATE /* outbox.unpark */ outbox_messages m
+   SET available_at = greatest(clock_timestamp(), m.inserted_at + interval '1 microsecond'), behind = NULL
  WHERE m.delayed AND m.behind IS NOT NULL AND m.available_at > now()
    AND NOT EXISTS (SELECT FROM outbox_messages d WHERE d.id = m.behind AND d.delayed AND d.available_at >= m.available_at)`
 
-// Unpark frees the rows that wait for nothing any more, and returns how many. It looks at every row that waits.
+// Unpark makes parked rows due that no longer wait for another row, and returns their number. It reads every delayed
+// row.
 func Unpark(ctx context.Context, pool *pgxpool.Pool) (int64, error) {
 	tag, err := pool.Exec(ctx, unparkSQL)
 	if err != nil {
@@ -370,24 +399,26 @@ func Unpark(ctx context.Context, pool *pgxpool.Pool) (int64, error) {
 	return tag.RowsAffected(), nil
 }
 
-// Failure is a row that cannot be published as it is.
+// Failure is a row that cannot be published in its current form.
 type Failure struct {
 	Row   Row
 	Error string
 }
 
-// MaxAttempts is how often a row may fail before it is moved to the DLQ (the spec's "attempts > 10").
+// MaxAttempts is how often a row may fail before the next failure moves it to the DLQ (the spec's "attempts > 10").
 const MaxAttempts = 10
 
-// retriesSQL counts how often the event of a message m was retried from the DLQ.
-// Index: outbox_dlq_actions_event_idx.
+// retriesSQL counts the retries of message m from the DLQ. Index: outbox_dlq_actions_event_idx.
 const retriesSQL = `(SELECT count(*) FROM outbox_dlq_actions a WHERE a.event_id = m.event_id AND a.action = 'retry')`
 
-// failSQL counts a failure of each row and puts it off by 30 s per attempt, 4 minutes at most; past max attempts it moves it
-// to the DLQ. attempts is compared, so that two relays at once count one failure.
+// failSQL counts a failure of each row and delays it by 30 s per attempt, at most 4 minutes. A row past @max attempts
+// moves to the DLQ. The statement compares attempts, so two relays at once count one failure.
+//
 // Index: outbox_messages_pkey.   Locks: the rows.
 const failSQL = `
-WITH failed AS (SELECT * FROM unnest(@ids::bigint[], @event_ids::uuid[], @attempts::smallint[], @errors::text[], @causes::text[]) AS f(id, event_id, attempts, error, cause)),
+WITH failed AS (
+  SELECT * FROM unnest(@ids::bigint[], @event_ids::uuid[], @attempts::smallint[], @errors::text[], @causes::text[])
+    AS f(id, event_id, attempts, error, cause)),
 dead AS (
   DELETE FROM outbox_messages m USING failed f
    WHERE m.id = f.id AND m.event_id = f.event_id AND m.attempts = f.attempts AND m.processed_at IS NULL AND m.attempts >= @max::int
@@ -406,12 +437,14 @@ put_off AS (
   RETURNING 1)
 SELECT /* outbox.fail */ (SELECT count(*) FROM put_off)::int, (SELECT count(*) FROM moved)::int`
 
-// Fail counts a failure of each row: it is put off, or moved to the DLQ past MaxAttempts. It returns how many went either way.
+// Fail counts a failure of each row. It delays the row, or moves it to the DLQ past MaxAttempts, and returns the number
+// of rows of each outcome.
 func Fail(ctx context.Context, pool *pgxpool.Pool, failures []Failure) (putOff, dead int, err error) {
 	n := len(failures)
 	ids, eventIDs, attempts, texts, causes := make([]int64, n), make([]string, n), make([]int16, n), make([]string, n), make([]string, n)
 	for i, f := range failures {
-		ids[i], eventIDs[i], attempts[i], texts[i], causes[i] = f.Row.OutboxID, f.Row.ID, int16(f.Row.Attempts), f.Error, deadletter.Cause(f.Error)
+		ids[i], eventIDs[i], attempts[i] = f.Row.OutboxID, f.Row.ID, int16(f.Row.Attempts)
+		texts[i], causes[i] = f.Error, deadletter.Cause(f.Error)
 	}
 	err = pool.QueryRow(ctx, failSQL, pgx.StrictNamedArgs{
 		"ids": ids, "event_ids": eventIDs, "attempts": attempts, "errors": texts, "causes": causes, "max": MaxAttempts,

@@ -9,31 +9,36 @@ import (
 )
 
 const (
-	// deadAggregatesSQL reads which aggregates have messages in the DLQ.
+	// deadAggregatesSQL reads the aggregates with messages in the DLQ.
+	//
 	// Index: outbox_messages_dlq_tenant_aggregate_idx.   Locks: none.
 	deadAggregatesSQL = `SELECT /* outbox.dead_aggregates */ DISTINCT tenant_id, aggregate_type, aggregate_id FROM outbox_messages_dlq`
-	// waitingAggregatesSQL reads of which aggregates messages wait.
-	// Index: outbox_messages_held_idx.   Locks: none.
-	waitingAggregatesSQL = `SELECT /* outbox.waiting_aggregates */ DISTINCT tenant_id, aggregate_type, aggregate_id FROM outbox_messages WHERE delayed`
+	// waitingAggregatesSQL reads the aggregates with delayed messages. Index: outbox_messages_held_idx. Locks: none.
+	waitingAggregatesSQL = `
+SELECT /* outbox.waiting_aggregates */ DISTINCT tenant_id, aggregate_type, aggregate_id FROM outbox_messages WHERE delayed`
 )
 
-// Dead returns whether an aggregate has messages in the DLQ, as it is now. The pool acts as the system role.
+// Dead returns a function that reports whether an aggregate has messages in the DLQ, as of this call. The pool acts as
+// the system role.
 func Dead(ctx context.Context, pool *pgxpool.Pool) (dead func(tenant int64, aggregateType string, aggregateID int64) bool, err error) {
 	if dead, err = aggregates(ctx, pool, deadAggregatesSQL); err != nil {
-		return nil, fmt.Errorf("read which aggregates are in the DLQ: %w", err)
+		return nil, fmt.Errorf("read the aggregates in the DLQ: %w", err)
 	}
 	return dead, nil
 }
 
-// Waiting returns whether messages of an aggregate wait: for a retry, for the time that their writer asked for, or behind such a message. As Dead.
-func Waiting(ctx context.Context, pool *pgxpool.Pool) (waiting func(tenant int64, aggregateType string, aggregateID int64) bool, err error) {
+// Waiting returns a function that reports whether an aggregate has delayed messages: for a retry, for the time that
+// their writer set, or behind such a message. The pool acts as the system role.
+func Waiting(ctx context.Context,
+	pool *pgxpool.Pool) (waiting func(tenant int64, aggregateType string, aggregateID int64) bool, err error) {
 	if waiting, err = aggregates(ctx, pool, waitingAggregatesSQL); err != nil {
-		return nil, fmt.Errorf("read of which aggregates messages wait: %w", err)
+		return nil, fmt.Errorf("read the aggregates with delayed messages: %w", err)
 	}
 	return waiting, nil
 }
 
-func aggregates(ctx context.Context, pool *pgxpool.Pool, sql string) (among func(tenant int64, aggregateType string, aggregateID int64) bool, err error) {
+func aggregates(ctx context.Context, pool *pgxpool.Pool,
+	sql string) (among func(tenant int64, aggregateType string, aggregateID int64) bool, err error) {
 	all := make(map[Aggregate]bool)
 	rows, _ := pool.Query(ctx, sql)
 	var a Aggregate

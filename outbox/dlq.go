@@ -14,23 +14,23 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 )
 
-// ErrNotInDLQ reports a message that the DLQ does not hold, or holds no more: somebody retried or discarded it.
+// ErrNotInDLQ reports a message that is not in the DLQ. It never was there, or somebody retried or discarded it.
 var ErrNotInDLQ = errors.New("outbox: the DLQ holds no such message")
 
-// MaxDLQBatch is how many messages one List, Retry or Discard takes at most. A retry copies payloads within one transaction.
+// MaxDLQBatch is the limit of messages of one List, Retry or Discard. A retry copies payloads within one transaction.
 const MaxDLQBatch = 500
 
-// DLQ are the operations on the outbox's dead letter queue. It is safe for concurrent use.
+// DLQ has the operations on the outbox's dead letter queue. It is safe for concurrent use.
 //
-// On a pool of postgres.RoleSystem it works on every tenant. On one of postgres.RoleAPI, row-level security lets it see the
-// filter's tenant alone, and without a tenant nothing.
+// With a pool of postgres.RoleSystem it works on every tenant. With one of postgres.RoleAPI, row-level security shows
+// it only the filter's tenant, and no row without a tenant.
 type DLQ struct {
 	pool *pgxpool.Pool
 	wake func(slot int)
 }
 
-// NewDLQ returns the operations on pool. After each commit of a retry wake is called, without waiting, with every slot
-// that got messages (broker.Waker); nil leaves it to the relay's polling.
+// NewDLQ returns the operations on pool. After the commit of a retry it calls wake for every slot that got messages
+// (broker.Waker). wake must not block. With nil the relay finds them when it polls.
 func NewDLQ(pool *pgxpool.Pool, wake func(slot int)) *DLQ {
 	if wake == nil {
 		wake = func(int) {}
@@ -38,20 +38,20 @@ func NewDLQ(pool *pgxpool.Pool, wake func(slot int)) *DLQ {
 	return &DLQ{pool: pool, wake: wake}
 }
 
-// DLQFilter selects messages of the DLQ: those that meet all that is set. The zero filter selects every message.
+// DLQFilter selects the messages of the DLQ that match every field that is set. The zero filter selects all.
 type DLQFilter struct {
-	TenantID      int64   // 0: of every tenant
-	IDs           []int64 // ids of the DLQ; nil: any
+	TenantID      int64   // 0: every tenant
+	IDs           []int64 // in the DLQ; nil: any
 	AggregateType string
 	AggregateID   int64
 	EventType     string
 	Group         string    // the id of a group (Groups)
-	DeadBefore    time.Time // moved to the DLQ before
-	DeadAfter     time.Time // moved to the DLQ at this time or after
-	After         int64     // with an id above: where the page before ended
+	DeadBefore    time.Time // moved to the DLQ before this time
+	DeadAfter     time.Time // moved to the DLQ at this time or later
+	After         int64     // only higher ids: the last id of the previous page
 }
 
-// dlqFilterSQL is the WHERE of every statement that takes a filter.
+// dlqFilterSQL is the WHERE of every statement with a filter.
 const dlqFilterSQL = `
        (@tenant::bigint IS NULL OR tenant_id = @tenant)
    AND (@ids::bigint[] IS NULL OR id = ANY(@ids))
@@ -85,20 +85,20 @@ func ifSet[T comparable](v T) *T {
 	return &v
 }
 
-// DLQMessage is a message of the DLQ. Its OutboxID is the id that it had in the outbox, and names it here.
+// DLQMessage is a message of the DLQ. Its OutboxID is its former id in the outbox, and its id here.
 type DLQMessage struct {
-	event.Event // Payload is read by Get alone
+	event.Event // only Get reads Payload
 	Attempts    int
 	LastError   string
-	InsertedAt  time.Time // into the outbox
-	DeadAt      time.Time // moved to the DLQ
+	InsertedAt  time.Time // when the row was written to the outbox
+	DeadAt      time.Time // when the row moved to the DLQ
 	Group       string    // the id of its group
-	Retries     int       // how often it was retried before
+	Retries     int       // earlier retries
 }
 
-// dlqColumns are what scanDLQ reads.
-const dlqColumns = `id, event_id::text, tenant_id, aggregate_type, aggregate_id, event_type, event_version::int, occurred_at, coalesce(trace_id, ''),
-       slot::int, attempts::int, coalesce(last_error, ''), inserted_at, dead_at, group_id::text, retries`
+// dlqColumns is the select list for scanDLQ.
+const dlqColumns = `id, event_id::text, tenant_id, aggregate_type, aggregate_id, event_type, event_version::int, occurred_at,
+       coalesce(trace_id, ''), slot::int, attempts::int, coalesce(last_error, ''), inserted_at, dead_at, group_id::text, retries`
 
 func (m *DLQMessage) fields() []any {
 	return []any{&m.OutboxID, &m.ID, &m.TenantID, &m.AggregateType, &m.AggregateID, &m.Type, &m.Version, &m.OccurredAt, &m.TraceParent,
@@ -108,6 +108,7 @@ func (m *DLQMessage) fields() []any {
 func scanDLQ(row pgx.CollectableRow) (m DLQMessage, err error) { return m, row.Scan(m.fields()...) }
 
 // listDLQSQL reads a page of the DLQ without payloads.
+//
 // Index: outbox_messages_dlq_pkey, or that of tenant and aggregate.   Locks: none.
 const listDLQSQL = `
 SELECT /* outbox.list_dlq */ ` + dlqColumns + `
@@ -115,8 +116,8 @@ SELECT /* outbox.list_dlq */ ` + dlqColumns + `
  WHERE ` + dlqFilterSQL + `
  ORDER BY id LIMIT @limit`
 
-// List returns the first messages that the filter selects, by id, at most limit and MaxDLQBatch of them, without payloads. A
-// message that dies while pages are read may have an id of a page before.
+// List returns the first messages that the filter selects, by id and without payloads. It returns at most limit and at
+// most MaxDLQBatch of them. A message that enters the DLQ between two pages may have an id of an earlier page.
 func (d *DLQ) List(ctx context.Context, f DLQFilter, limit int) ([]DLQMessage, error) {
 	args := f.args()
 	args["limit"] = min(limit, MaxDLQBatch)
@@ -132,11 +133,10 @@ func (d *DLQ) List(ctx context.Context, f DLQFilter, limit int) ([]DLQMessage, e
 	return all, nil
 }
 
-// countDLQSQL counts what a filter selects.
-// Index: as listDLQSQL; it reads all that the filter selects.   Locks: none.
+// countDLQSQL counts the messages that a filter selects, and reads all of them. Index: as listDLQSQL. Locks: none.
 const countDLQSQL = `SELECT /* outbox.count_dlq */ count(*) FROM outbox_messages_dlq WHERE ` + dlqFilterSQL
 
-// Count returns how many messages the filter selects. It reads them all.
+// Count returns the number of messages that the filter selects. It reads all of them.
 func (d *DLQ) Count(ctx context.Context, f DLQFilter) (n int64, err error) {
 	err = d.tx(ctx, f.TenantID, pgx.ReadOnly, func(tx pgx.Tx) error { return tx.QueryRow(ctx, countDLQSQL, f.args()).Scan(&n) })
 	if err != nil {
@@ -145,11 +145,12 @@ func (d *DLQ) Count(ctx context.Context, f DLQFilter) (n int64, err error) {
 	return n, nil
 }
 
-// deadTable is the DLQ's table for package deadletter.
+// deadTable describes the DLQ's table for package deadletter.
 var deadTable = deadletter.Table{Name: "outbox_messages_dlq", Consumer: "''", Error: "coalesce(last_error, '')"}
 
-// Groups returns the groups of the tenant's messages, of all tenants' when it is 0, by event type and cause: that with the latest message first, without counts. With more
-// than deadletter.MaxGroups it returns some of them, and more is true.
+// Groups returns the groups of the tenant's messages by event type and cause, without counts. Tenant 0 means all
+// tenants. The group with the latest message comes first. If more than deadletter.MaxGroups exist, it returns some of
+// them and more is true.
 func (d *DLQ) Groups(ctx context.Context, tenant int64) (all []deadletter.Group, more bool, err error) {
 	err = d.tx(ctx, tenant, pgx.ReadOnly, func(tx pgx.Tx) (err error) {
 		all, more, err = deadletter.Groups(ctx, tx, deadTable, tenant)
@@ -158,7 +159,7 @@ func (d *DLQ) Groups(ctx context.Context, tenant int64) (all []deadletter.Group,
 	return all, more, err
 }
 
-// Group returns a group by its id, without counts; nil when the tenant has no message of it.
+// Group returns a group by its id, without counts, or nil if the tenant has no message in it.
 func (d *DLQ) Group(ctx context.Context, tenant int64, id string) (g *deadletter.Group, err error) {
 	err = d.tx(ctx, tenant, pgx.ReadOnly, func(tx pgx.Tx) (err error) {
 		g, err = deadletter.One(ctx, tx, deadTable, tenant, id)
@@ -167,19 +168,18 @@ func (d *DLQ) Group(ctx context.Context, tenant int64, id string) (g *deadletter
 	return g, err
 }
 
-// CountGroups fills the counts of groups, of the tenant's messages that died since a time.
+// CountGroups sets the counts of groups: the tenant's messages that entered the DLQ at since or later.
 func (d *DLQ) CountGroups(ctx context.Context, tenant int64, groups []deadletter.Group, since time.Time) error {
 	return d.tx(ctx, tenant, pgx.ReadOnly, func(tx pgx.Tx) error { return deadletter.Count(ctx, tx, deadTable, tenant, groups, since) })
 }
 
-// getDLQSQL reads one message with its payload.
-// Index: outbox_messages_dlq_pkey.   Locks: none.
+// getDLQSQL reads one message with its payload. Index: outbox_messages_dlq_pkey. Locks: none.
 const getDLQSQL = `
 SELECT /* outbox.get_dlq */ ` + dlqColumns + `, payload
   FROM outbox_messages_dlq
  WHERE id = @id AND (@tenant::bigint IS NULL OR tenant_id = @tenant)`
 
-// Get returns a message of the tenant, of any when it is 0, with its payload, or ErrNotInDLQ.
+// Get returns a message of the tenant with its payload, or ErrNotInDLQ. Tenant 0 means any tenant.
 func (d *DLQ) Get(ctx context.Context, tenant, id int64) (m DLQMessage, err error) {
 	err = d.tx(ctx, tenant, pgx.ReadOnly, func(tx pgx.Tx) error {
 		row := tx.QueryRow(ctx, getDLQSQL, pgx.StrictNamedArgs{"id": id, "tenant": ifSet(tenant)})
@@ -195,42 +195,43 @@ func (d *DLQ) Get(ctx context.Context, tenant, id int64) (m DLQMessage, err erro
 	return m, nil
 }
 
-// What an operator does to a message of the DLQ.
+// The actions of an operator on a message of the DLQ.
 const (
 	DLQRetry   = "retry"
 	DLQDiscard = "discard"
 )
 
-// DLQRequest says which messages to retry or to discard, who wants it and why.
+// DLQRequest selects messages to retry or to discard, and names the actor and the reason.
 type DLQRequest struct {
 	DLQFilter
-	Limit  int    // messages at most, the lowest ids first; never more than MaxDLQBatch
+	Limit  int    // most messages, lowest ids first; never more than MaxDLQBatch
 	Actor  string // required
 	Reason string // may be empty
-	DryRun bool   // only says what it would do
+	DryRun bool   // change nothing: only return the actions
 
-	// Within is called in the transaction, before its commit, with what it did; an error takes everything back. It may be called again with the same.
+	// Within runs in the transaction, before its commit, with the actions. An error rolls everything back. After a
+	// serialization failure it is called again.
 	Within func(ctx context.Context, tx pgx.Tx, did []DLQAction) error
 }
 
-// DLQAction is what was done to one message: a row of outbox_dlq_actions. In a dry run At is zero, and NewID 0.
+// DLQAction is an action on one message: a row of outbox_dlq_actions. In a dry run At is zero, and NewID 0.
 type DLQAction struct {
 	At            time.Time
 	Actor         string
 	Action        string // DLQRetry or DLQDiscard
-	DLQID         int64  // the id that it had in the DLQ
+	DLQID         int64  // the message's id in the DLQ
 	EventID       string
 	TenantID      int64
 	AggregateType string
 	AggregateID   int64
 	EventType     string
-	NewID         int64 // the id of the message in the outbox; 0 when it was discarded
+	NewID         int64 // the message's new id in the outbox; 0 if discarded
 	Reason        string
-	Slot          int // of the message
+	Slot          int // the message's slot
 }
 
-// takeDLQSQL begins the statements that take messages out of the DLQ: the rows chosen are locked in the order of their ids, so
-// that two operators do not deadlock, and who comes second finds them gone and takes the next ones.
+// takeDLQSQL begins the statements that remove messages from the DLQ. It locks the chosen rows in the order of their
+// ids, so two operators do not deadlock. The second operator finds the rows deleted and takes the next ones.
 const takeDLQSQL = `
 WITH chosen AS (
   SELECT id FROM outbox_messages_dlq
@@ -239,12 +240,14 @@ WITH chosen AS (
 gone AS (
   DELETE FROM outbox_messages_dlq d USING chosen c WHERE d.id = c.id RETURNING d.*),`
 
-// actionColumns are DLQAction's, in its order.
-const actionColumns = `at, actor, action, dlq_id, event_id::text, tenant_id, aggregate_type, aggregate_id, event_type, coalesce(new_id, 0), reason`
+// actionColumns are DLQAction's columns, in order.
+const actionColumns = `at, actor, action, dlq_id, event_id::text, tenant_id, aggregate_type, aggregate_id, event_type, ` +
+	`coalesce(new_id, 0), reason`
 
-// retryDLQSQL moves messages back into the outbox and notes it. The new rows get new ids, which no floor has passed, in the
+// retryDLQSQL moves messages back to the outbox and records that. The new rows get new ids above every floor, in the
 // order of the old ones.
-// Index: outbox_messages_dlq_pkey, or that of tenant and aggregate.   Locks: the messages chosen.
+//
+// Index: outbox_messages_dlq_pkey, or that of tenant and aggregate.   Locks: the chosen messages.
 const retryDLQSQL = takeDLQSQL + `
 fresh AS (
   INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, trace_id, event_id)
@@ -258,15 +261,18 @@ noted AS (
 SELECT /* outbox.retry_dlq */ ` + actionColumns + `, (SELECT f.slot FROM fresh f WHERE f.id = noted.new_id)::int
   FROM noted ORDER BY dlq_id`
 
-// Retry moves messages from the DLQ back to the end of the outbox, as they are now: with their event_id, payload, times and
-// trace, a new id, no attempts, due at once. It returns what it did, by the old ids; a message that is not in it is not in
-// the DLQ (any more). Of two callers that want the same message one gets it.
+// Retry moves messages from the DLQ to the end of the outbox. They keep event_id, payload, times and trace. They get a
+// new id and no attempts, and are due at once.
+//
+// Retry returns its actions by old id. A requested message without an action is not in the DLQ (any more). Of two
+// callers for the same message one gets it.
 func (d *DLQ) Retry(ctx context.Context, r DLQRequest) ([]DLQAction, error) {
 	return d.act(ctx, DLQRetry, retryDLQSQL, r)
 }
 
-// discardDLQSQL deletes messages and notes it.
-// Index: outbox_messages_dlq_pkey, or that of tenant and aggregate.   Locks: the messages chosen.
+// discardDLQSQL deletes messages and records that.
+//
+// Index: outbox_messages_dlq_pkey, or that of tenant and aggregate.   Locks: the chosen messages.
 const discardDLQSQL = takeDLQSQL + `
 noted AS (
   INSERT INTO outbox_dlq_actions (actor, action, dlq_id, event_id, tenant_id, aggregate_type, aggregate_id, event_type, reason)
@@ -275,13 +281,13 @@ noted AS (
 SELECT /* outbox.discard_dlq */ ` + actionColumns + `, (SELECT g.slot FROM gone g WHERE g.id = noted.dlq_id)::int
   FROM noted ORDER BY dlq_id`
 
-// Discard deletes messages from the DLQ for good: their payload is kept nowhere, what was discarded is (DLQAction). It returns
-// what it did, as Retry does.
+// Discard deletes messages from the DLQ forever, with their payloads. It keeps only the records of the actions
+// (DLQAction), and returns them as Retry does.
 func (d *DLQ) Discard(ctx context.Context, r DLQRequest) ([]DLQAction, error) {
 	return d.act(ctx, DLQDiscard, discardDLQSQL, r)
 }
 
-// act runs one of the two statements, or only lists what it would take.
+// act runs one of the two statements. In a dry run it only lists the messages.
 func (d *DLQ) act(ctx context.Context, action, sql string, r DLQRequest) ([]DLQAction, error) {
 	if r.DryRun {
 		would, err := d.List(ctx, r.DLQFilter, r.Limit)
@@ -319,7 +325,7 @@ func (d *DLQ) act(ctx context.Context, action, sql string, r DLQRequest) ([]DLQA
 	return actions, nil
 }
 
-// tx runs fn in a transaction of the tenant, or of none.
+// tx runs fn in a transaction of the tenant, or without a tenant if it is 0.
 func (d *DLQ) tx(ctx context.Context, tenant int64, mode pgx.TxAccessMode, fn func(tx pgx.Tx) error) error {
 	if tenant == 0 {
 		return postgres.InTx(ctx, d.pool, pgx.TxOptions{AccessMode: mode}, fn)

@@ -21,15 +21,16 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// bury inserts events, by SQL as no other way takes them, of tenant, aggregate type, aggregate id and type, and fails them until they are dead. It returns their
-// ids; the events died an hour apart, the last one now.
+// bury inserts events with SQL, because Append would refuse them, and fails them until they are dead. It returns their
+// ids. The events died an hour apart, the last one now.
 func bury(t *testing.T, pool *pgxpool.Pool, events ...event.Event) []int64 {
 	t.Helper()
 	for i := range events {
 		e := &events[i]
 		e.Payload, e.Version = []byte(fmt.Sprintf(`{"n": %d}`, i)), 1
 		if err := pool.QueryRow(t.Context(), `
-			INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, occurred_at, trace_id) VALUES ($1, $2, $3, $4, $5, $6, $7)
+			INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, occurred_at, trace_id)
+			VALUES ($1, $2, $3, $4, $5, $6, $7)
 			RETURNING id, event_id::text, slot`, e.TenantID, e.AggregateType, e.AggregateID, e.Type, e.Payload, e.OccurredAt, e.TraceParent,
 		).Scan(&e.OutboxID, &e.ID, &e.Slot); err != nil {
 			t.Fatal(err)
@@ -47,7 +48,8 @@ func bury(t *testing.T, pool *pgxpool.Pool, events ...event.Event) []int64 {
 	if _, dead, err := Fail(t.Context(), pool, failures); err != nil || dead != len(events) {
 		t.Fatalf("%d of %d are dead, %v", dead, len(events), err)
 	}
-	if _, err := pool.Exec(t.Context(), `UPDATE outbox_messages_dlq SET dead_at = now() - (SELECT count(*) FROM unnest($1::bigint[]) AS i WHERE i > id) * interval '1 hour'
+	if _, err := pool.Exec(t.Context(), `UPDATE outbox_messages_dlq
+		SET dead_at = now() - (SELECT count(*) FROM unnest($1::bigint[]) AS i WHERE i > id) * interval '1 hour'
 		WHERE id = ANY($1)`, ids); err != nil {
 		t.Fatal(err)
 	}
@@ -75,10 +77,11 @@ func actedOn(actions []DLQAction) []int64 {
 	return ids
 }
 
-// contents are all rows of the three tables.
+// contents returns all rows of the three tables.
 func contents(t *testing.T, pool *pgxpool.Pool) []string {
 	t.Helper()
-	rows, _ := pool.Query(t.Context(), `SELECT row_to_json(m)::text FROM outbox_messages m UNION ALL SELECT row_to_json(d)::text FROM outbox_messages_dlq d
+	rows, _ := pool.Query(t.Context(), `SELECT row_to_json(m)::text FROM outbox_messages m UNION ALL SELECT row_to_json(d)::text
+		FROM outbox_messages_dlq d
 		UNION ALL SELECT row_to_json(a)::text FROM outbox_dlq_actions a ORDER BY 1`)
 	all, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {
@@ -96,16 +99,17 @@ func TestTheDLQIsFilteredAndPaged(t *testing.T) {
 		filter DLQFilter
 		want   []int
 	}{
-		"nothing":                   {DLQFilter{}, []int{0, 1, 2, 3}},
-		"tenant":                    {DLQFilter{TenantID: 1}, []int{0, 1, 2}},
-		"ids":                       {DLQFilter{IDs: []int64{ids[3], ids[0], 99}}, []int{0, 3}},
-		"no id":                     {DLQFilter{IDs: []int64{}}, nil},
-		"aggregate type":            {DLQFilter{AggregateType: "post"}, []int{0, 1, 3}},
-		"aggregate":                 {DLQFilter{TenantID: 1, AggregateType: "post", AggregateID: 7}, []int{0}},
-		"event type":                {DLQFilter{EventType: "x.y"}, []int{2, 3}},
-		"dead for two and a half":   {DLQFilter{DeadBefore: now.Add(-150 * time.Minute)}, []int{0}},
-		"dead for less than that":   {DLQFilter{DeadAfter: now.Add(-150 * time.Minute)}, []int{1, 2, 3}},
-		"a span of time":            {DLQFilter{DeadAfter: now.Add(-150 * time.Minute), DeadBefore: now.Add(-30 * time.Minute)}, []int{1, 2}},
+		"nothing":                 {DLQFilter{}, []int{0, 1, 2, 3}},
+		"tenant":                  {DLQFilter{TenantID: 1}, []int{0, 1, 2}},
+		"ids":                     {DLQFilter{IDs: []int64{ids[3], ids[0], 99}}, []int{0, 3}},
+		"no id":                   {DLQFilter{IDs: []int64{}}, nil},
+		"aggregate type":          {DLQFilter{AggregateType: "post"}, []int{0, 1, 3}},
+		"aggregate":               {DLQFilter{TenantID: 1, AggregateType: "post", AggregateID: 7}, []int{0}},
+		"event type":              {DLQFilter{EventType: "x.y"}, []int{2, 3}},
+		"dead for two and a half": {DLQFilter{DeadBefore: now.Add(-150 * time.Minute)}, []int{0}},
+		"dead for less than that": {DLQFilter{DeadAfter: now.Add(-150 * time.Minute)}, []int{1, 2, 3}},
+		"a span of time": {DLQFilter{DeadAfter: now.Add(-150 * time.Minute), DeadBefore: now.Add(-30 * time.Minute)},
+			[]int{1, 2}},
 		"ids and a filter":          {DLQFilter{IDs: ids, EventType: "a b"}, []int{0, 1}},
 		"a type that nothing is of": {DLQFilter{EventType: "nope"}, nil},
 	} {
@@ -157,8 +161,8 @@ func TestADeadMessageIsShown(t *testing.T) {
 	}
 	want := in
 	want.OutboxID, want.Version, want.ID, want.Slot, want.Payload = id, 1, got.ID, got.Slot, []byte(`{"n": 0}`)
-	if diff := cmp.Diff(DLQMessage{Event: want, Attempts: MaxAttempts + 1, LastError: "no token", Group: got.Group}, got, cmpopts.IgnoreFields(DLQMessage{}, "InsertedAt", "DeadAt"),
-		cmpopts.EquateApproxTime(0)); diff != "" {
+	if diff := cmp.Diff(DLQMessage{Event: want, Attempts: MaxAttempts + 1, LastError: "no token", Group: got.Group}, got,
+		cmpopts.IgnoreFields(DLQMessage{}, "InsertedAt", "DeadAt"), cmpopts.EquateApproxTime(0)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	if listed, err := d.List(t.Context(), DLQFilter{}, 1); err != nil || listed[0].Payload != nil || listed[0].LastError != "no token" {
@@ -205,7 +209,7 @@ func TestARetryIsANewRowOfTheSameEvent(t *testing.T) {
 		t.Fatalf("%+v, %v; woke %v", did, err, woken)
 	}
 	if diff := cmp.Diff(would, did, cmpopts.IgnoreFields(DLQAction{}, "NewID", "At")); diff != "" {
-		t.Errorf("the dry run said otherwise (-said +did):\n%s", diff)
+		t.Errorf("the dry run differs (-dry +real):\n%s", diff)
 	}
 	if did[0].NewID <= later.OutboxID || did[1].NewID <= did[0].NewID {
 		t.Errorf("new ids %d, %d: want them above %d, in the order of the old ones", did[0].NewID, did[1].NewID, later.OutboxID)
@@ -220,7 +224,8 @@ func TestARetryIsANewRowOfTheSameEvent(t *testing.T) {
 	}
 	for i, r := range claimed.Rows[1:] {
 		want := dead(1, "post", 7, []string{"a b", "c d"}[i])
-		want.OutboxID, want.ID, want.Version, want.Slot, want.Payload = did[i].NewID, eventIDs[i], 1, slot, []byte(fmt.Sprintf(`{"n": %d}`, i))
+		want.OutboxID, want.ID, want.Version, want.Slot, want.Payload = did[i].NewID, eventIDs[i], 1, slot,
+			[]byte(fmt.Sprintf(`{"n": %d}`, i))
 		if diff := cmp.Diff(Row{Event: want}, r, cmpopts.EquateApproxTime(0)); diff != "" {
 			t.Errorf("row %d (-want +got):\n%s", i, diff)
 		}
@@ -232,7 +237,7 @@ func TestARetryIsANewRowOfTheSameEvent(t *testing.T) {
 	checkAudit(t, pool, did)
 }
 
-// checkAudit wants these rows in outbox_dlq_actions and no others.
+// checkAudit fails unless outbox_dlq_actions has exactly these rows.
 func checkAudit(t *testing.T, pool *pgxpool.Pool, want []DLQAction) {
 	t.Helper()
 	rows, _ := pool.Query(t.Context(), `SELECT `+actionColumns+`, 0 FROM outbox_dlq_actions ORDER BY id`)
@@ -255,19 +260,20 @@ func TestADiscardLeavesItsNoteAlone(t *testing.T) {
 	ids := bury(t, pool, dead(1, "post", 7, "a b"), dead(1, "post", 8, "c d"), dead(1, "post", 9, "a b"))
 	d := NewDLQ(pool, func(int) { t.Error("a discard woke the relay") })
 	did, err := d.Discard(t.Context(), DLQRequest{DLQFilter: DLQFilter{EventType: "a b"}, Limit: 1, Actor: "bob"})
-	if err != nil || len(did) != 1 || did[0].DLQID != ids[0] || did[0].NewID != 0 || did[0].Action != DLQDiscard || did[0].EventType != "a b" {
+	if err != nil || len(did) != 1 || did[0].DLQID != ids[0] || did[0].NewID != 0 || did[0].Action != DLQDiscard ||
+		did[0].EventType != "a b" {
 		t.Fatalf("%+v, %v", did, err)
 	}
 	checkAudit(t, pool, did)
 	if left := contents(t, pool); len(left) != 3 || strings.Contains(strings.Join(left, ""), `{"n": 0}`) {
-		t.Errorf("left: %v, want two messages and the note, and no payload of the first", left)
+		t.Errorf("left: %v, want two messages and the record, without the payload of the first", left)
 	}
 	none, err := d.Discard(t.Context(), DLQRequest{DLQFilter: DLQFilter{IDs: ids[:1]}, Limit: 1, Actor: "bob"})
 	if err != nil || len(none) != 0 {
-		t.Errorf("once more: %+v, %v", none, err)
+		t.Errorf("a second discard: %+v, %v", none, err)
 	}
 	if _, err := d.Discard(t.Context(), DLQRequest{Limit: 9}); !postgres.IsCheck(err) {
-		t.Errorf("without an actor: %v, want it refused", err)
+		t.Errorf("without an actor: %v, want an error", err)
 	}
 }
 
@@ -280,7 +286,7 @@ func TestOfSeveralOperatorsOneGetsAMessage(t *testing.T) {
 	}
 	ids := bury(t, pool, events...)
 	d := NewDLQ(pool, nil)
-	// One transaction holds the first message; two others want it and wait.
+	// One transaction holds the first message. Two others want it and wait.
 	holding, release, done := make(chan struct{}), make(chan struct{}), make(chan error, 1)
 	go func() {
 		done <- postgres.InTx(t.Context(), pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
@@ -318,7 +324,8 @@ func TestOfSeveralOperatorsOneGetsAMessage(t *testing.T) {
 	act(d.Discard, DLQRequest{DLQFilter: DLQFilter{TenantID: 1}, Limit: 25, Actor: "d"})
 	testkit.Eventually(t, 10*time.Second, "all four to wait for the lock", func() (bool, error) {
 		var n int
-		err := owner.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`).Scan(&n)
+		err := owner.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
+			AND wait_event_type = 'Lock'`).Scan(&n)
 		return n == 4, err
 	})
 	close(release)
@@ -340,9 +347,9 @@ func TestOfSeveralOperatorsOneGetsAMessage(t *testing.T) {
 		(SELECT count(*) FROM outbox_dlq_actions)`).Scan(&inDLQ, &inOutbox, &noted); err != nil {
 		t.Fatal(err)
 	}
-	// The batches took 25 each, whoever got the first message.
+	// Each batch took 25 messages, whichever got the first one.
 	if n < 50 || n > 51 || inDLQ != 60-n || inOutbox != retried || noted != n {
-		t.Errorf("%d were taken, %d of them retried; %d in the DLQ, %d in the outbox, %d noted", n, retried, inDLQ, inOutbox, noted)
+		t.Errorf("%d taken, %d of them retried; %d in the DLQ, %d in the outbox, %d recorded", n, retried, inDLQ, inOutbox, noted)
 	}
 }
 
@@ -357,7 +364,8 @@ func TestMessagesOfOneCauseAreAGroup(t *testing.T) {
 			t.Fatal(found, err)
 		}
 		exec(t, pool, `UPDATE outbox_messages SET attempts = $1 WHERE id = $2`, MaxAttempts, id)
-		if _, n, err := Fail(t.Context(), pool, []Failure{{Row: Row{Event: found[0].Event, Attempts: MaxAttempts}, Error: text}}); err != nil || n != 1 {
+		if _, n, err := Fail(t.Context(), pool, []Failure{{Row: Row{Event: found[0].Event, Attempts: MaxAttempts},
+			Error: text}}); err != nil || n != 1 {
 			t.Fatal(n, err)
 		}
 	}
@@ -392,13 +400,14 @@ func TestMessagesOfOneCauseAreAGroup(t *testing.T) {
 		return is, all
 	}
 	is, all := groups(0)
-	if diff := cmp.Diff([]string{`created no stream "…": no stream "x": 1, 0 again`, "created message # is too large: message 3 is too large: 3, 0 again"}, is); diff != "" {
+	if diff := cmp.Diff([]string{`created no stream "…": no stream "x": 1, 0 again`,
+		"created message # is too large: message 3 is too large: 3, 0 again"}, is); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	if is, _ := groups(1); !slices.Equal(is, []string{"created message # is too large: message 22 is too large: 2, 0 again"}) {
 		t.Errorf("of tenant 1: %q", is)
 	}
-	// A retry of the group takes all of it, and what comes back is known.
+	// A retry of the group takes all its messages. Messages that fail again show their retries.
 	refused := errors.New("refused")
 	request := DLQRequest{DLQFilter: DLQFilter{Group: all[1].ID, TenantID: 1}, Limit: 10, Actor: "ann",
 		Within: func(context.Context, pgx.Tx, []DLQAction) error { return refused }}
@@ -419,12 +428,14 @@ func TestMessagesOfOneCauseAreAGroup(t *testing.T) {
 	}
 }
 
-// TestAHundredThousandDeadMessagesAreGroupedInTime has groups that are large and many, and statistics from before them.
+// TestAHundredThousandDeadMessagesAreGroupedInTime has large groups and many groups, with older statistics.
 func TestAHundredThousandDeadMessagesAreGroupedInTime(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
-	exec(t, pool, `INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, attempts,
+	exec(t, pool, `INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload,
+		occurred_at, available_at, attempts,
 		       event_id, inserted_at, slot, last_error, cause, dead_at)
-		SELECT g, CASE WHEN g % 20 < 10 THEN 1 ELSE 2 END, 'post', g, 'created', 1, jsonb_build_object('text', repeat('x', 300)), now(), now(), 11, gen_random_uuid(), now(), 0, 'e', CASE WHEN g % 200 = 0 THEN 'rare ' || g ELSE 'often' END, now()
+		SELECT g, CASE WHEN g % 20 < 10 THEN 1 ELSE 2 END, 'post', g, 'created', 1, jsonb_build_object('text', repeat('x', 300)), now(),
+		now(), 11, gen_random_uuid(), now(), 0, 'e', CASE WHEN g % 200 = 0 THEN 'rare ' || g ELSE 'often' END, now()
 		  FROM generate_series(1, 100000) g`)
 	d := NewDLQ(pool, nil)
 	for _, tenant := range []int64{0, 1} {

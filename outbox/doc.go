@@ -1,4 +1,10 @@
-// Package outbox is the only place that names outbox_messages, its DLQ, its archive and outbox_partitions in SQL.
+// Package outbox holds all SQL on outbox_messages, its dead letter queue (DLQ), its archive and outbox_partitions. No
+// other package names these tables in SQL.
+//
+// # Rows
+//
+// Append joins the caller's transaction, so a state and its event commit together or not at all. A row then moves
+// through these states:
 //
 //	           Append              Exchange: mark, then claim
 //	writer ──────────▶ pending ──────────────▶ relay ──────────▶ processed ──▶ archive
@@ -6,18 +12,35 @@
 //	                     │  ├───────▶ delayed ──── due ───▶ claimed again
 //	                     │  └ Park ─▶ delayed, behind a delayed row of its aggregate ──── Unpark ───▶ pending
 //	                     └ Retry ──── DLQ ◀─────── more than 10 attempts, or KillWaiting
-//	                                   └── Discard ──▶ gone, but for its note in outbox_dlq_actions
+//	                                   └── Discard ──▶ deleted; outbox_dlq_actions keeps a note
 //
-// A claim walks the primary key from the partition's floor, below which nothing is pending: that is a proof (docs/adr/0004-floor.md). A mark
-// touches no index (docs/adr/0011-heap-only-marks.md), and is fenced by the partition's tail and stream. Outbox and archive consist of
-// ranges of ids (ranges.go), which go from one to the other as they are (archive.go, docs/adr/0010-outbox-archive.md); what must stay is in holds.go.
-// An event's row is in one of the three tables, never in two.
+// An event's row is in exactly one of three tables: the outbox, its archive or the DLQ.
 //
-// The layout, which partition is which stream and holds which slots, is in partitions.go. Resize replaces all partitions, Replace a lost one:
+// # Claim, mark, floor
+//
+// A claim takes no lock. It walks the primary key from the partition's floor. No row up to the floor is pending, now or
+// later, unless it is delayed; docs/adr/0004-floor.md proves it. A delayed row has indexes of its own.
+//
+// A mark records publish acks and moves the partition's tail. Two values fence it: the stored tail and the stream. A
+// relay that lost the partition finds another tail and marks nothing. A mark updates no index
+// (docs/adr/0011-heap-only-marks.md).
+//
+// # Ranges
+//
+// The outbox and the archive consist of ranges of ids, which are table partitions (ranges.go). A whole range moves from
+// the outbox to the archive without a copy of its rows (archive.go, docs/adr/0010-outbox-archive.md). Holds keep rows
+// from being dropped (holds.go).
+//
+// # Partitions
+//
+// The layout maps each partition to its stream and its slots (partitions.go). Resize replaces all partitions. Replace
+// replaces a partition whose stream was lost.
 //
 //	        Bind              Resize, Replace          Close
-//	made ──────────▶ open ──────────────────▶ closing ──────────▶ closed     its successors open when all that they come after are closed
+//	new ───────────▶ open ──────────────────▶ closing ──────────▶ closed     a successor opens when all its predecessors are closed
 //
-// Append joins the caller's transaction: state and event are committed together or not at all. Everything else is the relay's
-// and the operators' side, and acts as the system role; the DLQ alone serves the API too, a tenant at a time.
+// # Roles
+//
+// Append and Appended serve writers. Most other functions serve relays and operators, and need a pool that acts as the
+// system role. The DLQ also serves the API, one tenant at a time.
 package outbox

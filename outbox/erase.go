@@ -10,12 +10,12 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Selection says which of a tenant's messages a sweep reads. What their payloads say is the caller's to read, as whoever applies them does.
+// Selection selects the messages of a tenant for a sweep. The caller interprets their payloads, as consumers do.
 type Selection struct {
 	TenantID   int64
-	Aggregates map[string][]int64 // by type, in the archive, of which nobody reads all
-	Actor      string             // whose acts, in the archive too; "" for nobody's
-	Pending    bool               // of the outbox only what is not published yet
+	Aggregates map[string][]int64 // ids by type, for the archive, which a sweep does not read completely
+	Actor      string             // whose acts to read in the archive too; "" for none
+	Pending    bool               // in the outbox, only unpublished messages
 }
 
 // Querier is a pool or a transaction.
@@ -24,8 +24,8 @@ type Querier interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// The tables that hold payloads. A retry takes a message from the DLQ to the outbox, an archiver from there to the archive: a sweep goes
-// the same way.
+// The tables that hold payloads. A retry moves a message from the DLQ to the outbox, and the archiver moves it to the
+// archive. A sweep visits the tables in the same order, so it misses no message.
 const (
 	TableDLQ     = "outbox_messages_dlq"
 	TableOutbox  = "outbox_messages"
@@ -33,7 +33,7 @@ const (
 	TableKept    = "outbox_messages_kept"
 )
 
-// Swept is a message that a sweep has met.
+// Swept is a message that a sweep read.
 type Swept struct {
 	ID            int64
 	EventID       string
@@ -41,23 +41,24 @@ type Swept struct {
 	AggregateID   int64
 	EventType     string
 	Payload       []byte
-	Pending       bool // not published yet; what is in the DLQ is not
+	Pending       bool // not yet published; false in the DLQ
 }
 
 const (
-	sweepWindow     = 4000 // messages of the outbox or the DLQ that one statement walks over
-	sweepPage       = 1000 // messages of the archive that one statement reads
-	sweepAggregates = 100  // whose messages one statement reads
+	sweepWindow     = 4000 // messages of the outbox or the DLQ per statement
+	sweepPage       = 1000 // messages of the archive per statement
+	sweepAggregates = 100  // aggregates per statement
 )
 
 const sweptColumns = `id, event_id::text, aggregate_type, aggregate_id, event_type, payload`
 
-// sweepEndSQL finds where the next window of the table ends.
-// Index: the primary key, one range.   Locks: none.
+// sweepEndSQL finds the end of the table's next window. Index: the primary key, one range. Locks: none.
 const sweepEndSQL = `
 SELECT /* outbox.sweep_end */ coalesce(max(id), 0) FROM (SELECT id FROM {table} WHERE id > @after ORDER BY id LIMIT @window) w`
 
-// sweepOutboxSQL reads what is selected of a window. The outbox has no index by tenant: it would cost each write.
+// sweepOutboxSQL reads the selected messages of a window. The outbox has no index by tenant, which would cost each
+// write.
+//
 // Index: outbox_messages_pkey, one range.   Locks: none.
 const sweepOutboxSQL = `
 SELECT /* outbox.sweep */ ` + sweptColumns + `, processed_at IS NULL
@@ -65,17 +66,18 @@ SELECT /* outbox.sweep */ ` + sweptColumns + `, processed_at IS NULL
  WHERE id > @after AND id <= @upto AND tenant_id = @tenant AND (NOT @pending OR processed_at IS NULL)
  ORDER BY id`
 
-// sweepDLQSQL reads what is selected of a window of the DLQ.
-// Index: outbox_messages_dlq_pkey, one range.   Locks: none.
+// sweepDLQSQL reads the selected messages of a window of the DLQ.
+// Index: outbox_messages_dlq_pkey, one range. Locks: none.
 const sweepDLQSQL = `
 SELECT /* outbox.sweep_dlq */ ` + sweptColumns + `, false
   FROM outbox_messages_dlq
  WHERE id > @after AND id <= @upto AND tenant_id = @tenant
  ORDER BY id`
 
-// sweepArchiveSQL reads the next messages of some aggregates, but for the actor's, behind a message of the first of them. The rows are in the order of the aggregates, for no plan
-// turns a limited LATERAL around.
-// Index: by aggregate, in each range: one probe for each aggregate, a page in all.   Locks: none.
+// sweepArchiveSQL reads the next messages of some aggregates, except those of the actor, after a message of the first
+// aggregate. The rows come in the order of the aggregates, because no plan reorders a LATERAL with a limit.
+//
+// Index: by aggregate, in each range: one probe per aggregate, a page in all.   Locks: none.
 const sweepArchiveSQL = `
 SELECT /* outbox.sweep_archive */ page.*
   FROM unnest(@aggregates::bigint[]) WITH ORDINALITY AS a(id, n)
@@ -83,17 +85,20 @@ SELECT /* outbox.sweep_archive */ page.*
    SELECT ` + sweptColumns + `, false
      FROM {table} m
     WHERE m.tenant_id = @tenant AND m.aggregate_type = @type AND m.aggregate_id = a.id
-      AND (m.id, m.event_id) > (CASE WHEN a.n = 1 THEN @after::bigint ELSE 0 END, CASE WHEN a.n = 1 THEN @after_event::uuid ELSE '00000000-0000-0000-0000-000000000000' END)
+      AND (m.id, m.event_id) > (CASE WHEN a.n = 1 THEN @after::bigint ELSE 0 END,
+                                CASE WHEN a.n = 1 THEN @after_event::uuid ELSE '00000000-0000-0000-0000-000000000000' END)
       AND m.payload ->> 'actor' IS DISTINCT FROM @actor::text
     ORDER BY m.id, m.event_id LIMIT @limit) page
  LIMIT @limit`
 
-// sweepActorSQL reads the next messages of what a user did. Only users' acts have an index.
+// sweepActorSQL reads the next messages about a user's acts. Only users' acts have an index.
+//
 // Index: by actor, in each range.   Locks: none.
 const sweepActorSQL = `
 SELECT /* outbox.sweep_actor */ ` + sweptColumns + `, false
   FROM {table}
- WHERE tenant_id = @tenant AND payload ->> 'actor' = @actor::text AND payload ->> 'actor' LIKE 'user:%' AND (id, event_id) > (@after::bigint, @after_event::uuid)
+ WHERE tenant_id = @tenant AND payload ->> 'actor' = @actor::text AND payload ->> 'actor' LIKE 'user:%'
+   AND (id, event_id) > (@after::bigint, @after_event::uuid)
  ORDER BY id, event_id LIMIT @limit`
 
 // sweeping is a sweep of a table.
@@ -104,8 +109,9 @@ type sweeping struct {
 	done  func() error
 }
 
-// Sweep calls fn with every message of the table that is selected, and done after each statement that read any: what fn has gathered is
-// then to be dealt with. The pool acts as the system role. It walks over the whole outbox, a window or a page per statement.
+// Sweep calls fn for every selected message of the table. After each statement that read a message it calls done, which
+// then handles what fn collected. The pool acts as the system role. A sweep walks over the whole outbox, one window or
+// page per statement.
 func Sweep(ctx context.Context, q Querier, table string, sel Selection, fn func(Swept) error, done func() error) error {
 	s := sweeping{q, table, fn, done}
 	err := s.run(ctx, sel)
@@ -137,16 +143,17 @@ func (s sweeping) run(ctx context.Context, sel Selection) error {
 	return nil
 }
 
-// read runs a statement, and returns how many messages it read and the last of them.
+// read runs a statement, and returns the number of messages that it read and the last of them.
 func (s sweeping) read(ctx context.Context, sql string, args pgx.StrictNamedArgs) (n int, last Swept, err error) {
 	var m Swept
 	rows, _ := s.q.Query(ctx, ofTable(sql, s.table), args)
-	_, err = pgx.ForEachRow(rows, []any{&m.ID, &m.EventID, &m.AggregateType, &m.AggregateID, &m.EventType, &m.Payload, &m.Pending}, func() error {
-		n++
-		err := s.fn(m)
-		m.Payload = nil
-		return err
-	})
+	_, err = pgx.ForEachRow(rows, []any{&m.ID, &m.EventID, &m.AggregateType, &m.AggregateID, &m.EventType, &m.Payload, &m.Pending},
+		func() error {
+			n++
+			err := s.fn(m)
+			m.Payload = nil
+			return err
+		})
 	if err == nil && n > 0 {
 		err = s.done()
 	}
@@ -156,7 +163,8 @@ func (s sweeping) read(ctx context.Context, sql string, args pgx.StrictNamedArgs
 func (s sweeping) windows(ctx context.Context, sql string, args pgx.StrictNamedArgs) error {
 	for after := int64(0); ; {
 		var upto int64
-		if err := s.q.QueryRow(ctx, ofTable(sweepEndSQL, s.table), pgx.StrictNamedArgs{"after": after, "window": sweepWindow}).Scan(&upto); err != nil || upto == 0 {
+		if err := s.q.QueryRow(ctx, ofTable(sweepEndSQL, s.table),
+			pgx.StrictNamedArgs{"after": after, "window": sweepWindow}).Scan(&upto); err != nil || upto == 0 {
 			return err
 		}
 		args["after"], args["upto"] = after, upto
@@ -181,7 +189,8 @@ func (s sweeping) actor(ctx context.Context, sel Selection) error {
 }
 
 func (s sweeping) aggregates(ctx context.Context, sel Selection, kind string, ids []int64) error {
-	args := pgx.StrictNamedArgs{"tenant": sel.TenantID, "type": kind, "actor": sel.Actor, "aggregates": ids, "after": int64(0), "after_event": noEvent, "limit": sweepPage}
+	args := pgx.StrictNamedArgs{"tenant": sel.TenantID, "type": kind, "actor": sel.Actor, "aggregates": ids, "after": int64(0),
+		"after_event": noEvent, "limit": sweepPage}
 	for {
 		n, last, err := s.read(ctx, sweepArchiveSQL, args)
 		if err != nil || n < sweepPage {
@@ -192,19 +201,21 @@ func (s sweeping) aggregates(ctx context.Context, sel Selection, kind string, id
 	}
 }
 
-// Redacted is a message and the payload that it is to have.
+// Redacted is a message and its new payload.
 type Redacted struct {
 	ID      int64
 	EventID string
 	Payload string
-	Stays   bool // on the stream, as it was
+	Stays   bool // the message stays on the stream unchanged
 }
 
-// redactSQL takes content out of messages. They keep their ids and their place; that they have been published and stand nowhere on the
-// stream says that they were erased: a repair publishes them never again (compareSQL). One that is still pending is published as it is now.
+// redactSQL removes content from messages. They keep their ids and places. A published row without a stream_seq is an
+// erased one, and a repair never publishes it again. A pending row is published with its new payload.
+//
 // Index: the primary key, or that of each range.   Locks: the messages.
 const redactSQL = `
-WITH redacted AS (SELECT * FROM unnest(@ids::bigint[], @event_ids::uuid[], @payloads::jsonb[], @stays::boolean[]) AS r(id, event_id, payload, stays)),
+WITH redacted AS (
+  SELECT * FROM unnest(@ids::bigint[], @event_ids::uuid[], @payloads::jsonb[], @stays::boolean[]) AS r(id, event_id, payload, stays)),
 held AS MATERIALIZED (
   SELECT m.id FROM {table} m JOIN redacted r ON m.id = r.id AND m.event_id = r.event_id ORDER BY m.id FOR NO KEY UPDATE OF m
 )
@@ -214,34 +225,37 @@ UPDATE /* outbox.redact */ {table} m SET payload = r.payload{unmark}
 
 func redactSQLOf(table string) string {
 	unmark := ", stream_seq = CASE WHEN r.stays THEN m.stream_seq END"
-	if table == TableDLQ { // what is there was never published
+	if table == TableDLQ { // messages in the DLQ were never published
 		unmark = ""
 	}
 	return strings.NewReplacer("{table}", table, "{unmark}", unmark).Replace(redactSQL)
 }
 
-// Redact replaces payloads in the caller's transaction and returns how many of the messages were still in the table.
+// Redact replaces payloads in the caller's transaction. It returns the number of messages that the table still had.
 func Redact(ctx context.Context, tx pgx.Tx, table string, messages []Redacted) (int64, error) {
-	ids, eventIDs, payloads, stays := make([]int64, len(messages)), make([]string, len(messages)), make([]string, len(messages)), make([]bool, len(messages))
+	n := len(messages)
+	ids, eventIDs, payloads, stays := make([]int64, n), make([]string, n), make([]string, n), make([]bool, n)
 	for i, m := range messages {
 		ids[i], eventIDs[i], payloads[i], stays[i] = m.ID, m.EventID, m.Payload, m.Stays
 	}
-	tag, err := tx.Exec(ctx, redactSQLOf(table), pgx.StrictNamedArgs{"ids": ids, "event_ids": eventIDs, "payloads": payloads, "stays": stays})
+	args := pgx.StrictNamedArgs{"ids": ids, "event_ids": eventIDs, "payloads": payloads, "stays": stays}
+	tag, err := tx.Exec(ctx, redactSQLOf(table), args)
 	if err != nil {
-		return 0, fmt.Errorf("redact %d messages of %s: %w", len(messages), table, err)
+		return 0, fmt.Errorf("redact %d messages of %s: %w", n, table, err)
 	}
 	return tag.RowsAffected(), nil
 }
 
-// unmarkSQL lets messages say that they stand nowhere on the stream.
-// Index: the primary key, or that of each range.   Locks: the messages.
+// unmarkSQL records that messages are not on the stream.
+// Index: the primary key, or that of each range. Locks: the messages.
 const unmarkSQL = `
 UPDATE /* outbox.unmark */ {table} m SET stream_seq = NULL
   FROM unnest(@ids::bigint[], @event_ids::uuid[]) AS r(id, event_id)
  WHERE m.id = r.id AND m.event_id = r.event_id AND m.stream_seq IS NOT NULL`
 
-// Unmark makes published messages, in the caller's transaction, ones that are not on the stream. It comes before they are deleted there: what
-// the stream has more than the rows say is found again by whoever deletes, what it lacks a repair would publish again.
+// Unmark records, in the caller's transaction, that published messages are not on the stream. Call it before you delete
+// them there. A repeated deletion finds messages that the stream still has. In the other order, a repair would publish
+// the deleted messages again.
 func Unmark(ctx context.Context, tx pgx.Tx, messages []Published) error {
 	ids, eventIDs := make([]int64, len(messages)), make([]string, len(messages))
 	for i, m := range messages {

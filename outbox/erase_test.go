@@ -12,15 +12,19 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// A sweep reads every message that is selected once, by statements that read a bounded number, however many messages aggregates have.
+// A sweep reads every selected message once. Each statement reads a bounded number, even if an aggregate has many
+// messages.
 func TestASweepReadsPages(t *testing.T) {
 	db := testkit.Postgres(t)
 	owner, pool := db.Pool(t, postgres.RoleOwner), db.Pool(t, postgres.RoleSystem)
-	// Two aggregates of two and a half pages, a hundred small ones, what user 7 did and somebody else's.
+	// Two aggregates of two and a half pages, a hundred small ones, the acts of user 7, and acts of another user.
 	const rows = `
-		INSERT INTO %s (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, attempts, event_id, inserted_at%s)
-		SELECT g, CASE WHEN g %% 100 = 0 THEN 2 ELSE 1 END, CASE WHEN g %% 7 = 0 THEN 'thread' ELSE 'comment' END, CASE WHEN g <= 5000 THEN 1 + g %% 2 ELSE g %% 100 END, 'created', 1,
-		       jsonb_build_object('n', g, 'actor', CASE WHEN g %% 4 = 0 THEN 'user:7' ELSE 'user:70' END), now(), now(), 0, gen_random_uuid(), now()%s FROM generate_series(1, 9000) g`
+		INSERT INTO %s (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at,
+		attempts, event_id, inserted_at%s)
+		SELECT g, CASE WHEN g %% 100 = 0 THEN 2 ELSE 1 END, CASE WHEN g %% 7 = 0 THEN 'thread' ELSE 'comment' END,
+		CASE WHEN g <= 5000 THEN 1 + g %% 2 ELSE g %% 100 END, 'created', 1,
+		       jsonb_build_object('n', g, 'actor', CASE WHEN g %% 4 = 0 THEN 'user:7' ELSE 'user:70' END), now(), now(), 0,
+		       gen_random_uuid(), now()%s FROM generate_series(1, 9000) g`
 	exec(t, owner, fmt.Sprintf(rows, "outbox_messages_kept", ", processed_at", ", now()"))
 	exec(t, owner, fmt.Sprintf(rows, "outbox_messages_dlq", ", slot", ", 1"))
 	exec(t, owner, fmt.Sprintf(rows, "outbox_messages", ", processed_at", ", CASE WHEN g % 10 > 0 THEN now() END"))
@@ -36,7 +40,8 @@ func TestASweepReadsPages(t *testing.T) {
 	found, _ := pool.Query(t.Context(), "EXPLAIN (COSTS OFF) "+ofTable(sweepActorSQL, TableKept), pgx.QueryExecModeExec,
 		pgx.StrictNamedArgs{"tenant": int64(1), "actor": "user:9", "after": int64(0), "after_event": noEvent, "limit": sweepPage})
 	plan, err := pgx.CollectRows(found, pgx.RowTo[string])
-	if text := strings.Join(plan, "\n"); err != nil || !strings.Contains(text, "_actor_idx") || !strings.Contains(text, "Index Cond: ((tenant_id = '1'::bigint) AND ((payload ->> 'actor'::text) = 'user:9'::text)") {
+	if text := strings.Join(plan, "\n"); err != nil || !strings.Contains(text, "_actor_idx") ||
+		!strings.Contains(text, "Index Cond: ((tenant_id = '1'::bigint) AND ((payload ->> 'actor'::text) = 'user:9'::text)") {
 		t.Errorf("the acts of a user are not found by their index (%v):\n%s", err, text)
 	}
 	type sweep struct {
@@ -69,12 +74,14 @@ func TestASweepReadsPages(t *testing.T) {
 			all("(payload ->> 'actor' = 'user:7' OR aggregate_type = 'comment' AND aggregate_id = 50)")},
 	)
 	db.RowsPerStatement(t, sweepWindow, TableDLQ, TableOutbox)
-	db.RowsPerStatement(t, 2*sweepPage, TableKept) // which hides the index of actors: no operator of jsonb may see a row before the policy has
+	// The policy hides the index of actors: no operator on jsonb may read a row before the policy does.
+	db.RowsPerStatement(t, 2*sweepPage, TableKept)
 	comments := map[string][]int64{"comment": {1, 2, 50, 51}, "thread": {2}}
 	check(
 		sweep{"the DLQ", TableDLQ, Selection{TenantID: 1}, all("true")},
 		sweep{"the outbox", TableOutbox, Selection{TenantID: 1}, all("true")},
 		sweep{"what is pending", TableOutbox, Selection{TenantID: 1, Pending: true}, all("id % 10 = 0")},
-		sweep{"aggregates", TableKept, Selection{TenantID: 1, Aggregates: comments}, all("(aggregate_type = 'comment' AND aggregate_id IN (1, 2, 50, 51) OR aggregate_type = 'thread' AND aggregate_id = 2)")},
+		sweep{"aggregates", TableKept, Selection{TenantID: 1, Aggregates: comments},
+			all("(aggregate_type = 'comment' AND aggregate_id IN (1, 2, 50, 51) OR aggregate_type = 'thread' AND aggregate_id = 2)")},
 	)
 }

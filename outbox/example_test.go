@@ -19,7 +19,7 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
-// bookmark has a user keep a post.
+// bookmark stores that a user bookmarked a post.
 func bookmark(ctx context.Context, pool *pgxpool.Pool, tenant, user, post int64) error {
 	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		state := struct {
@@ -27,8 +27,9 @@ func bookmark(ctx context.Context, pool *pgxpool.Pool, tenant, user, post int64)
 			PostID  event.ID `json:"post_id"`
 			Version int64    `json:"version"`
 		}{UserID: event.ID(user), PostID: event.ID(post)}
-		// First the state: whoever writes the same bookmark waits here for its lock.
-		err := tx.QueryRow(ctx, `INSERT INTO bookmarks (tenant_id, user_id, post_id) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING RETURNING version`,
+		// First the state: another write of the same bookmark waits here for its lock.
+		err := tx.QueryRow(ctx, `INSERT INTO bookmarks (tenant_id, user_id, post_id) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING
+			RETURNING version`,
 			tenant, user, post).Scan(&state.Version)
 		if errors.Is(err, pgx.ErrNoRows) {
 			return nil // nothing changed, so nothing happened
@@ -40,7 +41,7 @@ func bookmark(ctx context.Context, pool *pgxpool.Pool, tenant, user, post int64)
 		if err != nil {
 			return err
 		}
-		// Then what it is now, as an event of the post.
+		// Then append the new state as an event of the post.
 		return outbox.Append(ctx, tx, []event.Event{{
 			TenantID: tenant, AggregateType: "bookmark", AggregateID: post, Type: event.Created, Payload: payload,
 		}})
@@ -59,11 +60,12 @@ func ExampleAppend() {
 	}
 }
 
-// TestTheExample runs the example, which docs/upstream.md shows, twice: it has no output that the test's own tool could compare.
+// TestTheExample runs the example of docs/upstream.md twice. It has no output that `go test` could compare.
 func TestTheExample(t *testing.T) {
 	db := testkit.Postgres(t)
 	owner := db.Pool(t, postgres.RoleOwner)
-	if _, err := owner.Exec(t.Context(), `CREATE TABLE bookmarks (tenant_id bigint, user_id bigint, post_id bigint, version bigint NOT NULL DEFAULT 1, PRIMARY KEY (tenant_id, user_id, post_id));
+	if _, err := owner.Exec(t.Context(), `CREATE TABLE bookmarks (tenant_id bigint, user_id bigint, post_id bigint,
+		version bigint NOT NULL DEFAULT 1, PRIMARY KEY (tenant_id, user_id, post_id));
 		GRANT SELECT, INSERT ON bookmarks TO tidings_writer`); err != nil {
 		t.Fatal(err)
 	}
@@ -77,13 +79,15 @@ func TestTheExample(t *testing.T) {
 	t.Setenv("DATABASE_URL", u.String())
 	ExampleAppend()
 	ExampleAppend()
-	rows, _ := owner.Query(t.Context(), `SELECT concat_ws(' ', tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload) FROM outbox_messages
+	rows, _ := owner.Query(t.Context(), `SELECT concat_ws(' ', tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload)
+		FROM outbox_messages
 		UNION ALL SELECT concat_ws(' ', 'bookmark', tenant_id, user_id, post_id, version) FROM bookmarks`)
 	got, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff([]string{`1 bookmark 42 created 1 {"post_id": "42", "user_id": "7", "version": 1}`, "bookmark 1 7 42 1"}, got); diff != "" {
+	if diff := cmp.Diff([]string{`1 bookmark 42 created 1 {"post_id": "42", "user_id": "7", "version": 1}`, "bookmark 1 7 42 1"},
+		got); diff != "" {
 		t.Errorf("rows (-want +got):\n%s", diff)
 	}
 }

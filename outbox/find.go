@@ -14,92 +14,105 @@ import (
 	"github.com/tidings/tidings/event"
 )
 
-// Where an event's row is.
+// The table that holds an event's row.
 const (
 	InOutbox  = "outbox"
 	InArchive = "archive"
 	InDLQ     = "dlq"
 )
 
-// Found is an event's row, wherever it is.
+// Found is an event's row and the table that holds it.
 type Found struct {
-	event.Event // Payload only when it was asked for
+	event.Event // Payload only if the query asks for it
 	Where       string
-	Partition   int    // whose stream it was published to; -1 before
-	StreamSeq   uint64 // 0: not on the stream, or erased
+	Partition   int    // the partition that published it; -1 before
+	StreamSeq   uint64 // 0 if not on the stream, or erased
 	ProcessedAt time.Time
 	Attempts    int
 	LastError   string
-	InsertedAt  time.Time // written
-	DeadAt      time.Time // moved to the DLQ; zero elsewhere
+	InsertedAt  time.Time // when the row was written
+	DeadAt      time.Time // when the row moved to the DLQ; zero elsewhere
 }
 
-// FindQuery says which events to find: by one of OutboxID, EventID, the aggregate, or the time alone.
+// FindQuery selects events by exactly one of OutboxID, EventID, the aggregate, or the time alone.
 type FindQuery struct {
 	OutboxID      int64
 	EventID       string
-	TenantID      int64 // with the aggregate; narrows the others down
+	TenantID      int64 // required with the aggregate; a filter for the others
 	AggregateType string
 	AggregateID   int64
-	EventType     string    // narrows down; "" for all
-	Since, Until  time.Time // occurred at or after, and before; required where nothing else selects
+	EventType     string    // a filter; "" for all
+	Since, Until  time.Time // occurred at or after Since and before Until; required if nothing else selects
 	Limit         int
 	Payload       bool
 }
 
-// ErrFindQuery reports a query that selects nothing that an index finds.
-var ErrFindQuery = errors.New("outbox: find wants an id, an event id, an aggregate with its tenant, or a range of time")
+// ErrFindQuery reports a query for which no index exists.
+var ErrFindQuery = errors.New("outbox: find needs an id, an event id, an aggregate with its tenant, or a range of time")
 
-// findColumns of a table; the outbox and the DLQ lack some.
+// findColumns returns the select list for a table. The outbox and the DLQ lack some columns.
 func findColumns(where, processed, partition, seq, dead string) string {
 	return `'` + where + `', id, event_id::text, tenant_id, aggregate_type, aggregate_id, event_type, event_version::int,
-       CASE WHEN @payload::boolean THEN payload::text END, occurred_at, coalesce(trace_id, ''), slot::int, ` + processed + `, ` + partition + `, coalesce(` + seq + `, 0),
+       CASE WHEN @payload::boolean THEN payload::text END, occurred_at, coalesce(trace_id, ''), slot::int, ` + processed + `, ` +
+		partition + `, coalesce(` + seq + `, 0),
        attempts::int, coalesce(last_error, ''), inserted_at, ` + dead
 }
 
 // ofType is a part of all filters.
 const ofType = ` AND (@event_type::text IS NULL OR event_type = @event_type)`
 
-// findFilter narrows down what the index found.
+// findFilter filters the rows that the index found.
 const findFilter = `
    AND (@tenant::bigint IS NULL OR tenant_id = @tenant)` + ofType + `
    AND (@since::timestamptz IS NULL OR occurred_at >= @since) AND (@until::timestamptz IS NULL OR occurred_at < @until)`
 
-const fromArchive, fromKept, fromDLQ, fromOutbox = ` FROM outbox_messages_archive WHERE `, ` FROM outbox_messages_kept WHERE `, ` FROM outbox_messages_dlq WHERE `, ` FROM outbox_messages WHERE `
+const fromArchive, fromKept, fromDLQ, fromOutbox = ` FROM outbox_messages_archive WHERE `, ` FROM outbox_messages_kept WHERE `,
+	` FROM outbox_messages_dlq WHERE `, ` FROM outbox_messages WHERE `
 
-// The statements of Find: each meets the rows in the order of an index and stops at the limit. Locks: none.
+// The statements of Find. Each reads rows in the order of an index and stops at the limit. Locks: none.
 var (
-	archiveRow = `SELECT /* outbox.find */ ` + findColumns(InArchive, "processed_at", "partition", "stream_seq", "NULL::timestamptz") + fromArchive
-	keptRow    = `SELECT /* outbox.find */ ` + findColumns(InArchive, "processed_at", "partition", "stream_seq", "NULL::timestamptz") + fromKept
-	dlqRow     = `SELECT /* outbox.find */ ` + findColumns(InDLQ, "NULL::timestamptz", "NULL::int", "NULL::bigint", "dead_at") + fromDLQ
-	outboxRow  = `SELECT /* outbox.find */ ` + findColumns(InOutbox, "processed_at", "partition", "stream_seq", "NULL::timestamptz") + fromOutbox
-	byID       = `id = @id` + findFilter + ` LIMIT @limit`
-	byEvent    = `event_id = @event_id::uuid` + findFilter + ` LIMIT @limit`
-	// An event tells the id that it got first (docs/adr/0010-outbox-archive.md), and idsOfEventSQL those that it got later. One id at a time: of a list of
-	// them, a plan for all values leaves no range out.
+	archiveRow = `SELECT /* outbox.find */ ` + findColumns(InArchive, "processed_at", "partition", "stream_seq", "NULL::timestamptz") +
+		fromArchive
+	keptRow = `SELECT /* outbox.find */ ` + findColumns(InArchive, "processed_at", "partition", "stream_seq", "NULL::timestamptz") +
+		fromKept
+	dlqRow    = `SELECT /* outbox.find */ ` + findColumns(InDLQ, "NULL::timestamptz", "NULL::int", "NULL::bigint", "dead_at") + fromDLQ
+	outboxRow = `SELECT /* outbox.find */ ` + findColumns(InOutbox, "processed_at", "partition", "stream_seq", "NULL::timestamptz") +
+		fromOutbox
+	byID    = `id = @id` + findFilter + ` LIMIT @limit`
+	byEvent = `event_id = @event_id::uuid` + findFilter + ` LIMIT @limit`
+	// The event_id contains the first id of an event (docs/adr/0010-outbox-archive.md). idsOfEventSQL reads its later
+	// ids. Find passes one id at a time: for a list, the generic plan would search every range.
 	byIDAndEvent = `id = @id AND event_id = @event_id::uuid` + findFilter + ` LIMIT @limit`
-	// Compared as a row: of equalities the planner thinks that the index by id serves the order, for an aggregate that has much, and then filters.
+	// A row comparison, not equalities: for an aggregate with many rows the planner would use the index by id, and
+	// filter.
 	byAggregate = `(tenant_id, aggregate_type, aggregate_id, id) >= (@tenant::bigint, @aggregate_type::text, @aggregate_id::bigint, 0)
-   AND (tenant_id, aggregate_type, aggregate_id, id) <= (@tenant::bigint, @aggregate_type::text, @aggregate_id::bigint, 9223372036854775807)` + ofType + `
+   AND (tenant_id, aggregate_type, aggregate_id, id) <=
+       (@tenant::bigint, @aggregate_type::text, @aggregate_id::bigint, 9223372036854775807)` + ofType + `
    AND (@since::timestamptz IS NULL OR occurred_at >= @since) AND (@until::timestamptz IS NULL OR occurred_at < @until)
  ORDER BY tenant_id, aggregate_type, aggregate_id, id LIMIT @limit`
-	dlqByAggregate = `tenant_id = @tenant AND aggregate_type = @aggregate_type AND aggregate_id = @aggregate_id` + findFilter + ` ORDER BY id LIMIT @limit`
-	byTime         = `occurred_at >= @since AND occurred_at < @until AND (@tenant::bigint IS NULL OR tenant_id = @tenant)` + ofType + ` ORDER BY occurred_at, id LIMIT @limit`
-	// The outbox and the archive have no index by time; ids are in the order of insertion, and Find looks up which of them were inserted then.
+	dlqByAggregate = `tenant_id = @tenant AND aggregate_type = @aggregate_type AND aggregate_id = @aggregate_id` + findFilter +
+		` ORDER BY id LIMIT @limit`
+	byTime = `occurred_at >= @since AND occurred_at < @until AND (@tenant::bigint IS NULL OR tenant_id = @tenant)` + ofType +
+		` ORDER BY occurred_at, id LIMIT @limit`
+	// The outbox and the archive have no index by time. Ids are in the order of insertion, and Find first looks up the
+	// ids of the time range.
 	byIDRange = `id >= @first AND id <= @last` + findFilter + ` ORDER BY id LIMIT @limit`
 )
 
-// skew is by how much an event may have occurred before or after its row was inserted, to be found by time.
+// skew is the longest time between the occurrence of an event and the insertion of its row, in either order, with which
+// a query by time still finds the event.
 const skew = 10 * time.Minute
 
-// Find returns the events that the query selects, at most Limit of them: by time in the order of time (rows of the outbox: of
-// insertion), else by id. All are found by id and by event, and by time if they occurred about when they were inserted; those of the DLQ and
-// those that a hold keeps by any time, and they and the archive's by aggregate. The pool acts as the system role. A row that is archived
-// meanwhile may come twice.
+// Find returns at most Limit events that the query selects. A query by time returns them by time of occurrence, any
+// other by id. Find searches all tables by id and by event id. By aggregate it searches the archive, the kept rows and
+// the DLQ. By time it finds events of the outbox and the archive only if they occurred at most skew before or after
+// their insertion.
+//
+// The pool acts as the system role. A row that is archived during the call may come twice.
 func Find(ctx context.Context, pool *pgxpool.Pool, q FindQuery) ([]Found, error) {
 	args := pgx.NamedArgs{
-		"id": q.OutboxID, "event_id": q.EventID, "tenant": ifSet(q.TenantID), "aggregate_type": q.AggregateType, "aggregate_id": q.AggregateID,
-		"event_type": nil, "since": nil, "until": nil, "limit": q.Limit, "payload": q.Payload,
+		"id": q.OutboxID, "event_id": q.EventID, "tenant": ifSet(q.TenantID), "aggregate_type": q.AggregateType,
+		"aggregate_id": q.AggregateID, "event_type": nil, "since": nil, "until": nil, "limit": q.Limit, "payload": q.Payload,
 	}
 	if q.EventType != "" {
 		args["event_type"] = q.EventType
@@ -147,7 +160,7 @@ func Find(ctx context.Context, pool *pgxpool.Pool, q FindQuery) ([]Found, error)
 		all = append(all, found...)
 		return nil
 	}
-	if q.OutboxID == 0 && q.EventID != "" { // which the DLQ has an index by
+	if q.OutboxID == 0 && q.EventID != "" { // the DLQ has an index by event
 		if err := find(dlqRow + byEvent); err != nil {
 			return nil, err
 		}
@@ -168,8 +181,8 @@ func readFound(row pgx.CollectableRow) (f Found, err error) {
 	var processed, dead *time.Time
 	var seq int64
 	var partition *int
-	err = row.Scan(&f.Where, &f.OutboxID, &f.ID, &f.TenantID, &f.AggregateType, &f.AggregateID, &f.Type, &f.Version, &payload, &f.OccurredAt,
-		&f.TraceParent, &f.Slot, &processed, &partition, &seq, &f.Attempts, &f.LastError, &f.InsertedAt, &dead)
+	err = row.Scan(&f.Where, &f.OutboxID, &f.ID, &f.TenantID, &f.AggregateType, &f.AggregateID, &f.Type, &f.Version,
+		&payload, &f.OccurredAt, &f.TraceParent, &f.Slot, &processed, &partition, &seq, &f.Attempts, &f.LastError, &f.InsertedAt, &dead)
 	if dead != nil {
 		f.DeadAt = *dead
 	}
@@ -186,7 +199,9 @@ func readFound(row pgx.CollectableRow) (f Found, err error) {
 	return f, err
 }
 
-// idsOfEventSQL reads which ids an event has had: the first is the beginning of its own, others came by a retry from the DLQ or by a repair.
+// idsOfEventSQL reads the ids that an event has had. The event_id begins with its first id. The others came by a retry
+// from the DLQ or by a repair.
+//
 // Index: outbox_dlq_actions_event_idx, outbox_requeued_pkey.   Locks: none.
 const idsOfEventSQL = `
 SELECT /* outbox.ids_of_event */ array_agg(id) FROM (
@@ -195,24 +210,26 @@ SELECT /* outbox.ids_of_event */ array_agg(id) FROM (
   UNION SELECT id FROM outbox_requeued WHERE event_id = @event_id) ids`
 
 // probeSQL reads when the first message from an id on was inserted.
-// Index: the ranges' primary keys, one probe of each.   Locks: none.
+//
+// Index: the ranges' primary keys, one probe each.   Locks: none.
 const probeSQL = `
 SELECT id, inserted_at FROM (
   (SELECT id, inserted_at FROM outbox_messages WHERE id >= @from ORDER BY id LIMIT 1) UNION ALL
   (SELECT id, inserted_at FROM outbox_messages_archive WHERE id >= @from ORDER BY id LIMIT 1)) first ORDER BY id LIMIT 1`
 
-// edgesSQL reads the range of ids. What waits for a long time is below the first range, and not of its time.
+// edgesSQL reads the lowest and highest id of the ranges. Rows that were delayed for long are below the first range.
+//
 // Index: none, a row per range.   Locks: none.
 const edgesSQL = `SELECT coalesce(min(from_id), 1), (` + lastIDSQL + `) FROM outbox_ranges WHERE state <> 'GONE'`
 
-// idsBetween returns the range of ids whose rows were inserted from since up to until, by halving: about 40 probes. Ids and times
-// of insertion rise together but for transactions that overlap, which skew is much more than.
+// idsBetween returns the ids of rows inserted from since up to until, by bisection with about 40 probes. Ids and times
+// of insertion rise together, except for overlapping transactions. skew is much longer than these.
 func idsBetween(ctx context.Context, pool *pgxpool.Pool, since, until time.Time) (first, last int64, err error) {
 	var low, high int64
 	if err := pool.QueryRow(ctx, edgesSQL).Scan(&low, &high); err != nil {
 		return 0, 0, fmt.Errorf("read the range of outbox ids: %w", err)
 	}
-	at := func(t time.Time) (int64, error) { // the first id whose row was inserted at t or later
+	at := func(t time.Time) (int64, error) { // returns the first id whose row was inserted at t or later
 		a, b := low, high+1
 		for a < b {
 			mid := a + (b-a)/2
@@ -223,7 +240,7 @@ func idsBetween(ctx context.Context, pool *pgxpool.Pool, since, until time.Time)
 			case errors.Is(err, pgx.ErrNoRows) || err == nil && !inserted.Before(t):
 				b = mid
 			case err != nil:
-				return 0, fmt.Errorf("look for the first message inserted at %s: %w", t, err)
+				return 0, fmt.Errorf("search for the first message inserted at %s: %w", t, err)
 			default:
 				a = id + 1
 			}

@@ -17,8 +17,10 @@ import (
 
 func TestHeartbeatsAreOnePerPartitionAndInterval(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
-	resize(t, pool, event.Slots, "1:0-0<0 2:1-1<0 3:2-2<0 4:3-3<0 5:4-4<0 6:5-5<0 7:6-6<0 8:7-7<0 9:8-8<0 10:9-9<0 11:10-10<0 12:11-11<0 13:12-12<0 14:13-13<0 15:14-14<0 16:15-15<0 "+
-		"17:16-16<0 18:17-17<0 19:18-18<0 20:19-19<0 21:20-20<0 22:21-21<0 23:22-22<0 24:23-23<0 25:24-24<0 26:25-25<0 27:26-26<0 28:27-27<0 29:28-28<0 30:29-29<0 31:30-30<0 32:31-31<0")
+	resize(t, pool, event.Slots, "1:0-0<0 2:1-1<0 3:2-2<0 4:3-3<0 5:4-4<0 6:5-5<0 7:6-6<0 8:7-7<0 9:8-8<0 10:9-9<0 11:10-10<0 12:11-11<0 "+
+		"13:12-12<0 14:13-13<0 15:14-14<0 16:15-15<0 "+
+		"17:16-16<0 18:17-17<0 19:18-18<0 20:19-19<0 21:20-20<0 22:21-21<0 23:22-22<0 24:23-23<0 25:24-24<0 26:25-25<0 27:26-26<0 "+
+		"28:27-27<0 29:28-28<0 30:29-29<0 31:30-30<0 32:31-31<0")
 	beat := func(interval time.Duration) int64 {
 		t.Helper()
 		var written atomic.Int64
@@ -51,7 +53,8 @@ func TestHeartbeatsAreOnePerPartitionAndInterval(t *testing.T) {
 	wants("these again", beat(time.Hour), 0)
 	shift := func(by string) {
 		t.Helper()
-		if _, err := pool.Exec(t.Context(), `UPDATE outbox_partitions SET heartbeat_at = heartbeat_at + $1::interval WHERE partition > 30`, by); err != nil {
+		if _, err := pool.Exec(t.Context(), `UPDATE outbox_partitions SET heartbeat_at = heartbeat_at + $1::interval WHERE partition > 30`,
+			by); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -68,7 +71,8 @@ func TestHeartbeatsAreOnePerPartitionAndInterval(t *testing.T) {
 		Partition     int64
 		Delayed, Just bool
 	}
-	rows, _ := pool.Query(t.Context(), `SELECT tenant_id, slot, aggregate_type, event_type, payload, (payload->>'partition')::bigint, delayed, occurred_at BETWEEN now() - interval '1 min' AND now()
+	rows, _ := pool.Query(t.Context(), `SELECT tenant_id, slot, aggregate_type, event_type, payload, (payload->>'partition')::bigint,
+		delayed, occurred_at BETWEEN now() - interval '1 min' AND now()
 		FROM outbox_messages ORDER BY id LIMIT 33`)
 	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[row])
 	if err != nil || len(all) != 33 {
@@ -80,7 +84,8 @@ func TestHeartbeatsAreOnePerPartitionAndInterval(t *testing.T) {
 			t.Errorf("payload %s: %+v, %v", r.Payload, h, err)
 		}
 		r.Payload = nil
-		want := row{event.SystemTenant, int64(max(i-1, 0)), event.AggregateHeartbeat, event.Sent, nil, int64(i), false, true} // partitions 1 to 32 have a slot each
+		// partitions 1 to 32 have one slot each
+		want := row{event.SystemTenant, int64(max(i-1, 0)), event.AggregateHeartbeat, event.Sent, nil, int64(i), false, true}
 		if d := cmp.Diff(want, r); d != "" {
 			t.Errorf("row %d (-want +got):\n%s", i, d)
 		}

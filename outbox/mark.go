@@ -15,22 +15,22 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 )
 
-// Published is a row that the stream is known to hold.
+// Published is a row whose message is on the stream.
 type Published struct {
 	ID      int64
 	EventID string
 	Seq     uint64
 }
 
-// Mark moves a partition's tail from OldTail to NewTail over the rows that stand between.
+// Mark moves a partition's tail from OldTail to NewTail and records the publish of the rows in between.
 type Mark struct {
-	Created          time.Time // of the stream
+	Created          time.Time // when the stream was created
 	OldTail, NewTail uint64
-	Floor            int64 // raises the stored floor; 0 leaves it
+	Floor            int64 // raises the stored floor to this id; 0 leaves it
 	Rows             []Published
 }
 
-// Then returns the mark of both, next following m. Either may be nil.
+// Then combines m with next, the mark that follows it. Either may be nil.
 func (m *Mark) Then(next *Mark) *Mark {
 	if m == nil || next == nil {
 		return cmp.Or(m, next)
@@ -39,16 +39,22 @@ func (m *Mark) Then(next *Mark) *Mark {
 }
 
 var (
-	// ErrMarkFailed reports a mark that found another tail, or not all of its rows pending: another relay has been at work, or the
-	// database went back in time. Nothing was recorded. A catch-up finds out which.
-	ErrMarkFailed = errors.New("outbox: the mark does not fit the database")
-	// ErrRowsMissing reports that the stream holds a message of which this database has no row, by id and event_id, neither pending nor
-	// processed nor dead: the database went back in time (a restore, a failover, a crash with synchronous_commit off). Nothing was marked.
-	ErrRowsMissing = errors.New("outbox: the stream holds a message that has no row here: this database went back in time; run `tidings repair stream`")
+	// ErrMarkFailed reports that a mark found another tail, or that not all of its rows were pending. Another relay was
+	// at work, or the database went back in time. The mark recorded nothing. A catch-up finds the cause.
+	ErrMarkFailed = errors.New("outbox: the mark does not match the database")
+	// ErrRowsMissing reports a message on the stream without a row in this database: no table has its id and event_id.
+	// The database went back in time: a restore, a failover or a crash with synchronous_commit off. The mark recorded
+	// nothing.
+	ErrRowsMissing = errors.New("outbox: the stream holds a message that has no row here: this database went back in time; run " +
+		"`tidings restore`")
 )
 
-// markSQL records publish acks. It is fenced by the tail: a relay that lost the partition finds another tail there. A mark that does not
-// find all that it names divides by zero, which takes back the whole round: a batch of statements has no other way to end itself.
+// markSQL records publish acks and moves the tail. The old tail and the stream's creation time fence it: a relay that
+// lost the partition finds another tail and changes nothing.
+//
+// A mark that does not find all its rows pending divides by zero. The error rolls back the whole round: a statement of
+// a batch has no other way to abort it.
+//
 // Index: outbox_partitions_pkey, outbox_messages_pkey.   Locks: the partition, the messages named.
 const markSQL = `
 WITH held AS (
@@ -70,27 +76,33 @@ func isMarkFailed(err error) bool {
 }
 
 func (m *Mark) args(partition int) postgres.Args {
-	ids, seqs, eventIDs := make([]int64, len(m.Rows)), make([]int64, len(m.Rows)), make([]pgtype.UUID, len(m.Rows)) // in a form that costs the server less than text
+	// binary, which costs the server less than text
+	ids, seqs, eventIDs := make([]int64, len(m.Rows)), make([]int64, len(m.Rows)), make([]pgtype.UUID, len(m.Rows))
 	for i, r := range m.Rows {
 		ids[i], seqs[i] = r.ID, int64(r.Seq)
-		_ = eventIDs[i].Scan(r.EventID) // what is no UUID becomes NULL, and no row has that
+		_ = eventIDs[i].Scan(r.EventID) // an invalid UUID becomes NULL, which matches no row
 	}
 	return postgres.Args{"partition": partition, "created": m.Created, "old_tail": int64(m.OldTail), "new_tail": int64(m.NewTail),
 		"mark_floor": m.Floor, "ids": ids, "event_ids": eventIDs, "seqs": seqs, "count": len(m.Rows)}
 }
 
-// caughtUpSQL tells of each message that a catch-up has read whether its row is pending, or is processed or dead already.
-// Index: outbox_messages_pkey, the primary keys of the archive's ranges, outbox_messages_dlq_event_id_key.   Locks: none.
+// caughtUpSQL finds for each message that a catch-up read whether its row is pending, or is already processed, dead, or
+// retried or discarded from the DLQ. A relay that froze before its publish can publish such a message late.
+//
+// Index: outbox_messages_pkey, the primary keys of the archive's ranges, outbox_messages_dlq_event_id_key,
+// outbox_dlq_actions_event_idx.   Locks: none.
 const caughtUpSQL = `
 SELECT /* outbox.caught_up */ r.seq,
        EXISTS (SELECT FROM outbox_messages m WHERE m.id = r.id AND m.event_id = r.event_id AND m.processed_at IS NULL),
        EXISTS (SELECT FROM outbox_messages m WHERE m.id = r.id AND m.event_id = r.event_id AND m.processed_at IS NOT NULL)
     OR EXISTS (SELECT FROM outbox_messages_archive a WHERE a.id = r.id AND a.event_id = r.event_id)
     OR EXISTS (SELECT FROM outbox_messages_dlq d WHERE d.event_id = r.event_id)
+    OR EXISTS (SELECT FROM outbox_dlq_actions l WHERE l.event_id = r.event_id)
   FROM unnest(@ids::bigint[], @event_ids::uuid[], @seqs::bigint[]) AS r(id, event_id, seq) ORDER BY r.seq`
 
-// MarkCaughtUp records what a catch-up has read from the stream, in one transaction. Of an event that is on the stream twice the first
-// message counts: repeated are the sequences of the others. ErrRowsMissing and ErrMarkFailed record nothing.
+// MarkCaughtUp marks in one transaction the rows of messages that a catch-up read from the stream. If an event is on
+// the stream twice, the first message counts, and repeated has the sequences of the others. A message whose row was
+// marked before is also in repeated. ErrRowsMissing and ErrMarkFailed mean that nothing was recorded.
 func MarkCaughtUp(ctx context.Context, pool *pgxpool.Pool, partition int, m Mark) (repeated []uint64, err error) {
 	err = postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		repeated = nil

@@ -9,8 +9,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// scrapeTimeout bounds the query of one scrape. A database that does not answer in it leaves the gauges out, which the alert
-// OutboxMetricsAbsent sees.
+// scrapeTimeout bounds the query of one scrape. Without an answer in that time the scrape lacks these gauges, and the
+// alert OutboxMetricsAbsent reports it.
 const scrapeTimeout = 3 * time.Second
 
 type collector struct {
@@ -20,27 +20,36 @@ type collector struct {
 	lag, undelivered, dlq, attempts, pending, archiveOldest, ranges, archiveRanges, ahead, strays *prometheus.Desc
 }
 
-// NewCollector returns the outbox's gauges, read from the database at each scrape at a cost that does not grow with the
-// backlog. The relay and the archiver both export them, so that a dead relay is seen.
+// NewCollector returns the outbox's gauges. It reads them from the database at each scrape, at a cost that does not
+// grow with the backlog. The relay and the archiver both export them, so a dead relay does not hide the backlog.
 func NewCollector(pool *pgxpool.Pool, log *slog.Logger) prometheus.Collector {
 	return &collector{
 		pool: pool, log: log.With("component", "outbox"),
-		lag:           prometheus.NewDesc("outbox_lag_seconds", "Age of the oldest due unpublished outbox message of all partitions; 0 if there is none.", nil, nil),
-		undelivered:   prometheus.NewDesc("outbox_oldest_undelivered_seconds", "Time since the oldest outbox message that is not published was inserted, also one that is being retried or waits behind such a message; 0 without any. A message whose writer asked for a later time counts from then on.", nil, nil),
-		dlq:           prometheus.NewDesc("outbox_dlq_depth", "Messages in the outbox's DLQ (counted up to 100000).", nil, nil),
-		attempts:      prometheus.NewDesc("outbox_max_attempts", "The most failed attempts of any message that is pending or in the DLQ.", nil, nil),
-		pending:       prometheus.NewDesc("outbox_pending", "Messages not yet published (counted up to 100000 due ones and as many that wait).", nil, nil),
-		archiveOldest: prometheus.NewDesc("outbox_archive_oldest_seconds", "Time since the oldest published message outside the archive was published, by a sample of the first range; 0 if there is none.", nil, nil),
+		lag: prometheus.NewDesc("outbox_lag_seconds",
+			"Age of the oldest due unpublished outbox message of all partitions; 0 if there is none.", nil, nil),
+		undelivered: prometheus.NewDesc("outbox_oldest_undelivered_seconds",
+			"Age of the oldest unpublished outbox message, with retried messages and those behind them; 0 if "+
+				"there is none. A scheduled message counts from its time on.", nil, nil),
+		dlq: prometheus.NewDesc("outbox_dlq_depth", "Messages in the outbox's DLQ (counted up to 100,000).", nil, nil),
+		attempts: prometheus.NewDesc("outbox_max_attempts",
+			"The most failed attempts of any message, pending or in the DLQ.", nil, nil),
+		pending: prometheus.NewDesc("outbox_pending",
+			"Messages not yet published (counted up to 100,000 due ones and as many that wait).", nil, nil),
+		archiveOldest: prometheus.NewDesc("outbox_archive_oldest_seconds",
+			"Time since the oldest published message outside the archive was published, estimated from some rows "+
+				"of the oldest range; 0 if there is none.", nil, nil),
 		ranges:        prometheus.NewDesc("outbox_ranges", "Ranges of ids of the outbox, those created in advance included.", nil, nil),
 		archiveRanges: prometheus.NewDesc("outbox_archive_ranges", "Ranges of ids that the archive consists of.", nil, nil),
 		ahead:         prometheus.NewDesc("outbox_ranges_ahead", "Ranges created in advance, without ids in use.", nil, nil),
-		strays:        prometheus.NewDesc("outbox_stray_messages", "Messages in the default range, above the last range (counted up to 100000).", nil, nil),
+		strays: prometheus.NewDesc("outbox_stray_messages",
+			"Messages in the default range, above the last range (counted up to 100,000).", nil, nil),
 	}
 }
 
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{c.lag, c.undelivered, c.dlq, c.attempts, c.pending, c.archiveOldest, c.ranges, c.archiveRanges, c.ahead, c.strays} {
+	for _, d := range []*prometheus.Desc{c.lag, c.undelivered, c.dlq, c.attempts, c.pending, c.archiveOldest, c.ranges,
+		c.archiveRanges, c.ahead, c.strays} {
 		ch <- d
 	}
 }

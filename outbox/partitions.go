@@ -21,23 +21,24 @@ type Partition struct {
 	Number              int
 	FirstSlot, LastSlot int
 	After               []int     // the partitions whose slots it takes over: it publishes nothing before they are closed
-	Stream              string    // that it is bound to; empty before a relay has met it
-	Created             time.Time // of that stream, to the microsecond
-	Tail                uint64    // the last sequence that the marks cover
-	Floor               int64     // nothing of its slots with an id up to here is pending, unless it waits
-	Closing             bool      // its relay publishes what it has in hand, and then closes the stream
+	Stream              string    // the stream's name; empty until a relay binds one
+	Created             time.Time // when the stream was created, to the microsecond
+	Tail                uint64    // the last sequence that marks cover
+	Floor               int64     // no row of its slots with an id up to this one is pending, unless it is delayed
+	Closing             bool      // its relay publishes the rows in progress and then closes the stream
 	Closed              bool
-	Final               uint64 // the last sequence of a closed one
+	Final               uint64 // the last sequence of a closed partition
 }
 
 // partitionsSQL reads the layout.
-// Index: none, a row per partition that ever was.   Locks: none.
+//
+// Index: none, a row per partition that ever existed.   Locks: none.
 const partitionsSQL = `
 SELECT /* outbox.partitions */ partition, first_slot::int, last_slot::int, after::int[], coalesce(stream, ''), coalesce(created, 'epoch'),
        tail_seq, floor_id, closing, final_seq IS NOT NULL, coalesce(final_seq, 0)
   FROM outbox_partitions ORDER BY partition`
 
-// Partitions returns all partitions by number, closed ones included.
+// Partitions returns all partitions by number, including closed ones.
 func Partitions(ctx context.Context, q Querier) ([]Partition, error) {
 	rows, _ := q.Query(ctx, partitionsSQL)
 	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Partition])
@@ -50,22 +51,25 @@ func Partitions(ctx context.Context, q Querier) ([]Partition, error) {
 	return all, nil
 }
 
-// Position is up to where a partition's stream is published for certain: what was committed and is not on it up to Seq comes behind it, or on a later stream.
+// Position is the sequence up to which a partition's stream is published for certain. An event that was committed and
+// is not on the stream up to Seq comes after it or on a later stream.
 type Position struct {
 	Partition int
-	Stream    string    // empty before a relay has met it
-	Created   time.Time // of that stream, to the microsecond
+	Stream    string    // empty until a relay binds one
+	Created   time.Time // when the stream was created, to the microsecond
 	Seq       uint64
 }
 
-// positionsSQL reads how far each partition's marks have come.
-// Index: none, a row per partition that ever was.   Locks: none.
+// positionsSQL reads the tail of each partition.
+//
+// Index: none, a row per partition that ever existed.   Locks: none.
 const positionsSQL = `
-SELECT /* outbox.positions */ partition, coalesce(stream, ''), coalesce(created, 'epoch'), tail_seq FROM outbox_partitions WHERE final_seq IS NULL ORDER BY partition`
+SELECT /* outbox.positions */ partition, coalesce(stream, ''), coalesce(created, 'epoch'), tail_seq
+  FROM outbox_partitions WHERE final_seq IS NULL ORDER BY partition`
 
-// Positions returns those of all partitions that are not closed, by number. A partition that is made later has a higher number than any of them. A state
-// of the truth that is read afterwards, in a later snapshot, has everything in it that the streams have up to these positions. The pool may act as
-// postgres.RoleAPI.
+// Positions returns the positions of all partitions that are not closed, by number. A later partition has a higher
+// number. A state of the truth from a later snapshot includes every event that the streams have up to these positions.
+// The pool may act as postgres.RoleAPI.
 func Positions(ctx context.Context, q Querier) ([]Position, error) {
 	rows, _ := q.Query(ctx, positionsSQL)
 	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Position])
@@ -92,7 +96,7 @@ func ReadPartition(ctx context.Context, q Querier, number int) (Partition, error
 	return Partition{}, fmt.Errorf("read partition %d: %w", number, pgx.ErrNoRows)
 }
 
-// Active returns the partitions that a relay may publish to now: those that are not closed, and wait for no other.
+// Active returns the partitions to which a relay may publish now: those that are not closed and wait for no other.
 func Active(all []Partition) (active []Partition) {
 	open := make(map[int]bool, len(all))
 	for _, p := range all {
@@ -106,12 +110,14 @@ func Active(all []Partition) (active []Partition) {
 	return active
 }
 
-// bindSQL remembers the stream of a partition, once.
+// bindSQL records the stream of a partition, once.
+//
 // Index: outbox_partitions_pkey.   Locks: the partition.
 const bindSQL = `
 UPDATE /* outbox.bind */ outbox_partitions SET stream = @stream, created = @created WHERE partition = @partition AND stream IS NULL`
 
-// Bind remembers which stream a partition's events are on. The first caller wins; read it back with Partitions.
+// Bind records which stream holds a partition's events. If several relays call it, the first wins, so the caller must
+// read the result with Partitions.
 func Bind(ctx context.Context, pool *pgxpool.Pool, partition int, stream string, created time.Time) error {
 	if _, err := pool.Exec(ctx, bindSQL, pgx.StrictNamedArgs{"partition": partition, "stream": stream, "created": created}); err != nil {
 		return fmt.Errorf("bind partition %d to stream %s: %w", partition, stream, err)
@@ -120,12 +126,14 @@ func Bind(ctx context.Context, pool *pgxpool.Pool, partition int, stream string,
 }
 
 // closeSQL records that a partition is closed.
+//
 // Index: outbox_partitions_pkey.   Locks: the partition.
 const closeSQL = `
 UPDATE /* outbox.close */ outbox_partitions SET tail_seq = @final, final_seq = @final
  WHERE partition = @partition AND tail_seq = @tail AND closing AND final_seq IS NULL`
 
-// Close records that a partition's stream ends with the closing message at final, behind tail, and reports whether this call did.
+// Close records that a partition's stream ends with the closing message at final, after tail. It reports whether this
+// call closed the partition.
 func Close(ctx context.Context, pool *pgxpool.Pool, partition int, tail, final uint64) (bool, error) {
 	tag, err := pool.Exec(ctx, closeSQL, pgx.StrictNamedArgs{"partition": partition, "tail": int64(tail), "final": int64(final)})
 	if err != nil {
@@ -138,8 +146,8 @@ func Close(ctx context.Context, pool *pgxpool.Pool, partition int, tail, final u
 var ErrResizing = errors.New("outbox: the partitions are being resized")
 
 const (
-	// lockPartitionsSQL keeps two resizes apart, and a resize and a repair.
-	// Locks: outbox_partitions, against all but readers and row writers' marks of before.
+	// lockPartitionsSQL excludes a second resize or repair. Locks: outbox_partitions in SHARE ROW EXCLUSIVE mode.
+	// Readers continue, but marks wait.
 	lockPartitionsSQL = `LOCK TABLE outbox_partitions IN SHARE ROW EXCLUSIVE MODE`
 	closingSQL        = `UPDATE /* outbox.closing */ outbox_partitions SET closing = true WHERE partition = ANY(@partitions::int[])`
 	addPartitionSQL   = `
@@ -147,9 +155,10 @@ INSERT /* outbox.add_partition */ INTO outbox_partitions (partition, first_slot,
 VALUES (@partition, @first, @last, @after, (SELECT coalesce(min(floor_id), 0) FROM outbox_partitions WHERE partition = ANY(@after::int[])))`
 )
 
-// Resize replaces the open partitions by to new ones, which get the slots evenly: a power of two up to event.Slots. The relays close the
-// old streams and then open the new ones, while writers go on. It returns the new partitions. Nothing is done when there are as many already,
-// and ErrResizing is returned while an earlier resize has not ended.
+// Resize replaces the open partitions by to new ones, which share the slots evenly. to must be a power of two up to
+// event.Slots. Relays close the old streams and then open the new ones, while writers continue. Resize returns the new
+// partitions. It does nothing if to partitions are open already, and returns ErrResizing while an earlier resize has
+// not ended.
 func Resize(ctx context.Context, pool *pgxpool.Pool, to int) (added []Partition, err error) {
 	if to < 1 || to > event.Slots || to&(to-1) != 0 {
 		return nil, fmt.Errorf("resize to %d partitions: want 1, 2, 4, 8, 16 or %d", to, event.Slots)
@@ -158,7 +167,7 @@ func Resize(ctx context.Context, pool *pgxpool.Pool, to int) (added []Partition,
 	return added, err
 }
 
-// replaceOpen replaces the open partitions by to new ones, unless there are as many; 0 is by as many as there are.
+// replaceOpen replaces the open partitions by to new ones, unless to are open already. 0 means the current number.
 func replaceOpen(ctx context.Context, pool *pgxpool.Pool, to int) (old, added []Partition, err error) {
 	err = postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		old, added = nil, nil
@@ -190,7 +199,7 @@ func replaceOpen(ctx context.Context, pool *pgxpool.Pool, to int) (old, added []
 	return old, added, nil
 }
 
-// replace adds partitions over all slots that old ones hold, evenly, and has the old ones close.
+// replace adds to partitions that share all slots evenly, and makes the old ones close.
 func replace(ctx context.Context, tx pgx.Tx, all, old []Partition, to int) (added []Partition, err error) {
 	next, width := all[len(all)-1].Number+1, event.Slots/to
 	var closing []int
@@ -213,32 +222,40 @@ func replace(ctx context.Context, tx pgx.Tx, all, old []Partition, to int) (adde
 	return added, err
 }
 
-// addPartition adds a partition that comes after others, with the lowest of their floors.
+// addPartition adds a partition that succeeds others. Its floor is the lowest of their floors.
 func addPartition(ctx context.Context, tx pgx.Tx, p Partition) error {
-	_, err := tx.Exec(ctx, addPartitionSQL, pgx.StrictNamedArgs{"partition": p.Number, "first": p.FirstSlot, "last": p.LastSlot, "after": p.After})
+	_, err := tx.Exec(ctx, addPartitionSQL, pgx.StrictNamedArgs{"partition": p.Number, "first": p.FirstSlot,
+		"last": p.LastSlot, "after": p.After})
 	return err
 }
 
-// belowFloorSQL looks for a pending row among the last ones up to a floor, where the upper half of these begins, and the stored tail, in one snapshot.
+// belowFloorSQL reads three values in one snapshot. They are the lowest pending row among the last ones up to a floor,
+// the id at which the upper half of these begins, and the stored tail.
+//
 // Index: outbox_messages_pkey, backward from the floor.   Locks: none.
 const belowFloorSQL = `
 WITH last AS MATERIALIZED (
   SELECT id, processed_at IS NULL AND NOT delayed AND slot BETWEEN @first AND @last AS pending
     FROM outbox_messages WHERE id > @above AND id <= @floor ORDER BY id DESC LIMIT @depth)
-SELECT /* outbox.below_floor */ coalesce(min(id) FILTER (WHERE pending), 0), coalesce((SELECT id FROM last OFFSET @depth::bigint / 2 LIMIT 1), @above),
+SELECT /* outbox.below_floor */ coalesce(min(id) FILTER (WHERE pending), 0),
+       coalesce((SELECT id FROM last OFFSET @depth::bigint / 2 LIMIT 1), @above),
        (SELECT tail_seq FROM outbox_partitions WHERE partition = @partition) FROM last`
 
-// BelowFloor looks through the last depth rows with an id above above and up to floor. It returns the lowest of them that is pending in the partition, 0
-// when none is, the id from which half of depth rows lie below the floor, and the stored tail. A proven floor has no such row below it: a row says that the
-// proof is wrong, unless the tail is not the caller's, because then marks were lost. Depth counts rows: ids have gaps of millions, where a range ended by
-// its time.
-func BelowFloor(ctx context.Context, pool *pgxpool.Pool, p Partition, above, floor int64, depth int) (id, half int64, tail uint64, err error) {
+// BelowFloor checks the proof of the floor. It reads the last depth rows with above < id <= floor. id is the lowest of
+// them that is pending in the partition, or 0. A pending row disproves the floor if the stored tail is the caller's tail.
+// If the tail differs, marks were lost, and the caller must catch up instead.
+//
+// half is the id above which the upper half of depth rows lies. depth counts rows, because ids have gaps of millions
+// where a range ended.
+func BelowFloor(ctx context.Context, pool *pgxpool.Pool, p Partition, above, floor int64,
+	depth int) (id, half int64, tail uint64, err error) {
 	var b pgx.Batch
 	b.Queue(walkSQL)
-	b.Queue(belowFloorSQL, pgx.StrictNamedArgs{"above": above, "floor": floor, "first": p.FirstSlot, "last": p.LastSlot, "depth": depth, "partition": p.Number}).
+	b.Queue(belowFloorSQL, pgx.StrictNamedArgs{"above": above, "floor": floor, "first": p.FirstSlot, "last": p.LastSlot, "depth": depth,
+		"partition": p.Number}).
 		QueryRow(func(row pgx.Row) error { return row.Scan(&id, &half, &tail) })
 	if err := pool.SendBatch(ctx, &b).Close(); err != nil {
-		return 0, 0, 0, fmt.Errorf("look below the floor of partition %d: %w", p.Number, err)
+		return 0, 0, 0, fmt.Errorf("check below the floor of partition %d: %w", p.Number, err)
 	}
 	return id, half, tail, nil
 }

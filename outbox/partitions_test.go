@@ -15,7 +15,7 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// layout writes partitions as "1:0-7<0", with a "c" that are closing and an "x" that are closed.
+// layout writes partitions as "1:0-7<0", with a "c" for closing and an "x" for closed ones.
 func layout(partitions []Partition) string {
 	var all []string
 	for _, p := range partitions {
@@ -75,10 +75,10 @@ func TestPartitionsAreReplacedOnceTheOldOnesHaveClosed(t *testing.T) {
 	resize(t, pool, 4, "1:0-7<0 2:8-15<0 3:16-23<0 4:24-31<0")
 	all := checkLayout(t, pool, "0:0-31c 1:0-7<0 2:8-15<0 3:16-23<0 4:24-31<0", "0:0-31c")
 	if all[1].Floor != 17 || all[4].Floor != 17 || all[1].Tail != 0 {
-		t.Errorf("a new partition begins at %+v, want the old one's floor and no tail", all[1])
+		t.Errorf("a new partition is %+v, want the floor of the old one and no tail", all[1])
 	}
 	if c := exchange(t, pool, Round{Partition: 0}); !c.Closing || c.Closed || c.Tail != 41 {
-		t.Errorf("a claim of the old one says %+v", c)
+		t.Errorf("a claim of the old partition: %+v", c)
 	}
 	for _, to := range []int{1, 2, 4, 8} {
 		if _, err := Resize(t.Context(), pool, to); !errors.Is(err, ErrResizing) {
@@ -89,7 +89,7 @@ func TestPartitionsAreReplacedOnceTheOldOnesHaveClosed(t *testing.T) {
 		t.Errorf("closed at another tail: %t, %v", did, err)
 	}
 	if did, err := Close(t.Context(), pool, 1, 0, 1); did || err != nil {
-		t.Errorf("closed one that is not closing: %t, %v", did, err)
+		t.Errorf("closed a partition that is not closing: %t, %v", did, err)
 	}
 	closeAt(t, pool, 0, 41, 42)
 	if did, err := Close(t.Context(), pool, 0, 42, 43); did || err != nil {
@@ -110,7 +110,7 @@ func TestPartitionsAreReplacedOnceTheOldOnesHaveClosed(t *testing.T) {
 	checkLayout(t, pool, "0:0-31x 1:0-7<0x 2:8-15<0x 3:16-23<0x 4:24-31<0x 5:0-15<1,2 6:16-31<3,4", "5:0-15<1,2 6:16-31<3,4")
 	for _, to := range []int{0, -1, 3, 64} {
 		if _, err := Resize(t.Context(), pool, to); err == nil || errors.Is(err, ErrResizing) {
-			t.Errorf("to %d: %v, want it refused", to, err)
+			t.Errorf("to %d: %v, want an error", to, err)
 		}
 	}
 }

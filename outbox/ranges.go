@@ -10,37 +10,42 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Where the table of a range is.
+// The states of a range.
 const (
 	RangeOpen     = "OPEN"     // a part of the outbox
 	RangeArchived = "ARCHIVED" // a part of the archive
-	RangeGone     = "GONE"     // it was dropped
+	RangeGone     = "GONE"     // dropped
 )
 
-// Range is a range of ids, from From up to To. Its table is a part of the outbox first, and then of the archive.
+// Range is a range of ids from From up to but not including To. Its table is first a part of the outbox, then of the
+// archive.
 type Range struct {
 	From       int64     `json:"from"`
 	To         int64     `json:"to"`
 	State      string    `json:"state"`
-	SettledAt  time.Time `json:"settled_at,omitzero"`  // by then everything in it was published, unless it waited for its time
-	ArchivedAt time.Time `json:"archived_at,omitzero"` // when it moved, or rows that came late did
-	FirstAt    time.Time `json:"first_at,omitzero"`    // of an archived one: when the first message was inserted
+	SettledAt  time.Time `json:"settled_at,omitzero"`  // when all its rows were published, except delayed ones
+	ArchivedAt time.Time `json:"archived_at,omitzero"` // when it moved, or when late rows last moved
+	FirstAt    time.Time `json:"first_at,omitzero"`    // when the first message of an archived range was inserted
 	Indexed    bool      `json:"indexed"`
-	Rows       int64     `json:"rows"`  // an estimate of PostgreSQL's
-	Bytes      int64     `json:"bytes"` // on disk, with its indexes
-	Held       bool      `json:"held"`  // a hold keeps it, or some tenants' rows of it, as far as is known
+	Rows       int64     `json:"rows"`  // an estimate by PostgreSQL
+	Bytes      int64     `json:"bytes"` // on disk, with indexes
+	Held       bool      `json:"held"`  // as far as is known, a hold keeps it, or some tenants' rows of it
 }
 
-// rangesSQL reads the ranges that have a table. Of one whose span is not noted, the time from its first message to its archiving is taken.
-// Locks: none but those of reading.
+// rangesSQL reads the ranges that have a table. If the time span of a range is not recorded, it takes the time from its
+// first message to its move.
+//
+// Locks: only those of reading.
 const rangesSQL = `
 SELECT /* outbox.ranges */ r.from_id, r.to_id, r.state, r.settled_at, r.archived_at, r.first_at, r.indexed,
-       greatest(c.reltuples, 0)::bigint, coalesce(pg_total_relation_size(c.oid), 0), r.state = 'ARCHIVED' AND (h.whole OR h.tenants <> '{}'), now()
+       greatest(c.reltuples, 0)::bigint, coalesce(pg_total_relation_size(c.oid), 0),
+       r.state = 'ARCHIVED' AND (h.whole OR h.tenants <> '{}'), now()
   FROM outbox_ranges r JOIN pg_class c ON c.oid = to_regclass('outbox_messages_' || r.from_id)
  CROSS JOIN LATERAL outbox_holds_on(coalesce(r.first_occurred, r.first_at), coalesce(r.last_occurred, r.archived_at)) h
  WHERE r.state <> 'GONE' ORDER BY r.from_id`
 
-// Ranges returns the ranges that have a table, by id, and what the database's clock says. The pool acts as the system role.
+// Ranges returns the ranges that have a table, by id, and the time by the database's clock. The pool acts as the system
+// role.
 func Ranges(ctx context.Context, pool *pgxpool.Pool) (all []Range, now time.Time, err error) {
 	rows, _ := pool.Query(ctx, rangesSQL)
 	all, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (r Range, err error) {
@@ -59,36 +64,40 @@ func Ranges(ctx context.Context, pool *pgxpool.Pool) (all []Range, now time.Time
 	return all, now, nil
 }
 
-// RangesJob is the name of the job that Archive.Prepare is, and RangesEvery how often it runs.
+// RangesJob is the name of the job of Archive.Prepare, and RangesEvery its interval.
 const (
 	RangesJob   = "outbox-ranges"
 	RangesEvery = time.Minute
 )
 
-// What Prepare counts.
+// The counts of Prepare.
 const (
 	CountMade = "ranges made"
 	CountCut  = "ranges ended"
 )
 
-// rangesAhead is how many ranges are to stand above the last id.
+// rangesAhead is the number of ranges to keep above the last id.
 const rangesAhead = 2
 
-// gapMargin is how many ids are left to the default range when there is no range at the last id: writers take ids while a range is attached.
+// gapMargin is the number of ids that fall into the default range if no range covers the last id. Writers take ids
+// while a range is attached.
 const gapMargin = 1_000_000
 
 const (
-	// makeRangeSQL makes a range.
-	// Locks: the default range, ACCESS EXCLUSIVE, which it reads.
+	// makeRangeSQL creates a range. Locks: the default range, ACCESS EXCLUSIVE, which it reads.
 	makeRangeSQL = `SELECT /* outbox.make_range */ outbox_range_make(@from, @to)`
-	// cutRangeSQL ends the range that is written.
-	// Locks: the outbox, against writers.
+	// cutRangeSQL ends the current range. Locks: the outbox, against writers.
 	cutRangeSQL = `SELECT /* outbox.cut_range */ outbox_range_cut(@to)`
-	// writtenSinceSQL tells whether the first message of a range was inserted so long ago, or by a clock that was ahead and says nothing now.
-	// Index: the range's primary key, its first entry.   Locks: none.
-	writtenSinceSQL = `SELECT /* outbox.written_since */ inserted_at NOT BETWEEN now() - @age::interval AND now() + interval '1 minute' FROM outbox_messages WHERE id >= @from AND id < @to ORDER BY id LIMIT 1`
-	// settleSQL notes the ranges that every floor has passed. An open partition covers each slot. A time that a clock noted that was ahead
-	// begins anew: the range would stay for as long as the clock was wrong.
+	// writtenSinceSQL checks whether a range's first message is older than @age, or has a time in the future. A clock
+	// that was ahead wrote such a time, so the message's age is unknown.
+	// Index: the range's primary key, its first entry. Locks: none.
+	writtenSinceSQL = `
+SELECT /* outbox.written_since */ inserted_at NOT BETWEEN now() - @age::interval AND now() + interval '1 minute'
+  FROM outbox_messages WHERE id >= @from AND id < @to ORDER BY id LIMIT 1`
+	// settleSQL records the ranges that every floor has passed. An open partition covers each slot. It replaces times
+	// in the future by now: a clock that was ahead wrote them, and the range would stay for as long as that clock was
+	// wrong.
+	//
 	// Index: none, a row per range and per partition.   Locks: the ranges.
 	settleSQL = `
 UPDATE /* outbox.settle */ outbox_ranges
@@ -98,21 +107,22 @@ UPDATE /* outbox.settle */ outbox_ranges
     OR state = 'ARCHIVED' AND archived_at > now() + interval '1 minute'`
 )
 
-// Prepare makes ranges ahead of need, ends the one that is written once it is old enough, and notes those that are settled. Each step is a
-// transaction, and one that cannot get its lock is left to the next run. It is safe beside Run and every other job: it only adds ranges that nobody uses yet.
+// Prepare creates ranges ahead of need, ends the current one once it is old enough, and records settled ones. Each step
+// is one transaction. A step that does not get its lock waits for the next run. Prepare is safe beside Run and every
+// other job, because it only adds ranges that no row uses yet.
 func (a *Archive) Prepare(ctx context.Context, h Lease) error {
 	last, written, err := a.makeAhead(ctx, h)
 	if err != nil {
 		return err
 	}
 	cut, err := a.cut(ctx, h, written, last)
-	if err == nil && cut { // the next range is the one that is written now
+	if err == nil && cut { // the next range is the current one now
 		_, _, err = a.makeAhead(ctx, h)
 	}
 	return errors.Join(err, a.settle(ctx, h))
 }
 
-// makeAhead sees to rangesAhead ranges above the last id. It returns that, and the range that it is in.
+// makeAhead keeps rangesAhead ranges above the last id. It returns that id and its range.
 func (a *Archive) makeAhead(ctx context.Context, h Lease) (last int64, written Range, err error) {
 	if err := a.pool.QueryRow(ctx, lastIDSQL).Scan(&last); err != nil {
 		return 0, written, fmt.Errorf("read the last outbox id: %w", err)
@@ -130,7 +140,7 @@ func (a *Archive) makeAhead(ctx context.Context, h Lease) (last int64, written R
 		if r.From <= last && last < r.To {
 			written = r
 			if last == r.To-1 {
-				ahead-- // it is full: the next one is written
+				ahead-- // it is full: writes go to the next one
 			}
 		}
 	}
@@ -151,15 +161,15 @@ func (a *Archive) makeRange(ctx context.Context, h Lease, from, to int64) error 
 		_, err := tx.Exec(ctx, makeRangeSQL, pgx.StrictNamedArgs{"from": from, "to": to})
 		return err
 	}); err != nil {
-		return fmt.Errorf("make the range from %d: %w", from, err)
+		return fmt.Errorf("create the range from %d: %w", from, err)
 	}
 	a.at("range made")
-	a.log.InfoContext(ctx, "a range of the outbox was made", "from", from, "to", to)
+	a.log.InfoContext(ctx, "a range of the outbox was created", "from", from, "to", to)
 	h.Count(CountMade, 1)
 	return nil
 }
 
-// cut ends the range that is written, in which last is, if it has been for long enough. It reports whether it has.
+// cut ends the current range r, which contains last, if it is old enough. It reports whether it did.
 func (a *Archive) cut(ctx context.Context, h Lease, r Range, last int64) (done bool, err error) {
 	if r.State != RangeOpen || last == r.To-1 {
 		return false, nil
@@ -167,7 +177,7 @@ func (a *Archive) cut(ctx context.Context, h Lease, r Range, last int64) (done b
 	rows, _ := a.pool.Query(ctx, writtenSinceSQL, pgx.StrictNamedArgs{"from": r.From, "to": r.To, "age": a.cfg.RangeAge})
 	old, err := pgx.CollectRows(rows, pgx.RowTo[bool])
 	if err != nil {
-		return false, fmt.Errorf("read since when the range from %d is written: %w", r.From, err)
+		return false, fmt.Errorf("read the age of the range from %d: %w", r.From, err)
 	}
 	if len(old) == 0 || !old[0] {
 		return false, nil
@@ -189,7 +199,7 @@ func (a *Archive) settle(ctx context.Context, h Lease) error {
 		_, err := tx.Exec(ctx, settleSQL)
 		return err
 	}); err != nil {
-		return fmt.Errorf("note which ranges are settled: %w", err)
+		return fmt.Errorf("record which ranges are settled: %w", err)
 	}
 	return nil
 }

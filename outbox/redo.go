@@ -12,59 +12,75 @@ import (
 )
 
 const (
-	// redoSQL makes rows of messages that a stream has and the database has lost: pending, under their ids, as if their relay had died before
-	// it marked them. Rows whose id is another event's by now are left out.
-	// Index: outbox_messages_pkey.   Locks: none but the new rows.
+	// redoSQL inserts rows for messages that are on a stream and that the database has lost. The rows are pending,
+	// under their old ids, as if their relay had died before it marked them. It skips rows whose id belongs to another
+	// event now.
+	//
+	// Index: outbox_messages_pkey.   Locks: only the new rows.
 	redoSQL = `
-INSERT /* outbox.redo */ INTO outbox_messages (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, trace_id, event_id)
-SELECT e.id, e.tenant_id, e.aggregate_type, e.aggregate_id, e.event_type, e.event_version, e.payload, e.occurred_at, nullif(e.trace_id, ''), e.event_id
-  FROM unnest(@ids::bigint[], @tenant_ids::bigint[], @aggregate_types::text[], @aggregate_ids::bigint[], @event_types::text[], @event_versions::smallint[],
-              @payloads::jsonb[], @occurred_ats::timestamptz[], @trace_ids::text[], @event_ids::uuid[])
+INSERT /* outbox.redo */ INTO outbox_messages
+       (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, trace_id, event_id)
+SELECT e.id, e.tenant_id, e.aggregate_type, e.aggregate_id, e.event_type, e.event_version, e.payload, e.occurred_at,
+       nullif(e.trace_id, ''), e.event_id
+  FROM unnest(@ids::bigint[], @tenant_ids::bigint[], @aggregate_types::text[], @aggregate_ids::bigint[], @event_types::text[],
+              @event_versions::smallint[], @payloads::jsonb[], @occurred_ats::timestamptz[], @trace_ids::text[], @event_ids::uuid[])
     AS e(id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, trace_id, event_id)
  WHERE NOT EXISTS (SELECT FROM outbox_requeued r WHERE r.event_id = e.event_id)
-   AND NOT EXISTS (SELECT FROM outbox_messages_dlq d WHERE d.id = e.id) AND NOT EXISTS (SELECT FROM outbox_messages_archive a WHERE a.id = e.id)
+   AND NOT EXISTS (SELECT FROM outbox_messages_dlq d WHERE d.id = e.id)
+   AND NOT EXISTS (SELECT FROM outbox_messages_archive a WHERE a.id = e.id)
     ON CONFLICT DO NOTHING
 RETURNING event_id::text`
 
-	// redoMovedSQL makes the others pending under new ids, and notes these, once.
-	// Index: outbox_messages_pkey, outbox_requeued_pkey.   Locks: none but the new rows.
+	// redoMovedSQL inserts the skipped rows under new ids, and records these, once.
+	//
+	// Index: outbox_messages_pkey, outbox_requeued_pkey.   Locks: only the new rows.
 	redoMovedSQL = `
 WITH fresh AS (
   INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, trace_id, event_id)
-  SELECT e.tenant_id, e.aggregate_type, e.aggregate_id, e.event_type, e.event_version, e.payload, e.occurred_at, nullif(e.trace_id, ''), e.event_id
-    FROM unnest(@ids::bigint[], @tenant_ids::bigint[], @aggregate_types::text[], @aggregate_ids::bigint[], @event_types::text[], @event_versions::smallint[],
-                @payloads::jsonb[], @occurred_ats::timestamptz[], @trace_ids::text[], @event_ids::uuid[]) WITH ORDINALITY
+  SELECT e.tenant_id, e.aggregate_type, e.aggregate_id, e.event_type, e.event_version, e.payload, e.occurred_at,
+         nullif(e.trace_id, ''), e.event_id
+    FROM unnest(@ids::bigint[], @tenant_ids::bigint[], @aggregate_types::text[], @aggregate_ids::bigint[], @event_types::text[],
+                @event_versions::smallint[], @payloads::jsonb[], @occurred_ats::timestamptz[], @trace_ids::text[],
+                @event_ids::uuid[]) WITH ORDINALITY
       AS e(id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, trace_id, event_id, ord)
    WHERE e.event_id <> ALL (@written::uuid[]) AND NOT EXISTS (SELECT FROM outbox_requeued r WHERE r.event_id = e.event_id)
    ORDER BY e.ord
   RETURNING event_id, id)
 INSERT /* outbox.redo_moved */ INTO outbox_requeued (event_id, id) SELECT event_id, id FROM fresh`
 
-	lowerAllFloorsSQL = `UPDATE /* outbox.lower_all_floors */ outbox_partitions SET floor_id = least(floor_id, @id - 1) WHERE final_seq IS NULL`
+	// lowerAllFloorsSQL lowers the floors of all open partitions below a row that is pending again.
+	// Index: none, a row per partition that ever existed. Locks: the partitions.
+	lowerAllFloorsSQL = `
+UPDATE /* outbox.lower_all_floors */ outbox_partitions SET floor_id = least(floor_id, @id - 1) WHERE final_seq IS NULL`
 )
 
-// Redo makes rows of messages that a stream has and that this database has lost. They are pending, under the ids that they had: the next catch-up marks
-// them. moved are those whose id is another event's by now. They get new ids, so they are to be published again, and their messages to be deleted. The
-// caller writes the state that they tell of in the same transaction.
+// Redo inserts rows for messages that are on a stream and that this database has lost. The rows are pending under their
+// old ids, and the next catch-up marks them.
+//
+// moved are the events whose id belongs to another event now. They get new ids, so the relay publishes them again, and
+// the caller must delete their old messages. The caller writes the state that the events describe in the same
+// transaction.
 func Redo(ctx context.Context, tx pgx.Tx, lost []event.Event) (moved []string, err error) {
 	n := len(lost)
 	if n == 0 {
 		return nil, nil
 	}
 	ids, tenants, aggregates, versions := make([]int64, n), make([]int64, n), make([]int64, n), make([]int16, n)
-	aggregateTypes, types, payloads, traces, eventIDs := make([]string, n), make([]string, n), make([]string, n), make([]string, n), make([]string, n)
+	aggregateTypes, types, payloads, traces, eventIDs := make([]string, n), make([]string, n), make([]string, n),
+		make([]string, n), make([]string, n)
 	occurred, lowest := make([]time.Time, n), lost[0].OutboxID
 	for i, e := range lost {
 		ids[i], tenants[i], aggregates[i], versions[i] = e.OutboxID, e.TenantID, e.AggregateID, int16(e.Version)
 		aggregateTypes[i], types[i], payloads[i], traces[i], eventIDs[i] = e.AggregateType, e.Type, string(e.Payload), e.TraceParent, e.ID
 		occurred[i], lowest = e.OccurredAt, min(lowest, e.OutboxID)
 	}
-	args := pgx.StrictNamedArgs{"ids": ids, "tenant_ids": tenants, "aggregate_types": aggregateTypes, "aggregate_ids": aggregates, "event_types": types, "event_versions": versions,
-		"payloads": payloads, "occurred_ats": occurred, "trace_ids": traces, "event_ids": eventIDs}
+	args := pgx.StrictNamedArgs{"ids": ids, "tenant_ids": tenants, "aggregate_types": aggregateTypes, "aggregate_ids": aggregates,
+		"event_types": types, "event_versions": versions, "payloads": payloads, "occurred_ats": occurred, "trace_ids": traces,
+		"event_ids": eventIDs}
 	rows, _ := tx.Query(ctx, redoSQL, args)
 	written, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {
-		return nil, fmt.Errorf("make rows of %d lost messages: %w", n, err)
+		return nil, fmt.Errorf("insert rows for %d lost messages: %w", n, err)
 	}
 	if _, err := tx.Exec(ctx, lowerAllFloorsSQL, pgx.StrictNamedArgs{"id": lowest}); err != nil {
 		return nil, fmt.Errorf("lower the floors to %d: %w", lowest, err)
@@ -74,7 +90,7 @@ func Redo(ctx context.Context, tx pgx.Tx, lost []event.Event) (moved []string, e
 	}
 	args["written"] = written
 	if _, err := tx.Exec(ctx, redoMovedSQL, args); err != nil {
-		return nil, fmt.Errorf("make rows of %d lost messages under new ids: %w", n-len(written), err)
+		return nil, fmt.Errorf("insert rows for %d lost messages under new ids: %w", n-len(written), err)
 	}
 	there := make(map[string]bool, len(written))
 	for _, id := range written {
@@ -88,11 +104,13 @@ func Redo(ctx context.Context, tx pgx.Tx, lost []event.Event) (moved []string, e
 	return moved, nil
 }
 
-// raiseIDsSQL gives ids out to nobody, up to one: a role that may append may do that.
+// raiseIDsSQL consumes ids of the sequence, up to @above. A role that may append may do that.
 const raiseIDsSQL = `
-SELECT /* outbox.raise_ids */ count(nextval('outbox_messages_id_seq')) FROM generate_series(1, least(@above - (SELECT last_value FROM outbox_messages_id_seq), 1000000))`
+SELECT /* outbox.raise_ids */ count(nextval('outbox_messages_id_seq'))
+FROM generate_series(1, least(@above - (SELECT last_value FROM outbox_messages_id_seq), 1000000))`
 
-// RaiseIDs has all further rows get ids above one: those up to it are of messages that a restored database has lost.
+// RaiseIDs makes all further rows get ids higher than above. The ids up to above belong to messages that a restored
+// database lost.
 func RaiseIDs(ctx context.Context, pool *pgxpool.Pool, above int64) error {
 	for {
 		var given int64
@@ -105,7 +123,8 @@ func RaiseIDs(ctx context.Context, pool *pgxpool.Pool, above int64) error {
 	}
 }
 
-// Renew replaces the open partitions by as many new ones, as Resize does: under new numbers, with new streams. It returns the old ones. ErrResizing while a resize has not ended.
+// Renew replaces the open partitions by the same number of new ones, as Resize does: with new numbers and new streams.
+// It returns the old ones, or ErrResizing while a resize has not ended.
 func Renew(ctx context.Context, pool *pgxpool.Pool) (old []Partition, err error) {
 	old, _, err = replaceOpen(ctx, pool, 0)
 	return old, err

@@ -14,21 +14,23 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 )
 
-// fenced is the time of creation of a partition's stream that is being replaced, or was. No stream has it, so no relay publishes to that
-// partition or marks anything of it.
+// fenced is the creation time that Replace stores for a lost stream. No stream has it. So no relay publishes to that
+// partition or marks its rows.
 var fenced = time.Unix(0, 0).UTC()
 
-// Replaced reports that a repair replaces the partition, or has replaced it: its stream is lost, and what is left of it ends at Tail.
+// Replaced reports that a repair replaces the partition, or has replaced it. Its stream is lost; the rest ends at Tail.
 func (p *Partition) Replaced() bool { return p.Stream != "" && p.Created.Equal(fenced) }
 
-// fenceSQL ends all marks of a partition: none that was read before finds what it names. It waits for those in flight.
+// fenceSQL stops all marks of a partition: the fence of a mark that began earlier no longer matches. The statement
+// waits for marks in progress.
+//
 // Index: outbox_partitions_pkey.   Locks: the partition.
 const fenceSQL = `
 UPDATE /* outbox.fence */ outbox_partitions SET created = 'epoch', tail_seq = @left, closing = true WHERE partition = @partition`
 
-// Replace begins to replace a partition whose stream is lost behind the sequence left: it fences the partition, and adds one with the
-// number next that takes over its slots, unless a resize has added such partitions already. Nobody publishes to these before the lost
-// one is closed (Close). It returns them. It may be called again.
+// Replace begins to replace a partition that lost its stream after the sequence left. It fences the partition. It adds
+// a partition with the number next for its slots, unless a resize has already added successors. It returns the
+// successors. No relay publishes to them before the lost partition is closed (Close). Replace may be called again.
 func Replace(ctx context.Context, pool *pgxpool.Pool, lost Partition, left uint64, next int) (successors []Partition, err error) {
 	err = postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, lockPartitionsSQL); err != nil {
@@ -40,7 +42,7 @@ func Replace(ctx context.Context, pool *pgxpool.Pool, lost Partition, left uint6
 		}
 		i := slices.IndexFunc(all, func(p Partition) bool { return p.Number == lost.Number })
 		if i < 0 || all[i].Closed || !all[i].Created.Equal(lost.Created) {
-			return fmt.Errorf("it has changed meanwhile: look again")
+			return fmt.Errorf("the partition has changed meanwhile: inspect it again")
 		}
 		if _, err := tx.Exec(ctx, fenceSQL, pgx.StrictNamedArgs{"partition": lost.Number, "left": int64(left)}); err != nil {
 			return err
@@ -48,7 +50,8 @@ func Replace(ctx context.Context, pool *pgxpool.Pool, lost Partition, left uint6
 		if successors = Successors(all, lost.Number); len(successors) > 0 {
 			return nil
 		}
-		p := Partition{Number: max(next, all[len(all)-1].Number+1), FirstSlot: lost.FirstSlot, LastSlot: lost.LastSlot, After: []int{lost.Number}}
+		p := Partition{Number: max(next, all[len(all)-1].Number+1), FirstSlot: lost.FirstSlot, LastSlot: lost.LastSlot,
+			After: []int{lost.Number}}
 		successors = []Partition{p}
 		return addPartition(ctx, tx, p)
 	})
@@ -68,14 +71,15 @@ func Successors(all []Partition, of int) (successors []Partition) {
 	return successors
 }
 
-// adoptSQL adds a partition that this database knew once.
+// adoptSQL adds a partition that this database once knew.
+//
 // Index: outbox_partitions_pkey.   Locks: the partition.
 const adoptSQL = `
 INSERT /* outbox.adopt */ INTO outbox_partitions (partition, first_slot, last_slot, after, stream, created)
 VALUES (@partition, @first, @last, @after, @stream, @created) ON CONFLICT DO NOTHING`
 
-// Adopt adds partitions that have streams and that this database does not know: it went back to before it made them. The partitions that
-// these came after are to close again, and slots of theirs that nobody would take over then get partitions too.
+// Adopt adds partitions that have streams but are unknown to this database, because it went back to before their
+// creation. Their predecessors close again. Slots of the predecessors without a successor get new partitions.
 func Adopt(ctx context.Context, pool *pgxpool.Pool, strays []Partition) error {
 	err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, lockPartitionsSQL); err != nil {
@@ -108,7 +112,7 @@ func Adopt(ctx context.Context, pool *pgxpool.Pool, strays []Partition) error {
 	return nil
 }
 
-// Adopted returns what Partitions returns once strays are adopted.
+// Adopted returns the result of Partitions after strays are adopted.
 func Adopted(all, strays []Partition) []Partition {
 	if len(strays) == 0 {
 		return all
@@ -119,7 +123,7 @@ func Adopted(all, strays []Partition) []Partition {
 	return append(all, gaps(all, closingFor(strays))...)
 }
 
-// closingFor are the partitions that strays came after.
+// closingFor returns the predecessors of strays.
 func closingFor(strays []Partition) (closing []int) {
 	for _, p := range strays {
 		closing = append(closing, p.After...)
@@ -127,7 +131,7 @@ func closingFor(strays []Partition) (closing []int) {
 	return closing
 }
 
-// gaps are partitions to add, for slots of closing ones that nobody would take over.
+// gaps returns partitions to add for slots of closing ones that no successor has.
 func gaps(all []Partition, closing []int) (added []Partition) {
 	next := all[len(all)-1].Number + 1
 	for _, p := range all {
@@ -158,13 +162,14 @@ func uncovered(p Partition, successors []Partition) (gaps []Partition) {
 	return gaps
 }
 
-// recloseSQL moves the end of a closed partition whose stream has lost it.
+// recloseSQL moves the end of a closed partition whose stream lost its end.
+//
 // Index: outbox_partitions_pkey.   Locks: the partition.
 const recloseSQL = `
 UPDATE /* outbox.reclose */ outbox_partitions SET tail_seq = @final, final_seq = @final, created = 'epoch'
  WHERE partition = @partition AND final_seq IS NOT NULL`
 
-// Reclose records that the stream of a closed partition ends at another sequence, because it has lost its end.
+// Reclose records that the stream of a closed partition ends at another sequence, because it lost its end.
 func Reclose(ctx context.Context, pool *pgxpool.Pool, partition int, final uint64) error {
 	if _, err := pool.Exec(ctx, recloseSQL, pgx.StrictNamedArgs{"partition": partition, "final": int64(final)}); err != nil {
 		return fmt.Errorf("close partition %d at %d: %w", partition, final, err)
@@ -172,39 +177,42 @@ func Reclose(ctx context.Context, pool *pgxpool.Pool, partition int, final uint6
 	return nil
 }
 
-// Lost says which messages of a partition's stream are gone: those behind a sequence, and some before it.
+// Lost names the messages that a partition's stream lost: all after the sequence Behind, and Seqs before it.
 type Lost struct {
 	Partition int
 	Behind    uint64
 	Seqs      []uint64
 }
 
-// NoneBehind is for Lost.Behind where the stream has its end.
+// NoneBehind is Lost.Behind of a stream that still has its end.
 const NoneBehind = math.MaxInt64
 
-// lostSQL selects the rows of a slice whose messages are gone. One that was erased says of no message: it is not among them.
+// lostSQL selects the rows of a slice whose messages are lost. An erased row has no stream_seq, so it is not among
+// them.
 const lostSQL = `id > @after AND id <= @upto AND partition = @partition AND (stream_seq > @behind OR stream_seq = ANY(@seqs::bigint[]))`
 
-// The statements of a repair are run for one slice of ids after the other, first for the outbox and then for the archive: ranges move
-// that way. Index: the ranges' primary keys: a part of one.   Locks: the rows.
+// The statements of a repair run for one slice of ids after the other. A slice covers the outbox first and then the
+// archive, because ranges move in that direction.
+//
+// Index: the ranges' primary keys, a part of one.   Locks: the rows.
 const (
 	countLostSQL = `SELECT /* outbox.count_lost */ count(*), 0::bigint FROM {table} WHERE ` + lostSQL
 
-	// restoreSQL makes rows pending under their ids, in their old order. Those that had to wait once have waited.
+	// restoreSQL makes rows pending under their ids, in their old order. Rows that were delayed once are due now.
 	restoreSQL = `
 WITH back AS (
   UPDATE outbox_messages SET processed_at = NULL, stream_seq = NULL, partition = NULL, behind = NULL, available_at = inserted_at
    WHERE ` + lostSQL + ` RETURNING id)
 SELECT /* outbox.restore */ count(*), coalesce(min(id), 0) FROM back`
 
-	// lostInRangeSQL looks for rows whose messages are gone in a range of the archive.
+	// lostInRangeSQL checks whether a range of the archive has rows whose messages are lost.
 	lostInRangeSQL = `SELECT /* outbox.lost_in_range */ EXISTS (SELECT FROM outbox_messages_archive WHERE ` + lostSQL + `)`
-	// returnRangeSQL gives a range of the archive back to the outbox.
+	// returnRangeSQL moves a range of the archive back to the outbox.
 	// Locks: the outbox and the archive, ACCESS EXCLUSIVE, for some milliseconds.
 	returnRangeSQL = `SELECT /* outbox.return_range */ outbox_range_return(@from)`
 
-	// requeueSQL makes rows pending under new ids, which no floor has passed, as a retry from the DLQ does. It notes the ids, which the events
-	// do not tell.
+	// requeueSQL makes rows pending under new ids above every floor, as a retry from the DLQ does. It records the new
+	// ids, because the event_id does not contain them.
 	requeueSQL = `
 WITH gone AS (DELETE FROM {table} WHERE ` + lostSQL + ` RETURNING *),
 fresh AS (
@@ -215,21 +223,25 @@ noted AS (INSERT INTO outbox_requeued (event_id, id) SELECT event_id, id FROM fr
 SELECT /* outbox.requeue */ count(*), 0::bigint FROM fresh`
 )
 
-// lowerFloorsSQL takes floors down to below a row that is pending again.
+// lowerFloorsSQL lowers floors below a row that is pending again.
+//
 // Index: outbox_partitions_pkey.   Locks: the partitions.
 const lowerFloorsSQL = `
 UPDATE /* outbox.lower_floors */ outbox_partitions SET floor_id = least(floor_id, @id - 1) WHERE partition = ANY(@partitions::int[])`
 
 func ofTable(sql, table string) string { return strings.ReplaceAll(sql, "{table}", table) }
 
-// CountLost counts the rows, archived ones too, whose messages are gone.
+// CountLost counts the rows whose messages are lost, including archived ones.
 func CountLost(ctx context.Context, pool *pgxpool.Pool, l Lost) (int64, error) {
 	return l.eachSlice(ctx, pool, []string{ofTable(countLostSQL, TableOutbox), ofTable(countLostSQL, TableArchive)}, nil, nil)
 }
 
-// Restore makes the rows pending again whose messages are gone, archived ones too, under their old ids: successors, which nobody publishes
-// to yet, publish them in their old order, before everything later. Ranges of the archive that have such rows are the outbox's again first. It
-// works in slices, each one transaction, and may be called again after it was interrupted. done is called after each slice; it may be nil.
+// Restore makes the rows of lost messages pending again under their old ids, including archived ones. The successors,
+// to which no relay publishes yet, then publish them first and in their old order. Ranges of the archive with such rows
+// move back to the outbox before that.
+//
+// Restore works in slices, each one transaction. After an interruption it may be called again. It calls done, unless
+// nil, after each slice.
 func Restore(ctx context.Context, pool *pgxpool.Pool, l Lost, successors []Partition, done func()) (int64, error) {
 	if err := l.returnRanges(ctx, pool); err != nil {
 		return 0, err
@@ -244,7 +256,7 @@ func Restore(ctx context.Context, pool *pgxpool.Pool, l Lost, successors []Parti
 	}, done)
 }
 
-// returnRanges gives the ranges of the archive that have rows whose messages are gone back to the outbox.
+// returnRanges moves the archive's ranges with rows of lost messages back to the outbox.
 func (l Lost) returnRanges(ctx context.Context, pool *pgxpool.Pool) error {
 	all, _, err := Ranges(ctx, pool)
 	if err != nil {
@@ -261,7 +273,7 @@ func (l Lost) returnRanges(ctx context.Context, pool *pgxpool.Pool) error {
 			}
 			return tx.QueryRow(ctx, lostInRangeSQL, l.args(r.From-1, r.To-1)).Scan(&lost)
 		}); err != nil {
-			return fmt.Errorf("look for lost messages in the range from %d: %w", r.From, err)
+			return fmt.Errorf("search for lost messages in the range from %d: %w", r.From, err)
 		}
 		if !lost {
 			continue
@@ -270,25 +282,27 @@ func (l Lost) returnRanges(ctx context.Context, pool *pgxpool.Pool) error {
 			_, err := tx.Exec(ctx, returnRangeSQL, pgx.StrictNamedArgs{"from": r.From})
 			return err
 		}); err != nil {
-			return fmt.Errorf("give the range from %d back to the outbox: %w", r.From, err)
+			return fmt.Errorf("return the range from %d to the outbox: %w", r.From, err)
 		}
 	}
 	return nil
 }
 
-// Requeue puts the rows whose messages are gone, archived ones too, to the end of the outbox, with their event_id and a new id: they come late
-// anyway, and the relay that publishes their slots goes on meanwhile. Like Restore it works in slices.
+// Requeue moves the rows of lost messages to the end of the outbox, including archived ones. They keep their event_id
+// and get a new id, because the relay of their slots publishes meanwhile, so they come late in any case. Like Restore
+// it works in slices.
 func Requeue(ctx context.Context, pool *pgxpool.Pool, l Lost, done func()) (int64, error) {
 	return l.eachSlice(ctx, pool, []string{ofTable(requeueSQL, TableOutbox), ofTable(requeueSQL, TableArchive)}, nil, done)
 }
 
-// nextIDSQL finds the first row after an id, up to another: ids have gaps of any size.
+// nextIDSQL finds the first row after an id, up to another one: gaps between ids have any size.
+//
 // Index: the ranges' primary keys, one probe each.   Locks: none.
 const nextIDSQL = `
 SELECT /* outbox.next_id */ coalesce(least((SELECT min(id) FROM outbox_messages WHERE id > @after AND id <= @upto),
                                            (SELECT min(id) FROM outbox_messages_archive WHERE id > @after AND id <= @upto)), 0)`
 
-// repairSlice is how many ids one transaction of a repair covers.
+// repairSlice is the number of ids per transaction of a repair.
 const repairSlice = 10_000
 
 func (l Lost) args(after, upto int64) pgx.StrictNamedArgs {
@@ -299,9 +313,10 @@ func (l Lost) args(after, upto int64) pgx.StrictNamedArgs {
 	return pgx.StrictNamedArgs{"after": after, "upto": upto, "partition": l.Partition, "behind": int64(l.Behind), "seqs": seqs}
 }
 
-// eachSlice runs the statements over all ids that there are, and returns how many rows they found. lower is called in the transaction
-// with the lowest of a slice's rows.
-func (l Lost) eachSlice(ctx context.Context, pool *pgxpool.Pool, statements []string, lower func(tx pgx.Tx, lowest int64) error, done func()) (n int64, err error) {
+// eachSlice runs the statements over all existing ids, and returns the number of rows that they found. It calls lower
+// in each slice's transaction, with the lowest of the slice's rows.
+func (l Lost) eachSlice(ctx context.Context, pool *pgxpool.Pool, statements []string, lower func(tx pgx.Tx, lowest int64) error,
+	done func()) (n int64, err error) {
 	var high int64
 	if err := pool.QueryRow(ctx, lastIDSQL).Scan(&high); err != nil {
 		return 0, fmt.Errorf("read the last outbox id: %w", err)
@@ -309,7 +324,7 @@ func (l Lost) eachSlice(ctx context.Context, pool *pgxpool.Pool, statements []st
 	for after := int64(0); ; after += repairSlice {
 		var next, found int64
 		if err := pool.QueryRow(ctx, nextIDSQL, pgx.StrictNamedArgs{"after": after, "upto": high}).Scan(&next); err != nil {
-			return n, fmt.Errorf("look for the first row after %d: %w", after, err)
+			return n, fmt.Errorf("search for the first row after %d: %w", after, err)
 		}
 		if next == 0 {
 			return n, nil
@@ -331,7 +346,7 @@ func (l Lost) eachSlice(ctx context.Context, pool *pgxpool.Pool, statements []st
 			return nil
 		})
 		if err != nil {
-			return n, fmt.Errorf("go through the rows of partition %d after %d: %w", l.Partition, after, err)
+			return n, fmt.Errorf("process the rows of partition %d after %d: %w", l.Partition, after, err)
 		}
 		if n += found; found > 0 && done != nil {
 			done()
@@ -339,17 +354,18 @@ func (l Lost) eachSlice(ctx context.Context, pool *pgxpool.Pool, statements []st
 	}
 }
 
-// OnStream is what this database knows of a message that stands behind the stored tail.
+// OnStream is the state of the row of a message after the stored tail.
 type OnStream int
 
-// Unknown is a message without a row; one that is Pending is to be marked by its relay; of a Past one the row was marked before.
+// The row of an Unknown message does not exist. A Pending row will be marked by its relay. A Past row was marked
+// before.
 const (
 	Unknown OnStream = iota
 	Pending
 	Past
 )
 
-// Classify says of messages what this database knows of them, by sequence.
+// Classify returns the state of the row of each message, by sequence.
 func Classify(ctx context.Context, pool *pgxpool.Pool, messages []Published) (map[uint64]OnStream, error) {
 	args := (&Mark{Rows: messages}).args(0)
 	known := make(map[uint64]OnStream, len(messages))

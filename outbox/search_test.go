@@ -13,7 +13,7 @@ import (
 
 func TestEventsAreSearchedDownTheIDs(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
-	fill(t, pool, 1, 4, 10*archiveDay) // ids 1 to 4, of the posts 1 to 4
+	fill(t, pool, 1, 4, 10*archiveDay) // ids 1 to 4, of posts 1 to 4
 	leave(t, pool, 8*archiveDay)
 	archive(t, newArchive(t, pool))
 	fill(t, pool, 1, 4, 2*time.Hour) // 50000001 to 4
@@ -22,21 +22,25 @@ func TestEventsAreSearchedDownTheIDs(t *testing.T) {
 	exec(t, pool, `UPDATE outbox_messages SET processed_at = NULL, attempts = 2 WHERE id = 50000004`)
 	exec(t, pool, `UPDATE outbox_messages_archive SET occurred_at = inserted_at, partition = 0`)
 	exec(t, pool, `WITH d AS (DELETE FROM outbox_messages WHERE id IN (50000002, 50000006) RETURNING *)
-		INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, attempts, event_id, inserted_at, slot)
-		SELECT id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, 11, event_id, inserted_at, slot FROM d`)
+		INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at,
+		available_at, attempts, event_id, inserted_at, slot)
+		SELECT id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, 11, event_id,
+		inserted_at, slot FROM d`)
 	now := time.Now()
 	for name, c := range map[string]struct {
 		q    SearchQuery
 		want string
 	}{
-		"all":                      {SearchQuery{}, "50000008 50000007 50000006 50000005 50000004 50000003 50000002 50000001 4 3 2 1"},
-		"a tenant":                 {SearchQuery{TenantID: 2}, "50000008 50000007 50000006 50000005"},
-		"a type":                   {SearchQuery{EventType: "edited"}, "50000003"},
-		"an aggregate":             {SearchQuery{TenantID: 1, AggregateType: "post", AggregateID: 2}, "50000002 2"},
-		"one that waits":           {SearchQuery{TenantID: 1, AggregateType: "post", AggregateID: 4}, "50000004 4"},
-		"an aggregate, lately":     {SearchQuery{TenantID: 1, AggregateType: "post", AggregateID: 3, Since: now.Add(-24 * time.Hour)}, "50000003"},
-		"an aggregate and a type":  {SearchQuery{TenantID: 1, AggregateType: "post", AggregateID: 3, EventType: "created"}, "3"},
-		"a time":                   {SearchQuery{Since: now.Add(-11 * archiveDay), Until: now.Add(-90 * time.Minute)}, "50000004 50000003 50000002 50000001 4 3 2 1"},
+		"all":            {SearchQuery{}, "50000008 50000007 50000006 50000005 50000004 50000003 50000002 50000001 4 3 2 1"},
+		"a tenant":       {SearchQuery{TenantID: 2}, "50000008 50000007 50000006 50000005"},
+		"a type":         {SearchQuery{EventType: "edited"}, "50000003"},
+		"an aggregate":   {SearchQuery{TenantID: 1, AggregateType: "post", AggregateID: 2}, "50000002 2"},
+		"one that waits": {SearchQuery{TenantID: 1, AggregateType: "post", AggregateID: 4}, "50000004 4"},
+		"an aggregate, lately": {SearchQuery{TenantID: 1, AggregateType: "post", AggregateID: 3, Since: now.Add(-24 * time.Hour)},
+			"50000003"},
+		"an aggregate and a type": {SearchQuery{TenantID: 1, AggregateType: "post", AggregateID: 3, EventType: "created"}, "3"},
+		"a time": {SearchQuery{Since: now.Add(-11 * archiveDay), Until: now.Add(-90 * time.Minute)},
+			"50000004 50000003 50000002 50000001 4 3 2 1"},
 		"until then":               {SearchQuery{Until: now.Add(-9 * archiveDay)}, "4 3 2 1"},
 		"a time of a tenant":       {SearchQuery{Since: now.Add(-90 * time.Minute), TenantID: 1}, ""},
 		"an aggregate of another":  {SearchQuery{TenantID: 3, AggregateType: "post", AggregateID: 3}, ""},
@@ -77,8 +81,10 @@ func TestEventsAreSearchedDownTheIDs(t *testing.T) {
 
 func TestASearchLooksAtABoundedNumberOfRows(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
-	exec(t, pool, `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, inserted_at, available_at, processed_at)
-		SELECT 1, 'post', n, CASE WHEN n = 1000 THEN 'rare' ELSE 'created' END, '{}', now() - interval '1 h', now() - interval '1 h', now() FROM generate_series(1, 205000) n`)
+	exec(t, pool, `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, inserted_at, available_at,
+		processed_at)
+		SELECT 1, 'post', n, CASE WHEN n = 1000 THEN 'rare' ELSE 'created' END, '{}', now() - interval '1 h', now() - interval '1 h', now()
+		FROM generate_series(1, 205000) n`)
 	first, err := Search(t.Context(), pool, SearchQuery{EventType: "rare", Limit: 5})
 	if err != nil || len(first.Found) != 0 || first.Next > 6000 || first.Next < 4000 || first.Back.IsZero() {
 		t.Errorf("%+v, %v", first, err)
@@ -91,8 +97,9 @@ func TestASearchLooksAtABoundedNumberOfRows(t *testing.T) {
 
 func TestAnEventIsFoundByItsSequence(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
-	publish := func(partition int) { // all that has no partition yet, in the order of ids from sequence 1 on
-		exec(t, pool, `UPDATE outbox_messages m SET partition = $1, stream_seq = s.n FROM (SELECT id, row_number() OVER (ORDER BY id) AS n FROM outbox_messages WHERE partition IS NULL) s
+	publish := func(partition int) { // publishes all rows without a partition, in the order of ids, from sequence 1 on
+		exec(t, pool, `UPDATE outbox_messages m SET partition = $1, stream_seq = s.n
+			FROM (SELECT id, row_number() OVER (ORDER BY id) AS n FROM outbox_messages WHERE partition IS NULL) s
 			WHERE m.id = s.id`, partition)
 	}
 	fill(t, pool, 1, 300, 10*archiveDay)
@@ -101,13 +108,17 @@ func TestAnEventIsFoundByItsSequence(t *testing.T) {
 	archive(t, newArchive(t, pool))
 	fill(t, pool, 1, 300, time.Hour) // 50000001 and up
 	publish(1)
-	exec(t, pool, `UPDATE outbox_messages m SET stream_seq = CASE id WHEN 50000020 THEN 40 ELSE stream_seq - 1 END WHERE id BETWEEN 50000020 AND 50000040`) // it was put off
-	exec(t, pool, `UPDATE outbox_messages m SET stream_seq = NULL WHERE id = 50000100`)                                                                     // it was erased
+	// delayed
+	exec(t, pool, `UPDATE outbox_messages m SET stream_seq = CASE id WHEN 50000020 THEN 40 ELSE stream_seq - 1 END WHERE id BETWEEN 50000020
+		AND 50000040`)
+	// erased
+	exec(t, pool, `UPDATE outbox_messages m SET stream_seq = NULL WHERE id = 50000100`)
 	for _, c := range []struct {
 		partition int
 		seq       uint64
 		want      []int64
-	}{{0, 1, []int64{1}}, {0, 300, []int64{300}}, {0, 301, nil}, {0, 77, []int64{77}}, {1, 1, []int64{50000001}}, {1, 40, []int64{50000020}}, {1, 39, []int64{50000040}},
+	}{{0, 1, []int64{1}}, {0, 300, []int64{300}}, {0, 301, nil}, {0, 77, []int64{77}}, {1, 1, []int64{50000001}},
+		{1, 40, []int64{50000020}}, {1, 39, []int64{50000040}},
 		{1, 200, []int64{50000200}}, {1, 300, []int64{50000300}}, {1, 100, nil}, {2, 1, nil}} {
 		found, err := FindPublished(t.Context(), pool, 0, Partition{Number: c.partition}, c.seq)
 		var got []int64
@@ -122,7 +133,8 @@ func TestAnEventIsFoundByItsSequence(t *testing.T) {
 		t.Errorf("of another tenant: %+v, %v", found, err)
 	}
 	for id, want := range map[int64]string{7: RangeArchived, 50000007: RangeOpen} {
-		if p, ok, err := PlaceOf(t.Context(), pool, id); err != nil || !ok || p.State != want || id < p.From || id >= p.To || (want == RangeArchived) == p.ArchivedAt.IsZero() {
+		if p, ok, err := PlaceOf(t.Context(), pool, id); err != nil || !ok || p.State != want || id < p.From || id >= p.To ||
+			(want == RangeArchived) == p.ArchivedAt.IsZero() {
 			t.Errorf("%d: %+v, %t, %v", id, p, ok, err)
 		}
 	}

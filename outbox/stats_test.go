@@ -23,11 +23,13 @@ func checkStats(t *testing.T, pool *pgxpool.Pool, what string, pending, delayed 
 	}
 }
 
-// TestTheGaugesTellWhatIsLate: the lag is of what is due; what is retried or held behind such a row is undelivered for as long as it is there.
+// TestTheGaugesTellWhatIsLate: the lag is the age of due rows. Retried rows, and rows behind them, count as undelivered
+// all the time.
 func TestTheGaugesTellWhatIsLate(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	age := func(ids []int64, inserted, available string) {
-		exec(t, pool, `UPDATE outbox_messages SET inserted_at = now() + $2::interval, available_at = now() + $3::interval WHERE id = ANY($1)`, ids, inserted, available)
+		exec(t, pool, `UPDATE outbox_messages SET inserted_at = now() + $2::interval, available_at = now() + $3::interval
+			WHERE id = ANY($1)`, ids, inserted, available)
 	}
 	checkStats(t, pool, "an empty outbox", 0, 0, 0, 0)
 	appendRows(t, pool, newEvent(1, `1`), newEvent(2, `2`), newEvent(3, `3`), newEvent(3, `4`))
@@ -57,7 +59,7 @@ func TestTheGaugesTellWhatIsLate(t *testing.T) {
 	checkStats(t, pool, "which the floor has passed", 2, 2, 0, 3000)
 }
 
-// TestAScrapeWithoutTheDatabaseLeavesTheGaugesOut: a gauge that keeps its last value would look well.
+// TestAScrapeWithoutTheDatabaseLeavesTheGaugesOut: a gauge that kept its last value would look healthy.
 func TestAScrapeWithoutTheDatabaseLeavesTheGaugesOut(t *testing.T) {
 	db := testkit.Postgres(t)
 	gauges := func(pool *pgxpool.Pool) int { return testutil.CollectAndCount(NewCollector(pool, testkit.Logger(t))) }

@@ -15,50 +15,53 @@ import (
 )
 
 var (
-	// ErrNotWaiting reports a message that does not wait, or waits no longer: it was published, is in the DLQ, or its turn comes without a wait.
-	ErrNotWaiting = errors.New("outbox: the message does not wait")
-	// ErrDue reports a waiting message that is due: a relay may be publishing it.
+	// ErrNotWaiting reports a message that is not delayed (any more). It was published, is in the DLQ or is pending.
+	ErrNotWaiting = errors.New("outbox: the message is not waiting")
+	// ErrDue reports a delayed message that is due: a relay may be publishing it.
 	ErrDue = errors.New("outbox: the message is due, and a relay may be publishing it")
 	// ErrBehind reports a message that waits behind another one of its aggregate.
 	ErrBehind = errors.New("outbox: the message waits behind another one of its aggregate")
 )
 
-// WaitingMessage is a message of the outbox that waits: for its next attempt, for the time that its writer asked for, or behind such a message.
+// WaitingMessage is a delayed message of the outbox. It waits for its next attempt, for the time that its writer set,
+// or behind such a message.
 type WaitingMessage struct {
-	event.Event // Payload is read by GetWaiting alone
+	event.Event // only GetWaiting reads Payload
 	Attempts    int
 	LastError   string
 	InsertedAt  time.Time
-	AvailableAt time.Time     // when it falls due
-	DueIn       time.Duration // by the database's clock; 0 or less when it is due
-	Behind      int64         // the id of the message that it waits for; 0 for none
+	AvailableAt time.Time     // when it is due
+	DueIn       time.Duration // by the database's clock; 0 or less if it is due
+	Behind      int64         // the id of the message for which it waits; 0 if none
 }
 
-// WaitingFilter selects messages that wait: those that meet all that is set.
+// WaitingFilter selects the delayed messages that match every field that is set.
 type WaitingFilter struct {
 	TenantID      int64
 	AggregateType string
 	AggregateID   int64
 	EventType     string
-	After         int64 // with an id above: where the page before ended
+	After         int64 // only higher ids: the last id of the previous page
 }
 
-// MaxWaiting is how many messages one ListWaiting returns at most.
+// MaxWaiting is the limit of messages of one ListWaiting.
 const MaxWaiting = 500
 
-const waitingColumns = `id, event_id::text, tenant_id, aggregate_type, aggregate_id, event_type, event_version::int, occurred_at, coalesce(trace_id, ''), slot::int,
-       attempts::int, coalesce(last_error, ''), inserted_at, available_at, extract(epoch FROM available_at - clock_timestamp())::float8, coalesce(behind, 0)`
+const waitingColumns = `id, event_id::text, tenant_id, aggregate_type, aggregate_id, event_type, event_version::int, occurred_at,
+       coalesce(trace_id, ''), slot::int, attempts::int, coalesce(last_error, ''), inserted_at, available_at,
+       extract(epoch FROM available_at - clock_timestamp())::float8, coalesce(behind, 0)`
 
 func (m *WaitingMessage) scan(row pgx.Row, more ...any) error {
 	var due float64
-	err := row.Scan(append([]any{&m.OutboxID, &m.ID, &m.TenantID, &m.AggregateType, &m.AggregateID, &m.Type, &m.Version, &m.OccurredAt, &m.TraceParent, &m.Slot,
-		&m.Attempts, &m.LastError, &m.InsertedAt, &m.AvailableAt, &due, &m.Behind}, more...)...)
+	err := row.Scan(append([]any{&m.OutboxID, &m.ID, &m.TenantID, &m.AggregateType, &m.AggregateID, &m.Type, &m.Version, &m.OccurredAt,
+		&m.TraceParent, &m.Slot, &m.Attempts, &m.LastError, &m.InsertedAt, &m.AvailableAt, &due, &m.Behind}, more...)...)
 	m.DueIn = time.Duration(due * float64(time.Second))
 	return err
 }
 
 const (
-	// listWaitingSQL reads a page of the messages that wait, without payloads.
+	// listWaitingSQL reads a page of delayed messages, without payloads.
+	//
 	// Index: outbox_messages_delayed_id_idx.   Locks: none.
 	listWaitingSQL = `
 SELECT /* outbox.list_waiting */ ` + waitingColumns + `
@@ -69,47 +72,49 @@ SELECT /* outbox.list_waiting */ ` + waitingColumns + `
    AND (@aggregate_id::bigint IS NULL OR aggregate_id = @aggregate_id)
    AND (@event_type::text IS NULL OR event_type = @event_type)
  ORDER BY id LIMIT @limit`
-	// getWaitingSQL reads one message that waits.
-	// Index: outbox_messages_pkey.   Locks: none.
+	// getWaitingSQL reads one delayed message. Index: outbox_messages_pkey. Locks: none.
 	getWaitingSQL = `SELECT /* outbox.get_waiting */ ` + waitingColumns + `, payload FROM outbox_messages WHERE id = @id AND delayed`
 )
 
-// ListWaiting returns the first messages that wait and that the filter selects, by id, at most limit and MaxWaiting of them, without payloads.
+// ListWaiting returns the first delayed messages that the filter selects, by id and without payloads. It returns at
+// most limit and at most MaxWaiting of them.
 func ListWaiting(ctx context.Context, pool *pgxpool.Pool, f WaitingFilter, limit int) (all []WaitingMessage, err error) {
 	var b pgx.Batch
 	b.Queue(walkSQL)
 	b.Queue(listWaitingSQL, pgx.StrictNamedArgs{
-		"tenant": ifSet(f.TenantID), "aggregate_type": ifSet(f.AggregateType), "aggregate_id": ifSet(f.AggregateID), "event_type": ifSet(f.EventType),
-		"after": f.After, "limit": min(limit, MaxWaiting),
+		"tenant": ifSet(f.TenantID), "aggregate_type": ifSet(f.AggregateType), "aggregate_id": ifSet(f.AggregateID),
+		"event_type": ifSet(f.EventType), "after": f.After, "limit": min(limit, MaxWaiting),
 	}).Query(func(rows pgx.Rows) (err error) {
 		all, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (m WaitingMessage, err error) { return m, m.scan(row) })
 		return err
 	})
 	if err := pool.SendBatch(ctx, &b).Close(); err != nil {
-		return nil, fmt.Errorf("list what waits in the outbox after %d: %w", f.After, err)
+		return nil, fmt.Errorf("list waiting outbox messages after %d: %w", f.After, err)
 	}
 	return all, nil
 }
 
-// GetWaiting returns a message that waits, with its payload, or ErrNotWaiting.
+// GetWaiting returns a delayed message with its payload, or ErrNotWaiting.
 func GetWaiting(ctx context.Context, pool *pgxpool.Pool, id int64) (m WaitingMessage, err error) {
 	err = m.scan(pool.QueryRow(ctx, getWaitingSQL, pgx.StrictNamedArgs{"id": id}), &m.Payload)
 	if errors.Is(err, pgx.ErrNoRows) {
 		err = ErrNotWaiting
 	}
 	if err != nil {
-		return WaitingMessage{}, fmt.Errorf("read message %d, which waits in the outbox: %w", id, err)
+		return WaitingMessage{}, fmt.Errorf("read waiting outbox message %d: %w", id, err)
 	}
 	return m, nil
 }
 
-// notedSQL notes what was done to the message of the CTE taken.
+// notedSQL records the action on the message in the CTE taken.
 const notedSQL = `
 noted AS (
   INSERT INTO outbox_dlq_actions (actor, action, dlq_id, event_id, tenant_id, aggregate_type, aggregate_id, event_type, reason)
   SELECT @actor, @action, id, event_id, tenant_id, aggregate_type, aggregate_id, event_type, @reason FROM taken RETURNING 1)`
 
-// retryWaitingSQL makes a message due and notes it. It stays a waiting one, which its aggregate's later messages do not overtake.
+// retryWaitingSQL makes a delayed message due and records that. The message remains delayed, so the later messages of
+// its aggregate do not overtake it.
+//
 // Index: outbox_messages_pkey.   Locks: the message.
 const retryWaitingSQL = `
 WITH taken AS (
@@ -117,24 +122,26 @@ WITH taken AS (
    WHERE id = @id AND delayed AND behind IS NULL AND available_at > clock_timestamp() RETURNING *),` + notedSQL + `
 SELECT /* outbox.retry_waiting */ count(*) FROM noted`
 
-// RetryWaiting makes a message that waits due now, and what waits behind it as well. ErrNotWaiting, ErrDue and ErrBehind say why it did nothing.
+// RetryWaiting makes a delayed message due now, and with it the messages that wait behind it. ErrNotWaiting, ErrDue and
+// ErrBehind are the reasons why it did nothing.
 func RetryWaiting(ctx context.Context, pool *pgxpool.Pool, id int64, actor, reason string) error {
-	if _, err := Unpark(ctx, pool); err != nil { // it may wait behind a message that is gone
+	if _, err := Unpark(ctx, pool); err != nil { // the message may wait behind a row that no longer exists
 		return err
 	}
 	var did int
-	err := pool.QueryRow(ctx, retryWaitingSQL, pgx.StrictNamedArgs{"id": id, "actor": actor, "action": "retry_waiting", "reason": reason}).Scan(&did)
+	err := pool.QueryRow(ctx, retryWaitingSQL, pgx.StrictNamedArgs{"id": id, "actor": actor, "action": "retry_waiting",
+		"reason": reason}).Scan(&did)
 	if err == nil && did == 0 {
 		err = whyNot(ctx, pool, id, true)
 	}
 	if err != nil {
-		return fmt.Errorf("retry message %d, which waits in the outbox: %w", id, err)
+		return fmt.Errorf("retry waiting outbox message %d: %w", id, err)
 	}
 	_, err = Unpark(ctx, pool)
 	return err
 }
 
-// whyNot says why a message was not taken.
+// whyNot returns the reason why a statement did not take a message.
 func whyNot(ctx context.Context, pool *pgxpool.Pool, id int64, first bool) error {
 	m, err := GetWaiting(ctx, pool, id)
 	switch {
@@ -146,35 +153,37 @@ func whyNot(ctx context.Context, pool *pgxpool.Pool, id int64, first bool) error
 	return ErrDue
 }
 
-// A claim takes no lock, so the lock of a message alone does not tell that no relay has it in hand. Kill puts the message off first, for far longer
-// than it takes to move it. If the time for which it waited before has still not come when that is committed, no claim that did not see it found the
-// message due.
+// A claim takes no lock, so a lock on a message does not prove that no relay is publishing it. Kill therefore first
+// delays the message, for far longer than the move takes, and commits. Then it moves the message only if its earlier due
+// time is still in the future. In that case no claim that missed the delay found the message due.
 const (
 	putOffFor = 10 * time.Minute
-	// putOffSQL puts a message off that is not due, and returns when it would have been.
+	// putOffSQL delays a message that is not due, and returns its earlier due time.
+	//
 	// Index: outbox_messages_pkey.   Locks: the message.
 	putOffSQL = `
 WITH was AS (SELECT id, available_at FROM outbox_messages WHERE id = @id AND delayed FOR UPDATE)
 UPDATE /* outbox.put_off */ outbox_messages m SET available_at = greatest(m.available_at, clock_timestamp() + @for)
   FROM was w WHERE m.id = w.id AND m.delayed AND w.available_at > clock_timestamp() RETURNING w.available_at`
-	// killSQL moves a message to the DLQ and notes it.
-	// Index: outbox_messages_pkey.   Locks: the message.
+	// killSQL moves a message to the DLQ and records that. Index: outbox_messages_pkey. Locks: the message.
 	killSQL = `
 WITH taken AS (DELETE FROM outbox_messages WHERE id = @id AND delayed AND clock_timestamp() < @was::timestamptz RETURNING *),
 moved AS (
   INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at,
          available_at, attempts, last_error, trace_id, event_id, inserted_at, slot, cause, retries)
   SELECT id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at,
-         available_at, attempts, concat_ws('; ', last_error, 'killed by ' || @actor || ': ' || @reason), trace_id, event_id, inserted_at, slot, @cause, ` + retriesSQL + ` FROM taken m
+         available_at, attempts, concat_ws('; ', last_error, 'killed by ' || @actor || ': ' || @reason), trace_id, event_id, inserted_at,
+         slot, @cause, ` + retriesSQL + ` FROM taken m
   RETURNING 1),` + notedSQL + `
 SELECT /* outbox.kill */ count(*) FROM noted`
 )
 
-// KillWaiting moves a message that waits to the DLQ and frees what waits behind it. It does not take a message that a relay may be publishing: ErrDue.
-// After ErrNotWaiting and ErrDue nothing has changed, but for a message that fell due meanwhile, which waits ten minutes more.
+// KillWaiting moves a delayed message to the DLQ and frees the messages that wait behind it. It returns ErrDue for a
+// message that a relay may be publishing. After ErrNotWaiting or ErrDue nothing has changed, with one exception: a
+// message that became due meanwhile is delayed by ten more minutes.
 func KillWaiting(ctx context.Context, pool *pgxpool.Pool, id int64, actor, reason string) error {
 	if err := kill(ctx, pool, id, actor, reason); err != nil {
-		return fmt.Errorf("move message %d, which waits in the outbox, to the DLQ: %w", id, err)
+		return fmt.Errorf("move waiting outbox message %d to the DLQ: %w", id, err)
 	}
 	_, err := Unpark(ctx, pool)
 	return err

@@ -15,11 +15,12 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// TestMessagesThatWaitAreListedRetriedAndKilled: a message that a relay may have in hand is left alone, what waits behind one that goes is freed, and
-// each action is noted.
+// TestMessagesThatWaitAreListedRetriedAndKilled: a message that a relay may be publishing is left alone. Messages
+// behind a removed one are freed. Each action is recorded.
 func TestMessagesThatWaitAreListedRetriedAndKilled(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
-	appendRows(t, pool, newEvent(1, `1`), newEvent(1, `2`), newEvent(2, `3`), newEvent(2, `4`), newEvent(3, `5`), newEvent(4, `6`), newEvent(5, `7`))
+	appendRows(t, pool, newEvent(1, `1`), newEvent(1, `2`), newEvent(2, `3`), newEvent(2, `4`), newEvent(3, `5`),
+		newEvent(4, `6`), newEvent(5, `7`))
 	exec(t, pool, `UPDATE outbox_messages SET attempts = 3, last_error = 'no token' WHERE id IN (1, 3)`)
 	delay(t, pool, time.Hour, 1, 3, 5)
 	delay(t, pool, -time.Second, 6)
@@ -62,7 +63,8 @@ func TestMessagesThatWaitAreListedRetriedAndKilled(t *testing.T) {
 	}
 
 	before := contents(t, pool)
-	for id, want := range map[int64]struct{ retry, kill error }{2: {retry: ErrBehind}, 6: {ErrDue, ErrDue}, 7: {ErrNotWaiting, ErrNotWaiting}, 99: {ErrNotWaiting, ErrNotWaiting}} {
+	for id, want := range map[int64]struct{ retry, kill error }{2: {retry: ErrBehind}, 6: {ErrDue, ErrDue},
+		7: {ErrNotWaiting, ErrNotWaiting}, 99: {ErrNotWaiting, ErrNotWaiting}} {
 		if err := RetryWaiting(t.Context(), pool, id, "ann", ""); !errors.Is(err, want.retry) {
 			t.Errorf("a retry of %d: %v, want %v", id, err, want.retry)
 		}
@@ -74,7 +76,7 @@ func TestMessagesThatWaitAreListedRetriedAndKilled(t *testing.T) {
 		}
 	}
 	if diff := gocmp.Diff(before, contents(t, pool)); diff != "" {
-		t.Errorf("what was refused changed something (-before +after):\n%s", diff)
+		t.Errorf("a refused action changed something (-before +after):\n%s", diff)
 	}
 
 	if err := RetryWaiting(t.Context(), pool, 1, "ann", "mended"); err != nil {
@@ -85,17 +87,20 @@ func TestMessagesThatWaitAreListedRetriedAndKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	checkClaimed(t, pool, Round{Due: true}, 1, 2, 4, 6, 7)
-	if got, want := scalar[string](t, pool, `SELECT concat_ws('|', id, attempts, last_error, payload) FROM outbox_messages_dlq`), "3|3|no token; killed by bob: no such user|3"; got != want {
+	if got, want := scalar[string](t, pool, `SELECT concat_ws('|', id, attempts, last_error, payload) FROM outbox_messages_dlq`),
+		"3|3|no token; killed by bob: no such user|3"; got != want {
 		t.Errorf("the DLQ has %q, want %q", got, want)
 	}
-	got := scalar[[]string](t, pool, `SELECT array_agg(concat_ws(' ', actor, action, dlq_id, tenant_id, aggregate_type, aggregate_id, event_type, reason) ORDER BY id) FROM outbox_dlq_actions`)
-	if diff := gocmp.Diff([]string{"ann retry_waiting 1 1 post 1 created mended", "bob kill 3 1 post 2 created no such user"}, got); diff != "" {
-		t.Errorf("noted (-want +got):\n%s", diff)
+	got := scalar[[]string](t, pool, `SELECT array_agg(concat_ws(' ', actor, action, dlq_id, tenant_id, aggregate_type, aggregate_id,
+		event_type, reason) ORDER BY id) FROM outbox_dlq_actions`)
+	if diff := gocmp.Diff([]string{"ann retry_waiting 1 1 post 1 created mended", "bob kill 3 1 post 2 created no such user"},
+		got); diff != "" {
+		t.Errorf("recorded (-want +got):\n%s", diff)
 	}
 }
 
-// TestAKillThatARelayOvertakesTakesNothing: the relay publishes while the kill waits for the row, or the message falls due between the kill's two
-// transactions.
+// TestAKillThatARelayOvertakesTakesNothing: the relay publishes while the kill waits for the row, or the message
+// becomes due between the kill's two transactions.
 func TestAKillThatARelayOvertakesTakesNothing(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	appendRows(t, pool, newEvent(1, `1`), newEvent(2, `2`))
@@ -104,7 +109,7 @@ func TestAKillThatARelayOvertakesTakesNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = marks.Rollback(context.WithoutCancel(t.Context())) }() // it may have ended
+	defer func() { _ = marks.Rollback(context.WithoutCancel(t.Context())) }() // the transaction may have ended
 	if _, err := marks.Exec(t.Context(), `UPDATE outbox_messages SET processed_at = now() WHERE id = 1`); err != nil {
 		t.Fatal(err)
 	}
@@ -118,9 +123,10 @@ func TestAKillThatARelayOvertakesTakesNothing(t *testing.T) {
 		t.Errorf("a kill of a message that is published meanwhile: %v, want ErrNotWaiting", err)
 	}
 
-	was := scalar[time.Time](t, pool, `SELECT now()`) // message 2 waits on by now, and was due before the second transaction began
+	was := scalar[time.Time](t, pool, `SELECT now()`) // the new due time of message 2; it was due before the second transaction began
 	var did int
-	if err := pool.QueryRow(t.Context(), killSQL, pgx.StrictNamedArgs{"id": 2, "was": was, "actor": "ann", "action": "kill", "reason": "no", "cause": "c"}).Scan(&did); err != nil || did != 0 {
+	if err := pool.QueryRow(t.Context(), killSQL, pgx.StrictNamedArgs{"id": 2, "was": was, "actor": "ann", "action": "kill", "reason": "no",
+		"cause": "c"}).Scan(&did); err != nil || did != 0 {
 		t.Errorf("a kill of a message that a relay may have claimed took %d, %v", did, err)
 	}
 	if got := scalar[int](t, pool, `SELECT count(*)::int FROM outbox_messages_dlq`); got != 0 {
@@ -128,11 +134,12 @@ func TestAKillThatARelayOvertakesTakesNothing(t *testing.T) {
 	}
 }
 
-// awaitBlocked waits until a session of this database waits for another's lock.
+// awaitBlocked waits until a session of this database waits for another session's lock.
 func awaitBlocked(t *testing.T, pool *pgxpool.Pool) {
 	t.Helper()
 	testkit.Eventually(t, 10*time.Second, "a session to wait for a lock", func() (blocked bool, err error) {
-		err = pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND cardinality(pg_blocking_pids(pid)) > 0)`).Scan(&blocked)
+		err = pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database()
+			AND cardinality(pg_blocking_pids(pid)) > 0)`).Scan(&blocked)
 		return blocked, err
 	})
 }

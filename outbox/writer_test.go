@@ -13,45 +13,51 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// TestAWriterAppendsAndNoMore: what docs/upstream.md promises of the role tidings_writer.
+// TestAWriterAppendsAndNoMore verifies the promises of docs/upstream.md about the role tidings_writer.
 func TestAWriterAppendsAndNoMore(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleWriter)
 	for tenant := range 2 {
 		var id int64
-		if err := pool.QueryRow(t.Context(), fmt.Sprintf(`INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, trace_id)
+		if err := pool.QueryRow(t.Context(), fmt.Sprintf(`INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type,
+			payload, trace_id)
 			VALUES (%d, 'like', 42, 'created', '{"version": 1}', NULL) RETURNING id`, tenant+1)).Scan(&id); err != nil {
 			t.Error(err)
 		}
 	}
 	for _, sql := range []string{
-		`UPDATE outbox_messages SET payload = '{}'`, `UPDATE outbox_messages SET processed_at = now()`, `DELETE FROM outbox_messages`, `SELECT payload FROM outbox_messages`,
-		`INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, processed_at) VALUES (1, 'like', 42, 'created', '{}', now())`,
-		`INSERT INTO outbox_messages (id, tenant_id, aggregate_type, aggregate_id, event_type, payload) VALUES (7, 1, 'like', 42, 'created', '{}')`,
+		`UPDATE outbox_messages SET payload = '{}'`, `UPDATE outbox_messages SET processed_at = now()`, `DELETE FROM outbox_messages`,
+		`SELECT payload FROM outbox_messages`,
+		`INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, processed_at)
+			VALUES (1, 'like', 42, 'created', '{}', now())`,
+		`INSERT INTO outbox_messages (id, tenant_id, aggregate_type, aggregate_id, event_type, payload)
+			VALUES (7, 1, 'like', 42, 'created', '{}')`,
 		`SELECT setval('outbox_messages_id_seq', 7)`, `SELECT last_value FROM outbox_messages_id_seq`,
-		`SELECT FROM api_tokens`, `SELECT FROM outbox_messages_dlq`, `SELECT FROM outbox_messages_archive`, `SELECT FROM outbox_partitions`, `SELECT FROM leases`,
-		`SELECT FROM child_keys`, `SELECT FROM threads`, `DELETE FROM follows`, `DELETE FROM comments`, `UPDATE follows SET follower_id = 1`,
-		`UPDATE comments SET moderation_state = 'APPROVED'`,
+		`SELECT FROM api_tokens`, `SELECT FROM outbox_messages_dlq`, `SELECT FROM outbox_messages_archive`,
+		`SELECT FROM outbox_partitions`, `SELECT FROM leases`,
+		`SELECT FROM child_keys`, `SELECT FROM threads`, `DELETE FROM follows`, `DELETE FROM comments`,
+		`UPDATE follows SET follower_id = 1`, `UPDATE comments SET moderation_state = 'APPROVED'`,
 	} {
-		if _, err := pool.Exec(t.Context(), sql); !postgres.IsSystemic(err) { // insufficient_privilege is one
-			t.Errorf("%s: %v, want it refused", sql, err)
+		if _, err := pool.Exec(t.Context(), sql); !postgres.IsSystemic(err) { // for example insufficient_privilege
+			t.Errorf("%s: %v, want an error", sql, err)
 		}
 	}
 }
 
-// The ids of a comment and of others, in the one form that events have them in.
+// The ids of a comment and of others, in the only form that events have.
 const (
 	commentID = "0196b2d4-7c00-7000-8000-00000000000a"
 	otherID   = "0196b2d4-7c00-7000-8000-00000000000b"
 )
 
-// TestAnEventOfACommentNamesItInOneForm: a consumer, an erasure and a person who looks for the events of a comment or an author read the same ids, and all
-// events of a comment are in the partition of its post.
+// TestAnEventOfACommentNamesItInOneForm: consumers, erasures and operators search the same ids, and all events of a
+// comment are in the partition of its post.
 func TestAnEventOfACommentNamesItInOneForm(t *testing.T) {
 	db := testkit.Postgres(t)
 	writer := db.Pool(t, postgres.RoleWriter)
 	for _, id := range []string{commentID, otherID} {
 		if _, err := writer.Exec(t.Context(), `INSERT INTO comments (tenant_id, comment_id, post_id, slug, path, author_id, body)
-			VALUES (1, $1::text::uuid, 42, right($1::text, 8), right($1::text, 22), CASE WHEN $1::text = $2::text THEN 7 ELSE 8 END, 'text')`, id, commentID); err != nil {
+			VALUES (1, $1::text::uuid, 42, right($1::text, 8), right($1::text, 22),
+			CASE WHEN $1::text = $2::text THEN 7 ELSE 8 END, 'text')`, id, commentID); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -86,21 +92,22 @@ func TestAnEventOfACommentNamesItInOneForm(t *testing.T) {
 	} {
 		payload := strings.Replace(good, c.from, c.to, 1)
 		if payload == good {
-			t.Fatalf("%s: the payload is as it was", c.what)
+			t.Fatalf("%s: the payload did not change", c.what)
 		}
 		err := appendComment(t, writer, 42, payload)
 		if c.refusedBy == names && !refusedBy(err, "23514", names) || c.refusedBy == matches && !refusedBy(err, "42501", matches) {
-			t.Errorf("an event %s: %v, want it refused by %s", c.what, err, c.refusedBy)
+			t.Errorf("an event %s: %v, want an error of %s", c.what, err, c.refusedBy)
 		}
 	}
-	// It names itself well, and stands where its comment does not.
+	// The event names itself correctly, but under a post without that comment.
 	if err := appendComment(t, writer, 43, strings.Replace(good, `"42"`, `"43"`, 1)); !refusedBy(err, "42501", matches) {
-		t.Errorf("an event of the comment on another post: %v, want it refused", err)
+		t.Errorf("an event of the comment on another post: %v, want an error", err)
 	}
 	if err := appendComment(t, writer, 42, good); err != nil {
 		t.Error(err)
 	}
-	if err := appendComment(t, writer, 42, strings.Replace(good, `"version"`, `"text": {"of": ["a version to come"]}, "version"`, 1)); err != nil {
+	if err := appendComment(t, writer, 42, strings.Replace(good, `"version"`,
+		`"text": {"of": ["a version to come"]}, "version"`, 1)); err != nil {
 		t.Error(err)
 	}
 	for _, parent := range []string{`null`, `""`, `"` + otherID + `"`} {
@@ -108,8 +115,9 @@ func TestAnEventOfACommentNamesItInOneForm(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	// An archived thread's comments are comments.
-	if _, err := db.Pool(t, postgres.RoleSystem).Exec(t.Context(), `WITH gone AS (DELETE FROM children_comment RETURNING *) INSERT INTO children_archive_comment SELECT * FROM gone`); err != nil {
+	// Comments of an archived thread count as comments.
+	if _, err := db.Pool(t, postgres.RoleSystem).Exec(t.Context(),
+		`WITH gone AS (DELETE FROM children_comment RETURNING *) INSERT INTO children_archive_comment SELECT * FROM gone`); err != nil {
 		t.Fatal(err)
 	}
 	if err := appendComment(t, writer, 42, good); err != nil {
@@ -119,12 +127,15 @@ func TestAnEventOfACommentNamesItInOneForm(t *testing.T) {
 
 func appendComment(t *testing.T, pool *pgxpool.Pool, post int64, payload string) error {
 	t.Helper()
-	_, err := pool.Exec(t.Context(), `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload) VALUES (1, 'comment', $1, 'created', $2)`, post, payload)
+	_, err := pool.Exec(t.Context(), `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
+		VALUES (1, 'comment', $1, 'created', $2)`, post, payload)
 	return err
 }
 
-// refusedBy reports whether the database refused a row for this constraint or this policy, which only its message names.
+// refusedBy reports whether the database refused a row because of this constraint or policy. Only the message names a
+// policy.
 func refusedBy(err error, code, name string) bool {
 	var refused *pgconn.PgError
-	return errors.As(err, &refused) && refused.Code == code && (refused.ConstraintName == name || strings.Contains(refused.Message, `"`+name+`"`))
+	return errors.As(err, &refused) && refused.Code == code &&
+		(refused.ConstraintName == name || strings.Contains(refused.Message, `"`+name+`"`))
 }

@@ -1,7 +1,7 @@
-// Package projections has what the system asks of a projection (Projection), and what the projections share: how a difference from
-// the truth is named, and reading two ordered results side by side.
+// Package projections defines the contract of a projection (Projection) and the code that projections share: names for
+// differences from the truth, and the comparison of two ordered results.
 //
-// A projection is a package below this one. It turns a batch of events into changes of its own tables, inside a transaction that its
-// caller owns. Every one of them guards by the entity's version, so events may come twice or late. None knows the stream, and none
-// knows another. cmd/internal/fleet names them all.
+// A projection is a package below this one. It turns a batch of events into changes of its own tables, inside a
+// transaction that its caller owns. Each projection compares the entity's version, so events may come twice or late. No
+// projection uses the stream or another projection. cmd/internal/fleet has the list of all projections.
 package projections

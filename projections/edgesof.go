@@ -10,7 +10,7 @@ import (
 	"github.com/tidings/tidings/kinds"
 )
 
-// EdgesOf are the edges of a kind that have an object at one of their ends.
+// EdgesOf selects the edges of a kind that have an object at one end.
 type EdgesOf struct {
 	TenantID int64
 	Kind     kinds.Edge
@@ -22,17 +22,17 @@ type EdgesOf struct {
 type Pair struct{ From, To int64 }
 
 const (
-	pairsLimit  = 500    // that one step finds
-	pairsWindow = 20_000 // rows that one step walks over for those to an object: there is no index of what is removed by target
+	pairsLimit  = 500    // pairs that one step returns
+	pairsWindow = 20_000 // rows that one step scans for edges to an object: no index by target has removed edges
 )
 
-// pairsFromSQL reads the next pairs from an object.
-// Index: the table's key, one range.   Locks: none.
+// pairsFromSQL reads the next pairs that begin at an object. Index: the table's key, one range. Locks: none.
 const pairsFromSQL = `
-SELECT /* projections.pairs */ DISTINCT {from}, {to}, true FROM {rows} WHERE {from} = @object::bigint AND {to} > @to::bigint ORDER BY {from}, {to} LIMIT @limit`
+SELECT /* projections.pairs */ DISTINCT {from}, {to}, true FROM {rows} WHERE {from} = @object::bigint AND {to} > @to::bigint
+ ORDER BY {from}, {to} LIMIT @limit`
 
-// pairsToSQL reads the pairs to an object among the next rows, and the last of these.
-// Index: the table's key, one range.   Locks: none.
+// pairsToSQL scans the next rows, and returns the pairs that end at an object and the last row.
+// Index: the table's key, one range. Locks: none.
 const pairsToSQL = `
 WITH next AS MATERIALIZED (
   SELECT {from} AS a, {to} AS b FROM {rows} WHERE ({from}, {to}) > (@from::bigint, @to::bigint) ORDER BY {from}, {to} LIMIT @window
@@ -44,8 +44,9 @@ UNION ALL
 (SELECT a, b, false FROM next WHERE (SELECT count(*) FROM mine) < @limit ORDER BY a DESC, b DESC LIMIT 1)
 ORDER BY a, b, hit`
 
-// Pairs reads the next pairs of a projection's table behind after. rows are the tenant's of the kind, as a FROM has them: a table with a condition of @tenant and
-// @kind; from and to are its columns. next is nil at the end.
+// Pairs returns the next pairs in a projection's table after the given one. rows is the FROM item that selects the
+// tenant's rows of the kind: a table with a condition of @tenant and @kind. from and to are its columns. next is nil at
+// the end.
 func (of EdgesOf) Pairs(ctx context.Context, tx pgx.Tx, rows, from, to string, after Pair) (all []Pair, next *Pair, err error) {
 	sql := pairsFromSQL
 	if of.End == kinds.To {
@@ -54,8 +55,8 @@ func (of EdgesOf) Pairs(ctx context.Context, tx pgx.Tx, rows, from, to string, a
 	sql = strings.NewReplacer("{rows}", rows, "{from}", from, "{to}", to).Replace(sql)
 	var p Pair
 	var is bool
-	found, _ := tx.Query(ctx, sql, pgx.NamedArgs{"tenant": of.TenantID, "kind": of.Kind.Name, "object": of.Object, "from": after.From, "to": after.To,
-		"limit": pairsLimit, "window": pairsWindow})
+	found, _ := tx.Query(ctx, sql, pgx.NamedArgs{"tenant": of.TenantID, "kind": of.Kind.Name, "object": of.Object,
+		"from": after.From, "to": after.To, "limit": pairsLimit, "window": pairsWindow})
 	if _, err := pgx.ForEachRow(found, []any{&p.From, &p.To, &is}, func() error {
 		next = new(p)
 		if is {
@@ -63,12 +64,12 @@ func (of EdgesOf) Pairs(ctx context.Context, tx pgx.Tx, rows, from, to string, a
 		}
 		return nil
 	}); err != nil {
-		return nil, nil, fmt.Errorf("look for pairs of %s %s %d: %w", of.Kind.Name, of.End, of.Object, err)
+		return nil, nil, fmt.Errorf("read the pairs of %s %s %d: %w", of.Kind.Name, of.End, of.Object, err)
 	}
 	return all, next, nil
 }
 
-// Columns are the pairs as two arrays.
+// Columns returns the pairs as two arrays.
 func Columns(all []Pair) (froms, tos []int64) {
 	froms, tos = make([]int64, len(all)), make([]int64, len(all))
 	for i, p := range all {

@@ -13,48 +13,49 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 )
 
-// Difference is one way in which a projection is not what the truth makes it.
+// Difference is one point in which a projection disagrees with the truth.
 type Difference struct {
 	Projection string `json:"projection"`
 	TenantID   int64  `json:"tenant_id"`
 	Entity     string `json:"entity"` // "follow 7/42", "counts of user 42", "comment 0190..."
-	Field      string `json:"field"`  // "row" when one side has none
-	Want       string `json:"want"`   // by the truth
-	Got        string `json:"got"`    // in the projection
-	Key        Key    `json:"-"`      // what to mend
-	Record     bool   `json:"-"`      // of a record, which is only added to: mending leaves this difference
+	Field      string `json:"field"`  // "row" if one side has no row
+	Want       string `json:"want"`   // the value that the truth requires
+	Got        string `json:"got"`    // the value in the projection
+	Key        Key    `json:"-"`      // the argument of Mend
+	Record     bool   `json:"-"`      // in a record, whose rows never change: Mend leaves this difference
 }
 
-// Key names what a projection mends as one. Type, TenantID and Aggregate name the aggregate whose events it is made of: while a DLQ has any of
-// those, the difference is explained, and not mended. The other fields say what of the aggregate, in the projection's own way: for instance
-// an edge (Aggregate is the target, Other the origin), an end of edges (Other is 0), an object of children, or a child.
+// Key names the rows that Mend repairs together. Type, TenantID and Aggregate name the aggregate of their events. While
+// a DLQ has an event of that aggregate, it explains the difference, and Mend does not repair it. The other fields name
+// a part of the aggregate in the projection's own way. An edge has its target in Aggregate and its origin in Other. A
+// count of edges has Other 0. Other keys name an object of children, or a child.
 type Key struct {
 	Type                       string
 	TenantID, Aggregate, Other int64
-	Child                      string // its id, where one is concerned
-	Kind                       string // of the children that settings are for
-	Step                       string // how far Mend has come with it, in the projection's own way; "" for what is not begun
+	Child                      string // the id of a child, if the key names one
+	Kind                       string // the kind of children of a settings key
+	Step                       string // the progress of Mend, in the projection's own format; "" before the start
 }
 
-// Ref names the edge or the child of the key, for the reader of the truth.
+// Ref returns the name of the key's edge or child for the reader of the truth.
 func (k Key) Ref() event.Ref {
 	return event.Ref{Type: k.Type, Child: k.Child, From: event.ID(k.Other), To: event.ID(k.Aggregate)}
 }
 
-// Parked tells whether events of an aggregate are in a DLQ: what they would change is left alone.
+// Parked reports whether a DLQ has events of an aggregate. Mend leaves the rows of such an aggregate unchanged.
 type Parked func(tenant int64, aggregateType string, aggregateID int64) bool
 
 func (d Difference) String() string {
 	return fmt.Sprintf("%s: tenant %d, %s: %s is %s, want %s", d.Projection, d.TenantID, d.Entity, d.Field, d.Got, d.Want)
 }
 
-// noStatementTimeoutSQL lets a statement read a whole table; ours are bounded otherwise.
+// noStatementTimeoutSQL lets a statement read a whole table; the default timeout would end it.
 const noStatementTimeoutSQL = `SET LOCAL statement_timeout = 0`
 
 // Rows yields the rows of sql one at a time, in one read-only transaction, then the error that ended them, if any.
 func Rows[T any](ctx context.Context, pool *pgxpool.Pool, sql string, args pgx.StrictNamedArgs) iter.Seq2[*T, error] {
 	return func(yield func(*T, error) bool) {
-		var failed error // not given to InTx, which would begin once more
+		var failed error // InTx would retry an error that it gets
 		stopped := false
 		err := postgres.InTx(ctx, pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
 			if _, err := tx.Exec(ctx, noStatementTimeoutSQL); err != nil {
@@ -80,7 +81,7 @@ func Rows[T any](ctx context.Context, pool *pgxpool.Pool, sql string, args pgx.S
 	}
 }
 
-// Of yields what state makes of each state of the truth: the row that the projection should have.
+// Of yields, for each state of the truth, the row that the projection should have.
 func Of[S, T any](states iter.Seq2[*S, error], row func(*S) *T) iter.Seq2[*T, error] {
 	return func(yield func(*T, error) bool) {
 		for s, err := range states {
@@ -95,8 +96,9 @@ func Of[S, T any](states iter.Seq2[*S, error], row func(*S) *T) iter.Seq2[*T, er
 	}
 }
 
-// Compare hands the rows that the truth wants and those that the projection has to visit in one order: a row that one side lacks is nil
-// there. Both are ordered as key compares. It holds two rows at a time, and stops at the first error.
+// Compare calls visit for each key of two sequences, the rows that the truth requires and the rows of the projection.
+// Both sequences have the order of key. A row that one side lacks is nil. Compare holds two rows at a time, and stops
+// at the first error.
 func Compare[T any](want, got iter.Seq2[*T, error], key func(a, b *T) int, visit func(want, got *T)) error {
 	nextWant, stopWant := iter.Pull2(want)
 	defer stopWant()
@@ -136,8 +138,9 @@ func Compare[T any](want, got iter.Seq2[*T, error], key func(a, b *T) int, visit
 	}
 }
 
-// Window is Compare of the first rows of both sides, of which each has at most limit. It ends at the last key that both can have reached,
-// and returns it: the key to continue after, or nil at the end of the tables. With the limit 0 it is Compare.
+// Window compares like Compare the first rows of both sides, each of which has at most limit rows. It ends at the last
+// key up to which both sides are complete, and returns that key to continue after; nil means the end of the tables.
+// With the limit 0 it is Compare.
 func Window[T any](want, got iter.Seq2[*T, error], limit int, key func(a, b *T) int, visit func(want, got *T)) (last *T, err error) {
 	if limit == 0 {
 		return nil, Compare(want, got, key, visit)
@@ -166,15 +169,17 @@ func Window[T any](want, got iter.Seq2[*T, error], limit int, key func(a, b *T) 
 	return last, Compare(reached(sides[0]), reached(sides[1]), key, visit)
 }
 
-// place is where a window over kinds ended: behind a row of a kind, or, without one, before the first.
+// place is the end of a window over kinds: a row of a kind, or the beginning of a kind if row is nil.
 type place[T any] struct {
 	kind string
 	row  *T
 }
 
-// Kinds is Projection.Window of a projection that has rows of kinds. It compares kind after kind, in the order of their names, by window, which
-// begins behind a row (nil: at the first), compares at most limit rows, and returns the last one, as Window does.
-func Kinds[K, T any](all []K, name func(K) string, after any, limit int, window func(k K, after *T, limit int) (checked int64, last *T, err error)) (checked int64, next any, err error) {
+// Kinds implements Projection.Window for a projection with rows of kinds. It compares kind after kind in the order of
+// their names with window. window compares at most limit rows after the given one (nil: from the first), and returns
+// the last row as the function Window does.
+func Kinds[K, T any](all []K, name func(K) string, after any, limit int,
+	window func(k K, after *T, limit int) (checked int64, last *T, err error)) (checked int64, next any, err error) {
 	at, _ := after.(place[T])
 	for _, k := range all {
 		switch n := name(k); {
@@ -199,7 +204,7 @@ func Kinds[K, T any](all []K, name func(K) string, after any, limit int, window 
 	return checked, nil, nil
 }
 
-// Differ reports members that differ, of what the difference is about.
+// Differ reports a difference in a field if want and got differ.
 func (d Difference) Differ(report func(Difference), field string, want, got any) {
 	if want != got {
 		d.Field, d.Want, d.Got = field, fmt.Sprint(want), fmt.Sprint(got)
@@ -207,7 +212,7 @@ func (d Difference) Differ(report func(Difference), field string, want, got any)
 	}
 }
 
-// Present is how a difference tells whether a row is there.
+// Present returns the text that a difference has for an existing or a missing row.
 func Present(there bool) string {
 	if there {
 		return "present"
@@ -215,7 +220,7 @@ func Present(there bool) string {
 	return "absent"
 }
 
-// Concat yields what the sequences yield, one after the other, up to the first error.
+// Concat yields the values of the sequences one after the other, up to the first error.
 func Concat[T any](all ...iter.Seq2[T, error]) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
 		for _, seq := range all {

@@ -14,8 +14,9 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
-// catchUp compares the stream with what the database knows of it, reads what it holds behind the stored tail, marks those rows, and
-// leaves the writer where the stream ends. It is run before the first claim of a partition and after anything but a plain ack.
+// catchUp brings the database up to date with the stream. It compares the two, reads the messages after the stored
+// tail, marks their rows, and sets the writer's tail to the end of the stream. The writer calls it before the first
+// claim and after anything but a plain publish ack.
 func (w *writer) catchUp(ctx context.Context) error {
 	start := time.Now()
 	w.metrics.catchUps.Inc()
@@ -49,8 +50,8 @@ func (w *writer) catchUp(ctx context.Context) error {
 	return nil
 }
 
-// bind returns the partition's stream, which is the one that the database knows. A partition that has met no stream yet is bound to an
-// empty one; a stream that is gone is never made anew: its loss is to be decided on.
+// bind returns the partition's stream, if it is the one that the database knows. It binds a partition without a stream
+// to an empty one. It never recreates a missing stream, because an operator must decide about the loss.
 func (w *writer) bind(ctx context.Context) (broker.Stream, error) {
 	p, err := w.partition(ctx)
 	if err != nil {
@@ -58,7 +59,8 @@ func (w *writer) bind(ctx context.Context) (broker.Stream, error) {
 	}
 	bctx, cancel := w.forBroker(ctx)
 	defer cancel()
-	name, spec := w.broker.StreamName(p.Number), broker.Partition{Number: p.Number, FirstSlot: p.FirstSlot, LastSlot: p.LastSlot, After: p.After}
+	name, spec := w.broker.StreamName(p.Number), broker.Partition{Number: p.Number, FirstSlot: p.FirstSlot,
+		LastSlot: p.LastSlot, After: p.After}
 	var stream broker.Stream
 	if p.Stream == "" {
 		stream, err = broker.Declare(bctx, w.js, w.broker, spec, w.log)
@@ -89,17 +91,18 @@ func (w *writer) bind(ctx context.Context) (broker.Stream, error) {
 	return stream, nil
 }
 
-// readAhead is how many messages a catch-up asks for at a time. Over a slow link these share a round trip.
+// readAhead is the number of messages that a catch-up requests at a time. Over a slow link they share a round trip.
 const readAhead = 64
 
-// read adds to mark the messages behind it, up to last and as many as fill a batch. final is the sequence of the closing message.
+// read adds to mark the messages after its NewTail, up to last and at most a batch. final is the sequence of the
+// closing message, or 0.
 func (w *writer) read(ctx context.Context, mark *outbox.Mark, last uint64) (final uint64, err error) {
 	for mark.NewTail < last && len(mark.Rows) < w.cfg.BatchSize {
 		found, err := w.ahead(ctx, mark.NewTail+1, last)
 		if err != nil {
 			return 0, err
 		}
-		if len(found) == 0 { // deleted, or expired
+		if len(found) == 0 { // the rest was deleted or has expired
 			mark.NewTail = last
 		}
 		for _, m := range found {
@@ -108,25 +111,26 @@ func (w *writer) read(ctx context.Context, mark *outbox.Mark, last uint64) (fina
 			}
 			if event.Closes(m.Subject, m.Header) {
 				if !w.p.Closing {
-					return 0, fmt.Errorf("%w: stream %s is closed, and this database went back to before that", ErrStreamRefused, w.p.Stream)
+					return 0, refusal{fmt.Errorf("stream %s is closed, but this database went back to a time before that; "+
+						"run `tidings restore`", w.p.Stream)}
 				}
 				return m.Seq, nil
 			}
 			mark.NewTail = m.Seq
 			if !event.Ours(m.Header) {
 				w.metrics.skipped.WithLabelValues(event.Foreign).Inc()
-				w.log.ErrorContext(ctx, "a message on the stream that no relay of ours wrote is passed over", "partition", w.p.Number, "stream_seq", m.Seq, "subject", m.Subject,
-					"runbook", "StreamForeignMessages")
+				w.log.ErrorContext(ctx, "skipped a message on the stream that no relay wrote", "partition", w.p.Number,
+					"stream_seq", m.Seq, "subject", m.Subject, "runbook", "StreamForeignMessages")
 				continue
 			}
-			id, _ := strconv.ParseInt(m.Header.Get(event.HeaderOutboxID), 10, 64) // Ours has read it
+			id, _ := strconv.ParseInt(m.Header.Get(event.HeaderOutboxID), 10, 64) // Ours has parsed it
 			mark.Rows = append(mark.Rows, outbox.Published{ID: id, EventID: m.Header.Get(event.HeaderID), Seq: m.Seq})
 		}
 	}
 	return 0, nil
 }
 
-// ahead returns the first messages from a sequence on, in their order, up to last. Some are always returned if there are any.
+// ahead returns the first messages between from and last, in order. It returns at least one if there are any.
 func (w *writer) ahead(ctx context.Context, from, last uint64) ([]*broker.Stored, error) {
 	ctx, cancel := w.forBroker(ctx)
 	defer cancel()
@@ -134,7 +138,7 @@ func (w *writer) ahead(ctx context.Context, from, last uint64) ([]*broker.Stored
 	g, ctx := errgroup.WithContext(ctx)
 	for i := range answers {
 		g.Go(func() (err error) {
-			answers[i], err = broker.Next(ctx, w.js, w.p.Stream, from+uint64(i)) // the one behind it where that one is gone
+			answers[i], err = broker.Next(ctx, w.js, w.p.Stream, from+uint64(i)) // if that message is gone, Next returns the one after it
 			return err
 		})
 	}
@@ -151,14 +155,14 @@ func (w *writer) ahead(ctx context.Context, from, last uint64) ([]*broker.Stored
 	return found, nil
 }
 
-// record marks what was read.
+// record marks the rows of the messages that a catch-up read.
 func (w *writer) record(ctx context.Context, mark outbox.Mark) error {
 	ctx, cancel := w.forDB(ctx)
 	defer cancel()
 	repeated, err := outbox.MarkCaughtUp(ctx, w.pool, w.p.Number, mark)
 	switch {
 	case errors.Is(err, outbox.ErrRowsMissing):
-		return fmt.Errorf("%w: %w", ErrStreamRefused, err)
+		return refusal{err}
 	case errors.Is(err, outbox.ErrMarkFailed):
 		return fmt.Errorf("%w: %w", errTailMoved, err)
 	case err != nil:
@@ -168,7 +172,8 @@ func (w *writer) record(ctx context.Context, mark outbox.Mark) error {
 	w.metrics.throughput.Add(float64(len(mark.Rows) - len(repeated)))
 	for _, seq := range repeated {
 		w.metrics.skipped.WithLabelValues(event.Duplicate).Inc()
-		w.log.ErrorContext(ctx, "an event is on the stream twice: the first message counts", "partition", w.p.Number, "stream_seq", seq, "runbook", "StreamForeignMessages")
+		w.log.ErrorContext(ctx, "an event is on the stream twice; the first message counts", "partition", w.p.Number, "stream_seq", seq,
+			"runbook", "StreamForeignMessages")
 	}
 	return nil
 }

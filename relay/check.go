@@ -14,22 +14,22 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
-// PartitionCheck is a partition beside its stream.
+// PartitionCheck compares a partition with its stream.
 type PartitionCheck struct {
 	outbox.Partition
 	Active bool           // not closed, and waits for no other partition
-	Stream *broker.Stream // as its leader has it; nil when there is none, or no leader
-	Err    error          // why no relay publishes: ErrStreamRefused, or broker.ErrNoLeader; nil when nothing is known to be in the way
+	Stream *broker.Stream // as its leader reports it; nil if the stream or its leader does not exist
+	Err    error          // why no relay publishes: ErrStreamRefused or broker.ErrNoLeader; nil if no obstacle is known
 }
 
 const (
-	maxChecks  = 8           // streams that are asked about at once
-	checkAgain = time.Second // between looks at a replicated stream that may be lost
+	maxChecks  = 8           // streams checked at once
+	checkAgain = time.Second // between checks of a replicated stream that may be lost
 )
 
-// Check compares the stream of each partition with what the database knows of it, as a relay does that begins. The partitions come by
-// number, closed ones included, whose streams may be gone. On a cluster a stream is refused only when it
-// is said to be lost for as long as broker.Doubt asks, so then Check takes 20 s.
+// Check compares the stream of each partition with the database, as a relay does at its start. It returns the
+// partitions by number, including closed ones, whose streams may be gone. On a cluster a loss counts only once the
+// brokers have reported it for as long as broker.Doubt requires, so Check then takes 20 s.
 func Check(ctx context.Context, pool *pgxpool.Pool, js jetstream.JetStream, cfg broker.Config) ([]PartitionCheck, error) {
 	all, err := outbox.Partitions(ctx, pool) // before the streams: these only grow
 	if err != nil {
@@ -50,7 +50,8 @@ func Check(ctx context.Context, pool *pgxpool.Pool, js jetstream.JetStream, cfg 
 	return checks, g.Wait()
 }
 
-// look reads the partition's stream. It returns what says nothing about the stream, such as the end of ctx.
+// look reads the partition's stream. It sets Err if the stream is gone, has no leader or was not made for events. It
+// returns any other error, for example the end of ctx.
 func (c *PartitionCheck) look(ctx context.Context, js jetstream.JetStream, cfg broker.Config) error {
 	var doubt broker.Doubt
 	for {
@@ -58,7 +59,8 @@ func (c *PartitionCheck) look(ctx context.Context, js jetstream.JetStream, cfg b
 		c.Stream = nil
 		if err == nil {
 			c.Stream = &stream
-		} else if !errors.Is(err, jetstream.ErrStreamNotFound) && !errors.Is(err, broker.ErrNoLeader) && !errors.Is(err, broker.ErrStreamShape) {
+		} else if !errors.Is(err, jetstream.ErrStreamNotFound) && !errors.Is(err, broker.ErrNoLeader) &&
+			!errors.Is(err, broker.ErrStreamShape) {
 			return err
 		}
 		c.Err = c.compare(cfg, err)
@@ -71,7 +73,7 @@ func (c *PartitionCheck) look(ctx context.Context, js jetstream.JetStream, cfg b
 	}
 }
 
-// compare says why a relay would not publish to the stream, given the error of reading it.
+// compare returns why a relay would not publish to the stream. err is the error of reading it.
 func (c *PartitionCheck) compare(cfg broker.Config, err error) error {
 	var stream broker.Stream
 	if c.Stream != nil {
@@ -81,37 +83,40 @@ func (c *PartitionCheck) compare(cfg broker.Config, err error) error {
 		if errors.Is(err, broker.ErrNoLeader) {
 			return err
 		}
-		return nil // a closed one's may be removed, and one that no relay has met is still to be made
+		return nil // an operator may have removed a closed stream, and an unbound partition has none yet
 	}
 	_, err = refuse(cfg.StreamName(c.Number), c.Partition, stream, err)
 	return err
 }
 
-// refuse returns ErrStreamRefused with the reason why the stream of that name, as its leader has it, does not continue what the database knows of the
-// partition; else the error of reading it. lost says that the stream seems to have lost something: a leader may be too young to know.
+// refuse returns ErrStreamRefused and the reason if the stream, as its leader reports it, does not continue what the
+// database knows of the partition. Otherwise it returns the error of reading the stream. lost reports that the stream
+// seems to have lost data: a new leader may not know all of it yet.
 func refuse(name string, p outbox.Partition, stream broker.Stream, err error) (lost bool, _ error) {
-	no := func(format string, args ...any) error {
-		return fmt.Errorf("%w: "+format, append([]any{ErrStreamRefused}, args...)...)
-	}
+	const (
+		repair  = "; run `tidings repair stream --dry-run`"
+		restore = repair + ", or `tidings restore` if a database or a disk of NATS came back from a backup or a snapshot"
+	)
+	no := func(remedy, format string, args ...any) error { return refusal{fmt.Errorf(format+remedy, args...)} }
 	switch {
 	case errors.Is(err, broker.ErrStreamShape):
-		return false, no("%w", err)
+		return false, no(repair, "%w", err)
 	case p.Stream == "" && stream.Last > 0:
-		return false, no("stream %s holds %d messages of another database", name, stream.Last)
+		return false, no(repair, "stream %s holds %d messages of another database", name, stream.Last)
 	case p.Stream == "" && err != nil:
 		return false, err
 	case p.Replaced():
-		return false, no("a repair of partition %d was interrupted", p.Number)
+		return false, no(repair, "a repair of partition %d was interrupted", p.Number)
 	case p.Stream != name:
-		return false, no("partition %d is on stream %s, not %s", p.Number, p.Stream, name)
+		return false, no(repair, "partition %d is on stream %s, not %s", p.Number, p.Stream, name)
 	case errors.Is(err, jetstream.ErrStreamNotFound):
-		return true, no("stream %s is gone", name)
+		return true, no(repair, "stream %s is gone", name)
 	case err != nil:
 		return false, err
 	case !stream.Created.Equal(p.Created):
-		return true, no("stream %s was made at %s, the one known here at %s", name, stream.Created, p.Created)
+		return true, no(restore, "stream %s was made at %s, the one known here at %s", name, stream.Created, p.Created)
 	case stream.Last < p.Tail:
-		return true, no("stream %s ends at %d, its marks at %d", name, stream.Last, p.Tail)
+		return true, no(restore, "stream %s ends at %d, its marks at %d", name, stream.Last, p.Tail)
 	}
 	return false, nil
 }

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// TestSoakOnThreeBrokersFaultsOneAfterAnother has each fault last as long as on a bad day, in a random order.
+// TestSoakOnThreeBrokersFaultsOneAfterAnother runs realistically long faults in a random order.
 func TestSoakOnThreeBrokersFaultsOneAfterAnother(t *testing.T) {
 	f := newClusterFleet(t)
 	faults := []func(){

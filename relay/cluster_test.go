@@ -21,7 +21,7 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
-// clusterFleet is a fleet of two relays on three brokers with a replica of each stream.
+// clusterFleet is a fleet of two relays on three brokers, with a replica of each stream on each broker.
 type clusterFleet struct {
 	*fleet
 	c      *testkit.BrokerCluster
@@ -42,27 +42,30 @@ func newClusterFleet(t *testing.T) *clusterFleet {
 
 func (f *clusterFleet) stream() string { return f.c.Config().StreamName(0) }
 
-// clusterResumes is the longest that rows may wait when a leader is lost. An election takes the brokers 4 s to 9 s (nats-server's
-// election timeouts) after the last that they have heard of the old leader.
+// clusterResumes is the longest time that rows may wait after the loss of a leader. By nats-server's election timeouts,
+// an election takes 4 s to 9 s after the last sign of the old leader.
 const clusterResumes = 15 * time.Second
 
-// outage returns the longest that a row has waited to be published, and the least that one in a hundred has, not counting what it had waited by since.
+// outage returns the longest wait of a row from its commit to its publish, and the wait that one row in a hundred
+// exceeds. It does not count earlier waits.
 func (f *clusterFleet) outage(since time.Time) (longest, p99 time.Duration) {
 	f.t.Helper()
 	var most, hundredth float64
 	if err := f.pool.QueryRow(f.t.Context(), `
 		SELECT coalesce(max(s), 0), coalesce(percentile_cont(0.99) WITHIN GROUP (ORDER BY s), 0)
-		  FROM (SELECT extract(epoch FROM processed_at - greatest(inserted_at, $1))::float8 AS s FROM outbox_messages WHERE processed_at > $1) waits`,
+		  FROM (SELECT extract(epoch FROM processed_at - greatest(inserted_at, $1))::float8 AS s FROM outbox_messages
+		  WHERE processed_at > $1) waits`,
 		since).Scan(&most, &hundredth); err != nil {
 		f.t.Fatal(err)
 	}
 	return time.Duration(most * float64(time.Second)), time.Duration(hundredth * float64(time.Second))
 }
 
-// resumes fails unless everything that is committed now is published, and no row has waited for longer than an election takes since then.
+// resumes fails unless all rows committed by now are published, and no row has waited since then for longer than an
+// election.
 func (f *clusterFleet) resumes(what string, since time.Time) {
 	f.t.Helper()
-	f.last(500 * time.Millisecond) // so that rows are written meanwhile
+	f.last(500 * time.Millisecond) // rows are written meanwhile
 	f.awaitTakeover()
 	longest, p99 := f.outage(since)
 	f.t.Logf("%s: rows waited %s at most, 1 in 100 for %s", what, longest.Round(time.Millisecond), p99.Round(time.Millisecond))
@@ -71,7 +74,7 @@ func (f *clusterFleet) resumes(what string, since time.Time) {
 	}
 }
 
-// check checks every promise, and that no relay ever took the stream for lost.
+// check verifies every promise, and that no relay ever believed a loss of the stream.
 func (f *clusterFleet) check() {
 	f.t.Helper()
 	f.fleet.check()
@@ -130,7 +133,7 @@ func TestOnThreeBrokersTheLeaderStepsDownAgainAndAgain(t *testing.T) {
 	f.check()
 }
 
-// loseMajority kills two brokers, the leader of the stream among them or not, for d.
+// loseMajority kills two brokers for d, with or without the leader of the stream.
 func (f *clusterFleet) loseMajority(leaderToo bool, d time.Duration) {
 	leader, others := f.c.Leader(f.t, f.stream())
 	if leaderToo {
@@ -154,7 +157,7 @@ func TestOnThreeBrokersTheMajorityIsLostAndBack(t *testing.T) {
 	f.check()
 }
 
-// cutOff cuts the leader of the stream off from the other brokers for d. Relays that are connected to it reach it still.
+// cutOff separates the leader of the stream from the other brokers for d. Relays still reach it.
 func (f *clusterFleet) cutOff(d time.Duration) {
 	leader, _ := f.c.Leader(f.t, f.stream())
 	since := time.Now()
@@ -173,7 +176,7 @@ func TestOnThreeBrokersTheLeaderIsCutOff(t *testing.T) {
 	f.check()
 }
 
-// onCluster returns a relay in this process, on a database of its own.
+// onCluster returns a relay in this process, on its own database.
 func onCluster(t *testing.T, cfg broker.Config) (*Relay, *pgxpool.Pool) {
 	t.Helper()
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
@@ -204,15 +207,17 @@ func TestOnThreeBrokersAStreamThatIsGoneIsBelievedOnlyAfterAWhile(t *testing.T) 
 	testkit.Eventually(t, 4*time.Second, "the relay to wait", func() (bool, error) {
 		return r.Ready(t.Context()) != nil && testutil.ToFloat64(r.metrics.waiting) == 1, nil
 	})
-	testkit.Eventually(t, 20*time.Second, "the relay to say that the stream is gone", func() (bool, error) {
-		return errors.Is(r.Ready(t.Context()), ErrStreamRefused) && testutil.ToFloat64(r.metrics.stuck) == 1 && testutil.ToFloat64(r.metrics.waiting) == 0, nil
+	testkit.Eventually(t, 20*time.Second, "the relay to report that the stream is gone", func() (bool, error) {
+		return errors.Is(r.Ready(t.Context()), ErrStreamRefused) && testutil.ToFloat64(r.metrics.stuck) == 1 &&
+			testutil.ToFloat64(r.metrics.waiting) == 0, nil
 	})
 	if waited := time.Since(gone); waited < r.sureAfter {
-		t.Errorf("it was believed after %s", waited)
+		t.Errorf("the loss was believed after %s", waited)
 	}
 }
 
-// TestOnThreeBrokersAPartitionWithoutALeaderDoesNotHoldUpOthers stops a broker that has some of the streams, none of which has a replica.
+// TestOnThreeBrokersAPartitionWithoutALeaderDoesNotHoldUpOthers stops a broker with some of the streams. No stream has
+// a replica.
 func TestOnThreeBrokersAPartitionWithoutALeaderDoesNotHoldUpOthers(t *testing.T) {
 	t.Parallel()
 	c := testkit.NATSCluster(t, 3)
@@ -228,8 +233,9 @@ func TestOnThreeBrokersAPartitionWithoutALeaderDoesNotHoldUpOthers(t *testing.T)
 		t.Fatal(err)
 	}
 	victim, gone, kept := c.Nodes[1], 0, []int{}
-	for _, p := range added { // one after the other, so that they are spread
-		s, err := broker.Declare(t.Context(), js, cfg, broker.Partition{Number: p.Number, FirstSlot: p.FirstSlot, LastSlot: p.LastSlot, After: p.After}, testkit.Logger(t))
+	for _, p := range added { // one after the other, so that the cluster spreads them
+		s, err := broker.Declare(t.Context(), js, cfg, broker.Partition{Number: p.Number, FirstSlot: p.FirstSlot, LastSlot: p.LastSlot,
+			After: p.After}, testkit.Logger(t))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -262,12 +268,14 @@ func TestOnThreeBrokersAPartitionWithoutALeaderDoesNotHoldUpOthers(t *testing.T)
 		return len(before) == len(kept), nil
 	})
 	victim.Kill(t)
-	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); {
+	const during = 10 * time.Second
+	var slow time.Duration // the sum of the waits above a second; a busy machine can cause one
+	for deadline := time.Now().Add(during); time.Now().Before(deadline); {
 		for n := range int64(16) {
 			insertRow(t, pool, n, "created")
 		}
 		at := time.Now()
-		testkit.Eventually(t, 3*time.Second, "the other partitions to publish", func() (bool, error) {
+		testkit.Eventually(t, during, "the other partitions to publish", func() (bool, error) {
 			var pending int
 			err := pool.QueryRow(t.Context(), `
 				SELECT count(*) FROM outbox_messages m JOIN outbox_partitions p ON m.slot BETWEEN p.first_slot AND p.last_slot
@@ -275,8 +283,11 @@ func TestOnThreeBrokersAPartitionWithoutALeaderDoesNotHoldUpOthers(t *testing.T)
 			return pending == 0, err
 		})
 		if waited := time.Since(at); waited > time.Second {
-			t.Logf("rows waited %s", waited)
+			slow += waited
 		}
+	}
+	if slow > during/2 {
+		t.Errorf("for %s of %s, the rows of the other partitions waited for over a second", slow, during)
 	}
 	if got := testutil.ToFloat64(r.metrics.waiting); got != float64(gone) {
 		t.Errorf("%v partitions wait: want %d", got, gone)
@@ -286,7 +297,8 @@ func TestOnThreeBrokersAPartitionWithoutALeaderDoesNotHoldUpOthers(t *testing.T)
 	}
 	victim.Restart(t)
 	awaitDrained(t, t.Context(), pool, 30*time.Second)
-	testkit.Eventually(t, 10*time.Second, "the relay to be ready", func() (bool, error) { err := r.Ready(t.Context()); return err == nil, err })
+	testkit.Eventually(t, 10*time.Second, "the relay to be ready",
+		func() (bool, error) { err := r.Ready(t.Context()); return err == nil, err })
 	if got := testutil.ToFloat64(r.metrics.waiting); got != 0 {
 		t.Errorf("%v partitions wait", got)
 	}
@@ -294,7 +306,8 @@ func TestOnThreeBrokersAPartitionWithoutALeaderDoesNotHoldUpOthers(t *testing.T)
 
 var connectedTo = regexp.MustCompile(`msg="connected to NATS".* url=(\S+)`)
 
-// TestOnThreeBrokersARelaysOwnBrokerIsFrozen freezes one that does not lead: it is the connection alone that is lost.
+// TestOnThreeBrokersARelaysOwnBrokerIsFrozen freezes a broker that is not the leader, so only the relay's connection is
+// lost.
 func TestOnThreeBrokersARelaysOwnBrokerIsFrozen(t *testing.T) {
 	t.Parallel()
 	f := newClusterFleet(t)
@@ -318,7 +331,7 @@ func TestOnThreeBrokersARelaysOwnBrokerIsFrozen(t *testing.T) {
 			f.last(6 * time.Second)
 			f.resumes("the relay's broker frozen", since)
 			if longest, _ := f.outage(since); longest > clusterResumes {
-				t.Errorf("rows waited for %s, though other brokers worked", longest)
+				t.Errorf("rows waited for %s, although other brokers were available", longest)
 			}
 			b.Thaw(t)
 		}

@@ -14,7 +14,8 @@ func TestAMendedMessageOfTheDLQIsPublishedOnceWhenItIsRetried(t *testing.T) {
 	b := testkit.NATS(t)
 	poison := insertRow(t, pool, 7, "not a token", `{"version": 1, "follower_id": 1}`)
 	behind := insertRow(t, pool, 7, "edited", `{"version": 1, "follower_id": 2}`)
-	if _, err := pool.Exec(t.Context(), `UPDATE outbox_messages SET attempts = $1, trace_id = 'trace' WHERE id = $2`, outbox.MaxAttempts, poison); err != nil {
+	if _, err := pool.Exec(t.Context(), `UPDATE outbox_messages SET attempts = $1, trace_id = 'trace' WHERE id = $2`,
+		outbox.MaxAttempts, poison); err != nil {
 		t.Fatal(err)
 	}
 	start(t, newRelay(t, pool, b))
@@ -23,7 +24,7 @@ func TestAMendedMessageOfTheDLQIsPublishedOnceWhenItIsRetried(t *testing.T) {
 		n, err := d.Count(t.Context(), outbox.DLQFilter{IDs: []int64{poison}})
 		return n == 1, err
 	})
-	awaitDrained(t, t.Context(), pool, 10*time.Second) // and the floor goes on rising
+	awaitDrained(t, t.Context(), pool, 10*time.Second) // so that the floor continues to rise
 	dead, err := d.Get(t.Context(), 1, poison)
 	if err != nil {
 		t.Fatal(err)
@@ -43,7 +44,7 @@ func TestAMendedMessageOfTheDLQIsPublishedOnceWhenItIsRetried(t *testing.T) {
 	checkStream(t, t.Context(), pool, b)
 	got := readStream(t, t.Context(), b)
 	if len(got) != 2 || got[0].OutboxID != behind {
-		t.Fatalf("on the stream: %+v, want message %d and then the retried one", got, behind)
+		t.Fatalf("on the stream: %+v, want message %d, then the retried one", got, behind)
 	}
 	if e := got[1]; e.ID != dead.ID || e.OutboxID != did[0].NewID || e.Type != "created" || string(e.Payload) != string(dead.Payload) ||
 		!e.OccurredAt.Equal(dead.OccurredAt) || e.TraceParent != "trace" {

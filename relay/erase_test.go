@@ -24,8 +24,8 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-// TestAFrozenRelayBringsNothingErasedBack freezes a relay that has claimed what an author wrote and is about to publish it, erases the author by
-// way of another relay, and thaws the first.
+// TestAFrozenRelayBringsNothingErasedBack freezes a relay that has claimed an author's events and is about to publish
+// them. It erases the author while another relay runs, and thaws the first relay.
 func TestAFrozenRelayBringsNothingErasedBack(t *testing.T) {
 	for what, o := range map[string]options{
 		"with one message":         {crash: crash{Step: "before commit", Signal: syscall.SIGSTOP}},
@@ -51,7 +51,7 @@ func TestAFrozenRelayBringsNothingErasedBack(t *testing.T) {
 				t.Helper()
 				if err := filepath.WalkDir(f.b.Dir(), func(path string, d fs.DirEntry, err error) error {
 					if err != nil || d.IsDir() {
-						return nil // the server removes files as we look
+						return nil // the server may remove files during the walk
 					}
 					b, err := os.ReadFile(path)
 					if err == nil && bytes.Contains(b, []byte(secret)) {
@@ -78,29 +78,32 @@ func TestAFrozenRelayBringsNothingErasedBack(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			report, err := erasure.Run(ctx, erasure.Deps{Truth: f.pool, Projections: f.pool, Kinds: kinds.Builtin(), Fleet: []projections.Projection{history.New(kinds.Builtin), threadcache.New(kinds.Builtin)}, JetStream: js, Broker: f.b.Config(),
-				Fence: func(context.Context, pgx.Tx) error { return nil }},
+			report, err := erasure.Run(ctx, erasure.Deps{Truth: f.pool, Projections: f.pool, Kinds: kinds.Builtin(),
+				Fleet:     []projections.Projection{history.New(kinds.Builtin), threadcache.New(kinds.Builtin)},
+				JetStream: js, Broker: f.b.Config(), Fence: func(context.Context, pgx.Tx) error { return nil }},
 				erasure.Options{TenantID: 1, AuthorID: 7, Actor: "officer", Wait: 30 * time.Second})
 			if err != nil || !report.Done || report.Counts[erasure.Stream] != 3 {
 				t.Fatal(report, err)
 			}
 
-			// The zombie is the only relay left: once it has published something new, it has tried what it held.
+			// Only the frozen relay remains. Once it has published a new event, it has tried to publish the old ones.
 			second.signal(syscall.SIGTERM)
 			second.awaitEnd()
 			zombie.signal(syscall.SIGCONT)
 			write(8, "afterwards")
 			f.awaitTakeover()
-			testkit.Eventually(t, 20*time.Second, "the text to be in no file of the stream", func() (bool, error) { return len(held()) == 0, nil })
+			testkit.Eventually(t, 20*time.Second, "the text to be in no file of the stream",
+				func() (bool, error) { return len(held()) == 0, nil })
 			var texts, subjects int
-			if err := f.pool.QueryRow(ctx, `SELECT count(*) FILTER (WHERE payload::text LIKE '%' || $1 || '%'), count(*) FROM outbox_messages`, secret).Scan(&texts, &subjects); err != nil || texts > 0 || subjects != 8 {
+			if err := f.pool.QueryRow(ctx, `SELECT count(*) FILTER (WHERE payload::text LIKE '%' || $1 || '%'), count(*)
+				FROM outbox_messages`, secret).Scan(&texts, &subjects); err != nil || texts > 0 || subjects != 8 {
 				t.Errorf("%d of %d messages have the text, %v", texts, subjects, err)
 			}
 			stream, err := js.Stream(ctx, f.b.Config().StreamName(0))
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := stream.CachedInfo().State.Msgs; got != 5 { // of the other author, before and after, and the three erasures
+			if got := stream.CachedInfo().State.Msgs; got != 5 { // the other author's, before and after, and the three erasures
 				t.Errorf("the stream holds %d messages, want 5", got)
 			}
 		})

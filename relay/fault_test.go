@@ -28,10 +28,10 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
-// Relays under fault are child processes: the test binary again, told by childEnv what to be.
+// Relays under fault are child processes: the test binary runs itself again, and childEnv holds its configuration.
 const childEnv = "TIDINGS_TEST_RELAY"
 
-// childConfig tells a child where its servers are, how long its leases are, and at which crash point to send itself which signal.
+// childConfig has a child's servers, the TTL of its leases, and the signal that it sends itself at a crash point.
 type childConfig struct {
 	DatabaseURL string
 	Broker      broker.Config
@@ -42,20 +42,20 @@ type childConfig struct {
 	crash
 }
 
-// crash is a signal that a child sends itself when it has come by a crash point for the nth time; 0 is 1. A child takes further
-// ones, as lines of JSON, from its standard input. An empty step takes the last one back.
+// crash is a signal that a child sends itself when it reaches a crash point for the nth time; 0 means 1. A child reads
+// further ones from its standard input, as lines of JSON. An empty step cancels the last one.
 type crash struct {
 	Step   string
 	Signal syscall.Signal
 	Nth    int
 }
 
-// leaseTTL of the children: short, so that a takeover does not take the test's time.
+// leaseTTL of the children: short, so that takeovers are fast.
 const leaseTTL = time.Second
 
 func newRand(seed uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, seed)) }
 
-// crashPoint is the crash that a child is told to suffer next.
+// crashPoint holds the next crash of a child.
 type crashPoint struct {
 	mu   sync.Mutex
 	next crash
@@ -91,7 +91,8 @@ func child() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
-	pool, err := postgres.Open(ctx, c.DatabaseURL, postgres.Config{MaxConns: c.MaxConns, ConnectTimeout: 2 * time.Second}, postgres.RoleRelay, "relay")
+	pool, err := postgres.Open(ctx, c.DatabaseURL, postgres.Config{MaxConns: c.MaxConns, ConnectTimeout: 2 * time.Second},
+		postgres.RoleRelay, "relay")
 	if err != nil {
 		panic(err)
 	}
@@ -118,22 +119,22 @@ func child() {
 	pool.Close()
 }
 
-// fleet is an outbox with writers on it, a broker, and relays in processes of their own.
+// fleet is an outbox with writers, a broker, and relays in separate processes.
 type fleet struct {
 	t      *testing.T
 	url    string
 	pool   *pgxpool.Pool
 	b      *testkit.Broker
-	binary string // that runs as a relay when it is told so: this one, or a mutant of it
+	binary string // runs as a relay if the environment says so: this binary or a mutant of it
 
 	writers sync.WaitGroup
-	quiet   sync.RWMutex                    // keeps all writers but its holder from beginning
-	write   func(func(ctx context.Context)) // adds a writer, which ends with ctx
+	quiet   sync.RWMutex                    // keeps all writers except its holder from starting
+	write   func(func(ctx context.Context)) // adds a writer that ends with ctx
 	stop    context.CancelFunc
 	written atomic.Int64
 
-	belowFloor atomic.Int64 // rows that the relays say they found there
-	refused    atomic.Int64 // times that they say that a stream is not this database's
+	belowFloor atomic.Int64 // rows that the relays report below a floor
+	refused    atomic.Int64 // how often a relay refused a stream
 }
 
 func newFleet(t *testing.T, db *testkit.DB) *fleet { return seededFleet(t, db, seeded(t)) }
@@ -152,15 +153,15 @@ func fleetOn(t *testing.T, db *testkit.DB, b *testkit.Broker, rng *rand.Rand) *f
 		f.write(func(ctx context.Context) {
 			for ctx.Err() == nil {
 				f.quiet.RLock()
-				// To the end: the server commits what the end of the test interrupts, and after the test has looked at the outbox.
+				// Commit to the end: otherwise the server might commit after the test has read the outbox.
 				err := appendPairs(context.WithoutCancel(ctx), f.pool, rng, 5)
 				f.quiet.RUnlock()
 				if err == nil {
 					f.written.Add(5)
-				} // else the server is away, or the test is over: the transaction counts only if its rows are there
+				} // otherwise the server is unavailable or the test is over: the transaction counts only if its rows exist
 				select {
 				case <-ctx.Done():
-				case <-time.After(10 * time.Millisecond): // the machine is the relays' as well
+				case <-time.After(10 * time.Millisecond): // leaves processor time to the relays
 				}
 			}
 		})
@@ -169,7 +170,7 @@ func fleetOn(t *testing.T, db *testkit.DB, b *testkit.Broker, rng *rand.Rand) *f
 	return f
 }
 
-// resize asks for so many partitions.
+// resize requests a number of partitions.
 func (f *fleet) resize(to int) {
 	f.t.Helper()
 	if _, err := outbox.Resize(f.t.Context(), f.pool, to); err != nil {
@@ -194,7 +195,7 @@ func parse(t *testing.T, raw string) *url.URL {
 	return u
 }
 
-// withHost returns the address of a server that is reached via p.
+// withHost returns a server's address with the address of p in place of its host.
 func withHost(t *testing.T, raw string, p *testkit.Proxy) string {
 	t.Helper()
 	u := parse(t, raw)
@@ -202,20 +203,20 @@ func withHost(t *testing.T, raw string, p *testkit.Proxy) string {
 	return u.String()
 }
 
-// options of a relay process; the zero value is a plain one.
+// options configures a relay process; the zero value is the default.
 type options struct {
 	crash
-	ttl        time.Duration // leaseTTL when 0
-	maxConns   int           // 8 when 0
-	atomicFrom int           // as measured when 0
-	floorEvery time.Duration // as usual when 0
-	via        links         // directly when nil
+	ttl        time.Duration // 0: leaseTTL
+	maxConns   int           // 0: 8
+	atomicFrom int           // 0: as measured
+	floorEvery time.Duration // 0: the default
+	via        links         // nil: a direct connection
 }
 
-// batches makes every publish of more than one row an atomic batch, singles none.
+// batches makes every publish of more than one row an atomic batch; singles makes none.
 const batches, singles = 2, 1 << 20
 
-// relay starts a relay process that sends itself sig at the crash point step; none when step is empty.
+// relay starts a relay process that sends itself sig at the crash point step, or never if step is empty.
 func (f *fleet) relay(step string, sig syscall.Signal) *process {
 	f.t.Helper()
 	return f.start(options{crash: crash{Step: step, Signal: sig}})
@@ -224,7 +225,8 @@ func (f *fleet) relay(step string, sig syscall.Signal) *process {
 // start starts a relay process.
 func (f *fleet) start(o options) *process {
 	f.t.Helper()
-	c := childConfig{DatabaseURL: f.url, Broker: f.b.Config(), TTL: cmp.Or(o.ttl, leaseTTL), MaxConns: cmp.Or(o.maxConns, 8), AtomicFrom: o.atomicFrom, FloorEvery: cmp.Or(o.floorEvery, floorEvery), crash: o.crash}
+	c := childConfig{DatabaseURL: f.url, Broker: f.b.Config(), TTL: cmp.Or(o.ttl, leaseTTL), MaxConns: cmp.Or(o.maxConns, 8),
+		AtomicFrom: o.atomicFrom, FloorEvery: cmp.Or(o.floorEvery, floorEvery), crash: o.crash}
 	if o.via != (links{}) {
 		c.DatabaseURL, c.Broker.URL = withHost(f.t, f.url, o.via.db), withHost(f.t, f.b.URL, o.via.nats)
 	}
@@ -244,7 +246,7 @@ func (f *fleet) start(o options) *process {
 	if err := cmd.Start(); err != nil {
 		f.t.Fatal(err)
 	}
-	go func() { _ = cmd.Wait(); close(p.ended) }() // how it ended is what the tests caused
+	go func() { _ = cmd.Wait(); close(p.ended) }() // the tests cause every end
 	f.t.Cleanup(func() {
 		p.kill()
 		if f.t.Failed() {
@@ -262,7 +264,7 @@ type process struct {
 	log   tail
 }
 
-// tail keeps the end of a relay's log, and counts what it says of rows below a floor and of streams that it refuses.
+// tail keeps the end of a relay's log. It counts reports of rows below a floor and of refused streams.
 type tail struct {
 	mu                  sync.Mutex
 	text                []byte
@@ -286,22 +288,22 @@ func (l *tail) String() string {
 	return string(l.text)
 }
 
-// arm tells the relay where to crash next. It may have ended meanwhile.
+// arm tells the relay where to crash next. The relay may have ended meanwhile.
 func (p *process) arm(c crash) { _ = p.in.Encode(c) }
 
-// kill ends the process, if it has not ended, and waits for that.
+// kill ends the process if it still runs, and waits for its end.
 func (p *process) kill() {
 	_ = p.cmd.Process.Kill() // it may have ended
 	<-p.ended
 }
 
-// awaitEnd waits until the process is gone.
+// awaitEnd waits until the process has ended.
 func (p *process) awaitEnd() {
 	p.t.Helper()
 	select {
 	case <-p.ended:
 	case <-time.After(20 * time.Second):
-		p.t.Fatalf("relay %d does not end", p.cmd.Process.Pid)
+		p.t.Fatalf("relay %d did not end", p.cmd.Process.Pid)
 	}
 }
 
@@ -328,7 +330,7 @@ func (p *process) signal(sig syscall.Signal) {
 	}
 }
 
-// awaitTakeover waits until everything that is committed now has been published by somebody.
+// awaitTakeover waits until some relay has published all rows committed by now.
 func (f *fleet) awaitTakeover() {
 	f.t.Helper()
 	var upTo int64
@@ -337,15 +339,17 @@ func (f *fleet) awaitTakeover() {
 	}
 	testkit.Eventually(f.t, 30*time.Second, "the other relays to take over", func() (bool, error) {
 		var pending int
-		err := f.pool.QueryRow(f.t.Context(), `SELECT count(*) FROM outbox_messages WHERE processed_at IS NULL AND id <= $1`, upTo).Scan(&pending)
+		err := f.pool.QueryRow(f.t.Context(), `SELECT count(*) FROM outbox_messages WHERE processed_at IS NULL AND id <= $1`,
+			upTo).Scan(&pending)
 		return pending == 0, err
 	})
 }
 
-// check stops the writers, waits for the relays, and checks every promise.
+// check stops the writers, waits for the relays, and verifies every promise.
 func (f *fleet) check() {
 	f.t.Helper()
-	testkit.Eventually(f.t, 30*time.Second, "enough transactions to be written", func() (bool, error) { return f.written.Load() >= 50, nil })
+	testkit.Eventually(f.t, 30*time.Second, "enough transactions to be written",
+		func() (bool, error) { return f.written.Load() >= 50, nil })
 	f.stop()
 	f.writers.Wait()
 	awaitDrained(f.t, f.t.Context(), f.pool, 40*time.Second)
@@ -401,7 +405,7 @@ func TestARelayFrozenPastItsLeaseThawsWithoutEffect(t *testing.T) {
 			victim := f.start(o)
 			victim.awaitStopped()
 			f.relay("", 0)
-			f.awaitTakeover() // its lease has run out and another has published what it held
+			f.awaitTakeover() // its lease expires, and another relay publishes its rows
 			victim.signal(syscall.SIGCONT)
 			f.awaitTakeover()
 			f.check()
@@ -434,14 +438,16 @@ func TestPostgreSQLIsShutDownAtOnceAndRestarted(t *testing.T) {
 	f.check()
 }
 
-// TestMarksThatACrashTakesBackAreMadeAgain has PostgreSQL die with commits that it has not written out: a round's does not wait for the disk.
+// TestMarksThatACrashTakesBackAreMadeAgain kills PostgreSQL before it writes some commits to disk. A round's commit
+// does not wait for the disk.
 func TestMarksThatACrashTakesBackAreMadeAgain(t *testing.T) {
-	server := testkit.PostgresProcess(t, "bgwriter_lru_maxpages=0", "autovacuum=off") // who writes a page writes the commits of its rows out first
+	// a process that writes a page first writes the commits of its rows
+	server := testkit.PostgresProcess(t, "bgwriter_lru_maxpages=0", "autovacuum=off")
 	db, b := server.DB(t), testkit.NATS(t)
 	pool := db.Pool(t, postgres.RoleSystem)
 	server.HoldWAL(t, db)
 	r := newRelay(t, pool, b)
-	r.cfg.Lease.TTL = 10 * time.Minute // a renewal would write the marks out
+	r.cfg.Lease.TTL = 10 * time.Minute // a renewal would write the marks to disk
 	stop := start(t, r)
 	if err := appendPairs(t.Context(), pool, seeded(t), 20); err != nil {
 		t.Fatal(err)
@@ -452,10 +458,12 @@ func TestMarksThatACrashTakesBackAreMadeAgain(t *testing.T) {
 	server.Restart(t)
 	pool.Reset()
 	var pending int
-	if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM outbox_messages WHERE processed_at IS NULL`).Scan(&pending); err != nil || pending == 0 {
+	if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM outbox_messages WHERE processed_at IS NULL`).Scan(&pending); err != nil ||
+		pending == 0 {
 		t.Fatalf("%d marks were lost: %v", pending, err)
 	}
-	if _, err := pool.Exec(t.Context(), `WITH m AS (DELETE FROM lease_members) UPDATE leases SET owner = '', expires_at = '-infinity'`); err != nil {
+	if _, err := pool.Exec(t.Context(),
+		`WITH m AS (DELETE FROM lease_members) UPDATE leases SET owner = '', expires_at = '-infinity'`); err != nil {
 		t.Fatal(err)
 	}
 	start(t, newRelay(t, pool, b))
@@ -463,16 +471,17 @@ func TestMarksThatACrashTakesBackAreMadeAgain(t *testing.T) {
 	checkStream(t, t.Context(), pool, b)
 }
 
-// loseMarksSQL takes back up to 20 sequences of each open partition, as after a failover to a standby that had not got them yet: rows that
-// are on the stream are pending again.
+// loseMarksSQL undoes up to 20 marks of each open partition, as a failover to a lagging standby does. Rows on the
+// stream are then pending again.
 const loseMarksSQL = `
 WITH back AS (
-  UPDATE outbox_partitions p SET tail_seq = greatest(p.tail_seq - 20, 0), floor_id = 0 WHERE final_seq IS NULL RETURNING partition, tail_seq)
+  UPDATE outbox_partitions p SET tail_seq = greatest(p.tail_seq - 20, 0), floor_id = 0 WHERE final_seq IS NULL
+  RETURNING partition, tail_seq)
 UPDATE outbox_messages m SET processed_at = NULL, stream_seq = NULL, partition = NULL
   FROM back WHERE m.partition = back.partition AND m.stream_seq > back.tail_seq`
 
-// loseMarks has the database lose marks of a relay that runs binary and has nothing to do, so that no further mark finds out, while an
-// open transaction holds the floor down. It returns what was broken.
+// loseMarks makes the database lose marks of an idle relay, so that no further mark detects it, while an open
+// transaction holds the floor down. It runs binary, and returns the damage.
 func loseMarks(t *testing.T, binary string) damage {
 	t.Helper()
 	f := newFleet(t, testkit.PostgresProcess(t).DB(t))
@@ -489,7 +498,7 @@ func loseMarks(t *testing.T, binary string) damage {
 	f.stop()
 	f.writers.Wait()
 	awaitDrained(t, t.Context(), f.pool, 20*time.Second)
-	f.last(300 * time.Millisecond) // the stream takes no message twice within 100 ms
+	f.last(300 * time.Millisecond) // the stream refuses a duplicate within 100 ms
 	if _, err := f.pool.Exec(t.Context(), loseMarksSQL); err != nil {
 		t.Fatal(err)
 	}
@@ -503,6 +512,6 @@ func loseMarks(t *testing.T, binary string) damage {
 func TestMarksThatTheDatabaseLosesAreMadeAgain(t *testing.T) {
 	t.Parallel()
 	if d := loseMarks(t, os.Args[0]); d.any() {
-		t.Errorf("the stream is not what was committed: %+v", d)
+		t.Errorf("the stream differs from the committed rows: %+v", d)
 	}
 }

@@ -20,8 +20,8 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// appendPairs writes n transactions of one follow pair each: the state row with its version first, then the outbox row, as the
-// spec's plain SQL does. A pair's status toggles with each.
+// appendPairs commits n transactions of one follow pair each. Each writes the state row with its version first, then
+// the outbox row, with the spec's plain SQL. It toggles the pair's status.
 func appendPairs(ctx context.Context, pool *pgxpool.Pool, rng *rand.Rand, n int) error {
 	for range n {
 		tx, err := pool.Begin(ctx)
@@ -59,14 +59,15 @@ func appendSome(ctx context.Context, tx pgx.Tx, rng *rand.Rand) error {
 				RETURNING version`, from, to).Scan(&version); err != nil {
 				return err
 			}
-			if rng.IntN(20) == 0 { // a slow transaction: others overtake it
+			if rng.IntN(20) == 0 { // a slow transaction, which others overtake
 				if _, err := tx.Exec(ctx, `SELECT pg_sleep(0.02)`); err != nil {
 					return err
 				}
 			}
 			if _, err := tx.Exec(ctx, `
 				INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
-				VALUES (1, 'follow', $2::bigint, 'created', jsonb_build_object('follower_id', $1::bigint, 'followee_id', $2::bigint, 'version', $3::bigint))`,
+				VALUES (1, 'follow', $2::bigint, 'created', jsonb_build_object('follower_id', $1::bigint, 'followee_id', $2::bigint,
+				'version', $3::bigint))`,
 				from, to, version); err != nil {
 				return err
 			}
@@ -75,16 +76,16 @@ func appendSome(ctx context.Context, tx pgx.Tx, rng *rand.Rand) error {
 	return nil
 }
 
-// streamed is what a test reads of one message.
+// streamed is a message as the tests read it.
 type streamed struct {
 	event.Event
 	partition int
-	before    uint64 // the sequence of the message before it, of whatever kind
+	before    uint64 // the sequence of the previous message of any kind
 	foreign   bool
 	version   int64
 }
 
-// readStream returns every message of all partitions in the order of the partitions and their sequences, but for closing messages.
+// readStream returns every message of all partitions, by partition and sequence, without closing messages.
 func readStream(t *testing.T, ctx context.Context, b *testkit.Broker) (all []streamed) {
 	t.Helper()
 	js, err := jetstream.New(b.Connect(t))
@@ -92,7 +93,7 @@ func readStream(t *testing.T, ctx context.Context, b *testkit.Broker) (all []str
 		t.Fatal(err)
 	}
 	var streams []broker.Stream
-	testkit.Eventually(t, 60*time.Second, "all streams to have leaders", func() (bool, error) { // a broker may just have come back
+	testkit.Eventually(t, 60*time.Second, "all streams to have leaders", func() (bool, error) { // a broker may have just restarted
 		streams, err = broker.Streams(ctx, js, b.Config())
 		return err == nil, err
 	})
@@ -102,7 +103,7 @@ func readStream(t *testing.T, ctx context.Context, b *testkit.Broker) (all []str
 	return all
 }
 
-// readPartition reads from the leader alone: a consumer may be made on a broker that has just come back.
+// readPartition reads only from the leader: a consumer may be on a broker that has just restarted.
 func readPartition(t *testing.T, ctx context.Context, js jetstream.JetStream, stream broker.Stream) (all []streamed) {
 	t.Helper()
 	if stream.Messages == 0 {
@@ -111,10 +112,11 @@ func readPartition(t *testing.T, ctx context.Context, js jetstream.JetStream, st
 	var before uint64
 	for {
 		var m *broker.Stored
-		testkit.Eventually(t, 60*time.Second, fmt.Sprintf("the leader of stream %s to have a message behind %d", stream.Name, before), func() (_ bool, err error) {
-			m, err = broker.Next(ctx, js, stream.Name, before+1)
-			return m != nil, err
-		})
+		testkit.Eventually(t, 60*time.Second, fmt.Sprintf("the leader of stream %s to have a message behind %d", stream.Name, before),
+			func() (_ bool, err error) {
+				m, err = broker.Next(ctx, js, stream.Name, before+1)
+				return m != nil, err
+			})
 		s := streamed{partition: stream.Number, before: before, foreign: !event.Ours(m.Header)}
 		if !s.foreign {
 			var err error
@@ -136,33 +138,33 @@ func readPartition(t *testing.T, ctx context.Context, js jetstream.JetStream, st
 	}
 }
 
-// damage counts what breaks a promise.
+// damage counts broken promises.
 type damage struct {
 	Rows, Messages int // committed, and on the stream
 
-	Missing    int // rows that are not on the stream
-	Duplicates int // messages of a row that an earlier one has
+	Missing    int // rows without a message
+	Duplicates int // further messages of a row
 	Unknown    int // messages without a row
-	Inversions int // versions of a pair that do not rise by exactly one
-	Gaps       int // sequences that are missing in a stream
+	Inversions int // pairs whose version does not rise by exactly one
+	Gaps       int // missing sequences in a stream
 	Unmarked   int // rows on the stream that are not marked with their sequence
-	FalseMarks int // rows that are marked and not on the stream
-	Pending    int // rows that are not marked
+	FalseMarks int // marked rows without a message
+	Pending    int // unmarked rows
 	BelowFloor int // rows that a relay found below a floor
 }
 
-// any reports that a promise is broken.
+// any reports whether a promise is broken.
 func (d damage) any() bool {
 	d.Rows, d.Messages = 0, 0
 	return d != damage{}
 }
 
-// checkStream fails unless every committed row is on the stream exactly once and marked with its sequence, the versions of each
-// pair rise by exactly one, and the sequences of each stream too.
+// checkStream fails unless every committed row is on the stream exactly once and marked with its sequence. The versions
+// of each pair and the sequences of each stream must rise by exactly one.
 func checkStream(t *testing.T, ctx context.Context, pool *pgxpool.Pool, b *testkit.Broker) {
 	t.Helper()
 	if d := inspect(t, ctx, pool, b); d.any() {
-		t.Errorf("the stream is not what was committed: %+v", d)
+		t.Errorf("the stream differs from the committed rows: %+v", d)
 	}
 }
 
@@ -179,7 +181,8 @@ func inspect(t *testing.T, ctx context.Context, pool *pgxpool.Pool, b *testkit.B
 		Pending   bool
 	}
 	rows, _ := pool.Query(ctx, `
-		SELECT id, event_id::text, aggregate_id || '<-' || coalesce(payload ->> 'follower_id', '?'), coalesce((payload ->> 'version')::bigint, 0), stream_seq, partition,
+		SELECT id, event_id::text, aggregate_id || '<-' || coalesce(payload ->> 'follower_id', '?'),
+		coalesce((payload ->> 'version')::bigint, 0), stream_seq, partition,
 		       processed_at IS NULL
 		  FROM outbox_messages ORDER BY id`)
 	committed, err := pgx.CollectRows(rows, pgx.RowToStructByPos[row])
@@ -234,13 +237,13 @@ func awaitDrained(t *testing.T, ctx context.Context, pool *pgxpool.Pool, within 
 	testkit.Eventually(t, within, "every row to be published", func() (bool, error) {
 		var pending int
 		if err := pool.QueryRow(ctx, `SELECT count(*) FROM outbox_messages WHERE processed_at IS NULL`).Scan(&pending); err != nil {
-			return false, nil // the server may be restarting: ask again
+			return false, nil // the server may be restarting: retry
 		}
 		return pending == 0, nil
 	})
 }
 
-// start runs a relay until the returned function is called, which waits for its end.
+// start runs a relay. The returned function stops it and waits for its end.
 func start(t *testing.T, r *Relay) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -277,7 +280,8 @@ func insertRow(t *testing.T, pool *pgxpool.Pool, aggregate int64, eventType stri
 		payload = extra[0]
 	}
 	if err := pool.QueryRow(t.Context(), `
-		INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload) VALUES (1, 'post', $1, $2, $3::jsonb) RETURNING id`,
+		INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload) VALUES (1, 'post', $1, $2, $3::jsonb)
+		RETURNING id`,
 		aggregate, eventType, payload).Scan(&id); err != nil {
 		t.Fatal(fmt.Errorf("insert: %w", err))
 	}

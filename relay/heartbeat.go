@@ -6,8 +6,9 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
-// beat has a heartbeat written for each partition and interval until ctx ends. It needs no lease, and no broker: while nothing is published, heartbeats show
-// that as everything else in the outbox does. Other relays do the same; the database sees to it that one writes.
+// beat writes a heartbeat for each partition and interval until ctx ends. It needs no lease and no broker. So
+// heartbeats enter the outbox even while no relay can publish, and their lag shows the outage. Other relays do the
+// same, and the database lets only one of them write.
 func (r *Relay) beat(ctx context.Context) {
 	for failures := 0; r.cfg.Heartbeat > 0 && ctx.Err() == nil; {
 		dbCtx, cancel := r.forDB(ctx)
@@ -17,7 +18,7 @@ func (r *Relay) beat(ctx context.Context) {
 			failures = 0
 		} else if next = retryAfter(failures); ctx.Err() == nil {
 			r.metrics.errors.WithLabelValues(stageHeartbeat).Inc()
-			r.log.WarnContext(ctx, "relay heartbeat, trying again", "wait", next, "err", err)
+			r.log.WarnContext(ctx, "heartbeat not written; retrying", "wait", next, "err", err)
 		}
 		r.metrics.heartbeats.Add(float64(written))
 		sleep(ctx, next)

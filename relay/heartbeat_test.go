@@ -18,7 +18,7 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
-// pathSeen returns how many heartbeats the relay has published, and the sum of their ages in seconds.
+// pathSeen returns the number of heartbeats that the relay has published, and the sum of their ages in seconds.
 func (r *Relay) pathSeen(t *testing.T) (n int, seconds float64) {
 	t.Helper()
 	reg := prometheus.NewRegistry()
@@ -32,8 +32,8 @@ func (r *Relay) pathSeen(t *testing.T) (n int, seconds float64) {
 }
 
 type beaten struct {
-	Partition int // whose it was when it was written
-	On        int // to which it was published
+	Partition int // its partition when it was written
+	On        int // the partition that published it
 	At        time.Time
 }
 
@@ -49,12 +49,13 @@ func TestHeartbeatsPassThroughWhateverRelaysDo(t *testing.T) {
 	const every = 200 * time.Millisecond
 	made := func(heartbeat time.Duration) *Relay {
 		r := newRelay(t, pool, b)
-		r.cfg.Heartbeat = heartbeat // less than Validate takes
+		r.cfg.Heartbeat = heartbeat // less than Validate allows
 		return r
 	}
 	beats := func() []beaten {
 		t.Helper()
-		rows, _ := pool.Query(t.Context(), `SELECT (payload->>'partition')::int, coalesce(partition, -1), occurred_at FROM outbox_messages WHERE aggregate_type = $1 ORDER BY id`, event.AggregateHeartbeat)
+		rows, _ := pool.Query(t.Context(), `SELECT (payload->>'partition')::int, coalesce(partition, -1), occurred_at FROM outbox_messages
+			WHERE aggregate_type = $1 ORDER BY id`, event.AggregateHeartbeat)
 		all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[beaten])
 		if err != nil {
 			t.Fatal(err)
@@ -66,16 +67,16 @@ func TestHeartbeatsPassThroughWhateverRelaysDo(t *testing.T) {
 		testkit.Eventually(t, 30*time.Second, what, func() (bool, error) { return done(beats()), nil })
 	}
 
-	// Off: the row of somebody is all that is published.
+	// Heartbeats are off: the relay publishes only the row.
 	off := start(t, made(0))
 	insertRow(t, pool, 1, "created")
 	awaitDrained(t, t.Context(), pool, 20*time.Second)
 	off()
 	if all := beats(); len(all) > 0 {
-		t.Errorf("without heartbeats there are %v", all)
+		t.Errorf("heartbeats although they are off: %v", all)
 	}
 
-	// A relay freezes for longer than its lease with a heartbeat in hand, goes on writing others, and thaws.
+	// A relay freezes with a claimed heartbeat for longer than its lease, continues to write others, and thaws.
 	frozen, thawed := make(chan struct{}), make(chan struct{})
 	thaw := sync.OnceFunc(func() { close(thawed) })
 	a, other := made(every), made(0)
@@ -87,11 +88,11 @@ func TestHeartbeatsPassThroughWhateverRelaysDo(t *testing.T) {
 		}
 	}
 	stopA := start(t, a)
-	t.Cleanup(thaw) // or a test that fails waits for its end for ever
+	t.Cleanup(thaw) // otherwise a failed test waits for its end forever
 	select {
 	case <-frozen:
 	case <-time.After(30 * time.Second):
-		t.Fatal("the relay publishes no heartbeat")
+		t.Fatal("the relay published no heartbeat")
 	}
 	if _, err := pool.Exec(t.Context(), `UPDATE leases SET expires_at = now() - interval '1 s', owner = ''`); err != nil {
 		t.Fatal(err)
@@ -103,7 +104,7 @@ func TestHeartbeatsPassThroughWhateverRelaysDo(t *testing.T) {
 		t.Errorf("the relay that took over has published %d heartbeats, %f s old", n, seconds)
 	}
 
-	// Two write, and the partitions are replaced meanwhile.
+	// Two relays write heartbeats while the partitions are replaced.
 	second := made(every)
 	stopSecond := start(t, second)
 	if _, err := outbox.Resize(t.Context(), pool, 4); err != nil {
@@ -137,12 +138,13 @@ func TestHeartbeatsPassThroughWhateverRelaysDo(t *testing.T) {
 		n, _ := r.pathSeen(t)
 		published += n
 	}
-	if published < len(all)-3 || published > len(all)+3 { // one that a catch-up finds is nobody's, and one whose mark was lost is two relays'
+	// no relay observes a heartbeat of a catch-up, and two relays observe one whose mark was lost
+	if published < len(all)-3 || published > len(all)+3 {
 		t.Errorf("%d heartbeats, %d observed when they were published", len(all), published)
 	}
 	d := inspect(t, t.Context(), pool, b)
 	if d.Inversions = 0; d.any() { // they have no versions
-		t.Errorf("the stream is not what was committed: %+v", d)
+		t.Errorf("the stream differs from the committed rows: %+v", d)
 	}
 	for m, err := live.NextMsg(time.Second); ; m, err = live.NextMsg(10 * time.Millisecond) {
 		if err == nats.ErrTimeout {
@@ -154,7 +156,7 @@ func TestHeartbeatsPassThroughWhateverRelaysDo(t *testing.T) {
 	}
 }
 
-// TestHeartbeatsShowThatTheBrokerIsAway: they are written all the same, and are old when they are published.
+// TestHeartbeatsShowThatTheBrokerIsAway: relays write heartbeats without a broker, and these are old when published.
 func TestHeartbeatsShowThatTheBrokerIsAway(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	b := testkit.NATSProcess(t)
@@ -174,13 +176,14 @@ func TestHeartbeatsShowThatTheBrokerIsAway(t *testing.T) {
 	b.Kill(t)
 	before, _ := r.pathSeen(t)
 	written := testutil.ToFloat64(r.metrics.heartbeats)
-	testkit.Eventually(t, 20*time.Second, "ten to be written meanwhile", func() (bool, error) { return testutil.ToFloat64(r.metrics.heartbeats) >= written+10, nil })
+	testkit.Eventually(t, 20*time.Second, "ten to be written meanwhile",
+		func() (bool, error) { return testutil.ToFloat64(r.metrics.heartbeats) >= written+10, nil })
 	if n, _ := r.pathSeen(t); n > before+1 {
 		t.Errorf("%d heartbeats were published without a broker", n-before)
 	}
 	_, young := r.pathSeen(t)
 	b.Restart(t)
-	if old := published(before+10) - young; old < 10*9/2*0.1 { // each waited for those behind it at least
-		t.Errorf("ten heartbeats that waited were %f s old together", old)
+	if old := published(before+10) - young; old < 10*9/2*0.1 { // each waited at least for the later ones
+		t.Errorf("the ages of ten delayed heartbeats add up to %f s", old)
 	}
 }

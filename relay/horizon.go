@@ -6,26 +6,28 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
-// horizon knows which ids of a partition need no further look, although ids do not commit in their order (docs/adr/0004-floor.md).
+// horizon decides where a partition's next claim may begin, although ids do not commit in order
+// (docs/adr/0004-floor.md).
 //
-// After a claim no row up to taken that the claim could see is left. So a row up to there comes from a transaction that ran then, and one up
-// to a sample's id from a transaction below the sample's. While all of these run, the next claim may begin behind the sample; where there are none, behind
-// it for ever, and the floor follows.
+// After a claim, every row up to taken that the claim could see has been handled. Any other row up to taken belongs to
+// a transaction that ran at the time of the claim. Any row up to a sample's LastID belongs to a transaction below the
+// sample's XID. So while all running transactions below XID still run, the next claim may begin above LastID. When none
+// of them runs any more, claims may begin above LastID forever, and the floor rises to it.
 type horizon struct {
-	floor   int64            // no row up to here is pending, unless it waits for its time: the next mark may store it
-	taken   int64            // as of the last claim
-	running []uint64         // transactions when the last claim began, ascending
-	xmax    uint64           // any other below it had ended
-	samples []outbox.Horizon // ascending; of those with the same transactions running below them only the last
+	floor   int64            // no row up to this id is pending, unless it is delayed; the next mark may store it
+	taken   int64            // Claimed.Upto of the last claim
+	running []uint64         // transactions at the beginning of the last claim, ascending
+	xmax    uint64           // all other transactions below it had ended
+	samples []outbox.Horizon // ascending; of those with the same running transactions below them only the last
 }
 
-// claimed takes in a claim, and raises the floor, but not past the rows of inHand, which are not marked yet.
+// claimed records a claim and raises the floor. The floor remains below the rows of inHand, which are not marked yet.
 func (h *horizon) claimed(c *outbox.Claimed, inHand ...[]outbox.Row) {
 	h.taken, h.running, h.xmax = c.Upto, c.Running, c.Xmax
 	kept := h.samples[:0]
 	for i, s := range h.samples {
 		if i+1 < len(h.samples) && h.samples[i+1].XID <= h.xmax && h.below(s.XID) == h.below(h.samples[i+1].XID) {
-			continue // the next one says more
+			continue // the next sample covers more
 		}
 		kept = append(kept, s)
 	}
@@ -46,17 +48,17 @@ func (h *horizon) claimed(c *outbox.Claimed, inHand ...[]outbox.Row) {
 	}
 }
 
-// below returns how many of the running transactions are below xid.
+// below returns the number of running transactions below xid.
 func (h *horizon) below(xid uint64) int {
 	n, _ := slices.BinarySearch(h.running, xid)
 	return n
 }
 
-// begin returns behind which id the next claim may begin, and which transactions must still run for that.
+// begin returns the id above which the next claim may begin, and the transactions that must still run for that.
 func (h *horizon) begin() (above int64, open []outbox.Open) {
 	above = h.floor
 	for _, s := range h.samples {
-		if s.XID > h.xmax { // of those between the two nobody knows
+		if s.XID > h.xmax { // whether the transactions in between run is unknown
 			break
 		}
 		for _, xid := range h.running[len(open):h.below(s.XID)] {

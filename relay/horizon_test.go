@@ -19,23 +19,28 @@ import (
 
 func TestAClaimMayBeginWhereNoTransactionThatRunsCanAddARow(t *testing.T) {
 	for name, c := range map[string]struct {
-		samples [][2]int64 // id and transaction
+		samples [][2]int64 // id and transaction id
 		running []uint64
 		xmax    uint64
 		upto    int64
 		inHand  []int64
-		floor   int64 // as it rises, from 5
+		floor   int64 // the floor after the claim; it begins at 5
 		above   int64
 		open    []outbox.Open
 		kept    int
 	}{
-		"nothing is known yet":                          {nil, nil, 100, math.MaxInt64, nil, 5, 5, nil, 0},
-		"no transaction from before the sample runs":    {[][2]int64{{10, 50}}, []uint64{50, 60}, 100, math.MaxInt64, nil, 10, 10, nil, 1},
-		"of two samples the later one counts":           {[][2]int64{{10, 50}, {20, 60}}, []uint64{60}, 100, math.MaxInt64, nil, 20, 20, nil, 1},
-		"one runs that may add rows up to the sample":   {[][2]int64{{10, 50}}, []uint64{49}, 100, math.MaxInt64, nil, 5, 10, []outbox.Open{{XID: 49, Above: 5}}, 1},
-		"one runs from between two samples":             {[][2]int64{{10, 50}, {20, 60}}, []uint64{55}, 100, math.MaxInt64, nil, 10, 20, []outbox.Open{{XID: 55, Above: 10}}, 2},
-		"a long one and short ones":                     {[][2]int64{{10, 50}, {20, 60}, {30, 70}, {40, 80}}, []uint64{45, 75}, 100, math.MaxInt64, nil, 5, 40, []outbox.Open{{XID: 45, Above: 5}, {XID: 75, Above: 30}}, 2},
-		"a claim left a row":                            {[][2]int64{{10, 50}, {20, 60}}, []uint64{55}, 100, 7, nil, 7, 7, []outbox.Open{{XID: 55, Above: 7}}, 2},
+		"nothing is known yet":                       {nil, nil, 100, math.MaxInt64, nil, 5, 5, nil, 0},
+		"no transaction from before the sample runs": {[][2]int64{{10, 50}}, []uint64{50, 60}, 100, math.MaxInt64, nil, 10, 10, nil, 1},
+		"of two samples the later one counts": {[][2]int64{{10, 50}, {20, 60}}, []uint64{60}, 100,
+			math.MaxInt64, nil, 20, 20, nil, 1},
+		"one runs that may add rows up to the sample": {[][2]int64{{10, 50}}, []uint64{49}, 100, math.MaxInt64, nil, 5, 10,
+			[]outbox.Open{{XID: 49, Above: 5}}, 1},
+		"one runs from between two samples": {[][2]int64{{10, 50}, {20, 60}}, []uint64{55}, 100, math.MaxInt64, nil, 10, 20,
+			[]outbox.Open{{XID: 55, Above: 10}}, 2},
+		"a long one and short ones": {[][2]int64{{10, 50}, {20, 60}, {30, 70}, {40, 80}}, []uint64{45, 75}, 100,
+			math.MaxInt64, nil, 5, 40, []outbox.Open{{XID: 45, Above: 5}, {XID: 75, Above: 30}}, 2},
+		"a claim left a row": {[][2]int64{{10, 50}, {20, 60}}, []uint64{55}, 100, 7, nil, 7, 7,
+			[]outbox.Open{{XID: 55, Above: 7}}, 2},
 		"a row is in hand":                              {[][2]int64{{10, 50}}, nil, 100, math.MaxInt64, []int64{9}, 8, 10, nil, 1},
 		"the sample is of a server that is ahead":       {[][2]int64{{10, 50}, {20, 101}}, nil, 100, math.MaxInt64, nil, 10, 10, nil, 2},
 		"the first sample is of a server that is ahead": {[][2]int64{{10, 101}}, nil, 100, math.MaxInt64, nil, 5, 5, nil, 1},
@@ -49,10 +54,12 @@ func TestAClaimMayBeginWhereNoTransactionThatRunsCanAddARow(t *testing.T) {
 			for _, id := range c.inHand {
 				rows = append(rows, outbox.Row{Event: event.Event{OutboxID: id}})
 			}
-			h.claimed(&outbox.Claimed{Upto: c.upto, Running: c.running, Xmax: c.xmax}, rows, []outbox.Row{{Event: event.Event{OutboxID: 1}, Delayed: true}})
+			h.claimed(&outbox.Claimed{Upto: c.upto, Running: c.running, Xmax: c.xmax}, rows,
+				[]outbox.Row{{Event: event.Event{OutboxID: 1}, Delayed: true}})
 			above, open := h.begin()
 			if h.floor != c.floor || above != c.above || len(h.samples) != c.kept {
-				t.Errorf("the floor is %d, claims begin behind %d, %d samples are kept; want %d, %d, %d", h.floor, above, len(h.samples), c.floor, c.above, c.kept)
+				t.Errorf("the floor is %d, claims begin above %d, %d samples remain; want %d, %d, %d", h.floor, above, len(h.samples),
+					c.floor, c.above, c.kept)
 			}
 			if diff := cmp.Diff(c.open, open); diff != "" {
 				t.Errorf("open transactions (-want +got):\n%s", diff)
@@ -61,7 +68,8 @@ func TestAClaimMayBeginWhereNoTransactionThatRunsCanAddARow(t *testing.T) {
 	}
 }
 
-// TestClaimsPassWhatIsPublishedWhileATransactionStaysOpen: and find what it has added as soon as it has ended, before what follows it.
+// TestClaimsPassWhatIsPublishedWhileATransactionStaysOpen: once the transaction has ended, claims find its rows before
+// all later ones.
 func TestClaimsPassWhatIsPublishedWhileATransactionStaysOpen(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	r := newRelay(t, pool, testkit.NATS(t))
@@ -74,9 +82,10 @@ func TestClaimsPassWhatIsPublishedWhileATransactionStaysOpen(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }() // it may have ended
+	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }() // the transaction may have ended
 	var late int64
-	if err := tx.QueryRow(t.Context(), `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload) VALUES (1, 'post', 1, 'created', '{}') RETURNING id`).
+	if err := tx.QueryRow(t.Context(), `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
+		VALUES (1, 'post', 1, 'created', '{}') RETURNING id`).
 		Scan(&late); err != nil {
 		t.Fatal(err)
 	}
@@ -95,7 +104,8 @@ func TestClaimsPassWhatIsPublishedWhileATransactionStaysOpen(t *testing.T) {
 		t.Fatal(err)
 	}
 	if above, open := w.horizon.begin(); above < last || len(open) == 0 || w.horizon.floor >= late {
-		t.Fatalf("claims begin behind %d while %v run, the floor is %d: want %d at least, and a floor below %d", above, open, w.horizon.floor, last, late)
+		t.Fatalf("claims begin above %d while %v run, the floor is %d: want at least %d, and a floor below %d", above, open,
+			w.horizon.floor, last, late)
 	}
 	if err := tx.Commit(t.Context()); err != nil {
 		t.Fatal(err)
@@ -110,12 +120,12 @@ func TestClaimsPassWhatIsPublishedWhileATransactionStaysOpen(t *testing.T) {
 		got = append(got, row.OutboxID)
 	}
 	if !slices.Equal(got, []int64{late, next}) {
-		t.Errorf("the next claim returns %v: want %d, which was committed late, and %d", got, late, next)
+		t.Errorf("the next claim returns %v: want %d, committed late, and %d", got, late, next)
 	}
 }
 
-// TestARangeOfIdsEndsUnderARelay: claims and the floor go to its end, the next range is claimed, and a row that waits is published from where it
-// was put when its range left.
+// TestARangeOfIdsEndsUnderARelay: claims and the floor reach the range's end, and claims continue in the next range. A
+// delayed row is published from the default range, where it went when its range moved.
 func TestARangeOfIdsEndsUnderARelay(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	r := newRelay(t, pool, testkit.NATS(t))
@@ -148,11 +158,12 @@ func TestARangeOfIdsEndsUnderARelay(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }() // it may have ended
+	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }() // the transaction may have ended
 	if _, err := tx.Exec(t.Context(), `SELECT pg_current_xact_id()`); err != nil {
 		t.Fatal(err)
 	}
-	const insert = `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, available_at) VALUES (1, 'post', $1, 'created', '{}', now() + $2) RETURNING id`
+	const insert = `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, available_at)
+		VALUES (1, 'post', $1, 'created', '{}', now() + $2) RETURNING id`
 	var waiting, end, late int64
 	get(&waiting, insert, 9, time.Hour)
 	insertRow(t, pool, 2, "created")
@@ -169,7 +180,7 @@ func TestARangeOfIdsEndsUnderARelay(t *testing.T) {
 		return rounds == 20
 	})
 	if w.horizon.floor >= end {
-		t.Errorf("the floor is %d while a transaction runs that is older than the range's end, %d", w.horizon.floor, end)
+		t.Errorf("the floor is %d while a transaction older than the range's end, %d, runs", w.horizon.floor, end)
 	}
 	if err := tx.QueryRow(t.Context(), insert, 1, time.Duration(0)).Scan(&late); err != nil {
 		t.Fatal(err)
@@ -185,15 +196,17 @@ func TestARangeOfIdsEndsUnderARelay(t *testing.T) {
 	}
 	until("all but what waits is published, and the floor is stored", func() bool {
 		var is bool
-		get(&is, `SELECT processed_at IS NOT NULL AND (SELECT min(floor_id) FROM outbox_partitions) >= $2 FROM outbox_messages WHERE id = $1`, late, next)
+		get(&is, `SELECT processed_at IS NOT NULL AND (SELECT min(floor_id) FROM outbox_partitions) >= $2 FROM outbox_messages
+			WHERE id = $1`, late, next)
 		return is
 	})
 	var outcome, table string
 	if get(&outcome, `SELECT outbox_range_archive(1, 10)`); outcome != "archived" || late <= end || waiting >= end {
 		t.Fatalf("the range is %s; ids %d, %d, it ends at %d", outcome, waiting, late, end)
 	}
-	if get(&table, `UPDATE outbox_messages SET available_at = inserted_at + interval '1 ms' WHERE id = $1 RETURNING tableoid::regclass::text`, waiting); table != "outbox_messages_default" {
-		t.Errorf("the row that waits is in %s", table)
+	if get(&table, `UPDATE outbox_messages SET available_at = inserted_at + interval '1 ms' WHERE id = $1
+		RETURNING tableoid::regclass::text`, waiting); table != "outbox_messages_default" {
+		t.Errorf("the delayed row is in %s", table)
 	}
 	until("what waited is published", func() bool {
 		var is bool
@@ -202,7 +215,8 @@ func TestARangeOfIdsEndsUnderARelay(t *testing.T) {
 	})
 }
 
-// A range that ends leaves ids that nobody uses: the look below the floor covers the last rows, however far below they are.
+// The end of a range leaves unused ids. The check below the floor covers the last rows, however far below the floor
+// they are.
 func TestTheLookBelowTheFloorCoversRowsAndNotIds(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	r := newRelay(t, pool, testkit.NATS(t))
@@ -232,15 +246,16 @@ func TestTheLookBelowTheFloorCoversRowsAndNotIds(t *testing.T) {
 	}
 	end := int64(50_000_000)
 	if n := look(end); n != 0 {
-		t.Fatalf("%v rows were found where all are published", n)
+		t.Fatalf("found %v rows below the floor although all are published", n)
 	}
-	exec(`UPDATE outbox_messages SET processed_at = NULL WHERE id = $1`, ids[1]) // committed late, as far as the relay can tell
+	exec(`UPDATE outbox_messages SET processed_at = NULL WHERE id = $1`, ids[1]) // to the relay, the row looks committed late
 	if n := look(end); n != 1 || w.horizon.floor != ids[1]-1 {
-		t.Errorf("%v rows were found below the floor, which is %d now; want 1, and a floor of %d", n, w.horizon.floor, ids[1]-1)
+		t.Errorf("found %v rows below the floor, now %d; want 1, and a floor of %d", n, w.horizon.floor, ids[1]-1)
 	}
 }
 
-// A database that loses marks has pending rows below the floor that the relay remembers. They say nothing about the proof of the floor: the tail went back too.
+// A database that loses marks has pending rows below the floor that the relay remembers. They do not disprove the
+// floor, because the tail went back too.
 func TestMarksThatTheDatabaseLosesAreNotTakenForRowsBelowTheFloor(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	r := newRelay(t, pool, testkit.NATS(t))
@@ -258,16 +273,16 @@ func TestMarksThatTheDatabaseLosesAreNotTakenForRowsBelowTheFloor(t *testing.T) 
 		t.Fatal(err)
 	}
 	if _, _, err := w.round(t.Context(), nil, mark, false); err != nil || w.stored == 0 {
-		t.Fatalf("nothing is marked: %v", err)
+		t.Fatalf("no row is marked: %v", err)
 	}
 	w.horizon.floor = 1 << 20
 	if _, err := pool.Exec(t.Context(), loseMarksSQL); err != nil {
 		t.Fatal(err)
 	}
 	if err := w.lookBelow(t.Context()); !errors.Is(err, errTailMoved) {
-		t.Errorf("the relay finds %v, want that the tail moved", err)
+		t.Errorf("the relay returns %v, want errTailMoved", err)
 	}
 	if n := testutil.ToFloat64(w.metrics.belowFloor); n != 0 {
-		t.Errorf("%v rows count as found below the floor", n)
+		t.Errorf("%v rows are counted below the floor", n)
 	}
 }

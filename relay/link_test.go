@@ -11,7 +11,7 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// last lets a fault last.
+// last waits while a fault lasts.
 func (f *fleet) last(d time.Duration) {
 	f.t.Helper()
 	select {
@@ -32,13 +32,13 @@ func TestLinksThatAreCutSlowOrStalledLoseAndDoubleNothing(t *testing.T) {
 			var proxies []*testkit.Proxy
 			for range 3 {
 				l := f.links()
-				// A heartbeat is seven round trips, and has half of its lease for them.
+				// A heartbeat takes seven round trips, and must finish within half of its lease.
 				f.start(options{via: l, ttl: 4 * time.Second})
 				proxies = append(proxies, pick(l))
 			}
 			f.awaitTakeover()
 
-			for _, p := range proxies { // from all three: nobody publishes
+			for _, p := range proxies { // all three, so that no relay publishes
 				p.Cut()
 			}
 			f.last(500 * time.Millisecond)
@@ -52,17 +52,17 @@ func TestLinksThatAreCutSlowOrStalledLoseAndDoubleNothing(t *testing.T) {
 			f.awaitTakeover()
 			proxies[1].Heal()
 
-			proxies[2].Stall() // for longer than a publish may take, and then all of it arrives at once
+			proxies[2].Stall() // stall for longer than a publish may take; then all data arrives at once
 			f.last(testConfig().PublishTimeout + 500*time.Millisecond)
 			proxies[2].Heal()
 			f.awaitTakeover()
-			proxies[0].Heal() // over a slow link the rest takes as long as the writers were quick
+			proxies[0].Heal() // over a slow link, the rest takes longer the faster the writers were
 			f.check()
 		})
 	}
 }
 
-// TestACatchUpOverASlowLinkSharesItsRoundTrips: message by message, 300 take 300 round trips of 200 ms.
+// TestACatchUpOverASlowLinkSharesItsRoundTrips: one by one, 300 messages would take 300 round trips of 200 ms.
 func TestACatchUpOverASlowLinkSharesItsRoundTrips(t *testing.T) {
 	t.Parallel()
 	const messages, patience = 300, 20 * time.Second
@@ -79,7 +79,8 @@ func TestACatchUpOverASlowLinkSharesItsRoundTrips(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Fatal(err)
 	}
-	for _, sql := range []string{`UPDATE outbox_messages SET processed_at = NULL, stream_seq = NULL`, `UPDATE outbox_partitions SET tail_seq = 0, floor_id = 0`} {
+	for _, sql := range []string{`UPDATE outbox_messages SET processed_at = NULL, stream_seq = NULL`,
+		`UPDATE outbox_partitions SET tail_seq = 0, floor_id = 0`} {
 		if _, err := pool.Exec(t.Context(), sql); err != nil {
 			t.Fatal(err)
 		}
@@ -101,12 +102,13 @@ func TestACatchUpOverASlowLinkSharesItsRoundTrips(t *testing.T) {
 		t.Errorf("a catch-up over %d messages took %s", messages, took)
 	}
 	if w.tail != messages {
-		t.Errorf("it went up to %d", w.tail)
+		t.Errorf("the catch-up ended at %d", w.tail)
 	}
 	awaitDrained(t, t.Context(), pool, patience)
 }
 
-// TestRowsGoTogetherOnceALinkIsSlow: a relay that has measured on a quick link that rows are cheaper one by one finds out at the first that waits.
+// TestRowsGoTogetherOnceALinkIsSlow: on a fast link, a relay has measured that single rows cost less. When the link
+// becomes slow, it notices at the first slow row.
 func TestRowsGoTogetherOnceALinkIsSlow(t *testing.T) {
 	t.Parallel()
 	pool, b := testkit.Postgres(t).Pool(t, postgres.RoleSystem), testkit.NATS(t)
@@ -123,7 +125,7 @@ func TestRowsGoTogetherOnceALinkIsSlow(t *testing.T) {
 	r.pace.mu.Lock()
 	r.pace.single = 0.0002
 	for i := range r.pace.many {
-		r.pace.many[i] = 0.3 // of a batch that came just as the link became slow
+		r.pace.many[i] = 0.3 // measured for a batch just when the link became slow
 	}
 	r.pace.mu.Unlock()
 	p.Slow(200 * time.Millisecond)
@@ -131,7 +133,7 @@ func TestRowsGoTogetherOnceALinkIsSlow(t *testing.T) {
 		SELECT 1, 'post', g, 'created', '{"version": 1}' FROM generate_series(2, 61) g`); err != nil {
 		t.Fatal(err)
 	}
-	awaitDrained(t, t.Context(), pool, 10*time.Second) // one by one they take 24 s
+	awaitDrained(t, t.Context(), pool, 10*time.Second) // one by one they would take 24 s
 	p.Heal()
 	checkStream(t, t.Context(), pool, b)
 }
@@ -140,21 +142,22 @@ func TestAPoolGivesUpIdleConnectionsThatTheNetworkHasLost(t *testing.T) {
 	t.Parallel()
 	db := testkit.Postgres(t)
 	p := testkit.NewProxy(t, parse(t, db.URL).Host)
-	pool, err := postgres.Open(t.Context(), withHost(t, db.URL, p), postgres.Config{MaxConns: 2, ConnectTimeout: 200 * time.Millisecond}, postgres.RoleSystem, "test")
+	pool, err := postgres.Open(t.Context(), withHost(t, db.URL, p), postgres.Config{MaxConns: 2, ConnectTimeout: time.Second},
+		postgres.RoleSystem, "test")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer pool.Close()
-	defer p.Cut() // or the pool waits for their end
+	defer p.Cut() // otherwise the pool waits for their end
 	if err := pool.Ping(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	p.Lose()
-	<-time.After(1100 * time.Millisecond) // the pool trusts a connection that was used within a second
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	<-time.After(1100 * time.Millisecond) // the pool does not check a connection that was used within the last second
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	if err := pool.Ping(ctx); err != nil {
-		t.Errorf("a new connection is not tried: %v", err)
+		t.Errorf("no new connection was tried: %v", err)
 	}
 }
 
@@ -165,21 +168,23 @@ func TestARelayWhoseFewConnectionsAllWaitForALockGoesOnAfterwards(t *testing.T) 
 	f.resize(manyPartitions)
 	o := options{maxConns: 2}
 	f.awaitShares(10*time.Second, "three relays to share the partitions", f.start(o), f.start(o), f.start(o))
-	// Marks wait for the first lock and heartbeats for the second: with two connections that is all of them, for longer than a lease.
+	// Marks wait for the first lock and heartbeats for the second, for longer than a lease. So both of the pool's
+	// connections wait.
 	tx, err := f.pool.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }() // ErrTxClosed, but after a failure
+	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }() // ErrTxClosed, except after a failure
 	for _, sql := range []string{`SELECT FROM outbox_partitions FOR UPDATE`, `SELECT FROM leases FOR UPDATE`} {
 		if _, err := tx.Exec(t.Context(), sql); err != nil {
 			t.Fatal(err)
 		}
 	}
-	owner := db.Pool(t, postgres.RoleOwner) // who may read what others run
+	owner := db.Pool(t, postgres.RoleOwner) // it may read the statements of other sessions
 	testkit.Eventually(t, 10*time.Second, "marks to wait for the lock", func() (bool, error) {
 		var waiting int
-		err := owner.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'
+		err := owner.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
+			AND wait_event_type = 'Lock'
 			AND query LIKE '%UPDATE outbox_partitions%'`).Scan(&waiting)
 		return waiting >= 3, err
 	})

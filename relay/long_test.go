@@ -16,7 +16,7 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// pair is a follow pair that one writer alone writes. Its aggregate is to.
+// pair is a follow pair with a single writer. Its aggregate is to.
 type pair struct{ from, to int }
 
 func (p pair) gid() string { return fmt.Sprintf("pair %d %d", p.from, p.to) }
@@ -29,16 +29,17 @@ func (p pair) writeState(ctx context.Context, tx pgx.Tx) error {
 	return err
 }
 
-// writeEvent appends an event with the state's version plus ahead.
+// writeEvent appends an event whose version is the state's plus ahead.
 func (p pair) writeEvent(ctx context.Context, tx pgx.Tx, ahead int) error {
 	_, err := tx.Exec(ctx, `
 		INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
 		VALUES (1, 'follow', $2::bigint, 'created', jsonb_build_object('follower_id', $1::bigint, 'followee_id', $2::bigint, 'version',
-		        $3::bigint + coalesce((SELECT version FROM follows WHERE tenant_id = 1 AND follower_id = $1::bigint AND followee_id = $2::bigint), 0)))`, p.from, p.to, ahead)
+		        $3::bigint + coalesce((SELECT version FROM follows WHERE tenant_id = 1 AND follower_id = $1::bigint
+		        AND followee_id = $2::bigint), 0)))`, p.from, p.to, ahead)
 	return err
 }
 
-// ways to write one event of a pair in a transaction that stays open while open runs.
+// ways are the ways to write an event of a pair in a transaction that stays open while open runs.
 var ways = map[string]func(ctx context.Context, pool *pgxpool.Pool, p pair, open func()) error{
 	"the state row first": func(ctx context.Context, pool *pgxpool.Pool, p pair, open func()) error {
 		return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
@@ -79,7 +80,8 @@ var ways = map[string]func(ctx context.Context, pool *pgxpool.Pool, p pair, open
 				_, err = tx.Exec(ctx, `PREPARE TRANSACTION '`+p.gid()+`'`)
 			}
 		}
-		if rerr := tx.Rollback(context.WithoutCancel(ctx)); err == nil { // of nothing, once it is prepared: it gives the connection back
+		// a prepared transaction needs no rollback: this returns the connection
+		if rerr := tx.Rollback(context.WithoutCancel(ctx)); err == nil {
 			err = rerr
 		}
 		if err != nil {
@@ -91,17 +93,18 @@ var ways = map[string]func(ctx context.Context, pool *pgxpool.Pool, p pair, open
 	},
 }
 
-// writeLong adds a writer whose transactions stay open for long, in all ways. Half of them are alone on the server, where nothing that
-// commits meanwhile shows that they run. The next event of the pair follows each.
+// writeLong adds a writer of long transactions, in all ways. Half of them are alone on the server, so no concurrent
+// commit reveals that they run. The pair's next event follows each.
 func (m *mix) writeLong(rng *rand.Rand) {
 	names := slices.Sorted(maps.Keys(ways))
 	m.write(func(ctx context.Context) {
-		// The server may be away: what a transaction's error means is unknown, so each begins with what is true then. One that was
-		// prepared outlives everything, and is committed at the latest at the end.
+		// If the server is unavailable, the outcome of a transaction is unknown. So each one starts from the current
+		// state. A prepared transaction survives everything; at the latest the end of the test commits it.
 		finish := func(p pair) error {
 			ctx := context.WithoutCancel(ctx)
 			var prepared bool
-			if err := m.pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_prepared_xacts WHERE gid = $1)`, p.gid()).Scan(&prepared); err != nil || !prepared {
+			if err := m.pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_prepared_xacts WHERE gid = $1)`,
+				p.gid()).Scan(&prepared); err != nil || !prepared {
 				return err
 			}
 			_, err := m.pool.Exec(ctx, `COMMIT PREPARED '`+p.gid()+`'`)
@@ -124,7 +127,7 @@ func (m *mix) writeLong(rng *rand.Rand) {
 					return
 				}
 			}
-			_ = ways["the state row first"](ctx, m.pool, p, func() {}) // with an error, the pair has one event less
+			_ = ways["the state row first"](ctx, m.pool, p, func() {}) // after an error the pair has one event less
 			if ctx.Err() != nil {
 				return
 			}
@@ -132,8 +135,9 @@ func (m *mix) writeLong(rng *rand.Rand) {
 	})
 }
 
-// TestATransactionThatStaysOpenIsPublishedBeforeTheNextOfItsAggregate runs transactions one after the other on a quiet server. Each
-// stays open while the relay looks several times how far its floors may rise. The next event of the same aggregate follows its commit.
+// TestATransactionThatStaysOpenIsPublishedBeforeTheNextOfItsAggregate runs transactions one after the other on a quiet
+// server. Each stays open while the relay samples its floors several times. The next event of the same aggregate
+// follows its commit.
 func TestATransactionThatStaysOpenIsPublishedBeforeTheNextOfItsAggregate(t *testing.T) {
 	for name, write := range ways {
 		t.Run(name, func(t *testing.T) {
@@ -141,7 +145,7 @@ func TestATransactionThatStaysOpenIsPublishedBeforeTheNextOfItsAggregate(t *test
 			pool := testkit.PostgresProcess(t).DB(t).Pool(t, postgres.RoleSystem)
 			b := testkit.NATS(t)
 			r := newRelay(t, pool, b)
-			r.cfg.Lease.TTL = 15 * time.Second // its heartbeats write
+			r.cfg.Lease.TTL = 15 * time.Second // its renewals write
 			r.floorEvery = 2 * time.Millisecond
 			looked := make(chan struct{})
 			r.step = func(step string) {
@@ -158,7 +162,7 @@ func TestATransactionThatStaysOpenIsPublishedBeforeTheNextOfItsAggregate(t *test
 					select {
 					case <-looked:
 					case <-time.After(20 * time.Second):
-						t.Error("the relay does not look how far its floors may rise")
+						t.Error("the relay takes no samples for its floors")
 					}
 				}
 			}
@@ -171,9 +175,10 @@ func TestATransactionThatStaysOpenIsPublishedBeforeTheNextOfItsAggregate(t *test
 					t.Fatal(err)
 				}
 			}
-			testkit.Eventually(t, 10*time.Second, "the relay to look at everything", func() (bool, error) {
+			testkit.Eventually(t, 10*time.Second, "the relay to publish the last row", func() (bool, error) {
 				var tails int
-				err := pool.QueryRow(t.Context(), `SELECT count(*) FROM outbox_messages WHERE processed_at IS NOT NULL AND id >= (SELECT max(id) FROM outbox_messages)`).Scan(&tails)
+				err := pool.QueryRow(t.Context(), `SELECT count(*) FROM outbox_messages WHERE processed_at IS NOT NULL
+					AND id >= (SELECT max(id) FROM outbox_messages)`).Scan(&tails)
 				return tails == 1, err
 			})
 			untilLookedAt()

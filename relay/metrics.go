@@ -26,31 +26,45 @@ type metrics struct {
 	path       heartbeat.Seconds
 }
 
-// otherEvents is the label of event types that are not in the catalogue: anybody may write rows, so the label must be bounded.
+// otherEvents is the label for event types outside the catalog. Any writer may insert rows, so the label must be
+// bounded.
 const otherEvents = "other"
 
 func newMetrics(reg prometheus.Registerer) *metrics {
 	m := &metrics{
-		throughput: prometheus.NewCounter(prometheus.CounterOpts{Name: "outbox_throughput_total", Help: "Outbox messages published and marked by this relay."}),
+		throughput: prometheus.NewCounter(prometheus.CounterOpts{Name: "outbox_throughput_total",
+			Help: "Outbox messages published and marked by this relay."}),
 		failures: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "outbox_failures_total",
 			Help: "Failed attempts of outbox messages that cannot be published as they are."}, []string{"event_type"}),
 		dead:       prometheus.NewCounter(prometheus.CounterOpts{Name: "relay_rows_dead_total", Help: "Outbox messages moved to the DLQ."}),
 		partitions: prometheus.NewGauge(prometheus.GaugeOpts{Name: "relay_partitions", Help: "Partitions that this relay holds."}),
-		stuck:      prometheus.NewGauge(prometheus.GaugeOpts{Name: "outbox_partitions_stuck", Help: "Partitions that wait for `tidings repair stream`."}),
-		waiting:    prometheus.NewGauge(prometheus.GaugeOpts{Name: "relay_partitions_waiting", Help: "Partitions of this relay whose streams have no leader with a quorum now; 1 while the brokers have none at all, and no relay holds a partition."}),
+		stuck: prometheus.NewGauge(prometheus.GaugeOpts{Name: "outbox_partitions_stuck",
+			Help: "Partitions to which relays publish nothing, because the stream and the database disagree."}),
+		waiting: prometheus.NewGauge(prometheus.GaugeOpts{Name: "relay_partitions_waiting",
+			Help: "Partitions of this relay whose stream has no leader with a quorum. The value is 1 if the whole " +
+				"cluster has no leader: then no relay holds a partition."}),
 		skipped: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "relay_skipped_messages_total",
-			Help: "Messages on a stream that are no event to count: foreign (no relay of ours wrote them) or duplicate."}, []string{"reason"}),
-		belowFloor: prometheus.NewCounter(prometheus.CounterOpts{Name: "outbox_below_floor_total", Help: "Rows found pending below a partition's floor. Must remain 0."}),
-		catchUps:   prometheus.NewCounter(prometheus.CounterOpts{Name: "relay_catch_ups_total", Help: "Catch-ups begun: one per partition taken over, and one per unknown outcome."}),
-		caughtUp:   prometheus.NewCounter(prometheus.CounterOpts{Name: "relay_rows_caught_up_total", Help: "Outbox messages that a catch-up found on the stream."}),
-		conflicts:  prometheus.NewCounter(prometheus.CounterOpts{Name: "relay_conflicts_total", Help: "Publishes that the tail check refused."}),
-		errors:     prometheus.NewCounterVec(prometheus.CounterOpts{Name: "relay_errors_total", Help: "Errors by stage. None of them loses or doubles an event."}, []string{"stage"}),
-		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "relay_stage_seconds", Help: "Time of one piece of work by stage.",
+			Help: "Messages on a stream that the relay skipped: foreign (no relay wrote them) or duplicate (a second " +
+				"message of an event)."},
+			[]string{"reason"}),
+		belowFloor: prometheus.NewCounter(prometheus.CounterOpts{Name: "outbox_below_floor_total",
+			Help: "Rows found pending below a partition's floor. Must remain 0."}),
+		catchUps: prometheus.NewCounter(prometheus.CounterOpts{Name: "relay_catch_ups_total",
+			Help: "Catch-ups begun: one per partition taken over, and one per unknown outcome."}),
+		caughtUp: prometheus.NewCounter(prometheus.CounterOpts{Name: "relay_rows_caught_up_total",
+			Help: "Outbox messages that a catch-up found on the stream."}),
+		conflicts: prometheus.NewCounter(prometheus.CounterOpts{Name: "relay_conflicts_total",
+			Help: "Publishes that the tail check refused."}),
+		errors: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "relay_errors_total",
+			Help: "Errors by stage: claim, publish, catch-up or heartbeat. None of them loses or doubles an event."}, []string{"stage"}),
+		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "relay_stage_seconds",
+			Help:    "Time of one piece of work by stage: claim, publish, catch-up or heartbeat.",
 			Buckets: prometheus.ExponentialBuckets(0.0005, 2, 15)}, []string{"stage"}),
 		batchRows: prometheus.NewHistogram(prometheus.HistogramOpts{Name: "relay_publish_rows", Help: "Rows per publish.",
 			Buckets: []float64{1, 2, 5, 10, 20, 50, 100, 200, 500, 1000}}),
-		heartbeats: prometheus.NewCounter(prometheus.CounterOpts{Name: "heartbeats_written_total", Help: "Heartbeats that this relay has written into the outbox."}),
-		path:       heartbeat.NewSeconds(heartbeat.Published, ""),
+		heartbeats: prometheus.NewCounter(prometheus.CounterOpts{Name: "heartbeats_written_total",
+			Help: "Heartbeats that this relay has written into the outbox."}),
+		path: heartbeat.NewSeconds(heartbeat.Published, ""),
 	}
 	for _, t := range append(event.EventTypes(), otherEvents) {
 		m.failures.WithLabelValues(t)
@@ -62,17 +76,18 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		m.errors.WithLabelValues(stage)
 		m.seconds.WithLabelValues(stage)
 	}
-	reg.MustRegister(m.throughput, m.failures, m.dead, m.partitions, m.stuck, m.waiting, m.skipped, m.belowFloor, m.catchUps, m.caughtUp, m.conflicts, m.errors, m.seconds, m.batchRows, m.heartbeats, m.path)
+	reg.MustRegister(m.throughput, m.failures, m.dead, m.partitions, m.stuck, m.waiting, m.skipped, m.belowFloor, m.catchUps, m.caughtUp,
+		m.conflicts, m.errors, m.seconds, m.batchRows, m.heartbeats, m.path)
 	return m
 }
 
 // The stages of the pipeline, as the metrics name them.
 const (
-	stageClaim   = "claim" // with the marks of what was published before
+	stageClaim   = "claim" // includes the marks of the rows published before
 	stagePublish = "publish"
 	stageCatchUp = "catch-up"
 
-	stageHeartbeat = "heartbeat" // beside the pipeline
+	stageHeartbeat = "heartbeat" // not part of the pipeline
 )
 
 func (m *metrics) failed(e *event.Event) {

@@ -16,20 +16,20 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
-// seedEnv repeats the faults of a run: the same ones in the same order, though not at the same instants.
+// seedEnv repeats the faults of a run in the same order, though not at the same instants.
 const seedEnv = "TIDINGS_TEST_SEED"
 
-// mixFloors is between two raises of the floors by a relay of a mix.
+// mixFloors is the interval of a relay's samples of the horizon in a mix.
 const mixFloors = 20 * time.Millisecond
 
-// mix is a fleet of three relays, each behind proxies of its own, on servers that the test may do anything to.
+// mix is a fleet of three relays, each behind its own proxies. Its tests cause any fault of the servers.
 type mix struct {
 	*fleet
 	rng    *rand.Rand
 	server *testkit.PG
 	relays [3]*process
 	links  [3]links
-	stray  *nats.Conn // of somebody who publishes to the streams and must not
+	stray  *nats.Conn // publishes to the streams without permission
 }
 
 // newMix starts the fleet. Its relays run binary.
@@ -48,7 +48,7 @@ func newMix(t *testing.T, binary string, seed uint64) *mix {
 	return m
 }
 
-// replace makes relay i a new process, killing the old one if it lives.
+// replace makes relay i a new process, and kills the old one if it still runs.
 func (m *mix) replace(i int) {
 	if m.relays[i] != nil {
 		m.relays[i].kill()
@@ -60,7 +60,7 @@ func (m *mix) replace(i int) {
 	m.relays[i] = m.start(o)
 }
 
-// progress waits until something has been published that was not when it was called. That it takes long is no failure here.
+// progress waits for the next publish. A long wait is no failure here.
 func (m *mix) progress() {
 	ctx, cancel := context.WithTimeout(m.t.Context(), 10*time.Second)
 	defer cancel()
@@ -90,13 +90,14 @@ func (m *mix) between(low, high time.Duration) time.Duration {
 	return low + time.Duration(m.rng.Int64N(int64(high-low)))
 }
 
-// fault begins and returns what ends it.
+// fault begins, and returns a function that ends it.
 type fault struct {
 	name  string
 	begin func() (end func())
 }
 
-var crashSteps = []string{"after claim", "before commit", "after ack", "before mark", "after mark", "catch-up", "before closing", "after closing"}
+var crashSteps = []string{"after claim", "before commit", "after ack", "before mark", "after mark", "catch-up",
+	"before closing", "after closing"}
 
 // ofRelay are the faults of relay i.
 func (m *mix) ofRelay(i int) []fault {
@@ -116,11 +117,11 @@ func (m *mix) ofRelay(i int) []fault {
 			defer cancel()
 			for stopped := false; !stopped && ctx.Err() == nil; {
 				m.within(ctx, 5*time.Millisecond)
-				stopped, _ = p.stopped() // without an error but when it has ended
+				stopped, _ = p.stopped() // fails only if the process has ended
 			}
-			_ = p.cmd.Process.Signal(syscall.SIGSTOP) // where it stands, if it did not come by
+			_ = p.cmd.Process.Signal(syscall.SIGSTOP) // stops it anywhere if it did not reach the crash point
 			return func() {
-				m.within(m.t.Context(), m.between(leaseTTL, 2*leaseTTL)) // its lease runs out, and somebody takes over
+				m.within(m.t.Context(), m.between(leaseTTL, 2*leaseTTL)) // its lease expires, and another relay takes over
 				p.arm(crash{})
 				_ = p.cmd.Process.Signal(syscall.SIGCONT) // it may have been killed
 			}
@@ -133,14 +134,14 @@ func (m *mix) ofRelay(i int) []fault {
 			return func() {
 				select {
 				case <-p.ended:
-				case <-time.After(time.Second): // it did not come by: kill it where it stands
+				case <-time.After(time.Second): // it did not reach the crash point: kill it anywhere
 				}
 				m.replace(i)
 			}
 		}},
 		{"freeze " + step, frozen(step)},
-		{"freeze before a publish", frozen("after claim")}, // where the tail check alone helps
-		{"freeze before a publish, and resize", func() func() { // and the new partitions are not to begin yet
+		{"freeze before a publish", frozen("after claim")}, // only the tail check helps here
+		{"freeze before a publish, and resize", func() func() { // and the new partitions must not begin yet
 			thaw := frozen("after claim")()
 			m.resizeSome()
 			return thaw
@@ -155,14 +156,14 @@ func (m *mix) ofRelay(i int) []fault {
 	}
 }
 
-// resizeSome asks for some number of partitions.
+// resizeSome requests a random number of partitions.
 func (m *mix) resizeSome() {
 	ctx, cancel := context.WithTimeout(m.t.Context(), time.Second)
 	defer cancel()
-	_, _ = outbox.Resize(ctx, m.pool, 1<<m.rng.IntN(4)) // the server may be away, or the last one not have ended
+	_, _ = outbox.Resize(ctx, m.pool, 1<<m.rng.IntN(4)) // the server may be unavailable, or the last resize still running
 }
 
-// ofServers are the faults that every relay suffers.
+// ofServers are the faults that affect every relay.
 func (m *mix) ofServers() []fault {
 	return []fault{
 		{"kill NATS", func() func() { m.b.Kill(m.t); return func() { m.b.Restart(m.t) } }},
@@ -182,11 +183,12 @@ func (m *mix) ofServers() []fault {
 			}
 		}},
 		{"the database's clock leaps", func() func() {
-			// What that does: every lease ends at once, and for a moment two relays hold a partition.
+			// Every lease ends at once, and for a moment two relays hold a partition.
 			ctx, cancel := context.WithTimeout(m.t.Context(), time.Second)
 			defer cancel()
 			for _, table := range []string{"leases", "lease_members"} {
-				_, _ = m.pool.Exec(ctx, `UPDATE `+table+` SET expires_at = expires_at - interval '10 minutes'`) // the server may be away
+				// the server may be unavailable
+				_, _ = m.pool.Exec(ctx, `UPDATE `+table+` SET expires_at = expires_at - interval '10 minutes'`)
 			}
 			return func() {}
 		}},
@@ -194,19 +196,20 @@ func (m *mix) ofServers() []fault {
 		{"the database loses its last marks", func() func() {
 			ctx, cancel := context.WithTimeout(m.t.Context(), time.Second)
 			defer cancel()
-			_, _ = m.pool.Exec(ctx, loseMarksSQL) // the server may be away
+			_, _ = m.pool.Exec(ctx, loseMarksSQL) // the server may be unavailable
 			return func() {}
 		}},
 		{"a stray message", func() func() {
-			for n := range 3 { // whichever of them there is
-				_ = m.stray.Publish(event.Subjects(m.b.Config().Prefix, n)[:len(m.b.Config().Prefix)+2]+".x", []byte("hello")) // the server may be away
+			for n := range 3 { // of whichever exist
+				// the server may be unavailable
+				_ = m.stray.Publish(event.Subjects(m.b.Config().Prefix, n)[:len(m.b.Config().Prefix)+2]+".x", []byte("hello"))
 			}
 			return func() {}
 		}},
 	}
 }
 
-// run causes that many rounds of faults, one or two at a time, each of something else, and logs them.
+// run causes that many rounds of faults, each of one or two different faults, and logs them.
 func (m *mix) run(rounds int) {
 	m.t.Helper()
 	for range rounds {
@@ -231,13 +234,13 @@ func (m *mix) run(rounds int) {
 		for _, e := range end {
 			e()
 		}
-		if m.rng.IntN(2) == 0 { // else the next ones hit relays that are still recovering
+		if m.rng.IntN(2) == 0 { // otherwise the next faults hit relays that still recover
 			m.progress()
 		}
 	}
 }
 
-// settle ends what is left of the faults, stops the writers, lets the relays drain the outbox, and returns what was broken.
+// settle ends the remaining faults, stops the writers and lets the relays drain the outbox. It returns the damage.
 func (m *mix) settle() damage {
 	m.t.Helper()
 	for i, p := range m.relays {
@@ -253,7 +256,7 @@ func (m *mix) settle() damage {
 	defer cancel()
 	for pending := 1; pending > 0 && ctx.Err() == nil; {
 		for _, p := range m.relays {
-			_ = p.cmd.Process.Signal(syscall.SIGCONT) // one may have come by its crash point late
+			_ = p.cmd.Process.Signal(syscall.SIGCONT) // a relay may have reached its crash point late
 		}
 		if err := m.pool.QueryRow(ctx, `SELECT count(*) FROM outbox_messages WHERE processed_at IS NULL`).Scan(&pending); err != nil {
 			pending = 1
@@ -276,7 +279,7 @@ func runMix(t *testing.T, binary string, seed uint64, rounds int) damage {
 	return d
 }
 
-// seedFromEnv returns the seed that the environment asks for, else a new one.
+// seedFromEnv returns the seed of the environment, or a new one.
 func seedFromEnv(t *testing.T) (seed uint64, fixed bool) {
 	t.Helper()
 	text := os.Getenv(seedEnv)
@@ -294,6 +297,6 @@ func TestFaultsMixedFromASeedLoseAndDoubleNothing(t *testing.T) {
 	t.Parallel()
 	seed, _ := seedFromEnv(t)
 	if d := runMix(t, os.Args[0], seed, 5); d.any() {
-		t.Errorf("seed %d: the stream is not what was committed: %+v", seed, d)
+		t.Errorf("seed %d: the stream differs from the committed rows: %+v", seed, d)
 	}
 }

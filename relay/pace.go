@@ -6,24 +6,26 @@ import (
 	"time"
 )
 
-// pace knows what a publish costs: each message sent alone waits for its own ack, and an atomic batch has a fixed cost, which differs by
-// ten with how the broker syncs and replicates (docs/performance.md). It is measured, and safe for concurrent use.
+// pace estimates the cost of a publish. Each message sent alone waits for its own ack. An atomic batch has a fixed
+// cost, which varies tenfold with how the broker syncs and replicates (docs/performance.md). So pace measures both. It
+// is safe for concurrent use.
 type pace struct {
-	from int // batches from so many messages, whatever they cost; 0 but in tests
+	from int // if above 0, batches from this many messages on; only in tests
 
 	mu     sync.Mutex
 	single float64     // seconds per message sent alone
-	many   [11]float64 // seconds per batch, by the bits of its length
+	many   [11]float64 // seconds per batch, by the bit length of its number of messages
 	asked  int
 }
 
 const (
 	smoothing    = 0.2 // the weight of a new measurement
-	exploreEvery = 100 // decisions, of which one goes the other way where that is not known to cost much
-	exploreCost  = 4   // times the cost of the better way: more than that is not tried again
+	exploreEvery = 100 // one decision in this many tries the slower way, unless that costs much
+	exploreCost  = 4   // a way that costs this many times the faster one is not tried again
 )
 
-// estimates returns what n messages cost one by one, and as a batch. What was never measured is guessed low, so that it is tried.
+// estimates returns the cost in seconds of n messages one by one and as a batch. Without a measurement it estimates
+// low, so that the relay tries that way.
 func (p *pace) estimates(n int) (singles, batch float64) {
 	b := bits.Len(uint(min(n, 1000)))
 	for batch = p.many[b]; batch == 0 && b > 0; b-- {
@@ -32,7 +34,7 @@ func (p *pace) estimates(n int) (singles, batch float64) {
 	return float64(n) * p.single, batch
 }
 
-// batch reports whether n messages are to be sent as a batch.
+// batch reports whether to send n messages as a batch.
 func (p *pace) batch(n int) bool {
 	if n < 2 || p.from > 0 {
 		return n > 1 && n >= p.from
@@ -41,7 +43,7 @@ func (p *pace) batch(n int) bool {
 	defer p.mu.Unlock()
 	singles, batch := p.estimates(n)
 	better := batch < singles
-	if singles == 0 { // nothing is known of a relay that has just begun
+	if singles == 0 { // no measurement yet: the relay has just started
 		better = n >= 16
 	}
 	if p.asked++; p.asked%exploreEvery == 0 && max(singles, batch) < exploreCost*min(singles, batch) {
@@ -50,8 +52,9 @@ func (p *pace) batch(n int) bool {
 	return better
 }
 
-// turn reports whether what is left of n messages is better sent as a batch: those that were sent one by one have taken as long as a batch of all
-// would. A link may have become slow since a message was measured. So no choice costs much more than twice the other one.
+// turn reports whether to send the rest of n messages as a batch. It does so once the single messages have taken as long
+// as a batch of all. The link may have become slow since the last measurement. So no choice costs much more than twice
+// the other.
 func (p *pace) turn(n int, took time.Duration) bool {
 	if p.from > 0 {
 		return false
@@ -62,7 +65,7 @@ func (p *pace) turn(n int, took time.Duration) bool {
 	return batch > 0 && took.Seconds() > batch
 }
 
-// observe takes in that n messages, step at a time, took so long.
+// observe records that n messages took this time. step is 1 for single messages, above 1 for a batch.
 func (p *pace) observe(n, step int, took time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

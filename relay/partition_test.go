@@ -16,7 +16,7 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
-// awaitResized waits until so many partitions are open, and no other is.
+// awaitResized waits until exactly so many partitions are open.
 func (f *fleet) awaitResized(to int) {
 	f.t.Helper()
 	testkit.Eventually(f.t, 30*time.Second, "the partitions to be resized", func() (bool, error) {
@@ -92,7 +92,8 @@ func TestAMessageThatNoRelayWroteIsPassedOver(t *testing.T) {
 	nc := b.Connect(t)
 	for _, m := range []*nats.Msg{
 		{Subject: b.Config().Prefix + ".0.x", Data: []byte("hello")},
-		{Subject: b.Config().Prefix + ".0.t1.post.created", Header: nats.Header{event.HeaderClosed: {"1"}}}, // a closing message that no relay sent
+		// a closing message without a relay
+		{Subject: b.Config().Prefix + ".0.t1.post.created", Header: nats.Header{event.HeaderClosed: {"1"}}},
 	} {
 		if _, err := nc.RequestMsg(m, 5*time.Second); err != nil {
 			t.Fatal(err)
@@ -102,7 +103,7 @@ func TestAMessageThatNoRelayWroteIsPassedOver(t *testing.T) {
 	awaitDrained(t, t.Context(), pool, 10*time.Second)
 	checkStream(t, t.Context(), pool, b)
 	if n := testutil.ToFloat64(r.metrics.skipped.WithLabelValues(event.Foreign)); n != 2 {
-		t.Errorf("%v foreign messages are counted: want 2", n)
+		t.Errorf("counted %v foreign messages, want 2", n)
 	}
 	if err := r.Ready(t.Context()); err != nil {
 		t.Error(err)
@@ -137,10 +138,10 @@ func TestAnEventThatIsOnTheStreamTwiceCountsOnce(t *testing.T) {
 	awaitDrained(t, t.Context(), pool, 10*time.Second)
 	var seq int64
 	if err := pool.QueryRow(t.Context(), `SELECT min(stream_seq) FROM outbox_messages`).Scan(&seq); err != nil || seq != 1 {
-		t.Errorf("the event is marked with sequence %d, %v: want that of its first message", seq, err)
+		t.Errorf("the event is marked with sequence %d, %v: want the sequence of its first message", seq, err)
 	}
 	if n := testutil.ToFloat64(r.metrics.skipped.WithLabelValues(event.Duplicate)); n != 1 {
-		t.Errorf("%v duplicates are counted: want 1", n)
+		t.Errorf("counted %v duplicates, want 1", n)
 	}
 }
 
@@ -158,7 +159,7 @@ func TestAnIdleRelayNoticesThatItsStreamIsGone(t *testing.T) {
 	if err := js.DeleteStream(t.Context(), b.Config().StreamName(0)); err != nil {
 		t.Fatal(err)
 	}
-	testkit.Eventually(t, 5*time.Second, "the relay to say that the stream is gone", func() (bool, error) {
+	testkit.Eventually(t, 5*time.Second, "the relay to report that the stream is gone", func() (bool, error) {
 		return r.Ready(t.Context()) != nil && testutil.ToFloat64(r.metrics.stuck) == 1, nil
 	})
 }

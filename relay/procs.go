@@ -5,9 +5,10 @@ import (
 	"runtime"
 )
 
-// UseOneProcessor has this process run on one processor at a time, unless GOMAXPROCS says otherwise. For a process that is a relay and nothing else: it mostly waits for
-// the two servers, a handful of microseconds at a time, and on several processors the runtime spends more on waking them up than the work takes (docs/performance.md).
-// One is enough to publish as quickly as a broker takes.
+// UseOneProcessor limits this process to one processor at a time, unless GOMAXPROCS is set. Use it for a process that
+// only runs a relay. A relay mostly waits for its two servers, some microseconds at a time. On several processors, the
+// Go runtime spends more on waking them than the work takes (docs/performance.md). One processor publishes as fast as a
+// broker accepts.
 func UseOneProcessor() {
 	if os.Getenv("GOMAXPROCS") == "" {
 		runtime.GOMAXPROCS(1)

@@ -18,7 +18,7 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
-// Headers of the server's own that nats.go has no constants for (JetStream's atomic batch publish, ADR-50).
+// Headers of the server that nats.go has no constants for (JetStream's atomic batch publish, ADR-50).
 const (
 	headerBatchID            = "Nats-Batch-Id"
 	headerBatchSequence      = "Nats-Batch-Sequence"
@@ -27,10 +27,11 @@ const (
 	headerExpectLastSequence = "Nats-Expected-Last-Sequence"
 )
 
-// errConflict reports a publish that named another last sequence than the stream has: somebody, perhaps this relay, has published.
-var errConflict = errors.New("relay: the stream's last sequence is another")
+// errConflict reports a publish that named another last sequence than the stream's: somebody, perhaps this relay, has
+// published.
+var errConflict = errors.New("relay: the stream's last sequence is not the expected one")
 
-// brokerError is a failure to reach the broker, or its refusal.
+// brokerError is a failure to reach the broker, or the broker's refusal.
 type brokerError struct {
 	stage string
 	err   error
@@ -39,8 +40,11 @@ type brokerError struct {
 func (e *brokerError) Error() string { return e.err.Error() }
 func (e *brokerError) Unwrap() error { return e.err }
 
-// publish sends rows, few of them one by one, each behind the ack of the one before, many as one atomic batch, as the relay has measured to
-// be faster, and the rest as one batch when the ones before take longer than measured. It returns the mark of them. After any error the outcome is unknown, and some may be on the stream: catch up.
+// publish sends rows to the stream and returns their mark. It sends each row after the ack of the previous one, or all
+// as one atomic batch, whichever the relay measures to be faster. If single rows take longer than measured, it sends
+// the rest as one batch.
+//
+// After any error the outcome is unknown, and some rows may be on the stream: the caller must catch up.
 func (w *writer) publish(ctx context.Context, rows []outbox.Row) (_ *outbox.Mark, err error) {
 	w.at("after claim")
 	ctx, spans := tracing.From(ctx).SendTo(ctx, w.p.Stream, w.p.Number, len(rows), func(yield func(*event.Event) bool) {
@@ -89,7 +93,8 @@ func (w *writer) publish(ctx context.Context, rows []outbox.Row) (_ *outbox.Mark
 	return mark, nil
 }
 
-// published takes in that rows were published, and returns the mark of all that has been since the last exchange.
+// published records that rows were published. It returns before and mark combined: the mark of all rows published since
+// the last exchange.
 func (w *writer) published(before, mark *outbox.Mark, rows []outbox.Row) *outbox.Mark {
 	if mark == nil {
 		return before
@@ -99,18 +104,19 @@ func (w *writer) published(before, mark *outbox.Mark, rows []outbox.Row) *outbox
 	w.heard.Store(now.UnixNano())
 	for i := range rows {
 		w.metrics.path.Observe(&rows[i].Event, now)
-		if rows[i].Delayed { // what waited behind it may go
+		if rows[i].Delayed { // the rows that wait behind it may become due
 			w.nextUnpark = time.Time{}
 		}
 	}
 	return before.Then(mark)
 }
 
-// send publishes the rows as one message or one atomic batch, if the stream ends at tail, and returns the sequence of the first.
+// send publishes the rows as one message or one atomic batch, and returns the sequence of the first. The server refuses
+// them unless the stream ends at tail.
 func (w *writer) send(ctx context.Context, tail uint64, rows []outbox.Row) (first uint64, err error) {
 	ctx, cancel := w.forBroker(ctx)
 	defer cancel()
-	m, last := &nats.Msg{Header: make(nats.Header, 16)}, len(rows)-1 // one for all: what is sent has been copied
+	m, last := &nats.Msg{Header: make(nats.Header, 16)}, len(rows)-1 // one for all messages: the client copies each
 	expect(m, w.p.Stream, tail)
 	if last > 0 {
 		m.Header.Set(headerBatchID, rand.Text())
@@ -128,7 +134,7 @@ func (w *writer) send(ctx context.Context, tail uint64, rows []outbox.Row) (firs
 		if err := w.nc.PublishMsg(m); err != nil {
 			return 0, fmt.Errorf("publish message %d of %d of partition %d: %w", i+1, len(rows), w.p.Number, err)
 		}
-		delete(m.Header, headerExpectStream) // the check is on the first
+		delete(m.Header, headerExpectStream) // only the first message of a batch carries the check
 		delete(m.Header, headerExpectLastSequence)
 	}
 	if last > 0 {
@@ -138,13 +144,13 @@ func (w *writer) send(ctx context.Context, tail uint64, rows []outbox.Row) (firs
 	return w.request(ctx, m, len(rows))
 }
 
-// expect has the stream refuse the publish that begins with m unless it ends at tail.
+// expect makes the server refuse m, and the batch that it begins, unless the stream ends at tail.
 func expect(m *nats.Msg, stream string, tail uint64) {
 	m.Header[headerExpectStream] = []string{stream}
 	m.Header[headerExpectLastSequence] = []string{strconv.FormatUint(tail, 10)}
 }
 
-// closing is the message that closes a partition's stream, if it ends at tail.
+// closing returns the message that closes a partition's stream if the stream ends at tail.
 func closing(cfg broker.Config, partition int, tail uint64) *nats.Msg {
 	subject, headers := event.ClosingMessage(cfg.Prefix, partition)
 	m := &nats.Msg{Subject: subject, Header: headers}
@@ -152,8 +158,8 @@ func closing(cfg broker.Config, partition int, tail uint64) *nats.Msg {
 	return m
 }
 
-// request sends the last message of a publish of count messages, and returns the sequence of the first. Only a plain ack for all of them
-// is a success.
+// request sends the last message of a publish of count messages, and returns the sequence of the first. Only a plain
+// ack for all of them is a success.
 func (w *writer) request(ctx context.Context, m *nats.Msg, count int) (first uint64, err error) {
 	answer, err := w.nc.RequestMsgWithContext(ctx, m)
 	if err != nil {
@@ -162,7 +168,7 @@ func (w *writer) request(ctx context.Context, m *nats.Msg, count int) (first uin
 	return readAck(answer.Data, count)
 }
 
-// readAck reads a publish ack.
+// readAck returns the sequence of the first of count messages from a publish ack.
 func readAck(data []byte, count int) (first uint64, err error) {
 	var ack struct {
 		Seq   uint64              `json:"seq"`
@@ -178,12 +184,12 @@ func readAck(data []byte, count int) (first uint64, err error) {
 	case ack.Error != nil:
 		return 0, fmt.Errorf("publish %d messages: %w", count, ack.Error)
 	case ack.Seq < uint64(count) || count > 1 && ack.Count != count:
-		return 0, fmt.Errorf("publish %d messages: the ack is for %d ending at %d", count, ack.Count, ack.Seq)
+		return 0, fmt.Errorf("publish %d messages: the ack covers %d messages and ends at sequence %d", count, ack.Count, ack.Seq)
 	}
 	return ack.Seq - uint64(count) + 1, nil
 }
 
-// close publishes the closing message, behind which the stream takes nothing from any relay, and records that the partition is closed.
+// close publishes the closing message and records that the partition is closed. No relay publishes after that message.
 func (w *writer) close(ctx context.Context) error {
 	m := closing(w.broker, w.p.Number, w.tail)
 	w.at("before closing")
@@ -211,23 +217,25 @@ func (w *writer) closed(ctx context.Context, final uint64) error {
 	return errClosed
 }
 
-// conflictCodes are the server's errors for a stream that ends elsewhere. They differ from others in nothing but the metric: all mean that
-// the outcome is unknown.
+// conflictCodes are the server's errors for a stream that ends elsewhere. Only the metric treats them differently from
+// other errors: after all of them the outcome is unknown.
 var conflictCodes = map[jetstream.ErrorCode]bool{
 	10071: true, // wrong last sequence
 	10164: true, // the same, from a replicated stream
 	10163: true, // an expected sequence is in process
 }
 
-// isRefusal reports that the server answered, and refused for another reason than the last sequence: the fault may be a message's.
+// isRefusal reports that the server refused a publish, but not because of the last sequence. The cause may be a
+// message.
 func isRefusal(err error) bool {
 	var api *jetstream.APIError
 	return !errors.Is(err, errConflict) && (errors.As(err, &api) && api.Code < 500 || isMessageFault(err))
 }
 
-// isMessageFault reports an error that only the message itself can cause: its size or its subject.
+// isMessageFault reports an error that only the message itself can cause, by its size or its subject.
 func isMessageFault(err error) bool {
 	const messageTooLarge = 10054
 	var api *jetstream.APIError
-	return errors.Is(err, nats.ErrMaxPayload) || errors.Is(err, nats.ErrBadSubject) || errors.As(err, &api) && api.ErrorCode == messageTooLarge
+	return errors.Is(err, nats.ErrMaxPayload) || errors.Is(err, nats.ErrBadSubject) ||
+		errors.As(err, &api) && api.ErrorCode == messageTooLarge
 }

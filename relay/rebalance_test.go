@@ -17,8 +17,8 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
-// awaitShares waits until the leases table says that these relays, and no other, hold all partitions in shares that differ by
-// at most one.
+// awaitShares waits until exactly these relays hold all partitions, by the leases table, in shares that differ by at
+// most one.
 func (f *fleet) awaitShares(within time.Duration, what string, relays ...*process) {
 	f.t.Helper()
 	begun := time.Now()
@@ -39,7 +39,7 @@ func (f *fleet) awaitShares(within time.Duration, what string, relays ...*proces
 	f.t.Logf("%s: after %s", what, time.Since(begun).Round(time.Millisecond))
 }
 
-// manyPartitions are those of the tests of shares.
+// manyPartitions are the partitions of the tests of shares.
 const manyPartitions = 8
 
 func fairlyShared(shares map[string]int, held int, relays []*process) error {
@@ -62,7 +62,7 @@ func fairlyShared(shares map[string]int, held int, relays []*process) error {
 
 func TestPartitionsMoveAsRelaysComeStopAndDie(t *testing.T) {
 	t.Parallel()
-	const ttl = 5 * time.Second // so that within a lease and after a lease are far apart, on a busy machine too
+	const ttl = 5 * time.Second // so that within a lease and after a lease differ clearly, even on a busy machine
 	f := newFleet(t, testkit.Postgres(t))
 	f.resize(manyPartitions)
 	o := options{ttl: ttl}
@@ -84,7 +84,8 @@ func TestPartitionsMoveAsRelaysComeStopAndDie(t *testing.T) {
 	f.check()
 }
 
-// TestARelayThatCannotReachAStreamsLeaderLeavesItToAnother has one relay fail to reach the leader of one of its streams, while those of the others answer.
+// TestARelayThatCannotReachAStreamsLeaderLeavesItToAnother: one relay fails to reach the leader of one of its streams,
+// while the other leaders answer.
 func TestARelayThatCannotReachAStreamsLeaderLeavesItToAnother(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	b := testkit.NATS(t)
@@ -125,7 +126,7 @@ func TestARelayThatCannotReachAStreamsLeaderLeavesItToAnother(t *testing.T) {
 	for range refuseAfter {
 		answers.heard.Store(time.Now().UnixNano())
 		if err := w.fail(ctx, &brokerError{stageCatchUp, broker.ErrNoLeader}); err != nil {
-			t.Fatalf("the others are given up too: %v", err)
+			t.Fatalf("the relay gave up the others too: %v", err)
 		}
 	}
 	testkit.Eventually(t, 10*time.Second, "the other relay to take it, and to leave another one", func() (bool, error) {

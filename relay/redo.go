@@ -14,12 +14,12 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
-// redoPage is how many messages one transaction of a redo covers.
+// redoPage is the number of messages per transaction of a redo.
 const redoPage = 500
 
-// redoAll brings the database to what the streams have behind the marks that it knows: it takes partitions back that it forgot, has Redo write
-// again what messages without a row tell of, and marks all messages. Partitions come by number, so those before a resize come first. Relays may
-// run: who marks a page first does not matter.
+// redoAll brings the database up to date with the messages on the streams after its marks. It adds partitions that the
+// database lost, calls Redo for messages without a row, and marks all rows. Partitions come by number, so those before
+// a resize come first. Relays may run: either side may mark a page.
 func (r *repairer) redoAll(ctx context.Context) error {
 	all, err := r.layout(ctx)
 	if err != nil {
@@ -36,7 +36,7 @@ func (r *repairer) redoAll(ctx context.Context) error {
 	}
 	for _, p := range all {
 		if err := r.redoPartition(ctx, p); err != nil {
-			return fmt.Errorf("read what the stream of partition %d has and the database has lost: %w", p.Number, err)
+			return fmt.Errorf("redo the lost messages of partition %d: %w", p.Number, err)
 		}
 	}
 	return nil
@@ -57,7 +57,7 @@ func (r *repairer) redoPartition(ctx context.Context, p outbox.Partition) error 
 		p.Stream, p.Created = stream.Name, stream.Created
 	}
 	if !stream.Created.Equal(p.Created) || stream.Last <= p.Tail {
-		return nil // a repair replaces it, or there is nothing behind the marks
+		return nil // a repair replaces the stream, or all its messages are marked
 	}
 	var page []*broker.Stored
 	var final uint64
@@ -86,7 +86,7 @@ func (r *repairer) redoPartition(ctx context.Context, p outbox.Partition) error 
 	return err
 }
 
-// redo brings the database up to the last of some messages of one stream.
+// redo brings the database up to date with some messages of one stream.
 func (r *repairer) redo(ctx context.Context, p outbox.Partition, page []*broker.Stored) error {
 	if len(page) == 0 {
 		return nil
@@ -95,7 +95,7 @@ func (r *repairer) redo(ctx context.Context, p outbox.Partition, page []*broker.
 	of := make(map[uint64]*broker.Stored, len(page))
 	for _, m := range page {
 		if event.Ours(m.Header) {
-			id, _ := strconv.ParseInt(m.Header.Get(event.HeaderOutboxID), 10, 64) // Ours has read it
+			id, _ := strconv.ParseInt(m.Header.Get(event.HeaderOutboxID), 10, 64) // Ours has parsed it
 			rows, of[m.Seq] = append(rows, outbox.Published{ID: id, EventID: m.Header.Get(event.HeaderID), Seq: m.Seq}), m
 		}
 	}
@@ -147,7 +147,7 @@ func (r *repairer) redo(ctx context.Context, p outbox.Partition, page []*broker.
 	return r.markPage(ctx, p, page[len(page)-1].Seq, rows)
 }
 
-// markPage marks what a page of messages says, unless a relay has.
+// markPage marks the rows of a page of messages, unless a relay has.
 func (r *repairer) markPage(ctx context.Context, p outbox.Partition, last uint64, rows []outbox.Published) error {
 	for {
 		now, err := outbox.ReadPartition(ctx, r.pool, p.Number)

@@ -18,19 +18,24 @@ import (
 	"github.com/tidings/tidings/internal/lease"
 )
 
-// LeaseKind is the kind of the relays' leases.
+// LeaseKind is the kind of the relays' leases in package lease.
 const LeaseKind = "relay"
 
-// Config is relay's environment; the default in the tag is the only place it is written.
+// Config is the relay's environment. The tags are the only place of the defaults.
 type Config struct {
-	BatchSize       int           `env:"RELAY_BATCH_SIZE, default=1000"`      // rows per publish, 1..1000 (the server's limit for an atomic batch)
-	BatchBytes      int           `env:"RELAY_BATCH_BYTES, default=4194304"`  // payload bytes per publish, 64 KiB..64 MiB
-	PollInterval    time.Duration `env:"RELAY_POLL_INTERVAL, default=100ms"`  // the longest an idle relay waits before it looks again, 1ms..10s
-	RoundInterval   time.Duration `env:"RELAY_ROUND_INTERVAL, default=2ms"`   // the least between two rounds of a partition that finds few rows, 0..1s
-	PublishTimeout  time.Duration `env:"RELAY_PUBLISH_TIMEOUT, default=2s"`   // for an answer of the broker; after a publish the outcome is then unknown, 100ms..1m
-	DrainTimeout    time.Duration `env:"RELAY_DRAIN_TIMEOUT, default=10s"`    // for the work in hand at a stop, 1s..5m
-	CheckInterval   time.Duration `env:"RELAY_CHECK_INTERVAL, default=5s"`    // between looks whether a stream is still the same, 100ms..10m
-	DatabaseTimeout time.Duration `env:"RELAY_DATABASE_TIMEOUT, default=30s"` // for one transaction; then the outcome is unknown, 1s..10m
+	// rows per publish, 1..1000 (the server's limit for an atomic batch)
+	BatchSize  int `env:"RELAY_BATCH_SIZE, default=1000"`
+	BatchBytes int `env:"RELAY_BATCH_BYTES, default=4194304"` // payload bytes per publish, 64 KiB..64 MiB
+	// the longest wait of an idle relay before its next claim, 1ms..10s
+	PollInterval time.Duration `env:"RELAY_POLL_INTERVAL, default=100ms"`
+	// the least time between two rounds of a partition with few rows, 0..1s
+	RoundInterval time.Duration `env:"RELAY_ROUND_INTERVAL, default=2ms"`
+	// for an answer of the broker, 100ms..1m; after a publish without one the outcome is unknown
+	PublishTimeout time.Duration `env:"RELAY_PUBLISH_TIMEOUT, default=2s"`
+	DrainTimeout   time.Duration `env:"RELAY_DRAIN_TIMEOUT, default=10s"` // at shutdown, for the work in progress, 1s..5m
+	// between two comparisons of a stream with the database, 100ms..10m
+	CheckInterval   time.Duration `env:"RELAY_CHECK_INTERVAL, default=5s"`
+	DatabaseTimeout time.Duration `env:"RELAY_DATABASE_TIMEOUT, default=30s"` // for one transaction, 1s..10m; then its outcome is unknown
 	Heartbeat       time.Duration `env:"HEARTBEAT_INTERVAL, default=1m"`      // between heartbeats of a partition, 1s..1m; 0 for none
 	Lease           lease.Config
 }
@@ -55,7 +60,7 @@ func (c Config) Validate() error {
 	between("RELAY_CHECK_INTERVAL", c.CheckInterval, 100*time.Millisecond, 10*time.Minute)
 	between("RELAY_DATABASE_TIMEOUT", c.DatabaseTimeout, time.Second, 10*time.Minute)
 	if c.Heartbeat != 0 {
-		between("HEARTBEAT_INTERVAL", c.Heartbeat, time.Second, time.Minute) // the rules count on one each minute
+		between("HEARTBEAT_INTERVAL", c.Heartbeat, time.Second, time.Minute) // alert rules expect one per minute
 	}
 	return errors.Join(append(errs, c.Lease.Validate())...)
 }
@@ -67,20 +72,20 @@ type Relay struct {
 	broker  broker.Config
 	owner   string
 	log     *slog.Logger
-	base    *slog.Logger // without a component, for parts that have one of their own
+	base    *slog.Logger // without a component: for parts that have their own
 	metrics *metrics
 
 	mu         sync.Mutex
-	state      error                 // why nothing is published; nil while a session runs
-	leaderless bool                  // the brokers had no leader for JetStream when it was last asked for
-	trouble    map[int]error         // why a partition is not
-	doubts     map[int]*broker.Doubt // about partitions' streams; they outlive sessions
+	state      error                 // why the relay publishes nothing; nil during a session
+	leaderless bool                  // the brokers had no JetStream leader at the last attempt
+	trouble    map[int]error         // why a partition does not publish
+	doubts     map[int]*broker.Doubt // by partition, about its stream; they outlive sessions
 
-	sessions   int           // that were tried: each connects to another server
-	pace       pace          // what publishes cost, of all partitions
-	floorEvery time.Duration // between samples of the horizon while there is nothing to mark; the constant but in tests
-	sureAfter  time.Duration // as broker.Doubt's After; 0 but in tests
-	step       func(string)  // nil but in fault tests: called at the named crash points
+	sessions   int           // attempted: each connects to another server
+	pace       pace          // measured cost of publishes, over all partitions
+	floorEvery time.Duration // between samples of the horizon while there is nothing to mark; tests change it
+	sureAfter  time.Duration // broker.Doubt's After; 0 except in tests
+	step       func(string)  // called at the named crash points; nil except in fault tests
 }
 
 // New returns a relay over pool, which acts as the system role. It starts nothing.
@@ -89,23 +94,24 @@ func New(cfg Config, pool *pgxpool.Pool, brokerCfg broker.Config, log *slog.Logg
 		return nil, err
 	}
 	return &Relay{
-		cfg: cfg, pool: pool, broker: brokerCfg, owner: lease.Owner("relay"), log: log.With("component", "relay"), base: log, metrics: newMetrics(reg),
-		state: errors.New("starting"), trouble: make(map[int]error), doubts: make(map[int]*broker.Doubt), floorEvery: floorEvery,
+		cfg: cfg, pool: pool, broker: brokerCfg, owner: lease.Owner("relay"), log: log.With("component", "relay"), base: log,
+		metrics: newMetrics(reg),
+		state:   errors.New("starting"), trouble: make(map[int]error), doubts: make(map[int]*broker.Doubt), floorEvery: floorEvery,
 		sessions: rand.Int(),
 	}, nil
 }
 
-// forDB bounds calls of the database.
+// forDB bounds calls to the database.
 func (r *Relay) forDB(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, r.cfg.DatabaseTimeout)
 }
 
-// forBroker bounds calls of the broker.
+// forBroker bounds calls to the broker.
 func (r *Relay) forBroker(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, r.cfg.PublishTimeout)
 }
 
-// Ready returns why the relay cannot publish now, all of it or a partition that it holds, or nil.
+// Ready returns why the relay, or a partition that it holds, cannot publish now; nil if all can.
 func (r *Relay) Ready(context.Context) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -122,7 +128,7 @@ func (r *Relay) setState(err error) {
 	r.state = err
 }
 
-// setTrouble notes why a partition does not go on, nil when it does, and reports whether that is news.
+// setTrouble records why a partition does not publish, or nil if it does. It reports whether that differs from before.
 func (r *Relay) setTrouble(partition int, err error) (news bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -134,7 +140,8 @@ func (r *Relay) setTrouble(partition int, err error) (news bool) {
 	return (before == nil) != (err == nil) || err != nil && before.Error() != err.Error()
 }
 
-// setLeaderless notes whether the brokers have a leader for JetStream. Without one there is no session, and nobody holds a partition.
+// setLeaderless records whether the brokers lack a leader for JetStream. Without one there is no session, so no relay
+// holds a partition.
 func (r *Relay) setLeaderless(is bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -142,7 +149,7 @@ func (r *Relay) setLeaderless(is bool) {
 	r.gauge()
 }
 
-// gauge counts the partitions that do not go on. r.mu is held.
+// gauge counts the partitions that do not publish. The caller holds r.mu.
 func (r *Relay) gauge() {
 	stuck, waiting := 0, 0
 	for _, err := range r.trouble {
@@ -160,7 +167,7 @@ func (r *Relay) gauge() {
 	r.metrics.waiting.Set(float64(waiting))
 }
 
-// doubt is about the partition's stream. It is for the writer of the partition.
+// doubt returns the doubt about the partition's stream. Only the partition's writer may use it.
 func (r *Relay) doubt(partition int) *broker.Doubt {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -170,7 +177,7 @@ func (r *Relay) doubt(partition int) *broker.Doubt {
 	return r.doubts[partition]
 }
 
-// at is a crash point of the fault tests.
+// at calls the fault tests at a crash point.
 func (r *Relay) at(step string) {
 	if r.step != nil {
 		r.step(step)
@@ -180,10 +187,10 @@ func (r *Relay) at(step string) {
 const (
 	minRetry = 50 * time.Millisecond
 	maxRetry = 5 * time.Second
-	maxApart = time.Second // sessions: whoever stands by finds a new leader soon
+	maxApart = time.Second // between sessions: a standby finds a new leader soon
 )
 
-// retryAfter is the jittered wait before attempt n (from 1) is repeated.
+// retryAfter returns the jittered wait after attempt n (from 1).
 func retryAfter(n int) time.Duration {
 	d := min(minRetry<<min(n-1, 10), maxRetry)
 	return d/2 + rand.N(d/2+1)
@@ -199,8 +206,9 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// Run publishes until ctx ends, then finishes the work in hand, frees its leases and returns nil. An outage of either server is waited
-// out; a stream that is not this database's is refused, and looked at again, until somebody has repaired it.
+// Run publishes until ctx ends. Then it finishes the work in progress, frees its leases and returns nil. It waits for
+// an unavailable server. It refuses a stream that does not continue its database, and checks the stream again until an
+// operator has repaired it.
 func (r *Relay) Run(ctx context.Context) error {
 	var beats sync.WaitGroup
 	beats.Go(func() { r.beat(ctx) })
@@ -221,7 +229,7 @@ func (r *Relay) Run(ctx context.Context) error {
 		}
 		wait := min(retryAfter(attempt+1), maxApart)
 		r.setState(err)
-		r.log.WarnContext(ctx, "relay session ended, trying again", "wait", wait, "err", err)
+		r.log.WarnContext(ctx, "relay session ended; retrying", "wait", wait, "err", err)
 		sleep(ctx, wait)
 	}
 	r.setState(errors.New("stopped"))

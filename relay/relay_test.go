@@ -34,10 +34,11 @@ func TestMain(m *testing.M) {
 
 func testConfig() Config {
 	return Config{BatchSize: 500, BatchBytes: 4 << 20, PollInterval: 20 * time.Millisecond, RoundInterval: 2 * time.Millisecond,
-		PublishTimeout: 2 * time.Second, CheckInterval: 500 * time.Millisecond, DrainTimeout: 5 * time.Second, DatabaseTimeout: 10 * time.Second, Lease: lease.Config{TTL: time.Second}}
+		PublishTimeout: 2 * time.Second, CheckInterval: 500 * time.Millisecond, DrainTimeout: 5 * time.Second,
+		DatabaseTimeout: 10 * time.Second, Lease: lease.Config{TTL: time.Second}}
 }
 
-// newRelay returns a relay on the database of pool, as the role that relays have.
+// newRelay returns a relay on pool's database, in the relays' role.
 func newRelay(t *testing.T, pool *pgxpool.Pool, b *testkit.Broker) *Relay {
 	t.Helper()
 	pool = (&testkit.DB{URL: pool.Config().ConnString()}).Pool(t, postgres.RoleRelay)
@@ -48,7 +49,7 @@ func newRelay(t *testing.T, pool *pgxpool.Pool, b *testkit.Broker) *Relay {
 	return r
 }
 
-// connected returns a writer of partition 0 over a session of its own, which runs nothing by itself.
+// connected returns a writer of partition 0 with its own session, which runs nothing by itself.
 func connected(t *testing.T, r *Relay) *writer {
 	t.Helper()
 	s, err := r.connect(t.Context())
@@ -112,11 +113,13 @@ func TestAPoisonRowHoldsBackItsAggregateAloneAndEndsInTheDLQ(t *testing.T) {
 		return pending == 2 && attempts() == 1, err
 	})
 	var wait float64
-	if err := pool.QueryRow(t.Context(), `SELECT extract(epoch FROM available_at - now()) FROM outbox_messages WHERE id = $1`, poison).Scan(&wait); err != nil || wait < 20 || wait > 30 {
+	if err := pool.QueryRow(t.Context(), `SELECT extract(epoch FROM available_at - now()) FROM outbox_messages WHERE id = $1`,
+		poison).Scan(&wait); err != nil || wait < 20 || wait > 30 {
 		t.Errorf("the first retry is due in %.1f s: want about 30 (%v)", wait, err)
 	}
-	for n := 1; n <= outbox.MaxAttempts; n++ { // as if the back-off had passed
-		if _, err := pool.Exec(t.Context(), `UPDATE outbox_messages SET available_at = inserted_at + interval '1 us' WHERE delayed AND processed_at IS NULL`); err != nil {
+	for n := 1; n <= outbox.MaxAttempts; n++ { // as if the delays had passed
+		if _, err := pool.Exec(t.Context(), `UPDATE outbox_messages SET available_at = inserted_at + interval '1 us' WHERE delayed
+			AND processed_at IS NULL`); err != nil {
 			t.Fatal(err)
 		}
 		testkit.Eventually(t, 10*time.Second, "the next attempt", func() (bool, error) {
@@ -135,11 +138,12 @@ func TestAPoisonRowHoldsBackItsAggregateAloneAndEndsInTheDLQ(t *testing.T) {
 	}
 	var dead int
 	var lastError string
-	if err := pool.QueryRow(t.Context(), `SELECT attempts, last_error FROM outbox_messages_dlq WHERE id = $1`, poison).Scan(&dead, &lastError); err != nil {
+	if err := pool.QueryRow(t.Context(), `SELECT attempts, last_error FROM outbox_messages_dlq WHERE id = $1`, poison).Scan(&dead,
+		&lastError); err != nil {
 		t.Fatal(err)
 	}
 	if dead != outbox.MaxAttempts+1 || !strings.Contains(lastError, "event_type") {
-		t.Errorf("in the DLQ with %d attempts and the error %q", dead, lastError)
+		t.Errorf("the DLQ has it with %d attempts and the error %q", dead, lastError)
 	}
 }
 
@@ -151,7 +155,8 @@ func TestAMessageOverTheServersLimitIsPoisonAndNotAnOutage(t *testing.T) {
 	start(t, newRelay(t, pool, b))
 	testkit.Eventually(t, 10*time.Second, "one row published and one failed", func() (bool, error) {
 		var ok bool
-		err := pool.QueryRow(t.Context(), `SELECT count(*) FILTER (WHERE processed_at IS NOT NULL) = 1 AND max(attempts) = 1 FROM outbox_messages`).Scan(&ok)
+		err := pool.QueryRow(t.Context(), `SELECT count(*) FILTER (WHERE processed_at IS NOT NULL) = 1 AND max(attempts) = 1
+			FROM outbox_messages`).Scan(&ok)
 		return ok, err
 	})
 }
@@ -160,7 +165,8 @@ func TestARowThatIsNotYetDueWaitsAndHoldsBackItsAggregate(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	b := testkit.NATS(t)
 	var delayed int64
-	if err := pool.QueryRow(t.Context(), `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, available_at)
+	if err := pool.QueryRow(t.Context(), `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload,
+		available_at)
 		VALUES (1, 'post', 7, 'created', '{}', now() + interval '1 hour') RETURNING id`).Scan(&delayed); err != nil {
 		t.Fatal(err)
 	}
@@ -169,14 +175,16 @@ func TestARowThatIsNotYetDueWaitsAndHoldsBackItsAggregate(t *testing.T) {
 	start(t, newRelay(t, pool, b))
 	testkit.Eventually(t, 10*time.Second, "the other aggregate's row, and the held one parked", func() (bool, error) {
 		var ok bool
-		err := pool.QueryRow(t.Context(), `SELECT (SELECT processed_at IS NOT NULL FROM outbox_messages WHERE id = $1) AND (SELECT delayed FROM outbox_messages WHERE id = $2)`,
+		err := pool.QueryRow(t.Context(), `SELECT (SELECT processed_at IS NOT NULL FROM outbox_messages WHERE id = $1)
+			AND (SELECT delayed FROM outbox_messages WHERE id = $2)`,
 			other, behind).Scan(&ok)
 		return ok, err
 	})
 	if stats, err := outbox.ReadStats(t.Context(), pool); err != nil || stats.Pending != 2 || stats.Delayed != 2 || stats.LagSeconds != 0 {
 		t.Errorf("stats are %+v, %v: want 2 pending, both delayed, no lag", stats, err)
 	}
-	if _, err := pool.Exec(t.Context(), `UPDATE outbox_messages SET available_at = inserted_at + interval '1 us' WHERE delayed`); err != nil {
+	if _, err := pool.Exec(t.Context(),
+		`UPDATE outbox_messages SET available_at = inserted_at + interval '1 us' WHERE delayed`); err != nil {
 		t.Fatal(err)
 	}
 	awaitDrained(t, t.Context(), pool, 10*time.Second)
@@ -200,12 +208,13 @@ func TestABrokerOutageBurnsNoAttempt(t *testing.T) {
 	for i := range int64(20) {
 		insertRow(t, pool, i, "created")
 	}
-	testkit.Eventually(t, 10*time.Second, "the relay to say that it is not ready", func() (bool, error) { return r.Ready(t.Context()) != nil, nil })
+	testkit.Eventually(t, 10*time.Second, "the relay to report that it is not ready",
+		func() (bool, error) { return r.Ready(t.Context()) != nil, nil })
 	b.Restart(t)
 	awaitDrained(t, t.Context(), pool, 20*time.Second)
 	var attempts int
 	if err := pool.QueryRow(t.Context(), `SELECT max(attempts) FROM outbox_messages`).Scan(&attempts); err != nil || attempts != 0 {
-		t.Errorf("%d attempts were burned (%v)", attempts, err)
+		t.Errorf("%d attempts were counted (%v)", attempts, err)
 	}
 	if n := len(readStream(t, t.Context(), b)); n != 21 {
 		t.Errorf("%d messages on the stream: want 21", n)
@@ -268,11 +277,12 @@ func TestADatabaseThatWentBackInTimeStopsThePartition(t *testing.T) {
 	stop := start(t, newRelay(t, pool, b))
 	awaitDrained(t, t.Context(), pool, 10*time.Second)
 	stop()
-	// The row was published and marked; then the database lost both, and gave the id out again.
+	// The row was published and marked. Then the database lost both, and assigned the id again.
 	if _, err := pool.Exec(t.Context(), `UPDATE outbox_partitions SET tail_seq = 0`); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := pool.Exec(t.Context(), `UPDATE outbox_messages SET event_id = gen_random_uuid(), processed_at = NULL, stream_seq = NULL`); err != nil {
+	if _, err := pool.Exec(t.Context(),
+		`UPDATE outbox_messages SET event_id = gen_random_uuid(), processed_at = NULL, stream_seq = NULL`); err != nil {
 		t.Fatal(err)
 	}
 	r := newRelay(t, pool, b)
@@ -280,7 +290,8 @@ func TestADatabaseThatWentBackInTimeStopsThePartition(t *testing.T) {
 		t.Errorf("got %v, want ErrStreamRefused and ErrRowsMissing", err)
 	}
 	var pending int
-	if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM outbox_messages WHERE processed_at IS NULL`).Scan(&pending); err != nil || pending != 1 {
+	if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM outbox_messages WHERE processed_at IS NULL`).Scan(&pending); err != nil ||
+		pending != 1 {
 		t.Errorf("the row with the reused id was marked published (%v)", err)
 	}
 }
@@ -300,7 +311,7 @@ func TestAPartitionWhoseLastMessageExpiredGoesOn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := stream.Purge(t.Context()); err != nil { // what age does, at once
+	if err := stream.Purge(t.Context()); err != nil { // removes messages at once, as age does later
 		t.Fatal(err)
 	}
 	insertRow(t, pool, 1, "edited")
@@ -356,13 +367,14 @@ func TestPlainSubscribersGetWhatIsStored(t *testing.T) {
 			t.Errorf("got %s %v", m.Subject, m.Header)
 		}
 	case <-time.After(10 * time.Second):
-		t.Error("nothing on live.> within 10 s")
+		t.Error("no message on live.> within 10 s")
 	}
 }
 
 func TestConfigurationOutOfBoundsIsRefused(t *testing.T) {
 	err := Config{}.Validate()
-	for _, name := range []string{"RELAY_BATCH_SIZE", "RELAY_BATCH_BYTES", "RELAY_POLL_INTERVAL", "RELAY_PUBLISH_TIMEOUT", "RELAY_CHECK_INTERVAL", "RELAY_DRAIN_TIMEOUT", "RELAY_DATABASE_TIMEOUT", "LEASE_TTL"} {
+	for _, name := range []string{"RELAY_BATCH_SIZE", "RELAY_BATCH_BYTES", "RELAY_POLL_INTERVAL", "RELAY_PUBLISH_TIMEOUT",
+		"RELAY_CHECK_INTERVAL", "RELAY_DRAIN_TIMEOUT", "RELAY_DATABASE_TIMEOUT", "LEASE_TTL"} {
 		if err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("the error does not name %s: %v", name, err)
 		}
@@ -383,7 +395,7 @@ func TestAWakeUpIsQuickerThanThePoll(t *testing.T) {
 		t.Fatal(err)
 	}
 	start(t, r)
-	for aggregate := range int64(64) { // until every partition has been looked at since the start
+	for aggregate := range int64(64) { // until every partition was checked since the start
 		insertRow(t, pool, aggregate, "created")
 	}
 	awaitDrained(t, t.Context(), pool, 30*time.Second)
@@ -391,7 +403,7 @@ func TestAWakeUpIsQuickerThanThePoll(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	w := broker.NewWaker(b.Connect(t), b.Config())
-	go func() { _ = w.Run(ctx) }() // it returns nil
+	go func() { _ = w.Run(ctx) }() // returns nil
 	for range 3 {
 		id := insertRow(t, pool, 1, "edited")
 		var slot int
@@ -418,7 +430,7 @@ func TestARowThatTheBrokerAloneRefusesIsFoundAndTheOthersGoOn(t *testing.T) {
 		t.Fatal(err)
 	}
 	limited := stream.CachedInfo().Config
-	limited.MaxMsgSize = 10_000 // behind the back of the session, which validates by what it read when it began
+	limited.MaxMsgSize = 10_000 // the session does not notice, because it validates by the limit that it read at its start
 	if _, err := js.UpdateStream(t.Context(), limited); err != nil {
 		t.Fatal(err)
 	}
@@ -426,8 +438,9 @@ func TestARowThatTheBrokerAloneRefusesIsFoundAndTheOthersGoOn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const sql = `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload) VALUES (1, $1, 1, $2, to_jsonb($3::text))`
-	for i, size := range []int{1, 20_000, 2} { // one claim: post/1 is the aggregate of the second alone
+	const sql = `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
+		VALUES (1, $1, 1, $2, to_jsonb($3::text))`
+	for i, size := range []int{1, 20_000, 2} { // one claim: only the second row is of aggregate post/1
 		typ := "post"
 		if i != 1 {
 			typ = "other"
@@ -439,9 +452,10 @@ func TestARowThatTheBrokerAloneRefusesIsFoundAndTheOthersGoOn(t *testing.T) {
 	if err := tx.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	testkit.Eventually(t, 20*time.Second, "the large row to be put off alone", func() (bool, error) {
+	testkit.Eventually(t, 20*time.Second, "only the large row to be delayed", func() (bool, error) {
 		var ok bool
-		err := pool.QueryRow(t.Context(), `SELECT count(*) FILTER (WHERE processed_at IS NULL) = 1 AND max(attempts) = 1 AND max(last_error) LIKE '%limit%' FROM outbox_messages`).Scan(&ok)
+		err := pool.QueryRow(t.Context(), `SELECT count(*) FILTER (WHERE processed_at IS NULL) = 1 AND max(attempts) = 1
+			AND max(last_error) LIKE '%limit%' FROM outbox_messages`).Scan(&ok)
 		return ok, err
 	})
 }
@@ -450,7 +464,8 @@ func TestMarksThatTheDatabaseLosesAreFoundAgainBeforeAnythingIsPublished(t *test
 	db := testkit.Postgres(t)
 	pool, owner := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleOwner)
 	b := testkit.NATS(t)
-	own, err := postgres.Open(t.Context(), db.URL, postgres.Config{MaxConns: 8, ConnectTimeout: 2 * time.Second}, postgres.RoleRelay, "relay under test")
+	own, err := postgres.Open(t.Context(), db.URL, postgres.Config{MaxConns: 8, ConnectTimeout: 2 * time.Second},
+		postgres.RoleRelay, "relay under test")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -460,13 +475,14 @@ func TestMarksThatTheDatabaseLosesAreFoundAgainBeforeAnythingIsPublished(t *test
 		insertRow(t, pool, n+1, "created")
 	}
 	awaitDrained(t, t.Context(), pool, 20*time.Second)
-	// As after a crash or a failover: connections end, and what comes back is older.
+	// As after a crash or a failover: connections end, and the restored database is older.
 	err = pgx.BeginFunc(t.Context(), owner, func(tx pgx.Tx) error {
 		for _, sql := range []string{
 			`LOCK TABLE outbox_messages, outbox_partitions IN ACCESS EXCLUSIVE MODE`,
 			`UPDATE outbox_messages SET processed_at = NULL, stream_seq = NULL`,
 			`UPDATE outbox_partitions SET tail_seq = 0`,
-			`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'tidings relay under test'`,
+			`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()
+				AND application_name = 'tidings relay under test'`,
 		} {
 			if _, err := tx.Exec(t.Context(), sql); err != nil {
 				return err

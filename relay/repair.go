@@ -17,58 +17,63 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
-// ErrUnknownMessages reports messages on a stream that have no row: this database went back in time, and they tell of writes
-// that it no longer has. Nothing was repaired; RepairOptions.DeleteUnknown takes them off the stream.
+// ErrUnknownMessages reports messages on a stream that have no row. The database went back in time and lost the writes
+// that they describe. Repair changed nothing. RepairOptions.DeleteUnknown deletes the messages from the stream.
 var ErrUnknownMessages = errors.New("relay: the stream holds messages of writes that this database no longer has")
 
-// RepairOptions say what a repair may do.
+// RepairOptions are the permissions of a repair.
 type RepairOptions struct {
-	DryRun        bool // say what the same call without it would do, and change nothing
-	DeleteUnknown bool // take messages without a row off the streams
-	DeleteForeign bool // read all streams, and take messages that no relay wrote off them
-	// Redo writes into the database again what messages without a row tell of, with their rows (outbox.Redo): a restore took these writes back. They are of one
-	// stream, in its order. Events that it returns got new ids: their messages are deleted, and the relay publishes them again. nil for none.
+	DryRun        bool // change nothing: report what the same call without DryRun would do
+	DeleteUnknown bool // delete messages without a row from the streams
+	DeleteForeign bool // read all streams, and delete messages that no relay wrote
+	// Redo writes the writes that a restore undid to the database again, with their rows (outbox.Redo). lost has their
+	// events, of one stream and in its order. moved has the ids of the events whose rows got new ids: Repair deletes
+	// their messages, and the relay publishes them again. nil means no redo.
 	Redo func(ctx context.Context, lost []event.Event) (moved []string, err error)
 
-	at func(step string) error // a test's: an error ends the repair there
+	at func(step string) error // set by tests: an error ends the repair at that step
 }
 
-// RepairReport says what a repair found and did, or, of a dry run, what it would do: the same.
+// RepairReport is what a repair found and did. A dry run reports what the repair would do, in the same form.
 type RepairReport struct {
 	DryRun     bool              `json:"dry_run"`
 	Healthy    bool              `json:"healthy"`  // there was nothing to do
-	Repaired   bool              `json:"repaired"` // what there was is done
+	Repaired   bool              `json:"repaired"` // the repair is complete
 	Partitions []PartitionReport `json:"partitions"`
 }
 
-// PartitionReport is what a repair found of one partition, and did or would do.
+// PartitionReport is what a repair found of one partition and did, or would do.
 type PartitionReport struct {
 	Partition  int             `json:"partition"`
 	Stream     string          `json:"stream"`
-	Problem    string          `json:"problem,omitempty"` // what is wrong; empty when nothing is
+	Problem    string          `json:"problem,omitempty"` // the disagreement; empty if there is none
 	Republish  int64           `json:"republish"`         // rows whose message is missing: the relay publishes them again
-	Holes      int64           `json:"holes"`             // sequences in the middle that are missing and were not erased
-	Unmarked   int64           `json:"unmarked"`          // messages whose rows the relay has still to mark, as it does by itself
+	Holes      int64           `json:"holes"`             // missing sequences in the middle that were not erased
+	Unmarked   int64           `json:"unmarked"`          // messages whose rows the relay will mark by itself
 	Unknown    int64           `json:"unknown"`           // messages without a row
 	Redone     int64           `json:"redone,omitempty"`  // messages whose writes were written again
-	Duplicates int64           `json:"duplicates"`        // messages of an event that an earlier one has: the first counts
-	Foreign    int64           `json:"foreign"`           // messages that no relay wrote: everybody skips them
-	Deleted    int64           `json:"deleted"`           // of the unknown and the foreign ones
-	Adopt      bool            `json:"adopt,omitempty"`   // take the partition back into the database
-	Bind       bool            `json:"bind,omitempty"`    // bind it to its stream
+	Duplicates int64           `json:"duplicates"`        // later messages of an event that has an earlier one: the first counts
+	Foreign    int64           `json:"foreign"`           // messages that no relay wrote: every reader skips them
+	Deleted    int64           `json:"deleted"`           // of the unknown and the foreign messages
+	Adopt      bool            `json:"adopt,omitempty"`   // add the partition to the database again
+	Bind       bool            `json:"bind,omitempty"`    // bind the partition to its stream
 	Close      bool            `json:"close,omitempty"`   // close its stream again, which has lost its end
 	ReplacedBy []int           `json:"replaced_by,omitempty"`
-	Left       uint64          `json:"left"` // where a replaced one's stream ends now, but for the closing message
-	Successors []broker.Stream `json:"-"`    // those that the broker has of ReplacedBy
+	Left       uint64          `json:"left"` // the last sequence of a replaced stream, before the closing message
+	Successors []broker.Stream `json:"-"`    // streams of ReplacedBy that exist
 }
 
-// Repair makes the streams and the database agree again, from what the rows say. A partition whose stream is gone, was recreated or has
-// lost its end is replaced: a new partition takes over its slots, and publishes first what is missing, in its order. Messages that are missing
-// in the middle of a stream are published again at its end. Erased rows never are. Relays may run meanwhile. It may be
-// repeated after it was interrupted at any point. While a stream has no leader nothing is known of it: broker.ErrNoLeader.
+// Repair makes the streams and the database agree again, according to the rows of the outbox. If a stream is gone, was
+// recreated or lost its end, a new partition takes over its slots. The relay first publishes the missing events there,
+// in their order. If messages are missing in the middle of a stream, the relay publishes them again at its end. Erased
+// rows are never published again.
 //
-// A dry run does not write. It returns the report and the error that the repair would return, as long as nobody else changes what it has seen.
-func Repair(ctx context.Context, pool *pgxpool.Pool, cfg broker.Config, log *slog.Logger, o RepairOptions) (report RepairReport, err error) {
+// Relays may run meanwhile. After an interruption at any point, Repair can be called again. It returns
+// broker.ErrNoLeader if a stream has no leader, because the stream's state is then unknown.
+//
+// A dry run writes nothing. It returns the report and error that the repair would return if nothing changes in between.
+func Repair(ctx context.Context, pool *pgxpool.Pool, cfg broker.Config, log *slog.Logger,
+	o RepairOptions) (report RepairReport, err error) {
 	report.DryRun = o.DryRun
 	nc, err := broker.Connect(cfg, "repair", log)
 	if err != nil {
@@ -99,7 +104,7 @@ func Repair(ctx context.Context, pool *pgxpool.Pool, cfg broker.Config, log *slo
 	}
 	switch {
 	case unknown > 0 && !o.DeleteUnknown && o.Redo == nil:
-		err = fmt.Errorf("%w: %d of them; --delete-unknown takes them off", ErrUnknownMessages, unknown)
+		err = fmt.Errorf("%w: %d in total; --delete-unknown deletes them", ErrUnknownMessages, unknown)
 	case o.DryRun:
 		err = r.foresee(ctx)
 	case !report.Healthy:
@@ -122,32 +127,33 @@ type repairer struct {
 	log    *slog.Logger
 	o      RepairOptions
 	next   int                // a partition number that was never used
-	strays []outbox.Partition // that have streams and are not known here
+	strays []outbox.Partition // partitions that have streams but are unknown to this database
 	found  []*finding
-	redone map[int]int64 // messages, by partition
+	redone map[int]int64 // number of messages, by partition
 }
 
-// finding is what is wrong with one partition.
+// finding is the comparison of one partition with its stream.
 type finding struct {
 	p       outbox.Partition
 	stream  broker.Stream
-	exists  bool // the stream, whichever it is
+	exists  bool // the stream, whether or not it is the expected one
 	lost    bool // its end, or all of it
 	left    uint64
-	missing []uint64 // in the middle
-	doomed  []uint64 // unknown and foreign messages, in their order
+	missing []uint64 // sequences in the middle
+	doomed  []uint64 // unknown and foreign messages to delete, ascending
 	report  PartitionReport
 }
 
-// wrong reports whether there is anything to do for a repair.
+// wrong reports whether the partition needs a repair.
 func (f *finding) wrong(o RepairOptions) bool {
 	return f.lost || len(f.missing) > 0 || f.report.Unknown > 0 || f.unbound() || f.report.Foreign > 0 && o.DeleteForeign
 }
 
-// unbound reports a stream that has been published to, which this database has forgotten.
+// unbound reports that the stream has messages but the database has no record of the stream.
 func (f *finding) unbound() bool { return f.p.Stream == "" && f.stream.Last > 0 }
 
-// layout reads the partitions that this database knows, finds those that it knows no more, and changes nothing.
+// layout returns the partitions that this database knows, and records those that only the broker knows. It changes
+// nothing.
 func (r *repairer) layout(ctx context.Context) ([]outbox.Partition, error) {
 	streams, err := broker.Streams(ctx, r.js, r.cfg)
 	if err != nil {
@@ -162,12 +168,14 @@ func (r *repairer) layout(ctx context.Context) ([]outbox.Partition, error) {
 		if r.next = max(r.next, s.Number+1); slices.ContainsFunc(all, func(p outbox.Partition) bool { return p.Number == s.Number }) {
 			continue
 		}
-		r.strays = append(r.strays, outbox.Partition{Number: s.Number, FirstSlot: s.FirstSlot, LastSlot: s.LastSlot, After: s.After, Stream: s.Name, Created: s.Created})
+		r.strays = append(r.strays, outbox.Partition{Number: s.Number, FirstSlot: s.FirstSlot, LastSlot: s.LastSlot, After: s.After,
+			Stream: s.Name, Created: s.Created})
 	}
 	return all, nil
 }
 
-// inspectAll looks at every partition, also at those that this database knows no more, and changes nothing.
+// inspectAll compares every partition with its stream, including partitions unknown to this database. It changes
+// nothing.
 func (r *repairer) inspectAll(ctx context.Context) error {
 	all, err := r.layout(ctx)
 	if err != nil {
@@ -177,7 +185,7 @@ func (r *repairer) inspectAll(ctx context.Context) error {
 		f := &finding{p: p, report: PartitionReport{Partition: p.Number, Stream: r.cfg.StreamName(p.Number), Redone: r.redone[p.Number]}}
 		if i >= len(all) {
 			f.report.Adopt = true
-			f.report.Problem = "this database does not know the partition: it went back to before it was made"
+			f.report.Problem = "this database does not know the partition: it went back to a time before the partition existed"
 		}
 		if err := r.inspect(ctx, f); err != nil {
 			return err
@@ -194,7 +202,7 @@ func (r *repairer) inspect(ctx context.Context, f *finding) (err error) {
 		if f.p.Closed {
 			return nil
 		}
-		f.lost, f.report.Problem = true, "it is being replaced by a repair that was interrupted"
+		f.lost, f.report.Problem = true, "an interrupted repair is replacing it"
 		if f.report.Republish, err = outbox.CountLost(ctx, r.pool, f.lostRows()); err != nil {
 			return err
 		}
@@ -208,6 +216,9 @@ func (r *repairer) inspect(ctx context.Context, f *finding) (err error) {
 		return err
 	}
 	if f.lost {
+		if err := r.stepBack(ctx, f); err != nil {
+			return err
+		}
 		f.report.Republish, err = outbox.CountLost(ctx, r.pool, f.lostRows())
 		return err
 	}
@@ -232,15 +243,16 @@ func (r *repairer) compare(ctx context.Context, f *finding) (err error) {
 		problem := ""
 		switch {
 		case f.p.Stream == "" || f.p.Closed && (!f.exists || !f.stream.Created.Equal(f.p.Created)):
-			f.exists = f.exists && f.p.Stream == "" // a closed stream may be removed
+			f.exists = f.exists && f.p.Stream == "" // an operator may have removed a closed stream
 		case f.p.Stream != r.cfg.StreamName(f.p.Number):
-			return fmt.Errorf("%w: partition %d is on stream %s, not %s", ErrStreamRefused, f.p.Number, f.p.Stream, r.cfg.StreamName(f.p.Number))
+			return fmt.Errorf("partition %d is on stream %s, not %s: correct NATS_STREAM or DATABASE_URL of this process", f.p.Number,
+				f.p.Stream, r.cfg.StreamName(f.p.Number))
 		case !f.exists:
 			problem = "its stream is gone"
 		case !f.stream.Created.Equal(f.p.Created):
 			problem = fmt.Sprintf("its stream was recreated at %s", f.stream.Created.Format(time.RFC3339))
 		case f.stream.Last < f.p.Tail:
-			problem, f.left = fmt.Sprintf("its stream ends at %d, and its marks at %d", f.stream.Last, f.p.Tail), f.stream.Last
+			problem, f.left = fmt.Sprintf("its stream ends at sequence %d, and its marks at %d", f.stream.Last, f.p.Tail), f.stream.Last
 		}
 		if problem == "" {
 			f.lost = false
@@ -256,6 +268,34 @@ func (r *repairer) compare(ctx context.Context, f *finding) (err error) {
 	}
 }
 
+// stepBack moves left of a stream that lost its end to the last message that is where its row has it. A relay that was
+// frozen during the loss may have published later ones: their sequences belong to the lost messages of other rows. The
+// row of an old message may have been dropped. That message counts as in place, because a consumer whose offset is left
+// or higher does not read it any more.
+func (r *repairer) stepBack(ctx context.Context, f *finding) error {
+	defer func() { f.report.Left = f.left }()
+	for ; f.left > 0 && f.left >= f.stream.First; f.left-- {
+		m, err := broker.Next(ctx, r.js, f.stream.Name, f.left)
+		if err != nil {
+			return err
+		}
+		if m == nil || m.Seq != f.left || !event.Ours(m.Header) {
+			continue
+		}
+		id, _ := strconv.ParseInt(m.Header.Get(event.HeaderOutboxID), 10, 64) // Ours has parsed it
+		message := outbox.Published{ID: id, EventID: m.Header.Get(event.HeaderID), Seq: m.Seq}
+		in, err := outbox.InPlace(ctx, r.pool, f.p.Number, []outbox.Published{message})
+		if err != nil || in[m.Seq] {
+			return err
+		}
+		known, err := outbox.Classify(ctx, r.pool, []outbox.Published{message})
+		if err != nil || known[m.Seq] == outbox.Unknown {
+			return err
+		}
+	}
+	return nil
+}
+
 func (f *finding) lostRows() outbox.Lost {
 	return outbox.Lost{Partition: f.p.Number, Behind: f.left}
 }
@@ -264,8 +304,8 @@ func (f *finding) missingRows() outbox.Lost {
 	return outbox.Lost{Partition: f.p.Number, Behind: outbox.NoneBehind, Seqs: f.missing}
 }
 
-// findHoles finds messages that are missing in the middle of the stream, up to the stored tail: no mark in flight tells of those. What has
-// expired is not missing, and what was erased is recorded.
+// findHoles finds messages that are missing in the middle of the stream, up to the stored tail: later ones may belong
+// to a mark in progress. Expired messages are not missing, and erased ones are recorded.
 func (r *repairer) findHoles(ctx context.Context, f *finding) error {
 	if f.stream.Last == 0 || f.stream.Last < f.stream.First || f.stream.Messages == f.stream.Last-f.stream.First+1 {
 		return nil
@@ -276,19 +316,20 @@ func (r *repairer) findHoles(ctx context.Context, f *finding) error {
 	}
 	info, err := stream.Info(ctx, jetstream.WithDeletedDetails(true))
 	if err != nil {
-		return fmt.Errorf("read what is missing from stream %s: %w", f.stream.Name, err)
+		return fmt.Errorf("read the missing sequences of stream %s: %w", f.stream.Name, err)
 	}
 	deleted := slices.DeleteFunc(info.State.Deleted, func(seq uint64) bool { return seq > f.p.Tail })
 	if f.missing, err = broker.NotErased(ctx, r.js, r.cfg, f.stream.Name, deleted); err != nil || len(f.missing) == 0 {
 		return err
 	}
 	f.report.Holes = int64(len(f.missing))
-	f.report.Problem = fmt.Sprintf("%d messages are missing from its stream, the first at %d", f.report.Holes, f.missing[0])
+	f.report.Problem = fmt.Sprintf("its stream lacks %s, the first at sequence %d",
+		messages(f.report.Holes), f.missing[0])
 	f.report.Republish, err = outbox.CountLost(ctx, r.pool, f.missingRows())
 	return err
 }
 
-// readBehind reads what stands behind the stored tail, all of the stream when foreign messages are to be deleted.
+// readBehind reads the messages after the stored tail, or the whole stream if foreign messages are to be deleted.
 func (r *repairer) readBehind(ctx context.Context, f *finding) error {
 	const page = 1000
 	var rows []outbox.Published
@@ -312,7 +353,7 @@ func (r *repairer) readBehind(ctx context.Context, f *finding) error {
 		case m.Seq <= f.p.Tail:
 			return nil
 		}
-		id, _ := strconv.ParseInt(m.Header.Get(event.HeaderOutboxID), 10, 64) // Ours has read it
+		id, _ := strconv.ParseInt(m.Header.Get(event.HeaderOutboxID), 10, 64) // Ours has parsed it
 		if rows = append(rows, outbox.Published{ID: id, EventID: m.Header.Get(event.HeaderID), Seq: m.Seq}); len(rows) < page {
 			return nil
 		}
@@ -328,16 +369,24 @@ func (r *repairer) readBehind(ctx context.Context, f *finding) error {
 	}
 	switch {
 	case f.report.Unknown > 0:
-		f.report.Problem = fmt.Sprintf("%d messages have no row", f.report.Unknown)
+		f.report.Problem = fmt.Sprintf("its stream has %s without a row", messages(f.report.Unknown))
 	case f.unbound():
-		f.report.Problem = "this database does not know its stream: it went back to before they met"
+		f.report.Problem = "this database does not know its stream: it went back to a time before the two were bound"
 	case r.o.DeleteForeign && f.report.Foreign > 0:
-		f.report.Problem = fmt.Sprintf("%d messages were written by no relay", f.report.Foreign)
+		f.report.Problem = fmt.Sprintf("its stream has %s that no relay wrote", messages(f.report.Foreign))
 	}
 	return nil
 }
 
-// classify counts messages of ours by what this database knows of them. seen are the rows whose first message was met.
+// messages writes a number of messages with its noun.
+func messages(n int64) string {
+	if n == 1 {
+		return "1 message"
+	}
+	return fmt.Sprintf("%d messages", n)
+}
+
+// classify counts our messages by what this database knows of them. seen has the rows whose first message was counted.
 func (r *repairer) classify(ctx context.Context, f *finding, messages []outbox.Published, seen map[int64]bool) error {
 	known, err := outbox.Classify(ctx, r.pool, messages)
 	if err != nil {
@@ -368,7 +417,8 @@ func (r *repairer) foresee(ctx context.Context) error {
 	for _, f := range r.found {
 		f.report.Deleted, f.report.Bind, f.report.Close = int64(len(f.doomed)), f.unbound(), f.lost && f.p.Closed
 		if f.lost && !f.p.Closed && len(outbox.Successors(all, f.p.Number)) == 0 {
-			p := outbox.Partition{Number: max(r.next, all[len(all)-1].Number+1), FirstSlot: f.p.FirstSlot, LastSlot: f.p.LastSlot, After: []int{f.p.Number}}
+			p := outbox.Partition{Number: max(r.next, all[len(all)-1].Number+1), FirstSlot: f.p.FirstSlot, LastSlot: f.p.LastSlot,
+				After: []int{f.p.Number}}
 			all, r.next = append(all, p), p.Number+1
 		}
 		if f.lost || f.p.Replaced() {
@@ -380,7 +430,7 @@ func (r *repairer) foresee(ctx context.Context) error {
 	return nil
 }
 
-// repairAll does what there is to do, each partition's in steps that may be repeated.
+// repairAll repairs every partition, in steps that can be repeated.
 func (r *repairer) repairAll(ctx context.Context) error {
 	if len(r.strays) > 0 {
 		if err := outbox.Adopt(ctx, r.pool, r.strays); err != nil {
@@ -415,7 +465,8 @@ func (r *repairer) repairAll(ctx context.Context) error {
 	return nil
 }
 
-// fill has what is missing in the middle published again, and only then lets readers pass: until the hole is recorded it is found again.
+// fill makes the rows of messages missing in the middle pending again, and then records the holes as erased. Until then
+// readers stop at a hole, and a repeated repair finds it again.
 func (r *repairer) fill(ctx context.Context, f *finding) (err error) {
 	if len(f.missing) == 0 {
 		return nil
@@ -429,7 +480,7 @@ func (r *repairer) fill(ctx context.Context, f *finding) (err error) {
 	return broker.RecordErased(ctx, r.js, r.cfg, f.stream.Name, f.missing)
 }
 
-// delete takes messages off the stream that is to have no more of them, after it has recorded them.
+// delete records unwanted messages as erased, and then deletes them from the stream.
 func (r *repairer) delete(ctx context.Context, f *finding) error {
 	if len(f.doomed) == 0 {
 		return nil
@@ -448,7 +499,8 @@ func (r *repairer) delete(ctx context.Context, f *finding) error {
 		return err
 	}
 	for _, seq := range f.doomed {
-		if err := stream.DeleteMsg(ctx, seq); err != nil && !errors.Is(err, jetstream.ErrMsgNotFound) && !errors.Is(err, jetstream.ErrMsgDeleteUnsuccessful) {
+		if err := stream.DeleteMsg(ctx, seq); err != nil && !errors.Is(err, jetstream.ErrMsgNotFound) &&
+			!errors.Is(err, jetstream.ErrMsgDeleteUnsuccessful) {
 			return fmt.Errorf("delete message %d of stream %s: %w", seq, f.stream.Name, err)
 		}
 		f.report.Deleted++
@@ -456,8 +508,9 @@ func (r *repairer) delete(ctx context.Context, f *finding) error {
 	return nil
 }
 
-// replace has new partitions take over the slots of one whose stream is lost. Behind the fence no relay marks its rows, and until it is
-// closed none publishes to the new ones: in between the rows of lost messages become pending.
+// replace makes new partitions take over the slots of one whose stream is lost. The fence keeps relays from marking its
+// rows. No relay publishes to the new partitions before the old one is closed. In between, the rows of the lost
+// messages become pending again.
 func (r *repairer) replace(ctx context.Context, f *finding) error {
 	successors, err := outbox.Replace(ctx, r.pool, f.p, f.left, r.next)
 	if err != nil {
@@ -468,7 +521,8 @@ func (r *repairer) replace(ctx context.Context, f *finding) error {
 	}
 	for _, p := range successors {
 		r.next = max(r.next, p.Number+1)
-		if _, err := broker.Declare(ctx, r.js, r.cfg, broker.Partition{Number: p.Number, FirstSlot: p.FirstSlot, LastSlot: p.LastSlot, After: p.After}, r.log); err != nil {
+		if _, err := broker.Declare(ctx, r.js, r.cfg, broker.Partition{Number: p.Number, FirstSlot: p.FirstSlot, LastSlot: p.LastSlot,
+			After: p.After}, r.log); err != nil {
 			return err
 		}
 		if err := broker.MarkRepaired(ctx, r.js, r.cfg, p.Number); err != nil {
@@ -496,7 +550,8 @@ func (r *repairer) replace(ctx context.Context, f *finding) error {
 	return r.o.at("closed")
 }
 
-// reclose ends the stream of a closed partition again, which has lost its end. Its successors may be far ahead: what was lost comes late.
+// reclose ends the stream of a closed partition again, which lost its end. Its successors may be far ahead, so the lost
+// events come late.
 func (r *repairer) reclose(ctx context.Context, f *finding) (err error) {
 	if f.report.Republish, err = outbox.Requeue(ctx, r.pool, f.lostRows(), nil); err != nil {
 		return err
@@ -509,8 +564,8 @@ func (r *repairer) reclose(ctx context.Context, f *finding) (err error) {
 	return outbox.Reclose(ctx, r.pool, f.p.Number, final)
 }
 
-// end publishes the closing message to what is left of a stream, so that its readers go on to the next, and returns its sequence. It does
-// nothing where the stream ends with one already, and returns 0 where there is no stream.
+// end publishes the closing message at the end of a damaged stream, so that readers continue with the next one, and
+// returns its sequence. It publishes nothing if the stream already has one, and returns 0 if there is no stream.
 func (r *repairer) end(ctx context.Context, f *finding) (final uint64, err error) {
 	if !f.exists {
 		return 0, nil
@@ -519,9 +574,8 @@ func (r *repairer) end(ctx context.Context, f *finding) (final uint64, err error
 	if err != nil {
 		return 0, err
 	}
-	closed, err := broker.Closed(ctx, r.js, stream)
-	if err != nil || closed {
-		return stream.Last, err
+	if final, err = broker.Closed(ctx, r.js, r.cfg, stream); err != nil || final > 0 {
+		return final, err
 	}
 	answer, err := r.js.Conn().RequestMsgWithContext(ctx, closing(r.cfg, f.p.Number, stream.Last))
 	if err != nil {
@@ -530,8 +584,8 @@ func (r *repairer) end(ctx context.Context, f *finding) (final uint64, err error
 	return readAck(answer.Data, 1)
 }
 
-// findSuccessors says of each partition that is replaced by which, also of those that an earlier repair has replaced: it may have been
-// interrupted before the consumers were told.
+// findSuccessors reports the successors of each replaced partition, including those that an earlier repair replaced.
+// That repair may have been interrupted before it informed the consumers.
 func (r *repairer) findSuccessors(ctx context.Context) error {
 	all, err := outbox.Partitions(ctx, r.pool)
 	if err != nil {
@@ -546,7 +600,7 @@ func (r *repairer) findSuccessors(ctx context.Context) error {
 		for _, p := range outbox.Successors(all, f.p.Number) {
 			f.report.ReplacedBy = append(f.report.ReplacedBy, p.Number)
 			stream, err := broker.ReadStream(ctx, r.js, r.cfg, p.Number)
-			if errors.Is(err, jetstream.ErrStreamNotFound) { // it is closed and removed by now: whoever reads here needs a replay
+			if errors.Is(err, jetstream.ErrStreamNotFound) { // closed and removed by now: a consumer at this point needs a replay
 				continue
 			}
 			if err != nil {

@@ -3,6 +3,7 @@ package relay
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -23,7 +24,7 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
-// damaged is an outbox with rows, all of them published, whose streams a test damages. No relay runs.
+// damaged is an outbox whose rows are all published. A test then damages its streams. No relay runs.
 type damaged struct {
 	t    *testing.T
 	pool *pgxpool.Pool
@@ -44,7 +45,7 @@ func wrote(t *testing.T, b *testkit.Broker) *damaged {
 	return d
 }
 
-// write appends transactions and has a relay publish them.
+// write appends transactions, and a relay publishes them.
 func (d *damaged) write(transactions int) {
 	d.t.Helper()
 	stop := start(d.t, newRelay(d.t, d.pool, d.b))
@@ -99,7 +100,7 @@ func (d *damaged) deleteMessages(partition int, seqs ...uint64) {
 	}
 }
 
-// publish publishes a message that no relay does.
+// publish publishes a message that no relay would publish.
 func (d *damaged) publish(m *nats.Msg) {
 	d.t.Helper()
 	if _, err := d.js.PublishMsg(d.t.Context(), m); err != nil {
@@ -111,7 +112,7 @@ func (d *damaged) foreign(partition int) *nats.Msg {
 	return &nats.Msg{Subject: fmt.Sprintf("%s.%d.t1.post.created", d.b.Config().Prefix, partition), Data: []byte("hello")}
 }
 
-// repair repairs, after a dry run that must say exactly what that does, unless it is to be interrupted.
+// repair repairs after a dry run. The dry run must report the same, unless the repair is to be interrupted.
 func (d *damaged) repair(o RepairOptions) (RepairReport, error) {
 	d.t.Helper()
 	if o.at != nil || o.DryRun {
@@ -121,13 +122,14 @@ func (d *damaged) repair(o RepairOptions) (RepairReport, error) {
 	dry.DryRun = true
 	said, refused := Repair(d.t.Context(), d.pool, d.b.Config(), testkit.Logger(d.t), dry)
 	did, err := Repair(d.t.Context(), d.pool, d.b.Config(), testkit.Logger(d.t), o)
-	if diff := cmp.Diff(said.Partitions, did.Partitions, cmpopts.IgnoreFields(PartitionReport{}, "Successors", "Unmarked")); diff != "" || said.Healthy != did.Healthy || fmt.Sprint(refused) != fmt.Sprint(err) {
-		d.t.Errorf("a dry run said, and the repair did, %v, %v (-said +did):\n%s", refused, err, diff)
+	if diff := cmp.Diff(said.Partitions, did.Partitions, cmpopts.IgnoreFields(PartitionReport{}, "Successors", "Unmarked")); diff != "" ||
+		said.Healthy != did.Healthy || fmt.Sprint(refused) != fmt.Sprint(err) {
+		d.t.Errorf("the dry run and the repair differ: %v, %v (-dry +real):\n%s", refused, err, diff)
 	}
 	return did, err
 }
 
-// repaired repairs, and fails unless that says that it did.
+// repaired repairs, and fails unless the report says so.
 func (d *damaged) repaired(o RepairOptions) []PartitionReport {
 	d.t.Helper()
 	report, err := d.repair(o)
@@ -137,7 +139,7 @@ func (d *damaged) repaired(o RepairOptions) []PartitionReport {
 	return report.Partitions
 }
 
-// looked is a dry run, which must find something and change nothing of the rows.
+// looked does a dry run, which must find damage and change no row.
 func (d *damaged) looked(o RepairOptions) []PartitionReport {
 	d.t.Helper()
 	state := `SELECT coalesce(sum(hashtext(m::text)), 0) + (SELECT sum(hashtext(p::text)) FROM outbox_partitions p) FROM outbox_messages m`
@@ -163,7 +165,7 @@ func (d *damaged) healthy(when string) []PartitionReport {
 	return report.Partitions
 }
 
-// refused fails unless a relay holds back the partition.
+// refused fails unless a relay refuses the partition.
 func (d *damaged) refused() {
 	d.t.Helper()
 	r := newRelay(d.t, d.pool, d.b)
@@ -174,13 +176,14 @@ func (d *damaged) refused() {
 	})
 }
 
-// once fails unless each row's event is on the streams exactly once, and nothing else is.
+// once fails unless the streams have the event of each row exactly once, and nothing else.
 func (d *damaged) once() {
 	d.t.Helper()
 	left := make(map[string]bool)
 	for _, m := range readStream(d.t, d.t.Context(), d.b) {
-		if d.count(`SELECT count(*) FROM outbox_messages WHERE event_id = $1 AND partition = $2 AND stream_seq = $3`, m.ID, m.partition, int64(m.Seq)) != 1 || left[m.ID] {
-			d.t.Errorf("message %d of partition %d is no row's", m.Seq, m.partition)
+		if d.count(`SELECT count(*) FROM outbox_messages WHERE event_id = $1 AND partition = $2 AND stream_seq = $3`, m.ID, m.partition,
+			int64(m.Seq)) != 1 || left[m.ID] {
+			d.t.Errorf("message %d of partition %d has no row", m.Seq, m.partition)
 		}
 		left[m.ID] = true
 	}
@@ -189,7 +192,7 @@ func (d *damaged) once() {
 	}
 }
 
-// archive moves the range that is written to the archive, as the archiver does when the floors have passed it.
+// archive moves the current range to the archive, as the archiver does when the floors have passed it.
 func (d *damaged) archive() {
 	d.t.Helper()
 	d.exec(`SELECT outbox_range_cut(50000001)`)
@@ -209,21 +212,24 @@ func TestAHealthyStreamIsLeftAlone(t *testing.T) {
 			t.Errorf("got %+v", p)
 		}
 	}
-	if after := d.stream(0).CachedInfo(); after.State.LastSeq != before.State.LastSeq || len(after.Config.Metadata) != len(before.Config.Metadata) {
-		t.Errorf("the stream was touched: %+v", after)
+	if after := d.stream(0).CachedInfo(); after.State.LastSeq != before.State.LastSeq ||
+		len(after.Config.Metadata) != len(before.Config.Metadata) {
+		t.Errorf("the stream changed: %+v", after)
 	}
 	if p, err := outbox.ReadPartition(t.Context(), d.pool, 0); err != nil || p.Closing {
-		t.Errorf("the partition was touched: %+v, %v", p, err)
+		t.Errorf("the partition changed: %+v, %v", p, err)
 	}
 }
 
-// TestAPartitionWhoseStreamIsLostIsReplaced: what is missing comes first on the new partition, in its order, and before what was written since.
+// TestAPartitionWhoseStreamIsLostIsReplaced: the new partition first has the lost events in their order, then those
+// written since.
 func TestAPartitionWhoseStreamIsLostIsReplaced(t *testing.T) {
 	for what, lose := range map[string]func(d *damaged){
 		"gone": func(d *damaged) { d.deleteStream(0) },
 		"made anew": func(d *damaged) {
 			d.deleteStream(0)
-			if _, err := broker.Declare(d.t.Context(), d.js, d.b.Config(), broker.Partition{LastSlot: event.Slots - 1}, testkit.Logger(d.t)); err != nil {
+			if _, err := broker.Declare(d.t.Context(), d.js, d.b.Config(), broker.Partition{LastSlot: event.Slots - 1},
+				testkit.Logger(d.t)); err != nil {
 				d.t.Fatal(err)
 			}
 		},
@@ -233,38 +239,42 @@ func TestAPartitionWhoseStreamIsLostIsReplaced(t *testing.T) {
 			d := wrote(t, testkit.NATS(t))
 			erased := insertRow(t, d.pool, 1, "created")
 			d.write(1)
-			// One event was erased: its row is processed and says of no message. Another had to wait once. All are in the archive.
+			// One event was erased: its row is processed and has no sequence. Another one was delayed once. All are in
+			// the archive.
 			d.exec(`UPDATE outbox_messages SET stream_seq = NULL WHERE id = $1`, erased)
 			d.exec(`UPDATE outbox_messages SET available_at = inserted_at + interval '1 millisecond', attempts = 3
-				WHERE id = (SELECT max(id) FROM outbox_messages WHERE partition = 0 GROUP BY aggregate_id, payload ->> 'follower_id' HAVING count(*) > 2 LIMIT 1)`)
+				WHERE id = (SELECT max(id) FROM outbox_messages WHERE partition = 0 GROUP BY aggregate_id, payload ->> 'follower_id'
+				HAVING count(*) > 2 LIMIT 1)`)
 			want := d.count(`SELECT count(*) FROM outbox_messages WHERE partition = 0`) - 1 // without the erased one
 			d.archive()
 			lose(d)
 			d.refused()
-			if err := appendPairs(t.Context(), d.pool, seeded(t), 20); err != nil { // they wait
+			if err := appendPairs(t.Context(), d.pool, seeded(t), 20); err != nil { // no relay runs yet
 				t.Fatal(err)
 			}
 			if dry := d.looked(RepairOptions{})[0]; dry.Problem == "" || dry.Republish != want || !slices.Equal(dry.ReplacedBy, []int{1}) {
 				t.Errorf("a dry run: %+v, want %d events to be published", dry, want)
 			}
 			got := d.repaired(RepairOptions{})[0]
-			if got.Republish != want || !slices.Equal(got.ReplacedBy, []int{1}) || len(got.Successors) != 1 || !got.Successors[0].Repaired || got.Left != 0 {
+			if got.Republish != want || !slices.Equal(got.ReplacedBy, []int{1}) || len(got.Successors) != 1 ||
+				!got.Successors[0].Repaired || got.Left != 0 {
 				t.Errorf("got %+v, want %d events to be published", got, want)
 			}
-			// Whoever repeats it is told the same of what consumers have to know.
-			if again := d.healthy("once more")[0]; len(again.Successors) != 1 || again.Successors[0].Name != "EVENTS-1" || again.Republish != 0 {
-				t.Errorf("once more: %+v", again)
+			// A repetition reports the same to the consumers.
+			if again := d.healthy("once more")[0]; len(again.Successors) != 1 ||
+				again.Successors[0].Name != "EVENTS-1" || again.Republish != 0 {
+				t.Errorf("a second repair: %+v", again)
 			}
 			d.write(10)
 			d.once()
-			d.exec(`DELETE FROM outbox_messages WHERE stream_seq IS NULL`) // but for the erased event everything is as it should be
+			d.exec(`DELETE FROM outbox_messages WHERE stream_seq IS NULL`) // apart from the erased event, everything must be complete
 			checkStream(t, t.Context(), d.pool, d.b)
 			d.healthy("after the repair")
 		})
 	}
 }
 
-// saved copies what the server has on disk, which is then put back by the function that it returns: what came between is lost.
+// saved copies the server's files. The returned function restores them, and everything in between is lost.
 func (d *damaged) saved(under string) (putBack func()) {
 	d.t.Helper()
 	dir, copied := filepath.Join(d.b.Dir(), under), filepath.Join(d.t.TempDir(), "copy")
@@ -309,20 +319,62 @@ func TestAStreamThatLostItsEndIsContinuedByAnother(t *testing.T) {
 	if got.Republish != all-left || got.Left != uint64(left) || !slices.Equal(got.ReplacedBy, []int{1}) {
 		t.Errorf("got %+v, want %d of %d events to be published", got, all-left, all)
 	}
-	// Readers of what is left come to its end.
+	// Readers of the damaged stream reach its end.
 	s, err := broker.ReadStream(t.Context(), d.js, b.Config(), 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if closed, err := broker.Closed(t.Context(), d.js, s); err != nil || !closed || s.Last != uint64(left)+1 {
-		t.Errorf("what is left ends at %d, closed %t, %v", s.Last, closed, err)
+	if final, err := broker.Closed(t.Context(), d.js, b.Config(), s); err != nil || final != uint64(left)+1 || s.Last != final {
+		t.Errorf("the damaged stream ends at %d, its closing message is %d, %v", s.Last, final, err)
 	}
 	d.write(10)
 	checkStream(t, t.Context(), d.pool, b)
 	d.healthy("after the repair")
 }
 
-// TestARelayMarksNothingOfAPartitionThatIsReplaced: it has an ack of a message that the stream has lost since.
+// TestALatePublishBehindALossHidesNoEvent: a relay was frozen before its publish. Others published and marked its row
+// behind other rows, the stream lost all of them, and the relay thaws. Its message gets the sequence of another row.
+func TestALatePublishBehindALossHidesNoEvent(t *testing.T) {
+	t.Parallel()
+	d := wrote(t, testkit.NATSProcess(t))
+	putBack := d.saved("")
+	left := d.count(`SELECT tail_seq FROM outbox_partitions`)
+	d.write(20)
+	all := d.count(`SELECT tail_seq FROM outbox_partitions`)
+	late, err := d.stream(0).GetMsg(t.Context(), uint64(all))
+	if err != nil {
+		t.Fatal(err)
+	}
+	maps.DeleteFunc(late.Header, func(name string, _ []string) bool { return strings.HasPrefix(name, "Nats-") })
+	putBack()
+	d.publish(&nats.Msg{Subject: late.Subject, Header: late.Header, Data: late.Data})
+	d.refused()
+	got := d.repaired(RepairOptions{})[0]
+	if got.Republish != all-left || got.Left != uint64(left) {
+		t.Errorf("got %+v, want %d of %d events to be published", got, all-left, all)
+	}
+	d.write(10)
+	if found := inspect(t, t.Context(), d.pool, d.b); found.Missing > 0 {
+		t.Errorf("after the repair: %+v", found)
+	}
+}
+
+// TestConsumersReadTheRestOfALostStreamWhoseRowsAreDropped: Left decides which consumers skip the rest.
+func TestConsumersReadTheRestOfALostStreamWhoseRowsAreDropped(t *testing.T) {
+	t.Parallel()
+	d := wrote(t, testkit.NATSProcess(t))
+	putBack := d.saved("")
+	left := d.count(`SELECT tail_seq FROM outbox_partitions`)
+	d.write(20)
+	all := d.count(`SELECT tail_seq FROM outbox_partitions`)
+	d.exec(`DELETE FROM outbox_messages WHERE stream_seq <= $1`, left)
+	putBack()
+	if got := d.repaired(RepairOptions{})[0]; got.Republish != all-left || got.Left != uint64(left) {
+		t.Errorf("got %+v, want %d events to be published, behind %d", got, all-left, left)
+	}
+}
+
+// TestARelayMarksNothingOfAPartitionThatIsReplaced: the relay has an ack of a message that the stream has lost since.
 func TestARelayMarksNothingOfAPartitionThatIsReplaced(t *testing.T) {
 	t.Parallel()
 	d := wrote(t, testkit.NATS(t))
@@ -336,12 +388,13 @@ func TestARelayMarksNothingOfAPartitionThatIsReplaced(t *testing.T) {
 		t.Fatal(err)
 	}
 	d.deleteStream(0)
-	mark := outbox.Mark{Created: p.Created, OldTail: p.Tail, NewTail: p.Tail + 1, Rows: []outbox.Published{{ID: id, EventID: eventID, Seq: p.Tail + 1}}}
+	mark := outbox.Mark{Created: p.Created, OldTail: p.Tail, NewTail: p.Tail + 1,
+		Rows: []outbox.Published{{ID: id, EventID: eventID, Seq: p.Tail + 1}}}
 	late := errors.New("killed")
 	_, err = d.repair(RepairOptions{at: func(step string) error {
 		if step == "fenced" {
 			if _, err := outbox.MarkCaughtUp(t.Context(), d.pool, 0, mark); !errors.Is(err, outbox.ErrMarkFailed) {
-				t.Errorf("behind the fence a mark: %v", err)
+				t.Errorf("a mark after the fence: %v", err)
 			}
 			return late
 		}
@@ -362,13 +415,16 @@ func TestMessagesThatAreMissingInTheMiddleArePublishedAgainWhileRelaysRun(t *tes
 	start(t, newRelay(t, d.pool, d.b))
 	start(t, newRelay(t, d.pool, d.b))
 	last := d.stream(0).CachedInfo().State.LastSeq
-	hole := []uint64{5, 6, last / 2, last - 2, last} // also the last one, which is the relay's tail
-	if _, err := d.own.Exec(t.Context(), `CREATE TABLE archived PARTITION OF outbox_messages_archive FOR VALUES FROM (1) TO (50000001)`); err != nil {
+	hole := []uint64{5, 6, last / 2, last - 2, last} // including the last one, which is the relay's tail
+	if _, err := d.own.Exec(t.Context(),
+		`CREATE TABLE archived PARTITION OF outbox_messages_archive FOR VALUES FROM (1) TO (50000001)`); err != nil {
 		t.Fatal(err)
 	}
-	const columns = `id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, processed_at, attempts, event_id, stream_seq, inserted_at, partition`
-	d.exec(`WITH old AS (DELETE FROM outbox_messages WHERE stream_seq = 6 RETURNING *) INSERT INTO outbox_messages_archive (` + columns + `) SELECT ` + columns + ` FROM old`)
-	// Two were erased, one of them on the record: that is no hole.
+	const columns = `id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, ` +
+		`processed_at, attempts, event_id, stream_seq, inserted_at, partition`
+	d.exec(`WITH old AS (DELETE FROM outbox_messages WHERE stream_seq = 6 RETURNING *) INSERT INTO outbox_messages_archive (` + columns +
+		`) SELECT ` + columns + ` FROM old`)
+	// Two messages were erased. The record has one of them, which is no hole.
 	erased := []uint64{9, 10}
 	d.exec(`UPDATE outbox_messages SET stream_seq = NULL WHERE stream_seq = ANY($1)`, []int64{9, 10})
 	if err := broker.RecordErased(t.Context(), d.js, d.b.Config(), "EVENTS-0", erased[:1]); err != nil {
@@ -381,7 +437,7 @@ func TestMessagesThatAreMissingInTheMiddleArePublishedAgainWhileRelaysRun(t *tes
 	if err := appendPairs(t.Context(), d.pool, seeded(t), 20); err != nil {
 		t.Fatal(err)
 	}
-	// Relays publish meanwhile, so a dry run would tell of another moment.
+	// Relays publish meanwhile, so a dry run would see a different state.
 	got := d.repaired(RepairOptions{at: func(string) error { return nil }})[0]
 	if got.Holes != int64(len(hole)+1) || got.Republish != int64(len(hole)) || len(got.ReplacedBy) > 0 {
 		t.Errorf("got %+v", got)
@@ -397,27 +453,31 @@ func TestMessagesThatAreMissingInTheMiddleArePublishedAgainWhileRelaysRun(t *tes
 	awaitDrained(t, t.Context(), d.pool, 20*time.Second)
 	d.once()
 	if n := d.count(`SELECT count(*) FROM outbox_messages_archive`); n != 0 {
-		t.Errorf("%d rows are in the archive still", n)
+		t.Errorf("%d rows are still in the archive", n)
 	}
 	d.healthy("after the repair")
 }
 
-// wentBack makes the database one of before its last rows.
+// wentBack deletes the last rows, as a restore to an earlier time does.
 func (d *damaged) wentBack(rows int) {
 	d.t.Helper()
-	if n := d.exec(`DELETE FROM outbox_messages WHERE id IN (SELECT id FROM outbox_messages ORDER BY id DESC LIMIT $1)`, rows); n != int64(rows) {
+	if n := d.exec(`DELETE FROM outbox_messages WHERE id IN (SELECT id FROM outbox_messages ORDER BY id DESC LIMIT $1)`,
+		rows); n != int64(rows) {
 		d.t.Fatalf("%d rows were deleted", n)
 	}
-	d.exec(`UPDATE follows f SET version = (SELECT count(*) FROM outbox_messages m WHERE m.payload->>'follower_id' = f.follower_id::text AND m.aggregate_id = f.followee_id)
-		WHERE EXISTS (SELECT FROM outbox_messages m WHERE m.payload->>'follower_id' = f.follower_id::text AND m.aggregate_id = f.followee_id)`)
-	d.exec(`DELETE FROM follows f WHERE NOT EXISTS (SELECT FROM outbox_messages m WHERE m.payload->>'follower_id' = f.follower_id::text AND m.aggregate_id = f.followee_id)`)
+	d.exec(`UPDATE follows f SET version = (SELECT count(*) FROM outbox_messages m WHERE m.payload->>'follower_id' = f.follower_id::text
+		AND m.aggregate_id = f.followee_id)
+		WHERE EXISTS (SELECT FROM outbox_messages m WHERE m.payload->>'follower_id' = f.follower_id::text
+		AND m.aggregate_id = f.followee_id)`)
+	d.exec(`DELETE FROM follows f WHERE NOT EXISTS (SELECT FROM outbox_messages m WHERE m.payload->>'follower_id' = f.follower_id::text
+		AND m.aggregate_id = f.followee_id)`)
 }
 
 func TestMessagesOfADatabaseThatWentBackAreTakenOffWhenTold(t *testing.T) {
 	t.Parallel()
 	d := wrote(t, testkit.NATS(t))
 	d.wentBack(5)
-	// Three marks are gone too.
+	// Three marks are lost too.
 	tail := d.count(`SELECT max(stream_seq) - 3 FROM outbox_messages`)
 	d.exec(`UPDATE outbox_messages SET processed_at = NULL, stream_seq = NULL, partition = NULL WHERE stream_seq > $1`, tail)
 	d.exec(`UPDATE outbox_partitions SET tail_seq = $1, floor_id = 0`, tail)
@@ -434,14 +494,15 @@ func TestMessagesOfADatabaseThatWentBackAreTakenOffWhenTold(t *testing.T) {
 		t.Errorf("got %+v", got)
 	}
 	if ok, err := broker.Erased(t.Context(), d.js, d.b.Config(), "EVENTS-0", before-4, before); err != nil || !ok {
-		t.Errorf("readers stop at what was taken off: %t, %v", ok, err)
+		t.Errorf("readers stop at deleted messages: %t, %v", ok, err)
 	}
 	d.write(10)
 	d.once()
 	d.healthy("after the repair")
 }
 
-// TestADatabaseThatWentBackBehindAResizeKnowsItsPartitionsAgain: it never made them, and one of the two that it was to make has no stream yet.
+// TestADatabaseThatWentBackBehindAResizeKnowsItsPartitionsAgain: the database no longer has the new partitions. One of
+// the two has no stream yet.
 func TestADatabaseThatWentBackBehindAResizeKnowsItsPartitionsAgain(t *testing.T) {
 	t.Parallel()
 	d := wrote(t, testkit.NATS(t))
@@ -481,7 +542,7 @@ func TestADatabaseThatNeverMetItsStreamIsBoundToIt(t *testing.T) {
 	d.healthy("after the repair")
 }
 
-// TestAClosedStreamThatLostItsEndEndsAgain: a power loss behind a resize. The new partitions have gone on.
+// TestAClosedStreamThatLostItsEndEndsAgain: after a power loss, when the new partitions have continued.
 func TestAClosedStreamThatLostItsEndEndsAgain(t *testing.T) {
 	t.Parallel()
 	b := testkit.NATSProcess(t)
@@ -500,7 +561,7 @@ func TestAClosedStreamThatLostItsEndEndsAgain(t *testing.T) {
 		t.Errorf("got %+v, want %d events to be published", got, final-1-left)
 	}
 	if n := d.count(`SELECT final_seq FROM outbox_partitions WHERE partition = 0`); n != left+1 {
-		t.Errorf("it ends at %d, want %d", n, left+1)
+		t.Errorf("the stream ends at %d, want %d", n, left+1)
 	}
 	d.write(10)
 	d.once()
@@ -511,7 +572,7 @@ func TestForeignAndRepeatedMessagesAreCountedAndTakenOffWhenTold(t *testing.T) {
 	t.Parallel()
 	d := wrote(t, testkit.NATS(t))
 	d.publish(d.foreign(0))
-	d.write(5) // the relay passes over it
+	d.write(5) // the relay skips the message
 	tail, err := broker.Next(t.Context(), d.js, "EVENTS-0", d.stream(0).CachedInfo().State.LastSeq)
 	if err != nil {
 		t.Fatal(err)
@@ -525,7 +586,7 @@ func TestForeignAndRepeatedMessagesAreCountedAndTakenOffWhenTold(t *testing.T) {
 	d.publish(again)
 	d.publish(d.foreign(0))
 	if got := d.healthy("with foreign messages")[0]; got.Foreign != 1 || got.Duplicates != 1 || got.Unknown != 0 {
-		t.Errorf("behind the tail: %+v", got)
+		t.Errorf("after the tail: %+v", got)
 	}
 	if dry := d.looked(RepairOptions{DeleteForeign: true})[0]; dry.Foreign != 2 || dry.Deleted != 2 {
 		t.Errorf("a dry run: %+v", dry)
@@ -536,14 +597,14 @@ func TestForeignAndRepeatedMessagesAreCountedAndTakenOffWhenTold(t *testing.T) {
 	d.write(5)
 	for _, m := range readStream(t, t.Context(), d.b) {
 		if m.foreign {
-			t.Errorf("message %d is still there", m.Seq)
+			t.Errorf("message %d still exists", m.Seq)
 		}
 	}
 	d.healthy("after the repair")
 }
 
-// TestAnInterruptedRepairIsSimplyRunAgain: it is killed at each step that it comes to, once. One partition is lost, one has a hole, one holds
-// messages without rows.
+// TestAnInterruptedRepairIsSimplyRunAgain: the repair is killed once at each step. One partition is lost, one has a
+// hole, and one has messages without rows.
 func TestAnInterruptedRepairIsSimplyRunAgain(t *testing.T) {
 	t.Parallel()
 	d := wrote(t, testkit.NATS(t))
@@ -553,7 +614,8 @@ func TestAnInterruptedRepairIsSimplyRunAgain(t *testing.T) {
 	d.write(200)
 	d.deleteStream(1)
 	d.deleteMessages(2, 1+uint64(d.count(`SELECT min(stream_seq) FROM outbox_messages WHERE partition = 2`)))
-	ours := &nats.Msg{Subject: d.b.Config().Prefix + ".3.t1.post.created", Header: (&event.Event{ID: "8b5f0d5e-3f1c-4c6a-9f55-0f6f0a1f2b3c", OutboxID: 1 << 40}).Headers()}
+	ours := &nats.Msg{Subject: d.b.Config().Prefix + ".3.t1.post.created",
+		Header: (&event.Event{ID: "8b5f0d5e-3f1c-4c6a-9f55-0f6f0a1f2b3c", OutboxID: 1 << 40}).Headers()}
 	d.publish(ours)
 	if err := appendPairs(t.Context(), d.pool, seeded(t), 20); err != nil {
 		t.Fatal(err)
@@ -573,7 +635,7 @@ func TestAnInterruptedRepairIsSimplyRunAgain(t *testing.T) {
 		}
 	}
 	if want := []string{"fenced", "declared", "restored", "ended", "closed", "requeued", "recorded"}; !slices.Equal(died, want) {
-		t.Errorf("it died at %q, want %q", died, want)
+		t.Errorf("the repair died at %q, want %q", died, want)
 	}
 	if got := d.healthy("after it was killed often enough"); len(got) != 6 || !slices.Equal(got[1].ReplacedBy, []int{5}) {
 		t.Errorf("got %+v", got)
@@ -606,6 +668,39 @@ func TestNothingIsRepairedWhileAStreamHasNoLeader(t *testing.T) {
 		t.Errorf("got %v, want ErrNoLeader", err)
 	}
 	if d.count(`SELECT sum(hashtext(p::text)) FROM outbox_partitions p`) != before {
-		t.Error("something was repaired")
+		t.Error("the repair changed something")
+	}
+}
+
+// TestAPowerCutThatTakesTheEndOfAStreamAndItsMarksLosesNoEvent: the stored tail is then above, at or below the stream's
+// end. Only a tail above the end needs a repair. Of the unmarked rows, the relay marks those that the stream has and
+// publishes the others again.
+func TestAPowerCutThatTakesTheEndOfAStreamAndItsMarksLosesNoEvent(t *testing.T) {
+	t.Parallel()
+	for name, above := range map[string]int64{"above the end": 5, "at the end": 0, "below the end": -7} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := testkit.NATSProcess(t)
+			d := wrote(t, b)
+			putBack := d.saved("")
+			end := d.count(`SELECT tail_seq FROM outbox_partitions`)
+			d.write(20)
+			putBack()
+			if _, err := d.pool.Exec(t.Context(), `
+WITH back AS (UPDATE outbox_partitions SET tail_seq = $1, floor_id = 0 RETURNING partition, tail_seq)
+UPDATE outbox_messages m SET processed_at = NULL, stream_seq = NULL, partition = NULL
+  FROM back WHERE m.partition = back.partition AND m.stream_seq > back.tail_seq`, end+above); err != nil {
+				t.Fatal(err)
+			}
+			if above > 0 {
+				d.refused()
+				if got := d.repaired(RepairOptions{})[0]; got.Republish != above || !slices.Equal(got.ReplacedBy, []int{1}) {
+					t.Errorf("got %+v, want %d events to be published", got, above)
+				}
+			}
+			d.write(10)
+			checkStream(t, t.Context(), d.pool, b)
+			d.healthy("after the cut")
+		})
 	}
 }

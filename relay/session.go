@@ -18,40 +18,42 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
-// session is one connection to the broker, which never reconnects, and the partitions that are published over it.
+// session is one connection to the broker, which never reconnects, and the writers that publish over it.
 type session struct {
 	*Relay
 	nc      *nats.Conn
 	js      jetstream.JetStream
-	closed  chan struct{} // by nc's end
+	closed  chan struct{} // closed when nc ends
 	relayed chan error    // why a writer gave up: it cannot reach the broker
-	layout  chan struct{} // the partitions have changed: look at once
-	group   *lease.Group  // of the leases; nil in tests
+	layout  chan struct{} // signals a change of the partitions
+	group   *lease.Group  // the leases; nil in tests
 
 	mu       sync.Mutex
 	writers  map[int]*writer
-	assigned bool // at least once
+	assigned bool // assign has succeeded at least once
 }
 
-// layoutEvery is between looks at which partitions there are.
+// layoutEvery is the time between two reads of the partitions.
 const layoutEvery = time.Second
 
-// errUnreachable reports that the broker does not answer, or cannot: the session ends, its leases are freed for a relay that can reach
-// it, and the next session asks another server.
-var errUnreachable = errors.New("relay: the broker does not take what is published")
+// errUnreachable reports that the broker does not answer or cannot accept publishes. The session ends and frees its
+// leases for a relay that reaches the broker. The next session tries another server.
+var errUnreachable = errors.New("relay: the broker does not accept publishes")
 
-// connect opens a session.
+// connect opens a session with the next server of the configured URLs.
 func (r *Relay) connect(ctx context.Context) (*session, error) {
-	s := &session{Relay: r, closed: make(chan struct{}), relayed: make(chan error, 1), layout: make(chan struct{}, 1), writers: make(map[int]*writer)}
+	s := &session{Relay: r, closed: make(chan struct{}), relayed: make(chan error, 1), layout: make(chan struct{}, 1),
+		writers: make(map[int]*writer)}
 	cfg := r.broker
 	cfg.Timeout = min(cfg.Timeout, r.cfg.PublishTimeout)
-	urls := strings.Split(cfg.URL, ",") // never the same twice in a row: it may be frozen, or cut off from the others
+	urls := strings.Split(cfg.URL, ",") // never the same server twice in a row: it may be frozen or cut off
 	r.sessions++
 	cfg.URL = urls[r.sessions%len(urls)]
 	var err error
 	s.nc, err = broker.Connect(cfg, r.owner, r.base,
 		nats.RetryOnFailedConnect(false), nats.NoReconnect(),
-		nats.FlusherTimeout(r.cfg.PublishTimeout), // a write that blocks holds the connection's lock, heeds no context, and by default waits a minute
+		// A blocked write holds the connection's lock and ignores contexts. Its default limit is a minute.
+		nats.FlusherTimeout(r.cfg.PublishTimeout),
 		nats.ClosedHandler(func(*nats.Conn) { close(s.closed) }))
 	if err != nil {
 		return nil, err
@@ -62,18 +64,19 @@ func (r *Relay) connect(ctx context.Context) (*session, error) {
 	}
 	ctx, cancel := r.forBroker(ctx)
 	defer cancel()
-	if _, err := s.js.AccountInfo(ctx); err != nil { // a server that is cut off from its cluster does not answer
+	if _, err := s.js.AccountInfo(ctx); err != nil { // a server without its cluster does not answer
 		r.setLeaderless(s.nc.ConnectedClusterName() != "" && broker.IsTransient(err))
 		s.nc.Close()
-		return nil, fmt.Errorf("ask for JetStream: %w", err)
+		return nil, fmt.Errorf("reach JetStream: %w", err)
 	}
 	r.setLeaderless(false)
 	return s, nil
 }
 
-// run publishes until ctx or the connection ends, finishes the work in hand and frees the leases. It returns nil after ctx.
+// run publishes until ctx or the connection ends. Then it finishes the work in progress and frees the leases. It
+// returns nil if ctx ended.
 func (s *session) run(ctx context.Context) error {
-	// Two clocks: after ctx ends nothing is begun, and what is in hand has DrainTimeout.
+	// Shutdown has two clocks: after ctx ends no new work begins, and the work in progress has DrainTimeout.
 	work, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	drained := context.AfterFunc(ctx, func() { time.AfterFunc(s.cfg.DrainTimeout, cancel) })
@@ -83,13 +86,13 @@ func (s *session) run(ctx context.Context) error {
 		return err
 	}
 	if _, err := s.nc.Subscribe(broker.WakeSubject, s.onWake); err != nil {
-		s.log.WarnContext(ctx, "no wake-ups: polling alone", "err", err)
+		s.log.WarnContext(ctx, "no wake-ups from writers: the relay polls", "err", err)
 	}
 	leaseCtx, leave := context.WithCancel(work)
 	var leases, writers sync.WaitGroup
 	leases.Go(func() {
 		if err := s.group.Run(leaseCtx); err != nil {
-			s.log.WarnContext(leaseCtx, "leaving the leases failed, they expire by themselves", "err", err)
+			s.log.WarnContext(leaseCtx, "leases not released: they expire", "err", err)
 		}
 	})
 	err = s.share(ctx, work, &writers)
@@ -101,7 +104,8 @@ func (s *session) run(ctx context.Context) error {
 	return err
 }
 
-// share runs a writer for each partition that this relay holds, until ctx ends (nil) or the broker is lost.
+// share runs a writer for each partition that this relay holds. It returns nil when ctx ends, or an error when the
+// broker is lost.
 func (s *session) share(ctx, work context.Context, writers *sync.WaitGroup) error {
 	look := time.NewTicker(layoutEvery)
 	defer look.Stop()
@@ -123,13 +127,13 @@ func (s *session) share(ctx, work context.Context, writers *sync.WaitGroup) erro
 	}
 }
 
-// assign starts and stops writers so that they are those of the partitions held.
+// assign starts and stops writers so that each held partition has one.
 func (s *session) assign(ctx, work context.Context, writers *sync.WaitGroup) error {
 	dbCtx, cancel := s.forDB(ctx)
 	defer cancel()
 	all, err := outbox.Partitions(dbCtx, s.pool)
 	if err != nil {
-		s.stop(s.group.Held()) // of what is no longer held nothing is begun, whatever the database says
+		s.stop(s.group.Held()) // stop the writers of lost partitions even if the database is unavailable
 		return err
 	}
 	active := outbox.Active(all)
@@ -141,7 +145,7 @@ func (s *session) assign(ctx, work context.Context, writers *sync.WaitGroup) err
 	held := slices.DeleteFunc(s.group.Held(), func(n int) bool { return !slices.Contains(numbers, n) })
 	s.stop(held)
 	s.metrics.partitions.Set(float64(len(held)))
-	if s.assigned { // else the leases that the session before had are yet to be taken again
+	if s.assigned { // before that, this session has yet to take over the leases of the previous one
 		s.forget(held)
 	}
 	s.mu.Lock()
@@ -163,7 +167,7 @@ func (s *session) assign(ctx, work context.Context, writers *sync.WaitGroup) err
 	return nil
 }
 
-// forget drops the troubles of partitions that are not held: they are other relays' to report.
+// forget clears the troubles of partitions that this relay does not hold: their holders report them.
 func (r *Relay) forget(held []int) {
 	r.mu.Lock()
 	others := slices.DeleteFunc(slices.Collect(maps.Keys(r.trouble)), func(n int) bool { return slices.Contains(held, n) })
@@ -173,7 +177,8 @@ func (r *Relay) forget(held []int) {
 	}
 }
 
-// reaches reports whether the leader of another partition's stream has answered since then: the connection works.
+// reaches reports whether the leader of another partition's stream has answered since the given time. If so, the
+// connection works.
 func (s *session) reaches(besides *writer, since time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -185,7 +190,7 @@ func (s *session) reaches(besides *writer, since time.Time) bool {
 	return false
 }
 
-// stop tells the writers of partitions that are not held to end.
+// stop ends the writers of all partitions that are not held.
 func (s *session) stop(held []int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -196,12 +201,13 @@ func (s *session) stop(held []int) {
 	}
 }
 
-// ended takes a writer's end.
+// ended records that a writer has ended.
 func (s *session) ended(w *writer, err error) {
 	s.mu.Lock()
 	delete(s.writers, w.p.Number)
 	s.mu.Unlock()
-	if errors.Is(err, errUnreachable) { // its trouble stays until a later session has reached the stream, or another relay holds the partition
+	// Its trouble remains until a later session reaches the stream, or another relay holds the partition.
+	if errors.Is(err, errUnreachable) {
 		select {
 		case s.relayed <- err:
 		default:
@@ -209,7 +215,7 @@ func (s *session) ended(w *writer, err error) {
 		return
 	}
 	s.setTrouble(w.p.Number, nil)
-	select { // its partition was closed, or is another's: others may be ready to begin
+	select { // its partition was closed or lost, so another partition may be ready
 	case s.layout <- struct{}{}:
 	default:
 	}
@@ -227,10 +233,10 @@ func (s *session) onWake(m *nats.Msg) {
 	}
 }
 
-// failed counts and logs an error that is waited out.
+// failed counts and logs an error after which the relay retries.
 func (s *session) failed(ctx context.Context, stage string, partition int, err error) {
 	s.metrics.errors.WithLabelValues(stage).Inc()
 	if ctx.Err() == nil {
-		s.log.WarnContext(ctx, "a step failed, trying again", "step", stage, "partition", partition, "err", err)
+		s.log.WarnContext(ctx, "step failed; retrying", "step", stage, "partition", partition, "err", err)
 	}
 }

@@ -19,9 +19,9 @@ import (
 )
 
 const (
-	seedsEnv    = "TIDINGS_SOAK_SEEDS" // how many seeds; 20 when unset
+	seedsEnv    = "TIDINGS_SOAK_SEEDS" // number of seeds; default 20
 	mixRounds   = 10                   // of faults per seed
-	mutantSeeds = 10                   // that a mutant gets to be found by
+	mutantSeeds = 10                   // seeds in which the mix must find a mutant
 )
 
 func TestSoakFaultsMixedFromManySeedsLoseAndDoubleNothing(t *testing.T) {
@@ -35,9 +35,9 @@ func TestSoakFaultsMixedFromManySeedsLoseAndDoubleNothing(t *testing.T) {
 	for range count {
 		seed, fixed := seedFromEnv(t)
 		t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) {
-			t.Parallel() // each has servers of its own, and waits most of the time
+			t.Parallel() // each has its own servers, and mostly waits
 			if d := runMix(t, os.Args[0], seed, mixRounds); d.any() {
-				t.Errorf("seed %d: the stream is not what was committed: %+v", seed, d)
+				t.Errorf("seed %d: the stream differs from the committed rows: %+v", seed, d)
 			}
 		})
 		if fixed {
@@ -46,8 +46,8 @@ func TestSoakFaultsMixedFromManySeedsLoseAndDoubleNothing(t *testing.T) {
 	}
 }
 
-// overlay builds this test binary from sources in which old stands as new, exactly once, in one file. Nothing in the sources
-// themselves knows of it.
+// overlay builds this test binary with one replacement of old by new in one file, where old must occur exactly once.
+// The sources themselves have no hooks for that.
 func overlay(t *testing.T, file string, edits ...[2]string) (binary string) {
 	t.Helper()
 	text, err := os.ReadFile(file)
@@ -57,7 +57,7 @@ func overlay(t *testing.T, file string, edits ...[2]string) (binary string) {
 	mutated := string(text)
 	for _, e := range edits {
 		if n := strings.Count(mutated, e[0]); n != 1 {
-			t.Fatalf("%s holds this %d times, not once, and the mutant must be written anew:\n%s", file, n, e[0])
+			t.Fatalf("%s has this %d times, not once: update the mutant:\n%s", file, n, e[0])
 		}
 		mutated = strings.Replace(mutated, e[0], e[1], 1)
 	}
@@ -76,7 +76,8 @@ func overlay(t *testing.T, file string, edits ...[2]string) (binary string) {
 			t.Fatal(err)
 		}
 	}
-	if out, err := exec.CommandContext(t.Context(), "go", "test", "-c", "-vet=off", "-overlay", list, "-o", binary, ".").CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(t.Context(), "go", "test", "-c", "-vet=off", "-overlay", list, "-o", binary,
+		".").CombinedOutput(); err != nil {
 		t.Fatalf("build the mutant of %s: %v\n%s", file, err, out)
 	}
 	return binary
@@ -84,27 +85,33 @@ func overlay(t *testing.T, file string, edits ...[2]string) (binary string) {
 
 func doubled(d damage) bool { return d.Duplicates > 0 }
 
-// guards are what keeps the promises, each with how the mix finds a relay without it.
+// guards are the mechanisms behind the promises. found says how the mix detects a relay without one.
 var guards = map[string]struct {
 	file  string
 	edit  [2]string
 	found func(d damage) bool
 }{
-	"a publish does not name the stream's last sequence": {"publish.go", [2]string{`	m.Header[headerExpectLastSequence] = []string{strconv.FormatUint(tail, 10)}
+	"a publish does not name the stream's last sequence": {"publish.go",
+		[2]string{`	m.Header[headerExpectLastSequence] = []string{strconv.FormatUint(tail, 10)}
 `, `	_ = strconv.FormatUint(tail, 10)
 `}, doubled},
-	"rows that are being published are claimed again": {"../outbox/claim.go", [2]string{`AND (id > @in_flight_to::bigint OR`, `AND (id > @in_flight_to::bigint OR true OR`}, doubled},
-	"claims do not go back when a transaction has ended": {"../outbox/claim.go", [2]string{`WHERE pg_visible_in_snapshot(xid::text::xid8, pg_current_snapshot())`,
-		`WHERE xid = 0`}, func(d damage) bool { return d.BelowFloor+d.Inversions+d.Pending > 0 }},
+	"rows that are being published are claimed again": {"../outbox/claim.go",
+		[2]string{`AND (id > @in_flight_to::bigint OR`, `AND (id > @in_flight_to::bigint OR true OR`}, doubled},
+	"claims do not go back when a transaction has ended": {"../outbox/claim.go",
+		[2]string{`WHERE pg_visible_in_snapshot(xid::text::xid8, pg_current_snapshot())`,
+			`WHERE xid = 0`}, func(d damage) bool { return d.BelowFloor+d.Inversions+d.Pending > 0 }},
 	"a floor rises past transactions above the end of a snapshot": {"../outbox/mark.go", [2]string{`pg_current_xact_id()::text::bigint`,
 		`pg_snapshot_xmax(pg_current_snapshot())::text::bigint`}, tooHigh},
-	"a floor rises while older transactions run": {"horizon.go", [2]string{`h.below(kept[0].XID) == 0`, `h.below(kept[0].XID) >= 0`}, tooHigh},
+	"a floor rises while older transactions run": {"horizon.go",
+		[2]string{`h.below(kept[0].XID) == 0`, `h.below(kept[0].XID) >= 0`}, tooHigh},
 	"a foreign message is taken for one of ours": {"catchup.go", [2]string{`if !event.Ours(m.Header) {`, `if false {`}, damage.any},
-	"a partition does not wait for those before it": {"../outbox/partitions.go", [2]string{`!p.Closed && !slices.ContainsFunc(p.After, func(n int) bool { return open[n] })`,
-		`!p.Closed && !slices.ContainsFunc(p.After, func(n int) bool { return false && open[n] })`}, func(d damage) bool { return d.Duplicates+d.Inversions > 0 }},
+	"a partition does not wait for those before it": {"../outbox/partitions.go",
+		[2]string{`!p.Closed && !slices.ContainsFunc(p.After, func(n int) bool { return open[n] })`,
+			`!p.Closed && !slices.ContainsFunc(p.After, func(n int) bool { return false && open[n] })`},
+		func(d damage) bool { return d.Duplicates+d.Inversions > 0 }},
 }
 
-// tooHigh is what a floor does that has risen past a row.
+// tooHigh reports the damage of a floor that has risen above a pending row.
 func tooHigh(d damage) bool { return d.BelowFloor > 0 && d.Inversions+d.Pending > 0 }
 
 func TestSoakTheMixFindsARelayWithoutItsGuards(t *testing.T) {
@@ -123,7 +130,7 @@ func TestSoakTheMixFindsARelayWithoutItsGuards(t *testing.T) {
 					break
 				}
 			}
-			t.Error("no seed has found it")
+			t.Error("no seed found it")
 		})
 	}
 }
@@ -133,29 +140,31 @@ func TestSoakARelayThatDoesNotCompareTheStoredTailPublishesAgainWhatTheDatabaseF
 `, `	case false:
 `}))
 	if !doubled(d) {
-		t.Errorf("nothing was doubled: %+v", d)
+		t.Errorf("no event was duplicated: %+v", d)
 	}
 	t.Logf("found: %+v", d)
 }
 
-// reuse makes the database hand out again the ids of rows that a relay has published and not marked, as after a crash with
-// synchronous_commit off, and returns what was broken by a relay that runs binary.
+// reuse makes the database assign again the ids of rows that a relay has published but not marked, as after a crash
+// with synchronous_commit off. It returns the damage of a relay that runs binary.
 func reuse(t *testing.T, binary string) damage {
 	t.Helper()
 	f := newFleet(t, testkit.Postgres(t))
 	f.start(options{crash: crash{Step: "after ack", Signal: syscall.SIGKILL, Nth: 5}}).awaitEnd()
 	f.stop()
 	f.writers.Wait()
-	// The transactions were lost and ran again: the same ids, the same content, but other events.
-	if _, err := f.pool.Exec(t.Context(), `UPDATE outbox_messages SET event_id = gen_random_uuid() WHERE processed_at IS NULL`); err != nil {
+	// The transactions were lost and ran again, with the same ids and contents but other events.
+	if _, err := f.pool.Exec(t.Context(),
+		`UPDATE outbox_messages SET event_id = gen_random_uuid() WHERE processed_at IS NULL`); err != nil {
 		t.Fatal(err)
 	}
 	f.binary = binary
 	p := f.start(options{})
-	testkit.Eventually(t, 30*time.Second, "the relay to mark what it must not, or to stop the partition and publish the others", func() (bool, error) {
-		stats, err := outbox.ReadStats(t.Context(), f.pool)
-		return stats.Pending == 0 || strings.Contains(p.log.String(), "partition stopped until its stream is repaired"), err
-	})
+	testkit.Eventually(t, 30*time.Second, "the relay to mark what it must not, or to stop the partition and publish the others",
+		func() (bool, error) {
+			stats, err := outbox.ReadStats(t.Context(), f.pool)
+			return stats.Pending == 0 || strings.Contains(p.log.String(), "partition stopped until its stream is repaired"), err
+		})
 	p.signal(syscall.SIGTERM)
 	p.awaitEnd()
 	return inspect(t, t.Context(), f.pool, f.b)
@@ -174,14 +183,14 @@ func TestSoakIDsThatAreHandedOutAgain(t *testing.T) {
 			[2]string{`WHERE m.id = r.id AND m.event_id = r.event_id AND m.processed_at IS NULL AND EXISTS (SELECT FROM held)`,
 				`WHERE m.id = r.id AND m.processed_at IS NULL AND EXISTS (SELECT FROM held)`}))
 		if d.FalseMarks == 0 {
-			t.Errorf("the rows were lost and nobody saw it: %+v", d)
+			t.Errorf("no relay noticed the lost rows: %+v", d)
 		}
 		t.Logf("found: %+v", d)
 	})
 }
 
-// clockOf builds relays whose wall clock leaps to ten minutes ahead and ten behind, each second anew, while the monotonic clock
-// goes on, as when somebody sets the machine's clock.
+// clockOf builds relays whose wall clock jumps between ten minutes ahead and ten minutes behind every second, as if
+// somebody set the machine's clock. The monotonic clock continues.
 func clockOf(t *testing.T) string {
 	t.Helper()
 	root, err := exec.CommandContext(t.Context(), "go", "env", "GOROOT").Output()
@@ -214,7 +223,7 @@ func TestSoakARelaysClockIsMovedByTenMinutes(t *testing.T) {
 	a.awaitEnd()
 	f.awaitTakeover()
 	f.check()
-	var off time.Duration // how far the moved clock was seen to be
+	var off time.Duration // the largest observed error of the clock
 	for _, m := range logged.FindAllStringSubmatch(a.log.String(), -1) {
 		at, err := time.Parse(time.RFC3339, m[1])
 		if err != nil {

@@ -38,13 +38,13 @@ func TestARelayLeavesDatabaseConnectionsThatPassNothingAnyMore(t *testing.T) {
 	stop := start(t, r)
 	insertRow(t, pool, 1, "created", `{"version": 1}`)
 	awaitDrained(t, t.Context(), pool, 10*time.Second)
-	// No reset, no end: as when a firewall forgets them. New ones work, so the leases are kept, and nobody takes over.
+	// No reset and no end, as when a firewall forgets connections. New ones work, so the relay keeps its leases.
 	via.Lose()
 	insertRow(t, pool, 1, "edited", `{"version": 2}`)
 	awaitDrained(t, t.Context(), pool, 10*time.Second)
 	checkStream(t, t.Context(), pool, f.b)
 	stop()
-	via.Cut() // or the pool waits for their end
+	via.Cut() // otherwise the pool waits for their end
 }
 
 func TestARelayWhoseBrokerReadsNothingStopsInTime(t *testing.T) {
@@ -52,21 +52,22 @@ func TestARelayWhoseBrokerReadsNothingStopsInTime(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	b := testkit.NATSProcess(t)
 	r := newRelay(t, pool, b)
-	r.cfg.CheckInterval = time.Hour // or that finds the broker frozen first
+	r.cfg.CheckInterval = time.Hour // otherwise that finds the frozen broker first
+	r.cfg.Lease.TTL = time.Minute   // otherwise the large transaction below may delay a renewal for too long
 	claimed := make(chan struct{}, 100)
 	awaitClaim := func() {
 		t.Helper()
 		select {
 		case <-claimed:
 		case <-time.After(10 * time.Second):
-			t.Fatal("nothing was claimed")
+			t.Fatal("no row was claimed")
 		}
 	}
 	r.step = func(step string) {
 		if step == "after claim" {
 			select {
 			case claimed <- struct{}{}:
-			default: // a test that has failed takes no more
+			default: // after a failed test, nobody receives
 			}
 		}
 	}
@@ -78,7 +79,8 @@ func TestARelayWhoseBrokerReadsNothingStopsInTime(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// More than the buffers of both ends take. Only its COMMIT comes after the freeze: a relay notices that within seconds.
+	// More data than the buffers of both ends hold. Only its COMMIT comes after the freeze: a relay notices that within
+	// seconds.
 	if _, err := tx.Exec(t.Context(), `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
 		SELECT 1, 'post', 1 + n % 8, 'created', to_jsonb(repeat('x', 800000)) FROM generate_series(1, 40) n`); err != nil {
 		t.Fatal(err)

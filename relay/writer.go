@@ -16,48 +16,55 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
-// writer publishes one partition. Its fields belong to the goroutine that runs it, but for slots, wake and end.
+// writer publishes one partition. Only its own goroutine may use its fields, except slots, wake, end and heard.
 type writer struct {
 	*session
-	slots uint32 // a bit each
+	slots uint32 // one bit per slot
 	wake  chan struct{}
 	end   context.CancelFunc
 
 	p          outbox.Partition
 	maxMessage int    // bytes
-	tail       uint64 // the stream's last sequence, by the last ack or catch-up
-	stored     uint64 // the tail as outbox_partitions has it
+	tail       uint64 // the stream's last sequence, according to the last ack or catch-up
+	stored     uint64 // the value of tail_seq in outbox_partitions
 	horizon    horizon
-	looked     int64        // up to here BelowFloor has looked
+	looked     int64        // BelowFloor has checked up to this id
 	limit      int          // rows of the next claim: fewer while payloads are large
 	failures   int          // in a row
-	refusals   int          // of these, publishes that a healthy broker refused
-	failing    time.Time    // since when
+	refusals   int          // of the failures, publishes that a healthy broker refused
+	failing    time.Time    // time of the first of these failures
 	heard      atomic.Int64 // when the stream's leader last answered, in Unix ns
-	declared   bool         // by this writer
+	declared   bool         // this writer has declared the stream
 
 	nextDue, nextSample, nextCheck, nextLook, nextUnpark time.Time
 }
 
 const (
-	pipelineFrom = 64                     // rows from which the next claim is made while they are published
-	dueEvery     = 100 * time.Millisecond // between looks for waiting rows that have fallen due
+	pipelineFrom = 64                     // from this many rows on, the relay claims the next ones during the publish
+	dueEvery     = 100 * time.Millisecond // between claims of due delayed rows
 	floorEvery   = time.Second            // between samples of the horizon while there is nothing to mark
-	looksPer     = 5                      // of these, one look below the floor
-	lookDepth    = 10_000                 // rows that one such look covers at most
-	unparkEvery  = 10 * time.Second       // between looks for rows that wait for nothing any more
-	maxRefusals  = 3                      // how often a healthy broker may refuse a batch before its first row is sent alone
-	giveUpAfter  = 2                      // failures to reach the broker in a row
-	refuseAfter  = 4                      // failures to reach the leader of one stream in a row, while those of others answer
+	looksPer     = 5                      // floorEvery periods per check below the floor
+	lookDepth    = 10_000                 // most rows per such check
+	unparkEvery  = 10 * time.Second       // between searches for parked rows that wait for no other row
+	maxRefusals  = 3                      // refusals of a batch by a healthy broker before the relay sends its first row alone
+	giveUpAfter  = 2                      // failures in a row to reach the broker
+	refuseAfter  = 4                      // failures in a row to reach one stream's leader while other leaders answer
 )
 
 var (
-	// ErrStreamRefused reports that a partition's stream is not the one that this database has published to, or has lost some of it.
-	// Publishing on would lose or double events, so nothing is published until a person has decided.
-	ErrStreamRefused = errors.New("relay: the stream does not continue what this database has published; run `tidings repair stream`")
-	errTailMoved     = errors.New("relay: the stored tail is another than this relay's")
+	// ErrStreamRefused reports that a partition's stream is not the one to which this database published, or lost part
+	// of it. A further publish would lose or duplicate events, so the relay publishes nothing until an operator has
+	// decided.
+	ErrStreamRefused = errors.New("relay: the stream does not match the events that this database has published")
+	errTailMoved     = errors.New("relay: the stored tail differs from this relay's")
 	errClosed        = errors.New("relay: the partition is closed")
 )
+
+// refusal is an ErrStreamRefused whose text is only the reason and the remedy.
+type refusal struct{ error }
+
+func (refusal) Is(target error) bool { return target == ErrStreamRefused }
+func (r refusal) Unwrap() error      { return r.error }
 
 func newWriter(s *session, p outbox.Partition) *writer {
 	w := &writer{session: s, p: p, wake: make(chan struct{}, 1), limit: s.cfg.BatchSize}
@@ -74,8 +81,8 @@ func (w *writer) wakeUp() {
 	}
 }
 
-// run publishes the partition until ctx ends or the partition is closed (nil), or until the broker cannot be reached (errUnreachable).
-// What is in hand when ctx ends is finished within work.
+// run publishes the partition. It returns nil when ctx ends or the partition is closed, and errUnreachable if the
+// broker cannot be reached. Work in progress when ctx ends is finished within work.
 func (w *writer) run(ctx, work context.Context) error {
 	for ctx.Err() == nil {
 		err := w.catchUp(work)
@@ -100,7 +107,7 @@ func (w *writer) run(ctx, work context.Context) error {
 	return nil
 }
 
-// fail waits as long as an error asks for. It returns errUnreachable when the broker has failed too often.
+// fail waits as long as the error requires. It returns errUnreachable after too many failures of the broker.
 func (w *writer) fail(ctx context.Context, err error) error {
 	now := time.Now()
 	if w.failures++; w.failures == 1 {
@@ -115,7 +122,7 @@ func (w *writer) fail(ctx context.Context, err error) error {
 		if !isRefusal(err) && w.failures >= giveUpAfter || w.refusals > maxRefusals+1 {
 			w.setTrouble(w.p.Number, err)
 			w.failed(ctx, stage, w.p.Number, err)
-			since := now.Add(-w.cfg.CheckInterval - w.cfg.PublishTimeout) // each healthy partition is heard of
+			since := now.Add(-w.cfg.CheckInterval - w.cfg.PublishTimeout) // within this time, every healthy leader has answered
 			if since.Before(w.failing) {
 				since = w.failing
 			}
@@ -123,7 +130,7 @@ func (w *writer) fail(ctx context.Context, err error) error {
 				if w.failures >= refuseAfter && w.group != nil {
 					w.group.Refuse(w.p.Number) // another relay may reach its leader
 				}
-				sleep(ctx, min(retryAfter(w.failures), maxApart)) // for this stream alone: others are served
+				sleep(ctx, min(retryAfter(w.failures), maxApart)) // only this stream waits: the others continue
 				return nil
 			}
 			return fmt.Errorf("%w: partition %d: %w", errUnreachable, w.p.Number, err)
@@ -131,11 +138,12 @@ func (w *writer) fail(ctx context.Context, err error) error {
 	}
 	switch {
 	case (errors.Is(err, errTailMoved) || errors.Is(err, errConflict)) && w.failures == 1:
-		return nil // another relay is, or was, at work, or somebody's message is on the stream: look again at once
+		return nil // another relay is at work, or the stream has a foreign message: catch up at once
 	case errors.Is(err, ErrStreamRefused):
 		if w.setTrouble(w.p.Number, err) {
 			w.metrics.errors.WithLabelValues(stageCatchUp).Inc()
-			w.log.ErrorContext(ctx, "partition stopped until its stream is repaired", "partition", w.p.Number, "err", err, "runbook", "OutboxPartitionStuck")
+			w.log.ErrorContext(ctx, "partition stopped until its stream is repaired", "partition", w.p.Number, "err", err,
+				"runbook", "OutboxPartitionStuck")
 		}
 		sleep(ctx, maxRetry)
 		return nil
@@ -145,21 +153,23 @@ func (w *writer) fail(ctx context.Context, err error) error {
 	return nil
 }
 
-// rounds claims, publishes and marks until ctx ends (nil) or something fails: then the outcome of the last publish may be unknown.
+// rounds claims, publishes and marks. It returns nil when ctx ends, or the first error. After an error the outcome of
+// the last publish may be unknown.
 //
-// Few rows are published at once and marked with the next claim, so that a round costs one exchange with the database and the publish,
-// and rounds rest in between. Many rows are published while the next ones are claimed.
+// The relay publishes few rows at once and marks them with the next claim. So a round costs one exchange with the
+// database and one publish, and the relay pauses between rounds. While many rows wait, the relay publishes some and
+// claims the next ones at the same time.
 func (w *writer) rounds(ctx, work context.Context) error {
 	var (
-		rows    []outbox.Row // claimed
-		mark    *outbox.Mark // of what was published since the last exchange
+		rows    []outbox.Row // claimed, not yet published
+		mark    *outbox.Mark // of all rows published since the last exchange
 		idle    = w.cfg.RoundInterval
 		closing bool
 	)
 	for {
 		began := time.Now()
 		stop := ctx.Err() != nil || closing
-		if stop { // what is claimed stays for whoever comes next
+		if stop { // drop the claimed rows: the next holder claims them
 			rows = nil
 			if mark == nil && ctx.Err() != nil {
 				return nil
@@ -203,7 +213,7 @@ func (w *writer) rounds(ctx, work context.Context) error {
 	}
 }
 
-// rest waits until rows are announced, for idle at most, and as long as rounds are to be apart.
+// rest waits for a wake-up, at most for idle, and keeps rounds at least RoundInterval apart.
 func (w *writer) rest(ctx context.Context, began time.Time, idle time.Duration) {
 	timer := time.NewTimer(idle*3/4 + rand.N(idle/4+1))
 	defer timer.Stop()
@@ -215,8 +225,9 @@ func (w *writer) rest(ctx context.Context, began time.Time, idle time.Duration) 
 	}
 }
 
-// round publishes rows, and meanwhile records mark and claims the next ones. It returns the mark of what it published.
-func (w *writer) round(ctx context.Context, rows []outbox.Row, mark *outbox.Mark, claim bool) (published *outbox.Mark, c outbox.Claimed, err error) {
+// round publishes rows while it stores mark and claims the next rows. It returns the mark of the published rows.
+func (w *writer) round(ctx context.Context, rows []outbox.Row, mark *outbox.Mark,
+	claim bool) (published *outbox.Mark, c outbox.Claimed, err error) {
 	var perr error
 	done := make(chan struct{})
 	if len(rows) > 0 {
@@ -232,7 +243,7 @@ func (w *writer) round(ctx context.Context, rows []outbox.Row, mark *outbox.Mark
 	return published, c, errors.Join(perr, err)
 }
 
-// exchange records a mark and claims the next rows, but for those that are being published.
+// exchange stores a mark and claims the next rows, except for those in publishing.
 func (w *writer) exchange(ctx context.Context, publishing []outbox.Row, mark *outbox.Mark, claim bool) (outbox.Claimed, error) {
 	now := time.Now()
 	r := outbox.Round{Partition: w.p.Number, FirstSlot: w.p.FirstSlot, LastSlot: w.p.LastSlot, InFlight: make([]int64, len(publishing)),
@@ -243,7 +254,7 @@ func (w *writer) exchange(ctx context.Context, publishing []outbox.Row, mark *ou
 	r.Above, r.Open = w.horizon.begin()
 	if claim {
 		if r.Limit = w.limit; w.refusals >= maxRefusals {
-			r.Limit = 1 // to find out whether it is the one that the broker refuses
+			r.Limit = 1 // to find out whether the broker refuses this row
 		}
 		if r.Due = !now.Before(w.nextDue); r.Due {
 			w.nextDue = now.Add(dueEvery)
@@ -285,7 +296,7 @@ func (w *writer) exchange(ctx context.Context, publishing []outbox.Row, mark *ou
 	return c, nil
 }
 
-// adapt claims fewer rows while their payloads fill a publish.
+// adapt lowers the claim's limit while payloads fill a publish, and raises it again afterwards.
 func (w *writer) adapt(c *outbox.Claimed) {
 	if c.More && len(c.Rows) < w.limit {
 		w.limit = max(1, len(c.Rows))
@@ -294,8 +305,8 @@ func (w *writer) adapt(c *outbox.Claimed) {
 	}
 }
 
-// sift takes the rows of a claim that are fit to be published, in order. A row that fails validation has its failure counted and holds
-// back the later rows of its aggregate; rows that are held already are put off.
+// sift returns the rows of a claim that can be published, in order. It counts a failure for a row that fails
+// validation, and holds back the later rows of its aggregate. It delays the rows that are already held.
 func (w *writer) sift(ctx context.Context, c *outbox.Claimed) ([]outbox.Row, error) {
 	var failures []outbox.Failure
 	failed := map[outbox.Aggregate]bool{}
@@ -307,8 +318,9 @@ func (w *writer) sift(ctx context.Context, c *outbox.Claimed) ([]outbox.Row, err
 			continue
 		}
 		err := r.Validate(w.maxMessage)
-		if r.Oversize > 0 { // its payload was not even read
-			err = &event.InvalidError{Field: "payload", Reason: fmt.Sprintf("has %d bytes: the limit of a message is %d", r.Oversize, w.maxMessage)}
+		if r.Oversize > 0 { // the claim left its payload out
+			err = &event.InvalidError{Field: "payload", Reason: fmt.Sprintf("has %d bytes: the limit of a message is %d",
+				r.Oversize, w.maxMessage)}
 		}
 		if err != nil {
 			failed[key] = true
@@ -332,7 +344,7 @@ func (w *writer) sift(ctx context.Context, c *outbox.Claimed) ([]outbox.Row, err
 	return fit, nil
 }
 
-// count counts the failures of rows that cannot be published as they are.
+// count records the failures of rows that cannot be published in their current form.
 func (w *writer) count(ctx context.Context, failures []outbox.Failure) error {
 	ctx, cancel := w.forDB(ctx)
 	defer cancel()
@@ -342,7 +354,8 @@ func (w *writer) count(ctx context.Context, failures []outbox.Failure) error {
 	}
 	if dead > 0 {
 		w.nextUnpark = time.Time{}
-		w.log.ErrorContext(ctx, "outbox messages are in the DLQ, with the later ones of their aggregates", "partition", w.p.Number, "messages", dead, "runbook", "OutboxDLQNotEmpty")
+		w.log.ErrorContext(ctx, "outbox messages are in the DLQ; the later ones of their aggregates are published", "partition", w.p.Number,
+			"messages", dead, "runbook", "OutboxDLQNotEmpty")
 	}
 	w.metrics.dead.Add(float64(dead))
 	for _, f := range failures {
@@ -353,7 +366,7 @@ func (w *writer) count(ctx context.Context, failures []outbox.Failure) error {
 	return nil
 }
 
-// keep does what is due now and then, between rounds.
+// keep does the periodic work between rounds.
 func (w *writer) keep(ctx context.Context) error {
 	now := time.Now()
 	due := func(next *time.Time, every time.Duration) bool {
@@ -370,7 +383,7 @@ func (w *writer) keep(ctx context.Context) error {
 	}
 	ctx, cancel := w.forDB(ctx)
 	defer cancel()
-	if w.p.FirstSlot == 0 && due(&w.nextUnpark, unparkEvery) { // one relay for all
+	if w.p.FirstSlot == 0 && due(&w.nextUnpark, unparkEvery) { // one relay does this for all partitions
 		if _, err := outbox.Unpark(ctx, w.pool); err != nil {
 			return err
 		}
@@ -381,8 +394,8 @@ func (w *writer) keep(ctx context.Context) error {
 	return nil
 }
 
-// lookBelow looks for pending rows among the last ones that the floor has passed. There never are any: one says that the proof of the floor is
-// wrong, and is counted, alerted on and published.
+// lookBelow searches the last rows below the floor for a pending one. No such row can exist. If lookBelow finds one, the
+// proof of the floor is wrong: the relay counts the row, logs an error and publishes it.
 func (w *writer) lookBelow(ctx context.Context) error {
 	floor := w.horizon.floor
 	id, half, tail, err := outbox.BelowFloor(ctx, w.pool, w.p, w.looked, floor, lookDepth)
@@ -392,27 +405,29 @@ func (w *writer) lookBelow(ctx context.Context) error {
 	case tail != w.stored:
 		return w.moved(tail)
 	case id == 0:
-		w.looked = half // the upper half again: a row may be committed late
+		w.looked = half // check the upper half again: a row may be committed late
 		return nil
 	}
 	w.metrics.belowFloor.Inc()
-	w.log.ErrorContext(ctx, "a row below the floor: it is published now", "partition", w.p.Number, "id", id, "floor", floor, "runbook", "OutboxFoundBelowFloor")
+	w.log.ErrorContext(ctx, "a row below the floor is pending: the relay publishes it now", "partition", w.p.Number, "id", id,
+		"floor", floor, "runbook", "OutboxFoundBelowFloor")
 	w.horizon, w.looked = horizon{floor: id - 1}, id-1
 	return nil
 }
 
-// moved is the error of a stored tail that this writer did not store.
+// moved returns the error for a stored tail that this writer did not store.
 func (w *writer) moved(tail uint64) error {
-	return fmt.Errorf("%w: partition %d is marked up to %d, this relay has marked up to %d", errTailMoved, w.p.Number, tail, w.stored)
+	return fmt.Errorf("%w: partition %d is marked up to sequence %d, and this relay marked up to %d", errTailMoved,
+		w.p.Number, tail, w.stored)
 }
 
-// check asks the broker whether the stream is still what this writer left.
+// check compares the stream with the state in which this writer left it.
 func (w *writer) check(ctx context.Context) error {
 	ctx, cancel := w.forBroker(ctx)
 	defer cancel()
 	stream, err := broker.ReadStream(ctx, w.js, w.broker, w.p.Number)
 	if errors.Is(err, jetstream.ErrStreamNotFound) || err == nil && (!stream.Created.Equal(w.p.Created) || stream.Last != w.tail) {
-		return errTailMoved // the catch-up says what it is
+		return errTailMoved // the catch-up finds the cause
 	}
 	if err != nil {
 		return &brokerError{stageCatchUp, err}
@@ -421,7 +436,7 @@ func (w *writer) check(ctx context.Context) error {
 	return nil
 }
 
-// partition reads what the database says of the partition now.
+// partition reads the partition from the database.
 func (w *writer) partition(ctx context.Context) (outbox.Partition, error) {
 	ctx, cancel := w.forDB(ctx)
 	defer cancel()

@@ -8,11 +8,12 @@ import (
 	"github.com/tidings/tidings/projections"
 )
 
-// Exclusion keeps projections from being replayed, and has dropped what interrupted replays of them left: copies of what they were built from.
+// Exclusion prevents replays of projections. It has dropped the schemas of their interrupted replays, which are copies
+// of data.
 type Exclusion struct{ held []*replay }
 
-// Exclude keeps these projections from being replayed until the exclusion is closed. Of deps it uses the connection alone. It returns
-// ErrRunning when one of them is being replayed.
+// Exclude prevents replays of these projections until the exclusion is closed. Of deps it uses only URL and Postgres. It
+// returns ErrRunning if a replay of one of them is running.
 func Exclude(ctx context.Context, deps Deps, all ...projections.Projection) (_ *Exclusion, err error) {
 	e := &Exclusion{}
 	defer func() {
@@ -33,11 +34,11 @@ func Exclude(ctx context.Context, deps Deps, all ...projections.Projection) (_ *
 	return e, nil
 }
 
-// Check returns an error when the exclusion may have ended by itself: its connections are lost.
+// Check returns an error if the exclusion may have ended because its connections are lost.
 func (e *Exclusion) Check(ctx context.Context) error {
 	for _, r := range e.held {
 		if err := r.conn.Ping(ctx); err != nil {
-			return fmt.Errorf("keep %s from being replayed: %w", r.name, err)
+			return fmt.Errorf("keep the lock against replays of %s: %w", r.name, err)
 		}
 	}
 	return nil

@@ -21,69 +21,70 @@ import (
 	"github.com/tidings/tidings/internal/lease"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/projections"
 )
 
-// ErrRunning reports that another replay of the consumer is at work.
+// ErrRunning reports that another replay of the consumer is running.
 var ErrRunning = errors.New("replay: another replay of this consumer is running")
 
-// Source is what a projection is built from.
+// Source is where a replay gets the contents of a projection.
 type Source string
 
-// The sources. Auto is the stream where the streams have every event that ever was, else the truth.
+// The sources. Auto is the stream if the streams have every event that was ever published, otherwise the truth.
 const (
 	Auto   Source = "auto"
 	Stream Source = "stream"
 	Truth  Source = "truth"
 )
 
-// Deps are what a replay works with.
+// Deps are the dependencies of a replay.
 type Deps struct {
-	URL       string          // of the projections; the login owns the tables, as for migrations
-	Postgres  postgres.Config // for the pool of the consumer that builds
+	URL       string          // the projections' database; the login owns the tables, as for migrations
+	Postgres  postgres.Config // for the pool of the replay's consumer
 	Truth     *pgxpool.Pool   // acts as the system role
-	Kinds     *kinds.Catalog  // the projection's; nil for a projection of the built-in kinds
+	Kinds     *kinds.Catalog  // the projection's catalog; nil for a projection of the built-in kinds
 	JetStream jetstream.JetStream
 	Broker    broker.Config
 	Log       *slog.Logger
 }
 
-// Options say what to do.
+// Options control a replay.
 type Options struct {
 	From     Source
 	DryRun   bool
-	Stall    time.Duration  // give up when nothing has gone forward for so long and the consumer says why; 0 is 30s
-	Progress func(Progress) // called now and then from one goroutine; nil for none
+	Stall    time.Duration  // give up after this time without progress if the consumer reports an error; 0 means 30 s
+	Progress func(Progress) // called now and then, by one goroutine at a time; may be nil
 
-	at func(ctx context.Context, step string) // a test's; called between steps
+	at func(ctx context.Context, step string) // for tests; called between steps
 }
 
-// Progress is how far a replay is.
+// Progress is the progress of a replay.
 type Progress struct {
-	Step  string // what it does: reading the truth, applying the stream, switching
+	Step  string // the current step: reading the truth, applying the stream, switching
 	Done  int64  // events applied
-	Total int64  // of so many, as far as is known; 0 when it is not
+	Total int64  // events to apply as far as known; 0 if unknown
 }
 
-// Report is what a replay did, or would do.
+// Report is the result of a replay, or the plan of a dry run.
 type Report struct {
 	Consumer        string   `json:"consumer"`
 	From            Source   `json:"from"`
-	Because         string   `json:"because"` // why from there
+	Because         string   `json:"because"` // why it reads that source
 	Messages        uint64   `json:"stream_messages"`
-	Tables          []string `json:"tables"`  // built anew; none for a record
-	Events          int64    `json:"events"`  // applied, those of the truth included
-	Seconds         float64  `json:"seconds"` // altogether
+	Tables          []string `json:"tables"`  // the rebuilt tables; none for a record
+	Events          int64    `json:"events"`  // applied, including entities of the truth
+	Seconds         float64  `json:"seconds"` // in total
 	EventsPerSecond float64  `json:"events_per_second"`
-	DeadLetters     int64    `json:"dead_letters"` // that the consumer has now
+	DeadLetters     int64    `json:"dead_letters"` // of the consumer after the replay
 	Switched        bool     `json:"switched"`
-	SwitchSeconds   float64  `json:"switch_seconds"` // for which live batches waited, at the last try
+	SwitchSeconds   float64  `json:"switch_seconds"` // the time that live batches waited in the last attempt
 	SwitchTries     int      `json:"switch_tries"`
 }
 
 const (
 	pollInterval = 100 * time.Millisecond
-	nearlyThere  = 2 * time.Second // of lag: then the new tables are made ready for readers, and then they are switched to
+	nearlyThere  = 2 * time.Second // the lag at which follow prepares the new tables for readers, and then switches
 	defaultStall = 30 * time.Second
 )
 
@@ -92,20 +93,20 @@ type replay struct {
 	deps   Deps
 	opts   Options
 	p      projections.Projection
-	name   string // of the consumer
+	name   string // the consumer's
 	shadow string // the schema of the new tables
 	old    string // the schema that the live tables go to
 	live   string // the schema of the live tables
 	conn   *pgx.Conn
 	pool   *pgxpool.Pool // search_path is the shadow's
-	why    string        // the last try to switch was in vain
+	why    string        // the last attempt to switch failed
 	events atomic.Int64
 
-	streams streamsState // as the replay began
+	streams streamsState // at the beginning of the replay
 }
 
-// Run replays the projection. It may be run again after any interruption. ctx ending stops it and leaves the live tables as they are. It
-// returns ErrRunning when another replay of the consumer runs.
+// Run replays the projection. It may run again after any interruption. When ctx ends, Run stops and leaves the live
+// tables unchanged. It returns ErrRunning if another replay of the consumer is running.
 func Run(ctx context.Context, deps Deps, p projections.Projection, opts Options) (report Report, err error) {
 	start := time.Now()
 	if opts.Stall == 0 {
@@ -124,10 +125,16 @@ func Run(ctx context.Context, deps Deps, p projections.Projection, opts Options)
 	defer func() { err = errors.Join(err, r.unlock(context.WithoutCancel(ctx))) }()
 	if ours, err := cells.Read(ctx, r.conn, deps.Broker.Stream); err != nil {
 		return report, err
-	} else if err := ours.Alone(); err != nil { // its tables would be without theirs
+	} else if err := ours.Alone(); err != nil { // the new tables would lack the events of other cells
 		return report, fmt.Errorf("replay %s from one truth or its streams: %w", r.name, err)
 	}
-	if r.streams, err = readStreams(ctx, deps.JetStream, deps.Broker); err != nil {
+	var known []outbox.Partition
+	if deps.Truth != nil {
+		if known, err = outbox.Partitions(ctx, deps.Truth); err != nil {
+			return report, err
+		}
+	}
+	if r.streams, err = readStreams(ctx, deps.JetStream, deps.Broker, known); err != nil {
 		return report, err
 	}
 	from, because, err := r.streams.choose(opts.From)
@@ -160,9 +167,11 @@ func (r *replay) build(ctx context.Context, from Source, report *Report) error {
 	var err error
 	r.pool, err = postgres.OpenWith(ctx, r.deps.URL, r.deps.Postgres, postgres.RoleSystem, r.name+suffix, map[string]string{
 		"search_path": path,
-		// What a crash of the server takes back it takes back with its offset; the commit of the switch is waited for.
+		// A crash of the server takes commits back together with their offsets. The switch uses another connection and
+		// waits for the disk.
 		"synchronous_commit": "off",
-		// As in a consumer's transactions: tables grow from nothing under plans that were made when they were empty.
+		// The same settings as in a consumer's transactions: the tables grow from empty, under plans from when they
+		// were empty.
 		"plan_cache_mode": "force_custom_plan", "enable_seqscan": "off", "random_page_cost": "1.1",
 	})
 	if err != nil {
@@ -228,7 +237,7 @@ func (r *replay) follow(ctx context.Context, consumer *consumers.Consumer, repor
 	}
 }
 
-// catchUp returns when the new tables are nearly as far as the stream.
+// catchUp returns when the lag of the new tables is below nearlyThere.
 func (r *replay) catchUp(ctx context.Context, consumer *consumers.Consumer) error {
 	last, moved, total := int64(-1), time.Now(), int64(0)
 	for {
@@ -260,13 +269,13 @@ func (r *replay) catchUp(ctx context.Context, consumer *consumers.Consumer) erro
 	}
 }
 
-// counted is the projection under the name that its second consumer has; it counts what it applies.
+// counted is the projection under the name of the replay's consumer. It counts the applied events.
 type counted struct {
 	projections.Projection
 	r *replay
 }
 
-// suffix makes the name of the consumer that builds, which is also a part of names on the broker.
+// suffix is the end of the name of the replay's consumer, which is also part of names on the broker.
 const suffix = "-replay"
 
 func (c counted) Name() string { return c.r.name + suffix }

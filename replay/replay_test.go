@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -56,8 +57,14 @@ type rig struct {
 
 func newRig(t testing.TB) *rig {
 	t.Helper()
-	db, b := testkit.Postgres(t), testkit.NATS(t)
-	r := &rig{t: t, url: db.URL, owner: db.Pool(t, postgres.RoleOwner), system: db.Pool(t, postgres.RoleSystem), api: db.Pool(t, postgres.RoleAPI), broker: b.Config()}
+	return newRigOn(t, testkit.NATS(t))
+}
+
+func newRigOn(t testing.TB, b *testkit.Broker) *rig {
+	t.Helper()
+	db := testkit.Postgres(t)
+	r := &rig{t: t, url: db.URL, owner: db.Pool(t, postgres.RoleOwner), system: db.Pool(t, postgres.RoleSystem),
+		api: db.Pool(t, postgres.RoleAPI), broker: b.Config()}
 	var err error
 	if r.js, err = jetstream.New(b.Connect(t)); err != nil {
 		t.Fatal(err)
@@ -66,7 +73,8 @@ func newRig(t testing.TB) *rig {
 		t.Fatal(err)
 	}
 	r.store = store.New(r.api, func(int) {})
-	rel, err := relay.New(relay.Config{BatchSize: 500, BatchBytes: 4 << 20, PollInterval: 10 * time.Millisecond, PublishTimeout: 5 * time.Second, CheckInterval: time.Second,
+	rel, err := relay.New(relay.Config{BatchSize: 500, BatchBytes: 4 << 20, PollInterval: 10 * time.Millisecond,
+		PublishTimeout: 5 * time.Second, CheckInterval: time.Second,
 		DrainTimeout: 5 * time.Second, DatabaseTimeout: 30 * time.Second, Lease: lease.Config{TTL: 2 * time.Second}},
 		r.system, r.broker, testkit.Logger(t), prometheus.NewRegistry())
 	if err != nil {
@@ -76,7 +84,7 @@ func newRig(t testing.TB) *rig {
 	return r
 }
 
-// background runs until the test ends, or the function returned is called.
+// background runs fn until the test ends or the test calls the returned function.
 func (r *rig) background(run func(context.Context) error) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -94,9 +102,10 @@ func (r *rig) background(run func(context.Context) error) (stop func()) {
 // live starts the live consumer of a projection.
 func (r *rig) live(p consumers.Projection) (c *consumers.Consumer, stop func()) {
 	r.t.Helper()
-	c, err := consumers.New(consumers.Config{BatchEvents: 500, BatchBytes: 8 << 20, ApplyTimeout: 20 * time.Second, LagInterval: 200 * time.Millisecond,
-		Recheck: 200 * time.Millisecond, Lease: lease.Config{TTL: 2 * time.Second}},
-		consumers.Deps{Pool: r.system, JetStream: r.js, Streams: consumers.Streams{Name: r.broker.Stream, Prefix: r.broker.Prefix, Timeout: r.broker.Timeout}, Registry: prometheus.NewRegistry(), Log: testkit.Logger(r.t)}, p)
+	c, err := consumers.New(consumers.Config{BatchEvents: 500, BatchBytes: 8 << 20, ApplyTimeout: 20 * time.Second,
+		LagInterval: 200 * time.Millisecond, Recheck: 200 * time.Millisecond, Lease: lease.Config{TTL: 2 * time.Second}},
+		consumers.Deps{Pool: r.system, JetStream: r.js, Streams: consumers.Streams{Name: r.broker.Stream, Prefix: r.broker.Prefix,
+			Timeout: r.broker.Timeout}, Registry: prometheus.NewRegistry(), Log: testkit.Logger(r.t)}, p)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -117,7 +126,7 @@ func (r *rig) replay(p projections.Projection, o Options) Report {
 	return report
 }
 
-// The accounts and the post that only ever gain: what a reader sees of them never shrinks.
+// The accounts and the post that only gain followers and comments, so the counts that readers see never decrease.
 const (
 	growingUser = 1000
 	growingPost = 1000
@@ -125,7 +134,7 @@ const (
 
 var follows, memberships = kinds.Builtin().Edges["follow"], kinds.Builtin().Edges["membership"]
 
-// write makes one random change by rng; n is different for each call.
+// write makes one random change with rng; n is different for each call.
 func (r *rig) write(ctx context.Context, rng *rand.Rand, n int64, comments *[]string) error {
 	meta := store.Meta{Actor: "test"}
 	switch rng.IntN(10) {
@@ -134,7 +143,8 @@ func (r *rig) write(ctx context.Context, rng *rand.Rand, n int64, comments *[]st
 			Attributes: json.RawMessage([]string{`{"role":"member"}`, `{"role":"owner"}`}[rng.IntN(2)])}})
 		return err
 	case 9:
-		_, err := r.store.RemoveEdges(ctx, tenant, memberships, []store.EdgeWrite{{Meta: meta, From: 1 + rng.Int64N(20), To: 1 + rng.Int64N(5)}})
+		_, err := r.store.RemoveEdges(ctx, tenant, memberships,
+			[]store.EdgeWrite{{Meta: meta, From: 1 + rng.Int64N(20), To: 1 + rng.Int64N(5)}})
 		return err
 	case 0:
 		_, err := r.store.PutEdges(ctx, tenant, follows, []store.EdgeWrite{{Meta: meta, From: 1_000_000 + n, To: growingUser}})
@@ -143,10 +153,12 @@ func (r *rig) write(ctx context.Context, rng *rand.Rand, n int64, comments *[]st
 		_, err := r.store.PutEdges(ctx, tenant, follows, []store.EdgeWrite{{Meta: meta, From: 1 + rng.Int64N(20), To: 21 + rng.Int64N(20)}})
 		return err
 	case 3:
-		_, err := r.store.RemoveEdges(ctx, tenant, follows, []store.EdgeWrite{{Meta: meta, From: 1 + rng.Int64N(20), To: 21 + rng.Int64N(20)}})
+		_, err := r.store.RemoveEdges(ctx, tenant, follows,
+			[]store.EdgeWrite{{Meta: meta, From: 1 + rng.Int64N(20), To: 21 + rng.Int64N(20)}})
 		return err
 	case 4:
-		_, err := r.store.CreateChildren(ctx, tenant, kinds.Builtin().Children["comment"], []store.NewChild{{Meta: meta, Object: growingPost, AuthorID: 5, Body: "stays"}})
+		_, err := r.store.CreateChildren(ctx, tenant, kinds.Builtin().Children["comment"],
+			[]store.NewChild{{Meta: meta, Object: growingPost, AuthorID: 5, Body: "stays"}})
 		return err
 	case 5:
 		c := store.NewChild{Meta: meta, Object: 1, AuthorID: 7, Body: fmt.Sprintf("comment %d", n)}
@@ -163,7 +175,8 @@ func (r *rig) write(ctx context.Context, rng *rand.Rand, n int64, comments *[]st
 			return nil
 		}
 		id := (*comments)[rng.IntN(len(*comments))]
-		_, err := r.store.EditChildren(ctx, tenant, kinds.Builtin().Children["comment"], []store.ChildEdit{{Meta: meta, ID: id, IfVersion: store.AnyVersion, Body: new(fmt.Sprintf("edit %d", n))}})
+		_, err := r.store.EditChildren(ctx, tenant, kinds.Builtin().Children["comment"],
+			[]store.ChildEdit{{Meta: meta, ID: id, IfVersion: store.AnyVersion, Body: new(fmt.Sprintf("edit %d", n))}})
 		return err
 	default:
 		if len(*comments) == 0 {
@@ -171,15 +184,17 @@ func (r *rig) write(ctx context.Context, rng *rand.Rand, n int64, comments *[]st
 		}
 		id := (*comments)[rng.IntN(len(*comments))]
 		if rng.IntN(2) == 0 {
-			_, err := r.store.DeleteChildren(ctx, tenant, kinds.Builtin().Children["comment"], []store.ChildDelete{{Meta: meta, ID: id, IfVersion: store.AnyVersion}})
+			_, err := r.store.DeleteChildren(ctx, tenant, kinds.Builtin().Children["comment"],
+				[]store.ChildDelete{{Meta: meta, ID: id, IfVersion: store.AnyVersion}})
 			return err
 		}
-		_, err := r.store.SetThreads(ctx, tenant, kinds.Builtin().Children["comment"], []store.ThreadSettings{{Meta: meta, Object: 1 + rng.Int64N(3), Title: fmt.Sprintf("title %d", n)}})
+		_, err := r.store.SetThreads(ctx, tenant, kinds.Builtin().Children["comment"],
+			[]store.ThreadSettings{{Meta: meta, Object: 1 + rng.Int64N(3), Title: fmt.Sprintf("title %d", n)}})
 		return err
 	}
 }
 
-// writers write until the test ends or the function returned is called, from the seed printed.
+// writers write until the test ends or the test calls the returned function. The log has their seed.
 func (r *rig) writers(n int) (stop func()) {
 	seed := rand.Uint64()
 	r.t.Logf("seed %d", seed)
@@ -217,10 +232,10 @@ func (r *rig) fill(n int64) {
 	}
 }
 
-// seen is what a reader has seen: it never shrinks.
+// seen has the counts that a reader has seen, which must never decrease.
 type seen struct{ followers, page, comments, threaded int64 }
 
-// readers page and count until the function returned is called, and fail the test when anything shrinks.
+// readers read pages and counts until the test calls the returned function. They fail the test if anything decreases.
 func (r *rig) readers() (stop func()) {
 	var reads atomic.Int64
 	end := r.background(func(ctx context.Context) error {
@@ -263,19 +278,21 @@ func (r *rig) read(ctx context.Context) (now seen, err error) {
 			return err
 		}
 		threaded, err := threadcache.Threaded(ctx, tx, event.AggregateComment, growingPost, "", 200)
-		now = seen{counts[followercounts.Object{Kind: follows.Name, ID: growingUser}].Incoming, int64(len(page)), int64(len(comments)), int64(len(threaded))}
+		now = seen{counts[followercounts.Object{Kind: follows.Name, ID: growingUser}].Incoming, int64(len(page)),
+			int64(len(comments)), int64(len(threaded))}
 		return err
 	})
 	return now, err
 }
 
-// settle waits until everything that was written is applied by the named consumers.
+// settle waits until the named consumers have applied every written event.
 func (r *rig) settle(names ...string) {
 	r.t.Helper()
 	ctx := context.Background()
 	testkit.Eventually(r.t, 30*time.Second, "everything is applied", func() (bool, error) {
 		var pending int
-		if err := r.system.QueryRow(ctx, `SELECT count(*) FROM outbox_messages WHERE processed_at IS NULL`).Scan(&pending); err != nil || pending > 0 {
+		if err := r.system.QueryRow(ctx, `SELECT count(*) FROM outbox_messages WHERE processed_at IS NULL`).Scan(&pending); err != nil ||
+			pending > 0 {
 			return false, err
 		}
 		if len(names) == 0 {
@@ -301,7 +318,7 @@ func (r *rig) verify(name string) {
 	}
 }
 
-// leftovers are the schemas of replays.
+// leftovers returns the schemas of replays.
 func (r *rig) leftovers() []string {
 	r.t.Helper()
 	rows, _ := r.owner.Query(context.Background(), schemasSQL, schemaPrefix)
@@ -312,17 +329,21 @@ func (r *rig) leftovers() []string {
 	return names
 }
 
-// describe lists all that belongs to the tables besides their rows.
+// describe lists everything that belongs to the tables except their rows.
 func (r *rig) describe(tables []string) (lines []string) {
 	r.t.Helper()
 	rows, _ := r.owner.Query(context.Background(), `
-		SELECT relname || ' ' || relkind::text || ' acl ' || coalesce(relacl::text, '') || ' rls ' || relrowsecurity::text || ' options ' || coalesce(reloptions::text, '')
+		SELECT relname || ' ' || relkind::text || ' acl ' || coalesce(relacl::text,
+		'') || ' rls ' || relrowsecurity::text || ' options ' || coalesce(reloptions::text, '')
 		       || ' owner ' || relowner::regrole::text FROM pg_class WHERE relname = ANY ($1) AND relnamespace = 'public'::regnamespace
-		UNION ALL SELECT attrelid::regclass::text || ' column ' || attnum || attname || ' ' || format_type(atttypid, atttypmod) || attnotnull::text || attcollation::regcollation::text
+		UNION ALL SELECT attrelid::regclass::text || ' column ' || attnum || attname || ' ' || format_type(atttypid,
+		atttypmod) || attnotnull::text || attcollation::regcollation::text
 		  FROM pg_attribute WHERE attnum > 0 AND attrelid::regclass::text = ANY ($1)
 		UNION ALL SELECT tablename || ' index ' || indexdef FROM pg_indexes WHERE tablename = ANY ($1) AND schemaname = 'public'
-		UNION ALL SELECT tablename || ' policy ' || policyname || roles::text || cmd || coalesce(qual, '') || coalesce(with_check, '') FROM pg_policies WHERE tablename = ANY ($1) AND schemaname = 'public'
-		UNION ALL SELECT conrelid::regclass::text || ' constraint ' || conname || ' ' || pg_get_constraintdef(oid) FROM pg_constraint WHERE conrelid::regclass::text = ANY ($1)
+		UNION ALL SELECT tablename || ' policy ' || policyname || roles::text || cmd || coalesce(qual, '') || coalesce(with_check, '')
+		FROM pg_policies WHERE tablename = ANY ($1) AND schemaname = 'public'
+		UNION ALL SELECT conrelid::regclass::text || ' constraint ' || conname || ' ' || pg_get_constraintdef(oid) FROM pg_constraint
+		WHERE conrelid::regclass::text = ANY ($1)
 		ORDER BY 1`, tables)
 	lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {
@@ -340,14 +361,14 @@ func TestReplaysWhileWritesGoOnEndInTheTruth(t *testing.T) {
 	}
 	r.fill(200)
 	r.settle(names...)
-	if _, err := r.owner.Exec(t.Context(), `GRANT SELECT ON edge_lists TO PUBLIC`); err != nil { // an operator's own
+	if _, err := r.owner.Exec(t.Context(), `GRANT SELECT ON edge_lists TO PUBLIC`); err != nil { // a grant of an operator
 		t.Fatal(err)
 	}
 	stopWriters, stopReaders := r.writers(2), r.readers()
 	for _, p := range all() {
 		for _, from := range []Source{Auto, Truth} {
 			if p.Name() == threadcache.Name && from == Auto {
-				continue // as with followercounts
+				continue // the same as for followercounts
 			}
 			before := r.describe(p.Tables())
 			report := r.replay(p, Options{From: from})
@@ -355,7 +376,7 @@ func TestReplaysWhileWritesGoOnEndInTheTruth(t *testing.T) {
 				t.Errorf("%+v", report)
 			}
 			if diff := cmp.Diff(before, r.describe(p.Tables())); diff != "" {
-				t.Errorf("%s: what belongs to the tables (-before +after):\n%s", p.Name(), diff)
+				t.Errorf("%s: definitions of the tables (-before +after):\n%s", p.Name(), diff)
 			}
 			t.Logf("%+v", report)
 		}
@@ -387,7 +408,7 @@ func TestAReplayKilledAtAnyStepChangesNothing(t *testing.T) {
 			if at != step || died {
 				return
 			}
-			died = true // the database's end of a process that is gone
+			died = true // the database ends the connection as if the process were gone
 			if _, err := r.owner.Exec(ctx, `SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
 				WHERE datname = current_database() AND application_name = 'tidings followercounts-replay'`); err != nil {
 				t.Error(err)
@@ -401,7 +422,7 @@ func TestAReplayKilledAtAnyStepChangesNothing(t *testing.T) {
 			t.Errorf("%s: readers see %+v, %v; want %+v", step, got, err, want)
 		}
 		if left := r.leftovers(); len(left) != 1 {
-			t.Errorf("%s: left behind: %v, so that the next step shows nothing", step, left)
+			t.Errorf("%s: left behind: %v, so the next step cannot drop it", step, left)
 		}
 		r.fill(5)
 	}
@@ -424,7 +445,7 @@ func TestAReplayPassesMessagesThatNoRelayWrote(t *testing.T) {
 		}
 	}
 	r.fill(200)
-	r.settle(p.Name()) // the relay has bound the empty stream
+	r.settle(p.Name()) // the relay has found the empty stream
 	stray()
 	for _, from := range []Source{Stream, Truth} {
 		if report := r.replay(p, Options{From: from}); !report.Switched || report.From != from {
@@ -462,7 +483,8 @@ func TestAReplayLetsAStoppedConsumerGoOn(t *testing.T) {
 		from   Source
 	}{
 		{"its offsets are another stream's", func(t *testing.T, r *rig) {
-			if _, err := r.owner.Exec(t.Context(), `UPDATE consumer_offsets SET stream_created = '2020-01-01', last_processed_id = last_processed_id + 1000000`); err != nil {
+			if _, err := r.owner.Exec(t.Context(), `UPDATE consumer_offsets
+				SET stream_created = '2020-01-01', last_processed_id = last_processed_id + 1000000`); err != nil {
 				t.Fatal(err)
 			}
 		}, Stream},
@@ -493,14 +515,14 @@ func TestAReplayLetsAStoppedConsumerGoOn(t *testing.T) {
 			c.damage(t, r)
 			for _, p := range all() {
 				live, _ := r.live(p)
-				testkit.Eventually(t, 20*time.Second, p.Name()+" stops", func() (bool, error) {
+				testkit.Eventually(t, 20*time.Second, p.Name()+" to stop", func() (bool, error) {
 					err := live.Ready(t.Context())
 					return err != nil && strings.Contains(err.Error(), "run `tidings replay --consumer "+p.Name()+"`"), nil
 				})
 				if report := r.replay(p, Options{From: Auto}); report.From != c.from {
 					t.Errorf("%s: from %s: %s", p.Name(), report.From, report.Because)
 				}
-				testkit.Eventually(t, 20*time.Second, p.Name()+" goes on", func() (bool, error) {
+				testkit.Eventually(t, 20*time.Second, p.Name()+" to continue", func() (bool, error) {
 					err := live.Ready(t.Context())
 					return err == nil, err
 				})
@@ -514,11 +536,64 @@ func TestAReplayLetsAStoppedConsumerGoOn(t *testing.T) {
 	}
 }
 
+// TestAStreamThatGrewAgainEndsInTheTruth cuts the power of NATS and PostgreSQL: the stream loses its end, and the relay its
+// marks. The relay then gives the lost sequences to other events. The consumer stops, and a replay rebuilds its tables.
+func TestAStreamThatGrewAgainEndsInTheTruth(t *testing.T) {
+	b := testkit.NATSProcess(t)
+	r := newRigOn(t, b)
+	p := followercounts.New(kinds.Builtin)
+	live, _ := r.live(p)
+	follow := func(from, to int64) {
+		t.Helper()
+		for id := from; id < to; id++ {
+			w := store.EdgeWrite{Meta: store.Meta{Actor: "test"}, From: id, To: 10_000 + id}
+			if _, err := r.store.PutEdges(t.Context(), tenant, follows, []store.EdgeWrite{w}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	exec := func(sql string, args ...any) {
+		t.Helper()
+		if _, err := r.owner.Exec(t.Context(), sql, args...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	follow(1, 11)
+	r.settle(p.Name())
+	disk := b.Copy(t)
+	follow(11, 21)
+	r.settle(p.Name())
+	b.Kill(t)
+	if err := errors.Join(os.RemoveAll(b.Dir()), os.CopyFS(b.Dir(), os.DirFS(disk))); err != nil {
+		t.Fatal(err)
+	}
+	exec(`UPDATE outbox_partitions SET tail_seq = 10, floor_id = 0`)
+	exec(`UPDATE outbox_messages SET processed_at = NULL, stream_seq = NULL, partition = NULL,
+		available_at = inserted_at + interval '1 hour' WHERE stream_seq > 10`)
+	b.Restart(t)
+	follow(21, 41) // these get the sequences from 11 on
+	testkit.Eventually(t, 20*time.Second, p.Name()+" to stop", func() (bool, error) {
+		err := live.Ready(t.Context())
+		return err != nil && strings.Contains(err.Error(), "message 20 of stream "+r.broker.StreamName(0)+" was stored at") &&
+			strings.Contains(err.Error(), "run `tidings replay --consumer "+p.Name()+"`"), nil
+	})
+	exec(`UPDATE outbox_messages SET available_at = inserted_at + interval '1 microsecond' WHERE processed_at IS NULL`)
+	r.settle()
+	r.replay(p, Options{From: Auto})
+	follow(41, 51)
+	r.settle(p.Name())
+	r.verify(p.Name())
+	if err := live.Ready(t.Context()); err != nil {
+		t.Errorf("ready: %v", err)
+	}
+}
+
 func TestDeadLettersAreThoseOfTheNewTables(t *testing.T) {
 	r := newRig(t)
 	p := followercounts.New(kinds.Builtin)
 	r.live(p)
-	if _, err := r.owner.Exec(t.Context(), `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload) VALUES (1, 'follow', 77, 'created', '{"version": "no"}')`); err != nil {
+	if _, err := r.owner.Exec(t.Context(), `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
+		VALUES (1, 'follow', 77, 'created', '{"version": "no"}')`); err != nil {
 		t.Fatal(err)
 	}
 	r.fill(20)
@@ -528,7 +603,8 @@ func TestDeadLettersAreThoseOfTheNewTables(t *testing.T) {
 			t.Errorf("from %s: %d dead letters, want %d", from, got.DeadLetters, want)
 		}
 		var n int64
-		if err := r.system.QueryRow(t.Context(), `SELECT count(*) FROM consumer_dead_letters WHERE consumer_name = $1`, p.Name()).Scan(&n); err != nil || n != want {
+		if err := r.system.QueryRow(t.Context(), `SELECT count(*) FROM consumer_dead_letters WHERE consumer_name = $1`,
+			p.Name()).Scan(&n); err != nil || n != want {
 			t.Errorf("from %s: %d dead letters in the table, %v, want %d", from, n, err, want)
 		}
 	}
@@ -544,9 +620,9 @@ func TestWhereAReplayReadsFrom(t *testing.T) {
 	}{
 		{"the streams, which have every event", has, Auto, Stream},
 		{"the truth, as events are missing", lacks, Auto, Truth},
-		{"the truth when it is asked for", has, Truth, Truth},
-		{"nowhere when it is to be streams that lack events", lacks, Stream, ""},
-		{"nowhere when it is to be something else", has, "memory", ""},
+		{"the truth on request", has, Truth, Truth},
+		{"an error on a request for streams that lack events", lacks, Stream, ""},
+		{"an error on a request for anything else", has, "memory", ""},
 	} {
 		if got, why, err := c.streams.choose(c.want); got != c.from || (err != nil) != (c.from == "") {
 			t.Errorf("%s: from %q (%s), %v; want %q", c.name, got, why, err, c.from)
@@ -569,7 +645,7 @@ func TestWhetherStreamsHaveEveryEvent(t *testing.T) {
 	}
 	check := func(when, want string) {
 		t.Helper()
-		s, err := readStreams(t.Context(), js, cfg)
+		s, err := readStreams(t.Context(), js, cfg, nil)
 		got := s.missing
 		if err != nil {
 			got = err.Error()
@@ -578,18 +654,18 @@ func TestWhetherStreamsHaveEveryEvent(t *testing.T) {
 			t.Errorf("%s: %q, want %q", when, got, want)
 		}
 	}
-	check("without any stream", "stream not found")
+	check("without any stream", "no stream of "+cfg.Stream+" exists")
 	declare(broker.Partition{LastSlot: event.Slots - 1})
-	check("of a stream that has had no event", "")
+	check("with a stream that never had an event", "")
 	for range 6 {
 		if _, err := js.Publish(t.Context(), cfg.Prefix+".0.t1.post.created", nil); err != nil {
 			t.Fatal(err)
 		}
 	}
-	check("of a stream with every event", "")
+	check("with a stream that has every event", "")
 	declare(broker.Partition{Number: 1, LastSlot: 15, After: []int{0}})
 	declare(broker.Partition{Number: 2, FirstSlot: 16, LastSlot: event.Slots - 1, After: []int{0}})
-	check("behind a resize", "")
+	check("after a resize", "")
 	stream, err := js.Stream(t.Context(), cfg.StreamName(0))
 	if err != nil {
 		t.Fatal(err)
@@ -602,26 +678,26 @@ func TestWhetherStreamsHaveEveryEvent(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	check("of a stream whose first events were erased", "")
+	check("with a stream whose first events were erased", "")
 	if err := stream.DeleteMsg(t.Context(), 3); err != nil {
 		t.Fatal(err)
 	}
-	check("of a stream whose first events have expired", "EVENTS-0 begins at 4")
+	check("with a stream whose first events have expired", "EVENTS-0 begins at 4")
 	if err := js.DeleteStream(t.Context(), cfg.StreamName(0)); err != nil {
 		t.Fatal(err)
 	}
-	check("without the stream that came before", "EVENTS-0, which came before EVENTS-1, is gone")
+	check("without the predecessor", "EVENTS-0, the predecessor of EVENTS-1, is gone")
 	declare(broker.Partition{LastSlot: event.Slots - 1})
 	if err := broker.MarkRepaired(t.Context(), js, cfg, 2); err != nil {
 		t.Fatal(err)
 	}
-	check("behind a repair", "EVENTS-0 was lost, and EVENTS-2 replaces it")
+	check("after a repair", "EVENTS-0 was lost, and EVENTS-2 replaces it")
 	for _, n := range []int{0, 2} {
 		if err := js.DeleteStream(t.Context(), cfg.StreamName(n)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	check("while slots have no stream", "only 16 are on a stream")
+	check("while slots have no stream", "only 16 of 32 slots have a stream")
 }
 
 func (r *rig) resize(to int) {
@@ -631,7 +707,8 @@ func (r *rig) resize(to int) {
 	}
 }
 
-// TestReplaysBehindAndDuringAResizeEndInTheTruth: some streams are closed, and the partitions change once more while the new tables are built.
+// TestReplaysBehindAndDuringAResizeEndInTheTruth replays while some streams are closed. The partitions change again
+// during the replay.
 func TestReplaysBehindAndDuringAResizeEndInTheTruth(t *testing.T) {
 	r := newRig(t)
 	p := followercounts.New(kinds.Builtin)
@@ -640,6 +717,9 @@ func TestReplaysBehindAndDuringAResizeEndInTheTruth(t *testing.T) {
 	r.resize(4)
 	r.fill(100)
 	r.settle(p.Name())
+	if _, err := r.js.Publish(t.Context(), r.broker.Prefix+".0.foreign", nil); err != nil { // behind the closing message
+		t.Fatal(err)
+	}
 	stopWriters := r.writers(2)
 	for from, to := range map[Source]int{Stream: 2, Truth: 8} {
 		report := r.replay(p, Options{From: from, at: func(_ context.Context, step string) {
@@ -660,7 +740,8 @@ func TestReplaysBehindAndDuringAResizeEndInTheTruth(t *testing.T) {
 	r.verify(p.Name())
 }
 
-// TestAReplayDoesNotSwitchWhenAStreamIsRepairedMeanwhile: the copies that it builds know nothing of the repair.
+// TestAReplayDoesNotSwitchWhenAStreamIsRepairedMeanwhile: a replay reads descriptions of the streams from before the
+// repair.
 func TestAReplayDoesNotSwitchWhenAStreamIsRepairedMeanwhile(t *testing.T) {
 	r := newRig(t)
 	p := followercounts.New(kinds.Builtin)
@@ -681,14 +762,14 @@ func TestAReplayDoesNotSwitchWhenAStreamIsRepairedMeanwhile(t *testing.T) {
 	}
 	r.settle(p.Name())
 	if report := r.replay(p, Options{From: Auto}); report.From != Truth || !report.Switched {
-		t.Errorf("behind the repair: %+v", report)
+		t.Errorf("after the repair: %+v", report)
 	}
 	r.fill(20)
 	r.settle(p.Name())
 	r.verify(p.Name())
 }
 
-// repair does what the command does.
+// repair does the work of `tidings repair stream`.
 func (r *rig) repair() {
 	r.t.Helper()
 	report, err := relay.Repair(context.Background(), r.system, r.broker, testkit.Logger(r.t), relay.RepairOptions{})
@@ -704,8 +785,8 @@ func (r *rig) repair() {
 	}
 }
 
-// A table that no projection names would stay as it is when a replay switches, and a projection's truth must tell of all that
-// its events tell of.
+// A switch would not replace a table that no projection names. A projection's Truth must yield every entity of its
+// events.
 func TestProjectionsNameAllTheirTablesAndTellOfAllTheirAggregates(t *testing.T) {
 	r := newRig(t)
 	r.fill(60)
@@ -721,12 +802,12 @@ func TestProjectionsNameAllTheirTablesAndTellOfAllTheirAggregates(t *testing.T) 
 		}
 		for _, a := range []string{event.AggregateFollow, event.AggregateComment, event.AggregateThread} {
 			if p.Wants(a) && !told[a] {
-				t.Errorf("%s wants %s, of which its Truth yields nothing", p.Name(), a)
+				t.Errorf("%s wants %s, but its Truth yields no event of it", p.Name(), a)
 			}
 		}
 	}
 	slices.Sort(named)
-	// In a schema of their own they are alone, without the truth's.
+	// A schema of their own has only the projections' tables.
 	if _, err := r.owner.Exec(t.Context(), `CREATE SCHEMA alone`); err != nil {
 		t.Fatal(err)
 	}
@@ -735,7 +816,8 @@ func TestProjectionsNameAllTheirTablesAndTellOfAllTheirAggregates(t *testing.T) 
 	}
 	rows, _ := r.owner.Query(t.Context(), `
 		SELECT c.relname::text FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = 'tenant_id'
-		 WHERE c.relkind = 'r' AND c.relnamespace = 'alone'::regnamespace AND NOT c.relname::text ~ '^consumer_|_history$|_purged$|_kinds$|^tenant_cells$'
+		 WHERE c.relkind = 'r' AND c.relnamespace = 'alone'::regnamespace
+		 AND NOT c.relname::text ~ '^consumer_|_history$|_purged$|_kinds$|^tenant_cells$'
 		 ORDER BY 1`)
 	tables, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {
@@ -759,11 +841,11 @@ func TestALookUpThatIsNotAnsweredInTimeIsAReasonToTryAgain(t *testing.T) {
 	}()
 	s.deps.Broker.Timeout = time.Nanosecond
 	if done, err := s.trySwitch(t.Context(), &Report{}); done || err != nil || s.why == "" {
-		t.Errorf("the servers were busy: switched %t, %v, the reason is %q", done, err, s.why)
+		t.Errorf("a request that timed out: switched %t, %v, reason %q; want no switch, no error and a reason", done, err, s.why)
 	}
 	ended, end := context.WithCancel(t.Context())
 	end()
 	if _, err := s.trySwitch(ended, &Report{}); err == nil {
-		t.Error("no error although the replay is to end")
+		t.Error("no error although ctx has ended")
 	}
 }

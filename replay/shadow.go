@@ -14,20 +14,21 @@ import (
 	"github.com/tidings/tidings/migrations"
 )
 
-// schemaPrefix begins the name of every schema of a replay.
+// schemaPrefix is the beginning of the name of every schema of a replay.
 const schemaPrefix = "tidings_replay_"
 
-// lockSQL makes this the consumer's only replay for as long as the connection lives.
+// lockSQL makes this replay the consumer's only one until the connection ends.
 const lockSQL = `SELECT /* replay.lock */ pg_try_advisory_lock(hashtextextended('tidings replay ' || $1, 0))`
 
-// unlockSQL frees the lock before the connection ends, which the server notices some time after we are gone.
+// unlockSQL frees the lock at once. The server would notice the end of the connection some time later.
 const unlockSQL = `SELECT /* replay.unlock */ pg_advisory_unlock_all()`
 
 // liveSQL finds the schema of the live tables.
 const liveSQL = `
-SELECT /* replay.live */ n.nspname::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass('consumer_offsets')`
+SELECT /* replay.live */ n.nspname::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.oid = to_regclass('consumer_offsets')`
 
-// lock opens the connection that everything but the events goes through, and keeps others from replaying the same consumer.
+// lock opens the connection for everything but the events, and locks out other replays of the same consumer.
 func (r *replay) lock(ctx context.Context) error {
 	cfg, err := postgres.ParseConfig(r.deps.URL)
 	if err != nil {
@@ -36,7 +37,7 @@ func (r *replay) lock(ctx context.Context) error {
 	cfg.ConnectTimeout = r.deps.Postgres.ConnectTimeout
 	cfg.RuntimeParams["application_name"] = "tidings " + r.name + suffix
 	cfg.RuntimeParams["timezone"] = "GMT"
-	cfg.RuntimeParams["idle_in_transaction_session_timeout"] = "10000" // ms: a frozen replay must not hold up the live consumer for long
+	cfg.RuntimeParams["idle_in_transaction_session_timeout"] = "10000" // ms: a frozen replay must not block the live consumer for long
 	if r.conn, err = pgx.ConnectConfig(ctx, cfg); err != nil {
 		return fmt.Errorf("connect to the projections: %w", err)
 	}
@@ -62,17 +63,17 @@ const closeTimeout = 5 * time.Second
 func (r *replay) unlock(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, closeTimeout)
 	defer cancel()
-	_, _ = r.conn.Exec(ctx, unlockSQL) // a connection that is lost has lost the lock too
+	_, _ = r.conn.Exec(ctx, unlockSQL) // a lost connection no longer has the lock
 	if err := r.conn.Close(ctx); err != nil && !errors.Is(err, context.DeadlineExceeded) {
 		return fmt.Errorf("close the connection: %w", err)
 	}
 	return nil
 }
 
-// schemasSQL finds what replays of the consumer have left. Nobody else has any: the lock is ours.
+// schemasSQL finds the schemas of the consumer's earlier replays. This replay has the lock, so none of them is in use.
 const schemasSQL = `SELECT /* replay.schemas */ nspname::text FROM pg_namespace WHERE starts_with(nspname, $1) ORDER BY nspname`
 
-// makeShadow makes the schema of the new tables by the migrations that made the live ones.
+// makeShadow creates the schema of the new tables with the migrations of the live ones.
 func (r *replay) makeShadow(ctx context.Context) error {
 	if err := r.drop(ctx); err != nil {
 		return err
@@ -80,7 +81,7 @@ func (r *replay) makeShadow(ctx context.Context) error {
 	schema := pgx.Identifier{r.shadow}.Sanitize()
 	for _, sql := range []string{`CREATE SCHEMA ` + schema, `GRANT USAGE ON SCHEMA ` + schema + ` TO ` + string(postgres.RoleSystem)} {
 		if _, err := r.conn.Exec(ctx, sql); err != nil {
-			return fmt.Errorf("make schema %s: %w", r.shadow, err)
+			return fmt.Errorf("create schema %s: %w", r.shadow, err)
 		}
 	}
 	if _, err := migrations.UpIn(ctx, r.deps.URL, migrations.Projections, r.shadow, r.deps.Log); err != nil {
@@ -93,7 +94,7 @@ func (r *replay) makeShadow(ctx context.Context) error {
 	return r.copyGrants(ctx)
 }
 
-// hideCopiesSQL drops the new schema's tables but those that a consumer keeps for itself: consumer_offsets, leases and the like.
+// hideCopiesSQL drops the tables of the new schema except the consumer's own ones (consumer_*, lease*).
 const hideCopiesSQL = `
 SELECT /* replay.hide_copies */ format('DROP TABLE %I.%I', n.nspname, c.relname)
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -104,12 +105,14 @@ SELECT format('DROP SEQUENCE %I.%I', n.nspname, c.relname)
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE n.nspname = $1 AND c.relkind = 'S' AND NOT EXISTS (SELECT FROM pg_depend d WHERE d.objid = c.oid AND d.deptype IN ('a', 'i'))`
 
-// hideCopies leaves only offsets, dead letters and leases in the schema: the record itself is the live one.
+// hideCopies leaves only offsets, dead letters and leases in the schema, because the live record is used.
 func (r *replay) hideCopies(ctx context.Context) error { return r.runAll(ctx, hideCopiesSQL, r.shadow) }
 
-// grantsSQL writes the grants that the live tables have; an operator may have added some to those of the migrations.
+// grantsSQL returns the live tables' grants as statements. An operator may have added grants to those of the
+// migrations.
 const grantsSQL = `
-SELECT /* replay.grants */ format('GRANT %s ON %I.%I TO %s', a.privilege_type, $2::text, c.relname, CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END)
+SELECT /* replay.grants */ format('GRANT %s ON %I.%I TO %s', a.privilege_type, $2::text, c.relname,
+	CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END)
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace, aclexplode(c.relacl) a
  WHERE n.nspname = $1 AND c.relname = ANY ($3::text[]) AND a.grantee <> c.relowner`
 
@@ -132,7 +135,7 @@ func (r *replay) runAll(ctx context.Context, sql string, args ...any) error {
 	return nil
 }
 
-// vacuum gives the planner what it needs to know of the new tables, before readers come.
+// vacuum gives the planner statistics of the new tables before readers use them.
 func (r *replay) vacuum(ctx context.Context) error {
 	for _, t := range r.p.Tables() {
 		if _, err := r.conn.Exec(ctx, `VACUUM (ANALYZE) `+pgx.Identifier{r.shadow, t}.Sanitize()); err != nil {
@@ -142,8 +145,8 @@ func (r *replay) vacuum(ctx context.Context) error {
 	return nil
 }
 
-// drop drops the schemas of this replay and of interrupted ones. Old live tables that something of the operator's depends on,
-// such as a view, are not dropped: the error names it.
+// drop drops the schemas of this replay and of interrupted ones. It does not drop old live tables on which an
+// operator's object, for example a view, depends: the error names it.
 func (r *replay) drop(ctx context.Context) error {
 	if r.conn.IsClosed() {
 		return nil // the next replay drops them
@@ -151,7 +154,7 @@ func (r *replay) drop(ctx context.Context) error {
 	rows, _ := r.conn.Query(ctx, schemasSQL, schemaPrefix+r.name+"_")
 	schemas, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {
-		return fmt.Errorf("look for what an interrupted replay left: %w", err)
+		return fmt.Errorf("find the schemas of interrupted replays: %w", err)
 	}
 	for _, s := range schemas {
 		if strings.HasSuffix(s, "_old") {

@@ -3,6 +3,7 @@ package replay
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -13,21 +14,28 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/outbox"
 )
 
-// streamsState is which streams there are, and what they have.
+// streamsState describes the streams and their contents.
 type streamsState struct {
 	all      []broker.Stream // by partition
 	messages uint64
-	missing  string // why they may lack events that were published once and were not erased; empty when they have every event
+	missing  string // why they may lack published events that were not erased; empty if they have every event
 }
 
-func readStreams(ctx context.Context, js jetstream.JetStream, cfg broker.Config) (s streamsState, err error) {
+// readStreams returns an error if a stream of the known partitions is gone, unless the partition is closed.
+func readStreams(ctx context.Context, js jetstream.JetStream, cfg broker.Config, known []outbox.Partition) (s streamsState, err error) {
 	if s.all, err = broker.Streams(ctx, js, cfg); err != nil {
 		return s, err
 	}
+	for _, p := range known {
+		if !p.Closed && p.Stream != "" && !slices.ContainsFunc(s.all, func(s broker.Stream) bool { return s.Number == p.Number }) {
+			return s, fmt.Errorf("stream %s is gone: run `tidings repair stream --dry-run` first", p.Stream)
+		}
+	}
 	if len(s.all) == 0 {
-		return s, fmt.Errorf("look up the streams of %s: %w", cfg.Stream, jetstream.ErrStreamNotFound)
+		return s, fmt.Errorf("no stream of %s exists: start a relay, which creates it", cfg.Stream)
 	}
 	there, held := make(map[int]bool), make(map[int]bool)
 	for _, stream := range s.all {
@@ -38,7 +46,7 @@ func readStreams(ctx context.Context, js jetstream.JetStream, cfg broker.Config)
 		}
 	}
 	if len(held) < event.Slots {
-		return s, fmt.Errorf("of %d slots only %d are on a stream: a stream is lost; run `tidings repair stream`", event.Slots, len(held))
+		return s, fmt.Errorf("only %d of %d slots have a stream, so a stream is lost: run `tidings repair stream`", len(held), event.Slots)
 	}
 	for _, stream := range s.all {
 		if s.missing, err = missing(ctx, js, cfg, stream, there); s.missing != "" || err != nil {
@@ -48,15 +56,15 @@ func readStreams(ctx context.Context, js jetstream.JetStream, cfg broker.Config)
 	return s, nil
 }
 
-// missing says why a stream, or what came before it, may lack events. Of a partition that replaces a lost one the database published again what
-// it still had, no more.
+// missing returns why a stream or its predecessors may lack events. A partition that replaces a lost one has only the
+// events that the database still had.
 func missing(ctx context.Context, js jetstream.JetStream, cfg broker.Config, s broker.Stream, there map[int]bool) (string, error) {
 	if s.Repaired {
 		return fmt.Sprintf("stream %s was lost, and %s replaces it", streamNames(cfg, s.After), s.Name), nil
 	}
 	for _, n := range s.After {
 		if !there[n] {
-			return fmt.Sprintf("stream %s, which came before %s, is gone", cfg.StreamName(n), s.Name), nil
+			return fmt.Sprintf("stream %s, the predecessor of %s, is gone", cfg.StreamName(n), s.Name), nil
 		}
 	}
 	if s.First <= 1 {
@@ -77,7 +85,8 @@ func streamNames(cfg broker.Config, partitions []int) string {
 	return strings.Join(names, " and ")
 }
 
-// checkSame returns an error unless the streams are those that the replay began with, and perhaps some of a resize.
+// checkSame returns an error unless the streams are those from the beginning of the replay, and perhaps streams of a
+// resize.
 func (s streamsState) checkSame(now []broker.Stream) error {
 	known := make(map[int]broker.Stream)
 	for _, stream := range s.all {
@@ -99,13 +108,13 @@ func (s streamsState) checkSame(now []broker.Stream) error {
 func (s streamsState) choose(want Source) (Source, string, error) {
 	switch {
 	case want == Truth:
-		return Truth, "as asked for", nil
+		return Truth, "as requested", nil
 	case want != Auto && want != Stream:
 		return "", "", fmt.Errorf("replay from %q: want %s, %s or %s", want, Stream, Truth, Auto)
 	case s.missing == "":
 		return Stream, fmt.Sprintf("%s every event", has(s.all)), nil
 	case want == Stream:
-		return "", "", fmt.Errorf("replay from the stream: %s, so that events may be missing; replay from the truth", s.missing)
+		return "", "", fmt.Errorf("replay from the stream: %s, so events may be missing; replay from the truth", s.missing)
 	}
 	return Truth, s.missing, nil
 }
@@ -117,15 +126,16 @@ func has(all []broker.Stream) string {
 	return fmt.Sprintf("%d streams have", len(all))
 }
 
-// setOffsetsSQL says from where the new tables follow the streams.
-// Locks: none but the new rows.
+// setOffsetsSQL creates the offsets from which the new tables follow the streams. Locks: only the new rows.
 const setOffsetsSQL = `
 INSERT /* replay.set_offsets */ INTO consumer_offsets (consumer_name, partition_key, last_processed_id, as_of, stream_created, closed)
 SELECT @consumer, t.key, t.tail, t.at, t.created, t.closed
-  FROM unnest(@keys::text[], @tails::bigint[], @ats::timestamptz[], @createds::timestamptz[], @closed::boolean[]) AS t(key, tail, at, created, closed)`
+  FROM unnest(@keys::text[], @tails::bigint[], @ats::timestamptz[], @createds::timestamptz[], @closed::boolean[])
+         AS t(key, tail, at, created, closed)`
 
-// setOffsets lets the new tables follow the streams from where each ends before the truth is read: whatever changes the truth later is on
-// the streams after that, and what is in both changes nothing twice. From the streams themselves a consumer begins by itself.
+// setOffsets makes the new tables follow each stream from its end before the truth is read. Later changes of the truth
+// are on the streams after that end. An event whose change the truth already had changes nothing. A replay from the
+// stream does not call setOffsets, so its consumer reads each stream from its beginning.
 func (r *replay) setOffsets(ctx context.Context) error {
 	now, err := broker.Streams(ctx, r.deps.JetStream, r.deps.Broker)
 	if err != nil {
@@ -138,10 +148,11 @@ func (r *replay) setOffsets(ctx context.Context) error {
 	args["consumer"] = r.name + suffix
 	ats, closed := make([]time.Time, len(now)), make([]bool, len(now))
 	for i, s := range now {
-		if closed[i], err = broker.Closed(ctx, r.deps.JetStream, s); err != nil {
+		final, err := broker.Closed(ctx, r.deps.JetStream, r.deps.Broker, s)
+		if err != nil {
 			return err
 		}
-		ats[i] = s.At
+		ats[i], closed[i] = s.At, final > 0
 	}
 	args["ats"], args["closed"] = ats, closed
 	if _, err := r.pool.Exec(ctx, setOffsetsSQL, args); err != nil {
@@ -150,7 +161,7 @@ func (r *replay) setOffsets(ctx context.Context) error {
 	return nil
 }
 
-// streamArgs are the names, ends and creations of streams.
+// streamArgs returns the names, last sequences and creation times of streams.
 func streamArgs(all []broker.Stream) pgx.StrictNamedArgs {
 	keys, tails, createds := make([]string, len(all)), make([]int64, len(all)), make([]time.Time, len(all))
 	for i, s := range all {
@@ -165,7 +176,7 @@ const (
 	truthBytes  = 8 << 20
 )
 
-// readTruth applies the truth's entities, the next batch being read while the database works on one.
+// readTruth applies the truth's entities. It reads the next batch while the database works on one.
 func (r *replay) readTruth(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	batches := make(chan []event.Event)

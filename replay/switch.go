@@ -15,37 +15,38 @@ import (
 )
 
 const (
-	offsetsTimeout = 10 * time.Second        // for a live batch in hand
-	passTimeout    = 3 * time.Second         // for the new tables to come as far as the live ones, which wait meanwhile
-	firstTimeout   = 50 * time.Millisecond   // for the tables, for which readers queue up behind us
+	offsetsTimeout = 10 * time.Second        // the wait for a live batch in hand
+	passTimeout    = 3 * time.Second         // the wait until the new tables have reached the live ones, which wait meanwhile
+	firstTimeout   = 50 * time.Millisecond   // the wait for the lock of the tables, behind which readers queue up
 	lastTimeout    = 1500 * time.Millisecond // at most: above a second PostgreSQL stops an autovacuum that is in the way
 )
 
-// errNotYet ends a try that may succeed later.
-var errNotYet = errors.New("the live tables were further")
+// errNotYet ends an attempt that may succeed later.
+var errNotYet = errors.New("the live tables had applied more events")
 
-// holdLiveSQL locks the live offset rows: a live batch takes them first, so from here on none is under way. The rows of predecessors come
-// before those of their successors, as in a batch that closes a stream.
-// Index: consumer_offsets_pkey.   Locks: the rows.
+// holdLiveSQL locks the live offset rows. A live batch locks its row first, so after this statement no batch is
+// running. The rows of predecessors come before those of their successors, as in a batch that closes a stream.
+// Index: consumer_offsets_pkey. Locks: the rows.
 const holdLiveSQL = `
-SELECT /* replay.hold_live */ FROM consumer_offsets WHERE consumer_name = @consumer ORDER BY length(partition_key), partition_key FOR UPDATE`
+SELECT /* replay.hold_live */ FROM consumer_offsets WHERE consumer_name = @consumer
+ ORDER BY length(partition_key), partition_key FOR UPDATE`
 
-// holdNewSQL holds the places of rows that are missing: nobody begins to read a stream meanwhile.
-// Index: consumer_offsets_pkey.   Locks: the rows.
+// holdNewSQL creates the missing rows, so that no consumer begins to read a stream meanwhile.
+// Index: consumer_offsets_pkey. Locks: the rows.
 const holdNewSQL = `
 INSERT /* replay.hold_new */ INTO consumer_offsets AS o (consumer_name, partition_key, last_processed_id, stream_created)
-SELECT @consumer, t.key, 0, t.created FROM unnest(@keys::text[], @createds::timestamptz[]) WITH ORDINALITY AS t(key, created, n) ORDER BY t.n
+SELECT @consumer, t.key, 0, t.created
+  FROM unnest(@keys::text[], @createds::timestamptz[]) WITH ORDINALITY AS t(key, created, n) ORDER BY t.n
     ON CONFLICT (consumer_name, partition_key) DO UPDATE SET last_processed_id = o.last_processed_id WHERE false`
 
-// liveOffsetsSQL reads the live offsets.
-// Index: consumer_offsets_pkey.   Locks: none.
+// liveOffsetsSQL reads the live offsets. Index: consumer_offsets_pkey. Locks: none.
 const liveOffsetsSQL = `
 SELECT /* replay.live_offsets */ partition_key, last_processed_id FROM consumer_offsets WHERE consumer_name = @consumer`
 
-// behindSQL counts the streams on which the new tables are not as far as the live ones; or not as far as the stream was, where
-// the live offset belongs to another stream of its name or names a message that is gone from it: nobody reads as far as that. A stream that is
-// gone is left out: nobody reads it any more.
-// Index: consumer_offsets_pkey of both.   Locks: none.
+// behindSQL counts the streams on which the new tables have not reached the live ones. If the live offset belongs to
+// another stream of that name, or names a message that is gone, no consumer can reach it. Then the new tables must
+// reach the end of the stream instead. The statement ignores a stream that is gone, because no consumer reads it.
+// Index: consumer_offsets_pkey of both. Locks: none.
 const behindSQL = `
 SELECT /* replay.behind */ count(*)
   FROM unnest(@keys::text[], @tails::bigint[], @gone::bigint[]) AS t(partition_key, tail, gone)
@@ -57,47 +58,52 @@ SELECT /* replay.behind */ count(*)
         WHEN coalesce(l.stream_created = s.stream_created, false) AND l.last_processed_id <> t.gone THEN l.last_processed_id
         ELSE t.tail END)`
 
-// holdShadowSQL waits for the batch in hand of the new tables, and lets no other begin.
-// Index: consumer_offsets_pkey.   Locks: the rows, in key order.
+// holdShadowSQL waits for the batch in hand of the new tables, and keeps others from beginning.
+// Index: consumer_offsets_pkey. Locks: the rows, in key order.
 const holdShadowSQL = `
 SELECT /* replay.hold_shadow */ FROM {shadow}.consumer_offsets WHERE consumer_name = @shadow ORDER BY partition_key FOR UPDATE`
 
-// takeOffsetsSQL makes the new tables' offsets the live ones. Without its rows the new tables' consumer applies nothing more.
-// Index: consumer_offsets_pkey of both.   Locks: none that are not held.
+// takeOffsetsSQL turns the new tables' offsets into the live ones. Without its rows the new tables' consumer applies no
+// more events.
+// Index: consumer_offsets_pkey of both. Locks: none beyond those held.
 const takeOffsetsSQL = `
 WITH taken AS (DELETE FROM {shadow}.consumer_offsets WHERE consumer_name = @shadow RETURNING *),
 dropped AS (DELETE FROM consumer_offsets l WHERE l.consumer_name = @live AND l.partition_key NOT IN (SELECT partition_key FROM taken))
-INSERT /* replay.take_offsets */ INTO consumer_offsets AS l (consumer_name, partition_key, last_processed_id, last_processed_at, as_of, stream_created, closed)
-SELECT @live, partition_key, last_processed_id, now(), as_of, stream_created, closed FROM taken
+INSERT /* replay.take_offsets */ INTO consumer_offsets AS l
+       (consumer_name, partition_key, last_processed_id, last_processed_at, as_of, stream_created, closed, stored_id, stored_at)
+SELECT @live, partition_key, last_processed_id, now(), as_of, stream_created, closed, stored_id, stored_at FROM taken
     ON CONFLICT (consumer_name, partition_key) DO UPDATE
-   SET last_processed_id = excluded.last_processed_id, last_processed_at = excluded.last_processed_at, as_of = GREATEST(l.as_of, excluded.as_of),
-       stream_created = excluded.stream_created, closed = excluded.closed`
+   SET last_processed_id = excluded.last_processed_id, last_processed_at = excluded.last_processed_at,
+       as_of = GREATEST(l.as_of, excluded.as_of), stream_created = excluded.stream_created, closed = excluded.closed,
+       stored_id = excluded.stored_id, stored_at = excluded.stored_at`
 
-// dropDeadLettersSQL forgets the live dead letters of tables that are replaced: what they hold back is in the new tables, or
-// parked again in the new dead letters.
-// Index: consumer_dead_letters_pkey.   Locks: the rows.
+// dropDeadLettersSQL deletes the live dead letters of tables that are replaced. Their events are applied to the new
+// tables, or parked again in the new dead letters.
+// Index: consumer_dead_letters_pkey. Locks: the rows.
 const dropDeadLettersSQL = `DELETE /* replay.drop_dead_letters */ FROM consumer_dead_letters WHERE consumer_name = @live`
 
-// takeDeadLettersSQL makes the new tables' dead letters the live ones; those that a record's consumer has parked already stay.
-// Index: consumer_dead_letters_aggregate_idx.   Locks: none but the new rows.
+// takeDeadLettersSQL adds the new tables' dead letters to the live ones, except those that a record's consumer has
+// already parked.
+// Index: consumer_dead_letters_aggregate_idx. Locks: only the new rows.
 const takeDeadLettersSQL = `
 INSERT /* replay.take_dead_letters */ INTO consumer_dead_letters
-       (consumer_name, stream_seq, partition_key, tenant_id, aggregate_type, aggregate_id, event_id, event_type, event_version, headers, payload, error, dead_at, cause, retries)
-SELECT @live, s.stream_seq, s.partition_key, s.tenant_id, s.aggregate_type, s.aggregate_id, s.event_id, s.event_type, s.event_version, s.headers, s.payload,
-       s.error, s.dead_at, s.cause, s.retries
+       (consumer_name, stream_seq, partition_key, tenant_id, aggregate_type, aggregate_id, event_id, event_type, event_version, headers,
+       payload, error, dead_at, cause, retries)
+SELECT @live, s.stream_seq, s.partition_key, s.tenant_id, s.aggregate_type, s.aggregate_id, s.event_id, s.event_type,
+       s.event_version, s.headers, s.payload, s.error, s.dead_at, s.cause, s.retries
   FROM {shadow}.consumer_dead_letters s
  WHERE s.consumer_name = @shadow
    AND NOT EXISTS (SELECT FROM consumer_dead_letters l WHERE l.consumer_name = @live AND l.tenant_id = s.tenant_id
                       AND l.aggregate_type = s.aggregate_type AND l.aggregate_id = s.aggregate_id AND l.event_id = s.event_id)
  ORDER BY s.stream_seq`
 
-// countDeadLettersSQL counts what is parked now.
+// countDeadLettersSQL counts the dead letters after the switch.
 const countDeadLettersSQL = `SELECT /* replay.count_dead_letters */ count(*) FROM consumer_dead_letters WHERE consumer_name = @live`
 
-// trySwitch puts the new tables in the place of the live ones, all in one transaction. It returns false when something was in
-// the way that may be gone the next time.
+// trySwitch replaces the live tables by the new ones in one transaction. It returns false if an obstacle, for example a
+// lock, may be gone at the next attempt.
 func (r *replay) trySwitch(ctx context.Context, report *Report) (done bool, err error) {
-	live, err := r.liveOffsets(ctx) // before the ends: what is beyond them was on the stream once
+	live, err := r.liveOffsets(ctx) // before the ends of the streams: an offset beyond an end names a lost message
 	if err != nil {
 		return false, err
 	}
@@ -129,8 +135,8 @@ func (r *replay) trySwitch(ctx context.Context, report *Report) (done bool, err 
 	return false, fmt.Errorf("switch %s to the new tables: %w", r.name, err)
 }
 
-// unlessBusy makes an answer that did not come in time the reason for another try: what was built may have taken hours. catchUp, which
-// comes before each try, says when servers do not answer at all.
+// unlessBusy turns a missing answer into the reason for another attempt, because the new tables may have taken hours to
+// build. catchUp runs before each attempt, and returns an error if servers do not answer at all.
 func (r *replay) unlessBusy(ctx context.Context, err error) error {
 	if ctx.Err() != nil || !postgres.IsTransient(err) && !errors.Is(err, broker.ErrNoLeader) {
 		return err
@@ -149,10 +155,11 @@ func (r *replay) switchIn(ctx context.Context, tx pgx.Tx, streams pgx.StrictName
 		return err
 	}
 	if err := exec(holdLiveSQL, pgx.StrictNamedArgs{"consumer": r.name}); err != nil {
-		return fmt.Errorf("hold the live offsets: %w", err)
+		return fmt.Errorf("lock the live offsets: %w", err)
 	}
-	if err := exec(holdNewSQL, pgx.StrictNamedArgs{"consumer": r.name, "keys": streams["keys"], "createds": streams["createds"]}); err != nil {
-		return fmt.Errorf("hold the live offsets: %w", err)
+	if err := exec(holdNewSQL, pgx.StrictNamedArgs{"consumer": r.name, "keys": streams["keys"],
+		"createds": streams["createds"]}); err != nil {
+		return fmt.Errorf("lock the live offsets: %w", err)
 	}
 	r.opts.at(ctx, "held")
 	if err := r.passLive(ctx, tx, pgx.StrictNamedArgs{"keys": streams["keys"], "tails": streams["tails"], "gone": streams["gone"],
@@ -160,7 +167,7 @@ func (r *replay) switchIn(ctx context.Context, tx pgx.Tx, streams pgx.StrictName
 		return err
 	}
 	if err := exec(holdShadowSQL, pgx.StrictNamedArgs{"shadow": r.name + suffix}); err != nil {
-		return fmt.Errorf("hold the new tables' offsets: %w", err)
+		return fmt.Errorf("lock the new tables' offsets: %w", err)
 	}
 	if len(r.p.Tables()) > 0 {
 		if err := r.moveTables(ctx, tx, report.SwitchTries); err != nil {
@@ -206,12 +213,12 @@ const lockTimeoutSQL = `SELECT set_config('lock_timeout', $1, true)`
 
 func lockTimeout(ctx context.Context, tx pgx.Tx, d time.Duration) error {
 	if _, err := tx.Exec(ctx, lockTimeoutSQL, strconv.FormatInt(d.Milliseconds(), 10)); err != nil {
-		return fmt.Errorf("bound the wait for locks: %w", err)
+		return fmt.Errorf("set lock_timeout: %w", err)
 	}
 	return nil
 }
 
-// passLive waits until the new tables are as far as the live ones, which stand still.
+// passLive waits until the new tables have reached the live ones, which do not move meanwhile.
 func (r *replay) passLive(ctx context.Context, tx pgx.Tx, args pgx.StrictNamedArgs) error {
 	for deadline := time.Now().Add(passTimeout); ; {
 		var behind int
@@ -232,8 +239,8 @@ func (r *replay) passLive(ctx context.Context, tx pgx.Tx, args pgx.StrictNamedAr
 	}
 }
 
-// moveTables moves the live tables away and the new ones in. Readers queue up behind its locks, so it waits for them shortly
-// at first, and longer from try to try.
+// moveTables moves the live tables out and the new ones in. Readers queue up behind its locks. So its first wait for
+// the locks is short, and each attempt waits longer.
 func (r *replay) moveTables(ctx context.Context, tx pgx.Tx, try int) error {
 	if err := lockTimeout(ctx, tx, min(firstTimeout<<min(try-1, 8), lastTimeout)); err != nil {
 		return err
@@ -247,7 +254,7 @@ func (r *replay) moveTables(ctx context.Context, tx pgx.Tx, try int) error {
 	}
 	old := pgx.Identifier{r.old}.Sanitize()
 	if _, err := tx.Exec(ctx, `CREATE SCHEMA `+old); err != nil {
-		return fmt.Errorf("make schema %s: %w", r.old, err)
+		return fmt.Errorf("create schema %s: %w", r.old, err)
 	}
 	for i, t := range r.p.Tables() {
 		for _, sql := range []string{

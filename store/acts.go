@@ -10,38 +10,49 @@ import (
 	"github.com/tidings/tidings/event"
 )
 
-// actsWindow is how many rows one look for an actor's acts walks over.
+// actsWindow is the number of rows that one statement reads in search of an actor's acts.
 const actsWindow = 20_000
 
-// threadActsSQL makes another actor of one among the next versions of settings of threads, and returns of how many, and the last version that it walked over.
-// Index: threads_pkey, one range.   Locks: the actor's versions.
+// threadActsSQL replaces an actor in the tenant's next versions of settings of threads. It returns how many versions
+// name the actor, and the last version that it read.
+// Index: threads_pkey, one range. Locks: the actor's versions.
 const threadActsSQL = `
 WITH next AS MATERIALIZED (
   SELECT post_id, kind, version_id, @actor::text IN (metadata ->> 'created_by', object ->> 'actor') AS mine FROM threads
    WHERE tenant_id = @tenant::bigint AND (post_id, kind, version_id) > (@a::bigint, @b::text COLLATE "C", @c::bigint)
    ORDER BY post_id, kind, version_id LIMIT @window
 ), changed AS (
-  UPDATE threads t SET metadata = t.metadata || jsonb_build_object('created_by', @erased::text), object = t.object || jsonb_build_object('actor', @erased::text)
-    FROM next n WHERE NOT @look AND n.mine AND t.tenant_id = @tenant::bigint AND t.post_id = n.post_id AND t.kind = n.kind AND t.version_id = n.version_id
+  UPDATE threads t
+     SET metadata = t.metadata || jsonb_build_object('created_by', @erased::text),
+         object = t.object || jsonb_build_object('actor', @erased::text)
+    FROM next n
+   WHERE NOT @look AND n.mine AND t.tenant_id = @tenant::bigint AND t.post_id = n.post_id AND t.kind = n.kind
+     AND t.version_id = n.version_id
 )
-SELECT /* store.thread_acts */ (SELECT count(*) FROM next WHERE mine), post_id, kind, version_id FROM next ORDER BY post_id DESC, kind DESC, version_id DESC LIMIT 1`
+SELECT /* store.thread_acts */ (SELECT count(*) FROM next WHERE mine), post_id, kind, version_id FROM next
+ ORDER BY post_id DESC, kind DESC, version_id DESC LIMIT 1`
 
-// removalActsSQL is the same of requests to remove edges.
-// Index: edge_removals_pkey, one range.   Locks: the actor's requests.
+// removalActsSQL does the same for requests to remove edges.
+// Index: edge_removals_pkey, one range. Locks: the actor's requests.
 const removalActsSQL = `
 WITH next AS MATERIALIZED (
   SELECT removal_id, actor = @actor::text AS mine FROM edge_removals
    WHERE tenant_id = @tenant::bigint AND removal_id > @b::uuid AND @a::bigint + @c::bigint = 0 ORDER BY removal_id LIMIT @window
 ), changed AS (
-  UPDATE edge_removals r SET actor = @erased FROM next n WHERE NOT @look AND n.mine AND r.tenant_id = @tenant::bigint AND r.removal_id = n.removal_id
+  UPDATE edge_removals r SET actor = @erased FROM next n
+   WHERE NOT @look AND n.mine AND r.tenant_id = @tenant::bigint AND r.removal_id = n.removal_id
 )
-SELECT /* store.removal_acts */ (SELECT count(*) FROM next WHERE mine), 0::bigint, removal_id::text, 0::bigint FROM next ORDER BY removal_id DESC LIMIT 1`
+SELECT /* store.removal_acts */ (SELECT count(*) FROM next WHERE mine), 0::bigint, removal_id::text, 0::bigint FROM next
+ ORDER BY removal_id DESC LIMIT 1`
 
-// RedactActor makes event.ErasedActor of an actor in what the truth keeps of who did what: the versions of settings of threads, and requests to remove edges. It returns how many of
-// these it changed, or with look how many it would. Each page is a transaction, which fence is called first in.
-func (s *Store) RedactActor(ctx context.Context, tenant int64, actor string, look bool, fence func(context.Context, pgx.Tx) error) (n int64, err error) {
+// RedactActor replaces an actor by event.ErasedActor in the truth's records of actors: the versions of settings of
+// threads, and requests to remove edges. It returns how many records it changed or, with look, how many it would
+// change. Each page is one transaction, which calls fence first.
+func (s *Store) RedactActor(ctx context.Context, tenant int64, actor string, look bool,
+	fence func(context.Context, pgx.Tx) error) (n int64, err error) {
 	for sql, first := range map[string]string{threadActsSQL: "", removalActsSQL: noChild} {
-		args := pgx.StrictNamedArgs{"tenant": tenant, "actor": actor, "erased": event.ErasedActor, "look": look, "window": actsWindow, "a": int64(0), "b": first, "c": int64(0)}
+		args := pgx.StrictNamedArgs{"tenant": tenant, "actor": actor, "erased": event.ErasedActor, "look": look, "window": actsWindow,
+			"a": int64(0), "b": first, "c": int64(0)}
 		for more := true; more; {
 			var some, a, c int64
 			var b string
@@ -57,7 +68,7 @@ func (s *Store) RedactActor(ctx context.Context, tenant int64, actor string, loo
 				}
 				return err
 			}); err != nil {
-				return n, fmt.Errorf("look for the acts of %s of tenant %d: %w", actor, tenant, err)
+				return n, fmt.Errorf("redact actor %s of tenant %d: %w", actor, tenant, err)
 			}
 			n += some
 			args["a"], args["b"], args["c"] = a, b, c

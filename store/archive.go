@@ -18,47 +18,53 @@ import (
 	"github.com/tidings/tidings/kinds"
 )
 
-// ArchiveJob is the name of the job that Archiver.Run is.
+// ArchiveJob is the name of the job that calls Archiver.Run.
 const ArchiveJob = "comment-archive"
 
-// Lease is the right to archive, which is somebody else's when Fence fails (package internal/jobs).
+// Lease is the right to archive (package internal/jobs). Fence fails once another process holds it.
 type Lease interface {
-	Fence(ctx context.Context, tx pgx.Tx) error // first in every transaction
-	Continue() error                            // asked before each slice; an error ends the run, and the next one goes on
-	Count(what string, n int64)                 // what was done, once it is committed
+	Fence(ctx context.Context, tx pgx.Tx) error // called first in every transaction
+	Continue() error                            // called before each slice; an error ends the run, and the next run resumes
+	Count(what string, n int64)                 // counts committed work
 }
 
-// What the Archiver counts.
+// The names of the Archiver's counts.
 const (
 	CountThreadsArchived  = "threads archived"
 	CountCommentsArchived = "comments archived"
 	CountThreadsReturned  = "threads returned"
 )
 
-// Archiver moves quiet threads to the archive, and back what was left half-way.
+// Archiver moves quiet threads to the archive, and completes moves and returns that were interrupted.
 type Archiver struct {
 	pool    *pgxpool.Pool
 	kinds   func() *kinds.Set
 	log     *slog.Logger
 	metrics *archiveMetrics
 
-	ask                           func(context.Context) (after time.Duration, err error)
-	after                         time.Duration // of the run in hand: a thread moves so long after anything in it was written; 0: none does
+	ask func(context.Context) (after time.Duration, err error)
+	// after is how long nothing in a thread was written before it moves, for the present run. 0: no thread moves.
+	after                         time.Duration
 	walkPage, moveRows, quietRows int
-	reached                       func(step string) error // nil but in tests: what dies where
+	reached                       func(step string) error // nil except in tests, which stop the work at a step
 }
 
 type archiveMetrics struct {
 	threads, comments, returned prometheus.Counter
 }
 
-// NewArchiver returns an Archiver on pool, one of the truth, which acts as postgres.RoleSystem. Each run and each plan asks after, for how long a thread
-// is to be quiet before it moves (0: none does), and kinds, which there are. It starts nothing. reg may be nil.
-func NewArchiver(pool *pgxpool.Pool, after func(context.Context) (time.Duration, error), kinds func() *kinds.Set, log *slog.Logger, reg prometheus.Registerer) (*Archiver, error) {
+// NewArchiver returns an Archiver on pool, a pool of the truth that acts as postgres.RoleSystem. Each run and each plan
+// calls after for the time that a thread must be quiet before it moves (0: no thread moves), and kinds for the present
+// kinds. NewArchiver starts nothing. reg may be nil.
+func NewArchiver(pool *pgxpool.Pool, after func(context.Context) (time.Duration, error), kinds func() *kinds.Set, log *slog.Logger,
+	reg prometheus.Registerer) (*Archiver, error) {
 	m := &archiveMetrics{
-		threads:  prometheus.NewCounter(prometheus.CounterOpts{Name: "comment_archive_threads_archived_total", Help: "Threads moved to the archive."}),
-		comments: prometheus.NewCounter(prometheus.CounterOpts{Name: "comment_archive_comments_archived_total", Help: "Comments moved to the archive."}),
-		returned: prometheus.NewCounter(prometheus.CounterOpts{Name: "comment_archive_threads_returned_total", Help: "Threads brought back from the archive."}),
+		threads: prometheus.NewCounter(prometheus.CounterOpts{Name: "comment_archive_threads_archived_total",
+			Help: "Threads moved to the archive."}),
+		comments: prometheus.NewCounter(prometheus.CounterOpts{Name: "comment_archive_comments_archived_total",
+			Help: "Comments moved to the archive."}),
+		returned: prometheus.NewCounter(prometheus.CounterOpts{Name: "comment_archive_threads_returned_total",
+			Help: "Threads brought back from the archive."}),
 	}
 	if reg != nil {
 		for _, c := range []prometheus.Collector{m.threads, m.comments, m.returned} {
@@ -67,22 +73,24 @@ func NewArchiver(pool *pgxpool.Pool, after func(context.Context) (time.Duration,
 			}
 		}
 	}
-	return &Archiver{pool: pool, kinds: kinds, log: log.With("component", "comment-archive"), metrics: m, ask: after, walkPage: walkPage, moveRows: moveRows, quietRows: quietRows}, nil
+	return &Archiver{pool: pool, kinds: kinds, log: log.With("component", "comment-archive"), metrics: m, ask: after, walkPage: walkPage,
+		moveRows: moveRows, quietRows: quietRows}, nil
 }
 
 const (
-	// walkPage is how many threads one step looks at, and so how many it archives at most. Their stubs stand while the step lasts, and
-	// writers bring back what has one.
+	// walkPage is the number of threads that one step reads, and so the most that it archives. Their stubs exist during
+	// the step, and writers bring back threads that have one.
 	walkPage = 200
 
-	// maxWalk bounds a run: looking at a thread costs some 10 to 20 µs, and other jobs wait meanwhile.
+	// maxWalk is the most threads of a kind that a run reads. Reading a thread costs about 10 to 20 µs, and other jobs
+	// wait meanwhile.
 	maxWalk = 100_000
 
-	// settleTimeout is how long a run waits for the writers that may not have seen its stubs.
+	// settleTimeout is how long a run waits for writers that may not have seen its stubs.
 	settleTimeout = 10 * time.Second
 	settlePoll    = 20 * time.Millisecond
 
-	// quietRows is how many comments one statement looks at to find one that was written of late.
+	// quietRows is the number of comments that one statement reads in search of a recent one.
 	quietRows = 5000
 )
 
@@ -94,10 +102,13 @@ type stub struct {
 	Moved                         int64 // children
 }
 
-// Run goes on with what an earlier run left, then looks at threads from where the last run ended, and archives those that are quiet. It
-// ends when it has looked at every thread once, after maxWalk of them, or when lease says so; the next run goes on. Whatever ends it, at any
-// point, the next run or the next writer goes on from there. It begins with any kind, so that one with much to do does not keep the others. A thread that
-// cannot be moved, because somebody wrote by SQL what stands on the other side, does not keep the others: the error comes last.
+// Run works through the kinds. For each one it first completes the work of an interrupted run. Then it reads threads from
+// where the last run ended, and archives the quiet ones, until it has read every thread once or maxWalk threads. The
+// order of kinds is random, so that a kind with much work does not hold back the others.
+//
+// Run ends early if lease.Continue returns an error. After an interruption at any point, the next run or the next writer
+// resumes. A thread cannot move if somebody has inserted the same comment on the other side with SQL. Run skips it and
+// returns that error last.
 func (a *Archiver) Run(ctx context.Context, lease Lease) error {
 	a, err := a.underTerms(ctx)
 	if err != nil {
@@ -116,7 +127,7 @@ func (a *Archiver) Run(ctx context.Context, lease Lease) error {
 	return errors.Join(errs...)
 }
 
-// underTerms returns the Archiver with the time that holds now.
+// underTerms returns a copy of the Archiver with the present quiet time.
 func (a *Archiver) underTerms(ctx context.Context) (*Archiver, error) {
 	now := *a
 	var err error
@@ -132,13 +143,13 @@ func (a *Archiver) run(ctx context.Context, lease Lease, k childShape) error {
 		}
 	}
 	if errors.Is(err, errUnsettled) && !stuck(err) {
-		a.log.WarnContext(ctx, "threads wait to be archived", "kind", k.Kind, "err", err)
+		a.log.WarnContext(ctx, "archiving waits for a long transaction, the next run retries", "kind", k.Kind, "err", err)
 		return nil
 	}
 	return err
 }
 
-// stuck reports whether err is of threads alone that the database lets nobody move: the same comment stands on the other side.
+// stuck reports whether err means that the same comment is already on the other side.
 func stuck(err error) bool { return postgres.IsUnique(err, "") }
 
 func (a *Archiver) walk(ctx context.Context, lease Lease, k childShape) (failed error) {
@@ -147,7 +158,7 @@ func (a *Archiver) walk(ctx context.Context, lease Lease, k childShape) (failed 
 		return err
 	}
 	began, wrapped := at, false
-	var archive int64 // its id, once there is something in it
+	var archive int64 // its id, once it has a thread
 	for looked := 0; looked < maxWalk; {
 		if err := errors.Join(ctx.Err(), lease.Continue()); err != nil {
 			return errors.Join(failed, err)
@@ -215,8 +226,7 @@ func (a *Archiver) plan(ctx context.Context, k childShape, plan map[string]int64
 	return nil
 }
 
-// walkedSQL reads how far the search has come.
-// Index: child_archive_walk_pkey.   Locks: none.
+// walkedSQL reads how far the search for quiet threads has come. Index: child_archive_walk_pkey. Locks: none.
 const walkedSQL = `SELECT /* store.archive_walked */ after_tenant, after_object FROM child_archive_walk WHERE kind = '{{.Kind}}'`
 
 func (a *Archiver) walked(ctx context.Context, k childShape) (at thread, err error) {
@@ -230,28 +240,34 @@ func (a *Archiver) walked(ctx context.Context, k childShape) (at thread, err err
 	return at, nil
 }
 
-// lookSQL goes from thread to thread, whatever number of children each has, and says which may be quiet: the newest branch was not
-// written of late, and neither has the thread a stub nor was it brought back of late.
-// Index: children_KIND_path_key or children_KIND_object_idx, archived_threads_pkey: probes for each thread.   Locks: none.
+// lookSQL steps from thread to thread at a cost that does not depend on their size, and reports which may be quiet. A
+// thread may be quiet if its newest branch has no recent write, and it has no stub and no recent return.
+// Index: children_KIND_path_key or children_KIND_object_idx, archived_threads_pkey: probes for each thread.
+// Locks: none.
 const lookSQL = `
 WITH RECURSIVE walk AS (
-  (SELECT tenant_id, object_id, 1 AS n FROM {{.Table}} WHERE (tenant_id, object_id) > (@tenant::bigint, @object::bigint) ORDER BY tenant_id, object_id LIMIT 1)
+  (SELECT tenant_id, object_id, 1 AS n FROM {{.Table}} WHERE (tenant_id, object_id) > (@tenant::bigint, @object::bigint)
+    ORDER BY tenant_id, object_id LIMIT 1)
   UNION ALL
   SELECT c.tenant_id, c.object_id, w.n + 1
     FROM walk w CROSS JOIN LATERAL (
-         SELECT tenant_id, object_id FROM {{.Table}} WHERE (tenant_id, object_id) > (w.tenant_id, w.object_id) ORDER BY tenant_id, object_id LIMIT 1) c
+         SELECT tenant_id, object_id FROM {{.Table}} WHERE (tenant_id, object_id) > (w.tenant_id, w.object_id)
+          ORDER BY tenant_id, object_id LIMIT 1) c
    WHERE w.n < @limit::int
 )
 SELECT /* store.archive_look */ w.tenant_id, w.object_id, l.updated_at < now() - @after::interval AND NOT EXISTS (
          SELECT FROM archived_threads a
-          WHERE a.tenant_id = w.tenant_id AND a.kind = '{{.Kind}}' AND a.object_id = w.object_id AND (a.state <> 'RETURNED' OR a.returned_at >= now() - @after::interval) OFFSET 0)
+          WHERE a.tenant_id = w.tenant_id AND a.kind = '{{.Kind}}' AND a.object_id = w.object_id
+            AND (a.state <> 'RETURNED' OR a.returned_at >= now() - @after::interval) OFFSET 0)
   FROM walk w CROSS JOIN LATERAL (
        SELECT updated_at FROM {{.Table}} c WHERE c.tenant_id = w.tenant_id AND c.object_id = w.object_id ORDER BY {{.Order}} DESC LIMIT 1) l
  ORDER BY w.n`
 
-// look returns which of the next threads may be quiet, the last one looked at (none at the end of the table), and how many it were.
+// look returns which of the next threads may be quiet, the last thread read (zero at the end of the table), and how
+// many it read.
 func (a *Archiver) look(ctx context.Context, k childShape, at thread, limit int) (page []thread, last thread, n int, err error) {
-	rows, _ := a.pool.Query(ctx, k.sql(lookSQL), pgx.StrictNamedArgs{"tenant": at.tenant, "object": at.object, "after": a.after, "limit": limit})
+	rows, _ := a.pool.Query(ctx, k.sql(lookSQL), pgx.StrictNamedArgs{"tenant": at.tenant, "object": at.object,
+		"after": a.after, "limit": limit})
 	var quiet bool
 	_, err = pgx.ForEachRow(rows, []any{&last.tenant, &last.object, &quiet}, func() error {
 		n++
@@ -261,7 +277,7 @@ func (a *Archiver) look(ctx context.Context, k childShape, at thread, limit int)
 		return nil
 	})
 	if err != nil {
-		return nil, at, 0, fmt.Errorf("look at %d threads after object %d of tenant %d: %w", limit, at.object, at.tenant, err)
+		return nil, at, 0, fmt.Errorf("read %d threads after object %d of tenant %d: %w", limit, at.object, at.tenant, err)
 	}
 	if n < limit {
 		last = thread{}
@@ -269,15 +285,17 @@ func (a *Archiver) look(ctx context.Context, k childShape, at thread, limit int)
 	return page, last, n, nil
 }
 
-// quietSQL looks at some children of a thread, from the end on.
-// Index: children_KIND_path_key or children_KIND_object_idx, one range.   Locks: none.
+// quietSQL reads some children of a thread, from its end backward.
+// Index: children_KIND_path_key or children_KIND_object_idx, one range. Locks: none.
 const quietSQL = `
 SELECT /* store.archive_quiet */ count(*), coalesce(bool_or(updated_at >= now() - @after::interval), false), coalesce(min(at::text), '')
-  FROM (SELECT updated_at, {{.Order}} AS at FROM {{.Table}} WHERE tenant_id = @tenant::bigint AND object_id = @object::bigint
-           AND {{if .Threaded}}path < @before::text COLLATE "C"{{else}}child_id < @before::text::uuid{{end}} ORDER BY {{.Order}} DESC LIMIT @limit) page`
+  FROM (SELECT updated_at, {{.Order}} AS at FROM {{.Table}}
+         WHERE tenant_id = @tenant::bigint AND object_id = @object::bigint
+           AND {{if .Threaded}}path < @before::text COLLATE "C"{{else}}child_id < @before::text::uuid{{end}}
+         ORDER BY {{.Order}} DESC LIMIT @limit) page`
 
-// quiet reports whether nothing in the thread was written of late, and how many comments it has if so. It reads the whole thread if need be, and asks more
-// whether it may between two pages.
+// quiet reports whether the thread has no recent write and, if so, how many comments it has. It reads the whole thread
+// if necessary, and calls more between two pages, whose error ends it.
 func (a *Archiver) quiet(ctx context.Context, k childShape, t thread, more func() error) (quiet bool, comments int64, err error) {
 	before := "~" // sorts after every path
 	if !k.Threaded {
@@ -290,7 +308,7 @@ func (a *Archiver) quiet(ctx context.Context, k childShape, t thread, more func(
 			"tenant": t.tenant, "object": t.object, "after": a.after, "before": before, "limit": a.quietRows,
 		}).Scan(&n, &written, &before)
 		if err != nil {
-			return false, 0, fmt.Errorf("look whether the thread under %d of tenant %d is quiet: %w", t.object, t.tenant, err)
+			return false, 0, fmt.Errorf("check whether the thread under %d of tenant %d is quiet: %w", t.object, t.tenant, err)
 		}
 		comments += n
 		if written {
@@ -305,15 +323,16 @@ func (a *Archiver) quiet(ctx context.Context, k childShape, t thread, more func(
 	}
 }
 
-// archive moves those of page that are quiet. A run that has had its time while it reads one of them leaves that one, and the next run goes on behind it:
-// a thread that takes longer to read than a run has stays where it is.
+// archive moves the quiet threads of page. If the run's time is up while it reads a thread, it skips that thread, and
+// the next run continues after it. So a thread that takes longer to read than a run lasts is not archived.
 func (a *Archiver) archive(ctx context.Context, lease Lease, k childShape, archive *int64, page []thread, at thread) error {
 	var quiet []thread
 	var spent error
 	for _, t := range page {
 		is, read, err := a.quiet(ctx, k, t, lease.Continue)
 		if isSpent(lease, err) {
-			a.log.WarnContext(ctx, "a run has had its time while it read a thread, which stays", "kind", k.Kind, "tenant", t.tenant, "object", t.object, "rows", read)
+			a.log.WarnContext(ctx, "skipped a thread that takes longer to read than a run may last", "kind", k.Kind, "tenant", t.tenant,
+				"object", t.object, "rows", read)
 			at, spent = t, err
 			break
 		}
@@ -336,27 +355,28 @@ func (a *Archiver) archive(ctx context.Context, lease Lease, k childShape, archi
 	return a.move(ctx, lease, k, stubs)
 }
 
-// isSpent reports whether err says that the run has had its time.
+// isSpent reports whether err means that the run's time is up.
 func isSpent(lease Lease, err error) bool {
 	spent := lease.Continue()
 	return spent != nil && errors.Is(err, spent)
 }
 
-// markSQL sets the stubs that tell writers to bring threads back first.
-// Index: archived_threads_pkey, archived_threads_stub_idx.   Locks: none but the new rows.
+// markSQL inserts the stubs, which tell writers to bring threads back first.
+// Index: archived_threads_pkey, archived_threads_stub_idx. Locks: none but the new rows.
 const markSQL = `
 INSERT /* store.archive_mark */ INTO archived_threads (tenant_id, kind, object_id, archive_id)
-SELECT w.tenant_id, '{{.Kind}}', w.object_id, @archive::bigint FROM unnest(@tenants::bigint[], @objects::bigint[]) AS w(tenant_id, object_id) ORDER BY 1, 3
+SELECT w.tenant_id, '{{.Kind}}', w.object_id, @archive::bigint
+  FROM unnest(@tenants::bigint[], @objects::bigint[]) AS w(tenant_id, object_id) ORDER BY 1, 3
     ON CONFLICT DO NOTHING
 RETURNING tenant_id, object_id, archive_id, state, children`
 
-// walkSQL keeps how far the search has come.
-// Index: child_archive_walk_pkey.   Locks: the row.
+// walkSQL records how far the search has come. Index: child_archive_walk_pkey. Locks: the row.
 const walkSQL = `
 INSERT /* store.archive_walk */ INTO child_archive_walk AS w (kind, after_tenant, after_object) VALUES ('{{.Kind}}', @tenant, @object)
     ON CONFLICT (kind) DO UPDATE SET after_tenant = excluded.after_tenant, after_object = excluded.after_object`
 
-func (a *Archiver) mark(ctx context.Context, lease Lease, k childShape, archive int64, threads []thread, at thread) (stubs []stub, err error) {
+func (a *Archiver) mark(ctx context.Context, lease Lease, k childShape, archive int64, threads []thread,
+	at thread) (stubs []stub, err error) {
 	tenants, objects := make([]int64, len(threads)), make([]int64, len(threads))
 	for n, t := range threads {
 		tenants[n], objects[n] = t.tenant, t.object
@@ -366,7 +386,7 @@ func (a *Archiver) mark(ctx context.Context, lease Lease, k childShape, archive 
 			return err
 		}
 		if _, err := tx.Exec(ctx, k.sql(walkSQL), pgx.StrictNamedArgs{"tenant": at.tenant, "object": at.object}); err != nil {
-			return fmt.Errorf("keep how far the search for quiet threads has come: %w", err)
+			return fmt.Errorf("record how far the search for quiet threads has come: %w", err)
 		}
 		if len(threads) == 0 {
 			return nil
@@ -374,7 +394,7 @@ func (a *Archiver) mark(ctx context.Context, lease Lease, k childShape, archive 
 		rows, _ := tx.Query(ctx, k.sql(markSQL), pgx.StrictNamedArgs{"archive": archive, "tenants": tenants, "objects": objects})
 		stubs, err = pgx.CollectRows(rows, pgx.RowToStructByPos[stub])
 		if err != nil {
-			return fmt.Errorf("set %d stubs of archive %d: %w", len(threads), archive, err)
+			return fmt.Errorf("insert %d stubs of archive %d: %w", len(threads), archive, err)
 		}
 		return nil
 	})
@@ -384,12 +404,12 @@ func (a *Archiver) mark(ctx context.Context, lease Lease, k childShape, archive 
 	return stubs, a.at("marked")
 }
 
-// settle waits until no transaction runs that may insert a child without having seen the stubs, which are committed. Such a one has
-// its id already: a create takes it in the statement before the one that looks for the stub and inserts (childSurroundingsSQL,
-// childCreateSQL). errUnsettled: a transaction of this server goes on for long.
+// settle waits until no running transaction may insert a child without having seen the stubs, which are committed. Such
+// a transaction has its id already: a create takes it in the statement before the one that checks the stub and inserts
+// (childSurroundingsSQL, childCreateSQL). errUnsettled: a transaction of this server runs for too long.
 func (a *Archiver) settle(ctx context.Context) error {
 	var before string
-	if err := a.pool.QueryRow(ctx, `SELECT pg_snapshot_xmax(pg_current_snapshot())::text`).Scan(&before); err != nil {
+	if err := a.pool.QueryRow(ctx, `SELECT pg_current_xact_id()::text`).Scan(&before); err != nil {
 		return fmt.Errorf("read the next transaction id: %w", err)
 	}
 	tick := time.NewTicker(settlePoll)
@@ -398,7 +418,7 @@ func (a *Archiver) settle(ctx context.Context) error {
 		var settled bool
 		err := a.pool.QueryRow(ctx, `SELECT pg_snapshot_xmin(pg_current_snapshot()) >= $1::text::xid8`, before).Scan(&settled)
 		if err != nil {
-			return fmt.Errorf("look for transactions before %s: %w", before, err)
+			return fmt.Errorf("check for transactions before %s: %w", before, err)
 		}
 		if settled {
 			return a.at("settled")
@@ -415,10 +435,10 @@ func (a *Archiver) settle(ctx context.Context) error {
 	return errUnsettled
 }
 
-// errUnsettled ends a run: what waits is taken up by the next one.
+// errUnsettled ends a run; the next run continues with the waiting threads.
 var errUnsettled = fmt.Errorf("store: a transaction of the database's server has been running for more than %s", settleTimeout)
 
-// move archives threads whose stubs are ARCHIVING, but for those in which somebody wrote before their stub was seen.
+// move archives threads whose stubs are ARCHIVING, except those with a write before the writer could see the stub.
 func (a *Archiver) move(ctx context.Context, lease Lease, k childShape, stubs []stub) (failed error) {
 	if err := a.settle(ctx); err != nil {
 		return err
@@ -434,11 +454,11 @@ func (a *Archiver) move(ctx context.Context, lease Lease, k childShape, stubs []
 }
 
 func (a *Archiver) moveThread(ctx context.Context, lease Lease, k childShape, s stub) error {
-	quiet := s.Moved > 0 // it was when its first children moved, and since then writers have met its stub
+	quiet := s.Moved > 0 // it was quiet when its first children moved, and since then writers see its stub
 	if !quiet {
 		var err error
 		quiet, _, err = a.quiet(ctx, k, thread{s.TenantID, s.ObjectID}, lease.Continue)
-		if isSpent(lease, err) { // it stays, so that no run begins with it again
+		if isSpent(lease, err) { // bring it back, so that no later run begins with it again
 			_, back := a.bringBack(ctx, lease, k, s, returnedByJob)
 			return errors.Join(err, back)
 		}
@@ -462,36 +482,38 @@ func (a *Archiver) moveThread(ctx context.Context, lease Lease, k childShape, s 
 	return nil
 }
 
-// moveLockSQL locks the stub of a thread that is being archived. The commit does not wait for the disk, which would be most of what a small
-// thread costs: a crash of the server undoes the last moves whole, and whatever a writer is told is behind them in the same log.
-// Index: archived_threads_pkey.   Locks: the stub.
+// moveLockSQL locks the stub of a thread that is being archived. Its commit does not wait for the disk, which would be
+// most of the cost of a small thread. A crash of the server rolls back whole moves, and every answer to a writer
+// follows them in the same log.
+// Index: archived_threads_pkey. Locks: the stub.
 const moveLockSQL = `
 SELECT /* store.archive_lock */ set_config('synchronous_commit', 'off', true) FROM archived_threads
- WHERE tenant_id = @tenant::bigint AND kind = '{{.Kind}}' AND object_id = @object::bigint AND archive_id = @archive::bigint AND state = 'ARCHIVING'
+ WHERE tenant_id = @tenant::bigint AND kind = '{{.Kind}}' AND object_id = @object::bigint AND archive_id = @archive::bigint
+   AND state = 'ARCHIVING'
    FOR NO KEY UPDATE`
 
-// moveSQL moves the first children of a thread to the archive, as they are. They are locked in key order, as writers lock them: one that
-// began before the stub was there may still be at work.
-// Index: children_KIND_path_key or children_KIND_object_idx, children_KIND_pkey.   Locks: the children.
+// moveSQL moves the first children of a thread to the archive unchanged. It locks them in key order, as writers do,
+// because a writer that began before the stub existed may still run.
+// Index: children_KIND_path_key or children_KIND_object_idx, children_KIND_pkey. Locks: the children.
 const moveSQL = `
 WITH page AS (
   SELECT child_id FROM {{.Table}} WHERE tenant_id = @tenant::bigint AND object_id = @object::bigint ORDER BY {{.Order}} LIMIT @limit
 ), held AS (
-  SELECT c.child_id FROM {{.Table}} c JOIN page p ON c.tenant_id = @tenant::bigint AND c.child_id = p.child_id ORDER BY c.child_id FOR UPDATE OF c
+  SELECT c.child_id FROM {{.Table}} c JOIN page p ON c.tenant_id = @tenant::bigint AND c.child_id = p.child_id
+   ORDER BY c.child_id FOR UPDATE OF c
 ), gone AS (
   DELETE FROM {{.Table}} c USING held h WHERE c.tenant_id = @tenant::bigint AND c.child_id = h.child_id RETURNING c.*
 )
 INSERT /* store.archive_move */ INTO {{.Archive}} (` + movedColumns + `) SELECT ` + movedColumns + ` FROM gone`
 
-// moveStateSQL keeps how far the move has come.
-// Index: archived_threads_pkey.   Locks: the stub.
+// moveStateSQL records how far the move has come. Index: archived_threads_pkey. Locks: the stub.
 const moveStateSQL = `
 UPDATE /* store.archive_state */ archived_threads
    SET state = CASE WHEN @all::boolean THEN 'ARCHIVED' ELSE state END, children = children + @moved
  WHERE tenant_id = @tenant::bigint AND kind = '{{.Kind}}' AND object_id = @object::bigint AND archive_id = @archive::bigint`
 
-// moveSome moves up to moveRows comments of a thread in one transaction, and reports whether there may be more. A thread that somebody
-// has begun to bring back has none.
+// moveSome moves up to moveRows comments of a thread in one transaction, and reports whether there may be more. It
+// moves nothing if the thread is already returning.
 func (a *Archiver) moveSome(ctx context.Context, lease Lease, k childShape, s stub) (more bool, err error) {
 	var moved int64
 	var all bool
@@ -500,7 +522,8 @@ func (a *Archiver) moveSome(ctx context.Context, lease Lease, k childShape, s st
 		if err := lease.Fence(ctx, tx); err != nil {
 			return err
 		}
-		tag, err := tx.Exec(ctx, k.sql(moveLockSQL), pgx.StrictNamedArgs{"tenant": s.TenantID, "object": s.ObjectID, "archive": s.ArchiveID})
+		tag, err := tx.Exec(ctx, k.sql(moveLockSQL), pgx.StrictNamedArgs{"tenant": s.TenantID, "object": s.ObjectID,
+			"archive": s.ArchiveID})
 		if err != nil {
 			return fmt.Errorf("lock the stub of the thread: %w", err)
 		}
@@ -517,7 +540,7 @@ func (a *Archiver) moveSome(ctx context.Context, lease Lease, k childShape, s st
 			"tenant": s.TenantID, "object": s.ObjectID, "archive": s.ArchiveID, "all": all, "moved": moved,
 		})
 		if err != nil {
-			return fmt.Errorf("keep the state of the move: %w", err)
+			return fmt.Errorf("record the state of the move: %w", err)
 		}
 		return a.at("moving")
 	})
@@ -535,13 +558,13 @@ func (a *Archiver) moveSome(ctx context.Context, lease Lease, k childShape, s st
 	return moved > 0 && !all, a.at("moved")
 }
 
-// bringBack brings a thread back, whatever state its stub is in, and returns how many comments it moved.
+// bringBack brings a thread back, in any state of its stub, and returns the number of comments that it moved.
 func (a *Archiver) bringBack(ctx context.Context, lease Lease, k childShape, s stub, by string) (moved int64, err error) {
 	for back := false; !back; {
 		if err := ctx.Err(); err != nil {
 			return moved, err
 		}
-		if moved > 0 { // a thread of which nothing had moved comes back at once
+		if moved > 0 { // a thread that has moved nothing yet returns without a check
 			if err := lease.Continue(); err != nil {
 				return moved, err
 			}
@@ -571,23 +594,24 @@ func (a *Archiver) bringBack(ctx context.Context, lease Lease, k childShape, s s
 	return moved, nil
 }
 
-// unfinishedSQL reads stubs of threads that are on their way.
-// Index: archived_threads_unfinished_idx, one range.   Locks: none.
+// unfinishedSQL reads stubs of threads that are moving in either direction.
+// Index: archived_threads_unfinished_idx, one range. Locks: none.
 const unfinishedSQL = `
 SELECT /* store.archive_unfinished */ tenant_id, object_id, archive_id, state, children FROM archived_threads
  WHERE state IN ('ARCHIVING', 'RETURNING') AND kind = '{{.Kind}}' AND (tenant_id, object_id) > (@tenant::bigint, @object::bigint)
  ORDER BY tenant_id, object_id LIMIT @limit`
 
-// finish goes on with threads that are on their way, there or back, each page of them once.
+// finish completes the threads that are moving in either direction, each once, page by page.
 func (a *Archiver) finish(ctx context.Context, lease Lease, k childShape) (failed error) {
 	for at, n := (thread{}), a.walkPage; n == a.walkPage; {
 		if err := lease.Continue(); err != nil {
 			return errors.Join(failed, err)
 		}
-		rows, _ := a.pool.Query(ctx, k.sql(unfinishedSQL), pgx.StrictNamedArgs{"tenant": at.tenant, "object": at.object, "limit": a.walkPage})
+		rows, _ := a.pool.Query(ctx, k.sql(unfinishedSQL),
+			pgx.StrictNamedArgs{"tenant": at.tenant, "object": at.object, "limit": a.walkPage})
 		stubs, err := pgx.CollectRows(rows, pgx.RowToStructByPos[stub])
 		if err != nil {
-			return fmt.Errorf("read which threads are on their way: %w", err)
+			return fmt.Errorf("read the stubs of threads that are moving: %w", err)
 		}
 		if n = len(stubs); n == 0 {
 			return failed
@@ -615,21 +639,22 @@ func (a *Archiver) finish(ctx context.Context, lease Lease, k childShape) (faile
 	return failed
 }
 
-// archiveStubsSQL reads the threads of an archive id that are not back.
-// Index: archived_threads_archive_idx, one range.   Locks: none.
+// archiveStubsSQL reads the threads of an archive id that have not returned.
+// Index: archived_threads_archive_idx, one range. Locks: none.
 const archiveStubsSQL = `
 SELECT /* store.archive_stubs */ tenant_id, object_id, archive_id, state, children FROM archived_threads
  WHERE archive_id = @archive AND kind = '{{.Kind}}' AND (tenant_id, object_id) > (@tenant::bigint, @object::bigint) AND state <> 'RETURNED'
  ORDER BY tenant_id, object_id LIMIT @limit`
 
-// Undo brings back every thread that the archive id has, and returns how many threads and children those were. It may be repeated. The
-// threads stay where they are for as long as if they had been written in just now. ErrNotFound: no thread was ever moved under that id.
+// Undo brings back every thread of the archive id, and returns the numbers of threads and children. It may be repeated.
+// The threads count as written just now, so they do not move again before they have been quiet for as long as any other.
+// It returns ErrNotFound if no thread was ever moved under that id.
 func (a *Archiver) Undo(ctx context.Context, lease Lease, archive int64) (threads, children int64, err error) {
 	var known bool
 	var failed error
 	err = a.pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM archived_threads WHERE archive_id = $1)`, archive).Scan(&known)
 	if err != nil {
-		return 0, 0, fmt.Errorf("look for archive %d: %w", archive, err)
+		return 0, 0, fmt.Errorf("read archive %d: %w", archive, err)
 	}
 	if !known {
 		return 0, 0, fmt.Errorf("archive %d: %w", archive, ErrNotFound)
@@ -646,7 +671,8 @@ func (a *Archiver) Undo(ctx context.Context, lease Lease, archive int64) (thread
 
 func (a *Archiver) undo(ctx context.Context, lease Lease, k childShape, archive int64) (threads, children int64, failed error) {
 	for at := (thread{}); ; {
-		rows, _ := a.pool.Query(ctx, k.sql(archiveStubsSQL), pgx.StrictNamedArgs{"archive": archive, "tenant": at.tenant, "object": at.object, "limit": a.walkPage})
+		rows, _ := a.pool.Query(ctx, k.sql(archiveStubsSQL),
+			pgx.StrictNamedArgs{"archive": archive, "tenant": at.tenant, "object": at.object, "limit": a.walkPage})
 		stubs, err := pgx.CollectRows(rows, pgx.RowToStructByPos[stub])
 		if err != nil {
 			return threads, children, fmt.Errorf("read the threads of archive %d: %w", archive, err)
@@ -658,7 +684,7 @@ func (a *Archiver) undo(ctx context.Context, lease Lease, k childShape, archive 
 			at = thread{s.TenantID, s.ObjectID}
 			n, err := a.bringBack(ctx, lease, k, s, returnedByUndo)
 			children += n
-			if stuck(err) { // the others come back
+			if stuck(err) { // the others return
 				failed = errors.Join(failed, err)
 				continue
 			}
@@ -670,7 +696,7 @@ func (a *Archiver) undo(ctx context.Context, lease Lease, k childShape, archive 
 	}
 }
 
-// Archived is what was moved under one archive id.
+// Archived is a summary of one archive id.
 type Archived struct {
 	ArchiveID int64     `json:"archive_id"`
 	StartedAt time.Time `json:"started_at"`
@@ -680,14 +706,14 @@ type Archived struct {
 }
 
 // archivesSQL sums up the newest archives.
-// Index: archived_threads_archive_idx, the ranges of those archives.   Locks: none.
+// Index: archived_threads_archive_idx, the ranges of those archives. Locks: none.
 const archivesSQL = `
 SELECT /* store.archives */ archive_id, min(started_at), count(*), sum(children)::bigint, count(*) FILTER (WHERE state = 'RETURNED')
   FROM archived_threads WHERE archive_id > (SELECT max(archive_id) FROM archived_threads) - @limit::bigint
  GROUP BY archive_id ORDER BY archive_id DESC`
 
-// Archives returns what was moved under the last limit archive ids, the newest first. Runs that moved nothing have no line. pool acts as
-// postgres.RoleSystem.
+// Archives returns summaries of the last limit archive ids, newest first. A run that moved nothing has none. pool acts
+// as postgres.RoleSystem.
 func Archives(ctx context.Context, pool *pgxpool.Pool, limit int) ([]Archived, error) {
 	rows, _ := pool.Query(ctx, archivesSQL, pgx.StrictNamedArgs{"limit": limit})
 	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Archived])
@@ -697,7 +723,7 @@ func Archives(ctx context.Context, pool *pgxpool.Pool, limit int) ([]Archived, e
 	return all, nil
 }
 
-// at tells a test which step is done; what it returns ends the work there.
+// at calls a test's hook after a step; its error ends the work there.
 func (a *Archiver) at(step string) error {
 	if a.reached == nil {
 		return nil

@@ -22,7 +22,7 @@ import (
 	"github.com/tidings/tidings/kinds"
 )
 
-// free is a hold that anybody has.
+// free is a lease that everybody holds at all times.
 type free struct {
 	mu     sync.Mutex
 	counts map[string]int64
@@ -40,7 +40,7 @@ func (f *free) Count(what string, n int64) {
 	f.counts[what] += n
 }
 
-// archived is a Store beside an Archiver for which a microsecond is long, and which moves few comments at a time.
+// archived is a Store with an Archiver, which archives after a microsecond of quiet and moves few comments at a time.
 type archived struct {
 	*Store
 	t        *testing.T
@@ -58,7 +58,7 @@ func openArchived(t *testing.T) archived {
 	return a
 }
 
-// comments are the kinds of these archivers: a run begins with any of several.
+// comments are the kinds of these archivers. There is only one, because a run takes the kinds in random order.
 func comments() *kinds.Set {
 	return &kinds.Set{Children: map[string]kinds.Child{commentKind.Name: commentKind}}
 }
@@ -66,7 +66,8 @@ func comments() *kinds.Set {
 func (a archived) newArchiver() *Archiver {
 	a.t.Helper()
 	var archiver *Archiver
-	archiver, err := NewArchiver(a.system, func(context.Context) (time.Duration, error) { return archiver.after, nil }, comments, testkit.Logger(a.t), nil)
+	archiver, err := NewArchiver(a.system, func(context.Context) (time.Duration, error) { return archiver.after, nil }, comments,
+		testkit.Logger(a.t), nil)
 	if err != nil {
 		a.t.Fatal(err)
 	}
@@ -83,11 +84,12 @@ func (a archived) run() map[string]int64 {
 	return hold.counts
 }
 
-// thread makes n comments of a post, each a reply to the one before but for every fourth.
+// thread makes n comments of a post. Each replies to the one before, except every fourth.
 func (a archived) thread(tenant, post int64, n int) (ids []string) {
 	a.t.Helper()
 	for i := range n {
-		c := NewChild{Meta: Meta{Actor: "tester"}, Object: post, AuthorID: int64(i%3 + 1), Body: fmt.Sprint("comment ", i), Key: fmt.Sprint(post, "/", i)}
+		c := NewChild{Meta: Meta{Actor: "tester"}, Object: post, AuthorID: int64(i%3 + 1), Body: fmt.Sprint("comment ", i),
+			Key: fmt.Sprint(post, "/", i)}
 		if i%4 > 0 {
 			c.ReplyTo = ids[i-1]
 		}
@@ -100,13 +102,16 @@ func (a archived) thread(tenant, post int64, n int) (ids []string) {
 	return ids
 }
 
-// places returns where the comments of each thread are, and the newest stub's state: "1/5 3+0 RETURNED" for three in comments.
+// places returns how many comments of each thread are in each table, and the newest stub's state: "1/5 3+0 RETURNED"
+// for three that are not archived.
 func (a archived) places() string {
 	a.t.Helper()
 	rows, _ := a.system.Query(a.t.Context(), `
 		SELECT concat_ws(' ', tenant_id || '/' || object_id, sum(here) || '+' || sum(there),
-		       (SELECT state FROM archived_threads a WHERE a.tenant_id = c.tenant_id AND a.kind = c.kind AND a.object_id = c.object_id ORDER BY archive_id DESC LIMIT 1))
-		  FROM (SELECT tenant_id, kind, object_id, 1 AS here, 0 AS there FROM children UNION ALL SELECT tenant_id, kind, object_id, 0, 1 FROM children_archive) c
+		       (SELECT state FROM archived_threads a WHERE a.tenant_id = c.tenant_id AND a.kind = c.kind AND a.object_id = c.object_id
+		       ORDER BY archive_id DESC LIMIT 1))
+		  FROM (SELECT tenant_id, kind, object_id, 1 AS here, 0 AS there FROM children UNION ALL SELECT tenant_id, kind, object_id, 0, 1
+		  FROM children_archive) c
 		 GROUP BY tenant_id, kind, object_id ORDER BY tenant_id, kind, object_id`)
 	all, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {
@@ -117,7 +122,8 @@ func (a archived) places() string {
 
 func (a archived) check() {
 	a.t.Helper()
-	if _, err := CheckArchive(a.t.Context(), a.system, kinds.Builtin(), func(f ArchiveFlaw) { a.t.Errorf("tenant %d, post %d: %s", f.TenantID, f.ObjectID, f.Rule) }); err != nil {
+	if _, err := CheckArchive(a.t.Context(), a.system, kinds.Builtin(),
+		func(f ArchiveFlaw) { a.t.Errorf("tenant %d, post %d: %s", f.TenantID, f.ObjectID, f.Rule) }); err != nil {
 		a.t.Error(err)
 	}
 }
@@ -147,20 +153,24 @@ func TestACheckOfTheArchiveReadsPagesAndFindsEveryFlaw(t *testing.T) {
 	// A thread of more than two pages, every way in which a rule can be broken, and a stub of another kind.
 	columns := `tenant_id, kind, object_id, author_id, body, author_state, moderation_state, version, created_at, updated_at, slug, path`
 	exec(`INSERT INTO children_archive (child_id, ` + columns + `)
-	  SELECT gen_random_uuid(), 1, 'comment', 50, 1, 'b', 'ACTIVE', 'NONE', 1, now(), now(), lpad(g::text, 22, '0'), lpad(g::text, 22, '0') FROM generate_series(1, 9000) g`)
-	exec(`INSERT INTO archived_threads (archive_id, tenant_id, kind, object_id, state, children) VALUES (90, 1, 'comment', 50, 'ARCHIVED', 9000), (91, 1, 'comment', 60, 'ARCHIVED', 2),
+	  SELECT gen_random_uuid(), 1, 'comment', 50, 1, 'b', 'ACTIVE', 'NONE', 1, now(), now(), lpad(g::text, 22, '0'), lpad(g::text, 22, '0')
+	    FROM generate_series(1, 9000) g`)
+	exec(`INSERT INTO archived_threads (archive_id, tenant_id, kind, object_id, state, children)
+		VALUES (90, 1, 'comment', 50, 'ARCHIVED', 9000), (91, 1, 'comment', 60, 'ARCHIVED', 2),
 	  (92, 1, 'review', 12, 'ARCHIVED', 2)`)
 	exec(`DELETE FROM archived_threads WHERE (tenant_id, object_id) = (1, 12) AND kind = 'comment'`)
 	exec(`UPDATE archived_threads SET children = 4 WHERE object_id = 13`)
-	exec(`INSERT INTO children (child_id, ` + columns + `) SELECT child_id, ` + columns + ` FROM children_archive WHERE object_id = 15 AND path = (SELECT min(path) FROM children_archive WHERE object_id = 15)`)
+	exec(`INSERT INTO children (child_id, ` + columns + `) SELECT child_id, ` + columns +
+		` FROM children_archive WHERE object_id = 15 AND path = (SELECT min(path) FROM children_archive WHERE object_id = 15)`)
 	a.db.RowsPerStatement(t, 2*scanRows, "children", "children_archive", "children_archive_comment", "children_comment")
 	var got []string
 	n, err := CheckArchive(ctx, a.system, kinds.Builtin(), func(f ArchiveFlaw) {
 		got = append(got, fmt.Sprint(f.Kind, " ", f.TenantID, "/", f.ObjectID, " ", f.Rule))
 	})
 	slices.Sort(got)
-	want := []string{"comment 1/12 archived comments without a stub", "comment 1/60 a thread that lacks archived comments", "comment 2/13 a thread that lacks archived comments",
-		"comment 2/15 a comment that is archived and is not", "comment 2/15 comments beside an archived thread", "review 1/12 a thread that lacks archived reviews"}
+	want := []string{"comment 1/12 archived comments have no stub", "comment 1/60 archived comments are missing",
+		"comment 2/13 archived comments are missing", "comment 2/15 a comment is both in the archive and outside it",
+		"comment 2/15 an archived thread has comments outside the archive", "review 1/12 archived reviews are missing"}
 	if err != nil || n != 9018 || !slices.Equal(got, want) {
 		t.Errorf("%d archived, %v, flaws:\n%s", n, err, strings.Join(got, "\n"))
 	}
@@ -170,7 +180,7 @@ func TestAnArchivedThreadIsReadAsItIsAndComesBackWithTheFirstWrite(t *testing.T)
 	a := openArchived(t)
 	ctx, m := t.Context(), Meta{Actor: "tester"}
 	ids := a.thread(1, 5, 8)
-	theirs := a.thread(2, 5, 2) // another tenant's
+	theirs := a.thread(2, 5, 2) // of another tenant
 	before := map[string]event.Child{}
 	for _, id := range ids {
 		var err error
@@ -178,7 +188,8 @@ func TestAnArchivedThreadIsReadAsItIsAndComesBackWithTheFirstWrite(t *testing.T)
 			t.Fatal(err)
 		}
 	}
-	states, err := a.States(ctx, 1, kinds.Builtin(), []event.Ref{{Type: event.AggregateComment, Child: ids[0]}, {Type: event.AggregateComment, Child: ids[1]}})
+	states, err := a.States(ctx, 1, kinds.Builtin(), []event.Ref{{Type: event.AggregateComment, Child: ids[0]},
+		{Type: event.AggregateComment, Child: ids[1]}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -207,17 +218,20 @@ func TestAnArchivedThreadIsReadAsItIsAndComesBackWithTheFirstWrite(t *testing.T)
 				t.Errorf("another tenant got %v", err)
 			}
 		}
-		got, err := a.States(ctx, 1, kinds.Builtin(), []event.Ref{{Type: event.AggregateComment, Child: ids[0]}, {Type: event.AggregateComment, Child: ids[1]}})
+		got, err := a.States(ctx, 1, kinds.Builtin(), []event.Ref{{Type: event.AggregateComment, Child: ids[0]},
+			{Type: event.AggregateComment, Child: ids[1]}})
 		if len(got) != 2 || len(states) != 2 || err != nil {
 			t.Errorf("%d states, %v", len(got), err)
 		}
 		return []ChildOutcome{{}}, nil
 	}, func(ChildOutcome) bool { return true })
 	unchanged("a create with a key of before", func() ([]ChildOutcome, error) {
-		return a.CreateChildren(ctx, 1, commentKind, []NewChild{{Meta: m, Object: 5, AuthorID: 2, ReplyTo: ids[0], Body: "comment 1", Key: "5/1"}})
+		return a.CreateChildren(ctx, 1, commentKind, []NewChild{{Meta: m, Object: 5, AuthorID: 2, ReplyTo: ids[0],
+			Body: "comment 1", Key: "5/1"}})
 	}, func(o ChildOutcome) bool { return o.Replayed && cmp.Equal(o.Child, before[ids[1]]) })
 	unchanged("another create with that key", func() ([]ChildOutcome, error) {
-		return a.CreateChildren(ctx, 1, commentKind, []NewChild{{Meta: m, Object: 5, AuthorID: 2, ReplyTo: ids[0], Body: "another", Key: "5/1"}})
+		return a.CreateChildren(ctx, 1, commentKind, []NewChild{{Meta: m, Object: 5, AuthorID: 2, ReplyTo: ids[0],
+			Body: "another", Key: "5/1"}})
 	}, func(o ChildOutcome) bool { return errors.Is(o.Err, ErrKeyReused) })
 	unchanged("a stale edit", func() ([]ChildOutcome, error) {
 		return a.EditChildren(ctx, 1, commentKind, []ChildEdit{{Meta: m, ID: last, IfVersion: 2, Body: new("x")}})
@@ -232,16 +246,19 @@ func TestAnArchivedThreadIsReadAsItIsAndComesBackWithTheFirstWrite(t *testing.T)
 	version := int64(1)
 	for name, write := range map[string]func() ([]ChildOutcome, error){
 		"an edit": func() ([]ChildOutcome, error) {
-			return a.EditChildren(ctx, 1, commentKind, []ChildEdit{{Meta: m, ID: last, IfVersion: version, Body: new(fmt.Sprint("edit ", version))}})
+			return a.EditChildren(ctx, 1, commentKind, []ChildEdit{{Meta: m, ID: last, IfVersion: version,
+				Body: new(fmt.Sprint("edit ", version))}})
 		},
 		"a moderation": func() ([]ChildOutcome, error) {
-			return a.ModerateChildren(ctx, 1, commentKind, []ChildModeration{{Meta: m, ID: last, IfVersion: version, State: event.ModerationApproved}})
+			return a.ModerateChildren(ctx, 1, commentKind, []ChildModeration{{Meta: m, ID: last, IfVersion: version,
+				State: event.ModerationApproved}})
 		},
 		"a reply": func() ([]ChildOutcome, error) {
 			return a.CreateChildren(ctx, 1, commentKind, []NewChild{{Meta: m, Object: 5, AuthorID: 9, ReplyTo: ids[2], Body: "reply"}})
 		},
 		"a first comment among others": func() ([]ChildOutcome, error) {
-			out, err := a.CreateChildren(ctx, 1, commentKind, []NewChild{{Meta: m, Object: 5, AuthorID: 9, Body: "first"}, {Meta: m, Object: 6, AuthorID: 9, Body: "another"}})
+			out, err := a.CreateChildren(ctx, 1, commentKind,
+				[]NewChild{{Meta: m, Object: 5, AuthorID: 9, Body: "first"}, {Meta: m, Object: 6, AuthorID: 9, Body: "another"}})
 			return out, err
 		},
 	} {
@@ -259,7 +276,8 @@ func TestAnArchivedThreadIsReadAsItIsAndComesBackWithTheFirstWrite(t *testing.T)
 		a.check()
 		a.run()
 	}
-	if out, err := a.DeleteChildren(ctx, 1, commentKind, []ChildDelete{{Meta: m, ID: last, IfVersion: version}}); err != nil || out[0].Child.Version != 4 {
+	if out, err := a.DeleteChildren(ctx, 1, commentKind, []ChildDelete{{Meta: m, ID: last, IfVersion: version}}); err != nil ||
+		out[0].Child.Version != 4 {
 		t.Errorf("a deletion: %+v, %v", out, err)
 	}
 	a.run()
@@ -270,13 +288,16 @@ func TestAnArchivedThreadIsReadAsItIsAndComesBackWithTheFirstWrite(t *testing.T)
 	if _, err := a.SetThreads(ctx, 1, commentKind, []ThreadSettings{{Meta: m, Object: 5, Locked: true}}); err != nil {
 		t.Error(err)
 	}
-	if out, err := a.CreateChildren(ctx, 1, commentKind, []NewChild{{Meta: m, Object: 5, AuthorID: 9, Body: "late"}}); err != nil || !errors.Is(out[0].Err, ErrThreadLocked) {
+	if out, err := a.CreateChildren(ctx, 1, commentKind, []NewChild{{Meta: m, Object: 5, AuthorID: 9, Body: "late"}}); err != nil ||
+		!errors.Is(out[0].Err, ErrThreadLocked) {
 		t.Errorf("a comment in a locked thread: %+v, %v", out, err)
 	}
 	a.want(before5)
-	// A slice that has one comment twice, and one of another thread that is archived: each in its order.
-	out, err := a.EditChildren(ctx, 2, commentKind, []ChildEdit{{Meta: m, ID: theirs[0], Body: new("one")}, {Meta: m, ID: theirs[0], Body: new("two")}, {Meta: m, ID: theirs[1], IfVersion: 7, Body: new("x")}})
-	if err != nil || out[0].Child.Version != 2 || out[1].Child.Body != "two" || out[1].Child.Version != 3 || !errors.As(out[2].Err, &stale) {
+	// A slice that edits one comment twice, and one of another thread that is archived: each entity in its order.
+	out, err := a.EditChildren(ctx, 2, commentKind, []ChildEdit{{Meta: m, ID: theirs[0], Body: new("one")},
+		{Meta: m, ID: theirs[0], Body: new("two")}, {Meta: m, ID: theirs[1], IfVersion: 7, Body: new("x")}})
+	if err != nil || out[0].Child.Version != 2 || out[1].Child.Body != "two" || out[1].Child.Version != 3 ||
+		!errors.As(out[2].Err, &stale) {
 		t.Errorf("a slice: %+v, %v", out, err)
 	}
 	if n := a.ThreadsReturned(); n != 6 {
@@ -295,14 +316,14 @@ func TestAThreadThatIsNotQuietIsNotArchived(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	old(`UPDATE comments SET updated_at = now() - interval '2 hours' WHERE comment_id <> $1`, ids[0]) // the first one was edited of late
+	old(`UPDATE comments SET updated_at = now() - interval '2 hours' WHERE comment_id <> $1`, ids[0]) // the first one was edited recently
 	if plan, err := a.archiver.Plan(t.Context()); err != nil || plan[CountThreadsArchived] != 1 || plan[CountCommentsArchived] != 5 {
 		t.Errorf("plan %v, %v", plan, err)
 	}
 	a.run()
 	a.want("1/1 5+0, 1/2 0+5 ARCHIVED")
 
-	// One that is written in after it was found to be quiet.
+	// A thread with a write after it was found to be quiet.
 	old(`UPDATE comments SET updated_at = now() - interval '2 hours'`)
 	a.archiver.reached = func(step string) error {
 		if step == "marked" {
@@ -324,7 +345,8 @@ func TestAThreadThatIsNotQuietIsNotArchived(t *testing.T) {
 	}
 }
 
-// The insert has looked for a stub before there was one, and has not taken a transaction id of its own accord when the archiver asks.
+// The insert has read that there is no stub before the stub exists, and its transaction would not have an id yet when
+// the archiver checks.
 func TestTheArchiverWaitsForACreateThatHasNotSeenItsStub(t *testing.T) {
 	db := testkit.Postgres(t)
 	a := archived{Store: New(db.Pool(t, postgres.RoleAPI), nil), t: t, system: db.Pool(t, postgres.RoleSystem)}
@@ -333,8 +355,9 @@ func TestTheArchiverWaitsForACreateThatHasNotSeenItsStub(t *testing.T) {
 	ctx := t.Context()
 	owner := db.Pool(t, postgres.RoleOwner)
 	for _, sql := range []string{
-		// A write that waits too long for a lock is run again, and the second run would see the stub.
-		`CREATE FUNCTION wait_here() RETURNS trigger LANGUAGE plpgsql SET lock_timeout = 0 AS $$ BEGIN PERFORM pg_advisory_xact_lock_shared(77); RETURN NEW; END $$`,
+		// A write that waits too long for a lock is retried, and the retry would see the stub.
+		`CREATE FUNCTION wait_here() RETURNS trigger LANGUAGE plpgsql
+			SET lock_timeout = 0 AS $$ BEGIN PERFORM pg_advisory_xact_lock_shared(77); RETURN NEW; END $$`,
 		`CREATE TRIGGER wait_here BEFORE INSERT ON children_comment FOR EACH ROW EXECUTE FUNCTION wait_here()`,
 	} {
 		if _, err := owner.Exec(ctx, sql); err != nil {
@@ -359,7 +382,8 @@ func TestTheArchiverWaitsForACreateThatHasNotSeenItsStub(t *testing.T) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() {
-		out, err := a.CreateChildren(ctx, 1, commentKind, []NewChild{{Meta: Meta{Actor: "tester"}, Object: 5, AuthorID: 1, ReplyTo: ids[0], Body: "late"}})
+		out, err := a.CreateChildren(ctx, 1, commentKind,
+			[]NewChild{{Meta: Meta{Actor: "tester"}, Object: 5, AuthorID: 1, ReplyTo: ids[0], Body: "late"}})
 		if err != nil || !out[0].Changed {
 			t.Errorf("%+v, %v", out, err)
 		}
@@ -379,7 +403,7 @@ func TestTheArchiverWaitsForACreateThatHasNotSeenItsStub(t *testing.T) {
 	a.want("1/5 0+5 ARCHIVED")
 }
 
-// What a create has read of its thread may be older than a stub that its insert has to see.
+// The create's first read of the thread may be older than a stub that its insert must see.
 func TestAnInsertLooksForAStubItself(t *testing.T) {
 	a := openArchived(t)
 	a.thread(1, 5, 4)
@@ -395,7 +419,7 @@ func TestAnInsertLooksForAStubItself(t *testing.T) {
 		return a.insert(t.Context(), tx, 1, a.children(commentKind), todo, []int{0}, out)
 	})
 	if err != nil || !errors.As(out[0].Err, &archived) {
-		t.Errorf("got %+v, %v", out, err)
+		t.Errorf("create: %+v, %v", out, err)
 	}
 	a.want("1/5 0+4 ARCHIVED")
 }
@@ -416,7 +440,7 @@ func TestAnArchiverThatDiesAtAnyStepLosesNothing(t *testing.T) {
 		}
 		a.check()
 	}
-	// until ends the work at its nth step, for every n until there are fewer, and begins again each time.
+	// until ends the work at its nth step and begins again, for each n up to the number of steps.
 	until := func(work func() error) (steps int) {
 		for n := 1; ; n++ {
 			seen := 0
@@ -483,13 +507,13 @@ func TestAnArchiveIsUndoneAndStaysUndone(t *testing.T) {
 		t.Errorf("again: %d threads, %v", threads, err)
 	}
 	if _, _, err := a.archiver.Undo(t.Context(), hold, 4711); !errors.Is(err, ErrNotFound) {
-		t.Errorf("an archive that never was: %v", err)
+		t.Errorf("an unknown archive: %v", err)
 	}
 	if _, err := a.system.Exec(t.Context(), `UPDATE comments SET updated_at = now() - interval '2 hours'`); err != nil {
 		t.Fatal(err)
 	}
 	a.archiver.after = time.Hour
-	a.run() // they are quiet, but somebody wanted them back
+	a.run() // they are quiet, but an operator brought them back
 	a.want("1/1 7+0 RETURNED, 1/2 0+4 ARCHIVED, 2/1 4+0 RETURNED")
 }
 
@@ -503,7 +527,7 @@ func TestALongThreadComesBackOverSeveralAttempts(t *testing.T) {
 		return err
 	}
 	if err := edit(); !errors.Is(err, ErrThreadReturning) {
-		t.Fatalf("without any time: %v", err)
+		t.Fatalf("without a return budget: %v", err)
 	}
 	// Each attempt gets as far as one transaction.
 	a.Store.returnBudget = time.Nanosecond
@@ -522,7 +546,7 @@ func TestALongThreadComesBackOverSeveralAttempts(t *testing.T) {
 	t.Logf("%d tries", tries)
 	a.want("1/1 20+0 RETURNED")
 
-	// The archiver finishes what writers have begun and given up.
+	// The archiver completes a return that writers began and gave up.
 	a.run()
 	if err := postgres.InTx(t.Context(), a.system, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		_, _, err := shapeOf(commentKind).returnChunk(t.Context(), tx, 1, 1, returnedByWrite, 3)
@@ -538,7 +562,7 @@ func TestALongThreadComesBackOverSeveralAttempts(t *testing.T) {
 
 var errSpent = errors.New("the run has had its time")
 
-// short is a hold whose run has its time when it has been asked so often.
+// short is a lease whose run's time is up after a number of calls of Continue.
 type short struct {
 	free
 	asks int
@@ -551,8 +575,8 @@ func (s *short) Continue() error {
 	return nil
 }
 
-// A giant thread that looks quiet, with a late reply in an old branch, and one that is, do not keep a run for longer than its time, nor the other threads from
-// being archived by the next ones.
+// A giant thread looks quiet but has a recent reply in an old branch; later it is quiet. In neither state does it make a
+// run last longer than its time, or keep later runs from archiving the other threads.
 func TestAGiantThreadTakesNoLongerThanARunHas(t *testing.T) {
 	a := openArchived(t)
 	ids := a.thread(1, 1, 20)
@@ -575,16 +599,17 @@ func TestAGiantThreadTakesNoLongerThanARunHas(t *testing.T) {
 		}
 		a.check()
 	}
-	run(6, errSpent) // over the giant
+	run(6, errSpent) // skips the giant thread
 	a.want("1/1 20+0, 1/2 2+0, 1/3 2+0")
-	run(20, nil) // goes on behind it, and around to it
+	run(20, nil) // continues after it, and around to it
 	a.want("1/1 20+0, 1/2 0+2 ARCHIVED, 1/3 0+2 ARCHIVED")
 
-	// The same thread, quiet by now: it moves over several runs, and is read no more once the first of its comments have moved.
+	// The same thread is quiet now. It moves over several runs, and no run reads it again once its first comments have
+	// moved.
 	exec(`UPDATE children_comment SET updated_at = now() - interval '2 hours'`)
 	run(17, errSpent)
 	a.want("1/1 17+3 ARCHIVING, 1/2 0+2 ARCHIVED, 1/3 0+2 ARCHIVED")
-	run(3, errSpent) // too few to read it once more
+	run(3, errSpent) // too few to read it again
 	a.want("1/1 11+9 ARCHIVING, 1/2 0+2 ARCHIVED, 1/3 0+2 ARCHIVED")
 	run(100, nil)
 	a.want("1/1 0+20 ARCHIVED, 1/2 0+2 ARCHIVED, 1/3 0+2 ARCHIVED")
@@ -594,9 +619,10 @@ func TestAThreadThatCannotBeMovedKeepsNoOther(t *testing.T) {
 	a := openArchived(t)
 	a.thread(1, 1, 7)
 	a.run()
-	// Somebody imports once more what was archived since; then the thread is on its way back.
+	// Somebody imports comments that were archived since. Then the thread returns.
 	const columns = `tenant_id, child_id, object_id, parent_id, slug, path, author_id, body, created_at`
-	if _, err := a.system.Exec(t.Context(), `INSERT INTO children_comment (`+columns+`) SELECT `+columns+` FROM children_archive_comment ORDER BY path DESC LIMIT 1`); err != nil {
+	if _, err := a.system.Exec(t.Context(), `INSERT INTO children_comment (`+columns+`) SELECT `+columns+
+		` FROM children_archive_comment ORDER BY path DESC LIMIT 1`); err != nil {
 		t.Fatal(err)
 	}
 	if err := postgres.InTx(t.Context(), a.system, pgx.TxOptions{}, func(tx pgx.Tx) error {
@@ -617,14 +643,15 @@ func TestAThreadThatCannotBeMovedKeepsNoOther(t *testing.T) {
 		t.Errorf("a run: %v", err)
 	}
 	where("1/1 7+1 RETURNING, 1/2 0+3 ARCHIVED, 2/1 0+3 ARCHIVED")
-	if _, err := a.system.Exec(t.Context(), `UPDATE archived_threads SET archive_id = 1`); err != nil { // as if they had gone together
+	if _, err := a.system.Exec(t.Context(), `UPDATE archived_threads SET archive_id = 1`); err != nil { // as if one run had archived them
 		t.Fatal(err)
 	}
 	if threads, _, err := a.archiver.Undo(t.Context(), &free{}, 1); threads != 2 || !stuck(err) {
 		t.Errorf("undone: %d threads, %v", threads, err)
 	}
 	where("1/1 7+1 RETURNING, 1/2 3+0 RETURNED, 2/1 3+0 RETURNED")
-	if _, err := a.system.Exec(t.Context(), `DELETE FROM children_comment c USING children_archive_comment a WHERE c.child_id = a.child_id`); err != nil {
+	if _, err := a.system.Exec(t.Context(),
+		`DELETE FROM children_comment c USING children_archive_comment a WHERE c.child_id = a.child_id`); err != nil {
 		t.Fatal(err)
 	}
 	a.archiver.after = time.Hour
@@ -640,7 +667,7 @@ func TestAnErasureFindsWhatComesBackMeanwhile(t *testing.T) {
 		a.thread(1, 2, 2)
 		met, system := false, New(a.system, nil)
 		err := system.AuthorChildren(t.Context(), 1, commentKind, 1, func(all []AuthorChild) error {
-			for range chunks { // when the first of the two tables was read
+			for range chunks { // after the first of the two tables was read
 				if met {
 					break
 				}
@@ -661,15 +688,16 @@ func TestAnErasureFindsWhatComesBackMeanwhile(t *testing.T) {
 		})
 		var left, erased int
 		if err := errors.Join(err, a.system.QueryRow(t.Context(), `
-			SELECT count(*) FILTER (WHERE body <> ''), count(*) FILTER (WHERE author_state = 'ERASED') FROM all_comments WHERE author_id = 1`).Scan(&left, &erased)); err != nil || left > 0 || erased != 8 {
-			t.Errorf("%s came back: %d are left, %d are erased, %v", name, left, erased, err)
+			SELECT count(*) FILTER (WHERE body <> ''), count(*) FILTER (WHERE author_state = 'ERASED') FROM all_comments
+			WHERE author_id = 1`).Scan(&left, &erased)); err != nil || left > 0 || erased != 8 {
+			t.Errorf("%s returned: %d comments still have content, %d are erased, %v", name, left, erased, err)
 		}
 		a.check()
 	}
 }
 
-// TestWritersSeeNoArchive has random writers in threads that two archivers move all the time, dying now and then, and an operator who takes
-// archives back.
+// TestWritersSeeNoArchive runs random writers in threads that two archivers move all the time. The archivers die now
+// and then, and an operator undoes archives.
 func TestWritersSeeNoArchive(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -697,7 +725,8 @@ func TestWritersSeeNoArchive(t *testing.T) {
 					t.Error(err)
 				}
 				if all, err := Archives(ctx, a.system, 3); err == nil && len(all) > 0 && rng.IntN(4) == 0 {
-					if _, _, err := archiver.Undo(ctx, hold, all[rng.IntN(len(all))].ArchiveID); err != nil && !errors.Is(err, died) && ctx.Err() == nil {
+					if _, _, err := archiver.Undo(ctx, hold, all[rng.IntN(len(all))].ArchiveID); err != nil &&
+						!errors.Is(err, died) && ctx.Err() == nil {
 						t.Error(err)
 					}
 				}
@@ -706,10 +735,10 @@ func TestWritersSeeNoArchive(t *testing.T) {
 	}
 	type known struct {
 		mu   sync.Mutex
-		all  map[string]event.Child // the newest outcome of each
+		all  map[string]event.Child // the last outcome of each comment
 		ids  []string
-		keys map[string]string // what a key has made
-		made map[string]int    // how often
+		keys map[string]string // the comment that each key made
+		made map[string]int    // and how many
 	}
 	models := map[int64]*known{}
 	for tenant := int64(1); tenant <= tenants; tenant++ {
@@ -733,15 +762,19 @@ func TestWritersSeeNoArchive(t *testing.T) {
 						var err error
 						switch {
 						case kind < 2 || c.ID == "":
-							out, err = a.CreateChildren(ctx, tenant, commentKind, []NewChild{{Meta: m, Object: 1 + int64(len(key))%posts, AuthorID: 1, Body: "keyed " + key, Key: key}})
+							out, err = a.CreateChildren(ctx, tenant, commentKind,
+								[]NewChild{{Meta: m, Object: 1 + int64(len(key))%posts, AuthorID: 1, Body: "keyed " + key, Key: key}})
 						case kind < 6:
-							out, err = a.CreateChildren(ctx, tenant, commentKind, []NewChild{{Meta: m, Object: int64(c.Parent), ReplyTo: c.ID, AuthorID: 2, Body: "reply"},
-								{Meta: m, Object: 1 + rng.Int64N(posts), AuthorID: 2, Body: "beside"}})
+							out, err = a.CreateChildren(ctx, tenant, commentKind,
+								[]NewChild{{Meta: m, Object: int64(c.Parent), ReplyTo: c.ID, AuthorID: 2, Body: "reply"},
+									{Meta: m, Object: 1 + rng.Int64N(posts), AuthorID: 2, Body: "beside"}})
 						case kind < 8:
-							out, err = a.EditChildren(ctx, tenant, commentKind, []ChildEdit{{Meta: m, ID: c.ID, IfVersion: version, Body: new(fmt.Sprint(n, "/", i))}})
+							out, err = a.EditChildren(ctx, tenant, commentKind,
+								[]ChildEdit{{Meta: m, ID: c.ID, IfVersion: version, Body: new(fmt.Sprint(n, "/", i))}})
 						case kind < 9:
 							state := []string{event.ModerationApproved, event.ModerationHidden, event.ModerationRemoved}[rng.IntN(3)]
-							out, err = a.ModerateChildren(ctx, tenant, commentKind, []ChildModeration{{Meta: m, ID: c.ID, IfVersion: version, State: state}})
+							out, err = a.ModerateChildren(ctx, tenant, commentKind,
+								[]ChildModeration{{Meta: m, ID: c.ID, IfVersion: version, State: state}})
 						default:
 							out, err = a.DeleteChildren(ctx, tenant, commentKind, []ChildDelete{{Meta: m, ID: c.ID, IfVersion: version}})
 						}
@@ -787,7 +820,8 @@ func TestWritersSeeNoArchive(t *testing.T) {
 						break
 					}
 					if c.ID != "" && rng.IntN(3) == 0 {
-						if got, err := a.GetChild(ctx, tenant, commentKind, c.ID); err != nil || got.Version < c.Version || got.Path != c.Path {
+						if got, err := a.GetChild(ctx, tenant, commentKind, c.ID); err != nil ||
+							got.Version < c.Version || got.Path != c.Path {
 							t.Errorf("read %+v, %v, after %+v", got, err, c)
 						}
 					}
@@ -802,7 +836,8 @@ func TestWritersSeeNoArchive(t *testing.T) {
 	if err := a.system.QueryRow(t.Context(), `SELECT sum(children)::bigint FROM archived_threads`).Scan(&moved); err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("%d comments moved, %d threads returned by writers, %d answers that they are returning", moved, a.ThreadsReturned(), returned.Load())
+	t.Logf("%d comments moved, %d threads returned by writers, %d answers that they are returning", moved,
+		a.ThreadsReturned(), returned.Load())
 	if moved == 0 || a.ThreadsReturned() == 0 {
 		t.Error("nothing was moved")
 	}
@@ -822,7 +857,8 @@ func TestWritersSeeNoArchive(t *testing.T) {
 		}
 		a.check()
 		var n, slugs, total, wrong int
-		if err := a.system.QueryRow(t.Context(), `SELECT count(*), count(DISTINCT (tenant_id, post_id, slug)), count(DISTINCT comment_id) FROM all_comments`).Scan(&n, &slugs, &total); err != nil {
+		if err := a.system.QueryRow(t.Context(), `SELECT count(*), count(DISTINCT (tenant_id, post_id, slug)), count(DISTINCT comment_id)
+			FROM all_comments`).Scan(&n, &slugs, &total); err != nil {
 			t.Fatal(err)
 		}
 		if want := len(models[1].all) + len(models[2].all); n != want || slugs != want || total != want {
@@ -830,16 +866,58 @@ func TestWritersSeeNoArchive(t *testing.T) {
 		}
 		if err := a.system.QueryRow(t.Context(), `
 			SELECT count(*) FROM (SELECT payload->>'comment_id' AS id, (payload->>'version')::bigint AS version,
-			       row_number() OVER (PARTITION BY payload->>'comment_id' ORDER BY id) AS place FROM outbox_messages) e WHERE version <> place`).Scan(&wrong); err != nil || wrong > 0 {
+			       row_number() OVER (PARTITION BY payload->>'comment_id' ORDER BY id) AS place FROM outbox_messages) e
+			       WHERE version <> place`).Scan(&wrong); err != nil || wrong > 0 {
 			t.Errorf("%d events are out of order: %v", wrong, err)
 		}
 	}
 	check()
 	a.archiver.after = time.Hour
-	a.run() // what is on its way arrives
+	a.run() // interrupted moves complete
 	check()
 	var waiting int
-	if err := a.system.QueryRow(t.Context(), `SELECT count(*) FROM archived_threads WHERE state IN ('ARCHIVING', 'RETURNING')`).Scan(&waiting); err != nil || waiting > 0 {
-		t.Errorf("%d threads are on their way still: %v", waiting, err)
+	if err := a.system.QueryRow(t.Context(), `SELECT count(*) FROM archived_threads WHERE state IN ('ARCHIVING', 'RETURNING')`).Scan(
+		&waiting); err != nil || waiting > 0 {
+		t.Errorf("%d threads are still moving: %v", waiting, err)
+	}
+}
+
+// A create that took its id while the stub's transaction ran has a higher id, and may have looked for the stub before
+// that transaction was committed.
+func TestTheArchiverWaitsForACreateThatBeganWhileItsStubWasWritten(t *testing.T) {
+	db := testkit.PostgresProcess(t).DB(t) // a server of its own: another transaction that ends would hide it
+	a := archived{Store: New(db.Pool(t, postgres.RoleAPI), nil), t: t, system: db.Pool(t, postgres.RoleSystem)}
+	a.archiver = a.newArchiver()
+	ctx := t.Context()
+	owner := db.Pool(t, postgres.RoleOwner)
+	stub, err := owner.Begin(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	create, err := owner.Begin(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = create.Rollback(context.WithoutCancel(ctx)) }()
+	if _, err := stub.Exec(ctx, `SELECT pg_current_xact_id()`); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := create.Exec(ctx, `SELECT pg_current_xact_id()`); err != nil {
+		t.Fatal(err)
+	}
+	if err := stub.Commit(ctx); err != nil {
+		t.Fatal(err)
+	}
+	waits := errors.New("it waits")
+	a.archiver.reached = func(step string) error {
+		if step == "waiting" {
+			return waits
+		}
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	if err := a.archiver.settle(ctx); !errors.Is(err, waits) {
+		t.Errorf("got %v: the archiver moves the thread beside a create that has not seen the stub", err)
 	}
 }

@@ -14,32 +14,34 @@ import (
 	"github.com/tidings/tidings/kinds"
 )
 
-// ArchiveFlaw is something about the archive that is not as it has to be.
+// ArchiveFlaw is a violation of a rule of the archive.
 type ArchiveFlaw struct {
 	Kind               string
 	TenantID, ObjectID int64
 	Rule               string
 }
 
-// archivePageSQL reads the next archived children of a kind, and whether each is in the other table too.
-// Index: that of the kind's Order in the archive, one range; the primary key of the table.   Locks: none.
+// archivePageSQL reads the next archived children of a kind, and whether each is also in the other table.
+// Index: the one of the kind's Order in the archive, one range; the primary key of the table. Locks: none.
 const archivePageSQL = `
-SELECT /* store.archive_page */ a.tenant_id, a.object_id, a.{{.Order}}::text, EXISTS (SELECT FROM {{.Table}} c WHERE c.tenant_id = a.tenant_id AND c.child_id = a.child_id)
+SELECT /* store.archive_page */ a.tenant_id, a.object_id, a.{{.Order}}::text,
+       EXISTS (SELECT FROM {{.Table}} c WHERE c.tenant_id = a.tenant_id AND c.child_id = a.child_id)
   FROM {{.Archive}} a WHERE (a.tenant_id, a.object_id, a.{{.Order}}) > (@tenant::bigint, @object::bigint, @place::{{.OrderType}})
  ORDER BY a.tenant_id, a.object_id, a.{{.Order}} LIMIT @limit`
 
-// stubPageSQL reads the next stubs of a kind, and whether children are beside the archived thread.
-// Index: archived_threads_stub_idx, one range of all kinds; that of the kind's Order.   Locks: none.
+// stubPageSQL reads the next stubs of a kind, and whether an archived thread has children outside the archive.
+// Index: archived_threads_stub_idx, one range of all kinds; the one of the kind's Order. Locks: none.
 const stubPageSQL = `
 SELECT /* store.stub_page */ s.tenant_id, s.object_id, s.state = 'ARCHIVED', s.children,
        s.state = 'ARCHIVED' AND EXISTS (SELECT FROM {{.Table}} c WHERE c.tenant_id = s.tenant_id AND c.object_id = s.object_id)
-  FROM archived_threads s WHERE s.kind = '{{.Kind}}' AND s.state <> 'RETURNED' AND (s.tenant_id, s.object_id) > (@tenant::bigint, @object::bigint)
+  FROM archived_threads s WHERE s.kind = '{{.Kind}}' AND s.state <> 'RETURNED'
+   AND (s.tenant_id, s.object_id) > (@tenant::bigint, @object::bigint)
  ORDER BY s.tenant_id, s.object_id LIMIT @limit`
 
 type archivedChild struct {
 	TenantID, ObjectID int64
 	Place              string
-	Beside             bool // it is in the other table too
+	Beside             bool // it is also in the other table
 }
 
 type stubRow struct {
@@ -49,7 +51,8 @@ type stubRow struct {
 	Beside             bool // children are in the other table
 }
 
-// pages yields the rows of sql, a statement for each page, which begins behind the row that args names.
+// pages yields the rows of sql, page by page. Each page is one statement, and args returns its arguments: they name the
+// row after which the page begins.
 func pages[R any](ctx context.Context, tx pgx.Tx, sql string, args func(after *R) pgx.StrictNamedArgs) iter.Seq2[*R, error] {
 	return func(yield func(*R, error) bool) {
 		after := new(R)
@@ -72,8 +75,9 @@ func pages[R any](ctx context.Context, tx pgx.Tx, sql string, args func(after *R
 	}
 }
 
-// CheckArchive reports what about the archive breaks a rule: each child is in one place, each archived one has a stub, and of an
-// archived thread all children are archived. It returns how many children the archive has. It reads all archived children, by pages, in one snapshot. The pool acts as postgres.RoleSystem.
+// CheckArchive reports violations of the archive's rules. Each child is in one table, each archived child has a stub,
+// and all children of an archived thread are archived. It returns the number of archived children. It reads all of
+// them, by pages, in one snapshot. The pool acts as postgres.RoleSystem.
 func CheckArchive(ctx context.Context, pool *pgxpool.Pool, set *kinds.Set, report func(ArchiveFlaw)) (children int64, err error) {
 	var flaws []ArchiveFlaw
 	err = postgres.InTx(ctx, pool, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
@@ -98,7 +102,7 @@ func CheckArchive(ctx context.Context, pool *pgxpool.Pool, set *kinds.Set, repor
 	return children, nil
 }
 
-// checkArchive goes through the archived children of a kind and the stubs, both by tenant and object.
+// checkArchive merges the archived children of a kind with the stubs, both in the order of tenant and object.
 func checkArchive(ctx context.Context, tx pgx.Tx, k kinds.Child, flaw func(tenant, object int64, rule string)) (children int64, err error) {
 	shape := shapeOf(k)
 	next, stop := iter.Pull2(pages(ctx, tx, shape.sql(stubPageSQL), func(after *stubRow) pgx.StrictNamedArgs {
@@ -106,9 +110,9 @@ func checkArchive(ctx context.Context, tx pgx.Tx, k kinds.Child, flaw func(tenan
 	}))
 	defer stop()
 	s, err, _ := next()
-	var at archivedChild // the thread in hand, of which n children are archived
+	var at archivedChild // the present thread, with n archived children so far
 	var n int64
-	// upTo compares the thread in hand with its stub, and finds the stubs before another one without any children.
+	// upTo compares the present thread with its stub, and reports stubs before (tenant, object) that have no children.
 	upTo := func(tenant, object int64) {
 		for ; err == nil && s != nil && cmp.Or(cmp.Compare(s.TenantID, tenant), cmp.Compare(s.ObjectID, object)) < 0; s, err, _ = next() {
 			has := int64(-1)
@@ -116,18 +120,19 @@ func checkArchive(ctx context.Context, tx pgx.Tx, k kinds.Child, flaw func(tenan
 				has, n = n, 0
 			}
 			if s.Archived && s.Children != has {
-				flaw(s.TenantID, s.ObjectID, "a thread that lacks archived "+k.Name+"s")
+				flaw(s.TenantID, s.ObjectID, "archived "+k.Name+"s are missing")
 			}
 			if s.Beside {
-				flaw(s.TenantID, s.ObjectID, k.Name+"s beside an archived thread")
+				flaw(s.TenantID, s.ObjectID, "an archived thread has "+k.Name+"s outside the archive")
 			}
 		}
 		if n > 0 {
-			flaw(at.TenantID, at.ObjectID, "archived "+k.Name+"s without a stub")
+			flaw(at.TenantID, at.ObjectID, "archived "+k.Name+"s have no stub")
 		}
 	}
 	for c, cerr := range pages(ctx, tx, shape.sql(archivePageSQL), func(after *archivedChild) pgx.StrictNamedArgs {
-		return pgx.StrictNamedArgs{"tenant": after.TenantID, "object": after.ObjectID, "place": cmp.Or(after.Place, map[bool]string{false: noChild}[k.Threaded])}
+		return pgx.StrictNamedArgs{"tenant": after.TenantID, "object": after.ObjectID,
+			"place": cmp.Or(after.Place, map[bool]string{false: noChild}[k.Threaded])}
 	}) {
 		if cerr != nil {
 			return children, cerr
@@ -139,7 +144,7 @@ func checkArchive(ctx context.Context, tx pgx.Tx, k kinds.Child, flaw func(tenan
 		children++
 		n++
 		if c.Beside {
-			flaw(c.TenantID, c.ObjectID, "a "+k.Name+" that is archived and is not")
+			flaw(c.TenantID, c.ObjectID, "a "+k.Name+" is both in the archive and outside it")
 		}
 	}
 	upTo(math.MaxInt64, math.MaxInt64)

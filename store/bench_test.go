@@ -11,8 +11,8 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-// BenchmarkWrites has single writes that change something, one at a time and by 16 clients. The servers of the tests do not sync to
-// disk, so what is measured is round trips and statements.
+// BenchmarkWrites measures single writes that change something, one at a time and by 16 clients. The test servers do
+// not sync to disk, so it measures round trips and statements.
 func BenchmarkWrites(b *testing.B) {
 	s := store.New(testkit.Postgres(b).Pool(b, postgres.RoleAPI), nil)
 	ctx := context.Background()
@@ -26,7 +26,8 @@ func BenchmarkWrites(b *testing.B) {
 			return err
 		},
 		"create": func(i int64) error {
-			out, err := s.CreateChildren(ctx, tenant, commentKind, []store.NewChild{{Meta: meta(), Object: 1 + i%1000, AuthorID: i, Body: "a comment", Key: fmt.Sprint(i)}})
+			out, err := s.CreateChildren(ctx, tenant, commentKind,
+				[]store.NewChild{{Meta: meta(), Object: 1 + i%1000, AuthorID: i, Body: "a comment", Key: fmt.Sprint(i)}})
 			if err == nil && !out[0].Changed {
 				err = fmt.Errorf("%+v", out[0])
 			}

@@ -20,7 +20,7 @@ import (
 
 // Errors of single children.
 var (
-	// ErrBodyEmpty reports a body of white space alone.
+	// ErrBodyEmpty reports a body that is only white space.
 	ErrBodyEmpty = errors.New("store: the body is empty")
 	// ErrBodyTooLong reports a body of more than MaxBodyBytes after trimming.
 	ErrBodyTooLong = fmt.Errorf("store: the body is longer than %d bytes", MaxBodyBytes)
@@ -28,32 +28,32 @@ var (
 	ErrBodyText = errors.New("store: the body is not valid UTF-8 without NUL")
 )
 
-// StaleError reports that the child has another version than the write expected.
+// StaleError reports that the child has another version than the write expects.
 type StaleError struct{ Current event.Child }
 
 func (e *StaleError) Error() string {
 	return fmt.Sprintf("store: child %s is at version %d", e.Current.ID, e.Current.Version)
 }
 
-// StateError reports that the child's state does not allow the write: it is deleted or erased or, for an edit, hidden or
-// removed by a moderator.
+// StateError reports that the child's state does not allow the write. The child is deleted or erased; or, for an edit,
+// a moderator hid or removed it.
 type StateError struct{ Current event.Child }
 
 func (e *StateError) Error() string {
 	return fmt.Sprintf("store: child %s is %s", e.Current.ID, e.Current.State())
 }
 
-// TakenError reports that the author has a child of the object already, and a kind that allows no second one.
+// TakenError reports that the author already has a child of the object, in a kind that allows one per author.
 type TakenError struct{ Child event.Child }
 
 func (e *TakenError) Error() string {
-	return fmt.Sprintf("store: author %d has child %s of object %d already", e.Child.AuthorID, e.Child.ID, e.Child.Parent)
+	return fmt.Sprintf("store: author %d already has child %s of object %d", e.Child.AuthorID, e.Child.ID, e.Child.Parent)
 }
 
 // MaxBodyBytes bounds a child's body after trimming.
 const MaxBodyBytes = 16 << 10
 
-// trimBody returns the body as it is kept: without white space at its ends.
+// trimBody returns the body without white space at its ends, as the store keeps it.
 func trimBody(body string) (string, error) {
 	if !utf8.ValidString(body) || strings.IndexByte(body, 0) >= 0 {
 		return "", ErrBodyText
@@ -68,20 +68,21 @@ func trimBody(body string) (string, error) {
 	return body, nil
 }
 
-// A path is one segment per level, joined by '/': 14 hexadecimal digits of the microseconds since 1970 and the slug. Segments
-// have one width, so paths sort as the thread reads, siblings by age; childCreateSQL makes them.
+// A path is one segment per level, joined by '/'. A segment is 14 hexadecimal digits of the microseconds since 1970,
+// and the slug. All segments have one width, so paths sort in the order of the thread, siblings by age. childCreateSQL
+// makes them.
 const (
 	slugLen    = 8
 	segmentLen = 14 + slugLen
 
-	// MaxDepth bounds how deep replies nest; a first child has depth 1.
+	// MaxDepth bounds the nesting of replies; a child of an object has depth 1.
 	MaxDepth = 64
 )
 
-// Depth is the depth of the child with this path, from 1.
+// Depth returns the depth of the child with this path, from 1.
 func Depth(path string) int { return (len(path) + 1) / (segmentLen + 1) }
 
-// slugs are 40 random bits in Crockford's alphabet: lower case, no letters that look alike.
+// slugEncoding encodes a slug's 40 random bits in Crockford's alphabet: lower case, without letters that look alike.
 var slugEncoding = base32.NewEncoding("0123456789abcdefghjkmnpqrstvwxyz").WithPadding(base32.NoPadding)
 
 func newSlug() string {
@@ -90,8 +91,9 @@ func newSlug() string {
 	return slugEncoding.EncodeToString(b)
 }
 
-// childShape is what the statements about a kind of children depend on. A statement is the text of a template, which names the kind's tables and has
-// the parts of the capabilities that the kind has: what a kind cannot do costs it nothing.
+// childShape has everything on which the statements about a kind of children depend. A statement is rendered from a
+// template, which names the kind's tables and includes only the parts for its capabilities. So a capability that a kind
+// lacks costs it nothing.
 type childShape struct {
 	Kind                                          string
 	Names                                         event.ChildNames
@@ -99,16 +101,17 @@ type childShape struct {
 }
 
 func shapeOf(k kinds.Child) childShape {
-	return childShape{Kind: k.Name, Names: k.Names(), Threaded: k.Threaded, Moderated: k.Moderated, OnePerAuthor: k.OnePerAuthor, Attributes: len(k.Attributes) > 0}
+	return childShape{Kind: k.Name, Names: k.Names(), Threaded: k.Threaded, Moderated: k.Moderated, OnePerAuthor: k.OnePerAuthor,
+		Attributes: len(k.Attributes) > 0}
 }
 
-// Table is the kind's partition of children. Names of kinds are identifiers.
+// Table returns the kind's partition of children. Names of kinds are identifiers.
 func (s childShape) Table() string { return "children_" + s.Kind }
 
-// Archive is the kind's partition of children_archive.
+// Archive returns the kind's partition of children_archive.
 func (s childShape) Archive() string { return "children_archive_" + s.Kind }
 
-// Order is the column that the children of one object are in order by, with an index.
+// Order returns the column that orders the children of one object. It has an index.
 func (s childShape) Order() string {
 	if s.Threaded {
 		return "path"
@@ -116,15 +119,15 @@ func (s childShape) Order() string {
 	return "child_id"
 }
 
-// All is a table of the kind's children, archived or not.
+// All returns a table expression of the kind's children, archived or not.
 func (s childShape) All() string {
 	return "(SELECT * FROM " + s.Table() + " UNION ALL SELECT * FROM " + s.Archive() + ")"
 }
 
-// statements has the rendered ones by their text and shape.
+// statements has the rendered statements by text and shape.
 var statements sync.Map
 
-// sql renders a statement for the kind, once.
+// sql renders a statement for the kind, once per process.
 func (s childShape) sql(text string) string {
 	type key struct {
 		text  string
@@ -141,7 +144,7 @@ func (s childShape) sql(text string) string {
 	return b.String()
 }
 
-// childKind is a kind with its lanes of single writes.
+// childKind is a kind with its lanes for single writes.
 type childKind struct {
 	childShape
 	create   *lanes[NewChild, ChildOutcome]
@@ -151,7 +154,7 @@ type childKind struct {
 	settings *lanes[ThreadSettings, ThreadOutcome]
 }
 
-// children returns the kind, which has its own lanes from its first write on.
+// children returns the kind. Its first use makes the kind's lanes.
 func (s *Store) children(k kinds.Child) *childKind {
 	shape := shapeOf(k)
 	if got, ok := s.childKinds.Load(shape); ok {
@@ -161,25 +164,29 @@ func (s *Store) children(k kinds.Child) *childKind {
 	c.create = newLanes(s.slots, c.entity, func(ctx context.Context, tenant int64, w []NewChild, at place) ([]ChildOutcome, error) {
 		return s.create(ctx, tenant, c, w, at)
 	})
-	c.edit = newLanes(s.slots, func(w ChildEdit) any { return w.ID }, func(ctx context.Context, tenant int64, w []ChildEdit, at place) ([]ChildOutcome, error) {
-		return s.edit(ctx, tenant, c, w, at)
-	})
-	c.delete = newLanes(s.slots, func(w ChildDelete) any { return w.ID }, func(ctx context.Context, tenant int64, w []ChildDelete, at place) ([]ChildOutcome, error) {
-		return s.delete(ctx, tenant, c, w, at)
-	})
-	c.moderate = newLanes(s.slots, func(w ChildModeration) any { return w.ID }, func(ctx context.Context, tenant int64, w []ChildModeration, at place) ([]ChildOutcome, error) {
-		return s.moderate(ctx, tenant, c, w, at)
-	})
-	c.settings = newLanes(s.slots, func(w ThreadSettings) any { return w.Object }, func(ctx context.Context, tenant int64, w []ThreadSettings, at place) ([]ThreadOutcome, error) {
-		return s.set(ctx, tenant, c, w, at)
-	})
+	c.edit = newLanes(s.slots, func(w ChildEdit) any { return w.ID },
+		func(ctx context.Context, tenant int64, w []ChildEdit, at place) ([]ChildOutcome, error) {
+			return s.edit(ctx, tenant, c, w, at)
+		})
+	c.delete = newLanes(s.slots, func(w ChildDelete) any { return w.ID },
+		func(ctx context.Context, tenant int64, w []ChildDelete, at place) ([]ChildOutcome, error) {
+			return s.delete(ctx, tenant, c, w, at)
+		})
+	c.moderate = newLanes(s.slots, func(w ChildModeration) any { return w.ID },
+		func(ctx context.Context, tenant int64, w []ChildModeration, at place) ([]ChildOutcome, error) {
+			return s.moderate(ctx, tenant, c, w, at)
+		})
+	c.settings = newLanes(s.slots, func(w ThreadSettings) any { return w.Object },
+		func(ctx context.Context, tenant int64, w []ThreadSettings, at place) ([]ThreadOutcome, error) {
+			return s.set(ctx, tenant, c, w, at)
+		})
 	got, _ := s.childKinds.LoadOrStore(shape, c)
 	return got.(*childKind)
 }
 
-// childColumns are those of childRow, of the table under the name c.
-const childColumns = `c.child_id::text, c.object_id, c.parent_id::text, c.slug, c.path, c.author_id, c.body, c.attributes, c.author_state, c.moderation_state,
-       c.version, c.created_at, c.updated_at`
+// childColumns are the columns of childRow, from a table with the alias c.
+const childColumns = `c.child_id::text, c.object_id, c.parent_id::text, c.slug, c.path, c.author_id, c.body, c.attributes,
+       c.author_state, c.moderation_state, c.version, c.created_at, c.updated_at`
 
 type childRow struct {
 	ID              string
@@ -199,9 +206,9 @@ type childRow struct {
 
 func (r childRow) wire() event.Child {
 	return event.Child{
-		ID: r.ID, Parent: event.ID(r.Object), ReplyTo: orEmpty(r.ReplyTo), Slug: orEmpty(r.Slug), Path: orEmpty(r.Path), AuthorID: event.ID(r.AuthorID),
-		Body: r.Body, Attributes: event.OneForm(r.Attributes), AuthorState: r.AuthorState, ModerationState: r.ModerationState, Version: r.Version,
-		CreatedAt: wireTime(r.CreatedAt), UpdatedAt: wireTime(r.UpdatedAt),
+		ID: r.ID, Parent: event.ID(r.Object), ReplyTo: orEmpty(r.ReplyTo), Slug: orEmpty(r.Slug), Path: orEmpty(r.Path),
+		AuthorID: event.ID(r.AuthorID), Body: r.Body, Attributes: event.OneForm(r.Attributes), AuthorState: r.AuthorState,
+		ModerationState: r.ModerationState, Version: r.Version, CreatedAt: wireTime(r.CreatedAt), UpdatedAt: wireTime(r.UpdatedAt),
 	}
 }
 
@@ -212,7 +219,8 @@ func orEmpty(s *string) string {
 	return *s
 }
 
-// event tells of the child's state after a write. Where the body does not travel, what else the author wrote does not either.
+// event returns the event of the child's state after a write. If the body does not travel, the attributes do not
+// either.
 func (s childShape) event(tenant int64, c event.Child, eventType string, m Meta) (event.Event, error) {
 	if !event.BodyTravels(c.AuthorState, c.ModerationState) {
 		c.Body, c.Attributes = "", nil
@@ -228,8 +236,7 @@ func (s childShape) event(tenant int64, c event.Child, eventType string, m Meta)
 	}, nil
 }
 
-// childGetSQL reads children, archived or not.
-// Index: children_KIND_pkey, children_archive_KIND_pkey.   Locks: none.
+// childGetSQL reads children, archived or not. Index: children_KIND_pkey, children_archive_KIND_pkey. Locks: none.
 const childGetSQL = `
 SELECT /* store.child_get */ ` + childColumns + `
   FROM {{.All}} c WHERE c.tenant_id = @tenant::bigint AND c.child_id = ANY(@child_ids::uuid[])`
@@ -247,8 +254,8 @@ func (s childShape) get(ctx context.Context, tx querier, tenant int64, ids []str
 	return byID, nil
 }
 
-// GetChild returns the child whatever its state, or ErrNotFound. id is a UUID in lower case. The body of a child that is
-// not visible is part of it: the caller decides who sees that. The Actor is not kept in the truth.
+// GetChild returns the child in any state, or ErrNotFound. id is a UUID in lower case. The result has the body even if
+// the child is not visible: the caller decides who sees it. It has no Actor, which the truth does not keep.
 func (s *Store) GetChild(ctx context.Context, tenant int64, k kinds.Child, id string) (event.Child, error) {
 	var c event.Child
 	err := s.read(ctx, tenant, func(tx pgx.Tx) error {

@@ -18,8 +18,8 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-// lateFlush has each commit wait in the server's memory before it is written. A crash meanwhile leaves no trace of the transaction, and its
-// id goes to another one.
+// lateFlush keeps each commit in the server's memory for a while before writing it. A crash meanwhile leaves no trace
+// of the transaction, and another transaction gets its id.
 func lateFlush(delay time.Duration) []string {
 	return []string{"fsync=on", fmt.Sprintf("commit_delay=%d", delay.Microseconds()), "commit_siblings=0", "wal_writer_delay=10s"}
 }
@@ -29,7 +29,7 @@ type answer struct {
 	err error
 }
 
-// start has follower follow 2.
+// start makes follower follow 2.
 func start(f fixture, follower int64) chan answer {
 	told := make(chan answer, 1)
 	go func() {
@@ -39,7 +39,8 @@ func start(f fixture, follower int64) chan answer {
 	return told
 }
 
-// made wants the follow to have been made and answered so. It is false where that took too long for an answer, which is right and shows nothing.
+// made checks that the follow was answered as made and that it exists, with one event. It returns false if the answer is
+// that the result is unknown; that is correct, but proves nothing.
 func (f fixture) made(t *testing.T, follower int64, a answer) bool {
 	t.Helper()
 	if errors.Is(a.err, postgres.ErrUnknown) {
@@ -49,18 +50,23 @@ func (f fixture) made(t *testing.T, follower int64, a answer) bool {
 	if a.err != nil || !a.out[0].Changed || a.out[0].Edge.Version != 1 {
 		t.Errorf("follow: %+v, %v", a.out, a.err)
 	}
-	if got, err := f.GetEdge(t.Context(), tenant, follows, follower, 2); err != nil || got.Version != 1 {
-		t.Errorf("the follow that was answered: %+v, %v", got, err)
-	}
-	var events int
-	err := f.system.QueryRow(t.Context(), `SELECT count(*) FROM outbox_messages WHERE aggregate_id = 2 AND (payload ->> 'follower_id')::bigint = $1`, follower).Scan(&events)
-	if err != nil || events != 1 {
-		t.Errorf("%d events, want 1; %v", events, err)
+	events := 0
+	testkit.Eventually(t, 10*time.Second, "new connections after the crash", func() (bool, error) {
+		got, err := f.GetEdge(t.Context(), tenant, follows, follower, 2)
+		if err != nil || got.Version != 1 {
+			return false, fmt.Errorf("the answered follow: %+v, %w", got, err)
+		}
+		err = f.system.QueryRow(t.Context(), `SELECT count(*) FROM outbox_messages WHERE aggregate_id = 2
+			AND (payload ->> 'follower_id')::bigint = $1`, follower).Scan(&events)
+		return err == nil, err
+	})
+	if events != 1 {
+		t.Errorf("%d events, want 1", events)
 	}
 	return true
 }
 
-// shows runs arrange, each time with another follower, until it has shown what it is to show.
+// shows calls arrange, each time with another follower, until it returns true.
 func shows(t *testing.T, arrange func(follower int64) bool) {
 	t.Helper()
 	for follower := int64(100); !t.Failed(); follower++ {
@@ -68,12 +74,12 @@ func shows(t *testing.T, arrange func(follower int64) bool) {
 			return
 		}
 		if follower == 110 {
-			t.Fatal("it could not be arranged")
+			t.Fatal("the situation was not reached in 11 attempts")
 		}
 	}
 }
 
-// The server forgets a transaction whose COMMIT it was executing, and a stranger gets its id and commits.
+// The server loses a transaction whose COMMIT it was executing. Another transaction gets its id and commits.
 func TestTheCommitOfAStrangerWithTheSameIDIsNotTaken(t *testing.T) {
 	pg := testkit.PostgresProcess(t, lateFlush(100*time.Millisecond)...)
 	db := pg.DB(t)
@@ -86,8 +92,8 @@ func TestTheCommitOfAStrangerWithTheSameIDIsNotTaken(t *testing.T) {
 		return next
 	}
 	shows(t, func(follower int64) (arranged bool) {
-		f.follow(t, follower, 1) // a connection that has prepared its statements
-		for range 20 {           // which are forgotten too: there is room for strangers beside the writer's second try
+		f.follow(t, follower, 1) // a connection with prepared statements
+		for range 20 {           // also lost: ids for other transactions beside the writer's retry
 			id()
 		}
 		told := start(f, follower)
@@ -99,14 +105,14 @@ func TestTheCommitOfAStrangerWithTheSameIDIsNotTaken(t *testing.T) {
 		})
 		pg.Restart(t)
 		testkit.Eventually(t, 20*time.Second, "PostgreSQL to answer", answers)
-		for id() <= lost { // strangers commit
+		for id() <= lost { // other transactions commit
 			arranged = true
 		}
 		return f.made(t, follower, <-told) && arranged
 	})
 }
 
-// A server that comes back as a standby may not have heard of the transaction yet. Once it is promoted it tells.
+// A server that returns as a standby may not know the transaction yet. After its promotion it does.
 func TestAStandbyIsNotAskedWhatWasCommittedBeforeItsPromotion(t *testing.T) {
 	pg := testkit.PostgresProcess(t, append(lateFlush(100*time.Millisecond), "wal_level=replica", "hot_standby=on")...)
 	db := pg.DB(t)
@@ -138,7 +144,7 @@ func TestAStandbyIsNotAskedWhatWasCommittedBeforeItsPromotion(t *testing.T) {
 	})
 }
 
-// A COMMIT that waits for a standby is cut off by a crash, which leaves the transaction without the wait.
+// A crash interrupts a COMMIT that waits for a standby. The transaction exists after it, without the wait.
 func TestACommitThatIsFoundIsOnTheStandbysToo(t *testing.T) {
 	pg := testkit.PostgresProcess(t, "wal_level=replica", "max_wal_senders=2")
 	db := pg.DB(t)
@@ -164,7 +170,8 @@ func TestACommitThatIsFoundIsOnTheStandbysToo(t *testing.T) {
 		select {
 		case a := <-told:
 			if !errors.Is(a.err, postgres.ErrUnknown) {
-				// For a moment after its start the server does not know of standbys yet, and lets COMMITs pass. Try again.
+				// For a moment after its start the server does not know about standbys and lets COMMITs pass. Try
+				// again.
 				t.Logf("answered without a standby: %+v, %v", a.out, a.err)
 				set(`ALTER SYSTEM RESET synchronous_standby_names`)
 				return false
@@ -177,7 +184,7 @@ func TestACommitThatIsFoundIsOnTheStandbysToo(t *testing.T) {
 	})
 }
 
-// awaitBackend waits for a connection of another's that is as the condition says, over restarts, or for the answer.
+// awaitBackend waits, over restarts, until another connection meets the condition, or until the answer arrives.
 func awaitBackend(t *testing.T, owner *pgxpool.Pool, told chan answer, what, condition string) {
 	t.Helper()
 	testkit.Eventually(t, 10*time.Second, what, func() (there bool, _ error) {
@@ -187,15 +194,15 @@ func awaitBackend(t *testing.T, owner *pgxpool.Pool, told chan answer, what, con
 	})
 }
 
-// crashes has writers of several tenants and kinds write, single and in slices, while the server crashes so many times, as a whole or by
-// one of its processes. All that was answered is there afterwards, once, with its event.
+// crashes runs writers of several tenants and kinds, single and in slices, while the whole server or one of its
+// processes crashes. Afterwards every answered write exists once, with its event.
 func crashes(t *testing.T, seed uint64, rounds int) {
 	t.Logf("seed %d", seed)
 	pg := testkit.PostgresProcess(t, lateFlush(20*time.Millisecond)...)
 	db := pg.DB(t)
 	if _, err := db.Pool(t, postgres.RoleOwner).Exec(t.Context(),
 		`DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET synchronous_commit = off', current_database()); END $$`); err != nil {
-		t.Fatal(err) // writes are durable all the same
+		t.Fatal(err) // writes are durable nevertheless
 	}
 	l := crashLoad{seed: seed, stores: []fixture{on(t, db), on(t, db)}, acked: make(map[string]bool)}
 	owner := db.Pool(t, postgres.RoleOwner)
@@ -217,12 +224,13 @@ func crashes(t *testing.T, seed uint64, rounds int) {
 		testkit.Eventually(t, 30*time.Second, "a process that commits", func() (bool, error) {
 			err := owner.QueryRow(ctx, `SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
 				ORDER BY query <> 'commit', state <> 'active', random() LIMIT 1`).Scan(&pid)
-			return err == nil, nil // the one before has ended the owner's connection too
+			return err == nil, nil // the previous crash has ended the owner's connection too
 		})
 		pg.KillBackend(t, pid)
 	}
 	want := l.answered.Load() + 50
-	testkit.Eventually(t, 30*time.Second, "writes to be answered after the last crash", func() (bool, error) { return l.answered.Load() >= want, nil })
+	testkit.Eventually(t, 30*time.Second, "writes to be answered after the last crash",
+		func() (bool, error) { return l.answered.Load() >= want, nil })
 	stop()
 	writers.Wait()
 	l.check(t)
@@ -235,10 +243,10 @@ type crashLoad struct {
 	failed   atomic.Int64
 
 	mu    sync.Mutex
-	acked map[string]bool // what was made, as the truth and the outbox name it
+	acked map[string]bool // acknowledged writes, named as in the truth and the outbox
 }
 
-// write writes what nobody else does, until ctx ends.
+// write makes writes that no other writer makes, until ctx ends.
 func (l *crashLoad) write(ctx context.Context, t *testing.T, w int64) {
 	s, tenant, r := l.stores[w%2], 1+w/2%6, rand.New(rand.NewPCG(l.seed, uint64(w)))
 	tick := time.NewTicker(20 * time.Millisecond)
@@ -249,11 +257,11 @@ func (l *crashLoad) write(ctx context.Context, t *testing.T, w int64) {
 		ack := func(changed bool, format string, args ...any) {
 			name := fmt.Sprintf("%d ", tenant) + fmt.Sprintf(format, args...)
 			if !changed {
-				t.Errorf("%s: the answer is that nothing was made", name)
+				t.Errorf("%s: answered that nothing was made", name)
 			}
 			made = append(made, name)
 		}
-		bg := context.WithoutCancel(ctx) // what was begun is awaited
+		bg := context.WithoutCancel(ctx) // finish the write in hand
 		switch r.IntN(4) {
 		case 0, 1:
 			writes := make([]store.EdgeWrite, 1+r.IntN(4)/3*2)
@@ -299,7 +307,7 @@ func (l *crashLoad) write(ctx context.Context, t *testing.T, w int64) {
 	}
 }
 
-// check compares what was answered with the truth, and the truth with the outbox.
+// check compares the answered writes with the truth, and the truth with the outbox.
 func (l *crashLoad) check(t *testing.T) {
 	system := l.stores[0].system
 	truth := names(t, system, `
@@ -325,7 +333,8 @@ SELECT format('%s %s %s %s', tenant_id, aggregate_type, CASE aggregate_type
 			t.Errorf("the truth has %s %d times, and the outbox %d times", name, n, outbox[name])
 		}
 	}
-	t.Logf("%d answered, %d lost; %d failed, %d in the truth; %d without one event", len(l.acked), lost, l.failed.Load(), len(truth), silent)
+	t.Logf("%d answered, %d lost; %d failed, %d in the truth; %d without one event", len(l.acked), lost,
+		l.failed.Load(), len(truth), silent)
 	if len(outbox) != len(truth) {
 		t.Errorf("%d events, want %d", len(outbox), len(truth))
 	}

@@ -18,34 +18,34 @@ import (
 
 // Errors of creates.
 var (
-	// ErrParentUnknown reports a parent that is not a child of that object.
+	// ErrParentUnknown reports a parent that is not a child of the same object.
 	ErrParentUnknown = errors.New("store: the parent is not a child of this object")
 	// ErrParentGone reports a parent that is not visible.
 	ErrParentGone = errors.New("store: the parent is not visible")
-	// ErrThreadLocked reports an object whose thread takes no more children.
+	// ErrThreadLocked reports an object whose thread takes no new children.
 	ErrThreadLocked = errors.New("store: the thread is locked")
 	// ErrTooDeep reports a parent at MaxDepth.
 	ErrTooDeep = fmt.Errorf("store: replies nest at most %d deep", MaxDepth)
 	// ErrKeyReused reports an idempotency key that made another child.
 	ErrKeyReused = errors.New("store: the idempotency key was used with another request")
-	// ErrKeyOrphaned reports an idempotency key whose child is missing: somebody has deleted the row by hand.
+	// ErrKeyOrphaned reports an idempotency key whose child is missing: somebody deleted the row with SQL.
 	ErrKeyOrphaned = errors.New("store: the child that the idempotency key made is missing")
 )
 
 // NewChild is a child to create.
 type NewChild struct {
 	Meta
-	Object     int64 // that it is a child of
+	Object     int64 // the object that the child belongs to
 	AuthorID   int64
-	ReplyTo    string          // of a reply, in a threaded kind: the UUID, in lower case, of a child of the same object
-	Body       string          // trimmed before it is kept
-	Attributes json.RawMessage // checked, and kept in one form (kinds.Child.Check)
+	ReplyTo    string          // in a threaded kind: the UUID, in lower case, of the child of the same object that this one replies to
+	Body       string          // trimmed before it is stored
+	Attributes json.RawMessage // validated, and stored in one form (kinds.Child.Check)
 
-	// Key makes the create idempotent: with the same author and key the first result is given again. 1 to 255 visible ASCII
-	// characters, or empty for none.
+	// Key makes the create idempotent: a repeat with the same author and key returns the first result. It has 1 to 255
+	// visible ASCII characters, or is empty.
 	Key string
 
-	err error // what is wrong with the attributes
+	err error // why the attributes are invalid
 }
 
 // MaxKeyLen bounds an idempotency key.
@@ -61,15 +61,15 @@ func ValidKey(s string) bool {
 	return s != "" && len(s) <= MaxKeyLen
 }
 
-// ChildOutcome is what became of one write of a child.
+// ChildOutcome is the result of one write of a child.
 type ChildOutcome struct {
-	Child    event.Child // as it is now; of a replayed create, as it was first
-	Changed  bool        // whether this write changed it, and so made an event
-	Replayed bool        // whether an earlier create with the same key had made it
-	Err      error       // one of this package's errors: nothing was written
+	Child    event.Child // the present state; for a replayed create, the first state
+	Changed  bool        // this write changed it and made an event
+	Replayed bool        // an earlier create with the same key had made it
+	Err      error       // one of this package's errors: the write changed nothing
 }
 
-// creation is a NewChild on its way.
+// creation is a NewChild with everything that its insert needs.
 type creation struct {
 	in         NewChild
 	body       string
@@ -90,7 +90,7 @@ func (c *creation) prepare(k *childKind) error {
 	}
 	if in.ReplyTo != "" {
 		if !k.Threaded {
-			return fmt.Errorf("%w: nobody replies to a %s", ErrInvalid, k.Kind)
+			return fmt.Errorf("%w: kind %s has no replies", ErrInvalid, k.Kind)
 		}
 		if err := checkUUID("parent", in.ReplyTo); err != nil {
 			return err
@@ -111,30 +111,31 @@ func (c *creation) prepare(k *childKind) error {
 		return fmt.Errorf("make an id: %w", err)
 	}
 	c.id = id.String()
-	h := sha256.Sum256(fmt.Appendf(nil, "%d\n%s\n%s%s", in.Object, in.ReplyTo, in.Attributes, c.body)) // attributes are an object, or nothing
+	// attributes are a JSON object or empty, so the hash is unambiguous
+	h := sha256.Sum256(fmt.Appendf(nil, "%d\n%s\n%s%s", in.Object, in.ReplyTo, in.Attributes, c.body))
 	c.hash = h[:]
 	return nil
 }
 
-// checkAttributes brings the attributes of a write into their one form.
+// checkAttributes validates the attributes of a write and brings them into their one form.
 func checkAttributes(k kinds.Child, attributes json.RawMessage) (json.RawMessage, error) {
 	switch {
 	case len(k.Attributes) > 0:
 		return k.Check(attributes)
 	case attributes != nil:
-		return nil, fmt.Errorf("%w: a %s has no attributes", ErrInvalid, k.Name)
+		return nil, fmt.Errorf("%w: kind %s has no attributes", ErrInvalid, k.Name)
 	}
 	return nil, nil
 }
 
-// CreateChildren makes children. One of a premoderated thread starts PENDING. created_at is the database's clock, and later than
-// the parent's.
+// CreateChildren makes children. A child of a premoderated thread starts PENDING. created_at is the database's clock,
+// and later than the parent's.
 //
-// A create with a key takes its key row first: a concurrent equal one waits there and then gives the same result. In a kind that allows an author one
-// child of an object, a second one is a *TakenError, which has the first.
+// A create with a key takes its key row first. A concurrent equal create waits there and then returns the same result.
+// In a kind that allows one child per author and object, a second one gets a *TakenError with the first one.
 //
-// A thread that is archived is brought back first, which may part a slice into several transactions; ErrThreadReturning, of the call or of an
-// outcome, says that nothing was written because that takes longer.
+// CreateChildren brings an archived thread back first, which may split a slice into several transactions. If that takes
+// too long, the call or an outcome gets ErrThreadReturning, and the write did nothing.
 func (s *Store) CreateChildren(ctx context.Context, tenant int64, k kinds.Child, children []NewChild) ([]ChildOutcome, error) {
 	c, todo := s.children(k), slices.Clone(children)
 	for i := range todo {
@@ -143,7 +144,8 @@ func (s *Store) CreateChildren(ctx context.Context, tenant int64, k kinds.Child,
 	return bringingBack(ctx, s, tenant, c, todo, c.create.do)
 }
 
-// entity names what a create may wait for: the place that an author has with an object, or the key; what has neither waits for nobody.
+// entity returns what a create may have to wait for: the author's place with the object, or the key. nil: it never
+// waits.
 func (k *childKind) entity(c NewChild) any {
 	switch {
 	case k.OnePerAuthor:
@@ -165,7 +167,7 @@ func (s *Store) create(ctx context.Context, tenant int64, k *childKind, children
 	todo := make([]creation, len(children))
 	type key struct {
 		authorKey
-		alone int // tells items without a key apart
+		alone int // distinguishes items without a key
 	}
 	out, err := inTurns(ctx, s, tenant, len(children), at, func(i int, o *ChildOutcome) (key, any, bool) {
 		todo[i].in = children[i]
@@ -187,8 +189,9 @@ func (s *Store) create(ctx context.Context, tenant int64, k *childKind, children
 	return out, nil
 }
 
-func (s *Store) createTurn(ctx context.Context, tx *unit, tenant int64, k *childKind, todo []creation, turn []int, out []ChildOutcome) error {
-	// What the surroundings allow. Nothing is locked: a reply whose parent goes while it is being written counts as written before.
+func (s *Store) createTurn(ctx context.Context, tx *unit, tenant int64, k *childKind, todo []creation, turn []int,
+	out []ChildOutcome) error {
+	// This read locks nothing: if a parent is deleted meanwhile, the reply counts as written before the deletion.
 	refused, err := k.surroundings(ctx, tx, tenant, todo, turn)
 	if err != nil {
 		return err
@@ -201,7 +204,7 @@ func (s *Store) createTurn(ctx context.Context, tx *unit, tenant int64, k *child
 	if err != nil {
 		return err
 	}
-	if len(purged) > 0 { // by retention, since they were met: they are anybody's
+	if len(purged) > 0 { // retention purged these keys since takeKeys met them: they are free
 		again, known, err := k.takeKeys(ctx, tx, tenant, todo, purged)
 		if err != nil {
 			return err
@@ -209,7 +212,7 @@ func (s *Store) createTurn(ctx context.Context, tx *unit, tenant int64, k *child
 		if purged, err = k.replay(ctx, tx, tenant, todo, known, out); err != nil {
 			return err
 		}
-		if len(purged) > 0 { // no key is old twice
+		if len(purged) > 0 { // a new key cannot be purged
 			return fmt.Errorf("read %d idempotency keys: %d are missing", len(known), len(purged))
 		}
 		fresh = append(fresh, again...)
@@ -247,22 +250,30 @@ func (s *Store) createTurn(ctx context.Context, tx *unit, tenant int64, k *child
 	return nil
 }
 
-// childSurroundingsSQL reads what decides over creates: the thread's settings, whether it is archived, and the parent. OFFSET 0 keeps
-// each look-up a probe per item: a plain join is planned as a scan of the tenant's children while the tables have no statistics. The
-// transaction gets its id here, before the statement that inserts: the archiver waits for the transactions that have one (ADR 0008).
-// Index: threads_head_idx, archived_threads_stub_idx, children_KIND_pkey.   Locks: none.
+// childSurroundingsSQL reads everything that can refuse a create: the thread's settings, its archive stub, and the
+// parent. OFFSET 0 keeps each look-up a probe per item; PostgreSQL would plan a plain join as a scan of the tenant's
+// children while the tables have no statistics. The statement gives the transaction its id before the insert, because
+// the archiver waits for transactions that have an id (ADR 0008).
+// Index: threads_head_idx, archived_threads_stub_idx, children_KIND_pkey. Locks: none.
 const childSurroundingsSQL = `
 SELECT /* store.child_surroundings */ w.ord::int,
-       {{if .Moderated}}coalesce((t.object ->> 'locked')::boolean, false), coalesce((t.object ->> 'premoderated')::boolean, false){{else}}false, false{{end}},
-       a.archived IS NOT NULL, {{if .Threaded}}p.path, p.created_at, p.author_state, p.moderation_state{{else}}NULL::text, NULL::timestamptz, NULL::text, NULL::text{{end}}
+       {{if .Moderated}}coalesce((t.object ->> 'locked')::boolean, false), coalesce((t.object ->> 'premoderated')::boolean, false)
+       {{- else}}false, false{{end}},
+       a.archived IS NOT NULL, {{if .Threaded}}p.path, p.created_at, p.author_state, p.moderation_state
+       {{- else}}NULL::text, NULL::timestamptz, NULL::text, NULL::text{{end}}
   FROM unnest(@object_ids::bigint[], @reply_tos::uuid[]) WITH ORDINALITY AS w(object_id, reply_to, ord)
  CROSS JOIN pg_current_xact_id()
 {{- if .Moderated}}
-  LEFT JOIN LATERAL (SELECT object FROM threads WHERE tenant_id = @tenant::bigint AND post_id = w.object_id AND kind = '{{.Kind}}' AND version_state = 'LATEST' OFFSET 0) t ON true
+  LEFT JOIN LATERAL (SELECT object FROM threads
+                      WHERE tenant_id = @tenant::bigint AND post_id = w.object_id AND kind = '{{.Kind}}'
+                        AND version_state = 'LATEST' OFFSET 0) t ON true
 {{- end}}
-  LEFT JOIN LATERAL (SELECT true AS archived FROM archived_threads WHERE tenant_id = @tenant::bigint AND kind = '{{.Kind}}' AND object_id = w.object_id AND state <> 'RETURNED' OFFSET 0) a ON true
+  LEFT JOIN LATERAL (SELECT true AS archived FROM archived_threads
+                      WHERE tenant_id = @tenant::bigint AND kind = '{{.Kind}}' AND object_id = w.object_id
+                        AND state <> 'RETURNED' OFFSET 0) a ON true
 {{- if .Threaded}}
-  LEFT JOIN LATERAL (SELECT * FROM {{.Table}} WHERE tenant_id = @tenant::bigint AND child_id = w.reply_to OFFSET 0) p ON p.object_id = w.object_id
+  LEFT JOIN LATERAL (SELECT * FROM {{.Table}} WHERE tenant_id = @tenant::bigint AND child_id = w.reply_to OFFSET 0) p
+    ON p.object_id = w.object_id
 {{- end}}`
 
 type surroundingsRow struct {
@@ -276,7 +287,8 @@ type surroundingsRow struct {
 	ModerationState *string
 }
 
-// surroundings fills in the first moderation state and the parent's place, and returns why items cannot be written.
+// surroundings fills in the first moderation state and the parent's place. It returns the reason for each item that
+// must be refused.
 func (s childShape) surroundings(ctx context.Context, tx pgx.Tx, tenant int64, todo []creation, turn []int) (map[int]error, error) {
 	objects, parents := make([]int64, len(turn)), make([]*string, len(turn))
 	for n, i := range turn {
@@ -285,7 +297,8 @@ func (s childShape) surroundings(ctx context.Context, tx pgx.Tx, tenant int64, t
 			parents[n] = &todo[i].in.ReplyTo
 		}
 	}
-	rows, _ := tx.Query(ctx, s.sql(childSurroundingsSQL), pgx.StrictNamedArgs{"tenant": tenant, "object_ids": objects, "reply_tos": parents})
+	rows, _ := tx.Query(ctx, s.sql(childSurroundingsSQL),
+		pgx.StrictNamedArgs{"tenant": tenant, "object_ids": objects, "reply_tos": parents})
 	got, err := pgx.CollectRows(rows, pgx.RowToStructByPos[surroundingsRow])
 	if err != nil {
 		return nil, fmt.Errorf("read the surroundings of %d children: %w", len(turn), err)
@@ -317,8 +330,8 @@ func (s childShape) surroundings(ctx context.Context, tx pgx.Tx, tenant int64, t
 	return refused, nil
 }
 
-// childKeysSQL takes the keys that nobody has. It waits for a transaction that is taking one of them.
-// Index: child_keys_pkey.   Locks: the keys, in key order.
+// childKeysSQL takes the keys that are free. It waits for a transaction that is taking one of them.
+// Index: child_keys_pkey. Locks: the keys, in key order.
 const childKeysSQL = `
 INSERT /* store.child_keys */ INTO child_keys (tenant_id, kind, author_id, idempotency_key, request_hash, child_id, moderation_state)
 SELECT @tenant::bigint, '{{.Kind}}', w.author_id, w.key, w.hash, w.child_id, w.moderation_state
@@ -328,7 +341,7 @@ SELECT @tenant::bigint, '{{.Kind}}', w.author_id, w.key, w.hash, w.child_id, w.m
 ON CONFLICT DO NOTHING
 RETURNING child_id::text`
 
-// takeKeys parts the items into those that are to be written and those whose key has made a child before.
+// takeKeys splits the items into fresh ones to write and known ones whose key has made a child before.
 func (s childShape) takeKeys(ctx context.Context, tx pgx.Tx, tenant int64, todo []creation, turn []int) (fresh, known []int, err error) {
 	var keyed []int
 	for _, i := range turn {
@@ -369,8 +382,9 @@ func keyArgs(todo []creation, items []int) (authors []int64, keys []string, hash
 	return authors, keys, hashes, ids, moderation
 }
 
-// childReplaySQL reads what keys made. The child's own row, archived or not, tells only what never changes.
-// Index: child_keys_pkey, children_KIND_pkey, children_archive_KIND_pkey.   Locks: none.
+// childReplaySQL reads the children that keys made. It takes only columns that never change from the child's own row,
+// archived or not.
+// Index: child_keys_pkey, children_KIND_pkey, children_archive_KIND_pkey. Locks: none.
 const childReplaySQL = `
 SELECT /* store.child_replay */ w.ord::int, k.request_hash, k.moderation_state, c.child_id::text, c.slug, c.path, c.created_at
   FROM unnest(@author_ids::bigint[], @keys::text[]) WITH ORDINALITY AS w(author_id, key, ord)
@@ -387,9 +401,10 @@ type replayRow struct {
 	CreatedAt       *time.Time
 }
 
-// replay gives the first result of each key again: version 1 with the body and attributes of the request, which is the same. It returns the items
-// whose key is not there any more.
-func (s childShape) replay(ctx context.Context, tx pgx.Tx, tenant int64, todo []creation, known []int, out []ChildOutcome) (purged []int, err error) {
+// replay returns the first result of each key again: version 1 with the body and attributes of the request, which
+// equals the first one. It returns the items whose key no longer exists.
+func (s childShape) replay(ctx context.Context, tx pgx.Tx, tenant int64, todo []creation, known []int,
+	out []ChildOutcome) (purged []int, err error) {
 	if len(known) == 0 {
 		return nil, nil
 	}
@@ -413,16 +428,16 @@ func (s childShape) replay(ctx context.Context, tx pgx.Tx, tenant int64, todo []
 			out[i].Replayed = true
 			out[i].Child = event.Child{
 				ID: *r.ID, Parent: event.ID(c.in.Object), ReplyTo: c.in.ReplyTo, Slug: orEmpty(r.Slug), Path: orEmpty(r.Path),
-				AuthorID: event.ID(c.in.AuthorID), Body: c.body, Attributes: c.in.Attributes, AuthorState: event.AuthorActive, ModerationState: r.ModerationState,
-				Version: 1, CreatedAt: wireTime(*r.CreatedAt), UpdatedAt: wireTime(*r.CreatedAt),
+				AuthorID: event.ID(c.in.AuthorID), Body: c.body, Attributes: c.in.Attributes, AuthorState: event.AuthorActive,
+				ModerationState: r.ModerationState, Version: 1, CreatedAt: wireTime(*r.CreatedAt), UpdatedAt: wireTime(*r.CreatedAt),
 			}
 		}
 	}
 	return slices.DeleteFunc(missing, func(i int) bool { return i < 0 }), nil
 }
 
-// childReleaseSQL gives back the keys of creates that were refused after all, so that a later try may succeed.
-// Index: child_keys_pkey.   Locks: rows of this transaction.
+// childReleaseSQL releases the keys of refused creates, so that a retry can succeed.
+// Index: child_keys_pkey. Locks: rows of this transaction.
 const childReleaseSQL = `
 DELETE /* store.child_release */ FROM child_keys k
  USING unnest(@author_ids::bigint[], @keys::text[]) AS w(author_id, key)
@@ -440,23 +455,31 @@ func (s childShape) releaseKeys(ctx context.Context, tx pgx.Tx, tenant int64, to
 	return nil
 }
 
-// childCreateSQL inserts children, but for those whose slug the object has, whose author has one of the object, or whose thread is archived. The
-// subquery reads the clock once for each. Places of authors are taken in their order: a statement waits for one that another one has.
-// Index: children_KIND_pkey, archived_threads_stub_idx; threaded: children_KIND_slug_key, children_KIND_path_key, else children_KIND_object_idx; one per
-// author: children_KIND_author_key.   Locks: none but the new rows.
+// childCreateSQL inserts children. It leaves out a child if the object already has the slug, the author already has a
+// child of the object, or the thread is archived. The subquery reads the clock once per child. Inserts of a kind with
+// one child per author are ordered by place, because a statement waits for a place that another transaction takes.
+// Index: children_KIND_pkey, archived_threads_stub_idx; threaded: children_KIND_slug_key, children_KIND_path_key, else
+// children_KIND_object_idx; one per author: children_KIND_author_key. Locks: none but the new rows.
 const childCreateSQL = `
 INSERT /* store.child_create */ INTO {{.Table}} AS c
-       (tenant_id, child_id, object_id, {{if .Threaded}}parent_id, slug, path, {{end}}author_id, body, {{if .Attributes}}attributes, {{end}}moderation_state, created_at, updated_at)
+       (tenant_id, child_id, object_id, {{if .Threaded}}parent_id, slug, path, {{end}}author_id, body,
+        {{if .Attributes}}attributes, {{end}}moderation_state, created_at, updated_at)
 SELECT @tenant::bigint, n.child_id, n.object_id,
-       {{if .Threaded}}n.reply_to, n.slug, n.parent_path || lpad(to_hex((extract(epoch FROM n.at) * 1000000)::bigint), 14, '0') || n.slug, {{end -}}
+       {{if .Threaded}}n.reply_to, n.slug,
+       n.parent_path || lpad(to_hex((extract(epoch FROM n.at) * 1000000)::bigint), 14, '0') || n.slug, {{end -}}
        n.author_id, n.body, {{if .Attributes}}n.attributes::jsonb, {{end}}n.moderation_state, n.at, n.at
-  FROM (SELECT w.*, {{if .Threaded}}GREATEST(clock_timestamp(), w.parent_at + interval '1 microsecond'){{else}}clock_timestamp(){{end}} AS at
+  FROM (SELECT w.*,
+               {{if .Threaded}}GREATEST(clock_timestamp(), w.parent_at + interval '1 microsecond')
+               {{- else}}clock_timestamp(){{end}} AS at
           FROM unnest(@child_ids::uuid[], @object_ids::bigint[], @author_ids::bigint[], @bodies::text[], @moderation_states::text[]
                       {{- if .Threaded}}, @reply_tos::uuid[], @slugs::text[], @parent_paths::text[], @parent_ats::timestamptz[]{{end}}
                       {{- if .Attributes}}, @attributes::text[]{{end}}) {{if .OnePerAuthor}}WITH ORDINALITY {{end -}}
             AS w(child_id, object_id, author_id, body, moderation_state
-                 {{- if .Threaded}}, reply_to, slug, parent_path, parent_at{{end}}{{if .Attributes}}, attributes{{end}}{{if .OnePerAuthor}}, ord{{end}})) n
- WHERE NOT EXISTS (SELECT FROM archived_threads a WHERE a.tenant_id = @tenant::bigint AND a.kind = '{{.Kind}}' AND a.object_id = n.object_id AND a.state <> 'RETURNED' OFFSET 0)
+                 {{- if .Threaded}}, reply_to, slug, parent_path, parent_at{{end}}{{if .Attributes}}, attributes{{end}}
+                 {{- if .OnePerAuthor}}, ord{{end}})) n
+ WHERE NOT EXISTS (SELECT FROM archived_threads a
+                    WHERE a.tenant_id = @tenant::bigint AND a.kind = '{{.Kind}}' AND a.object_id = n.object_id
+                      AND a.state <> 'RETURNED' OFFSET 0)
 {{- if .OnePerAuthor}}
  ORDER BY n.object_id, n.author_id, n.ord
 ON CONFLICT DO NOTHING
@@ -465,15 +488,18 @@ ON CONFLICT (tenant_id, object_id, slug) DO NOTHING
 {{- end}}
 RETURNING ` + childColumns
 
-// childTakenSQL reads which children have the places that creates want.
-// Index: children_KIND_author_key.   Locks: none.
+// childTakenSQL reads the children that hold the places that creates want.
+// Index: children_KIND_author_key. Locks: none.
 const childTakenSQL = `
 SELECT /* store.child_taken */ ` + childColumns + `
   FROM unnest(@object_ids::bigint[], @author_ids::bigint[]) AS w(object_id, author_id)
- CROSS JOIN LATERAL (SELECT * FROM {{.Table}} WHERE tenant_id = @tenant::bigint AND object_id = w.object_id AND author_id = w.author_id AND author_state = 'ACTIVE' OFFSET 0) c`
+ CROSS JOIN LATERAL (SELECT * FROM {{.Table}}
+                      WHERE tenant_id = @tenant::bigint AND object_id = w.object_id AND author_id = w.author_id
+                        AND author_state = 'ACTIVE' OFFSET 0) c`
 
-// maxInserts is how often an insert is tried anew for the children that it left out. With 2^40 slugs a thread of a million children needs a second
-// one once in a million creates; and who had an author's place may have left it since.
+// maxInserts bounds the attempts to insert children that an earlier attempt left out. With 2^40 slugs, a thread of a
+// million children needs a second attempt once in a million creates. An author's place may also have become free
+// meanwhile.
 const maxInserts = 5
 
 func (s *Store) insert(ctx context.Context, tx pgx.Tx, tenant int64, k *childKind, todo []creation, write []int, out []ChildOutcome) error {
@@ -514,7 +540,7 @@ func (s *Store) insert(ctx context.Context, tx pgx.Tx, tenant int64, k *childKin
 	return nil
 }
 
-// taken returns the children that have these places.
+// taken returns the children that hold these places.
 func (s childShape) taken(ctx context.Context, tx pgx.Tx, tenant int64, objects, authors []int64) (map[authorPlace]event.Child, error) {
 	if !s.OnePerAuthor {
 		return nil, nil
@@ -522,7 +548,7 @@ func (s childShape) taken(ctx context.Context, tx pgx.Tx, tenant int64, objects,
 	rows, _ := tx.Query(ctx, s.sql(childTakenSQL), pgx.StrictNamedArgs{"tenant": tenant, "object_ids": objects, "author_ids": authors})
 	got, err := pgx.CollectRows(rows, pgx.RowToStructByPos[childRow])
 	if err != nil {
-		return nil, fmt.Errorf("read who has %d places: %w", len(objects), err)
+		return nil, fmt.Errorf("read the children in %d places: %w", len(objects), err)
 	}
 	by := make(map[authorPlace]event.Child, len(got))
 	for _, r := range got {
@@ -531,8 +557,9 @@ func (s childShape) taken(ctx context.Context, tx pgx.Tx, tenant int64, objects,
 	return by, nil
 }
 
-// tryInsert inserts children, with new slugs, and returns those that were left out.
-func (s *Store) tryInsert(ctx context.Context, tx pgx.Tx, tenant int64, k *childKind, todo []creation, write []int, out []ChildOutcome) ([]int, error) {
+// tryInsert inserts children with new slugs, and returns the items that the statement left out.
+func (s *Store) tryInsert(ctx context.Context, tx pgx.Tx, tenant int64, k *childKind, todo []creation, write []int,
+	out []ChildOutcome) ([]int, error) {
 	n := len(write)
 	var (
 		objects, authors        = make([]int64, n), make([]int64, n)
@@ -544,7 +571,8 @@ func (s *Store) tryInsert(ctx context.Context, tx pgx.Tx, tenant int64, k *child
 		ids[m], objects[m], authors[m], bodies[m], moderation[m] = c.id, c.in.Object, c.in.AuthorID, c.body, c.moderation
 		index[c.id] = i
 	}
-	args := pgx.StrictNamedArgs{"tenant": tenant, "child_ids": ids, "object_ids": objects, "author_ids": authors, "bodies": bodies, "moderation_states": moderation}
+	args := pgx.StrictNamedArgs{"tenant": tenant, "child_ids": ids, "object_ids": objects, "author_ids": authors, "bodies": bodies,
+		"moderation_states": moderation}
 	if k.Threaded {
 		slugs, parents, parentPaths, parentAts := make([]string, n), make([]*string, n), make([]string, n), make([]*time.Time, n)
 		for m, i := range write {
@@ -575,7 +603,7 @@ func (s *Store) tryInsert(ctx context.Context, tx pgx.Tx, tenant int64, k *child
 	return slices.DeleteFunc(slices.Clone(write), func(i int) bool { return out[i].Changed }), nil
 }
 
-// text is JSON as a parameter, nil for none.
+// text converts JSON to a statement's argument, nil to NULL.
 func text(j json.RawMessage) *string {
 	if j == nil {
 		return nil

@@ -18,10 +18,10 @@ import (
 	"github.com/tidings/tidings/kinds"
 )
 
-// ErrSelf reports an edge that would lead from an object to itself, of a kind that has no such edges.
+// ErrSelf reports an edge from an object to itself, of a kind that forbids such edges.
 var ErrSelf = errors.New("store: an edge of this kind cannot lead from an object to itself")
 
-// StaleEdgeError reports a write whose IfVersion is not the version that the edge has.
+// StaleEdgeError reports that the edge has another version than the write expects.
 type StaleEdgeError struct {
 	Kind    kinds.Edge
 	Current event.Edge
@@ -35,31 +35,31 @@ func (e *StaleEdgeError) Error() string {
 type EdgeWrite struct {
 	Meta
 	From, To   int64
-	Attributes json.RawMessage // of a put: all of them. nil leaves those of an ACTIVE edge; another one gets the defaults
-	Merge      bool            // of a put: Attributes are those that change of an ACTIVE edge (RFC 7396); another one is ErrNotFound
+	Attributes json.RawMessage // for a put: all of them. nil keeps those of an ACTIVE edge; another edge gets the defaults
+	Merge      bool            // for a put: Attributes change those of an ACTIVE edge (RFC 7396); another edge is ErrNotFound
 	IfVersion  int64           // the version of the ACTIVE edge that the writer saw, or AnyVersion
 }
 
-// EdgeOutcome is what became of one EdgeWrite.
+// EdgeOutcome is the result of one EdgeWrite.
 type EdgeOutcome struct {
-	Edge    event.Edge // as it is now, without its actor; its zero value when RemoveEdges met a pair that never was
-	Changed bool       // whether this write changed it, and so made an event
-	Created bool       // whether that made it ACTIVE
-	Err     error      // ErrSelf, ErrInvalid, *kinds.AttributeError, *StaleEdgeError or ErrNotFound: nothing was written
+	Edge    event.Edge // the present state, without its actor; zero if RemoveEdges got a pair that never had an edge
+	Changed bool       // this write changed it and made an event
+	Created bool       // the change made it ACTIVE
+	Err     error      // ErrSelf, ErrInvalid, *kinds.AttributeError, *StaleEdgeError or ErrNotFound: the write changed nothing
 }
 
 type pair struct{ from, to int64 }
 
-// edgeWrite is an EdgeWrite with what its kind says of it.
+// edgeWrite is an EdgeWrite with its kind.
 type edgeWrite struct {
 	EdgeWrite
 	kind     kinds.Edge
-	defaults json.RawMessage // what a new edge gets; of a merge what there is, merged
+	defaults json.RawMessage // the attributes of a new edge; for a merge, the merged ones
 }
 
 func (w edgeWrite) entity() any { return pair{w.From, w.To} }
 
-// check also brings the attributes into their one form.
+// check validates the write and brings its attributes into their one form.
 func (w *edgeWrite) check(put bool) error {
 	if err := checkMeta(w.Meta); err != nil {
 		return err
@@ -73,7 +73,7 @@ func (w *edgeWrite) check(put bool) error {
 		w.Attributes, w.Merge = nil, false
 		return nil
 	case w.Merge:
-		return nil // they are checked when they are merged
+		return nil // merge checks the attributes
 	}
 	var err error
 	if w.Attributes != nil {
@@ -85,10 +85,10 @@ func (w *edgeWrite) check(put bool) error {
 	return err
 }
 
-// edgeKind is one kind's statements, which name its table, and its lanes.
+// edgeKind has one kind's statements, which name its table, and its lanes.
 type edgeKind struct {
-	putSQL, removeSQL, getSQL, lockSQL, insertSQL, updateSQL string
-	ofFromSQL, ofToSQL, forgetSQL                            string
+	putSQL, removeSQL, removeAgainSQL, getSQL, lockSQL, insertSQL, updateSQL string
+	ofFromSQL, ofToSQL, forgetSQL                                            string
 
 	put, remove *lanes[edgeWrite, EdgeOutcome]
 }
@@ -99,14 +99,15 @@ type edgeKinds struct {
 	all map[string]*edgeKind
 }
 
-// edgesOf returns what the store has for the kind.
+// edgesOf returns the statements and lanes of the kind. Its first use makes them.
 func (s *Store) edgesOf(name string) *edgeKind {
 	s.edges.mu.Lock()
 	defer s.edges.mu.Unlock()
 	k, ok := s.edges.all[name]
 	if !ok {
 		k = newEdgeKind(name)
-		k.put, k.remove = newLanes(s.slots, edgeWrite.entity, s.writer(true, k.putAll)), newLanes(s.slots, edgeWrite.entity, s.writer(false, k.removeAll))
+		k.put, k.remove = newLanes(s.slots, edgeWrite.entity, s.writer(true, k.putAll)),
+			newLanes(s.slots, edgeWrite.entity, s.writer(false, k.removeAll))
 		if s.edges.all == nil {
 			s.edges.all = make(map[string]*edgeKind)
 		}
@@ -115,7 +116,7 @@ func (s *Store) edgesOf(name string) *edgeKind {
 	return k
 }
 
-// edgesOf is the statement on the table of the kind.
+// edgesOf returns the statement for the table of the kind.
 func edgesOf(name, sql string) string {
 	return strings.ReplaceAll(sql, "{edges}", pgx.Identifier{"edges_" + name}.Sanitize())
 }
@@ -123,8 +124,8 @@ func edgesOf(name, sql string) string {
 func newEdgeKind(name string) *edgeKind {
 	render := func(sql string) string { return edgesOf(name, sql) }
 	return &edgeKind{
-		putSQL: render(putEdgesSQL), removeSQL: render(removeEdgesSQL), getSQL: render(getEdgesSQL), lockSQL: render(lockEdgesSQL),
-		insertSQL: render(insertEdgesSQL), updateSQL: render(updateEdgesSQL),
+		putSQL: render(putEdgesSQL), removeSQL: render(removeEdgesSQL), removeAgainSQL: render(removeAgainSQL), getSQL: render(getEdgesSQL),
+		lockSQL: render(lockEdgesSQL), insertSQL: render(insertEdgesSQL), updateSQL: render(updateEdgesSQL),
 		ofFromSQL: render(edgesFromSQL), ofToSQL: render(edgesToSQL), forgetSQL: render(forgetEdgesSQL),
 	}
 }
@@ -143,13 +144,14 @@ type edgeRow struct {
 func (r edgeRow) wire() event.Edge {
 	return event.Edge{
 		From: event.ID(r.From), To: event.ID(r.To), Status: r.Status, Version: r.Version,
-		CreatedAt: wireTime(r.CreatedAt), PositionedAt: wireTime(r.PositionedAt), UpdatedAt: wireTime(r.UpdatedAt), Attributes: event.OneForm(r.Attributes),
+		CreatedAt: wireTime(r.CreatedAt), PositionedAt: wireTime(r.PositionedAt), UpdatedAt: wireTime(r.UpdatedAt),
+		Attributes: event.OneForm(r.Attributes),
 	}
 }
 
-// putEdgesSQL makes edges ACTIVE that are not, and returns those. positioned_at moves with each such change: it orders pages.
-// Times never go back between two versions, although the transaction that waited for the lock began before the other ended.
-// Index: edges_KIND_pkey.   Locks: the edges, in key order.
+// putEdgesSQL makes edges ACTIVE that are not, and returns them. Each such change moves positioned_at, which orders
+// pages. Times never decrease between two versions, even if a transaction waits for a lock of one that began later.
+// Index: edges_KIND_pkey. Locks: the edges, in key order.
 const putEdgesSQL = `
 INSERT /* store.put_edges */ INTO {edges} AS e (tenant_id, from_id, to_id)
 SELECT @tenant::bigint, w.from_id, w.to_id
@@ -161,7 +163,8 @@ ON CONFLICT (tenant_id, from_id, to_id) DO UPDATE
  WHERE e.status <> 'ACTIVE'
 RETURNING e.from_id, e.to_id, e.status, e.version, e.created_at, e.positioned_at, e.updated_at, e.attributes`
 
-// PutEdges makes each edge ACTIVE, with these attributes. Edges that are so already keep their row and make no event.
+// PutEdges makes each edge ACTIVE with these attributes. An edge that already equals the write does not change and
+// makes no event.
 func (s *Store) PutEdges(ctx context.Context, tenant int64, k kinds.Edge, writes []EdgeWrite) ([]EdgeOutcome, error) {
 	return s.edgesOf(k.Name).put.do(ctx, tenant, withKind(k, writes))
 }
@@ -174,9 +177,9 @@ func withKind(k kinds.Edge, writes []EdgeWrite) []edgeWrite {
 	return all
 }
 
-// removeEdgesSQL makes edges REMOVED that are ACTIVE, and returns those. They are locked in key order first: an UPDATE alone
-// locks in the order of its plan.
-// Index: edges_KIND_pkey.   Locks: the edges, in key order.
+// removeEdgesSQL makes ACTIVE edges REMOVED, and returns them. It locks them in key order first: an UPDATE alone would
+// lock in the order of its plan.
+// Index: edges_KIND_pkey. Locks: the edges, in key order.
 const removeEdgesSQL = `
 WITH wanted AS (
   SELECT * FROM unnest(@froms::bigint[], @tos::bigint[], @versions::bigint[]) AS w(from_id, to_id, version)
@@ -192,15 +195,19 @@ UPDATE /* store.remove_edges */ {edges} e
  WHERE e.tenant_id = @tenant::bigint AND e.from_id = h.from_id AND e.to_id = h.to_id AND e.status = 'ACTIVE' AND h.version IN (0, e.version)
 RETURNING e.from_id, e.to_id, e.status, e.version, e.created_at, e.positioned_at, e.updated_at, e.attributes`
 
-// RemoveEdges makes each edge REMOVED. Edges that are, or that never were, make no event.
+// removeAgainSQL is removeEdgesSQL for the second removal of an edge in one batch. The batch has locked the edge, unless
+// the edge appeared since. It does not wait for such an edge, because it already holds locks of higher keys.
+var removeAgainSQL = strings.Replace(removeEdgesSQL, "FOR NO KEY UPDATE OF e", "FOR NO KEY UPDATE OF e SKIP LOCKED", 1)
+
+// RemoveEdges makes each edge REMOVED. An edge that is REMOVED already, or never existed, makes no event.
 func (s *Store) RemoveEdges(ctx context.Context, tenant int64, k kinds.Edge, writes []EdgeWrite) ([]EdgeOutcome, error) {
 	return s.edgesOf(k.Name).remove.do(ctx, tenant, withKind(k, writes))
 }
 
-// edgeTurn writes those items of writes that turn names, of which no two are of one edge.
+// edgeTurn writes the items of writes that turn lists. No two of them are the same edge.
 type edgeTurn func(ctx context.Context, tx *unit, tenant int64, writes []edgeWrite, turn []int, out []EdgeOutcome) error
 
-// writer makes of a turn what the lanes run.
+// writer returns the function that the lanes run.
 func (s *Store) writer(put bool, write edgeTurn) func(context.Context, int64, []edgeWrite, place) ([]EdgeOutcome, error) {
 	return func(ctx context.Context, tenant int64, writes []edgeWrite, at place) ([]EdgeOutcome, error) {
 		out, err := inTurns(ctx, s, tenant, len(writes), at, func(i int, o *EdgeOutcome) (pair, any, bool) {
@@ -214,7 +221,7 @@ func (s *Store) writer(put bool, write edgeTurn) func(context.Context, int64, []
 	}
 }
 
-// putAll is a turn of puts. Without attributes and guards the statement decides.
+// putAll writes a turn of puts. Without attributes and guards, one statement decides.
 func (k *edgeKind) putAll(ctx context.Context, tx *unit, tenant int64, writes []edgeWrite, turn []int, out []EdgeOutcome) error {
 	for _, i := range turn {
 		if writes[i].defaults != nil || writes[i].Merge || writes[i].IfVersion != AnyVersion {
@@ -228,9 +235,13 @@ func (k *edgeKind) putAll(ctx context.Context, tx *unit, tenant int64, writes []
 	return k.current(ctx, tx, tenant, writes, left, k.getSQL, out)
 }
 
-// removeAll is a turn of removals.
+// removeAll writes a turn of removals.
 func (k *edgeKind) removeAll(ctx context.Context, tx *unit, tenant int64, writes []edgeWrite, turn []int, out []EdgeOutcome) error {
-	left, err := k.transition(ctx, tx, tenant, writes, turn, event.Removed, k.removeSQL, out)
+	sql := k.removeSQL
+	if tx.turn > 0 {
+		sql = k.removeAgainSQL
+	}
+	left, err := k.transition(ctx, tx, tenant, writes, turn, event.Removed, sql, out)
 	if err != nil || len(left) == 0 {
 		return err
 	}
@@ -243,7 +254,7 @@ func (k *edgeKind) removeAll(ctx context.Context, tx *unit, tenant int64, writes
 	return nil
 }
 
-// guard refuses a write of an edge that is not ACTIVE in the version that the writer saw.
+// guard refuses a write if the edge is not ACTIVE at the version that the writer saw.
 func (w edgeWrite) guard(out *EdgeOutcome) bool {
 	switch {
 	case w.IfVersion == AnyVersion:
@@ -255,7 +266,7 @@ func (w edgeWrite) guard(out *EdgeOutcome) bool {
 	return out.Err == nil
 }
 
-// merge makes of the attributes that change all of them, or says why it cannot.
+// merge merges the changed attributes into the edge's present ones, or sets the outcome's error.
 func (w *edgeWrite) merge(out *EdgeOutcome) bool {
 	if out.Err = ErrNotFound; out.Edge.Active() {
 		w.defaults, out.Err = w.kind.Patch(out.Edge.Attributes, w.Attributes)
@@ -263,8 +274,7 @@ func (w *edgeWrite) merge(out *EdgeOutcome) bool {
 	return out.Err == nil
 }
 
-// lockEdgesSQL locks edges and reads them.
-// Index: edges_KIND_pkey.   Locks: the edges, in key order.
+// lockEdgesSQL locks edges and reads them. Index: edges_KIND_pkey. Locks: the edges, in key order.
 const lockEdgesSQL = `
 SELECT /* store.lock_edges */ e.from_id, e.to_id, e.status, e.version, e.created_at, e.positioned_at, e.updated_at, e.attributes
   FROM unnest(@froms::bigint[], @tos::bigint[]) AS w(from_id, to_id)
@@ -272,18 +282,18 @@ SELECT /* store.lock_edges */ e.from_id, e.to_id, e.status, e.version, e.created
  ORDER BY e.from_id, e.to_id
    FOR NO KEY UPDATE OF e`
 
-// insertEdgesSQL makes edges that were not there, and returns them.
-// Index: edges_KIND_pkey.   Locks: the edges, in key order.
+// insertEdgesSQL creates missing edges and returns them. It locks the others without a change.
+// Index: edges_KIND_pkey. Locks: the edges, in key order.
 const insertEdgesSQL = `
 INSERT /* store.insert_edges */ INTO {edges} AS e (tenant_id, from_id, to_id, attributes)
 SELECT @tenant::bigint, w.from_id, w.to_id, w.attributes
   FROM unnest(@froms::bigint[], @tos::bigint[], @attributes::text[]::jsonb[]) AS w(from_id, to_id, attributes)
  ORDER BY w.from_id, w.to_id
-ON CONFLICT (tenant_id, from_id, to_id) DO NOTHING
+ON CONFLICT (tenant_id, from_id, to_id) DO UPDATE SET status = e.status WHERE false
 RETURNING e.from_id, e.to_id, e.status, e.version, e.created_at, e.positioned_at, e.updated_at, e.attributes`
 
-// updateEdgesSQL makes edges, which are locked, ACTIVE with these attributes.
-// Index: edges_KIND_pkey.   Locks: the edges, which the transaction has locked.
+// updateEdgesSQL makes edges ACTIVE with these attributes. The transaction has locked them.
+// Index: edges_KIND_pkey. Locks: the edges, which the transaction has locked.
 const updateEdgesSQL = `
 UPDATE /* store.update_edges */ {edges} e
    SET status = 'ACTIVE', attributes = w.attributes, version = e.version + 1, updated_at = GREATEST(now(), e.updated_at),
@@ -292,53 +302,56 @@ UPDATE /* store.update_edges */ {edges} e
  WHERE e.tenant_id = @tenant::bigint AND e.from_id = w.from_id AND e.to_id = w.to_id
 RETURNING e.from_id, e.to_id, e.status, e.version, e.created_at, e.positioned_at, e.updated_at, e.attributes`
 
-// putGuarded is a turn of puts that depend on what is there: it locks that, decides, and writes. An edge that another transaction makes meanwhile is
-// met in the next round; edges are never deleted, so there are few.
+// putGuarded writes a turn of puts with attributes or guards. It first creates missing edges and then locks the others,
+// so that a batch without guards waits for locks in key order.
 func (k *edgeKind) putGuarded(ctx context.Context, tx *unit, tenant int64, writes []edgeWrite, turn []int, out []EdgeOutcome) error {
-	for len(turn) > 0 {
-		for _, i := range turn {
-			out[i] = EdgeOutcome{}
+	var creating, existing []int
+	for _, i := range turn {
+		if writes[i].IfVersion == AnyVersion && !writes[i].Merge {
+			creating = append(creating, i)
+		} else {
+			existing = append(existing, i)
 		}
-		if err := k.current(ctx, tx, tenant, writes, turn, k.lockSQL, out); err != nil {
-			return err
+	}
+	left, err := k.transition(ctx, tx, tenant, writes, creating, event.Created, k.insertSQL, out)
+	if err != nil {
+		return err
+	}
+	existing = append(existing, left...)
+	if len(existing) == 0 {
+		return nil
+	}
+	if err := k.current(ctx, tx, tenant, writes, existing, k.lockSQL, out); err != nil {
+		return err
+	}
+	var revived, updated []int
+	for _, i := range existing {
+		w, e := &writes[i], out[i].Edge
+		if !w.guard(&out[i]) || w.Merge && !w.merge(&out[i]) {
+			continue
 		}
-		var missing, revived, updated []int
-		for _, i := range turn {
-			w, e := &writes[i], out[i].Edge
-			if !w.guard(&out[i]) {
-				continue
-			}
-			if w.Merge && !w.merge(&out[i]) {
-				continue
-			}
-			switch {
-			case e.Version == 0:
-				missing = append(missing, i)
-			case !e.Active():
-				revived = append(revived, i)
-			case w.Attributes != nil && !bytes.Equal(w.defaults, e.Attributes):
-				updated = append(updated, i)
-			}
+		switch {
+		case !e.Active():
+			revived = append(revived, i)
+		case w.Attributes != nil && !bytes.Equal(w.defaults, e.Attributes):
+			updated = append(updated, i)
 		}
-		for _, step := range []struct {
-			items     []int
-			eventType string
-			sql       string
-		}{{revived, event.Created, k.updateSQL}, {updated, event.Updated, k.updateSQL}} {
-			if left, err := k.transition(ctx, tx, tenant, writes, step.items, step.eventType, step.sql, out); err != nil || len(left) > 0 {
-				return cmp.Or(err, fmt.Errorf("%d edges that were locked are gone", len(left)))
-			}
-		}
-		var err error
-		if turn, err = k.transition(ctx, tx, tenant, writes, missing, event.Created, k.insertSQL, out); err != nil {
-			return err
+	}
+	for _, step := range []struct {
+		items     []int
+		eventType string
+	}{{revived, event.Created}, {updated, event.Updated}} {
+		if left, err := k.transition(ctx, tx, tenant, writes, step.items, step.eventType, k.updateSQL, out); err != nil || len(left) > 0 {
+			return cmp.Or(err, fmt.Errorf("%d locked edges no longer exist", len(left)))
 		}
 	}
 	return nil
 }
 
-// transition runs a statement that changes edges, appends the events of what it changed, and returns the items that it did not change.
-func (k *edgeKind) transition(ctx context.Context, tx *unit, tenant int64, writes []edgeWrite, turn []int, eventType, sql string, out []EdgeOutcome) (left []int, err error) {
+// transition runs a statement that changes edges, and appends their events. It returns the items that the statement did
+// not change.
+func (k *edgeKind) transition(ctx context.Context, tx *unit, tenant int64, writes []edgeWrite, turn []int, eventType, sql string,
+	out []EdgeOutcome) (left []int, err error) {
 	if len(turn) == 0 {
 		return nil, nil
 	}
@@ -370,7 +383,7 @@ func (k *edgeKind) transition(ctx context.Context, tx *unit, tenant int64, write
 	return left, nil
 }
 
-// args are a statement's for the items of a turn, with the index of each edge.
+// args returns a statement's arguments for the items of a turn, and the index of each edge.
 func (k *edgeKind) args(tenant int64, writes []edgeWrite, turn []int, sql string) (pgx.StrictNamedArgs, map[pair]int) {
 	index := make(map[pair]int, len(turn))
 	froms, tos := make([]int64, len(turn)), make([]int64, len(turn))
@@ -380,7 +393,7 @@ func (k *edgeKind) args(tenant int64, writes []edgeWrite, turn []int, sql string
 	}
 	args := pgx.StrictNamedArgs{"tenant": tenant, "froms": froms, "tos": tos}
 	switch sql {
-	case k.removeSQL:
+	case k.removeSQL, k.removeAgainSQL:
 		versions := make([]int64, len(turn))
 		for n, i := range turn {
 			versions[n] = writes[i].IfVersion
@@ -399,8 +412,9 @@ func (k *edgeKind) args(tenant int64, writes []edgeWrite, turn []int, sql string
 	return args, index
 }
 
-// current fills in how the edges of a turn are now.
-func (k *edgeKind) current(ctx context.Context, tx pgx.Tx, tenant int64, writes []edgeWrite, turn []int, sql string, out []EdgeOutcome) error {
+// current fills in the present states of the edges of a turn.
+func (k *edgeKind) current(ctx context.Context, tx pgx.Tx, tenant int64, writes []edgeWrite, turn []int, sql string,
+	out []EdgeOutcome) error {
 	args, index := k.args(tenant, writes, turn, sql)
 	rows, _ := tx.Query(ctx, sql, args)
 	got, err := pgx.CollectRows(rows, pgx.RowToStructByPos[edgeRow])
@@ -413,18 +427,19 @@ func (k *edgeKind) current(ctx context.Context, tx pgx.Tx, tenant int64, writes 
 	return nil
 }
 
-// getEdgesSQL reads edges.
-// Index: edges_KIND_pkey.   Locks: none.
+// getEdgesSQL reads edges. Index: edges_KIND_pkey. Locks: none.
 const getEdgesSQL = `
 SELECT /* store.get_edges */ e.from_id, e.to_id, e.status, e.version, e.created_at, e.positioned_at, e.updated_at, e.attributes
   FROM unnest(@froms::bigint[], @tos::bigint[]) AS w(from_id, to_id)
   JOIN {edges} e ON e.tenant_id = @tenant::bigint AND e.from_id = w.from_id AND e.to_id = w.to_id`
 
-// GetEdge returns the edge, ACTIVE or REMOVED, or ErrNotFound when there never was one. The Actor is not kept in the truth.
+// GetEdge returns the edge, ACTIVE or REMOVED, or ErrNotFound if it never existed. It has no Actor, which the truth
+// does not keep.
 func (s *Store) GetEdge(ctx context.Context, tenant int64, k kinds.Edge, from, to int64) (event.Edge, error) {
 	var row edgeRow
 	err := s.read(ctx, tenant, func(tx pgx.Tx) error {
-		rows, _ := tx.Query(ctx, s.edgesOf(k.Name).getSQL, pgx.StrictNamedArgs{"tenant": tenant, "froms": []int64{from}, "tos": []int64{to}})
+		rows, _ := tx.Query(ctx, s.edgesOf(k.Name).getSQL,
+			pgx.StrictNamedArgs{"tenant": tenant, "froms": []int64{from}, "tos": []int64{to}})
 		var err error
 		row, err = pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[edgeRow])
 		return notFound(err)

@@ -14,7 +14,7 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-// TestAttributesOfEdges writes edges of a kind of this test's own, whose table has hash partitions.
+// TestAttributesOfEdges writes edges of a kind of its own, whose table has hash partitions.
 func TestAttributesOfEdges(t *testing.T) {
 	f := open(t)
 	set, err := kinds.Builtin().Extend([]byte(`
@@ -27,7 +27,8 @@ edges:
 		t.Fatal(err)
 	}
 	k := set.Edges["visit"]
-	if _, err := f.system.Exec(t.Context(), `SELECT make_edge_kind($1, $2, $3, $4, $5, $6)`, k.Name, k.Plural, k.Ends[0], k.Ends[1], !k.NoSelf(), k.Partitions); err != nil {
+	if _, err := f.system.Exec(t.Context(), `SELECT make_edge_kind($1, $2, $3, $4, $5, $6)`, k.Name, k.Plural, k.Ends[0], k.Ends[1],
+		!k.NoSelf(), k.Partitions); err != nil {
 		t.Fatal(err)
 	}
 	one := func(write func() ([]store.EdgeOutcome, error)) store.EdgeOutcome {
@@ -71,7 +72,7 @@ edges:
 	}
 	var bad *kinds.AttributeError
 	if o := put(`{"role":"king"}`, 0); !errors.As(o.Err, &bad) {
-		t.Errorf("a role that there is not: %+v", o)
+		t.Errorf("an unknown role: %+v", o)
 	}
 	want("removed", remove(2), true, 3, `{"role":"regular","seat":3}`)
 	if o := put(`{}`, 3); !errors.Is(o.Err, store.ErrNotFound) {
@@ -90,7 +91,8 @@ edges:
 		t.Errorf("events (-want +got):\n%s", diff)
 	}
 
-	// Writers race to make the same edges, several at a time and in different orders: one makes each, the others change it, and no version comes twice.
+	// Writers race to make the same edges, several at a time and in different orders. One writer makes each edge, the
+	// others change it, and no version occurs twice.
 	var wg sync.WaitGroup
 	for w := range 4 {
 		wg.Go(func() {
@@ -101,7 +103,8 @@ edges:
 					if w%2 == 1 {
 						to = int64(105 - n)
 					}
-					writes = append(writes, store.EdgeWrite{Meta: meta(), From: 7, To: to, Attributes: json.RawMessage(fmt.Sprintf(`{"seat":%d}`, w*10+i))})
+					writes = append(writes, store.EdgeWrite{Meta: meta(), From: 7, To: to,
+						Attributes: json.RawMessage(fmt.Sprintf(`{"seat":%d}`, w*10+i))})
 				}
 				if _, err := f.PutEdges(t.Context(), tenant, k, writes); err != nil {
 					t.Error(err)
@@ -114,7 +117,8 @@ edges:
 	if err := f.system.QueryRow(t.Context(), `
 		SELECT count(*) FILTER (WHERE events <> versions), count(*) FILTER (WHERE versions <> newest) FROM (
 		  SELECT count(*) AS events, count(DISTINCT m.payload ->> 'version') AS versions, max(e.version) AS newest
-		    FROM edges_visit e JOIN outbox_messages m ON m.aggregate_type = 'visit' AND m.aggregate_id = e.to_id WHERE e.to_id >= 100 GROUP BY e.to_id) x`).Scan(&doubled, &missing); err != nil || doubled+missing > 0 {
+		    FROM edges_visit e JOIN outbox_messages m ON m.aggregate_type = 'visit' AND m.aggregate_id = e.to_id WHERE e.to_id >= 100
+		    GROUP BY e.to_id) x`).Scan(&doubled, &missing); err != nil || doubled+missing > 0 {
 		t.Errorf("%d edges have an event twice, %d lack one: %v", doubled, missing, err)
 	}
 }

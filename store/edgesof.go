@@ -21,22 +21,23 @@ type EdgeOf struct {
 }
 
 const (
-	// MaxEdgesOf is how many edges of an object one look finds, and how many one slice removes: their rows stay locked until it commits.
+	// MaxEdgesOf is the most edges of an object that one statement returns, and that one slice removes. Their rows stay
+	// locked until the slice commits.
 	MaxEdgesOf = 500
-	// edgesWindow is how many edges of a tenant one look for those to an object walks over.
+	// edgesWindow is the number of a tenant's edges that one statement reads in search of edges to an object.
 	edgesWindow = 20_000
 )
 
-// edgesFromSQL reads the next edges from an object.
-// Index: edges_KIND_pkey, one range.   Locks: none.
+// edgesFromSQL reads the next edges from an object. Index: edges_KIND_pkey, one range. Locks: none.
 const edgesFromSQL = `
 SELECT /* store.edges_from */ from_id, to_id, version, status = 'ACTIVE', true
   FROM {edges} WHERE tenant_id = @tenant::bigint AND from_id = @object::bigint AND to_id > @to::bigint
  ORDER BY to_id LIMIT @limit`
 
-// edgesToSQL reads those to an object among the tenant's next edges of the kind, and the last of these, whatever it leads to. There is no index by target: every
-// write would pay for it.
-// Index: edges_KIND_pkey, one range, which it reads without the table where that was vacuumed; and a probe for each edge that it finds.   Locks: none.
+// edgesToSQL reads the edges to an object among the tenant's next edges of the kind. It also returns the last edge that
+// it read, regardless of its target. An index by target would slow down every write.
+// Index: edges_KIND_pkey, one range, index-only where the table was vacuumed, and one probe per edge found.
+// Locks: none.
 const edgesToSQL = `
 WITH next AS MATERIALIZED (
   SELECT from_id, to_id FROM {edges}
@@ -50,11 +51,13 @@ WITH next AS MATERIALIZED (
 )
 SELECT /* store.edges_to */ f.from_id, f.to_id, coalesce(e.version, 0), coalesce(e.status = 'ACTIVE', false), f.hit
   FROM found f
-  LEFT JOIN LATERAL (SELECT version, status FROM {edges} WHERE tenant_id = @tenant::bigint AND from_id = f.from_id AND to_id = f.to_id LIMIT 1) e ON f.hit
+  LEFT JOIN LATERAL (SELECT version, status FROM {edges}
+                      WHERE tenant_id = @tenant::bigint AND from_id = f.from_id AND to_id = f.to_id LIMIT 1) e ON f.hit
  ORDER BY f.from_id, f.to_id, f.hit`
 
-// edgesOf reads the next edges of the kind, behind after, that have the object at this end. At the end of them more is false.
-func (k *edgeKind) edgesOf(ctx context.Context, tx pgx.Tx, tenant, object int64, end kinds.End, after EdgeKey) (all []EdgeOf, next EdgeKey, more bool, err error) {
+// edgesOf reads the kind's next edges that have the object at this end, from the key after. more is false at the end.
+func (k *edgeKind) edgesOf(ctx context.Context, tx pgx.Tx, tenant, object int64, end kinds.End,
+	after EdgeKey) (all []EdgeOf, next EdgeKey, more bool, err error) {
 	sql, args := k.ofFromSQL, pgx.StrictNamedArgs{"tenant": tenant, "object": object, "to": after.To, "limit": MaxEdgesOf}
 	if end == kinds.To {
 		sql, args["from"], args["window"] = k.ofToSQL, after.From, edgesWindow
@@ -73,8 +76,9 @@ func (k *edgeKind) edgesOf(ctx context.Context, tx pgx.Tx, tenant, object int64,
 	return all, next, more, err
 }
 
-// EdgesOf calls fn with every edge of the kind that has the object at this end, ACTIVE or REMOVED, in slices of at most MaxEdgesOf. An edge that was there
-// before it began is among them. For those to an object it walks over all edges of the kind that the tenant has.
+// EdgesOf calls fn with every edge of the kind that has the object at this end, ACTIVE or REMOVED, in slices of at most
+// MaxEdgesOf. It includes every edge that existed before the call. For edges to an object it reads all the tenant's
+// edges of the kind.
 func (s *Store) EdgesOf(ctx context.Context, tenant int64, k kinds.Edge, object int64, end kinds.End, fn func([]EdgeOf) error) error {
 	var after EdgeKey
 	for more := true; more; {
@@ -84,7 +88,7 @@ func (s *Store) EdgesOf(ctx context.Context, tenant int64, k kinds.Edge, object 
 			return err
 		})
 		if err != nil {
-			return fmt.Errorf("look for the edges of kind %s %s %d of tenant %d: %w", k.Name, end, object, tenant, err)
+			return fmt.Errorf("read the edges of kind %s %s %d of tenant %d: %w", k.Name, end, object, tenant, err)
 		}
 		if len(all) == 0 {
 			continue
@@ -96,8 +100,9 @@ func (s *Store) EdgesOf(ctx context.Context, tenant int64, k kinds.Edge, object 
 	return nil
 }
 
-// removeOf removes those of the edges that are ACTIVE, and returns how many these were. Their events are removals like any other.
-func (k *edgeKind) removeOf(ctx context.Context, tx *unit, tenant int64, kind kinds.Edge, all []EdgeOf, meta Meta) (removed int64, err error) {
+// removeOf removes the edges of all that are ACTIVE and returns their number. Their events are ordinary removals.
+func (k *edgeKind) removeOf(ctx context.Context, tx *unit, tenant int64, kind kinds.Edge, all []EdgeOf,
+	meta Meta) (removed int64, err error) {
 	var writes []edgeWrite
 	var turn []int
 	for _, e := range all {
@@ -121,8 +126,10 @@ func (k *edgeKind) removeOf(ctx context.Context, tx *unit, tenant int64, kind ki
 	return removed, nil
 }
 
-// RemoveEdgesOf removes those of the edges that are still ACTIVE, at most MaxEdgesOf, in one transaction that fence begins, and returns how many it removed.
-func (s *Store) RemoveEdgesOf(ctx context.Context, tenant int64, k kinds.Edge, all []EdgeOf, meta Meta, fence func(context.Context, pgx.Tx) error) (removed int64, err error) {
+// RemoveEdgesOf removes the edges of all that are still ACTIVE and returns their number. all has at most MaxEdgesOf
+// edges. It uses one transaction, which calls fence first.
+func (s *Store) RemoveEdgesOf(ctx context.Context, tenant int64, k kinds.Edge, all []EdgeOf, meta Meta,
+	fence func(context.Context, pgx.Tx) error) (removed int64, err error) {
 	if err := checkMeta(meta); err != nil {
 		return 0, err
 	}
@@ -140,21 +147,25 @@ func (s *Store) RemoveEdgesOf(ctx context.Context, tenant int64, k kinds.Edge, a
 	return removed, nil
 }
 
-// forgetEdgesSQL deletes edges that are as they were. They are locked in key order first.
-// Index: edges_KIND_pkey.   Locks: the edges, in key order.
+// forgetEdgesSQL deletes edges that are REMOVED and still have the given version. It locks them in key order first.
+// Index: edges_KIND_pkey. Locks: the edges, in key order.
 const forgetEdgesSQL = `
 WITH held AS MATERIALIZED (
   SELECT e.from_id, e.to_id
     FROM unnest(@froms::bigint[], @tos::bigint[], @versions::bigint[]) AS w(from_id, to_id, version)
-    JOIN {edges} e ON e.tenant_id = @tenant::bigint AND e.from_id = w.from_id AND e.to_id = w.to_id AND e.version = w.version AND e.status = 'REMOVED'
+    JOIN {edges} e ON e.tenant_id = @tenant::bigint AND e.from_id = w.from_id AND e.to_id = w.to_id AND e.version = w.version
+     AND e.status = 'REMOVED'
    ORDER BY e.from_id, e.to_id
      FOR UPDATE OF e
 )
-DELETE /* store.forget_edges */ FROM {edges} e USING held h WHERE e.tenant_id = @tenant::bigint AND e.from_id = h.from_id AND e.to_id = h.to_id`
+DELETE /* store.forget_edges */ FROM {edges} e USING held h
+ WHERE e.tenant_id = @tenant::bigint AND e.from_id = h.from_id AND e.to_id = h.to_id`
 
-// ForgetEdges deletes those of the edges that are still REMOVED at the version that was found, and returns how many these were. There is no event: nothing may be
-// left of an edge anywhere else, for the next edge of the pair begins at version 1. The pool acts as the system role. fence begins the transaction.
-func (s *Store) ForgetEdges(ctx context.Context, tenant int64, k kinds.Edge, all []EdgeOf, fence func(context.Context, pgx.Tx) error) (n int64, err error) {
+// ForgetEdges deletes the rows of the edges of all that are still REMOVED at the given version, and returns their
+// number. It makes no event. Delete everything else about these edges first, because the next edge of the pair begins at
+// version 1. The pool acts as the system role. The transaction calls fence first.
+func (s *Store) ForgetEdges(ctx context.Context, tenant int64, k kinds.Edge, all []EdgeOf,
+	fence func(context.Context, pgx.Tx) error) (n int64, err error) {
 	froms, tos, versions := make([]int64, len(all)), make([]int64, len(all)), make([]int64, len(all))
 	for i, e := range all {
 		froms[i], tos[i], versions[i] = e.From, e.To, e.Version
@@ -163,7 +174,8 @@ func (s *Store) ForgetEdges(ctx context.Context, tenant int64, k kinds.Edge, all
 		if err := fence(ctx, tx.Tx); err != nil {
 			return err
 		}
-		tag, err := tx.Exec(ctx, s.edgesOf(k.Name).forgetSQL, pgx.StrictNamedArgs{"tenant": tenant, "froms": froms, "tos": tos, "versions": versions})
+		tag, err := tx.Exec(ctx, s.edgesOf(k.Name).forgetSQL,
+			pgx.StrictNamedArgs{"tenant": tenant, "froms": froms, "tos": tos, "versions": versions})
 		n = tag.RowsAffected()
 		return err
 	})

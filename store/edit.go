@@ -16,7 +16,7 @@ import (
 	"github.com/tidings/tidings/kinds"
 )
 
-// AnyVersion as IfVersion writes whatever version the child has.
+// AnyVersion as IfVersion accepts any version of the child.
 const AnyVersion = 0
 
 // ChildEdit replaces a child's body, changes its attributes, or both.
@@ -24,24 +24,25 @@ type ChildEdit struct {
 	Meta
 	ID         string          // a UUID in lower case
 	IfVersion  int64           // the version that the writer saw, or AnyVersion
-	Body       *string         // trimmed before it is kept; nil leaves it
-	Attributes json.RawMessage // those that change (RFC 7396: null takes one away, or back to its default); nil leaves them
+	Body       *string         // trimmed before it is stored; nil leaves it
+	Attributes json.RawMessage // changes as in RFC 7396: null removes an attribute or sets its default; nil changes none
 
-	merge mergeAttributes // of Attributes
+	merge mergeAttributes // applies Attributes
 }
 
-// mergeAttributes are the attributes of a child that has these at present.
+// mergeAttributes returns the attributes of a child after a change of its present ones.
 type mergeAttributes func(present json.RawMessage) (json.RawMessage, error)
 
-// ChildDelete is an author's withdrawal of a child. It is final.
+// ChildDelete is the deletion of a child by its author. It is final.
 type ChildDelete struct {
 	Meta
 	ID        string // a UUID in lower case
 	IfVersion int64  // the version that the writer saw, or AnyVersion
 }
 
-// heldSQL names the children of @child_ids, with what each is to be given, and locks those that exist in key order: an UPDATE alone
-// locks in the order of its plan. A thread that is archived has to be brought back first, even where the child has not been moved.
+// heldSQL lists the children of @child_ids with their new values, and locks the existing ones in key order. Without it,
+// an UPDATE would lock in the order of its plan. It leaves out children of an archived thread, even if the child itself
+// has not moved yet: the thread must return first.
 // Index: children_KIND_pkey, archived_threads_stub_idx.
 const heldSQL = `
 WITH wanted AS (
@@ -50,14 +51,15 @@ WITH wanted AS (
 ), held AS (
   SELECT w.*
     FROM {{.Table}} c JOIN wanted w ON c.tenant_id = @tenant::bigint AND c.child_id = w.child_id
-   WHERE NOT EXISTS (SELECT FROM archived_threads a WHERE a.tenant_id = @tenant::bigint AND a.kind = '{{.Kind}}' AND a.object_id = c.object_id AND a.state <> 'RETURNED' OFFSET 0)
+   WHERE NOT EXISTS (SELECT FROM archived_threads a WHERE a.tenant_id = @tenant::bigint AND a.kind = '{{.Kind}}'
+                        AND a.object_id = c.object_id AND a.state <> 'RETURNED' OFFSET 0)
    ORDER BY c.child_id
      FOR NO KEY UPDATE OF c
 )`
 
-// childEditSQL replaces bodies and attributes, where the version is the expected one, the author and moderation left the child, and
-// something differs.
-// Index: children_KIND_pkey.   Locks: the children, in key order, whether or not they change.
+// childEditSQL replaces bodies and attributes. It changes a child only if the version is the expected one, neither its
+// author nor a moderator withdrew it, and something differs.
+// Index: children_KIND_pkey. Locks: the children, in key order, changed or not.
 const childEditSQL = heldSQL + `
 UPDATE /* store.child_edit */ {{.Table}} c
    SET body = {{if .Attributes}}coalesce(h.value, c.body), attributes = coalesce(h.attributes::jsonb, c.attributes){{else}}h.value{{end}},
@@ -65,11 +67,13 @@ UPDATE /* store.child_edit */ {{.Table}} c
   FROM held h
  WHERE c.tenant_id = @tenant::bigint AND c.child_id = h.child_id AND (h.if_version = 0 OR c.version = h.if_version)
    AND c.author_state = 'ACTIVE' AND c.moderation_state NOT IN ('HIDDEN', 'REMOVED')
-   AND {{if .Attributes}}(c.body <> h.value OR h.attributes IS NOT NULL AND c.attributes IS DISTINCT FROM h.attributes::jsonb){{else}}c.body <> h.value{{end}}
+   AND {{if .Attributes}}(c.body <> h.value OR h.attributes IS NOT NULL AND c.attributes IS DISTINCT FROM h.attributes::jsonb)
+       {{- else}}c.body <> h.value{{end}}
 RETURNING ` + childColumns
 
-// EditChildren replaces the bodies of children and changes their attributes. The outcome's error is ErrNotFound, a *StaleError, a *StateError, or says what is wrong
-// with the body or the attributes (*kinds.AttributeError). An edit to what the child has changes nothing and makes no event.
+// EditChildren replaces the bodies of children and changes their attributes. An outcome's error is ErrNotFound, a
+// *StaleError, a *StateError, or describes an invalid body or attribute (*kinds.AttributeError). An edit that would not
+// change the child makes no event.
 func (s *Store) EditChildren(ctx context.Context, tenant int64, k kinds.Child, edits []ChildEdit) ([]ChildOutcome, error) {
 	c, todo := s.children(k), slices.Clone(edits)
 	for i := range todo {
@@ -86,20 +90,21 @@ func (s *Store) edit(ctx context.Context, tenant int64, k *childKind, edits []Ch
 		c := change{meta: e.Meta, id: e.ID, ifVersion: e.IfVersion, merge: e.merge}
 		switch {
 		case e.merge != nil && !k.Attributes:
-			c.err = fmt.Errorf("%w: a %s has no attributes", ErrInvalid, k.Kind)
+			c.err = fmt.Errorf("%w: kind %s has no attributes", ErrInvalid, k.Kind)
 		case e.Body != nil:
 			var body string
 			body, c.err = trimBody(*e.Body)
 			c.value = &body
 		case e.merge == nil:
-			c.err = fmt.Errorf("%w: an edit of nothing", ErrInvalid)
+			c.err = fmt.Errorf("%w: an edit without a body or attributes", ErrInvalid)
 		}
 		changes[i] = c
 	}
 	return s.change(ctx, tenant, k, changes, at, changeKind{
 		event: event.Edited, sql: childEditSQL,
 		allowed: func(c event.Child) bool {
-			return c.AuthorState == event.AuthorActive && c.ModerationState != event.ModerationHidden && c.ModerationState != event.ModerationRemoved
+			return c.AuthorState == event.AuthorActive && c.ModerationState != event.ModerationHidden &&
+				c.ModerationState != event.ModerationRemoved
 		},
 		has: func(c event.Child, to change) bool {
 			return (to.value == nil || c.Body == *to.value) && (to.attributes == nil || bytes.Equal(c.Attributes, to.attributes))
@@ -107,9 +112,9 @@ func (s *Store) edit(ctx context.Context, tenant int64, k *childKind, edits []Ch
 	})
 }
 
-// childDeleteSQL withdraws children, where the version is the expected one and the author had left it. The row stays: replies
-// hang on it, and so does its permalink.
-// Index: children_KIND_pkey.   Locks: the children, in key order, whether or not they change.
+// childDeleteSQL deletes children logically, if the version is the expected one and the author has not deleted them
+// before. The row remains, because replies and the permalink refer to it.
+// Index: children_KIND_pkey. Locks: the children, in key order, changed or not.
 const childDeleteSQL = heldSQL + `
 UPDATE /* store.child_delete */ {{.Table}} c
    SET author_state = 'DELETED', version = c.version + 1, updated_at = GREATEST(now(), c.updated_at)
@@ -118,8 +123,8 @@ UPDATE /* store.child_delete */ {{.Table}} c
    AND c.author_state = 'ACTIVE'
 RETURNING ` + childColumns
 
-// DeleteChildren withdraws children for their author. The outcome's error is ErrNotFound, a *StaleError or a *StateError: deleted or
-// erased children cannot be deleted again. What moderation did to a child does not keep its author from deleting it.
+// DeleteChildren deletes children for their author. An outcome's error is ErrNotFound, a *StaleError or a *StateError:
+// a deleted or erased child cannot be deleted again. Authors can delete children in any moderation state.
 func (s *Store) DeleteChildren(ctx context.Context, tenant int64, k kinds.Child, deletes []ChildDelete) ([]ChildOutcome, error) {
 	c := s.children(k)
 	return bringingBack(ctx, s, tenant, c, deletes, c.delete.do)
@@ -133,7 +138,7 @@ func (s *Store) delete(ctx context.Context, tenant int64, k *childKind, deletes 
 	return s.change(ctx, tenant, k, changes, at, changeKind{
 		event: event.Deleted, sql: childDeleteSQL,
 		allowed: func(c event.Child) bool { return c.AuthorState == event.AuthorActive },
-		has:     func(event.Child, change) bool { return false }, // what is deleted is not allowed
+		has:     func(event.Child, change) bool { return false }, // allowed already refuses a deleted child
 	})
 }
 
@@ -142,14 +147,17 @@ type ChildModeration struct {
 	Meta
 	ID        string // a UUID in lower case
 	IfVersion int64  // the version that the moderator saw, or AnyVersion
-	State     string // event.ModerationApproved, event.ModerationHidden or event.ModerationRemoved; or event.ModerationPending, to wait for a moderator
-	Reason    string // why, for the event and the history: see ValidReason
+	// One of event.ModerationApproved, ModerationHidden, ModerationRemoved, and ModerationPending, which waits for a
+	// moderator.
+	State  string
+	Reason string // for the event and the history; see ValidReason
 }
 
 // MaxReasonBytes bounds the reason of a moderation.
 const MaxReasonBytes = 1000
 
-// ValidReason reports whether s can be a reason: at most MaxReasonBytes of UTF-8 without control characters. It may be empty.
+// ValidReason reports whether s can be a reason: at most MaxReasonBytes of UTF-8 without control characters. It may be
+// empty.
 func ValidReason(s string) bool { return len(s) <= MaxReasonBytes && plainText(s) }
 
 // plainText reports whether s is UTF-8 without control characters.
@@ -157,9 +165,9 @@ func plainText(s string) bool {
 	return utf8.ValidString(s) && strings.IndexFunc(s, unicode.IsControl) < 0
 }
 
-// childModerateSQL moves children on the moderator's axis, where the version is the expected one, the author left the child,
-// and the state is another.
-// Index: children_KIND_pkey.   Locks: the children, in key order, whether or not they change.
+// childModerateSQL changes moderation states, if the version is the expected one, the author has not deleted the child,
+// and the state differs.
+// Index: children_KIND_pkey. Locks: the children, in key order, changed or not.
 const childModerateSQL = heldSQL + `
 UPDATE /* store.child_moderate */ {{.Table}} c
    SET moderation_state = h.value, version = c.version + 1, updated_at = GREATEST(now(), c.updated_at)
@@ -168,9 +176,10 @@ UPDATE /* store.child_moderate */ {{.Table}} c
    AND c.author_state = 'ACTIVE' AND c.moderation_state <> h.value
 RETURNING ` + childColumns
 
-// ModerateChildren approves, hides or removes children or has them wait for a moderator, whatever moderation state they have: approving undoes what moderation did. The
-// outcome's error is ErrNotFound, a *StaleError or a *StateError: what its author withdrew is not moderated. The state that the
-// child has changes nothing and makes no event, whatever the reason. The event has the reason; the truth does not keep it.
+// ModerateChildren approves, hides or removes children, or sets them to wait for a moderator, from any moderation
+// state. Approval reverses earlier decisions. An outcome's error is ErrNotFound, a *StaleError or a *StateError: a
+// child that its author deleted cannot be moderated. A child that already has the state does not change and makes no
+// event, whatever the reason. The event has the reason; the truth does not keep it.
 func (s *Store) ModerateChildren(ctx context.Context, tenant int64, k kinds.Child, moderations []ChildModeration) ([]ChildOutcome, error) {
 	c := s.children(k)
 	return bringingBack(ctx, s, tenant, c, moderations, c.moderate.do)
@@ -181,7 +190,7 @@ func (s *Store) moderate(ctx context.Context, tenant int64, k *childKind, modera
 	for i, m := range moderations {
 		changes[i] = change{meta: m.Meta, id: m.ID, ifVersion: m.IfVersion, value: &m.State, reason: m.Reason}
 		if !k.Moderated {
-			changes[i].err = fmt.Errorf("%w: nobody moderates a %s", ErrInvalid, k.Kind)
+			changes[i].err = fmt.Errorf("%w: children of kind %s are not moderated", ErrInvalid, k.Kind)
 		}
 		switch m.State {
 		case event.ModerationApproved, event.ModerationHidden, event.ModerationRemoved, event.ModerationPending:
@@ -203,9 +212,9 @@ type change struct {
 	meta       Meta
 	id         string
 	ifVersion  int64
-	value      *string // what the child is to be given: a body, a moderation state
+	value      *string // the new body or moderation state
 	merge      mergeAttributes
-	attributes json.RawMessage // what merge made
+	attributes json.RawMessage // the result of merge
 	reason     string
 	err        error
 }
@@ -220,16 +229,18 @@ func (c change) check() error {
 	return checkUUID("child", c.id)
 }
 
-// changeKind is one kind of change: its guarded statement, and the parts of the guard that tell why it let nothing through.
+// changeKind is one kind of change: its guarded statement, and the conditions that explain why the guard refused an
+// item.
 type changeKind struct {
 	event   string
 	sql     string
-	allowed func(c event.Child) bool            // whether its states allow it
-	has     func(c event.Child, to change) bool // whether it is as it is to be
+	allowed func(c event.Child) bool            // the child's states allow the change
+	has     func(c event.Child, to change) bool // the child already has what the change would set
 }
 
 // change runs one guarded transition.
-func (s *Store) change(ctx context.Context, tenant int64, k *childKind, changes []change, at place, kind changeKind) ([]ChildOutcome, error) {
+func (s *Store) change(ctx context.Context, tenant int64, k *childKind, changes []change, at place,
+	kind changeKind) ([]ChildOutcome, error) {
 	out, err := inTurns(ctx, s, tenant, len(changes), at, func(i int, o *ChildOutcome) (string, any, bool) {
 		o.Err = changes[i].check()
 		return changes[i].id, nil, o.Err == nil
@@ -242,21 +253,22 @@ func (s *Store) change(ctx context.Context, tenant int64, k *childKind, changes 
 	return out, nil
 }
 
-// childLockSQL locks children and reads them.
-// Index: children_KIND_pkey.   Locks: the children, in key order.
+// childLockSQL locks children and reads them. Index: children_KIND_pkey. Locks: the children, in key order.
 const childLockSQL = `
 SELECT /* store.child_lock */ ` + childColumns + `
   FROM {{.Table}} c WHERE c.tenant_id = @tenant::bigint AND c.child_id = ANY(@child_ids::uuid[])
  ORDER BY c.child_id
    FOR NO KEY UPDATE OF c`
 
-// mergeTurn merges the attributes that change into those that the children have, which it locks, and returns the changes that are left: attributes that do not
-// fit are the outcome of theirs. Where version or state forbids a change it is left as it is, for the statement to refuse.
-func (s childShape) mergeTurn(ctx context.Context, tx *unit, tenant int64, changes []change, turn []int, kind changeKind, out []ChildOutcome) (left []int, err error) {
+// mergeTurn locks the children and merges the changed attributes into their present ones. An attribute that does not
+// fit becomes the outcome of its change. mergeTurn returns the other changes. It leaves a change that the version or
+// state forbids as it is, and the statement refuses it.
+func (s childShape) mergeTurn(ctx context.Context, tx *unit, tenant int64, changes []change, turn []int, kind changeKind,
+	out []ChildOutcome) (left []int, err error) {
 	if !slices.ContainsFunc(turn, func(i int) bool { return changes[i].merge != nil }) {
 		return turn, nil
 	}
-	ids := make([]string, len(turn)) // all of them: the statement finds its locks taken, so they are in key order
+	ids := make([]string, len(turn)) // all of them: the statement then finds its locks taken, in key order
 	for n, i := range turn {
 		ids[n] = changes[i].id
 	}
@@ -287,7 +299,8 @@ func (s childShape) mergeTurn(ctx context.Context, tx *unit, tenant int64, chang
 	return left, nil
 }
 
-func (s childShape) changeTurn(ctx context.Context, tx *unit, tenant int64, changes []change, turn []int, kind changeKind, out []ChildOutcome) error {
+func (s childShape) changeTurn(ctx context.Context, tx *unit, tenant int64, changes []change, turn []int, kind changeKind,
+	out []ChildOutcome) error {
 	turn, err := s.mergeTurn(ctx, tx, tenant, changes, turn, kind, out)
 	if err != nil || len(turn) == 0 {
 		return err
@@ -323,7 +336,8 @@ func (s childShape) changeTurn(ctx context.Context, tx *unit, tenant int64, chan
 	if len(changed) == n {
 		return nil
 	}
-	// The statement locked what exists, so this is what its guard saw; but for what is archived, or was until just now.
+	// The statement locked the existing rows, so these are the states that its guard saw. Archived children are the
+	// exception, even those that returned just now.
 	current, err := s.get(ctx, tx, tenant, ids)
 	if err != nil {
 		return err
@@ -343,7 +357,7 @@ func (s childShape) changeTurn(ctx context.Context, tx *unit, tenant int64, chan
 			out[i].Err = &StateError{Current: c}
 		case kind.has(c, changes[i]):
 			out[i].Child = c
-		default: // nothing speaks against it but that the statement did not see it
+		default: // only an archived thread hides the child from the statement
 			out[i].Err = &archivedError{objects: []int64{row.Object}}
 		}
 	}

@@ -13,23 +13,24 @@ import (
 	"github.com/tidings/tidings/kinds"
 )
 
-// tables are all the tables that have children of the kind, in the order in which they are to be redacted: where a child may go from
-// one to another at any time, the one that it comes from is first.
+// tables returns the tables that have children of the kind, in the order in which to redact them. A child may move from
+// the first to the second at any time, so the table that it leaves comes first.
 func (s childShape) tables() []string { return []string{s.Archive(), s.Table()} }
 
-// AuthorChild is one child of an author, whatever its state.
+// AuthorChild is one child of an author, in any state.
 type AuthorChild struct {
 	ID     string
 	Object int64
-	Erased bool // and nothing of it is left in the row
+	Erased bool // the row has no content any more
 }
 
-// eraseWindow is how many children of a tenant one look for an author's walks over.
+// eraseWindow is the number of a tenant's children that one statement reads in search of an author's.
 const eraseWindow = 20_000
 
-// authorChildrenSQL reads the author's among the tenant's next children of the kind by id, and the last one of these whoever wrote it. There is no
-// index by author: the append path would pay for what is asked once in a while.
-// Index: the primary key, one range.   Locks: none.
+// authorChildrenSQL reads the author's children among the tenant's next children of the kind by id. It also returns the
+// last child that it read, regardless of its author. An index by author would slow down every create, and this query is
+// rare.
+// Index: the primary key, one range. Locks: none.
 const authorChildrenSQL = `
 WITH next AS MATERIALIZED (
   SELECT child_id, object_id, author_id, author_state = 'ERASED' AND body = '' AND attributes IS NULL AS erased
@@ -39,8 +40,9 @@ SELECT /* store.author_children */ child_id::text, object_id, erased, author_id 
   FROM next WHERE author_id = @author::bigint OR child_id = (SELECT child_id FROM next ORDER BY child_id DESC LIMIT 1)
  ORDER BY child_id`
 
-// AuthorChildren calls fn with every child of the kind by the author, in slices, in the order in which EraseChildren is to see them. Children that are
-// made meanwhile may or may not be among them. It walks over all children of the kind that the tenant has.
+// AuthorChildren calls fn with every child of the kind by the author, in slices, in the order in which EraseChildren
+// must get them. It may or may not include children that are created meanwhile. It reads all the tenant's children of
+// the kind.
 func (s *Store) AuthorChildren(ctx context.Context, tenant int64, k kinds.Child, author int64, fn func([]AuthorChild) error) error {
 	for _, table := range shapeOf(k).tables() {
 		after := "00000000-0000-0000-0000-000000000000"
@@ -62,7 +64,7 @@ func (s *Store) AuthorChildren(ctx context.Context, tenant int64, k kinds.Child,
 				return err
 			})
 			if err != nil {
-				return fmt.Errorf("look for the children of author %d of tenant %d in %s: %w", author, tenant, table, err)
+				return fmt.Errorf("read the children of author %d of tenant %d in %s: %w", author, tenant, table, err)
 			}
 			if len(mine) == 0 {
 				continue
@@ -75,9 +77,9 @@ func (s *Store) AuthorChildren(ctx context.Context, tenant int64, k kinds.Child,
 	return nil
 }
 
-// childEraseSQL takes the content out of children, whatever state they are in. One that is erased already gets another version only when
-// that is asked for.
-// Index: the primary key.   Locks: the children, in key order, whether or not they change.
+// childEraseSQL removes the content of children in any state. A child that is already erased gets another version only
+// with @again.
+// Index: the primary key. Locks: the children, in key order, changed or not.
 const childEraseSQL = `
 WITH held AS (
   SELECT c.child_id FROM {table} c
@@ -88,21 +90,23 @@ WITH held AS (
 UPDATE /* store.child_erase */ {table} c
    SET author_state = 'ERASED', body = '', attributes = NULL, version = c.version + 1, updated_at = GREATEST(now(), c.updated_at)
   FROM held h
- WHERE c.tenant_id = @tenant::bigint AND c.child_id = h.child_id AND (@again OR c.author_state <> 'ERASED' OR c.body <> '' OR c.attributes IS NOT NULL)
+ WHERE c.tenant_id = @tenant::bigint AND c.child_id = h.child_id
+   AND (@again OR c.author_state <> 'ERASED' OR c.body <> '' OR c.attributes IS NOT NULL)
 RETURNING ` + childColumns
 
-// MaxErase bounds the children of one EraseChildren: their rows stay locked until it commits.
+// MaxErase bounds the children of one EraseChildren. Their rows stay locked until it commits.
 const MaxErase = 500
 
-// EraseChildren takes the content out of children for good, those that were deleted or moderated too, and returns how many it erased. Their events
-// are KIND.erased. A child that is erased already is left alone, unless again is set: then it gets another version and another event.
-// fence is called first in the transaction.
-func (s *Store) EraseChildren(ctx context.Context, tenant int64, k kinds.Child, ids []string, again bool, meta Meta, fence func(context.Context, pgx.Tx) error) (erased int, err error) {
+// EraseChildren permanently removes the content of children, including deleted and moderated ones, and returns the
+// number erased. Their events are KIND.erased. It skips a child that is already erased, unless again is set: then the
+// child gets another version and event. The transaction calls fence first.
+func (s *Store) EraseChildren(ctx context.Context, tenant int64, k kinds.Child, ids []string, again bool, meta Meta,
+	fence func(context.Context, pgx.Tx) error) (erased int, err error) {
 	if err := checkMeta(meta); err != nil {
 		return 0, err
 	}
 	if len(ids) > MaxErase {
-		return 0, fmt.Errorf("%w: %d children to erase at once: want at most %d", ErrInvalid, len(ids), MaxErase)
+		return 0, fmt.Errorf("%w: cannot erase %d children at once, at most %d", ErrInvalid, len(ids), MaxErase)
 	}
 	shape := shapeOf(k)
 	err = s.write(ctx, tenant, place{}, func(tx *unit) error {
@@ -111,7 +115,8 @@ func (s *Store) EraseChildren(ctx context.Context, tenant int64, k kinds.Child, 
 			return err
 		}
 		for _, table := range shapeOf(k).tables() {
-			rows, _ := tx.Query(ctx, strings.ReplaceAll(childEraseSQL, "{table}", table), pgx.StrictNamedArgs{"tenant": tenant, "child_ids": ids, "again": again})
+			rows, _ := tx.Query(ctx, strings.ReplaceAll(childEraseSQL, "{table}", table),
+				pgx.StrictNamedArgs{"tenant": tenant, "child_ids": ids, "again": again})
 			changed, err := pgx.CollectRows(rows, pgx.RowToStructByPos[childRow])
 			if err != nil {
 				return fmt.Errorf("write %d children: %w", len(ids), err)
@@ -136,15 +141,17 @@ func (s *Store) EraseChildren(ctx context.Context, tenant int64, k kinds.Child, 
 	return erased, nil
 }
 
-// authorKeysSQL reads the author's next idempotency keys that still know their request.
-// Index: child_keys_pkey, one range.   Locks: none.
+// authorKeysSQL reads the author's next idempotency keys that still have the hash of their request.
+// Index: child_keys_pkey, one range. Locks: none.
 const authorKeysSQL = `
 SELECT /* store.author_keys */ idempotency_key, child_id::text
   FROM child_keys
- WHERE tenant_id = @tenant::bigint AND kind = @kind::text AND author_id = @author::bigint AND idempotency_key > @after::text COLLATE "C" AND request_hash <> ''
+ WHERE tenant_id = @tenant::bigint AND kind = @kind::text AND author_id = @author::bigint
+   AND idempotency_key > @after::text COLLATE "C" AND request_hash <> ''
  ORDER BY idempotency_key LIMIT @limit`
 
-// AuthorKeys calls fn with the author's idempotency keys whose request is still known by its hash, as keys of the children of the kind that they made.
+// AuthorKeys calls fn with the author's idempotency keys that still have the hash of their request. byKey maps each key
+// to the id of the child that it made.
 func (s *Store) AuthorKeys(ctx context.Context, tenant int64, k kinds.Child, author int64, fn func(byKey map[string]string) error) error {
 	const page = 1000
 	after := ""
@@ -153,7 +160,8 @@ func (s *Store) AuthorKeys(ctx context.Context, tenant int64, k kinds.Child, aut
 		err := s.read(ctx, tenant, func(tx pgx.Tx) error {
 			clear(found)
 			var key, id string
-			rows, _ := tx.Query(ctx, authorKeysSQL, pgx.StrictNamedArgs{"tenant": tenant, "kind": k.Name, "author": author, "after": after, "limit": page})
+			rows, _ := tx.Query(ctx, authorKeysSQL, pgx.StrictNamedArgs{"tenant": tenant, "kind": k.Name, "author": author,
+				"after": after, "limit": page})
 			_, err := pgx.ForEachRow(rows, []any{&key, &id}, func() error {
 				found[key] = id
 				after = key
@@ -173,16 +181,18 @@ func (s *Store) AuthorKeys(ctx context.Context, tenant int64, k kinds.Child, aut
 	}
 }
 
-// blankKeysSQL forgets what keys were used for: a short body could be guessed from the hash. No request has an empty hash, so the key is
-// refused from then on.
-// Index: child_keys_pkey.   Locks: the keys.
+// blankKeysSQL erases the hash of the request from keys, because a short body could be guessed from it. No request has
+// an empty hash, so the key is refused from then on.
+// Index: child_keys_pkey. Locks: the keys.
 const blankKeysSQL = `
 UPDATE /* store.blank_keys */ child_keys SET request_hash = ''
- WHERE tenant_id = @tenant::bigint AND kind = @kind::text AND author_id = @author::bigint AND idempotency_key = ANY(@keys::text[]) AND request_hash <> ''`
+ WHERE tenant_id = @tenant::bigint AND kind = @kind::text AND author_id = @author::bigint AND idempotency_key = ANY(@keys::text[])
+   AND request_hash <> ''`
 
-// BlankKeys makes the author's keys forget the request that they were used for. The keys stay, so that none of them makes a child again:
-// a repeated create is ErrKeyReused.
-func (s *Store) BlankKeys(ctx context.Context, tenant int64, k kinds.Child, author int64, keys []string, fence func(context.Context, pgx.Tx) error) (n int64, err error) {
+// BlankKeys erases the request's hash from the author's keys. The keys remain, so a repeated create makes no child and
+// gets ErrKeyReused. The transaction calls fence first.
+func (s *Store) BlankKeys(ctx context.Context, tenant int64, k kinds.Child, author int64, keys []string,
+	fence func(context.Context, pgx.Tx) error) (n int64, err error) {
 	err = s.write(ctx, tenant, place{}, func(tx *unit) error {
 		if err := fence(ctx, tx.Tx); err != nil {
 			return err

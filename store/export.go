@@ -19,52 +19,57 @@ import (
 
 // Errors of exports.
 var (
-	// ErrErasing reports that an erasure of the tenant has begun and not finished: it takes events off the streams that an export would rest on.
+	// ErrErasing reports an unfinished erasure of the tenant. It takes events off the streams that an export relies on.
 	ErrErasing = errors.New("store: an erasure has not finished")
-	// ErrExportOutdated reports that an erasure has begun since the export did. Begin again.
+	// ErrExportOutdated reports that an erasure began after the export did. Begin the export again.
 	ErrExportOutdated = errors.New("store: an erasure has begun since the export began")
 )
 
-// Export is what an export rests on: where the streams stood before its first page was read. Whoever has all states of a kind that were read
-// afterwards, in any number of pages, and applies every event behind Streams by its version, has the truth:
+// Export is the base of an export: the streams' positions before its first page is read. To get the truth, read all
+// states of a kind afterwards, in any number of pages, and apply every event after Streams by its version:
 //
 //	published up to Streams  ──▶ committed before: every page has it, or a later version
-//	published behind it      ──▶ the reader gets it from the stream
+//	published after it       ──▶ the reader gets it from the stream
 //	committed, not published ──▶ likewise, later
 //
-// A row is never deleted without an event, but by an erasure of edges, which takes their events off the streams too: Erasures tells of those.
+// Only an erasure of edges deletes rows without an event, and it takes their events off the streams too. Erasures
+// detects it.
 type Export struct {
 	At       time.Time
 	Streams  []outbox.Position
-	Erasures int64 // runs that have begun; negative when the kind loses no row by an erasure
+	Erasures int64 // runs that have begun; negative if erasures delete no row of the kind
 }
 
-// ExportPlace is where in an export's order a page ends: an id and what comes behind it. The zero value is before everything.
+// ExportPlace is the end of a page in an export's order: an id and the rest of the key. The zero value precedes
+// everything.
 type ExportPlace struct {
 	ID   int64
 	Rest string
 }
 
-// Exported is a state as an event, and its place.
+// Exported is a state as an event, with its place.
 type Exported struct {
 	Place ExportPlace
 	Event event.Event
 }
 
-// erasuresSQL reads how many runs of erasures have begun for the tenant, and how many erasures have not finished.
-// Index: erasures_pkey, the tenant's.   Locks: none.
+// erasuresSQL reads the number of runs of erasures that have begun for the tenant, and the number of unfinished
+// erasures.
+// Index: erasures_pkey, the tenant's. Locks: none.
 const erasuresSQL = `
-SELECT /* store.erasures */ now(), coalesce(sum(runs), 0)::bigint, count(*) FILTER (WHERE finished_at IS NULL) FROM erasures WHERE tenant_id = @tenant::bigint`
+SELECT /* store.erasures */ now(), coalesce(sum(runs), 0)::bigint, count(*) FILTER (WHERE finished_at IS NULL)
+  FROM erasures WHERE tenant_id = @tenant::bigint`
 
 func erasuresOf(ctx context.Context, tx pgx.Tx, tenant int64) (now time.Time, runs, unfinished int64, err error) {
 	err = tx.QueryRow(ctx, erasuresSQL, pgx.StrictNamedArgs{"tenant": tenant}).Scan(&now, &runs, &unfinished)
 	if err != nil {
-		err = fmt.Errorf("look for erasures of tenant %d: %w", tenant, err)
+		err = fmt.Errorf("read the erasures of tenant %d: %w", tenant, err)
 	}
 	return now, runs, unfinished, err
 }
 
-// BeginExport begins an export. Call it before the first page is read. erasable says that erasures delete rows of the kind (ErasesEdges).
+// BeginExport begins an export. Call it before reading the first page. erasable: erasures delete rows of the kind
+// (ErasesEdges).
 func (s *Store) BeginExport(ctx context.Context, tenant int64, erasable bool) (e Export, err error) {
 	err = s.read(ctx, tenant, func(tx pgx.Tx) error {
 		now, runs, unfinished, err := erasuresOf(ctx, tx, tenant)
@@ -86,8 +91,9 @@ func (s *Store) BeginExport(ctx context.Context, tenant int64, erasable bool) (e
 // ErasesEdges reports whether the erasure of a person deletes edges of the kind.
 func ErasesEdges(k kinds.Edge) bool { return len(k.EndsAt(kinds.Author)) > 0 }
 
-// exportPage reads a page of an export that still holds.
-func exportPage[R any](ctx context.Context, s *Store, tenant int64, e Export, sql string, args pgx.StrictNamedArgs, state func(*R) (Exported, error)) (page []Exported, err error) {
+// exportPage reads a page of an export, or returns ErrExportOutdated.
+func exportPage[R any](ctx context.Context, s *Store, tenant int64, e Export, sql string, args pgx.StrictNamedArgs,
+	state func(*R) (Exported, error)) (page []Exported, err error) {
 	args["tenant"] = tenant
 	err = s.read(ctx, tenant, func(tx pgx.Tx) error {
 		if e.Erasures >= 0 {
@@ -113,24 +119,25 @@ func exportPage[R any](ctx context.Context, s *Store, tenant int64, e Export, sq
 	return page, err
 }
 
-// exportEdgesSQL reads a page of the tenant's edges.
-// Index: edges_KIND_pkey, one range.   Locks: none.
+// exportEdgesSQL reads a page of the tenant's edges. Index: edges_KIND_pkey, one range. Locks: none.
 const exportEdgesSQL = `
 SELECT /* store.export_edges */ from_id, to_id, status, version, created_at, positioned_at, updated_at, attributes
   FROM {edges} WHERE tenant_id = @tenant::bigint AND (from_id, to_id) > (@from::bigint, @to::bigint)
  ORDER BY from_id, to_id LIMIT @limit`
 
-// ExportEdges reads the next edges of the kind behind a place, at most limit, by origin and target, REMOVED ones too. Fewer than limit are the last. The state of
-// an edge has no actor. ErrInvalid: there is no such place. ErrExportOutdated: begin again.
+// ExportEdges reads at most limit edges of the kind after a place, in the order of origin and target, REMOVED ones too.
+// A page with fewer than limit edges is the last. The states have no actor. ErrInvalid: the place is invalid.
+// ErrExportOutdated: begin the export again.
 func (s *Store) ExportEdges(ctx context.Context, tenant int64, k kinds.Edge, e Export, after ExportPlace, limit int) ([]Exported, error) {
 	to, err := restID(after)
 	if err != nil {
 		return nil, err
 	}
-	return exportPage(ctx, s, tenant, e, edgesOf(k.Name, exportEdgesSQL), pgx.StrictNamedArgs{"from": after.ID, "to": to, "limit": limit}, func(r *edgeRow) (Exported, error) {
-		ev, err := EdgeEvent(k, &State[event.Edge]{tenant, r.wire()})
-		return Exported{ExportPlace{r.From, strconv.FormatInt(r.To, 10)}, ev}, err
-	})
+	return exportPage(ctx, s, tenant, e, edgesOf(k.Name, exportEdgesSQL), pgx.StrictNamedArgs{"from": after.ID, "to": to, "limit": limit},
+		func(r *edgeRow) (Exported, error) {
+			ev, err := EdgeEvent(k, &State[event.Edge]{tenant, r.wire()})
+			return Exported{ExportPlace{r.From, strconv.FormatInt(r.To, 10)}, ev}, err
+		})
 }
 
 func restID(p ExportPlace) (n int64, err error) {
@@ -143,20 +150,27 @@ func restID(p ExportPlace) (n int64, err error) {
 	return n, nil
 }
 
-// exportChildrenSQL reads a page of the tenant's children in the order of their objects, archived or not. A child is in one of the two tables in each snapshot.
-// Index: that of the kind's Order and its like in the archive, one range each.   Locks: none.
+// exportChildrenSQL reads a page of the tenant's children in the order of their objects, archived or not. In each
+// snapshot a child is in exactly one of the two tables.
+// Index: the one of the kind's Order and its counterpart in the archive, one range each. Locks: none.
 const exportChildrenSQL = `
 SELECT /* store.export_children */ ` + childColumns + ` FROM (
-  (SELECT * FROM {{.Table}} WHERE tenant_id = @tenant::bigint AND (object_id, {{.Order}}) > (@object::bigint, @place::{{.OrderType}}) ORDER BY object_id, {{.Order}} LIMIT @limit)
+  (SELECT * FROM {{.Table}}
+    WHERE tenant_id = @tenant::bigint AND (object_id, {{.Order}}) > (@object::bigint, @place::{{.OrderType}})
+    ORDER BY object_id, {{.Order}} LIMIT @limit)
   UNION ALL
-  (SELECT * FROM {{.Archive}} WHERE tenant_id = @tenant::bigint AND (object_id, {{.Order}}) > (@object::bigint, @place::{{.OrderType}}) ORDER BY object_id, {{.Order}} LIMIT @limit)) c
+  (SELECT * FROM {{.Archive}}
+    WHERE tenant_id = @tenant::bigint AND (object_id, {{.Order}}) > (@object::bigint, @place::{{.OrderType}})
+    ORDER BY object_id, {{.Order}} LIMIT @limit)) c
  ORDER BY c.object_id, c.{{.Order}} LIMIT @limit`
 
 var pathPlace = regexp.MustCompile(`^[0-9a-z/]+$`)
 
-// ExportChildren is ExportEdges of children, by object, and there as the kind's index has them: of a threaded kind in the order of the thread, a child
-// before the replies to it. What is erased or withdrawn is there, as events say it.
-func (s *Store) ExportChildren(ctx context.Context, tenant int64, k kinds.Child, e Export, after ExportPlace, limit int) ([]Exported, error) {
+// ExportChildren is ExportEdges for children, by object, and within an object in the order of the kind's index: in a
+// threaded kind a child precedes its replies. Erased and deleted children are included, with the content that events
+// have.
+func (s *Store) ExportChildren(ctx context.Context, tenant int64, k kinds.Child, e Export, after ExportPlace,
+	limit int) ([]Exported, error) {
 	shape := shapeOf(k)
 	place := after.Rest
 	switch {
@@ -169,15 +183,16 @@ func (s *Store) ExportChildren(ctx context.Context, tenant int64, k kinds.Child,
 			return nil, fmt.Errorf("%w: place %.80q", ErrInvalid, place)
 		}
 	}
-	return exportPage(ctx, s, tenant, e, shape.sql(exportChildrenSQL), pgx.StrictNamedArgs{"object": after.ID, "place": place, "limit": limit}, func(r *childRow) (Exported, error) {
-		state := (&childState{tenant, *r}).state()
-		ev, err := ChildEvent(k, &state)
-		ev.Type = childEventType(state.Object)
-		return Exported{ExportPlace{r.Object, shape.place(state.Object)}, ev}, err
-	})
+	return exportPage(ctx, s, tenant, e, shape.sql(exportChildrenSQL),
+		pgx.StrictNamedArgs{"object": after.ID, "place": place, "limit": limit}, func(r *childRow) (Exported, error) {
+			state := (&childState{tenant, *r}).state()
+			ev, err := ChildEvent(k, &state)
+			ev.Type = childEventType(state.Object)
+			return Exported{ExportPlace{r.Object, shape.place(state.Object)}, ev}, err
+		})
 }
 
-// childEventType is the type of an event that leads to such a state.
+// childEventType returns the type of an event that leads to this state.
 func childEventType(c event.Child) string {
 	switch {
 	case c.AuthorState == event.AuthorErased:
@@ -193,13 +208,14 @@ func childEventType(c event.Child) string {
 }
 
 // exportSettingsSQL is scanSettingsSQL for one tenant.
-// Index: threads_head_idx, threads_purged_pkey, one range each.   Locks: none.
+// Index: threads_head_idx, threads_purged_pkey, one range each. Locks: none.
 const exportSettingsSQL = `
 SELECT /* store.export_settings */ kind, object
   FROM (SELECT post_id, kind, object FROM threads WHERE tenant_id = @tenant::bigint AND version_state IN ('LATEST', 'DELETED')
          UNION ALL
         SELECT post_id, kind, jsonb_build_object('kind', kind, 'post_id', post_id::text, 'version', version) FROM threads_purged p
-         WHERE tenant_id = @tenant::bigint AND NOT EXISTS (SELECT FROM threads t WHERE t.tenant_id = p.tenant_id AND t.post_id = p.post_id AND t.kind = p.kind)) t
+         WHERE tenant_id = @tenant::bigint
+           AND NOT EXISTS (SELECT FROM threads t WHERE t.tenant_id = p.tenant_id AND t.post_id = p.post_id AND t.kind = p.kind)) t
  WHERE (post_id, kind) > (@post::bigint, @kind::text COLLATE "C")
  ORDER BY post_id, kind LIMIT @limit`
 
@@ -210,22 +226,24 @@ type exportedSettings struct {
 
 var kindPlace = regexp.MustCompile(`^[a-z0-9_]{0,63}$`)
 
-// ExportSettings is ExportEdges of the settings of threads of every kind, by object and kind.
+// ExportSettings is ExportEdges for the settings of threads of every kind, by object and kind.
 func (s *Store) ExportSettings(ctx context.Context, tenant int64, e Export, after ExportPlace, limit int) ([]Exported, error) {
 	if !kindPlace.MatchString(after.Rest) {
 		return nil, fmt.Errorf("%w: place %.80q", ErrInvalid, after.Rest)
 	}
-	return exportPage(ctx, s, tenant, e, exportSettingsSQL, pgx.StrictNamedArgs{"post": after.ID, "kind": after.Rest, "limit": limit}, func(r *exportedSettings) (Exported, error) {
-		state := settingsOf(tenant, r.Object)
-		ev, err := SettingsEvent(&state)
-		return Exported{ExportPlace{int64(r.Object.PostID), r.Kind}, ev}, err
-	})
+	return exportPage(ctx, s, tenant, e, exportSettingsSQL, pgx.StrictNamedArgs{"post": after.ID, "kind": after.Rest, "limit": limit},
+		func(r *exportedSettings) (Exported, error) {
+			state := settingsOf(tenant, r.Object)
+			ev, err := SettingsEvent(&state)
+			return Exported{ExportPlace{int64(r.Object.PostID), r.Kind}, ev}, err
+		})
 }
 
-// String is the place as a client sends it back.
+// String returns the place as text for clients; ParsePlace reads it.
 func (p ExportPlace) String() string { return fmt.Sprintf("%d,%s", p.ID, p.Rest) }
 
-// ParsePlace reads what String wrote, or ErrInvalid. What is behind the comma is looked at when a page is read.
+// ParsePlace reads the text of String, or returns ErrInvalid. The part after the comma is validated when a page is
+// read.
 func ParsePlace(text string) (p ExportPlace, err error) {
 	id, rest, _ := strings.Cut(text, ",")
 	if text == "" {

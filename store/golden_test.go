@@ -20,11 +20,12 @@ import (
 	"github.com/tidings/tidings/versioned"
 )
 
-var update = flag.Bool("update", false, "write today's shape anew: only for one that no release has stored, else it goes to a file with the next number")
+var update = flag.Bool("update", false, "rewrite the current golden file: allowed only if no release has stored its shape; "+
+	"otherwise add a file with the next number")
 
 var goldenTime = time.Date(2026, 1, 2, 3, 4, 5, 123456000, time.UTC)
 
-// goldenThread has something in every field.
+// goldenThread has a value in every field.
 func goldenThread(version int64) event.Thread {
 	return event.Thread{PostID: 9007199254740993, Locked: true, Premoderate: true, Title: "Rules & <b>tags</b>", Version: version,
 		UpdatedAt: event.Time{Time: goldenTime}, Actor: "user:7"}
@@ -44,11 +45,13 @@ func TestTodaysShapeOfThreadSettingsIsThatOfTheNewestFile(t *testing.T) {
 	var row []byte
 	err := postgres.InTx(t.Context(), pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		for v := range int64(2) {
-			if _, err := threads().Upsert(t.Context(), tx, []versioned.Change[event.Thread]{{TenantID: 1, Object: goldenThread(v + 1), By: "user:7", At: goldenTime}}); err != nil {
+			if _, err := threads().Upsert(t.Context(), tx, []versioned.Change[event.Thread]{{TenantID: 1, Object: goldenThread(v + 1),
+				By: "user:7", At: goldenTime}}); err != nil {
 				return err
 			}
 		}
-		return tx.QueryRow(t.Context(), `SELECT json_agg(json_build_object('object', object, 'metadata', metadata) ORDER BY version_id) FROM threads`).Scan(&row)
+		return tx.QueryRow(t.Context(), `SELECT json_agg(json_build_object('object', object, 'metadata', metadata) ORDER BY version_id)
+			FROM threads`).Scan(&row)
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -70,27 +73,33 @@ func TestTodaysShapeOfThreadSettingsIsThatOfTheNewestFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(want, have); diff != "" {
-		t.Errorf("threads holds what %s does not (-want +got); a new shape takes a file with the next number, and the old files stay:\n%s", newest, diff)
+		t.Errorf("threads holds what %s does not (-want +got); a new shape takes a file with the next number, and the old files stay:\n%s",
+			newest, diff)
 	}
 }
 
 func TestEveryShapeOfThreadSettingsEverStoredIsReadAndGoesOn(t *testing.T) {
 	db := testkit.Postgres(t)
 	system, s := db.Pool(t, postgres.RoleSystem), New(db.Pool(t, postgres.RoleAPI), nil)
-	if _, err := db.Pool(t, postgres.RoleOwner).Exec(t.Context(), `SELECT setval('object_version_id', 100000001000)`); err != nil { // past the files'
+	// Higher ids than those in the files.
+	if _, err := db.Pool(t, postgres.RoleOwner).Exec(t.Context(), `SELECT setval('object_version_id', 100000001000)`); err != nil {
 		t.Fatal(err)
 	}
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	shapes := map[string][]versioned.Version[event.Thread]{
 		"threads.v0.json": {
 			{Object: event.Thread{PostID: 42, Title: "Rules", Version: 2},
-				Metadata: versioned.Metadata{VersionID: 99999999992, VersionState: versioned.Latest, CreatedBy: "leo", LastUpdateTime: at.Add(time.Second - time.Hour)}, Position: 99999999992},
+				Metadata: versioned.Metadata{VersionID: 99999999992, VersionState: versioned.Latest, CreatedBy: "leo",
+					LastUpdateTime: at.Add(time.Second - time.Hour)}, Position: 99999999992},
 			{Object: event.Thread{PostID: 42, Locked: true, Version: 1},
-				Metadata: versioned.Metadata{VersionID: 99999999991, VersionState: versioned.Archived, CreatedBy: "ann", LastUpdateTime: at}, Position: 99999999991},
+				Metadata: versioned.Metadata{VersionID: 99999999991, VersionState: versioned.Archived, CreatedBy: "ann",
+					LastUpdateTime: at}, Position: 99999999991},
 		},
 		"threads.v1.json": {
-			{Object: goldenThread(2), Metadata: versioned.Metadata{VersionID: 100000000002, VersionState: versioned.Latest, CreatedBy: "user:7", LastUpdateTime: goldenTime}, Position: 100000000002},
-			{Object: goldenThread(1), Metadata: versioned.Metadata{VersionID: 100000000001, VersionState: versioned.Archived, CreatedBy: "user:7", LastUpdateTime: goldenTime}, Position: 100000000001},
+			{Object: goldenThread(2), Metadata: versioned.Metadata{VersionID: 100000000002, VersionState: versioned.Latest,
+				CreatedBy: "user:7", LastUpdateTime: goldenTime}, Position: 100000000002},
+			{Object: goldenThread(1), Metadata: versioned.Metadata{VersionID: 100000000001, VersionState: versioned.Archived,
+				CreatedBy: "user:7", LastUpdateTime: goldenTime}, Position: 100000000001},
 		},
 	}
 	for tenant, file := range threadShapes(t) {
@@ -99,12 +108,13 @@ func TestEveryShapeOfThreadSettingsEverStoredIsReadAndGoesOn(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := system.Exec(t.Context(), `INSERT INTO threads (tenant_id, object, metadata) SELECT $1, r -> 'object', r -> 'metadata' FROM jsonb_array_elements($2::jsonb) r`, tenant, string(b)); err != nil {
+		if _, err := system.Exec(t.Context(), `INSERT INTO threads (tenant_id, object, metadata) SELECT $1, r -> 'object', r -> 'metadata'
+			FROM jsonb_array_elements($2::jsonb) r`, tenant, string(b)); err != nil {
 			t.Fatalf("%s: %v", file, err)
 		}
 		want := shapes[filepath.Base(file)]
 		if want == nil {
-			t.Fatalf("the test does not say what %s holds", file)
+			t.Fatalf("the test has no content for %s", file)
 		}
 		post := int64(want[0].Object.PostID)
 		got, err := s.ThreadVersions(t.Context(), tenant, commentKind, post, math.MaxInt64, 10)
@@ -114,9 +124,10 @@ func TestEveryShapeOfThreadSettingsEverStoredIsReadAndGoesOn(t *testing.T) {
 		inForce := want[0].Object
 		inForce.Actor = ""
 		if now, err := s.GetThread(t.Context(), tenant, commentKind, post); err != nil || now != inForce {
-			t.Errorf("%s: in force is %+v, %v: want %+v", file, now, err, inForce)
+			t.Errorf("%s: present settings %+v, %v: want %+v", file, now, err, inForce)
 		}
-		out, err := s.SetThreads(t.Context(), tenant, commentKind, []ThreadSettings{{Meta: Meta{Actor: "ann"}, Object: post, IfVersion: &inForce.Version, Title: "Next"}})
+		out, err := s.SetThreads(t.Context(), tenant, commentKind,
+			[]ThreadSettings{{Meta: Meta{Actor: "ann"}, Object: post, IfVersion: &inForce.Version, Title: "Next"}})
 		if err != nil || out[0].Err != nil || !out[0].Changed || out[0].Thread.Version != inForce.Version+1 {
 			t.Errorf("%s: the next version: %+v, %v", file, out, err)
 		}

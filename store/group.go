@@ -15,35 +15,38 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 )
 
-// ErrOverloaded reports that too many single writes of the tenant wait already. Nothing was written; a later try may succeed.
+// ErrOverloaded reports that too many single writes of the tenant are waiting. The write did nothing; a retry may
+// succeed.
 var ErrOverloaded = errors.New("store: too many writes are waiting")
 
-// Group commit (docs/adr/0009-group-commit.md). One statement that writes 30 rows costs a little more than one that writes a single
-// row, and one COMMIT syncs them all.
+// Group commit (docs/adr/0009-group-commit.md). One statement that writes 30 rows costs a little more than one that
+// writes a single row, and one COMMIT syncs them all.
 const (
-	// maxGroup bounds the writes of one transaction: beyond it, a group costs in latency what it brings in throughput.
+	// maxGroup bounds the writes of one transaction. A larger group would cost more latency than it gains throughput.
 	maxGroup = 128
-	// maxWaiting bounds the writes of one tenant and kind that wait, and so the memory that they take.
+	// maxWaiting bounds the waiting writes of one tenant and kind, and so their memory.
 	maxWaiting = 2048
-	// groupLockTimeout is how long a group waits for one lock. Then each of its writes runs alone, and only those whose entity
-	// is locked go on waiting.
+	// groupLockTimeout is how long a group waits for one lock. After that, each of its writes runs alone, and only
+	// writes to a locked entity continue to wait.
 	groupLockTimeout = 50 * time.Millisecond
-	// aloneLockTimeout is how long a write that runs alone waits for one lock before others get its connection, and then again.
+	// aloneLockTimeout is how long a write that runs alone waits for one lock. It then gives its connection to others
+	// and tries again.
 	aloneLockTimeout = 100 * time.Millisecond
-	// apartFor is how long the writes of a tenant that have failed those of others share no transaction with them.
+	// apartFor is how long a tenant shares no transaction with other tenants after its writes made theirs fail.
 	apartFor = 10 * time.Second
-	// groupTimeout bounds a group as a whole, which does not end with the request of any one of its callers.
+	// groupTimeout bounds a whole group, which does not end with the request of any of its callers.
 	groupTimeout = 5 * time.Second
 )
 
-// place is where a write goes: a transaction of its own, or its part of one of several tenants.
+// place is the transaction of a write: its own, or its part of a joint transaction of several tenants.
 type place struct {
-	lockTimeout time.Duration // for one lock; 0 is no limit
+	lockTimeout time.Duration // for one lock; 0: unlimited
 	joint       *postgres.Member
 }
 
-// slots bounds how many transactions of single writes run at once: groups, writes that run alone, and among those the ones that have met
-// a lock, apart, so that none keeps another, or reads, from the pool. Whoever waits is served in the order of coming: tenants take turns.
+// slots bounds the concurrent transactions of single writes. Groups, writes that run alone, and writes that met a lock
+// have separate bounds, so that none of them takes all connections of the pool from the others or from reads. Each
+// bound serves in the order of arrival, so tenants take turns.
 type slots struct {
 	pool                  *pgxpool.Pool
 	groups, alone, locked chan struct{}
@@ -53,50 +56,53 @@ type slots struct {
 
 func newSlots(pool *pgxpool.Pool) *slots {
 	conns := int(pool.Config().MaxConns)
-	return &slots{pool: pool, groups: make(chan struct{}, max(1, conns/2)), alone: make(chan struct{}, max(1, conns/4)), locked: make(chan struct{}, max(1, conns/8))}
+	return &slots{pool: pool, groups: make(chan struct{}, max(1, conns/2)), alone: make(chan struct{}, max(1, conns/4)),
+		locked: make(chan struct{}, max(1, conns/8))}
 }
 
-// Stats are counts since the start, but for Waiting.
+// Stats are counts since the start; Waiting is a present number.
 type Stats struct {
 	Groups  int64 // transactions of grouped writes
-	Grouped int64 // writes that went in one
+	Grouped int64 // writes that ran in a group
 	Alone   int64 // writes that ran alone because their group failed
-	Waiting int64 // writes that wait for a group now
+	Waiting int64 // writes that now wait for a group
 }
 
-// Stats tells how single writes have been grouped.
+// Stats returns how single writes were grouped.
 func (s *Store) Stats() Stats {
-	return Stats{Groups: s.slots.runs.Load(), Grouped: s.slots.grouped.Load(), Alone: s.slots.single.Load(), Waiting: s.slots.waiting.Load()}
+	return Stats{Groups: s.slots.runs.Load(), Grouped: s.slots.grouped.Load(), Alone: s.slots.single.Load(),
+		Waiting: s.slots.waiting.Load()}
 }
 
-// lanes coalesce concurrent single writes of one kind. While a group of a tenant runs, its next one gathers; a write that finds no group
-// running waits for nobody. The callers do the work: the first of those of a tenant that wait leads the next group, in its own goroutine. When
-// there are more such groups than slots, the one that gets a slot takes those that wait for one along, into one transaction (postgres.Joint).
+// lanes coalesce concurrent single writes of one kind. While a group of a tenant runs, the tenant's next group gathers.
+// A write that finds no group running does not wait for other writes. The callers do the work: the first waiting caller
+// of a tenant leads the next group, in its own goroutine. If there are more such groups than slots, a leader that gets a
+// slot also takes the groups that wait for one, into one transaction (postgres.Joint).
 //
-//	join ──▶ waits ──▶ leads: takes a slot, takes who waits, runs the transaction ──▶ tells each its outcome, and the next one to lead
-//	           │           └──▶ or is taken along by one that leads
+//	join ──▶ waits ──▶ leads: takes a slot, gathers a group, runs the transaction ──▶ tells each its outcome, and the next one to lead
+//	           │           └──▶ or another leader takes its group along
 //	           │                                   │
 //	           └──▶ ctx ends: leaves               └──▶ the transaction failed: tells each to run alone
 //
-// Of one entity at most one write is under way, so a group never has two of it. Whoever waits for a locked entity takes turns on a few
-// connections with those who wait for other ones.
+// Each entity has at most one write under way, so a group never has two writes to an entity. Writes that wait for locked
+// entities share a few connections in turns.
 type lanes[W, O any] struct {
 	slots *slots
-	key   func(W) any // names the entity; nil for a new one
+	key   func(W) any // returns the entity; nil for a new one
 	run   func(ctx context.Context, tenant int64, writes []W, at place) ([]O, error)
 
 	mu    sync.Mutex
 	open  map[int64]*lane[W, O]
-	queue []*lane[W, O]       // whose leaders have no slot yet
-	apart map[int64]time.Time // tenants whose writes have failed those of others, and until when they go alone
+	queue []*lane[W, O]       // lanes whose leaders wait for a slot
+	apart map[int64]time.Time // tenants that share no transaction, and until when
 }
 
 // lane has the writes of one tenant.
 type lane[W, O any] struct {
 	tenant  int64
-	led     bool                  // somebody leads, or has been told to
-	ready   []*ticket[W, O]       // whose entity is free, in the order of coming
-	last    map[any]*ticket[W, O] // of each entity with a write under way, the last one that waits
+	led     bool                  // a caller leads, or was told to
+	ready   []*ticket[W, O]       // tickets whose entity is free, in the order of arrival
+	last    map[any]*ticket[W, O] // for each entity with a write under way, its last ticket
 	waiting int
 }
 
@@ -106,7 +112,7 @@ type ticket[W, O any] struct {
 	key   any
 	next  *ticket[W, O] // waits for the same entity
 	state ticketState
-	told  chan verdict[O] // one message at most; another one when it leads
+	told  chan verdict[O] // gets at most one verdict, and a second one after the verdict to lead
 }
 
 type ticketState int
@@ -115,21 +121,22 @@ const (
 	waits ticketState = iota
 	taken             // by a group
 	told              // a verdict is in the channel
-	left              // its caller has gone
+	left              // its caller stopped waiting
 )
 
-// verdict is what a caller is told: the outcome, or what to do.
+// verdict is the outcome that a caller gets, or the instruction to lead or to run alone.
 type verdict[O any] struct {
 	lead, alone bool
 	out         O
 	err         error
 }
 
-func newLanes[W, O any](s *slots, key func(W) any, run func(ctx context.Context, tenant int64, writes []W, at place) ([]O, error)) *lanes[W, O] {
+func newLanes[W, O any](s *slots, key func(W) any,
+	run func(ctx context.Context, tenant int64, writes []W, at place) ([]O, error)) *lanes[W, O] {
 	return &lanes[W, O]{slots: s, key: key, run: run, open: make(map[int64]*lane[W, O]), apart: make(map[int64]time.Time)}
 }
 
-// do runs writes: a single one with others that come at the same time, several as the transaction that they are.
+// do runs writes. It groups a single write with concurrent ones; several writes are one transaction of their own.
 func (l *lanes[W, O]) do(ctx context.Context, tenant int64, writes []W) ([]O, error) {
 	if len(writes) != 1 {
 		return l.run(ctx, tenant, writes, place{})
@@ -193,7 +200,7 @@ func (l *lanes[W, O]) wait(ln *lane[W, O], n int) {
 	l.slots.waiting.Add(int64(n))
 }
 
-// leave ends the wait of a caller, unless it has been told something. What a group is writing for it is written.
+// leave ends a caller's wait, unless the caller already has a verdict. A write that a group has taken still commits.
 func (l *lanes[W, O]) leave(ln *lane[W, O], t *ticket[W, O]) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -212,7 +219,7 @@ func tell[W, O any](t *ticket[W, O], v verdict[O]) {
 	t.told <- v
 }
 
-// next tells the first one that waits to lead, when nobody does, and forgets a lane that has nothing under way.
+// next tells the first waiting caller to lead if nobody leads. It removes a lane that has nothing under way.
 func (l *lanes[W, O]) next(ln *lane[W, O]) {
 	for !ln.led && len(ln.ready) > 0 {
 		t := ln.ready[0]
@@ -230,7 +237,7 @@ func (l *lanes[W, O]) next(ln *lane[W, O]) {
 	}
 }
 
-// free lets the next write of t's entity in.
+// free makes the next write of t's entity ready.
 func (l *lanes[W, O]) free(ln *lane[W, O], t *ticket[W, O]) {
 	if t.next != nil {
 		ln.ready = append(ln.ready, t.next)
@@ -239,7 +246,7 @@ func (l *lanes[W, O]) free(ln *lane[W, O], t *ticket[W, O]) {
 	}
 }
 
-// part is what a tenant has in a group.
+// part is a tenant's share of a group.
 type part[W, O any] struct {
 	*lane[W, O]
 	tickets []*ticket[W, O]
@@ -247,11 +254,11 @@ type part[W, O any] struct {
 	err     error
 }
 
-// lead takes a slot, runs the group that has gathered by then, t among it, and tells the others what became of them.
+// lead takes a slot, runs the group that has gathered by then, including t, and tells the others their outcomes.
 func (l *lanes[W, O]) lead(ctx context.Context, ln *lane[W, O], t *ticket[W, O]) (mine verdict[O]) {
 	select {
 	case l.slots.groups <- struct{}{}:
-	case mine = <-t.told: // it was taken along
+	case mine = <-t.told: // another leader took its group along
 		return mine
 	case <-ctx.Done():
 		l.mu.Lock()
@@ -271,7 +278,7 @@ func (l *lanes[W, O]) lead(ctx context.Context, ln *lane[W, O], t *ticket[W, O])
 		return <-t.told
 	}
 	panicked := true
-	err := errors.New("store: a group of writes did not end")
+	err := errors.New("store: a group of writes panicked")
 	defer func() { <-l.slots.groups }()
 	defer func() {
 		l.mu.Lock()
@@ -287,7 +294,7 @@ func (l *lanes[W, O]) lead(ctx context.Context, ln *lane[W, O], t *ticket[W, O])
 				if err == nil {
 					v.out = p.outs[i]
 				}
-				if !alone || other.state == left || panicked && other == t { // who does not run alone
+				if !alone || other.state == left || panicked && other == t { // this write does not run alone
 					l.free(p.lane, other)
 				}
 				if other == t {
@@ -307,7 +314,7 @@ func (l *lanes[W, O]) lead(ctx context.Context, ln *lane[W, O], t *ticket[W, O])
 	return mine
 }
 
-// dequeue reports whether the lane's leader still waits for a slot, which it does no longer.
+// dequeue removes the lane from the queue. It reports false if its leader no longer waits for a slot.
 func (l *lanes[W, O]) dequeue(ln *lane[W, O]) bool {
 	i := slices.Index(l.queue, ln)
 	if i < 0 {
@@ -317,7 +324,8 @@ func (l *lanes[W, O]) dequeue(ln *lane[W, O]) bool {
 	return true
 }
 
-// gather makes a group: of the lane, whose leader has a slot, and of those who wait for one, in the order of coming. nil: it was taken along.
+// gather makes a group of the lane, whose leader has a slot, and of the lanes that wait for one, in the order of
+// arrival. nil: another leader took the lane along.
 func (l *lanes[W, O]) gather(ln *lane[W, O]) (group []*part[W, O]) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -334,13 +342,14 @@ func (l *lanes[W, O]) gather(ln *lane[W, O]) (group []*part[W, O]) {
 			if !l.isApart(other.tenant) {
 				l.dequeue(other)
 				p := &part[W, O]{lane: other, tickets: l.take(other)}
-				p.tickets[0].state = taken // its leader, who leads no longer
+				p.tickets[0].state = taken // its leader, which no longer leads
 				n += len(p.tickets)
 				group = append(group, p)
 			}
 		}
 	}
-	slices.SortFunc(group, func(a, b *part[W, O]) int { return cmp.Compare(a.tenant, b.tenant) }) // so that all groups lock in the same order
+	// All groups then lock in the same order.
+	slices.SortFunc(group, func(a, b *part[W, O]) int { return cmp.Compare(a.tenant, b.tenant) })
 	l.slots.runs.Add(1)
 	l.slots.grouped.Add(int64(n))
 	return group
@@ -382,7 +391,7 @@ func (l *lanes[W, O]) runGroup(ctx context.Context, group []*part[W, O]) {
 			p.outs, p.err = l.run(ctx, p.tenant, p.writes(), place{groupLockTimeout, m})
 		})
 	}
-	failed, _ := joint.Run(ctx) // the members return it
+	failed, _ := joint.Run(ctx) // the members return its error
 	members.Wait()
 	if failed >= 0 {
 		l.mu.Lock()
@@ -404,17 +413,17 @@ func (p *part[W, O]) writes() []W {
 	return writes
 }
 
-// take removes a group from those that wait. The leader is the first of them. It is called with the lock.
+// take removes a group from the lane's ready tickets, the leader first. The caller holds the mutex.
 func (l *lanes[W, O]) take(ln *lane[W, O]) []*ticket[W, O] {
 	group := make([]*ticket[W, O], 0, min(len(ln.ready), maxGroup))
 	var n int
-	for n = 0; n < len(ln.ready) && len(group) < maxGroup; n++ { // ready grows as the writes after those who left come in
+	for n = 0; n < len(ln.ready) && len(group) < maxGroup; n++ { // ready grows when the ticket of a caller that left frees its entity
 		t := ln.ready[n]
 		if t.state == left {
 			l.free(ln, t)
 			continue
 		}
-		if t.state == waits { // and not the leader, who was told
+		if t.state == waits { // not the leader, which already has its verdict
 			t.state = taken
 		}
 		group = append(group, t)
@@ -424,8 +433,8 @@ func (l *lanes[W, O]) take(ln *lane[W, O]) []*ticket[W, O] {
 	return group
 }
 
-// alone runs one write for its own caller; its entity is not free before. A lock is waited for as long as the caller does, but none is met
-// twice in the place of those who may not meet any.
+// alone runs one write for its own caller, and then frees its entity. It retries a locked entity for as long as
+// the caller waits. After the first lock timeout it uses the slots for locked writes only.
 func (l *lanes[W, O]) alone(ctx context.Context, ln *lane[W, O], t *ticket[W, O]) ([]O, error) {
 	defer func() {
 		l.mu.Lock()

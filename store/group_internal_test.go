@@ -15,7 +15,7 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 )
 
-// fakeLanes writes ints, each the entity value/10; 0 is new. Each run takes a second and is noted.
+// fakeLanes writes ints. value/10 is the entity; 0 is a new one. Each run takes a second and is recorded.
 type fakeLanes struct {
 	*lanes[int, int]
 	mu   sync.Mutex
@@ -31,10 +31,10 @@ func newFakeLanes(slotsOfGroups int) *fakeLanes {
 		}
 		return w / 10
 	}
-	f.lanes = newLanes(&slots{groups: make(chan struct{}, slotsOfGroups), alone: make(chan struct{}, 1), locked: make(chan struct{}, 1)}, key,
-		func(ctx context.Context, tenant int64, writes []int, at place) ([]int, error) {
+	f.lanes = newLanes(&slots{groups: make(chan struct{}, slotsOfGroups), alone: make(chan struct{}, 1), locked: make(chan struct{}, 1)},
+		key, func(ctx context.Context, tenant int64, writes []int, at place) ([]int, error) {
 			f.mu.Lock()
-			f.ran = append(f.ran, fmt.Sprintf("%d: %v %s", tenant, writes, at.lockTimeout)) // synctest orders what is a second apart
+			f.ran = append(f.ran, fmt.Sprintf("%d: %v %s", tenant, writes, at.lockTimeout)) // synctest orders runs that are a second apart
 			f.mu.Unlock()
 			select {
 			case <-time.After(time.Second):
@@ -51,7 +51,7 @@ func newFakeLanes(slotsOfGroups int) *fakeLanes {
 	return f
 }
 
-// start writes in a goroutine and says how it ends, once all before it wait.
+// start writes in a goroutine and returns a channel with its result. It returns once the earlier writes wait.
 func (f *fakeLanes) start(ctx context.Context, tenant int64, w int) chan string {
 	ended := make(chan string, 1)
 	began := time.Now()
@@ -78,7 +78,8 @@ func (f *fakeLanes) wantRan(t *testing.T, want ...string) {
 		t.Errorf("what ran (-want +got):\n%s", diff)
 	}
 	if len(f.open) > 0 || len(f.slots.groups) > 0 || len(f.slots.alone) > 0 || f.slots.waiting.Load() != 0 {
-		t.Errorf("%d lanes are left, %d and %d slots, %d wait", len(f.open), len(f.slots.groups), len(f.slots.alone), f.slots.waiting.Load())
+		t.Errorf("%d lanes remain, %d and %d slots, %d wait", len(f.open), len(f.slots.groups),
+			len(f.slots.alone), f.slots.waiting.Load())
 	}
 }
 
@@ -97,7 +98,7 @@ func TestALoneWriteWaitsForNobodyAndTheNextOnesGoTogether(t *testing.T) {
 	})
 }
 
-// With one slot, the groups of three tenants that wait for it go together.
+// With one slot, the groups of three tenants that wait for it share a transaction.
 func TestTenantsThatWaitForASlotShareATransaction(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeLanes(1)
@@ -108,7 +109,7 @@ func TestTenantsThatWaitForASlotShareATransaction(t *testing.T) {
 		ends[f.start(t.Context(), 3, 8)] = "[8] <nil> 2s"
 		impatient, cancel := context.WithTimeout(t.Context(), 1500*time.Millisecond)
 		defer cancel()
-		ends[f.start(impatient, 4, 9)] = "[9] <nil> 2s" // goes when its write is under way
+		ends[f.start(impatient, 4, 9)] = "[9] <nil> 2s" // gives up while its write is under way
 		wantEnds(t, ends)
 		if got := f.slots.runs.Load(); got != 2 {
 			t.Errorf("%d transactions, want 2", got)
@@ -148,15 +149,15 @@ func TestCallersThatGiveUpLeaveTheOthersInPeace(t *testing.T) {
 		impatient, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 		defer cancel()
 		wantEnds(t, map[chan string]string{
-			f.start(impatient, 1, 10):   "[10] <nil> 1s", // runs already, for others too
+			f.start(impatient, 1, 10):   "[10] <nil> 1s", // runs already, on behalf of others too
 			f.start(impatient, 1, 20):   "[] " + "wait for a group of writes of tenant 1: context deadline exceeded 500ms",
 			f.start(impatient, 1, 21):   "[] " + "wait for a group of writes of tenant 1: context deadline exceeded 500ms",
-			f.start(t.Context(), 1, 22): "[22] <nil> 2s", // behind two that have gone
+			f.start(t.Context(), 1, 22): "[22] <nil> 2s", // behind two that gave up
 			f.start(t.Context(), 1, 1):  "[1] <nil> 2s",
 			f.start(impatient, 2, 1):    "[] wait to write for tenant 2: context deadline exceeded 500ms", // the leader of its lane
 			f.start(t.Context(), 2, 2):  "[2] <nil> 2s",
 		})
-		slices.Sort(f.ran[1:]) // they go together
+		slices.Sort(f.ran[1:]) // they share a transaction
 		f.wantRan(t, "1: [10] 50ms", "1: [1 22] 50ms", "2: [2] 50ms")
 	})
 }
@@ -184,9 +185,9 @@ func TestAPanicOfAGroupIsToldToAll(t *testing.T) {
 			f.start(t.Context(), 1, 21): "[21] <nil> 2s", // the same entity as the leader's
 		})
 		if p := <-panicked; p != "a bug" {
-			t.Errorf("the leader's panic is %v", p)
+			t.Errorf("the leader panicked with %v", p)
 		}
-		slices.Sort(f.ran) // two began at once
+		slices.Sort(f.ran) // two began at the same time
 		f.wantRan(t, "1: [1] 50ms", "1: [21] 50ms", "1: [3] 100ms")
 	})
 }
@@ -203,7 +204,7 @@ func TestTooManyWaitingWritesAreRefused(t *testing.T) {
 		if _, err := f.do(t.Context(), 1, []int{3}); !errors.Is(err, ErrOverloaded) {
 			t.Errorf("error %v", err)
 		}
-		ends[f.start(t.Context(), 2, 4)] = "[4] <nil> 2s" // another tenant is not concerned
+		ends[f.start(t.Context(), 2, 4)] = "[4] <nil> 2s" // another tenant is not affected
 		wantEnds(t, ends)
 		waiting.Wait()
 		if want := 2 + maxWaiting/maxGroup; len(f.ran) != want {

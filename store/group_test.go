@@ -7,6 +7,8 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -21,7 +23,7 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-// cutConn is a connection that ends before something is passed on.
+// cutConn is a connection that ends before it passes a message on.
 type cutConn struct {
 	net.Conn
 	read, write func(b []byte) (cut bool)
@@ -42,8 +44,8 @@ func (c *cutConn) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-// A connection that is cut at COMMIT leaves the writers without an answer. Whether or not the server had committed, each gets the right
-// one, and each change has one event.
+// A connection that is cut at COMMIT leaves the writers without an answer. Whether or not the server had committed,
+// each writer gets the correct outcome, and each change has one event.
 func TestAnAnswerLostAtCommitIsFoundOut(t *testing.T) {
 	for name, marks := range map[string]struct{ read, write string }{
 		"the server has committed": {read: "\x0bCOMMIT\x00"},
@@ -92,7 +94,8 @@ func TestAnAnswerLostAtCommitIsFoundOut(t *testing.T) {
 	}
 }
 
-// lateCommit is a network that has lost the client, and still has its COMMIT on the way to the server until somebody has asked what became of it.
+// lateCommit is a network that lost the client but still carries its COMMIT. The COMMIT arrives after somebody has
+// queried the outcome.
 type lateCommit struct {
 	net.Conn
 	armed *atomic.Bool
@@ -121,13 +124,14 @@ func (c *lateCommit) Write(b []byte) (int, error) {
 	return 0, errors.Join(io.ErrClosedPipe, c.Conn.Close())
 }
 
-// The transaction goes on for longer than the connection, and commits after it was asked for.
+// The transaction outlives the connection, and commits after its outcome was queried.
 func TestACommitThatArrivesLateIsWaitedFor(t *testing.T) {
 	db := testkit.Postgres(t)
 	var armed atomic.Bool
 	var late sync.WaitGroup
 	asked := make(chan struct{})
-	f := fixture{through(t, db, 4, func(c net.Conn) net.Conn { return &lateCommit{c, &armed, asked, &late} }), db.Pool(t, postgres.RoleSystem)}
+	f := fixture{through(t, db, 4, func(c net.Conn) net.Conn { return &lateCommit{c, &armed, asked, &late} }),
+		db.Pool(t, postgres.RoleSystem)}
 	f.follow(t, 1, 2)
 	armed.Store(true)
 	if out := f.follow(t, 3, 2); !out.Changed || out.Edge.Version != 1 {
@@ -139,7 +143,7 @@ func TestACommitThatArrivesLateIsWaitedFor(t *testing.T) {
 	}
 }
 
-// While somebody holds locks, more than writes that run alone have connections, only those who write these entities wait.
+// Somebody holds more locks than writes that run alone have connections. Only writers of the locked entities wait.
 func TestLockedEntitiesHoldBackTheirOwnWritersAlone(t *testing.T) {
 	db := testkit.Postgres(t)
 	f := fixture{through(t, db, 4, func(c net.Conn) net.Conn { return c }), db.Pool(t, postgres.RoleSystem)}
@@ -172,7 +176,7 @@ func TestLockedEntitiesHoldBackTheirOwnWritersAlone(t *testing.T) {
 			})
 		}
 	}
-	free.Wait() // not before the locks are released, if they waited for them
+	free.Wait() // before the locks are released; otherwise this waits forever
 	if n := changed.Load(); n != 0 {
 		t.Errorf("%d writes of locked entities", n)
 	}
@@ -197,7 +201,7 @@ func TestAWriteThatTheDatabaseRefusesFailsAlone(t *testing.T) {
 			w := store.EdgeWrite{Meta: meta(), From: 10 + i, To: 2}
 			poison := i%20 == 7
 			if poison {
-				w.TraceParent = "\x00" // no text of PostgreSQL's
+				w.TraceParent = "\x00" // invalid as PostgreSQL text
 			}
 			out, err := f.PutEdges(t.Context(), tenant, follows, []store.EdgeWrite{w})
 			if poison != (err != nil) || !poison && !out[0].Changed {
@@ -210,12 +214,12 @@ func TestAWriteThatTheDatabaseRefusesFailsAlone(t *testing.T) {
 		t.Errorf("%d events, want %d", got, n-3)
 	}
 	if stats := f.Stats(); stats.Groups >= stats.Grouped || stats.Alone == 0 {
-		t.Errorf("nothing was grouped, or nothing failed: %+v", stats)
+		t.Errorf("no write was grouped, or none failed: %+v", stats)
 	}
 }
 
-// Two processes write the same few entities at random, single and in slices. Nobody waits in a circle, and what each is told about its
-// own writes is what the events say.
+// Two processes write the same few entities at random, single and in slices. There is no deadlock, and each writer's
+// outcomes agree with the events.
 func TestRandomWritersOfTheSameEntitiesAgreeWithTheEvents(t *testing.T) {
 	db := testkit.Postgres(t)
 	stores := []fixture{on(t, db), on(t, db)}
@@ -231,7 +235,7 @@ func TestRandomWritersOfTheSameEntitiesAgreeWithTheEvents(t *testing.T) {
 		version int64
 	}
 	var mu sync.Mutex
-	said := map[entity]int{} // how many were told that they made the version
+	said := map[entity]int{} // how many writers were told that they made the version
 	changed := func(id string, version int64) {
 		mu.Lock()
 		defer mu.Unlock()
@@ -251,7 +255,8 @@ func TestRandomWritersOfTheSameEntitiesAgreeWithTheEvents(t *testing.T) {
 				var edits []store.ChildEdit
 				for range n {
 					pairs = append(pairs, store.EdgeWrite{Meta: meta(), From: 1 + r.Int64N(5), To: 100})
-					edits = append(edits, store.ChildEdit{Meta: meta(), ID: comments[r.IntN(len(comments))].ID, Body: new(fmt.Sprint(worker, i, r.IntN(2)))})
+					edits = append(edits, store.ChildEdit{Meta: meta(), ID: comments[r.IntN(len(comments))].ID,
+						Body: new(fmt.Sprint(worker, i, r.IntN(2)))})
 				}
 				var err error
 				var out []store.EdgeOutcome
@@ -294,7 +299,7 @@ func TestRandomWritersOfTheSameEntitiesAgreeWithTheEvents(t *testing.T) {
 		}
 		last[id] = version
 		if e.Type == event.Created && !strings.Contains(e.Aggregate, event.AggregateFollow) {
-			continue // the fixture's
+			continue // of the fixture
 		}
 		if n := said[entity{id, version}]; n != 1 {
 			t.Errorf("seed %d: %d writers were told that they made version %d of %s", seed, n, version, id)
@@ -309,20 +314,22 @@ func TestRandomWritersOfTheSameEntitiesAgreeWithTheEvents(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close(t.Context())
-	// What a backend counted is there once it has ended, or been idle for a second.
+	// A backend reports its counts when it ends, or after a second without work.
 	testkit.Eventually(t, 30*time.Second, "the server has counted the transactions", func() (bool, error) {
 		var commits, deadlocks int64
-		err := conn.QueryRow(t.Context(), `SELECT xact_commit, deadlocks FROM pg_stat_database WHERE datname = current_database()`).Scan(&commits, &deadlocks)
+		var data string
+		err := conn.QueryRow(t.Context(), `SELECT xact_commit, deadlocks, current_setting('data_directory') FROM pg_stat_database
+			WHERE datname = current_database()`).Scan(&commits, &deadlocks, &data)
 		if deadlocks > 0 {
-			err = errors.Join(err, fmt.Errorf("%d deadlocks", deadlocks))
-			t.Error(err)
+			log, logErr := os.ReadFile(filepath.Join(filepath.Dir(data), "postgres.log")) // it names the statements
+			t.Fatalf("seed %d: %d deadlocks\n%s%v", seed, deadlocks, log, logErr)
 		}
 		return commits > 50, err
 	})
 }
 
-// Thirty tenants write at once through a pool that has one connection for groups: their writes share transactions, each sees its own rows alone, and what one of
-// them cannot have keeps none from the others.
+// Thirty tenants write at once through a pool that has one connection for groups. Their writes share transactions, each
+// tenant sees only its own rows, and a failed write of one does not stop the others.
 func TestWritesOfManyTenantsShareATransaction(t *testing.T) {
 	const tenants, each = 30, 3
 	db := testkit.Postgres(t)
@@ -342,7 +349,7 @@ func TestWritesOfManyTenantsShareATransaction(t *testing.T) {
 		}
 		return out[0]
 	}
-	// A row of tenant 7 that somebody else has locked: the same key as those of all others.
+	// Another session locks a row of tenant 7. All other tenants have a row with the same key.
 	follow(7, 1)
 	if _, err := s.RemoveEdges(t.Context(), 7, follows, []store.EdgeWrite{{Meta: meta, From: 1, To: 1_000_000}}); err != nil {
 		t.Fatal(err)
@@ -368,7 +375,8 @@ func TestWritesOfManyTenantsShareATransaction(t *testing.T) {
 				}
 			})
 			wg.Go(func() {
-				out, err := s.CreateChildren(t.Context(), tenant, commentKind, []store.NewChild{{Meta: meta, Object: 5, AuthorID: 1 + n, Body: fmt.Sprint(tenant), Key: fmt.Sprint(n)}})
+				out, err := s.CreateChildren(t.Context(), tenant, commentKind,
+					[]store.NewChild{{Meta: meta, Object: 5, AuthorID: 1 + n, Body: fmt.Sprint(tenant), Key: fmt.Sprint(n)}})
 				if err != nil || out[0].Err != nil || !out[0].Changed {
 					t.Errorf("tenant %d, comment %d: %+v %v", tenant, n, out, err)
 				}
@@ -382,15 +390,16 @@ func TestWritesOfManyTenantsShareATransaction(t *testing.T) {
 	locked.Wait()
 	var wrong, events int
 	if err := system.QueryRow(t.Context(), `
-		SELECT (SELECT count(*) FROM generate_series(1, $1) tenant WHERE (SELECT count(*) FROM edges e WHERE e.tenant_id = tenant AND e.status = 'ACTIVE') <> $2
+		SELECT (SELECT count(*) FROM generate_series(1, $1) tenant
+		WHERE (SELECT count(*) FROM edges e WHERE e.tenant_id = tenant AND e.status = 'ACTIVE') <> $2
 		           OR (SELECT count(*) FROM children c WHERE c.tenant_id = tenant AND c.body = tenant::text) <> $2),
 		       (SELECT count(*) FROM outbox_messages)`, tenants, each).Scan(&wrong, &events); err != nil {
 		t.Fatal(err)
 	}
 	if wrong > 0 || events != 2+2*tenants*each {
-		t.Errorf("%d tenants have not what they wrote; %d events, want %d", wrong, events, 2+2*tenants*each)
+		t.Errorf("%d tenants lack their writes; %d events, want %d", wrong, events, 2+2*tenants*each)
 	}
 	if got := s.Stats(); got.Grouped < 2*got.Groups {
-		t.Errorf("%d writes in %d transactions: they do not share any", got.Grouped, got.Groups)
+		t.Errorf("%d writes in %d transactions: none was shared", got.Grouped, got.Groups)
 	}
 }

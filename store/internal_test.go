@@ -14,7 +14,7 @@ import (
 	"github.com/tidings/tidings/kinds"
 )
 
-// makeKinds makes what the kinds of the set need that are not built in.
+// makeKinds makes the tables of the set's kinds that are not built in.
 func makeKinds(t *testing.T, db *testkit.DB, set *kinds.Set) {
 	t.Helper()
 	for _, made := range kinds.Truth.MakeTables(set) {
@@ -24,13 +24,17 @@ func makeKinds(t *testing.T, db *testkit.DB, set *kinds.Set) {
 	}
 }
 
-// childSQL are the statements about children, as templates.
+// childSQL has the statements about children, as templates.
 var childSQL = map[string]string{
-	"childGet": childGetSQL, "childLock": childLockSQL, "childSurroundings": childSurroundingsSQL, "childKeys": childKeysSQL, "childReplay": childReplaySQL, "childRelease": childReleaseSQL,
-	"childCreate": childCreateSQL, "childTaken": childTakenSQL, "childEdit": childEditSQL, "childDelete": childDeleteSQL, "childModerate": childModerateSQL,
-	"returnLock": returnLockSQL, "returnMove": returnMoveSQL, "returnState": returnStateSQL, "archived": archivedSQL,
+	"childGet": childGetSQL, "childLock": childLockSQL, "childSurroundings": childSurroundingsSQL, "childKeys": childKeysSQL,
+	"childReplay": childReplaySQL, "childRelease": childReleaseSQL,
+	"childCreate": childCreateSQL, "childTaken": childTakenSQL, "childEdit": childEditSQL, "childDelete": childDeleteSQL,
+	"childModerate": childModerateSQL,
+	"returnLock":    returnLockSQL, "returnMove": returnMoveSQL, "returnState": returnStateSQL, "archived": archivedSQL,
 	"walked": walkedSQL, "look": lookSQL, "quiet": quietSQL, "mark": markSQL, "walk": walkSQL, "moveLock": moveLockSQL, "move": moveSQL,
-	"moveState": moveStateSQL, "unfinished": unfinishedSQL, "archiveStubs": archiveStubsSQL, "archivePage": archivePageSQL, "stubPage": stubPageSQL, "scanChildren": scanChildrenSQL, "scanObjects": scanObjectsSQL, "scanObject": scanObjectSQL, "exportChildren": exportChildrenSQL,
+	"moveState": moveStateSQL, "unfinished": unfinishedSQL, "archiveStubs": archiveStubsSQL, "archivePage": archivePageSQL,
+	"stubPage": stubPageSQL, "scanChildren": scanChildrenSQL, "scanObjects": scanObjectsSQL, "scanObject": scanObjectSQL,
+	"exportChildren": exportChildrenSQL,
 }
 
 func TestStatements(t *testing.T) {
@@ -43,8 +47,10 @@ func TestStatements(t *testing.T) {
 	defer conn.Release()
 	all := map[string]string{
 		"threadsGet": threadsGetSQL,
-		"scanEdges":  scanEdgesSQL, "countEdges": CountEdgesSQL, "scanSettings": scanSettingsSQL, "exportSettings": exportSettingsSQL, "erasures": erasuresSQL,
-		"authorKeys": authorKeysSQL, "blankKeys": blankKeysSQL, "keysBounds": keysBoundsSQL, "countKeys": countKeysSQL, "purgeKeys": purgeKeysSQL, "keysCursor": keysCursorSQL, "keysRest": keysRestSQL, "archives": archivesSQL,
+		"scanEdges":  scanEdgesSQL, "countEdges": CountEdgesSQL, "scanSettings": scanSettingsSQL, "exportSettings": exportSettingsSQL,
+		"erasures":   erasuresSQL,
+		"authorKeys": authorKeysSQL, "blankKeys": blankKeysSQL, "keysBounds": keysBoundsSQL, "countKeys": countKeysSQL,
+		"purgeKeys": purgeKeysSQL, "keysCursor": keysCursorSQL, "keysRest": keysRestSQL, "archives": archivesSQL,
 		"requestRemoval": requestRemovalSQL, "getRemoval": getRemovalSQL, "kindTable": kindTableSQL,
 	}
 	for _, k := range testSet.AllChildren() {
@@ -80,7 +86,8 @@ func TestKeysArePurgedByRangesOfPages(t *testing.T) {
 		SELECT 1, 'comment', 1, 'key-' || n, sha256('x'), gen_random_uuid() FROM generate_series(1, 30000) n`); err != nil {
 		t.Fatal(err)
 	}
-	rows, _ := pool.Query(t.Context(), "EXPLAIN "+purgeKeysSQL, pgx.StrictNamedArgs{"from": "(0,0)", "to": "(128,0)", "before": "00000000-0000-7000-8000-000000000000"})
+	rows, _ := pool.Query(t.Context(), "EXPLAIN "+purgeKeysSQL,
+		pgx.StrictNamedArgs{"from": "(0,0)", "to": "(128,0)", "before": "00000000-0000-7000-8000-000000000000"})
 	lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if plan := strings.Join(lines, "\n"); err != nil || !strings.Contains(plan, "Tid Range Scan") {
 		t.Errorf("%v\n%s", err, plan)
@@ -98,7 +105,8 @@ func TestATakenSlugIsReplaced(t *testing.T) {
 	}
 	m := Meta{Actor: "tester"}
 	out, err := s.CreateChildren(t.Context(), 1, commentKind, []NewChild{
-		{Meta: m, Object: 1, AuthorID: 1, Body: "a"}, {Meta: m, Object: 1, AuthorID: 1, Body: "b"}, {Meta: m, Object: 1, AuthorID: 1, Body: "c"},
+		{Meta: m, Object: 1, AuthorID: 1, Body: "a"}, {Meta: m, Object: 1, AuthorID: 1, Body: "b"},
+		{Meta: m, Object: 1, AuthorID: 1, Body: "c"},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -114,22 +122,23 @@ func TestATakenSlugIsReplaced(t *testing.T) {
 	if _, err := s.CreateChildren(t.Context(), 1, commentKind, []NewChild{{Meta: m, Object: 1, AuthorID: 1, Body: "d"}}); err == nil {
 		t.Error("no free slug: no error")
 	}
-	if out, err := s.CreateChildren(t.Context(), 1, commentKind, []NewChild{{Meta: m, Object: 2, AuthorID: 1, Body: "d"}}); err != nil || out[0].Child.Slug != "aaaaaaaa" {
-		t.Errorf("another post may have the slug: %+v, %v", out, err)
+	if out, err := s.CreateChildren(t.Context(), 1, commentKind, []NewChild{{Meta: m, Object: 2, AuthorID: 1, Body: "d"}}); err != nil ||
+		out[0].Child.Slug != "aaaaaaaa" {
+		t.Errorf("the slug in another post: %+v, %v", out, err)
 	}
 }
 
 func TestRounds(t *testing.T) {
 	keys := []string{"a", "b", "a", "", "c", "a"}
-	places := []any{nil, 1, 1, 1, 1, nil} // what comes behind one that waits for its key, and wants its place, waits too
+	places := []any{nil, 1, 1, 1, 1, nil} // an item behind one that waits for its key, and wants the same place, waits too
 	got := rounds(len(keys), func(i int) (string, any, bool) { return keys[i], places[i], keys[i] != "" })
 	if diff := cmp.Diff([][]int{{0, 1}, {2, 4}, {5}}, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
 
-// TestHotStatementsUseTheirIndexes looks at plans in tables large enough for a sequential scan to be tempting elsewhere, with
-// the policies of the API's role, and with the plans that a connection keeps after a few executions.
+// TestHotStatementsUseTheirIndexes checks plans in tables so large that a sequential scan elsewhere is tempting. It
+// uses the policies of the API's role, and the plans that a connection keeps after a few executions.
 func TestHotStatementsUseTheirIndexes(t *testing.T) {
 	db := testkit.Postgres(t)
 	ctx := t.Context()
@@ -137,12 +146,15 @@ func TestHotStatementsUseTheirIndexes(t *testing.T) {
 	fill := []string{
 		`INSERT INTO follows (tenant_id, follower_id, followee_id) SELECT 1, g / 10 + 1, 1000000 + g FROM generate_series(1, 30000) g`,
 		`INSERT INTO child_keys (tenant_id, kind, author_id, idempotency_key, request_hash, child_id)
-			SELECT 1, k, g / 10 + 1, g::text, '', gen_random_uuid() FROM generate_series(1, 30000) g, unnest('{answer,comment,message,review}'::text[]) k`,
+			SELECT 1, k, g / 10 + 1, g::text, '', gen_random_uuid()
+			FROM generate_series(1, 30000) g, unnest('{answer,comment,message,review}'::text[]) k`,
 		`INSERT INTO threads (tenant_id, object, metadata)
-			SELECT 1, jsonb_build_object('post_id', g / 3, 'kind', 'answer') - CASE g % 2 WHEN 0 THEN 'kind' ELSE '' END, jsonb_build_object('version_id', g, 'created_by', 't', 'last_update_time', now(),
+			SELECT 1, jsonb_build_object('post_id', g / 3, 'kind', 'answer') -
+			CASE g % 2 WHEN 0 THEN 'kind' ELSE '' END, jsonb_build_object('version_id', g, 'created_by', 't', 'last_update_time', now(),
 			       'version_state', CASE g % 3 WHEN 2 THEN 'LATEST' ELSE 'ARCHIVED' END) FROM generate_series(1, 30000) g`,
 		`INSERT INTO archived_threads (tenant_id, kind, object_id, archive_id, state, children, returned_at, returned_by)
-			SELECT 1, k, 100000 + g, 1, CASE g % 2 WHEN 0 THEN 'ARCHIVED' ELSE 'RETURNED' END, 1, now(), 'write' FROM generate_series(1, 30000) g, unnest('{answer,comment,message,review}'::text[]) k`,
+			SELECT 1, k, 100000 + g, 1, CASE g % 2 WHEN 0 THEN 'ARCHIVED' ELSE 'RETURNED' END, 1, now(), 'write'
+			FROM generate_series(1, 30000) g, unnest('{answer,comment,message,review}'::text[]) k`,
 	}
 	for _, k := range testSet.AllChildren() {
 		names, values := "", ""
@@ -150,10 +162,13 @@ func TestHotStatementsUseTheirIndexes(t *testing.T) {
 			names, values = ", slug, path", ", lpad(g::text, 8, '0'), lpad(g::text, 22, '0')"
 		}
 		fill = append(fill,
-			fmt.Sprintf(`INSERT INTO %s (tenant_id, child_id, object_id, author_id, body%s) SELECT 1, gen_random_uuid(), g / 100 + 1, g, 'x'%s FROM generate_series(1, 30000) g`,
+			fmt.Sprintf(`INSERT INTO %s (tenant_id, child_id, object_id, author_id, body%s)
+				SELECT 1, gen_random_uuid(), g / 100 + 1, g, 'x'%s FROM generate_series(1, 30000) g`,
 				shapeOf(k).Table(), names, values),
-			fmt.Sprintf(`INSERT INTO %s (tenant_id, child_id, object_id, author_id, body, author_state, moderation_state, version, created_at, updated_at%s)
-				SELECT 1, gen_random_uuid(), 100000 + g / 100, g, 'x', 'ACTIVE', 'NONE', 1, now(), now()%s FROM generate_series(1, 30000) g`, shapeOf(k).Archive(), names, values))
+			fmt.Sprintf(`INSERT INTO %s (tenant_id, child_id, object_id, author_id, body, author_state, moderation_state, version,
+				created_at, updated_at%s)
+				SELECT 1, gen_random_uuid(), 100000 + g / 100, g, 'x', 'ACTIVE', 'NONE', 1, now(), now()%s
+				  FROM generate_series(1, 30000) g`, shapeOf(k).Archive(), names, values))
 	}
 	for _, sql := range append(fill, `ANALYZE edges, children, child_keys, threads, children_archive, archived_threads`) {
 		if _, err := db.Pool(t, postgres.RoleOwner).Exec(ctx, sql); err != nil {
@@ -162,7 +177,7 @@ func TestHotStatementsUseTheirIndexes(t *testing.T) {
 	}
 	pool := db.Pool(t, postgres.RoleAPI)
 	follow := newEdgeKind("follow")
-	type statement struct{ name, sql, args string } // args in the order in which the statement names them
+	type statement struct{ name, sql, args string } // args in the order in which the statement uses them
 	all := []statement{
 		{"removeEdges", follow.removeSQL, `'{1,2}', '{5,6}', '{0,0}', 1`},
 		{"getEdges", follow.getSQL, `'{1,2}', '{5,6}', 1`},
@@ -174,7 +189,8 @@ func TestHotStatementsUseTheirIndexes(t *testing.T) {
 	}
 	for _, k := range testSet.AllChildren() {
 		const id = `'{00000000-0000-7000-8000-000000000000}'`
-		given, attributes, threaded, after, before := `'{x}'`, "", "", `'00000000-0000-0000-0000-000000000000'`, `'ffffffff-ffff-ffff-ffff-ffffffffffff'`
+		given, attributes, threaded, after, before := `'{x}'`, "", "", `'00000000-0000-0000-0000-000000000000'`,
+			`'ffffffff-ffff-ffff-ffff-ffffffffffff'`
 		if len(k.Attributes) > 0 {
 			given, attributes = given+`, '{"{}"}'`, `, '{"{}"}'`
 		}
@@ -196,7 +212,7 @@ func TestHotStatementsUseTheirIndexes(t *testing.T) {
 			{"returnLock", returnLockSQL, `1, 100002`},
 			{"returnMove", returnMoveSQL, `1, 100002, 1000`},
 			{"returnState", returnStateSQL, `true, 'write', 1, 100002, 1`},
-			// What the archiver runs has these plans for its role too: the policies are simpler.
+			// The archiver's statements have the same plans for its own role, whose policies are simpler.
 			{"look", lookSQL, `1, 1, 200, '1 hour'`},
 			{"quiet", quietSQL, `'1 hour', 1, 1, ` + before + `, 5000`},
 			{"moveLock", moveLockSQL, `1, 100002, 1`},
@@ -228,7 +244,8 @@ func TestHotStatementsUseTheirIndexes(t *testing.T) {
 					return err
 				}
 				plan := strings.Join(lines, "\n")
-				for _, table := range []string{"follows", "children", "child_keys", "threads", "archived_threads"} { // and the partitions, by their beginning
+				// Also the partitions, whose names begin so.
+				for _, table := range []string{"follows", "children", "child_keys", "threads", "archived_threads"} {
 					if strings.Contains(plan, "Seq Scan on "+table) {
 						t.Errorf("%s, %s, scans %s:\n%s", name, mode, table, plan)
 					}
@@ -243,26 +260,29 @@ func TestHotStatementsUseTheirIndexes(t *testing.T) {
 	}
 }
 
-// A new database has no statistics until something analyses its tables, and by then a load has written thousands of comments.
+// A new database has no statistics until autovacuum analyzes its tables. By then a load has written thousands of
+// comments.
 func TestACreateProbesItsSurroundingsThoughThereAreNoStatistics(t *testing.T) {
 	db := testkit.Postgres(t)
 	ctx := t.Context()
 	for _, sql := range []string{
 		`ALTER TABLE children_comment SET (autovacuum_enabled = false)`,
 		`INSERT INTO comments (tenant_id, comment_id, post_id, slug, path, author_id, body)
-			SELECT 1, gen_random_uuid(), g / 100 + 1, lpad(g::text, 8, '0'), lpad(g::text, 22, '0'), 1, 'x' FROM generate_series(1, 3000) g`,
+			SELECT 1, gen_random_uuid(), g / 100 + 1, lpad(g::text, 8, '0'), lpad(g::text, 22, '0'), 1, 'x'
+			  FROM generate_series(1, 3000) g`,
 	} {
 		if _, err := db.Pool(t, postgres.RoleOwner).Exec(ctx, sql); err != nil {
 			t.Fatal(err)
 		}
 	}
 	err := postgres.InTenant(ctx, db.Pool(t, postgres.RoleAPI), 1, pgx.TxOptions{}, func(tx pgx.Tx) error {
-		rows, _ := tx.Query(ctx, "EXPLAIN "+shapeOf(commentKind).sql(childSurroundingsSQL), pgx.QueryExecModeSimpleProtocol, pgx.StrictNamedArgs{
-			"tenant": int64(1), "object_ids": []int64{1}, "reply_tos": []string{"00000000-0000-7000-8000-000000000000"},
-		})
+		rows, _ := tx.Query(ctx, "EXPLAIN "+shapeOf(commentKind).sql(childSurroundingsSQL),
+			pgx.QueryExecModeSimpleProtocol, pgx.StrictNamedArgs{
+				"tenant": int64(1), "object_ids": []int64{1}, "reply_tos": []string{"00000000-0000-7000-8000-000000000000"},
+			})
 		lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
 		if plan := strings.Join(lines, "\n"); !strings.Contains(plan, "children_comment_pkey") {
-			t.Errorf("the parent is looked for elsewhere:\n%s", plan)
+			t.Errorf("the plan does not probe the parent by its primary key:\n%s", plan)
 		}
 		return err
 	})

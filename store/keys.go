@@ -11,43 +11,42 @@ import (
 	"github.com/tidings/tidings/versioned"
 )
 
-// purgePages is how many pages of child_keys a slice goes over: 1 MiB, some 7,000 keys.
+// purgePages is the number of pages of child_keys that one slice covers: 1 MiB, about 7,000 keys.
 const purgePages = 128
 
-// keysBoundsSQL reads how far a purge that was cut short has come, how many pages there are, and the first id that a child made now minus the time could have: ids begin with their time.
-// Index: retention_cursors_pkey.   Locks: none.
+// keysBoundsSQL reads how far an interrupted purge has come, the number of pages, and the lowest id of a child made now
+// minus @after. Ids begin with their time.
+// Index: retention_cursors_pkey. Locks: none.
 const keysBoundsSQL = `
 SELECT /* store.keys_bounds */ coalesce((SELECT after_key[1]::bigint FROM retention_cursors WHERE table_name = 'child_keys'), 0),
        pg_relation_size('child_keys') / current_setting('block_size')::bigint,
        (lpad(to_hex((extract(epoch FROM now() - @after::interval) * 1000)::bigint), 12, '0') || repeat('0', 20))::uuid::text`
 
-// oldKeys are those of the pages from @from to @to whose child is older. The keys of erased authors stay: each refuses a write that would bring back
-// what was erased.
+// oldKeys are the keys on the pages from @from to @to whose child is older than @before. It leaves out the keys of
+// erased authors: each of them refuses a write that would bring back erased content.
 const oldKeys = `child_keys WHERE ctid >= @from::tid AND ctid < @to::tid AND child_id < @before::uuid AND request_hash <> ''`
 
-// countKeysSQL counts what purgeKeysSQL would purge.
-// Index: none, the range of pages.   Locks: none.
+// countKeysSQL counts the keys that purgeKeysSQL would purge. Index: none, the range of pages. Locks: none.
 const countKeysSQL = `SELECT /* store.count_keys */ count(*) FROM ` + oldKeys
 
-// purgeKeysSQL purges the old keys of a range of pages. An index by age would cost each create something; to go over all pages, in their order on
-// the disk, costs a run a second per gigabyte.
-// Index: none, the range of pages.   Locks: the keys.
+// purgeKeysSQL purges the old keys of a range of pages. An index by age would slow down each create. Reading all pages
+// in their order on disk costs a run one second per gigabyte.
+// Index: none, the range of pages. Locks: the keys.
 const purgeKeysSQL = `DELETE /* store.purge_keys */ FROM ` + oldKeys
 
 const (
-	// keysCursorSQL notes how far a purge has come.
-	// Index: retention_cursors_pkey.   Locks: its row.
+	// keysCursorSQL records how far a purge has come. Index: retention_cursors_pkey. Locks: its row.
 	keysCursorSQL = `
-INSERT /* store.keys_cursor */ INTO retention_cursors (table_name, step, after_key) VALUES ('child_keys', 'purge', ARRAY[@page::bigint::text])
+INSERT /* store.keys_cursor */ INTO retention_cursors (table_name, step, after_key)
+    VALUES ('child_keys', 'purge', ARRAY[@page::bigint::text])
     ON CONFLICT (table_name) DO UPDATE SET after_key = excluded.after_key, moved_at = excluded.moved_at`
-	// keysRestSQL notes that a purge is through.
-	// Index: retention_cursors_pkey.   Locks: its row.
+	// keysRestSQL records that a purge is complete. Index: retention_cursors_pkey. Locks: its row.
 	keysRestSQL = `DELETE /* store.keys_rest */ FROM retention_cursors WHERE table_name = 'child_keys'`
 )
 
-// PurgeKeys purges the idempotency keys whose create is older than terms.After, of every kind and tenant, slice by slice, each a transaction: a retry of
-// such a create makes another child. The keys that BlankKeys has made forget their request stay. What ctx or a crash interrupts, the next call goes on with.
-// The pool acts as the system role.
+// PurgeKeys purges the idempotency keys of all kinds and tenants whose create is older than terms.After. A retry of
+// such a create makes another child. Keys whose request BlankKeys has erased remain. Each slice is one transaction; if
+// ctx or a crash interrupts a run, the next call resumes there. The pool acts as the system role.
 func PurgeKeys(ctx context.Context, pool *pgxpool.Pool, terms versioned.Terms) error {
 	if terms.After <= 0 {
 		return nil
@@ -65,7 +64,7 @@ func PurgeKeys(ctx context.Context, pool *pgxpool.Pool, terms versioned.Terms) e
 		args := pgx.StrictNamedArgs{"from": fmt.Sprintf("(%d,0)", page), "to": fmt.Sprintf("(%d,0)", page+purgePages), "before": before}
 		n, err := purgeKeys(ctx, pool, terms, args, page+purgePages, end)
 		if err != nil {
-			return fmt.Errorf("purge idempotency keys of the pages from %d on: %w", page, err)
+			return fmt.Errorf("purge idempotency keys from page %d: %w", page, err)
 		}
 		if terms.Done != nil {
 			terms.Done(0, n, 0)
@@ -74,8 +73,10 @@ func PurgeKeys(ctx context.Context, pool *pgxpool.Pool, terms versioned.Terms) e
 	return nil
 }
 
-// purgeKeys purges a slice of keys, and notes that the next one begins at the page next, or that there is none.
-func purgeKeys(ctx context.Context, pool *pgxpool.Pool, terms versioned.Terms, args pgx.StrictNamedArgs, next int64, end bool) (n int64, err error) {
+// purgeKeys purges a slice of keys. It records the page at which the next slice begins or, with end, that the purge is
+// complete.
+func purgeKeys(ctx context.Context, pool *pgxpool.Pool, terms versioned.Terms, args pgx.StrictNamedArgs, next int64,
+	end bool) (n int64, err error) {
 	err = postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		if terms.DryRun {
 			return tx.QueryRow(ctx, countKeysSQL, args).Scan(&n)

@@ -18,16 +18,18 @@ import (
 	"github.com/tidings/tidings/versioned"
 )
 
-// A create that has met a key, and finds it purged when it reads what the key made, is the first one with the key.
+// A create meets a key, and finds it purged when it reads the key's child. It then counts as the first create with the
+// key.
 func TestACreateWhoseKeyIsPurgedMeanwhileMakesAChild(t *testing.T) {
 	f := open(t)
 	first := f.mustCreate(t, store.NewChild{Object: 1, AuthorID: 5, Body: "once", Key: "a"})
-	other, err := f.system.Begin(t.Context()) // has the key b, so that the create waits there: it has met a already
+	other, err := f.system.Begin(t.Context()) // holds key b, so the create waits there, after it met a
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer other.Rollback(context.Background()) //nolint:errcheck // done at the end
-	if _, err := other.Exec(t.Context(), `INSERT INTO child_keys (tenant_id, kind, author_id, idempotency_key, request_hash, child_id) VALUES ($1, 'comment', 5, 'b', '', gen_random_uuid())`, tenant); err != nil {
+	defer other.Rollback(context.Background()) //nolint:errcheck // rolled back at the end
+	if _, err := other.Exec(t.Context(), `INSERT INTO child_keys (tenant_id, kind, author_id, idempotency_key, request_hash, child_id)
+		VALUES ($1, 'comment', 5, 'b', '', gen_random_uuid())`, tenant); err != nil {
 		t.Fatal(err)
 	}
 	type result struct {
@@ -37,11 +39,13 @@ func TestACreateWhoseKeyIsPurgedMeanwhileMakesAChild(t *testing.T) {
 	told := make(chan result, 1)
 	go func() {
 		out, err := f.CreateChildren(context.Background(), tenant, commentKind, []store.NewChild{
-			{Meta: meta(), Object: 1, AuthorID: 5, Body: "once", Key: "a"}, {Meta: meta(), Object: 1, AuthorID: 5, Body: "twice", Key: "b"}})
+			{Meta: meta(), Object: 1, AuthorID: 5, Body: "once", Key: "a"},
+			{Meta: meta(), Object: 1, AuthorID: 5, Body: "twice", Key: "b"}})
 		told <- result{out, err}
 	}()
 	testkit.Eventually(t, 30*time.Second, "the create waits for the key b", func() (waits bool, err error) {
-		err = f.system.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND locktype = 'transactionid' AND transactionid::text = $1)`,
+		err = f.system.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND locktype = 'transactionid'
+			AND transactionid::text = $1)`,
 			xid(t, other)).Scan(&waits)
 		return waits, err
 	})
@@ -60,7 +64,8 @@ func TestACreateWhoseKeyIsPurgedMeanwhileMakesAChild(t *testing.T) {
 			t.Errorf("create %d: %+v", i, o)
 		}
 	}
-	if again := f.create(t, store.NewChild{Object: 1, AuthorID: 5, Body: "once", Key: "a"}); !again.Replayed || again.Child.ID != r.out[0].Child.ID {
+	if again := f.create(t, store.NewChild{Object: 1, AuthorID: 5, Body: "once", Key: "a"}); !again.Replayed ||
+		again.Child.ID != r.out[0].Child.ID {
 		t.Errorf("the same create again: %+v, want %s", again, r.out[0].Child.ID)
 	}
 }
@@ -73,15 +78,17 @@ func xid(t *testing.T, tx pgx.Tx) (id string) {
 	return id
 }
 
-// TestKeysArePurgedInSlicesBesideWriters purges 30,000 old keys while four writers create and retry with keys of their own. A run that dies between
-// two slices leaves keys that the next one purges.
+// TestKeysArePurgedInSlicesBesideWriters purges 30,000 old keys while four writers create and retry with keys of their
+// own. After a run dies between two slices, the next one purges the rest.
 func TestKeysArePurgedInSlicesBesideWriters(t *testing.T) {
 	f := open(t)
 	const old, keep = 30_000, 24 * time.Hour
 	if _, err := f.system.Exec(t.Context(), `
 INSERT INTO child_keys (tenant_id, kind, author_id, idempotency_key, request_hash, child_id)
-SELECT $1, (ARRAY['comment', 'review'])[n % 2 + 1], n % 100 + 1, 'old-' || n, CASE n % 1000 WHEN 0 THEN ''::bytea ELSE sha256(n::text::bytea) END,
-       (lpad(to_hex((extract(epoch FROM now() - interval '25 hours') * 1000)::bigint), 12, '0') || '7' || substr(md5(n::text), 1, 3) || '8' || substr(md5(n::text), 4, 15))::uuid
+SELECT $1, (ARRAY['comment', 'review'])[n % 2 + 1], n % 100 + 1, 'old-' || n,
+	CASE n % 1000 WHEN 0 THEN ''::bytea ELSE sha256(n::text::bytea) END,
+       (lpad(to_hex((extract(epoch FROM now() - interval '25 hours') * 1000)::bigint), 12, '0') || '7' || substr(md5(n::text), 1,
+       3) || '8' || substr(md5(n::text), 4, 15))::uuid
   FROM generate_series(1, $2::int) n`, tenant, old); err != nil {
 		t.Fatal(err)
 	}
@@ -96,7 +103,8 @@ SELECT $1, (ARRAY['comment', 'review'])[n % 2 + 1], n % 100 + 1, 'old-' || n, CA
 	first := f.mustCreate(t, in)
 	place := store.NewChild{Object: 1, AuthorID: 5, Body: "one per author", Key: "old-review", Attributes: json.RawMessage(`{"rating": 5}`)}
 	review := createReview(t, f, place)
-	if _, err := f.system.Exec(t.Context(), `UPDATE child_keys SET child_id = '00000000-0000-7000-8000-000000000000' WHERE idempotency_key = 'old-review'`); err != nil {
+	if _, err := f.system.Exec(t.Context(), `UPDATE child_keys SET child_id = '00000000-0000-7000-8000-000000000000'
+		WHERE idempotency_key = 'old-review'`); err != nil {
 		t.Fatal(err)
 	}
 
@@ -105,16 +113,18 @@ SELECT $1, (ARRAY['comment', 'review'])[n % 2 + 1], n % 100 + 1, 'old-' || n, CA
 	if err := store.PurgeKeys(t.Context(), f.system, versioned.Terms{Done: count(&purged)}); err != nil || purged != 0 {
 		t.Errorf("without a time: %d, %v", purged, err)
 	}
-	if err := store.PurgeKeys(t.Context(), f.system, versioned.Terms{After: keep, DryRun: true, Done: count(&planned)}); err != nil || planned != old-old/1000+1 {
-		t.Errorf("the plan: %d, %v; want all that are old but the %d of erased authors", planned, err, old/1000)
+	if err := store.PurgeKeys(t.Context(), f.system, versioned.Terms{After: keep, DryRun: true, Done: count(&planned)}); err != nil ||
+		planned != old-old/1000+1 {
+		t.Errorf("plan: %d, %v; want all old keys except the %d of erased authors", planned, err, old/1000)
 	}
 	killed := errors.New("killed")
-	err := store.PurgeKeys(t.Context(), f.system, versioned.Terms{After: keep, Done: count(&purged), Fence: func(context.Context, pgx.Tx) error {
-		if slices++; slices > 2 {
-			return killed
-		}
-		return nil
-	}})
+	err := store.PurgeKeys(t.Context(), f.system, versioned.Terms{After: keep, Done: count(&purged),
+		Fence: func(context.Context, pgx.Tx) error {
+			if slices++; slices > 2 {
+				return killed
+			}
+			return nil
+		}})
 	if left := keys(`'old-%'`); !errors.Is(err, killed) || purged == 0 || left == old/1000 || left != old+1-int(purged) {
 		t.Errorf("killed before the third slice: %v, %d are purged, %d left", err, purged, left)
 	}
@@ -128,7 +138,8 @@ SELECT $1, (ARRAY['comment', 'review'])[n % 2 + 1], n % 100 + 1, 'old-' || n, CA
 					return
 				default:
 				}
-				in := store.NewChild{Meta: meta(), Object: 2, AuthorID: author + 1, Body: fmt.Sprint("body ", n), Key: fmt.Sprint("new-", n)}
+				in := store.NewChild{Meta: meta(), Object: 2, AuthorID: author + 1, Body: fmt.Sprint("body ", n),
+					Key: fmt.Sprint("new-", n)}
 				var made [2]store.ChildOutcome
 				for i := range made {
 					out, err := f.CreateChildren(context.Background(), tenant, commentKind, []store.NewChild{in})
@@ -144,7 +155,7 @@ SELECT $1, (ARRAY['comment', 'review'])[n % 2 + 1], n % 100 + 1, 'old-' || n, CA
 			}
 		})
 	}
-	for range 3 { // the first has what the killed one left, the others nothing
+	for range 3 { // the first purges the rest, the others find nothing
 		if err := store.PurgeKeys(t.Context(), f.system, versioned.Terms{After: keep, Done: count(&purged)}); err != nil {
 			t.Fatal(err)
 		}
@@ -157,11 +168,12 @@ SELECT $1, (ARRAY['comment', 'review'])[n % 2 + 1], n % 100 + 1, 'old-' || n, CA
 	if again := f.create(t, in); !again.Replayed || !cmp.Equal(again.Child, first) {
 		t.Errorf("a retry within the time: %+v, want %+v", again, first)
 	}
-	var taken *store.TakenError // the place, which is the child's and no key's, outlives the key
+	var taken *store.TakenError // the place belongs to the child and outlives the key
 	in = place
 	in.Meta = meta()
-	if out, err := f.CreateChildren(t.Context(), tenant, reviews, []store.NewChild{in}); err != nil || !errors.As(out[0].Err, &taken) || taken.Child.ID != review {
-		t.Errorf("a retry behind the time, where an author has one place: %+v, %v", out, err)
+	if out, err := f.CreateChildren(t.Context(), tenant, reviews, []store.NewChild{in}); err != nil || !errors.As(out[0].Err, &taken) ||
+		taken.Child.ID != review {
+		t.Errorf("a retry after the key was purged, in a kind with one child per author: %+v, %v", out, err)
 	}
 }
 

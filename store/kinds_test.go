@@ -21,10 +21,10 @@ import (
 	"github.com/tidings/tidings/kinds"
 )
 
-// commentKind is the kind that the tests of what all kinds have run over.
+// commentKind is the kind of tests that do not run for every kind.
 var commentKind = kinds.Builtin().Children["comment"]
 
-// testSet has the built-in kinds, and one of each archetype with every capability.
+// testSet has the built-in kinds, and one kind of each archetype with every capability.
 var testSet = func() *kinds.Set {
 	s, err := kinds.Builtin().Extend([]byte(`
 objects: {question: questions}
@@ -46,8 +46,8 @@ children:
 	return s
 }()
 
-// eachKind runs the test for every kind of children: a threaded and moderated one, a flat one, one with attributes and one child per author, and one
-// with every capability in hash partitions.
+// eachKind runs the test for several kinds of children: a threaded and moderated one, a flat one, one with attributes
+// and one child per author, and one with every capability in hash partitions.
 func eachKind(t *testing.T, test func(t *testing.T, f kindFixture)) {
 	t.Helper()
 	for _, k := range testSet.AllChildren() {
@@ -68,7 +68,7 @@ type kindFixture struct {
 
 var tester = Meta{Actor: "tester"}
 
-// attributes are those that a child of the kind may have, n of them told apart.
+// attributes returns valid attributes of the kind, which differ by n.
 func (f kindFixture) attributes(n int) json.RawMessage {
 	switch f.k.Name {
 	case "review":
@@ -79,7 +79,7 @@ func (f kindFixture) attributes(n int) json.RawMessage {
 	return nil
 }
 
-// create writes a child, each by another author unless the test says by whom.
+// create writes a child, each by another author unless the test sets one.
 func (f kindFixture) create(c NewChild) ChildOutcome {
 	f.t.Helper()
 	c.Meta, c.Attributes = tester, f.attributes(1)
@@ -102,7 +102,8 @@ func TestAChildOfEveryKindIsWrittenReadAndErased(t *testing.T) {
 	eachKind(t, func(t *testing.T, f kindFixture) {
 		ctx := t.Context()
 		c := f.must(f.create(NewChild{Object: 5, AuthorID: 7, Body: " first ", Key: "k"}))
-		if c.Body != "first" || c.Version != 1 || c.Parent != 5 || (c.Path != "") != f.k.Threaded || (c.Slug != "") != f.k.Threaded || (c.Attributes != nil) != (len(f.k.Attributes) > 0) {
+		if c.Body != "first" || c.Version != 1 || c.Parent != 5 || (c.Path != "") != f.k.Threaded || (c.Slug != "") != f.k.Threaded ||
+			(c.Attributes != nil) != (len(f.k.Attributes) > 0) {
 			t.Errorf("created: %+v", c)
 		}
 		if again := f.create(NewChild{Object: 5, AuthorID: 7, Body: "first", Key: "k"}); !again.Replayed || cmp.Diff(c, again.Child) != "" {
@@ -121,10 +122,11 @@ func TestAChildOfEveryKindIsWrittenReadAndErased(t *testing.T) {
 		}
 		edit.IfVersion = AnyVersion
 		if out, err = f.EditChildren(ctx, 1, f.k, []ChildEdit{edit}); err != nil || out[0].Changed || out[0].Err != nil {
-			t.Errorf("edited to what it is: %+v, %v", out, err)
+			t.Errorf("edit without a change: %+v, %v", out, err)
 		}
-		if c.Attributes != nil { // the attributes alone, and of one kind alone what the kind does not know
-			out, err = f.EditChildren(ctx, 1, f.k, []ChildEdit{{Meta: tester, ID: c.ID, Attributes: f.attributes(3)}, {Meta: tester, ID: c.ID, Attributes: json.RawMessage(`{"no": 1}`)}})
+		if c.Attributes != nil { // only the attributes; one of them is unknown to the kind
+			out, err = f.EditChildren(ctx, 1, f.k, []ChildEdit{{Meta: tester, ID: c.ID, Attributes: f.attributes(3)},
+				{Meta: tester, ID: c.ID, Attributes: json.RawMessage(`{"no": 1}`)}})
 			var wrong *kinds.AttributeError
 			if err != nil || out[0].Child.Version != 3 || out[0].Child.Body != "second" || !errors.As(out[1].Err, &wrong) {
 				t.Errorf("attributes: %+v, %v, %v", out[0], out[1].Err, err)
@@ -137,7 +139,7 @@ func TestAChildOfEveryKindIsWrittenReadAndErased(t *testing.T) {
 		if f.k.Moderated {
 			c := decided[0].Child
 			if payload := f.lastEvent(); payload.Body != "" || payload.Attributes != nil || payload.Version != c.Version {
-				t.Errorf("the event of what is hidden has %+v", payload)
+				t.Errorf("the event of a hidden child has %+v", payload)
 			}
 		}
 		n, err := New(f.db.Pool(t, postgres.RoleSystem), nil).EraseChildren(ctx, 1, f.k, []string{c.ID}, false, tester, (&free{}).Fence)
@@ -148,7 +150,8 @@ func TestAChildOfEveryKindIsWrittenReadAndErased(t *testing.T) {
 		if _, err := f.GetChild(ctx, 2, f.k, c.ID); !errors.Is(err, ErrNotFound) {
 			t.Errorf("another tenant reads it: %v", err)
 		}
-		if out, err := f.DeleteChildren(ctx, 2, f.k, []ChildDelete{{Meta: tester, ID: c.ID}}); err != nil || !errors.Is(out[0].Err, ErrNotFound) {
+		if out, err := f.DeleteChildren(ctx, 2, f.k, []ChildDelete{{Meta: tester, ID: c.ID}}); err != nil ||
+			!errors.Is(out[0].Err, ErrNotFound) {
 			t.Errorf("another tenant deletes it: %+v, %v", out, err)
 		}
 	})
@@ -158,7 +161,8 @@ func TestAChildOfEveryKindIsWrittenReadAndErased(t *testing.T) {
 func (f kindFixture) lastEvent() event.Child {
 	f.t.Helper()
 	e := event.Event{TenantID: 1, AggregateType: f.k.Name, Version: 1}
-	err := f.db.Pool(f.t, postgres.RoleSystem).QueryRow(f.t.Context(), `SELECT aggregate_id, event_type, payload FROM outbox_messages WHERE aggregate_type = $1 ORDER BY id DESC LIMIT 1`, f.k.Name).
+	err := f.db.Pool(f.t, postgres.RoleSystem).QueryRow(f.t.Context(),
+		`SELECT aggregate_id, event_type, payload FROM outbox_messages WHERE aggregate_type = $1 ORDER BY id DESC LIMIT 1`, f.k.Name).
 		Scan(&e.AggregateID, &e.Type, &e.Payload)
 	if err != nil {
 		f.t.Fatal(err)
@@ -183,7 +187,8 @@ func TestOnlyThreadedKindsHaveReplies(t *testing.T) {
 	})
 }
 
-// An author's place: of many that come at once one is taken, and each of the others learns which it is. Who deletes leaves it.
+// Of many concurrent creates for one author's place one succeeds, and each other gets that child. A deletion frees the
+// place.
 func TestAnAuthorHasOneChildOfAnObjectWhereTheKindSaysSo(t *testing.T) {
 	eachKind(t, func(t *testing.T, f kindFixture) {
 		const tries = 24
@@ -233,17 +238,20 @@ func TestAnAuthorHasOneChildOfAnObjectWhereTheKindSaysSo(t *testing.T) {
 				t.Errorf("try %d: %v", i, o.Err)
 			}
 		}
-		// Two of one batch: the first one has the place. Another author, and another object, have theirs.
+		// Two of one batch: the first gets the place. Another author, and another object, have places of their own.
 		out, err := f.CreateChildren(t.Context(), 1, f.k, []NewChild{
-			{Meta: tester, Object: 6, AuthorID: 7, Body: "a", Attributes: f.attributes(1)}, {Meta: tester, Object: 6, AuthorID: 7, Body: "b", Attributes: f.attributes(1)},
+			{Meta: tester, Object: 6, AuthorID: 7, Body: "a", Attributes: f.attributes(1)},
+			{Meta: tester, Object: 6, AuthorID: 7, Body: "b", Attributes: f.attributes(1)},
 			{Meta: tester, Object: 5, AuthorID: 8, Body: "c", Attributes: f.attributes(1)}})
 		var taken *TakenError
 		if err != nil || out[0].Err != nil || out[2].Err != nil || !errors.As(out[1].Err, &taken) || taken.Child.ID != out[0].Child.ID {
 			t.Fatalf("a batch: %+v, %v", out, err)
 		}
-		// Creates for one place keep their order, whatever keys they have: the second one waits for the key of the first, and the third for its place.
+		// Creates for one place keep their order, whatever their keys. The second waits for the key of the first, and
+		// the third for its place.
 		out2, err := f.CreateChildren(t.Context(), 1, f.k, []NewChild{
-			{Meta: tester, Object: 6, AuthorID: 7, Body: "refused", Attributes: f.attributes(1), Key: "one"}, {Meta: tester, Object: 9, AuthorID: 7, Body: "first", Attributes: f.attributes(1), Key: "one"},
+			{Meta: tester, Object: 6, AuthorID: 7, Body: "refused", Attributes: f.attributes(1), Key: "one"},
+			{Meta: tester, Object: 9, AuthorID: 7, Body: "first", Attributes: f.attributes(1), Key: "one"},
 			{Meta: tester, Object: 9, AuthorID: 7, Body: "second", Attributes: f.attributes(1)}})
 		if err != nil || out2[0].Err == nil || out2[1].Err != nil || !errors.As(out2[2].Err, &taken) || taken.Child.ID != out2[1].Child.ID {
 			t.Errorf("a batch for one place: %+v, %v", out2, err)
@@ -253,15 +261,17 @@ func TestAnAuthorHasOneChildOfAnObjectWhereTheKindSaysSo(t *testing.T) {
 		if !errors.As(refused.Err, &taken) {
 			t.Errorf("a second one: %+v", refused)
 		}
-		if gone, err := f.DeleteChildren(t.Context(), 1, f.k, []ChildDelete{{Meta: tester, ID: out[0].Child.ID}}); err != nil || gone[0].Err != nil {
+		if gone, err := f.DeleteChildren(t.Context(), 1, f.k, []ChildDelete{{Meta: tester, ID: out[0].Child.ID}}); err != nil ||
+			gone[0].Err != nil {
 			t.Fatal(gone, err)
 		}
 		again := f.must(f.create(NewChild{Object: 6, AuthorID: 7, Body: "later", Key: "later"}))
 		if again.ID == out[0].Child.ID {
 			t.Error("the place is not free")
 		}
-		// What the key made is its answer, though the place is taken, by itself.
-		if replay := f.create(NewChild{Object: 6, AuthorID: 7, Body: "later", Key: "later"}); !replay.Replayed || replay.Child.ID != again.ID {
+		// A retry with the key returns its child, although that child holds the place.
+		if replay := f.create(NewChild{Object: 6, AuthorID: 7, Body: "later", Key: "later"}); !replay.Replayed ||
+			replay.Child.ID != again.ID {
 			t.Errorf("the key again: %+v", replay)
 		}
 	})
@@ -323,7 +333,8 @@ func TestThreadsOfEveryKindGoToTheArchiveAndComeBack(t *testing.T) {
 			t.Fatal(err)
 		}
 		var archive int64
-		if err := system.QueryRow(ctx, `SELECT max(archive_id) FROM archived_threads WHERE state <> 'RETURNED'`).Scan(&archive); err != nil {
+		if err := system.QueryRow(ctx, `SELECT max(archive_id) FROM archived_threads WHERE state <> 'RETURNED'`).Scan(
+			&archive); err != nil {
 			t.Fatal(err)
 		}
 		if threads, _, err := archiver.Undo(ctx, &free{}, archive); threads != 1 || err != nil {
@@ -355,15 +366,17 @@ func TestSettingsOfThreadsOfTwoKindsAreApart(t *testing.T) {
 	if got, err := s.GetThread(ctx, 1, commentKind, 5); err != nil || got.Version != 0 || got.Locked {
 		t.Errorf("%+v, %v", got, err)
 	}
-	if out, err := s.SetThreads(ctx, 1, testSet.Children["message"], []ThreadSettings{{Meta: tester, Object: 5, Locked: true}}); err != nil || !errors.Is(out[0].Err, ErrInvalid) {
+	if out, err := s.SetThreads(ctx, 1, testSet.Children["message"],
+		[]ThreadSettings{{Meta: tester, Object: 5, Locked: true}}); err != nil || !errors.Is(out[0].Err, ErrInvalid) {
 		t.Errorf("of a kind that is not moderated: %+v, %v", out, err)
 	}
-	if versions, err := s.ThreadVersions(ctx, 1, answer, 5, 1<<62, 10); err != nil || len(versions) != 1 || versions[0].Object.Kind != "answer" {
+	if versions, err := s.ThreadVersions(ctx, 1, answer, 5, 1<<62, 10); err != nil || len(versions) != 1 ||
+		versions[0].Object.Kind != "answer" {
 		t.Errorf("%+v, %v", versions, err)
 	}
 }
 
-// What the policy over events of direct SQL writers costs them.
+// Measures the cost of the row-level policy for events of direct SQL writers.
 func TestWhatThePolicyOfWritersCosts(t *testing.T) {
 	db := testkit.Postgres(t)
 	makeKinds(t, db, testSet)
@@ -381,7 +394,8 @@ func TestWhatThePolicyOfWritersCosts(t *testing.T) {
 		for _, role := range []postgres.Role{postgres.RoleSystem, postgres.RoleWriter} {
 			err := postgres.InTx(ctx, db.Pool(t, role), pgx.TxOptions{}, func(tx pgx.Tx) error {
 				begin := time.Now()
-				_, err := tx.Exec(ctx, `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload) SELECT 1, $1, 5, 'edited', $2 FROM generate_series(1, $3)`, kind, payload, rows)
+				_, err := tx.Exec(ctx, `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
+					SELECT 1, $1, 5, 'edited', $2 FROM generate_series(1, $3)`, kind, payload, rows)
 				t.Logf("%s, %s: %s a row", kind, role, time.Since(begin)/rows)
 				return err
 			})
@@ -392,8 +406,8 @@ func TestWhatThePolicyOfWritersCosts(t *testing.T) {
 	}
 }
 
-// TestMergesOfAttributesLoseNone changes two attributes of the same children at once, in groups whose order differs. Each change is of what is there, so none undoes
-// another; what does not fit is refused alone.
+// TestMergesOfAttributesLoseNone changes two attributes of the same children at once, in groups of different order.
+// Each change merges with the present attributes, so none is lost. An invalid attribute is refused alone.
 func TestMergesOfAttributesLoseNone(t *testing.T) {
 	db := testkit.Postgres(t)
 	makeKinds(t, db, testSet)
@@ -401,7 +415,8 @@ func TestMergesOfAttributesLoseNone(t *testing.T) {
 	const children, rounds = 10, 20
 	var ids []string
 	for author := range children {
-		out, err := s.CreateChildren(t.Context(), 1, k, []NewChild{{Meta: tester, Object: 5, AuthorID: int64(author + 1), Body: "x", Attributes: json.RawMessage(`{"score":0}`)}})
+		out, err := s.CreateChildren(t.Context(), 1, k, []NewChild{{Meta: tester, Object: 5, AuthorID: int64(author + 1), Body: "x",
+			Attributes: json.RawMessage(`{"score":0}`)}})
 		if err != nil || out[0].Err != nil {
 			t.Fatal(out, err)
 		}
@@ -419,7 +434,8 @@ func TestMergesOfAttributesLoseNone(t *testing.T) {
 					}
 					edits = append(edits, ChildEdit{Meta: tester, ID: ids[n], Attributes: json.RawMessage(change)})
 				}
-				out, err := s.EditChildren(t.Context(), 1, k, append(edits, ChildEdit{Meta: tester, ID: ids[0], Attributes: json.RawMessage(`{"score":"x"}`)},
+				out, err := s.EditChildren(t.Context(), 1, k, append(edits,
+					ChildEdit{Meta: tester, ID: ids[0], Attributes: json.RawMessage(`{"score":"x"}`)},
 					ChildEdit{Meta: tester, ID: ids[1], Attributes: json.RawMessage(`{"score":1}`), IfVersion: 1 << 40}))
 				if err != nil {
 					return err
@@ -427,7 +443,7 @@ func TestMergesOfAttributesLoseNone(t *testing.T) {
 				var unfit *kinds.AttributeError
 				var stale *StaleError
 				if !errors.As(out[children].Err, &unfit) || !errors.As(out[children+1].Err, &stale) {
-					return fmt.Errorf("what does not fit: %v, %v", out[children].Err, out[children+1].Err)
+					return fmt.Errorf("invalid attributes: %v, %v", out[children].Err, out[children+1].Err)
 				}
 				for _, o := range out[:children] {
 					if o.Err != nil {
@@ -442,7 +458,8 @@ func TestMergesOfAttributesLoseNone(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, id := range ids {
-		if c, err := s.GetChild(t.Context(), 1, k, id); err != nil || string(c.Attributes) != fmt.Sprintf(`{"draft":true,"score":%d}`, rounds) {
+		if c, err := s.GetChild(t.Context(), 1, k, id); err != nil ||
+			string(c.Attributes) != fmt.Sprintf(`{"draft":true,"score":%d}`, rounds) {
 			t.Errorf("%s, %v", c.Attributes, err)
 		}
 	}

@@ -30,7 +30,8 @@ func TestModeration(t *testing.T) {
 	if !hidden.Changed || hidden.Child.State() != "hidden" || hidden.Child.Version != 2 || hidden.Child.Path != c.Path {
 		t.Errorf("hide: %+v", hidden)
 	}
-	if again := f.moderation(t, c.ID, 2, event.ModerationHidden, "another reason"); again.Err != nil || again.Changed || !cmp.Equal(again.Child, hidden.Child) {
+	if again := f.moderation(t, c.ID, 2, event.ModerationHidden, "another reason"); again.Err != nil || again.Changed ||
+		!cmp.Equal(again.Child, hidden.Child) {
 		t.Errorf("hide again: %+v", again)
 	}
 	var stale *store.StaleError
@@ -38,7 +39,7 @@ func TestModeration(t *testing.T) {
 		t.Errorf("a stale version: %+v", out)
 	}
 	if out := f.create(t, store.NewChild{Object: 1, AuthorID: 2, Body: "x", ReplyTo: c.ID}); !errors.Is(out.Err, store.ErrParentGone) {
-		t.Errorf("a reply to what is hidden: %+v", out)
+		t.Errorf("a reply to a hidden comment: %+v", out)
 	}
 	back := f.moderation(t, c.ID, 2, event.ModerationApproved, "")
 	if !back.Changed || !back.Child.Visible() || back.Child.Version != 3 || back.Child.Body != "words" {
@@ -54,21 +55,22 @@ func TestModeration(t *testing.T) {
 	var wrong *store.StateError
 	for _, state := range []string{event.ModerationApproved, event.ModerationHidden, event.ModerationRemoved} {
 		if out := f.moderation(t, c.ID, 5, state, ""); !errors.As(out.Err, &wrong) || wrong.Current.State() != "deleted" {
-			t.Errorf("%s of what its author deleted: %+v", state, out)
+			t.Errorf("%s of a deleted comment: %+v", state, out)
 		}
 	}
 	for name, m := range map[string]store.ChildModeration{
-		"a state that moderators do not give": {State: event.ModerationNone},
-		"a state that is none":                {State: "hidden"},
-		"a reason too long":                   {State: event.ModerationHidden, Reason: strings.Repeat("é", 501)},
-		"a reason with a line break":          {State: event.ModerationHidden, Reason: "a\nb"},
-		"a reason of bytes":                   {State: event.ModerationHidden, Reason: "\xff"},
+		"a state that moderators cannot set": {State: event.ModerationNone},
+		"an unknown state":                   {State: "hidden"},
+		"a reason too long":                  {State: event.ModerationHidden, Reason: strings.Repeat("é", 501)},
+		"a reason with a line break":         {State: event.ModerationHidden, Reason: "a\nb"},
+		"a reason that is not UTF-8":         {State: event.ModerationHidden, Reason: "\xff"},
 	} {
 		if out := f.moderation(t, c.ID, store.AnyVersion, m.State, m.Reason); !errors.Is(out.Err, store.ErrInvalid) {
 			t.Errorf("%s: %+v", name, out)
 		}
 	}
-	if out, err := f.ModerateChildren(t.Context(), tenant+1, commentKind, []store.ChildModeration{{Meta: meta(), ID: c.ID, State: event.ModerationHidden}}); err != nil ||
+	if out, err := f.ModerateChildren(t.Context(), tenant+1, commentKind,
+		[]store.ChildModeration{{Meta: meta(), ID: c.ID, State: event.ModerationHidden}}); err != nil ||
 		!errors.Is(out[0].Err, store.ErrNotFound) {
 		t.Errorf("another tenant's moderator: %+v, %v", out, err)
 	}
@@ -76,16 +78,18 @@ func TestModeration(t *testing.T) {
 	f.set(t, store.ThreadSettings{Object: 2, Premoderated: true})
 	waiting := f.mustCreate(t, store.NewChild{Object: 2, AuthorID: 1, Body: "let me in"})
 	if out := f.moderation(t, waiting.ID, 1, event.ModerationApproved, ""); !out.Changed || !out.Child.Visible() {
-		t.Errorf("approve what waits: %+v", out)
+		t.Errorf("approve a waiting comment: %+v", out)
 	}
-	if out := f.moderation(t, waiting.ID, 2, event.ModerationPending, "a rule reports it"); !out.Changed || out.Child.State() != "pending" || out.Child.Body != "let me in" {
-		t.Errorf("report what everybody sees: %+v", out)
+	if out := f.moderation(t, waiting.ID, 2, event.ModerationPending, "a rule reports it"); !out.Changed ||
+		out.Child.State() != "pending" || out.Child.Body != "let me in" {
+		t.Errorf("report a visible comment: %+v", out)
 	}
 
 	var got []string
 	for _, e := range f.events(t) {
 		if e.Type == event.Moderated {
-			got = append(got, fmt.Sprint(e.AggregateID, " v", e.Payload["version"], " ", e.Payload["moderation_state"], " ", e.Payload["actor"], " ", e.Payload["reason"], " ", e.Payload["body"]))
+			got = append(got, fmt.Sprint(e.AggregateID, " v", e.Payload["version"], " ", e.Payload["moderation_state"], " ",
+				e.Payload["actor"], " ", e.Payload["reason"], " ", e.Payload["body"]))
 		}
 	}
 	want := []string{
@@ -103,30 +107,35 @@ func TestThreadSettings(t *testing.T) {
 	f := open(t)
 	unset := event.Thread{PostID: 1}
 	if got, err := f.GetThread(t.Context(), tenant, commentKind, 1); err != nil || got != unset {
-		t.Errorf("what was never set: %+v, %v", got, err)
+		t.Errorf("never set: %+v, %v", got, err)
 	}
-	if out := f.set(t, store.ThreadSettings{Object: 1, IfVersion: version(0), Title: " "}); out.Err != nil || out.Changed || out.Thread != unset {
+	if out := f.set(t, store.ThreadSettings{Object: 1, IfVersion: version(0), Title: " "}); out.Err != nil ||
+		out.Changed || out.Thread != unset {
 		t.Errorf("the defaults: %+v", out)
 	}
 	first := f.set(t, store.ThreadSettings{Object: 1, IfVersion: version(0), Title: " Rules 👩‍👧 ", Premoderated: true})
-	if !first.Changed || first.Thread.Version != 1 || first.Thread.Title != "Rules 👩‍👧" || !first.Thread.Premoderate || first.Thread.Locked || first.Thread.UpdatedAt.IsZero() {
+	if !first.Changed || first.Thread.Version != 1 || first.Thread.Title != "Rules 👩‍👧" || !first.Thread.Premoderate ||
+		first.Thread.Locked || first.Thread.UpdatedAt.IsZero() {
 		t.Errorf("set: %+v", first)
 	}
 	if got, err := f.GetThread(t.Context(), tenant, commentKind, 1); err != nil || !cmp.Equal(got, first.Thread) {
 		t.Errorf("get: %+v, %v", got, err)
 	}
-	if out := f.set(t, store.ThreadSettings{Object: 1, IfVersion: version(1), Title: "Rules 👩‍👧", Premoderated: true}); out.Err != nil || out.Changed || !cmp.Equal(out.Thread, first.Thread) {
-		t.Errorf("as it was: %+v", out)
+	if out := f.set(t, store.ThreadSettings{Object: 1, IfVersion: version(1), Title: "Rules 👩‍👧", Premoderated: true}); out.Err != nil ||
+		out.Changed || !cmp.Equal(out.Thread, first.Thread) {
+		t.Errorf("unchanged: %+v", out)
 	}
 	for _, v := range []int64{0, 2, -1} {
 		var stale *store.StaleThreadError
-		if out := f.set(t, store.ThreadSettings{Object: 1, IfVersion: version(v), Locked: true}); !errors.As(out.Err, &stale) || !cmp.Equal(stale.Current, first.Thread) {
+		if out := f.set(t, store.ThreadSettings{Object: 1, IfVersion: version(v), Locked: true}); !errors.As(out.Err, &stale) ||
+			!cmp.Equal(stale.Current, first.Thread) {
 			t.Errorf("stale version %d: %+v", v, out)
 		}
 	}
-	// A slice: one thread twice, one that is refused, one of its own.
+	// A slice: one thread twice, one refused setting, and one thread of its own.
 	out, err := f.SetThreads(t.Context(), tenant, commentKind, []store.ThreadSettings{
-		{Meta: meta(), Object: 1, IfVersion: version(1), Locked: true}, {Meta: meta(), Object: 2}, {Meta: meta(), Object: 3, Title: "a\x00"},
+		{Meta: meta(), Object: 1, IfVersion: version(1), Locked: true}, {Meta: meta(), Object: 2},
+		{Meta: meta(), Object: 3, Title: "a\x00"},
 		{Meta: meta(), Object: 1, IfVersion: version(2)}, {Meta: meta(), Object: 4, Locked: true}, {Object: 5}, {Meta: meta(), Object: 0},
 		{Meta: meta(), Object: 6, Title: strings.Repeat("x", store.MaxTitleBytes+1)},
 	})
@@ -135,10 +144,11 @@ func TestThreadSettings(t *testing.T) {
 	}
 	var got []string
 	for _, o := range out {
-		got = append(got, fmt.Sprintf("%t v%d %t %q %t", o.Changed, o.Thread.Version, o.Thread.Locked, o.Thread.Title, errors.Is(o.Err, store.ErrInvalid)))
+		got = append(got, fmt.Sprintf("%t v%d %t %q %t", o.Changed, o.Thread.Version, o.Thread.Locked, o.Thread.Title,
+			errors.Is(o.Err, store.ErrInvalid)))
 	}
-	want := []string{`true v2 true "" false`, `false v0 false "" false`, `false v0 false "" true`, `true v3 false "" false`, `true v1 true "" false`,
-		`false v0 false "" true`, `false v0 false "" true`, `false v0 false "" true`}
+	want := []string{`true v2 true "" false`, `false v0 false "" false`, `false v0 false "" true`, `true v3 false "" false`,
+		`true v1 true "" false`, `false v0 false "" true`, `false v0 false "" true`, `false v0 false "" true`}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("a slice (-want +got):\n%s", diff)
 	}
@@ -148,13 +158,16 @@ func TestThreadSettings(t *testing.T) {
 
 	got = nil
 	for _, e := range f.events(t) {
-		got = append(got, fmt.Sprint(e.Aggregate, " ", e.AggregateID, " ", e.Type, " v", e.Payload["version"], " ", e.Payload["locked"], " ", e.Payload["actor"]))
+		got = append(got, fmt.Sprint(e.Aggregate, " ", e.AggregateID, " ", e.Type, " v", e.Payload["version"], " ", e.Payload["locked"],
+			" ", e.Payload["actor"]))
 	}
-	want = []string{"thread 1 updated v1 false tester", "thread 1 updated v2 true tester", "thread 4 updated v1 true tester", "thread 1 updated v3 false tester"}
+	want = []string{"thread 1 updated v1 false tester", "thread 1 updated v2 true tester", "thread 4 updated v1 true tester",
+		"thread 1 updated v3 false tester"}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("events (-want +got):\n%s", diff)
 	}
-	rows, _ := f.system.Query(t.Context(), `SELECT concat_ws(' ', object->>'version', version_state, metadata->>'created_by') FROM threads WHERE post_id = 1 ORDER BY version_id`)
+	rows, _ := f.system.Query(t.Context(), `SELECT concat_ws(' ', object->>'version', version_state, metadata->>'created_by') FROM threads
+		WHERE post_id = 1 ORDER BY version_id`)
 	kept, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if diff := cmp.Diff([]string{"1 ARCHIVED tester", "2 ARCHIVED tester", "3 LATEST tester"}, kept); err != nil || diff != "" {
 		t.Errorf("history (-want +got): %v\n%s", err, diff)
@@ -192,7 +205,8 @@ func TestConcurrentSettingsOfOneVersionChangeItOnce(t *testing.T) {
 		var wg sync.WaitGroup
 		for i := range writers {
 			wg.Go(func() {
-				out, err := f.SetThreads(t.Context(), tenant, commentKind, []store.ThreadSettings{{Meta: meta(), Object: 1, IfVersion: version(v), Title: fmt.Sprint(v, " by ", i)}})
+				out, err := f.SetThreads(t.Context(), tenant, commentKind,
+					[]store.ThreadSettings{{Meta: meta(), Object: 1, IfVersion: version(v), Title: fmt.Sprint(v, " by ", i)}})
 				var stale *store.StaleThreadError
 				switch {
 				case err != nil:
@@ -206,20 +220,21 @@ func TestConcurrentSettingsOfOneVersionChangeItOnce(t *testing.T) {
 		}
 		wg.Wait()
 		if changed.Load() != 1 {
-			t.Errorf("version %d was followed %d times", v, changed.Load())
+			t.Errorf("%d writers changed version %d", v, changed.Load())
 		}
 	}
 	f.checkVersions(t)
 }
 
-// checkVersions wants the events of each entity in the order of its version, rising by one, and the last one's version to be
-// that of the truth.
+// checkVersions checks that the events of each entity are in the order of its version, which rises by one, and that the
+// last version equals the truth's.
 func (f fixture) checkVersions(t *testing.T) {
 	t.Helper()
 	rows, _ := f.system.Query(t.Context(), `
 		WITH events AS (
 		  SELECT coalesce(payload->>'comment_id', 'thread ' || (payload->>'post_id')) AS entity, (payload->>'version')::bigint AS version,
-		         row_number() OVER (PARTITION BY tenant_id, coalesce(payload->>'comment_id', 'thread ' || (payload->>'post_id')) ORDER BY id) AS place
+		         row_number() OVER (PARTITION BY tenant_id, coalesce(payload->>'comment_id', 'thread ' || (payload->>'post_id'))
+		         ORDER BY id) AS place
 		    FROM outbox_messages
 		), truth AS (
 		  SELECT comment_id::text AS entity, version FROM all_comments
@@ -248,11 +263,13 @@ func TestConcurrentChangesOfOneCommentMakeOneEventEach(t *testing.T) {
 		for i := range 6 {
 			for name, write := range map[string]func() ([]store.ChildOutcome, error){
 				"edit": func() ([]store.ChildOutcome, error) {
-					return f.EditChildren(t.Context(), tenant, commentKind, []store.ChildEdit{{Meta: meta(), ID: c.ID, Body: new(fmt.Sprint("edit ", i))}})
+					return f.EditChildren(t.Context(), tenant, commentKind,
+						[]store.ChildEdit{{Meta: meta(), ID: c.ID, Body: new(fmt.Sprint("edit ", i))}})
 				},
 				"moderate": func() ([]store.ChildOutcome, error) {
 					state := []string{event.ModerationApproved, event.ModerationHidden, event.ModerationRemoved}[i%3]
-					return f.ModerateChildren(t.Context(), tenant, commentKind, []store.ChildModeration{{Meta: meta(), ID: c.ID, State: state}})
+					return f.ModerateChildren(t.Context(), tenant, commentKind,
+						[]store.ChildModeration{{Meta: meta(), ID: c.ID, State: state}})
 				},
 				"delete": func() ([]store.ChildOutcome, error) {
 					if i < 5 {
@@ -286,7 +303,7 @@ func TestConcurrentChangesOfOneCommentMakeOneEventEach(t *testing.T) {
 	f.checkVersions(t)
 }
 
-// tripCount counts the round trips of a connection: how often it waits for an answer after it has sent something.
+// tripCount counts the round trips of a connection: how often it waits for an answer after sending.
 type tripCount struct {
 	net.Conn
 	sent  atomic.Bool
@@ -305,7 +322,7 @@ func (c *tripCount) Read(b []byte) (int, error) {
 	return c.Conn.Read(b)
 }
 
-// through returns a store of some connections, which wrap gets to see.
+// through returns a store with conns connections, each wrapped by wrap.
 func through(t *testing.T, db *testkit.DB, conns int32, wrap func(net.Conn) net.Conn) *store.Store {
 	t.Helper()
 	cfg, err := pgxpool.ParseConfig(db.URL)
@@ -334,7 +351,7 @@ func TestRoundTripsOfSingleWrites(t *testing.T) {
 	var trips atomic.Int64
 	s := through(t, testkit.Postgres(t), 1, func(conn net.Conn) net.Conn { return &tripCount{Conn: conn, trips: &trips} })
 	var c event.Child
-	for round := range int64(2) { // in the first, statements are prepared
+	for round := range int64(2) { // the first round prepares the statements
 		for _, w := range []struct {
 			name  string
 			want  int64
@@ -345,12 +362,14 @@ func TestRoundTripsOfSingleWrites(t *testing.T) {
 				return err
 			}},
 			{"create: begin, look, take the key, write, ask, append and commit", 6, func() error {
-				out, err := s.CreateChildren(t.Context(), tenant, commentKind, []store.NewChild{{Meta: meta(), Object: 1, AuthorID: 1, Body: "a", Key: fmt.Sprint(round)}})
+				out, err := s.CreateChildren(t.Context(), tenant, commentKind,
+					[]store.NewChild{{Meta: meta(), Object: 1, AuthorID: 1, Body: "a", Key: fmt.Sprint(round)}})
 				c = out[0].Child
 				return err
 			}},
 			{"edit", 4, func() error {
-				_, err := s.EditChildren(t.Context(), tenant, commentKind, []store.ChildEdit{{Meta: meta(), ID: c.ID, IfVersion: 1, Body: new("b")}})
+				_, err := s.EditChildren(t.Context(), tenant, commentKind,
+					[]store.ChildEdit{{Meta: meta(), ID: c.ID, IfVersion: 1, Body: new("b")}})
 				return err
 			}},
 			{"delete", 4, func() error {
@@ -369,8 +388,8 @@ func TestRoundTripsOfSingleWrites(t *testing.T) {
 	}
 }
 
-// loseCommit is a connection that ends when it is armed and the answer to a COMMIT arrives: the server has committed, and the
-// client does not know.
+// loseCommit is a connection that, once armed, ends when the answer to a COMMIT arrives. The server has committed, but
+// the client does not know.
 type loseCommit struct {
 	net.Conn
 	armed *atomic.Bool
@@ -393,25 +412,27 @@ func TestAWriteWhoseCommitGotNoAnswerIsFoundOutAndSafeToRepeat(t *testing.T) {
 
 	var stale *store.StaleError
 	moderate := func() ([]store.ChildOutcome, error) {
-		return s.ModerateChildren(t.Context(), tenant, commentKind, []store.ChildModeration{{Meta: meta(), ID: c.ID, IfVersion: 1, State: event.ModerationHidden}})
+		return s.ModerateChildren(t.Context(), tenant, commentKind,
+			[]store.ChildModeration{{Meta: meta(), ID: c.ID, IfVersion: 1, State: event.ModerationHidden}})
 	}
 	armed.Store(true)
 	if out, err := moderate(); err != nil || !out[0].Changed || armed.Load() {
-		t.Errorf("moderate: %+v, %v: want what was committed", out, err)
+		t.Errorf("moderate: %+v, %v: want the committed state", out, err)
 	}
 	if out, err := moderate(); err != nil || !errors.As(out[0].Err, &stale) || stale.Current.State() != "hidden" {
-		t.Errorf("moderate again: %+v, %v: want the version that the first one made", out, err)
+		t.Errorf("moderate again: %+v, %v: want the version of the first write", out, err)
 	}
 	var staleThread *store.StaleThreadError
 	set := func() ([]store.ThreadOutcome, error) {
-		return s.SetThreads(t.Context(), tenant, commentKind, []store.ThreadSettings{{Meta: meta(), Object: 1, IfVersion: version(0), Locked: true}})
+		return s.SetThreads(t.Context(), tenant, commentKind,
+			[]store.ThreadSettings{{Meta: meta(), Object: 1, IfVersion: version(0), Locked: true}})
 	}
 	armed.Store(true)
 	if out, err := set(); err != nil || !out[0].Changed || armed.Load() {
-		t.Errorf("set: %+v, %v: want what was committed", out, err)
+		t.Errorf("set: %+v, %v: want the committed state", out, err)
 	}
 	if out, err := set(); err != nil || !errors.As(out[0].Err, &staleThread) || !staleThread.Current.Locked {
-		t.Errorf("set again: %+v, %v: want the version that the first one made", out, err)
+		t.Errorf("set again: %+v, %v: want the version of the first write", out, err)
 	}
 	f.checkVersions(t)
 	if n := len(f.events(t)); n != 3 {
@@ -419,7 +440,8 @@ func TestAWriteWhoseCommitGotNoAnswerIsFoundOutAndSafeToRepeat(t *testing.T) {
 	}
 }
 
-// TestAnySeriesOfWritesEqualsTheModel compares the outcomes of random writes on few comments and threads with plain Go.
+// TestAnySeriesOfWritesEqualsTheModel compares the outcomes of random writes on few comments and threads with a model
+// in plain Go.
 func TestAnySeriesOfWritesEqualsTheModel(t *testing.T) {
 	f := open(t)
 	post := int64(0)
@@ -469,17 +491,20 @@ func TestAnySeriesOfWritesEqualsTheModel(t *testing.T) {
 				var out []store.ChildOutcome
 				var err error
 				allowed := m.author == event.AuthorActive
-				switch what := rapid.SampledFrom([]string{"edit", "delete", event.ModerationApproved, event.ModerationHidden, event.ModerationRemoved}).Draw(r, "what"); what {
+				switch what := rapid.SampledFrom([]string{"edit", "delete", event.ModerationApproved, event.ModerationHidden,
+					event.ModerationRemoved}).Draw(r, "what"); what {
 				case "edit":
 					allowed = allowed && m.moderation != event.ModerationHidden && m.moderation != event.ModerationRemoved
 					next.body = rapid.SampledFrom([]string{"a", "b"}).Draw(r, "body")
-					out, err = f.EditChildren(ctx, tenant, commentKind, []store.ChildEdit{{Meta: meta(), ID: m.id, IfVersion: at, Body: new(next.body)}})
+					out, err = f.EditChildren(ctx, tenant, commentKind,
+						[]store.ChildEdit{{Meta: meta(), ID: m.id, IfVersion: at, Body: new(next.body)}})
 				case "delete":
 					next.author = event.AuthorDeleted
 					out, err = f.DeleteChildren(ctx, tenant, commentKind, []store.ChildDelete{{Meta: meta(), ID: m.id, IfVersion: at}})
 				default:
 					next.moderation = what
-					out, err = f.ModerateChildren(ctx, tenant, commentKind, []store.ChildModeration{{Meta: meta(), ID: m.id, IfVersion: at, State: what}})
+					out, err = f.ModerateChildren(ctx, tenant, commentKind,
+						[]store.ChildModeration{{Meta: meta(), ID: m.id, IfVersion: at, State: what}})
 				}
 				if err != nil {
 					r.Fatal(err)
@@ -503,12 +528,14 @@ func TestAnySeriesOfWritesEqualsTheModel(t *testing.T) {
 					*m = next
 				}
 				c := out[0].Child
-				if got := (model{c.ID, c.Body, c.AuthorState, c.ModerationState, c.Version}); out[0].Err != nil || out[0].Changed != changed || got != *m {
+				if got := (model{c.ID, c.Body, c.AuthorState, c.ModerationState, c.Version}); out[0].Err != nil ||
+					out[0].Changed != changed || got != *m {
 					r.Fatalf("got %+v, want %+v, changed %t", out[0], *m, changed)
 				}
 			},
 			"set": func(r *rapid.T) {
-				next := store.ThreadSettings{Meta: meta(), Object: post, Locked: rapid.IntRange(0, 3).Draw(r, "lock") == 0, Premoderated: rapid.Bool().Draw(r, "premoderate")}
+				next := store.ThreadSettings{Meta: meta(), Object: post, Locked: rapid.IntRange(0, 3).Draw(r, "lock") == 0,
+					Premoderated: rapid.Bool().Draw(r, "premoderate")}
 				changed := next.Locked != thread.Locked || next.Premoderated != thread.Premoderated
 				next.IfVersion = version(threadVersion)
 				out, err := f.SetThreads(ctx, tenant, commentKind, []store.ThreadSettings{next})

@@ -10,7 +10,8 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// A plan that is made while the table is empty stays for as long as nobody analyzes the table. It has to find a child by its id all the same.
+// A plan made while the table is empty remains until somebody analyzes the table. It must nevertheless find a child by
+// its id.
 func TestAPlanOfAnEmptyTableFindsAChildByItsId(t *testing.T) {
 	conn, err := testkit.Postgres(t).Pool(t, postgres.RoleOwner).Acquire(t.Context())
 	if err != nil {
@@ -23,7 +24,8 @@ func TestAPlanOfAnEmptyTableFindsAChildByItsId(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		rows, _ := conn.Query(t.Context(), "EXPLAIN SELECT * FROM "+table+" WHERE tenant_id = 1 AND child_id = '0196b2d4-7c00-4000-8000-000000000001'")
+		rows, _ := conn.Query(t.Context(), "EXPLAIN SELECT * FROM "+table+
+			" WHERE tenant_id = 1 AND child_id = '0196b2d4-7c00-4000-8000-000000000001'")
 		plan, err := pgx.CollectRows(rows, pgx.RowTo[string])
 		if err != nil {
 			t.Fatal(err)

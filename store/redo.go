@@ -18,12 +18,15 @@ import (
 	"github.com/tidings/tidings/versioned"
 )
 
-// redo writes again what a restored truth has lost and events still tell, in their order. Each event brings its entity to its state and version. Where the truth has
-// another write of that version, or a later one, the truth's state stays and gets a version above both, with an event by the actor: whoever saw
-// the lost write then follows. overtaken is how many entities those are. An event of no kind of set changes no state.
+// redo writes lost changes of a restored truth again, in the order of their events. Each event sets its entity to the
+// event's state and version. If the truth already has another write at that version or a later one, the truth's state
+// remains and gets a version above both. That version gets an event by actor, so readers of the lost write follow it.
+// overtaken is the number of these entities. An event whose kind is not in set changes no state.
 //
-// keep is called last in the transaction, with the events that it adds: it puts both into the outbox. The store's pool acts as the system role.
-func (s *Store) redo(ctx context.Context, set *kinds.Set, events []event.Event, actor string, keep func(ctx context.Context, tx pgx.Tx, added []event.Event) error) (overtaken int, err error) {
+// redo calls keep last in the transaction, with the events that it adds; keep puts both into the outbox. The store's
+// pool acts as the system role.
+func (s *Store) redo(ctx context.Context, set *kinds.Set, events []event.Event, actor string,
+	keep func(ctx context.Context, tx pgx.Tx, added []event.Event) error) (overtaken int, err error) {
 	for {
 		var back *redoArchivedError
 		err := postgres.InTx(ctx, s.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
@@ -47,14 +50,14 @@ func (s *Store) redo(ctx context.Context, set *kinds.Set, events []event.Event, 
 	}
 }
 
-// redoArchivedError says which threads have to be brought back first.
+// redoArchivedError lists threads that must return from the archive first.
 type redoArchivedError struct {
 	archivedError
 	tenant int64
 	kind   kinds.Child
 }
 
-// redoing is one transaction.
+// redoing is one transaction of redo.
 type redoing struct {
 	threads *versioned.Table[event.Thread]
 	tx      pgx.Tx
@@ -63,7 +66,7 @@ type redoing struct {
 	added   []event.Event
 }
 
-// run goes through the events by tenant and kind: nothing orders entities of different ones.
+// run applies the events by tenant and kind. Entities of different tenants and kinds have no order.
 func (r *redoing) run(ctx context.Context, events []event.Event) error {
 	type group struct {
 		tenant int64
@@ -94,7 +97,7 @@ func (r *redoing) run(ctx context.Context, events []event.Event) error {
 	return nil
 }
 
-// follow adds the events of the entities that the truth had gone on with.
+// follow adds the events of entities for which the truth had a later state.
 func (r *redoing) follow(ctx context.Context, tenant int64, refs []event.Ref) error {
 	if len(refs) == 0 {
 		return nil
@@ -104,17 +107,21 @@ func (r *redoing) follow(ctx context.Context, tenant int64, refs []event.Ref) er
 	return err
 }
 
-// redoEdgesSQL brings edges to lost versions, or above their own where these are as high.
-// Index: edges_KIND_pkey.   Locks: the edges, in the order of the events.
+// redoEdgesSQL sets edges to lost versions, or raises their own version if it is not below the lost one.
+// Index: edges_KIND_pkey. Locks: the edges, in the order of the events.
 const redoEdgesSQL = `
-INSERT /* store.redo_edges */ INTO {edges} AS e (tenant_id, from_id, to_id, status, version, created_at, positioned_at, updated_at, attributes)
+INSERT /* store.redo_edges */ INTO {edges} AS e
+       (tenant_id, from_id, to_id, status, version, created_at, positioned_at, updated_at, attributes)
 SELECT @tenant::bigint, w.from_id, w.to_id, w.status, w.version, w.created_at, w.positioned_at, w.updated_at, w.attributes::jsonb
-  FROM unnest(@froms::bigint[], @tos::bigint[], @statuses::text[], @versions::bigint[], @created_ats::timestamptz[], @positioned_ats::timestamptz[], @updated_ats::timestamptz[],
-              @attributes::text[]) WITH ORDINALITY AS w(from_id, to_id, status, version, created_at, positioned_at, updated_at, attributes, ord)
+  FROM unnest(@froms::bigint[], @tos::bigint[], @statuses::text[], @versions::bigint[], @created_ats::timestamptz[],
+              @positioned_ats::timestamptz[], @updated_ats::timestamptz[], @attributes::text[]) WITH ORDINALITY
+    AS w(from_id, to_id, status, version, created_at, positioned_at, updated_at, attributes, ord)
  ORDER BY w.ord
 ON CONFLICT (tenant_id, from_id, to_id) DO UPDATE
    SET (status, version, created_at, positioned_at, updated_at, attributes) =
-       (SELECT n.* FROM (VALUES (excluded.status, excluded.version, excluded.created_at, excluded.positioned_at, excluded.updated_at, excluded.attributes)) n WHERE e.version < excluded.version
+       (SELECT n.* FROM (VALUES (excluded.status, excluded.version, excluded.created_at, excluded.positioned_at,
+                                 excluded.updated_at, excluded.attributes)) n
+         WHERE e.version < excluded.version
          UNION ALL
         SELECT e.status, e.version + 1, e.created_at, e.positioned_at, e.updated_at, e.attributes WHERE e.version >= excluded.version)
 RETURNING e.from_id, e.to_id, e.version`
@@ -141,8 +148,9 @@ func (r *redoing) edges(ctx context.Context, tenant int64, k kinds.Edge, events 
 		var p pair
 		var version int64
 		var later []event.Ref
-		rows, _ := r.tx.Query(ctx, edgesOf(k.Name, redoEdgesSQL), postgres.Args{"tenant": tenant, "froms": froms, "tos": tos, "statuses": statuses, "versions": versions,
-			"created_ats": created, "positioned_ats": positioned, "updated_ats": updated, "attributes": attributes})
+		rows, _ := r.tx.Query(ctx, edgesOf(k.Name, redoEdgesSQL),
+			postgres.Args{"tenant": tenant, "froms": froms, "tos": tos, "statuses": statuses, "versions": versions,
+				"created_ats": created, "positioned_ats": positioned, "updated_ats": updated, "attributes": attributes})
 		if _, err := pgx.ForEachRow(rows, []any{&p.from, &p.to, &version}, func() error {
 			if version != wanted[p] {
 				later = append(later, event.Ref{Type: k.Name, From: event.ID(p.from), To: event.ID(p.to)})
@@ -158,22 +166,29 @@ func (r *redoing) edges(ctx context.Context, tenant int64, k kinds.Edge, events 
 	return nil
 }
 
-// redoChildrenSQL does the same for children. The body of one that nobody sees is the truth's alone: where it has one that stays.
-// Index: children_KIND_pkey.   Locks: the children, in the order of the events.
+// redoChildrenSQL does the same for children. The event of a child that is not visible has no body, so a body that the
+// truth has remains.
+// Index: children_KIND_pkey. Locks: the children, in the order of the events.
 const redoChildrenSQL = `
 INSERT /* store.redo_children */ INTO {{.Table}} AS c
-       (tenant_id, child_id, object_id, {{if .Threaded}}parent_id, slug, path, {{end}}author_id, body, attributes, author_state, moderation_state, version, created_at, updated_at)
-SELECT @tenant::bigint, w.child_id, w.object_id, {{if .Threaded}}w.reply_to, w.slug, w.path, {{end}}w.author_id, w.body, w.attributes::jsonb, w.author_state, w.moderation_state,
-       w.version, w.created_at, w.updated_at
-  FROM unnest(@child_ids::uuid[], @object_ids::bigint[], @reply_tos::uuid[], @slugs::text[], @paths::text[], @author_ids::bigint[], @bodies::text[], @attributes::text[],
-              @author_states::text[], @moderation_states::text[], @versions::bigint[], @created_ats::timestamptz[], @updated_ats::timestamptz[]) WITH ORDINALITY
-    AS w(child_id, object_id, reply_to, slug, path, author_id, body, attributes, author_state, moderation_state, version, created_at, updated_at, ord)
+       (tenant_id, child_id, object_id, {{if .Threaded}}parent_id, slug, path, {{end}}author_id, body, attributes, author_state,
+       moderation_state, version, created_at, updated_at)
+SELECT @tenant::bigint, w.child_id, w.object_id, {{if .Threaded}}w.reply_to, w.slug, w.path, {{end}}w.author_id, w.body,
+       w.attributes::jsonb, w.author_state, w.moderation_state, w.version, w.created_at, w.updated_at
+  FROM unnest(@child_ids::uuid[], @object_ids::bigint[], @reply_tos::uuid[], @slugs::text[], @paths::text[],
+              @author_ids::bigint[], @bodies::text[], @attributes::text[], @author_states::text[], @moderation_states::text[],
+              @versions::bigint[], @created_ats::timestamptz[], @updated_ats::timestamptz[]) WITH ORDINALITY
+    AS w(child_id, object_id, reply_to, slug, path, author_id, body, attributes, author_state, moderation_state, version,
+         created_at, updated_at, ord)
  ORDER BY w.ord
 ON CONFLICT (tenant_id, child_id) DO UPDATE
    SET (body, attributes, author_state, moderation_state, version, updated_at) =
-       (SELECT CASE WHEN n.kept THEN c.body ELSE n.body END, CASE WHEN n.kept THEN c.attributes ELSE n.attributes END, n.author_state, n.moderation_state, n.version, n.updated_at
-          FROM (VALUES (excluded.body, excluded.attributes, excluded.author_state, excluded.moderation_state, excluded.version, excluded.updated_at, excluded.author_state <> 'ERASED' AND excluded.body = ''))
-            AS n(body, attributes, author_state, moderation_state, version, updated_at, kept) WHERE c.version < n.version
+       (SELECT CASE WHEN n.kept THEN c.body ELSE n.body END, CASE WHEN n.kept THEN c.attributes ELSE n.attributes END,
+               n.author_state, n.moderation_state, n.version, n.updated_at
+          FROM (VALUES (excluded.body, excluded.attributes, excluded.author_state, excluded.moderation_state, excluded.version,
+                        excluded.updated_at, excluded.author_state <> 'ERASED' AND excluded.body = ''))
+            AS n(body, attributes, author_state, moderation_state, version, updated_at, kept)
+         WHERE c.version < n.version
          UNION ALL
         SELECT c.body, c.attributes, c.author_state, c.moderation_state, c.version + 1, c.updated_at WHERE c.version >= excluded.version)
 RETURNING c.child_id::text, c.version`
@@ -213,15 +228,17 @@ func (r *redoing) children(ctx context.Context, tenant int64, k kinds.Child, eve
 	return nil
 }
 
-// someChildren writes different children, and returns those that the truth had gone on with.
+// someChildren writes distinct children, and returns those for which the truth had a later state.
 func (r *redoing) someChildren(ctx context.Context, tenant int64, shape childShape, some []event.Child) (later []event.Ref, err error) {
 	n := len(some)
-	ids, slugs, paths, bodies, authorStates, moderation := make([]string, n), make([]string, n), make([]string, n), make([]string, n), make([]string, n), make([]string, n)
+	ids, slugs, paths, bodies := make([]string, n), make([]string, n), make([]string, n), make([]string, n)
+	authorStates, moderation := make([]string, n), make([]string, n)
 	replyTos, attributes := make([]*string, n), make([]*string, n)
 	objects, authors, versions, wanted := make([]int64, n), make([]int64, n), make([]int64, n), make(map[string]int64, n)
 	created, updated := make([]time.Time, n), make([]time.Time, n)
 	for i, c := range some {
-		ids[i], slugs[i], paths[i], bodies[i], authorStates[i], moderation[i] = c.ID, c.Slug, c.Path, c.Body, c.AuthorState, c.ModerationState
+		ids[i], slugs[i], paths[i], bodies[i] = c.ID, c.Slug, c.Path, c.Body
+		authorStates[i], moderation[i] = c.AuthorState, c.ModerationState
 		objects[i], authors[i], versions[i], attributes[i] = int64(c.Parent), int64(c.AuthorID), c.Version, text(c.Attributes)
 		created[i], updated[i] = c.CreatedAt.Time, c.UpdatedAt.Time
 		if c.ReplyTo != "" {
@@ -231,9 +248,10 @@ func (r *redoing) someChildren(ctx context.Context, tenant int64, shape childSha
 	}
 	var id string
 	var version int64
-	rows, _ := r.tx.Query(ctx, shape.sql(redoChildrenSQL), pgx.StrictNamedArgs{"tenant": tenant, "child_ids": ids, "object_ids": objects, "reply_tos": replyTos, "slugs": slugs,
-		"paths": paths, "author_ids": authors, "bodies": bodies, "attributes": attributes, "author_states": authorStates, "moderation_states": moderation, "versions": versions,
-		"created_ats": created, "updated_ats": updated})
+	rows, _ := r.tx.Query(ctx, shape.sql(redoChildrenSQL),
+		pgx.StrictNamedArgs{"tenant": tenant, "child_ids": ids, "object_ids": objects, "reply_tos": replyTos, "slugs": slugs,
+			"paths": paths, "author_ids": authors, "bodies": bodies, "attributes": attributes, "author_states": authorStates,
+			"moderation_states": moderation, "versions": versions, "created_ats": created, "updated_ats": updated})
 	if _, err := pgx.ForEachRow(rows, []any{&id, &version}, func() error {
 		if version != wanted[id] {
 			later = append(later, event.Ref{Type: shape.Kind, Child: id})
@@ -245,7 +263,7 @@ func (r *redoing) someChildren(ctx context.Context, tenant int64, shape childSha
 	return later, nil
 }
 
-// settings does the same for what holds for threads, one after the other: there are few.
+// settings does the same for the settings of threads, one by one: there are few.
 func (r *redoing) settings(ctx context.Context, tenant int64, events []event.Event) error {
 	for i := range events {
 		var next event.Thread
@@ -267,7 +285,8 @@ func (r *redoing) settings(ctx context.Context, tenant int64, events []event.Eve
 			if err != nil {
 				return fmt.Errorf("encode thread %d: %w", next.PostID, err)
 			}
-			r.added = append(r.added, event.Event{TenantID: tenant, AggregateType: event.AggregateThread, AggregateID: int64(next.PostID), Type: event.Updated, Payload: payload})
+			r.added = append(r.added, event.Event{TenantID: tenant, AggregateType: event.AggregateThread, AggregateID: int64(next.PostID),
+				Type: event.Updated, Payload: payload})
 		}
 		change := versioned.Change[event.Thread]{TenantID: tenant, Object: next, By: cmp.Or(next.Actor, r.actor), At: next.UpdatedAt.Time}
 		if _, err := r.threads.Upsert(ctx, r.tx, []versioned.Change[event.Thread]{change}); err != nil {
@@ -277,8 +296,10 @@ func (r *redoing) settings(ctx context.Context, tenant int64, events []event.Eve
 	return nil
 }
 
-// RedoFromStream is redo of messages of a stream whose rows are lost. moved are the events that got new ids (outbox.Redo).
-func (s *Store) RedoFromStream(ctx context.Context, set *kinds.Set, events []event.Event, actor string) (moved []string, overtaken int, err error) {
+// RedoFromStream applies redo to messages of a stream whose rows are lost. moved are the events that got new ids
+// (outbox.Redo).
+func (s *Store) RedoFromStream(ctx context.Context, set *kinds.Set, events []event.Event,
+	actor string) (moved []string, overtaken int, err error) {
 	overtaken, err = s.redo(ctx, set, events, actor, func(ctx context.Context, tx pgx.Tx, added []event.Event) (err error) {
 		if moved, err = outbox.Redo(ctx, tx, events); err != nil {
 			return err
@@ -288,7 +309,7 @@ func (s *Store) RedoFromStream(ctx context.Context, set *kinds.Set, events []eve
 	return moved, overtaken, err
 }
 
-// RedoFromHistory is redo of states that a history has and the truth has not. Each gets an event of its own.
+// RedoFromHistory applies redo to states that a history has and the truth lacks. Each state gets an event of its own.
 func (s *Store) RedoFromHistory(ctx context.Context, set *kinds.Set, events []event.Event, actor string) (overtaken int, err error) {
 	return s.redo(ctx, set, events, actor, func(ctx context.Context, tx pgx.Tx, added []event.Event) error {
 		return outbox.Append(ctx, tx, slices.Concat(events, added))

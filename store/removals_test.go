@@ -33,7 +33,7 @@ func userRemoval(id int64) RemovalRequest {
 	return RemovalRequest{Meta: Meta{Actor: "officer"}, Object: "user", ID: id, Kinds: []string{"follow"}, Direction: DirectionBoth}
 }
 
-// finish works off what there is.
+// finish completes all removals.
 func (r *Remover) finish(t *testing.T) (slices int) {
 	t.Helper()
 	for {
@@ -48,14 +48,17 @@ func (r *Remover) finish(t *testing.T) (slices int) {
 	}
 }
 
-// TestARemovalGoesOnWhereItWasKilled kills the Remover at each step of each slice, freezes one in the middle, and has others write meanwhile: every edge that was there is
-// removed once, with one event, and progress says so.
+// TestARemovalGoesOnWhereItWasKilled kills the Remover at each step of each slice, freezes one in the middle, and has
+// others write meanwhile. Every edge that existed at the request is removed once, with one event, and the progress
+// agrees.
 func TestARemovalGoesOnWhereItWasKilled(t *testing.T) {
 	db := testkit.Postgres(t)
 	system, owner := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleOwner)
 	s, ctx := New(db.Pool(t, postgres.RoleAPI), nil), t.Context()
-	// 1,200 edges from the user, 1,200 to it among 30,000 of others, so that the walk takes several windows; of another tenant too.
-	if _, err := owner.Exec(ctx, `INSERT INTO follows (tenant_id, follower_id, followee_id) SELECT t, 7, 1000 + n FROM generate_series(1, 1200) n, generate_series(1, 2) t
+	// 1,200 edges from the user; 1,200 to it among 30,000 of others, so that the search takes several windows; and some
+	// of another tenant.
+	if _, err := owner.Exec(ctx, `INSERT INTO follows (tenant_id, follower_id, followee_id) SELECT t, 7, 1000 + n
+		FROM generate_series(1, 1200) n, generate_series(1, 2) t
 		UNION ALL SELECT 1, 1000 + n, CASE WHEN n % 25 = 0 THEN 7 ELSE 5 END FROM generate_series(1, 30000) n`); err != nil {
 		t.Fatal(err)
 	}
@@ -83,8 +86,9 @@ func TestARemovalGoesOnWhereItWasKilled(t *testing.T) {
 		if last, err = s.GetRemoval(ctx, 1, asked.ID); err != nil {
 			t.Fatal(err)
 		}
-		if step == 8 { // behind where the walk is: it goes over everything once more
-			if out, err := s.PutEdges(ctx, 1, followKind, []EdgeWrite{{Meta: Meta{Actor: "ann"}, From: 7, To: 1001}}); err != nil || !out[0].Created {
+		if step == 8 { // behind the present position: the removal runs once more over everything
+			if out, err := s.PutEdges(ctx, 1, followKind, []EdgeWrite{{Meta: Meta{Actor: "ann"}, From: 7, To: 1001}}); err != nil ||
+				!out[0].Created {
 				t.Fatal(out, err)
 			}
 			if again, err := s.RequestRemoval(ctx, 1, userRemoval(7)); err != nil || again.ID != asked.ID || again.FinishedAt != nil {
@@ -97,9 +101,11 @@ func TestARemovalGoesOnWhereItWasKilled(t *testing.T) {
 		t.Errorf("killed %d times: %+v", died, last)
 	}
 	var active, others, events, versions int
-	if err := system.QueryRow(ctx, `SELECT (SELECT count(*) FROM edges WHERE tenant_id = 1 AND status = 'ACTIVE' AND 7 IN (from_id, to_id)), (SELECT count(*) FROM edges WHERE status = 'ACTIVE'),
+	if err := system.QueryRow(ctx, `SELECT (SELECT count(*) FROM edges WHERE tenant_id = 1 AND status = 'ACTIVE'
+		AND 7 IN (from_id, to_id)), (SELECT count(*) FROM edges WHERE status = 'ACTIVE'),
 		(SELECT count(*) FROM outbox_messages WHERE event_type = 'removed' AND payload ->> 'actor' = 'officer'),
-		(SELECT count(DISTINCT (payload ->> 'follower_id', payload ->> 'followee_id', payload ->> 'version')) FROM outbox_messages WHERE event_type = 'removed')`).
+		(SELECT count(DISTINCT (payload ->> 'follower_id', payload ->> 'followee_id', payload ->> 'version')) FROM outbox_messages
+		WHERE event_type = 'removed')`).
 		Scan(&active, &others, &events, &versions); err != nil {
 		t.Fatal(err)
 	}
@@ -111,12 +117,14 @@ func TestARemovalGoesOnWhereItWasKilled(t *testing.T) {
 	}
 }
 
-// TestRemoversShareTheWork runs two Removers over removals of three tenants: tenants take turns, each removal is worked on by one at a time, and one that somebody holds is passed over.
+// TestRemoversShareTheWork runs two Removers over removals of three tenants. Tenants take turns, one Remover at a time
+// works on a removal, and the others skip it.
 func TestRemoversShareTheWork(t *testing.T) {
 	db := testkit.Postgres(t)
 	system, owner := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleOwner)
 	s, ctx := New(db.Pool(t, postgres.RoleAPI), nil), t.Context()
-	if _, err := owner.Exec(ctx, `INSERT INTO follows (tenant_id, follower_id, followee_id) SELECT t, u, 1000 + n FROM generate_series(1, 1700) n, generate_series(7, 8) u, generate_series(1, 3) t`); err != nil {
+	if _, err := owner.Exec(ctx, `INSERT INTO follows (tenant_id, follower_id, followee_id) SELECT t, u, 1000 + n
+		FROM generate_series(1, 1700) n, generate_series(7, 8) u, generate_series(1, 3) t`); err != nil {
 		t.Fatal(err)
 	}
 	ids := map[string]int64{}
@@ -144,11 +152,14 @@ func TestRemoversShareTheWork(t *testing.T) {
 		t.Errorf("tenants in their turns (-want +got):\n%s", diff)
 	}
 	var worked int
-	if err := system.QueryRow(ctx, `SELECT count(*) FROM edge_removals WHERE worked_at IS NOT NULL AND (removed ->> 'follow')::int = 500`).Scan(&worked); err != nil || worked != 6 {
+	if err := system.QueryRow(ctx,
+		`SELECT count(*) FROM edge_removals WHERE worked_at IS NOT NULL AND (removed ->> 'follow')::int = 500`).Scan(&worked); err != nil ||
+		worked != 6 {
 		t.Errorf("%d removals had a slice of 500 edges in the first two turns, want 6: %v", worked, err)
 	}
 
-	// One is frozen in the middle of a slice: the other does everything else, and when the first one's connection is gone, that too.
+	// One Remover is frozen in the middle of a slice. The other completes everything else, and the rest once the first
+	// one's connection is gone.
 	frozen, ended := make(chan struct{}), make(chan error, 1)
 	stuck, thaw := context.WithCancel(ctx)
 	defer thaw()
@@ -168,16 +179,17 @@ func TestRemoversShareTheWork(t *testing.T) {
 	second.finish(t)
 	var left int
 	if err := system.QueryRow(ctx, `SELECT count(*) FROM edge_removals WHERE finished_at IS NULL`).Scan(&left); err != nil || left != 1 {
-		t.Errorf("%d removals are left beside the one that is frozen: %v", left, err)
+		t.Errorf("%d removals remain besides the frozen one: %v", left, err)
 	}
 	thaw()
 	if err := <-ended; err == nil {
-		t.Error("the frozen slice was committed")
+		t.Error("the frozen slice committed")
 	}
 
-	// And both at once.
+	// Both Removers run at once.
 	for id, tenant := range ids {
-		if _, err := owner.Exec(ctx, `UPDATE follows SET status = 'ACTIVE', version = version + 1 WHERE tenant_id = $1 AND follower_id = 8 AND status = 'REMOVED'`, tenant); err != nil {
+		if _, err := owner.Exec(ctx, `UPDATE follows SET status = 'ACTIVE', version = version + 1 WHERE tenant_id = $1 AND follower_id = 8
+			AND status = 'REMOVED'`, tenant); err != nil {
 			t.Fatal(id, err)
 		}
 		if _, err := s.RequestRemoval(ctx, tenant, userRemoval(8)); err != nil {
@@ -201,22 +213,26 @@ func TestRemoversShareTheWork(t *testing.T) {
 	}
 	var active, twice int
 	if err := system.QueryRow(ctx, `SELECT (SELECT count(*) FROM follows WHERE status = 'ACTIVE'),
-		(SELECT count(*) FROM (SELECT FROM outbox_messages GROUP BY tenant_id, payload ->> 'follower_id', aggregate_id, payload ->> 'version' HAVING count(*) > 1) d)`).Scan(&active, &twice); err != nil || active+twice != 0 {
+		(SELECT count(*) FROM (SELECT FROM outbox_messages GROUP BY tenant_id, payload ->> 'follower_id', aggregate_id,
+		payload ->> 'version' HAVING count(*) > 1) d)`).Scan(&active, &twice); err != nil || active+twice != 0 {
 		t.Errorf("%d edges are left, %d were removed twice: %v", active, twice, err)
 	}
 }
 
-// TestEdgesOf finds those of an object at each end, in slices, and no others, also in a kind of hash partitions.
+// TestEdgesOf finds exactly the edges of an object at each end, in slices, also in a kind with hash partitions.
 func TestEdgesOf(t *testing.T) {
 	db := testkit.Postgres(t)
-	set, err := kinds.Builtin().Extend([]byte("edges:\n  wave: {plural: waves, from: user, to: user, ends: [a_id, b_id], forward: waved, reverse: wavers, partitions: 3}\n"))
+	set, err := kinds.Builtin().Extend([]byte("edges:\n  wave: {plural: waves, from: user, to: user, ends: [a_id, b_id], forward: waved, " +
+		"reverse: wavers, partitions: 3}\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	makeKinds(t, db, set)
 	s, k, ctx := New(db.Pool(t, postgres.RoleSystem), nil), set.Edges["wave"], t.Context()
-	if _, err := db.Pool(t, postgres.RoleOwner).Exec(ctx, `INSERT INTO waves (tenant_id, a_id, b_id, status, version) SELECT 1, n, CASE WHEN n > 40000 OR n % 10000 = 0 THEN 7 ELSE 1 END,
-		CASE n % 2 WHEN 0 THEN 'ACTIVE' ELSE 'REMOVED' END, n FROM generate_series(8, 40700) n UNION ALL SELECT t, 7, n, 'ACTIVE', 1 FROM generate_series(8, 708) n, generate_series(1, 2) t`); err != nil {
+	if _, err := db.Pool(t, postgres.RoleOwner).Exec(ctx,
+		`INSERT INTO waves (tenant_id, a_id, b_id, status, version) SELECT 1, n, CASE WHEN n > 40000 OR n % 10000 = 0 THEN 7 ELSE 1 END,
+		CASE n % 2 WHEN 0 THEN 'ACTIVE' ELSE 'REMOVED' END, n FROM generate_series(8, 40700) n UNION ALL SELECT t, 7, n, 'ACTIVE', 1
+		FROM generate_series(8, 708) n, generate_series(1, 2) t`); err != nil {
 		t.Fatal(err)
 	}
 	for end, want := range map[kinds.End]int{kinds.From: 701, kinds.To: 704} {
@@ -238,7 +254,7 @@ func TestEdgesOf(t *testing.T) {
 				t.Fatalf("%s: %+v", end, e)
 			}
 		}
-		// Those that are REMOVED as they were found are forgotten, no others.
+		// Edges that are REMOVED at the given version are deleted, no others.
 		all[1].Version++
 		noFence := func(context.Context, pgx.Tx) error { return nil }
 		n, err := s.ForgetEdges(ctx, 1, k, all, noFence)
@@ -249,7 +265,7 @@ func TestEdgesOf(t *testing.T) {
 			}
 		}
 		if err != nil || n != removed {
-			t.Errorf("%d edges are forgotten, want %d: %v", n, removed, err)
+			t.Errorf("%d edges were deleted, want %d: %v", n, removed, err)
 		}
 	}
 }

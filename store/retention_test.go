@@ -29,7 +29,8 @@ func TestRetentionChangesNothingThatHoldsForAThread(t *testing.T) {
 	f := open(t)
 	set := func(post int64, version *int64, locked bool) store.ThreadOutcome {
 		t.Helper()
-		out, err := f.SetThreads(t.Context(), tenant, commentKind, []store.ThreadSettings{{Meta: meta(), Object: post, IfVersion: version, Locked: locked}})
+		out, err := f.SetThreads(t.Context(), tenant, commentKind,
+			[]store.ThreadSettings{{Meta: meta(), Object: post, IfVersion: version, Locked: locked}})
 		if err != nil || out[0].Err != nil {
 			t.Fatal(err, out)
 		}
@@ -53,8 +54,9 @@ func TestRetentionChangesNothingThatHoldsForAThread(t *testing.T) {
 	if done := f.retain(t, time.Hour); done != [3]int64{} {
 		t.Errorf("touched just now: %v", done)
 	}
-	long := func() { // since everything was written
-		if _, err := f.system.Exec(t.Context(), `UPDATE threads SET metadata = jsonb_set(metadata, '{last_update_time}', '"2026-01-01T00:00:00.000000Z"')`); err != nil {
+	long := func() { // since the last write
+		if _, err := f.system.Exec(t.Context(), `UPDATE threads SET metadata = jsonb_set(metadata, '{last_update_time}',
+			'"2026-01-01T00:00:00.000000Z"')`); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -66,7 +68,8 @@ func TestRetentionChangesNothingThatHoldsForAThread(t *testing.T) {
 		t.Errorf("deleted logically: %+v, want %+v", got, before)
 	}
 	versions, err := f.ThreadVersions(t.Context(), tenant, commentKind, 1, math.MaxInt64, 10)
-	if err != nil || len(versions) != 3 || versions[0].Metadata.VersionState != versioned.Deleted || versions[0].Metadata.CreatedBy != versioned.RetentionCreator {
+	if err != nil || len(versions) != 3 || versions[0].Metadata.VersionState != versioned.Deleted ||
+		versions[0].Metadata.CreatedBy != versioned.RetentionCreator {
 		t.Errorf("versions: %+v, %v", versions, err)
 	}
 	if out := set(1, &before.Version, false); out.Changed {
@@ -84,7 +87,7 @@ func TestRetentionChangesNothingThatHoldsForAThread(t *testing.T) {
 	if got, err := f.GetThread(t.Context(), tenant+1, commentKind, 1); err != nil || got.Version != 0 {
 		t.Errorf("another tenant reads version %d, %v", got.Version, err)
 	}
-	// What comes next goes on from the version that consumers know.
+	// The next write continues from the version that consumers know.
 	if out := set(1, &before.Version, true); !out.Changed || out.Thread.Version != before.Version+1 {
 		t.Errorf("set again: %+v", out)
 	}
@@ -101,7 +104,8 @@ func TestAThreadThatIsSetWhileRetentionTakesItIsSet(t *testing.T) {
 	f := open(t)
 	if _, err := f.system.Exec(t.Context(), `INSERT INTO threads (tenant_id, object, metadata)
 	  SELECT $1, jsonb_build_object('post_id', p::text, 'version', 1, 'updated_at', '2026-01-01T00:00:00.000000Z'),
-	         jsonb_build_object('version_id', p, 'version_state', 'LATEST', 'created_by', 'x', 'last_update_time', '2026-01-01T00:00:00.000000Z') FROM generate_series(1, 60) p`, tenant); err != nil {
+	         jsonb_build_object('version_id', p, 'version_state', 'LATEST', 'created_by', 'x', 'last_update_time',
+	         '2026-01-01T00:00:00.000000Z') FROM generate_series(1, 60) p`, tenant); err != nil {
 		t.Fatal(err)
 	}
 	ctx, stop := context.WithCancel(t.Context())

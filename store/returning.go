@@ -12,12 +12,12 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 )
 
-// ErrThreadReturning reports a write in an archived thread that has more comments than can be brought back at once. Nothing was
-// written. Each further attempt, and the archiver's next run, bring back more of it.
-var ErrThreadReturning = errors.New("store: the thread is on its way back from the archive")
+// ErrThreadReturning reports a write in an archived thread that has more comments than one call can bring back. The
+// write did nothing. Each retry, and the archiver's next run, bring back more of the thread.
+var ErrThreadReturning = errors.New("store: the thread is returning from the archive")
 
-// archivedError says which objects' threads have to be brought back before a write can be done: of an item, or of all when nothing was
-// written.
+// archivedError lists the objects whose threads must return before a write. As an item's error it holds back that item;
+// as a transaction's error, the transaction wrote nothing.
 type archivedError struct{ objects []int64 }
 
 func (e *archivedError) Error() string {
@@ -25,30 +25,32 @@ func (e *archivedError) Error() string {
 }
 
 const (
-	// returnBudget is how long one call brings threads back before it gives up: at some 20,000 comments a second most threads are back
-	// by then, and clients of HTTP still wait.
+	// returnBudget is how long one call brings threads back before it gives up. At about 20,000 comments a second most
+	// threads are back by then, and HTTP clients still wait.
 	returnBudget = 2 * time.Second
 
-	// moveRows is how many comments one transaction moves, there or back: some 50 ms, for which writers of that thread wait.
+	// moveRows is the number of comments that one transaction moves in either direction. It takes about 50 ms, during
+	// which writers of that thread wait.
 	moveRows = 1000
 
-	// returnLockTimeout is how long a return waits for another one's transaction, or the archiver's, or for others' to end.
+	// returnLockTimeout is how long a return waits for a lock of the archiver or another return, or for a slot.
 	returnLockTimeout = 500 * time.Millisecond
 
 	// returnTxTimeout bounds one transaction that brings comments back.
 	returnTxTimeout = 5 * time.Second
 )
 
-// Who brought a thread back, as archived_threads keeps it.
+// The values of archived_threads.returned_by.
 const (
 	returnedByWrite = "write" // a writer of that thread
 	returnedByUndo  = "undo"  // an operator
-	returnedByJob   = "job"   // the archiver, which found that it was not quiet after all
+	returnedByJob   = "job"   // the archiver, which found that the thread was not quiet
 )
 
-// bringingBack runs writes. Those whose thread is archived are run again once it is back, which happens outside of every transaction of
-// theirs, and of everybody else's.
-func bringingBack[W any](ctx context.Context, s *Store, tenant int64, k *childKind, writes []W, run func(context.Context, int64, []W) ([]ChildOutcome, error)) ([]ChildOutcome, error) {
+// bringingBack runs writes. If the thread of a write is archived, bringingBack brings the thread back, and then runs the
+// write a second time. It brings threads back outside the transactions of all writes.
+func bringingBack[W any](ctx context.Context, s *Store, tenant int64, k *childKind, writes []W,
+	run func(context.Context, int64, []W) ([]ChildOutcome, error)) ([]ChildOutcome, error) {
 	out, err := run(ctx, tenant, writes)
 	objects, left := archivedOf(out, err)
 	if objects == nil {
@@ -73,11 +75,11 @@ func bringingBack[W any](ctx context.Context, s *Store, tenant int64, k *childKi
 		objects = nil
 		more, which := archivedOf(again, err)
 		switch {
-		case more != nil && which == nil: // all of them
+		case more != nil && which == nil: // all items
 			objects = more
 		case err != nil && len(left) == len(writes): // nothing was written
 			return nil, err
-		case err != nil: // what was written, was
+		case err != nil: // earlier writes have committed
 			for _, i := range left {
 				out[i] = ChildOutcome{Err: err}
 			}
@@ -95,7 +97,7 @@ func bringingBack[W any](ctx context.Context, s *Store, tenant int64, k *childKi
 	return out, nil
 }
 
-// archivedOf returns the objects whose threads have to be brought back, nil for none, and of which items: nil for all.
+// archivedOf returns the objects whose threads must return, nil for none, and the affected items, nil for all.
 func archivedOf(out []ChildOutcome, err error) (objects []int64, items []int) {
 	var archived *archivedError
 	if errors.As(err, &archived) {
@@ -109,8 +111,8 @@ func archivedOf(out []ChildOutcome, err error) (objects []int64, items []int) {
 	return objects, items
 }
 
-// inOrder is the error of a transaction that would write later items of an entity and not the earlier ones, whose thread is archived:
-// some entity comes twice, and a thread may come back between two statements.
+// inOrder refuses a transaction that would write later items of an entity but not the earlier ones, whose thread is
+// archived. An entity may occur twice, and a thread may return between two statements.
 func inOrder(turns [][]int, out []ChildOutcome) error {
 	if objects, _ := archivedOf(out, nil); len(turns) > 1 && objects != nil {
 		return &archivedError{objects: objects}
@@ -118,7 +120,7 @@ func inOrder(turns [][]int, out []ChildOutcome) error {
 	return nil
 }
 
-// bringBack returns when the threads of the objects are none of the archive's, or ErrThreadReturning.
+// bringBack brings back the archived threads of the objects. It returns ErrThreadReturning if that takes until deadline.
 func (s *Store) bringBack(ctx context.Context, tenant int64, k *childKind, objects []int64, deadline time.Time) error {
 	slices.Sort(objects)
 	for _, object := range slices.Compact(objects) {
@@ -129,12 +131,12 @@ func (s *Store) bringBack(ctx context.Context, tenant int64, k *childKind, objec
 			if !time.Now().Before(deadline) {
 				return ErrThreadReturning
 			}
-			// One at a time for each thread, or its writers would take every connection to wait for each other. What they share does
-			// not end with the request of one of them.
+			// One return per thread at a time: otherwise its writers would take every connection and wait for each
+			// other. The shared return does not end with the request of one of them.
 			v, err, _ := s.returns.Do(fmt.Sprint(tenant, "/", k.Kind, "/", object), func() (any, error) {
 				ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), returnTxTimeout)
 				defer cancel()
-				select { // as writes that run alone, so that they do not keep reads from the pool
+				select { // like writes that run alone, so that returns do not take the pool from reads
 				case s.slots.alone <- struct{}{}:
 					defer func() { <-s.slots.alone }()
 					return s.returnSome(ctx, tenant, k, object)
@@ -168,18 +170,19 @@ func (s *Store) returnSome(ctx context.Context, tenant int64, k *childKind, obje
 	return back, err
 }
 
-// ThreadsReturned is how many threads this Store's writes have brought back from the archive.
+// ThreadsReturned returns the number of threads that this Store's writes have brought back from the archive.
 func (s *Store) ThreadsReturned() int64 { return s.returned.Load() }
 
-// returnLockSQL locks the stub of a thread.
-// Index: archived_threads_stub_idx.   Locks: the stub.
+// returnLockSQL locks the stub of a thread. Index: archived_threads_stub_idx. Locks: the stub.
 const returnLockSQL = `
 SELECT /* store.return_lock */ archive_id FROM archived_threads
  WHERE tenant_id = @tenant::bigint AND kind = '{{.Kind}}' AND object_id = @object::bigint AND state <> 'RETURNED'
    FOR NO KEY UPDATE`
 
-// returnMoveSQL moves some children of a thread back, as they are. Nobody else inserts in a thread that has a stub, so no slug and no place is taken.
-// Index: children_archive_KIND_path_key or children_archive_KIND_object_idx, children_archive_KIND_pkey.   Locks: the archived rows.
+// returnMoveSQL moves children of a thread back unchanged. Nobody inserts in a thread that has a stub, so no slug and
+// no place is taken.
+// Index: children_archive_KIND_path_key or children_archive_KIND_object_idx, children_archive_KIND_pkey.
+// Locks: the archived rows.
 const returnMoveSQL = `
 WITH page AS (
   SELECT child_id FROM {{.Archive}} WHERE tenant_id = @tenant::bigint AND object_id = @object::bigint ORDER BY {{.Order}} LIMIT @limit
@@ -188,19 +191,21 @@ WITH page AS (
 )
 INSERT /* store.return_move */ INTO {{.Table}} (` + movedColumns + `) SELECT ` + movedColumns + ` FROM gone`
 
-// movedColumns are all columns of a child but its kind, which its table knows.
-const movedColumns = `tenant_id, child_id, object_id, parent_id, slug, path, author_id, body, author_state, moderation_state, version, created_at, updated_at, attributes`
+// movedColumns are all columns of a child except its kind, which its table implies.
+const movedColumns = `tenant_id, child_id, object_id, parent_id, slug, path, author_id, body, author_state, moderation_state, version, ` +
+	`created_at, updated_at, attributes`
 
-// returnStateSQL keeps how far the return has come.
-// Index: archived_threads_pkey.   Locks: the stub.
+// returnStateSQL records how far the return has come. Index: archived_threads_pkey. Locks: the stub.
 const returnStateSQL = `
 UPDATE /* store.return_state */ archived_threads
-   SET state = CASE WHEN @back::boolean THEN 'RETURNED' ELSE 'RETURNING' END, returned_at = now(), returned_by = coalesce(returned_by, @by::text)
+   SET state = CASE WHEN @back::boolean THEN 'RETURNED' ELSE 'RETURNING' END, returned_at = now(),
+       returned_by = coalesce(returned_by, @by::text)
  WHERE tenant_id = @tenant::bigint AND kind = '{{.Kind}}' AND object_id = @object::bigint AND archive_id = @archive::bigint`
 
-// returnChunk brings back up to limit children of a thread, says how many, and whether that was the last of them. A thread that has no
-// stub is back, with -1. The transaction sees the tenant's rows.
-func (s childShape) returnChunk(ctx context.Context, tx pgx.Tx, tenant, object int64, by string, limit int) (n int64, back bool, err error) {
+// returnChunk brings back up to limit children of a thread. It returns their number, and whether the thread is back. A
+// thread without a stub is back, with n = -1. The transaction sees the tenant's rows.
+func (s childShape) returnChunk(ctx context.Context, tx pgx.Tx, tenant, object int64, by string,
+	limit int) (n int64, back bool, err error) {
 	var archive int64
 	args := pgx.StrictNamedArgs{"tenant": tenant, "object": object}
 	err = tx.QueryRow(ctx, s.sql(returnLockSQL), args).Scan(&archive)
@@ -216,15 +221,16 @@ func (s childShape) returnChunk(ctx context.Context, tx pgx.Tx, tenant, object i
 	}
 	n = tag.RowsAffected()
 	back = n < int64(limit)
-	_, err = tx.Exec(ctx, s.sql(returnStateSQL), pgx.StrictNamedArgs{"tenant": tenant, "object": object, "archive": archive, "back": back, "by": by})
+	_, err = tx.Exec(ctx, s.sql(returnStateSQL), pgx.StrictNamedArgs{"tenant": tenant, "object": object, "archive": archive,
+		"back": back, "by": by})
 	if err != nil {
-		return 0, false, fmt.Errorf("keep the state of the return: %w", err)
+		return 0, false, fmt.Errorf("record the state of the return: %w", err)
 	}
 	return n, back, nil
 }
 
-// archivedSQL names those objects whose thread is archived, or on its way there or back.
-// Index: archived_threads_stub_idx.   Locks: none.
+// archivedSQL reads the objects whose thread is archived, or moving to or from the archive.
+// Index: archived_threads_stub_idx. Locks: none.
 const archivedSQL = `
 SELECT /* store.archived */ object_id FROM archived_threads
  WHERE tenant_id = @tenant::bigint AND kind = '{{.Kind}}' AND object_id = ANY(@object_ids::bigint[]) AND state <> 'RETURNED'`
@@ -233,7 +239,7 @@ func (s childShape) archived(ctx context.Context, tx pgx.Tx, tenant int64, objec
 	rows, _ := tx.Query(ctx, s.sql(archivedSQL), pgx.StrictNamedArgs{"tenant": tenant, "object_ids": objects})
 	archived, err := pgx.CollectRows(rows, pgx.RowTo[int64])
 	if err != nil {
-		return nil, fmt.Errorf("look for %d threads in the archive: %w", len(objects), err)
+		return nil, fmt.Errorf("read the stubs of %d threads: %w", len(objects), err)
 	}
 	return archived, nil
 }

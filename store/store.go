@@ -24,17 +24,17 @@ import (
 	"github.com/tidings/tidings/versioned"
 )
 
-// Errors of single items. API edges map them to answers.
+// Errors of single items. The API maps them to problems.
 var (
 	// ErrNotFound reports an entity that the tenant does not have.
 	ErrNotFound = errors.New("store: not found")
-	// ErrInvalid reports a value that no caller should have let through, such as an id that is not positive.
+	// ErrInvalid reports a value that the caller should have refused, for example an id that is not positive.
 	ErrInvalid = errors.New("store: invalid value")
 )
 
-// Meta says who wrote an item, and within which trace.
+// Meta names the actor and the trace of a write.
 type Meta struct {
-	Actor       string // who did it, in events and history; required
+	Actor       string // the cause of the change, in events and history; required
 	TraceParent string // W3C traceparent of the request, or empty
 }
 
@@ -42,42 +42,46 @@ type Meta struct {
 type Store struct {
 	pool    *pgxpool.Pool
 	wake    func(slot int)
-	slug    func() string // random; a test makes it collide
+	slug    func() string // returns a random slug; a test makes it collide
 	threads *versioned.Table[event.Thread]
 
 	edges      edgeKinds
-	slots      *slots   // of single writes, which go in groups
+	slots      *slots   // for single writes, which commit in groups
 	childKinds sync.Map // *childKind by childShape
 
-	returnBudget time.Duration      // the constant; a test has less of it
-	moveRows     int                // likewise
-	returns      singleflight.Group // by tenant, kind and object
-	returned     atomic.Int64       // threads
+	returnBudget time.Duration      // the constant; tests shorten it
+	moveRows     int                // the constant; tests lower it
+	returns      singleflight.Group // keyed by tenant, kind and object
+	returned     atomic.Int64       // number of threads
 }
 
-// New returns a Store on pool, whose connections act as postgres.RoleAPI. After each commit wake is called, without waiting,
-// with every slot that got events (broker.Waker); nil leaves it to the relay's polling.
+// New returns a Store on pool, whose connections act as postgres.RoleAPI. After each commit the Store calls wake with
+// every slot that got events (broker.Waker); wake must not block. If wake is nil, the relay finds the events when it
+// polls.
 func New(pool *pgxpool.Pool, wake func(slot int)) *Store {
 	if wake == nil {
 		wake = func(int) {}
 	}
-	s := &Store{pool: pool, wake: wake, slug: newSlug, threads: threads(), slots: newSlots(pool), returnBudget: returnBudget, moveRows: moveRows}
+	s := &Store{pool: pool, wake: wake, slug: newSlug, threads: threads(), slots: newSlots(pool),
+		returnBudget: returnBudget, moveRows: moveRows}
 	return s
 }
 
-// Delivered looks at what is delivered of what was written, of all tenants.
+// Delivered returns how far the events of all tenants have been delivered.
 func (s *Store) Delivered(ctx context.Context) (outbox.Delivered, error) {
 	return outbox.ReadDelivered(ctx, s.pool)
 }
 
-// unit is one write transaction and the events of the state that it has written. They are appended last.
+// unit is one write transaction, with the events of the states that it has written. They are appended to the outbox
+// last.
 type unit struct {
 	pgx.Tx
 	events []event.Event
+	turn   int // the number of the round that runs, from 0
 }
 
-// write runs fn in a read-write transaction of the tenant and wakes the relay once it is committed. fn may run more than once,
-// so it starts its outcomes afresh.
+// write runs fn in a read-write transaction of the tenant and wakes the relay after the commit. fn may run more than
+// once, so it must reset its outcomes each time.
 func (s *Store) write(ctx context.Context, tenant int64, at place, fn func(tx *unit) error) error {
 	var events []event.Event
 	var created tracing.Creation
@@ -104,7 +108,7 @@ func (s *Store) write(ctx context.Context, tenant int64, at place, fn func(tx *u
 		return err
 	}
 	created.End()
-	var touched uint32 // a bit per partition
+	var touched uint32 // a bit per slot
 	for i := range events {
 		touched |= 1 << events[i].Slot
 	}
@@ -118,8 +122,9 @@ func (s *Store) read(ctx context.Context, tenant int64, fn func(tx pgx.Tx) error
 	return postgres.InTenant(ctx, s.pool, tenant, pgx.TxOptions{AccessMode: pgx.ReadOnly}, fn)
 }
 
-// rounds splits the indexes 0..n-1 for which key reports ok so that no key comes twice in a round, and equal keys keep their order. So do those that
-// want the same place, nil for none, of which several may be in a round. A set-based statement takes one round.
+// rounds splits the indexes 0..n-1 for which key reports ok into rounds; a set-based statement writes one round. No key
+// occurs twice in a round, and equal keys keep their order. Items that want the same place (nil: none) keep their order
+// too, but several of them may be in one round.
 func rounds[K comparable](n int, key func(i int) (k K, place any, ok bool)) [][]int {
 	var all [][]int
 	seen, wanted := make(map[K]int, n), make(map[any]int)
@@ -142,9 +147,11 @@ func rounds[K comparable](n int, key func(i int) (k K, place any, ok bool)) [][]
 	return all
 }
 
-// inTurns writes n items in one transaction, round by round. check names an item's entity and the place that it wants, if any, or leaves the item out with the outcome that it fills in. write
-// fills in the outcomes of a round; end, unless it is nil, may undo them all.
-func inTurns[K comparable, O any](ctx context.Context, s *Store, tenant int64, n int, at place, check func(i int, o *O) (of K, place any, ok bool),
+// inTurns writes n items in one transaction, round by round. check returns an item's entity and the place that it
+// wants, if any. It returns false, and fills in the outcome, to leave the item out. write fills in the outcomes of a
+// round. end, unless it is nil, can roll back all rounds by returning an error.
+func inTurns[K comparable, O any](ctx context.Context, s *Store, tenant int64, n int, at place,
+	check func(i int, o *O) (of K, place any, ok bool),
 	write func(tx *unit, turn []int, out []O) error, end func(turns [][]int, out []O) error) ([]O, error) {
 	out := make([]O, n)
 	turns := rounds(n, func(i int) (K, any, bool) { return check(i, &out[i]) })
@@ -152,9 +159,10 @@ func inTurns[K comparable, O any](ctx context.Context, s *Store, tenant int64, n
 		return out, nil
 	}
 	err := s.write(ctx, tenant, at, func(tx *unit) error {
-		for _, turn := range turns {
+		for n, turn := range turns {
+			tx.turn = n
 			for _, i := range turn {
-				out[i] = *new(O) // a second attempt starts afresh
+				out[i] = *new(O) // reset by a retry of the transaction
 			}
 			if err := write(tx, turn, out); err != nil {
 				return err
@@ -195,7 +203,7 @@ func ValidActor(s string) bool {
 	return strings.IndexFunc(s, func(r rune) bool { return !unicode.IsPrint(r) }) < 0
 }
 
-// checkUUID wants the form that PostgreSQL writes: outcomes are matched to items by it.
+// checkUUID requires the form that PostgreSQL prints, because outcomes are matched to items by it.
 func checkUUID(what, s string) error {
 	if u, err := uuid.Parse(s); err != nil || u.String() != s {
 		return fmt.Errorf("%w: %s %.80q is not a UUID in lower case", ErrInvalid, what, s)

@@ -21,7 +21,7 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-// commentKind is the kind that most tests of children are about.
+// commentKind is the kind of most tests of children.
 var commentKind = kinds.Builtin().Children["comment"]
 
 func TestMain(m *testing.M) { testkit.Main(m) }
@@ -47,7 +47,7 @@ func on(t *testing.T, db *testkit.DB) fixture {
 	return fixture{store.New(db.Pool(t, postgres.RoleAPI), nil), db.Pool(t, postgres.RoleSystem)}
 }
 
-// told is what an outbox message says.
+// told is the content of an outbox message.
 type told struct {
 	Aggregate   string
 	AggregateID int64
@@ -55,7 +55,7 @@ type told struct {
 	Payload     map[string]any
 }
 
-// events returns what the outbox has, in the order of its ids.
+// events returns the outbox's events, in the order of their ids.
 func (f fixture) events(t *testing.T) []told {
 	t.Helper()
 	rows, _ := f.system.Query(t.Context(), `SELECT aggregate_type, aggregate_id, event_type, payload FROM outbox_messages ORDER BY id`)
@@ -94,7 +94,8 @@ func TestFollowTransitions(t *testing.T) {
 		t.Errorf("a repeated follow: got %+v, want %+v unchanged", again, first.Edge)
 	}
 	gone := f.unfollow(t, 1, 2)
-	if !gone.Changed || gone.Edge.Version != 2 || gone.Edge.Status != event.StatusRemoved || gone.Edge.PositionedAt != first.Edge.PositionedAt {
+	if !gone.Changed || gone.Edge.Version != 2 || gone.Edge.Status != event.StatusRemoved ||
+		gone.Edge.PositionedAt != first.Edge.PositionedAt {
 		t.Errorf("unfollow: %+v", gone)
 	}
 	if again := f.unfollow(t, 1, 2); again.Changed || !cmp.Equal(again.Edge, gone.Edge) {
@@ -106,14 +107,14 @@ func TestFollowTransitions(t *testing.T) {
 		t.Errorf("follow again: %+v: want version 3, the first created_at and a later positioned_at", back)
 	}
 	if never := f.unfollow(t, 8, 9); never.Changed || never.Edge.Version != 0 {
-		t.Errorf("unfollow of a pair that never was: %+v", never)
+		t.Errorf("unfollow of an unknown pair: %+v", never)
 	}
 	got, err := f.GetEdge(t.Context(), tenant, follows, 1, 2)
 	if err != nil || !cmp.Equal(got, back.Edge) {
 		t.Errorf("get: %+v, %v: want %+v", got, err, back.Edge)
 	}
 	if _, err := f.GetEdge(t.Context(), tenant, follows, 2, 1); !errors.Is(err, store.ErrNotFound) {
-		t.Errorf("get of a pair that never was: %v", err)
+		t.Errorf("get of an unknown pair: %v", err)
 	}
 	if _, err := f.GetEdge(t.Context(), tenant+1, follows, 1, 2); !errors.Is(err, store.ErrNotFound) {
 		t.Errorf("get by another tenant: %v", err)
@@ -139,7 +140,8 @@ func TestFollowTransitions(t *testing.T) {
 		}
 	}
 	var trace string
-	if err := f.system.QueryRow(t.Context(), `SELECT DISTINCT trace_id FROM outbox_messages`).Scan(&trace); err != nil || trace != meta().TraceParent {
+	if err := f.system.QueryRow(t.Context(), `SELECT DISTINCT trace_id FROM outbox_messages`).Scan(&trace); err != nil ||
+		trace != meta().TraceParent {
 		t.Errorf("trace_id %q, %v", trace, err)
 	}
 }
@@ -173,7 +175,8 @@ func TestFollowOfASliceGivesEachItemItsOutcome(t *testing.T) {
 	for _, o := range out {
 		got = append(got, fmt.Sprintf("%t v%d %t", o.Changed, o.Edge.Version, o.Err != nil))
 	}
-	want := []string{"true v1 false", "false v1 false", "false v0 true", "true v1 false", "false v1 false", "false v0 true", "false v0 true", "false v0 true"}
+	want := []string{"true v1 false", "false v1 false", "false v0 true", "true v1 false", "false v1 false", "false v0 true",
+		"false v0 true", "false v0 true"}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("outcomes (-want +got):\n%s", diff)
 	}
@@ -193,7 +196,7 @@ func TestConcurrentTogglesLeaveOneEventPerVersion(t *testing.T) {
 			for i := range 10 {
 				w := []store.EdgeWrite{{Meta: meta(), From: 1, To: 2}, {Meta: meta(), From: 3, To: 2}}
 				if worker%2 == 1 {
-					w[0], w[1] = w[1], w[0] // slices in the other order must not deadlock
+					w[0], w[1] = w[1], w[0] // slices in reverse order must not deadlock
 				}
 				var err error
 				if (worker+i)%2 == 0 {
@@ -254,7 +257,8 @@ func (f fixture) mustCreate(t *testing.T, c store.NewChild) event.Child {
 
 func (f fixture) edit(t *testing.T, id string, version int64, body string) store.ChildOutcome {
 	t.Helper()
-	out, err := f.EditChildren(t.Context(), tenant, commentKind, []store.ChildEdit{{Meta: meta(), ID: id, IfVersion: version, Body: new(body)}})
+	out, err := f.EditChildren(t.Context(), tenant, commentKind,
+		[]store.ChildEdit{{Meta: meta(), ID: id, IfVersion: version, Body: new(body)}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -272,17 +276,19 @@ func (f fixture) delete(t *testing.T, id string, version int64) store.ChildOutco
 
 func (f fixture) moderation(t *testing.T, id string, version int64, state, reason string) store.ChildOutcome {
 	t.Helper()
-	out, err := f.ModerateChildren(t.Context(), tenant, commentKind, []store.ChildModeration{{Meta: meta(), ID: id, IfVersion: version, State: state, Reason: reason}})
+	out, err := f.ModerateChildren(t.Context(), tenant, commentKind,
+		[]store.ChildModeration{{Meta: meta(), ID: id, IfVersion: version, State: state, Reason: reason}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return out[0]
 }
 
-// moderate gives a comment any state, also those that no moderator can.
+// moderate sets any moderation state, also those that no moderator can set.
 func (f fixture) moderate(t *testing.T, id, state string) {
 	t.Helper()
-	if _, err := f.system.Exec(t.Context(), `UPDATE comments SET moderation_state = $2, version = version + 1 WHERE comment_id = $1`, id, state); err != nil {
+	if _, err := f.system.Exec(t.Context(), `UPDATE comments SET moderation_state = $2, version = version + 1 WHERE comment_id = $1`,
+		id, state); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -336,7 +342,8 @@ func TestCommentIsCreatedWithItsPlaceAndItsEvent(t *testing.T) {
 	}
 	events := f.events(t)
 	first.Actor, reply.Actor = "tester", "tester"
-	want := []told{{event.AggregateComment, 10, event.Created, asMap(t, json.RawMessage(encoded(t, first)))}, {event.AggregateComment, 10, event.Created, asMap(t, json.RawMessage(encoded(t, reply)))}}
+	want := []told{{event.AggregateComment, 10, event.Created, asMap(t, json.RawMessage(encoded(t, first)))},
+		{event.AggregateComment, 10, event.Created, asMap(t, json.RawMessage(encoded(t, reply)))}}
 	if diff := cmp.Diff(want, events); diff != "" {
 		t.Errorf("events (-want +got):\n%s", diff)
 	}
@@ -362,17 +369,19 @@ func TestCreateRefusals(t *testing.T) {
 		in   store.NewChild
 		want error
 	}{
-		"no body":                  {store.NewChild{Object: 1, AuthorID: 1, Body: ""}, store.ErrBodyEmpty},
-		"a body of white space":    {store.NewChild{Object: 1, AuthorID: 1, Body: " \t\n\u00a0"}, store.ErrBodyEmpty},
-		"a body too long":          {store.NewChild{Object: 1, AuthorID: 1, Body: strings.Repeat("é", store.MaxBodyBytes/2) + "x"}, store.ErrBodyTooLong},
-		"NUL in the body":          {store.NewChild{Object: 1, AuthorID: 1, Body: "a\x00b"}, store.ErrBodyText},
-		"invalid UTF-8":            {store.NewChild{Object: 1, AuthorID: 1, Body: "a\xff"}, store.ErrBodyText},
-		"no author":                {store.NewChild{Object: 1, Body: "x"}, store.ErrInvalid},
-		"no post":                  {store.NewChild{AuthorID: 1, Body: "x"}, store.ErrInvalid},
-		"a parent that is no id":   {store.NewChild{Object: 1, AuthorID: 1, Body: "x", ReplyTo: "x"}, store.ErrInvalid},
-		"a key with a blank":       {store.NewChild{Object: 1, AuthorID: 1, Body: "x", Key: "a b"}, store.ErrInvalid},
-		"a key too long":           {store.NewChild{Object: 1, AuthorID: 1, Body: "x", Key: strings.Repeat("k", 256)}, store.ErrInvalid},
-		"an unknown parent":        {store.NewChild{Object: 1, AuthorID: 1, Body: "x", ReplyTo: "00000000-0000-7000-8000-000000000000"}, store.ErrParentUnknown},
+		"no body":               {store.NewChild{Object: 1, AuthorID: 1, Body: ""}, store.ErrBodyEmpty},
+		"a body of white space": {store.NewChild{Object: 1, AuthorID: 1, Body: " \t\n\u00a0"}, store.ErrBodyEmpty},
+		"a body too long": {store.NewChild{Object: 1, AuthorID: 1, Body: strings.Repeat("é", store.MaxBodyBytes/2) + "x"},
+			store.ErrBodyTooLong},
+		"NUL in the body":      {store.NewChild{Object: 1, AuthorID: 1, Body: "a\x00b"}, store.ErrBodyText},
+		"invalid UTF-8":        {store.NewChild{Object: 1, AuthorID: 1, Body: "a\xff"}, store.ErrBodyText},
+		"no author":            {store.NewChild{Object: 1, Body: "x"}, store.ErrInvalid},
+		"no post":              {store.NewChild{AuthorID: 1, Body: "x"}, store.ErrInvalid},
+		"an invalid parent id": {store.NewChild{Object: 1, AuthorID: 1, Body: "x", ReplyTo: "x"}, store.ErrInvalid},
+		"a key with a blank":   {store.NewChild{Object: 1, AuthorID: 1, Body: "x", Key: "a b"}, store.ErrInvalid},
+		"a key too long":       {store.NewChild{Object: 1, AuthorID: 1, Body: "x", Key: strings.Repeat("k", 256)}, store.ErrInvalid},
+		"an unknown parent": {store.NewChild{Object: 1, AuthorID: 1, Body: "x", ReplyTo: "00000000-0000-7000-8000-000000000000"},
+			store.ErrParentUnknown},
 		"a parent of another post": {store.NewChild{Object: 9, AuthorID: 1, Body: "x", ReplyTo: parent.ID}, store.ErrParentUnknown},
 		"a deleted parent":         {store.NewChild{Object: 1, AuthorID: 1, Body: "x", ReplyTo: deleted.ID}, store.ErrParentGone},
 		"a hidden parent":          {store.NewChild{Object: 1, AuthorID: 1, Body: "x", ReplyTo: hidden.ID}, store.ErrParentGone},
@@ -386,7 +395,8 @@ func TestCreateRefusals(t *testing.T) {
 			t.Errorf("%s: got %+v, want %v", name, out, c.want)
 		}
 	}
-	if out, err := f.CreateChildren(ctx, tenant+1, commentKind, []store.NewChild{{Meta: meta(), Object: 1, AuthorID: 1, Body: "x", ReplyTo: parent.ID}}); err != nil ||
+	if out, err := f.CreateChildren(ctx, tenant+1, commentKind,
+		[]store.NewChild{{Meta: meta(), Object: 1, AuthorID: 1, Body: "x", ReplyTo: parent.ID}}); err != nil ||
 		!errors.Is(out[0].Err, store.ErrParentUnknown) {
 		t.Errorf("a parent of another tenant: %+v, %v", out, err)
 	}
@@ -400,7 +410,8 @@ func TestCreateRefusals(t *testing.T) {
 	if c := f.mustCreate(t, store.NewChild{Object: 3, AuthorID: 1, Body: "x"}); c.State() != "pending" {
 		t.Errorf("in a premoderated thread: %s, want pending", c.State())
 	}
-	if c := f.mustCreate(t, store.NewChild{Object: 1, AuthorID: 1, Body: strings.Repeat("x", store.MaxBodyBytes) + "\n"}); len(c.Body) != store.MaxBodyBytes {
+	if c := f.mustCreate(t, store.NewChild{Object: 1, AuthorID: 1,
+		Body: strings.Repeat("x", store.MaxBodyBytes) + "\n"}); len(c.Body) != store.MaxBodyBytes {
 		t.Errorf("the longest body has %d bytes", len(c.Body))
 	}
 }
@@ -438,17 +449,18 @@ func TestIdempotencyKeys(t *testing.T) {
 	if out, err := f.CreateChildren(t.Context(), tenant+1, commentKind, []store.NewChild{in}); err != nil || out[0].Replayed {
 		t.Errorf("another tenant's key: %+v, %v", out, err)
 	}
-	// A slice that names one key twice.
+	// A slice that uses one key twice.
 	a, b, c := in, in, in
 	a.Key, b.Key, c.Key, c.Body = "k2", "k2", "k2", "other"
 	out, err := f.CreateChildren(t.Context(), tenant, commentKind, []store.NewChild{a, b, c, in})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !out[0].Changed || !out[1].Replayed || out[1].Child.ID != out[0].Child.ID || !errors.Is(out[2].Err, store.ErrKeyReused) || !out[3].Replayed {
+	if !out[0].Changed || !out[1].Replayed || out[1].Child.ID != out[0].Child.ID ||
+		!errors.Is(out[2].Err, store.ErrKeyReused) || !out[3].Replayed {
 		t.Errorf("a key twice in a slice: %+v", out)
 	}
-	// A key whose comment is missing fails alone.
+	// A key whose comment is missing fails only its own item.
 	if _, err := f.system.Exec(t.Context(), `DELETE FROM children_comment WHERE child_id = $1`, out[0].Child.ID); err != nil {
 		t.Fatal(err)
 	}
@@ -488,7 +500,7 @@ func TestAPartlyRefusedSliceWritesTheRest(t *testing.T) {
 	if n := len(f.events(t)); n != 2 {
 		t.Errorf("%d events, want 2", n)
 	}
-	f.mustCreate(t, store.NewChild{Object: 1, AuthorID: 1, Body: "another", Key: "b"}) // the refused one gave its key back
+	f.mustCreate(t, store.NewChild{Object: 1, AuthorID: 1, Body: "another", Key: "b"}) // the refused create released its key
 }
 
 func TestConcurrentEqualCreatesMakeOneComment(t *testing.T) {
@@ -498,7 +510,8 @@ func TestConcurrentEqualCreatesMakeOneComment(t *testing.T) {
 	var wg sync.WaitGroup
 	for i := range n {
 		wg.Go(func() {
-			out, err := f.CreateChildren(t.Context(), tenant, commentKind, []store.NewChild{{Meta: meta(), Object: 1, AuthorID: 1, Body: "same", Key: "k"}})
+			out, err := f.CreateChildren(t.Context(), tenant, commentKind,
+				[]store.NewChild{{Meta: meta(), Object: 1, AuthorID: 1, Body: "same", Key: "k"}})
 			if err != nil || out[0].Err != nil {
 				t.Errorf("create: %v, %+v", err, out)
 				return
@@ -521,7 +534,8 @@ func TestEdit(t *testing.T) {
 	f := open(t)
 	c := f.mustCreate(t, store.NewChild{Object: 1, AuthorID: 1, Body: "one"})
 	edited := f.edit(t, c.ID, 1, " two ")
-	if !edited.Changed || edited.Child.Version != 2 || edited.Child.Body != "two" || edited.Child.CreatedAt != c.CreatedAt || edited.Child.Path != c.Path {
+	if !edited.Changed || edited.Child.Version != 2 || edited.Child.Body != "two" || edited.Child.CreatedAt != c.CreatedAt ||
+		edited.Child.Path != c.Path {
 		t.Errorf("edit: %+v", edited)
 	}
 	if same := f.edit(t, c.ID, 2, "two"); same.Err != nil || same.Changed || !cmp.Equal(same.Child, edited.Child) {
@@ -538,9 +552,10 @@ func TestEdit(t *testing.T) {
 		t.Errorf("edit of an unknown comment: %+v", out)
 	}
 	if out := f.edit(t, c.ID, 3, " "); !errors.Is(out.Err, store.ErrBodyEmpty) {
-		t.Errorf("edit to nothing: %+v", out)
+		t.Errorf("edit to an empty body: %+v", out)
 	}
-	if out, err := f.EditChildren(t.Context(), tenant+1, commentKind, []store.ChildEdit{{Meta: meta(), ID: c.ID, Body: new("theirs")}}); err != nil || !errors.Is(out[0].Err, store.ErrNotFound) {
+	if out, err := f.EditChildren(t.Context(), tenant+1, commentKind,
+		[]store.ChildEdit{{Meta: meta(), ID: c.ID, Body: new("theirs")}}); err != nil || !errors.Is(out[0].Err, store.ErrNotFound) {
 		t.Errorf("edit by another tenant: %+v, %v", out, err)
 	}
 	var wrong *store.StateError
@@ -568,7 +583,7 @@ func TestDelete(t *testing.T) {
 	reply := f.mustCreate(t, store.NewChild{Object: 1, AuthorID: 1, Body: "reply", ReplyTo: c.ID})
 	var stale *store.StaleError
 	if out := f.delete(t, c.ID, 4); !errors.As(out.Err, &stale) {
-		t.Errorf("delete of a version that is not: %+v", out)
+		t.Errorf("delete at a stale version: %+v", out)
 	}
 	gone := f.delete(t, c.ID, 1)
 	if !gone.Changed || gone.Child.Version != 2 || gone.Child.State() != "deleted" {
@@ -610,7 +625,8 @@ func TestConcurrentEditsOfOneVersionChangeItOnce(t *testing.T) {
 	changed := 0
 	for i := range 20 {
 		wg.Go(func() {
-			out, err := f.EditChildren(t.Context(), tenant, commentKind, []store.ChildEdit{{Meta: meta(), ID: c.ID, IfVersion: 1, Body: new(fmt.Sprint("edit ", i))}})
+			out, err := f.EditChildren(t.Context(), tenant, commentKind,
+				[]store.ChildEdit{{Meta: meta(), ID: c.ID, IfVersion: 1, Body: new(fmt.Sprint("edit ", i))}})
 			var stale *store.StaleError
 			switch {
 			case err != nil:
@@ -626,7 +642,7 @@ func TestConcurrentEditsOfOneVersionChangeItOnce(t *testing.T) {
 	}
 	wg.Wait()
 	if changed != 1 || len(f.events(t)) != 2 {
-		t.Errorf("%d edits changed it, %d events: want 1 and 2", changed, len(f.events(t)))
+		t.Errorf("%d edits changed the comment, %d events: want 1 and 2", changed, len(f.events(t)))
 	}
 }
 
@@ -641,7 +657,7 @@ func TestAWriteThatFailsLeavesNothing(t *testing.T) {
 		t.Error("follow with an ended context: no error")
 	}
 	if _, err := f.GetEdge(t.Context(), tenant, follows, 1, 2); !errors.Is(err, store.ErrNotFound) {
-		t.Errorf("a pair is there: %v", err)
+		t.Errorf("the follow exists: %v", err)
 	}
 }
 

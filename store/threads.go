@@ -17,14 +17,14 @@ import (
 	"github.com/tidings/tidings/versioned"
 )
 
-// ThreadSettings is what is to hold for a thread from now on: for the children of a kind under one object.
+// ThreadSettings are the new settings of a thread: of the children of a kind under one object.
 type ThreadSettings struct {
 	Meta
 	Object       int64
-	IfVersion    *int64 // the version that the writer saw, 0 where nothing had been set; nil writes whatever version it has
-	Locked       bool   // no more children; what is there may be edited, deleted and moderated
+	IfVersion    *int64 // the version that the writer saw, 0 if never set; nil writes at any version
+	Locked       bool   // the thread takes no new children; existing ones can be edited, deleted and moderated
 	Premoderated bool   // new children wait for a moderator
-	Title        string // trimmed before it is kept; see ValidTitle
+	Title        string // trimmed before it is stored; see ValidTitle
 }
 
 // MaxTitleBytes bounds a thread's title.
@@ -46,31 +46,33 @@ func (w ThreadSettings) check() error {
 	return nil
 }
 
-// ThreadOutcome is what became of one ThreadSettings.
+// ThreadOutcome is the result of one ThreadSettings.
 type ThreadOutcome struct {
-	Thread  event.Thread // as it is now
-	Changed bool         // whether this write changed it, and so made an event
-	Err     error        // ErrInvalid or a *StaleThreadError: nothing was written
+	Thread  event.Thread // the present settings
+	Changed bool         // this write changed it and made an event
+	Err     error        // ErrInvalid or a *StaleThreadError: the write changed nothing
 }
 
-// StaleThreadError reports that the thread's settings have another version than the write expected.
+// StaleThreadError reports that the thread's settings have another version than the write expects.
 type StaleThreadError struct{ Current event.Thread }
 
 func (e *StaleThreadError) Error() string {
 	return fmt.Sprintf("store: thread %d is at version %d", e.Current.PostID, e.Current.Version)
 }
 
-// threads has every version of every thread's settings. A thread whose settings were never set has no row: it is at version 0.
+// threads is the table of every version of every thread's settings. A thread without a row has the default settings at
+// version 0.
 func threads() *versioned.Table[event.Thread] {
 	return versioned.New[event.Thread](versioned.Definition{
-		Table: "threads", Sequence: "object_version_id", Key: []versioned.Column{{Name: "post_id", Type: "bigint"}, {Name: "kind", Type: "text"}},
+		Table: "threads", Sequence: "object_version_id", Key: []versioned.Column{{Name: "post_id", Type: "bigint"},
+			{Name: "kind", Type: "text"}},
 		Absent: map[string]string{"kind": event.AggregateComment}, Purged: "threads_purged",
 	})
 }
 
-// SetThreads sets what holds for threads. Settings that are as they were change nothing and make no event; what was never set is
-// not locked, not premoderated and without a title. Writers of one thread wait for each other, so of several that saw one
-// version one changes it and the others get a *StaleThreadError.
+// SetThreads changes the settings of threads. Equal settings change nothing and make no event. By default a thread is
+// not locked, not premoderated and has no title. Writers of one thread wait for each other: if several saw the same
+// version, the first one that changes it succeeds and the others get a *StaleThreadError.
 func (s *Store) SetThreads(ctx context.Context, tenant int64, k kinds.Child, settings []ThreadSettings) ([]ThreadOutcome, error) {
 	return s.children(k).settings.do(ctx, tenant, settings)
 }
@@ -79,7 +81,7 @@ func (s *Store) set(ctx context.Context, tenant int64, k *childKind, settings []
 	out, err := inTurns(ctx, s, tenant, len(settings), at, func(i int, o *ThreadOutcome) (int64, any, bool) {
 		o.Err = settings[i].check()
 		if !k.Moderated {
-			o.Err = fmt.Errorf("%w: nobody moderates a %s", ErrInvalid, k.Kind)
+			o.Err = fmt.Errorf("%w: children of kind %s are not moderated", ErrInvalid, k.Kind)
 		}
 		return settings[i].Object, nil, o.Err == nil
 	}, func(tx *unit, turn []int, out []ThreadOutcome) error {
@@ -91,7 +93,8 @@ func (s *Store) set(ctx context.Context, tenant int64, k *childKind, settings []
 	return out, nil
 }
 
-func (s *Store) setTurn(ctx context.Context, tx *unit, tenant int64, k *childKind, settings []ThreadSettings, turn []int, out []ThreadOutcome) error {
+func (s *Store) setTurn(ctx context.Context, tx *unit, tenant int64, k *childKind, settings []ThreadSettings, turn []int,
+	out []ThreadOutcome) error {
 	objects, locks := make([]int64, len(turn)), make([]versioned.Change[event.Thread], len(turn))
 	for n, i := range turn {
 		objects[n] = settings[i].Object
@@ -108,7 +111,7 @@ func (s *Store) setTurn(ctx context.Context, tx *unit, tenant int64, k *childKin
 	var events []event.Event
 	for n, i := range turn {
 		w, t := settings[i], current[n]
-		out[i] = ThreadOutcome{Thread: t} // a second attempt starts afresh
+		out[i] = ThreadOutcome{Thread: t} // reset by a retry of the transaction
 		if w.IfVersion != nil && *w.IfVersion != t.Version {
 			out[i].Err = &StaleThreadError{Current: t}
 			continue
@@ -119,7 +122,7 @@ func (s *Store) setTurn(ctx context.Context, tx *unit, tenant int64, k *childKin
 			continue
 		}
 		next.Version++
-		if now.After(next.UpdatedAt.Time) { // times never go back between two versions
+		if now.After(next.UpdatedAt.Time) { // times never decrease between two versions
 			next.UpdatedAt = wireTime(now)
 		}
 		out[i].Thread, out[i].Changed = next, true
@@ -139,7 +142,8 @@ func (s *Store) setTurn(ctx context.Context, tx *unit, tenant int64, k *childKin
 	return err
 }
 
-// newThread is the thread whose settings were never set. That it is one of comments goes without saying: it did before there were other kinds.
+// newThread returns the default settings of a thread. For the kind comment the member Kind is empty, as in events from
+// before there were other kinds.
 func newThread(kind string, object int64) event.Thread {
 	if kind == event.AggregateComment {
 		kind = ""
@@ -147,18 +151,21 @@ func newThread(kind string, object int64) event.Thread {
 	return event.Thread{Kind: kind, PostID: event.ID(object)}
 }
 
-// threadsGetSQL reads the settings of threads, in the order of the argument, and the time. What retention deleted or purged were the
-// defaults, and they are still at the version that consumers know.
-// Index: threads_head_idx, threads_purged_pkey.   Locks: none.
+// threadsGetSQL reads the settings of threads, in the order of the argument, and the time. Threads that retention
+// deleted or purged had the defaults; they keep the version that consumers know.
+// Index: threads_head_idx, threads_purged_pkey. Locks: none.
 const threadsGetSQL = `
 SELECT /* store.threads_get */ now(), t.object, coalesce(p.version, 0)
   FROM unnest(@post_ids::bigint[]) WITH ORDINALITY AS w(post_id, ord)
-  LEFT JOIN threads t ON t.tenant_id = @tenant::bigint AND t.post_id = w.post_id AND t.kind = @kind::text AND t.version_state IN ('LATEST', 'DELETED')
+  LEFT JOIN threads t ON t.tenant_id = @tenant::bigint AND t.post_id = w.post_id AND t.kind = @kind::text
+                      AND t.version_state IN ('LATEST', 'DELETED')
   LEFT JOIN threads_purged p ON t.post_id IS NULL AND p.tenant_id = @tenant::bigint AND p.post_id = w.post_id AND p.kind = @kind::text
  ORDER BY w.ord`
 
-// getThreads returns the settings of the thread of each object, the defaults at version 0 where nothing was ever set, and the transaction's time.
-func getThreads(ctx context.Context, tx querier, tenant int64, kind string, objects []int64) (now time.Time, all []event.Thread, err error) {
+// getThreads returns the settings of each object's thread, and the transaction's time. A thread that was never set has
+// the defaults at version 0.
+func getThreads(ctx context.Context, tx querier, tenant int64, kind string,
+	objects []int64) (now time.Time, all []event.Thread, err error) {
 	var object *event.Thread
 	var purged int64
 	rows, _ := tx.Query(ctx, threadsGetSQL, pgx.StrictNamedArgs{"tenant": tenant, "kind": kind, "post_ids": objects})
@@ -167,7 +174,7 @@ func getThreads(ctx context.Context, tx querier, tenant int64, kind string, obje
 		t.Version = purged
 		if object != nil {
 			t = *object
-			t.Actor = "" // as with comments and follows: the history has it
+			t.Actor = "" // as with children and edges, only the history has it
 		}
 		all = append(all, t)
 		return nil
@@ -178,8 +185,8 @@ func getThreads(ctx context.Context, tx querier, tenant int64, kind string, obje
 	return now, all, nil
 }
 
-// GetThread returns the settings of the object's thread of the kind. Where they were never set they are the defaults, at version 0
-// and without a time.
+// GetThread returns the settings of the object's thread of the kind. If they were never set, it returns the defaults at
+// version 0 without a time.
 func (s *Store) GetThread(ctx context.Context, tenant int64, k kinds.Child, object int64) (event.Thread, error) {
 	var t event.Thread
 	err := s.read(ctx, tenant, func(tx pgx.Tx) error {
@@ -196,9 +203,10 @@ func (s *Store) GetThread(ctx context.Context, tenant int64, k kinds.Child, obje
 	return t, nil
 }
 
-// ThreadVersions returns up to limit versions of a thread's settings, the newest first, from below the position before (of an
-// earlier result; math.MaxInt64 to start).
-func (s *Store) ThreadVersions(ctx context.Context, tenant int64, k kinds.Child, object, before int64, limit int) ([]versioned.Version[event.Thread], error) {
+// ThreadVersions returns up to limit versions of a thread's settings, newest first, from below the position before.
+// before comes from an earlier result; start with math.MaxInt64.
+func (s *Store) ThreadVersions(ctx context.Context, tenant int64, k kinds.Child, object, before int64,
+	limit int) ([]versioned.Version[event.Thread], error) {
 	var all []versioned.Version[event.Thread]
 	err := s.read(ctx, tenant, func(tx pgx.Tx) (err error) {
 		all, err = s.threads.Recent(ctx, tx, tenant, versioned.Key{object, k.Name}, before, limit)
@@ -210,8 +218,8 @@ func (s *Store) ThreadVersions(ctx context.Context, tenant int64, k kinds.Child,
 	return all, nil
 }
 
-// CheckThreads reports every version of a thread's settings that breaks a rule of package versioned, and returns how many there
-// are. The pool acts as the system role.
+// CheckThreads reports every version of a thread's settings that breaks a rule of package versioned. It returns the
+// number of versions checked. The pool acts as the system role.
 func CheckThreads(ctx context.Context, pool *pgxpool.Pool, report func(versioned.Flaw[event.Thread])) (versions int64, err error) {
 	err = postgres.InTx(ctx, pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) (err error) {
 		versions, err = threads().Check(ctx, tx, report)
@@ -220,8 +228,9 @@ func CheckThreads(ctx context.Context, pool *pgxpool.Pool, report func(versioned
 	return versions, err
 }
 
-// RetainThreads does retention for the settings of threads: those that are the defaults again and were not touched for terms.After are deleted
-// logically, and what has been deleted for as long is purged. What holds for a thread, and its version, stay the same. See versioned.Retain.
+// RetainThreads applies retention to the settings of threads (versioned.Retain). It deletes settings logically if they
+// equal the defaults and did not change for terms.After. It purges them after the same time again. The effective
+// settings of a thread and its version do not change.
 func RetainThreads(ctx context.Context, pool *pgxpool.Pool, terms versioned.Terms) error {
 	return threads().Retain(ctx, pool, versioned.Retention[event.Thread]{Terms: terms,
 		Invalid: func(_ context.Context, latest []versioned.Head[event.Thread]) ([]versioned.Head[event.Thread], error) {

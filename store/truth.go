@@ -14,22 +14,24 @@ import (
 	"github.com/tidings/tidings/kinds"
 )
 
-// State is an entity of the truth as it is now: what an event would say of it, but for who did what.
+// State is the present state of an entity: the content of an event about it, without the actor.
 type State[T any] struct {
 	TenantID int64
 	Object   T
 }
 
-// SettingsEvent is the state as an event, as if it had just been written. It is on no stream and has neither id nor sequence.
+// SettingsEvent returns the state as an event, as if it had just been written. The event is on no stream and has
+// neither id nor sequence.
 func SettingsEvent(s *State[event.Thread]) (event.Event, error) {
 	payload, err := json.Marshal(s.Object)
 	if err != nil {
 		return event.Event{}, fmt.Errorf("encode the settings of thread %d: %w", s.Object.PostID, err)
 	}
-	return event.Event{TenantID: s.TenantID, AggregateType: event.AggregateThread, AggregateID: int64(s.Object.PostID), Type: event.Updated, Version: 1, Payload: payload}, nil
+	return event.Event{TenantID: s.TenantID, AggregateType: event.AggregateThread, AggregateID: int64(s.Object.PostID), Type: event.Updated,
+		Version: 1, Payload: payload}, nil
 }
 
-// SettingsEvents are states of settings as events.
+// SettingsEvents converts states of settings to events.
 func SettingsEvents(states iter.Seq2[*State[event.Thread], error]) iter.Seq2[event.Event, error] {
 	return eventsOf(states, SettingsEvent)
 }
@@ -48,13 +50,14 @@ func eventsOf[T any](states iter.Seq2[*State[T], error], of func(*State[T]) (eve
 	}
 }
 
-// scanRows is how many rows of the truth are in memory at a time.
+// scanRows is the number of rows of the truth that are in memory at a time.
 const scanRows = 4000
 
-// scan yields the rows of sql, page after page, each a statement of its own: nothing holds a snapshot of the truth for long, and what changes
-// meanwhile may be seen as it was or as it is. args makes the arguments that sql continues with behind the last row; sql has a parameter
-// limit besides. A limit other than 0 is that of one page, which is all.
-func scan[R, T any](ctx context.Context, pool *pgxpool.Pool, sql string, after *State[T], limit int, args func(*State[T]) pgx.StrictNamedArgs, state func(*R) State[T]) iter.Seq2[*State[T], error] {
+// scan yields the rows of sql, page by page. Each page is a statement of its own, so no snapshot of the truth stays
+// open. A row that changes meanwhile appears in its old or its new state. args makes the arguments with which sql
+// continues after the last row; scan adds the argument limit. If limit is not 0, scan reads one page of that size.
+func scan[R, T any](ctx context.Context, pool *pgxpool.Pool, sql string, after *State[T], limit int,
+	args func(*State[T]) pgx.StrictNamedArgs, state func(*R) State[T]) iter.Seq2[*State[T], error] {
 	return func(yield func(*State[T], error) bool) {
 		if after == nil {
 			after = new(State[T])
@@ -89,27 +92,29 @@ type settingsState struct {
 	Object   event.Thread
 }
 
-// scanSettingsSQL reads a page of what is set for threads. What retention deleted or purged were the defaults, at a version that stays.
-// Index: threads_head_idx, threads_purged_pkey, one range each.   Locks: none.
+// scanSettingsSQL reads a page of the settings of threads. Threads that retention deleted or purged had the defaults;
+// they keep their version.
+// Index: threads_head_idx, threads_purged_pkey, one range each. Locks: none.
 const scanSettingsSQL = `
 SELECT /* store.scan_settings */ tenant_id, object
   FROM (SELECT tenant_id, post_id, kind, object FROM threads WHERE version_state IN ('LATEST', 'DELETED')
          UNION ALL
-        SELECT tenant_id, post_id, kind, jsonb_build_object('kind', kind, 'post_id', post_id::text, 'version', version) FROM threads_purged p
+        SELECT tenant_id, post_id, kind, jsonb_build_object('kind', kind, 'post_id', post_id::text, 'version', version)
+          FROM threads_purged p
          WHERE NOT EXISTS (SELECT FROM threads t WHERE t.tenant_id = p.tenant_id AND t.post_id = p.post_id AND t.kind = p.kind)) t
  WHERE (tenant_id, post_id, kind) > (@tenant::bigint, @post::bigint, @kind::text COLLATE "C")
  ORDER BY tenant_id, post_id, kind LIMIT @limit`
 
-// ScanSettings is ScanChildren for the settings of threads of every kind, by object and kind.
+// ScanSettings is ScanChildren for the settings of threads of every kind, in the order of object and kind.
 func ScanSettings(ctx context.Context, pool *pgxpool.Pool, after *State[event.Thread], limit int) iter.Seq2[*State[event.Thread], error] {
 	return scan(ctx, pool, scanSettingsSQL, after, limit, func(s *State[event.Thread]) pgx.StrictNamedArgs {
 		return pgx.StrictNamedArgs{"tenant": s.TenantID, "post": int64(s.Object.PostID), "kind": s.Object.Of()}
 	}, func(r *settingsState) State[event.Thread] { return settingsOf(r.TenantID, r.Object) })
 }
 
-// settingsOf is the state of settings as the table has them.
+// settingsOf converts settings as the table has them.
 func settingsOf(tenant int64, t event.Thread) State[event.Thread] {
-	t.Actor = "" // as with children and edges: the history has it
+	t.Actor = "" // as with children and edges, only the history has it
 	if t.Kind == event.AggregateComment {
 		t.Kind = "" // as in its events
 	}
@@ -144,7 +149,7 @@ func GetSettings(ctx context.Context, q querier, tenant int64, refs []event.Ref)
 	return all, nil
 }
 
-// States is the function of the same name, as the tenant's own readers see it.
+// States is the function States under the row-level security of the tenant.
 func (s *Store) States(ctx context.Context, tenant int64, set *kinds.Set, refs []event.Ref) (events []event.Event, err error) {
 	err = s.read(ctx, tenant, func(tx pgx.Tx) (err error) {
 		events, err = States(ctx, tx, tenant, set, refs)
@@ -153,14 +158,15 @@ func (s *Store) States(ctx context.Context, tenant int64, set *kinds.Set, refs [
 	return events, err
 }
 
-// States returns what events would say of the entities now, whatever versions the refs name; nothing of entities that the tenant does not
-// have, or whose kind set has not. It reads as q may.
+// States returns the present states of the entities as events, regardless of the versions in refs. It omits entities
+// that the tenant does not have or whose kind is not in set. It reads with the rights of q.
 func States(ctx context.Context, q querier, tenant int64, set *kinds.Set, refs []event.Ref) ([]event.Event, error) {
 	return StatesBy(ctx, q, tenant, set, refs, "")
 }
 
-// StatesBy is States with an actor of the children and edges.
-func StatesBy(ctx context.Context, q querier, tenant int64, set *kinds.Set, refs []event.Ref, actor string) (events []event.Event, err error) {
+// StatesBy is States with an actor for the children and edges.
+func StatesBy(ctx context.Context, q querier, tenant int64, set *kinds.Set, refs []event.Ref,
+	actor string) (events []event.Event, err error) {
 	settings, err := GetSettings(ctx, q, tenant, refs)
 	if events, err = appendEvents(nil, settings, SettingsEvent, err); err != nil {
 		return nil, err
@@ -194,8 +200,9 @@ func StatesBy(ctx context.Context, q querier, tenant int64, set *kinds.Set, refs
 	return events, nil
 }
 
-// appendEvents appends the events of states, which were read with err.
-func appendEvents[T any](events []event.Event, states []State[T], of func(*State[T]) (event.Event, error), err error) ([]event.Event, error) {
+// appendEvents appends the events of states, or returns err, the error of reading them.
+func appendEvents[T any](events []event.Event, states []State[T], of func(*State[T]) (event.Event, error),
+	err error) ([]event.Event, error) {
 	for i := range states {
 		e, err := of(&states[i])
 		if err != nil {

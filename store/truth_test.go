@@ -11,15 +11,19 @@ import (
 	"github.com/tidings/tidings/kinds"
 )
 
-// TestPagesOfTheTruthAreRangesOfItsIndexes holds that comments and their archive are merged in the order of the page, not sorted.
+// TestPagesOfTheTruthAreRangesOfItsIndexes checks that comments and their archive are merged in the order of the page,
+// without a sort.
 func TestPagesOfTheTruthAreRangesOfItsIndexes(t *testing.T) {
 	db := testkit.Postgres(t)
 	ctx := t.Context()
 	for _, sql := range []string{
 		`INSERT INTO children_comment (tenant_id, child_id, object_id, slug, path, author_id, body)
-		   SELECT 1, gen_random_uuid(), g / 100 + 1, lpad(g::text, 8, '0'), lpad(g::text, 22, '0'), 1, 'x' FROM generate_series(1, 20000) g`,
-		`INSERT INTO children_archive_comment (tenant_id, child_id, object_id, slug, path, author_id, body, author_state, moderation_state, version, created_at, updated_at)
-		   SELECT 1, gen_random_uuid(), g / 100 + 100, lpad(g::text, 8, '0'), lpad(g::text, 22, '0'), 1, 'x', 'ACTIVE', 'NONE', 1, now(), now() FROM generate_series(1, 20000) g`,
+		   SELECT 1, gen_random_uuid(), g / 100 + 1, lpad(g::text, 8, '0'), lpad(g::text, 22, '0'), 1, 'x'
+		     FROM generate_series(1, 20000) g`,
+		`INSERT INTO children_archive_comment (tenant_id, child_id, object_id, slug, path, author_id, body, author_state, moderation_state,
+			version, created_at, updated_at)
+		   SELECT 1, gen_random_uuid(), g / 100 + 100, lpad(g::text, 8, '0'), lpad(g::text, 22, '0'), 1, 'x', 'ACTIVE', 'NONE', 1, now(),
+		   now() FROM generate_series(1, 20000) g`,
 		`ANALYZE children_comment, children_archive_comment`,
 	} {
 		if _, err := db.Pool(t, postgres.RoleOwner).Exec(ctx, sql); err != nil {
@@ -32,7 +36,8 @@ func TestPagesOfTheTruthAreRangesOfItsIndexes(t *testing.T) {
 		sql  string
 		args pgx.StrictNamedArgs
 	}{
-		{shapeOf(threaded).sql(scanChildrenSQL), pgx.StrictNamedArgs{"tenant": int64(1), "child": "40000000-0000-0000-0000-000000000000", "limit": 100}},
+		{shapeOf(threaded).sql(scanChildrenSQL), pgx.StrictNamedArgs{"tenant": int64(1),
+			"child": "40000000-0000-0000-0000-000000000000", "limit": 100}},
 		{shapeOf(threaded).sql(scanObjectsSQL), pgx.StrictNamedArgs{"tenant": int64(1), "object": int64(120), "place": "0", "limit": 100}},
 		{shapeOf(threaded).sql(scanObjectSQL), pgx.StrictNamedArgs{"tenant": int64(1), "object": int64(120), "place": "0", "limit": 100}},
 	} {

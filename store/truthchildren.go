@@ -22,33 +22,40 @@ type childState struct {
 func (r *childState) state() State[event.Child] {
 	c := r.wire()
 	if !event.BodyTravels(c.AuthorState, c.ModerationState) {
-		c.Body, c.Attributes = "", nil // the truth keeps them, no event has them
+		c.Body, c.Attributes = "", nil // the truth keeps them, but no event has them
 	}
 	return State[event.Child]{r.TenantID, c}
 }
 
-// scanChildrenSQL reads a page of the kind's children by id, archived or not. It names no partition: the projections know a kind before the truth has
-// a table for it. The kind is outside of the union, whose parts are merged in their order only while they have no condition.
-// Index: children_KIND_pkey and children_archive_KIND_pkey, one range each, merged.   Locks: none.
+// scanChildrenSQL reads a page of the kind's children by id, archived or not. It names no table partition, because the
+// projections know a kind before the truth has a table for it. The condition on the kind is outside the union:
+// PostgreSQL merges the parts in their order only if they have no condition.
+// Index: children_KIND_pkey and children_archive_KIND_pkey, one range each, merged. Locks: none.
 const scanChildrenSQL = `
 SELECT /* store.scan_children */ c.tenant_id, ` + childColumns + `
-  FROM (SELECT * FROM children UNION ALL SELECT * FROM children_archive) c WHERE c.kind = '{{.Kind}}' AND (c.tenant_id, c.child_id) > (@tenant::bigint, @child::uuid) ORDER BY c.tenant_id, c.child_id LIMIT @limit`
+  FROM (SELECT * FROM children UNION ALL SELECT * FROM children_archive) c
+ WHERE c.kind = '{{.Kind}}' AND (c.tenant_id, c.child_id) > (@tenant::bigint, @child::uuid)
+ ORDER BY c.tenant_id, c.child_id LIMIT @limit`
 
-// scanObjectsSQL reads a page of the kind's children, archived or not, in the order of their objects, and there as their index has them.
-// Index: that of the kind's Order and its like in the archive, one range each, merged.   Locks: none.
+// scanObjectsSQL reads a page of the kind's children, archived or not, by object, and within an object in the order of
+// the kind's index.
+// Index: the one of the kind's Order and its counterpart in the archive, one range each, merged. Locks: none.
 const scanObjectsSQL = `
 SELECT /* store.scan_objects */ c.tenant_id, ` + childColumns + `
-  FROM (SELECT * FROM children UNION ALL SELECT * FROM children_archive) c WHERE c.kind = '{{.Kind}}' AND (c.tenant_id, c.object_id, c.{{.Order}}) > (@tenant::bigint, @object::bigint, @place::{{.OrderType}})
+  FROM (SELECT * FROM children UNION ALL SELECT * FROM children_archive) c
+ WHERE c.kind = '{{.Kind}}'
+   AND (c.tenant_id, c.object_id, c.{{.Order}}) > (@tenant::bigint, @object::bigint, @place::{{.OrderType}})
  ORDER BY c.tenant_id, c.object_id, c.{{.Order}} LIMIT @limit`
 
-// scanObjectSQL reads a page of the children of one object likewise.
-// Index: as scanObjectsSQL.   Locks: none.
+// scanObjectSQL reads a page of the children of one object, in the same order. Index: as scanObjectsSQL. Locks: none.
 const scanObjectSQL = `
 SELECT /* store.scan_object */ c.tenant_id, ` + childColumns + `
-  FROM (SELECT * FROM children UNION ALL SELECT * FROM children_archive) c WHERE c.kind = '{{.Kind}}' AND c.tenant_id = @tenant::bigint AND c.object_id = @object::bigint AND c.{{.Order}} > @place::{{.OrderType}}
+  FROM (SELECT * FROM children UNION ALL SELECT * FROM children_archive) c
+ WHERE c.kind = '{{.Kind}}' AND c.tenant_id = @tenant::bigint AND c.object_id = @object::bigint
+   AND c.{{.Order}} > @place::{{.OrderType}}
  ORDER BY c.{{.Order}} LIMIT @limit`
 
-// OrderType is the type of that column, as a statement's argument.
+// OrderType returns the type of the column Order, as a statement's argument.
 func (s childShape) OrderType() string {
 	if s.Threaded {
 		return `text COLLATE "C"`
@@ -56,7 +63,7 @@ func (s childShape) OrderType() string {
 	return "uuid"
 }
 
-// place is where the child stands in the order of its object.
+// place returns the child's value of the column Order.
 func (s childShape) place(c event.Child) string {
 	if s.Threaded {
 		return c.Path
@@ -66,32 +73,38 @@ func (s childShape) place(c event.Child) string {
 
 const noChild = "00000000-0000-0000-0000-000000000000"
 
-// ScanChildren yields the children of the kind of all tenants, archived or not, by id, from behind after (nil: the first one), at most limit of
-// them (0: all), in bounded memory. The pool acts as the system role.
-func ScanChildren(ctx context.Context, pool *pgxpool.Pool, k kinds.Child, after *State[event.Child], limit int) iter.Seq2[*State[event.Child], error] {
+// ScanChildren yields the children of the kind of all tenants, archived or not, by id. It continues from after (nil: with
+// the first child) and yields at most limit children (0: all). Its memory is bounded. The pool acts as the system role.
+func ScanChildren(ctx context.Context, pool *pgxpool.Pool, k kinds.Child, after *State[event.Child],
+	limit int) iter.Seq2[*State[event.Child], error] {
 	return scan(ctx, pool, shapeOf(k).sql(scanChildrenSQL), after, limit, func(s *State[event.Child]) pgx.StrictNamedArgs {
 		return pgx.StrictNamedArgs{"tenant": s.TenantID, "child": cmp.Or(s.Object.ID, noChild)}
 	}, (*childState).state)
 }
 
-// ScanObjects is ScanChildren in the order of objects; of a threaded kind in that of their threads, so that children come before their replies.
-func ScanObjects(ctx context.Context, pool *pgxpool.Pool, k kinds.Child, after *State[event.Child], limit int) iter.Seq2[*State[event.Child], error] {
+// ScanObjects is ScanChildren in the order of objects. In a threaded kind the children of an object are in the order of
+// their threads, so a child precedes its replies.
+func ScanObjects(ctx context.Context, pool *pgxpool.Pool, k kinds.Child, after *State[event.Child],
+	limit int) iter.Seq2[*State[event.Child], error] {
 	s := shapeOf(k)
 	return scan(ctx, pool, s.sql(scanObjectsSQL), after, limit, s.placeArgs, (*childState).state)
 }
 
-// ScanObject is ScanObjects of one object, behind a path, or behind an id where the kind has no threads; "" for the first one.
-func ScanObject(ctx context.Context, pool *pgxpool.Pool, k kinds.Child, tenant, object int64, after string, limit int) iter.Seq2[*State[event.Child], error] {
+// ScanObject is ScanObjects for one object. It begins after a path or, in a kind without threads, after an id; ""
+// begins with the first child.
+func ScanObject(ctx context.Context, pool *pgxpool.Pool, k kinds.Child, tenant, object int64, after string,
+	limit int) iter.Seq2[*State[event.Child], error] {
 	s := shapeOf(k)
-	return scan(ctx, pool, s.sql(scanObjectSQL), &State[event.Child]{tenant, event.Child{Parent: event.ID(object), Path: after, ID: after}}, limit, s.placeArgs, (*childState).state)
+	return scan(ctx, pool, s.sql(scanObjectSQL), &State[event.Child]{tenant, event.Child{Parent: event.ID(object), Path: after, ID: after}},
+		limit, s.placeArgs, (*childState).state)
 }
 
 func (s childShape) placeArgs(after *State[event.Child]) pgx.StrictNamedArgs {
 	return pgx.StrictNamedArgs{"tenant": after.TenantID, "object": int64(after.Object.Parent), "place": s.place(after.Object)}
 }
 
-// GetChildren returns the children of the kind that refs name, whatever versions they name; nothing of those that the tenant does not have. It
-// reads as q may.
+// GetChildren returns the children of the kind that refs name, regardless of the versions in refs. It omits children
+// that the tenant does not have. It reads with the rights of q.
 func GetChildren(ctx context.Context, q querier, tenant int64, k kinds.Child, refs []event.Ref) (all []State[event.Child], err error) {
 	var ids []string
 	for _, r := range refs {
@@ -113,7 +126,8 @@ func GetChildren(ctx context.Context, q querier, tenant int64, k kinds.Child, re
 	return all, nil
 }
 
-// ReadChildren returns the children of the kind with these ids that the tenant has, by id, as Store.GetChild does: with the bodies of those that nobody sees. It reads as q may.
+// ReadChildren returns the tenant's children of the kind with these ids, by id. Like Store.GetChild it includes the
+// bodies of children that are not visible. It reads with the rights of q.
 func ReadChildren(ctx context.Context, q querier, tenant int64, k kinds.Child, ids []string) (map[string]event.Child, error) {
 	rows, err := shapeOf(k).get(ctx, q, tenant, ids)
 	if err != nil {
@@ -126,33 +140,40 @@ func ReadChildren(ctx context.Context, q querier, tenant int64, k kinds.Child, i
 	return all, nil
 }
 
-// countChildrenSQL counts children of one object, archived or not, up to a number on each side.
-// Index: as scanObjectSQL, one range each.   Locks: none.
+// countChildrenSQL counts the children of one object, archived or not, up to @most in each of the two tables.
+// Index: as scanObjectSQL, one range each. Locks: none.
 const countChildrenSQL = `
-SELECT /* store.count_children */ count(*), count(*) FILTER (WHERE author_state = 'ACTIVE' AND moderation_state IN ('NONE', 'APPROVED')) FROM (
-  (SELECT author_state, moderation_state FROM {{.Table}} WHERE tenant_id = @tenant::bigint AND object_id = @object::bigint LIMIT @most::bigint)
-   UNION ALL
-  (SELECT author_state, moderation_state FROM {{.Archive}} WHERE tenant_id = @tenant::bigint AND object_id = @object::bigint LIMIT @most::bigint)) c`
+SELECT /* store.count_children */ count(*), count(*) FILTER (WHERE author_state = 'ACTIVE' AND moderation_state IN ('NONE', 'APPROVED'))
+  FROM ((SELECT author_state, moderation_state FROM {{.Table}}
+          WHERE tenant_id = @tenant::bigint AND object_id = @object::bigint LIMIT @most::bigint)
+        UNION ALL
+        (SELECT author_state, moderation_state FROM {{.Archive}}
+          WHERE tenant_id = @tenant::bigint AND object_id = @object::bigint LIMIT @most::bigint)) c`
 
-// CountChildren returns how many children of the kind an object has, and how many of them everybody sees. From most on there may be more, up to twice as many are counted. It reads as
-// pool may. Cost: two index ranges of at most most rows.
-func CountChildren(ctx context.Context, pool *pgxpool.Pool, k kinds.Child, tenant, object int64, most int) (total, visible int64, err error) {
-	if err = pool.QueryRow(ctx, shapeOf(k).sql(countChildrenSQL), pgx.StrictNamedArgs{"tenant": tenant, "object": object, "most": most}).Scan(&total, &visible); err != nil {
+// CountChildren counts the children of the kind that an object has, and how many of them are visible. It reads up to most
+// rows of each of two tables, so total is at most twice most. If total is at least most, both counts may be too low. It
+// reads with the rights of pool. Cost: two index ranges.
+func CountChildren(ctx context.Context, pool *pgxpool.Pool, k kinds.Child, tenant, object int64,
+	most int) (total, visible int64, err error) {
+	if err = pool.QueryRow(ctx, shapeOf(k).sql(countChildrenSQL),
+		pgx.StrictNamedArgs{"tenant": tenant, "object": object, "most": most}).Scan(&total, &visible); err != nil {
 		return 0, 0, fmt.Errorf("count the %s of %d of tenant %d: %w", k.Plural, object, tenant, err)
 	}
 	return total, visible, nil
 }
 
-// ChildEvent is the state as an event, as if it had just been written. It is on no stream and has neither id nor sequence.
+// ChildEvent returns the state as an event, as if it had just been written. The event is on no stream and has neither
+// id nor sequence.
 func ChildEvent(k kinds.Child, s *State[event.Child]) (event.Event, error) {
 	payload, err := s.Object.Encode(k.Names())
 	if err != nil {
-		return event.Event{}, fmt.Errorf("the state of a %s of %d: %w", k.Name, s.Object.Parent, err)
+		return event.Event{}, fmt.Errorf("encode the state of a %s of %d: %w", k.Name, s.Object.Parent, err)
 	}
-	return event.Event{TenantID: s.TenantID, AggregateType: k.Name, AggregateID: int64(s.Object.Parent), Type: event.Edited, Version: 1, Payload: payload}, nil
+	return event.Event{TenantID: s.TenantID, AggregateType: k.Name, AggregateID: int64(s.Object.Parent), Type: event.Edited,
+		Version: 1, Payload: payload}, nil
 }
 
-// ChildEvents are states of children of the kind as events.
+// ChildEvents converts states of children of the kind to events.
 func ChildEvents(k kinds.Child, states iter.Seq2[*State[event.Child], error]) iter.Seq2[event.Event, error] {
 	return eventsOf(states, func(s *State[event.Child]) (event.Event, error) { return ChildEvent(k, s) })
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/tidings/tidings/kinds"
 )
 
-// EdgeEvent is ChildEvent of an edge.
+// EdgeEvent returns the state of an edge as an event, like ChildEvent.
 func EdgeEvent(k kinds.Edge, s *State[event.Edge]) (event.Event, error) {
 	e := event.Event{TenantID: s.TenantID, AggregateType: k.Name, AggregateID: int64(s.Object.To), Type: event.Created, Version: 1}
 	if !s.Object.Active() {
@@ -24,7 +24,7 @@ func EdgeEvent(k kinds.Edge, s *State[event.Edge]) (event.Event, error) {
 	return e, err
 }
 
-// EdgeEvents is ChildEvents of edges.
+// EdgeEvents converts states of edges to events.
 func EdgeEvents(k kinds.Edge, states iter.Seq2[*State[event.Edge], error]) iter.Seq2[event.Event, error] {
 	return eventsOf(states, func(s *State[event.Edge]) (event.Event, error) { return EdgeEvent(k, s) })
 }
@@ -34,23 +34,26 @@ type edgeState struct {
 	edgeRow
 }
 
-// scanEdgesSQL reads a page of the edges of a kind. It names no partition: the projections know a kind before the truth has a table for it.
-// Index: edges_KIND_pkey, one range.   Locks: none.
+// scanEdgesSQL reads a page of the edges of a kind. It names no table partition, because the projections know a kind
+// before the truth has a table for it.
+// Index: edges_KIND_pkey, one range. Locks: none.
 const scanEdgesSQL = `
 SELECT /* store.scan_edges */ tenant_id, from_id, to_id, status, version, created_at, positioned_at, updated_at, attributes
   FROM edges WHERE kind = @kind AND (tenant_id, from_id, to_id) > (@tenant::bigint, @from::bigint, @to::bigint)
  ORDER BY tenant_id, from_id, to_id LIMIT @limit`
 
-// ScanEdges yields the edges of a kind, of all tenants, by origin and target, from behind after (nil: the first one), at most limit of them (0: all),
-// in bounded memory. The pool acts as the system role.
-func ScanEdges(ctx context.Context, pool *pgxpool.Pool, k kinds.Edge, after *State[event.Edge], limit int) iter.Seq2[*State[event.Edge], error] {
+// ScanEdges yields the edges of a kind of all tenants, in the order of tenant, origin and target. It continues from after
+// (nil: with the first edge) and yields at most limit edges (0: all). Its memory is bounded. The pool acts as the
+// system role.
+func ScanEdges(ctx context.Context, pool *pgxpool.Pool, k kinds.Edge, after *State[event.Edge],
+	limit int) iter.Seq2[*State[event.Edge], error] {
 	return scan(ctx, pool, scanEdgesSQL, after, limit, func(s *State[event.Edge]) pgx.StrictNamedArgs {
 		return pgx.StrictNamedArgs{"kind": k.Name, "tenant": s.TenantID, "from": int64(s.Object.From), "to": int64(s.Object.To)}
 	}, func(r *edgeState) State[event.Edge] { return State[event.Edge]{r.TenantID, r.wire()} })
 }
 
-// GetEdges returns those edges of the kind that refs name, whatever versions they name; nothing of those that the tenant does not have. It
-// reads as q may.
+// GetEdges returns the edges of the kind that refs name, regardless of the versions in refs. It omits edges that the
+// tenant does not have. It reads with the rights of q.
 func GetEdges(ctx context.Context, q querier, tenant int64, k kinds.Edge, refs []event.Ref) (all []State[event.Edge], err error) {
 	var froms, tos []int64
 	for _, r := range refs {
@@ -72,28 +75,32 @@ func GetEdges(ctx context.Context, q querier, tenant int64, k kinds.Edge, refs [
 	return all, nil
 }
 
-// countEdgesFromSQL counts the active ones of an object's first edges.
-// Index: edges_KIND_pkey, one range.   Locks: none.
+// countEdgesFromSQL counts an object's first @most edges, and the active ones among them.
+// Index: edges_KIND_pkey, one range. Locks: none.
 const countEdgesFromSQL = `
 SELECT /* store.count_edges_from */ count(*), count(*) FILTER (WHERE status = 'ACTIVE')
   FROM (SELECT status FROM {edges} WHERE tenant_id = @tenant::bigint AND from_id = @object::bigint LIMIT @most::bigint) e`
 
-// CountEdgesFrom returns how many of an object's edges of the kind are active, among the first most; exact is false where it may have more. It reads as pool may.
-func CountEdgesFrom(ctx context.Context, pool *pgxpool.Pool, k kinds.Edge, tenant, object int64, most int) (active int64, exact bool, err error) {
+// CountEdgesFrom counts the active edges among the first most edges of the kind that lead from an object. exact is
+// false if the object may have more edges. It reads with the rights of pool.
+func CountEdgesFrom(ctx context.Context, pool *pgxpool.Pool, k kinds.Edge, tenant, object int64,
+	most int) (active int64, exact bool, err error) {
 	var walked int
-	if err = pool.QueryRow(ctx, edgesOf(k.Name, countEdgesFromSQL), pgx.StrictNamedArgs{"tenant": tenant, "object": object, "most": most}).Scan(&walked, &active); err != nil {
+	if err = pool.QueryRow(ctx, edgesOf(k.Name, countEdgesFromSQL),
+		pgx.StrictNamedArgs{"tenant": tenant, "object": object, "most": most}).Scan(&walked, &active); err != nil {
 		return 0, false, fmt.Errorf("count the %s from %d of tenant %d: %w", k.Plural, object, tenant, err)
 	}
 	return active, walked < most, nil
 }
 
-// Counts are how many active edges of a kind come to an object and go out from it.
+// Counts are the numbers of active edges of a kind that lead to an object and from it.
 type Counts struct {
 	TenantID, ID       int64
 	Incoming, Outgoing int64
 }
 
-// CountEdgesSQL counts both ends of every active edge of a kind, by tenant and id. The server sorts it, on its disk where it must.
+// CountEdgesSQL counts both ends of every active edge of a kind, in the order of tenant and id. The server sorts them,
+// on disk if they do not fit in memory.
 const CountEdgesSQL = `
 SELECT /* store.count_edges */ tenant_id, id, sum(incoming)::bigint, sum(outgoing)::bigint
   FROM (SELECT tenant_id, to_id AS id, 1 AS incoming, 0 AS outgoing FROM edges WHERE kind = @kind AND status = 'ACTIVE'

@@ -13,11 +13,13 @@ import (
 	"github.com/tidings/tidings/internal/tracing"
 )
 
-// handle has the function handle a message, as often as it takes, or makes it a dead letter. It returns false when ctx ended before either.
+// handle calls the function with a message until it succeeds or the message becomes a dead letter. It returns false if
+// ctx ends before that.
 func (r *reader) handle(ctx context.Context, m *message) bool {
 	err := m.fault
 	if err == nil && m.attempt > r.attempts {
-		err = fmt.Errorf("it was delivered %d times, and no attempt came to an end: the process ended first, or lost NATS", m.attempt-1)
+		err = fmt.Errorf("the event was delivered %d times, and no attempt finished: each time the process ended first, or lost NATS",
+			m.attempt-1)
 	}
 	for ; err == nil; m.attempt++ {
 		select {
@@ -35,22 +37,23 @@ func (r *reader) handle(ctx context.Context, m *message) bool {
 			r.metrics.handled.Inc()
 			r.acknowledge(ctx, m)
 			return true
-		case r.handling.Err() != nil: // it was cut off
+		case r.handling.Err() != nil: // Drain is over
 			return false
 		case event.IsPermanent(fault), m.attempt >= r.attempts:
 			return r.bury(ctx, m, fault)
 		}
 		r.metrics.failures.Inc()
-		r.log.WarnContext(ctx, "handling an event failed, trying again", "event_id", m.event.ID, "tenant", m.event.TenantID, "stream", m.event.Stream, "stream_seq", m.event.Seq, "attempt", m.attempt, "err", fault)
+		r.log.WarnContext(ctx, "handling an event failed, retrying", "event_id", m.event.ID, "tenant", m.event.TenantID, "stream",
+			m.event.Stream, "stream_seq", m.event.Seq, "attempt", m.attempt, "err", fault)
 		sleep(ctx, r.pause(m.attempt))
 	}
 	return r.bury(ctx, m, err)
 }
 
-// acknowledge tells NATS that a message is done. If that is lost the message comes again.
+// acknowledge acknowledges a message. If NATS does not get that, the message comes again.
 func (r *reader) acknowledge(ctx context.Context, m *message) {
 	if err := m.Ack(); err != nil {
-		r.log.WarnContext(ctx, "acknowledging an event failed, it may come again", "event_id", m.event.ID, "err", err)
+		r.log.WarnContext(ctx, "acknowledging an event failed; it may come again", "event_id", m.event.ID, "err", err)
 		return
 	}
 	if r.again {
@@ -58,10 +61,10 @@ func (r *reader) acknowledge(ctx context.Context, m *message) {
 	}
 }
 
-// errOverdue reports a call that had not returned when its time was over.
+// errOverdue reports a call that did not return in time.
 var errOverdue = errors.New("subscribe: the handler did not return in time; it may still run")
 
-// invoke calls the function in its time. One that does not return keeps its place.
+// invoke calls the function with a timeout. A call that does not return keeps its place.
 func (r *reader) invoke(m *message) error {
 	ctx, cancel := context.WithTimeout(r.handling, r.timeout)
 	done := make(chan error, 1)
@@ -96,7 +99,7 @@ func (r *reader) invoke(m *message) error {
 	return fmt.Errorf("%w (Timeout is %s)", errOverdue, r.timeout)
 }
 
-// lose notes a call that does not return, and ends the subscriber when all places are taken by such.
+// lose counts a call that does not return. It ends the subscriber when such calls take all places.
 func (r *reader) lose(m *message) {
 	s := r.subscriber
 	s.mu.Lock()
@@ -109,7 +112,7 @@ func (r *reader) lose(m *message) {
 	}
 }
 
-// metrics of one handler.
+// metrics are the metrics of one handler.
 type metrics struct {
 	handled, failures, foreign prometheus.Counter
 	dead                       prometheus.Counter
@@ -119,11 +122,15 @@ type metrics struct {
 func newMetrics(reg prometheus.Registerer, name string) (*metrics, error) {
 	reg = prometheus.WrapRegistererWith(prometheus.Labels{"subscriber": name}, reg)
 	m := &metrics{
-		handled:  prometheus.NewCounter(prometheus.CounterOpts{Name: "subscriber_handled_total", Help: "Events handled and acknowledged."}),
-		failures: prometheus.NewCounter(prometheus.CounterOpts{Name: "subscriber_failures_total", Help: "Failed attempts that are retried."}),
-		foreign:  prometheus.NewCounter(prometheus.CounterOpts{Name: "subscriber_foreign_total", Help: "Messages skipped because no relay wrote them."}),
-		dead:     prometheus.NewCounter(prometheus.CounterOpts{Name: "subscriber_dead_letters_total", Help: "Events that became dead letters."}),
-		lag:      prometheus.NewGauge(prometheus.GaugeOpts{Name: "subscriber_lag_messages", Help: "Events of all streams that no instance has acknowledged."}),
+		handled: prometheus.NewCounter(prometheus.CounterOpts{Name: "subscriber_handled_total", Help: "Events handled and acknowledged."}),
+		failures: prometheus.NewCounter(prometheus.CounterOpts{Name: "subscriber_failures_total",
+			Help: "Failed attempts that are retried."}),
+		foreign: prometheus.NewCounter(prometheus.CounterOpts{Name: "subscriber_foreign_total",
+			Help: "Messages skipped because no relay wrote them."}),
+		dead: prometheus.NewCounter(prometheus.CounterOpts{Name: "subscriber_dead_letters_total",
+			Help: "Events that became dead letters."}),
+		lag: prometheus.NewGauge(prometheus.GaugeOpts{Name: "subscriber_lag_messages",
+			Help: "Events of all streams that no instance has acknowledged."}),
 	}
 	for _, c := range []prometheus.Collector{m.handled, m.failures, m.foreign, m.dead, m.lag} {
 		if err := reg.Register(c); err != nil {

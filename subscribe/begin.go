@@ -12,19 +12,21 @@ import (
 	"github.com/tidings/tidings/consumers"
 )
 
-// ErrBegun reports a projection that has a place on the streams already: Replay has it begin anew.
-var ErrBegun = errors.New("subscribe: the projection has begun already")
+// ErrBegun reports a projection that already has a position on the streams. Replay makes it begin again.
+var ErrBegun = errors.New("subscribe: the projection has already begun")
 
-// Position is up to where an export covers a stream: an element of "streams" in the first line of GET /v1/{kind}:export.
+// Position is the sequence up to which an export covers a stream. It is an element of "streams" in the first line of
+// GET /v1/{kind}:export.
 type Position struct {
 	Partition int       `json:"partition"`
-	Stream    string    `json:"stream"` // empty before the stream is made
+	Stream    string    `json:"stream"` // empty before the stream exists
 	Created   time.Time `json:"created"`
 	Sequence  uint64    `json:"sequence,string"`
 }
 
-// Begin has a projection that has not run yet continue behind what exports hold, one for each kind, in the transaction that writes the last of it. Events of an entity
-// whose version is in an export may come again: keep the version, and discard what is not above it. It returns ErrBegun.
+// Begin makes a projection that has not run yet continue after the states of exports, one for each kind. Call it in the
+// transaction that writes the last state. Events of an entity whose version is in an export may come again: keep the
+// version, and discard events that are not above it. It returns ErrBegun.
 func Begin(ctx context.Context, tx pgx.Tx, name string, exports ...[]Position) error {
 	if _, err := settingsOf(name, nil); err != nil {
 		return err
@@ -40,7 +42,7 @@ func Begin(ctx context.Context, tx pgx.Tx, name string, exports ...[]Position) e
 	for _, positions := range exports {
 		for _, p := range positions {
 			if p.Stream == "" {
-				continue // it is read from its beginning
+				continue // Project reads it from its beginning
 			}
 			at := uint64(math.MaxUint64)
 			for _, other := range exports {
@@ -52,7 +54,8 @@ func Begin(ctx context.Context, tx pgx.Tx, name string, exports ...[]Position) e
 	return consumers.StartAt(ctx, tx, name, streams)
 }
 
-// covered is up to where an export covers a partition's stream: what it does not list is covered if it came before, and not if it is newer.
+// covered returns the sequence up to which an export covers a partition's stream. An unlisted stream with a lower
+// number than a listed one is covered; an unlisted newer stream is not.
 func covered(positions []Position, partition int) uint64 {
 	newest := -1
 	for _, p := range positions {

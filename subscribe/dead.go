@@ -16,13 +16,13 @@ import (
 	"github.com/tidings/tidings/internal/broker"
 )
 
-// Headers of a dead letter, beside those of its event.
+// Headers of a dead letter, in addition to those of its event.
 const (
-	HeaderDeadSubject    = "Tidings-Dead-Subject"    // on which the event was published
-	HeaderDeadStream     = "Tidings-Dead-Stream"     // the stream that the event is on,
-	HeaderDeadSeq        = "Tidings-Dead-Sequence"   // and where
-	HeaderDeadAttempts   = "Tidings-Dead-Attempts"   // how many there were
-	HeaderDeadError      = "Tidings-Dead-Error"      // why the last one failed
+	HeaderDeadSubject    = "Tidings-Dead-Subject"    // the subject on which the event was published
+	HeaderDeadStream     = "Tidings-Dead-Stream"     // the stream of the event
+	HeaderDeadSeq        = "Tidings-Dead-Sequence"   // the sequence of the event on that stream
+	HeaderDeadAttempts   = "Tidings-Dead-Attempts"   // the number of attempts
+	HeaderDeadError      = "Tidings-Dead-Error"      // the error of the last attempt
 	HeaderDeadSubscriber = "Tidings-Dead-Subscriber" // NAME-KIND-EVENT
 )
 
@@ -35,7 +35,7 @@ const (
 // maxReason bounds the text of an error in a header.
 const maxReason = 4 << 10
 
-// ErrNoLetter reports a dead letter that is not there, or no longer: somebody retried or discarded it.
+// ErrNoLetter reports a dead letter that does not exist. It may have been retried or discarded.
 var ErrNoLetter = errors.New("subscribe: there is no such dead letter")
 
 func (s *settings) deadStream() string { return s.streams.Name + "-dead" }
@@ -44,15 +44,17 @@ func (s *subscriber) deadSubject(what string) string {
 	return s.deadStream() + "." + what + "." + s.durable
 }
 
-// declareDead makes the stream of dead letters, with the replicas and the placement of a partition's.
+// declareDead creates the stream of dead letters, with the replicas and the placement of a partition's stream.
 func (s *subscriber) declareDead(ctx context.Context, events broker.Stream) error {
 	ctx, cancel := context.WithTimeout(ctx, s.streams.Timeout)
 	defer cancel()
 	_, err := s.js.Stream(ctx, s.deadStream())
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		_, err = s.js.CreateStream(ctx, jetstream.StreamConfig{
-			Name: s.deadStream(), Description: "Tidings: events that subscribers could not handle", Subjects: []string{s.deadStream() + ".*.*"},
-			Storage: jetstream.FileStorage, Replicas: max(events.Replicas, 1), Placement: broker.Placement(events.Tags), AllowDirect: true, Discard: jetstream.DiscardNew,
+			Name: s.deadStream(), Description: "Tidings: events that subscribers could not handle",
+			Subjects: []string{s.deadStream() + ".*.*"},
+			Storage:  jetstream.FileStorage, Replicas: max(events.Replicas, 1), Placement: broker.Placement(events.Tags), AllowDirect: true,
+			Discard: jetstream.DiscardNew,
 		})
 		if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
 			err = nil // another subscriber was faster
@@ -64,7 +66,7 @@ func (s *subscriber) declareDead(ctx context.Context, events broker.Stream) erro
 	return nil
 }
 
-// bury makes a message a dead letter, and then takes it off the consumer. It returns false when ctx ended before.
+// bury makes a message a dead letter, and then ends its delivery. It returns false if ctx ends before that.
 func (r *reader) bury(ctx context.Context, m *message, why error) bool {
 	subject, stream, seq := m.Subject(), r.stream, strconv.FormatUint(m.seq, 10)
 	if r.again {
@@ -73,8 +75,8 @@ func (r *reader) bury(ctx context.Context, m *message, why error) bool {
 	}
 	letter := &nats.Msg{Subject: r.deadSubject(deadLetter), Header: ownHeaders(m.Headers()), Data: m.Data()}
 	for name, value := range map[string]string{
-		HeaderDeadSubject: subject, HeaderDeadStream: stream, HeaderDeadSeq: seq, HeaderDeadAttempts: strconv.Itoa(m.attempt), HeaderDeadError: oneLine(why.Error()),
-		HeaderDeadSubscriber: r.durable,
+		HeaderDeadSubject: subject, HeaderDeadStream: stream, HeaderDeadSeq: seq, HeaderDeadAttempts: strconv.Itoa(m.attempt),
+		HeaderDeadError: oneLine(why.Error()), HeaderDeadSubscriber: r.durable,
 	} {
 		letter.Header.Set(name, value)
 	}
@@ -86,16 +88,17 @@ func (r *reader) bury(ctx context.Context, m *message, why error) bool {
 		if err == nil {
 			break
 		}
-		r.trouble(ctx, r.deadStream(), fmt.Errorf("keep a dead letter: %w", err))
+		r.trouble(ctx, r.deadStream(), fmt.Errorf("store a dead letter: %w", err))
 		if sleep(ctx, r.pause(attempt)); ctx.Err() != nil {
 			return false
 		}
 	}
 	r.trouble(ctx, r.deadStream(), nil)
 	r.metrics.dead.Inc()
-	r.log.ErrorContext(ctx, "an event is a dead letter now", "event_id", m.event.ID, "tenant", m.event.TenantID, "stream", stream, "stream_seq", seq, "attempts", m.attempt, "err", why, "runbook", "SubscriberDeadLetters")
+	r.log.ErrorContext(ctx, "an event became a dead letter", "event_id", m.event.ID, "tenant", m.event.TenantID, "stream", stream,
+		"stream_seq", seq, "attempts", m.attempt, "err", why, "runbook", "SubscriberDeadLetters")
 	if err := m.TermWithReason("a dead letter of " + r.deadStream()); err != nil {
-		r.log.WarnContext(ctx, "ending the delivery of a dead letter failed, it may come again", "event_id", m.event.ID, "err", err)
+		r.log.WarnContext(ctx, "ending the delivery of a dead letter failed; it may come again", "event_id", m.event.ID, "err", err)
 	}
 	if r.again {
 		r.forget(ctx, m.seq)
@@ -103,7 +106,7 @@ func (r *reader) bury(ctx context.Context, m *message, why error) bool {
 	return true
 }
 
-// forget takes the request for another attempt off the stream of dead letters.
+// forget deletes a request for another attempt from the stream of dead letters.
 func (r *reader) forget(ctx context.Context, seq uint64) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.streams.Timeout)
 	defer cancel()
@@ -112,11 +115,12 @@ func (r *reader) forget(ctx context.Context, seq uint64) {
 		err = stream.DeleteMsg(ctx, seq)
 	}
 	if err != nil && !errors.Is(err, jetstream.ErrMsgDeleteUnsuccessful) && !errors.Is(err, jetstream.ErrMsgNotFound) {
-		r.log.WarnContext(ctx, "a request for another attempt is done, and stays on the stream of dead letters", "stream_seq", seq, "err", err)
+		r.log.WarnContext(ctx, "deleting a finished retry from the stream of dead letters failed",
+			"stream_seq", seq, "err", err)
 	}
 }
 
-// ownHeaders are the headers without those of a publish, which another stream would obey.
+// ownHeaders returns the headers without those of the publish (Nats-*), which another stream would obey.
 func ownHeaders(h nats.Header) nats.Header {
 	own := nats.Header{}
 	for name, values := range h {
@@ -127,7 +131,7 @@ func ownHeaders(h nats.Header) nats.Header {
 	return own
 }
 
-// oneLine makes a text one that a header takes.
+// oneLine makes a text valid as the value of a header.
 func oneLine(text string) string {
 	if len(text) > maxReason {
 		text = text[:maxReason]
@@ -158,11 +162,12 @@ type Letter struct {
 	Subscriber string // NAME-KIND-EVENT
 	Event      event.Event
 	Attempts   int
-	Error      string // of the last attempt, in one line
+	Error      string // the error of the last attempt, in one line
 	At         time.Time
 }
 
-// Letters are the operations on the dead letters of handlers: messages of the stream EVENTS-dead. They need a connection to NATS alone.
+// Letters has the operations on the dead letters of handlers: messages of the stream EVENTS-dead. They need only a
+// connection to NATS. Letters is safe for concurrent use.
 type Letters struct {
 	*settings
 	js jetstream.JetStream
@@ -181,14 +186,15 @@ func HandlerDeadLetters(nc *nats.Conn, opts ...Option) (*Letters, error) {
 	return &Letters{s, js}, nil
 }
 
-// List returns the first dead letters of a subscriber (NAME-KIND-EVENT, or * for all) with an id above after, limit of them at most.
+// List returns the first dead letters of a subscriber (NAME-KIND-EVENT, or * for all) with an id above after, at most
+// limit.
 func (l *Letters) List(ctx context.Context, subscriber string, after uint64, limit int) (all []Letter, err error) {
 	stream, err := l.js.Stream(ctx, l.deadStream())
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("look up stream %s: %w", l.deadStream(), err)
+		return nil, fmt.Errorf("read stream %s: %w", l.deadStream(), err)
 	}
 	for len(all) < limit {
 		m, err := stream.GetMsg(ctx, after+1, jetstream.WithGetMsgSubject(l.deadStream()+"."+deadLetter+"."+subscriber))
@@ -203,19 +209,21 @@ func (l *Letters) List(ctx context.Context, subscriber string, after uint64, lim
 	return all, nil
 }
 
-// stored has the methods of a message that was delivered.
+// stored gives a stored message the methods of a delivered one.
 type stored struct{ *jetstream.RawStreamMsg }
 
 func (s stored) Headers() nats.Header { return s.Header }
 func (s stored) Data() []byte         { return s.RawStreamMsg.Data }
 
 func letterOf(m *jetstream.RawStreamMsg) Letter {
-	e, _ := decodeLetter(stored{m}) // what could be read of it
+	e, _ := decodeLetter(stored{m}) // without the parts that cannot be read
 	attempts, _ := strconv.Atoi(m.Header.Get(HeaderDeadAttempts))
-	return Letter{ID: m.Sequence, Subscriber: m.Header.Get(HeaderDeadSubscriber), Event: e, Attempts: attempts, Error: m.Header.Get(HeaderDeadError), At: m.Time}
+	return Letter{ID: m.Sequence, Subscriber: m.Header.Get(HeaderDeadSubscriber), Event: e, Attempts: attempts,
+		Error: m.Header.Get(HeaderDeadError), At: m.Time}
 }
 
-// Retry has the subscriber handle a dead letter again, from its first attempt, once an instance runs. It returns ErrNoLetter for one that is not there.
+// Retry makes the subscriber handle a dead letter again, from its first attempt, when an instance runs. It returns
+// ErrNoLetter if the letter does not exist.
 func (l *Letters) Retry(ctx context.Context, id uint64) error {
 	return l.act(ctx, id, func(m *jetstream.RawStreamMsg) error {
 		subscriber := strings.TrimPrefix(m.Subject, l.deadStream()+"."+deadLetter+".")
@@ -225,7 +233,7 @@ func (l *Letters) Retry(ctx context.Context, id uint64) error {
 	})
 }
 
-// Discard deletes a dead letter. It returns ErrNoLetter for one that is not there.
+// Discard deletes a dead letter. It returns ErrNoLetter if the letter does not exist.
 func (l *Letters) Discard(ctx context.Context, id uint64) error {
 	return l.act(ctx, id, func(*jetstream.RawStreamMsg) error { return nil })
 }
@@ -237,7 +245,8 @@ func (l *Letters) act(ctx context.Context, id uint64, do func(*jetstream.RawStre
 		m, err = stream.GetMsg(ctx, id)
 	}
 	switch {
-	case errors.Is(err, jetstream.ErrStreamNotFound), errors.Is(err, jetstream.ErrMsgNotFound), err == nil && !strings.HasPrefix(m.Subject, l.deadStream()+"."+deadLetter+"."):
+	case errors.Is(err, jetstream.ErrStreamNotFound), errors.Is(err, jetstream.ErrMsgNotFound),
+		err == nil && !strings.HasPrefix(m.Subject, l.deadStream()+"."+deadLetter+"."):
 		return fmt.Errorf("%w: %d", ErrNoLetter, id)
 	case err != nil:
 		return fmt.Errorf("read dead letter %d: %w", id, err)
@@ -246,7 +255,7 @@ func (l *Letters) act(ctx context.Context, id uint64, do func(*jetstream.RawStre
 		err = stream.SecureDeleteMsg(ctx, id)
 	}
 	if err != nil {
-		return fmt.Errorf("dead letter %d: %w", id, err)
+		return fmt.Errorf("retry or discard dead letter %d: %w", id, err)
 	}
 	return nil
 }

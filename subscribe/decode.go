@@ -11,11 +11,12 @@ import (
 	"github.com/tidings/tidings/kinds"
 )
 
-// Permanent marks an error that no further attempt can mend: the event becomes a dead letter at once.
+// Permanent marks an error that no retry can fix: the event becomes a dead letter at once.
 func Permanent(err error) error { return event.Permanent(err) }
 
-// Decode reads the payload of an event as a T: event.Edge, event.Child or event.Thread; event.Follow or event.Comment of those kinds; json.RawMessage, the payload as it
-// is; or a struct of yours, by encoding/json. all are the kinds that there are, kinds.Builtin() if you have no others. An error is permanent.
+// Decode reads the payload of an event as a T. T is event.Edge, event.Child or event.Thread; event.Follow or
+// event.Comment for these kinds; json.RawMessage for the raw payload; or a struct of yours, which encoding/json
+// decodes. all are the existing kinds: kinds.Builtin() if you have no others. An error is permanent.
 func Decode[T any](all *kinds.Set, e *event.Event) (out T, err error) {
 	switch v := any(&out).(type) {
 	case *json.RawMessage:
@@ -46,7 +47,7 @@ func Decode[T any](all *kinds.Set, e *event.Event) (out T, err error) {
 }
 
 func unfit[T any](e *event.Event) error {
-	return Permanent(fmt.Errorf("event %s is of %s, whose payload is no %T", e.ID, e.AggregateType, *new(T)))
+	return Permanent(fmt.Errorf("event %s is of kind %s, whose payload is not of type %T", e.ID, e.AggregateType, *new(T)))
 }
 
 // fits reports whether the events of an aggregate type have payloads that Decode reads as a T.
@@ -70,10 +71,11 @@ func fits[T any](all *kinds.Set, aggregateType string) bool {
 	return ok
 }
 
-// typeToken is what an event's type may be, or * for all.
+// typeToken matches the name of an event type, or * for all.
 var typeToken = regexp.MustCompile(`^([A-Za-z0-9_-]{1,64}|\*)$`)
 
-// checkType returns ErrType unless there are events of the type, which is KIND.EVENT or KIND.*, with payloads that can be read as a T.
+// checkType returns ErrType unless events of the type, KIND.EVENT or KIND.*, can exist and Decode can read their
+// payloads as a T.
 func checkType[T any](s *settings, eventType string) error {
 	all := s.kinds
 	kind, of, _ := strings.Cut(eventType, ".")
@@ -89,11 +91,12 @@ func checkType[T any](s *settings, eventType string) error {
 	case (slices.Contains(s.upstream, kind) || event.System(kind)) && typeToken.MatchString(of) && fits[T](all, kind):
 		return nil
 	case types == nil:
-		return fmt.Errorf("%w: %.80q: there is no kind %.40q; the options Kinds and Upstream name those of your installation", ErrType, eventType, kind)
+		return fmt.Errorf("%w: %.80q: there is no kind %.40q; name the kinds of your installation with the options Kinds and Upstream",
+			ErrType, eventType, kind)
 	case of != "*" && !slices.Contains(types, of):
 		return fmt.Errorf("%w: %.80q: the events of %s are %s, or * for all", ErrType, eventType, kind, strings.Join(types, ", "))
 	case !fits[T](all, kind):
-		return fmt.Errorf("%w: %.80q: the payload of %s is no %T", ErrType, eventType, kind, *new(T))
+		return fmt.Errorf("%w: %.80q: the payload of %s is not of type %T", ErrType, eventType, kind, *new(T))
 	}
 	return nil
 }

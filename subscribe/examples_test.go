@@ -30,7 +30,8 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// buildOutside builds the examples, and the program of docs/subscribe.md, in a module of their own, which may import nothing internal, and returns the directory of the programs.
+// buildOutside builds the examples, and the two programs of docs/subscribe.md, in a module of their own, which cannot
+// import internal packages. It returns the directory of the programs.
 func buildOutside(t *testing.T, names ...string) string {
 	t.Helper()
 	dir, root := t.TempDir(), ".."
@@ -63,9 +64,12 @@ func buildOutside(t *testing.T, names ...string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, rest, _ := strings.Cut(string(page), "```go\n")
-	first, _, _ := strings.Cut(rest, "```")
-	copyTo("first/main.go", []byte(first))
+	programs := regexp.MustCompile("(?s)```go\n(package main\n.*?)```").FindAllSubmatch(page, -1)
+	if len(programs) != 2 {
+		t.Fatalf("docs/subscribe.md has %d programs, want 2", len(programs))
+	}
+	copyTo("first/main.go", programs[0][1])
+	copyTo("followers/main.go", programs[1][1])
 	for _, name := range names {
 		files, err := filepath.Glob(filepath.Join(root, "examples", name, "*.go"))
 		if err != nil || len(files) == 0 {
@@ -77,7 +81,7 @@ func buildOutside(t *testing.T, names ...string) string {
 				t.Fatal(err)
 			}
 			if lines := bytes.Count(text, []byte("\n")); lines >= 100 {
-				t.Errorf("%s has %d lines: an example has fewer than 100", f, lines)
+				t.Errorf("%s has %d lines, want fewer than 100", f, lines)
 			}
 			copyTo(name+"/"+filepath.Base(f), text)
 		}
@@ -90,7 +94,7 @@ func buildOutside(t *testing.T, names ...string) string {
 	return filepath.Join(dir, "bin")
 }
 
-// program is an example that runs as a process; kill ends it with SIGKILL.
+// program is an example that runs as a process; kill sends it SIGKILL.
 type program struct {
 	t    testing.TB
 	path string
@@ -118,7 +122,7 @@ func (p *program) end(s os.Signal) error {
 	return p.cmd.Wait()
 }
 
-// truth is what the published events make.
+// truth has the expected effects of the published events.
 type truth struct {
 	versions map[int64]int64 // of followees
 	comments map[string]event.Child
@@ -134,19 +138,21 @@ func (w *truth) write(r *rig, rng *rand.Rand, n int) {
 		post := 1 + rng.Int64N(20)
 		id := uuid.NewSHA1(uuid.NameSpaceOID, fmt.Appendf(nil, "%d-%d", post, rng.IntN(10))).String()
 		w.posts[post]++
-		c := event.Child{ID: id, Parent: event.ID(post), AuthorID: 7, AuthorState: event.AuthorActive, ModerationState: event.ModerationNone, Version: w.comments[id].Version + 1, Actor: "test"}
+		c := event.Child{ID: id, Parent: event.ID(post), AuthorID: 7, AuthorState: event.AuthorActive,
+			ModerationState: event.ModerationNone, Version: w.comments[id].Version + 1, Actor: "test"}
 		c.Body = fmt.Sprintf("word%d", c.Version)
 		w.comments[id] = c
 		payload, err := c.Encode(commentNames)
 		if err != nil {
 			r.t.Fatal(err)
 		}
-		r.publish(follow(9, to, w.versions[to]), event.Event{ID: uuid.NewString(), TenantID: 1, AggregateType: event.AggregateComment, AggregateID: post,
+		r.publish(follow(9, to, w.versions[to]), event.Event{ID: uuid.NewString(), TenantID: 1,
+			AggregateType: event.AggregateComment, AggregateID: post,
 			Type: event.Edited, Version: 1, OccurredAt: time.Now(), Payload: payload})
 	}
 }
 
-// indexed reports whether the search example has what was written.
+// indexed reports whether the search example has indexed everything that was written.
 func (w *truth) indexed(ctx context.Context, pool *pgxpool.Pool) (bool, error) {
 	var id, body string
 	var version int64
@@ -163,7 +169,7 @@ func (w *truth) indexed(ctx context.Context, pool *pgxpool.Pool) (bool, error) {
 	return true, nil
 }
 
-// exact reports whether the search example has what was written, and has applied each event once.
+// exact reports whether the search example has indexed everything that was written, and has applied each event once.
 func (w *truth) exact(ctx context.Context, pool *pgxpool.Pool) (bool, error) {
 	if ok, err := w.indexed(ctx, pool); !ok {
 		return false, err
@@ -173,7 +179,7 @@ func (w *truth) exact(ctx context.Context, pool *pgxpool.Pool) (bool, error) {
 	rows, _ := pool.Query(ctx, `SELECT post_id, events FROM activity`)
 	if _, err := pgx.ForEachRow(rows, []any{&post, &events}, func() error {
 		if events > w.posts[post] {
-			return fmt.Errorf("post %d has %d events, want %d: some were applied twice", post, events, w.posts[post])
+			return fmt.Errorf("post %d has %d events, want %d: at least one was applied twice", post, events, w.posts[post])
 		}
 		if events == w.posts[post] {
 			right++
@@ -185,7 +191,7 @@ func (w *truth) exact(ctx context.Context, pool *pgxpool.Pool) (bool, error) {
 	return true, nil
 }
 
-// mails reads what the mailer example printed.
+// mails reads the output of the mailer example.
 func (w *truth) mails(t *testing.T, file string) *diary {
 	t.Helper()
 	f, err := os.Open(file)
@@ -204,7 +210,7 @@ func (w *truth) mails(t *testing.T, file string) *diary {
 	return d
 }
 
-// awaitMails waits until each mail was printed at least once.
+// awaitMails waits until the mailer has printed each mail at least once.
 func (w *truth) awaitMails(t *testing.T, printed string) {
 	t.Helper()
 	testkit.Eventually(t, time.Minute, "every mail", func() (bool, error) {
@@ -222,11 +228,12 @@ func (w *truth) awaitMails(t *testing.T, printed string) {
 	})
 }
 
-// backfills begins another index, when the streams have lost their beginnings, with an export that breaks off once.
+// backfills begins another index from an export when the streams have lost their beginnings. The export breaks off
+// once.
 func (w *truth) backfills(r *rig, rng *rand.Rand, path string) {
 	t, ctx := r.t, context.Background()
 	positions := r.positions()
-	w.write(r, rng, 30) // what the export holds, and the streams too
+	w.write(r, rng, 30) // in the export, and also on the streams
 	ids := slices.Sorted(maps.Keys(w.comments))
 	exports := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, q *http.Request) {
 		lines := json.NewEncoder(rw)
@@ -237,7 +244,7 @@ func (w *truth) backfills(r *rig, rng *rand.Rand, path string) {
 		}
 		for i, id := range ids {
 			if after == "" && i == len(ids)/2 {
-				return // it breaks off
+				return // the export breaks off
 			}
 			if id <= after {
 				continue
@@ -261,7 +268,8 @@ func (w *truth) backfills(r *rig, rng *rand.Rand, path string) {
 		}
 	}
 	pool, url := r.schema("another")
-	search := &program{t: t, path: path, env: []string{"NATS_URL=" + r.b.URL, "DATABASE_URL=" + url, "API_URL=" + exports.URL, "API_TOKEN=secret"}}
+	search := &program{t: t, path: path, env: []string{"NATS_URL=" + r.b.URL, "DATABASE_URL=" + url,
+		"API_URL=" + exports.URL, "API_TOKEN=secret"}}
 	search.start()
 	r.await("the index to begin", func() (bool, error) {
 		var begun bool
@@ -275,7 +283,8 @@ func (w *truth) backfills(r *rig, rng *rand.Rand, path string) {
 	}
 }
 
-// tryPage runs the program of the page. The function that it returns waits for a line of it, and stops it as a user does.
+// tryPage runs the program of the page. The returned function waits for a line of its output, and stops it as a user
+// does.
 func tryPage(t *testing.T, path, url string) (tried func()) {
 	t.Helper()
 	cmd := exec.Command(path)
@@ -304,8 +313,60 @@ func tryPage(t *testing.T, path, url string) (tried func()) {
 	}
 }
 
-// TestTheExamplesOutsideThisModule builds the examples in another module and runs two processes of each while events are published, processes are killed and the
-// partitions are resized. The search index is exact; no mail is lost, and a user's mails come first in their order.
+// counted reports whether the page's projection has counted one follower of each user: user 9 follows them all again and
+// again.
+func (w *truth) counted(ctx context.Context, pool *pgxpool.Pool) (bool, error) {
+	rows, _ := pool.Query(ctx, `SELECT user_id, followers FROM follower_counts`)
+	var user, followers int64
+	right := 0
+	if _, err := pgx.ForEachRow(rows, []any{&user, &followers}, func() error {
+		if w.versions[user] > 0 && followers == 1 {
+			right++
+		}
+		return nil
+	}); err != nil || right != len(w.versions) {
+		return false, fmt.Errorf("%d of %d users have one follower: %w", right, len(w.versions), err)
+	}
+	return true, nil
+}
+
+// counts runs the projection of docs/subscribe.md over everything that was published, stops and starts it, and retries
+// its dead letter.
+func (w *truth) counts(r *rig, path string) {
+	t, ctx := r.t, context.Background()
+	pool, url := r.schema("followers")
+	r.publish(damaged(1000))
+	p := &program{t: t, path: path, env: []string{"NATS_URL=" + r.b.URL, "DATABASE_URL=" + url}}
+	p.start()
+	r.await("a dead letter", func() (bool, error) {
+		var n int
+		err := pool.QueryRow(ctx, `SELECT count(*) FROM consumer_dead_letters`).Scan(&n)
+		return n == 1, err
+	})
+	stopped := func() {
+		t.Helper()
+		if err := p.end(os.Interrupt); err != nil {
+			t.Errorf("followers, stopped: %v: %s", err, &p.errs)
+		}
+	}
+	stopped()
+	w.versions[2000] = 1
+	r.publish(follow(9, 2000, 1))
+	p.start()
+	r.await("the counts", func() (bool, error) { return w.counted(ctx, pool) })
+	stopped()
+	retry := exec.Command(path, "retry")
+	retry.Env = append(os.Environ(), "DATABASE_URL="+url)
+	got, err := retry.CombinedOutput()
+	if err != nil || !strings.Contains(string(got), "user 1000: decode the payload") ||
+		!strings.Contains(string(got), "applied 0, 1 left") {
+		t.Errorf("followers retry: %s, %v", got, err)
+	}
+}
+
+// TestTheExamplesOutsideThisModule builds the examples in another module. It runs two processes of each while events
+// are published, processes are killed and the partitions are resized. The search index must be exact. No mail may be
+// lost, and the first copies of a user's mails must be in order.
 func TestTheExamplesOutsideThisModule(t *testing.T) {
 	bin := buildOutside(t, "mailer", "search")
 	r := newRig(t, 2)
@@ -318,7 +379,8 @@ func TestTheExamplesOutsideThisModule(t *testing.T) {
 	defer out.Close()
 	var all []*program
 	for i := range 4 {
-		p := &program{t: t, path: filepath.Join(bin, []string{"mailer", "search"}[i%2]), out: out, env: []string{"NATS_URL=" + r.b.URL, "DATABASE_URL=" + url}}
+		p := &program{t: t, path: filepath.Join(bin, []string{"mailer", "search"}[i%2]), out: out,
+			env: []string{"NATS_URL=" + r.b.URL, "DATABASE_URL=" + url}}
 		all = append(all, p)
 		t.Cleanup(func() {
 			if p.cmd.ProcessState == nil {
@@ -359,6 +421,7 @@ func TestTheExamplesOutsideThisModule(t *testing.T) {
 		t.Errorf("at the end: %v", err)
 	}
 	tried()
+	w.counts(r, filepath.Join(bin, "followers"))
 	w.backfills(r, rng, filepath.Join(bin, "search"))
 	find := exec.Command(filepath.Join(bin, "search"), "word1")
 	find.Env = append(os.Environ(), "DATABASE_URL="+url)

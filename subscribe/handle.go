@@ -22,21 +22,26 @@ type Event[T any] struct {
 	Attempt int // 1 when a handler gets the event for the first time
 }
 
-// Handle calls fn with the events of a type, such as "follow.created" or "comment.*", each at least once, until ctx ends. Then handlers at work finish (Drain), the
-// rest goes back to NATS, and Handle returns nil. The type of the payload is fn's to choose: see Decode.
+// Handle calls fn with the events of a type, for example "follow.created" or "comment.*", until ctx ends. Each event
+// comes at least once. When ctx ends, running calls may finish (Drain), all other events return to NATS, and Handle
+// returns nil. fn chooses the type of the payload: see Decode.
 //
-// An event is acknowledged after fn returned nil, never before. An error, a panic or the end of Timeout is a failed attempt: it is made again after BackOff, and holds
-// back the later events of its aggregate in this instance, no others. An event becomes a dead letter (HandlerDeadLetters) after Attempts, after an error marked
-// Permanent, and when its payload is not what its type says.
+// Handle acknowledges an event after fn returned nil, and never before. An error, a panic or the end of Timeout is a
+// failed attempt. Handle retries it after BackOff. Meanwhile it delays the later events of the same aggregate in this
+// instance, but no others. An event becomes a dead letter (HandlerDeadLetters) after Attempts, after an error marked
+// Permanent, or if its payload does not match its type.
 //
-// The context of fn has the span context of the event's creation, where the event has one: a span that fn starts is its child, and trace.LinkFromContext makes a link
-// instead.
+// The context of fn has the span context of the event's creation, if the event has one. A span that fn starts is its
+// child; trace.LinkFromContext turns that into a link.
 //
-// Instances of the same name share the work by durable JetStream consumers, one per stream, NAME-KIND-EVENT. New streams of a resize are begun when those before them
-// are done. The package comment says which order is kept.
+// Instances of the same name share the work by durable JetStream consumers, one per stream, named NAME-KIND-EVENT.
+// Handle begins the new streams of a resize after their predecessors are handled. The package comment states the order
+// of events.
 //
-// It returns ErrName, ErrType, ErrNoStreams, ErrClosed, and ErrStuck when all places (Concurrency) are taken by calls that do not return, or some have not returned after Drain.
-func Handle[T any](ctx context.Context, nc *nats.Conn, name, eventType string, fn func(context.Context, Event[T]) error, opts ...Option) error {
+// It returns ErrName, ErrType, ErrNoStreams and ErrClosed. It returns ErrStuck if calls that do not return take all
+// places (Concurrency), or if some have not returned after Drain.
+func Handle[T any](ctx context.Context, nc *nats.Conn, name, eventType string,
+	fn func(context.Context, Event[T]) error, opts ...Option) error {
 	s, err := settingsOf(name, opts)
 	if err != nil {
 		return err
@@ -57,7 +62,7 @@ func Handle[T any](ctx context.Context, nc *nats.Conn, name, eventType string, f
 	}).run(ctx)
 }
 
-// lookEvery is between looks for new streams, and for streams that are done.
+// lookEvery is the time between two checks for new streams and for finished ones.
 const lookEvery = time.Second
 
 // subscriber is one instance of a handler.
@@ -68,14 +73,14 @@ type subscriber struct {
 	filter  string // of subjects
 	call    func(ctx context.Context, e *event.Event, attempt int) error
 	metrics *metrics
-	slots   chan struct{} // a place per call that runs
+	slots   chan struct{} // one value per running call
 	stuck   chan error
 
 	mu       sync.Mutex
-	lost     int // calls that did not return in time, and have not yet
+	lost     int // calls that did not return in time and still run
 	troubles map[string]error
 	readers  map[string]*reader
-	done     map[string]bool // streams that have ended and are handled
+	done     map[string]bool // streams that have ended and are handled to their ends
 	known    map[string]time.Time
 }
 
@@ -87,7 +92,8 @@ func newSubscriber(s *settings, js jetstream.JetStream, eventType string, call f
 	}
 	s.log = s.log.With("component", "subscriber", "subscriber", durable)
 	return &subscriber{
-		settings: s, js: js, durable: durable, filter: event.TypeFilter(s.streams.Prefix, kind, of), call: call, slots: make(chan struct{}, s.concurrency), stuck: make(chan error, 1),
+		settings: s, js: js, durable: durable, filter: event.TypeFilter(s.streams.Prefix, kind, of), call: call,
+		slots: make(chan struct{}, s.concurrency), stuck: make(chan error, 1),
 		troubles: make(map[string]error), readers: make(map[string]*reader), done: make(map[string]bool), known: make(map[string]time.Time),
 	}
 }
@@ -106,7 +112,7 @@ func (s *subscriber) run(ctx context.Context) (err error) {
 	s.health.set(s.ready)
 	var readers sync.WaitGroup
 	reading, stop := context.WithCancel(ctx)
-	handling, end := context.WithCancel(context.WithoutCancel(ctx)) // of the functions
+	handling, end := context.WithCancel(context.WithoutCancel(ctx)) // the context of the functions
 	defer end()
 	s.read(reading, handling, &readers, source{stream: s.deadStream(), subject: s.deadSubject(retryLetter), again: true})
 	closed := watch(reading, s.js.Conn())
@@ -143,7 +149,7 @@ func (s *subscriber) run(ctx context.Context) (err error) {
 	return err
 }
 
-// ready says why events are not handled as they should be.
+// ready returns why events are not handled, or nil.
 func (s *subscriber) ready(context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -157,7 +163,8 @@ func (s *subscriber) ready(context.Context) error {
 	return errors.Join(errs...)
 }
 
-// trouble notes why a stream, or what is named so, does not continue, and says so once per reason; nil that it does.
+// trouble records why a stream does not continue, and logs each reason once. A nil err means that it continues. of is
+// the name of the stream, or of all streams.
 func (s *subscriber) trouble(ctx context.Context, of string, err error) {
 	s.mu.Lock()
 	before := s.troubles[of]
@@ -169,21 +176,22 @@ func (s *subscriber) trouble(ctx context.Context, of string, err error) {
 	s.mu.Unlock()
 	switch {
 	case err != nil && (before == nil || before.Error() != err.Error()):
-		s.log.WarnContext(ctx, "events wait, trying again", "stream", of, "err", err)
+		s.log.WarnContext(ctx, "events wait, retrying", "stream", of, "err", err)
 	case err == nil && before != nil:
-		s.log.InfoContext(ctx, "events are handled again", "stream", of)
+		s.log.InfoContext(ctx, "handling events again", "stream", of)
 	}
 }
 
-// source is what a reader reads.
+// source is the origin of a reader's messages.
 type source struct {
 	stream, subject string
-	again           bool // dead letters that somebody wants handled again
+	again           bool // the messages are retried dead letters
 }
 
 // read starts a reader.
 func (s *subscriber) read(ctx, handling context.Context, wg *sync.WaitGroup, of source) {
-	r := &reader{subscriber: s, source: of, handling: handling, undone: make(map[uint64]*message), queues: make(map[aggregate][]*message), room: make(chan struct{}, 1)}
+	r := &reader{subscriber: s, source: of, handling: handling, undone: make(map[uint64]*message), queues: make(map[aggregate][]*message),
+		room: make(chan struct{}, 1)}
 	r.reading, r.stop = context.WithCancel(ctx)
 	r.term, r.endTerm = context.WithCancel(r.reading)
 	s.mu.Lock()
@@ -197,7 +205,7 @@ func (s *subscriber) read(ctx, handling context.Context, wg *sync.WaitGroup, of 
 	})
 }
 
-// look has a reader at work on each stream that is not done, once those before it are.
+// look starts a reader on each stream whose predecessors are done, and stops readers of finished streams.
 func (s *subscriber) look(ctx, handling context.Context, wg *sync.WaitGroup) {
 	qctx, cancel := context.WithTimeout(ctx, s.streams.Timeout)
 	defer cancel()
@@ -207,7 +215,7 @@ func (s *subscriber) look(ctx, handling context.Context, wg *sync.WaitGroup) {
 	}
 	s.trouble(ctx, s.streams.Name, err)
 	if err != nil {
-		return // a stream that is left out may come before another
+		return // a missing stream may be a predecessor of another
 	}
 	there, pending := make(map[int]bool), 0
 	for _, st := range streams {
@@ -234,7 +242,7 @@ func (s *subscriber) look(ctx, handling context.Context, wg *sync.WaitGroup) {
 	s.metrics.lag.Set(float64(pending))
 }
 
-// recognize notices a stream that was recreated.
+// recognize logs that a stream was recreated.
 func (s *subscriber) recognize(ctx context.Context, st broker.Stream) {
 	s.mu.Lock()
 	before, known := s.known[st.Name]
@@ -245,12 +253,12 @@ func (s *subscriber) recognize(ctx context.Context, st broker.Stream) {
 	}
 	s.mu.Unlock()
 	if again {
-		s.log.ErrorContext(ctx, "the stream was recreated, reading it from its beginning; what the one before still had is not handled", "stream", st.Name,
-			"before", before, "now", st.Created, "runbook", "SubscriberStreamLost")
+		s.log.ErrorContext(ctx, "the stream was recreated, reading it from its beginning; events left on the former stream are not handled",
+			"stream", st.Name, "before", before, "now", st.Created, "runbook", "SubscriberStreamLost")
 	}
 }
 
-// gone notices streams that are there no more.
+// gone stops the readers of streams that no longer exist.
 func (s *subscriber) gone(ctx context.Context, there map[int]bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -263,13 +271,14 @@ func (s *subscriber) gone(ctx context.Context, there map[int]bool) {
 			r.stop()
 		}
 		if !s.done[name] {
-			s.log.ErrorContext(ctx, "the stream is gone; what it still had is not handled", "stream", name, "runbook", "SubscriberStreamLost")
+			s.log.ErrorContext(ctx, "the stream is gone; events left on it are not handled", "stream", name,
+				"runbook", "SubscriberStreamLost")
 		}
 		delete(s.troubles, name)
 	}
 }
 
-// mayBegin reports whether all streams before this one are done, or gone.
+// mayBegin reports whether all predecessors of the stream are done, or gone.
 func (s *subscriber) mayBegin(st broker.Stream, there map[int]bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -281,17 +290,17 @@ func (s *subscriber) mayBegin(st broker.Stream, there map[int]bool) bool {
 	return true
 }
 
-// finish ends a reader that has nothing left to do on a stream that has ended.
+// finish stops the reader of a stream that has ended and has no events left.
 func (s *subscriber) finish(ctx context.Context, st broker.Stream, r *reader) {
-	if closed, err := broker.Closed(ctx, s.js, st); err != nil || !closed {
+	if final, err := broker.Closed(ctx, s.js, s.broker(), st); err != nil || final == 0 {
 		return
 	}
-	if n, err := r.pending(ctx); err != nil || n > 0 { // it was closed meanwhile, behind events
+	if n, err := r.pending(ctx); err != nil || n > 0 { // it was closed meanwhile, after further events
 		return
 	}
 	s.mu.Lock()
 	s.done[st.Name] = true
 	s.mu.Unlock()
 	r.stop()
-	s.log.InfoContext(ctx, "the stream has ended and is handled", "stream", st.Name)
+	s.log.InfoContext(ctx, "the stream has ended, and all its events are handled", "stream", st.Name)
 }

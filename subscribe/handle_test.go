@@ -21,7 +21,7 @@ import (
 	"github.com/tidings/tidings/subscribe"
 )
 
-// diary notes what handlers did.
+// diary records the calls of handlers.
 type diary struct {
 	mu       sync.Mutex
 	versions map[event.ID][]int64 // by followee, in the order in which they were handled
@@ -45,7 +45,7 @@ func (d *diary) note(e subscribe.Event[event.Edge]) {
 	d.versions[e.Data.To] = append(d.versions[e.Data.To], e.Data.Version)
 }
 
-// has reports whether each followee from 1 to n has had all versions up to last, and what is missing.
+// has reports whether each followee from 1 to n has had all versions up to last. The error names a missing one.
 func (d *diary) has(n, last int64) (bool, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -61,7 +61,7 @@ func (d *diary) has(n, last int64) (bool, error) {
 	return true, nil
 }
 
-// firstsInOrder fails the test if a version was first seen behind a later one.
+// firstsInOrder fails the test if a version was handled for the first time after a later version.
 func (d *diary) firstsInOrder(t *testing.T) {
 	t.Helper()
 	d.mu.Lock()
@@ -71,14 +71,14 @@ func (d *diary) firstsInOrder(t *testing.T) {
 		seen := map[int64]bool{}
 		for _, v := range versions {
 			if !seen[v] && v < most {
-				t.Errorf("followee %d has had %v: %d came first behind %d", to, versions, v, most)
+				t.Errorf("followee %d has had %v: the first %d came after %d", to, versions, v, most)
 			}
 			seen[v], most = true, max(most, v)
 		}
 	}
 }
 
-// Followers that have something happen.
+// Followers whose events have a special effect.
 const (
 	failsTwice = 500 + iota
 	isRefused
@@ -86,12 +86,14 @@ const (
 	takesLong
 )
 
-// publishMischief publishes versions 1 to 5 of 20 followees, some of them by followers of mischief, and what no handler of follow.created gets.
+// publishMischief publishes versions 1 to 5 of 20 followees, some of them from followers with special effects. It also
+// publishes events that a handler of follow.created must not get.
 func (r *rig) publishMischief() {
 	r.t.Helper()
 	removed := follow(9, 3, 1)
 	removed.Type = event.Removed
-	r.publish(follow(failsTwice, 1, 1), follow(isRefused, 1000, 1), follow(panics, 1001, 1), follow(takesLong, 2, 1), removed, damaged(1002))
+	r.publish(follow(failsTwice, 1, 1), follow(isRefused, 1000, 1), follow(panics, 1001, 1),
+		follow(takesLong, 2, 1), removed, damaged(1002))
 	r.send(&nats.Msg{Subject: "events.0.t1.follow.created", Data: []byte("a stranger's")})
 	for v := int64(1); v <= 5; v++ {
 		for to := int64(1); to <= 20; to++ {
@@ -102,7 +104,7 @@ func (r *rig) publishMischief() {
 	}
 }
 
-// mischief is a handler that does what the follower is named after.
+// mischief returns a handler with the effects of the followers.
 func (d *diary) mischief(t *testing.T, healed <-chan struct{}) func(context.Context, subscribe.Event[event.Edge]) error {
 	return func(ctx context.Context, e subscribe.Event[event.Edge]) error {
 		n := d.call(e)
@@ -140,8 +142,10 @@ func TestAHandlerGetsEveryEventAndOnlyWhatItHasDoneIsAcknowledged(t *testing.T) 
 	d, health := newDiary(), &subscribe.Health{}
 	healed := make(chan struct{})
 	run := func(ctx context.Context) error {
-		return subscribe.Handle(ctx, r.nc, "mailer", "follow.created", d.mischief(t, healed), subscribe.Log(testkit.Logger(t)), subscribe.Report(health), subscribe.Concurrency(6), subscribe.Attempts(3),
-			subscribe.Takeover(time.Second), subscribe.Timeout(4*time.Second), subscribe.BackOff(func(int) time.Duration { return 10 * time.Millisecond }))
+		return subscribe.Handle(ctx, r.nc, "mailer", "follow.created", d.mischief(t, healed), subscribe.Log(testkit.Logger(t)),
+			subscribe.Report(health), subscribe.Concurrency(6), subscribe.Attempts(3),
+			subscribe.Takeover(time.Second), subscribe.Timeout(4*time.Second),
+			subscribe.BackOff(func(int) time.Duration { return 10 * time.Millisecond }))
 	}
 	r.publishMischief()
 	w := r.start(run)
@@ -182,12 +186,12 @@ func TestAHandlerGetsEveryEventAndOnlyWhatItHasDoneIsAcknowledged(t *testing.T) 
 		t.Errorf("stop: %v", err)
 	}
 	if s, err := r.js.Stream(ctx, "EVENTS-dead"); err != nil || s.CachedInfo().State.Msgs != 0 {
-		t.Errorf("the stream of dead letters: %+v, %v, want it empty", s.CachedInfo().State, err)
+		t.Errorf("the stream of dead letters: %+v, %v, want no messages", s.CachedInfo().State, err)
 	}
 	r.nothingPending("mailer-follow-created")
 }
 
-// retryPanics has a dead letter handled again that a panic made, and discards the others.
+// retryPanics retries the dead letter of a panic, and discards the others.
 func retryPanics(t *testing.T, letters *subscribe.Letters, all []subscribe.Letter) {
 	t.Helper()
 	for _, l := range all {
@@ -199,7 +203,7 @@ func retryPanics(t *testing.T, letters *subscribe.Letters, all []subscribe.Lette
 			t.Error(err)
 		}
 		if err := letters.Retry(t.Context(), l.ID); !errors.Is(err, subscribe.ErrNoLetter) {
-			t.Errorf("again: %v, want ErrNoLetter", err)
+			t.Errorf("a second time: %v, want ErrNoLetter", err)
 		}
 	}
 }
@@ -208,7 +212,8 @@ func checkLetters(t *testing.T, all []subscribe.Letter) {
 	t.Helper()
 	want := map[int64]string{1000: "no such user", 1001: "panic: oh no", 1002: "decode the payload of event"}
 	for _, l := range all {
-		if text, ok := want[l.Event.AggregateID]; !ok || !strings.Contains(l.Error, text) || l.Subscriber != "mailer-follow-created" || l.Event.Stream == "" || l.Event.Seq == 0 || l.Event.TenantID != 1 {
+		if text, ok := want[l.Event.AggregateID]; !ok || !strings.Contains(l.Error, text) || l.Subscriber != "mailer-follow-created" ||
+			l.Event.Stream == "" || l.Event.Seq == 0 || l.Event.TenantID != 1 {
 			t.Errorf("dead letter %+v", l)
 		}
 		delete(want, l.Event.AggregateID)
@@ -244,21 +249,26 @@ func TestHandleSaysWhatIsWrongBeforeItTakesAnything(t *testing.T) {
 		"folow.created":   `there is no kind "folow"`,
 		"follow.edited":   "the events of follow are created, removed, updated, or * for all",
 		"follow":          "the events of follow are",
-		"comment.created": "the payload of comment is no event.Edge",
+		"comment.created": "the payload of comment is not of type event.Edge",
 	} {
-		if err := subscribe.Handle(ctx, r.nc, "mailer", eventType, none); !errors.Is(err, subscribe.ErrType) || !strings.Contains(err.Error(), want) {
+		if err := subscribe.Handle(ctx, r.nc, "mailer", eventType, none); !errors.Is(err, subscribe.ErrType) ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want ErrType: %s", eventType, err, want)
 		}
 	}
-	if err := subscribe.Handle(ctx, r.nc, "mailer", "follow.created", none, subscribe.Streams("OTHERS", "others")); !errors.Is(err, subscribe.ErrNoStreams) {
+	if err := subscribe.Handle(ctx, r.nc, "mailer", "follow.created", none, subscribe.Streams("OTHERS", "others")); !errors.Is(err,
+		subscribe.ErrNoStreams) {
 		t.Errorf("no streams: %v", err)
 	}
-	if _, err := r.js.CreateConsumer(ctx, r.cfg.StreamName(0), jetstream.ConsumerConfig{Durable: "mailer-follow", AckPolicy: jetstream.AckExplicitPolicy}); err != nil {
+	if _, err := r.js.CreateConsumer(ctx, r.cfg.StreamName(0),
+		jetstream.ConsumerConfig{Durable: "mailer-follow", AckPolicy: jetstream.AckExplicitPolicy}); err != nil {
 		t.Fatal(err)
 	}
 	health := &subscribe.Health{}
 	w := r.start(func(ctx context.Context) error {
-		return subscribe.Handle(ctx, r.nc, "mailer", "follow.*", func(context.Context, subscribe.Event[json.RawMessage]) error { return nil }, subscribe.Report(health), subscribe.Log(testkit.Logger(t)))
+		return subscribe.Handle(ctx, r.nc, "mailer", "follow.*",
+			func(context.Context, subscribe.Event[json.RawMessage]) error { return nil }, subscribe.Report(health),
+			subscribe.Log(testkit.Logger(t)))
 	})
 	r.await("the trouble", func() (bool, error) {
 		err := health.Ready(ctx)
@@ -279,7 +289,8 @@ func TestAHandlerThatNeverReturnsEndsTheSubscriberAndIsNotAcknowledged(t *testin
 	r.publish(follow(1, 2, 1), follow(1, 3, 1))
 	health := &subscribe.Health{}
 	once := r.start(func(ctx context.Context) error {
-		return subscribe.Handle(ctx, r.nc, "impatient", "follow.*", stuck, subscribe.Attempts(1), subscribe.Concurrency(3), subscribe.Timeout(100*time.Millisecond), subscribe.Report(health), subscribe.Log(testkit.Logger(t)))
+		return subscribe.Handle(ctx, r.nc, "impatient", "follow.*", stuck, subscribe.Attempts(1), subscribe.Concurrency(3),
+			subscribe.Timeout(100*time.Millisecond), subscribe.Report(health), subscribe.Log(testkit.Logger(t)))
 	})
 	letters, err := subscribe.HandlerDeadLetters(r.nc)
 	if err != nil {
@@ -295,7 +306,8 @@ func TestAHandlerThatNeverReturnsEndsTheSubscriberAndIsNotAcknowledged(t *testin
 	if err := once.stop(); !errors.Is(err, subscribe.ErrStuck) {
 		t.Errorf("stop with calls that do not return: %v, want ErrStuck", err)
 	}
-	err = subscribe.Handle(t.Context(), r.nc, "mailer", "follow.*", stuck, subscribe.Concurrency(2), subscribe.Timeout(200*time.Millisecond), subscribe.Takeover(time.Second), subscribe.Log(testkit.Logger(t)))
+	err = subscribe.Handle(t.Context(), r.nc, "mailer", "follow.*", stuck, subscribe.Concurrency(2),
+		subscribe.Timeout(200*time.Millisecond), subscribe.Takeover(time.Second), subscribe.Log(testkit.Logger(t)))
 	if !errors.Is(err, subscribe.ErrStuck) || !strings.Contains(err.Error(), "all 2 places of mailer-follow are taken") {
 		t.Errorf("%v, want ErrStuck", err)
 	}
@@ -312,7 +324,7 @@ func TestAHandlerThatNeverReturnsEndsTheSubscriberAndIsNotAcknowledged(t *testin
 		defer d.mu.Unlock()
 		return len(d.versions[2]) == 1 && len(d.versions[3]) == 1, nil
 	})
-	// A stream that is made anew is read from its beginning.
+	// A recreated stream is read from its beginning.
 	if err := r.js.DeleteStream(t.Context(), r.cfg.StreamName(0)); err != nil {
 		t.Fatal(err)
 	}
@@ -330,26 +342,27 @@ func TestAHandlerThatNeverReturnsEndsTheSubscriberAndIsNotAcknowledged(t *testin
 	}
 }
 
-// share is what three instances of a handler share, of which one dies with events in hand.
+// share is the work that three instances of a handler share. One of them dies with events in hand.
 type share struct {
 	*rig
 	d          *diary
 	opts       []subscribe.Option
-	busy       sync.WaitGroup // until the mortal instance has ten events in hand
+	busy       sync.WaitGroup // until the instance that dies has ten events in hand
 	dying      chan struct{}
 	entered    int
-	byInstance map[int]int // events, of those that live
+	byInstance map[int]int // events by instance, without the one that dies
 }
 
 const followees = 40
 
 func (w *share) instance(nc *nats.Conn, fn func(context.Context, subscribe.Event[event.Edge]) error) *running {
 	return w.start(func(ctx context.Context) error {
-		return subscribe.Handle(ctx, nc, "mailer", "follow.created", fn, append(w.opts, subscribe.Log(testkit.Logger(w.t)), subscribe.Takeover(time.Second))...)
+		return subscribe.Handle(ctx, nc, "mailer", "follow.created", fn,
+			append(w.opts, subscribe.Log(testkit.Logger(w.t)), subscribe.Takeover(time.Second))...)
 	})
 }
 
-// hangs handles some events, and hangs with the others until it dies.
+// hangs handles some events, and hangs on the others until its instance dies.
 func (w *share) hangs(_ context.Context, e subscribe.Event[event.Edge]) error {
 	if e.Data.To%4 != 0 {
 		w.d.note(e)
@@ -366,7 +379,8 @@ func (w *share) hangs(_ context.Context, e subscribe.Event[event.Edge]) error {
 
 func (w *share) lives(i int) func(context.Context, subscribe.Event[event.Edge]) error {
 	return func(_ context.Context, e subscribe.Event[event.Edge]) error {
-		if w.d.call(e); e.Data.From == takesLong || e.Data.To == 1 && e.Data.Version == 4 { // the latter while the new streams are found
+		// followee 1's version 4 takes long, so that the instances find the new streams meanwhile
+		if w.d.call(e); e.Data.From == takesLong || e.Data.To == 1 && e.Data.Version == 4 {
 			<-time.After(1600 * time.Millisecond)
 		}
 		w.d.note(e)
@@ -383,7 +397,8 @@ func (w *share) publishAll(version int64) {
 	}
 }
 
-// keepsWhatTakesLong has the instances handle events that take longer than Takeover, and sees that none is delivered again meanwhile.
+// keepsWhatTakesLong lets the instances handle events that take longer than Takeover. NATS must not deliver these
+// again.
 func (w *share) keepsWhatTakesLong(t *testing.T) {
 	t.Helper()
 	for to := int64(1); to <= 8; to++ {
@@ -401,11 +416,12 @@ func (w *share) keepsWhatTakesLong(t *testing.T) {
 		return w.d.has(8, 6)
 	})
 	if again > 0 {
-		t.Errorf("%d events that take longer than Takeover were delivered again: an instance does not say that it is at work", again)
+		t.Errorf("%d events that take longer than Takeover were delivered again: an instance did not report progress", again)
 	}
 }
 
-// TestInstancesShareAPartitionAndOneThatDiesLosesNothing has three instances, of which one loses its connection with events in hand, while the partitions are resized.
+// TestInstancesShareAPartitionAndOneThatDiesLosesNothing runs three instances. One loses its connection with events in
+// hand, while the partitions are resized.
 func TestInstancesShareAPartitionAndOneThatDiesLosesNothing(t *testing.T) {
 	for name, opts := range map[string][]subscribe.Option{"shared": nil, "in order": {subscribe.InOrder()}} {
 		t.Run(name, func(t *testing.T) {
@@ -428,7 +444,7 @@ func TestInstancesShareAPartitionAndOneThatDiesLosesNothing(t *testing.T) {
 			w.await("all events", func() (bool, error) { return w.d.has(followees, 5) })
 			w.d.mu.Lock()
 			if got := w.d.versions[1]; slices.Index(got, 5) < slices.Index(got, 4) {
-				t.Errorf("followee 1 has had %v: a new stream was begun before the old one was handled", got)
+				t.Errorf("followee 1 has had %v: an instance began a new stream before the old one was handled", got)
 			}
 			shared := w.byInstance[0] > 0 && w.byInstance[1] > 0
 			w.d.mu.Unlock()
@@ -436,7 +452,7 @@ func TestInstancesShareAPartitionAndOneThatDiesLosesNothing(t *testing.T) {
 			case name == "in order":
 				w.d.firstsInOrder(t)
 			case !shared:
-				t.Errorf("the instances handled %v, want some each", w.byInstance)
+				t.Errorf("events by instance: %v, want some for each", w.byInstance)
 			default:
 				w.keepsWhatTakesLong(t)
 			}
@@ -453,7 +469,8 @@ func TestInstancesShareAPartitionAndOneThatDiesLosesNothing(t *testing.T) {
 	}
 }
 
-// TestTheTurnToReadInOrderMovesAtAnyMoment has NATS take the turn from the instance that has it, again and again, while events that fail and take time are in its hands.
+// TestTheTurnToReadInOrderMovesAtAnyMoment makes NATS take the turn from the reading instance again and again. That
+// instance has failing and slow events in hand.
 func TestTheTurnToReadInOrderMovesAtAnyMoment(t *testing.T) {
 	r := newRig(t, 1)
 	d := newDiary()
@@ -467,7 +484,8 @@ func TestTheTurnToReadInOrderMovesAtAnyMoment(t *testing.T) {
 				}
 				d.note(e)
 				return nil
-			}, subscribe.InOrder(), subscribe.Takeover(time.Second), subscribe.Concurrency(4), subscribe.Attempts(1000), subscribe.Log(testkit.Logger(t)), subscribe.BackOff(func(int) time.Duration { return 5 * time.Millisecond }))
+			}, subscribe.InOrder(), subscribe.Takeover(time.Second), subscribe.Concurrency(4), subscribe.Attempts(1000),
+				subscribe.Log(testkit.Logger(t)), subscribe.BackOff(func(int) time.Duration { return 5 * time.Millisecond }))
 		})
 		defer func() {
 			if err := w.stop(); err != nil {
@@ -519,17 +537,19 @@ func TestASubscriberReadsWhatAServiceAppendsFromATimeOn(t *testing.T) {
 		t.Errorf("without Upstream: %v, want ErrType", err)
 	}
 	w := r.start(func(ctx context.Context) error {
-		return subscribe.Handle(ctx, r.nc, "reader", "bookmark.created", fn, subscribe.Upstream("bookmark"), subscribe.Since(since), subscribe.Log(testkit.Logger(t)))
+		return subscribe.Handle(ctx, r.nc, "reader", "bookmark.created", fn, subscribe.Upstream("bookmark"), subscribe.Since(since),
+			subscribe.Log(testkit.Logger(t)))
 	})
 	if id := <-got; id != second.ID {
-		t.Errorf("the first event is %s, want %s: the one before is older than Since", id, second.ID)
+		t.Errorf("the first event is %s, want %s, the first one after Since", id, second.ID)
 	}
 	if err := w.stop(); err != nil {
 		t.Error(err)
 	}
 }
 
-// TestAConnectionThatIsClosedForGoodEndsTheSubscriber: the user's connection has nats.go's defaults, so a password that was wrong twice closes it.
+// TestAConnectionThatIsClosedForGoodEndsTheSubscriber uses a connection with nats.go's defaults, which two refusals of
+// the password close.
 func TestAConnectionThatIsClosedForGoodEndsTheSubscriber(t *testing.T) {
 	r := newRig(t, 1)
 	pool := r.logged()
@@ -538,10 +558,12 @@ func TestAConnectionThatIsClosedForGoodEndsTheSubscriber(t *testing.T) {
 	}
 	for name, subscriber := range map[string]func(context.Context, *nats.Conn, *subscribe.Health) error{
 		"Handle": func(ctx context.Context, nc *nats.Conn, h *subscribe.Health) error {
-			return subscribe.Handle(ctx, nc, "mailer", "follow.*", func(context.Context, subscribe.Event[event.Edge]) error { return nil }, subscribe.Report(h), subscribe.Log(testkit.Logger(t)))
+			return subscribe.Handle(ctx, nc, "mailer", "follow.*", func(context.Context, subscribe.Event[event.Edge]) error { return nil },
+				subscribe.Report(h), subscribe.Log(testkit.Logger(t)))
 		},
 		"Project": func(ctx context.Context, nc *nats.Conn, h *subscribe.Health) error {
-			return subscribe.Project(ctx, nc, pool, "search", func(context.Context, pgx.Tx, []event.Event) error { return nil }, subscribe.Report(h), subscribe.Log(testkit.Logger(t)))
+			return subscribe.Project(ctx, nc, pool, "search", func(context.Context, pgx.Tx, []event.Event) error { return nil },
+				subscribe.Report(h), subscribe.Log(testkit.Logger(t)))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -556,13 +578,13 @@ func TestAConnectionThatIsClosedForGoodEndsTheSubscriber(t *testing.T) {
 			select {
 			case <-w.done:
 			case <-time.After(20 * time.Second):
-				t.Errorf("still running 20 s after its connection was closed, ready: %v", h.Ready(t.Context()))
+				t.Errorf("the subscriber still runs 20 s after its connection was closed, ready: %v", h.Ready(t.Context()))
 			}
 			if err := w.stop(); !errors.Is(err, subscribe.ErrClosed) {
-				t.Errorf("it returned %v", err)
+				t.Errorf("the subscriber returned %v, want ErrClosed", err)
 			}
 			if err := subscriber(t.Context(), nc, &h); !errors.Is(err, subscribe.ErrClosed) {
-				t.Errorf("with a connection that is closed already it returned %v", err)
+				t.Errorf("with a closed connection the subscriber returned %v, want ErrClosed", err)
 			}
 		})
 	}

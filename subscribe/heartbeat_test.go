@@ -16,8 +16,8 @@ import (
 )
 
 func heartbeat() event.Event {
-	return event.Event{ID: uuid.NewString(), TenantID: event.SystemTenant, AggregateType: event.AggregateHeartbeat, AggregateID: 3, Type: event.Sent, Version: 1,
-		OccurredAt: time.Now(), Payload: json.RawMessage(`{"partition": 5, "interval_seconds": 60}`)}
+	return event.Event{ID: uuid.NewString(), TenantID: event.SystemTenant, AggregateType: event.AggregateHeartbeat, AggregateID: 3,
+		Type: event.Sent, Version: 1, OccurredAt: time.Now(), Payload: json.RawMessage(`{"partition": 5, "interval_seconds": 60}`)}
 }
 
 func TestHeartbeatsAreForThoseWhoAskForThem(t *testing.T) {
@@ -47,10 +47,11 @@ func TestHeartbeatsAreForThoseWhoAskForThem(t *testing.T) {
 			t.Error(err)
 		}
 		if follows.Load() != wantFollows || beats.Load() != wantBeats || others.Load() > 0 {
-			t.Errorf("%d follows, %d heartbeats, %d others, want %d and %d", follows.Load(), beats.Load(), others.Load(), wantFollows, wantBeats)
+			t.Errorf("%d follows, %d heartbeats, %d others, want %d and %d", follows.Load(), beats.Load(),
+				others.Load(), wantFollows, wantBeats)
 		}
 	}
-	r.publish(heartbeat(), follow(1, 2, 1), heartbeat(), follow(1, 2, 2)) // who takes a heartbeat has it before the last follow
+	r.publish(heartbeat(), follow(1, 2, 1), heartbeat(), follow(1, 2, 2)) // a subscriber of heartbeats gets them before the last follow
 	handle := func(name, eventType string) func(ctx context.Context) error {
 		return func(ctx context.Context) error {
 			return subscribe.Handle(ctx, r.nc, name, eventType, func(_ context.Context, e subscribe.Event[json.RawMessage]) error {

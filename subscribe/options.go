@@ -20,18 +20,22 @@ import (
 )
 
 var (
-	// ErrName reports a subscriber's name that is not 1 to 32 letters, digits, - and _, beginning with a letter.
+	// ErrName reports an invalid name of a subscriber.
 	ErrName = errors.New("subscribe: a name has 1 to 32 letters, digits, - and _, and begins with a letter")
-	// ErrType reports a type of events that no kind has, or one whose payload is another than the handler's.
+	// ErrType reports a type of events that no kind has, or whose payload does not match the handler's type.
 	ErrType = errors.New("subscribe: no such type of events")
-	// ErrNoStreams reports a NATS server that answers and has no stream of events: it is another one, or no relay has run there yet.
+	// ErrNoStreams reports a NATS server that answers but has no stream of events. It is the wrong server, or no relay
+	// has run yet.
 	ErrNoStreams = errors.New("subscribe: there are no streams of events")
-	// ErrTables reports a database without the tables that a projection needs, or with those of an older release. Call Migrate.
+	// ErrTables reports a database without the tables that a projection needs, or with tables of an older release. Call
+	// Migrate.
 	ErrTables = errors.New("subscribe: the tables are missing or older than this release; call subscribe.Migrate")
-	// ErrClosed reports a connection to NATS that its client has given up for good. Connect with nats.IgnoreAuthErrorAbort() and nats.MaxReconnects(-1), which leave few reasons for
-	// that, and restart the process.
+	// ErrClosed reports a connection to NATS that its client has closed for good. Connect with
+	// nats.IgnoreAuthErrorAbort() and nats.MaxReconnects(-1), which leave few reasons for that, and restart the
+	// process.
 	ErrClosed = broker.ErrClosed
-	// ErrStuck reports a function of yours that did not return after its context had ended. Its event was not acknowledged. The goroutine is lost, so end the process.
+	// ErrStuck reports a function of yours that did not return after its context had ended. Its event was not
+	// acknowledged. Its goroutine cannot be ended, so end the process.
 	ErrStuck = errors.New("subscribe: a function did not return after its context had ended; restart the process")
 )
 
@@ -47,11 +51,11 @@ type settings struct {
 	registry prometheus.Registerer
 	health   *Health
 
-	only    map[string]bool // of Project: the aggregate types; nil for all
+	only    map[string]bool // for Project: the aggregate types; nil for all
 	timeout time.Duration   // of one call of the function
-	batch   int             // of Project
+	batch   int             // for Project
 
-	concurrency int // these are of Handle
+	concurrency int // this and the following are for Handle
 	attempts    int
 	takeover    time.Duration
 	drain       time.Duration
@@ -60,32 +64,37 @@ type settings struct {
 	pause       func(attempt int) time.Duration
 }
 
-// Streams names the streams of an installation with NATS_STREAM or NATS_SUBJECT_PREFIX of its own. The defaults are EVENTS and events.
+// Streams names the streams of an installation that sets NATS_STREAM or NATS_SUBJECT_PREFIX. The defaults are EVENTS
+// and events.
 func Streams(name, prefix string) Option {
 	return func(s *settings) { s.streams.Name, s.streams.Prefix = name, prefix }
 }
 
-// Kinds says which kinds there are, for an installation with more than the built-in ones: kinds.Builtin().Extend reads the file of `tidings kinds apply`.
+// Kinds names the kinds of an installation that has more than the built-in ones: kinds.Builtin().Extend reads the file
+// of `tidings kinds apply`.
 func Kinds(all *kinds.Set) Option { return func(s *settings) { s.kinds = all } }
 
-// Upstream names the aggregate types of events that services of yours append to the outbox themselves (docs/upstream.md). Their payloads are structs of yours, or json.RawMessage.
+// Upstream names the aggregate types of events that your services append to the outbox themselves (docs/upstream.md).
+// Their payloads are your structs, or json.RawMessage.
 func Upstream(aggregateTypes ...string) Option {
 	return func(s *settings) { s.upstream = aggregateTypes }
 }
 
-// Log sends what happens to log, instead of to slog.Default().
+// Log sets the logger. The default is slog.Default().
 func Log(log *slog.Logger) Option { return func(s *settings) { s.log = log } }
 
-// Metrics registers metrics at reg: consumer_* for Project, as of Tidings' own consumers, and subscriber_* for Handle.
+// Metrics registers metrics with reg: consumer_* for Project, as for Tidings' own consumers, and subscriber_* for
+// Handle.
 func Metrics(reg prometheus.Registerer) Option { return func(s *settings) { s.registry = reg } }
 
-// Report has h say how the subscriber is.
+// Report makes h report the state of the subscriber.
 func Report(h *Health) Option { return func(s *settings) { s.health = h } }
 
-// Timeout bounds one call of your function: its context ends then, and the call has failed. The default is a minute.
+// Timeout bounds one call of your function. When it is over, the call's context ends and the call has failed. The
+// default is one minute.
 func Timeout(d time.Duration) Option { return func(s *settings) { s.timeout = d } }
 
-// Only has Project deliver the events of these aggregate types (names of kinds, and "thread") and no others.
+// Only makes Project deliver only the events of these aggregate types (names of kinds, and "thread").
 func Only(aggregateTypes ...string) Option {
 	return func(s *settings) {
 		s.only = make(map[string]bool)
@@ -95,29 +104,34 @@ func Only(aggregateTypes ...string) Option {
 	}
 }
 
-// Batch is how many events Project delivers at once at most: 1 to 20,000. The default is 4,000.
+// Batch is the largest number of events that Project delivers at once: 1 to 20,000. The default is 4,000.
 func Batch(events int) Option { return func(s *settings) { s.batch = events } }
 
-// Concurrency is how many calls of a handler run at once in this process. The default is 16. Events of one aggregate never do.
+// Concurrency is the number of calls of a handler that may run at once in this process. The default is 16. Events of
+// one aggregate never run at once.
 func Concurrency(n int) Option { return func(s *settings) { s.concurrency = n } }
 
-// Attempts is how often a handler gets an event before it becomes a dead letter. The default is 10.
+// Attempts is the number of attempts after which an event becomes a dead letter. The default is 10.
 func Attempts(n int) Option { return func(s *settings) { s.attempts = n } }
 
-// Takeover is how long an instance may give no sign of life before others get its work, 1 second at least: JetStream's AckWait for Handle, and the time of a lease for
-// Project. The default is 10 seconds. A function may take longer: the instance gives the signs by itself.
+// Takeover is the time without a sign of life after which other instances get an instance's work. It is at least 1
+// second. It is JetStream's AckWait for Handle, and the duration of a lease for Project. The default is 10 seconds. A
+// function may take longer, because the instance sends these signs while the function runs.
 func Takeover(d time.Duration) Option { return func(s *settings) { s.takeover = d } }
 
-// Drain is how long handlers at work have after the context of Handle has ended. The default is 20 seconds.
+// Drain is the time that running calls get after the context of Handle has ended. The default is 20 seconds.
 func Drain(d time.Duration) Option { return func(s *settings) { s.drain = d } }
 
-// InOrder has one instance at a time read a partition, so that each aggregate's events come in the order of the stream, whichever instance handles them; the others stand by.
+// InOrder lets one instance at a time read a partition. So each aggregate's events come in the order of the stream, no
+// matter which instance handles them. The other instances stand by.
 func InOrder() Option { return func(s *settings) { s.inOrder = true } }
 
-// Since has a new subscriber begin with the events stored at t or later, instead of the oldest that the streams have. It changes nothing for a subscriber that exists.
+// Since makes a new subscriber begin with the events stored at t or later, instead of the oldest ones of the streams.
+// It changes nothing for a subscriber that exists.
 func Since(t time.Time) Option { return func(s *settings) { s.since = t } }
 
-// BackOff says how long to wait before the attempt after this one, which failed. The default doubles from 1 second to 1 minute.
+// BackOff sets the wait after a failed attempt, by the number of that attempt. The default doubles from 1 second to 1
+// minute.
 func BackOff(pause func(attempt int) time.Duration) Option {
 	return func(s *settings) { s.pause = pause }
 }
@@ -137,7 +151,8 @@ func settingsOf(name string, opts []Option) (*settings, error) {
 	if s.registry == nil {
 		s.registry = prometheus.NewRegistry()
 	}
-	s.streams = consumers.Streams{Name: cmp.Or(s.streams.Name, "EVENTS"), Prefix: cmp.Or(s.streams.Prefix, "events"), Timeout: 5 * time.Second}
+	s.streams = consumers.Streams{Name: cmp.Or(s.streams.Name, "EVENTS"), Prefix: cmp.Or(s.streams.Prefix, "events"),
+		Timeout: 5 * time.Second}
 	if !subscriberName.MatchString(name) {
 		return nil, fmt.Errorf("%w: %.80q", ErrName, name)
 	}
@@ -157,7 +172,7 @@ func (s *settings) broker() broker.Config {
 	return broker.Config{Stream: s.streams.Name, Prefix: s.streams.Prefix, Timeout: s.streams.Timeout}
 }
 
-// lookUp returns the streams, once a server has answered: one that is away is waited for.
+// lookUp returns the streams. It waits while NATS is unavailable.
 func (s *settings) lookUp(ctx context.Context, js jetstream.JetStream) ([]broker.Stream, error) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
@@ -167,7 +182,8 @@ func (s *settings) lookUp(ctx context.Context, js jetstream.JetStream) ([]broker
 		cancel()
 		switch {
 		case err == nil && len(all) == 0:
-			return nil, fmt.Errorf("%w: %s has none of the names %s-<number>", ErrNoStreams, js.Conn().ConnectedUrlRedacted(), s.streams.Name)
+			return nil, fmt.Errorf("%w: %s has no stream named %s-<number>", ErrNoStreams,
+				js.Conn().ConnectedUrlRedacted(), s.streams.Name)
 		case err == nil, ctx.Err() != nil:
 			return all, nil
 		case errors.Is(err, nats.ErrConnectionClosed):
@@ -185,7 +201,7 @@ func (s *settings) lookUp(ctx context.Context, js jetstream.JetStream) ([]broker
 	}
 }
 
-// watch returns what gets ErrClosed when the connection is closed for good before ctx ends.
+// watch returns a channel that gets ErrClosed if the connection is closed for good before ctx ends.
 func watch(ctx context.Context, nc *nats.Conn) <-chan error {
 	closed := make(chan error, 1)
 	go func() {
@@ -196,7 +212,7 @@ func watch(ctx context.Context, nc *nats.Conn) <-chan error {
 	return closed
 }
 
-// Health says how a subscriber is. The zero value is ready for use, by several goroutines.
+// Health reports the state of a subscriber. The zero value is ready for use. Health is safe for concurrent use.
 type Health struct {
 	mu    sync.Mutex
 	ready func(context.Context) error
@@ -211,7 +227,8 @@ func (h *Health) set(ready func(context.Context) error) {
 	h.ready = ready
 }
 
-// Ready returns nil while the subscriber does its work, and otherwise why it does not: as a readiness probe wants it.
+// Ready returns nil while the subscriber does its work, and otherwise the reason why it does not. It suits a readiness
+// probe.
 func (h *Health) Ready(ctx context.Context) error {
 	h.mu.Lock()
 	ready := h.ready

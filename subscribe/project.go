@@ -21,21 +21,24 @@ import (
 	"github.com/tidings/tidings/migrations"
 )
 
-// Migrate makes the tables that projections need, or brings them up to this release: in the first schema of the search_path of pool's connections, as their login.
-// It changes nothing when they are as they should be. Several processes may call it at once.
+// Migrate creates the tables that projections need, or upgrades them to this release: in the first schema of the
+// search_path of pool's connections, with their login. It changes nothing if they are up to date. Several processes may
+// call it at once.
 func Migrate(ctx context.Context, pool *pgxpool.Pool) error { return migrations.UpConsumers(ctx, pool) }
 
-// Apply changes your tables in tx by events in the order of their streams; it touches nothing but tx. After a rollback it gets the same events again.
+// Apply changes your tables in tx by events in the order of their streams. It uses nothing but tx. After a rollback it
+// gets the same events again.
 type Apply func(ctx context.Context, tx pgx.Tx, batch []event.Event) error
 
-// Project applies every event exactly once, in the transaction that also moves the projection's place on the stream, until ctx ends. Then it finishes the batches in
-// hand and returns nil. Instances of the same name share the partitions.
+// Project applies every event exactly once, in the transaction that also moves the projection's offset, until ctx ends.
+// Then it finishes the batches in hand and returns nil. Instances of the same name share the partitions.
 //
-// An error of apply rolls the batch back. The database's own trouble is tried again. Otherwise Project applies event by event, and parks the one that fails, with the
-// later ones of its aggregate (DeadLetters). So does a panic. After ErrStuck the process should end: the function still runs.
+// An error of apply rolls the batch back. If it is the database's own trouble, Project retries the batch. Otherwise
+// Project applies event by event, and parks the one that fails together with the later ones of its aggregate
+// (DeadLetters). It treats a panic in the same way. After ErrStuck end the process, because the function still runs.
 //
-// Where the program has a TracerProvider (otel.SetTracerProvider), a batch with an event of a sampled trace has a span with links to the creations, which the context of
-// apply has.
+// If the program has a TracerProvider (otel.SetTracerProvider), a batch with an event of a sampled trace has a span
+// with links to the creations. The context of apply has that span.
 //
 // It returns ErrName, ErrTables, ErrNoStreams, ErrClosed and ErrStuck.
 func Project(ctx context.Context, nc *nats.Conn, pool *pgxpool.Pool, name string, apply Apply, opts ...Option) error {
@@ -55,15 +58,17 @@ func Project(ctx context.Context, nc *nats.Conn, pool *pgxpool.Pool, name string
 	}
 	p := &projection{settings: s, apply: apply, stuck: make(chan error, 1)}
 	consumer, err := consumers.New(consumers.Config{
-		BatchEvents: s.batch, BatchBytes: 8 << 20, ApplyTimeout: s.timeout, LagInterval: 5 * time.Second, Recheck: 10 * time.Second, Lease: lease.Config{TTL: s.takeover},
+		BatchEvents: s.batch, BatchBytes: 8 << 20, ApplyTimeout: s.timeout, LagInterval: 5 * time.Second, Recheck: 10 * time.Second,
+		Lease: lease.Config{TTL: s.takeover},
 	}, consumers.Deps{
-		Pool: pool, JetStream: js, Streams: s.streams, Registry: s.registry, Log: s.log, Remedy: "begin the projection again (docs/subscribe.md, \"Begin again\")",
+		Pool: pool, JetStream: js, Streams: s.streams, Registry: s.registry, Log: s.log,
+		Remedy: "begin the projection again (docs/subscribe.md, \"Begin again\")",
 	}, p)
 	if err != nil {
 		return err
 	}
 	s.health.set(consumer.Ready)
-	provider := otel.GetTracerProvider() // of the program: it makes no spans unless the program has set one
+	provider := otel.GetTracerProvider() // the program's; without one there are no spans
 	run, stop := context.WithCancel(tracing.With(ctx, tracing.New(provider, provider, false, tracing.MaxLinks)))
 	defer stop()
 	done := make(chan error, 1)
@@ -83,7 +88,7 @@ func Project(ctx context.Context, nc *nats.Conn, pool *pgxpool.Pool, name string
 	}
 }
 
-// awaitTables waits for a database that is away, and returns ErrTables for one without the tables.
+// awaitTables waits while the database is unavailable, and returns ErrTables if the tables are missing or older.
 func (s *settings) awaitTables(ctx context.Context, pool *pgxpool.Pool) error {
 	err := migrations.Await(ctx, pool, migrations.Consumers, s.log)
 	if errors.Is(err, migrations.ErrOutdated) {
@@ -92,22 +97,22 @@ func (s *settings) awaitTables(ctx context.Context, pool *pgxpool.Pool) error {
 	return err
 }
 
-// projection is what the loop of package consumers applies to.
+// projection is the consumers.Projection that calls your function.
 type projection struct {
 	*settings
 	apply Apply
 	stuck chan error
 }
 
-// Name is the subscriber's.
+// Name returns the subscriber's name.
 func (p *projection) Name() string { return p.name }
 
-// Wants reports whether the events of an aggregate type are delivered.
+// Wants reports whether Project delivers the events of an aggregate type.
 func (p *projection) Wants(aggregateType string) bool {
 	return p.only[aggregateType] || p.only == nil && !event.System(aggregateType)
 }
 
-// grace is how long after its context has ended a function may take to return, at most.
+// grace is the longest time that a function gets to return after its context has ended.
 const grace = 5 * time.Second
 
 // Apply calls the function, and turns a panic into an error.
@@ -127,7 +132,7 @@ func (p *projection) Apply(ctx context.Context, tx pgx.Tx, events []event.Event)
 	case <-late.C:
 	}
 	p.stuck <- fmt.Errorf("%w: projection %s, %d events of %s from %d on", ErrStuck, p.name, len(events), events[0].Stream, events[0].Seq)
-	return <-done // the transaction is the function's until it returns
+	return <-done // the function uses the transaction until it returns
 }
 
 // guard calls fn, and returns a panic as an error.
@@ -140,7 +145,8 @@ func guard(fn func() error) (err error) {
 	return fn()
 }
 
-// DeadLetters returns the operations on the events that a projection has parked. apply is the projection's: Retry calls it.
+// DeadLetters returns the operations on the parked events of a projection. Retry calls apply, the projection's
+// function.
 func DeadLetters(pool *pgxpool.Pool, name string, apply Apply, opts ...Option) (*consumers.DeadLetters, error) {
 	s, err := settingsOf(name, opts)
 	if err != nil {
@@ -149,7 +155,7 @@ func DeadLetters(pool *pgxpool.Pool, name string, apply Apply, opts ...Option) (
 	return consumers.NewDeadLetters(pool, &projection{settings: s, apply: apply, stuck: make(chan error, 1)}), nil
 }
 
-// Lag returns how far a projection is behind the streams. It asks the database and NATS, never a running instance.
+// Lag returns how far a projection is behind the streams. It reads the database and NATS, never a running instance.
 func Lag(ctx context.Context, nc *nats.Conn, pool *pgxpool.Pool, name string, opts ...Option) (consumers.ConsumerLag, error) {
 	s, err := settingsOf(name, opts)
 	if err != nil {
@@ -166,8 +172,9 @@ func Lag(ctx context.Context, nc *nats.Conn, pool *pgxpool.Pool, name string, op
 	return all[0], nil
 }
 
-// Replay has a projection begin anew with the oldest events of the streams. clear empties its tables, in the transaction that forgets its place and its dead letters.
-// Instances may run meanwhile. Streams that no longer have their first events stop the projection: fill it from an export instead.
+// Replay makes a projection begin again with the oldest events of the streams. clear empties its tables, in the
+// transaction that deletes its offsets and its dead letters. Instances may run meanwhile. If streams no longer have
+// their first events, the projection stops: fill it from exports instead.
 func Replay(ctx context.Context, pool *pgxpool.Pool, name string, clear func(ctx context.Context, tx pgx.Tx) error) error {
 	return postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		if err := consumers.Forget(ctx, tx, name); err != nil {

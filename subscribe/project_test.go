@@ -20,7 +20,7 @@ import (
 	"github.com/tidings/tidings/subscribe"
 )
 
-// logbook writes down what it gets, without a guard of its own: what is applied twice is there twice.
+// logbook records its events without comparing versions, so an event that is applied twice has two rows.
 func logbook(ctx context.Context, tx pgx.Tx, batch []event.Event) error {
 	for i := range batch {
 		f, err := subscribe.Decode[event.Edge](kinds.Builtin(), &batch[i])
@@ -30,14 +30,15 @@ func logbook(ctx context.Context, tx pgx.Tx, batch []event.Event) error {
 		if f.From == 666 {
 			panic("the number of the beast")
 		}
-		if _, err := tx.Exec(ctx, `INSERT INTO log (tenant_id, aggregate_id, version) VALUES ($1, $2, $3)`, batch[i].TenantID, int64(f.To), f.Version); err != nil {
+		if _, err := tx.Exec(ctx, `INSERT INTO log (tenant_id, aggregate_id, version) VALUES ($1, $2, $3)`, batch[i].TenantID, int64(f.To),
+			f.Version); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// refusals has Project say what is wrong before it reads anything, and leaves the tables as they should be.
+// refusals checks that Project reports problems before it reads anything. It leaves the tables up to date.
 func (r *rig) refusals(pool *pgxpool.Pool, run func(context.Context) error) {
 	t, ctx := r.t, context.Background()
 	t.Helper()
@@ -61,12 +62,13 @@ func (r *rig) refusals(pool *pgxpool.Pool, run func(context.Context) error) {
 	if err := subscribe.Project(ctx, r.nc, pool, "no.name", logbook); !errors.Is(err, subscribe.ErrName) {
 		t.Errorf("a bad name: %v, want ErrName", err)
 	}
-	if err := subscribe.Project(ctx, r.nc, pool, "search", logbook, subscribe.Streams("OTHERS", "others")); !errors.Is(err, subscribe.ErrNoStreams) {
+	if err := subscribe.Project(ctx, r.nc, pool, "search", logbook, subscribe.Streams("OTHERS", "others")); !errors.Is(err,
+		subscribe.ErrNoStreams) {
 		t.Errorf("no streams: %v, want ErrNoStreams", err)
 	}
 }
 
-// unpark discards the event that panics, and retries the one behind it.
+// unpark discards the event that panics, and retries the next one of its aggregate.
 func unpark(t *testing.T, pool *pgxpool.Pool) {
 	t.Helper()
 	ctx := t.Context()
@@ -75,9 +77,9 @@ func unpark(t *testing.T, pool *pgxpool.Pool) {
 		t.Fatal(err)
 	}
 	parked, err := letters.List(ctx, consumers.DeadLetterFilter{Consumer: "search"}, 10)
-	if err != nil || len(parked) != 3 || !strings.Contains(parked[0].Error, "panic: the number of the beast") || !strings.Contains(parked[1].Error, "earlier event") ||
-		!strings.Contains(parked[2].Error, "decode the payload") {
-		t.Fatalf("parked %+v, %v, want the panic, the event behind it and the damaged one", parked, err)
+	if err != nil || len(parked) != 3 || !strings.Contains(parked[0].Error, "panic: the number of the beast") ||
+		!strings.Contains(parked[1].Error, "earlier event") || !strings.Contains(parked[2].Error, "decode the payload") {
+		t.Fatalf("parked %+v, %v, want the event that panics, the next one of its aggregate and the damaged one", parked, err)
 	}
 	if _, err := letters.Discard(ctx, consumers.DeadLetterRequest{ID: parked[0].ID, Actor: "ann"}); err != nil {
 		t.Error(err)
@@ -93,7 +95,8 @@ func TestAProjectionInASchemaOfItsOwnIsExact(t *testing.T) {
 	pool := r.logged()
 	reg, health := prometheus.NewRegistry(), &subscribe.Health{}
 	run := func(ctx context.Context) error {
-		return subscribe.Project(ctx, r.nc, pool, "search", logbook, subscribe.Only("follow"), subscribe.Log(testkit.Logger(t)), subscribe.Metrics(reg), subscribe.Report(health))
+		return subscribe.Project(ctx, r.nc, pool, "search", logbook, subscribe.Only("follow"), subscribe.Log(testkit.Logger(t)),
+			subscribe.Metrics(reg), subscribe.Report(health))
 	}
 	r.refusals(pool, run)
 	r.publish(follow(1, 2, 1), follow(666, 3, 1), follow(4, 3, 1), damaged(5), follow(1, 2, 2))
@@ -126,7 +129,7 @@ func TestAProjectionInASchemaOfItsOwnIsExact(t *testing.T) {
 		t.Errorf("consumer_parked_total is %v, %v, want 3", n, err)
 	}
 
-	// Again from the beginning, while it runs.
+	// Replay from the beginning while an instance runs.
 	if err := subscribe.Replay(ctx, pool, "search", func(ctx context.Context, tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, `TRUNCATE log`)
 		return err
@@ -191,7 +194,7 @@ func TestAProjectionStopsBeforeAStreamThatWasMadeAnewAndReportsAFunctionThatNeve
 	close(never)
 	<-released
 	if n := applied(); n != 1 {
-		t.Errorf("%d events are applied, want the 1 that was done", n)
+		t.Errorf("%d events are applied, want 1", n)
 	}
 
 	if err := r.js.DeleteStream(ctx, r.cfg.StreamName(0)); err != nil {
@@ -206,17 +209,18 @@ func TestAProjectionStopsBeforeAStreamThatWasMadeAnewAndReportsAFunctionThatNeve
 	})
 	r.await("the stop", func() (bool, error) {
 		err := health.Ready(ctx)
-		return err != nil && strings.Contains(err.Error(), "stream EVENTS-0 was recreated") && strings.Contains(err.Error(), "begin the projection again"), nil
+		return err != nil && strings.Contains(err.Error(), "stream EVENTS-0 was recreated") &&
+			strings.Contains(err.Error(), "begin the projection again"), nil
 	})
 	if n := applied(); n != 1 {
-		t.Errorf("%d events are applied, want the 1 that was done", n)
+		t.Errorf("%d events are applied, want 1", n)
 	}
 	if err := p.stop(); err != nil {
 		t.Error(err)
 	}
 }
 
-// positions are where the open streams stand, as an export says.
+// positions returns the ends of the open streams, as an export contains them.
 func (r *rig) positions() (all []subscribe.Position) {
 	r.t.Helper()
 	for _, o := range r.open {
@@ -229,7 +233,8 @@ func (r *rig) positions() (all []subscribe.Position) {
 	return all
 }
 
-// TestAProjectionBeginsBehindExports has two exports, with a resize between them, of streams of which the first two were removed since.
+// TestAProjectionBeginsBehindExports has two exports with a resize between them. The first two streams were removed
+// since.
 func TestAProjectionBeginsBehindExports(t *testing.T) {
 	r := newRig(t, 2)
 	ctx := t.Context()
@@ -241,7 +246,7 @@ func TestAProjectionBeginsBehindExports(t *testing.T) {
 	r.resize(2)
 	r.publish(follow(1, 20, 2), follow(1, 2, 2)) // 3 and 2
 	first := r.positions()
-	r.publish(follow(1, 2, 3)) // behind the first one
+	r.publish(follow(1, 2, 3)) // after the first export
 	r.resize(1)
 	r.publish(follow(1, 2, 4))
 	second := append(r.positions(), subscribe.Position{Partition: 5})
@@ -258,7 +263,7 @@ func TestAProjectionBeginsBehindExports(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := begin(); !errors.Is(err, subscribe.ErrBegun) {
-		t.Errorf("again: %v, want ErrBegun", err)
+		t.Errorf("a second Begin: %v, want ErrBegun", err)
 	}
 	p := r.start(func(ctx context.Context) error {
 		return subscribe.Project(ctx, r.nc, pool, "search", logbook, subscribe.Log(testkit.Logger(t)))
@@ -271,7 +276,7 @@ func TestAProjectionBeginsBehindExports(t *testing.T) {
 		return len(got) == 3, err
 	})
 	if !slices.Equal(got, []int64{3, 4, 5}) {
-		t.Errorf("applied the versions %v, want those behind the first export, in order", got)
+		t.Errorf("applied the versions %v, want those after the first export, in order", got)
 	}
 	if err := p.stop(); err != nil {
 		t.Error(err)

@@ -20,14 +20,14 @@ type aggregate struct {
 	id     int64
 }
 
-// message is an event that is delivered and not yet acknowledged.
+// message is a delivered event that is not yet acknowledged.
 type message struct {
 	jetstream.Msg
-	term    context.Context // in which it may be handled
+	term    context.Context // a call for the message may begin until it ends
 	event   event.Event
-	fault   error // why it cannot be read
+	fault   error // why the event cannot be decoded
 	seq     uint64
-	attempt int // the next
+	attempt int // the number of the next attempt
 }
 
 func (m *message) aggregate() aggregate {
@@ -35,11 +35,11 @@ func (m *message) aggregate() aggregate {
 }
 
 const (
-	perCall     = 16              // events in hand for each place: enough that none waits for NATS
-	pullWait    = 3 * time.Second // of one request for more
+	perCall     = 16              // events in hand for each place, enough that no place waits for NATS
+	pullWait    = 3 * time.Second // the wait of one request for more events
 	settleEvery = 500 * time.Millisecond
-	order       = "order" // the group of a consumer that is pinned to one instance
-	maxPending  = 100_000 // events that all instances together have in hand
+	order       = "order" // the priority group of a consumer that is pinned to one instance
+	maxPending  = 100_000 // the largest number of events that all instances together have in hand
 )
 
 // reader reads one stream.
@@ -54,22 +54,22 @@ type reader struct {
 
 	mu     sync.Mutex
 	undone map[uint64]*message
-	queues map[aggregate][]*message // the first is at work
+	queues map[aggregate][]*message // the first of each queue is being handled
 
-	term    context.Context // in which this instance may begin calls: all of reading, or while it is the one that reads in order
+	term    context.Context // this instance may begin calls until it ends: with reading, or with its turn to read in order
 	endTerm context.CancelFunc
-	// InOrder; these are of the goroutine that reads.
-	pin      string     // says that this instance is the one that reads
-	behind   bool       // another instance was before, and may have had events in hand
-	held     []*message // until those are here
-	missing  int        // how many are not
-	repeated bool       // some have come
+	// For InOrder. Only the goroutine that reads uses them.
+	pin      string     // the id of this instance's turn to read
+	behind   bool       // the previous instance may have unfinished events
+	held     []*message // events that wait until NATS has delivered those again
+	missing  int        // unfinished events of the previous instance that NATS has not delivered again yet
+	repeated bool       // NATS has delivered some of them again
 }
 
-// window is how many events are in hand at most.
+// window is the largest number of events in hand.
 func (r *reader) window() int { return perCall * r.concurrency }
 
-// run reads until ctx ends, and returns when all in hand is handled or given back.
+// run reads until ctx ends. It returns when every event in hand is handled or given back.
 func (r *reader) run(ctx context.Context) {
 	keep, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var keeper sync.WaitGroup
@@ -100,14 +100,14 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// session pulls events until something fails.
+// session pulls events until an error.
 func (r *reader) session(ctx context.Context) (progress bool, err error) {
 	if err := r.declare(ctx); err != nil {
 		return false, err
 	}
 	r.trouble(ctx, r.stream, nil)
 	if r.inOrder {
-		r.giveBack() // the client does not know of its turn any more
+		r.giveBack() // the client no longer knows its turn
 	}
 	for {
 		free := r.free(ctx)
@@ -119,7 +119,7 @@ func (r *reader) session(ctx context.Context) (progress bool, err error) {
 		switch {
 		case ctx.Err() != nil:
 			return progress, nil
-		case errors.Is(err, jetstream.ErrPinIDMismatch): // another instance reads now
+		case errors.Is(err, jetstream.ErrPinIDMismatch): // another instance has the turn
 			r.giveBack()
 		case err != nil:
 			return progress, fmt.Errorf("read stream %s: %w", r.stream, err)
@@ -130,7 +130,7 @@ func (r *reader) session(ctx context.Context) (progress bool, err error) {
 	}
 }
 
-// pull takes up to so many events, as they come. What has come when ctx ends goes back.
+// pull takes up to the given number of events as they arrive. Events that arrive after the end of ctx go back.
 func (r *reader) pull(ctx context.Context, events int) (n int, err error) {
 	wait := min(pullWait, r.takeover/3)
 	if r.behind {
@@ -148,7 +148,7 @@ func (r *reader) pull(ctx context.Context, events int) (n int, err error) {
 	}
 	for m := range batch.Messages() {
 		if n++; ctx.Err() != nil {
-			_ = m.Nak() // if it is lost, NATS delivers the message after AckWait
+			_ = m.Nak() // if the Nak is lost, NATS delivers the message after AckWait
 			continue
 		}
 		if err := r.take(ctx, m); err != nil {
@@ -156,12 +156,13 @@ func (r *reader) pull(ctx context.Context, events int) (n int, err error) {
 		}
 	}
 	if err = batch.Error(); errors.Is(err, context.DeadlineExceeded) {
-		err = nil // that was all
+		err = nil // no more events in time
 	}
 	return n, err
 }
 
-// free waits until there is room for some events, and returns for how many. A reader in order asks for one at least now and then, to stay the one that reads.
+// free waits until there is room for some events, and returns their number. A reader in order requests at least one
+// event now and then, to keep its turn.
 func (r *reader) free(ctx context.Context) int {
 	late := time.NewTimer(r.takeover / 3)
 	defer late.Stop()
@@ -173,7 +174,7 @@ func (r *reader) free(ctx context.Context) int {
 		case r.repeated:
 			return min(r.missing, r.window())
 		case r.behind, r.inOrder && r.pin == "":
-			return 1 // the first tells whether there are others before it
+			return 1 // the first event tells whether the previous instance has unfinished ones
 		}
 		if n > 0 && n >= r.window()/4 {
 			return n
@@ -188,12 +189,13 @@ func (r *reader) free(ctx context.Context) int {
 	}
 }
 
-// declare makes the durable consumer, or brings the one that exists up to the options. Where it begins never changes.
+// declare creates the durable consumer, or updates an existing one to the options. Its start never changes.
 func (r *reader) declare(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, r.streams.Timeout)
 	defer cancel()
 	cfg := jetstream.ConsumerConfig{
-		Durable: r.durable, FilterSubject: r.subject, AckPolicy: jetstream.AckExplicitPolicy, AckWait: r.takeover, MaxAckPending: maxPending, MaxDeliver: -1,
+		Durable: r.durable, FilterSubject: r.subject, AckPolicy: jetstream.AckExplicitPolicy, AckWait: r.takeover,
+		MaxAckPending: maxPending, MaxDeliver: -1,
 		DeliverPolicy: jetstream.DeliverAllPolicy, Description: "Tidings subscriber " + r.name,
 	}
 	if !r.since.IsZero() && !r.again {
@@ -208,7 +210,8 @@ func (r *reader) declare(ctx context.Context) error {
 		was := have.CachedInfo().Config
 		cfg.DeliverPolicy, cfg.OptStartTime = was.DeliverPolicy, was.OptStartTime
 		if was.FilterSubject != cfg.FilterSubject || was.AckPolicy != cfg.AckPolicy {
-			return fmt.Errorf("the consumer %s of stream %s is not this subscriber's: its filter is %q", r.durable, r.stream, was.FilterSubject)
+			return fmt.Errorf("the consumer %s of stream %s is not this subscriber's: its filter is %q", r.durable,
+				r.stream, was.FilterSubject)
 		}
 		r.consumer, err = r.js.UpdateConsumer(ctx, r.stream, cfg)
 	case errors.Is(err, jetstream.ErrConsumerNotFound):
@@ -220,7 +223,7 @@ func (r *reader) declare(ctx context.Context) error {
 	return nil
 }
 
-// pending returns how many events are not handled, by any instance.
+// pending returns the number of events that no instance has handled yet.
 func (r *reader) pending(ctx context.Context) (int, error) {
 	c, err := r.js.Consumer(ctx, r.stream, r.durable)
 	if err != nil {
@@ -230,7 +233,7 @@ func (r *reader) pending(ctx context.Context) (int, error) {
 	return int(i.NumPending) + i.NumAckPending, nil
 }
 
-// take takes in a message.
+// take adds a delivered message to those in hand.
 func (r *reader) take(ctx context.Context, msg jetstream.Msg) error {
 	meta, err := msg.Metadata()
 	if err != nil {
@@ -242,7 +245,8 @@ func (r *reader) take(ctx context.Context, msg jetstream.Msg) error {
 	} else {
 		if !event.Ours(msg.Headers()) {
 			r.metrics.foreign.Inc()
-			r.log.WarnContext(ctx, "skipping a message that no relay of ours published", "stream", r.stream, "stream_seq", m.seq, "subject", msg.Subject())
+			r.log.WarnContext(ctx, "skipping a message that no relay published", "stream", r.stream, "stream_seq", m.seq,
+				"subject", msg.Subject())
 			return msg.Ack()
 		}
 		m.event, m.fault = event.Decode(msg.Subject(), msg.Headers(), msg.Data())
@@ -250,7 +254,7 @@ func (r *reader) take(ctx context.Context, msg jetstream.Msg) error {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.undone[m.seq] != nil { // it came again, because NATS did not hear that we are at it
+	if r.undone[m.seq] != nil { // delivered again because NATS did not get InProgress in time
 		return nil
 	}
 	if pin := msg.Headers().Get("Nats-Pin-Id"); r.inOrder && pin != r.pin {
@@ -268,7 +272,7 @@ func (r *reader) take(ctx context.Context, msg jetstream.Msg) error {
 	return nil
 }
 
-// dispatch has a message handled behind those of its aggregate. It is called under r.mu.
+// dispatch queues a message behind those of its aggregate. The caller holds r.mu.
 func (r *reader) dispatch(m *message) {
 	a := m.aggregate()
 	q, busy := r.queues[a]
@@ -278,7 +282,7 @@ func (r *reader) dispatch(m *message) {
 	}
 }
 
-// work handles the messages of an aggregate until there are none. Those whose term ends before go back.
+// work handles the messages of an aggregate until the queue is empty. It gives back messages whose term ends before.
 func (r *reader) work(a aggregate) {
 	for {
 		r.mu.Lock()
@@ -287,7 +291,7 @@ func (r *reader) work(a aggregate) {
 		finished := r.handle(m.term, m)
 		r.mu.Lock()
 		if !finished {
-			_ = m.Nak() // if it is lost, NATS delivers the message after AckWait
+			_ = m.Nak() // if the Nak is lost, NATS delivers the message after AckWait
 		}
 		delete(r.undone, m.seq)
 		rest := r.queues[a][1:]
@@ -307,7 +311,7 @@ func (r *reader) work(a aggregate) {
 	}
 }
 
-// keep tells NATS of what is in hand that it is, until ctx ends.
+// keep reports the messages in hand to NATS as in progress, until ctx ends.
 func (r *reader) keep(ctx context.Context) {
 	tick := time.NewTicker(r.takeover / 3)
 	defer tick.Stop()
@@ -319,13 +323,14 @@ func (r *reader) keep(ctx context.Context) {
 		}
 		r.mu.Lock()
 		for _, m := range r.undone {
-			_ = m.InProgress() // the next one is soon
+			_ = m.InProgress() // after a failure the next one comes soon
 		}
 		r.mu.Unlock()
 	}
 }
 
-// giveBack ends this instance's turn to read in order: what is not at work goes to the one whose turn it is.
+// giveBack ends this instance's turn to read in order. Events that are not being handled go to the instance with the
+// next turn.
 func (r *reader) giveBack() {
 	r.endTerm()
 	r.mu.Lock()
@@ -337,8 +342,8 @@ func (r *reader) giveBack() {
 	r.pin, r.held, r.behind, r.missing, r.repeated = "", nil, false, 0, false
 }
 
-// settle lets the events go that were held when this instance became the one that reads in order, once those are here that the one before it had in hand and did
-// not acknowledge. NATS delivers them again when AckWait is over.
+// settle dispatches the held events of a new turn, once NATS has delivered the unfinished events of the previous instance
+// again. NATS does that after AckWait.
 func (r *reader) settle(ctx context.Context) error {
 	if !r.behind {
 		return nil
@@ -347,7 +352,7 @@ func (r *reader) settle(ctx context.Context) error {
 	defer cancel()
 	i, err := r.consumer.Info(ctx)
 	if err != nil {
-		return fmt.Errorf("look at consumer %s of stream %s: %w", r.durable, r.stream, err)
+		return fmt.Errorf("read the state of consumer %s of stream %s: %w", r.durable, r.stream, err)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()

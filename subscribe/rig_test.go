@@ -2,6 +2,7 @@ package subscribe_test
 
 import (
 	"context"
+	"fmt"
 	neturl "net/url"
 	"slices"
 	"sync"
@@ -21,7 +22,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// rig is a broker with streams, and a relay's hand.
+// rig has a broker with streams, and a publisher that acts as a relay.
 type rig struct {
 	t    testing.TB
 	b    *testkit.Broker
@@ -55,7 +56,7 @@ func (r *rig) declare(p broker.Partition) {
 	r.open = append(r.open, s)
 }
 
-// resize replaces all streams by as many new ones.
+// resize replaces all streams by the given number of new ones. A foreign message follows each closing message.
 func (r *rig) resize(partitions int) {
 	r.t.Helper()
 	var after []int
@@ -63,11 +64,13 @@ func (r *rig) resize(partitions int) {
 	for _, s := range r.open {
 		subject, headers := event.ClosingMessage(r.cfg.Prefix, s.Number)
 		r.send(&nats.Msg{Subject: subject, Header: headers})
+		r.send(&nats.Msg{Subject: fmt.Sprintf("%s.%d.t1.follow.created", r.cfg.Prefix, s.Number), Data: []byte("foreign")})
 		after, next = append(after, s.Number), max(next, s.Number+1)
 	}
 	r.open = nil
 	for i := range partitions {
-		r.declare(broker.Partition{Number: next + i, FirstSlot: i * event.Slots / partitions, LastSlot: (i+1)*event.Slots/partitions - 1, After: after})
+		r.declare(broker.Partition{Number: next + i, FirstSlot: i * event.Slots / partitions,
+			LastSlot: (i+1)*event.Slots/partitions - 1, After: after})
 	}
 }
 
@@ -93,18 +96,19 @@ func (r *rig) publish(events ...event.Event) {
 	}
 }
 
-// follow is an event of a pair.
+// follow returns an event of a pair.
 func follow(follower, followee, version int64) event.Event {
-	payload, err := event.Edge{From: event.ID(follower), To: event.ID(followee), Status: event.StatusActive, Version: version, Actor: "test"}.Encode(
+	payload, err := event.Edge{From: event.ID(follower), To: event.ID(followee), Status: event.StatusActive,
+		Version: version, Actor: "test"}.Encode(
 		event.EdgeNames{From: "follower_id", To: "followee_id"})
 	if err != nil {
 		panic(err)
 	}
-	return event.Event{ID: uuid.NewString(), TenantID: 1, AggregateType: event.AggregateFollow, AggregateID: followee, Type: event.Created, Version: 1,
-		OccurredAt: time.Now(), Payload: payload}
+	return event.Event{ID: uuid.NewString(), TenantID: 1, AggregateType: event.AggregateFollow, AggregateID: followee,
+		Type: event.Created, Version: 1, OccurredAt: time.Now(), Payload: payload}
 }
 
-// damaged is an event whose payload is not what its type says.
+// damaged returns an event whose payload does not match its type.
 func damaged(followee int64) event.Event {
 	e := follow(1, followee, 1)
 	e.Payload = []byte(`{"follower_id": 7}`)
@@ -134,7 +138,8 @@ func (r *rig) start(call func(ctx context.Context) error) *running {
 	return w
 }
 
-// schema makes a schema, and returns a pool of connections that have it as their search_path, with its URL. No role of Tidings is used.
+// schema creates a schema. It returns a pool of connections with that search_path, and its URL. It uses no role of
+// Tidings.
 func (r *rig) schema(name string) (pool *pgxpool.Pool, url string) {
 	r.t.Helper()
 	db := testkit.Postgres(r.t)
@@ -155,11 +160,12 @@ func (r *rig) schema(name string) (pool *pgxpool.Pool, url string) {
 	return pool, u.String()
 }
 
-// logged is a schema with the table of logbook.
+// logged returns a schema with the table of logbook.
 func (r *rig) logged() *pgxpool.Pool {
 	r.t.Helper()
 	pool, _ := r.schema("search")
-	if _, err := pool.Exec(context.Background(), `CREATE TABLE log (id bigserial, tenant_id bigint, aggregate_id bigint, version bigint)`); err != nil {
+	if _, err := pool.Exec(context.Background(),
+		`CREATE TABLE log (id bigserial, tenant_id bigint, aggregate_id bigint, version bigint)`); err != nil {
 		r.t.Fatal(err)
 	}
 	return pool

@@ -1,4 +1,4 @@
-// Package tokens has the bearer tokens of services: whom one stands for, in which roles, and how often it may ask.
+// Package tokens manages the bearer tokens of services: their tenants, their roles and their rate limits.
 //
-//	Issue, Ensure, Revoke, List (operators)  ──▶  api_tokens, by hash  ◀──  Authenticate (the API, before the tenant is known)
+//	Issue, Ensure, Revoke, List (operators)  ──▶  api_tokens, by hash  ◀──  Lookup (the API, before the tenant is known)
 package tokens

@@ -11,17 +11,18 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// expiring is how long before its end a token counts as expiring. One that was made for less than four times as long counts in the last quarter of its life.
+// expiring is the time before its end in which a token counts as expiring, but never more than the last quarter of its
+// life.
 const expiring = 14 * 24 * time.Hour
 
-// expiringSQL counts current tokens that expire soon.
-// Index: api_tokens_expires_idx.   Locks: none.
+// expiringSQL counts current tokens that expire soon. Index: api_tokens_expires_idx. Locks: none.
 const expiringSQL = `
 SELECT /* tokens.expiring */ count(*) FROM api_tokens
  WHERE revoked_at IS NULL AND replaced_at IS NULL AND expires_at > now() AND expires_at < now() + @within::interval
    AND expires_at - now() < (expires_at - created_at) / 4`
 
-// Expiring returns how many tokens expire soon, of those that work and that no other has replaced. pool acts as postgres.RoleSystem.
+// Expiring returns the number of tokens that expire soon. It counts valid tokens that no other token has replaced. pool
+// acts as postgres.RoleSystem.
 func Expiring(ctx context.Context, pool *pgxpool.Pool) (n int, err error) {
 	if err := pool.QueryRow(ctx, expiringSQL, pgx.StrictNamedArgs{"within": expiring}).Scan(&n); err != nil {
 		return 0, fmt.Errorf("count the tokens that expire soon: %w", err)
@@ -38,10 +39,12 @@ type collector struct {
 	desc *prometheus.Desc
 }
 
-// NewCollector returns the gauge of Expiring, read at each scrape, and left out of one in which the database does not answer. It names no tenant.
+// NewCollector returns a gauge of Expiring, which it reads at each scrape. If the database does not answer, the gauge
+// is missing from that scrape. The gauge has no label of a tenant.
 func NewCollector(pool *pgxpool.Pool, log *slog.Logger) prometheus.Collector {
 	return collector{pool, log.With("component", "tokens"), prometheus.NewDesc("api_tokens_expiring",
-		"Tokens that work, that no other has replaced, and that expire within 14 days and the last quarter of their life.", nil, nil)}
+		"Valid tokens without a replacement that expire within 14 days and are in the last quarter of their "+
+			"lifetime.", nil, nil)}
 }
 
 // Describe implements prometheus.Collector.
@@ -53,7 +56,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	defer cancel()
 	n, err := Expiring(ctx, c.pool)
 	if err != nil {
-		c.log.WarnContext(ctx, "tokens left out of this scrape", "err", err)
+		c.log.WarnContext(ctx, "cannot count expiring tokens: this scrape has no gauge of them", "err", err)
 		return
 	}
 	ch <- prometheus.MustNewConstMetric(c.desc, prometheus.GaugeValue, float64(n))

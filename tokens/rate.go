@@ -9,7 +9,7 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-// Bounds of a Rate. The database checks the same.
+// Bounds of a Rate. The database checks the same bounds.
 const (
 	maxRate       = 9_999_999
 	maxRateWindow = 99_999 * time.Second // a little over a day
@@ -21,10 +21,10 @@ type Rate struct {
 	Window time.Duration
 }
 
-// Off reports that there is no limit.
+// Off reports whether there is no limit.
 func (r Rate) Off() bool { return r.N == 0 }
 
-// ParseRate reads "100/1s" (a number, and the duration in which so many may come) or "off".
+// ParseRate reads a number of requests and a duration, for example "100/1s", or "off".
 func ParseRate(s string) (Rate, error) {
 	if s == "off" {
 		return Rate{}, nil
@@ -33,7 +33,8 @@ func ParseRate(s string) (Rate, error) {
 	n, err := strconv.ParseInt(number, 10, 64)
 	w, werr := time.ParseDuration(window)
 	if err != nil || werr != nil || n < 1 || n > maxRate || w < time.Second || w > maxRateWindow || w%time.Second != 0 {
-		return Rate{}, fmt.Errorf("%w: rate %.80q: want 1 to %d per 1s to %s, whole seconds, such as 100/1s, or off", store.ErrInvalid, s, maxRate, maxRateWindow)
+		return Rate{}, fmt.Errorf("%w: rate %.80q: want 1 to %d per 1s to %s in whole seconds, for example 100/1s, or off",
+			store.ErrInvalid, s, maxRate, maxRateWindow)
 	}
 	return Rate{n, w}, nil
 }
@@ -45,10 +46,10 @@ func (r Rate) String() string {
 	return fmt.Sprintf("%d/%ds", r.N, r.Window/time.Second)
 }
 
-// MarshalText writes the rate as String does.
+// MarshalText returns the text of String.
 func (r Rate) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
 
-// UnmarshalText is ParseRate.
+// UnmarshalText reads the text with ParseRate.
 func (r *Rate) UnmarshalText(b []byte) (err error) {
 	*r, err = ParseRate(string(b))
 	return err

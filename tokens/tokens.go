@@ -25,7 +25,9 @@ const (
 	RoleWrite    = "write"
 	RoleModerate = "moderate"
 	RoleAdmin    = "admin"
-	RoleExport   = "export" // everything of a tenant that its events say: bodies that wait for a moderator, and authors of what is gone
+
+	// RoleExport reads everything that a tenant's events contain, with pending bodies and the authors of deleted children.
+	RoleExport = "export"
 )
 
 // Roles returns every role.
@@ -37,26 +39,28 @@ var (
 	ErrUnauthenticated = errors.New("tokens: unknown, expired or revoked token")
 	// ErrExists reports a name that the tenant has given to another token, which is neither revoked nor expired.
 	ErrExists = errors.New("tokens: the tenant has a token of this name")
-	// ErrUnknown reports a name that the tenant never gave to a token, or that has no current one to replace.
+	// ErrUnknown reports a name that the tenant never gave to a token, or that has no current token to replace.
 	ErrUnknown = errors.New("tokens: the tenant has no token of this name")
 	// ErrNobodys reports a token that this installation never made.
 	ErrNobodys = errors.New("tokens: this installation never made this token")
 )
 
-// tokenPrefix makes a token recognisable to people and to scanners of leaked secrets.
+// tokenPrefix makes a token recognizable to people and to scanners of leaked secrets.
 const tokenPrefix = "tdg_"
 
-// SystemTenant is the tenant of system tokens: an operator signs in to the console with one and sees every tenant. No route of the API takes it.
+// SystemTenant is the tenant of system tokens. An operator signs in to the console with one and sees every tenant. The
+// routes of the API refuse it.
 const SystemTenant = 0
 
-// Principal is whom a token stands for: a service of one tenant, which acts for every user of it, or an operator (SystemTenant).
+// Principal is the owner of a token: a service of one tenant, which acts for every user of it, or an operator
+// (SystemTenant).
 type Principal struct {
 	TenantID  int64
 	Name      string
 	Roles     []string
 	ReadRate  *Rate // the token's own; nil: as configured
 	WriteRate *Rate
-	Lives     time.Duration // from the look-up until it expires; 0: for ever
+	Lives     time.Duration // from the look-up until it expires; 0: forever
 }
 
 // Has reports whether the principal has the role.
@@ -65,7 +69,7 @@ func (p Principal) Has(role string) bool { return slices.Contains(p.Roles, role)
 // System reports whether the principal's token is a system token.
 func (p Principal) System() bool { return p.TenantID == SystemTenant }
 
-// New returns a random token of 256 bits. Nothing knows it yet.
+// New returns a random token of 256 bits. It stores nothing.
 func New() string {
 	b := make([]byte, 32)
 	rand.Read(b) // never fails
@@ -89,7 +93,7 @@ func checkToken(tenant int64, name, token string, roles []string) error {
 	}
 	for _, c := range []byte(token) {
 		if c <= ' ' || c >= 0x7f {
-			return fmt.Errorf("%w: a token is visible ASCII", store.ErrInvalid)
+			return fmt.Errorf("%w: a token must be visible ASCII", store.ErrInvalid)
 		}
 	}
 	if token == "" {
@@ -98,47 +102,49 @@ func checkToken(tenant int64, name, token string, roles []string) error {
 	return nil
 }
 
-// Spec is a token to be made.
+// Spec describes a token to make.
 type Spec struct {
 	TenantID  int64  // SystemTenant: a system token
-	Name      string // the actor of writes that name none
+	Name      string // the actor of writes without an actor
 	Roles     []string
 	Expires   time.Time // zero: never
 	ReadRate  *Rate     // nil: as configured
 	WriteRate *Rate
-	Replace   bool          // take the place of the name's current token, whose roles and rates go on where none are given
-	Overlap   time.Duration // how long that one goes on working, at most
+	Replace   bool          // replace the name's current token; the new one keeps its roles and rates unless they are given
+	Overlap   time.Duration // how long the replaced token remains valid, at most
 }
 
-// retireTokenSQL makes room for a token of the name: what has expired gives way, and with @replace the current one too.
-// Index: api_tokens_current_key.   Locks: the name's current token.
+// retireTokenSQL makes room for a token of the name: it retires an expired current token, and with @replace any current
+// token.
+// Index: api_tokens_current_key. Locks: the name's current token.
 const retireTokenSQL = `
 UPDATE /* tokens.retire_token */ api_tokens SET replaced_at = now(), expires_at = LEAST(expires_at, now() + @overlap::interval)
- WHERE tenant_id = @tenant::bigint AND name = @name::text AND revoked_at IS NULL AND replaced_at IS NULL AND (@replace::boolean OR expires_at <= now())
+ WHERE tenant_id = @tenant::bigint AND name = @name::text AND revoked_at IS NULL AND replaced_at IS NULL
+   AND (@replace::boolean OR expires_at <= now())
 RETURNING expires_at, roles, rate_read, rate_write`
 
-// createTokenSQL adds a token.
-// Index: none.   Locks: none but the new row.
+// createTokenSQL adds a token. Index: none. Locks: none but the new row.
 const createTokenSQL = `
 INSERT /* tokens.create_token */ INTO api_tokens (token_hash, tenant_id, name, roles, expires_at, rate_read, rate_write)
 VALUES (@hash::bytea, @tenant::bigint, @name::text, @roles::text[], @expires::timestamptz, @rate_read::text, @rate_write::text)`
 
-// Issued is a token that was made.
+// Issued is a token that Issue made.
 type Issued struct {
-	Token    string // only its hash is kept
+	Token    string // the database has only its hash
 	Roles    []string
-	Replaced *time.Time // when the token before it ends; nil: there was none
+	Replaced *time.Time // when the replaced token ends; nil: none was replaced
 }
 
-// retired is the token before.
+// retired is the replaced token.
 type retired struct {
 	Ends        *time.Time
 	Roles       []string
 	Read, Write *string
 }
 
-// Issue makes a token. A name has one current token: ErrExists while there is one, unless spec replaces it, and ErrUnknown when
-// there is none whose roles could go on. pool acts as postgres.RoleSystem.
+// Issue makes a token. A name has at most one current token. If there is one and spec does not replace it, Issue
+// returns ErrExists. If spec gives no roles and there is no token to replace, it returns ErrUnknown. pool acts as
+// postgres.RoleSystem.
 func Issue(ctx context.Context, pool *pgxpool.Pool, spec Spec) (Issued, error) {
 	made := Issued{Token: New()}
 	var until *time.Time
@@ -169,7 +175,8 @@ func Issue(ctx context.Context, pool *pgxpool.Pool, spec Spec) (Issued, error) {
 			return err
 		}
 		_, err = tx.Exec(ctx, createTokenSQL, pgx.StrictNamedArgs{
-			"hash": hashed(made.Token), "tenant": spec.TenantID, "name": spec.Name, "roles": made.Roles, "expires": until, "rate_read": read, "rate_write": write,
+			"hash": hashed(made.Token), "tenant": spec.TenantID, "name": spec.Name, "roles": made.Roles, "expires": until,
+			"rate_read": read, "rate_write": write,
 		})
 		return err
 	})
@@ -182,22 +189,25 @@ func Issue(ctx context.Context, pool *pgxpool.Pool, spec Spec) (Issued, error) {
 	return made, nil
 }
 
-// Create is Issue of a token with the configured rates that replaces none. A zero expires means never.
+// Create makes a token with the configured rates, which replaces no other. A zero expires means never. Errors are those
+// of Issue.
 func Create(ctx context.Context, pool *pgxpool.Pool, tenant int64, name string, roles []string, expires time.Time) (string, error) {
 	made, err := Issue(ctx, pool, Spec{TenantID: tenant, Name: name, Roles: roles, Expires: expires})
 	return made.Token, err
 }
 
-// ensureTokenSQL makes the token the name's, whatever had become of it.
-// Index: api_tokens_pkey.   Locks: the token.
+// ensureTokenSQL makes the token valid under the name, even if it was revoked.
+// Index: api_tokens_pkey. Locks: the token.
 const ensureTokenSQL = `
 INSERT /* tokens.ensure_token */ INTO api_tokens AS t (token_hash, tenant_id, name, roles, rate_read, rate_write)
 VALUES (@hash::bytea, @tenant::bigint, @name::text, @roles::text[], 'off', 'off')
-ON CONFLICT (token_hash) DO UPDATE SET roles = EXCLUDED.roles, expires_at = NULL, revoked_at = NULL, replaced_at = NULL, rate_read = 'off', rate_write = 'off'
+ON CONFLICT (token_hash) DO UPDATE
+   SET roles = EXCLUDED.roles, expires_at = NULL, revoked_at = NULL, replaced_at = NULL, rate_read = 'off', rate_write = 'off'
  WHERE t.tenant_id = EXCLUDED.tenant_id AND t.name = EXCLUDED.name`
 
-// Ensure makes token the one that name of tenant has, with these roles, no end and no limits. The ones it had before are void. pool
-// acts as postgres.RoleSystem.
+// Ensure makes token the only valid token of name, with these roles, without an end and without limits. It revokes all
+// other tokens of the name. If the token has another name or tenant, it returns ErrExists. pool acts as
+// postgres.RoleSystem.
 func Ensure(ctx context.Context, pool *pgxpool.Pool, tenant int64, name, token string, roles []string) error {
 	if err := checkToken(tenant, name, token, roles); err != nil {
 		return err
@@ -208,7 +218,7 @@ func Ensure(ctx context.Context, pool *pgxpool.Pool, tenant int64, name, token s
 		}
 		tag, err := tx.Exec(ctx, ensureTokenSQL, pgx.StrictNamedArgs{"hash": hashed(token), "tenant": tenant, "name": name, "roles": roles})
 		if err == nil && tag.RowsAffected() == 0 {
-			err = ErrExists // under another name
+			err = ErrExists // of another name or tenant
 		}
 		return err
 	})
@@ -218,17 +228,19 @@ func Ensure(ctx context.Context, pool *pgxpool.Pool, tenant int64, name, token s
 	return nil
 }
 
-// revokeTokensSQL ends every token of the name, those that were replaced too.
-// Index: api_tokens_name_idx.   Locks: the tokens.
+// revokeTokensSQL revokes every token of the name, including replaced ones.
+// Index: api_tokens_name_idx. Locks: the tokens.
 const revokeTokensSQL = `
-UPDATE /* tokens.revoke_tokens */ api_tokens SET revoked_at = now() WHERE tenant_id = @tenant::bigint AND name = @name::text AND revoked_at IS NULL`
+UPDATE /* tokens.revoke_tokens */ api_tokens SET revoked_at = now()
+ WHERE tenant_id = @tenant::bigint AND name = @name::text AND revoked_at IS NULL`
 
-// revokedAtSQL says when the last token of the name was revoked.
-// Index: api_tokens_name_idx.   Locks: none.
-const revokedAtSQL = `SELECT /* tokens.revoked_at */ max(revoked_at) FROM api_tokens WHERE tenant_id = @tenant::bigint AND name = @name::text`
+// revokedAtSQL returns when the last token of the name was revoked. Index: api_tokens_name_idx. Locks: none.
+const revokedAtSQL = `
+SELECT /* tokens.revoked_at */ max(revoked_at) FROM api_tokens WHERE tenant_id = @tenant::bigint AND name = @name::text`
 
-// Revoke ends every token of the name, those that it replaced included, and returns how many it ended and when the last one was. Done
-// again it changes nothing. ErrUnknown: there never was one. No API process takes them a second later. pool acts as postgres.RoleSystem.
+// Revoke revokes every token of the name, including replaced ones. It returns the number of tokens that it revoked, and
+// the time of the last revocation of the name. A second call changes nothing. If the name never had a token, it returns
+// ErrUnknown. API processes refuse the tokens within a second. pool acts as postgres.RoleSystem.
 func Revoke(ctx context.Context, pool *pgxpool.Pool, tenant int64, name string) (n int64, at time.Time, err error) {
 	err = postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		args := pgx.StrictNamedArgs{"tenant": tenant, "name": name}
@@ -254,14 +266,14 @@ func Revoke(ctx context.Context, pool *pgxpool.Pool, tenant int64, name string) 
 	return n, at, nil
 }
 
-// Token is what is known of a token. Neither the token nor its whole hash is.
+// Token describes a token without the token or its whole hash.
 type Token struct {
 	Fingerprint                string // Fingerprint of the token
 	TenantID                   int64
 	Name                       string
 	Roles                      []string
 	Created                    time.Time
-	Expires, Replaced, Revoked *time.Time // nil: not
+	Expires, Replaced, Revoked *time.Time // nil: never
 	ReadRate, WriteRate        *Rate      // nil: as configured
 	Works                      bool       // neither revoked nor expired
 }
@@ -277,23 +289,25 @@ func scanToken(row pgx.CollectableRow) (t Token, err error) {
 	return t, errors.Join(err, setRate(&t.ReadRate, read), setRate(&t.WriteRate, write))
 }
 
-// fingerprintLen is how many bytes of the hash tell a token from another: too few to find a token by, or to prove that one is it.
+// fingerprintLen is the number of bytes of the hash in a fingerprint. They are too few to find the token or to prove
+// that one has it.
 const fingerprintLen = 6
 
 func fingerprint(hash []byte) string {
 	return hex.EncodeToString(hash[:min(len(hash), fingerprintLen)])
 }
 
-// Fingerprint is a short name of a token, for lists and logs: 12 hexadecimal digits of its SHA-256.
+// Fingerprint returns a short name of a token for lists and logs: 12 hexadecimal digits of its SHA-256.
 func Fingerprint(token string) string { return fingerprint(hashed(token)) }
 
-// listTokensSQL reads the tokens of a tenant, or of all.
-// Index: api_tokens_name_idx for one tenant; all: a scan of a table with a row per token ever made.   Locks: none.
+// listTokensSQL reads the tokens of one tenant or of all. Index: api_tokens_name_idx for one tenant; for all, a scan of
+// a table with a row per token ever made. Locks: none.
 const listTokensSQL = `
 SELECT /* tokens.list_tokens */ ` + tokenColumns + `
   FROM api_tokens WHERE @tenant::bigint = 0 OR tenant_id = @tenant::bigint ORDER BY tenant_id, name, created_at, token_hash`
 
-// List returns the tokens of a tenant, of all tenants for 0, by tenant, name and age, former ones included. pool acts as postgres.RoleSystem.
+// List returns the tokens of a tenant, or of all tenants for 0, with former ones. It orders them by tenant, name and
+// age. pool acts as postgres.RoleSystem.
 func List(ctx context.Context, pool *pgxpool.Pool, tenant int64) ([]Token, error) {
 	rows, _ := pool.Query(ctx, listTokensSQL, pgx.StrictNamedArgs{"tenant": tenant})
 	all, err := pgx.CollectRows(rows, scanToken)
@@ -303,12 +317,11 @@ func List(ctx context.Context, pool *pgxpool.Pool, tenant int64) ([]Token, error
 	return all, nil
 }
 
-// identifySQL finds a token by its hash, whatever has become of it.
-// Index: api_tokens_pkey.   Locks: none.
+// identifySQL finds a token in any state by its hash. Index: api_tokens_pkey. Locks: none.
 const identifySQL = `SELECT /* tokens.identify */ ` + tokenColumns + ` FROM api_tokens WHERE token_hash = @hash::bytea`
 
-// Identify returns what is known of a token that was found somewhere, also of one that was revoked or has expired, or ErrNobodys. No error names it, and the
-// database gets its hash alone. pool acts as postgres.RoleSystem.
+// Identify returns the description of a token that somebody found, even a revoked or expired one, or ErrNobodys. No
+// error contains the token, and the database gets only its hash. pool acts as postgres.RoleSystem.
 func Identify(ctx context.Context, pool *pgxpool.Pool, token string) (Token, error) {
 	rows, _ := pool.Query(ctx, identifySQL, pgx.StrictNamedArgs{"hash": hashed(token)})
 	t, err := pgx.CollectExactlyOneRow(rows, scanToken)
@@ -321,17 +334,18 @@ func Identify(ctx context.Context, pool *pgxpool.Pool, token string) (Token, err
 	return t, nil
 }
 
-// authenticateSQL finds a token by its hash, before the tenant is known; the function runs as the owner of the tables.
-// Index: api_tokens_pkey.   Locks: none.
-const authenticateSQL = `SELECT /* tokens.authenticate */ tenant_id, name, roles, rate_read, rate_write, expires_in FROM find_token(@hash::bytea)`
+// authenticateSQL finds a token by its hash, before the tenant is known. Its function runs as the owner of the tables.
+// Index: api_tokens_pkey. Locks: none.
+const authenticateSQL = `
+SELECT /* tokens.authenticate */ tenant_id, name, roles, rate_read, rate_write, expires_in FROM find_token(@hash::bytea)`
 
 // Hash is the SHA-256 of a token.
 type Hash [sha256.Size]byte
 
-// Fingerprint is that of the token (Fingerprint).
+// Fingerprint returns the same as Fingerprint of the token.
 func (h Hash) Fingerprint() string { return fingerprint(h[:]) }
 
-// HashOf is the token's: 256 random bits need no slow hash.
+// HashOf returns the hash of the token. A token has 256 random bits, so it needs no slow hash.
 func HashOf(token string) Hash { return sha256.Sum256([]byte(token)) }
 
 func hashed(token string) []byte {
@@ -339,15 +353,15 @@ func hashed(token string) []byte {
 	return h[:]
 }
 
-// Lookup finds tokens in the truth. Its pool acts as postgres.RoleAPI. A moment that it returns lies before what it says was read, behind the wait
-// for a connection.
+// Lookup finds tokens in the truth. Its pool acts as postgres.RoleAPI. The times that it returns are taken after the
+// wait for a connection and before the query.
 type Lookup struct{ pool *pgxpool.Pool }
 
 // NewLookup returns a Lookup on pool.
 func NewLookup(pool *pgxpool.Pool) Lookup { return Lookup{pool} }
 
-// Find returns whom the token stands for, or ErrUnauthenticated. What was revoked or had expired at asOf is refused, what is later may not be;
-// p.Lives says when it expires.
+// Find returns the principal of the token, or ErrUnauthenticated. It refuses a token that was revoked or had expired at
+// asOf; it may accept one that is revoked later. p.Lives is the time until the token expires.
 func (l Lookup) Find(ctx context.Context, h Hash) (p Principal, asOf time.Time, err error) {
 	conn, err := l.pool.Acquire(ctx)
 	if err != nil {
@@ -376,19 +390,18 @@ func (l Lookup) Find(ctx context.Context, h Hash) (p Principal, asOf time.Time, 
 
 const forever = 100 * 365 * 24 * time.Hour
 
-// changedTokensSQL reads which tokens have changed, the last ones first.
-// Index: api_tokens_change_idx.   Locks: none.
+// changedTokensSQL reads which tokens have changed, newest first. Index: api_tokens_change_idx. Locks: none.
 const changedTokensSQL = `SELECT /* tokens.changed */ change, token_hash FROM changed_tokens(@since::bigint, @most::integer)`
 
-// maxChanged is how many changes Changed tells of.
+// maxChanged is the most changes that Changed returns.
 const maxChanged = 1000
 
-// Changed returns the tokens that were changed (revoked, replaced, or made anew with other roles) after the change since, and the last change, to ask from
-// there. all: there may be more than those, back to since.
+// Changed returns the tokens that have changed after the change since: they were revoked, replaced, or made again with
+// other roles. It also returns the last change, for the next call. all reports that more tokens may have changed.
 func (l Lookup) Changed(ctx context.Context, since int64) (changed []Hash, last int64, all bool, asOf time.Time, err error) {
 	conn, err := l.pool.Acquire(ctx)
 	if err != nil {
-		return nil, since, false, asOf, fmt.Errorf("look for changed tokens: %w", err)
+		return nil, since, false, asOf, fmt.Errorf("read the changed tokens: %w", err)
 	}
 	defer conn.Release()
 	asOf, last = time.Now(), since
@@ -402,7 +415,7 @@ func (l Lookup) Changed(ctx context.Context, since int64) (changed []Hash, last 
 		return h, err
 	})
 	if err != nil {
-		return nil, since, false, asOf, fmt.Errorf("look for changed tokens: %w", err)
+		return nil, since, false, asOf, fmt.Errorf("read the changed tokens: %w", err)
 	}
 	return changed, last, len(changed) == maxChanged, asOf, nil
 }
@@ -417,7 +430,7 @@ func setRate(to **Rate, text *string) error {
 	return err
 }
 
-// text is how the database has a rate that may be absent.
+// text returns the database's form of a rate that may be absent.
 func (r *Rate) text() *string {
 	if r == nil {
 		return nil

@@ -33,7 +33,8 @@ func TestTokens(t *testing.T) {
 		t.Fatalf("token %q, %v", token, err)
 	}
 	want := tokens.Principal{TenantID: 3, Name: "importer", Roles: []string{tokens.RoleRead, tokens.RoleWrite}}
-	if got, _, err := tokens.NewLookup(f.api).Find(ctx, tokens.HashOf(token)); err != nil || !cmp.Equal(got, want) || !got.Has(tokens.RoleWrite) || got.Has(tokens.RoleAdmin) {
+	if got, _, err := tokens.NewLookup(f.api).Find(ctx, tokens.HashOf(token)); err != nil || !cmp.Equal(got, want) ||
+		!got.Has(tokens.RoleWrite) || got.Has(tokens.RoleAdmin) {
 		t.Errorf("authenticate: %+v, %v", got, err)
 	}
 	refused := func(name, token string) {
@@ -91,7 +92,7 @@ func TestTokens(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := tokens.Ensure(ctx, f.system, 1, "dev", "first", tokens.Roles()); err != nil {
-		t.Errorf("a token that was void before: %v", err)
+		t.Errorf("a token that was revoked before: %v", err)
 	}
 	accepted(t, f, "first")
 	refused("a replaced token", "second")
@@ -109,7 +110,8 @@ func accepted(t *testing.T, f fixture, all ...string) {
 func TestATokenIsReplacedWithoutAnOutage(t *testing.T) {
 	f := open(t)
 	ctx := t.Context()
-	spec := tokens.Spec{TenantID: 3, Name: "importer", Roles: []string{tokens.RoleWrite}, ReadRate: &tokens.Rate{}, WriteRate: &tokens.Rate{N: 5, Window: time.Minute}}
+	spec := tokens.Spec{TenantID: 3, Name: "importer", Roles: []string{tokens.RoleWrite}, ReadRate: &tokens.Rate{},
+		WriteRate: &tokens.Rate{N: 5, Window: time.Minute}}
 	issue := func() string {
 		t.Helper()
 		made, err := tokens.Issue(ctx, f.system, spec)
@@ -127,16 +129,19 @@ func TestATokenIsReplacedWithoutAnOutage(t *testing.T) {
 		}
 	}
 	first := issue()
-	if p, _, err := tokens.NewLookup(f.api).Find(ctx, tokens.HashOf(first)); err != nil || !p.ReadRate.Off() || *p.WriteRate != *spec.WriteRate {
+	if p, _, err := tokens.NewLookup(f.api).Find(ctx, tokens.HashOf(first)); err != nil || !p.ReadRate.Off() ||
+		*p.WriteRate != *spec.WriteRate {
 		t.Errorf("its rates: %+v, %v", p, err)
 	}
 	spec = tokens.Spec{TenantID: 3, Name: "importer", Replace: true, Overlap: time.Hour}
 	second := issue()
 	accepted(t, f, first, second)
-	if p, _, err := tokens.NewLookup(f.api).Find(ctx, tokens.HashOf(second)); err != nil || !cmp.Equal(p.Roles, []string{tokens.RoleWrite}) || !p.ReadRate.Off() || p.WriteRate.N != 5 {
-		t.Errorf("its roles and rates go on: %+v, %v", p, err)
+	if p, _, err := tokens.NewLookup(f.api).Find(ctx, tokens.HashOf(second)); err != nil ||
+		!cmp.Equal(p.Roles, []string{tokens.RoleWrite}) || !p.ReadRate.Off() || p.WriteRate.N != 5 {
+		t.Errorf("the new token lacks the roles and rates of the old one: %+v, %v", p, err)
 	}
-	if _, err := tokens.Issue(ctx, f.system, tokens.Spec{TenantID: 4, Name: "importer", Replace: true}); !errors.Is(err, tokens.ErrUnknown) {
+	if _, err := tokens.Issue(ctx, f.system, tokens.Spec{TenantID: 4, Name: "importer", Replace: true}); !errors.Is(err,
+		tokens.ErrUnknown) {
 		t.Errorf("another tenant's: %v", err)
 	}
 	spec.Roles = tokens.Roles()
@@ -148,7 +153,7 @@ func TestATokenIsReplacedWithoutAnOutage(t *testing.T) {
 	accepted(t, f, first, third)
 	refused(second)
 
-	// Of many at once one takes the place, or each after another: one is current.
+	// Several replacements at once may all succeed, one after the other: the name has one current token.
 	spec.Overlap = time.Hour
 	var wg sync.WaitGroup
 	for range 8 {
@@ -173,7 +178,7 @@ func TestATokenIsReplacedWithoutAnOutage(t *testing.T) {
 		t.Errorf("%d current tokens, want 1: %+v", current, list)
 	}
 
-	// Revocation ends them all, once, and then the name is free.
+	// Revocation ends all tokens of the name, once. Then the name is free.
 	n, at, err := tokens.Revoke(ctx, f.system, 3, "importer")
 	if err != nil || n != int64(len(list)) {
 		t.Errorf("%d of %d ended, %v", n, len(list), err)
@@ -189,13 +194,14 @@ func TestATokenIsReplacedWithoutAnOutage(t *testing.T) {
 	expired := issue()
 	refused(expired)
 	spec.Expires = time.Time{}
-	accepted(t, f, issue()) // what has expired gives way too
+	accepted(t, f, issue()) // an expired token gives way too
 	refused(first, expired)
 }
 
 func TestParseRate(t *testing.T) {
 	for text, want := range map[string]tokens.Rate{
-		"off": {}, "1/1s": {N: 1, Window: time.Second}, "300/1m": {N: 300, Window: time.Minute}, "9999999/99999s": {N: 9_999_999, Window: 99_999 * time.Second},
+		"off": {}, "1/1s": {N: 1, Window: time.Second}, "300/1m": {N: 300, Window: time.Minute},
+		"9999999/99999s": {N: 9_999_999, Window: 99_999 * time.Second},
 	} {
 		got, err := tokens.ParseRate(text)
 		if err != nil || got != want {
@@ -216,7 +222,7 @@ func TestExpiringCountsTheTokensThatSomebodyMustReplaceSoon(t *testing.T) {
 	f := open(t)
 	for name, c := range map[string]struct {
 		made, ends string // from now
-		more       string // what is done to it
+		more       string // a further change
 		counts     int
 	}{
 		"never ends":                        {"-1 year", "infinity", "", 0},
@@ -236,7 +242,8 @@ func TestExpiringCountsTheTokensThatSomebodyMustReplaceSoon(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		set := `created_at = now() + $1::interval, expires_at = CASE WHEN $2 = 'infinity' THEN NULL ELSE now() + nullif($2, 'infinity')::interval END`
+		set := `created_at = now() + $1::interval, expires_at = CASE WHEN $2 = 'infinity' THEN NULL ELSE now() + nullif($2, ` +
+			`'infinity')::interval END`
 		if c.more != "" {
 			set += ", " + c.more
 		}

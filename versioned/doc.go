@@ -1,22 +1,27 @@
-// Package versioned is the two-column object table: every version of an object is a row of (object jsonb, metadata jsonb), and
-// nothing is physically removed within its retention. The key columns are generated from the object, so SQL can index them;
-// the object's shape may grow without a migration.
+// Package versioned is the two-column object table. Every version of an object is a row of (object jsonb, metadata
+// jsonb), and no row is physically removed within its retention. The key columns are generated from the object, so SQL
+// can index them. The object's shape may grow without a migration.
 //
 //	Upsert ──▶ LATEST ──── Upsert ───▶ ARCHIVED, and a new LATEST
 //	             │
 //	             └──────── Delete ───▶ ARCHIVED, and a new DELETED ──── Upsert ───▶ ARCHIVED, and a new LATEST
 //
-// What holds after every transaction: an object has exactly one head, which is LATEST or DELETED; every ARCHIVED version has a
-// later one; each version names who made it and when, and none was made before its predecessor. The tables refuse a second head
-// (a partial unique index), a version without a state, a creator or a time (checks); what they cannot hold, Check looks for.
-// Writers of one object wait for each other (an advisory lock, taken in one order), so none of them fails for the others. Those who Record
-// do not: each keeps its objects to itself, and they share one lock of the table that retention takes alone.
+// Invariants after every transaction: an object has exactly one head, which is LATEST or DELETED. Every ARCHIVED version
+// has a later one. Each version has its creator and time, and none was made before its predecessor. The tables refuse a
+// second head (a partial unique index) and a version without a state, a creator or a time (checks). Check verifies the
+// other invariants.
 //
-// Get, List and ListDeleted read heads by key, Query by the fields of an index; History and Recent read an object's versions. Retain
-// deletes what is no longer valid and purges what has been deleted long enough: nothing else removes a row.
+// Writers of one object wait for each other: an advisory lock, taken in one order, so none of them fails because of the
+// others. Callers of Record do not wait for each other: each keeps its objects to itself. They share one lock of the
+// table, which retention takes exclusively.
 //
-// Upsert and Delete make the next version. Record takes versions that somebody else numbered, in any order and any number of
-// times, and puts each in its place: it is how a history is kept from events.
+// Get, List and ListDeleted read heads by key, Query by the fields of an index. History and Recent read an object's
+// versions. Retain deletes objects that are no longer valid, and purges objects that have been deleted long enough. Only
+// Retain and Purge remove rows.
 //
-// Only code names tables and columns: New panics on a name that is not a plain identifier, and values are always arguments.
+// Upsert and Delete make the next version. Record takes versions that were numbered elsewhere, in any order and any
+// number of times, and puts each in its place: a history is built from events with it.
+//
+// Only code names tables and columns: New panics on a name that is not a plain identifier, and values are always
+// arguments.
 package versioned

@@ -11,13 +11,13 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Field is a column and the value that it is to have.
+// Field is a column with the value to select.
 type Field struct {
 	Name  string
 	Value any
 }
 
-// Get returns the LATEST version of an object, or ErrNotFound when there is none or it is deleted.
+// Get returns the LATEST version of an object, or ErrNotFound if it does not exist or is deleted.
 func (t *Table[T]) Get(ctx context.Context, tx pgx.Tx, tenant int64, key Key) (Version[T], error) {
 	args, err := t.keyArgs(tenant, key)
 	if err != nil {
@@ -34,19 +34,19 @@ func (t *Table[T]) Get(ctx context.Context, tx pgx.Tx, tenant int64, key Key) (V
 	return v, nil
 }
 
-// List returns up to limit LATEST versions of a tenant in the order of their keys, after the key after; from the first when it
-// is nil.
+// List returns up to limit LATEST versions of a tenant in the order of their keys. It begins after the key after; nil
+// begins with the first.
 func (t *Table[T]) List(ctx context.Context, tx pgx.Tx, tenant int64, after Key, limit int) ([]Version[T], error) {
 	return t.page(ctx, tx, Latest, tenant, nil, nil, after, limit)
 }
 
-// ListDeleted is List of the objects that are deleted.
+// ListDeleted is List for deleted objects.
 func (t *Table[T]) ListDeleted(ctx context.Context, tx pgx.Tx, tenant int64, after Key, limit int) ([]Version[T], error) {
 	return t.page(ctx, tx, Deleted, tenant, nil, nil, after, limit)
 }
 
-// Query is List of the objects whose fields have these values. The fields are, in any order, those of one of
-// Definition.Indexes or the first columns of the key; others have no index and are an error.
+// Query is List for the objects whose fields have these values. The fields must be, in any order, those of one of
+// Definition.Indexes or the first columns of the key. Other fields have no index and return an error.
 func (t *Table[T]) Query(ctx context.Context, tx pgx.Tx, tenant int64, fields []Field, after Key, limit int) ([]Version[T], error) {
 	columns, values, err := t.indexed(fields)
 	if err != nil {
@@ -55,7 +55,7 @@ func (t *Table[T]) Query(ctx context.Context, tx pgx.Tx, tenant int64, fields []
 	return t.page(ctx, tx, Latest, tenant, columns, values, after, limit)
 }
 
-// indexed returns the fields in the order of the index that has them.
+// indexed returns the fields and values in the order of the matching index.
 func (t *Table[T]) indexed(fields []Field) ([]Column, []any, error) {
 	indexes := slices.Clone(t.def.Indexes)
 	if len(fields) <= len(t.def.Key) {
@@ -79,7 +79,8 @@ next:
 	return nil, nil, fmt.Errorf("query %s by %v: no index has these columns", t.def.Table, fields)
 }
 
-func (t *Table[T]) page(ctx context.Context, tx pgx.Tx, state State, tenant int64, columns []Column, values []any, after Key, limit int) ([]Version[T], error) {
+func (t *Table[T]) page(ctx context.Context, tx pgx.Tx, state State, tenant int64, columns []Column, values []any, after Key,
+	limit int) ([]Version[T], error) {
 	args := pgx.StrictNamedArgs{"tenant": tenant}
 	if after != nil {
 		var err error
@@ -94,9 +95,9 @@ func (t *Table[T]) page(ctx context.Context, tx pgx.Tx, state State, tenant int6
 	return t.versions(ctx, tx, t.selectSQL(columns, state, after != nil), "list", args)
 }
 
-// selectSQL lists the heads in a state, in the order of the key, of those whose columns have the values @field0 and so on. Nothing
-// in it is optional, so a plan that is kept for any arguments is an index's range too.
-// Index: the head index, or the one of Definition.Indexes that begins with the columns; one range.   Locks: none.
+// selectSQL returns the statement that lists the heads in a state, in the order of the key, whose columns have the
+// values @field0, @field1 and so on. It has no optional condition, so even a generic plan is an index range.
+// Index: the head index, or the one of Definition.Indexes that begins with the columns; one range. Locks: none.
 func (t *Table[T]) selectSQL(columns []Column, state State, paged bool) string {
 	var names, after []string
 	for i, c := range t.def.Key {
@@ -120,8 +121,8 @@ SELECT /* versioned.select */ t.object, t.metadata, t.%s FROM %s t
  ORDER BY %s LIMIT @limit`, cmp.Or(t.def.Version, "version_id"), t.def.Table, strings.Join(where, " AND "), keys)
 }
 
-// History returns up to limit versions of an object, the oldest first, from above the position after (of an earlier result;
-// 0 to start). An object that never was has none.
+// History returns up to limit versions of an object, oldest first, from above the position after. after comes from an
+// earlier result; start with 0. An unknown object has no versions.
 func (t *Table[T]) History(ctx context.Context, tx pgx.Tx, tenant int64, key Key, after int64, limit int) ([]Version[T], error) {
 	args, err := t.keyArgs(tenant, key)
 	if err != nil {
@@ -131,7 +132,7 @@ func (t *Table[T]) History(ctx context.Context, tx pgx.Tx, tenant int64, key Key
 	return t.versions(ctx, tx, t.historySQL, "read the history of", args)
 }
 
-// Recent is History backwards: the newest first, from below the position before (math.MaxInt64 to start).
+// Recent is History backward: newest first, from below the position before. Start with math.MaxInt64.
 func (t *Table[T]) Recent(ctx context.Context, tx pgx.Tx, tenant int64, key Key, before int64, limit int) ([]Version[T], error) {
 	args, err := t.keyArgs(tenant, key)
 	if err != nil {

@@ -13,17 +13,19 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 )
 
-// RetentionCreator is who a version is by that retention made.
+// RetentionCreator is the creator of versions that retention made.
 const RetentionCreator = "retention"
 
-// Head is the last version of an object, LATEST or DELETED. TenantID and Key are its place among those of all tenants.
+// Head is the last version of an object, LATEST or DELETED. TenantID and Key are its position among the heads of all
+// tenants.
 type Head[T any] struct {
 	TenantID int64
 	Key      []string // the values of the key's columns, as text
 	Version[T]
 }
 
-// Heads returns up to limit heads in the order of tenant and key, from above the place after; from the first when it has no key.
+// Heads returns up to limit heads in the order of tenant and key, after the head after. An after without a key begins
+// with the first.
 func (t *Table[T]) Heads(ctx context.Context, tx pgx.Tx, after Head[T], limit int) ([]Head[T], error) {
 	sql, args := t.headsSQL, pgx.StrictNamedArgs{"limit": limit}
 	if len(after.Key) > 0 {
@@ -43,9 +45,9 @@ func (t *Table[T]) Heads(ctx context.Context, tx pgx.Tx, after Head[T], limit in
 	return heads, nil
 }
 
-// Expire logically deletes the objects whose head is still the one given, LATEST and the same version, and was made before a time: a writer
-// that came first wins. It returns how many. The DELETED version is by RetentionCreator, keeps the object as it was and, where objects
-// have a version of their own, takes the next one.
+// Expire deletes objects logically if their head is still the given LATEST version and was made before the given time,
+// so an earlier writer wins. It returns their number. The DELETED version is by RetentionCreator and keeps the object's
+// content. If objects have a version of their own, it takes the next one.
 func (t *Table[T]) Expire(ctx context.Context, tx pgx.Tx, heads []Head[T], before time.Time) (int64, error) {
 	args, err := t.lockHeads(ctx, tx, heads, before)
 	if err != nil || len(heads) == 0 {
@@ -55,9 +57,9 @@ func (t *Table[T]) Expire(ctx context.Context, tx pgx.Tx, heads []Head[T], befor
 	return int64(len(ids)), err
 }
 
-// Purge physically deletes all versions of the objects whose head is still the one given, DELETED and the same version, and was made
-// before a time. It returns how many objects and versions these were. What an event tells of once more, Record does not bring back where
-// Definition.Purged is.
+// Purge physically deletes all versions of the objects whose head is still the given DELETED version and was made
+// before the given time. It returns the numbers of objects and versions. If the table has Definition.Purged, Record
+// does not bring them back when their events repeat.
 func (t *Table[T]) Purge(ctx context.Context, tx pgx.Tx, heads []Head[T], before time.Time) (objects, versions int64, err error) {
 	args, err := t.lockHeads(ctx, tx, heads, before)
 	if err != nil || len(heads) == 0 {
@@ -76,7 +78,7 @@ func (t *Table[T]) Purge(ctx context.Context, tx pgx.Tx, heads []Head[T], before
 	return objects, versions, nil
 }
 
-// lockHeads is lock for objects that are known by their heads.
+// lockHeads is lock for objects given by their heads.
 func (t *Table[T]) lockHeads(ctx context.Context, tx pgx.Tx, heads []Head[T], before time.Time) (pgx.StrictNamedArgs, error) {
 	n := len(heads)
 	if n == 0 {
@@ -106,30 +108,32 @@ func (t *Table[T]) lockHeads(ctx context.Context, tx pgx.Tx, heads []Head[T], be
 	return args, nil
 }
 
-// Terms are what every retention has, whatever its objects are.
+// Terms are the parts of a retention that do not depend on the type of its objects.
 type Terms struct {
-	After  time.Duration                              // since the head was made; nothing goes earlier. 0 keeps everything for ever
-	Fence  func(ctx context.Context, tx pgx.Tx) error // the first statement of every transaction that writes; nil for none
-	Done   func(expired, purged, versions int64)      // after each slice, what it did; nil for none
-	DryRun bool                                       // nothing is changed: Done is told what would be, the versions uncounted
+	After  time.Duration                              // minimum age of the head; 0 keeps everything forever
+	Fence  func(ctx context.Context, tx pgx.Tx) error // first statement of every writing transaction; may be nil
+	Done   func(expired, purged, versions int64)      // called after each slice with its counts; may be nil
+	DryRun bool                                       // changes nothing: Done gets the counts that a run would have, with 0 versions
 }
 
-// Retention says which objects of a table have had their time. The functions get heads that are old enough and return those that it is
-// to happen to; they are called outside of transactions and may ask other databases.
+// Retention decides which objects of a table expire. The functions get heads that are old enough, and return those to
+// delete or purge. They are called outside of transactions and may query other databases.
 type Retention[T any] struct {
 	Terms
-	Invalid func(ctx context.Context, latest []Head[T]) ([]Head[T], error)  // of LATEST heads, which are to be deleted logically; nil for all
-	Ended   func(ctx context.Context, deleted []Head[T]) ([]Head[T], error) // of DELETED heads, whose objects are to be purged; nil for all
-	Slice   int                                                             // heads read, and at most changed, per transaction
+	// Invalid gets LATEST heads and returns those to delete logically. nil: all.
+	Invalid func(ctx context.Context, latest []Head[T]) ([]Head[T], error)
+	// Ended gets DELETED heads and returns those whose objects to purge. nil: all.
+	Ended func(ctx context.Context, deleted []Head[T]) ([]Head[T], error)
+	Slice int // heads read, and at most changed, per transaction
 
-	at func(step string) // a test's; called within a slice
+	at func(step string) // a test's hook within a slice
 }
 
-// Retain goes through the table in two steps: first LATEST objects that are no longer valid are deleted logically, then DELETED objects
-// that are past their time are deleted physically, with all their versions. Each walks the heads of all tenants in slices, each one short
-// transaction, which also moves the table's cursor: what ctx or a crash interrupts, the next call goes on with. Any number may run at
-// once. A head that was changed after it was looked at stays, by the statement's own guard. The pool acts as the system role. Cost per
-// slice: one range of the head index.
+// Retain runs over the table in two steps. First it deletes LATEST objects logically that are no longer valid. Then it
+// deletes DELETED objects physically that are past their time, with all their versions. Each step reads the heads of
+// all tenants in slices. A slice is one short transaction, which also moves the table's cursor; if ctx or a crash
+// interrupts a call, the next one resumes. Any number of calls may run at once. A guard in the statement keeps a head
+// that changed since it was read. The pool acts as the system role. Cost per slice: one range of the head index.
 func (t *Table[T]) Retain(ctx context.Context, pool *pgxpool.Pool, r Retention[T]) error {
 	if r.After <= 0 {
 		return nil
@@ -147,24 +151,24 @@ func (t *Table[T]) Retain(ctx context.Context, pool *pgxpool.Pool, r Retention[T
 	}
 }
 
-// cursorSQL reads how far retention of a table has come, and the time. The heads come in the order of their index whatever the
-// statistics say: sorted, each slice would read all that is left.
-// Index: retention_cursors_pkey.   Locks: none.
+// cursorSQL reads how far retention of a table has come, and the time. It turns sorting off: with a sort, each slice
+// would read the whole rest of the table, whatever the statistics.
+// Index: retention_cursors_pkey. Locks: none.
 const cursorSQL = `
-SELECT /* versioned.cursor */ now(), coalesce(c.step, 'delete'), coalesce(c.after_tenant, 0), coalesce(c.after_key, '{}'), set_config('enable_sort', 'off', true)
+SELECT /* versioned.cursor */ now(), coalesce(c.step, 'delete'), coalesce(c.after_tenant, 0), coalesce(c.after_key, '{}'),
+	set_config('enable_sort', 'off', true)
   FROM (SELECT) one LEFT JOIN retention_cursors c ON c.table_name = @table`
 
-// moveSQL notes how far it has come.
-// Index: retention_cursors_pkey.   Locks: its row.
+// moveSQL records how far retention has come. Index: retention_cursors_pkey. Locks: its row.
 const moveSQL = `
 INSERT /* versioned.move */ INTO retention_cursors (table_name, step, after_tenant, after_key) VALUES (@table, @step, @tenant, @key)
-    ON CONFLICT (table_name) DO UPDATE SET step = excluded.step, after_tenant = excluded.after_tenant, after_key = excluded.after_key, moved_at = excluded.moved_at`
+    ON CONFLICT (table_name) DO UPDATE SET step = excluded.step, after_tenant = excluded.after_tenant, after_key = excluded.after_key,
+       moved_at = excluded.moved_at`
 
-// restSQL notes that it is through.
-// Index: retention_cursors_pkey.   Locks: its row.
+// restSQL records that retention of the table is complete. Index: retention_cursors_pkey. Locks: its row.
 const restSQL = `DELETE /* versioned.rest */ FROM retention_cursors WHERE table_name = @table`
 
-// plan walks all heads, wherever the cursor is, and changes nothing.
+// plan reads all heads, regardless of the cursor, and changes nothing.
 func (t *Table[T]) plan(ctx context.Context, pool *pgxpool.Pool, r Retention[T]) error {
 	var after Head[T]
 	for {
@@ -198,10 +202,10 @@ func (t *Table[T]) plan(ctx context.Context, pool *pgxpool.Pool, r Retention[T])
 	}
 }
 
-// nowSQL reads the time, for heads in the order of their index (see cursorSQL).
+// nowSQL reads the time, and turns sorting off like cursorSQL.
 const nowSQL = `SELECT /* versioned.now */ now(), set_config('enable_sort', 'off', true)`
 
-// due returns those of the heads that a step is to take.
+// due returns the heads that a step must take.
 func (r Retention[T]) due(ctx context.Context, heads []Head[T], step string, now time.Time) ([]Head[T], error) {
 	of, choose := Latest, r.Invalid
 	if step == stepPurge {
@@ -216,25 +220,26 @@ func (r Retention[T]) due(ctx context.Context, heads []Head[T], step string, now
 	n := len(due)
 	due, err := choose(ctx, due)
 	if err != nil {
-		return nil, fmt.Errorf("choose what to %s of %d objects: %w", step, n, err)
+		return nil, fmt.Errorf("choose which of %d objects to %s: %w", n, step, err)
 	}
 	return due, nil
 }
 
-// The steps of retention, as its cursor knows them.
+// The steps of retention, as stored in its cursor.
 const (
 	stepDelete = "delete"
 	stepPurge  = "purge"
 )
 
-// retainSlice takes retention one slice on and reports whether it is through with the table.
+// retainSlice runs one slice, and reports whether the table is complete.
 func (t *Table[T]) retainSlice(ctx context.Context, pool *pgxpool.Pool, r Retention[T]) (end bool, err error) {
 	var heads []Head[T]
 	var now time.Time
 	var step, set string
 	err = postgres.InTx(ctx, pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) (err error) {
 		var after Head[T]
-		if err := tx.QueryRow(ctx, cursorSQL, pgx.StrictNamedArgs{"table": t.def.Table}).Scan(&now, &step, &after.TenantID, &after.Key, &set); err != nil {
+		if err := tx.QueryRow(ctx, cursorSQL, pgx.StrictNamedArgs{"table": t.def.Table}).Scan(&now, &step, &after.TenantID,
+			&after.Key, &set); err != nil {
 			return fmt.Errorf("read the cursor of %s: %w", t.def.Table, err)
 		}
 		heads, err = t.Heads(ctx, tx, after, r.Slice)

@@ -29,7 +29,7 @@ func seen(t testing.TB, pool *pgxpool.Pool) []Head[settings] {
 	return heads
 }
 
-// lives says what heads there are: tenant, object, state and who made it.
+// lives returns all heads: tenant, object, state and creator.
 func lives(t testing.TB, pool *pgxpool.Pool) (all []string) {
 	t.Helper()
 	for _, h := range seen(t, pool) {
@@ -38,13 +38,14 @@ func lives(t testing.TB, pool *pgxpool.Pool) (all []string) {
 	return all
 }
 
-// old makes settings by alice, long ago.
+// old makes settings by alice with an old time.
 func old(t testing.TB, pool *pgxpool.Pool, tenant int64, posts ...int64) {
 	t.Helper()
 	inTx(t, pool, func(ctx context.Context, tx pgx.Tx) error {
 		var changes []Change[settings]
 		for _, p := range posts {
-			changes = append(changes, Change[settings]{tenant, settings{p, "a"}, "alice", time.Unix(1000, 0)}, Change[settings]{tenant, settings{p, "b"}, "alice", time.Unix(2000, 0)})
+			changes = append(changes, Change[settings]{tenant, settings{p, "a"}, "alice", time.Unix(1000, 0)},
+				Change[settings]{tenant, settings{p, "b"}, "alice", time.Unix(2000, 0)})
 		}
 		_, err := threads().Upsert(ctx, tx, changes)
 		return err
@@ -72,13 +73,13 @@ func TestNothingGoesAMicrosecondEarly(t *testing.T) {
 			want   int64
 		}{{at.Add(-time.Microsecond), 0}, {at, 0}, {at.Add(time.Microsecond), 1}} {
 			if n, err := table.Expire(ctx, tx, heads, c.before); n != c.want || err != nil {
-				t.Errorf("expired %d of what was made %s before its time, %v: want %d", n, at.Sub(c.before), err, c.want)
+				t.Errorf("expired %d heads made %s before the limit, %v: want %d", n, at.Sub(c.before), err, c.want)
 			}
 		}
 		if heads, err = table.Heads(ctx, tx, Head[settings]{}, 10); err != nil {
 			return err
 		}
-		at := heads[0].Metadata.LastUpdateTime // the deletion's: its time begins anew
+		at := heads[0].Metadata.LastUpdateTime // the deletion's time, from which the purge counts
 		for _, c := range []struct {
 			before        time.Time
 			want, version int64
@@ -101,12 +102,13 @@ func TestRetentionOfWhatIsNotOldEnoughOrNotInvalidChangesNothing(t *testing.T) {
 	want := []string{"1/1 LATEST alice", "1/2 DELETED alice"}
 	age := time.Since(time.Unix(2000, 0))
 	for name, r := range map[string]Retention[settings]{
-		"kept for ever":   {Invalid: all[settings], Slice: 10},
-		"too young":       {Terms: Terms{After: age + time.Hour}, Invalid: all[settings], Slice: 10},
-		"valid":           {Terms: Terms{After: time.Hour}, Invalid: none[settings], Slice: 10},
-		"not ended":       {Terms: Terms{After: time.Microsecond}, Invalid: none[settings], Ended: none[settings], Slice: 10},
-		"the lease's new": {Terms: Terms{After: time.Microsecond, Fence: func(context.Context, pgx.Tx) error { return errors.New("lost") }}, Invalid: all[settings], Slice: 10},
-		"a plan":          {Terms: Terms{After: time.Microsecond, DryRun: true}, Invalid: all[settings], Slice: 1},
+		"kept for ever": {Invalid: all[settings], Slice: 10},
+		"too young":     {Terms: Terms{After: age + time.Hour}, Invalid: all[settings], Slice: 10},
+		"valid":         {Terms: Terms{After: time.Hour}, Invalid: none[settings], Slice: 10},
+		"not ended":     {Terms: Terms{After: time.Microsecond}, Invalid: none[settings], Ended: none[settings], Slice: 10},
+		"the lease's new": {Terms: Terms{After: time.Microsecond, Fence: func(context.Context, pgx.Tx) error { return errors.New("lost") }},
+			Invalid: all[settings], Slice: 10},
+		"a plan": {Terms: Terms{After: time.Microsecond, DryRun: true}, Invalid: all[settings], Slice: 1},
 	} {
 		err := threads().Retain(t.Context(), pool, r)
 		if (err != nil) != (r.Fence != nil) {
@@ -130,12 +132,14 @@ func TestAWriterThatCameFirstWinsOverRetention(t *testing.T) {
 			})
 		}
 		wrote := false
-		err := table.Retain(t.Context(), pool, Retention[settings]{Terms: Terms{After: time.Hour}, Slice: 10, Invalid: all[settings]}.At(func(step string) {
+		err := table.Retain(t.Context(), pool, Retention[settings]{Terms: Terms{After: time.Hour}, Slice: 10,
+			Invalid: all[settings]}.At(func(step string) {
 			if step != "chosen" || wrote {
 				return
 			}
 			wrote = true
-			inTx(t, pool, func(ctx context.Context, tx pgx.Tx) error { // as old as what was chosen: only its version says that it is another
+			// As old as the chosen head: only its version differs.
+			inTx(t, pool, func(ctx context.Context, tx pgx.Tx) error {
 				_, err := table.Upsert(ctx, tx, []Change[settings]{{1, settings{post, "c"}, "bob", time.Unix(3001, 0)}})
 				return err
 			})
@@ -143,7 +147,7 @@ func TestAWriterThatCameFirstWinsOverRetention(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// In the first round the writer's own version is old and chosen by nobody: the walk is past it.
+		// In the first round the writer's own version is old but not chosen: the walk is past it.
 		got := history(t, pool, post)
 		if len(got) == 0 || got[len(got)-1] != (state{"c", "bob", Latest}) {
 			t.Errorf("written while its %s version was being retained: %+v", was, got)
@@ -170,7 +174,7 @@ func TestRetentionGoesOnWhereItWasKilled(t *testing.T) {
 			return slices.DeleteFunc(heads, func(h Head[settings]) bool { return h.Object.PostID%2 == 1 }), nil
 		},
 	}
-	// Killed at each step of each slice: as many slices as have been committed are not gone through again.
+	// Killed at each step of each slice. Committed slices are not read again.
 	died := errors.New("died")
 	for kill := 1; ; kill++ {
 		ctx, cancel := context.WithCancelCause(t.Context())
@@ -189,21 +193,24 @@ func TestRetentionGoesOnWhereItWasKilled(t *testing.T) {
 			t.Fatalf("run %d: %v", kill, err)
 		}
 	}
-	want := []string{"1/1 LATEST alice", "1/2 DELETED retention", "1/3 LATEST alice", "1/4 DELETED retention", "1/5 LATEST alice", "2/1 LATEST alice", "2/2 DELETED retention"}
+	want := []string{"1/1 LATEST alice", "1/2 DELETED retention", "1/3 LATEST alice", "1/4 DELETED retention", "1/5 LATEST alice",
+		"2/1 LATEST alice", "2/2 DELETED retention"}
 	if diff := cmp.Diff(want, lives(t, pool)); diff != "" || expired != 3 {
 		t.Errorf("after %d expired (-want +got):\n%s", expired, diff)
 	}
 	for post, n := range chosen {
-		if n > 4 { // its slice's tries: it was not gone through again from the beginning
+		if n > 4 { // the attempts of its slice: the walk did not restart
 			t.Errorf("%s was chosen from %d times", post, n)
 		}
 	}
 	inTx(t, pool, func(ctx context.Context, tx pgx.Tx) error {
 		var n int
 		if err := tx.QueryRow(ctx, `SELECT count(*) FROM retention_cursors`).Scan(&n); n != 0 {
-			t.Errorf("%d cursors are left, %v", n, err)
+			t.Errorf("%d cursors remain, %v", n, err)
 		}
-		_, err := tx.Exec(ctx, `UPDATE threads SET metadata = jsonb_set(metadata, '{last_update_time}', '"2026-01-01T00:00:00Z"') WHERE version_state = 'DELETED'`) // a long time later
+		// a long time later
+		_, err := tx.Exec(ctx, `UPDATE threads SET metadata = jsonb_set(metadata, '{last_update_time}', '"2026-01-01T00:00:00Z"')
+			WHERE version_state = 'DELETED'`)
 		return err
 	})
 	r = r.At(nil)
@@ -233,7 +240,8 @@ func TestSeveralRetentionsAtOnceBesideWritersKeepTheInvariants(t *testing.T) {
 	for range 3 {
 		g.Go(func() error {
 			for range 10 {
-				if err := table.Retain(ctx, pool, Retention[settings]{Terms: Terms{After: time.Microsecond}, Slice: 7, Invalid: all[settings]}); err != nil {
+				if err := table.Retain(ctx, pool, Retention[settings]{Terms: Terms{After: time.Microsecond}, Slice: 7,
+					Invalid: all[settings]}); err != nil {
 					return err
 				}
 			}
@@ -244,7 +252,8 @@ func TestSeveralRetentionsAtOnceBesideWritersKeepTheInvariants(t *testing.T) {
 		g.Go(func() error {
 			for i := range 30 {
 				err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
-					_, err := table.Upsert(ctx, tx, []Change[settings]{{TenantID: 1, Object: settings{int64(i + 1), fmt.Sprint("by ", w)}, By: "w"}})
+					_, err := table.Upsert(ctx, tx, []Change[settings]{{TenantID: 1,
+						Object: settings{int64(i + 1), fmt.Sprint("by ", w)}, By: "w"}})
 					return err
 				})
 				if err != nil {
@@ -288,7 +297,8 @@ func TestWhatWasPurgedDoesNotComeBackAndTheNextVersionGoesOn(t *testing.T) {
 	}
 	retain := func(invalid func(context.Context, []Head[bond]) ([]Head[bond], error)) {
 		t.Helper()
-		if err := table.Retain(t.Context(), pool, Retention[bond]{Terms: Terms{After: time.Hour}, Slice: 10, Invalid: invalid}); err != nil {
+		if err := table.Retain(t.Context(), pool, Retention[bond]{Terms: Terms{After: time.Hour}, Slice: 10,
+			Invalid: invalid}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -304,28 +314,29 @@ func TestWhatWasPurgedDoesNotComeBackAndTheNextVersionGoesOn(t *testing.T) {
 	}
 	record(2, 1, 2)
 	retain(none[bond])
-	record(0, 1, 2) // the same events once more
+	record(0, 1, 2) // the same events again
 	if got := have(); len(got) != 0 {
 		t.Errorf("after the purge: %q", got)
 	}
 	record(1, 2, 3)
 	record(1, 4, 1)
 	if diff := cmp.Diff([]string{"3 ARCHIVED alice", "4 DELETED alice"}, have()); diff != "" {
-		t.Errorf("what came after it (-want +got):\n%s", diff)
+		t.Errorf("versions after it (-want +got):\n%s", diff)
 	}
 	retain(none[bond])
 	record(1, 1, 2, 3, 4, 5)
 	if diff := cmp.Diff([]string{"5 LATEST alice"}, have()); diff != "" {
 		t.Errorf("after a second purge (-want +got):\n%s", diff)
 	}
-	retain(all[bond]) // the object of a history is deleted by its next version
+	retain(all[bond]) // the next version deletes the object of a history
 	if diff := cmp.Diff([]string{"5 ARCHIVED alice", "6 DELETED retention"}, have()); diff != "" {
 		t.Errorf("expired (-want +got):\n%s", diff)
 	}
 	inTx(t, pool, func(ctx context.Context, tx pgx.Tx) error { return checkFlawless(ctx, tx, table, 2) })
 }
 
-// Those who record wait for nobody but retention, and retention for all of them: a version that comes late does not slip beside the purge of its object.
+// Callers of Record wait only for retention, and retention waits for all of them: a version that arrives late cannot
+// pass the purge of its object.
 func TestThoseWhoRecordWaitForRetentionAlone(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	table := bonds()
@@ -402,7 +413,8 @@ func TestAWalkReadsARangeOfTheHeadIndex(t *testing.T) {
 		}
 		rows, _ := tx.Query(ctx, "EXPLAIN "+threads().HeadsAfterSQL(), pgx.StrictNamedArgs{"tenant": 2, "key0": "500", "limit": 100})
 		lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
-		if plan := strings.Join(lines, "\n"); !strings.Contains(plan, "Index Scan using threads_head_idx") || strings.Contains(plan, "Sort") {
+		if plan := strings.Join(lines, "\n"); !strings.Contains(plan, "Index Scan using threads_head_idx") ||
+			strings.Contains(plan, "Sort") {
 			t.Errorf("the walk's plan:\n%s", plan)
 		}
 		return err

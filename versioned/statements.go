@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// incoming is the slice of changes with its objects' keys.
+// incoming is the slice of changes with their objects' keys.
 const incoming = `
 WITH incoming AS MATERIALIZED (
   SELECT u.ord, u.tenant_id, u.object, u.created_by, coalesce(u.at, now()) AS at, u.deleted, {key exprs}
@@ -13,14 +13,15 @@ WITH incoming AS MATERIALIZED (
          WITH ORDINALITY AS u(tenant_id, object, created_by, at, deleted, ord)
 )`
 
-// metadata is that of a new version n.
+// metadata is the metadata of a new version n.
 const metadata = `jsonb_build_object('version_id', n.id, 'version_state', n.state, 'created_by', n.created_by,
          'last_update_time', to_char(n.at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'))`
 
-// toArchived makes a version one of the past.
+// toArchived makes a version ARCHIVED.
 const toArchived = `metadata = jsonb_set(t.metadata, '{version_state}', '"ARCHIVED"')`
 
-// prepare writes the statements. {table} and the like stand for what the definition names; everything else is an argument.
+// prepare renders the statements. It replaces placeholders, for example {table}, by names from the definition; all
+// values are arguments.
 func (t *Table[T]) prepare() {
 	var names, same, exprs, params, texts, after []string
 	for i, c := range t.def.Key {
@@ -41,9 +42,12 @@ func (t *Table[T]) prepare() {
 	}
 	r := strings.NewReplacer(
 		"{purged}", t.def.Purged, "{key texts}", strings.Join(texts, ", "), "{after}", strings.Join(after, ", "),
-		"{table}", t.def.Table, "{sequence}", t.def.Sequence, "{keys}", strings.Join(names, ", "), "{same}", "t.tenant_id = i.tenant_id AND "+strings.Join(same, " AND "),
+		"{table}", t.def.Table, "{sequence}", t.def.Sequence, "{keys}", strings.Join(names, ", "),
+		"{same}", "t.tenant_id = i.tenant_id AND "+strings.Join(same, " AND "),
 		"{key exprs}", strings.Join(exprs, ", "), "{key params}", "t.tenant_id = @tenant AND "+strings.Join(params, " AND "),
-		"{keys of t}", "t."+strings.Join(names, ", t."), "{keys of i}", "i."+strings.Join(names, ", i."), "{at}", "(t.metadata ->> 'last_update_time')::timestamptz", "{version}", t.def.Version, "{position}", position, "{buckets}", fmt.Sprint(buckets),
+		"{keys of t}", "t."+strings.Join(names, ", t."), "{keys of i}", "i."+strings.Join(names, ", i."),
+		"{at}", "(t.metadata ->> 'last_update_time')::timestamptz", "{version}", t.def.Version, "{position}", position,
+		"{buckets}", fmt.Sprint(buckets),
 	)
 	t.prepareWrites(r)
 	t.prepareRecords(r)
@@ -52,10 +56,11 @@ func (t *Table[T]) prepare() {
 	t.prepareScans(r)
 }
 
-// prepareWrites prepares what changes objects.
+// prepareWrites prepares the statements that change objects.
 func (t *Table[T]) prepareWrites(r *strings.Replacer) {
-	// Locks: one advisory lock per object, by its hash, in the order of the hashes; nothing when the slice is empty. Where versions are recorded, the one
-	// lock of the table: thousands are recorded at a time, so that any two batches would have hashes in common.
+	// Locks: one advisory lock per object, by its hash, in the order of the hashes; none if the slice is empty. A table
+	// with recorded versions has one lock instead: a batch records thousands of versions, so any two batches would
+	// share a hash.
 	bucket := "hashtext(ROW(tenant_id, {keys})::text) & ({buckets} - 1)"
 	if t.def.Version != "" {
 		bucket = "{buckets}"
@@ -64,7 +69,7 @@ func (t *Table[T]) prepareWrites(r *strings.Replacer) {
 SELECT /* versioned.lock */ pg_advisory_xact_lock(hashtext('versioned.{table}'), bucket)
   FROM (SELECT DISTINCT ` + bucket + ` AS bucket FROM incoming ORDER BY 1) b`)
 
-	// Locks: the table's advisory lock, shared by those who record.
+	// Locks: the table's advisory lock, shared among the callers of Record.
 	t.shareSQL = r.Replace(`SELECT /* versioned.share */ pg_advisory_xact_lock_shared(hashtext('versioned.{table}'), {buckets})`)
 
 	// Index: the head index.   Locks: the heads.
@@ -73,21 +78,22 @@ UPDATE /* versioned.archive */ {table} t SET ` + toArchived + `
   FROM (SELECT DISTINCT tenant_id, {keys} FROM incoming) i
  WHERE {same} AND t.version_state IN ('LATEST', 'DELETED')`)
 
-	// Of several changes of one object the last is its head. A writer that waited for another has an earlier now(): the time of a
-	// version is never before its predecessor's.   Index: the primary key.   Locks: none but the new rows.
+	// The last of several changes of one object is its head. A writer that waited for another one has an earlier now(),
+	// so the time is raised to the predecessor's. Index: the primary key. Locks: none but the new rows.
 	t.insertSQL = r.Replace(incoming + `
 INSERT /* versioned.insert */ INTO {table} (tenant_id, object, metadata)
 SELECT n.tenant_id, n.object, ` + metadata + `
   FROM (SELECT o.tenant_id, o.object, o.created_by, o.state, o.at, nextval('{sequence}') AS id
           FROM (SELECT i.tenant_id, i.object, i.created_by,
-                       CASE WHEN row_number() OVER (PARTITION BY i.tenant_id, {keys of i} ORDER BY i.ord DESC) = 1 THEN 'LATEST' ELSE 'ARCHIVED' END AS state,
+                       CASE WHEN row_number() OVER (PARTITION BY i.tenant_id, {keys of i} ORDER BY i.ord DESC) = 1
+                            THEN 'LATEST' ELSE 'ARCHIVED' END AS state,
                        greatest(last.at, max(i.at) OVER (PARTITION BY i.tenant_id, {keys of i} ORDER BY i.ord)) AS at
                   FROM incoming i
                   LEFT JOIN LATERAL (SELECT {at} AS at FROM {table} t WHERE {same} ORDER BY t.version_id DESC LIMIT 1) last ON true
                  ORDER BY i.ord) o) n
 RETURNING version_id`)
 
-	// The deleted version keeps the object as it last was.   Index: the head index.   Locks: the heads.
+	// The DELETED version keeps the object's last content. Index: the head index. Locks: the heads.
 	t.deleteSQL = r.Replace(incoming + `, gone AS (
   UPDATE {table} t SET ` + toArchived + `
     FROM (SELECT DISTINCT ON (tenant_id, {keys}) * FROM incoming ORDER BY tenant_id, {keys}, ord) i
@@ -100,27 +106,27 @@ SELECT n.tenant_id, n.object, ` + metadata + `
 RETURNING version_id`)
 }
 
-// prepareRecords prepares what adds versions that were made elsewhere.
+// prepareRecords prepares the statements that add versions made elsewhere.
 func (t *Table[T]) prepareRecords(r *strings.Replacer) {
 	purged := ""
 	if t.def.Purged != "" {
 		purged = " AND NOT EXISTS (SELECT FROM {purged} t WHERE {same} AND t.version >= i.{version})"
 	}
 
-	// A head is outdated by a later version of its object.   Index: the head index.   Locks: the heads.
+	// A later version of an object makes its head ARCHIVED. Index: the head index. Locks: the heads.
 	t.outdateSQL = r.Replace(incoming + `
 UPDATE /* versioned.outdate */ {table} t SET ` + toArchived + `
   FROM (SELECT tenant_id, {keys}, max((object ->> '{version}')::bigint) AS {version} FROM incoming GROUP BY tenant_id, {keys}) i
  WHERE {same} AND t.version_state IN ('LATEST', 'DELETED') AND t.{version} < i.{version}`)
 
-	// Who made a version may come to be known after it.   Index: the version index.   Locks: the versions.
+	// A version's creator may become known after the version. Index: the version index. Locks: the versions.
 	t.adoptSQL = r.Replace(incoming + `
 UPDATE /* versioned.adopt */ {table} t SET object = i.object, metadata = jsonb_set(t.metadata, '{created_by}', to_jsonb(i.created_by))
   FROM (SELECT DISTINCT ON (tenant_id, {keys}, {version}) * FROM (SELECT *, (object ->> '{version}')::bigint AS {version} FROM incoming) v
          WHERE created_by <> '` + Unrecorded + `' ORDER BY tenant_id, {keys}, {version}, ord) i
  WHERE {same} AND t.{version} = i.{version} AND t.metadata ->> 'created_by' = '` + Unrecorded + `'`)
 
-	// Versions that are there, and that were, are left alone; one that nothing is later than is the head.   Index: the version index.
+	// Existing and purged versions do not change. A version without a successor is the head. Index: the version index.
 	t.recordSQL = r.Replace(incoming + `, versions AS MATERIALIZED (
   SELECT DISTINCT ON (tenant_id, {keys}, {version}) * FROM (SELECT *, (object ->> '{version}')::bigint AS {version} FROM incoming) v
    ORDER BY tenant_id, {keys}, {version}, created_by = '` + Unrecorded + `', ord
@@ -136,7 +142,7 @@ SELECT n.tenant_id, n.object, ` + metadata + `
   FROM (SELECT o.*, nextval('{sequence}') AS id FROM (SELECT * FROM missing ORDER BY ord) o) n`)
 }
 
-// prepareReads prepares what reads an object.
+// prepareReads prepares the statements that read an object.
 func (t *Table[T]) prepareReads(r *strings.Replacer) {
 	// Index: the head index.   Locks: none.
 	t.getSQL = r.Replace(`
@@ -147,13 +153,13 @@ SELECT /* versioned.get */ t.object, t.metadata, t.{position} FROM {table} t WHE
 SELECT /* versioned.history */ t.object, t.metadata, t.{position} FROM {table} t
  WHERE {key params} AND t.{position} > @after ORDER BY t.{position} LIMIT @limit`)
 
-	// Index: as history's, backwards.   Locks: none.
+	// Index: like historySQL, backward. Locks: none.
 	t.recentSQL = r.Replace(`
 SELECT /* versioned.recent */ t.object, t.metadata, t.{position} FROM {table} t
  WHERE {key params} AND t.{position} < @before ORDER BY t.{position} DESC LIMIT @limit`)
 }
 
-// prepareRetention prepares what ends the life of objects.
+// prepareRetention prepares the statements that delete and purge objects.
 func (t *Table[T]) prepareRetention(r *strings.Replacer) {
 	bump, note := "", ""
 	if t.def.Version != "" {
@@ -166,7 +172,8 @@ func (t *Table[T]) prepareRetention(r *strings.Replacer) {
 )`
 	}
 
-	// A head that is no longer the version that was looked at, or not made before the time, stays.   Index: the head index.   Locks: the heads.
+	// A head remains if it is no longer the given version, or was not made before the given time. Index: the head
+	// index. Locks: the heads.
 	t.expireSQL = r.Replace(incoming + `, gone AS (
   UPDATE {table} t SET ` + toArchived + `
     FROM incoming i
@@ -178,7 +185,8 @@ SELECT n.tenant_id, n.object, ` + metadata + `
   FROM (SELECT o.*, nextval('{sequence}') AS id, 'DELETED' AS state FROM (SELECT * FROM gone ORDER BY ord) o) n
 RETURNING version_id`)
 
-	// Likewise.   Index: the head index, then the primary key.   Locks: every version of the objects.
+	// Like expireSQL, it leaves a head that has changed or is too young.
+	// Index: the head index, then the primary key. Locks: every version of the objects.
 	t.purgeSQL = r.Replace(incoming + `, gone AS MATERIALIZED (
   SELECT i.tenant_id, {keys of i}, (t.object ->> 'version')::bigint AS version
     FROM incoming i JOIN {table} t ON {same} AND t.version_state = 'DELETED' AND t.version_id = (@ids::bigint[])[i.ord] AND {at} < i.at
@@ -186,7 +194,7 @@ RETURNING version_id`)
 DELETE /* versioned.purge */ FROM {table} t USING gone i WHERE {same} RETURNING t.version_state = 'DELETED'`)
 }
 
-// prepareScans prepares what reads a whole table.
+// prepareScans prepares the statements that read a whole table.
 func (t *Table[T]) prepareScans(r *strings.Replacer) {
 	// Index: the head index, one range.   Locks: none.
 	t.headsSQL = r.Replace(`
@@ -199,12 +207,15 @@ SELECT /* versioned.heads */ t.tenant_id, ARRAY[{key texts}], t.object, t.metada
 
 	// Index: the version index, or the primary key, all of it.   Locks: none.
 	t.checkSQL = r.Replace(`
-SELECT /* versioned.check */ tenant_id, object, rule, CASE rule WHEN 'state of the last version' THEN 'LATEST or DELETED' WHEN 'state of an earlier version' THEN 'ARCHIVED'
-       ELSE 'not before ' || previous END, CASE rule WHEN 'last_update_time' THEN coalesce(at::text, 'absent') ELSE version_state END
+SELECT /* versioned.check */ tenant_id, object, rule,
+       CASE rule WHEN 'state of the last version' THEN 'LATEST or DELETED' WHEN 'state of an earlier version' THEN 'ARCHIVED'
+                 ELSE 'not before ' || previous END,
+       CASE rule WHEN 'last_update_time' THEN coalesce(at::text, 'absent') ELSE version_state END
   FROM (SELECT *, CASE WHEN next IS NULL AND version_state = 'ARCHIVED' THEN 'state of the last version'
                        WHEN next IS NOT NULL AND version_state <> 'ARCHIVED' THEN 'state of an earlier version'
                        WHEN at < previous THEN 'last_update_time' END AS rule
-          FROM (SELECT t.tenant_id, t.object, t.version_state, {at} AS at, lag({at}) OVER object AS previous, lead(t.version_id) OVER object AS next
+          FROM (SELECT t.tenant_id, t.object, t.version_state, {at} AS at, lag({at}) OVER object AS previous,
+                       lead(t.version_id) OVER object AS next
                   FROM {table} t WINDOW object AS (PARTITION BY t.tenant_id, {keys of t} ORDER BY t.{position})) v) v
  WHERE rule IS NOT NULL`)
 
@@ -212,7 +223,7 @@ SELECT /* versioned.check */ tenant_id, object, rule, CASE rule WHEN 'state of t
 	t.countSQL = r.Replace(`SELECT /* versioned.count */ count(*) FROM {table}`)
 }
 
-// statements are the constant texts of the table, for tests to prepare.
+// statements returns the constant statements of the table, for tests that prepare them.
 func (t *Table[T]) statements() []string {
 	all := []string{t.lockSQL, t.archiveSQL, t.insertSQL, t.deleteSQL, t.getSQL, t.historySQL, t.recentSQL, t.expireSQL, t.purgeSQL,
 		t.headsSQL, t.headsAfterSQL, t.checkSQL, t.countSQL}

@@ -12,8 +12,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// State is a version's place in the life of its object. There is no UNDEFINED: a version without a state cannot be written
-// (the tables refuse it) or read.
+// State is a version's place in the life of its object. There is no UNDEFINED: the tables and UnmarshalText refuse a
+// version without a state.
 type State string
 
 // The states of a version. An object's head is LATEST or DELETED.
@@ -23,7 +23,7 @@ const (
 	Deleted  State = "DELETED"
 )
 
-// UnmarshalText accepts the three states and nothing else.
+// UnmarshalText accepts only the three states.
 func (s *State) UnmarshalText(b []byte) error {
 	switch v := State(b); v {
 	case Latest, Archived, Deleted:
@@ -33,22 +33,22 @@ func (s *State) UnmarshalText(b []byte) error {
 	return fmt.Errorf("%q is not a version state", b)
 }
 
-// Metadata is what is known of a version besides its object.
+// Metadata describes a version, beside its object.
 type Metadata struct {
-	VersionID      int64     `json:"version_id"` // unique in the table; of one object, later versions have higher ones, but see Record
+	VersionID      int64     `json:"version_id"` // unique in the table; a later version of an object has a higher id, except after Record
 	VersionState   State     `json:"version_state"`
-	CreatedBy      string    `json:"created_by"`       // who made this version
-	LastUpdateTime time.Time `json:"last_update_time"` // when
+	CreatedBy      string    `json:"created_by"`       // the actor who made this version
+	LastUpdateTime time.Time `json:"last_update_time"` // when this version was made
 }
 
 // Version is one version of an object.
 type Version[T any] struct {
 	Object   T        `json:"object"`
 	Metadata Metadata `json:"metadata"`
-	Position int64    `json:"-"` // what History is ordered by
+	Position int64    `json:"-"` // the order of History
 }
 
-// Change is a write: the object as it is to be. At is when it was made; the zero time is now, by the database's clock.
+// Change is a write: the new object. At is its time; zero is now, by the database's clock.
 type Change[T any] struct {
 	TenantID int64
 	Object   T
@@ -56,39 +56,41 @@ type Change[T any] struct {
 	At       time.Time
 }
 
-// Errors of this package. Both are the caller's to mend: a retry does not help.
+// Errors of this package. A retry does not help: the caller must change the call.
 var (
 	ErrNotFound  = errors.New("versioned: no such object")
-	ErrNoCreator = errors.New("versioned: a version must say who made it")
+	ErrNoCreator = errors.New("versioned: a version has no creator")
 )
 
 // Column is a key column: its name, which is also its field in the object, and its type: bigint, uuid or text.
 type Column struct{ Name, Type string }
 
-// Definition describes a table of this shape. Its other columns are tenant_id, object, metadata, version_id and version_state,
-// the latter two generated from metadata.
+// Definition describes a table of this shape. Its other columns are tenant_id, object, metadata, version_id and
+// version_state. The last two are generated from metadata.
 type Definition struct {
 	Table    string
 	Sequence string            // of version ids
-	Key      []Column          // generated from the object's fields of the same names
-	Absent   map[string]string // by key column, what an object that lacks the field means: the column is generated likewise
-	Version  string            // bigint column generated from the object's own version, unique per object; empty when there is none
+	Key      []Column          // generated from the fields of the same names in the object
+	Absent   map[string]string // by key column, the value for an object without the field; the column is generated likewise
+	Version  string            // bigint column generated from the object's own version, unique per object; empty if it has none
 
-	// Indexes is what Query may ask for besides the beginning of the key: for each, the object's fields of an index of the LATEST versions,
-	// (tenant_id, ((object ->> 'field')::type) for each of them, the key) WHERE version_state = 'LATEST'. An index on an expression comes
-	// to a table that is in use without a rewrite; a generated column would not.
+	// Indexes lists the fields by which Query can select, besides the first columns of the key. Each element is an
+	// index of the LATEST versions: (tenant_id, ((object ->> 'field')::type) for each field, the key) WHERE
+	// version_state = 'LATEST'. An index on an expression can be added to a table in use without a rewrite; a generated
+	// column cannot.
 	Indexes [][]Column
 
-	// Purged is the table of (tenant_id, the key, version, purged_at) that notes up to which version (the object's own) an object was purged. Record
-	// adds none of those any more, and whoever numbers the next version goes on from there. Empty when nothing needs it.
+	// Purged is the table of (tenant_id, the key, version, purged_at) that records the object's own version at which it
+	// was purged. Record adds no version up to it, and the next version continues from it. Empty if the table needs
+	// none.
 	Purged string
 }
 
-// Key is the values of an object's key columns, in their order.
+// Key has the values of an object's key columns, in their order.
 type Key []any
 
-// Table is the data access layer of one table. It is immutable and safe for concurrent use. Its methods join the caller's
-// transaction and never commit; at READ COMMITTED they see what the writers they waited for have written.
+// Table is the data access layer of one table. It is immutable and safe for concurrent use. Its methods join the
+// caller's transaction and never commit. At READ COMMITTED they see the writes of the writers for which they waited.
 type Table[T any] struct {
 	def                                                                                  Definition
 	lockSQL, shareSQL, archiveSQL, insertSQL, deleteSQL, outdateSQL, adoptSQL, recordSQL string
@@ -98,8 +100,8 @@ type Table[T any] struct {
 
 var identifier = regexp.MustCompile(`^[a-z][a-z0-9_]{0,62}$`)
 
-// New prepares the statements of a table. It panics when the definition has a name that is not a plain identifier, an unknown
-// type or no key: that is a mistake in the code that calls it.
+// New prepares the statements of a table. It panics if the definition has no key, an unknown type, or a name that is
+// not a plain identifier: the calling code is wrong.
 func New[T any](def Definition) *Table[T] {
 	names := []string{def.Table, def.Sequence}
 	if def.Version != "" {
@@ -130,11 +132,11 @@ func New[T any](def Definition) *Table[T] {
 	return t
 }
 
-// buckets bounds the advisory locks of a transaction: the server has room for some thousands in all.
+// buckets bounds the advisory locks of a transaction: the server's lock table has room for a few thousand in total.
 const buckets = 1024
 
-// Upsert makes each change's object the LATEST version of itself; what was its head becomes ARCHIVED. Several changes of one
-// object are several versions, in the slice's order. It returns the version ids in that order, or ErrNoCreator.
+// Upsert makes each change's object the LATEST version; the previous head becomes ARCHIVED. Several changes of one
+// object become several versions, in the slice's order. It returns the version ids in that order, or ErrNoCreator.
 func (t *Table[T]) Upsert(ctx context.Context, tx pgx.Tx, changes []Change[T]) ([]int64, error) {
 	args, err := t.lock(ctx, tx, changes)
 	if err != nil || len(changes) == 0 {
@@ -146,8 +148,9 @@ func (t *Table[T]) Upsert(ctx context.Context, tx pgx.Tx, changes []Change[T]) (
 	return t.write(ctx, tx, t.insertSQL, "upsert", args, len(changes))
 }
 
-// Delete gives each object that has a LATEST version a DELETED one, which keeps the object as it last was; of the change's
-// object only the key fields are read. It returns the new version ids; objects that are not there, or deleted, add none.
+// Delete adds a DELETED version to each object that has a LATEST one. It keeps the object's last content; from the
+// change's object it reads only the key fields. It returns the new version ids. An object that does not exist or is
+// deleted gets none.
 func (t *Table[T]) Delete(ctx context.Context, tx pgx.Tx, changes []Change[T]) ([]int64, error) {
 	args, err := t.lock(ctx, tx, changes)
 	if err != nil || len(changes) == 0 {
@@ -165,23 +168,24 @@ func (t *Table[T]) write(ctx context.Context, tx pgx.Tx, sql, what string, args 
 	return ids, nil
 }
 
-// Unrecorded is who a version is by as long as only what it left behind is known, and not who made it.
+// Unrecorded is the creator of a version whose content is known but not its creator.
 const Unrecorded = "unrecorded"
 
-// Entry is a version that was made elsewhere and has its own number there (the column Definition.Version). Deleted says
-// that it is the deletion of the object.
+// Entry is a version that was made elsewhere and has its own number (the column Definition.Version). Deleted: it
+// deletes the object.
 type Entry[T any] struct {
 	Change[T]
 	Deleted bool
 }
 
-// Record adds the versions that are missing and were not purged, each in its place by the object's own version: one that a later version
-// follows is ARCHIVED from the start, the latest is the head. What is there already is left as it is, but a version by Unrecorded becomes that of who
-// made it. It returns how many it added.
-// The ids of versions that came late are higher than those of their successors: History goes by the object's version.
+// Record adds the versions that are missing and were not purged, each in its place by the object's own version. A
+// version with a successor is ARCHIVED from the start; the latest one is the head. Existing versions remain, except
+// that a version by Unrecorded takes the content and creator of its entry. Record returns the number of versions added.
+// A version that arrives late has a higher id than its successors, so History uses the object's version.
 //
-// Calls of Record wait for no other Record, however many objects both have, but for retention. The caller makes sure that no two record the same
-// object at a time: a consumer does, by the offset that it holds until its transaction ends.
+// Calls of Record wait for retention, but not for each other, however many objects they share. The caller makes sure
+// that no two calls record the same object at the same time. A consumer does so by the offset that it holds until its
+// transaction ends.
 func (t *Table[T]) Record(ctx context.Context, tx pgx.Tx, entries []Entry[T]) (int64, error) {
 	if t.def.Version == "" {
 		return 0, fmt.Errorf("record into %s: its objects have no version of their own", t.def.Table)
@@ -210,8 +214,8 @@ func (t *Table[T]) Record(ctx context.Context, tx pgx.Tx, entries []Entry[T]) (i
 	return tag.RowsAffected(), nil
 }
 
-// Lock waits for other writers of the objects and keeps them out until the transaction ends. A caller that decides by what an
-// object is takes it before it reads; of the changes only the tenants, the key fields and By matter.
+// Lock waits for other writers of the objects and keeps them out until the transaction ends. A caller whose decision
+// depends on an object calls it before reading. Of the changes it uses only the tenants, the key fields and By.
 func (t *Table[T]) Lock(ctx context.Context, tx pgx.Tx, changes []Change[T]) error {
 	_, err := t.lock(ctx, tx, changes)
 	return err

@@ -70,7 +70,7 @@ func TestStatements(t *testing.T) {
 	})
 }
 
-// state is a version as the invariants see it.
+// state is a version as the invariants use it.
 type state struct {
 	Title, By string
 	State     State
@@ -105,7 +105,8 @@ func TestAnObjectsLifeIsKept(t *testing.T) {
 		if got.Object.Title != "b" || got.Metadata.CreatedBy != "leo" || !got.Metadata.LastUpdateTime.Equal(at) {
 			t.Errorf("got %+v", got)
 		}
-		ids, err := table.Delete(ctx, tx, []Change[settings]{{TenantID: 1, Object: settings{PostID: 7}, By: "john"}, {TenantID: 1, Object: settings{PostID: 99}, By: "john"}})
+		ids, err := table.Delete(ctx, tx, []Change[settings]{{TenantID: 1, Object: settings{PostID: 7}, By: "john"},
+			{TenantID: 1, Object: settings{PostID: 99}, By: "john"}})
 		if len(ids) != 1 {
 			t.Errorf("deleted %v, want one version", ids)
 		}
@@ -115,7 +116,8 @@ func TestAnObjectsLifeIsKept(t *testing.T) {
 		if _, err := table.Get(ctx, tx, 1, Key{7}); !errors.Is(err, ErrNotFound) {
 			t.Errorf("get a deleted object: %v", err)
 		}
-		if ids, err := table.Delete(ctx, tx, []Change[settings]{{TenantID: 1, Object: settings{PostID: 7}, By: "john"}}); err != nil || len(ids) != 0 {
+		if ids, err := table.Delete(ctx, tx, []Change[settings]{{TenantID: 1, Object: settings{PostID: 7}, By: "john"}}); err != nil ||
+			len(ids) != 0 {
 			t.Errorf("delete it again: %v, %v", ids, err)
 		}
 		list, err := table.List(ctx, tx, 1, nil, 10)
@@ -148,22 +150,24 @@ func TestAVersionWithoutAStateIsRefused(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	for _, s := range []string{"UNDEFINED", "", "latest"} {
 		_, err := pool.Exec(context.Background(), `INSERT INTO threads (tenant_id, object, metadata)
-		  VALUES (1, '{"post_id": 1}', jsonb_build_object('version_id', 1, 'version_state', $1::text, 'created_by', 'x', 'last_update_time', now()))`, s)
+		  VALUES (1, '{"post_id": 1}', jsonb_build_object('version_id', 1, 'version_state', $1::text, 'created_by', 'x', 'last_update_time',
+		  now()))`, s)
 		if !postgres.IsCheck(err) {
 			t.Errorf("state %q: %v", s, err)
 		}
 		if err := new(State).UnmarshalText([]byte(s)); err == nil {
-			t.Errorf("state %q was read", s)
+			t.Errorf("accepted the state %q", s)
 		}
 	}
 }
 
-// checkInvariants reads the table behind the layer's back.
+// checkInvariants reads the table with SQL of its own.
 func checkInvariants(ctx context.Context, tx pgx.Tx, table, keys, order string, versions int64) error {
 	for what, sql := range map[string]string{
 		"objects without exactly one head": `SELECT count(*) FROM (SELECT 1 FROM ` + table + ` GROUP BY tenant_id, ` + keys + `
 		   HAVING count(*) FILTER (WHERE version_state IN ('LATEST', 'DELETED')) <> 1) x`,
-		"archived versions that nothing follows": `SELECT count(*) FROM (SELECT version_state, lead(` + order + `) OVER (PARTITION BY tenant_id, ` + keys + ` ORDER BY ` + order + `) AS next
+		"archived versions that nothing follows": `SELECT count(*) FROM (SELECT version_state, lead(` + order +
+			`) OVER (PARTITION BY tenant_id, ` + keys + ` ORDER BY ` + order + `) AS next
 		   FROM ` + table + `) x WHERE (version_state = 'ARCHIVED') <> (next IS NOT NULL)`,
 		"versions that are gone, or too many": fmt.Sprintf(`SELECT abs(count(*) - %d) FROM %s`, versions, table),
 	} {
@@ -178,7 +182,7 @@ func checkInvariants(ctx context.Context, tx pgx.Tx, table, keys, order string, 
 	return nil
 }
 
-// checkFlawless is what the layer itself says.
+// checkFlawless runs Check.
 func checkFlawless[T any](ctx context.Context, tx pgx.Tx, table *Table[T], versions int64) error {
 	var flaws []Flaw[T]
 	n, err := table.Check(ctx, tx, func(f Flaw[T]) { flaws = append(flaws, f) })
@@ -206,7 +210,8 @@ func TestAnySeriesOfWritesKeepsTheInvariants(t *testing.T) {
 				var changes []Change[settings]
 				for range rapid.IntRange(0, 5).Draw(rt, "changes") {
 					post := rapid.Int64Range(1, 4).Draw(rt, "post")
-					changes = append(changes, Change[settings]{TenantID: tenant, Object: settings{post, fmt.Sprint(len(changes), rapid.Int().Draw(rt, "title"))}, By: "x",
+					changes = append(changes, Change[settings]{TenantID: tenant,
+						Object: settings{post, fmt.Sprint(len(changes), rapid.Int().Draw(rt, "title"))}, By: "x",
 						At: time.Unix(int64(rapid.IntRange(1, 1000).Draw(rt, "at")), 0)})
 				}
 				switch rapid.SampledFrom([]string{"upsert", "delete", "purge"}).Draw(rt, "what") {
@@ -270,7 +275,8 @@ func TestAnySeriesOfWritesKeepsTheInvariants(t *testing.T) {
 					return err
 				}
 			}
-			for deleted, list := range map[bool]func(context.Context, pgx.Tx, int64, Key, int) ([]Version[settings], error){false: table.List, true: table.ListDeleted} {
+			for deleted, list := range map[bool]func(context.Context, pgx.Tx, int64, Key, int) ([]Version[settings],
+				error){false: table.List, true: table.ListDeleted} {
 				wanted, got, after := []int64{}, []int64{}, Key(nil)
 				for post := range want {
 					if alive[post] != deleted {
@@ -363,7 +369,8 @@ func TestRecordPutsEveryVersionInItsPlaceWhateverTheOrder(t *testing.T) {
 				}
 				added += got
 				rest = rest[n:]
-				if err := errors.Join(checkInvariants(ctx, tx, "follow_history", "follower_id, followee_id", "version", added), checkFlawless(ctx, tx, table, added)); err != nil {
+				if err := errors.Join(checkInvariants(ctx, tx, "follow_history", "follower_id, followee_id", "version", added),
+					checkFlawless(ctx, tx, table, added)); err != nil {
 					return fmt.Errorf("after %d of %d: %w", len(sent)-len(rest), len(sent), err)
 				}
 			}
@@ -380,7 +387,8 @@ func TestRecordPutsEveryVersionInItsPlaceWhateverTheOrder(t *testing.T) {
 					if i == 4 {
 						want = Latest
 					}
-					if v.Object.Version != int64(i+1) || v.Metadata.VersionState != want || v.Metadata.CreatedBy != "x" || v.Object.Note == "by nobody" {
+					if v.Object.Version != int64(i+1) || v.Metadata.VersionState != want || v.Metadata.CreatedBy != "x" ||
+						v.Object.Note == "by nobody" {
 						return fmt.Errorf("object %d, place %d: %+v", o, i, v)
 					}
 				}
@@ -401,7 +409,8 @@ func TestConcurrentWritersOfTheSameObjectsAllSucceed(t *testing.T) {
 	for w := range writers {
 		g.Go(func() error {
 			for i := range rounds {
-				changes := []Change[settings]{{1, settings{1, "x"}, "w", time.Time{}}, {1, settings{2, "x"}, "w", time.Time{}}, {1, settings{3, "x"}, "w", time.Time{}}}
+				changes := []Change[settings]{{1, settings{1, "x"}, "w", time.Time{}}, {1, settings{2, "x"}, "w", time.Time{}},
+					{1, settings{3, "x"}, "w", time.Time{}}}
 				if w%2 == 0 {
 					slices.Reverse(changes)
 				}
@@ -423,8 +432,9 @@ func TestConcurrentWritersOfTheSameObjectsAllSucceed(t *testing.T) {
 		t.Fatal(err)
 	}
 	inTx(t, pool, func(ctx context.Context, tx pgx.Tx) error {
-		// Who waited began before whom it waited for, and yet made the later version at the later time.
-		return errors.Join(checkInvariants(ctx, tx, "threads", "post_id", "version_id", 3*writers*rounds), checkFlawless(ctx, tx, table, 3*writers*rounds))
+		// A writer that waited began before the one that it waited for, yet made the later version at the later time.
+		return errors.Join(checkInvariants(ctx, tx, "threads", "post_id", "version_id", 3*writers*rounds),
+			checkFlawless(ctx, tx, table, 3*writers*rounds))
 	})
 }
 
@@ -474,15 +484,18 @@ func TestCheckNamesWhatHandsHaveBroken(t *testing.T) {
 	inTx(t, pool, func(ctx context.Context, tx pgx.Tx) error {
 		var changes []Change[settings]
 		for post := range int64(4) {
-			changes = append(changes, Change[settings]{1, settings{post + 1, "a"}, "x", at}, Change[settings]{1, settings{post + 1, "b"}, "x", at.Add(time.Minute)})
+			changes = append(changes, Change[settings]{1, settings{post + 1, "a"}, "x", at},
+				Change[settings]{1, settings{post + 1, "b"}, "x", at.Add(time.Minute)})
 		}
 		_, err := table.Upsert(ctx, tx, changes)
 		return err
 	})
 	for _, sql := range []string{
 		`UPDATE threads SET metadata = jsonb_set(metadata, '{version_state}', '"ARCHIVED"') WHERE post_id = 1`,
-		`UPDATE threads SET metadata = metadata || jsonb_build_object('version_id', version_id - 1000) WHERE post_id = 2 AND version_state = 'LATEST'`,
-		`UPDATE threads SET metadata = jsonb_set(metadata, '{last_update_time}', '"2026-01-01T00:00:00Z"') WHERE post_id = 3 AND version_state = 'LATEST'`,
+		`UPDATE threads SET metadata = metadata || jsonb_build_object('version_id', version_id - 1000) WHERE post_id = 2
+			AND version_state = 'LATEST'`,
+		`UPDATE threads SET metadata = jsonb_set(metadata, '{last_update_time}', '"2026-01-01T00:00:00Z"') WHERE post_id = 3
+			AND version_state = 'LATEST'`,
 	} {
 		if _, err := pool.Exec(context.Background(), sql); err != nil {
 			t.Fatal(err)
@@ -494,7 +507,8 @@ func TestCheckNamesWhatHandsHaveBroken(t *testing.T) {
 			return err
 		}
 		_, err := table.Check(ctx, tx, func(f Flaw[settings]) {
-			got = append(got, fmt.Sprintf("%d/%d %s: %s is %s, want %s", f.TenantID, f.Object.PostID, f.Object.Title, f.Rule, f.Got, f.Want))
+			got = append(got, fmt.Sprintf("%d/%d %s: %s is %s, want %s", f.TenantID, f.Object.PostID,
+				f.Object.Title, f.Rule, f.Got, f.Want))
 		})
 		return err
 	})
@@ -518,7 +532,8 @@ func TestTheTableRefusesAVersionThatNobodyMadeOrAtNoTime(t *testing.T) {
 			`{"version_id": 1, "version_state": "LATEST", "created_by": "x"}`,
 		} {
 			_, err := pool.Exec(context.Background(), `INSERT INTO `+table+` (tenant_id, object, metadata)
-			  VALUES (1, '{"post_id": 1, "comment_id": "00000000-0000-7000-8000-000000000000", "follower_id": 1, "followee_id": 2, "version": 1}', $1::jsonb)`, metadata)
+			  VALUES (1, '{"post_id": 1, "comment_id": "00000000-0000-7000-8000-000000000000", "follower_id": 1, "followee_id": 2,
+			  "version": 1}', $1::jsonb)`, metadata)
 			if !postgres.IsCheck(err) {
 				t.Errorf("%s took %s: %v", table, metadata, err)
 			}
@@ -532,8 +547,8 @@ type article struct {
 	Author  int64    `json:"author"`
 	Section string   `json:"section"`
 	Title   string   `json:"title"`
-	Labels  []string `json:"labels,omitempty"` // came later
-	Pinned  bool     `json:"pinned"`           // came later
+	Labels  []string `json:"labels,omitempty"` // added later
+	Pinned  bool     `json:"pinned"`           // added later
 }
 
 func articles(t testing.TB, db *testkit.DB) *Table[article] {
@@ -548,7 +563,8 @@ CREATE TABLE articles (
   PRIMARY KEY (tenant_id, id, version_id)
 );
 CREATE UNIQUE INDEX articles_head_idx ON articles (tenant_id, id) WHERE version_state IN ('LATEST', 'DELETED');
-CREATE INDEX articles_author_idx ON articles (tenant_id, ((object ->> 'author')::bigint), (object ->> 'section'), id) WHERE version_state = 'LATEST';
+CREATE INDEX articles_author_idx ON articles (tenant_id, ((object ->> 'author')::bigint), (object ->> 'section'), id)
+	WHERE version_state = 'LATEST';
 GRANT SELECT, INSERT, UPDATE, DELETE ON articles TO tidings_system;
 GRANT USAGE ON SEQUENCE article_version_id TO tidings_system;`)
 	if err != nil {
@@ -564,9 +580,10 @@ func TestQueryFindsObjectsAsTheyAreByAnIndex(t *testing.T) {
 	inTx(t, pool, func(ctx context.Context, tx pgx.Tx) error {
 		var changes []Change[article]
 		for i := range int64(3000) {
-			changes = append(changes, Change[article]{TenantID: 1 + i%2, Object: article{ID: i, Author: i % 50, Section: []string{"a", "b"}[i%3%2]}, By: "x"})
+			changes = append(changes, Change[article]{TenantID: 1 + i%2,
+				Object: article{ID: i, Author: i % 50, Section: []string{"a", "b"}[i%3%2]}, By: "x"})
 		}
-		for i := range int64(1000) { // some move to another author
+		for i := range int64(1000) { // some change their author
 			changes = append(changes, Change[article]{TenantID: 1 + i%2, Object: article{ID: i, Author: i % 40, Section: "b"}, By: "x"})
 		}
 		if _, err := table.Upsert(ctx, tx, changes); err != nil {
@@ -606,7 +623,7 @@ func TestQueryFindsObjectsAsTheyAreByAnIndex(t *testing.T) {
 			t.Errorf("articles of author 2 in section b (-want +got):\n%s", diff)
 		}
 		if _, err := table.Query(ctx, tx, 1, []Field{{"section", "b"}}, nil, 7); err == nil {
-			t.Error("a query without an index is answered")
+			t.Error("a query without an index succeeded")
 		}
 		if _, err := tx.Exec(ctx, `SET LOCAL plan_cache_mode = force_generic_plan`); err != nil {
 			return err
@@ -637,12 +654,13 @@ func TestQueryFindsObjectsAsTheyAreByAnIndex(t *testing.T) {
 func TestAnObjectStoredBeforeAFieldWasThereIsRead(t *testing.T) {
 	db := testkit.Postgres(t)
 	table, pool := articles(t, db), db.Pool(t, postgres.RoleSystem)
-	// Rows as a first release stored them, and one of a later release than ours, with a field that we do not know.
+	// Rows as the first release stored them, and one of a later release with a field that this release does not know.
 	rows, err := os.ReadFile("testdata/articles.json")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := pool.Exec(context.Background(), `INSERT INTO articles (tenant_id, object, metadata) SELECT 1, r -> 'object', r -> 'metadata' FROM jsonb_array_elements($1::jsonb) r`, string(rows)); err != nil {
+	if _, err := pool.Exec(context.Background(), `INSERT INTO articles (tenant_id, object, metadata)
+		SELECT 1, r -> 'object', r -> 'metadata' FROM jsonb_array_elements($1::jsonb) r`, string(rows)); err != nil {
 		t.Fatal(err)
 	}
 	at := time.Date(2026, 1, 2, 3, 4, 5, 678000, time.UTC)
@@ -655,20 +673,24 @@ func TestAnObjectStoredBeforeAFieldWasThereIsRead(t *testing.T) {
 			return err
 		}
 		want := []Version[article]{
-			{article{ID: 7, Author: 3, Section: "news", Title: "First"}, Metadata{99999999991, Archived, "alice@corp.com", at}, 99999999991},
-			{article{ID: 7, Author: 3, Section: "news", Title: "Second"}, Metadata{99999999992, Latest, "leo@corp.com", at.Add(time.Second)}, 99999999992},
+			{article{ID: 7, Author: 3, Section: "news", Title: "First"},
+				Metadata{99999999991, Archived, "alice@corp.com", at}, 99999999991},
+			{article{ID: 7, Author: 3, Section: "news", Title: "Second"},
+				Metadata{99999999992, Latest, "leo@corp.com", at.Add(time.Second)}, 99999999992},
 		}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("history (-want +got):\n%s", diff)
 		}
 		later, err := table.Get(ctx, tx, 1, Key{8})
-		if diff := cmp.Diff(article{ID: 8, Author: 4, Section: "news", Title: "Third", Labels: []string{"x"}, Pinned: true}, later.Object); diff != "" {
+		if diff := cmp.Diff(article{ID: 8, Author: 4, Section: "news", Title: "Third", Labels: []string{"x"}, Pinned: true},
+			later.Object); diff != "" {
 			t.Errorf("of a later release (-want +got):\n%s", diff)
 		}
 		if err != nil {
 			return err
 		}
-		if _, err := table.Upsert(ctx, tx, []Change[article]{{TenantID: 1, Object: article{ID: 7, Author: 3, Section: "news", Pinned: true}, By: "x"}}); err != nil {
+		if _, err := table.Upsert(ctx, tx, []Change[article]{{TenantID: 1, Object: article{ID: 7, Author: 3, Section: "news", Pinned: true},
+			By: "x"}}); err != nil {
 			return err
 		}
 		return checkFlawless(ctx, tx, table, 4)

@@ -17,13 +17,15 @@ import (
 	"github.com/tidings/tidings/client"
 )
 
-// Tenant is a tenant of its own on the servers that the tests of this binary share.
+// Tenant is a tenant on the servers that all tests of this binary share.
 type Tenant struct {
-	URL string // of the API
-	ID  int64
+	URL  string // of the API
+	NATS string // URL of the NATS server, whose streams have the events of all tenants
+	ID   int64
 }
 
-// New returns a client for a new tenant, with a token that has every role. Settings change how it works. Reads show the writes of its Session.
+// New returns a client for a new tenant, with a token that has every role. Settings change the client. Use its Session
+// for reads that include earlier writes.
 func New(t testing.TB, with ...client.Setting) *client.Client {
 	t.Helper()
 	tenant := NewTenant(t)
@@ -34,10 +36,17 @@ func New(t testing.TB, with ...client.Setting) *client.Client {
 func NewTenant(t testing.TB) Tenant {
 	t.Helper()
 	r := ask(t, request{Do: "tenant"})
-	return Tenant{URL: r.URL, ID: r.Tenant}
+	return Tenant{URL: r.URL, NATS: r.NATS, ID: r.Tenant}
 }
 
-// Token makes a token of the tenant with these roles, or with all: read, write, moderate and admin.
+// Database makes an empty database for the tables of a subscriber, and returns its URL. It ends with the servers.
+func Database(t testing.TB) (url string) {
+	t.Helper()
+	return ask(t, request{Do: "database"}).URL
+}
+
+// Token makes a token of the tenant with these roles. Without roles it has all: read, write, moderate, admin and
+// export.
 func (n Tenant) Token(t testing.TB, roles ...string) string {
 	t.Helper()
 	return ask(t, request{Do: "token", Tenant: n.ID, Roles: roles}).Token
@@ -54,39 +63,41 @@ func (n Tenant) Client(t testing.TB, token string, with ...client.Setting) *clie
 	return c
 }
 
-// ApplyKinds puts kinds in force, beside the built-in ones, for all tests of this binary: as `tidings kinds apply` does with this YAML. Kinds that an earlier call put
-// in force and this one leaves out are removed. It returns when the API has their routes.
+// ApplyKinds puts kinds in force beside the built-in ones, for all tests of this binary, like `tidings kinds apply`
+// with this YAML. It removes kinds of an earlier call that yaml does not have. It returns when the API has the routes
+// of the kinds.
 func ApplyKinds(t testing.TB, yaml string) {
 	t.Helper()
 	ask(t, request{Do: "kinds", YAML: yaml})
 }
 
-// request is what the tests ask the server for, one line of JSON each.
+// request is a request of the tests to the server: one line of JSON.
 type request struct {
-	Do     string   `json:"do"` // tenant, token or kinds
+	Do     string   `json:"do"` // tenant, token, kinds or database
 	Tenant int64    `json:"tenant,omitempty"`
 	Roles  []string `json:"roles,omitempty"`
 	YAML   string   `json:"yaml,omitempty"`
 }
 
-// response is what the server answers, one line of JSON each.
+// response is the server's answer: one line of JSON.
 type response struct {
 	Error  string `json:"error,omitempty"`
 	URL    string `json:"url,omitempty"`
+	NATS   string `json:"nats,omitempty"`
 	Tenant int64  `json:"tenant,omitempty"`
 	Token  string `json:"token,omitempty"`
 }
 
-// child is the server of this test binary. It is a variable because tests share no other place.
+// child is the server of this test binary. It is a variable because all tests of the binary share it.
 var child struct {
 	mu  sync.Mutex
-	err error // it cannot be started
+	err error // of its start
 	in  io.WriteCloser
 	out *bufio.Reader
 	dir string
 }
 
-// ask sends one request to the server, which it starts first.
+// ask sends one request to the server. The first call starts the server.
 func ask(t testing.TB, r request) response {
 	t.Helper()
 	child.mu.Lock()
@@ -121,7 +132,8 @@ func exchange(r request) (answer response, err error) {
 	return answer, nil
 }
 
-// start runs this binary again as the server. It ends when its standard input does, which the kernel sees to when this process ends, however it ends.
+// start runs this binary again as the server. The server ends when its standard input ends. The kernel closes that when
+// this process ends for any reason.
 func start() error {
 	self, err := os.Executable()
 	if err != nil {
@@ -130,18 +142,18 @@ func start() error {
 	if child.dir, err = os.MkdirTemp("", prefix); err != nil {
 		return err
 	}
-	if err := os.Chmod(child.dir, 0o755); err != nil { // as root, PostgreSQL runs as another user and has to pass
+	if err := os.Chmod(child.dir, 0o755); err != nil { // under root, PostgreSQL runs as another user, who must pass this directory
 		return err
 	}
 	log, err := os.OpenFile(logFile(), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
 		return err
 	}
-	defer log.Close() // the child has its own
+	defer log.Close() // the child has its own descriptor
 	cmd := exec.Command(self)
 	cmd.Env = append(os.Environ(), variable+"="+child.dir)
-	cmd.Stderr = log                                      // not the test's, which would be open for as long as the child
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is for the tests
+	cmd.Stderr = log                                      // the test's stderr would stay open as long as the child
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C must reach the tests only
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		return err
@@ -162,7 +174,7 @@ func start() error {
 
 func logFile() string { return filepath.Join(child.dir, "log") }
 
-// lastWords are the end of what the server said.
+// lastWords returns the end of the server's log.
 func lastWords() string {
 	const most = 2000
 	b, err := os.ReadFile(logFile())

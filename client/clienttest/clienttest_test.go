@@ -1,6 +1,7 @@
 package clienttest_test
 
 import (
+	"context"
 	"errors"
 	"flag"
 	"fmt"
@@ -11,10 +12,15 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/nats-io/nats.go"
 	"go.uber.org/goleak"
 
 	"github.com/tidings/tidings/client"
 	"github.com/tidings/tidings/client/clienttest"
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/subscribe"
 )
 
 func TestMain(m *testing.M) {
@@ -52,16 +58,91 @@ func TestEachTestHasATenantOfItsOwn(t *testing.T) {
 	}
 }
 
+// docs/subscribe.md shows this test.
+func TestAFollowReachesMySubscriber(t *testing.T) {
+	tenant := clienttest.NewTenant(t)
+	nc, err := nats.Connect(tenant.NATS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	got, ended := make(chan event.Edge, 1), make(chan error, 1)
+	go func() {
+		ended <- subscribe.Handle(ctx, nc, "first", "follow.created", func(ctx context.Context, e subscribe.Event[event.Edge]) error {
+			if e.TenantID == tenant.ID { // other tests write too
+				got <- e.Data
+			}
+			return nil
+		})
+	}()
+	c := tenant.Client(t, tenant.Token(t))
+	if _, err := c.Follows.Put(ctx, 7, 42); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case e := <-got:
+		if e.From != 7 || e.To != 42 {
+			t.Errorf("got %+v", e)
+		}
+	case err := <-ended:
+		t.Fatal(err)
+	}
+	stop()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestAProjectionHasADatabaseOfItsOwn(t *testing.T) {
+	tenant := clienttest.NewTenant(t)
+	nc, err := nats.Connect(tenant.NATS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	url := clienttest.Database(t)
+	if other := clienttest.Database(t); other == url {
+		t.Errorf("two calls return %s", url)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	pool, err := pgxpool.New(ctx, url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	if err := subscribe.Migrate(ctx, pool); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tenant.Client(t, tenant.Token(t)).Follows.Put(ctx, 7, 42); err != nil {
+		t.Fatal(err)
+	}
+	if err := subscribe.Project(ctx, nc, pool, "first", func(_ context.Context, _ pgx.Tx, batch []event.Event) error {
+		for i := range batch {
+			if batch[i].TenantID == tenant.ID && batch[i].AggregateID == 42 {
+				stop()
+			}
+		}
+		return nil
+	}); err != nil || t.Context().Err() != nil {
+		t.Errorf("Project: %v", err)
+	}
+}
+
 const blocks = `
 objects: {user: users, place: places}
 edges:
   block: {plural: blocks, from: user, to: user, ends: [blocker_id, blocked_id], forward: blocking, reverse: blockers}
-  visit: {plural: visits, from: user, to: place, forward: visits, reverse: visitors, attributes: {how: {enum: [car, train], default: car, filter: true}}}
+  visit: {plural: visits, from: user, to: place, forward: visits, reverse: visitors,
+    attributes: {how: {enum: [car, train], default: car, filter: true}}}
 children:
-  tip: {plural: tips, parent: place, threaded: true, moderated: true, attributes: {stars: {type: integer, minimum: 1, maximum: 5, aggregate: true}}}
+  tip: {plural: tips, parent: place, threaded: true, moderated: true,
+    attributes: {stars: {type: integer, minimum: 1, maximum: 5, aggregate: true}}}
 `
 
-// Kinds that the package has no types of are called by their names.
+// Kinds without types in the package are used by their names.
 func TestAnyKindIsCalledByItsName(t *testing.T) {
 	ctx := t.Context()
 	clienttest.ApplyKinds(t, blocks)
@@ -71,19 +152,24 @@ func TestAnyKindIsCalledByItsName(t *testing.T) {
 	if err != nil || visit.From != 7 || visit.To != 5 || visit.Attributes["how"] != "train" || visit.Version != 1 {
 		t.Fatalf("%+v, %v", visit, err)
 	}
-	if visit, err = visits.Patch(ctx, visit, map[string]any{"how": "car"}); err != nil || visit.Version != 2 || visit.Attributes["how"] != "car" {
+	if visit, err = visits.Patch(ctx, visit, map[string]any{"how": "car"}); err != nil || visit.Version != 2 ||
+		visit.Attributes["how"] != "car" {
 		t.Errorf("%+v, %v", visit, err)
 	}
-	if _, err := visits.Patch(ctx, client.Edge{From: 7, To: 5, EdgeState: client.EdgeState{Version: 1}}, map[string]any{"how": "car"}); !client.IsStale(err) {
+	if _, err := visits.Patch(ctx, client.Edge{From: 7, To: 5, EdgeState: client.EdgeState{Version: 1}},
+		map[string]any{"how": "car"}); !client.IsStale(err) {
 		t.Errorf("a stale version: %v", err)
 	}
-	for list, l := range map[string]*client.List[client.Entry]{"visitors": visits.Reverse(5, client.Filter("how", "car")), "visits": visits.Forward(7)} {
+	for list, l := range map[string]*client.List[client.Entry]{"visitors": visits.Reverse(5, client.Filter("how", "car")),
+		"visits": visits.Forward(7)} {
 		page, err := l.First(ctx)
-		if want := map[string]client.ID{"visitors": 7, "visits": 5}[list]; err != nil || len(page.Items) != 1 || page.Items[0].Object != want || page.Items[0].Attributes["how"] != "car" {
+		if want := map[string]client.ID{"visitors": 7, "visits": 5}[list]; err != nil || len(page.Items) != 1 ||
+			page.Items[0].Object != want || page.Items[0].Attributes["how"] != "car" {
 			t.Errorf("%s: %+v, %v", list, page, err)
 		}
 	}
-	if r, err := visits.Check(ctx, []client.Pair{{From: 7, To: 5}, {From: 8, To: 5}}); err != nil || len(r) != 2 || !r[0].Active || r[1].Active || r[1].From != 8 {
+	if r, err := visits.Check(ctx, []client.Pair{{From: 7, To: 5}, {From: 8, To: 5}}); err != nil || len(r) != 2 || !r[0].Active ||
+		r[1].Active || r[1].From != 8 {
 		t.Errorf("%+v, %v", r, err)
 	}
 	if _, err := c.Edges("block").Put(ctx, 7, 8); err != nil {
@@ -92,7 +178,8 @@ func TestAnyKindIsCalledByItsName(t *testing.T) {
 	if r, err := c.Edges("block").Check(ctx, []client.Pair{{From: 8, To: 7}}); err != nil || len(r) != 1 || r[0].Active || !r[0].Reversed {
 		t.Errorf("%+v, %v", r, err)
 	}
-	ops := []client.Operation[client.Edge]{visits.PutWithOp(9, 5, map[string]any{"how": "train"}), visits.RemoveOp(9, 5), visits.PutOp(0, 5)}
+	ops := []client.Operation[client.Edge]{visits.PutWithOp(9, 5, map[string]any{"how": "train"}),
+		visits.RemoveOp(9, 5), visits.PutOp(0, 5)}
 	var statuses []int
 	for o, err := range visits.Batch(ctx, slices.Values(ops)) {
 		if err != nil {
@@ -117,7 +204,8 @@ func TestAnyKindIsCalledByItsName(t *testing.T) {
 	if tip, err = tips.Edit(ctx, tip, client.ChildEdit{Attributes: map[string]any{"stars": 5}}); err != nil || tip.Version != 2 {
 		t.Errorf("%+v, %v", tip, err)
 	}
-	if tree, err := tips.Tree(ctx, 5); err != nil || len(tree.Items) != 1 || tree.Items[0].ID != tip.ID || len(tree.Items[0].Replies) != 1 || tree.Thread == nil || tree.Items[0].Replies[0].ParentID != tip.ID {
+	if tree, err := tips.Tree(ctx, 5); err != nil || len(tree.Items) != 1 || tree.Items[0].ID != tip.ID ||
+		len(tree.Items[0].Replies) != 1 || tree.Thread == nil || tree.Items[0].Replies[0].ParentID != tip.ID {
 		t.Errorf("%+v, %v", tree, err)
 	}
 	if one, err := tips.BySlug(ctx, 5, tip.Slug); err != nil || one.ID != tip.ID || one.AsOf.IsZero() {
@@ -142,7 +230,8 @@ func TestAnyKindIsCalledByItsName(t *testing.T) {
 	if v, err := tips.SettingsVersions(5).First(ctx); err != nil || len(v.Items) != 2 || !v.Items[1].Settings.Premoderated {
 		t.Errorf("%+v, %v", v, err)
 	}
-	if hidden, err := tips.Moderate(ctx, tip, client.Moderation{State: "hidden"}); err != nil || hidden.State != "hidden" || hidden.AuthorID != 0 {
+	if hidden, err := tips.Moderate(ctx, tip, client.Moderation{State: "hidden"}); err != nil ||
+		hidden.State != "hidden" || hidden.AuthorID != 0 {
 		t.Errorf("%+v, %v", hidden, err)
 	}
 	counts, err := c.Objects("place").Counts(ctx, 5)
@@ -160,7 +249,7 @@ func TestAnyKindIsCalledByItsName(t *testing.T) {
 			t.Errorf("an unknown kind: %v", err)
 		}
 	}
-	// The built-in kinds have names too.
+	// The built-in kinds work by their names too.
 	if like, err := c.Edges("like").Put(ctx, 7, 42); err != nil || like.From != 7 || like.To != 42 {
 		t.Errorf("%+v, %v", like, err)
 	}
@@ -175,12 +264,12 @@ func isUnknown(err error, to **client.UnknownKindError) bool {
 	return ok
 }
 
-// The server and its directory end with the test binary, also when that is killed.
+// The server ends and its directory disappears with the test binary, even if that is killed.
 func TestTheServerEndsWithTheTests(t *testing.T) {
 	if dir := os.Getenv("CLIENTTEST_CHILD_TMP"); dir != "" {
 		clienttest.New(t)
 		fmt.Println("started")
-		select {} // until it is killed
+		select {} // until the test kills it
 	}
 	dir, err := os.MkdirTemp("", "tidings-clienttest-tmp-")
 	if err == nil {
@@ -220,7 +309,7 @@ func TestTheServerEndsWithTheTests(t *testing.T) {
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	_ = cmd.Wait() // it says that it was killed
+	_ = cmd.Wait() // its error is that it was killed
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for end := time.Now().Add(time.Minute); len(left()) > 0; <-tick.C {
@@ -230,7 +319,7 @@ func TestTheServerEndsWithTheTests(t *testing.T) {
 	}
 }
 
-// What the built-in kinds do, against the API itself: the document says nothing of it.
+// The behavior of the built-in kinds against the API itself, which the document does not describe.
 func TestTheBuiltInKinds(t *testing.T) {
 	ctx := t.Context()
 	c := clienttest.New(t, client.WithActor("alice"))
@@ -242,7 +331,8 @@ func TestTheBuiltInKinds(t *testing.T) {
 	if err != nil || m.Attributes.Role != "moderator" || m.Version != 2 {
 		t.Errorf("%+v, %v", m, err)
 	}
-	if page, err := s.Memberships.Members(5, client.Role("moderator")).First(ctx); err != nil || len(page.Items) != 1 || page.Items[0].UserID != 7 {
+	if page, err := s.Memberships.Members(5, client.Role("moderator")).First(ctx); err != nil || len(page.Items) != 1 ||
+		page.Items[0].UserID != 7 {
 		t.Errorf("%+v, %v", page, err)
 	}
 	if err := s.Memberships.Remove(ctx, 7, 5, client.IfMatch(1)); !client.IsStale(err) {
@@ -257,21 +347,24 @@ func TestTheBuiltInKinds(t *testing.T) {
 	}
 	_, err = s.Reviews.Create(ctx, 9, client.NewReview{AuthorID: 3, Body: "Again.", Attributes: client.ReviewAttributes{Rating: 1}})
 	var first client.Review
-	if p := new(client.Problem); !errors.As(err, &p) || p.Code != client.CodeAlreadyWritten || p.CurrentAs(&first) != nil || first.ReviewID != review.ReviewID {
+	if p := new(client.Problem); !errors.As(err, &p) || p.Code != client.CodeAlreadyWritten || p.CurrentAs(&first) != nil ||
+		first.ReviewID != review.ReviewID {
 		t.Errorf("a second review: %v", err)
 	}
 	if n, err := s.Products.Counts(ctx, 9); err != nil || n.Reviews.Aggregates.Rating.Average() != 3 {
 		t.Errorf("%+v, %v", n, err)
 	}
-	// The same key makes one comment; a change of a version that has passed is stale; what is deleted is gone.
+	// The same key makes one comment. A change of an old version is stale. A deleted comment is gone.
 	var meta client.Response
 	var comments [2]client.Comment
 	for i := range comments {
-		if comments[i], err = s.Comments.Create(ctx, 1, client.NewComment{AuthorID: 3, Body: "Hello"}, client.IdempotencyKey("k"), client.WithResponse(&meta)); err != nil {
+		if comments[i], err = s.Comments.Create(ctx, 1, client.NewComment{AuthorID: 3, Body: "Hello"}, client.IdempotencyKey("k"),
+			client.WithResponse(&meta)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if comments[0].CommentID != comments[1].CommentID || !meta.Replayed || meta.Location != "/v1/comments/"+comments[0].CommentID || meta.Token == "" {
+	if comments[0].CommentID != comments[1].CommentID || !meta.Replayed ||
+		meta.Location != "/v1/comments/"+comments[0].CommentID || meta.Token == "" {
 		t.Errorf("%+v, %+v", comments, meta)
 	}
 	if err := s.Comments.Delete(ctx, comments[0]); err != nil {
@@ -283,7 +376,7 @@ func TestTheBuiltInKinds(t *testing.T) {
 	if _, err := s.Comments.Get(ctx, comments[0].CommentID, client.IfNoneMatch(`"2"`)); !errors.Is(err, client.ErrNotModified) {
 		t.Errorf("what has not changed: %v", err)
 	}
-	// Longer than a request, and read at once.
+	// A batch longer than one request. A read right after it includes all of its writes.
 	ops := func(yield func(client.Operation[client.Comment]) bool) {
 		for i := range 1100 {
 			if !yield(s.Comments.CreateOp(2, client.NewComment{AuthorID: client.ID(i + 1), Body: fmt.Sprint(i)})) {

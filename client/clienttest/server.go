@@ -10,12 +10,14 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/sethvargo/go-envconfig"
 
@@ -27,19 +29,19 @@ import (
 	"github.com/tidings/tidings/tokens"
 )
 
-// variable names the directory of the server, in the environment of a process that is one.
+// variable names the server's directory in the environment of a process that is to be the server.
 const variable = "TIDINGS_CLIENTTEST"
 
-// prefix is how the names of such directories begin.
+// prefix begins the names of such directories.
 const prefix = "tidings-clienttest-"
 
-// init makes a process that is to be the server that, before its tests begin: so no package needs a TestMain.
+// init turns a process that has the variable into the server, before its tests begin. So no package needs a TestMain.
 func init() {
 	dir := os.Getenv(variable)
 	if dir == "" {
 		return
 	}
-	if !strings.HasPrefix(filepath.Base(dir), prefix) { // which is removed in the end
+	if !strings.HasPrefix(filepath.Base(dir), prefix) { // serve's directory is removed at the end
 		fmt.Fprintln(os.Stderr, variable+" is not a directory that clienttest made:", dir)
 		os.Exit(1)
 	}
@@ -51,17 +53,19 @@ func init() {
 	os.Exit(0)
 }
 
-// server is all of Tidings in this process, and a PostgreSQL.
+// server is all of Tidings in this process, with a PostgreSQL.
 type server struct {
 	dir    string
 	env    map[string]string
 	pool   *pgxpool.Pool
 	url    string
-	token  string // of dev's tenant
-	tenant int64  // the last that was made; dev has the first
+	nats   string
+	token  string // of the tenant of tidings dev
+	tenant int64  // the newest tenant; tidings dev has the first
+	made   int    // databases of subscribers
 }
 
-// serve starts everything, answers requests until in ends, and stops everything.
+// serve starts all servers, answers requests until in ends, and stops the servers.
 func serve(dir string, in io.Reader, out io.Writer) (err error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -78,8 +82,8 @@ func serve(dir string, in io.Reader, out io.Writer) (err error) {
 	}
 	defer func() { err = errors.Join(err, pg.Abort()) }()
 	s.env = map[string]string{
-		"DATABASE_URL": pg.URL("postgres"), "API_ADDR": "127.0.0.1:0", "OPS_ADDR": "127.0.0.1:0", "API_RATE_READ": "off", "API_RATE_WRITE": "off", "API_RATE_AUTHOR": "off", "LOG_LEVEL": "error",
-		"HEARTBEAT_INTERVAL": "0",
+		"DATABASE_URL": pg.URL("postgres"), "API_ADDR": "127.0.0.1:0", "OPS_ADDR": "127.0.0.1:0", "API_RATE_READ": "off",
+		"API_RATE_WRITE": "off", "API_RATE_AUTHOR": "off", "LOG_LEVEL": "error", "HEARTBEAT_INTERVAL": "0",
 	}
 	ended := make(chan error, 1)
 	greeted := &greeting{said: make(chan struct{})}
@@ -104,7 +108,7 @@ func serve(dir string, in io.Reader, out io.Writer) (err error) {
 	for {
 		line, err := requests.ReadBytes('\n')
 		if errors.Is(err, io.EOF) {
-			return nil // the tests are over
+			return nil // the tests have ended
 		}
 		var r request
 		if err == nil {
@@ -123,7 +127,7 @@ func serve(dir string, in io.Reader, out io.Writer) (err error) {
 	}
 }
 
-// greeting tells that dev has said that it runs.
+// greeting reports when tidings dev has printed that it runs.
 type greeting struct {
 	said  chan struct{}
 	known bool
@@ -142,27 +146,73 @@ func (s *server) tidings(ctx context.Context, in io.Reader, out io.Writer, args 
 	return cli.Execute(ctx, args, cli.Process{Stdin: in, Stdout: out, Stderr: os.Stderr, Env: envconfig.MapLookuper(s.env)})
 }
 
-// open reads how to reach what dev runs.
+// open reads the addresses of the servers that tidings dev runs.
 func (s *server) open(ctx context.Context) error {
 	b, err := os.ReadFile(filepath.Join(s.dir, "dev", "dev.json"))
 	if err != nil {
 		return err
 	}
-	var in struct{ API, Token string }
+	var in struct {
+		API, Token string
+		NATS       string `json:"nats_url"`
+	}
 	if err := json.Unmarshal(b, &in); err != nil {
 		return err
 	}
-	s.url, s.token = in.API, in.Token
+	s.url, s.nats, s.token = in.API, in.NATS, in.Token
 	cfg := postgres.Config{MaxConns: 2, ConnectTimeout: 10 * time.Second, StatementTimeout: time.Minute}
-	s.pool, err = postgres.Open(ctx, s.env["DATABASE_URL"], cfg, postgres.RoleSystem, "clienttest")
-	return err
+	if s.pool, err = postgres.Open(ctx, s.env["DATABASE_URL"], cfg, postgres.RoleSystem, "clienttest"); err != nil {
+		return err
+	}
+	if err := s.awaitStreams(ctx); err != nil {
+		s.pool.Close()
+		return err
+	}
+	return nil
+}
+
+// awaitStreams waits until the relay has created the streams, without which no subscriber starts.
+func (s *server) awaitStreams(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, startWithin)
+	defer cancel()
+	c, err := client.New(s.url, client.WithToken(s.token))
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	for {
+		export := c.Follows.Export()
+		for _, err := range export.All(ctx) {
+			if err != nil {
+				return err
+			}
+		}
+		if !slices.ContainsFunc(export.Head().Streams, func(p client.ExportPosition) bool { return p.Stream == "" }) {
+			return nil
+		}
+		if err := sleep(ctx); err != nil {
+			return fmt.Errorf("there are no streams of events: %w", err)
+		}
+	}
+}
+
+// sleep waits for the time between two checks.
+func sleep(ctx context.Context) error {
+	t := time.NewTimer(50 * time.Millisecond)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 func (s *server) do(ctx context.Context, r request) (response, error) {
 	switch r.Do {
 	case "tenant":
 		s.tenant++
-		return response{URL: s.url, Tenant: s.tenant}, nil
+		return response{URL: s.url, NATS: s.nats, Tenant: s.tenant}, nil
 	case "token":
 		if len(r.Roles) == 0 {
 			r.Roles = tokens.Roles()
@@ -172,11 +222,30 @@ func (s *server) do(ctx context.Context, r request) (response, error) {
 		return response{Token: token}, err
 	case "kinds":
 		return response{}, s.applyKinds(ctx, r.YAML)
+	case "database":
+		return s.database(ctx)
 	}
 	return response{}, nil // ready
 }
 
-// applyKinds puts kinds in force and waits until the API has taken them up.
+// database creates an empty database.
+func (s *server) database(ctx context.Context) (response, error) {
+	at, err := url.Parse(s.env["DATABASE_URL"])
+	if err != nil {
+		return response{}, err
+	}
+	conn, err := pgx.Connect(ctx, at.String())
+	if err != nil {
+		return response{}, err
+	}
+	s.made++
+	name := fmt.Sprintf("subscriber_%d", s.made)
+	_, err = conn.Exec(ctx, "CREATE DATABASE "+name)
+	at.Path = "/" + name
+	return response{URL: at.String()}, errors.Join(err, conn.Close(ctx))
+}
+
+// applyKinds puts kinds in force and waits until the API serves them.
 func (s *server) applyKinds(ctx context.Context, yaml string) error {
 	ctx, cancel := context.WithTimeout(ctx, startWithin)
 	defer cancel()
@@ -213,16 +282,13 @@ func (s *server) applyKinds(ctx context.Context, yaml string) error {
 		if err := s.nudge(ctx); err != nil {
 			return err
 		}
-		t := time.NewTimer(50 * time.Millisecond)
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			return fmt.Errorf("the API does not take the kinds up: %w", ctx.Err())
+		if err := sleep(ctx); err != nil {
+			return fmt.Errorf("the API does not serve the new kinds: %w", err)
 		}
 	}
 }
 
-// nudge asks for an unknown path, which makes the API read the kinds again.
+// nudge requests an unknown path, which makes the API read the kinds again.
 func (s *server) nudge(ctx context.Context) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.url+"/v1/none", nil)
 	if err != nil {
@@ -235,7 +301,7 @@ func (s *server) nudge(ctx context.Context) error {
 	return resp.Body.Close()
 }
 
-// namesOf are the names of all kinds, sorted.
+// namesOf returns the names of all kinds, sorted.
 func namesOf(s *kinds.Set) (all []string) {
 	for _, k := range s.AllEdges() {
 		all = append(all, k.Name)

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Tests the TypeScript client and the Node examples against bin/tidings, with the machine's node. Says so and succeeds where it cannot.
+# Tests the TypeScript client and the Node examples against bin/tidings, with the machine's node. Without node it prints a message and
+# succeeds.
 set -eu
 cd "$(dirname "$0")"
 

@@ -1,4 +1,4 @@
-// Command archiver keeps the histories and runs the scheduled jobs: see services.Archiver.
+// Command archiver records the histories and runs the scheduled jobs: see services.Archiver.
 package main
 
 import "github.com/tidings/tidings/cmd/internal/services"

@@ -1,4 +1,4 @@
-// Command relay publishes the outbox to JetStream. Any number of them may run at once.
+// Command relay publishes the outbox to JetStream. Any number of instances may run at once.
 package main
 
 import "github.com/tidings/tidings/cmd/internal/services"

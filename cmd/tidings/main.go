@@ -1,6 +1,6 @@
-// Command tidings is the one that a person uses: it runs the whole system on one machine, migrates databases, makes tokens,
-// loads graphs, and tells whether everything that was written has arrived everywhere. Called as api, relay, followercounts, threadcache or
-// archiver, through a link of that name, it is that service: so the image has one binary.
+// Command tidings is the command line for people. It runs the whole system on one machine, migrates databases, creates
+// tokens, loads graphs, and checks whether every write has arrived everywhere. Started through a link named api, relay,
+// followercounts, threadcache or archiver, it runs that service, so the container image needs one binary.
 package main
 
 import (
@@ -13,7 +13,7 @@ import (
 
 func main() {
 	if service := services.Named(filepath.Base(os.Args[0])); service != nil {
-		service() // ends the process
+		service() // does not return
 	}
 	os.Exit(cli.Main(os.Args[1:]))
 }

@@ -1,10 +1,11 @@
-// The console works without this file as far as reading and acting go. It adds: the reader's time zone, live pages, keys, copying, the theme.
+// Without this file readers can still read and act. It adds the reader's time zone, live pages, keys, copying and the theme.
 (() => {
   "use strict";
   const root = document.documentElement;
 
-  // Times: the server writes UTC; here they become the reader's, the exact one stays in the title.
-  const format = new Intl.DateTimeFormat("sv-SE", { dateStyle: "short", timeStyle: "medium" }); // 2030-01-31 23:59:59, as the server writes it
+  // Times: the server writes UTC. Show them in the reader's zone; the title keeps the exact time.
+  // 2030-01-31 23:59:59, as the server writes it
+  const format = new Intl.DateTimeFormat("sv-SE", { dateStyle: "short", timeStyle: "medium" });
   const localize = (within) => {
     for (const t of within.querySelectorAll("time[datetime]")) {
       const text = format.format(new Date(t.dateTime));
@@ -16,14 +17,16 @@
     localize(within);
   };
   show(document);
-  new MutationObserver(() => show(document)).observe(document.body, { childList: true, subtree: true, characterData: true }); // before the next paint
+  // The observer runs before the next paint.
+  new MutationObserver(() => show(document)).observe(document.body, { childList: true, subtree: true, characterData: true });
 
-  // Where the navigation is a strip, on a phone, the page's own entry is in sight.
+  // On a phone the navigation is a strip: scroll to the entry of this page.
   const nav = document.querySelector(".body > nav");
   const here = nav && nav.querySelector("[aria-current]");
   if (here) nav.scrollLeft = here.offsetLeft - nav.offsetLeft - (nav.clientWidth - here.offsetWidth) / 2;
 
-  // Live pages: htmx's SSE extension swaps what comes, and stops while the tab is hidden. A tab that was opened hidden connects when it is seen.
+  // Live pages: htmx's SSE extension shows each message, and stops while the tab is hidden. A tab opened hidden
+  // connects when it becomes visible.
   const live = document.querySelector("[data-live]");
   const connect = () => {
     if (!live || document.hidden || live.hasAttribute("hx-sse:connect")) return;
@@ -35,7 +38,7 @@
   document.addEventListener("visibilitychange", connect);
   document.addEventListener("htmx:sse:after:message", () => { root.dataset.live = String(Number(root.dataset.live || 0) + 1); });
 
-  // The theme: as the system is, light, dark.
+  // The theme: auto (the system's), light, dark.
   const theme = document.getElementById("theme");
   const name = () => { theme.textContent = "Theme: " + (root.dataset.theme || "auto"); };
   theme.hidden = false;
@@ -61,7 +64,7 @@
     }
   });
 
-  // A form is sent once.
+  // Send a form once only.
   document.addEventListener("submit", (e) => {
     if (e.target.method !== "post") return;
     if (e.target.dataset.sent) e.preventDefault();

@@ -1,10 +1,10 @@
-// The queue of moderators works without this file, by a page for each decision. It adds: keys, decisions that stay on the page, and undoing.
+// Without this file each decision opens a page. It adds keys, decisions without leaving the page, and undo.
 (() => {
   "use strict";
   const form = document.querySelector("[data-moderate]");
   const status = document.getElementById("moderated");
   const reason = document.getElementById("reason");
-  const back = { pending: "hold", hidden: "hide", removed: "remove" }[form.dataset.list]; // what undoes a decision
+  const back = { pending: "hold", hidden: "hide", removed: "remove" }[form.dataset.list]; // the decision that undoes another
   const done = []; // decisions that can be undone
   let at = -1;
 
@@ -26,7 +26,7 @@
     return [hex.slice(0, 8), hex.slice(8, 12), hex.slice(12, 16), hex.slice(16, 20), hex.slice(20)].join("-");
   };
 
-  // send posts a decision once. A lost answer keeps the act id, so sending it again looks up what was done.
+  // send posts a decision once. After a lost answer it keeps the act id, so a second send finds the first act.
   let busy = false;
   const send = async (decide, values, why) => {
     if (busy) return null;
@@ -46,7 +46,7 @@
       status.textContent = said ? said.textContent.replace(/\s+/g, " ").trim() : "The console gave no answer.";
       return Boolean(page.querySelector("#outcome [role=status] .badge.ok"));
     } catch {
-      status.textContent = "No answer came. Decide again: what was done is looked up, not done twice.";
+      status.textContent = "No answer came. Decide again: the console does not decide twice.";
       return null;
     } finally {
       busy = false;
@@ -71,8 +71,8 @@
 
   const undo = async () => {
     const last = done.at(-1);
-    if (!last || busy) { if (!last) status.textContent = "There is nothing to undo on this page."; return; }
-    const later = (v) => v.replace(/\d+$/, (n) => BigInt(n) + 1n); // a decision is one version
+    if (!last || busy) { if (!last) status.textContent = "This page has no decision to undo."; return; }
+    const later = (v) => v.replace(/\d+$/, (n) => BigInt(n) + 1n); // a decision adds one version
     const values = last.values.map(later);
     if (!(await send(back, values, "Undo: " + (reason.value.trim() || "decided too fast")))) return;
     done.pop();
@@ -88,7 +88,7 @@
     e.preventDefault();
     if (e.submitter) decide(e.submitter.value);
   });
-  reason.addEventListener("keydown", (e) => { // back to the list, to the keys
+  reason.addEventListener("keydown", (e) => { // return to the list and its keys
     if (e.key !== "Enter") return;
     e.preventDefault();
     go(Math.max(at, 0));
@@ -101,7 +101,8 @@
   });
   let g = 0;
   document.addEventListener("keydown", (e) => {
-    if (e.ctrlKey || e.metaKey || e.altKey || e.defaultPrevented || e.target.closest("input:not([type=checkbox]), textarea, select, dialog")) return;
+    const typing = e.target.closest("input:not([type=checkbox]), textarea, select, dialog");
+    if (e.ctrlKey || e.metaKey || e.altKey || e.defaultPrevented || typing) return;
     const afterG = Date.now() - g < 1500; // g and a letter open a page
     g = e.key === "g" ? Date.now() : 0;
     if (afterG) return;

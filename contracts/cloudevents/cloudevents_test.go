@@ -22,11 +22,13 @@ import (
 	"github.com/tidings/tidings/kinds"
 )
 
-// sample is an event of the type, with the golden message's payload where there is one.
+// sample returns an event of the type, with the golden message's payload if there is one.
 func sample(t *testing.T, n int, typ contracts.Type) event.Event {
 	t.Helper()
-	e := event.Event{ID: "5b0f6a52-7d9c-4f0a-9d39-0a3c8a1f0001", TenantID: 1, AggregateType: typ.Kind, AggregateID: int64(n + 1), Type: typ.Event, Version: 1, OutboxID: int64(n),
-		OccurredAt: time.Date(2026, 5, 1, 12, 30, 0, 123456000, time.UTC), TraceParent: "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", Payload: json.RawMessage(`{"version":1}`)}
+	e := event.Event{ID: "5b0f6a52-7d9c-4f0a-9d39-0a3c8a1f0001", TenantID: 1, AggregateType: typ.Kind, AggregateID: int64(n + 1),
+		Type: typ.Event, Version: 1, OutboxID: int64(n),
+		OccurredAt:  time.Date(2026, 5, 1, 12, 30, 0, 123456000, time.UTC),
+		TraceParent: "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", Payload: json.RawMessage(`{"version":1}`)}
 	raw, err := os.ReadFile("../../event/testdata/" + strings.TrimPrefix(typ.Name, "tidings.") + ".json")
 	if os.IsNotExist(err) {
 		return e
@@ -42,15 +44,15 @@ func sample(t *testing.T, n int, typ contracts.Type) event.Event {
 	return e
 }
 
-// TestTheOfficialSDKReadsEveryType: with its own consumer, from a stream as relays make and write it.
+// TestTheOfficialSDKReadsEveryType reads events as relays write them from a stream, with the SDK's consumer.
 func TestTheOfficialSDKReadsEveryType(t *testing.T) {
 	server, err := broker.StartServer(broker.ServerConfig{Dir: t.TempDir(), LazySync: true})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer server.Shutdown()
-	cfg := broker.Config{URL: server.URL(), Stream: "EVENTS", Prefix: "events", LivePrefix: "live", Replicas: 1, MaxAge: 720 * time.Hour, MaxBytes: -1,
-		Timeout: 5 * time.Second, Ping: time.Second}
+	cfg := broker.Config{URL: server.URL(), Stream: "EVENTS", Prefix: "events", LivePrefix: "live", Replicas: 1,
+		MaxAge: 720 * time.Hour, MaxBytes: -1, Timeout: 5 * time.Second, Ping: time.Second}
 	nc, err := broker.Connect(cfg, "test", slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
@@ -60,13 +62,15 @@ func TestTheOfficialSDKReadsEveryType(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := broker.Declare(t.Context(), js, cfg, broker.Partition{LastSlot: event.Slots - 1}, slog.New(slog.DiscardHandler)); err != nil {
+	if _, err := broker.Declare(t.Context(), js, cfg, broker.Partition{LastSlot: event.Slots - 1},
+		slog.New(slog.DiscardHandler)); err != nil {
 		t.Fatal(err)
 	}
 	var sent []event.Event
 	for n, typ := range contracts.Types(kinds.Builtin()) {
 		e := sample(t, n, typ)
-		if _, err := js.PublishMsg(t.Context(), &nats.Msg{Subject: e.Subject(cfg.Prefix, 0), Header: e.Headers(), Data: e.Payload}); err != nil {
+		if _, err := js.PublishMsg(t.Context(), &nats.Msg{Subject: e.Subject(cfg.Prefix, 0), Header: e.Headers(),
+			Data: e.Payload}); err != nil {
 			t.Fatal(err)
 		}
 		sent = append(sent, e)
@@ -75,7 +79,8 @@ func TestTheOfficialSDKReadsEveryType(t *testing.T) {
 		t.Fatalf("%d types", len(sent))
 	}
 
-	consumer, err := cejetstream.NewConsumerFromConn(nc, cfg.StreamName(0), cfg.Prefix+".0.>", nil, []nats.SubOpt{nats.BindStream(cfg.StreamName(0)), nats.DeliverAll()})
+	consumer, err := cejetstream.NewConsumerFromConn(nc, cfg.StreamName(0), cfg.Prefix+".0.>", nil,
+		[]nats.SubOpt{nats.BindStream(cfg.StreamName(0)), nats.DeliverAll()})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -31,16 +31,16 @@ func run(ctx context.Context) error {
 	}
 	defer nc.Close()
 	return subscribe.Handle(ctx, nc, "mailer", "follow.created", send,
-		subscribe.InOrder(),                // a user hears of things as they happened
-		subscribe.Takeover(2*time.Second),  // another instance goes on soon after one has died
-		subscribe.Timeout(10*time.Second),  // of one mail
+		subscribe.InOrder(),                // a user gets the mails in the order of the events
+		subscribe.Takeover(2*time.Second),  // another instance takes over soon after one has died
+		subscribe.Timeout(10*time.Second),  // per mail
 		subscribe.Attempts(5),              // then it is a dead letter
 		subscribe.Concurrency(concurrency)) // mails at once
 }
 
 const concurrency = 32
 
-// send mails a user. An error has it called again; subscribe.Permanent(err) would not.
+// send sends a mail. After an error package subscribe calls it again, except after subscribe.Permanent(err).
 func send(_ context.Context, e subscribe.Event[event.Edge]) error {
 	_, err := fmt.Printf("to user %d: user %d follows you (version %d)\n", e.Data.To, e.Data.From, e.Data.Version)
 	return err

@@ -1,4 +1,4 @@
-// The reader against `tidings dev`: it is stopped and started again, and the partitions change meanwhile.
+// Runs the reader against `tidings dev`. The test stops and starts the reader, and changes the partitions meanwhile.
 import assert from 'node:assert/strict';
 import { execFile, spawn } from 'node:child_process';
 import { once } from 'node:events';
@@ -18,7 +18,7 @@ before(async () => {
 });
 after(() => dev?.stop());
 
-/** Starts a reader that adds what it prints to events, and resolves `has` when it has printed that many lines. */
+/** Starts a reader and adds the events that it prints to `events`. `has` resolves when there are n events. */
 function startReader(events) {
   const reader = spawn(process.execPath, [fileURLToPath(new URL('reader.mjs', import.meta.url)), 'test'], {
     env: { ...process.env, NATS_URL: dev.nats_url },
@@ -28,7 +28,9 @@ function startReader(events) {
   const ended = once(reader, 'close');
   return {
     has: async (n) => {
-      while (events.length < n) await Promise.race([once(lines, 'line'), ended.then(([code]) => assert.fail(`the reader ended with ${code}`))]);
+      while (events.length < n) {
+        await Promise.race([once(lines, 'line'), ended.then(([code]) => assert.fail(`the reader ended with ${code}`))]);
+      }
     },
     stop: async () => {
       reader.kill('SIGTERM');
@@ -49,7 +51,7 @@ test('the reader sees every event, in the order of each follow, over stops and r
   await reader.has(300);
   await reader.stop();
 
-  await write('unfollow', 1000, 300); // none of these is for the reader
+  await write('unfollow', 1000, 300); // the reader does not subscribe to these
   await write('follow', 1000, 300);
   await promisify(execFile)(binary, ['partitions', 'resize', '--to', '4', '--yes', '--data', dev.dir]);
   await write('unfollow', 1000, 300);

@@ -16,7 +16,7 @@ import (
 	"github.com/tidings/tidings/subscribe"
 )
 
-// line is one of an export's answer: first where it is, then states, and how the answer ends.
+// line is one line of an export's answer: the head, a state, or the end.
 type line struct {
 	Export struct {
 		Tenant  event.ID
@@ -28,9 +28,11 @@ type line struct {
 	End           string
 }
 
-// backfill fills an index that is new from an export, because the streams may not have the oldest comments any more. The index then continues where the export ends.
+// backfill fills a new index from an export, because the streams may no longer have the oldest comments. The index then
+// continues where the export ends.
 func backfill(ctx context.Context, pool *pgxpool.Pool, api, token string) error {
-	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return subscribe.Begin(ctx, tx, name) }) // changes nothing
+	// Without positions Begin changes nothing: it only fails if the index has begun.
+	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return subscribe.Begin(ctx, tx, name) })
 	if errors.Is(err, subscribe.ErrBegun) {
 		return nil
 	}
@@ -47,7 +49,8 @@ func backfill(ctx context.Context, pool *pgxpool.Pool, api, token string) error 
 	return err
 }
 
-// load writes the states of one answer, and sets at to where the next one goes on. With the last answer the index begins.
+// load writes the states of one answer, and sets at to the beginning of the next answer. The index begins with the last
+// answer.
 func load(ctx context.Context, tx pgx.Tx, from, token string, at url.Values) (done bool, err error) {
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, from, nil)
 	if err != nil {
@@ -69,7 +72,8 @@ func load(ctx context.Context, tx pgx.Tx, from, token string, at url.Values) (do
 		return false, err
 	}
 	at.Set("cursor", head.Export.Cursor)
-	for l = (line{}); lines.Decode(&l) == nil && l.End == ""; l = (line{}) { // an answer that breaks off goes on as one that ends
+	// The next answer continues after the last complete line, even if this one broke off.
+	for l = (line{}); lines.Decode(&l) == nil && l.End == ""; l = (line{}) {
 		k, _ := kinds.Builtin().Child(event.AggregateComment)
 		c, err := k.Names().Parse(l.Data)
 		if err != nil {

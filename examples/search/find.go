@@ -9,7 +9,8 @@ import (
 )
 
 func find(ctx context.Context, pool *pgxpool.Pool, words string) error {
-	rows, _ := pool.Query(ctx, `SELECT post_id, body FROM documents WHERE words @@ plainto_tsquery('simple', $1) ORDER BY comment_id DESC LIMIT 20`, words)
+	rows, _ := pool.Query(ctx, `SELECT post_id, body FROM documents WHERE words @@ plainto_tsquery('simple', $1) ORDER BY comment_id DESC
+		LIMIT 20`, words)
 	var post int64
 	var body string
 	_, err := pgx.ForEachRow(rows, []any{&post, &body}, func() error {

@@ -1,4 +1,5 @@
-// Command search keeps a full-text index of comments in PostgreSQL. With words as its arguments it finds the comments that have them.
+// Command search keeps a full-text index of comments in PostgreSQL. With arguments it finds the comments that contain
+// these words.
 package main
 
 import (
@@ -28,14 +29,17 @@ CREATE TABLE IF NOT EXISTS documents (
 CREATE INDEX IF NOT EXISTS documents_words_idx ON documents USING gin (words);
 CREATE TABLE IF NOT EXISTS activity (tenant_id bigint, post_id bigint, events bigint NOT NULL, PRIMARY KEY (tenant_id, post_id))`
 
-// documentSQL keeps the newest state of a comment: an event of a version that is here is from before the backfill, or published again by a repair.
+// documentSQL keeps the newest state of a comment. It ignores an event whose version the table has: the event is older
+// than the backfill, or a repair published it again.
 const documentSQL = `
 INSERT INTO documents (tenant_id, comment_id, post_id, version, body) VALUES ($1, $2, $3, $4, $5)
-    ON CONFLICT (tenant_id, comment_id) DO UPDATE SET version = excluded.version, body = excluded.body WHERE documents.version < excluded.version`
+    ON CONFLICT (tenant_id, comment_id) DO UPDATE SET version = excluded.version, body = excluded.body
+    WHERE documents.version < excluded.version`
 
-// activitySQL counts the events since the index began. Each is applied exactly once, so the count is right.
+// activitySQL counts the events since the index began. Each event is applied exactly once, so the count is exact.
 const activitySQL = `
-INSERT INTO activity (tenant_id, post_id, events) VALUES ($1, $2, 1) ON CONFLICT (tenant_id, post_id) DO UPDATE SET events = activity.events + 1`
+INSERT INTO activity (tenant_id, post_id, events) VALUES ($1, $2, 1) ON CONFLICT (tenant_id, post_id) DO UPDATE
+SET events = activity.events + 1`
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -73,13 +77,13 @@ func run(ctx context.Context) error {
 	return subscribe.Project(ctx, nc, pool, name, index, subscribe.Only("comment"), subscribe.Takeover(2*time.Second))
 }
 
-// index applies events in the transaction that also moves the place on the stream.
+// index applies events in the transaction that also stores the position on the stream.
 func index(ctx context.Context, tx pgx.Tx, batch []event.Event) error {
 	var q pgx.Batch
 	for i := range batch {
 		c, err := subscribe.Decode[event.Child](kinds.Builtin(), &batch[i])
 		if err != nil {
-			return err // the event is parked
+			return err // Project parks the event
 		}
 		document(&q, batch[i].TenantID, c)
 		q.Queue(activitySQL, batch[i].TenantID, int64(c.Parent))
@@ -89,7 +93,7 @@ func index(ctx context.Context, tx pgx.Tx, batch []event.Event) error {
 
 func document(q *pgx.Batch, tenant int64, c event.Child) {
 	if !c.Visible() {
-		c.Body = "" // deleted, hidden or erased: its words go
+		c.Body = "" // deleted, hidden or erased: remove its words
 	}
 	q.Queue(documentSQL, tenant, c.ID, int64(c.Parent), c.Version, c.Body)
 }

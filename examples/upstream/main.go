@@ -1,4 +1,5 @@
-// Upstream is a service with a table of its own, which tells what happens there through Tidings' outbox. It needs pgx and nothing of Tidings:
+// Upstream is a service with a table of its own. It publishes the changes of this table through Tidings' outbox. It
+// needs pgx, and no package of Tidings:
 //
 //	DATABASE_URL=postgres://bookmarks_service@HOST/DB go run . USER POST NOTE
 package main
@@ -17,8 +18,8 @@ import (
 
 const tenant = 1
 
-// bookmark is a user's note on a post. It is also the payload of its events: the whole state, with ids as strings, which keep their
-// 64 bits in every reader of JSON.
+// bookmark is a user's note on a post. It is also the payload of the events: the whole state. Ids are strings, because
+// some JSON readers cannot keep 64 bits of a number.
 type bookmark struct {
 	UserID  int64  `json:"user_id,string"`
 	PostID  int64  `json:"post_id,string"`
@@ -26,24 +27,25 @@ type bookmark struct {
 	Version int64  `json:"version"`
 }
 
-// saveSQL changes a row only where the note is another one, and raises the version with that. Whoever saves the same bookmark waits for
-// the row's lock, until this transaction ends.
+// saveSQL changes a row only if the note differs, and then raises the version. A second save of the same bookmark waits
+// for the row's lock until this transaction ends.
 const saveSQL = `
 INSERT INTO bookmarks (tenant_id, user_id, post_id, note) VALUES ($1, $2, $3, $4)
 ON CONFLICT (tenant_id, user_id, post_id) DO UPDATE SET note = excluded.note, version = bookmarks.version + 1
  WHERE bookmarks.note <> excluded.note
 RETURNING version`
 
-// tellSQL appends the event. The aggregate, here the post, is what order is kept in.
+// tellSQL appends the event. Events of one aggregate, here the post, stay in order.
 const tellSQL = `
 INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload) VALUES ($1, 'bookmark', $2, $3, $4)`
 
-// save keeps a user's note on a post, with its event, in the caller's transaction, and returns the bookmark's version; 0 if the note was
-// there already. The state comes first: its lock puts the events of one bookmark in the order of the commits.
+// save writes a user's note on a post and its event in the caller's transaction. It returns the bookmark's version, or
+// 0 if the note is unchanged. It writes the state first, so the row's lock puts the events of one bookmark in the order
+// of the commits.
 func save(ctx context.Context, tx pgx.Tx, b bookmark) (version int64, err error) {
 	err = tx.QueryRow(ctx, saveSQL, tenant, b.UserID, b.PostID, b.Note).Scan(&b.Version)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return 0, nil // nothing changed, so nothing happened
+		return 0, nil // no change, so no event
 	}
 	if err != nil {
 		return 0, fmt.Errorf("save the bookmark of user %d on post %d: %w", b.UserID, b.PostID, err)
@@ -57,7 +59,7 @@ func save(ctx context.Context, tx pgx.Tx, b bookmark) (version int64, err error)
 		what = "created"
 	}
 	if _, err := tx.Exec(ctx, tellSQL, tenant, b.PostID, what, payload); err != nil {
-		return 0, fmt.Errorf("tell of the bookmark of user %d on post %d: %w", b.UserID, b.PostID, err)
+		return 0, fmt.Errorf("append the event of the bookmark of user %d on post %d: %w", b.UserID, b.PostID, err)
 	}
 	return b.Version, nil
 }

@@ -29,7 +29,8 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// login runs setup.sql, with a login of the test's own because logins belong to the server, and returns its URL.
+// login runs setup.sql and returns the login's URL. The login has a name of its own, because all databases of a server
+// share their logins.
 func login(t *testing.T, db *testkit.DB) string {
 	t.Helper()
 	content, err := os.ReadFile("setup.sql")
@@ -39,7 +40,8 @@ func login(t *testing.T, db *testkit.DB) string {
 	name, password := "bookmarks_"+strings.ToLower(rand.Text()[:12]), rand.Text()
 	owner := db.Pool(t, postgres.RoleOwner)
 	t.Cleanup(func() {
-		if _, err := owner.Exec(context.WithoutCancel(t.Context()), fmt.Sprintf("DROP OWNED BY %s; DROP ROLE %[1]s", name), pgx.QueryExecModeSimpleProtocol); err != nil {
+		if _, err := owner.Exec(context.WithoutCancel(t.Context()), fmt.Sprintf("DROP OWNED BY %s; DROP ROLE %[1]s", name),
+			pgx.QueryExecModeSimpleProtocol); err != nil {
 			t.Error(err)
 		}
 	})
@@ -55,7 +57,7 @@ func login(t *testing.T, db *testkit.DB) string {
 	return u.String()
 }
 
-// publish runs a relay over the database until the test ends, and returns what reads its stream.
+// publish runs a relay on the database until the test ends, and returns a reader of its stream.
 func publish(t *testing.T, db *testkit.DB) jetstream.Consumer {
 	t.Helper()
 	nats := testkit.NATS(t)
@@ -67,7 +69,8 @@ func publish(t *testing.T, db *testkit.DB) jetstream.Consumer {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := relay.New(relay.Config{BatchSize: 100, BatchBytes: 1 << 20, PollInterval: 10 * time.Millisecond, PublishTimeout: 5 * time.Second, CheckInterval: time.Second,
+	r, err := relay.New(relay.Config{BatchSize: 100, BatchBytes: 1 << 20, PollInterval: 10 * time.Millisecond,
+		PublishTimeout: 5 * time.Second, CheckInterval: time.Second,
 		DrainTimeout: 5 * time.Second, DatabaseTimeout: 10 * time.Second, Lease: lease.Config{TTL: time.Second}},
 		db.Pool(t, postgres.RoleSystem), nats.Config(), testkit.Logger(t), prometheus.NewRegistry())
 	if err != nil {
@@ -89,13 +92,13 @@ func publish(t *testing.T, db *testkit.DB) jetstream.Consumer {
 }
 
 const (
-	post    = 9007199254740993 // more than a float holds
+	post    = 9007199254740993 // above 2^53, so a float64 cannot hold it
 	users   = 5
 	writers = 8
 	changes = 3*users*writers + 1
 )
 
-// write has writers save the same bookmarks at the same time, one that takes its change back, and one that saves what is there.
+// write lets writers save the same bookmarks at once. One rolls its change back, and one saves an unchanged note.
 func write(t *testing.T, service string) {
 	t.Helper()
 	var g errgroup.Group
@@ -130,7 +133,7 @@ func write(t *testing.T, service string) {
 	}
 	var out bytes.Buffer
 	if err := run(t.Context(), service, []string{"1", fmt.Sprint(post), "the last"}, &out); err != nil || out.String() != "version 0\n" {
-		t.Fatalf("saving what is there: %s%v", &out, err)
+		t.Fatalf("saving an unchanged note: %s%v", &out, err)
 	}
 	if err := run(t.Context(), service, []string{"7", "42"}, &out); err == nil {
 		t.Error("it saves without a note")
@@ -173,7 +176,7 @@ func TestEachChangeIsOneEventInItsOrder(t *testing.T) {
 	}
 	for _, b := range state {
 		if b != last[b.UserID] {
-			t.Errorf("the last event says %+v, the table %+v", last[b.UserID], b)
+			t.Errorf("the last event has %+v, the table %+v", last[b.UserID], b)
 		}
 	}
 	var events int

@@ -1,5 +1,5 @@
 -- The owner of the database runs this once.
-CREATE ROLE bookmarks_service LOGIN IN ROLE tidings_writer; -- and a password: ALTER ROLE bookmarks_service PASSWORD '...'
+CREATE ROLE bookmarks_service LOGIN IN ROLE tidings_writer; -- then set a password: ALTER ROLE bookmarks_service PASSWORD '...'
 CREATE TABLE bookmarks (
     tenant_id bigint NOT NULL,
     user_id   bigint NOT NULL,

@@ -29,62 +29,83 @@ const (
 	blob = "github.com/minio/minio-go"
 )
 
-// rule says what the packages that match may import of this module, and which of the libraries under watch.
+// rule says which packages of this module, and which of the watched libraries, the matching packages may import.
 type rule struct {
 	pkg  string   // path.Match below the module
 	may  []string // path.Match below the module
 	libs []string
 }
 
-// rules: the first that matches a package counts. A package that matches none fails the test.
+// rules: the first one that matches a package applies. A package without a matching rule fails the test.
 var rules = []rule{
-	{pkg: "cmd/*", may: []string{"*", "*/*", "*/*/*"}, libs: []string{pgx, nats}}, // wires
+	{pkg: "cmd/*", may: []string{"*", "*/*", "*/*/*"}, libs: []string{pgx, nats}}, // commands wire all packages
 	{pkg: "cmd/*/*", may: []string{"*", "*/*", "*/*/*"}, libs: []string{pgx, nats}},
 
-	{pkg: "api", libs: []string{huma, pgx}, // pgx.Tx goes through its hands: reads of a projection are one transaction, the caller's
-		may: []string{"store", "tokens", "kinds", "contracts", "outbox", "projections", "projections/*", "versioned", "event", "internal/postgres", "internal/tracing",
-			"consumers"}}, // how far a projection has come, for as_of
-	{pkg: "console", libs: []string{pgx, nats}, // it reads as the CLI does, and hands pools and the connection to those who do (TestTheConsoleHasNoSQL)
-		may: []string{"audit", "store", "tokens", "kinds", "versioned", "outbox", "coldstore", "consumers", "deadletters", "projections", "projections/*", "replay", "erasure", "migrations", "event", "internal/*"}},
+	{pkg: "api", libs: []string{huma, pgx}, // it passes a pgx.Tx on: the reads of a projection are one transaction of the caller
+		may: []string{"store", "tokens", "kinds", "contracts", "outbox", "projections", "projections/*", "versioned", "event",
+			"internal/postgres", "internal/tracing", "consumers"}}, // consumers: the lag of a projection, for as_of
+	// It reads as the CLI does, and passes pools and the connection on to the packages that read
+	// (TestTheConsoleHasNoSQL).
+	{pkg: "console", libs: []string{pgx, nats},
+		may: []string{"audit", "store", "tokens", "kinds", "versioned", "outbox", "coldstore", "consumers", "deadletters", "projections",
+			"projections/*", "replay", "erasure", "migrations", "event", "internal/*"}},
 	{pkg: "audit", libs: []string{pgx}},
 	{pkg: "store", may: []string{"kinds", "outbox", "versioned", "event", "internal/postgres", "internal/tracing"}, libs: []string{pgx}},
-	{pkg: "tokens", may: []string{"store", "internal/postgres"}, libs: []string{pgx}}, // store: what a name may be
+	{pkg: "tokens", may: []string{"store", "internal/postgres"}, libs: []string{pgx}}, // store: the rules of names
 	{pkg: "versioned", may: []string{"internal/postgres"}, libs: []string{pgx}},
-	{pkg: "kinds", may: []string{"versioned", "event", "internal/postgres"}, libs: []string{pgx}}, // pgx: where an installation keeps its kinds
+	// pgx: it reads and writes the kinds of an installation.
+	{pkg: "kinds", may: []string{"versioned", "event", "internal/postgres"}, libs: []string{pgx}},
 	{pkg: "contracts", may: []string{"kinds", "event"}},
-	{pkg: "event"},                          // the wire contract knows nobody
-	{pkg: "client", may: []string{"event"}}, // in the programs of others
-	{pkg: "client/clienttest", may: []string{"client", "cmd/tidings/cli", "kinds", "tokens", "internal/pglocal", "internal/postgres"}, libs: []string{pgx}}, // runs `tidings dev` for tests of others
+	{pkg: "event"},                          // the wire contract depends on no other package
+	{pkg: "client", may: []string{"event"}}, // part of users' programs
+	// It runs `tidings dev` for the tests of users.
+	{pkg: "client/clienttest", libs: []string{pgx},
+		may: []string{"client", "cmd/tidings/cli", "kinds", "tokens", "internal/pglocal", "internal/postgres"}},
 	{pkg: "outbox", may: []string{"event", "internal/deadletter", "internal/postgres"}, libs: []string{pgx}},
 	{pkg: "deadletters", may: []string{"outbox", "consumers", "internal/deadletter", "internal/postgres"}, libs: []string{pgx}},
-	{pkg: "coldstore", may: []string{"outbox", "event", "internal/postgres"}, libs: []string{pgx, blob}},
-	{pkg: "relay", may: []string{"outbox", "event", "internal/lease", "internal/broker", "internal/heartbeat", "internal/tracing"}, libs: []string{nats, pgx}}, // pgx: it hands the pool to outbox
-	{pkg: "consumers", may: []string{"kinds", "event", "internal/lease", "internal/broker", "internal/heartbeat", "internal/postgres", "internal/tracing", "internal/deadletter"}, libs: []string{pgx, nats}},
-	{pkg: "subscribe", may: []string{"consumers", "kinds", "migrations", "event", "internal/lease", "internal/broker", "internal/postgres", "internal/tracing"}, libs: []string{pgx, nats}}, // the face of consumers for others
-	{pkg: "replay", may: []string{"kinds", "consumers", "projections", "migrations", "outbox", "event", "internal/lease", "internal/broker", "internal/cells", "internal/postgres"}, libs: []string{pgx, nats}},
-	{pkg: "erasure", may: []string{"kinds", "store", "outbox", "consumers", "projections", "event", "internal/broker", "internal/postgres"},
-		libs: []string{pgx, nats}}, // it goes through every store
+	{pkg: "coldstore", may: []string{"outbox", "event", "internal/postgres", "internal/words"}, libs: []string{pgx, blob}},
+	// pgx: it passes the pool on to outbox.
+	{pkg: "relay", libs: []string{nats, pgx},
+		may: []string{"outbox", "event", "internal/lease", "internal/broker", "internal/heartbeat", "internal/tracing"}},
+	{pkg: "consumers", may: []string{"kinds", "event", "internal/lease", "internal/broker", "internal/heartbeat", "internal/postgres",
+		"internal/tracing", "internal/deadletter"}, libs: []string{pgx, nats}},
+	// It is the public interface of consumers.
+	{pkg: "subscribe", may: []string{"consumers", "kinds", "migrations", "event", "internal/lease", "internal/broker", "internal/postgres",
+		"internal/tracing"}, libs: []string{pgx, nats}},
+	{pkg: "replay", may: []string{"kinds", "consumers", "projections", "migrations", "outbox", "event", "internal/lease", "internal/broker",
+		"internal/cells", "internal/postgres"}, libs: []string{pgx, nats}},
+	{pkg: "erasure", libs: []string{pgx, nats}, // it reads every store
+		may: []string{"kinds", "store", "outbox", "consumers", "projections", "event", "internal/broker", "internal/postgres",
+			"internal/words"}},
 	{pkg: "projections", may: []string{"kinds", "event", "internal/postgres"}, libs: []string{pgx}},
 	{pkg: "projections/*", may: []string{"projections", "kinds", "versioned", "event", "internal/postgres", // never each other, never NATS
-		"store"}, libs: []string{pgx}}, // the reader of the truth
-	{pkg: "examples/*", may: []string{"client", "event", "kinds", "subscribe"}, libs: []string{pgx, nats}}, // what anybody may import
-	{pkg: "deploy"}, // tests of the files there
+		"store"}, libs: []string{pgx}}, // store: it reads the truth
+	{pkg: "examples/*", may: []string{"client", "event", "kinds", "subscribe"}, libs: []string{pgx, nats}}, // only public packages
+	{pkg: "deploy"}, // tests of the files in the directory
 	{pkg: "docs"},   // likewise
 	{pkg: "migrations", may: []string{"kinds", "internal/postgres"}, libs: []string{pgx}},
 
-	// What the CLI and the console both show of a whole installation: they stand above what they read.
+	// Packages that the CLI and the console share. They are above the packages that they read.
 	{pkg: "internal/status", may: []string{"outbox", "relay", "consumers", "internal/*"}, libs: []string{pgx, nats}},
-	{pkg: "internal/upkeep", may: []string{"coldstore", "outbox", "store", "kinds", "versioned", "projections/history", "internal/*"}, libs: []string{pgx}},
+	{pkg: "internal/upkeep", libs: []string{pgx},
+		may: []string{"coldstore", "outbox", "store", "kinds", "versioned", "projections/history", "internal/*"}},
 	{pkg: "internal/doctor", may: []string{"coldstore", "outbox", "migrations", "internal/*"}, libs: []string{pgx, nats}},
 	{pkg: "internal/erase", may: []string{"erasure", "coldstore", "replay", "internal/*"}, libs: []string{pgx}},
-	{pkg: "internal/restore", may: []string{"store", "kinds", "outbox", "relay", "consumers", "projections/history", "erasure", "event", "internal/*"}},
-	{pkg: "internal/verify", may: []string{"store", "kinds", "versioned", "outbox", "relay", "consumers", "projections", "event", "internal/*"}, libs: []string{pgx, nats}},
-	{pkg: "internal/broker", may: []string{"event"}, libs: []string{nats, srv}}, // event says on which subjects; the only one that knows the server
+	{pkg: "internal/restore", may: []string{"store", "kinds", "outbox", "relay", "consumers", "projections/history", "erasure",
+		"event", "internal/*"}},
+	{pkg: "internal/verify", may: []string{"store", "kinds", "versioned", "outbox", "relay", "consumers", "projections", "event",
+		"internal/*"}, libs: []string{pgx, nats}},
+	// event: the subjects. Only this package may import the server.
+	{pkg: "internal/broker", may: []string{"event"}, libs: []string{nats, srv}},
 	{pkg: "internal/heartbeat", may: []string{"event"}},
-	{pkg: "internal/tracing", may: []string{"event"}},                                                                             // in the programs of others: OpenTelemetry's API, never its SDK
-	{pkg: "internal/testkit", may: []string{"internal/*", "migrations", "kinds"}, libs: []string{pgx, nats}},                      // its databases are migrated
-	{pkg: "internal/load", may: []string{"client"}},                                                                               // a user of the API
-	{pkg: "internal/demo", may: []string{"client", "outbox", "event", "internal/load", "internal/postgres"}, libs: []string{pgx}}, // another one, and who makes trouble
+	// Part of users' programs: it may import OpenTelemetry's API, never its SDK.
+	{pkg: "internal/tracing", may: []string{"event"}},
+	// It migrates its databases.
+	{pkg: "internal/testkit", may: []string{"internal/*", "migrations", "kinds"}, libs: []string{pgx, nats}},
+	// It is a client of the API.
+	{pkg: "internal/load", may: []string{"client"}},
+	// It is a client of the API; outbox and postgres are for its failures (demo.Trouble).
+	{pkg: "internal/demo", may: []string{"client", "outbox", "event", "internal/load", "internal/postgres"}, libs: []string{pgx}},
 	{pkg: "internal/*", may: []string{"internal/*"}, libs: []string{pgx}},
 	{pkg: "internal/*/*", may: []string{"internal/*", "internal/*/*"}, libs: []string{pgx}},
 }
@@ -141,7 +162,8 @@ func TestPackagesImportOnlyWhatTheyMay(t *testing.T) {
 func TestOnlyTestsUseTheTestServers(t *testing.T) {
 	for _, p := range list(t) {
 		for _, imp := range p.Imports {
-			if imp == module+"internal/testkit" || strings.HasPrefix(imp, "github.com/testcontainers/") && p.ImportPath != module+"internal/testkit" {
+			if imp == module+"internal/testkit" || strings.HasPrefix(imp, "github.com/testcontainers/") &&
+				p.ImportPath != module+"internal/testkit" {
 				t.Errorf("%s imports %s outside its tests", strings.TrimPrefix(p.ImportPath, module), imp)
 			}
 		}
@@ -202,7 +224,7 @@ func match(pattern, name string) bool {
 	return ok && err == nil
 }
 
-// What the console and the commands both need is below both.
+// Code that the console and the commands share is in packages below both.
 func TestTheConsoleHasNoSQL(t *testing.T) {
 	files, err := filepath.Glob(filepath.Join("..", "..", "console", "*.go"))
 	if err != nil || len(files) < 5 {
@@ -216,7 +238,8 @@ func TestTheConsoleHasNoSQL(t *testing.T) {
 		}
 	}
 	for code, want := range map[string]int{
-		`var _ = "SELECT 1 FROM edges"`: 1, `var _, _ = p.Query(ctx, s)`: 1, `var _ = p.SendBatch(ctx, b)`: 1, `var _ = u.Query()`: 0, "var _ = `select the rows`": 0, "const q = `\nWITH a AS (SELECT 1)\nUPDATE b SET c = 1`": 1,
+		`var _ = "SELECT 1 FROM edges"`: 1, `var _, _ = p.Query(ctx, s)`: 1, `var _ = p.SendBatch(ctx, b)`: 1, `var _ = u.Query()`: 0,
+		"var _ = `select the rows`": 0, "const q = `\nWITH a AS (SELECT 1)\nUPDATE b SET c = 1`": 1,
 	} {
 		if got := sqlIn(t, "x.go", "package x\n"+code); len(got) != want {
 			t.Errorf("%s: %v, want %d", code, got, want)
@@ -226,7 +249,7 @@ func TestTheConsoleHasNoSQL(t *testing.T) {
 
 var statement = regexp.MustCompile(`(?s)^\s*(SELECT|INSERT|UPDATE|DELETE|WITH|BEGIN|CALL|LOCK|TRUNCATE)\s`)
 
-// sqlIn returns where a Go file has a statement, or runs one.
+// sqlIn returns the places where a Go file contains or runs a statement.
 func sqlIn(t *testing.T, file string, src any) (found []string) {
 	t.Helper()
 	fset := token.NewFileSet()
@@ -237,7 +260,8 @@ func sqlIn(t *testing.T, file string, src any) (found []string) {
 	ast.Inspect(f, func(n ast.Node) bool {
 		switch n := n.(type) {
 		case *ast.CallExpr:
-			if sel, ok := n.Fun.(*ast.SelectorExpr); ok && len(n.Args) > 0 && slices.Contains([]string{"Query", "QueryRow", "Exec", "SendBatch", "CopyFrom", "BeginTx"}, sel.Sel.Name) {
+			if sel, ok := n.Fun.(*ast.SelectorExpr); ok && len(n.Args) > 0 &&
+				slices.Contains([]string{"Query", "QueryRow", "Exec", "SendBatch", "CopyFrom", "BeginTx"}, sel.Sel.Name) {
 				found = append(found, fmt.Sprintf("%s: calls %s", fset.Position(n.Pos()), sel.Sel.Name))
 			}
 		case *ast.BasicLit:

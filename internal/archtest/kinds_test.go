@@ -18,16 +18,17 @@ import (
 	"github.com/tidings/tidings/kinds"
 )
 
-// old are the kinds that have routes, views and payloads of their own, from before there were kinds.
+// old are the kinds that are older than the mechanism of kinds, and have their own routes, views and payloads.
 var old = []string{"follow", "comment"}
 
-// ambiguous are names of kinds that are words of the field too: a message of the outbox, a lease's share. They count in rooms alone.
+// ambiguous are names of kinds that also have another meaning: a message of the outbox, a share of leases. They count
+// only in rooms.
 var (
 	ambiguous = []string{"message", "messages", "share", "shares"}
 	rooms     = []string{"api", "event", "kinds", "migrations", "projections", "store"}
 )
 
-// kindWords are the names of the built-in kinds but the old ones, in all the forms that builtin.yaml has them in.
+// kindWords returns the names of the built-in kinds without the old ones, in all forms of builtin.yaml.
 func kindWords() map[string]bool {
 	words := map[string]bool{}
 	add := func(name string, others ...string) {
@@ -36,7 +37,7 @@ func kindWords() map[string]bool {
 		}
 		words[name] = true
 		for _, w := range others {
-			if strings.HasPrefix(w, name) { // members and groups are words of anybody's
+			if strings.HasPrefix(w, name) { // members and groups have other meanings too
 				words[w] = true
 			}
 		}
@@ -55,7 +56,8 @@ var (
 	quoted = regexp.MustCompile(`'([a-z_]+)'|"([a-z_]+)"`)
 )
 
-// namesOf returns where a Go file names a kind: an identifier that is one, or has a word that only a kind has; a string that is one, or that has one in quotes.
+// namesOf returns the places where a Go file names a kind. An identifier counts if it is such a name, or contains a
+// word of no other meaning. A string counts if it is such a name, or has one in quotes.
 func namesOf(t *testing.T, file string, src any, words map[string]bool) []string {
 	t.Helper()
 	fset := token.NewFileSet()
@@ -69,8 +71,8 @@ func namesOf(t *testing.T, file string, src any, words map[string]bool) []string
 		return words[w] && (!slices.Contains(ambiguous, w) || slices.Contains(rooms, room))
 	}
 	var found []string
-	names := map[string]bool{}       // identifiers of the file: whether they are one
-	foreign := map[*ast.Ident]bool{} // members of what another module declares, which has its own words
+	names := map[string]bool{}       // identifiers of the file -> whether they name a kind
+	foreign := map[*ast.Ident]bool{} // members of types of other modules
 	ast.Inspect(f, func(n ast.Node) bool {
 		switch n := n.(type) {
 		case *ast.SelectorExpr:
@@ -110,7 +112,7 @@ func namesOf(t *testing.T, file string, src any, words map[string]bool) []string
 	return found
 }
 
-// Kinds are data: a file that names one is a file that a new kind would have to touch.
+// Kinds are data. A file that names one would have to change for a new kind.
 func TestNoFileNamesAKind(t *testing.T) {
 	words := kindWords()
 	files := 0
@@ -119,8 +121,10 @@ func TestNoFileNamesAKind(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		// The client has a typed method for each operation of each built-in kind: it is compared with the OpenAPI document.
-		if d.IsDir() && (slices.Contains([]string{"client", "examples", "testdata"}, d.Name()) || strings.HasPrefix(d.Name(), ".") && p != root) {
+		// The client has a typed method for each operation of each built-in kind. A test compares it with the OpenAPI
+		// document.
+		if d.IsDir() && (slices.Contains([]string{"client", "examples", "testdata"}, d.Name()) ||
+			strings.HasPrefix(d.Name(), ".") && p != root) {
 			return filepath.SkipDir
 		}
 		if d.IsDir() || path.Ext(p) != ".go" || strings.HasSuffix(p, "_test.go") {
@@ -132,7 +136,7 @@ func TestNoFileNamesAKind(t *testing.T) {
 			return err
 		}
 		for _, where := range namesOf(t, name, source(t, p), words) {
-			t.Errorf("%s names a kind: ask the Set for it", where)
+			t.Errorf("%s names a kind: read it from the Set", where)
 		}
 		return nil
 	})
@@ -143,9 +147,10 @@ func TestNoFileNamesAKind(t *testing.T) {
 
 func TestNamesOfKindsAreFound(t *testing.T) {
 	words := kindWords()
-	for _, w := range []string{"like", "likes", "likers", "share", "shares", "sharers", "membership", "memberships", "message", "messages", "review", "reviews"} {
+	for _, w := range []string{"like", "likes", "likers", "share", "shares", "sharers", "membership", "memberships", "message",
+		"messages", "review", "reviews"} {
 		if !words[w] {
-			t.Errorf("%q is no word", w)
+			t.Errorf("%q is not a known word", w)
 		}
 	}
 	for _, c := range []struct {

@@ -10,10 +10,10 @@ import (
 	"testing"
 )
 
-// maxLines is how long a function may be, from its name to its closing brace: what fits on a screen.
+// maxLines limits the lines of a function, from its name to its closing brace, to what fits on a screen.
 const maxLines = 80
 
-// longFunctions calls found for each function of a file that is longer.
+// longFunctions calls found for each function of a file that is too long.
 func longFunctions(t *testing.T, file string, src any, found func(name string, lines int)) {
 	t.Helper()
 	fset := token.NewFileSet()
@@ -38,7 +38,7 @@ func TestNoFunctionIsLongerThanAScreen(t *testing.T) {
 		}
 		files++
 		longFunctions(t, p, source(t, p), func(name string, lines int) {
-			t.Errorf("%s: %s has %d lines, of %d that a function may have: split it", p, name, lines, maxLines)
+			t.Errorf("%s: %s has %d lines, and a function may have %d: split it", p, name, lines, maxLines)
 		})
 		return nil
 	})
@@ -50,9 +50,10 @@ func TestNoFunctionIsLongerThanAScreen(t *testing.T) {
 func TestLongFunctionsAreFound(t *testing.T) {
 	for lines, want := range map[int]int{maxLines: 0, maxLines + 1: 1} {
 		got := 0
-		longFunctions(t, "x.go", "package x\n// A comment does not count.\nfunc f() {"+strings.Repeat("\n", lines-1)+"}\n", func(name string, n int) { got++ })
+		longFunctions(t, "x.go", "package x\n// A comment does not count.\nfunc f() {"+strings.Repeat("\n", lines-1)+"}\n",
+			func(name string, n int) { got++ })
 		if got != want {
-			t.Errorf("of a function of %d lines %d are too long, want %d", lines, got, want)
+			t.Errorf("a function of %d lines: found %d, want %d", lines, got, want)
 		}
 	}
 }

@@ -15,22 +15,22 @@ import (
 	"github.com/google/licensecheck"
 )
 
-// compatible are the licenses, by SPDX identifier, whose code may be part of a binary under the Apache License 2.0
+// compatible lists the SPDX identifiers of licenses whose code may be part of a binary under the Apache License 2.0
 // (https://www.apache.org/legal/resolved.html, categories A and B).
 var compatible = map[string]bool{
-	"Apache-2.0": true, "MIT": true, "MIT-0": true, "BSD-2-Clause": true, "BSD-3-Clause": true, "ISC": true, "0BSD": true, "Unlicense": true, "Zlib": true,
-	"MPL-2.0": true, // of a library whose files we do not change
+	"Apache-2.0": true, "MIT": true, "MIT-0": true, "BSD-2-Clause": true, "BSD-3-Clause": true, "ISC": true, "0BSD": true,
+	"Unlicense": true, "Zlib": true, "MPL-2.0": true, // MPL-2.0: for a library whose files we do not change
 }
 
 var licenseFile = regexp.MustCompile(`(?i)^(un)?licen[sc]e|^copying`)
 
-// judge returns the licenses of a license file, or an error unless all of its text is known and compatible.
+// judge returns the licenses in a license file. It returns an error unless the whole text is known and compatible.
 func judge(text []byte) ([]string, error) {
 	c := licensecheck.Scan(text)
 	var ids []string
 	for _, m := range c.Match {
 		if m.IsURL {
-			continue // of a text that is matched itself
+			continue // part of a text that is itself matched
 		}
 		if !compatible[m.ID] {
 			return nil, fmt.Errorf("the license %s is not in compatible", m.ID)
@@ -38,12 +38,12 @@ func judge(text []byte) ([]string, error) {
 		ids = append(ids, m.ID)
 	}
 	if len(ids) == 0 || c.Percent < 75 { // the rest is copyright lines
-		return nil, fmt.Errorf("%.0f%% of its text is that of known licenses: %v", c.Percent, ids)
+		return nil, fmt.Errorf("only %.0f%% of its text is from known licenses: %v", c.Percent, ids)
 	}
 	return ids, nil
 }
 
-// judgeFolder judges the license files of a folder, and returns how many there are.
+// judgeFolder judges the license files of a folder, and returns their number.
 func judgeFolder(t *testing.T, dir string) (files int) {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
@@ -66,7 +66,7 @@ func judgeFolder(t *testing.T, dir string) (files int) {
 	return files
 }
 
-// The binaries contain the packages that they import, and Go's standard library, which is under the license BSD-3-Clause.
+// The binaries contain the packages that they import, and Go's standard library, which has the license BSD-3-Clause.
 func TestEveryDependencysLicenseIsCompatible(t *testing.T) {
 	cmd := exec.Command("go", "list", "-deps", "-json=Dir,Standard,Module", module+"cmd/...")
 	out, err := cmd.Output()
@@ -95,7 +95,7 @@ func TestEveryDependencysLicenseIsCompatible(t *testing.T) {
 		}
 		modules[p.Module.Path] = true
 		found := 0
-		for dir := p.Dir; ; dir = filepath.Dir(dir) { // a folder may hold code of others, with its license
+		for dir := p.Dir; ; dir = filepath.Dir(dir) { // a folder may contain third-party code with its license
 			n, ok := seen[dir]
 			if !ok {
 				n = judgeFolder(t, dir)
@@ -115,7 +115,7 @@ func TestEveryDependencysLicenseIsCompatible(t *testing.T) {
 	}
 }
 
-// The console's scripts of others are in the binaries too, each folder with its license.
+// The binaries also contain the console's third-party scripts. Each has a folder with its license.
 func TestTheConsolesScriptsOfOthersHaveTheirLicense(t *testing.T) {
 	assets := filepath.Join("..", "..", "console", "assets")
 	entries, err := os.ReadDir(assets)
@@ -132,7 +132,7 @@ func TestTheConsolesScriptsOfOthersHaveTheirLicense(t *testing.T) {
 		}
 	}
 	if folders == 0 {
-		t.Error("there are no scripts of others")
+		t.Error("found no third-party scripts")
 	}
 }
 
@@ -141,10 +141,12 @@ func TestLicensesAreJudgedByTheirText(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if ids, err := judge(own); err != nil || len(ids) != 1 || ids[0] != "Apache-2.0" || !strings.Contains(string(own), "Copyright 2026 The Tidings Authors") {
+	if ids, err := judge(own); err != nil || len(ids) != 1 || ids[0] != "Apache-2.0" ||
+		!strings.Contains(string(own), "Copyright 2026 The Tidings Authors") {
 		t.Errorf("LICENSE is %v, %v; want Apache-2.0, of The Tidings Authors", ids, err)
 	}
-	const gpl = "This program is free software: you can redistribute it and/or modify it under the terms of the GNU General Public License as published by " +
+	const gpl = "This program is free software: you can redistribute it and/or modify it under the terms of the GNU General Public " +
+		"License as published by " +
 		"the Free Software Foundation, either version 3 of the License, or (at your option) any later version."
 	for name, text := range map[string]string{
 		"another license":               gpl,
@@ -154,7 +156,7 @@ func TestLicensesAreJudgedByTheirText(t *testing.T) {
 		"conditions added to a license": "SPDX-License-Identifier: MIT\n" + strings.Repeat("The library may not be used on weekdays. ", 20),
 	} {
 		if ids, err := judge([]byte(text)); err == nil {
-			t.Errorf("%s is taken for %v", name, ids)
+			t.Errorf("%s: found %v, want an error", name, ids)
 		}
 	}
 }

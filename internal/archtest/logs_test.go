@@ -14,8 +14,8 @@ import (
 	"testing"
 )
 
-// badLines returns what is wrong with the log lines of a Go file: a line has a constant message and constant keys, and an error names an existing page of
-// docs/runbook.
+// badLines returns the faulty log lines of a Go file. A line needs a constant message and constant keys. A line that
+// names a page of docs/runbook must name an existing one.
 func badLines(t *testing.T, file string, src any) (lines int, bad []string) {
 	t.Helper()
 	fset := token.NewFileSet()
@@ -70,7 +70,8 @@ func badLines(t *testing.T, file string, src any) (lines int, bad []string) {
 		}
 		if _, err := os.Stat(filepath.Join("..", "..", "docs", "runbook", page+".md")); level == "Error" && err != nil {
 			wrong("an error wants a person: name the page, %q is none", page)
-		} else if level == "Log" && text(call.Args[first-1]) == "" && last(call.Args[first-1]) != "LevelInfo" && last(call.Args[first-1]) != "LevelDebug" {
+		} else if level == "Log" && text(call.Args[first-1]) == "" && last(call.Args[first-1]) != "LevelInfo" &&
+			last(call.Args[first-1]) != "LevelDebug" {
 			wrong("the level is not in the name of the method")
 		}
 		return true
@@ -100,7 +101,8 @@ func text(e ast.Expr) string {
 func TestLogLinesAreStructuredAndErrorsNameTheirPage(t *testing.T) {
 	lines := 0
 	err := filepath.WalkDir("../..", func(p string, d fs.DirEntry, err error) error {
-		if err != nil || d.IsDir() || !strings.HasSuffix(p, ".go") || strings.HasSuffix(p, "_test.go") || strings.Contains(p, "/testkit/") || strings.Contains(p, "/examples/") {
+		if err != nil || d.IsDir() || !strings.HasSuffix(p, ".go") || strings.HasSuffix(p, "_test.go") ||
+			strings.Contains(p, "/testkit/") || strings.Contains(p, "/examples/") {
 			return err
 		}
 		n, bad := badLines(t, p, source(t, p))
@@ -132,7 +134,8 @@ func TestBadLogLinesAreFound(t *testing.T) {
 		`http.Error(w, text, 500)`:                                   0,
 		`log.LogAttrs(ctx, level, "request", slog.String("a", "b"))`: 0,
 	} {
-		if n, bad := badLines(t, "x.go", "package x\nfunc f() { "+line+" }\n"); len(bad) != want || strings.Contains(line, "og.") && n != 1 {
+		if n, bad := badLines(t, "x.go", "package x\nfunc f() { "+line+" }\n"); len(bad) != want ||
+			strings.Contains(line, "og.") && n != 1 {
 			t.Errorf("%s: %d lines, %v; want %d", line, n, bad, want)
 		}
 	}

@@ -14,8 +14,8 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// BenchmarkPublishOnThreeBrokers publishes one message, and atomic batches, to a stream with three replicas, on servers that sync before each ack
-// and on servers that sync every two minutes. All three share this machine's disk.
+// BenchmarkPublishOnThreeBrokers publishes single messages and atomic batches to a stream with three replicas. The
+// servers sync before each ack or every two minutes. All three share this machine's disk.
 func BenchmarkPublishOnThreeBrokers(b *testing.B) {
 	for _, sync := range []string{"always", "2m"} {
 		b.Run("sync="+sync, func(b *testing.B) {
@@ -32,7 +32,7 @@ func BenchmarkPublishOnThreeBrokers(b *testing.B) {
 	}
 }
 
-// publishBatch publishes n messages at once, and waits for the ack of all.
+// publishBatch publishes n messages at once, and waits for their ack.
 func publishBatch(b *testing.B, nc *nats.Conn, cfg broker.Config, n int) {
 	id := nats.NewInbox()[7:]
 	for i := 1; i <= n; i++ {
@@ -56,7 +56,7 @@ func publishBatch(b *testing.B, nc *nats.Conn, cfg broker.Config, n int) {
 	}
 }
 
-// threeServers runs a cluster in this process with a stream on each of its servers.
+// threeServers runs a cluster in this process, with a stream on each of its servers.
 func threeServers(b *testing.B, lazy bool) (jetstream.JetStream, broker.Config) {
 	b.Helper()
 	var ports []int
@@ -67,7 +67,8 @@ func threeServers(b *testing.B, lazy bool) (jetstream.JetStream, broker.Config) 
 		}
 		ports = append(ports, port)
 	}
-	cfg := broker.Config{Stream: "EVENTS", Prefix: "events", LivePrefix: "live", Replicas: 3, MaxBytes: -1, Timeout: 5 * time.Second, Ping: 2 * time.Second}
+	cfg := broker.Config{Stream: "EVENTS", Prefix: "events", LivePrefix: "live", Replicas: 3, MaxBytes: -1,
+		Timeout: 5 * time.Second, Ping: 2 * time.Second}
 	for i, port := range ports {
 		member := &broker.Cluster{Server: fmt.Sprintf("n%d", i), Port: port}
 		for _, other := range ports[:i] {

@@ -37,7 +37,7 @@ func js(t *testing.T, nc *nats.Conn) jetstream.JetStream {
 	return s
 }
 
-// whole is the partition of a fresh installation.
+// whole is the partition of a new installation.
 var whole = broker.Partition{LastSlot: event.Slots - 1}
 
 func declare(t *testing.T, s jetstream.JetStream, cfg broker.Config, p broker.Partition) broker.Stream {
@@ -49,7 +49,7 @@ func declare(t *testing.T, s jetstream.JetStream, cfg broker.Config, p broker.Pa
 	return stream
 }
 
-// config is a stream's, as the server has it.
+// config returns a stream's configuration on the server.
 func config(t *testing.T, s jetstream.JetStream, name string) jetstream.StreamConfig {
 	t.Helper()
 	stream, err := s.Stream(t.Context(), name)
@@ -67,16 +67,18 @@ func TestDefaultsAreValid(t *testing.T) {
 	if err := cfg.Validate(); err != nil {
 		t.Error(err)
 	}
-	want := broker.Config{URL: "nats://127.0.0.1:4222", InboxPrefix: "_INBOX", Stream: "EVENTS", Prefix: "events", LivePrefix: "live", Replicas: 1, MaxAge: 30 * 24 * time.Hour,
-		MaxBytes: -1, Timeout: 5 * time.Second, Ping: 2 * time.Second}
+	want := broker.Config{URL: "nats://127.0.0.1:4222", InboxPrefix: "_INBOX", Stream: "EVENTS", Prefix: "events", LivePrefix: "live",
+		Replicas: 1, MaxAge: 30 * 24 * time.Hour, MaxBytes: -1, Timeout: 5 * time.Second, Ping: 2 * time.Second}
 	if d := cmp.Diff(want, cfg); d != "" {
 		t.Error(d)
 	}
 }
 
 func TestValidateNamesEveryViolation(t *testing.T) {
-	err := broker.Config{TLSCert: "cert.pem", Stream: "a.b", Prefix: "x.y", LivePrefix: "*", Replicas: 6, Tags: []string{"a b"}, MaxAge: time.Second, MaxBytes: 0}.Validate()
-	for _, name := range []string{"NATS_URL", "NATS_STREAM", "NATS_SUBJECT_PREFIX", "NATS_LIVE_PREFIX", "NATS_REPLICAS", "NATS_PLACEMENT_TAGS", "NATS_MAX_AGE", "NATS_MAX_BYTES", "NATS_TIMEOUT", "NATS_PING_INTERVAL", "NATS_TLS_KEY"} {
+	err := broker.Config{TLSCert: "cert.pem", Stream: "a.b", Prefix: "x.y", LivePrefix: "*", Replicas: 6, Tags: []string{"a b"},
+		MaxAge: time.Second, MaxBytes: 0}.Validate()
+	for _, name := range []string{"NATS_URL", "NATS_STREAM", "NATS_SUBJECT_PREFIX", "NATS_LIVE_PREFIX", "NATS_REPLICAS",
+		"NATS_PLACEMENT_TAGS", "NATS_MAX_AGE", "NATS_MAX_BYTES", "NATS_TIMEOUT", "NATS_PING_INTERVAL", "NATS_TLS_KEY"} {
 		if err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("%v does not name %s", err, name)
 		}
@@ -100,11 +102,12 @@ func TestStreamIsDeclaredAsTheProtocolsNeedIt(t *testing.T) {
 		"deletes allowed":         !c.DenyDelete,
 		"no rollup":               !c.AllowRollup,
 		"100 ms window":           c.Duplicates == 100*time.Millisecond,
-		"republished":             c.RePublish != nil && c.RePublish.Source == b.Config().Prefix+".12.*.*.*" && strings.HasPrefix(c.RePublish.Destination, b.Config().LivePrefix+"."),
-		"its slots known":         c.Metadata[broker.MetaSlots] == "8-15" && c.Metadata[broker.MetaAfter] == "3 4",
+		"republished": c.RePublish != nil && c.RePublish.Source == b.Config().Prefix+".12.*.*.*" &&
+			strings.HasPrefix(c.RePublish.Destination, b.Config().LivePrefix+"."),
+		"its slots known": c.Metadata[broker.MetaSlots] == "8-15" && c.Metadata[broker.MetaAfter] == "3 4",
 	} {
 		if !ok {
-			t.Errorf("the stream is not: %s", what)
+			t.Errorf("the stream lacks: %s", what)
 		}
 	}
 	if d := cmp.Diff(p, got.Partition); d != "" {
@@ -119,7 +122,7 @@ func TestStreamIsDeclaredAsTheProtocolsNeedIt(t *testing.T) {
 	}
 }
 
-// TestDeclaringAgainNeverShrinksAStream: a process whose environment says less takes nothing from what others or an operator gave the stream.
+// TestDeclaringAgainNeverShrinksAStream: a process with lower limits changes none that others or an operator set.
 func TestDeclaringAgainNeverShrinksAStream(t *testing.T) {
 	b := testkit.NATS(t)
 	s := js(t, b.Connect(t))
@@ -149,12 +152,13 @@ func TestDeclaringAgainNeverShrinksAStream(t *testing.T) {
 		declare(t, s, cfg, whole)
 		if got := config(t, s, name); got.MaxAge != step.want || got.MaxBytes != step.wantBytes || got.Metadata["operator"] != "ann" ||
 			got.Metadata[broker.MetaSlots] != "0-31" || got.Duplicates != 100*time.Millisecond || !got.AllowAtomicPublish {
-			t.Errorf("declared with %s: age %s, %d bytes, metadata %v, window %s, atomic %t", step.what, got.MaxAge, got.MaxBytes, got.Metadata, got.Duplicates, got.AllowAtomicPublish)
+			t.Errorf("declared with %s: age %s, %d bytes, metadata %v, window %s, atomic %t", step.what, got.MaxAge, got.MaxBytes,
+				got.Metadata, got.Duplicates, got.AllowAtomicPublish)
 		}
 	}
 }
 
-// TestStreamsShrinkWhenTold: those of all partitions, and only in what the limits name.
+// TestStreamsShrinkWhenTold: Configure lowers limits of all partitions' streams, and only those that it names.
 func TestStreamsShrinkWhenTold(t *testing.T) {
 	b := testkit.NATS(t)
 	s := js(t, b.Connect(t))
@@ -170,7 +174,8 @@ func TestStreamsShrinkWhenTold(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		want := []broker.Configured{{Stream: cfg.StreamName(1), Replicas: 1, MaxAge: day, MaxBytes: step.bytes}, {Stream: cfg.StreamName(2), Replicas: 1, MaxAge: day, MaxBytes: step.bytes}}
+		want := []broker.Configured{{Stream: cfg.StreamName(1), Replicas: 1, MaxAge: day, MaxBytes: step.bytes},
+			{Stream: cfg.StreamName(2), Replicas: 1, MaxAge: day, MaxBytes: step.bytes}}
 		if d := cmp.Diff(want, got); d != "" {
 			t.Errorf("configured (-want +got):\n%s", d)
 		}
@@ -181,7 +186,7 @@ func TestStreamsShrinkWhenTold(t *testing.T) {
 		}
 	}
 	if _, err := broker.Configure(t.Context(), s, cfg, broker.Limits{MaxAge: &second}); err == nil {
-		t.Error("an age of a second was taken")
+		t.Error("an age of a second was accepted")
 	}
 }
 
@@ -189,9 +194,10 @@ func TestTheStreamsOfAllPartitionsAreListed(t *testing.T) {
 	b := testkit.NATS(t)
 	s := js(t, b.Connect(t))
 	if got, err := broker.Streams(t.Context(), s, b.Config()); err != nil || len(got) != 0 {
-		t.Errorf("of a fresh broker: %v, %v", got, err)
+		t.Errorf("streams of a new broker: %v, %v", got, err)
 	}
-	want := []broker.Partition{whole, {Number: 1, LastSlot: 15, After: []int{0}}, {Number: 2, FirstSlot: 16, LastSlot: 31, After: []int{0}}, {Number: 10, LastSlot: 31, After: []int{1, 2}}}
+	want := []broker.Partition{whole, {Number: 1, LastSlot: 15, After: []int{0}}, {Number: 2, FirstSlot: 16, LastSlot: 31, After: []int{0}},
+		{Number: 10, LastSlot: 31, After: []int{1, 2}}}
 	for _, i := range []int{3, 1, 0, 2} {
 		declare(t, s, b.Config(), want[i])
 	}
@@ -240,15 +246,55 @@ func TestNextPassesDeletedMessages(t *testing.T) {
 	}
 	for from, want := range map[uint64]uint64{0: 2, 1: 2, 2: 2, 3: 4, 4: 4} {
 		got, err := broker.Next(t.Context(), s, name, from)
-		if err != nil || got == nil || got.Seq != want || string(got.Data) != strconv.Itoa(int(want)) || got.Header.Get("ce-id") != got.Subject || got.Time.IsZero() {
+		if err != nil || got == nil || got.Seq != want || string(got.Data) != strconv.Itoa(int(want)) ||
+			got.Header.Get("ce-id") != got.Subject || got.Time.IsZero() {
 			t.Errorf("from %d: %+v, %v; want message %d", from, got, err, want)
 		}
 	}
 	if got, err := broker.Next(t.Context(), s, name, 5); got != nil || err != nil {
-		t.Errorf("behind the last: %+v, %v", got, err)
+		t.Errorf("after the last message: %+v, %v", got, err)
 	}
 	if _, err := broker.Next(t.Context(), s, "ABSENT", 1); !errors.Is(err, jetstream.ErrStreamNotFound) {
-		t.Errorf("of no stream: %v, want ErrStreamNotFound", err)
+		t.Errorf("of an unknown stream: %v, want ErrStreamNotFound", err)
+	}
+}
+
+func TestAnOfflineStreamIsWaitedFor(t *testing.T) {
+	for code, want := range map[jetstream.ErrorCode]bool{10118: true, jetstream.JSErrCodeStreamNotFound: false} {
+		err := fmt.Errorf("look up a stream: %w", &jetstream.APIError{Code: 500, ErrorCode: code})
+		if broker.IsLeaderless(err) != want || broker.IsTransient(err) != want {
+			t.Errorf("code %d: leaderless %t, transient %t", code, broker.IsLeaderless(err), broker.IsTransient(err))
+		}
+	}
+}
+
+func TestForeignMessagesDoNotHideTheClosingMessage(t *testing.T) {
+	b := testkit.NATS(t)
+	js, err := jetstream.New(b.Connect(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := broker.Declare(t.Context(), js, b.Config(), broker.Partition{LastSlot: event.Slots - 1}, testkit.Logger(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	subject, headers := event.ClosingMessage(b.Config().Prefix, 0)
+	for n, step := range []struct {
+		m    *nats.Msg
+		want uint64
+	}{
+		{&nats.Msg{Subject: b.Config().Prefix + ".0.foreign"}, 0},
+		{&nats.Msg{Subject: subject}, 0},
+		{&nats.Msg{Subject: subject, Header: headers}, 3},
+		{&nats.Msg{Subject: subject}, 3},
+		{&nats.Msg{Subject: b.Config().Prefix + ".0.foreign"}, 3},
+	} {
+		if _, err := js.PublishMsg(t.Context(), step.m); err != nil {
+			t.Fatal(err)
+		}
+		if final, err := broker.Closed(t.Context(), js, b.Config(), s); err != nil || final != step.want {
+			t.Errorf("after message %d: the closing message is %d, %v; want %d", n+1, final, err, step.want)
+		}
 	}
 }
 
@@ -272,7 +318,7 @@ func TestManyProcessesMayDeclareTheStreamAtOnce(t *testing.T) {
 	}
 }
 
-// The server removes the folders of an account that lost its last stream in the background.
+// After the deletion of an account's last stream, the server removes its folders in the background.
 func TestAStreamIsDeclaredAtOnceAfterItsDeletion(t *testing.T) {
 	b := testkit.NATS(t)
 	s := js(t, b.Connect(t))
@@ -300,7 +346,8 @@ func TestStreamOfAnotherShapeIsRefused(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := testkit.NATS(t)
 			s := js(t, b.Connect(t))
-			c := jetstream.StreamConfig{Name: b.Config().StreamName(0), Subjects: []string{b.Config().Prefix + ".0.>"}, Storage: jetstream.FileStorage, Metadata: good}
+			c := jetstream.StreamConfig{Name: b.Config().StreamName(0), Subjects: []string{b.Config().Prefix + ".0.>"},
+				Storage: jetstream.FileStorage, Metadata: good}
 			change(&c)
 			if _, err := s.CreateStream(t.Context(), c); err != nil {
 				t.Fatal(err)
@@ -317,7 +364,7 @@ func TestStreamOfAnotherShapeIsRefused(t *testing.T) {
 				t.Fatal(err)
 			}
 			if d := cmp.Diff(before.CachedInfo().Config, after.CachedInfo().Config); d != "" {
-				t.Errorf("the stream was changed: %s", d)
+				t.Errorf("the stream changed: %s", d)
 			}
 		})
 	}
@@ -332,7 +379,8 @@ func TestStoredEventsAreRepublishedToPlainSubscribers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, subject := range []string{"system.t0.heartbeat.sent", "t1.follow.created", "closed"} { // of these one is anybody's event
+	// only one of these is an event for subscribers
+	for _, subject := range []string{"system.t0.heartbeat.sent", "t1.follow.created", "closed"} {
 		if _, err := s.Publish(t.Context(), b.Config().Prefix+".0."+subject, []byte("{}")); err != nil {
 			t.Fatal(err)
 		}
@@ -345,7 +393,7 @@ func TestStoredEventsAreRepublishedToPlainSubscribers(t *testing.T) {
 		t.Errorf("subject %s, want %s", m.Subject, want)
 	}
 	if m.Header.Get("Nats-Stream") != b.Config().StreamName(0) || m.Header.Get("Nats-Sequence") != "2" {
-		t.Errorf("its headers do not tell where it is: %v", m.Header)
+		t.Errorf("its headers lack the stream or the sequence: %v", m.Header)
 	}
 	if m, err := sub.NextMsg(100 * time.Millisecond); err == nil {
 		t.Errorf("%s is republished", m.Subject)
@@ -357,7 +405,7 @@ func TestConnectionWaitsForAServerThatIsNotThereYet(t *testing.T) {
 	b.Kill(t)
 	nc := b.Connect(t)
 	if err := nc.Publish("x", nil); err == nil {
-		t.Error("a publish was taken before there ever was a connection")
+		t.Error("a publish was accepted before the first connection")
 	}
 	b.Restart(t)
 	testkit.Eventually(t, 10*time.Second, "the connection is made", func() (bool, error) { return nc.IsConnected(), nil })
@@ -368,7 +416,8 @@ func TestConnectionWaitsForAServerThatIsNotThereYet(t *testing.T) {
 
 func TestMissingPermissionIsLogged(t *testing.T) {
 	srv, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, NoSigs: true, NoLog: true,
-		Users: []*server.User{{Username: "u", Password: "p", Permissions: &server.Permissions{Publish: &server.SubjectPermission{Deny: []string{"events.>"}}}}}})
+		Users: []*server.User{{Username: "u", Password: "p",
+			Permissions: &server.Permissions{Publish: &server.SubjectPermission{Deny: []string{"events.>"}}}}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -379,8 +428,8 @@ func TestMissingPermissionIsLogged(t *testing.T) {
 		t.Fatal("no server")
 	}
 	var out lockedBuffer
-	cfg := broker.Config{URL: strings.Replace(srv.ClientURL(), "nats://", "nats://u:p@", 1), Stream: "EVENTS", Prefix: "events", LivePrefix: "live", Replicas: 1,
-		MaxBytes: -1, Timeout: time.Second, Ping: time.Second}
+	cfg := broker.Config{URL: strings.Replace(srv.ClientURL(), "nats://", "nats://u:p@", 1), Stream: "EVENTS", Prefix: "events",
+		LivePrefix: "live", Replicas: 1, MaxBytes: -1, Timeout: time.Second, Ping: time.Second}
 	nc, err := broker.Connect(cfg, "test", slog.New(slog.NewTextHandler(&out, nil)))
 	if err != nil {
 		t.Fatal(err)
@@ -397,7 +446,7 @@ func TestMissingPermissionIsLogged(t *testing.T) {
 	}
 }
 
-// TestAPasswordThatIsWrongForAWhileIsWaitedOut: nats.go gives a connection up after two refusals unless it is told not to.
+// TestAPasswordThatIsWrongForAWhileIsWaitedOut: by default, nats.go closes a connection after two refusals.
 func TestAPasswordThatIsWrongForAWhileIsWaitedOut(t *testing.T) {
 	conf := func(password string) string {
 		return fmt.Sprintf("authorization { users: [{user: u, password: %q}] }", password)
@@ -436,10 +485,10 @@ func TestAPasswordThatIsWrongForAWhileIsWaitedOut(t *testing.T) {
 	}
 	old.Close()
 	if err := <-watched; !errors.Is(err, broker.ErrClosed) {
-		t.Errorf("the end of a connection is reported as %v", err)
+		t.Errorf("Watch reports the end of a connection as %v", err)
 	}
 	if err := broker.Watch(t.Context(), old); !errors.Is(err, broker.ErrClosed) {
-		t.Errorf("a connection that has ended is reported as %v", err)
+		t.Errorf("Watch reports an ended connection as %v", err)
 	}
 }
 
@@ -465,7 +514,8 @@ func TestServerKeepsItsStoreAndServesInProcess(t *testing.T) {
 		t.Skip("needs a server")
 	}
 	dir := t.TempDir()
-	cfg := broker.Config{Stream: "EVENTS", Prefix: "events", LivePrefix: "live", Replicas: 1, MaxBytes: -1, Timeout: 5 * time.Second, Ping: time.Second}
+	cfg := broker.Config{Stream: "EVENTS", Prefix: "events", LivePrefix: "live", Replicas: 1, MaxBytes: -1,
+		Timeout: 5 * time.Second, Ping: time.Second}
 	for round := uint64(1); round <= 2; round++ {
 		srv, err := broker.StartServer(broker.ServerConfig{Dir: dir, Log: testkit.Logger(t)})
 		if err != nil {
@@ -487,7 +537,7 @@ func TestServerKeepsItsStoreAndServesInProcess(t *testing.T) {
 		}
 		nc.Close()
 		srv.Shutdown()
-		srv.Shutdown() // again: nothing
+		srv.Shutdown() // a second call does nothing
 	}
 }
 
@@ -505,7 +555,7 @@ func TestTakenPortIsReported(t *testing.T) {
 		two.Shutdown()
 		t.Error("two servers on one port")
 	} else if !strings.Contains(err.Error(), "address already in use") {
-		t.Errorf("error %v does not say that the address is in use", err)
+		t.Errorf("error %v does not report an address in use", err)
 	}
 }
 
@@ -524,11 +574,13 @@ func portOf(t *testing.T, raw string) int {
 
 func TestConnectionIsEncryptedAndBothSidesAreChecked(t *testing.T) {
 	srvCert, clientCert := testkit.NewCertificate(t), testkit.NewCertificate(t)
-	config, err := server.GenTLSConfig(&server.TLSConfigOpts{CertFile: srvCert.CertFile, KeyFile: srvCert.KeyFile, CaFile: clientCert.CertFile, Verify: true, Timeout: 5})
+	config, err := server.GenTLSConfig(&server.TLSConfigOpts{CertFile: srvCert.CertFile, KeyFile: srvCert.KeyFile,
+		CaFile: clientCert.CertFile, Verify: true, Timeout: 5})
 	if err != nil {
 		t.Fatal(err)
 	}
-	srv, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, NoSigs: true, NoLog: true, TLS: true, TLSVerify: true, TLSConfig: config, TLSTimeout: 5})
+	srv, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, NoSigs: true, NoLog: true, TLS: true,
+		TLSVerify: true, TLSConfig: config, TLSTimeout: 5})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -554,20 +606,22 @@ func TestConnectionIsEncryptedAndBothSidesAreChecked(t *testing.T) {
 		nc, err := broker.Connect(cfg, "test", slog.New(slog.DiscardHandler), nats.RetryOnFailedConnect(false))
 		if err == nil {
 			_, err = nc.TLSConnectionState()
-			err = errors.Join(err, nc.FlushTimeout(5*time.Second)) // a client's certificate is refused after the handshake
+			err = errors.Join(err, nc.FlushTimeout(5*time.Second)) // the server refuses a client's certificate after the handshake
 			nc.Close()
 		}
 		if (err == nil) != c.ok {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if _, err := broker.Connect(broker.Config{URL: good.URL, TLSCA: "absent.pem", Stream: "E", Prefix: "a", LivePrefix: "b", Replicas: 1, MaxBytes: -1, Timeout: 1, Ping: time.Second},
+	if _, err := broker.Connect(broker.Config{URL: good.URL, TLSCA: "absent.pem", Stream: "E", Prefix: "a", LivePrefix: "b", Replicas: 1,
+		MaxBytes: -1, Timeout: 1, Ping: time.Second},
 		"test", slog.New(slog.DiscardHandler)); err == nil {
-		t.Error("an authority that cannot be read was ignored")
+		t.Error("an unreadable authority was ignored")
 	}
 }
 
-// TestCredentialsThatExpireAreReplacedInTheFile: in operator mode. A connection whose credentials have expired is back once the file has others.
+// TestCredentialsThatExpireAreReplacedInTheFile: in operator mode, a connection with expired credentials reconnects
+// once the file has new ones.
 func TestCredentialsThatExpireAreReplacedInTheFile(t *testing.T) {
 	a, err := broker.NewAccount()
 	if err != nil {
@@ -589,7 +643,7 @@ func TestCredentialsThatExpireAreReplacedInTheFile(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	write(2 * time.Second) // whole seconds count
+	write(2 * time.Second) // expiry counts in whole seconds
 	var out lockedBuffer
 	nc, err := broker.Connect(cfg, "test", testkit.Logger(t))
 	if err != nil {
@@ -618,21 +672,22 @@ func TestCredentialsThatExpireAreReplacedInTheFile(t *testing.T) {
 		t.Error(out.String())
 	}
 	if err := js.DeleteStream(t.Context(), "EVENTS-0"); err == nil {
-		t.Error("the relay's credentials delete streams")
+		t.Error("the relay's credentials can delete streams")
 	}
 }
 
 func TestAPrincipalThatIsNoneIsRefused(t *testing.T) {
 	for name, p := range map[string]broker.Principal{
-		"without a role":                   {},
-		"of no role":                       {Role: "admin"},
-		"a name with a dot":                {Role: broker.Relay, Name: "a.b"},
-		"a name with a wildcard":           {Role: broker.Relay, Name: "a*"},
-		"a relay of a tenant":              {Role: broker.Relay, Tenant: 7},
-		"a consumer with a durable":        {Role: broker.Consumer, Durable: "x"},
-		"a negative tenant":                {Role: broker.Subscriber, Tenant: -1},
-		"a durable with a wildcard":        {Role: broker.Subscriber, Durable: "*"},
-		"a durable that is a number":       {Role: broker.Subscriber, Durable: "1"}, // an acknowledgment has numbers behind the name
+		"without a role":            {},
+		"of no role":                {Role: "admin"},
+		"a name with a dot":         {Role: broker.Relay, Name: "a.b"},
+		"a name with a wildcard":    {Role: broker.Relay, Name: "a*"},
+		"a relay of a tenant":       {Role: broker.Relay, Tenant: 7},
+		"a consumer with a durable": {Role: broker.Consumer, Durable: "x"},
+		"a negative tenant":         {Role: broker.Subscriber, Tenant: -1},
+		"a durable with a wildcard": {Role: broker.Subscriber, Durable: "*"},
+		// the subject of an acknowledgment has numbers after the name
+		"a durable that is a number":       {Role: broker.Subscriber, Durable: "1"},
 		"a filter that is all":             {Role: broker.Subscriber, Filter: ">"},
 		"a filter that begins with a star": {Role: broker.Subscriber, Filter: "*.created"},
 		"a filter of three":                {Role: broker.Subscriber, Filter: "a.b.c"},

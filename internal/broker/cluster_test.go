@@ -13,7 +13,7 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// TestFaultWithoutAMajorityNobodySaysWhatAStreamHas: whichever node is left, what it says of the stream then is not taken for the truth.
+// TestFaultWithoutAMajorityNobodySaysWhatAStreamHas: whichever node remains, its view of the stream does not count.
 func TestFaultWithoutAMajorityNobodySaysWhatAStreamHas(t *testing.T) {
 	for name, leaderLeft := range map[string]bool{"the leader is left": true, "a follower is left": false} {
 		t.Run(name, func(t *testing.T) {
@@ -33,12 +33,12 @@ func TestFaultWithoutAMajorityNobodySaysWhatAStreamHas(t *testing.T) {
 			if !leaderLeft {
 				left, gone = others[0], []*testkit.Broker{leader, others[1]}
 			}
-			lone := js(t, left.Connect(t)) // to that node alone
+			lone := js(t, left.Connect(t)) // only to that node
 			cfg.Timeout = time.Second
 			for _, b := range gone {
 				b.Kill(t)
 			}
-			// A leader may answer for as long as it has heard from its followers lately, and then nobody does.
+			// A leader may answer as long as it has recently heard from its followers. After that, no node answers.
 			testkit.Eventually(t, 60*time.Second, "ErrNoLeader", func() (bool, error) {
 				got, err := broker.ReadStream(t.Context(), lone, cfg, 0)
 				if err == nil && got.Last == 1 {
@@ -54,9 +54,13 @@ func TestFaultWithoutAMajorityNobodySaysWhatAStreamHas(t *testing.T) {
 				"a stream never met": func() error { _, err := broker.ReadStream(t.Context(), lone, cfg, 7); return err },
 				"a message":          func() error { _, err := broker.Next(t.Context(), lone, stream.Name, 1); return err },
 				"all streams":        func() error { _, err := broker.Streams(t.Context(), lone, cfg); return err },
-				"a declaration":      func() error { _, err := broker.Declare(t.Context(), lone, cfg, whole, testkit.Logger(t)); return err },
+				"a declaration": func() error {
+					_, err := broker.Declare(t.Context(), lone, cfg, whole,
+						testkit.Logger(t))
+					return err
+				},
 			} {
-				// The leader of all streams says what there is for as long as it believes to lead, 10 s (broker.ReadStream).
+				// The leader of all streams answers as long as it believes to lead, 10 s (broker.ReadStream).
 				testkit.Eventually(t, 60*time.Second, what+" waits for a leader", func() (bool, error) {
 					if err := ask(); !errors.Is(err, broker.ErrNoLeader) {
 						return false, err
@@ -73,7 +77,7 @@ func TestFaultWithoutAMajorityNobodySaysWhatAStreamHas(t *testing.T) {
 			testkit.Eventually(t, 60*time.Second, "the message is read again", func() (bool, error) {
 				m, err := broker.Next(t.Context(), lone, stream.Name, 1)
 				if err == nil && (m == nil || m.Seq != 1) {
-					t.Fatalf("it is said to be %+v", m)
+					t.Fatalf("the new leader reports %+v", m)
 				}
 				return err == nil, err
 			})
@@ -81,7 +85,7 @@ func TestFaultWithoutAMajorityNobodySaysWhatAStreamHas(t *testing.T) {
 	}
 }
 
-// TestFaultALeaderThatIsFrozenIsReplaced, and what was acknowledged is there.
+// TestFaultALeaderThatIsFrozenIsReplaced: the new leader has every acknowledged message.
 func TestFaultALeaderThatIsFrozenIsReplaced(t *testing.T) {
 	c := testkit.NATSCluster(t, 3)
 	cfg := c.Config()
@@ -102,21 +106,22 @@ func TestFaultALeaderThatIsFrozenIsReplaced(t *testing.T) {
 	if err := cfg.Validate(); err != nil {
 		t.Fatal(err)
 	}
-	cfg.Replicas, cfg.MaxAge = 1, time.Hour // a process with another environment
+	cfg.Replicas, cfg.MaxAge = 1, time.Hour // a process with another configuration
 	declare(t, lone, cfg, whole)
 	if got := config(t, lone, stream.Name); got.Replicas != 3 || got.MaxAge != c.Config().MaxAge {
-		t.Errorf("it was shrunk to %d replicas and %s", got.Replicas, got.MaxAge)
+		t.Errorf("the stream was shrunk to %d replicas and %s", got.Replicas, got.MaxAge)
 	}
 	leader.Thaw(t)
 	c.AwaitReplicas(t, stream.Name)
 
-	// On purpose it is, and the record of erasures with it.
+	// Configure does, for the record of erasures too.
 	testkit.Eventually(t, 60*time.Second, "the record, once the cluster has a leader again too", func() (bool, error) {
 		err := broker.RecordErased(t.Context(), s, c.Config(), stream.Name, []uint64{1})
 		return err == nil, err
 	})
 	one := 1
-	if got, err := broker.Configure(t.Context(), s, c.Config(), broker.Limits{Replicas: &one}); err != nil || len(got) != 1 || got[0].Replicas != 1 {
+	if got, err := broker.Configure(t.Context(), s, c.Config(), broker.Limits{Replicas: &one}); err != nil ||
+		len(got) != 1 || got[0].Replicas != 1 {
 		t.Errorf("configured %+v, %v", got, err)
 	}
 	for _, name := range []string{stream.Name, "KV_" + c.Config().Stream + "-erased"} {
@@ -126,7 +131,7 @@ func TestFaultALeaderThatIsFrozenIsReplaced(t *testing.T) {
 	}
 }
 
-// TestOneDeclarerWithFewerReplicasTakesNoneAway: a relay that was started without NATS_REPLICAS.
+// TestOneDeclarerWithFewerReplicasTakesNoneAway: a relay was started without NATS_REPLICAS.
 func TestOneDeclarerWithFewerReplicasTakesNoneAway(t *testing.T) {
 	c := testkit.NATSCluster(t, 3)
 	s, cfg := js(t, c.Connect(t)), c.Config()
@@ -139,7 +144,8 @@ func TestOneDeclarerWithFewerReplicasTakesNoneAway(t *testing.T) {
 	}
 }
 
-// TestStreamsGoToServersWithTheirTags: at their creation, and when somebody moves them, but not because a process is configured otherwise.
+// TestStreamsGoToServersWithTheirTags: at their creation and when somebody moves them, but not because a process has
+// another configuration.
 func TestStreamsGoToServersWithTheirTags(t *testing.T) {
 	c := testkit.NATSCluster(t, 3) // n0 is in zone:a, the others are in zone:b
 	s, cfg := js(t, c.Connect(t)), c.Config()
@@ -166,7 +172,7 @@ func TestStreamsGoToServersWithTheirTags(t *testing.T) {
 			testkit.Eventually(t, time.Minute, fmt.Sprintf("%s: %s on %v with tags %v", when, name, servers, tags), func() (bool, error) {
 				stream, err := s.Stream(t.Context(), name)
 				if err != nil {
-					return false, nil // it has no leader just now
+					return false, nil // no leader at the moment
 				}
 				info := stream.CachedInfo()
 				got, gotTags = []string{info.Cluster.Leader}, nil
@@ -193,15 +199,17 @@ func TestStreamsGoToServersWithTheirTags(t *testing.T) {
 	record(other)
 	want("declared by a process with other tags", []string{"n0"}, cfg.Tags)
 	other.Tags = []string{"zone:nowhere"}
-	if _, err := broker.Declare(t.Context(), s, other, broker.Partition{Number: 1, LastSlot: event.Slots - 1}, testkit.Logger(t)); err == nil || !strings.Contains(err.Error(), "zone:nowhere") {
-		t.Errorf("a stream for servers that are not there: %v", err)
+	if _, err := broker.Declare(t.Context(), s, other, broker.Partition{Number: 1, LastSlot: event.Slots - 1},
+		testkit.Logger(t)); err == nil || !strings.Contains(err.Error(), "zone:nowhere") {
+		t.Errorf("a stream for servers that do not exist: %v", err)
 	}
 
-	tags := []string{"Zone:B"} // servers compare tags in any case
-	if got, err := broker.Configure(t.Context(), s, cfg, broker.Limits{Tags: &tags}); err != nil || len(got) != 1 || !slices.Equal(got[0].Tags, tags) {
+	tags := []string{"Zone:B"} // servers compare tags without regard to case
+	if got, err := broker.Configure(t.Context(), s, cfg, broker.Limits{Tags: &tags}); err != nil || len(got) != 1 ||
+		!slices.Equal(got[0].Tags, tags) {
 		t.Errorf("configured %+v, %v", got, err)
 	}
-	want("moved", nil, tags) // to one of zone:b
+	want("moved", nil, tags) // to a server in zone:b
 	other.Tags, other.Replicas = []string{"zone:b"}, 2
 	testkit.Eventually(t, time.Minute, "a leader of the stream that is raised", func() (bool, error) {
 		_, err := broker.Declare(t.Context(), s, other, whole, testkit.Logger(t))
@@ -213,7 +221,7 @@ func TestStreamsGoToServersWithTheirTags(t *testing.T) {
 	})
 	want("raised where it is", []string{"n1", "n2"}, tags)
 	if m, err := broker.Next(t.Context(), s, stream.Name, 1); err != nil || m == nil || m.Seq != 1 {
-		t.Errorf("its message: %+v, %v", m, err)
+		t.Errorf("the message of the moved stream: %+v, %v", m, err)
 	}
 	if lost, err := broker.NotErased(t.Context(), s, cfg, stream.Name, []uint64{7}); err != nil || len(lost) > 0 {
 		t.Errorf("the record of erasures has lost %v, %v", lost, err)

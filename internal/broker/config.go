@@ -11,23 +11,30 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// Config is the environment of everything that talks to NATS.
+// Config is the environment of every process that connects to NATS.
 type Config struct {
-	URL         string        `env:"NATS_URL, default=nats://127.0.0.1:4222"` // of one or more servers, separated by commas
-	Credentials string        `env:"NATS_CREDENTIALS"`                        // path of a credentials file; none when empty
-	InboxPrefix string        `env:"NATS_INBOX_PREFIX, default=_INBOX"`       // of the subjects on which answers come; of the login's own, so that no other sees them
-	TLSCA       string        `env:"NATS_TLS_CA"`                             // path of the certificates, PEM, that the servers' are checked with; the system's when empty
-	TLSCert     string        `env:"NATS_TLS_CERT"`                           // path of the client's certificate, PEM, for servers that want one
-	TLSKey      string        `env:"NATS_TLS_KEY"`                            // path of its key
-	Stream      string        `env:"NATS_STREAM, default=EVENTS"`             // name of the streams: partition 0's is EVENTS-0
-	Prefix      string        `env:"NATS_SUBJECT_PREFIX, default=events"`     // events are published to Prefix.PARTITION.>
-	LivePrefix  string        `env:"NATS_LIVE_PREFIX, default=live"`          // and republished, once stored, to LivePrefix.>
-	Replicas    int           `env:"NATS_REPLICAS, default=1"`                // of each stream, 1 to 5; never lowered on a stream that exists
-	Tags        []string      `env:"NATS_PLACEMENT_TAGS"`                     // of servers: a stream that is made here is placed on those that have all of them
-	MaxAge      time.Duration `env:"NATS_MAX_AGE, default=720h"`              // how long events stay in the stream; 0 for ever
-	MaxBytes    int64         `env:"NATS_MAX_BYTES, default=-1"`              // of each stream; when full it refuses, and the outbox waits; -1 for no limit
-	Timeout     time.Duration `env:"NATS_TIMEOUT, default=5s"`                // of one connection attempt and of one request about a stream
-	Ping        time.Duration `env:"NATS_PING_INTERVAL, default=2s"`          // between pings; a server that leaves two unanswered is left for another
+	URL         string `env:"NATS_URL, default=nats://127.0.0.1:4222"` // URLs of one or more servers, separated by commas
+	Credentials string `env:"NATS_CREDENTIALS"`                        // path of a credentials file; "" for none
+	// prefix of the subjects for replies; each login has its own, so that no other login reads them
+	InboxPrefix string `env:"NATS_INBOX_PREFIX, default=_INBOX"`
+	// path of the PEM certificates that verify the servers; "" for the system's
+	TLSCA string `env:"NATS_TLS_CA"`
+	// path of the client's PEM certificate, for servers that require one
+	TLSCert    string `env:"NATS_TLS_CERT"`
+	TLSKey     string `env:"NATS_TLS_KEY"`                        // path of its key
+	Stream     string `env:"NATS_STREAM, default=EVENTS"`         // prefix of the streams' names: partition 0 is EVENTS-0
+	Prefix     string `env:"NATS_SUBJECT_PREFIX, default=events"` // the relay publishes events to Prefix.PARTITION.>
+	LivePrefix string `env:"NATS_LIVE_PREFIX, default=live"`      // the stream republishes stored events to LivePrefix.>
+	// of each stream, 1 to 5; never lowered on an existing stream
+	Replicas int `env:"NATS_REPLICAS, default=1"`
+	// server tags: a new stream is placed on servers that have all of them
+	Tags   []string      `env:"NATS_PLACEMENT_TAGS"`
+	MaxAge time.Duration `env:"NATS_MAX_AGE, default=720h"` // how long events remain in the stream; 0: forever
+	// of each stream; a full stream refuses publishes, and the outbox waits; -1 for no limit
+	MaxBytes int64         `env:"NATS_MAX_BYTES, default=-1"`
+	Timeout  time.Duration `env:"NATS_TIMEOUT, default=5s"` // for one connection attempt, and for one request about a stream
+	// between pings; after two unanswered pings the client tries another server
+	Ping time.Duration `env:"NATS_PING_INTERVAL, default=2s"`
 }
 
 var (
@@ -85,7 +92,7 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Placement places a stream on servers that have all these tags; nil, on any, for none.
+// Placement places a stream on servers that have all these tags. Without tags it returns nil: any server.
 func Placement(tags []string) *jetstream.Placement {
 	if len(tags) == 0 {
 		return nil
@@ -93,7 +100,7 @@ func Placement(tags []string) *jetstream.Placement {
 	return &jetstream.Placement{Tags: tags}
 }
 
-// SameTags compares tags as servers do: in any order and case.
+// SameTags compares tags as servers do, regardless of order and case.
 func SameTags(a, b []string) bool {
 	norm := func(tags []string) []string {
 		all := make([]string, len(tags))

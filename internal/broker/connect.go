@@ -11,11 +11,14 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// Connect returns a connection that calls itself name and is never given up: it retries in the background, from the start if no
-// server is there yet. Nothing is buffered while it is down, so a publish then fails at once and the caller knows that it was
-// not sent. Changes of its state, and errors that reach no caller (such as missing permissions, which otherwise look like
-// timeouts), are logged. Credentials that the server refuses may be right again later, so they are tried again too; a credentials file
-// is read anew each time. Some errors of the protocol close the connection even so: see Watch. opts come last and win. The caller closes it.
+// Connect returns a connection named name that retries forever in the background, even if no server is available at the
+// start. It buffers nothing while it is down: a publish then fails at once, and the caller knows that it was not sent.
+// It logs changes of its state, and errors that reach no caller. An example is a missing permission, which otherwise
+// looks like a timeout.
+//
+// A server may refuse credentials only for a while, so Connect retries them too. It reads a credentials file again for
+// each attempt. Some errors of the protocol still close the connection: see Watch. opts override the defaults. The
+// caller closes the connection.
 func Connect(cfg Config, name string, log *slog.Logger, opts ...nats.Option) (*nats.Conn, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -26,21 +29,21 @@ func Connect(cfg Config, name string, log *slog.Logger, opts ...nats.Option) (*n
 		nats.Timeout(cfg.Timeout),
 		nats.RetryOnFailedConnect(true),
 		nats.MaxReconnects(-1),
-		nats.IgnoreAuthErrorAbort(), // else two refusals by one server close it for good
+		nats.IgnoreAuthErrorAbort(), // otherwise two refusals by one server close the connection
 		nats.ReconnectWait(200 * time.Millisecond),
 		nats.ReconnectJitter(100*time.Millisecond, 500*time.Millisecond),
 		nats.ReconnectBufSize(-1),
-		nats.PingInterval(cfg.Ping), // a frozen server or a dead link is noticed after two of them
+		nats.PingInterval(cfg.Ping), // detects a frozen server or a dead link after two pings
 		nats.MaxPingsOutstanding(2),
 		nats.ConnectHandler(func(nc *nats.Conn) { log.Info("connected to NATS", Where(nc)...) }),
 		nats.ReconnectHandler(func(nc *nats.Conn) { log.Info("reconnected to NATS", Where(nc)...) }),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
 			if err != nil {
-				log.Warn("lost NATS, reconnecting", "err", err)
+				log.Warn("lost NATS; reconnecting", "err", err)
 			}
 		}),
 		nats.ReconnectErrHandler(func(_ *nats.Conn, err error) {
-			log.Warn("no connection to NATS, trying again", "err", err)
+			log.Warn("no connection to NATS; retrying", "err", err)
 		}),
 		nats.ErrorHandler(func(_ *nats.Conn, sub *nats.Subscription, err error) {
 			subject := ""
@@ -64,8 +67,8 @@ func Connect(cfg Config, name string, log *slog.Logger, opts ...nats.Option) (*n
 	}
 	nc, err := nats.Connect(cfg.servers(), append(all, opts...)...)
 	var malformed *url.Error
-	if errors.As(err, &malformed) { // its text has the URL, in which nobody can say which part is the password
-		return nil, errors.New("connect to NATS: NATS_URL is no list of URLs; a character of its password may need an escape")
+	if errors.As(err, &malformed) { // err contains the URL, and a malformed URL does not show which part is the password
+		return nil, errors.New("connect to NATS: NATS_URL is not a list of URLs; a character of its password may need an escape")
 	}
 	if err != nil {
 		return nil, fmt.Errorf("connect to NATS: %w", err)
@@ -73,14 +76,15 @@ func Connect(cfg Config, name string, log *slog.Logger, opts ...nats.Option) (*n
 	return nc, nil
 }
 
-// ErrClosed reports a connection that its client has given up for good. Only a new one helps: end the process.
-var ErrClosed = errors.New("broker: the connection to NATS is closed for good")
+// ErrClosed reports that the client has closed the connection forever. Only a new connection helps: end the process.
+var ErrClosed = errors.New("broker: the connection to NATS is closed")
 
-// Watch returns ErrClosed, with the reason, when the connection is closed for good, and nil when ctx ends before.
+// Watch waits until the client closes the connection forever, and returns ErrClosed with the reason. It returns nil if
+// ctx ends first.
 func Watch(ctx context.Context, nc *nats.Conn) error {
 	closed := nc.StatusChanged(nats.CLOSED)
 	defer nc.RemoveStatusListener(closed)
-	if !nc.IsClosed() { // else nobody says so any more
+	if !nc.IsClosed() { // a closed connection sends no status
 		select {
 		case <-ctx.Done():
 			return nil
@@ -93,7 +97,7 @@ func Watch(ctx context.Context, nc *nats.Conn) error {
 	return ErrClosed
 }
 
-// Where are attributes of a log line: the server that the connection is to. There are none when it is lost meanwhile.
+// Where returns log attributes that name the connected server, or none if the connection is lost.
 func Where(nc *nats.Conn) []any {
 	if url := nc.ConnectedUrlRedacted(); url != "" {
 		return []any{"url", url}

@@ -10,18 +10,20 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// Durable is a durable consumer of a stream: somebody's subscription, for Tidings' own consumers keep their offsets in their database.
+// Durable is a durable consumer of a stream. It is a subscriber's, because Tidings' own consumers keep their offsets in
+// their database.
 type Durable struct {
 	Name    string `json:"name"`
 	Stream  string `json:"stream"`
-	Behind  uint64 `json:"behind"`         // messages that it has not been given
-	Unacked int    `json:"unacknowledged"` // that it was given and has not acknowledged
+	Behind  uint64 `json:"behind"`         // messages not yet delivered to it
+	Unacked int    `json:"unacknowledged"` // messages delivered to it and not yet acknowledged
 }
 
-// maxDurables is how many Durables returns of a stream.
+// maxDurables is the limit of Durables for one stream.
 const maxDurables = 256
 
-// Durables returns the durable consumers of a stream by name, the first 256 that the server lists; more says that there are others.
+// Durables returns the durable consumers of a stream by name. It stops after 256 in the server's order; more reports
+// that others exist.
 func Durables(ctx context.Context, js jetstream.JetStream, stream string) (all []Durable, more bool, err error) {
 	s, err := js.Stream(ctx, stream)
 	if err != nil {

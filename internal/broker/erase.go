@@ -12,17 +12,17 @@ import (
 	"github.com/tidings/tidings/event"
 )
 
-// erasedBlock is how many sequences one key of the record of erasures covers, a bit each.
+// erasedBlock is the number of sequences per key of the record of erasures, one bit each.
 const erasedBlock = 8192
 
-// erasedBucket is the key-value bucket that records erasures. A reader that meets a gap in a stream looks the missing sequences up
-// there: what is not recorded is lost, and the reader stops.
+// erasedBucket returns the key-value bucket that records erasures. A reader that finds a gap in a stream searches the
+// missing sequences there. A sequence without a record is lost, and the reader stops.
 func (c Config) erasedBucket() string { return c.Stream + "-erased" }
 
 func erasedKey(stream string, block uint64) string { return fmt.Sprintf("%s.%d", stream, block) }
 
-// RecordErased notes, before they are deleted, that messages of a stream are erased on purpose. Several processes may call it at
-// once, and again.
+// RecordErased records that messages of a stream are erased on purpose. Call it before you delete them. Several
+// processes may call it at once, and repeatedly.
 func RecordErased(ctx context.Context, js jetstream.JetStream, cfg Config, stream string, seqs []uint64) error {
 	if len(seqs) == 0 {
 		return nil
@@ -43,10 +43,12 @@ func RecordErased(ctx context.Context, js jetstream.JetStream, cfg Config, strea
 	return nil
 }
 
-// declareErased makes the record's bucket, or gives the one that exists more replicas. Like a stream it never gets fewer, and stays where it is.
+// declareErased creates the record's bucket, or raises the replicas of an existing one. Like a stream, the bucket never
+// gets fewer, and keeps its placement.
 func declareErased(ctx context.Context, js jetstream.JetStream, cfg Config) (jetstream.KeyValue, error) {
 	want := jetstream.KeyValueConfig{
-		Bucket: cfg.erasedBucket(), Description: "Tidings: sequences that were erased from its streams", Storage: jetstream.FileStorage, Replicas: cfg.Replicas, Placement: Placement(cfg.Tags),
+		Bucket: cfg.erasedBucket(), Description: "Tidings: sequences that were erased from its streams", Storage: jetstream.FileStorage,
+		Replicas: cfg.Replicas, Placement: Placement(cfg.Tags),
 	}
 	kv, err := js.KeyValue(ctx, want.Bucket)
 	if errors.Is(err, jetstream.ErrBucketNotFound) {
@@ -68,7 +70,7 @@ func declareErased(ctx context.Context, js jetstream.JetStream, cfg Config) (jet
 	return kv, nil
 }
 
-// placeErased gives the record, if there is one, so many replicas as the streams have now, also fewer than it has, and their placement.
+// placeErased gives the record of erasures, if it exists, the replicas and placement of the streams.
 func (l Limits) placeErased(ctx context.Context, js jetstream.JetStream, cfg Config) error {
 	if l.Replicas == nil && l.Tags == nil {
 		return nil
@@ -88,7 +90,7 @@ func (l Limits) placeErased(ctx context.Context, js jetstream.JetStream, cfg Con
 	return nil
 }
 
-// setBits sets bits of a key's value by compare and swap: when somebody else recorded at the same moment it looks again.
+// setBits sets bits of a key's value by compare and swap. If another process writes at the same moment, it reads again.
 func setBits(ctx context.Context, js jetstream.JetStream, kv jetstream.KeyValue, key string, bits []uint64) error {
 	for {
 		value, revision := make([]byte, erasedBlock/8), uint64(0)
@@ -114,14 +116,15 @@ func setBits(ctx context.Context, js jetstream.JetStream, kv jetstream.KeyValue,
 	}
 }
 
-// conflict reports that somebody else wrote the key first. A replicated stream has a code of its own for that, which Create does not map.
+// conflict reports that another process wrote the key first. A replicated stream has its own code for that, which
+// Create does not map.
 func conflict(err error) bool {
 	refused, is := errors.AsType[*jetstream.APIError](err)
 	return errors.Is(err, jetstream.ErrKeyExists) || errors.Is(err, jetstream.ErrKeyRevisionMismatch) ||
 		is && refused.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequenceConstant
 }
 
-// Erased reports whether all sequences of a stream from first to last are recorded as erased, as the record's leader has it.
+// Erased reports whether the record's leader has all sequences of a stream from first to last.
 func Erased(ctx context.Context, js jetstream.JetStream, cfg Config, stream string, first, last uint64) (bool, error) {
 	var value []byte
 	for seq := first; seq <= last; seq++ {
@@ -138,7 +141,7 @@ func Erased(ctx context.Context, js jetstream.JetStream, cfg Config, stream stri
 	return true, nil
 }
 
-// NotErased returns which of these sequences of a stream, in rising order, are not recorded as erased.
+// NotErased returns the sequences of seqs that the record lacks. seqs must ascend.
 func NotErased(ctx context.Context, js jetstream.JetStream, cfg Config, stream string, seqs []uint64) (lost []uint64, err error) {
 	var value []byte
 	for i, seq := range seqs {
@@ -154,11 +157,12 @@ func NotErased(ctx context.Context, js jetstream.JetStream, cfg Config, stream s
 	return lost, nil
 }
 
-// readErased reads a block of the record, from its leader; nil when nothing of it is recorded.
+// readErased reads a block of the record from its leader, or nil if the block has no record.
 func readErased(ctx context.Context, js jetstream.JetStream, cfg Config, stream string, block uint64) ([]byte, error) {
-	m, err := get(ctx, js, "KV_"+cfg.erasedBucket(), map[string]any{"last_by_subj": "$KV." + cfg.erasedBucket() + "." + erasedKey(stream, block)})
+	subject := "$KV." + cfg.erasedBucket() + "." + erasedKey(stream, block)
+	m, err := get(ctx, js, "KV_"+cfg.erasedBucket(), map[string]any{"last_by_subj": subject})
 	if err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
-		return nil, fmt.Errorf("look up what was erased of stream %s: %w", stream, err)
+		return nil, fmt.Errorf("read the erased sequences of stream %s: %w", stream, err)
 	}
 	if m == nil || len(m.Data) != erasedBlock/8 {
 		return nil, nil
@@ -166,15 +170,17 @@ func readErased(ctx context.Context, js jetstream.JetStream, cfg Config, stream 
 	return m.Data, nil
 }
 
-// Doomed is a message to erase, by its sequence and its event id: a sequence alone may name another message of another stream.
+// Doomed is a message to erase. Its event id is necessary: a sequence may name another message on a recreated stream.
 type Doomed struct {
 	Seq     uint64
 	EventID string
 }
 
-// Erase takes messages off a stream and has the server overwrite them in its files, after it has recorded them (RecordErased). Messages
-// that are not there, or are others, are left alone. It returns how many it erased. A server that encrypts its store does not overwrite.
-// Cost: the server writes a message's file of up to 8 MiB anew for each.
+// Erase records messages as erased (RecordErased), deletes them from a stream, and makes the server overwrite them in
+// its files. It skips messages that do not exist or have another event id, and returns the number erased. A server that
+// encrypts its store does not overwrite.
+//
+// Cost: the server rewrites a file of up to 8 MiB for each message.
 func Erase(ctx context.Context, js jetstream.JetStream, cfg Config, name string, messages []Doomed) (n int, err error) {
 	if len(messages) == 0 {
 		return 0, nil
@@ -193,14 +199,14 @@ func Erase(ctx context.Context, js jetstream.JetStream, cfg Config, name string,
 			doomed = append(doomed, m.Seq)
 		}
 	}
-	if err := RecordErased(ctx, js, cfg, name, doomed); err != nil { // before: afterwards nobody could tell
+	if err := RecordErased(ctx, js, cfg, name, doomed); err != nil { // first: after the deletion nothing proves the erasure
 		return 0, err
 	}
 	for _, seq := range doomed {
 		if err := stream.SecureDeleteMsg(ctx, seq); err != nil {
 			if errors.Is(err, jetstream.ErrMsgDeleteUnsuccessful) {
 				if got, gone := Next(ctx, js, name, seq); gone == nil && (got == nil || got.Seq != seq) {
-					continue // it has expired meanwhile
+					continue // expired meanwhile
 				}
 			}
 			return n, fmt.Errorf("erase message %d of stream %s: %w", seq, name, err)
@@ -210,17 +216,18 @@ func Erase(ctx context.Context, js jetstream.JetStream, cfg Config, name string,
 	return n, nil
 }
 
-// ErasedPerson is somebody whose erasure was asked for, as the record has it: only that, so that a truth that a restore took back to before it learns of it.
+// ErasedPerson is a person whose erasure was requested. The record has only this, so that a truth restored to an
+// earlier time learns of the request.
 type ErasedPerson struct {
 	TenantID  int64     `json:"tenant_id,string"`
 	PersonID  int64     `json:"person_id,string"`
 	Requested time.Time `json:"requested_at"`
 }
 
-// personKeys are the keys of persons in the record, under its subjects.
+// personKeys is the prefix of the persons' keys in the record.
 const personKeys = "person."
 
-// RecordErasure notes that a person's erasure is asked for.
+// RecordErasure records that a person's erasure was requested.
 func RecordErasure(ctx context.Context, js jetstream.JetStream, cfg Config, p ErasedPerson) error {
 	kv, err := declareErased(ctx, js, cfg)
 	var value []byte
@@ -236,19 +243,20 @@ func RecordErasure(ctx context.Context, js jetstream.JetStream, cfg Config, p Er
 	return nil
 }
 
-// ErasedPersons returns those in the record, in the order of their last requests.
+// ErasedPersons returns the persons in the record, in the order of their last requests.
 func ErasedPersons(ctx context.Context, js jetstream.JetStream, cfg Config) (all []ErasedPerson, err error) {
 	for seq := uint64(1); ; {
-		m, err := get(ctx, js, "KV_"+cfg.erasedBucket(), map[string]any{"seq": seq, "next_by_subj": "$KV." + cfg.erasedBucket() + "." + personKeys + ">"})
+		m, err := get(ctx, js, "KV_"+cfg.erasedBucket(), map[string]any{"seq": seq,
+			"next_by_subj": "$KV." + cfg.erasedBucket() + "." + personKeys + ">"})
 		if err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
-			return nil, fmt.Errorf("read which persons are erased: %w", err)
+			return nil, fmt.Errorf("read the erased persons: %w", err)
 		}
 		if m == nil {
 			return all, nil
 		}
 		var p ErasedPerson
 		if err := json.Unmarshal(m.Data, &p); err != nil {
-			return nil, fmt.Errorf("read which persons are erased, %s: %w", m.Subject, err)
+			return nil, fmt.Errorf("read the erased persons, %s: %w", m.Subject, err)
 		}
 		all, seq = append(all, p), m.Seq+1
 	}

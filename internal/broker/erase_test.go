@@ -15,7 +15,7 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// block is how many sequences one key of the record covers.
+// block is the number of sequences per key of the record.
 const block = 8192
 
 func record(t *testing.T, s jetstream.JetStream, cfg broker.Config, stream string, seqs ...uint64) {
@@ -35,12 +35,12 @@ func checkErased(t *testing.T, s jetstream.JetStream, cfg broker.Config, stream 
 func TestWhatIsRecordedAsErasedIsLawfullyMissing(t *testing.T) {
 	b := testkit.NATS(t)
 	s, cfg := js(t, b.Connect(t)), b.Config()
-	checkErased(t, s, cfg, "EVENTS-0", 1, 1, false) // before anything was ever erased
+	checkErased(t, s, cfg, "EVENTS-0", 1, 1, false) // before the first erasure
 	record(t, s, cfg, "EVENTS-0")
 	record(t, s, cfg, "EVENTS-0", 5, 7, 6)
-	record(t, s, cfg, "EVENTS-0", 5) // again
+	record(t, s, cfg, "EVENTS-0", 5) // repeated
 	var border []uint64
-	for seq := uint64(2*block - 3); seq <= 3*block+1; seq++ { // over two borders
+	for seq := uint64(2*block - 3); seq <= 3*block+1; seq++ { // across two borders of blocks
 		border = append(border, seq)
 	}
 	record(t, s, cfg, "EVENTS-0", border...)
@@ -50,7 +50,8 @@ func TestWhatIsRecordedAsErasedIsLawfullyMissing(t *testing.T) {
 	}{
 		{5, 5, true}, {5, 7, true}, {4, 7, false}, {5, 8, false}, {4, 4, false},
 		{2*block - 3, 3*block + 1, true}, {2*block - 1, 2 * block, true}, {2 * block, 2 * block, true}, {3*block - 1, 3*block + 1, true},
-		{2*block - 4, 2 * block, false}, {2*block - 3, 3*block + 2, false}, {block, 2 * block, false}, {7, 2*block - 3, false}, {9 * block, 9 * block, false},
+		{2*block - 4, 2 * block, false}, {2*block - 3, 3*block + 2, false}, {block, 2 * block, false}, {7, 2*block - 3, false},
+		{9 * block, 9 * block, false},
 	} {
 		checkErased(t, s, cfg, "EVENTS-0", c.first, c.last, c.want)
 	}
@@ -67,7 +68,7 @@ func TestRecordersAtOnceForgetNothing(t *testing.T) {
 		s := js(t, b.Connect(t))
 		wg.Go(func() {
 			for i := range each {
-				seq := uint64(block - recorders*each/2 + i*recorders + r) // interleaved, over a border
+				seq := uint64(block - recorders*each/2 + i*recorders + r) // interleaved, across a border of blocks
 				if err := broker.RecordErased(t.Context(), s, cfg, "EVENTS-0", []uint64{seq}); err != nil {
 					t.Error(err)
 				}
@@ -89,11 +90,11 @@ func TestAProcessWithFewerReplicasLeavesTheRecordAsItIs(t *testing.T) {
 			return err == nil, err
 		})
 		if got := config(t, s, bucket).Replicas; got != c.want {
-			t.Errorf("recorded with %d replicas: it has %d, want %d", c.replicas, got, c.want)
+			t.Errorf("recorded with %d replicas: the record has %d, want %d", c.replicas, got, c.want)
 		}
 	}
 	b.AwaitReplicas(t, bucket)
-	var wg sync.WaitGroup // a replicated stream has an error of its own for a conflict
+	var wg sync.WaitGroup // a replicated stream has its own error for a conflict
 	for r := range uint64(4) {
 		wg.Go(func() {
 			for i := range uint64(10) {
@@ -122,10 +123,11 @@ func TestEraseTakesWhatItNamesAndRecordsItFirst(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := stream.DeleteMsg(t.Context(), 5); err != nil { // by somebody else, and so not recorded
+	if err := stream.DeleteMsg(t.Context(), 5); err != nil { // by somebody else, so without a record
 		t.Fatal(err)
 	}
-	doomed := []broker.Doomed{{Seq: 2, EventID: "event-2"}, {Seq: 3, EventID: "event-9"}, {Seq: 4, EventID: "event-4"}, {Seq: 5, EventID: "event-5"}, {Seq: 99, EventID: "event-99"}}
+	doomed := []broker.Doomed{{Seq: 2, EventID: "event-2"}, {Seq: 3, EventID: "event-9"}, {Seq: 4, EventID: "event-4"},
+		{Seq: 5, EventID: "event-5"}, {Seq: 99, EventID: "event-99"}}
 	if n, err := broker.Erase(t.Context(), s, cfg, name, doomed); n != 2 || err != nil {
 		t.Errorf("erased %d, %v; want 2", n, err)
 	}
@@ -145,7 +147,7 @@ func TestEraseTakesWhatItNamesAndRecordsItFirst(t *testing.T) {
 		left = append(left, seq)
 	}
 	if !slices.Equal(left, []uint64{1, 3, 6}) {
-		t.Errorf("left are %v, want 1, 3 and 6", left)
+		t.Errorf("messages left: %v, want 1, 3 and 6", left)
 	}
 	for seq := range uint64(7) {
 		checkErased(t, s, cfg, name, seq, seq, seq == 2 || seq == 4)

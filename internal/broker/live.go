@@ -15,25 +15,28 @@ import (
 	"github.com/tidings/tidings/event"
 )
 
-// Listener is told of events once they are stored. One goroutine calls its methods.
+// Listener receives events as they are stored. One goroutine calls its methods.
 type Listener interface {
-	// Begin says that from now on every event is heard that is stored behind those that last names: each stream's last one, by its name.
+	// Begin reports that Hear gets every event from now on. last has the last sequence of each stream, by name; Hear
+	// gets the events after those.
 	Begin(last map[string]uint64)
-	// Hear gets an event, with its stream and sequence. err says what of it cannot be read.
+	// Hear gets an event with its stream and sequence. err reports the parts that cannot be decoded.
 	Hear(e *event.Event, err error)
-	// End says that events are missed until the next Begin.
+	// End reports that events may be missed until the next Begin.
 	End()
 }
 
 const (
-	liveQueue = 16 << 10    // messages that wait to be heard; more of them is a loss
-	liveRetry = time.Second // between attempts to begin, and looks at a connection that says nothing
+	liveQueue = 16 << 10    // messages in the queue; if it overflows, events are lost
+	liveRetry = time.Second // between attempts to begin, and between checks of a silent connection
 )
 
-// Listen tells l of the events of one aggregate type as the stream republishes them to cfg.LivePrefix.>, over plain NATS, until ctx
-// ends; it returns nil then. What is lost on the way is nobody's to send again: when the connection was lost, or events came faster
-// than they were heard, l is told so, and begins anew. A server that is silent is noticed after two pings, and in a cluster a
-// server may drop what it forwards: who must not miss an event for longer than that reads the stream.
+// Listen passes the events of one aggregate type to l, as the streams republish them to cfg.LivePrefix.> over plain
+// NATS. It returns nil when ctx ends.
+//
+// NATS does not send lost events again. If the connection was lost, or events came faster than l handled them, Listen
+// calls End and begins again. It detects a silent server after two pings. In a cluster a server may drop events that it
+// forwards. A caller that must not miss an event for longer must read the stream.
 func Listen(ctx context.Context, nc *nats.Conn, cfg Config, aggregate string, l Listener, log *slog.Logger) error {
 	log = log.With("component", "live")
 	js, err := jetstream.New(nc)
@@ -47,7 +50,7 @@ func Listen(ctx context.Context, nc *nats.Conn, cfg Config, aggregate string, l 
 	}
 	defer func() { _ = sub.Unsubscribe() }() // the connection may be closed already
 	status := nc.StatusChanged()
-	defer nc.RemoveStatusListener(status) // this one: it is set to nil below
+	defer nc.RemoveStatusListener(status) // evaluated now: status becomes nil below
 	retry := time.NewTicker(liveRetry)
 	defer retry.Stop()
 	h := &hearing{Listener: l, nc: nc, js: js, cfg: cfg, sub: sub, log: log}
@@ -60,7 +63,7 @@ func Listen(ctx context.Context, nc *nats.Conn, cfg Config, aggregate string, l 
 		case <-ctx.Done():
 			return nil
 		case _, open := <-status:
-			if due = open; !open { // the connection is closed for good
+			if due = open; !open { // the connection is closed forever
 				status = nil
 			}
 		case <-retry.C:
@@ -80,12 +83,12 @@ type hearing struct {
 	sub     *nats.Subscription
 	log     *slog.Logger
 	begun   bool
-	refused bool // to begin, and that was logged
+	refused bool // an attempt to begin failed, and was logged
 	since   history
-	heard   map[string]uint64 // the last of each stream
+	heard   map[string]uint64 // the last sequence of each stream
 }
 
-// history is what a subscription went through. One that went through no more than this has missed nothing since.
+// history identifies what a subscription went through. If it has not changed, no event was missed.
 type history struct {
 	connected  bool
 	reconnects uint64
@@ -94,7 +97,7 @@ type history struct {
 
 func (h *hearing) look() history {
 	now := history{connected: h.nc.IsConnected(), reconnects: h.nc.Stats().Reconnects}
-	now.dropped, _ = h.sub.Dropped() // fails when the connection is closed for good
+	now.dropped, _ = h.sub.Dropped() // fails if the connection is closed forever
 	return now
 }
 
@@ -105,7 +108,7 @@ func (h *hearing) end() {
 	}
 }
 
-// keep ends the hearing when something was missed, and begins it when it is due, or has just ended. It reports whether it tried.
+// keep calls End if events were missed. It begins if that is due, or after such an End. It reports whether it tried.
 func (h *hearing) keep(ctx context.Context, due bool) (tried bool) {
 	now := h.look()
 	if h.begun && now != h.since {
@@ -123,12 +126,12 @@ func (h *hearing) keep(ctx context.Context, due bool) (tried bool) {
 		h.Begin(last)
 	case err != nil && !h.refused && ctx.Err() == nil:
 		h.refused = true
-		h.log.WarnContext(ctx, "cannot listen to events, trying again", "err", err)
+		h.log.WarnContext(ctx, "cannot listen to events; retrying", "err", err)
 	}
 	return true
 }
 
-// hear passes an event of ours on, once: after a change of leader a server may say it again.
+// hear passes an event of ours on, once: after a change of the leader a server may repeat it.
 func (h *hearing) hear(m *nats.Msg) {
 	if !h.begun || !event.Ours(m.Header) {
 		return
@@ -141,7 +144,7 @@ func (h *hearing) hear(m *nats.Msg) {
 	h.Hear(&e, err)
 }
 
-// decodeLive reads an event as a stream republished it.
+// decodeLive decodes an event that a stream republished.
 func decodeLive(m *nats.Msg) (event.Event, error) {
 	e, err := event.Decode(m.Subject, m.Header, m.Data)
 	seq, serr := strconv.ParseUint(m.Header.Get(jetstream.SequenceHeader), 10, 64)
@@ -149,7 +152,8 @@ func decodeLive(m *nats.Msg) (event.Event, error) {
 	return e, errors.Join(err, serr)
 }
 
-// beginning returns each stream's last sequence once the subscription stands: what is stored behind them is heard.
+// beginning returns each stream's last sequence after the subscription exists. So the subscription gets all later
+// events.
 func beginning(ctx context.Context, nc *nats.Conn, js jetstream.JetStream, cfg Config) (map[string]uint64, error) {
 	ctx, cancel := context.WithTimeout(ctx, cfg.Timeout)
 	defer cancel()

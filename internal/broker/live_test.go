@@ -16,7 +16,7 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// listener writes down what it is told. hold, when set, is waited for in each Hear.
+// listener records its calls. Each Hear waits for hold, if set.
 type listener struct {
 	told chan string
 	hold chan struct{}
@@ -37,10 +37,10 @@ func (l *listener) want(t *testing.T, what string) {
 	select {
 	case got := <-l.told:
 		if got != what {
-			t.Fatalf("told %q, want %q", got, what)
+			t.Fatalf("the listener got %q, want %q", got, what)
 		}
 	case <-time.After(20 * time.Second):
-		t.Fatalf("not told %q", what)
+		t.Fatalf("the listener did not get %q", what)
 	}
 }
 
@@ -58,17 +58,17 @@ func listen(t *testing.T, nc *nats.Conn, cfg broker.Config, l *listener) (stop f
 	}
 }
 
-// heard is an event with the outbox id.
+// heard is an event with this outbox id.
 func heard(id int64) event.Event {
-	return event.Event{OutboxID: id, ID: uuid.NewString(), TenantID: 1, AggregateType: event.AggregateFollow, AggregateID: 1, Type: event.Created, Version: 1,
-		OccurredAt: time.Now(), Payload: []byte(`{}`)}
+	return event.Event{OutboxID: id, ID: uuid.NewString(), TenantID: 1, AggregateType: event.AggregateFollow, AggregateID: 1,
+		Type: event.Created, Version: 1, OccurredAt: time.Now(), Payload: []byte(`{}`)}
 }
 
 func TestAListenerHearsWhatIsStoredAndIsToldWhenItMissesSomething(t *testing.T) {
 	b := testkit.NATSProcess(t)
 	nc := b.Connect(t)
 	l := &listener{told: make(chan string, 100)}
-	stop := listen(t, nc, b.Config(), l) // there is no stream yet
+	stop := listen(t, nc, b.Config(), l) // no stream exists yet
 	s, cfg := js(t, b.Connect(t)), b.Config()
 	declare(t, s, cfg, broker.Partition{LastSlot: event.Slots - 1})
 	publish := func(e event.Event, change func(*nats.Msg)) {
@@ -86,10 +86,10 @@ func TestAListenerHearsWhatIsStoredAndIsToldWhenItMissesSomething(t *testing.T) 
 	l.want(t, "EVENTS-0 1: 1 of 1, true")
 	comment := heard(2)
 	comment.AggregateType = event.AggregateComment
-	publish(comment, nil) // not asked for
+	publish(comment, nil) // of another type
 	publish(heard(3), func(m *nats.Msg) { m.Header.Set(event.HeaderTime, "soon") })
 	l.want(t, "EVENTS-0 3: 1 of 1, false")
-	for range 2 { // a server may say again what it has said; and what no relay wrote is no event
+	for range 2 { // a server may repeat an event, and a message that no relay wrote is not an event
 		e := heard(1)
 		for _, seq := range []string{"1", "3"} {
 			msg := &nats.Msg{Subject: cfg.LivePrefix + ".t1.follow.created", Header: e.Headers(), Data: e.Payload}
@@ -109,7 +109,7 @@ func TestAListenerHearsWhatIsStoredAndIsToldWhenItMissesSomething(t *testing.T) 
 	l.want(t, "end")
 	b.Restart(t)
 	l.want(t, "begin 4")
-	testkit.Eventually(t, 10*time.Second, "a publish", func() (bool, error) { // its connection is another
+	testkit.Eventually(t, 10*time.Second, "a publish", func() (bool, error) { // it has another connection
 		_, err := broker.ReadStream(t.Context(), s, cfg, 0)
 		return err == nil, nil
 	})
@@ -134,15 +134,16 @@ func TestAListenerThatIsTooSlowBeginsAnew(t *testing.T) {
 	l.want(t, "begin 0")
 	e := heard(1)
 	publisher := b.Connect(t)
-	for range 20_000 { // more than may wait
-		if err := publisher.PublishMsg(&nats.Msg{Subject: cfg.LivePrefix + ".t1.follow.created", Header: e.Headers(), Data: e.Payload}); err != nil {
+	for range 20_000 { // more than the queue holds
+		if err := publisher.PublishMsg(&nats.Msg{Subject: cfg.LivePrefix + ".t1.follow.created", Header: e.Headers(),
+			Data: e.Payload}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if err := publisher.Flush(); err != nil {
 		t.Fatal(err)
 	}
-	if err := nc.Flush(); err != nil { // all of them have arrived here
+	if err := nc.Flush(); err != nil { // all of them have arrived
 		t.Fatal(err)
 	}
 	close(l.hold)

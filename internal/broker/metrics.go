@@ -9,7 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// scrapeTimeout bounds the look of one scrape.
+// scrapeTimeout bounds the requests of one scrape.
 const scrapeTimeout = 3 * time.Second
 
 type collector struct {
@@ -20,8 +20,8 @@ type collector struct {
 	messages, bytes, limit, replicas, current, used, allowed *prometheus.Desc
 }
 
-// NewCollector returns the sizes of the partitions' streams, and how much of JetStream's storage the account takes, read from the servers at each
-// scrape. A stream without a leader is left out.
+// NewCollector returns the sizes of the partitions' streams and the account's use of JetStream storage. It reads them
+// from the servers at each scrape. It omits a stream without a leader.
 func NewCollector(js jetstream.JetStream, cfg Config, log *slog.Logger) prometheus.Collector {
 	stream := []string{"stream"}
 	return &collector{
@@ -32,7 +32,8 @@ func NewCollector(js jetstream.JetStream, cfg Config, log *slog.Logger) promethe
 		replicas: prometheus.NewDesc("stream_replicas", "Configured replicas of the stream.", stream, nil),
 		current:  prometheus.NewDesc("stream_replicas_current", "Current replicas of the stream, the leader included.", stream, nil),
 		used:     prometheus.NewDesc("jetstream_storage_bytes", "Size of all streams of the account on disk, in bytes.", nil, nil),
-		allowed:  prometheus.NewDesc("jetstream_storage_limit_bytes", "Limit of the account's size on disk, in bytes; absent without a limit.", nil, nil),
+		allowed: prometheus.NewDesc("jetstream_storage_limit_bytes",
+			"Limit of the account's size on disk, in bytes; absent without a limit.", nil, nil),
 	}
 }
 
@@ -52,7 +53,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	streams, err := Streams(ctx, c.js, c.cfg)
 	if err != nil {
-		c.log.WarnContext(ctx, "streams are left out of this scrape", "err", err)
+		c.log.WarnContext(ctx, "streams left out of this scrape", "err", err)
 	}
 	for _, s := range streams {
 		gauge(c.messages, float64(s.Messages), s.Name)
@@ -65,7 +66,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	account, err := c.js.AccountInfo(ctx)
 	if err != nil {
-		c.log.WarnContext(ctx, "the account's storage is left out of this scrape", "err", err)
+		c.log.WarnContext(ctx, "the account's storage left out of this scrape", "err", err)
 		return
 	}
 	gauge(c.used, float64(account.Store))

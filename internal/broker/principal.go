@@ -10,25 +10,25 @@ import (
 	"github.com/tidings/tidings/event"
 )
 
-// The roles of principals. docs/security.md says what each may do.
+// The roles of principals. docs/security.md has the permissions of each.
 const (
 	Relay      = "relay"
 	API        = "api"
 	Consumer   = "consumer"   // also the archiver
 	Operator   = "operator"   // the commands
-	Subscriber = "subscriber" // a program of somebody else
+	Subscriber = "subscriber" // a program outside Tidings
 )
 
-// Roles are all of them.
+// Roles returns all roles.
 func Roles() []string { return []string{Relay, API, Consumer, Operator, Subscriber} }
 
-// Principal is somebody who connects to NATS with rights of their own.
+// Principal is a login to NATS with its own permissions.
 type Principal struct {
-	Name    string // also names the inbox, InboxPrefix; the role when empty
+	Name    string // also the name of its inbox (InboxPrefix); "" for the role's name
 	Role    string
-	Tenant  int64  // of a subscriber: the only one whose events it gets; 0 for all
-	Durable string // of a subscriber: the durable consumer that it may make and read, on each stream; none when empty
-	Filter  string // of a subscriber: KIND.EVENT or KIND.*, the only events that it gets; all when empty
+	Tenant  int64  // of a subscriber: it gets only this tenant's events; 0 for all
+	Durable string // of a subscriber: the durable consumer that it may create and read on each stream; "" for none
+	Filter  string // of a subscriber: KIND.EVENT or KIND.*, the only events that it gets; "" for all
 }
 
 var (
@@ -36,7 +36,7 @@ var (
 	eventFilter   = regexp.MustCompile(`^[a-z][a-z0-9_]*\.([a-z][a-z0-9_]*|\*)$`)
 )
 
-// Complete returns p with its name, or what is wrong with it.
+// Complete returns p with its name, or an error for each invalid field.
 func (p Principal) Complete() (Principal, error) {
 	if p.Name == "" {
 		p.Name = p.Role
@@ -55,7 +55,8 @@ func (p Principal) Complete() (Principal, error) {
 		errs = append(errs, fmt.Errorf("the tenant is %d: want 1 or more", p.Tenant))
 	}
 	if p.Durable != "" && !principalName.MatchString(p.Durable) {
-		errs = append(errs, fmt.Errorf("the durable consumer is %q: want 1 to 64 letters, digits, - and _, beginning with a letter", p.Durable))
+		errs = append(errs, fmt.Errorf("the durable consumer is %q: want 1 to 64 letters, digits, - and _, beginning with a letter",
+			p.Durable))
 	}
 	if p.Filter != "" && !eventFilter.MatchString(p.Filter) {
 		errs = append(errs, fmt.Errorf("the filter is %q: want KIND.EVENT or KIND.*", p.Filter))
@@ -63,22 +64,27 @@ func (p Principal) Complete() (Principal, error) {
 	return p, errors.Join(errs...)
 }
 
-// InboxPrefix is what the answers to p's requests begin with: a prefix that all share would let each read everybody's answers.
+// InboxPrefix returns the prefix of the replies to p's requests. With a common prefix each login could read all
+// replies.
 func (p Principal) InboxPrefix() string { return "_INBOX_" + p.Name }
 
-// Permissions returns the subjects that p may publish and subscribe to. All others are denied. Names of streams are wildcards, because a resize makes streams with new
-// numbers: so the streams belong in an account that has no others.
+// Permissions returns the subjects that p may publish and subscribe to; all others are denied. Stream names are
+// wildcards, because a resize creates streams with new numbers. So the streams need an account without other streams.
 func (p Principal) Permissions(c Config) (publish, subscribe []string) {
 	inbox := p.InboxPrefix() + ".>"
 	switch p.Role {
 	case Relay:
-		return append(api("INFO", "STREAM.INFO.*", "STREAM.CREATE.*", "STREAM.UPDATE.*", "STREAM.MSG.GET.*"), c.Prefix+".>"), []string{inbox, WakeSubject}
+		return append(api("INFO", "STREAM.INFO.*", "STREAM.CREATE.*", "STREAM.UPDATE.*", "STREAM.MSG.GET.*"), c.Prefix+".>"),
+			[]string{inbox, WakeSubject}
 	case API:
-		return append(api("STREAM.NAMES", "STREAM.INFO.*"), WakeSubject), []string{inbox, c.LivePrefix + ".*." + event.AggregateFollow + ".*"}
+		return append(api("STREAM.NAMES", "STREAM.INFO.*"), WakeSubject),
+			[]string{inbox, c.LivePrefix + ".*." + event.AggregateFollow + ".*"}
 	case Consumer:
-		return api("INFO", "STREAM.NAMES", "STREAM.INFO.*", "STREAM.MSG.GET.*", "CONSUMER.CREATE.*.*", "CONSUMER.MSG.NEXT.*.*", "CONSUMER.DELETE.*.*"), []string{inbox}
+		return api("INFO", "STREAM.NAMES", "STREAM.INFO.*", "STREAM.MSG.GET.*", "CONSUMER.CREATE.*.*", "CONSUMER.MSG.NEXT.*.*",
+			"CONSUMER.DELETE.*.*"), []string{inbox}
 	case Operator:
-		return []string{"$JS.API.>", "$JS.ACK.>", c.Prefix + ".>", "$KV." + c.erasedBucket() + ".>", c.Stream + "-dead.>", WakeSubject}, []string{inbox, c.LivePrefix + ".>"}
+		return []string{"$JS.API.>", "$JS.ACK.>", c.Prefix + ".>", "$KV." + c.erasedBucket() + ".>", c.Stream + "-dead.>", WakeSubject},
+			[]string{inbox, c.LivePrefix + ".>"}
 	}
 	tenant, filter := "*", ">"
 	if p.Tenant > 0 {
@@ -93,17 +99,20 @@ func (p Principal) Permissions(c Config) (publish, subscribe []string) {
 	}
 	publish = api("STREAM.NAMES", "CONSUMER.INFO.*."+p.Durable, "CONSUMER.MSG.NEXT.*."+p.Durable,
 		"CONSUMER.CREATE.*."+p.Durable+"."+c.Prefix+".*."+tenant+"."+filter)
-	publish = append(publish, "$JS.ACK.*."+p.Durable+".>", "$JS.ACK.*.*.*."+p.Durable+".>") // the second is how servers of 2.14 and later may write it
+	// servers from 2.14 on may use the second form
+	publish = append(publish, "$JS.ACK.*."+p.Durable+".>", "$JS.ACK.*.*.*."+p.Durable+".>")
 	if p.Tenant == 0 {
 		publish = append(publish, p.handles(c)...)
 	}
 	return publish, append(subscribe, inbox)
 }
 
-// handles is what package subscribe wants besides: it sees the ends of streams, and keeps dead letters. A message of another tenant may be read by that.
+// handles returns the additional permissions for package subscribe, which reads the ends of streams and keeps dead
+// letters. They may allow reading a message of another tenant.
 func (p Principal) handles(c Config) []string {
 	dead := c.Stream + "-dead"
-	return append(api("STREAM.INFO.*", "STREAM.MSG.GET.*", "STREAM.CREATE."+dead, "STREAM.MSG.DELETE."+dead, "CONSUMER.CREATE."+dead+"."+p.Durable+"."+dead+".retry."+p.Durable),
+	return append(api("STREAM.INFO.*", "STREAM.MSG.GET.*", "STREAM.CREATE."+dead, "STREAM.MSG.DELETE."+dead,
+		"CONSUMER.CREATE."+dead+"."+p.Durable+"."+dead+".retry."+p.Durable),
 		dead+".letter."+p.Durable)
 }
 

@@ -8,16 +8,18 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// Scanning says what Scan reads.
+// Scanning selects the messages that Scan reads.
 type Scanning struct {
-	Filter      string // of subjects; all that the stream has when empty
+	Filter      string // subject filter; "" for all
 	From        uint64 // the first sequence
 	HeadersOnly bool
 }
 
-// Scan calls fn with every message that was on a partition's stream when it began, in order, and with some that came since. A reader of
-// a replicated stream may be served by a replica that is behind, and the leader of a moment may be one that nobody follows any more: so
-// the end is what the leader says, and it is asked once more so late that it must have heard its replicas since the scan began.
+// Scan calls fn, in order, with every message that a partition's stream had when the scan began, and with some later
+// ones.
+//
+// A lagging replica may serve a reader, and a leader may have lost its replicas without knowing. So the leader says
+// where the stream ends. Scan asks it again so late that it must have heard from its replicas since the scan began.
 func Scan(ctx context.Context, js jetstream.JetStream, cfg Config, partition int, what Scanning, fn func(*Stored) error) (Stream, error) {
 	began := time.Now()
 	stream, err := ReadStream(ctx, js, cfg, partition)
@@ -50,8 +52,9 @@ func Scan(ctx context.Context, js jetstream.JetStream, cfg Config, partition int
 	return stream, err
 }
 
-// scanPass reads up to the last message that the leader has now, and returns the sequence behind it.
-func scanPass(ctx context.Context, js jetstream.JetStream, stream Stream, what Scanning, fn func(*Stored) error) (behind uint64, err error) {
+// scanPass reads up to the leader's current last message, and returns the sequence after it.
+func scanPass(ctx context.Context, js jetstream.JetStream, stream Stream, what Scanning,
+	fn func(*Stored) error) (behind uint64, err error) {
 	last, err := Last(ctx, js, stream.Name, what.Filter)
 	if err != nil || last == nil || last.Seq < what.From {
 		return what.From, err
@@ -63,7 +66,8 @@ func scanPass(ctx context.Context, js jetstream.JetStream, stream Stream, what S
 	if err != nil {
 		return 0, fmt.Errorf("read stream %s: %w", stream.Name, err)
 	}
-	messages, err := consumer.Messages(jetstream.PullMaxMessagesWithBytesLimit(5000, 8<<20), jetstream.PullHeartbeat(time.Second), jetstream.PullExpiry(5*time.Second))
+	messages, err := consumer.Messages(jetstream.PullMaxMessagesWithBytesLimit(5000, 8<<20), jetstream.PullHeartbeat(time.Second),
+		jetstream.PullExpiry(5*time.Second))
 	if err != nil {
 		return 0, fmt.Errorf("read stream %s: %w", stream.Name, err)
 	}
@@ -81,7 +85,7 @@ func scanPass(ctx context.Context, js jetstream.JetStream, stream Stream, what S
 	return last.Seq + 1, nil
 }
 
-// nextOf returns the next message. One that has expired since it was known to come ends the wait.
+// nextOf returns the next message. It waits at most 30 s, because the message may have expired meanwhile.
 func nextOf(ctx context.Context, messages jetstream.MessagesContext) (jetstream.Msg, *jetstream.MsgMetadata, error) {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()

@@ -14,25 +14,25 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// ServerConfig says where and how to run a server in this process.
+// ServerConfig configures a server in this process.
 type ServerConfig struct {
-	Dir      string       // of the JetStream store; a directory per server
-	Host     string       // to listen on; 127.0.0.1 when empty
-	Port     int          // to listen on; any free one when 0
-	LazySync bool         // sync to disk every two minutes, not before each publish ack. For throw-away servers only.
-	MaxStore int64        // bytes on disk; 0 for three quarters of what is free
+	Dir      string       // the directory of the JetStream store; one per server
+	Host     string       // listen address; "" for 127.0.0.1
+	Port     int          // listen port; 0 for any free one
+	LazySync bool         // sync to disk every two minutes instead of before each publish ack. For throw-away servers only
+	MaxStore int64        // bytes on disk; 0 for three quarters of the free space
 	Log      *slog.Logger // for the server's warnings and errors; nil for none
-	Cluster  *Cluster     // what it is a member of; nil when it is alone
-	File     string       // path of a configuration file for all else: users and their permissions; none when empty
+	Cluster  *Cluster     // its cluster; nil for a single server
+	File     string       // path of a configuration file for all else, for example users and permissions; "" for none
 }
 
-// Cluster says how a server finds the others of its cluster.
+// Cluster tells a server how to find the other members of its cluster.
 type Cluster struct {
-	Server    string   // its own name among them
-	Port      int      // for the others to connect to
-	Advertise string   // host:port that the others are told to connect to; where it listens when empty
-	Routes    []string // URLs of all, or of those that do not connect to it
-	Tags      []string // of this server, by which streams are placed
+	Server    string   // its own name in the cluster
+	Port      int      // for connections of the other members
+	Advertise string   // host:port for connections of the other members; "" for the listen address
+	Routes    []string // URLs of all members, or of those that do not connect to it
+	Tags      []string // of this server, for the placement of streams
 }
 
 // Server is a NATS server with JetStream in this process.
@@ -41,11 +41,11 @@ type Server struct {
 	cfg ServerConfig
 }
 
-// startTimeout bounds the start: a store of millions of messages is read in seconds.
+// startTimeout bounds the start: a server reads a store of millions of messages in seconds.
 const startTimeout = time.Minute
 
-// StartServer runs a server and returns once JetStream answers, or, of a cluster's member, which may be the first, once clients can
-// connect. It handles no signals; the caller calls Shutdown.
+// StartServer starts a server and returns once JetStream answers. The first member of a cluster has no quorum yet, so
+// for a member it returns once clients can connect. It handles no signals; the caller calls Shutdown.
 func StartServer(cfg ServerConfig) (*Server, error) {
 	if cfg.Dir == "" {
 		return nil, errors.New("start NATS: no directory for its store")
@@ -69,7 +69,7 @@ func StartServer(cfg ServerConfig) (*Server, error) {
 	return &Server{s: s, cfg: cfg}, nil
 }
 
-// options are the server's.
+// options returns the options of the server.
 func (cfg ServerConfig) options() (opts *server.Options, err error) {
 	opts = &server.Options{}
 	if cfg.File != "" {
@@ -83,7 +83,7 @@ func (cfg ServerConfig) options() (opts *server.Options, err error) {
 	opts.JetStream = true
 	opts.StoreDir = cfg.Dir
 	opts.SyncAlways = !cfg.LazySync
-	opts.JetStreamMaxMemory = 256 << 20 // streams in memory are none of ours; ordered consumers keep a little there
+	opts.JetStreamMaxMemory = 256 << 20 // no stream is in memory, but ordered consumers keep a little there
 	opts.JetStreamMaxStore = cfg.MaxStore
 	opts.NoSigs = true
 	opts.NoLog = cfg.Log == nil
@@ -96,7 +96,7 @@ func (cfg ServerConfig) options() (opts *server.Options, err error) {
 	return opts, nil
 }
 
-// Reload reads ServerConfig.File again: who is no user any more, or has another password, is cut off.
+// Reload reads ServerConfig.File again. It disconnects users that were removed or have a new password.
 func (s *Server) Reload() error {
 	opts, err := s.cfg.options()
 	if err != nil {
@@ -109,7 +109,8 @@ func (s *Server) Reload() error {
 	return nil
 }
 
-// awaitReady waits for JetStream: a server that accepts connections may still be reading its store. A cluster's member may wait for others.
+// awaitReady waits for JetStream: a server that accepts connections may still read its store. A member of a cluster may
+// wait for others, so its JetStream need not answer.
 func awaitReady(s *server.Server, member bool, fatal <-chan string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
@@ -129,19 +130,19 @@ func awaitReady(s *server.Server, member bool, fatal <-chan string) error {
 	}
 }
 
-// URL is where clients connect.
+// URL returns the address for clients.
 func (s *Server) URL() string { return s.s.ClientURL() }
 
-// InProcess makes a connection go through memory instead of the network. The URL given to Connect is then not used.
+// InProcess returns an option that connects through memory instead of the network. Connect then ignores the URL.
 func (s *Server) InProcess() nats.Option { return nats.InProcessServer(s.s) }
 
-// Shutdown stops the server and returns when its store is closed. Doing it again does nothing.
+// Shutdown stops the server and returns when its store is closed. A second call does nothing.
 func (s *Server) Shutdown() {
 	s.s.Shutdown()
 	s.s.WaitForShutdown()
 }
 
-// serverLog hands what the server finds worth a warning to slog, and the reason of a failed start to awaitReady.
+// serverLog passes the server's warnings and errors to slog, and the reason of a failed start to awaitReady.
 type serverLog struct {
 	log   *slog.Logger
 	fatal chan<- string
@@ -151,9 +152,17 @@ func (l serverLog) Noticef(string, ...any) {}
 func (l serverLog) Debugf(string, ...any)  {}
 func (l serverLog) Tracef(string, ...any)  {}
 
+// Warnf logs a warning of the server. After a kill the server rebuilds the index of a stream's files from the stored
+// messages, and loses none. That is no warning for an operator.
 func (l serverLog) Warnf(format string, args ...any) {
-	if l.log != nil {
-		l.log.Warn("NATS server", "detail", fmt.Sprintf(format, args...))
+	detail := fmt.Sprintf(format, args...)
+	switch {
+	case l.log == nil:
+	case strings.HasPrefix(detail, "Filestore [") &&
+		(strings.HasSuffix(detail, ", will rebuild") || strings.HasSuffix(detail, ": prior state file")):
+		l.log.Info("NATS server", "detail", detail)
+	default:
+		l.log.Warn("NATS server", "detail", detail)
 	}
 }
 

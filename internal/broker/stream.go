@@ -21,69 +21,70 @@ import (
 	"github.com/tidings/tidings/event"
 )
 
-// Metadata keys of a partition's stream. Readers learn from them which slots it holds and which partitions came before it.
+// Metadata keys of a partition's stream. They tell readers the stream's slots and predecessors.
 const (
 	MetaSlots = "slots" // "0-31"
 	MetaAfter = "after" // numbers of the partitions whose slots it took over, separated by blanks
-	// MetaRepaired is there when the partition replaces one whose stream was lost: what the database still had of that is published again.
+	// MetaRepaired marks a partition that replaced one whose stream was lost. It first has the events that the database
+	// still had of the lost stream.
 	MetaRepaired = "repaired"
 )
 
-// duplicateWindow is the server's minimum. Publishes are guarded by the stream's last sequence; a longer window costs memory for
-// each message in it and protects from nothing more.
+// duplicateWindow is the server's minimum. The stream's last sequence guards publishes, so a longer window adds no
+// protection. It costs memory for each message in it.
 const duplicateWindow = 100 * time.Millisecond
 
 var (
-	// ErrStreamShape reports a stream of a partition's name that is not the events' and cannot become it. Give the streams
-	// another name (NATS_STREAM), or remove the one that is in the way.
+	// ErrStreamShape reports a stream with a partition's name that was not made for events and cannot become theirs.
+	// Change the name of the streams (NATS_STREAM), or remove that stream.
 	ErrStreamShape = errors.New("broker: the stream has another shape")
-	// ErrNoLeader reports a stream of which no leader with a quorum of its replicas is known now. Nothing that a replica says of
-	// the stream then counts. Wait: an election takes seconds.
+	// ErrNoLeader reports a stream without a leader that has a quorum of its replicas. A replica's view of the stream
+	// then proves nothing. Wait: an election takes seconds.
 	ErrNoLeader = errors.New("broker: the stream waits for a leader")
 )
 
-// Partition says what one partition's stream is for.
+// Partition describes the purpose of one partition's stream.
 type Partition struct {
 	Number              int
-	FirstSlot, LastSlot int   // the slots that it holds
+	FirstSlot, LastSlot int   // the slots of the partition
 	After               []int // the partitions whose slots it took over: their events come before its own
 }
 
-// Overlaps reports whether the two hold a slot in common.
+// Overlaps reports whether the two partitions have a slot in common.
 func (p Partition) Overlaps(o Partition) bool {
 	return p.FirstSlot <= o.LastSlot && o.FirstSlot <= p.LastSlot
 }
 
-// Stream is a partition's stream, as its leader described it.
+// Stream is a partition's stream as its leader describes it.
 type Stream struct {
 	Partition
 	Name        string
 	Created     time.Time // to the microsecond
-	First, Last uint64    // sequences; Last counts messages that were deleted since
+	First, Last uint64    // sequences; Last may belong to a deleted message
 	Messages    uint64
-	Bytes       uint64    // that the messages take
-	MaxBytes    int64     // that they may take; 0 is no limit of the stream's own
-	Repaired    bool      // it came after a stream that was lost, so that not everything may be on the two
-	MaxMessage  int       // bytes; 0 is no limit of the stream's own
-	At          time.Time // when the leader said so, by its clock
-	Leader      string    // name of the leading server; empty on one that is no cluster
-	Tags        []string  // that the servers of its replicas have
+	Bytes       uint64    // size of the messages
+	MaxBytes    int64     // limit of Bytes; 0 for no limit of the stream itself
+	Repaired    bool      // the stream replaced a lost one, so the two may not have every event
+	MaxMessage  int       // bytes; 0 for no limit of the stream itself
+	At          time.Time // when the leader described it, by the leader's clock
+	Leader      string    // name of the leading server; empty outside a cluster
+	Tags        []string  // that the servers of its replicas must have
 	Replicas    int
-	Current     int // of these, the leader included, how many have all that the leader has
+	Current     int // replicas, including the leader, that have everything that the leader has
 }
 
-// StreamName is the name of a partition's stream.
+// StreamName returns the name of a partition's stream.
 func (c Config) StreamName(partition int) string { return c.Stream + "-" + strconv.Itoa(partition) }
 
-// Number reads a partition from its stream's name, if it is one's.
+// Number returns the partition of a stream by the stream's name. ok is false for other streams.
 func (c Config) Number(name string) (int, bool) {
 	rest, ok := strings.CutPrefix(name, c.Stream+"-")
 	n, err := strconv.Atoi(rest)
 	return n, ok && err == nil && n >= 0 && strconv.Itoa(n) == rest
 }
 
-// ReadStream returns what the leader says of a partition's stream: jetstream.ErrStreamNotFound when there is none, ErrNoLeader
-// while nobody can say. What it says of a loss is to be taken with Doubt.
+// ReadStream returns the leader's description of a partition's stream. It returns jetstream.ErrStreamNotFound if the
+// stream does not exist, and ErrNoLeader if no leader can answer. Apply Doubt before you believe a loss.
 func ReadStream(ctx context.Context, js jetstream.JetStream, cfg Config, partition int) (Stream, error) {
 	ctx, cancel := context.WithTimeout(ctx, cfg.Timeout)
 	defer cancel()
@@ -94,11 +95,11 @@ func ReadStream(ctx context.Context, js jetstream.JetStream, cfg Config, partiti
 	return describe(cfg, stream.CachedInfo())
 }
 
-// maxReads bounds how many streams are asked about at once.
+// maxReads is the limit of concurrent requests about streams.
 const maxReads = 8
 
-// Streams returns the streams of all partitions by number, closed ones included as long as the broker has them. An error is about
-// those that are left out (ErrNoLeader), or about all.
+// Streams returns the existing streams of all partitions by number, including closed ones. An error covers the streams
+// that it omits (ErrNoLeader), or all.
 func Streams(ctx context.Context, js jetstream.JetStream, cfg Config) ([]Stream, error) {
 	var mu sync.Mutex
 	var all []Stream
@@ -118,13 +119,13 @@ func Streams(ctx context.Context, js jetstream.JetStream, cfg Config) ([]Stream,
 			switch {
 			case err == nil:
 				all = append(all, s)
-			case !errors.Is(err, jetstream.ErrStreamNotFound): // else it was deleted meanwhile
+			case !errors.Is(err, jetstream.ErrStreamNotFound): // otherwise deleted meanwhile
 				errs = append(errs, err)
 			}
 			return nil
 		})
 	}
-	_ = g.Wait() // nobody returns one
+	_ = g.Wait() // the functions return no error
 	if err := names.Err(); err != nil && !errors.Is(err, jetstream.ErrEndOfData) {
 		return nil, fmt.Errorf("list the streams of %s.>: %w", cfg.Prefix, unanswered(js, err))
 	}
@@ -132,35 +133,44 @@ func Streams(ctx context.Context, js jetstream.JetStream, cfg Config) ([]Stream,
 	return all, errors.Join(errs...)
 }
 
-// maxSilence is how long a replica may not have been heard by the leader and still count for its quorum. Replicas answer every second.
+// maxSilence is how long a leader may not hear from a replica that still counts for its quorum. Replicas answer every
+// second.
 const maxSilence = 4 * time.Second
 
-// unanswered makes an ErrNoLeader of an error that says that nobody could answer a request: the servers have no leader for it, or none
-// answered over a connection that works.
+// unanswered turns an error into ErrNoLeader if no server could answer the request: the servers have no leader for it,
+// or none answered over a working connection.
 func unanswered(js jetstream.JetStream, err error) error {
-	refused, is := errors.AsType[*jetstream.APIError](err)
-	if is && refused.Code == http.StatusServiceUnavailable || errors.Is(err, nats.ErrNoResponders) || errors.Is(err, jetstream.ErrNoStreamResponse) ||
+	if IsLeaderless(err) || errors.Is(err, nats.ErrNoResponders) || errors.Is(err, jetstream.ErrNoStreamResponse) ||
 		(errors.Is(err, context.DeadlineExceeded) || errors.Is(err, nats.ErrTimeout)) && js.Conn().IsConnected() {
 		return fmt.Errorf("%w: %w", ErrNoLeader, err)
 	}
 	return err
 }
 
-// IsTransient reports an error that says nothing about a stream: no leader, no connection, no answer in time. The same request may succeed
-// later.
-func IsTransient(err error) bool {
+// streamOffline is the server's error code for a stream of which all replicas are on servers that are down.
+const streamOffline jetstream.ErrorCode = 10118
+
+// IsLeaderless reports an answer of a server that the stream, or the whole of JetStream, has no leader.
+func IsLeaderless(err error) bool {
 	refused, is := errors.AsType[*jetstream.APIError](err)
-	return is && refused.Code == http.StatusServiceUnavailable || slices.ContainsFunc([]error{
+	return is && (refused.Code == http.StatusServiceUnavailable || refused.ErrorCode == streamOffline)
+}
+
+// IsTransient reports an error that says nothing about a stream: no leader, no connection or no answer in time. The
+// same request may succeed later.
+func IsTransient(err error) bool {
+	return IsLeaderless(err) || slices.ContainsFunc([]error{
 		ErrNoLeader, nats.ErrTimeout, nats.ErrNoResponders, nats.ErrDisconnected, nats.ErrConnectionClosed, nats.ErrConnectionReconnecting,
 		nats.ErrReconnectBufExceeded, jetstream.ErrNoStreamResponse, jetstream.ErrNoHeartbeat, context.DeadlineExceeded,
 	}, func(known error) bool { return errors.Is(err, known) })
 }
 
-// describe reads a stream's info, unless no leader with a quorum stands behind it.
+// describe returns a stream from its info, or ErrNoLeader if the leader has no quorum.
 func describe(cfg Config, info *jetstream.StreamInfo) (Stream, error) {
 	c := info.Config
 	s := Stream{Name: c.Name, Created: info.Created.UTC().Truncate(time.Microsecond), First: info.State.FirstSeq, Last: info.State.LastSeq,
-		Messages: info.State.Msgs, Bytes: info.State.Bytes, MaxBytes: max(c.MaxBytes, 0), MaxMessage: max(int(c.MaxMsgSize), 0), At: info.TimeStamp, Tags: tagsOf(c), Replicas: c.Replicas, Current: 1}
+		Messages: info.State.Msgs, Bytes: info.State.Bytes, MaxBytes: max(c.MaxBytes, 0), MaxMessage: max(int(c.MaxMsgSize), 0),
+		At: info.TimeStamp, Tags: tagsOf(c), Replicas: c.Replicas, Current: 1}
 	if cluster := info.Cluster; cluster != nil && cluster.Name != "" {
 		s.Leader = cluster.Leader
 		heard := 1
@@ -183,7 +193,8 @@ func describe(cfg Config, info *jetstream.StreamInfo) (Stream, error) {
 	s.Number = n
 	s.Repaired = c.Metadata[MetaRepaired] != ""
 	if _, err := fmt.Sscanf(c.Metadata[MetaSlots], "%d-%d", &s.FirstSlot, &s.LastSlot); err != nil {
-		return Stream{}, fmt.Errorf("%w: the metadata of %s has no %s, so it was not made for these events", ErrStreamShape, c.Name, MetaSlots)
+		return Stream{}, fmt.Errorf("%w: the metadata of %s has no %s, so it was not made for these events",
+			ErrStreamShape, c.Name, MetaSlots)
 	}
 	for _, f := range strings.Fields(c.Metadata[MetaAfter]) {
 		before, err := strconv.Atoi(f)
@@ -208,20 +219,20 @@ type Stored struct {
 	Subject string
 	Header  nats.Header
 	Data    []byte
-	Time    time.Time // when it was stored, by the server's clock
+	Time    time.Time // when the server stored it, by the server's clock
 }
 
 // getTimeout bounds one request for a message. A stream without a leader does not answer at all.
 const getTimeout = 5 * time.Second
 
-// Next returns the stream's first message at seq or above, from its leader, or nil when there is none: ErrNoLeader while there is no
-// leader. A direct get could be answered by a replica that has not heard of the message yet.
+// Next returns the stream's first message at seq or later from its leader, or nil if none exists. It returns
+// ErrNoLeader without a leader. A direct get is not safe here: a replica that lacks the message might answer it.
 func Next(ctx context.Context, js jetstream.JetStream, stream string, seq uint64) (*Stored, error) {
 	return get(ctx, js, stream, map[string]any{"seq": max(seq, 1), "next_by_subj": ">"})
 }
 
-// EventAt returns the id of the event that the stream has at seq, from its leader; "" where it has none: the message is gone, ends the stream, or no
-// relay wrote it.
+// EventAt returns the id of the event at seq, from the stream's leader. It returns "" if the message is gone, closes
+// the stream, or was not written by a relay.
 func EventAt(ctx context.Context, js jetstream.JetStream, stream string, seq uint64) (id string, err error) {
 	m, err := Next(ctx, js, stream, seq)
 	if err != nil || m == nil || m.Seq != seq || !event.Ours(m.Header) {
@@ -230,21 +241,28 @@ func EventAt(ctx context.Context, js jetstream.JetStream, stream string, seq uin
 	return m.Header.Get(event.HeaderID), nil
 }
 
-// Last returns the stream's last message of a subject filter, from its leader, or nil when there is none.
+// Last returns the stream's last message that matches a subject filter, from its leader, or nil if none exists.
 func Last(ctx context.Context, js jetstream.JetStream, stream, filter string) (*Stored, error) {
 	return get(ctx, js, stream, map[string]any{"last_by_subj": filter})
 }
 
-// Closed reports whether the stream ends with a closing message, by its leader.
-func Closed(ctx context.Context, js jetstream.JetStream, s Stream) (bool, error) {
-	if s.Last == 0 {
-		return false, nil
+// Closed returns the sequence of the stream's closing message from its leader, or 0 if none exists. Other messages may
+// follow it: foreign ones, or the late publish of a relay that was frozen. Readers do not read them.
+func Closed(ctx context.Context, js jetstream.JetStream, cfg Config, s Stream) (final uint64, err error) {
+	subject, _ := event.ClosingMessage(cfg.Prefix, s.Number)
+	m, err := Last(ctx, js, s.Name, subject) // the server has an index of it
+	if err != nil || m == nil {
+		return 0, err
 	}
-	m, err := Next(ctx, js, s.Name, s.Last)
-	return m != nil && event.Closes(m.Subject, m.Header), err
+	for from := uint64(1); !event.Closes(m.Subject, m.Header); from = m.Seq + 1 { // foreign messages have the subject too
+		if m, err = get(ctx, js, s.Name, map[string]any{"seq": from, "next_by_subj": subject}); err != nil || m == nil {
+			return 0, err
+		}
+	}
+	return m.Seq, nil
 }
 
-// get asks a stream's leader for one message; nil when there is none.
+// get requests one message from a stream's leader. It returns nil if the message does not exist.
 func get(ctx context.Context, js jetstream.JetStream, stream string, query map[string]any) (*Stored, error) {
 	request, err := json.Marshal(query)
 	if err != nil {
@@ -277,7 +295,7 @@ func get(ctx context.Context, js jetstream.JetStream, stream string, query map[s
 	case e != nil:
 		return nil, fmt.Errorf("read a message of stream %s: %w", stream, unanswered(js, e))
 	case answer.Message == nil:
-		return nil, fmt.Errorf("read a message of stream %s: an answer without a message", stream)
+		return nil, fmt.Errorf("read a message of stream %s: the answer has no message", stream)
 	}
 	got := &Stored{Seq: answer.Message.Seq, Subject: answer.Message.Subject, Data: answer.Message.Data, Time: answer.Message.Time}
 	if len(answer.Message.Header) > 0 {
@@ -288,10 +306,11 @@ func get(ctx context.Context, js jetstream.JetStream, stream string, query map[s
 	return got, nil
 }
 
-// Declare makes a partition's stream, or brings the one that exists up to date where that loses nothing: it keeps its slots,
-// any replicas, age or size beyond what cfg says (a process with another environment never shrinks it; Configure does), and its placement,
-// for another one copies the whole stream (Configure moves it). One of another shape
-// is refused with ErrStreamShape. Several processes may call it at once.
+// Declare creates a partition's stream, or updates an existing one without losing anything. It returns ErrStreamShape
+// for a stream of another shape. Several processes may call it at once.
+//
+// It never shrinks replicas, age or size, because another process may have a larger configuration; Configure does. It
+// keeps the placement, because a change copies the whole stream; Configure moves it. It keeps the slots.
 func Declare(ctx context.Context, js jetstream.JetStream, cfg Config, p Partition, log *slog.Logger) (Stream, error) {
 	if err := cfg.Validate(); err != nil {
 		return Stream{}, err
@@ -301,7 +320,7 @@ func Declare(ctx context.Context, js jetstream.JetStream, cfg Config, p Partitio
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
 		stream, err = create(ctx, js, cfg.declare(jetstream.StreamConfig{Metadata: p.metadata(), Placement: Placement(cfg.Tags)}, p.Number))
 		if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
-			stream, err = js.Stream(ctx, name) // another process was faster, with other settings
+			stream, err = js.Stream(ctx, name) // another process was faster, perhaps with other settings
 		}
 	}
 	if err != nil {
@@ -321,16 +340,19 @@ func Declare(ctx context.Context, js jetstream.JetStream, cfg Config, p Partitio
 		return Stream{}, err
 	}
 	for _, limit := range kept {
-		log.InfoContext(ctx, "the stream keeps a larger limit than this process is configured with; `tidings stream configure` lowers it", "stream", name, "limit", limit)
+		log.InfoContext(ctx, "the stream keeps a larger limit than this process is configured with; `tidings stream configure` lowers it",
+			"stream", name, "limit", limit)
 	}
 	if s := stream.CachedInfo().Config; len(cfg.Tags) > 0 && !SameTags(cfg.Tags, tagsOf(s)) {
-		log.InfoContext(ctx, "the stream keeps other placement tags than this process is configured with; `tidings stream configure` moves it", "stream", name, "tags", tagsOf(s))
+		log.InfoContext(ctx,
+			"the stream keeps other placement tags than this process is configured with; `tidings stream configure` moves it",
+			"stream", name, "tags", tagsOf(s))
 	}
 	return describe(cfg, stream.CachedInfo())
 }
 
-// Inspect compares a partition's stream with what Declare would make of it: refused is why Declare would not take it, and reset whether Declare would
-// set limits again that somebody has changed. It changes nothing.
+// Inspect compares a partition's stream with the result of Declare, and changes nothing. refused are the reasons why
+// Declare would refuse the stream. reset reports whether Declare would reset limits that somebody changed.
 func Inspect(ctx context.Context, js jetstream.JetStream, cfg Config, p Partition) (refused []string, reset bool, err error) {
 	stream, err := js.Stream(ctx, cfg.StreamName(p.Number))
 	if err != nil {
@@ -342,10 +364,11 @@ func Inspect(ctx context.Context, js jetstream.JetStream, cfg Config, p Partitio
 	return cfg.mismatch(have, p), !equal(want, have), nil
 }
 
-// change updates a stream by what f makes of its configuration, which is read just before, so that everything that f does not touch, such
-// as an operator's metadata, stays. JetStream has no conditional update: of two that overlap one may be lost. So it reads again whether
-// its own took, up to some times.
-func change(ctx context.Context, js jetstream.JetStream, stream jetstream.Stream, f func(jetstream.StreamConfig) jetstream.StreamConfig) (jetstream.Stream, error) {
+// change applies f to a stream's configuration. It reads the configuration just before, so values that f does not touch
+// remain, for example an operator's metadata. JetStream has no conditional update, so one of two overlapping updates
+// may be lost. Therefore change reads the result again and retries, up to five times.
+func change(ctx context.Context, js jetstream.JetStream, stream jetstream.Stream,
+	f func(jetstream.StreamConfig) jetstream.StreamConfig) (jetstream.Stream, error) {
 	name := stream.CachedInfo().Config.Name
 	for range 5 {
 		info, err := stream.Info(ctx)
@@ -362,18 +385,20 @@ func change(ctx context.Context, js jetstream.JetStream, stream jetstream.Stream
 			return nil, fmt.Errorf("update stream %s: %w", name, unanswered(js, err))
 		}
 	}
-	return nil, fmt.Errorf("update stream %s: other processes change it all the time", name)
+	return nil, fmt.Errorf("update stream %s: other processes change it continuously", name)
 }
 
-// Limits are what Configure sets. nil leaves a value as it is.
+// Limits are the values that Configure sets. nil keeps a value.
 type Limits struct {
 	Replicas *int
-	Tags     *[]string      // of the servers to move it to; of none, it stays where it is, and later replicas go anywhere. Not together with Replicas
-	MaxAge   *time.Duration // 0 for ever
+	// server tags to which the stream moves; without tags it stays, and later replicas go anywhere. Not together with
+	// Replicas
+	Tags     *[]string
+	MaxAge   *time.Duration // 0: forever
 	MaxBytes *int64         // of each stream; -1 for no limit
 }
 
-// Configured are the limits that a stream has.
+// Configured are the limits of a stream.
 type Configured struct {
 	Stream   string        `json:"stream"`
 	Replicas int           `json:"replicas"`
@@ -382,10 +407,12 @@ type Configured struct {
 	MaxBytes int64         `json:"max_bytes"`
 }
 
-// Configure sets the limits of all partitions' streams, also to less than they have: copies are dropped, and messages beyond the age
-// expire. The record of erasures gets as many replicas, and the same placement. A relay whose environment asks for more grows a stream again
-// when it next declares it. Servers copy a stream that moves in the background, and it is published and read meanwhile. After an error some
-// streams may be changed: repeat it.
+// Configure sets the limits of all partitions' streams, also to lower values. Lower values drop replicas and expire
+// older messages. The record of erasures gets the same replicas and placement. A relay with a larger configuration
+// raises the limits again when it next declares the stream.
+//
+// Servers copy a moving stream in the background, and publishes and reads continue meanwhile. After an error only some
+// streams may have changed: call it again.
 func Configure(ctx context.Context, js jetstream.JetStream, cfg Config, l Limits) (all []Configured, err error) {
 	streams, err := Streams(ctx, js, cfg)
 	if err != nil {
@@ -408,12 +435,13 @@ func Configure(ctx context.Context, js jetstream.JetStream, cfg Config, l Limits
 			return all, err
 		}
 		now := stream.CachedInfo().Config
-		all = append(all, Configured{Stream: now.Name, Replicas: now.Replicas, Tags: tagsOf(now), MaxAge: now.MaxAge, MaxBytes: now.MaxBytes})
+		all = append(all, Configured{Stream: now.Name, Replicas: now.Replicas, Tags: tagsOf(now), MaxAge: now.MaxAge,
+			MaxBytes: now.MaxBytes})
 	}
 	return all, l.placeErased(ctx, js, cfg)
 }
 
-// Shrinks says what Configure would give streams less of than they have. It changes nothing.
+// Shrinks describes the values that Configure would lower. It changes nothing.
 func Shrinks(ctx context.Context, js jetstream.JetStream, cfg Config, l Limits) (all []string, err error) {
 	streams, err := Streams(ctx, js, cfg)
 	if err != nil {
@@ -425,21 +453,24 @@ func Shrinks(ctx context.Context, js jetstream.JetStream, cfg Config, l Limits) 
 			return nil, fmt.Errorf("look up stream %s: %w", s.Name, unanswered(js, err))
 		}
 		have := stream.CachedInfo()
-		want, held := l.over(cfg, have.Config), fmt.Sprintf("it holds %d messages, %d bytes", have.State.Msgs, have.State.Bytes)
+		want := l.over(cfg, have.Config)
+		held := fmt.Sprintf("messages in the stream: %d, of %d bytes", have.State.Msgs, have.State.Bytes)
 		if want.Replicas < have.Config.Replicas {
 			all = append(all, fmt.Sprintf("Stream %s: %d replicas instead of %d.", s.Name, want.Replicas, have.Config.Replicas))
 		}
 		if want.MaxAge > 0 && (have.Config.MaxAge == 0 || want.MaxAge < have.Config.MaxAge) {
-			all = append(all, fmt.Sprintf("Stream %s: events stay for %s instead of %s (0s: for ever); %s.", s.Name, want.MaxAge, have.Config.MaxAge, held))
+			all = append(all, fmt.Sprintf("Stream %s: events stay for %s instead of %s (0s: forever); %s.", s.Name, want.MaxAge,
+				have.Config.MaxAge, held))
 		}
 		if want.MaxBytes > 0 && (have.Config.MaxBytes <= 0 || want.MaxBytes < have.Config.MaxBytes) {
-			all = append(all, fmt.Sprintf("Stream %s: %d bytes at most instead of %d (-1: no limit); %s.", s.Name, want.MaxBytes, have.Config.MaxBytes, held))
+			all = append(all, fmt.Sprintf("Stream %s: %d bytes at most instead of %d (-1: no limit); %s.", s.Name, want.MaxBytes,
+				have.Config.MaxBytes, held))
 		}
 	}
 	return all, nil
 }
 
-// over is c with the limits of have, and those of l over them.
+// over returns c with the limits of have, overridden by those of l.
 func (l Limits) over(c Config, have jetstream.StreamConfig) Config {
 	c.Replicas, c.Tags, c.MaxAge, c.MaxBytes = have.Replicas, tagsOf(have), have.MaxAge, have.MaxBytes
 	if l.Replicas != nil {
@@ -457,7 +488,7 @@ func (l Limits) over(c Config, have jetstream.StreamConfig) Config {
 	return c
 }
 
-// placement is have's, or that of the tags of l.
+// placement returns the placement of l's tags, or have's if l has none.
 func (l Limits) placement(have jetstream.StreamConfig) *jetstream.Placement {
 	if l.Tags == nil {
 		return have.Placement
@@ -465,7 +496,7 @@ func (l Limits) placement(have jetstream.StreamConfig) *jetstream.Placement {
 	return Placement(*l.Tags)
 }
 
-// grow keeps what have has more of, and names it.
+// grow keeps larger values of have in want, and describes them.
 func grow(want *jetstream.StreamConfig, have jetstream.StreamConfig) (kept []string) {
 	if have.Replicas > want.Replicas {
 		kept = append(kept, fmt.Sprintf("replicas: %d, NATS_REPLICAS is %d", have.Replicas, want.Replicas))
@@ -482,7 +513,7 @@ func grow(want *jetstream.StreamConfig, have jetstream.StreamConfig) (kept []str
 	return kept
 }
 
-// MarkRepaired notes on a partition's stream that it comes after one that was lost.
+// MarkRepaired records on a partition's stream that it replaces a lost one.
 func MarkRepaired(ctx context.Context, js jetstream.JetStream, cfg Config, partition int) error {
 	stream, err := js.Stream(ctx, cfg.StreamName(partition))
 	if err != nil {
@@ -509,8 +540,8 @@ func (p Partition) metadata() map[string]string {
 // errCodeStore is the server's code for a store that it could not create.
 const errCodeStore = 10049
 
-// create creates the stream. Right after an account's last stream was deleted the server still removes its folders in the
-// background, and may do so under the new stream's feet; it then creates it when asked again.
+// create creates the stream. After the deletion of an account's last stream, the server still removes its folders in
+// the background, and may remove those of the new stream. A repeated request then succeeds.
 func create(ctx context.Context, js jetstream.JetStream, sc jetstream.StreamConfig) (jetstream.Stream, error) {
 	for try := 1; ; try++ {
 		stream, err := js.CreateStream(ctx, sc)
@@ -526,7 +557,7 @@ func create(ctx context.Context, js jetstream.JetStream, sc jetstream.StreamConf
 	}
 }
 
-// declare returns base with everything set that the protocols rest on.
+// declare returns base with every setting that the protocols require.
 func (c Config) declare(base jetstream.StreamConfig, partition int) jetstream.StreamConfig {
 	s := base
 	s.Name = c.StreamName(partition)
@@ -534,26 +565,28 @@ func (c Config) declare(base jetstream.StreamConfig, partition int) jetstream.St
 	s.Subjects = []string{event.Subjects(c.Prefix, partition)}
 	s.Storage = jetstream.FileStorage
 	s.Retention = jetstream.LimitsPolicy // readers come and go, and replay
-	s.Discard = jetstream.DiscardNew     // full means refused: the outbox keeps what the stream cannot
+	s.Discard = jetstream.DiscardNew     // a full stream refuses publishes, and the outbox keeps the rows
 	s.MaxAge = c.MaxAge
 	s.MaxBytes = c.MaxBytes
-	s.MaxMsgs = -1           // a limit by count would refuse or drop what age does not
-	s.MaxMsgsPerSubject = -1 // would punch holes into a partition
+	s.MaxMsgs = -1           // a limit by count would refuse or drop messages regardless of their age
+	s.MaxMsgsPerSubject = -1 // would leave holes in a partition
 	s.Replicas = c.Replicas
 	s.Duplicates = duplicateWindow
 	s.AllowAtomicPublish = true
 	s.AllowDirect = true
 	s.AllowRollup = false // a rollup purges
 	s.NoAck = false
-	// Plain subscribers get the events that are stored, without the partition; Prefix.> itself also carries publishes that were refused.
+	// Plain subscribers get stored events, without the partition. Prefix.> also carries publishes that the stream
+	// refused.
 	source, destination := event.LiveSubjects(c.Prefix, c.LivePrefix, partition)
 	s.RePublish = &jetstream.RePublish{Source: source, Destination: destination}
-	// DenyDelete stays off, because erasure deletes messages. DenyPurge stays off, because neither can ever be taken back and
-	// a purge is the operator's only quick remedy against a full store; readers find out about one.
+	// DenyDelete stays off, because erasure deletes messages. DenyPurge stays off, because a purge is the operator's
+	// only quick remedy for a full store, and neither setting can ever be undone. Readers detect a purge.
 	return s
 }
 
-// mismatch says what of have cannot become ours: the server refuses to change it, or changing it would lose events.
+// mismatch returns the reasons why have cannot become ours: the server refuses the change, or the change would lose
+// events.
 func (c Config) mismatch(have jetstream.StreamConfig, p Partition) []string {
 	var why []string
 	add := func(format string, args ...any) { why = append(why, fmt.Sprintf(format, args...)) }
@@ -579,7 +612,7 @@ func (c Config) mismatch(have jetstream.StreamConfig, p Partition) []string {
 		add("it holds counters or schedules")
 	}
 	if have.PersistMode == jetstream.AsyncPersistMode {
-		add("it answers before it has stored a message")
+		add("it acknowledges messages before it stores them")
 	}
 	for key, want := range p.metadata() {
 		if got := have.Metadata[key]; got != want {
@@ -589,10 +622,11 @@ func (c Config) mismatch(have jetstream.StreamConfig, p Partition) []string {
 	return why
 }
 
-// equal compares what declare sets.
+// equal compares the settings of declare.
 func equal(a, b jetstream.StreamConfig) bool {
-	return a.Description == b.Description && a.Discard == b.Discard && a.MaxAge == b.MaxAge && a.MaxBytes == b.MaxBytes && a.MaxMsgs == b.MaxMsgs &&
-		a.MaxMsgsPerSubject == b.MaxMsgsPerSubject && a.Replicas == b.Replicas && SameTags(tagsOf(a), tagsOf(b)) && a.Duplicates == b.Duplicates &&
-		a.AllowAtomicPublish == b.AllowAtomicPublish && a.AllowDirect == b.AllowDirect && a.AllowRollup == b.AllowRollup && a.NoAck == b.NoAck &&
+	return a.Description == b.Description && a.Discard == b.Discard && a.MaxAge == b.MaxAge && a.MaxBytes == b.MaxBytes &&
+		a.MaxMsgs == b.MaxMsgs && a.MaxMsgsPerSubject == b.MaxMsgsPerSubject && a.Duplicates == b.Duplicates &&
+		a.Replicas == b.Replicas && SameTags(tagsOf(a), tagsOf(b)) && a.AllowAtomicPublish == b.AllowAtomicPublish &&
+		a.AllowDirect == b.AllowDirect && a.AllowRollup == b.AllowRollup && a.NoAck == b.NoAck &&
 		a.RePublish != nil && *a.RePublish == *b.RePublish && maps.Equal(a.Metadata, b.Metadata)
 }

@@ -9,25 +9,26 @@ import (
 	"github.com/nats-io/nkeys"
 )
 
-// Users returns the part of a server's configuration that says who the principals are and what they may. The passwords are the server's environment, NATS_PASSWORD_NAME: plain, or
-// their bcrypt hashes.
+// Users returns the part of a server's configuration that has the principals and their permissions. The server reads
+// their passwords from its environment, NATS_PASSWORD_NAME: plain, or bcrypt hashes.
 func Users(c Config, all []Principal) string {
 	var b strings.Builder
 	b.WriteString("authorization {\n  users: [\n")
 	for _, p := range all {
 		publish, subscribe := p.Permissions(c)
-		fmt.Fprintf(&b, "    {user: %q, password: $%s, permissions: {\n      publish: %s\n      subscribe: %s\n    }}\n", p.Name, p.Variable(), allow(publish), allow(subscribe))
+		fmt.Fprintf(&b, "    {user: %q, password: $%s, permissions: {\n      publish: %s\n      subscribe: %s\n    }}\n", p.Name,
+			p.Variable(), allow(publish), allow(subscribe))
 	}
 	b.WriteString("  ]\n}\n")
 	return b.String()
 }
 
-// Variable is what the server's environment calls p's password.
+// Variable returns the name of p's password in the server's environment.
 func (p Principal) Variable() string {
 	return "NATS_PASSWORD_" + strings.ToUpper(strings.ReplaceAll(p.Name, "-", "_"))
 }
 
-// allow writes a list of subjects. An empty one would allow everything.
+// allow writes a list of subjects. Without the special case, an empty list would allow everything.
 func allow(subjects []string) string {
 	if len(subjects) == 0 {
 		return `{deny: [">"]}`
@@ -35,13 +36,13 @@ func allow(subjects []string) string {
 	return fmt.Sprintf("{allow: [%s]}", `"`+strings.Join(subjects, `", "`)+`"`)
 }
 
-// Account is an operator with one account, for servers that know users by what the account has signed.
+// Account is an operator with one account, for servers that trust users whom the account has signed.
 type Account struct {
 	OperatorSeed, Seed string // secrets
 	Server             string // the part of the servers' configuration
 }
 
-// NewAccount makes an operator, an account with JetStream, and the account of the servers themselves.
+// NewAccount creates an operator, an account with JetStream, and the account of the servers themselves.
 func NewAccount() (a Account, err error) {
 	operator, err := nkeys.CreateOperator()
 	if err != nil {
@@ -51,13 +52,14 @@ func NewAccount() (a Account, err error) {
 	if err != nil {
 		return a, err
 	}
-	system, err := nkeys.CreateAccount() // nobody signs users of it, so its seed is not kept
+	system, err := nkeys.CreateAccount() // it never signs users, so its seed is not kept
 	if err != nil {
 		return a, err
 	}
 	claims := jwt.NewAccountClaims(public(account))
 	claims.Name = "tidings"
-	claims.Limits.JetStreamLimits = jwt.JetStreamLimits{DiskStorage: jwt.NoLimit, MemoryStorage: jwt.NoLimit, Streams: jwt.NoLimit, Consumer: jwt.NoLimit}
+	claims.Limits.JetStreamLimits = jwt.JetStreamLimits{DiskStorage: jwt.NoLimit, MemoryStorage: jwt.NoLimit,
+		Streams: jwt.NoLimit, Consumer: jwt.NoLimit}
 	own := jwt.NewOperatorClaims(public(operator))
 	own.Name, own.SystemAccount = "tidings", public(system)
 	servers := jwt.NewAccountClaims(public(system))
@@ -77,7 +79,7 @@ func NewAccount() (a Account, err error) {
 	return a, err
 }
 
-// public is the public key, which every pair has.
+// public returns the public key. Every key pair has one.
 func public(k nkeys.KeyPair) string {
 	key, err := k.PublicKey()
 	if err != nil {
@@ -91,14 +93,15 @@ func seed(k nkeys.KeyPair) (string, error) {
 	return string(s), err
 }
 
-// Credentials returns a credentials file (NATS_CREDENTIALS) for p, signed with the account's seed. It expires after so long, 0 for never.
+// Credentials returns a credentials file (NATS_CREDENTIALS) for p, signed with the account's seed. It expires after
+// expires; 0 means never.
 func Credentials(c Config, p Principal, accountSeed string, expires time.Duration) ([]byte, error) {
 	account, err := nkeys.FromSeed([]byte(strings.TrimSpace(accountSeed)))
 	if err != nil {
 		return nil, fmt.Errorf("read the account's seed: %w", err)
 	}
 	if !nkeys.IsValidPublicAccountKey(public(account)) {
-		return nil, fmt.Errorf("the seed is of %.1s..., not of an account", public(account))
+		return nil, fmt.Errorf("the seed belongs to a key of type %.1s, not to an account", public(account))
 	}
 	user, err := nkeys.CreateUser()
 	if err != nil {
@@ -112,7 +115,7 @@ func Credentials(c Config, p Principal, accountSeed string, expires time.Duratio
 	publish, subscribe := p.Permissions(c)
 	claims.Pub.Allow.Add(publish...)
 	claims.Sub.Allow.Add(subscribe...)
-	if len(publish) == 0 { // which would allow everything
+	if len(publish) == 0 { // an empty list would allow everything
 		claims.Pub.Deny.Add(">")
 	}
 	token, err := claims.Encode(account)

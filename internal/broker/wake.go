@@ -11,28 +11,28 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// WakeSubject carries wake-ups for the relays: which slots have new rows. It is plain NATS, outside the stream; a wake-up
-// that is lost costs a poll interval and nothing else.
+// WakeSubject carries wake-ups for the relays: the slots with new rows. It is plain NATS, outside the streams. A lost
+// wake-up delays rows by at most a poll interval.
 const WakeSubject = "tidings.wake"
 
-// wakeEvery bounds how often a process wakes the relays: what is committed meanwhile shares the next wake-up. A relay's rounds are as far apart
-// (RELAY_ROUND_INTERVAL), so more would only cost it the processor.
+// wakeEvery is the least time between two wake-ups of a process. Commits in between share the next one. A relay's
+// rounds are as far apart (RELAY_ROUND_INTERVAL), so more wake-ups would only cost processor time.
 const wakeEvery = 2 * time.Millisecond
 
-// Waker tells the relays that rows were committed. Wake may be called from any goroutine and never waits.
+// Waker tells the relays that rows were committed. Wake may be called from any goroutine and never blocks.
 type Waker struct {
 	nc      *nats.Conn
-	stream  string        // of the relays' configuration: those of other cells have nothing to do
+	stream  string        // the name of the relays' streams: relays of other cells ignore the wake-up
 	touched atomic.Uint32 // a bit per slot
 	signal  chan struct{}
 }
 
-// NewWaker returns a waker over nc of the relays that publish to cfg's streams. Wakes are sent while Run runs.
+// NewWaker returns a waker over nc for the relays that publish to cfg's streams. It sends wake-ups while Run runs.
 func NewWaker(nc *nats.Conn, cfg Config) *Waker {
 	return &Waker{nc: nc, stream: cfg.Stream, signal: make(chan struct{}, 1)}
 }
 
-// Wake notes that the slot has new rows, after their commit.
+// Wake records that the slot has new rows. Call it after their commit.
 func (w *Waker) Wake(slot int) {
 	w.touched.Or(1 << slot)
 	select {
@@ -52,7 +52,7 @@ func (w *Waker) Run(ctx context.Context) error {
 		case <-w.signal:
 		}
 		if touched := w.touched.Swap(0); touched != 0 {
-			_ = w.nc.Publish(WakeSubject, encodeWake(touched, w.stream)) // while the broker is away nobody could publish the rows either
+			_ = w.nc.Publish(WakeSubject, encodeWake(touched, w.stream)) // on an error no relay can publish the rows either
 		}
 		pause.Reset(wakeEvery)
 		select {
@@ -63,7 +63,7 @@ func (w *Waker) Run(ctx context.Context) error {
 	}
 }
 
-// encodeWake lists the slots of the set and names the streams: "3,17,=EVENTS".
+// encodeWake writes the slots of the set and the name of the streams: "3,17,=EVENTS".
 func encodeWake(touched uint32, stream string) []byte {
 	var b []byte
 	for ; touched != 0; touched &= touched - 1 {
@@ -75,8 +75,8 @@ func encodeWake(touched uint32, stream string) []byte {
 	return append(append(b, ",="...), stream...)
 }
 
-// DecodeWake reads the slots that a wake-up names, as a set of bits: none when it is for the relays of other streams. What it cannot read it leaves out. A
-// wake-up that names no streams is for all relays.
+// DecodeWake returns the slots of a wake-up as a set of bits: empty if the wake-up is for relays of other streams. It
+// ignores malformed parts. A wake-up without a name of streams is for all relays.
 func DecodeWake(data []byte, cfg Config) (touched uint32) {
 	for s := range strings.SplitSeq(string(data), ",") {
 		if of, named := strings.CutPrefix(s, "="); named && of != cfg.Stream {

@@ -1,9 +1,9 @@
-// Package cells says which tenants have their truth where, when several truths (cells) write to the same projections. A cell has the name of its
-// streams, NATS_STREAM.
+// Package cells tells which tenants have their truth where, if several truths (cells) write to the same projections. A
+// cell has the name of its streams, NATS_STREAM.
 //
 //	tenant_cells, in the projections:   empty: there is one truth   │   tenant 7: EVENTS-b   │   tenant 0: EVENTS-a, for all others
 //
-// docs/adr/0018-cells.md
+// See docs/adr/0018-cells.md.
 package cells
 
 import (
@@ -16,39 +16,41 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Errors of cells.
+// Errors of this package.
 var (
-	// ErrUnassigned reports several truths and an empty tenant_cells: nobody knows which rows of the projections this truth should explain. Fill the table.
-	ErrUnassigned = errors.New("cells: several truths write to these projections, and tenant_cells does not say which tenants are of which")
-	// ErrShared reports projections that are not of one truth alone.
+	// ErrUnassigned reports several truths and an empty tenant_cells: it is unknown which rows of the projections
+	// belong to this truth. Fill the table.
+	ErrUnassigned = errors.New("cells: several truths write to these projections, and tenant_cells does not assign the tenants to them")
+	// ErrShared reports projections to which several truths write.
 	ErrShared = errors.New("cells: other truths write to these projections too")
 )
 
-// others is the tenant of the row for all tenants without one.
+// others is the tenant number of the row that applies to all tenants without a row.
 const others = 0
 
-// Tenants are the tenants of one cell. The zero value has all.
+// Tenants are the tenants of one cell. The zero value has all tenants.
 type Tenants struct {
 	cell   string
-	of     map[int64]string // the cells of tenants
-	beside []string         // the other cells that there are
+	of     map[int64]string // the cell by tenant
+	beside []string         // the other cells
 }
 
-// tenantsSQL reads the whole table.
-// Locks: none.
+// tenantsSQL reads the whole table. Locks: none.
 const tenantsSQL = `SELECT /* cells.tenants */ tenant_id, cell FROM tenant_cells`
 
-// readSQL reads whose streams consumers read, by the offsets: EVENTS of EVENTS-0.
-// Index: none, a row per consumer and stream that ever was.   Locks: none.
+// readSQL reads, from the offsets, the names of the streams that consumers read: EVENTS of EVENTS-0.
+// Index: none, a row per consumer and stream that ever existed. Locks: none.
 const readSQL = `
-SELECT /* cells.read */ DISTINCT regexp_replace(partition_key, '-[0-9]+$', '') FROM consumer_offsets WHERE NOT closed AND partition_key ~ '-[0-9]+$'`
+SELECT /* cells.read */ DISTINCT regexp_replace(partition_key, '-[0-9]+$', '')
+  FROM consumer_offsets WHERE NOT closed AND partition_key ~ '-[0-9]+$'`
 
 // Querier is a pool, a connection or a transaction of the projections.
 type Querier interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 }
 
-// Read returns the tenants of a cell, or ErrUnassigned. It reads the whole table: keep what it returns for as long as one look at the projections takes.
+// Read returns the tenants of a cell, or ErrUnassigned. It reads the whole table: use the result for one pass over the
+// projections.
 func Read(ctx context.Context, q Querier, cell string) (Tenants, error) {
 	t := Tenants{cell: cell, of: make(map[int64]string)}
 	var tenant int64
@@ -67,7 +69,7 @@ func Read(ctx context.Context, q Querier, cell string) (Tenants, error) {
 		t.meet(name)
 		return nil
 	}); err != nil {
-		return t, fmt.Errorf("read which cells consumers read: %w", err)
+		return t, fmt.Errorf("read the cells of consumers: %w", err)
 	}
 	if len(t.of) == 0 && len(t.beside) > 0 {
 		return t, fmt.Errorf("%w: %s and %v", ErrUnassigned, cell, t.beside)
@@ -81,15 +83,15 @@ func (t *Tenants) meet(cell string) {
 	}
 }
 
-// Has reports whether the tenant is of the cell.
+// Has reports whether the tenant belongs to the cell.
 func (t Tenants) Has(tenant int64) bool {
 	return len(t.of) == 0 || cmp.Or(t.of[tenant], t.of[others]) == t.cell
 }
 
-// Alone returns ErrShared when there is another cell.
+// Alone returns ErrShared if there is another cell.
 func (t Tenants) Alone() error {
 	if len(t.beside) > 0 {
-		return fmt.Errorf("%w: %v beside %s", ErrShared, t.beside, t.cell)
+		return fmt.Errorf("%w: %v in addition to %s", ErrShared, t.beside, t.cell)
 	}
 	return nil
 }

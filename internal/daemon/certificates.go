@@ -9,11 +9,12 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Expiry tells when the first certificate of a chain expires; ok is false where there is no certificate. A certificate that cannot be read expires at the zero time. It is called
-// at each scrape, and should be quick.
+// Expiry returns the time at which the first certificate of a chain expires; ok is false if there is no certificate.
+// If the certificate cannot be read, at is the zero time. Each scrape of the metrics calls it, so it should be quick.
 type Expiry func() (at time.Time, ok bool)
 
-// FileExpiry is the Expiry of the certificates in a PEM file, which it reads each time: what is renewed shows. Without a file there is none.
+// FileExpiry returns the Expiry of the certificates in a PEM file. It reads the file at each call, so it notices
+// renewals. An empty name means no certificate.
 func FileExpiry(file string) Expiry {
 	return func() (at time.Time, ok bool) {
 		if file == "" {
@@ -47,10 +48,12 @@ type certificates struct {
 	desc     *prometheus.Desc
 }
 
-// NewCertificates returns a gauge of when each certificate that the process serves or presents expires, by its use: api, nats, postgres, postgres_projections.
+// NewCertificates returns a gauge of the time at which each certificate of the process expires. Its keys are the
+// uses: api, nats, postgres, postgres_projections.
 func NewCertificates(expiries map[string]Expiry) prometheus.Collector {
 	return certificates{expiries, prometheus.NewDesc("tls_certificate_expires_timestamp_seconds",
-		"When the first certificate of a chain that this process serves or presents expires, by its use; 0 when its file cannot be read.", []string{"use"}, nil)}
+		"When the first certificate of a chain that this process serves or presents expires, by its use; 0 when its file cannot be read.",
+		[]string{"use"}, nil)}
 }
 
 // Describe implements prometheus.Collector.

@@ -12,7 +12,8 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// TestTheExpiryOfCertificatesIsAGauge: of a chain the first one to expire, of what cannot be read 0, and of none nothing.
+// TestTheExpiryOfCertificatesIsAGauge expects the first expiry of a chain, 0 for an unreadable file, and no value
+// without a file.
 func TestTheExpiryOfCertificatesIsAGauge(t *testing.T) {
 	soon, later := testkit.NewCertificate(t), testkit.NewCertificate(t)
 	later.RenewUntil(t, time.Now().Add(1000*time.Hour))
@@ -33,7 +34,8 @@ func TestTheExpiryOfCertificatesIsAGauge(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := daemon.NewCertificates(map[string]daemon.Expiry{
-		"chain": daemon.FileExpiry(chainFile), "later": daemon.FileExpiry(later.CertFile), "gone": daemon.FileExpiry(dir + "/none"), "damaged": daemon.FileExpiry(damaged), "none": daemon.FileExpiry(""),
+		"chain": daemon.FileExpiry(chainFile), "later": daemon.FileExpiry(later.CertFile), "gone": daemon.FileExpiry(dir + "/none"),
+		"damaged": daemon.FileExpiry(damaged), "none": daemon.FileExpiry(""),
 	})
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(c)
@@ -53,11 +55,12 @@ func TestTheExpiryOfCertificatesIsAGauge(t *testing.T) {
 		}
 		return all
 	}
-	if got := in(); len(got) != 4 || got["chain"] != time.Hour || got["later"] != 1000*time.Hour || got["gone"] != 0 || got["damaged"] != 0 {
+	if got := in(); len(got) != 4 || got["chain"] != time.Hour || got["later"] != 1000*time.Hour ||
+		got["gone"] != 0 || got["damaged"] != 0 {
 		t.Errorf("got %v", got)
 	}
 	later.RenewUntil(t, time.Now().Add(2000*time.Hour))
 	if got := in()["later"]; got != 2000*time.Hour {
-		t.Errorf("a renewed one: %s", got)
+		t.Errorf("a renewed certificate: %s", got)
 	}
 }

@@ -15,8 +15,8 @@ import (
 	"github.com/sethvargo/go-envconfig"
 )
 
-// Configure fills in cfg, a pointer to a struct with env tags, from env. It returns every variable that cannot be read and what the fields' own
-// Validate methods say, all at once.
+// Configure sets the fields of cfg, a pointer to a struct with env tags, from env. Its error lists every variable
+// that cannot be read, and the errors of the fields' own Validate methods.
 func Configure(ctx context.Context, env envconfig.Lookuper, cfg any) error {
 	if help, ok := env.(helpLookuper); ok {
 		return help.print(ctx, cfg)
@@ -27,13 +27,14 @@ func Configure(ctx context.Context, env envconfig.Lookuper, cfg any) error {
 		if err == nil {
 			break
 		}
-		name := seen.last // reading ends at the variable that it fails for
+		name := seen.last // envconfig stops at the first bad variable
 		value, set := env.Lookup(name)
 		if _, again := seen.bad[name]; again || name == "" {
 			return errors.Join(append(errs, err)...)
 		}
 		if set && !errors.Is(err, envconfig.ErrMissingRequired) {
-			errs, seen.bad[name] = append(errs, fmt.Errorf("%s is %q: %s", name, value, fields.ReplaceAllString(err.Error(), ""))), "" // and on with its default
+			// The next attempt uses the default of the variable, to find further errors.
+			errs, seen.bad[name] = append(errs, fmt.Errorf("%s is %q: %s", name, value, fields.ReplaceAllString(err.Error(), ""))), ""
 		} else {
 			errs, seen.bad[name] = append(errs, fmt.Errorf("%s is not set", name)), "not set"
 		}
@@ -47,13 +48,13 @@ func Configure(ctx context.Context, env envconfig.Lookuper, cfg any) error {
 	return errors.Join(errs...)
 }
 
-// fields are the names of a configuration's fields, which stand before an error's text.
+// fields matches the names of fields that envconfig puts before the text of an error.
 var fields = regexp.MustCompile(`^([A-Z]\w*: )+`)
 
-// attempt looks variables up, remembers the last one, and hides those that are known to be bad.
+// attempt looks variables up. It remembers the last one, and hides those that are known to be bad.
 type attempt struct {
 	env  envconfig.Lookuper
-	bad  map[string]string // what stands for a bad one; "" for nothing
+	bad  map[string]string // the value in place of a bad one; "": as if not set
 	last string
 }
 
@@ -65,26 +66,27 @@ func (a *attempt) Lookup(name string) (string, bool) {
 	return a.env.Lookup(name)
 }
 
-// errHelp reports that help was asked for, and given.
+// errHelp reports that the help was printed.
 var errHelp = errors.New("daemon: help was given")
 
-// helpLookuper is the environment of a program that is asked what it reads.
+// helpLookuper is the environment of a program that was started with --help.
 type helpLookuper struct {
 	name string
 	to   io.Writer
 }
 
-// Lookup finds nothing.
+// Lookup reports every variable as not set.
 func (helpLookuper) Lookup(string) (string, bool) { return "", false }
 
 // print writes the variables of cfg with their defaults.
 func (h helpLookuper) print(_ context.Context, cfg any) error {
-	fmt.Fprintf(h.to, "%s: one of the binaries of Tidings. It reads its environment (docs/configuration.md says what each variable does) and runs until SIGTERM.\n\n", h.name)
+	fmt.Fprintf(h.to, "%s is one of the binaries of Tidings. It reads its environment (docs/configuration.md explains each variable) "+
+		"and runs until SIGTERM.\n\n", h.name)
 	w := tabwriter.NewWriter(h.to, 0, 0, 2, ' ', 0)
 	seen := map[string]bool{}
 	variables(w, reflect.TypeOf(cfg).Elem(), seen)
 	variables(w, reflect.TypeFor[TraceConfig](), seen)
-	variables(w, reflect.TypeFor[LogConfig](), seen) // Main's own
+	variables(w, reflect.TypeFor[LogConfig](), seen) // Main reads these
 	return errors.Join(w.Flush(), errHelp)
 }
 
@@ -107,10 +109,10 @@ func variables(w io.Writer, t reflect.Type, seen map[string]bool) {
 	}
 }
 
-// version and revision are those of an image: the linker sets them (deploy/Dockerfile).
+// version and revision describe an image. The linker sets them (deploy/Dockerfile).
 var version, revision string
 
-// Version returns the version of this build: the image's, else the module's, else the commit that it was built from.
+// Version returns the version of this build: that of the image, else that of the module, else the commit.
 func Version() string {
 	info, ok := debug.ReadBuildInfo()
 	switch {
@@ -124,7 +126,7 @@ func Version() string {
 	return info.Main.Version
 }
 
-// Revision returns the commit that this build was made from, "" if it is unknown.
+// Revision returns the commit of this build, or "" if it is unknown.
 func Revision() string {
 	if info, ok := debug.ReadBuildInfo(); ok && revision == "" {
 		for _, s := range info.Settings {

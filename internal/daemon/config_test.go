@@ -37,7 +37,8 @@ func TestConfigureNamesEveryVariableThatIsWrong(t *testing.T) {
 			t.Errorf("%v lacks %s", err, want)
 		}
 	}
-	err = Configure(t.Context(), envconfig.MapLookuper(map[string]string{"TEST_EVERY": "soon", "TEST_COUNT": "11", "TEST_URL": "u"}), &sample{})
+	err = Configure(t.Context(), envconfig.MapLookuper(map[string]string{"TEST_EVERY": "soon", "TEST_COUNT": "11", "TEST_URL": "u"}),
+		&sample{})
 	if err == nil || strings.Count(err.Error(), "\n") != 1 || !strings.Contains(err.Error(), "TEST_COUNT is 11: want 0..10") {
 		t.Errorf("%v", err)
 	}

@@ -11,16 +11,21 @@ import (
 	"time"
 )
 
-// maxConnections bounds the connections of a port, and so their memory: some 50 KiB each.
+// maxConnections limits the connections of a port, and so their memory: some 50 KiB each.
 const maxConnections = 4096
 
-// slowOpener is how long a connection may take to bring its first request before it goes first when the port is full.
+// slowOpener is the time within which a new connection should bring its first request. On a full port later ones are
+// closed first.
 const slowOpener = time.Second
 
-// connections is a listener that bounds the open connections, of all and of each address. A connection on which a request is under way is
-// safe. When the port is full another one ends: one of the address that has most, there the oldest that has brought no request for slowOpener, else the
-// one that has been idle for longest, else the oldest without a request. When requests are under way on all of them, new ones wait. An address
-// that is at its bound loses one of its own in the same order, or gets no other one. The addresses of an IPv6 network of 64 bits count as one.
+// connections is a listener that limits the open connections: in total, and for each address. It never closes a
+// connection with a request in progress.
+//
+// When the port is full, the listener closes a connection of the address that has most. It chooses the oldest that
+// has brought no request for slowOpener, else the one that has been idle longest, else the oldest without a request.
+// If all connections have a request in progress, new connections wait. An address at its own limit loses one of its
+// connections in the same order; if all of them work, its new connection is closed. An IPv6 network of 64 bits counts
+// as one address.
 type connections struct {
 	net.Listener
 	most, perAddress int
@@ -28,27 +33,27 @@ type connections struct {
 
 	once   sync.Once
 	closed chan struct{}
-	ended  chan struct{} // holds a signal when a connection has ended, or become idle
+	ended  chan struct{} // holds a signal when a connection ended or became idle
 
 	mu     sync.Mutex
 	open   map[net.Conn]*connection
 	of     map[netip.Prefix]*address
-	ousted int // since the last line in the log
-	said   time.Time
+	ousted int       // connections closed since the last log line
+	said   time.Time // time of the last log line
 }
 
 // address has the connections of one client.
 type address struct {
 	open        int
-	fresh, idle list.List // those on which no request is under way, the longest one first
+	fresh, idle list.List // connections without a request in progress, the oldest first
 }
 
-// connection is one that is open.
+// connection is an open connection.
 type connection struct {
 	net.Conn
 	from    netip.Prefix
 	since   time.Time
-	in      *list.List // that it waits in; nil while a request is under way
+	in      *list.List // the list that has it; nil while a request is in progress
 	element *list.Element
 }
 
@@ -59,14 +64,14 @@ func newConnections(l net.Listener, most, perAddress int, log *slog.Logger) *con
 	}
 }
 
-// Accept returns the next connection for which there is room.
+// Accept returns the next connection when there is room for it.
 func (l *connections) Accept() (net.Conn, error) {
 	for {
 		c, err := l.Listener.Accept()
 		if err != nil {
 			return nil, err
 		}
-		if _, encrypted := c.(*tls.Conn); !encrypted { // at whose type the server looks
+		if _, encrypted := c.(*tls.Conn); !encrypted { // the HTTP server needs to see the type *tls.Conn
 			c = &plainConn{Conn: c}
 		}
 		for {
@@ -75,26 +80,26 @@ func (l *connections) Accept() (net.Conn, error) {
 				return c, nil
 			}
 			if !full {
-				_ = c.Close() // of a client that has enough
+				_ = c.Close() // this address has as many as it may
 				break
 			}
 			select {
 			case <-l.ended:
 			case <-l.closed:
-				_ = c.Close() // nothing was said on it
+				_ = c.Close() // no byte was exchanged on it
 				return nil, net.ErrClosed
 			}
 		}
 	}
 }
 
-// Close also ends the wait for room.
+// Close closes the listener and ends a wait for room.
 func (l *connections) Close() error {
 	l.once.Do(func() { close(l.closed) })
 	return l.Listener.Close()
 }
 
-// take adds a connection, in the place of another one if need be. full: there may be room later.
+// take adds a connection, and closes another one if necessary. full means that room may become free later.
 func (l *connections) take(c net.Conn) (taken, full bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -124,7 +129,7 @@ func (l *connections) take(c net.Conn) (taken, full bool) {
 	return true, false
 }
 
-// first is the connection of the address that goes first, nil for none.
+// first returns the connection of the address that is closed first, or nil if all work.
 func (a *address) first() *connection {
 	e := a.fresh.Front()
 	if e == nil || time.Since(e.Value.(*connection).since) < slowOpener && a.idle.Len() > 0 {
@@ -136,7 +141,8 @@ func (a *address) first() *connection {
 	return e.Value.(*connection)
 }
 
-// first is the connection of all addresses that goes first, nil for none. It costs a look at each address, of a port that is full.
+// first returns the connection that is closed first, or nil if all work. It visits every address, but only when the
+// port is full.
 func (l *connections) first() (first *connection) {
 	most := 0
 	for _, a := range l.of {
@@ -162,12 +168,13 @@ func (n *connection) work() {
 func (l *connections) oust(n *connection) {
 	l.forget(n)
 	if encrypted, ok := n.Conn.(*tls.Conn); ok {
-		_ = encrypted.NetConn().Close() // without a goodbye, which may have to wait
+		_ = encrypted.NetConn().Close() // without the TLS alert, whose write may block
 	} else {
-		_ = n.Conn.Close() // nobody waits for anything on it
+		_ = n.Conn.Close() // no request is in progress on it
 	}
 	if l.ousted++; time.Since(l.said) >= time.Minute {
-		l.log.Warn("the port, or an address, has as many connections as it may: closing those without a request", "connections", len(l.open)+1, "closed", l.ousted)
+		l.log.Warn("too many connections on the port or from an address: closing those without a request", "connections",
+			len(l.open)+1, "closed", l.ousted)
 		l.said, l.ousted = time.Now(), 0
 	}
 }
@@ -182,13 +189,13 @@ func (l *connections) forget(n *connection) {
 	}
 }
 
-// follow is what the server says of a connection.
+// follow is the server's ConnState callback.
 func (l *connections) follow(c net.Conn, state http.ConnState) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	n := l.open[c]
 	if n == nil {
-		return // ousted
+		return // already closed
 	}
 	switch state {
 	case http.StateActive:
@@ -207,7 +214,7 @@ func (l *connections) follow(c net.Conn, state http.ConnState) {
 	}
 }
 
-// prefixOf is the network that counts as one client.
+// prefixOf returns the network that counts as one client.
 func prefixOf(a net.Addr) netip.Prefix {
 	tcp, ok := a.(*net.TCPAddr)
 	if !ok {
@@ -218,6 +225,6 @@ func prefixOf(a net.Addr) netip.Prefix {
 	if ip.Is6() {
 		bits = 64
 	}
-	p, _ := ip.Prefix(bits) // of a valid address
+	p, _ := ip.Prefix(bits) // the address is valid
 	return p
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// fakeConn is a connection from an address that tells when it is closed.
+// fakeConn is a connection from an address that records when it is closed.
 type fakeConn struct {
 	net.Conn
 	from string
@@ -34,7 +34,8 @@ func (f *fakeConn) Close() error {
 	return nil
 }
 
-// Connections come and go one after the other. "name ADDRESS" opens one, "name STATE" is what the server says of it, "wait" is a second.
+// Connections open and close one after the other. "name ADDRESS" opens one, "name STATE" is a state that the server
+// reports, and "wait" waits one second.
 func TestWhichConnectionGoesWhenThePortIsFull(t *testing.T) {
 	const a, b, c0, d, six, six2 = "10.0.0.1:1", "10.0.0.2:1", "10.0.0.3:1", "10.0.0.4:1", "[2001:db8::1]:1", "[2001:db8::2]:9"
 	for name, c := range map[string]struct {
@@ -42,18 +43,25 @@ func TestWhichConnectionGoesWhenThePortIsFull(t *testing.T) {
 		gone  string // in this order
 		says  string // of the last step: taken, full, refused
 	}{
-		"there is room":    {[]string{"1 " + a, "2 " + b}, "", "taken"},
-		"the longest idle": {[]string{"1 " + a, "2 " + b, "3 " + a, "1 active", "2 active", "3 active", "2 idle", "1 idle", "3 idle", "4 " + b}, "1", "taken"},
-		"the longest idle of addresses with as many":  {[]string{"1 " + a, "2 " + b, "3 " + c0, "1 active", "2 active", "3 active", "2 idle", "1 idle", "3 idle", "4 " + d}, "2", "taken"},
-		"an idle one before one that has just come":   {[]string{"1 " + a, "1 active", "1 idle", "2 " + b, "3 " + a, "4 " + b}, "1", "taken"},
-		"a slow opener before an idle one":            {[]string{"1 " + a, "1 active", "1 idle", "2 " + b, "3 " + a, "wait", "4 " + b}, "3", "taken"},
-		"the oldest of those that have just come":     {[]string{"1 " + a, "2 " + b, "3 " + a, "4 " + b}, "1", "taken"},
-		"none with a request under way":               {[]string{"1 " + a, "2 " + b, "3 " + a, "1 active", "2 active", "3 active", "wait", "4 " + b}, "", "full"},
-		"one has ended":                               {[]string{"1 " + a, "2 " + b, "3 " + a, "1 active", "2 active", "3 active", "4 " + b, "2 closed", "4 " + b}, "", "taken"},
-		"of an address that has enough, its own":      {[]string{"1 " + b, "1 active", "1 idle", "2 " + a, "3 " + a, "2 active", "3 active", "3 idle", "4 " + a}, "3", "taken"},
-		"an address whose requests are all under way": {[]string{"1 " + a, "2 " + a, "1 active", "2 active", "3 " + a}, "", "refused"},
-		"an IPv6 network is an address":               {[]string{"1 " + six, "2 " + six2, "1 active", "2 active", "3 " + six2}, "", "refused"},
-		"what was ousted ends":                        {[]string{"1 " + a, "2 " + b, "3 " + a, "4 " + b, "1 active", "1 closed", "5 " + a}, "1 2", "taken"},
+		"there is room": {[]string{"1 " + a, "2 " + b}, "", "taken"},
+		"the longest idle": {[]string{"1 " + a, "2 " + b, "3 " + a, "1 active", "2 active", "3 active", "2 idle", "1 idle", "3 idle",
+			"4 " + b}, "1", "taken"},
+		"the longest idle of addresses with as many": {[]string{"1 " + a, "2 " + b, "3 " + c0, "1 active", "2 active", "3 active",
+			"2 idle", "1 idle", "3 idle", "4 " + d}, "2", "taken"},
+		"an idle one before a new one": {[]string{"1 " + a, "1 active", "1 idle", "2 " + b, "3 " + a, "4 " + b}, "1", "taken"},
+		"a slow opener before an idle one": {
+			[]string{"1 " + a, "1 active", "1 idle", "2 " + b, "3 " + a, "wait", "4 " + b}, "3", "taken"},
+		"the oldest of the new ones": {[]string{"1 " + a, "2 " + b, "3 " + a, "4 " + b}, "1", "taken"},
+		"none with a request in progress": {[]string{"1 " + a, "2 " + b, "3 " + a, "1 active", "2 active", "3 active",
+			"wait", "4 " + b}, "", "full"},
+		"one has ended": {[]string{"1 " + a, "2 " + b, "3 " + a, "1 active", "2 active", "3 active", "4 " + b,
+			"2 closed", "4 " + b}, "", "taken"},
+		"one of an address at its limit": {[]string{"1 " + b, "1 active", "1 idle", "2 " + a, "3 " + a, "2 active", "3 active",
+			"3 idle", "4 " + a}, "3", "taken"},
+		"an address with a request on each": {[]string{"1 " + a, "2 " + a, "1 active", "2 active", "3 " + a}, "", "refused"},
+		"an IPv6 network is an address":     {[]string{"1 " + six, "2 " + six2, "1 active", "2 active", "3 " + six2}, "", "refused"},
+		"ousted ones end": {[]string{"1 " + a, "2 " + b, "3 " + a, "4 " + b, "1 active", "1 closed", "5 " + a},
+			"1 2", "taken"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -75,7 +83,8 @@ func TestWhichConnectionGoesWhenThePortIsFull(t *testing.T) {
 					default:
 						conns[who] = &fakeConn{from: what, gone: &gone, name: who}
 						taken, full := l.take(conns[who])
-						says = map[[2]bool]string{{true, false}: "taken", {false, true}: "full", {false, false}: "refused"}[[2]bool{taken, full}]
+						says = map[[2]bool]string{{true, false}: "taken", {false, true}: "full",
+							{false, false}: "refused"}[[2]bool{taken, full}]
 					}
 				}
 				if diff := cmp.Diff(strings.Fields(c.gone), strings.Fields(strings.Join(gone, " "))); diff != "" || says != c.says {
@@ -85,7 +94,7 @@ func TestWhichConnectionGoesWhenThePortIsFull(t *testing.T) {
 					l.follow(conn, http.StateClosed)
 				}
 				if n := len(l.open) + len(l.of); n != 0 {
-					t.Errorf("%d things are left: %v", n, l)
+					t.Errorf("%d connections and addresses remain: %v", n, l)
 				}
 			})
 		})
@@ -104,7 +113,7 @@ func dialFrom(t *testing.T, from string, to net.Addr) client {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = c.Close() }) // again, perhaps
+	t.Cleanup(func() { _ = c.Close() }) // perhaps a second time
 	if err := c.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
 		t.Fatal(err)
 	}
@@ -122,8 +131,8 @@ func (c client) ask(path string) error {
 	return resp.Body.Close()
 }
 
-// One address holds as many connections as it may, half of which never say anything, and another one holds the rest: both keep on
-// opening more. A client that asks is answered, on each new connection and on the one that it has, and so is one that comes while all others work.
+// Two addresses hold as many connections as they may, and keep opening more. Half of these connections never send a
+// byte. Other clients still get answers, on each new connection and on an old one, and also when all others work.
 func TestIdleConnectionsKeepNobodyOut(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -159,9 +168,9 @@ func TestIdleConnectionsKeepNobodyOut(t *testing.T) {
 	kept := dialFrom(t, "127.0.0.4", l.Addr())
 	for range 4 {
 		if err := kept.ask("/"); err != nil {
-			t.Fatalf("on the connection that is used: %v", err)
+			t.Fatalf("on the connection in use: %v", err)
 		}
-		for _, from := range []string{"127.0.0.2", "127.0.0.3"} { // a few each, which make no full round
+		for _, from := range []string{"127.0.0.2", "127.0.0.3"} { // too few to fill the port again
 			for range 4 {
 				dialFrom(t, from, l.Addr())
 			}
@@ -185,7 +194,7 @@ func TestIdleConnectionsKeepNobodyOut(t *testing.T) {
 	close(release)
 	for range most + 1 {
 		if err := <-answered; err != nil {
-			t.Errorf("when room is made: %v", err)
+			t.Errorf("after connections became free: %v", err)
 		}
 	}
 	cancel()

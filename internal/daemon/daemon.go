@@ -14,9 +14,12 @@ import (
 	"github.com/sethvargo/go-envconfig"
 )
 
-// Main runs a binary and exits the process: with 0 when run returns nil, else with 1 after one log line. ctx ends at the first
-// SIGINT or SIGTERM; run then has to finish what it holds and return nil. A second signal kills. Main makes the process's
-// default logger, which run takes from slog.Default and hands on. It answers --version, and --help with what run's Configure reads; run calls that first.
+// Main runs a binary and exits the process: with 0 if run returns nil, else with 1 after one log line. Its ctx ends
+// at the first SIGINT or SIGTERM. Then run must finish its work in progress and return nil. A second signal kills the
+// process. Main sets the default logger of the process, which run gets from slog.Default.
+//
+// Main answers --version, and --help with the variables that run passes to Configure. So run must call Configure
+// first.
 func Main(name string, run func(ctx context.Context, env envconfig.Lookuper) error) {
 	env := envconfig.OsLookuper()
 	if len(os.Args) > 1 {
@@ -27,14 +30,15 @@ func Main(name string, run func(ctx context.Context, env envconfig.Lookuper) err
 		case "--help", "-h":
 			env = helpLookuper{name, os.Stdout}
 		default:
-			fmt.Fprintf(os.Stderr, "%s takes --help and --version alone, not %q: it is configured by its environment\n", name, os.Args[1])
+			fmt.Fprintf(os.Stderr, "%s takes only --help and --version, not %q: environment variables configure it\n", name, os.Args[1])
 			os.Exit(2)
 		}
 	}
 	os.Exit(execute(context.Background(), name, env, os.Stderr, run))
 }
 
-func execute(ctx context.Context, name string, env envconfig.Lookuper, stderr io.Writer, run func(context.Context, envconfig.Lookuper) error) int {
+func execute(ctx context.Context, name string, env envconfig.Lookuper, stderr io.Writer,
+	run func(context.Context, envconfig.Lookuper) error) int {
 	if _, help := env.(helpLookuper); help {
 		if err := run(ctx, env); !errors.Is(err, errHelp) {
 			fmt.Fprintf(stderr, "%s: %v\n", name, err)
@@ -65,21 +69,21 @@ func execute(ctx context.Context, name string, env envconfig.Lookuper, stderr io
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	defer context.AfterFunc(ctx, func() {
-		stop() // gives the signals back their default action
+		stop() // restores the default action of the signals
 		log.Info("stopping; a second signal kills")
 	})()
 	switch err := run(ctx, env); {
 	case err == nil:
 		return 0
 	case ctx.Err() != nil && errors.Is(err, context.Canceled):
-		return 0 // the stop that was asked for
+		return 0 // the requested stop
 	default:
 		log.Error("ended", "err", err, "runbook", "ProcessEnded")
 		return 1
 	}
 }
 
-// Delay returns a context that ends d after ctx has, or with cancel.
+// Delay returns a context that ends d after ctx ends, or when cancel is called.
 func Delay(ctx context.Context, d time.Duration) (later context.Context, cancel context.CancelFunc) {
 	later, cancel = context.WithCancel(context.WithoutCancel(ctx))
 	context.AfterFunc(ctx, func() { time.AfterFunc(d, cancel) })

@@ -27,7 +27,7 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// TestMain is also the binary that the tests of Main start.
+// TestMain also runs as the binary that the tests of Main start.
 func TestMain(m *testing.M) {
 	if behaviour := os.Getenv("DAEMON_TEST"); behaviour != "" {
 		daemon.Main("example", func(ctx context.Context, env envconfig.Lookuper) error {
@@ -102,7 +102,7 @@ func TestMainExit(t *testing.T) {
 					}
 				}
 			}
-			_ = cmd.Wait() // the code says it
+			_ = cmd.Wait() // the exit code is checked below
 			if !started {
 				t.Error("it does not log its start")
 			}
@@ -130,7 +130,8 @@ func TestMainExit(t *testing.T) {
 }
 
 func TestUnknownLogLevelIsRefused(t *testing.T) {
-	if _, _, err := daemon.NewLogger(io.Discard, daemon.LogConfig{Level: "loud"}); err == nil || !strings.Contains(err.Error(), "LOG_LEVEL") {
+	if _, _, err := daemon.NewLogger(io.Discard, daemon.LogConfig{Level: "loud"}); err == nil ||
+		!strings.Contains(err.Error(), "LOG_LEVEL") {
 		t.Errorf("error %v, want one that names LOG_LEVEL", err)
 	}
 	var b bytes.Buffer
@@ -145,7 +146,7 @@ func TestUnknownLogLevelIsRefused(t *testing.T) {
 	}
 }
 
-// get answers the status and the body of one request on a connection of its own.
+// get returns the status and the body of one request on its own connection.
 func get(t *testing.T, url string) (int, string) {
 	t.Helper()
 	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 10 * time.Second}
@@ -163,7 +164,7 @@ func get(t *testing.T, url string) (int, string) {
 func TestOpsAnswers(t *testing.T) {
 	reg := prometheus.NewRegistry()
 	daemon.NewOps("test", "127.0.0.1:0", reg, slog.New(slog.DiscardHandler))
-	ops := daemon.NewOps("test", "127.0.0.1:0", reg, slog.New(slog.DiscardHandler)) // a second one on the same registry is fine
+	ops := daemon.NewOps("test", "127.0.0.1:0", reg, slog.New(slog.DiscardHandler)) // a second one on the same registry is allowed
 	addr, err := ops.Listen()
 	if err != nil {
 		t.Fatal(err)
@@ -185,8 +186,9 @@ func TestOpsAnswers(t *testing.T) {
 	if code, body := get(t, base+"/readyz"); code != 200 || body != `{"status":"ok"}`+"\n" {
 		t.Errorf("/readyz without checks: %d %s", code, body)
 	}
-	if _, body := get(t, base+"/metrics"); !strings.Contains(body, "go_goroutines") || !strings.Contains(body, "process_resident_memory_bytes") {
-		t.Errorf("/metrics lacks the runtime's: %s", body)
+	if _, body := get(t, base+"/metrics"); !strings.Contains(body, "go_goroutines") ||
+		!strings.Contains(body, "process_resident_memory_bytes") {
+		t.Errorf("/metrics lacks the metrics of the Go runtime: %s", body)
 	}
 	ops.Ready("postgres", func(context.Context) error { return nil })
 	ops.Ready("nats", func(context.Context) error { return errors.New("no servers") })
@@ -244,19 +246,22 @@ func TestTakenAddressIsAnError(t *testing.T) {
 	if _, err := daemon.Listen(l.Addr().String(), "", "", log); !errors.Is(err, syscall.EADDRINUSE) {
 		t.Errorf("serve: %v", err)
 	}
-	if err := daemon.NewOps("test", l.Addr().String(), prometheus.NewRegistry(), log).Run(t.Context()); !errors.Is(err, syscall.EADDRINUSE) {
+	if err := daemon.NewOps("test", l.Addr().String(), prometheus.NewRegistry(),
+		log).Run(t.Context()); !errors.Is(err, syscall.EADDRINUSE) {
 		t.Errorf("ops: %v", err)
 	}
 }
 
-// TestLogLinesAreForPeople: durations as people write them, and no error that needs nats.go's source to be understood.
+// TestLogLinesAreForPeople checks that durations have readable units, and that errors of nats.go are in an operator's
+// words.
 func TestLogLinesAreForPeople(t *testing.T) {
 	var b strings.Builder
 	log, _, err := daemon.NewLogger(&b, daemon.LogConfig{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for d, want := range map[time.Duration]string{0: "0s", 12345: "12.35µs", 7 * time.Millisecond: "7ms", 123456789: "123.46ms", 1534567890: "1.53s", -90 * time.Second: "-1m30s", 36 * time.Hour: "36h0m0s"} {
+	for d, want := range map[time.Duration]string{0: "0s", 12345: "12.35µs", 7 * time.Millisecond: "7ms", 123456789: "123.46ms",
+		1534567890: "1.53s", -90 * time.Second: "-1m30s", 36 * time.Hour: "36h0m0s"} {
 		b.Reset()
 		log.With("ttl", d).Info("x", "wait", d, slog.Group("g", "waited", d))
 		if got := strings.Count(b.String(), `"`+want+`"`); got != 3 {

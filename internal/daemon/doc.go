@@ -1,4 +1,4 @@
-// Package daemon is what every binary does around its own work: signals, the exit code, the log, and the ops port.
+// Package daemon has the parts that every binary shares: signals, the exit code, the log and the ops port.
 //
 //	SIGINT, SIGTERM ──> ctx ends ──> run drains and returns nil ──> exit 0
 //	a second signal ──> killed at once

@@ -8,16 +8,17 @@ import (
 	"sync/atomic"
 )
 
-// plainConn watches for requests that can be read in two ways: with Content-Length and with Transfer-Encoding. net/http takes the latter and
-// drops the former without a word, and RFC 9112, 6.1, wants the connection closed: a proxy in front that reads by the length would take the rest
-// of the one client's body for the request of another.
+// plainConn detects requests with both Content-Length and Transfer-Encoding. net/http uses the latter and silently
+// ignores the former. RFC 9112, section 6.1, wants the connection closed. A proxy in front that uses the length would
+// otherwise pass the rest of one client's body on as the request of another client.
 //
-// It does not follow where a body begins and ends, so a body with two such lines ends the connection too. No body of JSON has them.
+// plainConn does not parse bodies. So a body that contains two such lines also ends the connection; a JSON body has
+// no such lines.
 type plainConn struct {
 	net.Conn
 	twoWays atomic.Bool
 
-	line            []byte // the first bytes of the line that is coming
+	line            []byte // the first bytes of the current line
 	length, chunked bool   // seen since the last empty line
 }
 
@@ -26,7 +27,7 @@ const (
 	codingLine = "transfer-encoding:"
 )
 
-// Read is for one goroutine at a time, as the server does.
+// Read reads from the connection and inspects the bytes. The server calls it from one goroutine at a time.
 func (c *plainConn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
 	if !c.twoWays.Load() {
@@ -35,7 +36,7 @@ func (c *plainConn) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// CloseWrite lets the server end an answer before it closes the connection.
+// CloseWrite lets the server finish a response before it closes the connection.
 func (c *plainConn) CloseWrite() error {
 	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
 		return half.CloseWrite()
@@ -76,13 +77,13 @@ func begins(line []byte, name string) bool {
 
 type connKey struct{}
 
-// withConn tells the handlers which connection their request is on.
+// withConn makes the connection of a request available to handlers.
 func withConn(ctx context.Context, c net.Conn) context.Context {
 	return context.WithValue(ctx, connKey{}, c)
 }
 
-// framed refuses requests that can be read in two ways, and makes one with chunks the last of its connection: behind TLS nobody sees whether it
-// had a length too.
+// framed refuses requests with both headers. It also closes the connection after a request with chunks, because
+// behind TLS plainConn cannot see whether the request also had a length.
 func framed(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.ProtoMajor == 1 && len(r.TransferEncoding) > 0 {

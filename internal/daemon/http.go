@@ -12,11 +12,12 @@ import (
 	"time"
 )
 
-// shutdownTimeout is how long requests in flight may take after ctx has ended; then their connections are closed.
-const shutdownTimeout = 30 * time.Second // above what one request of the API may take
+// shutdownTimeout is how long requests in progress may take after ctx has ended. Then the server closes their
+// connections. It is longer than any request of the API may take.
+const shutdownTimeout = 30 * time.Second
 
-// Serve answers HTTP on l with h until ctx ends, then lets the requests in flight finish, and closes l. One address has at most perAddress
-// connections. It returns nil on a clean stop.
+// Serve serves HTTP on l with h until ctx ends. Then it lets the requests in progress finish, and closes l. One
+// address may have at most perAddress connections. Serve returns nil on a clean stop.
 func Serve(ctx context.Context, l net.Listener, h http.Handler, perAddress int, log *slog.Logger) error {
 	return serve(ctx, newConnections(l, maxConnections, perAddress, log), h, log)
 }
@@ -26,14 +27,14 @@ func serve(ctx context.Context, l *connections, h http.Handler, log *slog.Logger
 		Handler:           framed(h),
 		ReadHeaderTimeout: 5 * time.Second,
 		ReadTimeout:       30 * time.Second,
-		WriteTimeout:      60 * time.Second, // a profile or a large page, to a slow reader
+		WriteTimeout:      60 * time.Second, // enough for a profile or a large page and a slow reader
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    64 << 10,
 		ConnState:         l.follow,
 		ConnContext:       withConn,
-		BaseContext:       func(net.Listener) context.Context { return context.WithoutCancel(ctx) }, // what spans go by (tracing.From)
+		BaseContext:       func(net.Listener) context.Context { return context.WithoutCancel(ctx) }, // has the tracer (tracing.From)
 		ErrorLog:          stdlog.New(serverErrors{log}, "", 0),
-		// OPTIONS * is the handler's too.
+		// The handler also answers OPTIONS *.
 		DisableGeneralOptionsHandler: true,
 	}
 	served := make(chan error, 1)
@@ -47,7 +48,8 @@ func serve(ctx context.Context, l *connections, h http.Handler, log *slog.Logger
 	defer cancel()
 	err := srv.Shutdown(sctx)
 	if errors.Is(err, context.DeadlineExceeded) {
-		log.Warn("requests still ran after the drain time, closing their connections", "addr", l.Addr().String(), "waited", shutdownTimeout)
+		log.Warn("requests did not finish within the drain time: closing their connections",
+			"addr", l.Addr().String(), "waited", shutdownTimeout)
 		err = srv.Close()
 	}
 	if serr := <-served; !errors.Is(serr, http.ErrServerClosed) {
@@ -59,7 +61,7 @@ func serve(ctx context.Context, l *connections, h http.Handler, log *slog.Logger
 	return nil
 }
 
-// serverErrors has the HTTP server's own lines as attributes of one message.
+// serverErrors logs each line of the HTTP server as the attribute of one constant message.
 type serverErrors struct{ log *slog.Logger }
 
 func (s serverErrors) Write(line []byte) (int, error) {
@@ -67,7 +69,7 @@ func (s serverErrors) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// Listen opens a port for Serve, encrypted when certFile is not empty.
+// Listen opens a port for Serve, with TLS if certFile is not empty.
 func Listen(addr, certFile, keyFile string, log *slog.Logger) (net.Listener, error) {
 	l, err := net.Listen("tcp", addr)
 	if err != nil {

@@ -12,15 +12,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// LogConfig says what a process logs, and how.
+// LogConfig says which lines a process logs, and in which format.
 type LogConfig struct {
 	Level  string `env:"LOG_LEVEL"`  // debug, info, warn or error; info when empty
-	Format string `env:"LOG_FORMAT"` // text or json; when empty text on a terminal, else json
+	Format string `env:"LOG_FORMAT"` // text or json; when empty, text on a terminal, else json
 }
 
-// NewLogger returns a logger that writes to w, with durations as people write them (1.5s) and errors by Plain. A warning or an error is written at once, and
-// then its message not again for 10 s; when they are over, one line has the attributes of the last repetition, and in repeated how many lines it stands for.
-// flush writes those that wait; call it before the process ends.
+// NewLogger returns a logger that writes to w, with durations in readable units (1.5s) and errors as Plain returns
+// them. It writes the first warning or error with a message, and then suppresses that message for 10 s. After that
+// one line reports the last repetition, and the attribute repeated has the number of suppressed lines. flush writes
+// the reports that wait; call it before the process ends.
 func NewLogger(w io.Writer, cfg LogConfig) (log *slog.Logger, flush func(), err error) {
 	var at slog.Level
 	if cfg.Level != "" {
@@ -44,7 +45,8 @@ func NewLogger(w io.Writer, cfg LogConfig) (log *slog.Logger, flush func(), err 
 	return slog.New(h), h.known.flush, nil
 }
 
-// CommandLogger returns a logger for a command that a person runs: text, every line, from level on.
+// CommandLogger returns a logger for a command that a person runs. It writes text and every line of the level or
+// above.
 func CommandLogger(w io.Writer, level slog.Level) *slog.Logger {
 	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: level, ReplaceAttr: readable}))
 }
@@ -55,34 +57,35 @@ func isTerminal(f *os.File) bool {
 }
 
 const (
-	quietFor    = 10 * time.Second // from one line with a message to the next
-	maxMessages = 1000             // that are known at once: ours are constants, some hundred. Those beyond it count as one message
+	quietFor    = 10 * time.Second // between two lines with the same message
+	maxMessages = 1000             // tracked at once; Tidings has some hundred. Any beyond count as one message
 )
 
-// limiter is a handler that writes a warning or an error once in quietFor. Lines below are facts, such as requests of the access log, and not limited.
-// They do not repeat by themselves: what is tried again in a loop warns.
+// limiter is a handler that writes a warning or an error at most once in quietFor. It does not limit lower levels:
+// they report facts that do not repeat by themselves, for example requests in the access log. A loop that retries
+// logs warnings.
 type limiter struct {
 	slog.Handler
-	who   string // what the logger was made with: component, consumer
+	who   string // the logger's own attributes: component, consumer
 	known *messages
 }
 
-// message is what makes two lines the same: attributes of the line itself, such as ids, do not.
+// message identifies equal lines. The attributes of the line itself, for example ids, do not count.
 type message struct {
 	level     slog.Level
 	who, text string
 }
 
-// repetitions are the lines with a message that were not written.
+// repetitions are the suppressed lines with one message.
 type repetitions struct {
 	n    int
 	last slog.Record
-	by   slog.Handler // of the last one
+	by   slog.Handler // the handler of the last line
 }
 
 type messages struct {
 	mu sync.Mutex
-	of map[message]*repetitions // since quietFor at most
+	of map[message]*repetitions // messages of the last quietFor
 }
 
 // WithAttrs implements slog.Handler.
@@ -108,7 +111,7 @@ func (l limiter) Handle(ctx context.Context, r slog.Record) error {
 	return l.Handler.Handle(ctx, r)
 }
 
-// repeats reports whether a line with the message was written less than quietFor ago, and keeps this one.
+// repeats reports whether a line with the message was written less than quietFor ago. If so, it records this line.
 func (m *messages) repeats(of message, r slog.Record, by slog.Handler) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -124,7 +127,7 @@ func (m *messages) repeats(of message, r slog.Record, by slog.Handler) bool {
 	return false
 }
 
-// pass writes what was repeated, and begins the next quietFor; without repetitions the message is new again.
+// pass writes the report of the repetitions and starts the next quietFor. Without repetitions it forgets the message.
 func (m *messages) pass(of message) {
 	m.mu.Lock()
 	s := *m.of[of]
@@ -138,7 +141,7 @@ func (m *messages) pass(of message) {
 	s.write()
 }
 
-// flush writes all that was repeated.
+// flush writes the reports of all repetitions.
 func (m *messages) flush() {
 	m.mu.Lock()
 	var all []repetitions
@@ -155,6 +158,6 @@ func (m *messages) flush() {
 func (s repetitions) write() {
 	if s.n > 0 {
 		s.last.AddAttrs(slog.Int("repeated", s.n))
-		_ = s.by.Handle(context.Background(), s.last) // a logger reports no errors either
+		_ = s.by.Handle(context.Background(), s.last) // slog.Logger ignores this error too
 	}
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/tidings/tidings/internal/daemon"
 )
 
-// logged writes lines as JSON and keeps them.
+// logged parses lines of JSON and keeps them.
 type logged struct {
 	mu    sync.Mutex
 	lines []map[string]any
@@ -33,7 +33,7 @@ func (l *logged) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// take returns level, message, n and repeated of the lines since the last call.
+// take returns the level, the message, n and repeated of the lines since the last call.
 func (l *logged) take() (all []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -59,7 +59,7 @@ func TestAMessageIsWrittenOnceIn10Seconds(t *testing.T) {
 		log, flush := newLogger(t, w)
 		expect := func(after time.Duration, want ...string) {
 			t.Helper()
-			time.Sleep(after) // of the bubble's clock
+			time.Sleep(after) // on the clock of the synctest bubble
 			synctest.Wait()
 			if diff := cmp.Diff(want, w.take()); diff != "" {
 				t.Errorf("after %s (-want +got):\n%s", time.Since(time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)), diff)
@@ -73,12 +73,13 @@ func TestAMessageIsWrittenOnceIn10Seconds(t *testing.T) {
 		other.Warn("trying again", "n", 5) // another component
 		one.Warn("another", "n", 6)
 		for n := range 2 {
-			one.Info("request", "n", n) // each line is a fact of its own
+			one.Info("request", "n", n) // each line reports another fact
 		}
-		expect(0, "WARN trying again 0 <nil>", "ERROR trying again 4 <nil>", "WARN trying again 5 <nil>", "WARN another 6 <nil>", "INFO request 0 <nil>", "INFO request 1 <nil>")
+		expect(0, "WARN trying again 0 <nil>", "ERROR trying again 4 <nil>", "WARN trying again 5 <nil>", "WARN another 6 <nil>",
+			"INFO request 0 <nil>", "INFO request 1 <nil>")
 		expect(9999 * time.Millisecond)
 		one.Warn("trying again", "n", 7)
-		expect(time.Millisecond, "WARN trying again 7 4") // the last of four that were not written
+		expect(time.Millisecond, "WARN trying again 7 4") // the last of four suppressed lines
 		one.Warn("trying again", "n", 8)
 		expect(9999 * time.Millisecond)
 		expect(time.Millisecond, "WARN trying again 8 1")
@@ -94,7 +95,7 @@ func TestAMessageIsWrittenOnceIn10Seconds(t *testing.T) {
 	})
 }
 
-// What repeats is what was said last, by the logger that said it.
+// The report of repetitions has the attributes of the last line, and those of its logger.
 func TestARepetitionKeepsItsAttributes(t *testing.T) {
 	w := &logged{}
 	log, flush := newLogger(t, w)
@@ -132,7 +133,7 @@ func TestManyMessagesTakeLittleMemory(t *testing.T) {
 			}
 		}
 		if len(w.lines) > 1_100 || written+repeated != lines {
-			t.Errorf("%d lines, which stand for %d, of %d", len(w.lines), written+repeated, lines)
+			t.Errorf("%d lines that report %d, want %d", len(w.lines), written+repeated, lines)
 		}
 	})
 }
@@ -149,7 +150,8 @@ func TestTheFormatOfLogLines(t *testing.T) {
 			t.Errorf("LOG_FORMAT=%s writes %s", format, b.String())
 		}
 	}
-	if _, _, err := daemon.NewLogger(io.Discard, daemon.LogConfig{Format: "xml"}); err == nil || err.Error() != `LOG_FORMAT is "xml": want text or json` {
+	if _, _, err := daemon.NewLogger(io.Discard, daemon.LogConfig{Format: "xml"}); err == nil ||
+		err.Error() != `LOG_FORMAT is "xml": want text or json` {
 		t.Errorf("error %v", err)
 	}
 }

@@ -17,10 +17,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// checkTimeout bounds one readiness check, below the usual timeout of whoever asks.
+// checkTimeout limits one readiness check. It is below the usual timeout of probes.
 const checkTimeout = 2 * time.Second
 
-// Ops is the port for operators. Ready may be called before and while it runs.
+// Ops is the port for operators. Ready is safe to call before and while Run runs.
 type Ops struct {
 	addr string
 	reg  *prometheus.Registry
@@ -31,33 +31,35 @@ type Ops struct {
 	ln     net.Listener
 }
 
-// NewOps prepares the ops port of a binary on addr (host:port) with the metrics of reg, to which it adds those of the Go runtime, the
-// process and the build. It listens on nothing yet.
+// NewOps prepares the ops port of a binary on addr (host:port). It adds the metrics of the Go runtime, the process
+// and the build to reg. It does not listen yet.
 func NewOps(binary, addr string, reg *prometheus.Registry, log *slog.Logger) *Ops {
 	build := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "tidings_build_info", Help: "1, with the binary and its version as labels.",
 		ConstLabels: prometheus.Labels{"binary": binary, "version": Version()}}, func() float64 { return 1 })
-	for _, c := range []prometheus.Collector{build, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{})} {
+	for _, c := range []prometheus.Collector{build, collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{})} {
 		var already prometheus.AlreadyRegisteredError
 		if err := reg.Register(c); err != nil && !errors.As(err, &already) {
-			panic(err) // these collectors describe themselves consistently
+			panic(err) // only a programming error: these collectors describe themselves consistently
 		}
 	}
 	return &Ops{addr: addr, reg: reg, log: log.With("component", "ops"), checks: map[string]func(context.Context) error{}}
 }
 
-// Ready adds a check to /readyz; one of the same name is replaced. It is called for each request, from several goroutines.
+// Ready adds a check to /readyz, or replaces the one with the same name. Each request calls it, from several
+// goroutines.
 func (o *Ops) Ready(name string, check func(context.Context) error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.checks[name] = check
 }
 
-// Listen takes the port, so that its address is known before Run, which otherwise does it.
+// Listen opens the port, so that its address is known before Run. Without it Run opens the port.
 func (o *Ops) Listen() (net.Addr, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.ln == nil {
-		if _, _, err := net.SplitHostPort(o.addr); err != nil { // "" would listen on any port of all addresses
+		if _, _, err := net.SplitHostPort(o.addr); err != nil { // with "" it would listen on a random port of all addresses
 			return nil, fmt.Errorf("OPS_ADDR is %q: want host:port: %w", o.addr, err)
 		}
 		l, err := net.Listen("tcp", o.addr)
@@ -69,7 +71,7 @@ func (o *Ops) Listen() (net.Addr, error) {
 	return o.ln.Addr(), nil
 }
 
-// Run answers until ctx ends and returns nil on a clean stop.
+// Run serves until ctx ends, and returns nil on a clean stop.
 func (o *Ops) Run(ctx context.Context) error {
 	addr, err := o.Listen()
 	if err != nil {
@@ -79,7 +81,7 @@ func (o *Ops) Run(ctx context.Context) error {
 	return Serve(ctx, o.ln, o.Handler(), maxConnections/2, o.log)
 }
 
-// Handler answers /healthz, /readyz and /metrics.
+// Handler returns the handler of /healthz, /readyz and /metrics.
 func (o *Ops) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { answer(w, http.StatusOK, readiness{Status: "ok"}) })
@@ -98,7 +100,7 @@ type failing struct {
 	Error string `json:"error"`
 }
 
-// readyz runs all checks at once: several that time out together answer in the time of one.
+// readyz runs all checks at the same time, so several that time out take no longer than one.
 func (o *Ops) readyz(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), checkTimeout)
 	defer cancel()

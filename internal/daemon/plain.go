@@ -6,13 +6,14 @@ import (
 	"time"
 )
 
-// plain has what libraries say in words that an operator knows. While a connection to NATS is away nothing is buffered (broker.Connect), and nats.go calls that a buffer that is full.
+// plain translates texts of libraries into an operator's words. Without a connection to NATS nothing is buffered
+// (broker.Connect), and nats.go then reports a full buffer.
 var plain = strings.NewReplacer("nats: outbound buffer limit exceeded", "NATS is unreachable")
 
-// Plain is the text of an error for an operator.
+// Plain returns the text of an error in an operator's words.
 func Plain(err error) string { return plain.Replace(err.Error()) }
 
-// readable writes attributes for people: JSON has durations in nanoseconds.
+// readable formats attributes for people. The JSON handler would write durations in nanoseconds.
 func readable(_ []string, a slog.Attr) slog.Attr {
 	switch v := a.Value.Any().(type) {
 	case time.Duration:
@@ -23,7 +24,7 @@ func readable(_ []string, a slog.Attr) slog.Attr {
 	return a
 }
 
-// rounded leaves three digits or so.
+// rounded keeps about three digits of a duration.
 func rounded(d time.Duration) time.Duration {
 	for unit := time.Second; unit >= time.Microsecond; unit /= 1000 {
 		if d >= unit || d <= -unit {

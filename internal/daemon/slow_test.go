@@ -16,7 +16,7 @@ import (
 	"github.com/tidings/tidings/internal/daemon"
 )
 
-// pipes is a listener whose connections are in memory, where time is the test's.
+// pipes is a listener whose connections are in memory, so they work inside a synctest bubble.
 type pipes struct {
 	conns  chan net.Conn
 	closed chan struct{}

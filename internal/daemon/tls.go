@@ -10,10 +10,10 @@ import (
 	"time"
 )
 
-// Encrypt returns l with TLS 1.2 or newer, for HTTP/1.1 and HTTP/2, with the certificate chain and the key of two PEM files. They
-// are read again when they change, so a certificate is renewed without a restart: new connections get the new one. Files
-// that cannot be read then, half written for example, leave the last good certificate in use and are logged. It fails when
-// they cannot be read at the start.
+// Encrypt returns l with TLS 1.2 or newer, for HTTP/1.1 and HTTP/2. The certificate chain and the key are in two PEM
+// files. Encrypt reads them again when they change, so a certificate is renewed without a restart: new connections
+// get the new one. If the files cannot be read then (half written, for example), it logs that and keeps the last good
+// certificate. It returns an error if they cannot be read at the start.
 func Encrypt(l net.Listener, certFile, keyFile string, log *slog.Logger) (net.Listener, error) {
 	c := &certificate{certFile: certFile, keyFile: keyFile, log: log}
 	if err := c.load(); err != nil {
@@ -26,19 +26,19 @@ func Encrypt(l net.Listener, certFile, keyFile string, log *slog.Logger) (net.Li
 	}), nil
 }
 
-// certificate is what two files held when they were last good.
+// certificate is the last good content of the two files.
 type certificate struct {
 	certFile, keyFile string
 	log               *slog.Logger
 
 	mu     sync.Mutex
 	loaded *tls.Certificate
-	seen   [2]time.Time // when the files had changed
-	failed string       // why the last try failed, which is logged once
+	seen   [2]time.Time // the modification times of the files that were read
+	failed string       // the error of the last attempt, logged once
 }
 
 func (c *certificate) load() error {
-	var seen [2]time.Time // looked at first: what changes while it is read is read again
+	var seen [2]time.Time // read before the files: a change meanwhile causes another read
 	for i, name := range []string{c.certFile, c.keyFile} {
 		info, err := os.Stat(name)
 		if err != nil {
@@ -54,7 +54,7 @@ func (c *certificate) load() error {
 	return nil
 }
 
-// current costs two looks at the file system per handshake.
+// current returns the certificate in use. It costs two calls of stat for each handshake.
 func (c *certificate) current() *tls.Certificate {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -63,10 +63,10 @@ func (c *certificate) current() *tls.Certificate {
 	}
 	switch err := c.load(); {
 	case err == nil:
-		c.log.Info("took a new TLS certificate", "file", c.certFile)
+		c.log.Info("loaded a new TLS certificate", "file", c.certFile)
 	case err.Error() != c.failed:
 		c.failed = err.Error()
-		c.log.Error("the new TLS certificate cannot be used, the last one stays", "err", err, "runbook", "CertificateExpires")
+		c.log.Error("the new TLS certificate is unusable: the last one remains in use", "err", err, "runbook", "CertificateExpires")
 	}
 	return c.loaded
 }

@@ -17,10 +17,11 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// hello asks once, on a connection of its own, and returns the protocol that was spoken.
+// hello sends one request on a new connection, and returns the protocol of the answer.
 func hello(t *testing.T, addr string, config *tls.Config) (string, error) {
 	t.Helper()
-	c := http.Client{Transport: &http.Transport{TLSClientConfig: config, ForceAttemptHTTP2: true, DisableKeepAlives: true}, Timeout: 10 * time.Second}
+	c := http.Client{Transport: &http.Transport{TLSClientConfig: config, ForceAttemptHTTP2: true, DisableKeepAlives: true},
+		Timeout: 10 * time.Second}
 	resp, err := c.Get("https://" + addr)
 	if err != nil {
 		return "", err
@@ -59,7 +60,7 @@ func TestACertificateIsRenewedWithoutARestart(t *testing.T) {
 		t.Errorf("%q, %v", got, err)
 	}
 	if _, err := hello(t, addr, &tls.Config{RootCAs: first, MaxVersion: tls.VersionTLS11}); err == nil {
-		t.Error("TLS 1.1 was spoken")
+		t.Error("the server accepted TLS 1.1")
 	}
 	resp, err := http.Get("http://" + addr)
 	if err == nil {
@@ -69,7 +70,7 @@ func TestACertificateIsRenewedWithoutARestart(t *testing.T) {
 		}
 	}
 
-	// Half of it is there: a key that does not belong to the certificate.
+	// The new files are half written: the key does not belong to the certificate.
 	good, err := os.ReadFile(cert.KeyFile)
 	if err != nil {
 		t.Fatal(err)

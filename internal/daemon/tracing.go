@@ -20,21 +20,22 @@ import (
 	"github.com/tidings/tidings/internal/tracing"
 )
 
-// TraceConfig is the environment of tracing, as far as it is checked here. The OpenTelemetry SDK reads further variables from the process's own environment
-// (docs/tracing.md).
+// TraceConfig is the part of the environment of tracing that Trace checks. The OpenTelemetry SDK reads more variables
+// from the environment of the process (docs/tracing.md).
 type TraceConfig struct {
-	Endpoint       string  `env:"OTEL_EXPORTER_OTLP_ENDPOINT"`                        // of a collector, http or https; tracing is off without it
-	TracesEndpoint string  `env:"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"`                 // likewise, with the path
+	// Endpoint is the http or https URL of a collector. Tracing is off if neither it nor TracesEndpoint is set.
+	Endpoint       string  `env:"OTEL_EXPORTER_OTLP_ENDPOINT"`
+	TracesEndpoint string  `env:"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"`                 // the same, with the path
 	Protocol       string  `env:"OTEL_EXPORTER_OTLP_PROTOCOL, default=http/protobuf"` // or http/json
 	Exporter       string  `env:"OTEL_TRACES_EXPORTER, default=otlp"`                 // or none
-	Disabled       bool    `env:"OTEL_SDK_DISABLED, default=false"`                   // as an endpoint that is empty
-	Sampler        string  `env:"OTEL_TRACES_SAMPLER, default=parentbased_always_on"` // of samplers
-	Ratio          float64 `env:"OTEL_TRACES_SAMPLER_ARG, default=1"`                 // of the samplers with a ratio, 0..1
+	Disabled       bool    `env:"OTEL_SDK_DISABLED, default=false"`                   // true: no tracing
+	Sampler        string  `env:"OTEL_TRACES_SAMPLER, default=parentbased_always_on"` // a key of samplers
+	Ratio          float64 `env:"OTEL_TRACES_SAMPLER_ARG, default=1"`                 // for the samplers with a ratio, 0..1
 	Service        string  `env:"OTEL_SERVICE_NAME"`                                  // tidings-BINARY when empty
-	Relation       string  `env:"TRACE_RELATION, default=link"`                       // of send and process to create: link or parent
+	Relation       string  `env:"TRACE_RELATION, default=link"`                       // from send and process to create: link or parent
 }
 
-// notEmpty is an environment in which an empty variable is not set, as OpenTelemetry has it.
+// notEmpty is an environment in which an empty variable counts as not set, as OpenTelemetry defines it.
 type notEmpty struct{ envconfig.Lookuper }
 
 // Lookup implements envconfig.Lookuper.
@@ -45,21 +46,23 @@ func (e notEmpty) Lookup(name string) (string, bool) {
 
 const parentRelation = "parent"
 
-// samplers by their names in OpenTelemetry.
+// samplers returns the samplers by their names in OpenTelemetry.
 func (c TraceConfig) samplers() map[string]sdk.Sampler {
 	on, off, ratio := sdk.AlwaysSample(), sdk.NeverSample(), sdk.TraceIDRatioBased(c.Ratio)
 	return map[string]sdk.Sampler{
 		"always_on": on, "always_off": off, "traceidratio": ratio,
-		"parentbased_always_on": sdk.ParentBased(on), "parentbased_always_off": sdk.ParentBased(off), "parentbased_traceidratio": sdk.ParentBased(ratio),
+		"parentbased_always_on": sdk.ParentBased(on), "parentbased_always_off": sdk.ParentBased(off),
+		"parentbased_traceidratio": sdk.ParentBased(ratio),
 	}
 }
 
-// Validate reports every value that is not one of those allowed.
+// Validate returns an error that lists every value out of bounds.
 func (c TraceConfig) Validate() error {
 	var errs []error
-	for name, value := range map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": c.Endpoint, "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": c.TracesEndpoint} {
+	for name, value := range map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": c.Endpoint,
+		"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": c.TracesEndpoint} {
 		if u, err := url.Parse(value); value != "" && (err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "") {
-			errs = append(errs, fmt.Errorf("%s is no URL of http or https", name)) // not its value: it may have a password
+			errs = append(errs, fmt.Errorf("%s is not an http or https URL", name)) // without the value: it may contain a password
 		}
 	}
 	if c.Protocol != "http/protobuf" && c.Protocol != "http/json" {
@@ -69,7 +72,8 @@ func (c TraceConfig) Validate() error {
 		errs = append(errs, fmt.Errorf("OTEL_TRACES_EXPORTER is %q: want otlp or none", c.Exporter))
 	}
 	if c.samplers()[c.Sampler] == nil {
-		errs = append(errs, fmt.Errorf("OTEL_TRACES_SAMPLER is %q: want always_on, always_off or traceidratio, each also with parentbased_ in front", c.Sampler))
+		errs = append(errs, fmt.Errorf("OTEL_TRACES_SAMPLER is %q: want always_on, always_off or traceidratio, "+
+			"or one of these with the prefix parentbased_", c.Sampler))
 	}
 	if !(c.Ratio >= 0 && c.Ratio <= 1) {
 		errs = append(errs, fmt.Errorf("OTEL_TRACES_SAMPLER_ARG is %v: want 0..1", c.Ratio))
@@ -80,19 +84,21 @@ func (c TraceConfig) Validate() error {
 	return errors.Join(errs...)
 }
 
-// on reports whether spans go to a collector.
+// on reports whether spans are sent to a collector.
 func (c TraceConfig) on() bool {
 	return cmp.Or(c.Endpoint, c.TracesEndpoint) != "" && !c.Disabled && c.Exporter == "otlp"
 }
 
 const (
-	stopTracing = 5 * time.Second // for what is not exported yet
-	fileEvery   = 200 * time.Millisecond
+	stopTracing = 5 * time.Second        // time limit of the last export
+	fileEvery   = 200 * time.Millisecond // between two exports to an exporter of the caller
 )
 
-// Trace returns a context in which spans are made (tracing.From), and sent to the collector that env names. Without one it returns ctx. Spans go to the exporter to
-// instead, at once and with all their links, unless it is nil. stop exports what is left.
-func Trace(ctx context.Context, env envconfig.Lookuper, binary string, log *slog.Logger, to sdk.SpanExporter) (_ context.Context, stop func(), err error) {
+// Trace returns a context that makes spans (tracing.From) and sends them to the collector that env names. Without a
+// collector it returns ctx. If to is not nil, spans go to that exporter instead, at once and with all their links.
+// stop exports the remaining spans.
+func Trace(ctx context.Context, env envconfig.Lookuper, binary string, log *slog.Logger, to sdk.SpanExporter,
+) (_ context.Context, stop func(), err error) {
 	var cfg TraceConfig
 	if err := Configure(ctx, notEmpty{env}, &cfg); err != nil {
 		return ctx, nil, err
@@ -116,8 +122,9 @@ func Trace(ctx context.Context, env envconfig.Lookuper, binary string, log *slog
 		return ctx, func() {}, nil
 	}
 	log = log.With("component", "tracing")
-	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { log.Warn("spans are not exported", "err", err) }))
-	describe := []resource.Option{resource.WithTelemetrySDK(), resource.WithAttributes(semconv.ServiceVersion(Version()), semconv.ServiceName("tidings-"+binary)), resource.WithFromEnv()}
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { log.Warn("spans were not exported", "err", err) }))
+	describe := []resource.Option{resource.WithTelemetrySDK(),
+		resource.WithAttributes(semconv.ServiceVersion(Version()), semconv.ServiceName("tidings-"+binary)), resource.WithFromEnv()}
 	if cfg.Service != "" {
 		describe = append(describe, resource.WithAttributes(semconv.ServiceName(cfg.Service)))
 	}
@@ -125,18 +132,20 @@ func Trace(ctx context.Context, env envconfig.Lookuper, binary string, log *slog
 	if err != nil {
 		return ctx, nil, fmt.Errorf("OTEL_RESOURCE_ATTRIBUTES: %w", err)
 	}
-	if limits.LinkCountLimit < 1 { // unlimited, for the SDK
+	if limits.LinkCountLimit < 1 { // the SDK then has no limit
 		limits.LinkCountLimit = tracing.MaxLinks
 	}
 	provider := func(sampler sdk.Sampler) *sdk.TracerProvider {
-		return sdk.NewTracerProvider(sdk.WithSpanProcessor(processor), sdk.WithResource(who), sdk.WithRawSpanLimits(limits), sdk.WithSampler(sampler))
+		return sdk.NewTracerProvider(sdk.WithSpanProcessor(processor), sdk.WithResource(who), sdk.WithRawSpanLimits(limits),
+			sdk.WithSampler(sampler))
 	}
-	t := tracing.New(provider(cfg.samplers()[cfg.Sampler]), provider(sdk.AlwaysSample()), cfg.Relation == parentRelation, limits.LinkCountLimit)
+	t := tracing.New(provider(cfg.samplers()[cfg.Sampler]), provider(sdk.AlwaysSample()),
+		cfg.Relation == parentRelation, limits.LinkCountLimit)
 	stop = func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTracing)
 		defer cancel()
 		if err := processor.Shutdown(ctx); err != nil {
-			log.Warn("the last spans are not exported", "err", err)
+			log.Warn("the last spans were not exported", "err", err)
 		}
 	}
 	return tracing.With(ctx, t), stop, nil

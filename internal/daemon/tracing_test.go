@@ -19,7 +19,7 @@ import (
 	"github.com/tidings/tidings/internal/tracing"
 )
 
-// TestTracesGoToTheCollectorThatIsNamed also holds what a scraper that asks for OpenMetrics gets: the trace as an exemplar.
+// TestTracesGoToTheCollectorThatIsNamed also checks that a scraper with OpenMetrics gets the trace as an exemplar.
 func TestTracesGoToTheCollectorThatIsNamed(t *testing.T) {
 	type export struct{ path, body string }
 	exports := make(chan export, 1)
@@ -35,8 +35,9 @@ func TestTracesGoToTheCollectorThatIsNamed(t *testing.T) {
 		exports <- export{r.URL.Path, string(b)}
 	}))
 	defer collector.Close()
-	env := map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": collector.URL, "OTEL_SERVICE_NAME": "site", "OTEL_RESOURCE_ATTRIBUTES": "deployment.environment.name=test", "OTEL_TRACES_SAMPLER": ""}
-	for name, value := range env { // the exporter reads the process's own
+	env := map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": collector.URL, "OTEL_SERVICE_NAME": "site",
+		"OTEL_RESOURCE_ATTRIBUTES": "deployment.environment.name=test", "OTEL_TRACES_SAMPLER": ""}
+	for name, value := range env { // the exporter reads the environment of the process
 		t.Setenv(name, value)
 	}
 	ctx, stop, err := daemon.Trace(t.Context(), envconfig.MapLookuper(env), "api", testkit.Logger(t), nil)
@@ -65,7 +66,8 @@ func TestTracesGoToTheCollectorThatIsNamed(t *testing.T) {
 		return w.Body.String()
 	}
 	exemplar := `# {trace_id="` + span.SpanContext().TraceID().String() + `"} 0.5`
-	if body := scrape("application/openmetrics-text; version=1.0.0"); !strings.Contains(body, exemplar) || !strings.HasSuffix(body, "# EOF\n") {
+	if body := scrape("application/openmetrics-text; version=1.0.0"); !strings.Contains(body, exemplar) ||
+		!strings.HasSuffix(body, "# EOF\n") {
 		t.Errorf("%s is not in %s", exemplar, body)
 	}
 	if body := scrape("text/plain"); !strings.Contains(body, "took_seconds_count 1") || strings.Contains(body, "EOF") {
@@ -98,8 +100,8 @@ func TestWithoutACollectorNothingIsTraced(t *testing.T) {
 }
 
 func TestTracingNamesEveryVariableThatIsWrong(t *testing.T) {
-	env := map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "collector:4318", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc", "OTEL_TRACES_EXPORTER": "zipkin", "OTEL_TRACES_SAMPLER": "some",
-		"OTEL_TRACES_SAMPLER_ARG": "NaN", "TRACE_RELATION": "child"}
+	env := map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": "collector:4318", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc",
+		"OTEL_TRACES_EXPORTER": "zipkin", "OTEL_TRACES_SAMPLER": "some", "OTEL_TRACES_SAMPLER_ARG": "NaN", "TRACE_RELATION": "child"}
 	_, _, err := daemon.Trace(context.Background(), envconfig.MapLookuper(env), "api", testkit.Logger(t), tracetest.NewInMemoryExporter())
 	for name := range env {
 		if err == nil || !strings.Contains(err.Error(), name+" is ") {

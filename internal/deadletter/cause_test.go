@@ -12,7 +12,8 @@ func TestOneReasonIsOneCause(t *testing.T) {
 		{"no token", "no token"},
 		{"", ""},
 		{"  two\n\tlines  ", "two lines"},
-		{`ERROR: duplicate key value violates unique constraint "edges_key" (SQLSTATE 23505)`, `ERROR: duplicate key value violates unique constraint "…" (SQLSTATE 23505)`},
+		{`ERROR: duplicate key value violates unique constraint "edges_key" (SQLSTATE 23505)`,
+			`ERROR: duplicate key value violates unique constraint "…" (SQLSTATE 23505)`},
 		{`invalid input syntax for type bigint: "9\"x" (SQLSTATE 22P02)`, `invalid input syntax for type bigint: "…" (SQLSTATE 22P02)`},
 		{"event 0190b5a2-7c1e-8abc-9def-0123456789AB is a comment.edited.v7", "event <uuid> is a comment.edited.v#"},
 		{"dial tcp 10.0.0.7:4222: i/o timeout after 1.5s", "dial tcp #: i/o timeout after #s"},
@@ -29,7 +30,7 @@ func TestOneReasonIsOneCause(t *testing.T) {
 			t.Errorf("Cause(%q) = %q, want %q", c.err, got, c.want)
 		}
 		if again := Cause(got); again != got {
-			t.Errorf("Cause(%q) = %q: want it to stay", got, again)
+			t.Errorf("Cause(%q) = %q: want no further change", got, again)
 		}
 	}
 }

@@ -10,29 +10,30 @@ import (
 )
 
 const (
-	// MaxGroups is how many groups Groups returns at most.
+	// MaxGroups is the limit of Groups.
 	MaxGroups = 1000
-	// MaxCount is up to where Count counts: a group with more letters has MaxCount+1.
+	// MaxCount is the limit of Count: a group with more letters has the count MaxCount+1.
 	MaxCount = 10_000
 )
 
-// Group is the letters of one consumer (none: those of the outbox), event type and cause.
+// Group is the set of letters of one consumer, event type and cause. Consumer is "" for the outbox.
 type Group struct {
-	ID          string // a UUID, of the three
+	ID          string // a UUID, derived from the three
 	Consumer    string
 	EventType   string
 	Cause       string
-	Error       string // of the letter that died last
+	Error       string // of the latest letter
 	First, Last time.Time
-	Count       int64 // filled by Count, as is Again
+	Count       int64 // Count sets it and Again
 	Again       int64 // of these, letters that failed again after a retry
 }
 
-// Table is a table of dead letters, and its columns as Groups reads them.
+// Table names a table of dead letters, and has the SQL expressions of two of its columns.
 type Table struct{ Name, Consumer, Error string }
 
-// groupsSQL finds the groups by skipping from one to the next, and of each the first and the last letter.
-// Index: that of the groups, three probes for each group, however many letters there are.   Locks: none.
+// groupsSQL finds the groups by a skip from one to the next, and the first and last letter of each.
+//
+// Index: that of the groups, three probes per group for any number of letters.   Locks: none.
 const groupsSQL = `
 WITH RECURSIVE g(id) AS (
   (SELECT group_id FROM {table} WHERE {tenant} ORDER BY group_id LIMIT 1)
@@ -43,7 +44,8 @@ WITH RECURSIVE g(id) AS (
 ` + endsSQL + `
  ORDER BY last.dead_at DESC, g.id`
 
-const describeSQL = `SELECT /* deadletter.groups */ g.id::text, last.consumer, last.event_type, last.cause, last.error, first.dead_at, last.dead_at`
+const describeSQL = `
+SELECT /* deadletter.groups */ g.id::text, last.consumer, last.event_type, last.cause, last.error, first.dead_at, last.dead_at`
 
 // endsSQL finds the first and the last letter of a group g.
 const endsSQL = `
@@ -51,12 +53,12 @@ const endsSQL = `
  CROSS JOIN LATERAL (SELECT {consumer} AS consumer, event_type, cause, {error} AS error, dead_at FROM {table}
                       WHERE {tenant} AND group_id = g.id ORDER BY dead_at DESC, id DESC LIMIT 1) last`
 
-// groupSQL reads one group.
-// Index: that of the groups, two probes.   Locks: none.
+// groupSQL reads one group. Index: that of the groups, two probes. Locks: none.
 const groupSQL = describeSQL + ` FROM (SELECT @group::uuid AS id) g` + endsSQL
 
-// countSQL counts the letters of groups, the latest first.
-// Index: that of the groups, as much of each as is counted.   Locks: none.
+// countSQL counts the letters of groups, latest first.
+//
+// Index: that of the groups, as many entries of each as it counts.   Locks: none.
 const countSQL = `
 SELECT /* deadletter.count */ g.n, c.letters, c.again
   FROM unnest(@groups::uuid[]) WITH ORDINALITY AS g(id, n)
@@ -64,7 +66,7 @@ SELECT /* deadletter.count */ g.n, c.letters, c.again
    SELECT retries FROM {table} WHERE {tenant} AND group_id = g.id AND dead_at >= @since ORDER BY dead_at DESC LIMIT @most) l) c
  ORDER BY g.n`
 
-// sql returns a statement of this package for the table, of one tenant or of all.
+// sql returns a statement of this package for the table, for one tenant or all.
 func (t Table) sql(sql string, tenant int64) string {
 	where := "true"
 	if tenant != 0 {
@@ -73,13 +75,15 @@ func (t Table) sql(sql string, tenant int64) string {
 	return strings.NewReplacer("{table}", t.Name, "{consumer}", t.Consumer, "{error}", t.Error, "{tenant}", where).Replace(sql)
 }
 
-// Statements returns the statements on the table, for tests to prepare.
+// Statements returns the statements on the table. Tests prepare them.
 func (t Table) Statements() []string {
-	return []string{t.sql(groupsSQL, 0), t.sql(groupsSQL, 1), t.sql(countSQL, 0), t.sql(countSQL, 1), t.sql(groupSQL, 0), t.sql(groupSQL, 1)}
+	return []string{t.sql(groupsSQL, 0), t.sql(groupsSQL, 1), t.sql(countSQL, 0), t.sql(countSQL, 1),
+		t.sql(groupSQL, 0), t.sql(groupSQL, 1)}
 }
 
-// Groups returns the groups, that with the latest letter first, without their counts; of tenant 0 those of all tenants. With more than MaxGroups it returns any
-// MaxGroups of them, and more is true. The cost grows with the groups, not with the letters.
+// Groups returns the groups without their counts. The group with the latest letter comes first. Tenant 0 means all
+// tenants. If more than MaxGroups exist, it returns any MaxGroups of them and more is true. The cost grows with the
+// number of groups, not with that of letters.
 func Groups(ctx context.Context, tx pgx.Tx, t Table, tenant int64) (all []Group, more bool, err error) {
 	rows, _ := tx.Query(ctx, t.sql(groupsSQL, tenant), pgx.NamedArgs{"tenant": tenant, "limit": MaxGroups + 1})
 	all, err = pgx.CollectRows(rows, scan)
@@ -96,7 +100,7 @@ func scan(row pgx.CollectableRow) (g Group, err error) {
 	return g, row.Scan(&g.ID, &g.Consumer, &g.EventType, &g.Cause, &g.Error, &g.First, &g.Last)
 }
 
-// One returns a group without its counts, nil when it has no letters.
+// One returns a group without its count, or nil if it has no letters.
 func One(ctx context.Context, tx pgx.Tx, t Table, tenant int64, id string) (*Group, error) {
 	rows, _ := tx.Query(ctx, t.sql(groupSQL, tenant), pgx.NamedArgs{"tenant": tenant, "group": id})
 	all, err := pgx.CollectRows(rows, scan)
@@ -109,7 +113,7 @@ func One(ctx context.Context, tx pgx.Tx, t Table, tenant int64, id string) (*Gro
 	return &all[0], nil
 }
 
-// Count counts the letters of the groups that died since a time, of which zero is before all.
+// Count sets the counts of the groups: letters that died at since or later. A zero since means all.
 func Count(ctx context.Context, tx pgx.Tx, t Table, tenant int64, groups []Group, since time.Time) error {
 	ids := make([]string, len(groups))
 	for i, g := range groups {

@@ -11,18 +11,18 @@ import (
 
 // act is one request.
 type act struct {
-	did  string // what is counted, of a write
-	says string // the same for people
+	did  string // the name under which a write is counted; empty for a read
+	says string // the same as a sentence
 	do   func(ctx context.Context) error
 }
 
-// choice is a sort of act. pick returns false when there is nothing to do it to.
+// choice is a kind of act. pick returns false if there is no object for it.
 type choice struct {
 	weight int
 	pick   func() (act, bool)
 }
 
-// settle makes the choices, and opens the first threads. The caller holds the lock.
+// settle sets up the choices, and opens the first threads. The caller holds the lock.
 func (s *Site) settle(edges []edgeKind, children []childKind) {
 	s.edges, s.children = edges, children
 	discussed := make(map[string]bool) // objects that have threads
@@ -35,25 +35,27 @@ func (s *Site) settle(edges []edgeKind, children []childKind) {
 		if k.To == user || discussed[k.To] {
 			weight = 14
 		}
-		s.choices = append(s.choices, choice{weight, func() (act, bool) { return s.put(k), true }}, choice{1 + weight/7, func() (act, bool) { return s.remove(k) }})
+		s.choices = append(s.choices, choice{weight, func() (act, bool) { return s.put(k), true }},
+			choice{1 + weight/7, func() (act, bool) { return s.remove(k) }})
 	}
 	for _, k := range children {
 		weight := 5
 		if k.Moderated {
 			weight = 22
 			s.threads[k.Name] = make(map[client.ID]client.ChildSettings)
-			s.choices = append(s.choices, choice{2, func() (act, bool) { return s.begin(k), true }}, choice{4, func() (act, bool) { return s.queue(k), true }},
+			s.choices = append(s.choices, choice{2, func() (act, bool) { return s.begin(k), true }},
+				choice{4, func() (act, bool) { return s.queue(k), true }},
 				choice{1, func() (act, bool) { return s.toggle(k) }}, choice{1, func() (act, bool) { return s.censor(k) }})
 			for range firstThreads {
 				s.due = append(s.due, s.begin(k))
 			}
 		}
-		s.choices = append(s.choices, choice{weight, func() (act, bool) { return s.write(k), true }}, choice{1 + weight/8, func() (act, bool) { return s.edit(k) }},
-			choice{1, func() (act, bool) { return s.withdraw(k) }})
+		s.choices = append(s.choices, choice{weight, func() (act, bool) { return s.write(k), true }},
+			choice{1 + weight/8, func() (act, bool) { return s.edit(k) }}, choice{1, func() (act, bool) { return s.withdraw(k) }})
 	}
 }
 
-// next is what to do now. The caller holds the lock.
+// next returns the next act. The caller holds the lock.
 func (s *Site) next() act {
 	if len(s.due) > 0 {
 		a := s.due[0]
@@ -87,7 +89,7 @@ func (s *Site) change(fn func()) {
 	fn()
 }
 
-// put makes an edge, or gives it other attributes.
+// put creates an edge, or changes its attributes.
 func (s *Site) put(k edgeKind) act {
 	p := pair{s.target(k.From), s.target(k.To)}
 	if k.From == user {
@@ -97,7 +99,7 @@ func (s *Site) put(k edgeKind) act {
 		p.to = p.to%client.ID(s.users) + 1
 	}
 	attributes := k.attributes.Generate(s.rnd)
-	return act{k.Name, fmt.Sprintf("%s %d: %s %s %d", k.From, p.from, k.Name, k.To, p.to), func(ctx context.Context) (err error) {
+	return act{k.Name, fmt.Sprintf("%s %d: %s of %s %d", k.From, p.from, k.Name, k.To, p.to), func(ctx context.Context) (err error) {
 		if edges := s.client.Edges(k.Name); attributes == nil {
 			_, err = edges.Put(ctx, p.from, p.to, actor(p.from))
 		} else {
@@ -110,15 +112,16 @@ func (s *Site) put(k edgeKind) act {
 	}}
 }
 
-// remove takes an edge away.
+// remove deletes an edge.
 func (s *Site) remove(k edgeKind) (act, bool) {
 	p, ok := s.unlink(k.Name)
-	return act{k.Name + " undone", fmt.Sprintf("%s %d: no %s %s %d any more", k.From, p.from, k.Name, k.To, p.to), func(ctx context.Context) error {
-		return s.client.Edges(k.Name).Remove(ctx, p.from, p.to, actor(p.from))
-	}}, ok
+	return act{k.Name + " undone", fmt.Sprintf("%s %d removes the %s of %s %d", k.From, p.from, k.Name, k.To, p.to),
+		func(ctx context.Context) error {
+			return s.client.Edges(k.Name).Remove(ctx, p.from, p.to, actor(p.from))
+		}}, ok
 }
 
-// write makes a child. What a rule does not like is hidden next.
+// write creates a child. If its text breaks the rule about links, the next act hides it.
 func (s *Site) write(k childKind) act {
 	object, author, text := s.open(k), s.author(), body(s.rnd)
 	lured := k.Moderated && s.rnd.Float64() < lureShare
@@ -126,20 +129,22 @@ func (s *Site) write(k childKind) act {
 		text = lure(s.rnd)
 	}
 	n := client.NewChild{AuthorID: author, Body: text, ParentID: s.answered(k, object), Attributes: k.attributes.Generate(s.rnd)}
-	return act{k.Name, fmt.Sprintf("user %d: %s on %s %d: %s", author, k.Name, k.Parent, object, short(text)), func(ctx context.Context) error {
-		c, err := s.client.Children(k.Name).Create(ctx, object, n, actor(author))
-		if err != nil {
-			return err
-		}
-		s.change(func() {
-			if lured {
-				s.due = append(s.due, s.decide(k, c, client.Moderation{State: "hidden", Reason: "rule links: a link in a text by a stranger"}, ruleActor))
-				return
+	return act{k.Name, fmt.Sprintf("user %d: %s on %s %d: %s", author, k.Name, k.Parent, object, short(text)),
+		func(ctx context.Context) error {
+			c, err := s.client.Children(k.Name).Create(ctx, object, n, actor(author))
+			if err != nil {
+				return err
 			}
-			s.keep(k.Name, c)
-		})
-		return nil
-	}}
+			s.change(func() {
+				if lured {
+					s.due = append(s.due, s.decide(k, c, client.Moderation{State: "hidden",
+						Reason: "rule links: a link in a text by a stranger"}, ruleActor))
+					return
+				}
+				s.keep(k.Name, c)
+			})
+			return nil
+		}}
 }
 
 // edit changes the text of a child, or its attributes.
@@ -155,15 +160,15 @@ func (s *Site) edit(k childKind) (act, bool) {
 	}}, ok && len(with.Body) < 4000
 }
 
-// withdraw is an author who takes a child back.
+// withdraw has an author delete a child.
 func (s *Site) withdraw(k childKind) (act, bool) {
 	c, ok := s.take(k.Name)
-	return act{k.Name + " withdrawn", fmt.Sprintf("user %d withdraws a %s", c.AuthorID, k.Name), func(ctx context.Context) error {
+	return act{k.Name + " withdrawn", fmt.Sprintf("user %d deletes a %s", c.AuthorID, k.Name), func(ctx context.Context) error {
 		return s.client.Children(k.Name).Delete(ctx, c, actor(c.AuthorID))
 	}}, ok
 }
 
-// decide is a moderator's or a rule's decision about a child.
+// decide records the decision of a moderator or a rule about a child.
 func (s *Site) decide(k childKind, c client.Child, m client.Moderation, by string) act {
 	return act{k.Name + " " + m.State, fmt.Sprintf("%s: %s %s: %s", by, k.Name, m.State, short(c.Body)), func(ctx context.Context) error {
 		now, err := s.client.Children(k.Name).Moderate(ctx, c, m, client.Actor(by))
@@ -174,7 +179,7 @@ func (s *Site) decide(k childKind, c client.Child, m client.Moderation, by strin
 	}}
 }
 
-// censor is a moderator who comes upon something.
+// censor has a moderator hide or remove a visible child.
 func (s *Site) censor(k childKind) (act, bool) {
 	c, ok := s.take(k.Name)
 	m := client.Moderation{State: "hidden", Reason: one(s.rnd, whyHidden)}
@@ -184,7 +189,8 @@ func (s *Site) censor(k childKind) (act, bool) {
 	return s.decide(k, c, m, one(s.rnd, moderators)), ok
 }
 
-// queue is a moderator who looks at what waits, and decides on the oldest. Some stays for whoever looks on.
+// queue has a moderator read the queue and decide on the oldest child. Some children remain in the queue, for the
+// console to show.
 func (s *Site) queue(k childKind) act {
 	by, u := one(s.rnd, moderators), s.rnd.Float64()
 	m := client.Moderation{State: "approved"}
@@ -203,7 +209,8 @@ func (s *Site) queue(k childKind) act {
 	}}
 }
 
-// begin opens a thread with a title. Of some the moderators look at everything first. One that an earlier run opened stays as it is.
+// begin opens a thread with a title. Some threads are premoderated. A thread that an earlier run opened keeps its
+// settings.
 func (s *Site) begin(k childKind) act {
 	s.newest[k.Parent]++
 	object := client.ID(s.newest[k.Parent])
@@ -220,10 +227,10 @@ func (s *Site) begin(k childKind) act {
 	}}
 }
 
-// opener is the user whose thread it is.
+// opener returns the user who opened the thread.
 func (s *Site) opener(object client.ID) client.ID { return object%client.ID(s.users) + 1 }
 
-// toggle is a moderator who locks a thread, or unlocks it. At most a quarter is locked.
+// toggle has a moderator lock or unlock a thread. At most a quarter of the threads is locked.
 func (s *Site) toggle(k childKind) (act, bool) {
 	all := s.threads[k.Name]
 	was, ok := all[client.ID(1+s.rnd.Int64N(max(s.newest[k.Parent], 1)))]
@@ -251,7 +258,7 @@ func (s *Site) toggle(k childKind) (act, bool) {
 	}}, true
 }
 
-// look is somebody who reads a page.
+// look reads one page.
 func (s *Site) look() (act, bool) {
 	if len(s.edges) == 0 || len(s.children) == 0 {
 		return act{}, false

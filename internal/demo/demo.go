@@ -17,39 +17,39 @@ import (
 	"github.com/tidings/tidings/internal/load"
 )
 
-// Config says where the site lives, and how much happens there.
+// Config says where the site is and how busy it is.
 type Config struct {
-	URL   string  // of the API, without a path
+	URL   string  // the API's, without a path
 	Token string  // with the roles read, write and moderate
-	Rate  float64 // requests per second, 0.1 to 1000
-	Users int     // 10 to 1,000,000
-	Seed  uint64  // the same one makes the same choices, as far as the answers come in the same order
+	Rate  float64 // requests per second, 0.1..1000
+	Users int     // 10..1,000,000
+	Seed  uint64  // an equal seed makes equal choices if the answers arrive in the same order
 }
 
-// Validate reports every value out of bounds.
+// Validate returns an error that lists every value out of bounds.
 func (c Config) Validate() error {
 	var errs []error
 	if c.Rate < 0.1 || c.Rate > 1000 {
 		errs = append(errs, fmt.Errorf("the rate is %g: want 0.1 to 1000 requests per second", c.Rate))
 	}
 	if c.Users < 10 || c.Users > 1_000_000 {
-		errs = append(errs, fmt.Errorf("there are %d users: want 10 to 1000000", c.Users))
+		errs = append(errs, fmt.Errorf("the number of users is %d: want 10 to 1,000,000", c.Users))
 	}
 	return errors.Join(errs...)
 }
 
-// Stats is what the site has done so far.
+// Stats is the work of the site so far.
 type Stats struct {
-	Requests int64            `json:"requests"` // answered, refused ones too
+	Requests int64            `json:"requests"` // with an answer, also with a refusal
 	Reads    int64            `json:"reads"`
-	Did      map[string]int64 `json:"did"`     // writes, by kind and what was done: "follow", "comment hidden"
-	Refused  int64            `json:"refused"` // what somebody else's changes did not allow any more
-	Retried  int64            `json:"retried"` // requests that were sent again
-	Waiting  string           `json:"waiting,omitempty"`
-	Last     string           `json:"last,omitempty"` // what was done last, for people
+	Did      map[string]int64 `json:"did"`               // writes by kind and act: "follow", "comment hidden"
+	Refused  int64            `json:"refused"`           // requests that the API refused, because another writer changed the object
+	Retried  int64            `json:"retried"`           // requests that were sent a second time
+	Waiting  string           `json:"waiting,omitempty"` // why the API cannot be used now; empty if it can
+	Last     string           `json:"last,omitempty"`    // the last write, as a sentence
 }
 
-// Writes is how many there were.
+// Writes returns the number of writes.
 func (s Stats) Writes() (n int64) {
 	for did := range maps.Values(s.Did) {
 		n += did
@@ -59,17 +59,18 @@ func (s Stats) Writes() (n int64) {
 
 const (
 	requestTimeout = 10 * time.Second
-	stopTimeout    = 2 * time.Second // for the requests in flight when the site is stopped
-	perWorker      = 5               // requests per second that one worker is meant for
+	stopTimeout    = 2 * time.Second // for the requests in progress when the site stops
+	perWorker      = 5               // requests per second for which one worker is planned
 	maxWorkers     = 64
 )
 
-// edgeKind and childKind are kinds with the schemas of their attributes.
+// edgeKind is a kind of edges with the schema of its attributes.
 type edgeKind struct {
 	client.EdgeKind
 	attributes load.Schema
 }
 
+// childKind is a kind of children with the schema of its attributes.
 type childKind struct {
 	client.ChildKind
 	attributes load.Schema
@@ -87,13 +88,14 @@ type Site struct {
 	stats Stats
 }
 
-// New checks cfg. It sends nothing.
+// New validates cfg and returns a Site. It sends no request.
 func New(cfg Config) (*Site, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
 	t := &traffic{next: &http.Transport{MaxIdleConnsPerHost: maxWorkers, Proxy: http.ProxyFromEnvironment, IdleConnTimeout: time.Minute}}
-	c, err := client.New(cfg.URL, client.WithToken(cfg.Token), client.WithHTTPClient(&http.Client{Transport: t}), client.WithAttemptTimeout(requestTimeout),
+	c, err := client.New(cfg.URL, client.WithToken(cfg.Token), client.WithHTTPClient(&http.Client{Transport: t}),
+		client.WithAttemptTimeout(requestTimeout),
 		client.WithRetry(client.Retry{Attempts: 100, First: 100 * time.Millisecond, Most: 2 * time.Second}))
 	if err != nil {
 		return nil, err
@@ -103,7 +105,7 @@ func New(cfg Config) (*Site, error) {
 	return s, nil
 }
 
-// Stats is safe to call while Run runs.
+// Stats returns the current numbers. It is safe to call while Run runs.
 func (s *Site) Stats() Stats {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -113,8 +115,8 @@ func (s *Site) Stats() Stats {
 	return st
 }
 
-// Run lets the site live until ctx ends, and returns nil then; requests in flight have a moment to be answered. While the API is away it waits. It returns an
-// error if the API does not let it in: the token is unknown or lacks a role.
+// Run sends requests until ctx ends, and then returns nil; requests in progress have 2 s to finish. While the API is
+// unavailable it waits. It returns an error if the token is unknown or lacks a role.
 func (s *Site) Run(ctx context.Context) error {
 	defer s.client.Close()
 	if err := s.learn(ctx); err != nil {
@@ -127,7 +129,7 @@ func (s *Site) Run(ctx context.Context) error {
 	defer cancel()
 	g, gctx := errgroup.WithContext(ctx)
 	defer context.AfterFunc(gctx, func() { time.AfterFunc(stopTimeout, cancel) })()
-	tick := time.NewTicker(time.Duration(float64(time.Second) / s.cfg.Rate)) // one that nobody has time for is dropped
+	tick := time.NewTicker(time.Duration(float64(time.Second) / s.cfg.Rate)) // a tick is dropped if all workers are busy
 	defer tick.Stop()
 	for range min(1+int(s.cfg.Rate/perWorker), maxWorkers) {
 		g.Go(func() error {
@@ -146,11 +148,11 @@ func (s *Site) Run(ctx context.Context) error {
 	return g.Wait()
 }
 
-// learn asks the API for the kinds.
+// learn reads the kinds from the API.
 func (s *Site) learn(ctx context.Context) error {
 	all, err := s.client.Kinds(ctx)
 	if err != nil {
-		return fmt.Errorf("ask the API for its kinds: %w", err)
+		return fmt.Errorf("read the kinds of the API: %w", err)
 	}
 	var edges []edgeKind
 	var children []childKind
@@ -181,7 +183,7 @@ func schema(text json.RawMessage, to *load.Schema) error {
 	return json.Unmarshal(text, to)
 }
 
-// act does what is next, and notes what became of it.
+// act runs the next act, and counts its outcome.
 func (s *Site) act(ctx, requests context.Context) error {
 	s.mu.Lock()
 	a := s.next()
@@ -207,5 +209,5 @@ func (s *Site) act(ctx, requests context.Context) error {
 	return nil
 }
 
-// newRand is the site's chance.
+// newRand returns the site's source of random numbers.
 func newRand(seed uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, 0x6465_6d6f_6465_6d6f)) }

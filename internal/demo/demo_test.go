@@ -12,15 +12,17 @@ import (
 	"github.com/tidings/tidings/internal/load"
 )
 
-// kindsOf is a small installation, one kind of which nobody built in.
+// kindsOf returns a few kinds, one of which is not built in.
 func kindsOf() ([]edgeKind, []childKind) {
-	edges := []edgeKind{{EdgeKind: client.EdgeKind{Name: "follow", From: user, To: user}}, {EdgeKind: client.EdgeKind{Name: "badge", From: "post", To: "badge"},
-		attributes: load.Schema{Properties: map[string]load.Property{"color": {Enum: []string{"red"}}}, Required: []string{"color"}}}}
-	children := []childKind{{ChildKind: client.ChildKind{Name: "comment", Parent: "post", Threaded: true, Moderated: true}}, {ChildKind: client.ChildKind{Name: "note", Parent: user}}}
+	edges := []edgeKind{{EdgeKind: client.EdgeKind{Name: "follow", From: user, To: user}},
+		{EdgeKind: client.EdgeKind{Name: "badge", From: "post", To: "badge"},
+			attributes: load.Schema{Properties: map[string]load.Property{"color": {Enum: []string{"red"}}}, Required: []string{"color"}}}}
+	children := []childKind{{ChildKind: client.ChildKind{Name: "comment", Parent: "post", Threaded: true, Moderated: true}},
+		{ChildKind: client.ChildKind{Name: "note", Parent: user}}}
 	return edges, children
 }
 
-// says are the first n acts, of which none is done.
+// says returns the first n acts as sentences, and runs none of them.
 func says(t *testing.T, seed uint64, n int) (all []string) {
 	t.Helper()
 	s, err := New(Config{URL: "http://127.0.0.1:1", Token: "t", Rate: 1, Users: 50, Seed: seed})
@@ -39,9 +41,9 @@ func TestTheSameSeedMakesTheSameChoices(t *testing.T) {
 	if one != same || one == other {
 		t.Errorf("%.300s\n\n%.300s", one, other)
 	}
-	for _, want := range []string{"follow user 1", "badge badge ", "comment on post ", "note on user ", "post 6: "} {
+	for _, want := range []string{": follow of user 1", "badge of badge ", "comment on post ", "note on user ", "post 6: "} {
 		if !strings.Contains(one, want) {
-			t.Errorf("500 acts, and none says %q", want)
+			t.Errorf("none of 500 acts is %q", want)
 		}
 	}
 	if strings.Contains(one, "%!") || strings.Contains(one, "thread is locked") {
@@ -53,18 +55,21 @@ func TestTextsAreSentences(t *testing.T) {
 	rnd := newRand(3)
 	for range 1000 {
 		for _, s := range []string{body(rnd), title(rnd), lure(rnd)} {
-			if strings.Contains(s, "%") || strings.Contains(s, "  ") || s != strings.TrimSpace(s) || len(s) > 600 || strings.ToUpper(s[:1]) != s[:1] {
+			if strings.Contains(s, "%") || strings.Contains(s, "  ") || s != strings.TrimSpace(s) || len(s) > 600 ||
+				strings.ToUpper(s[:1]) != s[:1] {
 				t.Fatalf("%q", s)
 			}
 		}
 	}
 }
 
-// TestASiteThatIsNotLetInEnds: a token without a role is no outage.
+// TestASiteThatIsNotLetInEnds: a token without a role is an error, not an outage.
 func TestASiteThatIsNotLetInEnds(t *testing.T) {
 	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/v1/kinds" {
-			_, _ = w.Write([]byte(`{"objects":[{"name":"user","plural":"users"}],"edges":[{"name":"follow","plural":"follows","from":"user","to":"user","ends":["follower_id","followee_id"],"forward":"following","reverse":"followers"}],"children":[]}`))
+			_, _ = w.Write([]byte(`{"objects":[{"name":"user","plural":"users"}],"edges":[{"name":"follow","plural":"follows",` +
+				`"from":"user","to":"user","ends":["follower_id","followee_id"],"forward":"following",` +
+				`"reverse":"followers"}],"children":[]}`))
 			return
 		}
 		w.Header().Set("Content-Type", "application/problem+json")
@@ -84,7 +89,7 @@ func TestASiteThatIsNotLetInEnds(t *testing.T) {
 			t.Errorf("%v", err)
 		}
 	case <-time.After(30 * time.Second):
-		t.Error("it goes on")
+		t.Error("Run continues")
 	}
 }
 
@@ -95,6 +100,6 @@ func TestConfigsOutOfBoundsAreRefused(t *testing.T) {
 		}
 	}
 	if _, err := New(Config{URL: "nowhere", Token: "t", Rate: 1, Users: 10}); err == nil {
-		t.Error("an address that is none")
+		t.Error("New accepted a URL without a host")
 	}
 }

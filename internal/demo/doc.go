@@ -1,10 +1,11 @@
-// Package demo is a small site that lives: users follow each other, like, write and answer, moderators work on what waits, threads open, heat up
-// and are locked. It is a user of the API and asks it for the kinds, so a kind that somebody applied lives too. `tidings demo` runs it, so that
-// dashboards and the console have something to show.
+// Package demo simulates a small, busy site. Users follow each other, like, write and answer. Moderators decide on
+// the children in their queue. Threads open, become busy and are locked. The demo is a client of the API and reads
+// the kinds from it, so it also uses kinds that an operator applied. `tidings demo` runs it, to give dashboards and
+// the console something to show.
 //
-//	ticker (rate) ─> worker ─> next (the seed and what the site knows of itself) ─> client ─> API
-//	                   └─ what was answered: children to answer and edit, edges to remove, threads to lock ─> next
+//	ticker (rate) ─> worker ─> next (the seed and the site's memory) ─> client ─> API
+//	                   └─ answers: children to answer and edit, edges to remove, threads to lock ─> next
 //
-// It keeps in memory what it wrote lately, and nothing else: it may be stopped and started at any time, and several may run beside one another.
-// While the API is away everything waits for it.
+// It keeps only its latest writes in memory. So it can stop and start at any time, and several may run side by side.
+// While the API is unavailable, it waits.
 package demo

@@ -6,13 +6,14 @@ import (
 	"sync"
 )
 
-// traffic counts the requests that are sent, and remembers why the last one failed until one succeeds. The client sends those that fail again.
+// traffic counts the requests that failed, and remembers the last failure until a request succeeds. The client
+// retries failed requests.
 type traffic struct {
 	next http.RoundTripper
 
 	mu     sync.Mutex
-	failed int64  // requests that have to be sent again
-	why    string // the last one failed; "" when it did not
+	failed int64  // requests that need a retry
+	why    string // the last failure; "" after a success
 }
 
 // RoundTrip implements http.RoundTripper.

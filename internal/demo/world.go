@@ -10,56 +10,58 @@ import (
 
 const (
 	user     = "user"    // the object that acts
-	visible  = "visible" // the state of a child that everybody sees
-	maxDepth = 40        // of answers to answers; the API takes 64
+	visible  = "visible" // the state of a child that all readers see
+	maxDepth = 40        // nested answers; the API accepts 64
 )
 
-// How much the site remembers of what it did lately, for each kind.
+// How many recent children and edges the site remembers, for each kind.
 const (
 	knownChildren = 300
 	knownEdges    = 300
 )
 
 const (
-	firstThreads = 6  // that are there from the beginning
-	premoderated = 3  // of every six threads the third has moderators look first
-	hotEvery     = 10 // threads of which one is hot, until the next one is there
+	firstThreads = 6  // opened at the start
+	premoderated = 3  // the third of every six threads is premoderated
+	hotEvery     = 10 // every tenth thread is hot until the next such thread opens
 	hotShare     = 0.3
 	lureShare    = 0.04
-	queueKept    = 8 // waiting children that moderators leave for the console to show
+	queueKept    = 8 // children that moderators leave in the queue for the console to show
 )
 
-// pair is an edge that is there, as far as the site knows.
+// pair is an edge that exists, as far as the site knows.
 type pair struct{ from, to client.ID }
 
-// world is what the site knows of itself.
+// world is the memory of the site.
 type world struct {
 	rnd      *rand.Rand
 	users    int
 	edges    []edgeKind
 	children []childKind
 
-	newest  map[string]int64                              // by object whose children have settings: the threads that were opened
+	newest  map[string]int64                              // by parent object: the number of threads opened
 	threads map[string]map[client.ID]client.ChildSettings // by kind and object
-	known   map[string][]client.Child                     // by kind: what was written lately and is there
+	known   map[string][]client.Child                     // by kind: recent children that exist
 	linked  map[string][]pair                             // by kind
-	due     []act                                         // what has to be done before anything else is chosen
+	due     []act                                         // acts that run before any other
 }
 
 func newWorld(cfg Config) *world {
-	return &world{rnd: newRand(cfg.Seed), users: cfg.Users, newest: make(map[string]int64), threads: make(map[string]map[client.ID]client.ChildSettings),
-		known: make(map[string][]client.Child), linked: make(map[string][]pair)}
+	return &world{rnd: newRand(cfg.Seed), users: cfg.Users, newest: make(map[string]int64),
+		threads: make(map[string]map[client.ID]client.ChildSettings),
+		known:   make(map[string][]client.Child), linked: make(map[string][]pair)}
 }
 
-// skewed is a number from 1 to n, the low ones more often.
+// skewed returns a number from 1 to n, low numbers more often.
 func (w *world) skewed(n int, skew float64) client.ID {
 	return client.ID(1 + min(int(math.Pow(w.rnd.Float64(), skew)*float64(n)), n-1))
 }
 
-// author is a user who acts: some do much.
+// author returns the user who acts. Some users act more often.
 func (w *world) author() client.ID { return w.skewed(w.users, 1.5) }
 
-// target is what somebody looks at, likes or writes to: among users few are known to all, among threads it is the newest, and the one that is hot.
+// target returns the object of an act. Few users are popular. Among threads it prefers the newest ones and the hot
+// one.
 func (w *world) target(object string) client.ID {
 	newest, threads := w.newest[object]
 	switch {
@@ -73,7 +75,7 @@ func (w *world) target(object string) client.ID {
 	return client.ID(max(newest-int64(w.rnd.ExpFloat64()*4), 1))
 }
 
-// open is a target whose thread takes children, as far as the site knows.
+// open returns a target whose thread accepts children, as far as the site knows.
 func (w *world) open(k childKind) client.ID {
 	object := w.target(k.Parent)
 	for range 5 {
@@ -85,7 +87,7 @@ func (w *world) open(k childKind) client.ID {
 	return object
 }
 
-// take removes a child at random from what is known, so that nobody else acts on it meanwhile.
+// take removes a random child from those known, so that no other worker acts on it meanwhile.
 func (w *world) take(kind string) (c client.Child, ok bool) {
 	all := w.known[kind]
 	if len(all) == 0 {
@@ -97,7 +99,7 @@ func (w *world) take(kind string) (c client.Child, ok bool) {
 	return c, true
 }
 
-// keep remembers a child that is there.
+// keep remembers a child that exists.
 func (w *world) keep(kind string, c client.Child) {
 	all := append(w.known[kind], c)
 	w.known[kind] = all[max(len(all)-knownChildren, 0):]
@@ -109,7 +111,7 @@ func (w *world) link(kind string, p pair) {
 	w.linked[kind] = all[max(len(all)-knownEdges, 0):]
 }
 
-// unlink takes an edge at random from what is known.
+// unlink removes a random edge from those known.
 func (w *world) unlink(kind string) (p pair, ok bool) {
 	all := w.linked[kind]
 	if len(all) == 0 {
@@ -121,7 +123,8 @@ func (w *world) unlink(kind string) (p pair, ok bool) {
 	return p, true
 }
 
-// answered is a child of the object that a new one may answer; none of a young thread, and of others now and then.
+// answered returns the id of a child of the object for a new one to answer, or "". It is always "" in a new thread,
+// and sometimes in others.
 func (w *world) answered(k childKind, object client.ID) string {
 	if !k.Threaded || w.rnd.Float64() < 0.35 {
 		return ""

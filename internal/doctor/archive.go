@@ -15,7 +15,7 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
-// archive says what of the outbox's archive has no export.
+// archive returns the months of the outbox's archive that have ranges without an export.
 func archive(ctx context.Context, truth *pgxpool.Pool) ([]Finding, error) {
 	settings, _, err := upkeep.Read(ctx, truth)
 	if err != nil {
@@ -33,21 +33,25 @@ func archive(ctx context.Context, truth *pgxpool.Pool) ([]Finding, error) {
 	return exports(settings.OutboxExportURL, len(exported) > 0, due, time.Now()), nil
 }
 
-// schema says whether the schema is of a newer release than this program. Of an older one no command works (migrations.ErrOutdated).
+// schema returns a finding if a newer release has migrated the schema. With an older schema no command works
+// (migrations.ErrOutdated).
 func schema(ctx context.Context, pool *pgxpool.Pool, set migrations.Set) ([]Finding, error) {
 	have, err := migrations.Version(ctx, pool, set)
 	want := migrations.Latest(set)
 	if err != nil || have <= want {
 		return nil, err
 	}
-	return []Finding{{Severity: Warning, Check: "schema-newer", Where: "schema of the " + string(set), Mend: "upgrade this program, and what else is of its release: docs/runbook/VersionsDiffer.md",
-		What: fmt.Sprintf("it is at version %d, and this program knows %d: a newer release migrated it", have, want)}}, nil
+	return []Finding{{Severity: Warning, Check: "schema-newer", Where: "schema of the " + string(set),
+		Mend: "upgrade this program and the others of its release: docs/runbook/VersionsDiffer.md",
+		What: fmt.Sprintf("it is at version %d, and this program knows versions up to %d: a newer release migrated it", have, want)}}, nil
 }
 
-// exportLate is how long after its move to the archive a range has an export: a day is many runs of the job.
+// exportLate is the time after a range's move to the archive at which its missing export is a finding. The job runs
+// many times a day.
 const exportLate = 24 * time.Hour
 
-// exports says which months of the archive have ranges without an export. Nothing is wrong where the archive was never exported, and none is wanted.
+// exports returns the months of the archive that have ranges without an export. It returns none if exports are off
+// and no range was ever exported.
 func exports(url string, exported bool, due []outbox.Range, now time.Time) (all []Finding) {
 	if url == "" && !exported {
 		return nil
@@ -60,9 +64,10 @@ func exports(url string, exported bool, due []outbox.Range, now time.Time) (all 
 	}
 	for _, month := range slices.Sorted(maps.Keys(ranges)) {
 		f := Finding{Severity: Warning, Check: "archive-export", Where: "archive of " + month,
-			What: fmt.Sprintf("%s without an export: the database keeps what it would have dropped", rangeCount(ranges[month])), Mend: "tidings archive export --month " + month}
+			What: fmt.Sprintf("%s without an export: the archiver keeps each until it is exported", rangeCount(ranges[month])),
+			Mend: "tidings archive export --month " + month}
 		if url == "" {
-			f.What = fmt.Sprintf("%s without an export, and exports are off: they are dropped without one", rangeCount(ranges[month]))
+			f.What = rangeCount(ranges[month]) + " without an export, and exports are off: the archiver drops them without one"
 			f.Mend = "tidings archive settings outbox_archive_export_url=URL --reason WHY"
 		}
 		all = append(all, f)

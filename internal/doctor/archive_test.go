@@ -9,12 +9,14 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
-// TestADoctorFindsMonthsWithoutAnExport looks at ranges as coldstore.Store.Due returns them.
+// TestADoctorFindsMonthsWithoutAnExport checks ranges as coldstore.Store.Due returns them.
 func TestADoctorFindsMonthsWithoutAnExport(t *testing.T) {
 	now := time.Date(2030, 6, 15, 0, 0, 0, 0, time.UTC)
 	due := []outbox.Range{
-		{FirstAt: time.Date(2030, 5, 31, 23, 0, 0, 0, time.UTC), ArchivedAt: now.Add(-exportLate - 1)}, {FirstAt: time.Date(2030, 5, 2, 0, 0, 0, 0, time.UTC), ArchivedAt: now.AddDate(0, 0, -9)},
-		{FirstAt: time.Date(2030, 4, 2, 0, 0, 0, 0, time.UTC), ArchivedAt: now.AddDate(0, 0, -30)}, {FirstAt: now, ArchivedAt: now.Add(-exportLate)},
+		{FirstAt: time.Date(2030, 5, 31, 23, 0, 0, 0, time.UTC), ArchivedAt: now.Add(-exportLate - 1)},
+		{FirstAt: time.Date(2030, 5, 2, 0, 0, 0, 0, time.UTC), ArchivedAt: now.AddDate(0, 0, -9)},
+		{FirstAt: time.Date(2030, 4, 2, 0, 0, 0, 0, time.UTC), ArchivedAt: now.AddDate(0, 0, -30)},
+		{FirstAt: now, ArchivedAt: now.Add(-exportLate)},
 	}
 	for _, c := range []struct {
 		name, url string
@@ -24,9 +26,12 @@ func TestADoctorFindsMonthsWithoutAnExport(t *testing.T) {
 	}{
 		{"the archive was never exported", "", false, due, nil},
 		{"everything has an export", "file:///x", true, nil, nil},
-		{"the export of a young range is on its way", "file:///x", true, due[3:], nil},
-		{"two months have none", "file:///x", false, due, []string{"archive of 2030-04: 1 range without an export: ", "--month 2030-04", "archive of 2030-05: 2 ranges without", "--month 2030-05"}},
-		{"exports were turned off", "", true, due[2:], []string{"archive of 2030-04: 1 range without an export, and exports are off", "outbox_archive_export_url="}},
+		{"a young range has no export yet", "file:///x", true, due[3:], nil},
+		{"two months have none", "file:///x", false, due,
+			[]string{"archive of 2030-04: 1 range without an export: ", "--month 2030-04",
+				"archive of 2030-05: 2 ranges without", "--month 2030-05"}},
+		{"exports were turned off", "", true, due[2:], []string{"archive of 2030-04: 1 range without an export, and exports are off",
+			"outbox_archive_export_url="}},
 	} {
 		var said string
 		all := exports(c.url, c.exported, c.due, now)

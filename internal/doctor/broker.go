@@ -11,15 +11,18 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/words"
 )
 
-// oldestServer is the first nats-server with atomic batches (its release notes of 2.12), which relays publish with.
+// oldestServer is the first version of nats-server that has atomic batches (its release notes of 2.12). Relays
+// publish with them.
 var oldestServer = [2]int{2, 12}
 
-// fullShare of a limit is when somebody should raise it.
+// fullShare is the used share of a limit from which on it is a finding.
 const fullShare = 0.8
 
-// Broker looks at the server of the connection and at the partitions' streams. A stream without a leader is not its business, nor one that is missing.
+// Broker checks the server of the connection and the streams of the partitions. It ignores streams without a leader
+// and streams that do not exist.
 func Broker(ctx context.Context, nc *nats.Conn, cfg broker.Config, partitions []broker.Partition) ([]Finding, error) {
 	where := "NATS"
 	all := serverVersion(where, nc.ConnectedServerVersion())
@@ -31,7 +34,9 @@ func Broker(ctx context.Context, nc *nats.Conn, cfg broker.Config, partitions []
 	defer cancel()
 	account, err := js.AccountInfo(ctx)
 	if err != nil {
-		return append(all, Finding{Error, "jetstream", where, fmt.Sprintf("JetStream does not answer for this account: %v", err), "enable jetstream in the server's configuration, and for the account"}), nil
+		return append(all, Finding{Error, "jetstream", where,
+			fmt.Sprintf("JetStream does not answer for this account, so relays and consumers do nothing: %v", err),
+			"enable JetStream in the server's configuration and for the account"}), nil
 	}
 	all = append(all, storage(where, account.Store, account.Limits.MaxStore)...)
 	for _, p := range partitions {
@@ -51,11 +56,13 @@ func stream(ctx context.Context, js jetstream.JetStream, cfg broker.Config, p br
 		return nil, err
 	}
 	if len(refused) > 0 {
-		all = append(all, Finding{Error, "stream-shape", name, strings.Join(refused, "; "), "undo the change with `nats stream edit`, or replace the stream: tidings repair stream"})
+		all = append(all, Finding{Error, "stream-shape", name, strings.Join(refused, "; "),
+			"undo the change with `nats stream edit`, or replace the stream: tidings repair stream"})
 	}
 	if reset {
-		all = append(all, Finding{Warning, "stream-limits", name, "somebody changed limits that Tidings sets, such as what it discards, how it republishes or its number of replicas",
-			"restart a relay: it sets them again. `tidings stream configure` changes limits for good"})
+		all = append(all, Finding{Warning, "stream-limits", name,
+			"a limit, the discard policy, the republish rule or the number of replicas was changed outside of Tidings",
+			"restart a relay: it restores Tidings' values. To change a limit permanently, run tidings stream configure"})
 	}
 	before := time.Now()
 	s, err := broker.ReadStream(ctx, js, cfg, p.Number)
@@ -63,14 +70,15 @@ func stream(ctx context.Context, js jetstream.JetStream, cfg broker.Config, p br
 		return all, err
 	}
 	if len(cfg.Tags) > 0 && !broker.SameTags(cfg.Tags, s.Tags) {
-		all = append(all, Finding{Warning, "stream-placement", name, fmt.Sprintf("its placement tags are %q, and NATS_PLACEMENT_TAGS is %q", s.Tags, cfg.Tags),
+		all = append(all, Finding{Warning, "stream-placement", name,
+			fmt.Sprintf("its placement tags are %q, and NATS_PLACEMENT_TAGS is %q", s.Tags, cfg.Tags),
 			"tidings stream configure --placement-tags " + strings.Join(cfg.Tags, ",") + ", or correct NATS_PLACEMENT_TAGS"})
 	}
 	all = append(all, skew(name, s.At, before, time.Now())...)
 	return append(all, storage(name, s.Bytes, s.MaxBytes)...), nil
 }
 
-// serverVersion wants a server that relays can publish to.
+// serverVersion returns a finding if relays cannot publish to a server of the version.
 func serverVersion(where, version string) []Finding {
 	var have [2]int
 	for i, part := range strings.SplitN(version, ".", 3) {
@@ -81,13 +89,17 @@ func serverVersion(where, version string) []Finding {
 	if have[0] > oldestServer[0] || have[0] == oldestServer[0] && have[1] >= oldestServer[1] {
 		return nil
 	}
-	return []Finding{{Error, "nats-version", where, fmt.Sprintf("nats-server %s is older than %d.%d, and has no atomic batches", version, oldestServer[0], oldestServer[1]), "upgrade the servers"}}
+	return []Finding{{Error, "nats-version", where,
+		fmt.Sprintf("nats-server %s is older than %d.%d and has no atomic batches: relays cannot publish", version, oldestServer[0],
+			oldestServer[1]), "upgrade the NATS servers"}}
 }
 
-// storage compares what is used with a limit; 0 or less is none.
+// storage compares the bytes used with a limit. 0 or less means that there is no limit.
 func storage(where string, used uint64, limit int64) []Finding {
 	if limit <= 0 || float64(used) <= fullShare*float64(limit) {
 		return nil
 	}
-	return []Finding{{Warning, "storage", where, fmt.Sprintf("%d of %d bytes are used; at the end it refuses every publish", used, limit), "raise the limit, or keep events for less long: tidings stream configure"}}
+	return []Finding{{Warning, "storage", where, fmt.Sprintf("%s of %s bytes are used; at the limit NATS refuses every publish",
+		words.Count(int64(used)), words.Count(limit)),
+		"raise the limit or shorten the age of the streams with tidings stream configure: docs/runbook/StreamNearlyFull.md"}}
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// TestEveryCheckOfTheBrokerFindsItsIllness changes a stream behind the back of the relays.
+// TestEveryCheckOfTheBrokerFindsItsIllness changes streams without the relays, and has each check find the change.
 func TestEveryCheckOfTheBrokerFindsItsIllness(t *testing.T) {
 	n := testkit.NATS(t)
 	nc, cfg := n.Connect(t), n.Config()
@@ -59,7 +59,7 @@ func TestEveryCheckOfTheBrokerFindsItsIllness(t *testing.T) {
 	}
 	edit(func(c *jetstream.StreamConfig) { c.MaxMsgs = 7 })
 	if got := found(); len(got) != 1 || got["stream-limits"] != Warning {
-		t.Errorf("a stream that forgets the eighth message: %v", got)
+		t.Errorf("a stream with another limit of messages: %v", got)
 	}
 	edit(func(c *jetstream.StreamConfig) { c.MaxMsgs = -1; c.MaxBytes = 1000 })
 	if _, err := js.Publish(t.Context(), "events.0.t1.follow.created", make([]byte, 850), jetstream.WithExpectLastSequence(0)); err != nil {

@@ -1,4 +1,4 @@
-// Package doctor looks for what is wrong, or soon will be, with the servers of a fleet, and says how to mend it.
+// Package doctor finds present and coming problems of an installation's servers, and names a remedy for each.
 package doctor
 
 import (
@@ -12,112 +12,128 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 )
 
-// Severity is how soon a finding wants somebody.
+// Severity is how urgent a finding is.
 type Severity string
 
 // Severities.
 const (
-	Warning Severity = "warning" // it works, and will not for ever
+	Warning Severity = "warning" // it works now, and may fail later
 	Error   Severity = "error"   // something does not work, or loses data when a server crashes
 )
 
-// Finding is one thing that is wrong.
+// Finding is one problem.
 type Finding struct {
 	Severity Severity `json:"severity"`
 	Check    string   `json:"check"`
-	Where    string   `json:"where"` // the server, or the part of the fleet
-	What     string   `json:"what"`
-	Mend     string   `json:"mend"` // a command or statement, and for whom
+	Where    string   `json:"where"` // the server, partition, consumer or job
+	What     string   `json:"what"`  // what happened
+	Mend     string   `json:"mend"`  // the remedy: a command, a statement, or a page of the runbook
 }
 
-// check is one look at a database. Its statement returns a row for each finding: what is wrong, and how to mend it.
+// check is one query of a database. It returns a row for each finding: the problem and its remedy.
 type check struct {
 	name     string
 	severity Severity
 	sql      string
 }
 
-// databaseChecks are for the truth and for the projections.
-// Index: none, catalogs and a row per session.   Locks: none.
+// databaseChecks run in the truth and in the projections. Index: none, catalogs and a row per session. Locks: none.
 var databaseChecks = []check{
 	{"postgres-version", Error, `
 SELECT format('PostgreSQL %s is older than 15', current_setting('server_version')), 'upgrade the server to PostgreSQL 15 or newer'
  WHERE current_setting('server_version_num')::int < 150000`},
 	{"standby", Error, `
-SELECT 'the server is a standby: nobody can write', 'connect to the primary, or promote this server' WHERE pg_is_in_recovery()`},
+SELECT 'the server is a standby, and refuses every write', 'connect to the primary, or promote this server' WHERE pg_is_in_recovery()`},
 	{"fsync", Error, `
-SELECT 'fsync is off: a crash of the machine loses or damages what was committed', 'ALTER SYSTEM SET fsync = on; SELECT pg_reload_conf()'
+SELECT 'fsync is off: a crash of the machine loses or damages committed data', 'ALTER SYSTEM SET fsync = on; SELECT pg_reload_conf()'
  WHERE current_setting('fsync') = 'off'`},
 	{"full-page-writes", Error, `
-SELECT 'full_page_writes is off: a crash of the machine can leave half-written pages', 'ALTER SYSTEM SET full_page_writes = on; SELECT pg_reload_conf()'
+SELECT 'full_page_writes is off: a crash of the machine can leave half-written pages',
+       'ALTER SYSTEM SET full_page_writes = on; SELECT pg_reload_conf()'
  WHERE current_setting('full_page_writes') = 'off'`},
 	{"synchronous-commit", Warning, `
-SELECT 'synchronous_commit is off by default for ' || current_user || ': a crash takes back the last commits of SQL writers (the API turns it on for its own)',
-       'ALTER SYSTEM SET synchronous_commit = on; SELECT pg_reload_conf(); look for ALTER DATABASE and ALTER ROLE settings too'
+SELECT format('synchronous_commit is off by default for %s: a crash loses the last commits of SQL writers (the API turns it on)',
+              current_user),
+       'ALTER SYSTEM SET synchronous_commit = on; SELECT pg_reload_conf(); also search for ALTER DATABASE and ALTER ROLE settings'
  WHERE current_setting('synchronous_commit') = 'off'`},
 	{"autovacuum", Error, `
-SELECT 'autovacuum is off: tables that are written all the time grow without end', 'ALTER SYSTEM SET autovacuum = on; SELECT pg_reload_conf()'
- WHERE current_setting('autovacuum') = 'off' OR current_setting('track_counts') = 'off'`},
+SELECT format('%s is off: tables with many writes grow without limit', name),
+       format('ALTER SYSTEM SET %s = on; SELECT pg_reload_conf()', name)
+  FROM pg_settings WHERE name IN ('autovacuum', 'track_counts') AND setting = 'off' ORDER BY name`},
 	{"table-autovacuum", Error, `
-SELECT format('autovacuum is off for %s', oid::regclass), format('ALTER TABLE %s RESET (autovacuum_enabled)', oid::regclass)
+SELECT format('autovacuum is off for the table %s', oid::regclass), format('ALTER TABLE %s RESET (autovacuum_enabled)', oid::regclass)
   FROM pg_class WHERE relnamespace = current_schema()::regnamespace AND relkind = 'r'
-   AND EXISTS (SELECT FROM unnest(reloptions) o WHERE o IN ('autovacuum_enabled=false', 'autovacuum_enabled=off', 'autovacuum_enabled=0')) ORDER BY 1`},
+   AND EXISTS (SELECT FROM unnest(reloptions) o WHERE o IN ('autovacuum_enabled=false', 'autovacuum_enabled=off', 'autovacuum_enabled=0'))
+   ORDER BY 1`},
 	{"connections", Warning, `
-SELECT format('%s of %s connections are used', used, most), 'close what is idle, lower POSTGRES_MAX_CONNS, or raise max_connections and restart the server'
-  FROM (SELECT count(*) AS used, current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int AS most
+SELECT format('%s of %s connections are used', used, most),
+       'close idle connections, lower POSTGRES_MAX_CONNS, or raise max_connections and restart the server'
+  FROM (SELECT count(*) AS used,
+               current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int AS most
           FROM pg_stat_activity WHERE backend_type = 'client backend') c WHERE used > 0.8 * most`},
 	{"old-transaction", Warning, `
-SELECT format('session %s (user %s, application %s, %s) has a transaction since %s: dead rows that are younger cannot be removed', pid, usename,
-              coalesce(nullif(application_name, ''), 'unknown'), state, to_char(xact_start, 'YYYY-MM-DD HH24:MI:SS')),
+SELECT format('session %s (user %s, application %s, %s) has had a transaction open since %s: VACUUM cannot remove rows that died later',
+              pid, usename, coalesce(nullif(application_name, ''), 'unknown'), state, to_char(xact_start, 'YYYY-MM-DD HH24:MI:SS')),
        format('ask its owner to commit or roll back, or SELECT pg_terminate_backend(%s)', pid)
   FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()
-   AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL) AND xact_start < clock_timestamp() - make_interval(secs => @old) ORDER BY xact_start`},
+   AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL) AND xact_start < clock_timestamp() - make_interval(secs => @old)
+   ORDER BY xact_start`},
 	{"hidden-sessions", Warning, `
-SELECT format('%s may not see the sessions of other logins, so old transactions stay hidden', current_user), format('GRANT pg_monitor TO %I', current_user)
+SELECT format('the login %s cannot see the sessions of other logins, so this report lacks their old transactions', current_user),
+       format('GRANT pg_monitor TO %I', current_user)
  WHERE NOT pg_has_role(current_user, 'pg_read_all_stats', 'member')`},
 	{"prepared-transaction", Error, `
-SELECT format('the prepared transaction %s is open since %s', quote_literal(gid), to_char(prepared, 'YYYY-MM-DD HH24:MI:SS')),
-       format('decide, then ROLLBACK PREPARED %s or COMMIT PREPARED %s', quote_literal(gid), quote_literal(gid))
-  FROM pg_prepared_xacts WHERE database = current_database() AND prepared < clock_timestamp() - make_interval(secs => @old) ORDER BY prepared`},
+SELECT format('the prepared transaction %s has been open since %s: it holds its locks, and VACUUM cannot remove rows that died later',
+              quote_literal(gid), to_char(prepared, 'YYYY-MM-DD HH24:MI:SS')),
+       format('find out whether it should commit, then ROLLBACK PREPARED %s or COMMIT PREPARED %s', quote_literal(gid), quote_literal(gid))
+  FROM pg_prepared_xacts WHERE database = current_database() AND prepared < clock_timestamp() - make_interval(secs => @old)
+  ORDER BY prepared`},
 	{"replication-slot", Warning, `
-SELECT format('nobody reads the replication slot %s, and the server keeps %s of WAL for it', slot_name,
+SELECT format('no standby or client reads the replication slot %s, and the server keeps %s of WAL for it', slot_name,
               pg_size_pretty(coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn), 0))),
-       format('start its reader, or SELECT pg_drop_replication_slot(%L)', slot_name)
+       format('start its reader, or drop the slot: SELECT pg_drop_replication_slot(%L)', slot_name)
   FROM pg_replication_slots WHERE NOT active AND NOT pg_is_in_recovery() ORDER BY slot_name`},
 	{"standby-horizon", Warning, `
-SELECT format('%s holds back %s transactions: dead rows that are younger cannot be removed', who, held),
+SELECT format('%s holds back %s transactions: VACUUM cannot remove rows that died since', who, held),
        'end the long transaction on the standby, or turn hot_standby_feedback off there'
-  FROM (SELECT format('the reader of the replication slot %s', slot_name) AS who, greatest(age(xmin), age(catalog_xmin)) AS held FROM pg_replication_slots WHERE active
+  FROM (SELECT format('the reader of the replication slot %s', slot_name) AS who, greatest(age(xmin), age(catalog_xmin)) AS held
+          FROM pg_replication_slots WHERE active
          UNION ALL SELECT format('the standby %s', application_name), age(backend_xmin) FROM pg_stat_replication) h
  WHERE held > 10000000 ORDER BY who`},
 	{"dead-rows", Warning, `
-SELECT format('%s has %s dead rows and %s live ones', relid::regclass, n_dead_tup, n_live_tup), format('find what holds the horizon (old-transaction, replication-slot), then VACUUM %s', relid::regclass)
-  FROM pg_stat_user_tables WHERE schemaname = current_schema() AND n_dead_tup > 20000 AND n_dead_tup > 2 * n_live_tup ORDER BY n_dead_tup DESC`},
+SELECT format('the table %s has %s dead rows and %s live ones', relid::regclass, n_dead_tup, n_live_tup),
+       format('solve the findings old-transaction and replication-slot if there are any, then VACUUM %s', relid::regclass)
+  FROM pg_stat_user_tables WHERE schemaname = current_schema() AND n_dead_tup > 20000 AND n_dead_tup > 2 * n_live_tup
+  ORDER BY n_dead_tup DESC`},
 	{"invalid-index", Error, `
-SELECT format('the index %s is invalid: no query uses it, and every write pays for it', indexrelid::regclass), format('REINDEX INDEX CONCURRENTLY %s', indexrelid::regclass)
+SELECT format('the index %s is invalid: no query uses it, and every write maintains it', indexrelid::regclass),
+       format('REINDEX INDEX CONCURRENTLY %s', indexrelid::regclass)
   FROM pg_index JOIN pg_class c ON c.oid = indexrelid WHERE c.relnamespace = current_schema()::regnamespace AND NOT indisvalid ORDER BY 1`},
 	{"role-bypasses-row-security", Error, `
-SELECT format('the role %s %s: row security keeps no tenant from another', rolname, CASE WHEN rolsuper THEN 'is a superuser' ELSE 'bypasses row security' END),
+SELECT format('the role %s %s: row security does not separate tenants for it', rolname,
+              CASE WHEN rolsuper THEN 'is a superuser' ELSE 'bypasses row security' END),
        format('ALTER ROLE %I NOSUPERUSER NOBYPASSRLS', rolname)
   FROM pg_roles WHERE rolname IN ('tidings_api', 'tidings_writer') AND (rolsuper OR rolbypassrls) ORDER BY rolname`},
 	{"row-security", Error, `
-SELECT format('row security is off for %s, whose rows are tenants'' own', c.oid::regclass), format('ALTER TABLE %s ENABLE ROW LEVEL SECURITY', c.oid::regclass)
+SELECT format('row security is off for the table %s, which has rows of tenants', c.oid::regclass),
+       format('ALTER TABLE %s ENABLE ROW LEVEL SECURITY', c.oid::regclass)
   FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = 'tenant_id' AND NOT a.attisdropped
  WHERE c.relnamespace = current_schema()::regnamespace AND c.relkind IN ('r', 'p') AND NOT c.relispartition AND NOT c.relrowsecurity
    AND has_table_privilege('tidings_api', c.oid, 'SELECT') ORDER BY 1`},
 	{"temporary-tables", Warning, `
-SELECT format('everybody may create temporary tables in %I', datname), 'run tidings migrate as the owner of the database'
+SELECT format('every login can create temporary tables in the database %I', datname), 'run tidings migrate as the owner of the database'
   FROM pg_database WHERE datname = current_database()
    AND (datacl IS NULL OR EXISTS (SELECT FROM aclexplode(datacl) WHERE grantee = 0 AND privilege_type = 'TEMPORARY'))`},
 }
 
-// oldTransaction is after how many seconds a transaction is old: no transaction of Tidings but an export or a replay takes longer.
+// oldTransaction is the age in seconds at which a transaction is a finding. Of Tidings' transactions only an export
+// and a replay take longer.
 const oldTransaction = 300
 
-// maxSkew is how far the clocks of two servers may be apart.
+// maxSkew is the largest difference between the clocks of two servers that is no finding.
 const maxSkew = time.Second
 
-// Database looks at one database, as the login and not as a role of Tidings. where names it in the findings.
+// Database checks one database as the login, not as a role of Tidings. where names the database in the findings.
 func Database(ctx context.Context, pool *pgxpool.Pool, where string) ([]Finding, error) {
 	return look(ctx, pool, where, oldTransaction)
 }
@@ -148,17 +164,18 @@ func look(ctx context.Context, pool *pgxpool.Pool, where string, old float64) ([
 		return nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("look at %s: %w", where, err)
+		return nil, fmt.Errorf("run the checks of %s: %w", where, err)
 	}
 	return all, nil
 }
 
-// skew compares a server's clock, read between two times of ours, with ours.
+// skew compares the clock of a server with ours. The server's clock was read between before and after.
 func skew(where string, theirs, before, after time.Time) []Finding {
 	by := max(before.Sub(theirs), theirs.Sub(after))
 	if by <= maxSkew {
 		return nil
 	}
-	return []Finding{{Warning, "clock-skew", where, fmt.Sprintf("its clock and this machine's are %s apart: lags and ages are wrong by that", by.Round(time.Millisecond)),
+	return []Finding{{Warning, "clock-skew", where, fmt.Sprintf(
+		"its clock and this machine's differ by %s: lags and ages are wrong by as much", by.Round(time.Millisecond)),
 		"run an NTP client (chrony) on both"}}
 }

@@ -56,9 +56,10 @@ func exec(t *testing.T, pool *pgxpool.Pool, sql string) {
 	}
 }
 
-// TestEveryCheckFindsItsIllness makes a healthy server ill in one way after the other, and well again.
+// TestEveryCheckFindsItsIllness harms a healthy server in one way after the other, and heals it again.
 func TestEveryCheckFindsItsIllness(t *testing.T) {
-	db := testkit.PostgresProcess(t, "fsync=on", "full_page_writes=on", "max_prepared_transactions=5", "wal_level=replica", "max_wal_senders=5", "max_connections=60").DB(t)
+	db := testkit.PostgresProcess(t, "fsync=on", "full_page_writes=on", "max_prepared_transactions=5", "wal_level=replica",
+		"max_wal_senders=5", "max_connections=60").DB(t)
 	pool := login(t, db, nil)
 	if all := found(t, pool, oldTransaction); len(all) > 0 {
 		t.Fatalf("a new database: %v", all)
@@ -72,16 +73,24 @@ func TestEveryCheckFindsItsIllness(t *testing.T) {
 		}
 	}
 	for _, c := range []struct{ name, says, harm, heal string }{
-		{"table-autovacuum", "ALTER TABLE edges_follow RESET", `ALTER TABLE edges_follow SET (autovacuum_enabled = off)`, `ALTER TABLE edges_follow RESET (autovacuum_enabled)`},
-		{"prepared-transaction", "ROLLBACK PREPARED 'forgotten'", `BEGIN; SELECT pg_current_xact_id(); PREPARE TRANSACTION 'forgotten'`, `ROLLBACK PREPARED 'forgotten'`},
-		{"replication-slot", "pg_drop_replication_slot('left')", `SELECT pg_create_physical_replication_slot('left', true)`, `SELECT pg_drop_replication_slot('left')`},
-		{"invalid-index", "REINDEX INDEX CONCURRENTLY edges_follow_pkey", `UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'edges_follow_pkey'::regclass`,
+		{"table-autovacuum", "ALTER TABLE edges_follow RESET", `ALTER TABLE edges_follow SET (autovacuum_enabled = off)`,
+			`ALTER TABLE edges_follow RESET (autovacuum_enabled)`},
+		{"prepared-transaction", "ROLLBACK PREPARED 'forgotten'", `BEGIN; SELECT pg_current_xact_id(); PREPARE TRANSACTION 'forgotten'`,
+			`ROLLBACK PREPARED 'forgotten'`},
+		{"replication-slot", "pg_drop_replication_slot('left')", `SELECT pg_create_physical_replication_slot('left', true)`,
+			`SELECT pg_drop_replication_slot('left')`},
+		{"invalid-index", "REINDEX INDEX CONCURRENTLY edges_follow_pkey",
+			`UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'edges_follow_pkey'::regclass`,
 			`UPDATE pg_index SET indisvalid = true WHERE indexrelid = 'edges_follow_pkey'::regclass`},
-		{"role-bypasses-row-security", "tidings_api bypasses row security", `ALTER ROLE tidings_api BYPASSRLS`, `ALTER ROLE tidings_api NOBYPASSRLS`},
-		{"row-security", "ALTER TABLE edges ENABLE", `ALTER TABLE edges DISABLE ROW LEVEL SECURITY`, `ALTER TABLE edges ENABLE ROW LEVEL SECURITY`},
-		{"temporary-tables", "tidings migrate", `DO $$ BEGIN EXECUTE format('GRANT TEMP ON DATABASE %I TO PUBLIC', current_database()); END $$`,
+		{"role-bypasses-row-security", "tidings_api bypasses row security", `ALTER ROLE tidings_api BYPASSRLS`,
+			`ALTER ROLE tidings_api NOBYPASSRLS`},
+		{"row-security", "ALTER TABLE edges ENABLE", `ALTER TABLE edges DISABLE ROW LEVEL SECURITY`,
+			`ALTER TABLE edges ENABLE ROW LEVEL SECURITY`},
+		{"temporary-tables", "tidings migrate", `DO $$ BEGIN EXECUTE format('GRANT TEMP ON DATABASE %I TO PUBLIC',
+			current_database()); END $$`,
 			`DO $$ BEGIN EXECUTE format('REVOKE TEMP ON DATABASE %I FROM PUBLIC', current_database()); END $$`},
-		{"dead-rows", "VACUUM dead", `CREATE TABLE dead (a int) WITH (autovacuum_enabled = off);;INSERT INTO dead SELECT generate_series(1, 20001);;DELETE FROM dead;;
+		{"dead-rows", "VACUUM dead", `CREATE TABLE dead (a int) WITH (autovacuum_enabled = off);;INSERT INTO dead
+			SELECT generate_series(1, 20001);;DELETE FROM dead;;
 			SELECT pg_stat_force_next_flush();;SELECT 1`, `DROP TABLE dead`},
 	} {
 		exec(t, pool, c.harm)
@@ -124,15 +133,19 @@ func TestEveryCheckFindsItsIllness(t *testing.T) {
 
 	exec(t, pool, `CREATE ROLE plain LOGIN PASSWORD 'plain';;CREATE SCHEMA shadow;;
 		CREATE FUNCTION shadow.pg_is_in_recovery() RETURNS boolean LANGUAGE sql AS 'SELECT true';;
-		CREATE FUNCTION shadow.current_setting(name text) RETURNS text LANGUAGE sql AS $$ SELECT CASE name WHEN 'server_version_num' THEN '140099' ELSE pg_catalog.current_setting(name) END $$`)
-	ill("hidden-sessions", "GRANT pg_monitor TO plain", 0, login(t, db, func(cfg *pgxpool.Config) { cfg.ConnConfig.User, cfg.ConnConfig.Password = "plain", "plain" }))
-	exec(t, pool, `CREATE VIEW shadow.pg_replication_slots AS SELECT 'standby2'::name AS slot_name, true AS active, '2'::xid AS xmin, NULL::xid AS catalog_xmin, NULL::pg_lsn AS restart_lsn`)
+		CREATE FUNCTION shadow.current_setting(name text) RETURNS text LANGUAGE sql AS $$
+		SELECT CASE name WHEN 'server_version_num' THEN '140099' ELSE pg_catalog.current_setting(name) END $$`)
+	ill("hidden-sessions", "GRANT pg_monitor TO plain", 0,
+		login(t, db, func(cfg *pgxpool.Config) { cfg.ConnConfig.User, cfg.ConnConfig.Password = "plain", "plain" }))
+	exec(t, pool, `CREATE VIEW shadow.pg_replication_slots AS
+		SELECT 'standby2'::name AS slot_name, true AS active, '2'::xid AS xmin, NULL::xid AS catalog_xmin, NULL::pg_lsn AS restart_lsn`)
 	shadowed := login(t, db, func(cfg *pgxpool.Config) { cfg.ConnConfig.RuntimeParams["search_path"] = "shadow,pg_catalog,public" })
 	ill("standby", "primary", 0, shadowed)
 	ill("standby-horizon", "slot standby2 holds back 2147483647 transactions", 0, shadowed)
 	ill("postgres-version", "older than 15", 0, shadowed)
 	exec(t, pool, `ALTER ROLE plain SET synchronous_commit = off;;GRANT pg_monitor TO plain`)
-	ill("synchronous-commit", "plain", 0, login(t, db, func(cfg *pgxpool.Config) { cfg.ConnConfig.User, cfg.ConnConfig.Password = "plain", "plain" }))
+	ill("synchronous-commit", "plain", 0, login(t, db,
+		func(cfg *pgxpool.Config) { cfg.ConnConfig.User, cfg.ConnConfig.Password = "plain", "plain" }))
 
 	careless := login(t, testkit.PostgresProcess(t, "fsync=off", "full_page_writes=off", "autovacuum=off").DB(t), nil)
 	ill("fsync", "fsync = on", 0, careless)
@@ -140,7 +153,7 @@ func TestEveryCheckFindsItsIllness(t *testing.T) {
 	ill("autovacuum", "autovacuum = on", 0, careless)
 	for _, c := range databaseChecks {
 		if !tested[c.name] {
-			t.Errorf("nothing tests %s", c.name)
+			t.Errorf("no case tests the check %s", c.name)
 		}
 	}
 }
@@ -149,7 +162,7 @@ func TestClocksThatDifferAreFound(t *testing.T) {
 	now := time.Unix(1_700_000_000, 0)
 	for theirs, want := range map[time.Duration]int{0: 0, maxSkew: 0, 3 * time.Second: 0, 3*time.Second + maxSkew + 1: 1, -maxSkew - 1: 1} {
 		if got := skew("there", now.Add(theirs), now, now.Add(3*time.Second)); len(got) != want {
-			t.Errorf("their clock is %s ahead of a look of 3 s: %v", theirs, got)
+			t.Errorf("a clock that is %s ahead, read within 3 s: %v", theirs, got)
 		}
 	}
 }

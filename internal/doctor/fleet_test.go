@@ -11,7 +11,7 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
-// TestEveryCheckOfTheFleetFindsItsIllness has each check find one state, and nothing in a healthy one.
+// TestEveryCheckOfTheFleetFindsItsIllness has each check find one problem, and no check find one in a healthy state.
 func TestEveryCheckOfTheFleetFindsItsIllness(t *testing.T) {
 	healthy := func() status.State {
 		return status.State{
@@ -46,8 +46,17 @@ func TestEveryCheckOfTheFleetFindsItsIllness(t *testing.T) {
 			t.Errorf("%s: found %+v", want, all)
 		}
 	}
+	st := healthy()
+	for _, want := range []string{"tidings replay --consumer " + st.Consumers[0].Consumer, "tidings repair stream --dry-run"} {
+		st.Partitions[0].Stream, st.Consumers[0].Lost = "EVENTS-0", []string{"EVENTS-0"}
+		if got := Fleet(st); got[len(got)-1].Mend != want+" (docs/runbook/ConsumerPartitionStuck.md)" {
+			t.Errorf("of a consumer that lost events: %+v, want %q", got, want)
+		}
+		st.Partitions[0].Refused = "the stream is gone"
+	}
 	now := time.Now()
-	if all := failedJobs([]jobs.LastRun{{Job: "a", SucceededAt: now}, {Job: "b", FailedAt: now, LastError: "no luck"}}); len(all) != 1 || all[0].Check != "job-failed" || all[0].Where != "b" {
+	if all := failedJobs([]jobs.LastRun{{Job: "a", SucceededAt: now}, {Job: "b", FailedAt: now, LastError: "no luck"}}); len(all) != 1 ||
+		all[0].Check != "job-failed" || all[0].Where != "b" {
 		t.Errorf("of two jobs one failed: %+v", all)
 	}
 }

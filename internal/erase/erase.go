@@ -1,5 +1,5 @@
-// Package erase runs an erasure of a person in an installation: under the lease of the archiver's jobs, with replays kept out, and in the exports of the archive too. What an erasure
-// does is package erasure's.
+// Package erase runs an erasure of a person in an installation. It holds the lease of the archiver's jobs, keeps
+// replays out, and erases from the exports of the archive too. Package erasure has the steps of an erasure.
 package erase
 
 import (
@@ -16,14 +16,15 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Deps are an erasure's, without what Run adds: Fence, Excluded and Cold.
+// Deps are the dependencies of an erasure. Run sets Fence, Excluded and Cold.
 type Deps struct {
 	erasure.Deps
-	ProjectionsURL string          // for the connections that keep replays out
-	Postgres       postgres.Config // of these
+	ProjectionsURL string          // the database in which locks keep replays out
+	Postgres       postgres.Config // the settings of these connections
 }
 
-// Run erases a person, or with o.DryRun counts what there is. It waits for the jobs' lease. Errors: those of erasure.Run; erasure.ErrUnfinished also while a projection is replayed.
+// Run erases a person, or with o.DryRun counts the person's rows and messages. It waits for the lease of the jobs.
+// Its errors are those of erasure.Run. It also returns erasure.ErrUnfinished while a replay of a projection runs.
 func Run(ctx context.Context, d Deps, o erasure.Options) (report erasure.Report, err error) {
 	d.Cold = cold(d.Truth, nil)
 	if o.DryRun {
@@ -45,7 +46,7 @@ func Run(ctx context.Context, d Deps, o erasure.Options) (report erasure.Report,
 	return report, err
 }
 
-// cold is the erasure's part in the exports.
+// cold returns the function that erases from the exports of the archive.
 func cold(truth *pgxpool.Pool, fence coldstore.Fence) func(context.Context, erasure.ColdRequest) (erasure.ColdReport, error) {
 	return func(ctx context.Context, c erasure.ColdRequest) (erasure.ColdReport, error) {
 		s := coldstore.New(truth, "", fence, nil, nil)
@@ -57,7 +58,7 @@ func cold(truth *pgxpool.Pool, fence coldstore.Fence) func(context.Context, eras
 				return false
 			}
 			if row.Payload = payload; off {
-				row.StreamSeq = nil // its message has left the stream, as the table's row says then
+				row.StreamSeq = nil // its message is no longer in the stream; the table's row says the same
 			}
 			return true
 		}

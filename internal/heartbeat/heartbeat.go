@@ -1,9 +1,9 @@
-// Package heartbeat measures the path of events. Relays write an event per partition and interval for nothing else (outbox.Heartbeat). Each station that one
-// passes observes how old it is there:
+// Package heartbeat measures the path of events. Relays write an event per partition and interval for this purpose only
+// (outbox.Heartbeat). Each station on the path observes the age of a heartbeat there:
 //
 //	outbox ── relay ──▶ published ── consumer ──▶ applied, by consumer
 //
-// The ages are between two clocks, the database's and the station's. They are never negative.
+// An age is the difference of two clocks, the database's and the station's. It is never negative.
 package heartbeat
 
 import (
@@ -17,13 +17,14 @@ import (
 // The stations.
 const (
 	Published = "published" // a stream has stored it
-	Applied   = "applied"   // a consumer has committed the offset behind it
+	Applied   = "applied"   // a consumer has committed the offset after it
 )
 
 // Seconds is the histogram of one station. It is safe for concurrent use.
 type Seconds struct{ prometheus.Histogram }
 
-// NewSeconds returns the histogram of a station, of the consumer there; of none, consumer is empty. The rules count what is below 2.5 s as good.
+// NewSeconds returns the histogram of a station. consumer is the consumer at the station, or "". The alert rules count
+// times below 2.5 s as good.
 func NewSeconds(station, consumer string) Seconds {
 	return Seconds{prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name: "path_seconds", Help: "Time from the commit of a heartbeat to a station of its path.",
@@ -32,7 +33,7 @@ func NewSeconds(station, consumer string) Seconds {
 	})}
 }
 
-// Observe observes a heartbeat that has reached the station at a time. It leaves other events out.
+// Observe records a heartbeat that reached the station at that time. It ignores other events.
 func (s Seconds) Observe(e *event.Event, at time.Time) {
 	if e.AggregateType == event.AggregateHeartbeat && e.TenantID == event.SystemTenant {
 		s.Histogram.Observe(max(at.Sub(e.OccurredAt).Seconds(), 0))

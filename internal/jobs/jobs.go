@@ -16,33 +16,35 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// Job is work that is done again and again.
+// Job is work that repeats.
 type Job struct {
-	Name   string                                   // of its metrics and of its row in job_runs
-	Every  time.Duration                            // from the end of a run that succeeded to the next one; 0: by command alone
-	Apart  bool                                     // it has a lease of its own, so it never waits for another job: for what is urgent and safe beside all others
+	Name  string        // in metrics and in job_runs
+	Every time.Duration // from the end of a successful run to the next run; 0: only by command
+	// Apart gives the job its own lease, so it never waits for another job. Only a job that is safe beside all others
+	// may set it.
+	Apart  bool
 	MaxRun time.Duration                            // how long a run begins new slices (Hold.Continue); 0: MaxRun
-	Window Window                                   // when it may run; one that the end of its window cuts short goes on in the next
-	Run    func(ctx context.Context, h *Hold) error // returns nil when there is nothing left to do; ends between slices when ctx ends
-	Plan   func(ctx context.Context) (Plan, error)  // what Run would do now; it changes nothing
+	Window Window                                   // when it may run; a run that the window's end interrupts resumes in the next window
+	Run    func(ctx context.Context, h *Hold) error // returns nil when no work remains; stops between slices when ctx ends
+	Plan   func(ctx context.Context) (Plan, error)  // returns what Run would do now, and changes nothing
 }
 
-// Plan is what a run would do now.
+// Plan is the work that a run would do now.
 type Plan struct {
-	Counts map[string]int64 `json:"counts"`          // as Hold.Count would
-	Drops  []Drop           `json:"drops,omitempty"` // what would be gone for good
-	With   string           `json:"with,omitempty"`  // the settings by which the run takes something
+	Counts map[string]int64 `json:"counts"`          // with the names of Hold.Count
+	Drops  []Drop           `json:"drops,omitempty"` // data that the run would delete
+	With   string           `json:"with,omitempty"`  // the settings that the run follows
 }
 
-// Drop is something that a run would drop.
+// Drop is data that a run would delete.
 type Drop struct {
 	What  string `json:"what"`
-	Since string `json:"since,omitempty"` // months, such as 2026-01..2026-02, where it is known of which time it is
-	Rows  int64  `json:"rows"`            // of ranges an estimate of PostgreSQL's
-	Bytes int64  `json:"bytes"`           // on disk, about; 0 where that is not known
+	Since string `json:"since,omitempty"` // months, for example 2026-01..2026-02; empty if unknown
+	Rows  int64  `json:"rows"`            // for ranges: PostgreSQL's estimate
+	Bytes int64  `json:"bytes"`           // approximate size on disk; 0 if unknown
 }
 
-// kind is the kind of the lease that the job runs under.
+// kind returns the kind of the job's lease.
 func (j Job) kind() string {
 	if j.Apart {
 		return Kind + "-" + j.Name
@@ -50,7 +52,7 @@ func (j Job) kind() string {
 	return Kind
 }
 
-// LastRun is a job's row of job_runs. Times that have not been are zero.
+// LastRun is the row of a job in job_runs. A time is zero if the event has not happened.
 type LastRun struct {
 	Job         string           `json:"job"`
 	Owner       string           `json:"owner"`
@@ -58,17 +60,18 @@ type LastRun struct {
 	SucceededAt time.Time        `json:"succeeded_at,omitzero"`
 	FailedAt    time.Time        `json:"failed_at,omitzero"`
 	LastError   string           `json:"last_error,omitempty"`
-	Counts      map[string]int64 `json:"counts"` // what the last run that ended did
+	Counts      map[string]int64 `json:"counts"` // of the last run that ended
 }
 
-// lastRunsSQL reads all runs and the database's clock, in one row at least.
-// Locks: none.
+// lastRunsSQL reads the rows of all jobs, and the database's clock in each. Without jobs it returns one row. Locks:
+// none.
 const lastRunsSQL = `
-SELECT now(), coalesce(r.job, ''), coalesce(r.owner, ''), coalesce(r.started_at, 'epoch'), r.succeeded_at, r.failed_at, coalesce(r.last_error, ''), r.counts
+SELECT now(), coalesce(r.job, ''), coalesce(r.owner, ''), coalesce(r.started_at, 'epoch'), r.succeeded_at, r.failed_at,
+	coalesce(r.last_error, ''), r.counts
   FROM (VALUES (1)) AS one LEFT JOIN job_runs r ON true
  ORDER BY r.job`
 
-// LastRuns returns when each job last ran, by name, and what the database's clock says.
+// LastRuns returns the last run of each job, by name, and the time of the database's clock.
 func LastRuns(ctx context.Context, pool *pgxpool.Pool) (all []LastRun, now time.Time, err error) {
 	rows, _ := pool.Query(ctx, lastRunsSQL)
 	var r LastRun
@@ -79,7 +82,7 @@ func LastRuns(ctx context.Context, pool *pgxpool.Pool) (all []LastRun, now time.
 		}
 		r.SucceededAt, r.FailedAt = orZero(succeeded), orZero(failed)
 		all = append(all, r)
-		r.Counts = nil // the next row's is another map
+		r.Counts = nil // the next row needs another map
 		return nil
 	})
 	if err != nil {
@@ -96,15 +99,16 @@ func orZero(t *time.Time) time.Time {
 }
 
 const (
-	// pollInterval is between two looks whether a job is due, less a random quarter.
+	// pollInterval is the time between two checks whether a job is due, less a random quarter.
 	pollInterval = 15 * time.Second
-	// clockMargin is how far in the future what a job noted may lie: more, and the clock was ahead then and says nothing now.
+	// clockMargin is how far in the future a recorded time may be. A later one was recorded by a wrong clock, and is
+	// ignored.
 	clockMargin = time.Minute
-	// retryAfter is how long after a failure a job is tried again, if it would not be due sooner.
+	// retryAfter is the time from a failure to the next attempt, unless the job is due sooner.
 	retryAfter = time.Minute
 )
 
-// due reports whether the job is to run at now.
+// due reports whether the job should run at now.
 func (j Job) due(last LastRun, now time.Time) bool {
 	if j.Every == 0 || j.Window.left(now) == 0 {
 		return false
@@ -125,16 +129,16 @@ type Runner struct {
 	pool    *pgxpool.Pool
 	lanes   [][]Job // the jobs by their lease
 	log     *slog.Logger
-	base    *slog.Logger // without a component: a lease has its own
+	base    *slog.Logger // without a component: leases set their own
 	metrics *metrics
 }
 
-// New returns a Runner of jobs. The pool is one of the truth and acts as the system role. It starts nothing.
+// New returns a Runner of jobs. The pool is one of the truth and acts as the system role. New starts no job.
 func New(pool *pgxpool.Pool, jobs []Job, log *slog.Logger, reg prometheus.Registerer) (*Runner, error) {
 	names, lanes := make(map[string]bool), make(map[string][]Job)
 	for _, j := range jobs {
 		if j.Name == "" || j.Run == nil || j.Every < 0 || names[j.Name] {
-			return nil, fmt.Errorf("job %q: want a name of its own, work, and an interval of 0 or more, not %s", j.Name, j.Every)
+			return nil, fmt.Errorf("job %q: want a unique name, a Run function, and an interval of 0 or more, not %s", j.Name, j.Every)
 		}
 		names[j.Name] = true
 		lanes[j.kind()] = append(lanes[j.kind()], j)
@@ -146,7 +150,7 @@ func New(pool *pgxpool.Pool, jobs []Job, log *slog.Logger, reg prometheus.Regist
 	return &Runner{pool: pool, lanes: slices.Collect(maps.Values(lanes)), log: log.With("component", "jobs"), base: log, metrics: m}, nil
 }
 
-// Run runs what is due until ctx ends, and returns nil. Failures are logged and tried again.
+// Run runs each job when it is due, until ctx ends, and returns nil. It logs failures and retries them.
 func (r *Runner) Run(ctx context.Context) error {
 	var g errgroup.Group
 	for _, lane := range r.lanes {
@@ -158,7 +162,7 @@ func (r *Runner) Run(ctx context.Context) error {
 func (r *Runner) runLane(ctx context.Context, lane []Job) error {
 	for {
 		if err := r.runOnce(ctx, lane); err != nil && ctx.Err() == nil {
-			r.log.WarnContext(ctx, "scheduled jobs, trying again", "err", err)
+			r.log.WarnContext(ctx, "a scheduled job failed, retrying", "err", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -168,7 +172,8 @@ func (r *Runner) runLane(ctx context.Context, lane []Job) error {
 	}
 }
 
-// runOnce runs every job of a lane that is due, one after the other. Each takes the lease anew, so that a command that waits gets its turn.
+// runOnce runs every due job of a lane, one after the other. It takes the lease again for each, so that waiting
+// commands get their turn.
 func (r *Runner) runOnce(ctx context.Context, lane []Job) error {
 	var errs []error
 	for _, j := range lane {
@@ -178,7 +183,7 @@ func (r *Runner) runOnce(ctx context.Context, lane []Job) error {
 			continue
 		}
 		err := withLease(ctx, r.pool, j.kind(), "job-"+j.Name, leaseTTL, r.base, func(ctx context.Context, h *Hold) error {
-			left, ok, err := r.isDue(ctx, j) // somebody else may have run it while this one waited
+			left, ok, err := r.isDue(ctx, j) // another process may have run it while this one waited
 			if err != nil || !ok {
 				return err
 			}
@@ -192,7 +197,7 @@ func (r *Runner) runOnce(ctx context.Context, lane []Job) error {
 	return errors.Join(errs...)
 }
 
-// isDue also returns for how long the job's window is open.
+// isDue reports whether the job should run now, and how long its window remains open.
 func (r *Runner) isDue(ctx context.Context, j Job) (left time.Duration, due bool, err error) {
 	runs, now, err := LastRuns(ctx, r.pool)
 	if err != nil {
@@ -208,7 +213,7 @@ func (r *Runner) isDue(ctx context.Context, j Job) (left time.Duration, due bool
 	return j.Window.left(now), j.due(last, now), nil
 }
 
-// errWindowOver ends a job whose window is over.
+// errWindowOver ends a job at the end of its window.
 var errWindowOver = errors.New("jobs: the window is over")
 
 func (r *Runner) run(ctx context.Context, h *Hold, j Job, left time.Duration) error {
@@ -235,7 +240,7 @@ func (r *Runner) run(ctx context.Context, h *Hold, j Job, left time.Duration) er
 	r.metrics.ran(j.Name, outcome, time.Since(start))
 	log := r.log.InfoContext
 	if len(counts) == 0 && outcome == outcomeOK {
-		log = r.log.DebugContext // nothing to do, as most hours
+		log = r.log.DebugContext // most runs have no work
 	}
 	log(ctx, "job ran", "job", j.Name, "outcome", outcome, "seconds", time.Since(start).Seconds(), "counts", counts)
 	return err

@@ -41,21 +41,25 @@ func TestDue(t *testing.T) {
 		want bool
 	}{
 		{"one that never ran", hourly, LastRun{}, "2026-03-01 12:00:00", true},
-		{"one by command alone", Job{}, LastRun{}, "2026-03-01 12:00:00", false},
+		{"one that runs only by command", Job{}, LastRun{}, "2026-03-01 12:00:00", false},
 		{"within the interval", hourly, LastRun{SucceededAt: at("2026-03-01 11:30:00")}, "2026-03-01 12:29:59", false},
 		{"after the interval", hourly, LastRun{SucceededAt: at("2026-03-01 11:30:00")}, "2026-03-01 12:30:00", true},
-		{"cut short since", hourly, LastRun{SucceededAt: at("2026-03-01 10:00:00"), StartedAt: at("2026-03-01 11:00:00")}, "2026-03-01 11:00:10", true},
+		{"interrupted since", hourly, LastRun{SucceededAt: at("2026-03-01 10:00:00"), StartedAt: at("2026-03-01 11:00:00")},
+			"2026-03-01 11:00:10", true},
 		{"just failed", hourly, LastRun{FailedAt: at("2026-03-01 12:00:00")}, "2026-03-01 12:00:59", false},
-		{"failed a while ago", hourly, LastRun{SucceededAt: at("2026-03-01 11:58:00"), FailedAt: at("2026-03-01 12:00:00")}, "2026-03-01 12:01:00", true},
-		{"failed before it succeeded", hourly, LastRun{SucceededAt: at("2026-03-01 12:00:00"), FailedAt: at("2026-03-01 11:00:00")}, "2026-03-01 12:30:00", false},
+		{"failed a while ago", hourly, LastRun{SucceededAt: at("2026-03-01 11:58:00"), FailedAt: at("2026-03-01 12:00:00")},
+			"2026-03-01 12:01:00", true},
+		{"failed before it succeeded", hourly, LastRun{SucceededAt: at("2026-03-01 12:00:00"), FailedAt: at("2026-03-01 11:00:00")},
+			"2026-03-01 12:30:00", false},
 		{"succeeded by a clock that was ahead", hourly, LastRun{SucceededAt: at("2027-03-01 12:00:00")}, "2026-03-01 12:00:00", true},
 		{"succeeded a moment ahead", hourly, LastRun{SucceededAt: at("2026-03-01 12:00:03")}, "2026-03-01 12:00:00", false},
-		{"succeeded after it failed by a clock that was ahead", hourly, LastRun{FailedAt: at("2027-03-01 12:00:00"), SucceededAt: at("2026-03-01 11:30:00")}, "2026-03-01 12:00:00", false},
+		{"succeeded after it failed by a clock that was ahead", hourly,
+			LastRun{FailedAt: at("2027-03-01 12:00:00"), SucceededAt: at("2026-03-01 11:30:00")}, "2026-03-01 12:00:00", false},
 		{"failed by a clock that was ahead", hourly, LastRun{FailedAt: at("2027-03-01 12:00:00")}, "2026-03-01 12:00:00", true},
 		{"before its window", nightly, LastRun{}, "2026-03-01 22:59:59", false},
 		{"in its window", nightly, LastRun{}, "2026-03-01 23:00:00", true},
 		{"in its window, past midnight", nightly, LastRun{SucceededAt: at("2026-03-01 01:00:00")}, "2026-03-02 03:59:59", true},
-		{"when its window is over", nightly, LastRun{}, "2026-03-02 04:00:00", false},
+		{"after its window", nightly, LastRun{}, "2026-03-02 04:00:00", false},
 		{"in its window, done this night", nightly, LastRun{SucceededAt: at("2026-03-01 23:10:00")}, "2026-03-02 01:00:00", false},
 	} {
 		if got := c.job.due(c.last, at(c.now)); got != c.want {
@@ -86,17 +90,19 @@ func TestWindow(t *testing.T) {
 			t.Errorf("%q at %s: %s left, written %q, want %s", c.text, c.now, got, w, c.want)
 		}
 	}
-	for _, text := range []string{"1-2", "01:00", "01:00-25:00", "24:00-01:00", "01:60-02:00", "01:00-01:00", "01:00-05:30 ", "-1:00-05:30"} {
+	for _, text := range []string{"1-2", "01:00", "01:00-25:00", "24:00-01:00", "01:60-02:00", "01:00-01:00",
+		"01:00-05:30 ", "-1:00-05:30"} {
 		if err := new(Window).UnmarshalText([]byte(text)); err == nil {
 			t.Errorf("%q is taken for a window", text)
 		}
 	}
 }
 
-// holdByHand is the lease as owner has it who was frozen just after the last renewal: nothing renews it.
+// holdByHand is the lease of an owner that froze just after the last renewal: no process renews it.
 func holdByHand(t *testing.T, pool *pgxpool.Pool, owner string) *Hold {
 	t.Helper()
-	if _, err := pool.Exec(t.Context(), `INSERT INTO leases (kind, partition, owner, epoch, expires_at) VALUES ('jobs', 0, $1, 7, now() - interval '1 s')`, owner); err != nil {
+	if _, err := pool.Exec(t.Context(), `INSERT INTO leases (kind, partition, owner, epoch, expires_at)
+		VALUES ('jobs', 0, $1, 7, now() - interval '1 s')`, owner); err != nil {
 		t.Fatal(err)
 	}
 	return &Hold{pool: pool, kind: Kind, owner: owner, epoch: 7}
@@ -109,7 +115,7 @@ func TestAHolderThatThawsCommitsNothingOnceAnotherHasTheLease(t *testing.T) {
 	ctx := t.Context()
 	frozen := holdByHand(t, pool, "frozen")
 
-	// Its lease has expired in mid-transaction: nobody takes it before that has ended.
+	// The lease has expired in the middle of a transaction. No process takes it before the transaction ends.
 	tx, err := pool.Begin(ctx)
 	if err != nil {
 		t.Fatal(err)
@@ -124,7 +130,7 @@ func TestAHolderThatThawsCommitsNothingOnceAnotherHasTheLease(t *testing.T) {
 		t.Errorf("renewing waits for the slice: %v", err)
 	}
 	err = withLease(early, pool, Kind, "successor", time.Second, testkit.Logger(t), func(context.Context, *Hold) error {
-		t.Error("the lease was taken in the middle of a slice")
+		t.Error("another owner took the lease in the middle of a slice")
 		return nil
 	})
 	if !errors.Is(err, context.DeadlineExceeded) {
@@ -186,7 +192,8 @@ func TestAJobEndsWhenItsLeaseIsTaken(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	err := withLease(t.Context(), pool, Kind, "a", 500*time.Millisecond, testkit.Logger(t), func(ctx context.Context, h *Hold) error {
 		_, err := h.Run(ctx, Job{Name: "long", Run: func(ctx context.Context, _ *Hold) error {
-			if _, err := pool.Exec(ctx, `UPDATE leases SET owner = 'other', epoch = epoch + 1, expires_at = now() + interval '1 min' WHERE kind = 'jobs'`); err != nil {
+			if _, err := pool.Exec(ctx, `UPDATE leases SET owner = 'other', epoch = epoch + 1, expires_at = now() + interval '1 min'
+				WHERE kind = 'jobs'`); err != nil {
 				return err
 			}
 			select {
@@ -246,22 +253,30 @@ func TestOfTwoRunnersOneRunsWhatIsDue(t *testing.T) {
 func TestWhatCameOfARunIsKept(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	failing := newRunner(t, pool,
-		Job{Name: "bad", Every: time.Hour, Run: func(_ context.Context, h *Hold) error { h.Count("rows", 2); return errors.New("no luck") }},
-		Job{Name: "good", Every: time.Hour, Run: func(_ context.Context, h *Hold) error { h.Count("rows", 2); h.Count("rows", 3); return nil }},
+		Job{Name: "bad", Every: time.Hour, Run: func(_ context.Context, h *Hold) error {
+			h.Count("rows", 2)
+			return errors.New("no luck")
+		}},
+		Job{Name: "good", Every: time.Hour, Run: func(_ context.Context, h *Hold) error {
+			h.Count("rows", 2)
+			h.Count("rows", 3)
+			return nil
+		}},
 		Job{Name: "never", Run: func(context.Context, *Hold) error { t.Error("a job without an interval ran"); return nil }})
 	if err := failing.runOnce(t.Context(), failing.lanes[0]); err == nil {
-		t.Error("the failure of a job is told nobody")
+		t.Error("runOnce returned no error for a failed job")
 	}
 	runs, now, err := LastRuns(t.Context(), pool)
 	if err != nil || len(runs) != 2 {
-		t.Fatalf("runs kept: %v, %v", runs, err)
+		t.Fatalf("job_runs has %v, %v", runs, err)
 	}
 	bad, good := runs[0], runs[1]
 	if bad.LastError != "job bad: no luck" || !bad.SucceededAt.IsZero() || bad.FailedAt.Before(bad.StartedAt) || bad.Counts["rows"] != 2 {
-		t.Errorf("of the failed run was kept %+v", bad)
+		t.Errorf("job_runs has %+v of the failed run", bad)
 	}
-	if good.LastError != "" || !good.FailedAt.IsZero() || good.SucceededAt.Before(good.StartedAt) || good.SucceededAt.After(now) || good.Counts["rows"] != 5 {
-		t.Errorf("of the run that succeeded was kept %+v", good)
+	if good.LastError != "" || !good.FailedAt.IsZero() || good.SucceededAt.Before(good.StartedAt) || good.SucceededAt.After(now) ||
+		good.Counts["rows"] != 5 {
+		t.Errorf("job_runs has %+v of the run that succeeded", good)
 	}
 }
 
@@ -270,7 +285,7 @@ func TestTheEndOfItsWindowCutsAJobShortAndItIsDueInTheNext(t *testing.T) {
 	job := Job{Name: "nightly", Every: time.Hour, Run: func(ctx context.Context, _ *Hold) error { <-ctx.Done(); return ctx.Err() }}
 	r := newRunner(t, pool, job)
 	err := withLease(t.Context(), pool, Kind, "a", time.Second, testkit.Logger(t), func(ctx context.Context, h *Hold) error {
-		return r.run(ctx, h, job, 500*time.Millisecond) // in which its start is noted, on a busy machine too
+		return r.run(ctx, h, job, 500*time.Millisecond) // enough to record its start, on a busy machine too
 	})
 	if err != nil {
 		t.Error(err)
@@ -280,7 +295,8 @@ func TestTheEndOfItsWindowCutsAJobShortAndItIsDueInTheNext(t *testing.T) {
 	}
 }
 
-// TestARunThatHasHadItsTimeLeavesTheOthersTheirTurnAndGoesOnAfterThem has a job with no end beside one that is short, in one lane.
+// TestARunThatHasHadItsTimeLeavesTheOthersTheirTurnAndGoesOnAfterThem runs an endless job and a short one in the same
+// lane.
 func TestARunThatHasHadItsTimeLeavesTheOthersTheirTurnAndGoesOnAfterThem(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	var did []string
@@ -315,7 +331,7 @@ func TestARunThatHasHadItsTimeLeavesTheOthersTheirTurnAndGoesOnAfterThem(t *test
 	}
 	other := errors.New("no luck")
 	if !onlyTimeUp(errors.Join(ErrTimeUp, fmt.Errorf("x: %w", ErrTimeUp))) || onlyTimeUp(errors.Join(ErrTimeUp, other)) || onlyTimeUp(nil) {
-		t.Error("what failed beside the time is not told")
+		t.Error("onlyTimeUp hides another error beside the time limit")
 	}
 }
 
@@ -335,29 +351,32 @@ func TestThoseWhoWaitForAJobSayForWhom(t *testing.T) {
 	g.Go(func() error { return giant.runOnce(ctx, giant.lanes[0]) })
 	<-running
 	ran := false
-	short, err := New(pool, []Job{{Name: "short", Every: time.Hour, Run: func(context.Context, *Hold) error { ran = true; return nil }}}, slog.New(slog.NewTextHandler(&log, nil)), prometheus.NewRegistry())
+	short, err := New(pool, []Job{{Name: "short", Every: time.Hour, Run: func(context.Context, *Hold) error { ran = true; return nil }}},
+		slog.New(slog.NewTextHandler(&log, nil)), prometheus.NewRegistry())
 	if err != nil {
 		t.Fatal(err)
 	}
 	g.Go(func() error { return short.runOnce(ctx, short.lanes[0]) })
-	testkit.Eventually(t, 20*time.Second, "the one who waits to be known", func() (bool, error) {
+	testkit.Eventually(t, 20*time.Second, "the waiting job is listed", func() (bool, error) {
 		all, err := Leases(ctx, pool)
-		return err == nil && len(all) == 1 && all[0].Job == "giant" && strings.HasPrefix(all[0].Holder, "job-giant-") && !all[0].Since.IsZero() &&
-			len(all[0].Waiting) == 1 && strings.HasPrefix(all[0].Waiting[0], "job-short-"), err
+		return err == nil && len(all) == 1 && all[0].Job == "giant" && strings.HasPrefix(all[0].Holder, "job-giant-") &&
+			!all[0].Since.IsZero() && len(all[0].Waiting) == 1 && strings.HasPrefix(all[0].Waiting[0], "job-short-"), err
 	})
 	time.AfterFunc(waitFirst+time.Second, func() { close(release) })
 	if err := g.Wait(); err != nil || !ran {
 		t.Fatal(err, ran)
 	}
-	if text := log.String(); !strings.Contains(text, "waiter=job-short-") || !strings.Contains(text, "holder=job-giant-") || !strings.Contains(text, " job=giant ") {
-		t.Errorf("the log names not who waits for whom:\n%s", text)
+	if text := log.String(); !strings.Contains(text, "waiter=job-short-") || !strings.Contains(text, "holder=job-giant-") ||
+		!strings.Contains(text, " job=giant ") {
+		t.Errorf("the log lacks the waiter, the holder or the job:\n%s", text)
 	}
 }
 
 func TestStatements(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	for name, sql := range map[string]string{
-		"epoch": epochSQL, "fence": fenceSQL, "fence elsewhere": fenceElsewhereSQL, "start": startSQL, "part": partSQL, "leases": leasesSQL, "end": endSQL, "last runs": lastRunsSQL,
+		"epoch": epochSQL, "fence": fenceSQL, "fence elsewhere": fenceElsewhereSQL, "start": startSQL, "part": partSQL, "leases": leasesSQL,
+		"end": endSQL, "last runs": lastRunsSQL,
 	} {
 		t.Run(name, func(t *testing.T) { testkit.Prepare(t, pool, sql) })
 	}

@@ -7,14 +7,14 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// How a run ended.
+// Outcomes of a run.
 const (
 	outcomeOK      = "ok"
 	outcomeFailed  = "failed"
-	outcomeLost    = "lost"    // the lease; another instance goes on
-	outcomeStopped = "stopped" // with its process
-	outcomeWindow  = "window"  // its window was over; it goes on in the next
-	outcomeTime    = "time"    // it had its time; it goes on after the others
+	outcomeLost    = "lost"    // another instance took the lease and continues
+	outcomeStopped = "stopped" // its process stopped
+	outcomeWindow  = "window"  // its window ended; it resumes in the next
+	outcomeTime    = "time"    // it reached its time limit; it resumes after the others
 )
 
 type metrics struct {
@@ -27,10 +27,12 @@ type metrics struct {
 func newMetrics(reg prometheus.Registerer, jobs []Job) (*metrics, error) {
 	m := &metrics{
 		lastSuccess: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "job_last_success_timestamp_seconds",
-			Help: "When the job last did all it had to do, anywhere in the fleet or by command; absent until it has."}, []string{"name"}),
-		runs: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "job_runs_total", Help: "Runs of scheduled jobs in this process, by how they ended."},
+			Help: "Time of the job's last complete run, in any process or by command. Absent before the first one."}, []string{"name"}),
+		runs: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "job_runs_total",
+			Help: "Runs of scheduled jobs in this process, by how they ended."},
 			[]string{"name", "outcome"}),
-		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "job_seconds", Help: "How long runs of scheduled jobs took in this process.",
+		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "job_seconds",
+			Help:    "How long runs of scheduled jobs took in this process.",
 			Buckets: prometheus.ExponentialBuckets(0.01, 4, 10)}, []string{"name"}),
 		known: make(map[string]bool),
 	}
@@ -49,7 +51,7 @@ func newMetrics(reg prometheus.Registerer, jobs []Job) (*metrics, error) {
 	return m, nil
 }
 
-// succeeded shows what the table says, so that every instance shows the same.
+// succeeded sets the metric from the table, so that every instance exports the same value.
 func (m *metrics) succeeded(last LastRun) {
 	if m.known[last.Job] && !last.SucceededAt.IsZero() {
 		m.lastSuccess.WithLabelValues(last.Job).Set(float64(last.SucceededAt.UnixMilli()) / 1000)

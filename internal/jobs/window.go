@@ -6,13 +6,13 @@ import (
 	"time"
 )
 
-// Window is a time of day in UTC, from From up to To, both since midnight. One that ends before it begins goes past midnight. The
-// zero Window is the whole day.
+// Window is a time of day in UTC from From up to To, both since midnight. If To is before From, it continues past
+// midnight. The zero Window is the whole day.
 type Window struct{ From, To time.Duration }
 
 const day = 24 * time.Hour
 
-// UnmarshalText reads "01:00-05:30"; "" is the whole day.
+// UnmarshalText parses "01:00-05:30". The empty text is the whole day.
 func (w *Window) UnmarshalText(text []byte) error {
 	*w = Window{}
 	if len(text) == 0 {
@@ -37,12 +37,12 @@ func (w *Window) UnmarshalText(text []byte) error {
 func clock(text string) (time.Duration, error) {
 	t, err := time.Parse("15:04", text)
 	if err == nil && len(text) != len("15:04") {
-		err = fmt.Errorf("%q: want two digits each", text)
+		err = fmt.Errorf("%q: want HH:MM", text)
 	}
 	return time.Duration(t.Hour())*time.Hour + time.Duration(t.Minute())*time.Minute, err
 }
 
-// String is what UnmarshalText reads.
+// String returns the text that UnmarshalText parses.
 func (w Window) String() string {
 	if w == (Window{}) {
 		return ""
@@ -51,7 +51,7 @@ func (w Window) String() string {
 	return hm(w.From) + "-" + hm(w.To)
 }
 
-// left returns for how long the window is still open at now; 0 means that it is closed. The whole day never closes.
+// left returns how long the window remains open at now; 0 means that it is closed. The whole day never closes.
 func (w Window) left(now time.Time) time.Duration {
 	if w == (Window{}) {
 		return 1<<63 - 1

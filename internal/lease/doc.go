@@ -1,23 +1,25 @@
-// Package lease shares the partitions of a kind of work among the instances that do it.
+// Package lease distributes the partitions of a kind of work among the instances that do it.
 //
-// A lease is for efficiency: it keeps two instances from doing the same work, and says when one may take over from another.
-// It is never what makes the work right, because a holder can be frozen past its lease and go on when it thaws. What is
-// written under a lease is fenced where it is written: the relay's check of the stream's last sequence, the consumers' offsets.
+// A lease saves work: it keeps two instances from working on the same partition, and lets one take over from another.
+// It never makes the work correct, because a holder can be frozen past its lease and resume afterwards. A fence at the
+// place of each write does that: the relay's check of the stream's last sequence, and the consumers' offsets.
 //
 //	         take (free or expired)            renew every TTL/5
 //	free ───────────────────────────▶ held ◀──────────────┐
 //	 ▲                                 │ └────────────────┘
-//	 │ next heartbeat                  │ more than the fair share, because somebody joined
+//	 │ next heartbeat                  │ above the fair share, because an instance joined
 //	 └──────────────── draining ◀──────┘          stop, or refused: freed at once
 //
-// Every instance is a row of lease_members with an expiry, so that all know how many they are; the fair share is the number of
-// partitions divided by that, and at least one: a lone partition stays with its holder until it stops or dies. Share changes the
-// partitions at any time: those that are gone are given up like a surplus, and an instance that shares none counts for nobody.
+// Every instance has a row with an expiry in lease_members, so each one can count them. The fair share is the number of
+// partitions divided by the number of instances, and at least one. So a single partition remains with its holder until
+// that stops or dies. Share may change the partitions at any time. An instance gives up removed partitions like a
+// surplus, and an instance without partitions does not count.
 //
-// An instance that cannot serve a partition refuses it: another one takes it, beyond its fair share if need be, and gives up one in return. For a minute the
-// first does not take it back, and the other does not refuse it.
+// An instance that cannot serve a partition refuses it. Another instance then takes it, even above its fair share, and
+// gives up another partition in return. For a minute the first instance does not take it back, and the second one
+// cannot refuse it.
 //
-// Time is the database's, except for one thing: an instance trusts its leases until a TTL after the
-// *start* of the attempt that renewed them, less a margin, by its own monotonic clock. That ends before the row expires
-// however long the attempt took, and a moved wall clock changes nothing.
+// All times are the database's, with one exception. An instance trusts its leases until a TTL after the *start* of the
+// attempt that renewed them, minus a margin, by its own monotonic clock. That moment is before the row's expiry,
+// however long the attempt took. A change of the wall clock has no effect.
 package lease

@@ -19,7 +19,7 @@ import (
 
 // Config is the environment of every lease holder.
 type Config struct {
-	TTL time.Duration `env:"LEASE_TTL, default=10s"` // a lease ends this long after its last renewal; 500ms..10m
+	TTL time.Duration `env:"LEASE_TTL, default=10s"` // from the last renewal to a lease's end, 500ms..10m
 }
 
 // Validate reports a TTL out of bounds.
@@ -31,13 +31,13 @@ func (c Config) Validate() error {
 }
 
 const (
-	heartbeatsPerTTL = 5  // renewals within a TTL: four may fail before the lease is lost
-	marginPerTTL     = 10 // the part of the TTL at its end in which the holder no longer trusts it
+	heartbeatsPerTTL = 5  // renewals per TTL: four may fail before the lease is lost
+	marginPerTTL     = 10 // the last tenth of the TTL, in which the holder no longer trusts its leases
 
-	refusedFor = time.Minute // a refused lease is not taken back, and not refused by others
+	refusedFor = time.Minute // its refuser does not take the lease back, and others do not refuse it
 )
 
-// Owner returns a name for this process that no other has: name, host, process id and chance.
+// Owner returns a unique name for this process: name, host, process id and a random part.
 func Owner(name string) string {
 	host, err := os.Hostname()
 	if err != nil {
@@ -46,7 +46,7 @@ func Owner(name string) string {
 	return fmt.Sprintf("%s-%s-%d-%s", name, host, os.Getpid(), rand.Text()[:6])
 }
 
-// Group is one instance's part in sharing the partitions of a kind. Its methods may be called from any goroutine.
+// Group is one instance's membership in a kind. Its methods may be called from any goroutine.
 type Group struct {
 	cfg      Config
 	pool     *pgxpool.Pool
@@ -54,24 +54,24 @@ type Group struct {
 	owner    string
 	log      *slog.Logger
 	changed  chan struct{}
-	beat     chan struct{} // a heartbeat is due at once
-	rowsMade []int         // the partitions that have a row; touched by Run alone
+	beat     chan struct{} // requests a heartbeat at once
+	rowsMade []int         // the partitions that have a row; only Run uses it
 
 	mu       sync.Mutex
-	wanted   []int // the partitions that there are to share, sorted
+	wanted   []int // all partitions to distribute, sorted
 	held     []int // sorted
-	draining []int // no longer ours to work on; freed by the next heartbeat
+	draining []int // given up; the next heartbeat frees them
 	refused  []int // to be freed for others by the next heartbeat
 	until    time.Time
 }
 
-// New returns owner's part in the group of kind. It starts nothing, and shares no partition before Share has named some.
+// New returns owner's membership in the group of kind. It starts nothing, and has no partitions before Share.
 func New(cfg Config, pool *pgxpool.Pool, kind, owner string, log *slog.Logger) (*Group, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
 	if kind == "" || owner == "" {
-		return nil, fmt.Errorf("lease: kind %q, owner %q", kind, owner)
+		return nil, fmt.Errorf("lease: kind is %q and owner is %q: want both", kind, owner)
 	}
 	return &Group{
 		cfg: cfg, pool: pool, kind: kind, owner: owner,
@@ -79,10 +79,11 @@ func New(cfg Config, pool *pgxpool.Pool, kind, owner string, log *slog.Logger) (
 	}, nil
 }
 
-// Owner returns the instance's name, as Holders shows it.
+// Owner returns the instance's name, as Holders reports it.
 func (g *Group) Owner() string { return g.owner }
 
-// Share says which partitions there are to share, from the next heartbeat on. All instances of a kind should come to say the same.
+// Share sets the partitions to distribute, from the next heartbeat on. All instances of a kind must eventually pass the
+// same ones.
 func (g *Group) Share(partitions []int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -95,8 +96,10 @@ func (g *Group) Share(partitions []int) {
 	}
 }
 
-// Refuse asks for another instance to take a partition that this one holds and cannot serve. If there is another, the lease is freed, and not taken back
-// for a while. One that somebody has refused within that while stays: two instances do not throw it back and forth. Ask again while it is held.
+// Refuse asks another instance to take a partition that this one holds and cannot serve. If there is another instance,
+// the lease is freed, and this instance does not take it back for a minute. A lease that another instance refused
+// within the last minute is not freed, so two instances do not exchange it repeatedly. Call Refuse again while the
+// lease is held.
 func (g *Group) Refuse(partition int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -109,7 +112,8 @@ func (g *Group) Refuse(partition int) {
 	}
 }
 
-// Held returns the partitions whose leases this instance may trust now, sorted. It is empty once renewals have failed for long.
+// Held returns the partitions whose leases this instance may trust now, sorted. It is empty if renewals have failed for
+// a TTL, less a margin.
 func (g *Group) Held() []int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -119,18 +123,18 @@ func (g *Group) Held() []int {
 	return slices.Clone(g.held)
 }
 
-// Changed receives a value after Held has changed by a heartbeat. It has room for one: many changes are one value.
+// Changed receives a value after a heartbeat has changed Held. It buffers one value for any number of changes.
 func (g *Group) Changed() <-chan struct{} { return g.changed }
 
-// Run joins the group and keeps its leases until ctx ends; then it frees them at once and returns nil. Heartbeats that fail are
-// logged and repeated: a database that is away is no reason to restart.
+// Run joins the group and renews its leases until ctx ends. Then it frees them at once and returns nil. It logs and
+// repeats failed heartbeats: an unavailable database is no reason to restart.
 func (g *Group) Run(ctx context.Context) error {
 	every := g.cfg.TTL / heartbeatsPerTTL
 	tick := time.NewTicker(every)
 	defer tick.Stop()
 	for {
 		if err := g.heartbeat(ctx); err != nil && ctx.Err() == nil {
-			g.log.WarnContext(ctx, "lease heartbeat, trying again", "owner", g.owner, "err", err)
+			g.log.WarnContext(ctx, "lease heartbeat failed; retrying", "owner", g.owner, "err", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -141,14 +145,17 @@ func (g *Group) Run(ctx context.Context) error {
 	}
 }
 
-// ensureSQL makes the kind's rows, once.
+// ensureSQL inserts the kind's rows, once.
 const ensureSQL = `
 INSERT INTO leases (kind, partition) SELECT @kind, unnest(@partitions::int[]) ON CONFLICT DO NOTHING`
 
-// boundSQL has the server end this transaction when its process is frozen in it: the locks would outlive the leases.
+// boundSQL makes the server end this transaction if the process freezes in it. Otherwise the locks would outlive the
+// leases.
 const boundSQL = `SELECT set_config('idle_in_transaction_session_timeout', @ttl_ms, true)`
 
-// joinSQL renews the membership and forgets members that are gone, unless one of them is just renewing. One that shares nothing counts as gone.
+// joinSQL renews the membership and deletes expired members, unless one of them is renewing at this moment. A member
+// without partitions counts as expired.
+//
 // Index: lease_members_pkey.   Locks: the own row, and rows of expired members.
 const joinSQL = `
 WITH gone AS (DELETE FROM lease_members WHERE kind = @kind AND owner IN (
@@ -157,11 +164,12 @@ INSERT INTO lease_members (kind, owner, expires_at)
 SELECT @kind, @owner, CASE WHEN cardinality(@partitions::int[]) > 0 THEN now() + @ttl::interval ELSE '-infinity' END
     ON CONFLICT (kind, owner) DO UPDATE SET expires_at = excluded.expires_at`
 
-// shareSQL counts the members and the own place among them: the first ones get what does not divide evenly.
+// shareSQL counts the members and finds the own rank. The first members get the remainder of an uneven division.
 const shareSQL = `
 SELECT count(*)::int, count(*) FILTER (WHERE owner < @owner)::int FROM lease_members WHERE kind = @kind AND expires_at >= now()`
 
-// renewSQL renews what is still ours and is not named in drop, and frees what is.
+// renewSQL renews the owner's leases that @drop does not name, and frees those that it names.
+//
 // Index: leases_pkey.   Locks: the own rows.
 const renewSQL = `
 UPDATE leases SET owner      = CASE WHEN partition = ANY(@drop::int[]) THEN '' ELSE owner END,
@@ -169,14 +177,17 @@ UPDATE leases SET owner      = CASE WHEN partition = ANY(@drop::int[]) THEN '' E
  WHERE kind = @kind AND owner = @owner
 RETURNING partition::int, owner <> '', refused_until > now() AND refused_by <> @owner`
 
-// refuseSQL frees leases for others, unless there are none, or somebody has refused them of late.
+// refuseSQL frees leases for other instances, unless there is none, or another one refused the lease recently.
+//
 // Index: leases_pkey.   Locks: the rows.
 const refuseSQL = `
 UPDATE leases SET owner = '', expires_at = '-infinity', refused_by = @owner, refused_until = now() + @refused_for::interval
  WHERE kind = @kind AND owner = @owner AND partition = ANY(@refused::int[]) AND refused_until < now() AND @members > 1`
 
-// takeSQL takes up to want leases that are free or have expired, and besides each that another instance has refused; each gets a new epoch. What
-// this one has refused stays while there are others. Rows that another instance is just taking are passed over.
+// takeSQL takes up to @want free or expired leases, and also every lease that another instance refused. Each gets a new
+// epoch. It does not take a lease that this instance refused while there are others. It skips rows that another
+// instance is taking at this moment.
+//
 // Index: leases_pkey.   Locks: the rows taken.
 const takeSQL = `
 UPDATE leases l SET owner = @owner, epoch = l.epoch + 1, expires_at = now() + @ttl::interval
@@ -184,12 +195,13 @@ UPDATE leases l SET owner = @owner, epoch = l.epoch + 1, expires_at = now() + @t
          WHERE kind = @kind AND expires_at < now() AND partition = ANY(@partitions::int[]) AND owner <> @owner
            AND (refused_until < now() OR refused_by <> @owner OR @members = 1)
          ORDER BY refused_until > now() DESC, partition
-         LIMIT greatest(@want, (SELECT count(*) FROM leases WHERE kind = @kind AND expires_at < now() AND partition = ANY(@partitions::int[])
+         LIMIT greatest(@want, (SELECT count(*) FROM leases
+                                 WHERE kind = @kind AND expires_at < now() AND partition = ANY(@partitions::int[])
                                    AND refused_until > now() AND refused_by <> @owner)) FOR UPDATE SKIP LOCKED) free
  WHERE l.kind = @kind AND l.partition = free.partition
 RETURNING l.partition::int, l.refused_until > now() AND l.refused_by <> @owner`
 
-// heartbeat renews, gives up what is over the fair share, and takes what is under it.
+// heartbeat renews leases, gives up those above the fair share, and takes more up to it.
 func (g *Group) heartbeat(ctx context.Context) error {
 	start := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, g.cfg.TTL/2)
@@ -230,23 +242,24 @@ func (g *Group) heartbeat(ctx context.Context) error {
 	return nil
 }
 
-// beaten is what the database says of this instance's leases.
+// beaten is the result of a heartbeat: the database's state of this instance's leases.
 type beaten struct {
 	share   int
 	held    []int
-	lent    []int // held too, because another instance has refused them
+	lent    []int // also held, because another instance refused them
 	surplus []int // held, and to be freed
 }
 
-// exchange renews the leases but for those to drop and to refuse, and takes what is missing.
+// exchange renews the leases, except those to drop or to refuse, and takes missing ones.
 func (g *Group) exchange(ctx context.Context, tx pgx.Tx, wanted, drop, refused []int) (b beaten, err error) {
 	if _, err := tx.Exec(ctx, boundSQL, pgx.StrictNamedArgs{"ttl_ms": strconv.FormatInt(g.cfg.TTL.Milliseconds(), 10)}); err != nil {
 		return b, fmt.Errorf("bound the heartbeat: %w", err)
 	}
-	args := pgx.NamedArgs{"kind": g.kind, "owner": g.owner, "ttl": g.cfg.TTL, "partitions": wanted, "drop": drop, "refused": refused, "refused_for": refusedFor}
+	args := pgx.NamedArgs{"kind": g.kind, "owner": g.owner, "ttl": g.cfg.TTL, "partitions": wanted, "drop": drop, "refused": refused,
+		"refused_for": refusedFor}
 	if !slices.Equal(g.rowsMade, wanted) {
 		if _, err := tx.Exec(ctx, ensureSQL, args); err != nil {
-			return b, fmt.Errorf("make lease rows: %w", err)
+			return b, fmt.Errorf("insert lease rows: %w", err)
 		}
 	}
 	if _, err := tx.Exec(ctx, joinSQL, args); err != nil {
@@ -261,7 +274,7 @@ func (g *Group) exchange(ctx context.Context, tx pgx.Tx, wanted, drop, refused [
 	if rank < len(wanted)%members {
 		b.share++
 	}
-	b.share = max(b.share, 1) // of more members than partitions none gives up its only one: it would gain nobody anything
+	b.share = max(b.share, 1) // with more members than partitions, none gives up its only one: nobody would gain from that
 	args["members"] = members
 	if len(refused) > 0 {
 		if _, err := tx.Exec(ctx, refuseSQL, args); err != nil {
@@ -272,7 +285,7 @@ func (g *Group) exchange(ctx context.Context, tx pgx.Tx, wanted, drop, refused [
 	return b, err
 }
 
-// renew fills in which leases are held now.
+// renew sets the leases held now.
 func (g *Group) renew(ctx context.Context, tx pgx.Tx, args pgx.NamedArgs, wanted []int, b *beaten) error {
 	var p int
 	var kept, isLent bool
@@ -288,7 +301,7 @@ func (g *Group) renew(ctx context.Context, tx pgx.Tx, args pgx.NamedArgs, wanted
 		if _, is := slices.BinarySearch(wanted, p); kept && is {
 			hold()
 		} else if kept {
-			b.surplus = append(b.surplus, p) // there is no such partition any more
+			b.surplus = append(b.surplus, p) // the partition no longer exists
 		}
 		return nil
 	}); err != nil {
@@ -302,7 +315,7 @@ func (g *Group) renew(ctx context.Context, tx pgx.Tx, args pgx.NamedArgs, wanted
 	return nil
 }
 
-// leaveSQL frees every lease of the owner, and its membership with them.
+// leaveSQL frees every lease of the owner and deletes its membership.
 const leaveSQL = `
 WITH left_group AS (DELETE FROM lease_members WHERE kind = @kind AND owner = @owner)
 UPDATE leases SET owner = '', expires_at = '-infinity' WHERE kind = @kind AND owner = @owner`
@@ -313,14 +326,17 @@ func (g *Group) leave(ctx context.Context) error {
 	g.mu.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, g.cfg.TTL/2)
 	defer cancel()
-	if _, err := g.pool.Exec(ctx, leaveSQL, pgx.StrictNamedArgs{"kind": g.kind, "owner": g.owner}); err != nil {
-		// They expire by themselves; a database that is away must not turn a clean stop into a failure.
-		g.log.WarnContext(ctx, "free leases at stop; they expire by themselves", "owner", g.owner, "ttl", g.cfg.TTL, "err", err)
+	if err := postgres.InTx(ctx, g.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, leaveSQL, pgx.StrictNamedArgs{"kind": g.kind, "owner": g.owner})
+		return err
+	}); err != nil {
+		// The leases expire by themselves. An unavailable database must not turn a clean stop into a failure.
+		g.log.WarnContext(ctx, "leases not freed at stop: they expire", "owner", g.owner, "ttl", g.cfg.TTL, "err", err)
 	}
 	return nil
 }
 
-// Holder is a lease as the database has it.
+// Holder is a lease in the database.
 type Holder struct {
 	Partition int       `json:"partition"`
 	Owner     string    `json:"owner"`
@@ -328,11 +344,11 @@ type Holder struct {
 	ExpiresAt time.Time `json:"expires_at"`
 }
 
-// holdersSQL reads the leases of a kind that somebody holds now.
+// holdersSQL reads the leases of a kind that are held now.
 const holdersSQL = `
 SELECT partition::int, owner, epoch, expires_at FROM leases WHERE kind = @kind AND owner <> '' AND expires_at >= now() ORDER BY partition`
 
-// Holders returns the leases of kind that are held now, by partition. A database without the table has none.
+// Holders returns the leases of kind that are held now, by partition.
 func Holders(ctx context.Context, pool *pgxpool.Pool, kind string) ([]Holder, error) {
 	rows, _ := pool.Query(ctx, holdersSQL, pgx.StrictNamedArgs{"kind": kind})
 	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Holder])
@@ -342,7 +358,7 @@ func Holders(ctx context.Context, pool *pgxpool.Pool, kind string) ([]Holder, er
 	return all, nil
 }
 
-// Refusal is a partition that an instance could not serve, and does not take back before a time.
+// Refusal is a partition that an instance could not serve. By does not take it back before Until.
 type Refusal struct {
 	Partition int
 	By        string
@@ -351,14 +367,15 @@ type Refusal struct {
 
 // refusalsSQL reads the refusals of a kind that are in force.
 const refusalsSQL = `
-SELECT partition::int, refused_by, refused_until FROM leases WHERE kind = @kind AND refused_by <> '' AND refused_until > now() ORDER BY partition`
+SELECT partition::int, refused_by, refused_until FROM leases
+ WHERE kind = @kind AND refused_by <> '' AND refused_until > now() ORDER BY partition`
 
-// Refusals returns which partitions of kind an instance has refused lately, by partition.
+// Refusals returns the partitions of kind that an instance refused recently, by partition.
 func Refusals(ctx context.Context, pool *pgxpool.Pool, kind string) ([]Refusal, error) {
 	rows, _ := pool.Query(ctx, refusalsSQL, pgx.StrictNamedArgs{"kind": kind})
 	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Refusal])
 	if err != nil {
-		return nil, fmt.Errorf("read who refuses partitions of %s: %w", kind, err)
+		return nil, fmt.Errorf("read the refused partitions of %s: %w", kind, err)
 	}
 	return all, nil
 }

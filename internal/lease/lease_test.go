@@ -33,7 +33,7 @@ func newGroupOf(t *testing.T, pool *pgxpool.Pool, owner string, ttl time.Duratio
 	return g
 }
 
-// numbers are n partitions from first on.
+// numbers returns n partitions from first on.
 func numbers(first, n int) (all []int) {
 	for p := range n {
 		all = append(all, first+p)
@@ -50,7 +50,7 @@ func beat(t *testing.T, groups ...*Group) {
 	}
 }
 
-// expire makes the leases and the membership of owner end, as if it had died a TTL ago.
+// expire ends the leases and the membership of owner, as if it had died a TTL ago.
 func expire(t *testing.T, pool *pgxpool.Pool, owner string) {
 	t.Helper()
 	if _, err := pool.Exec(t.Context(), `
@@ -60,7 +60,7 @@ func expire(t *testing.T, pool *pgxpool.Pool, owner string) {
 	}
 }
 
-// checkShares fails unless the groups hold every partition once, in shares that differ by at most one.
+// checkShares fails unless the groups together hold every partition once, in shares that differ by at most one.
 func checkShares(t *testing.T, groups ...*Group) {
 	t.Helper()
 	checkSharesOf(t, numbers(0, partitions), groups...)
@@ -72,7 +72,7 @@ func checkSharesOf(t *testing.T, want []int, groups ...*Group) {
 	for _, g := range groups {
 		held := g.Held()
 		if n := len(held); n < len(want)/len(groups) || n > len(want)/len(groups)+1 {
-			t.Errorf("%s holds %d of %d partitions among %d", g.owner, n, len(want), len(groups))
+			t.Errorf("%s holds %d of %d partitions among %d instances", g.owner, n, len(want), len(groups))
 		}
 		all = append(all, held...)
 	}
@@ -89,7 +89,7 @@ func TestPartitionsAreSharedEvenlyAsInstancesComeAndGo(t *testing.T) {
 	beat(t, a)
 	checkShares(t, a)
 
-	// b joins; a sheds its surplus at once, frees it with its next heartbeat, and b takes it with its own.
+	// b joins. a gives up its surplus at once and frees it with its next heartbeat, and b takes it with its own.
 	beat(t, b, a)
 	if len(a.Held()) != partitions/2 || len(b.Held()) != 0 {
 		t.Fatalf("after b joined: a holds %d, b %d", len(a.Held()), len(b.Held()))
@@ -100,17 +100,17 @@ func TestPartitionsAreSharedEvenlyAsInstancesComeAndGo(t *testing.T) {
 	beat(t, c, a, b, a, b, c)
 	checkShares(t, a, b, c)
 
-	// b stops cleanly: the others take its part with their next heartbeat.
+	// b stops cleanly. The others take its partitions with their next heartbeat.
 	if err := b.leave(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if held := b.Held(); held != nil {
-		t.Errorf("b left and holds %v", held)
+		t.Errorf("b left but holds %v", held)
 	}
 	beat(t, a, c)
 	checkShares(t, a, c)
 
-	// c dies: a takes its part once the leases have expired.
+	// c dies. a takes its partitions after their leases expire.
 	beat(t, a)
 	if len(a.Held()) != partitions/2 {
 		t.Errorf("a took what c still holds: %d", len(a.Held()))
@@ -118,7 +118,7 @@ func TestPartitionsAreSharedEvenlyAsInstancesComeAndGo(t *testing.T) {
 	expire(t, pool, "c")
 	beat(t, a)
 	if len(a.Held()) != partitions {
-		t.Errorf("c is dead and a holds %d", len(a.Held()))
+		t.Errorf("c is dead, but a holds %d", len(a.Held()))
 	}
 }
 
@@ -137,7 +137,7 @@ func TestAHolderThatThawsFindsItsLeasesGone(t *testing.T) {
 	}
 	beat(t, a)
 	if held := a.Held(); len(held) != 0 {
-		t.Errorf("a thawed and believes to hold %v", held)
+		t.Errorf("a thawed and still trusts %v", held)
 	}
 	beat(t, b, b, a)
 	checkShares(t, a, b)
@@ -149,7 +149,7 @@ func TestLeasesThatCannotBeRenewedAreNotTrusted(t *testing.T) {
 	g := newGroupOf(t, pool, "a", 500*time.Millisecond, numbers(0, partitions))
 	beat(t, g)
 	if len(g.Held()) != partitions {
-		t.Fatal("nothing held")
+		t.Fatal("no lease is held")
 	}
 	testkit.Eventually(t, 5*time.Second, "the trust to end before the lease does", func() (bool, error) {
 		var live int
@@ -158,7 +158,7 @@ func TestLeasesThatCannotBeRenewedAreNotTrusted(t *testing.T) {
 		}
 		held := g.Held()
 		if len(held) > 0 && live == 0 {
-			t.Fatal("the lease has expired and is still trusted")
+			t.Fatal("the lease has expired but is still trusted")
 		}
 		return len(held) == 0, nil
 	})
@@ -169,7 +169,7 @@ func TestAnInstanceFrozenInItsHeartbeatHoldsUpNobodyForLong(t *testing.T) {
 	const ttl = time.Second
 	a, b := newGroupOf(t, pool, "a", ttl, numbers(0, partitions)), newGroupOf(t, pool, "b", ttl, numbers(0, partitions))
 	beat(t, a)
-	// What a's heartbeat has done when it is frozen before its commit: every row of its own is locked.
+	// The state of a's heartbeat that freezes before its commit: it holds locks on all its rows.
 	tx, err := pool.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -186,7 +186,7 @@ func TestAnInstanceFrozenInItsHeartbeatHoldsUpNobodyForLong(t *testing.T) {
 		return len(b.Held()) == partitions, b.heartbeat(t.Context())
 	})
 	if took := time.Since(start); took > 3*ttl+time.Second {
-		t.Errorf("it took %s with leases of %s", took, ttl)
+		t.Errorf("the takeover took %s with leases of %s", took, ttl)
 	}
 }
 
@@ -214,9 +214,34 @@ func TestRunHandsOverAtOnceWhenStopped(t *testing.T) {
 	checkShares(t, b)
 }
 
+func TestADeadlockDoesNotKeepTheLeasesOfAnInstanceThatStops(t *testing.T) {
+	db := testkit.Postgres(t)
+	pool := db.Pool(t, postgres.RoleSystem)
+	g := newGroup(t, pool, "a")
+	beat(t, g)
+	// The first statement that removes the instance fails like the victim of a deadlock. A sequence is not rolled back.
+	if _, err := db.Pool(t, postgres.RoleOwner).Exec(t.Context(), `
+		CREATE SEQUENCE removals;
+		GRANT USAGE ON SEQUENCE removals TO PUBLIC;
+		CREATE FUNCTION deadlock_once() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+			IF nextval('removals') = 1 THEN RAISE SQLSTATE '40P01'; END IF;
+			RETURN OLD;
+		END $$;
+		CREATE TRIGGER deadlock BEFORE DELETE ON lease_members FOR EACH ROW EXECUTE FUNCTION deadlock_once()`); err != nil {
+		t.Fatal(err)
+	}
+	if err := g.leave(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if held, err := Holders(t.Context(), pool, "work"); err != nil || len(held) > 0 {
+		t.Errorf("after the stop %d leases are held, %v", len(held), err)
+	}
+}
+
 func epochOf(t *testing.T, pool *pgxpool.Pool, partition int) (epoch int64) {
 	t.Helper()
-	if err := pool.QueryRow(t.Context(), `SELECT epoch FROM leases WHERE kind = 'work' AND partition = $1`, partition).Scan(&epoch); err != nil {
+	if err := pool.QueryRow(t.Context(), `SELECT epoch FROM leases WHERE kind = 'work' AND partition = $1`,
+		partition).Scan(&epoch); err != nil {
 		t.Fatal(err)
 	}
 	return epoch
@@ -225,7 +250,8 @@ func epochOf(t *testing.T, pool *pgxpool.Pool, partition int) (epoch int64) {
 func TestStatements(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	for name, sql := range map[string]string{
-		"bound": boundSQL, "ensure": ensureSQL, "join": joinSQL, "share": shareSQL, "renew": renewSQL, "take": takeSQL, "leave": leaveSQL, "holders": holdersSQL,
+		"bound": boundSQL, "ensure": ensureSQL, "join": joinSQL, "share": shareSQL, "renew": renewSQL, "take": takeSQL,
+		"leave": leaveSQL, "holders": holdersSQL,
 	} {
 		t.Run(name, func(t *testing.T) { testkit.Prepare(t, pool, sql) })
 	}
@@ -237,18 +263,19 @@ func TestALonePartitionStaysWithItsHolder(t *testing.T) {
 	b, a, c := lone("b"), lone("a"), lone("c")
 	beat(t, b, a, c, b, a, c)
 	if len(b.Held()) != 1 || len(a.Held())+len(c.Held()) != 0 {
-		t.Fatalf("b holds %v, a %v, c %v: want it where it was", b.Held(), a.Held(), c.Held())
+		t.Fatalf("b holds %v, a %v, c %v: want no change", b.Held(), a.Held(), c.Held())
 	}
 	if err := b.leave(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	beat(t, c, a)
 	if len(c.Held()) != 1 || len(a.Held()) != 0 {
-		t.Errorf("b left, c came first: c holds %v, a %v", c.Held(), a.Held())
+		t.Errorf("b left before c's heartbeat: c holds %v, a %v", c.Held(), a.Held())
 	}
 }
 
-// TestPartitionsThatComeAndGoAreSharedAnew: a resize from one partition to four and on to two, while two instances share them.
+// TestPartitionsThatComeAndGoAreSharedAnew: a resize from one partition to four, then to two, while two instances share
+// them.
 func TestPartitionsThatComeAndGoAreSharedAnew(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	a, b := newGroupOf(t, pool, "a", time.Minute, []int{0}), newGroupOf(t, pool, "b", time.Minute, []int{0})
@@ -258,11 +285,11 @@ func TestPartitionsThatComeAndGoAreSharedAnew(t *testing.T) {
 		t.Fatalf("one partition (-want +got):\n%s", diff)
 	}
 
-	share(0, 1, 2, 3, 4) // the old one closes while the new ones are there already
+	share(0, 1, 2, 3, 4) // the old one closes while the new ones exist
 	beat(t, b, a, b, a)
 	checkSharesOf(t, numbers(0, 5), a, b)
 
-	share(4, 3, 2, 1) // in whichever order
+	share(4, 3, 2, 1) // in any order
 	beat(t, a, b)
 	for _, g := range []*Group{a, b} {
 		if slices.Contains(g.Held(), 0) {
@@ -272,7 +299,8 @@ func TestPartitionsThatComeAndGoAreSharedAnew(t *testing.T) {
 	beat(t, a, b, a, b)
 	checkSharesOf(t, numbers(1, 4), a, b)
 	var owner string
-	if err := pool.QueryRow(t.Context(), `SELECT owner FROM leases WHERE kind = 'work' AND partition = 0`).Scan(&owner); err != nil || owner != "" {
+	if err := pool.QueryRow(t.Context(), `SELECT owner FROM leases WHERE kind = 'work' AND partition = 0`).Scan(&owner); err != nil ||
+		owner != "" {
 		t.Errorf("the closed partition's lease is %q's (%v), want it free", owner, err)
 	}
 
@@ -281,7 +309,8 @@ func TestPartitionsThatComeAndGoAreSharedAnew(t *testing.T) {
 	checkSharesOf(t, numbers(5, 2), a, b)
 }
 
-// TestThePartitionThatReplacesAnotherIsTakenAtOnce: what is given up does not count against the share, so a repair costs no heartbeat.
+// TestThePartitionThatReplacesAnotherIsTakenAtOnce: partitions to give up do not count against the share, so a repair
+// costs no heartbeat.
 func TestThePartitionThatReplacesAnotherIsTakenAtOnce(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	a := newGroupOf(t, pool, "a", time.Minute, []int{0})
@@ -293,19 +322,19 @@ func TestThePartitionThatReplacesAnotherIsTakenAtOnce(t *testing.T) {
 	}
 }
 
-// TestAnInstanceThatSharesNothingTakesNobodysShare: one that does not know the partitions yet, or cannot reach any.
+// TestAnInstanceThatSharesNothingTakesNobodysShare: it does not know the partitions yet, or cannot reach any of them.
 func TestAnInstanceThatSharesNothingTakesNobodysShare(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	a, b, none := newGroup(t, pool, "a"), newGroup(t, pool, "b"), newGroupOf(t, pool, "0", time.Minute, nil)
 	beat(t, none, a, b, a, none, b, a, b)
 	checkShares(t, a, b)
 	if held := none.Held(); len(held) != 0 {
-		t.Errorf("it holds %v", held)
+		t.Errorf("the instance without partitions holds %v", held)
 	}
 	b.Share(nil)
 	beat(t, b) // gives everything up,
 	if held := b.Held(); len(held) != 0 {
-		t.Errorf("b shares nothing and holds %v", held)
+		t.Errorf("b shares no partition but holds %v", held)
 	}
 	beat(t, b, a) // and frees it
 	checkShares(t, a)
@@ -319,7 +348,8 @@ func TestAShareThatChangesIsAHeartbeatAtOnce(t *testing.T) {
 	go func() { done <- g.Run(ctx) }()
 	for _, partitions := range [][]int{{0}, {0, 1}} {
 		g.Share(partitions)
-		testkit.Eventually(t, 10*time.Second, "what is to be shared is held", func() (bool, error) { return slices.Equal(g.Held(), partitions), nil })
+		testkit.Eventually(t, 10*time.Second, "what is to be shared is held",
+			func() (bool, error) { return slices.Equal(g.Held(), partitions), nil })
 	}
 	stop()
 	if err := <-done; err != nil {
@@ -327,7 +357,8 @@ func TestAShareThatChangesIsAHeartbeatAtOnce(t *testing.T) {
 	}
 }
 
-// TestARefusedLeaseGoesToAnotherForAWhile: each keeps its fair share, and the two do not throw it back and forth.
+// TestARefusedLeaseGoesToAnotherForAWhile: each instance keeps its fair share, and the two do not exchange it
+// repeatedly.
 func TestARefusedLeaseGoesToAnotherForAWhile(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	a, b := newGroupOf(t, pool, "a", time.Minute, numbers(0, 4)), newGroupOf(t, pool, "b", time.Minute, numbers(0, 4))

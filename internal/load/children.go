@@ -20,18 +20,19 @@ import (
 
 // ChildSpec says which children to generate.
 type ChildSpec struct {
-	Objects  int64 // that they are under, with the ids 1 to Objects
-	Children int64 // in all
+	Objects  int64 // parents, with the ids 1 to Objects
+	Children int64 // in total
 	Seed     uint64
 }
 
-// Bounds of the generator's memory: it keeps about 30 bytes per child and 24 per object.
+// Limits of the generator's memory: it keeps about 30 bytes per child and 24 bytes per object.
 const (
 	maxParents  = 10_000_000
 	maxChildren = 20_000_000
 )
 
-// Spec reads what is to be generated of a kind of children, in the plurals of its object and its own: "posts=N,comments=M,seed=S". The seed is 1 unless given.
+// Spec parses the spec of a kind of children: "posts=N,comments=M,seed=S", with the plurals of the parent and of the
+// kind. The default of seed is 1.
 func (k ChildKind) Spec(s string) (ChildSpec, error) {
 	v, err := parseSpec(s, k.Parents, k.Plural)
 	if err != nil {
@@ -47,32 +48,33 @@ func (k ChildKind) Spec(s string) (ChildSpec, error) {
 	return spec, nil
 }
 
-// What children look like. Few objects have most of them. In threads many answer one of the last few, which makes chains, and
-// others one that was there early, which makes wide ones.
+// Shape of the children. Few objects have most of them. In threads many children answer one of the last few, which
+// makes chains. Others answer an early one, which makes wide levels.
 const (
-	sizeSkew  = 0.9  // an object's weight is its place to this power, negative: see incomingSkew
-	topLevel  = 0.3  // share of those in threads that answer none
-	recent    = 0.55 // of the others, share that answers one of the last few
-	maxDepth  = 64   // the API's
+	sizeSkew  = 0.9  // an object's weight is rank^-sizeSkew: see incomingSkew
+	topLevel  = 0.3  // share of children in threads that are not replies
+	recent    = 0.55 // share of replies that answer one of the last few
+	maxDepth  = 64   // of the API
 	perAuthor = 5    // children per author on average
 	maxWords  = 400
 	noChild   = -1
-	lateShare = 0.3 // of the leaves of a premoderated thread: those written after it became so
+	lateShare = 0.3 // share of a premoderated thread's leaves that are written after it became premoderated
 	editAgain = 0.2
 )
 
-// Children is a plan: which children are written, which answers which, and what becomes of them. The same kind and spec make the same plan.
+// Children is a plan: the children to write, which child answers which, and the later changes of each. Equal kinds
+// and specs make equal plans.
 type Children struct {
 	kind   ChildKind
 	spec   ChildSpec
 	object []int32 // of each child, from 0
-	place  []int32 // of each child among those of its object, from 0
+	place  []int32 // of each child among the children of its object, from 0
 	parent []int32 // of each child: an earlier one of its object, or noChild
-	leaf   []bool  // none answers it
-	most   int64   // children of one object
+	leaf   []bool  // no child answers it
+	most   int64   // most children of one object
 }
 
-// GenerateChildren makes the plan. spec must be one that the kind's Spec would return.
+// GenerateChildren makes the plan. spec must be a result of the kind's Spec.
 func GenerateChildren(k ChildKind, spec ChildSpec) *Children {
 	rnd := rand.New(rand.NewPCG(spec.Seed, 0x7468_7265_6164_7321))
 	objects, n := int(spec.Objects), int(spec.Children)
@@ -111,7 +113,7 @@ func GenerateChildren(k ChildKind, spec ChildSpec) *Children {
 	return t
 }
 
-// Each of these draws from a generator of its own, so that a child or an object can be looked at alone.
+// Purposes of random numbers. Each has its own generator, so that a child or an object can be computed alone.
 const (
 	aboutContent = iota
 	aboutChanges
@@ -123,14 +125,15 @@ func (t *Children) rand(about uint64, i int) *rand.Rand {
 	return rand.New(rand.NewPCG(t.spec.Seed<<2|about, uint64(i)))
 }
 
-// settings is what is set for an object: first before the late children, then at the end.
+// settings are the settings of an object's thread. They are set before the late children, and again at the end.
 type settings struct {
 	Title        string `json:"title,omitempty"`
 	Premoderated bool   `json:"premoderated,omitempty"`
 	Locked       bool   `json:"locked,omitempty"`
 }
 
-// settings are those at the end of the object's thread. Most objects have none, and all of a kind that is not moderated.
+// settings returns the final settings of the object's thread. They are zero for most objects, and for a kind that is
+// not moderated.
 func (t *Children) settings(object int) (s settings) {
 	if !t.kind.Moderated {
 		return s
@@ -144,12 +147,12 @@ func (t *Children) settings(object int) (s settings) {
 	return s
 }
 
-// late reports whether a child is written after its thread became premoderated.
+// late reports whether the child is written after its thread became premoderated.
 func (t *Children) late(i int) bool {
 	return t.leaf[i] && t.settings(int(t.object[i])).Premoderated && t.rand(aboutLateness, i).Float64() < lateShare
 }
 
-// change is a request about a child that is there: one that makes its next version.
+// change is a request that makes the next version of an existing child.
 type change struct {
 	method, path string // path is below the child's
 	body         any
@@ -165,7 +168,8 @@ type decision struct {
 	Reason string `json:"reason,omitempty"`
 }
 
-// changes is what becomes of a child after all are written. Each makes a version, so where one was made is where to go on.
+// changes returns the requests about a child after all children are written. Each makes a version, so a version tells
+// where to resume.
 func (t *Children) changes(i int) (all []change) {
 	rnd := t.rand(aboutChanges, i)
 	late := t.late(i)
@@ -186,7 +190,7 @@ func (t *Children) changes(i int) (all []change) {
 		moderate("approved", "")
 	case late && u < 0.85:
 		moderate("hidden", "off topic")
-	case late: // it goes on waiting
+	case late: // it continues to wait
 	case u < 0.02:
 		moderate("hidden", "spam")
 	case u < 0.025:
@@ -201,7 +205,7 @@ func (t *Children) changes(i int) (all []change) {
 	return all
 }
 
-// Requests is how many requests the plan takes, retries not counted.
+// Requests returns the number of requests of the plan, without retries.
 func (t *Children) Requests() int64 {
 	n := t.spec.Children
 	for i := range t.object {
@@ -223,7 +227,7 @@ var vocabulary = strings.Fields(`the a of and to in is it that this was for on w
 	if about more when there can no out just like good time people really think know see way well even because much before right same
 	question answer maybe agree thanks wrong point again never always world work idea reason story problem better`)
 
-// words is n words, the common ones more often.
+// words returns n words, common ones more often.
 func words(rnd *rand.Rand, n int) string {
 	var b strings.Builder
 	for i := range n {
@@ -244,20 +248,20 @@ type newChild struct {
 	Attributes map[string]any `json:"attributes,omitempty"`
 }
 
-// PlannedChild is one child of a plan.
+// PlannedChild is a child of a plan.
 type PlannedChild struct {
-	Parent     int // the child that it answers, by its place in the plan, which is before its own; -1 when it answers none
+	Parent     int // the place in the plan of the child that it answers, before its own; -1 if it is not a reply
 	AuthorID   int64
 	Body       string
 	Attributes map[string]any
 }
 
-// Child returns the child at place i of the plan, from 0. The same place is the same child.
+// Child returns the child at place i of the plan, from 0. The result depends only on the plan and i.
 func (t *Children) Child(i int) PlannedChild {
 	rnd := t.rand(aboutContent, i)
 	authors, u := t.spec.Children/perAuthor+1, rnd.Float64()
-	author := int64(u * u * u * float64(authors)) // few write much
-	if t.kind.OnePerAuthor {                      // those of an object are in a row that begins anywhere
+	author := int64(u * u * u * float64(authors)) // few authors write many
+	if t.kind.OnePerAuthor {                      // an object's authors have consecutive ids, from a random one on
 		authors = max(authors, t.most)
 		author = (t.rand(aboutObject, int(t.object[i])).Int64N(authors) + int64(t.place[i])) % authors
 	}
@@ -269,20 +273,21 @@ func (t *Children) Child(i int) PlannedChild {
 	}
 }
 
-// content is what a child's create says of its author, its text and its attributes.
+// content returns the body of the request that creates child i, without its parent.
 func (t *Children) content(i int) newChild {
 	c := t.Child(i)
 	return newChild{AuthorID: strconv.FormatInt(c.AuthorID, 10), Body: c.Body, Attributes: c.Attributes}
 }
 
-// RunChildren writes the plan: the children in their order, each after the one that it answers; then settings, and what is
-// written into premoderated threads; then what becomes of the children; then the locks. Every request is safe to repeat: a create
-// has an Idempotency-Key made of the spec, a change names the version that it is about. So a load may be run twice, and run
-// again after it was stopped anywhere. What somebody else did to a child or a thread stays. It ends as Run does.
+// RunChildren writes the plan in phases: the children in order, each after the one that it answers; settings; the
+// late children of premoderated threads; the changes; the locks. Every request is safe to repeat: a create has an
+// Idempotency-Key from the spec, and a change names the version before it. So a load may run twice, and may resume
+// wherever it stopped. Changes of other writers remain. It ends as Run does.
 func (l *Loader) RunChildren(ctx context.Context, t *Children) error {
 	defer l.client.Close()
 	run := childRun{l: l, t: t, ids: make([]uuid.UUID, len(t.object)), writing: make(map[int32]chan struct{})}
-	for _, phase := range []iter.Seq2[job, error]{run.creates(false), run.setAll(false), run.creates(true), run.changeAll(), run.setAll(true)} {
+	for _, phase := range []iter.Seq2[job, error]{run.creates(false), run.setAll(false), run.creates(true),
+		run.changeAll(), run.setAll(true)} {
 		if err := l.run(ctx, phase); err != nil {
 			return err
 		}
@@ -293,14 +298,14 @@ func (l *Loader) RunChildren(ctx context.Context, t *Children) error {
 type childRun struct {
 	l   *Loader
 	t   *Children
-	ids []uuid.UUID // of the children that were written; nil of one that was refused
+	ids []uuid.UUID // of written children; zero if refused
 
 	mu      sync.Mutex
-	writing map[int32]chan struct{} // closed when the child was written, or refused; it is not there any more then
+	writing map[int32]chan struct{} // closed and removed when the child is written or refused
 }
 
-// creates writes the children that are late, or those that are not. A parent's job is before its replies', so a worker that
-// waits for a parent waits for another worker.
+// creates writes the late children, or all others. The job of a parent comes before those of its replies, so a worker
+// that waits for a parent waits for another worker.
 func (r *childRun) creates(late bool) iter.Seq2[job, error] {
 	return func(yield func(job, error) bool) {
 		for i := range r.t.object {
@@ -354,7 +359,7 @@ func (r *childRun) create(ctx context.Context, i int, done chan struct{}) (time.
 	text, _ := made[r.t.kind.Name+"_id"].(string)
 	id, err := uuid.Parse(text)
 	if err != nil {
-		return 0, fmt.Errorf("read a %s: its id: %w", r.t.kind.Name, err)
+		return 0, fmt.Errorf("read the id of a %s: %w", r.t.kind.Name, err)
 	}
 	if resp.Replayed {
 		r.l.existed.Add(1)
@@ -365,7 +370,7 @@ func (r *childRun) create(ctx context.Context, i int, done chan struct{}) (time.
 	return 0, nil
 }
 
-// changeAll makes the changes of all children, those of one child in their order.
+// changeAll makes the changes of all children; those of one child in order.
 func (r *childRun) changeAll() iter.Seq2[job, error] {
 	return func(yield func(job, error) bool) {
 		for i := range r.t.object {
@@ -378,7 +383,8 @@ func (r *childRun) changeAll() iter.Seq2[job, error] {
 						close(done)
 						return 0, nil
 					}
-					after, err := r.change(ctx, c.method, "/v1/"+r.t.kind.Plural+"/"+r.ids[i].String()+c.path, client.IfMatch(int64(n+1)), c.body)
+					after, err := r.change(ctx, c.method, "/v1/"+r.t.kind.Plural+"/"+r.ids[i].String()+c.path,
+						client.IfMatch(int64(n+1)), c.body)
 					if err == nil {
 						close(done)
 					}
@@ -392,7 +398,7 @@ func (r *childRun) changeAll() iter.Seq2[job, error] {
 	}
 }
 
-// change sends a change of what is there. A version that is later than the one that the change is about says that it was made.
+// change sends a change of an existing object. If the version is already later, an earlier run made the change.
 func (r *childRun) change(ctx context.Context, method, path string, about client.Option, body any) (time.Duration, error) {
 	resp, refused, after, err := r.l.request(ctx, method, path, body, nil, about)
 	switch {
@@ -410,15 +416,15 @@ func (r *childRun) change(ctx context.Context, method, path string, about client
 	return 0, nil
 }
 
-// settingsPath is where the settings of an object's thread are.
+// settingsPath returns the path of the settings of an object's thread.
 func (r *childRun) settingsPath(object int) string {
 	if r.t.kind.Name == "comment" {
-		return fmt.Sprintf("/v1/posts/%d/thread", object+1) // older than kinds
+		return fmt.Sprintf("/v1/posts/%d/thread", object+1) // this path is older than kinds
 	}
 	return fmt.Sprintf("/v1/%s/%d/%s/settings", r.t.kind.Parents, object+1, r.t.kind.Plural)
 }
 
-// setAll sets what holds for threads: at first without the locks, at last the locks.
+// setAll sets the settings of threads: in the first phase without locks, in the last phase with them.
 func (r *childRun) setAll(last bool) iter.Seq2[job, error] {
 	return func(yield func(job, error) bool) {
 		for object := range int(r.t.spec.Objects) {

@@ -56,9 +56,9 @@ func TestGeneratedThreadsAreThoseOfTheSpec(t *testing.T) {
 		}
 	}
 	again := GenerateChildren(comments, spec)
-	if !slices.Equal(again.parent, threads.parent) || !slices.Equal(again.object, threads.object) || !cmp.Equal(again.content(5), threads.content(5)) ||
-		again.Requests() != threads.Requests() || again.Requests() <= spec.Children {
-		t.Error("another plan the second time")
+	if !slices.Equal(again.parent, threads.parent) || !slices.Equal(again.object, threads.object) ||
+		!cmp.Equal(again.content(5), threads.content(5)) || again.Requests() != threads.Requests() || again.Requests() <= spec.Children {
+		t.Error("two calls with the same spec make different plans")
 	}
 	spec.Seed++
 	if slices.Equal(GenerateChildren(comments, spec).parent, threads.parent) {
@@ -81,14 +81,15 @@ func TestSpecOfChildren(t *testing.T) {
 	if err != nil || got != (ChildSpec{10, 20, 3}) {
 		t.Errorf("%v, %v", got, err)
 	}
-	for _, bad := range []string{"", "posts=10", "posts=0,comments=1", "posts=1,comments=0", "posts=x,comments=1", "users=3,comments=1", "posts=1,comments=20000001"} {
+	for _, bad := range []string{"", "posts=10", "posts=0,comments=1", "posts=1,comments=0", "posts=x,comments=1", "users=3,comments=1",
+		"posts=1,comments=20000001"} {
 		if got, err := comments.Spec(bad); err == nil {
 			t.Errorf("%q: %v, want an error", bad, got)
 		}
 	}
 }
 
-// threadAPI is as much of the API as a loader of threads meets.
+// threadAPI is the part of the API that a loader of threads uses.
 type threadAPI struct {
 	mu       sync.Mutex
 	byKey    map[string]string // key -> id
@@ -130,7 +131,8 @@ func (a *threadAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	version := a.versions[entity]
-	if want := r.Header.Get("If-Match"); want != "" && want != strconv.Quote(strconv.Itoa(version)) || r.Header.Get("If-None-Match") == "*" && version > 0 {
+	if want := r.Header.Get("If-Match"); want != "" && want != strconv.Quote(strconv.Itoa(version)) ||
+		r.Header.Get("If-None-Match") == "*" && version > 0 {
 		w.WriteHeader(http.StatusPreconditionFailed)
 		return
 	}
@@ -180,13 +182,13 @@ func TestThreadsAreWrittenOnceHoweverOftenTheyAreSent(t *testing.T) {
 		t.Fatal(err)
 	}
 	if s := l.Stats(); s.Existed != threads.Requests() {
-		t.Errorf("a load of what is there: %+v, want %d", s, threads.Requests())
+		t.Errorf("a second load: %+v, want %d", s, threads.Requests())
 	}
 }
 
 func TestRepliesToARefusedCommentAreNotSent(t *testing.T) {
 	a := newThreadAPI()
-	a.refuse[""] = true // the first comments: nothing is left to answer
+	a.refuse[""] = true // refuses all first comments, so replies have no parent
 	srv := httptest.NewServer(a)
 	defer srv.Close()
 	threads := GenerateChildren(comments, ChildSpec{Objects: 5, Children: 100, Seed: 3})
@@ -202,19 +204,22 @@ func TestRepliesToARefusedCommentAreNotSent(t *testing.T) {
 func TestALoadOfThreadsEndsAtOnceWhenRefused(t *testing.T) {
 	srv := httptest.NewServer(&api{follows: map[string]bool{}})
 	defer srv.Close()
-	err := loader(t, srv.URL, time.Minute).RunChildren(t.Context(), GenerateChildren(comments, ChildSpec{Objects: 1, Children: 100, Seed: 1}))
+	err := loader(t, srv.URL, time.Minute).RunChildren(t.Context(),
+		GenerateChildren(comments, ChildSpec{Objects: 1, Children: 100, Seed: 1}))
 	if want := "the API refuses POST /v1/posts/1/comments with 401: no such token (unauthorized)"; err == nil || err.Error() != want {
 		t.Errorf("error %v, want %s", err, want)
 	}
 }
 
-// Flat children have neither replies nor moderation, and with one per author no author comes twice under one object. Attributes are those that the schema allows.
+// Flat children have neither replies nor moderation. With one child per author, no author has two under one object.
+// Attributes are those that the schema allows.
 func TestPlansFollowTheirKind(t *testing.T) {
 	least, most := int64(-2), int64(3)
-	k := ChildKind{Name: "verdict", Plural: "verdicts", Parents: "songs", OnePerAuthor: true, Attributes: Schema{Required: []string{"stars"}, Properties: map[string]Property{
-		"stars": {Type: "integer", Minimum: &least, Maximum: &most}, "mood": {Type: "string", Enum: []string{"calm", "loud"}},
-		"note": {Type: "string", MaxLength: 4}, "public": {Type: "boolean"}, "wide": {Type: "integer"},
-	}}}
+	k := ChildKind{Name: "verdict", Plural: "verdicts", Parents: "songs", OnePerAuthor: true,
+		Attributes: Schema{Required: []string{"stars"}, Properties: map[string]Property{
+			"stars": {Type: "integer", Minimum: &least, Maximum: &most}, "mood": {Type: "string", Enum: []string{"calm", "loud"}},
+			"note": {Type: "string", MaxLength: 4}, "public": {Type: "boolean"}, "wide": {Type: "integer"},
+		}}}
 	plan := GenerateChildren(k, ChildSpec{Objects: 20, Children: 3000, Seed: 3})
 	type pair struct {
 		object int32
@@ -251,7 +256,8 @@ func TestPlansFollowTheirKind(t *testing.T) {
 			t.Errorf("%d stars %d times", n, stars[n])
 		}
 	}
-	if given["stars"] < 3000 || given["mood"] < 2000 || given["mood"] > 2900 || given["note"] == 0 || given["public"] == 0 || given["wide"] == 0 {
+	if given["stars"] < 3000 || given["mood"] < 2000 || given["mood"] > 2900 || given["note"] == 0 ||
+		given["public"] == 0 || given["wide"] == 0 {
 		t.Errorf("given: %v", given)
 	}
 }

@@ -1,11 +1,14 @@
-// Package load sends the edges of a graph through the HTTP API, from an edge list or generated, or generated children, of any kind.
+// Package load sends edges or children of any kind through the HTTP API. Edges come from an edge list or a generator,
+// children from a generator.
 //
 //	edge list (plain or gzip) ─ Read ─┐
 //	                                  ├─▶ Run ───────────┐
-//	spec, seed ───────────── Generate ┘                  ├─ N workers ─▶ PUT /v1/{plural}/{from}/{to}, POST /v1/{parents}/{id}/{plural}, ...
-//	spec, seed ──── GenerateChildren ──────▶ RunChildren ┘    └ retries: connection errors, 5xx, 429
+//	spec, seed ───────────── Generate ┘                  ├─ N workers ─▶ PUT /v1/{plural}/{from}/{to},
+//	spec, seed ──── GenerateChildren ──────▶ RunChildren ┘    │               POST /v1/{parents}/{id}/{plural}, ...
+//	                                                         └ retries: connection errors, 5xx, 429
 //
-// An edge that stands already is not made again, a child has its Idempotency-Key, and a change the version that it is about: a load
-// may be run twice, and goes on after the server or the loader was killed and started again. Edges are sent in no particular order,
-// children in that of their thread, each after the one that it answers. The package knows nothing but the API, which it asks for the kinds.
+// A load may run twice, and resumes after the server or the loader was killed. The API does not create an existing
+// edge again; a create of a child has its Idempotency-Key; a change has the version before it. Edges are sent in no
+// particular order. Children are sent in the order of their thread, each after the one that it answers. The package
+// uses only the API, from which it reads the kinds.
 package load

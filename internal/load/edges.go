@@ -13,14 +13,14 @@ import (
 	"strconv"
 )
 
-// Edge leads from From to To. Line is where it was read, from 1; 0 when it was generated.
+// Edge leads from From to To. Line is its line in the input, from 1, or 0 if it was generated.
 type Edge struct {
 	From, To   int64
 	Attributes string // a JSON object; "" for none
 	Line       int64
 }
 
-// LineError reports a line that is no edge.
+// LineError reports a line that is not an edge.
 type LineError struct {
 	Line   int64
 	Reason string
@@ -28,12 +28,13 @@ type LineError struct {
 
 func (e *LineError) Error() string { return fmt.Sprintf("line %d: %s", e.Line, e.Reason) }
 
-// maxLine is in bytes: two ids need 39, attributes and comments may be longer.
+// maxLine is the limit of a line in bytes: two ids need 39 bytes, attributes and comments may be longer.
 const maxLine = 64 << 10
 
-// Read yields the edges of an edge list: "FROM TO" per line, and the attributes as a JSON object where there are any, separated by tabs or spaces,
-// lines ending in LF or CRLF; empty lines and lines that begin with # are passed over. Gzip is told by its content. The first error ends it: a
-// *LineError for what is no edge, with noSelf also for an edge from an id to itself, and for damaged gzip data.
+// Read yields the edges of an edge list. Each line is "FROM TO", and the attributes as a JSON object if there are
+// any, separated by tabs or spaces. Lines end in LF or CRLF. Read skips empty lines and lines that begin with #. It
+// recognizes gzip by its content. The first error ends the sequence. A line that is not an edge and damaged gzip data
+// are a *LineError. With noSelf, so is an edge from an id to itself.
 func Read(r io.Reader, noSelf bool) iter.Seq2[Edge, error] {
 	return func(yield func(Edge, error) bool) {
 		in := bufio.NewReaderSize(r, maxLine)
@@ -87,7 +88,7 @@ func readError(line int64, err error) error {
 	return fmt.Errorf("read line %d: %w", line, err)
 }
 
-// parse returns the edge of a trimmed line, or why it is none.
+// parse returns the edge of a trimmed line, or the reason why it is not an edge.
 func parse(text []byte) (Edge, string) {
 	attributes := ""
 	if at := bytes.IndexByte(text, '{'); at > 0 {
@@ -99,7 +100,7 @@ func parse(text []byte) (Edge, string) {
 	}
 	fields := bytes.FieldsFunc(text, func(r rune) bool { return r == ' ' || r == '\t' })
 	if len(fields) != 2 {
-		return Edge{}, fmt.Sprintf("want two ids, and attributes as a JSON object where there are any, found %d fields in %.60q", len(fields), text)
+		return Edge{}, fmt.Sprintf("want two ids, then perhaps attributes as a JSON object: got %.60q", text)
 	}
 	var ids [2]int64
 	for i, f := range fields {

@@ -15,18 +15,18 @@ import (
 
 // Spec says which graph to generate.
 type Spec struct {
-	Origins int64 // objects that edges lead from, with the ids 1 to Origins
-	Targets int64 // objects that they lead to, with the ids 1 to Targets
-	NoSelf  bool  // none leads from an id to itself
+	Origins int64 // objects from which edges lead, with the ids 1 to Origins
+	Targets int64 // objects to which edges lead, with the ids 1 to Targets
+	NoSelf  bool  // true: no edge leads from an id to itself
 	Edges   int64 // distinct
 	Seed    uint64
 }
 
-// maxObjects bounds the generator's memory: it keeps 16 bytes per origin and per target.
+// maxObjects limits the generator's memory: it keeps 16 bytes per origin and per target.
 const maxObjects = 50_000_000
 
-// EdgeSpec reads what is to be generated of a kind of edges, in the plurals of its objects: "users=N,posts=N,edges=M,seed=S", or "users=N,edges=M,seed=S" where both
-// are of one object. The seed is 1 unless given.
+// EdgeSpec parses the spec of a kind of edges: "users=N,posts=N,edges=M,seed=S", with the plurals of its objects. If
+// both ends are of the same object, it is "users=N,edges=M,seed=S". The default of seed is 1.
 func (k *Kinds) EdgeSpec(e EdgeKind, s string) (Spec, error) {
 	from, to := k.plural(e.From), k.plural(e.To)
 	keys := []string{from, to, "edges"}
@@ -41,7 +41,7 @@ func (k *Kinds) EdgeSpec(e EdgeKind, s string) (Spec, error) {
 	return spec, spec.validate(from, to)
 }
 
-// parseSpec reads "KEY=N,...,seed=S".
+// parseSpec parses "KEY=N,...,seed=S".
 func parseSpec(s string, keys ...string) (map[string]uint64, error) {
 	values, want := map[string]uint64{"seed": 1}, ""
 	for _, key := range keys {
@@ -59,7 +59,7 @@ func parseSpec(s string, keys ...string) (map[string]uint64, error) {
 	return values, nil
 }
 
-// most is how many edges an origin can have.
+// most returns how many edges an origin can have.
 func (s Spec) most() int64 {
 	if s.NoSelf {
 		return s.Targets - 1
@@ -78,25 +78,26 @@ func (s Spec) validate(from, to string) error {
 		}
 	}
 	if most := s.Origins * s.most(); s.Edges < 1 || s.Edges > most {
-		return fmt.Errorf("edges is %d: want 1 to %d, which is an edge of every pair", s.Edges, most)
+		return fmt.Errorf("edges is %d: want 1 to %d, one for every pair", s.Edges, most)
 	}
 	return nil
 }
 
-// The weight of the object at place r is r^-skew, which makes degrees follow a power law with the exponent 1 + 1/skew: about
-// 2.3 for incoming and 2.8 for outgoing edges, within what is reported of follows in social networks (2 to 3; few are followed by very many,
-// and following is less uneven).
+// The weight of the object at place r is r^-skew. So degrees follow a power law with the exponent 1 + 1/skew: about
+// 2.3 for incoming and 2.8 for outgoing edges. Studies of follows in social networks report 2 to 3: few users have
+// very many followers, and the numbers of followed users differ less.
 const (
 	incomingSkew = 0.75
 	outgoingSkew = 0.55
 )
 
-// dense is the share of all targets that one origin may lead to before they are drawn by sorting instead of by
-// rejecting what was drawn twice.
+// dense decides how targets are drawn. An origin that leads to more than 1/dense of all targets draws them by
+// sorting, any other by rejecting repeated ones.
 const dense = 8
 
-// Generate yields the edges of spec, origin by origin: the same ones for the same spec, none twice. Objects with many incoming and those with many
-// outgoing edges are drawn apart. spec must be one that EdgeSpec would return. Memory is 16 bytes per origin and target, whatever the number of edges.
+// Generate yields the distinct edges of spec, origin by origin. Equal specs yield equal edges. The objects with many
+// incoming edges and those with many outgoing edges are drawn independently. spec must be a result of EdgeSpec.
+// Memory is 16 bytes per origin and target, for any number of edges.
 func Generate(spec Spec) iter.Seq[Edge] {
 	return func(yield func(Edge) bool) {
 		rnd := rand.New(rand.NewPCG(spec.Seed, 0x7469_6469_6e67_7321))
@@ -136,7 +137,7 @@ func Generate(spec Spec) iter.Seq[Edge] {
 	}
 }
 
-// WithAttributes gives generated edges the attributes of their kind, the same ones to the same edge for the same seed.
+// WithAttributes adds the attributes of their kind to generated edges. An edge has equal attributes for equal seeds.
 func WithAttributes(edges iter.Seq[Edge], of Schema, seed uint64) iter.Seq2[Edge, error] {
 	return func(yield func(Edge, error) bool) {
 		for e := range edges {
@@ -153,7 +154,7 @@ func WithAttributes(edges iter.Seq[Edge], of Schema, seed uint64) iter.Seq2[Edge
 	}
 }
 
-// outDegrees shares the edges among the places by weight: none above limit, in all exactly edges.
+// outDegrees divides the edges among the places by weight. No place has more than limit, and the sum is edges.
 func outDegrees(users int, limit, edges int64) []int64 {
 	weights, sum := make([]float64, users), 0.0
 	for i := range weights {
@@ -162,14 +163,14 @@ func outDegrees(users int, limit, edges int64) []int64 {
 	}
 	degrees := make([]int64, users)
 	left := edges
-	for i, w := range weights { // weights fall, so what a full account cannot take goes to the ones after it
+	for i, w := range weights { // weights fall, so the excess of a full place goes to later ones
 		share := int64(math.Round(float64(left) * w / sum))
-		rest := int64(users-i-1) * limit // what the ones after it can take at most
+		rest := int64(users-i-1) * limit // most that later places can take
 		degrees[i] = min(max(share, left-rest), limit, left)
 		left -= degrees[i]
 		sum = max(sum-w, w*1e-9)
 	}
-	for i := 0; left > 0; i = (i + 1) % users { // rounding's remainder
+	for i := 0; left > 0; i = (i + 1) % users { // remainder of the rounding
 		if degrees[i] < limit {
 			degrees[i]++
 			left--
@@ -178,7 +179,8 @@ func outDegrees(users int, limit, edges int64) []int64 {
 	return degrees
 }
 
-// heaviest draws n objects other than except without replacement, by weight: the n smallest of Exp(1)/weight (Efraimidis and
+// heaviest draws n objects other than except without replacement, by weight: those with the n smallest Exp(1)/weight
+// (Efraimidis and
 // Spirakis, "Weighted random sampling with a reservoir", 2006).
 func heaviest(rnd *rand.Rand, targets, byIncoming []int, except, n int) []int {
 	type key struct {

@@ -15,7 +15,7 @@ func TestGenerate(t *testing.T) {
 		{"a sparse graph", graph(1000, 5000, 1)},
 		{"fewer edges than users", graph(1000, 10, 1)},
 		{"one edge", graph(2, 1, 3)},
-		{"everybody follows everybody", graph(30, 30*29, 1)},
+		{"every user follows every other", graph(30, 30*29, 1)},
 		{"all but one edge", graph(30, 30*29-1, 1)},
 		{"a dense graph", graph(100, 5000, 9)},
 		{"few targets", Spec{Origins: 1000, Targets: 3, Edges: 2000, Seed: 1}},
@@ -40,7 +40,7 @@ func TestGenerate(t *testing.T) {
 				t.Errorf("%d edges, want %d", len(all), c.spec.Edges)
 			}
 			if d := cmp.Diff(all, slices.Collect(Generate(c.spec))); d != "" {
-				t.Error("another graph the second time")
+				t.Error("two calls with the same spec make different graphs")
 			}
 		})
 	}
@@ -60,7 +60,7 @@ func TestGeneratedDegreesAreSkewed(t *testing.T) {
 		for _, d := range degrees[:users/100] {
 			top += d
 		}
-		// An even graph would give the first hundredth 1 % of the edges, and everybody about ten.
+		// An even graph would give the first hundredth 1 % of the edges, and each user about ten.
 		if top < edges/10 || degrees[0] < 15*median || median < 1 {
 			t.Errorf("%s: the first hundredth has %d of %d, the first %d, the median %d", name, top, edges, degrees[0], median)
 		}
@@ -69,7 +69,7 @@ func TestGeneratedDegreesAreSkewed(t *testing.T) {
 
 func TestAnotherSeedIsAnotherGraph(t *testing.T) {
 	if cmp.Equal(slices.Collect(Generate(graph(100, 200, 1))), slices.Collect(Generate(graph(100, 200, 2)))) {
-		t.Error("the same graph")
+		t.Error("another seed makes the same graph")
 	}
 }
 

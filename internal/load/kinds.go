@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// Kinds are the kinds that the API has.
+// Kinds are the kinds of the API.
 type Kinds struct {
 	Objects  []struct{ Name, Plural string }
 	Edges    []EdgeKind
@@ -35,10 +35,10 @@ type ChildKind struct {
 	Parents string `json:"-"` // the plural of Parent
 }
 
-// NoSelf reports whether an edge cannot lead from an id to the same id.
+// NoSelf reports whether edges of the kind cannot lead from an id to the same id.
 func (k EdgeKind) NoSelf() bool { return k.From == k.To && !k.Self }
 
-// Schema is the JSON Schema of a kind's attributes; the zero value of a kind without any.
+// Schema is the JSON Schema of a kind's attributes. The zero value means no attributes.
 type Schema struct {
 	Properties map[string]Property
 	Required   []string
@@ -52,11 +52,11 @@ type Property struct {
 	MaxLength        int `json:"maxLength"`
 }
 
-// spread is how many integers a generator takes of those between wide bounds.
+// spread is how many integers a generator uses between wide bounds.
 const spread = 1000
 
-// Generate makes values that the schema allows, the same ones for the same state of rnd: of every attribute that is required, and of most others.
-// It returns nil of a kind without attributes.
+// Generate makes values that the schema allows: for every required attribute, and for most others. Equal states of
+// rnd make equal values. It returns nil for a kind without attributes.
 func (s Schema) Generate(rnd *rand.Rand) map[string]any {
 	if len(s.Properties) == 0 {
 		return nil
@@ -118,7 +118,7 @@ func (k *Kinds) Child(name string) (ChildKind, bool) {
 	return c, true
 }
 
-// plural is an object's.
+// plural returns the plural of an object.
 func (k *Kinds) plural(object string) string {
 	for _, o := range k.Objects {
 		if o.Name == object {
@@ -128,7 +128,7 @@ func (k *Kinds) plural(object string) string {
 	return ""
 }
 
-// Kinds asks the API for its kinds, again and again as Run does. It needs the role read.
+// Kinds reads the kinds from the API, and retries as Run does. It needs the role read.
 func (l *Loader) Kinds(ctx context.Context) (*Kinds, error) {
 	var kinds Kinds
 	ask := job{do: func(ctx context.Context) (time.Duration, error) {

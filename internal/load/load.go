@@ -20,22 +20,22 @@ import (
 	"github.com/tidings/tidings/client"
 )
 
-// Config says where to load, and how hard.
+// Config says where to load and with how many workers.
 type Config struct {
-	URL         string        // of the API, without a path
+	URL         string        // the API's, without a path
 	Token       string        // with the role write
-	Concurrency int           // requests at a time, 1..1024
-	RetryFor    time.Duration // how long to go on when no request succeeds at all
+	Concurrency int           // concurrent requests, 1..1024
+	RetryFor    time.Duration // how long to retry while no request succeeds
 }
 
-// Validate reports every value out of bounds.
+// Validate returns an error that lists every value out of bounds.
 func (c Config) Validate() error {
 	var errs []error
 	if !strings.HasPrefix(c.URL, "http://") && !strings.HasPrefix(c.URL, "https://") {
 		errs = append(errs, fmt.Errorf("the API's address is %q: want http://HOST:PORT", c.URL))
 	}
 	if c.Token == "" {
-		errs = append(errs, errors.New("there is no token"))
+		errs = append(errs, errors.New("the token is empty"))
 	}
 	if c.Concurrency < 1 || c.Concurrency > 1024 {
 		errs = append(errs, fmt.Errorf("concurrency is %d: want 1 to 1024", c.Concurrency))
@@ -46,22 +46,23 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Stats is what a load has done so far.
+// Stats is the work of a load so far.
 type Stats struct {
 	Created int64  // edges or children that were new (201)
 	Changed int64  // changes of children and threads: edits, deletions, moderation, settings
-	Existed int64  // what stood already; also where only the first answer was lost
-	Refused int64  // what somebody else's changes do not allow any more (409), and the replies to it
-	Retried int64  // requests that were sent again
-	Waiting string // why requests are being retried now; empty while they succeed
+	Existed int64  // edges or children that existed already, perhaps from a request whose answer was lost
+	Refused int64  // requests that the state does not allow any more (409), and replies to refused children
+	Retried int64  // requests that were sent a second time
+	Waiting string // why requests fail now; empty while they succeed
 }
 
-// Done is how much of the load has been answered.
+// Done returns the number of requests with a final answer.
 func (s Stats) Done() int64 { return s.Created + s.Changed + s.Existed + s.Refused }
 
-// RefusedError reports a request that the API refuses, or all of them (a wrong token, a missing role). No retry can mend it.
+// RefusedError reports that the API refuses a request, or every request (a wrong token, a missing role). A retry does
+// not help.
 type RefusedError struct {
-	Line   int64  // of the input; 0 when it was generated
+	Line   int64  // of the input; 0 if generated
 	What   string // an edge, or a method and a path
 	Status int
 	Reason string // of the problem details
@@ -76,11 +77,11 @@ func (e *RefusedError) Error() string {
 }
 
 const (
-	requestTimeout = 30 * time.Second // then the connection is taken for dead
-	stopTimeout    = 5 * time.Second  // for the requests in flight when the load is stopped
+	requestTimeout = 30 * time.Second // after it the connection counts as dead
+	stopTimeout    = 5 * time.Second  // for the requests in progress when the load stops
 	firstBackoff   = 50 * time.Millisecond
 	maxBackoff     = 2 * time.Second
-	maxRetryAfter  = 30 * time.Second // whatever the server asks for
+	maxRetryAfter  = 30 * time.Second // the server may ask for more
 )
 
 // Loader sends edges or children. Make one with New for each load.
@@ -91,26 +92,27 @@ type Loader struct {
 
 	created, changed, existed, refused, retried atomic.Int64
 
-	progress atomic.Int64 // when a request last succeeded, in nanoseconds after start
+	progress atomic.Int64 // time of the last success, in nanoseconds after start
 	mu       sync.Mutex
 	waiting  string
 }
 
-// New checks cfg. It sends nothing.
+// New validates cfg and returns a Loader. It sends no request.
 func New(cfg Config) (*Loader, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	transport := &http.Transport{MaxIdleConns: cfg.Concurrency, MaxIdleConnsPerHost: cfg.Concurrency, Proxy: http.ProxyFromEnvironment, IdleConnTimeout: time.Minute}
+	transport := &http.Transport{MaxIdleConns: cfg.Concurrency, MaxIdleConnsPerHost: cfg.Concurrency, Proxy: http.ProxyFromEnvironment,
+		IdleConnTimeout: time.Minute}
 	c, err := client.New(cfg.URL, client.WithToken(cfg.Token), client.WithHTTPClient(&http.Client{Transport: transport}),
-		client.WithAttemptTimeout(requestTimeout), client.WithRetry(client.Retry{})) // a load has its own rule of how long to go on
+		client.WithAttemptTimeout(requestTimeout), client.WithRetry(client.Retry{})) // the Loader retries by its own rule (RetryFor)
 	if err != nil {
 		return nil, err
 	}
 	return &Loader{cfg: cfg, start: time.Now(), client: c}, nil
 }
 
-// Stats is safe to call while Run runs.
+// Stats returns the current numbers. It is safe to call while Run runs.
 func (l *Loader) Stats() Stats {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -118,9 +120,9 @@ func (l *Loader) Stats() Stats {
 		Retried: l.retried.Load(), Waiting: l.waiting}
 }
 
-// Run sends every edge of a kind and returns when all are answered. An error of edges ends it once those before are sent, and is
-// returned. A *RefusedError, or no success within RetryFor, ends it at once. When ctx ends it takes no more edges, lets the
-// requests in flight finish for a moment, and returns ctx's cause.
+// Run sends every edge of a kind and returns when each has an answer. If edges yields an error, Run sends the edges
+// before it and returns the error. A *RefusedError, or no success within RetryFor, ends Run at once. When ctx ends,
+// Run takes no more edges, lets the requests in progress finish for up to 5 s, and returns the cause of ctx.
 func (l *Loader) Run(ctx context.Context, k EdgeKind, edges iter.Seq2[Edge, error]) error {
 	defer l.client.Close()
 	return l.run(ctx, func(yield func(job, error) bool) {
@@ -134,7 +136,7 @@ func (l *Loader) Run(ctx context.Context, k EdgeKind, edges iter.Seq2[Edge, erro
 
 // job is one request.
 type job struct {
-	after <-chan struct{} // not before this is closed; nil for no such thing
+	after <-chan struct{} // the job waits until this is closed; nil: it does not wait
 	do    func(ctx context.Context) (retryAfter time.Duration, err error)
 }
 
@@ -184,7 +186,7 @@ func (l *Loader) run(ctx context.Context, jobs iter.Seq2[job, error]) error {
 	return readErr
 }
 
-// send does one job, again and again until it is answered.
+// send does one job, and retries until it has an answer.
 func (l *Loader) send(ctx, requests context.Context, j job) error {
 	for attempt := 0; ; attempt++ {
 		if ctx.Err() != nil {
@@ -215,7 +217,7 @@ func (l *Loader) send(ctx, requests context.Context, j job) error {
 	}
 }
 
-// backoff is jittered, so that the workers do not all come back at once.
+// backoff returns the time before the next attempt. It is random, so that workers do not all return at once.
 func backoff(attempt int) time.Duration {
 	d := min(firstBackoff<<min(attempt, 10), maxBackoff)
 	return d/2 + rand.N(d)
@@ -248,9 +250,10 @@ func (l *Loader) put(ctx context.Context, k EdgeKind, e Edge) (after time.Durati
 	return 0, nil
 }
 
-// request sends one request and decodes the answer into result. refused is why the API does not do it. Its errors may pass: after how long, the server may have
-// said.
-func (l *Loader) request(ctx context.Context, method, path string, body, result any, opts ...client.Option) (resp client.Response, refused error, after time.Duration, err error) {
+// request sends one request and decodes the answer into result. refused is the reason if the API refuses the request.
+// err is a transient error; after is the time that the server wants the client to wait before a retry.
+func (l *Loader) request(ctx context.Context, method, path string, body, result any, opts ...client.Option) (resp client.Response,
+	refused error, after time.Duration, err error) {
 	err = l.client.Call(ctx, method, path, body, result, append(opts, client.WithResponse(&resp))...)
 	status := client.StatusOf(err)
 	switch {
@@ -262,7 +265,7 @@ func (l *Loader) request(ctx context.Context, method, path string, body, result 
 	return resp, err, 0, nil
 }
 
-// asked is how long the API asks to wait.
+// asked returns how long the API asks the client to wait.
 func asked(err error) time.Duration {
 	var p *client.Problem
 	var a *client.AnswerError

@@ -19,18 +19,18 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// The kinds that the tests load.
+// Kinds that the tests load.
 var (
 	follows  = EdgeKind{Name: "follow", Plural: "follows", From: "user", To: "user"}
 	comments = ChildKind{Name: "comment", Plural: "comments", Parent: "post", Parents: "posts", Threaded: true, Moderated: true}
 )
 
-// graph is one of users who follow each other.
+// graph returns the spec of a graph of users who follow each other.
 func graph(users, edges int64, seed uint64) Spec {
 	return Spec{Origins: users, Targets: users, NoSelf: true, Edges: edges, Seed: seed}
 }
 
-// api is as much of the API as a loader meets: it keeps the follows it was sent.
+// api is the part of the API that a loader uses. It keeps the follows that it receives.
 type api struct {
 	mu      sync.Mutex
 	follows map[string]bool
@@ -151,7 +151,7 @@ func TestLoadGivesUpWithoutProgress(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := ln.Close(); err != nil { // nobody listens there now
+	if err := ln.Close(); err != nil { // the address refuses connections now
 		t.Fatal(err)
 	}
 	l := loader(t, "http://"+ln.Addr().String(), 200*time.Millisecond)
@@ -177,7 +177,7 @@ func TestLoadStopsWithContext(t *testing.T) {
 	if err := l.Run(ctx, follows, generated(graph(100, 5000, 1))); !errors.Is(err, context.Canceled) {
 		t.Errorf("error %v, want canceled", err)
 	}
-	// Every request that was sent is accounted for.
+	// Every request that was sent is counted.
 	if got := l.Stats(); got.Created != int64(len(a.follows)) || got.Created >= 5000 {
 		t.Errorf("%+v, %d follows", got, len(a.follows))
 	}

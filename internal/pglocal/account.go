@@ -39,9 +39,9 @@ func runAs() (*account, error) {
 	return nil, errors.New("PostgreSQL refuses to run as root, and this machine has neither the user postgres nor nobody")
 }
 
-// Reachable returns nil if the server can get to dir: always for an ordinary user; as root, if the unprivileged user that the
-// server then runs as may enter every directory above it. Else the error is one sentence that names the closed directory.
-// dir itself need not exist.
+// Reachable returns nil if the server can access dir. For an ordinary user it always can. For root, the unprivileged
+// user that runs the server must be able to enter every directory above dir. Otherwise the error is one sentence that
+// names the closed directory. dir itself need not exist.
 func Reachable(dir string) error {
 	acct, err := runAs()
 	if err != nil || acct == nil {
@@ -58,12 +58,13 @@ func (a *account) reaches(dir string) error {
 	for p := filepath.Dir(dir); ; p = filepath.Dir(p) {
 		info, err := os.Stat(p)
 		switch {
-		case os.IsNotExist(err): // will be made, open enough
+		case os.IsNotExist(err): // Start creates it with sufficient permissions
 		case err != nil:
-			return fmt.Errorf("look at %s: %w", p, err)
+			return fmt.Errorf("read the permissions of %s: %w", p, err)
 		case !a.enters(info):
-			return fmt.Errorf("the user %s, as whom PostgreSQL runs because it refuses root, may not enter %s (%s), so %s cannot hold its data: "+
-				"use a directory such as /var/lib/tidings", a.name, p, info.Mode(), dir)
+			return fmt.Errorf("PostgreSQL refuses to run as root, and the user %s cannot enter %s (%s): "+
+				"move the data from %s to a directory that this user can enter, for example below /var/lib/tidings",
+				a.name, p, info.Mode(), dir)
 		}
 		if p == filepath.Dir(p) {
 			return nil
@@ -71,7 +72,7 @@ func (a *account) reaches(dir string) error {
 	}
 }
 
-// enters reads the mode as the kernel does. It knows nothing of access control lists, which such a directory seldom has.
+// enters evaluates the mode as the kernel does. It ignores access control lists, which such directories seldom have.
 func (a *account) enters(info os.FileInfo) bool {
 	st, ok := info.Sys().(*syscall.Stat_t)
 	if !ok {
@@ -87,7 +88,7 @@ func (a *account) enters(info os.FileInfo) bool {
 	}
 }
 
-// sysProcAttr puts a program into its own process group and, as root, under the account.
+// sysProcAttr puts a program into its own process group. For root it also sets the account.
 func (a *account) sysProcAttr() *syscall.SysProcAttr {
 	attr := &syscall.SysProcAttr{Setpgid: true}
 	if a != nil {

@@ -13,33 +13,34 @@ import (
 	"time"
 )
 
-// MinVersion is the oldest major version that the schemas and statements are written for.
+// MinVersion is the oldest major version of PostgreSQL that the schemas and statements support.
 const MinVersion = 15
 
-// ErrNoBinaries reports that this machine has no PostgreSQL server to run. Its text names the ways out.
+// ErrNoBinaries reports that this machine has no PostgreSQL server to run. Its text names the remedies.
 var ErrNoBinaries = errors.New("no PostgreSQL server binaries (version 15 or newer) found: run `make postgres`, or install the package " +
-	"postgresql, or set POSTGRES_BIN to their directory, or set DATABASE_URL to a server that runs already")
+	"postgresql, or set POSTGRES_BIN to their directory, or set DATABASE_URL to a running server")
 
 // Binaries are the programs of one PostgreSQL installation.
 type Binaries struct {
 	Dir         string // holds postgres and initdb
-	LibraryPath string // for LD_LIBRARY_PATH; empty when the programs find their libraries themselves
+	LibraryPath string // for LD_LIBRARY_PATH; empty if the programs find their libraries without it
 	Version     int    // major
 }
 
-// Find returns the server binaries to use: those of major version want, or any of MinVersion or newer when want is 0. It looks
-// at POSTGRES_BIN (and then nowhere else), PATH, /usr/lib/postgresql/*/bin (newest first) and where install.sh puts them. The
-// error is ErrNoBinaries, or says what is wrong with what was found.
+// Find returns the server binaries to use: those of major version want, or of MinVersion or newer if want is 0. If
+// POSTGRES_BIN is set, it searches only there. Otherwise it searches PATH, /usr/lib/postgresql/*/bin (newest first)
+// and the directories of install.sh. It returns ErrNoBinaries, or an error that explains why the binaries it found
+// are unsuitable.
 func Find(want int) (Binaries, error) {
 	if dir := os.Getenv("POSTGRES_BIN"); dir != "" {
 		b, err := inspect(Binaries{Dir: dir})
 		switch {
 		case err != nil:
-			return b, fmt.Errorf("POSTGRES_BIN=%s holds no PostgreSQL server: %w", dir, err)
+			return b, fmt.Errorf("POSTGRES_BIN=%s has no usable PostgreSQL server: %w", dir, err)
 		case b.Version < MinVersion:
 			return b, fmt.Errorf("POSTGRES_BIN=%s is PostgreSQL %d: want %d or newer", dir, b.Version, MinVersion)
 		case want != 0 && b.Version != want:
-			return b, fmt.Errorf("POSTGRES_BIN=%s is PostgreSQL %d, and the data is of version %d", dir, b.Version, want)
+			return b, fmt.Errorf("POSTGRES_BIN=%s is PostgreSQL %d, and the data needs version %d", dir, b.Version, want)
 		}
 		return b, nil
 	}
@@ -47,7 +48,7 @@ func Find(want int) (Binaries, error) {
 	for _, c := range candidates() {
 		b, err := inspect(c)
 		if err != nil || b.Version < MinVersion {
-			continue // not a whole server, or too old: as good as absent
+			continue // an incomplete server, or too old
 		}
 		if want == 0 || b.Version == want {
 			return b, nil
@@ -55,8 +56,8 @@ func Find(want int) (Binaries, error) {
 		others = append(others, strconv.Itoa(b.Version))
 	}
 	if len(others) > 0 {
-		return Binaries{}, fmt.Errorf("the data is of PostgreSQL %d, and this machine has only version %s: install version %[1]d or use another data directory",
-			want, strings.Join(others, ", "))
+		return Binaries{}, fmt.Errorf("the data needs PostgreSQL %d, and this machine has only version %s: install version %[1]d "+
+			"or use another data directory", want, strings.Join(others, ", "))
 	}
 	return Binaries{}, ErrNoBinaries
 }
@@ -64,7 +65,7 @@ func Find(want int) (Binaries, error) {
 func candidates() []Binaries {
 	var all []Binaries
 	if p, err := exec.LookPath("postgres"); err == nil {
-		if p, err = filepath.EvalSymlinks(p); err == nil { // initdb and the shared files stand beside the real one
+		if p, err = filepath.EvalSymlinks(p); err == nil { // initdb and the shared files are beside the real program
 			all = append(all, Binaries{Dir: filepath.Dir(p)})
 		}
 	}
@@ -87,7 +88,8 @@ func candidates() []Binaries {
 	return all
 }
 
-// installRoots are the directories that install.sh unpacks into: root's is open to the unprivileged user who runs the server.
+// installRoots returns the directories into which install.sh unpacks. The unprivileged user that runs root's server
+// can read root's.
 func installRoots() []string {
 	roots := []string{"/var/cache/tidings/postgresql/root"}
 	if os.Getuid() != 0 {
@@ -101,7 +103,7 @@ func installRoots() []string {
 func newestFirst(pattern string) []string {
 	dirs, err := filepath.Glob(pattern)
 	if err != nil {
-		panic(err) // the patterns are written here
+		panic(err) // only a programming error: the patterns are constants
 	}
 	version := func(dir string) int {
 		n, err := strconv.Atoi(filepath.Base(filepath.Dir(dir)))
@@ -114,7 +116,7 @@ func newestFirst(pattern string) []string {
 	return dirs
 }
 
-// inspect fills in the version by asking the program, which also proves that it runs and finds its libraries.
+// inspect reads the version from the program, which also proves that the program runs and finds its libraries.
 func inspect(b Binaries) (Binaries, error) {
 	if _, err := os.Stat(filepath.Join(b.Dir, "initdb")); err != nil {
 		return b, err
@@ -129,19 +131,19 @@ func inspect(b Binaries) (Binaries, error) {
 	}
 	f := strings.Fields(string(out)) // postgres (PostgreSQL) 15.18 (Debian 15.18-0+deb12u1)
 	if len(f) < 3 {
-		return b, fmt.Errorf("%s --version says %q", cmd.Path, out)
+		return b, fmt.Errorf("%s --version prints %q", cmd.Path, out)
 	}
 	digits := f[2]
 	if i := strings.IndexFunc(digits, func(r rune) bool { return r < '0' || r > '9' }); i >= 0 {
 		digits = digits[:i]
 	}
 	if b.Version, err = strconv.Atoi(digits); err != nil {
-		return b, fmt.Errorf("%s --version says %q", cmd.Path, out)
+		return b, fmt.Errorf("%s --version prints %q", cmd.Path, out)
 	}
 	return b, nil
 }
 
-// env is all the environment that the programs get: none of the caller's PG* variables may change what they do.
+// env returns the whole environment of the programs. The caller's PG* variables must not change what they do.
 func (b Binaries) env() []string {
 	env := []string{"PATH=" + b.Dir + ":/usr/bin:/bin", "LC_ALL=C"}
 	if b.LibraryPath != "" {

@@ -1,21 +1,21 @@
-// Package pglocal runs a PostgreSQL of one's own from the machine's server binaries, for `tidings dev` and for the tests.
+// Package pglocal runs a private PostgreSQL from the machine's server binaries, for `tidings dev` and for the tests.
 //
-// A directory holds all of it, readable by nobody else:
+// One directory has all its files, and other users cannot read it:
 //
 //	DIR/data           the cluster (initdb: UTF-8, locale C, scram-sha-256)
-//	DIR/password       of the superuser "postgres", made at the first start
-//	DIR/port           the last port, taken again while it is free
-//	DIR/postgres.log   what the server says
-//	DIR/lock           held while a Server of this package uses the directory
+//	DIR/password       of the superuser "postgres", created at the first start
+//	DIR/port           the last port, used again if it is free
+//	DIR/postgres.log   the output of the server
+//	DIR/lock           locked while a Server of this package uses the directory
 //
-// The server listens on loopback only and opens no Unix socket. It is durable unless told otherwise. It runs in a process
-// group of its own, so that Ctrl-C in a terminal reaches the parent alone, which then stops it in order. PostgreSQL refuses to
-// run as root: there it runs as the user postgres, else nobody.
+// The server listens on loopback only and opens no Unix socket. It is durable unless Config.Unsafe is set. It runs in
+// its own process group, so Ctrl-C in a terminal reaches only the parent, which then stops the server in order.
+// PostgreSQL refuses to run as root, so root's server runs as the user postgres, or else nobody.
 //
 //	                Start                       Stop
 //	nothing ──initdb──> data ──postgres──> ready ──fast, immediate, kill──> data
 //	                      ^                  │ the parent is killed
-//	                      └──Start stops it──┘ and the server is left behind
+//	                      └──Start stops it──┘ and the server remains
 //
-// It promises nothing about other machines, versions below 15, or systems without /proc.
+// The package does not support remote machines, versions below 15, or systems without /proc.
 package pglocal

@@ -1,9 +1,9 @@
 #!/bin/sh
-# Finds PostgreSQL's server binaries (version 15 or newer), or fetches them with the machine's own apt into a cache folder.
-# Nothing is installed: the packages are downloaded with package lists of our own and unpacked, so that an ordinary user can do
-# it and the system stays as it was. pglocal looks in the same places (binaries.go). `make postgres` calls this.
+# `make postgres` calls this. It finds PostgreSQL's server binaries (version 15 or newer), or fetches them with the machine's apt
+# into a cache folder. It installs nothing: it downloads the packages with its own package lists and unpacks them. So an ordinary
+# user can run it, and the system does not change. pglocal searches the same places (binaries.go).
 set -eu
-umask 022 # as root, another user runs the server
+umask 022 # if root runs this, another user runs the server and must read the files
 
 min=15
 
@@ -12,9 +12,10 @@ fail() {
 	exit 1
 }
 
-ways_out="install PostgreSQL $min or newer, or set POSTGRES_BIN to the directory of its server binaries, or DATABASE_URL (for tests TEST_DATABASE_URL) to a running server"
+ways_out="install PostgreSQL $min or newer, or set POSTGRES_BIN to the directory of its server binaries,"
+ways_out="$ways_out or DATABASE_URL (for tests TEST_DATABASE_URL) to a running server"
 
-# works DIR [LIBRARY_PATH]: DIR holds a server of at least $min that runs.
+# works DIR [LIBRARY_PATH] succeeds if DIR holds a PostgreSQL server of version $min or newer that starts.
 works() {
 	[ -x "$1/postgres" ] && [ -x "$1/initdb" ] || return 1
 	version=$(LD_LIBRARY_PATH="${2:-}" "$1/postgres" --version 2>/dev/null | sed -n 's/^[^0-9]*\([0-9][0-9]*\).*/\1/p')
@@ -58,17 +59,18 @@ for root in "$cache/root" "$system/root"; do
 done
 
 command -v apt-get >/dev/null && command -v dpkg >/dev/null ||
-	fail "no PostgreSQL server binaries of version $min or newer, and no apt-get to fetch them with: $ways_out"
+	fail "this machine has no PostgreSQL server binaries of version $min or newer, and no apt-get to fetch them: $ways_out"
 
-echo "postgres: no server binaries here; fetching them into $cache with apt (nothing is installed)"
-mkdir -p "$cache" 2>/dev/null || fail "cannot make $cache to keep PostgreSQL's binaries in: $ways_out"
+echo "postgres: fetching PostgreSQL's server binaries into $cache with apt, without an installation"
+mkdir -p "$cache" 2>/dev/null || fail "cannot create $cache for PostgreSQL's binaries: $ways_out"
 work=$(mktemp -d "$cache/new.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 trap 'exit 130' INT TERM
 chmod 755 "$work"
 mkdir -p "$work/state/lists/partial" "$work/cache/archives/partial" "$work/root"
 
-# What is installed is read from the system; all that apt writes goes to $work. Locks would be the system's, hence none.
+# apt reads the list of installed packages from the system, and writes only to $work. It takes no locks, because they would be
+# the system's.
 apt() {
 	command=$1
 	shift
@@ -78,7 +80,7 @@ apt() {
 		-o Debug::NoLocking=true -o Acquire::Retries=3 -o Acquire::Languages=none "$@"
 }
 
-# A source that fails is no reason to give up: another may have what is wanted. If none does, the first complaint is the reason.
+# A package source may fail while another one has PostgreSQL. If none has it, the first complaint is the reason that this prints.
 apt apt-get update >"$work/log" 2>&1 || true
 complaint=$(grep -m 1 '^[EW]:' "$work/log" || true)
 version=$(apt apt-cache pkgnames postgresql- 2>/dev/null | sed -n 's/^postgresql-\([0-9][0-9]*\)$/\1/p' | sort -rn | while read -r v; do
@@ -88,22 +90,23 @@ version=$(apt apt-cache pkgnames postgresql- 2>/dev/null | sed -n 's/^postgresql
 	fi
 done)
 [ -n "$version" ] && [ "$version" -ge "$min" ] ||
-	fail "the package sources of this machine offer no PostgreSQL of version $min or newer${complaint:+ (apt says: $complaint)}: $ways_out"
+	fail "this machine's package sources offer no PostgreSQL of version $min or newer${complaint:+ (apt reports: $complaint)}: $ways_out"
 
 apt apt-get install --download-only --no-install-recommends --yes "postgresql-$version" >"$work/log" 2>&1 ||
 	fail "apt cannot fetch postgresql-$version ($(grep -m 1 '^E:' "$work/log" || tail -n 1 "$work/log")): $ways_out"
 for deb in "$work"/cache/archives/*.deb; do
-	[ -f "$deb" ] || fail "postgresql-$version is registered as installed, but its server does not run: reinstall it, or $ways_out"
+	[ -f "$deb" ] || fail "apt lists postgresql-$version as installed, but its server does not run: reinstall it, or $ways_out"
 	dpkg -x "$deb" "$work/root" || fail "cannot unpack $deb: $ways_out"
 done
 chmod 755 "$work/root"
 
-# Beside the binaries, where their libraries are, as paths relative to the root. pglocal puts them into LD_LIBRARY_PATH.
-(cd "$work/root" && find lib usr/lib -name '*.so*' ! -path '*/postgresql/*' 2>/dev/null | sed 's|/[^/]*$||' | sort -u) >"$work/root/library-path"
+# The file library-path lists the folders of the shared libraries, relative to the root. pglocal puts them into LD_LIBRARY_PATH.
+(cd "$work/root" && find lib usr/lib -name '*.so*' ! -path '*/postgresql/*' 2>/dev/null |
+	sed 's|/[^/]*$||' | sort -u) >"$work/root/library-path"
 
 if ! unpacked "$work/root"; then
 	works=$("$work/root/usr/lib/postgresql/$version/bin/postgres" --version 2>&1 || true)
-	fail "the PostgreSQL that apt fetched does not run here ($works): $ways_out"
+	fail "the PostgreSQL that apt fetched does not run on this machine ($works): $ways_out"
 fi
 rm -rf "$cache/root"
 mv "$work/root" "$cache/root"

@@ -12,8 +12,9 @@ import (
 	"time"
 )
 
-// stopTimeouts are how long a server gets for each way of stopping before the next, harder one (PostgreSQL manual, "Shutting
-// Down the Server"): fast ends the sessions and writes a checkpoint, immediate leaves recovery to the next start.
+// Time limits of the ways to stop a server, after which the next, harder way follows (PostgreSQL manual, "Shutting
+// Down the Server"). A fast shutdown ends the sessions and writes a checkpoint. An immediate one leaves recovery to
+// the next start.
 const (
 	fastTimeout      = 30 * time.Second
 	immediateTimeout = 5 * time.Second
@@ -21,8 +22,8 @@ const (
 	pollEvery        = 10 * time.Millisecond
 )
 
-// stopLeftover stops the server that an earlier process left behind on data, if there is one. The caller holds the lock of the
-// directory, so no living Server of this package owns it.
+// stopLeftover stops the server that an earlier process left running on data, if there is one. The caller holds the
+// lock of the directory, so no living Server of this package owns it.
 func stopLeftover(data string) error {
 	pids, err := servers(data)
 	if err != nil || len(pids) == 0 {
@@ -34,30 +35,30 @@ func stopLeftover(data string) error {
 			timeout time.Duration
 		}{{syscall.SIGCONT, 0}, {syscall.SIGINT, fastTimeout}, {syscall.SIGQUIT, immediateTimeout}} {
 			if err := syscall.Kill(pid, step.sig); err != nil && err != syscall.ESRCH {
-				return fmt.Errorf("stop the server left behind on %s, process %d: %w", data, pid, err)
+				return fmt.Errorf("stop the PostgreSQL that an earlier process left running on %s, process %d: %w", data, pid, err)
 			}
 			if gone(data, step.timeout) {
 				return nil
 			}
 		}
 	}
-	// What is left has lost its postmaster, or does not listen to it.
+	// The remaining processes have lost their postmaster, or ignore it.
 	pids, err = servers(data)
 	if err != nil {
 		return err
 	}
 	for _, pid := range pids {
 		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil && err != syscall.ESRCH {
-			return fmt.Errorf("kill process %d, left behind on %s: %w", pid, data, err)
+			return fmt.Errorf("kill the PostgreSQL process %d that an earlier process left running on %s: %w", pid, data, err)
 		}
 	}
 	if !gone(data, killTimeout) {
-		return fmt.Errorf("the server left behind on %s does not end", data)
+		return fmt.Errorf("the PostgreSQL that an earlier process left running on %s does not end: kill its processes", data)
 	}
 	return nil
 }
 
-// gone waits until no server process is left on data.
+// gone waits until no server process works in data, and reports whether that happened within the time.
 func gone(data string, within time.Duration) bool {
 	for deadline := time.Now().Add(within); ; time.Sleep(pollEvery) {
 		if pids, err := servers(data); err == nil && len(pids) == 0 {
@@ -69,8 +70,9 @@ func gone(data string, within time.Duration) bool {
 	}
 }
 
-// servers returns the processes that are a postgres working in data: the postmaster and its children, or children that have
-// outlived it. A number in postmaster.pid proves nothing, as it may be another process by now; the working directory does.
+// servers returns the postgres processes that work in data: the postmaster and its children, or children without a
+// postmaster. It compares working directories, because the number in postmaster.pid may belong to another process by
+// now.
 func servers(data string) ([]int, error) {
 	dir, err := os.Stat(data)
 	if os.IsNotExist(err) {
@@ -87,11 +89,11 @@ func servers(data string) ([]int, error) {
 	for _, p := range procs {
 		comm, err := os.ReadFile(p)
 		if err != nil || string(bytes.TrimSpace(comm)) != "postgres" {
-			continue // ended meanwhile, or another program
+			continue // it ended meanwhile, or is another program
 		}
 		cwd, err := os.Stat(filepath.Join(filepath.Dir(p), "cwd"))
 		if err != nil || !os.SameFile(dir, cwd) {
-			continue // ended, another user's, or another directory
+			continue // it ended, is another user's, or works in another directory
 		}
 		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(p))); err == nil {
 			pids = append(pids, pid)
@@ -100,7 +102,7 @@ func servers(data string) ([]int, error) {
 	return pids, nil
 }
 
-// pidFile reads postmaster.pid: the process on line 1, its state on line 8.
+// pidFile reads postmaster.pid: the process id from line 1, the state from line 8.
 func pidFile(data string) (pid int, state string) {
 	b, err := os.ReadFile(filepath.Join(data, "postmaster.pid"))
 	if err != nil {
@@ -122,7 +124,7 @@ func postmasterPID(data string) int {
 	return pid
 }
 
-// Destroy removes the directory of a throw-away server, with whatever still runs on it, at once.
+// Destroy kills every process that runs on the directory of a temporary server, and deletes the directory.
 func Destroy(dir string) error {
 	pids, err := servers(filepath.Join(dir, "data"))
 	if err != nil {
@@ -134,7 +136,7 @@ func Destroy(dir string) error {
 		}
 	}
 	if !gone(filepath.Join(dir, "data"), killTimeout) {
-		return fmt.Errorf("the server on %s does not end", dir)
+		return fmt.Errorf("the PostgreSQL on %s does not end after SIGKILL", dir)
 	}
 	return os.RemoveAll(dir)
 }

@@ -12,7 +12,7 @@ func TestADirectoryThatWasLetGoOfIsFreeAlthoughAChildIsJustBeingForked(t *testin
 	if err != nil {
 		t.Fatal(err)
 	}
-	inherited, err := syscall.Dup(int(lock.Fd())) // what a child has between fork and exec
+	inherited, err := syscall.Dup(int(lock.Fd())) // the descriptor of a child between fork and exec
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -24,7 +24,7 @@ func TestADirectoryThatWasLetGoOfIsFreeAlthoughAChildIsJustBeingForked(t *testin
 	if _, err := lockDir(dir); !errors.Is(err, ErrInUse) {
 		t.Errorf("got %v, want ErrInUse", err)
 	}
-	for range 2 { // letting go again does nothing
+	for range 2 { // a second unlock does nothing
 		if err := unlockDir(lock); err != nil {
 			t.Fatal(err)
 		}

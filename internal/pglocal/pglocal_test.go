@@ -19,7 +19,8 @@ import (
 	"github.com/tidings/tidings/internal/pglocal"
 )
 
-// dataDir is open to the unprivileged user as whom the server runs when the tests run as root; t.TempDir is not.
+// dataDir returns a directory that is accessible to the unprivileged user of the server when the tests run as root.
+// t.TempDir is not.
 func dataDir(t *testing.T) string {
 	t.Helper()
 	if testing.Short() {
@@ -103,12 +104,12 @@ func TestServerIsDurablePrivateAndKeepsItsPort(t *testing.T) {
 			t.Fatal(err)
 		}
 		if info.Mode().Perm()&0o077 != 0 {
-			t.Errorf("%s is %s: others may look in", private, info.Mode())
+			t.Errorf("%s is %s: other users can read it", private, info.Mode())
 		}
 	}
 	before := s.URL("postgres")
 	stop(t, s)
-	stop(t, s) // again: nothing
+	stop(t, s) // a second stop does nothing
 
 	s = start(t, pglocal.Config{Dir: dir})
 	defer stop(t, s)
@@ -126,11 +127,11 @@ func TestWrongPasswordIsRefused(t *testing.T) {
 	}
 	u.User = url.UserPassword("postgres", "guess")
 	if conn, err := pgx.Connect(t.Context(), u.String()); err == nil {
-		t.Error("any password will do")
+		t.Error("the server accepts a wrong password")
 		_ = conn.Close(t.Context())
 	}
 	if got := query(t, s, "SHOW fsync"); got != "off" {
-		t.Errorf("fsync is %s on a throw-away server", got)
+		t.Errorf("fsync is %s on an unsafe server", got)
 	}
 }
 
@@ -150,7 +151,7 @@ func TestTakenPortIsReplaced(t *testing.T) {
 	s = start(t, pglocal.Config{Dir: dir, Unsafe: true})
 	defer stop(t, s)
 	if strings.Contains(s.URL("postgres"), u.Host) {
-		t.Errorf("the server claims the port of another")
+		t.Errorf("the server uses a port that is in use")
 	}
 }
 
@@ -164,7 +165,8 @@ func TestSecondServerOnADirectoryIsRefused(t *testing.T) {
 	query(t, s, "SELECT 'alive'")
 }
 
-// TestFaultServerLeftBehindIsStoppedAndItsDataKept kills the parent of a server: a child process that runs this test binary.
+// TestFaultServerLeftBehindIsStoppedAndItsDataKept kills the parent of a server. The parent is a child process that
+// runs this binary.
 func TestFaultServerLeftBehindIsStoppedAndItsDataKept(t *testing.T) {
 	if dir := os.Getenv("PGLOCAL_LEAVE_BEHIND"); dir != "" {
 		s := start(t, pglocal.Config{Dir: dir, Unsafe: true})
@@ -211,7 +213,7 @@ func TestFaultServerLeftBehindIsStoppedAndItsDataKept(t *testing.T) {
 			s := start(t, pglocal.Config{Dir: dir, Unsafe: true})
 			defer stop(t, s)
 			if s.PID() == pid {
-				t.Errorf("process %d was taken over, not stopped", pid)
+				t.Errorf("process %d still runs", pid)
 			}
 			if got := query(t, s, "SELECT v FROM kept"); got != "kept" {
 				t.Errorf("the table holds %q", got)
@@ -246,7 +248,7 @@ func TestPidFileOfAnotherProcessIsNotBelieved(t *testing.T) {
 	s = start(t, pglocal.Config{Dir: dir, Unsafe: true})
 	stop(t, s)
 	if err := bystander.Process.Signal(syscall.Signal(0)); err != nil {
-		t.Errorf("a process that is no PostgreSQL was ended: %v", err)
+		t.Errorf("a process that is not PostgreSQL was ended: %v", err)
 	}
 }
 
@@ -282,13 +284,14 @@ func TestStartEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := pglocal.Start(ctx, pglocal.Config{Dir: dir, Unsafe: true}); !errors.Is(err, context.Canceled) {
-		t.Errorf("error %v, want that the context was cancelled", err)
+		t.Errorf("error %v, want context.Canceled", err)
 	}
-	stop(t, start(t, pglocal.Config{Dir: dir, Unsafe: true})) // nothing was left behind, nor is the directory locked
+	stop(t, start(t, pglocal.Config{Dir: dir, Unsafe: true})) // no server remains, and the directory is not locked
 }
 
 func TestWrongSettingIsReportedInTheServersWords(t *testing.T) {
-	_, err := pglocal.Start(t.Context(), pglocal.Config{Dir: dataDir(t), Unsafe: true, Settings: map[string]string{"shared_buffers": "a lot"}})
+	_, err := pglocal.Start(t.Context(), pglocal.Config{Dir: dataDir(t), Unsafe: true,
+		Settings: map[string]string{"shared_buffers": "a lot"}})
 	if err == nil || !strings.Contains(err.Error(), "shared_buffers") {
 		t.Errorf("error %v, want one that names shared_buffers", err)
 	}
@@ -344,14 +347,16 @@ func TestDataOfAnotherVersionIsRefused(t *testing.T) {
 	}
 }
 
-func TestFreePortIsBelowThoseOfOutgoingConnections(t *testing.T) {
-	for range 20 {
+func TestFreePortIsBelowThoseOfOutgoingConnectionsAndReserved(t *testing.T) {
+	reserved := map[int]bool{}
+	for range 500 { // without reservations, two of 500 are the same in 999 of 1,000 runs
 		port, err := pglocal.FreePort()
 		if err != nil {
 			t.Fatal(err)
 		}
-		if port < 15000 || port >= 32768 {
-			t.Errorf("port %d", port)
+		if port < 15000 || port >= 32768 || reserved[port] {
+			t.Errorf("port %d, returned before: %t", port, reserved[port])
 		}
+		reserved[port] = true
 	}
 }

@@ -22,17 +22,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrInUse reports that another process runs a server on the directory.
+// ErrInUse reports that another process runs a server in the directory.
 var ErrInUse = errors.New("pglocal: another process uses this data directory")
 
 // Config says where and how to run a server.
 type Config struct {
-	Dir      string            // holds the cluster and what belongs to it; made if absent
-	Unsafe   bool              // no fsync: faster, and a power loss destroys the data. For throw-away servers only.
-	Settings map[string]string // further configuration parameters; they win over those of this package
+	Dir      string            // the directory of the cluster and its files; created if absent
+	Unsafe   bool              // no fsync: faster, but a power loss destroys the data. Only for temporary servers
+	Settings map[string]string // further configuration parameters, which override those of this package
 }
 
-// Server is a running PostgreSQL. Its methods may be called from several goroutines.
+// Server is a running PostgreSQL. Its methods are safe for concurrent use.
 type Server struct {
 	dir      string
 	port     int
@@ -42,9 +42,10 @@ type Server struct {
 	done     chan struct{} // closed when the postmaster has ended
 }
 
-// Start runs a server on cfg.Dir and returns once it accepts connections. It makes the cluster when there is none, and first
-// stops a server that a killed process left behind. Recovery after a crash can take long: ctx bounds the wait, and when it ends
-// the server is stopped again. The error is ErrNoBinaries, ErrInUse, or says what the server said.
+// Start runs a server on cfg.Dir and returns when it accepts connections. It creates the cluster if there is none. It
+// first stops a server that a killed process left running. Recovery after a crash can take long: ctx limits the wait,
+// and when it ends Start stops the server. The error is ErrNoBinaries or ErrInUse, or has the last line of the
+// server's log.
 func Start(ctx context.Context, cfg Config) (_ *Server, err error) {
 	dir, err := filepath.Abs(cfg.Dir)
 	if err != nil {
@@ -92,13 +93,13 @@ func Start(ctx context.Context, cfg Config) (_ *Server, err error) {
 	if err := stopLeftover(s.data()); err != nil {
 		return nil, err
 	}
-	// Nobody works on the data now, so a lock file that is left is stale; its number may by now be a process of the same user,
-	// which would make the server refuse.
+	// No process works on the data now, so a remaining lock file is stale. Its number may belong to another process
+	// of the same user by now, and then the server would refuse to start.
 	if err := os.Remove(filepath.Join(s.data(), "postmaster.pid")); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
 
-	const attempts = 3 // a free port may be taken between our look and the server's bind
+	const attempts = 3 // another process may take the free port before the server binds it
 	for attempt := 1; ; attempt++ {
 		if s.port, err = choosePort(filepath.Join(dir, "port"), attempt > 1); err != nil {
 			return nil, err
@@ -112,20 +113,21 @@ func Start(ctx context.Context, cfg Config) (_ *Server, err error) {
 
 func (s *Server) data() string { return filepath.Join(s.dir, "data") }
 
-// URL is the connection string of the superuser for the named database.
+// URL returns the connection string of the superuser for the named database.
 func (s *Server) URL(database string) string {
-	u := url.URL{Scheme: "postgres", User: url.UserPassword("postgres", s.password), Host: net.JoinHostPort("127.0.0.1", strconv.Itoa(s.port)),
-		Path: "/" + database, RawQuery: "sslmode=disable"}
+	u := url.URL{Scheme: "postgres", User: url.UserPassword("postgres", s.password),
+		Host: net.JoinHostPort("127.0.0.1", strconv.Itoa(s.port)), Path: "/" + database, RawQuery: "sslmode=disable"}
 	return u.String()
 }
 
-// PID is the process id of the postmaster.
+// PID returns the process id of the postmaster.
 func (s *Server) PID() int { return s.pid }
 
-// Done is closed when the server has ended, stopped or not.
+// Done returns a channel that is closed when the server has ended, by Stop or by itself.
 func (s *Server) Done() <-chan struct{} { return s.done }
 
-// Stop ends the server: fast first, harder if it does not obey, and returns when it is gone. Stopping it again does nothing.
+// Stop ends the server, first with a fast shutdown, then with harder ones, and returns when it has ended. A second
+// Stop does nothing.
 func (s *Server) Stop() error {
 	var err error
 	for _, step := range []struct {
@@ -138,20 +140,20 @@ func (s *Server) Stop() error {
 	}
 	select {
 	case <-s.done:
-		err = stopLeftover(s.data()) // after SIGKILL its children may need a moment, or the same
+		err = stopLeftover(s.data()) // after SIGKILL its children may need a moment, or SIGKILL too
 	default:
 		err = fmt.Errorf("PostgreSQL, process %d, does not end", s.pid)
 	}
 	return errors.Join(err, unlockDir(s.lock))
 }
 
-// Abort ends the server at once, as its crash would: the next Start recovers. It returns when the server is gone.
+// Abort ends the server at once, like a crash: the next Start recovers. It returns when the server has ended.
 func (s *Server) Abort() error {
 	s.signal(syscall.SIGQUIT, immediateTimeout)
 	return s.Stop()
 }
 
-// signal sends sig and reports whether the server ends within the time.
+// signal sends sig and reports whether the server ends within the time limit.
 func (s *Server) signal(sig syscall.Signal, within time.Duration) bool {
 	select {
 	case <-s.done:
@@ -189,8 +191,8 @@ func makeDir(dir string, acct *account) error {
 	return acct.own(dir)
 }
 
-// lockDir takes the directory for this process. The kernel lets go of it when the process ends, however it ends; the server
-// does not inherit it.
+// lockDir locks the directory for this process. The kernel releases the lock when the process ends in any way. The
+// server does not inherit it.
 func lockDir(dir string) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -205,8 +207,8 @@ func lockDir(dir string) (*os.File, error) {
 	return f, nil
 }
 
-// unlockDir lets go of the directory; again, it does nothing. It does not leave that to the file's close: a child that this process
-// is just forking has the descriptor, and with it the lock, until it runs its program.
+// unlockDir releases the lock of the directory. A second call does nothing. It does not rely on closing the file. A
+// child that this process is forking has the descriptor, and with it the lock, until it runs its program.
 func unlockDir(f *os.File) error {
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_UN); err != nil && !errors.Is(err, unix.EBADF) {
 		return errors.Join(fmt.Errorf("unlock %s: %w", f.Name(), err), f.Close())
@@ -217,7 +219,7 @@ func unlockDir(f *os.File) error {
 	return nil
 }
 
-// clusterVersion returns the major version of the cluster, 0 when there is none.
+// clusterVersion returns the major version of the cluster, or 0 if there is none.
 func clusterVersion(data string) (int, error) {
 	b, err := os.ReadFile(filepath.Join(data, "PG_VERSION"))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -228,12 +230,13 @@ func clusterVersion(data string) (int, error) {
 	}
 	v, err := strconv.Atoi(strings.TrimSpace(string(b)))
 	if err != nil {
-		return 0, fmt.Errorf("%s/PG_VERSION holds %q", data, b)
+		return 0, fmt.Errorf("%s/PG_VERSION contains %q", data, b)
 	}
 	return v, nil
 }
 
-// initdb makes the cluster beside its place and renames it, so that a killed start leaves none or a whole one.
+// initdb creates the cluster under another name and renames it. So after a killed start there is either no cluster or
+// a complete one.
 func (s *Server) initdb(ctx context.Context, cfg Config, bin Binaries, acct *account) error {
 	password := filepath.Join(s.dir, "password")
 	if err := writeFile(password, rand.Text()+"\n", acct); err != nil {
@@ -243,15 +246,16 @@ func (s *Server) initdb(ctx context.Context, cfg Config, bin Binaries, acct *acc
 	if err := os.RemoveAll(fresh); err != nil {
 		return err
 	}
-	args := []string{"--pgdata=" + fresh, "--username=postgres", "--auth=scram-sha-256", "--pwfile=" + password, "--encoding=UTF8", "--locale=C"}
+	args := []string{"--pgdata=" + fresh, "--username=postgres", "--auth=scram-sha-256", "--pwfile=" + password,
+		"--encoding=UTF8", "--locale=C"}
 	if cfg.Unsafe {
 		args = append(args, "--no-sync")
 	}
 	cmd := exec.CommandContext(ctx, filepath.Join(bin.Dir, "initdb"), args...)
 	cmd.Env, cmd.Dir, cmd.SysProcAttr = bin.env(), s.dir, acct.sysProcAttr()
-	cmd.WaitDelay = time.Second // its own children hold the output open for a moment after it was killed
+	cmd.WaitDelay = time.Second // after a kill, its children keep the output open for a moment
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("make a PostgreSQL cluster in %s: %w: %s", fresh, err, lastLine(out))
+		return fmt.Errorf("create a PostgreSQL cluster in %s: %w: %s", fresh, err, lastLine(out))
 	}
 	if err := os.Rename(fresh, s.data()); err != nil {
 		return err
@@ -280,13 +284,13 @@ func (s *Server) launch(ctx context.Context, cfg Config, bin Binaries, acct *acc
 	if err != nil {
 		return err
 	}
-	defer log.Close() // the server has its own copy
+	defer log.Close() // the server has its own descriptor
 	info, err := log.Stat()
 	if err != nil {
 		return err
 	}
 
-	cmd := exec.Command(filepath.Join(bin.Dir, "postgres"), s.args(cfg)...) // not CommandContext: ctx is for starting only
+	cmd := exec.Command(filepath.Join(bin.Dir, "postgres"), s.args(cfg)...) // not CommandContext: ctx only limits the start
 	cmd.Env, cmd.Dir, cmd.SysProcAttr = bin.env(), s.dir, acct.sysProcAttr()
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := cmd.Start(); err != nil {
@@ -296,7 +300,7 @@ func (s *Server) launch(ctx context.Context, cfg Config, bin Binaries, acct *acc
 	done := make(chan struct{})
 	s.done = done
 	go func() {
-		_ = cmd.Wait() // how it ended is in its log
+		_ = cmd.Wait() // the server's log has the reason
 		close(done)
 	}()
 
@@ -308,7 +312,7 @@ func (s *Server) launch(ctx context.Context, cfg Config, bin Binaries, acct *acc
 		}
 		select {
 		case <-done:
-			return fmt.Errorf("PostgreSQL ended at its start (see %s): %s", logPath, failure(logPath, info.Size()))
+			return fmt.Errorf("PostgreSQL ended during its start (see %s): %s", logPath, failure(logPath, info.Size()))
 		case <-ctx.Done():
 			s.signal(syscall.SIGINT, fastTimeout)
 			s.signal(syscall.SIGKILL, killTimeout)
@@ -328,14 +332,14 @@ func (s *Server) args(cfg Config) []string {
 	settings := map[string]string{
 		"listen_addresses":        "127.0.0.1",
 		"port":                    strconv.Itoa(s.port),
-		"unix_socket_directories": "", // their path may not exceed 107 bytes, and TCP does
+		"unix_socket_directories": "", // a socket's path may have at most 107 bytes, and TCP suffices
 		"max_connections":         "300",
-		"timezone":                "GMT", // known to the server itself; any other name needs the system's tzdata
+		"timezone":                "GMT", // built into the server; any other name needs the system's tzdata
 		"log_timezone":            "GMT",
 		"fsync":                   "on",
 	}
 	if cfg.Unsafe {
-		// synchronous_commit stays on: without it a mere kill of the server would lose commits, which the tests would notice.
+		// synchronous_commit stays on. Without it a mere kill of the server would lose commits, and tests would fail.
 		settings["fsync"] = "off"
 		settings["full_page_writes"] = "off"
 	}
@@ -350,7 +354,7 @@ func (s *Server) args(cfg Config) []string {
 	return args
 }
 
-// ping proves that the password beside the data is the cluster's.
+// ping verifies that the stored password is that of the cluster.
 func (s *Server) ping(ctx context.Context) error {
 	conn, err := pgx.Connect(ctx, s.URL("postgres"))
 	if err != nil {
@@ -359,7 +363,8 @@ func (s *Server) ping(ctx context.Context) error {
 	return conn.Close(ctx)
 }
 
-// choosePort returns the port kept in the file if it is still free, else a free one, which it keeps there.
+// choosePort returns the port in the file if it is still free and another is false. Otherwise it chooses a free port
+// and stores it.
 func choosePort(file string, another bool) (int, error) {
 	if b, err := os.ReadFile(file); err == nil && !another {
 		if port, err := strconv.Atoi(strings.TrimSpace(string(b))); err == nil && isFree(port) {
@@ -390,7 +395,8 @@ func syncDir(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// failure returns what the server said from offset on that explains its end: its last FATAL line, else its last line.
+// failure returns the line of the log after offset that explains the server's end: its last FATAL line, else its last
+// line.
 func failure(log string, offset int64) string {
 	b, err := os.ReadFile(log)
 	if err != nil {

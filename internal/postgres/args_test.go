@@ -11,7 +11,7 @@ import (
 
 func TestArgsAreThoseOfPgx(t *testing.T) {
 	const sql = `SELECT /* it's @no */ @b::int, '@c', @a::text, @b`
-	for range 2 { // parsed, and kept
+	for range 2 { // the second round uses the kept result
 		for name, args := range map[string]map[string]any{
 			"all that are named":      {"a": "x", "b": 1},
 			"other values":            {"a": "y", "b": nil},

@@ -15,13 +15,13 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// TestWhoBlocksWhomIsNamed: a person holds a lock for which a writer of ours waits. A login that may not see others' sessions gets the person's name, and
-// what shows the rest.
+// TestWhoBlocksWhomIsNamed: a person holds a lock that a writer of Tidings waits for. A login that may not see other
+// sessions learns the person's name, and which grant shows the rest.
 func TestWhoBlocksWhomIsNamed(t *testing.T) {
 	db := testkit.Postgres(t)
 	system, owner := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleOwner)
 	if all, err := postgres.ReadBlocked(t.Context(), system); err != nil || len(all) > 0 {
-		t.Fatalf("nobody waits: %v, %v", all, err)
+		t.Fatalf("without a wait: %v, %v", all, err)
 	}
 	cfg, err := pgx.ParseConfig(db.URL)
 	if err != nil {
@@ -32,7 +32,7 @@ func TestWhoBlocksWhomIsNamed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = ann.Close(context.WithoutCancel(t.Context())) }() // the database goes too
+	defer func() { _ = ann.Close(context.WithoutCancel(t.Context())) }() // the database is deleted too
 	if _, err := ann.Exec(t.Context(), `BEGIN; LOCK TABLE outbox_partitions`); err != nil {
 		t.Fatal(err)
 	}
@@ -49,7 +49,8 @@ func TestWhoBlocksWhomIsNamed(t *testing.T) {
 		}
 		return len(all) == 1, err
 	})
-	if b.By.PID != int(ann.PgConn().PID()) || b.By.Application != "psql of ann" || b.By.User != cfg.User || b.By.State != "idle in transaction" || b.By.Transaction <= 0 || b.By.Query <= 0 ||
+	if b.By.PID != int(ann.PgConn().PID()) || b.By.Application != "psql of ann" || b.By.User != cfg.User ||
+		b.By.State != "idle in transaction" || b.By.Transaction <= 0 || b.By.Query <= 0 ||
 		b.By.Hidden || !strings.HasPrefix(b.Application, "tidings ") || b.Seconds < 0 {
 		t.Errorf("got %+v", b)
 	}
@@ -57,7 +58,7 @@ func TestWhoBlocksWhomIsNamed(t *testing.T) {
 		t.Errorf("postgres_blocked_sessions is %v, want 1", got)
 	}
 
-	login := fmt.Sprintf("blind_%d", time.Now().UnixNano()) // roles are the cluster's
+	login := fmt.Sprintf("blind_%d", time.Now().UnixNano()) // roles belong to the whole cluster
 	if _, err := owner.Exec(t.Context(), `CREATE ROLE `+login+` LOGIN PASSWORD 'blind' IN ROLE tidings_system`); err != nil {
 		t.Fatal(err)
 	}
@@ -67,7 +68,8 @@ func TestWhoBlocksWhomIsNamed(t *testing.T) {
 		t.Fatal(err)
 	}
 	u.User = url.UserPassword(login, "blind")
-	blind, err := postgres.Open(t.Context(), u.String(), postgres.Config{MaxConns: 2, ConnectTimeout: 5 * time.Second}, postgres.RoleSystem, "blind")
+	blind, err := postgres.Open(t.Context(), u.String(), postgres.Config{MaxConns: 2, ConnectTimeout: 5 * time.Second},
+		postgres.RoleSystem, "blind")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -86,11 +88,16 @@ func TestWhoBlocksWhomIsNamed(t *testing.T) {
 
 func TestABlockerIsSaidInWords(t *testing.T) {
 	for want, b := range map[string]postgres.Blocked{
-		`session 7 (tidings relay) has waited 1m15s for a lock of session 9, user "ann", application "psql", idle in transaction; its transaction began 1m20s ago and its last statement 1m18s ago; SELECT pg_terminate_backend(9) ends it`: {
-			PID: 7, Application: "tidings relay", Seconds: 75, By: postgres.Blocker{PID: 9, User: "ann", Application: "psql", State: "idle in transaction", Transaction: 80, Query: 78}},
-		`session 7 (tidings api) has waited 6s for a lock of session 9, user "ann", application ""; since when its transaction runs is hidden: GRANT pg_monitor to the login of this connection shows it; SELECT pg_terminate_backend(9) ends it`: {
+		`session 7 (tidings relay) has waited 1m15s for a lock of session 9, user "ann", application "psql", idle in transaction; its ` +
+			`transaction began 1m20s ago and its last statement 1m18s ago; ask its owner, or end it: SELECT pg_terminate_backend(9)`: {
+			PID: 7, Application: "tidings relay", Seconds: 75,
+			By: postgres.Blocker{PID: 9, User: "ann", Application: "psql", State: "idle in transaction", Transaction: 80, Query: 78}},
+		`session 7 (tidings api) has waited 6s for a lock of session 9, user "ann", application ""; the age of its transaction is ` +
+			`hidden: GRANT pg_monitor to the login of this connection to see it; ` +
+			`ask its owner, or end it: SELECT pg_terminate_backend(9)`: {
 			PID: 7, Application: "tidings api", Seconds: 6, By: postgres.Blocker{PID: 9, User: "ann", Hidden: true}},
-		`session 7 (tidings api) has waited 6s for a lock of a prepared transaction: see pg_prepared_xacts`: {PID: 7, Application: "tidings api", Seconds: 6},
+		`session 7 (tidings api) has waited 6s for a lock of a prepared transaction: see pg_prepared_xacts`: {PID: 7,
+			Application: "tidings api", Seconds: 6},
 	} {
 		if got := b.String(); got != want {
 			t.Errorf("%s\nwant %s", got, want)

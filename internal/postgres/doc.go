@@ -1,14 +1,14 @@
-// Package postgres opens connection pools, runs transactions and reads driver errors: the plumbing below every package that
-// speaks SQL.
+// Package postgres opens connection pools, runs transactions and interprets the errors of the driver. Every package
+// with SQL uses it.
 //
-// A pool belongs to one role. Row-level security holds on all of them but the owner's, which only migrations use:
+// A pool belongs to one role. Row-level security applies to all roles except the owner, which only migrations use:
 //
 //	RoleAPI       one tenant per transaction (InTenant sets it)
 //	RoleRelay     the relay: the outbox of every tenant, by policy
 //	RoleConsumer  consumers: the read tables of every tenant
 //	RoleReader    consumers that compare with the truth: reads every tenant and writes nothing
-//	RoleSystem    archiver and commands: every tenant; it has the rights of the last three
+//	RoleSystem    archiver and commands: every tenant; has the rights of RoleRelay, RoleConsumer and RoleReader
 //	RoleOwner     the login itself: migrations
 //
-// Errors of the driver are told apart in errors.go and nowhere else.
+// Only errors.go distinguishes errors of the driver.
 package postgres

@@ -10,7 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// SQLSTATE codes that the code branches on (PostgreSQL manual, appendix A).
+// SQLSTATE codes that the code distinguishes (PostgreSQL manual, appendix A).
 const (
 	codeUniqueViolation      = "23505"
 	codeCheckViolation       = "23514"
@@ -40,7 +40,7 @@ func state(err error) string {
 	return ""
 }
 
-// IsUnique reports a violation of the named unique constraint or index; of any, when constraint is empty.
+// IsUnique reports a violation of the named unique constraint or index, or of any if constraint is empty.
 func IsUnique(err error, constraint string) bool {
 	var pg *pgconn.PgError
 	return errors.As(err, &pg) && pg.Code == codeUniqueViolation && (constraint == "" || pg.ConstraintName == constraint)
@@ -49,7 +49,8 @@ func IsUnique(err error, constraint string) bool {
 // IsCheck reports a violation of a check constraint.
 func IsCheck(err error) bool { return state(err) == codeCheckViolation }
 
-// IsConcurrency reports that the database aborted the transaction for concurrency alone: running it again may succeed.
+// IsConcurrency reports that the database aborted the transaction only because of concurrency: another attempt may
+// succeed.
 func IsConcurrency(err error) bool {
 	switch state(err) {
 	case codeSerializationFailure, codeDeadlockDetected:
@@ -61,23 +62,23 @@ func IsConcurrency(err error) bool {
 // IsLockTimeout reports that lock_timeout or NOWAIT ended a wait for a lock.
 func IsLockTimeout(err error) bool { return state(err) == codeLockNotAvailable }
 
-// IsUndefinedTable reports a table that does not exist, as before the first migration.
+// IsUndefinedTable reports a table that does not exist, for example before the first migration.
 func IsUndefinedTable(err error) bool { return state(err) == codeUndefinedTable }
 
-// IsLogin reports that the server refused the login: a wrong password, or a user or a database that it does not have.
+// IsLogin reports that the server refused the login: a wrong password, an unknown user or an unknown database.
 func IsLogin(err error) bool {
 	code := state(err)
 	return strings.HasPrefix(code, classLogin) || code == codeUndefinedDatabase
 }
 
-// IsTransient reports an error that says nothing about the statement or its data: connections, shutdowns, full disks and
-// pools, locks, aborted transactions, ended contexts. The same work may succeed later.
+// IsTransient reports an error that says nothing about the statement or its data: connections, shutdowns, full disks
+// and pools, locks, aborted transactions, ended contexts. The same work may succeed later.
 func IsTransient(err error) bool {
 	if err == nil {
 		return false
 	}
-	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
-		errors.Is(err, net.ErrClosed) {
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, io.EOF) ||
+		errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed) {
 		return true
 	}
 	var netErr net.Error
@@ -97,8 +98,8 @@ func IsTransient(err error) bool {
 	return code == codeLockNotAvailable
 }
 
-// IsSystemic reports an error of the server that is neither transient nor about data: a missing table or right, a statement
-// that is wrong, a read-only standby, a bug. Running the same statement with other values would fail as well.
+// IsSystemic reports an error of the server that is neither transient nor about data: a missing table or right, a wrong
+// statement, a read-only standby, a bug. The same statement with other values would fail as well.
 func IsSystemic(err error) bool {
 	code := state(err)
 	if code == "" || IsTransient(err) {

@@ -14,15 +14,16 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Joint is one write transaction of several tenants. Each statement runs with the tenant set whose it is, so row-level security shows and takes
-// it no row of another. The members go in step: what all of them want next goes to the server in one round trip, in their order.
+// Joint is one write transaction of several tenants. Each statement runs with its own tenant set, so row-level security
+// hides and protects the rows of the other tenants. The members proceed in steps: the next statements of all members go
+// to the server in one round trip, in the members' order.
 //
 //	members ──Write or Leave──▶ Run: BEGIN ─▶ [set tenant, statement] of each ─▶ again, until all are done ─▶ COMMIT ──▶ each one's error
 type Joint struct {
 	pool        *pgxpool.Pool
 	lockTimeout time.Duration
 	members     []*Member
-	said        chan *Member // who has said what is next, in next
+	said        chan *Member // members whose next step is set
 }
 
 // Member is one tenant's part of a Joint.
@@ -30,17 +31,17 @@ type Member struct {
 	joint  *Joint
 	tenant int64
 	once   sync.Once
-	orders chan order // to begin, or what became of it
+	orders chan order // to begin, or the transaction's result
 	rows   chan answer
-	read   chan struct{} // the rows have been read
+	read   chan struct{} // signals that the rows were read
 	next   step
 }
 
-// step is what a member does next: a statement, unless it is done.
+// step is a member's next step: a statement, unless it is done.
 type step struct {
 	sql    string
 	args   []any
-	left   bool // it writes nothing
+	left   bool // the member writes nothing
 	done   bool
 	landed Landed
 	err    error
@@ -56,23 +57,25 @@ type answer struct {
 	err  error
 }
 
-// errOther is what the statements of the others are told when a member's has failed.
+// errOther is the error of the remaining members' statements after one member's statement failed.
 var errOther = errors.New("postgres: the write of another tenant in the same transaction failed")
 
-// NewJoint returns a transaction of these tenants, which has yet to run. Each of its members calls Write or Leave, in a goroutine of its own, and somebody Run.
+// NewJoint returns a transaction of these tenants that has not run yet. Each member must call Write or Leave in its own
+// goroutine, and one goroutine must call Run.
 func NewJoint(pool *pgxpool.Pool, lockTimeout time.Duration, tenants []int64) *Joint {
 	j := &Joint{pool: pool, lockTimeout: lockTimeout, said: make(chan *Member, len(tenants))}
 	for _, tenant := range tenants {
-		j.members = append(j.members, &Member{joint: j, tenant: tenant, orders: make(chan order, 1), rows: make(chan answer, 1), read: make(chan struct{}, 1)})
+		j.members = append(j.members, &Member{joint: j, tenant: tenant, orders: make(chan order, 1), rows: make(chan answer, 1),
+			read: make(chan struct{}, 1)})
 	}
 	return j
 }
 
-// Member is the member of the i-th tenant.
+// Member returns the member of the i-th tenant.
 func (j *Joint) Member(i int) *Member { return j.members[i] }
 
-// Write is WriteInTenant as a part of the transaction. fn uses nothing of tx but Query, QueryRow and Exec, reads rows before it asks for others, and may run more
-// than once.
+// Write is WriteInTenant as a part of the transaction. fn may only use Query, QueryRow and Exec of tx. It must read the
+// rows of one statement before it runs the next, and may run more than once.
 func (m *Member) Write(fn func(tx pgx.Tx) (Landed, error)) error {
 	m.once.Do(func() { m.say(step{}) })
 	for o := range m.orders {
@@ -81,10 +84,10 @@ func (m *Member) Write(fn func(tx pgx.Tx) (Landed, error)) error {
 		}
 		m.attempt(fn)
 	}
-	return nil // never closed
+	return nil // not reached: orders is never closed
 }
 
-// Leave says that there is nothing to write, unless Write was called.
+// Leave declares that the member writes nothing, unless Write was called.
 func (m *Member) Leave() { m.once.Do(func() { m.say(step{left: true}) }) }
 
 func (m *Member) say(s step) {
@@ -93,12 +96,12 @@ func (m *Member) say(s step) {
 }
 
 func (m *Member) attempt(fn func(tx pgx.Tx) (Landed, error)) {
-	s := step{done: true, err: errors.New("postgres: a write did not end")} // it panics
+	s := step{done: true, err: errors.New("postgres: a write did not end")} // remains only if fn panics
 	defer func() { m.say(s) }()
 	s.landed, s.err = fn(memberTx{m: m})
 }
 
-// Run runs the transaction. When it fails because of one member's statement, failed is that member's index, else -1.
+// Run runs the transaction. If one member's statement fails, failed is that member's index; otherwise it is -1.
 func (j *Joint) Run(ctx context.Context) (failed int, err error) {
 	var in []*Member
 	for range j.members {
@@ -127,7 +130,7 @@ func (j *Joint) Run(ctx context.Context) (failed int, err error) {
 		}
 		for _, m := range in {
 			if m.next.landed != nil {
-				tenant, landed = m.tenant, m.next.landed // all of it landed, or nothing
+				tenant, landed = m.tenant, m.next.landed // all members' writes landed, or none
 			}
 		}
 		return tenant, landed, err
@@ -138,7 +141,7 @@ func (j *Joint) Run(ctx context.Context) (failed int, err error) {
 	return failed, err
 }
 
-// inStep runs the members until all are done. culprit is the one whose error it returns.
+// inStep runs the members until all are done. culprit is the member whose error it returns.
 func (j *Joint) inStep(ctx context.Context, tx pgx.Tx, in []*Member) (culprit *Member, err error) {
 	for _, m := range in {
 		m.orders <- order{begin: true}
@@ -164,7 +167,7 @@ func (j *Joint) inStep(ctx context.Context, tx pgx.Tx, in []*Member) (culprit *M
 		if running == 0 {
 			break
 		}
-		if err != nil { // there is nothing to be done but to end
+		if err != nil { // only end the other members
 			for _, m := range asking {
 				m.rows <- answer{err: errOther}
 			}
@@ -199,13 +202,13 @@ func (j *Joint) inStep(ctx context.Context, tx pgx.Tx, in []*Member) (culprit *M
 	return culprit, err
 }
 
-// memberTx is what a member sees of the transaction.
+// memberTx is a member's view of the transaction.
 type memberTx struct {
 	pgx.Tx
 	m *Member
 }
 
-// Query waits for the others.
+// Query waits for the other members.
 func (t memberTx) Query(_ context.Context, sql string, args ...any) (pgx.Rows, error) {
 	t.m.say(step{sql: sql, args: args})
 	a := <-t.m.rows
@@ -215,13 +218,13 @@ func (t memberTx) Query(_ context.Context, sql string, args ...any) (pgx.Rows, e
 	return a.rows, nil
 }
 
-// QueryRow is Query of one row.
+// QueryRow is Query for one row.
 func (t memberTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
 	rows, err := t.Query(ctx, sql, args...)
 	return memberRow{rows, err}
 }
 
-// Exec is Query of no rows.
+// Exec is Query without rows.
 func (t memberTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
 	rows, err := t.Query(ctx, sql, args...)
 	if err != nil {
@@ -254,7 +257,7 @@ func (r memberRow) Scan(dest ...any) error {
 	return r.rows.Err()
 }
 
-// memberRows tell when they have been read.
+// memberRows signal when they have been read.
 type memberRows struct {
 	pgx.Rows
 	once sync.Once
@@ -274,7 +277,7 @@ func (r *memberRows) Close() {
 	r.once.Do(func() { r.read <- struct{}{} })
 }
 
-// failedRows are those of a statement that was not run.
+// failedRows are the rows of a statement that did not run.
 type failedRows struct {
 	pgx.Rows
 	err error
@@ -284,11 +287,11 @@ func (failedRows) Close()       {}
 func (failedRows) Next() bool   { return false }
 func (r failedRows) Err() error { return r.err }
 
-// writeOnce runs fn in a transaction that begins with begin, again when the database aborts it for concurrency alone. When the answer to COMMIT is lost and fn has told
-// how to find out what it wrote, for which tenant, that is asked.
+// writeOnce runs fn in a transaction that begins with begin, and again if the database aborts it because of
+// concurrency. If the answer to COMMIT is lost, it calls the landed that fn returned, for fn's tenant.
 func writeOnce(ctx context.Context, pool *pgxpool.Pool, begin string, fn func(tx pgx.Tx) (tenant int64, landed Landed, err error)) error {
 	return retry(func() error {
-		lock := rand.Int64() // nobody else's, as far as 63 bits go: who gets it knows that this transaction has ended
+		lock := rand.Int64() // unique, as far as 63 bits allow: a session that gets this lock knows that the transaction has ended
 		opts := pgx.TxOptions{BeginQuery: begin + "; select pg_advisory_xact_lock(" + strconv.FormatInt(lock, 10) + "), " + durably}
 		var tenant int64
 		var landed Landed

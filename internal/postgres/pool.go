@@ -15,26 +15,26 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Role is the database role that the connections of a pool act as.
+// Role is the database role of a pool's connections.
 type Role string
 
-// The roles that the migrations make. RoleOwner is the login of the connection string.
+// The roles that the migrations create. RoleOwner is the login of the connection string.
 const (
 	RoleOwner    Role = ""
 	RoleAPI      Role = "tidings_api"
-	RoleRelay    Role = "tidings_relay"    // of the truth
-	RoleConsumer Role = "tidings_consumer" // of the projections
+	RoleRelay    Role = "tidings_relay"    // in the database of the truth
+	RoleConsumer Role = "tidings_consumer" // in the database of the projections
 	RoleReader   Role = "tidings_reader"
-	RoleSystem   Role = "tidings_system" // may all that the last three may
+	RoleSystem   Role = "tidings_system" // has the rights of the last three
 	RoleWriter   Role = "tidings_writer"
 )
 
-// Config is the environment that every pool shares. The connection strings are apart, because the truth and the projections
-// may live in two databases.
+// Config is the environment of all pools. The connection strings are separate, because the truth and the projections
+// may be in two databases.
 type Config struct {
 	MaxConns         int           `env:"POSTGRES_MAX_CONNS, default=16"`          // connections per pool, 2..1000
 	ConnectTimeout   time.Duration `env:"POSTGRES_CONNECT_TIMEOUT, default=5s"`    // for one connection
-	StatementTimeout time.Duration `env:"POSTGRES_STATEMENT_TIMEOUT, default=60s"` // no statement of ours needs longer; 0 for none
+	StatementTimeout time.Duration `env:"POSTGRES_STATEMENT_TIMEOUT, default=60s"` // no statement of Tidings needs longer; 0 for no limit
 }
 
 // Validate reports every value out of bounds.
@@ -52,15 +52,17 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// ParseConfig is pgx.ParseConfig with errors that do not have the connection string: where it is malformed nobody can say which part is the password
-// (pgconn.ParseConfigError). A slash in a password makes the rest of it part of the database's name, so such names are malformed too.
+// ParseConfig is pgx.ParseConfig with errors that do not contain the connection string: a malformed one does not show
+// which part is the password (pgconn.ParseConfigError). An unescaped slash in a password moves the rest of it into the
+// database's name, so a name with an @ is malformed too.
 func ParseConfig(url string) (*pgx.ConnConfig, error) {
 	cfg, err := pgx.ParseConfig(url)
 	if err != nil {
 		return nil, unreadable(err)
 	}
 	if strings.Contains(cfg.Database, "@") {
-		return nil, errors.New("the connection string cannot be read: the database's name has an @; in a password, / is written %2F and @ is written %40")
+		return nil, errors.New("the connection string cannot be read: the database's name has an @; in a password, / is written %2F " +
+			"and @ is written %40")
 	}
 	return cfg, nil
 }
@@ -78,13 +80,14 @@ func unreadable(err error) error {
 	return errors.New("the connection string cannot be read: " + text)
 }
 
-// Open returns a pool whose connections act as role and call themselves name (application_name). It does not connect: the
-// first use does, and Ping tells. Each new connection proves that it is what was asked for: ErrUnmigrated, ErrPooler and ErrUnproven say what is wrong.
+// Open returns a pool whose connections act as role and have the application_name `tidings NAME`. It does not connect:
+// the first use does, and Ping reports the result. Each new connection proves its role and settings, and fails with
+// ErrUnmigrated, ErrPooler or ErrUnproven.
 func Open(ctx context.Context, url string, cfg Config, role Role, name string) (*pgxpool.Pool, error) {
 	return OpenWith(ctx, url, cfg, role, name, nil)
 }
 
-// OpenWith is Open with run-time parameters of the caller's, which every connection sets.
+// OpenWith is Open with additional run-time parameters for every connection.
 func OpenWith(ctx context.Context, url string, cfg Config, role Role, name string, settings map[string]string) (*pgxpool.Pool, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -98,20 +101,22 @@ func OpenWith(ctx context.Context, url string, cfg Config, role Role, name strin
 	}
 	pc.MaxConns = int32(cfg.MaxConns)
 	pc.ConnConfig.ConnectTimeout = cfg.ConnectTimeout
-	pc.PingTimeout = cfg.ConnectTimeout // an idle connection that the network has lost is given up as soon as a new one would be
+	pc.PingTimeout = cfg.ConnectTimeout // a lost idle connection is given up as soon as a new one would be
 	params := pc.ConnConfig.RuntimeParams
 	params["application_name"] = "tidings " + name
-	params["timezone"] = "GMT" // as UTC, and the one zone that the server knows without the system's tzdata
-	params["jit"] = "off"      // statements take milliseconds; compiling one whose rows were overestimated takes a hundred
-	// Each statement is to see what was committed before it, whatever a database or a login has been given as its default: writers lock rows and
-	// then look again, and look for what an archiver has set since their transaction began (ADR 0008).
+	params["timezone"] = "GMT" // like UTC, and the only zone that the server has without the system's tzdata
+	params["jit"] = "off"      // statements take milliseconds; compiling one with overestimated rows takes 100 ms
+	// Each statement must see earlier commits, whatever the default of the database or the login is. Writers lock rows
+	// and then read again, and check what an archiver has set since their transaction began (ADR 8).
 	params["default_transaction_isolation"] = "read committed"
 	if cfg.StatementTimeout > 0 {
 		params["statement_timeout"] = fmt.Sprint(cfg.StatementTimeout.Milliseconds())
 	}
-	params["idle_in_transaction_session_timeout"] = "10000" // ms: the locks of a frozen process must not outlive its lease (LEASE_TTL) by much
+	// in ms: the locks of a frozen process must not outlive its lease (LEASE_TTL) by much
+	params["idle_in_transaction_session_timeout"] = "10000"
 	maps.Copy(params, settings)
 	pc.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error { return prove(ctx, conn, role, params) }
+	pc.PrepareConn = limitLockWait
 	pool, err := pgxpool.NewWithConfig(ctx, pc)
 	if err != nil {
 		return nil, fmt.Errorf("open pool: %w", err)
@@ -119,8 +124,8 @@ func OpenWith(ctx context.Context, url string, cfg Config, role Role, name strin
 	return pool, nil
 }
 
-// CertificateExpiry returns when the first of the certificates expires that the pool's connections present (sslcert in the connection string); ok is false where there
-// are none. They are read once, when the pool is opened.
+// CertificateExpiry returns the earliest expiry of the client certificates of the pool's connections (sslcert in the
+// connection string). ok is false without certificates. The pool reads them once, when it is opened.
 func CertificateExpiry(pool *pgxpool.Pool) func() (at time.Time, ok bool) {
 	var at time.Time
 	var ok bool
@@ -136,16 +141,16 @@ func CertificateExpiry(pool *pgxpool.Pool) func() (at time.Time, ok bool) {
 	return func() (time.Time, bool) { return at, ok }
 }
 
-// rollbackTimeout bounds the rollback that InTx sends on a context of its own.
+// rollbackTimeout bounds the rollback of InTx, which has its own context.
 const rollbackTimeout = 5 * time.Second
 
-// maxAttempts is how often InTx runs fn when the database aborts it for concurrency alone.
+// maxAttempts is the limit of InTx's attempts if the database aborts fn because of concurrency.
 const maxAttempts = 4
 
-// InTx runs fn in a transaction and commits it. A serialisation failure or a deadlock runs fn again, a few times, so fn
-// touches nothing but tx. When fn fails, or ctx ends, the transaction is rolled back on a context of its own, because pgx
-// discards a connection whose rollback fails. An error of COMMIT leaves the outcome unknown unless it is an error that the
-// server reported.
+// InTx runs fn in a transaction and commits it. After a serialization failure or a deadlock it runs fn again, a few
+// times, so fn must only use tx. If fn fails or ctx ends, InTx rolls back with its own context, because pgx discards a
+// connection whose rollback fails. After an error of COMMIT the outcome is unknown, unless the server reported the
+// error.
 func InTx(ctx context.Context, pool *pgxpool.Pool, opts pgx.TxOptions, fn func(tx pgx.Tx) error) error {
 	return retry(func() error { return inTx(ctx, pool, opts, fn) })
 }
@@ -159,7 +164,7 @@ func retry(once func() error) error {
 	}
 }
 
-// inTx runs fn once. An error of COMMIT that leaves the outcome unknown is a *lostCommit.
+// inTx runs fn once. After an error of COMMIT that leaves the outcome unknown it returns a *lostCommit.
 func inTx(ctx context.Context, pool *pgxpool.Pool, opts pgx.TxOptions, fn func(tx pgx.Tx) error) (err error) {
 	conn, err := pool.Acquire(ctx)
 	if err != nil {
@@ -190,14 +195,14 @@ func inTx(ctx context.Context, pool *pgxpool.Pool, opts pgx.TxOptions, fn func(t
 		done = true
 		return nil
 	case !decided(err):
-		done = true // one way or the other
+		done = true // committed or not
 		return &lostCommit{err}
 	}
 	return fmt.Errorf("commit: %w", err)
 }
 
-// InTenant is InTx for one tenant: row-level security shows and takes no row of another. The tenant is set in the round trip
-// that begins the transaction, so opts.BeginQuery is not the caller's to set.
+// InTenant is InTx for one tenant: row-level security hides and protects the rows of other tenants. The statement that
+// begins the transaction also sets the tenant, so the caller must not set opts.BeginQuery.
 func InTenant(ctx context.Context, pool *pgxpool.Pool, tenant int64, opts pgx.TxOptions, fn func(tx pgx.Tx) error) error {
 	begin := "begin"
 	if opts.IsoLevel != "" {
@@ -212,16 +217,19 @@ func setTenant(tenant int64) string {
 	return "; set local tidings.tenant = '" + strconv.FormatInt(tenant, 10) + "'"
 }
 
-// durably has the transaction's COMMIT wait for the disk, whatever a database or a login has been given as its default. More than that stays.
+// durably makes the transaction's COMMIT wait for the disk, whatever the default of the database or the login is. It
+// does not lower a stronger setting.
 const durably = `set_config('synchronous_commit', coalesce(nullif(current_setting('synchronous_commit'), 'off'), 'on'), true)`
 
-// WriteInTenant is InTenant for the small writes that a client waits for. No statement waits longer than lockTimeout for one lock
-// (IsLockTimeout), in milliseconds; 0 sets no limit. fn returns how to find out that what it wrote is there; nil when it wrote nothing.
+// WriteInTenant is InTenant for small writes that a client waits for. No statement waits longer than lockTimeout for
+// one lock (IsLockTimeout); 0 sets no limit. fn returns a function that checks whether its write exists, or nil if it
+// wrote nothing.
 //
-// When the answer to COMMIT is lost, and the transaction can run no longer, landed is asked in another one, for settleTimeout at most: the
-// write counts as committed, or fn runs again. An ErrUnknown says that the server could not be asked. A write of nothing is not looked for: the
-// error is that of COMMIT, and the same write may be tried again.
-func WriteInTenant(ctx context.Context, pool *pgxpool.Pool, tenant int64, lockTimeout time.Duration, fn func(tx pgx.Tx) (landed Landed, err error)) error {
+// If the answer to COMMIT is lost, WriteInTenant waits until the transaction has ended. Then it calls landed in another
+// transaction, for at most settleTimeout. The write counts as committed, or fn runs again. ErrUnknown means that no
+// server answered. Without landed it returns the error of COMMIT, and the caller may retry the write.
+func WriteInTenant(ctx context.Context, pool *pgxpool.Pool, tenant int64, lockTimeout time.Duration,
+	fn func(tx pgx.Tx) (landed Landed, err error)) error {
 	begin := "begin" + setTenant(tenant)
 	if lockTimeout > 0 {
 		begin += "; set local lock_timeout = " + strconv.FormatInt(lockTimeout.Milliseconds(), 10)
@@ -232,10 +240,10 @@ func WriteInTenant(ctx context.Context, pool *pgxpool.Pool, tenant int64, lockTi
 	})
 }
 
-// setTenantSQL makes the transaction's tenant the one that row-level security compares with.
+// setTenantSQL sets the tenant that row-level security compares with, for this transaction.
 const setTenantSQL = `SELECT set_config('tidings.tenant', $1::bigint::text, true)`
 
-// SetTenant sets the tenant of the transaction that tx is in.
+// SetTenant sets the tenant of tx's transaction.
 func SetTenant(ctx context.Context, tx pgx.Tx, tenant int64) error {
 	if _, err := tx.Exec(ctx, setTenantSQL, tenant); err != nil {
 		return fmt.Errorf("set tenant %d: %w", tenant, err)

@@ -15,13 +15,15 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 func TestInTenantSetsTheTenantForItsTransactionAlone(t *testing.T) {
 	db, ctx := testkit.Postgres(t), t.Context()
 	_, err := db.Pool(t, postgres.RoleOwner).Exec(ctx,
-		`DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET default_transaction_isolation = ''repeatable read''', current_database()); END $$`)
+		`DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET default_transaction_isolation = ''repeatable read''',
+			current_database()); END $$`)
 	if err != nil {
 		t.Fatal(err)
 	}
-	pool := db.Pool(t, postgres.RoleAPI) // whose transactions are not what somebody has set there
+	pool := db.Pool(t, postgres.RoleAPI) // its transactions must not follow somebody else's defaults
 	settings := func(tx pgx.Tx) (got string, err error) {
-		return got, tx.QueryRow(ctx, `SELECT concat_ws(' ', current_setting('tidings.tenant', true), current_setting('transaction_isolation'),
+		return got, tx.QueryRow(ctx, `SELECT concat_ws(' ', current_setting('tidings.tenant', true),
+			current_setting('transaction_isolation'),
 			current_setting('transaction_read_only'))`).Scan(&got)
 	}
 	for want, opts := range map[string]pgx.TxOptions{

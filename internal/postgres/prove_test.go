@@ -16,7 +16,8 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// proxy passes connections to PostgreSQL on, with changes to what they ask for at their start and to the messages that come back. It returns its URL.
+// proxy forwards connections to PostgreSQL. It changes their start-up parameters and the server's messages, and returns
+// its URL.
 func proxy(t *testing.T, to string, start func(parameters map[string]string), back func(pgproto3.BackendMessage)) string {
 	t.Helper()
 	u, err := url.Parse(to)
@@ -105,14 +106,18 @@ func TestAConnectionProvesWhatItIsBeforeItsFirstUse(t *testing.T) {
 		err   error
 		says  string
 	}{
-		"a plain proxy":                    {nothing, same, postgres.RoleAPI, nil, ""},
-		"one that drops the role":          {func(p map[string]string) { delete(p, "role") }, same, postgres.RoleAPI, nil, ""},
-		"one that drops the time limit":    {func(p map[string]string) { delete(p, "statement_timeout") }, same, postgres.RoleAPI, postgres.ErrUnproven, "statement_timeout"},
-		"one that drops the idle limit":    {func(p map[string]string) { delete(p, "idle_in_transaction_session_timeout") }, same, postgres.RoleSystem, postgres.ErrUnproven, "idle_in_transaction"},
-		"one that asks for more isolation": {func(p map[string]string) { p["default_transaction_isolation"] = "serializable" }, same, postgres.RoleSystem, postgres.ErrUnproven, "isolation"},
-		"one that turns row security off":  {func(p map[string]string) { p["row_security"] = "off" }, same, postgres.RoleAPI, postgres.ErrUnproven, "row_security"},
-		"a role that it does not bind":     {nothing, same, "prove_exempt", postgres.ErrUnproven, "exempt"},
-		"a role that nobody has made":      {nothing, same, "prove_nobody", postgres.ErrUnmigrated, "tidings migrate"},
+		"a plain proxy":           {nothing, same, postgres.RoleAPI, nil, ""},
+		"one that drops the role": {func(p map[string]string) { delete(p, "role") }, same, postgres.RoleAPI, nil, ""},
+		"one that drops the time limit": {func(p map[string]string) { delete(p, "statement_timeout") }, same, postgres.RoleAPI,
+			postgres.ErrUnproven, "statement_timeout"},
+		"one that drops the idle limit": {func(p map[string]string) { delete(p, "idle_in_transaction_session_timeout") }, same,
+			postgres.RoleSystem, postgres.ErrUnproven, "idle_in_transaction"},
+		"one that asks for more isolation": {func(p map[string]string) { p["default_transaction_isolation"] = "serializable" }, same,
+			postgres.RoleSystem, postgres.ErrUnproven, "isolation"},
+		"one that turns row security off": {func(p map[string]string) { p["row_security"] = "off" }, same, postgres.RoleAPI,
+			postgres.ErrUnproven, "row_security"},
+		"a role that it does not bind": {nothing, same, "prove_exempt", postgres.ErrUnproven, "exempt"},
+		"a role that nobody has made":  {nothing, same, "prove_nobody", postgres.ErrUnmigrated, "tidings migrate"},
 		"a pooler, which makes keys for cancelling of its own": {nothing, func(m pgproto3.BackendMessage) {
 			if key, ok := m.(*pgproto3.BackendKeyData); ok {
 				key.ProcessID++
@@ -134,7 +139,7 @@ func TestAConnectionProvesWhatItIsBeforeItsFirstUse(t *testing.T) {
 			case err != nil && !strings.Contains(err.Error(), c.says):
 				t.Errorf("%q does not name %s", err, c.says)
 			case err == nil && user != string(c.role):
-				t.Errorf("acts as %s", user)
+				t.Errorf("the connection acts as %s", user)
 			}
 		})
 	}

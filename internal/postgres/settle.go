@@ -11,16 +11,17 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// ErrUnknown reports a transaction of which nobody could be asked whether it was committed.
+// ErrUnknown reports a transaction whose outcome no server could tell.
 var ErrUnknown = errors.New("postgres: it is unknown whether the transaction was committed")
 
-// errAborted reports a transaction whose COMMIT had no answer, and which has done nothing.
+// errAborted reports a transaction whose COMMIT had no answer and that was not committed.
 var errAborted = errors.New("postgres: the transaction was aborted")
 
 // errRunning reports a transaction that may still commit, or a server that cannot tell.
 var errRunning = errors.New("postgres: the transaction still runs, or the server is a standby")
 
-// Landed looks for what a transaction made and no other one can have made. It reports whether that is there, and so was committed.
+// Landed searches for a result that only one transaction can have produced. It reports whether the result exists, so
+// that the transaction was committed.
 type Landed func(ctx context.Context, tx pgx.Tx) (bool, error)
 
 // lostCommit is a COMMIT without an answer.
@@ -29,31 +30,35 @@ type lostCommit struct{ err error }
 func (l *lostCommit) Error() string { return fmt.Sprintf("commit: %v", l.err) }
 func (l *lostCommit) Unwrap() error { return l.err }
 
-// decided reports an error of COMMIT that says that nothing was committed: one of the server's, which goes on with the connection.
-// What ends the connection may come after the commit.
+// decided reports an error of COMMIT that proves that nothing was committed: an ERROR of the server, which keeps the
+// connection. An error that ends the connection may come after the commit.
 func decided(err error) bool {
 	pg, ok := errors.AsType[*pgconn.PgError](err)
 	return ok && pg.SeverityUnlocalized == "ERROR" || errors.Is(err, pgx.ErrTxCommitRollback)
 }
 
-// How long and how often settle asks.
+// The limit and the interval of settle's attempts.
 const (
 	settleTimeout  = 5 * time.Second
 	settleInterval = 10 * time.Millisecond
 )
 
-// endedSQL takes the lock that the transaction holds until it has ended: a committed one is visible before its locks are free, and a crash
-// ends every transaction before the server answers again. A standby may not have heard of the transaction yet.
+// endedSQL takes the lock that the transaction holds until it ends. A committed transaction is visible before its locks
+// are free, and a crash ends every transaction before the server answers again. A standby may lack the transaction so
+// far.
+//
 // Index: none.   Locks: the advisory lock, if it is free.
 const endedSQL = `SELECT /* postgres.ended */ NOT pg_is_in_recovery() AND pg_try_advisory_xact_lock($1::bigint)`
 
-// durableSQL is for a COMMIT that waits until what was committed before it is as durable as its own record: on disk, and where the server
-// waits for standbys, there too. A crash takes away the wait of the lost COMMIT, not the transaction.
+// durableSQL writes a record to the log. A COMMIT after it waits until earlier commits are as durable as that record:
+// on disk, and on the standbys if the server waits for them. A crash loses the wait of the lost COMMIT, but not the
+// transaction.
+//
 // Index: none.   Locks: none.
 const durableSQL = `SELECT /* postgres.durable */ pg_logical_emit_message(true, 'tidings', ''), ` + durably
 
-// Durable makes what tx has read last: when tx has committed, a crash of the server takes back no transaction that tx has seen, not even one
-// that did not wait for the disk.
+// Durable makes the data that tx has read durable. Once tx has committed, a crash of the server undoes no transaction
+// that tx has seen. This includes transactions that did not wait for the disk.
 func Durable(ctx context.Context, tx pgx.Tx) error {
 	if _, err := tx.Exec(ctx, durableSQL); err != nil {
 		return fmt.Errorf("wait for the disk: %w", err)
@@ -61,11 +66,12 @@ func Durable(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
-// settle returns nil when the transaction that held the lock was committed, errAborted when it was not, else ErrUnknown. The connection may
-// have ended before the transaction did, so it may run for a moment yet. ctx may have ended with the connection; the answer is owed all the
-// same.
+// settle returns nil if the transaction that held the lock was committed, errAborted if it was not, and ErrUnknown if
+// no server could tell. The transaction may outlive its connection for a moment. ctx may have ended with the
+// connection, but the caller still needs the answer.
 //
-// The transaction's id proves nothing: after a crash or a failover the server gives the ids that it has forgotten to other transactions.
+// The transaction's id proves nothing: after a crash or a failover the server assigns ids that it lost to other
+// transactions.
 func settle(ctx context.Context, pool *pgxpool.Pool, tenant, lock int64, landed Landed, lost error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTimeout)
 	defer cancel()
@@ -80,7 +86,8 @@ func settle(ctx context.Context, pool *pgxpool.Pool, tenant, lock int64, landed 
 				return errRunning
 			}
 			var err error
-			if there, err = landed(ctx, tx); err != nil || !there { // in a statement of its own: it sees what the lock has waited for
+			// landed runs separate statements, so that it sees what was committed before the lock was free.
+			if there, err = landed(ctx, tx); err != nil || !there {
 				return err
 			}
 			return Durable(ctx, tx)

@@ -10,22 +10,25 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// sizesTimeout bounds the look of one scrape.
+// sizesTimeout bounds the queries of one scrape.
 const sizesTimeout = 3 * time.Second
 
-// sizesSQL sums up the partitions of each table of the schema. A transaction of another login has an age only for members of pg_monitor; the oldest
-// snapshot and the oldest slot are everybody's to see.
+// sizesSQL adds up the partitions of each table of the schema.
+//
 // Index: none, the statistics of each table.   Locks: none.
 const sizesSQL = `
-SELECT /* postgres.sizes */ coalesce(pg_partition_root(s.relid), s.relid)::regclass::text, sum(s.n_live_tup)::float8, sum(s.n_dead_tup)::float8,
-       sum(coalesce(pg_total_relation_size(s.relid), 0))::float8
+SELECT /* postgres.sizes */ coalesce(pg_partition_root(s.relid), s.relid)::regclass::text, sum(s.n_live_tup)::float8,
+       sum(s.n_dead_tup)::float8, sum(coalesce(pg_total_relation_size(s.relid), 0))::float8
   FROM pg_stat_user_tables s WHERE s.schemaname = current_schema() GROUP BY 1 ORDER BY 1`
 
-// horizonSQL is what keeps dead rows from being removed.
+// horizonSQL reads the transactions that prevent the removal of dead rows. Only members of pg_monitor see the age of
+// another login's transaction. Everybody sees the oldest snapshot and the oldest slot.
+//
 // Index: none, a row per session and per slot.   Locks: none.
 const horizonSQL = `
 SELECT /* postgres.horizon */ pg_database_size(current_database())::float8,
-       coalesce((SELECT max(age(backend_xmin)) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()), 0)::float8,
+       coalesce((SELECT max(age(backend_xmin)) FROM pg_stat_activity
+                  WHERE datname = current_database() AND pid <> pg_backend_pid()), 0)::float8,
        coalesce((SELECT max(greatest(age(xmin), age(catalog_xmin))) FROM pg_replication_slots), 0)::float8,
        coalesce((SELECT max(age(transaction)) FROM pg_prepared_xacts), 0)::float8`
 
@@ -36,18 +39,21 @@ type sizesCollector struct {
 	live, dead, bytes, database, held *prometheus.Desc
 }
 
-// NewSizesCollector returns the sizes of the database and of its tables (partitions and indexes included), their dead rows, and what holds back their removal,
-// read at each scrape. Two databases of one process need a label that tells them apart.
+// NewSizesCollector returns the sizes of the database and its tables, including partitions and indexes. It also returns
+// their dead rows, and the transactions that prevent the removal of these. It reads them at each scrape. If one process
+// has two databases, the caller must add a label that distinguishes them.
 func NewSizesCollector(pool *pgxpool.Pool, log *slog.Logger) prometheus.Collector {
 	table := []string{"table"}
 	return &sizesCollector{
 		pool: pool, log: log.With("component", "postgres"),
-		live:     prometheus.NewDesc("postgres_table_live_rows", "Rows of the table, by PostgreSQL's statistics.", table, nil),
-		dead:     prometheus.NewDesc("postgres_table_dead_rows", "Dead rows of the table that vacuum has not removed, by PostgreSQL's statistics.", table, nil),
+		live: prometheus.NewDesc("postgres_table_live_rows", "Rows of the table, by PostgreSQL's statistics.", table, nil),
+		dead: prometheus.NewDesc("postgres_table_dead_rows",
+			"Dead rows of the table that vacuum has not removed, by PostgreSQL's statistics.", table, nil),
 		bytes:    prometheus.NewDesc("postgres_table_bytes", "Bytes of the table with its indexes.", table, nil),
 		database: prometheus.NewDesc("postgres_database_bytes", "Bytes of the database.", nil, nil),
 		held: prometheus.NewDesc("postgres_horizon_transactions",
-			"Transactions that have begun since the oldest one whose dead rows have to stay, by what holds it: session, slot (of a replica) or prepared transaction.", []string{"holder"}, nil),
+			"Age, in transactions, of the oldest snapshot whose dead rows vacuum must keep, by its holder: "+
+				"session, slot (of a replica) or prepared transaction.", []string{"holder"}, nil),
 	}
 }
 

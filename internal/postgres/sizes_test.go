@@ -11,7 +11,8 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// TestSizesShowTablesAndWhatHoldsTheHorizon has a session hold a snapshot while other transactions begin. A partition counts for its table.
+// TestSizesShowTablesAndWhatHoldsTheHorizon: a session holds a snapshot while other transactions begin. The size of a
+// table includes its partitions.
 func TestSizesShowTablesAndWhatHoldsTheHorizon(t *testing.T) {
 	db := testkit.Postgres(t)
 	owner := db.Pool(t, postgres.RoleOwner)
@@ -41,7 +42,7 @@ func TestSizesShowTablesAndWhatHoldsTheHorizon(t *testing.T) {
 	}
 	for name := range before {
 		if strings.HasPrefix(name, "postgres_table_bytes outbox_messages_1") {
-			t.Errorf("a partition has a row of its own: %s", name)
+			t.Errorf("a partition has its own row: %s", name)
 		}
 	}
 	tx, err := owner.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
@@ -58,6 +59,6 @@ func TestSizesShowTablesAndWhatHoldsTheHorizon(t *testing.T) {
 		}
 	}
 	if held := read()["postgres_horizon_transactions session"]; held < 20 {
-		t.Errorf("20 transactions began since a session's snapshot, and the horizon is %v behind", held)
+		t.Errorf("20 transactions began since a session's snapshot, but the horizon is %v behind", held)
 	}
 }

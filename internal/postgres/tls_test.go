@@ -14,7 +14,7 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// encrypting listens in front of the server at addr and speaks TLS with its clients, as PostgreSQL does with ssl = on.
+// encrypting listens in front of the server at addr and speaks TLS with clients, as PostgreSQL does with ssl = on.
 func encrypting(t *testing.T, addr string, cert testkit.Certificate) string {
 	t.Helper()
 	pair, err := tls.LoadX509KeyPair(cert.CertFile, cert.KeyFile)
@@ -30,7 +30,7 @@ func encrypting(t *testing.T, addr string, cert testkit.Certificate) string {
 	t.Cleanup(func() { l.Close() })
 	serve := func(client net.Conn) {
 		defer client.Close()
-		var request [8]byte // SSLRequest: a length and a code, answered by one letter
+		var request [8]byte // an SSLRequest: a length and a code; the answer is one letter
 		if _, err := io.ReadFull(client, request[:]); err != nil || request[4] != 4 || request[5] != 210 {
 			return
 		}
@@ -95,8 +95,10 @@ func TestTheExpiryOfAClientCertificateIsKnown(t *testing.T) {
 	cert := testkit.NewCertificate(t)
 	until := time.Now().Add(50 * time.Hour).Truncate(time.Second)
 	cert.RenewUntil(t, until)
-	for query, want := range map[string]bool{"?sslmode=require&sslcert=" + url.QueryEscape(cert.CertFile) + "&sslkey=" + url.QueryEscape(cert.KeyFile): true, "?sslmode=require": false, "?sslmode=disable": false} {
-		pool, err := postgres.Open(t.Context(), "postgres://u@127.0.0.1:1/x"+query, postgres.Config{MaxConns: 2, ConnectTimeout: time.Second}, postgres.RoleAPI, "test")
+	for query, want := range map[string]bool{"?sslmode=require&sslcert=" + url.QueryEscape(cert.CertFile) + "&sslkey=" +
+		url.QueryEscape(cert.KeyFile): true, "?sslmode=require": false, "?sslmode=disable": false} {
+		pool, err := postgres.Open(t.Context(), "postgres://u@127.0.0.1:1/x"+query,
+			postgres.Config{MaxConns: 2, ConnectTimeout: time.Second}, postgres.RoleAPI, "test")
 		if err != nil {
 			t.Fatal(err)
 		}

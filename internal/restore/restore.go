@@ -24,52 +24,67 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-// Deps are what a restore works with: verify's, whose kinds are those of the projections.
+// Deps are the dependencies of a restore: those of package verify, with the kinds of the projections, and the
+// following.
 type Deps struct {
 	verify.Deps
-	TruthKinds *kinds.Set                                            // in force in the truth
+	TruthKinds *kinds.Set                                            // the kinds that the truth knows
 	Erase      func(ctx context.Context, tenant, person int64) error // runs an erasure
 	Replay     func(ctx context.Context, consumer string) error      // replays a consumer
 }
 
-// Options say what was restored.
+// Options control a restore.
 type Options struct {
-	Since    time.Time     // of the oldest backup that was restored, or earlier: erasures since then run again
-	Wait     time.Duration // for relays and consumers, at each step
-	Limit    int           // of differences that are named
-	DryRun   bool          // only look
-	Progress func(string)  // what it does now; nil for none
+	Since    time.Time     // the time of the oldest restored backup, or earlier: erasures since then run again
+	Wait     time.Duration // the longest wait for relays and consumers in each step
+	Limit    int           // the largest number of differences listed
+	DryRun   bool          // report, and change nothing
+	Progress func(string)  // gets the current step; may be nil
 }
 
-// Report says what a restore did, or, of a dry run, what it found.
+// Report is the result of a restore, or of a dry run.
 type Report struct {
-	DryRun    bool                  `json:"dry_run"`
-	Streams   relay.RepairReport    `json:"streams"`
-	Overtaken int                   `json:"overtaken"`    // entities that were written again since, with a lost write's version: their state is announced anew
-	History   int                   `json:"from_history"` // lost writes that only a history told of
-	Renewed   []int                 `json:"renewed"`      // partitions that new ones with new streams replace
-	Replayed  []string              `json:"replayed"`     // consumers that could not read on
-	Erased    []broker.ErasedPerson `json:"erased"`       // whose erasure ran again
+	DryRun  bool               `json:"dry_run"`
+	Streams relay.RepairReport `json:"streams"`
+	// Overtaken is the number of entities that got a new write with the version of a lost one: restore publishes their state again.
+	Overtaken int                   `json:"overtaken"`
+	History   int                   `json:"from_history"` // lost writes that only a history had
+	Renewed   []int                 `json:"renewed"`      // partitions replaced by new ones with new streams
+	Replayed  []string              `json:"replayed"`     // consumers that could not continue
+	Erased    []broker.ErasedPerson `json:"erased"`       // persons whose erasure ran again
 	Verified  verify.Report         `json:"verified"`
 }
 
 var (
-	// ErrUnfinished reports that something did not happen in time: the same call goes on.
+	// ErrUnfinished reports that a step did not finish in time. Run it again: it continues.
 	ErrUnfinished = errors.New("restore: not finished: run it again")
-	// ErrKindUnknown reports lost writes of a kind that the restored truth does not know: apply the file of kinds first.
-	ErrKindUnknown = errors.New("restore: the truth went back to before it knew a kind: run `tidings kinds apply` with your file, and then this again")
+	// ErrFuture reports Options.Since after the current time of the truth's database.
+	ErrFuture = errors.New("in the future")
+	// ErrKindUnknown reports lost writes of a kind that the restored truth does not know. Apply the file of kinds
+	// first.
+	ErrKindUnknown = errors.New("restore: the restored truth does not know a kind: run `tidings kinds apply` with your " +
+		"file, and then this command again")
 )
 
-// Actor is who announces the state of entities that were overtaken.
+// Actor is the actor of events that publish the state of overtaken entities.
 const Actor = "restore"
 
-// Run brings everything together. Relays and consumers run; the API does not, or some entities may be announced anew. Each step may be
-// repeated, so a run that failed or was interrupted is run again. It returns ErrUnfinished and ErrKindUnknown.
+// Run makes truth, streams and projections agree. Relays and consumers run. The API must not run, or restore may have
+// to publish the state of more entities again. Each step may be repeated, so run it again after a failure or an
+// interruption. It returns ErrUnfinished, ErrKindUnknown and ErrFuture.
 func Run(ctx context.Context, d Deps, o Options) (report Report, err error) {
 	if o.Progress == nil {
 		o.Progress = func(string) {}
 	}
 	report = Report{DryRun: o.DryRun, Renewed: []int{}, Replayed: []string{}, Erased: []broker.ErasedPerson{}}
+	var now time.Time
+	if err := d.Truth.QueryRow(ctx, `SELECT clock_timestamp()`).Scan(&now); err != nil {
+		return report, fmt.Errorf("read the clock of the database: %w", err)
+	}
+	if o.Since.After(now) {
+		return report, fmt.Errorf("--since is %s, %w: the clock of the database is at %s", o.Since.UTC().Format(time.RFC3339), ErrFuture,
+			now.UTC().Format(time.RFC3339))
+	}
 	r := &restore{Deps: d, o: o, report: &report, store: store.New(d.Truth, nil)}
 	if o.DryRun {
 		return report, r.look(ctx)
@@ -78,10 +93,10 @@ func Run(ctx context.Context, d Deps, o Options) (report Report, err error) {
 		what string
 		do   func(context.Context) error
 	}{
-		{"writing again what the streams have and the truth has lost", r.streams},
-		{"writing again what the histories have and the truth has lost", r.histories},
+		{"restoring what the streams have and the truth lost", r.streams},
+		{"restoring what the histories have and the truth lost", r.histories},
 		{"replacing the streams", r.renew},
-		{"replaying consumers that cannot read on", r.replay},
+		{"replaying consumers that cannot continue", r.replay},
 		{"waiting until everything is published and applied", r.settle},
 		{"erasing again", r.erase},
 		{"comparing everything", r.verify},
@@ -99,30 +114,40 @@ type restore struct {
 	o      Options
 	report *Report
 	store  *store.Store
+
+	highest int // the number of the last partition before the run
 }
 
-// look says what there is to do, as far as that is known before it is done.
+// look reports the work as far as it is known beforehand.
 func (r *restore) look(ctx context.Context) (err error) {
 	if r.report.Erased, err = r.erasures(ctx); err != nil {
 		return err
 	}
 	r.report.Streams, err = relay.Repair(ctx, r.Truth, r.Broker, slog.New(slog.DiscardHandler), relay.RepairOptions{DryRun: true})
-	if errors.Is(err, relay.ErrUnknownMessages) { // that is what it is for
+	if errors.Is(err, relay.ErrUnknownMessages) { // a restore recovers these messages
 		err = nil
 	}
 	return err
 }
 
-// streams brings the truth to what the streams have, and replaces those that lack something.
+// streams restores the writes of the streams to the truth, and replaces streams that lack messages.
 func (r *restore) streams(ctx context.Context) (err error) {
-	r.report.Streams, err = relay.Repair(ctx, r.Truth, r.Broker, slog.New(slog.DiscardHandler), relay.RepairOptions{Redo: func(ctx context.Context, lost []event.Event) ([]string, error) {
-		if err := r.known(lost); err != nil {
-			return nil, err
-		}
-		moved, overtaken, err := r.store.RedoFromStream(ctx, r.TruthKinds, lost, Actor)
-		r.report.Overtaken += overtaken
-		return moved, err
-	}})
+	before, err := outbox.Partitions(ctx, r.Truth)
+	if err != nil {
+		return err
+	}
+	for _, p := range before {
+		r.highest = max(r.highest, p.Number)
+	}
+	r.report.Streams, err = relay.Repair(ctx, r.Truth, r.Broker, slog.New(slog.DiscardHandler),
+		relay.RepairOptions{Redo: func(ctx context.Context, lost []event.Event) ([]string, error) {
+			if err := r.known(lost); err != nil {
+				return nil, err
+			}
+			moved, overtaken, err := r.store.RedoFromStream(ctx, r.TruthKinds, lost, Actor)
+			r.report.Overtaken += overtaken
+			return moved, err
+		}})
 	if err != nil {
 		return err
 	}
@@ -136,7 +161,8 @@ func (r *restore) streams(ctx context.Context) (err error) {
 	return nil
 }
 
-// known refuses events of a kind that the projections know and the truth does not. Aggregates of services upstream are of no kind: their state is their owners'.
+// known returns an error for events of a kind that the projections know and the truth does not. Events of upstream
+// services belong to no kind: their owners keep their state.
 func (r *restore) known(events []event.Event) error {
 	for _, e := range events {
 		if r.Kinds().Has(e.AggregateType) && !r.TruthKinds.Has(e.AggregateType) {
@@ -146,7 +172,7 @@ func (r *restore) known(events []event.Event) error {
 	return nil
 }
 
-// histories brings the truth to what the histories have: they may be all that is left of a write.
+// histories restores the writes of the histories to the truth. A history may have the only trace of a write.
 func (r *restore) histories(ctx context.Context) error {
 	const page = 500
 	persons, err := r.erasures(ctx)
@@ -184,7 +210,8 @@ func (r *restore) histories(ctx context.Context) error {
 	return write()
 }
 
-// ofAny reports whether an entity is an erased person's: the truth has it no more, and a history from before the erasure has it.
+// ofAny reports whether an entity belongs to an erased person. The truth no longer has it, but a history from before
+// the erasure may.
 func (r *restore) ofAny(persons []broker.ErasedPerson, e event.Event) (bool, error) {
 	is := func(id int64) bool {
 		return slices.ContainsFunc(persons, func(p broker.ErasedPerson) bool { return p.TenantID == e.TenantID && p.PersonID == id })
@@ -199,22 +226,20 @@ func (r *restore) ofAny(persons []broker.ErasedPerson, e event.Event) (bool, err
 	return slices.Contains(ends, kinds.From) && is(int64(edge.From)) || slices.Contains(ends, kinds.To) && is(int64(edge.To)), err
 }
 
-// renew replaces the partitions that are not new already. A reader may be ahead of a stream that was restored from a copy: the numbers that it has read would be given
-// to other messages. Under a new number it meets nothing of the kind: its place is behind the old one's end, and it stops and says so.
+// renew replaces the partitions that this run did not create. A reader may be ahead of a stream that was restored from
+// a copy. On that stream other messages would get the numbers that it has read. Under a new number there is no such
+// conflict: the reader's sequence is above the end of the old stream, and it stops and reports that.
 func (r *restore) renew(ctx context.Context) error {
-	fresh := make(map[int]bool)
-	for _, p := range r.report.Streams.Partitions {
-		for _, n := range p.ReplacedBy {
-			fresh[n] = true
-		}
-	}
 	var old []outbox.Partition
 	err := r.await(ctx, "the relays to close the streams of an earlier resize", func() (bool, error) {
 		all, err := outbox.Partitions(ctx, r.Truth)
 		if err != nil {
 			return false, err
 		}
-		if !slices.ContainsFunc(all, func(p outbox.Partition) bool { return !p.Closed && p.Stream != "" && p.Tail > 0 && !fresh[p.Number] }) {
+		isOld := func(p outbox.Partition) bool {
+			return !p.Closed && p.Stream != "" && p.Tail > 0 && p.Number <= r.highest
+		}
+		if !slices.ContainsFunc(all, isOld) {
 			return true, nil
 		}
 		old, err = outbox.Renew(ctx, r.Truth)
@@ -241,7 +266,7 @@ func (r *restore) renew(ctx context.Context) error {
 	return r.rebase(ctx, all, old)
 }
 
-// rebase lets Tidings' own consumers that are ahead of where the old streams end continue with the new ones.
+// rebase moves Tidings' own consumers that are ahead of the ends of the old streams to the new ones.
 func (r *restore) rebase(ctx context.Context, all, old []outbox.Partition) error {
 	for _, p := range old {
 		i := slices.IndexFunc(all, func(now outbox.Partition) bool { return now.Number == p.Number })
@@ -258,7 +283,7 @@ func (r *restore) rebase(ctx context.Context, all, old []outbox.Partition) error
 	return nil
 }
 
-// replay builds the tables of consumers anew that cannot read on.
+// replay rebuilds the tables of consumers that cannot continue.
 func (r *restore) replay(ctx context.Context) error {
 	stranded, err := consumers.Stranded(ctx, r.Projections, r.JetStream, r.Broker, r.Consumers...)
 	if err != nil {
@@ -277,12 +302,13 @@ func (r *restore) replay(ctx context.Context) error {
 func (r *restore) settle(ctx context.Context) error {
 	st, err := status.Await(ctx, r.Sources, r.o.Wait, status.State.Settled)
 	if err == nil && !st.Settled() {
-		err = fmt.Errorf("%w: %s", ErrUnfinished, strings.Join(st.Lagging(), "; "))
+		err = fmt.Errorf("%w: %s", ErrUnfinished, strings.Join(append(st.Stopped(), st.Lagging()...), "; "))
 	}
 	return err
 }
 
-// erasures are those that were asked for since the backup, as far as the truth or the streams' record knows.
+// erasures returns the erasures that were requested since the backup, as far as the truth or the streams' record has
+// them.
 func (r *restore) erasures(ctx context.Context) (all []broker.ErasedPerson, err error) {
 	if all, err = broker.ErasedPersons(ctx, r.JetStream, r.Broker); err != nil {
 		return nil, err
@@ -331,7 +357,7 @@ func (r *restore) verify(ctx context.Context) (err error) {
 	return err
 }
 
-// await asks until done says true.
+// await calls done until it returns true.
 func (r *restore) await(ctx context.Context, what string, done func() (bool, error)) error {
 	for began := time.Now(); ; {
 		ok, err := done()

@@ -9,15 +9,15 @@ import (
 )
 
 const (
-	// Patience is how long somebody who does not wait for anything else waits for a broker that cannot answer now: longer than an
-	// election takes.
+	// Patience is how long a command that has no other time limit waits for a broker that cannot answer now. It is longer
+	// than an election takes.
 	Patience = 10 * time.Second
-	// AwaitEvery is between two looks of whoever waits.
+	// AwaitEvery is the time between two attempts of Await and Retry.
 	AwaitEvery = 200 * time.Millisecond
 )
 
-// Await reads the state until it is as wanted, for so long at most, and returns the last one. While a server that was there does not answer it
-// asks again, as long as it waits, and never for less than Patience.
+// Await reads the state until wanted accepts it, and returns the last state that it read. It waits for at most wait.
+// While a server that answered before does not answer, Await tries again for wait, but for at least Patience.
 func Await(ctx context.Context, src Sources, wait time.Duration, wanted func(State) bool) (st State, err error) {
 	began := time.Now()
 	for {
@@ -41,19 +41,22 @@ func Await(ctx context.Context, src Sources, wait time.Duration, wanted func(Sta
 	}
 }
 
-// Seen reports whether the streams and the lags of all consumers are known, or as much as can be known while a server is away.
+// Seen reports whether the streams and the lags of all consumers are known. While a server is unavailable or a table
+// is locked it reports true, because a further read shows nothing more.
 func (st State) Seen() bool {
-	if len(st.Away) > 0 {
+	if len(st.Away) > 0 || len(st.Unread) > 0 {
 		return true
 	}
 	return !slices.ContainsFunc(st.Partitions, func(p Partition) bool { return p.NoLeader != "" }) &&
 		!slices.ContainsFunc(st.Consumers, func(c Consumer) bool { return c.Unknown != "" })
 }
 
-// Settled reports whether everything has arrived everywhere.
-func (st State) Settled() bool { return len(st.Lagging()) == 0 }
+// Settled reports whether every consumer has applied every event, no server is unavailable, no table is locked, and
+// nothing has stopped.
+func (st State) Settled() bool { return len(st.Lagging())+len(st.Stopped()) == 0 }
 
-// Retry runs fn again while the broker cannot answer, for so long at most.
+// Retry calls fn again while the broker cannot answer, for at most wait. It returns the last error of fn, or the
+// cause of ctx.
 func Retry(ctx context.Context, wait time.Duration, fn func() error) error {
 	for began := time.Now(); ; {
 		err := fn()

@@ -14,10 +14,10 @@ import (
 // States of a partition.
 const (
 	Open    = "open"    // relays publish to it
-	Closing = "closing" // its relay finishes what it has in hand, and closes the stream
+	Closing = "closing" // its relay publishes its current batch, and closes the stream
 	Closed  = "closed"
-	Waiting = "waiting" // for the partitions whose slots it takes over to close
-	Unknown = "unknown" // PostgreSQL is away
+	Waiting = "waiting" // until the partitions close whose slots it takes over
+	Unknown = "unknown" // PostgreSQL is unavailable
 )
 
 // Partition is a partition and its stream, as `tidings status --json` and `tidings partitions list --json` print them.
@@ -26,23 +26,24 @@ type Partition struct {
 	Stream    string   `json:"stream"`
 	FirstSlot int      `json:"first_slot"`
 	LastSlot  int      `json:"last_slot"`
-	After     []int    `json:"after,omitempty"` // whose slots it took over
+	After     []int    `json:"after,omitempty"` // the partitions whose slots it took over
 	State     string   `json:"state"`
-	Tail      uint64   `json:"tail"`      // the last sequence that the outbox's marks cover
+	Tail      uint64   `json:"tail"`      // the last sequence that is marked as published in the outbox
 	FirstSeq  uint64   `json:"first_seq"` // of the stream, as are the following
 	LastSeq   uint64   `json:"last_seq"`
 	Messages  uint64   `json:"messages"`
-	Leader    string   `json:"leader,omitempty"`         // a server's name; empty where there is no cluster
-	Tags      []string `json:"placement_tags,omitempty"` // that the servers of its replicas have
+	Leader    string   `json:"leader,omitempty"`         // the name of a server; empty without a cluster
+	Tags      []string `json:"placement_tags,omitempty"` // the tags of the servers that hold its replicas
 	Replicas  int      `json:"replicas"`
-	Current   int      `json:"current_replicas"`    // that have all that the leader has
-	Relay     string   `json:"relay,omitempty"`     // that holds its lease
+	Current   int      `json:"current_replicas"`    // replicas that have every message of the leader
+	Relay     string   `json:"relay,omitempty"`     // the instance that holds its lease
 	Refused   string   `json:"refused,omitempty"`   // why no relay publishes to it, and what to run
-	NoLeader  string   `json:"no_leader,omitempty"` // why nothing is known of the stream now
-	Unknown   string   `json:"unknown,omitempty"`   // the server that is away: what it would say is not known
+	NoLeader  string   `json:"no_leader,omitempty"` // why the stream is unknown now
+	Unknown   string   `json:"unknown,omitempty"`   // the server that is unavailable; its values are missing
 }
 
-// Partitions compares the partitions with their streams. Without one of the servers it says what the other one knows, and without both nothing.
+// Partitions compares the partitions with their streams. If one server is unavailable, Partitions returns what the
+// other one has. If both are, it returns nil.
 func Partitions(ctx context.Context, src Sources) ([]Partition, error) {
 	switch {
 	case src.Truth == nil && src.JetStream == nil:
@@ -58,8 +59,8 @@ func Partitions(ctx context.Context, src Sources) ([]Partition, error) {
 	}
 	all := make([]Partition, len(checks))
 	for i, c := range checks {
-		all[i] = Partition{Partition: c.Number, Stream: src.Broker.StreamName(c.Number), FirstSlot: c.FirstSlot, LastSlot: c.LastSlot, After: c.After,
-			State: stateOf(c.Partition, c.Active), Tail: c.Tail}
+		all[i] = Partition{Partition: c.Number, Stream: src.Broker.StreamName(c.Number), FirstSlot: c.FirstSlot,
+			LastSlot: c.LastSlot, After: c.After, State: stateOf(c.Partition, c.Active), Tail: c.Tail}
 		if s := c.Stream; s != nil {
 			all[i].FirstSeq, all[i].LastSeq, all[i].Messages = s.First, s.Last, s.Messages
 			all[i].Leader, all[i].Tags, all[i].Replicas, all[i].Current = s.Leader, s.Tags, s.Replicas, s.Current
@@ -74,7 +75,7 @@ func Partitions(ctx context.Context, src Sources) ([]Partition, error) {
 	return all, nil
 }
 
-// partitionsAlone is what PostgreSQL knows of the partitions.
+// partitionsAlone returns the partitions as PostgreSQL has them, without their streams.
 func (src Sources) partitionsAlone(ctx context.Context) (all []Partition, err error) {
 	known, err := outbox.Partitions(ctx, src.Truth)
 	if err != nil {
@@ -83,21 +84,23 @@ func (src Sources) partitionsAlone(ctx context.Context) (all []Partition, err er
 	active := outbox.Active(known)
 	for _, p := range known {
 		is := slices.ContainsFunc(active, func(a outbox.Partition) bool { return a.Number == p.Number })
-		all = append(all, Partition{Partition: p.Number, Stream: src.Broker.StreamName(p.Number), FirstSlot: p.FirstSlot, LastSlot: p.LastSlot, After: p.After,
-			State: stateOf(p, is), Tail: p.Tail, Unknown: ServerNATS})
+		all = append(all, Partition{Partition: p.Number, Stream: src.Broker.StreamName(p.Number), FirstSlot: p.FirstSlot,
+			LastSlot: p.LastSlot, After: p.After, State: stateOf(p, is), Tail: p.Tail, Unknown: ServerNATS})
 	}
 	return all, nil
 }
 
-// streamsAlone is what NATS knows of the partitions.
+// streamsAlone returns the partitions as the streams in NATS describe them.
 func (src Sources) streamsAlone(ctx context.Context) (all []Partition, err error) {
 	streams, err := broker.Streams(ctx, src.JetStream, src.Broker)
 	if err != nil {
 		return nil, err
 	}
 	for _, s := range streams {
-		all = append(all, Partition{Partition: s.Partition.Number, Stream: s.Name, FirstSlot: s.FirstSlot, LastSlot: s.LastSlot, After: s.After, State: Unknown,
-			FirstSeq: s.First, LastSeq: s.Last, Messages: s.Messages, Leader: s.Leader, Tags: s.Tags, Replicas: s.Replicas, Current: s.Current, Unknown: ServerTruth})
+		all = append(all, Partition{Partition: s.Partition.Number, Stream: s.Name, FirstSlot: s.FirstSlot, LastSlot: s.LastSlot,
+			After: s.After, State: Unknown,
+			FirstSeq: s.First, LastSeq: s.Last, Messages: s.Messages, Leader: s.Leader, Tags: s.Tags, Replicas: s.Replicas,
+			Current: s.Current, Unknown: ServerTruth})
 	}
 	return all, nil
 }
@@ -114,7 +117,7 @@ func stateOf(p outbox.Partition, active bool) string {
 	return Open
 }
 
-// name notes which relay holds which partition.
+// name sets the relay of each partition from the leases.
 func (st *State) name() {
 	for _, l := range st.Leases {
 		if l.Kind != relay.LeaseKind {

@@ -2,13 +2,14 @@ package status
 
 import "time"
 
-// Rates is how many events moved per second between two states.
+// Rates is how many events per second were published and applied between two states.
 type Rates struct {
 	Published float64            `json:"published"`
 	Applied   map[string]float64 `json:"applied"` // by consumer
 }
 
-// Moved returns the rates between two states, of which the second is younger by apart. What is unknown in one of them has not moved.
+// Moved returns the rates between two states; now was read the time apart after before. A value that is unknown in
+// one of the states counts as unchanged.
 func Moved(before, now State, apart time.Duration) *Rates {
 	last := make(map[int]uint64)
 	for _, p := range before.Partitions {

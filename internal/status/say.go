@@ -11,23 +11,24 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
-// NewAway describes a server that does not answer. urls are where it is, separated by commas; their passwords are left out.
+// NewAway describes a server that does not answer. urls are its addresses, separated by commas; Away has them without
+// passwords.
 func NewAway(server, urls string, err error) Away {
 	return Away{Server: server, URL: withoutPassword(urls), Error: err.Error()}
 }
 
-// String says it on one line.
+// String returns the server, its addresses and the error on one line.
 func (a Away) String() string {
 	return fmt.Sprintf("%s is unavailable (%s): %s", a.Server, a.URL, strings.Join(strings.Fields(a.Error), " "))
 }
 
-// withoutPassword writes where servers are, without how to log in.
+// withoutPassword returns the URLs without users, passwords and query parameters.
 func withoutPassword(urls string) string {
 	var all []string
 	for one := range strings.SplitSeq(urls, ",") {
 		u, err := url.Parse(strings.TrimSpace(one))
 		if err != nil || u.Host == "" {
-			return "its address is not a URL, and may have a password"
+			return "its address is not a URL; hidden, because it may contain a password"
 		}
 		u.User, u.RawQuery = nil, ""
 		all = append(all, u.String())
@@ -35,25 +36,34 @@ func withoutPassword(urls string) string {
 	return strings.Join(all, ",")
 }
 
-// Lagging says what has not arrived everywhere yet; empty when everything has.
-func (st State) Lagging() []string {
-	var all []string
+// Missing returns a line for each server that is unavailable, and for each part that a lock made unreadable.
+func (st State) Missing() (all []string) {
 	for _, a := range st.Away {
 		all = append(all, a.String())
 	}
+	for _, u := range st.Unread {
+		all = append(all, u.String())
+	}
+	return all
+}
+
+// Lagging returns a line for each reason why an event may not have arrived yet. It is empty when every event has
+// arrived everywhere, except for the parts in Stopped.
+func (st State) Lagging() []string {
+	all := st.Missing()
 	if st.Outbox != nil && st.Outbox.Pending > 0 {
 		all = append(all, pending(*st.Outbox))
 	}
 	for _, p := range st.Partitions {
-		if p.Refused+p.NoLeader != "" {
-			all = append(all, fmt.Sprintf("partition %d: %s", p.Partition, p.Refused+p.NoLeader))
+		if p.NoLeader != "" {
+			all = append(all, fmt.Sprintf("partition %d: %s", p.Partition, p.NoLeader))
 		}
 	}
 	for _, c := range st.Consumers {
 		if c.Unknown != "" {
 			all = append(all, c.Consumer+": "+c.Unknown)
 		}
-		if c.Messages > 0 {
+		if c.Messages > int64(len(c.Lost)) { // a lost stream counts as one message
 			line := fmt.Sprintf("%s: %s behind", c.Consumer, words.Of(c.Messages, "message"))
 			if c.Paused != nil {
 				line += ", and paused"
@@ -64,7 +74,23 @@ func (st State) Lagging() []string {
 	return all
 }
 
-// pending says what is not published, and what it waits for.
+// Stopped returns a line for each partition whose stream the relays refuse, and for each consumer with lost events.
+// They wait for an operator.
+func (st State) Stopped() (all []string) {
+	for _, p := range st.Partitions {
+		if p.Refused != "" {
+			all = append(all, fmt.Sprintf("partition %d: %s", p.Partition, p.Refused))
+		}
+	}
+	for _, c := range st.Consumers {
+		if len(c.Lost) > 0 {
+			all = append(all, fmt.Sprintf("%s: events of %s are missing; run `%s`", c.Consumer, strings.Join(c.Lost, ", "), st.Remedy(c)))
+		}
+	}
+	return all
+}
+
+// pending describes the messages that are not published, and why they wait.
 func pending(o outbox.Stats) string {
 	noun := "messages are"
 	if o.Pending == 1 {
@@ -73,18 +99,22 @@ func pending(o outbox.Stats) string {
 	line := fmt.Sprintf("outbox: %s %s not published", words.Capped(int64(o.Pending), o.PendingMax), noun)
 	var waits []string
 	if o.Retrying > 0 {
-		waits = append(waits, words.Count(int64(o.Retrying))+" of them after a failure, until the next attempt")
+		waits = append(waits, words.Count(int64(o.Retrying))+" failed and will be retried")
 	}
 	if n := o.Delayed - o.Retrying; n > 0 {
-		waits = append(waits, words.Count(int64(n))+" of them for a time that its writer asked for, or behind another one")
+		waits = append(waits, words.Count(int64(n))+" delayed by the writer or behind another message")
+	}
+	them := "them"
+	if o.Pending == 1 {
+		them = "it"
 	}
 	if len(waits) > 0 {
-		line += "; " + strings.Join(waits, " and ") + ": `tidings outbox list` shows them"
+		line += "; " + strings.Join(waits, " and ") + ": `tidings outbox list` shows " + them
 	}
 	return line
 }
 
-// DeadLetters lists what waits for a person, apart from everything else.
+// DeadLetters returns a line for each queue of dead letters that is not empty. They wait for an operator.
 func (st State) DeadLetters() []string {
 	var all []string
 	if st.Outbox != nil && st.Outbox.DLQDepth > 0 {
@@ -98,7 +128,16 @@ func (st State) DeadLetters() []string {
 	return all
 }
 
-// Notes says what needs attention, a line each.
+// Remedy returns the next command for a consumer with lost events. A stream that the relays refuse is repaired first,
+// because a repair gives most consumers all events back. The dry run shows what a repair would do.
+func (st State) Remedy(c Consumer) string {
+	if slices.ContainsFunc(st.Partitions, func(p Partition) bool { return p.Refused != "" && slices.Contains(c.Lost, p.Stream) }) {
+		return "tidings repair stream --dry-run"
+	}
+	return "tidings replay --consumer " + c.Consumer
+}
+
+// Notes returns a line for each condition that needs attention, with its remedy.
 func (st State) Notes() (notes []string) {
 	note := func(format string, args ...any) { notes = append(notes, fmt.Sprintf(format, args...)) }
 	for _, a := range st.Away {
@@ -107,44 +146,46 @@ func (st State) Notes() (notes []string) {
 	for _, b := range st.Blocked {
 		note("Blocked: %s", b)
 	}
+	for _, u := range st.Unread {
+		note("%s", u)
+	}
 	if st.Outbox != nil && st.Outbox.Retrying > 0 {
 		note("%s failed and will be retried: `tidings outbox list` shows why and when.", words.Of(int64(st.Outbox.Retrying), "message"))
 	}
 	for _, p := range st.Partitions {
 		switch {
 		case p.Refused != "":
-			note("Nothing is published to partition %d: %s", p.Partition, p.Refused)
+			note("Relays publish nothing to partition %d (docs/runbook/OutboxPartitionStuck.md): %s", p.Partition, p.Refused)
 		case p.NoLeader != "":
-			note("Partition %d waits for a leader of its stream: %s", p.Partition, p.NoLeader)
+			note("Partition %d waits for a leader of its stream (docs/runbook/StreamWaitsForLeader.md): %s", p.Partition, p.NoLeader)
 		case p.State == Open && p.Replicas == 0 && p.Unknown == "":
-			note("Partition %d has no stream yet: the first relay that holds it makes %s.", p.Partition, p.Stream)
+			note("Partition %d has no stream yet: the first relay that holds it creates %s.", p.Partition, p.Stream)
 		}
 	}
 	for _, u := range st.Unheld {
-		if c := slices.IndexFunc(st.Consumers, func(c Consumer) bool { return c.Consumer == u.Kind }); c >= 0 && st.Consumers[c].Paused != nil {
+		if c := slices.IndexFunc(st.Consumers, func(c Consumer) bool { return c.Consumer == u.Kind }); c >= 0 &&
+			st.Consumers[c].Paused != nil {
 			continue
 		}
-		noun := "partition"
-		if len(u.Partitions) > 1 {
-			noun = "partitions"
-		}
-		note("No running %s holds %s %s: start one, or look into its log.", u.Kind, noun, words.Ranges(u.Partitions))
+		note("No running %s holds %s: start one, or read its log.", u.Kind, u)
 	}
 	for _, r := range st.Refusals {
-		note("%s could not serve partition %d of %s, and does not take it back before %s: look into its log.", r.By, r.Partition, r.Kind, r.Until.Format(time.RFC3339))
+		note("%s could not serve partition %d of %s, and does not take it back before %s: read its log.", r.By, r.Partition, r.Kind,
+			r.Until.Format(time.RFC3339))
 	}
 	for _, stream := range st.MoreOf {
-		note("Stream %s has more external consumers than are listed.", stream)
+		note("Stream %s has more external consumers than this list: `nats consumer ls %s` lists all.", stream, stream)
 	}
 	if st.NotListed != "" {
-		note("The external consumers are not known: %s", st.NotListed)
+		note("The external consumers are unknown: %s", st.NotListed)
 	}
 	for _, c := range st.Consumers {
-		if c.Unknown != "" && len(st.Away) == 0 {
-			note("The lag of %s is not known: %s", c.Consumer, c.Unknown)
+		if c.Unknown != "" && len(st.Away) == 0 && !st.IsUnread(PartConsumers) {
+			note("The lag of %s is unknown: %s", c.Consumer, c.Unknown)
 		}
 		if len(c.Lost) > 0 {
-			note("%s has lost events of %s: run `tidings replay --consumer %s`", c.Consumer, strings.Join(c.Lost, ", "), c.Consumer)
+			note("%s cannot continue, because events of %s are missing (docs/runbook/ConsumerPartitionStuck.md): run `%s`.", c.Consumer,
+				strings.Join(c.Lost, ", "), st.Remedy(c))
 		}
 	}
 	return notes

@@ -27,12 +27,12 @@ func TestMovedCountsWhatWasPublishedAndApplied(t *testing.T) {
 	if r.Published != 100 || r.Applied["c"] != 120 {
 		t.Errorf("200 published and 240 applied in 2 s: %+v", r)
 	}
-	if r := status.Moved(state(100, 50, "NATS is away"), state(300, 10, ""), time.Second); len(r.Applied) != 0 {
-		t.Errorf("what was not known: %+v", r)
+	if r := status.Moved(state(100, 50, "NATS is unavailable"), state(300, 10, ""), time.Second); len(r.Applied) != 0 {
+		t.Errorf("a lag that was unknown counts as applied events: %+v", r)
 	}
 }
 
-// TestReadSeesServersGoAndComeBack keeps its connections, as a process does that shows the state all the time.
+// TestReadSeesServersGoAndComeBack keeps its connections, as `tidings status --watch` does.
 func TestReadSeesServersGoAndComeBack(t *testing.T) {
 	n, pg := testkit.NATSProcess(t), testkit.PostgresProcess(t)
 	cfg, pool := n.Config(), pg.DB(t).Pool(t, postgres.RoleSystem)
@@ -52,7 +52,7 @@ func TestReadSeesServersGoAndComeBack(t *testing.T) {
 		testkit.Eventually(t, time.Minute, when, func() (bool, error) {
 			var err error
 			if st, err = status.Read(t.Context(), src); postgres.IsTransient(err) || broker.IsTransient(err) {
-				return false, nil // the server went between two questions
+				return false, nil // the server became unavailable between two calls
 			}
 			all := len(st.Away) == len(away)
 			for _, server := range away {
@@ -61,27 +61,30 @@ func TestReadSeesServersGoAndComeBack(t *testing.T) {
 			return all, err
 		})
 		if len(st.Lagging()) < len(away) || len(st.Notes()) < len(away) {
-			t.Errorf("%s: nobody is told: %+v", when, st)
+			t.Errorf("%s: Lagging or Notes leaves a server out: %+v", when, st)
 		}
 		return st
 	}
-	st := read("both to answer")
-	if st.Outbox == nil || len(st.Partitions) != 1 || st.Partitions[0].Replicas != 1 || len(st.Consumers) != 1 || st.Consumers[0].Unknown != "" || len(st.Unheld) != 2 {
+	st := read("both answer")
+	if st.Outbox == nil || len(st.Partitions) != 1 || st.Partitions[0].Replicas != 1 || len(st.Consumers) != 1 ||
+		st.Consumers[0].Unknown != "" || len(st.Unheld) != 2 {
 		t.Errorf("both answer: %+v", st)
 	}
 	n.Freeze(t)
-	if st := read("NATS to be away", status.ServerNATS); st.Outbox == nil || st.Partitions[0].Unknown != status.ServerNATS || st.Consumers[0].Unknown == "" {
+	if st := read("NATS is unavailable", status.ServerNATS); st.Outbox == nil || st.Partitions[0].Unknown != status.ServerNATS ||
+		st.Consumers[0].Unknown == "" {
 		t.Errorf("without NATS: %+v", st)
 	}
 	n.Thaw(t)
-	read("NATS to be back")
+	read("NATS is available again")
 	pg.Freeze(t)
-	st = read("PostgreSQL to be away", status.ServerTruth, status.ServerProjections)
-	if st.Outbox != nil || len(st.Partitions) != 1 || st.Partitions[0].Unknown != status.ServerTruth || st.Partitions[0].Replicas != 1 || len(st.Consumers) != 0 {
+	st = read("PostgreSQL is unavailable", status.ServerTruth, status.ServerProjections)
+	if st.Outbox != nil || len(st.Partitions) != 1 || st.Partitions[0].Unknown != status.ServerTruth || st.Partitions[0].Replicas != 1 ||
+		len(st.Consumers) != 0 {
 		t.Errorf("without PostgreSQL: %+v", st)
 	}
 	n.Kill(t)
-	read("both to be away", status.ServerTruth, status.ServerProjections, status.ServerNATS)
+	read("both are unavailable", status.ServerTruth, status.ServerProjections, status.ServerNATS)
 }
 
 func TestAServerThatIsAwayKeepsItsPassword(t *testing.T) {

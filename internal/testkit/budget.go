@@ -10,7 +10,8 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 )
 
-// budgetSQL makes the function that counts the rows of a statement. Its end is what a statement timeout is. Its cost tells the planner that rows are dear, as they are in a large table.
+// budgetSQL creates the function that counts the rows of a statement. When there are too many it fails like a
+// statement timeout. Its cost tells the planner that rows are expensive, as they are in a large table.
 const budgetSQL = `
 CREATE OR REPLACE FUNCTION rows_in_a_statement(most int) RETURNS boolean LANGUAGE plpgsql COST 10000 AS $$
 DECLARE
@@ -21,25 +22,27 @@ BEGIN
   END IF;
   PERFORM set_config('testkit.statement', statement_timestamp()::text, false), set_config('testkit.rows', n::text, false);
   IF n > most THEN
-    RAISE query_canceled USING MESSAGE = format('canceling statement: it has read more than %s rows', most);
+    RAISE query_canceled USING MESSAGE = format('canceling statement: it read more than %s rows', most);
   END IF;
   RETURN true;
 END $$`
 
-// policySQL finds the policy by which the system role reads a table: its own, or that of the consumers.
+// policySQL finds the policy under which the system role reads a table: its own, or that of the consumers.
 const policySQL = `SELECT max(polname::text) FROM pg_policy WHERE polrelid = $1::regclass AND polname IN ('consumer', 'system')`
 
-// RowsPerStatement has every statement of the system role fail that reads more than most rows of the tables, whatever it makes of them, as the statement timeout
-// would with enough of them: what scans much goes by pages of keys. It analyzes them, for a small table without statistics is read as a whole.
+// RowsPerStatement makes a statement of the system role fail if it reads more than most rows of the tables. In
+// production a statement timeout would end it, with enough rows. So a scan must read pages of keys. RowsPerStatement
+// also analyzes the tables, because PostgreSQL reads a small table without statistics as a whole.
 func (db *DB) RowsPerStatement(t testing.TB, most int, tables ...string) {
 	t.Helper()
 	owner := db.Pool(t, postgres.RoleOwner)
 	_, err := owner.Exec(context.Background(), budgetSQL)
-	check(t, "bound the rows of a statement", err)
+	check(t, "limit the rows of a statement", err)
 	for _, table := range tables {
 		var policy string
-		check(t, "bound the rows of a statement", owner.QueryRow(context.Background(), policySQL, table).Scan(&policy))
-		_, err := owner.Exec(context.Background(), fmt.Sprintf(`ANALYZE %s; ALTER POLICY %s ON %[1]s USING (rows_in_a_statement(%[3]d))`, pgx.Identifier{table}.Sanitize(), policy, most))
-		check(t, "bound the rows of a statement", err)
+		check(t, "limit the rows of a statement", owner.QueryRow(context.Background(), policySQL, table).Scan(&policy))
+		_, err := owner.Exec(context.Background(), fmt.Sprintf(`ANALYZE %s; ALTER POLICY %s ON %[1]s USING (rows_in_a_statement(%[3]d))`,
+			pgx.Identifier{table}.Sanitize(), policy, most))
+		check(t, "limit the rows of a statement", err)
 	}
 }

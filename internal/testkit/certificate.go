@@ -15,11 +15,11 @@ import (
 	"time"
 )
 
-// Certificate is a certificate for 127.0.0.1 and its key, as PEM files. It signs itself, so its file is also the authority to
-// check it with, and serves clients as well as servers.
+// Certificate is a certificate for 127.0.0.1 and its key, as PEM files. It is self-signed, so its file is also the
+// authority that verifies it. Clients and servers can use it.
 type Certificate struct{ CertFile, KeyFile string }
 
-// NewCertificate makes one in a directory of its own.
+// NewCertificate creates a certificate in a new directory.
 func NewCertificate(t testing.TB) Certificate {
 	t.Helper()
 	dir := t.TempDir()
@@ -28,30 +28,31 @@ func NewCertificate(t testing.TB) Certificate {
 	return c
 }
 
-// Renew makes another pair in the place of the files, for an hour.
+// Renew replaces both files by a new pair that is valid for an hour.
 func (c Certificate) Renew(t testing.TB) { t.Helper(); c.RenewUntil(t, time.Now().Add(time.Hour)) }
 
-// RenewUntil is Renew of a certificate that expires then.
+// RenewUntil is Renew with a time of expiry.
 func (c Certificate) RenewUntil(t testing.TB, expires time.Time) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	check(t, "make a key", err)
+	check(t, "create a key", err)
 	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 120))
-	check(t, "make a serial number", err)
+	check(t, "create a serial number", err)
 	template := &x509.Certificate{
 		SerialNumber: serial, Subject: pkix.Name{CommonName: "tidings test"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: expires, IsCA: true, BasicConstraintsValid: true,
-		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+		KeyUsage:    x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 	}
 	cert, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	check(t, "make a certificate", err)
+	check(t, "create a certificate", err)
 	der, err := x509.MarshalECPrivateKey(key)
 	check(t, "encode the key", err)
 	check(t, "write the key", os.WriteFile(c.KeyFile, pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der}), 0o600))
 	check(t, "write the certificate", os.WriteFile(c.CertFile, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert}), 0o600))
 }
 
-// Pool returns the authority to check the certificate with.
+// Pool returns the authority that verifies the certificate.
 func (c Certificate) Pool(t testing.TB) *x509.CertPool {
 	t.Helper()
 	b, err := os.ReadFile(c.CertFile)

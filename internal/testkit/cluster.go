@@ -17,22 +17,24 @@ import (
 	"github.com/tidings/tidings/migrations"
 )
 
-// roomy is the directory for what the tests write: /dev/shm where it has some room and runs programs, and TMPDIR is not set. A database is a
-// thousand files, which take the kernel a tenth of a second on a disk, and a tenth of that in memory.
+// roomy returns the directory for the files of tests. It is /dev/shm if that has at least 4 GiB and allows programs,
+// and TMPDIR is not set. A database has a thousand files. Their creation takes the kernel a tenth of a second on a
+// disk, and a tenth of that in memory.
 func roomy() string {
 	const memory, enough = "/dev/shm", 4 << 30
 	var fs unix.Statfs_t
-	if os.Getenv("TMPDIR") != "" || unix.Statfs(memory, &fs) != nil || int64(fs.Bavail)*int64(fs.Bsize) < enough || fs.Flags&unix.MS_NOEXEC != 0 {
+	if os.Getenv("TMPDIR") != "" || unix.Statfs(memory, &fs) != nil || int64(fs.Bavail)*int64(fs.Bsize) < enough ||
+		fs.Flags&unix.MS_NOEXEC != 0 {
 		return os.TempDir()
 	}
 	return memory
 }
 
-// databaseName is the database that CopyCluster's servers have, which is the one of `tidings dev`.
+// databaseName is the database on the servers of CopyCluster, and that of `tidings dev`.
 const databaseName = "tidings"
 
-// CopyCluster fills dir for pglocal.Start with a cluster that is not started. It has a migrated database "tidings". Initdb and the migrations take a processor
-// two seconds, and the tests start a hundred servers.
+// CopyCluster fills dir with a stopped cluster for pglocal.Start. It has a migrated database "tidings". Initdb and
+// the migrations take two seconds of a processor, and the tests start a hundred servers.
 func CopyCluster(t testing.TB, dir string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
@@ -45,12 +47,12 @@ func CopyCluster(t testing.TB, dir string) {
 func copyCluster(ctx context.Context, dir string) error {
 	kept, err := keptCluster(ctx)
 	if err != nil {
-		return fmt.Errorf("make a PostgreSQL cluster for the tests: %w", err)
+		return fmt.Errorf("create a PostgreSQL cluster for the tests: %w", err)
 	}
 	return copyTree(ctx, kept, dir)
 }
 
-// copyTree copies files with their owners and permissions, as PostgreSQL may run as somebody else.
+// copyTree copies files with their owners and permissions, because PostgreSQL may run as another user.
 func copyTree(ctx context.Context, from, to string) error {
 	if err := os.MkdirAll(to, 0o755); err != nil {
 		return err
@@ -61,8 +63,8 @@ func copyTree(ctx context.Context, from, to string) error {
 	return nil
 }
 
-// keptCluster returns the directory of a cluster that every test binary on this machine copies. The first one that needs it makes it. One that no
-// binary has needed for a week is removed.
+// keptCluster returns the directory of a cluster that every test binary on this machine copies. The first binary that
+// needs it creates it. A cluster that no binary has used for a week is removed.
 func keptCluster(ctx context.Context) (string, error) {
 	bin, err := pglocal.Find(0)
 	if err != nil {
@@ -74,7 +76,7 @@ func keptCluster(ctx context.Context) (string, error) {
 		err = os.MkdirAll(parent, 0o700)
 	}
 	if err != nil {
-		parent = os.TempDir() // of this binary alone
+		parent = os.TempDir() // only for this binary
 	}
 	kept := filepath.Join(parent, fmt.Sprintf("postgres-%d-%s", bin.Version, migrations.Hash()))
 	if _, err := os.Stat(kept); err == nil {
@@ -98,7 +100,7 @@ func keptCluster(ctx context.Context) (string, error) {
 		if _, serr := os.Stat(kept); serr != nil {
 			return "", err
 		}
-		err = os.RemoveAll(fresh) // another binary was faster
+		err = os.RemoveAll(fresh) // another binary has created it meanwhile
 		return kept, err
 	}
 	return kept, os.RemoveAll(made)
@@ -115,7 +117,7 @@ func removeUnused(parent string) error {
 	return err
 }
 
-// makeCluster returns a directory with a stopped server that has the template of the tests' databases.
+// makeCluster returns a directory with a stopped server that has the template database of the tests.
 func makeCluster(ctx context.Context) (dir string, err error) {
 	if dir, err = scratch("cluster"); err != nil {
 		return "", err
@@ -131,7 +133,7 @@ func makeCluster(ctx context.Context) (dir string, err error) {
 		err = admin(ctx, l, func(conn *pgx.Conn) error {
 			template, err := ensureTemplate(ctx, l, conn)
 			if err != nil {
-				return fmt.Errorf("make the template: %w", err)
+				return fmt.Errorf("create the template: %w", err)
 			}
 			return clone(ctx, conn, template, databaseName)
 		})
@@ -139,7 +141,7 @@ func makeCluster(ctx context.Context) (dir string, err error) {
 	if err := errors.Join(err, s.Stop()); err != nil {
 		return "", err
 	}
-	for _, own := range []string{"lock", "port", "postgres.log"} { // each server has its own
+	for _, own := range []string{"lock", "port", "postgres.log"} { // each server creates its own
 		err = errors.Join(err, os.Remove(filepath.Join(dir, own)))
 	}
 	return dir, err

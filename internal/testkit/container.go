@@ -22,29 +22,30 @@ import (
 	"github.com/testcontainers/testcontainers-go"
 )
 
-// ownerLabel is on the containers and networks of tests. Its value is the process that made them, as owner returns it.
+// ownerLabel is the label of the tests' containers and networks. Its value identifies the process that created them
+// (see owner).
 const ownerLabel = "tidings.testkit.owner"
 
-// engineTimeout bounds what the engine is asked to do to a container, on a busy machine.
+// engineTimeout limits one operation of the engine on a container, on a busy machine.
 const engineTimeout = time.Minute
 
-// containerServer is a server in a container of its own, which survives its own end: it starts again with the same files and ports.
+// containerServer is a server in its own container. It can end and start again with the same files and ports.
 type containerServer struct {
 	ctr   *testcontainers.DockerContainer
 	id    string
-	host  string         // to reach its ports
-	ports map[string]int // on the host, by that in the container
+	host  string         // where its ports are reachable
+	ports map[string]int // port in the container -> port on the host
 	ready readiness
 }
 
-// readiness says whether the server of a container serves.
+// readiness returns nil when the server of a container serves.
 type readiness func(ctx context.Context, c *containerServer) error
 
-// engine returns what this process knows of the container engine, after it has removed what killed test binaries left there.
+// engine returns the container engine. It first removes the containers that killed test binaries left there.
 var engine = sync.OnceValues(func() (e struct {
 	*testcontainers.DockerClient
-	host string     // where this process reaches ports of containers
-	bind netip.Addr // the address of the host to bind them to
+	host string     // where this process reaches the ports of containers
+	bind netip.Addr // the host's address to which the ports are bound
 }, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), engineTimeout)
 	defer cancel()
@@ -57,11 +58,13 @@ var engine = sync.OnceValues(func() (e struct {
 	return e, removeContainers(ctx, e.DockerClient.Client, orphaned)
 })
 
-// hostAddress is by what this process reaches the engine's containers, and the address to bind their ports to, so that they are
-// open to nobody else: loopback, or, for a process in a container beside them, the gateway of the engine's network. An engine
-// that is known by name alone binds to every address. TESTCONTAINERS_HOST_OVERRIDE names the host.
+// hostAddress returns the address at which this process reaches the engine's containers, and the address to bind
+// their ports to. Usually both are loopback. For a process in a container beside them, both are the gateway of the
+// engine's network. So other machines do not reach the ports. For an engine that is known only by name, ports are
+// bound to every address. TESTCONTAINERS_HOST_OVERRIDE names the host.
 func hostAddress(ctx context.Context) (host string, bind netip.Addr, err error) {
-	provider, err := testcontainers.NewDockerProvider(testcontainers.WithDefaultBridgeNetwork(testcontainers.Bridge)) // or it makes a network of its own
+	// Without the option the provider creates its own network.
+	provider, err := testcontainers.NewDockerProvider(testcontainers.WithDefaultBridgeNetwork(testcontainers.Bridge))
 	if err != nil {
 		return "", bind, fmt.Errorf("reach Docker: %w", err)
 	}
@@ -73,7 +76,7 @@ func hostAddress(ctx context.Context) (host string, bind netip.Addr, err error) 
 	if err != nil {
 		return "", bind, err
 	}
-	// A container may have an engine of its own: the gateway is then an address of this machine.
+	// A container may have its own engine: the gateway is then an address of this machine.
 	if host == "localhost" || slices.ContainsFunc(ours, func(a net.Addr) bool { return strings.HasPrefix(a.String(), host+"/") }) {
 		host = "127.0.0.1"
 	}
@@ -83,9 +86,11 @@ func hostAddress(ctx context.Context) (host string, bind netip.Addr, err error) 
 	return host, bind, nil
 }
 
-// runContainer runs an image with ports published, each by its name in the container, and returns once its server is ready. The ports on the host are
-// fixed: those that an engine chooses change with each start of the container. The caller stops it.
-func runContainer(image string, ready readiness, ports map[string]int, opts ...testcontainers.ContainerCustomizer) (*containerServer, error) {
+// runContainer runs an image, publishes the ports (by their names in the container), and returns when its server is
+// ready. The ports on the host are fixed, because an engine would choose other ports at each start of the container.
+// The caller stops the server.
+func runContainer(image string, ready readiness, ports map[string]int,
+	opts ...testcontainers.ContainerCustomizer) (*containerServer, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
 	e, err := engine()
@@ -99,7 +104,8 @@ func runContainer(image string, ready readiness, ports map[string]int, opts ...t
 	for port, onHost := range ports {
 		bindings[network.MustParsePort(port)] = []network.PortBinding{{HostIP: e.bind, HostPort: strconv.Itoa(onHost)}}
 	}
-	c.ctr, err = testcontainers.Run(ctx, image, append(opts, testcontainers.WithExposedPorts(slices.Collect(maps.Keys(ports))...), // or it publishes all that the image names, to everybody
+	// Without WithExposedPorts it would publish every port that the image names, on every address.
+	c.ctr, err = testcontainers.Run(ctx, image, append(opts, testcontainers.WithExposedPorts(slices.Collect(maps.Keys(ports))...),
 		testcontainers.WithLabels(map[string]string{ownerLabel: owner()}),
 		testcontainers.WithHostConfigModifier(func(h *container.HostConfig) { h.PortBindings = bindings }))...)
 	if err != nil {
@@ -115,7 +121,7 @@ func runContainer(image string, ready readiness, ports map[string]int, opts ...t
 	return c, nil
 }
 
-// addr is where clients reach a port of the container.
+// addr returns the address at which clients reach a port of the container.
 func (c *containerServer) addr(port string) string {
 	return net.JoinHostPort(c.host, strconv.Itoa(c.ports[port]))
 }
@@ -127,7 +133,7 @@ func (c *containerServer) awaitReady(ctx context.Context) error {
 	return nil
 }
 
-// poll calls try until it returns nil, and returns its last error when ctx ends before.
+// poll calls try until it returns nil. When ctx ends, poll returns the last error of try.
 func poll(ctx context.Context, try func() error) error {
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
@@ -144,7 +150,7 @@ func poll(ctx context.Context, try func() error) error {
 	}
 }
 
-// ask has the engine do something to the container.
+// ask runs an operation of the engine on the container, with a time limit.
 func (c *containerServer) ask(do func(ctx context.Context, e *client.Client) error) error {
 	e, err := engine()
 	if err != nil {
@@ -175,7 +181,7 @@ func (c *containerServer) ended() bool {
 	return err == nil && !s.Running
 }
 
-// kill sends SIGKILL to every process of the container, also of a frozen one, and returns when they have ended.
+// kill sends SIGKILL to every process of the container, also if it is frozen, and returns when they have ended.
 func (c *containerServer) kill() error {
 	if c.ended() {
 		return nil
@@ -194,10 +200,11 @@ func (c *containerServer) kill() error {
 	})
 }
 
-// freeze pauses the container. On a busy machine the engine may give up before all threads have stopped (cgroups v1), and is asked again.
+// freeze pauses the container. On a busy machine the engine may give up before all threads have stopped (cgroups v1).
+// So freeze retries.
 func (c *containerServer) freeze() error {
 	if c.ended() {
-		return errors.New("it has ended")
+		return errors.New("the container has ended")
 	}
 	return c.ask(func(ctx context.Context, e *client.Client) error {
 		return poll(ctx, func() error {
@@ -239,7 +246,7 @@ func (c *containerServer) exec(cmd ...string) (code int, err error) {
 	return code, err
 }
 
-// signal reaches the container's first process.
+// signal sends a signal to the container's first process.
 func (c *containerServer) signal(s string) error {
 	return c.ask(func(ctx context.Context, e *client.Client) error {
 		_, err := e.ContainerKill(ctx, c.id, client.ContainerKillOptions{Signal: s})
@@ -247,15 +254,16 @@ func (c *containerServer) signal(s string) error {
 	})
 }
 
-// join connects the container to a network, where the others know it by this name.
+// join connects the container to a network, in which other containers find it by this name.
 func (c *containerServer) join(id, name string) error {
 	return c.ask(func(ctx context.Context, e *client.Client) error {
-		_, err := e.NetworkConnect(ctx, id, client.NetworkConnectOptions{Container: c.id, EndpointConfig: &network.EndpointSettings{Aliases: []string{name}}})
+		_, err := e.NetworkConnect(ctx, id, client.NetworkConnectOptions{Container: c.id,
+			EndpointConfig: &network.EndpointSettings{Aliases: []string{name}}})
 		return err
 	})
 }
 
-// leave cuts the container off from a network: what it sends there is lost.
+// leave disconnects the container from a network: the packets that it sends there are lost.
 func (c *containerServer) leave(id string) error {
 	return c.ask(func(ctx context.Context, e *client.Client) error {
 		_, err := e.NetworkDisconnect(ctx, id, client.NetworkDisconnectOptions{Container: c.id})
@@ -263,16 +271,17 @@ func (c *containerServer) leave(id string) error {
 	})
 }
 
-// owner names this process beyond its id, which another gets some day: with the boot, the namespace of its id, and its start.
+// owner identifies this process. Because its id is reused some day, it adds the boot, the namespace of the id and the
+// start time.
 func owner() string { return ownerOf(os.Getpid()) }
 
 func ownerOf(pid int) string {
-	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id") // what cannot be read is empty for everybody
+	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id") // if it cannot be read, it is empty for every process
 	space, _ := os.Readlink("/proc/self/ns/pid")
 	return strings.Join([]string{strings.TrimSpace(string(boot)), space, strconv.Itoa(pid), started(pid)}, " ")
 }
 
-// orphaned reports that the owner was a process of this machine, in this namespace, and has ended.
+// orphaned reports whether the owner was a process of this machine, in this namespace, that has ended.
 func orphaned(of string) bool {
 	f := strings.Split(of, " ")
 	if len(f) != 4 {
@@ -283,7 +292,7 @@ func orphaned(of string) bool {
 	return err == nil && f[0] != "" && f[0] == now[0] && f[1] == now[1] && f[3] != now[3]
 }
 
-// makeNetwork makes a network that has no way out of it, and returns its id.
+// makeNetwork creates a network without access to other networks, and returns its id.
 func makeNetwork() (id string, err error) {
 	e, err := engine()
 	if err != nil {
@@ -291,7 +300,8 @@ func makeNetwork() (id string, err error) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), engineTimeout)
 	defer cancel()
-	made, err := e.NetworkCreate(ctx, "tidings-test-"+rand.Text(), client.NetworkCreateOptions{Internal: true, Labels: map[string]string{ownerLabel: owner()}})
+	made, err := e.NetworkCreate(ctx, "tidings-test-"+rand.Text(),
+		client.NetworkCreateOptions{Internal: true, Labels: map[string]string{ownerLabel: owner()}})
 	return made.ID, err
 }
 
@@ -305,12 +315,12 @@ func dropNetwork(id string) error {
 	return removeNetwork(ctx, e.Client, id)
 }
 
-// removeContainers removes the containers and networks of these owners.
+// removeContainers removes the containers and networks whose owner of accepts.
 func removeContainers(ctx context.Context, e *client.Client, of func(owner string) bool) error {
 	ours := client.Filters{}.Add("label", ownerLabel)
 	containers, err := e.ContainerList(ctx, client.ContainerListOptions{All: true, Filters: ours})
 	if err != nil {
-		return fmt.Errorf("find what killed tests left: %w", err)
+		return fmt.Errorf("list the containers of killed tests: %w", err)
 	}
 	var errs []error
 	for _, c := range containers.Items {
@@ -339,7 +349,7 @@ func removeNetwork(ctx context.Context, e *client.Client, id string) error {
 	return unlessGone(err)
 }
 
-// unlessGone is nil when another process has removed the same, or does so now.
+// unlessGone returns nil if another process has removed the object, or is removing it.
 func unlessGone(err error) error {
 	if errdefs.IsNotFound(err) || errdefs.IsConflict(err) {
 		return nil

@@ -12,7 +12,7 @@ import (
 	"github.com/moby/moby/client"
 )
 
-// TestContainersAreOpenToThisMachineAlone, on all ports that they publish, also after a restart.
+// TestContainersAreOpenToThisMachineAlone checks all published ports, also after a restart.
 func TestContainersAreOpenToThisMachineAlone(t *testing.T) {
 	if !forceDocker() {
 		t.Log("the servers of this run are no containers")
@@ -42,7 +42,8 @@ func TestContainersAreOpenToThisMachineAlone(t *testing.T) {
 	}
 }
 
-// killed runs this test binary again, which starts servers in containers, does what how says, and kills itself. It returns the owner of the containers.
+// killed runs this test binary again as a child. The child starts servers in containers, does what how names, and
+// kills itself. killed returns the owner of the containers.
 func killed(t *testing.T, test, how string) (owner string) {
 	t.Helper()
 	out := filepath.Join(t.TempDir(), "owner")
@@ -50,16 +51,17 @@ func killed(t *testing.T, test, how string) (owner string) {
 	cmd.Env = append(os.Environ(), "TESTKIT_KILLED_CONTAINERS="+how, "TESTKIT_KILLED_OUT="+out)
 	said, err := cmd.CombinedOutput()
 	if cmd.ProcessState.ExitCode() != -1 {
-		t.Fatalf("it was not killed: %v\n%s", err, said)
+		t.Fatalf("the child was not killed: %v\n%s", err, said)
 	}
 	b, err := os.ReadFile(out)
 	if err != nil || len(b) == 0 {
-		t.Fatalf("it started no servers: %v", err)
+		t.Fatalf("the child started no servers: %v", err)
 	}
 	return string(b)
 }
 
-// TestFaultKilledTestBinaryLeavesNoContainer: its reaper removes what it has, and when that is killed too, the next test binary does.
+// TestFaultKilledTestBinaryLeavesNoContainer: the binary's reaper removes its containers. If the reaper is killed
+// too, the next binary does.
 func TestFaultKilledTestBinaryLeavesNoContainer(t *testing.T) {
 	if !forceDocker() {
 		t.Log("the servers of this run are no containers")
@@ -88,21 +90,21 @@ func TestFaultKilledTestBinaryLeavesNoContainer(t *testing.T) {
 		return len(cs.Items), len(ns.Items)
 	}
 	alone := killed(t, t.Name(), "alone")
-	Eventually(t, 30*time.Second, "the reaper to remove the containers and the network", func() (bool, error) {
+	Eventually(t, 30*time.Second, "the reaper removes the containers and the network", func() (bool, error) {
 		containers, networks := left(alone)
 		return containers == 0 && networks == 0, nil
 	})
 	both := killed(t, t.Name(), "with its reaper")
 	if containers, networks := left(both); containers != 4 || networks != 1 {
-		t.Fatalf("%d containers and %d networks are left, want 4 and 1", containers, networks)
+		t.Fatalf("%d containers and %d networks remain, want 4 and 1", containers, networks)
 	}
 	mine := NATSProcess(t)
 	check(t, "remove what is left", removeContainers(t.Context(), e.Client, orphaned))
 	if containers, networks := left(both); containers != 0 || networks != 0 {
-		t.Errorf("%d containers and %d networks are left of a process that has ended", containers, networks)
+		t.Errorf("%d containers and %d networks of an ended process remain", containers, networks)
 	}
 	if mine.s.(*dockerNATS).ended() {
-		t.Error("a container of a process that lives is gone")
+		t.Error("a container of a running process was removed")
 	}
 }
 

@@ -40,10 +40,12 @@ func startDockerPostgres(settings ...string) (server, error) {
 		return nil, err
 	}
 	cmd := []string{"postgres"}
-	for _, s := range append([]string{"fsync=off", "full_page_writes=off", "max_connections=300", "max_prepared_transactions=20"}, settings...) {
+	base := []string{"fsync=off", "full_page_writes=off", "max_connections=300", "max_prepared_transactions=20"}
+	for _, s := range append(base, settings...) {
 		cmd = append(cmd, "-c", s)
 	}
-	ready := func(ctx context.Context, c *containerServer) error { return dockerPostgres{c}.ping(ctx) } // while the image prepares its cluster nothing listens on TCP
+	// While the image prepares its cluster, no process listens on TCP.
+	ready := func(ctx context.Context, c *containerServer) error { return dockerPostgres{c}.ping(ctx) }
 	c, err := runContainer(cmp.Or(os.Getenv("TEST_POSTGRES_IMAGE"), "postgres:17-alpine"), ready, map[string]int{postgresPort: port},
 		testcontainers.WithEnv(map[string]string{"POSTGRES_PASSWORD": "postgres"}), testcontainers.WithCmd(cmd...))
 	if err != nil {
@@ -59,7 +61,8 @@ func startDockerPostgres(settings ...string) (server, error) {
 }
 
 func (d dockerPostgres) url(database string) string {
-	u := url.URL{Scheme: "postgres", User: url.UserPassword("postgres", "postgres"), Host: d.addr(postgresPort), Path: "/" + database, RawQuery: "sslmode=disable"}
+	u := url.URL{Scheme: "postgres", User: url.UserPassword("postgres", "postgres"), Host: d.addr(postgresPort), Path: "/" + database,
+		RawQuery: "sslmode=disable"}
 	return u.String()
 }
 
@@ -74,7 +77,7 @@ func (d dockerPostgres) ping(ctx context.Context) error {
 }
 
 func (d dockerPostgres) signalBackend(pid int, s syscall.Signal) error {
-	_, err := d.exec("kill", "-"+strconv.Itoa(int(s)), strconv.Itoa(pid)) // an exit code of 1: it has gone
+	_, err := d.exec("kill", "-"+strconv.Itoa(int(s)), strconv.Itoa(pid)) // exit code 1 means that the process has ended
 	return err
 }
 
@@ -84,14 +87,14 @@ type dockerNATS struct {
 	cfg broker.ServerConfig
 }
 
-// The ports of the image's server, and the directory where it has that of the test.
+// The ports of the image's server, and the directory in the container that is the test's directory.
 const (
 	natsPort, natsMonitor = "4222/tcp", "8222/tcp"
 	natsRoutes            = "6222"
 	natsDir               = "/tidings"
 )
 
-// startDockerNATS runs the image TEST_NATS_IMAGE. Its store is on this machine, and belongs to the user of the tests.
+// startDockerNATS runs the image TEST_NATS_IMAGE. The store is on this machine, and belongs to the user of the tests.
 func startDockerNATS(cfg broker.ServerConfig) (natsServer, string, error) {
 	monitor, err := pglocal.FreePort()
 	if err != nil {
@@ -105,11 +108,11 @@ func startDockerNATS(cfg broker.ServerConfig) (natsServer, string, error) {
 		return nil, "", err
 	}
 	ready := healthy
-	if cfg.Cluster != nil { // it may wait for others
+	if cfg.Cluster != nil { // it may wait for the other servers
 		ready = greets
 	}
-	d.containerServer, err = runContainer(cmp.Or(os.Getenv("TEST_NATS_IMAGE"), "nats:2"), ready, map[string]int{natsPort: cfg.Port, natsMonitor: monitor},
-		testcontainers.WithCmd("--config", natsDir+"/container.conf"),
+	d.containerServer, err = runContainer(cmp.Or(os.Getenv("TEST_NATS_IMAGE"), "nats:2"), ready,
+		map[string]int{natsPort: cfg.Port, natsMonitor: monitor}, testcontainers.WithCmd("--config", natsDir+"/container.conf"),
 		testcontainers.WithConfigModifier(func(c *container.Config) { c.User = fmt.Sprintf("%d:%d", os.Getuid(), os.Getgid()) }),
 		testcontainers.WithHostConfigModifier(func(h *container.HostConfig) {
 			h.Mounts = append(h.Mounts, mount.Mount{Type: mount.TypeBind, Source: d.dir(), Target: natsDir})
@@ -120,10 +123,11 @@ func startDockerNATS(cfg broker.ServerConfig) (natsServer, string, error) {
 	return d, "nats://" + d.addr(natsPort), nil
 }
 
-// dir is on this machine; the container has it as natsDir.
+// dir returns the directory on this machine that the container has as natsDir.
 func (d *dockerNATS) dir() string { return filepath.Dir(d.cfg.Dir) }
 
-// configure writes the server's configuration: that of the test, with what makes it reach its store, its clients and its cluster.
+// configure writes the server's configuration: that of the test, and the addresses of its store, its clients and its
+// cluster.
 func (d *dockerNATS) configure() error {
 	e, err := engine()
 	if err != nil {
@@ -141,14 +145,15 @@ func (d *dockerNATS) configure() error {
 		conf = fmt.Appendf(conf, ", max_file_store: %d", d.cfg.MaxStore)
 	}
 	conf = append(conf, " }\n"...)
-	if c := d.cfg.Cluster; c != nil { // pings find a route that leads nowhere any more
-		conf = fmt.Appendf(conf, "server_name: %q\nserver_tags: [%s]\ncluster { name: tidings, port: %s, no_advertise: true, ping_interval: 2s, ping_max: 2, routes: [%s] }\n",
+	if c := d.cfg.Cluster; c != nil { // pings detect a broken route
+		conf = fmt.Appendf(conf, "server_name: %q\nserver_tags: [%s]\ncluster { name: tidings, port: %s, no_advertise: true, "+
+			"ping_interval: 2s, ping_max: 2, routes: [%s] }\n",
 			c.Server, `"`+strings.Join(c.Tags, `", "`)+`"`, natsRoutes, strings.Join(c.Routes, ", "))
 	}
 	return os.WriteFile(filepath.Join(d.dir(), "container.conf"), conf, 0o600)
 }
 
-// reload has the server read its configuration again, and returns once it has.
+// reload makes the server read its configuration again, and returns when it has done so.
 func (d *dockerNATS) reload() error {
 	ctx, cancel := context.WithTimeout(context.Background(), engineTimeout)
 	defer cancel()
@@ -163,11 +168,11 @@ func (d *dockerNATS) reload() error {
 		if now, err := d.loaded(ctx); err != nil || now != before {
 			return err
 		}
-		return errors.New("the server does not take the configuration")
+		return errors.New("the server has not loaded the new configuration")
 	})
 }
 
-// loaded returns when the server read its configuration.
+// loaded returns the time at which the server read its configuration.
 func (d *dockerNATS) loaded(ctx context.Context) (string, error) {
 	var vars struct {
 		Loaded string `json:"config_load_time"`
@@ -175,7 +180,7 @@ func (d *dockerNATS) loaded(ctx context.Context) (string, error) {
 	return vars.Loaded, monitored(ctx, d.containerServer, "/varz", &vars)
 }
 
-// healthy is ready once JetStream has read its store.
+// healthy returns nil when JetStream has read its store.
 func healthy(ctx context.Context, c *containerServer) error {
 	return monitored(ctx, c, "/healthz", &struct{}{})
 }
@@ -196,7 +201,7 @@ func monitored(ctx context.Context, c *containerServer, path string, into any) e
 	return json.NewDecoder(res.Body).Decode(into)
 }
 
-// greets is ready once the server speaks to clients. The engine itself takes connections before that.
+// greets returns nil when the server sends its greeting. The engine itself accepts connections before that.
 func greets(ctx context.Context, c *containerServer) error {
 	conn, err := new(net.Dialer).DialContext(ctx, "tcp", c.addr(natsPort))
 	if err != nil {

@@ -55,12 +55,13 @@ func localSettings() map[string]string {
 		"max_wal_senders":           "0",
 		"max_prepared_transactions": "20",
 		"max_wal_size":              "256MB",
-		"shared_buffers":            "64MB", // several test binaries run at once
+		"shared_buffers":            "64MB", // several test binaries run at the same time
 	}
 }
 
-// hashOnce stores the login's password with 1 iteration of its hash (RFC 5802, section 3) in the place of 4,096. A client computes them for
-// each connection, which takes it 10 ms under the race detector: more than anything else that a connection costs.
+// hashOnce stores the login's password with 1 iteration of its hash (RFC 5802, section 3) instead of 4,096. A client
+// computes the iterations for each connection. Under the race detector that takes 10 ms, longer than the rest of the
+// connection.
 func hashOnce(ctx context.Context, s server) error {
 	u, err := url.Parse(s.url("postgres"))
 	if err != nil {
@@ -79,7 +80,8 @@ func hashOnce(ctx context.Context, s server) error {
 	}
 	stored := sha256.Sum256(sign(salted, "Client Key"))
 	encode := base64.StdEncoding.EncodeToString
-	return execute(ctx, s, fmt.Sprintf(`ALTER ROLE postgres PASSWORD 'SCRAM-SHA-256$1:%s$%s:%s'`, encode(salt), encode(stored[:]), encode(sign(salted, "Server Key"))))
+	return execute(ctx, s, fmt.Sprintf(`ALTER ROLE postgres PASSWORD 'SCRAM-SHA-256$1:%s$%s:%s'`, encode(salt), encode(stored[:]),
+		encode(sign(salted, "Server Key"))))
 }
 
 func (l *local) url(database string) string { return l.s.URL(database) }
@@ -88,7 +90,7 @@ func (l *local) stop() error {
 	if err := l.thaw(); err != nil {
 		return err
 	}
-	if err := l.s.Abort(); err != nil { // its data goes with it
+	if err := l.s.Abort(); err != nil { // its data is deleted below
 		return err
 	}
 	return pglocal.Destroy(l.cfg.Dir)
@@ -107,7 +109,7 @@ func (l *local) kill() error {
 	if l.ended() {
 		return l.s.Stop()
 	}
-	// Frozen first, so that no process is born or ends on its own while the others die.
+	// Freeze first, so that no process starts or ends by itself while the others are killed.
 	pids, err := freezeTree(l.s.PID())
 	if err != nil {
 		return err
@@ -117,7 +119,7 @@ func (l *local) kill() error {
 			return err
 		}
 	}
-	return l.s.Stop() // waits for the end and gives the directory back
+	return l.s.Stop() // waits for the end and unlocks the directory
 }
 
 func (l *local) freeze() error {
@@ -133,7 +135,7 @@ func (l *local) thaw() error {
 	if err != nil {
 		return err
 	}
-	for i := len(pids) - 1; i >= 0; i-- { // the postmaster last: it reacts to what its children do
+	for i := len(pids) - 1; i >= 0; i-- { // the postmaster last: it reacts to its children
 		if err := signal(pids[i], syscall.SIGCONT); err != nil {
 			return err
 		}
@@ -155,14 +157,14 @@ func (l *local) restart(ctx context.Context) error {
 	}
 	l.s = s
 	if now := s.URL("postgres"); now != before {
-		return fmt.Errorf("the port was taken meanwhile: %s became %s", before, now)
+		return fmt.Errorf("another process took the port meanwhile: %s became %s", before, now)
 	}
 	return nil
 }
 
 func (l *local) signalBackend(pid int, s syscall.Signal) error { return signal(pid, s) }
 
-// freezeTree stops pid and its descendants and returns them, pid first, once every one of them has stopped.
+// freezeTree stops pid and its descendants, and returns them, pid first, when all have stopped.
 func freezeTree(pid int) ([]int, error) {
 	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
 		pids, err := tree(pid)

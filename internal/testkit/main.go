@@ -17,30 +17,32 @@ import (
 	"github.com/tidings/tidings/internal/pglocal"
 )
 
-// The test binary runs itself again with one of the first two set: as the reaper of a directory, or as a NATS server. The reaper knows its parent by the third.
+// The test binary runs itself again with one of the first two variables set: as the reaper of a directory, or as a
+// NATS server. The third tells the reaper its parent.
 const (
 	reapEnv  = "TIDINGS_TESTKIT_REAP"
 	natsEnv  = "TIDINGS_TESTKIT_NATS"
 	ownerEnv = "TIDINGS_TESTKIT_OWNER"
 )
 
-// shared is what the tests of one binary have in common. It is a variable because TestMain and the tests share no other place.
+// shared is the state that the tests of one binary share. It is a variable because TestMain and the tests share no
+// other place.
 var shared struct {
 	mu         sync.Mutex
-	running    bool // Main runs
+	running    bool // whether Main runs
 	dir        string
 	reaper     *exec.Cmd
-	tell       io.Writer // the reaper
-	containers bool      // it knows that there are some
+	tell       io.Writer // writes to the reaper
+	containers bool      // the reaper knows that there are containers
 	pg         server
 	pgErr      error
 	pgOnce     sync.Once
 }
 
-// Main is the TestMain of every package that uses servers: it runs the tests, stops what they shared, fails when a goroutine
-// is left, and exits.
+// Main is the TestMain of every package that uses servers. It runs the tests, stops the shared servers, fails if a
+// goroutine still runs, and exits.
 func Main(m *testing.M) {
-	_ = os.Setenv("TESTCONTAINERS_RYUK_DISABLED", "true") // our own reaper removes the containers, without an image and its privileges
+	_ = os.Setenv("TESTCONTAINERS_RYUK_DISABLED", "true") // our reaper removes the containers, and needs no image and no privileges
 	if dir := os.Getenv(reapEnv); dir != "" {
 		os.Exit(exitCode(reap(dir, os.Stdin)))
 	}
@@ -71,7 +73,7 @@ func exitCode(err error) int {
 	return 1
 }
 
-// ignoredGoroutines are those of libraries that cannot be stopped: idle connections to the Docker engine.
+// ignoredGoroutines are goroutines of libraries that cannot be stopped: idle connections to the Docker engine.
 func ignoredGoroutines() []goleak.Option {
 	return []goleak.Option{
 		goleak.IgnoreAnyFunction("net/http.(*persistConn).readLoop"),
@@ -79,7 +81,7 @@ func ignoredGoroutines() []goleak.Option {
 	}
 }
 
-// useScratch has everything temporary, such as t.TempDir, lie where servers' data does.
+// useScratch moves temporary files, including those of t.TempDir, to the directory of the servers' data.
 func useScratch() error {
 	dir, err := scratch("tmp")
 	if err == nil {
@@ -88,8 +90,8 @@ func useScratch() error {
 	return errors.Join(err, os.Setenv("TMPDIR", dir))
 }
 
-// scratch returns a new directory for a server's data. It is not t.TempDir, which only root could enter when the tests run as
-// root and PostgreSQL as somebody else. The reaper removes it.
+// scratch returns a new directory for a server's data. It is not below t.TempDir: when the tests run as root, only
+// root could enter that, and PostgreSQL runs as another user. The reaper removes it.
 func scratch(name string) (string, error) {
 	shared.mu.Lock()
 	defer shared.mu.Unlock()
@@ -99,7 +101,7 @@ func scratch(name string) (string, error) {
 	return os.MkdirTemp(shared.dir, name+"-")
 }
 
-// reapContainers has the reaper remove this process's containers as well.
+// reapContainers makes the reaper remove this process's containers too.
 func reapContainers() error {
 	shared.mu.Lock()
 	defer shared.mu.Unlock()
@@ -111,8 +113,9 @@ func reapContainers() error {
 	return err
 }
 
-// startReaper starts, once, a child that waits for the end of this process and then removes the directory and the servers on it. Without it a
-// killed or timed-out test binary would leave its servers behind. The caller holds the lock.
+// startReaper starts, once, a child that waits for the end of this process and then removes the directory and the
+// servers in it. Without it a killed or timed-out test binary would leave its servers running. The caller holds the
+// lock.
 func startReaper() error {
 	if !shared.running {
 		return errors.New("this package's TestMain does not call testkit.Main")
@@ -129,7 +132,7 @@ func startReaper() error {
 	}
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), reapEnv+"="+dir, ownerEnv+"="+owner())
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is for the tests
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C must not end the reaper
 	cmd.Stderr = os.Stderr
 	if shared.tell, err = cmd.StdinPipe(); err != nil {
 		return err
@@ -141,7 +144,8 @@ func startReaper() error {
 	return nil
 }
 
-// reap waits until its standard input ends, as it does when the parent has ended. A byte there says that the parent has containers.
+// reap waits until its standard input ends, which happens when the parent has ended. A byte in it means that the
+// parent has containers.
 func reap(dir string, stdin io.Reader) error {
 	told, err := io.Copy(io.Discard, stdin)
 	if err != nil {
@@ -170,11 +174,11 @@ func stopShared() error {
 	defer shared.mu.Unlock()
 	shared.running = false
 	if shared.reaper != nil {
-		// It ends at once, having nothing left to do but to remove the directory.
+		// It has only the directory left to remove, which happens below.
 		if k := shared.reaper.Process.Kill(); k != nil && !errors.Is(k, os.ErrProcessDone) {
 			err = errors.Join(err, k)
 		}
-		_ = shared.reaper.Wait() // reports the kill
+		_ = shared.reaper.Wait() // its error reports the kill
 		err = errors.Join(err, os.RemoveAll(shared.dir))
 	}
 	return err

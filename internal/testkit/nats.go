@@ -29,20 +29,20 @@ type Broker struct {
 
 	cfg   broker.Config
 	serve broker.ServerConfig
-	s     natsServer // nil when it is not ours
+	s     natsServer // nil for TEST_NATS_URL
 }
 
 // natsServer is a NATS server in this process, in a child of it, or in a container.
 type natsServer interface {
 	process
-	reload() error // its configuration file
+	reload() error // reads its configuration file again
 }
 
-// Config is how the code under test reaches this server, and under which names. On a server that is not the test's alone
-// (TEST_NATS_URL) the stream and its subjects have names of the test's own, so take them from here.
+// Config returns the configuration with which the code under test connects to this server. On a shared server
+// (TEST_NATS_URL) the stream and its subjects have names of this test only, so always use these names.
 func (b *Broker) Config() broker.Config { return b.cfg }
 
-// Dir is where the server keeps its files; empty when it is not one of this machine's.
+// Dir returns the directory of the server's files. It is empty for TEST_NATS_URL.
 func (b *Broker) Dir() string { return b.serve.Dir }
 
 // Connect returns a connection that is closed when the test ends.
@@ -56,7 +56,7 @@ func (b *Broker) Connect(t testing.TB) *nats.Conn {
 	return nc
 }
 
-// closeConn closes nc and waits until its goroutines have ended, which would otherwise look leaked.
+// closeConn closes nc and waits until its goroutines have ended. Otherwise the leak check would find them.
 func closeConn(nc *nats.Conn) {
 	closed := nc.StatusChanged(nats.CLOSED)
 	if nc.IsClosed() {
@@ -69,7 +69,7 @@ func closeConn(nc *nats.Conn) {
 	}
 }
 
-// NATS returns a server of the test's own. It syncs lazily, and keeps its store in the test's directory.
+// NATS returns a private server for the test. It does not sync each write, and its store is in the test's directory.
 func NATS(t testing.TB) *Broker {
 	t.Helper()
 	skipIfShort(t)
@@ -79,15 +79,16 @@ func NATS(t testing.TB) *Broker {
 	return newBroker(t, startHere, "")
 }
 
-// NATSWith returns a server of the test's own with a configuration of users and their permissions. Its URL has no user in it. TEST_NATS_URL is not used.
+// NATSWith returns a private server with a configuration of users and their permissions. Its URL contains no user. It
+// ignores TEST_NATS_URL.
 func NATSWith(t testing.TB, conf string) *Broker {
 	t.Helper()
 	skipIfShort(t)
 	return newBroker(t, startHere, conf)
 }
 
-// NATSProcess returns a server of the test's own that the test may kill, freeze and restart. It syncs lazily; as the machine does not fail, a kill loses
-// nothing that was acknowledged. TEST_NATS_URL is not used.
+// NATSProcess returns a private server that the test may kill, freeze and restart. It does not sync each write.
+// Because the machine does not fail, a kill loses no acknowledged message. It ignores TEST_NATS_URL.
 func NATSProcess(t testing.TB) *Broker {
 	t.Helper()
 	skipIfShort(t)
@@ -112,7 +113,7 @@ func newBroker(t testing.TB, start starter, conf string) *Broker {
 	return b
 }
 
-// start runs the server by start, or in a container when all servers are to be there.
+// start runs the server with start, or in a container with TEST_SERVERS=docker.
 func (b *Broker) start(start starter) (err error) {
 	if err := os.MkdirAll(b.serve.Dir, 0o700); err != nil {
 		return err
@@ -130,18 +131,18 @@ func (b *Broker) start(start starter) (err error) {
 
 func (b *Broker) setURL(url string) {
 	b.URL = url
-	b.cfg = broker.Config{URL: url, Stream: "EVENTS", Prefix: "events", LivePrefix: "live", Replicas: 1, MaxAge: 720 * time.Hour, MaxBytes: -1,
-		Timeout: 5 * time.Second, Ping: time.Second}
+	b.cfg = broker.Config{URL: url, Stream: "EVENTS", Prefix: "events", LivePrefix: "live", Replicas: 1,
+		MaxAge: 720 * time.Hour, MaxBytes: -1, Timeout: 5 * time.Second, Ping: time.Second}
 }
 
-// Kill ends the server with SIGKILL and returns when it is gone. Only for NATSProcess.
+// Kill ends the server with SIGKILL and returns when it has ended. Only for NATSProcess.
 func (b *Broker) Kill(t testing.TB) {
 	t.Helper()
 	check(t, "kill NATS", b.server(t).kill())
 }
 
-// Freeze stops the server with all that it does: connections stay open and nobody answers. It is thawed at the latest when the test ends. Only for
-// NATSProcess.
+// Freeze stops all processes of the server: connections stay open, and it answers nothing. The end of the test thaws
+// it. Only for NATSProcess.
 func (b *Broker) Freeze(t testing.TB) {
 	t.Helper()
 	s := b.server(t)
@@ -155,7 +156,8 @@ func (b *Broker) Thaw(t testing.TB) {
 	check(t, "thaw NATS", b.server(t).thaw())
 }
 
-// Restart ends the server if it runs, frozen or not, with SIGKILL and starts it on the same store and port. Only for NATSProcess.
+// Restart ends the server with SIGKILL if it runs or is frozen, and starts it with the same store and port. Only for
+// NATSProcess.
 func (b *Broker) Restart(t testing.TB) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
@@ -165,7 +167,7 @@ func (b *Broker) Restart(t testing.TB) {
 	}
 }
 
-// Reload gives the server another configuration and returns once it has it. Only for NATSWith.
+// Reload gives the server another configuration and returns when the server uses it. Only for NATSWith.
 func (b *Broker) Reload(t testing.TB, conf string) {
 	t.Helper()
 	check(t, "configure NATS", os.WriteFile(b.serve.File, []byte(conf), 0o600))
@@ -175,12 +177,12 @@ func (b *Broker) Reload(t testing.TB, conf string) {
 func (b *Broker) server(t testing.TB) natsServer {
 	t.Helper()
 	if b.s == nil {
-		t.Fatal("this NATS is not the test's own")
+		t.Fatal("the test shares this NATS (TEST_NATS_URL) and cannot disturb it")
 	}
 	return b.s
 }
 
-// here is a server in this process, which no signal can disturb alone.
+// here is a server in this process. A signal to it would disturb the tests too.
 type here struct{ *broker.Server }
 
 func startHere(cfg broker.ServerConfig) (natsServer, string, error) {
@@ -191,7 +193,7 @@ func startHere(cfg broker.ServerConfig) (natsServer, string, error) {
 	return here{s}, s.URL(), nil
 }
 
-var errHere = errors.New("this NATS is no process of its own: use testkit.NATSProcess")
+var errHere = errors.New("this NATS runs inside the test process: use testkit.NATSProcess")
 
 func (h here) stop() error                 { h.Shutdown(); return nil }
 func (h here) reload() error               { return h.Reload() }
@@ -200,14 +202,14 @@ func (here) freeze() error                 { return errHere }
 func (here) thaw() error                   { return errHere }
 func (here) restart(context.Context) error { return errHere }
 
-// child is a test binary that runs as a NATS server.
+// child is a child process that runs this test binary as a NATS server.
 type child struct {
 	cfg  broker.ServerConfig
 	cmd  *exec.Cmd
 	done chan struct{}
 }
 
-// startChild returns once the child says that it serves.
+// startChild starts a child and returns when it serves.
 func startChild(cfg broker.ServerConfig) (_ natsServer, _ string, err error) {
 	if cfg.Port, err = fixedPort(cfg.Port); err != nil {
 		return nil, "", err
@@ -220,7 +222,8 @@ func startChild(cfg broker.ServerConfig) (_ natsServer, _ string, err error) {
 	return c, url, nil
 }
 
-// fixedPort is known before the server starts, and not one that a client of the stopped server could be given.
+// fixedPort chooses a port before the server starts. The kernel does not give it to a client while the server is
+// stopped.
 func fixedPort(port int) (int, error) {
 	if port != 0 {
 		return port, nil
@@ -244,7 +247,7 @@ func (c *child) start() (url string, err error) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Stderr = os.Stderr
 	cmd.WaitDelay = time.Second
-	if _, err := cmd.StdinPipe(); err != nil { // its end tells the child that we have ended
+	if _, err := cmd.StdinPipe(); err != nil { // the pipe's end tells the child that this process has ended
 		return "", err
 	}
 	out, err := cmd.StdoutPipe()
@@ -257,12 +260,12 @@ func (c *child) start() (url string, err error) {
 	line, readErr := bufio.NewReader(out).ReadString('\n')
 	done := make(chan struct{})
 	go func() {
-		_ = cmd.Wait() // it is killed in the end
+		_ = cmd.Wait() // it ends by a kill
 		close(done)
 	}()
 	if readErr != nil {
 		<-done
-		return "", fmt.Errorf("the NATS child ended at its start: %s", cmd.ProcessState)
+		return "", fmt.Errorf("the NATS child ended during its start: %s", cmd.ProcessState)
 	}
 	c.cmd, c.done = cmd, done
 	return strings.TrimSpace(line), nil
@@ -296,7 +299,7 @@ func (c *child) kill() error {
 
 func (c *child) freeze() error {
 	if c.ended() {
-		return errors.New("it has ended")
+		return errors.New("the NATS child has ended")
 	}
 	_, err := freezeTree(c.cmd.Process.Pid)
 	return err
@@ -323,7 +326,7 @@ type natsSpec struct {
 	Cluster  *broker.Cluster
 }
 
-// serveNATS is the child: it prints its URL and serves until its standard input ends.
+// serveNATS runs in the child. It prints its URL and serves until its standard input ends.
 func serveNATS(spec string, stdin io.Reader, stdout io.Writer) error {
 	var s natsSpec
 	if err := json.Unmarshal([]byte(spec), &s); err != nil {
@@ -341,7 +344,7 @@ func serveNATS(spec string, stdin io.Reader, stdout io.Writer) error {
 	return err
 }
 
-// externalNATS gives the test names of its own on a server that somebody else runs, and removes its streams afterwards.
+// externalNATS uses names of this test only on a shared server, and removes its streams afterwards.
 func externalNATS(t testing.TB, url string) *Broker {
 	t.Helper()
 	b := &Broker{}
@@ -377,7 +380,8 @@ func externalNATS(t testing.TB, url string) *Broker {
 	return b
 }
 
-// Copy returns a directory with the server's files as they are at this moment, as a snapshot of its disk has them. Only for NATSProcess.
+// Copy returns a directory with a copy of the server's current files, like a snapshot of its disk. Only for
+// NATSProcess.
 func (b *Broker) Copy(t testing.TB) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -387,7 +391,7 @@ func (b *Broker) Copy(t testing.TB) string {
 	return dir
 }
 
-// NATSProcessOf is NATSProcess on a copy of files that Copy made.
+// NATSProcessOf is NATSProcess with the files of a directory from Copy.
 func NATSProcessOf(t testing.TB, dir string) *Broker {
 	t.Helper()
 	b := NATSProcess(t)

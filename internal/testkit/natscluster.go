@@ -17,9 +17,10 @@ import (
 	"github.com/tidings/tidings/internal/pglocal"
 )
 
-// BrokerCluster is a NATS cluster of one test. Each node is a process or a container, which the test may kill, freeze, thaw, restart, and cut off from the others.
+// BrokerCluster is a NATS cluster for one test. Each node is a process or a container. The test may kill, freeze,
+// thaw and restart it, and cut it off from the others.
 type BrokerCluster struct {
-	Nodes []*Broker // their Config connects to the node alone, with as many replicas as there are nodes
+	Nodes []*Broker // their Config connects only to this node; replicas: the number of nodes
 
 	t       testing.TB
 	cfg     broker.Config
@@ -27,26 +28,29 @@ type BrokerCluster struct {
 	between routes
 }
 
-// routes is what connects the nodes of a cluster.
+// routes are the connections between the nodes of a cluster.
 type routes interface {
 	cut(b *Broker) error
 	heal(b *Broker) error
 }
 
-// clusterTimeout bounds how long a cluster may take to elect: seconds, on a busy machine more.
+// clusterTimeout limits an election of the cluster. It takes seconds, and longer on a busy machine.
 const clusterTimeout = 90 * time.Second
 
-// NATSCluster returns a cluster of the test's own with n servers, once it takes streams of n replicas. Like NATSProcess it syncs lazily. The first has
-// the tag zone:a, the others have zone:b, and each has one of its own, node:n0. TEST_NATS_URL is not used.
+// NATSCluster returns a private cluster of n servers, when it accepts streams of n replicas. Like NATSProcess it does
+// not sync each write. The first server has the tag zone:a, the others have zone:b, and each has its own tag
+// (node:n0). It ignores TEST_NATS_URL.
 func NATSCluster(t testing.TB, n int) *BrokerCluster {
 	t.Helper()
 	skipIfShort(t)
 	c := &BrokerCluster{t: t, Nodes: make([]*Broker, n)}
-	ports := freePorts(t, 2*n) // clients' ports and routes' ports in turn
+	ports := freePorts(t, 2*n) // alternately for clients and for routes
 	for i := range n {
-		// Streams go to the node with the most room, so all have the same.
-		c.Nodes[i] = &Broker{serve: broker.ServerConfig{Dir: filepath.Join(t.TempDir(), "store"), Port: ports[2*i], MaxStore: 4 << 30, LazySync: true,
-			Cluster: &broker.Cluster{Server: nodeName(i), Port: ports[2*i+1], Tags: []string{"node:" + nodeName(i), "zone:" + []string{"a", "b", "b"}[i%3]}}}}
+		// A new stream goes to the nodes with the most room, so all nodes have equal room.
+		c.Nodes[i] = &Broker{serve: broker.ServerConfig{Dir: filepath.Join(t.TempDir(), "store"), Port: ports[2*i],
+			MaxStore: 4 << 30, LazySync: true,
+			Cluster: &broker.Cluster{Server: nodeName(i), Port: ports[2*i+1],
+				Tags: []string{"node:" + nodeName(i), "zone:" + []string{"a", "b", "b"}[i%3]}}}}
 	}
 	if forceDocker() {
 		c.between = overNetwork(t, c.Nodes)
@@ -88,19 +92,19 @@ func NATSCluster(t testing.TB, n int) *BrokerCluster {
 
 func nodeName(i int) string { return fmt.Sprintf("n%d", i) }
 
-// Config connects to whichever node answers, with as many replicas as there are nodes.
+// Config returns a configuration that connects to any node that answers, with as many replicas as there are nodes.
 func (c *BrokerCluster) Config() broker.Config { return c.cfg }
 
-// Connect returns a connection to whichever node answers, which is closed when the test ends.
+// Connect returns a connection to any node that answers. It is closed when the test ends.
 func (c *BrokerCluster) Connect(t testing.TB) *nats.Conn {
 	t.Helper()
 	return c.Any().Connect(t)
 }
 
-// Any returns the cluster as one broker: a client of it connects to whichever node answers.
+// Any returns the cluster as one broker: its clients connect to any node that answers.
 func (c *BrokerCluster) Any() *Broker { return &Broker{URL: c.cfg.URL, cfg: c.cfg} }
 
-// Cut has a node and the others hear nothing of each other any more. Clients reach all of them.
+// Cut interrupts all traffic between a node and the others. Clients still reach all nodes.
 func (c *BrokerCluster) Cut(b *Broker) {
 	check(c.t, "cut a node off", c.between.cut(b))
 }
@@ -110,7 +114,7 @@ func (c *BrokerCluster) Heal(b *Broker) {
 	check(c.t, "connect a node again", c.between.heal(b))
 }
 
-// StepDown has a stream's leader give its part to another. There may be none just now.
+// StepDown asks a stream's leader to step down. It ignores errors, because there may be no leader now.
 func (c *BrokerCluster) StepDown(t testing.TB, stream string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -118,7 +122,7 @@ func (c *BrokerCluster) StepDown(t testing.TB, stream string) {
 	_, _ = c.js.Conn().RequestWithContext(ctx, "$JS.API.STREAM.LEADER.STEPDOWN."+stream, nil)
 }
 
-// Leader returns the node that leads a stream and the others, once there is a leader.
+// Leader waits until a stream has a leader, and returns the leader's node and the others.
 func (c *BrokerCluster) Leader(t testing.TB, stream string) (leader *Broker, others []*Broker) {
 	t.Helper()
 	Eventually(t, clusterTimeout, "the stream has a leader", func() (bool, error) {
@@ -142,7 +146,7 @@ func (c *BrokerCluster) Leader(t testing.TB, stream string) (leader *Broker, oth
 	return leader, others
 }
 
-// AwaitReplicas waits until all replicas of a stream have what its leader has.
+// AwaitReplicas waits until all replicas of a stream have every message of its leader.
 func (c *BrokerCluster) AwaitReplicas(t testing.TB, stream string) {
 	t.Helper()
 	Eventually(t, clusterTimeout, "the stream's replicas are current", func() (bool, error) {
@@ -158,24 +162,26 @@ func (c *BrokerCluster) AwaitReplicas(t testing.TB, stream string) {
 	})
 }
 
-// awaitPeers waits until the cluster takes a stream with a replica on each node.
+// awaitPeers waits until the cluster accepts a stream with a replica on each node.
 func (c *BrokerCluster) awaitPeers(t testing.TB) {
 	t.Helper()
 	const name = "TESTKIT_READY"
-	Eventually(t, clusterTimeout, "the cluster takes replicated streams", func() (bool, error) {
+	Eventually(t, clusterTimeout, "the cluster accepts replicated streams", func() (bool, error) {
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		defer cancel()
-		if _, err := c.js.CreateStream(ctx, jetstream.StreamConfig{Name: name, Subjects: []string{name}, Storage: jetstream.MemoryStorage, Replicas: len(c.Nodes)}); err != nil {
+		if _, err := c.js.CreateStream(ctx, jetstream.StreamConfig{Name: name, Subjects: []string{name}, Storage: jetstream.MemoryStorage,
+			Replicas: len(c.Nodes)}); err != nil {
 			return false, err
 		}
 		return true, c.js.DeleteStream(ctx, name)
 	})
 }
 
-// proxied is the routes of processes: a proxy for each pair of nodes.
+// proxied is the routes between processes: a proxy for each pair of nodes.
 type proxied map[*Broker][]*Proxy
 
-// throughProxies has each node connect to those before it. What it advertises leads nowhere: so there is no other way.
+// throughProxies makes each node connect to those before it through a proxy. No node can use the advertised address,
+// so there is no other route.
 func throughProxies(t testing.TB, nodes []*Broker) routes {
 	r := proxied{}
 	for i, b := range nodes {
@@ -204,10 +210,11 @@ func (r proxied) heal(b *Broker) error {
 	return nil
 }
 
-// networked is the routes of containers: the id of a network that has nothing but the nodes.
+// networked is the routes between containers: the id of a network that has only the nodes.
 type networked string
 
-// overNetwork has each node connect to all by their names in a network, which each joins when it is healed first.
+// overNetwork makes each node connect to all nodes by their names in a network. A node joins the network at its first
+// heal.
 func overNetwork(t testing.TB, nodes []*Broker) routes {
 	id, err := makeNetwork()
 	if err != nil {
@@ -228,7 +235,7 @@ func (n networked) heal(b *Broker) error {
 	return b.s.(*dockerNATS).join(string(n), b.serve.Cluster.Server)
 }
 
-// freePorts returns n different ones.
+// freePorts returns n different free ports.
 func freePorts(t testing.TB, n int) (ports []int) {
 	t.Helper()
 	for len(ports) < n {

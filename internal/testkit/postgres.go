@@ -22,28 +22,29 @@ import (
 	"github.com/tidings/tidings/migrations"
 )
 
-// startTimeout bounds the start of a server and the making of a template, on a busy machine.
+// startTimeout limits the start of a server and the creation of a template, on a busy machine.
 const startTimeout = 2 * time.Minute
 
-// process is a server that a test may disturb, whatever it serves and wherever it runs.
+// process is a server that a test may disturb.
 type process interface {
-	stop() error // and remove it
-	kill() error // as a crash; returns when it is gone
+	stop() error // ends and removes it
+	kill() error // like a crash; returns when it has ended
 	freeze() error
 	thaw() error
-	restart(ctx context.Context) error // end it at once if it runs, then start it on the same data and port
+	restart(ctx context.Context) error // ends it at once if it runs, and starts it with the same data and port
 }
 
-// server is a PostgreSQL, wherever it comes from.
+// server is a PostgreSQL server of any origin.
 type server interface {
 	process
-	url(database string) string                    // of a login that may create databases and roles
-	signalBackend(pid int, s syscall.Signal) error // to one process, by the id that the server itself gives
+	url(database string) string                    // for a login that may create databases and roles
+	signalBackend(pid int, s syscall.Signal) error // sends it to one process, by the server's own id of it
 }
 
-// DB is a test's own database, with all migrations of the truth and the projections. It is dropped when the test ends.
+// DB is a private database of a test, with all migrations of the truth and the projections. The end of the test drops
+// it.
 type DB struct {
-	URL string // of the owner's login
+	URL string // for the owner's login
 }
 
 // Postgres returns a private database on a server that the tests of this binary share.
@@ -57,7 +58,7 @@ func Postgres(t testing.TB) *DB {
 	return cloneDB(t, shared.pg)
 }
 
-// EmptyPostgres returns a private database without any table, on the server of Postgres.
+// EmptyPostgres returns a private database without tables, on the server of Postgres.
 func EmptyPostgres(t testing.TB) *DB {
 	t.Helper()
 	u, err := url.Parse(Postgres(t).URL)
@@ -74,7 +75,7 @@ func EmptyPostgres(t testing.TB) *DB {
 		_, err = conn.Exec(ctx, sql)
 		return errors.Join(err, conn.Close(ctx))
 	}
-	check(t, "make an empty database", run("CREATE DATABASE "+pgx.Identifier{name}.Sanitize()+" TEMPLATE template0"))
+	check(t, "create an empty database", run("CREATE DATABASE "+pgx.Identifier{name}.Sanitize()+" TEMPLATE template0"))
 	t.Cleanup(func() {
 		check(t, "drop the empty database", run("DROP DATABASE "+pgx.Identifier{name}.Sanitize()+" WITH (FORCE)"))
 	})
@@ -82,7 +83,7 @@ func EmptyPostgres(t testing.TB) *DB {
 	return &DB{URL: u.String()}
 }
 
-// Pool returns a pool that acts as role. It is closed when the test ends.
+// Pool returns a pool that acts as role. The end of the test closes it.
 func (db *DB) Pool(t testing.TB, role postgres.Role) *pgxpool.Pool {
 	t.Helper()
 	cfg := postgres.Config{MaxConns: 16, ConnectTimeout: 5 * time.Second, StatementTimeout: time.Minute}
@@ -94,33 +95,35 @@ func (db *DB) Pool(t testing.TB, role postgres.Role) *pgxpool.Pool {
 	return pool
 }
 
-// cachedSQL counts the pages of this database that the server has in memory, by relation.
+// cachedSQL counts the pages of this database in the server's memory, by relation.
 const cachedSQL = `
 SELECT c.relname, count(*) FROM pg_buffercache b
-  JOIN pg_class c ON b.relfilenode = pg_relation_filenode(c.oid) AND b.reldatabase = (SELECT oid FROM pg_database WHERE datname = current_database())
+  JOIN pg_class c ON b.relfilenode = pg_relation_filenode(c.oid)
+  AND b.reldatabase = (SELECT oid FROM pg_database WHERE datname = current_database())
  WHERE b.relforknumber = 0 GROUP BY 1`
 
-// CachedPages returns how many pages of each table and index the server has in memory. Some time after its start these are what was read
-// and written since. It needs the extension pg_buffercache.
+// CachedPages returns how many pages of each table and index are in the server's memory. Some time after its start
+// these are the pages that were read or written since. It needs the extension pg_buffercache.
 func (db *DB) CachedPages(t testing.TB) map[string]int64 {
 	t.Helper()
 	owner := db.Pool(t, postgres.RoleOwner)
 	_, err := owner.Exec(context.Background(), `CREATE EXTENSION IF NOT EXISTS pg_buffercache`)
-	check(t, "look into the server's memory", err)
+	check(t, "create pg_buffercache", err)
 	all := make(map[string]int64)
 	var name string
 	var n int64
 	rows, _ := owner.Query(context.Background(), cachedSQL)
 	_, err = pgx.ForEachRow(rows, []any{&name, &n}, func() error { all[name] = n; return nil })
-	check(t, "look into the server's memory", err)
+	check(t, "count the pages in the server's memory", err)
 	return all
 }
 
-// PG is a PostgreSQL of the test's own, as processes of this machine or in a container. It ends with the test.
+// PG is a private PostgreSQL server of a test, as processes of this machine or in a container. It ends with the test.
 type PG struct{ s server }
 
-// PostgresProcess starts a server that the test may kill, freeze and restart. It does not sync to disk, but as the machine
-// does not fail, a kill loses nothing that was committed. Settings ("name=value") go to the server. TEST_DATABASE_URL is not used.
+// PostgresProcess starts a server that the test may kill, freeze and restart. It does not sync to disk. Because the
+// machine does not fail, a kill loses no committed data. The settings ("name=value") go to the server. It ignores
+// TEST_DATABASE_URL.
 func PostgresProcess(t testing.TB, settings ...string) *PG {
 	t.Helper()
 	skipIfShort(t)
@@ -142,45 +145,46 @@ func (p *PG) DB(t testing.TB) *DB {
 	return cloneDB(t, p.s)
 }
 
-// Kill ends the server and all its processes with SIGKILL and returns when they are gone.
+// Kill ends the server and all its processes with SIGKILL, and returns when they have ended.
 func (p *PG) Kill(t testing.TB) {
 	t.Helper()
 	check(t, "kill PostgreSQL", p.s.kill())
 }
 
-// KillBackend ends one process of the server with SIGKILL. The server ends all the others, recovers and goes on by itself.
+// KillBackend ends one process of the server with SIGKILL. The server then ends all others, recovers and continues.
 func (p *PG) KillBackend(t testing.TB, pid int) {
 	t.Helper()
 	check(t, "kill a process of PostgreSQL", p.s.signalBackend(pid, syscall.SIGKILL))
 }
 
-// HoldWAL stops the process that writes commits out which do not wait for the disk, until the server is killed: a crash loses them, unless a later commit
-// waits for the disk. db is on this server.
+// HoldWAL freezes the WAL writer until the server is killed. That process writes the commits that do not wait for the
+// disk. So a crash loses these commits, unless a later commit waits for the disk. db is on this server.
 func (p *PG) HoldWAL(t testing.TB, db *DB) {
 	t.Helper()
 	var pid int
-	err := db.Pool(t, postgres.RoleOwner).QueryRow(context.Background(), `SELECT pid FROM pg_stat_activity WHERE backend_type = 'walwriter'`).Scan(&pid)
+	err := db.Pool(t, postgres.RoleOwner).QueryRow(context.Background(),
+		`SELECT pid FROM pg_stat_activity WHERE backend_type = 'walwriter'`).Scan(&pid)
 	check(t, "find the WAL writer", err)
 	if err == nil {
 		check(t, "stop the WAL writer", p.s.signalBackend(pid, syscall.SIGSTOP))
 	}
 }
 
-// Freeze stops the server and all its processes with SIGSTOP: connections stay open and nobody answers. It is thawed at the
-// latest when the test ends.
+// Freeze stops the server and all its processes with SIGSTOP: connections stay open, and it answers nothing. The end
+// of the test thaws it.
 func (p *PG) Freeze(t testing.TB) {
 	t.Helper()
-	t.Cleanup(func() { check(t, "thaw PostgreSQL", p.s.thaw()) }) // before the freeze: it may fail half-way
+	t.Cleanup(func() { check(t, "thaw PostgreSQL", p.s.thaw()) }) // registered first, because the freeze may fail half-way
 	check(t, "freeze PostgreSQL", p.s.freeze())
 }
 
-// Thaw undoes Freeze; on a server that runs it does nothing.
+// Thaw undoes Freeze. On a running server it does nothing.
 func (p *PG) Thaw(t testing.TB) {
 	t.Helper()
 	check(t, "thaw PostgreSQL", p.s.thaw())
 }
 
-// Restart shuts the server down at once if it runs, frozen or not, and starts it on the same data and port.
+// Restart ends the server at once if it runs or is frozen, and starts it with the same data and port.
 func (p *PG) Restart(t testing.TB) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
@@ -210,7 +214,7 @@ func findServer() (server, error) {
 	return startServer()
 }
 
-// startServer starts a server of our own: from local binaries, else in Docker.
+// startServer starts a private server: from local binaries, or else in Docker.
 func startServer(settings ...string) (server, error) {
 	if forceDocker() {
 		return startDockerPostgres(settings...)
@@ -221,8 +225,8 @@ func startServer(settings ...string) (server, error) {
 		if derr == nil {
 			return s, nil
 		}
-		why, _, _ := strings.Cut(derr.Error(), "\n") // the engine's client writes several lines
-		return nil, fmt.Errorf("%w (for tests TEST_DATABASE_URL, or Docker, which does not work here either: %s)", err, why)
+		why, _, _ := strings.Cut(derr.Error(), "\n") // the error of the engine's client has several lines
+		return nil, fmt.Errorf("%w (tests also use TEST_DATABASE_URL, or Docker, which is unavailable here: %s)", err, why)
 	}
 	if err != nil {
 		return nil, err
@@ -230,7 +234,7 @@ func startServer(settings ...string) (server, error) {
 	return s, nil
 }
 
-// external is a server that somebody else runs.
+// external is the server of TEST_DATABASE_URL.
 type external struct {
 	notOurs
 	base *url.URL
@@ -246,15 +250,15 @@ func newExternal(u string) (server, error) {
 
 func (e external) url(database string) string {
 	u := *e.base
-	if database != "postgres" { // for administration, the database that was given is surely there
+	if database != "postgres" { // for administration use the given database, which exists
 		u.Path = "/" + database
 	}
 	return u.String()
 }
 
-var errNotOurs = errors.New("the server of TEST_DATABASE_URL is not ours")
+var errNotOurs = errors.New("tests cannot disturb the server of TEST_DATABASE_URL")
 
-// notOurs is a process that no test disturbs.
+// notOurs is a process that tests must not disturb.
 type notOurs struct{}
 
 func (notOurs) stop() error                             { return nil }
@@ -264,11 +268,12 @@ func (notOurs) thaw() error                             { return errNotOurs }
 func (notOurs) restart(context.Context) error           { return errNotOurs }
 func (notOurs) signalBackend(int, syscall.Signal) error { return errNotOurs }
 
-// templateLock keeps test binaries that share a server from making the same template at once. The number is of no meaning.
+// templateLock keeps test binaries that share a server from creating the same template at the same time. The number
+// is arbitrary.
 const templateLock = 4_771_207_533
 
-// ensureTemplate returns the name of a database with all migrations, which it makes when the server has none. Only a whole one
-// is marked as a template.
+// ensureTemplate returns the name of a database with all migrations, and creates it if the server has none. It marks
+// the database as a template only when it is complete.
 func ensureTemplate(ctx context.Context, s server, conn *pgx.Conn) (name string, err error) {
 	name = "tidings_template_" + migrations.Hash()
 	if whole, err := isTemplate(ctx, conn, name); err != nil || whole {
@@ -281,7 +286,7 @@ func ensureTemplate(ctx context.Context, s server, conn *pgx.Conn) (name string,
 		_, uerr := conn.Exec(context.WithoutCancel(ctx), `SELECT pg_advisory_unlock($1)`, int64(templateLock))
 		err = errors.Join(err, uerr)
 	}()
-	if whole, err := isTemplate(ctx, conn, name); err != nil || whole { // somebody else has made it meanwhile
+	if whole, err := isTemplate(ctx, conn, name); err != nil || whole { // another binary has created it meanwhile
 		return name, err
 	}
 	quoted := pgx.Identifier{name}.Sanitize()
@@ -312,11 +317,11 @@ func cloneDB(t testing.TB, s server) *DB {
 	if err := admin(ctx, s, func(conn *pgx.Conn) error {
 		template, err := ensureTemplate(ctx, s, conn)
 		if err != nil {
-			return fmt.Errorf("make the template: %w", err)
+			return fmt.Errorf("create the template: %w", err)
 		}
 		return clone(ctx, conn, template, name)
 	}); err != nil {
-		t.Fatalf("make the test's database: %v", err)
+		t.Fatalf("create the test's database: %v", err)
 	}
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
@@ -328,17 +333,18 @@ func cloneDB(t testing.TB, s server) *DB {
 	return &DB{URL: s.url(name)}
 }
 
-// clone copies files: half the work of the default strategy, which writes each page to the WAL.
+// clone copies files. That is half the work of the default strategy, which writes each page to the WAL.
 func clone(ctx context.Context, conn *pgx.Conn, template, name string) error {
-	if _, err := conn.Exec(ctx, `CREATE DATABASE `+name+` TEMPLATE `+pgx.Identifier{template}.Sanitize()+` STRATEGY file_copy`); err != nil {
+	if _, err := conn.Exec(ctx, `CREATE DATABASE `+name+` TEMPLATE `+pgx.Identifier{template}.Sanitize()+
+		` STRATEGY file_copy`); err != nil {
 		return err
 	}
-	// CREATE DATABASE does not copy the rights on the template itself: here they are as migrations.Up sets them.
+	// CREATE DATABASE does not copy the rights on the template itself, so clone sets them as migrations.Up does.
 	_, err := conn.Exec(ctx, `REVOKE TEMPORARY ON DATABASE `+name+` FROM PUBLIC; GRANT TEMPORARY ON DATABASE `+name+` TO tidings_system`)
 	return err
 }
 
-// ended reports a server that the test has killed: its databases go with its directory.
+// ended reports whether the test has killed the server. Its databases are then deleted with its directory.
 func ended(s server) bool {
 	e, ok := s.(interface{ ended() bool })
 	return ok && e.ended()
@@ -360,10 +366,11 @@ func execute(ctx context.Context, s server, sql string) error {
 	})
 }
 
-// copying keeps copies apart: two of one database would be in each other's way.
+// copying serializes copies: two copies of one database would disturb each other.
 var copying sync.Mutex
 
-// Copy returns a copy of the database as it is at this moment, as a backup has it. Connections to the database end, and new ones are refused meanwhile.
+// Copy returns a copy of the database in its current state, like a backup. It ends the connections to the database,
+// and refuses new ones meanwhile.
 func (db *DB) Copy(t testing.TB) *DB {
 	t.Helper()
 	copying.Lock()
@@ -392,7 +399,8 @@ func (db *DB) Copy(t testing.TB) *DB {
 		t.Fatalf("copy a database: %v", err)
 	}
 	t.Cleanup(func() {
-		if err := execute(context.Background(), shared.pg, `DROP DATABASE IF EXISTS `+name+` WITH (FORCE)`); err != nil && !ended(shared.pg) {
+		if err := execute(context.Background(), shared.pg, `DROP DATABASE IF EXISTS `+name+` WITH (FORCE)`); err != nil &&
+			!ended(shared.pg) {
 			t.Errorf("drop a copy of a database: %v", err)
 		}
 	})

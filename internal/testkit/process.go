@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// stat reads what /proc says of a process: the state's letter and the parent (proc(5), "/proc/pid/stat"). The name before
-// them, in parentheses, may itself hold any character.
+// stat reads the state's letter and the parent of a process from /proc (proc(5), "/proc/pid/stat"). The name before
+// them, in parentheses, may contain any character.
 func stat(pid int) (state byte, parent int, ok bool) {
 	b, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
 	if err != nil {
@@ -26,7 +26,8 @@ func stat(pid int) (state byte, parent int, ok bool) {
 	return state, parent, true
 }
 
-// started returns when a process began, in ticks since the boot (proc(5), field 22 of "/proc/pid/stat"), and "" once it has ended.
+// started returns the start time of a process in ticks since the boot (proc(5), field 22 of "/proc/pid/stat"), or ""
+// if it has ended.
 func started(pid int) string {
 	b, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
 	if err != nil {
@@ -44,8 +45,8 @@ func processState(pid int) (byte, bool) {
 	return state, ok
 }
 
-// tree returns pid and its descendants, parents before children. PostgreSQL's children are in process groups of their own, so
-// no signal to a group reaches them.
+// tree returns pid and its descendants, parents before children. Each child of PostgreSQL is in its own process
+// group, so a signal to a group does not reach all of them.
 func tree(pid int) ([]int, error) {
 	procs, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {

@@ -7,26 +7,26 @@ import (
 	"time"
 )
 
-// Proxy passes TCP connections on to a server, and disturbs them when it is told to.
+// Proxy forwards TCP connections to a server, and disturbs them on request.
 type Proxy struct {
 	target   string
 	listener net.Listener
 	passing  sync.WaitGroup
 
 	mu      sync.Mutex
-	changed chan struct{} // closed and replaced by every change of what follows
+	changed chan struct{} // closed and replaced by every change of the fields below
 	refuse  bool
 	delay   time.Duration // each way
 	stalled bool
 	links   map[*link]lost
 }
 
-// lost is what a link does not pass any more. It stays open.
+// lost is the direction that a link does not forward any more. The link stays open.
 type lost int
 
 const (
 	nothing lost = iota
-	answers      // of the server
+	answers      // from the server
 	everything
 )
 
@@ -42,14 +42,14 @@ func (l *link) close() {
 		close(l.done)
 		for _, c := range []net.Conn{l.client, l.server} {
 			if tcp, ok := c.(*net.TCPConn); ok {
-				_ = tcp.SetLinger(0) // a reset, as from a router that has forgotten the connection
+				_ = tcp.SetLinger(0) // a reset, as from a router that forgot the connection
 			}
 			_ = c.Close() // it may have ended by itself
 		}
 	})
 }
 
-// NewProxy returns a proxy to target, host:port. It ends with the test.
+// NewProxy returns a proxy to target (host:port). It ends with the test.
 func NewProxy(t testing.TB, target string) *Proxy {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -59,14 +59,14 @@ func NewProxy(t testing.TB, target string) *Proxy {
 	p := &Proxy{target: target, listener: l, changed: make(chan struct{}), links: map[*link]lost{}}
 	p.passing.Go(p.accept)
 	t.Cleanup(func() {
-		_ = l.Close() // accept ends with its error
+		_ = l.Close() // ends accept
 		p.Cut()
 		p.passing.Wait()
 	})
 	return p
 }
 
-// Addr is where clients connect, host:port.
+// Addr returns the address for clients, host:port.
 func (p *Proxy) Addr() string { return p.listener.Addr().String() }
 
 func (p *Proxy) accept() {
@@ -85,7 +85,7 @@ func (p *Proxy) open(client net.Conn) {
 	if err == nil {
 		l.server = server
 	} else {
-		l.server = client // closed twice, which does no harm
+		l.server = client // closing it twice is harmless
 	}
 	p.mu.Lock()
 	if err != nil || p.refuse {
@@ -103,13 +103,14 @@ func (p *Proxy) open(client net.Conn) {
 	p.mu.Unlock()
 }
 
-// chunk is what one read found, and when.
+// chunk is the data of one read, and its time.
 type chunk struct {
 	data []byte
 	read time.Time
 }
 
-// pass carries what from says to to, delayed but not slowed down, until so much is lost.
+// pass copies data from one connection to the other. It delays each chunk without limiting the rate, and stops
+// copying when the link has lost until or more.
 func (p *Proxy) pass(l *link, from, to net.Conn, until lost) {
 	chunks := make(chan chunk, 256)
 	p.passing.Go(func() {
@@ -140,7 +141,7 @@ func (p *Proxy) pass(l *link, from, to net.Conn, until lost) {
 	}
 }
 
-// hold returns when a chunk that was read then may go on, and false when its link has ended instead.
+// hold waits until a chunk may be forwarded, and returns true. It returns false if the link ends first.
 func (p *Proxy) hold(l *link, read time.Time, until lost) bool {
 	for {
 		p.mu.Lock()
@@ -180,16 +181,16 @@ func (p *Proxy) Cut() {
 	})
 }
 
-// Slow delays everything by d, each way.
+// Slow delays all data by d in each direction.
 func (p *Proxy) Slow(d time.Duration) { p.change(func() { p.delay = d }) }
 
-// Stall keeps connections open, accepts new ones, and passes nothing.
+// Stall keeps connections open, accepts new ones, and forwards no data.
 func (p *Proxy) Stall() { p.change(func() { p.stalled = true }) }
 
-// Lose stalls the connections that there are for ever; new ones are passed.
+// Lose stalls the existing connections forever. It forwards new ones.
 func (p *Proxy) Lose() { p.lose(everything) }
 
-// LoseAnswers is Lose of what the server says: what clients say still arrives.
+// LoseAnswers is Lose for the server's data only: the clients' data still arrives.
 func (p *Proxy) LoseAnswers() { p.lose(answers) }
 
 func (p *Proxy) lose(what lost) {
@@ -200,5 +201,5 @@ func (p *Proxy) lose(what lost) {
 	})
 }
 
-// Heal undoes Cut, Slow and Stall: what was stalled goes on.
+// Heal undoes Cut, Slow and Stall. Stalled data is forwarded.
 func (p *Proxy) Heal() { p.change(func() { p.refuse, p.delay, p.stalled = false, 0, false }) }

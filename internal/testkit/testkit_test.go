@@ -41,7 +41,7 @@ func TestEachTestHasAMigratedDatabaseOfItsOwn(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n != 0 {
-		t.Fatalf("a row of one test's database is in another's")
+		t.Fatalf("a row of one test's database is in the database of another test")
 	}
 }
 
@@ -68,11 +68,12 @@ func TestDatabaseIsDroppedWhenTheTestEnds(t *testing.T) {
 		}
 	})
 	var n int
-	if err := keeper.Pool(t, postgres.RoleOwner).QueryRow(t.Context(), `SELECT count(*) FROM pg_database WHERE datname = $1`, name).Scan(&n); err != nil {
+	if err := keeper.Pool(t, postgres.RoleOwner).QueryRow(t.Context(), `SELECT count(*) FROM pg_database WHERE datname = $1`,
+		name).Scan(&n); err != nil {
 		t.Fatal(err)
 	}
 	if n != 0 {
-		t.Errorf("database %s is still there", name)
+		t.Errorf("database %s still exists", name)
 	}
 }
 
@@ -82,7 +83,8 @@ func TestPostgresProcessKeepsCommitsOverKillAndRestart(t *testing.T) {
 	pool := pg.DB(t).Pool(t, postgres.RoleSystem)
 	insert := func(follower int) {
 		t.Helper()
-		if _, err := pool.Exec(ctx, `INSERT INTO follows (tenant_id, follower_id, followee_id) VALUES (1, $1, 1000)`, follower); err != nil {
+		if _, err := pool.Exec(ctx, `INSERT INTO follows (tenant_id, follower_id, followee_id) VALUES (1, $1, 1000)`,
+			follower); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -100,13 +102,13 @@ func TestPostgresProcessKeepsCommitsOverKillAndRestart(t *testing.T) {
 	testkit.Eventually(t, 10*time.Second, "the restarted server answers on the same port", answers)
 	insert(2)
 	pg.Restart(t) // without a kill: an immediate shutdown
-	testkit.Eventually(t, 10*time.Second, "the restarted server answers again", answers)
+	testkit.Eventually(t, 10*time.Second, "the server answers after a second restart", answers)
 	var n int
 	if err := pool.QueryRow(ctx, `SELECT count(*) FROM follows`).Scan(&n); err != nil {
 		t.Fatal(err)
 	}
 	if n != 2 {
-		t.Errorf("%d rows are left of 2 committed", n)
+		t.Errorf("%d of 2 committed rows remain", n)
 	}
 }
 
@@ -137,7 +139,7 @@ func TestFrozenPostgresHoldsConnectionsOpenAndAnswersNobody(t *testing.T) {
 
 func TestFrozenPostgresIsThawedWhenTheTestEnds(t *testing.T) {
 	pg := testkit.PostgresProcess(t)
-	db := pg.DB(t) // dropped after the thaw, else this test hangs
+	db := pg.DB(t) // its drop must follow the thaw, else this test hangs
 	t.Run("inner", func(t *testing.T) { pg.Freeze(t) })
 	if err := db.Pool(t, postgres.RoleOwner).Ping(t.Context()); err != nil {
 		t.Fatal(err)
@@ -148,7 +150,8 @@ func TestFrozenPostgresIsThawedWhenTheTestEnds(t *testing.T) {
 
 func publish(t *testing.T, b *testkit.Broker, js jetstream.JetStream) {
 	t.Helper()
-	if _, err := js.Publish(t.Context(), b.Config().Prefix+".0.t1.follow.created", []byte("{}"), jetstream.WithRetryAttempts(0)); err != nil {
+	if _, err := js.Publish(t.Context(), b.Config().Prefix+".0.t1.follow.created", []byte("{}"),
+		jetstream.WithRetryAttempts(0)); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -196,13 +199,13 @@ func TestNATSProcessKeepsMessagesOverKillAndRestart(t *testing.T) {
 	b.Kill(t)
 	testkit.Eventually(t, 10*time.Second, "the connection notices", func() (bool, error) { return !nc.IsConnected(), nil })
 	if err := nc.Publish("x", nil); !errors.Is(err, nats.ErrReconnectBufExceeded) {
-		t.Errorf("a publish without a server: %v, want it refused", err)
+		t.Errorf("a publish without a server: %v, want a refusal", err)
 	}
 	b.Restart(t)
 	testkit.Eventually(t, 10*time.Second, "the connection comes back", func() (bool, error) { return nc.IsConnected(), nil })
 	publish(t, b, js)
 	if s, err := broker.ReadStream(t.Context(), js, b.Config(), 0); err != nil || s.Messages != 2 {
-		t.Errorf("%d messages are left of 2 acknowledged, %v", s.Messages, err)
+		t.Errorf("%d of 2 acknowledged messages remain, %v", s.Messages, err)
 	}
 }
 
@@ -220,7 +223,8 @@ func TestFrozenNATSAnswersNobody(t *testing.T) {
 	})
 }
 
-// TestFaultKilledTestBinaryLeavesNothingBehind runs this test binary again, which starts servers and kills itself.
+// TestFaultKilledTestBinaryLeavesNothingBehind runs this test binary again as a child, which starts servers and kills
+// itself.
 func TestFaultKilledTestBinaryLeavesNothingBehind(t *testing.T) {
 	if out := os.Getenv("TESTKIT_KILLED"); out != "" {
 		pg, b := testkit.PostgresProcess(t), testkit.NATSProcess(t)
@@ -237,7 +241,7 @@ func TestFaultKilledTestBinaryLeavesNothingBehind(t *testing.T) {
 		t.Skip("needs a server")
 	}
 	tmp, out := t.TempDir(), filepath.Join(t.TempDir(), "url")
-	for d := tmp; d != os.TempDir() && d != "/"; d = filepath.Dir(d) { // as root, PostgreSQL's user has to enter
+	for d := tmp; d != os.TempDir() && d != "/"; d = filepath.Dir(d) { // for root, PostgreSQL's user must be able to enter
 		if err := os.Chmod(d, 0o711); err != nil {
 			t.Fatal(err)
 		}
@@ -245,17 +249,17 @@ func TestFaultKilledTestBinaryLeavesNothingBehind(t *testing.T) {
 	cmd := exec.Command(os.Args[0], "-test.run=^TestFaultKilledTestBinaryLeavesNothingBehind$")
 	cmd.Env = append(os.Environ(), "TESTKIT_KILLED="+out, "TMPDIR="+tmp)
 	if err := cmd.Run(); cmd.ProcessState.ExitCode() != -1 {
-		t.Fatalf("it was not killed: %v", err)
+		t.Fatalf("the child was not killed: %v", err)
 	}
 	url, err := os.ReadFile(out)
 	if err != nil {
-		t.Fatalf("it started no servers: %v", err)
+		t.Fatalf("the child started no servers: %v", err)
 	}
-	testkit.Eventually(t, 30*time.Second, "PostgreSQL and its directory are gone", func() (bool, error) {
+	testkit.Eventually(t, 30*time.Second, "PostgreSQL has ended and its directory is removed", func() (bool, error) {
 		left, err := filepath.Glob(filepath.Join(tmp, "tidings-test-*"))
 		return len(left) == 0, err
 	})
-	testkit.Eventually(t, 30*time.Second, "the NATS server is gone", func() (bool, error) {
+	testkit.Eventually(t, 30*time.Second, "the NATS server has ended", func() (bool, error) {
 		conn, err := net.Dial("tcp", strings.TrimPrefix(string(url), "nats://"))
 		if err != nil {
 			return true, nil

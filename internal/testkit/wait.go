@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// Eventually calls cond again and again until it says true, and fails the test when it has not within the time; what says what
-// was waited for. An error of cond is not the end: the last one is part of the failure.
+// Eventually calls cond until it returns true without an error. It fails the test if that does not happen within the
+// time. what names the condition. After an error of cond it tries again; the failure includes the last error.
 func Eventually(t testing.TB, within time.Duration, what string, cond func() (bool, error)) {
 	t.Helper()
 	const longest = 50 * time.Millisecond
@@ -31,26 +31,29 @@ func Eventually(t testing.TB, within time.Duration, what string, cond func() (bo
 	}
 }
 
-// Logger returns a logger that writes to the test's log, and nowhere once the test has ended. A line with the same key twice, or with an empty url, fails the test.
+// Logger returns a logger that writes to the test's log, and drops lines after the test has ended. A line with the
+// same key twice, or with an empty url, fails the test.
 func Logger(t testing.TB) *slog.Logger {
 	w := &testWriter{t: t}
 	t.Cleanup(w.close)
-	return slog.New(strict{Handler: slog.NewTextHandler(w, &slog.HandlerOptions{Level: slog.LevelDebug, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
-		if a.Key == slog.TimeKey {
-			a.Value = slog.StringValue(a.Value.Time().Format("15:04:05.000"))
-		}
-		return a
-	}}), w: w})
+	return slog.New(strict{Handler: slog.NewTextHandler(w,
+		&slog.HandlerOptions{Level: slog.LevelDebug, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+			if a.Key == slog.TimeKey {
+				a.Value = slog.StringValue(a.Value.Time().Format("15:04:05.000"))
+			}
+			return a
+		}}), w: w})
 }
 
-// DefaultLogger has what takes slog.Default, as a binary does, log as Logger until the test ends.
+// DefaultLogger makes slog.Default log like Logger until the test ends.
 func DefaultLogger(t testing.TB) {
 	before := slog.Default()
 	slog.SetDefault(Logger(t))
 	t.Cleanup(func() { slog.SetDefault(before) })
 }
 
-// strict is a handler that fails the test at lines that nobody can search for by a key.
+// strict is a handler that fails the test at lines with repeated keys or an empty url, because a search by key misses
+// them.
 type strict struct {
 	slog.Handler
 	w    *testWriter
@@ -87,7 +90,7 @@ func (s strict) Handle(ctx context.Context, r slog.Record) error {
 	return s.Handler.Handle(ctx, r)
 }
 
-// testWriter guards t.Log, which panics when a straggler logs after the test.
+// testWriter guards t.Log, which panics if a goroutine logs after the test.
 type testWriter struct {
 	mu sync.Mutex
 	t  testing.TB

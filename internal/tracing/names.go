@@ -14,12 +14,13 @@ import (
 	"github.com/tidings/tidings/event"
 )
 
-// All names of spans and attributes are in this file: the conventions for messaging are still being developed. They are those of version 1.43.0.
+// All names of spans and attributes are in this file, because the conventions for messaging still change. They follow
+// version 1.43.0.
 
 // scope is the name of the instrumentation.
 const scope = "github.com/tidings/tidings"
 
-// The kinds of work that a span tells of, as the first word of its name and as messaging.operation.name.
+// The operations of spans, as the first word of their names and as messaging.operation.name.
 const (
 	Create  = "create"
 	Send    = "send"
@@ -29,10 +30,10 @@ const (
 // tenantKey is the number of the tenant.
 const tenantKey = attribute.Key("tidings.tenant")
 
-// system is no value that the conventions know: they have none for NATS.
+// system is not a value of the conventions: they have none for NATS.
 var system = semconv.MessagingSystemKey.String("nats")
 
-// requestName is the span name of a request. route is a pattern, or empty.
+// requestName returns the name of a request's span. route is a pattern, or empty.
 func requestName(method, route string) string {
 	if method = known(method); method == semconv.HTTPRequestMethodOther.Value.AsString() {
 		method = "HTTP"
@@ -43,7 +44,7 @@ func requestName(method, route string) string {
 	return method + " " + route
 }
 
-// known returns a method as the conventions have it.
+// known returns the method as the conventions write it.
 func known(method string) string {
 	if method != strings.ToUpper(method) {
 		return semconv.HTTPRequestMethodOther.Value.AsString()
@@ -65,20 +66,21 @@ func requestAttributes(method, route string, status int, tenant int64) []attribu
 	return all
 }
 
-// createName is the span name of an event's creation.
+// createName returns the name of the span of an event's creation.
 func createName(e *event.Event) string { return Create + " " + e.AggregateType + "." + e.Type }
 
 func createAttributes(e *event.Event) []attribute.KeyValue {
 	return []attribute.KeyValue{system, semconv.MessagingOperationName(Create), semconv.MessagingOperationTypeCreate,
-		semconv.MessagingDestinationTemplate(e.AggregateType + "." + e.Type), semconv.MessagingMessageID(e.ID), semconv.CloudEventsEventType(e.CloudEventsType()), tenantKey.Int64(e.TenantID)}
+		semconv.MessagingDestinationTemplate(e.AggregateType + "." + e.Type), semconv.MessagingMessageID(e.ID),
+		semconv.CloudEventsEventType(e.CloudEventsType()), tenantKey.Int64(e.TenantID)}
 }
 
-// place is where a batch goes to or comes from.
+// place is the source or the target of a batch.
 type place struct {
 	operation string // Send or Process
 	stream    string
 	partition int
-	consumer  string // of Process
+	consumer  string // only for Process
 }
 
 func (p place) kind() trace.SpanKind {
@@ -101,7 +103,7 @@ func (p place) attributes(count int) []attribute.KeyValue {
 
 func messageID(e *event.Event) attribute.KeyValue { return semconv.MessagingMessageID(e.ID) }
 
-// errorType classes an error: its text may have values in it. A PostgreSQL error is its SQLSTATE.
+// errorType returns the class of an error, because its text may contain values. A PostgreSQL error is its SQLSTATE.
 func errorType(err error) attribute.KeyValue {
 	var sql interface{ SQLState() string }
 	var timeout net.Error

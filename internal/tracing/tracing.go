@@ -15,19 +15,22 @@ import (
 	"github.com/tidings/tidings/event"
 )
 
-// MaxLinks is how many links a span has at most, unless a Tracer is made with another number: the default of OpenTelemetry's SDKs.
+// MaxLinks is the default limit of links in a span: that of OpenTelemetry's SDKs.
 const MaxLinks = 128
 
-// Tracer makes spans. It is safe for concurrent use. A nil one makes none.
+// Tracer makes spans. It is safe for concurrent use. A nil Tracer makes none.
 type Tracer struct {
-	traces trace.Tracer // decides by the sampler which traces are recorded
-	linked trace.Tracer // records: of batches with an event that is sampled
+	traces trace.Tracer // its sampler decides which traces are recorded
+	linked trace.Tracer // records the spans of batches with a sampled event
 	parent bool
 	links  int
 }
 
-// New returns a Tracer. traces samples requests, and events that begin a trace; linked makes the spans of batches that have an event of a sampled trace, and
-// should record them all. With parent, batches have a span per event in the event's own trace, and no links. Of one batch at most links events are looked at.
+// New returns a Tracer. The provider traces samples requests, and events that begin a trace. The provider linked
+// makes the spans of batches that have an event of a sampled trace, and should record all of them.
+//
+// With parent, a batch has a span for each event, in the event's own trace, and no links. links is the
+// maximum number of sampled events of a batch that get a link or a span.
 func New(traces, linked trace.TracerProvider, parent bool, links int) *Tracer {
 	version := trace.WithSchemaURL(semconv.SchemaURL)
 	return &Tracer{traces: traces.Tracer(scope, version), linked: linked.Tracer(scope, version), parent: parent, links: links}
@@ -38,13 +41,13 @@ type key struct{}
 // With returns a context in which t makes the spans.
 func With(ctx context.Context, t *Tracer) context.Context { return context.WithValue(ctx, key{}, t) }
 
-// From returns the Tracer of a context; nil where there is none.
+// From returns the Tracer of a context, or nil.
 func From(ctx context.Context) *Tracer {
 	t, _ := ctx.Value(key{}).(*Tracer)
 	return t
 }
 
-// Parse reads a W3C traceparent. What is none is an invalid span context.
+// Parse parses a W3C traceparent. For any other text it returns an invalid span context.
 func Parse(s string) (sc trace.SpanContext) {
 	if !IsTraceParent(s) {
 		return sc
@@ -80,7 +83,7 @@ func IsTraceParent(s string) bool {
 	return !zero[0] && !zero[1]
 }
 
-// sampled looks at the flag of what may be a traceparent.
+// sampled reads the flag of a text that may be a traceparent.
 func sampled(s string) bool {
 	if len(s) != 55 {
 		return false
@@ -92,7 +95,7 @@ func sampled(s string) bool {
 	return (c-'0')&1 == 1
 }
 
-// TraceParent returns the traceparent of the span in ctx; "" where there is none.
+// TraceParent returns the traceparent of the span in ctx, or "" if there is no span.
 func TraceParent(ctx context.Context) string { return format(trace.SpanContextFromContext(ctx)) }
 
 func format(sc trace.SpanContext) string {
@@ -109,15 +112,17 @@ func format(sc trace.SpanContext) string {
 	return string(b)
 }
 
-// Request begins the span of a request with the traceparent that came with it, or none.
+// Request begins the span of a request. traceparent is the request's header, or empty.
 func (t *Tracer) Request(ctx context.Context, traceparent, method string) (context.Context, trace.Span) {
 	if t == nil {
 		return ctx, noop.Span{}
 	}
-	return t.traces.Start(trace.ContextWithRemoteSpanContext(ctx, Parse(traceparent)), requestName(method, ""), trace.WithSpanKind(trace.SpanKindServer))
+	return t.traces.Start(trace.ContextWithRemoteSpanContext(ctx, Parse(traceparent)), requestName(method, ""),
+		trace.WithSpanKind(trace.SpanKindServer))
 }
 
-// EndRequest ends the span of a request. method and route are of a bounded set; route is "" of none, tenant 0 of none.
+// EndRequest ends the span of a request. method and route are from a bounded set. route is "" and tenant 0 if
+// unknown.
 func EndRequest(span trace.Span, method, route string, status int, tenant int64) {
 	if !span.IsRecording() {
 		return
@@ -130,14 +135,14 @@ func EndRequest(span trace.Span, method, route string, status int, tenant int64)
 	span.End()
 }
 
-// Creation are the spans of events that are being written.
+// Creation is the spans of events that are being written.
 type Creation struct {
 	events []event.Event
-	spans  []trace.Span // by event; nil of those that are not recorded
+	spans  []trace.Span // by event; nil if not recorded
 }
 
-// Create begins a span for each event in the trace of its TraceParent, or a new trace, and makes the span's context its TraceParent. An event whose trace is not
-// sampled keeps what it has.
+// Create begins a span for each event, in the trace of its TraceParent or in a new trace. It sets TraceParent to the
+// span's context. An event whose trace is not sampled keeps its TraceParent.
 func (t *Tracer) Create(ctx context.Context, events []event.Event) (c Creation) {
 	if t == nil {
 		return c
@@ -151,7 +156,8 @@ func (t *Tracer) Create(ctx context.Context, events []event.Event) (c Creation) 
 		if e.TraceParent != "" && !parent.IsValid() {
 			continue
 		}
-		_, span := t.traces.Start(trace.ContextWithRemoteSpanContext(ctx, parent), createName(e), trace.WithSpanKind(trace.SpanKindProducer))
+		_, span := t.traces.Start(trace.ContextWithRemoteSpanContext(ctx, parent), createName(e),
+			trace.WithSpanKind(trace.SpanKindProducer))
 		e.TraceParent = format(span.SpanContext())
 		if !span.IsRecording() {
 			continue
@@ -164,7 +170,8 @@ func (t *Tracer) Create(ctx context.Context, events []event.Event) (c Creation) 
 	return c
 }
 
-// End ends the spans of events that are committed, and have their ids. Of those that are not, nothing is recorded: no such event exists.
+// End ends the spans of committed events, which have their ids. Without this call no span is recorded. So do not call it
+// if the transaction failed.
 func (c Creation) End() {
 	for i, span := range c.spans {
 		if span != nil {
@@ -174,12 +181,12 @@ func (c Creation) End() {
 	}
 }
 
-// Batch are the spans of events that are sent or processed together. The zero Batch has none.
+// Batch is the spans of events that are sent or processed together. The zero Batch has none.
 type Batch struct {
 	t     *Tracer
 	place place
 	spans []trace.Span
-	ids   []string // of the spans' events, when each has one
+	ids   []string // the events of the spans, if each event has a span
 }
 
 // SendTo begins the spans of a publish of count events.
@@ -188,11 +195,12 @@ func (t *Tracer) SendTo(ctx context.Context, stream string, partition, count int
 }
 
 // ProcessOf begins the spans of a consumer's transaction with count events.
-func (t *Tracer) ProcessOf(ctx context.Context, consumer, stream string, partition, count int, events iter.Seq[*event.Event]) (context.Context, Batch) {
+func (t *Tracer) ProcessOf(ctx context.Context, consumer, stream string, partition, count int,
+	events iter.Seq[*event.Event]) (context.Context, Batch) {
 	return t.batch(ctx, place{operation: Process, stream: stream, partition: partition, consumer: consumer}, count, events)
 }
 
-// batch returns ctx with the batch's span, or its first one.
+// batch returns ctx with the span of the batch, or with the first of its spans.
 func (t *Tracer) batch(ctx context.Context, p place, count int, events iter.Seq[*event.Event]) (context.Context, Batch) {
 	if t == nil {
 		return ctx, Batch{}
@@ -222,20 +230,22 @@ func (t *Tracer) batch(ctx context.Context, p place, count int, events iter.Seq[
 	}
 	b.ids = ids
 	for i, l := range links {
-		_, span := t.linked.Start(trace.ContextWithRemoteSpanContext(ctx, l.SpanContext), p.name(), trace.WithSpanKind(p.kind()), attributes)
+		_, span := t.linked.Start(trace.ContextWithRemoteSpanContext(ctx, l.SpanContext), p.name(),
+			trace.WithSpanKind(p.kind()), attributes)
 		span.SetAttributes(messageID(&event.Event{ID: ids[i]}))
 		b.spans = append(b.spans, span)
 	}
 	return trace.ContextWithSpan(ctx, b.spans[0]), b
 }
 
-// Event records that one event of the batch took long, or failed for err.
+// Event records that one event of the batch was slow, or failed with err.
 func (b Batch) Event(ctx context.Context, e *event.Event, began time.Time, took time.Duration, err error) {
 	for i, span := range b.spans {
 		if b.ids != nil && b.ids[i] != e.ID {
 			continue
 		}
-		options := []trace.SpanStartOption{trace.WithTimestamp(began), trace.WithSpanKind(b.place.kind()), trace.WithAttributes(append(b.place.attributes(1), messageID(e))...)}
+		options := []trace.SpanStartOption{trace.WithTimestamp(began), trace.WithSpanKind(b.place.kind()),
+			trace.WithAttributes(append(b.place.attributes(1), messageID(e))...)}
 		if sc := Parse(e.TraceParent); b.ids == nil && sc.IsSampled() {
 			options = append(options, trace.WithLinks(trace.Link{SpanContext: sc}))
 		}
@@ -245,7 +255,7 @@ func (b Batch) Event(ctx context.Context, e *event.Event, began time.Time, took 
 	}
 }
 
-// End ends the spans. err is why the batch failed, or may have.
+// End ends the spans. err is the error of the batch; it may have succeeded nevertheless.
 func (b Batch) End(err error) {
 	for _, span := range b.spans {
 		fail(span, err)
@@ -260,7 +270,7 @@ func fail(span trace.Span, err error) {
 	}
 }
 
-// Observe observes v, with the trace of ctx as its exemplar when that is sampled.
+// Observe observes v, with the trace of ctx as its exemplar if the trace is sampled.
 func Observe(ctx context.Context, o prometheus.Observer, v float64) {
 	if sc := trace.SpanContextFromContext(ctx); sc.IsSampled() {
 		if with, ok := o.(prometheus.ExemplarObserver); ok {

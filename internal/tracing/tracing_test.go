@@ -14,23 +14,25 @@ import (
 	"github.com/tidings/tidings/internal/tracing"
 )
 
-// TestABatchHasSpansOfItsSampledEventsUpToABound in both relations, with one event that was slow.
+// TestABatchHasSpansOfItsSampledEventsUpToABound checks both relations, with one slow event.
 func TestABatchHasSpansOfItsSampledEventsUpToABound(t *testing.T) {
 	var events []event.Event
-	for i := range 300 { // every second one is sampled
+	for i := range 300 { // every second event is sampled
 		events = append(events, event.Event{ID: fmt.Sprint(i), TraceParent: fmt.Sprintf("00-%032x-%016x-%02x", i+1, i+1, i%2)})
 	}
-	events = append(events, event.Event{ID: "none"}, event.Event{ID: "no context", TraceParent: "00-00000000000000000000000000000000-0000000000000000-01"})
+	events = append(events, event.Event{ID: "none"}, event.Event{ID: "no context",
+		TraceParent: "00-00000000000000000000000000000000-0000000000000000-01"})
 	for parent, want := range map[bool]int{false: 1, true: tracing.MaxLinks} {
 		spans := tracetest.NewInMemoryExporter()
 		provider := sdk.NewTracerProvider(sdk.WithSyncer(spans))
-		ctx, b := tracing.New(provider, provider, parent, tracing.MaxLinks).ProcessOf(context.Background(), "consumer", "EVENTS-0", 0, len(events), func(yield func(*event.Event) bool) {
-			for i := range events {
-				if !yield(&events[i]) {
-					return
+		ctx, b := tracing.New(provider, provider, parent, tracing.MaxLinks).ProcessOf(context.Background(), "consumer", "EVENTS-0", 0,
+			len(events), func(yield func(*event.Event) bool) {
+				for i := range events {
+					if !yield(&events[i]) {
+						return
+					}
 				}
-			}
-		})
+			})
 		b.Event(ctx, &events[1], time.Now().Add(-time.Second), time.Second, nil)
 		b.End(errors.New("with a secret"))
 		all := spans.GetSpans()

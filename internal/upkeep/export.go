@@ -14,13 +14,13 @@ import (
 // ExportJob is the name of the job that exports ranges of the outbox's archive.
 const ExportJob = "outbox-export"
 
-// What a run counts.
+// Names of the counts of a run.
 const (
 	CountRangesExported = "ranges exported"
 	CountRowsExported   = "rows exported"
 )
 
-// exportJob exports the ranges that are due. Where no URL is set it does nothing.
+// exportJob exports the ranges that are due. It does nothing while no URL is set.
 func exportJob(cfg Config, truth *pgxpool.Pool, metrics *coldstore.Metrics, settings func(context.Context) (Settings, error)) jobs.Job {
 	return jobs.Job{
 		Name: ExportJob, Every: cfg.OutboxArchive.Every,
@@ -44,14 +44,16 @@ func exportJob(cfg Config, truth *pgxpool.Pool, metrics *coldstore.Metrics, sett
 			}
 			cold := coldstore.New(truth, s.OutboxExportURL, nil, nil, nil)
 			due, err := cold.Due(ctx)
-			return plan(ctx, settings, map[string]int64{CountRangesExported: int64(len(due))}, nil, errors.Join(err, cold.Close()), "outbox_archive_export_url")
+			return plan(ctx, settings, map[string]int64{CountRangesExported: int64(len(due))}, nil, errors.Join(err, cold.Close()),
+				"outbox_archive_export_url")
 		},
 	}
 }
 
-// archiveWithExports is the archive's run in which no range is dropped that is to stand outside the database and does not.
-func archiveWithExports(messages *outbox.Archive, settings func(context.Context) (Settings, error), truth *pgxpool.Pool, metrics *coldstore.Metrics) func(ctx context.Context, h *jobs.Hold) error {
-	var cold *coldstore.Store // of the run in hand: one runs at a time
+// archiveWithExports returns the archive's run. While exports are on, it drops no range that has no verified export.
+func archiveWithExports(messages *outbox.Archive, settings func(context.Context) (Settings, error), truth *pgxpool.Pool,
+	metrics *coldstore.Metrics) func(ctx context.Context, h *jobs.Hold) error {
+	var cold *coldstore.Store // of the current run; runs do not overlap
 	messages.BeforeDrop(func(ctx context.Context, r outbox.Range) (bool, string, error) { return cold.Check(ctx, r) })
 	return func(ctx context.Context, h *jobs.Hold) error {
 		s, err := settings(ctx)

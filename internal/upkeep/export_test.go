@@ -17,12 +17,12 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
-// fixed are settings that nobody changes.
+// fixed returns settings that never change.
 func fixed(s Settings) func(context.Context) (Settings, error) {
 	return func(context.Context) (Settings, error) { return s, nil }
 }
 
-// run runs the outbox's jobs in their order, and returns what they counted.
+// run runs the outbox's jobs in their order, and returns their counts.
 func run(t *testing.T, pool *pgxpool.Pool, cfg Config, s Settings) map[string]int64 {
 	t.Helper()
 	list, err := Jobs(cfg, Deps{Truth: pool, Projections: pool, Registry: prometheus.NewRegistry(), Log: testkit.Logger(t)}, fixed(s))
@@ -50,13 +50,14 @@ func run(t *testing.T, pool *pgxpool.Pool, cfg Config, s Settings) map[string]in
 	return all
 }
 
-// Messages of two tenants in a range that is old enough to be dropped: it is not before it is exported as it is, what comes late is neither lost
-// nor dropped, and what a tenant holds stays.
+// A range with messages of two tenants is old enough to be dropped. The archiver drops it only after it is exported
+// as it is. A message that arrives late is neither lost nor dropped. The rows that a hold of a tenant names remain.
 func TestNoRangeIsDroppedBeforeItIsExported(t *testing.T) {
 	db := testkit.Postgres(t)
 	pool, owner := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleOwner)
 	dir := t.TempDir()
-	cfg := Config{OutboxArchive: outbox.ArchiveConfig{Every: time.Hour, RangeRows: 1000, RangeAge: time.Hour}, Retention: RetentionConfig{Every: time.Hour}}
+	cfg := Config{OutboxArchive: outbox.ArchiveConfig{Every: time.Hour, RangeRows: 1000, RangeAge: time.Hour},
+		Retention: RetentionConfig{Every: time.Hour}}
 	s := Settings{OutboxArchiveAfter: Span(time.Hour), OutboxArchiveKeep: Span(40 * 24 * time.Hour), OutboxExportURL: "file://" + dir}
 	exec := func(sql string) {
 		t.Helper()
@@ -64,19 +65,23 @@ func TestNoRangeIsDroppedBeforeItIsExported(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	exec(`INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, occurred_at, available_at, inserted_at, processed_at, stream_seq)
-		SELECT tenant, 'post', 1, 'created', '{}', at, at, at, at, 1 FROM (VALUES (1), (2), (1)) v(tenant), (SELECT now() - interval '60 days' AS at) t`)
-	run(t, pool, cfg, s) // ends the range
-	exec(`INSERT INTO outbox_messages (id, event_id, tenant_id, aggregate_type, aggregate_id, event_type, payload, available_at) VALUES (4, gen_random_uuid(), 1, 'post', 1, 'later', '{}', now() + interval '1 day')`)
+	exec(`INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, occurred_at, available_at, inserted_at,
+		processed_at, stream_seq)
+		SELECT tenant, 'post', 1, 'created', '{}', at, at, at, at, 1
+		FROM (VALUES (1), (2), (1)) v(tenant), (SELECT now() - interval '60 days' AS at) t`)
+	run(t, pool, cfg, s) // closes the range
+	exec(`INSERT INTO outbox_messages (id, event_id, tenant_id, aggregate_type, aggregate_id, event_type, payload, available_at)
+		VALUES (4, gen_random_uuid(), 1, 'post', 1, 'later', '{}', now() + interval '1 day')`)
 	exec(`UPDATE outbox_partitions SET floor_id = 50000000`)
 	run(t, pool, cfg, s)
 	exec(`UPDATE outbox_ranges SET settled_at = settled_at - interval '2 hours'`)
 	if got := run(t, pool, cfg, s); got[outbox.CountArchived] != 1 || got[CountRangesExported] != 1 || got[CountRowsExported] != 3 {
-		t.Fatalf("the range that is archived: %v", got)
+		t.Fatalf("the archived range: %v", got)
 	}
-	exec(`UPDATE outbox_messages SET processed_at = now() - interval '2 hours' WHERE id = 4`) // late: moved by the next run, before it drops
+	// arrives late; the next run moves it before it drops ranges
+	exec(`UPDATE outbox_messages SET processed_at = now() - interval '2 hours' WHERE id = 4`)
 	if got := run(t, pool, cfg, s); got[outbox.CountLate] != 1 || got[outbox.CountDropped] != 0 {
-		t.Fatalf("what came late: %v", got)
+		t.Fatalf("the late message: %v", got)
 	}
 	exec(`UPDATE outbox_ranges SET archived_at = archived_at - interval '41 days'`)
 	if got := run(t, pool, cfg, s); got[outbox.CountDropped] != 0 || got[CountRangesExported] != 1 || got[CountRowsExported] != 4 {
@@ -94,6 +99,6 @@ func TestNoRangeIsDroppedBeforeItIsExported(t *testing.T) {
 	}
 	rows, _ := pool.Query(t.Context(), `SELECT id FROM outbox_messages_kept UNION ALL SELECT id FROM outbox_messages_archive`)
 	if ids, err := pgx.CollectRows(rows, pgx.RowTo[int64]); err != nil || !slices.Equal(ids, []int64{2}) {
-		t.Errorf("left are %v, %v; want what tenant 2 holds", ids, err)
+		t.Errorf("rows %v remain, %v; want those that tenant 2 holds", ids, err)
 	}
 }

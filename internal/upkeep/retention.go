@@ -17,13 +17,13 @@ import (
 	"github.com/tidings/tidings/versioned"
 )
 
-// RetentionConfig is when the retention of versioned objects and of idempotency keys runs.
+// RetentionConfig says when the retention of versioned objects and of idempotency keys runs.
 type RetentionConfig struct {
 	Every  time.Duration `env:"RETENTION_EVERY, default=24h"`          // from the end of a run to the next
-	Window jobs.Window   `env:"RETENTION_WINDOW, default=02:00-05:00"` // when it may run, UTC; empty for always
+	Window jobs.Window   `env:"RETENTION_WINDOW, default=02:00-05:00"` // when it may run, UTC; empty: at any time
 }
 
-// Validate reports every value out of bounds.
+// Validate returns an error that lists every value out of bounds.
 func (c RetentionConfig) Validate() error {
 	if c.Every < time.Minute {
 		return fmt.Errorf("RETENTION_EVERY is %s: want 1m or more", c.Every)
@@ -31,9 +31,9 @@ func (c RetentionConfig) Validate() error {
 	return nil
 }
 
-// retained is a table that retention goes through.
+// retained is a table to which retention applies.
 type retained struct {
-	name   string // of its metrics and counts
+	name   string // in metrics and counts
 	table  string
 	pool   *pgxpool.Pool
 	after  Span
@@ -41,33 +41,37 @@ type retained struct {
 	retain func(ctx context.Context, terms versioned.Terms) error
 }
 
-// tables are those that retention goes through under the settings. h may be nil for a plan.
+// tables returns the tables to which retention applies under the settings. h may be nil for a plan.
 func (d Deps) tables(s Settings, h *jobs.Hold) []retained {
 	all := []retained{{"threads", "threads", d.Truth, s.ThreadsAfter, here(h), func(ctx context.Context, terms versioned.Terms) error {
 		return store.RetainThreads(ctx, d.Truth, terms)
 	}}}
 	for _, k := range d.Kinds().AllChildren() {
-		all = append(all, retained{"comment_history", k.Name + "_history", d.Projections, s.CommentHistoryAfter, elsewhere(h), func(ctx context.Context, terms versioned.Terms) error {
-			if err := d.alone(ctx, terms); err != nil {
-				return err
-			}
-			return history.RetainChildren(ctx, d.Truth, d.Projections, k, terms)
-		}})
+		all = append(all, retained{"comment_history", k.Name + "_history", d.Projections, s.CommentHistoryAfter, elsewhere(h),
+			func(ctx context.Context, terms versioned.Terms) error {
+				if err := d.alone(ctx, terms); err != nil {
+					return err
+				}
+				return history.RetainChildren(ctx, d.Truth, d.Projections, k, terms)
+			}})
 	}
 	for _, k := range d.Kinds().AllEdges() {
-		all = append(all, retained{"follow_history", k.Name + "_history", d.Projections, s.FollowHistoryAfter, elsewhere(h), func(ctx context.Context, terms versioned.Terms) error {
-			if err := d.alone(ctx, terms); err != nil {
-				return err
-			}
-			return history.RetainEdges(ctx, d.Truth, d.Projections, k, terms)
-		}})
+		all = append(all, retained{"follow_history", k.Name + "_history", d.Projections, s.FollowHistoryAfter, elsewhere(h),
+			func(ctx context.Context, terms versioned.Terms) error {
+				if err := d.alone(ctx, terms); err != nil {
+					return err
+				}
+				return history.RetainEdges(ctx, d.Truth, d.Projections, k, terms)
+			}})
 	}
-	return append(all, retained{"child_keys", "child_keys", d.Truth, s.CommentKeysKeep, here(h), func(ctx context.Context, terms versioned.Terms) error {
-		return store.PurgeKeys(ctx, d.Truth, terms)
-	}})
+	return append(all, retained{"child_keys", "child_keys", d.Truth, s.CommentKeysKeep, here(h),
+		func(ctx context.Context, terms versioned.Terms) error {
+			return store.PurgeKeys(ctx, d.Truth, terms)
+		}})
 }
 
-// alone returns an error where retention is asked for and another truth writes to the histories: this one would call its tenants' rows gone.
+// alone returns an error if retention is on and another truth writes to the same histories. The tenants of the other
+// truth would look deleted to this one.
 func (d Deps) alone(ctx context.Context, terms versioned.Terms) error {
 	if terms.After <= 0 {
 		return nil
@@ -79,10 +83,12 @@ func (d Deps) alone(ctx context.Context, terms versioned.Terms) error {
 	return ours.Alone()
 }
 
-// retention returns the job that ends the life of versioned objects, one table after the other, and of idempotency keys.
+// retention returns the job that purges versioned objects, one table after the other, and idempotency keys.
 func retention(cfg RetentionConfig, d Deps, settings func(context.Context) (Settings, error)) (jobs.Job, error) {
-	expired := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "retention_expired_total", Help: "Objects that retention deleted logically, by table."}, []string{"table"})
-	purged := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "retention_purged_total", Help: "Objects that retention purged with all their versions, and idempotency keys, by table."}, []string{"table"})
+	expired := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "retention_expired_total",
+		Help: "Objects that retention deleted logically, by table."}, []string{"table"})
+	purged := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "retention_purged_total",
+		Help: "Objects that retention purged with all their versions, and idempotency keys, by table."}, []string{"table"})
 	for _, c := range []prometheus.Collector{expired, purged} {
 		if err := d.Registry.Register(c); err != nil {
 			return jobs.Job{}, fmt.Errorf("register the metrics of retention: %w", err)
@@ -97,7 +103,7 @@ func retention(cfg RetentionConfig, d Deps, settings func(context.Context) (Sett
 		if err != nil {
 			return err
 		}
-		var errs []error // of one table: the others go on
+		var errs []error // an error of one table does not stop the others
 		for _, t := range d.tables(s, h) {
 			err := h.Part(ctx, t.table, func() error {
 				return t.retain(ctx, versioned.Terms{After: time.Duration(t.after), Fence: t.fence, Done: func(e, p, v int64) {
@@ -115,12 +121,14 @@ func retention(cfg RetentionConfig, d Deps, settings func(context.Context) (Sett
 		}
 		return errors.Join(errs...)
 	}
-	return jobs.Job{Name: "retention", Every: cfg.Every, Window: cfg.Window, Run: run, Plan: func(ctx context.Context) (jobs.Plan, error) { return d.planRetention(ctx, settings) }}, nil
+	return jobs.Job{Name: "retention", Every: cfg.Every, Window: cfg.Window, Run: run,
+		Plan: func(ctx context.Context) (jobs.Plan, error) { return d.planRetention(ctx, settings) }}, nil
 }
 
-// rowSizeSQL is how many bytes a row of a table takes on the disk, with its indexes, by PostgreSQL's estimate of their number; 0 while it has none.
-// Locks: none.
-const rowSizeSQL = `SELECT CASE WHEN reltuples > 0 THEN pg_total_relation_size(oid) / reltuples ELSE 0 END FROM pg_class WHERE oid = to_regclass(@table)`
+// rowSizeSQL estimates the bytes that a row of a table takes on disk with its indexes, from PostgreSQL's estimate of
+// the number of rows. It is 0 while that estimate is missing. Locks: none.
+const rowSizeSQL = `SELECT CASE WHEN reltuples > 0 THEN pg_total_relation_size(oid) / reltuples ELSE 0 END FROM pg_class
+	WHERE oid = to_regclass(@table)`
 
 func (d Deps) planRetention(ctx context.Context, settings func(context.Context) (Settings, error)) (jobs.Plan, error) {
 	s, err := settings(ctx)
@@ -151,7 +159,7 @@ func (d Deps) planRetention(ctx context.Context, settings func(context.Context) 
 	return plan(ctx, settings, counts, drops, nil, "comment_history_after", "follow_history_after", "threads_after", "comment_keys_keep")
 }
 
-// The histories may be on another server than the lease. Each slice begins with the fence, and none after the run's time.
+// here returns the fence of a slice in the database of the lease. It stops the job when the time of the run is over.
 func here(h *jobs.Hold) func(context.Context, pgx.Tx) error {
 	return func(ctx context.Context, tx pgx.Tx) error {
 		if err := h.Continue(); err != nil {
@@ -161,6 +169,7 @@ func here(h *jobs.Hold) func(context.Context, pgx.Tx) error {
 	}
 }
 
+// elsewhere is here for the histories, which may be on another server than the lease.
 func elsewhere(h *jobs.Hold) func(context.Context, pgx.Tx) error {
 	return func(ctx context.Context, tx pgx.Tx) error {
 		if err := h.Continue(); err != nil {

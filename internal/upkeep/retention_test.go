@@ -24,18 +24,24 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 func TestTheRetentionJobWorksUnderTheLeaseAndOnlyWhereATimeIsSet(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	if _, err := pool.Exec(t.Context(), `
-		INSERT INTO threads (tenant_id, object, metadata) VALUES (1, '{"post_id": "5", "version": 1}', '{"version_id": 1, "version_state": "LATEST", "created_by": "t", "last_update_time": "2026-01-02T03:04:05Z"}');
+		INSERT INTO threads (tenant_id, object, metadata) VALUES (1, '{"post_id": "5", "version": 1}',
+		'{"version_id": 1, "version_state": "LATEST", "created_by": "t", "last_update_time": "2026-01-02T03:04:05Z"}');
 		INSERT INTO child_keys (tenant_id, kind, author_id, idempotency_key, request_hash, child_id) VALUES
-		  (1, 'comment', 7, 'old', 'x', '01990000-0000-7000-8000-000000000000'), (1, 'comment', 7, 'new', 'x', 'ffff0000-0000-7000-8000-000000000000');
+		  (1, 'comment', 7, 'old', 'x', '01990000-0000-7000-8000-000000000000'),
+		  (1, 'comment', 7, 'new', 'x', 'ffff0000-0000-7000-8000-000000000000');
 		INSERT INTO follows (tenant_id, follower_id, followee_id, status, version) VALUES (1, 7, 42, 'REMOVED', 2);
 		INSERT INTO follow_history (tenant_id, object, metadata) VALUES
-		  (1, '{"follower_id": "7", "followee_id": "42", "version": 1}', '{"version_id": 1, "version_state": "ARCHIVED", "created_by": "t", "last_update_time": "2026-01-02T03:04:05Z"}'),
-		  (1, '{"follower_id": "7", "followee_id": "42", "version": 2}', '{"version_id": 2, "version_state": "DELETED", "created_by": "t", "last_update_time": "2026-01-02T03:04:05Z"}')`); err != nil {
+		  (1, '{"follower_id": "7", "followee_id": "42", "version": 1}',
+		  '{"version_id": 1, "version_state": "ARCHIVED", "created_by": "t", "last_update_time": "2026-01-02T03:04:05Z"}'),
+		  (1, '{"follower_id": "7", "followee_id": "42", "version": 2}',
+		  '{"version_id": 2, "version_state": "DELETED", "created_by": "t", "last_update_time": "2026-01-02T03:04:05Z"}')`); err != nil {
 		t.Fatal(err)
 	}
 	run := func(s Settings, stolen bool) (counts map[string]int64, err error) {
 		t.Helper()
-		job, err := retention(RetentionConfig{Every: time.Hour}, Deps{Truth: pool, Projections: pool, Kinds: kinds.Builtin, Registry: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler)}, fixed(s))
+		job, err := retention(RetentionConfig{Every: time.Hour},
+			Deps{Truth: pool, Projections: pool, Kinds: kinds.Builtin, Registry: prometheus.NewRegistry(),
+				Log: slog.New(slog.DiscardHandler)}, fixed(s))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -55,16 +61,19 @@ func TestTheRetentionJobWorksUnderTheLeaseAndOnlyWhereATimeIsSet(t *testing.T) {
 	}
 	hour := Span(time.Hour)
 	all := Settings{ThreadsAfter: hour, CommentHistoryAfter: hour, FollowHistoryAfter: hour, CommentKeysKeep: hour}
-	job, err := retention(RetentionConfig{Every: time.Hour}, Deps{Truth: pool, Projections: pool, Kinds: kinds.Builtin, Registry: prometheus.NewRegistry()}, fixed(Settings{ThreadsAfter: hour, FollowHistoryAfter: hour}))
+	job, err := retention(RetentionConfig{Every: time.Hour},
+		Deps{Truth: pool, Projections: pool, Kinds: kinds.Builtin, Registry: prometheus.NewRegistry()},
+		fixed(Settings{ThreadsAfter: hour, FollowHistoryAfter: hour}))
 	if err != nil {
 		t.Fatal(err)
 	}
 	plan, err := job.Plan(t.Context())
-	if diff := cmp.Diff(map[string]int64{"threads expired": 1, "threads purged": 0, "follow_history expired": 0, "follow_history purged": 1}, plan.Counts); diff != "" || err != nil {
+	if diff := cmp.Diff(map[string]int64{"threads expired": 1, "threads purged": 0, "follow_history expired": 0,
+		"follow_history purged": 1}, plan.Counts); diff != "" || err != nil {
 		t.Errorf("the plan (-want +got): %v\n%s", err, diff)
 	}
 	if counts, err := run(all, true); !errors.Is(err, jobs.ErrLost) || len(counts) > 0 {
-		t.Errorf("with a lease that somebody took: %v, %v", counts, err)
+		t.Errorf("with a lease that another session took: %v, %v", counts, err)
 	}
 	want := map[string]int64{"threads expired": 1, "threads purged": 0, "threads versions purged": 0,
 		"comment_history expired": 0, "comment_history purged": 0, "comment_history versions purged": 0,
@@ -90,11 +99,11 @@ func TestAnArchiveThatTheStreamOutlivesIsReported(t *testing.T) {
 func TestSettingsOutOfBoundsAreRefusedAndTheOthersAreKeptWithWhoAndWhy(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	if s, last, err := Read(t.Context(), pool); err != nil || s != Default() || last != (Changed{}) || s.Validate() != nil {
-		t.Errorf("before anybody has set anything: %+v, %+v, %v", s, last, err)
+		t.Errorf("before the first change: %+v, %+v, %v", s, last, err)
 	}
 	for name, value := range map[string]string{
-		"outbox_archive_after": "1s", "outbox_archive_keep": "1h", "outbox_archive_export_url": "ftp://x", "comment_archive_after": "1m", "comment_history_after": "-1h",
-		"follow_history_after": "1s", "threads_after": "1m", "comment_keys_keep": "1 year",
+		"outbox_archive_after": "1s", "outbox_archive_keep": "1h", "outbox_archive_export_url": "ftp://x", "comment_archive_after": "1m",
+		"comment_history_after": "-1h", "follow_history_after": "1s", "threads_after": "1m", "comment_keys_keep": "1 year",
 	} {
 		i := slices.IndexFunc(All, func(t Setting) bool { return t.Name == name })
 		if _, err := Write(t.Context(), pool, "ann", "", func(s *Settings) error { return All[i].Set(s, value) }); err == nil {
@@ -106,7 +115,8 @@ func TestSettingsOutOfBoundsAreRefusedAndTheOthersAreKeptWithWhoAndWhy(t *testin
 		if t2.text != nil {
 			value = "file:///tmp/x"
 		}
-		if _, err := Write(t.Context(), pool, "ann", fmt.Sprint("why ", n), func(s *Settings) error { return t2.Set(s, value) }); err != nil {
+		if _, err := Write(t.Context(), pool, "ann", fmt.Sprint("why ", n),
+			func(s *Settings) error { return t2.Set(s, value) }); err != nil {
 			t.Error(err)
 		}
 		s, last, err := Read(t.Context(), pool)
@@ -120,19 +130,24 @@ func TestSettingsOutOfBoundsAreRefusedAndTheOthersAreKeptWithWhoAndWhy(t *testin
 	}
 }
 
-// TestNoJobBeginsASliceOnceItsTimeIsUp has something to do for every job that others wait for. In no time none of them does anything, and all of them are due.
+// TestNoJobBeginsASliceOnceItsTimeIsUp gives work to every job that can make others wait. With no time left, no job
+// does any work. With enough time, each of them does.
 func TestNoJobBeginsASliceOnceItsTimeIsUp(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	for _, sql := range []string{
-		`INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, occurred_at, inserted_at, available_at, processed_at, stream_seq)
+		`INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, occurred_at, inserted_at, available_at,
+			processed_at, stream_seq)
 		 SELECT 1, 'post', 7, 'created', '{}', at, at, at, at, 1 FROM (SELECT now() - interval '10 days' AS at) x`,
 		`SELECT outbox_range_cut(50000001)`,
 		`UPDATE outbox_partitions SET floor_id = 50000000`,
 		`UPDATE outbox_ranges SET settled_at = now() - interval '10 d' WHERE from_id = 1`,
 		`SELECT outbox_range_archive(1, 0)`,
 		`UPDATE outbox_ranges SET archived_at = now() - interval '100 d' WHERE from_id = 1`,
-		`INSERT INTO comments (tenant_id, comment_id, post_id, slug, path, author_id, body, updated_at) VALUES (1, gen_random_uuid(), 1, '00000001', '0000000000000000000001', 1, 'x', now() - interval '1 year')`,
-		`INSERT INTO follow_history (tenant_id, object, metadata) VALUES (1, '{"follower_id": "7", "followee_id": "42", "version": 2}', '{"version_id": 2, "version_state": "DELETED", "created_by": "t", "last_update_time": "2026-01-02T03:04:05Z"}')`,
+		`INSERT INTO comments (tenant_id, comment_id, post_id, slug, path, author_id, body, updated_at)
+			VALUES (1, gen_random_uuid(), 1, '00000001', '0000000000000000000001', 1, 'x', now() - interval '1 year')`,
+		`INSERT INTO follow_history (tenant_id, object, metadata)
+			VALUES (1, '{"follower_id": "7", "followee_id": "42", "version": 2}',
+			'{"version_id": 2, "version_state": "DELETED", "created_by": "t", "last_update_time": "2026-01-02T03:04:05Z"}')`,
 	} {
 		if _, err := pool.Exec(t.Context(), sql); err != nil {
 			t.Fatal(err)
@@ -140,22 +155,25 @@ func TestNoJobBeginsASliceOnceItsTimeIsUp(t *testing.T) {
 	}
 	s := Default()
 	s.OutboxExportURL, s.FollowHistoryAfter, s.CommentKeysKeep = "file://"+t.TempDir(), Span(time.Hour), Span(time.Hour)
-	cfg := Config{OutboxArchive: outbox.ArchiveConfig{Every: time.Hour, RangeRows: 1000, RangeAge: time.Hour}, CommentArchiveEvery: time.Hour, Retention: RetentionConfig{Every: time.Hour}}
-	list, err := Jobs(cfg, Deps{Truth: pool, Projections: pool, Kinds: kinds.Builtin, Registry: prometheus.NewRegistry(), Log: testkit.Logger(t)}, fixed(s))
+	cfg := Config{OutboxArchive: outbox.ArchiveConfig{Every: time.Hour, RangeRows: 1000, RangeAge: time.Hour},
+		CommentArchiveEvery: time.Hour, Retention: RetentionConfig{Every: time.Hour}}
+	list, err := Jobs(cfg, Deps{Truth: pool, Projections: pool, Kinds: kinds.Builtin, Registry: prometheus.NewRegistry(),
+		Log: testkit.Logger(t)}, fixed(s))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := jobs.WithLease(t.Context(), pool, "test", func(ctx context.Context, h *jobs.Hold) error {
 		for _, j := range list {
-			if j.Apart { // nobody waits for it
+			if j.Apart { // it makes no other job wait
 				continue
 			}
 			j.MaxRun = time.Nanosecond
 			if counts, err := h.Run(ctx, j); !errors.Is(err, jobs.ErrTimeUp) || len(counts) > 0 {
-				t.Errorf("%s, in no time: %v, %v", j.Name, counts, err)
+				t.Errorf("%s, without time: %v, %v", j.Name, counts, err)
 			}
 			j.MaxRun = 0
-			if counts, err := h.Run(ctx, j); err != nil || len(counts) == 0 && j.Name != outbox.ArchiveJob { // which waits for the export
+			// The archive waits for the export.
+			if counts, err := h.Run(ctx, j); err != nil || len(counts) == 0 && j.Name != outbox.ArchiveJob {
 				t.Errorf("%s, with all its time: %v, %v", j.Name, counts, err)
 			}
 		}

@@ -1,5 +1,5 @@
-// Package upkeep lists the scheduled jobs of a fleet in one place: for the archiver and dev, which run them when they are due, and
-// for the commands that run them at once.
+// Package upkeep lists the scheduled jobs of a fleet in one place. The archiver and dev run them when they are due,
+// and commands run them at once.
 package upkeep
 
 import (
@@ -21,15 +21,17 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-// Config is the environment of all jobs: when they run. What they move and drop is in the database (Settings).
+// Config is the environment of all jobs: when they run. The Settings in the database say what they move and drop.
 type Config struct {
-	OutboxArchive        outbox.ArchiveConfig
-	CommentArchiveEvery  time.Duration `env:"COMMENT_ARCHIVE_EVERY, default=1h"` // between runs that archive threads; 0: by command alone
-	CommentArchiveWindow jobs.Window   `env:"COMMENT_ARCHIVE_WINDOW"`            // the time of day in UTC, such as 01:00-05:30, in which threads are archived; empty: any
+	OutboxArchive       outbox.ArchiveConfig
+	CommentArchiveEvery time.Duration `env:"COMMENT_ARCHIVE_EVERY, default=1h"` // between runs that archive threads; 0: only by command
+	// CommentArchiveWindow is the time of day in UTC in which threads are archived, for example 01:00-05:30; empty:
+	// at any time.
+	CommentArchiveWindow jobs.Window `env:"COMMENT_ARCHIVE_WINDOW"`
 	Retention            RetentionConfig
 }
 
-// Validate reports every value out of bounds.
+// Validate returns an error that lists every value out of bounds.
 func (c Config) Validate() error {
 	var every error
 	if c.CommentArchiveEvery < 0 {
@@ -38,17 +40,17 @@ func (c Config) Validate() error {
 	return errors.Join(c.OutboxArchive.Validate(), every, c.Retention.Validate())
 }
 
-// Deps are what jobs work with. The pools act as the system role; that of the projections may be that of the truth.
+// Deps are the dependencies of the jobs. Each pool acts as the system role; both may be one pool.
 type Deps struct {
 	Truth, Projections *pgxpool.Pool
-	Cell               string            // of the truth: NATS_STREAM
-	Kinds              func() *kinds.Set // in force in the truth, at any time (kinds.Catalog.Now)
+	Cell               string            // the cell of the truth: NATS_STREAM
+	Kinds              func() *kinds.Set // returns the kinds that the truth has now (kinds.Catalog.Now)
 	Registry           prometheus.Registerer
 	Log                *slog.Logger
 }
 
-// Jobs returns every job, in the order in which a command runs them. Each run and each plan goes by settings, as they are then: Settings of the database as a
-// rule. It starts nothing.
+// Jobs returns every job, in the order in which a command runs them. Each run and each plan calls settings first;
+// Current reads them from the database. Jobs starts no job.
 func Jobs(cfg Config, d Deps, settings func(context.Context) (Settings, error)) ([]jobs.Job, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -76,7 +78,8 @@ func Jobs(cfg Config, d Deps, settings func(context.Context) (Settings, error)) 
 		return nil, err
 	}
 	return []jobs.Job{
-		{Name: outbox.RangesJob, Every: outbox.RangesEvery, Apart: true, Run: func(ctx context.Context, h *jobs.Hold) error { return messages.Prepare(ctx, h) }},
+		{Name: outbox.RangesJob, Every: outbox.RangesEvery, Apart: true,
+			Run: func(ctx context.Context, h *jobs.Hold) error { return messages.Prepare(ctx, h) }},
 		{Name: outbox.ArchiveJob, Every: cfg.OutboxArchive.Every, Run: archiveWithExports(messages, settings, d.Truth, metrics),
 			Plan: func(ctx context.Context) (jobs.Plan, error) { return planOutbox(ctx, messages, settings) }},
 		exportJob(cfg, d.Truth, metrics, settings),
@@ -90,8 +93,9 @@ func Jobs(cfg Config, d Deps, settings func(context.Context) (Settings, error)) 
 	}, nil
 }
 
-// plan is the plan of a job that goes by the settings named.
-func plan(ctx context.Context, settings func(context.Context) (Settings, error), counts map[string]int64, drops []jobs.Drop, failed error, names ...string) (jobs.Plan, error) {
+// plan returns the plan of a job that depends on the settings in names.
+func plan(ctx context.Context, settings func(context.Context) (Settings, error), counts map[string]int64, drops []jobs.Drop, failed error,
+	names ...string) (jobs.Plan, error) {
 	s, err := settings(ctx)
 	if err := errors.Join(failed, err); err != nil {
 		return jobs.Plan{}, err
@@ -110,10 +114,11 @@ func planOutbox(ctx context.Context, messages *outbox.Archive, settings func(con
 	var drops []jobs.Drop
 	for _, r := range ranges {
 		since := r.FirstAt.UTC().Format("2006-01")
-		if last := r.ArchivedAt.UTC().Format("2006-01"); last != since { // it moved after the last of it was written
+		if last := r.ArchivedAt.UTC().Format("2006-01"); last != since { // a range moves after its last row was written
 			since += ".." + last
 		}
-		drops = append(drops, jobs.Drop{What: fmt.Sprintf("range %d to %d of the outbox's archive", r.From, r.To-1), Since: since, Rows: r.Rows, Bytes: r.Bytes})
+		drops = append(drops, jobs.Drop{What: fmt.Sprintf("range %d to %d of the outbox's archive", r.From, r.To-1), Since: since,
+			Rows: r.Rows, Bytes: r.Bytes})
 	}
 	return plan(ctx, settings, counts, drops, err, "outbox_archive_after", "outbox_archive_keep", "outbox_archive_export_url")
 }

@@ -1,7 +1,9 @@
-// Package verify compares every projection and every stream of an installation with the truth, and mends what differs. It is what
-// `tidings verify` does.
+// Package verify compares every projection and every stream of an installation with the truth, and repairs differences
+// of projections. It does the work of `tidings verify`.
 //
-//	wait for what lags ─> (mend what differs twice) ─> compare each projection, row by row ─> compare each stream with the outbox ─> Report
+//	wait for lagging parts ─> (repair lasting differences) ─> compare each projection, row by row
+//	                       ─> compare each stream with the outbox ─> Report
 //
-// Differences whose aggregate is in a DLQ, or waits in the outbox, are counted as explained, and never mended.
+// If the aggregate of a difference is in a DLQ or waits in the outbox, the difference counts as explained. The package
+// never repairs such a difference.
 package verify

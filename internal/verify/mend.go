@@ -21,11 +21,11 @@ import (
 )
 
 const (
-	maxMends   = 100_000 // differences in memory; a projection that has more is built anew
-	mendAtOnce = 100     // keys per transaction, for which the consumer waits
+	maxMends   = 100_000 // differences in memory; a projection with more needs a replay
+	mendAtOnce = 100     // keys per transaction; the consumer waits for each transaction
 )
 
-// flaw is what is wrong, whatever its values are.
+// flaw is a difference without its values.
 type flaw struct {
 	key    projections.Key
 	entity string
@@ -33,16 +33,16 @@ type flaw struct {
 	record bool
 }
 
-// Mended is what a repair did about an entity, or would do.
+// Mended is an entity that a repair changed, would change, or leaves.
 type Mended struct {
 	TenantID int64  `json:"tenant_id,string"`
 	Entity   string `json:"entity"`
-	Left     string `json:"left,omitempty"` // why the repair leaves it as it is
+	Left     string `json:"left,omitempty"` // why the repair leaves it unchanged
 
 	key projections.Key
 }
 
-// String names the entity, and says why it is left.
+// String returns the name of the entity, and the reason if the repair leaves it.
 func (m Mended) String() string {
 	s := fmt.Sprintf("tenant %d, %s", m.TenantID, m.Entity)
 	if m.Left != "" {
@@ -51,30 +51,32 @@ func (m Mended) String() string {
 	return s
 }
 
-// Why a difference stays, or is there.
+// Reasons for a difference, or for leaving it.
 const (
 	whyDead    = "its aggregate has messages in the outbox's DLQ"
 	whyParked  = "the consumer has parked events of its aggregate"
 	whyWaiting = "messages of its aggregate wait in the outbox"
-	whyRecord  = "a history is a record, which a repair only adds to"
+	whyRecord  = "a history is a record: a repair only adds to it"
 )
 
-// explained returns which of these facts explains a difference, "" for none.
+// explained returns the reason among facts that explains a difference, or "".
 func (d Deps) explained(k projections.Key, facts map[string]projections.Parked) string {
 	for _, why := range slices.Sorted(maps.Keys(facts)) {
 		is := facts[why]
 		if is(k.TenantID, k.Type, k.Aggregate) {
 			return why
 		}
-		if child, ok := d.Kinds().Child(cmp.Or(k.Kind, k.Type)); ok && (is(k.TenantID, child.Name, k.Aggregate) || is(k.TenantID, event.AggregateThread, k.Aggregate)) {
+		if child, ok := d.Kinds().Child(cmp.Or(k.Kind, k.Type)); ok &&
+			(is(k.TenantID, child.Name, k.Aggregate) || is(k.TenantID, event.AggregateThread, k.Aggregate)) {
 			return why
 		}
 	}
 	return ""
 }
 
-// Repair brings what differs in one projection to the truth, and returns of each entity that it found what it did. Only what differs twice counts, with a wait for what lags
-// in between: the first look may have met events on their way. With dry it returns the same, and changes nothing.
+// Repair sets the differing rows of one projection to the truth, and returns its action for each entity. It repairs
+// only entities that differ in two comparisons. Between these it waits for lagging parts, because the first comparison
+// may have found events that were not applied yet. With dry it returns the same and changes nothing.
 func Repair(ctx context.Context, d Deps, p projections.Projection, wait time.Duration, dry bool) ([]Mended, error) {
 	found, err := d.flawsThatStay(ctx, p, wait)
 	if err != nil || len(found) == 0 {
@@ -105,8 +107,8 @@ func Repair(ctx context.Context, d Deps, p projections.Projection, wait time.Dur
 	return all, d.mendKeys(ctx, p, keys, dead)
 }
 
-// Mend brings what the keys name to what the truth says, while everything runs: the consumer waits for each hundred of them. What belongs to an
-// aggregate in a DLQ is left alone. A key whose projection does not differ stays as it is.
+// Mend sets the rows of the keys to the truth while the system runs. The consumer waits for each hundred keys. Mend
+// leaves the rows of an aggregate in a DLQ. A key whose rows do not differ stays unchanged.
 func Mend(ctx context.Context, d Deps, p projections.Projection, keys ...projections.Key) error {
 	ours, err := cells.Read(ctx, d.Projections, d.Broker.Stream)
 	if err != nil {
@@ -114,7 +116,7 @@ func Mend(ctx context.Context, d Deps, p projections.Projection, keys ...project
 	}
 	for _, k := range keys {
 		if !ours.Has(k.TenantID) {
-			return fmt.Errorf("mend tenant %d by this truth: %w: it is another's", k.TenantID, cells.ErrShared)
+			return fmt.Errorf("repair tenant %d: %w: the tenant belongs to another truth", k.TenantID, cells.ErrShared)
 		}
 	}
 	dead, err := outbox.Dead(ctx, d.Truth)
@@ -138,7 +140,7 @@ func (d Deps) mendKeys(ctx context.Context, p projections.Projection, keys []pro
 				})
 				return err
 			}); err != nil {
-				return fmt.Errorf("mend %d differences of %s: %w", len(chunk), p.Name(), err)
+				return fmt.Errorf("repair %d differences of %s: %w", len(chunk), p.Name(), err)
 			}
 			left = rest
 		}
@@ -146,7 +148,7 @@ func (d Deps) mendKeys(ctx context.Context, p projections.Projection, keys []pro
 	return nil
 }
 
-// flawsThatStay returns the entities that differ in two looks, in the order of their names.
+// flawsThatStay returns the entities that differ in two comparisons, in the order of their names.
 func (d Deps) flawsThatStay(ctx context.Context, p projections.Projection, wait time.Duration) ([]Mended, error) {
 	first, err := d.flaws(ctx, p)
 	if err != nil || len(first) == 0 {
@@ -178,7 +180,8 @@ func (d Deps) flawsThatStay(ctx context.Context, p projections.Projection, wait 
 		stay[at] = m
 	}
 	return slices.SortedFunc(maps.Values(stay), func(a, b Mended) int {
-		return cmp.Or(cmp.Compare(a.TenantID, b.TenantID), cmp.Compare(a.Entity, b.Entity), cmp.Compare(fmt.Sprint(a.key), fmt.Sprint(b.key)))
+		return cmp.Or(cmp.Compare(a.TenantID, b.TenantID), cmp.Compare(a.Entity, b.Entity),
+			cmp.Compare(fmt.Sprint(a.key), fmt.Sprint(b.key)))
 	}), nil
 }
 

@@ -15,7 +15,8 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// TestMendBringsTheKeysAloneToTheTruth has three edges that nobody applied, of which one is pointed at, and one that the outbox has given up.
+// TestMendBringsTheKeysAloneToTheTruth has three edges that are not applied. Mend gets the keys of two of them, one of
+// which is in the outbox's DLQ.
 func TestMendBringsTheKeysAloneToTheTruth(t *testing.T) {
 	db, ctx := testkit.Postgres(t), t.Context()
 	pool, p := db.Pool(t, postgres.RoleSystem), followercounts.New(kinds.Builtin)
@@ -23,11 +24,14 @@ func TestMendBringsTheKeysAloneToTheTruth(t *testing.T) {
 	for to := int64(2); to <= 4; to++ {
 		writes = append(writes, store.EdgeWrite{Meta: store.Meta{Actor: "test"}, From: 1, To: to})
 	}
-	if _, err := store.New(db.Pool(t, postgres.RoleAPI), func(int) {}).PutEdges(ctx, 1, kinds.Builtin().Edges["follow"], writes); err != nil {
+	if _, err := store.New(db.Pool(t, postgres.RoleAPI), func(int) {}).PutEdges(ctx, 1,
+		kinds.Builtin().Edges["follow"], writes); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := pool.Exec(ctx, `INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, attempts, event_id, inserted_at, slot)
-		SELECT id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, 9, event_id, inserted_at, slot FROM outbox_messages WHERE aggregate_id = 3`); err != nil {
+	if _, err := pool.Exec(ctx, `INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version,
+		payload, occurred_at, available_at, attempts, event_id, inserted_at, slot)
+		SELECT id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, 9, event_id,
+		inserted_at, slot FROM outbox_messages WHERE aggregate_id = 3`); err != nil {
 		t.Fatal(err)
 	}
 	d := verify.Deps{Sources: status.Sources{Truth: pool, Projections: pool}, Fleet: []projections.Projection{p}, Kinds: kinds.Builtin}
@@ -37,7 +41,8 @@ func TestMendBringsTheKeysAloneToTheTruth(t *testing.T) {
 		}
 	}
 	var there []int64
-	if err := pool.QueryRow(ctx, `SELECT array_agg(to_id ORDER BY to_id) FROM edge_lists WHERE active`).Scan(&there); err != nil || len(there) != 1 || there[0] != 2 {
-		t.Errorf("edges to %v, want one to 2 alone: %v", there, err)
+	if err := pool.QueryRow(ctx, `SELECT array_agg(to_id ORDER BY to_id) FROM edge_lists WHERE active`).Scan(&there); err != nil ||
+		len(there) != 1 || there[0] != 2 {
+		t.Errorf("edges to %v, want only the one to 2: %v", there, err)
 	}
 }

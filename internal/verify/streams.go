@@ -20,35 +20,37 @@ import (
 type Stream struct {
 	Partition int    `json:"partition"`
 	Stream    string `json:"stream"`
-	Messages  uint64 `json:"messages"`  // that the stream holds
-	Published int64  `json:"published"` // rows that say they are there
+	Messages  uint64 `json:"messages"`  // messages on the stream
+	Published int64  `json:"published"` // rows that are marked as published
 	Distinct  int64  `json:"distinct"`  // sequences that these rows name
-	Closing   int64  `json:"closing"`   // messages that end the stream: one, or none
-	Foreign   int64  `json:"foreign"`   // messages that no relay wrote: everybody skips them
-	Repeated  int64  `json:"repeated"`  // messages of an event that another message has
+	Closing   int64  `json:"closing"`   // closing messages: 0 or 1
+	Foreign   int64  `json:"foreign"`   // messages that no relay wrote; every reader skips them
+	Repeated  int64  `json:"repeated"`  // further messages of an event that already has one
 	Unknown   int64  `json:"unknown"`   // messages without a row
 	Missing   int64  `json:"missing"`   // rows without their message
 	Trouble   string `json:"trouble,omitempty"`
 }
 
-// OK reports whether every published row has its message, and every message of ours its row.
+// OK reports whether every published row has its message, and every message of a relay its row.
 func (s Stream) OK() bool {
 	return s.Published == s.Distinct && s.Unknown == 0 && s.Missing == 0 && s.Trouble == ""
 }
 
-// String says in words what the stream has.
+// String describes the stream in words.
 func (s Stream) String() string {
 	var out strings.Builder
-	fmt.Fprintf(&out, "Partition %d (%s): %s messages; %s outbox messages are published to it.", s.Partition, s.Stream, words.Count(int64(s.Messages)), words.Count(s.Published))
+	fmt.Fprintf(&out, "Partition %d (%s): %s; the outbox has %s as published.", s.Partition, s.Stream,
+		words.Of(int64(s.Messages), "message"), words.Count(s.Published))
 	if s.Published != s.Distinct {
-		fmt.Fprintf(&out, " These name %s sequences: some name the same.", words.Count(s.Distinct))
+		fmt.Fprintf(&out, " They have only %s different sequences.", words.Count(s.Distinct))
 	}
 	for _, part := range []struct {
 		n    int64
 		what string
-	}{{s.Closing, "closes it"}, {s.Foreign, "written by no relay"}, {s.Repeated, "repeated"}, {s.Unknown, "WITHOUT A ROW"}, {s.Missing, "MISSING"}} {
+	}{{s.Closing, "Closing messages"}, {s.Foreign, "Messages that no relay wrote"}, {s.Repeated, "Repeated messages"},
+		{s.Unknown, "MESSAGES WITHOUT A ROW"}, {s.Missing, "MISSING MESSAGES"}} {
 		if part.n > 0 {
-			fmt.Fprintf(&out, " %s %s.", words.Count(part.n), part.what)
+			fmt.Fprintf(&out, " %s: %s.", part.what, words.Count(part.n))
 		}
 	}
 	if s.Trouble != "" {
@@ -57,8 +59,8 @@ func (s Stream) String() string {
 	return out.String()
 }
 
-// verifyStreams compares the streams of all partitions with the outbox, but for those that were closed and are gone. It waits so long for
-// leaders.
+// verifyStreams compares the streams of all partitions with the outbox, except closed streams that are gone. It waits
+// for leaders for at most wait.
 func (d Deps) verifyStreams(ctx context.Context, wait time.Duration) (all []Stream, err error) {
 	var checks []relay.PartitionCheck
 	err = status.Retry(ctx, wait, func() (err error) {
@@ -88,7 +90,7 @@ func (d Deps) verifyStreams(ctx context.Context, wait time.Duration) (all []Stre
 	return all, nil
 }
 
-// verifyStream compares one stream, by its counts if these agree, else message by message.
+// verifyStream compares one stream: by its counts if these agree, otherwise message by message.
 func (d Deps) verifyStream(ctx context.Context, c relay.PartitionCheck) (v Stream, err error) {
 	v.Partition, v.Stream = c.Number, d.Broker.StreamName(c.Number)
 	if c.Err != nil {
@@ -97,11 +99,11 @@ func (d Deps) verifyStream(ctx context.Context, c relay.PartitionCheck) (v Strea
 	first := uint64(1)
 	if c.Stream != nil {
 		v.Messages, first = c.Stream.Messages, max(c.Stream.First, 1)
-		closed, err := broker.Closed(ctx, d.JetStream, *c.Stream)
+		final, err := broker.Closed(ctx, d.JetStream, d.Broker, *c.Stream)
 		if err != nil {
 			return v, err
 		}
-		if closed {
+		if final > 0 {
 			v.Closing = 1
 		}
 	}
@@ -118,7 +120,7 @@ func (d Deps) verifyStream(ctx context.Context, c relay.PartitionCheck) (v Strea
 	return v, d.countMessages(ctx, c, &v)
 }
 
-// countMessages reads a stream and says of each message what it is.
+// countMessages reads a stream and counts its messages by category.
 func (d Deps) countMessages(ctx context.Context, c relay.PartitionCheck, v *Stream) error {
 	const page = 1000
 	var rows []outbox.Published
@@ -146,21 +148,22 @@ func (d Deps) countMessages(ctx context.Context, c relay.PartitionCheck, v *Stre
 		rows = rows[:0]
 		return nil
 	}
-	stream, err := broker.Scan(ctx, d.JetStream, d.Broker, c.Number, broker.Scanning{From: 1, HeadersOnly: true}, func(m *broker.Stored) error {
-		switch {
-		case m.Header.Get(event.HeaderClosed) != "":
-			v.Closing++
-			return nil
-		case !event.Ours(m.Header):
-			v.Foreign++
-			return nil
-		}
-		id, _ := strconv.ParseInt(m.Header.Get(event.HeaderOutboxID), 10, 64) // Ours has read it
-		if rows = append(rows, outbox.Published{ID: id, EventID: m.Header.Get(event.HeaderID), Seq: m.Seq}); len(rows) < page {
-			return nil
-		}
-		return judge()
-	})
+	stream, err := broker.Scan(ctx, d.JetStream, d.Broker, c.Number, broker.Scanning{From: 1, HeadersOnly: true},
+		func(m *broker.Stored) error {
+			switch {
+			case m.Header.Get(event.HeaderClosed) != "":
+				v.Closing++
+				return nil
+			case !event.Ours(m.Header):
+				v.Foreign++
+				return nil
+			}
+			id, _ := strconv.ParseInt(m.Header.Get(event.HeaderOutboxID), 10, 64) // Ours has parsed it
+			if rows = append(rows, outbox.Published{ID: id, EventID: m.Header.Get(event.HeaderID), Seq: m.Seq}); len(rows) < page {
+				return nil
+			}
+			return judge()
+		})
 	if err != nil {
 		return err
 	}

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -22,52 +23,56 @@ import (
 	"github.com/tidings/tidings/versioned"
 )
 
-// Deps are what is compared. None of the sources may be away.
+// Deps are the dependencies of a comparison. All sources must be available.
 type Deps struct {
 	status.Sources
 	Fleet []projections.Projection
-	Kinds func() *kinds.Set // in force for the projections
+	Kinds func() *kinds.Set // the current kinds of the projections
 }
 
-// Options say how to compare.
+// Options control a comparison.
 type Options struct {
-	Wait   time.Duration // for what lags
-	Limit  int           // differences to name for each projection; all are counted
-	Repair bool          // first mend what differs
-	DryRun bool          // with Repair: mend nothing, and say the same
+	Wait   time.Duration // the longest wait for lagging parts
+	Limit  int           // the largest number of differences listed for each projection; all are counted
+	Repair bool          // first repair differences
+	DryRun bool          // with Repair: report the same, and change nothing
 }
 
-// Report is what `tidings verify --json` prints.
+// Report is the output of `tidings verify --json`.
 type Report struct {
-	OK          bool         `json:"ok"`      // everything is equal, and nothing lags or is in a DLQ
-	Why         []string     `json:"why"`     // it is not, a line for each reason
-	DryRun      bool         `json:"dry_run"` // --repair mended nothing
+	OK          bool         `json:"ok"`      // everything is equal, no part lags, and no DLQ has a message
+	Why         []string     `json:"why"`     // one line for each reason why it is not OK
+	DryRun      bool         `json:"dry_run"` // --repair changed nothing
 	Projections []Projection `json:"projections"`
 	Streams     []Stream     `json:"streams"`
-	Lagging     []string     `json:"lagging"`      // what had not arrived everywhere when the wait was over
-	DeadLetters []string     `json:"dead_letters"` // listed apart: they are known to be missing
+	Stopped     []string     `json:"stopped"`      // partitions whose streams the relays refuse, and consumers with lost events
+	Lagging     []string     `json:"lagging"`      // parts that still lagged after the wait
+	DeadLetters []string     `json:"dead_letters"` // listed separately, because their effects are known to be missing
 }
 
 // Projection is the comparison of one projection with the truth.
 type Projection struct {
-	Projection  string                   `json:"projection"`
-	Checked     int64                    `json:"checked"`             // rows compared
-	Mended      int64                    `json:"mended"`              // pairs, accounts, threads and histories that --repair brought to the truth, or with --dry-run would bring
-	Left        int64                    `json:"left"`                // those that differ and that it leaves
-	Repair      []Mended                 `json:"repair,omitempty"`    // the first of both
-	Different   int64                    `json:"different"`           // differences found
-	Explained   map[string]int64         `json:"explained,omitempty"` // those of them whose aggregate is in a DLQ or waits in the outbox, by which
-	Differences []projections.Difference `json:"differences"`         // the first of them
+	Projection string `json:"projection"`
+	Checked    int64  `json:"checked"` // rows compared
+	// Mended is the number of pairs, accounts, threads and histories that --repair set to the truth, or would set with --dry-run.
+	Mended    int64    `json:"mended"`
+	Left      int64    `json:"left"`             // the number of differing entities that --repair leaves
+	Repair    []Mended `json:"repair,omitempty"` // the first repaired and left entities
+	Different int64    `json:"different"`        // the number of differences
+	// Explained has the numbers of differences whose aggregate is in a DLQ or waits in the outbox, by the reason.
+	Explained   map[string]int64         `json:"explained,omitempty"`
+	Differences []projections.Difference `json:"differences"` // the first differences
 }
 
-// Run waits for what lags, and compares every projection and every stream with the truth. It changes nothing without o.Repair. While writes go on the
-// comparison is of two moments.
+// Run waits for lagging parts, and compares every projection and every stream with the truth. It changes nothing
+// without o.Repair. If writes continue meanwhile, it compares states of different moments.
 func Run(ctx context.Context, d Deps, o Options) (Report, error) {
-	v := Report{DryRun: o.DryRun, Why: []string{}, Lagging: []string{}, DeadLetters: []string{}}
+	v := Report{DryRun: o.DryRun, Why: []string{}, Stopped: []string{}, Lagging: []string{}, DeadLetters: []string{}}
 	st, err := status.Await(ctx, d.Sources, o.Wait, status.State.Settled)
 	if err != nil {
 		return v, err
 	}
+	v.Stopped = append(v.Stopped, st.Stopped()...)
 	v.Lagging, v.DeadLetters = append(v.Lagging, st.Lagging()...), append(v.DeadLetters, st.DeadLetters()...)
 	for _, c := range d.Fleet {
 		r, err := d.verifyProjection(ctx, c, o.Limit, func() ([]Mended, error) {
@@ -96,8 +101,10 @@ func Run(ctx context.Context, d Deps, o Options) (Report, error) {
 	return v, nil
 }
 
-// verifyProjection compares a projection with the truth once mend has been, and says which differences a DLQ or the outbox explains.
-func (d Deps) verifyProjection(ctx context.Context, p projections.Projection, limit int, mend func() ([]Mended, error)) (Projection, error) {
+// verifyProjection calls mend, and then compares a projection with the truth. It counts the differences that a DLQ or
+// the outbox explains.
+func (d Deps) verifyProjection(ctx context.Context, p projections.Projection, limit int,
+	mend func() ([]Mended, error)) (Projection, error) {
 	r := Projection{Projection: p.Name(), Differences: []projections.Difference{}, Explained: make(map[string]int64)}
 	entities, err := mend()
 	if err != nil {
@@ -127,7 +134,7 @@ func (d Deps) verifyProjection(ctx context.Context, p projections.Projection, li
 	}
 	r.Checked, err = p.Verify(ctx, d.Truth, d.Projections, func(diff projections.Difference) {
 		if !ours.Has(diff.TenantID) {
-			return // another truth has it
+			return // the tenant belongs to another truth
 		}
 		if r.Different++; len(r.Differences) < limit {
 			r.Differences = append(r.Differences, diff)
@@ -142,8 +149,11 @@ func (d Deps) verifyProjection(ctx context.Context, p projections.Projection, li
 	return r, nil
 }
 
-// reasons says why not everything is equal.
+// reasons returns the reasons why the installation is not OK.
 func (v Report) reasons() (why []string) {
+	for _, line := range v.Stopped {
+		why = append(why, "stopped: "+line)
+	}
 	for _, line := range v.Lagging {
 		why = append(why, "on its way: "+line)
 	}
@@ -158,13 +168,14 @@ func (v Report) reasons() (why []string) {
 		}
 		switch {
 		case left > 0 && len(v.Lagging) > 0:
-			why = append(why, fmt.Sprintf("%s: %s, unless what is on its way explains them", r.Projection, differences(left)))
+			why = append(why, fmt.Sprintf("%s: %s, which the events on their way may explain", r.Projection, differences(left)))
 		case left > 0:
-			why = append(why, fmt.Sprintf("%s: %s that nothing explains", r.Projection, differences(left)))
+			why = append(why, fmt.Sprintf("%s: %s without an explanation", r.Projection, differences(left)))
 		}
 	}
 	for _, s := range v.Streams {
-		if !s.OK() {
+		said := func(line string) bool { return s.Trouble != "" && strings.HasSuffix(line, s.Trouble) }
+		if !s.OK() && !slices.ContainsFunc(v.Stopped, said) {
 			why = append(why, fmt.Sprintf("the stream %s and the outbox differ", s.Stream))
 		}
 	}
@@ -173,20 +184,23 @@ func (v Report) reasons() (why []string) {
 
 func differences(n int64) string { return words.Of(n, "difference") }
 
-// verifyThreads checks what the tables of thread settings cannot hold by themselves. It is no projection: the truth is what it looks at.
+// verifyThreads checks the rules of thread settings that their tables cannot enforce. It checks the truth, not a
+// projection.
 func verifyThreads(ctx context.Context, truth *pgxpool.Pool, limit int) (Projection, error) {
 	r := Projection{Projection: "thread versions", Differences: []projections.Difference{}}
 	var err error
 	r.Checked, err = store.CheckThreads(ctx, truth, func(f versioned.Flaw[event.Thread]) {
 		if r.Different++; len(r.Differences) < limit {
-			r.Differences = append(r.Differences, projections.Difference{Projection: r.Projection, TenantID: f.TenantID, Entity: fmt.Sprintf("thread %d", f.Object.PostID),
-				Field: fmt.Sprintf("version %d, %s", f.Object.Version, f.Rule), Want: f.Want, Got: f.Got})
+			r.Differences = append(r.Differences, projections.Difference{Projection: r.Projection, TenantID: f.TenantID,
+				Entity: fmt.Sprintf("thread %d", f.Object.PostID),
+				Field:  fmt.Sprintf("version %d, %s", f.Object.Version, f.Rule), Want: f.Want, Got: f.Got})
 		}
 	})
 	return r, err
 }
 
-// verifyArchive checks that each comment is in one place, and that writers are told of all that is archived. Neither is this a projection.
+// verifyArchive checks the archive: each comment is in one place, each archived one has a stub, and of an archived
+// thread all comments are archived (store.CheckArchive). It checks the truth, not a projection.
 func verifyArchive(ctx context.Context, truth *pgxpool.Pool, limit int) (Projection, error) {
 	r := Projection{Projection: "comment archive", Differences: []projections.Difference{}}
 	now := kinds.NewCatalog(truth, kinds.Truth, slog.New(slog.DiscardHandler))
@@ -196,8 +210,8 @@ func verifyArchive(ctx context.Context, truth *pgxpool.Pool, limit int) (Project
 	var err error
 	r.Checked, err = store.CheckArchive(ctx, truth, now.Now(), func(f store.ArchiveFlaw) {
 		if r.Different++; len(r.Differences) < limit {
-			r.Differences = append(r.Differences, projections.Difference{Projection: r.Projection, TenantID: f.TenantID, Entity: fmt.Sprintf("%s of %d", f.Kind, f.ObjectID),
-				Field: f.Rule, Want: "no", Got: "yes"})
+			r.Differences = append(r.Differences, projections.Difference{Projection: r.Projection, TenantID: f.TenantID,
+				Entity: fmt.Sprintf("%s of %d", f.Kind, f.ObjectID), Field: f.Rule, Want: "no", Got: "yes"})
 		}
 	})
 	return r, err

@@ -1,12 +1,13 @@
-// Package words writes numbers for people, the same way wherever people read them.
+// Package words formats numbers, counts and durations for people, in one way in every output.
 package words
 
 import (
 	"fmt"
 	"strings"
+	"time"
 )
 
-// Count writes n with its thousands apart.
+// Count formats n with a comma between thousands: "1,234".
 func Count(n int64) string {
 	s := fmt.Sprint(n)
 	for i := len(s) - 3; i > 0 && s[i-1] != '-'; i -= 3 {
@@ -15,7 +16,7 @@ func Count(n int64) string {
 	return s
 }
 
-// Of writes n with its noun, which takes an s where n is not 1: "1 message", "2,000 messages".
+// Of formats n with its noun, which takes an s where n is not 1: "1 message", "2,000 messages".
 func Of(n int64, noun string) string {
 	if n == 1 {
 		return "1 " + noun
@@ -23,7 +24,7 @@ func Of(n int64, noun string) string {
 	return Count(n) + " " + noun + "s"
 }
 
-// Capped writes a count that may have stopped at n because there is more.
+// Capped formats a count that stopped at n. If more is true, more than n exist.
 func Capped(n int64, more bool) string {
 	if more {
 		return "more than " + Count(n)
@@ -31,7 +32,16 @@ func Capped(n int64, more bool) string {
 	return Count(n)
 }
 
-// Ranges writes sorted numbers with runs drawn together: 0-3 7 9-31.
+// Seconds formats s seconds: tenths of a second below a minute ("0.3 s"), else hours, minutes and seconds
+// ("1h0m32s").
+func Seconds(s float64) string {
+	if s < 59.95 {
+		return fmt.Sprintf("%.1f s", s)
+	}
+	return time.Duration(s * float64(time.Second)).Round(time.Second).String()
+}
+
+// Ranges formats sorted numbers, and joins consecutive ones: "0-3 7 9-31".
 func Ranges(numbers []int) string {
 	var all []string
 	for i := 0; i < len(numbers); {

@@ -15,11 +15,12 @@ import (
 	"github.com/tidings/tidings/kinds"
 )
 
-// asConsumersDoSQL is what the consumer's transaction begins with.
+// asConsumersDoSQL is the first statement of a consumer's transaction.
 const asConsumersDoSQL = `SELECT set_config('plan_cache_mode', 'force_custom_plan', true), set_config('enable_seqscan', 'off', true),
        set_config('random_page_cost', '1.1', true), set_config('jit', 'off', true)`
 
-// BenchmarkApply applies batches of 4000 new follows. events/s counts the projection alone: decoding the payload, edges, counts.
+// BenchmarkApply applies batches of 4,000 new follows. events/s measures the projection only: decoding payloads, edges,
+// counts.
 func BenchmarkApply(b *testing.B) {
 	const size, users = 4000, 1_000_000
 	r := rand.New(rand.NewPCG(1, 2))
@@ -60,8 +61,8 @@ func BenchmarkApply(b *testing.B) {
 	}
 }
 
-// BenchmarkIncoming reads first pages of 51 of an account with 200,000 followers in so many shards. us/page is a page's time in the
-// database and on the way.
+// BenchmarkIncoming reads first pages of 51 entries of an account with 200,000 followers in several numbers of shards.
+// us/page is the time of a page in the database and on the connection.
 func BenchmarkIncoming(b *testing.B) {
 	for _, shards := range []int{1, 2, 8, 64} {
 		b.Run(fmt.Sprint(shards), func(b *testing.B) {
@@ -70,7 +71,8 @@ func BenchmarkIncoming(b *testing.B) {
 			ctx := context.Background()
 			for _, sql := range []string{
 				fmt.Sprintf(`INSERT INTO edge_lists (tenant_id, kind, from_id, to_id, active, version, positioned_at, shard_id)
-					SELECT 1, 'follow', g, 1000000, true, 1, timestamptz '2026-01-01' + g * interval '1 s', hashint8(g) & %d FROM generate_series(1, 200000) g`, shards-1),
+					SELECT 1, 'follow', g, 1000000, true, 1, timestamptz '2026-01-01' + g * interval '1 s', hashint8(g) & %d
+					FROM generate_series(1, 200000) g`, shards-1),
 				fmt.Sprintf(`INSERT INTO edge_shards SELECT 1, 'follow', 1000000, %d WHERE %[1]d > 1`, shards),
 			} {
 				if _, err := pool.Exec(ctx, sql); err != nil {

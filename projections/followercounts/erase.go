@@ -11,21 +11,23 @@ import (
 	"github.com/tidings/tidings/projections"
 )
 
-// Redact has nothing to do: children are elsewhere.
+// Redact does nothing, because this projection has no children.
 func (Projection) Redact(context.Context, pgx.Tx, int64, []string, bool) (int64, error) {
 	return 0, nil
 }
 
-// forgetSQL deletes edges, and returns which of them counted.
-// Index: edge_lists_pkey.   Locks: the edges; nobody else writes them while the offsets are held.
+// forgetSQL deletes edges, and returns for each whether it was active.
+// Index: edge_lists_pkey. Locks: the edges; no other transaction writes them while the offsets are held.
 const forgetSQL = `
 DELETE /* followercounts.forget */ FROM edge_lists e
  USING unnest(@froms::bigint[], @tos::bigint[]) AS k(from_id, to_id)
  WHERE e.tenant_id = @tenant AND e.kind = @kind AND e.from_id = k.from_id AND e.to_id = k.to_id
 RETURNING e.from_id, e.to_id, e.active`
 
-// forgetCountsSQL deletes counts of an object that are 0, at both ends, and, of a target without edges, how many shards it had. With look it counts them.
-// Index: edge_counts_pkey, edge_shards_pkey, edge_lists_reverse_idx.   Locks: the rows; nobody else writes them while the offsets are held.
+// forgetCountsSQL deletes an object's row of counts if both are 0. If the object is a target without active edges, it
+// also deletes the object's number of shards. It returns the number of deleted rows.
+// Index: edge_counts_pkey, edge_shards_pkey, edge_lists_reverse_idx.
+// Locks: the rows; no other transaction writes them while the offsets are held.
 const forgetCountsSQL = `
 WITH counts AS (
   DELETE FROM edge_counts WHERE tenant_id = @tenant AND kind = @kind AND object_id = @object AND incoming = 0 AND outgoing = 0 RETURNING 1
@@ -35,18 +37,22 @@ WITH counts AS (
 )
 SELECT /* followercounts.forget_counts */ (SELECT count(*) FROM counts) + (SELECT count(*) FROM shards)`
 
-// leftCountsSQL counts what forgetCountsSQL would delete.
-// Index: edge_counts_pkey, edge_shards_pkey, edge_lists_reverse_idx.   Locks: none.
+// leftCountsSQL counts the rows that forgetCountsSQL would delete.
+// Index: edge_counts_pkey, edge_shards_pkey, edge_lists_reverse_idx. Locks: none.
 const leftCountsSQL = `
-SELECT /* followercounts.left_counts */ (SELECT count(*) FROM edge_counts WHERE tenant_id = @tenant AND kind = @kind AND object_id = @object AND incoming = 0 AND outgoing = 0)
+SELECT /* followercounts.left_counts */
+       (SELECT count(*) FROM edge_counts
+         WHERE tenant_id = @tenant AND kind = @kind AND object_id = @object AND incoming = 0 AND outgoing = 0)
      + (SELECT count(*) FROM edge_shards WHERE tenant_id = @tenant AND kind = @kind AND object_id = @object AND @target
            AND NOT EXISTS (SELECT FROM edge_lists WHERE tenant_id = @tenant AND kind = @kind AND to_id = @object AND active))`
 
+// edgeRowsOfKind selects a tenant's edges of a kind for EdgesOf.Pairs.
 const edgeRowsOfKind = `(SELECT from_id, to_id FROM edge_lists WHERE tenant_id = @tenant AND kind = @kind) rows`
 
-// Forget deletes an object's edges, as Projection says. One that was still counted, for its removal is in a dead letter, is counted no more. With the last edges go the
-// object's counts, which are 0 then, and its shards.
-func (p Projection) Forget(ctx context.Context, tx pgx.Tx, of projections.EdgesOf, after projections.Pair, look bool) (n int64, next *projections.Pair, err error) {
+// Forget deletes an object's edges as Projection requires. It subtracts an edge that is still active because its
+// removal is a dead letter. The last step also deletes the object's counts, which are 0 then, and its number of shards.
+func (p Projection) Forget(ctx context.Context, tx pgx.Tx, of projections.EdgesOf, after projections.Pair,
+	look bool) (n int64, next *projections.Pair, err error) {
 	all, next, err := of.Pairs(ctx, tx, edgeRowsOfKind, "from_id", "to_id", after)
 	if err != nil {
 		return 0, nil, err
@@ -66,7 +72,7 @@ func (p Projection) Forget(ctx context.Context, tx pgx.Tx, of projections.EdgesO
 			}
 			return nil
 		}); err != nil {
-			return 0, nil, fmt.Errorf("forget %d edges: %w", len(all), err)
+			return 0, nil, fmt.Errorf("delete %d edges: %w", len(all), err)
 		}
 		if err := p.addCounts(ctx, tx, of.Kind.Name, deltas); err != nil {
 			return 0, nil, err
@@ -77,14 +83,15 @@ func (p Projection) Forget(ctx context.Context, tx pgx.Tx, of projections.EdgesO
 		if look {
 			sql = leftCountsSQL
 		}
-		if err := tx.QueryRow(ctx, sql, postgres.Args{"tenant": of.TenantID, "kind": of.Kind.Name, "object": of.Object, "target": of.End == kinds.To}).Scan(&n); err != nil {
-			return 0, nil, fmt.Errorf("forget the counts of %s %d: %w", of.Kind.Name, of.Object, err)
+		if err := tx.QueryRow(ctx, sql, postgres.Args{"tenant": of.TenantID, "kind": of.Kind.Name, "object": of.Object,
+			"target": of.End == kinds.To}).Scan(&n); err != nil {
+			return 0, nil, fmt.Errorf("delete the counts of %s %d: %w", of.Kind.Name, of.Object, err)
 		}
 	}
 	return n, next, nil
 }
 
-// RedactActor has nothing to do: nobody's acts are here.
+// RedactActor does nothing, because this projection has no actors.
 func (Projection) RedactActor(context.Context, pgx.Tx, int64, string, any, bool) (int64, any, error) {
 	return 0, nil, nil
 }

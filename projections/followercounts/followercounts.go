@@ -16,16 +16,17 @@ import (
 	"github.com/tidings/tidings/kinds"
 )
 
-// Name is the projection's name, and its consumer's.
+// Name is the name of the projection and of its consumer.
 const Name = "followercounts"
 
-// Projection applies the events of edges, of every kind that is in force. It has no state of its own.
+// Projection applies the events of edges of every current kind. It has no state of its own.
 type Projection struct {
 	kinds   func() *kinds.Set
-	splitAt int64 // incoming edges from which an object's are in two shards
+	splitAt int64 // see the constant
 }
 
-// New returns the projection of the kinds that now returns whenever they are needed: those of a kinds.Catalog, as a rule.
+// New returns a projection. It calls now for the current kinds whenever it needs them; now is usually
+// kinds.Catalog.Now.
 func New(now func() *kinds.Set) Projection { return Projection{kinds: now, splitAt: splitAt} }
 
 // Name returns the projection's name.
@@ -44,10 +45,10 @@ func (k key) compare(o key) int {
 	return cmp.Or(cmp.Compare(k.tenant, o.tenant), cmp.Compare(k.from, o.from), cmp.Compare(k.to, o.to))
 }
 
-// batch is the last state of edges, by kind.
+// batch has the last state of each edge, by kind.
 type batch map[string]map[key]state
 
-// state is what the projection keeps of an edge.
+// state has the fields of an edge that the projection keeps.
 type state struct {
 	active       bool
 	version      int64
@@ -56,7 +57,7 @@ type state struct {
 	attributes   json.RawMessage
 }
 
-// stateOf returns what the projection keeps of an edge.
+// stateOf returns the fields of an edge that the projection keeps.
 func stateOf(k kinds.Edge, e *event.Edge) (state, error) {
 	s := state{active: e.Active(), version: e.Version, positionedAt: e.PositionedAt.Time, attributes: e.Attributes}
 	name, ok := k.Filter()
@@ -76,9 +77,9 @@ func stateOf(k kinds.Edge, e *event.Edge) (state, error) {
 // object is one side of edges of a kind.
 type object struct{ tenant, id int64 }
 
-// Apply brings edges and counts up to the events, in the caller's transaction. An edge counts as it was before the batch and as
-// it is after it; what happened between is nobody's to see. A payload that does not decode is a permanent error.
-// Cost: two or three statements for each kind, however many events.
+// Apply applies the events to edges and counts in the caller's transaction. A count changes by the difference between
+// an edge's states before and after the batch. A payload that does not decode is a permanent error. Cost: two or three
+// statements for each kind, for any number of events.
 func (p Projection) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) error {
 	set := p.kinds()
 	last := batch{}
@@ -88,7 +89,7 @@ func (p Projection) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) 
 		if e.AggregateType != kind.Name {
 			var ok bool
 			if kind, ok = set.Edge(e.AggregateType); !ok {
-				return event.Permanent(fmt.Errorf("event %s is of %s: there is no such kind of edges", e.ID, e.AggregateType))
+				return event.Permanent(fmt.Errorf("event %s: there is no kind of edges %s", e.ID, e.AggregateType))
 			}
 		}
 		edge, err := e.DecodeEdge(kind.Names())
@@ -96,7 +97,8 @@ func (p Projection) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) 
 			return err
 		}
 		if edge.From == edge.To && kind.NoSelf() {
-			return event.Permanent(fmt.Errorf("event %s: the %s %d, %d leads from an object to itself", e.ID, kind.Name, edge.From, edge.To))
+			return event.Permanent(fmt.Errorf("event %s: the %s %d, %d leads from an object to itself", e.ID,
+				kind.Name, edge.From, edge.To))
 		}
 		if err := last.put(e.TenantID, kind, &edge); err != nil {
 			return event.Permanent(fmt.Errorf("event %s: %w", e.ID, err))
@@ -105,7 +107,7 @@ func (p Projection) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) 
 	return p.apply(ctx, tx, last)
 }
 
-// put keeps the edge of the kind, unless a newer version of it is there.
+// put stores the edge unless the batch has a newer version of it.
 func (b batch) put(tenant int64, kind kinds.Edge, e *event.Edge) error {
 	k := key{tenant, int64(e.From), int64(e.To)}
 	if e.Version <= b[kind.Name][k].version {
@@ -119,7 +121,7 @@ func (b batch) put(tenant int64, kind kinds.Edge, e *event.Edge) error {
 	return err
 }
 
-// apply works kind by kind, in order: a batch is of one, as a rule.
+// apply writes the batch kind by kind, in the order of names. Most batches have one kind.
 func (p Projection) apply(ctx context.Context, tx pgx.Tx, b batch) error {
 	for _, kind := range slices.Sorted(maps.Keys(b)) {
 		deltas, err := writeEdges(ctx, tx, kind, b[kind])
@@ -133,13 +135,14 @@ func (p Projection) apply(ctx context.Context, tx pgx.Tx, b batch) error {
 	return nil
 }
 
-// edgesSQL writes the edges that are newer than ours and returns them with their state before. One transaction at a time
-// works on an edge (all its events are in one partition, whose offset the caller has locked), so the statement's snapshot is
-// what the edge was before the batch. filters and attributes may be NULL, for edges without.
-// An edge that is new goes to a shard of its target (shards.go), any other stays in its own.
-// LIMIT keeps the lookup a probe for each edge: without it, the planner takes the keys' columns for independent of each other, expects next to
-// no edge to be there, and joins accordingly.
-// Index: edge_lists_pkey, edge_shards_pkey.   Locks: the edges' rows, in key order.
+// edgesSQL writes the edges that are newer than the projection's and returns their state before.
+// Snapshot: one transaction at a time works on an edge, because all its events are in one partition, whose offset the
+// caller has locked. So the statement's snapshot has the edge as it was before the batch.
+// Values: filters and attributes may be NULL. A new edge goes to a shard of its target (shards.go), any other stays in
+// its shard.
+// Plan: LIMIT keeps the lookup a probe for each edge. Without it, the planner assumes that the keys' columns are
+// independent, expects almost no edge to exist, and chooses another join.
+// Index: edge_lists_pkey, edge_shards_pkey. Locks: the edges' rows, in key order.
 const edgesSQL = `
 WITH newer AS MATERIALIZED (
   SELECT i.*, i.hash & (coalesce(s.shards, 1) - 1) AS shard_id, coalesce(e.active, false) AS before
@@ -151,14 +154,16 @@ WITH newer AS MATERIALIZED (
                         WHERE tenant_id = i.tenant_id AND kind = @kind AND from_id = i.from_id AND to_id = i.to_id LIMIT 1) e ON true
    WHERE i.version > coalesce(e.version, 0)
 ), written AS (
-  INSERT /* followercounts.edges */ INTO edge_lists (tenant_id, kind, from_id, to_id, active, version, positioned_at, shard_id, filter, attributes)
+  INSERT /* followercounts.edges */ INTO edge_lists
+         (tenant_id, kind, from_id, to_id, active, version, positioned_at, shard_id, filter, attributes)
   SELECT tenant_id, @kind, from_id, to_id, active, version, positioned_at, shard_id, filter, attributes::jsonb FROM newer ORDER BY ord
       ON CONFLICT (tenant_id, kind, from_id, to_id) DO UPDATE
-         SET active = excluded.active, version = excluded.version, positioned_at = excluded.positioned_at, filter = excluded.filter, attributes = excluded.attributes
+         SET active = excluded.active, version = excluded.version, positioned_at = excluded.positioned_at,
+             filter = excluded.filter, attributes = excluded.attributes
 )
 SELECT ord::int, before FROM newer`
 
-// writeEdges writes the edges and returns by how much each object's counts move.
+// writeEdges writes the edges and returns the change of each object's counts.
 func writeEdges(ctx context.Context, tx pgx.Tx, kind string, last map[key]state) (map[object]Counts, error) {
 	keys := make([]key, 0, len(last))
 	for k := range last {
@@ -168,7 +173,7 @@ func writeEdges(ctx context.Context, tx pgx.Tx, kind string, last map[key]state)
 	n := len(keys)
 	tenants, froms, tos := make([]int64, n), make([]int64, n), make([]int64, n)
 	actives, versions, positions, hashes := make([]bool, n), make([]int64, n), make([]time.Time, n), make([]int32, n)
-	var filters, attributes []*string // nil while no edge has any
+	var filters, attributes []*string // nil if no edge has attributes
 	for i, k := range keys {
 		s := last[k]
 		tenants[i], froms[i], tos[i] = k.tenant, k.from, k.to
@@ -211,13 +216,15 @@ func writeEdges(ctx context.Context, tx pgx.Tx, kind string, last map[key]state)
 	return deltas, nil
 }
 
-// deltasSQL are the arguments of the statements that change counts, as rows.
-const deltasSQL = `unnest(@tenants::bigint[], @objects::bigint[], @incoming::bigint[], @outgoing::bigint[]) AS d(tenant_id, object_id, incoming, outgoing)`
+// deltasSQL has the arguments of the statements that change counts, as rows.
+const deltasSQL = `unnest(@tenants::bigint[], @objects::bigint[], @incoming::bigint[], @outgoing::bigint[]) AS d(tenant_id, ` +
+	`object_id, incoming, outgoing)`
 
-// holdCountsSQL makes the objects that are new, with their counts, and locks the others, all in key order; it returns the new
-// ones. WHERE false locks a row without writing it. An object that loses something had it, so its row is there: a new one
-// never needs less than 0, and the CHECK on the proposed row, which comes before the conflict is noticed, is satisfied by 0.
-// Index: edge_counts_pkey.   Locks: the objects' rows, in key order.
+// holdCountsSQL creates the new objects with their counts, and locks the others, all in key order. It returns the new
+// ones. WHERE false locks a row without writing it. An object that loses an edge already has a row. So a new one never
+// gets less than 0. greatest satisfies the CHECK on the proposed row, which PostgreSQL evaluates before it notices the
+// conflict.
+// Index: edge_counts_pkey. Locks: the objects' rows, in key order.
 const holdCountsSQL = `
 INSERT /* followercounts.hold */ INTO edge_counts AS c (tenant_id, kind, object_id, incoming, outgoing)
 SELECT tenant_id, @kind, object_id, greatest(incoming, 0), greatest(outgoing, 0)
@@ -226,8 +233,8 @@ SELECT tenant_id, @kind, object_id, greatest(incoming, 0), greatest(outgoing, 0)
     ON CONFLICT (tenant_id, kind, object_id) DO UPDATE SET updated_at = c.updated_at WHERE false
 RETURNING tenant_id, object_id`
 
-// addCountsSQL moves the counts of objects that this transaction has locked.
-// Index: edge_counts_pkey, edge_shards_pkey.   Locks: none that it does not hold; the shards of its own objects.
+// addCountsSQL changes the counts of objects that this transaction has locked.
+// Index: edge_counts_pkey, edge_shards_pkey. Locks: no further rows of counts; the shards of its own objects.
 const addCountsSQL = `
 WITH counted AS (
 UPDATE /* followercounts.add */ edge_counts c
@@ -238,8 +245,8 @@ RETURNING c.tenant_id, c.object_id, c.incoming
 ), split AS (` + splitSQL + `)
 SELECT count(*) FROM counted`
 
-// gainCountsSQL is the usual case, in which nobody loses anything: it makes or moves the objects in one pass.
-// Index: edge_counts_pkey, edge_shards_pkey.   Locks: the objects' rows, in key order; the shards of its own objects.
+// gainCountsSQL is the usual case, in which no object loses an edge: it creates or changes the rows in one pass.
+// Index: edge_counts_pkey, edge_shards_pkey. Locks: the objects' rows, in key order; the shards of its own objects.
 const gainCountsSQL = `
 WITH counted AS (
 INSERT /* followercounts.gain */ INTO edge_counts AS c (tenant_id, kind, object_id, incoming, outgoing)
@@ -251,7 +258,7 @@ SELECT tenant_id, @kind, object_id, incoming, outgoing
 RETURNING c.tenant_id, c.object_id, c.incoming
 )` + splitSQL
 
-// addCounts moves the counts, last for each kind of the batch. All its statements lock in key order, and the first locks everything.
+// addCounts changes the counts, after all other writes of the kind. Its first statement locks all rows, in key order.
 func (p Projection) addCounts(ctx context.Context, tx pgx.Tx, kind string, deltas map[object]Counts) error {
 	losses := false
 	for o, d := range deltas {
@@ -275,7 +282,7 @@ func (p Projection) addCounts(ctx context.Context, tx pgx.Tx, kind string, delta
 		delete(deltas, o)
 		return nil
 	}); err != nil {
-		return fmt.Errorf("hold the counts of %d objects: %w", len(deltas), err)
+		return fmt.Errorf("lock the counts of %d objects: %w", len(deltas), err)
 	}
 	if len(deltas) == 0 {
 		return nil
@@ -286,7 +293,7 @@ func (p Projection) addCounts(ctx context.Context, tx pgx.Tx, kind string, delta
 		return fmt.Errorf("add to the counts of %d objects: %w", len(deltas), err)
 	}
 	if got != len(deltas) {
-		return fmt.Errorf("add to the counts of %d objects: %d rows", len(deltas), got)
+		return fmt.Errorf("add to the counts of %d objects: the statement changed %d rows", len(deltas), got)
 	}
 	return nil
 }

@@ -27,7 +27,7 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 
 var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
-// tested are the kinds that the tests run over: one of which both ends are of one object, and one with an attribute to filter by.
+// tested are the kinds of the tests: one whose two ends are of one object type, and one with an attribute to filter by.
 var tested = []lifecycle{{kind("follow"), 2}, {kind("membership"), 3}}
 
 func kind(name string) kinds.Edge {
@@ -38,7 +38,7 @@ func kind(name string) kinds.Edge {
 	return k
 }
 
-// lifecycle is what becomes of an edge of a kind from version to version: it is created, updated if there are three, and removed.
+// lifecycle has the states of an edge by version: created, updated if there are three versions, and removed.
 type lifecycle struct {
 	kinds.Edge
 	versions int64
@@ -46,7 +46,7 @@ type lifecycle struct {
 
 func (l lifecycle) active(version int64) bool { return version%l.versions != 0 }
 
-// position has every other creation at the same time, to test ties.
+// position gives two consecutive creations the same time, to test ties.
 func (l lifecycle) position(version int64) time.Time {
 	return start.Add(time.Duration((version+l.versions-1)/l.versions/2) * time.Second)
 }
@@ -60,7 +60,7 @@ func (l lifecycle) role(from, version int64) string {
 	return roles[(from+version)%3]
 }
 
-// event is the event of an edge's version.
+// event returns the event of an edge's version.
 func (l lifecycle) event(tenant, from, to, version int64) event.Event {
 	e := event.Edge{From: event.ID(from), To: event.ID(to), Status: event.StatusActive, Version: version, Actor: "test"}
 	typ := event.Updated
@@ -83,7 +83,7 @@ func (l lifecycle) event(tenant, from, to, version int64) event.Event {
 		AggregateID: to, Type: typ, Version: 1, Payload: payload}
 }
 
-// projection has the built-in kinds.
+// projection knows the built-in kinds.
 var projection = New(kinds.Builtin)
 
 func apply(t testing.TB, pool *pgxpool.Pool, events ...event.Event) {
@@ -106,8 +106,8 @@ func TestStatements(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	ctx := context.Background()
 	for i, sql := range []string{incomingSQL.plain, incomingSQL.attributes, incomingSQL.filtered, outgoingSQL.plain, outgoingSQL.attributes,
-		countsSQL, reachedSQL, relationsSQL, mutualsOfOutgoingSQL, mutualsOfIncomingSQL, edgesSQL, gainCountsSQL, holdCountsSQL, addCountsSQL,
-		edgeRowsSQL, countRowsSQL, windowCountsSQL, dropEdgesSQL, recountSQL, forgetSQL, forgetCountsSQL, leftCountsSQL} {
+		countsSQL, reachedSQL, relationsSQL, mutualsOfOutgoingSQL, mutualsOfIncomingSQL, edgesSQL, gainCountsSQL, holdCountsSQL,
+		addCountsSQL, edgeRowsSQL, countRowsSQL, windowCountsSQL, dropEdgesSQL, recountSQL, forgetSQL, forgetCountsSQL, leftCountsSQL} {
 		query, _, err := pgx.NamedArgs{}.RewriteQuery(ctx, nil, sql, nil)
 		if err != nil {
 			t.Fatal(err)
@@ -141,14 +141,21 @@ func TestCountsMoveOnlyWhenAnEdgesStateDoes(t *testing.T) {
 			want   map[int64]Counts
 		}{
 			{"an edge counts on both sides", []event.Event{l.event(1, 7, 42, 1)}, map[int64]Counts{7: {0, 1}, 42: {1, 0}, 9: {}}},
-			{"the same event again counts nothing", []event.Event{l.event(1, 7, 42, 1), l.event(1, 7, 42, 1)}, map[int64]Counts{7: {0, 1}, 42: {1, 0}, 9: {}}},
-			{"removed and there again in one batch is no change", []event.Event{l.event(1, 7, 42, n), l.event(1, 7, 42, n+1)}, map[int64]Counts{7: {0, 1}, 42: {1, 0}, 9: {}}},
+			{"the same event again counts nothing", []event.Event{l.event(1, 7, 42, 1), l.event(1, 7, 42, 1)},
+				map[int64]Counts{7: {0, 1}, 42: {1, 0}, 9: {}}},
+			{"removed and there again in one batch is no change", []event.Event{l.event(1, 7, 42, n), l.event(1, 7, 42, n+1)},
+				map[int64]Counts{7: {0, 1}, 42: {1, 0}, 9: {}}},
 			{"an old event is passed over", []event.Event{l.event(1, 7, 42, n)}, map[int64]Counts{7: {0, 1}, 42: {1, 0}, 9: {}}},
-			{"an object may gain and lose in one batch", []event.Event{l.event(1, 7, 42, 2*n), l.event(1, 9, 7, 1)}, map[int64]Counts{7: {1, 0}, 42: {0, 0}, 9: {0, 1}}},
-			{"an edge first heard of when removed counts nothing", []event.Event{l.event(1, 5, 9, n)}, map[int64]Counts{7: {1, 0}, 42: {0, 0}, 9: {0, 1}}},
-			{"its older event, late, counts nothing", []event.Event{l.event(1, 5, 9, 1)}, map[int64]Counts{7: {1, 0}, 42: {0, 0}, 9: {0, 1}}},
-			{"another tenant's edge is another edge", []event.Event{l.event(2, 7, 42, 1)}, map[int64]Counts{7: {1, 0}, 42: {0, 0}, 9: {0, 1}}},
-			{"an edge of another kind is another edge", []event.Event{lifecycle{kind("like"), 2}.event(1, 9, 7, 1)}, map[int64]Counts{7: {1, 0}, 42: {0, 0}, 9: {0, 1}}},
+			{"an object may gain and lose in one batch", []event.Event{l.event(1, 7, 42, 2*n), l.event(1, 9, 7, 1)},
+				map[int64]Counts{7: {1, 0}, 42: {0, 0}, 9: {0, 1}}},
+			{"an edge whose first event is its removal does not count", []event.Event{l.event(1, 5, 9, n)},
+				map[int64]Counts{7: {1, 0}, 42: {0, 0}, 9: {0, 1}}},
+			{"its older event, late, counts nothing", []event.Event{l.event(1, 5, 9, 1)},
+				map[int64]Counts{7: {1, 0}, 42: {0, 0}, 9: {0, 1}}},
+			{"another tenant's edge is another edge", []event.Event{l.event(2, 7, 42, 1)},
+				map[int64]Counts{7: {1, 0}, 42: {0, 0}, 9: {0, 1}}},
+			{"an edge of another kind is another edge", []event.Event{lifecycle{kind("like"), 2}.event(1, 9, 7, 1)},
+				map[int64]Counts{7: {1, 0}, 42: {0, 0}, 9: {0, 1}}},
 		} {
 			apply(t, pool, step.events...)
 			if diff := cmp.Diff(step.want, l.counts(t, pool, 1, 7, 9, 42)); diff != "" {
@@ -161,7 +168,8 @@ func TestCountsMoveOnlyWhenAnEdgesStateDoes(t *testing.T) {
 	}
 	inTenant(t, pool, 1, func(ctx context.Context, tx pgx.Tx) error {
 		got, err := ReadCounts(ctx, tx, []string{"follow", "like", "membership", "share"}, []int64{7, 9, 100})
-		want := map[Object]Counts{{"follow", 7}: {1, 0}, {"follow", 9}: {0, 1}, {"membership", 7}: {1, 0}, {"membership", 9}: {0, 1}, {"like", 7}: {1, 0}, {"like", 9}: {0, 1}}
+		want := map[Object]Counts{{"follow", 7}: {1, 0}, {"follow", 9}: {0, 1}, {"membership", 7}: {1, 0}, {"membership", 9}: {0, 1},
+			{"like", 7}: {1, 0}, {"like", 9}: {0, 1}}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("all kinds (-want +got):\n%s", diff)
 		}
@@ -178,10 +186,10 @@ func TestAPayloadThatIsNoEdgeIsPermanent(t *testing.T) {
 		"an unknown status": func(e *event.Event) {
 			e.Payload = []byte(`{"follower_id":"7","followee_id":"42","status":"MUTED","version":1}`)
 		},
-		"to itself, of a kind without such": func(e *event.Event) { *e = tested[0].event(1, 7, 7, 1) },
-		"a kind that is none":               func(e *event.Event) { e.AggregateType = "muting" },
-		"a type of the future":              func(e *event.Event) { e.Type = "muted" },
-		"a version of the future":           func(e *event.Event) { e.Version = 2 },
+		"to itself, of a kind that forbids it": func(e *event.Event) { *e = tested[0].event(1, 7, 7, 1) },
+		"an unknown kind":                      func(e *event.Event) { e.AggregateType = "muting" },
+		"a type of the future":                 func(e *event.Event) { e.Type = "muted" },
+		"a version of the future":              func(e *event.Event) { e.Version = 2 },
 	}
 	for name, change := range bad {
 		e := tested[0].event(1, 7, 42, 1)
@@ -195,7 +203,7 @@ func TestAPayloadThatIsNoEdgeIsPermanent(t *testing.T) {
 	apply(t, pool, tested[1].event(1, 7, 7, 1)) // a user and a group
 }
 
-// walk reads all pages of limit.
+// walk reads all pages of limit entries.
 func walk(read func(after *EdgeCursor) ([]Edge, error), limit int) (all []Edge, err error) {
 	var after *EdgeCursor
 	for {
@@ -211,13 +219,13 @@ func walk(read func(after *EdgeCursor) ([]Edge, error), limit int) (all []Edge, 
 	}
 }
 
-// TestAnyDeliveryEndsInAFoldOfTheTruth delivers histories in any order, cut anywhere, with repetitions, and compares what readers
-// see with a fold of the newest version delivered of each edge.
+// TestAnyDeliveryEndsInAFoldOfTheTruth delivers histories in any order, cut at any place, with repetitions. It compares
+// the answers that readers get with a fold of the newest delivered version of each edge.
 func TestAnyDeliveryEndsInAFoldOfTheTruth(t *testing.T) {
 	db := testkit.Postgres(t)
 	pool, api := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleAPI)
 	tenant := int64(0)
-	projection := Projection{kinds: kinds.Builtin, splitAt: 2} // so that shards rise in every run: to two with two edges, to four with four
+	projection := Projection{kinds: kinds.Builtin, splitAt: 2} // two edges get two shards, four get four, so every run has splits
 	rapid.Check(t, func(rt *rapid.T) {
 		ctx := context.Background()
 		tenant++
@@ -236,11 +244,13 @@ func TestAnyDeliveryEndsInAFoldOfTheTruth(t *testing.T) {
 				batch = append(batch, l.event(tenant, a, b, v))
 				newest[l.Name][key{tenant, a, b}] = max(newest[l.Name][key{tenant, a, b}], v)
 			}
-			if err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error { return projection.Apply(ctx, tx, batch) }); err != nil {
+			if err := postgres.InTx(ctx, pool, pgx.TxOptions{},
+				func(tx pgx.Tx) error { return projection.Apply(ctx, tx, batch) }); err != nil {
 				rt.Fatal(err)
 			}
 			for _, l := range tested {
-				err := postgres.InTenant(ctx, api, tenant, pgx.TxOptions{}, func(tx pgx.Tx) error { return l.compare(ctx, tx, newest[l.Name], ids) })
+				err := postgres.InTenant(ctx, api, tenant, pgx.TxOptions{},
+					func(tx pgx.Tx) error { return l.compare(ctx, tx, newest[l.Name], ids) })
 				if err != nil {
 					rt.Fatal(err)
 				}
@@ -249,7 +259,7 @@ func TestAnyDeliveryEndsInAFoldOfTheTruth(t *testing.T) {
 	})
 }
 
-// line is an edge as a page shows it.
+// line is an edge as a page has it.
 func (l lifecycle) line(k key, id, version int64) Edge {
 	e := Edge{ID: id, PositionedAt: l.position(version)}
 	if role := l.role(k.from, version); role != "" {
@@ -288,9 +298,11 @@ func (l lifecycle) compare(ctx context.Context, tx pgx.Tx, newest map[key]int64,
 		}{{incoming[id], Incoming, l.filters()}, {outgoing[id], unfiltered, []string{""}}} {
 			slices.SortFunc(side.want, newestFirst)
 			for _, filter := range side.by {
-				want := slices.DeleteFunc(slices.Clone(side.want), func(e Edge) bool { return !strings.Contains(string(e.Attributes), filter) })
+				want := slices.DeleteFunc(slices.Clone(side.want),
+					func(e Edge) bool { return !strings.Contains(string(e.Attributes), filter) })
 				const limit = 2
-				got, err := walk(func(after *EdgeCursor) ([]Edge, error) { return side.read(ctx, tx, l.Edge, id, filter, after, limit) }, limit)
+				got, err := walk(func(after *EdgeCursor) ([]Edge, error) { return side.read(ctx, tx, l.Edge, id, filter, after, limit) },
+					limit)
 				if err != nil {
 					return err
 				}
@@ -303,7 +315,7 @@ func (l lifecycle) compare(ctx context.Context, tx pgx.Tx, newest map[key]int64,
 	return l.compareRelations(ctx, tx, incoming, outgoing, ids)
 }
 
-// filters are those of a list, from none.
+// filters are the filters of a list, including no filter.
 func (l lifecycle) filters() []string {
 	if _, ok := l.Filter(); ok {
 		return append([]string{""}, roles...)
@@ -356,7 +368,8 @@ func (l lifecycle) compareRelations(ctx context.Context, tx pgx.Tx, incoming, ou
 	return nil
 }
 
-// TestMutualsOfTheCelebratedAreTheBeginningOfTheList has accounts with more edges than are looked at, on either side and on both.
+// TestMutualsOfTheCelebratedAreTheBeginningOfTheList has accounts with more edges than Mutuals reads, on either side
+// and on both.
 func TestMutualsOfTheCelebratedAreTheBeginningOfTheList(t *testing.T) {
 	db := testkit.Postgres(t)
 	pool := db.Pool(t, postgres.RoleSystem)
@@ -382,19 +395,20 @@ func TestMutualsOfTheCelebratedAreTheBeginningOfTheList(t *testing.T) {
 		limit, found int
 		truncated    bool
 	}{
-		"a page of two celebrated accounts":                     {1, 2, 200, 200, true},
-		"all that is looked at of two celebrated accounts":      {1, 2, 10000, MutualsCap/3 + 1, true},
-		"one who follows many, and few followers":               {1, 3, 200, 9, false},
-		"one who follows few, and many followers":               {4, 2, 200, 3, false},
-		"few on both sides":                                     {4, 3, 200, 9, false},
-		"few on both sides, of which there are more than asked": {4, 3, 8, 8, true},
+		"a page of two celebrated accounts":                         {1, 2, 200, 200, true},
+		"as many edges of two celebrated accounts as Mutuals reads": {1, 2, 10000, MutualsCap/3 + 1, true},
+		"one who follows many, and few followers":                   {1, 3, 200, 9, false},
+		"one who follows few, and many followers":                   {4, 2, 200, 3, false},
+		"few on both sides":                                         {4, 3, 200, 9, false},
+		"few on both sides, of which there are more than asked":     {4, 3, 8, 8, true},
 	} {
 		inTenant(t, db.Pool(t, postgres.RoleAPI), 1, func(ctx context.Context, tx pgx.Tx) error {
 			all, _, err := Mutuals(ctx, tx, "follow", c.user, c.other, c.limit)
 			if err != nil {
 				return err
 			}
-			rows, _ := tx.Query(ctx, `SELECT a.to_id, a.positioned_at, NULL::jsonb FROM edge_lists a JOIN edge_lists b ON b.from_id = a.to_id AND b.to_id = $2
+			rows, _ := tx.Query(ctx, `SELECT a.to_id, a.positioned_at, NULL::jsonb FROM edge_lists a
+				JOIN edge_lists b ON b.from_id = a.to_id AND b.to_id = $2
 				WHERE a.from_id = $1 ORDER BY 2 DESC, 1 DESC LIMIT $3`, c.user, c.other, c.found)
 			want, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Edge])
 			if err != nil {
@@ -412,8 +426,8 @@ func TestMutualsOfTheCelebratedAreTheBeginningOfTheList(t *testing.T) {
 	}
 }
 
-// TestBatchesThatShareAccountsDoNotDeadlock runs batches of different pairs over the same accounts, in opposite orders, gains and
-// losses mixed.
+// TestBatchesThatShareAccountsDoNotDeadlock applies batches of different pairs of the same accounts, in opposite
+// orders, with gains and losses.
 func TestBatchesThatShareAccountsDoNotDeadlock(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	const users, rounds = 12, 8
@@ -434,7 +448,7 @@ func TestBatchesThatShareAccountsDoNotDeadlock(t *testing.T) {
 					if w == 1 {
 						slices.Reverse(events)
 					}
-					tx, err := pool.Begin(ctx) // not InTx: a deadlock must not be retried away
+					tx, err := pool.Begin(ctx) // not InTx, which would retry a deadlock
 					if err != nil {
 						return err
 					}
@@ -455,7 +469,7 @@ func TestBatchesThatShareAccountsDoNotDeadlock(t *testing.T) {
 		}
 	}
 	if diff := cmp.Diff(map[int64]Counts{1: {}, 2: {}}, tested[0].counts(t, pool, 1, 1, 2)); diff != "" {
-		t.Errorf("all removed (-want +got):\n%s", diff)
+		t.Errorf("after all removals (-want +got):\n%s", diff)
 	}
 }
 
@@ -463,9 +477,11 @@ func TestVerifyNamesEachDifference(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	ctx := context.Background()
 	follow, member := tested[0].event, tested[1].event
-	apply(t, pool, follow(1, 1, 2, 1), follow(1, 1, 3, 1), follow(1, 2, 3, 2), follow(2, 1, 2, 1), member(1, 1, 2, 2), member(1, 5, 2, 1), member(3, 5, 2, 1))
+	apply(t, pool, follow(1, 1, 2, 1), follow(1, 1, 3, 1), follow(1, 2, 3, 2), follow(2, 1, 2, 1), member(1, 1, 2, 2),
+		member(1, 5, 2, 1), member(3, 5, 2, 1))
 	if _, err := pool.Exec(ctx, `INSERT INTO edges (tenant_id, kind, from_id, to_id, status, version, positioned_at, attributes)
-	  SELECT tenant_id, kind, from_id, to_id, CASE WHEN active THEN 'ACTIVE' ELSE 'REMOVED' END, version, positioned_at, attributes FROM edge_lists`); err != nil {
+	  SELECT tenant_id, kind, from_id, to_id, CASE WHEN active THEN 'ACTIVE' ELSE 'REMOVED' END, version, positioned_at, attributes
+	  FROM edge_lists`); err != nil {
 		t.Fatal(err)
 	}
 	verify := func() (got []string) {
@@ -483,7 +499,8 @@ func TestVerifyNamesEachDifference(t *testing.T) {
 	}
 	for _, sql := range []string{`UPDATE follows SET version = 3, status = 'ACTIVE' WHERE tenant_id = 1 AND follower_id = 2`,
 		`DELETE FROM follows WHERE tenant_id = 2`, `UPDATE edge_counts SET outgoing = 5 WHERE tenant_id = 1 AND object_id = 1`,
-		`UPDATE edge_lists SET shard_id = 3 WHERE tenant_id = 1 AND kind = 'follow' AND from_id = 1`, `INSERT INTO edge_shards VALUES (1, 'follow', 2, 4), (1, 'follow', 3, 2)`,
+		`UPDATE edge_lists SET shard_id = 3 WHERE tenant_id = 1 AND kind = 'follow' AND from_id = 1`,
+		`INSERT INTO edge_shards VALUES (1, 'follow', 2, 4), (1, 'follow', 3, 2)`,
 		`UPDATE memberships SET attributes = '{"role": "owner"}' WHERE tenant_id = 3`} {
 		if _, err := pool.Exec(ctx, sql); err != nil {
 			t.Fatal(err)
@@ -509,7 +526,7 @@ func TestVerifyNamesEachDifference(t *testing.T) {
 	testMend(t, pool, verify)
 }
 
-// testMend has the differences mended, kind by kind, and looked for window by window.
+// testMend finds the differences window by window, and repairs them kind by kind.
 func testMend(t *testing.T, pool *pgxpool.Pool, verify func() []string) {
 	t.Helper()
 	ctx := context.Background()
@@ -517,7 +534,8 @@ func testMend(t *testing.T, pool *pgxpool.Pool, verify func() []string) {
 	var keys []projections.Key
 	checked := int64(0)
 	for next := any(nil); ; {
-		n, after, err := projection.Window(ctx, pool, pool, next, 2, func(d projections.Difference) { windows, keys = append(windows, d.Entity), append(keys, d.Key) })
+		n, after, err := projection.Window(ctx, pool, pool, next, 2,
+			func(d projections.Difference) { windows, keys = append(windows, d.Entity), append(keys, d.Key) })
 		if err != nil || n > 4 {
 			t.Fatalf("a window of %d: %v", n, err)
 		}
@@ -526,7 +544,8 @@ func testMend(t *testing.T, pool *pgxpool.Pool, verify func() []string) {
 			break
 		}
 	}
-	if checked != 7 || !slices.Contains(windows, "follow 2/3") || !slices.Contains(windows, "membership 5/2") || !slices.Contains(windows, "counts of user 1") {
+	if checked != 7 || !slices.Contains(windows, "follow 2/3") || !slices.Contains(windows, "membership 5/2") ||
+		!slices.Contains(windows, "counts of user 1") {
 		t.Errorf("windows compared %d edges and found %q", checked, windows)
 	}
 	if _, err := projection.Verify(ctx, pool, pool, func(d projections.Difference) { keys = append(keys, d.Key) }); err != nil {
@@ -540,6 +559,6 @@ func testMend(t *testing.T, pool *pgxpool.Pool, verify func() []string) {
 		t.Fatal(err)
 	}
 	if got := verify(); len(got) > 0 {
-		t.Errorf("after mending: %q", got)
+		t.Errorf("after the repair: %q", got)
 	}
 }

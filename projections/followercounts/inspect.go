@@ -14,16 +14,18 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-// InspectMost is how many edges of an object an inspection counts, at most.
+// InspectMost is the largest number of an object's edges that an inspection counts.
 const InspectMost = 10_000
 
-// InspectEdges puts up to limit edges of the kind from an object beside the projection's, by target, from behind after (0: the first), and returns the last one's
-// target, 0 at the end. Both pools act as the system role. Cost: one range on each side.
-func InspectEdges(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Edge, tenant, from, after int64, limit int) (page []projections.Beside, next int64, err error) {
+// InspectEdges compares up to limit edges of the kind from an object with the projection's edges, by target, after the
+// target after (0: from the first). It returns the last target, or 0 at the end. Both pools act as the system role.
+// Cost: one range on each side.
+func InspectEdges(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Edge, tenant, from, after int64,
+	limit int) (page []projections.Beside, next int64, err error) {
 	behind := &store.State[event.Edge]{TenantID: tenant, Object: event.Edge{From: event.ID(from), To: event.ID(after)}}
 	last, err := projections.Window(ofObject(projections.Of(store.ScanEdges(ctx, truth, k, behind, limit), wanted(k)), tenant, from),
-		ofObject(edges(ctx, projection, k.Name, edgeRow{TenantID: tenant, From: from, To: after}, limit), tenant, from), limit, (*edgeRow).compare,
-		func(want, got *edgeRow) { page = append(page, beside(k, want, got)) })
+		ofObject(edges(ctx, projection, k.Name, edgeRow{TenantID: tenant, From: from, To: after}, limit), tenant, from),
+		limit, (*edgeRow).compare, func(want, got *edgeRow) { page = append(page, beside(k, want, got)) })
 	if err != nil {
 		return nil, 0, fmt.Errorf("inspect %s from %d of tenant %d: %w", k.Plural, from, tenant, err)
 	}
@@ -33,7 +35,7 @@ func InspectEdges(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.
 	return page, next, nil
 }
 
-// InspectEdge is InspectEdges of one edge; a Beside of nothing when neither side has it.
+// InspectEdge compares one edge like InspectEdges. It returns an empty Beside if neither side has the edge.
 func InspectEdge(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Edge, tenant, from, to int64) (projections.Beside, error) {
 	page, _, err := InspectEdges(ctx, truth, projection, k, tenant, from, to-1, 1)
 	if err != nil || len(page) == 0 || page[0].Key.Aggregate != to {
@@ -42,7 +44,7 @@ func InspectEdge(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.E
 	return page[0], nil
 }
 
-// ofObject ends with the object.
+// ofObject yields the edges of one object and ends behind them.
 func ofObject(all iter.Seq2[*edgeRow, error], tenant, from int64) iter.Seq2[*edgeRow, error] {
 	return func(yield func(*edgeRow, error) bool) {
 		for r, err := range all {
@@ -53,19 +55,24 @@ func ofObject(all iter.Seq2[*edgeRow, error], tenant, from int64) iter.Seq2[*edg
 	}
 }
 
-// inspectCountsSQL reads an object's counts, and counts its incoming edges in the projection's own list, up to a number.
-// Index: edge_counts_pkey; edge_lists_reverse_idx, one range.   Locks: none.
+// inspectCountsSQL reads an object's counts, and counts its incoming edges in the projection's own list, up to @most.
+// Index: edge_counts_pkey; edge_lists_reverse_idx, one range. Locks: none.
 const inspectCountsSQL = `
-SELECT /* followercounts.inspect_counts */ coalesce((SELECT incoming FROM edge_counts WHERE tenant_id = @tenant::bigint AND kind = @kind AND object_id = @object::bigint), 0),
+SELECT /* followercounts.inspect_counts */
+       coalesce((SELECT incoming FROM edge_counts WHERE tenant_id = @tenant::bigint AND kind = @kind AND object_id = @object::bigint), 0),
        coalesce((SELECT outgoing FROM edge_counts WHERE tenant_id = @tenant::bigint AND kind = @kind AND object_id = @object::bigint), 0),
-       (SELECT count(*) FROM (SELECT FROM edge_lists e WHERE e.tenant_id = @tenant::bigint AND e.kind = @kind AND e.to_id = @object::bigint AND e.active LIMIT @most::bigint) l)`
+       (SELECT count(*) FROM (SELECT FROM edge_lists e
+         WHERE e.tenant_id = @tenant::bigint AND e.kind = @kind AND e.to_id = @object::bigint AND e.active LIMIT @most::bigint) l)`
 
-// InspectCounts puts the counts of an object of a type ("user") beside what they should be: those of the edges from it by the truth, and those of the edges to it by the
-// projection's own list, for the truth has no index by target. exact is false where it did not count all of InspectMost or more; such a number is left out, unless the projection's
-// is lower. Both pools act as the system role.
-func InspectCounts(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Edge, objectType string, tenant, object int64) (b projections.Beside, exact bool, err error) {
-	b = projections.Beside{InTruth: true, InProjection: true, Difference: projections.Difference{Projection: Name, TenantID: tenant, Entity: fmt.Sprintf("counts of %s %d", objectType, object),
-		Key: projections.Key{Type: k.Name, TenantID: tenant, Aggregate: object}}}
+// InspectCounts compares the counts of an object of a type ("user") with its edges. It counts the edges from the object
+// in the truth. It counts the edges to the object in the projection's own list, because the truth has no index by
+// target. exact is false if an object has InspectMost edges or more, of which it did not count all. It omits such a
+// number unless the projection's count is lower. Both pools act as the system role.
+func InspectCounts(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Edge, objectType string, tenant,
+	object int64) (b projections.Beside, exact bool, err error) {
+	b = projections.Beside{InTruth: true, InProjection: true,
+		Difference: projections.Difference{Projection: Name, TenantID: tenant, Entity: fmt.Sprintf("counts of %s %d", objectType, object),
+			Key: projections.Key{Type: k.Name, TenantID: tenant, Aggregate: object}}}
 	var got store.Counts
 	var incoming int64
 	args := postgres.Args{"tenant": tenant, "kind": k.Name, "object": object, "most": InspectMost}

@@ -22,7 +22,8 @@ func TestInspectionPutsEdgesBesideTheProjection(t *testing.T) {
 	s, k := store.New(db.Pool(t, postgres.RoleAPI), nil), kinds.Builtin().Edges["follow"]
 	var puts []store.EdgeWrite
 	for to := int64(2); to <= 8; to++ {
-		puts = append(puts, store.EdgeWrite{Meta: store.Meta{Actor: "test"}, From: 1, To: to}, store.EdgeWrite{Meta: store.Meta{Actor: "test"}, From: to, To: 1})
+		puts = append(puts, store.EdgeWrite{Meta: store.Meta{Actor: "test"}, From: 1, To: to},
+			store.EdgeWrite{Meta: store.Meta{Actor: "test"}, From: to, To: 1})
 	}
 	if _, err := s.PutEdges(ctx, 1, k, puts); err != nil {
 		t.Fatal(err)
@@ -61,13 +62,14 @@ func TestInspectionPutsEdgesBesideTheProjection(t *testing.T) {
 	if got := look(); len(got) != 0 {
 		t.Errorf("before: %q", got)
 	}
-	for _, sql := range []string{`UPDATE edge_lists SET active = false WHERE from_id = 1 AND to_id = 4`, `DELETE FROM edge_lists WHERE from_id = 1 AND to_id = 6`,
-		`UPDATE edge_counts SET incoming = 9, outgoing = 9 WHERE object_id = 1`} {
+	for _, sql := range []string{`UPDATE edge_lists SET active = false WHERE from_id = 1 AND to_id = 4`,
+		`DELETE FROM edge_lists WHERE from_id = 1 AND to_id = 6`, `UPDATE edge_counts SET incoming = 9, outgoing = 9 WHERE object_id = 1`} {
 		if _, err := owner.Exec(ctx, sql); err != nil {
 			t.Fatal(err)
 		}
 	}
-	want := []string{"follow 1/4 active: true, false", "follow 1/6 row: present, absent", "counts of user 1 followers: 7, 9", "counts of user 1 following: 7, 9"}
+	want := []string{"follow 1/4 active: true, false", "follow 1/6 row: present, absent", "counts of user 1 followers: 7, 9",
+		"counts of user 1 following: 7, 9"}
 	got := look()
 	if len(got) == 4 && got[2] > got[3] {
 		got[2], got[3] = got[3], got[2]

@@ -16,15 +16,16 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-// dropEdgesSQL drops some edges, to be written anew.
-// Index: edge_lists_pkey.   Locks: the rows; nobody else writes them while the offsets are held.
+// dropEdgesSQL deletes edges that Mend writes again.
+// Index: edge_lists_pkey. Locks: the rows; no other transaction writes them while the offsets are held.
 const dropEdgesSQL = `
 DELETE /* followercounts.drop_edges */ FROM edge_lists e
  USING unnest(@tenants::bigint[], @froms::bigint[], @tos::bigint[]) AS k(tenant_id, from_id, to_id)
  WHERE e.tenant_id = k.tenant_id AND e.kind = @kind AND e.from_id = k.from_id AND e.to_id = k.to_id`
 
-// recountSQL makes objects' counts what their edges say.
-// Index: edge_lists_forward_idx, edge_lists_reverse_idx: all edges of the objects.   Locks: the objects' rows, in key order.
+// recountSQL sets objects' counts to the numbers of their edges.
+// Index: edge_lists_forward_idx, edge_lists_reverse_idx: all edges of the objects.
+// Locks: the objects' rows, in key order.
 const recountSQL = `
 INSERT /* followercounts.recount */ INTO edge_counts AS c (tenant_id, kind, object_id, incoming, outgoing)
 SELECT o.tenant_id, @kind, o.object_id,
@@ -35,9 +36,10 @@ SELECT o.tenant_id, @kind, o.object_id,
     ON CONFLICT (tenant_id, kind, object_id) DO UPDATE SET incoming = excluded.incoming, outgoing = excluded.outgoing, updated_at = now()
  WHERE (c.incoming, c.outgoing) IS DISTINCT FROM (excluded.incoming, excluded.outgoing)`
 
-// Mend makes the edges of the keys what the truth says, and the counts of all objects concerned what their edges say then. The
-// caller holds the consumer's offsets in tx: an event that is on its way finds that its version is there.
-func (p Projection) Mend(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, keys []projections.Key, parked projections.Parked) ([]projections.Key, error) {
+// Mend sets the edges of the keys to the truth, and then the counts of all objects of the keys to the numbers of their
+// edges. The caller holds the consumer's offsets in tx. A later event of a repaired version changes nothing.
+func (p Projection) Mend(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, keys []projections.Key,
+	parked projections.Parked) ([]projections.Key, error) {
 	edges, counted := map[string][]key{}, map[string][]object{}
 	type side struct {
 		tenant int64
@@ -47,7 +49,8 @@ func (p Projection) Mend(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, ke
 	for _, k := range keys {
 		counted[k.Type] = append(counted[k.Type], object{k.TenantID, k.Aggregate})
 		if k.Other != 0 && !parked(k.TenantID, k.Type, k.Aggregate) {
-			edges[k.Type], counted[k.Type] = append(edges[k.Type], key{k.TenantID, k.Other, k.Aggregate}), append(counted[k.Type], object{k.TenantID, k.Other})
+			edges[k.Type] = append(edges[k.Type], key{k.TenantID, k.Other, k.Aggregate})
+			counted[k.Type] = append(counted[k.Type], object{k.TenantID, k.Other})
 			s := side{k.TenantID, k.Type}
 			refs[s] = append(refs[s], k.Ref())
 		}
@@ -61,7 +64,7 @@ func (p Projection) Mend(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, ke
 	for s, some := range refs {
 		kind, ok := p.kinds().Edge(s.kind)
 		if !ok {
-			return nil, fmt.Errorf("mend %d edges of %s: there is no such kind", len(some), s.kind)
+			return nil, fmt.Errorf("repair %d edges: there is no kind %s", len(some), s.kind)
 		}
 		states, err := store.GetEdges(ctx, truth, s.tenant, kind, some)
 		if err != nil {
@@ -91,7 +94,7 @@ func drop(ctx context.Context, tx pgx.Tx, kind string, edges []key) error {
 		tenants[i], froms[i], tos[i] = k.tenant, k.from, k.to
 	}
 	if _, err := tx.Exec(ctx, dropEdgesSQL, postgres.Args{"kind": kind, "tenants": tenants, "froms": froms, "tos": tos}); err != nil {
-		return fmt.Errorf("drop %d edges: %w", n, err)
+		return fmt.Errorf("delete %d edges: %w", n, err)
 	}
 	return nil
 }

@@ -14,25 +14,27 @@ import (
 	"github.com/tidings/tidings/kinds"
 )
 
-// Edge is one line of a page: the object at the other end, when the edge last became active, and its attributes, if its kind has any.
+// Edge is one entry of a page: the object at the other end, the time when the edge last became active, and its
+// attributes.
 type Edge struct {
 	ID           int64
 	PositionedAt time.Time
 	Attributes   json.RawMessage
 }
 
-// EdgeCursor is where a page ended: the next one starts below it. The id breaks ties, so no edge is lost at a page's end.
+// EdgeCursor is the end of a page; the next page starts below it. The id breaks ties, so no edge is lost between two
+// pages.
 type EdgeCursor struct {
 	PositionedAt time.Time
 	ID           int64
 }
 
-// Counts are how many active edges of a kind come to an object and go out from it.
+// Counts are the numbers of an object's active incoming and outgoing edges of a kind.
 type Counts struct {
 	Incoming, Outgoing int64
 }
 
-// listSQL are the statements of a list. A list without attributes is read from its index alone.
+// listSQL has the statements of a list. A list without attributes is an index-only scan.
 type listSQL struct{ plain, attributes, filtered string }
 
 func newListSQL(template string) listSQL {
@@ -42,12 +44,14 @@ func newListSQL(template string) listSQL {
 	return listSQL{render("NULL::jsonb", ""), render("attributes", ""), render("attributes", "AND filter = @filter")}
 }
 
-// incomingSQL is one page of an object's incoming edges, newest first: a page of each shard, merged.
-// Index: edge_lists_reverse_idx or edge_lists_filter_idx, one range of limit rows for each shard; edge_shards_pkey.   Locks: none.
+// incomingSQL reads one page of an object's incoming edges, newest first. It merges a page of each shard.
+// Index: edge_lists_reverse_idx or edge_lists_filter_idx, one range of limit rows for each shard; edge_shards_pkey.
+// Locks: none.
 var incomingSQL = newListSQL(`
 SELECT /* followercounts.incoming */ page.id, page.positioned_at, page.attributes
   FROM generate_series(0, coalesce((SELECT shards FROM edge_shards
-                                     WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND object_id = @id), 1) - 1) AS shard(id)
+                                     WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind
+                                       AND object_id = @id), 1) - 1) AS shard(id)
  CROSS JOIN LATERAL (
    SELECT from_id AS id, positioned_at, {attributes} AS attributes
      FROM edge_lists
@@ -58,15 +62,15 @@ SELECT /* followercounts.incoming */ page.id, page.positioned_at, page.attribute
  ORDER BY page.positioned_at DESC, page.id DESC
  LIMIT @limit`)
 
-// Incoming returns up to limit edges of the kind that lead to the object, newest first, below after; from the newest when after is nil. With a
-// filter it returns those whose filter attribute has this value. The transaction's tenant is set. Cost: limit index rows for each of the object's
-// shards, of which almost every object has one.
+// Incoming returns up to limit edges of the kind that lead to the object, newest first, below after; a nil after means
+// from the newest. With a filter it returns the edges whose filter attribute has this value. The transaction's tenant
+// is set. Cost: limit index rows for each of the object's shards; almost every object has one shard.
 func Incoming(ctx context.Context, tx pgx.Tx, k kinds.Edge, id int64, filter string, after *EdgeCursor, limit int) ([]Edge, error) {
 	return page(ctx, tx, incomingSQL, k, id, filter, after, limit)
 }
 
-// outgoingSQL is one page of an object's outgoing edges, newest first. Nobody asks for those with a filter.
-// Index: edge_lists_forward_idx, one range.   Locks: none.
+// outgoingSQL reads one page of an object's outgoing edges, newest first. No caller filters these.
+// Index: edge_lists_forward_idx, one range. Locks: none.
 var outgoingSQL = newListSQL(`
 SELECT /* followercounts.outgoing */ to_id AS id, positioned_at, {attributes} AS attributes
   FROM edge_lists
@@ -75,12 +79,13 @@ SELECT /* followercounts.outgoing */ to_id AS id, positioned_at, {attributes} AS
  ORDER BY positioned_at DESC, to_id DESC
  LIMIT @limit`)
 
-// Outgoing is Incoming for the edges that begin at the object, without a filter. Cost: limit index rows.
+// Outgoing is like Incoming for the edges that begin at the object, without a filter. Cost: limit index rows.
 func Outgoing(ctx context.Context, tx pgx.Tx, k kinds.Edge, id int64, after *EdgeCursor, limit int) ([]Edge, error) {
 	return page(ctx, tx, outgoingSQL, k, id, "", after, limit)
 }
 
-func page(ctx context.Context, tx pgx.Tx, list listSQL, k kinds.Edge, id int64, filter string, after *EdgeCursor, limit int) ([]Edge, error) {
+func page(ctx context.Context, tx pgx.Tx, list listSQL, k kinds.Edge, id int64, filter string, after *EdgeCursor,
+	limit int) ([]Edge, error) {
 	args := postgres.Args{"kind": k.Name, "id": id, "limit": limit, "positioned_at": any("infinity"), "after": int64(0)}
 	if after != nil {
 		args["positioned_at"], args["after"] = after.PositionedAt, after.ID
@@ -100,20 +105,20 @@ func page(ctx context.Context, tx pgx.Tx, list listSQL, k kinds.Edge, id int64, 
 	return edges, nil
 }
 
-// Object is one side of edges of a kind.
+// Object is one end of edges of a kind.
 type Object struct {
 	Kind string
 	ID   int64
 }
 
-// countsSQL reads the counts of some objects.
-// Index: edge_counts_pkey, a probe for each object and kind.   Locks: none.
+// countsSQL reads the counts of objects. Index: edge_counts_pkey, a probe for each object and kind. Locks: none.
 const countsSQL = `
 SELECT /* followercounts.counts */ kind, object_id, incoming, outgoing
   FROM edge_counts
  WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = ANY(@kinds) AND object_id = ANY(@ids)`
 
-// ReadCounts returns the counts of each kind of each of the objects that has any. The transaction's tenant is set.
+// ReadCounts returns the counts of the objects by kind. An object without a row is not in the map. The transaction's
+// tenant is set.
 func ReadCounts(ctx context.Context, tx pgx.Tx, names []string, ids []int64) (map[Object]Counts, error) {
 	all := make(map[Object]Counts, len(names)*len(ids))
 	rows, _ := tx.Query(ctx, countsSQL, postgres.Args{"kinds": names, "ids": ids})
@@ -128,16 +133,16 @@ func ReadCounts(ctx context.Context, tx pgx.Tx, names []string, ids []int64) (ma
 	return all, nil
 }
 
-// reachedSQL looks for edges whose row here is older than asked for.
-// Index: edge_lists_pkey, one probe per edge.   Locks: none.
+// reachedSQL finds edges whose version is lower than required. Index: edge_lists_pkey, one probe per edge. Locks: none.
 const reachedSQL = `
 SELECT /* followercounts.reached */ NOT EXISTS (
   SELECT FROM unnest(@kinds::text[], @froms::bigint[], @tos::bigint[], @versions::bigint[]) AS w(kind, from_id, to_id, version)
-    LEFT JOIN edge_lists e ON e.tenant_id = current_setting('tidings.tenant')::bigint AND e.kind = w.kind AND e.from_id = w.from_id AND e.to_id = w.to_id
+    LEFT JOIN edge_lists e ON e.tenant_id = current_setting('tidings.tenant')::bigint AND e.kind = w.kind
+                          AND e.from_id = w.from_id AND e.to_id = w.to_id
    WHERE coalesce(e.version, 0) < w.version)`
 
-// Reached reports whether the projection has each of the edges at the version that the ref names, or a later one. The transaction's
-// tenant is set.
+// Reached reports whether the projection has each of the edges at the version of the ref, or a later one. The
+// transaction's tenant is set.
 func (Projection) Reached(ctx context.Context, tx pgx.Tx, refs []event.Ref) (reached bool, err error) {
 	n := len(refs)
 	names, froms, tos, versions := make([]string, n), make([]int64, n), make([]int64, n), make([]int64, n)
@@ -146,7 +151,7 @@ func (Projection) Reached(ctx context.Context, tx pgx.Tx, refs []event.Ref) (rea
 	}
 	err = tx.QueryRow(ctx, reachedSQL, postgres.Args{"kinds": names, "froms": froms, "tos": tos, "versions": versions}).Scan(&reached)
 	if err != nil {
-		return false, fmt.Errorf("look whether %d edges are there: %w", n, err)
+		return false, fmt.Errorf("compare the versions of %d edges: %w", n, err)
 	}
 	return reached, nil
 }

@@ -13,26 +13,28 @@ import (
 // Pair names an edge of a kind.
 type Pair struct{ From, To int64 }
 
-// Relation is how two objects stand to each other.
+// Relation is the relation of the two objects of a pair.
 type Relation struct {
-	There        bool      // there is an active edge from the pair's From to its To
-	Back         bool      // and the other way round
+	There        bool      // an active edge leads from the pair's From to its To
+	Back         bool      // an active edge leads from its To to its From
 	PositionedAt time.Time // when There last became true; zero unless it is
 }
 
-// relationsSQL looks both ways for each pair. LIMIT keeps the planner from any other plan than one probe for each.
-// Index: edge_lists_pkey, two probes for each pair.   Locks: none.
+// relationsSQL finds the edges of each pair in both directions. LIMIT makes the planner use one probe for each.
+// Index: edge_lists_pkey, two probes for each pair. Locks: none.
 const relationsSQL = `
 SELECT /* followercounts.relations */ p.ord::int, there.positioned_at, back.active IS NOT NULL
   FROM unnest(@froms::bigint[], @tos::bigint[]) WITH ORDINALITY AS p(from_id, to_id, ord)
   LEFT JOIN LATERAL (SELECT positioned_at FROM edge_lists e
-    WHERE e.tenant_id = current_setting('tidings.tenant')::bigint AND e.kind = @kind AND e.from_id = p.from_id AND e.to_id = p.to_id AND e.active LIMIT 1) there ON true
+                      WHERE e.tenant_id = current_setting('tidings.tenant')::bigint AND e.kind = @kind
+                        AND e.from_id = p.from_id AND e.to_id = p.to_id AND e.active LIMIT 1) there ON true
   LEFT JOIN LATERAL (SELECT active FROM edge_lists e
-    WHERE e.tenant_id = current_setting('tidings.tenant')::bigint AND e.kind = @kind AND e.from_id = p.to_id AND e.to_id = p.from_id AND e.active LIMIT 1) back ON true`
+                      WHERE e.tenant_id = current_setting('tidings.tenant')::bigint AND e.kind = @kind
+                        AND e.from_id = p.to_id AND e.to_id = p.from_id AND e.active LIMIT 1) back ON true`
 
-// Relations returns how the objects of each pair stand to each other by edges of the kind, in the order of pairs; those that nobody knows stand
-// in no relation. Back means something only where both ends are of one object. The transaction's tenant is set. Cost: one statement of two index
-// probes for each pair.
+// Relations returns the relation of each pair by edges of the kind, in the order of pairs. The relation of an unknown
+// object is empty. Back is meaningful only if both ends of the kind are of one object type. The transaction's tenant is
+// set. Cost: one statement with two index probes for each pair.
 func Relations(ctx context.Context, tx pgx.Tx, kind string, pairs []Pair) ([]Relation, error) {
 	froms, tos := make([]int64, len(pairs)), make([]int64, len(pairs))
 	for i, p := range pairs {
@@ -56,37 +58,39 @@ func Relations(ctx context.Context, tx pgx.Tx, kind string, pairs []Pair) ([]Rel
 	return all, nil
 }
 
-// MutualsCap is how many edges Mutuals looks at most: of those that go out from an object, or of those that come to another.
+// MutualsCap is the largest number of edges that Mutuals reads, either from one object or to the other.
 const MutualsCap = 5000
 
-// mutualsOfOutgoingSQL walks down the objects that one leads to, newest first, and keeps those that lead to the other.
-// Index: edge_lists_forward_idx, one range of at most cap rows; edge_lists_pkey, a probe for each.   Locks: none.
+// mutualsOfOutgoingSQL reads the objects to which @id leads, newest first, and keeps those that lead to @other.
+// Index: edge_lists_forward_idx, one range of at most cap rows; edge_lists_pkey, a probe for each. Locks: none.
 const mutualsOfOutgoingSQL = `
 SELECT /* followercounts.mutuals_of_outgoing */ known.id, known.positioned_at
   FROM (SELECT to_id AS id, positioned_at FROM edge_lists
          WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND from_id = @id AND active
          ORDER BY positioned_at DESC, to_id DESC LIMIT @cap) known
  CROSS JOIN LATERAL (SELECT FROM edge_lists e
-    WHERE e.tenant_id = current_setting('tidings.tenant')::bigint AND e.kind = @kind AND e.from_id = known.id AND e.to_id = @other AND e.active LIMIT 1) leads
+                      WHERE e.tenant_id = current_setting('tidings.tenant')::bigint AND e.kind = @kind
+                        AND e.from_id = known.id AND e.to_id = @other AND e.active LIMIT 1) leads
  ORDER BY known.positioned_at DESC, known.id DESC
  LIMIT @limit`
 
-// mutualsOfIncomingSQL takes all that lead to the other, and keeps those that the object leads to.
-// Index: edge_lists_reverse_idx, one range of at most cap rows; edge_lists_pkey, a probe for each.   Locks: none.
+// mutualsOfIncomingSQL reads the objects that lead to @other, and keeps those to which @id leads.
+// Index: edge_lists_reverse_idx, one range of at most cap rows; edge_lists_pkey, a probe for each. Locks: none.
 const mutualsOfIncomingSQL = `
 SELECT /* followercounts.mutuals_of_incoming */ origins.id, known.positioned_at
   FROM (SELECT from_id AS id FROM edge_lists
          WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND to_id = @other AND active LIMIT @cap) origins
  CROSS JOIN LATERAL (SELECT positioned_at FROM edge_lists e
-    WHERE e.tenant_id = current_setting('tidings.tenant')::bigint AND e.kind = @kind AND e.from_id = @id AND e.to_id = origins.id AND e.active LIMIT 1) known
+                      WHERE e.tenant_id = current_setting('tidings.tenant')::bigint AND e.kind = @kind
+                        AND e.from_id = @id AND e.to_id = origins.id AND e.active LIMIT 1) known
  ORDER BY known.positioned_at DESC, origins.id DESC
  LIMIT @limit`
 
-// Mutuals returns up to limit objects that id leads to and that lead to other, by edges of the kind, in the order of id's outgoing list: the newest
-// comes first. truncated says that there are more, or may be: when id has more than MutualsCap outgoing edges, and other as many incoming ones,
-// only the newest MutualsCap of id's are looked at, and what is returned is where the whole answer begins. The transaction's tenant is set; it
-// reads one snapshot.
-// Cost: at most MutualsCap index rows, in one range, and a probe for each.
+// Mutuals returns up to limit objects to which id leads and which lead to other, by edges of the kind. They have the
+// order of id's outgoing list: the newest comes first. truncated reports that there are more, or may be. Mutuals may
+// miss some if id has more than MutualsCap outgoing edges and other has more than MutualsCap incoming ones. Then it
+// reads only the newest MutualsCap of id's edges, and returns the beginning of the whole answer. The transaction's
+// tenant is set; it reads one snapshot. Cost: at most MutualsCap index rows, in one range, and a probe for each.
 func Mutuals(ctx context.Context, tx pgx.Tx, kind string, id, other int64, limit int) (edges []Edge, truncated bool, err error) {
 	counts, err := ReadCounts(ctx, tx, []string{kind}, []int64{id, other})
 	if err != nil {
@@ -100,7 +104,7 @@ func Mutuals(ctx context.Context, tx pgx.Tx, kind string, id, other int64, limit
 	rows, _ := tx.Query(ctx, sql, postgres.Args{"kind": kind, "id": id, "other": other, "cap": MutualsCap, "limit": limit + 1})
 	edges, err = pgx.CollectRows(rows, pgx.RowToStructByNameLax[Edge])
 	if err != nil {
-		return nil, false, fmt.Errorf("read which %ss %d and %d have in common: %w", kind, id, other, err)
+		return nil, false, fmt.Errorf("read the mutual %ss of %d and %d: %w", kind, id, other, err)
 	}
 	if len(edges) > limit {
 		return edges[:limit], true, nil

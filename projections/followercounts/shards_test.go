@@ -17,7 +17,8 @@ import (
 )
 
 func TestTheShardOfAFollowerIsFixed(t *testing.T) {
-	// Edges are where these say: another function would put later ones elsewhere, which is allowed, but not by accident.
+	// Stored edges have these shards. Another hash would put later edges into other shards, which works, but must not
+	// happen by accident.
 	for follower, want := range map[int64]int32{1: 1, 2: 14, 42: 21, 1 << 62: 43} {
 		if got := shardHash(follower); got != want {
 			t.Errorf("shard of %d is %d, want %d", follower, got, want)
@@ -29,12 +30,12 @@ func TestTheShardOfAFollowerIsFixed(t *testing.T) {
 		used[shardHash(i*1000)]++
 	}
 	if least, most := slices.Min(used[:]), slices.Max(used[:]); least < 850 || most > 1150 {
-		t.Errorf("of %d followers a shard has %d to %d", followers, least, most)
+		t.Errorf("the shards of %d followers have %d to %d each", followers, least, most)
 	}
 }
 
-// TestAnObjectIsSplitAsItGrows has old edges stay where they are, found again when they are removed and renewed, and every page in
-// one order however many shards there are.
+// TestAnObjectIsSplitAsItGrows checks that old edges stay in their shards, also when they are removed and renewed.
+// Every page has the same order for any number of shards.
 func TestAnObjectIsSplitAsItGrows(t *testing.T) {
 	for _, l := range tested {
 		t.Run(l.Name, l.testSplit)
@@ -55,7 +56,8 @@ func (l lifecycle) testSplit(t *testing.T) {
 			newest[key{1, follower, 1000}] = version
 			events = append(events, l.event(1, follower, 1000, version))
 		}
-		if err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error { return projection.Apply(ctx, tx, events) }); err != nil {
+		if err := postgres.InTx(ctx, pool, pgx.TxOptions{},
+			func(tx pgx.Tx) error { return projection.Apply(ctx, tx, events) }); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -94,9 +96,9 @@ func (l lifecycle) testSplit(t *testing.T) {
 		t.Errorf("edges are in %d shards, %v", used, err)
 	}
 	if home(3) != 0 {
-		t.Errorf("the third edge is in shard %d, want the one that there was", home(3))
+		t.Errorf("the third edge is in shard %d, want its first shard", home(3))
 	}
-	step(l.versions, all[:150]...) // gains and losses take the other way through the counts
+	step(l.versions, all[:150]...) // batches with gains and losses use other statements for the counts
 	step(l.versions+1, all[:20]...)
 	if home(3) != 0 || shards() != maxShards {
 		t.Errorf("a renewed edge is in shard %d of %d", home(3), shards())

@@ -11,12 +11,12 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-// Tables are the projection's tables: what is built anew by a replay.
+// Tables returns the projection's tables, which a replay rebuilds.
 func (Projection) Tables() []string {
 	return []string{"edge_lists", "edge_shards", "edge_counts"}
 }
 
-// Truth yields an event for each edge of the truth, with the state that it is in, in bounded memory. The pool acts as the
+// Truth yields one event per edge of the truth, with the edge's current state, in bounded memory. The pool acts as the
 // system role.
 func (p Projection) Truth(ctx context.Context, truth *pgxpool.Pool) iter.Seq2[event.Event, error] {
 	var all []iter.Seq2[event.Event, error]

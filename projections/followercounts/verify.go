@@ -28,15 +28,16 @@ type edgeRow struct {
 	PositionedAt       time.Time
 	Filter             *string
 	Attributes         []byte
-	ShardID, Shards    int32 // the edge's, and how many its target has; the truth knows of none
+	ShardID, Shards    int32 // the edge's shard, and the number of its target's shards; the truth has no shards
 }
 
-// wanted returns what makes of an edge of the truth the row that the projection should have.
+// wanted returns a function that turns an edge of the truth into the row that the projection should have.
 func wanted(k kinds.Edge) func(*store.State[event.Edge]) *edgeRow {
 	return func(s *store.State[event.Edge]) *edgeRow {
 		e := &s.Object
-		kept, _ := stateOf(k, e) // attributes of the truth are an object
-		return &edgeRow{s.TenantID, int64(e.From), int64(e.To), kept.active, kept.version, kept.positionedAt, kept.filter, kept.attributes, 0, 1}
+		kept, _ := stateOf(k, e) // no error: attributes in the truth are valid JSON objects
+		return &edgeRow{s.TenantID, int64(e.From), int64(e.To), kept.active, kept.version, kept.positionedAt,
+			kept.filter, kept.attributes, 0, 1}
 	}
 }
 
@@ -44,34 +45,41 @@ func (r *edgeRow) compare(o *edgeRow) int {
 	return cmp.Or(cmp.Compare(r.TenantID, o.TenantID), cmp.Compare(r.From, o.From), cmp.Compare(r.To, o.To))
 }
 
-// edgeRowsSQL reads a page of the projection's edges of a kind behind one of them, tenant by tenant: a key has the tenant before the kind, and other
-// kinds are passed over. The rows are in the order of the loops, for no plan turns a recursion and a limited LATERAL around.
-// Index: edge_lists_pkey, a probe for each tenant and one range for each that has edges of the kind; edge_shards, which is small.   Locks: none.
+// edgeRowsSQL reads a page of the projection's edges of a kind after one of them. It reads tenant by tenant and skips
+// other kinds, because a key has the tenant before the kind. The rows come in the order of the loops, because no plan
+// reverses a recursion and a limited LATERAL.
+// Index: edge_lists_pkey, a probe for each tenant and one range for each that has edges of the kind; edge_shards, which
+// is small. Locks: none.
 const edgeRowsSQL = `
 WITH RECURSIVE tenants AS (
   (SELECT tenant_id FROM edge_lists WHERE tenant_id >= @tenant::bigint ORDER BY tenant_id LIMIT 1)
   UNION ALL
-  SELECT (SELECT e.tenant_id FROM edge_lists e WHERE e.tenant_id > t.tenant_id ORDER BY e.tenant_id LIMIT 1) FROM tenants t WHERE t.tenant_id IS NOT NULL
+  SELECT (SELECT e.tenant_id FROM edge_lists e WHERE e.tenant_id > t.tenant_id ORDER BY e.tenant_id LIMIT 1) FROM tenants t
+  WHERE t.tenant_id IS NOT NULL
 )
 SELECT /* followercounts.verify */ t.tenant_id, page.*
   FROM tenants t
  CROSS JOIN LATERAL (
    SELECT e.from_id, e.to_id, e.active, e.version, e.positioned_at, e.filter, e.attributes,
-          e.shard_id, coalesce((SELECT s.shards FROM edge_shards s WHERE s.tenant_id = e.tenant_id AND s.kind = e.kind AND s.object_id = e.to_id), 1)::int
+          e.shard_id, coalesce((SELECT s.shards FROM edge_shards s
+                                 WHERE s.tenant_id = e.tenant_id AND s.kind = e.kind AND s.object_id = e.to_id), 1)::int
      FROM edge_lists e
     WHERE e.tenant_id = t.tenant_id AND e.kind = @kind
-      AND (e.from_id, e.to_id) > (CASE WHEN t.tenant_id = @tenant::bigint THEN @from::bigint ELSE 0 END, CASE WHEN t.tenant_id = @tenant::bigint THEN @to::bigint ELSE 0 END)
+      AND (e.from_id, e.to_id) > (CASE WHEN t.tenant_id = @tenant::bigint THEN @from::bigint ELSE 0 END,
+                                  CASE WHEN t.tenant_id = @tenant::bigint THEN @to::bigint ELSE 0 END)
     ORDER BY e.from_id, e.to_id LIMIT @limit::bigint) page
  LIMIT @limit::bigint`
 
-// pageRows is how many edges are in memory at a time.
+// pageRows is the number of edges in memory at a time.
 const pageRows = 4000
 
-// edges yields the projection's edges of a kind behind one of them, at most limit (0: all), a statement for each page.
+// edges yields the projection's edges of a kind after one of them, at most limit (0: all), with a statement for each
+// page.
 func edges(ctx context.Context, projection *pgxpool.Pool, kind string, after edgeRow, limit int) iter.Seq2[*edgeRow, error] {
 	return func(yield func(*edgeRow, error) bool) {
 		for page := cmp.Or(limit, pageRows); ; {
-			rows, _ := projection.Query(ctx, edgeRowsSQL, postgres.Args{"tenant": after.TenantID, "kind": kind, "from": after.From, "to": after.To, "limit": page})
+			rows, _ := projection.Query(ctx, edgeRowsSQL, postgres.Args{"tenant": after.TenantID, "kind": kind, "from": after.From,
+				"to": after.To, "limit": page})
 			all, err := pgx.CollectRows(rows, pgx.RowToAddrOfStructByPos[edgeRow])
 			if err != nil {
 				yield(nil, fmt.Errorf("read a page of %s edges: %w", kind, err))
@@ -89,29 +97,31 @@ func edges(ctx context.Context, projection *pgxpool.Pool, kind string, after edg
 	}
 }
 
-// countRowsSQL reads every object of the projection that has any edges of a kind; no row and zeros are the same to a reader.
-// Index: edge_counts_pkey, all of it.   Locks: none.
+// countRowsSQL reads every object of the projection that has edges of a kind. To a reader, a missing row means zero.
+// Index: edge_counts_pkey, all of it. Locks: none.
 const countRowsSQL = `
 SELECT /* followercounts.verify */ tenant_id, object_id, incoming, outgoing
   FROM edge_counts WHERE kind = @kind AND (incoming <> 0 OR outgoing <> 0) ORDER BY tenant_id, object_id`
 
-// Verify compares edges and counts of all kinds with the truth, reports every difference, and returns how many edges and objects
-// it compared. An edge must be in a shard that its target has, or no page would show it; in which one is nobody's business: two
-// projections that got the same events in other batches may differ in that. Counts are computed from the truth, not from the edges. What has not
-// been applied yet is a difference too, so it is run when the consumer's lag is 0. Both pools act as the system role. Memory does not grow with the tables.
-func (p Projection) Verify(ctx context.Context, truth, projection *pgxpool.Pool, report func(projections.Difference)) (checked int64, err error) {
+// Verify compares edges and counts of all kinds with the truth, reports every difference, and returns the number of
+// compared edges and objects. An edge must be in an existing shard of its target, or no page would show it. The shard's
+// number does not matter: after different batches of the same events two projections may differ in it. Verify computes
+// the wanted counts from the truth, not from the edges. An event that is not applied yet causes a difference, so the
+// caller waits for a consumer's lag of 0. Both pools act as the system role. Memory does not grow with the tables.
+func (p Projection) Verify(ctx context.Context, truth, projection *pgxpool.Pool,
+	report func(projections.Difference)) (checked int64, err error) {
 	for _, k := range p.kinds().AllEdges() {
 		c, named := comparison{k, report}, pgx.StrictNamedArgs{"kind": k.Name}
-		err := projections.Compare(projections.Of(store.ScanEdges(ctx, truth, k, nil, 0), wanted(k)), edges(ctx, projection, k.Name, edgeRow{}, 0), (*edgeRow).compare,
-			func(want, got *edgeRow) {
+		err := projections.Compare(projections.Of(store.ScanEdges(ctx, truth, k, nil, 0), wanted(k)),
+			edges(ctx, projection, k.Name, edgeRow{}, 0), (*edgeRow).compare, func(want, got *edgeRow) {
 				checked++
 				beside(k, want, got).Report(report)
 			})
 		if err != nil {
 			return checked, fmt.Errorf("verify edges of %s: %w", k.Name, err)
 		}
-		err = projections.Compare(projections.Rows[store.Counts](ctx, truth, store.CountEdgesSQL, named), projections.Rows[store.Counts](ctx, projection, countRowsSQL, named),
-			func(a, b *store.Counts) int {
+		err = projections.Compare(projections.Rows[store.Counts](ctx, truth, store.CountEdgesSQL, named),
+			projections.Rows[store.Counts](ctx, projection, countRowsSQL, named), func(a, b *store.Counts) int {
 				return cmp.Or(cmp.Compare(a.TenantID, b.TenantID), cmp.Compare(a.ID, b.ID))
 			},
 			func(want, got *store.Counts) {
@@ -125,13 +135,13 @@ func (p Projection) Verify(ctx context.Context, truth, projection *pgxpool.Pool,
 	return checked, nil
 }
 
-// comparison reports differences in what is of one kind.
+// comparison reports differences in the counts of one kind.
 type comparison struct {
 	kind   kinds.Edge
 	report func(projections.Difference)
 }
 
-// beside is an edge on both sides, either of which may be nil.
+// beside compares an edge of both sides, either of which may be nil.
 func beside(k kinds.Edge, want, got *edgeRow) projections.Beside {
 	of := cmp.Or(want, got)
 	return projections.SideBySide(projections.Difference{
@@ -159,7 +169,7 @@ func fieldsOf(want, got *edgeRow) []projections.Field {
 	return append(all, attributes, shard)
 }
 
-// counts names them as the kind does: followers and following.
+// counts reports differences in the counts, under the names that the kind gives them: followers and following.
 func (c comparison) counts(want, got *store.Counts) {
 	var zero store.Counts
 	present := want
@@ -186,7 +196,7 @@ func orNone(s *string) string {
 	return *s
 }
 
-// sameJSON reports whether two texts of attributes are of the same values.
+// sameJSON reports whether two JSON texts have the same value.
 func sameJSON(a, b []byte) bool {
 	if bytes.Equal(a, b) {
 		return true

@@ -16,16 +16,17 @@ import (
 	"github.com/tidings/tidings/versioned"
 )
 
-// aheadVersions is how many versions of one entity are read at a time.
+// aheadVersions is the number of versions of one entity that are read at a time.
 const aheadVersions = 100
 
-// Ahead yields, as events, the versions above those that the truth is at: a restore took the truth back and left the histories. The versions of an entity are in
-// their order. What was purged of a history is not there to be told. Both pools act as the system role; memory does not grow with the tables.
+// Ahead yields, as events, the versions in the histories that are newer than the truth: a restore took the truth back
+// but not the histories. The versions of an entity are in their order. Purged versions are missing. Both pools act as
+// the system role; memory does not grow with the tables.
 func (p *Projection) Ahead(ctx context.Context, truth, projection *pgxpool.Pool) iter.Seq2[event.Event, error] {
 	return func(yield func(event.Event, error) bool) {
 		for _, k := range p.kinds().AllChildren() {
-			if !ahead(ctx, projection, projections.Of(store.ScanChildren(ctx, truth, k, nil, 0), childHead), ofChildren(k, childHeadsSQL), Children(k),
-				func(h *headRow) versioned.Key { return versioned.Key{h.Child} },
+			if !ahead(ctx, projection, projections.Of(store.ScanChildren(ctx, truth, k, nil, 0), childHead),
+				ofChildren(k, childHeadsSQL), Children(k), func(h *headRow) versioned.Key { return versioned.Key{h.Child} },
 				func(h *headRow, c event.Child, by string) (event.Event, bool, error) {
 					c.Actor = by
 					e, err := store.ChildEvent(k, &store.State[event.Child]{TenantID: h.TenantID, Object: c})
@@ -49,7 +50,7 @@ func (p *Projection) Ahead(ctx context.Context, truth, projection *pgxpool.Pool)
 	}
 }
 
-// childEvent is the type of the event that a version of a child tells of.
+// childEvent returns the type of the event for a version of a child.
 func childEvent(c event.Child) string {
 	switch {
 	case c.AuthorState == event.AuthorErased:
@@ -64,11 +65,14 @@ func childEvent(c event.Child) string {
 	return event.Edited
 }
 
-// ahead yields the versions of a kind, and reports whether to go on. toEvent says of a version whether it is above the truth's, which the row has.
-func ahead[T any](ctx context.Context, projection *pgxpool.Pool, want iter.Seq2[*headRow, error], sql string, table *Table[T], keyOf func(*headRow) versioned.Key,
+// ahead yields the newer versions of a kind, and reports whether to continue. toEvent reports whether a version is
+// newer than the truth's version, which the row has.
+func ahead[T any](ctx context.Context, projection *pgxpool.Pool, want iter.Seq2[*headRow, error], sql string, table *Table[T],
+	keyOf func(*headRow) versioned.Key,
 	toEvent func(truth *headRow, object T, by string) (event.Event, bool, error), yield func(event.Event, error) bool) bool {
 	order := func(a, b *headRow) int {
-		return cmp.Or(cmp.Compare(a.TenantID, b.TenantID), cmp.Compare(a.Child, b.Child), cmp.Compare(a.From, b.From), cmp.Compare(a.To, b.To))
+		return cmp.Or(cmp.Compare(a.TenantID, b.TenantID), cmp.Compare(a.Child, b.Child), cmp.Compare(a.From, b.From),
+			cmp.Compare(a.To, b.To))
 	}
 	more := true
 	err := projections.Compare(want, projections.Rows[headRow](ctx, projection, sql, nil), order, func(want, got *headRow) {

@@ -13,14 +13,14 @@ import (
 	"github.com/tidings/tidings/projections"
 )
 
-// heldSQL counts versions that have content.
-// Index: KIND_history_pkey.   Locks: none.
+// heldSQL counts versions that have content. Index: KIND_history_pkey. Locks: none.
 const heldSQL = `
 SELECT /* history.held */ count(*) FROM {kind}_history
  WHERE tenant_id = @tenant AND {id} = ANY(@ids::uuid[]) AND (object ->> 'body' <> '' OR object ?| '{reason,attributes}')`
 
-// redactSQL takes the content out of versions: who did it and when stays. The version of the erasure itself never had any.
-// Index: KIND_history_pkey.   Locks: the versions, in key order.
+// redactSQL removes the content of versions, and keeps their actors and times. The version of the erasure has no
+// content.
+// Index: KIND_history_pkey. Locks: the versions, in key order.
 const redactSQL = `
 WITH held AS MATERIALIZED (
   SELECT {id}, version_id FROM {kind}_history
@@ -34,8 +34,8 @@ func ofChildren(k kinds.Child, sql string) string {
 	return strings.NewReplacer("{kind}", k.Name, "{id}", k.Names().ID).Replace(sql)
 }
 
-// Redact takes the content out of every version of these children, in the caller's transaction, and returns of how many. With look it only
-// counts them.
+// Redact removes the content of every version of these children, in the caller's transaction, and returns the number of
+// changed versions. With look it only counts them.
 func (p *Projection) Redact(ctx context.Context, tx pgx.Tx, tenant int64, ids []string, look bool) (n int64, err error) {
 	args := pgx.StrictNamedArgs{"tenant": tenant, "ids": ids}
 	for _, k := range p.kinds().AllChildren() {
@@ -54,21 +54,25 @@ func (p *Projection) Redact(ctx context.Context, tx pgx.Tx, tenant int64, ids []
 	return n, nil
 }
 
-// forgetEdgesSQL deletes the histories of pairs, and forgetPurgedSQL what is noted of histories that were purged.
-// Index: KIND_history_pkey.   Locks: the versions; nobody else writes them while the offsets are held.
+// forgetEdgesSQL deletes the histories of pairs.
+// Index: KIND_history_pkey. Locks: the versions; no other transaction writes them while the offsets are held.
 const forgetEdgesSQL = `
 DELETE /* history.forget */ FROM {kind}_history h
  USING unnest(@froms::bigint[], @tos::bigint[]) AS k(a, b) WHERE h.tenant_id = @tenant AND h.{from} = k.a AND h.{to} = k.b`
 
-// Index: KIND_history_purged_pkey.   Locks: likewise.
+// forgetPurgedSQL deletes the records of purged histories of pairs.
+// Index: KIND_history_purged_pkey. Locks: the records; no other transaction writes them while the offsets are held.
 const forgetPurgedSQL = `
 DELETE /* history.forget_purged */ FROM {kind}_history_purged h
  USING unnest(@froms::bigint[], @tos::bigint[]) AS k(a, b) WHERE h.tenant_id = @tenant AND h.{from} = k.a AND h.{to} = k.b`
 
-const edgeRows = `(SELECT {from}, {to} FROM {kind}_history WHERE tenant_id = @tenant UNION ALL SELECT {from}, {to} FROM {kind}_history_purged WHERE tenant_id = @tenant) rows`
+const edgeRows = `(SELECT {from}, {to} FROM {kind}_history WHERE tenant_id = @tenant UNION ALL SELECT {from}, {to} FROM ` +
+	`{kind}_history_purged WHERE tenant_id = @tenant) rows`
 
-// Forget deletes the histories of an object's edges, as Projection says: all versions, and what is noted of those that were purged. With look it counts pairs.
-func (p *Projection) Forget(ctx context.Context, tx pgx.Tx, of projections.EdgesOf, after projections.Pair, look bool) (n int64, next *projections.Pair, err error) {
+// Forget deletes the histories of an object's edges as Projection requires: all versions, and the records of purged
+// histories. With look it counts pairs.
+func (p *Projection) Forget(ctx context.Context, tx pgx.Tx, of projections.EdgesOf, after projections.Pair,
+	look bool) (n int64, next *projections.Pair, err error) {
 	all, next, err := of.Pairs(ctx, tx, ofEdges(of.Kind, edgeRows), of.Kind.Ends[0], of.Kind.Ends[1], after)
 	if err != nil || look || len(all) == 0 {
 		return int64(len(all)), next, err
@@ -77,29 +81,33 @@ func (p *Projection) Forget(ctx context.Context, tx pgx.Tx, of projections.Edges
 	for _, sql := range []string{forgetEdgesSQL, forgetPurgedSQL} {
 		tag, err := tx.Exec(ctx, ofEdges(of.Kind, sql), pgx.StrictNamedArgs{"tenant": of.TenantID, "froms": froms, "tos": tos})
 		if err != nil {
-			return 0, nil, fmt.Errorf("forget the histories of %d edges: %w", len(all), err)
+			return 0, nil, fmt.Errorf("delete the histories of %d edges: %w", len(all), err)
 		}
 		n += tag.RowsAffected()
 	}
 	return n, next, nil
 }
 
-// actsWindow is how many versions one look for an actor's walks over.
+// actsWindow is the number of versions that one step of RedactActor reads.
 const actsWindow = 20_000
 
-// actsSQL makes another actor of one among the next versions of a kind, and returns of how many, and the last version that it walked over.
-// Index: KIND_history_pkey, one range.   Locks: the actor's versions.
+// actsSQL replaces an actor in the next versions of a kind. It returns the number of the actor's versions and the last
+// version that it read.
+// Index: KIND_history_pkey, one range. Locks: the actor's versions.
 const actsSQL = `
 WITH next AS MATERIALIZED (
   SELECT {keys}, version_id, @actor::text IN (metadata ->> 'created_by', object ->> 'actor') AS mine FROM {kind}_history
    WHERE tenant_id = @tenant::bigint AND ({keys}, version_id) > ({after}, @version::bigint) ORDER BY {keys}, version_id LIMIT @window
 ), changed AS (
-  UPDATE {kind}_history h SET metadata = h.metadata || jsonb_build_object('created_by', @erased::text), object = h.object || jsonb_build_object('actor', @erased::text)
+  UPDATE {kind}_history h
+     SET metadata = h.metadata || jsonb_build_object('created_by', @erased::text),
+         object = h.object || jsonb_build_object('actor', @erased::text)
     FROM next WHERE NOT @look AND next.mine AND h.tenant_id = @tenant::bigint AND ({h.keys}, h.version_id) = ({next.keys}, next.version_id)
 )
-SELECT /* history.acts */ (SELECT count(*) FROM next WHERE mine), ARRAY[{keys}]::text[], version_id FROM next ORDER BY {keys.desc}, version_id DESC LIMIT 1`
+SELECT /* history.acts */ (SELECT count(*) FROM next WHERE mine), ARRAY[{keys}]::text[], version_id FROM next
+ ORDER BY {keys.desc}, version_id DESC LIMIT 1`
 
-// actsOf is actsSQL for a kind whose histories have keys of one type.
+// actsOf returns actsSQL for a kind whose key columns have one type.
 func actsOf(kind, keyType string, keys ...string) string {
 	of := func(format string) string {
 		var all []string
@@ -108,19 +116,20 @@ func actsOf(kind, keyType string, keys ...string) string {
 		}
 		return strings.Join(all, ", ")
 	}
-	return strings.NewReplacer("{kind}", kind, "{keys}", of("KEY"), "{keys.desc}", of("KEY DESC"), "{h.keys}", of("h.KEY"), "{next.keys}", of("next.KEY"),
-		"{after}", of("(@after::text[])[N]::"+keyType)).Replace(actsSQL)
+	return strings.NewReplacer("{kind}", kind, "{keys}", of("KEY"), "{keys.desc}", of("KEY DESC"), "{h.keys}", of("h.KEY"),
+		"{next.keys}", of("next.KEY"), "{after}", of("(@after::text[])[N]::"+keyType)).Replace(actsSQL)
 }
 
-// act is where a look for acts is: behind a version of a kind's histories.
+// act is the place of RedactActor: the last version that it read of a kind's histories.
 type act struct {
 	kind    int
 	keys    []string
 	version int64
 }
 
-// RedactActor takes a person out of who made the versions of a kind's histories, as Projection says.
-func (p *Projection) RedactActor(ctx context.Context, tx pgx.Tx, tenant int64, actor string, after any, look bool) (n int64, next any, err error) {
+// RedactActor replaces a person as the actor of versions in the histories of all kinds, as Projection requires.
+func (p *Projection) RedactActor(ctx context.Context, tx pgx.Tx, tenant int64, actor string, after any,
+	look bool) (n int64, next any, err error) {
 	var all []string
 	var first [][]string
 	for _, k := range p.kinds().AllChildren() {
@@ -136,13 +145,13 @@ func (p *Projection) RedactActor(ctx context.Context, tx pgx.Tx, tenant int64, a
 	if at.keys == nil {
 		at.keys = first[at.kind]
 	}
-	err = tx.QueryRow(ctx, all[at.kind], pgx.StrictNamedArgs{"tenant": tenant, "actor": actor, "erased": event.ErasedActor, "look": look, "window": actsWindow,
-		"after": at.keys, "version": at.version}).Scan(&n, &at.keys, &at.version)
+	err = tx.QueryRow(ctx, all[at.kind], pgx.StrictNamedArgs{"tenant": tenant, "actor": actor, "erased": event.ErasedActor,
+		"look": look, "window": actsWindow, "after": at.keys, "version": at.version}).Scan(&n, &at.keys, &at.version)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return 0, act{kind: at.kind + 1}, nil
 	}
 	if err != nil {
-		return 0, nil, fmt.Errorf("look for the acts of %s in the histories: %w", actor, err)
+		return 0, nil, fmt.Errorf("redact the actor %s in the histories: %w", actor, err)
 	}
 	return n, at, nil
 }

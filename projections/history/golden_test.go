@@ -22,13 +22,16 @@ import (
 	"github.com/tidings/tidings/versioned"
 )
 
-var update = flag.Bool("update", false, "write today's shapes anew: only for one that no release has stored, else they go to a file with the next number")
+var update = flag.Bool("update", false, "rewrite the current golden file: allowed only if no release has stored its shape; "+
+	"otherwise add a file with the next number")
 
-// wireComment and wireFollow have something in every field.
+// wireComment and wireFollow have a value in every field.
 func wireComment(version int64) event.Child {
 	at := event.Time{Time: start.Add(123456 * time.Microsecond)}
-	c := event.Child{ID: "0196b2d4-7c00-7000-8000-000000000001", Parent: 42, ReplyTo: "0196b2d4-7c00-7000-8000-000000000000", Slug: "abcd2345",
-		Path: "0632f8a0000000abcd2344/0632f8a0000001abcd2345", AuthorID: 9007199254740993, Body: "Grüße & <b>tags</b>\n", AuthorState: event.AuthorActive,
+	c := event.Child{ID: "0196b2d4-7c00-7000-8000-000000000001", Parent: 42,
+		ReplyTo: "0196b2d4-7c00-7000-8000-000000000000", Slug: "abcd2345",
+		Path: "0632f8a0000000abcd2344/0632f8a0000001abcd2345", AuthorID: 9007199254740993, Body: "Grüße & <b>tags</b>\n",
+		AuthorState:     event.AuthorActive,
 		ModerationState: event.ModerationApproved, Version: version, CreatedAt: at, UpdatedAt: at, Actor: "user:7", Reason: "fine"}
 	if version == 3 {
 		c.Body, c.AuthorState = "", event.AuthorDeleted
@@ -38,7 +41,8 @@ func wireComment(version int64) event.Child {
 
 func wireFollow(version int64) event.Edge {
 	at := event.Time{Time: start.Add(123456 * time.Microsecond)}
-	f := event.Edge{From: 7, To: 9007199254740994, Status: event.StatusActive, Version: version, CreatedAt: at, PositionedAt: at, UpdatedAt: at, Actor: "user:7"}
+	f := event.Edge{From: 7, To: 9007199254740994, Status: event.StatusActive, Version: version, CreatedAt: at, PositionedAt: at,
+		UpdatedAt: at, Actor: "user:7"}
 	if version == 2 {
 		f.Status = event.StatusRemoved
 	}
@@ -55,7 +59,8 @@ func TestTodaysShapesAreThoseOfTheNewestFiles(t *testing.T) {
 	for _, table := range []string{"comment_history", "follow_history"} {
 		var got bytes.Buffer
 		var row []byte
-		if err := pool.QueryRow(t.Context(), `SELECT json_agg(json_build_object('object', object, 'metadata', metadata) ORDER BY version_id) FROM `+table).Scan(&row); err != nil {
+		if err := pool.QueryRow(t.Context(), `SELECT json_agg(json_build_object('object', object, 'metadata', metadata) ORDER BY version_id)
+			FROM `+table).Scan(&row); err != nil {
 			t.Fatal(err)
 		}
 		if err := json.Indent(&got, row, "", "  "); err != nil {
@@ -73,12 +78,13 @@ func TestTodaysShapesAreThoseOfTheNewestFiles(t *testing.T) {
 			t.Fatal(err)
 		}
 		if diff := cmp.Diff(want, have); diff != "" {
-			t.Errorf("%s holds what %s does not (-want +got); a new shape takes a file with the next number, and the old files stay:\n%s", table, newest, diff)
+			t.Errorf("%s and %s differ (-want +got); add a file with the next number for a new shape, and keep the old files:\n%s",
+				table, newest, diff)
 		}
 	}
 }
 
-// shapes are the files of a table, the oldest first.
+// shapes returns the golden files of a table, oldest first.
 func shapes(t *testing.T, table string) []string {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join("testdata", table+".v*.json"))
@@ -97,13 +103,14 @@ func read(t *testing.T, file string) []byte {
 	return b
 }
 
-// put makes a file's rows those of the table.
+// put replaces the rows of the table by the rows of a file.
 func put(t *testing.T, pool *pgxpool.Pool, table, file string) {
 	t.Helper()
 	if _, err := pool.Exec(t.Context(), `DELETE FROM `+table); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := pool.Exec(t.Context(), `INSERT INTO `+table+` (tenant_id, object, metadata) SELECT 1, r -> 'object', r -> 'metadata' FROM jsonb_array_elements($1::jsonb) r`,
+	if _, err := pool.Exec(t.Context(), `INSERT INTO `+table+
+		` (tenant_id, object, metadata) SELECT 1, r -> 'object', r -> 'metadata' FROM jsonb_array_elements($1::jsonb) r`,
 		string(read(t, file))); err != nil {
 		t.Fatalf("%s: %v", file, err)
 	}
@@ -113,21 +120,26 @@ func TestEveryShapeEverStoredIsRead(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	ctx := t.Context()
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
-	old := event.Child{ID: "0190a000-0000-7000-8000-0000000000a1", Parent: 42, AuthorID: 7, Body: "first", Version: 1, Actor: "ann", CreatedAt: event.Time{Time: at}}
+	old := event.Child{ID: "0190a000-0000-7000-8000-0000000000a1", Parent: 42, AuthorID: 7, Body: "first", Version: 1, Actor: "ann",
+		CreatedAt: event.Time{Time: at}}
 	next := event.Child{ID: old.ID, Parent: 42, AuthorID: 7, Body: "second", Version: 2}
 	comments := map[string][]versioned.Version[event.Child]{
 		"comment_history.v0.json": {
-			{Object: old, Metadata: versioned.Metadata{VersionID: 99999999991, VersionState: versioned.Archived, CreatedBy: "ann", LastUpdateTime: at}, Position: 1},
-			{Object: next, Metadata: versioned.Metadata{VersionID: 99999999992, VersionState: versioned.Latest, CreatedBy: "leo", LastUpdateTime: at.Add(time.Second - time.Hour)}, Position: 2},
+			{Object: old, Metadata: versioned.Metadata{VersionID: 99999999991, VersionState: versioned.Archived, CreatedBy: "ann",
+				LastUpdateTime: at}, Position: 1},
+			{Object: next, Metadata: versioned.Metadata{VersionID: 99999999992, VersionState: versioned.Latest, CreatedBy: "leo",
+				LastUpdateTime: at.Add(time.Second - time.Hour)}, Position: 2},
 		},
 		"comment_history.v1.json": versions(versioned.Deleted, wireComment(1), wireComment(2), wireComment(3)),
 	}
 	follows := map[string][]versioned.Version[event.Edge]{
 		"follow_history.v0.json": {
 			{Object: event.Edge{From: 7, To: 9007199254740993, Version: 1},
-				Metadata: versioned.Metadata{VersionID: 99999999993, VersionState: versioned.Archived, CreatedBy: "ann", LastUpdateTime: at}, Position: 1},
+				Metadata: versioned.Metadata{VersionID: 99999999993, VersionState: versioned.Archived, CreatedBy: "ann",
+					LastUpdateTime: at}, Position: 1},
 			{Object: event.Edge{From: 7, To: 9007199254740993, Status: event.StatusActive, Version: 2},
-				Metadata: versioned.Metadata{VersionID: 99999999994, VersionState: versioned.Latest, CreatedBy: "leo", LastUpdateTime: at.Add(1500 * time.Millisecond)}, Position: 2},
+				Metadata: versioned.Metadata{VersionID: 99999999994, VersionState: versioned.Latest, CreatedBy: "leo",
+					LastUpdateTime: at.Add(1500 * time.Millisecond)}, Position: 2},
 		},
 		"follow_history.v1.json": versions(versioned.Latest, wireFollow(1), wireFollow(2), wireFollow(3)),
 	}
@@ -152,7 +164,7 @@ func TestEveryShapeEverStoredIsRead(t *testing.T) {
 	}
 }
 
-// versions are those that today's shapes are the rows of; the last is in state head.
+// versions returns the versions that the current shapes store; the last one has the state head.
 func versions[T any](head versioned.State, objects ...T) (all []versioned.Version[T]) {
 	var zero T
 	first := int64(100000000001)
@@ -170,11 +182,12 @@ func versions[T any](head versioned.State, objects ...T) (all []versioned.Versio
 	return all
 }
 
-// reads reads an object by every way that there is.
-func reads[T any](t *testing.T, ctx context.Context, pool *pgxpool.Pool, file string, table *Table[T], key versioned.Key, want []versioned.Version[T], fields func(T) []versioned.Field) {
+// reads reads an object through every function that reads.
+func reads[T any](t *testing.T, ctx context.Context, pool *pgxpool.Pool, file string, table *Table[T], key versioned.Key,
+	want []versioned.Version[T], fields func(T) []versioned.Field) {
 	t.Helper()
 	if len(want) == 0 {
-		t.Fatalf("the test does not say what %s holds", file)
+		t.Fatalf("the test has no expected versions for %s", file)
 	}
 	err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		history, err := historyOf(table, ctx, tx, 1, key, 0, 10)
@@ -196,12 +209,13 @@ func reads[T any](t *testing.T, ctx context.Context, pool *pgxpool.Pool, file st
 		}
 		if head[0].Metadata.VersionState == versioned.Deleted {
 			if diff := cmp.Diff(head, deleted); diff != "" || len(list)+len(query) > 0 || !errors.Is(gerr, versioned.ErrNotFound) {
-				t.Errorf("%s: of a deleted one: %v, %v, %v, %s", file, list, query, gerr, diff)
+				t.Errorf("%s: reads of a deleted object: %v, %v, %v, %s", file, list, query, gerr, diff)
 			}
 			return nil
 		}
-		if diff := cmp.Diff([][]versioned.Version[T]{head, head, head}, [][]versioned.Version[T]{list, query, one}); diff != "" || oerr != nil {
-			t.Errorf("%s: listed, found and got (-want +got): %v\n%s", file, gerr, diff)
+		if diff := cmp.Diff([][]versioned.Version[T]{head, head, head}, [][]versioned.Version[T]{list, query, one}); diff != "" ||
+			oerr != nil {
+			t.Errorf("%s: List, Query and Get (-want +got): %v\n%s", file, gerr, diff)
 		}
 		return nil
 	})

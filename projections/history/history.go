@@ -15,21 +15,22 @@ import (
 	"github.com/tidings/tidings/versioned"
 )
 
-// Name is the projection's name, and its consumer's: the archiver.
+// Name is the name of the projection and of its consumer, the archiver.
 const Name = "archiver"
 
 const sequence = "history_version_id"
 
-// Projection applies the events of edges and children of every kind that is in force. It has no state of its own.
+// Projection applies the events of edges and children of every current kind. It has no state of its own.
 type Projection struct{ kinds func() *kinds.Set }
 
-// New returns the projection of the kinds that now returns whenever they are needed: those of a kinds.Catalog, as a rule.
+// New returns a projection. It calls now for the current kinds whenever it needs them; now is usually
+// kinds.Catalog.Now.
 func New(now func() *kinds.Set) *Projection { return &Projection{now} }
 
-// raw is a history as the table has it: its objects are JSON in the names of the kind.
+// raw is a history as stored: its objects are JSON with the names of the kind.
 type raw = versioned.Table[json.RawMessage]
 
-// rawTables has the histories by their tables and keys.
+// rawTables has the histories by table and key columns.
 var rawTables sync.Map
 
 func rawOf(kind string, author bool, keys ...versioned.Column) *raw {
@@ -37,7 +38,8 @@ func rawOf(kind string, author bool, keys ...versioned.Column) *raw {
 	if t, ok := rawTables.Load(id); ok {
 		return t.(*raw)
 	}
-	def := versioned.Definition{Table: kind + "_history", Sequence: sequence, Version: "version", Key: keys, Purged: kind + "_history_purged"}
+	def := versioned.Definition{Table: kind + "_history", Sequence: sequence, Version: "version", Key: keys,
+		Purged: kind + "_history_purged"}
 	if author {
 		def.Indexes = [][]versioned.Column{{{Name: "author_id", Type: "bigint"}}}
 	}
@@ -45,33 +47,36 @@ func rawOf(kind string, author bool, keys ...versioned.Column) *raw {
 	return t.(*raw)
 }
 
-// Table is the history of a kind's entities.
+// Table is the history of the entities of a kind.
 type Table[T any] struct {
 	kind   string
 	raw    *raw
 	decode func([]byte) (T, error)
 }
 
-// Children is the history of a kind's children. Its key is the child's id.
+// Children returns the history of a kind's children. Its key is the child's id.
 func Children(k kinds.Child) *Table[event.Child] {
 	n := k.Names()
 	return &Table[event.Child]{k.Name, rawOf(k.Name, true, versioned.Column{Name: n.ID, Type: "uuid"}), n.Parse}
 }
 
-// Edges is the history of a kind's edges. Its key is (origin, target).
+// Edges returns the history of a kind's edges. Its key is (origin, target).
 func Edges(k kinds.Edge) *Table[event.Edge] {
 	n := k.Names()
-	return &Table[event.Edge]{k.Name, rawOf(k.Name, false, versioned.Column{Name: n.From, Type: "bigint"}, versioned.Column{Name: n.To, Type: "bigint"}), n.Parse}
+	return &Table[event.Edge]{k.Name, rawOf(k.Name, false, versioned.Column{Name: n.From, Type: "bigint"},
+		versioned.Column{Name: n.To, Type: "bigint"}), n.Parse}
 }
 
 // Recent is versioned.Table.Recent.
-func (t *Table[T]) Recent(ctx context.Context, tx pgx.Tx, tenant int64, key versioned.Key, before int64, limit int) ([]versioned.Version[T], error) {
+func (t *Table[T]) Recent(ctx context.Context, tx pgx.Tx, tenant int64, key versioned.Key, before int64,
+	limit int) ([]versioned.Version[T], error) {
 	all, err := t.raw.Recent(ctx, tx, tenant, key, before, limit)
 	return t.versions(all, err)
 }
 
 // Query is versioned.Table.Query.
-func (t *Table[T]) Query(ctx context.Context, tx pgx.Tx, tenant int64, fields []versioned.Field, after versioned.Key, limit int) ([]versioned.Version[T], error) {
+func (t *Table[T]) Query(ctx context.Context, tx pgx.Tx, tenant int64, fields []versioned.Field, after versioned.Key,
+	limit int) ([]versioned.Version[T], error) {
 	all, err := t.raw.Query(ctx, tx, tenant, fields, after, limit)
 	return t.versions(all, err)
 }
@@ -101,8 +106,8 @@ func (p *Projection) Wants(aggregateType string) bool {
 	return child || edge
 }
 
-// Apply records a version per event, in the caller's transaction. A payload that does not decode, or that does not say who did
-// it, is a permanent error. Cost: three statements per table however many events.
+// Apply records one version per event, in the caller's transaction. A payload that does not decode, or that has no
+// actor, is a permanent error. Cost: three statements per table for any number of events.
 func (p *Projection) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) error {
 	set := p.kinds()
 	entries := make(map[string][]versioned.Entry[json.RawMessage]) // by kind
@@ -128,7 +133,7 @@ func (p *Projection) Apply(ctx context.Context, tx pgx.Tx, events []event.Event)
 	return nil
 }
 
-// entryOf returns the version that the event tells of.
+// entryOf returns the version that the event carries.
 func entryOf(set *kinds.Set, e *event.Event) (entry versioned.Entry[json.RawMessage], err error) {
 	entry.TenantID = e.TenantID
 	var version int64
@@ -151,10 +156,10 @@ func entryOf(set *kinds.Set, e *event.Event) (entry versioned.Entry[json.RawMess
 			return entry, err
 		}
 	} else {
-		return entry, event.Permanent(fmt.Errorf("event %s is of %s: there is no such kind", e.ID, e.AggregateType))
+		return entry, event.Permanent(fmt.Errorf("event %s: there is no kind %s", e.ID, e.AggregateType))
 	}
 	if entry.By == "" {
-		return entry, event.Permanent(fmt.Errorf("event %s: version %d of a %s is by nobody", e.ID, version, e.AggregateType))
+		return entry, event.Permanent(fmt.Errorf("event %s: version %d of a %s has no actor", e.ID, version, e.AggregateType))
 	}
 	return entry, nil
 }

@@ -45,7 +45,8 @@ func toEvent(aggregate, typ string, payload any) event.Event {
 	if err != nil {
 		panic(err)
 	}
-	return event.Event{ID: fmt.Sprint(typ, "-", string(b)), TenantID: 1, AggregateType: aggregate, AggregateID: id, Type: typ, Version: 1, Payload: b}
+	return event.Event{ID: fmt.Sprint(typ, "-", string(b)), TenantID: 1, AggregateType: aggregate, AggregateID: id,
+		Type: typ, Version: 1, Payload: b}
 }
 
 func comment(version int64, typ, actor string, change func(*event.Child)) event.Event {
@@ -70,7 +71,8 @@ func follow(version int64, actor string) event.Event {
 func apply(t *testing.T, pool *pgxpool.Pool, events ...event.Event) {
 	t.Helper()
 	ctx := context.Background()
-	if err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error { return New(kinds.Builtin).Apply(ctx, tx, events) }); err != nil {
+	if err := postgres.InTx(ctx, pool, pgx.TxOptions{},
+		func(tx pgx.Tx) error { return New(kinds.Builtin).Apply(ctx, tx, events) }); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -115,13 +117,15 @@ func TestHistoriesSayWhoDidWhat(t *testing.T) {
 		comment(3, event.Deleted, "mod", func(c *event.Child) { c.AuthorState = event.AuthorDeleted }), follow(3, "ann"),
 	}
 	apply(t, pool, events[2:4]...)
-	apply(t, pool, events...) // what came late is put in its place, what was there is left
+	apply(t, pool, events...) // late versions get their places, stored ones stay
 	apply(t, pool, slices.Concat(events[:1], events)...)
 	comments, follows := histories(t, api)
-	if diff := cmp.Diff([]entry{{1, "ann", versioned.Archived}, {2, "ann", versioned.Archived}, {3, "mod", versioned.Deleted}}, comments); diff != "" {
+	if diff := cmp.Diff([]entry{{1, "ann", versioned.Archived}, {2, "ann", versioned.Archived}, {3, "mod", versioned.Deleted}},
+		comments); diff != "" {
 		t.Errorf("comment (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff([]entry{{1, "ann", versioned.Archived}, {2, "bob", versioned.Archived}, {3, "ann", versioned.Latest}}, follows); diff != "" {
+	if diff := cmp.Diff([]entry{{1, "ann", versioned.Archived}, {2, "bob", versioned.Archived}, {3, "ann", versioned.Latest}},
+		follows); diff != "" {
 		t.Errorf("follow (-want +got):\n%s", diff)
 	}
 }
@@ -135,7 +139,9 @@ func TestAVersionThatNobodyMadeIsPermanent(t *testing.T) {
 		"a comment without a number": comment(0, event.Created, "ann", nil),
 	} {
 		ctx := context.Background()
-		err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error { return New(kinds.Builtin).Apply(ctx, tx, []event.Event{e}) })
+		err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+			return New(kinds.Builtin).Apply(ctx, tx, []event.Event{e})
+		})
 		if !event.IsPermanent(err) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -152,10 +158,12 @@ func TestVerifyComparesTheHeads(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	exec(`INSERT INTO comments (tenant_id, comment_id, post_id, slug, path, author_id, body) VALUES (1, $1, 5, 'abcdefgh', '00000000000000abcdefgh', 7, 'x')`, commentID)
+	exec(`INSERT INTO comments (tenant_id, comment_id, post_id, slug, path, author_id, body)
+		VALUES (1, $1, 5, 'abcdefgh', '00000000000000abcdefgh', 7, 'x')`, commentID)
 	exec(`INSERT INTO follows (tenant_id, follower_id, followee_id, status, version) VALUES (1, 7, 5, 'REMOVED', 2)`)
 	verify := func() (got []string) {
-		if _, err := New(kinds.Builtin).Verify(ctx, pool, pool, func(d projections.Difference) { got = append(got, d.String()) }); err != nil {
+		if _, err := New(kinds.Builtin).Verify(ctx, pool, pool,
+			func(d projections.Difference) { got = append(got, d.String()) }); err != nil {
 			t.Fatal(err)
 		}
 		return got
@@ -178,28 +186,32 @@ func TestVerifyComparesTheHeads(t *testing.T) {
 	exec(`UPDATE comment_history SET metadata = jsonb_set(metadata, '{version_state}', '"ARCHIVED"')`) // by hand
 	want = []string{
 		"archiver: tenant 1, history of comment " + commentID + ": row is absent, want present",
-		"archiver: tenant 1, history of comment " + commentID + ": version 1, state of the last version is ARCHIVED, want LATEST or DELETED",
+		"archiver: tenant 1, history of comment " + commentID +
+			": version 1, state of the last version is ARCHIVED, want LATEST or DELETED",
 	}
 	if diff := cmp.Diff(want, verify()); diff != "" {
 		t.Errorf("a history without a head (-want +got):\n%s", diff)
 	}
 }
 
-// historyOf is versioned.Table.History.
-func historyOf[T any](t *Table[T], ctx context.Context, tx pgx.Tx, tenant int64, key versioned.Key, after int64, limit int) ([]versioned.Version[T], error) {
+// historyOf calls versioned.Table.History.
+func historyOf[T any](t *Table[T], ctx context.Context, tx pgx.Tx, tenant int64, key versioned.Key, after int64,
+	limit int) ([]versioned.Version[T], error) {
 	all, err := t.raw.History(ctx, tx, tenant, key, after, limit)
 	return t.versions(all, err)
 }
 
-// TestTwoArchiversDoNotWaitForOneAnother has one archiver's batch stay open, and the batch of another one, of other pairs and comments, go through beside it.
+// TestTwoArchiversDoNotWaitForOneAnother keeps one archiver's batch open, while the batch of another archiver, with
+// other pairs and comments, commits.
 func TestTwoArchiversDoNotWaitForOneAnother(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
-	batch := func(first int64) (events []event.Event) { // as many as a batch of an archiver has
+	batch := func(first int64) (events []event.Event) { // as many events as a batch of an archiver
 		for n := first; n < first+500; n++ {
 			f := event.Edge{From: event.ID(n), To: event.ID(n + 1), Status: event.StatusActive, Version: 1, Actor: "user:7"}
-			events = append(events, toEvent(event.AggregateFollow, event.Created, f), comment(1, event.Created, "user:7", func(c *event.Child) {
-				c.ID = fmt.Sprintf("0190a000-0000-7000-8000-%012d", n)
-			}))
+			events = append(events, toEvent(event.AggregateFollow, event.Created, f),
+				comment(1, event.Created, "user:7", func(c *event.Child) {
+					c.ID = fmt.Sprintf("0190a000-0000-7000-8000-%012d", n)
+				}))
 		}
 		return events
 	}
@@ -208,7 +220,7 @@ func TestTwoArchiversDoNotWaitForOneAnother(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = open.Rollback(context.WithoutCancel(ctx)) }() // after a commit it does nothing
+	defer func() { _ = open.Rollback(context.WithoutCancel(ctx)) }() // no effect after a commit
 	if err := p.Apply(ctx, open, batch(1)); err != nil {
 		t.Fatal(err)
 	}
@@ -224,7 +236,8 @@ func TestTwoArchiversDoNotWaitForOneAnother(t *testing.T) {
 		t.Fatal(err)
 	}
 	var follows, comments int
-	if err := pool.QueryRow(ctx, `SELECT (SELECT count(*) FROM follow_history), (SELECT count(*) FROM comment_history)`).Scan(&follows, &comments); err != nil || follows != 1000 || comments != 1000 {
+	if err := pool.QueryRow(ctx, `SELECT (SELECT count(*) FROM follow_history), (SELECT count(*) FROM comment_history)`).Scan(&follows,
+		&comments); err != nil || follows != 1000 || comments != 1000 {
 		t.Errorf("%d versions of follows and %d of comments, %v: want 1,000 of each", follows, comments, err)
 	}
 }

@@ -17,15 +17,18 @@ import (
 	"github.com/tidings/tidings/versioned"
 )
 
-// purgedSQL reads up to which version a history was purged.
-// Index: KIND_history_purged_pkey.   Locks: none.
+// The statements read the version up to which a history was purged. Index: KIND_history_purged_pkey. Locks: none.
 const (
-	purgedChildSQL = `SELECT /* history.purged */ version FROM {kind}_history_purged WHERE tenant_id = @tenant::bigint AND {id} = @child::uuid`
-	purgedEdgeSQL  = `SELECT /* history.purged */ version FROM {kind}_history_purged WHERE tenant_id = @tenant::bigint AND {from} = @from::bigint AND {to} = @to::bigint`
+	purgedChildSQL = `SELECT /* history.purged */ version FROM {kind}_history_purged WHERE tenant_id = @tenant::bigint
+		AND {id} = @child::uuid`
+	purgedEdgeSQL = `SELECT /* history.purged */ version FROM {kind}_history_purged WHERE tenant_id = @tenant::bigint
+		AND {from} = @from::bigint AND {to} = @to::bigint`
 )
 
-// InspectChild puts the version that the truth has of a child beside the last one of its history; a Beside of nothing when neither has it, or it is gone. Both pools act as the system role.
-func InspectChild(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Child, tenant int64, id string) (projections.Beside, error) {
+// InspectChild compares the version of a child in the truth with the last version of its history. It returns an empty
+// Beside if neither side has the child, or if only a deleted history has it. Both pools act as the system role.
+func InspectChild(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Child, tenant int64,
+	id string) (projections.Beside, error) {
 	states, err := store.GetChildren(ctx, truth, tenant, k, []event.Ref{{Type: k.Name, Child: id}})
 	if err != nil {
 		return projections.Beside{}, err
@@ -34,7 +37,8 @@ func InspectChild(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.
 	for i := range states {
 		want = childHead(&states[i])
 	}
-	got, err := lastOf(ctx, projection, Children(k), tenant, versioned.Key{id}, ofChildren(k, purgedChildSQL), pgx.StrictNamedArgs{"tenant": tenant, "child": id})
+	got, err := lastOf(ctx, projection, Children(k), tenant, versioned.Key{id}, ofChildren(k, purgedChildSQL),
+		pgx.StrictNamedArgs{"tenant": tenant, "child": id})
 	if err != nil || want == nil && (got == nil || got.Deleted) {
 		return projections.Beside{}, err
 	}
@@ -44,7 +48,7 @@ func InspectChild(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.
 	return besideHead(k.Name, want, got), nil
 }
 
-// InspectEdge is InspectChild of an edge.
+// InspectEdge is like InspectChild for an edge.
 func InspectEdge(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Edge, tenant, from, to int64) (projections.Beside, error) {
 	states, err := store.GetEdges(ctx, truth, tenant, k, []event.Ref{{Type: k.Name, From: event.ID(from), To: event.ID(to)}})
 	if err != nil {
@@ -54,7 +58,8 @@ func InspectEdge(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.E
 	for i := range states {
 		want = edgeHead(&states[i])
 	}
-	got, err := lastOf(ctx, projection, Edges(k), tenant, versioned.Key{from, to}, ofEdges(k, purgedEdgeSQL), pgx.StrictNamedArgs{"tenant": tenant, "from": from, "to": to})
+	got, err := lastOf(ctx, projection, Edges(k), tenant, versioned.Key{from, to}, ofEdges(k, purgedEdgeSQL),
+		pgx.StrictNamedArgs{"tenant": tenant, "from": from, "to": to})
 	if err != nil || want == nil && (got == nil || got.Deleted) {
 		return projections.Beside{}, err
 	}
@@ -64,8 +69,9 @@ func InspectEdge(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.E
 	return besideHead(k.Name, want, got), nil
 }
 
-// lastOf is the last version of a history, also of one that was purged; nil when there was none.
-func lastOf[T any](ctx context.Context, projection *pgxpool.Pool, t *Table[T], tenant int64, key versioned.Key, purgedSQL string, args pgx.StrictNamedArgs) (h *headRow, err error) {
+// lastOf returns the last version of a history, also of a purged one, or nil if there was no history.
+func lastOf[T any](ctx context.Context, projection *pgxpool.Pool, t *Table[T], tenant int64, key versioned.Key, purgedSQL string,
+	args pgx.StrictNamedArgs) (h *headRow, err error) {
 	err = postgres.InTx(ctx, projection, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
 		last, err := t.raw.Recent(ctx, tx, tenant, key, math.MaxInt64, 1)
 		if err != nil {

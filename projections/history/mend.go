@@ -13,9 +13,11 @@ import (
 	"github.com/tidings/tidings/versioned"
 )
 
-// Mend adds the versions that the truth is at where the histories of the keys lack them, by versioned.Unrecorded. A record is not corrected:
-// versions that the truth does not know stay, and stay named by Verify. The caller holds the consumer's offsets in tx.
-func (p *Projection) Mend(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, keys []projections.Key, parked projections.Parked) ([]projections.Key, error) {
+// Mend adds the current version of the truth to the histories of the keys that lack it, with the actor
+// versioned.Unrecorded. It does not correct a record: versions that the truth does not know remain, and Verify
+// continues to report them. The caller holds the consumer's offsets in tx.
+func (p *Projection) Mend(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, keys []projections.Key,
+	parked projections.Parked) ([]projections.Key, error) {
 	refs := make(map[int64][]event.Ref) // by tenant
 	for _, k := range keys {
 		refs[k.TenantID] = append(refs[k.TenantID], k.Ref())
@@ -26,7 +28,8 @@ func (p *Projection) Mend(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, k
 		if err != nil {
 			return nil, err
 		}
-		events = append(events, slices.DeleteFunc(states, func(e event.Event) bool { return parked(e.TenantID, e.AggregateType, e.AggregateID) })...)
+		events = append(events, slices.DeleteFunc(states,
+			func(e event.Event) bool { return parked(e.TenantID, e.AggregateType, e.AggregateID) })...)
 	}
 	return nil, p.Apply(ctx, tx, events)
 }

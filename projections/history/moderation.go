@@ -11,21 +11,25 @@ import (
 	"github.com/tidings/tidings/kinds"
 )
 
-// Decision is a version of a child in which its moderation state is another than in the version before: a moderator decided, or a rule reported it.
+// Decision is a version of a child whose moderation state differs from the version before: a moderator decided, or a
+// rule reported the child.
 type Decision struct {
-	Child event.Child // as of that version, with the reason
-	Was   string      // its moderation state before
+	Child event.Child // the child at that version, with the reason
+	Was   string      // the moderation state before
 	By    string
 	At    time.Time
-	ID    int64 // of the version: decisions are in its order, which is that of their recording
+	ID    int64 // the id of the version; decisions are in this order, in which they were recorded
 }
 
-// decisionColumns are those of a version v and the version before, p. The number of that is computed first: below a policy, an index is searched only by what cannot fail.
-const decisionColumns = `v.object, coalesce(p.object ->> 'moderation_state', 'NONE'), v.metadata ->> 'created_by', (v.metadata ->> 'last_update_time')::timestamptz, v.version_id`
+// decisionColumns are the columns of a version v and the version p before it. The statements compute p's number first:
+// below a row security policy PostgreSQL uses an index only for expressions that cannot fail.
+const decisionColumns = `v.object, coalesce(p.object ->> 'moderation_state', 'NONE'), v.metadata ->> 'created_by', (v.metadata ->> ` +
+	`'last_update_time')::timestamptz, v.version_id`
 
-// decisionsSQL reads a page of decisions of a kind, the newest first. Other versions of children that moderation has to do with are passed over, at most
-// @walk of all. The last row is that of the last version walked over, without a child.
-// Index: KIND_history_moderated_idx, one range backwards; KIND_history_version_idx, a probe for each.   Locks: none.
+// decisionsSQL reads a page of decisions of a kind, newest first. It reads at most @walk versions of children with a
+// moderation state, and skips versions that are no decisions. If it reads @walk versions without filling the page, the
+// last row has the id of the last one and no child.
+// Index: KIND_history_moderated_idx, one range backwards; KIND_history_version_idx, a probe for each. Locks: none.
 const decisionsSQL = `
 WITH walked AS MATERIALIZED (
   SELECT tenant_id, {id}, version, version - 1 AS previous, version_id, object, metadata FROM {kind}_history
@@ -39,16 +43,19 @@ WITH walked AS MATERIALIZED (
 SELECT /* history.decisions */ * FROM (
   SELECT * FROM found
    UNION ALL
-  SELECT NULL, '', '', now(), version_id FROM (SELECT version_id FROM walked ORDER BY version_id LIMIT 1) w WHERE (SELECT count(*) FROM walked) = @walk AND (SELECT count(*) FROM found) < @limit
+  SELECT NULL, '', '', now(), version_id FROM (SELECT version_id FROM walked ORDER BY version_id LIMIT 1) w
+   WHERE (SELECT count(*) FROM walked) = @walk AND (SELECT count(*) FROM found) < @limit
 ) d ORDER BY 5 DESC, 1 NULLS LAST`
 
-// decisionsWalk is how many versions a page of decisions passes over at most.
+// decisionsWalk is the largest number of versions that a page of decisions reads.
 const decisionsWalk = 2000
 
-// Decisions returns up to limit decisions about children of the kind, the newest first, from below the version id before (math.MaxInt64 to start), and
-// where the next page begins: 0 at the end. A page may have fewer where many versions are no decisions.
+// Decisions returns up to limit decisions about children of the kind, newest first, with version ids below before. The
+// first page has before math.MaxInt64. next is the before of the next page, or 0 at the end. A page may be shorter if
+// many versions are no decisions.
 func Decisions(ctx context.Context, tx pgx.Tx, k kinds.Child, tenant, before int64, limit int) (page []Decision, next int64, err error) {
-	all, err := decisions(ctx, tx, k, decisionsSQL, pgx.StrictNamedArgs{"tenant": tenant, "before": before, "limit": limit, "walk": decisionsWalk})
+	all, err := decisions(ctx, tx, k, decisionsSQL, pgx.StrictNamedArgs{"tenant": tenant, "before": before,
+		"limit": limit, "walk": decisionsWalk})
 	if err != nil {
 		return nil, 0, fmt.Errorf("read %d decisions about %s of tenant %d: %w", limit, k.Plural, tenant, err)
 	}
@@ -61,18 +68,19 @@ func Decisions(ctx context.Context, tx pgx.Tx, k kinds.Child, tenant, before int
 	return all, next, nil
 }
 
-// lastDecisionsSQL reads the last decision about each of some children, among the last versions of each.
-// Index: KIND_history_version_idx, one range backwards for each.   Locks: none.
+// lastDecisionsSQL reads the last decision about each child, among the last 20 versions of each.
+// Index: KIND_history_version_idx, one range backwards for each. Locks: none.
 const lastDecisionsSQL = `
 SELECT /* history.last_decisions */ d.* FROM unnest(@ids::uuid[]) AS w(id) CROSS JOIN LATERAL (
   SELECT ` + decisionColumns + `
-    FROM (SELECT *, version - 1 AS previous FROM {kind}_history WHERE tenant_id = @tenant::bigint AND {id} = w.id ORDER BY version DESC LIMIT 20) v
+    FROM (SELECT *, version - 1 AS previous FROM {kind}_history
+           WHERE tenant_id = @tenant::bigint AND {id} = w.id ORDER BY version DESC LIMIT 20) v
     JOIN {kind}_history p ON p.tenant_id = v.tenant_id AND p.{id} = v.{id} AND p.version = v.previous
    WHERE p.object ->> 'moderation_state' <> v.object ->> 'moderation_state'
    ORDER BY v.version DESC LIMIT 1) d`
 
-// LastDecisions returns the last decision about each of these children of the kind, by the child's id. It has none of children that nobody decided on, or
-// whose last 20 versions are no decisions.
+// LastDecisions returns the last decision about each of these children of the kind, by the child's id. The map has no
+// entry for a child without a decision in its last 20 versions.
 func LastDecisions(ctx context.Context, tx pgx.Tx, k kinds.Child, tenant int64, ids []string) (map[string]Decision, error) {
 	all, err := decisions(ctx, tx, k, lastDecisionsSQL, pgx.StrictNamedArgs{"tenant": tenant, "ids": ids})
 	if err != nil {

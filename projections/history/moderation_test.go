@@ -15,7 +15,8 @@ import (
 	"github.com/tidings/tidings/projections"
 )
 
-// TestDecisionsAreTheVersionsThatMovedModeration has, besides, 5,000 edits of what was approved: pages that pass over these say where the next begins.
+// TestDecisionsAreTheVersionsThatMovedModeration adds 5,000 edits of an approved comment. A page that reads only edits
+// must return the place of the next page.
 func TestDecisionsAreTheVersionsThatMovedModeration(t *testing.T) {
 	db := testkit.Postgres(t)
 	pool, api := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleAPI)
@@ -23,12 +24,14 @@ func TestDecisionsAreTheVersionsThatMovedModeration(t *testing.T) {
 	state := func(state, reason string) func(*event.Child) {
 		return func(c *event.Child) { c.ModerationState, c.Reason = state, reason }
 	}
-	apply(t, pool, comment(1, event.Created, "ann", nil), comment(2, event.Moderated, "rule", state(event.ModerationPending, "links")), comment(3, event.Edited, "ann", state(event.ModerationPending, "")),
+	apply(t, pool, comment(1, event.Created, "ann", nil), comment(2, event.Moderated, "rule", state(event.ModerationPending, "links")),
+		comment(3, event.Edited, "ann", state(event.ModerationPending, "")),
 		comment(4, event.Moderated, "mod", state(event.ModerationApproved, "fine")))
 	other := func(c *event.Child) { c.ID = strings.Replace(commentID, "1", "2", 1) }
 	apply(t, pool, comment(1, event.Created, "bob", func(c *event.Child) { other(c); c.ModerationState = event.ModerationPending }))
 	if _, err := db.Pool(t, postgres.RoleOwner).Exec(ctx, `INSERT INTO comment_history (tenant_id, object, metadata)
-	  SELECT tenant_id, object || jsonb_build_object('version', 5 + g), metadata || jsonb_build_object('version_id', version_id + 1000 + g, 'version_state', 'ARCHIVED')
+	  SELECT tenant_id, object || jsonb_build_object('version', 5 + g),
+	  metadata || jsonb_build_object('version_id', version_id + 1000 + g, 'version_state', 'ARCHIVED')
 	    FROM comment_history, generate_series(0, 4999) g WHERE version = 4`); err != nil {
 		t.Fatal(err)
 	}
@@ -52,9 +55,11 @@ func TestDecisionsAreTheVersionsThatMovedModeration(t *testing.T) {
 		if err != nil || len(last) != 0 { // the last 20 versions are edits
 			t.Errorf("last decisions: %v, %v", last, err)
 		}
-		rows, _ := tx.Query(ctx, "EXPLAIN "+ofChildren(commentKind, decisionsSQL), pgx.StrictNamedArgs{"tenant": 1, "before": math.MaxInt64, "limit": 2, "walk": decisionsWalk})
+		rows, _ := tx.Query(ctx, "EXPLAIN "+ofChildren(commentKind, decisionsSQL),
+			pgx.StrictNamedArgs{"tenant": 1, "before": math.MaxInt64, "limit": 2, "walk": decisionsWalk})
 		lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
-		if plan := strings.Join(lines, "\n"); !strings.Contains(plan, "Index Scan Backward using comment_history_moderated_idx") || strings.Contains(plan, "Filter: (version") {
+		if plan := strings.Join(lines, "\n"); !strings.Contains(plan, "Index Scan Backward using comment_history_moderated_idx") ||
+			strings.Contains(plan, "Filter: (version") {
 			t.Errorf("the plan:\n%s", plan)
 		}
 		return err
@@ -78,7 +83,8 @@ func TestDecisionsAreTheVersionsThatMovedModeration(t *testing.T) {
 	}
 }
 
-// TestInspectionPutsTheTruthsVersionBesideTheHistory has a child and an edge whose histories lack the last version, or all of them, or were purged.
+// TestInspectionPutsTheTruthsVersionBesideTheHistory inspects a child and an edge whose histories lack the last
+// version, lack all versions, or were purged.
 func TestInspectionPutsTheTruthsVersionBesideTheHistory(t *testing.T) {
 	db := testkit.Postgres(t)
 	system, owner := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleOwner)
@@ -89,7 +95,8 @@ func TestInspectionPutsTheTruthsVersionBesideTheHistory(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	exec(`INSERT INTO children_comment (tenant_id, child_id, object_id, slug, path, author_id, body, version) VALUES (1, $1, 5, '00000000', '0000000000000000000000', 7, 'x', 2)`, commentID)
+	exec(`INSERT INTO children_comment (tenant_id, child_id, object_id, slug, path, author_id, body, version)
+		VALUES (1, $1, 5, '00000000', '0000000000000000000000', 7, 'x', 2)`, commentID)
 	exec(`INSERT INTO edges_follow (tenant_id, from_id, to_id, version) VALUES (1, 7, 5, 3)`)
 	look := func() (got []string) {
 		child, err := InspectChild(ctx, system, system, commentKind, 1, commentID)
@@ -115,6 +122,6 @@ func TestInspectionPutsTheTruthsVersionBesideTheHistory(t *testing.T) {
 	exec(`UPDATE edges_follow SET status = 'REMOVED'`)
 	apply(t, system, comment(2, event.Edited, "ann", nil))
 	if got := look(); len(got) != 0 {
-		t.Errorf("with a history that was purged: %q", got)
+		t.Errorf("with a purged history: %q", got)
 	}
 }

@@ -26,51 +26,57 @@ type entityKey struct {
 
 func keyOf(h head) entityKey { return entityKey{h.TenantID, strings.Join(h.Key, "/")} }
 
-// RetainChildren does retention for the history of a kind's children: that of a child which the truth has no more is deleted logically when
-// nothing was added to it for terms.After, and that of one which has been deleted or erased for as long is purged, all of it. The history of a child
-// that lives stays, however old. Both pools act as the system role; they may be of two servers. See versioned.Retain.
+// RetainChildren applies retention to the history of a kind's children. If the truth no longer has a child, it marks
+// the child's history as deleted once no version was added for terms.After. It purges the whole history of a child that
+// has been deleted or erased for as long. The history of a living child stays at any age. Both pools act as the system
+// role; they may be on two servers. See versioned.Retain.
 func RetainChildren(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Child, terms versioned.Terms) error {
-	return retain(ctx, Children(k).raw, projection, terms, func(ctx context.Context, tenant int64, heads []head, now map[entityKey]entityNow) error {
-		var refs []event.Ref
-		for _, h := range heads {
-			refs = append(refs, event.Ref{Type: k.Name, Child: h.Key[0]})
-		}
-		states, err := store.GetChildren(ctx, truth, tenant, k, refs)
-		for _, s := range states {
-			now[entityKey{tenant, s.Object.ID}] = entityNow{s.Object.Version, s.Object.AuthorState != event.AuthorActive}
-		}
-		return err
-	})
-}
-
-// RetainEdges is RetainChildren for the history of a kind's edges: one that is there keeps its own.
-func RetainEdges(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Edge, terms versioned.Terms) error {
-	return retain(ctx, Edges(k).raw, projection, terms, func(ctx context.Context, tenant int64, heads []head, now map[entityKey]entityNow) error {
-		var refs []event.Ref
-		for _, h := range heads {
-			from, err1 := strconv.ParseInt(h.Key[0], 10, 64)
-			to, err2 := strconv.ParseInt(h.Key[1], 10, 64)
-			if err1 != nil || err2 != nil {
-				return fmt.Errorf("the key %q of a %s is not of numbers", h.Key, k.Name)
+	return retain(ctx, Children(k).raw, projection, terms,
+		func(ctx context.Context, tenant int64, heads []head, now map[entityKey]entityNow) error {
+			var refs []event.Ref
+			for _, h := range heads {
+				refs = append(refs, event.Ref{Type: k.Name, Child: h.Key[0]})
 			}
-			refs = append(refs, event.Ref{Type: k.Name, From: event.ID(from), To: event.ID(to)})
-		}
-		states, err := store.GetEdges(ctx, truth, tenant, k, refs)
-		for _, s := range states {
-			now[entityKey{tenant, s.Object.From.String() + "/" + s.Object.To.String()}] = entityNow{s.Object.Version, !s.Object.Active()}
-		}
-		return err
-	})
+			states, err := store.GetChildren(ctx, truth, tenant, k, refs)
+			for _, s := range states {
+				now[entityKey{tenant, s.Object.ID}] = entityNow{s.Object.Version, s.Object.AuthorState != event.AuthorActive}
+			}
+			return err
+		})
 }
 
-// entityNow is what the truth says of an entity.
+// RetainEdges is like RetainChildren for the history of a kind's edges: an active edge keeps its history.
+func RetainEdges(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Edge, terms versioned.Terms) error {
+	return retain(ctx, Edges(k).raw, projection, terms,
+		func(ctx context.Context, tenant int64, heads []head, now map[entityKey]entityNow) error {
+			var refs []event.Ref
+			for _, h := range heads {
+				from, err1 := strconv.ParseInt(h.Key[0], 10, 64)
+				to, err2 := strconv.ParseInt(h.Key[1], 10, 64)
+				if err1 != nil || err2 != nil {
+					return fmt.Errorf("the key %q of a %s does not consist of numbers", h.Key, k.Name)
+				}
+				refs = append(refs, event.Ref{Type: k.Name, From: event.ID(from), To: event.ID(to)})
+			}
+			states, err := store.GetEdges(ctx, truth, tenant, k, refs)
+			for _, s := range states {
+				now[entityKey{tenant, s.Object.From.String() + "/" + s.Object.To.String()}] = entityNow{s.Object.Version,
+					!s.Object.Active()}
+			}
+			return err
+		})
+}
+
+// entityNow is the current state of an entity in the truth.
 type entityNow struct {
 	version int64
 	gone    bool
 }
 
-// retain compares the heads that are old enough with the truth, as read gives it. A version that is on its way to a history keeps it.
-func retain(ctx context.Context, table *raw, projection *pgxpool.Pool, terms versioned.Terms, read func(context.Context, int64, []head, map[entityKey]entityNow) error) error {
+// retain compares the heads that are old enough with the truth, which read returns. It keeps a history whose next
+// version is not applied yet.
+func retain(ctx context.Context, table *raw, projection *pgxpool.Pool, terms versioned.Terms,
+	read func(context.Context, int64, []head, map[entityKey]entityNow) error) error {
 	choose := func(ends func(h head, now entityNow, there bool) bool) func(context.Context, []head) ([]head, error) {
 		return func(ctx context.Context, heads []head) ([]head, error) {
 			byTenant := make(map[int64][]head)

@@ -28,21 +28,22 @@ func TestRetentionTakesTheHistoriesOfWhatIsGoneAndNothingMissesThem(t *testing.T
 		}
 	}
 	id := func(n int) string { return fmt.Sprintf("0190a000-0000-7000-8000-%012d", n) }
-	const ( // comments, and pairs of user 7 and these
+	const ( // ids of comments, and of users whom user 7 follows
 		living  = iota + 1
-		hidden  // lives too
+		hidden  // also living
 		deleted // long ago
-		behind  // likewise, as far as the history knows
-		orphan  // the truth has it no more
-		recent  // deleted, not long ago
+		behind  // deleted long ago, but the truth has a later version
+		orphan  // missing in the truth
+		recent  // deleted recently
 	)
 	long, now := start, time.Now()
 	var events []event.Event
 	for n := living; n <= recent; n++ {
-		for _, tenant := range []int64{1, 2} { // of the other tenant all live
+		for _, tenant := range []int64{1, 2} { // in the other tenant all are living
 			for v := range int64(2) {
 				gone := tenant == 1 && v == 1 && (n == deleted || n == behind || n == recent)
-				c := event.Child{ID: id(n), Parent: 5, AuthorID: 7, Body: "x", AuthorState: event.AuthorActive, ModerationState: event.ModerationNone, Version: v + 1, Actor: "ann"}
+				c := event.Child{ID: id(n), Parent: 5, AuthorID: 7, Body: "x", AuthorState: event.AuthorActive,
+					ModerationState: event.ModerationNone, Version: v + 1, Actor: "ann"}
 				f := event.Edge{From: 7, To: event.ID(100 + n), Status: event.StatusActive, Version: v + 1, Actor: "ann"}
 				c.UpdatedAt.Time, f.UpdatedAt.Time = long, long
 				if gone {
@@ -51,7 +52,8 @@ func TestRetentionTakesTheHistoriesOfWhatIsGoneAndNothingMissesThem(t *testing.T
 				if n == recent {
 					c.UpdatedAt.Time, f.UpdatedAt.Time = now, now
 				}
-				for _, e := range []event.Event{toEvent(event.AggregateComment, event.Edited, c), toEvent(event.AggregateFollow, event.Created, f)} {
+				for _, e := range []event.Event{toEvent(event.AggregateComment, event.Edited, c),
+					toEvent(event.AggregateFollow, event.Created, f)} {
 					e.TenantID = tenant
 					events = append(events, e)
 				}
@@ -69,9 +71,12 @@ func TestRetentionTakesTheHistoriesOfWhatIsGoneAndNothingMissesThem(t *testing.T
 			if tenant == 1 && n == behind { // the pair is followed again; the comment was moderated
 				version, author = 3, event.AuthorDeleted
 			}
-			exec(`INSERT INTO comments (tenant_id, comment_id, post_id, slug, path, author_id, body, author_state, moderation_state, version)
-			  VALUES ($1, $2, 5, $3, '00000000000000' || $3, 7, 'x', $4, $5, $6)`, tenant, id(n), fmt.Sprintf("abcdefg%d", n), author, moderation, version)
-			exec(`INSERT INTO follows (tenant_id, follower_id, followee_id, status, version) VALUES ($1, 7, $2, $3, $4)`, tenant, 100+n, status, version)
+			exec(`INSERT INTO comments (tenant_id, comment_id, post_id, slug, path, author_id, body, author_state, moderation_state,
+				version)
+			  VALUES ($1, $2, 5, $3, '00000000000000' || $3, 7, 'x', $4, $5, $6)`, tenant, id(n), fmt.Sprintf("abcdefg%d", n),
+				author, moderation, version)
+			exec(`INSERT INTO follows (tenant_id, follower_id, followee_id, status, version) VALUES ($1, 7, $2, $3, $4)`,
+				tenant, 100+n, status, version)
 		}
 	}
 	apply(t, pool, events...)
@@ -81,10 +86,14 @@ func TestRetentionTakesTheHistoriesOfWhatIsGoneAndNothingMissesThem(t *testing.T
 		done = [2][3]int64{}
 		for i, step := range []func(int) error{
 			func(i int) error {
-				return RetainChildren(ctx, pool, pool, commentKind, versioned.Terms{After: after, Done: func(e, p, v int64) { done[i][0], done[i][1], done[i][2] = done[i][0]+e, done[i][1]+p, done[i][2]+v }})
+				return RetainChildren(ctx, pool, pool, commentKind,
+					versioned.Terms{After: after, Done: func(e, p, v int64) {
+						done[i][0], done[i][1], done[i][2] = done[i][0]+e, done[i][1]+p, done[i][2]+v
+					}})
 			},
 			func(i int) error {
-				return RetainEdges(ctx, pool, pool, followKind, versioned.Terms{After: after, Done: func(e, p, v int64) { done[i][0], done[i][1], done[i][2] = done[i][0]+e, done[i][1]+p, done[i][2]+v }})
+				return RetainEdges(ctx, pool, pool, followKind, versioned.Terms{After: after,
+					Done: func(e, p, v int64) { done[i][0], done[i][1], done[i][2] = done[i][0]+e, done[i][1]+p, done[i][2]+v }})
 			},
 		} {
 			if err := step(i); err != nil {
@@ -94,21 +103,25 @@ func TestRetentionTakesTheHistoriesOfWhatIsGoneAndNothingMissesThem(t *testing.T
 	}
 	heads := func() (all []string) {
 		t.Helper()
-		rows, _ := pool.Query(ctx, `SELECT concat_ws(' ', tenant_id, 'c', right(comment_id::text, 1), version, version_state, metadata ->> 'created_by') FROM comment_history WHERE version_state <> 'ARCHIVED' AND tenant_id = 1
-		   UNION ALL SELECT concat_ws(' ', tenant_id, 'f', followee_id - 100, version, version_state, metadata ->> 'created_by') FROM follow_history WHERE version_state <> 'ARCHIVED' AND tenant_id = 1 ORDER BY 1`)
+		rows, _ := pool.Query(ctx, `SELECT concat_ws(' ', tenant_id, 'c', right(comment_id::text, 1), version, version_state,
+			metadata ->> 'created_by') FROM comment_history WHERE version_state <> 'ARCHIVED' AND tenant_id = 1
+		   UNION ALL SELECT concat_ws(' ', tenant_id, 'f', followee_id - 100, version, version_state, metadata ->> 'created_by')
+		   FROM follow_history WHERE version_state <> 'ARCHIVED' AND tenant_id = 1 ORDER BY 1`)
 		all, err := pgx.CollectRows(rows, pgx.RowTo[string])
 		if err != nil {
 			t.Fatal(err)
 		}
 		var others int
-		if err := pool.QueryRow(ctx, `SELECT (SELECT count(*) FROM comment_history WHERE tenant_id = 2) + (SELECT count(*) FROM follow_history WHERE tenant_id = 2)`).Scan(&others); err != nil || others != 2*2*recent {
+		if err := pool.QueryRow(ctx, `SELECT (SELECT count(*) FROM comment_history WHERE tenant_id = 2) + (SELECT count(*)
+			FROM follow_history WHERE tenant_id = 2)`).Scan(&others); err != nil || others != 2*2*recent {
 			t.Errorf("the other tenant has %d versions, %v: want %d", others, err, 2*2*recent)
 		}
 		return all
 	}
 	differences := func() (all []string) {
 		t.Helper()
-		if _, err := New(kinds.Builtin).Verify(ctx, pool, pool, func(d projections.Difference) { all = append(all, fmt.Sprint(d.Entity, " ", d.Field)) }); err != nil {
+		if _, err := New(kinds.Builtin).Verify(ctx, pool, pool,
+			func(d projections.Difference) { all = append(all, fmt.Sprint(d.Entity, " ", d.Field)) }); err != nil {
 			t.Fatal(err)
 		}
 		return all
@@ -131,14 +144,16 @@ func TestRetentionTakesTheHistoriesOfWhatIsGoneAndNothingMissesThem(t *testing.T
 	if diff := cmp.Diff(want, heads()); diff != "" || done != [2][3]int64{{1, 1, 2}, {1, 1, 2}} {
 		t.Errorf("after an hour, %v (-want +got):\n%s", done, diff)
 	}
-	wantDiffering := []string{"history of comment " + id(behind) + " version", "history of follow 7/104 version", "history of follow 7/104 deleted"}
-	if diff := cmp.Diff(wantDiffering, differences()); diff != "" { // what the archiver had not heard of
+	wantDiffering := []string{"history of comment " + id(behind) + " version", "history of follow 7/104 version",
+		"history of follow 7/104 deleted"}
+	if diff := cmp.Diff(wantDiffering, differences()); diff != "" { // the versions that the archiver has not applied
 		t.Errorf("verify (-want +got):\n%s", diff)
 	}
-	// The events once more, as a replay brings them, and a repair: nothing of what was purged.
+	// The same events again, as in a replay, and a repair restore no purged history.
 	apply(t, pool, events...)
 	err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
-		keys := []projections.Key{{Type: event.AggregateComment, TenantID: 1, Child: id(deleted)}, {Type: event.AggregateFollow, TenantID: 1, Aggregate: 100 + deleted, Other: 7}}
+		keys := []projections.Key{{Type: event.AggregateComment, TenantID: 1, Child: id(deleted)},
+			{Type: event.AggregateFollow, TenantID: 1, Aggregate: 100 + deleted, Other: 7}}
 		_, err := New(kinds.Builtin).Mend(ctx, tx, pool, keys, func(int64, string, int64) bool { return false })
 		return err
 	})
@@ -161,9 +176,11 @@ func TestRetentionTakesTheHistoriesOfWhatIsGoneAndNothingMissesThem(t *testing.T
 	if got := differences(); len(got) > 0 {
 		t.Errorf("verify: %q", got)
 	}
-	// What the truth has no more goes with the next round, and a pair that is followed again begins anew, at its next version.
-	exec(`UPDATE comment_history SET metadata = jsonb_set(metadata, '{last_update_time}', '"2026-01-03T00:00:00.000000Z"') WHERE metadata ->> 'created_by' = 'retention'`)
-	exec(`UPDATE follow_history SET metadata = jsonb_set(metadata, '{last_update_time}', '"2026-01-03T00:00:00.000000Z"') WHERE metadata ->> 'created_by' = 'retention'`)
+	// The next round purges the history of the orphan. A pair that is followed again starts a new history at its next version.
+	exec(`UPDATE comment_history SET metadata = jsonb_set(metadata, '{last_update_time}', '"2026-01-03T00:00:00.000000Z"')
+		WHERE metadata ->> 'created_by' = 'retention'`)
+	exec(`UPDATE follow_history SET metadata = jsonb_set(metadata, '{last_update_time}', '"2026-01-03T00:00:00.000000Z"')
+		WHERE metadata ->> 'created_by' = 'retention'`)
 	retain(time.Hour)
 	exec(`UPDATE follows SET status = 'ACTIVE', version = 3 WHERE tenant_id = 1 AND followee_id = $1`, 100+deleted)
 	apply(t, pool, func() event.Event {
@@ -187,7 +204,8 @@ func TestWhatAnAuthorWroteIsFoundByTheIndex(t *testing.T) {
 	ctx := t.Context()
 	apply(t, pool, comment(1, event.Created, "ann", nil), comment(2, event.Edited, "ann", nil))
 	for _, sql := range []string{`INSERT INTO comment_history (tenant_id, object, metadata)
-	  SELECT 1 + g % 3, object || jsonb_build_object('comment_id', gen_random_uuid(), 'author_id', (1 + g % 100)::text), metadata || jsonb_build_object('version_id', g)
+	  SELECT 1 + g % 3, object || jsonb_build_object('comment_id', gen_random_uuid(), 'author_id', (1 + g % 100)::text),
+	  metadata || jsonb_build_object('version_id', g)
 	    FROM comment_history, generate_series(1, 6000) g WHERE version_state = 'LATEST'`, `ANALYZE comment_history`} {
 		if _, err := owner.Exec(ctx, sql); err != nil {
 			t.Fatal(err)
@@ -210,7 +228,8 @@ func TestWhatAnAuthorWroteIsFoundByTheIndex(t *testing.T) {
 			}
 		}
 		rows, _ := tx.Query(ctx, `EXPLAIN SELECT * FROM comment_history t WHERE t.tenant_id = $1 AND t.version_state = 'LATEST'
-		  AND (t.object ->> 'author_id')::bigint = $2::bigint AND (t.comment_id) > ($3::uuid) ORDER BY t.comment_id LIMIT $4`, 2, 8, commentID, 7)
+		  AND (t.object ->> 'author_id')::bigint = $2::bigint AND (t.comment_id) > ($3::uuid) ORDER BY t.comment_id LIMIT $4`, 2, 8,
+			commentID, 7)
 		lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
 		if plan := strings.Join(lines, "\n"); !strings.Contains(plan, "comment_history_author_idx") || strings.Contains(plan, "Filter") {
 			t.Errorf("the plan:\n%s", plan)
@@ -218,6 +237,6 @@ func TestWhatAnAuthorWroteIsFoundByTheIndex(t *testing.T) {
 		return err
 	})
 	if diff := cmp.Diff(map[string]int{"8 LATEST": 20}, got); diff != "" || err != nil {
-		t.Errorf("found (-want +got): %v\n%s", err, diff)
+		t.Errorf("heads found (-want +got): %v\n%s", err, diff)
 	}
 }

@@ -13,19 +13,19 @@ import (
 	"github.com/tidings/tidings/versioned"
 )
 
-// Tables returns none: the histories are records, which a replay only adds to.
+// Tables returns no table, because the histories are records, to which a replay only adds.
 func (*Projection) Tables() []string { return nil }
 
-// Reached says yes: no read of a history waits for a write.
+// Reached returns true, because no read of a history waits for a write.
 func (*Projection) Reached(context.Context, pgx.Tx, []event.Ref) (bool, error) { return true, nil }
 
-// Window compares nothing: a history has no state of its own that could drift.
+// Window compares nothing, because the histories derive no state that could drift.
 func (*Projection) Window(context.Context, *pgxpool.Pool, *pgxpool.Pool, any, int, func(projections.Difference)) (int64, any, error) {
 	return 0, nil, nil
 }
 
-// Truth yields an event for each child and each edge of the truth, with the version that it is at, by versioned.Unrecorded: versions
-// before it, and who made it, are known to their events alone. Memory is bounded. The pool acts as the system role.
+// Truth yields one event per child and edge of the truth, with its current version and the actor versioned.Unrecorded.
+// Only the events themselves have earlier versions and the actors. Memory is bounded. The pool acts as the system role.
 func (p *Projection) Truth(ctx context.Context, truth *pgxpool.Pool) iter.Seq2[event.Event, error] {
 	var all []iter.Seq2[event.Event, error]
 	for _, k := range p.kinds().AllChildren() {

@@ -19,23 +19,29 @@ import (
 	"github.com/tidings/tidings/kinds"
 )
 
-// Ten years of comments: posts of 50 first comments, their ids in the order of time, by 200,000 authors at random.
+// Ten years of comments: posts with 50 top-level comments each. Ids are in the order of time, authors are 200,000 at
+// random.
 const (
 	perPost    = 50
 	oldAuthors = 200_000
 )
 
-// oldSQL writes the comments $1 to $2 of $3.
+// oldSQL writes the comments from number $1 to $2, of $3 in all.
 const oldSQL = `
-INSERT INTO child_lists (tenant_id, kind, child_id, object_id, slug, path, author_id, body, author_state, moderation_state, version, created_at, updated_at, visible, shown)
-SELECT 1, 'comment', (lpad(to_hex((extract(epoch FROM at) * 1000)::bigint), 12, '0') || '7' || substr(md5(n::text), 1, 3) || '8' || substr(md5(n::text), 4, 15))::uuid,
-       n / 50 + 1, slug, lpad(to_hex((extract(epoch FROM at) * 1000000)::bigint), 14, '0') || slug, (random() * 199999)::int + 1, repeat('a word or two. ', 12),
+INSERT INTO child_lists (tenant_id, kind, child_id, object_id, slug, path, author_id, body, author_state, moderation_state, version,
+	created_at, updated_at, visible, shown)
+SELECT 1, 'comment', (lpad(to_hex((extract(epoch FROM at) * 1000)::bigint), 12, '0') || '7' || substr(md5(n::text), 1,
+	3) || '8' || substr(md5(n::text), 4, 15))::uuid,
+       n / 50 + 1, slug, lpad(to_hex((extract(epoch FROM at) * 1000000)::bigint), 14, '0') || slug, (random() * 199999)::int + 1,
+       repeat('a word or two. ', 12),
        'ACTIVE', 'NONE', 1, at, at, true, true
-  FROM (SELECT n, left(md5('s' || n), 8) AS slug, timestamptz '2016-12-30' + n * (interval '3650 days' / $3::bigint) AS at FROM generate_series($1::bigint, $2::bigint) n) t
+  FROM (SELECT n, left(md5('s' || n), 8) AS slug, timestamptz '2016-12-30' + n * (interval '3650 days' / $3::bigint) AS at
+  FROM generate_series($1::bigint, $2::bigint) n) t
  ORDER BY n`
 
-// BenchmarkAges writes and reads the comments of 400 new posts beside none, 500,000 and 2,000,000 old ones, on a server that has just started: the pages
-// that it then has in memory are the working set, by index. docs/adr/0006-buckets-are-counts.md has the figures.
+// BenchmarkAges writes and reads the comments of 400 new posts, beside none, 500,000 and 2,000,000 old ones. The server
+// has just started, so the pages in its memory are the working set, by index. docs/adr/0006-buckets-are-counts.md has
+// the figures.
 func BenchmarkAges(b *testing.B) {
 	for _, old := range []int{0, 500_000, 2_000_000} {
 		b.Run(fmt.Sprint(old), func(b *testing.B) { ages(b, old) })
@@ -58,9 +64,10 @@ func ages(b *testing.B, old int) {
 		exec(oldSQL, n, n+99_999, old)
 	}
 	exec(`INSERT INTO child_totals SELECT 1, 'comment', o, 50 FROM generate_series(1, $1::bigint) o`, old/perPost)
-	exec(`INSERT INTO child_buckets SELECT 1, 'comment', o, l, '-infinity', '00000000-0000-0000-0000-000000000000', 50 FROM generate_series(1, $1::bigint) o, generate_series(0, 1) l`, old/perPost)
+	exec(`INSERT INTO child_buckets SELECT 1, 'comment', o, l, '-infinity', '00000000-0000-0000-0000-000000000000', 50
+		FROM generate_series(1, $1::bigint) o, generate_series(0, 1) l`, old/perPost)
 	for _, table := range (Projection{}).Tables() {
-		if old > 0 { // of an empty table the planner would then know that it is empty
+		if old > 0 { // ANALYZE would tell the planner that an empty table is empty
 			exec(`VACUUM (ANALYZE, INDEX_CLEANUP ON) ` + table)
 		}
 	}
@@ -71,7 +78,7 @@ func ages(b *testing.B, old int) {
 	r := rand.New(rand.NewPCG(1, 2))
 	threads := make([][]event.Child, posts)
 	pool, api := db.Pool(b, postgres.RoleSystem), db.Pool(b, postgres.RoleAPI)
-	now := time.Date(2026, 12, 30, 3, 4, 5, 0, time.UTC) // the year's index entries are as many as they get
+	now := time.Date(2026, 12, 30, 3, 4, 5, 0, time.UTC) // late in the year, when the year has the most index entries
 	took := time.Duration(0)
 	for n := range batches {
 		events := make([]event.Event, size)
@@ -92,7 +99,7 @@ func ages(b *testing.B, old int) {
 			if parent != nil {
 				c.ReplyTo, c.Path = parent.ID, parent.Path+"/"+c.Path
 			}
-			if i%10 == 9 && len(threads[p]) > 0 { // one of ten edits, deletes or hides a young one
+			if i%10 == 9 && len(threads[p]) > 0 { // each tenth write edits, deletes or hides a new comment
 				of := &threads[p][r.IntN(len(threads[p]))]
 				of.Version++
 				switch r.IntN(3) {
@@ -181,13 +188,15 @@ func authors(b *testing.B, ctx context.Context, api *pgxpool.Pool, who string, a
 	b.ReportMetric(float64((took / reads).Microseconds()), who+"-us")
 }
 
-// TestNewCommentsTouchThePagesOfNewComments writes beside ten years of comments by many authors: the pages that it changes are those of its own rows.
+// TestNewCommentsTouchThePagesOfNewComments writes beside ten years of comments by many authors. A write must change
+// only the pages of its own rows.
 func TestNewCommentsTouchThePagesOfNewComments(t *testing.T) {
 	db := testkit.Postgres(t)
 	ctx := t.Context()
 	const old, young, posts = 40_000, 1000, 10
 	owner := db.Pool(t, postgres.RoleOwner)
-	for _, sql := range []string{`ALTER TABLE child_lists SET (autovacuum_enabled = false)`, strings.NewReplacer("$1", "0", "$2", fmt.Sprint(old-1), "$3", fmt.Sprint(old)).Replace(oldSQL), `CHECKPOINT`} {
+	for _, sql := range []string{`ALTER TABLE child_lists SET (autovacuum_enabled = false)`,
+		strings.NewReplacer("$1", "0", "$2", fmt.Sprint(old-1), "$3", fmt.Sprint(old)).Replace(oldSQL), `CHECKPOINT`} {
 		if _, err := owner.Exec(ctx, sql); err != nil {
 			t.Fatal(err)
 		}
@@ -217,7 +226,8 @@ func TestNewCommentsTouchThePagesOfNewComments(t *testing.T) {
 		if err := json.Unmarshal(raw, &plans); err != nil {
 			return err
 		}
-		// About 60 of the table and 10 of each of six indexes; with an index of slugs or of authors in no order of time some 300 more for each.
+		// The writes change about 60 pages of the table and 10 pages of each of six indexes. An index by slug, or by
+		// author without the time, would add some 300 pages.
 		if n := plans[0].Plan.Dirtied; n < 50 || n > 200 {
 			t.Errorf("%d new comments changed %d pages", young, n)
 		}
@@ -239,15 +249,19 @@ func writing(n int, child func(n int) event.Child) pgx.StrictNamedArgs {
 	)
 	for i := range n {
 		c := child(i)
-		tenants[i], names[i], ids[i], objects[i], slugs[i], paths[i], authors[i] = 1, "comment", c.ID, int64(c.Parent), c.Slug, c.Path, int64(c.AuthorID)
-		bodies[i], states[i], moderation[i], versions[i], times[i], visibles[i] = c.Body, c.AuthorState, c.ModerationState, c.Version, c.CreatedAt.Time, true
+		tenants[i], names[i], ids[i], objects[i], slugs[i], paths[i], authors[i] = 1, "comment", c.ID, int64(c.Parent), c.Slug,
+			c.Path, int64(c.AuthorID)
+		bodies[i], states[i], moderation[i], versions[i], times[i], visibles[i] = c.Body, c.AuthorState, c.ModerationState,
+			c.Version, c.CreatedAt.Time, true
 	}
-	return pgx.StrictNamedArgs{"tenants": tenants, "kinds": names, "ids": ids, "objects": objects, "parents": nothing, "slugs": slugs, "paths": paths,
-		"authors": authors, "bodies": bodies, "attributes": nothing, "author_states": states, "moderation_states": moderation, "versions": versions,
-		"created_ats": times, "updated_ats": times, "visibles": visibles}
+	return pgx.StrictNamedArgs{"tenants": tenants, "kinds": names, "ids": ids, "objects": objects, "parents": nothing,
+		"slugs": slugs, "paths": paths,
+		"authors": authors, "bodies": bodies, "attributes": nothing, "author_states": states,
+		"moderation_states": moderation, "versions": versions, "created_ats": times, "updated_ats": times, "visibles": visibles}
 }
 
-// TestAnAuthorsPagesGoBackThroughTheYears reads an author who wrote in some years, and in one a lot, page by page.
+// TestAnAuthorsPagesGoBackThroughTheYears reads, page by page, an author who wrote in some years, and a lot in one of
+// them.
 func TestAnAuthorsPagesGoBackThroughTheYears(t *testing.T) {
 	db := testkit.Postgres(t)
 	pool, api := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleAPI)
@@ -270,7 +284,7 @@ func TestAnAuthorsPagesGoBackThroughTheYears(t *testing.T) {
 			write(1, time.Date(year, 1, 1, 0, i, 0, 0, time.UTC))
 		}
 		write(2, time.Date(year, 6, 1, 0, 0, 0, 0, time.UTC))
-		if n > 0 { // the last moment of the year, and the first of the next
+		if n > 0 { // the last moment of the year, and the first moment of the next
 			write(1, time.Date(year+1, 1, 1, 0, 0, 0, -1000, time.UTC))
 		}
 	}
@@ -303,7 +317,9 @@ func TestAnAuthorsPagesGoBackThroughTheYears(t *testing.T) {
 			limit  int
 			rows   float64
 		}{{1, 2, 50}, {1, 10, 70}, {2, 50, 11 + 2}, {3, 50, 2}} {
-			rows, indexes, err := explain(ctx, tx, byAuthorSQL, pgx.StrictNamedArgs{"kind": "comment", "author": at.author, "year": 9999, "created_at": "infinity", "child_id": zeroID, "limit": at.limit})
+			rows, indexes, err := explain(ctx, tx, byAuthorSQL,
+				pgx.StrictNamedArgs{"kind": "comment", "author": at.author, "year": 9999, "created_at": "infinity",
+					"child_id": zeroID, "limit": at.limit})
 			if err != nil {
 				return err
 			}

@@ -14,8 +14,9 @@ type aggregate struct {
 	attribute string
 }
 
-// move adds what a child with these attributes is worth to the sums of its object, or with a sign of -1 takes it away. One that is not visible is worth
-// nothing, and neither is an attribute that is no whole number: a kind's other releases may have had another type.
+// move adds a child's attributes to the sums of its object, or with a sign of -1 subtracts them. It ignores a child
+// that is not visible, and an attribute that is not an integer: an earlier version of the kind may have had another
+// type.
 func move(sums map[aggregate]Aggregate, o object, aggregated []string, attributes json.RawMessage, visible bool, sign int64) {
 	if !visible || len(attributes) == 0 {
 		return
@@ -35,8 +36,9 @@ func move(sums map[aggregate]Aggregate, o object, aggregated []string, attribute
 	}
 }
 
-// aggregatesSQL moves aggregates. What a row is now is read first, because a row that is proposed has to keep the checks of the table.
-// Index: child_aggregates_pkey.   Locks: the objects' rows.
+// aggregatesSQL changes aggregates. It first reads the current row, because the proposed row must satisfy the table's
+// checks.
+// Index: child_aggregates_pkey. Locks: the objects' rows.
 const aggregatesSQL = `
 INSERT /* threadcache.aggregates */ INTO child_aggregates (tenant_id, kind, object_id, attribute, count, sum)
 SELECT d.tenant_id, d.kind, d.object_id, d.attribute, coalesce(a.count, 0) + d.count, coalesce(a.sum, 0) + d.sum
@@ -58,8 +60,9 @@ func addAggregates(ctx context.Context, tx pgx.Tx, moved map[aggregate]Aggregate
 	if len(counts) == 0 {
 		return nil
 	}
-	if _, err := tx.Exec(ctx, aggregatesSQL, objects.args(pgx.StrictNamedArgs{"attributes": attributes, "counts": counts, "sums": sums})); err != nil {
-		return fmt.Errorf("move %d aggregates: %w", len(counts), err)
+	if _, err := tx.Exec(ctx, aggregatesSQL, objects.args(pgx.StrictNamedArgs{"attributes": attributes, "counts": counts,
+		"sums": sums})); err != nil {
+		return fmt.Errorf("change %d aggregates: %w", len(counts), err)
 	}
 	return nil
 }

@@ -18,11 +18,11 @@ import (
 	"github.com/tidings/tidings/kinds"
 )
 
-// asConsumersDoSQL is what the consumer's transaction begins with.
+// asConsumersDoSQL is the first statement of a consumer's transaction.
 const asConsumersDoSQL = `SELECT set_config('plan_cache_mode', 'force_custom_plan', true), set_config('enable_seqscan', 'off', true),
        set_config('random_page_cost', '1.1', true), set_config('jit', 'off', true)`
 
-// written is comment n of a post, half a millisecond after the one before it.
+// written returns comment n of a post, half a millisecond after the one before it.
 func written(post int64, n int, parent *event.Child) event.Child {
 	c := event.Child{
 		ID: fmt.Sprintf("00000000-0000-7000-%04x-%012x", 0x8000+post%0x4000, n), Parent: event.ID(post), Slug: fmt.Sprintf("%08x", n),
@@ -38,8 +38,9 @@ func written(post int64, n int, parent *event.Child) event.Child {
 	return c
 }
 
-// BenchmarkApply applies batches of 4000 new comments of 180 bytes: first comments of one post, replies at random in one post,
-// replies at random in 400 posts, messages of one conversation. events/s counts the projection alone: decoding the payload, rows, counts.
+// BenchmarkApply applies batches of 4,000 new comments of 180 bytes: top-level comments of one post, random replies in
+// one post, random replies in 400 posts, and messages of one conversation. events/s measures the projection only:
+// decoding the payload, rows, counts.
 func BenchmarkApply(b *testing.B) {
 	const size, posts = 4000, 400
 	r := rand.New(rand.NewPCG(1, 2))
@@ -48,7 +49,8 @@ func BenchmarkApply(b *testing.B) {
 		posts int
 		depth int
 		kind  string
-	}{{"hot", 1, 1, event.AggregateComment}, {"hotreplies", 1, 8, event.AggregateComment}, {"spread", posts, 8, event.AggregateComment}, {"flat", 1, 1, "message"}} {
+	}{{"hot", 1, 1, event.AggregateComment}, {"hotreplies", 1, 8, event.AggregateComment}, {"spread", posts, 8, event.AggregateComment},
+		{"flat", 1, 1, "message"}} {
 		b.Run(bench.name, func(b *testing.B) {
 			pool := testkit.Postgres(b).Pool(b, postgres.RoleSystem)
 			ctx := context.Background()
@@ -89,11 +91,12 @@ func BenchmarkApply(b *testing.B) {
 	}
 }
 
-// documentsSQL makes what buckets would be as documents: one row with all visible comments of the bucket.
+// documentsSQL stores buckets as documents, for comparison: one row with all visible comments of the bucket.
 const documentsSQL = `
 CREATE TABLE thread_documents AS
 SELECT b.tenant_id, b.object_id, b.first_at, b.first_id,
-       (SELECT jsonb_agg(jsonb_build_object('child_id', c.child_id, 'object_id', c.object_id::text, 'slug', c.slug, 'path', c.path, 'author_id', c.author_id::text,
+       (SELECT jsonb_agg(jsonb_build_object('child_id', c.child_id, 'object_id', c.object_id::text, 'slug', c.slug, 'path', c.path,
+       'author_id', c.author_id::text,
                  'body', c.body, 'author_state', c.author_state, 'moderation_state', c.moderation_state, 'version', c.version,
                  'created_at', c.created_at, 'updated_at', c.updated_at) ORDER BY c.created_at, c.child_id)
           FROM child_lists c WHERE c.tenant_id = b.tenant_id AND c.object_id = b.object_id AND c.visible
@@ -101,7 +104,7 @@ SELECT b.tenant_id, b.object_id, b.first_at, b.first_id,
   FROM (SELECT *, lead(first_at, 1, 'infinity') OVER w AS next_at, lead(first_id, 1, first_id) OVER w AS next_id
           FROM child_buckets WHERE level = 0 WINDOW w AS (PARTITION BY tenant_id, object_id ORDER BY first_at, first_id)) b`
 
-// skipDocumentsSQL is skipOldestSQL with documents: the bucket's, and the next one.
+// skipDocumentsSQL is skipOldestSQL with documents: it reads the bucket's document and the next one.
 var skipDocumentsSQL = skipOldestSQL[:strings.Index(skipOldestSQL, "SELECT /* threadcache")] + `
 SELECT comments, (SELECT @skip - before FROM bucket_at) FROM thread_documents
  WHERE tenant_id = current_setting('tidings.tenant')::bigint AND object_id = @object
@@ -126,9 +129,10 @@ func skipDocuments(ctx context.Context, tx pgx.Tx, skip int64, limit int) (page 
 	return page, err
 }
 
-// BenchmarkPages reads pages of 50 of one post with 1,000,000 comments of 180 bytes, 10,000 of which are deleted: the first, at random
-// places between 850,000 and 950,000, and the latter from documents as well, which is what docs/adr/0006-buckets-are-counts.md
-// compares. Each page is in a transaction of its own as in the API, and the four are read in turn.
+// BenchmarkPages reads pages of 50 of one post with 1,000,000 comments of 180 bytes, 10,000 of which are deleted. It
+// reads the first page and pages at random places between 850,000 and 950,000. It reads the latter from documents as
+// well, for the comparison in docs/adr/0006-buckets-are-counts.md. Each page has its own transaction as in the API. The
+// benchmark reads the four kinds of pages in turn.
 func BenchmarkPages(b *testing.B) {
 	const size, batch, deleted, limit = 1_000_000, 4000, 10_000, 50
 	db := testkit.Postgres(b)

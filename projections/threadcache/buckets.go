@@ -9,11 +9,12 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-// countsSQL moves the visible children of the ranges that the children are in, and begins the first ranges of an object. It returns
-// the buckets that hold more than full. A group's range is made of whole buckets, so a bucket's first key finds its group. ON CONFLICT
-// is for readers that apply what they hold a token of: a range that the consumer has begun behind their snapshot is a reason
-// to run again, and no violated key.
-// Index: child_buckets_pkey, one probe per child and per bucket.   Locks: the ranges' rows.
+// countsSQL changes the counts of the ranges that contain the children, and creates the first ranges of an object. It
+// returns the buckets that count more than @full. A group's range consists of whole buckets, so a bucket's first key
+// finds its group.
+// ON CONFLICT is for readers that apply the events of their token beside the consumer. If the consumer has created a
+// range after their snapshot, their transaction must run again; it must not fail with a violated key.
+// Index: child_buckets_pkey, one probe per child and per bucket. Locks: the ranges' rows.
 const countsSQL = `
 WITH buckets AS MATERIALIZED (
   SELECT d.tenant_id, d.kind, d.object_id, b.first_at IS NULL AS fresh, coalesce(b.first_at, '-infinity') AS first_at,
@@ -44,13 +45,14 @@ WITH buckets AS MATERIALIZED (
 ), counted AS (
   UPDATE child_buckets b SET visible = b.visible + m.delta FROM moved m
    WHERE NOT m.fresh AND m.delta <> 0
-     AND b.tenant_id = m.tenant_id AND b.kind = m.kind AND b.object_id = m.object_id AND b.level = m.level AND b.first_at = m.first_at AND b.first_id = m.first_id
+     AND b.tenant_id = m.tenant_id AND b.kind = m.kind AND b.object_id = m.object_id AND b.level = m.level AND b.first_at = m.first_at
+     AND b.first_id = m.first_id
   RETURNING b.tenant_id, b.kind, b.object_id, b.level, b.first_at, b.first_id, b.visible
 )
 SELECT tenant_id, kind, object_id, first_at, first_id FROM (TABLE begun UNION ALL TABLE counted) r WHERE level = 0 AND visible > @full::int`
 
-// addCounts moves the counts of visible children and splits the buckets that have grown too large, then their groups. What one
-// child has to do with is its bucket and its group, wherever its time puts it; nothing is numbered, so nothing moves.
+// addCounts changes the counts of visible children, splits the buckets that have become too large, and then their
+// groups. A child affects only its bucket and its group, at any place in the order, because rows have no numbers.
 func (p Projection) addCounts(ctx context.Context, tx pgx.Tx, changes []change) error {
 	var objects columns
 	var createdAts []time.Time
@@ -65,7 +67,8 @@ func (p Projection) addCounts(ctx context.Context, tx pgx.Tx, changes []change) 
 	if len(deltas) == 0 {
 		return nil
 	}
-	rows, _ := tx.Query(ctx, countsSQL, objects.args(pgx.StrictNamedArgs{"created_ats": createdAts, "ids": ids, "deltas": deltas, "full": 2 * p.bucketSize}))
+	rows, _ := tx.Query(ctx, countsSQL, objects.args(pgx.StrictNamedArgs{"created_ats": createdAts, "ids": ids, "deltas": deltas,
+		"full": 2 * p.bucketSize}))
 	var full ranges
 	var o object
 	var at pgtype.Timestamptz
@@ -83,21 +86,24 @@ func (p Projection) addCounts(ctx context.Context, tx pgx.Tx, changes []change) 
 	return p.split(ctx, tx, full)
 }
 
-// ranges names buckets, in columns.
+// ranges has the keys of buckets as columns.
 type ranges struct {
 	columns
-	firstAts []pgtype.Timestamptz // the first of an object is at -infinity
+	firstAts []pgtype.Timestamptz // -infinity for the first bucket of an object
 	firstIDs []string
 }
 
-// splitBucketsSQL cuts buckets into such of size visible children; the last piece has what remains, less than twice as much.
-// Index: child_buckets_pkey, child_lists_oldest_idx: one range per bucket.   Locks: the buckets' rows.
+// splitBucketsSQL splits buckets into pieces of size visible children. The last piece has the rest, less than twice as
+// many.
+// Index: child_buckets_pkey, child_lists_oldest_idx: one range per bucket. Locks: the buckets' rows.
 const splitBucketsSQL = `
 WITH full_buckets AS MATERIALIZED (
   SELECT f.*, coalesce(n.first_at, 'infinity') AS next_at, coalesce(n.first_id, f.first_id) AS next_id
-    FROM unnest(@tenants::bigint[], @kinds::text[], @objects::bigint[], @first_ats::timestamptz[], @first_ids::uuid[]) AS f(tenant_id, kind, object_id, first_at, first_id)
+    FROM unnest(@tenants::bigint[], @kinds::text[], @objects::bigint[], @first_ats::timestamptz[], @first_ids::uuid[])
+           AS f(tenant_id, kind, object_id, first_at, first_id)
     LEFT JOIN LATERAL (SELECT n.first_at, n.first_id FROM child_buckets n
-                        WHERE n.tenant_id = f.tenant_id AND n.kind = f.kind AND n.object_id = f.object_id AND n.level = 0 AND (n.first_at, n.first_id) > (f.first_at, f.first_id)
+                        WHERE n.tenant_id = f.tenant_id AND n.kind = f.kind AND n.object_id = f.object_id AND n.level = 0
+                          AND (n.first_at, n.first_id) > (f.first_at, f.first_id)
                         ORDER BY n.first_at, n.first_id LIMIT 1) n ON true
 ), placed AS (
   SELECT f.tenant_id, f.kind, f.object_id, f.first_at, f.first_id, c.created_at, c.child_id,
@@ -115,24 +121,28 @@ SELECT tenant_id, kind, object_id, 0, CASE WHEN n = 0 THEN first_at ELSE created
   FROM placed WHERE n % @size = 0 AND n / @size < n_all / @size
     ON CONFLICT (tenant_id, kind, object_id, level, first_at, first_id) DO UPDATE SET visible = excluded.visible`
 
-// splitGroupsSQL cuts the groups that these buckets are in likewise, where they have more than twice size buckets.
-// Index: child_buckets_pkey, one range per group.   Locks: the groups' rows.
+// splitGroupsSQL splits the groups of these buckets in the same way if they have more than twice size buckets.
+// Index: child_buckets_pkey, one range per group. Locks: the groups' rows.
 const splitGroupsSQL = `
 WITH touched AS MATERIALIZED (
   SELECT DISTINCT f.tenant_id, f.kind, f.object_id, g.first_at, g.first_id
-    FROM unnest(@tenants::bigint[], @kinds::text[], @objects::bigint[], @first_ats::timestamptz[], @first_ids::uuid[]) AS f(tenant_id, kind, object_id, first_at, first_id),
+    FROM unnest(@tenants::bigint[], @kinds::text[], @objects::bigint[], @first_ats::timestamptz[], @first_ids::uuid[])
+           AS f(tenant_id, kind, object_id, first_at, first_id),
          LATERAL (SELECT g.first_at, g.first_id FROM child_buckets g
-                   WHERE g.tenant_id = f.tenant_id AND g.kind = f.kind AND g.object_id = f.object_id AND g.level = 1 AND (g.first_at, g.first_id) <= (f.first_at, f.first_id)
+                   WHERE g.tenant_id = f.tenant_id AND g.kind = f.kind AND g.object_id = f.object_id AND g.level = 1
+                     AND (g.first_at, g.first_id) <= (f.first_at, f.first_id)
                    ORDER BY g.first_at DESC, g.first_id DESC LIMIT 1) g
 ), placed AS (
   SELECT t.tenant_id, t.kind, t.object_id, t.first_at AS group_at, t.first_id AS group_id, b.first_at, b.first_id, b.visible,
          row_number() OVER (w ORDER BY b.first_at, b.first_id) - 1 AS n, count(*) OVER w AS n_all
     FROM touched t
     LEFT JOIN LATERAL (SELECT n.first_at, n.first_id FROM child_buckets n
-                        WHERE n.tenant_id = t.tenant_id AND n.kind = t.kind AND n.object_id = t.object_id AND n.level = 1 AND (n.first_at, n.first_id) > (t.first_at, t.first_id)
+                        WHERE n.tenant_id = t.tenant_id AND n.kind = t.kind AND n.object_id = t.object_id AND n.level = 1
+                          AND (n.first_at, n.first_id) > (t.first_at, t.first_id)
                         ORDER BY n.first_at, n.first_id LIMIT 1) n ON true,
          LATERAL (SELECT b.first_at, b.first_id, b.visible FROM child_buckets b
-                   WHERE b.tenant_id = t.tenant_id AND b.kind = t.kind AND b.object_id = t.object_id AND b.level = 0 AND (b.first_at, b.first_id) >= (t.first_at, t.first_id)
+                   WHERE b.tenant_id = t.tenant_id AND b.kind = t.kind AND b.object_id = t.object_id AND b.level = 0
+                     AND (b.first_at, b.first_id) >= (t.first_at, t.first_id)
                      AND (b.first_at, b.first_id) < (coalesce(n.first_at, 'infinity'), coalesce(n.first_id, t.first_id))
                    ORDER BY b.first_at, b.first_id OFFSET 0) b
   WINDOW w AS (PARTITION BY t.tenant_id, t.kind, t.object_id, t.first_at, t.first_id)
@@ -142,21 +152,21 @@ SELECT tenant_id, kind, object_id, 1, (array_agg(first_at ORDER BY n))[1], (arra
   FROM placed WHERE n_all > 2 * @size::int GROUP BY tenant_id, kind, object_id, group_at, group_id, LEAST(n / @size, n_all / @size - 1)
     ON CONFLICT (tenant_id, kind, object_id, level, first_at, first_id) DO UPDATE SET visible = excluded.visible`
 
-// split cuts buckets that have more than twice the size, and their groups where that made them too large.
+// split splits buckets of more than twice the size, and then their groups if those have become too large.
 func (p Projection) split(ctx context.Context, tx pgx.Tx, full ranges) error {
 	for _, level := range []struct {
 		sql  string
 		size int
 	}{{splitBucketsSQL, p.bucketSize}, {splitGroupsSQL, p.groupSize}} {
-		if _, err := tx.Exec(ctx, level.sql, full.args(pgx.StrictNamedArgs{"first_ats": full.firstAts, "first_ids": full.firstIDs, "size": level.size})); err != nil {
+		if _, err := tx.Exec(ctx, level.sql, full.args(pgx.StrictNamedArgs{"first_ats": full.firstAts, "first_ids": full.firstIDs,
+			"size": level.size})); err != nil {
 			return fmt.Errorf("split %d buckets or their groups: %w", len(full.tenants), err)
 		}
 	}
 	return nil
 }
 
-// totalsSQL adds children that are new to the totals of their objects.
-// Index: child_totals_pkey.   Locks: the objects' rows.
+// totalsSQL adds new children to the totals of their objects. Index: child_totals_pkey. Locks: the objects' rows.
 const totalsSQL = `
 INSERT /* threadcache.totals */ INTO child_totals AS t (tenant_id, kind, object_id, total)
 SELECT * FROM unnest(@tenants::bigint[], @kinds::text[], @objects::bigint[], @totals::bigint[])
@@ -184,7 +194,7 @@ func addTotals(ctx context.Context, tx pgx.Tx, changes []change) error {
 	return nil
 }
 
-// columns names objects, in columns of arguments.
+// columns has the keys of objects as columns of arguments.
 type columns struct {
 	tenants []int64
 	kinds   []string
@@ -195,7 +205,7 @@ func (c *columns) add(o object) {
 	c.tenants, c.kinds, c.ids = append(c.tenants, o.tenant), append(c.kinds, o.kind), append(c.ids, o.id)
 }
 
-// args are the arguments with the objects among them.
+// args adds the objects to the other arguments.
 func (c *columns) args(others pgx.StrictNamedArgs) pgx.StrictNamedArgs {
 	others["tenants"], others["kinds"], others["objects"] = c.tenants, c.kinds, c.ids
 	return others

@@ -17,20 +17,21 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-// InspectMost is how many children of a thread an inspection counts in the truth, at most.
+// InspectMost is the largest number of children of a thread that an inspection counts in the truth.
 const InspectMost = 10_000
 
 const inspected = `
-SELECT /* threadcache.inspect */ tenant_id, object_id, coalesce(path, ''), child_id::text AS id, coalesce(parent_id::text, ''), coalesce(slug, ''), author_id, body, attributes,
-       author_state, moderation_state, version, created_at, updated_at, visible, visible_descendants, shown
+SELECT /* threadcache.inspect */ tenant_id, object_id, coalesce(path, ''), child_id::text AS id, coalesce(parent_id::text, ''),
+       coalesce(slug, ''), author_id, body, attributes, author_state, moderation_state, version, created_at, updated_at,
+       visible, visible_descendants, shown
   FROM child_lists WHERE tenant_id = @tenant::bigint AND kind = @kind`
 
-// byIDsSQL reads some children for a comparison, in the order of their ids.
-// Index: child_lists_pkey.   Locks: none.
+// byIDsSQL reads children for a comparison, in the order of their ids. Index: child_lists_pkey. Locks: none.
 const byIDsSQL = inspected + ` AND child_id = ANY(@ids::uuid[]) ORDER BY child_id`
 
-// threadPageSQL reads a page of a thread for a comparison. The object is equal to a value, not in a range with the path: a planner that knows one huge thread takes few rows to be behind it.
-// Index: child_lists_path_idx, one range.   Locks: none.
+// threadPageSQL reads a page of a thread for a comparison. It compares the object for equality instead of in a range
+// with the path: a planner that knows one huge thread expects few rows after such a range.
+// Index: child_lists_path_idx, one range. Locks: none.
 const threadPageSQL = inspected + ` AND object_id = @object::bigint AND path IS NOT NULL AND path > @after ORDER BY path LIMIT @limit`
 
 func inspectRows(ctx context.Context, projection *pgxpool.Pool, sql string, args pgx.StrictNamedArgs) ([]*childRow, error) {
@@ -38,9 +39,10 @@ func inspectRows(ctx context.Context, projection *pgxpool.Pool, sql string, args
 	return pgx.CollectRows(rows, pgx.RowToAddrOfStructByPos[childRow])
 }
 
-// InspectChild puts a child of the truth beside the projection's. What is below it is counted up to InspectMost children; where more are, the fields that come from
-// them are left out. Both pools act as the system role.
-func InspectChild(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Child, tenant int64, id string) (b projections.Beside, err error) {
+// InspectChild compares a child of the truth with the projection's. It counts up to InspectMost children below it; if
+// there are more, it omits the fields that depend on them. Both pools act as the system role.
+func InspectChild(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Child, tenant int64,
+	id string) (b projections.Beside, err error) {
 	states, err := store.GetChildren(ctx, truth, tenant, k, []event.Ref{{Type: k.Name, Child: id}})
 	if err != nil {
 		return b, err
@@ -74,7 +76,7 @@ func InspectChild(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.
 	return b, nil
 }
 
-// visibleBelow counts what everybody sees below a child; all is false when there are more than InspectMost children.
+// visibleBelow counts the visible children below a child. all is false if there are more than InspectMost children.
 func visibleBelow(ctx context.Context, truth *pgxpool.Pool, k kinds.Child, tenant int64, of *childRow) (visible int, all bool, err error) {
 	const step = 500
 	for after, n := of.Path, 0; n < InspectMost; {
@@ -98,15 +100,17 @@ func visibleBelow(ctx context.Context, truth *pgxpool.Pool, k kinds.Child, tenan
 	return visible, false, nil
 }
 
-// dropDerived leaves out the fields that come from children below.
+// dropDerived omits the fields that depend on children below.
 func dropDerived(b *projections.Beside) {
 	b.Fields = slices.DeleteFunc(b.Fields, func(f projections.Field) bool { return f.Name == visibleDescendants || f.Name == shown })
 }
 
-// InspectPage puts up to limit children of a thread beside the projection's, in its order, from behind a place ("" is the first), and returns the place of
-// the last one, "" at the end. Fields that come from children beyond the page are left out. Of a kind without threads, only what the truth has is looked up. Both
-// pools act as the system role. Cost: one range on each side.
-func InspectPage(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Child, tenant, object int64, after string, limit int) (page []projections.Beside, next string, err error) {
+// InspectPage compares up to limit children of a thread with the projection's, in the thread's order, after a place (""
+// is the first). It returns the place of the last one, or "" at the end. It omits fields that depend on children beyond
+// the page. For a kind without threads it reads from the projection only the children that the truth has. Both pools
+// act as the system role. Cost: one range on each side.
+func InspectPage(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Child, tenant, object int64, after string,
+	limit int) (page []projections.Beside, next string, err error) {
 	var rows []*childRow
 	var ids []string
 	for r, err := range projections.Of(store.ScanObject(ctx, truth, k, tenant, object, after, limit), wanted) {
@@ -116,7 +120,7 @@ func InspectPage(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.C
 		rows, ids = append(rows, r), append(ids, r.ChildID)
 	}
 	sql, args := threadPageSQL, pgx.StrictNamedArgs{"tenant": tenant, "kind": k.Name, "object": object, "after": after, "limit": limit}
-	if !k.Threaded { // no index of its own has those of an object that nobody sees
+	if !k.Threaded { // no index by object has the children that are not visible
 		sql, args = byIDsSQL, pgx.StrictNamedArgs{"tenant": tenant, "kind": k.Name, "ids": ids}
 	}
 	have, err := inspectRows(ctx, projection, sql, args)
@@ -141,7 +145,7 @@ func InspectPage(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.C
 	} else {
 		next = placeOf(k, last)
 	}
-	for _, o := range f.stack { // they go on beyond the page
+	for _, o := range f.stack { // their replies continue beyond the page
 		b := beside(k, o.want, o.got)
 		dropDerived(&b)
 		page = append(page, b)
@@ -167,9 +171,11 @@ func each(all []*childRow) iter.Seq2[*childRow, error] {
 	}
 }
 
-// InspectThread puts what is set for a thread, and how many children it has, beside the projection's. exact is false where the truth has InspectMost children or more: then the numbers are
-// left out, unless the projection has fewer. Both pools act as the system role.
-func InspectThread(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Child, tenant, object int64) (settings, counts projections.Beside, exact bool, err error) {
+// InspectThread compares the settings of a thread and the numbers of its children with the projection's. exact is false
+// if the truth has InspectMost children or more. Then it omits the numbers, unless the projection has fewer. Both pools
+// act as the system role.
+func InspectThread(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Child,
+	tenant, object int64) (settings, counts projections.Beside, exact bool, err error) {
 	states, err := store.GetSettings(ctx, truth, tenant, []event.Ref{{Type: event.AggregateThread, Thread: event.ID(object), Kind: k.Name}})
 	if err != nil {
 		return settings, counts, false, err
@@ -193,10 +199,12 @@ func InspectThread(ctx context.Context, truth, projection *pgxpool.Pool, k kinds
 		want.Locked, want.Premoderated, want.Title, want.Version = s.Object.Locked, s.Object.Premoderate, s.Object.Title, s.Object.Version
 	}
 	settings = besideSettings(k, &want, &settingsRow{tenant, object, k.Name, set.Locked, set.Premoderated, set.Title, set.Version})
-	counts = projections.Beside{InTruth: true, InProjection: true, Difference: projections.Difference{Projection: Name, TenantID: tenant, Entity: fmt.Sprintf("thread of %s %d", k.Parent, object),
-		Key: projections.Key{Type: k.Name, TenantID: tenant, Aggregate: object}}}
+	counts = projections.Beside{InTruth: true, InProjection: true,
+		Difference: projections.Difference{Projection: Name, TenantID: tenant, Entity: fmt.Sprintf("thread of %s %d", k.Parent, object),
+			Key: projections.Key{Type: k.Name, TenantID: tenant, Aggregate: object}}}
 	exact = total < InspectMost
-	for _, f := range []projections.Field{projections.Compared("total", total, has.Total), projections.Compared("visible", visible, has.Visible)} {
+	for _, f := range []projections.Field{projections.Compared("total", total, has.Total),
+		projections.Compared("visible", visible, has.Visible)} {
 		if exact || f.Want.(int64) > f.Got.(int64) {
 			counts.Fields = append(counts.Fields, f)
 		}

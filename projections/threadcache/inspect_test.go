@@ -15,7 +15,7 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-// differing names what differs in each of a page, by the number of the child.
+// differing lists the differences of each entry of a page, by the number of the child.
 func differing(page []projections.Beside, ids []string) (all []string) {
 	for _, b := range page {
 		b.Report(func(d projections.Difference) {
@@ -25,7 +25,8 @@ func differing(page []projections.Beside, ids []string) (all []string) {
 	return all
 }
 
-// TestInspectionPutsTheTruthBesideTheProjection writes a thread and a flat list, brings them to the projection, and changes a few rows there.
+// TestInspectionPutsTheTruthBesideTheProjection writes a thread and a flat list, applies them to the projection, and
+// changes a few rows of the projection.
 func TestInspectionPutsTheTruthBesideTheProjection(t *testing.T) {
 	db := testkit.Postgres(t)
 	system, owner := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleOwner)
@@ -46,7 +47,8 @@ func TestInspectionPutsTheTruthBesideTheProjection(t *testing.T) {
 			*all = append(*all, out[0].Child.ID)
 		}
 	}
-	if out, err := s.SetThreads(ctx, 1, comment, []store.ThreadSettings{{Meta: meta, Object: 5, Locked: true}}); err != nil || out[0].Err != nil {
+	if out, err := s.SetThreads(ctx, 1, comment, []store.ThreadSettings{{Meta: meta, Object: 5, Locked: true}}); err != nil ||
+		out[0].Err != nil {
 		t.Fatal(err, out)
 	}
 	p := Projection{kinds: kinds.Builtin, bucketSize: 100, groupSize: 100, mendStep: mendStep}
@@ -83,16 +85,19 @@ func TestInspectionPutsTheTruthBesideTheProjection(t *testing.T) {
 		`UPDATE child_lists SET body = 'x', version = 7 WHERE child_id = '` + ids[4] + `'`,
 		`DELETE FROM child_lists WHERE child_id IN ('` + ids[6] + `', '` + flat[2] + `')`,
 		`UPDATE child_lists SET visible_descendants = 3 WHERE child_id = '` + ids[0] + `'`,
-		`UPDATE child_lists SET visible_descendants = 4 WHERE child_id = '` + ids[3] + `'`, // whose replies go on beyond the page
+		`UPDATE child_lists SET visible_descendants = 4 WHERE child_id = '` + ids[3] + `'`, // its replies continue beyond the page
 		`UPDATE child_settings SET locked = false`, `UPDATE child_totals SET total = 12 WHERE kind = 'comment'`,
-		`INSERT INTO child_lists (tenant_id, kind, child_id, object_id, slug, path, author_id, body, author_state, moderation_state, version, created_at, updated_at, visible, shown)
-		 SELECT tenant_id, kind, gen_random_uuid(), object_id, 'zzzzzzzz', 'zz', author_id, body, author_state, moderation_state, version, created_at, updated_at, visible, shown FROM child_lists WHERE child_id = '` + ids[8] + `'`,
+		`INSERT INTO child_lists (tenant_id, kind, child_id, object_id, slug, path, author_id, body, author_state, moderation_state,
+			version, created_at, updated_at, visible, shown)
+		 SELECT tenant_id, kind, gen_random_uuid(), object_id, 'zzzzzzzz', 'zz', author_id, body, author_state, moderation_state, version,
+		 created_at, updated_at, visible, shown FROM child_lists WHERE child_id = '` + ids[8] + `'`,
 	} {
 		if _, err := owner.Exec(ctx, sql); err != nil {
 			t.Fatal(err)
 		}
 	}
-	want := []string{"0 visible_descendants: 2, 3", "4 version: 1, 7", "4 body: 6 bytes, another 1 bytes", "6 row: present, absent", "-1 row: absent, present"}
+	want := []string{"0 visible_descendants: 2, 3", "4 version: 1, 7", "4 body: 6 bytes, 1 different bytes", "6 row: present, absent",
+		"-1 row: absent, present"}
 	if diff := gocmp.Diff(want, walk(comment, ids)); diff != "" {
 		t.Errorf("a thread (-want +got):\n%s", diff)
 	}

@@ -32,8 +32,9 @@ children:
       topic: {type: string}
 `
 
-// TestChildrenOfEveryKind delivers the lives of children of kinds with other capabilities, in pieces and more than once, and holds what the projection has
-// against the truth and against a count by hand; then it does so again after a repair and after the projection is made anew.
+// TestChildrenOfEveryKind delivers the lives of children of kinds with other capabilities, in pieces and more than
+// once. It compares the projection with the truth and with its own count. It repeats this after a repair, and after the
+// projection was rebuilt.
 func TestChildrenOfEveryKind(t *testing.T) {
 	set, err := kinds.Builtin().Extend([]byte(ownKinds))
 	if err != nil {
@@ -91,7 +92,7 @@ func TestChildrenOfEveryKind(t *testing.T) {
 			}
 			check("delivered")
 
-			var found []string // what a window says of rows that are not the truth's
+			var found []string // differences that windows report
 			exec := func(sql string) {
 				t.Helper()
 				if _, err := pool.Exec(ctx, sql); err != nil {
@@ -100,7 +101,8 @@ func TestChildrenOfEveryKind(t *testing.T) {
 			}
 			exec(`UPDATE child_aggregates SET count = count + 1, sum = sum - 4`)
 			exec(`UPDATE child_totals SET total = total + 3`)
-			exec(`UPDATE child_lists SET body = body || 'x', version = version + 1 WHERE child_id IN (SELECT child_id FROM child_lists ORDER BY child_id LIMIT 3)`)
+			exec(`UPDATE child_lists SET body = body || 'x', version = version + 1
+				WHERE child_id IN (SELECT child_id FROM child_lists ORDER BY child_id LIMIT 3)`)
 			for at, done := any(nil), false; !done; done = at == nil {
 				_, next, err := p.Window(ctx, pool, pool, at, 25, func(d projections.Difference) { found = append(found, d.Field) })
 				if err != nil {
@@ -113,12 +115,15 @@ func TestChildrenOfEveryKind(t *testing.T) {
 			}
 			var keys []projections.Key
 			fields := make(map[string]bool)
-			if _, err := p.Verify(ctx, pool, pool, func(d projections.Difference) { keys, fields[d.Field] = append(keys, d.Key), true }); err != nil {
+			if _, err := p.Verify(ctx, pool, pool, func(d projections.Difference) {
+				keys,
+					fields[d.Field] = append(keys, d.Key), true
+			}); err != nil {
 				t.Fatal(err)
 			}
 			for _, name := range kind.Aggregates() {
 				if !fields["aggregate of "+name] {
-					t.Errorf("verify does not see that the aggregate of %s is wrong: %v", name, fields)
+					t.Errorf("verify does not report the wrong aggregate of %s: %v", name, fields)
 				}
 			}
 			mend(t, pool, p, keys, func() {})
@@ -160,9 +165,10 @@ func TestChildrenOfEveryKind(t *testing.T) {
 			}); err != nil {
 				t.Fatal(err)
 			}
-			if !kind.Threaded { // which cost no entry in the indexes on places
+			if !kind.Threaded { // rows without a path must have no entry in the indexes on paths
 				var n int
-				if err := pool.QueryRow(ctx, `SELECT count(*) FROM child_lists WHERE path IS NOT NULL OR slug IS NOT NULL`).Scan(&n); err != nil || n > 0 {
+				if err := pool.QueryRow(ctx, `SELECT count(*) FROM child_lists WHERE path IS NOT NULL OR slug IS NOT NULL`).Scan(
+					&n); err != nil || n > 0 {
 					t.Errorf("%d rows with a place, %v", n, err)
 				}
 			}
@@ -198,21 +204,23 @@ func eventOf(t testing.TB, k kinds.Child, c event.Child) event.Event {
 	return e
 }
 
-// fill makes the children those of the truth.
+// fill writes the children to the truth.
 func fill[R any](t *testing.T, exec func(context.Context, string, ...any) (R, error), k kinds.Child, all map[string]event.Child) {
 	t.Helper()
 	for _, c := range all {
-		if _, err := exec(t.Context(), `INSERT INTO children_`+k.Name+` (tenant_id, kind, child_id, object_id, parent_id, slug, path, author_id, body, attributes, author_state, moderation_state,
+		if _, err := exec(t.Context(), `INSERT INTO children_`+k.Name+
+			` (tenant_id, kind, child_id, object_id, parent_id, slug, path, author_id, body, attributes, author_state, moderation_state,
 		    version, created_at, updated_at) VALUES (1, $1, $2, $3, $4, $5, $6, $7, $8, $9::text::jsonb, $10, $11, $12, $13, $14)`,
-			k.Name, c.ID, int64(c.Parent), orNull(c.ReplyTo), orNull(c.Slug), orNull(c.Path), int64(c.AuthorID), c.Body, orNull(string(c.Attributes)), c.AuthorState,
-			c.ModerationState, c.Version, c.CreatedAt.Time, c.UpdatedAt.Time); err != nil {
+			k.Name, c.ID, int64(c.Parent), orNull(c.ReplyTo), orNull(c.Slug), orNull(c.Path), int64(c.AuthorID), c.Body,
+			orNull(string(c.Attributes)), c.AuthorState, c.ModerationState, c.Version, c.CreatedAt.Time, c.UpdatedAt.Time); err != nil {
 			t.Fatal(err)
 		}
 	}
 }
 
-// compareKind compares what reads say with the children.
-func compareKind(t *testing.T, begin func(context.Context, pgx.TxOptions) (pgx.Tx, error), when string, k kinds.Child, all map[string]event.Child) {
+// compareKind compares the answers of reads with the children.
+func compareKind(t *testing.T, begin func(context.Context, pgx.TxOptions) (pgx.Tx, error), when string, k kinds.Child,
+	all map[string]event.Child) {
 	t.Helper()
 	ctx := t.Context()
 	tx, err := begin(ctx, pgx.TxOptions{})
@@ -258,7 +266,8 @@ func compareKind(t *testing.T, begin func(context.Context, pgx.TxOptions) (pgx.T
 		t.Errorf("%s: oldest (-want +got):\n%s", when, diff)
 	}
 	for skip := range len(visible) {
-		if diff := gocmp.Diff(visible[skip:min(len(visible), skip+4)], places(Skip(ctx, tx, k.Name, 5, Oldest, int64(skip), 4))); diff != "" {
+		if diff := gocmp.Diff(visible[skip:min(len(visible), skip+4)],
+			places(Skip(ctx, tx, k.Name, 5, Oldest, int64(skip), 4))); diff != "" {
 			t.Errorf("%s: behind %d (-want +got):\n%s", when, skip, diff)
 		}
 	}

@@ -15,53 +15,60 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-// mendBatch is how many children are applied together.
+// mendBatch is the number of children that are applied together.
 const mendBatch = 1000
 
-// mendStep is how many children of a thread one step drops and makes, at most, while the consumer waits.
+// mendStep bounds the children of threads that one step deletes and writes while the consumer waits.
 const mendStep = 4 * mendBatch
 
-// dropObjectSQL drops what a table has of an object.
+// dropObjectSQL deletes the rows of an object in a table.
 const dropObjectSQL = `DELETE /* threadcache.drop */ FROM %s WHERE tenant_id = @tenant AND kind = @kind AND object_id = @object`
 
-// dropThreadSQL drops the next children of an object of a threaded kind.
-// Index: child_lists_path_idx, child_lists_pkey.   Locks: the children.
+// dropThreadSQL deletes the next children of an object of a threaded kind.
+// Index: child_lists_path_idx, child_lists_pkey. Locks: the children.
 const dropThreadSQL = `
 DELETE /* threadcache.drop_thread */ FROM child_lists WHERE tenant_id = @tenant AND kind = @kind AND child_id = ANY(ARRAY(
-  SELECT child_id FROM child_lists WHERE tenant_id = @tenant AND kind = @kind AND object_id = @object AND path IS NOT NULL ORDER BY path LIMIT @limit))`
+  SELECT child_id FROM child_lists WHERE tenant_id = @tenant AND kind = @kind AND object_id = @object AND path IS NOT NULL ORDER BY path
+  LIMIT @limit))`
 
-// dropVisibleSQL drops the next visible children of an object of a kind that is not threaded.
-// Index: child_lists_oldest_idx, child_lists_pkey.   Locks: the children.
+// dropVisibleSQL deletes the next visible children of an object of a kind that is not threaded.
+// Index: child_lists_oldest_idx, child_lists_pkey. Locks: the children.
 const dropVisibleSQL = `
 DELETE /* threadcache.drop_visible */ FROM child_lists WHERE tenant_id = @tenant AND kind = @kind AND child_id = ANY(ARRAY(
-  SELECT child_id FROM child_lists WHERE tenant_id = @tenant AND kind = @kind AND object_id = @object AND visible ORDER BY created_at, child_id LIMIT @limit))`
+  SELECT child_id FROM child_lists WHERE tenant_id = @tenant AND kind = @kind AND object_id = @object AND visible
+  ORDER BY created_at, child_id LIMIT @limit))`
 
-// dropChildrenSQL drops children by their ids.
-// Index: child_lists_pkey.   Locks: the children.
-const dropChildrenSQL = `DELETE /* threadcache.drop_children */ FROM child_lists WHERE tenant_id = @tenant AND kind = @kind AND child_id = ANY(@ids::uuid[])`
+// dropChildrenSQL deletes children by their ids. Index: child_lists_pkey. Locks: the children.
+const dropChildrenSQL = `DELETE /* threadcache.drop_children */ FROM child_lists WHERE tenant_id = @tenant AND kind = @kind
+	AND child_id = ANY(@ids::uuid[])`
 
-// The steps of a thread that is too large for one: its children are dropped, and when it has nothing any more they are made anew, behind a place that follows.
+// The steps of a thread that is too large for one step. Mend first deletes its children. When none is left, it writes
+// them again; stepMake is followed by the path of the last one.
 const (
 	stepDrop = "drop"
 	stepMake = "make "
 )
 
-// mending is an object that is being mended.
+// mending is an object that Mend repairs.
 type mending struct {
 	object
-	keys  []projections.Key // that name it
+	keys  []projections.Key // the keys of this object
 	kind  kinds.Child
-	left  int // children that this step may still drop and make; what is not threaded ignores it
+	left  int // children that this step may still delete and write; only for threaded kinds
 	named []string
 }
 
-// Mend drops all that the projection has of the objects of the keys and applies the truth's children and settings of them. The caller holds the
-// consumer's offsets in tx: an event that is on its way finds that its version is there. Cost: that of the objects' children.
+// Mend deletes all rows of the objects of the keys, and applies the truth's children and settings of these objects. The
+// caller holds the consumer's offsets in tx. A later event of a repaired version changes nothing. Cost: that of the
+// objects' children.
 //
-// A step drops and makes at most twice mendStep children of threads. A larger thread takes several, between which readers see it incomplete and the consumer works on it: what it has is always
-// right for the children that it has, or about to be dropped. A thread that an event is parked of meanwhile is made to its end. What is not visible of a
-// kind that is not threaded has no index by its object: it is dropped by the ids of the truth and of the keys, so such an object takes one step.
-func (p Projection) Mend(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, keys []projections.Key, parked projections.Parked) (rest []projections.Key, err error) {
+// A step deletes and writes at most twice mendStep children of threads. A larger thread takes several steps. Between
+// these readers see an incomplete thread, and the consumer works on it. Its counts fit the children that it has, or it
+// is being deleted. If an event of the thread is parked meanwhile, Mend nevertheless completes the thread. Children of
+// a kind that is not threaded have no index by object if they are not visible. Mend deletes these by the ids of the
+// truth and of the keys, so such an object takes one step.
+func (p Projection) Mend(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, keys []projections.Key,
+	parked projections.Parked) (rest []projections.Key, err error) {
 	objects, left := p.mendings(keys, parked), p.mendStep
 	for i, m := range objects {
 		if left <= 0 {
@@ -88,12 +95,12 @@ func (p Projection) Mend(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, ke
 func (p Projection) kindOf(o object) (kinds.Child, error) {
 	kind, ok := p.kinds().Child(o.kind)
 	if !ok {
-		return kind, fmt.Errorf("mend the children %s of %d: there is no such kind", o.kind, o.id)
+		return kind, fmt.Errorf("repair the children of %[2]d: there is no kind %[1]s", o.kind, o.id)
 	}
 	return kind, nil
 }
 
-// mendings are the objects of the keys, but for those that are parked and not begun, in their order.
+// mendings returns the objects of the keys in their order, except parked objects whose repair has not begun.
 func (p Projection) mendings(keys []projections.Key, parked projections.Parked) (all []*mending) {
 	byObject := make(map[object]*mending)
 	for _, k := range keys {
@@ -113,7 +120,7 @@ func (p Projection) mendings(keys []projections.Key, parked projections.Parked) 
 	return all
 }
 
-// mend takes the next step of an object, and returns which one follows; "" when there is none.
+// mend takes the next step of an object, and returns the step that follows, or "" at the end.
 func (p Projection) mend(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, m *mending) (step string, err error) {
 	after, making := strings.CutPrefix(m.keys[0].Step, stepMake)
 	if !making {
@@ -125,7 +132,7 @@ func (p Projection) mend(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, m 
 		}
 		for _, table := range p.Tables()[1:] {
 			if _, err := tx.Exec(ctx, fmt.Sprintf(dropObjectSQL, pgx.Identifier{table}.Sanitize()), m.args()); err != nil {
-				return "", fmt.Errorf("drop object %d from %s: %w", m.id, table, err)
+				return "", fmt.Errorf("delete object %d from %s: %w", m.id, table, err)
 			}
 		}
 		if err := p.applySettings(ctx, tx, truth, m.object); err != nil {
@@ -145,12 +152,12 @@ func (m *mending) dropIDs(ctx context.Context, tx pgx.Tx, ids []string) error {
 		return nil
 	}
 	if _, err := tx.Exec(ctx, dropChildrenSQL, pgx.StrictNamedArgs{"tenant": m.tenant, "kind": m.object.kind, "ids": ids}); err != nil {
-		return fmt.Errorf("drop %d children of %d: %w", len(ids), m.id, err)
+		return fmt.Errorf("delete %d children of %d: %w", len(ids), m.id, err)
 	}
 	return nil
 }
 
-// drop drops children, and reports whether none that the object's indexes know are left.
+// drop deletes children, and reports whether the object's indexes have none left.
 func (m *mending) drop(ctx context.Context, tx pgx.Tx) (done bool, err error) {
 	sql, args := dropVisibleSQL, m.args()
 	for {
@@ -161,7 +168,7 @@ func (m *mending) drop(ctx context.Context, tx pgx.Tx) (done bool, err error) {
 		args["limit"] = limit
 		tag, err := tx.Exec(ctx, sql, args)
 		if err != nil {
-			return false, fmt.Errorf("drop children of %d: %w", m.id, err)
+			return false, fmt.Errorf("delete children of %d: %w", m.id, err)
 		}
 		n := int(tag.RowsAffected())
 		if m.kind.Threaded {
@@ -177,7 +184,8 @@ func (m *mending) drop(ctx context.Context, tx pgx.Tx) (done bool, err error) {
 }
 
 func (p Projection) applySettings(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, o object) error {
-	settings, err := store.GetSettings(ctx, truth, o.tenant, []event.Ref{{Type: event.AggregateThread, Thread: event.ID(o.id), Kind: o.kind}})
+	settings, err := store.GetSettings(ctx, truth, o.tenant,
+		[]event.Ref{{Type: event.AggregateThread, Thread: event.ID(o.id), Kind: o.kind}})
 	if err != nil {
 		return err
 	}
@@ -192,7 +200,7 @@ func (p Projection) applySettings(ctx context.Context, tx pgx.Tx, truth *pgxpool
 	return p.Apply(ctx, tx, events)
 }
 
-// make applies the truth's children behind a place, and returns the step that follows.
+// make applies the truth's children after a place, and returns the step that follows.
 func (p Projection) make(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, m *mending, after string) (step string, err error) {
 	var events []event.Event
 	var ids []string

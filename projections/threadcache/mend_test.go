@@ -13,7 +13,7 @@ import (
 	"github.com/tidings/tidings/projections"
 )
 
-// mend mends the keys, and calls between after each step.
+// mend repairs the keys, and calls between after each step.
 func mend(t *testing.T, pool *pgxpool.Pool, p Projection, keys []projections.Key, between func()) {
 	t.Helper()
 	for len(keys) > 0 {
@@ -28,14 +28,16 @@ func mend(t *testing.T, pool *pgxpool.Pool, p Projection, keys []projections.Key
 	}
 }
 
-// putSQL makes a comment of the truth what an event says.
+// putSQL sets a comment of the truth to the state of an event.
 const putSQL = `
-INSERT INTO children_comment (tenant_id, kind, child_id, object_id, parent_id, slug, path, author_id, body, author_state, moderation_state, version, created_at, updated_at)
+INSERT INTO children_comment (tenant_id, kind, child_id, object_id, parent_id, slug, path, author_id, body, author_state, moderation_state,
+	version, created_at, updated_at)
 VALUES (1, 'comment', $1, $2, NULLIF($3, '')::uuid, $4, $5, $6, $7, $8, $9, $10, $11, $12)
-ON CONFLICT (tenant_id, child_id) DO UPDATE SET body = excluded.body, author_state = excluded.author_state, moderation_state = excluded.moderation_state,
+ON CONFLICT (tenant_id, child_id) DO UPDATE SET body = excluded.body, author_state = excluded.author_state,
+	moderation_state = excluded.moderation_state,
    version = excluded.version, updated_at = excluded.updated_at`
 
-// A huge thread is mended in slices, between which the consumer works on it, and by statements that read a few of its children.
+// A huge thread is repaired in steps, between which the consumer works on it. Each statement reads few of its children.
 func TestAHugeThreadIsMendedInSlicesBetweenWhichTheConsumerGoesOn(t *testing.T) {
 	db := testkit.Postgres(t)
 	pool, ctx := db.Pool(t, postgres.RoleSystem), t.Context()
@@ -47,8 +49,8 @@ func TestAHugeThreadIsMendedInSlicesBetweenWhichTheConsumerGoesOn(t *testing.T) 
 		t.Helper()
 		var events []event.Event
 		for _, c := range changed {
-			if _, err := pool.Exec(ctx, putSQL, c.ID, int64(c.Parent), c.ReplyTo, c.Slug, c.Path, int64(c.AuthorID), c.Body, c.AuthorState, c.ModerationState, c.Version,
-				c.CreatedAt.Time, c.UpdatedAt.Time); err != nil {
+			if _, err := pool.Exec(ctx, putSQL, c.ID, int64(c.Parent), c.ReplyTo, c.Slug, c.Path, int64(c.AuthorID), c.Body, c.AuthorState,
+				c.ModerationState, c.Version, c.CreatedAt.Time, c.UpdatedAt.Time); err != nil {
 				t.Fatal(err)
 			}
 			events = append(events, toEvent(1, c))
@@ -78,7 +80,8 @@ func TestAHugeThreadIsMendedInSlicesBetweenWhichTheConsumerGoesOn(t *testing.T) 
 	if keys := verify(); len(keys) > 0 {
 		t.Fatal("the projection is not what the events make it")
 	}
-	for _, sql := range []string{`UPDATE child_totals SET total = total + 7`, `UPDATE child_buckets SET visible = visible + 3`, `DELETE FROM child_lists WHERE right(child_id::text, 1) = '4'`} {
+	for _, sql := range []string{`UPDATE child_totals SET total = total + 7`, `UPDATE child_buckets SET visible = visible + 3`,
+		`DELETE FROM child_lists WHERE right(child_id::text, 1) = '4'`} {
 		if _, err := pool.Exec(ctx, sql); err != nil {
 			t.Fatal(err)
 		}
@@ -88,17 +91,17 @@ func TestAHugeThreadIsMendedInSlicesBetweenWhichTheConsumerGoesOn(t *testing.T) 
 	steps := 0
 	mend(t, pool, p, keys, func() {
 		steps++
-		add() // at the thread's end, and changes all over it
+		add() // new comments at the end, and changes in the whole thread
 		for _, i := range []int{steps * 37 % n, n - 1 - steps*11%n} {
 			all[i] = at(all[i], i, all[i].Version+1)
 			write(all[i])
 		}
 	})
 	if steps < 2*n/p.mendStep {
-		t.Errorf("mended in %d steps, want one for each %d children dropped and made", steps, p.mendStep)
+		t.Errorf("the repair took %d steps, want one for each %d children deleted and written", steps, p.mendStep)
 	}
 	db.RowsPerStatement(t, 1_000_000, "child_lists")
 	if keys := verify(); len(keys) > 0 {
-		t.Errorf("%d differences are left", len(keys))
+		t.Errorf("%d differences remain", len(keys))
 	}
 }

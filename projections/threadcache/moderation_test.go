@@ -12,14 +12,17 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// TestAPageForModeratorsCostsItsRows has 20,000 children that wait, 20,000 that are hidden and as many that everybody sees, before and after the planner knows of them.
+// TestAPageForModeratorsCostsItsRows has 20,000 pending, 20,000 hidden and 20,000 visible children, before and after
+// the planner has statistics.
 func TestAPageForModeratorsCostsItsRows(t *testing.T) {
 	db := testkit.Postgres(t)
 	owner, api := db.Pool(t, postgres.RoleOwner), db.Pool(t, postgres.RoleAPI)
 	ctx := t.Context()
 	if _, err := owner.Exec(ctx, `
-INSERT INTO child_lists (tenant_id, kind, child_id, object_id, slug, path, author_id, body, author_state, moderation_state, version, created_at, updated_at, visible, shown)
-SELECT 1, 'comment', ('00000000-0000-7000-9000-' || lpad(to_hex(n), 12, '0'))::uuid, 1 + n % 5, lpad(n::text, 8, '0'), lpad(n::text, 22, '0'), 1 + n % 7, 'body', 'ACTIVE',
+INSERT INTO child_lists (tenant_id, kind, child_id, object_id, slug, path, author_id, body, author_state, moderation_state, version,
+	created_at, updated_at, visible, shown)
+SELECT 1, 'comment', ('00000000-0000-7000-9000-' || lpad(to_hex(n), 12, '0'))::uuid, 1 + n % 5, lpad(n::text, 8, '0'),
+	lpad(n::text, 22, '0'), 1 + n % 7, 'body', 'ACTIVE',
        (ARRAY['PENDING', 'HIDDEN', 'NONE'])[1 + n % 3], 1, $1::timestamptz + n * interval '1 second', $1, n % 3 = 2, n % 3 = 2
   FROM generate_series(1, 60000) n`, start); err != nil {
 		t.Fatal(err)
@@ -39,7 +42,8 @@ SELECT 1, 'comment', ('00000000-0000-7000-9000-' || lpad(to_hex(n), 12, '0'))::u
 					t.Errorf("%s ANALYZE, %+v reads %v, %v (-want +got):\n%s", when, of, rows, err, diff)
 				}
 			}
-			rows, indexes, err := explain(ctx, tx, waitingSQL, pgx.StrictNamedArgs{"kind": "comment", "after": 2, "limit": 2, "most": limit})
+			rows, indexes, err := explain(ctx, tx, waitingSQL,
+				pgx.StrictNamedArgs{"kind": "comment", "after": 2, "limit": 2, "most": limit})
 			want := map[string]bool{"child_lists_moderated_object_idx": true, "child_settings_pkey": true}
 			if diff := gocmp.Diff(want, indexes); err != nil || diff != "" || rows["child_lists"] > 2*limit+10 {
 				t.Errorf("%s ANALYZE, threads that wait read %v, %v (-want +got):\n%s", when, rows, err, diff)

@@ -9,8 +9,8 @@ import (
 	"github.com/tidings/tidings/event"
 )
 
-// reachedSQL looks for children and settings whose row here is older than asked for. Rows of gone children stay.
-// Index: child_lists_pkey, child_settings_pkey, one probe per entity.   Locks: none.
+// reachedSQL finds children and settings whose version is lower than required. Rows of gone children stay.
+// Index: child_lists_pkey, child_settings_pkey, one probe per entity. Locks: none.
 const reachedSQL = `
 SELECT /* threadcache.reached */ NOT EXISTS (
   SELECT FROM unnest(@kinds::text[], @children::uuid[], @versions::bigint[]) AS w(kind, child_id, version)
@@ -21,7 +21,7 @@ SELECT /* threadcache.reached */ NOT EXISTS (
     LEFT JOIN child_settings t ON t.tenant_id = current_setting('tidings.tenant')::bigint AND t.kind = w.kind AND t.object_id = w.object_id
    WHERE coalesce(t.version, 0) < w.version)`
 
-// Reached reports whether the projection has each of the entities at the version that the ref names, or a later one. The
+// Reached reports whether the projection has each of the entities at the version of the ref, or a later one. The
 // transaction's tenant is set.
 func (Projection) Reached(ctx context.Context, tx pgx.Tx, refs []event.Ref) (reached bool, err error) {
 	var names, children, setKinds []string
@@ -29,16 +29,18 @@ func (Projection) Reached(ctx context.Context, tx pgx.Tx, refs []event.Ref) (rea
 	for _, r := range refs {
 		if r.Type == event.AggregateThread {
 			t := event.Thread{Kind: r.Kind}
-			setKinds, setObjects, setVersions = append(setKinds, t.Of()), append(setObjects, int64(r.Thread)), append(setVersions, r.Version)
+			setKinds, setObjects = append(setKinds, t.Of()), append(setObjects, int64(r.Thread))
+			setVersions = append(setVersions, r.Version)
 		} else {
 			names, children, versions = append(names, r.Type), append(children, r.Child), append(versions, r.Version)
 		}
 	}
 	err = tx.QueryRow(ctx, reachedSQL, pgx.StrictNamedArgs{
-		"kinds": names, "children": children, "versions": versions, "set_kinds": setKinds, "set_objects": setObjects, "set_versions": setVersions,
+		"kinds": names, "children": children, "versions": versions, "set_kinds": setKinds, "set_objects": setObjects,
+		"set_versions": setVersions,
 	}).Scan(&reached)
 	if err != nil {
-		return false, fmt.Errorf("look whether %d children and threads are there: %w", len(refs), err)
+		return false, fmt.Errorf("compare the versions of %d children and threads: %w", len(refs), err)
 	}
 	return reached, nil
 }

@@ -18,7 +18,7 @@ type Key struct {
 	ChildID   string
 }
 
-// KeyOf is the child's place.
+// KeyOf returns the child's place.
 func KeyOf(c event.Child) Key { return Key{c.CreatedAt.Time, c.ID} }
 
 // Order is a chronological order: Oldest or Newest first.
@@ -32,12 +32,12 @@ const (
 
 const zeroID = "00000000-0000-0000-0000-000000000000"
 
-// fields are a child's, for toChild. The id's name is another than its column's: else ORDER BY would take the text.
+// fields are the columns of a child for toChild. The id has another name than its column, or ORDER BY would sort by the
+// text.
 const fields = `child_id::text AS id, object_id, parent_id::text, slug, path, author_id, body, attributes, author_state, moderation_state,
        version, created_at, updated_at`
 
-// oldestSQL is one chronological page: visible children only.
-// Index: child_lists_oldest_idx, one range.   Locks: none.
+// oldestSQL reads one chronological page of visible children. Index: child_lists_oldest_idx, one range. Locks: none.
 const oldestSQL = `
 SELECT /* threadcache.oldest */ ` + fields + `
   FROM child_lists
@@ -46,8 +46,7 @@ SELECT /* threadcache.oldest */ ` + fields + `
  ORDER BY created_at, child_id
  LIMIT @limit`
 
-// newestSQL is one page the other way.
-// Index: child_lists_oldest_idx, one range backwards.   Locks: none.
+// newestSQL reads one page in the opposite order. Index: child_lists_oldest_idx, one range backwards. Locks: none.
 const newestSQL = `
 SELECT /* threadcache.newest */ ` + fields + `
   FROM child_lists
@@ -56,10 +55,11 @@ SELECT /* threadcache.newest */ ` + fields + `
  ORDER BY created_at DESC, child_id DESC
  LIMIT @limit`
 
-// Page returns up to limit visible children of the object in the order, behind after; from the first when after is nil.
-// The transaction's tenant is set. Cost: one index range of limit rows.
+// Page returns up to limit visible children of the object in the order, after the given one; a nil after means from the
+// first. The transaction's tenant is set. Cost: one index range of limit rows.
 func Page(ctx context.Context, tx pgx.Tx, kind string, object int64, order Order, after *Key, limit int) ([]event.Child, error) {
-	sql, args := oldestSQL, pgx.StrictNamedArgs{"kind": kind, "object": object, "limit": limit, "created_at": any("-infinity"), "child_id": zeroID}
+	sql, args := oldestSQL, pgx.StrictNamedArgs{"kind": kind, "object": object, "limit": limit,
+		"created_at": any("-infinity"), "child_id": zeroID}
 	if order == Newest {
 		sql, args["created_at"] = newestSQL, "infinity"
 	}
@@ -73,15 +73,16 @@ func Page(ctx context.Context, tx pgx.Tx, kind string, object int64, order Order
 	return page, nil
 }
 
-// skipOldestSQL is the page behind the first skip visible children. The counts of the groups lead to the group, those of its
-// buckets to the bucket, and what is left to skip are rows of the bucket. It is one statement, so that counts and rows are of
-// one snapshot. The limit is a subquery so that the planner makes no more of one number than of another, and keeps its plan:
-// to plan this takes as long as to run it.
-// Index: child_buckets_pkey: the object's groups, one group's buckets; child_lists_oldest_idx, from one bucket's first key.
-// Locks: none.
+// skipOldestSQL reads the page after the first skip visible children. The counts of the groups lead to the group, and
+// the counts of its buckets lead to the bucket. The statement then skips the rest in the bucket's rows. One statement
+// reads counts and rows of one snapshot. The limit is a subquery so that the planner treats all numbers alike and keeps
+// its plan: planning takes as long as the execution.
+// Index: child_buckets_pkey: the object's groups, one group's buckets; child_lists_oldest_idx, from one bucket's first
+// key. Locks: none.
 const skipOldestSQL = `
 WITH groups AS (
-  SELECT first_at, first_id, visible, sum(visible) OVER w - visible AS before, lead(first_at) OVER w AS next_at, lead(first_id) OVER w AS next_id
+  SELECT first_at, first_id, visible, sum(visible) OVER w - visible AS before,
+         lead(first_at) OVER w AS next_at, lead(first_id) OVER w AS next_id
     FROM child_buckets WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND object_id = @object AND level = 1
   WINDOW w AS (ORDER BY first_at, first_id)
 ), group_at AS MATERIALIZED (
@@ -102,11 +103,13 @@ SELECT /* threadcache.skip_oldest */ ` + fields + `
  ORDER BY created_at, child_id
  LIMIT (SELECT @limit::bigint) OFFSET (SELECT @skip - before FROM bucket_at)`
 
-// skipNewestSQL is the same from the other end: ranges are counted from the last, and end where the later one begins.
-// Index: as skipOldestSQL, the children backwards from where one bucket ends.   Locks: none.
+// skipNewestSQL does the same from the other end: it counts ranges from the last, and a range ends where the later one
+// begins.
+// Index: as skipOldestSQL, the children backwards from the end of one bucket. Locks: none.
 const skipNewestSQL = `
 WITH groups AS (
-  SELECT first_at, first_id, visible, sum(visible) OVER w - visible AS before, lag(first_at) OVER w AS next_at, lag(first_id) OVER w AS next_id
+  SELECT first_at, first_id, visible, sum(visible) OVER w - visible AS before,
+         lag(first_at) OVER w AS next_at, lag(first_id) OVER w AS next_id
     FROM child_buckets WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND object_id = @object AND level = 1
   WINDOW w AS (ORDER BY first_at DESC, first_id DESC)
 ), group_at AS MATERIALIZED (
@@ -114,7 +117,8 @@ WITH groups AS (
     FROM groups WHERE before <= @skip::bigint AND before + visible > @skip
 ), buckets AS (
   SELECT visible, (SELECT before FROM group_at) + sum(visible) OVER w - visible AS before,
-         lag(first_at, 1, (SELECT next_at FROM group_at)) OVER w AS next_at, lag(first_id, 1, (SELECT next_id FROM group_at)) OVER w AS next_id
+         lag(first_at, 1, (SELECT next_at FROM group_at)) OVER w AS next_at,
+         lag(first_id, 1, (SELECT next_id FROM group_at)) OVER w AS next_id
     FROM child_buckets WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND object_id = @object AND level = 0
      AND (first_at, first_id) >= ((SELECT first_at FROM group_at), (SELECT first_id FROM group_at))
      AND (first_at, first_id) < ((SELECT next_at FROM group_at), (SELECT next_id FROM group_at))
@@ -129,9 +133,10 @@ SELECT /* threadcache.skip_newest */ ` + fields + `
  ORDER BY created_at DESC, child_id DESC
  LIMIT (SELECT @limit::bigint) OFFSET (SELECT @skip - before FROM bucket_at)`
 
-// Skip returns up to limit visible children of the object in the order, behind the first skip of them: what OFFSET would. The
-// transaction's tenant is set. Cost at any depth: the counts of the object's groups (one row per 10,000 to 40,000 children) and of one
-// group's buckets (100 to 200 rows), then an index range of limit rows and up to one bucket's.
+// Skip returns up to limit visible children of the object in the order, after the first skip of them, as OFFSET would.
+// The transaction's tenant is set. The cost is the same at any depth. It reads the counts of the object's groups (one
+// row per 10,000 to 40,000 children) and of one group's buckets (100 to 200 rows). Then it reads an index range of
+// limit rows and up to one bucket's rows.
 func Skip(ctx context.Context, tx pgx.Tx, kind string, object int64, order Order, skip int64, limit int) ([]event.Child, error) {
 	sql := skipOldestSQL
 	if order == Newest {
@@ -139,14 +144,14 @@ func Skip(ctx context.Context, tx pgx.Tx, kind string, object int64, order Order
 	}
 	page, err := collect(ctx, tx, sql, pgx.StrictNamedArgs{"kind": kind, "object": object, "skip": skip, "limit": limit})
 	if err != nil {
-		return nil, fmt.Errorf("read %d children of object %d behind %d: %w", limit, object, skip, err)
+		return nil, fmt.Errorf("read %d children of object %d after the first %d: %w", limit, object, skip, err)
 	}
 	return page, nil
 }
 
-// Around returns up to limit visible children, oldest first, with c's place in their middle, or nearer to an end where the object
-// ends; earlier and later say whether there are others on each side. c need not be visible: then its place is between two
-// children. The transaction's tenant is set. Cost: two index ranges of limit rows.
+// Around returns up to limit visible children, oldest first, with c's place in their middle, or nearer to an end of the
+// object's children. earlier and later report whether there are others on each side. If c is not visible, its place is
+// between two children. The transaction's tenant is set. Cost: two index ranges of limit rows.
 func Around(ctx context.Context, tx pgx.Tx, kind string, c event.Child, limit int) (page []event.Child, earlier, later bool, err error) {
 	at := KeyOf(c)
 	before, err := Page(ctx, tx, kind, int64(c.Parent), Newest, &at, limit+1)
@@ -168,63 +173,65 @@ func Around(ctx context.Context, tx pgx.Tx, kind string, c event.Child, limit in
 	return append(before, after[:nAfter]...), earlier, later, nil
 }
 
-// threadedSQL is one page in the order of the thread: what is visible, and the tombstones above it.
-// Index: child_lists_threaded_idx, one range.   Locks: none.
+// threadedSQL reads one page in the order of the thread: visible children, and the tombstones above them.
+// Index: child_lists_threaded_idx, one range. Locks: none.
 const threadedSQL = `
 SELECT /* threadcache.threaded */ child_id::text AS id, object_id, parent_id::text, slug, path,
        CASE WHEN visible THEN author_id ELSE 0 END, CASE WHEN visible THEN body ELSE '' END,
        CASE WHEN visible THEN attributes END, author_state, moderation_state, version, created_at, updated_at
   FROM child_lists
- WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND object_id = @object AND shown AND path > @after AND path < @end
+ WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND object_id = @object AND shown
+   AND path > @after AND path < @end
  ORDER BY path
  LIMIT @limit`
 
-// Threaded returns up to limit children of the object in the order of the thread (each child, then its replies), after the path
-// afterPath; from the start when it is empty. A child that is gone and has something visible below it is a tombstone: it is
-// not Visible, its Body is empty and its AuthorID 0. The transaction's tenant is set. Cost: one index range of limit rows.
+// Threaded returns up to limit children of the object in the order of the thread (each child, then its replies), after
+// the path afterPath; an empty path means from the start. A gone child with a visible descendant is a tombstone: it is
+// not Visible, its Body is empty and its AuthorID 0. The transaction's tenant is set. Cost: one index range of limit
+// rows.
 func Threaded(ctx context.Context, tx pgx.Tx, kind string, object int64, afterPath string, limit int) ([]event.Child, error) {
-	return threaded(ctx, tx, kind, object, afterPath, "~", limit) // no path goes beyond: they are of digits and lower-case letters
+	return threaded(ctx, tx, kind, object, afterPath, "~", limit) // after every path: paths have only digits and lower-case letters
 }
 
-// Replies returns up to limit children below the one at path, in the order of the thread, after afterPath; from the first when
-// it is empty. Else it is as Threaded.
+// Replies returns up to limit children below the one at path, in the order of the thread, after afterPath; an empty
+// afterPath means from the first. Otherwise it is like Threaded.
 func Replies(ctx context.Context, tx pgx.Tx, kind string, object int64, path, afterPath string, limit int) ([]event.Child, error) {
 	return threaded(ctx, tx, kind, object, max(afterPath, path+"/"), path+"0", limit) // '0' follows '/'
 }
 
 func threaded(ctx context.Context, tx pgx.Tx, kind string, object int64, after, end string, limit int) ([]event.Child, error) {
-	page, err := collect(ctx, tx, threadedSQL, pgx.StrictNamedArgs{"kind": kind, "object": object, "after": after, "end": end, "limit": limit})
+	page, err := collect(ctx, tx, threadedSQL, pgx.StrictNamedArgs{"kind": kind, "object": object, "after": after,
+		"end": end, "limit": limit})
 	if err != nil {
 		return nil, fmt.Errorf("read %d threaded children of object %d after %q: %w", limit, object, after, err)
 	}
 	return page, nil
 }
 
-// byIDSQL reads one child.
-// Index: child_lists_pkey.   Locks: none.
+// byIDSQL reads one child. Index: child_lists_pkey. Locks: none.
 const byIDSQL = `
 SELECT /* threadcache.by_id */ ` + fields + `
   FROM child_lists WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND child_id = @id::uuid`
 
-// ByID returns the child, whatever its state. The transaction's tenant is set.
+// ByID returns the child in any state. The transaction's tenant is set.
 func ByID(ctx context.Context, tx pgx.Tx, kind, id string) (c event.Child, found bool, err error) {
 	return one(ctx, tx, byIDSQL, pgx.StrictNamedArgs{"kind": kind, "id": id})
 }
 
-// bySlugSQL reads one child by its permalink.
-// Index: child_lists_slug_idx.   Locks: none.
+// bySlugSQL reads one child by its permalink. Index: child_lists_slug_idx. Locks: none.
 const bySlugSQL = `
 SELECT /* threadcache.by_slug */ ` + fields + `
   FROM child_lists WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND slug = @slug AND object_id = @object`
 
-// BySlug returns the child of the object that has the slug, whatever its state. The transaction's tenant is set.
+// BySlug returns the child of the object that has the slug, in any state. The transaction's tenant is set.
 func BySlug(ctx context.Context, tx pgx.Tx, kind string, object int64, slug string) (c event.Child, found bool, err error) {
 	return one(ctx, tx, bySlugSQL, pgx.StrictNamedArgs{"kind": kind, "object": object, "slug": slug})
 }
 
-// byAuthorSQL is one page of an author's children, year by year backwards, as far as the kind has any. ORDER BY begins with the order in
-// which the years come, so the sort is one within each year, and the statement ends with the year that fills the page.
-// Index: child_lists_author_idx, one range backwards of each year.   Locks: none.
+// byAuthorSQL reads one page of an author's children, year by year backwards, over the years in which the kind has
+// children. ORDER BY begins with the order of the years, so PostgreSQL sorts only within each year. The statement ends
+// with the year that fills the page.
+// Index: child_lists_author_idx, one range backwards of each year. Locks: none.
 const byAuthorSQL = `
 WITH bounds AS MATERIALIZED (
   SELECT (SELECT created_year FROM child_lists WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND visible
@@ -235,17 +242,20 @@ WITH bounds AS MATERIALIZED (
 SELECT /* threadcache.by_author */ ` + fields + `
   FROM (SELECT year FROM bounds, generate_series(first, LEAST(last, @year::int)) AS year ORDER BY year DESC) y,
        LATERAL (SELECT * FROM child_lists
-                 WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND created_year = y.year AND author_id = @author AND visible
+                 WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND created_year = y.year
+                   AND author_id = @author AND visible
                    AND (created_at, child_id) < (@created_at::timestamptz, @child_id::uuid)
                  ORDER BY created_at DESC, child_id DESC
                  LIMIT @limit) c
  ORDER BY year DESC, created_at DESC, child_id DESC
  LIMIT @limit`
 
-// ByAuthor returns up to limit visible children of the author in all objects, newest first, behind after; from the newest when it
-// is nil. The transaction's tenant is set. Cost: one index range per year until there are limit rows, or no more years.
+// ByAuthor returns up to limit visible children of the author in all objects, newest first, after the given one; a nil
+// after means from the newest. The transaction's tenant is set. Cost: one index range per year, until there are limit
+// rows or no more years.
 func ByAuthor(ctx context.Context, tx pgx.Tx, kind string, author int64, after *Key, limit int) ([]event.Child, error) {
-	args := pgx.StrictNamedArgs{"kind": kind, "author": author, "limit": limit, "year": math.MaxInt32, "created_at": any("infinity"), "child_id": zeroID}
+	args := pgx.StrictNamedArgs{"kind": kind, "author": author, "limit": limit, "year": math.MaxInt32,
+		"created_at": any("infinity"), "child_id": zeroID}
 	if after != nil {
 		args["year"], args["created_at"], args["child_id"] = after.CreatedAt.UTC().Year(), after.CreatedAt, after.ChildID
 	}
@@ -256,48 +266,49 @@ func ByAuthor(ctx context.Context, tx pgx.Tx, kind string, author int64, after *
 	return page, nil
 }
 
-// Summary is a thread in numbers.
+// Summary has the numbers of a thread.
 type Summary struct {
-	Visible int64      // children that everybody sees
-	Total   int64      // children that there ever were
-	LastAt  *time.Time // when the newest visible one was written; nil without any
+	Visible int64      // visible children
+	Total   int64      // all children that ever existed
+	LastAt  *time.Time // when the newest visible child was written; nil if there is none
 }
 
 // summarySQL sums the counts of an object's groups.
-// Index: child_buckets_pkey, the groups; child_totals_pkey; child_lists_oldest_idx, one row.   Locks: none.
+// Index: child_buckets_pkey, the groups; child_totals_pkey; child_lists_oldest_idx, one row. Locks: none.
 const summarySQL = `
 SELECT /* threadcache.summary */
        (SELECT coalesce(sum(visible), 0) FROM child_buckets
          WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND object_id = @object AND level = 1),
-       coalesce((SELECT total FROM child_totals WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND object_id = @object), 0),
+       coalesce((SELECT total FROM child_totals
+                  WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND object_id = @object), 0),
        (SELECT created_at FROM child_lists
          WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND object_id = @object AND visible
          ORDER BY created_at DESC, child_id DESC LIMIT 1)`
 
-// ReadSummary returns the thread of the object in numbers. The transaction's tenant is set. Cost: one row per 10,000 to 40,000 children.
+// ReadSummary returns the numbers of the object's thread. The transaction's tenant is set. Cost: one row per 10,000 to
+// 40,000 children.
 func ReadSummary(ctx context.Context, tx pgx.Tx, kind string, object int64) (Summary, error) {
 	rows, _ := tx.Query(ctx, summarySQL, pgx.StrictNamedArgs{"kind": kind, "object": object})
 	s, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[Summary])
 	if err != nil {
-		return Summary{}, fmt.Errorf("sum up the thread of object %d: %w", object, err)
+		return Summary{}, fmt.Errorf("read the summary of the thread of object %d: %w", object, err)
 	}
 	return s, nil
 }
 
-// Aggregate is an attribute of an object's visible children in numbers.
+// Aggregate is the count and sum of an attribute over an object's visible children.
 type Aggregate struct {
 	Attribute  string
-	Count, Sum int64 // of the children that have it
+	Count, Sum int64 // over the children that have the attribute
 }
 
-// readAggregatesSQL reads an object's aggregates.
-// Index: child_aggregates_pkey, one range.   Locks: none.
+// readAggregatesSQL reads an object's aggregates. Index: child_aggregates_pkey, one range. Locks: none.
 const readAggregatesSQL = `
 SELECT /* threadcache.read_aggregates */ attribute, count, sum FROM child_aggregates
  WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND object_id = @object ORDER BY attribute`
 
-// ReadAggregates returns the attributes that the kind aggregates, by name; one that no child of the object ever had is absent. The transaction's
-// tenant is set.
+// ReadAggregates returns the attributes that the kind aggregates, by name. It omits an attribute that no child of the
+// object ever had. The transaction's tenant is set.
 func ReadAggregates(ctx context.Context, tx pgx.Tx, kind string, object int64) ([]Aggregate, error) {
 	rows, _ := tx.Query(ctx, readAggregatesSQL, pgx.StrictNamedArgs{"kind": kind, "object": object})
 	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Aggregate])

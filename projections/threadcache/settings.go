@@ -9,11 +9,12 @@ import (
 	"github.com/tidings/tidings/event"
 )
 
-// settingsSQL writes the settings that are newer than ours.
-// Index: child_settings_pkey.   Locks: the objects' rows.
+// settingsSQL writes the settings that are newer than the projection's.
+// Index: child_settings_pkey. Locks: the objects' rows.
 const settingsSQL = `
 INSERT /* threadcache.settings */ INTO child_settings AS t (tenant_id, kind, object_id, locked, premoderated, title, version)
-SELECT * FROM unnest(@tenants::bigint[], @kinds::text[], @objects::bigint[], @lockeds::boolean[], @premoderateds::boolean[], @titles::text[], @versions::bigint[])
+SELECT * FROM unnest(@tenants::bigint[], @kinds::text[], @objects::bigint[], @lockeds::boolean[], @premoderateds::boolean[],
+	@titles::text[], @versions::bigint[])
     ON CONFLICT (tenant_id, kind, object_id) DO UPDATE
        SET locked = excluded.locked, premoderated = excluded.premoderated, title = excluded.title, version = excluded.version
      WHERE excluded.version > t.version`
@@ -28,7 +29,8 @@ func writeSettings(ctx context.Context, tx pgx.Tx, last map[object]event.Thread)
 	var titles []string
 	for o, t := range last {
 		objects.add(o)
-		versions, lockeds, premoderateds, titles = append(versions, t.Version), append(lockeds, t.Locked), append(premoderateds, t.Premoderate), append(titles, t.Title)
+		versions, titles = append(versions, t.Version), append(titles, t.Title)
+		lockeds, premoderateds = append(lockeds, t.Locked), append(premoderateds, t.Premoderate)
 	}
 	if _, err := tx.Exec(ctx, settingsSQL, objects.args(pgx.StrictNamedArgs{
 		"lockeds": lockeds, "premoderateds": premoderateds, "titles": titles, "versions": versions,
@@ -38,7 +40,7 @@ func writeSettings(ctx context.Context, tx pgx.Tx, last map[object]event.Thread)
 	return nil
 }
 
-// Settings are what is set for a thread; the zero value while nothing is.
+// Settings are the settings of a thread. The zero value means that the thread has none.
 type Settings struct {
 	Locked       bool
 	Premoderated bool
@@ -46,8 +48,7 @@ type Settings struct {
 	Version      int64
 }
 
-// readSettingsSQL reads one thread's settings.
-// Index: child_settings_pkey.   Locks: none.
+// readSettingsSQL reads one thread's settings. Index: child_settings_pkey. Locks: none.
 const readSettingsSQL = `
 SELECT /* threadcache.read_settings */ locked, premoderated, title, version FROM child_settings
  WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND object_id = @object`

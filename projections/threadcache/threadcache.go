@@ -14,26 +14,27 @@ import (
 	"github.com/tidings/tidings/kinds"
 )
 
-// Name is the projection's name, and its consumer's.
+// Name is the name of the projection and of its consumer.
 const Name = "threadcache"
 
 // LevelLen is the number of characters of one level of a path; levels are joined by '/'.
 const LevelLen = 22
 
-// The sizes of the ranges that visible children are counted in: a range is split when it has twice as much.
+// The sizes of the ranges that count visible children. A range is split when it has more than twice its size.
 const (
 	bucketSize = 100 // visible children
 	groupSize  = 100 // buckets
 )
 
-// Projection applies the events of children of every kind that is in force, and of threads. It has no state of its own.
+// Projection applies the events of threads and of children of every current kind. It has no state of its own.
 type Projection struct {
 	kinds                 func() *kinds.Set
 	bucketSize, groupSize int
 	mendStep              int
 }
 
-// New returns the projection of the kinds that now returns whenever they are needed: those of a kinds.Catalog, as a rule.
+// New returns a projection. It calls now for the current kinds whenever it needs them; now is usually
+// kinds.Catalog.Now.
 func New(now func() *kinds.Set) Projection { return Projection{now, bucketSize, groupSize, mendStep} }
 
 // Name returns the projection's name.
@@ -51,7 +52,7 @@ type childKey struct {
 	id     string
 }
 
-// object is what children of a kind are under.
+// object is the parent of children of a kind.
 type object struct {
 	tenant int64
 	kind   string
@@ -63,17 +64,18 @@ type place struct {
 	path string
 }
 
-// change is what a batch did to one child that is new or whose visibility moved.
+// change is the effect of a batch on one child that is new or whose visibility changed.
 type change struct {
 	place
 	createdAt time.Time
 	id        string
-	fresh     bool  // new to us
+	fresh     bool  // new to the projection
 	delta     int32 // visible(after) - visible(before)
 }
 
-// Apply brings the objects up to the events, in the caller's transaction. A payload that is not what its type says is a
-// permanent error. Cost: up to eight statements however many events, and for children of threaded kinds two short index ranges per child that is new.
+// Apply applies the events to the objects in the caller's transaction. A payload that does not match its type is a
+// permanent error. Cost: up to eight statements for any number of events, and for children of threaded kinds two short
+// index ranges per new child.
 func (p Projection) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) error {
 	set := p.kinds()
 	children := make(map[childKey]event.Child, len(events))
@@ -88,7 +90,8 @@ func (p Projection) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) 
 				return err
 			}
 			if int64(t.PostID) != e.AggregateID || t.Version <= 0 {
-				return event.Permanent(fmt.Errorf("event %s: thread of post %d (of %d) has version %d", e.ID, t.PostID, e.AggregateID, t.Version))
+				return event.Permanent(fmt.Errorf("event %s: thread of post %d (of %d) has version %d", e.ID, t.PostID,
+					e.AggregateID, t.Version))
 			}
 			if o := (object{e.TenantID, t.Of(), e.AggregateID}); t.Version > settings[o].Version {
 				settings[o] = t
@@ -98,7 +101,7 @@ func (p Projection) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) 
 		if e.AggregateType != kind.Name {
 			var ok bool
 			if kind, ok = set.Child(e.AggregateType); !ok {
-				return event.Permanent(fmt.Errorf("event %s is of %s: there is no such kind of children", e.ID, e.AggregateType))
+				return event.Permanent(fmt.Errorf("event %s: there is no kind of children %s", e.ID, e.AggregateType))
 			}
 			names = kind.Names()
 		}
@@ -139,7 +142,7 @@ func (p Projection) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) 
 	return p.addCounts(ctx, tx, changes)
 }
 
-// wellFormed reports whether the path could be placed in a thread.
+// wellFormed reports whether the path is a valid place in a thread.
 func wellFormed(path string) bool {
 	if len(path)%(LevelLen+1) != LevelLen {
 		return false
@@ -159,21 +162,25 @@ func ancestors(path string, yield func(string)) {
 	}
 }
 
-// childrenSQL writes the children that are new or newer than ours and returns them with their visibility before. A child
-// that is new to us counts what is visible below it as it was before the batch (a range of the path index, nearly always empty: '0' follows '/'), which is
-// how a late parent ends up right. One transaction at a time works on an object (all its events are in one partition, whose
-// offset the caller has locked), so the statement's snapshot is what the thread was before the batch.
-// Both reads are fenced in, so that no statistics, stale ones or none, make them walk the thread for each child: LIMIT and OFFSET keep
-// them from being joined otherwise, the order that each asks for is that of its index (with an empty table all indexes of a tenant
-// cost the same, and the first batch of a replay walked everything for each child), and FILTER keeps the second off the partial indexes.
-// Index: child_lists_pkey, child_lists_path_idx.   Locks: the children's rows, in key order.
+// childrenSQL writes the children that are new or newer than the projection's, and returns them with their visibility
+// before.
+// Late parents: a new child counts the visible children below it as they were before the batch. That is a range of the
+// path index ('0' follows '/'), nearly always empty. So a late parent gets the right count.
+// Snapshot: one transaction at a time works on an object, because all its events are in one partition, whose offset the
+// caller has locked. So the statement's snapshot has the thread as it was before the batch.
+// Plan: both reads are fenced, so that no statistics, stale or missing, make them scan the thread for each child. LIMIT
+// and OFFSET keep the planner from another join. The order of each read is that of its index: with an empty table all
+// indexes of a tenant cost the same, and the first batch of a replay scanned everything for each child. FILTER keeps
+// the second read off the partial indexes.
+// Index: child_lists_pkey, child_lists_path_idx. Locks: the children's rows, in key order.
 const childrenSQL = `
 WITH incoming AS MATERIALIZED (
-  SELECT * FROM unnest(@tenants::bigint[], @kinds::text[], @ids::uuid[], @objects::bigint[], @parents::uuid[], @slugs::text[], @paths::text[], @authors::bigint[],
-                       @bodies::text[], @attributes::text[], @author_states::text[], @moderation_states::text[], @versions::bigint[],
-                       @created_ats::timestamptz[], @updated_ats::timestamptz[], @visibles::boolean[])
-           WITH ORDINALITY AS i(tenant_id, kind, child_id, object_id, parent_id, slug, path, author_id, body, attributes, author_state, moderation_state, version,
-                                created_at, updated_at, visible, ord)
+  SELECT * FROM unnest(@tenants::bigint[], @kinds::text[], @ids::uuid[], @objects::bigint[], @parents::uuid[], @slugs::text[],
+                       @paths::text[], @authors::bigint[], @bodies::text[], @attributes::text[], @author_states::text[],
+                       @moderation_states::text[], @versions::bigint[], @created_ats::timestamptz[],
+                       @updated_ats::timestamptz[], @visibles::boolean[])
+           WITH ORDINALITY AS i(tenant_id, kind, child_id, object_id, parent_id, slug, path, author_id, body, attributes,
+                                author_state, moderation_state, version, created_at, updated_at, visible, ord)
 ), before AS MATERIALIZED (
   SELECT i.ord, t.visible, t.attributes
     FROM incoming i, LATERAL (SELECT visible, attributes FROM child_lists t
@@ -181,10 +188,10 @@ WITH incoming AS MATERIALIZED (
                                ORDER BY t.child_id LIMIT 1) t
 ), written AS (
   INSERT /* threadcache.children */ INTO child_lists AS t
-         (tenant_id, kind, child_id, object_id, parent_id, slug, path, author_id, body, attributes, author_state, moderation_state, version, created_at, updated_at,
-          visible, visible_descendants, shown)
-  SELECT i.tenant_id, i.kind, i.child_id, i.object_id, i.parent_id, i.slug, i.path, i.author_id, i.body, i.attributes::jsonb, i.author_state, i.moderation_state, i.version,
-         i.created_at, i.updated_at, i.visible, below.n, i.visible OR below.n > 0
+         (tenant_id, kind, child_id, object_id, parent_id, slug, path, author_id, body, attributes, author_state, moderation_state,
+          version, created_at, updated_at, visible, visible_descendants, shown)
+  SELECT i.tenant_id, i.kind, i.child_id, i.object_id, i.parent_id, i.slug, i.path, i.author_id, i.body, i.attributes::jsonb,
+         i.author_state, i.moderation_state, i.version, i.created_at, i.updated_at, i.visible, below.n, i.visible OR below.n > 0
     FROM incoming i LEFT JOIN before b USING (ord),
          LATERAL (SELECT CASE WHEN b.ord IS NULL AND i.path IS NOT NULL THEN
                     (SELECT count(*) FILTER (WHERE d.visible)::int
@@ -195,8 +202,9 @@ WITH incoming AS MATERIALIZED (
                   ELSE 0 END AS n) below
    ORDER BY i.ord
       ON CONFLICT (tenant_id, kind, child_id) DO UPDATE
-         SET author_id = excluded.author_id, body = excluded.body, attributes = excluded.attributes, author_state = excluded.author_state,
-             moderation_state = excluded.moderation_state, version = excluded.version, updated_at = excluded.updated_at, visible = excluded.visible,
+         SET author_id = excluded.author_id, body = excluded.body, attributes = excluded.attributes,
+             author_state = excluded.author_state, moderation_state = excluded.moderation_state, version = excluded.version,
+             updated_at = excluded.updated_at, visible = excluded.visible,
              shown = excluded.visible OR t.visible_descendants > 0
        WHERE excluded.version > t.version
   RETURNING t.tenant_id, t.kind, t.child_id
@@ -204,8 +212,10 @@ WITH incoming AS MATERIALIZED (
 SELECT i.ord::int, b.ord IS NULL, coalesce(b.visible, false), b.attributes
   FROM written JOIN incoming i USING (tenant_id, kind, child_id) LEFT JOIN before b USING (ord)`
 
-// writeChildren writes the children. It returns those that are new or whose visibility moved, in key order, and by how much the aggregates move.
-func writeChildren(ctx context.Context, tx pgx.Tx, set *kinds.Set, last map[childKey]event.Child) ([]change, map[aggregate]Aggregate, error) {
+// writeChildren writes the children. It returns those that are new or whose visibility changed, in key order, and the
+// changes of the aggregates.
+func writeChildren(ctx context.Context, tx pgx.Tx, set *kinds.Set,
+	last map[childKey]event.Child) ([]change, map[aggregate]Aggregate, error) {
 	keys := make([]childKey, 0, len(last))
 	for k := range last {
 		keys = append(keys, k)
@@ -232,8 +242,9 @@ func writeChildren(ctx context.Context, tx pgx.Tx, set *kinds.Set, last map[chil
 		createdAts[i], updatedAts[i], visibles[i] = c.CreatedAt.Time, c.UpdatedAt.Time, c.Visible()
 	}
 	rows, _ := tx.Query(ctx, childrenSQL, pgx.StrictNamedArgs{
-		"tenants": tenants, "kinds": names, "ids": ids, "objects": objects, "parents": parents, "slugs": slugs, "paths": paths, "authors": authors, "bodies": bodies,
-		"attributes": attributes, "author_states": authorStates, "moderation_states": moderationStates, "versions": versions,
+		"tenants": tenants, "kinds": names, "ids": ids, "objects": objects, "parents": parents, "slugs": slugs, "paths": paths,
+		"authors": authors, "bodies": bodies, "attributes": attributes,
+		"author_states": authorStates, "moderation_states": moderationStates, "versions": versions,
 		"created_ats": createdAts, "updated_ats": updatedAts, "visibles": visibles,
 	})
 	var changes []change
@@ -278,12 +289,13 @@ func orNull(s string) *string {
 	return &s
 }
 
-// descendantsSQL moves the visible descendants of ancestors; one that has not come yet will count for itself when it does.
-// Index: child_lists_path_idx.   Locks: the ancestors' rows.
+// descendantsSQL changes the visible descendants of ancestors. An ancestor that comes later counts for itself.
+// Index: child_lists_path_idx. Locks: the ancestors' rows.
 const descendantsSQL = `
 UPDATE /* threadcache.descendants */ child_lists t
    SET visible_descendants = t.visible_descendants + d.delta, shown = t.visible OR t.visible_descendants + d.delta > 0
-  FROM unnest(@tenants::bigint[], @kinds::text[], @objects::bigint[], @paths::text[], @deltas::int[]) AS d(tenant_id, kind, object_id, path, delta)
+  FROM unnest(@tenants::bigint[], @kinds::text[], @objects::bigint[], @paths::text[], @deltas::int[])
+         AS d(tenant_id, kind, object_id, path, delta)
  WHERE t.tenant_id = d.tenant_id AND t.kind = d.kind AND t.object_id = d.object_id AND t.path = d.path COLLATE "C"`
 
 func addDescendants(ctx context.Context, tx pgx.Tx, changes []change) error {
@@ -306,7 +318,7 @@ func addDescendants(ctx context.Context, tx pgx.Tx, changes []change) error {
 		return nil
 	}
 	if _, err := tx.Exec(ctx, descendantsSQL, objects.args(pgx.StrictNamedArgs{"paths": paths, "deltas": moved})); err != nil {
-		return fmt.Errorf("move the visible descendants of %d children: %w", len(moved), err)
+		return fmt.Errorf("change the visible descendants of %d children: %w", len(moved), err)
 	}
 	return nil
 }

@@ -28,7 +28,7 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 
 var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
-// made is comment n of a thread: its place in it never changes.
+// made returns comment n of a thread, whose place never changes.
 func made(n int, parent *event.Child) event.Child {
 	c := event.Child{
 		ID: fmt.Sprintf("00000000-0000-7000-8000-%012d", n), Parent: 5, Slug: fmt.Sprintf("%08d", n), AuthorID: event.ID(n%3 + 1),
@@ -43,7 +43,7 @@ func made(n int, parent *event.Child) event.Child {
 	return c
 }
 
-// at is the comment's given version: what it is then follows from the two numbers.
+// at returns the given version of a comment. n and version determine its state.
 func at(c event.Child, n int, version int64) event.Child {
 	c.Version = version
 	if version == 1 {
@@ -79,8 +79,8 @@ func toEvent(tenant int64, c event.Child) event.Event {
 	if c.Version == 1 {
 		typ = event.Created
 	}
-	return event.Event{ID: fmt.Sprint(c.ID, "-", c.Version), TenantID: tenant, AggregateType: event.AggregateComment, AggregateID: int64(c.Parent),
-		Type: typ, Version: 1, Payload: payload}
+	return event.Event{ID: fmt.Sprint(c.ID, "-", c.Version), TenantID: tenant, AggregateType: event.AggregateComment,
+		AggregateID: int64(c.Parent), Type: typ, Version: 1, Payload: payload}
 }
 
 func TestSettingsThatWerePurgedAreTheDefaultsAtTheVersionThatStays(t *testing.T) {
@@ -93,26 +93,33 @@ func TestSettingsThatWerePurgedAreTheDefaultsAtTheVersionThatStays(t *testing.T)
 		}
 	}
 	// Deleted, purged, and purged and set again.
-	exec(`INSERT INTO threads (tenant_id, object, metadata) SELECT 1, o, jsonb_build_object('version_id', n, 'version_state', s, 'created_by', 't', 'last_update_time', '2026-01-02T03:04:05Z')
-	  FROM (VALUES (1, '{"post_id": "5", "version": 2, "locked": false, "premoderated": false}'::jsonb, 'DELETED'), (2, '{"post_id": "7", "version": 4, "locked": true}', 'LATEST')) v (n, o, s)`)
+	exec(`INSERT INTO threads (tenant_id, object, metadata) SELECT 1, o,
+		jsonb_build_object('version_id', n, 'version_state', s, 'created_by', 't', 'last_update_time', '2026-01-02T03:04:05Z')
+	  FROM (VALUES (1, '{"post_id": "5", "version": 2, "locked": false, "premoderated": false}'::jsonb, 'DELETED'),
+	  (2, '{"post_id": "7", "version": 4, "locked": true}', 'LATEST')) v (n, o, s)`)
 	exec(`INSERT INTO threads_purged (tenant_id, post_id, kind, version) VALUES (1, 6, 'comment', 3), (1, 7, 'comment', 3)`)
 	fields := func() (all []string) {
 		t.Helper()
-		if _, err := New(kinds.Builtin).Verify(ctx, pool, pool, func(d projections.Difference) { all = append(all, d.String()) }); err != nil {
+		if _, err := New(kinds.Builtin).Verify(ctx, pool, pool,
+			func(d projections.Difference) { all = append(all, d.String()) }); err != nil {
 			t.Fatal(err)
 		}
 		return all
 	}
 	want := []string{
-		"threadcache: tenant 1, thread of post 5: settings version is 0, want 2", "threadcache: tenant 1, thread of post 6: settings version is 0, want 3",
-		"threadcache: tenant 1, thread of post 7: locked is false, want true", "threadcache: tenant 1, thread of post 7: settings version is 0, want 4",
+		"threadcache: tenant 1, thread of post 5: settings version is 0, want 2",
+		"threadcache: tenant 1, thread of post 6: settings version is 0, want 3",
+		"threadcache: tenant 1, thread of post 7: locked is false, want true",
+		"threadcache: tenant 1, thread of post 7: settings version is 0, want 4",
 	}
 	if got := fields(); !slices.Equal(got, want) {
 		t.Errorf("an empty projection: got %q, want %q", got, want)
 	}
 	for name, fill := range map[string]func() error{
 		"mended": func() error {
-			mend(t, pool, New(kinds.Builtin), []projections.Key{{Type: event.AggregateComment, TenantID: 1, Aggregate: 5}, {Type: event.AggregateComment, TenantID: 1, Aggregate: 6}, {Type: event.AggregateComment, TenantID: 1, Aggregate: 7}}, func() {})
+			mend(t, pool, New(kinds.Builtin), []projections.Key{{Type: event.AggregateComment, TenantID: 1, Aggregate: 5},
+				{Type: event.AggregateComment, TenantID: 1, Aggregate: 6}, {Type: event.AggregateComment, TenantID: 1, Aggregate: 7}},
+				func() {})
 			return nil
 		},
 		"made from the truth": func() error {
@@ -140,7 +147,8 @@ func TestStatements(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	ctx := context.Background()
 	for i, sql := range []string{
-		oldestSQL, newestSQL, skipOldestSQL, skipNewestSQL, threadedSQL, byIDSQL, bySlugSQL, byAuthorSQL, moderatedAllSQL, moderatedObjectSQL, moderatedAuthorSQL, moderatedAuthorInSQL, waitingSQL, summarySQL,
+		oldestSQL, newestSQL, skipOldestSQL, skipNewestSQL, threadedSQL, byIDSQL, bySlugSQL, byAuthorSQL, moderatedAllSQL,
+		moderatedObjectSQL, moderatedAuthorSQL, moderatedAuthorInSQL, waitingSQL, summarySQL,
 		readSettingsSQL, settingsSQL, childrenSQL, descendantsSQL, countsSQL, splitBucketsSQL, splitGroupsSQL, totalsSQL,
 		threadRowsSQL, flatRowsSQL, countedSQL, settingsRowsSQL,
 		heldSQL, redactSQL, aggregatesSQL, readAggregatesSQL, dropChildrenSQL, reachedSQL,
@@ -155,7 +163,7 @@ func TestStatements(t *testing.T) {
 	}
 }
 
-// model is what readers are to see of post 5: the newest version of each comment that was delivered, and of the settings.
+// model has the expected reads of post 5: the newest delivered version of each comment and of the settings.
 type model struct {
 	comments map[string]event.Child
 	settings event.Thread
@@ -201,7 +209,7 @@ func (m *model) descendants(of event.Child) (n int) {
 	return n
 }
 
-// threaded is the order of the thread below a path, or all of it.
+// threaded returns the expected order of the thread below a path, or of all of it.
 func (m *model) threaded(below string) []event.Child {
 	all := m.chronological(func(c event.Child) bool {
 		return strings.HasPrefix(c.Path, below) && (c.Visible() || m.descendants(c) > 0)
@@ -215,7 +223,7 @@ func (m *model) threaded(below string) []event.Child {
 	return all
 }
 
-// cut is all[skip:skip+limit] where it exists: what OFFSET and LIMIT would give.
+// cut returns all[skip:skip+limit] as far as it exists, as OFFSET and LIMIT would.
 func cut(all []event.Child, skip, limit int) []event.Child {
 	skip = min(skip, len(all))
 	return all[skip:min(len(all), skip+limit)]
@@ -254,7 +262,7 @@ func pathOf(c *event.Child) string {
 	return c.Path
 }
 
-// same compares what was read with what it should be.
+// same compares got with want.
 func same(what string, want, got []event.Child, err error) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", what, err)
@@ -265,7 +273,7 @@ func same(what string, want, got []event.Child, err error) error {
 	return nil
 }
 
-// compare reads everything that there is to read in pages of limit.
+// compare compares every read, in pages of limit.
 func (m *model) compare(ctx context.Context, tx pgx.Tx, limit int) error {
 	for order, want := range map[Order][]event.Child{Oldest: m.oldest(), Newest: m.newest()} {
 		all, err := walk(func(last *event.Child) ([]event.Child, error) {
@@ -310,26 +318,30 @@ func (m *model) compare(ctx context.Context, tx pgx.Tx, limit int) error {
 	return m.compareTables(ctx, tx)
 }
 
-// compareModerated reads what moderators look at.
+// compareModerated compares the lists of moderators.
 func (m *model) compareModerated(ctx context.Context, tx pgx.Tx, limit int) error {
 	for _, state := range []string{event.ModerationPending, event.ModerationHidden, event.ModerationRemoved} {
-		for _, of := range []Moderated{{State: state}, {State: state, Object: 5}, {State: state, Author: 2}, {State: state, Author: 2, Object: 5}, {State: state, Object: 6}} {
+		for _, of := range []Moderated{{State: state}, {State: state, Object: 5}, {State: state, Author: 2},
+			{State: state, Author: 2, Object: 5}, {State: state, Object: 6}} {
 			want := m.chronological(func(c event.Child) bool {
-				return c.AuthorState == event.AuthorActive && c.ModerationState == state && (of.Author == 0 || int64(c.AuthorID) == of.Author) && of.Object != 6
+				return c.AuthorState == event.AuthorActive && c.ModerationState == state &&
+					(of.Author == 0 || int64(c.AuthorID) == of.Author) && of.Object != 6
 			})
-			all, err := walk(func(last *event.Child) ([]event.Child, error) { return of.Page(ctx, tx, "comment", keyOf(last), limit) }, limit)
+			all, err := walk(func(last *event.Child) ([]event.Child, error) { return of.Page(ctx, tx, "comment", keyOf(last), limit) },
+				limit)
 			if err := same(fmt.Sprintf("%+v", of), want, all, err); err != nil {
 				return err
 			}
 			n, err := of.Count(ctx, tx, "comment", 3)
 			if err != nil || n != min(len(want), 3) {
-				return fmt.Errorf("%+v are %d, %w, not %d", of, n, err, len(want))
+				return fmt.Errorf("%+v: %d children, %w, want %d", of, n, err, len(want))
 			}
 		}
 	}
 	var want []Waiting
 	if waiting := m.chronological(func(c event.Child) bool { return c.State() == "pending" }); len(waiting) > 0 {
-		want = []Waiting{{5, len(waiting), waiting[0].CreatedAt.Time, Settings{m.settings.Locked, m.settings.Premoderate, m.settings.Title, m.settings.Version}}}
+		want = []Waiting{{5, len(waiting), waiting[0].CreatedAt.Time,
+			Settings{m.settings.Locked, m.settings.Premoderate, m.settings.Title, m.settings.Version}}}
 	}
 	got, err := WaitingThreads(ctx, tx, "comment", 0, limit)
 	if diff := gocmp.Diff(want, got, cmpopts.EquateEmpty()); err != nil || diff != "" {
@@ -338,7 +350,7 @@ func (m *model) compareModerated(ctx context.Context, tx pgx.Tx, limit int) erro
 	return nil
 }
 
-// compareAt reads what begins at one comment, whatever its state.
+// compareAt compares the reads that begin at one comment, in any state.
 func (m *model) compareAt(ctx context.Context, tx pgx.Tx, c event.Child, limit int) error {
 	got, found, err := BySlug(ctx, tx, "comment", 5, c.Slug)
 	if err := same(fmt.Sprintf("by slug, found %t", found), []event.Child{c}, []event.Child{got}, err); err != nil {
@@ -366,7 +378,8 @@ func (m *model) compareAt(ctx context.Context, tx pgx.Tx, c event.Child, limit i
 		return err
 	}
 	if earlier != (from > 0) || later != (from+len(want) < len(oldest)) {
-		return fmt.Errorf("around says earlier %t, later %t: it is %d to %d of %d", earlier, later, from, from+len(want), len(oldest))
+		return fmt.Errorf("Around returned earlier %t, later %t for the comments %d to %d of %d", earlier, later,
+			from, from+len(want), len(oldest))
 	}
 	return nil
 }
@@ -407,7 +420,7 @@ func (m *model) compareTables(ctx context.Context, tx pgx.Tx) error {
 	return err
 }
 
-// checkRanges compares every range's count with the rows in it, and the sizes with what they should not exceed.
+// checkRanges compares every range's count with its rows, and its size with the bound.
 func checkRanges(ctx context.Context, pool *pgxpool.Pool, tenant int64, p Projection) error {
 	rows, _ := pool.Query(ctx, `
 		SELECT r.level, r.visible, (SELECT count(*) FROM child_lists c WHERE c.tenant_id = $1 AND c.object_id = r.object_id AND c.visible
@@ -415,18 +428,20 @@ func checkRanges(ctx context.Context, pool *pgxpool.Pool, tenant int64, p Projec
 		       (SELECT count(*) FROM child_buckets b WHERE b.tenant_id = $1 AND b.object_id = r.object_id AND b.level = 0
 		         AND (b.first_at, b.first_id) >= (r.first_at, r.first_id) AND (b.first_at, b.first_id) < (r.next_at, r.next_id))
 		  FROM (SELECT *, lead(first_at, 1, 'infinity') OVER w AS next_at, lead(first_id, 1, first_id) OVER w AS next_id
-		          FROM child_buckets WHERE tenant_id = $1 WINDOW w AS (PARTITION BY object_id, level ORDER BY first_at, first_id)) r`, tenant)
+		          FROM child_buckets WHERE tenant_id = $1 WINDOW w AS (PARTITION BY object_id, level ORDER BY first_at, first_id)) r`,
+		tenant)
 	var level, visible, comments, buckets int
 	_, err := pgx.ForEachRow(rows, []any{&level, &visible, &comments, &buckets}, func() error {
 		if visible != comments || level == 0 && comments > 2*p.bucketSize || level == 1 && (buckets > 2*p.groupSize || buckets == 0) {
-			return fmt.Errorf("a range of level %d counts %d, has %d comments and %d buckets (sizes %+v)", level, visible, comments, buckets, p)
+			return fmt.Errorf("a range of level %d counts %d, has %d comments and %d buckets (sizes %+v)", level,
+				visible, comments, buckets, p)
 		}
 		return nil
 	})
 	return err
 }
 
-// drawTree draws a thread of up to n comments.
+// drawTree draws a random thread of up to n comments.
 func drawTree(rt *rapid.T, n int) (tree []event.Child) {
 	for n := range rapid.IntRange(1, n).Draw(rt, "comments") {
 		parent := rapid.IntRange(-1, n-1).Draw(rt, "parent")
@@ -439,13 +454,15 @@ func drawTree(rt *rapid.T, n int) (tree []event.Child) {
 	return tree
 }
 
-// drawBatch draws versions of the tree's comments and of its settings, in any order, delivers them to the model and returns the events.
+// drawBatch draws versions of the tree's comments and of its settings in any order. It delivers them to the model and
+// returns the events.
 func drawBatch(rt *rapid.T, m *model, tenant int64, tree []event.Child) (batch []event.Event) {
 	for range rapid.IntRange(0, 12).Draw(rt, "events") {
 		n := rapid.IntRange(-1, len(tree)-1).Draw(rt, "comment")
 		version := rapid.Int64Range(1, 7).Draw(rt, "version")
 		if n < 0 {
-			t := event.Thread{PostID: 5, Version: version, Locked: version%2 == 0, Premoderate: version%3 == 0, Title: fmt.Sprint("title ", version)}
+			t := event.Thread{PostID: 5, Version: version, Locked: version%2 == 0, Premoderate: version%3 == 0,
+				Title: fmt.Sprint("title ", version)}
 			if version > m.settings.Version {
 				m.settings = t
 			}
@@ -464,13 +481,13 @@ func threadEvent(tenant int64, t event.Thread) event.Event {
 	if err != nil {
 		panic(err)
 	}
-	return event.Event{ID: fmt.Sprint("thread-", t.Version), TenantID: tenant, AggregateType: event.AggregateThread, AggregateID: int64(t.PostID),
-		Type: event.Updated, Version: 1, Payload: payload}
+	return event.Event{ID: fmt.Sprint("thread-", t.Version), TenantID: tenant, AggregateType: event.AggregateThread,
+		AggregateID: int64(t.PostID), Type: event.Updated, Version: 1, Payload: payload}
 }
 
-// TestAnyDeliveryEndsInAFoldOfTheTruth delivers versions of random trees of two tenants in any order (replies before their parents,
-// comments out of their order), cut anywhere, with repetitions, into buckets of any size, and compares all that readers see with a
-// fold of the newest version delivered of each.
+// TestAnyDeliveryEndsInAFoldOfTheTruth delivers versions of random trees of two tenants in any order: replies before
+// their parents, comments out of their order, cut at any place, with repetitions. The buckets have any size. The test
+// compares all reads with a fold of the newest delivered version of each entity.
 func TestAnyDeliveryEndsInAFoldOfTheTruth(t *testing.T) {
 	db := testkit.Postgres(t)
 	pool, api := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleAPI)
@@ -478,7 +495,8 @@ func TestAnyDeliveryEndsInAFoldOfTheTruth(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		ctx := context.Background()
 		tenant += 2
-		p := Projection{kinds: kinds.Builtin, bucketSize: rapid.IntRange(1, 3).Draw(rt, "bucket size"), groupSize: rapid.IntRange(1, 3).Draw(rt, "group size")}
+		p := Projection{kinds: kinds.Builtin, bucketSize: rapid.IntRange(1, 3).Draw(rt, "bucket size"),
+			groupSize: rapid.IntRange(1, 3).Draw(rt, "group size")}
 		trees := [][]event.Child{drawTree(rt, 14), drawTree(rt, 3)}
 		models := []*model{newModel(), newModel()}
 		for range rapid.IntRange(1, 5).Draw(rt, "batches") {
@@ -491,7 +509,8 @@ func TestAnyDeliveryEndsInAFoldOfTheTruth(t *testing.T) {
 			}
 			limit := rapid.IntRange(1, 6).Draw(rt, "limit")
 			for i, m := range models {
-				err := postgres.InTenant(ctx, api, tenant+int64(i), pgx.TxOptions{}, func(tx pgx.Tx) error { return m.compare(ctx, tx, limit) })
+				err := postgres.InTenant(ctx, api, tenant+int64(i), pgx.TxOptions{},
+					func(tx pgx.Tx) error { return m.compare(ctx, tx, limit) })
 				if err == nil {
 					err = checkRanges(ctx, pool, tenant+int64(i), p)
 				}
@@ -507,8 +526,8 @@ func apply(ctx context.Context, pool *pgxpool.Pool, p Projection, batch []event.
 	return postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error { return p.Apply(ctx, tx, batch) })
 }
 
-// TestAWalkWhileOthersWriteMeetsOnceWhatStays writes a batch before each page of a walk. Every comment that was to be seen throughout is
-// met once, no comment twice.
+// TestAWalkWhileOthersWriteMeetsOnceWhatStays writes a batch before each page of a walk. The walk must return every
+// comment that was visible throughout exactly once, and no comment twice.
 func TestAWalkWhileOthersWriteMeetsOnceWhatStays(t *testing.T) {
 	db := testkit.Postgres(t)
 	pool, api := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleAPI)
@@ -536,7 +555,7 @@ func TestAWalkWhileOthersWriteMeetsOnceWhatStays(t *testing.T) {
 		m, tree := newModel(), drawTree(rt, 20)
 		var first []event.Event
 		for n, c := range tree {
-			if n%4 != 0 { // the others come later
+			if n%4 != 0 { // the walk's batches write the others
 				m.deliver(c)
 				first = append(first, toEvent(tenant, c))
 			}
@@ -569,18 +588,19 @@ func TestAWalkWhileOthersWriteMeetsOnceWhatStays(t *testing.T) {
 		}
 		for id, n := range met {
 			if n > 1 {
-				rt.Errorf("%s: met %s %d times", w.name, id, n)
+				rt.Errorf("%s: the walk returned %s %d times", w.name, id, n)
 			}
 		}
 		for id, n := range throughout {
 			if n == reads && met[id] != 1 {
-				rt.Errorf("%s: met %s %d times, and it was there throughout", w.name, id, met[id])
+				rt.Errorf("%s: the walk returned %s %d times, although it was visible throughout", w.name, id, met[id])
 			}
 		}
 	})
 }
 
-// TestSkipCountsWhatIsLeft has the buckets of the documents' example, 100, 102, 101 and 22 comments: behind 300 there are 25.
+// TestSkipCountsWhatIsLeft has the buckets of the example in the documents: 100, 102, 101 and 22 comments. After the
+// first 300 there are 25.
 func TestSkipCountsWhatIsLeft(t *testing.T) {
 	db := testkit.Postgres(t)
 	pool, api := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleAPI)
@@ -628,7 +648,7 @@ func TestSkipCountsWhatIsLeft(t *testing.T) {
 			err := postgres.InTenant(ctx, api, 1, pgx.TxOptions{}, func(tx pgx.Tx) error {
 				page, err := Skip(ctx, tx, "comment", 5, order, int64(skip), 50)
 				if skip == 300 && len(page) != 25 {
-					t.Errorf("behind 300 there are %d, want 25", len(page))
+					t.Errorf("after the first 300 there are %d comments, want 25", len(page))
 				}
 				return same(fmt.Sprintf("skip %d, newest %t", skip, order), cut(all, skip, 50), page, err)
 			})
@@ -639,8 +659,9 @@ func TestSkipCountsWhatIsLeft(t *testing.T) {
 	}
 }
 
-// explain runs a statement and returns how many rows its scans of each table gave, and through which indexes.
-func explain(ctx context.Context, tx pgx.Tx, sql string, args pgx.StrictNamedArgs) (rows map[string]float64, indexes map[string]bool, err error) {
+// explain runs a statement, and returns the rows that its scans of each table read and the indexes that they used.
+func explain(ctx context.Context, tx pgx.Tx, sql string,
+	args pgx.StrictNamedArgs) (rows map[string]float64, indexes map[string]bool, err error) {
 	var raw []byte
 	if err := tx.QueryRow(ctx, "EXPLAIN (ANALYZE, FORMAT JSON) "+sql, args).Scan(&raw); err != nil {
 		return nil, nil, err
@@ -668,9 +689,9 @@ func explain(ctx context.Context, tx pgx.Tx, sql string, args pgx.StrictNamedArg
 	return rows, indexes, nil
 }
 
-var errUndo = errors.New("done, and undone")
+var errUndo = errors.New("roll back")
 
-// TestCostsDoNotGrowWithTheThread has 4,000 comments in 200 buckets, in tables of which the planner knows nothing yet.
+// TestCostsDoNotGrowWithTheThread has 4,000 comments in 200 buckets, in tables without statistics.
 func TestCostsDoNotGrowWithTheThread(t *testing.T) {
 	db := testkit.Postgres(t)
 	pool, api := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleAPI)
@@ -681,8 +702,8 @@ func TestCostsDoNotGrowWithTheThread(t *testing.T) {
 	for n := range comments {
 		batch = append(batch, toEvent(1, made(n, nil)))
 	}
-	// What is below a new comment and what it was before are looked up by the keys, also while nothing is there: the plan of the
-	// first batch is made then, and meets all of its rows.
+	// childrenSQL must find a new comment's descendants and its former state by keys, also in an empty table.
+	// PostgreSQL makes the plan of the first batch then, and that plan meets all rows of the batch.
 	explainNew := func(when string, n int) {
 		t.Helper()
 		if err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
@@ -691,10 +712,11 @@ func TestCostsDoNotGrowWithTheThread(t *testing.T) {
 			}
 			c := made(n, nil)
 			rows, indexes, err := explain(ctx, tx, childrenSQL, pgx.StrictNamedArgs{
-				"tenants": []int64{1}, "kinds": []string{"comment"}, "attributes": []*string{nil}, "ids": []string{c.ID}, "objects": []int64{5}, "parents": []*string{nil}, "slugs": []string{c.Slug},
+				"tenants": []int64{1}, "kinds": []string{"comment"}, "attributes": []*string{nil}, "ids": []string{c.ID},
+				"objects": []int64{5}, "parents": []*string{nil}, "slugs": []string{c.Slug},
 				"paths": []string{c.Path}, "authors": []int64{1}, "bodies": []string{""}, "author_states": []string{c.AuthorState},
-				"moderation_states": []string{c.ModerationState}, "versions": []int64{1}, "created_ats": []time.Time{start}, "updated_ats": []time.Time{start},
-				"visibles": []bool{true},
+				"moderation_states": []string{c.ModerationState}, "versions": []int64{1}, "created_ats": []time.Time{start},
+				"updated_ats": []time.Time{start}, "visibles": []bool{true},
 			})
 			want := map[string]bool{"child_lists_pkey": true, "child_lists_path_idx": true}
 			if diff := gocmp.Diff(want, indexes); err == nil && (rows["child_lists"] > 1 || diff != "") {
@@ -727,10 +749,12 @@ func TestCostsDoNotGrowWithTheThread(t *testing.T) {
 		t.Fatal(err)
 	}
 	explainNew("with 4,000 comments", comments)
-	// The index of paths is a level higher than the primary key now, which makes any other way look cheaper.
+	// The index of paths is now one level higher than the primary key, so any other plan looks cheaper.
 	if _, err := pool.Exec(ctx, `
-INSERT INTO child_lists (tenant_id, kind, child_id, object_id, slug, path, author_id, body, author_state, moderation_state, version, created_at, updated_at, visible, shown)
-SELECT 1, 'comment', ('00000000-0000-7000-9000-' || lpad(to_hex(n), 12, '0'))::uuid, 5, 'x' || lpad(n::text, 7, '0'), lpad(n::text, 22, '0'), 1, '', 'ACTIVE', 'NONE', 1, $1, $1, true, true
+INSERT INTO child_lists (tenant_id, kind, child_id, object_id, slug, path, author_id, body, author_state, moderation_state, version,
+	created_at, updated_at, visible, shown)
+SELECT 1, 'comment', ('00000000-0000-7000-9000-' || lpad(to_hex(n), 12, '0'))::uuid, 5, 'x' || lpad(n::text, 7, '0'),
+	lpad(n::text, 22, '0'), 1, '', 'ACTIVE', 'NONE', 1, $1, $1, true, true
   FROM generate_series(1, 24000) n`, start); err != nil {
 		t.Fatal(err)
 	}
@@ -739,8 +763,12 @@ SELECT 1, 'comment', ('00000000-0000-7000-9000-' || lpad(to_hex(n), 12, '0'))::u
 		if _, err := tx.Exec(ctx, asConsumersDoSQL); err != nil {
 			return err
 		}
-		rows, indexes, err := explain(ctx, tx, descendantsSQL, pgx.StrictNamedArgs{"tenants": []int64{1}, "kinds": []string{"comment"}, "objects": []int64{5}, "paths": []string{made(0, nil).Path}, "deltas": []int32{1}})
-		if diff := gocmp.Diff(map[string]bool{"child_lists_path_idx": true}, indexes); err == nil && (rows["child_lists"] > 2 || diff != "") { // it is read and written
+		rows, indexes, err := explain(ctx, tx, descendantsSQL,
+			pgx.StrictNamedArgs{"tenants": []int64{1}, "kinds": []string{"comment"}, "objects": []int64{5},
+				"paths": []string{made(0, nil).Path}, "deltas": []int32{1}})
+		// an UPDATE reads and writes the row
+		if diff := gocmp.Diff(map[string]bool{"child_lists_path_idx": true}, indexes); err == nil &&
+			(rows["child_lists"] > 2 || diff != "") {
 			t.Errorf("an ancestor reads %v by (-want +got):\n%s", rows, diff)
 		}
 		return cmp.Or(err, errUndo)
@@ -752,8 +780,8 @@ SELECT 1, 'comment', ('00000000-0000-7000-9000-' || lpad(to_hex(n), 12, '0'))::u
 func TestAPayloadThatIsNoCommentIsPermanent(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	for name, change := range map[string]func(*event.Child){
-		"an id that is none":        func(c *event.Child) { c.ID = "42" },
-		"a parent that is none":     func(c *event.Child) { c.ReplyTo = "42" },
+		"an invalid id":             func(c *event.Child) { c.ID = "42" },
+		"an invalid parent":         func(c *event.Child) { c.ReplyTo = "42" },
 		"no version":                func(c *event.Child) { c.Version = 0 },
 		"a path cut short":          func(c *event.Child) { c.Path = c.Path[1:] },
 		"a path without separators": func(c *event.Child) { c.Path = strings.Repeat("0", 45) },
@@ -765,15 +793,17 @@ func TestAPayloadThatIsNoCommentIsPermanent(t *testing.T) {
 		e := toEvent(1, c)
 		e.AggregateID = 5
 		ctx := context.Background()
-		err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error { return New(kinds.Builtin).Apply(ctx, tx, []event.Event{e}) })
+		err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+			return New(kinds.Builtin).Apply(ctx, tx, []event.Event{e})
+		})
 		if !event.IsPermanent(err) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 }
 
-// A reader applies what it holds a token of beside the consumer (api.readProjection). Where both begin a post's first bucket the reader
-// has to begin anew.
+// A reader applies the events of its token beside the consumer (api.readProjection). If both create a post's first
+// bucket, the reader has to run its transaction again.
 func TestAReaderThatMeetsTheConsumersFirstBucketRunsAgain(t *testing.T) {
 	ctx := t.Context()
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
@@ -801,15 +831,16 @@ func TestAReaderThatMeetsTheConsumersFirstBucketRunsAgain(t *testing.T) {
 		if err := reader.QueryRow(ctx, `SELECT coalesce(sum(visible), 0) FROM child_buckets WHERE level = 0`).Scan(&seen); err != nil {
 			return err
 		}
-		if visible = append(visible, seen); len(visible) == 1 { // the consumer comes in between, behind the reader's snapshot
-			if err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error { return apply(tx, as(1, event.ModerationApproved, 2)) }); err != nil {
+		if visible = append(visible, seen); len(visible) == 1 { // the consumer commits after the reader's snapshot
+			if err := postgres.InTx(ctx, pool, pgx.TxOptions{},
+				func(tx pgx.Tx) error { return apply(tx, as(1, event.ModerationApproved, 2)) }); err != nil {
 				return err
 			}
 		}
 		return apply(reader, as(2, event.ModerationApproved, 2))
 	})
 	if diff := gocmp.Diff([]int64{0, 1}, visible); err != nil || diff != "" {
-		t.Errorf("%v; what the reader saw at each try (-want +got):\n%s", err, diff)
+		t.Errorf("%v; counts that the reader saw at each try (-want +got):\n%s", err, diff)
 	}
 	var n int64
 	if err := pool.QueryRow(ctx, `SELECT sum(visible) FROM child_buckets WHERE level = 0`).Scan(&n); err != nil || n != 2 {
@@ -854,8 +885,10 @@ func TestVerifyNamesEachDifference(t *testing.T) {
 	exec(`INSERT INTO threads (tenant_id, object, metadata) SELECT tenant_id,
 	  jsonb_build_object('post_id', object_id::text, 'locked', locked, 'premoderated', premoderated, 'title', title, 'version', version),
 	  '{"version_id": 1, "version_state": "LATEST", "created_by": "t", "last_update_time": "2026-01-02T03:04:05Z"}' FROM child_settings`)
-	exec(`INSERT INTO comments (tenant_id, comment_id, post_id, parent_id, slug, path, author_id, body, author_state, moderation_state, version, created_at, updated_at)
-	  SELECT tenant_id, child_id, object_id, parent_id, slug, path, author_id, body, author_state, moderation_state, version, created_at, updated_at FROM child_lists`)
+	exec(`INSERT INTO comments (tenant_id, comment_id, post_id, parent_id, slug, path, author_id, body, author_state, moderation_state,
+		version, created_at, updated_at)
+	  SELECT tenant_id, child_id, object_id, parent_id, slug, path, author_id, body, author_state, moderation_state, version, created_at,
+	  updated_at FROM child_lists`)
 	verify := func() (got []string) {
 		checked, err := New(kinds.Builtin).Verify(ctx, pool, pool, func(d projections.Difference) {
 			got = append(got, strings.TrimPrefix(d.String(), "threadcache: tenant 1, comment 00000000-0000-7000-8000-00000000000"))
@@ -871,7 +904,7 @@ func TestVerifyNamesEachDifference(t *testing.T) {
 	if got := verify(); len(got) > 0 {
 		t.Errorf("equal tables differ: %q", got)
 	}
-	for _, table := range New(kinds.Builtin).Tables() { // and made again from the truth
+	for _, table := range New(kinds.Builtin).Tables() { // and rebuild them from the truth
 		exec(`DELETE FROM ` + table)
 	}
 	events = nil
@@ -885,7 +918,7 @@ func TestVerifyNamesEachDifference(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := verify(); len(got) > 0 {
-		t.Errorf("tables made from the truth differ: %q", got)
+		t.Errorf("tables rebuilt from the truth differ: %q", got)
 	}
 	exec(`UPDATE child_lists SET visible_descendants = 7, shown = true WHERE slug = '00000001'`)
 	exec(`UPDATE comments SET body = 'another', version = 9 WHERE slug = '00000003'`)
@@ -896,11 +929,14 @@ func TestVerifyNamesEachDifference(t *testing.T) {
 	exec(`UPDATE child_settings SET locked = false, title = 'other', version = 2`)
 	got := verify()
 	want := []string{
-		"3 of post 5: version is 3, want 9", "3 of post 5: body is another 18 bytes, want 7 bytes",
-		fmt.Sprintf("1 of post 5: visible_descendants is 7, want %d", boolInt(at(child, 2, 2).Visible())+boolInt(at(grandchild, 3, 3).Visible())),
+		"3 of post 5: version is 3, want 9", "3 of post 5: body is 18 different bytes, want 7 bytes",
+		fmt.Sprintf("1 of post 5: visible_descendants is 7, want %d",
+			boolInt(at(child, 2, 2).Visible())+boolInt(at(grandchild, 3, 3).Visible())),
 		"4 of post 5: row is present, want absent",
-		"threadcache: tenant 1, bucket from 0001-01-01T00:00:00.000000Z 00000000-0000-0000-0000-000000000000 of post 5: visible is 9, want 1",
-		"threadcache: tenant 1, group from 2026-01-02T03:04:05.000000Z 00000000-0000-7000-8000-000000000001 of post 5: visible is absent, want 1",
+		"threadcache: tenant 1, bucket from 0001-01-01T00:00:00.000000Z 00000000-0000-0000-0000-000000000000 of post 5: " +
+			"visible is 9, want 1",
+		"threadcache: tenant 1, group from 2026-01-02T03:04:05.000000Z 00000000-0000-7000-8000-000000000001 of post 5: " +
+			"visible is absent, want 1",
 		"threadcache: tenant 1, thread of post 5: locked is false, want true",
 		"threadcache: tenant 1, thread of post 5: settings version is 2, want 3",
 		"threadcache: tenant 1, thread of post 5: title is other, want one",
@@ -926,7 +962,7 @@ func TestVerifyCountsEachRangeOfEachThread(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	ctx := t.Context()
 	var events []event.Event
-	for n := range 60 { // of the posts 5, 7 and 9, in an order that is not that of the ids
+	for n := range 60 { // comments of the posts 5, 7 and 9, not in the order of their ids
 		c := made(60-n, nil)
 		c.Parent = event.ID(5 + n%3*2)
 		events = append(events, toEvent(1, c))
@@ -940,8 +976,10 @@ func TestVerifyCountsEachRangeOfEachThread(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	exec(`INSERT INTO comments (tenant_id, comment_id, post_id, parent_id, slug, path, author_id, body, author_state, moderation_state, version, created_at, updated_at)
-	  SELECT tenant_id, child_id, object_id, parent_id, slug, path, author_id, body, author_state, moderation_state, version, created_at, updated_at FROM child_lists`)
+	exec(`INSERT INTO comments (tenant_id, comment_id, post_id, parent_id, slug, path, author_id, body, author_state, moderation_state,
+		version, created_at, updated_at)
+	  SELECT tenant_id, child_id, object_id, parent_id, slug, path, author_id, body, author_state, moderation_state, version, created_at,
+	  updated_at FROM child_lists`)
 	verify := func() (got []string) {
 		t.Helper()
 		if _, err := New(kinds.Builtin).Verify(ctx, pool, pool, func(d projections.Difference) {
@@ -955,14 +993,16 @@ func TestVerifyCountsEachRangeOfEachThread(t *testing.T) {
 		t.Fatalf("equal counts differ: %q", got)
 	}
 	exec(`UPDATE child_buckets SET visible = visible + 100 WHERE (level, object_id, first_id) IN
-	  (SELECT level, object_id, first_id FROM child_buckets WHERE level = 0 AND object_id = 7 ORDER BY first_at, first_id OFFSET 2 LIMIT 1)`)
+	  (SELECT level, object_id, first_id FROM child_buckets WHERE level = 0 AND object_id = 7
+	   ORDER BY first_at, first_id OFFSET 2 LIMIT 1)`)
 	exec(`DELETE FROM child_buckets WHERE (level, object_id, first_id) IN
 	  (SELECT level, object_id, first_id FROM child_buckets WHERE level = 1 AND object_id = 9 ORDER BY first_at, first_id LIMIT 1)`)
 	exec(`INSERT INTO child_buckets (tenant_id, kind, object_id, level, first_at, first_id, visible)
 	  SELECT 1, 'comment', post, 0, '-infinity', '00000000-0000-0000-0000-000000000000', 3 FROM unnest('{4, 6, 10, 11}'::bigint[]) post`)
 	exec(`INSERT INTO child_totals (tenant_id, kind, object_id, total) VALUES (1, 'comment', 11, 8)`)
 	got := verify()
-	want := []string{"4 bucket: 3, not 0", "6 bucket: 3, not 0", "7 bucket: 1", "9 group: absent, not", "10 bucket: 3, not 0", "11 thread: 8, not 0", "11 bucket: 3, not 0"}
+	want := []string{"4 bucket: 3, not 0", "6 bucket: 3, not 0", "7 bucket: 1", "9 group: absent, not", "10 bucket: 3, not 0",
+		"11 thread: 8, not 0", "11 bucket: 3, not 0"}
 	if !slices.EqualFunc(got, want, strings.HasPrefix) {
 		t.Errorf("got %q, want %q", got, want)
 	}

@@ -20,7 +20,8 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-// childRow is a child with what the projection derives; of the truth's, that is computed here, in Go.
+// childRow is a child with the columns that the projection derives. For a child of the truth, Verify computes these in
+// Go.
 type childRow struct {
 	TenantID, ObjectID           int64
 	Path, ChildID, ParentID      string
@@ -38,11 +39,11 @@ type childRow struct {
 
 func wanted(s *store.State[event.Child]) *childRow {
 	c := s.Object
-	return &childRow{s.TenantID, int64(c.Parent), c.Path, c.ID, c.ReplyTo, c.Slug, int64(c.AuthorID), c.Body, c.Attributes, c.AuthorState, c.ModerationState,
-		c.Version, c.CreatedAt.Time, c.UpdatedAt.Time, c.Visible(), 0, false}
+	return &childRow{s.TenantID, int64(c.Parent), c.Path, c.ID, c.ReplyTo, c.Slug, int64(c.AuthorID), c.Body, c.Attributes,
+		c.AuthorState, c.ModerationState, c.Version, c.CreatedAt.Time, c.UpdatedAt.Time, c.Visible(), 0, false}
 }
 
-// order compares places in the order that a kind's children are compared in: that of threads, or of ids.
+// order compares two children in the order in which Verify reads a kind: by thread, or by id.
 func order(k kinds.Child) func(a, b *childRow) int {
 	if k.Threaded {
 		return func(a, b *childRow) int {
@@ -54,20 +55,23 @@ func order(k kinds.Child) func(a, b *childRow) int {
 	}
 }
 
-// rowsSQL reads the children of a kind behind a place, tenant by tenant: keys have the tenant before the kind. A limit of NULL is none.
-// Index: child_lists_pkey, a probe per tenant; there the index of the order, one range.   Locks: none.
+// rowsSQL reads the children of a kind after a place, tenant by tenant, because keys have the tenant before the kind. A
+// NULL limit means no limit.
+// Index: child_lists_pkey, a probe per tenant; then the index of the order, one range. Locks: none.
 func rowsSQL(behind, order string) string {
 	return `
 WITH RECURSIVE tenants AS (
   (SELECT tenant_id FROM child_lists WHERE tenant_id >= @tenant::bigint ORDER BY tenant_id LIMIT 1)
   UNION ALL
-  SELECT (SELECT c.tenant_id FROM child_lists c WHERE c.tenant_id > t.tenant_id ORDER BY c.tenant_id LIMIT 1) FROM tenants t WHERE t.tenant_id IS NOT NULL
+  SELECT (SELECT c.tenant_id FROM child_lists c WHERE c.tenant_id > t.tenant_id ORDER BY c.tenant_id LIMIT 1) FROM tenants t
+  WHERE t.tenant_id IS NOT NULL
 )
 SELECT /* threadcache.verify */ t.tenant_id, page.*
   FROM tenants t
  CROSS JOIN LATERAL (
-   SELECT object_id, coalesce(path, ''), child_id::text AS id, coalesce(parent_id::text, ''), coalesce(slug, ''), author_id, body, attributes,
-          author_state, moderation_state, version, created_at, updated_at, visible, visible_descendants, shown
+   SELECT object_id, coalesce(path, ''), child_id::text AS id, coalesce(parent_id::text, ''), coalesce(slug, ''), author_id,
+          body, attributes, author_state, moderation_state, version, created_at, updated_at,
+          visible, visible_descendants, shown
      FROM child_lists c
     WHERE c.tenant_id = t.tenant_id AND c.kind = @kind AND ` + behind + `
     ORDER BY ` + order + ` LIMIT @limit::bigint) page
@@ -75,11 +79,13 @@ SELECT /* threadcache.verify */ t.tenant_id, page.*
 }
 
 // threadRowsSQL is in the order of threads, by child_lists_path_idx.
-var threadRowsSQL = rowsSQL(`c.path IS NOT NULL AND (c.object_id, c.path) > (CASE WHEN t.tenant_id = @tenant::bigint THEN @object::bigint ELSE 0 END,
+var threadRowsSQL = rowsSQL(
+	`c.path IS NOT NULL AND (c.object_id, c.path) > (CASE WHEN t.tenant_id = @tenant::bigint THEN @object::bigint ELSE 0 END,
            CASE WHEN t.tenant_id = @tenant::bigint THEN @place::text ELSE '' END COLLATE "C")`, "c.object_id, c.path")
 
 // flatRowsSQL is in the order of ids, by child_lists_flat_idx.
-var flatRowsSQL = rowsSQL(`c.path IS NULL AND c.child_id > CASE WHEN t.tenant_id = @tenant::bigint THEN @place::uuid ELSE '`+zeroID+`'::uuid END`, "c.child_id")
+var flatRowsSQL = rowsSQL(`c.path IS NULL AND c.child_id > CASE WHEN t.tenant_id = @tenant::bigint THEN @place::uuid ELSE '`+zeroID+
+	`'::uuid END`, "c.child_id")
 
 func rows(ctx context.Context, projection *pgxpool.Pool, k kinds.Child, after childRow, limit *int) iter.Seq2[*childRow, error] {
 	args := pgx.StrictNamedArgs{"kind": k.Name, "tenant": after.TenantID, "limit": limit}
@@ -99,11 +105,13 @@ func scan(ctx context.Context, truth *pgxpool.Pool, k kinds.Child, after *store.
 	return projections.Of(store.ScanChildren(ctx, truth, k, after, limit), wanted)
 }
 
-// Verify compares every child with the truth's, and visible, visible_descendants and shown with what the truth makes them; then
-// what each bucket and group counts, the totals and aggregates of each object, and settings. It reports every difference and returns how many
-// children it compared. What has not been applied yet is a difference too, so it is run when the consumer's lag is 0. Both pools
-// act as the system role. Memory is one row per level of one thread, and its buckets.
-func (p Projection) Verify(ctx context.Context, truth, projection *pgxpool.Pool, report func(projections.Difference)) (checked int64, err error) {
+// Verify compares every child with the truth's child. It computes visible, visible_descendants and shown from the
+// truth. Then it compares the counts of each bucket and group, the totals and aggregates of each object, and the
+// settings. It reports every difference and returns the number of compared children. An event that is not applied yet
+// causes a difference, so the caller waits for a consumer's lag of 0. Both pools act as the system role. Memory is one
+// row per level of one thread, and its buckets.
+func (p Projection) Verify(ctx context.Context, truth, projection *pgxpool.Pool,
+	report func(projections.Difference)) (checked int64, err error) {
 	for _, k := range p.kinds().AllChildren() {
 		n, err := verifyKind(ctx, truth, projection, k, report)
 		checked += n
@@ -117,7 +125,8 @@ func (p Projection) Verify(ctx context.Context, truth, projection *pgxpool.Pool,
 	return checked, nil
 }
 
-func verifyKind(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Child, report func(projections.Difference)) (checked int64, err error) {
+func verifyKind(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Child,
+	report func(projections.Difference)) (checked int64, err error) {
 	f, n := fold{kind: k, visit: func(b projections.Beside) { b.Report(report) }}, counting{kind: k, report: report}
 	next, stop := iter.Pull2(projections.Rows[countedRow](ctx, projection, countedSQL, pgx.StrictNamedArgs{"kind": k.Name}))
 	defer stop()
@@ -133,7 +142,7 @@ func verifyKind(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Ch
 		return checked, err
 	}
 	f.finish(nil)
-	if !k.Threaded { // which come by id, and are counted by object
+	if !k.Threaded { // scan has the order of ids, and counting needs the order of objects
 		for w, err := range projections.Of(store.ScanObjects(ctx, truth, k, nil, 0), wanted) {
 			if err != nil {
 				return checked, err
@@ -144,8 +153,8 @@ func verifyKind(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Ch
 	return checked, n.finish()
 }
 
-// fold takes the children in the order of their threads. The stack holds the ancestors of the last one: a child is finished,
-// its visible descendants known, when something comes that is not below it.
+// fold takes the children in the order of their threads. The stack has the ancestors of the last child. A child is
+// finished, with all its visible descendants counted, when a child comes that is not below it.
 type fold struct {
 	kind  kinds.Child
 	visit func(projections.Beside)
@@ -163,7 +172,7 @@ func (f *fold) add(want, got *childRow) {
 	f.stack = append(f.stack, open{want, got})
 }
 
-// finish compares and pops what is not an ancestor of next.
+// finish compares and removes the children that are not ancestors of next.
 func (f *fold) finish(next *childRow) {
 	for len(f.stack) > 0 {
 		top := f.stack[len(f.stack)-1]
@@ -184,7 +193,7 @@ func (f *fold) finish(next *childRow) {
 	}
 }
 
-// beside is a child of the kind on both sides, either of which may be nil.
+// beside compares a child of the kind on both sides, either of which may be nil.
 func beside(k kinds.Child, want, got *childRow) projections.Beside {
 	of := cmp.Or(want, got)
 	return projections.SideBySide(projections.Difference{
@@ -209,32 +218,33 @@ func fieldsOf(want, got *childRow) []projections.Field {
 		projections.Compared("visible", want.Visible, got.Visible),
 		projections.Compared(visibleDescendants, want.VisibleDescendants, got.VisibleDescendants),
 		projections.Compared(shown, want.Shown, got.Shown),
-		projections.Compared("attributes", size{len(want.Attributes), false}, size{len(attributes), string(want.Attributes) != attributes}), // like a body
+		// attributes are content, too
+		projections.Compared("attributes", size{len(want.Attributes), false}, size{len(attributes), string(want.Attributes) != attributes}),
 		projections.Compared("body", size{len(want.Body), false}, size{len(got.Body), want.Body != got.Body}),
 	}
 }
 
-// The fields that a child has from those below it.
+// The fields that depend on the children below a child.
 const (
 	visibleDescendants = "visible_descendants"
 	shown              = "shown"
 )
 
-// size stands for a text: a body is nobody's to print.
+// size replaces a text in a difference, because bodies must not be printed.
 type size struct {
 	bytes   int
-	another bool // than the truth's
+	another bool // the content differs from the truth's
 }
 
 func (s size) String() string {
 	if s.another {
-		return fmt.Sprintf("another %d bytes", s.bytes)
+		return fmt.Sprintf("%d different bytes", s.bytes)
 	}
 	return fmt.Sprintf("%d bytes", s.bytes)
 }
 
-// countedRow is what the projection counts of an object: its children, the visible ones of a bucket or group, which begins at At and ID, or those
-// that have the attribute ID.
+// countedRow is a count of the projection for an object: all its children, the visible ones of a bucket or group that
+// begins at At and ID, or those that have the attribute ID.
 type countedRow struct {
 	TenantID, ObjectID int64
 	Level              int // aggregated, totals, 0 (buckets) or 1 (groups)
@@ -243,37 +253,40 @@ type countedRow struct {
 	N, Sum             int64
 }
 
-// Levels that are no ranges.
+// Levels that are not ranges.
 const (
 	aggregated = -2
 	totals     = -1 // all children of an object
 )
 
-// countedSQL reads all counts of a kind. -infinity has no time in Go: the year 1 stands for it.
-// Index: none: a hundredth of the children, sorted.   Locks: none.
+// countedSQL reads all counts of a kind. -infinity has no value in Go, so the year 1 replaces it.
+// Index: none: a hundredth of the children, sorted. Locks: none.
 const countedSQL = `
 SELECT /* threadcache.verify */ * FROM (
-  SELECT tenant_id, object_id, -2 AS level, '0001-01-01 00:00:00+00'::timestamptz AS at, attribute AS id, count, sum FROM child_aggregates WHERE kind = @kind
+  SELECT tenant_id, object_id, -2 AS level, '0001-01-01 00:00:00+00'::timestamptz AS at, attribute AS id, count, sum
+    FROM child_aggregates WHERE kind = @kind
    UNION ALL
   SELECT tenant_id, object_id, -1, '0001-01-01 00:00:00+00', '', total, 0 FROM child_totals WHERE kind = @kind
    UNION ALL
-  SELECT tenant_id, object_id, level, greatest(first_at, '0001-01-01 00:00:00+00'), first_id::text, visible, 0 FROM child_buckets WHERE kind = @kind) counted
+  SELECT tenant_id, object_id, level, greatest(first_at, '0001-01-01 00:00:00+00'), first_id::text, visible, 0
+    FROM child_buckets WHERE kind = @kind) counted
  ORDER BY tenant_id, object_id, level, at, id`
 
-// counting compares what the projection counts of one thread after the other with the truth's children, which come in the order of threads.
-// A child is in the last range that begins before it; one before all ranges is in one that the projection lacks.
+// counting compares the projection's counts, thread after thread, with the truth's children, which come in the order of
+// threads. A child belongs to the last range that begins before it. A child before all ranges belongs to a range that
+// the projection lacks.
 type counting struct {
 	kind   kinds.Child
 	report func(projections.Difference)
 	next   func() (*countedRow, error, bool)
-	ahead  *countedRow // not of the thread yet; nil at the end
-	err    error       // which ended it
+	ahead  *countedRow // the first row of a later thread; nil at the end
+	err    error       // the error that ended next
 
 	tenant, object int64
-	got            [3][]*countedRow // by Level, of the thread
+	got            [3][]*countedRow // the thread's rows by Level
 	want           [3][]int64
-	lacks          [3]*countedRow          // that the projection does not have
-	sums           map[aggregate]Aggregate // of the truth, less what the projection has
+	lacks          [3]*countedRow          // ranges that the projection lacks
+	sums           map[aggregate]Aggregate // the truth's aggregates minus the projection's
 	has            []Aggregate
 }
 
@@ -309,7 +322,7 @@ func (c *counting) add(w *childRow) {
 	}
 }
 
-// begin ends the thread, and those up to the next one, of which the truth has nothing.
+// begin ends the thread, and the threads before the next one of which the truth has no child.
 func (c *counting) begin(tenant, id int64) {
 	if c.tenant == 0 {
 		c.ahead, c.err, _ = c.next()
@@ -322,9 +335,10 @@ func (c *counting) begin(tenant, id int64) {
 	c.load(tenant, id)
 }
 
-// load takes what the projection counts of the thread.
+// load reads the projection's counts of the thread.
 func (c *counting) load(tenant, id int64) {
-	*c = counting{kind: c.kind, report: c.report, next: c.next, ahead: c.ahead, err: c.err, tenant: tenant, object: id, sums: make(map[aggregate]Aggregate)}
+	*c = counting{kind: c.kind, report: c.report, next: c.next, ahead: c.ahead, err: c.err, tenant: tenant, object: id,
+		sums: make(map[aggregate]Aggregate)}
 	for c.ahead != nil && c.ahead.TenantID == tenant && c.ahead.ObjectID == id {
 		if r := c.ahead; r.Level == aggregated {
 			c.sums[aggregate{object{tenant, c.kind.Name, id}, r.ID}] = Aggregate{r.ID, -r.N, -r.Sum}
@@ -347,8 +361,10 @@ func (c *counting) end() {
 		if i := slices.IndexFunc(c.has, func(a Aggregate) bool { return a.Attribute == k.attribute }); i >= 0 {
 			got = c.has[i]
 		}
-		c.report(projections.Difference{Projection: Name, TenantID: c.tenant, Entity: fmt.Sprintf("%s of %s %d", c.kind.Plural, c.kind.Parent, c.object),
-			Field: "aggregate of " + k.attribute, Want: fmt.Sprintf("%d with a sum of %d", got.Count+d.Count, got.Sum+d.Sum), Got: fmt.Sprintf("%d with a sum of %d", got.Count, got.Sum),
+		c.report(projections.Difference{Projection: Name, TenantID: c.tenant,
+			Entity: fmt.Sprintf("%s of %s %d", c.kind.Plural, c.kind.Parent, c.object),
+			Field:  "aggregate of " + k.attribute, Want: fmt.Sprintf("%d with a sum of %d", got.Count+d.Count, got.Sum+d.Sum),
+			Got: fmt.Sprintf("%d with a sum of %d", got.Count, got.Sum),
 			Key: projections.Key{Type: c.kind.Name, TenantID: c.tenant, Aggregate: c.object}})
 	}
 	for i, got := range c.got {
@@ -365,14 +381,15 @@ func (c *counting) end() {
 
 func (c *counting) differ(level int, r *countedRow, want int64, got string) {
 	if c.err != nil {
-		return // what is not read is not known
+		return // rows are missing after an error
 	}
 	d := projections.Difference{Projection: Name, TenantID: c.tenant, Field: "visible", Want: fmt.Sprint(want), Got: got,
 		Key: projections.Key{Type: c.kind.Name, TenantID: c.tenant, Aggregate: c.object}}
 	if level == totals {
 		d.Entity, d.Field = fmt.Sprintf("thread of %s %d", c.kind.Parent, c.object), "total"
 	} else {
-		d.Entity = fmt.Sprintf("%s from %s %s of %s %d", [...]string{"bucket", "group"}[level], r.At.UTC().Format(event.TimeFormat), r.ID, c.kind.Parent, c.object)
+		d.Entity = fmt.Sprintf("%s from %s %s of %s %d", [...]string{"bucket", "group"}[level], r.At.UTC().Format(event.TimeFormat), r.ID,
+			c.kind.Parent, c.object)
 	}
 	c.report(d)
 }
@@ -382,7 +399,7 @@ func (c *counting) finish() error {
 	return c.err
 }
 
-// settingsRow is what is set for a thread.
+// settingsRow has the settings of a thread.
 type settingsRow struct {
 	TenantID, ObjectID   int64
 	Kind                 string
@@ -391,10 +408,10 @@ type settingsRow struct {
 	Version              int64
 }
 
-// settingsRowsSQL reads the projection's settings.
-// Index: child_settings_pkey, all of it, sorted.   Locks: none.
+// settingsRowsSQL reads the projection's settings. Index: child_settings_pkey, all of it, sorted. Locks: none.
 const settingsRowsSQL = `
-SELECT /* threadcache.verify */ tenant_id, object_id, kind, locked, premoderated, title, version FROM child_settings ORDER BY tenant_id, object_id, kind`
+SELECT /* threadcache.verify */ tenant_id, object_id, kind, locked, premoderated, title, version FROM child_settings
+ ORDER BY tenant_id, object_id, kind`
 
 func verifySettings(ctx context.Context, set *kinds.Set, truth, projection *pgxpool.Pool, report func(projections.Difference)) error {
 	return projections.Compare(projections.Of(store.ScanSettings(ctx, truth, nil, 0), func(s *store.State[event.Thread]) *settingsRow {
@@ -406,19 +423,22 @@ func verifySettings(ctx context.Context, set *kinds.Set, truth, projection *pgxp
 		},
 		func(want, got *settingsRow) {
 			of := cmp.Or(want, got)
-			besideSettings(set.Children[of.Kind], cmp.Or(want, &settingsRow{TenantID: of.TenantID, ObjectID: of.ObjectID, Kind: of.Kind}), cmp.Or(got, &settingsRow{})).Report(report)
+			besideSettings(set.Children[of.Kind], cmp.Or(want, &settingsRow{TenantID: of.TenantID, ObjectID: of.ObjectID, Kind: of.Kind}),
+				cmp.Or(got, &settingsRow{})).Report(report)
 		})
 }
 
-// besideSettings is what is set for a thread on both sides; what is absent is nothing.
+// besideSettings compares the settings of a thread on both sides. A missing row has the defaults.
 func besideSettings(k kinds.Child, want, got *settingsRow) projections.Beside {
-	return projections.SideBySide(projections.Difference{Projection: Name, TenantID: want.TenantID, Entity: fmt.Sprintf("thread of %s %d", k.Parent, want.ObjectID),
-		Key: projections.Key{Type: event.AggregateThread, TenantID: want.TenantID, Aggregate: want.ObjectID, Kind: want.Kind}}, want, got, func(want, got *settingsRow) []projections.Field {
-		return []projections.Field{
-			projections.Compared("locked", want.Locked, got.Locked),
-			projections.Compared("premoderated", want.Premoderated, got.Premoderated),
-			projections.Compared("title", want.Title, got.Title),
-			projections.Compared("settings version", want.Version, got.Version),
-		}
-	})
+	return projections.SideBySide(projections.Difference{Projection: Name, TenantID: want.TenantID,
+		Entity: fmt.Sprintf("thread of %s %d", k.Parent, want.ObjectID),
+		Key:    projections.Key{Type: event.AggregateThread, TenantID: want.TenantID, Aggregate: want.ObjectID, Kind: want.Kind}}, want,
+		got, func(want, got *settingsRow) []projections.Field {
+			return []projections.Field{
+				projections.Compared("locked", want.Locked, got.Locked),
+				projections.Compared("premoderated", want.Premoderated, got.Premoderated),
+				projections.Compared("title", want.Title, got.Title),
+				projections.Compared("settings version", want.Version, got.Version),
+			}
+		})
 }

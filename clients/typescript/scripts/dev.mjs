@@ -5,16 +5,16 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 
-/** The binary under test; `make tidings` makes it. */
+/** The binary under test; `make tidings` builds it. */
 export const tidings = process.env.TIDINGS_BIN ?? fileURLToPath(new URL('../../../bin/tidings', import.meta.url));
 
 /**
- * Returns how to reach a new `tidings dev` (the members of its dev.json), its data directory, and `stop`, which also deletes the data.
+ * Starts `tidings dev`. Returns its addresses (the members of its dev.json), its data directory, and `stop`, which also deletes the data.
  */
 export async function startDev() {
   const dir = await mkdtemp(join(tmpdir(), 'tidings-dev-'));
-  await chmod(dir, 0o755); // as root, PostgreSQL runs as another user
-  const { DATABASE_URL, PROJECTIONS_DATABASE_URL, NATS_URL, ...inherited } = process.env; // it brings its own servers
+  await chmod(dir, 0o755); // under root, PostgreSQL runs as another user, who must read the directory
+  const { DATABASE_URL, PROJECTIONS_DATABASE_URL, NATS_URL, ...inherited } = process.env; // dev starts its own servers
   const dev = spawn(tidings, ['dev', '--data', dir], {
     env: { ...inherited, API_ADDR: '127.0.0.1:0', OPS_ADDR: '127.0.0.1:0' },
     stdio: ['ignore', 'pipe', 'pipe'],

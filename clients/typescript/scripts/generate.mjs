@@ -1,4 +1,4 @@
-// Generates src/generated from the OpenAPI document that `tidings dev` serves: methods, types, codes of problems, and the document's digest.
+// Generates src/generated from the OpenAPI document of `tidings dev`: methods, types, codes of problems, and the document's digest.
 import { createClient } from '@hey-api/openapi-ts';
 import { createHash } from 'node:crypto';
 import { mkdtemp, rm, writeFile } from 'node:fs/promises';
@@ -18,7 +18,11 @@ export async function generate(document, folder) {
       output: { path: folder, module: { extension: '.js' } },
       plugins: [
         '@hey-api/typescript',
-        { name: '@hey-api/sdk', operations: { strategy: 'single', containerName: 'Operations', methods: 'instance' }, responseStyle: 'data' },
+        {
+          name: '@hey-api/sdk',
+          operations: { strategy: 'single', containerName: 'Operations', methods: 'instance' },
+          responseStyle: 'data',
+        },
         { name: '@hey-api/client-fetch', throwOnError: true },
       ],
     });
@@ -27,7 +31,8 @@ export async function generate(document, folder) {
   }
   const codes = Object.values(JSON.parse(document).components.examples).map((example) => example.value.code).sort();
   const list = codes.map((code) => `  '${code}',\n`).join('');
-  await writeFile(join(folder, 'codes.ts'), `/** Every \`code\` that the API's problems have. */\nexport const codes = [\n${list}] as const;\n`);
+  const text = `/** Every \`code\` that the API's problems have. */\nexport const codes = [\n${list}] as const;\n`;
+  await writeFile(join(folder, 'codes.ts'), text);
   await writeFile(join(folder, 'openapi.sha256'), createHash('sha256').update(document).digest('hex') + '\n');
 }
 

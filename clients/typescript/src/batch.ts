@@ -4,20 +4,20 @@ import { backoff, isLostConnection, newKey, pause, send, type Transport } from '
 
 /** An operation of a batch, with its outcome. */
 export interface Outcome<O> {
-  /** The operation's place, from 0. */
+  /** The operation's position, from 0. */
   index: number;
   operation: O;
-  /** What the operation's own route would have answered. */
+  /** The answer of the operation's own route. */
   outcome: BatchOutcome;
   /**
-   * How often the operation was sent. Above 1 an earlier try may have done it: a 412 of an edit or a delete can be about its own
-   * success, and `problem.current` shows that.
+   * How often the operation was sent. Above 1, an earlier try may have written it. Then a 412 of an edit or a delete
+   * can be about its own success, and `problem.current` shows that.
    */
   tries: number;
 }
 
 export interface BatchOptions {
-  /** Operations in a request, 1 to 1000, which is the default. */
+  /** Operations per request: 1 to 1000, by default 1000. */
   size?: number;
   signal?: AbortSignal;
   headers?: Record<string, string>;
@@ -34,9 +34,10 @@ const maxOperations = 1000; // the API's limit
 const maxBytes = 1 << 20; // a quarter of the default of API_MAX_BATCH_BYTES
 
 /**
- * Writes operations, request after request, and gives each outcome as soon as the API has sent it. An answer that breaks off, or says
- * `unavailable`, is resumed: the operations without an outcome are sent again, in their order, creates with the keys that they had. After
- * `retries` tries in a row without any outcome it throws; the operations whose outcome it did not give may have been done or not.
+ * Writes operations in one request after the other, and yields each outcome when it arrives. If an answer breaks off or
+ * an operation gets `unavailable`, it sends the operations without an outcome again. They keep their order, and creates
+ * keep their keys. After `retries` tries in a row without an outcome it throws. Operations without an outcome may or
+ * may not be written.
  */
 export async function* batch<O extends object>(
   request: (body: string) => Promise<Request>,
@@ -66,7 +67,11 @@ async function* chunks<O extends object>(operations: Iterable<O> | AsyncIterable
   if (chunk.length > 0) yield chunk;
 }
 
-async function* writeChunk<O>(request: (body: string) => Promise<Request>, transport: Transport, chunk: Sent<O>[]): AsyncGenerator<Outcome<O>> {
+async function* writeChunk<O>(
+  request: (body: string) => Promise<Request>,
+  transport: Transport,
+  chunk: Sent<O>[],
+): AsyncGenerator<Outcome<O>> {
   let failures = 0;
   for (let rest = chunk; rest.length > 0; ) {
     const sent = await request(rest.map((o) => o.line).join(''));
@@ -91,19 +96,19 @@ async function* writeChunk<O>(request: (body: string) => Promise<Request>, trans
       if (!isLostConnection(error) && !isUnavailable(error)) throw error;
       lost = error;
     }
-    failures = doubtful.size < rest.length ? 1 : failures + 1; // some progress: begin to count anew
+    failures = doubtful.size < rest.length ? 1 : failures + 1; // progress resets the count
     if (doubtful.size > 0 && failures > (transport.retries ?? 4)) throw lost;
     rest = [...doubtful.keys()];
-    if (rest.length > 0) await pause(backoff(failures + 3), sent.signal); // what is away is away for a second
+    if (rest.length > 0) await pause(backoff(failures + 3), sent.signal); // an unavailable database rarely returns within a second
   }
 }
 
-// Of a batch: `send` gives it back, because whether anything was done is unknown.
+// A batch checks this itself: `send` returns a 503 `unavailable`, because its outcome is unknown.
 function isUnavailable(error: unknown): boolean {
   return error instanceof ProblemError && error.code === 'unavailable';
 }
 
-// The lines of an answer. A last line without an end was cut off.
+// The lines of an answer. A last line without a newline was cut off, and is dropped.
 async function* outcomes(response: Response): AsyncGenerator<BatchOutcome> {
   const reader = response.body!.pipeThrough(new TextDecoderStream()).getReader();
   let text = '';
@@ -116,6 +121,6 @@ async function* outcomes(response: Response): AsyncGenerator<BatchOutcome> {
       for (const line of lines) yield JSON.parse(line) as BatchOutcome;
     }
   } finally {
-    await reader.cancel().catch(() => {}); // whoever leaves early wants no more of it written; after a broken answer it fails likewise
+    await reader.cancel().catch(() => {}); // ends the writes if the caller stops early; fails after a broken answer
   }
 }

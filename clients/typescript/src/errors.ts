@@ -4,8 +4,8 @@ import type { Problem } from './generated/index.js';
 export type ProblemCode = (typeof codes)[number];
 
 /**
- * An answer outside 2xx, 304 included. Branch on `code`; `problem` is the whole answer (RFC 9457). Of an answer that does not come from the API, a
- * proxy's for example, `code` is empty.
+ * An answer outside 2xx; 304 is one. Branch on `code`. `problem` is the whole answer (RFC 9457). If the answer does not
+ * come from the API, for example from a proxy, `code` is empty.
  */
 export class ProblemError extends Error {
   override readonly name = 'ProblemError';
@@ -24,25 +24,25 @@ export class ProblemError extends Error {
     this.headers = response.headers;
   }
 
-  /** The `X-Request-Id` of the answer, for whoever operates the API. */
+  /** The `X-Request-Id` of the answer, for the operator of the API. */
   get requestId(): string | null {
     return this.headers.get('X-Request-Id');
   }
 }
 
-/** Says whether an error is a problem of one of the codes, or of any if none is given. */
+/** Reports whether an error is a problem with one of the codes, or with any code if none is given. */
 export function isProblem(error: unknown, ...wanted: ProblemCode[]): error is ProblemError {
   return error instanceof ProblemError && (wanted.length === 0 || (wanted as string[]).includes(error.code));
 }
 
-/** The problem of an answer's body, and one made up of the status where the body is something else. */
+/** The problem in an answer's body, or one made from the status if the body is not a problem. */
 export function problemOf(response: Response, body: unknown): Problem {
   const title = response.statusText || `status ${response.status}`;
   const made: Problem = { type: 'about:blank', status: response.status, title, code: '' };
   return typeof body === 'object' && body !== null && 'code' in body ? (body as Problem) : made;
 }
 
-/** As `problemOf`, from the text of the body. */
+/** Like `problemOf`, from the text of the body. */
 export function parseProblem(response: Response, text: string): Problem {
   try {
     return problemOf(response, JSON.parse(text));

@@ -1,4 +1,4 @@
-/** What the request of a list has, as far as paging is concerned. */
+/** The members of a list's request that concern pages. */
 interface ListRequest {
   query?: { cursor?: string; skip?: number; around?: string };
 }
@@ -12,7 +12,7 @@ interface ListPage {
 type ItemOf<P extends ListPage> = P['items'] extends readonly (infer I)[] | null ? I : never;
 
 /**
- * The pages of a list. To resume later, keep a page's `next` and begin with it as `query.cursor`.
+ * The pages of a list. To resume later, keep a page's `next` and send it as `query.cursor`.
  *
  *     for await (const page of pages((r) => tidings.listFollowers(r), { path: { id: '42' } })) save(page.items, page.next);
  */
@@ -24,7 +24,7 @@ export async function* pages<const R extends object, P extends ListPage>(
     const page = await list(asked);
     yield page;
     if (page.next === undefined) return;
-    const { skip, around, ...query } = request.query ?? {}; // where the list begins; a cursor excludes them
+    const { skip, around, ...query } = request.query ?? {}; // the first page's position; a cursor excludes them
     asked = { ...request, query: { ...query, cursor: page.next } };
   }
 }

@@ -5,19 +5,19 @@ import * as generated from './generated/index.js';
 import { addKey, isRead, send, type Retries, type Transport } from './transport.js';
 
 export interface TidingsOptions extends Retries {
-  /** Where the API is, such as `https://tidings.example.com`. */
+  /** The address of the API, for example `https://tidings.example.com`. */
   url: string;
-  /** The bearer token, or a function that has it, for tokens that are replaced. */
+  /** The bearer token, or a function that returns the current one. */
   token: string | (() => string | Promise<string>);
-  /** Sent with each request, `Tidings-Actor` for example. */
+  /** Headers of every request, for example `Tidings-Actor`. */
   headers?: Record<string, string>;
-  /** Takes the place of the platform's `fetch`: for tracing, proxies or agents. */
+  /** Replaces the platform's `fetch`, for tracing, proxies or agents. */
   fetch?: typeof fetch;
 }
 
 type OperationOf<Data extends { body: unknown }> = Extract<Data['body'], { operations: readonly unknown[] }>['operations'][number];
 
-/** The operations of the built-in kinds' batches. */
+/** The operations in batches of the built-in kinds. */
 export interface BatchOperations {
   comments: OperationOf<generated.BatchCommentsData>;
   follows: OperationOf<generated.BatchFollowsData>;
@@ -29,10 +29,10 @@ export interface BatchOperations {
 }
 
 /**
- * A client of the API. It has a method for each operation of the OpenAPI document, with its name, which answers the body of a 2xx and
- * throws a `ProblemError` for everything else. Kinds of your own go through `http`.
+ * A client of the API. It has a method for each operation of the OpenAPI document, with the operation's name. A method
+ * returns the body of a 2xx, and throws a `ProblemError` for every other answer. Use `http` for kinds of your own.
  *
- * Requests are sent again after 429, 503 and lost connections, as `send` says. A create has an Idempotency-Key.
+ * The client sends requests again after 429, 503 and lost connections (see `send`). A create has an Idempotency-Key.
  */
 export class Tidings extends generated.Operations {
   protected readonly options: TidingsOptions;
@@ -54,21 +54,23 @@ export class Tidings extends generated.Operations {
   }
 
   /**
-   * The client below, for what the document does not have: `http.put({ url: '/v1/plays/{user_id}/{song_id}', path: { ... } })` answers
-   * `{ data, request, response }`. Its interceptors see every request and answer but those of batches.
+   * The generated client, for routes that the document does not have: `http.put({ url: '/v1/plays/{user_id}/{song_id}',
+   * path: { ... } })` returns `{ data, request, response }`. Its interceptors see all requests and answers except those
+   * of batches.
    */
   get http() {
     return this.client;
   }
 
-  /** A session that begins with the tokens of another one, or with none. */
+  /** A new session, with the tokens of another session if given. */
   session(tokens: Iterable<string> = []): Session {
     return new Session(this.options, tokens);
   }
 
   /**
-   * Writes any number of operations of a kind, by its plural, and gives each outcome as soon as it is known. Operations stand alone: one
-   * that is refused has a `problem`. A loop that is left early leaves the rest unwritten.
+   * Writes any number of operations of a kind, by its plural, and yields each outcome when it arrives. Each operation
+   * succeeds or fails alone: a refused one has a `problem`. If the caller leaves the loop early, the remaining
+   * operations are not written.
    */
   batch<K extends keyof BatchOperations>(
     plural: K, operations: Iterable<BatchOperations[K]> | AsyncIterable<BatchOperations[K]>, options?: BatchOptions,
@@ -104,33 +106,34 @@ export class Tidings extends generated.Operations {
     return request;
   }
 
-  /** Sees each request before it is sent. */
+  /** Called with each request before it is sent. */
   protected prepare(_request: Request): void {}
 
-  /** Sees each answer's `Tidings-Token`; without a request it is an operation's of a batch. */
+  /** Called with each answer's `Tidings-Token`. An operation of a batch has no request. */
   protected observe(_request: Request | undefined, _token: string | null): void {}
 }
 
 const maxTokens = 64; // the API's limit
 
 /**
- * A client whose reads show its own writes, however far behind the projections are: it keeps the `Tidings-Token` of each write, one for
- * each thing written, and sends those of the last 64 things with each read. Make one for each user that you act for.
+ * A client whose reads include its own writes, whatever the lag of the projections. It keeps the `Tidings-Token` of the
+ * last write of each entity, and sends the tokens of the last 64 entities with each read. Make one for each user that
+ * you act for.
  */
 export class Session extends Tidings {
-  readonly #tokens = new Map<string, string>(); // by what was written, the newest last
+  readonly #tokens = new Map<string, string>(); // by the written entity, oldest first
 
   constructor(options: TidingsOptions, tokens: Iterable<string> = []) {
     super(options);
     this.merge(tokens);
   }
 
-  /** The tokens, to go on in another process: `tidings.session(tokens)`. */
+  /** The tokens, to continue in another process: `tidings.session(tokens)`. */
   get tokens(): string[] {
     return [...this.#tokens.values()];
   }
 
-  /** Takes tokens of writes that others made. */
+  /** Adds tokens of other writes. */
   merge(tokens: Iterable<string>): void {
     for (const token of tokens) this.#keep(token, token);
   }
@@ -152,12 +155,12 @@ export class Session extends Tidings {
 
   protected override observe(request: Request | undefined, token: string | null): void {
     if (token === null || (request !== undefined && isRead(request))) return;
-    const names = request !== undefined && request.method !== 'POST'; // a PUT, PATCH or DELETE names what it writes
+    const names = request !== undefined && request.method !== 'POST'; // the path of a PUT, PATCH or DELETE names the entity
     this.#keep(names ? new URL(request.url).pathname : token, token);
   }
 }
 
-/** The `If-Match` header of a write that is about this version of an object: `headers: ifMatch(comment)`. */
+/** The `If-Match` header of a write on this version of an object: `headers: ifMatch(comment)`. */
 export function ifMatch(object: { version: number }): { 'If-Match': string } {
   return { 'If-Match': `"${object.version}"` };
 }

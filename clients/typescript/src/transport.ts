@@ -1,42 +1,42 @@
 import { parseProblem } from './errors.js';
 
 export interface Retries {
-  /** How often a request is sent again; 4 by default, 0 for never. */
+  /** How often a request is sent again: by default 4; 0: never. */
   retries?: number;
-  /** The longest wait, in milliseconds, that `Retry-After` may ask for; above it the answer is the result. 60,000 by default. */
+  /** The longest wait in milliseconds, by default 60,000. If `Retry-After` asks for more, the answer is returned. */
   maxWait?: number;
 }
 
-/** What every request goes through. */
+/** The way of every request to the API. */
 export interface Transport extends Retries {
   fetch: typeof fetch;
 }
 
-const creates = /\/v1\/[^/]+\/[^/]+\/[^/:]+$/; // POST of a comment or of a child of any other kind
-const reads = /:(check|counts)$/; // of POSTs
-const harmless = /:(check|counts|remove-edges)$/; // of POSTs: twice is as once
-const permanent = /^(ERR_|CERT_|UNABLE_|DEPTH_|SELF_SIGNED|ENOTFOUND|HOSTNAME_)/; // a certificate or a name that will be as wrong again
+const creates = /\/v1\/[^/]+\/[^/]+\/[^/:]+$/; // the paths of POSTs that create a child
+const reads = /:(check|counts)$/; // the paths of POSTs that only read
+const harmless = /:(check|counts|remove-edges)$/; // the paths of POSTs that may be repeated
+const permanent = /^(ERR_|CERT_|UNABLE_|DEPTH_|SELF_SIGNED|ENOTFOUND|HOSTNAME_)/; // bad certificates and names, which remain bad
 
-/** Says whether a request reads, so that a `Tidings-Token` belongs to it. */
+/** Reports whether a request only reads, so that it may have a `Tidings-Token`. */
 export function isRead(request: Request): boolean {
   return request.method === 'GET' || request.method === 'HEAD' || (request.method === 'POST' && reads.test(new URL(request.url).pathname));
 }
 
-/** Gives a request that creates a child a key, unless the caller has: it is the same over all tries. */
+/** Gives a request that creates a child a key, unless the caller did. All tries have the same key. */
 export function addKey(request: Request): void {
   if (request.method === 'POST' && !request.headers.has('Idempotency-Key') && creates.test(new URL(request.url).pathname)) {
     request.headers.set('Idempotency-Key', newKey());
   }
 }
 
-/** A new idempotency key. It has to be unique, not secret. */
+/** A new idempotency key. It must be unique, but need not be secret. */
 export function newKey(): string {
-  const uuid = globalThis.crypto?.randomUUID; // absent in Node 18, and in pages that came by plain HTTP
+  const uuid = globalThis.crypto?.randomUUID; // absent in Node 18, and in pages loaded over plain HTTP
   return uuid ? uuid.call(globalThis.crypto) : Array.from({ length: 3 }, () => Math.random().toString(36).slice(2)).join('-');
 }
 
-// Says whether a request whose outcome is unknown may be sent again. One with a condition may not: a second try could be refused for
-// what the first one did.
+// Reports whether a request may be sent again if its outcome is unknown. A conditional request may not: the first try
+// may have succeeded, and the API would refuse the second one because of it.
 function isRepeatable(request: Request): boolean {
   const { method, headers } = request;
   if (method === 'GET' || method === 'HEAD') return true;
@@ -46,8 +46,9 @@ function isRepeatable(request: Request): boolean {
 }
 
 /**
- * Sends a request, and again after 429 and 503, no sooner than `Retry-After` says, and after a lost connection, where the outcome of
- * the first try does not matter. What the caller aborted is not sent again. The body of the answer is complete, unless `stream`.
+ * Sends a request. Sends it again after 429 and 503, not before `Retry-After`, and after a lost connection if a
+ * repeated request is safe. Never repeats a request that the caller aborted. The body of the answer is complete, unless
+ * `stream` is set.
  */
 export async function send(request: Request, t: Transport, stream = false): Promise<Response> {
   for (let tries = 1; ; tries++) {
@@ -67,8 +68,8 @@ export async function send(request: Request, t: Transport, stream = false): Prom
   }
 }
 
-// Reads the body, so that a connection that breaks in its middle counts as lost. Lines of JSON are text to the generated client, which would
-// make a Blob of them.
+// Reads the body, so that a connection that breaks within it counts as lost. The generated client would return NDJSON
+// as a Blob, so it gets NDJSON as text.
 async function buffered(response: Response): Promise<Response> {
   const body = await response.arrayBuffer();
   const whole = new Response(body.byteLength > 0 ? body : null, response);
@@ -76,20 +77,20 @@ async function buffered(response: Response): Promise<Response> {
   return whole;
 }
 
-/** Says whether fetch, or the reading of a body, failed for a reason that may pass. */
+/** Reports whether fetch, or reading a body, failed for a temporary reason. */
 export function isLostConnection(error: unknown): boolean {
-  if (!(error instanceof TypeError)) return false; // aborted by the caller, or a mistake of the caller's
+  if (!(error instanceof TypeError)) return false; // the caller aborted it, or made a mistake
   const code = (error.cause as { code?: unknown } | undefined)?.code;
   return !(typeof code === 'string' && permanent.test(code));
 }
 
-// Of a 503 `unavailable` it is unknown, and of one that a proxy wrote.
+// Reports whether a 503 says that nothing was written. After `unavailable`, or an answer of a proxy, that is unknown.
 async function nothingDone(response: Response): Promise<boolean> {
   const { code } = parseProblem(response, await response.clone().text());
   return code === 'overloaded' || code === 'thread-returning';
 }
 
-/** The milliseconds that `Retry-After` asks for, 0 without one. */
+/** The milliseconds that `Retry-After` asks for; 0 without the header. */
 export function retryAfter(response: Response): number {
   const value = response.headers.get('Retry-After');
   if (value === null) return 0;
@@ -97,7 +98,7 @@ export function retryAfter(response: Response): number {
   return Number.isNaN(ms) ? 0 : Math.max(0, ms);
 }
 
-/** The wait, in milliseconds, before try number `tries` + 1: 50 to 100, then twice as long each time, up to 5 s. */
+/** The wait in milliseconds before try `tries` + 1: 50 to 100, doubled for each further try, at most 5,000. */
 export function backoff(tries: number): number {
   return Math.min(100 * 2 ** (tries - 1), 5000) * (0.5 + Math.random() / 2);
 }

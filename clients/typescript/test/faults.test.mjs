@@ -1,4 +1,4 @@
-// How the client bears an API that refuses, breaks off or stays away. The server of these tests answers what each of them wants.
+// Tests of the client against an API that refuses, breaks off or is unavailable. Each test scripts the answers of its server.
 import assert from 'node:assert/strict';
 import { once } from 'node:events';
 import { createServer } from 'node:http';
@@ -7,7 +7,7 @@ import { isProblem, ProblemError, Tidings } from '../dist/index.js';
 
 const test = (name, fn) => nodeTest(name, { timeout: 30_000 }, fn);
 
-/** A server that gives one answer after the other, and a client of it. An answer is [status, body, headers], or a function. */
+/** Starts a server that sends these answers in order, and a client of it. An answer is [status, body, headers] or a function. */
 async function script(t, answers, options = {}) {
   const requests = [];
   const server = createServer(async (request, response) => {
@@ -59,7 +59,8 @@ test('what may be repeated is, after a lost connection, an answer cut off, and u
     response.write('{"followers":1,', () => response.destroy());
   };
   const { tidings, requests } = await script(t, [
-    hangUp, cut, [200, { followers: 1 }], problem(503, 'unavailable'), [204], hangUp, [202, { state: 'pending' }], hangUp, [200, { items: [] }],
+    hangUp, cut, [200, { followers: 1 }], problem(503, 'unavailable'), [204],
+    hangUp, [202, { state: 'pending' }], hangUp, [200, { items: [] }],
   ]);
   assert.equal((await tidings.getCounts({ path: { id: '1' } })).followers, 1);
   await tidings.unfollow({ path: { follower_id: '1', followee_id: '2' } });
@@ -70,30 +71,36 @@ test('what may be repeated is, after a lost connection, an answer cut off, and u
 });
 
 test('what may not be repeated is not: its outcome is unknown', async (t) => {
-  const { tidings, requests } = await script(t, [hangUp, problem(503, 'unavailable'), [503, 'gone', { 'Content-Type': 'text/plain' }], hangUp]);
+  const proxy = [503, 'gone', { 'Content-Type': 'text/plain' }];
+  const { tidings, requests } = await script(t, [hangUp, problem(503, 'unavailable'), proxy, hangUp]);
   await assert.rejects(tidings.editComment(edit), TypeError);
   await assert.rejects(tidings.editComment(edit), (e) => isProblem(e, 'unavailable'));
-  await assert.rejects(tidings.deleteComment({ path: { id: 'c' }, headers: { 'If-Match': '*' } }), (e) => isProblem(e) && e.code === '' && e.status === 503);
-  await assert.rejects(tidings.retryDlqMessage({ path: { id: '9' }, body: { reason: 'mended' } }), TypeError);
+  await assert.rejects(tidings.deleteComment({ path: { id: 'c' }, headers: { 'If-Match': '*' } }), (e) =>
+    isProblem(e) && e.code === '' && e.status === 503);
+  await assert.rejects(tidings.retryDlqMessage({ path: { id: '9' }, body: { reason: 'repaired' } }), TypeError);
   assert.equal(requests.length, 4);
 });
 
 test('a conditional write is sent again when nothing was done', async (t) => {
-  const { tidings, requests } = await script(t, [problem(429, 'rate-limited'), problem(503, 'overloaded'), problem(503, 'thread-returning'), [200, comment]]);
+  const refusals = [problem(429, 'rate-limited'), problem(503, 'overloaded'), problem(503, 'thread-returning')];
+  const { tidings, requests } = await script(t, [...refusals, [200, comment]]);
   assert.deepEqual(await tidings.editComment(edit), comment);
   assert.equal(requests.length, 4);
 });
 
 test('tries end, and a Retry-After that is too long ends them at once', async (t) => {
   const away = Array.from({ length: 3 }, () => problem(503, 'overloaded'));
-  const { tidings, requests } = await script(t, [...away, problem(429, 'rate-limited', { 'Retry-After': '3600', 'X-Request-Id': 'r1' })], { retries: 2 });
+  const long = problem(429, 'rate-limited', { 'Retry-After': '3600', 'X-Request-Id': 'r1' });
+  const { tidings, requests } = await script(t, [...away, long], { retries: 2 });
   await assert.rejects(tidings.getCounts({ path: { id: '1' } }), (e) => isProblem(e, 'overloaded') && e.status === 503);
   assert.equal(requests.length, 3);
-  await assert.rejects(tidings.getCounts({ path: { id: '1' } }), (e) => e instanceof ProblemError && e.requestId === 'r1' && e.code === 'rate-limited');
+  await assert.rejects(tidings.getCounts({ path: { id: '1' } }), (e) =>
+    e instanceof ProblemError && e.requestId === 'r1' && e.code === 'rate-limited');
 });
 
 test('what the caller aborts is not sent again', async (t) => {
-  const { tidings, requests } = await script(t, [problem(503, 'overloaded', { 'Retry-After': '30' }), () => abort.abort(new Error('enough'))]);
+  const later = problem(503, 'overloaded', { 'Retry-After': '30' });
+  const { tidings, requests } = await script(t, [later, () => abort.abort(new Error('enough'))]);
   await assert.rejects(tidings.getCounts({ path: { id: '1' }, signal: AbortSignal.timeout(200) }), { name: 'TimeoutError' });
   const abort = new AbortController();
   await assert.rejects(tidings.getCounts({ path: { id: '1' }, signal: abort.signal }), { message: 'enough' });
@@ -101,7 +108,10 @@ test('what the caller aborts is not sent again', async (t) => {
 });
 
 test('a problem has what the API said, a proxy has its status', async (t) => {
-  const stale = { type: '/docs#version-stale', title: 'stale', status: 412, code: 'version-stale', detail: 'it has version 4', errors: [{ header: 'If-Match', detail: 'too old' }], current: { version: 4 } };
+  const stale = {
+    type: '/docs#version-stale', title: 'stale', status: 412, code: 'version-stale', detail: 'it has version 4',
+    errors: [{ header: 'If-Match', detail: 'too old' }], current: { version: 4 },
+  };
   const { tidings } = await script(t, [[412, stale], [502, '<h1>Bad Gateway</h1>', { 'Content-Type': 'text/html' }]]);
   await assert.rejects(tidings.editComment(edit), (e) => {
     assert.equal(e.message, 'PATCH /v1/comments/c: 412 version-stale: it has version 4; If-Match too old');

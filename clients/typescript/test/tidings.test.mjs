@@ -1,4 +1,4 @@
-// The client against `tidings dev`: what it writes is there, what it reads is exact.
+// Tests of the client against `tidings dev`.
 import assert from 'node:assert/strict';
 import { execFile } from 'node:child_process';
 import { createHash } from 'node:crypto';
@@ -23,7 +23,7 @@ after(() => dev?.stop());
 
 const run = (...args) => promisify(execFile)(binary, [...args, '--data', dev.dir]);
 
-/** Asks until the answer is the one that is wanted; the test's time limit ends it. */
+/** Repeats a call until its answer is the wanted one. The test's time limit bounds it. */
 async function until(ask, wanted) {
   while (!wanted(await ask())) await pause(20);
 }
@@ -56,7 +56,9 @@ test('a list is read item by item, and page by page from where it was left', asy
     break;
   }
   const rest = [];
-  for await (const page of pages((r) => tidings.listFollowers(r), { ...request, query: { limit: 200, cursor } })) rest.push(...page.items.map((f) => f.user_id));
+  for await (const page of pages((r) => tidings.listFollowers(r), { ...request, query: { limit: 200, cursor } })) {
+    rest.push(...page.items.map((f) => f.user_id));
+  }
   assert.deepEqual(rest, followers.slice(200));
 });
 
@@ -64,7 +66,8 @@ test('a comment is written, edited behind its version, and withdrawn', async () 
   const create = { path: { post_id: '5' }, body: { author_id: '3', body: 'Hello' }, headers: { 'Idempotency-Key': 'first' } };
   const comment = await tidings.createComment(create);
   assert.deepEqual(await tidings.createComment(create), comment, 'the same key made another comment');
-  await assert.rejects(tidings.createComment({ ...create, body: { author_id: '3', body: 'Bye' } }), (e) => isProblem(e, 'idempotency-key-reused'));
+  const reused = { ...create, body: { author_id: '3', body: 'Bye' } };
+  await assert.rejects(tidings.createComment(reused), (e) => isProblem(e, 'idempotency-key-reused'));
 
   const path = { id: comment.comment_id };
   const edited = await tidings.editComment({ path, body: { body: 'Hello, all' }, headers: ifMatch(comment) });
@@ -97,10 +100,11 @@ test('a session reads its own writes while the consumer stands still', async () 
   await run('pause', '--consumer', 'followercounts');
   try {
     await until(() => fetch(`${dev.ops}/metrics`).then((r) => r.text()), (text) => /^consumer_paused\{.*followercounts.*\} 1$/m.test(text));
-    for (let id = 78, seen = 2; seen > 0; id += 2) { // its batch in hand may still take the first ones
+    for (let id = 78, seen = 2; seen > 0; id += 2) { // the consumer's current batch may still have the first follows
       const session = tidings.session();
       await session.follow({ path: { follower_id: '77', followee_id: `${id}` } });
-      for await (const { outcome } of session.batch('follows', [{ op: 'follow', follower_id: '79', followee_id: `${id}` }])) assert.equal(outcome.status, 201);
+      const second = [{ op: 'follow', follower_id: '79', followee_id: `${id}` }];
+      for await (const { outcome } of session.batch('follows', second)) assert.equal(outcome.status, 201);
       assert.equal(session.tokens.length, 2);
       seen = (await tidings.getCounts({ path: { id: `${id}` } })).followers;
       const own = await session.getCounts({ path: { id: `${id}` } });
@@ -114,12 +118,14 @@ test('a session reads its own writes while the consumer stands still', async () 
 
 test('kinds of an installation go through http, batch and session', async () => {
   const file = join(dev.dir, 'kinds.yaml');
-  await writeFile(file, 'objects: {song: songs}\nedges:\n  play: {plural: plays, from: user, to: song, forward: plays, reverse: players}\n');
+  const play = '{plural: plays, from: user, to: song, forward: plays, reverse: players}';
+  await writeFile(file, `objects: {song: songs}\nedges:\n  play: ${play}\n`);
   await run('kinds', 'apply', file, '--reason', 'songs');
   const session = tidings.session();
   const put = { url: '/v1/plays/{user_id}/{song_id}', path: { user_id: '7', song_id: '9007199254740993' } };
   await until(() => session.http.put(put).catch((e) => (isProblem(e, 'not-found') ? false : Promise.reject(e))), Boolean);
-  for await (const { outcome } of session.batch('plays', [{ op: 'put', user_id: '8', song_id: '9007199254740993' }])) assert.equal(outcome.status, 201);
+  const operations = [{ op: 'put', user_id: '8', song_id: '9007199254740993' }];
+  for await (const { outcome } of session.batch('plays', operations)) assert.equal(outcome.status, 201);
   const players = (r) => session.http.get({ ...r, url: '/v1/songs/{id}/players' }).then((answer) => answer.data);
   const ids = [];
   for await (const player of each(players, { path: { id: '9007199254740993' }, query: { limit: 1 } })) ids.push(player.user_id);
@@ -137,7 +143,8 @@ test('the page has the code that the compiler has checked', async () => {
 test('the client is generated from the document that the API serves', async (t) => {
   const generated = fileURLToPath(new URL('../src/generated', import.meta.url));
   const digest = createHash('sha256').update(openapi).digest('hex');
-  assert.equal((await readFile(join(generated, 'openapi.sha256'), 'utf8')).trim(), digest, 'the document has changed: run `make generate-ts`');
+  const kept = (await readFile(join(generated, 'openapi.sha256'), 'utf8')).trim();
+  assert.equal(kept, digest, 'the document has changed: run `make generate-ts`');
 
   const document = JSON.parse(openapi);
   assert.ok(codes.includes('not-found') && codes.length > 30);
@@ -146,11 +153,14 @@ test('the client is generated from the document that the API serves', async (t) 
   assert.deepEqual(missing, []);
 
   const [major, minor] = process.versions.node.split('.').map(Number);
-  if (major < 20 || (major === 20 && minor < 19)) return t.diagnostic(`Node ${process.versions.node} cannot run the generator: what it writes is not compared`);
+  if (major < 20 || (major === 20 && minor < 19)) {
+    return t.diagnostic(`Node ${process.versions.node} cannot run the generator: its output is not compared`);
+  }
   const { generate } = await import('../scripts/generate.mjs');
   const fresh = await mkdtemp(join(dev.dir, 'generated-'));
   await generate(openapi, fresh);
-  const files = (await readdir(generated, { recursive: true, withFileTypes: true })).filter((f) => f.isFile()).map((f) => join(f.path, f.name));
+  const all = await readdir(generated, { recursive: true, withFileTypes: true });
+  const files = all.filter((f) => f.isFile()).map((f) => join(f.path, f.name));
   assert.ok(files.length > 10);
   for (const file of files) assert.equal(await readFile(file, 'utf8'), await readFile(file.replace(generated, fresh), 'utf8'), file);
   await rm(fresh, { recursive: true });

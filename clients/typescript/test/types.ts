@@ -1,4 +1,4 @@
-// Compiled and never run: a user's program, and the mistakes that the compiler finds in one.
+// The compiler checks this file; nobody runs it. It has a user's program, and mistakes that the compiler must find.
 import { each, ifMatch, isProblem, pages, Tidings, type Comment, type ProblemCode } from '@tidings/client';
 
 export async function program(tidings: Tidings): Promise<ProblemCode | '' | undefined> {
@@ -25,7 +25,7 @@ export async function program(tidings: Tidings): Promise<ProblemCode | '' | unde
   await tidings.getCounts({ path: { id: 9223372036854775807 } });
   // @ts-expect-error: a follow has two ends
   await tidings.follow({ path: { follower_id: '7' } });
-  // @ts-expect-error: there is no such order
+  // @ts-expect-error: no such order
   await tidings.listComments({ path: { post_id: '5' }, query: { order: 'random' } });
   // @ts-expect-error: no such operation
   tidings.batch('follows', [{ op: 'like', follower_id: '7', followee_id: '42' }]);

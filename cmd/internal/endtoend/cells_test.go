@@ -50,7 +50,7 @@ import (
 
 // cell is a truth with its relay and its API.
 type cell struct {
-	name    string // of its streams
+	name    string // the name of its streams
 	db      *testkit.DB
 	system  *pgxpool.Pool
 	broker  broker.Config
@@ -60,7 +60,7 @@ type cell struct {
 	relay   *part
 }
 
-// cellular is two cells, one projections database, and one set of consumers that read the streams of both.
+// cellular is two cells, one projections database, and one set of consumers that read the streams of both cells.
 type cellular struct {
 	t         *testing.T
 	cells     map[string]*cell
@@ -70,7 +70,7 @@ type cellular struct {
 	js        jetstream.JetStream
 	url       string // of NATS
 	consumers map[string]*part
-	metrics   map[string]*prometheus.Registry // by consumer, of the process that runs
+	metrics   map[string]*prometheus.Registry // by consumer: the metrics of its running process
 }
 
 var tuned = postgres.Config{MaxConns: 8, ConnectTimeout: 5 * time.Second, StatementTimeout: time.Minute}
@@ -78,7 +78,8 @@ var tuned = postgres.Config{MaxConns: 8, ConnectTimeout: 5 * time.Second, Statem
 func newCellular(t *testing.T, names ...string) *cellular {
 	t.Helper()
 	b := testkit.NATS(t)
-	c := &cellular{t: t, projected: testkit.Postgres(t), url: b.URL, nc: b.Connect(t), cells: map[string]*cell{}, consumers: map[string]*part{}, metrics: map[string]*prometheus.Registry{}}
+	c := &cellular{t: t, projected: testkit.Postgres(t), url: b.URL, nc: b.Connect(t), cells: map[string]*cell{},
+		consumers: map[string]*part{}, metrics: map[string]*prometheus.Registry{}}
 	c.system = c.projected.Pool(t, postgres.RoleSystem)
 	var err error
 	if c.js, err = jetstream.New(c.nc); err != nil {
@@ -87,7 +88,8 @@ func newCellular(t *testing.T, names ...string) *cellular {
 	base := b.Config()
 	for _, name := range names {
 		cfg := base
-		cfg.Stream, cfg.Prefix = base.Stream+"-"+name, base.Prefix+"-"+name // live subjects name tenants and no partition: the cells share them
+		// live subjects have a tenant and no partition, so the cells share them
+		cfg.Stream, cfg.Prefix = base.Stream+"-"+name, base.Prefix+"-"+name
 		c.addCell(cfg)
 	}
 	t.Cleanup(func() {
@@ -111,21 +113,24 @@ func (c *cellular) addCell(cfg broker.Config) {
 	c.t.Helper()
 	db, log := testkit.Postgres(c.t), testkit.Logger(c.t)
 	pool := db.Pool(c.t, postgres.RoleAPI)
-	x := &cell{name: cfg.Stream, db: db, system: db.Pool(c.t, postgres.RoleSystem), broker: cfg, store: store.New(pool, nil), kinds: kinds.NewCatalog(pool, kinds.Truth, log)}
+	x := &cell{name: cfg.Stream, db: db, system: db.Pool(c.t, postgres.RoleSystem), broker: cfg, store: store.New(pool, nil),
+		kinds: kinds.NewCatalog(pool, kinds.Truth, log)}
 	if err := x.kinds.Load(c.t.Context()); err != nil {
 		c.t.Fatal(err)
 	}
-	set := api.Config{CursorKey: strings.Repeat("ab", 32), MaxBodyBytes: 1 << 17, MaxBatchBytes: 1 << 20, PageCacheBytes: 1 << 20, RequestTimeout: 20 * time.Second, AddressConnections: 1000, MaxRequests: 512, MaxWait: time.Second}
+	set := api.Config{CursorKey: strings.Repeat("ab", 32), MaxBodyBytes: 1 << 17, MaxBatchBytes: 1 << 20, PageCacheBytes: 1 << 20,
+		RequestTimeout: 20 * time.Second, AddressConnections: 1000, MaxRequests: 512, MaxWait: time.Second}
 	reg := prometheus.NewRegistry()
 	pages := api.NewPages(set, reg)
-	handler, err := api.New(set, api.Deps{Store: x.store, Tokens: pool, DLQ: outbox.NewDLQ(pool, nil), Projections: c.projected.Pool(c.t, postgres.RoleAPI), Kinds: x.kinds, Fleet: fleet.Projections(x.kinds.Now),
+	handler, err := api.New(set, api.Deps{Store: x.store, Tokens: pool, DLQ: outbox.NewDLQ(pool, nil),
+		Projections: c.projected.Pool(c.t, postgres.RoleAPI), Kinds: x.kinds, Fleet: fleet.Projections(x.kinds.Now),
 		Pages: pages, Streams: heads.Of(c.nc, cfg), Log: log, Reg: reg})
 	if err != nil {
 		c.t.Fatal(err)
 	}
 	x.handler = handler
 	g, ctx := errgroup.WithContext(c.t.Context())
-	g.Go(func() error { return handler.Run(ctx) }) // as_of
+	g.Go(func() error { return handler.Run(ctx) }) // for as_of
 	g.Go(func() error { return broker.Listen(ctx, c.nc, cfg, event.AggregateFollow, pages, log) })
 	c.t.Cleanup(func() {
 		if err := g.Wait(); err != nil {
@@ -143,8 +148,10 @@ func (c *cellular) startRelay(x *cell) {
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	r, err := relay.New(relay.Config{BatchSize: 100, BatchBytes: 1 << 20, PollInterval: 10 * time.Millisecond, RoundInterval: 2 * time.Millisecond, PublishTimeout: 2 * time.Second,
-		CheckInterval: 500 * time.Millisecond, DrainTimeout: time.Second, DatabaseTimeout: 10 * time.Second, Lease: lease.Config{TTL: leaseTTL}}, pool, x.broker, testkit.Logger(c.t), prometheus.NewRegistry())
+	r, err := relay.New(relay.Config{BatchSize: 100, BatchBytes: 1 << 20, PollInterval: 10 * time.Millisecond,
+		RoundInterval: 2 * time.Millisecond, PublishTimeout: 2 * time.Second,
+		CheckInterval: 500 * time.Millisecond, DrainTimeout: time.Second, DatabaseTimeout: 10 * time.Second,
+		Lease: lease.Config{TTL: leaseTTL}}, pool, x.broker, testkit.Logger(c.t), prometheus.NewRegistry())
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -154,7 +161,8 @@ func (c *cellular) startRelay(x *cell) {
 	})
 }
 
-// start runs the process of a consumer, which reads the streams of all cells and compares with the truth of the first.
+// start runs the process of a consumer. It reads the streams of all cells, and compares with the truth of the first
+// cell.
 func (c *cellular) start(name string) {
 	c.t.Helper()
 	var streams []string
@@ -164,15 +172,18 @@ func (c *cellular) start(name string) {
 	first := c.cells[slices.Min(slices.Collect(maps.Keys(c.cells)))]
 	var cfg projector.Config
 	if err := envconfig.ProcessWith(c.t.Context(), &envconfig.Config{Target: &cfg, Lookuper: envconfig.MapLookuper(map[string]string{
-		"DATABASE_URL": first.db.URL, "PROJECTIONS_DATABASE_URL": c.projected.URL, "NATS_URL": c.url, "NATS_STREAM": first.name, "NATS_SUBJECT_PREFIX": first.broker.Prefix,
-		"NATS_CELLS": strings.Join(streams, ","), "LEASE_TTL": leaseTTL.String(), "CONSUMER_LAG_INTERVAL": "200ms", "CONSUMER_BATCH_EVENTS": "50", "VERIFY_INTERVAL": "100ms", "POSTGRES_MAX_CONNS": "8",
+		"DATABASE_URL": first.db.URL, "PROJECTIONS_DATABASE_URL": c.projected.URL, "NATS_URL": c.url, "NATS_STREAM": first.name,
+		"NATS_SUBJECT_PREFIX": first.broker.Prefix,
+		"NATS_CELLS":          strings.Join(streams, ","), "LEASE_TTL": leaseTTL.String(), "CONSUMER_LAG_INTERVAL": "200ms",
+		"CONSUMER_BATCH_EVENTS": "50", "VERIFY_INTERVAL": "100ms", "POSTGRES_MAX_CONNS": "8",
 	})}); err != nil {
 		c.t.Fatal(err)
 	}
 	reg := prometheus.NewRegistry()
 	c.metrics[name] = reg
 	c.consumers[name] = run(name, func(ctx context.Context) error {
-		return projector.Run(ctx, "127.0.0.1:0", cfg, func(now func() *kinds.Set) projections.Projection { return projection(name, now) }, reg)
+		return projector.Run(ctx, "127.0.0.1:0", cfg, func(now func() *kinds.Set) projections.Projection { return projection(name, now) },
+			reg)
 	})
 }
 
@@ -183,10 +194,11 @@ func run(name string, fn func(context.Context) error) *part {
 	return p
 }
 
-// kill takes the connections of a process to a database away, in whatever it does, and ends it.
+// kill closes the connections of a process to a database in the middle of its work, and ends the process.
 func (c *cellular) kill(p *part, system *pgxpool.Pool) {
 	c.t.Helper()
-	if _, err := system.Exec(c.t.Context(), `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = $1 AND datname = current_database()`, p.name); err != nil {
+	if _, err := system.Exec(c.t.Context(), `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = $1
+		AND datname = current_database()`, p.name); err != nil {
 		c.t.Fatal(err)
 	}
 	if err := p.stop(); err != nil {
@@ -194,15 +206,16 @@ func (c *cellular) kill(p *part, system *pgxpool.Pool) {
 	}
 }
 
-// assign puts a tenant into a cell: the row by which requests are routed, and by which each truth knows its tenants.
+// assign puts a tenant into a cell. Requests are routed by this row, and each truth knows its tenants by it.
 func (c *cellular) assign(tenant int64, cell string) {
 	c.t.Helper()
-	if _, err := c.system.Exec(c.t.Context(), `INSERT INTO tenant_cells VALUES ($1, $2) ON CONFLICT (tenant_id) DO UPDATE SET cell = excluded.cell`, tenant, cell); err != nil {
+	if _, err := c.system.Exec(c.t.Context(), `INSERT INTO tenant_cells VALUES ($1, $2) ON CONFLICT (tenant_id) DO UPDATE
+		SET cell = excluded.cell`, tenant, cell); err != nil {
 		c.t.Fatal(err)
 	}
 }
 
-// door is a tenant's host name: whoever calls it reaches the API of the tenant's cell, by the table.
+// door is a tenant's host name. It routes each request to the API of the tenant's cell, by the table.
 type door struct {
 	c      *cellular
 	tenant int64
@@ -210,7 +223,8 @@ type door struct {
 
 func (d door) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	var name string
-	err := d.c.system.QueryRow(r.Context(), `SELECT cell FROM tenant_cells WHERE tenant_id IN ($1, 0) ORDER BY tenant_id DESC LIMIT 1`, d.tenant).Scan(&name)
+	err := d.c.system.QueryRow(r.Context(), `SELECT cell FROM tenant_cells WHERE tenant_id IN ($1, 0) ORDER BY tenant_id DESC LIMIT 1`,
+		d.tenant).Scan(&name)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusMisdirectedRequest)
 		return
@@ -219,10 +233,11 @@ func (d door) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 func (c *cellular) deps(x *cell) verify.Deps {
-	return verify.Deps{Sources: status.Sources{Truth: x.system, Projections: c.system, NATS: c.nc, JetStream: c.js, Broker: x.broker, Consumers: consumerNames}, Fleet: fleet.Projections(x.kinds.Now), Kinds: x.kinds.Now}
+	return verify.Deps{Sources: status.Sources{Truth: x.system, Projections: c.system, NATS: c.nc, JetStream: c.js, Broker: x.broker,
+		Consumers: consumerNames}, Fleet: fleet.Projections(x.kinds.Now), Kinds: x.kinds.Now}
 }
 
-// verify compares the projections with the truth of each cell, for which everything must have arrived.
+// verify compares the projections with the truth of each cell. Every event must be applied before.
 func (c *cellular) verify() {
 	c.t.Helper()
 	for name, x := range c.cells {
@@ -232,38 +247,44 @@ func (c *cellular) verify() {
 		}
 		st, err := status.Read(c.t.Context(), c.deps(x).Sources)
 		if err != nil || len(st.Unheld) > 0 || len(st.Lagging()) > 0 {
-			c.t.Errorf("status of %s: nobody holds %v, lagging %q, %v", name, st.Unheld, st.Lagging(), err)
+			c.t.Errorf("status of %s: no process holds %v, lagging %q, %v", name, st.Unheld, st.Lagging(), err)
 		}
 	}
 }
 
-// movableSQL are the tables of a truth that have rows of a tenant which go with it, with their columns that are not computed.
+// movableSQL lists the tables of a truth with rows of a tenant that move with it, and their columns that are not
+// computed.
 const movableSQL = `
 SELECT c.relname, string_agg(quote_ident(a.attname), ', ' ORDER BY a.attnum)
   FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''
- WHERE c.relname IN ('edges', 'children', 'children_archive', 'archived_threads', 'child_keys', 'threads', 'threads_purged', 'edge_removals', 'erasures') AND c.relkind IN ('r', 'p')
+ WHERE c.relname IN ('edges', 'children', 'children_archive', 'archived_threads', 'child_keys', 'threads', 'threads_purged',
+ 'edge_removals', 'erasures') AND c.relkind IN ('r', 'p')
    AND c.relnamespace = current_schema()::regnamespace GROUP BY 1 ORDER BY 1`
 
-// readOnlySQL takes the roles of writers from a tenant's tokens, and everything from them when the tenant has moved.
+// readOnlySQL takes the writing roles from a tenant's tokens. revokeSQL revokes the tokens when the tenant has moved.
 const (
-	readOnlySQL = `UPDATE api_tokens SET roles = ARRAY(SELECT unnest(roles) INTERSECT SELECT unnest('{read,export}'::text[])) WHERE tenant_id = $1`
-	revokeSQL   = `UPDATE api_tokens SET revoked_at = now() WHERE tenant_id = $1`
+	readOnlySQL = `UPDATE api_tokens SET roles = ARRAY(SELECT unnest(roles) INTERSECT SELECT unnest('{read,export}'::text[]))
+		WHERE tenant_id = $1`
+	revokeSQL = `UPDATE api_tokens SET revoked_at = now() WHERE tenant_id = $1`
 )
 
-// await asks until a write is answered with a status, and a read with another.
+// await waits until a write gets one status, and a read another.
 func (c *cellular) await(r *resident, write, read int) {
 	c.t.Helper()
-	testkit.Eventually(c.t, time.Minute, fmt.Sprintf("%d for a write and %d for a read of tenant %d", write, read, r.tenant), func() (bool, error) {
-		return r.client.call(http.MethodDelete, "/v1/follows/999999/999998", "").status == write && r.client.call(http.MethodGet, "/v1/users/1/counts", "").status == read, nil
-	})
+	testkit.Eventually(c.t, time.Minute, fmt.Sprintf("%d for a write and %d for a read of tenant %d", write, read, r.tenant),
+		func() (bool, error) {
+			return r.client.call(http.MethodDelete, "/v1/follows/999999/999998", "").status == write &&
+				r.client.call(http.MethodGet, "/v1/users/1/counts", "").status == read, nil
+		})
 }
 
-// move takes a tenant from one cell to another, step by step as docs/adr/0018-cells.md says.
+// move moves a tenant from one cell to another, step by step as docs/adr/0018-cells.md says.
 func (c *cellular) move(r *resident, from, to *cell) {
 	c.t.Helper()
 	ctx, tenant := c.t.Context(), r.tenant
 	a, b := from.db.Pool(c.t, postgres.RoleOwner), to.db.Pool(c.t, postgres.RoleOwner)
-	if err := copyRows(ctx, a, b, "api_tokens", "token_hash, tenant_id, name, roles, created_at, expires_at, revoked_at, replaced_at, rate_read, rate_write", tenant); err != nil {
+	if err := copyRows(ctx, a, b, "api_tokens", "token_hash, tenant_id, name, roles, created_at, expires_at, revoked_at, replaced_at, "+
+		"rate_read, rate_write", tenant); err != nil {
 		c.t.Fatal(err)
 	}
 	if _, err := a.Exec(ctx, readOnlySQL, tenant); err != nil {
@@ -295,7 +316,7 @@ func (c *cellular) move(r *resident, from, to *cell) {
 	if _, err := a.Exec(ctx, revokeSQL, tenant); err != nil {
 		c.t.Fatal(err)
 	}
-	c.await(r, http.StatusUnauthorized, http.StatusUnauthorized) // nobody reads the former truth
+	c.await(r, http.StatusUnauthorized, http.StatusUnauthorized) // the former truth accepts no token
 	c.assign(tenant, to.name)
 	c.await(r, http.StatusNoContent, http.StatusOK)
 }
@@ -303,7 +324,8 @@ func (c *cellular) move(r *resident, from, to *cell) {
 func copyRows(ctx context.Context, from, to *pgxpool.Pool, table, columns string, tenant int64) error {
 	var data bytes.Buffer
 	out := func(conn *pgxpool.Conn) error {
-		_, err := conn.Conn().PgConn().CopyTo(ctx, &data, fmt.Sprintf("COPY (SELECT %s FROM %s WHERE tenant_id = %d) TO STDOUT", columns, table, tenant))
+		_, err := conn.Conn().PgConn().CopyTo(ctx, &data,
+			fmt.Sprintf("COPY (SELECT %s FROM %s WHERE tenant_id = %d) TO STDOUT", columns, table, tenant))
 		return err
 	}
 	in := func(conn *pgxpool.Conn) error {
@@ -321,10 +343,11 @@ type resident struct {
 	tenant int64
 	client client
 	m      *model
-	places int // how often it was written from
+	places int // number of calls of write so far
 }
 
-// write has writers and a reader of its own writes at work for each tenant, until as many steps are done as the last of acts wants; each act comes after so many steps more.
+// write runs writers and a reader of its own writes for each tenant. Each act runs after a number of further steps. It
+// ends when the steps after the last act are done.
 func (c *cellular) write(seed uint64, all []*resident, of func(*resident) *cell, acts ...func()) {
 	c.t.Helper()
 	ctx, cancel := context.WithCancel(c.t.Context())
@@ -335,7 +358,8 @@ func (c *cellular) write(seed uint64, all []*resident, of func(*resident) *cell,
 	for _, r := range all {
 		rng := rand.New(rand.NewPCG(seed, uint64(r.tenant)))
 		w := &writer{client: r.client, m: r.m, rng: rng, store: of(r).store, tenant: r.tenant, n: int64(2 * r.places)}
-		s := &session{writer: writer{client: r.client, m: r.m, rng: rand.New(rand.NewPCG(seed+1, uint64(r.tenant))), store: of(r).store, tenant: r.tenant, n: int64(50 + r.places)}, tokens: map[string]string{}}
+		s := &session{writer: writer{client: r.client, m: r.m, rng: rand.New(rand.NewPCG(seed+1, uint64(r.tenant))), store: of(r).store,
+			tenant: r.tenant, n: int64(50 + r.places)}, tokens: map[string]string{}}
 		r.places++
 		for what, step := range map[string]func() error{"writer": w.step, "reader of its own writes": s.step} {
 			wg.Go(func() {
@@ -358,14 +382,15 @@ func (c *cellular) write(seed uint64, all []*resident, of func(*resident) *cell,
 	}
 	for _, act := range append(acts, func() {}) {
 		at := steps.Load()
-		testkit.Eventually(c.t, time.Minute, "writes in all cells", func() (bool, error) { return failed.Load() || steps.Load() >= at+60, nil })
+		testkit.Eventually(c.t, time.Minute, "writes in all cells",
+			func() (bool, error) { return failed.Load() || steps.Load() >= at+60, nil })
 		act()
 	}
 	cancel()
 	wg.Wait()
 }
 
-// metric is the sum of a metric of a consumer's process, of the series with a label.
+// metric returns the sum of a consumer's metric over the series with a label.
 func (c *cellular) metric(consumer, name, label, value string) (sum float64) {
 	c.t.Helper()
 	families, err := c.metrics[consumer].Gather()
@@ -384,8 +409,8 @@ func (c *cellular) metric(consumer, name, label, value string) (sum float64) {
 	return sum
 }
 
-// TestTwoTruthsFeedOneProjectionsDatabase has tenants with the same ids in two cells, whose partitions have the same numbers. Relays and consumers are killed, a cell is
-// resized, and a tenant moves from one cell to the other.
+// TestTwoTruthsFeedOneProjectionsDatabase has tenants with the same ids in two cells, and partitions with the same
+// numbers. It kills relays and consumers, resizes a cell, and moves a tenant to the other cell.
 func TestTwoTruthsFeedOneProjectionsDatabase(t *testing.T) {
 	seed, _ := seedFromEnv(t)
 	t.Logf("seed %d (%s)", seed, seedEnv)
@@ -398,8 +423,9 @@ func TestTwoTruthsFeedOneProjectionsDatabase(t *testing.T) {
 		err := c.system.QueryRow(t.Context(), `SELECT count(*) FROM consumer_offsets`).Scan(&n)
 		return n == len(c.cells)*len(consumerNames), err
 	})
-	if err := verify.Mend(t.Context(), c.deps(a), projection(consumerNames[0], a.kinds.Now), projections.Key{Type: "follow", TenantID: 1}); !errors.Is(err, cells.ErrUnassigned) {
-		t.Errorf("mend while nobody knows whose the tenants are: %v", err)
+	if err := verify.Mend(t.Context(), c.deps(a), projection(consumerNames[0], a.kinds.Now),
+		projections.Key{Type: "follow", TenantID: 1}); !errors.Is(err, cells.ErrUnassigned) {
+		t.Errorf("repair before the tenants' cells are known: %v", err)
 	}
 	c.assign(0, a.name)
 	c.assign(3, b.name)
@@ -412,7 +438,8 @@ func TestTwoTruthsFeedOneProjectionsDatabase(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		residents = append(residents, &resident{tenant: tenant, m: newModel(), client: client{ctx: t.Context(), handler: door{c, tenant}, token: token}})
+		residents = append(residents, &resident{tenant: tenant, m: newModel(),
+			client: client{ctx: t.Context(), handler: door{c, tenant}, token: token}})
 	}
 	of := func(r *resident) *cell { return home[r.tenant] }
 	consumers := func() {
@@ -420,7 +447,7 @@ func TestTwoTruthsFeedOneProjectionsDatabase(t *testing.T) {
 		for _, name := range consumerNames {
 			g.Go(func() error { c.kill(c.consumers[name], c.system); return nil })
 		}
-		_ = g.Wait() // nobody returns one
+		_ = g.Wait() // no function returns an error
 		for _, name := range consumerNames {
 			c.start(name)
 		}
@@ -453,7 +480,8 @@ func TestTwoTruthsFeedOneProjectionsDatabase(t *testing.T) {
 	c.refusals(a)
 }
 
-// compared waits until a process has compared all rows of a table with the truth of its cell, now that nobody writes, and wants no difference: those of other truths are none.
+// compared waits until a process has compared all rows of a table with the truth of its cell, at rest. It requires no
+// difference: rows of other truths do not count.
 func (c *cellular) compared(name, table string) {
 	c.t.Helper()
 	var rows int64
@@ -463,13 +491,15 @@ func (c *cellular) compared(name, table string) {
 	verified := func() float64 { return c.metric(name, "projection_verified_total", "consumer", name) }
 	drift := func() float64 { return c.metric(name, "projection_drift_total", "consumer", name) }
 	before, at := drift(), verified()
-	testkit.Eventually(c.t, time.Minute, "comparisons with the truth while all runs", func() (bool, error) { return verified() >= at+float64(2*rows), nil })
+	testkit.Eventually(c.t, time.Minute, "comparisons with the truth while all runs",
+		func() (bool, error) { return verified() >= at+float64(2*rows), nil })
 	if n := drift() - before; n > 0 {
 		c.t.Errorf("%s: %v differences from one truth", name, n)
 	}
 }
 
-// awaitAsOf waits until reads say that everything written is in them, by the clock and the streams of the tenant's cell.
+// awaitAsOf waits until as_of reports that reads include every write, by the clock and the streams of the tenant's
+// cell.
 func (c *cellular) awaitAsOf(r *resident) {
 	c.t.Helper()
 	written := time.Now()
@@ -482,20 +512,26 @@ func (c *cellular) awaitAsOf(r *resident) {
 	})
 }
 
-// refusals tries what would take one truth for all.
+// refusals tries operations that would treat one truth as all of them.
 func (c *cellular) refusals(x *cell) {
 	c.t.Helper()
 	ctx, p := c.t.Context(), projection(consumerNames[0], x.kinds.Now)
-	if err := verify.Mend(ctx, c.deps(x), p, projections.Key{Type: "follow", TenantID: 3, Aggregate: 1, Other: 2}); !errors.Is(err, cells.ErrShared) {
-		c.t.Errorf("mend a tenant of another truth: %v", err)
+	foreign := projections.Key{Type: "follow", TenantID: 3, Aggregate: 1, Other: 2}
+	if err := verify.Mend(ctx, c.deps(x), p, foreign); !errors.Is(err, cells.ErrShared) {
+		c.t.Errorf("repair of a tenant of another truth: %v", err)
 	}
-	if _, err := replay.Run(ctx, replay.Deps{URL: c.projected.URL, Postgres: tuned, Truth: x.system, JetStream: c.js, Broker: x.broker, Log: testkit.Logger(c.t)}, p, replay.Options{From: replay.Truth}); !errors.Is(err, cells.ErrShared) {
+	if _, err := replay.Run(ctx, replay.Deps{URL: c.projected.URL, Postgres: tuned, Truth: x.system, JetStream: c.js, Broker: x.broker,
+		Log: testkit.Logger(c.t)}, p, replay.Options{From: replay.Truth}); !errors.Is(err, cells.ErrShared) {
 		c.t.Errorf("replay by one truth: %v", err)
 	}
 	every := upkeep.Default()
 	every.FollowHistoryAfter = upkeep.Span(time.Nanosecond)
-	list, err := upkeep.Jobs(upkeep.Config{Retention: upkeep.RetentionConfig{Every: time.Hour}, OutboxArchive: outbox.ArchiveConfig{Every: time.Hour, RangeRows: 1000, RangeAge: time.Hour}},
-		upkeep.Deps{Truth: x.system, Projections: c.system, Cell: x.name, Kinds: x.kinds.Now, Registry: prometheus.NewRegistry(), Log: testkit.Logger(c.t)}, func(context.Context) (upkeep.Settings, error) { return every, nil })
+	list, err := upkeep.Jobs(upkeep.Config{Retention: upkeep.RetentionConfig{Every: time.Hour},
+		OutboxArchive: outbox.ArchiveConfig{Every: time.Hour, RangeRows: 1000, RangeAge: time.Hour}},
+		upkeep.Deps{Truth: x.system, Projections: c.system, Cell: x.name, Kinds: x.kinds.Now, Registry: prometheus.NewRegistry(),
+			Log: testkit.Logger(c.t)}, func(context.Context) (upkeep.Settings, error) {
+			return every, nil
+		})
 	if err != nil {
 		c.t.Fatal(err)
 	}

@@ -1,13 +1,16 @@
-// Package endtoend shows that the whole line serves what was written: random writes of two tenants through package store, a real relay
-// and broker, consumers that are killed, paused, cut off, fed twice and replayed meanwhile, an archiver that takes threads as soon as they
-// are written, and the API's handler as the reader. It has no code of its own.
+// Package endtoend tests the whole path from writes to reads. Random writes of two tenants go through package store, a
+// real relay and a real broker to the consumers, and the API's handler reads. Faults kill, pause, disconnect and replay
+// the consumers, or give them events twice. An archiver archives threads as soon as they are written. The package has
+// only tests.
 //
 //	writers ─▶ store ─▶ relay ─▶ broker ─▶ consumers ─▶ projections ─▶ api ─▶ compared with a plain model of the writes' outcomes
 //	                      ▲                   ▲             ▲
 //	                      └── faults from a seed ───────────┘
 //
-// Three things are held. At rest every list, count and document equals the model. While all goes on, a walk over pages shows each row
-// that lives throughout exactly once, and who sends the tokens of their writes reads exactly these writes, whatever the consumers do.
+// The tests check three things:
+//   - At rest, every list, count and document equals the model.
+//   - During faults, a walk over pages shows each row that exists throughout exactly once.
+//   - During faults, a read with the tokens of a client's writes includes exactly these writes.
 //
-// TIDINGS_TEST_SEED repeats a run: the same choices in the same order, though not at the same instants.
+// TIDINGS_TEST_SEED repeats a run: the same choices in the same order, but at other moments.
 package endtoend

@@ -23,14 +23,14 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 
 const (
 	tenants = 2
-	writers = 2                      // of a tenant
+	writers = 2                      // per tenant
 	pace    = 15 * time.Millisecond  // between the writes of one writer
 	slow    = 60 * time.Millisecond  // between the steps of the others, which are many requests
-	rare    = 500 * time.Millisecond // between the runs of the archiver, each of which takes every thread
-	between = 80                     // writes from one fault to the next
+	rare    = 500 * time.Millisecond // between the runs of the archiver; each run takes every thread
+	between = 80                     // writes between two faults
 )
 
-// seedEnv repeats a run.
+// seedEnv names the variable with the seed, which repeats a run.
 const seedEnv = "TIDINGS_TEST_SEED"
 
 func seedFromEnv(t *testing.T) (seed uint64, fixed bool) {
@@ -51,8 +51,8 @@ func TestWhatIsServedEqualsAModelOfWhatWasWritten(t *testing.T) {
 	property(t, seed, []string{"kill", "pause", "cut", "resize", "replay", "kinds"})
 }
 
-// property runs writers, walkers and readers of their own writes while the faults happen, in an order from the seed, and compares
-// everything in the end.
+// property runs writers, walkers and readers of their own writes during the faults. The seed gives the order of the
+// faults. In the end it compares everything.
 func property(t *testing.T, seed uint64, faults []string) {
 	t.Logf("seed %d (%s)", seed, seedEnv)
 	rng := func(n uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, n)) }
@@ -62,7 +62,7 @@ func property(t *testing.T, seed uint64, faults []string) {
 	defer wg.Wait()
 	defer cancel()
 
-	// until repeats step until the faults are over. The first error ends all.
+	// until repeats step until the faults are over. The first error ends everything.
 	until := func(what string, pace time.Duration, count *atomic.Int64, step func() error) {
 		wg.Go(func() {
 			tick := time.NewTicker(pace)
@@ -96,12 +96,14 @@ func property(t *testing.T, seed uint64, faults []string) {
 			w := &writer{client: c, m: m, rng: rng(uint64(100*tenant + n)), store: l.store, tenant: tenant, n: n}
 			until(fmt.Sprintf("writer %d of tenant %d", n, tenant), pace, &writes, w.step)
 		}
-		s := &session{writer: writer{client: c, m: m, rng: rng(uint64(100*tenant + 50)), store: l.store, tenant: tenant, n: 50}, tokens: map[string]string{}}
+		s := &session{writer: writer{client: c, m: m, rng: rng(uint64(100*tenant + 50)), store: l.store, tenant: tenant, n: 50},
+			tokens: map[string]string{}}
 		until(fmt.Sprintf("reader of its own writes of tenant %d", tenant), slow, &own, s.step)
 		shared, owned := newKindModel(), newKindModel()
 		kindModels[tenant] = []*kindModel{shared, owned}
 		for n := range int64(writers) {
-			w := &kindWriter{client: c, m: shared, rng: rng(uint64(100*tenant + 20 + n)), store: l.store, set: l.kinds.Now, tenant: tenant, people: 20_000 + 1000*n, objects: []int64{1, 2, 3}}
+			w := &kindWriter{client: c, m: shared, rng: rng(uint64(100*tenant + 20 + n)), store: l.store, set: l.kinds.Now, tenant: tenant,
+				people: 20_000 + 1000*n, objects: []int64{1, 2, 3}}
 			until(fmt.Sprintf("writer %d of other kinds of tenant %d", n, tenant), pace, &writes, w.step)
 		}
 		o := &kindWriter{client: c, m: owned, rng: rng(uint64(100*tenant + 51)), store: l.store, set: l.kinds.Now, tenant: tenant}
@@ -125,7 +127,8 @@ func property(t *testing.T, seed uint64, faults []string) {
 	l.rng.Shuffle(len(faults), func(i, j int) { faults[i], faults[j] = faults[j], faults[i] })
 	for _, what := range faults {
 		at := writes.Load()
-		testkit.Eventually(t, time.Minute, "writes between two faults", func() (bool, error) { return l.failed.Load() || writes.Load() >= at+between, nil })
+		testkit.Eventually(t, time.Minute, "writes between two faults",
+			func() (bool, error) { return l.failed.Load() || writes.Load() >= at+between, nil })
 		if l.failed.Load() {
 			break
 		}
@@ -155,14 +158,14 @@ func property(t *testing.T, seed uint64, faults []string) {
 		t.Error(err)
 	}
 	back, away := l.store.ThreadsReturned(), archiver.counts[store.CountThreadsArchived]
-	if away == 0 || back == 0 { // and some came back that were still on their way there
+	if away == 0 || back == 0 { // some returned before they had left completely
 		t.Errorf("%d threads went to the archive and %d came back", away, back)
 	}
 	t.Logf("%d steps of writers, %d reads of own writes, %d reads overlaid, %d walks, %d threads archived, %d brought back",
 		writes.Load(), own.Load(), l.overlaid(), walks.Load(), away, back)
 }
 
-// equalTenant compares everything that is served of a tenant.
+// equalTenant compares everything that the API serves for a tenant.
 func equalTenant(c client, m *model, rng *rand.Rand) error {
 	var errs []error
 	for post := range m.posts {
@@ -183,8 +186,8 @@ func equalTenant(c client, m *model, rng *rand.Rand) error {
 	return errors.Join(errs...)
 }
 
-// verify compares the projections with the truth too, and looks for events that were set aside, or that the consumers applied twice of
-// themselves. (Those that a replay applied in their stead they never got.)
+// verify also compares the projections with the truth. It searches for dead letters, and for events that the consumers
+// themselves applied twice. (A replay applies events in their place; they never get those.)
 func (l *line) verify() {
 	l.t.Helper()
 	report := func(d projections.Difference) { l.t.Error(d) }
@@ -198,12 +201,14 @@ func (l *line) verify() {
 		l.t.Errorf("%d dead letters, %v", dead, err)
 	}
 	var once, more int
-	if err := l.system.QueryRow(l.t.Context(), `SELECT count(*) FILTER (WHERE times = 1), count(*) FILTER (WHERE times > 1) FROM delivered`).Scan(&once, &more); err != nil || once == 0 || more > 0 {
+	if err := l.system.QueryRow(l.t.Context(),
+		`SELECT count(*) FILTER (WHERE times = 1), count(*) FILTER (WHERE times > 1) FROM delivered`).Scan(&once, &more); err != nil ||
+		once == 0 || more > 0 {
 		l.t.Errorf("%d events were applied once, %d more than once, %v", once, more, err)
 	}
 }
 
-// overlaid is how many reads were answered as if the projection had come further than it had.
+// overlaid returns the number of reads that overlaid writes which the projection had not applied.
 func (l *line) overlaid() (n int) {
 	families, err := l.reg.Gather()
 	if err != nil {
@@ -219,13 +224,14 @@ func (l *line) overlaid() (n int) {
 	return n
 }
 
-// walker walks over lists that others write, page by page, and remembers which rows that nobody takes away it has met.
+// walker walks over lists during writes, page by page. It remembers the rows that it has seen and that no writer
+// removes.
 type walker struct {
 	client
 	m     *model
 	kinds *kindModel
 	rng   *rand.Rand
-	lived map[string]map[string]bool // by list
+	lived map[string]map[string]bool // by list: rows that no writer removes
 }
 
 func (w *walker) step() error {
@@ -257,7 +263,7 @@ func (w *walker) step() error {
 	return errors.Join(err, w.met(path, ids, w.m.kept))
 }
 
-// met compares one walk with what has lived since before it began.
+// met compares one walk with the rows that existed before it began.
 func (w *walker) met(list string, ids []string, stays func(id string) bool) error {
 	seen := map[string]bool{}
 	for _, id := range ids {
@@ -268,7 +274,7 @@ func (w *walker) met(list string, ids []string, stays func(id string) bool) erro
 	}
 	for id := range w.lived[list] {
 		if !seen[id] {
-			return fmt.Errorf("%s: %s was there before the walk of %d and nobody took it away: it was not met", list, id, len(ids))
+			return fmt.Errorf("%s: the walk of %d rows lacks %s, which existed before it", list, len(ids), id)
 		}
 	}
 	if w.lived[list] == nil {

@@ -25,8 +25,8 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-// exporter exports kinds of its tenant while others write, in answers of all sizes that break off anywhere, and remembers what it got with where the streams
-// continue. Each export is joined to the streams in the end.
+// exporter exports the kinds of its tenant during writes. Answers have all sizes and break off anywhere. It keeps the
+// states with the positions at which the streams continue. In the end joined applies the streams to each export.
 type exporter struct {
 	client
 	rng    *rand.Rand
@@ -41,17 +41,17 @@ type export struct {
 	kind, plural  string
 	cursor, after string
 	positions     map[int]uint64    // by partition
-	states        map[string]entity // by what names them
+	states        map[string]entity // by the entity's id
 	answers       int
 }
 
-// entity is one version of an entity, as a payload says it.
+// entity is one version of an entity, from a payload.
 type entity struct {
 	version int64
-	state   string // without who did it
+	state   string // without the actor
 }
 
-// names are the members that name an entity of the kind.
+// names returns the members of a payload that identify an entity of the kind.
 func names(set *kinds.Set, kind string) []string {
 	if k, ok := set.Edge(kind); ok {
 		return k.Ends[:]
@@ -80,7 +80,7 @@ func entityOf(set *kinds.Set, kind string, payload []byte) (id string, e entity,
 	return id, e, err
 }
 
-// step asks for one answer more.
+// step requests one more answer.
 func (x *exporter) step() error {
 	set := x.set()
 	if x.now == nil {
@@ -92,7 +92,7 @@ func (x *exporter) step() error {
 			plurals[k.Name] = k.Plural
 		}
 		all := slices.Sorted(maps.Keys(plurals))
-		kind := all[len(x.done)%len(all)] // each in its turn
+		kind := all[len(x.done)%len(all)] // the kinds take turns
 		x.now = &export{kind: kind, plural: plurals[kind], states: map[string]entity{}}
 	}
 	e := x.now
@@ -112,13 +112,13 @@ func (x *exporter) step() error {
 	e.answers++
 	lines := slices.Collect(bytes.Lines(a.body))
 	if x.rng.IntN(3) == 0 {
-		lines = lines[:1+x.rng.IntN(len(lines))] // it broke off here, in the middle of a line
+		lines = lines[:1+x.rng.IntN(len(lines))] // the answer breaks off here, in the middle of a line
 		last := len(lines) - 1
 		lines[last] = lines[last][:x.rng.IntN(len(lines[last]))]
 	}
 	for _, line := range lines {
 		if !bytes.HasSuffix(line, []byte("\n")) {
-			return nil // what is not whole does not count
+			return nil // an incomplete line does not count
 		}
 		if done, err := e.take(set, line); err != nil || done {
 			x.done, x.now = append(x.done, e), nil
@@ -128,7 +128,7 @@ func (x *exporter) step() error {
 	return nil
 }
 
-// take keeps what a line says, and reports whether it is the last one.
+// take stores the content of a line, and reports whether it is the last one.
 func (e *export) take(set *kinds.Set, text []byte) (done bool, err error) {
 	var line struct {
 		Export *struct {
@@ -146,7 +146,7 @@ func (e *export) take(set *kinds.Set, text []byte) (done bool, err error) {
 		return false, fmt.Errorf("%s: %w", text, err)
 	}
 	switch {
-	case line.Export != nil: // of the last answer: a resumed export is where it was
+	case line.Export != nil: // the head of an answer; a resumed export has the same positions
 		e.cursor, e.positions = line.Export.Cursor, map[int]uint64{}
 		for _, s := range line.Export.Streams {
 			e.positions[s.Partition] = s.Sequence
@@ -166,12 +166,13 @@ func (e *export) take(set *kinds.Set, text []byte) (done bool, err error) {
 	return false, nil
 }
 
-// behind reports whether the export has its reader read a message.
+// behind reports whether a reader must apply a message after the export.
 func (e *export) behind(partition int, seq uint64) bool {
 	if at, ok := e.positions[partition]; ok {
 		return seq > at
 	}
-	return partition > slices.Max(slices.Collect(maps.Keys(e.positions))) // made since; others were closed before it began
+	// A partition with a higher number is newer. The others were closed before the export began.
+	return partition > slices.Max(slices.Collect(maps.Keys(e.positions)))
 }
 
 // streamed is an event on the streams.
@@ -183,7 +184,7 @@ type streamed struct {
 	entity
 }
 
-// schemas are the contracts of the payloads by ce-type, with their formats asserted.
+// schemas returns the contracts of the payloads by ce-type. They also check formats.
 func schemas(set *kinds.Set) (map[string]*jsonschema.Schema, error) {
 	all := map[string]*jsonschema.Schema{}
 	for _, t := range contracts.Types(set) {
@@ -207,7 +208,7 @@ func schemas(set *kinds.Set) (map[string]*jsonschema.Schema, error) {
 	return all, nil
 }
 
-// streamed reads everything that is on the streams. Every message fits its contract.
+// streamed reads all messages on the streams. Every message must fit its contract.
 func (l *line) streamed() (all []streamed, err error) {
 	contract, err := schemas(l.kinds.Now())
 	if err != nil {
@@ -245,7 +246,7 @@ func (l *line) streamed() (all []streamed, err error) {
 	return all, err
 }
 
-// truth are all entities of a kind of the tenant, read as the projections' verify reads them.
+// truth returns all entities of a kind of the tenant, with the reader that verify uses.
 func truth(ctx context.Context, pool *pgxpool.Pool, set *kinds.Set, kind string, tenant int64) (map[string]entity, error) {
 	events := store.SettingsEvents(store.ScanSettings(ctx, pool, nil, 0))
 	if k, ok := set.Edge(kind); ok {
@@ -274,7 +275,7 @@ func collect(set *kinds.Set, kind string, tenant int64, events iter.Seq2[event.E
 	return all, nil
 }
 
-// joined compares each export, with the events behind its positions applied by their versions, with the truth.
+// joined compares the truth with each export after the events behind its positions are applied by version.
 func (l *line) joined(exporters []*exporter) {
 	l.t.Helper()
 	events, err := l.streamed()
@@ -294,7 +295,8 @@ func (l *line) joined(exporters []*exporter) {
 			}
 			exports, answers, older = exports+1, answers+e.answers, older+len(e.states)
 			for i := range events {
-				if m := &events[i]; m.TenantID == x.tenant && m.AggregateType == e.kind && e.behind(m.partition, m.seq) && m.version > e.states[m.id].version {
+				if m := &events[i]; m.TenantID == x.tenant && m.AggregateType == e.kind && e.behind(m.partition, m.seq) &&
+					m.version > e.states[m.id].version {
 					e.states[m.id] = m.entity
 					newer++
 				}
@@ -305,7 +307,8 @@ func (l *line) joined(exporters []*exporter) {
 		}
 	}
 	if exports == 0 || answers <= exports || older == 0 || newer == 0 {
-		l.t.Errorf("%d exports in %d answers, of %d states, and %d newer ones from the streams: want some of each", exports, answers, older, newer)
+		l.t.Errorf("%d exports in %d answers, of %d states, and %d newer ones from the streams: want some of each",
+			exports, answers, older, newer)
 	}
 	l.t.Logf("%d exports in %d answers, of %d states, and %d newer ones from the streams", exports, answers, older, newer)
 }

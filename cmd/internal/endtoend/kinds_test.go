@@ -18,21 +18,24 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-// ownKinds are kinds that no release has: they are applied while everything runs.
+// ownKinds are kinds that no release has. A fault applies them while everything runs.
 const ownKinds = `objects: {song: songs}
 edges:
-  play: {plural: plays, from: user, to: song, forward: plays, reverse: players, attributes: {mood: {enum: [calm, loud, wild], required: true, filter: true}, times: {type: integer, minimum: 1, maximum: 9}}}
+  play: {plural: plays, from: user, to: song, forward: plays, reverse: players,
+    attributes: {mood: {enum: [calm, loud, wild], required: true, filter: true}, times: {type: integer, minimum: 1, maximum: 9}}}
 children:
-  verdict: {plural: verdicts, parent: song, one_per_author: true, attributes: {stars: {type: integer, minimum: -3, maximum: 3, required: true, aggregate: true}, length: {type: integer, minimum: 0, maximum: 99, aggregate: true}}}
+  verdict: {plural: verdicts, parent: song, one_per_author: true,
+    attributes: {stars: {type: integer, minimum: -3, maximum: 3, required: true, aggregate: true},
+      length: {type: integer, minimum: 0, maximum: 99, aggregate: true}}}
 `
 
-// The kinds that the model knows beside follows and comments.
+// The kinds of the model besides follows and comments.
 var (
 	modelEdges    = []string{"like", "membership", "play"}
 	modelChildren = []string{"review", "message", "verdict"}
 )
 
-// edgeID names an edge.
+// edgeID identifies an edge.
 type edgeID struct {
 	kind     string
 	from, to int64
@@ -42,7 +45,7 @@ type edgeID struct {
 type edgeState struct {
 	Active     bool
 	Version    int64
-	At         string // when it became active
+	At         string // when it last became active
 	Attributes string // in the order of their names
 }
 
@@ -57,7 +60,7 @@ type childState struct {
 
 func (c childState) visible() bool { return c.State == "visible" }
 
-// shown is what lists and single reads have: of one that is gone neither author, body nor attributes.
+// shown returns the form in lists and single reads: an invisible child has no author, body or attributes.
 func (c childState) shown() childState {
 	if !c.visible() {
 		c.Author, c.Body, c.Attributes = "", "", ""
@@ -65,13 +68,13 @@ func (c childState) shown() childState {
 	return c
 }
 
-// kindModel is the truth of one tenant's edges and children of these kinds: every version that a write has answered with, the oldest first.
-// Each edge and each child has one writer.
+// kindModel is the truth of one tenant's edges and children of these kinds: every version from the answers to writes,
+// oldest first. Each edge and each child has one writer.
 type kindModel struct {
 	mu       sync.Mutex
 	edges    map[edgeID][]edgeState
 	children map[string]map[string][]childState // by kind and id
-	keep     map[string]bool                    // ids of children that nobody takes away
+	keep     map[string]bool                    // ids of children that no writer removes
 }
 
 func newKindModel() *kindModel {
@@ -100,7 +103,7 @@ func (m *kindModel) putChild(kind string, c childState, keep bool) {
 	}
 }
 
-// edge is the newest version of an edge; its zero value of one that never was.
+// edge returns the newest version of an edge, or the zero value if it never existed.
 func (m *kindModel) edge(id edgeID) edgeState {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -116,7 +119,7 @@ func (m *kindModel) kept(id string) bool {
 	return m.keep[id]
 }
 
-// list are the newest versions of the children of a kind that are wanted, the oldest child first.
+// list returns the newest versions of the children of a kind that fulfill want, oldest child first.
 func (m *kindModel) list(kind string, want func(childState) bool) []childState {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -132,13 +135,13 @@ func (m *kindModel) list(kind string, want func(childState) bool) []childState {
 	return all
 }
 
-// edgeRow is a line of a list of edges.
+// edgeRow is one line of a list of edges.
 type edgeRow struct {
 	Object         int64
 	At, Attributes string
 }
 
-// rows are the lines of an object's list of edges, the newest first.
+// rows returns the lines of an object's list of edges, newest first.
 func (m *kindModel) rows(kind string, object int64, reverse bool, want func(edgeState) bool) []edgeRow {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -156,7 +159,7 @@ func (m *kindModel) rows(kind string, object int64, reverse bool, want func(edge
 	return all
 }
 
-// ids are the edges of a kind that were ever written.
+// ids returns all edges of a kind that a writer ever wrote.
 func (m *kindModel) ids(kind string) (all []edgeID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -169,7 +172,7 @@ func (m *kindModel) ids(kind string) (all []edgeID) {
 	return all
 }
 
-// canonical is a JSON object in one form.
+// canonical returns a JSON object in canonical form.
 func canonical(raw json.RawMessage) (string, error) {
 	if len(raw) == 0 {
 		return "", nil
@@ -184,7 +187,7 @@ func canonical(raw json.RawMessage) (string, error) {
 	return string(text), err
 }
 
-// wireEdge and wireChild read answers whose names are those of the kind.
+// wireEdge and wireChild parse answers with the names of the kind.
 
 func wireEdge(raw json.RawMessage) (edgeState, error) {
 	var e struct {
@@ -213,7 +216,8 @@ func wireChild(k kinds.Child, raw json.RawMessage) (childState, error) {
 		return childState{}, err
 	}
 	attributes, err := canonical(c.Attributes)
-	out := childState{Author: c.Author, Body: c.Body, State: c.State, Version: c.Version, CreatedAt: c.CreatedAt, UpdatedAt: c.UpdatedAt, Attributes: attributes}
+	out := childState{Author: c.Author, Body: c.Body, State: c.State, Version: c.Version, CreatedAt: c.CreatedAt,
+		UpdatedAt: c.UpdatedAt, Attributes: attributes}
 	var object string
 	err = errors.Join(err, json.Unmarshal(all[k.Name+"_id"], &out.ID), json.Unmarshal(all[k.Parent+"_id"], &object))
 	_, err2 := fmt.Sscan(object, &out.Object)
@@ -231,7 +235,7 @@ func mapAll[T any](raw []json.RawMessage, fn func(json.RawMessage) (T, error)) (
 	return all, nil
 }
 
-// kindWriter writes edges and children of which it is the only writer: the answers to its writes are therefore known beforehand.
+// kindWriter writes edges and children. It is their only writer, so it knows the answer to each write in advance.
 type kindWriter struct {
 	client
 	m       *kindModel
@@ -239,13 +243,13 @@ type kindWriter struct {
 	store   *store.Store
 	set     func() *kinds.Set
 	tenant  int64
-	people  int64   // it writes for the ten users behind this one
-	objects []int64 // to which its edges lead, and that its children are under
+	people  int64   // it writes for the ten users after this id
+	objects []int64 // targets of its edges and parents of its children
 	created int
-	tokens  map[string]string // the newest of each entity; nil of a writer that does not read its own writes
+	tokens  map[string]string // the newest token of each entity; nil if the writer does not read its own writes
 }
 
-// begin makes the writer begin with people and an object to which nobody else writes: what is served of them is known while it writes.
+// begin gives the writer users and an object of its own, so the test knows their content during writes.
 func (w *kindWriter) begin(people, object int64) {
 	w.people, w.objects, w.tokens = people, []int64{object}, map[string]string{}
 }
@@ -253,7 +257,7 @@ func (w *kindWriter) begin(people, object int64) {
 func (w *kindWriter) user() int64   { return w.people + 1 + w.rng.Int64N(10) }
 func (w *kindWriter) object() int64 { return w.objects[w.rng.IntN(len(w.objects))] }
 
-// pick is one of the kinds that are in force.
+// pick returns one of the kinds in force.
 func pick[T any](w *kindWriter, names []string, of map[string]T) T {
 	for {
 		if k, ok := of[names[w.rng.IntN(len(names))]]; ok {
@@ -262,7 +266,7 @@ func pick[T any](w *kindWriter, names []string, of map[string]T) T {
 	}
 }
 
-// attributes are some that the kind allows: all that are required, and others.
+// attributes returns valid attributes: all that the kind requires, and some others.
 func (w *kindWriter) attributes(all map[string]kinds.Attribute) map[string]any {
 	if len(all) == 0 {
 		return nil
@@ -283,7 +287,7 @@ func (w *kindWriter) attributes(all map[string]kinds.Attribute) map[string]any {
 }
 
 func (w *kindWriter) step() error {
-	if len(w.tokens) > 50 { // a read may name 64 writes
+	if len(w.tokens) > 50 { // a read may name at most 64 writes
 		w.begin(w.people+10, w.objects[0]+1)
 	}
 	var err error
@@ -311,7 +315,7 @@ func (w *kindWriter) step() error {
 	return equalKinds(reader, w.m, w.rng, w.set(), w.objects, w.user(), 2)
 }
 
-// wrote checks the answer of a write and keeps its token. It reports whether the write was made.
+// wrote checks the answer to a write and keeps its token. It reports whether the write happened.
 func (w *kindWriter) wrote(what, entity string, a answer, want int) (bool, error) {
 	if a.status == http.StatusServiceUnavailable {
 		return false, nil
@@ -386,7 +390,7 @@ func (w *kindWriter) edge(k kinds.Edge, id edgeID) error {
 	return nil
 }
 
-// race sends two changes of the version of an edge that is there at once: it wants exactly one of them to be made.
+// race sends two changes of the same version of an edge at once. Exactly one of them must succeed.
 func (w *kindWriter) race(k kinds.Edge, id edgeID, path string) error {
 	was := w.m.edge(id)
 	name, _ := k.Filter()
@@ -410,7 +414,8 @@ func (w *kindWriter) race(k kinds.Edge, id edgeID, path string) error {
 		case http.StatusOK:
 			now, err := wireEdge(a.body)
 			if made++; err != nil || made > 1 || now.Version != was.Version+1 || !strings.Contains(now.Attributes, changes[i]) {
-				return fmt.Errorf("two changes of version %d of %s: %d %s and %d %s", was.Version, path, answers[0].status, answers[0].body, answers[1].status, answers[1].body)
+				return fmt.Errorf("two changes of version %d of %s: %d %s and %d %s", was.Version, path, answers[0].status, answers[0].body,
+					answers[1].status, answers[1].body)
 			}
 			w.m.putEdge(id, now)
 		case http.StatusPreconditionFailed, http.StatusServiceUnavailable:
@@ -419,18 +424,18 @@ func (w *kindWriter) race(k kinds.Edge, id edgeID, path string) error {
 		}
 	}
 	if made == 0 && answers[0].status != http.StatusServiceUnavailable && answers[1].status != http.StatusServiceUnavailable {
-		return fmt.Errorf("two changes of version %d of %s, and none was made", was.Version, path)
+		return fmt.Errorf("two changes of version %d of %s, and neither succeeded", was.Version, path)
 	}
 	return nil
 }
 
-// wantEdge is what becomes of an edge that is put with attributes, or whose attributes are merged with them.
+// wantEdge returns the expected edge after a put, or after a merge of attributes.
 func wantEdge(k kinds.Edge, was edgeState, attributes map[string]any, merge bool) edgeState {
 	want := was
 	if len(k.Attributes) > 0 {
 		values := map[string]any{}
 		if merge {
-			_ = json.Unmarshal([]byte(was.Attributes), &values) // the model has only what it read
+			_ = json.Unmarshal([]byte(was.Attributes), &values) // cannot fail: the model has only parsed values
 		}
 		maps.Copy(values, attributes)
 		for name, a := range k.Attributes {
@@ -450,7 +455,7 @@ func wantEdge(k kinds.Edge, was edgeState, attributes map[string]any, merge bool
 // edgeGroup puts or removes several edges in one call of the store.
 func (w *kindWriter) edgeGroup(k kinds.Edge) error {
 	if w.tokens != nil {
-		return nil // these have no tokens
+		return nil // such writes have no tokens
 	}
 	var writes []store.EdgeWrite
 	put := w.rng.IntN(3) > 0
@@ -479,13 +484,14 @@ func (w *kindWriter) edgeGroup(k kinds.Edge) error {
 			return err
 		}
 		if o.Edge.Version > 0 {
-			w.m.putEdge(edgeID{k.Name, writes[i].From, writes[i].To}, edgeState{o.Edge.Active(), o.Edge.Version, wire(o.Edge.PositionedAt), attributes})
+			w.m.putEdge(edgeID{k.Name, writes[i].From, writes[i].To},
+				edgeState{o.Edge.Active(), o.Edge.Version, wire(o.Edge.PositionedAt), attributes})
 		}
 	}
 	return busy(err)
 }
 
-// childOf writes, edits or withdraws a child.
+// childOf writes, edits or deletes a child.
 func (w *kindWriter) childOf(k kinds.Child) error {
 	mine := w.m.list(k.Name, func(c childState) bool { return c.visible() && w.writes(c) })
 	if len(mine) == 0 || w.rng.IntN(2) == 0 && len(mine) < 40 {
@@ -497,7 +503,8 @@ func (w *kindWriter) childOf(k kinds.Child) error {
 		if w.m.kept(was.ID) {
 			return nil
 		}
-		if done, err := w.wrote("DELETE "+path, path, w.call(http.MethodDelete, path, "", fmt.Sprintf(`If-Match: "%d"`, was.Version)), http.StatusNoContent); !done {
+		if done, err := w.wrote("DELETE "+path, path, w.call(http.MethodDelete, path, "", fmt.Sprintf(`If-Match: "%d"`, was.Version)),
+			http.StatusNoContent); !done {
 			return err
 		}
 		var now json.RawMessage
@@ -521,7 +528,7 @@ func (w *kindWriter) childOf(k kinds.Child) error {
 			return err
 		}
 		if _, there := values["length"]; there && w.rng.IntN(3) == 0 {
-			all["length"] = nil // it is taken away
+			all["length"] = nil // the edit removes it
 		}
 		for name, v := range all {
 			if values[name] = v; v == nil {
@@ -554,14 +561,14 @@ func (w *kindWriter) childOf(k kinds.Child) error {
 	return differ(path, want, now)
 }
 
-// writes reports whether a child is one of the writer's.
+// writes reports whether the child belongs to this writer.
 func (w *kindWriter) writes(c childState) bool {
 	var author int64
 	_, _ = fmt.Sscan(c.Author, &author)
 	return author > w.people && author <= w.people+10
 }
 
-// taken is the child that an author has already, where they may have one.
+// taken returns the author's existing child, if an author may have only one.
 func (w *kindWriter) taken(k kinds.Child, object, author int64) []childState {
 	if !k.OnePerAuthor {
 		return nil
@@ -572,7 +579,7 @@ func (w *kindWriter) taken(k kinds.Child, object, author int64) []childState {
 // childGroup writes several children in one call of the store.
 func (w *kindWriter) childGroup(k kinds.Child) error {
 	if w.tokens != nil {
-		return nil // these have no tokens
+		return nil // such writes have no tokens
 	}
 	var creates []store.NewChild
 	for range 2 + w.rng.IntN(4) {
@@ -594,17 +601,19 @@ func (w *kindWriter) childGroup(k kinds.Child) error {
 		case errors.Is(o.Err, store.ErrThreadReturning):
 		case errors.As(o.Err, &second) && len(first) == 1 && second.Child.ID == first[0].ID:
 		case o.Err != nil || len(first) > 0:
-			return fmt.Errorf("a %s of %d under %d in a group: %+v, %w; there was %+v", k.Name, creates[i].AuthorID, creates[i].Object, o.Child, o.Err, first)
+			return fmt.Errorf("a %s of %d under %d in a group: %+v, %w; existing: %+v", k.Name, creates[i].AuthorID,
+				creates[i].Object, o.Child, o.Err, first)
 		default:
 			c := o.Child
-			w.m.putChild(k.Name, childState{ID: c.ID, Author: c.AuthorID.String(), Body: c.Body, State: c.State(), Object: int64(c.Parent), Version: c.Version,
+			w.m.putChild(k.Name, childState{ID: c.ID, Author: c.AuthorID.String(), Body: c.Body, State: c.State(),
+				Object: int64(c.Parent), Version: c.Version,
 				CreatedAt: wire(c.CreatedAt), UpdatedAt: wire(c.UpdatedAt), Attributes: string(c.Attributes)}, false)
 		}
 	}
 	return busy(err)
 }
 
-// create writes a child. Where an author may have one, it is refused with the one that there is.
+// create writes a child. If an author may have only one, a second create must fail and name the existing child.
 func (w *kindWriter) create(k kinds.Child) error {
 	object, author := w.object(), w.user()
 	body := map[string]any{"author_id": fmt.Sprint(author), "body": fmt.Sprint("words ", w.rng.IntN(1000))}
@@ -625,7 +634,8 @@ func (w *kindWriter) create(k kinds.Child) error {
 	a := w.call(http.MethodPost, path, string(text), key)
 	if a.status == http.StatusConflict && want == http.StatusConflict {
 		at := "/v1/" + k.Plural + "/" + first[0].ID
-		if a.header.Get("Location") != at || !strings.Contains(string(a.body), `"already-written"`) || !strings.Contains(string(a.body), first[0].ID) {
+		if a.header.Get("Location") != at || !strings.Contains(string(a.body), `"already-written"`) ||
+			!strings.Contains(string(a.body), first[0].ID) {
 			return fmt.Errorf("a second one, POST %s: %q, %s, want one that names %s", path, a.header.Get("Location"), a.body, at)
 		}
 		return nil
@@ -638,22 +648,24 @@ func (w *kindWriter) create(k kinds.Child) error {
 		return err
 	}
 	w.m.putChild(k.Name, c, w.rng.IntN(4) == 0)
-	if w.rng.IntN(6) == 0 { // nor is one that was sent twice a second one
+	if w.rng.IntN(6) == 0 { // a repeated request creates no second child
 		if again := w.call(http.MethodPost, path, string(text), key); again.status != http.StatusServiceUnavailable &&
-			(again.status != http.StatusCreated || again.header.Get("Idempotency-Replayed") != "true" || !strings.Contains(string(again.body), c.ID)) {
+			(again.status != http.StatusCreated || again.header.Get("Idempotency-Replayed") != "true" ||
+				!strings.Contains(string(again.body), c.ID)) {
 			return fmt.Errorf("POST %s again: %d %s, want %s", path, again.status, again.body, c.ID)
 		}
 	}
 	attributes, err := json.Marshal(body["attributes"])
-	wanted := childState{ID: c.ID, Author: fmt.Sprint(author), Body: body["body"].(string), State: "visible", Object: object, Version: 1, CreatedAt: c.CreatedAt, UpdatedAt: c.CreatedAt, Attributes: string(attributes)}
+	wanted := childState{ID: c.ID, Author: fmt.Sprint(author), Body: body["body"].(string), State: "visible", Object: object, Version: 1,
+		CreatedAt: c.CreatedAt, UpdatedAt: c.CreatedAt, Attributes: string(attributes)}
 	if body["attributes"] == nil {
 		wanted.Attributes = ""
 	}
 	return errors.Join(err, differ("POST "+path, wanted, c))
 }
 
-// equalKinds compares what is served of objects and of a user, in all kinds that are in force. parts is how many of the ways of reading it takes,
-// drawn from rng; 0 for all.
+// equalKinds compares everything that the API serves for objects and a user, in all kinds in force. parts is the number
+// of ways of reading, chosen by rng; 0 for all.
 func equalKinds(c client, m *kindModel, rng *rand.Rand, set *kinds.Set, objects []int64, user int64, parts int) error {
 	var all []func() error
 	for _, name := range modelEdges {
@@ -661,7 +673,8 @@ func equalKinds(c client, m *kindModel, rng *rand.Rand, set *kinds.Set, objects 
 		if !ok {
 			continue
 		}
-		all = append(all, func() error { return equalEdges(c, m, rng, set, k, user, false) }, func() error { return equalChecks(c, m, rng, k) })
+		all = append(all, func() error { return equalEdges(c, m, rng, set, k, user, false) },
+			func() error { return equalChecks(c, m, rng, k) })
 		for _, object := range objects {
 			all = append(all, func() error { return equalEdges(c, m, rng, set, k, object, true) })
 		}
@@ -673,7 +686,8 @@ func equalKinds(c client, m *kindModel, rng *rand.Rand, set *kinds.Set, objects 
 		}
 		all = append(all, func() error { return equalAuthored(c, m, rng, k, user) })
 		for _, object := range objects {
-			all = append(all, func() error { return equalChildren(c, m, rng, k, object) }, func() error { return equalChildCounts(c, m, k, object) })
+			all = append(all, func() error { return equalChildren(c, m, rng, k, object) },
+				func() error { return equalChildCounts(c, m, k, object) })
 		}
 	}
 	rng.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
@@ -687,7 +701,7 @@ func equalKinds(c client, m *kindModel, rng *rand.Rand, set *kinds.Set, objects 
 	return errors.Join(errs...)
 }
 
-// equalEdges compares the list of an object, the parts of it that a filter leaves, and its count.
+// equalEdges compares the list of an object, its filtered lists, and its count.
 func equalEdges(c client, m *kindModel, rng *rand.Rand, set *kinds.Set, k kinds.Edge, object int64, reverse bool) error {
 	of, other, list := k.From, k.To, k.Forward
 	if reverse {
@@ -720,10 +734,11 @@ func equalEdges(c client, m *kindModel, rng *rand.Rand, set *kinds.Set, k kinds.
 		}
 	}
 	var counts map[string]json.RawMessage
-	return errors.Join(append(errs, c.read(http.MethodGet, at+"counts", "", &counts), differ(at+"counts: "+list, fmt.Sprint(len(want)), string(counts[list])))...)
+	return errors.Join(append(errs, c.read(http.MethodGet, at+"counts", "", &counts),
+		differ(at+"counts: "+list, fmt.Sprint(len(want)), string(counts[list])))...)
 }
 
-// equalChecks asks of some pairs whether there is an edge, of the projection and of the truth.
+// equalChecks reads whether edges exist for some pairs, from the projection and from the truth.
 func equalChecks(c client, m *kindModel, rng *rand.Rand, k kinds.Edge) error {
 	ids := m.ids(k.Name)
 	var pairs []map[string]string
@@ -758,7 +773,8 @@ func (m *kindModel) under(k kinds.Child, object int64) []childState {
 	return m.list(k.Name, func(c childState) bool { return c.visible() && c.Object == object })
 }
 
-// equalChildren compares the pages of an object's children: in both orders, by cursors in both directions, behind some, and around one.
+// equalChildren compares the pages of an object's children: in both orders, by cursors in both directions, with skip,
+// and around a child.
 func equalChildren(c client, m *kindModel, rng *rand.Rand, k kinds.Child, object int64) error {
 	path, oldest := fmt.Sprintf("/v1/%ss/%d/%s", k.Parent, object, k.Plural), m.under(k, object)
 	newest := slices.Clone(oldest)
@@ -802,7 +818,8 @@ func equalChildren(c client, m *kindModel, rng *rand.Rand, k kinds.Child, object
 	return errors.Join(errs...)
 }
 
-// equalChildCounts compares how many children an object ever had and has, and the count and sum of each attribute that has them.
+// equalChildCounts compares the total and the visible number of an object's children, and the count and sum of each
+// aggregated attribute.
 func equalChildCounts(c client, m *kindModel, k kinds.Child, object int64) error {
 	type aggregate struct{ Count, Sum int64 }
 	type counts struct {
@@ -847,7 +864,7 @@ func equalAuthored(c client, m *kindModel, rng *rand.Rand, k kinds.Child, author
 	return errors.Join(err, err2, differ(path, want, got))
 }
 
-// equalHistories compares every version of some edges and children, and how they are now in the truth.
+// equalHistories compares every version of some edges and children, and their state in the truth.
 func equalHistories(c client, m *kindModel, rng *rand.Rand, set *kinds.Set) error {
 	type version struct {
 		Version int64
@@ -887,7 +904,8 @@ func equalHistories(c client, m *kindModel, rng *rand.Rand, set *kinds.Set) erro
 		for range min(5, len(ids)) {
 			id := ids[rng.IntN(len(ids))]
 			versions, path := m.edges[id], fmt.Sprintf("/v1/%s/%d/%d", k.Plural, id.from, id.to)
-			check(path, name, len(versions), !m.edge(id).Active, func(i int) any { return versions[i] }, func(r json.RawMessage) (any, error) { return wireEdge(r) })
+			check(path, name, len(versions), !m.edge(id).Active, func(i int) any { return versions[i] },
+				func(r json.RawMessage) (any, error) { return wireEdge(r) })
 			if now := m.edge(id); now.Active {
 				var raw json.RawMessage
 				err := c.read(http.MethodGet, path, "", &raw)
@@ -900,7 +918,8 @@ func equalHistories(c client, m *kindModel, rng *rand.Rand, set *kinds.Set) erro
 		k := set.Children[name]
 		for _, child := range pickSome(rng, m.list(name, func(childState) bool { return true }), 5) {
 			versions, path := m.children[name][child.ID], "/v1/"+k.Plural+"/"+child.ID
-			check(path, name, len(versions), !child.visible(), func(i int) any { return versions[i].shown() }, func(r json.RawMessage) (any, error) { return wireChild(k, r) })
+			check(path, name, len(versions), !child.visible(), func(i int) any { return versions[i].shown() },
+				func(r json.RawMessage) (any, error) { return wireChild(k, r) })
 			var raw json.RawMessage
 			err := c.read(http.MethodGet, path, "", &raw)
 			got, err2 := wireChild(k, raw)
@@ -915,7 +934,7 @@ func pickSome[T any](rng *rand.Rand, all []T, n int) []T {
 	return all[:min(n, len(all))]
 }
 
-// equal compares what is served of all objects that the model has, and of some users.
+// equal compares everything that the API serves for all objects of the model and for some users.
 func (m *kindModel) equal(c client, rng *rand.Rand, set *kinds.Set) error {
 	users, objects := map[int64]bool{}, map[int64]bool{}
 	for id := range m.edges {

@@ -41,7 +41,7 @@ import (
 
 const leaseTTL = 2 * time.Second
 
-// line is the whole line: servers, a relay, the API's handler, and instances of the consumers as the faults leave them.
+// line is the whole path: servers, a relay, the API's handler, and the instances of the consumers.
 type line struct {
 	t       *testing.T
 	rng     *rand.Rand
@@ -54,15 +54,15 @@ type line struct {
 	handler http.Handler
 	clients []client             // by tenant
 	reg     *prometheus.Registry // the API's
-	failed  atomic.Bool          // somebody has met an error: nothing needs to be waited for
+	failed  atomic.Bool          // an error has occurred: nothing waits any longer
 	relay   *part
 	started int
-	running map[string][]*part // instances by the consumer's name
+	running map[string][]*part // instances by the name of the consumer
 }
 
-// part runs until it is stopped or killed.
+// part runs until the test stops or kills it.
 type part struct {
-	name   string // of its connections
+	name   string // the application name of its connections
 	cancel context.CancelFunc
 	done   chan error
 	cut    func()
@@ -74,7 +74,8 @@ func (p *part) stop() error { p.cancel(); return <-p.done }
 func newLine(t *testing.T, rng *rand.Rand) *line {
 	t.Helper()
 	db := testkit.Postgres(t)
-	l := &line{t: t, rng: rng, url: db.URL, system: db.Pool(t, postgres.RoleSystem), nats: testkit.NATS(t), reg: prometheus.NewRegistry(), running: map[string][]*part{}}
+	l := &line{t: t, rng: rng, url: db.URL, system: db.Pool(t, postgres.RoleSystem), nats: testkit.NATS(t), reg: prometheus.NewRegistry(),
+		running: map[string][]*part{}}
 	nc := l.nats.Connect(t)
 	_, err := db.Pool(t, postgres.RoleOwner).Exec(t.Context(), ledgerSQL+";"+aheadSQL)
 	if err != nil {
@@ -83,7 +84,8 @@ func newLine(t *testing.T, rng *rand.Rand) *line {
 	if l.js, err = jetstream.New(nc); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := broker.Declare(t.Context(), l.js, l.nats.Config(), broker.Partition{LastSlot: event.Slots - 1}, testkit.Logger(t)); err != nil {
+	if _, err := broker.Declare(t.Context(), l.js, l.nats.Config(), broker.Partition{LastSlot: event.Slots - 1},
+		testkit.Logger(t)); err != nil {
 		t.Fatal(err)
 	}
 	pool := db.Pool(t, postgres.RoleAPI)
@@ -92,9 +94,11 @@ func newLine(t *testing.T, rng *rand.Rand) *line {
 	if err := l.kinds.Load(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	cfg := api.Config{CursorKey: strings.Repeat("ab", 32), MaxBodyBytes: 1 << 17, MaxBatchBytes: 1 << 20, PageCacheBytes: 1 << 20, RequestTimeout: 20 * time.Second, AddressConnections: 1000, MaxRequests: 512, MaxWait: time.Second}
+	cfg := api.Config{CursorKey: strings.Repeat("ab", 32), MaxBodyBytes: 1 << 17, MaxBatchBytes: 1 << 20, PageCacheBytes: 1 << 20,
+		RequestTimeout: 20 * time.Second, AddressConnections: 1000, MaxRequests: 512, MaxWait: time.Second}
 	pages := api.NewPages(cfg, l.reg)
-	l.handler, err = api.New(cfg, api.Deps{Store: l.store, Tokens: pool, DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Kinds: l.kinds, Fleet: fleet.Projections(l.kinds.Now), Pages: pages, Streams: heads.Of(nc, l.nats.Config()), Log: testkit.Logger(t), Reg: l.reg})
+	l.handler, err = api.New(cfg, api.Deps{Store: l.store, Tokens: pool, DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Kinds: l.kinds,
+		Fleet: fleet.Projections(l.kinds.Now), Pages: pages, Streams: heads.Of(nc, l.nats.Config()), Log: testkit.Logger(t), Reg: l.reg})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -116,13 +120,13 @@ func newLine(t *testing.T, rng *rand.Rand) *line {
 	return l
 }
 
-// aheadSQL makes a clock that is two hours ahead, for what acts on rows of an hour ago.
+// aheadSQL makes a clock that is two hours ahead, for jobs that act on rows of an hour ago.
 const aheadSQL = `
 CREATE SCHEMA ahead;
 CREATE FUNCTION ahead.now() RETURNS timestamptz LANGUAGE sql STABLE AS 'SELECT pg_catalog.now() + interval ''2 hours''';
 GRANT USAGE ON SCHEMA ahead TO tidings_system`
 
-// mover archives threads of comments as soon as they are written, and counts how many.
+// mover archives threads of comments as soon as they are written, and counts them.
 type mover struct {
 	*store.Archiver
 	pool *pgxpool.Pool
@@ -133,20 +137,22 @@ type mover struct {
 
 func (l *line) newMover() *mover {
 	l.t.Helper()
-	pool, err := postgres.OpenWith(l.t.Context(), l.url, postgres.Config{MaxConns: 2, ConnectTimeout: 5 * time.Second, StatementTimeout: time.Minute}, postgres.RoleSystem, "mover",
+	pool, err := postgres.OpenWith(l.t.Context(), l.url,
+		postgres.Config{MaxConns: 2, ConnectTimeout: 5 * time.Second, StatementTimeout: time.Minute}, postgres.RoleSystem, "mover",
 		map[string]string{"search_path": "ahead, pg_catalog, public"})
 	if err != nil {
 		l.t.Fatal(err)
 	}
 	l.t.Cleanup(pool.Close)
 	m := &mover{pool: pool, counts: map[string]int64{}}
-	if m.Archiver, err = store.NewArchiver(pool, func(context.Context) (time.Duration, error) { return time.Hour, nil }, l.kinds.Now, testkit.Logger(l.t), nil); err != nil {
+	if m.Archiver, err = store.NewArchiver(pool, func(context.Context) (time.Duration, error) { return time.Hour, nil }, l.kinds.Now,
+		testkit.Logger(l.t), nil); err != nil {
 		l.t.Fatal(err)
 	}
 	return m
 }
 
-func (m *mover) Fence(context.Context, pgx.Tx) error { return nil } // there is no other
+func (m *mover) Fence(context.Context, pgx.Tx) error { return nil } // there is only one mover
 func (m *mover) Continue() error                     { return nil }
 
 func (m *mover) Count(what string, n int64) {
@@ -157,7 +163,7 @@ func (m *mover) Count(what string, n int64) {
 
 var consumerNames = []string{followercounts.Name, threadcache.Name, history.Name}
 
-// projection is the one of a consumer, of the kinds that now returns.
+// projection returns the projection of a consumer. now returns the kinds in force.
 func projection(name string, now func() *kinds.Set) projections.Projection {
 	all := fleet.Projections(now)
 	return all[slices.IndexFunc(all, func(p projections.Projection) bool { return p.Name() == name })]
@@ -172,8 +178,10 @@ func (l *line) run(name string, fn func(context.Context) error) *part {
 
 func (l *line) startRelay() {
 	l.t.Helper()
-	r, err := relay.New(relay.Config{BatchSize: 100, BatchBytes: 1 << 20, PollInterval: 10 * time.Millisecond, RoundInterval: 2 * time.Millisecond, PublishTimeout: 2 * time.Second,
-		CheckInterval: 500 * time.Millisecond, DrainTimeout: 5 * time.Second, DatabaseTimeout: 10 * time.Second, Lease: lease.Config{TTL: leaseTTL}},
+	r, err := relay.New(relay.Config{BatchSize: 100, BatchBytes: 1 << 20, PollInterval: 10 * time.Millisecond,
+		RoundInterval: 2 * time.Millisecond, PublishTimeout: 2 * time.Second,
+		CheckInterval: 500 * time.Millisecond, DrainTimeout: 5 * time.Second, DatabaseTimeout: 10 * time.Second,
+		Lease: lease.Config{TTL: leaseTTL}},
 		l.system, l.nats.Config(), testkit.Logger(l.t), prometheus.NewRegistry())
 	if err != nil {
 		l.t.Fatal(err)
@@ -181,12 +189,13 @@ func (l *line) startRelay() {
 	l.relay = l.run("relay", r.Run)
 }
 
-// start starts an instance of a consumer with connections of its own, and small batches, so that there are many.
+// start starts an instance of a consumer with its own connections. Batches are small, so there are many.
 func (l *line) start(name string) {
 	l.t.Helper()
 	l.started++
 	label := fmt.Sprintf("%s-%d", name, l.started)
-	pool, err := postgres.Open(l.t.Context(), l.url, postgres.Config{MaxConns: 4, ConnectTimeout: 5 * time.Second, StatementTimeout: time.Minute}, postgres.RoleSystem, label)
+	pool, err := postgres.Open(l.t.Context(), l.url, postgres.Config{MaxConns: 4, ConnectTimeout: 5 * time.Second,
+		StatementTimeout: time.Minute}, postgres.RoleSystem, label)
 	if err != nil {
 		l.t.Fatal(err)
 	}
@@ -196,11 +205,13 @@ func (l *line) start(name string) {
 	if err != nil {
 		l.t.Fatal(err)
 	}
-	catalog := kinds.NewCatalog(pool, kinds.Projections, testkit.Logger(l.t)) // it looks for other kinds when it meets them
+	catalog := kinds.NewCatalog(pool, kinds.Projections, testkit.Logger(l.t)) // the consumer reloads it when it meets an unknown kind
 	o := &odd{Projection: projection(name, catalog.Now), rng: rand.New(rand.NewPCG(l.rng.Uint64(), 1))}
-	c, err := consumers.New(consumers.Config{BatchEvents: 50 + l.rng.IntN(150), BatchBytes: 1 << 20, ApplyTimeout: 20 * time.Second, LagInterval: 500 * time.Millisecond,
-		Recheck: 500 * time.Millisecond, Lease: lease.Config{TTL: leaseTTL}},
-		consumers.Deps{Pool: pool, Kinds: catalog, JetStream: js, Streams: consumers.Streams{Name: l.nats.Config().Stream, Prefix: l.nats.Config().Prefix, Timeout: l.nats.Config().Timeout}, Registry: prometheus.NewRegistry(), Log: testkit.Logger(l.t)}, o)
+	c, err := consumers.New(consumers.Config{BatchEvents: 50 + l.rng.IntN(150), BatchBytes: 1 << 20, ApplyTimeout: 20 * time.Second,
+		LagInterval: 500 * time.Millisecond, Recheck: 500 * time.Millisecond, Lease: lease.Config{TTL: leaseTTL}},
+		consumers.Deps{Pool: pool, Kinds: catalog, JetStream: js,
+			Streams:  consumers.Streams{Name: l.nats.Config().Stream, Prefix: l.nats.Config().Prefix, Timeout: l.nats.Config().Timeout},
+			Registry: prometheus.NewRegistry(), Log: testkit.Logger(l.t)}, o)
 	if err != nil {
 		l.t.Fatal(err)
 	}
@@ -209,14 +220,15 @@ func (l *line) start(name string) {
 	l.running[name] = append(l.running[name], p)
 }
 
-// kill ends an instance where it stands: its connections go first, so that the batch in hand fails.
+// kill ends an instance in the middle of its work. It closes the connections first, so that the current batch fails.
 func (l *line) kill(name string) {
 	l.t.Helper()
 	p := l.running[name][0]
 	l.running[name] = l.running[name][1:]
 	p.cut()
 	p.odd.cut.Store(true)
-	if _, err := l.system.Exec(l.t.Context(), `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = $1`, p.name); err != nil {
+	if _, err := l.system.Exec(l.t.Context(), `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = $1`,
+		p.name); err != nil {
 		l.t.Fatal(err)
 	}
 	if err := p.stop(); err != nil {
@@ -224,20 +236,20 @@ func (l *line) kill(name string) {
 	}
 }
 
-// ledgerSQL makes the ledger of deliveries: how often each event was applied in a transaction that was committed.
+// ledgerSQL creates the ledger of deliveries: how often a committed transaction applied each event.
 const ledgerSQL = `
 CREATE TABLE delivered (consumer text, event_id text, times int NOT NULL DEFAULT 1, PRIMARY KEY (consumer, event_id));
 GRANT SELECT, INSERT, UPDATE ON delivered TO tidings_system`
 
-// deliveredSQL notes a batch in the ledger.
+// deliveredSQL records a batch in the ledger.
 const deliveredSQL = `
 INSERT INTO delivered AS d (consumer, event_id) SELECT $1, id FROM unnest($2::text[]) AS id ORDER BY id
     ON CONFLICT (consumer, event_id) DO UPDATE SET times = d.times + 1`
 
-// odd is a projection that is cut off in the middle, and that is given events twice, and old ones again.
+// odd is a projection that loses its connection in the middle of a batch, or gets events twice or old events again.
 type odd struct {
 	consumers.Projection
-	cut atomic.Bool // the connection of the next batch is lost before its commit
+	cut atomic.Bool // the next batch loses its connection before its commit
 
 	mu   sync.Mutex
 	rng  *rand.Rand
@@ -277,7 +289,7 @@ func (o *odd) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) error 
 	return nil
 }
 
-// fault does something to the line, and leaves it able to work.
+// fault does something to the line that must not stop it.
 func (l *line) fault(what string) {
 	l.t.Helper()
 	name := consumerNames[l.rng.IntN(len(consumerNames))]
@@ -329,21 +341,24 @@ func (l *line) fault(what string) {
 		l.t.Logf("to %d: %d new partitions, %v", to, len(added), err)
 	case "kinds":
 		if a := l.reader().call(http.MethodGet, "/v1/songs/1/counts", ""); a.status != http.StatusNotFound {
-			l.t.Fatalf("before there is the kind: %d %s", a.status, a.body)
+			l.t.Fatalf("before the kind exists: %d %s", a.status, a.body)
 		}
-		if _, err := kinds.Apply(l.t.Context(), kinds.Databases{Truth: l.system, Projections: l.system}, kinds.Request{File: []byte(ownKinds), Actor: "test"}); err != nil {
+		if _, err := kinds.Apply(l.t.Context(), kinds.Databases{Truth: l.system, Projections: l.system},
+			kinds.Request{File: []byte(ownKinds), Actor: "test"}); err != nil {
 			l.t.Fatal(err)
 		}
 		testkit.Eventually(l.t, time.Minute, "routes of the kinds that were applied", func() (bool, error) {
 			return l.reader().call(http.MethodGet, "/v1/songs/1/counts", "").status == http.StatusOK, nil
 		})
 	case "replay":
-		if name == history.Name { // a record, which nothing builds anew
+		if name == history.Name { // a record: a replay never rebuilds it
 			name = threadcache.Name
 		}
 		from := []replay.Source{replay.Stream, replay.Truth}[l.rng.IntN(2)]
-		report, err := replay.Run(l.t.Context(), replay.Deps{URL: l.url, Postgres: postgres.Config{MaxConns: 4, ConnectTimeout: 5 * time.Second, StatementTimeout: time.Minute},
-			Truth: l.system, JetStream: l.js, Broker: l.nats.Config(), Log: testkit.Logger(l.t)}, projection(name, l.kinds.Now), replay.Options{From: from})
+		report, err := replay.Run(l.t.Context(), replay.Deps{URL: l.url,
+			Postgres: postgres.Config{MaxConns: 4, ConnectTimeout: 5 * time.Second, StatementTimeout: time.Minute},
+			Truth:    l.system, JetStream: l.js, Broker: l.nats.Config(), Log: testkit.Logger(l.t)}, projection(name, l.kinds.Now),
+			replay.Options{From: from})
 		if err != nil || !report.Switched {
 			l.t.Errorf("replay %s from %s: %+v, %v", name, from, report, err)
 		}
@@ -352,10 +367,10 @@ func (l *line) fault(what string) {
 	}
 }
 
-// reader is a client of one tenant that only reads.
+// reader returns a client of one tenant that only reads.
 func (l *line) reader() client { return l.clients[1] }
 
-// pass lets the others work for a while.
+// pass lets the other parts work for a while.
 func (l *line) pass(d time.Duration) {
 	select {
 	case <-time.After(d):
@@ -363,12 +378,13 @@ func (l *line) pass(d time.Duration) {
 	}
 }
 
-// settle waits until everything that was written has been applied.
+// settle waits until the consumers have applied every write.
 func (l *line) settle() {
 	l.t.Helper()
 	testkit.Eventually(l.t, 2*time.Minute, "everything to be applied", func() (bool, error) {
 		var waiting bool
-		if err := l.system.QueryRow(l.t.Context(), `SELECT EXISTS (SELECT FROM outbox_messages WHERE processed_at IS NULL)`).Scan(&waiting); err != nil || waiting {
+		if err := l.system.QueryRow(l.t.Context(),
+			`SELECT EXISTS (SELECT FROM outbox_messages WHERE processed_at IS NULL)`).Scan(&waiting); err != nil || waiting {
 			return false, err
 		}
 		lags, err := consumers.Lag(l.t.Context(), l.system, l.js, l.nats.Config(), consumerNames...)

@@ -21,14 +21,14 @@ type comment struct {
 	Body      string    `json:"body"`
 	State     string    `json:"state"`
 	Version   int64     `json:"version"`
-	CreatedAt string    `json:"created_at"` // sorts as text
+	CreatedAt string    `json:"created_at"` // sorts correctly as text
 	UpdatedAt string    `json:"updated_at"`
-	Replies   []comment `json:"replies"` // in a tree
+	Replies   []comment `json:"replies"` // only in a tree
 }
 
 func (c comment) visible() bool { return c.State == "visible" }
 
-// tombstone is what threaded pages show of a comment that is not visible.
+// tombstone returns the form in which threaded pages show an invisible comment.
 func (c comment) tombstone() comment {
 	if !c.visible() {
 		c.Author, c.Body = "", ""
@@ -36,11 +36,11 @@ func (c comment) tombstone() comment {
 	return c
 }
 
-// shown is an outcome as the API is to show it.
+// shown returns the expected form of an outcome in the API.
 func shown(c event.Comment, depth int) comment {
 	v := comment{
-		ID: c.CommentID, Post: c.PostID.String(), Parent: c.ParentID, Author: c.AuthorID.String(), Slug: c.Slug, Depth: depth, Body: c.Body, State: c.State(),
-		Version: c.Version, CreatedAt: wire(c.CreatedAt), UpdatedAt: wire(c.UpdatedAt),
+		ID: c.CommentID, Post: c.PostID.String(), Parent: c.ParentID, Author: c.AuthorID.String(), Slug: c.Slug, Depth: depth,
+		Body: c.Body, State: c.State(), Version: c.Version, CreatedAt: wire(c.CreatedAt), UpdatedAt: wire(c.UpdatedAt),
 	}
 	if !v.visible() && v.State != "pending" {
 		v.Author, v.Body = "", ""
@@ -50,7 +50,7 @@ func shown(c event.Comment, depth int) comment {
 
 func wire(t event.Time) string { return t.UTC().Format(event.TimeFormat) }
 
-// thread is what holds for a post.
+// thread is the settings of a post's thread.
 type thread struct {
 	Locked       bool   `json:"locked"`
 	Premoderated bool   `json:"premoderated"`
@@ -60,32 +60,33 @@ type thread struct {
 
 type pair struct{ follower, followee int64 }
 
-// follow is a pair's state.
+// follow is the state of a pair.
 type follow struct {
 	active  bool
 	version int64
 	at      string
 }
 
-// edge is a line of a followers or following list.
+// edge is one line of a list of followers or following.
 type edge struct {
 	User string `json:"user_id"`
 	At   string `json:"positioned_at"`
 }
 
-// model is the truth of one tenant: the newest version of everything, from the outcomes of writes. A writer's outcome may come after a
-// later writer's.
+// model is the truth of one tenant: the newest version of everything, from the outcomes of writes. The outcomes of
+// several writers may come in another order than the writes.
 type model struct {
 	mu       sync.Mutex
 	comments map[string]comment
-	posts    map[int64][]string // ids of the comments of a post
-	keep     map[string]bool    // comments that nobody takes away
+	posts    map[int64][]string // ids of the comments by post
+	keep     map[string]bool    // comments that no writer removes
 	threads  map[int64]thread
 	follows  map[pair]follow
 }
 
 func newModel() *model {
-	return &model{comments: map[string]comment{}, posts: map[int64][]string{}, keep: map[string]bool{}, threads: map[int64]thread{}, follows: map[pair]follow{}}
+	return &model{comments: map[string]comment{}, posts: map[int64][]string{}, keep: map[string]bool{}, threads: map[int64]thread{},
+		follows: map[pair]follow{}}
 }
 
 func (m *model) putComment(c comment, keep bool) {
@@ -133,7 +134,7 @@ func (m *model) thread(post int64) thread {
 	return m.threads[post]
 }
 
-// ids are the comments of a post, in the order in which they became known.
+// ids returns the comments of a post, in the order in which the model learned of them.
 func (m *model) ids(post int64) []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -150,7 +151,7 @@ func byAge(a, b comment) int {
 	return cmp.Or(cmp.Compare(a.CreatedAt, b.CreatedAt), cmp.Compare(a.ID, b.ID))
 }
 
-// comments are those of all posts, or of one, that are wanted, the oldest first.
+// list returns the comments of all posts, or of one, that fulfill want, oldest first.
 func (m *model) list(post int64, want func(comment) bool) []comment {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -164,7 +165,7 @@ func (m *model) list(post int64, want func(comment) bool) []comment {
 	return all
 }
 
-// tree is the thread of a post: what is visible or has something visible below it.
+// tree returns the thread of a post: the visible comments, and those with a visible reply below them.
 func (m *model) tree(post int64) []comment {
 	below := map[string][]comment{}
 	for _, c := range m.list(post, func(comment) bool { return true }) {
@@ -186,7 +187,7 @@ func (m *model) tree(post int64) []comment {
 	return nest("")
 }
 
-// flat is a tree in the order of the thread.
+// flat returns a tree in thread order.
 func flat(tree []comment) []comment {
 	all := []comment{}
 	for _, c := range tree {
@@ -197,7 +198,7 @@ func flat(tree []comment) []comment {
 	return all
 }
 
-// find returns the comment's place in a tree.
+// find finds a comment in a tree.
 func find(tree []comment, id string) (comment, bool) {
 	for _, c := range tree {
 		if c.ID == id {
@@ -210,20 +211,20 @@ func find(tree []comment, id string) (comment, bool) {
 	return comment{}, false
 }
 
-// around is the page of limit visible comments with c's place in the middle.
+// around returns the page of limit visible comments with c in the middle.
 func around(oldest []comment, c comment, limit int) []comment {
 	at, _ := slices.BinarySearchFunc(oldest, c, byAge)
 	before := min(at, max(limit/2, limit-(len(oldest)-at)))
 	return slice(oldest, at-before, limit)
 }
 
-// slice is what OFFSET and LIMIT would give.
+// slice returns the rows that OFFSET and LIMIT would return.
 func slice[T any](all []T, skip, limit int) []T {
 	skip = min(skip, len(all))
 	return all[skip:min(len(all), skip+limit)]
 }
 
-// edges are those of a user, the newest first.
+// edges returns the edges of a user, newest first.
 func (m *model) edges(user int64, followers bool) []edge {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -248,7 +249,7 @@ func (m *model) edges(user int64, followers bool) []edge {
 	return all
 }
 
-// users are all that a follow names.
+// users returns all users in follows.
 func (m *model) users() []int64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()

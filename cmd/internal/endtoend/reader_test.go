@@ -15,12 +15,12 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
-// client speaks to the API's handler for one tenant.
+// client calls the API's handler for one tenant.
 type client struct {
 	ctx     context.Context
 	handler http.Handler
 	token   string // of the tenant
-	fresh   string // tokens of writes that reads must show
+	fresh   string // tokens of writes that reads must include
 }
 
 type answer struct {
@@ -45,7 +45,7 @@ func (c client) call(method, path, body string, headers ...string) answer {
 	return answer{w.Code, w.Header(), w.Body.Bytes()}
 }
 
-// read asks until it is answered other than 503: who must see a write may be told to come again while a consumer writes these rows.
+// read repeats a request while the answer is 503. A read with tokens may get 503 while a consumer writes the same rows.
 func (c client) read(method, path, body string, into any) error {
 	var headers []string
 	if c.fresh != "" {
@@ -66,7 +66,7 @@ func (c client) read(method, path, body string, into any) error {
 	}
 }
 
-// page is any list, or any document with a thread's settings.
+// page is a page of any list, or a document with a thread's settings.
 type page[T any] struct {
 	Items  []T    `json:"items"`
 	Next   string `json:"next"`
@@ -74,7 +74,7 @@ type page[T any] struct {
 	Thread thread `json:"thread"`
 }
 
-// walk reads a list page by page. Every page but the last is as long as the limit.
+// walk reads a list page by page. Every page except the last must be as long as the limit.
 func walk[T any](c client, path string, limit int, settings *thread) (all []T, last page[T], err error) {
 	sep := "?"
 	if strings.Contains(path, "?") {
@@ -90,7 +90,7 @@ func walk[T any](c client, path string, limit int, settings *thread) (all []T, l
 			return nil, p, fmt.Errorf("%s: a page of %d with the limit %d", path, len(p.Items), limit)
 		}
 		if settings != nil && p.Thread != *settings {
-			return nil, p, fmt.Errorf("%s: the settings are %+v, want %+v", path, p.Thread, *settings)
+			return nil, p, fmt.Errorf("%s: settings %+v, want %+v", path, p.Thread, *settings)
 		}
 		all = append(all, p.Items...)
 		if p.Next == "" {
@@ -111,7 +111,7 @@ func differ(what string, want, got any) error {
 	return nil
 }
 
-// equalWalk compares a list with what it is to be.
+// equalWalk compares a list with the expected one.
 func equalWalk[T any](c client, path string, limit int, settings *thread, want []T) error {
 	got, _, err := walk[T](c, path, limit, settings)
 	if err != nil {
@@ -120,7 +120,8 @@ func equalWalk[T any](c client, path string, limit int, settings *thread, want [
 	return differ(fmt.Sprintf("%s by %d", path, limit), want, got)
 }
 
-// equalPosts compares everything that is served of a post. part is -1 for all, else one of postParts ways of reading it.
+// equalPost compares everything that the API serves for a post. part selects one of postParts ways of reading; -1 reads
+// in all ways.
 func equalPost(c client, m *model, rng *rand.Rand, post int64, part int) error {
 	path, settings := fmt.Sprintf("/v1/posts/%d/comments", post), m.thread(post)
 	oldest, tree, ids := m.list(post, comment.visible), m.tree(post), m.ids(post)
@@ -272,9 +273,9 @@ func equalAuthor(c client, m *model, rng *rand.Rand, author int64) error {
 	return equalWalk(c, fmt.Sprintf("/v1/users/%d/comments", author), 1+rng.IntN(40), nil, want)
 }
 
-// equalRelations compares all pairs of users, their counts in one answer, and whom some of them follow of another's followers.
+// equalRelations compares all pairs of users, their counts in one answer, and mutuals of some pairs.
 func equalRelations(c client, m *model, rng *rand.Rand, users []int64) error {
-	type Pair struct { // exported to be compared
+	type Pair struct { // exported for cmp
 		Follower string `json:"follower_id"`
 		Followee string `json:"followee_id"`
 	}
@@ -316,7 +317,8 @@ func equalRelations(c client, m *model, rng *rand.Rand, users []int64) error {
 	}
 	body, err = json.Marshal(map[string]any{"user_ids": names})
 	var gotCounts page[counts]
-	errs = append(errs, err, c.read(http.MethodPost, "/v1/users:counts", string(body), &gotCounts), differ("counts", wantCounts, gotCounts.Items))
+	errs = append(errs, err, c.read(http.MethodPost, "/v1/users:counts", string(body), &gotCounts),
+		differ("counts", wantCounts, gotCounts.Items))
 
 	for range 5 {
 		a, b := users[rng.IntN(len(users))], users[rng.IntN(len(users))]

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -37,7 +38,7 @@ import (
 	"github.com/tidings/tidings/subscribe"
 )
 
-// site is an installation whose truth and projections are two databases, with a projection outside of Tidings in a third one.
+// site is an installation with truth and projections in two databases, and a subscriber's projection in a third one.
 type site struct {
 	t                              *testing.T
 	truthDB, projectionsDB, others *testkit.DB
@@ -49,7 +50,7 @@ type site struct {
 	parts                          map[string]*part
 }
 
-// open connects to the servers; nothing runs yet.
+// open connects to the servers. It starts nothing.
 func (s *site) open(t *testing.T) {
 	t.Helper()
 	s.t, s.truth, s.projections = t, s.truthDB.Pool(t, postgres.RoleSystem), s.projectionsDB.Pool(t, postgres.RoleSystem)
@@ -70,50 +71,61 @@ func (s *site) open(t *testing.T) {
 	}
 }
 
-// run starts the relay, the consumers and the projection outside.
-func (s *site) run() {
+// start runs a part until the test ends.
+func (s *site) start(name string, fn func(context.Context) error) {
 	s.t.Helper()
-	line := &line{t: s.t, rng: rand.New(rand.NewPCG(1, 2))}
-	start := func(name string, fn func(context.Context) error) {
-		p := line.run(name, fn)
-		s.parts[name] = p
-		s.t.Cleanup(func() {
-			if err := p.stop(); err != nil {
-				s.t.Errorf("%s: %v", name, err)
-			}
-		})
-	}
-	r, err := relay.New(relay.Config{BatchSize: 100, BatchBytes: 1 << 20, PollInterval: 10 * time.Millisecond, RoundInterval: 2 * time.Millisecond, PublishTimeout: 2 * time.Second,
-		CheckInterval: 500 * time.Millisecond, DrainTimeout: 5 * time.Second, DatabaseTimeout: 10 * time.Second, Lease: lease.Config{TTL: leaseTTL}},
-		s.truth, s.nats.Config(), testkit.Logger(s.t), prometheus.NewRegistry())
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	start("relay", r.Run)
-	for _, name := range consumerNames {
-		pool := s.projectionsDB.Pool(s.t, postgres.RoleSystem)
-		catalog := kinds.NewCatalog(pool, kinds.Projections, testkit.Logger(s.t))
-		c, err := consumers.New(consumers.Config{BatchEvents: 100, BatchBytes: 1 << 20, ApplyTimeout: 20 * time.Second, LagInterval: 200 * time.Millisecond,
-			Recheck: 200 * time.Millisecond, Lease: lease.Config{TTL: leaseTTL}},
-			consumers.Deps{Pool: pool, Kinds: catalog, JetStream: s.js, Streams: consumers.Streams{Name: s.nats.Config().Stream, Prefix: s.nats.Config().Prefix, Timeout: s.nats.Config().Timeout},
-				Registry: prometheus.NewRegistry(), Log: testkit.Logger(s.t)}, projection(name, catalog.Now))
-		if err != nil {
-			s.t.Fatal(err)
-		}
-		start(name, c.Run)
-	}
-	start("outside", func(ctx context.Context) error {
-		for {
-			err := s.project(ctx)
-			if !errors.Is(err, subscribe.ErrNoStreams) { // until the relay has made one, something starts the process again
-				return err
-			}
-			line.pass(50 * time.Millisecond)
+	p := (&line{t: s.t}).run(name, fn)
+	s.parts[name] = p
+	s.t.Cleanup(func() {
+		if err := p.stop(); err != nil {
+			s.t.Errorf("%s: %v", name, err)
 		}
 	})
 }
 
-// project keeps the follows in a table of somebody else's, as docs/subscribe.md says: by their versions.
+// run starts the relay and the consumers.
+func (s *site) run() {
+	s.t.Helper()
+	r, err := relay.New(relay.Config{BatchSize: 100, BatchBytes: 1 << 20, PollInterval: 10 * time.Millisecond,
+		RoundInterval: 2 * time.Millisecond, PublishTimeout: 2 * time.Second,
+		CheckInterval: 500 * time.Millisecond, DrainTimeout: 5 * time.Second, DatabaseTimeout: 10 * time.Second,
+		Lease: lease.Config{TTL: leaseTTL}},
+		s.truth, s.nats.Config(), testkit.Logger(s.t), prometheus.NewRegistry())
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.start("relay", r.Run)
+	for _, name := range consumerNames {
+		pool := s.projectionsDB.Pool(s.t, postgres.RoleSystem)
+		catalog := kinds.NewCatalog(pool, kinds.Projections, testkit.Logger(s.t))
+		c, err := consumers.New(consumers.Config{BatchEvents: 100, BatchBytes: 1 << 20, ApplyTimeout: 20 * time.Second,
+			LagInterval: 200 * time.Millisecond, Recheck: 200 * time.Millisecond, Lease: lease.Config{TTL: leaseTTL}},
+			consumers.Deps{Pool: pool, Kinds: catalog, JetStream: s.js,
+				Streams:  consumers.Streams{Name: s.nats.Config().Stream, Prefix: s.nats.Config().Prefix, Timeout: s.nats.Config().Timeout},
+				Registry: prometheus.NewRegistry(), Log: testkit.Logger(s.t)}, projection(name, catalog.Now))
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		s.start(name, c.Run)
+	}
+}
+
+// runOutside starts the subscriber's projection. It restarts the projection until the relay has created a stream, as a
+// supervisor would.
+func (s *site) runOutside() {
+	s.t.Helper()
+	s.start("outside", func(ctx context.Context) error {
+		for {
+			err := s.project(ctx)
+			if !errors.Is(err, subscribe.ErrNoStreams) {
+				return err
+			}
+			(&line{t: s.t}).pass(50 * time.Millisecond)
+		}
+	})
+}
+
+// project keeps the follows in a table of the subscriber by their versions, as docs/subscribe.md says.
 func (s *site) project(ctx context.Context) error {
 	nc := s.js.Conn()
 	return subscribe.Project(ctx, nc, s.outside, "outside", func(ctx context.Context, tx pgx.Tx, batch []event.Event) error {
@@ -131,12 +143,14 @@ func (s *site) project(ctx context.Context) error {
 }
 
 func (s *site) keep(ctx context.Context, tx pgx.Tx, tenant int64, e event.Edge) error {
-	_, err := tx.Exec(ctx, `INSERT INTO followed AS f VALUES ($1, $2, $3, $4, $5) ON CONFLICT (tenant, from_id, to_id) DO UPDATE SET version = excluded.version, active = excluded.active
+	_, err := tx.Exec(ctx, `INSERT INTO followed AS f VALUES ($1, $2, $3, $4, $5) ON CONFLICT (tenant, from_id, to_id) DO UPDATE
+		SET version = excluded.version, active = excluded.active
 		WHERE f.version < excluded.version`, tenant, int64(e.From), int64(e.To), e.Version, e.Active())
 	return err
 }
 
-// beginAnew is what docs/subscribe.md says of a projection that has lost its place: empty, fill from an export, begin behind it.
+// beginAnew does what docs/subscribe.md says for a projection that has lost its position: empty the table, fill it from
+// an export, and begin after the export.
 func (s *site) beginAnew(ctx context.Context) error {
 	positions, err := outbox.Positions(ctx, s.truth)
 	if err != nil {
@@ -165,12 +179,12 @@ func (s *site) beginAnew(ctx context.Context) error {
 	})
 }
 
-// tidings runs a command as an operator does.
+// tidings runs a command as an operator would.
 func (s *site) tidings(args ...string) (code int, stdout, stderr string) {
 	return s.tidingsUntil("at no time", args...)
 }
 
-// until is where a command says what it does; it is interrupted there.
+// until is an output that cancels the command when it contains a text.
 type until struct {
 	bytes.Buffer
 	what string
@@ -184,42 +198,47 @@ func (u *until) Write(b []byte) (int, error) {
 	return u.Buffer.Write(b)
 }
 
-// tidingsUntil is tidings, interrupted where the command says so.
+// tidingsUntil runs a command and interrupts it when its output contains a text.
 func (s *site) tidingsUntil(what string, args ...string) (code int, stdout, stderr string) {
 	ctx, stop := context.WithCancel(s.t.Context())
 	defer stop()
 	var out bytes.Buffer
 	errs := until{what: what, stop: stop}
 	cfg := s.nats.Config()
-	code = cli.Execute(ctx, args, cli.Process{Stdin: strings.NewReader(""), Stdout: &out, Stderr: &errs, Env: envconfig.MapLookuper(map[string]string{
-		"DATABASE_URL": s.truthDB.URL, "PROJECTIONS_DATABASE_URL": s.projectionsDB.URL, "NATS_URL": cfg.URL})})
+	code = cli.Execute(ctx, args, cli.Process{Stdin: strings.NewReader(""), Stdout: &out, Stderr: &errs,
+		Env: envconfig.MapLookuper(map[string]string{
+			"DATABASE_URL": s.truthDB.URL, "PROJECTIONS_DATABASE_URL": s.projectionsDB.URL, "NATS_URL": cfg.URL})})
 	return code, out.String(), errs.String()
 }
 
-// state is an entity of the truth.
+// state is the state of one entity of the truth.
 type state struct {
 	Version int64
 	Content string
-	Erased  bool // it is one of the user who is erased
+	Erased  bool // it belongs to the erased user
 }
 
-// states are all entities of a truth.
+// states returns all entities of a truth.
 func states(t *testing.T, q *pgxpool.Pool) map[string]state {
 	t.Helper()
 	all := make(map[string]state)
 	rows, _ := q.Query(t.Context(), `
-		SELECT concat_ws('/', tenant_id, kind, from_id, to_id), version, concat_ws('/', status, attributes), from_id = 2 OR kind = 'follow' AND to_id = 2 FROM edges UNION ALL
-		SELECT concat_ws('/', tenant_id, kind, child_id), version, concat_ws('/', object_id, parent_id, path, slug, author_id, author_state, moderation_state, attributes, body), author_id = 2 FROM children UNION ALL
-		SELECT concat_ws('/', tenant_id, 'thread', kind, post_id), (object ->> 'version')::bigint, object ->> 'title', false FROM threads WHERE version_state = 'LATEST'`)
+		SELECT concat_ws('/', tenant_id, kind, from_id, to_id), version, concat_ws('/', status, attributes), from_id = 2 OR kind = 'follow'
+		AND to_id = 2 FROM edges UNION ALL
+		SELECT concat_ws('/', tenant_id, kind, child_id), version, concat_ws('/', object_id, parent_id, path, slug, author_id, author_state,
+		moderation_state, attributes, body), author_id = 2 FROM children UNION ALL
+		SELECT concat_ws('/', tenant_id, 'thread', kind, post_id), (object ->> 'version')::bigint, object ->> 'title', false FROM threads
+		WHERE version_state = 'LATEST'`)
 	var key string
 	var one state
-	if _, err := pgx.ForEachRow(rows, []any{&key, &one.Version, &one.Content, &one.Erased}, func() error { all[key] = one; return nil }); err != nil {
+	if _, err := pgx.ForEachRow(rows, []any{&key, &one.Version, &one.Content, &one.Erased},
+		func() error { all[key] = one; return nil }); err != nil {
 		t.Fatal(err)
 	}
 	return all
 }
 
-// follows are those of the projection outside.
+// follows returns the follows that a query reads, with their versions.
 func (s *site) follows(q *pgxpool.Pool, sql string) map[string]int64 {
 	s.t.Helper()
 	all := make(map[string]int64)
@@ -232,12 +251,13 @@ func (s *site) follows(q *pgxpool.Pool, sql string) map[string]int64 {
 	return all
 }
 
-// arrived waits until everything that was written is applied everywhere, also outside.
+// arrived waits until every write is applied everywhere, including the subscriber's projection.
 func (s *site) arrived() {
 	s.t.Helper()
 	testkit.Eventually(s.t, time.Minute, "everything to be applied", func() (bool, error) {
 		var waiting bool
-		if err := s.truth.QueryRow(s.t.Context(), `SELECT EXISTS (SELECT FROM outbox_messages WHERE processed_at IS NULL)`).Scan(&waiting); err != nil || waiting {
+		if err := s.truth.QueryRow(s.t.Context(),
+			`SELECT EXISTS (SELECT FROM outbox_messages WHERE processed_at IS NULL)`).Scan(&waiting); err != nil || waiting {
 			return false, err
 		}
 		lags, err := consumers.Lag(s.t.Context(), s.projections, s.js, s.nats.Config(), consumerNames...)
@@ -251,11 +271,11 @@ func (s *site) arrived() {
 	})
 }
 
-// hand writes as users and moderators do: some entities are written again and again.
+// hand writes like users and moderators: it changes some entities again and again.
 type hand struct {
 	s    *store.Store
 	rng  *rand.Rand
-	made []string // comments
+	made []string // ids of comments
 	n    int
 }
 
@@ -279,19 +299,22 @@ func (h *hand) write(ctx context.Context) (err error) {
 		edge.Attributes = json.RawMessage(`{"role":"owner"}`)
 		_, err = h.s.PutEdges(ctx, tenant, set.Edges["membership"], []store.EdgeWrite{edge})
 	case n < 7 || some == "":
-		out, err = h.s.CreateChildren(ctx, tenant, comment, []store.NewChild{{Meta: meta, Object: 1 + h.rng.Int64N(3), AuthorID: 1 + h.rng.Int64N(6), Body: fmt.Sprintf("text %d", h.n)}})
+		out, err = h.s.CreateChildren(ctx, tenant, comment,
+			[]store.NewChild{{Meta: meta, Object: 1 + h.rng.Int64N(3), AuthorID: 1 + h.rng.Int64N(6), Body: fmt.Sprintf("text %d", h.n)}})
 	case n < 8:
 		body := fmt.Sprintf("edited %d", h.n)
 		_, err = h.s.EditChildren(ctx, tenant, comment, []store.ChildEdit{{Meta: meta, ID: some, IfVersion: store.AnyVersion, Body: &body}})
 	case n < 9:
 		state := []string{event.ModerationHidden, event.ModerationApproved}[h.rng.IntN(2)]
-		_, err = h.s.ModerateChildren(ctx, tenant, comment, []store.ChildModeration{{Meta: meta, ID: some, IfVersion: store.AnyVersion, State: state, Reason: "why"}})
+		_, err = h.s.ModerateChildren(ctx, tenant, comment,
+			[]store.ChildModeration{{Meta: meta, ID: some, IfVersion: store.AnyVersion, State: state, Reason: "why"}})
 	default:
 		if h.rng.IntN(2) == 0 {
 			_, err = h.s.DeleteChildren(ctx, tenant, comment, []store.ChildDelete{{Meta: meta, ID: some, IfVersion: store.AnyVersion}})
 			break
 		}
-		_, err = h.s.SetThreads(ctx, tenant, comment, []store.ThreadSettings{{Meta: meta, Object: 1 + h.rng.Int64N(3), Title: fmt.Sprintf("title %d", h.n)}})
+		_, err = h.s.SetThreads(ctx, tenant, comment, []store.ThreadSettings{{Meta: meta, Object: 1 + h.rng.Int64N(3),
+			Title: fmt.Sprintf("title %d", h.n)}})
 	}
 	for _, o := range out {
 		if o.Err == nil {
@@ -301,21 +324,22 @@ func (h *hand) write(ctx context.Context) (err error) {
 	return err
 }
 
-// backups are copies of everything at three moments: the first two while everything is at work, the last one at rest.
+// backups are copies of everything at three moments: two under load, the last one at rest.
 type backups struct {
 	at                  [3]time.Time
 	truths, projections [3]*testkit.DB
-	states              [3]map[string]state // of the truths
+	states              [3]map[string]state // of the truth
 	streams             [3]string
-	outside             *testkit.DB // at rest: nobody restores it
+	outside             *testkit.DB // taken at rest; the test never restores it
 }
 
-// makeBackups writes while it copies. After the second moment a user is erased.
+// makeBackups writes while it copies. It erases a user after the second moment.
 func makeBackups(t *testing.T) *backups {
 	t.Helper()
 	s := &site{truthDB: testkit.Postgres(t), projectionsDB: testkit.Postgres(t), others: testkit.Postgres(t), nats: testkit.NATSProcess(t)}
 	owner := s.others.Pool(t, postgres.RoleOwner)
-	if _, err := owner.Exec(t.Context(), `CREATE SCHEMA mine; CREATE TABLE mine.followed (tenant bigint, from_id bigint, to_id bigint, version bigint, active boolean, PRIMARY KEY (tenant, from_id, to_id))`); err != nil {
+	if _, err := owner.Exec(t.Context(), `CREATE SCHEMA mine; CREATE TABLE mine.followed (tenant bigint, from_id bigint, to_id bigint,
+		version bigint, active boolean, PRIMARY KEY (tenant, from_id, to_id))`); err != nil {
 		t.Fatal(err)
 	}
 	s.open(t)
@@ -323,6 +347,7 @@ func makeBackups(t *testing.T) *backups {
 		t.Fatal(err)
 	}
 	s.run()
+	s.runOutside()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var wg sync.WaitGroup
@@ -331,7 +356,7 @@ func makeBackups(t *testing.T) *backups {
 		h := &hand{s: s.store, rng: rand.New(rand.NewPCG(7, n))}
 		wg.Go(func() {
 			for ctx.Err() == nil {
-				if h.write(ctx) == nil { // while the database is copied it is away
+				if h.write(ctx) == nil { // the database is unavailable while it is copied
 					written.Add(1)
 				}
 			}
@@ -377,26 +402,28 @@ func makeBackups(t *testing.T) *backups {
 	return b
 }
 
-// TestEveryCombinationOfBackupsEndsInOneTruth restores truth, streams and projections from three moments; -1 is a loss without a backup. A projection of somebody else's is
-// never restored, so it is ahead of all that is.
+// TestEveryCombinationOfBackupsEndsInOneTruth restores truth, streams and projections from three moments; -1 is a loss
+// without a backup. It never restores the subscriber's projection, so that is ahead of everything restored.
 func TestEveryCombinationOfBackupsEndsInOneTruth(t *testing.T) {
 	b := makeBackups(t)
 	for _, c := range []struct {
 		name                  string
 		truth, stream, others int
-		recovered             int  // up to which moment every write is there again
-		unsettled             bool // but for settings of threads: no history has them
-		early                 int  // writes between the restore and the command
+		recovered             int  // every write up to this moment is recovered
+		unsettled             bool // except settings of threads: no history has them
+		early                 int  // number of writes between the restore and the command
+		late                  bool // the subscriber's projection starts when the streams are longer than when it stopped
 		interrupted           []string
 	}{
-		{"the truth alone", 0, 2, 2, 2, false, 0, nil},
-		{"the truth alone, and writers who do not wait", 0, 2, 2, 0, false, 60, nil},
-		{"the stream alone", 2, 0, 2, 2, false, 0, nil},
-		{"the projections alone", 2, 2, 0, 2, false, 0, nil},
-		{"the truth is older than the stream, the projections are newer than both", 0, 1, 2, 2, true, 0, []string{"what the streams have", "what the histories have", "replacing the streams", "until everything", "comparing"}},
-		{"the stream is older than the truth, and the projections older than both", 2, 1, 0, 2, false, 0, nil},
-		{"everything", 0, 0, 0, 0, false, 0, nil},
-		{"the truth is restored, and the streams are lost", 1, -1, 2, 2, true, 0, nil},
+		{"the truth alone", 0, 2, 2, 2, false, 0, false, nil},
+		{"the truth alone, and writers who do not wait", 0, 2, 2, 0, false, 60, false, nil},
+		{"the stream alone", 2, 0, 2, 2, false, 0, false, nil},
+		{"the projections alone", 2, 2, 0, 2, false, 0, false, nil},
+		{"the truth is older than the stream, the projections are newer than both", 0, 1, 2, 2, true, 0, false,
+			[]string{"what the streams have", "what the histories have", "replacing the streams", "until everything", "comparing"}},
+		{"the stream is older than the truth, and the projections older than both", 2, 1, 0, 2, false, 0, false, nil},
+		{"everything, while the projection outside is stopped", 0, 0, 0, 0, false, 0, true, nil},
+		{"the truth is restored, and the streams are lost", 1, -1, 2, 2, true, 0, false, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -408,7 +435,11 @@ func TestEveryCombinationOfBackupsEndsInOneTruth(t *testing.T) {
 			}
 			s.open(t)
 			s.writeSome(c.early)
+			ahead := s.outsideAhead()
 			s.run()
+			if !c.late {
+				s.runOutside()
+			}
 			oldest := b.at[c.truth]
 			for _, i := range []int{c.stream, c.others} {
 				if i >= 0 && b.at[i].Before(oldest) {
@@ -426,12 +457,20 @@ func TestEveryCombinationOfBackupsEndsInOneTruth(t *testing.T) {
 			if err := json.Unmarshal([]byte(stdout), &report); err != nil || code != 0 || !report.Verified.OK {
 				t.Fatalf("exit code %d, %v\n%s\n%s", code, err, stdout, stderr)
 			}
-			t.Logf("overtaken %d, from histories %d, renewed %v, replayed %v, erased %d", report.Overtaken, report.History, report.Renewed, report.Replayed, len(report.Erased))
+			t.Logf("overtaken %d, from histories %d, renewed %v, replayed %v, erased %d", report.Overtaken, report.History, report.Renewed,
+				report.Replayed, len(report.Erased))
 			if (report.Overtaken > 0) != (c.early > 0) {
-				t.Errorf("%d entities were overtaken by %d writes", report.Overtaken, c.early)
+				t.Errorf("%d entities overtaken after %d writes", report.Overtaken, c.early)
 			}
 			s.checkRecovered(b.states[c.recovered], !c.unsettled)
-			if c.stream != 2 { // the projection outside is ahead of the streams
+			if c.late {
+				if ahead < 100 {
+					t.Errorf("the subscriber's projection is %d messages ahead of the streams", ahead)
+				}
+				s.writeMore(ahead)
+				s.runOutside()
+			}
+			if c.stream != 2 { // the subscriber's projection is ahead of the streams
 				s.checkOutsideStops()
 			}
 			s.goOn(c.early == 0)
@@ -439,21 +478,94 @@ func TestEveryCombinationOfBackupsEndsInOneTruth(t *testing.T) {
 	}
 }
 
-// checkRecovered wants this truth to have the entities of another one as they are there, or later, but for those of the user who is erased.
+// TestARestoreRenewsThePartitionOfAnEarlierRepair restores after a repair replaced a partition. The restore renews the
+// new partition like any other.
+func TestARestoreRenewsThePartitionOfAnEarlierRepair(t *testing.T) {
+	s := &site{truthDB: testkit.Postgres(t), projectionsDB: testkit.Postgres(t), others: testkit.Postgres(t), nats: testkit.NATSProcess(t)}
+	s.open(t)
+	s.run()
+	s.writeMore(20)
+	if err := s.js.DeleteStream(t.Context(), s.nats.Config().Stream+"-0"); err != nil {
+		t.Fatal(err)
+	}
+	if code, _, stderr := s.tidings("repair", "stream", "--yes"); code != 0 {
+		t.Fatalf("repair: exit code %d\n%s", code, stderr)
+	}
+	s.writeMore(20)
+	code, stdout, stderr := s.tidings("restore", "--since", "1h", "--wait", "30s", "--yes", "--json")
+	var report restore.Report
+	if err := json.Unmarshal([]byte(stdout), &report); err != nil || code != 0 || !slices.Equal(report.Renewed, []int{1}) {
+		t.Errorf("exit code %d, %v, renewed %v, want partition 1\n%s", code, err, report.Renewed, stderr)
+	}
+
+	archiver := s.parts["archiver"]
+	archiver.done <- archiver.stop() // for the end of the test
+	s.writeMore(1)
+	if code, _, stderr := s.tidings("restore", "--since", "1h", "--wait", "2s", "--yes"); code != 3 ||
+		!strings.Contains(stderr, "not finished") {
+		t.Errorf("without the archiver: exit code %d\n%s", code, stderr)
+	}
+}
+
+// checkRecovered requires that this truth has the entities of another one in the same state or a later one, except
+// those of the erased user.
 func (s *site) checkRecovered(then map[string]state, settings bool) {
 	s.t.Helper()
 	got := states(s.t, s.truth)
 	for key, want := range then {
-		if now := got[key]; !want.Erased && (settings || !strings.Contains(key, "/thread/")) && (now.Version < want.Version || now.Version == want.Version && now.Content != want.Content) {
+		if now := got[key]; !want.Erased && (settings || !strings.Contains(key, "/thread/")) &&
+			(now.Version < want.Version || now.Version == want.Version && now.Content != want.Content) {
 			s.t.Errorf("%s is %+v, it was %+v", key, now, want)
 		}
 	}
 }
 
-// checkOutsideStops wants the projection outside to have stopped, because it has read what the streams no longer have, and then begins it again.
+// outsideAhead returns the number of messages that the subscriber's projection has read and its stream does not have. A
+// missing stream counts as empty.
+func (s *site) outsideAhead() (ahead int64) {
+	s.t.Helper()
+	streams, err := broker.Streams(s.t.Context(), s.js, s.nats.Config())
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	last := make(map[string]int64)
+	for _, stream := range streams {
+		last[stream.Name] = int64(stream.Last)
+	}
+	rows, _ := s.outside.Query(s.t.Context(), `SELECT partition_key, last_processed_id FROM consumer_offsets`)
+	var name string
+	var read int64
+	if _, err := pgx.ForEachRow(rows, []any{&name, &read}, func() error { ahead = max(ahead, read-last[name]); return nil }); err != nil {
+		s.t.Fatal(err)
+	}
+	return ahead
+}
+
+// writeMore writes until more than n events are published.
+func (s *site) writeMore(n int64) {
+	s.t.Helper()
+	const events = `SELECT coalesce(max(id), 0), count(*) FILTER (WHERE processed_at IS NULL) FROM outbox_messages`
+	read := func() (last, pending int64) {
+		if err := s.truth.QueryRow(s.t.Context(), events).Scan(&last, &pending); err != nil {
+			s.t.Fatal(err)
+		}
+		return last, pending
+	}
+	first, _ := read()
+	testkit.Eventually(s.t, time.Minute, "more events to be published", func() (bool, error) {
+		last, pending := read()
+		if last <= first+n {
+			s.writeSome(100)
+		}
+		return last > first+n && pending == 0, nil
+	})
+}
+
+// checkOutsideStops requires that the subscriber's projection stops, because it has read messages that the streams no
+// longer have. Then it begins the projection again.
 func (s *site) checkOutsideStops() {
 	s.t.Helper()
-	testkit.Eventually(s.t, 30*time.Second, "the projection outside to say that it is ahead", func() (bool, error) {
+	testkit.Eventually(s.t, 30*time.Second, "the subscriber's projection to report that it is ahead", func() (bool, error) {
 		err := s.health.Ready(s.t.Context())
 		return err != nil && strings.Contains(err.Error(), "begin the projection again"), nil
 	})
@@ -472,7 +584,7 @@ func (s *site) writeSome(n int) {
 	}
 }
 
-// goOn writes on, and wants everything to be equal in the end, also outside.
+// goOn writes more, and requires that everything is equal in the end, including the subscriber's projection.
 func (s *site) goOn(ordered bool) {
 	s.t.Helper()
 	s.writeSome(100)
@@ -482,16 +594,18 @@ func (s *site) goOn(ordered bool) {
 	if err := json.Unmarshal([]byte(stdout), &v); err != nil || code != 0 {
 		s.t.Errorf("verify after more writes: exit code %d, %v %v\n%s", code, err, v.Why, stderr)
 	}
-	want := s.follows(s.truth, `SELECT concat_ws('/', tenant_id, follower_id, followee_id, status = 'ACTIVE'), version FROM follows WHERE 2 NOT IN (follower_id, followee_id)`)
-	got := s.follows(s.outside, `SELECT concat_ws('/', tenant, from_id, to_id, active), version FROM followed WHERE 2 NOT IN (from_id, to_id)`)
+	want := s.follows(s.truth, `SELECT concat_ws('/', tenant_id, follower_id, followee_id, status = 'ACTIVE'), version FROM follows
+		WHERE 2 NOT IN (follower_id, followee_id)`)
+	got := s.follows(s.outside, `SELECT concat_ws('/', tenant, from_id, to_id, active), version FROM followed
+		WHERE 2 NOT IN (from_id, to_id)`)
 	if diff := cmp.Diff(want, got); diff != "" {
-		s.t.Errorf("the follows outside (-want +got):\n%s", diff)
+		s.t.Errorf("the subscriber's follows (-want +got):\n%s", diff)
 	}
 	s.checkStreams(ordered)
 }
 
-// checkStreams reads all streams in their order: each event is there once. Where nobody wrote between the restore and the command, no version of an entity is behind a later
-// one. (Else lost messages come again at the end, under new ids.)
+// checkStreams reads all streams in order: each event is there once. If ordered (no writes between the restore and the
+// command), no version of an entity follows a later one. Otherwise lost messages come again at the end, under new ids.
 func (s *site) checkStreams(ordered bool) {
 	s.t.Helper()
 	streams, err := broker.Streams(s.t.Context(), s.js, s.nats.Config())

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// seedsEnv is how many seeds; 20 when unset.
+// seedsEnv names the variable with the number of seeds; 20 if unset.
 const seedsEnv = "TIDINGS_SOAK_SEEDS"
 
 func TestSoakWhatIsServedEqualsAModelFromManySeeds(t *testing.T) {
@@ -23,7 +23,8 @@ func TestSoakWhatIsServedEqualsAModelFromManySeeds(t *testing.T) {
 		seed, fixed := seedFromEnv(t)
 		t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) {
 			property(t, seed, []string{
-				"kill", "kill", "kill all", "kill all", "pause", "pause", "cut", "cut", "cut", "restart", "relay", "resize", "resize", "resize", "replay", "replay", "replay", "kinds",
+				"kill", "kill", "kill all", "kill all", "pause", "pause", "cut", "cut", "cut", "restart", "relay", "resize", "resize",
+				"resize", "replay", "replay", "replay", "kinds",
 			})
 		})
 		if fixed {

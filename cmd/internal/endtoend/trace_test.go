@@ -40,7 +40,7 @@ import (
 	"github.com/tidings/tidings/tokens"
 )
 
-// traced is a line whose spans are kept. The relay reaches NATS through a proxy.
+// traced is a line that keeps its spans. The relay reaches NATS through a proxy.
 type traced struct {
 	t      *testing.T
 	ctx    context.Context
@@ -58,7 +58,8 @@ var tracedConsumers = []string{followercounts.Name, history.Name}
 
 func newTraced(t *testing.T, env map[string]string) *traced {
 	db := testkit.Postgres(t)
-	l := &traced{t: t, spans: tracetest.NewInMemoryExporter(), system: db.Pool(t, postgres.RoleSystem), nats: testkit.NATS(t), reg: prometheus.NewRegistry(), parent: env["TRACE_RELATION"] == "parent"}
+	l := &traced{t: t, spans: tracetest.NewInMemoryExporter(), system: db.Pool(t, postgres.RoleSystem), nats: testkit.NATS(t),
+		reg: prometheus.NewRegistry(), parent: env["TRACE_RELATION"] == "parent"}
 	ctx, stop, err := daemon.Trace(context.WithoutCancel(t.Context()), envconfig.MapLookuper(env), "test", testkit.Logger(t), l.spans)
 	if err != nil {
 		t.Fatal(err)
@@ -79,13 +80,16 @@ func newTraced(t *testing.T, env map[string]string) *traced {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := broker.Declare(t.Context(), js, l.nats.Config(), broker.Partition{LastSlot: event.Slots - 1}, testkit.Logger(t)); err != nil {
+	if _, err := broker.Declare(t.Context(), js, l.nats.Config(), broker.Partition{LastSlot: event.Slots - 1},
+		testkit.Logger(t)); err != nil {
 		t.Fatal(err)
 	}
 	pool := db.Pool(t, postgres.RoleAPI)
 	l.store = store.New(pool, nil)
-	cfg := api.Config{CursorKey: strings.Repeat("ab", 32), MaxBodyBytes: 1 << 17, MaxBatchBytes: 1 << 20, PageCacheBytes: 1 << 20, RequestTimeout: 20 * time.Second, AddressConnections: 1000, MaxRequests: 512, MaxWait: time.Second}
-	handler, err := api.New(cfg, api.Deps{Store: l.store, Tokens: pool, DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Fleet: fleet.Projections(kinds.Builtin), Log: testkit.Logger(t), Reg: l.reg})
+	cfg := api.Config{CursorKey: strings.Repeat("ab", 32), MaxBodyBytes: 1 << 17, MaxBatchBytes: 1 << 20, PageCacheBytes: 1 << 20,
+		RequestTimeout: 20 * time.Second, AddressConnections: 1000, MaxRequests: 512, MaxWait: time.Second}
+	handler, err := api.New(cfg, api.Deps{Store: l.store, Tokens: pool, DLQ: outbox.NewDLQ(pool, nil), Projections: pool,
+		Fleet: fleet.Projections(kinds.Builtin), Log: testkit.Logger(t), Reg: l.reg})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -102,15 +106,19 @@ func newTraced(t *testing.T, env map[string]string) *traced {
 	u.Host = l.proxy.Addr()
 	through := l.nats.Config()
 	through.URL = u.String()
-	r, err := relay.New(relay.Config{BatchSize: 100, BatchBytes: 1 << 20, PollInterval: 10 * time.Millisecond, RoundInterval: 2 * time.Millisecond, PublishTimeout: 500 * time.Millisecond,
-		CheckInterval: time.Minute, DrainTimeout: 5 * time.Second, DatabaseTimeout: 10 * time.Second, Lease: lease.Config{TTL: leaseTTL}}, l.system, through, testkit.Logger(t), l.reg)
+	r, err := relay.New(relay.Config{BatchSize: 100, BatchBytes: 1 << 20, PollInterval: 10 * time.Millisecond,
+		RoundInterval: 2 * time.Millisecond, PublishTimeout: 500 * time.Millisecond,
+		CheckInterval: time.Minute, DrainTimeout: 5 * time.Second, DatabaseTimeout: 10 * time.Second, Lease: lease.Config{TTL: leaseTTL}},
+		l.system, through, testkit.Logger(t), l.reg)
 	if err != nil {
 		t.Fatal(err)
 	}
 	run("relay", r.Run)
 	for _, name := range tracedConsumers {
-		c, err := consumers.New(consumers.Config{BatchEvents: 200, BatchBytes: 1 << 20, ApplyTimeout: 20 * time.Second, LagInterval: 500 * time.Millisecond, Recheck: 500 * time.Millisecond, Lease: lease.Config{TTL: leaseTTL}},
-			consumers.Deps{Pool: l.system, JetStream: js, Streams: consumers.Streams{Name: through.Stream, Prefix: through.Prefix, Timeout: through.Timeout}, Registry: l.reg, Log: testkit.Logger(t)}, projection(name, kinds.Builtin))
+		c, err := consumers.New(consumers.Config{BatchEvents: 200, BatchBytes: 1 << 20, ApplyTimeout: 20 * time.Second,
+			LagInterval: 500 * time.Millisecond, Recheck: 500 * time.Millisecond, Lease: lease.Config{TTL: leaseTTL}},
+			consumers.Deps{Pool: l.system, JetStream: js, Streams: consumers.Streams{Name: through.Stream, Prefix: through.Prefix,
+				Timeout: through.Timeout}, Registry: l.reg, Log: testkit.Logger(t)}, projection(name, kinds.Builtin))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -119,7 +127,7 @@ func newTraced(t *testing.T, env map[string]string) *traced {
 	return l
 }
 
-// call sends a write, which has to be accepted.
+// call sends a write that must succeed.
 func (l *traced) call(method, path, body string, headers ...string) {
 	l.t.Helper()
 	if a := l.client.call(method, path, body, headers...); a.status >= 300 {
@@ -127,7 +135,7 @@ func (l *traced) call(method, path, body string, headers ...string) {
 	}
 }
 
-// of returns the spans whose names begin so, and which belong to the creation: by a link, or as its children.
+// of returns the spans of an operation that belong to the creation, by a link or as its children.
 func (l *traced) of(created trace.SpanContext, operation string) (found tracetest.SpanStubs) {
 	for _, s := range l.spans.GetSpans() {
 		linked := slices.ContainsFunc(s.Links, func(k sdk.Link) bool {
@@ -153,7 +161,7 @@ func text(s tracetest.SpanStub, key string) string {
 	return ""
 }
 
-// find waits for the only span whose name begins so in a trace, under parent.
+// find waits for the only span of a trace that has this parent and a name with this prefix.
 func (l *traced) find(id trace.TraceID, parent trace.SpanID, name string) (found tracetest.SpanStub) {
 	l.t.Helper()
 	testkit.Eventually(l.t, 20*time.Second, "a span "+name+" of trace "+id.String(), func() (bool, error) {
@@ -172,7 +180,7 @@ func (l *traced) find(id trace.TraceID, parent trace.SpanID, name string) (found
 	return found
 }
 
-// arrives waits until the event of a creation is sent, and processed by each consumer once.
+// arrives waits until the event of a creation is sent, and each consumer has processed it once.
 func (l *traced) arrives(created trace.SpanContext) (sent tracetest.SpanStubs) {
 	l.t.Helper()
 	testkit.Eventually(l.t, 30*time.Second, "spans of an event's way", func() (bool, error) {
@@ -191,7 +199,7 @@ func (l *traced) arrives(created trace.SpanContext) (sent tracetest.SpanStubs) {
 	return sent
 }
 
-// incoming is a client's traceparent with an id of its own.
+// incoming returns a client's traceparent with a trace id of its own.
 func incoming(n int, flags string) (header string, id trace.TraceID, span trace.SpanID) {
 	text := fmt.Sprintf("%032x", 0xabc000+n)
 	id, _ = trace.TraceIDFromHex(text)
@@ -208,17 +216,21 @@ func TestOneTraceLeadsFromTheRequestToTheProjections(t *testing.T) {
 			l.call(http.MethodPut, "/v1/follows/7/42", "", header)
 			request := l.find(id, client, "PUT /v1/follows/")
 			created := l.find(id, request.SpanContext.SpanID(), "create follow.created")
-			if request.SpanKind != trace.SpanKindServer || created.SpanKind != trace.SpanKindProducer || text(request, "http.response.status_code") != "201" {
+			if request.SpanKind != trace.SpanKindServer || created.SpanKind != trace.SpanKindProducer ||
+				text(request, "http.response.status_code") != "201" {
 				t.Errorf("%v %v: %v", request.SpanKind, created.SpanKind, request.Attributes)
 			}
 			var kept string
-			if err := l.system.QueryRow(t.Context(), `SELECT trace_id FROM outbox_messages`).Scan(&kept); err != nil || kept != "00-"+id.String()+"-"+created.SpanContext.SpanID().String()+"-01" {
+			if err := l.system.QueryRow(t.Context(), `SELECT trace_id FROM outbox_messages`).Scan(&kept); err != nil ||
+				kept != "00-"+id.String()+"-"+created.SpanContext.SpanID().String()+"-01" {
 				t.Errorf("the outbox has the context %s, %v", kept, err)
 			}
 			for _, s := range append(l.arrives(created.SpanContext), l.of(created.SpanContext, "process")...) {
-				want := map[string]trace.SpanKind{"send": trace.SpanKindClient, "process": trace.SpanKindConsumer}[text(s, "messaging.operation.name")]
+				want := map[string]trace.SpanKind{"send": trace.SpanKindClient,
+					"process": trace.SpanKindConsumer}[text(s, "messaging.operation.name")]
 				own := s.SpanContext.TraceID() != id && !s.Parent.IsValid()
-				if s.SpanKind != want || own == l.parent || s.Status.Code == codes.Error || text(s, "messaging.batch.message_count") != "1" {
+				if s.SpanKind != want || own == l.parent || s.Status.Code == codes.Error ||
+					text(s, "messaging.batch.message_count") != "1" {
 					t.Errorf("%s: kind %v, of a trace of its own: %v, %v %v", s.Name, s.SpanKind, own, s.Status, s.Attributes)
 				}
 			}
@@ -233,7 +245,8 @@ func TestOneTraceLeadsFromTheRequestToTheProjections(t *testing.T) {
 	}
 }
 
-// groups sends requests at once until some have shared a transaction: each event's creation is in the trace of its own request.
+// groups sends requests at once until some have shared a transaction. The creation of each event must be in the trace
+// of its own request.
 func (l *traced) groups() {
 	l.t.Helper()
 	before, n := l.store.Stats(), 100
@@ -285,16 +298,17 @@ func (l *traced) batch() {
 	}
 }
 
-// sampledOut sends a request whose client does not sample: its context goes on, and nothing is recorded.
+// sampledOut sends a request whose client does not sample. The context is passed on, and no span is recorded.
 func (l *traced) sampledOut() {
 	l.t.Helper()
 	header, id, _ := incoming(3, "00")
 	l.call(http.MethodPut, "/v1/follows/9/42", "", header)
 	var kept string
-	if err := l.system.QueryRow(l.t.Context(), `SELECT trace_id FROM outbox_messages WHERE trace_id LIKE '00-' || $1 || '-%'`, id.String()).Scan(&kept); err != nil || !strings.HasSuffix(kept, "-00") {
+	if err := l.system.QueryRow(l.t.Context(), `SELECT trace_id FROM outbox_messages WHERE trace_id LIKE '00-' || $1 || '-%'`,
+		id.String()).Scan(&kept); err != nil || !strings.HasSuffix(kept, "-00") {
 		l.t.Errorf("the outbox has the context %q, %v", kept, err)
 	}
-	header, next, client := incoming(4, "01") // behind it, so that it is through
+	header, next, client := incoming(4, "01") // a later event, so that the first one is processed
 	l.call(http.MethodPut, "/v1/follows/10/42", "", header)
 	l.arrives(l.find(next, l.find(next, client, "PUT ").SpanContext.SpanID(), "create ").SpanContext)
 	for _, s := range l.spans.GetSpans() {
@@ -304,7 +318,8 @@ func (l *traced) sampledOut() {
 	}
 }
 
-// lostAck loses the acknowledgment of a publish, so that the relay finds the event on the stream: it was sent once, and that span says that the outcome was unknown.
+// lostAck loses the acknowledgment of a publish, so the relay finds the event on the stream. There is one span of the
+// publish, with an unknown outcome.
 func (l *traced) lostAck() {
 	l.t.Helper()
 	l.proxy.LoseAnswers()
@@ -312,7 +327,8 @@ func (l *traced) lostAck() {
 	l.call(http.MethodPut, "/v1/follows/11/42", "", header)
 	created := l.find(id, l.find(id, client, "PUT ").SpanContext.SpanID(), "create ").SpanContext
 	testkit.Eventually(l.t, 30*time.Second, "the relay to find what it has published", func() (done bool, err error) {
-		err = l.system.QueryRow(l.t.Context(), `SELECT processed_at IS NOT NULL FROM outbox_messages WHERE trace_id LIKE '00-' || $1 || '-%'`, id.String()).Scan(&done)
+		err = l.system.QueryRow(l.t.Context(), `SELECT processed_at IS NOT NULL FROM outbox_messages
+			WHERE trace_id LIKE '00-' || $1 || '-%'`, id.String()).Scan(&done)
 		return done, err
 	})
 	if sent := l.arrives(created); len(sent) != 1 || sent[0].Status.Code != codes.Error || text(sent[0], "error.type") != "timeout" {
@@ -320,12 +336,14 @@ func (l *traced) lostAck() {
 	}
 }
 
-// poison writes an event by SQL that no projection can apply, with a context of its writer's own: that stays as it is, and the event has a span that failed.
+// poison writes an event by SQL that no projection can apply, with a trace context of its own. The context must stay,
+// and the event must have a failed span.
 func (l *traced) poison() {
 	l.t.Helper()
 	header, id, span := incoming(6, "01")
 	own := strings.TrimPrefix(header, "traceparent: ")
-	if _, err := l.system.Exec(l.t.Context(), `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, trace_id)
+	if _, err := l.system.Exec(l.t.Context(), `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id,
+		event_type, payload, trace_id)
 		VALUES (1, 'follow', 66, 'created', '{"follower_id":"SECRET-PAYLOAD"}', $1)`, own); err != nil {
 		l.t.Fatal(err)
 	}
@@ -343,19 +361,20 @@ func (l *traced) poison() {
 	})
 	for _, s := range failed {
 		if !slices.ContainsFunc(batch, func(b tracetest.SpanStub) bool { return b.SpanContext.SpanID() == s.Parent.SpanID() }) {
-			l.t.Errorf("a failed event's span is under none of the batch's: %+v", s)
+			l.t.Errorf("a failed event's span has no parent in the batch: %+v", s)
 		}
 	}
 	if sent := l.of(creation, "send"); len(sent) != 1 {
 		l.t.Errorf("it was sent %d times", len(sent))
 	}
 	var kept string
-	if err := l.system.QueryRow(l.t.Context(), `SELECT trace_id FROM outbox_messages WHERE aggregate_id = 66`).Scan(&kept); err != nil || kept != own {
+	if err := l.system.QueryRow(l.t.Context(), `SELECT trace_id FROM outbox_messages WHERE aggregate_id = 66`).Scan(&kept); err != nil ||
+		kept != own {
 		l.t.Errorf("its context is %s now, %v", kept, err)
 	}
 }
 
-// exemplars wants one that is a trace on each histogram of a latency.
+// exemplars requires an exemplar with a trace on each latency histogram.
 func (l *traced) exemplars() {
 	l.t.Helper()
 	traces := map[string]bool{}
@@ -383,15 +402,17 @@ func (l *traced) exemplars() {
 	}
 }
 
-// privacy sends what nobody else may read, and looks for it in all that was recorded.
+// privacy sends secrets, and searches for them in all spans.
 func (l *traced) privacy() {
 	l.t.Helper()
 	header, id, client := incoming(7, "01")
-	l.call(http.MethodPost, "/v1/posts/100/comments", `{"author_id":"7","body":"SECRET-BODY"}`, header, "Idempotency-Key: SECRET-KEY", "Tidings-Actor: SECRET-ACTOR")
+	l.call(http.MethodPost, "/v1/posts/100/comments", `{"author_id":"7","body":"SECRET-BODY"}`, header, "Idempotency-Key: SECRET-KEY",
+		"Tidings-Actor: SECRET-ACTOR")
 	l.arrivesAtHistory(l.find(id, l.find(id, client, "POST ").SpanContext.SpanID(), "create ").SpanContext)
 	header, id, client = incoming(8, "01")
-	if a := l.client.call(http.MethodGet, "/v1/posts/100/comments?cursor=SECRET-CURSOR", "", header, "Tidings-Token: SECRET-TOKEN"); a.status < 400 {
-		l.t.Errorf("a cursor that is none: %d", a.status)
+	if a := l.client.call(http.MethodGet, "/v1/posts/100/comments?cursor=SECRET-CURSOR", "", header,
+		"Tidings-Token: SECRET-TOKEN"); a.status < 400 {
+		l.t.Errorf("an invalid cursor: %d", a.status)
 	}
 	l.find(id, client, "GET ")
 	w := httptest.NewRecorder()
@@ -408,14 +429,14 @@ func (l *traced) privacy() {
 	}
 }
 
-// arrivesAtHistory waits for a comment, of which followercounts wants nothing.
+// arrivesAtHistory waits for a comment that followercounts ignores.
 func (l *traced) arrivesAtHistory(created trace.SpanContext) {
 	l.t.Helper()
 	testkit.Eventually(l.t, 20*time.Second, "a span of a comment's record", func() (bool, error) {
 		found := l.of(created, "process")
 		for _, s := range found {
 			if text(s, "messaging.consumer.group.name") != history.Name {
-				return false, fmt.Errorf("%v has a span of an event that it passed over", s.Attributes)
+				return false, fmt.Errorf("%v has a span of an event that it ignores", s.Attributes)
 			}
 		}
 		return len(found) == 1, nil

@@ -14,27 +14,27 @@ import (
 )
 
 const (
-	posts     = 3    // that all writers of a tenant write to; ids from 1
-	users     = 10   // that follow each other and write comments; ids from 1
-	celebrity = 1    // whose fans stay
-	fans      = 1000 // ids from here
-	maxPost   = 500  // comments of a post: the whole tree has at most 1000
+	posts     = 3    // common to all writers of a tenant; ids from 1
+	users     = 10   // they follow each other and write comments; ids from 1
+	celebrity = 1    // no writer removes its fans
+	fans      = 1000 // ids of fans begin here
+	maxPost   = 500  // comments of a post: the tree of a post has at most 1,000
 )
 
-// writer makes random writes of one tenant and tells the model what became of them.
+// writer makes random writes of one tenant and records their outcomes in the model.
 type writer struct {
 	client
 	m      *model
 	rng    *rand.Rand
 	store  *store.Store
 	tenant int64
-	n      int64 // of the writer, for ids of its own
+	n      int64 // the writer's number, for ids of its own
 	fans   int64
 }
 
 var meta = store.Meta{Actor: "test"}
 
-// step makes one write, or a group of them in one transaction.
+// step makes one write, or a group of writes in one transaction.
 func (w *writer) step() error {
 	if w.rng.IntN(3) == 0 {
 		return w.group()
@@ -50,7 +50,8 @@ func (w *writer) step() error {
 		_, err := w.setFollow(w.pair(), n < 4)
 		return err
 	case n < 7:
-		_, err := w.setThread(post, thread{Locked: w.rng.IntN(5) == 0, Premoderated: w.rng.IntN(3) == 0, Title: fmt.Sprint("title ", w.rng.IntN(3))})
+		_, err := w.setThread(post, thread{Locked: w.rng.IntN(5) == 0, Premoderated: w.rng.IntN(3) == 0,
+			Title: fmt.Sprint("title ", w.rng.IntN(3))})
 		return err
 	case n < 13 || id == "":
 		if len(w.m.ids(post)) >= maxPost {
@@ -77,7 +78,7 @@ func (w *writer) step() error {
 	return err
 }
 
-// post is the first one mostly: it gets enough comments for several buckets.
+// post returns mostly the first post, so that it gets enough comments for several buckets.
 func (w *writer) post() int64 { return max(1, w.rng.Int64N(posts+4)-3) }
 
 func (w *writer) user() int64 { return 1 + w.rng.Int64N(users) }
@@ -98,7 +99,8 @@ func (w *writer) pick(post int64) string {
 	return ids[w.rng.IntN(len(ids))]
 }
 
-// refused are the answers that a write of what others write too may get. Nothing was written then.
+// refused reports whether a write may get this answer because other writers write the same entity. Such a write changed
+// nothing.
 func refused(status int) bool {
 	return status == http.StatusConflict || status == http.StatusPreconditionFailed || status == http.StatusServiceUnavailable
 }
@@ -110,7 +112,7 @@ func (w *writer) odd(what string, a answer) error {
 	return fmt.Errorf("%s: %d %s", what, a.status, a.body)
 }
 
-// The writes over HTTP. Each returns the answer; what is neither done nor to be expected is an error.
+// The writes over HTTP. Each returns the answer. An unexpected answer is an error.
 
 func (w *writer) setFollow(p pair, active bool) (answer, error) {
 	method, want := http.MethodPut, http.StatusCreated
@@ -123,7 +125,7 @@ func (w *writer) setFollow(p pair, active bool) (answer, error) {
 	}
 	f, err := w.store.GetEdge(w.ctx, w.tenant, kinds.Builtin().Edges["follow"], p.follower, p.followee) // the answer to DELETE has no body
 	if errors.Is(err, store.ErrNotFound) && !active {
-		return a, nil // it never was
+		return a, nil // the follow never existed
 	}
 	if err != nil {
 		return a, err
@@ -262,7 +264,7 @@ func (w *writer) several(n int) []string {
 	return ids
 }
 
-// busy forgives what a later try would not meet: nothing was written.
+// busy ignores errors that a later try may not meet. Such a write changed nothing.
 func busy(err error) error {
 	if postgres.IsTransient(err) || postgres.IsLockTimeout(err) || errors.Is(err, store.ErrThreadReturning) {
 		return nil
@@ -282,18 +284,19 @@ func (w *writer) outcomes(out []store.ChildOutcome) error {
 	return nil
 }
 
-// session is a writer that has accounts and a post to itself, and reads after each of its writes what it must see by their tokens.
+// session is a writer with accounts and a post of its own. After each write it reads everything that the tokens of its
+// writes must show.
 type session struct {
 	writer
-	tokens map[string]string // the newest of each entity
+	tokens map[string]string // the newest token of each entity
 	reads  int
 }
 
-const sessionComments = 40 // with the pairs and the post at most what tokens of one read may name
+const sessionComments = 40 // with the pairs and the post, the maximum that the tokens of one read may name
 
 func (s *session) post() int64 { return 100 + s.n }
 
-// account is whom it has follow, and be followed by, its others.
+// account returns the account that the session's other users follow and are followed by.
 func (s *session) account() int64 { return 10_000 + 100*s.n }
 
 func (s *session) step() error {
@@ -318,7 +321,8 @@ func (s *session) step() error {
 		a, err = s.setFollow(p, active)
 	case n < 5:
 		entity = "thread"
-		a, err = s.setThread(s.post(), thread{Locked: s.rng.IntN(6) == 0, Premoderated: s.rng.IntN(3) == 0, Title: fmt.Sprint("title ", s.rng.IntN(5))})
+		a, err = s.setThread(s.post(), thread{Locked: s.rng.IntN(6) == 0, Premoderated: s.rng.IntN(3) == 0,
+			Title: fmt.Sprint("title ", s.rng.IntN(5))})
 	case n < 8 && len(s.m.ids(s.post())) < sessionComments || id == "":
 		parent := ""
 		if s.rng.IntN(3) > 0 {
@@ -367,7 +371,7 @@ func (s *session) step() error {
 	}
 	s.fresh = strings.Join(all, ",")
 	c2 := s.client
-	s.fresh = "" // writes take none
+	s.fresh = "" // writes accept no token
 	s.reads++
 	switch s.rng.IntN(6) {
 	case 0:

@@ -1,4 +1,5 @@
-// Package fleet names all projections of the system. A new one is its folder, its migration, and its line here.
+// Package fleet lists all projections of the system. A new projection needs its folder, its migration and its line
+// here.
 package fleet
 
 import (
@@ -9,13 +10,13 @@ import (
 	"github.com/tidings/tidings/projections/threadcache"
 )
 
-// Projections returns every projection, in the order in which reports name them. now returns the kinds that are in force, whenever
-// they are needed: kinds.Catalog.Now.
+// Projections returns every projection, in the order of reports. now returns the kinds in force (kinds.Catalog.Now);
+// the projections call it whenever they need them.
 func Projections(now func() *kinds.Set) []projections.Projection {
 	return []projections.Projection{followercounts.New(now), threadcache.New(now), history.New(now)}
 }
 
-// Names returns the names of the projections, which are their consumers' too.
+// Names returns the names of the projections, which are also the names of their consumers.
 func Names() (names []string) {
 	for _, p := range Projections(kinds.Builtin) {
 		names = append(names, p.Name())

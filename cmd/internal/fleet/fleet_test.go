@@ -12,11 +12,11 @@ import (
 	"github.com/tidings/tidings/migrations"
 )
 
-// race says that this run has the race detector.
+// race reports whether this run has the race detector.
 var race bool
 
-// TestAProjectionIsItsFolderItsMigrationAndOneLine lays a projection that is not the repository's over it, by these three alone, and has the system keep
-// the contract with it and with all others.
+// TestAProjectionIsItsFolderItsMigrationAndOneLine adds the projection of the documentation by an overlay of these
+// three parts. It runs the contract tests of all projections with it.
 func TestAProjectionIsItsFolderItsMigrationAndOneLine(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts servers")
@@ -58,9 +58,10 @@ func TestAProjectionIsItsFolderItsMigrationAndOneLine(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	args := []string{"test", "-overlay", over, "-tags", "contract", "-vet=off", "-count=1", "-v", "-run", "^TestEveryProjectionKeepsTheContract$"}
+	args := []string{"test", "-overlay", over, "-tags", "contract", "-vet=off", "-count=1", "-v", "-run",
+		"^TestEveryProjectionKeepsTheContract$"}
 	if race {
-		args = append(args, "-race") // what the run around this one has built is used again
+		args = append(args, "-race") // with -race, because the run around this one has built that already
 	}
 	cmd := exec.CommandContext(t.Context(), "go", append(args, "./cmd/tidings/cli")...)
 	cmd.Dir = root

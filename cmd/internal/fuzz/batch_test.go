@@ -14,11 +14,11 @@ import (
 	"time"
 )
 
-// operation is one of a batch: a write, or a text that is refused.
+// operation is one operation of a batch: a write, or a text that the API refuses.
 type operation struct {
 	write
 	raw    string
-	status int // of raw
+	status int // status of raw
 	code   string
 }
 
@@ -29,7 +29,7 @@ func (o operation) text() string {
 	return encode(o.op)
 }
 
-// operations are writes of one kind. distinct ones are of different entities, and their creates have keys.
+// operations returns writes of one kind. With distinct, each is of another entity, and creates have keys.
 func (l *lane) operations(n int, distinct bool) (path string, all []operation) {
 	seen := map[string]bool{}
 	if l.chance(2) {
@@ -45,9 +45,9 @@ func (l *lane) operations(n int, distinct bool) (path string, all []operation) {
 		return "/v1/" + k.Plural + ":batch", all
 	}
 	k := l.childKind(anyKind)
-	creates, only := l.chance(2), k.OnePerAuthor // of what frees a place and what takes it, either may come first
+	creates, only := l.chance(2), k.OnePerAuthor // whether the operation that frees a place or the one that takes it runs first is open
 	if creates && only && !distinct {
-		n += 10 // several for one place, some with one key
+		n += 10 // several for one place, some with the same key
 	}
 	for tries := 0; len(all) < n && tries < 4*n; tries++ {
 		r := l.child(anyKind)
@@ -56,14 +56,16 @@ func (l *lane) operations(n int, distinct bool) (path string, all []operation) {
 		case creates && (only || l.chance(2)) || r == nil:
 			w = l.create(k)
 			if only && l.chance(2) {
-				c := newChild{k: k, object: 1 + l.rng.Int64N(3), author: 1 + l.rng.Int64N(3), body: l.text("place"), values: l.values(k.Attributes, false)}
+				c := newChild{k: k, object: 1 + l.rng.Int64N(3), author: 1 + l.rng.Int64N(3), body: l.text("place"),
+					values: l.values(k.Attributes, false)}
 				if l.chance(2) {
 					c.key = fmt.Sprint("key-", l.rng.IntN(3))
 				}
 				w = l.createOf(c)
 			}
 			if distinct {
-				c := newChild{k: k, object: l.object(), author: l.user(), body: l.text("cut"), key: fmt.Sprint("cut-", l.requests.Load(), "-", tries)}
+				c := newChild{k: k, object: l.object(), author: l.user(), body: l.text("cut"),
+					key: fmt.Sprint("cut-", l.requests.Load(), "-", tries)}
 				if len(k.Attributes) > 0 {
 					c.values = l.values(k.Attributes, false)
 				}
@@ -87,12 +89,14 @@ func (l *lane) operations(n int, distinct bool) (path string, all []operation) {
 	return "/v1/" + k.Plural + ":batch", all
 }
 
-// broken is an operation that is refused alone.
+// broken returns an operation that the API refuses alone.
 func (l *lane) broken(lines bool) operation {
 	if lines && l.chance(2) {
-		return operation{raw: pick(l, "", "{", "\"\xff\"", `{"op":"create"}{}`, `{"op":"edit","op":"edit"}`), status: http.StatusBadRequest, code: "json-invalid"}
+		return operation{raw: pick(l, "", "{", "\"\xff\"", `{"op":"create"}{}`, `{"op":"edit","op":"edit"}`),
+			status: http.StatusBadRequest, code: "json-invalid"}
 	}
-	return operation{raw: pick(l, `{"op":"none"}`, `[]`, `null`, `{"op":5}`, `{"op":"delete","x":1}`, `{"op":"put"}`, `{"op":"follow","follower_id":"0","followee_id":"-1"}`),
+	return operation{raw: pick(l, `{"op":"none"}`, `[]`, `null`, `{"op":5}`, `{"op":"delete","x":1}`, `{"op":"put"}`,
+		`{"op":"follow","follower_id":"0","followee_id":"-1"}`),
 		status: http.StatusUnprocessableEntity, code: "validation-failed"}
 }
 
@@ -107,7 +111,7 @@ func bodyOf(all []operation, lines bool) (body, media string) {
 	return `{"operations":[` + strings.Join(texts, ",") + "]}", "application/json"
 }
 
-// batch writes many things at once, and compares what became of each.
+// batch sends many operations in one request, and compares each result.
 func (l *lane) batch() error {
 	n := 1 + l.rng.IntN(8)
 	if l.chance(15) {
@@ -170,7 +174,7 @@ func (l *lane) equalItem(o operation, item map[string]any, at int, lines bool) e
 		return a.expect(o.status, o.code)
 	}
 	if a.status == http.StatusServiceUnavailable && (a.code() == "overloaded" || a.code() == "thread-returning") {
-		return nil // it was not done
+		return nil // the API did not do it
 	}
 	want := o.plan()
 	entity, _ := item[o.noun].(map[string]any)
@@ -178,8 +182,8 @@ func (l *lane) equalItem(o operation, item map[string]any, at int, lines bool) e
 	return errors.Join(l.settle(a, want, entity, token), differ(a, want.replayed, item["replayed"] == true))
 }
 
-// cutBatch breaks the connection somewhere in a batch, or in its answer, and looks up what was done: each operation wholly or not at all, and none of a batch
-// that did not arrive.
+// cutBatch breaks the connection within a batch or its answer, and finds out which operations happened. Each happens
+// completely or not at all, and none of a batch that did not arrive.
 func (l *lane) cutBatch() error {
 	path, all := l.operations(1+l.rng.IntN(pick(l, 5, 5, 5, 250)), true)
 	if len(all) == 0 {
@@ -190,7 +194,8 @@ func (l *lane) cutBatch() error {
 	actor := l.actor()
 	id := fmt.Sprintf("cut-%d-%d", l.tenant, l.requests.Add(1))
 	l.total.Add(1)
-	head := fmt.Sprintf("POST %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nX-Request-Id: %s\r\nTidings-Actor: %s\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n",
+	head := fmt.Sprintf("POST %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nX-Request-Id: %s\r\nTidings-Actor: "+
+		"%s\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n",
 		path, l.all, id, actor, media, len(body))
 	sent := l.rng.IntN(len(head) + len(body))
 	if !l.chance(4) {
@@ -221,7 +226,7 @@ func (l *lane) cutBatch() error {
 	return nil
 }
 
-// sendSome sends a text, reads so many bytes of the answer, and breaks the connection.
+// sendSome sends a text, reads some bytes of the answer, and breaks the connection.
 func sendSome(host, text string, read int) error {
 	conn, err := net.Dial("tcp", host)
 	if err != nil {
@@ -235,12 +240,13 @@ func sendSome(host, text string, read int) error {
 		return err
 	}
 	if read > 0 && strings.HasSuffix(text, "}") || strings.HasSuffix(text, "\n") && !strings.HasSuffix(text, "\r\n") {
-		_, _ = conn.Read(make([]byte, max(1, read))) // as much as comes at once
+		_, _ = conn.Read(make([]byte, max(1, read))) // up to so many bytes
 	}
 	return nil
 }
 
-// lookUp finds out whether an operation was done, as a client would: a create by its key, all else by what is there.
+// lookUp finds out whether an operation happened, as a client would: a create by its key, any other by the entity's
+// state.
 func (l *lane) lookUp(o operation, actor string, arrived bool) error {
 	l.acting = actor
 	want := o.plan()
@@ -259,7 +265,7 @@ func (l *lane) lookUp(o operation, actor string, arrived bool) error {
 	gone := a.status == http.StatusNotFound && o.method == http.MethodDelete
 	row, edge := ref.row.(*edgeRow)
 	if a.status == http.StatusNotFound && edge && !gone && !row.now().Active() {
-		return nil // a put that was not done
+		return nil // the put did not happen
 	}
 	if !gone {
 		if err := a.expect(http.StatusOK, ""); err != nil {
@@ -267,10 +273,10 @@ func (l *lane) lookUp(o operation, actor string, arrived bool) error {
 		}
 	}
 	if !gone && int64(version) == ref.version {
-		return nil // not done; the next reads compare what it is
+		return nil // did not happen; the next reads compare the state
 	}
 	if !arrived {
-		return fmt.Errorf("it was done, and its batch did not arrive: %s", a.body)
+		return fmt.Errorf("it happened, but its batch did not arrive: %s", a.body)
 	}
 	var entity map[string]any
 	if !gone {
@@ -287,7 +293,7 @@ func (l *lane) lookUp(o operation, actor string, arrived bool) error {
 	return differ(a, any(renderEdge(row.k, row.now())), any(a.json))
 }
 
-// sendAgain creates by a key that the batch may have used.
+// sendAgain creates with a key that the batch may have used.
 func (l *lane) sendAgain(o operation, actor string, arrived bool) error {
 	again := l.actor()
 	a, err := l.call(o.method, o.path, encode(o.body), append(o.headers, "Tidings-Actor: "+again)...)
@@ -295,7 +301,7 @@ func (l *lane) sendAgain(o operation, actor string, arrived bool) error {
 		return err
 	}
 	if done := a.header.Get("Idempotency-Replayed") == "true"; done && !arrived {
-		return fmt.Errorf("it was done, and its batch did not arrive: %s", a.body)
+		return fmt.Errorf("it happened, but its batch did not arrive: %s", a.body)
 	} else if !done {
 		actor = again
 	}

@@ -12,7 +12,8 @@ import (
 
 const maxDepth = 64
 
-// goneCode is a kind's code of a child whose state forbids a write: comments had their own before there were kinds.
+// goneCode returns the code for a child whose state forbids a write. Comments have a code of their own, from before
+// there were kinds.
 func goneCode(k kinds.Child) string {
 	if k.Name == event.AggregateComment {
 		return "comment-gone"
@@ -20,7 +21,7 @@ func goneCode(k kinds.Child) string {
 	return "child-gone"
 }
 
-// settingsPath is where the settings of an object's children are.
+// settingsPath returns the path of the settings of an object's children.
 func (l *lane) settingsPath(k kinds.Child, object int64) string {
 	if k.Name == event.AggregateComment {
 		return fmt.Sprintf("/v1/posts/%d/thread", object)
@@ -41,7 +42,7 @@ func (l *lane) underPath(k kinds.Child, object int64) string {
 
 func onePath(k kinds.Child, id string) string { return "/v1/" + k.Plural + "/" + id }
 
-// childKind is one of the kinds, comments more often.
+// childKind returns a random kind, comments more often.
 func (l *lane) childKind(is func(kinds.Child) bool) kinds.Child {
 	var all []kinds.Child
 	for _, k := range l.kinds.AllChildren() {
@@ -59,7 +60,7 @@ func anyKind(kinds.Child) bool     { return true }
 func threaded(k kinds.Child) bool  { return k.Threaded }
 func moderated(k kinds.Child) bool { return k.Moderated }
 
-// child is one that is there, a young one as a rule, or nil.
+// child returns an existing child or nil, usually a recent one.
 func (l *lane) child(is func(kinds.Child) bool) *childRow {
 	for range 20 {
 		n := len(l.m.children)
@@ -79,7 +80,7 @@ func (l *lane) child(is func(kinds.Child) bool) *childRow {
 
 func (l *lane) createChild() error { return l.do(l.create(l.childKind(anyKind))) }
 
-// newChild is what a create asks for.
+// newChild is the content of a create.
 type newChild struct {
 	k              kinds.Child
 	object, author int64
@@ -88,7 +89,7 @@ type newChild struct {
 	values         map[string]any
 }
 
-// create is a create, a reply, one with a key that is new, or one with a key that was used: with the same request or another.
+// create plans a create or a reply. It may have a new idempotency key, or a used one with the same or another request.
 func (l *lane) create(k kinds.Child) write {
 	n := newChild{k: k, object: l.object(), author: l.user(), body: l.text(k.Name)}
 	if k.Threaded && !l.chance(3) {
@@ -111,7 +112,7 @@ func (l *lane) create(k kinds.Child) write {
 	return l.createOf(n)
 }
 
-// lastWithKey is the request that a key was first used with, to be sent again.
+// lastWithKey returns the request that first used a key.
 func (l *lane) lastWithKey(n newChild) (newChild, bool) {
 	old, ok := l.sent[authorKey{n.k.Name, n.author, n.key}]
 	return old, ok
@@ -129,7 +130,8 @@ func (l *lane) createOf(n newChild) write {
 	if len(n.k.Attributes) > 0 {
 		body["attributes"] = n.values
 	}
-	w := write{method: http.MethodPost, path: l.underPath(n.k, n.object), body: body, noun: n.k.Name, plan: func() outcome { return l.planCreate(n) }}
+	w := write{method: http.MethodPost, path: l.underPath(n.k, n.object), body: body, noun: n.k.Name,
+		plan: func() outcome { return l.planCreate(n) }}
 	op := map[string]any{"op": "create", n.k.Names().Parent: fmt.Sprint(n.object)}
 	for name, v := range body {
 		op[name] = v
@@ -149,8 +151,9 @@ func (l *lane) planCreate(n newChild) outcome {
 			return refusal(http.StatusUnprocessableEntity, "idempotency-key-reused")
 		}
 		first := known.first
-		return outcome{status: http.StatusCreated, replayed: true, location: func() string { return onePath(n.k, first.ID) }, entity: func() any { return renderChild(n.k, first, false) },
-			ref: func() given { return given{row: l.m.byID[first.ID], version: 1} }}
+		return outcome{status: http.StatusCreated, replayed: true, location: func() string { return onePath(n.k, first.ID) },
+			entity: func() any { return renderChild(n.k, first, false) },
+			ref:    func() given { return given{row: l.m.byID[first.ID], version: 1} }}
 	}
 	settings := l.m.thread(n.k, n.object).now()
 	parent := l.m.byID[n.replyTo]
@@ -167,17 +170,20 @@ func (l *lane) planCreate(n newChild) outcome {
 	}
 	if n.k.OnePerAuthor {
 		if first := l.m.placeOf(n.k, n.object, n.author); first != nil {
-			return outcome{status: http.StatusConflict, code: "already-written", about: first, current: func() any { return renderChild(n.k, first.now(), false) }, location: func() string { return onePath(n.k, first.now().ID) }}
+			return outcome{status: http.StatusConflict, code: "already-written", about: first,
+				current:  func() any { return renderChild(n.k, first.now(), false) },
+				location: func() string { return onePath(n.k, first.now().ID) }}
 		}
 	}
-	c := event.Child{Parent: event.ID(n.object), ReplyTo: n.replyTo, AuthorID: event.ID(n.author), Body: strings.TrimSpace(n.body), Attributes: form(n.k.Attributes, n.values),
+	c := event.Child{Parent: event.ID(n.object), ReplyTo: n.replyTo, AuthorID: event.ID(n.author), Body: strings.TrimSpace(n.body),
+		Attributes:  form(n.k.Attributes, n.values),
 		AuthorState: event.AuthorActive, ModerationState: event.ModerationNone, Version: 1, Actor: l.acting}
 	if n.k.Moderated && settings.Premoderate {
 		c.ModerationState = event.ModerationPending
 	}
 	var row *childRow
-	return outcome{status: http.StatusCreated, location: func() string { return onePath(n.k, row.now().ID) }, entity: func() any { return renderChild(n.k, row.now(), false) },
-		ref: func() given { return given{row: row, version: 1} },
+	return outcome{status: http.StatusCreated, location: func() string { return onePath(n.k, row.now().ID) },
+		entity: func() any { return renderChild(n.k, row.now(), false) }, ref: func() given { return given{row: row, version: 1} },
 		commit: func(w wish) {
 			c.ID, c.Slug, c.CreatedAt, c.UpdatedAt = w.ID, w.Slug, w.Created, w.Created
 			if n.k.Threaded {
@@ -195,7 +201,8 @@ func (l *lane) planCreate(n newChild) outcome {
 
 func depth(path string) int { return strings.Count(path, "/") + 1 }
 
-// pathOf is the place of a child: its parent's, and a segment of its time and slug. A reply is younger than its parent.
+// pathOf returns the position of a child: its parent's path and a segment of its time and slug. A reply is younger than
+// its parent.
 func pathOf(parent *childRow, c event.Child) string {
 	segment := fmt.Sprintf("%014x%s", c.CreatedAt.UnixMicro(), c.Slug)
 	if parent == nil {
@@ -215,7 +222,7 @@ func (l *lane) changeChild() error {
 	return l.do(l.change(r))
 }
 
-// change is an edit, a deletion or a moderation of a child.
+// change plans an edit, a deletion or a moderation of a child.
 func (l *lane) change(r *childRow) write {
 	c := r.now()
 	if_ := l.condition(c.Version)
@@ -268,7 +275,7 @@ func (l *lane) change(r *childRow) write {
 	return w
 }
 
-// version says why a write of a child is refused, or nothing.
+// version returns the refusal of a write of a child, if its condition or state forbids the write.
 func (l *lane) version(r *childRow, c condition, allowed func(event.Child) bool) (outcome, bool) {
 	now := r.now()
 	switch {
@@ -277,9 +284,11 @@ func (l *lane) version(r *childRow, c condition, allowed func(event.Child) bool)
 	case c.refused != "":
 		return refusal(http.StatusBadRequest, c.refused), false
 	case !c.holds(now.Version):
-		return outcome{status: http.StatusPreconditionFailed, code: "version-stale", about: r, current: func() any { return renderChild(r.k, r.now(), false) }}, false
+		return outcome{status: http.StatusPreconditionFailed, code: "version-stale", about: r,
+			current: func() any { return renderChild(r.k, r.now(), false) }}, false
 	case !allowed(now):
-		return outcome{status: http.StatusConflict, code: goneCode(r.k), about: r, current: func() any { return renderChild(r.k, r.now(), false) }}, false
+		return outcome{status: http.StatusConflict, code: goneCode(r.k), about: r,
+			current: func() any { return renderChild(r.k, r.now(), false) }}, false
 	}
 	return outcome{}, true
 }
@@ -305,7 +314,8 @@ func (l *lane) childOutcome(r *childRow, status int, next *event.Child) outcome 
 
 func (l *lane) planEdit(r *childRow, text *string, change map[string]any, c condition) outcome {
 	o, ok := l.version(r, c, func(c event.Child) bool {
-		return c.AuthorState == event.AuthorActive && c.ModerationState != event.ModerationHidden && c.ModerationState != event.ModerationRemoved
+		return c.AuthorState == event.AuthorActive && c.ModerationState != event.ModerationHidden &&
+			c.ModerationState != event.ModerationRemoved
 	})
 	if !ok {
 		return o
@@ -353,7 +363,7 @@ func (l *lane) planModerate(r *childRow, state, reason string, c condition) outc
 func (l *lane) putSettings() error { return l.do(l.settings(l.childKind(moderated), l.object())) }
 
 func (l *lane) settings(k kinds.Child, object int64) write {
-	r := l.m.thread(k, object) // as it is when the request is made
+	r := l.m.thread(k, object) // as it is when the lane makes the request
 	next := event.Thread{Locked: l.chance(6), Premoderate: l.chance(4)}
 	if l.chance(2) {
 		next.Title = fmt.Sprintf("%s title %d", l.mark(), l.rng.IntN(5))
@@ -388,14 +398,16 @@ func (l *lane) planSettings(r *threadRow, want event.Thread, c condition, none s
 	case c.header == "" && now.Version != 0, c.header != "" && !c.holds(now.Version):
 		return stale
 	}
-	o := outcome{status: http.StatusOK, entity: func() any { return renderSettings(r.k, r.now()) }, ref: func() given { return given{row: r, version: r.now().Version} }}
+	o := outcome{status: http.StatusOK, entity: func() any { return renderSettings(r.k, r.now()) },
+		ref: func() given { return given{row: r, version: r.now().Version} }}
 	if want.Locked == now.Locked && want.Premoderate == now.Premoderate && want.Title == now.Title {
 		return o
 	}
 	actor := l.acting
 	o.commit = func(w wish) {
 		next := now
-		next.Locked, next.Premoderate, next.Title, next.Version, next.Actor = want.Locked, want.Premoderate, want.Title, now.Version+1, actor
+		next.Locked, next.Premoderate, next.Title, next.Version, next.Actor = want.Locked, want.Premoderate,
+			want.Title, now.Version+1, actor
 		next.UpdatedAt = later(w.UpdatedAt, now.UpdatedAt)
 		l.m.putThread(r, next)
 	}
@@ -416,7 +428,7 @@ func (l *lane) readChild() error {
 	return l.equalEntity(a, c.Version, renderChild(r.k, r.now(), false))
 }
 
-// tell has the row know when it was deleted, which the answer to the deletion does not say.
+// tell stores the time of a deletion, which the answer to the deletion lacks.
 func (r *childRow) tell(entity map[string]any) {
 	if last := &r.states[len(r.states)-1]; last.UpdatedAt.IsZero() && entity["updated_at"] != nil {
 		last.UpdatedAt = later(wishOf("", entity).UpdatedAt, r.states[len(r.states)-2].UpdatedAt)
@@ -433,7 +445,7 @@ func (l *lane) readSettings() error {
 	return l.equalEntity(a, t.Version, renderSettings(k, t))
 }
 
-// asksFor reports whether a request has an If-None-Match with the version.
+// asksFor reports whether the request has an If-None-Match with the version.
 func asksFor(request string, version int64) bool {
 	_, headers, _ := strings.Cut(request, "If-None-Match: ")
 	return strings.Contains(strings.ReplaceAll(headers, `\"`, `"`), etag(version))

@@ -9,7 +9,7 @@ import (
 	"github.com/tidings/tidings/kinds"
 )
 
-// words are what a kind of edges calls things: follows had their own before there were kinds.
+// words returns the names that a kind of edges uses. Follows have names of their own, from before there were kinds.
 func words(k kinds.Edge) (put, remove, active, reversed, self string) {
 	if k.Name == event.AggregateFollow {
 		return "follow", "unfollow", "following", "followed_by", "self-follow"
@@ -19,7 +19,7 @@ func words(k kinds.Edge) (put, remove, active, reversed, self string) {
 
 func (l *lane) edgeKind() kinds.Edge { return pick(l, l.kinds.AllEdges()...) }
 
-// ends are a pair of the kind.
+// ends returns a random pair of the kind.
 func (l *lane) ends(k kinds.Edge) (from, to int64) {
 	if k.From == k.To {
 		return l.user(), l.user()
@@ -27,7 +27,7 @@ func (l *lane) ends(k kinds.Edge) (from, to int64) {
 	return l.user(), l.object()
 }
 
-// values are attributes that fit, some or all of them.
+// values returns valid attributes, some or all of them.
 func (l *lane) values(all map[string]kinds.Attribute, change bool) map[string]any {
 	out := map[string]any{}
 	for name, a := range all {
@@ -58,7 +58,7 @@ func (l *lane) edgeWrite(k kinds.Edge) write {
 	return l.edgeWriteOf(k, from, to)
 }
 
-// edgeWriteOf is any write of the pair.
+// edgeWriteOf plans any write of the pair.
 func (l *lane) edgeWriteOf(k kinds.Edge, from, to int64) write {
 	put, remove, _, _, _ := words(k)
 	row := l.m.edge(k, from, to)
@@ -93,14 +93,14 @@ func (l *lane) edgeWriteOf(k kinds.Edge, from, to int64) write {
 		if c.header != "" {
 			w.op = c.inBatch(op)
 			if w.method == http.MethodPut {
-				w.op = nil // a put of a batch has no condition
+				w.op = nil // a put in a batch has no condition
 			}
 		}
 	}
 	return w
 }
 
-// edgeOutcome is a success.
+// edgeOutcome returns the outcome of a successful write.
 func (l *lane) edgeOutcome(row *edgeRow, status int, commit func(wish)) outcome {
 	o := outcome{status: status, commit: commit, ref: func() given { return given{row: row, version: row.now().Version} }}
 	if status != http.StatusNoContent {
@@ -109,7 +109,7 @@ func (l *lane) edgeOutcome(row *edgeRow, status int, commit func(wish)) outcome 
 	return o
 }
 
-// guarded says why a write of an edge is refused.
+// guarded returns the refusal of a write of an edge, if its condition forbids the write.
 func guarded(row *edgeRow, c condition) (outcome, bool) {
 	_, _, _, _, self := words(row.k)
 	e := row.now()
@@ -122,12 +122,13 @@ func guarded(row *edgeRow, c condition) (outcome, bool) {
 	case !e.Active():
 		return refusal(http.StatusNotFound, "not-found"), false
 	case e.Version != c.version:
-		return outcome{status: http.StatusPreconditionFailed, code: "version-stale", current: func() any { return renderEdge(row.k, e) }}, false
+		return outcome{status: http.StatusPreconditionFailed, code: "version-stale",
+			current: func() any { return renderEdge(row.k, e) }}, false
 	}
 	return outcome{}, true
 }
 
-// planPut is what a PUT with these values does, or a PATCH; nil stands for no body.
+// planPut plans a PUT with these values, or a PATCH; nil means no body.
 func (l *lane) planPut(row *edgeRow, values map[string]any, c condition, patch bool) outcome {
 	if patch && c.header == "" {
 		return refusal(http.StatusPreconditionRequired, "if-match-missing")
@@ -156,7 +157,8 @@ func (l *lane) planPut(row *edgeRow, values map[string]any, c condition, patch b
 	actor := l.acting
 	return l.edgeOutcome(row, status, func(w wish) {
 		n := e
-		n.Status, n.Version, n.Attributes, n.Actor, n.UpdatedAt = event.StatusActive, e.Version+1, next, actor, later(w.UpdatedAt, e.UpdatedAt)
+		n.Status, n.Version, n.Attributes, n.Actor, n.UpdatedAt = event.StatusActive, e.Version+1, next, actor,
+			later(w.UpdatedAt, e.UpdatedAt)
 		if n.Version == 1 {
 			n.CreatedAt = n.UpdatedAt
 		}
@@ -167,7 +169,7 @@ func (l *lane) planPut(row *edgeRow, values map[string]any, c condition, patch b
 	})
 }
 
-// later is a time that is told, if it is not before the last one: else a time that no answer has.
+// later returns told, or last if told is before it. In that case the model differs from the answer.
 func later(told, last event.Time) event.Time {
 	if told.Before(last.Time) {
 		return last
@@ -186,7 +188,7 @@ func (l *lane) planRemove(row *edgeRow, c condition) outcome {
 	return l.edgeOutcome(row, http.StatusNoContent, func(wish) { row.remove(actor) })
 }
 
-// remove makes an edge REMOVED. When that was, the event tells.
+// remove makes an edge REMOVED. The event tells the time later.
 func (r *edgeRow) remove(actor string) {
 	n := r.now()
 	n.Status, n.Version, n.Actor, n.UpdatedAt = event.StatusRemoved, n.Version+1, actor, event.Time{}
@@ -207,7 +209,7 @@ func (l *lane) readEdge() error {
 	return l.equalEntity(a, e.Version, renderEdge(k, e))
 }
 
-// ifNoneMatch is a header of the version, of another one, or none.
+// ifNoneMatch returns a header with the version, with another version, or no header.
 func (l *lane) ifNoneMatch(version int64) []string {
 	switch l.rng.IntN(6) {
 	case 0:
@@ -220,7 +222,7 @@ func (l *lane) ifNoneMatch(version int64) []string {
 	return nil
 }
 
-// equalEntity compares the answer to a GET of one entity, which may be 304.
+// equalEntity compares the answer to a GET of one entity. The answer may be 304.
 func (l *lane) equalEntity(a answer, version int64, want any) error {
 	if got := a.header.Get("ETag"); version > 0 && got != etag(version) || version == 0 && got != "" {
 		return fmt.Errorf("%s: ETag %s, want version %d", a.request, got, version)
@@ -234,7 +236,7 @@ func (l *lane) equalEntity(a answer, version int64, want any) error {
 	return differ(a, want, any(a.json))
 }
 
-// removeEdges removes all edges of an object, and waits until that is done.
+// removeEdges removes all edges of an object and waits for the end.
 func (l *lane) removeEdges() error {
 	object, id := pick(l, "user", "post", "group", "song"), l.object()
 	if object == "user" {
@@ -249,7 +251,8 @@ func (l *lane) removeEdges() error {
 		body["direction"] = direction
 	}
 	actor := l.actor()
-	a, err := l.call(http.MethodPost, fmt.Sprintf("/v1/%s/%d:remove-edges", l.kinds.Objects[object], id), encode(body), "Tidings-Actor: "+actor)
+	a, err := l.call(http.MethodPost, fmt.Sprintf("/v1/%s/%d:remove-edges", l.kinds.Objects[object], id), encode(body),
+		"Tidings-Actor: "+actor)
 	if err == nil {
 		err = a.expect(http.StatusAccepted, "")
 	}
@@ -284,7 +287,8 @@ func (l *lane) removeEdges() error {
 	if direction == "" {
 		direction = "both"
 	}
-	want := map[string]any{"object": object, "object_id": fmt.Sprint(id), "kinds": chosen, "direction": direction, "actor": actor, "removed": removed}
+	want := map[string]any{"object": object, "object_id": fmt.Sprint(id), "kinds": chosen, "direction": direction,
+		"actor": actor, "removed": removed}
 	got := map[string]any{}
 	for name := range want {
 		got[name] = a.json[name]

@@ -16,18 +16,20 @@ import (
 	"github.com/tidings/tidings/projections/followercounts"
 )
 
-// eventsSQL reads a tenant's events that the lane has not seen.
+// eventsSQL reads a tenant's events that the lane has not read.
 const eventsSQL = `
-SELECT id, event_id::text, aggregate_type, aggregate_id, event_type, event_version, payload FROM outbox_messages WHERE tenant_id = $1 AND id > $2 ORDER BY id`
+SELECT id, event_id::text, aggregate_type, aggregate_id, event_type, event_version, payload FROM outbox_messages WHERE tenant_id = $1
+AND id > $2 ORDER BY id`
 
-// offsetSQL keeps how far the followercounts has come with a tenant's events, each of which are on a stream of their own here: pages are kept by it.
+// offsetSQL stores the offset of followercounts in a tenant's events. Each tenant has a stream of its own here. The
+// API's page cache depends on the offset.
 const offsetSQL = `
 INSERT INTO consumer_offsets AS o (consumer_name, partition_key, last_processed_id, as_of) VALUES ($1, $2, $3, now())
     ON CONFLICT (consumer_name, partition_key) DO UPDATE SET last_processed_id = excluded.last_processed_id, as_of = excluded.as_of`
 
 func stream(tenant int64) string { return fmt.Sprint("EVENTS-", tenant) }
 
-// unseen reads the events since the last time.
+// unseen reads the events since the last call.
 func (l *lane) unseen() ([]event.Event, error) {
 	rows, _ := l.system.Query(l.ctx, eventsSQL, l.tenant, l.seen)
 	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (event.Event, error) {
@@ -38,7 +40,7 @@ func (l *lane) unseen() ([]event.Event, error) {
 	})
 }
 
-// catchUp compares the events since the last time with the model, of which they must be the next versions, and applies them.
+// catchUp compares the new events with the model and applies them. They must be the next versions in the model.
 func (l *lane) catchUp() error {
 	events, err := l.unseen()
 	if err == nil {
@@ -50,7 +52,7 @@ func (l *lane) catchUp() error {
 	return err
 }
 
-// apply hands events to the projections, and to the pages that the API processes keep.
+// apply gives events to the projections and to the page caches of the API processes.
 func (l *lane) apply(events []event.Event) error {
 	if len(events) == 0 {
 		return nil
@@ -79,11 +81,13 @@ func (l *lane) apply(events []event.Event) error {
 	})
 }
 
-// project compares events with the model and notes that the projections have them. Nothing may be left then.
+// project compares events with the model and records that the projections have them. No version may remain without an
+// event.
 func (l *lane) project(events []event.Event) error {
 	for i := range events {
 		if err := l.projectOne(&events[i]); err != nil {
-			return fmt.Errorf("event %d, %s.%s: %w: %s", events[i].OutboxID, events[i].AggregateType, events[i].Type, err, events[i].Payload)
+			return fmt.Errorf("event %d, %s.%s: %w: %s", events[i].OutboxID, events[i].AggregateType,
+				events[i].Type, err, events[i].Payload)
 		}
 		l.seen = events[i].OutboxID
 	}
@@ -106,14 +110,15 @@ func (l *lane) project(events []event.Event) error {
 	return errors.Join(errs...)
 }
 
-// rowsSQL counts a tenant's rows in the tables of the truth, and adds up their versions.
+// rowsSQL counts a tenant's rows in the tables of the truth and adds up their versions.
 const rowsSQL = `
 SELECT (SELECT count(*) FROM edges WHERE tenant_id = $1), (SELECT coalesce(sum(version), 0)::bigint FROM edges WHERE tenant_id = $1),
        (SELECT count(*) FROM children WHERE tenant_id = $1) + (SELECT count(*) FROM children_archive WHERE tenant_id = $1),
-       (SELECT coalesce(sum(version), 0)::bigint FROM (SELECT version FROM children WHERE tenant_id = $1 UNION ALL SELECT version FROM children_archive WHERE tenant_id = $1) c),
+       (SELECT coalesce(sum(version), 0)::bigint FROM (SELECT version FROM children WHERE tenant_id = $1 UNION ALL SELECT version
+       FROM children_archive WHERE tenant_id = $1) c),
        (SELECT count(*) FROM child_keys WHERE tenant_id = $1), (SELECT count(*) FROM threads WHERE tenant_id = $1)`
 
-// equalRows compares the rows of the truth with the model: a request that was refused has left none.
+// equalRows compares the rows of the truth with the model, so that refused requests have left none.
 func (l *lane) equalRows() error {
 	var got, want [6]int64
 	if err := l.system.QueryRow(l.ctx, rowsSQL, l.tenant).Scan(&got[0], &got[1], &got[2], &got[3], &got[4], &got[5]); err != nil {
@@ -132,7 +137,7 @@ func (l *lane) equalRows() error {
 	return differ(answer{request: "edges, their versions, children, theirs, keys, and settings of the truth"}, want, got)
 }
 
-var errNoVersion = errors.New("nobody was answered that this was written")
+var errNoVersion = errors.New("no answer reported this write")
 
 func (l *lane) projectOne(e *event.Event) error {
 	if e.AggregateType == event.AggregateThread {
@@ -219,7 +224,7 @@ func sameEvent(e *event.Event, kind string, payload []byte) error {
 	return errors.Join(differ(a, kind, e.Type), differ(a, generic(json.RawMessage(payload)), generic(e.Payload)))
 }
 
-// record has the answers of a read, which are compared again when they did not fit what was expected first.
+// record keeps the answers of a read, to compare them again if they did not match at first.
 type record struct {
 	answers []answer
 	again   bool
@@ -244,14 +249,15 @@ func (r *record) play(ask func() (answer, error)) (answer, error) {
 	return a, err
 }
 
-// beside is the lane for a read that runs beside others.
+// beside returns a lane for a read that runs beside others.
 func (l *lane) beside(seed uint64) *lane {
 	c := *l
 	c.rng, c.cursors, c.record = rand.New(rand.NewPCG(seed, 0)), nil, &record{}
 	return &c
 }
 
-// fresh chooses tokens, and says what a read with them sees: if the projection has not all that they name, of those entities what is true now.
+// fresh chooses tokens and returns the view of a read with them. If a projection lacks writes that they name, the read
+// shows the newest state of those entities.
 func (l *lane) fresh() (header string, v view) {
 	v = view{m: l.m, ahead: map[any]bool{}}
 	var chosen []given
@@ -260,7 +266,7 @@ func (l *lane) fresh() (header string, v view) {
 		g := l.tokens[max(0, len(l.tokens)-1-l.rng.IntN(12))]
 		chosen, tokens = append(chosen, g), append(tokens, g.token)
 	}
-	behind := map[bool]bool{} // whether the projection of edges is, and that of children
+	behind := map[bool]bool{} // whether the projection of edges is behind, and that of children
 	edge := func(g given) bool { _, ok := g.row.(*edgeRow); return ok }
 	for _, g := range chosen {
 		behind[edge(g)] = behind[edge(g)] || projectedOf(g.row) < g.version
@@ -273,7 +279,7 @@ func (l *lane) fresh() (header string, v view) {
 	return strings.Join(tokens, ", "), v
 }
 
-// names says what the view is ahead of.
+// names describes the rows that the view has ahead of the projections.
 func (v view) names() string {
 	var b strings.Builder
 	for row := range v.ahead {
@@ -281,7 +287,8 @@ func (v view) names() string {
 		case *edgeRow:
 			fmt.Fprintf(&b, "%s %d/%d at %d of %d, ", r.k.Name, r.from, r.to, r.projected, len(r.states))
 		case *childRow:
-			fmt.Fprintf(&b, "%s %s under %d at %d of %d: %s, ", r.k.Name, r.now().ID, r.now().Parent, r.projected, len(r.states), stateWord(r.now()))
+			fmt.Fprintf(&b, "%s %s under %d at %d of %d: %s, ", r.k.Name, r.now().ID, r.now().Parent, r.projected,
+				len(r.states), stateWord(r.now()))
 		case *threadRow:
 			fmt.Fprintf(&b, "settings of %s of %d at %d of %d, ", r.k.Plural, r.object, r.projected, len(r.states))
 		}
@@ -299,7 +306,8 @@ func projectedOf(row any) int64 {
 	return int64(row.(*threadRow).projected)
 }
 
-// readOwn reads with tokens, several at once because such reads wait. Half of the time the projections catch up meanwhile: then a read sees either.
+// readOwn reads with tokens, several reads at once because they wait. Half of the time the projections catch up
+// meanwhile: then a read may see either state.
 func (l *lane) readOwn() error {
 	if len(l.tokens) == 0 {
 		return nil
@@ -311,7 +319,8 @@ func (l *lane) readOwn() error {
 	}
 	meanwhile := l.chance(2)
 	var wg sync.WaitGroup
-	sides, views, seeds, fresh, errs := make([]*lane, reads), make([]view, reads), make([]uint64, reads), make([]string, reads), make([]error, reads)
+	sides, views, seeds, fresh, errs := make([]*lane, reads), make([]view, reads), make([]uint64, reads),
+		make([]string, reads), make([]error, reads)
 	for i := range reads {
 		seeds[i] = l.rng.Uint64()
 		fresh[i], views[i] = l.fresh()
@@ -346,7 +355,7 @@ func (l *lane) readOwn() error {
 	return errors.Join(applied, errors.Join(errs...))
 }
 
-// readSome is one read, or a page and those behind it, which rest on the same tokens.
+// readSome makes one read, or reads a page and its next pages with the same tokens.
 func (l *lane) readSome(v view, fresh string) error {
 	switch l.rng.IntN(6) {
 	case 0:

@@ -13,7 +13,7 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-// seedEnv repeats a run.
+// seedEnv names the variable with the seed, which repeats a run.
 const seedEnv = "TIDINGS_TEST_SEED"
 
 func seedFromEnv(t *testing.T) (seed uint64, fixed bool) {
@@ -34,13 +34,14 @@ func TestEveryAnswerIsTheOneThatAModelHas(t *testing.T) {
 	fuzz(t, seed, 20_000)
 }
 
-// rounds are how often a lane runs and then races.
+// rounds is the number of times that a lane runs and then races.
 const rounds = 3
 
-// swept is how many requests about the last comparison of a lane makes.
+// swept is the number of requests of a lane's last comparison.
 const swept = 400
 
-// fuzz makes so many requests, most of them in lanes and the others in races. One seed makes a lane take the same steps, until its first race.
+// fuzz makes the given number of requests, most of them in lanes and the others in races. With one seed a lane takes
+// the same steps until its first race.
 func fuzz(t *testing.T, seed uint64, requests int64) {
 	t.Logf("seed %d (%s)", seed, seedEnv)
 	r := newRig(t)
@@ -50,7 +51,7 @@ func fuzz(t *testing.T, seed uint64, requests int64) {
 	defer cancel()
 	run := func(wg *sync.WaitGroup, what func() error) {
 		wg.Go(func() {
-			if err := what(); err != nil && ctx.Err() == nil { // else another has failed
+			if err := what(); err != nil && ctx.Err() == nil { // otherwise another lane has failed first
 				t.Error(err)
 				cancel()
 			}
@@ -67,7 +68,7 @@ func fuzz(t *testing.T, seed uint64, requests int64) {
 		all[i] = l
 		share := max(requests/tenants-swept, 1000)
 		run(&lanes, func() error {
-			for round := range int64(rounds) { // the last tenth of each are races
+			for round := range int64(rounds) { // the last tenth of the requests are races
 				if err := l.run(func() bool { return l.requests.Load() >= share*(10*round+9)/(10*rounds) }); err != nil {
 					return err
 				}
@@ -85,7 +86,7 @@ func fuzz(t *testing.T, seed uint64, requests int64) {
 	r.check(all, time.Since(start))
 }
 
-// check compares what the database has with itself, when everything else is over.
+// check checks the database for consistency after all lanes have ended.
 func (r *rig) check(all []*lane, took time.Duration) {
 	r.t.Helper()
 	if r.t.Failed() {
@@ -111,8 +112,9 @@ func (r *rig) check(all []*lane, took time.Duration) {
 	}
 	for _, s := range steps() {
 		if did[s.name] == 0 {
-			r.t.Errorf("nobody took the step %q", s.name)
+			r.t.Errorf("no lane took the step %q", s.name)
 		}
 	}
-	r.t.Logf("%d requests in %s, %d refused for a while, %d threads archived, %d brought back: %v", r.total.Load(), took.Round(time.Millisecond), r.refused.Load(), r.mover.archived.Load(), back, did)
+	r.t.Logf("%d requests in %s, %d refused for a while, %d threads archived, %d brought back: %v", r.total.Load(),
+		took.Round(time.Millisecond), r.refused.Load(), r.mover.archived.Load(), back, did)
 }

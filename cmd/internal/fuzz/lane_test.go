@@ -19,38 +19,38 @@ import (
 	"github.com/tidings/tidings/kinds"
 )
 
-// lane is one tenant's client with the model of what it has written. One goroutine uses it.
+// lane is the client of one tenant, with the model of its writes. One goroutine uses it.
 type lane struct {
 	*rig
 	ctx      context.Context
 	tenant   int64
 	seed     uint64
-	dice     *rand.PCG // of rng
+	dice     *rand.PCG // the source of rng
 	rng      *rand.Rand
 	m        *model
 	all      string     // a token with every role
-	reader   string     // one that may read
-	kinds    *kinds.Set // those of the installation
+	reader   string     // a token of the role read
+	kinds    *kinds.Set // the kinds of the installation
 	steps    int
-	writes   int            // actors are numbered
-	tokens   []given        // of writes, the newest last
-	cursors  []cursor       // of pages, the newest last
-	seen     int64          // the outbox id of the last event that was looked at
-	requests *atomic.Int64  // also of those that run beside others
-	did      map[string]int // steps by their names
-	acting   string         // who makes the write whose answer is looked at
+	writes   int            // counts writes, to number the actors
+	tokens   []given        // of writes, newest last
+	cursors  []cursor       // of pages, newest last
+	seen     int64          // the outbox id of the last event that the lane read
+	requests *atomic.Int64  // includes requests of reads that run beside others
+	did      map[string]int // number of steps by name
+	acting   string         // the actor of the write whose answer the lane compares
 	sent     map[authorKey]newChild
-	record   *record // of answers that are compared once more, or nil
+	record   *record // answers to compare a second time, or nil
 }
 
-// given is a token and what it names.
+// given is a token with the writes that it names.
 type given struct {
 	row     any
 	version int64
 	token   string
 }
 
-// answer is what came back.
+// answer is the answer to a request.
 type answer struct {
 	request string
 	status  int
@@ -61,19 +61,20 @@ type answer struct {
 
 func (a answer) code() string { s, _ := a.json["code"].(string); return s }
 
-// mark is in every text of a tenant.
+// mark is part of every text of a tenant.
 func (l *lane) mark() string { return fmt.Sprintf("@t%d@", l.tenant) }
 
 var marks = regexp.MustCompile(`@t\d+@`)
 
-// actor names the next write.
+// actor returns a new actor for the next write.
 func (l *lane) actor() string {
 	l.writes++
 	return fmt.Sprintf("%s %d", l.mark(), l.writes)
 }
 
-// call makes a request as one of the API processes' clients. Headers are "Name: value"; one of no value is taken away. What must hold for every answer is
-// checked here. A documented 503 says that nothing was done: it is tried again.
+// call makes a request to a random API process. Headers are "Name: value"; a header without a value is removed. It
+// checks everything that holds for every answer. After a documented 503, which means that the API did nothing, it tries
+// again.
 func (l *lane) call(method, path, body string, headers ...string) (answer, error) {
 	return l.record.play(func() (answer, error) { return l.try(method, path, body, headers...) })
 }
@@ -81,7 +82,8 @@ func (l *lane) call(method, path, body string, headers ...string) (answer, error
 func (l *lane) try(method, path, body string, headers ...string) (answer, error) {
 	for try := 0; ; try++ {
 		a, err := l.once(method, path, body, headers...)
-		again := a.status == http.StatusServiceUnavailable && (a.code() == "thread-returning" || a.code() == "overloaded" || a.code() == "unavailable" && method == http.MethodGet)
+		again := a.status == http.StatusServiceUnavailable &&
+			(a.code() == "thread-returning" || a.code() == "overloaded" || a.code() == "unavailable" && method == http.MethodGet)
 		if err != nil || !again || try == 20 {
 			return a, err
 		}
@@ -95,7 +97,7 @@ func (l *lane) try(method, path, body string, headers ...string) (answer, error)
 	}
 }
 
-// pause lets the others work.
+// pause waits for a moment.
 func (l *lane) pause() error {
 	select {
 	case <-l.ctx.Done():
@@ -141,7 +143,7 @@ func (l *lane) once(method, path, body string, headers ...string) (answer, error
 	return a, l.checkAnswer(&a)
 }
 
-// checkAnswer is what holds for every answer.
+// checkAnswer checks everything that holds for every answer.
 func (l *lane) checkAnswer(a *answer) error {
 	for _, text := range []string{string(a.body), fmt.Sprint(a.header)} {
 		for _, found := range marks.FindAllString(text, -1) {
@@ -159,7 +161,8 @@ func (l *lane) checkAnswer(a *answer) error {
 	switch {
 	case a.status >= 500 && a.status != http.StatusServiceUnavailable:
 		return fmt.Errorf("%s: %d %s", a.request, a.status, a.body)
-	case a.status >= 400 && (kind != "application/problem+json" || a.json["status"] != float64(a.status) || a.json["request_id"] != a.header.Get("X-Request-Id") || a.code() == ""):
+	case a.status >= 400 && (kind != "application/problem+json" || a.json["status"] != float64(a.status) ||
+		a.json["request_id"] != a.header.Get("X-Request-Id") || a.code() == ""):
 		return fmt.Errorf("%s: %d is no problem: %s %s", a.request, a.status, kind, a.body)
 	case (a.status == http.StatusNoContent || a.status == http.StatusNotModified) && len(a.body) > 0:
 		return fmt.Errorf("%s: %d with a body: %s", a.request, a.status, a.body)
@@ -169,7 +172,7 @@ func (l *lane) checkAnswer(a *answer) error {
 	return nil
 }
 
-// differ compares what was wanted with what came.
+// differ returns an error with the difference between the expected and the received value.
 func differ(a answer, want, got any) error {
 	if reflect.DeepEqual(want, got) {
 		return nil
@@ -188,7 +191,7 @@ func (a answer) expect(status int, code string) error {
 	return nil
 }
 
-// get reads, and wants 200.
+// get makes a GET that must succeed with 200.
 func (l *lane) get(path string, headers ...string) (answer, error) {
 	a, err := l.call(http.MethodGet, path, "", headers...)
 	if err == nil {
@@ -199,10 +202,10 @@ func (l *lane) get(path string, headers ...string) (answer, error) {
 
 func pick[T any](l *lane, of ...T) T { return of[l.rng.IntN(len(of))] }
 
-// chance is true once in n times.
+// chance returns true once in n calls on average.
 func (l *lane) chance(n int) bool { return l.rng.IntN(n) == 0 }
 
-// The ids are few, so that things meet, and the same for every tenant. The last is the end of 64 bits.
+// There are few ids, the same for every tenant, so that requests meet. The last one is the largest 64-bit id.
 func (l *lane) user() int64   { return pick(l, int64(1), 2, 3, 4, 5, 6, 7, 9223372036854775807) }
 func (l *lane) object() int64 { return pick(l, int64(1), 1, 1, 2, 3, 9223372036854775807) }
 
@@ -224,7 +227,7 @@ func encode(v any) string {
 	return strings.TrimSpace(b.String())
 }
 
-// step is one thing that a lane does.
+// step is one action of a lane.
 type step struct {
 	name   string
 	weight int
@@ -233,16 +236,20 @@ type step struct {
 
 func steps() []step {
 	return []step{
-		{"put or remove an edge", 16, (*lane).writeEdge}, {"create a child", 14, (*lane).createChild}, {"change a child", 14, (*lane).changeChild},
-		{"put settings", 3, (*lane).putSettings}, {"a batch", 4, (*lane).batch}, {"a batch that is cut", 1, (*lane).cutBatch}, {"remove edges", 0, (*lane).removeEdges},
-		{"read an edge", 4, (*lane).readEdge}, {"read a child", 4, (*lane).readChild}, {"read settings", 2, (*lane).readSettings}, {"read versions", 5, (*lane).readVersions},
-		{"list edges", 8, (*lane).listEdges}, {"list children", 12, (*lane).listChildren}, {"read numbers", 6, (*lane).readNumbers}, {"go on from a cursor", 8, (*lane).continueCursor},
+		{"put or remove an edge", 16, (*lane).writeEdge}, {"create a child", 14, (*lane).createChild},
+		{"change a child", 14, (*lane).changeChild},
+		{"put settings", 3, (*lane).putSettings}, {"a batch", 4, (*lane).batch}, {"a batch that is cut", 1, (*lane).cutBatch},
+		{"remove edges", 0, (*lane).removeEdges},
+		{"read an edge", 4, (*lane).readEdge}, {"read a child", 4, (*lane).readChild}, {"read settings", 2, (*lane).readSettings},
+		{"read versions", 5, (*lane).readVersions},
+		{"list edges", 8, (*lane).listEdges}, {"list children", 12, (*lane).listChildren}, {"read numbers", 6, (*lane).readNumbers},
+		{"go on from a cursor", 8, (*lane).continueCursor},
 		{"something hostile", 10, (*lane).hostile}, {"read with tokens", 1, (*lane).readOwn}, {"catch up", 3, (*lane).catchUp},
 		{"read a list often", 1, (*lane).readOften},
 	}
 }
 
-// run takes steps until enough requests were made. Every so many steps something rare happens.
+// run takes steps until enough requests were made. Now and then it takes a rare step.
 func (l *lane) run(enough func() bool) error {
 	all := steps()
 	sum := 0
@@ -254,7 +261,7 @@ func (l *lane) run(enough func() bool) error {
 			return nil
 		}
 		l.steps++
-		l.dice.Seed(l.seed, uint64(l.steps)*(tenants+1)+uint64(l.tenant)) // a step does not depend on what those before it have thrown
+		l.dice.Seed(l.seed, uint64(l.steps)*(tenants+1)+uint64(l.tenant)) // a step does not depend on the random numbers of earlier steps
 		s := all[0]
 		at := l.rng.IntN(sum)
 		for _, s = range all {

@@ -13,30 +13,30 @@ import (
 	"github.com/tidings/tidings/kinds"
 )
 
-// page is a request for a page of a list, and what the model has behind it.
+// page is a request for a page of a list, with the model's content of the list.
 type page struct {
-	path  string // with the query but for limit and cursor
+	path  string // with the query, without limit and cursor
 	limit int
 	read  func(v view, at *place, limit int) found
-	fresh string          // the header of the tokens, or empty
-	known func(view) bool // nil when the list is always there
+	fresh string          // the header with the tokens, or empty
+	known func(view) bool // nil: the list always exists
 }
 
-// place is where a page begins: behind the item, or before it.
+// place is a position at which a page begins: after the item, or before it.
 type place struct {
-	item   any // an event.Edge, an event.Child, a version
+	item   any // an event.Edge, an event.Child or a version
 	before bool
 }
 
-// found is what a page has.
+// found is the expected content of a page.
 type found struct {
-	items       []any // as JSON has them
-	first, last any   // items for cursors
+	items       []any // as JSON
+	first, last any   // items for the cursors
 	prev, next  bool
 	rest        map[string]any // other members
 }
 
-// cursor is one that a page has ended with.
+// cursor is a cursor of an earlier page.
 type cursor struct {
 	page
 	at   place
@@ -127,7 +127,7 @@ func (l *lane) keep(c cursor) {
 
 func (l *lane) listEdges() error { return l.ask(l.edgeList(), l.view(), nil) }
 
-// readOften reads one list until each API process keeps its page, changes it, and reads it again.
+// readOften reads one list until each API process caches its page, changes it, and reads it again.
 func (l *lane) readOften() error {
 	k, user := l.kinds.Edges[event.AggregateFollow], l.user()
 	p := page{path: fmt.Sprintf("/v1/users/%d/followers", user), limit: 7}
@@ -142,7 +142,8 @@ func (l *lane) readOften() error {
 		return err
 	}
 	from := l.user()
-	w := write{method: http.MethodPut, path: fmt.Sprintf("/v1/follows/%d/%d", from, user), plan: func() outcome { return l.planPut(l.m.edge(k, from, user), nil, condition{}, false) }}
+	w := write{method: http.MethodPut, path: fmt.Sprintf("/v1/follows/%d/%d", from, user),
+		plan: func() outcome { return l.planPut(l.m.edge(k, from, user), nil, condition{}, false) }}
 	if l.m.edge(k, from, user).now().Active() {
 		w.method, w.plan = http.MethodDelete, func() outcome { return l.planRemove(l.m.edge(k, from, user), condition{}) }
 	}
@@ -152,10 +153,10 @@ func (l *lane) readOften() error {
 	return read(len(l.urls))
 }
 
-// view is what reads without a token see.
+// view returns the view of reads without a token.
 func (l *lane) view() view { return view{m: l.m} }
 
-// edgeList is a list of edges, either way.
+// edgeList returns a random list of edges, in one of the directions.
 func (l *lane) edgeList() page {
 	k, reverse, filter := l.edgeKind(), l.chance(2), ""
 	of, name := k.From, k.Forward
@@ -174,7 +175,7 @@ func (l *lane) edgeList() page {
 	return page{path: path, read: edgesOf(k, object, reverse, filter)}
 }
 
-// edgesOf is what a page of edges has.
+// edgesOf returns the model of a list of edges.
 func edgesOf(k kinds.Edge, object int64, reverse bool, filter string) func(v view, at *place, limit int) found {
 	to := k.To
 	if reverse {
@@ -209,7 +210,7 @@ func (l *lane) listChildren() error {
 	return l.ask(p, l.view(), nil)
 }
 
-// childList is one of the lists of children. Those that are one document are asked for at once.
+// childList returns a random list of children. For a list that is one document it makes the request itself.
 func (l *lane) childList() (page, error) {
 	switch n := l.rng.IntN(12); {
 	case n < 5:
@@ -218,7 +219,8 @@ func (l *lane) childList() (page, error) {
 		return l.inThread(), nil
 	case n < 8:
 		k, author := l.childKind(anyKind), l.user()
-		return l.aged(fmt.Sprintf("/v1/users/%d/%s", author, k.Plural), k, func(c event.Child) bool { return int64(c.AuthorID) == author && visible(c) }, true, nil), nil
+		return l.aged(fmt.Sprintf("/v1/users/%d/%s", author, k.Plural), k,
+			func(c event.Child) bool { return int64(c.AuthorID) == author && visible(c) }, true, nil), nil
 	case n < 10:
 		return l.pending(), nil
 	case n < 11:
@@ -242,7 +244,7 @@ func (l *lane) pending() page {
 	}, false, nil)
 }
 
-// chronological is a page of the children of an object by age, from its beginning or behind some of them.
+// chronological returns a list of the children of an object by age, from the beginning or after some of them.
 func (l *lane) chronological() page {
 	k, object, newest := l.childKind(anyKind), l.object(), l.chance(2)
 	order := "oldest"
@@ -269,7 +271,7 @@ func (l *lane) chronological() page {
 	return p
 }
 
-// threadOf are the settings that a page of an object's children shows.
+// threadOf returns the settings that a page of an object's children shows.
 func (l *lane) threadOf(k kinds.Child, object int64) func(view) map[string]any {
 	if !k.Moderated {
 		return func(view) map[string]any { return nil }
@@ -277,7 +279,7 @@ func (l *lane) threadOf(k kinds.Child, object int64) func(view) map[string]any {
 	return func(v view) map[string]any { return map[string]any{"thread": renderState(v.thread(k, object))} }
 }
 
-// aged is a list of children by age. One with rest is that of an object, which also goes backwards.
+// aged returns a list of children by age. A list with rest is one object's, and has pages in both directions.
 func (l *lane) aged(path string, k kinds.Child, want func(event.Child) bool, newest bool, rest func(view) map[string]any) page {
 	return page{path: path, read: func(v view, at *place, limit int) found {
 		all := v.childrenOf(k, want)
@@ -307,7 +309,7 @@ func (l *lane) aged(path string, k kinds.Child, want func(event.Child) bool, new
 	}}
 }
 
-// ordered reports whether c stands before the place of a cursor, or at it if strictly is false.
+// ordered reports whether c is before the place of a cursor, or at it if strictly is false.
 func ordered(c, of event.Child, newest, strictly bool) bool {
 	d := byAge(c, of)
 	if newest {
@@ -328,7 +330,7 @@ func (l *lane) slice(k kinds.Child, all []event.Child, first, limit int, rest ma
 	return f
 }
 
-// inThread is a page in the order of the thread: of an object, or of what is below a child.
+// inThread returns a list in thread order: of an object, or of the replies below a child.
 func (l *lane) inThread() page {
 	k, object, below := l.childKind(threaded), l.object(), ""
 	path := l.underPath(k, object) + "?order=threaded"
@@ -418,7 +420,7 @@ func (l *lane) document(v view, fresh string) error {
 	return errors.Join(a.expect(http.StatusOK, ""), differ(a, any(want), any(a.json)))
 }
 
-// nest makes a tree of what is in the order of the thread. What has no parent there is below its nearest ancestor.
+// nest makes a tree of children in thread order. A child whose parent is missing is below its nearest ancestor.
 func nest(k kinds.Child, all []event.Child, below string) []any {
 	out := []any{}
 	for i := 0; i < len(all); {
@@ -436,7 +438,7 @@ func nest(k kinds.Child, all []event.Child, below string) []any {
 	return out
 }
 
-// withoutSkip is a list's path for a request with a cursor.
+// withoutSkip removes the parameter skip from a path, for a request with a cursor.
 func withoutSkip(path string) string {
 	path, query, _ := strings.Cut(path, "?")
 	q, _ := url.ParseQuery(query)
@@ -446,7 +448,7 @@ func withoutSkip(path string) string {
 	return path
 }
 
-// continueCursor goes on from where some page ended, whatever happened since.
+// continueCursor reads the next page of a kept cursor, after any changes since.
 func (l *lane) continueCursor() error {
 	if len(l.cursors) == 0 {
 		return nil
@@ -456,7 +458,7 @@ func (l *lane) continueCursor() error {
 	return l.ask(c.page, l.view(), &c)
 }
 
-// sweep compares everything that is served of the tenant, walking each list to its end.
+// sweep compares everything that the API serves for the tenant, and walks each list to its end.
 func (l *lane) sweep() error {
 	if err := errors.Join(l.catchUp(), l.equalRows()); err != nil {
 		return err
@@ -468,7 +470,8 @@ func (l *lane) sweep() error {
 				return err
 			}
 		}
-		for _, read := range []func(*lane) error{(*lane).readEdge, (*lane).readChild, (*lane).readSettings, (*lane).readVersions, (*lane).readNumbers} {
+		for _, read := range []func(*lane) error{(*lane).readEdge, (*lane).readChild, (*lane).readSettings,
+			(*lane).readVersions, (*lane).readNumbers} {
 			if err := read(l); err != nil {
 				return err
 			}
@@ -477,7 +480,7 @@ func (l *lane) sweep() error {
 	return nil
 }
 
-// walk reads a list page by page: each begins where the last ended.
+// walk reads a list page by page. Each page begins where the last one ended.
 func (l *lane) walk(p page) error {
 	p.limit = 20 + l.rng.IntN(180)
 	l.cursors = nil

@@ -12,7 +12,7 @@ import (
 	"github.com/tidings/tidings/kinds"
 )
 
-// edgeRow is an edge with all its versions, and how many of them the projections have.
+// edgeRow is an edge with all its versions, and the number of them that the projections have applied.
 type edgeRow struct {
 	k         kinds.Edge
 	from, to  int64
@@ -20,7 +20,7 @@ type edgeRow struct {
 	projected int
 }
 
-// childRow is the same of a child, and threadRow of what is set for the children of an object.
+// childRow is the same for a child, and threadRow for the settings of an object's children.
 type childRow struct {
 	k         kinds.Child
 	states    []event.Child
@@ -60,20 +60,20 @@ type objectKey struct {
 	object int64
 }
 
-// authorKey is an idempotency key.
+// authorKey is the idempotency key of an author.
 type authorKey struct {
 	kind   string
 	author int64
 	key    string
 }
 
-// keyed is what a key made, and of which request.
+// keyed is the child that a key created, and the request.
 type keyed struct {
 	request string
 	first   event.Child
 }
 
-// model is what a tenant has. Rows come in the order in which the lane made them.
+// model holds the rows of a tenant, in the order in which the lane created them.
 type model struct {
 	edges    map[edgeKey]*edgeRow
 	children []*childRow
@@ -83,10 +83,11 @@ type model struct {
 }
 
 func newModel() *model {
-	return &model{edges: map[edgeKey]*edgeRow{}, byID: map[string]*childRow{}, threads: map[objectKey]*threadRow{}, keys: map[authorKey]keyed{}}
+	return &model{edges: map[edgeKey]*edgeRow{}, byID: map[string]*childRow{}, threads: map[objectKey]*threadRow{},
+		keys: map[authorKey]keyed{}}
 }
 
-// edge is the row of a pair. One that never was is not kept until it has a state.
+// edge returns the row of a pair. The model keeps it only from the first state on.
 func (m *model) edge(k kinds.Edge, from, to int64) *edgeRow {
 	if r := m.edges[edgeKey{k.Name, from, to}]; r != nil {
 		return r
@@ -118,23 +119,24 @@ func (m *model) addChild(k kinds.Child, c event.Child) *childRow {
 	return r
 }
 
-// placeOf is the child that keeps an author from writing another one.
+// placeOf returns the child that keeps an author from writing another one, or nil.
 func (m *model) placeOf(k kinds.Child, object, author int64) *childRow {
 	for _, r := range m.children {
-		if c := r.now(); r.k.Name == k.Name && int64(c.Parent) == object && int64(c.AuthorID) == author && c.AuthorState == event.AuthorActive {
+		if c := r.now(); r.k.Name == k.Name && int64(c.Parent) == object && int64(c.AuthorID) == author &&
+			c.AuthorState == event.AuthorActive {
 			return r
 		}
 	}
 	return nil
 }
 
-// view is what a read sees: of each row the projected version, and of those that are ahead the newest one.
+// view is the content that a read sees: the projected version of each row, and the newest version of the rows in ahead.
 type view struct {
 	m     *model
 	ahead map[any]bool
 }
 
-// at is how many versions the view has of a row.
+// at returns the number of versions of a row in the view.
 func (v view) at(row any, projected, all int) int {
 	if v.ahead[row] {
 		return all
@@ -167,7 +169,7 @@ func (v view) thread(k kinds.Child, object int64) event.Thread {
 	return r.states[n-1]
 }
 
-// list are the edges of an object that are active, the newest first: those that lead to it, or from it.
+// list returns the active edges to or from an object, newest first.
 func (v view) list(k kinds.Edge, object int64, reverse bool, filter string) []event.Edge {
 	var all []event.Edge
 	for _, r := range v.m.edges {
@@ -186,7 +188,7 @@ func (v view) list(k kinds.Edge, object int64, reverse bool, filter string) []ev
 	return all
 }
 
-// other is the end of an edge that a list shows.
+// other returns the end of an edge that a list shows.
 func other(e event.Edge, reverse bool) event.ID {
 	if reverse {
 		return e.From
@@ -203,7 +205,7 @@ func (v view) active(k kinds.Edge, from, to int64) (event.Edge, bool) {
 	return e, ok && e.Active()
 }
 
-// childrenOf are the children of a kind that the view has and that are wanted, the oldest first.
+// childrenOf returns the children of a kind in the view that fulfill want, oldest first.
 func (v view) childrenOf(k kinds.Child, want func(event.Child) bool) []event.Child {
 	var all []event.Child
 	for _, r := range v.m.children {
@@ -223,7 +225,8 @@ func under(object int64) func(event.Child) bool {
 	return func(c event.Child) bool { return int64(c.Parent) == object && visible(c) }
 }
 
-// threaded are the children of an object in the order of the thread: what is visible, and what has something visible below it.
+// threaded returns the children of an object in thread order: the visible ones, and those with a visible reply below
+// them.
 func (v view) threaded(k kinds.Child, object int64) []event.Child {
 	all := v.childrenOf(k, func(c event.Child) bool { return int64(c.Parent) == object })
 	slices.SortFunc(all, func(a, b event.Child) int { return strings.Compare(a.Path, b.Path) })
@@ -234,14 +237,14 @@ func (v view) threaded(k kinds.Child, object int64) []event.Child {
 	})
 }
 
-// object0 reads attributes; nothing has none.
+// object0 parses attributes; no attributes are an empty map.
 func object0(raw json.RawMessage) map[string]any {
 	out := map[string]any{}
 	_ = json.Unmarshal(raw, &out)
 	return out
 }
 
-// form are attributes with the defaults of a kind, nil for a kind without any.
+// form returns attributes with the kind's defaults, or nil for a kind without attributes.
 func form(all map[string]kinds.Attribute, values map[string]any) json.RawMessage {
 	if len(all) == 0 {
 		return nil
@@ -257,7 +260,7 @@ func form(all map[string]kinds.Attribute, values map[string]any) json.RawMessage
 	return raw
 }
 
-// merged is RFC 7396.
+// merged merges a change into attributes as RFC 7396 says.
 func merged(all map[string]kinds.Attribute, present json.RawMessage, change map[string]any) json.RawMessage {
 	values := object0(present)
 	maps.Copy(values, change)
@@ -265,7 +268,7 @@ func merged(all map[string]kinds.Attribute, present json.RawMessage, change map[
 	return form(all, values)
 }
 
-// fits reports whether attributes are those of the kind: whether nothing that is required is missing.
+// fits reports whether the attributes have all that the kind requires.
 func fits(all map[string]kinds.Attribute, raw json.RawMessage) bool {
 	values := object0(raw)
 	for name, a := range all {
@@ -280,7 +283,7 @@ func wire(t event.Time) string { return t.UTC().Format(event.TimeFormat) }
 
 func etag(version int64) string { return fmt.Sprintf("%q", fmt.Sprint(version)) }
 
-// generic is a value as JSON has it.
+// generic returns a value as decoded JSON.
 func generic(v any) any {
 	raw, err := json.Marshal(v)
 	if err != nil {
@@ -300,12 +303,12 @@ func renderEdge(k kinds.Edge, e event.Edge) map[string]any {
 	return out
 }
 
-// bare reports a child whose author and body nobody sees.
+// bare reports whether readers see neither author nor body of the child.
 func bare(c event.Child) bool { return stateWord(c) != "visible" && stateWord(c) != "pending" }
 
 func visible(c event.Child) bool { return stateWord(c) == "visible" }
 
-// stateWord says what the author and the moderators have made of a child. The model has its own rule of it.
+// stateWord returns the state of a child in one word. The model has this rule of its own.
 func stateWord(c event.Child) string {
 	switch {
 	case c.AuthorState != event.AuthorActive:
@@ -316,10 +319,11 @@ func stateWord(c event.Child) string {
 	return strings.ToLower(c.ModerationState)
 }
 
-// renderChild shows a child; hidden keeps author and body back.
+// renderChild renders a child; hidden omits author and body.
 func renderChild(k kinds.Child, c event.Child, hidden bool) map[string]any {
 	n := k.Names()
-	out := map[string]any{n.ID: c.ID, n.Parent: c.Parent.String(), "state": stateWord(c), "version": float64(c.Version), "created_at": wire(c.CreatedAt), "updated_at": wire(c.UpdatedAt)}
+	out := map[string]any{n.ID: c.ID, n.Parent: c.Parent.String(), "state": stateWord(c), "version": float64(c.Version),
+		"created_at": wire(c.CreatedAt), "updated_at": wire(c.UpdatedAt)}
 	if k.Threaded {
 		out["slug"], out["depth"] = c.Slug, float64(strings.Count(c.Path, "/")+1)
 		if c.ReplyTo != "" {
@@ -344,7 +348,7 @@ func renderSettings(k kinds.Child, t event.Thread) map[string]any {
 	return out
 }
 
-// renderState is what pages show of the settings.
+// renderState renders the settings that pages show.
 func renderState(t event.Thread) map[string]any {
 	out := map[string]any{"locked": t.Locked, "premoderated": t.Premoderate, "version": float64(t.Version)}
 	if t.Title != "" {

@@ -12,7 +12,7 @@ import (
 
 func (l *lane) readNumbers() error { return l.numbers(l.view(), "") }
 
-// numbers reads counts, a summary, relations of pairs, or what users have in common.
+// numbers reads counts, a summary, relations of pairs, or mutuals.
 func (l *lane) numbers(v view, fresh string) error {
 	headers := page{fresh: fresh}.headers()
 	switch l.rng.IntN(6) {
@@ -28,7 +28,7 @@ func (l *lane) numbers(v view, fresh string) error {
 	return l.counts(v, headers)
 }
 
-// plain compares a document but for as_of.
+// plain compares a document without as_of.
 func (l *lane) plain(a answer, want map[string]any) error {
 	if err := a.expect(http.StatusOK, ""); err != nil {
 		return err
@@ -39,7 +39,8 @@ func (l *lane) plain(a answer, want map[string]any) error {
 
 func (l *lane) counts(v view, headers []string) error {
 	object := pick(l, "user", "user", "post", "group", "product", "conversation", "song")
-	if l.record != nil && (object == "post" || object == "song") { // edges and children are read one after the other: the projections may catch up in between
+	// the API reads edges and children one after the other, and the projections may catch up between
+	if l.record != nil && (object == "post" || object == "song") {
 		object = "group"
 	}
 	id := l.object()
@@ -137,7 +138,8 @@ func (l *lane) manyCounts(v view, headers []string) error {
 	for range 1 + l.rng.IntN(8) {
 		id := l.user()
 		ids = append(ids, fmt.Sprint(id))
-		items = append(items, map[string]any{"user_id": fmt.Sprint(id), "followers": float64(len(v.list(k, id, true, ""))), "following": float64(len(v.list(k, id, false, "")))})
+		items = append(items, map[string]any{"user_id": fmt.Sprint(id), "followers": float64(len(v.list(k, id, true, ""))),
+			"following": float64(len(v.list(k, id, false, "")))})
 	}
 	a, err := l.call(http.MethodPost, "/v1/users:counts", encode(map[string]any{"user_ids": ids}), headers...)
 	if err != nil {
@@ -161,7 +163,7 @@ func (l *lane) mutuals(v view, headers []string) error {
 	return l.plain(a, map[string]any{"items": items, "truncated": len(all) > limit})
 }
 
-// version is one of a history, as JSON has it but for its version_id.
+// version is one version of a history as JSON, without its version_id.
 type version struct {
 	at   int64
 	item map[string]any
@@ -174,7 +176,8 @@ func (l *lane) readVersions() error {
 		k := l.edgeKind()
 		from, to := l.ends(k)
 		r := l.m.edge(k, from, to)
-		return l.askVersions(fmt.Sprintf("/v1/%s/%d/%d/versions", k.Plural, from, to), l.all, true, func(view) []version { return edgeVersions(r) })
+		return l.askVersions(fmt.Sprintf("/v1/%s/%d/%d/versions", k.Plural, from, to), l.all, true,
+			func(view) []version { return edgeVersions(r) })
 	case 1:
 		k, object := l.childKind(moderated), l.object()
 		r := l.m.thread(k, object)
@@ -185,7 +188,8 @@ func (l *lane) readVersions() error {
 		return nil
 	}
 	token := pick(l, l.all, l.reader)
-	return l.askVersions(onePath(r.k, r.now().ID)+"/versions", token, true, func(view) []version { return childVersions(r, token == l.all) })
+	return l.askVersions(onePath(r.k, r.now().ID)+"/versions", token, true,
+		func(view) []version { return childVersions(r, token == l.all) })
 }
 
 func (l *lane) askVersions(path, token string, projected bool, all func(view) []version) error {
@@ -210,7 +214,8 @@ func (l *lane) askVersions(path, token string, projected bool, all func(view) []
 			delete(item.(map[string]any), "version_id")
 		}
 		text, _ := a.json["next"].(string)
-		if err := errors.Join(differ(a, want, got), differ(a, len(behind) > p.limit, text != ""), differ(a, projected, a.json["as_of"] != nil)); err != nil || text == "" {
+		if err := errors.Join(differ(a, want, got), differ(a, len(behind) > p.limit, text != ""),
+			differ(a, projected, a.json["as_of"] != nil)); err != nil || text == "" {
 			return err
 		}
 		from = &cursor{page: p, at: place{item: last}, text: text}
@@ -221,7 +226,7 @@ func (l *lane) askVersions(path, token string, projected bool, all func(view) []
 	}
 }
 
-// stateOf is the version_state of version n of so many.
+// stateOf returns the version_state of version n of a history with of versions.
 func stateOf(n, of int, deleted bool) string {
 	switch {
 	case n < of:
@@ -235,8 +240,8 @@ func stateOf(n, of int, deleted bool) string {
 func edgeVersions(r *edgeRow) (all []version) {
 	for n := r.projected; n > 0; n-- {
 		e := r.states[n-1]
-		all = append(all, version{e.Version, map[string]any{"version": float64(n), "version_state": stateOf(n, r.projected, !e.Active()), "actor": e.Actor, "at": wire(e.UpdatedAt),
-			r.k.Name: renderEdge(r.k, e)}})
+		all = append(all, version{e.Version, map[string]any{"version": float64(n), "version_state": stateOf(n, r.projected, !e.Active()),
+			"actor": e.Actor, "at": wire(e.UpdatedAt), r.k.Name: renderEdge(r.k, e)}})
 	}
 	return all
 }
@@ -245,7 +250,8 @@ func childVersions(r *childRow, moderator bool) (all []version) {
 	hidden := bare(r.now()) && !moderator
 	for n := r.projected; n > 0; n-- {
 		c := r.states[n-1]
-		item := map[string]any{"version": float64(n), "version_state": stateOf(n, r.projected, c.AuthorState != event.AuthorActive), "at": wire(c.UpdatedAt), r.k.Name: renderChild(r.k, c, hidden)}
+		item := map[string]any{"version": float64(n), "version_state": stateOf(n, r.projected, c.AuthorState != event.AuthorActive),
+			"at": wire(c.UpdatedAt), r.k.Name: renderChild(r.k, c, hidden)}
 		if !hidden {
 			item["actor"] = c.Actor
 		}
@@ -264,7 +270,8 @@ func threadVersions(r *threadRow) (all []version) {
 	}
 	for n := len(r.states); n > 0; n-- {
 		t := r.states[n-1]
-		all = append(all, version{t.Version, map[string]any{"version": float64(n), "version_state": stateOf(n, len(r.states), false), "actor": t.Actor, "at": wire(t.UpdatedAt), name: renderSettings(r.k, t)}})
+		all = append(all, version{t.Version, map[string]any{"version": float64(n), "version_state": stateOf(n, len(r.states), false),
+			"actor": t.Actor, "at": wire(t.UpdatedAt), name: renderSettings(r.k, t)}})
 	}
 	return all
 }

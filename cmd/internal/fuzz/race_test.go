@@ -14,30 +14,30 @@ import (
 
 const racers = 3 // of a tenant
 
-// race is several clients of one tenant that write the same entities at once. What they were answered is compared afterwards, when the events have told the
-// order in which the writes happened.
+// race lets several clients of one tenant write the same entities at once. It compares their answers afterwards, when
+// the events give the order of the writes.
 type race struct {
 	*lane
 	mu       sync.Mutex
-	known    map[string]int64 // by the path of an entity, the newest version that somebody was answered
-	children []*childRow      // those to write
-	born     []string         // paths of those that the race has made
+	known    map[string]int64 // by the path of an entity: the newest version that an answer had
+	children []*childRow      // the children to write
+	born     []string         // paths of the children that the race created
 	attempts []*attempt
 }
 
-// attempt is a request of a race and its answer.
+// attempt is a request of a race with its answer.
 type attempt struct {
 	answer
 	entity   string // its path
 	actor    string
-	low      int64 // the newest version that somebody had been answered before it began
+	low      int64 // the newest version in an answer before the request began
 	guard    int64 // the version of its If-Match, or 0
 	write    bool
-	key      authorKey // of a create that has one
+	key      authorKey // for a create with a key
 	replayed bool
 }
 
-// race lets the clients make so many requests each, and compares what they were answered.
+// race lets each client make the given number of requests, and compares their answers.
 func (l *lane) race(each int) error {
 	r := &race{lane: l, known: map[string]int64{}}
 	for _, row := range l.m.children[max(0, len(l.m.children)-40):] {
@@ -66,7 +66,7 @@ func (l *lane) race(each int) error {
 	return nil
 }
 
-// step makes one request. side has the client's dice.
+// step makes one request. side has the client's random numbers.
 func (r *race) step(side *lane, actor string) error {
 	switch n := side.rng.IntN(10); {
 	case n < 4:
@@ -86,7 +86,7 @@ func (r *race) step(side *lane, actor string) error {
 	return r.try(side, a, http.MethodPut, path, body, r.guard(side, a)...)
 }
 
-// guard is an If-Match of a version that was known a moment ago, or of any.
+// guard returns an If-Match with a recent version, or with any.
 func (r *race) guard(side *lane, a *attempt) []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -100,7 +100,8 @@ func (r *race) guard(side *lane, a *attempt) []string {
 func (r *race) edge(side *lane, actor string) error {
 	k := side.edgeKind()
 	from, to := pick(side, int64(1), 2), pick(side, int64(1), 2)
-	if side.chance(2) { // most of them meet at one edge, whose kind has attributes
+	// Most clients meet at one edge, whose kind has attributes.
+	if side.chance(2) {
 		k, from, to = r.kinds.Edges["membership"], 1, 1
 	}
 	if k.NoSelf() {
@@ -141,16 +142,18 @@ func (r *race) child(side *lane, actor string) error {
 	a := &attempt{entity: path, actor: actor, write: true}
 	switch n := side.rng.IntN(12); {
 	case n < 6:
-		return r.try(side, a, http.MethodPatch, path, encode(map[string]any{"body": fmt.Sprint(r.mark(), " ", side.rng.IntN(4))}), r.guard(side, a)...)
+		return r.try(side, a, http.MethodPatch, path, encode(map[string]any{"body": fmt.Sprint(r.mark(), " ", side.rng.IntN(4))}),
+			r.guard(side, a)...)
 	case n < 7:
 		return r.try(side, a, http.MethodDelete, path, "", r.guard(side, a)...)
 	case n < 9 && (strings.HasPrefix(path, "/v1/comments/") || strings.HasPrefix(path, "/v1/lyrics/")):
-		return r.try(side, a, http.MethodPut, path+"/moderation", encode(map[string]any{"state": pick(side, "approved", "approved", "hidden")}), r.guard(side, a)...)
+		return r.try(side, a, http.MethodPut, path+"/moderation",
+			encode(map[string]any{"state": pick(side, "approved", "approved", "hidden")}), r.guard(side, a)...)
 	}
 	return r.try(side, &attempt{entity: path}, http.MethodGet, path, "")
 }
 
-// create writes children, many with keys that others use for the same request at the same time.
+// create writes children. Many requests have a key that other clients use for the same request at the same time.
 func (r *race) create(side *lane, actor string) error {
 	k := side.childKind(anyKind)
 	n := newChild{k: k, object: 1, author: 1 + side.rng.Int64N(6), body: r.mark() + " made in a race"}
@@ -171,7 +174,7 @@ func (r *race) create(side *lane, actor string) error {
 	return r.try(side, a, w.method, w.path, encode(w.body), w.headers...)
 }
 
-// try makes the request, and keeps the answer.
+// try makes the request and keeps its answer.
 func (r *race) try(side *lane, a *attempt, method, path, body string, headers ...string) (err error) {
 	r.mu.Lock()
 	a.low = r.known[a.entity]
@@ -196,7 +199,7 @@ func (r *race) try(side *lane, a *attempt, method, path, body string, headers ..
 	return nil
 }
 
-// shown is the entity that an answer has, if it has one.
+// shown returns the entity in the answer, or nil.
 func (a *attempt) shown() map[string]any {
 	if a.status >= 300 {
 		now, _ := a.json["current"].(map[string]any)
@@ -210,7 +213,7 @@ func (a *attempt) version() int64 {
 	return int64(v)
 }
 
-// settle reads the events, which say in which order the writes happened, makes the model of them, and compares all that was answered.
+// settle reads the events in the order of the writes, builds the model from them, and compares all answers.
 func (r *race) settle() error {
 	events, err := r.unseen()
 	if err != nil {
@@ -220,10 +223,11 @@ func (r *race) settle() error {
 	for i := range events {
 		m, err := r.take(&events[i])
 		if err == nil && by[m.actor] != nil {
-			err = errors.New("the request has made two events")
+			err = errors.New("the request made two events")
 		}
 		if err != nil {
-			return fmt.Errorf("event %d, %s.%s: %w: %s", events[i].OutboxID, events[i].AggregateType, events[i].Type, err, events[i].Payload)
+			return fmt.Errorf("event %d, %s.%s: %w: %s", events[i].OutboxID, events[i].AggregateType,
+				events[i].Type, err, events[i].Payload)
 		}
 		by[m.actor] = m
 	}
@@ -237,7 +241,7 @@ func (r *race) settle() error {
 		delete(by, a.actor)
 	}
 	for actor, m := range by {
-		return fmt.Errorf("version %d of %s is by %s, who got no such answer", m.version, m.entity, actor)
+		return fmt.Errorf("version %d of %s is by %s, whose answer does not report it", m.version, m.entity, actor)
 	}
 	if err := r.apply(events); err != nil {
 		return err
@@ -245,13 +249,13 @@ func (r *race) settle() error {
 	return r.project(events)
 }
 
-// made is a version that an event tells of.
+// made is a version that an event reports.
 type made struct {
 	entity, actor string
 	version       int64
 }
 
-// take makes the event's state the next one of its entity, if it may follow what is there.
+// take makes the event's state the next version of its entity, if it may follow the last one.
 func (r *race) take(e *event.Event) (*made, error) {
 	if e.AggregateType == event.AggregateThread {
 		var got event.Thread
@@ -260,7 +264,8 @@ func (r *race) take(e *event.Event) (*made, error) {
 		}
 		row := r.m.thread(r.kinds.Children[got.Of()], int64(got.PostID))
 		now := row.now()
-		if got.Version != now.Version+1 || got.UpdatedAt.Before(now.UpdatedAt.Time) || got.Locked == now.Locked && got.Premoderate == now.Premoderate && got.Title == now.Title {
+		if got.Version != now.Version+1 || got.UpdatedAt.Before(now.UpdatedAt.Time) ||
+			got.Locked == now.Locked && got.Premoderate == now.Premoderate && got.Title == now.Title {
 			return nil, fmt.Errorf("it cannot follow %+v", now)
 		}
 		r.m.putThread(row, got)
@@ -300,16 +305,18 @@ func (r *race) take(e *event.Event) (*made, error) {
 	return m, row.follow(got, e.Type)
 }
 
-// follows says whether an edge's version may follow the last one.
+// follows reports whether a version of an edge may follow the last one.
 func follows(last, next event.Edge, kind string) error {
-	ok := next.Version == last.Version+1 && !next.UpdatedAt.Before(last.UpdatedAt.Time) && (last.Version == 0 || next.CreatedAt == last.CreatedAt)
+	ok := next.Version == last.Version+1 && !next.UpdatedAt.Before(last.UpdatedAt.Time) &&
+		(last.Version == 0 || next.CreatedAt == last.CreatedAt)
 	switch kind {
 	case event.Created:
 		ok = ok && !last.Active() && next.Active() && next.PositionedAt == next.UpdatedAt
 	case event.Removed:
 		ok = ok && last.Active() && !next.Active() && next.PositionedAt == last.PositionedAt
 	default:
-		ok = ok && last.Active() && next.Active() && next.PositionedAt == last.PositionedAt && string(next.Attributes) != string(last.Attributes)
+		ok = ok && last.Active() && next.Active() && next.PositionedAt == last.PositionedAt &&
+			string(next.Attributes) != string(last.Attributes)
 	}
 	if !ok {
 		return fmt.Errorf("it cannot follow %+v", last)
@@ -317,7 +324,7 @@ func follows(last, next event.Edge, kind string) error {
 	return nil
 }
 
-// follow adds a version that may follow the last one. What a gone child's event does not tell is as it was.
+// follow adds a version that may follow the last one. Members that the event of a hidden child lacks stay as they were.
 func (r *childRow) follow(next event.Child, kind string) error {
 	last := r.now()
 	if bare(next) {
@@ -325,7 +332,8 @@ func (r *childRow) follow(next event.Child, kind string) error {
 	}
 	same := last
 	same.Version, same.UpdatedAt, same.Actor, same.Reason = next.Version, next.UpdatedAt, next.Actor, next.Reason
-	ok := next.Version == last.Version+1 && !next.UpdatedAt.Before(last.UpdatedAt.Time) && last.AuthorState == event.AuthorActive && !reflect.DeepEqual(same, next)
+	ok := next.Version == last.Version+1 && !next.UpdatedAt.Before(last.UpdatedAt.Time) && last.AuthorState == event.AuthorActive &&
+		!reflect.DeepEqual(same, next)
 	switch kind {
 	case event.Edited:
 		same.Body, same.Attributes = next.Body, next.Attributes
@@ -342,7 +350,7 @@ func (r *childRow) follow(next event.Child, kind string) error {
 	return nil
 }
 
-// version is how an entity was at a version, and whether there was such a thing to be read.
+// version returns an entity at a version, and whether a read can show it.
 func (r *race) version(path string, version int64) (shown map[string]any, ok bool) {
 	for _, row := range r.m.children {
 		if onePath(row.k, row.states[0].ID) == path && version >= 1 && version <= int64(len(row.states)) {
@@ -369,20 +377,20 @@ func (r *race) version(path string, version int64) (shown map[string]any, ok boo
 	return nil, false
 }
 
-// fits says whether an answer is one that some order of the requests gives, of which the events are those that wrote.
+// fits reports whether an answer is possible in some order of the requests that agrees with the events.
 func (r *race) fits(a *attempt, m *made) error {
 	version, guarded := a.version(), a.guard
 	switch {
 	case m != nil && (a.status >= 300 || a.replayed):
-		return fmt.Errorf("version %d of %s was written", m.version, m.entity)
+		return fmt.Errorf("version %d of %s was written, but the answer denies it", m.version, m.entity)
 	case m != nil && (m.entity != a.entity || a.status != http.StatusNoContent && m.version != version):
-		return fmt.Errorf("version %d of %s is what was written", m.version, m.entity)
+		return fmt.Errorf("the answer differs from version %d of %s, which was written", m.version, m.entity)
 	case m != nil && guarded > 0 && m.version != guarded+1:
 		return fmt.Errorf("the guard was version %d, and version %d was written", guarded, m.version)
 	case m != nil && m.version <= a.low:
 		return fmt.Errorf("version %d was written", m.version)
 	case m == nil && a.write && a.status == http.StatusCreated && !a.replayed:
-		return errors.New("there is no event of it")
+		return errors.New("it has no event")
 	case m == nil && a.write && a.status == http.StatusOK && guarded > 0 && version != guarded:
 		return fmt.Errorf("the guard was version %d", guarded)
 	case a.status == http.StatusPreconditionFailed && (guarded == 0 || version == guarded):
@@ -390,16 +398,16 @@ func (r *race) fits(a *attempt, m *made) error {
 	case a.shown() == nil || a.replayed:
 		return nil
 	case version < a.low:
-		return fmt.Errorf("version %d is an old one", version)
+		return fmt.Errorf("version %d is old", version)
 	}
 	want, ok := r.version(a.entity, version)
 	if !ok {
-		return fmt.Errorf("there is no version %d to be shown", version)
+		return fmt.Errorf("there is no version %d to show", version)
 	}
 	return differ(a.answer, any(want), any(a.shown()))
 }
 
-// keys compares what creates with one key were answered: one child, made once.
+// keys compares the answers to creates with one key: one child, created once.
 func (r *race) keys() error {
 	first, made := map[authorKey]string{}, map[authorKey]int{}
 	for _, a := range r.attempts {
@@ -410,15 +418,15 @@ func (r *race) keys() error {
 			made[a.key]++
 		}
 		if id := first[a.key]; id != "" && id != a.entity {
-			return fmt.Errorf("the key %v has made %s and %s", a.key, id, a.entity)
+			return fmt.Errorf("the key %v made %s and %s", a.key, id, a.entity)
 		}
 		first[a.key] = a.entity
 	}
 	for key := range first {
 		if made[key] != 1 {
-			return fmt.Errorf("the key %v has made %s %d times", key, first[key], made[key])
+			return fmt.Errorf("the key %v made %s %d times", key, first[key], made[key])
 		}
-		r.m.keys[key] = keyed{} // no lane uses it again
+		r.m.keys[key] = keyed{} // no lane uses the key again
 	}
 	return nil
 }

@@ -30,7 +30,7 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// warnings is a log without a line for each request.
+// warnings returns a log without a line for each request.
 func warnings(t *testing.T) *slog.Logger { return slog.New(quiet{testkit.Logger(t).Handler()}) }
 
 type quiet struct{ slog.Handler }
@@ -39,21 +39,24 @@ func (quiet) Enabled(_ context.Context, l slog.Level) bool { return l >= slog.Le
 
 func (q quiet) WithAttrs(all []slog.Attr) slog.Handler { return quiet{q.Handler.WithAttrs(all)} }
 
-// tenants are 1, 2 and so on: a lane each.
+// tenants is the number of tenants: 1, 2 and so on, with one lane each.
 const tenants = 4
 
-// applied are the kinds beside the built-in ones: what those lack, and other names.
+// applied adds kinds with the features and names that the built-in ones lack.
 const applied = `
 objects: {song: songs}
 edges:
-  play: {plural: plays, from: user, to: song, forward: plays, reverse: players, attributes: {mood: {enum: [calm, loud], default: calm, filter: true}, volume: {type: integer, minimum: 0, maximum: 9}}}
+  play: {plural: plays, from: user, to: song, forward: plays, reverse: players,
+    attributes: {mood: {enum: [calm, loud], default: calm, filter: true}, volume: {type: integer, minimum: 0, maximum: 9}}}
   link: {plural: links, from: user, to: user, ends: [source_id, target_id], forward: links, reverse: linkers, self: true}
 children:
-  lyric: {plural: lyrics, parent: song, moderated: true, one_per_author: true, attributes: {stars: {type: integer, minimum: 1, maximum: 5, aggregate: true}, calm: {type: boolean, default: false}}}
+  lyric: {plural: lyrics, parent: song, moderated: true, one_per_author: true,
+    attributes: {stars: {type: integer, minimum: 1, maximum: 5, aggregate: true}, calm: {type: boolean, default: false}}}
   note: {plural: notes, parent: song, threaded: true}
 `
 
-// rig is what the lanes share: two API processes on one database, and what works on it beside them.
+// rig is the shared part of all lanes: two API processes on one database, and the processes that work on it beside
+// them.
 type rig struct {
 	t       *testing.T
 	system  *pgxpool.Pool
@@ -73,10 +76,11 @@ type rig struct {
 func newRig(t *testing.T) *rig {
 	t.Helper()
 	db := testkit.Postgres(t)
-	r := &rig{t: t, system: db.Pool(t, postgres.RoleSystem), board: &board{}, flight: &flight{}, total: new(atomic.Int64), refused: new(atomic.Int64),
-		client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64, DisableCompression: true}}}
+	r := &rig{t: t, system: db.Pool(t, postgres.RoleSystem), board: &board{}, flight: &flight{}, total: new(atomic.Int64),
+		refused: new(atomic.Int64), client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64, DisableCompression: true}}}
 	t.Cleanup(r.client.CloseIdleConnections)
-	if _, err := kinds.Apply(t.Context(), kinds.Databases{Truth: r.system, Projections: r.system}, kinds.Request{File: []byte(applied), Actor: "test"}); err != nil {
+	if _, err := kinds.Apply(t.Context(), kinds.Databases{Truth: r.system, Projections: r.system},
+		kinds.Request{File: []byte(applied), Actor: "test"}); err != nil {
 		t.Fatal(err)
 	}
 	r.catalog = kinds.NewCatalog(r.system, kinds.Truth, warnings(t))
@@ -91,12 +95,12 @@ func newRig(t *testing.T) *rig {
 	return r
 }
 
-// startAPI starts an API process: its own pools, caches and limits.
+// startAPI starts an API process with its own pools, caches and limits.
 func (r *rig) startAPI(db *testkit.DB) {
 	r.t.Helper()
 	truth, projected, tokens := db.Pool(r.t, postgres.RoleAPI), db.Pool(r.t, postgres.RoleAPI), db.Pool(r.t, postgres.RoleAPI)
-	cfg := api.Config{CursorKey: strings.Repeat("ab", 32), MaxBodyBytes: 1 << 17, MaxBatchBytes: 1 << 20, PageCacheBytes: 1 << 20, RequestTimeout: 25 * time.Second, AddressConnections: 1000,
-		MaxRequests: 512, MaxWait: 20 * time.Second}
+	cfg := api.Config{CursorKey: strings.Repeat("ab", 32), MaxBodyBytes: 1 << 17, MaxBatchBytes: 1 << 20, PageCacheBytes: 1 << 20,
+		RequestTimeout: 25 * time.Second, AddressConnections: 1000, MaxRequests: 512, MaxWait: 20 * time.Second}
 	reg, last := prometheus.NewRegistry(), map[string]uint64{}
 	pages := api.NewPages(cfg, reg)
 	for tenant := int64(1); tenant <= tenants; tenant++ {
@@ -104,7 +108,8 @@ func (r *rig) startAPI(db *testkit.DB) {
 	}
 	pages.Begin(last)
 	s := store.New(truth, nil)
-	h, err := api.New(cfg, api.Deps{Store: s, Tokens: tokens, DLQ: outbox.NewDLQ(truth, nil), Projections: projected, Kinds: r.catalog, Fleet: r.fleet, Pages: pages, Log: warnings(r.t), Reg: reg})
+	h, err := api.New(cfg, api.Deps{Store: s, Tokens: tokens, DLQ: outbox.NewDLQ(truth, nil), Projections: projected, Kinds: r.catalog,
+		Fleet: r.fleet, Pages: pages, Log: warnings(r.t), Reg: reg})
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -113,22 +118,23 @@ func (r *rig) startAPI(db *testkit.DB) {
 	r.urls, r.pages, r.stores = append(r.urls, server.URL), append(r.pages, pages), append(r.stores, s)
 }
 
-// lane is a tenant's.
+// lane returns the lane of a tenant.
 func (r *rig) lane(ctx context.Context, tenant int64, seed uint64) *lane {
 	r.t.Helper()
 	dice := rand.NewPCG(seed, uint64(tenant))
-	l := &lane{rig: r, ctx: ctx, tenant: tenant, seed: seed, dice: dice, rng: rand.New(dice), m: newModel(), kinds: r.catalog.Now(), requests: new(atomic.Int64),
-		did: map[string]int{}, sent: map[authorKey]newChild{}}
+	l := &lane{rig: r, ctx: ctx, tenant: tenant, seed: seed, dice: dice, rng: rand.New(dice), m: newModel(), kinds: r.catalog.Now(),
+		requests: new(atomic.Int64), did: map[string]int{}, sent: map[authorKey]newChild{}}
 	for token, roles := range map[*string][]string{&l.all: tokens.Roles(), &l.reader: {tokens.RoleRead}} {
 		var err error
-		if *token, err = tokens.Create(r.t.Context(), r.system, tenant, fmt.Sprintf("%s %d roles", l.mark(), len(roles)), roles, time.Time{}); err != nil {
+		if *token, err = tokens.Create(r.t.Context(), r.system, tenant, fmt.Sprintf("%s %d roles", l.mark(), len(roles)), roles,
+			time.Time{}); err != nil {
 			r.t.Fatal(err)
 		}
 	}
 	return l
 }
 
-// flight knows which requests have ended.
+// flight records which requests have ended.
 type flight struct{ ends sync.Map } // chan struct{} by request id
 
 func (f *flight) await(id string) <-chan struct{} {
@@ -149,20 +155,20 @@ func (f *flight) watch(h http.Handler) http.Handler {
 	})
 }
 
-// aheadSQL makes a clock that is two hours ahead: for the archiver, all that was written is old.
+// aheadSQL makes a clock that is two hours ahead, so that for the archiver all rows are old.
 const aheadSQL = `
 CREATE SCHEMA ahead;
 CREATE FUNCTION ahead.now() RETURNS timestamptz LANGUAGE sql STABLE AS 'SELECT pg_catalog.now() + interval ''2 hours''';
 GRANT USAGE ON SCHEMA ahead TO tidings_system`
 
-// mover moves threads to the archive as soon as they are written, and removers work off what is to be removed.
+// mover moves threads to the archive as soon as they are written. Removers remove the edges that were requested.
 type mover struct {
 	*store.Archiver
 	removers []*store.Remover
 	archived atomic.Int64 // threads
 }
 
-func (m *mover) Fence(context.Context, pgx.Tx) error { return nil } // there is no other
+func (m *mover) Fence(context.Context, pgx.Tx) error { return nil } // there is only one mover
 
 func (m *mover) Continue() error { return nil }
 
@@ -177,14 +183,16 @@ func (r *rig) startMover(db *testkit.DB) {
 	if _, err := db.Pool(r.t, postgres.RoleOwner).Exec(r.t.Context(), aheadSQL); err != nil {
 		r.t.Fatal(err)
 	}
-	pool, err := postgres.OpenWith(r.t.Context(), db.URL, postgres.Config{MaxConns: 2, ConnectTimeout: 5 * time.Second, StatementTimeout: time.Minute}, postgres.RoleSystem, "mover",
+	pool, err := postgres.OpenWith(r.t.Context(), db.URL,
+		postgres.Config{MaxConns: 2, ConnectTimeout: 5 * time.Second, StatementTimeout: time.Minute}, postgres.RoleSystem, "mover",
 		map[string]string{"search_path": "ahead, pg_catalog, public"})
 	if err != nil {
 		r.t.Fatal(err)
 	}
 	r.t.Cleanup(pool.Close)
 	r.mover = &mover{}
-	if r.mover.Archiver, err = store.NewArchiver(pool, func(context.Context) (time.Duration, error) { return time.Hour, nil }, r.catalog.Now, warnings(r.t), nil); err != nil {
+	if r.mover.Archiver, err = store.NewArchiver(pool, func(context.Context) (time.Duration, error) { return time.Hour, nil },
+		r.catalog.Now, warnings(r.t), nil); err != nil {
 		r.t.Fatal(err)
 	}
 	for range 2 {
@@ -196,7 +204,7 @@ func (r *rig) startMover(db *testkit.DB) {
 	}
 }
 
-// between is how many requests come between two runs of the archiver.
+// between is the number of requests between two runs of the archiver.
 const between = 800
 
 // archive runs until ctx ends.
@@ -218,16 +226,16 @@ func (m *mover) archive(ctx context.Context, requests *atomic.Int64) error {
 	return nil
 }
 
-// shared is something that one tenant has, for others to try.
+// shared is a path, a cursor or an id of one tenant, for other tenants to try.
 type shared struct {
-	path, cursor string // a list and one of its cursors
+	path, cursor string // a list with one of its cursors
 	token        string
 	kind         string // of a child
 	object       int64
 	id, slug     string
 }
 
-// board has what each tenant has lately had.
+// board holds the latest shared values of each tenant.
 type board struct {
 	mu  sync.Mutex
 	all [tenants + 1][]shared
@@ -241,7 +249,7 @@ func (b *board) put(tenant int64, s shared) {
 	}
 }
 
-// find returns one of another tenant's that is wanted.
+// find returns a shared value of another tenant that fulfills want.
 func (b *board) find(not int64, n int, want func(shared) bool) (shared, bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

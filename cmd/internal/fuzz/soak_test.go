@@ -13,7 +13,7 @@ import (
 	"testing"
 )
 
-// seedsEnv is how many seeds; 20 when unset.
+// seedsEnv names the variable with the number of seeds; 20 if unset.
 const seedsEnv = "TIDINGS_SOAK_SEEDS"
 
 // TestSoakAMillionAnswersAreThoseOfAModel makes 50,000 requests from each seed.
@@ -34,7 +34,8 @@ func TestSoakAMillionAnswersAreThoseOfAModel(t *testing.T) {
 	}
 }
 
-// TestSoakTheFuzzerFindsEveryMutant builds the test with one guard of the system taken out, and wants it to fail for that, with one of three seeds.
+// TestSoakTheFuzzerFindsEveryMutant builds the test without one guard of the system. The test must then fail for that
+// reason, with one of three seeds.
 func TestSoakTheFuzzerFindsEveryMutant(t *testing.T) {
 	for _, m := range mutants() {
 		t.Run(strings.ReplaceAll(m.without, " ", "_"), func(t *testing.T) {
@@ -48,7 +49,8 @@ func TestSoakTheFuzzerFindsEveryMutant(t *testing.T) {
 			if err := os.WriteFile(file, overlay, 0o600); err != nil {
 				t.Fatal(err)
 			}
-			cmd := exec.CommandContext(t.Context(), "go", "test", "-count=3", "-failfast", "-vet=off", "-ldflags=-s -w", "-overlay", file, "-run", "^TestEveryAnswerIsTheOneThatAModelHas$", "-timeout", "10m", ".")
+			cmd := exec.CommandContext(t.Context(), "go", "test", "-count=3", "-failfast", "-vet=off", "-ldflags=-s -w", "-overlay", file,
+				"-run", "^TestEveryAnswerIsTheOneThatAModelHas$", "-timeout", "10m", ".")
 			out, err := cmd.CombinedOutput()
 			said := saying(string(out))
 			t.Logf("without %s: %s", m.without, said)
@@ -58,13 +60,13 @@ func TestSoakTheFuzzerFindsEveryMutant(t *testing.T) {
 			case !strings.Contains(string(out), "--- FAIL: TestEveryAnswerIsTheOneThatAModelHas"):
 				t.Errorf("the fuzzer has not run: %s", out)
 			case !regexp.MustCompile(m.finds).MatchString(said):
-				t.Errorf("it was found by something else than %s", m.finds)
+				t.Errorf("the fuzzer failed for another reason than %s", m.finds)
 			}
 		})
 	}
 }
 
-// saying is what a failed run of the fuzzer says, without the log of the system.
+// saying returns the output of a failed run of the fuzzer, without the system's log.
 func saying(out string) string {
 	var said []string
 	for line := range strings.Lines(out) {

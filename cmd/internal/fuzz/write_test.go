@@ -10,31 +10,31 @@ import (
 	"github.com/tidings/tidings/event"
 )
 
-// write is a write on its way. plan is asked once the answer is there: until then nothing has changed.
+// write is a request that writes. The lane calls plan when the answer has come: until then the model does not change.
 type write struct {
 	method, path string
-	body         any // nil for none
+	body         any // nil: no body
 	headers      []string
 	actor        string
-	op           map[string]any // as an operation of a batch; nil where there is none
-	noun         string         // the member of an outcome that has the entity
+	op           map[string]any // the write as an operation of a batch; nil if a batch cannot contain it
+	noun         string         // the member of an outcome that contains the entity
 	plan         func() outcome
 }
 
-// outcome is what a write is to be answered.
+// outcome is the expected answer to a write.
 type outcome struct {
 	status   int
 	code     string
-	current  func() any     // of a problem
-	about    *childRow      // whose state current is, or nil
-	location func() string  // of a create, and of a place that is taken; nil for none
-	replayed bool           // by its key
-	ref      func() given   // what the token names, once the state is there; nil for no token
-	entity   func() any     // how it is now, once the state is there; nil for no body
-	commit   func(got wish) // makes the state the newest, with what only the answer tells
+	current  func() any     // the member of a problem
+	about    *childRow      // the child whose state current is, or nil
+	location func() string  // of a create, and of an occupied place; nil: no header
+	replayed bool           // an answer repeated for an idempotency key
+	ref      func() given   // the write that the token names, once the state exists; nil: no token
+	entity   func() any     // the entity after the write, once the state exists; nil: no body
+	commit   func(got wish) // makes the state the newest, with the values that only the answer has
 }
 
-// wish is what a model cannot know before it is told: the ids and times of an answer or an event.
+// wish holds values that a model cannot know before an answer or event has them: ids and times.
 type wish struct {
 	ID, Slug                       string
 	Created, Positioned, UpdatedAt event.Time
@@ -43,7 +43,7 @@ type wish struct {
 
 func refusal(status int, code string) outcome { return outcome{status: status, code: code} }
 
-// wishOf reads what an entity tells.
+// wishOf reads these values from an entity.
 func wishOf(id string, entity map[string]any) wish {
 	w := wish{told: entity != nil}
 	w.ID, _ = entity[id].(string)
@@ -56,7 +56,7 @@ func wishOf(id string, entity map[string]any) wish {
 	return w
 }
 
-// do sends a write and compares its answer with the model's, which then has it.
+// do sends a write, compares its answer with the model's, and updates the model.
 func (l *lane) do(w write) error {
 	w.actor = l.actor()
 	body := ""
@@ -79,7 +79,7 @@ func (l *lane) do(w write) error {
 	return l.headersOf(a, o)
 }
 
-// headersOf compares the headers of a single write's answer.
+// headersOf compares the headers of the answer to a single write.
 func (l *lane) headersOf(a answer, o outcome) error {
 	want, replayed := map[string]string{"Location": "", "ETag": ""}, ""
 	if o.location != nil {
@@ -101,7 +101,7 @@ func (l *lane) headersOf(a answer, o outcome) error {
 	return differ(a, want, got)
 }
 
-// settle compares an answer, or an operation's, with the outcome, and takes the new state over.
+// settle compares an answer, or one operation's result, with the outcome, and updates the model.
 func (l *lane) settle(a answer, o outcome, entity map[string]any, token string) error {
 	if a.status != o.status || a.code() != o.code {
 		return fmt.Errorf("%s: %d %s %.2000s, want %d %s", a.request, a.status, a.code(), a.body, o.status, o.code)
@@ -132,7 +132,7 @@ func (l *lane) settle(a answer, o outcome, entity map[string]any, token string) 
 	}
 	if o.ref == nil || o.ref().version == 0 {
 		if token != "" {
-			return fmt.Errorf("%s: a token of what never was: %s", a.request, token)
+			return fmt.Errorf("%s: a token of an unknown write: %s", a.request, token)
 		}
 		return nil
 	}
@@ -148,10 +148,11 @@ func (l *lane) settle(a answer, o outcome, entity map[string]any, token string) 
 	return nil
 }
 
-// condition is an If-Match: the version's, another's, any, none, or nonsense. has is the guard that the API is to understand.
+// condition is an If-Match with the version, another version, any, none, or nonsense. refused is the code of an invalid
+// one.
 type condition struct {
 	header  string
-	version int64 // 0 for any, -1 for one that is none of ours
+	version int64 // 0: any version; -1: a valid tag that is not one of ours
 	refused string
 }
 
@@ -181,10 +182,10 @@ func (c condition) headers() []string {
 	return []string{"If-Match: " + c.header}
 }
 
-// given reports whether the condition holds for the version.
+// holds reports whether the condition holds for the version.
 func (c condition) holds(version int64) bool { return c.version == 0 || c.version == version }
 
-// inBatch is the condition as a member of an operation.
+// inBatch adds the condition to an operation.
 func (c condition) inBatch(op map[string]any) map[string]any {
 	op = maps.Clone(op)
 	switch {
@@ -196,5 +197,5 @@ func (c condition) inBatch(op map[string]any) map[string]any {
 	return op
 }
 
-// batched reports whether an operation can say the condition.
+// batched reports whether an operation can carry the condition.
 func (c condition) batched() bool { return c.refused == "" && c.version >= 0 }

@@ -1,4 +1,4 @@
-// Package heads tells the API which events the streams still have. The API knows no NATS.
+// Package heads tells the API which events the streams still have. The API does not depend on NATS.
 package heads
 
 import (
@@ -12,10 +12,10 @@ import (
 	"github.com/tidings/tidings/internal/broker"
 )
 
-// wait is how long an answer of the API may wait for the broker, without which it works too.
+// wait limits the time that an answer of the API waits for the broker. The API also answers without it.
 const wait = time.Second
 
-// Of returns what asks the broker for the partitions' streams.
+// Of returns a function that reads the heads of the partitions' streams from the broker.
 func Of(nc *nats.Conn, cfg broker.Config) api.Streams {
 	return func(ctx context.Context) (map[string]api.StreamHead, error) {
 		ctx, cancel := context.WithTimeout(ctx, wait)

@@ -31,7 +31,7 @@ import (
 	"github.com/tidings/tidings/tokens"
 )
 
-// line is the whole line from the store to followercounts: one relay, and as many instances as run starts.
+// line is the path from the store to followercounts: one relay, and the instances that run starts.
 type line struct {
 	pool *pgxpool.Pool
 	api  *pgxpool.Pool
@@ -52,8 +52,10 @@ func newLine(t *testing.T) line {
 	if _, err := broker.Declare(t.Context(), l.js, l.cfg, broker.Partition{LastSlot: event.Slots - 1}, testkit.Logger(t)); err != nil {
 		t.Fatal(err)
 	}
-	r, err := relay.New(relay.Config{BatchSize: 500, BatchBytes: 1 << 20, PollInterval: 20 * time.Millisecond, RoundInterval: 2 * time.Millisecond, PublishTimeout: 2 * time.Second,
-		CheckInterval: 500 * time.Millisecond, DrainTimeout: 5 * time.Second, DatabaseTimeout: 10 * time.Second, Lease: lease.Config{TTL: 2 * time.Second}}, l.pool, l.cfg, testkit.Logger(t), prometheus.NewRegistry())
+	r, err := relay.New(relay.Config{BatchSize: 500, BatchBytes: 1 << 20, PollInterval: 20 * time.Millisecond,
+		RoundInterval: 2 * time.Millisecond, PublishTimeout: 2 * time.Second,
+		CheckInterval: 500 * time.Millisecond, DrainTimeout: 5 * time.Second, DatabaseTimeout: 10 * time.Second,
+		Lease: lease.Config{TTL: 2 * time.Second}}, l.pool, l.cfg, testkit.Logger(t), prometheus.NewRegistry())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,7 +63,7 @@ func newLine(t *testing.T) line {
 	return l
 }
 
-// run runs part until the returned function or the end of the test stops it.
+// run runs part until the test calls stop or ends.
 func (l line) run(t *testing.T, part func(context.Context) error) (stop func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -77,30 +79,33 @@ func (l line) run(t *testing.T, part func(context.Context) error) (stop func()) 
 	return stop
 }
 
-// instance runs one instance of followercounts, with small batches, so that instances meet on accounts often.
+// instance runs one instance of followercounts with small batches, so instances often meet on the same accounts.
 func (l line) instance(t *testing.T) (stop func()) {
 	t.Helper()
-	c, err := consumers.New(consumers.Config{BatchEvents: 50, BatchBytes: 1 << 20, ApplyTimeout: 20 * time.Second, LagInterval: 5 * time.Second,
-		Recheck: time.Second, Lease: lease.Config{TTL: 2 * time.Second}},
-		consumers.Deps{Pool: l.pool, JetStream: l.js, Streams: consumers.Streams{Name: l.cfg.Stream, Prefix: l.cfg.Prefix, Timeout: l.cfg.Timeout}, Registry: prometheus.NewRegistry(), Log: testkit.Logger(t)}, followercounts.New(kinds.Builtin))
+	c, err := consumers.New(consumers.Config{BatchEvents: 50, BatchBytes: 1 << 20, ApplyTimeout: 20 * time.Second,
+		LagInterval: 5 * time.Second, Recheck: time.Second, Lease: lease.Config{TTL: 2 * time.Second}},
+		consumers.Deps{Pool: l.pool, JetStream: l.js, Streams: consumers.Streams{Name: l.cfg.Stream, Prefix: l.cfg.Prefix,
+			Timeout: l.cfg.Timeout}, Registry: prometheus.NewRegistry(), Log: testkit.Logger(t)}, followercounts.New(kinds.Builtin))
 	if err != nil {
 		t.Fatal(err)
 	}
 	return l.run(t, c.Run)
 }
 
-// settle waits until everything has arrived, and compares every edge and count with the truth.
+// settle waits until every event is applied, and compares every edge and count with the truth.
 func (l line) settle(t *testing.T) {
 	t.Helper()
 	testkit.Eventually(t, 60*time.Second, "everything to be applied", func() (bool, error) {
 		var pending bool
-		if err := l.pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM outbox_messages WHERE processed_at IS NULL)`).Scan(&pending); err != nil || pending {
+		if err := l.pool.QueryRow(t.Context(),
+			`SELECT EXISTS (SELECT FROM outbox_messages WHERE processed_at IS NULL)`).Scan(&pending); err != nil || pending {
 			return false, err
 		}
 		all, err := consumers.Lag(t.Context(), l.pool, l.js, l.cfg, followercounts.Name)
 		return err == nil && all[0].Messages == 0, err
 	})
-	if _, err := followercounts.New(kinds.Builtin).Verify(t.Context(), l.pool, l.pool, func(d projections.Difference) { t.Error(d) }); err != nil {
+	if _, err := followercounts.New(kinds.Builtin).Verify(t.Context(), l.pool, l.pool,
+		func(d projections.Difference) { t.Error(d) }); err != nil {
 		t.Fatal(err)
 	}
 	var dead int
@@ -109,13 +114,16 @@ func (l line) settle(t *testing.T) {
 	}
 }
 
-// TestAThousandTogglesOfOneEdgeEndInTheTruthsCount has a thousand writers follow and unfollow one pair through the API at once.
+// TestAThousandTogglesOfOneEdgeEndInTheTruthsCount lets a thousand writers follow and unfollow one pair through the API
+// at once.
 func TestAThousandTogglesOfOneEdgeEndInTheTruthsCount(t *testing.T) {
 	l := newLine(t)
 	l.instance(t)
 	l.instance(t)
-	handler, err := api.New(api.Config{CursorKey: strings.Repeat("ab", 32), MaxBodyBytes: 1 << 17, MaxBatchBytes: 1 << 20, RequestTimeout: 25 * time.Second, AddressConnections: 1000, MaxRequests: 512, MaxWait: time.Second},
-		api.Deps{Store: store.New(l.api, nil), Tokens: l.api, DLQ: outbox.NewDLQ(l.api, nil), Projections: l.api, Fleet: fleet.Projections(kinds.Builtin), Log: testkit.Logger(t), Reg: prometheus.NewRegistry()})
+	handler, err := api.New(api.Config{CursorKey: strings.Repeat("ab", 32), MaxBodyBytes: 1 << 17, MaxBatchBytes: 1 << 20,
+		RequestTimeout: 25 * time.Second, AddressConnections: 1000, MaxRequests: 512, MaxWait: time.Second},
+		api.Deps{Store: store.New(l.api, nil), Tokens: l.api, DLQ: outbox.NewDLQ(l.api, nil), Projections: l.api,
+			Fleet: fleet.Projections(kinds.Builtin), Log: testkit.Logger(t), Reg: prometheus.NewRegistry()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -135,7 +143,8 @@ func TestAThousandTogglesOfOneEdgeEndInTheTruthsCount(t *testing.T) {
 				req.Header.Set("Authorization", "Bearer "+token)
 				w := httptest.NewRecorder()
 				handler.ServeHTTP(w, req)
-				if w.Code == http.StatusServiceUnavailable && try < 200 { // so many wait for one row that some are asked to come again
+				// So many writers wait for one row that the API refuses some with 503.
+				if w.Code == http.StatusServiceUnavailable && try < 200 {
 					continue
 				}
 				if w.Code != want && (want != 0 || w.Code != http.StatusOK && w.Code != http.StatusCreated) {
@@ -149,14 +158,16 @@ func TestAThousandTogglesOfOneEdgeEndInTheTruthsCount(t *testing.T) {
 	l.settle(t)
 	var version, events int64
 	var active bool
-	if err := l.pool.QueryRow(t.Context(), `SELECT version, status = 'ACTIVE', (SELECT count(*) FROM outbox_messages) FROM follows`).Scan(&version, &active, &events); err != nil {
+	if err := l.pool.QueryRow(t.Context(), `SELECT version, status = 'ACTIVE', (SELECT count(*) FROM outbox_messages)
+		FROM follows`).Scan(&version, &active, &events); err != nil {
 		t.Fatal(err)
 	}
 	if version != events || version < 2 {
 		t.Errorf("the pair has version %d after %d events", version, events)
 	}
 	var astray int
-	if err := l.pool.QueryRow(t.Context(), `SELECT count(*) FROM (SELECT (payload ->> 'version')::bigint AS version, row_number() OVER (ORDER BY stream_seq) AS n
+	if err := l.pool.QueryRow(t.Context(), `SELECT count(*) FROM (SELECT (payload ->> 'version')::bigint AS version,
+		row_number() OVER (ORDER BY stream_seq) AS n
 		FROM outbox_messages) on_stream WHERE version <> n`).Scan(&astray); err != nil || astray > 0 {
 		t.Errorf("%d events are on the stream out of the order of their versions, %v", astray, err)
 	}
@@ -175,8 +186,8 @@ func TestAThousandTogglesOfOneEdgeEndInTheTruthsCount(t *testing.T) {
 	}
 }
 
-// TestInstancesThatMeetOnTheSameAccountsStayExact has one account that everybody follows and one that follows everybody, with
-// removals among them, applied by instances that come and go.
+// TestInstancesThatMeetOnTheSameAccountsStayExact has one account that everybody follows and one that follows
+// everybody, with removals between. Instances that start and stop apply the events.
 func TestInstancesThatMeetOnTheSameAccountsStayExact(t *testing.T) {
 	const celebrity, fan, others = 1, 2, 600
 	l := newLine(t)
@@ -235,7 +246,8 @@ func TestInstancesThatMeetOnTheSameAccountsStayExact(t *testing.T) {
 		t.Fatal(err)
 	}
 	var events int64
-	if err := l.pool.QueryRow(t.Context(), `SELECT count(*) FROM outbox_messages WHERE event_type = $1`, event.Removed).Scan(&events); err != nil || events == 0 {
+	if err := l.pool.QueryRow(t.Context(), `SELECT count(*) FROM outbox_messages WHERE event_type = $1`,
+		event.Removed).Scan(&events); err != nil || events == 0 {
 		t.Errorf("%d removals, %v", events, err)
 	}
 }

@@ -18,13 +18,13 @@ import (
 	"github.com/tidings/tidings/projections"
 )
 
-// VerifyConfig is the environment of the comparison with the truth that goes on all the time.
+// VerifyConfig is the environment of the continuous comparison with the truth.
 type VerifyConfig struct {
-	Interval time.Duration `env:"VERIFY_INTERVAL, default=1m"` // between windows; 0 for none
+	Interval time.Duration `env:"VERIFY_INTERVAL, default=1m"` // between windows; 0: no comparison
 	Window   int           `env:"VERIFY_WINDOW, default=1000"` // entities per window, 1..10000
 }
 
-// Validate reports every value out of bounds.
+// Validate reports all values out of bounds.
 func (c VerifyConfig) Validate() error {
 	if c.Interval < 0 || c.Window < 1 || c.Window > 10000 {
 		return fmt.Errorf("VERIFY_INTERVAL is %s, VERIFY_WINDOW %d: want 0 or more, and 1..10000", c.Interval, c.Window)
@@ -32,8 +32,8 @@ func (c VerifyConfig) Validate() error {
 	return nil
 }
 
-// Drift compares a projection with the truth, one window at a time and round and round. A difference counts when it is the same in
-// two looks between which the consumer has applied all that was written before the first.
+// Drift compares a projection with the truth, window by window and round after round. A difference counts only if two
+// looks at the window find it, and the consumer has applied everything written before the first look in between.
 type Drift struct {
 	cfg                VerifyConfig
 	truth, projections *pgxpool.Pool
@@ -44,22 +44,26 @@ type Drift struct {
 	verified, drift    prometheus.Counter
 	round              projections.Comparison // so far
 
-	after     any                             // where the window begins
-	next      any                             // and the one after it, by the first look
+	after     any                             // the key before the window; nil: the first window
+	next      any                             // the key before the next window, from the first look
 	waited    int                             // intervals since the first look
 	checked   int64                           // entities of the window
-	suspected map[projections.Difference]bool // in its first look; nil before it
-	looked    time.Time                       // when that was, by the truth's clock
-	settled   time.Time                       // when all that was written before was on the stream
+	suspected map[projections.Difference]bool // differences of the first look; nil before it
+	looked    time.Time                       // time of the first look, by the truth's clock
+	settled   time.Time                       // time when everything written before the first look was on the stream; zero: not yet
 }
 
-// NewDrift returns the comparison of p. The pools act as RoleReader and RoleConsumer, or a role that may more. It starts nothing.
-func NewDrift(cfg VerifyConfig, truth, projected *pgxpool.Pool, js jetstream.JetStream, b broker.Config, p projections.Projection, reg prometheus.Registerer, log *slog.Logger) (*Drift, error) {
+// NewDrift returns the comparison of p. It starts nothing. The pools act as RoleReader and RoleConsumer, or as roles
+// with more rights.
+func NewDrift(cfg VerifyConfig, truth, projected *pgxpool.Pool, js jetstream.JetStream, b broker.Config, p projections.Projection,
+	reg prometheus.Registerer, log *slog.Logger) (*Drift, error) {
 	reg = prometheus.WrapRegistererWith(prometheus.Labels{"consumer": p.Name()}, reg)
 	d := &Drift{
 		cfg: cfg, truth: truth, projections: projected, js: js, broker: b, p: p, log: log.With("component", "verify", "consumer", p.Name()),
-		verified: prometheus.NewCounter(prometheus.CounterOpts{Name: "projection_verified_total", Help: "Entities compared with the truth."}),
-		drift:    prometheus.NewCounter(prometheus.CounterOpts{Name: "projection_drift_total", Help: "Differences from the truth that no pending event explains. Each round counts a lasting difference again."}),
+		verified: prometheus.NewCounter(prometheus.CounterOpts{Name: "projection_verified_total",
+			Help: "Entities compared with the truth."}),
+		drift: prometheus.NewCounter(prometheus.CounterOpts{Name: "projection_drift_total",
+			Help: "Differences from the truth that no pending event explains. Each round counts a lasting difference again."}),
 	}
 	for _, c := range []prometheus.Collector{d.verified, d.drift} {
 		if err := reg.Register(c); err != nil {
@@ -69,7 +73,7 @@ func NewDrift(cfg VerifyConfig, truth, projected *pgxpool.Pool, js jetstream.Jet
 	return d, nil
 }
 
-// Run compares until ctx ends, and returns nil. Failures are logged and tried again.
+// Run compares until ctx ends, and returns nil. It logs failures and tries again.
 func (d *Drift) Run(ctx context.Context) error {
 	if d.cfg.Interval == 0 {
 		<-ctx.Done()
@@ -84,18 +88,18 @@ func (d *Drift) Run(ctx context.Context) error {
 		case <-tick.C:
 		}
 		if err := d.look(ctx); err != nil && ctx.Err() == nil {
-			d.log.WarnContext(ctx, "comparing with the truth, trying again", "err", err)
+			d.log.WarnContext(ctx, "comparison with the truth failed, will retry", "err", err)
 		}
 	}
 }
 
-// clockSkew is by how much the clocks of database and broker may differ.
+// clockSkew is the maximum difference between the clocks of database and broker.
 const clockSkew = 2 * time.Second
 
-// maxWaits is for how many intervals the second look is waited for.
+// maxWaits is the number of intervals to wait for the second look.
 const maxWaits = 10
 
-// look compares the window, or goes one step further towards the second look at it.
+// look compares a window, or takes the next step towards the second look at it.
 func (d *Drift) look(ctx context.Context) error {
 	if d.suspected != nil {
 		passed, err := d.passed(ctx)
@@ -104,12 +108,14 @@ func (d *Drift) look(ctx context.Context) error {
 		}
 		if d.waited++; !passed && d.waited < maxWaits {
 			return nil
-		} else if !passed { // a message that waits for long must not keep the rest from being compared
+			// An event that waits for long must not keep the other windows from their comparison.
+		} else if !passed {
 			return d.conclude(ctx, d.next)
 		}
 	}
 	found := make(map[projections.Difference]bool)
-	checked, next, err := d.p.Window(ctx, d.truth, d.projections, d.after, d.cfg.Window, func(diff projections.Difference) { found[diff] = true })
+	checked, next, err := d.p.Window(ctx, d.truth, d.projections, d.after, d.cfg.Window,
+		func(diff projections.Difference) { found[diff] = true })
 	if err != nil {
 		return err
 	}
@@ -123,7 +129,8 @@ func (d *Drift) look(ctx context.Context) error {
 			return err
 		}
 		if len(found) > 0 {
-			_, now, err := outbox.Settled(ctx, d.truth, time.Time{}) // after the look: what it saw was written before
+			// After the look, so everything that it saw was written before now.
+			_, now, err := outbox.Settled(ctx, d.truth, time.Time{})
 			d.suspected, d.looked, d.next = found, now, next
 			return err
 		}
@@ -138,12 +145,13 @@ func (d *Drift) look(ctx context.Context) error {
 		d.drift.Add(float64(n))
 		d.round.Different += int64(n)
 		const named = 20
-		d.log.ErrorContext(ctx, "the projection is not what the truth makes it", "count", n, "differences", differences[:min(n, named)], "runbook", "ProjectionDrift")
+		d.log.ErrorContext(ctx, "the projection differs from the truth", "count", n, "differences", differences[:min(n, named)],
+			"runbook", "ProjectionDrift")
 	}
 	return d.conclude(ctx, next)
 }
 
-// conclude notes the window and continues with the one that begins after it.
+// conclude records the window and moves to the one after the key after.
 func (d *Drift) conclude(ctx context.Context, after any) error {
 	if d.round.BeganAt.IsZero() {
 		d.round = projections.Comparison{Consumer: d.p.Name(), Cell: d.broker.Stream, BeganAt: time.Now(), Different: d.round.Different}
@@ -157,7 +165,7 @@ func (d *Drift) conclude(ctx context.Context, after any) error {
 	return projections.SaveComparison(ctx, d.projections, round, after == nil)
 }
 
-// passed reports whether the consumer has applied all that was written before the first look.
+// passed reports whether the consumer has applied everything written before the first look.
 func (d *Drift) passed(ctx context.Context) (bool, error) {
 	if d.settled.IsZero() {
 		settled, now, err := outbox.Settled(ctx, d.truth, d.looked)
@@ -173,7 +181,7 @@ func (d *Drift) passed(ctx context.Context) (bool, error) {
 	return lags[0].Messages == 0 || lags[0].AsOf.After(d.settled.Add(clockSkew)), nil
 }
 
-// spareOthers takes out what is of tenants of other cells.
+// spareOthers removes the differences of tenants of other cells.
 func (d *Drift) spareOthers(ctx context.Context, found map[projections.Difference]bool) error {
 	if len(found) == 0 {
 		return nil
@@ -183,7 +191,7 @@ func (d *Drift) spareOthers(ctx context.Context, found map[projections.Differenc
 	return err
 }
 
-// spareParked takes out what a DLQ explains.
+// spareParked removes the differences that dead letters explain.
 func (d *Drift) spareParked(ctx context.Context, found map[projections.Difference]bool) error {
 	parked, err := consumers.AllParked(ctx, d.projections, d.p.Name())
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/tidings/tidings/internal/broker"
 )
 
-// lagTimeout bounds the look of one scrape.
+// lagTimeout limits the reads of one scrape.
 const lagTimeout = 3 * time.Second
 
 type lagCollector struct {
@@ -25,15 +25,18 @@ type lagCollector struct {
 	lag, deadLetters *prometheus.Desc
 }
 
-// NewLagCollector returns the lag and the dead letters of every consumer that has offsets, read from the offsets and the streams at each scrape.
-// Every consumer process exports them, so a consumer of which no process runs is seen by the others.
+// NewLagCollector returns a collector of the lag and dead letters of every consumer that has offsets. It reads the
+// offsets and the streams at each scrape. Every consumer process exports all consumers, so a consumer without a running
+// process remains visible.
 func NewLagCollector(pool *pgxpool.Pool, js jetstream.JetStream, cfg broker.Config, log *slog.Logger) prometheus.Collector {
 	return &lagCollector{
 		pool: pool, js: js, cfg: cfg, log: log.With("component", "lag"),
 		lag: prometheus.NewDesc("consumer_offset_lag_seconds",
-			"Age of the oldest event that the consumer has not applied, by its offsets, even if no process of it runs; 0 if there is none.", []string{"consumer"}, nil),
+			"As consumer_lag_seconds, but computed from the stored offsets, by every process that applies events. "+
+				"So it exists even if the consumer does not run.",
+			[]string{"consumer"}, nil),
 		deadLetters: prometheus.NewDesc("consumer_offset_dead_letters",
-			"Dead letters of the consumer (counted up to 10000), even if no process of it runs.", []string{"consumer"}, nil),
+			"Dead letters of the consumer (counted up to 10,000), even if no process of it runs.", []string{"consumer"}, nil),
 	}
 }
 
@@ -46,7 +49,7 @@ func (c *lagCollector) Collect(ch chan<- prometheus.Metric) {
 	defer cancel()
 	all, err := consumers.Lag(ctx, c.pool, c.js, c.cfg)
 	if err != nil {
-		c.log.WarnContext(ctx, "the consumers' lags are left out of this scrape", "err", err)
+		c.log.WarnContext(ctx, "consumer lags left out of this scrape", "err", err)
 		return
 	}
 	for _, l := range all {

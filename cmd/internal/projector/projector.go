@@ -1,4 +1,4 @@
-// Package projector is the wiring that the projector binaries share: one projection behind one consumer.
+// Package projector wires the parts that all projector binaries share: one projection behind one consumer.
 //
 //	NATS ──▶ consumers.Consumer ──▶ projection ──▶ projections database        ops port: lag, readiness
 //	                                                   ▲ compared, window by window (Drift)
@@ -29,16 +29,17 @@ import (
 
 // Config is the environment of a projector.
 type Config struct {
-	DatabaseURL            string `env:"DATABASE_URL"` // of the truth; nothing is compared with it where it is not set
+	DatabaseURL            string `env:"DATABASE_URL"` // of the truth; empty: no comparison with the truth
 	ProjectionsDatabaseURL string `env:"PROJECTIONS_DATABASE_URL, default=$DATABASE_URL"`
 	Postgres               postgres.Config
 	Broker                 broker.Config
-	Cells                  map[string]string `env:"NATS_CELLS"` // STREAM:PREFIX of every cell whose events are applied; those of Broker when empty
-	Consumer               consumers.Config
-	Verify                 VerifyConfig
+	// STREAM:PREFIX of each cell whose events the consumer applies; empty: only the streams of Broker
+	Cells    map[string]string `env:"NATS_CELLS"`
+	Consumer consumers.Config
+	Verify   VerifyConfig
 }
 
-// Validate reports every value out of bounds.
+// Validate reports all values out of bounds.
 func (c Config) Validate() error {
 	var missing error
 	if c.ProjectionsDatabaseURL == "" {
@@ -56,12 +57,13 @@ func (c Config) Validate() error {
 		prefixes[cell.Prefix] = true
 	}
 	if _, read := c.Cells[c.Broker.Stream]; !read && len(c.Cells) > 0 && c.DatabaseURL != "" {
-		errs = append(errs, fmt.Errorf("NATS_CELLS leaves out %s, the streams (NATS_STREAM) of the truth to compare with (DATABASE_URL)", c.Broker.Stream))
+		errs = append(errs, fmt.Errorf("NATS_CELLS leaves out %s: the comparison with DATABASE_URL needs its streams (NATS_STREAM)",
+			c.Broker.Stream))
 	}
 	return errors.Join(errs...)
 }
 
-// cells are the streams that the consumer reads, by name.
+// cells returns the streams that the consumer reads, in the order of their names.
 func (c Config) cells() []broker.Config {
 	if len(c.Cells) == 0 {
 		return []broker.Config{c.Broker}
@@ -75,10 +77,12 @@ func (c Config) cells() []broker.Config {
 	return all
 }
 
-// Run applies events to the projection that make returns for the kinds that are in force, until ctx ends, and answers on opsAddr with its metrics
-// and those of reg. It waits for servers that cannot be reached, and for a database without the newest migrations. It returns broker.ErrClosed
-// when the connection to NATS is closed for good. Any number of them may run at once and share the work.
-func Run[P projections.Projection](ctx context.Context, opsAddr string, cfg Config, make func(now func() *kinds.Set) P, reg *prometheus.Registry) error {
+// Run applies events to the projection until ctx ends. make returns the projection; its argument returns the kinds in
+// force. Run serves its metrics and those of reg on opsAddr. It waits for unavailable servers and for a database that
+// lacks migrations. It returns broker.ErrClosed when the connection to NATS is closed permanently. Any number of
+// processes may run at once and share the work.
+func Run[P projections.Projection](ctx context.Context, opsAddr string, cfg Config, make func(now func() *kinds.Set) P,
+	reg *prometheus.Registry) error {
 	if err := cfg.Validate(); err != nil {
 		return err
 	}
@@ -136,7 +140,8 @@ func Run[P projections.Projection](ctx context.Context, opsAddr string, cfg Conf
 		if err := migrations.Await(ctx, pool, migrations.Projections, log); err != nil {
 			return err
 		}
-		g.Go(func() error { return catalog.Run(ctx) }) // until its first look the kinds are the built-in ones: the consumer looks for others when it meets them
+		// The catalog begins with the built-in kinds. The consumer reloads it when it meets an unknown kind.
+		g.Go(func() error { return catalog.Run(ctx) })
 		for _, r := range readers {
 			g.Go(func() error { return r.Run(ctx) })
 		}
@@ -145,7 +150,7 @@ func Run[P projections.Projection](ctx context.Context, opsAddr string, cfg Conf
 	return g.Wait()
 }
 
-// consumers returns a consumer for each cell, of which ops tells whether they are ready.
+// consumers returns a consumer for each cell. ops reports their readiness.
 func (c Config) consumers(projection projections.Projection, deps consumers.Deps, ops *daemon.Ops) (all []*consumers.Consumer, err error) {
 	reg := deps.Registry
 	for _, cell := range c.cells() {
@@ -158,7 +163,8 @@ func (c Config) consumers(projection projections.Projection, deps consumers.Deps
 		if err != nil {
 			return nil, err
 		}
-		for _, collector := range []prometheus.Collector{NewLagCollector(deps.Pool, deps.JetStream, cell, deps.Log), broker.NewCollector(deps.JetStream, cell, deps.Log)} {
+		for _, collector := range []prometheus.Collector{NewLagCollector(deps.Pool, deps.JetStream, cell, deps.Log),
+			broker.NewCollector(deps.JetStream, cell, deps.Log)} {
 			if err := deps.Registry.Register(collector); err != nil {
 				return nil, err
 			}

@@ -3,9 +3,7 @@ package projector_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"regexp"
 	"strings"
@@ -19,7 +17,6 @@ import (
 	"github.com/tidings/tidings/cmd/internal/projector"
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
-	"github.com/tidings/tidings/internal/pglocal"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/projections/followercounts"
@@ -36,7 +33,8 @@ func load(t *testing.T, env map[string]string) projector.Config {
 	return cfg
 }
 
-// TestAProjectorShowsTheFleetAndStopsCleanly has a consumer with an offset of which nobody runs, and one event that it has not applied.
+// TestAProjectorShowsTheFleetAndStopsCleanly has a consumer with an offset but no process, and one event that it has
+// not applied.
 func TestAProjectorShowsTheFleetAndStopsCleanly(t *testing.T) {
 	db, nats := testkit.Postgres(t), testkit.NATS(t)
 	js, err := jetstream.New(nats.Connect(t))
@@ -47,7 +45,8 @@ func TestAProjectorShowsTheFleetAndStopsCleanly(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := db.Pool(t, postgres.RoleOwner).Exec(t.Context(), `INSERT INTO consumer_offsets (consumer_name, partition_key, last_processed_id, stream_created, as_of)
+	if _, err := db.Pool(t, postgres.RoleOwner).Exec(t.Context(),
+		`INSERT INTO consumer_offsets (consumer_name, partition_key, last_processed_id, stream_created, as_of)
 		VALUES ('asleep', $1, 0, $2, now())`, stream.Name, stream.Created); err != nil {
 		t.Fatal(err)
 	}
@@ -58,14 +57,7 @@ func TestAProjectorShowsTheFleetAndStopsCleanly(t *testing.T) {
 	cfg.Broker = nats.Config()
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	free, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	addr := free.Addr().String()
-	if err := free.Close(); err != nil {
-		t.Fatal(err)
-	}
+	addr := testkit.FreeAddr(t)
 	go func() { done <- projector.Run(ctx, addr, cfg, followercounts.New, prometheus.NewRegistry()) }()
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	testkit.Eventually(t, 10*time.Second, "readiness", func() (bool, error) {
@@ -83,8 +75,10 @@ func TestAProjectorShowsTheFleetAndStopsCleanly(t *testing.T) {
 	if err := errors.Join(err, resp.Body.Close()); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{`consumer_offset_lag_seconds\{consumer="asleep"\} [0-9.e-]*[1-9]`, `consumer_offset_dead_letters\{consumer="asleep"\} 0`,
-		`stream_messages\{stream="EVENTS-0"\} 1\b`, `stream_bytes\{stream="EVENTS-0"\} [1-9]`, `stream_replicas_current\{stream="EVENTS-0"\} 1\b`,
+	for _, want := range []string{`consumer_offset_lag_seconds\{consumer="asleep"\} [0-9.e-]*[1-9]`,
+		`consumer_offset_dead_letters\{consumer="asleep"\} 0`,
+		`stream_messages\{stream="EVENTS-0"\} 1\b`, `stream_bytes\{stream="EVENTS-0"\} [1-9]`,
+		`stream_replicas_current\{stream="EVENTS-0"\} 1\b`,
 		`jetstream_storage_bytes [1-9]`, `tidings_build_info\{binary="followercounts",version="[^"]+"\} 1\b`} {
 		if !regexp.MustCompile(want).Match(body) {
 			t.Errorf("no %s", want)
@@ -99,7 +93,8 @@ func TestAProjectorShowsTheFleetAndStopsCleanly(t *testing.T) {
 func TestAProjectorWaitsForServersAndTheSchema(t *testing.T) {
 	db, nats := testkit.Postgres(t), testkit.NATS(t)
 	owner := db.Pool(t, postgres.RoleOwner)
-	if _, err := owner.Exec(t.Context(), `ALTER TABLE tidings_projections_migrations RENAME TO held`); err != nil { // as before the first of them
+	// the state before the first migration
+	if _, err := owner.Exec(t.Context(), `ALTER TABLE tidings_projections_migrations RENAME TO held`); err != nil {
 		t.Fatal(err)
 	}
 	dbURL, openDB := testkit.Gate(t, db.URL)
@@ -108,17 +103,14 @@ func TestAProjectorWaitsForServersAndTheSchema(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := broker.Declare(t.Context(), js, nats.Config(), broker.Partition{LastSlot: event.Slots - 1}, testkit.Logger(t)); err != nil {
+	if _, err := broker.Declare(t.Context(), js, nats.Config(), broker.Partition{LastSlot: event.Slots - 1},
+		testkit.Logger(t)); err != nil {
 		t.Fatal(err)
 	}
 	cfg := load(t, map[string]string{"DATABASE_URL": dbURL, "NATS_URL": natsURL})
 	cfg.Broker = nats.Config()
 	cfg.Broker.URL = natsURL
-	free, err := pglocal.FreePort()
-	if err != nil {
-		t.Fatal(err)
-	}
-	addr := fmt.Sprintf("127.0.0.1:%d", free)
+	addr := testkit.FreeAddr(t)
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- projector.Run(ctx, addr, cfg, followercounts.New, prometheus.NewRegistry()) }()
@@ -142,7 +134,8 @@ func TestAProjectorWaitsForServersAndTheSchema(t *testing.T) {
 	testkit.Eventually(t, 10*time.Second, "it not to be ready", answers("/readyz", http.StatusServiceUnavailable, ""))
 	openDB()
 	testkit.Eventually(t, 10*time.Second, "it to live without the schema", answers("/healthz", http.StatusOK, ""))
-	testkit.Eventually(t, 10*time.Second, "it to say what it waits for", answers("/readyz", http.StatusServiceUnavailable, "run `tidings migrate`"))
+	testkit.Eventually(t, 10*time.Second, "it to say what it waits for",
+		answers("/readyz", http.StatusServiceUnavailable, "run `tidings migrate`"))
 	if _, err := owner.Exec(t.Context(), `ALTER TABLE held RENAME TO tidings_projections_migrations`); err != nil {
 		t.Fatal(err)
 	}
@@ -158,7 +151,8 @@ func TestAProjectorThatWaitsStopsCleanly(t *testing.T) {
 	url, _ := testkit.Gate(t, testkit.Postgres(t).URL)
 	ctx, stop := context.WithCancel(t.Context())
 	stop()
-	if err := projector.Run(ctx, "127.0.0.1:0", load(t, map[string]string{"DATABASE_URL": url}), followercounts.New, prometheus.NewRegistry()); err != nil {
+	if err := projector.Run(ctx, "127.0.0.1:0", load(t, map[string]string{"DATABASE_URL": url}), followercounts.New,
+		prometheus.NewRegistry()); err != nil {
 		t.Errorf("stopped with %v", err)
 	}
 }

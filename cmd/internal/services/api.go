@@ -37,13 +37,15 @@ type apiConfig struct {
 	Broker                 broker.Config
 	API                    api.Config
 	Console                console.Config
-	// Of a login that may act as tidings_system; see consoleDatabases for empty ones. Without the console the API needs no such login.
+	// The login may act as tidings_system. For empty URLs see consoleDatabases. Without the console the API needs no
+	// such login.
 	ConsoleDatabaseURL            string `env:"CONSOLE_DATABASE_URL"`
 	ConsoleProjectionsDatabaseURL string `env:"CONSOLE_PROJECTIONS_DATABASE_URL"`
-	ConsoleOwnerDatabaseURL       string `env:"CONSOLE_OWNER_DATABASE_URL"` // of a login that owns the projections' tables, to replay; empty: the console replays nothing
+	// The login owns the projections' tables, for replays. If it is empty, the console offers no replay.
+	ConsoleOwnerDatabaseURL string `env:"CONSOLE_OWNER_DATABASE_URL"`
 }
 
-// API answers HTTP. Any number of them may run at once, with the same API_CURSOR_KEY.
+// API runs the HTTP API. Any number of processes may run at once, with the same API_CURSOR_KEY.
 func API() { daemon.Main("api", runAPI) }
 
 func runAPI(ctx context.Context, env envconfig.Lookuper) error {
@@ -57,7 +59,8 @@ func runAPI(ctx context.Context, env envconfig.Lookuper) error {
 		return err
 	}
 	defer closePools()
-	nc, err := broker.Connect(cfg.Broker, "api", log) // for wake-ups, and to keep pages: neither reads nor writes need a broker
+	// For wake-ups and cached pages: neither reads nor writes need a broker.
+	nc, err := broker.Connect(cfg.Broker, "api", log)
 	if err != nil {
 		return err
 	}
@@ -65,7 +68,8 @@ func runAPI(ctx context.Context, env envconfig.Lookuper) error {
 	waker, pages := broker.NewWaker(nc, cfg.Broker), api.NewPages(cfg.API, reg)
 	catalog := kinds.NewCatalog(truth, kinds.Truth, log)
 	handler, err := api.New(cfg.API, api.Deps{
-		Store: store.New(truth, waker.Wake), Tokens: tokens, DLQ: outbox.NewDLQ(truth, waker.Wake), Projections: projections, Kinds: catalog, Fleet: fleet.Projections(catalog.Now), Pages: pages, Streams: heads.Of(nc, cfg.Broker), Log: log, Reg: reg,
+		Store: store.New(truth, waker.Wake), Tokens: tokens, DLQ: outbox.NewDLQ(truth, waker.Wake), Projections: projections,
+		Kinds: catalog, Fleet: fleet.Projections(catalog.Now), Pages: pages, Streams: heads.Of(nc, cfg.Broker), Log: log, Reg: reg,
 	})
 	if err != nil {
 		return err
@@ -92,7 +96,7 @@ func runAPI(ctx context.Context, env envconfig.Lookuper) error {
 
 	g, ctx := errgroup.WithContext(ctx)
 	ops.Ready("stopping", func(context.Context) error { return ctx.Err() })
-	drained, end := context.WithCancel(context.WithoutCancel(ctx)) // what the requests in flight still need
+	drained, end := context.WithCancel(context.WithoutCancel(ctx)) // the requests in flight still need these parts
 	g.Go(func() error { return ops.Run(drained) })
 	g.Go(func() error { return waker.Run(drained) })
 	g.Go(func() error { return broker.Watch(ctx, nc) })
@@ -118,8 +122,10 @@ func runAPI(ctx context.Context, env envconfig.Lookuper) error {
 	return g.Wait()
 }
 
-// openConsole returns the console, nil when it is off, and what closes its pools: few connections, of the system role.
-func openConsole(ctx context.Context, cfg apiConfig, nc *nats.Conn, waker *broker.Waker, catalog *kinds.Catalog, log *slog.Logger) (*console.Console, func(), error) {
+// openConsole returns the console and a function that closes its pools. The console is nil if it is off. The pools have
+// few connections and act as the system role.
+func openConsole(ctx context.Context, cfg apiConfig, nc *nats.Conn, waker *broker.Waker, catalog *kinds.Catalog,
+	log *slog.Logger) (*console.Console, func(), error) {
 	if !cfg.Console.On {
 		return nil, func() {}, nil
 	}
@@ -144,7 +150,8 @@ func openConsole(ctx context.Context, cfg apiConfig, nc *nats.Conn, waker *broke
 		return nil, nil, err
 	}
 	closePools := func() { projections.Close(); truth.Close() }
-	c, err := console.New(cfg.Console, console.Deps{Truth: truth, Projections: projections, NATS: nc, JetStream: js, Broker: cfg.Broker, Kinds: catalog, Fleet: fleet.Projections(catalog.Now),
+	c, err := console.New(cfg.Console, console.Deps{Truth: truth, Projections: projections, NATS: nc, JetStream: js, Broker: cfg.Broker,
+		Kinds: catalog, Fleet: fleet.Projections(catalog.Now),
 		Wake: waker.Wake, OwnerURL: cfg.ConsoleOwnerDatabaseURL, Postgres: few, Keys: keys, Log: log})
 	if err != nil {
 		closePools()
@@ -152,7 +159,8 @@ func openConsole(ctx context.Context, cfg apiConfig, nc *nats.Conn, waker *broke
 	return c, closePools, err
 }
 
-// consoleDatabases are those of the console. Where one database has the truth and the projections, one login serves the console for both.
+// consoleDatabases returns the URLs of the console. If truth and projections are in one database, the console uses one
+// login for both.
 func consoleDatabases(cfg apiConfig) (truth, projections string) {
 	truth, projections = cmp.Or(cfg.ConsoleDatabaseURL, cfg.DatabaseURL), cfg.ProjectionsDatabaseURL
 	if projections == cfg.DatabaseURL {
@@ -161,7 +169,7 @@ func consoleDatabases(cfg apiConfig) (truth, projections string) {
 	return truth, cmp.Or(cfg.ConsoleProjectionsDatabaseURL, projections)
 }
 
-// databases opens the pools: of the truth for requests and for tokens, and of the projections.
+// databases opens the pools of the truth for requests, of the truth for tokens, and of the projections.
 func databases(ctx context.Context, cfg apiConfig) (truth, tokens, projections *pgxpool.Pool, closeAll func(), err error) {
 	few := cfg.Postgres
 	few.MaxConns = api.TokenConns
@@ -185,7 +193,7 @@ func databases(ctx context.Context, cfg apiConfig) (truth, tokens, projections *
 	return truth, tokens, projections, closeAll, nil
 }
 
-// await waits for the databases' schemas, and reads what requests need.
+// await waits for the databases' schemas and loads the data that requests need.
 func await(ctx context.Context, truth, projections *pgxpool.Pool, catalog *kinds.Catalog, handler *api.Handler, log *slog.Logger) error {
 	if err := migrations.Await(ctx, truth, migrations.Truth, log); err != nil {
 		return err
@@ -199,7 +207,7 @@ func await(ctx context.Context, truth, projections *pgxpool.Pool, catalog *kinds
 	return handler.Look(ctx)
 }
 
-// certificates are those that the API serves or presents.
+// certificates collects the expiry of the certificates that the API serves or presents.
 func certificates(cfg apiConfig, truth, projections *pgxpool.Pool) prometheus.Collector {
 	return daemon.NewCertificates(map[string]daemon.Expiry{
 		"api": daemon.FileExpiry(cfg.API.TLSCert), "nats": daemon.FileExpiry(cfg.Broker.TLSCert),

@@ -24,17 +24,6 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// freeAddr is a port that was free a moment ago.
-func freeAddr(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
-}
-
 func TestRunAnswersUntilItIsStopped(t *testing.T) {
 	testkit.DefaultLogger(t)
 	db := testkit.Postgres(t)
@@ -42,13 +31,13 @@ func TestRunAnswersUntilItIsStopped(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	addr, opsAddr, cert := freeAddr(t), freeAddr(t), testkit.NewCertificate(t)
+	addr, opsAddr, cert := testkit.FreeAddr(t), testkit.FreeAddr(t), testkit.NewCertificate(t)
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
 		done <- runAPI(ctx, envconfig.MapLookuper(map[string]string{
-			"DATABASE_URL": db.URL, "API_ADDR": addr, "OPS_ADDR": opsAddr, "API_CURSOR_KEY": strings.Repeat("ab", 32), "API_RATE_WRITE": "1/1h",
-			"API_TLS_CERT": cert.CertFile, "API_TLS_KEY": cert.KeyFile,
+			"DATABASE_URL": db.URL, "API_ADDR": addr, "OPS_ADDR": opsAddr, "API_CURSOR_KEY": strings.Repeat("ab", 32),
+			"API_RATE_WRITE": "1/1h", "API_TLS_CERT": cert.CertFile, "API_TLS_KEY": cert.KeyFile,
 		}))
 	}()
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{RootCAs: cert.Pool(t)}}}
@@ -60,7 +49,7 @@ func TestRunAnswersUntilItIsStopped(t *testing.T) {
 		req.Header.Set("Authorization", "Bearer "+token)
 		resp, err := client.Do(req)
 		if err != nil {
-			return 0 // not yet listening
+			return 0 // not listening yet
 		}
 		defer resp.Body.Close()
 		return resp.StatusCode
@@ -83,8 +72,9 @@ func TestRunAnswersUntilItIsStopped(t *testing.T) {
 	}
 	body, err := io.ReadAll(metrics.Body)
 	metrics.Body.Close()
-	if err != nil || !strings.Contains(string(body), `tls_certificate_expires_timestamp_seconds{use="api"} `) || strings.Contains(string(body), `use="nats"`) {
-		t.Errorf("the metrics have no expiry of the certificate that is served, or one of a certificate that there is not: %v", err)
+	if err != nil || !strings.Contains(string(body), `tls_certificate_expires_timestamp_seconds{use="api"} `) ||
+		strings.Contains(string(body), `use="nats"`) {
+		t.Errorf("the metrics lack the expiry of the served certificate, or have one of an absent certificate: %v", err)
 	}
 	stop()
 	select {
@@ -101,15 +91,17 @@ func TestTheAPIWaitsForTheDatabaseAndItsSchemas(t *testing.T) {
 	testkit.DefaultLogger(t)
 	db := testkit.Postgres(t)
 	owner := db.Pool(t, postgres.RoleOwner)
-	if _, err := owner.Exec(t.Context(), `ALTER TABLE tidings_projections_migrations RENAME TO held`); err != nil { // as before the first of them
+	// the state before the first migration
+	if _, err := owner.Exec(t.Context(), `ALTER TABLE tidings_projections_migrations RENAME TO held`); err != nil {
 		t.Fatal(err)
 	}
 	url, open := testkit.Gate(t, db.URL)
-	addr, opsAddr := freeAddr(t), freeAddr(t)
+	addr, opsAddr := testkit.FreeAddr(t), testkit.FreeAddr(t)
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		done <- runAPI(ctx, envconfig.MapLookuper(map[string]string{"DATABASE_URL": url, "API_ADDR": addr, "OPS_ADDR": opsAddr, "API_CURSOR_KEY": strings.Repeat("ab", 32)}))
+		done <- runAPI(ctx, envconfig.MapLookuper(map[string]string{"DATABASE_URL": url, "API_ADDR": addr, "OPS_ADDR": opsAddr,
+			"API_CURSOR_KEY": strings.Repeat("ab", 32)}))
 	}()
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	answers := func(url string, want int, because string) {
@@ -142,8 +134,8 @@ func TestTheAPIWaitsForTheDatabaseAndItsSchemas(t *testing.T) {
 	}
 }
 
-// TestAnAnswerThatWasLostIsGivenByTheNextProcess: the client is cut off after it sent its request, and the process is another one when it
-// asks again.
+// TestAnAnswerThatWasLostIsGivenByTheNextProcess cuts the client off after its request. The client sends the request
+// again, to another process.
 func TestAnAnswerThatWasLostIsGivenByTheNextProcess(t *testing.T) {
 	testkit.DefaultLogger(t)
 	db := testkit.Postgres(t)
@@ -153,11 +145,12 @@ func TestAnAnswerThatWasLostIsGivenByTheNextProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	start := func() (addr string, stop func()) {
-		addr, opsAddr := freeAddr(t), freeAddr(t)
+		addr, opsAddr := testkit.FreeAddr(t), testkit.FreeAddr(t)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() {
-			done <- runAPI(ctx, envconfig.MapLookuper(map[string]string{"DATABASE_URL": db.URL, "API_ADDR": addr, "OPS_ADDR": opsAddr, "API_CURSOR_KEY": strings.Repeat("ab", 32)}))
+			done <- runAPI(ctx, envconfig.MapLookuper(map[string]string{"DATABASE_URL": db.URL, "API_ADDR": addr, "OPS_ADDR": opsAddr,
+				"API_CURSOR_KEY": strings.Repeat("ab", 32)}))
 		}()
 		testkit.Eventually(t, 10*time.Second, "the API to listen", func() (bool, error) {
 			conn, err := net.Dial("tcp", addr)
@@ -179,14 +172,16 @@ func TestAnAnswerThatWasLostIsGivenByTheNextProcess(t *testing.T) {
 			t.Fatal(err)
 		}
 		const body = `{"author_id":"3","body":"once"}`
-		if _, err := fmt.Fprintf(conn, "POST /v1/posts/5/comments HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer %s\r\nContent-Type: application/json\r\nIdempotency-Key: k\r\nContent-Length: %d\r\n\r\n%s",
+		if _, err := fmt.Fprintf(conn, "POST /v1/posts/5/comments HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer "+
+			"%s\r\nContent-Type: application/json\r\nIdempotency-Key: k\r\nContent-Length: %d\r\n\r\n%s",
 			token, len(body), body); err != nil {
 			t.Fatal(err)
 		}
 		return conn
 	}
 	written := func() (comments, events []string) {
-		if err := system.QueryRow(t.Context(), `SELECT ARRAY(SELECT comment_id::text FROM comments), ARRAY(SELECT payload->>'comment_id' FROM outbox_messages)`).Scan(&comments, &events); err != nil {
+		if err := system.QueryRow(t.Context(), `SELECT ARRAY(SELECT comment_id::text FROM comments), ARRAY(SELECT payload->>'comment_id'
+			FROM outbox_messages)`).Scan(&comments, &events); err != nil {
 			t.Fatal(err)
 		}
 		return comments, events
@@ -201,7 +196,7 @@ func TestAnAnswerThatWasLostIsGivenByTheNextProcess(t *testing.T) {
 	if err := lost.(*net.TCPConn).SetLinger(0); err != nil {
 		t.Fatal(err)
 	}
-	lost.Close() // with the answer unread
+	lost.Close() // without reading the answer
 	stop()
 	first, _ := written()
 
@@ -217,7 +212,8 @@ func TestAnAnswerThatWasLostIsGivenByTheNextProcess(t *testing.T) {
 		resp.Body.Close()
 		conn.Close()
 		if err != nil || resp.StatusCode != 201 || resp.Header.Get("Idempotency-Replayed") != "true" || resp.Header.Get("ETag") != `"1"` ||
-			resp.Header.Get("Tidings-Token") == "" || !strings.Contains(string(body), first[0]) || !strings.Contains(string(body), `"body":"once"`) {
+			resp.Header.Get("Tidings-Token") == "" || !strings.Contains(string(body), first[0]) ||
+			!strings.Contains(string(body), `"body":"once"`) {
 			t.Errorf("%d %v %s, %v: want the comment %s again", resp.StatusCode, resp.Header, body, err, first[0])
 		}
 	}
@@ -226,7 +222,8 @@ func TestAnAnswerThatWasLostIsGivenByTheNextProcess(t *testing.T) {
 	}
 }
 
-// Writes that wait for a lock when the stop comes are answered and kept, after the port has closed, and before that load balancers are told.
+// TestAStopFinishesTheWritesThatItHasTaken stops the API while writes wait for a lock. The API first tells load
+// balancers, then closes its port, and then answers these writes.
 func TestAStopFinishesTheWritesThatItHasTaken(t *testing.T) {
 	testkit.DefaultLogger(t)
 	db := testkit.Postgres(t)
@@ -235,12 +232,13 @@ func TestAStopFinishesTheWritesThatItHasTaken(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	addr, opsAddr := freeAddr(t), freeAddr(t)
+	addr, opsAddr := testkit.FreeAddr(t), testkit.FreeAddr(t)
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
 		done <- runAPI(ctx, envconfig.MapLookuper(map[string]string{
-			"DATABASE_URL": db.URL, "API_ADDR": addr, "OPS_ADDR": opsAddr, "API_CURSOR_KEY": strings.Repeat("ab", 32), "API_STOP_DELAY": "2s",
+			"DATABASE_URL": db.URL, "API_ADDR": addr, "OPS_ADDR": opsAddr,
+			"API_CURSOR_KEY": strings.Repeat("ab", 32), "API_STOP_DELAY": "2s",
 		}))
 	}()
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
@@ -276,8 +274,9 @@ func TestAStopFinishesTheWritesThatItHasTaken(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer lock.Rollback(t.Context()) // again
-	if _, err := lock.Exec(t.Context(), `INSERT INTO follows (tenant_id, follower_id, followee_id) SELECT 1, n, 1000 FROM generate_series(1, $1) n`, writes); err != nil {
+	defer lock.Rollback(t.Context()) // a no-op after the rollback below
+	if _, err := lock.Exec(t.Context(), `INSERT INTO follows (tenant_id, follower_id, followee_id) SELECT 1, n, 1000
+		FROM generate_series(1, $1) n`, writes); err != nil {
 		t.Fatal(err)
 	}
 	var clients sync.WaitGroup
@@ -317,7 +316,8 @@ func TestAStopFinishesTheWritesThatItHasTaken(t *testing.T) {
 		t.Fatal("still running")
 	}
 	var rows, events int
-	if err := system.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM follows), (SELECT count(*) FROM outbox_messages)`).Scan(&rows, &events); err != nil {
+	if err := system.QueryRow(t.Context(),
+		`SELECT (SELECT count(*) FROM follows), (SELECT count(*) FROM outbox_messages)`).Scan(&rows, &events); err != nil {
 		t.Fatal(err)
 	}
 	if rows != writes+1 || events != writes+1 {
@@ -333,12 +333,13 @@ func TestRunRefusesAConfigurationThatCannotWork(t *testing.T) {
 		`rate "fast"`:    {"DATABASE_URL": "postgres://127.0.0.1:1/x", "API_CURSOR_KEY": strings.Repeat("ab", 32), "API_RATE_READ": "fast"},
 	} {
 		if err := runAPI(t.Context(), envconfig.MapLookuper(env)); err == nil || !strings.Contains(err.Error(), says) {
-			t.Errorf("%v, want an error that says %s", err, says)
+			t.Errorf("%v, want an error with %s", err, says)
 		}
 	}
 }
 
-// TestOneLoginServesTheConsoleOfOneDatabase: an installation with one database needs CONSOLE_DATABASE_URL alone.
+// TestOneLoginServesTheConsoleOfOneDatabase shows that an installation with one database needs only
+// CONSOLE_DATABASE_URL.
 func TestOneLoginServesTheConsoleOfOneDatabase(t *testing.T) {
 	for _, c := range []struct {
 		cfg                apiConfig
@@ -347,7 +348,8 @@ func TestOneLoginServesTheConsoleOfOneDatabase(t *testing.T) {
 		{apiConfig{DatabaseURL: "api", ProjectionsDatabaseURL: "api"}, "api", "api"},
 		{apiConfig{DatabaseURL: "api", ProjectionsDatabaseURL: "api", ConsoleDatabaseURL: "operator"}, "operator", "operator"},
 		{apiConfig{DatabaseURL: "api", ProjectionsDatabaseURL: "reads", ConsoleDatabaseURL: "operator"}, "operator", "reads"},
-		{apiConfig{DatabaseURL: "api", ProjectionsDatabaseURL: "api", ConsoleDatabaseURL: "operator", ConsoleProjectionsDatabaseURL: "other"}, "operator", "other"},
+		{apiConfig{DatabaseURL: "api", ProjectionsDatabaseURL: "api", ConsoleDatabaseURL: "operator",
+			ConsoleProjectionsDatabaseURL: "other"}, "operator", "other"},
 	} {
 		if truth, projections := consoleDatabases(c.cfg); truth != c.truth || projections != c.projections {
 			t.Errorf("%+v: %s and %s, want %s and %s", c.cfg, truth, projections, c.truth, c.projections)

@@ -28,8 +28,9 @@ type archiverConfig struct {
 	Upkeep      upkeep.Config
 }
 
-// Archiver keeps the histories, runs the scheduled jobs, and removes all edges of an object where that was asked for. It also exports the outbox's gauges, so that
-// they show when every relay is dead. Any number of them may run at once.
+// Archiver runs the archiver: it keeps the histories, runs the scheduled jobs, and removes all edges of objects on
+// request. It also exports the outbox's gauges, so they remain visible if every relay is dead. Any number of processes
+// may run at once.
 func Archiver() { daemon.Main(history.Name, runArchiver) }
 
 func runArchiver(ctx context.Context, env envconfig.Lookuper) error {
@@ -42,7 +43,8 @@ func runArchiver(ctx context.Context, env envconfig.Lookuper) error {
 		return err
 	}
 	defer truth.Close()
-	projected, err := postgres.Open(ctx, cfg.Projector.ProjectionsDatabaseURL, cfg.Projector.Postgres, postgres.RoleSystem, history.Name+" jobs")
+	projected, err := postgres.Open(ctx, cfg.Projector.ProjectionsDatabaseURL, cfg.Projector.Postgres,
+		postgres.RoleSystem, history.Name+" jobs")
 	if err != nil {
 		return err
 	}
@@ -52,7 +54,8 @@ func runArchiver(ctx context.Context, env envconfig.Lookuper) error {
 	reg.MustRegister(postgres.NewBlockedCollector(truth, log))
 	reg.MustRegister(tokens.NewCollector(truth, log))
 	catalog := kinds.NewCatalog(truth, kinds.Truth, log)
-	list, err := upkeep.Jobs(cfg.Upkeep, upkeep.Deps{Truth: truth, Projections: projected, Cell: cfg.Projector.Broker.Stream, Kinds: catalog.Now, Registry: reg, Log: log}, upkeep.Current(truth))
+	list, err := upkeep.Jobs(cfg.Upkeep, upkeep.Deps{Truth: truth, Projections: projected, Cell: cfg.Projector.Broker.Stream,
+		Kinds: catalog.Now, Registry: reg, Log: log}, upkeep.Current(truth))
 	if err != nil {
 		return err
 	}
@@ -66,7 +69,8 @@ func runArchiver(ctx context.Context, env envconfig.Lookuper) error {
 	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
-		if err := migrations.Await(ctx, truth, migrations.Truth, log); err != nil { // that the projections are there, the projector sees to
+		// The projector waits for the projections' schema itself.
+		if err := migrations.Await(ctx, truth, migrations.Truth, log); err != nil {
 			return err
 		}
 		if err := catalog.Load(ctx); err != nil {
@@ -75,7 +79,7 @@ func runArchiver(ctx context.Context, env envconfig.Lookuper) error {
 		if s, _, err := upkeep.Read(ctx, truth); err != nil {
 			return err
 		} else if err := s.Outlives(cfg.Projector.Broker.MaxAge); err != nil {
-			log.Error("the archive is dropped before the stream", "err", err, "runbook", "ArchiveTooShort")
+			log.Error("the archive expires before the stream", "err", err, "runbook", "ArchiveTooShort")
 		}
 		g.Go(func() error { return catalog.Run(ctx) })
 		g.Go(func() error { return remover.Run(ctx) })

@@ -16,7 +16,8 @@ type followerCountsConfig struct {
 	Projector projector.Config
 }
 
-// FollowerCounts keeps the counts and the pages of edges, of every kind: who follows whom, who likes what. Any number of them may run at once.
+// FollowerCounts runs the consumer that keeps the counts and lists of edges of every kind (follows, likes). Any number
+// of processes may run at once.
 func FollowerCounts() { daemon.Main(followercounts.Name, runFollowerCounts) }
 
 func runFollowerCounts(ctx context.Context, env envconfig.Lookuper) error {

@@ -24,7 +24,7 @@ type relayConfig struct {
 	Relay       relay.Config
 }
 
-// Relay publishes the outbox to JetStream. Any number of them may run at once.
+// Relay runs the relay, which publishes the outbox to JetStream. Any number of processes may run at once.
 func Relay() {
 	relay.UseOneProcessor()
 	daemon.Main("relay", runRelay)
@@ -49,7 +49,8 @@ func runRelay(ctx context.Context, env envconfig.Lookuper) error {
 	reg.MustRegister(daemon.NewCertificates(map[string]daemon.Expiry{
 		"nats": daemon.FileExpiry(cfg.Broker.TLSCert), "postgres": postgres.CertificateExpiry(pool),
 	}))
-	reg.MustRegister(postgres.NewBlockedCollector(pool, log), prometheus.WrapCollectorWith(prometheus.Labels{"database": "truth"}, postgres.NewSizesCollector(pool, log)))
+	reg.MustRegister(postgres.NewBlockedCollector(pool, log),
+		prometheus.WrapCollectorWith(prometheus.Labels{"database": "truth"}, postgres.NewSizesCollector(pool, log)))
 	ops := daemon.NewOps("relay", cfg.OpsAddr, reg, log)
 	ops.Ready("relay", r.Ready)
 	ops.Ready("postgres", pool.Ping)

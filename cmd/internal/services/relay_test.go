@@ -13,7 +13,6 @@ import (
 
 	"github.com/sethvargo/go-envconfig"
 
-	"github.com/tidings/tidings/internal/pglocal"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 )
@@ -22,16 +21,13 @@ func TestTheRelayWaitsForServersAndTheSchema(t *testing.T) {
 	testkit.DefaultLogger(t)
 	db, nats := testkit.Postgres(t), testkit.NATS(t)
 	owner := db.Pool(t, postgres.RoleOwner)
-	if _, err := owner.Exec(t.Context(), `ALTER TABLE tidings_truth_migrations RENAME TO held`); err != nil { // as before the first of them
+	// The state before the first migration.
+	if _, err := owner.Exec(t.Context(), `ALTER TABLE tidings_truth_migrations RENAME TO held`); err != nil {
 		t.Fatal(err)
 	}
 	dbURL, openDB := testkit.Gate(t, db.URL)
 	natsURL, openNATS := testkit.Gate(t, nats.URL)
-	port, err := pglocal.FreePort()
-	if err != nil {
-		t.Fatal(err)
-	}
-	cfg, ops := nats.Config(), fmt.Sprintf("127.0.0.1:%d", port)
+	cfg, ops := nats.Config(), testkit.FreeAddr(t)
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {

@@ -1,5 +1,6 @@
-// Package services has the long-running processes of a fleet, one file each: it reads their environment and wires their parts. Each function runs a
-// service until SIGTERM and ends the process. Command tidings runs the one by whose name it is called, so that one binary serves the whole image.
+// Package services contains the long-running processes of a fleet, one file each. Each function reads the environment,
+// wires the parts, runs the service until SIGTERM and ends the process. Command tidings runs the service by whose name
+// it is called, so one binary is enough for the image.
 package services
 
 import (
@@ -8,7 +9,7 @@ import (
 	"github.com/tidings/tidings/projections/threadcache"
 )
 
-// Named returns the service of a name, which is that of its command; nil if there is none.
+// Named returns the service with the name of its command, or nil if no service has the name.
 func Named(name string) func() {
 	switch name { // not a map, which would link every service into every command
 	case "api":

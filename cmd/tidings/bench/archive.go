@@ -32,16 +32,21 @@ func archiveCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "archive", Args: cobra.NoArgs,
 		Short: "Measure archiving, alone and beside writes",
-		Long: `Case archive moves --rows messages that were published ten days ago, in ten ranges and in a process of its own, and
-counts them afterwards: missing and duplicates must be 0. The rate is until the last range is the archive's, with all checks; the indexes that ranges get then are timed apart.
-With --held-snapshot a snapshot from before is held open meanwhile.
+		Long: `Case archive moves --rows messages that were published ten days ago, in ten ranges, in a process of
+its own. Afterwards it counts them: missing and duplicates must be 0. The rate covers the time until
+the last range is in the archive, with all checks. The time of the ranges' indexes, which the job
+creates afterwards, is in the progress lines. With --held-snapshot a snapshot from before stays open
+meanwhile.
 
-With --with-writes the API and a relay, each a process, are written to by --clients connections in slices of --duration. In every second slice, of
---slices, a range of --rows / --slices messages is archived and indexed, and its line says how many rows per second that was, from the start of the process on. What is
-written and published in it is compared with the mean of the slices before and after, and the medians of these ratios are the last line.`,
+With --with-writes, --clients connections write to the API beside a relay, each a process, in time
+slices of --duration. In every second slice the command archives and indexes a range of --rows /
+--slices messages. The line of that slice has the rows per second, from the start of the archiving
+process on. The command compares the slice's writes and published events with the mean of the slices
+before and after. The last line has the medians of these ratios.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.rows < 1 || o.payload < 0 || o.clients < 1 || o.slices < 1 || o.duration < time.Second {
-				return errors.New("want --rows, --clients and --slices of 1 or more, --payload of 0 or more, a --duration of 1s or more")
+				return errors.New("want --rows, --clients and --slices of 1 or more, --payload of 0 or more, and a --duration of " +
+					"1s or more")
 			}
 			if o.withWrites {
 				o.ranges = o.slices
@@ -54,22 +59,24 @@ written and published in it is compared with the mean of the slices before and a
 	f := cmd.Flags()
 	f.IntVar(&o.rows, "rows", 1_000_000, "published messages to move")
 	f.IntVar(&o.payload, "payload", 100, "bytes of padding in each payload")
-	f.BoolVar(&o.heldSnapshot, "held-snapshot", false, "hold a snapshot open meanwhile")
-	f.BoolVar(&o.withWrites, "with-writes", false, "beside writes over HTTP and a relay, with and without archiving")
-	f.IntVar(&o.clients, "clients", 32, "connections that write at once")
-	f.IntVar(&o.slices, "slices", 5, "slices with archiving")
+	f.BoolVar(&o.heldSnapshot, "held-snapshot", false, "keep a snapshot open meanwhile")
+	f.BoolVar(&o.withWrites, "with-writes", false, "measure writes over HTTP and a relay, with and without archiving")
+	f.IntVar(&o.clients, "clients", 32, "parallel connections that write")
+	f.IntVar(&o.slices, "slices", 5, "the number of slices with archiving")
 	f.DurationVar(&o.duration, "duration", 10*time.Second, "how long each slice writes")
 	return cmd
 }
 
-// benchRanges is in how many ranges the rows are that are archived alone.
+// benchRanges is the number of ranges of case archive.
 const benchRanges = 10
 
-// publishedSQL writes rows as they are ten days after they were published.
+// publishedSQL writes rows that were published ten days ago.
 const publishedSQL = `
-INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, occurred_at, available_at, inserted_at, processed_at, stream_seq)
+INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, occurred_at, available_at, inserted_at,
+	processed_at, stream_seq)
 SELECT 1, 'follow', n % 10000 + 1, 'created',
-       jsonb_build_object('follower_id', '1', 'followee_id', (n % 10000 + 1)::text, 'status', 'ACTIVE', 'version', n / 10000 + 1, 'pad', repeat('x', @payload)),
+       jsonb_build_object('follower_id', '1', 'followee_id', (n % 10000 + 1)::text, 'status', 'ACTIVE',
+                          'version', n / 10000 + 1, 'pad', repeat('x', @payload)),
        at, at, at, at, 0
   FROM generate_series(@first::bigint, @last::bigint) n, (SELECT now() - interval '10 days' AS at) t`
 
@@ -79,7 +86,7 @@ func (o archiveOptions) fill(ctx context.Context, s *servers, say func(string, .
 	if err != nil {
 		return err
 	}
-	defer func() { _ = owner.Close(context.WithoutCancel(ctx)) }() // nothing is lost with it
+	defer func() { _ = owner.Close(context.WithoutCancel(ctx)) }() // an error here changes no result
 	for range o.ranges {
 		if _, err := owner.Exec(ctx, `SELECT outbox_range_make(max(to_id), max(to_id) + 50000000) FROM outbox_ranges`); err != nil {
 			return err
@@ -89,15 +96,17 @@ func (o archiveOptions) fill(ctx context.Context, s *servers, say func(string, .
 	for n := range o.ranges {
 		first, past := o.rows*n/o.ranges, o.rows*(n+1)/o.ranges
 		for ; first < past; first += step {
-			if _, err := s.pool.Exec(ctx, publishedSQL, pgx.StrictNamedArgs{"payload": o.payload, "first": first, "last": min(first+step, past) - 1}); err != nil {
+			if _, err := s.pool.Exec(ctx, publishedSQL, pgx.StrictNamedArgs{"payload": o.payload, "first": first,
+				"last": min(first+step, past) - 1}); err != nil {
 				return err
 			}
 		}
-		if _, err := owner.Exec(ctx, `SELECT outbox_range_cut((SELECT to_id FROM outbox_ranges WHERE (SELECT last_value FROM outbox_messages_id_seq) BETWEEN from_id AND to_id - 1))`); err != nil {
+		if _, err := owner.Exec(ctx, `SELECT outbox_range_cut((SELECT to_id FROM outbox_ranges
+			WHERE (SELECT last_value FROM outbox_messages_id_seq) BETWEEN from_id AND to_id - 1))`); err != nil {
 			return err
 		}
 	}
-	// The floors as a relay has them when all is published.
+	// The floors as a relay leaves them when every row is published.
 	for _, sql := range []string{
 		`UPDATE outbox_partitions SET floor_id = (SELECT last_value FROM outbox_messages_id_seq)`,
 		`UPDATE outbox_ranges SET settled_at = now() WHERE to_id - 1 <= (SELECT last_value FROM outbox_messages_id_seq)`,
@@ -110,19 +119,19 @@ func (o archiveOptions) fill(ctx context.Context, s *servers, say func(string, .
 	return nil
 }
 
-// fallDue lets n ranges have settled ten days ago.
+// fallDue makes n ranges due: it sets the time at which they settled to ten days ago.
 func fallDue(ctx context.Context, s *servers, n int) error {
 	_, err := s.pool.Exec(ctx, `UPDATE outbox_ranges SET settled_at = now() - interval '10 days'
 		WHERE from_id IN (SELECT from_id FROM outbox_ranges WHERE state = 'OPEN' AND settled_at IS NOT NULL ORDER BY from_id LIMIT $1)`, n)
 	return err
 }
 
-// archiveTerms are the defaults of an installation.
+// archiveTerms returns the default settings of an installation.
 func archiveTerms(context.Context) (outbox.Terms, error) {
 	return outbox.Terms{After: 7 * 24 * time.Hour, Keep: 90 * 24 * time.Hour}, nil
 }
 
-// archivePart runs the job once, as the archiver does, and then waits to be stopped.
+// archivePart runs the job once, like the archiver, and then waits until it is stopped.
 type archivePart struct {
 	archive *outbox.Archive
 	pool    *pgxpool.Pool
@@ -130,11 +139,12 @@ type archivePart struct {
 
 func (p archivePart) Run(ctx context.Context) error {
 	err := jobs.WithLease(ctx, p.pool, "bench", func(ctx context.Context, h *jobs.Hold) error {
-		_, err := h.Run(ctx, jobs.Job{Name: outbox.ArchiveJob, Run: func(ctx context.Context, h *jobs.Hold) error { return p.archive.Run(ctx, h) }})
+		_, err := h.Run(ctx, jobs.Job{Name: outbox.ArchiveJob,
+			Run: func(ctx context.Context, h *jobs.Hold) error { return p.archive.Run(ctx, h) }})
 		return err
 	})
 	if ctx.Err() != nil {
-		return nil // stopped before its end
+		return nil // stopped before the job's end
 	}
 	if err == nil {
 		<-ctx.Done()
@@ -142,10 +152,11 @@ func (p archivePart) Run(ctx context.Context) error {
 	return err
 }
 
-// archived reports whether the job has ended, and how many ranges it has moved so far.
+// archived reports whether the job has ended, and how many ranges are archived.
 func archived(ctx context.Context, s *servers) (ended bool, ranges int, err error) {
 	var failed string
-	err = s.pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM job_runs WHERE job = $1 AND succeeded_at IS NOT NULL), (SELECT count(*) FROM outbox_ranges WHERE state = 'ARCHIVED'),
+	err = s.pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM job_runs WHERE job = $1 AND succeeded_at IS NOT NULL),
+		(SELECT count(*) FROM outbox_ranges WHERE state = 'ARCHIVED'),
 		coalesce((SELECT last_error FROM job_runs WHERE job = $1), '')`, outbox.ArchiveJob).Scan(&ended, &ranges, &failed)
 	if err == nil && failed != "" {
 		err = errors.New(failed)
@@ -211,7 +222,8 @@ func (o archiveOptions) runAlone(ctx context.Context, out io.Writer, say func(st
 	r.PeakRSS = ptr(round(c.peak, 1))
 	var left, all, distinct int
 	if err := s.pool.QueryRow(ctx, `
-		SELECT (SELECT count(*) FROM outbox_messages), count(*), count(DISTINCT event_id) FROM outbox_messages_archive`).Scan(&left, &all, &distinct); err != nil {
+		SELECT (SELECT count(*) FROM outbox_messages), count(*), count(DISTINCT event_id) FROM outbox_messages_archive`).
+		Scan(&left, &all, &distinct); err != nil {
 		return err
 	}
 	r.Missing, r.Duplicates = ptr(o.rows-distinct), ptr(left+all-distinct)
@@ -227,22 +239,23 @@ func (o archiveOptions) runAlone(ctx context.Context, out io.Writer, say func(st
 	return nil
 }
 
-// besideResult is the line of a slice of --with-writes.
+// besideResult is the output line of a slice of --with-writes.
 type besideResult struct {
 	writeResult
-	EventsPerSecond   float64  `json:"events_per_second"`             // that the relay put on the stream
-	EventsRatio       *float64 `json:"events_ratio,omitempty"`        // to the mean of the slices before and after
-	WritesRatio       *float64 `json:"writes_ratio,omitempty"`        // likewise
-	ArchivedPerSecond *float64 `json:"archived_per_second,omitempty"` // rows of the range, by the time from the start of the process until it was archived and indexed
+	EventsPerSecond float64  `json:"events_per_second"`      // events that the relay published
+	EventsRatio     *float64 `json:"events_ratio,omitempty"` // to the mean of the slices before and after
+	WritesRatio     *float64 `json:"writes_ratio,omitempty"` // likewise
+	// rows of the range per second, from the start of the process until the range is archived and indexed
+	ArchivedPerSecond *float64 `json:"archived_per_second,omitempty"`
 }
 
-// besideSummary is the last line.
+// besideSummary is the last output line of --with-writes.
 type besideSummary struct {
 	Case              string    `json:"case"`
 	WritesRatio       float64   `json:"writes_ratio"` // medians
 	EventsRatio       float64   `json:"events_ratio"`
 	ArchivedPerSecond float64   `json:"archived_per_second"`
-	LeftPerSecond     float64   `json:"left_outbox_per_second"` // rows archived, by the whole time of the slices with archiving
+	LeftPerSecond     float64   `json:"left_outbox_per_second"` // archived rows per second of all slices with archiving
 	WritesRatios      []float64 `json:"writes_ratios"`
 	EventsRatios      []float64 `json:"events_ratios"`
 	settings
@@ -311,8 +324,10 @@ func (o archiveOptions) runWithWrites(ctx context.Context, out io.Writer, say fu
 	return writeLine(out, sum)
 }
 
-// beside writes for the duration, while a range is archived if it is asked to, and says what the API accepted and the relay published meanwhile.
-func (o archiveOptions) beside(ctx context.Context, s *servers, js jetstream.JetStream, a *apiUnderTest, archiving bool, say func(string, ...any)) (r besideResult, err error) {
+// beside writes for the duration, while a process archives a range if archiving is set. It returns how many writes the API
+// accepted and how many events the relay published meanwhile.
+func (o archiveOptions) beside(ctx context.Context, s *servers, js jetstream.JetStream, a *apiUnderTest, archiving bool,
+	say func(string, ...any)) (r besideResult, err error) {
 	r.Case, r.Clients = "writes", o.clients
 	if archiving {
 		r.Case = "writes-archiving"
@@ -337,7 +352,7 @@ func (o archiveOptions) beside(ctx context.Context, s *servers, js jetstream.Jet
 	}
 	took := time.Since(start)
 	if moved > took {
-		return r, fmt.Errorf("the range took %s: lower --rows, or raise --duration", moved)
+		return r, fmt.Errorf("archiving the range took %s, longer than the slice: lower --rows, or raise --duration", moved)
 	}
 	stored, err := countStored(ctx, js, s.broker)
 	if err != nil {
@@ -351,8 +366,9 @@ func (o archiveOptions) beside(ctx context.Context, s *servers, js jetstream.Jet
 	return r, nil
 }
 
-// archiveOne has a process archive one range, and returns how long it took and the memory that it used.
-func (o archiveOptions) archiveOne(ctx context.Context, s *servers, say func(string, ...any)) (took time.Duration, rss *float64, err error) {
+// archiveOne starts a process that archives one range. It returns the time and the peak memory in MiB.
+func (o archiveOptions) archiveOne(ctx context.Context, s *servers, say func(string, ...any),
+) (took time.Duration, rss *float64, err error) {
 	if err := fallDue(ctx, s, 1); err != nil {
 		return 0, nil, err
 	}

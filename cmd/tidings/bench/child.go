@@ -32,13 +32,13 @@ import (
 	"github.com/tidings/tidings/relay"
 )
 
-// tally is what a relay under test says of itself when it stops.
+// tally is the last output of a part under test. Its counters are those of a relay.
 type tally struct {
 	CatchUps  int `json:"catch_ups"`
 	Conflicts int `json:"conflicts"`
 }
 
-// The parts that a child can be.
+// The parts that a child process can run.
 const (
 	partRelay          = "relay"
 	partFollowerCounts = followercounts.Name
@@ -47,21 +47,24 @@ const (
 	partArchive        = outbox.ArchiveJob
 )
 
-// childCommand runs one part as its binary does, and prints its tally at the end.
+// childConfig is the environment of a part under test.
+type childConfig struct {
+	DatabaseURL string `env:"DATABASE_URL, required"`
+	Postgres    postgres.Config
+	Broker      broker.Config
+	Relay       relay.Config
+	Consumers   consumers.Config
+	API         api.Config
+	Archive     outbox.ArchiveConfig
+}
+
+// childCommand returns the hidden command that runs one part like its binary, and prints its tally at the end.
 func childCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "child", Hidden: true, Args: cobra.ExactArgs(1), Short: "One part under test",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx := cmd.Context()
-			var cfg struct {
-				DatabaseURL string `env:"DATABASE_URL, required"`
-				Postgres    postgres.Config
-				Broker      broker.Config
-				Relay       relay.Config
-				Consumers   consumers.Config
-				API         api.Config
-				Archive     outbox.ArchiveConfig
-			}
+			var cfg childConfig
 			if err := envconfig.Process(ctx, &cfg); err != nil {
 				return err
 			}
@@ -96,7 +99,8 @@ func childCommand() *cobra.Command {
 					return terr
 				}
 				defer tokens.Close()
-				part = apiPart{cfg: cfg.API, broker: cfg.Broker, truth: truth, tokens: tokens, projections: pool, reg: reg, out: cmd.OutOrStdout()}
+				part = apiPart{cfg: cfg.API, broker: cfg.Broker, truth: truth, tokens: tokens, projections: pool,
+					reg: reg, out: cmd.OutOrStdout()}
 			case partArchive:
 				archive, aerr := outbox.NewArchive(cfg.Archive, archiveTerms, pool, slog.Default(), reg)
 				if aerr != nil {
@@ -113,7 +117,9 @@ func childCommand() *cobra.Command {
 				if jerr != nil {
 					return jerr
 				}
-				part, err = consumers.New(cfg.Consumers, consumers.Deps{Pool: pool, JetStream: js, Streams: consumers.Streams{Name: cfg.Broker.Stream, Prefix: cfg.Broker.Prefix, Timeout: cfg.Broker.Timeout}, Registry: reg, Log: slog.Default()}, projectionOf(args[0]))
+				part, err = consumers.New(cfg.Consumers, consumers.Deps{Pool: pool, JetStream: js,
+					Streams:  consumers.Streams{Name: cfg.Broker.Stream, Prefix: cfg.Broker.Prefix, Timeout: cfg.Broker.Timeout},
+					Registry: reg, Log: slog.Default()}, projectionOf(args[0]))
 			default:
 				err = fmt.Errorf("no part %q", args[0])
 			}
@@ -129,7 +135,7 @@ func childCommand() *cobra.Command {
 	}
 }
 
-// projectionOf returns what a consumer applies.
+// projectionOf returns the projection of a consumer.
 func projectionOf(part string) consumers.Projection {
 	if part == partArchiver {
 		return history.New(kinds.Builtin)
@@ -157,19 +163,20 @@ type child struct {
 	cmd  *exec.Cmd
 	out  *bufio.Reader
 	peak float64       // MiB, sampled
-	cpu  time.Duration // of the processor, sampled
+	cpu  time.Duration // processor time, sampled
 	mu   sync.Mutex
 	wait func() error
 }
 
-// startChild starts a part on the servers. ttl is its leases', env more of its environment.
+// startChild starts a part on the servers. ttl is its lease time, and env adds to its environment.
 func startChild(s *servers, part string, ttl time.Duration, stderr io.Writer, env ...string) (*child, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
 	cmd := exec.Command(self, "bench", "child", part)
-	cmd.Env = append(os.Environ(), "DATABASE_URL="+s.url, "NATS_URL="+s.broker.URL, "NATS_STREAM="+s.broker.Stream, "LEASE_TTL="+ttl.String(), "LOG_LEVEL=warn", "HEARTBEAT_INTERVAL=0")
+	cmd.Env = append(os.Environ(), "DATABASE_URL="+s.url, "NATS_URL="+s.broker.URL, "NATS_STREAM="+s.broker.Stream,
+		"LEASE_TTL="+ttl.String(), "LOG_LEVEL=warn", "HEARTBEAT_INTERVAL=0")
 	cmd.Env = append(cmd.Env, env...)
 	cmd.Stderr = stderr
 	stdout, err := cmd.StdoutPipe()
@@ -182,12 +189,12 @@ func startChild(s *servers, part string, ttl time.Duration, stderr io.Writer, en
 	return &child{cmd: cmd, out: bufio.NewReader(stdout), wait: sync.OnceValue(cmd.Wait)}, nil
 }
 
-// sample notes the process's peak memory and its time on the processor so far.
+// sample records the process's peak memory and its processor time so far.
 func (c *child) sample() {
 	dir := fmt.Sprintf("/proc/%d/", c.cmd.Process.Pid)
 	status, err := os.ReadFile(dir + "status")
 	if err != nil {
-		return // it has ended: the last sample stands
+		return // the process has ended, so keep the last sample
 	}
 	stat, err := os.ReadFile(dir + "stat")
 	if err != nil {
@@ -200,7 +207,7 @@ func (c *child) sample() {
 			c.peak = max(c.peak, kb/1024)
 		}
 	}
-	const user, system, tick = 11, 12, 10 * time.Millisecond // behind the name, in USER_HZ (proc_pid_stat(5))
+	const user, system, tick = 11, 12, 10 * time.Millisecond // fields after the name; their unit is USER_HZ (proc_pid_stat(5))
 	_, rest, _ := strings.Cut(string(stat), ") ")
 	if f := strings.Fields(rest); len(f) > system {
 		u, uerr := strconv.ParseInt(f[user], 10, 64)
@@ -211,11 +218,11 @@ func (c *child) sample() {
 	}
 }
 
-// kill ends the process as a crash does.
+// kill ends the process like a crash.
 func (c *child) kill() {
 	c.sample()
-	_ = c.cmd.Process.Kill() // it may have ended
-	_ = c.wait()             // killed
+	_ = c.cmd.Process.Kill() // fails if the process has ended
+	_ = c.wait()             // the error is that of the kill
 }
 
 // stop ends the process cleanly and returns its tally.

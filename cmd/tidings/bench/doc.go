@@ -1,8 +1,8 @@
-// Package bench measures Tidings: `tidings bench relay`, `tidings bench latency`, `tidings bench project`, `tidings bench subscribe`, `tidings bench read`,
-// `tidings bench write`, `tidings bench overload` and `tidings bench archive`.
+// Package bench has the commands of `tidings bench`, which measure Tidings: relay, latency, project, subscribe, read, write,
+// overload, neighbours, archive, sizes and trace.
 //
-// A case prints one JSON object on stdout; progress goes to stderr. The process under test is a child, so that its memory is
-// its own. With DATABASE_URL set the work is done in a database made and dropped there, else on a PostgreSQL of the run's own;
-// both and the NATS server are durable. Settings are read back from the servers and the disk's fsync is timed, because a
-// figure without them says nothing.
+// A case prints one JSON object to stdout, and its progress to stderr. The process under test is a child process, so
+// that its memory can be measured. With DATABASE_URL set, a run creates a database there and drops it at the end.
+// Otherwise it starts a PostgreSQL of its own. PostgreSQL and the NATS server are durable in both cases. Each result
+// has the servers' settings and the measured time of an fsync, because a figure has no meaning without them.
 package bench

@@ -36,20 +36,25 @@ func latencyCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "latency", Args: cobra.NoArgs,
 		Short: "Measure the time from a write to a subscriber and to a projection, at a steady rate",
-		Long: `Offers transactions of one follow and its event at a fixed rate, whether or not earlier ones are done (open loop), and times each from
-before its insert. Case subscriber: until a JetStream consumer has the event. Case projection: until the row of followercounts can be
-read; what has been written is looked for every millisecond. As the API does, the writers wake the relay after a commit; --wake=false leaves it to the
-relay's polling, as with rows inserted by plain SQL.
+		Long: `Latency offers transactions of one follow and its event at a fixed rate, whether or not earlier ones
+are done (open loop). It measures the time of each write, from before its insert until it arrives. In
+case subscriber it arrives when a JetStream consumer has the event. In case projection it arrives
+when the row of followercounts can be read; the command reads new rows every millisecond. Like the
+API, the writers wake the relay after a commit. With --wake=false the relay finds the rows by
+polling, like rows that plain SQL inserted.
 
-relay_cpu_us_per_event and consumer_cpu_us_per_event are the processor time of these processes, without their database's and broker's.
+relay_cpu_us_per_event and consumer_cpu_us_per_event are the processor time of these processes,
+without that of PostgreSQL and NATS.
 
-With --held-snapshot a snapshot from before the writes is held open all the while, so that vacuum can remove nothing. From two minutes
-on the first and the last minute have quantiles of their own.`,
+With --held-snapshot a snapshot from before the writes stays open during the run, so that vacuum
+cannot remove any row. With a --duration of two minutes or more, the first and the last minute have
+quantiles of their own.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.rate < 1 || o.writers < 1 || o.duration <= 0 || o.sync != syncAlways && o.sync != syncDefault {
-				return errors.New("want --rate and --writers of 1 or more, a --duration, --broker-sync always or default")
+				return errors.New("want --rate and --writers of 1 or more, a --duration above 0, and --broker-sync always or default")
 			}
-			cases := []latencyCase{{"subscriber", []string{partRelay}, atSubscriber}, {"projection", []string{partRelay, partFollowerCounts}, atProjection}}
+			cases := []latencyCase{{"subscriber", []string{partRelay}, atSubscriber},
+				{"projection", []string{partRelay, partFollowerCounts}, atProjection}}
 			if o.only != "" {
 				cases = slices.DeleteFunc(cases, func(c latencyCase) bool { return c.name != o.only })
 				if len(cases) == 0 {
@@ -73,15 +78,15 @@ on the first and the last minute have quantiles of their own.`,
 	f.IntVar(&o.rate, "rate", 1000, "writes per second")
 	f.IntVar(&o.writers, "writers", 8, "connections that write")
 	f.DurationVar(&o.duration, "duration", 10*time.Second, "how long to write")
-	f.StringVar(&o.sync, "broker-sync", syncAlways, "the broker syncs to disk: always or default")
-	f.StringVar(&o.only, "case", "", "only this one: subscriber or projection")
-	f.BoolVar(&o.heldSnapshot, "held-snapshot", false, "hold a snapshot from before the writes open")
+	f.StringVar(&o.sync, "broker-sync", syncAlways, syncWriting)
+	f.StringVar(&o.only, "case", "", "run only this case: subscriber or projection")
+	f.BoolVar(&o.heldSnapshot, "held-snapshot", false, "keep a snapshot from before the writes open")
 	f.BoolVar(&o.wake, "wake", true, "wake the relay after each commit, as the API does")
 	return cmd
 }
 
-// latencyCase is where the arrival of a write is seen: arrivals calls seen with the number of each write as it arrives, until
-// ctx ends. begun says how many writes have been begun, in the order of their numbers.
+// latencyCase is a place at which writes arrive. arrivals calls seen with the number of each write when it arrives, until ctx
+// ends. begun returns the number of writes that have begun, in the order of their numbers.
 type latencyCase struct {
 	name     string
 	parts    []string
@@ -113,7 +118,7 @@ func (o latencyOptions) run(ctx context.Context, c latencyCase, say func(string,
 			return r, err
 		}
 		children = append(children, child)
-		if err := awaitStream(ctx, s, js); err != nil { // the relay declares it
+		if err := awaitStream(ctx, s, js); err != nil { // the relay creates it
 			return r, err
 		}
 	}
@@ -146,7 +151,7 @@ func (o latencyOptions) run(ctx context.Context, c latencyCase, say func(string,
 	return r, err
 }
 
-// measure offers the writes, waits until all have arrived, and fills in what that took.
+// measure offers the writes, waits until all have arrived, and sets the times of r.
 func (o latencyOptions) measure(ctx context.Context, c latencyCase, s *servers, js jetstream.JetStream, r *result, total int) error {
 	ctx, cancel := context.WithTimeout(ctx, o.duration+time.Minute)
 	defer cancel()
@@ -192,7 +197,7 @@ func (o latencyOptions) measure(ctx context.Context, c latencyCase, s *servers, 
 	return nil
 }
 
-// offer makes every write at its time, whether or not earlier ones are done, as long as a writer is free.
+// offer starts every write at its time, whether or not earlier ones are done, as long as a writer is free.
 func (o latencyOptions) offer(ctx context.Context, s *servers, waker *broker.Waker, a *arrivals) error {
 	g, ctx := errgroup.WithContext(ctx)
 	work := make(chan int, len(a.stamps))
@@ -225,9 +230,9 @@ func (o latencyOptions) offer(ctx context.Context, s *servers, waker *broker.Wak
 	return g.Wait()
 }
 
-// arrivals are when each write was begun and how long it took to arrive.
+// arrivals records when each write began and how long it took to arrive.
 type arrivals struct {
-	done chan error // all have arrived, or looking for them failed
+	done chan error // gets nil when all writes have arrived, or the error of a search for them
 
 	mu          sync.Mutex
 	stamps      []time.Time
@@ -251,7 +256,7 @@ func (a *arrivals) begunUpTo() int {
 func (a *arrivals) seen(n int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if n >= len(a.took) || a.took[n] != 0 { // later ones are of the warm-up
+	if n >= len(a.took) || a.took[n] != 0 { // the numbers from len(a.took) on belong to the warm-up
 		return
 	}
 	a.took[n] = time.Since(a.stamps[n])
@@ -260,7 +265,8 @@ func (a *arrivals) seen(n int) {
 	}
 }
 
-// end stops the processes and fills in what they took; before is their processor time before the writes.
+// end stops the processes and sets the figures of their memory and processor time. before is their processor time
+// before the writes.
 func (r *result) end(children []*child, before []time.Duration, total int) error {
 	var peak float64
 	for i, c := range children {
@@ -284,7 +290,8 @@ func (r *result) end(children []*child, before []time.Duration, total int) error
 	return nil
 }
 
-// warmUp writes to every partition and waits until that has arrived: from then on leases are held, statements prepared.
+// warmUp writes to every partition and waits until these writes have arrived. Then all leases are held and statements
+// prepared.
 func warmUp(ctx context.Context, s *servers, total int, projected bool) error {
 	const writes = 200
 	for n := range writes {
@@ -294,7 +301,8 @@ func warmUp(ctx context.Context, s *servers, total int, projected bool) error {
 	}
 	for {
 		var pending, edges int
-		if err := s.pool.QueryRow(ctx, `SELECT (SELECT count(*) FROM outbox_messages WHERE processed_at IS NULL), (SELECT count(*) FROM edge_lists)`).Scan(&pending, &edges); err != nil {
+		if err := s.pool.QueryRow(ctx, `SELECT (SELECT count(*) FROM outbox_messages WHERE processed_at IS NULL),
+			(SELECT count(*) FROM edge_lists)`).Scan(&pending, &edges); err != nil {
 			return err
 		}
 		if pending == 0 && (!projected || edges == writes) {
@@ -318,7 +326,7 @@ func awaitStream(ctx context.Context, s *servers, js jetstream.JetStream) error 
 	}
 }
 
-// atSubscriber sees a write when a JetStream consumer has its event.
+// atSubscriber reports a write when a JetStream consumer has its event.
 func atSubscriber(ctx context.Context, s *servers, js jetstream.JetStream, _ func() int, seen func(int)) error {
 	consumer, err := js.OrderedConsumer(ctx, s.broker.StreamName(0), jetstream.OrderedConsumerConfig{InactiveThreshold: time.Minute})
 	if err != nil {
@@ -342,13 +350,14 @@ func atSubscriber(ctx context.Context, s *servers, js jetstream.JetStream, _ fun
 	}
 }
 
-// visibleSQL reads the followers that have an edge in the projection, from the lowest that is still missing on. It looks ahead only as
-// far as writes can be under way.
-const visibleSQL = `SELECT from_id FROM edge_lists WHERE tenant_id = 1 AND kind = 'follow' AND from_id BETWEEN @lowest::bigint AND @highest::bigint`
+// visibleSQL reads the followers that have an edge in the projection, from the lowest missing one to the highest that
+// has begun.
+const visibleSQL = `SELECT from_id FROM edge_lists
+ WHERE tenant_id = 1 AND kind = 'follow' AND from_id BETWEEN @lowest::bigint AND @highest::bigint`
 
-// atProjection sees a write when its row can be read from the projection.
+// atProjection reports a write when its row can be read from the projection.
 func atProjection(ctx context.Context, s *servers, _ jetstream.JetStream, begun func() int, seen func(int)) error {
-	conn, err := s.pool.Acquire(ctx) // of its own, so that it does not wait for a writer's
+	conn, err := s.pool.Acquire(ctx) // kept, so that reads do not wait for the writers' connections
 	if err != nil {
 		return err
 	}
@@ -378,18 +387,20 @@ func atProjection(ctx context.Context, s *servers, _ jetstream.JetStream, begun 
 	}
 }
 
-// write is one transaction of a follow and its event: follower n+1, one of 1,000 followees.
+// write runs one transaction with a follow and its event: follower n+1, one of 1,000 followees. It returns the event's slot.
 func write(ctx context.Context, s *servers, n int) (slot int, err error) {
 	follower, followee := int64(n+1), int64(n%1000+1_000_000_000)
 	now := event.Time{Time: time.Now()}
-	payload, err := json.Marshal(event.Follow{FollowerID: event.ID(follower), FolloweeID: event.ID(followee), Status: event.StatusActive, Version: 1,
-		CreatedAt: now, PositionedAt: now, UpdatedAt: now, Actor: "bench"})
+	payload, err := json.Marshal(event.Follow{FollowerID: event.ID(follower), FolloweeID: event.ID(followee),
+		Status: event.StatusActive, Version: 1, CreatedAt: now, PositionedAt: now, UpdatedAt: now, Actor: "bench"})
 	if err != nil {
 		return 0, err
 	}
-	events := []event.Event{{TenantID: 1, AggregateType: event.AggregateFollow, AggregateID: followee, Type: event.Created, Payload: payload}}
+	events := []event.Event{{TenantID: 1, AggregateType: event.AggregateFollow, AggregateID: followee,
+		Type: event.Created, Payload: payload}}
 	err = postgres.InTx(ctx, s.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, `INSERT INTO follows (tenant_id, follower_id, followee_id) VALUES (1, $1, $2)`, follower, followee); err != nil {
+		if _, err := tx.Exec(ctx, `INSERT INTO follows (tenant_id, follower_id, followee_id) VALUES (1, $1, $2)`,
+			follower, followee); err != nil {
 			return err
 		}
 		return outbox.Append(ctx, tx, events)

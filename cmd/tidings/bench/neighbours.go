@@ -23,7 +23,7 @@ type neighboursOptions struct {
 	clients  int
 }
 
-// neighboursP99 is what the other tenant's 99th percentile may be, by that without an attack.
+// neighboursP99 is the highest accepted ratio of the tenant's 99th percentile during an attack to that without one.
 const neighboursP99 = 2.0
 
 func neighboursCommand() *cobra.Command {
@@ -31,14 +31,17 @@ func neighboursCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "neighbours", Args: cobra.NoArgs,
 		Short: "Measure the effect of one caller's load on the requests of another tenant",
-		Long: `--clients connections of one tenant send reads and writes, 50 a second each. Case quiet has nobody else. In the others a caller attacks meanwhile: tokens-400 and
-tokens-1000 are so many connections that send random tokens; readers-100 a hundred of another tenant that read with a Tidings-Token that no consumer reaches;
-patch-100 a hundred that change one comment with If-Match: *.
+		Long: `--clients connections of one tenant send reads and writes, 50 a second each. In case quiet there is
+no other load. In the other cases another caller attacks meanwhile. Cases tokens-400 and tokens-1000
+are that many connections with random tokens. Case readers-100 is 100 connections of another tenant
+that read with a Tidings-Token which no consumer reaches. Case patch-100 is 100 connections that
+change one comment with If-Match: *.
 
-It fails when a request of the tenant is refused or fails, or when its 99th percentile is more than twice that of the case quiet.`,
+The command fails if the API refuses a request of the measured tenant or a request fails. It also
+fails if the tenant's 99th percentile is more than twice that of case quiet.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.duration < time.Second || o.clients < 1 {
-				return errors.New("want a --duration of 1s or more, --clients of 1 or more")
+				return errors.New("want a --duration of 1s or more, and --clients of 1 or more")
 			}
 			return o.run(cmd.Context(), cmd.OutOrStdout(), progress(cmd))
 		},
@@ -49,30 +52,30 @@ It fails when a request of the tenant is refused or fails, or when its 99th perc
 	return cmd
 }
 
-// neighboursResult is one case's line.
+// neighboursResult is the output line of a case.
 type neighboursResult struct {
 	Case     string   `json:"case"`
 	Clients  int      `json:"clients"`
 	Requests int      `json:"requests"` // answered with 2xx
 	Refused  int      `json:"refused"`  // 503
-	Errors   int      `json:"errors"`   // any other answer, and none
+	Errors   int      `json:"errors"`   // any other answer, or no answer
 	P50      *float64 `json:"p50_ms,omitempty"`
 	P99      *float64 `json:"p99_ms,omitempty"`
-	Ratio    *float64 `json:"p99_ratio,omitempty"` // by the p99 of the case quiet
+	Ratio    *float64 `json:"p99_ratio,omitempty"` // to the p99 of case quiet
 	Others   int      `json:"attackers,omitempty"`
 	Answered int      `json:"attackers_answered,omitempty"` // with 2xx
-	Turned   int      `json:"attackers_refused,omitempty"`  // anything else
+	Turned   int      `json:"attackers_refused,omitempty"`  // any other answer, or no answer
 	settings
 }
 
-// neighbour is a connection, and what became of its requests.
+// neighbour is a connection with the results of its requests.
 type neighbour struct {
 	wire            wire
 	took            []time.Duration
 	refused, errors int
 }
 
-// run sends what make makes, at an even rate when every is above 0, until ctx ends.
+// run sends the requests that make returns until ctx ends: one per interval every, or without a pause if every is 0.
 func (n *neighbour) run(ctx context.Context, every time.Duration, make func(i int) (method, path, headers string, body []byte)) {
 	defer n.wire.close()
 	start := time.Now()
@@ -94,17 +97,18 @@ func (n *neighbour) run(ctx context.Context, every time.Duration, make func(i in
 	}
 }
 
-// good and bad are the tenants, by the tokens of the API under test.
+// good and bad are the indexes of the measured and the attacking tenant in the tokens of the API under test.
 const good, bad = 0, 1
 
-// attack is what a caller does to others.
+// attack is a case: the load of the attacking caller.
 type attack struct {
 	name    string
 	clients int
 	request func(client, i int) (method, path, headers string, body []byte)
 }
 
-// attacks are the cases. comment is the path of one of the tenant bad, fresh the header of a token that no consumer reaches.
+// attacks returns the cases. comment is the path of a comment of the tenant bad. fresh is a Tidings-Token header that
+// no consumer reaches.
 func attacks(comment, fresh string) []attack {
 	guess := func(int, int) (string, string, string, []byte) { return "GET", "/v1/follows/1/42", "", nil }
 	return []attack{
@@ -221,7 +225,8 @@ func (o neighboursOptions) run(ctx context.Context, out io.Writer, say func(stri
 		return err
 	}
 	if wrong > 0 {
-		return fmt.Errorf("in %d cases the tenant was refused, or waited more than %g times as long", wrong, neighboursP99)
+		return fmt.Errorf("in %d cases a request of the tenant was refused or failed, or its p99 was more than %g times as high",
+			wrong, neighboursP99)
 	}
 	return nil
 }

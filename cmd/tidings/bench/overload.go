@@ -21,11 +21,11 @@ type overloadOptions struct {
 	connections int
 }
 
-// What a run is held to.
+// The limits of a successful run.
 const (
 	overloadP99      = 2 * time.Second // of accepted writes: twice API_MAX_WAIT
 	overloadRecovery = 5 * time.Second
-	overloadGrowth   = 32.0 // MiB of peak memory from the half of the flood to its end
+	overloadGrowth   = 32.0 // MiB of peak memory from the middle of the flood to its end
 )
 
 func overloadCommand() *cobra.Command {
@@ -33,33 +33,40 @@ func overloadCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "overload", Args: cobra.NoArgs,
 		Short: "Offer many times the sustained load: accepted writes, latency, memory and recovery",
-		Long: `Measures what --clients connections get accepted per second when each sends one follow after the other (case sustained), then offers --factor times as
-much for --duration, whether or not earlier ones are done (case overload), as far as --connections and the machine, which the generator shares, let it:
-offered_per_second is what was sent, offered_factor that by what is sustained: a refusal takes 200 ms, so 2,000 connections can send 10,000 a second at most. Then one client writes until ten writes in a row are accepted: recovery_seconds.
+		Long: `Case sustained measures the accepted writes per second of --clients connections, each with one
+follow after the other. Case overload then offers --factor times as many for --duration, whether or
+not earlier ones are done, as far as --connections and the machine allow. The load generator shares
+the machine. A refusal takes 200 ms, so 2,000 connections can send at most 10,000 requests a second.
+offered_per_second is the rate of sent requests, and offered_factor its ratio to the sustained rate.
+At the end one client writes until ten writes in a row are accepted. recovery_seconds is the time
+that this takes.
 
-It fails when an accepted write is missing or came twice, when the 99th percentile of accepted writes is above 2 s, when the API's peak memory rises by
-more than 32 MiB in the second half, or when recovery takes longer than 5 s.`,
+The command fails if an accepted write is missing or has two events. It also fails if the 99th
+percentile of accepted writes is above 2 s, if the API's peak memory rises by more than 32 MiB in
+the second half, or if recovery takes longer than 5 s.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.factor <= 1 || o.duration < time.Second || o.clients < 1 || o.connections < o.clients {
-				return errors.New("want a --factor above 1, a --duration of 1s or more, --clients of 1 or more, and at least as many --connections")
+				return errors.New("want a --factor above 1, a --duration of 1s or more, --clients of 1 or more, and at least " +
+					"as many --connections")
 			}
 			return o.run(cmd.Context(), cmd.OutOrStdout(), progress(cmd))
 		},
 	}
 	f := cmd.Flags()
-	f.Float64Var(&o.factor, "factor", 10, "offer so many times what is sustained")
-	f.DurationVar(&o.duration, "duration", 60*time.Second, "for how long")
-	f.IntVar(&o.clients, "clients", 32, "connections that measure what is sustained")
-	f.IntVar(&o.connections, "connections", 2000, "connections that offer more; each has one request under way, and the API takes 4,096")
+	f.Float64Var(&o.factor, "factor", 10, "offer this many times the sustained rate")
+	f.DurationVar(&o.duration, "duration", 60*time.Second, "how long to offer it")
+	f.IntVar(&o.clients, "clients", 32, "connections that measure the sustained rate")
+	f.IntVar(&o.connections, "connections", 2000,
+		"connections of the overload; each has one request in flight, and the API accepts 4,096 connections")
 	return cmd
 }
 
-// overloadResult is one case's line.
+// overloadResult is the output line of a case.
 type overloadResult struct {
 	writeResult
 	Offered     float64 `json:"offered_per_second,omitempty"`
 	Wanted      float64 `json:"wanted_per_second,omitempty"`
-	Factor      float64 `json:"offered_factor,omitempty"` // of what is sustained
+	Factor      float64 `json:"offered_factor,omitempty"` // ratio to the sustained rate
 	PeakRSSHalf float64 `json:"peak_rss_half_way_mib,omitempty"`
 	Recovery    float64 `json:"recovery_seconds,omitempty"`
 }
@@ -98,7 +105,8 @@ func (o overloadOptions) run(ctx context.Context, out io.Writer, say func(string
 	}
 
 	flood := newWriters(a, o.connections, follows)
-	r := overloadResult{writeResult: writeResult{Case: "overload", Clients: o.connections, settings: set}, Wanted: round(o.factor*sustained.AcceptedPerSecond, 0)}
+	r := overloadResult{writeResult: writeResult{Case: "overload", Clients: o.connections, settings: set},
+		Wanted: round(o.factor*sustained.AcceptedPerSecond, 0)}
 	say("overload: %.0f writes per second for %s", r.Wanted, o.duration)
 	if err := r.flood(ctx, a.child, flood, o.duration); err != nil {
 		return err
@@ -112,7 +120,7 @@ func (o overloadOptions) run(ctx context.Context, out io.Writer, say func(string
 	if _, err := a.child.stop(); err != nil {
 		return err
 	}
-	say("looking for every accepted write")
+	say("searching for every accepted write")
 	missing, duplicates, err := after.check(ctx, s, calm, flood)
 	if err != nil {
 		return err
@@ -121,7 +129,7 @@ func (o overloadOptions) run(ctx context.Context, out io.Writer, say func(string
 	return errors.Join(writeLine(out, r), r.held())
 }
 
-// flood offers what is wanted and fills in what became of it.
+// flood offers the wanted rate and sets the results of r.
 func (r *overloadResult) flood(ctx context.Context, api *child, writers *writers, d time.Duration) error {
 	half := time.AfterFunc(d/2, func() {
 		api.sample()
@@ -143,7 +151,7 @@ func (r *overloadResult) flood(ctx context.Context, api *child, writers *writers
 	return nil
 }
 
-// recover writes until ten writes in a row are accepted, and fills in how long that took.
+// recover writes until ten writes in a row are accepted, and sets the time of r.
 func (r *overloadResult) recover(ctx context.Context, w *writer) error {
 	defer w.wire.close()
 	start := time.Now()
@@ -157,20 +165,20 @@ func (r *overloadResult) recover(ctx context.Context, w *writer) error {
 			}
 		}
 		if time.Since(start) > time.Minute {
-			return fmt.Errorf("no ten writes in a row were accepted within a minute after the overload: %w", w.lastErr)
+			return fmt.Errorf("the API did not accept ten writes in a row within a minute after the overload: %w", w.lastErr)
 		}
 	}
 	r.Recovery = round(time.Since(start).Seconds(), 3)
 	return nil
 }
 
-// held returns an error unless the run is what runs are held to.
+// held returns an error if the run exceeds a limit.
 func (r *overloadResult) held() error {
 	switch {
 	case *r.Missing+*r.Duplicates > 0:
-		return fmt.Errorf("%d accepted writes are missing, %d came twice", *r.Missing, *r.Duplicates)
+		return fmt.Errorf("%d accepted writes are missing, and %d have a second event", *r.Missing, *r.Duplicates)
 	case r.P99 == nil || *r.P99 > float64(overloadP99.Milliseconds()):
-		return errors.New("accepted writes took too long, or there were none")
+		return fmt.Errorf("no write was accepted, or the p99 of accepted writes is above %s", overloadP99)
 	case *r.PeakRSS-r.PeakRSSHalf > overloadGrowth:
 		return fmt.Errorf("memory grew from %.1f to %.1f MiB in the second half", r.PeakRSSHalf, *r.PeakRSS)
 	case r.Recovery > overloadRecovery.Seconds():
@@ -179,7 +187,8 @@ func (r *overloadResult) held() error {
 	return nil
 }
 
-// offer sends writes at a rate, whether or not earlier ones are done, as long as a connection is free, and returns how many it sent.
+// offer sends writes at a rate, whether or not earlier ones are done, as long as a connection is free, and returns how
+// many it sent.
 func (ws *writers) offer(ctx context.Context, perSecond float64, d time.Duration) (sent int64) {
 	var next atomic.Int64
 	start := time.Now()
@@ -200,5 +209,5 @@ func (ws *writers) offer(ctx context.Context, perSecond float64, d time.Duration
 		})
 	}
 	wg.Wait()
-	return next.Load() - int64(len(ws.each)) // each took one that it did not send
+	return next.Load() - int64(len(ws.each)) // each writer took one number that it did not send
 }

@@ -20,30 +20,37 @@ import (
 	"github.com/tidings/tidings/internal/pglocal"
 )
 
-// The two statements that a follow is, as a script of pgbench: what a client that spoke SQL itself would run for each.
+// pgbenchScript has the two statements of a follow as a script of pgbench, as a client with its own SQL would run them.
 const pgbenchScript = `\set follower random(1, 1000000000000)
 \set followee random(1, 1000)
 BEGIN;
 INSERT INTO follows (tenant_id, follower_id, followee_id) VALUES (1, :follower, :followee + 1000000000000)
-  ON CONFLICT (tenant_id, follower_id, followee_id) DO UPDATE SET status = 'ACTIVE', version = follows.version + 1 WHERE follows.status <> 'ACTIVE';
-INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload) VALUES (1, 'follow', :followee + 1000000000000, 'created',
-  '{"follower_id":"123456789012","followee_id":"1000000000500","status":"ACTIVE","version":1,"created_at":"2026-01-01T00:00:00.000000Z","positioned_at":"2026-01-01T00:00:00.000000Z","updated_at":"2026-01-01T00:00:00.000000Z","actor":"bench"}');
+  ON CONFLICT (tenant_id, follower_id, followee_id) DO UPDATE SET status = 'ACTIVE', version = follows.version + 1
+  WHERE follows.status <> 'ACTIVE';
+INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
+  VALUES (1, 'follow', :followee + 1000000000000, 'created', '` + goPayload + `');
 COMMIT;
 `
 
-// goSQL is the same for the baseline that stands in where there is no pgbench.
+// The same statements for the baseline that runs if there is no pgbench.
 const (
 	goFollowSQL = `INSERT INTO follows (tenant_id, follower_id, followee_id) VALUES (1, $1, $2)
-  ON CONFLICT (tenant_id, follower_id, followee_id) DO UPDATE SET status = 'ACTIVE', version = follows.version + 1 WHERE follows.status <> 'ACTIVE'`
-	goOutboxSQL = `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload) VALUES (1, 'follow', $1, 'created', $2::jsonb)`
-	goPayload   = `{"follower_id":"123456789012","followee_id":"1000000000500","status":"ACTIVE","version":1,"created_at":"2026-01-01T00:00:00.000000Z","positioned_at":"2026-01-01T00:00:00.000000Z","updated_at":"2026-01-01T00:00:00.000000Z","actor":"bench"}`
+  ON CONFLICT (tenant_id, follower_id, followee_id) DO UPDATE SET status = 'ACTIVE', version = follows.version + 1
+  WHERE follows.status <> 'ACTIVE'`
+	goOutboxSQL = `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
+		VALUES (1, 'follow', $1, 'created', $2::jsonb)`
+	goPayload = `{"follower_id":"123456789012","followee_id":"1000000000500","status":"ACTIVE","version":1,` +
+		`"created_at":"2026-01-01T00:00:00.000000Z","positioned_at":"2026-01-01T00:00:00.000000Z",` +
+		`"updated_at":"2026-01-01T00:00:00.000000Z","actor":"bench"}`
 )
 
 var pgbenchCount = regexp.MustCompile(`number of transactions actually processed: (\d+)`)
 
-// baseline runs the two statements with as many connections as the API has clients, as the owner of the tables and with prepared
-// statements: by pgbench where it stands beside the server's binaries (or on the PATH), else by pgx in this process.
-func baseline(ctx context.Context, s *servers, clients int, d time.Duration) (name string, transactions int, took time.Duration, err error) {
+// baseline runs the two statements with as many connections as the API has clients, as the owner of the tables and with
+// prepared statements. It uses pgbench if that is beside the server's binaries or on the PATH, else pgx in this
+// process.
+func baseline(ctx context.Context, s *servers, clients int, d time.Duration) (name string, transactions int,
+	took time.Duration, err error) {
 	program := ""
 	if b, err := pglocal.Find(0); err == nil {
 		program, _ = exec.LookPath(filepath.Join(b.Dir, "pgbench"))
@@ -64,8 +71,8 @@ func baseline(ctx context.Context, s *servers, clients int, d time.Duration) (na
 	if err = errors.Join(err, script.Close()); err != nil {
 		return "", 0, 0, err
 	}
-	cmd := exec.CommandContext(ctx, program, "--no-vacuum", "--protocol=prepared", "--client="+strconv.Itoa(clients), "--jobs="+strconv.Itoa(min(2, clients)),
-		"--time="+strconv.Itoa(max(1, int(d.Seconds()))), "--file="+script.Name(), s.url)
+	cmd := exec.CommandContext(ctx, program, "--no-vacuum", "--protocol=prepared", "--client="+strconv.Itoa(clients),
+		"--jobs="+strconv.Itoa(min(2, clients)), "--time="+strconv.Itoa(max(1, int(d.Seconds()))), "--file="+script.Name(), s.url)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	start := time.Now()
@@ -76,7 +83,7 @@ func baseline(ctx context.Context, s *servers, clients int, d time.Duration) (na
 	}
 	m := pgbenchCount.FindSubmatch(out)
 	if m == nil {
-		return "", 0, 0, fmt.Errorf("pgbench says %q", out)
+		return "", 0, 0, fmt.Errorf("pgbench printed no number of transactions: %q", out)
 	}
 	n, err := strconv.Atoi(string(m[1]))
 	return "pgbench", n, took, err
@@ -92,7 +99,7 @@ func goBaseline(ctx context.Context, s *servers, clients int, d time.Duration) (
 			if err != nil {
 				return err
 			}
-			defer conn.Close(context.WithoutCancel(ctx)) // its server is about to end
+			defer conn.Close(context.WithoutCancel(ctx)) // an error here changes no result
 			for time.Since(start) < d {
 				followee := 1_000_000_000_000 + 1 + rand.Int64N(1000)
 				err := pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {

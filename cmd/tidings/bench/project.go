@@ -33,7 +33,7 @@ type projectOptions struct {
 	within        time.Duration
 }
 
-// projectCases are who follows whom, by the number of the event (from 1).
+// projectCases return the pair of the n-th follow event (from 1), by case.
 func projectCases(users int64) map[string]func(r *rand.Rand, n int64) (follower, followee int64) {
 	return map[string]func(r *rand.Rand, n int64) (int64, int64){
 		"random":       func(r *rand.Rand, _ int64) (int64, int64) { return 1 + r.Int64N(users), 1 + users + r.Int64N(users) },
@@ -47,20 +47,26 @@ func projectCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "project", Args: cobra.NoArgs,
 		Short: "Measure how fast a consumer catches up, and check the result",
-		Long: `Fills the streams of --partitions with follow events, starts --instances of the consumer and times from their start until the last event is applied. Case random:
-any of --users follows any of as many others. Case celebrity: everybody follows one. Case massfollower: one follows everybody. Afterwards
-every account's counts, or with --consumer archiver every pair's history, are compared with what the events make them: missing says how many are wrong.
+		Long: `Project fills the streams of --partitions with follow events and starts --instances of the consumer.
+It measures the time from their start until they have applied the last event. In case random, any of
+--users follows any of as many others. In case celebrity, everyone follows one user. In case
+massfollower, one user follows everyone. Afterwards the command compares the result with the events:
+every account's counts, or with --consumer archiver every pair's history. missing is the number of
+accounts or pairs with a wrong result.
 
-Several numbers of --instances are measured one after the other, on servers of their own: --consumer archiver --partitions 2 --instances 1,2
-says what a second archiver is worth.`,
+Several numbers of --instances are measured one after the other, on servers of their own. For
+example, --consumer archiver --partitions 2 --instances 1,2 shows the effect of a second archiver.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cases := projectCases(int64(o.users))
-			if o.events < 1 || o.users < 1 || o.sync != syncAlways && o.sync != syncDefault || slices.ContainsFunc(o.cases, func(c string) bool { return cases[c] == nil }) {
-				return errors.New("want --events and --users of 1 or more, --broker-sync always or default, --cases of random, celebrity, massfollower")
+			if o.events < 1 || o.users < 1 || o.sync != syncAlways && o.sync != syncDefault ||
+				slices.ContainsFunc(o.cases, func(c string) bool { return cases[c] == nil }) {
+				return errors.New("want --events and --users of 1 or more, --broker-sync always or default, --cases of random, " +
+					"celebrity, massfollower")
 			}
 			if o.consumer != followercounts.Name && o.consumer != history.Name || o.partitions < 1 || o.partitions > event.Slots ||
 				slices.ContainsFunc(o.instances, func(n int) bool { return n < 1 || n > o.partitions }) {
-				return errors.New("want --consumer followercounts or archiver, --partitions of 1 to 32, --instances of 1 up to --partitions")
+				return errors.New(
+					"want --consumer followercounts or archiver, --partitions of 1 to 32, --instances of 1 up to --partitions")
 			}
 			for _, name := range o.cases {
 				for _, n := range o.instances {
@@ -72,7 +78,7 @@ says what a second archiver is worth.`,
 						return err
 					}
 					if *r.Missing > 0 {
-						return fmt.Errorf("%s: what %s has of %d accounts or pairs is wrong", name, o.consumer, *r.Missing)
+						return fmt.Errorf("%s: %s has wrong rows of %d accounts or pairs", name, o.consumer, *r.Missing)
 					}
 				}
 			}
@@ -82,16 +88,18 @@ says what a second archiver is worth.`,
 	f := cmd.Flags()
 	f.IntVar(&o.events, "events", 200_000, "events on the streams")
 	f.IntVar(&o.users, "users", 100_000, "users on each side of the case random")
-	f.StringSliceVar(&o.cases, "cases", []string{"random", "celebrity", "massfollower"}, "which cases")
-	f.StringVar(&o.consumer, "consumer", followercounts.Name, "which consumer: followercounts or archiver")
-	f.IntVar(&o.partitions, "partitions", 1, "streams that the events are on, 1 to 32")
-	f.IntSliceVar(&o.instances, "instances", []int{1}, "how many instances of the consumer, each a process; several numbers are measured one after the other")
-	f.StringVar(&o.sync, "broker-sync", syncDefault, "the broker syncs to disk: always (before each ack) or default (every two minutes); events are only read")
-	f.DurationVar(&o.within, "within", 10*time.Minute, "give up after this long")
+	f.StringSliceVar(&o.cases, "cases", []string{"random", "celebrity", "massfollower"}, "the cases to run")
+	f.StringVar(&o.consumer, "consumer", followercounts.Name, "the consumer: followercounts or archiver")
+	f.IntVar(&o.partitions, "partitions", 1, "streams of the events, 1 to 32")
+	f.IntSliceVar(&o.instances, "instances", []int{1},
+		"the number of instances of the consumer, each a process; several numbers are measured one after the other")
+	f.StringVar(&o.sync, "broker-sync", syncDefault, syncReading)
+	f.DurationVar(&o.within, "within", 10*time.Minute, giveUp)
 	return cmd
 }
 
-func (o projectOptions) run(ctx context.Context, name string, pick func(*rand.Rand, int64) (int64, int64), instances int, say func(string, ...any)) (_ result, err error) {
+func (o projectOptions) run(ctx context.Context, name string, pick func(*rand.Rand, int64) (int64, int64), instances int,
+	say func(string, ...any)) (_ result, err error) {
 	r := result{Case: name, Consumer: o.consumer, Instances: instances, Partitions: o.partitions}
 	say("%s: starting servers", name)
 	s, err := startServers(ctx, o.sync, slog.Default())
@@ -131,8 +139,9 @@ func (o projectOptions) run(ctx context.Context, name string, pick func(*rand.Ra
 	return r, err
 }
 
-// catchUp starts the instances and returns how long they took to apply everything.
-func (o projectOptions) catchUp(ctx context.Context, s *servers, instances int, r *result, say func(string, ...any)) (time.Duration, error) {
+// catchUp starts the instances and returns the time until they have applied all events.
+func (o projectOptions) catchUp(ctx context.Context, s *servers, instances int, r *result,
+	say func(string, ...any)) (time.Duration, error) {
 	start := time.Now()
 	all := make([]*child, instances)
 	for i := range all {
@@ -172,9 +181,10 @@ func (o projectOptions) catchUp(ctx context.Context, s *servers, instances int, 
 	return took, nil
 }
 
-// fill publishes the events as the relay does, one at a time: nobody else publishes, so the sequences are known beforehand. It
-// returns what they make of every account, and of how many pairs they are.
-func (o projectOptions) fill(ctx context.Context, s *servers, js jetstream.JetStream, pick func(*rand.Rand, int64) (int64, int64)) (want projected, err error) {
+// fill publishes the events with the relay's headers. It returns the counts that they give to each account, and the number of
+// distinct pairs.
+func (o projectOptions) fill(ctx context.Context, s *servers, js jetstream.JetStream,
+	pick func(*rand.Rand, int64) (int64, int64)) (want projected, err error) {
 	type pair struct{ follower, followee int64 }
 	var (
 		r     = rand.New(rand.NewPCG(1, 2))
@@ -186,7 +196,7 @@ func (o projectOptions) fill(ctx context.Context, s *servers, js jetstream.JetSt
 		p := &pairs[i]
 		p.follower, p.followee = pick(r, int64(i+1))
 		if seen[*p] {
-			continue // a repeated event counts nothing
+			continue // a repeated event changes no count
 		}
 		seen[*p] = true
 		a, b := want.counts[p.follower], want.counts[p.followee]
@@ -197,11 +207,11 @@ func (o projectOptions) fill(ctx context.Context, s *servers, js jetstream.JetSt
 	want.pairs = len(seen)
 	for i, p := range pairs {
 		now := time.Now()
-		e := event.Event{ID: uuid.NewString(), TenantID: 1, AggregateType: event.AggregateFollow, AggregateID: p.followee, Type: event.Created, Version: 1,
-			OccurredAt: now, OutboxID: int64(i + 1)}
+		e := event.Event{ID: uuid.NewString(), TenantID: 1, AggregateType: event.AggregateFollow, AggregateID: p.followee,
+			Type: event.Created, Version: 1, OccurredAt: now, OutboxID: int64(i + 1)}
 		t := event.Time{Time: now}
-		payload, err := json.Marshal(event.Follow{FollowerID: event.ID(p.follower), FolloweeID: event.ID(p.followee), Status: event.StatusActive, Version: 1,
-			CreatedAt: t, PositionedAt: t, UpdatedAt: t, Actor: "bench"})
+		payload, err := json.Marshal(event.Follow{FollowerID: event.ID(p.follower), FolloweeID: event.ID(p.followee),
+			Status: event.StatusActive, Version: 1, CreatedAt: t, PositionedAt: t, UpdatedAt: t, Actor: "bench"})
 		if err != nil {
 			return want, err
 		}
@@ -222,29 +232,30 @@ func (o projectOptions) fill(ctx context.Context, s *servers, js jetstream.JetSt
 	return want, err
 }
 
-// applied says whether the consumer has applied the last event of every stream.
+// applied reports whether the consumer has applied the last event of every stream.
 func (o projectOptions) applied(ctx context.Context, s *servers) (applied bool, err error) {
-	err = s.pool.QueryRow(ctx, `SELECT coalesce(sum(last_processed_id), 0) >= $2 FROM consumer_offsets WHERE consumer_name = $1`, o.consumer, o.events).Scan(&applied)
+	err = s.pool.QueryRow(ctx, `SELECT coalesce(sum(last_processed_id), 0) >= $2 FROM consumer_offsets WHERE consumer_name = $1`,
+		o.consumer, o.events).Scan(&applied)
 	return applied, err
 }
 
-// projected is what the events make of the read tables.
+// projected is the expected content of the read tables.
 type projected struct {
 	counts map[int64]followercounts.Counts // by account
 	pairs  int                             // each with one version in its history
 }
 
-// wrong counts the accounts, or with the archiver the pairs, of which the read tables have something else.
+// wrong counts the accounts, or with the archiver the pairs, whose read tables differ from want.
 func (o projectOptions) wrong(ctx context.Context, s *servers, want projected) (n int, err error) {
 	if o.consumer == followercounts.Name {
 		return wrongCounts(ctx, s, want.counts)
 	}
-	err = s.pool.QueryRow(ctx, `SELECT abs($1 - count(*) FILTER (WHERE version = 1 AND version_state = 'LATEST')) + count(*) FILTER (WHERE version <> 1) FROM follow_history`,
-		want.pairs).Scan(&n)
+	err = s.pool.QueryRow(ctx, `SELECT abs($1 - count(*) FILTER (WHERE version = 1 AND version_state = 'LATEST'))
+		+ count(*) FILTER (WHERE version <> 1) FROM follow_history`, want.pairs).Scan(&n)
 	return n, err
 }
 
-// wrongCounts counts the accounts whose counts are not what the events make them.
+// wrongCounts counts the accounts whose counts differ from want.
 func wrongCounts(ctx context.Context, s *servers, want map[int64]followercounts.Counts) (wrong int, err error) {
 	rows, _ := s.pool.Query(ctx, `SELECT object_id, incoming, outgoing FROM edge_counts`)
 	var user int64

@@ -19,7 +19,7 @@ import (
 	"github.com/tidings/tidings/projections/threadcache"
 )
 
-// tenant is whose data the reads are of.
+// tenant is the tenant of all data of `tidings bench read`.
 const tenant = 1
 
 // readOptions are the flags of `tidings bench read`.
@@ -38,7 +38,7 @@ const (
 	readTAO     = "tao"
 )
 
-// What a run must have, so that every case has something to ask for.
+// The smallest sizes with which every case has data to read.
 const (
 	minComments = 2000
 	minUsers    = 100
@@ -49,25 +49,30 @@ func readCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "read", Args: cobra.NoArgs,
 		Short: "Measure reads of a very long thread, and of a follow graph in TAO's published mix",
-		Long: `Fills the projections and reads them over HTTP, on loopback, from an API in a process of its own. Every answer is compared with what was
-written; one that is wrong counts in errors, and the command then fails.
+		Long: `Read fills the projections and reads them over HTTP, on loopback, from an API in a process of its
+own. It compares every answer with the written rows. Wrong answers count in errors, and the command
+then fails.
 
-The cases of threads are of one post with --comments comments, one in a hundred of which was deleted. One client asks for the first page of 50,
-a page behind 85 to 95 % of the comments (some of them are compared with SQL's OFFSET too), the page of a cursor there, the page around a
-comment there, the summary, and the replies below a comment, in turn, --requests times each, with the API's page cache off.
-ratio_to_first_page is the median of deep-page by the median of first-page.
+The cases of threads read one post with --comments comments, 1% of them deleted. One client requests
+in turn, --requests times each: the first page of 50, a page behind 85 to 95% of the comments, the
+page of a cursor there, the page around a comment there, the summary, and the replies below a
+comment. The command also compares some of the deep pages with SQL's OFFSET. The API's page cache is
+off. ratio_to_first_page is the median of deep-page divided by the median of first-page.
 
-The cases of tao are of a follow graph of --users and --edges in which few have most of the followers, and those are asked about more often.
---clients ask for --duration, each one thing after the other: 40.9 % a page of followers or followings (tao-range), 28.9 % one follow
-(tao-object), 15.7 % whether ten pairs follow each other (tao-point), 11.7 % counts (tao-count), 2.8 % a page from a cursor in the middle
-(tao-time-range). tao-total is all of them.`,
+The cases of tao read a follow graph of --users and --edges. A few users have most of the followers,
+and the reads prefer these users. --clients send requests for --duration, each one after the other:
+40.9% a page of followers or followings (tao-range), 28.9% one follow (tao-object), 15.7% whether
+ten pairs follow each other (tao-point), 11.7% counts (tao-count), and 2.8% a page from a cursor in
+the middle (tao-time-range). tao-total is all of them.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if o.comments < minComments || o.requests < 1 || o.users < minUsers || o.edges < o.users || o.edges > o.users*o.users/4 || o.clients < 1 || o.duration <= 0 ||
+			if o.comments < minComments || o.requests < 1 || o.users < minUsers || o.edges < o.users || o.edges > o.users*o.users/4 ||
+				o.clients < 1 || o.duration <= 0 ||
 				slices.ContainsFunc(o.cases, func(c string) bool { return c != readThreads && c != readTAO }) {
-				return fmt.Errorf("want --comments of %d or more, --users of %d or more, --edges from --users to a quarter of its square, --requests and --clients of 1 or more, a --duration, --cases of %s, %s",
+				return fmt.Errorf("want --comments of %d or more, --users of %d or more, --edges from --users to a quarter of its "+
+					"square, --requests and --clients of 1 or more, a --duration above 0, and --cases of %s, %s",
 					minComments, minUsers, readThreads, readTAO)
 			}
-			groups := map[string]func(context.Context, *servers, func(string, ...any)) ([]readResult, error){readThreads: o.threads, readTAO: o.tao}
+			groups := map[string]readGroup{readThreads: o.threads, readTAO: o.tao}
 			say := progress(cmd)
 			for _, name := range o.cases {
 				if err := o.run(cmd.Context(), name, groups[name], cmd.OutOrStdout(), say); err != nil {
@@ -78,18 +83,21 @@ The cases of tao are of a follow graph of --users and --edges in which few have 
 		},
 	}
 	f := cmd.Flags()
-	f.StringSliceVar(&o.cases, "cases", []string{readThreads, readTAO}, "which groups of cases")
+	f.StringSliceVar(&o.cases, "cases", []string{readThreads, readTAO}, "the groups of cases to run")
 	f.IntVar(&o.comments, "comments", 1_000_000, "comments of the post")
 	f.IntVar(&o.requests, "requests", 2000, "requests of each case of threads")
 	f.IntVar(&o.users, "users", 100_000, "accounts of the follow graph")
 	f.IntVar(&o.edges, "edges", 1_000_000, "follows of the follow graph")
-	f.IntVar(&o.clients, "clients", 8, "clients that ask for tao at once")
-	f.DurationVar(&o.duration, "duration", 30*time.Second, "how long to ask for tao")
-	f.Uint64Var(&o.seed, "seed", 1, "of what is written and asked for")
+	f.IntVar(&o.clients, "clients", 8, "parallel clients of tao")
+	f.DurationVar(&o.duration, "duration", 30*time.Second, "how long the clients of tao send requests")
+	f.Uint64Var(&o.seed, "seed", 1, "the seed of the random rows and requests")
 	return cmd
 }
 
-// readResult is one case's line. What does not apply is left out.
+// readGroup runs a group of cases and returns their results.
+type readGroup func(ctx context.Context, s *servers, say func(string, ...any)) ([]readResult, error)
+
+// readResult is the output line of a case. It omits members that do not apply.
 type readResult struct {
 	Case              string   `json:"case"`
 	Requests          int      `json:"requests"`
@@ -108,14 +116,14 @@ type readResult struct {
 	settings
 }
 
-// times sets what follows from the times of requests that were sent within a time.
+// times sets the figures that follow from the times of requests, which were sent in the duration within.
 func (r *readResult) times(took []time.Duration, within time.Duration) {
 	r.Requests, r.Seconds = len(took), round(within.Seconds(), 3)
 	r.RequestsPerSecond = round(float64(len(took))/within.Seconds(), 0)
 	r.P50, r.P95, r.P99 = quantiles(took)
 }
 
-func (o readOptions) run(ctx context.Context, name string, group func(context.Context, *servers, func(string, ...any)) ([]readResult, error), out io.Writer, say func(string, ...any)) (err error) {
+func (o readOptions) run(ctx context.Context, name string, group readGroup, out io.Writer, say func(string, ...any)) (err error) {
 	say("%s: starting servers", name)
 	s, err := startServers(ctx, syncDefault, slog.Default())
 	if err != nil {
@@ -146,12 +154,13 @@ func (o readOptions) run(ctx context.Context, name string, group func(context.Co
 		wrong += r.Errors
 	}
 	if wrong > 0 {
-		return fmt.Errorf("%d errors", wrong)
+		return fmt.Errorf("%d answers were errors or wrong", wrong)
 	}
 	return nil
 }
 
-// asConsumersDoSQL is what a consumer's transaction begins with. The crash of a database that is dropped afterwards loses nothing.
+// asConsumersDoSQL has the settings with which a consumer's transaction begins, and switches synchronous_commit off,
+// because the database is dropped after the run.
 const asConsumersDoSQL = `SELECT set_config('plan_cache_mode', 'force_custom_plan', true), set_config('enable_seqscan', 'off', true),
        set_config('random_page_cost', '1.1', true), set_config('synchronous_commit', 'off', true)`
 
@@ -172,14 +181,16 @@ func fill(ctx context.Context, s *servers, p interface {
 	return ctx.Err()
 }
 
-// offsetsSQL makes the offsets that a consumer has at the head of an empty stream: the API reads them with every page.
+// offsetsSQL inserts the offsets that a consumer has at the end of an empty stream. The API reads them for every page.
 const offsetsSQL = `
 INSERT INTO consumer_offsets (consumer_name, partition_key, last_processed_id, as_of)
 SELECT name, 'p' || to_char(p, 'FM00'), 0, now() FROM unnest(@consumers::text[]) AS name, generate_series(0, 31) p`
 
-// settle leaves a database that was filled at once as it would be had it grown slowly.
+// settle brings a database that was filled at once into the state of one that grew slowly: vacuumed, analyzed, with a
+// checkpoint.
 func settle(ctx context.Context, s *servers) error {
-	if _, err := s.pool.Exec(ctx, offsetsSQL, pgx.StrictNamedArgs{"consumers": []string{threadcache.Name, followercounts.Name}}); err != nil {
+	names := []string{threadcache.Name, followercounts.Name}
+	if _, err := s.pool.Exec(ctx, offsetsSQL, pgx.StrictNamedArgs{"consumers": names}); err != nil {
 		return fmt.Errorf("set the consumers' offsets: %w", err)
 	}
 	owner, err := pgx.Connect(ctx, s.url)

@@ -26,7 +26,7 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-// apiPart is the API under test, wired as its binary is, without the ops port. The line that it prints first is where it listens.
+// apiPart is the API under test, wired like its binary, but without the ops port. It prints its address as the first line.
 type apiPart struct {
 	cfg                        api.Config
 	broker                     broker.Config
@@ -45,7 +45,8 @@ func (a apiPart) Run(ctx context.Context) error {
 	defer nc.Close()
 	waker, pages := broker.NewWaker(nc, a.broker), api.NewPages(a.cfg, a.reg)
 	handler, err := api.New(a.cfg, api.Deps{
-		Store: store.New(a.truth, waker.Wake), Tokens: a.tokens, DLQ: outbox.NewDLQ(a.truth, waker.Wake), Projections: a.projections, Fleet: fleet.Projections(kinds.Builtin), Pages: pages, Log: log, Reg: a.reg,
+		Store: store.New(a.truth, waker.Wake), Tokens: a.tokens, DLQ: outbox.NewDLQ(a.truth, waker.Wake), Projections: a.projections,
+		Fleet: fleet.Projections(kinds.Builtin), Pages: pages, Log: log, Reg: a.reg,
 	})
 	if err != nil {
 		return err
@@ -65,13 +66,13 @@ func (a apiPart) Run(ctx context.Context) error {
 	return g.Wait()
 }
 
-// reader asks the API under test, over loopback.
+// reader sends requests to the API under test, over loopback.
 type reader struct {
 	child  *child
 	client *client.Client
 }
 
-// startReader starts the API with env on the servers, and returns who asks it, up to so many clients at once.
+// startReader starts the API with env on the servers, and returns a reader for up to the given number of parallel clients.
 func startReader(ctx context.Context, s *servers, clients int, stderr io.Writer, env ...string) (*reader, error) {
 	a, err := startAPI(ctx, s, 1, stderr, env...)
 	if err != nil {
@@ -79,7 +80,7 @@ func startReader(ctx context.Context, s *servers, clients int, stderr io.Writer,
 	}
 	transport := &http.Transport{MaxIdleConnsPerHost: clients}
 	c, err := client.New("http://"+a.addr, client.WithToken(a.tokens[0]), client.WithHTTPClient(&http.Client{Transport: transport}),
-		client.WithAttemptTimeout(time.Minute), client.WithRetry(client.Retry{})) // a refusal is one of the figures
+		client.WithAttemptTimeout(time.Minute), client.WithRetry(client.Retry{})) // without retries, because the result counts refusals
 	if err != nil {
 		a.child.kill()
 		return nil, err
@@ -89,7 +90,7 @@ func startReader(ctx context.Context, s *servers, clients int, stderr io.Writer,
 
 func (r *reader) close() {
 	r.client.Close()
-	r.child.kill() // it has ended already if all went well
+	r.child.kill() // in a successful run it has ended already
 }
 
 // stop ends the API and returns its peak memory in MiB.
@@ -99,7 +100,8 @@ func (r *reader) stop() (float64, error) {
 	return round(r.child.peak, 1), err
 }
 
-// ask sends one request, a POST when it has a body, and decodes the answer into v. took is until the last byte had arrived.
+// ask sends one request, a POST if it has a body, and decodes the answer into v. took is the time until the last byte
+// arrived.
 func (r *reader) ask(ctx context.Context, path string, body, v any) (took time.Duration, err error) {
 	method := http.MethodGet
 	if body != nil {

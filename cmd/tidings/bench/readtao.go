@@ -22,7 +22,7 @@ import (
 	"github.com/tidings/tidings/projections/followercounts"
 )
 
-// graph is who follows whom.
+// graph is the follow graph: all edges, and the counts of each account.
 type graph struct {
 	edges                []load.Edge // sorted
 	followers, following []int       // by account
@@ -53,7 +53,7 @@ const followsSQL = `
 INSERT INTO follows (tenant_id, follower_id, followee_id, positioned_at)
 SELECT @tenant, * FROM unnest(@followers::bigint[], @followees::bigint[], @positioned_ats::timestamptz[])`
 
-// fill writes the follows to the truth and applies their events, in an order of its own: lists are ordered by time.
+// fill writes the follows to the truth and applies their events in a random order, which is the order of the lists.
 func (g *graph) fill(ctx context.Context, s *servers, seed uint64) error {
 	order := rand.New(rand.NewPCG(seed, 3)).Perm(len(g.edges))
 	batches := make(chan []event.Event, 1)
@@ -63,16 +63,17 @@ func (g *graph) fill(ctx context.Context, s *servers, seed uint64) error {
 		began := time.Now().Add(-time.Duration(len(order)) * time.Millisecond)
 		for n := 0; n < len(order); n += fillBatch {
 			part := order[n:min(n+fillBatch, len(order))]
-			events, followers, followees, ats := make([]event.Event, len(part)), make([]int64, len(part)), make([]int64, len(part)), make([]time.Time, len(part))
+			events, ats := make([]event.Event, len(part)), make([]time.Time, len(part))
+			followers, followees := make([]int64, len(part)), make([]int64, len(part))
 			for i, place := range part {
 				e, at := g.edges[place], event.Time{Time: began.Add(time.Duration(n+i) * time.Millisecond)}
-				payload, err := json.Marshal(event.Follow{FollowerID: event.ID(e.From), FolloweeID: event.ID(e.To), Status: event.StatusActive, Version: 1,
-					CreatedAt: at, PositionedAt: at, UpdatedAt: at, Actor: "bench"})
+				payload, err := json.Marshal(event.Follow{FollowerID: event.ID(e.From), FolloweeID: event.ID(e.To),
+					Status: event.StatusActive, Version: 1, CreatedAt: at, PositionedAt: at, UpdatedAt: at, Actor: "bench"})
 				if err != nil {
 					return err
 				}
-				events[i] = event.Event{ID: fmt.Sprint(e.From, "-", e.To), TenantID: tenant, AggregateType: event.AggregateFollow, AggregateID: e.To,
-					Type: event.Created, Version: 1, Payload: payload}
+				events[i] = event.Event{ID: fmt.Sprint(e.From, "-", e.To), TenantID: tenant,
+					AggregateType: event.AggregateFollow, AggregateID: e.To, Type: event.Created, Version: 1, Payload: payload}
 				followers[i], followees[i], ats[i] = e.From, e.To, at.Time
 			}
 			select {
@@ -81,7 +82,8 @@ func (g *graph) fill(ctx context.Context, s *servers, seed uint64) error {
 				return ctx.Err()
 			}
 			if err := postgres.InTx(ctx, s.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
-				_, err := tx.Exec(ctx, followsSQL, pgx.StrictNamedArgs{"tenant": tenant, "followers": followers, "followees": followees, "positioned_ats": ats})
+				_, err := tx.Exec(ctx, followsSQL, pgx.StrictNamedArgs{"tenant": tenant, "followers": followers,
+					"followees": followees, "positioned_ats": ats})
 				return err
 			}); err != nil {
 				return fmt.Errorf("write %d follows: %w", len(part), err)
@@ -93,7 +95,7 @@ func (g *graph) fill(ctx context.Context, s *servers, seed uint64) error {
 	return eg.Wait()
 }
 
-// edgePage is what the mix looks at in an answer.
+// edgePage has the members of an answer that the mix checks.
 type edgePage struct {
 	Items []struct {
 		UserID       event.ID  `json:"user_id"`
@@ -102,7 +104,7 @@ type edgePage struct {
 	Next string `json:"next"`
 }
 
-// edgeList is a list of the graph: who follows an account, or whom it follows.
+// edgeList is a list of an account: its followers, or its followings.
 type edgeList struct {
 	of        int64
 	followers bool
@@ -123,10 +125,11 @@ func (g *graph) length(l edgeList) int {
 	return g.following[l.of]
 }
 
-// check compares a page behind skip others with the graph: how many it has, the newest first, each one a follow.
+// check compares a page behind skip entries with the graph. It must have the right length, the newest first, and only
+// follows.
 func (g *graph) check(l edgeList, skip, limit int, page edgePage) error {
 	if want := min(limit, g.length(l)-skip); len(page.Items) != want {
-		return fmt.Errorf("%s has %d behind %d, want %d", l.path(limit), len(page.Items), skip, want)
+		return fmt.Errorf("%s has %d entries behind the first %d, want %d", l.path(limit), len(page.Items), skip, want)
 	}
 	for i, e := range page.Items {
 		from, to := l.of, int64(e.UserID)
@@ -134,27 +137,27 @@ func (g *graph) check(l edgeList, skip, limit int, page edgePage) error {
 			from, to = to, from
 		}
 		if !g.has(from, to) || i > 0 && !e.PositionedAt.Before(page.Items[i-1].PositionedAt) {
-			return fmt.Errorf("%s has %d at place %d, out of order or no follow", l.path(limit), e.UserID, i+1)
+			return fmt.Errorf("%s has account %d at place %d: out of order, or not a follow", l.path(limit), e.UserID, i+1)
 		}
 	}
 	return nil
 }
 
-// middle is a place in the middle of a list.
+// middle is a page in the middle of a list, with the number of entries before it.
 type middle struct {
 	list edgeList
 	path string
 	skip int
 }
 
-// middles walks to the middle of lists that are more than two pages long, or so far as twenty long pages go.
+// middles pages to the middle of lists that are longer than two pages, but through at most twenty long pages.
 func (g *graph) middles(ctx context.Context, r *reader, rnd *rand.Rand) ([]middle, error) {
 	const walk, longest = 20, 200 // pages, their length
 	var all []middle
 	for tries := 0; len(all) < places && tries < 100*places; tries++ {
 		l := g.pick(rnd)
 		half := min(g.length(l)/2, walk*longest)
-		if half < pageLimit && tries < 50*places || half < 1 { // in a small graph any list will do
+		if half < pageLimit && tries < 50*places || half < 1 { // a small graph may have only short lists
 			continue
 		}
 		m := middle{list: l}
@@ -182,7 +185,7 @@ func (g *graph) middles(ctx context.Context, r *reader, rnd *rand.Rand) ([]middl
 	return all, nil
 }
 
-// pick is a list of an account: of one with twice as many followers, or followings, twice as often.
+// pick returns a random list. An account with twice as many followers or followings comes twice as often.
 func (g *graph) pick(rnd *rand.Rand) edgeList {
 	e := g.edges[rnd.IntN(len(g.edges))]
 	if rnd.IntN(2) == 0 {
@@ -191,14 +194,15 @@ func (g *graph) pick(rnd *rand.Rand) edgeList {
 	return edgeList{e.From, false}
 }
 
-// taoPart is a part of the mix.
+// taoPart is one type of request of the mix.
 type taoPart struct {
 	name  string
 	share int // in 1,000
 	ask   func(ctx context.Context, rnd *rand.Rand) (time.Duration, error)
 }
 
-// taoParts are the shares of reads in table 3 of "TAO: Facebook's Distributed Data Store for the Social Graph" (USENIX ATC 2013).
+// taoParts are the shares of reads in table 3 of "TAO: Facebook's Distributed Data Store for the Social Graph" (USENIX
+// ATC 2013).
 func (g *graph) taoParts(r *reader, middles []middle) []taoPart {
 	const pairs = 10
 	type pair struct {
@@ -228,7 +232,7 @@ func (g *graph) taoParts(r *reader, middles []middle) []taoPart {
 			var body struct {
 				Pairs []pair `json:"pairs"`
 			}
-			for i := range pairs { // every other one a follow
+			for i := range pairs { // every second pair is certainly a follow
 				e := g.edges[rnd.IntN(len(g.edges))]
 				if i%2 == 1 {
 					e.To = g.edges[rnd.IntN(len(g.edges))].To
@@ -244,12 +248,12 @@ func (g *graph) taoParts(r *reader, middles []middle) []taoPart {
 			}
 			took, err := r.ask(ctx, "/v1/follows:check", body, &got)
 			if err == nil && len(got.Items) != pairs {
-				err = fmt.Errorf("%d pairs are answered with %d", pairs, len(got.Items))
+				err = fmt.Errorf("the answer to %d pairs has %d", pairs, len(got.Items))
 			}
 			for i, item := range got.Items {
 				from, to := int64(item.FollowerID), int64(item.FolloweeID)
 				if err == nil && (item.pair != body.Pairs[i] || item.Following != g.has(from, to) || item.FollowedBy != g.has(to, from)) {
-					err = fmt.Errorf("%v is answered with %+v", body.Pairs[i], item)
+					err = fmt.Errorf("the answer to %v is %+v", body.Pairs[i], item)
 				}
 			}
 			return took, err
@@ -275,7 +279,7 @@ func (g *graph) taoParts(r *reader, middles []middle) []taoPart {
 	}
 }
 
-// asked is what became of the requests of a part.
+// asked has the results of the requests of a part.
 type asked struct {
 	took []time.Duration
 	errs int
@@ -303,7 +307,7 @@ func (o readOptions) tao(ctx context.Context, s *servers, say func(string, ...an
 	}
 	parts := g.taoParts(r, middles)
 	say("tao: %d clients for %s", o.clients, o.duration)
-	o.ask(ctx, parts, o.duration/10, o.seed+1, say) // warms caches and plans; its errors come again
+	o.ask(ctx, parts, o.duration/10, o.seed+1, say) // warms caches and plans; the measured run would meet the same errors
 	start = time.Now()
 	all := o.ask(ctx, parts, o.duration, o.seed, say)
 	within := time.Since(start)
@@ -329,7 +333,7 @@ func (o readOptions) tao(ctx context.Context, s *servers, say func(string, ...an
 	return results, nil
 }
 
-// ask has the clients ask for the mix for so long, and returns what became of each part's requests.
+// ask runs the clients for the duration d, and returns the results of each part.
 func (o readOptions) ask(ctx context.Context, parts []taoPart, d time.Duration, seed uint64, say func(string, ...any)) []asked {
 	all := make([]asked, len(parts))
 	var mu sync.Mutex // of all

@@ -25,20 +25,21 @@ const (
 	pageLimit  = 50
 	fillBatch  = 10_000 // events in one transaction
 	warmRounds = 50     // requests of each case before the first that counts
-	places     = 200    // cursors and comments with replies that are asked for
-	offsets    = 5      // deep pages that are compared with SQL's OFFSET
+	places     = 200    // the number of different cursors, and of comments with replies, in the requests
+	offsets    = 5      // the number of deep pages that are compared with SQL's OFFSET
 )
 
-// longThread is what the post has, by the place of each comment in time, from 0.
+// longThread is the thread of the post. A comment's place is its index in order of time, from 0.
 type longThread struct {
 	plan    *load.Children
-	parent  []int32 // -1 of a first comment
+	parent  []int32 // -1 for a comment that is no reply
 	deleted []bool
-	visible []int32 // the places of what was not deleted
+	visible []int32 // the places of the comments that are not deleted
 }
 
 func newLongThread(comments int, seed uint64) *longThread {
-	t := &longThread{plan: load.GenerateChildren(load.ChildKind{Threaded: true, Moderated: true}, load.ChildSpec{Objects: 1, Children: int64(comments), Seed: seed}),
+	t := &longThread{plan: load.GenerateChildren(load.ChildKind{Threaded: true, Moderated: true},
+		load.ChildSpec{Objects: 1, Children: int64(comments), Seed: seed}),
 		parent: make([]int32, comments), deleted: make([]bool, comments)}
 	for _, n := range rand.New(rand.NewPCG(seed, 1)).Perm(comments)[:comments/100] {
 		t.deleted[n] = true
@@ -55,13 +56,14 @@ var threadBegan = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
 func writtenAt(n int) time.Time { return threadBegan.Add(time.Duration(n) * 500 * time.Microsecond) }
 
-// commentID and slug are of the comment at place n; placeOf is the place of an id.
+// commentID returns the id of the comment at place n. placeOf is its inverse.
 func commentID(n int) string {
 	ms := writtenAt(n).UnixMilli()
 	return fmt.Sprintf("%08x-%04x-7000-8000-%012x", ms>>16, ms&0xffff, n)
 }
 
-func slug(n int) string { return fmt.Sprintf("%08x", uint32(n)*2_654_435_761) } // odd, so no two are the same
+// slug returns the slug of the comment at place n. The factor is odd, so all slugs differ.
+func slug(n int) string { return fmt.Sprintf("%08x", uint32(n)*2_654_435_761) }
 
 func placeOf(id string) (int, error) {
 	n, err := strconv.ParseInt(id[max(len(id)-12, 0):], 16, 64)
@@ -71,7 +73,7 @@ func placeOf(id string) (int, error) {
 	return int(n), nil
 }
 
-// path is the comment's, as the store makes it.
+// path returns the path of the comment at place n, in the store's format.
 func (t *longThread) path(n int) string {
 	segment := fmt.Sprintf("%014x%s", writtenAt(n).UnixMicro(), slug(n))
 	if p := t.parent[n]; p >= 0 {
@@ -80,21 +82,24 @@ func (t *longThread) path(n int) string {
 	return segment
 }
 
-// events are what made the thread: every comment, then the deletions.
+// events yields the events of the thread: the creation of every comment, then the deletions.
 func (t *longThread) events(yield func(event.Event) bool) error {
 	more := true
 	emit := func(c event.Comment, typ string) error {
 		payload, err := json.Marshal(c)
 		if err == nil {
-			more = yield(event.Event{ID: c.CommentID + typ, TenantID: tenant, AggregateType: event.AggregateComment, AggregateID: post, Type: typ, Version: 1, Payload: payload})
+			more = yield(event.Event{ID: c.CommentID + typ, TenantID: tenant, AggregateType: event.AggregateComment, AggregateID: post,
+				Type: typ, Version: 1, Payload: payload})
 		}
 		return err
 	}
 	comment := func(n int) event.Comment {
 		planned := t.plan.Child(n)
 		t.parent[n] = int32(planned.Parent)
-		c := event.Comment{CommentID: commentID(n), PostID: post, Slug: slug(n), Path: t.path(n), AuthorID: event.ID(planned.AuthorID), Body: planned.Body,
-			AuthorState: event.AuthorActive, ModerationState: event.ModerationNone, Version: 1, Actor: "bench", CreatedAt: event.Time{Time: writtenAt(n)}}
+		c := event.Comment{CommentID: commentID(n), PostID: post, Slug: slug(n), Path: t.path(n),
+			AuthorID: event.ID(planned.AuthorID), Body: planned.Body,
+			AuthorState: event.AuthorActive, ModerationState: event.ModerationNone, Version: 1, Actor: "bench",
+			CreatedAt: event.Time{Time: writtenAt(n)}}
 		if planned.Parent >= 0 {
 			c.ParentID = commentID(planned.Parent)
 		}
@@ -118,7 +123,7 @@ func (t *longThread) events(yield func(event.Event) bool) error {
 	return nil
 }
 
-// fill applies the thread's events, and makes the next batch meanwhile.
+// fill applies the thread's events, and prepares the next batch meanwhile.
 func (t *longThread) fill(ctx context.Context, s *servers) error {
 	batches := make(chan []event.Event, 1)
 	g, ctx := errgroup.WithContext(ctx)
@@ -147,15 +152,15 @@ func (t *longThread) fill(ctx context.Context, s *servers) error {
 	return g.Wait()
 }
 
-// repliesPages returns comments that have pages of pageLimit below them, and these pages.
+// repliesPages returns comments with at least pageLimit shown replies, and the first page below each.
 func (t *longThread) repliesPages(rnd *rand.Rand) (of []int, pages [][]int32) {
 	n := len(t.parent)
-	first, next, below := make([]int32, n), make([]int32, n), make([]int32, n) // below: what a page shows
+	first, next, below := make([]int32, n), make([]int32, n), make([]int32, n) // below: the number of shown replies
 	for i := range first {
 		first[i] = -1
 	}
 	shown := func(i int32) bool { return !t.deleted[i] || below[i] > 0 }
-	for i := int32(n - 1); i >= 0; i-- { // what answers a comment comes after it
+	for i := int32(n - 1); i >= 0; i-- { // a reply has a higher place than its parent
 		if p := t.parent[i]; p >= 0 {
 			next[i], first[p] = first[p], i
 			if below[p] += below[i]; shown(i) {
@@ -185,7 +190,7 @@ func (t *longThread) repliesPages(rnd *rand.Rand) (of []int, pages [][]int32) {
 	return of, pages
 }
 
-// threadPage is what the cases look at in an answer.
+// threadPage has the members of an answer that the cases check.
 type threadPage struct {
 	Items []struct {
 		CommentID string `json:"comment_id"`
@@ -194,7 +199,7 @@ type threadPage struct {
 	Next string `json:"next"`
 }
 
-// check compares a page with the comments that it should have.
+// check compares a page with the places of its expected comments.
 func (t *longThread) check(page threadPage, want []int32) error {
 	if len(page.Items) != len(want) {
 		return fmt.Errorf("the page has %d comments, want %d", len(page.Items), len(want))
@@ -205,18 +210,19 @@ func (t *longThread) check(page threadPage, want []int32) error {
 			return err
 		}
 		if n != int(want[i]) || (item.Body == "") != t.deleted[n] {
-			return fmt.Errorf("comment %d of the page is %s with %d bytes, want %s", i+1, item.CommentID, len(item.Body), commentID(int(want[i])))
+			return fmt.Errorf("comment %d of the page is %s with %d bytes, want %s", i+1, item.CommentID, len(item.Body),
+				commentID(int(want[i])))
 		}
 	}
 	return nil
 }
 
-// offsetSQL is a deep page as it is without counts.
+// offsetSQL reads a deep page with OFFSET instead of the stored counts.
 const offsetSQL = `
 SELECT child_id::text FROM child_lists WHERE tenant_id = @tenant AND kind = 'comment' AND object_id = @post AND visible
  ORDER BY created_at, child_id LIMIT @limit OFFSET @skip`
 
-// checkOffset compares what check wants with SQL's answer.
+// checkOffset compares the page that check expects behind skip comments with SQL's answer.
 func (t *longThread) checkOffset(ctx context.Context, s *servers, skip int) error {
 	rows, _ := s.pool.Query(ctx, offsetSQL, pgx.StrictNamedArgs{"tenant": tenant, "post": post, "limit": pageLimit, "skip": skip})
 	ids, err := pgx.CollectRows(rows, pgx.RowTo[string])
@@ -248,7 +254,7 @@ func (o readOptions) threads(ctx context.Context, s *servers, say func(string, .
 	if err := t.fill(ctx, s); err != nil {
 		return nil, err
 	}
-	t.plan = nil // its memory
+	t.plan = nil // frees its memory
 	say("threads: written in %s", time.Since(start).Round(time.Millisecond))
 	if err := settle(ctx, s); err != nil {
 		return nil, err
@@ -299,7 +305,7 @@ func (o readOptions) threads(ctx context.Context, s *servers, say func(string, .
 	return results, nil
 }
 
-// threadCases are the cases, the first page first. It looks for cursors, and compares some deep pages with SQL's OFFSET.
+// threadCases returns the cases, the first page first. It reads the cursors, and compares some deep pages with SQL's OFFSET.
 func (o readOptions) threadCases(ctx context.Context, s *servers, r *reader, t *longThread) ([]threadCase, error) {
 	rnd := rand.New(rand.NewPCG(o.seed, 2))
 	path := fmt.Sprintf("/v1/posts/%d/comments?limit=%d", post, pageLimit)
@@ -336,7 +342,8 @@ func (o readOptions) threadCases(ctx context.Context, s *servers, r *reader, t *
 		if err != nil {
 			return nil, err
 		}
-		cursors = append(cursors, cursor{path + "&cursor=" + url.QueryEscape(p.Next), t.visible[skip+pageLimit : min(skip+2*pageLimit, len(t.visible))]})
+		cursors = append(cursors, cursor{path + "&cursor=" + url.QueryEscape(p.Next),
+			t.visible[skip+pageLimit : min(skip+2*pageLimit, len(t.visible))]})
 	}
 	withReplies, replies := t.repliesPages(rnd)
 	if len(withReplies) == 0 {
@@ -357,7 +364,7 @@ func (o readOptions) threadCases(ctx context.Context, s *servers, r *reader, t *
 			var got struct{ Visible, Total int }
 			took, err := r.ask(ctx, fmt.Sprintf("/v1/posts/%d/summary", post), nil, &got)
 			if err == nil && (got.Visible != len(t.visible) || got.Total != o.comments) {
-				err = fmt.Errorf("the summary says %+v, want %d visible of %d", got, len(t.visible), o.comments)
+				err = fmt.Errorf("the summary is %+v, want %d visible of %d", got, len(t.visible), o.comments)
 			}
 			return took, err
 		}},

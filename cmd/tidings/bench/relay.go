@@ -17,9 +17,17 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
+// The values of --broker-sync.
 const (
 	syncAlways  = "always"
 	syncDefault = "default"
+)
+
+// Texts of flags that several commands have.
+const (
+	syncWriting = "when the broker syncs to disk: always (before each publish ack) or default (every two minutes)"
+	syncReading = syncWriting + "; the measured part only reads"
+	giveUp      = "give up after this time"
 )
 
 // relayOptions are the flags of `tidings bench relay`.
@@ -39,7 +47,7 @@ const (
 	caseOpenTransaction = "relay-open-transaction"
 )
 
-// leaseTTL of relays under test: the least that is allowed for, so that the takeover is in the run and not after it.
+// leaseTTL is the lease time of relays under test. It is short, so that the takeover happens during the run.
 const leaseTTL = time.Second
 
 func relayCommand() *cobra.Command {
@@ -47,18 +55,25 @@ func relayCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "relay", Args: cobra.NoArgs,
 		Short: "Measure the drain of a backlog, and check it for loss, duplicates and inversions",
-		Long: `Writes a backlog of outbox rows, starts relays and times from their start until the stream holds the last event and every row is marked.
-With two relays or more, one is killed (SIGKILL) half way and its partitions are taken over. Afterwards the whole stream is read:
-missing, duplicates and inversions (versions of one entity that do not rise by one) must be 0.
+		Long: `Relay writes a backlog of outbox rows and starts relays. It measures the time from their start until
+the stream has the last event and every row is marked. With two relays or more, the command kills
+one (SIGKILL) half way, and another one takes over its partitions. Afterwards the command reads the
+whole stream: missing, duplicates and inversions (versions of one entity that do not rise by one)
+must be 0.
 
-With --held-snapshot a second case runs while a snapshot from before the --processed rows were published is held open, so that vacuum can
-remove nothing. With --open-transaction another one runs while a transaction that has an id stays open: no floor can rise.
+With --held-snapshot a second case runs while a snapshot from before the --processed rows were
+published stays open, so that vacuum cannot remove any row. With --open-transaction another case
+runs while a transaction that has an id stays open, so that no floor can rise.
 
-With --ranges the outbox has that many ranges of --range-rows published rows each. --messages are inserted, 20 a statement, and drained with these ranges and
-without them in turns, --pairs times: the archive has the ranges meanwhile. The last line has the medians of the ratios, with to without.`,
+With --ranges the outbox has that many ranges of --range-rows published rows each. The command
+inserts --messages, 20 per statement, and drains them, with these ranges in the outbox and without
+them in turn, --pairs times. Without them means that the archive has the ranges meanwhile. The last
+line has the medians of the ratios, with to without.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if o.messages < 1 || o.relays < 1 || o.payload < 0 || o.processed < 0 || o.tenants < 1 || o.tenants > 10_000 || o.sync != syncAlways && o.sync != syncDefault {
-				return errors.New("want --messages and --relays of 1 or more, --tenants of 1 to 10000, --payload and --processed of 0 or more, --broker-sync always or default")
+			if o.messages < 1 || o.relays < 1 || o.payload < 0 || o.processed < 0 || o.tenants < 1 || o.tenants > 10_000 ||
+				o.sync != syncAlways && o.sync != syncDefault {
+				return errors.New("want --messages and --relays of 1 or more, --tenants of 1 to 10000, --payload and --processed of 0 or " +
+					"more, --broker-sync always or default")
 			}
 			if o.ranges < 0 || o.rangeRows < 1 || o.pairs < 1 {
 				return errors.New("want --ranges of 0 or more, --range-rows and --pairs of 1 or more")
@@ -90,30 +105,32 @@ without them in turns, --pairs times: the archive has the ranges meanwhile. The 
 	}
 	f := cmd.Flags()
 	f.IntVar(&o.messages, "messages", 200_000, "events in the backlog")
-	f.IntVar(&o.relays, "relays", 2, "relays at once")
+	f.IntVar(&o.relays, "relays", 2, "the number of relays")
 	f.IntVar(&o.payload, "payload", 100, "bytes of padding in each payload")
-	f.IntVar(&o.tenants, "tenants", 1, "tenants that the events are of; with more than one they are of four types")
+	f.IntVar(&o.tenants, "tenants", 1, "tenants of the events; with more than one the events have four types")
 	f.IntVar(&o.partitions, "partitions", 1, "partitions: 1, 2, 4, 8, 16 or 32")
 	f.IntVar(&o.processed, "processed", 0, "rows that were published before")
-	f.StringVar(&o.sync, "broker-sync", syncAlways, "the broker syncs to disk: always (before each ack) or default (every two minutes)")
-	f.BoolVar(&o.heldSnapshot, "held-snapshot", false, "a second case while a snapshot from before is held open")
-	f.BoolVar(&o.openTransaction, "open-transaction", false, "another case while a transaction from before stays open")
-	f.IntVar(&o.ranges, "ranges", 0, "ranges of published rows, with and without which the outbox is measured")
-	f.IntVar(&o.rangeRows, "range-rows", 1_000_000, "rows of each of them")
-	f.IntVar(&o.pairs, "pairs", 3, "how often each is measured, with and without the ranges")
-	f.DurationVar(&o.within, "within", 10*time.Minute, "give up after this long")
+	f.StringVar(&o.sync, "broker-sync", syncAlways, syncWriting)
+	f.BoolVar(&o.heldSnapshot, "held-snapshot", false, "run a second case while a snapshot from before stays open")
+	f.BoolVar(&o.openTransaction, "open-transaction", false, "run another case while a transaction from before stays open")
+	f.IntVar(&o.ranges, "ranges", 0, "measure with and without this many ranges of published rows")
+	f.IntVar(&o.rangeRows, "range-rows", 1_000_000, "rows per range")
+	f.IntVar(&o.pairs, "pairs", 3, "measurements with and without the ranges")
+	f.DurationVar(&o.within, "within", 10*time.Minute, giveUp)
 	return cmd
 }
 
-// backlogSQL writes rows as the spec's plain INSERT does: 10,000 entities, each with rising versions. They are spread over tenants, and with
-// more than one over four event types, so that the stream has that many subjects.
+// backlogSQL writes rows by plain INSERT: 10,000 entities, each with rising versions. The rows are spread over the
+// tenants, and with more than one tenant over four event types, so that the stream has that many subjects.
 const backlogSQL = `
 INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
-SELECT n % 10000 % @tenants::bigint + 1, 'follow', n % 10000 + 1, CASE WHEN @tenants = 1 THEN 'created' ELSE (ARRAY['created', 'removed', 'noted', 'seen'])[n / 10000 % 4 + 1] END,
-       jsonb_build_object('follower_id', '1', 'followee_id', (n % 10000 + 1)::text, 'status', 'ACTIVE', 'version', n / 10000 + 1, 'pad', repeat('x', @payload))
+SELECT n % 10000 % @tenants::bigint + 1, 'follow', n % 10000 + 1,
+       CASE WHEN @tenants = 1 THEN 'created' ELSE (ARRAY['created', 'removed', 'noted', 'seen'])[n / 10000 % 4 + 1] END,
+       jsonb_build_object('follower_id', '1', 'followee_id', (n % 10000 + 1)::text, 'status', 'ACTIVE',
+                          'version', n / 10000 + 1, 'pad', repeat('x', @payload))
   FROM generate_series(@first::bigint, @last::bigint) n`
 
-// rows are the arguments of backlogSQL for the rows from first on and before end.
+// rows returns the arguments of backlogSQL for the rows first to end-1.
 func (o relayOptions) rows(first, end int) pgx.StrictNamedArgs {
 	return pgx.StrictNamedArgs{"payload": o.payload, "tenants": o.tenants, "first": first, "last": end - 1}
 }
@@ -185,15 +202,17 @@ func (o relayOptions) run(ctx context.Context, name string, say func(string, ...
 	return r, err
 }
 
-// awaitDrained waits until the stream holds the last event and every row is marked. With two relays or more it kills the first one half way, and says so.
-func (o relayOptions) awaitDrained(ctx context.Context, s *servers, js jetstream.JetStream, children []*child, deadline time.Time) (takeovers int, err error) {
+// awaitDrained waits until the stream has the last event and every row is marked. With two relays or more it kills the
+// first one half way. It returns the number of killed relays.
+func (o relayOptions) awaitDrained(ctx context.Context, s *servers, js jetstream.JetStream, children []*child,
+	deadline time.Time) (takeovers int, err error) {
 	for {
 		stored, err := countStored(ctx, js, s.broker)
 		if err != nil {
 			return takeovers, err
 		}
 		if o.partitions > 1 && stored > 0 {
-			stored-- // the closing message of the partition that an installation begins with
+			stored-- // the closing message of the installation's first partition
 		}
 		for _, c := range children {
 			c.sample()
@@ -213,14 +232,15 @@ func (o relayOptions) awaitDrained(ctx context.Context, s *servers, js jetstream
 		}
 	}
 	for pending := true; pending; {
-		if err := s.pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM outbox_messages WHERE processed_at IS NULL)`).Scan(&pending); err != nil {
+		err := s.pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM outbox_messages WHERE processed_at IS NULL)`).Scan(&pending)
+		if err != nil {
 			return takeovers, err
 		}
 	}
 	return takeovers, nil
 }
 
-// stop ends the relays, of which the first takeovers were killed, and fills in what they took.
+// stop stops the relays and sets the figures of their processes. The first takeovers of them were killed.
 func (r *result) stop(children []*child, takeovers int) error {
 	var total tally
 	var peak float64
@@ -245,8 +265,8 @@ func (r *result) stop(children []*child, takeovers int) error {
 	return nil
 }
 
-// preload writes rows that count as published before: their entries in the pending index are dead. Held keeps a snapshot from
-// before open to the end of the case; else they are vacuumed.
+// preload writes rows and marks them as published, so that their entries in the pending index are dead. If held is set, a
+// snapshot from before stays open until the end of the case. Otherwise vacuum removes the dead entries.
 func (o relayOptions) preload(ctx context.Context, s *servers, held bool, say func(string, ...any)) error {
 	say("writing %d rows that were published before", o.processed)
 	const step = 100_000
@@ -271,7 +291,7 @@ func (o relayOptions) preload(ctx context.Context, s *servers, held bool, say fu
 	return errors.Join(err, owner.Close(ctx))
 }
 
-// countStored counts the events on the streams, the closing message of a closed one among them.
+// countStored counts the messages on the streams, including the closing message of a closed stream.
 func countStored(ctx context.Context, js jetstream.JetStream, cfg broker.Config) (n int, err error) {
 	streams, err := broker.Streams(ctx, js, cfg)
 	for _, s := range streams {
@@ -280,7 +300,7 @@ func countStored(ctx context.Context, js jetstream.JetStream, cfg broker.Config)
 	return n, err
 }
 
-// check reads all streams and counts what must not be.
+// check reads all streams and counts missing events, duplicates and inversions.
 func (r *result) check(ctx context.Context, s *servers, js jetstream.JetStream) error {
 	rows, err := s.pool.Query(ctx, `SELECT event_id::text FROM outbox_messages WHERE stream_seq > 0`)
 	if err != nil {
@@ -300,7 +320,7 @@ func (r *result) check(ctx context.Context, s *servers, js jetstream.JetStream) 
 	}
 	duplicates, inversions := 0, 0
 	versions := make(map[int64]int64)
-	for _, stream := range streams { // those that were there first have the lower numbers
+	for _, stream := range streams { // older streams have lower numbers and come first
 		if _, err := broker.Scan(ctx, js, s.broker, stream.Number, broker.Scanning{}, func(m *broker.Stored) error {
 			if !event.Ours(m.Header) {
 				return nil // the closing message
@@ -350,7 +370,7 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// logTo hands a child's log to say.
+// logTo is a writer that passes a child's log to say.
 type logTo func(string, ...any)
 
 func (w logTo) Write(b []byte) (int, error) {

@@ -15,13 +15,13 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
-// rangesResult is the line of a slice of --ranges.
+// rangesResult is the output line of a slice of --ranges.
 type rangesResult struct {
 	result
 	InsertsPerSecond float64 `json:"inserts_per_second"`
 }
 
-// rangesSummary is the last line.
+// rangesSummary is the last output line of --ranges.
 type rangesSummary struct {
 	Case         string    `json:"case"`
 	Ranges       int       `json:"ranges"`
@@ -36,12 +36,16 @@ type rangesSummary struct {
 	settings
 }
 
-// narrowSQL fills the table of a range with the narrowest rows that there are, as they are once they were published. Nobody else writes.
+// narrowSQL fills the table of a range with the narrowest possible rows, marked as published. No other process writes
+// meanwhile.
 const narrowSQL = `
-INSERT INTO outbox_messages_%[1]d (id, event_id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at, inserted_at, processed_at, attempts, partition, stream_seq)
-SELECT id, (lpad(to_hex(id), 12, '0') || '80000000000000000000')::uuid, 1, 'follow', id, 'created', 1, '{}', now(), now(), now(), now(), 0, 0, 0 FROM generate_series(%[1]d, %[2]d) id`
+INSERT INTO outbox_messages_%[1]d (id, event_id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload,
+	occurred_at, available_at, inserted_at, processed_at, attempts, partition, stream_seq)
+SELECT id, (lpad(to_hex(id), 12, '0') || '80000000000000000000')::uuid, 1, 'follow', id, 'created', 1, '{}',
+	now(), now(), now(), now(), 0, 0, 0
+  FROM generate_series(%[1]d, %[2]d) id`
 
-// fillRanges makes the ranges and fills them, two at a time. It returns their first ids.
+// fillRanges creates the ranges and fills them, two at a time. It returns their first ids.
 func (o relayOptions) fillRanges(ctx context.Context, s *servers, owner *pgx.Conn, say func(string, ...any)) (firsts []int64, err error) {
 	var next, floor int64
 	if err := owner.QueryRow(ctx, `SELECT max(to_id) FROM outbox_ranges`).Scan(&next); err != nil {
@@ -52,7 +56,8 @@ func (o relayOptions) fillRanges(ctx context.Context, s *servers, owner *pgx.Con
 	g.SetLimit(2)
 	for range o.ranges {
 		first := next
-		if _, err := owner.Exec(ctx, fmt.Sprintf(`SELECT outbox_range_make(%d, %d); ALTER TABLE outbox_messages_%[1]d SET (autovacuum_enabled = off)`, first, first+rows)); err != nil {
+		if _, err := owner.Exec(ctx, fmt.Sprintf(`SELECT outbox_range_make(%d, %d); ALTER TABLE outbox_messages_%[1]d
+			SET (autovacuum_enabled = off)`, first, first+rows)); err != nil {
 			return nil, err
 		}
 		firsts, next, floor = append(firsts, first), first+rows, first+rows-1
@@ -69,7 +74,8 @@ func (o relayOptions) fillRanges(ctx context.Context, s *servers, owner *pgx.Con
 	if err := g.Wait(); err != nil {
 		return nil, err
 	}
-	_, err = owner.Exec(ctx, fmt.Sprintf(`SELECT outbox_range_make(%d, %d), setval('outbox_messages_id_seq', %[3]d); UPDATE outbox_partitions SET floor_id = %[3]d; ANALYZE outbox_messages; CHECKPOINT`,
+	_, err = owner.Exec(ctx, fmt.Sprintf(`SELECT outbox_range_make(%d, %d), setval('outbox_messages_id_seq', %[3]d);
+		UPDATE outbox_partitions SET floor_id = %[3]d; ANALYZE outbox_messages; CHECKPOINT`,
 		next, next+50_000_000, floor))
 	return firsts, err
 }
@@ -88,7 +94,7 @@ func (o relayOptions) runRanges(ctx context.Context, out io.Writer, say func(str
 	if err != nil {
 		return err
 	}
-	defer func() { _ = owner.Close(context.WithoutCancel(ctx)) }() // nothing is lost with it
+	defer func() { _ = owner.Close(context.WithoutCancel(ctx)) }() // an error here changes no result
 	start := time.Now()
 	firsts, err := o.fillRanges(ctx, s, owner, say)
 	if err != nil {
@@ -110,7 +116,7 @@ func (o relayOptions) runRanges(ctx context.Context, out io.Writer, say func(str
 	if err := r.compare(ctx, &sum); err != nil {
 		return err
 	}
-	for _, first := range firsts { // to read what was published alone
+	for _, first := range firsts { // so that the check reads only the rows that this run published
 		if _, err := owner.Exec(ctx, `SELECT outbox_range_archive($1, 0)`, first); err != nil {
 			return err
 		}
@@ -129,7 +135,7 @@ func (o relayOptions) runRanges(ctx context.Context, out io.Writer, say func(str
 	return nil
 }
 
-// rangesRun is a run of --ranges on servers whose ranges are filled.
+// rangesRun is a run of --ranges on servers with filled ranges.
 type rangesRun struct {
 	relayOptions
 	s       *servers
@@ -142,7 +148,7 @@ type rangesRun struct {
 	written int
 }
 
-// compare runs slices in pairs, with the ranges and without, in turns, and sets the ratios of sum.
+// compare runs pairs of slices, one with the ranges and one without, in alternating order. It sets the ratios of sum.
 func (r *rangesRun) compare(ctx context.Context, sum *rangesSummary) error {
 	if _, err := r.slice(ctx, false); err != nil { // to warm up
 		return err
@@ -166,14 +172,15 @@ func (r *rangesRun) compare(ctx context.Context, sum *rangesSummary) error {
 	return nil
 }
 
-// slice writes messages and has them published, with the ranges in the outbox or in its archive, and prints the line of it.
+// slice writes messages, lets a relay publish them, and prints the result. The ranges are in the outbox if with is set,
+// else in its archive.
 func (r *rangesRun) slice(ctx context.Context, with bool) (line rangesResult, err error) {
 	line.Case = "without-ranges"
 	if with {
 		line.Case = "with-ranges"
 	}
 	r.say(line.Case)
-	for _, first := range r.firsts { // in milliseconds: only the catalog is written
+	for _, first := range r.firsts { // this takes milliseconds, because it writes only the catalog
 		sql := `SELECT outbox_range_archive($1, 0)::text`
 		if with {
 			sql = `SELECT outbox_range_return($1)::text`
@@ -196,7 +203,7 @@ func (r *rangesRun) slice(ctx context.Context, with bool) (line rangesResult, er
 	return line, writeLine(r.out, line)
 }
 
-// insert writes the messages, 20 a statement and transaction, from the n-th on, and returns how many per second.
+// insert writes the messages from the n-th on, 20 per statement and transaction, and returns the rate per second.
 func (o relayOptions) insert(ctx context.Context, s *servers, n int) (perSecond float64, err error) {
 	const each = 20
 	conn, err := s.pool.Acquire(ctx)
@@ -213,9 +220,10 @@ func (o relayOptions) insert(ctx context.Context, s *servers, n int) (perSecond 
 	return round(float64(o.messages)/time.Since(start).Seconds(), 0), nil
 }
 
-// drain has a relay publish what is pending, and returns how long that took from the first event on the stream to the last mark. all is how many events the
-// streams have then.
-func (o relayOptions) drain(ctx context.Context, s *servers, js jetstream.JetStream, owner *pgx.Conn, all int, say func(string, ...any)) (took time.Duration, err error) {
+// drain lets a relay publish the pending rows, and returns the time from the first event on the stream to the last
+// mark. all is the number of events that the streams have at the end.
+func (o relayOptions) drain(ctx context.Context, s *servers, js jetstream.JetStream, owner *pgx.Conn, all int,
+	say func(string, ...any)) (took time.Duration, err error) {
 	if _, err := owner.Exec(ctx, `CHECKPOINT`); err != nil {
 		return 0, err
 	}
@@ -232,13 +240,16 @@ func (o relayOptions) drain(ctx context.Context, s *servers, js jetstream.JetStr
 			return 0, err
 		}
 		if o.partitions > 1 && stored > 0 {
-			stored-- // the closing message of the partition that an installation begins with
+			stored-- // the closing message of the installation's first partition
 		}
 		if start.IsZero() && stored > all-o.messages {
 			start = time.Now()
 		}
 		if stored >= all {
-			if err := s.pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM outbox_messages WHERE id > (SELECT min(floor_id) FROM outbox_partitions WHERE final_seq IS NULL) AND processed_at IS NULL)`).Scan(&pending); err != nil {
+			err := s.pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM outbox_messages
+				WHERE id > (SELECT min(floor_id) FROM outbox_partitions WHERE final_seq IS NULL) AND processed_at IS NULL)`).
+				Scan(&pending)
+			if err != nil {
 				return 0, err
 			}
 		}

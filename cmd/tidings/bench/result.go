@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// result is one case's line. What does not apply is left out.
+// result is the output line of a case. It omits members that do not apply.
 type result struct {
 	Case            string   `json:"case"`
 	Events          int      `json:"events"`
@@ -50,7 +50,7 @@ func writeLine(w io.Writer, r any) error {
 	return err
 }
 
-// rate sets the time and what follows from it.
+// rate sets the number of events, the time, and the rate.
 func (r *result) rate(events int, took time.Duration) {
 	r.Events = events
 	r.Seconds = round(took.Seconds(), 3)
@@ -62,7 +62,7 @@ func perEvent(d time.Duration, events int) *float64 {
 	return ptr(round(float64(d)/float64(time.Microsecond)/float64(events), 1))
 }
 
-// quantiles returns the quantiles (nearest rank) of times, in milliseconds; nil of none.
+// quantiles returns the quantiles (nearest rank) of times in milliseconds, or nil if times is empty.
 func quantiles(times []time.Duration) (p50, p95, p99 *float64) {
 	if len(times) == 0 {
 		return nil, nil, nil

@@ -25,13 +25,13 @@ import (
 
 // servers are a migrated database and a broker for one case.
 type servers struct {
-	url     string // owner's
+	url     string // for the owner of the tables
 	broker  broker.Config
 	nats    *broker.Server
-	pool    *pgxpool.Pool // as the system role
-	sync    string        // the broker's, as asked for
-	fsyncUS float64
-	undo    []func() error // in reverse order
+	pool    *pgxpool.Pool  // as the system role
+	sync    string         // the requested sync of the broker: always or default
+	fsyncUS float64        // the median time of an fsync, in microseconds
+	undo    []func() error // close calls them in reverse order
 }
 
 func (s *servers) close() error {
@@ -42,7 +42,7 @@ func (s *servers) close() error {
 	return errors.Join(errs...)
 }
 
-// startServers starts what a case needs. brokerSync is "always" or "default" (two minutes).
+// startServers starts the servers of a case. brokerSync is "always" or "default" (two minutes).
 func startServers(ctx context.Context, brokerSync string, log *slog.Logger) (_ *servers, err error) {
 	s := &servers{sync: brokerSync}
 	defer func() {
@@ -55,7 +55,7 @@ func startServers(ctx context.Context, brokerSync string, log *slog.Logger) (_ *
 		return nil, err
 	}
 	s.undo = append(s.undo, func() error { return os.RemoveAll(dir) })
-	if err := os.Chmod(dir, 0o755); err != nil { // as root PostgreSQL runs under another user, who must get through
+	if err := os.Chmod(dir, 0o755); err != nil { // if root runs this, PostgreSQL runs as another user and needs access
 		return nil, err
 	}
 	if s.fsyncUS, err = timeFsync(dir); err != nil {
@@ -63,7 +63,8 @@ func startServers(ctx context.Context, brokerSync string, log *slog.Logger) (_ *
 	}
 	admin := os.Getenv("DATABASE_URL")
 	if admin == "" {
-		pg, err := pglocal.Start(ctx, pglocal.Config{Dir: filepath.Join(dir, "postgres"), Settings: map[string]string{"shared_buffers": "512MB", "max_wal_size": "4GB"}})
+		pg, err := pglocal.Start(ctx, pglocal.Config{Dir: filepath.Join(dir, "postgres"),
+			Settings: map[string]string{"shared_buffers": "512MB", "max_wal_size": "4GB"}})
 		if err != nil {
 			return nil, err
 		}
@@ -78,19 +79,22 @@ func startServers(ctx context.Context, brokerSync string, log *slog.Logger) (_ *
 			return nil, err
 		}
 	}
-	if s.pool, err = postgres.Open(ctx, s.url, postgres.Config{MaxConns: 32, ConnectTimeout: 5 * time.Second}, postgres.RoleSystem, "bench"); err != nil {
+	pg := postgres.Config{MaxConns: 32, ConnectTimeout: 5 * time.Second}
+	if s.pool, err = postgres.Open(ctx, s.url, pg, postgres.RoleSystem, "bench"); err != nil {
 		return nil, err
 	}
 	s.undo = append(s.undo, func() error { s.pool.Close(); return nil })
-	if s.nats, err = broker.StartServer(broker.ServerConfig{Dir: filepath.Join(dir, "nats"), LazySync: brokerSync != syncAlways, Log: log}); err != nil {
+	server := broker.ServerConfig{Dir: filepath.Join(dir, "nats"), LazySync: brokerSync != syncAlways, Log: log}
+	if s.nats, err = broker.StartServer(server); err != nil {
 		return nil, err
 	}
 	s.undo = append(s.undo, func() error { s.nats.Shutdown(); return nil })
-	s.broker = broker.Config{URL: s.nats.URL(), Stream: "EVENTS", Prefix: "events", LivePrefix: "live", Replicas: 1, MaxAge: 24 * time.Hour, MaxBytes: -1, Timeout: 5 * time.Second, Ping: 2 * time.Second}
+	s.broker = broker.Config{URL: s.nats.URL(), Stream: "EVENTS", Prefix: "events", LivePrefix: "live", Replicas: 1, MaxAge: 24 * time.Hour,
+		MaxBytes: -1, Timeout: 5 * time.Second, Ping: 2 * time.Second}
 	return s, nil
 }
 
-// makeDatabase makes a database beside the one that admin names, and has it dropped at the end.
+// makeDatabase creates a database beside the one of the URL admin. close drops it.
 func (s *servers) makeDatabase(ctx context.Context, admin string) error {
 	u, err := url.Parse(admin)
 	if err != nil {
@@ -114,7 +118,7 @@ func (s *servers) makeDatabase(ctx context.Context, admin string) error {
 	return nil
 }
 
-// settings are read back from the servers.
+// settings are the servers' settings, as the servers report them.
 type settings struct {
 	Fsync             string  `json:"fsync"`
 	SynchronousCommit string  `json:"synchronous_commit"`
@@ -125,7 +129,8 @@ type settings struct {
 }
 
 func (s *servers) settings(ctx context.Context) (c settings, err error) {
-	err = s.pool.QueryRow(ctx, `SELECT current_setting('fsync'), current_setting('synchronous_commit'), current_setting('full_page_writes'), current_setting('shared_buffers')`).
+	err = s.pool.QueryRow(ctx, `SELECT current_setting('fsync'), current_setting('synchronous_commit'),
+		current_setting('full_page_writes'), current_setting('shared_buffers')`).
 		Scan(&c.Fsync, &c.SynchronousCommit, &c.FullPageWrites, &c.SharedBuffers)
 	c.BrokerSync, c.FsyncUS = s.sync, s.fsyncUS
 	return c, err
@@ -154,7 +159,7 @@ func timeFsync(dir string) (us float64, err error) {
 	return times[len(times)/2], nil
 }
 
-// stream returns a handle on the events' stream over a connection of its own.
+// stream returns a JetStream handle with a connection of its own, and a function that closes the connection.
 func (s *servers) stream(ctx context.Context, log *slog.Logger) (jetstream.JetStream, func(), error) {
 	nc, err := broker.Connect(s.broker, "bench", log)
 	if err != nil {
@@ -168,12 +173,12 @@ func (s *servers) stream(ctx context.Context, log *slog.Logger) (jetstream.JetSt
 	return js, nc.Close, nil
 }
 
-// holdSnapshot opens a snapshot that is held until the servers are closed: vacuum can remove nothing that was there.
+// holdSnapshot keeps a snapshot open until the servers are closed. Vacuum cannot remove rows that the snapshot sees.
 func (s *servers) holdSnapshot(ctx context.Context) error {
 	return s.hold(ctx, `BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM outbox_partitions`)
 }
 
-// hold leaves a transaction open that begin begins, until the servers are closed.
+// hold runs the statements begin, which start a transaction, and keeps it open until the servers are closed.
 func (s *servers) hold(ctx context.Context, begin string) error {
 	conn, err := pgx.Connect(ctx, s.url)
 	if err != nil {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -29,8 +28,12 @@ func subscribeCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "subscribe", Args: cobra.NoArgs,
 		Short: "Measure a handler of package subscribe on a stream of follows",
-		Long: `Fills a stream with follow events of --users followees, and times subscribe.Handle from its start until it has handled and acknowledged the last one: shared, and
-then in order. Each event is to be handled once (duplicates), and those of a followee in the order of the stream (inversions). This process is the subscriber.`,
+		Long: `Subscribe fills a stream with follow events of --users followees. It times subscribe.Handle from its
+start until Handle has acknowledged the last event: once without options, and once with InOrder.
+This process is the subscriber.
+
+duplicates counts events that the function got twice. inversions counts events of a followee that
+the function got after a later one.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.events < 1 || o.users < 1 || o.concurrency < 1 || o.sync != syncAlways && o.sync != syncDefault {
 				return errors.New("want --events, --users and --concurrency of 1 or more, --broker-sync always or default")
@@ -50,14 +53,14 @@ then in order. Each event is to be handled once (duplicates), and those of a fol
 	f := cmd.Flags()
 	f.IntVar(&o.events, "events", 200_000, "events on the stream")
 	f.IntVar(&o.users, "users", 100_000, "users on each side")
-	f.IntVar(&o.concurrency, "concurrency", 64, "calls at once")
+	f.IntVar(&o.concurrency, "concurrency", 64, "parallel calls of the function")
 	f.DurationVar(&o.works, "works", 0, "how long a call takes")
-	f.StringVar(&o.sync, "broker-sync", syncDefault, "the broker syncs to disk: always (before each ack) or default (every two minutes); events are only read")
-	f.DurationVar(&o.within, "within", 10*time.Minute, "give up after this long")
+	f.StringVar(&o.sync, "broker-sync", syncDefault, syncReading)
+	f.DurationVar(&o.within, "within", 10*time.Minute, giveUp)
 	return cmd
 }
 
-// handled is what a handler has had.
+// handled records the events that the function got.
 type handled struct {
 	mu                     sync.Mutex
 	last                   map[event.ID]uint64 // sequence, by followee
@@ -83,7 +86,8 @@ func (h *handled) note(e *subscribe.Event[event.Edge]) {
 	}
 }
 
-func (o subscribeOptions) handle(ctx context.Context, name string, opts []subscribe.Option, say func(string, ...any)) (_ result, err error) {
+func (o subscribeOptions) handle(ctx context.Context, name string, opts []subscribe.Option,
+	say func(string, ...any)) (_ result, err error) {
 	r := result{Case: name}
 	s, err := startServers(ctx, o.sync, slog.Default())
 	if err != nil {
@@ -100,7 +104,7 @@ func (o subscribeOptions) handle(ctx context.Context, name string, opts []subscr
 	}
 	say("%s: publishing %d events", name, o.events)
 	users := int64(o.users)
-	if _, err := o.fill(ctx, s, js, func(r *rand.Rand, _ int64) (int64, int64) { return 1 + r.Int64N(users), 1 + users + r.Int64N(users) }); err != nil {
+	if _, err := o.fill(ctx, s, js, projectCases(users)["random"]); err != nil {
 		return r, err
 	}
 	say("%s: handling", name)
@@ -141,7 +145,7 @@ func (o subscribeOptions) time(ctx context.Context, js jetstream.JetStream, h *h
 	case <-late.C:
 		return 0, fmt.Errorf("not done after %s", o.within)
 	}
-	for { // until the last acknowledgement is in
+	for { // until NATS has the last acknowledgment
 		c, err := js.Consumer(ctx, "EVENTS-0", "bench-follow")
 		if err != nil {
 			return 0, err

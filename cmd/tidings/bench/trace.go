@@ -27,25 +27,27 @@ func traceCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "trace", Args: cobra.NoArgs,
 		Short: "Measure the processor time of tracing at a steady rate of writes",
-		Long: `Offers --rate follows per second for --duration to the API, with a relay and followercounts behind it, in --pairs pairs of runs: one without tracing (trace-off), one
-that samples --ratio of the requests and exports the spans to a collector that discards them (trace-on). The order changes from pair to pair. cpu_us_per_write
-is the processor time of the three processes; the last line has the ratio of each pair and their median.`,
+		Long: `Trace offers --rate follows per second for --duration to the API, with a relay and followercounts
+behind it, in --pairs pairs of runs. One run of a pair has no tracing (trace-off). The other one
+samples --ratio of the requests and exports the spans to a collector that discards them (trace-on).
+The order changes from pair to pair. cpu_us_per_write is the processor time of the three processes.
+The last line has the ratio of each pair and their median.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.rate < 1 || o.pairs < 1 || o.duration < time.Second || !(o.ratio > 0 && o.ratio <= 1) {
-				return errors.New("want --rate and --pairs of 1 or more, a --duration of 1s or more, a --ratio above 0 and up to 1")
+				return errors.New("want --rate and --pairs of 1 or more, a --duration of 1s or more, and a --ratio above 0 and up to 1")
 			}
 			return o.run(cmd.Context(), cmd.OutOrStdout(), progress(cmd))
 		},
 	}
 	f := cmd.Flags()
 	f.IntVar(&o.rate, "rate", 1000, "writes per second")
-	f.IntVar(&o.pairs, "pairs", 3, "runs with and without tracing")
-	f.Float64Var(&o.ratio, "ratio", 0.01, "of the requests that are sampled")
+	f.IntVar(&o.pairs, "pairs", 3, "pairs of runs, with and without tracing")
+	f.Float64Var(&o.ratio, "ratio", 0.01, "the ratio of sampled requests")
 	f.DurationVar(&o.duration, "duration", 10*time.Second, "how long each run writes")
 	return cmd
 }
 
-// traceResult is one run's line.
+// traceResult is the output line of a run.
 type traceResult struct {
 	writeResult
 	CPU         float64 `json:"cpu_us_per_write"`
@@ -55,10 +57,10 @@ type traceResult struct {
 	Exported    int64   `json:"exported_bytes"`
 }
 
-// traceRatios is the last line.
+// traceRatios is the last output line.
 type traceRatios struct {
 	Case   string    `json:"case"`
-	Ratios []float64 `json:"ratios"` // of the processor time with tracing to that without
+	Ratios []float64 `json:"ratios"` // processor time with tracing to that without, per pair
 	Median float64   `json:"median"`
 	Sample float64   `json:"sample_ratio"`
 	Rate   int       `json:"writes_per_second"`
@@ -99,20 +101,21 @@ func (o traceOptions) run(ctx context.Context, out io.Writer, say func(string, .
 	return writeLine(out, total)
 }
 
-// measure is one run.
+// measure does one run, with tracing if on is set.
 func (o traceOptions) measure(ctx context.Context, s *servers, on bool, say func(string, ...any)) (r traceResult, err error) {
 	const clients = 64
 	r = traceResult{writeResult: writeResult{Case: "trace-off", Clients: clients}}
 	var exported atomic.Int64
 	collector := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, req *http.Request) {
-		n, _ := io.Copy(io.Discard, req.Body) // what is cut off is not counted
+		n, _ := io.Copy(io.Discard, req.Body) // an interrupted request counts in part
 		exported.Add(n)
 	}))
 	defer collector.Close()
 	env := []string{"OTEL_EXPORTER_OTLP_ENDPOINT=", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT="}
 	if on {
 		r.Case = "trace-on"
-		env = []string{"OTEL_EXPORTER_OTLP_ENDPOINT=" + collector.URL, "OTEL_TRACES_SAMPLER=parentbased_traceidratio", fmt.Sprint("OTEL_TRACES_SAMPLER_ARG=", o.ratio)}
+		env = []string{"OTEL_EXPORTER_OTLP_ENDPOINT=" + collector.URL, "OTEL_TRACES_SAMPLER=parentbased_traceidratio",
+			fmt.Sprint("OTEL_TRACES_SAMPLER_ARG=", o.ratio)}
 	}
 	a, err := startAPI(ctx, s, 1, logTo(say), env...)
 	if err != nil {
@@ -171,11 +174,12 @@ func (o traceOptions) measure(ctx context.Context, s *servers, on bool, say func
 	return r, nil
 }
 
-// drained waits until nothing in the outbox is pending.
+// drained waits until the outbox has no pending row.
 func drained(ctx context.Context, s *servers) error {
 	for {
 		var pending bool
-		if err := s.pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM outbox_messages WHERE processed_at IS NULL)`).Scan(&pending); err != nil || !pending {
+		err := s.pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM outbox_messages WHERE processed_at IS NULL)`).Scan(&pending)
+		if err != nil || !pending {
 			return err
 		}
 		if err := pause(ctx, 10*time.Millisecond); err != nil {

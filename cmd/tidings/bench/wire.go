@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// wire is one kept-alive connection to the API that speaks as little HTTP/1.1 as it may: the client of net/http takes as much of the
-// processor as the server does, and both share the machine.
+// wire is one keep-alive connection to the API with a minimal HTTP/1.1 client. The client of net/http uses as much
+// processor time as the server, and both share the machine.
 type wire struct {
 	addr    string
 	timeout time.Duration
@@ -22,7 +22,7 @@ type wire struct {
 	token   string
 }
 
-// answered is what a load generator wants of an answer.
+// answered has the parts of an answer that a load generator needs.
 type answered struct {
 	status     int
 	location   []byte
@@ -32,12 +32,12 @@ type answered struct {
 
 func (w *wire) close() {
 	if w.conn != nil {
-		_ = w.conn.Close() // nothing is on its way
+		_ = w.conn.Close() // no request is in flight
 		w.conn = nil
 	}
 }
 
-// send sends one request and reads its answer. After an error the next one connects anew.
+// send sends one request and reads its answer. After an error the next call opens a new connection.
 func (w *wire) send(method, path string, headers string, body []byte) (a answered, err error) {
 	if w.conn == nil {
 		if w.conn, err = net.DialTimeout("tcp", w.addr, w.timeout); err != nil {

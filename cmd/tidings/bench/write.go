@@ -34,35 +34,40 @@ func writeCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "write", Args: cobra.NoArgs,
 		Short: "Measure single writes over HTTP against pgbench with the same statements",
-		Long: `Case pgbench runs the two statements of a follow (the row, the outbox message) in a transaction each, with --clients connections and prepared
-statements; case pgx stands in for it where there is no pgbench. Case write sends follows that change something to the API, a process of its own,
-one request at a time from each of --clients connections; write-comments sends comments with an Idempotency-Key to 1,000 posts. --tenants adds
-write-tenants, the follows of that many tenants; --hot KIND,... adds write-hot-KIND, children of each kind under one object. Every case starts with empty
+		Long: `Write measures writes over HTTP, and compares them with a baseline. Every case starts with empty
 tables.
 
-Afterwards every accepted write is looked for in the database: missing counts those without their row or their event, duplicates those with more
-than one event, and what nobody was told of.`,
+Case pgbench is the baseline: it runs the two statements of a follow (the row, the outbox message)
+in one transaction, with --clients connections and prepared statements. Without pgbench on the
+machine, case pgx replaces it. Case write sends new follows to the API, a process of its own. Each
+of --clients connections sends one request at a time. Case write-comments sends comments with an
+Idempotency-Key to 1,000 posts. --tenants adds the case write-tenants, with follows of that many
+tenants. --hot KIND,... adds the cases write-hot-KIND, with children of each kind under one object.
+
+Afterwards the command searches the database for every accepted write. missing counts those without
+their row or their event. duplicates counts those with more than one event, and events that belong
+to no request.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.clients < 1 || o.tenants < 0 || o.duration < time.Second {
-				return errors.New("want --clients of 1 or more, --tenants of 0 or more, a --duration of 1s or more")
+				return errors.New("want --clients of 1 or more, --tenants of 0 or more, and a --duration of 1s or more")
 			}
 			for _, name := range o.hot {
 				if _, ok := kinds.Builtin().Child(name); !ok {
-					return fmt.Errorf("--hot: %q is no built-in kind of children", name)
+					return fmt.Errorf("--hot: %q is not a built-in kind of children", name)
 				}
 			}
 			return o.run(cmd.Context(), cmd.OutOrStdout(), progress(cmd))
 		},
 	}
 	f := cmd.Flags()
-	f.IntVar(&o.clients, "clients", 32, "connections that write at once")
+	f.IntVar(&o.clients, "clients", 32, "parallel connections that write")
 	f.DurationVar(&o.duration, "duration", 20*time.Second, "how long each case writes")
-	f.IntVar(&o.tenants, "tenants", 0, "also write for so many tenants at once")
+	f.IntVar(&o.tenants, "tenants", 0, "also write for this many tenants at once")
 	f.StringSliceVar(&o.hot, "hot", nil, "also write children of these `kinds` under one object")
 	return cmd
 }
 
-// writeResult is one case's line. What does not apply is left out.
+// writeResult is the output line of a case. It omits members that do not apply.
 type writeResult struct {
 	Case              string   `json:"case"`
 	Accepted          int      `json:"accepted"`
@@ -73,7 +78,7 @@ type writeResult struct {
 	P95               *float64 `json:"p95_ms,omitempty"`
 	P99               *float64 `json:"p99_ms,omitempty"`
 	Refused           *int     `json:"refused,omitempty"` // 503 with Retry-After
-	Errors            *int     `json:"errors,omitempty"`  // any other answer, and none
+	Errors            *int     `json:"errors,omitempty"`  // any other answer, or no answer
 	Missing           *int     `json:"missing,omitempty"`
 	Duplicates        *int     `json:"duplicates,omitempty"`
 	Clients           int      `json:"clients"`
@@ -87,7 +92,7 @@ func (r *writeResult) rate(accepted int, took time.Duration) {
 	r.AcceptedPerSecond = round(float64(accepted)/took.Seconds(), 0)
 }
 
-// request makes the n-th write of a client. key names what it makes, if its answer does not.
+// request returns the n-th write of a client. key identifies the created row; if it is "", the answer's Location does.
 type request func(client, n int) (method, path, headers string, body []byte, key string)
 
 func (o writeOptions) run(ctx context.Context, out io.Writer, say func(string, ...any)) (err error) {
@@ -147,12 +152,13 @@ func (o writeOptions) run(ctx context.Context, out io.Writer, say func(string, .
 		wrong += *r.Missing + *r.Duplicates + *r.Errors + *r.Refused
 	}
 	if wrong > 0 {
-		return fmt.Errorf("%d writes were refused, failed, are missing or came twice", wrong)
+		return fmt.Errorf("%d writes were refused, failed, are missing or have a second event", wrong)
 	}
 	return nil
 }
 
-func (o writeOptions) writeCase(ctx context.Context, s *servers, name string, tenants int, make request, say func(string, ...any)) (r writeResult, err error) {
+func (o writeOptions) writeCase(ctx context.Context, s *servers, name string, tenants int, make request,
+	say func(string, ...any)) (r writeResult, err error) {
 	r = writeResult{Case: name, Clients: o.clients}
 	if tenants > 1 {
 		r.Tenants = tenants
@@ -178,19 +184,20 @@ func (o writeOptions) writeCase(ctx context.Context, s *servers, name string, te
 	}
 	w.fill(&r, took)
 	r.PeakRSS = ptr(round(a.child.peak, 1))
-	say("%s: looking for every accepted write", name)
+	say("%s: searching for every accepted write", name)
 	missing, duplicates, err := w.check(ctx, s, warm)
 	r.Missing, r.Duplicates = &missing, &duplicates
 	return r, err
 }
 
-// follows makes random pairs. That one of some 10^15 comes twice would be seen as an error.
+// follows returns random pairs out of 10^15. A repeated pair would count as an error.
 func follows(int, int) (method, path, headers string, body []byte, key string) {
-	follower, followee := strconv.FormatInt(1+rand.Int64N(1_000_000_000_000), 10), strconv.FormatInt(1_000_000_000_000+1+rand.Int64N(1000), 10)
+	follower, followee := strconv.FormatInt(1+rand.Int64N(1_000_000_000_000), 10),
+		strconv.FormatInt(1_000_000_000_000+1+rand.Int64N(1000), 10)
 	return "PUT", "/v1/follows/" + follower + "/" + followee, "", nil, follower + " " + followee
 }
 
-// childrenUnder makes children under random objects, each by another author.
+// childrenUnder returns a request that creates children under random objects by random authors.
 func childrenUnder(k kinds.Child, objects int64) request {
 	under, attributes := "/v1/"+kinds.Builtin().Objects[k.Parent]+"/", ""
 	if values := required(k.Attributes); values != "{}" {
@@ -199,13 +206,14 @@ func childrenUnder(k kinds.Child, objects int64) request {
 	return func(client, n int) (method, path, headers string, body []byte, key string) {
 		author := strconv.FormatInt(1+rand.Int64N(1_000_000_000_000), 10)
 		headers = "Content-Type: application/json\r\nIdempotency-Key: " + strconv.Itoa(client) + "-" + strconv.Itoa(n) + "\r\n"
-		body = append(append([]byte(`{"author_id":"`), author...), `","body":"A comment of the length that people write, give or take a few words."`...)
+		body = append(append([]byte(`{"author_id":"`), author...),
+			`","body":"A comment of the length that people write, give or take a few words."`...)
 		body = append(append(body, attributes...), '}')
 		return "POST", under + strconv.FormatInt(1+rand.Int64N(objects), 10) + "/" + k.Plural, headers, body, ""
 	}
 }
 
-// required are attributes that have what a writer must give: the least integers and the first values of enums.
+// required returns the required attributes as a JSON object, with the lowest integers and the first values of enums.
 func required(all map[string]kinds.Attribute) string {
 	values := map[string]any{}
 	for name, a := range all {
@@ -223,25 +231,25 @@ func required(all map[string]kinds.Attribute) string {
 			values[name] = "x"
 		}
 	}
-	text, _ := json.Marshal(values) // of strings, numbers and booleans
+	text, _ := json.Marshal(values) // never fails for strings, numbers and booleans
 	return string(text)
 }
 
-// writers are connections that write one request after the other.
+// writers are connections, each of which sends one write after the other.
 type writers struct {
 	api  *apiUnderTest
 	make request
 	each []*writer
 }
 
-// writer is one of them, and what became of its writes.
+// writer is one of these connections, with the results of its writes.
 type writer struct {
 	wire     wire
 	tenant   string
-	accepted []string // keys, with the tenant in front
+	accepted []string // the tenant and the key, separated by a space
 	took     []time.Duration
 	refused  int
-	unknown  int // no answer, or a 5xx that does not say that nothing was written
+	unknown  int // writes with an unknown outcome: no answer, or any answer but 201
 	errors   int
 	lastErr  error
 }
@@ -250,12 +258,13 @@ func newWriters(a *apiUnderTest, n int, make request) *writers {
 	ws := &writers{api: a, make: make}
 	for i := range n {
 		t := i % len(a.tokens)
-		ws.each = append(ws.each, &writer{wire: wire{addr: a.addr, token: a.tokens[t], timeout: time.Minute}, tenant: strconv.Itoa(t + tenant)})
+		ws.each = append(ws.each, &writer{wire: wire{addr: a.addr, token: a.tokens[t], timeout: time.Minute},
+			tenant: strconv.Itoa(t + tenant)})
 	}
 	return ws
 }
 
-// run writes for a while.
+// run writes for the duration d.
 func (ws *writers) run(ctx context.Context, d time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, d)
 	defer cancel()
@@ -310,20 +319,24 @@ func (ws *writers) fill(r *writeResult, took time.Duration) {
 	r.P50, r.P95, r.P99 = quantiles(times)
 }
 
-// writtenSQL compares what was accepted with the rows and the events that there are. Nothing else writes.
+// writtenSQL compares the accepted writes with the stored rows and events. It counts the accepted writes without a row
+// or an event, those with more than one event, and all events. No other process writes.
 const writtenSQL = `
 WITH accepted AS (SELECT unnest(@keys::text[]) AS key),
 told AS (
-  SELECT tenant_id || ' ' || coalesce(payload ->> (aggregate_type || '_id'), (payload ->> 'follower_id') || ' ' || aggregate_id) AS key, count(*) AS n
+  SELECT tenant_id || ' ' || coalesce(payload ->> (aggregate_type || '_id'), (payload ->> 'follower_id') || ' ' || aggregate_id) AS key,
+         count(*) AS n
     FROM outbox_messages GROUP BY 1
 ), stored AS (
-  SELECT tenant_id || ' ' || follower_id || ' ' || followee_id AS key FROM follows UNION ALL SELECT tenant_id || ' ' || child_id FROM children
+  SELECT tenant_id || ' ' || follower_id || ' ' || followee_id AS key FROM follows
+  UNION ALL SELECT tenant_id || ' ' || child_id FROM children
 )
-SELECT count(*) FILTER (WHERE stored.key IS NULL OR told.n IS NULL), count(*) FILTER (WHERE told.n > 1), (SELECT coalesce(sum(n), 0) FROM told)::bigint
+SELECT count(*) FILTER (WHERE stored.key IS NULL OR told.n IS NULL), count(*) FILTER (WHERE told.n > 1),
+       (SELECT coalesce(sum(n), 0) FROM told)::bigint
   FROM accepted LEFT JOIN told USING (key) LEFT JOIN stored USING (key)`
 
-// check looks for all that was accepted, by others before too. Events beyond that are duplicates, but for as many as there were writes
-// whose outcome nobody was told.
+// check searches for every accepted write, also of the writers before. More events than accepted writes are duplicates,
+// except for as many as there are writes with an unknown outcome.
 func (ws *writers) check(ctx context.Context, s *servers, before ...*writers) (missing, duplicates int, err error) {
 	var keys []string
 	unknown, events := 0, 0
@@ -342,8 +355,8 @@ func (ws *writers) check(ctx context.Context, s *servers, before ...*writers) (m
 	return missing, duplicates + max(0, events-len(keys)-unknown), nil
 }
 
-// empty takes the tables to where they were. It leaves those alone that are empty: an installation has some for every kind, and to truncate them all slows
-// the next case down (docs/performance.md).
+// empty truncates the tables that have rows. An installation has some tables for every kind, and truncating them all
+// slows the next case down (docs/performance.md).
 func empty(ctx context.Context, s *servers) error {
 	owner, err := pgx.Connect(ctx, s.url)
 	if err != nil {
@@ -353,7 +366,9 @@ func empty(ctx context.Context, s *servers) error {
 DO $$
 DECLARE t regclass; filled boolean; full_ones text[] := '{outbox_messages}';
 BEGIN
-  FOR t IN SELECT relid FROM pg_partition_tree('edges') WHERE isleaf UNION ALL SELECT relid FROM pg_partition_tree('children') WHERE isleaf UNION ALL SELECT 'child_keys'::regclass LOOP
+  FOR t IN SELECT relid FROM pg_partition_tree('edges') WHERE isleaf
+           UNION ALL SELECT relid FROM pg_partition_tree('children') WHERE isleaf
+           UNION ALL SELECT 'child_keys'::regclass LOOP
     EXECUTE format('SELECT EXISTS (SELECT FROM %s)', t) INTO filled;
     IF filled THEN
       full_ones := full_ones || t::text;
@@ -367,7 +382,7 @@ END $$`)
 	return errors.Join(err, owner.Close(ctx))
 }
 
-// declareStream makes the stream that the API listens to.
+// declareStream creates the stream that the API listens to.
 func declareStream(ctx context.Context, s *servers) error {
 	js, closeJS, err := s.stream(ctx, slog.Default())
 	if err != nil {
@@ -378,7 +393,7 @@ func declareStream(ctx context.Context, s *servers) error {
 	return err
 }
 
-// apiUnderTest is the API as a process, and a token for each tenant, from 1 on.
+// apiUnderTest is the API as a child process, with a token for each tenant, from tenant 1 on.
 type apiUnderTest struct {
 	child  *child
 	addr   string
@@ -404,7 +419,7 @@ func startAPI(ctx context.Context, s *servers, tenants int, stderr io.Writer, en
 	addr, err := c.out.ReadString('\n')
 	if err != nil {
 		c.kill()
-		return nil, fmt.Errorf("read where the API listens: %w", err)
+		return nil, fmt.Errorf("read the address of the API: %w", err)
 	}
 	a.child, a.addr = c, strings.TrimSpace(addr)
 	return a, nil

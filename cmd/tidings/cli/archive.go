@@ -30,16 +30,17 @@ import (
 )
 
 func (p Process) archiveCommand() *cobra.Command {
-	c := &cobra.Command{Use: "archive", Short: "Archive, export and drop old events, and hold what must remain"}
-	c.AddCommand(p.archiveRunCommand(), p.archiveSettingsCommand(), p.archiveStatusCommand(), p.archiveUndoCommand(), p.archiveHoldCommand(),
+	c := &cobra.Command{Use: "archive", Short: "Archive, export and drop old events, and hold those that must remain"}
+	c.AddCommand(p.archiveRunCommand(), p.archiveSettingsCommand(), p.archiveStatusCommand(),
+		p.archiveUndoCommand(), p.archiveHoldCommand(),
 		p.coldListCommand(), p.coldExportCommand(), p.coldVerifyCommand(), p.coldRestoreCommand())
 	return c
 }
 
-// databases are the pools of a command that needs no broker.
+// databases are the pools of a command that does not connect to NATS.
 type databases struct {
 	truth, projections *pgxpool.Pool
-	cell               string // of the truth
+	cell               string // the truth's cell, which NATS_STREAM names
 }
 
 func (d databases) close() {
@@ -50,7 +51,7 @@ func (d databases) close() {
 	}
 }
 
-// databases opens both and checks their schemas.
+// databases connects to both databases and checks their schemas.
 func (p Process) databases(ctx context.Context, data, name string) (d databases, err error) {
 	s, err := p.servers(ctx, data)
 	if err != nil {
@@ -77,12 +78,12 @@ func (p Process) databases(ctx context.Context, data, name string) (d databases,
 	return d, nil
 }
 
-// jobRun is what `tidings archive run --json` prints of a job.
+// jobRun is the line of a job in the output of `tidings archive run --json`.
 type jobRun struct {
 	Job     string           `json:"job"`
 	DryRun  bool             `json:"dry_run"`
-	With    string           `json:"with,omitempty"`  // of a dry run: the settings by which the job takes something
-	Drops   []jobs.Drop      `json:"drops,omitempty"` // of a dry run: what would be gone for good
+	With    string           `json:"with,omitempty"`  // in a dry run: the settings by which the job selects rows
+	Drops   []jobs.Drop      `json:"drops,omitempty"` // in a dry run: the rows that the job would delete permanently
 	Counts  map[string]int64 `json:"counts"`
 	Seconds float64          `json:"seconds"`
 	Error   string           `json:"error,omitempty"`
@@ -98,11 +99,15 @@ func (p Process) archiveRunCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "run",
 		Short: "Run the archiver's jobs now, outside of their schedule",
-		Long: `Run does now what the archiver does by schedule, with the same settings (tidings archive settings). One job runs at a time in the whole fleet, so run
-waits for a running one. Only outbox-ranges, which creates ranges in advance, runs beside others. Ctrl-C stops run after the current slice; the next run continues.
+		Long: `Run executes the archiver's jobs now, with the same settings as the schedule (tidings archive
+settings). One job runs at a time in the whole fleet, so run waits for a running one. Only
+outbox-ranges, which creates ranges in advance, runs beside others. Ctrl-C stops run after the
+current slice; the next run continues.
 
-With --dry-run it shows the settings, what each job would take, and what would be lost permanently: ranges, their months, rows and bytes. If anything would
-be lost, run shows that and asks for confirmation. tidings archive undo brings archived threads back.`,
+With --dry-run it shows the settings, and how many rows each job would move. It also shows the
+ranges that a job would delete permanently, with their months, rows and bytes. Without --dry-run, it
+shows permanent deletions and asks for confirmation. tidings archive undo brings archived threads
+back.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			d, err := p.databases(c.Context(), data, "archive")
@@ -132,7 +137,7 @@ be lost, run shows that and asks for confirmation. tidings archive undo brings a
 	return c
 }
 
-// askDrops asks whether what a run of the jobs would drop now may go.
+// askDrops asks whether to drop the rows that a run of the jobs would drop now.
 func askDrops(ctx context.Context, list []jobs.Job, sure *asking) error {
 	return sure.ask(func(w io.Writer) error {
 		all, err := drops(ctx, list)
@@ -142,12 +147,12 @@ func askDrops(ctx context.Context, list []jobs.Job, sure *asking) error {
 		if len(all) == 0 {
 			return errNothingGoes
 		}
-		fmt.Fprintln(w, "This is gone for good after the run:")
+		fmt.Fprintln(w, "The run deletes this permanently:")
 		return tableTo(w, dropRows(all)...)
 	})
 }
 
-// drops returns what runs of the jobs would drop now.
+// drops returns the rows that the jobs would drop if they ran now.
 func drops(ctx context.Context, list []jobs.Job) (all []jobs.Drop, err error) {
 	for _, j := range list {
 		if j.Plan == nil {
@@ -162,32 +167,34 @@ func drops(ctx context.Context, list []jobs.Job) (all []jobs.Drop, err error) {
 	return all, nil
 }
 
-// dropRows say what would be dropped.
+// dropRows returns the rows of a table of drops.
 func dropRows(all []jobs.Drop) [][]string {
-	rows := [][]string{{"WHAT", "MONTHS", "ROWS, ABOUT", "MIB, ABOUT"}}
+	rows := [][]string{{"WHAT", "MONTHS", "ROWS (ESTIMATE)", "MIB (ESTIMATE)"}}
 	var sum jobs.Drop
 	for _, d := range all {
 		rows = append(rows, []string{d.What, or(d.Since, "-"), count(d.Rows), fmt.Sprintf("%.1f", float64(d.Bytes)/(1<<20))})
 		sum.Rows, sum.Bytes = sum.Rows+d.Rows, sum.Bytes+d.Bytes
 	}
 	if len(all) > 1 {
-		rows = append(rows, []string{"together", "", count(sum.Rows), fmt.Sprintf("%.1f", float64(sum.Bytes)/(1<<20))})
+		rows = append(rows, []string{"total", "", count(sum.Rows), fmt.Sprintf("%.1f", float64(sum.Bytes)/(1<<20))})
 	}
 	return rows
 }
 
-// jobs returns the jobs named, or all.
-func (p Process) jobs(ctx context.Context, d databases, settings func(context.Context) (upkeep.Settings, error), only ...string) ([]jobs.Job, error) {
+// jobs returns the jobs that only names, or all jobs if it is empty.
+func (p Process) jobs(ctx context.Context, d databases, settings func(context.Context) (upkeep.Settings, error),
+	only ...string) ([]jobs.Job, error) {
 	var cfg upkeep.Config
 	if err := envconfig.ProcessWith(ctx, &envconfig.Config{Target: &cfg, Lookuper: p.Env}); err != nil {
 		return nil, &usageError{fmt.Errorf("read the environment: %w", err)}
 	}
-	log := daemon.CommandLogger(p.Stderr, slog.LevelWarn) // what stays although it is old is said there
+	log := daemon.CommandLogger(p.Stderr, slog.LevelWarn) // a job warns about old rows that it keeps
 	now, err := truthKinds(ctx, d.truth)
 	if err != nil {
 		return nil, err
 	}
-	deps := upkeep.Deps{Truth: d.truth, Projections: d.projections, Cell: d.cell, Kinds: func() *kinds.Set { return now }, Registry: prometheus.NewRegistry(), Log: log}
+	deps := upkeep.Deps{Truth: d.truth, Projections: d.projections, Cell: d.cell, Kinds: func() *kinds.Set { return now },
+		Registry: prometheus.NewRegistry(), Log: log}
 	list, err := upkeep.Jobs(cfg, deps, settings)
 	if err != nil {
 		return nil, err
@@ -198,7 +205,7 @@ func (p Process) jobs(ctx context.Context, d databases, settings func(context.Co
 	}
 	for _, name := range only {
 		if !slices.Contains(names, name) {
-			return nil, &usageError{fmt.Errorf("there is no job %q; there are %s", name, strings.Join(names, ", "))}
+			return nil, &usageError{fmt.Errorf("there is no job %q: want one of %s", name, strings.Join(names, ", "))}
 		}
 	}
 	return slices.DeleteFunc(list, func(j jobs.Job) bool { return len(only) > 0 && !slices.Contains(only, j.Name) }), nil
@@ -214,34 +221,38 @@ func (p Process) planJobs(ctx context.Context, list []jobs.Job, asJSON bool) err
 		if err != nil {
 			return err
 		}
-		if err := p.printRun(jobRun{Job: j.Name, DryRun: true, With: plan.With, Drops: plan.Drops, Counts: plan.Counts, Seconds: time.Since(start).Seconds()}, asJSON); err != nil {
+		if err := p.printRun(jobRun{Job: j.Name, DryRun: true, With: plan.With, Drops: plan.Drops, Counts: plan.Counts,
+			Seconds: time.Since(start).Seconds()}, asJSON); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// withoutJobs calls fn while no job runs anywhere. It waits for the one that does, and says so on stderr.
-func (p Process) withoutJobs(ctx context.Context, truth *pgxpool.Pool, name string, fn func(ctx context.Context, h *jobs.Hold) error) error {
+// withoutJobs calls fn while no job runs anywhere. It waits for a running job, and prints its holder to stderr.
+func (p Process) withoutJobs(ctx context.Context, truth *pgxpool.Pool, name string,
+	fn func(ctx context.Context, h *jobs.Hold) error) error {
 	if err := p.sayWhoHasJobs(ctx, truth); err != nil {
 		return err
 	}
 	return jobs.WithLease(ctx, truth, name, fn)
 }
 
-// sayWhoHasJobs says on stderr for whom the caller is going to wait.
+// sayWhoHasJobs prints to stderr which process the caller waits for.
 func (p Process) sayWhoHasJobs(ctx context.Context, truth *pgxpool.Pool) error {
 	holders, err := lease.Holders(ctx, truth, jobs.Kind)
 	if err != nil {
 		return err
 	}
 	for _, h := range holders {
-		fmt.Fprintf(p.Stderr, "Waiting for %s, which has the lease of the archiver's jobs. A job leaves the lease to others after ten minutes; the export of a large range takes longer.\n", h.Owner)
+		fmt.Fprintf(p.Stderr, "Waiting for %s, which has the lease of the archiver's jobs. A job releases the lease after ten "+
+			"minutes; the export of a large range takes longer.\n", h.Owner)
 	}
 	return nil
 }
 
-// runJobs runs jobs one after the other. Each takes its lease anew, and again when its run has had its time, so that others get their turn.
+// runJobs runs jobs one after the other. Each job takes the lease itself, and takes it again when its time is up, so
+// that other processes get their turn.
 func (p Process) runJobs(ctx context.Context, truth *pgxpool.Pool, list []jobs.Job, reason string, asJSON bool) error {
 	var errs []error
 	for _, j := range list {
@@ -284,11 +295,11 @@ func (p Process) runJobs(ctx context.Context, truth *pgxpool.Pool, list []jobs.J
 	return errors.Join(errs...)
 }
 
-// showJob shows on stderr how far the job is, until stop is called.
+// showJob shows the progress of the job on stderr until stop is called.
 func (p Process) showJob(ctx context.Context, j jobs.Job, h *jobs.Hold) (stop func()) {
 	total := int64(-1)
 	if j.Plan != nil {
-		if plan, err := j.Plan(ctx); err == nil { // it is only for the bar
+		if plan, err := j.Plan(ctx); err == nil { // without a plan, the bar has no total
 			total = 0
 			for _, n := range plan.Counts {
 				total += n
@@ -313,17 +324,18 @@ func (p Process) showJob(ctx context.Context, j jobs.Job, h *jobs.Hold) (stop fu
 }
 
 func (p Process) showJobBar(name string, total int64, counted *atomic.Int64, done <-chan struct{}) {
-	bar := progressbar.NewOptions64(total, progressbar.OptionSetWriter(p.Stderr), progressbar.OptionShowCount(), progressbar.OptionShowIts(),
-		progressbar.OptionSetItsString("rows"), progressbar.OptionClearOnFinish(), progressbar.OptionUseANSICodes(true), progressbar.OptionSetWidth(30),
-		progressbar.OptionSetDescription(name))
+	bar := progressbar.NewOptions64(total, progressbar.OptionSetWriter(p.Stderr), progressbar.OptionShowCount(),
+		progressbar.OptionShowIts(),
+		progressbar.OptionSetItsString("rows"), progressbar.OptionClearOnFinish(), progressbar.OptionUseANSICodes(true),
+		progressbar.OptionSetWidth(30), progressbar.OptionSetDescription(name))
 	ticker := time.NewTicker(barInterval)
 	defer ticker.Stop()
 	for {
 		n := counted.Load()
 		if total >= 0 {
-			n = min(n, total) // what became old since
+			n = min(n, total) // more rows became old since the plan
 		}
-		_ = bar.Set64(n) // a bar that cannot be drawn is no reason to stop
+		_ = bar.Set64(n) // a failure to draw the bar must not stop the job
 		select {
 		case <-ticker.C:
 		case <-done:
@@ -343,7 +355,7 @@ func (p Process) showJobLines(name string, total int64, counted *atomic.Int64, d
 	for {
 		select {
 		case <-ticker.C:
-			fmt.Fprintf(p.Stderr, "%4.0fs  %s: %s%s\n", time.Since(start).Seconds(), name, count(counted.Load()), of)
+			fmt.Fprintf(p.Stderr, "%s  %s: %s%s rows\n", elapsed(start), name, count(counted.Load()), of)
 		case <-done:
 			return
 		}
@@ -357,9 +369,9 @@ func (p Process) printRun(r jobRun, asJSON bool) error {
 	if asJSON {
 		return p.writeJSON(r)
 	}
-	did := "did"
+	did := ""
 	if r.DryRun {
-		did = "would do"
+		did = " (--dry-run)"
 	}
 	var parts []string
 	for _, what := range slices.Sorted(maps.Keys(r.Counts)) {
@@ -370,9 +382,9 @@ func (p Process) printRun(r jobRun, asJSON bool) error {
 	if len(parts) == 0 {
 		parts = []string{"nothing"}
 	}
-	text := fmt.Sprintf("%s %s: %s (%.1f s)\n", r.Job, did, strings.Join(parts, ", "), r.Seconds)
+	text := fmt.Sprintf("%s%s: %s (%s)\n", r.Job, did, strings.Join(parts, ", "), seconds(r.Seconds))
 	if r.With != "" {
-		text += "  with " + r.With + "\n"
+		text += "  settings: " + r.With + "\n"
 	}
 	if _, err := fmt.Fprint(p.Stdout, text); err != nil {
 		return fmt.Errorf("write the result: %w", err)
@@ -383,13 +395,13 @@ func (p Process) printRun(r jobRun, asJSON bool) error {
 	return p.table(dropRows(r.Drops)...)
 }
 
-// archiveStatus is what `tidings archive status --json` prints.
+// archiveStatus is the output of `tidings archive status --json`.
 type archiveStatus struct {
 	Ranges  []outbox.Range       `json:"ranges"`
 	Holds   []outbox.ArchiveHold `json:"holds"`
 	Threads []store.Archived     `json:"threads"` // of comments, by archive id
 	Jobs    []jobs.LastRun       `json:"jobs"`
-	Leases  []jobs.Lease         `json:"leases,omitempty"` // of jobs that run, and who waits for whom
+	Leases  []jobs.Lease         `json:"leases,omitempty"` // running jobs, with the processes that wait for them
 }
 
 func (p Process) archiveStatusCommand() *cobra.Command {
@@ -441,7 +453,7 @@ func (p Process) printArchive(s archiveStatus) error {
 		}
 		return t.UTC().Format(time.RFC3339)
 	}
-	ranges := [][]string{{"RANGE FROM", "TO", "WHERE", "SETTLED", "ARCHIVED", "ROWS, ABOUT", "MIB", "HELD"}}
+	ranges := [][]string{{"RANGE FROM", "TO", "WHERE", "SETTLED", "ARCHIVED", "ROWS (ESTIMATE)", "MIB", "HELD"}}
 	for _, r := range s.Ranges {
 		where, held := "outbox", ""
 		if r.State == outbox.RangeArchived {
@@ -450,15 +462,17 @@ func (p Process) printArchive(s archiveStatus) error {
 		if r.Held {
 			held = "yes"
 		}
-		ranges = append(ranges, []string{count(r.From), count(r.To), where, when(r.SettledAt), when(r.ArchivedAt), count(r.Rows), fmt.Sprintf("%.1f", float64(r.Bytes)/(1<<20)), held})
+		ranges = append(ranges, []string{count(r.From), count(r.To), where, when(r.SettledAt), when(r.ArchivedAt), count(r.Rows),
+			fmt.Sprintf("%.1f", float64(r.Bytes)/(1<<20)), held})
 	}
-	runs := [][]string{{"JOB", "STARTED", "SUCCEEDED", "FAILED", "DID", "ERROR"}}
+	runs := [][]string{{"JOB", "STARTED", "SUCCEEDED", "FAILED", "COUNTS", "ERROR"}}
 	for _, r := range s.Jobs {
 		var did []string
 		for _, what := range slices.Sorted(maps.Keys(r.Counts)) {
 			did = append(did, what+" "+count(r.Counts[what]))
 		}
-		runs = append(runs, []string{r.Job, when(r.StartedAt), when(r.SucceededAt), when(r.FailedAt), strings.Join(did, ", "), cell(r.LastError)})
+		runs = append(runs, []string{r.Job, when(r.StartedAt), when(r.SucceededAt), when(r.FailedAt),
+			strings.Join(did, ", "), cell(r.LastError)})
 	}
 	err := p.table(ranges...)
 	if len(s.Holds) > 0 {
@@ -467,9 +481,10 @@ func (p Process) printArchive(s archiveStatus) error {
 	}
 	if len(s.Threads) > 0 {
 		fmt.Fprintln(p.Stdout)
-		threads := [][]string{{"ARCHIVE", "STARTED", "THREADS", "COMMENTS", "BACK"}}
+		threads := [][]string{{"ARCHIVE", "STARTED", "THREADS", "COMMENTS", "RETURNED"}}
 		for _, a := range s.Threads {
-			threads = append(threads, []string{fmt.Sprint(a.ArchiveID), when(a.StartedAt), count(a.Threads), count(a.Comments), count(a.Returned)})
+			threads = append(threads, []string{fmt.Sprint(a.ArchiveID), when(a.StartedAt), count(a.Threads),
+				count(a.Comments), count(a.Returned)})
 		}
 		err = errors.Join(err, p.table(threads...))
 	}
@@ -484,7 +499,7 @@ func (p Process) printArchive(s archiveStatus) error {
 	return err
 }
 
-// jobLeaseRows say which jobs run, and who waits for whom.
+// jobLeaseRows returns the rows of running jobs, with the processes that wait for them.
 func jobLeaseRows(all []jobs.Lease) [][]string {
 	rows := [][]string{{"RUNNING JOB", "SINCE", "BY", "WAITING FOR IT"}}
 	for _, l := range all {
@@ -519,7 +534,8 @@ func holdRows(holds []outbox.ArchiveHold) [][]string {
 		if !h.ReleasedAt.IsZero() {
 			released = h.ReleasedAt.UTC().Format(time.RFC3339) + " by " + cell(h.ReleasedBy)
 		}
-		rows = append(rows, []string{fmt.Sprint(h.ID), tenant, month(h.From), month(h.To), cell(h.CreatedBy), h.CreatedAt.UTC().Format(time.RFC3339), released, cell(h.Reason)})
+		rows = append(rows, []string{fmt.Sprint(h.ID), tenant, month(h.From), month(h.To), cell(h.CreatedBy),
+			h.CreatedAt.UTC().Format(time.RFC3339), released, cell(h.Reason)})
 	}
 	return rows
 }
@@ -532,8 +548,9 @@ func (p Process) holdAddCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "add",
 		Short: "Keep a tenant's rows, a range of months, or both",
-		Long: `Add keeps rows of the archive until you release the hold: the rows of --tenant, the months --from to --to, or that tenant's rows in those months. Without
-any of these it keeps the whole archive. It does not bring dropped rows back.`,
+		Long: `Add keeps rows of the archive until you release the hold: the rows of --tenant, the months --from to
+--to, or that tenant's rows in those months. Without any of these it keeps the whole archive. It
+does not restore dropped rows.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			for _, flag := range []struct {
@@ -545,12 +562,12 @@ any of these it keeps the whole archive. It does not bring dropped rows back.`,
 				}
 				t, err := time.Parse("2006-01", flag.value)
 				if err != nil {
-					return &usageError{fmt.Errorf("%s wants a month such as 2030-01, not %q", flag.name, flag.value)}
+					return &usageError{fmt.Errorf("%s is %q: want a month such as 2030-01", flag.name, flag.value)}
 				}
 				*flag.to = t
 			}
 			if h.Reason == "" || h.TenantID < 0 || !h.From.IsZero() && !h.To.IsZero() && h.To.Before(h.From) {
-				return &usageError{errors.New("a hold wants a --reason, a positive --tenant, and --to no earlier than --from")}
+				return &usageError{errors.New("a hold needs a --reason, a positive --tenant if any, and --to not before --from")}
 			}
 			if err := setActor(&h.CreatedBy); err != nil {
 				return err
@@ -568,8 +585,8 @@ any of these it keeps the whole archive. It does not bring dropped rows back.`,
 		},
 	}
 	c.Flags().Int64Var(&h.TenantID, "tenant", 0, "only of this tenant")
-	c.Flags().StringVar(&from, "from", "", "from this `month` on, such as 2030-01")
-	c.Flags().StringVar(&to, "to", "", "up to and with this `month`")
+	c.Flags().StringVar(&from, "from", "", "the first `month`, such as 2030-01")
+	c.Flags().StringVar(&to, "to", "", "the last `month`")
 	addActor(c, &h.CreatedBy, &h.Reason)
 	dataFlag(c, &data)
 	return c
@@ -605,7 +622,7 @@ func (p Process) holdListCommand() *cobra.Command {
 			return nil
 		},
 	}
-	c.Flags().BoolVar(&all, "all", false, "released holds too")
+	c.Flags().BoolVar(&all, "all", false, "show released holds too")
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON objects, one per hold and line")
 	dataFlag(c, &data)
 	return c
@@ -616,12 +633,12 @@ func (p Process) holdReleaseCommand() *cobra.Command {
 	var sure *asking
 	c := &cobra.Command{
 		Use:   "release HOLD",
-		Short: "Release a hold: the next run drops what it kept",
-		Args:  cobra.ExactArgs(1),
+		Short: "Release a hold: the next run drops the rows that it kept",
+		Args:  exactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			var id int64
 			if _, err := fmt.Sscan(args[0], &id); err != nil {
-				return &usageError{fmt.Errorf("%q is no number of a hold", args[0])}
+				return &usageError{fmt.Errorf("%q is not the number of a hold", args[0])}
 			}
 			if err := setActor(&actor); err != nil {
 				return err
@@ -638,7 +655,7 @@ func (p Process) holdReleaseCommand() *cobra.Command {
 			holds = slices.DeleteFunc(holds, func(h outbox.ArchiveHold) bool { return h.ID != id })
 			if len(holds) > 0 {
 				if err := sure.ask(func(w io.Writer) error {
-					fmt.Fprintln(w, "What this hold alone keeps goes with the next run:")
+					fmt.Fprintln(w, "The next run drops old rows that no other hold keeps:")
 					return tableTo(w, holdRows(holds)...)
 				}); err != nil {
 					return err
@@ -647,7 +664,7 @@ func (p Process) holdReleaseCommand() *cobra.Command {
 			if err := outbox.ReleaseHold(c.Context(), d.truth, id, actor, reason); err != nil {
 				return err
 			}
-			_, err = fmt.Fprintf(p.Stdout, "Hold %d is released: what it alone kept goes with the next run.\n", id)
+			_, err = fmt.Fprintf(p.Stdout, "Hold %d is released: the next run drops old rows that no other hold keeps.\n", id)
 			return err
 		},
 	}

@@ -26,7 +26,7 @@ func (f *coldFlags) add(c *cobra.Command) {
 	dataFlag(c, &f.data)
 }
 
-// at reads --month; it is the zero time where there is none.
+// at returns --month, or the zero time without it.
 func (f *coldFlags) at() (time.Time, error) {
 	if f.month == "" {
 		return time.Time{}, nil
@@ -38,7 +38,7 @@ func (f *coldFlags) at() (time.Time, error) {
 	return t, nil
 }
 
-// cold is what these commands work with.
+// cold has the databases and the progress bar of these commands.
 type cold struct {
 	databases
 	p   Process
@@ -51,14 +51,14 @@ func (p Process) cold(ctx context.Context, data string) (c cold, err error) {
 	return c, err
 }
 
-// store returns the store of exports; without a fence it only reads.
+// store returns the store of exports. Without a fence it can only read.
 func (c cold) store(url string, fence coldstore.Fence) *coldstore.Store {
 	return coldstore.New(c.truth, url, fence, nil, func(p coldstore.Progress) {
 		c.bar.show(replay.Progress{Step: p.Step, Done: p.Done, Total: p.Total})
 	})
 }
 
-// held calls fn while no job runs anywhere.
+// held calls fn with a store that can write, while no job runs anywhere.
 func (c cold) held(ctx context.Context, name, url string, fn func(ctx context.Context, h *jobs.Hold, s *coldstore.Store) error) error {
 	return c.p.withoutJobs(ctx, c.truth, name, func(ctx context.Context, h *jobs.Hold) error {
 		s := c.store(url, h.Fence)
@@ -66,7 +66,7 @@ func (c cold) held(ctx context.Context, name, url string, fn func(ctx context.Co
 	})
 }
 
-// coldExport is what export and exports print of an export.
+// coldExport is a line of the output of export and exports with --json.
 type coldExport struct {
 	Month string `json:"month"`
 	coldstore.Export
@@ -88,7 +88,8 @@ func coldRows(all []coldstore.Export) [][]string {
 		case e.ReleasedAt != nil:
 			note = "may be dropped"
 		}
-		rows = append(rows, []string{e.Month.Format("2006-01"), count(e.Range), count(e.Rows), fmt.Sprintf("%.1f", float64(e.Bytes)/(1<<20)), when(e.ExportedAt), when(e.VerifiedAt),
+		rows = append(rows, []string{e.Month.Format("2006-01"), count(e.Range), count(e.Rows),
+			fmt.Sprintf("%.1f", float64(e.Bytes)/(1<<20)), when(e.ExportedAt), when(e.VerifiedAt),
 			note, e.String()})
 	}
 	return rows
@@ -110,7 +111,7 @@ func (p Process) coldListCommand() *cobra.Command {
 	var f coldFlags
 	c := &cobra.Command{
 		Use:   "exports",
-		Short: "List the ranges of the archive that exist outside the database",
+		Short: "List the exported ranges of the archive",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			cold, err := p.cold(c.Context(), f.data)
@@ -138,8 +139,9 @@ func (p Process) coldExportCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "export",
 		Short: "Write ranges of the outbox's archive to a directory or to S3",
-		Long: `Export writes ranges of the archive as compressed segments with checksums and a manifest, and reads everything back (docs/archive.md). A range belongs to
-the month of its first message. The archiver does the same by schedule before it drops a range. Export itself drops nothing.`,
+		Long: `Export writes ranges of the archive as compressed segments with checksums and a manifest, and reads
+everything back (docs/archive.md). A range belongs to the month of its first message. The archiver
+does the same by schedule before it drops a range. Export itself drops nothing.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			month, err := f.at()
@@ -147,7 +149,7 @@ the month of its first message. The archiver does the same by schedule before it
 				return err
 			}
 			if all == !month.IsZero() {
-				return &usageError{errors.New("export wants --month or --all")}
+				return &usageError{errors.New("export needs either --month or --all")}
 			}
 			cold, err := p.cold(c.Context(), f.data)
 			if err != nil {
@@ -163,7 +165,8 @@ the month of its first message. The archiver does the same by schedule before it
 					return err
 				}
 				if to = s.OutboxExportURL; to == "" {
-					return &usageError{errors.New("export wants the setting outbox_archive_export_url (`tidings archive settings`), or --to")}
+					return &usageError{
+						errors.New("export needs the setting outbox_archive_export_url (`tidings archive settings`), or --to")}
 				}
 			}
 			var done []coldstore.Export
@@ -180,9 +183,9 @@ the month of its first message. The archiver does the same by schedule before it
 			return errors.Join(p.printExports(done, f.asJSON), err)
 		},
 	}
-	c.Flags().StringVar(&f.month, "month", "", "the ranges of a `month`, such as 2026-08, also those that are exported already")
-	c.Flags().BoolVar(&all, "all", false, "every range that is due")
-	c.Flags().StringVar(&to, "to", "", "file:///DIR or s3://BUCKET?region=R, instead of the setting outbox_archive_export_url")
+	c.Flags().StringVar(&f.month, "month", "", "export the ranges of this `month`, such as 2026-08, again if they are exported already")
+	c.Flags().BoolVar(&all, "all", false, "export every range that is due")
+	c.Flags().StringVar(&to, "to", "", "the target file:///DIR or s3://BUCKET?region=R (default: the setting outbox_archive_export_url)")
 	f.add(c)
 	return c
 }
@@ -252,8 +255,11 @@ func (p Process) coldRestoreCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "restore",
 		Short: "Restore the exported events of a month into the database, and hold them there",
-		Long: `Restore reads the exports with events of a month from end to end, and then puts the rows of that month into outbox_messages_kept, where
-` + "`tidings events find`" + ` finds them. Rows that the database has stay as they are: run it again when it was cut short. The month is put under a hold, for the archiver would drop it again; ` + "`tidings archive hold release`" + ` ends that.`,
+		Long: `Restore reads the exports with events of a month from end to end. Then it inserts the rows of that
+month into outbox_messages_kept, where tidings events find finds them. It does not change rows that
+the database has: after an interruption, run it again. Restore also creates a hold for the month,
+because the archiver would otherwise drop the rows again. tidings archive hold release ends the
+hold.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			month, err := f.at()
@@ -261,7 +267,7 @@ func (p Process) coldRestoreCommand() *cobra.Command {
 				return err
 			}
 			if month.IsZero() {
-				return &usageError{errors.New("restore wants --month")}
+				return &usageError{errors.New("restore needs --month")}
 			}
 			if err := (coldstore.Config{URL: from}).Validate(); err != nil {
 				return &usageError{fmt.Errorf("--from: %w", errors.Unwrap(err))}
@@ -289,18 +295,19 @@ func (p Process) coldRestoreCommand() *cobra.Command {
 			if f.asJSON {
 				return p.writeJSON(r)
 			}
-			_, err = fmt.Fprintf(p.Stdout, "%s: %s rows read, %s of them restored. The month is held: `tidings archive hold list`.\n", r.Month, count(r.Read), count(r.Restored))
+			_, err = fmt.Fprintf(p.Stdout, "%s: %s rows read, %s of them restored. A hold keeps the month: `tidings archive hold list`.\n",
+				r.Month, count(r.Read), count(r.Restored))
 			return err
 		},
 	}
 	c.Flags().StringVar(&f.month, "month", "", "the `month`, such as 2026-08")
-	c.Flags().StringVar(&from, "from", "", "file:///DIR or s3://BUCKET?region=R, instead of the places that the database knows")
+	c.Flags().StringVar(&from, "from", "", "the source file:///DIR or s3://BUCKET?region=R (default: the places that the database knows)")
 	c.Flags().StringVar(&actor, "actor", "", "the actor to record (default: the user of this system)")
 	f.add(c)
 	return c
 }
 
-// holdMonth holds what occurred in a month, unless it is held.
+// holdMonth adds a hold for the events of a month, unless one exists.
 func (c cold) holdMonth(ctx context.Context, month time.Time, actor string) error {
 	held, err := outbox.HeldMonth(ctx, c.truth, month)
 	if err != nil || held {

@@ -15,16 +15,20 @@ func TestArchiveExportVerifyRestore(t *testing.T) {
 	db := testkit.Postgres(t)
 	pool := db.Pool(t, postgres.RoleSystem)
 	if _, err := pool.Exec(t.Context(), `
-		INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, occurred_at, available_at, inserted_at, processed_at)
-		SELECT 1, 'post', 1, 'created', '{}', at, at, at, at FROM generate_series(1, 1500), (SELECT '2021-08-31 23:59:59+00'::timestamptz AS at) t`); err != nil {
+		INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, occurred_at, available_at, inserted_at,
+		processed_at)
+		SELECT 1, 'post', 1, 'created', '{}', at, at, at, at FROM generate_series(1, 1500),
+		(SELECT '2021-08-31 23:59:59+00'::timestamptz AS at) t`); err != nil {
 		t.Fatal(err)
 	}
-	for _, sql := range []string{`SELECT outbox_range_cut(50000001)`, `UPDATE outbox_partitions SET floor_id = 50000000`, `SELECT outbox_range_archive(1, 0)`} {
+	for _, sql := range []string{`SELECT outbox_range_cut(50000001)`, `UPDATE outbox_partitions SET floor_id = 50000000`,
+		`SELECT outbox_range_archive(1, 0)`} {
 		if _, err := pool.Exec(t.Context(), sql); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if _, err := db.Pool(t, postgres.RoleOwner).Exec(t.Context(), `UPDATE outbox_ranges SET archived_at = now() - interval '25 hours' WHERE archived_at IS NOT NULL`); err != nil {
+	if _, err := db.Pool(t, postgres.RoleOwner).Exec(t.Context(),
+		`UPDATE outbox_ranges SET archived_at = now() - interval '25 hours' WHERE archived_at IS NOT NULL`); err != nil {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
@@ -42,10 +46,10 @@ func TestArchiveExportVerifyRestore(t *testing.T) {
 		{"export --month 2021-8", exitInput, "such as 2026-08"},
 		{"export --all --month 2021-08", exitInput, "--month or --all"},
 		{"export --all --to gs://bucket", exitInput, "want file:///DIR"},
-		{"restore", exitInput, "wants --month"},
+		{"restore", exitInput, "needs --month"},
 		{"restore --month 2021-08 --from nowhere", exitInput, "--from: it is"},
 		{"restore --month 2021-08", exitError, "no export of the month"},
-		{"export --month 2021-09", exitError, "no rows of it"},
+		{"export --month 2021-09", exitError, "no rows in the archive"},
 		{"DOCTOR", exitAgain, `tidings archive export --month 2021-08`},
 		{"export --all", exitOK, "2021-08  1           1,500"},
 		{"DOCTOR", exitAgain, "unheld-partition"},
@@ -60,8 +64,9 @@ func TestArchiveExportVerifyRestore(t *testing.T) {
 			args = []string{"doctor"}
 		}
 		code, stdout, stderr := run(t, env, "", args...)
-		if found := strings.Contains(stdout, "archive-export"); args[0] == "doctor" && (found != strings.Contains(c.says, "export") || strings.Contains(stdout, "schema-newer")) {
-			t.Errorf("doctor says %s", stdout)
+		if found := strings.Contains(stdout, "archive-export"); args[0] == "doctor" &&
+			(found != strings.Contains(c.says, "export") || strings.Contains(stdout, "schema-newer")) {
+			t.Errorf("doctor printed %s", stdout)
 		}
 		if code != c.code || !strings.Contains(stdout+stderr, c.says) {
 			t.Errorf("%s: exit code %d, want %d and %q:\n%s%s", c.args, code, c.code, c.says, stdout, stderr)
@@ -79,7 +84,8 @@ func TestArchiveExportVerifyRestore(t *testing.T) {
 	}
 	var where, holds string
 	if err := pool.QueryRow(t.Context(), `SELECT (SELECT count(*)::text FROM outbox_messages_kept),
-		(SELECT string_agg(created_by || ' ' || reason || ' ' || from_month || ' ' || to_month, ',') FROM outbox_archive_holds)`).Scan(&where, &holds); err != nil ||
+		(SELECT string_agg(created_by || ' ' || reason || ' ' || from_month || ' ' || to_month, ',') FROM outbox_archive_holds)`).Scan(
+		&where, &holds); err != nil ||
 		where != "1500" || holds != "ann restored 2021-08-01 2021-08-01" {
 		t.Errorf("%s rows are kept, the holds are %q, %v", where, holds, err)
 	}
@@ -90,7 +96,8 @@ func TestArchiveExportVerifyRestore(t *testing.T) {
 	if err := os.Truncate(files[0], 100); err != nil {
 		t.Fatal(err)
 	}
-	if code, stdout, stderr := run(t, env, "", "archive", "verify"); code != exitError || !strings.Contains(stdout, "DAMAGED") || !strings.Contains(stderr, "00001.ndjson.gz") {
-		t.Errorf("verify of a damaged one: exit code %d: %s%s", code, stdout, stderr)
+	if code, stdout, stderr := run(t, env, "", "archive", "verify"); code != exitError || !strings.Contains(stdout, "DAMAGED") ||
+		!strings.Contains(stderr, "00001.ndjson.gz") {
+		t.Errorf("verify of a damaged export: exit code %d: %s%s", code, stdout, stderr)
 	}
 }

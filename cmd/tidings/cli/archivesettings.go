@@ -14,7 +14,7 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-// archiveSettings is what `tidings archive settings --json` prints.
+// archiveSettings is the output of `tidings archive settings --json`.
 type archiveSettings struct {
 	Settings upkeep.Settings `json:"settings"`
 	upkeep.Changed
@@ -29,11 +29,13 @@ func (p Process) archiveSettingsCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "settings [NAME=VALUE...]",
 		Short: "Show or set what is archived and dropped, and when",
-		Long: `Settings shows when the archiver and every command archive and drop rows. NAME=VALUE sets a value for the next run of each job. Before that it shows
-what a run would drop now, and asks for confirmation. The table archive_settings keeps every version, with actor and reason.`,
+		Long: `Settings shows when the archiver and the archive commands archive and drop rows. NAME=VALUE sets a
+value, which applies from the next run of each job. Before that, the command shows what a run would
+drop now, and asks for confirmation. The table archive_settings keeps every version, with actor and
+reason.`,
 		RunE: func(c *cobra.Command, args []string) error {
 			if !store.ValidReason(reason) {
-				return &usageError{fmt.Errorf("--reason wants at most %d bytes of UTF-8 without control characters", store.MaxReasonBytes)}
+				return &usageError{errReason}
 			}
 			if err := setActor(&actor); err != nil {
 				return err
@@ -73,7 +75,10 @@ what a run would drop now, and asks for confirmation. The table archive_settings
 	return c
 }
 
-// setSettings sets what args say.
+// errReason reports a malformed --reason.
+var errReason = fmt.Errorf("--reason must be at most %d bytes of UTF-8 without control characters", store.MaxReasonBytes)
+
+// setSettings sets the settings that args give as NAME=VALUE.
 func (p Process) setSettings(ctx context.Context, d databases, args []string, actor, reason string, sure *asking) error {
 	before, _, err := upkeep.Read(ctx, d.truth)
 	if err != nil {
@@ -84,7 +89,7 @@ func (p Process) setSettings(ctx context.Context, d databases, args []string, ac
 			name, value, ok := strings.Cut(arg, "=")
 			i := slices.IndexFunc(upkeep.All, func(t upkeep.Setting) bool { return t.Name == name })
 			if !ok || i < 0 {
-				return fmt.Errorf("%q is no NAME=VALUE of a setting: `tidings archive settings` has the names", arg)
+				return fmt.Errorf("%q is not the NAME=VALUE of a setting: `tidings archive settings` lists the names", arg)
 			}
 			if err := upkeep.All[i].Set(s, value); err != nil {
 				return err
@@ -106,9 +111,9 @@ func (p Process) setSettings(ctx context.Context, d databases, args []string, ac
 	return err
 }
 
-// showSettings shows what changes, and what a run would drop by it now.
+// showSettings shows the changed settings, and the rows that a run would drop with them now.
 func (p Process) showSettings(ctx context.Context, w io.Writer, d databases, before, after upkeep.Settings) error {
-	rows := [][]string{{"SETTING", "NOW", "THEN"}}
+	rows := [][]string{{"SETTING", "NOW", "NEW"}}
 	for _, t := range upkeep.All {
 		if t.Of(before) != t.Of(after) {
 			rows = append(rows, []string{t.Name, cell(t.Of(before)), cell(t.Of(after))})
@@ -126,9 +131,9 @@ func (p Process) showSettings(ctx context.Context, w io.Writer, d databases, bef
 		return err
 	}
 	if len(all) == 0 {
-		_, err = fmt.Fprintln(w, "A run would drop nothing by that now.")
+		_, err = fmt.Fprintln(w, "With the new settings, a run would drop nothing now.")
 		return err
 	}
-	fmt.Fprintln(w, "The next run drops by that:")
+	fmt.Fprintln(w, "With the new settings, the next run drops this:")
 	return tableTo(w, dropRows(all)...)
 }

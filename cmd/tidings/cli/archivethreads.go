@@ -11,14 +11,15 @@ import (
 
 	"github.com/tidings/tidings/internal/daemon"
 	"github.com/tidings/tidings/internal/jobs"
+	"github.com/tidings/tidings/internal/words"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/store"
 )
 
-// archivesShown is how many runs that moved threads `tidings archive status` shows.
+// archivesShown is the number of runs that moved threads which `tidings archive status` shows.
 const archivesShown = 20
 
-// undone is what `tidings archive undo --json` prints.
+// undone is the output of `tidings archive undo --json`.
 type undone struct {
 	ArchiveID int64 `json:"archive_id"`
 	Threads   int64 `json:"threads"`
@@ -34,12 +35,14 @@ func (p Process) archiveUndoCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "undo",
 		Short: "Bring back the threads of comments that one run of the archiver moved",
-		Long: `Undo brings back every thread that one run of the archiver moved. tidings archive status shows the ids of the runs. The threads do not move again until
-comment_archive_after (tidings archive settings) has passed once more. No job runs meanwhile. Ctrl-C stops undo after the current slice; the same command continues.`,
+		Long: `Undo brings back every thread that one run of the archiver moved. tidings archive status shows the
+ids of the runs. The threads do not move again until comment_archive_after (tidings archive
+settings) has passed once more. No job runs meanwhile. Ctrl-C stops undo after the current slice;
+the same command continues.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if id < 1 {
-				return &usageError{errors.New("undo wants the --id of an archive")}
+				return &usageError{errors.New("undo needs the --id of an archive run")}
 			}
 			d, err := p.databases(c.Context(), data, "archive")
 			if err != nil {
@@ -61,21 +64,23 @@ comment_archive_after (tidings archive settings) has passed once more. No job ru
 				return err
 			})
 			if errors.Is(err, store.ErrNotFound) {
-				return &usageError{fmt.Errorf("no thread was ever moved under archive id %d: see tidings archive status", id)}
+				return &usageError{fmt.Errorf("no archive run with id %d moved a thread: see `tidings archive status`", id)}
 			}
 			if err != nil {
-				return fmt.Errorf("after %d threads: %w", u.Threads, err)
+				return fmt.Errorf("after %s: %w", words.Of(u.Threads, "thread"), err)
 			}
 			if asJSON {
 				return p.writeJSON(u)
 			}
-			if _, err := fmt.Fprintf(p.Stdout, "Archive %d: %s threads with %s comments are back.\n", id, count(u.Threads), count(u.Comments)); err != nil {
+			_, err = fmt.Fprintf(p.Stdout, "Archive %d: %s with %s returned.\n", id, words.Of(u.Threads, "thread"),
+				words.Of(u.Comments, "comment"))
+			if err != nil {
 				return fmt.Errorf("write the result: %w", err)
 			}
 			return nil
 		},
 	}
-	c.Flags().Int64Var(&id, "id", 0, "the archive `id`")
+	c.Flags().Int64Var(&id, "id", 0, "the `id` of the archive run")
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
 	dataFlag(c, &data)
 	return c

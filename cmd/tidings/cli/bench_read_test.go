@@ -11,7 +11,7 @@ import (
 )
 
 func TestBenchReadChecksEveryAnswer(t *testing.T) {
-	t.Setenv("DATABASE_URL", testkit.Postgres(t).URL) // where it makes databases of its own
+	t.Setenv("DATABASE_URL", testkit.Postgres(t).URL) // the command creates its own databases there
 	t.Setenv(childVariable, "1")
 	code, stdout, stderr := run(t, nil, "", "bench", "read", "--comments", "2000", "--requests", "10", "--users", "200", "--edges", "2000",
 		"--clients", "4", "--duration", "500ms")
@@ -30,7 +30,8 @@ func TestBenchReadChecksEveryAnswer(t *testing.T) {
 		if err := json.Unmarshal([]byte(line), &c); err != nil {
 			t.Fatalf("%v: %s", err, line)
 		}
-		if c.Errors == nil || *c.Errors > 0 || c.Case != "tao-time-range" && (c.Requests == 0 || c.P50 <= 0) || (c.Case == "deep-page") != (c.Ratio > 0) {
+		if c.Errors == nil || *c.Errors > 0 || c.Case != "tao-time-range" && (c.Requests == 0 || c.P50 <= 0) ||
+			(c.Case == "deep-page") != (c.Ratio > 0) {
 			t.Errorf("%s", line)
 		}
 		names = append(names, c.Case)
@@ -41,6 +42,6 @@ func TestBenchReadChecksEveryAnswer(t *testing.T) {
 		t.Errorf("cases (-want +got):\n%s", diff)
 	}
 	if code, _, _ := run(t, nil, "", "bench", "read", "--cases", "nothing"); code == exitOK {
-		t.Error("--cases nothing is accepted")
+		t.Error("the command accepts --cases nothing")
 	}
 }

@@ -9,7 +9,7 @@ import (
 )
 
 func TestBenchSubscribeHandlesEveryEventOnce(t *testing.T) {
-	t.Setenv("DATABASE_URL", testkit.Postgres(t).URL) // where it makes databases of its own
+	t.Setenv("DATABASE_URL", testkit.Postgres(t).URL) // the command creates its own databases there
 	code, stdout, stderr := run(t, nil, "", "bench", "subscribe", "--events", "2000")
 	if code != exitOK {
 		t.Fatalf("exit code %d\n%s", code, stderr)

@@ -12,9 +12,10 @@ import (
 )
 
 func TestBenchWriteFindsEveryAcceptedWrite(t *testing.T) {
-	t.Setenv("DATABASE_URL", testkit.Postgres(t).URL) // where it makes databases of its own
+	t.Setenv("DATABASE_URL", testkit.Postgres(t).URL) // the command creates its own databases there
 	t.Setenv(childVariable, "1")
-	code, stdout, stderr := run(t, nil, "", "bench", "write", "--duration", "1s", "--clients", "4", "--tenants", "2", "--hot", "comment,review")
+	code, stdout, stderr := run(t, nil, "", "bench", "write", "--duration", "1s", "--clients", "4", "--tenants", "2",
+		"--hot", "comment,review")
 	if code != exitOK {
 		t.Fatalf("exit code %d\n%s", code, stderr)
 	}
@@ -42,13 +43,13 @@ func TestBenchWriteFindsEveryAcceptedWrite(t *testing.T) {
 	}
 	for _, args := range [][]string{{"--clients", "0"}, {"--hot", "follow"}} {
 		if code, _, _ := run(t, nil, "", append([]string{"bench", "write"}, args...)...); code == exitOK {
-			t.Errorf("%v is accepted", args)
+			t.Errorf("the command accepts %v", args)
 		}
 	}
 }
 
 func TestBenchTraceComparesTheProcessorTimeWithAndWithoutTracing(t *testing.T) {
-	t.Setenv("DATABASE_URL", testkit.Postgres(t).URL) // where it makes a database of its own
+	t.Setenv("DATABASE_URL", testkit.Postgres(t).URL) // the command creates its own database there
 	t.Setenv(childVariable, "1")
 	code, stdout, stderr := run(t, nil, "", "bench", "trace", "--duration", "1s", "--rate", "200", "--pairs", "1", "--ratio", "0.5")
 	if code != exitOK {
@@ -66,7 +67,8 @@ func TestBenchTraceComparesTheProcessorTimeWithAndWithoutTracing(t *testing.T) {
 		if err := json.Unmarshal([]byte(line), &c); err != nil {
 			t.Fatalf("%v: %s", err, line)
 		}
-		if last := c.Case == "trace"; last && c.Median <= 0 || !last && (c.Accepted == 0 || c.CPU <= 0 || (c.Exported > 0) != (c.Case == "trace-on")) {
+		if last := c.Case == "trace"; last && c.Median <= 0 ||
+			!last && (c.Accepted == 0 || c.CPU <= 0 || (c.Exported > 0) != (c.Case == "trace-on")) {
 			t.Errorf("%s", line)
 		}
 		names = append(names, c.Case)

@@ -25,14 +25,14 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// rehearsal is a fleet on three brokers, with writes through its API whatever happens to them.
+// rehearsal is a fleet on three brokers, with continuous writes through its API.
 type rehearsal struct {
 	*dev
 	t     *testing.T
 	c     *testkit.BrokerCluster
 	pool  *pgxpool.Pool
 	env   map[string]string
-	quiet sync.RWMutex // keeps the writer from beginning
+	quiet sync.RWMutex // stops the writer before its next write
 
 	written atomic.Int64
 }
@@ -41,7 +41,8 @@ func newRehearsal(t *testing.T) *rehearsal {
 	t.Helper()
 	c, db := testkit.NATSCluster(t, 3), testkit.Postgres(t)
 	cfg := c.Config()
-	r := &rehearsal{t: t, c: c, pool: db.Pool(t, postgres.RoleSystem), env: map[string]string{"DATABASE_URL": db.URL, "NATS_URL": cfg.URL, "NATS_REPLICAS": "3", "NATS_TIMEOUT": "1s"}}
+	r := &rehearsal{t: t, c: c, pool: db.Pool(t, postgres.RoleSystem),
+		env: map[string]string{"DATABASE_URL": db.URL, "NATS_URL": cfg.URL, "NATS_REPLICAS": "3", "NATS_TIMEOUT": "1s"}}
 	r.dev = newDev(t, "DATABASE_URL="+db.URL, "NATS_URL="+cfg.URL, "NATS_REPLICAS=3")
 	r.start(t)
 	c.AwaitReplicas(t, cfg.StreamName(0))
@@ -53,7 +54,7 @@ func newRehearsal(t *testing.T) *rehearsal {
 	return r
 }
 
-// write has forty pairs follow and unfollow, one write after the other.
+// write lets forty pairs follow and unfollow, one write after the other.
 func (r *rehearsal) write(in instance, stop <-chan struct{}) {
 	for n := 0; ; n++ {
 		select {
@@ -76,7 +77,7 @@ func (r *rehearsal) write(in instance, stop <-chan struct{}) {
 		}
 		r.quiet.RUnlock()
 		if err != nil {
-			r.t.Errorf("a write was not answered: %v", err)
+			r.t.Errorf("a write got no answer: %v", err)
 			return
 		}
 		r.written.Add(1)
@@ -96,14 +97,14 @@ func (r *rehearsal) count(sql string, args ...any) (n int64) {
 	return n
 }
 
-// writes waits until so many more writes are answered.
+// writes waits until n more writes have an answer.
 func (r *rehearsal) writes(n int64) {
 	r.t.Helper()
 	upTo := r.written.Load() + n
 	r.await("writes to be answered", 30*time.Second, func() bool { return r.written.Load() >= upTo })
 }
 
-// published waits until everything that is committed now is published, and returns how long that took.
+// published waits until the relay has published all rows that are committed now, and returns the time that this took.
 func (r *rehearsal) published() time.Duration {
 	r.t.Helper()
 	began, upTo := time.Now(), r.count(`SELECT coalesce(max(id), 0) FROM outbox_messages`)
@@ -113,7 +114,7 @@ func (r *rehearsal) published() time.Duration {
 	return time.Since(began).Round(10 * time.Millisecond)
 }
 
-// says waits until a command says all of these.
+// says waits until a command prints all of these texts.
 func (r *rehearsal) says(command []string, want ...string) {
 	r.t.Helper()
 	var out string
@@ -129,7 +130,7 @@ func (r *rehearsal) says(command []string, want ...string) {
 	})
 }
 
-// metrics waits until dev's metrics have all of these lines.
+// metrics waits until dev's metrics contain all of these lines.
 func (r *rehearsal) metrics(want ...string) {
 	r.t.Helper()
 	var out string
@@ -150,7 +151,7 @@ func (r *rehearsal) metrics(want ...string) {
 	})
 }
 
-// lose kills brokers, and restarts them after what happens meanwhile.
+// lose kills brokers, calls meanwhile, and restarts them.
 func (r *rehearsal) lose(what string, gone []*testkit.Broker, meanwhile func()) {
 	r.t.Helper()
 	began := time.Now()
@@ -171,7 +172,7 @@ func (r *rehearsal) lose(what string, gone []*testkit.Broker, meanwhile func()) 
 	r.check(what)
 }
 
-// check compares the projections with the truth, and the streams with the outbox, while nothing is written.
+// check compares the projections with the truth, and the streams with the outbox, while the writer pauses.
 func (r *rehearsal) check(what string) {
 	r.t.Helper()
 	r.quiet.Lock()
@@ -195,7 +196,7 @@ func (r *rehearsal) check(what string) {
 		r.t.Fatal(err)
 	}
 	var streams []broker.Stream
-	testkit.Eventually(r.t, time.Minute, "the streams to be listed", func() (bool, error) { // by a broker that may just have come back
+	testkit.Eventually(r.t, time.Minute, "the streams to be listed", func() (bool, error) { // a broker may just have restarted
 		var err error
 		streams, err = broker.Streams(r.t.Context(), js, r.c.Config())
 		return err == nil, err
@@ -212,12 +213,13 @@ func (r *rehearsal) check(what string) {
 	}
 	for aggregate := range got {
 		if want[aggregate] == nil {
-			r.t.Errorf("%s: %d events on the streams are nobody's", what, len(got[aggregate]))
+			r.t.Errorf("%s: %d events on the streams have no row", what, len(got[aggregate]))
 		}
 	}
 	for aggregate := range want {
 		if !slices.Equal(got[aggregate], want[aggregate]) {
-			r.t.Errorf("%s: of %s %d events are on the streams, and %d are committed, or their order differs", what, aggregate, len(got[aggregate]), len(want[aggregate]))
+			r.t.Errorf("%s: %s has %d events on the streams and %d committed ones, or their order differs", what, aggregate,
+				len(got[aggregate]), len(want[aggregate]))
 		}
 	}
 	r.t.Logf("%s: %d events, each on a stream once and in the order of its entity", what, len(committed))
@@ -243,7 +245,8 @@ func TestLosingOneTwoAndThreeBrokers(t *testing.T) {
 	r.lose("two brokers lost", []*testkit.Broker{leader, others[0]}, func() {
 		r.says([]string{"status"}, "NO LEADER", "Partition 0 waits for a leader")
 		r.says([]string{"doctor", "--json"}, `"no-leader"`)
-		r.metrics(`relay_partitions_waiting{part="relay"} 1`, `consumer_waiting_for_leader{consumer="followercounts",part="followercounts"} 1`)
+		r.metrics(`relay_partitions_waiting{part="relay"} 1`,
+			`consumer_waiting_for_leader{consumer="followercounts",part="followercounts"} 1`)
 		const marked = `SELECT count(*) FROM outbox_messages WHERE processed_at IS NOT NULL`
 		before := r.count(marked)
 		r.writes(50)
@@ -262,13 +265,14 @@ func TestLosingOneTwoAndThreeBrokers(t *testing.T) {
 	r.loseDisks()
 }
 
-// loseDisks loses every broker's disk, when part of what was published is in the archive. A repair publishes all of it again.
+// loseDisks loses every broker's disk while some published events are in the archive. A repair publishes all of them again.
 func (r *rehearsal) loseDisks() {
 	r.t.Helper()
 	if _, err := r.pool.Exec(r.t.Context(), `SELECT outbox_range_cut(50000001)`); err != nil {
 		r.t.Fatal(err)
 	}
-	r.await("the relay to pass the range", 30*time.Second, func() bool { return r.count(`SELECT min(floor_id) FROM outbox_partitions`) >= 50000000 })
+	r.await("the relay to pass the range", 30*time.Second,
+		func() bool { return r.count(`SELECT min(floor_id) FROM outbox_partitions`) >= 50000000 })
 	if _, err := r.pool.Exec(r.t.Context(), `SELECT outbox_range_archive(1, 0)`); err != nil {
 		r.t.Fatal(err)
 	}
@@ -293,7 +297,8 @@ func (r *rehearsal) loseDisks() {
 	r.says([]string{"doctor", "--json"}, `"refused-stream"`)
 	r.t.Logf("all disks lost: the relay says so after %s", time.Since(began).Round(time.Second))
 	began = time.Now()
-	if code, stdout, stderr := run(r.t, r.env, "", "repair", "stream", "--yes"); code != exitOK || !strings.Contains(stdout, "its stream is gone") {
+	if code, stdout, stderr := run(r.t, r.env, "", "repair", "stream", "--yes"); code != exitOK ||
+		!strings.Contains(stdout, "its stream is gone") {
 		r.t.Fatalf("repair: exit code %d\n%s%s", code, stdout, stderr)
 	}
 	r.t.Logf("all disks lost: the repair took %s", time.Since(began).Round(100*time.Millisecond))

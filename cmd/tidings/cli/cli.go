@@ -19,17 +19,18 @@ import (
 	"github.com/tidings/tidings/erasure"
 	"github.com/tidings/tidings/internal/daemon"
 	"github.com/tidings/tidings/internal/load"
+	"github.com/tidings/tidings/internal/restore"
 	"github.com/tidings/tidings/internal/words"
 	"github.com/tidings/tidings/kinds"
 )
 
-// Process is what a command sees of the process that it runs in.
+// Process holds the streams and the environment of the process that runs a command.
 type Process struct {
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer
 	Env            envconfig.Lookuper
 
-	answers bool // a test's: Stdin has the answers of a person
+	answers bool // set by tests: Stdin holds the answers to prompts
 }
 
 // Exit codes.
@@ -37,18 +38,20 @@ const (
 	exitOK    = 0
 	exitError = 1
 	exitInput = 2 // bad usage, or bad input
-	exitAgain = 3 // not finished: the same command goes on; or a server is unavailable, and the output is what the others say; or doctor found errors
+	// One of three: the command has not finished, and running it again continues; a server is unavailable, and the output
+	// covers only the others; doctor found errors.
+	exitAgain = 3
 )
 
-// usageError marks an error of the arguments.
+// usageError marks an error in the arguments.
 type usageError struct{ err error }
 
 func (e *usageError) Error() string { return e.err.Error() }
 func (e *usageError) Unwrap() error { return e.err }
 
 var (
-	errReported = errors.New("reported")                // ends a command whose output has said already what is wrong
-	errAway     = errors.New("a server is unavailable") // the same, of a server
+	errReported = errors.New("reported")                // ends a command whose output already names the problem
+	errAway     = errors.New("a server is unavailable") // ends a command whose output already names the server or the lock
 )
 
 // Main runs the command that args name in this process and returns the exit code. The first SIGINT or SIGTERM stops the
@@ -56,31 +59,34 @@ var (
 func Main(args []string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	context.AfterFunc(ctx, stop) // gives the signals back their default action
+	context.AfterFunc(ctx, stop) // restores the default action of the signals
 	return Execute(ctx, args, Process{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Env: envconfig.OsLookuper()})
 }
 
 // Execute runs the command that args name until it is done or ctx ends, and returns the exit code. It writes the command's
 // error to stderr.
 func Execute(ctx context.Context, args []string, p Process) int {
-	started := false // what fails before a command starts is wrong with its arguments
+	started := false // an error before a command starts is an error in its arguments
 	root := p.commands()
 	root.PersistentPreRun = func(*cobra.Command, []string) { started = true }
 	root.SetArgs(args)
-	err := root.ExecuteContext(ctx)
-	return p.exitCode(err, started)
+	c, err := root.ExecuteContextC(ctx)
+	return p.exitCode(c, err, started)
 }
 
-// commands returns the command with all that are below it.
+// commands returns the root command with all its subcommands.
 func (p Process) commands() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "tidings",
-		Short:         "A social write model with an event backbone",
+		Short:         "Tidings stores social writes, and publishes each change as an event",
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(p.devCommand(), p.migrateCommand(), p.tokenCommand(), p.loadCommand(), p.verifyCommand(), p.statusCommand(), p.repairCommand(), p.restoreCommand(), p.streamCommand(), p.partitionsCommand(),
-		p.replayCommand(), p.consumeCommand(), p.outboxCommand(), p.dlqCommand(), p.pauseCommand(), p.resumeCommand(), p.eraseCommand(), p.historyCommand(), p.archiveCommand(), p.eventsCommand(), p.kindsCommand(), p.contractsCommand(), p.edgesCommand(), p.doctorCommand(), p.natsCommand(), p.readyCommand(), p.versionCommand(), p.demoCommand(),
+	root.AddCommand(p.devCommand(), p.migrateCommand(), p.tokenCommand(), p.loadCommand(), p.verifyCommand(), p.statusCommand(),
+		p.repairCommand(), p.restoreCommand(), p.streamCommand(), p.partitionsCommand(),
+		p.replayCommand(), p.consumeCommand(), p.outboxCommand(), p.dlqCommand(), p.pauseCommand(), p.resumeCommand(), p.eraseCommand(),
+		p.historyCommand(), p.archiveCommand(), p.eventsCommand(), p.kindsCommand(), p.contractsCommand(), p.edgesCommand(),
+		p.doctorCommand(), p.natsCommand(), p.readyCommand(), p.versionCommand(), p.demoCommand(),
 		bench.Command())
 	refuseUnknown(root.Commands())
 	root.SetIn(p.Stdin)
@@ -89,8 +95,8 @@ func (p Process) commands() *cobra.Command {
 	return root
 }
 
-// exitCode says on stderr what is wrong, and returns the code.
-func (p Process) exitCode(err error, started bool) int {
+// exitCode prints the error of the command c to stderr, and returns the exit code.
+func (p Process) exitCode(c *cobra.Command, err error, started bool) int {
 	var usage *usageError
 	var line *load.LineError
 	var file *kinds.FileError
@@ -103,7 +109,7 @@ func (p Process) exitCode(err error, started bool) int {
 		return exitAgain
 	}
 	fmt.Fprintf(p.Stderr, "tidings: %s\n", daemon.Plain(err))
-	if errors.Is(err, erasure.ErrUnfinished) {
+	if errors.Is(err, erasure.ErrUnfinished) || errors.Is(err, restore.ErrUnfinished) {
 		return exitAgain
 	}
 	if started && !errors.As(err, &usage) {
@@ -112,12 +118,22 @@ func (p Process) exitCode(err error, started bool) int {
 		}
 		return exitError
 	}
-	fmt.Fprintln(p.Stderr, "Run `tidings help` for what there is.")
+	fmt.Fprintf(p.Stderr, "Run `%s` for the usage.\n", strings.Replace(c.CommandPath(), "tidings", "tidings help", 1))
 	return exitInput
 }
 
-// refuseUnknown makes commands that only have others below them refuse one that they do not have, for which cobra prints their
-// help and succeeds.
+// exactArgs is cobra.ExactArgs with an error that names the arguments.
+func exactArgs(n int) cobra.PositionalArgs {
+	return func(c *cobra.Command, args []string) error {
+		if len(args) == n {
+			return nil
+		}
+		return fmt.Errorf("got %s, want `%s`", words.Of(int64(len(args)), "argument"), strings.TrimSuffix(c.UseLine(), " [flags]"))
+	}
+}
+
+// refuseUnknown makes each command that only groups subcommands refuse an unknown one. Cobra alone would print the help
+// and succeed.
 func refuseUnknown(commands []*cobra.Command) {
 	for _, c := range commands {
 		if c.HasSubCommands() {
@@ -137,7 +153,7 @@ func (p Process) writeJSON(v any) error {
 	return nil
 }
 
-// table writes rows with their columns aligned; the first row is the header.
+// table writes rows with aligned columns. The first row is the header.
 func (p Process) table(rows ...[]string) error { return tableTo(p.Stdout, rows...) }
 
 func tableTo(to io.Writer, rows ...[]string) error {

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -24,7 +23,7 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// childVariable makes this test binary be the tidings command.
+// childVariable is the environment variable that makes this test binary run the tidings command.
 const childVariable = "TIDINGS_TEST_CHILD"
 
 func TestMain(m *testing.M) {
@@ -42,7 +41,7 @@ func TestMain(m *testing.M) {
 	testkit.Main(m)
 }
 
-// run runs a command in this process. An answer on stdin is a person's, at a terminal.
+// run runs a command in this process. It treats stdin as a terminal with a person's answers.
 func run(t *testing.T, env map[string]string, stdin string, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
 	var out, errs bytes.Buffer
@@ -54,25 +53,26 @@ func run(t *testing.T, env map[string]string, stdin string, args ...string) (cod
 // dev is a `tidings dev` in a child process, with a data directory and ports of its own.
 type dev struct {
 	dir  string
-	args []string // further ones
+	args []string // more arguments
 	env  []string
 	cmd  *exec.Cmd
 
 	done   chan struct{} // the process has ended
-	err    error         // how, once done
+	err    error         // its error; valid once done is closed
 	mu     sync.Mutex
 	stdout bytes.Buffer
 	stderr bytes.Buffer
 }
 
-// newDev prepares a dev; start starts it, as often as wanted. Its PostgreSQL has the migrated database already, unless the test empties dir.
+// newDev prepares a dev, which start can start several times. Its PostgreSQL already has the migrated database, unless
+// the test empties dir.
 func newDev(t *testing.T, env ...string) *dev {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("starts servers")
 	}
 	d := &dev{dir: openDir(t)}
-	for _, kv := range os.Environ() { // the machine's own servers are not for this test
+	for _, kv := range os.Environ() { // the test must not use the machine's own servers
 		name, _, _ := strings.Cut(kv, "=")
 		switch name {
 		case "DATABASE_URL", "PROJECTIONS_DATABASE_URL", "NATS_URL", "DEV_TOKEN", "API_ADDR", "OPS_ADDR", "LOG_LEVEL", "LOG_FORMAT":
@@ -80,7 +80,8 @@ func newDev(t *testing.T, env ...string) *dev {
 			d.env = append(d.env, kv)
 		}
 	}
-	d.env = append(d.env, childVariable+"=1", "API_ADDR="+freeAddr(t), "OPS_ADDR="+freeAddr(t), "LEASE_TTL=1s", "HEARTBEAT_INTERVAL=0")
+	d.env = append(d.env, childVariable+"=1", "API_ADDR="+testkit.FreeAddr(t), "OPS_ADDR="+testkit.FreeAddr(t), "LEASE_TTL=1s",
+		"HEARTBEAT_INTERVAL=0")
 	d.env = append(d.env, env...)
 	if !slices.ContainsFunc(env, func(kv string) bool { return strings.HasPrefix(kv, "DATABASE_URL=") }) {
 		testkit.CopyCluster(t, filepath.Join(d.dir, "postgres"))
@@ -96,7 +97,7 @@ func newDev(t *testing.T, env ...string) *dev {
 	return d
 }
 
-// openDir returns a directory that the user whom PostgreSQL runs as may enter, which t.TempDir is not for root's tests.
+// openDir returns a directory that PostgreSQL's user can enter. If root runs the test, t.TempDir is not such a directory.
 func openDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "tidings-dev-*")
@@ -114,16 +115,6 @@ func openDir(t *testing.T) string {
 	return filepath.Join(dir, "data")
 }
 
-func freeAddr(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
-}
-
 const startWithin = 30 * time.Second
 
 // launch starts the process and does not wait until it is ready.
@@ -131,7 +122,7 @@ func (d *dev) launch(t *testing.T) (ready <-chan struct{}) {
 	t.Helper()
 	d.cmd = exec.Command(os.Args[0], append([]string{"dev", "--data", d.dir}, d.args...)...)
 	d.cmd.Env = d.env
-	d.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGINT} // a test binary that is killed leaves nothing behind
+	d.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGINT} // dev ends if the test binary is killed
 	d.cmd.Stderr = writerFunc(func(b []byte) (int, error) {
 		d.mu.Lock()
 		defer d.mu.Unlock()
@@ -162,7 +153,7 @@ func (d *dev) launch(t *testing.T) (ready <-chan struct{}) {
 	return greeted
 }
 
-// start starts dev and waits until it says that it is ready.
+// start starts dev and waits until it prints its greeting.
 func (d *dev) start(t *testing.T) {
 	t.Helper()
 	ready := d.launch(t)
@@ -203,7 +194,7 @@ func (d *dev) signal(t *testing.T, sig os.Signal) error {
 	return d.err
 }
 
-// stop is Ctrl-C: dev has to end cleanly.
+// stop sends SIGINT, as Ctrl-C does. Dev must end cleanly.
 func (d *dev) stop(t *testing.T) {
 	t.Helper()
 	if err := d.signal(t, os.Interrupt); err != nil {
@@ -211,10 +202,10 @@ func (d *dev) stop(t *testing.T) {
 	}
 }
 
-// kill is SIGKILL.
+// kill sends SIGKILL.
 func (d *dev) kill(t *testing.T) {
 	t.Helper()
-	_ = d.signal(t, syscall.SIGKILL) // which is what it will say
+	_ = d.signal(t, syscall.SIGKILL) // the error is that of the signal
 }
 
 func (d *dev) instance(t *testing.T) instance {
@@ -226,7 +217,7 @@ func (d *dev) instance(t *testing.T) instance {
 	return in
 }
 
-// request sends a request with dev's token and decodes the JSON that comes back.
+// request sends a request with dev's token and decodes the JSON of the answer.
 func (d *dev) request(t *testing.T, method, path, body string, header http.Header, answer any) (status int, got http.Header) {
 	t.Helper()
 	in := d.instance(t)
@@ -241,7 +232,7 @@ func (d *dev) request(t *testing.T, method, path, body string, header http.Heade
 	if body != "" {
 		req.Header.Set("Content-Type", "application/json")
 	}
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, ExpectContinueTimeout: startWithin}}
 	resp, err := client.Do(req)
 	if err != nil {
 		t.Fatal(err)

@@ -12,16 +12,16 @@ import (
 	"golang.org/x/term"
 )
 
-// destructive is the annotation of commands that destroy something, or that cannot be undone. A test walks over all of them.
+// destructive is the annotation of commands that delete data, or that nobody can undo. A test visits all of them.
 const destructive = "tidings/destructive"
 
-// asking is how such a command asks.
+// asking asks a person to confirm such a command.
 type asking struct {
 	p   Process
 	yes bool
 }
 
-// destructive marks the command and adds --yes. Its RunE calls ask once it knows that there is something to destroy, and before it does.
+// destructive marks the command and adds --yes. The command's RunE calls ask before it deletes anything.
 func (p Process) destructive(c *cobra.Command) *asking {
 	a := &asking{p: p}
 	if c.Annotations == nil {
@@ -32,11 +32,12 @@ func (p Process) destructive(c *cobra.Command) *asking {
 	return a
 }
 
-// errNothingGoes is what show returns where there is nothing to ask about.
-var errNothingGoes = errors.New("nothing goes")
+// errNothingGoes is the error by which show reports that the command would delete nothing.
+var errNothingGoes = errors.New("nothing to delete")
 
-// ask shows what goes, on stderr, and asks for a yes on the terminal. With --yes it does neither. It returns nil for a yes, and where nothing goes. Where there
-// is no terminal it refuses.
+// ask calls show, which prints to stderr what the command would delete, and then asks for a yes on the terminal. With
+// --yes it does neither. It returns nil after a yes, and if the command would delete nothing. Without a terminal it
+// returns a usageError.
 func (a *asking) ask(show func(w io.Writer) error) error {
 	if a.yes {
 		return nil
@@ -47,18 +48,18 @@ func (a *asking) ask(show func(w io.Writer) error) error {
 		return err
 	}
 	if !a.p.interactive() {
-		return &usageError{errors.New("nothing was done: there is no terminal to ask for a yes. --yes does it without")}
+		return &usageError{errors.New("nothing was changed: this needs a confirmation, and there is no terminal. Use --yes")}
 	}
-	fmt.Fprint(a.p.Stderr, "Go on? [y/N] ")
+	fmt.Fprint(a.p.Stderr, "Continue? [y/N] ")
 	line, err := bufio.NewReader(a.p.Stdin).ReadString('\n')
 	answer := strings.ToLower(strings.TrimSpace(line))
 	if err != nil && !errors.Is(err, io.EOF) || answer != "y" && answer != "yes" {
-		return errors.New("nothing was done: answer yes, or give --yes")
+		return errors.New("nothing was changed: the answer was not yes")
 	}
 	return nil
 }
 
-// interactive reports whether a person can answer.
+// interactive reports whether a person can answer a prompt.
 func (p Process) interactive() bool {
 	if p.answers {
 		return true
@@ -67,7 +68,8 @@ func (p Process) interactive() bool {
 	return ok && term.IsTerminal(int(f.Fd()))
 }
 
-// textLines shows lines of text below a first one. Without lines nothing goes.
+// textLines returns a show function for ask. It prints lines of text below a first one; without lines it returns
+// errNothingGoes.
 func textLines(first string, all ...string) func(io.Writer) error {
 	return func(w io.Writer) error {
 		if len(all) == 0 {

@@ -27,7 +27,7 @@ import (
 	"github.com/tidings/tidings/projections"
 )
 
-// contract takes the projections of a running dev through all that the system does with one. It knows none of them.
+// contract takes the projections of a running dev through every operation on a projection. It has no code for a specific one.
 type contract struct {
 	*dev
 	*system
@@ -36,13 +36,14 @@ type contract struct {
 	rng *rand.Rand
 }
 
-// erasedText is in what the author writes whom the test erases.
+// erasedText is in every text of the author whom the test erases.
 const (
 	erasedText   = "swordfish"
 	secretAuthor = 77
 )
 
-// TestEveryProjectionKeepsTheContract is run by TestAProjectionIsItsFolderItsMigrationAndOneLine, with one projection more; hence the tag.
+// TestEveryProjectionKeepsTheContract has a build tag because TestAProjectionIsItsFolderItsMigrationAndOneLine runs it
+// with one more projection.
 func TestEveryProjectionKeepsTheContract(t *testing.T) {
 	d := newDev(t)
 	d.start(t)
@@ -58,7 +59,8 @@ func TestEveryProjectionKeepsTheContract(t *testing.T) {
 	c.must("load", "--kind", "comment", "--generate", "posts=4,comments=150,seed=3")
 	c.write("PUT", "/v1/posts/1/thread", `{"title":"a title"}`, http.Header{"If-Match": {"*"}})
 	c.write("PUT", "/v1/memberships/1/2", `{"role":"owner"}`, nil)
-	c.write("POST", "/v1/products/9/reviews", `{"author_id":"7","body":"fine","attributes":{"rating":4}}`, http.Header{"Idempotency-Key": {"r"}})
+	c.write("POST", "/v1/products/9/reviews", `{"author_id":"7","body":"fine","attributes":{"rating":4}}`,
+		http.Header{"Idempotency-Key": {"r"}})
 	d.verify(t)
 
 	events := c.events()
@@ -98,10 +100,11 @@ func (c *contract) write(method, path, body string, header http.Header) {
 	}
 }
 
-// events are all that were written, in the order of their ids.
+// events returns all written events, in the order of their ids.
 func (c *contract) events() []event.Event {
 	c.t.Helper()
-	rows, _ := c.Truth.Query(c.t.Context(), `SELECT event_id::text, tenant_id, aggregate_type, aggregate_id, event_type, event_version::int, payload FROM outbox_messages ORDER BY id`)
+	rows, _ := c.Truth.Query(c.t.Context(), `SELECT event_id::text, tenant_id, aggregate_type, aggregate_id, event_type, event_version::int,
+		payload FROM outbox_messages ORDER BY id`)
 	all, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (e event.Event, err error) {
 		return e, row.Scan(&e.ID, &e.TenantID, &e.AggregateType, &e.AggregateID, &e.Type, &e.Version, &e.Payload)
 	})
@@ -111,7 +114,7 @@ func (c *contract) events() []event.Event {
 	return all
 }
 
-// differences are what Verify reports.
+// differences returns the differences that Verify reports.
 func (c *contract) differences(p projections.Projection) (all []projections.Difference) {
 	c.t.Helper()
 	checked, err := p.Verify(c.t.Context(), c.Truth, c.Projections, func(d projections.Difference) { all = append(all, d) })
@@ -128,7 +131,7 @@ func (c *contract) same(p projections.Projection, when string) {
 	}
 }
 
-// lag wants the projection in `tidings status`, with nothing left to apply.
+// lag checks that `tidings status` shows the projection without a lag.
 func (c *contract) lag(p projections.Projection) {
 	c.t.Helper()
 	var st status.State
@@ -141,7 +144,8 @@ func (c *contract) lag(p projections.Projection) {
 	}
 }
 
-// applies builds the tables from nothing by all events: aggregates in any order, in batches of any size, and again and again what has been there before.
+// applies builds empty tables from all events: aggregates in any order, batches of any size, and with repetitions of
+// earlier events.
 func (c *contract) applies(p projections.Projection, events []event.Event) {
 	c.t.Helper()
 	type aggregate struct {
@@ -168,7 +172,7 @@ func (c *contract) applies(p projections.Projection, events []event.Event) {
 		}
 	}
 	if len(wanted) == 0 {
-		c.t.Fatalf("%s wants none of the events", p.Name())
+		c.t.Fatalf("%s applies none of the events", p.Name())
 	}
 	ctx := c.t.Context()
 	err := postgres.InTx(ctx, c.Projections, pgx.TxOptions{}, func(tx pgx.Tx) error {
@@ -198,12 +202,13 @@ func (c *contract) applies(p projections.Projection, events []event.Event) {
 	c.same(p, "after events that were shuffled and came again")
 }
 
-// windows goes once through all windows, in which nothing differs.
+// windows verifies all windows once, and expects no difference.
 func (c *contract) windows(p projections.Projection) {
 	c.t.Helper()
 	var after any
 	for n := 0; n == 0 || after != nil; n++ {
-		checked, next, err := p.Window(c.t.Context(), c.Truth, c.Projections, after, 25, func(d projections.Difference) { c.t.Errorf("window %d: %s", n, d) })
+		checked, next, err := p.Window(c.t.Context(), c.Truth, c.Projections, after, 25,
+			func(d projections.Difference) { c.t.Errorf("window %d: %s", n, d) })
 		if err != nil || n > 1000 {
 			c.t.Fatalf("window %d of %s: %d checked, %v", n, p.Name(), checked, err)
 		}
@@ -211,13 +216,14 @@ func (c *contract) windows(p projections.Projection) {
 	}
 }
 
-// mends takes a row from each table, which Verify has to find, and Mend to bring back. A table that has no rows yet is not damaged.
+// mends deletes a row of each table that has rows. Verify must find the difference, and Mend must restore the row.
 func (c *contract) mends(p projections.Projection) {
 	c.t.Helper()
 	damaged := 0
 	for _, table := range p.Tables() {
 		name := pgx.Identifier{table}.Sanitize()
-		tag, err := c.Projections.Exec(c.t.Context(), `DELETE FROM `+name+` WHERE ctid = (SELECT ctid FROM `+name+` ORDER BY random() LIMIT 1)`)
+		tag, err := c.Projections.Exec(c.t.Context(), `DELETE FROM `+name+` WHERE ctid = (SELECT ctid FROM `+name+
+			` ORDER BY random() LIMIT 1)`)
 		if err != nil {
 			c.t.Fatal(err)
 		}
@@ -227,11 +233,11 @@ func (c *contract) mends(p projections.Projection) {
 		damaged++
 		found := c.differences(p)
 		if len(found) == 0 {
-			c.t.Errorf("a row of %s is gone, and verify finds nothing", table)
+			c.t.Errorf("a row of %s is missing, and Verify finds no difference", table)
 		}
 		for _, d := range found {
 			if d.Projection != p.Name() {
-				c.t.Errorf("a difference of %s says that it is of %s", p.Name(), d.Projection)
+				c.t.Errorf("a difference of %s names the projection %s", p.Name(), d.Projection)
 			}
 		}
 		if _, err := verify.Repair(c.t.Context(), c.verifying(), p, arriveWithin, false); err != nil {
@@ -244,18 +250,19 @@ func (c *contract) mends(p projections.Projection) {
 	}
 }
 
-// consumes runs one more instance of the projection's consumer, as a process of its own would.
+// consumes runs one more instance of the projection's consumer, like a process of its own.
 func (c *contract) consumes(p projections.Projection) {
 	c.t.Helper()
 	in := c.instance(c.t)
-	ops := freeAddr(c.t)
+	ops := testkit.FreeAddr(c.t)
 	env := map[string]string{"DATABASE_URL": in.DatabaseURL, "NATS_URL": in.NATSURL, "OPS_ADDR": ops, "LEASE_TTL": "1s"}
 	ctx, stop := context.WithCancel(c.t.Context())
 	defer stop()
 	var stderr bytes.Buffer
 	done := make(chan int, 1)
 	go func() {
-		done <- Execute(ctx, []string{"consume", "--consumer", p.Name()}, Process{Stdin: strings.NewReader(""), Stdout: io.Discard, Stderr: &stderr, Env: envconfig.MapLookuper(env)})
+		done <- Execute(ctx, []string{"consume", "--consumer", p.Name()},
+			Process{Stdin: strings.NewReader(""), Stdout: io.Discard, Stderr: &stderr, Env: envconfig.MapLookuper(env)})
 	}()
 	testkit.Eventually(c.t, arriveWithin, "the consumer to have its share of the partitions", func() (bool, error) {
 		resp, err := http.Get("http://" + ops + "/readyz")
@@ -271,11 +278,13 @@ func (c *contract) consumes(p projections.Projection) {
 	}
 }
 
-// parksErasesAndRetries parks aggregates behind an event that cannot be read, erases an author of whom one of them has a text, and retries what is parked.
+// parksErasesAndRetries parks aggregates behind an unreadable event, erases an author whose text is in one of them,
+// and retries the dead letters.
 func (c *contract) parksErasesAndRetries() {
 	c.t.Helper()
 	ctx := c.t.Context()
-	c.write("POST", "/v1/posts/1/comments", fmt.Sprintf(`{"author_id":"%d","body":"%s"}`, secretAuthor, erasedText), http.Header{"Idempotency-Key": {"s"}})
+	c.write("POST", "/v1/posts/1/comments", fmt.Sprintf(`{"author_id":"%d","body":"%s"}`, secretAuthor, erasedText),
+		http.Header{"Idempotency-Key": {"s"}})
 	c.dev.verify(c.t)
 	if n := c.holding(); n == 0 {
 		c.t.Fatal("no table has the text")
@@ -283,7 +292,8 @@ func (c *contract) parksErasesAndRetries() {
 	aggregates := map[string]int64{event.AggregateComment: 1, event.AggregateFollow: 1}
 	var want, parked int
 	for kind, id := range aggregates {
-		if _, err := c.Truth.Exec(ctx, `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload) VALUES ($1, $2, $3, 'created', '{}')`, devTenant, kind, id); err != nil {
+		if _, err := c.Truth.Exec(ctx, `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
+			VALUES ($1, $2, $3, 'created', '{}')`, devTenant, kind, id); err != nil {
 			c.t.Fatal(err)
 		}
 		for _, p := range c.all {
@@ -299,7 +309,7 @@ func (c *contract) parksErasesAndRetries() {
 	c.write("PUT", "/v1/follows/900/1", "", nil)
 	c.must("erase", "--yes", "--tenant", fmt.Sprint(devTenant), "--author", fmt.Sprint(secretAuthor), "--actor", "test")
 	if n := c.holding(); n != 0 {
-		c.t.Errorf("%d rows have the text of an author who is erased", n)
+		c.t.Errorf("%d rows have the text of an erased author", n)
 	}
 	letters := consumers.NewDeadLetters(c.Projections, c.all...)
 	first, err := letters.List(ctx, consumers.DeadLetterFilter{First: true}, 100)
@@ -313,7 +323,7 @@ func (c *contract) parksErasesAndRetries() {
 		}
 		rest, err := letters.Discard(ctx, r)
 		if err != nil || rest.Next == 0 {
-			c.t.Fatalf("%s: nothing stands behind the event of %s %d: %v", l.Consumer, l.AggregateType, l.AggregateID, err)
+			c.t.Fatalf("%s: no dead letter waits behind the event of %s %d: %v", l.Consumer, l.AggregateType, l.AggregateID, err)
 		}
 		r.ID = rest.Next
 		if rest, err = letters.Retry(ctx, r); err != nil || rest.Fault != nil || rest.Left != 0 {
@@ -322,17 +332,19 @@ func (c *contract) parksErasesAndRetries() {
 	}
 }
 
-// holding counts the rows of the database that have the text that was erased.
+// holding counts the rows of the database that have the erased text.
 func (c *contract) holding() (n int) {
 	c.t.Helper()
-	rows, _ := c.Projections.Query(c.t.Context(), `SELECT format('%I', tablename) FROM pg_tables WHERE schemaname = 'public' AND has_table_privilege(schemaname || '.' || quote_ident(tablename), 'SELECT')`)
+	rows, _ := c.Projections.Query(c.t.Context(), `SELECT format('%I', tablename) FROM pg_tables WHERE schemaname = 'public'
+		AND has_table_privilege(schemaname || '.' || quote_ident(tablename), 'SELECT')`)
 	tables, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil || len(tables) < 20 {
 		c.t.Fatalf("%d tables, %v", len(tables), err)
 	}
 	for _, table := range tables {
 		var some int
-		if err := c.Projections.QueryRow(c.t.Context(), `SELECT count(*) FROM `+table+` t WHERE strpos(t::text, $1) + strpos(t::text, encode($1::text::bytea, 'hex')) > 0`, erasedText).Scan(&some); err != nil {
+		if err := c.Projections.QueryRow(c.t.Context(), `SELECT count(*) FROM `+table+
+			` t WHERE strpos(t::text, $1) + strpos(t::text, encode($1::text::bytea, 'hex')) > 0`, erasedText).Scan(&some); err != nil {
 			c.t.Fatalf("%s: %v", table, err)
 		}
 		n += some

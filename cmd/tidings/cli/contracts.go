@@ -27,9 +27,10 @@ func (p Process) contractsWriteCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "write DIR",
 		Short: "Write the contracts of the kinds in force into a directory",
-		Long: `Write creates asyncapi.json, and schemas/TYPE.json for each event type and version. It replaces files of these names, and removes schemas of types that no
-longer exist. The API serves the same at /v1/asyncapi.json and /v1/schemas/TYPE.`,
-		Args: cobra.ExactArgs(1),
+		Long: `Write creates asyncapi.json, and schemas/TYPE.json for each event type and version. It replaces
+files of these names, and removes schemas of types that no longer exist. The API serves the same
+documents at /v1/asyncapi.json and /v1/schemas/TYPE.`,
+		Args: exactArgs(1),
 		RunE: func(c *cobra.Command, args []string) (err error) {
 			set := kinds.Builtin()
 			if !builtIn {
@@ -47,28 +48,28 @@ longer exist. The API serves the same at /v1/asyncapi.json and /v1/schemas/TYPE.
 			return nil
 		},
 	}
-	c.Flags().BoolVar(&builtIn, "built-in", false, "of the built-in kinds alone, which needs no database")
+	c.Flags().BoolVar(&builtIn, "built-in", false, "only the built-in kinds, which needs no database")
 	dataFlag(c, &data)
 	return c
 }
 
-// writeContracts returns how many files it wrote.
+// writeContracts writes the contracts of the kinds into dir, and returns the number of files.
 func writeContracts(dir string, set *kinds.Set) (int, error) {
 	files, err := contracts.Files(set)
 	if err != nil {
 		return 0, err
 	}
 	if err := os.MkdirAll(filepath.Join(dir, "schemas"), 0o755); err != nil {
-		return 0, fmt.Errorf("make a directory for the contracts: %w", err)
+		return 0, fmt.Errorf("create a directory for the contracts: %w", err)
 	}
 	old, err := filepath.Glob(filepath.Join(dir, "schemas", "tidings.*.json"))
 	if err != nil {
-		return 0, fmt.Errorf("look for earlier contracts in %s: %w", dir, err)
+		return 0, fmt.Errorf("find earlier contracts in %s: %w", dir, err)
 	}
 	for _, path := range old {
 		if files["schemas/"+filepath.Base(path)] == nil {
 			if err := os.Remove(path); err != nil {
-				return 0, fmt.Errorf("remove the contract of a type that there is no longer: %w", err)
+				return 0, fmt.Errorf("remove the contract of a type that no longer exists: %w", err)
 			}
 		}
 	}

@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// TestContractsAreWritten: those of the built-in kinds are the ones that are checked in, and an earlier release's are gone.
+// TestContractsAreWritten compares the contracts of the built-in kinds with the checked-in ones. Those of an earlier
+// release are removed.
 func TestContractsAreWritten(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "new")
 	if err := os.MkdirAll(filepath.Join(dir, "schemas"), 0o755); err != nil {
@@ -38,7 +39,8 @@ func TestContractsAreWritten(t *testing.T) {
 	if err != nil || len(left) != len(want)+1 { // mine.json
 		t.Errorf("%v, %v", left, err)
 	}
-	if code, _, stderr := run(t, nil, "", "contracts", "write", "--built-in", filepath.Join(dir, "asyncapi.json", "x")); code != 1 || stderr == "" {
+	if code, _, stderr := run(t, nil, "", "contracts", "write", "--built-in", filepath.Join(dir, "asyncapi.json", "x")); code != 1 ||
+		stderr == "" {
 		t.Errorf("into a file: %d %s", code, stderr)
 	}
 }

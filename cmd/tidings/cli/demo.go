@@ -22,7 +22,7 @@ import (
 	"github.com/tidings/tidings/tokens"
 )
 
-// demoFlags are those of `tidings demo`.
+// demoFlags are the flags of `tidings demo`.
 type demoFlags struct {
 	demo.Config
 	data            string
@@ -31,7 +31,7 @@ type demoFlags struct {
 	trouble, asJSON bool
 }
 
-// demoResult is what `tidings demo --json` prints.
+// demoResult is the output of `tidings demo --json`.
 type demoResult struct {
 	demo.Stats
 	Seed    uint64  `json:"seed"`
@@ -39,8 +39,8 @@ type demoResult struct {
 }
 
 const (
-	demoToken  = 30 * 24 * time.Hour // for how long the token of a demo works at most
-	stopWithin = 5 * time.Second     // for its end
+	demoToken  = 30 * 24 * time.Hour // the token of a demo expires after this time, even if it is never revoked
+	stopWithin = 5 * time.Second     // the longest time to revoke it at the end
 )
 
 func (p Process) demoCommand() *cobra.Command {
@@ -48,18 +48,21 @@ func (p Process) demoCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "demo",
 		Short: "Simulate a small site beside tidings dev",
-		Long: `Demo simulates the users of a small site: they follow, like, write, reply, edit and delete, in threads of which some are hot. Moderators decide on pending
-comments, a rule hides advertising, and threads get locked. Demo uses the API alone, so that dashboards and the console have something to show.
+		Long: `Demo simulates the users of a small site: they follow, like, write, reply, edit and delete, and some
+threads are very busy. Moderators decide on pending comments, a rule hides advertising, and
+moderators lock threads. Demo only uses the API. It fills dashboards and the console with data.
 
-It prints a line each second and a summary at Ctrl-C. It waits while the API is unavailable. Each start adds to the existing content. For a tenant other than
-dev's own it creates a token, and revokes it at the end.
+It prints a line each second and a summary at Ctrl-C. It waits while the API is unavailable. Each
+start adds to the existing content. For a tenant other than dev's own it creates a token, and
+revokes it at the end.
 
-With --trouble it also writes faulty rows to dev's database: events that consumers cannot apply, and messages that no relay can publish. Alerts fire, and dead
-letters remain until somebody handles them. Until then tidings verify reports differences.`,
+With --trouble it also writes faulty rows to dev's database: events that consumers cannot apply, and
+messages that no relay can publish. Alerts fire, and dead letters remain until an operator handles
+them. Until then tidings verify reports differences.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if f.tenant < 1 || f.duration < 0 {
-				return &usageError{errors.New("--tenant wants a positive number, --duration 0 or more")}
+				return &usageError{errors.New("--tenant must be a positive number, and --duration 0 or more")}
 			}
 			if !c.Flags().Changed("seed") {
 				f.Seed = mathrand.Uint64() % 1_000_000
@@ -89,11 +92,11 @@ letters remain until somebody handles them. Until then tidings verify reports di
 	return c
 }
 
-// demo finds the API and the token, and lets the site live until ctx ends.
+// demo finds the API and the token, and simulates the site until ctx ends.
 func (p Process) demo(ctx context.Context, f demoFlags) error {
 	elsewhere := f.URL != "" || f.Token != ""
 	if elsewhere && (f.trouble || f.tenant != devTenant) {
-		return &usageError{errors.New("--trouble and --tenant are for the dev of --data: they do not go with --url or --token")}
+		return &usageError{errors.New("--trouble and --tenant need the dev of --data: do not use them with --url or --token")}
 	}
 	if f.URL == "" || f.Token == "" {
 		in, err := p.instance(f.data)
@@ -107,7 +110,8 @@ func (p Process) demo(ctx context.Context, f demoFlags) error {
 	}
 	return p.withDev(ctx, f.data, func(pool *pgxpool.Pool) (err error) {
 		if f.tenant != devTenant {
-			spec := tokens.Spec{TenantID: f.tenant, Name: "demo-" + rand.Text()[:8], Roles: []string{tokens.RoleRead, tokens.RoleWrite, tokens.RoleModerate}, Expires: time.Now().Add(demoToken)}
+			spec := tokens.Spec{TenantID: f.tenant, Name: "demo-" + rand.Text()[:8],
+				Roles: []string{tokens.RoleRead, tokens.RoleWrite, tokens.RoleModerate}, Expires: time.Now().Add(demoToken)}
 			made, failed := tokens.Issue(ctx, pool, spec)
 			if failed != nil {
 				return failed
@@ -127,12 +131,10 @@ func (p Process) demo(ctx context.Context, f demoFlags) error {
 	})
 }
 
-// withDev runs fn on the database of a dev, whatever the environment says.
+// withDev calls fn with the database of a dev. It ignores DATABASE_URL in the environment.
 func (p Process) withDev(ctx context.Context, data string, fn func(pool *pgxpool.Pool) error) (err error) {
-	if data == "" {
-		if data, err = p.defaultData(); err != nil {
-			return err
-		}
+	if data, err = p.dataDir(data); err != nil {
+		return err
 	}
 	s, err := p.servers(ctx, data)
 	if err != nil {
@@ -146,13 +148,13 @@ func (p Process) withDev(ctx context.Context, data string, fn func(pool *pgxpool
 	return fn(pool)
 }
 
-// live lets the site live, shows what it does, and sums up.
+// live simulates the site, shows its requests, and prints a summary at the end.
 func (p Process) live(ctx context.Context, f demoFlags, trouble *demo.Trouble) error {
 	site, err := demo.New(f.Config)
 	if err != nil {
 		return &usageError{err}
 	}
-	fmt.Fprintf(p.Stderr, "The site lives at %s, by the seed %d. Ctrl-C stops it.\n", f.URL, f.Seed)
+	fmt.Fprintf(p.Stderr, "Simulating users at %s with seed %d. Ctrl-C stops it.\n", f.URL, f.Seed)
 	start, done, shown := time.Now(), make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(shown)
@@ -171,15 +173,15 @@ func (p Process) live(ctx context.Context, f demoFlags, trouble *demo.Trouble) e
 	if f.asJSON {
 		return errors.Join(p.writeJSON(demoResult{st, f.Seed, time.Since(start).Seconds()}), err)
 	}
-	rows := [][]string{{"WHAT", "TIMES"}, {"read", count(st.Reads)}}
+	rows := [][]string{{"REQUEST", "COUNT"}, {"read", count(st.Reads)}}
 	for _, did := range slices.Sorted(maps.Keys(st.Did)) {
 		rows = append(rows, []string{did, count(st.Did[did])})
 	}
-	rows = append(rows, []string{"refused", count(st.Refused)}, []string{"sent again", count(st.Retried)})
+	rows = append(rows, []string{"refused", count(st.Refused)}, []string{"retried", count(st.Retried)})
 	return errors.Join(p.table(rows...), err)
 }
 
-// showSite writes a line per second; on a terminal it is the same one.
+// showSite writes a line each second. On a terminal each line replaces the one before.
 func (p Process) showSite(site *demo.Site, done <-chan struct{}) {
 	before, end := "", "\n"
 	if terminal(p.Stderr) {
@@ -201,7 +203,7 @@ func (p Process) showSite(site *demo.Site, done <-chan struct{}) {
 	}
 }
 
-// siteLine says what a site did between two looks.
+// siteLine describes the requests of a site between two readings of its statistics.
 func siteLine(last, now demo.Stats) string {
 	var most []string
 	for _, did := range slices.SortedFunc(maps.Keys(now.Did), func(a, b string) int {

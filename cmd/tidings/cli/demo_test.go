@@ -18,7 +18,7 @@ import (
 	"github.com/tidings/tidings/kinds"
 )
 
-// lives runs `tidings demo` beside d until it has made so many requests, with meanwhile after the first ones.
+// lives runs `tidings demo` against d until it has sent a number of requests, and calls meanwhile after the first ones.
 func (d *dev) lives(t *testing.T, requests int, meanwhile func(), args ...string) demoResult {
 	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())
@@ -57,7 +57,7 @@ func (d *dev) lives(t *testing.T, requests int, meanwhile func(), args ...string
 	}
 }
 
-// TestADemoIsASiteThatLives kills dev while a site lives there, and compares what the site says with the truth.
+// TestADemoIsASiteThatLives kills dev during a demo, and compares the demo's statistics with the truth.
 func TestADemoIsASiteThatLives(t *testing.T) {
 	d := newDev(t)
 	d.start(t)
@@ -78,8 +78,9 @@ func TestADemoIsASiteThatLives(t *testing.T) {
 		}
 	}
 	var pending struct{ Items []any }
-	if code, _ := d.request(t, http.MethodGet, "/v1/moderation/pending", "", nil, &pending); code != http.StatusOK || len(pending.Items) == 0 {
-		t.Errorf("%d: nothing waits for a moderator", code)
+	if code, _ := d.request(t, http.MethodGet, "/v1/moderation/pending", "", nil, &pending); code != http.StatusOK ||
+		len(pending.Items) == 0 {
+		t.Errorf("%d: no comment waits for a moderator", code)
 	}
 	d.verify(t)
 	conn, err := pgx.Connect(t.Context(), d.instance(t).DatabaseURL)
@@ -94,17 +95,19 @@ func TestADemoIsASiteThatLives(t *testing.T) {
 		}
 	}
 	var comments, premoderated int64
-	if err := conn.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM comments), (SELECT count(*) FROM threads WHERE object->>'premoderated' = 'true')`).Scan(&comments, &premoderated); err != nil ||
+	if err := conn.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM comments), (SELECT count(*) FROM threads
+		WHERE object->>'premoderated' = 'true')`).Scan(&comments, &premoderated); err != nil ||
 		comments != r.Did["comment"] || premoderated == 0 {
 		t.Errorf("%d comments, %d premoderated threads, and the site wrote %d: %v", comments, premoderated, r.Did["comment"], err)
 	}
-	for _, args := range [][]string{{"--url", "http://127.0.0.1:1", "--trouble"}, {"--token", "x", "--tenant", "7"}, {"--rate", "0"}, {"--tenant", "0"}} {
+	for _, args := range [][]string{{"--url", "http://127.0.0.1:1", "--trouble"}, {"--token", "x", "--tenant", "7"},
+		{"--rate", "0"}, {"--tenant", "0"}} {
 		if code, _, stderr := run(t, nil, "", append([]string{"demo", "--data", d.dir}, args...)...); code != exitInput {
 			t.Errorf("%v: exit code %d: %s", args, code, stderr)
 		}
 	}
 
-	// Trouble, of another tenant.
+	// Trouble, in another tenant.
 	if r := d.lives(t, 10, nil, "--tenant", "7", "--trouble"); r.Writes() == 0 {
 		t.Errorf("%+v", r)
 	}
@@ -128,7 +131,8 @@ func TestALineSaysWhatASiteDid(t *testing.T) {
 	var last, now demoResult
 	last.Did, now.Did = map[string]int64{"follow": 3}, map[string]int64{"follow": 5, "comment": 9, "note": 1, "badge": 1}
 	last.Requests, now.Requests, now.Reads, now.Refused, now.Last = 3, 1000, 4, 1, "user 1: follow user 2"
-	if got := siteLine(last.Stats, now.Stats); got != "1,000 requests  13 writes/s, 4 reads/s (comment 9, follow 2, badge 1), 1 refused  user 1: follow user 2" {
+	if got := siteLine(last.Stats, now.Stats); got != "1,000 requests  13 writes/s, 4 reads/s (comment 9, follow 2, badge 1), 1 refused  "+
+		"user 1: follow user 2" {
 		t.Errorf("%q", got)
 	}
 	now.Waiting = "connection refused"

@@ -28,16 +28,16 @@ import (
 	"github.com/tidings/tidings/relay"
 )
 
-// The tenant that dev's token is for, and the name that it writes under.
+// The tenant of dev's token, and the token's name.
 const (
 	devTenant = 1
 	devName   = "dev"
 )
 
-// devHeartbeat is dev's HEARTBEAT_INTERVAL: who looks at it should see something soon.
+// devHeartbeat is dev's HEARTBEAT_INTERVAL. It is short so that a new user soon sees events.
 const devHeartbeat = 10 * time.Second
 
-// devConfig is dev's environment. What is not set, dev brings along.
+// devConfig is dev's environment. Dev starts its own servers for the URLs that are not set.
 type devConfig struct {
 	DatabaseURL            string `env:"DATABASE_URL"`
 	ProjectionsDatabaseURL string `env:"PROJECTIONS_DATABASE_URL"`
@@ -63,11 +63,14 @@ func (p Process) devCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "dev",
 		Short: "Run everything in one process",
-		Long: `Dev runs the API with the console, the relay and the consumers in one process, with its own PostgreSQL and NATS servers on loopback. If DATABASE_URL or
-NATS_URL is set, it uses that server instead. The data directory keeps data, token and ports: the next start continues with them, also after a kill.
-Ctrl-C stops everything.
+		Long: `Dev runs the API with the console, the relay and the consumers in one process, with its own
+PostgreSQL and NATS servers on loopback. If DATABASE_URL or NATS_URL is set, it uses that server
+instead. The data directory keeps the data, the tokens and the port of NATS: the next start
+continues with them, also after a kill. API_ADDR and OPS_ADDR set the other ports. With --data, give
+the same --data to the other commands. Ctrl-C stops everything.
 
-With --trace it writes spans as lines of JSON. tidings events find --id ID --trace shows the path of one event.`,
+With --trace it writes spans as lines of JSON. tidings events find --id ID --trace shows the path of
+one event.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			var cfg devConfig
@@ -94,7 +97,7 @@ With --trace it writes spans as lines of JSON. tidings events find --id ID --tra
 			if err != nil {
 				return fmt.Errorf("absolute path of %s: %w", dir, err)
 			}
-			cfg.Log.Level, cfg.Log.Format = or(cfg.Log.Level, "warn"), or(cfg.Log.Format, "text") // it runs before a person's eyes
+			cfg.Log.Level, cfg.Log.Format = or(cfg.Log.Level, "warn"), or(cfg.Log.Format, "text") // a person reads dev's log
 			log, flush, err := daemon.NewLogger(p.Stderr, cfg.Log)
 			if err != nil {
 				return &usageError{err}
@@ -110,7 +113,8 @@ With --trace it writes spans as lines of JSON. tidings events find --id ID --tra
 			return err
 		},
 	}
-	c.Flags().StringVar(&dir, "data", "", "the `directory` of its data (default: /var/lib/tidings/dev as root, else tidings/dev in $XDG_DATA_HOME or ~/.local/share)")
+	c.Flags().StringVar(&dir, "data", "", "the `directory` of its data (default: /var/lib/tidings/dev as root, else tidings/dev in "+
+		"$XDG_DATA_HOME or ~/.local/share)")
 	c.Flags().BoolVar(&readOnly, "console-read-only", false, "make the console read-only")
 	c.Flags().StringVar(&spans, "trace", "", "write spans to this `file`")
 	c.Flags().Lookup("trace").NoOptDefVal = traceDefault
@@ -131,12 +135,12 @@ func (p Process) dev(ctx context.Context, cfg devConfig, dir string, log *slog.L
 	}
 	defer func() { stopErr = errors.Join(stopErr, stopTracing()) }()
 
-	// Ports first: what is most often wrong is told at once.
+	// Ports first: a port in use is the most frequent error, so report it at once.
 	apiListener, err := listen("API_ADDR", cfg.API.Addr)
 	if err != nil {
 		return err
 	}
-	defer apiListener.Close() // again, when it was served; what counts is that it is closed
+	defer apiListener.Close() // the server may have closed it already
 	reg := prometheus.NewRegistry()
 	ops := daemon.NewOps("dev", cfg.OpsAddr, reg, log)
 	opsAddr, err := ops.Listen()
@@ -154,7 +158,7 @@ func (p Process) dev(ctx context.Context, cfg devConfig, dir string, log *slog.L
 		in.Console, in.ConsoleToken = in.API+"/console/", state.ConsoleToken
 	}
 
-	var last []part // what the parts rest on: watched while they run
+	var last []part // they watch the servers that the other parts need
 	if in.DatabaseURL == "" {
 		pg, err := startPostgres(ctx, filepath.Join(dir, "postgres"), p.Stderr)
 		if err != nil {
@@ -194,7 +198,7 @@ func (p Process) dev(ctx context.Context, cfg devConfig, dir string, log *slog.L
 	return p.runAll(ctx, w, apiListener, dir, last)
 }
 
-// trace has spans made, for the file unless it is empty, else as the environment says.
+// trace starts tracing, to the file unless it is "", else as the environment configures it.
 func (p Process) trace(ctx context.Context, file string, log *slog.Logger) (context.Context, func() error, error) {
 	if file == "" {
 		ctx, stop, err := daemon.Trace(ctx, p.Env, "dev", log, nil)
@@ -215,7 +219,8 @@ func (p Process) trace(ctx context.Context, file string, log *slog.Logger) (cont
 	return ctx, func() error { stop(); return f.Close() }, nil
 }
 
-// runAll runs the parts until ctx ends or one of them does, and those that they rest on with the last ones.
+// runAll runs the parts until ctx ends or one of them returns. The last parts stop together with the ops port, after
+// all others.
 func (p Process) runAll(ctx context.Context, w *wiring, listener net.Listener, dir string, last []part) error {
 	if err := w.connect(ctx); err != nil {
 		return err
@@ -229,13 +234,14 @@ func (p Process) runAll(ctx context.Context, w *wiring, listener net.Listener, d
 	if err := w.in.write(dir); err != nil {
 		return err
 	}
-	if err := greet(p.Stdout, w.in, dir); err != nil { // what is sent before the API serves waits in its port
+	// Requests that arrive before the API serves wait in its listener.
+	if err := greet(p.Stdout, w.in, dir, w.cfg.NATSURL != "", w.nc.IsConnected()); err != nil {
 		return err
 	}
 	return runStages(ctx, stages...)
 }
 
-// watch returns when the server has ended by itself, or ctx ends.
+// watch returns an error when the server has ended by itself, and nil when ctx ends.
 func watch(ctx context.Context, pg *pglocal.Server, dir string) error {
 	select {
 	case <-pg.Done():
@@ -245,7 +251,7 @@ func watch(ctx context.Context, pg *pglocal.Server, dir string) error {
 	}
 }
 
-// migrate brings both databases up to this program.
+// migrate migrates both databases to this program's schemas.
 func (in instance) migrate(ctx context.Context, log *slog.Logger) error {
 	if _, err := migrations.Up(ctx, in.DatabaseURL, migrations.Truth, log); err != nil {
 		return err

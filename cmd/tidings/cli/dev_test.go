@@ -38,7 +38,7 @@ func (d *dev) postmaster(t *testing.T) int {
 
 func TestDevStopsAndGoesOn(t *testing.T) {
 	d := newDev(t)
-	if err := os.RemoveAll(d.dir); err != nil { // this one makes its database
+	if err := os.RemoveAll(d.dir); err != nil { // so that dev creates its database
 		t.Fatal(err)
 	}
 	d.start(t)
@@ -50,7 +50,7 @@ func TestDevStopsAndGoesOn(t *testing.T) {
 	t.Run("another dev with the same data says so", func(t *testing.T) {
 		other := &dev{dir: d.dir, env: d.env}
 		<-awaitEnd(t, other)
-		want := "another `tidings dev` (process " + strconv.Itoa(d.cmd.Process.Pid) + ") runs with " + d.dir
+		want := "another `tidings dev` (process " + strconv.Itoa(d.cmd.Process.Pid) + ") uses " + d.dir
 		if got := other.errors(); other.err == nil || !strings.Contains(got, want) || strings.Count(got, "\n") != 1 {
 			t.Errorf("%v: %s\nwant one line with %q", other.err, got, want)
 		}
@@ -64,7 +64,8 @@ func TestDevStopsAndGoesOn(t *testing.T) {
 		t.Error("NATS listens after Ctrl-C")
 	}
 
-	if code, _, stderr := run(t, nil, "", "status", "--data", d.dir); code != exitError || !strings.Contains(stderr, "has ended; start it again") {
+	if code, _, stderr := run(t, nil, "", "status", "--data", d.dir); code != exitError ||
+		!strings.Contains(stderr, "has ended. Start it again") {
 		t.Errorf("status without a dev: exit code %d, %s", code, stderr)
 	}
 
@@ -100,7 +101,7 @@ func TestDevEndsAtOnceAtASecondSignal(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	_ = d.signal(t, os.Interrupt) // its exit code is 0 when the first one was faster
+	_ = d.signal(t, os.Interrupt) // the exit code is 0 if dev ended before the second signal
 	if err := syscall.Kill(pid, 0); err != syscall.ESRCH {
 		t.Errorf("PostgreSQL, process %d, is there: %v", pid, err)
 	}
@@ -109,8 +110,9 @@ func TestDevEndsAtOnceAtASecondSignal(t *testing.T) {
 
 func TestDevUsesTheServersThatAreSet(t *testing.T) {
 	db, nats := testkit.Postgres(t), testkit.NATS(t)
-	cfg := nats.Config() // a server that runs already has other tests' streams too
-	d := newDev(t, "DATABASE_URL="+db.URL, "NATS_URL="+nats.URL, "NATS_STREAM="+cfg.Stream, "NATS_SUBJECT_PREFIX="+cfg.Prefix, "NATS_LIVE_PREFIX="+cfg.LivePrefix)
+	cfg := nats.Config() // a shared server may have other tests' streams too
+	d := newDev(t, "DATABASE_URL="+db.URL, "NATS_URL="+nats.URL, "NATS_STREAM="+cfg.Stream, "NATS_SUBJECT_PREFIX="+cfg.Prefix,
+		"NATS_LIVE_PREFIX="+cfg.LivePrefix)
 	d.start(t)
 	if in := d.instance(t); in.DatabaseURL != db.URL || in.ProjectionsDatabaseURL != db.URL || in.NATSURL != nats.URL {
 		t.Errorf("dev.json says %+v", in)
@@ -123,7 +125,8 @@ func TestDevUsesTheServersThatAreSet(t *testing.T) {
 	if status, _ := d.request(t, http.MethodPut, "/v1/follows/1/2", "", nil, nil); status != http.StatusCreated {
 		t.Errorf("follow: status %d", status)
 	}
-	env := map[string]string{"DATABASE_URL": db.URL, "NATS_URL": nats.URL, "NATS_STREAM": cfg.Stream, "NATS_SUBJECT_PREFIX": cfg.Prefix, "NATS_LIVE_PREFIX": cfg.LivePrefix}
+	env := map[string]string{"DATABASE_URL": db.URL, "NATS_URL": nats.URL, "NATS_STREAM": cfg.Stream, "NATS_SUBJECT_PREFIX": cfg.Prefix,
+		"NATS_LIVE_PREFIX": cfg.LivePrefix}
 	if code, stdout, stderr := run(t, env, "", "verify"); code != exitOK {
 		t.Errorf("verify: exit code %d\n%s%s", code, stdout, stderr)
 	}
@@ -131,9 +134,19 @@ func TestDevUsesTheServersThatAreSet(t *testing.T) {
 	if err := db.Pool(t, postgres.RoleSystem).QueryRow(t.Context(), `SELECT count(*) FROM edge_counts`).Scan(&n); err != nil || n != 2 {
 		t.Errorf("%d counts in the database that was set, %v", n, err)
 	}
+	const waits = "waits for NATS"
+	if strings.Contains(d.output(), waits) {
+		t.Errorf("dev says that it waits:\n%s", d.output())
+	}
+	d.stop(t)
+	alone := newDev(t, "DATABASE_URL="+db.URL, "NATS_URL=nats://"+testkit.FreeAddr(t))
+	alone.start(t)
+	if !strings.Contains(alone.output(), waits) {
+		t.Errorf("dev does not say that it waits for NATS:\n%s", alone.output())
+	}
 }
 
-// A person pastes these lines: each is run as curl would.
+// TestDevPrintsLinesThatWork runs the printed curl lines, which a person would paste.
 func TestDevPrintsLinesThatWork(t *testing.T) {
 	d := newDev(t, "DEV_TOKEN=chosen-by-hand")
 	d.start(t)
@@ -146,7 +159,7 @@ func TestDevPrintsLinesThatWork(t *testing.T) {
 		if !ok {
 			continue
 		}
-		// Arguments are separated by blanks, and what stands between single quotes is one.
+		// Spaces separate arguments, and text between single quotes is one argument.
 		method, body, header := http.MethodGet, "", http.Header{}
 		var address string
 		var words []string
@@ -193,7 +206,7 @@ func TestDevPrintsLinesThatWork(t *testing.T) {
 	}
 	in := d.instance(t)
 	if !strings.Contains(d.output(), in.Console) || !strings.Contains(d.output(), in.ConsoleToken) {
-		t.Errorf("it does not say how to sign in at %s with %s:\n%s", in.Console, in.ConsoleToken, d.output())
+		t.Errorf("the greeting lacks the console's address %s or its token %s:\n%s", in.Console, in.ConsoleToken, d.output())
 	}
 	jar, err := cookiejar.New(nil)
 	if err != nil {
@@ -206,12 +219,13 @@ func TestDevPrintsLinesThatWork(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	if page, err := io.ReadAll(resp.Body); err != nil || resp.Request.URL.Path != "/console/" || !strings.Contains(string(page), "Truth and outbox") || strings.Contains(string(page), "nobody runs it") {
+	if page, err := io.ReadAll(resp.Body); err != nil || resp.Request.URL.Path != "/console/" ||
+		!strings.Contains(string(page), "Truth and outbox") || strings.Contains(string(page), "nobody runs it") {
 		t.Errorf("signing in leads to %s, %v: %s", resp.Request.URL, err, page)
 	}
 }
 
-// awaitEnd runs a dev that is to fail.
+// awaitEnd starts a dev that must fail, and waits for its end.
 func awaitEnd(t *testing.T, d *dev) <-chan struct{} {
 	t.Helper()
 	d.launch(t)
@@ -224,7 +238,7 @@ func TestTheLockWaitsForADevThatIsDying(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The kernel closes what a killed process had open after a while; its number stays in the file.
+	// The kernel closes a killed process's files after a while; its id remains in the lock file.
 	if err := os.WriteFile(dying.Name(), []byte("4194304\n"), 0o600); err != nil { // above every process number (proc(5), pid_max)
 		t.Fatal(err)
 	}
@@ -237,7 +251,7 @@ func TestTheLockWaitsForADevThatIsDying(t *testing.T) {
 		t.Error(err)
 	}
 	if b, err := os.ReadFile(dying.Name()); err != nil || len(b) > 0 {
-		t.Errorf("after a clean stop the lock says %q, %v", b, err)
+		t.Errorf("after a clean stop the lock has %q, %v", b, err)
 	}
 }
 
@@ -252,7 +266,7 @@ func TestDevSaysWhichPortIsTaken(t *testing.T) {
 			d := newDev(t, variable+"="+l.Addr().String())
 			<-awaitEnd(t, d)
 			d.cmd = nil
-			want := "tidings: " + l.Addr().String() + " is in use by another program: stop that, or set " + variable + " to another address"
+			want := "tidings: another program uses " + l.Addr().String() + ": stop it, or set " + variable + " to another address"
 			if got := d.errors(); d.err == nil || !strings.Contains(got, want) || strings.Count(got, "\n") != 1 {
 				t.Errorf("%v: %s\nwant one line with %q", d.err, got, want)
 			}

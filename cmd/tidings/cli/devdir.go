@@ -28,15 +28,15 @@ import (
 	"github.com/tidings/tidings/tokens"
 )
 
-// deathWithin is how long a dev that was killed may take to let go of its lock, ports and servers' directories: the kernel
-// closes them one by one, on a busy machine for a while.
+// deathWithin is how long a killed dev may keep its lock, its ports and its servers' directories. The kernel closes
+// them one by one, which takes some time on a busy machine.
 const deathWithin = 2 * time.Second
 
-// lockData makes the data directory and takes it for this process. The kernel lets go of it when the process ends, however it
-// ends.
+// lockData creates the data directory and locks it for this process. The kernel releases the lock when the process ends
+// in any way.
 func lockData(ctx context.Context, dir string) (*os.File, error) {
-	if err := os.MkdirAll(dir, 0o755); err != nil { // open: as root, PostgreSQL runs as another user and has to pass; secrets are 0600
-		return nil, fmt.Errorf("make the data directory: %w", err)
+	if err := os.MkdirAll(dir, 0o755); err != nil { // if root runs dev, PostgreSQL runs as another user and needs access; secrets are 0600
+		return nil, fmt.Errorf("create the data directory: %w", err)
 	}
 	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -48,7 +48,7 @@ func lockData(ctx context.Context, dir string) (*os.File, error) {
 	return f, nil
 }
 
-// takeLock waits for an earlier dev that is just dying, and writes this process's number into the lock.
+// takeLock waits while an earlier dev is still ending, and writes this process's id into the lock.
 func takeLock(ctx context.Context, f *os.File, dir string) error {
 	ctx, cancel := context.WithTimeout(ctx, deathWithin)
 	defer cancel()
@@ -57,7 +57,7 @@ func takeLock(ctx context.Context, f *os.File, dir string) error {
 	if err != nil && err != io.EOF {
 		return fmt.Errorf("read the lock of %s: %w", dir, err)
 	}
-	pid, _ := strconv.Atoi(strings.TrimSpace(string(b[:n]))) // 0 when no dev was killed
+	pid, _ := strconv.Atoi(strings.TrimSpace(string(b[:n]))) // 0 after a clean stop
 	for {
 		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err != nil && err != unix.EWOULDBLOCK {
@@ -72,27 +72,27 @@ func takeLock(ctx context.Context, f *os.File, dir string) error {
 		case <-ctx.Done():
 		}
 		if err == nil {
-			break // another program has that number by now
+			break // another program has that process id now
 		}
-		return fmt.Errorf("another `tidings dev` (process %d) runs with %s: stop it, or give this one another --data", pid, dir)
+		return fmt.Errorf("another `tidings dev` (process %d) uses %s: stop it, or give this one another --data", pid, dir)
 	}
 	return errors.Join(f.Truncate(0), func() error { _, err := fmt.Fprintln(f, os.Getpid()); return err }())
 }
 
-// unlock lets go of the data directory after a clean stop.
+// unlock releases the data directory after a clean stop.
 func unlock(f *os.File) error { return errors.Join(f.Truncate(0), f.Close()) }
 
-// devState is what dev keeps from start to start.
+// devState is the state that dev keeps between starts.
 type devState struct {
 	Token        string `json:"token"`
 	ConsoleToken string `json:"console_token"` // a system token
-	CursorKey    string `json:"cursor_key"`    // signs cursors: those given out must stay good
-	NATSPort     int    `json:"nats_port"`     // of the server in process; taken again while it is free
+	CursorKey    string `json:"cursor_key"`    // signs cursors, so that they remain valid after a restart
+	NATSPort     int    `json:"nats_port"`     // of the server in this process; reused if it is free
 }
 
 const stateFile = "state.json"
 
-// readState returns what the last start kept, with what is missing made. A token that is given wins.
+// readState returns the state of the last start, and creates missing values. A non-empty token replaces the stored one.
 func readState(dir, token string) (devState, error) {
 	var s devState
 	b, err := os.ReadFile(filepath.Join(dir, stateFile))
@@ -129,7 +129,7 @@ func (s devState) write(dir string) error {
 	return writeFile(filepath.Join(dir, stateFile), b)
 }
 
-// listen takes the address that the variable names.
+// listen listens on addr, the value of the environment variable.
 func listen(variable, addr string) (net.Listener, error) {
 	l, err := net.Listen("tcp", addr)
 	if err != nil {
@@ -140,12 +140,12 @@ func listen(variable, addr string) (net.Listener, error) {
 
 func portError(variable, addr string, err error) error {
 	if errors.Is(err, syscall.EADDRINUSE) {
-		return fmt.Errorf("%s is in use by another program: stop that, or set %s to another address (port 0 is any free one)", addr, variable)
+		return fmt.Errorf("another program uses %s: stop it, or set %s to another address (port 0 means any free port)", addr, variable)
 	}
 	return fmt.Errorf("listen on %s (%s): %w", addr, variable, err)
 }
 
-// httpURL is how to reach a listener from this machine.
+// httpURL returns the URL of a listener for clients on this machine.
 func httpURL(addr net.Addr) string {
 	host, port, err := net.SplitHostPort(addr.String())
 	if err != nil {
@@ -157,10 +157,10 @@ func httpURL(addr net.Addr) string {
 	return "http://" + net.JoinHostPort(host, port)
 }
 
-// startPostgres starts dev's own PostgreSQL; the first start says why it takes a while.
+// startPostgres starts dev's own PostgreSQL. The first start prints a line, because it takes some seconds.
 func startPostgres(ctx context.Context, dir string, stderr io.Writer) (*pglocal.Server, error) {
 	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
-		fmt.Fprintf(stderr, "Making a PostgreSQL in %s ...\n", dir)
+		fmt.Fprintf(stderr, "Creating a PostgreSQL data directory in %s ...\n", dir)
 	}
 	pg, err := pglocal.Start(ctx, pglocal.Config{Dir: dir})
 	if err != nil {
@@ -169,8 +169,8 @@ func startPostgres(ctx context.Context, dir string, stderr io.Writer) (*pglocal.
 	return pg, nil
 }
 
-// abortAtSecondSignal makes a second SIGINT or SIGTERM end the process at once, and not without its PostgreSQL, which would
-// otherwise stay behind in its process group. The first one is Main's to act on. The function that it returns takes that back.
+// abortAtSecondSignal makes a second SIGINT or SIGTERM end the process at once, together with its PostgreSQL, which would
+// otherwise keep running in its own process group. Main acts on the first signal. The returned function undoes this.
 func abortAtSecondSignal(pg *pglocal.Server) func() {
 	signals := make(chan os.Signal, 2)
 	over := make(chan struct{})
@@ -183,7 +183,7 @@ func abortAtSecondSignal(pg *pglocal.Server) func() {
 				return
 			}
 		}
-		_ = pg.Abort() // there is nobody to tell; the next start stops what is left
+		_ = pg.Abort() // nobody could read the error; the next start stops the rest
 		os.Exit(exitError)
 	}()
 	return func() {
@@ -195,7 +195,7 @@ func abortAtSecondSignal(pg *pglocal.Server) func() {
 // databaseName is the database in dev's own PostgreSQL.
 const databaseName = "tidings"
 
-// ownDatabase makes the database unless it is there, and returns its connection string.
+// ownDatabase creates the database unless it exists, and returns its connection string.
 func ownDatabase(ctx context.Context, pg *pglocal.Server) (string, error) {
 	conn, err := pgx.Connect(ctx, pg.URL("postgres"))
 	if err != nil {
@@ -212,20 +212,20 @@ func ownDatabase(ctx context.Context, pg *pglocal.Server) (string, error) {
 	return pg.URL(databaseName), nil
 }
 
-// startNATS starts dev's own server on the port that it had, or on another if that one is taken now.
+// startNATS starts dev's own server on its earlier port, or on another one if a program uses that port now.
 func startNATS(dir string, port int, log *slog.Logger) (*broker.Server, error) {
 	if port != 0 {
 		l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
 		if err != nil {
 			port = 0
 		} else if err := l.Close(); err != nil {
-			return nil, fmt.Errorf("look whether port %d is free: %w", port, err)
+			return nil, fmt.Errorf("check whether port %d is free: %w", port, err)
 		}
 	}
 	return broker.StartServer(broker.ServerConfig{Dir: dir, Port: port, Log: log.With("component", "nats")})
 }
 
-// portOf returns the port of a URL, 0 if it names none.
+// portOf returns the port of a URL, or 0 if it has none.
 func portOf(address string) int {
 	u, err := url.Parse(address)
 	if err != nil {
@@ -238,14 +238,14 @@ func portOf(address string) int {
 	return port
 }
 
-// greeting is what dev prints when it is ready. Its curl lines work when pasted, one by one or all at once.
-const greeting = `Tidings runs.
+// greeting is the text that dev prints when it is ready. Its curl lines work when pasted, one by one or all at once.
+const greeting = `{state}
 
-  API    {api}    documentation: {api}/docs
-{console}  ops    {ops}    /metrics /healthz /readyz
-  NATS   {nats}
-  data   {data}
-  token  {token}
+  API      {api}    documentation: {api}/docs
+{console}  ops      {ops}    /metrics /healthz /readyz
+  NATS     {nats}
+  data     {data}    for other commands: --data {data}
+  token    {token}
 
 Try it:
 
@@ -253,19 +253,29 @@ Try it:
 
   curl -H 'Authorization: Bearer {token}' {api}/v1/users/42/counts
 
-  curl -H 'Authorization: Bearer {token}' -H 'Content-Type: application/json' -H 'Idempotency-Key: first' -d '{"author_id":"7","body":"Hello"}' {api}/v1/posts/100/comments
+  curl -H 'Authorization: Bearer {token}' -H 'Content-Type: application/json' ` +
+	`-H 'Idempotency-Key: first' -d '{"author_id":"7","body":"Hello"}' {api}/v1/posts/100/comments
 
 Ctrl-C stops everything.
 `
 
-func greet(w io.Writer, in instance, dir string) error {
-	see := ""
-	if in.Console != "" {
-		see = "  look   " + in.Console + "    the console; sign in with " + in.ConsoleToken + "\n"
+// greet prints the greeting. outside reports that NATS_URL names the NATS server, and connected that it answers.
+func greet(w io.Writer, in instance, dir string, outside, connected bool) error {
+	state, see, server := "Tidings is running.", "", in.NATSURL
+	if outside {
+		server += "    from NATS_URL"
 	}
-	r := strings.NewReplacer("{console}", see, "{api}", in.API, "{ops}", in.Ops, "{nats}", in.NATSURL, "{data}", dir, "{token}", in.Token)
+	if !connected {
+		state = "Tidings is running, but waits for NATS: the server below does not answer.\n" +
+			"The API accepts writes. Relays publish their events once NATS answers."
+	}
+	if in.Console != "" {
+		see = "  console  " + in.Console + "    token for sign-in: " + in.ConsoleToken + "\n"
+	}
+	r := strings.NewReplacer("{state}", state, "{console}", see, "{api}", in.API, "{ops}", in.Ops, "{nats}", server, "{data}", dir,
+		"{token}", in.Token)
 	if _, err := r.WriteString(w, greeting); err != nil {
-		return fmt.Errorf("print where dev listens: %w", err)
+		return fmt.Errorf("print the addresses of dev: %w", err)
 	}
 	return nil
 }

@@ -23,7 +23,7 @@ children:
   verdict: {plural: verdicts, parent: song, threaded: true, attributes: {stars: {type: integer, minimum: 1, maximum: 5, aggregate: true}}}
 `
 
-// TestThePageOnAddingAKindWorks does what docs/adding-a-kind.md says, while dev runs.
+// TestThePageOnAddingAKindWorks runs the steps of docs/adding-a-kind.md against a dev.
 func TestThePageOnAddingAKindWorks(t *testing.T) {
 	page, err := os.ReadFile("../../../docs/adding-a-kind.md")
 	if err != nil {
@@ -49,7 +49,7 @@ func TestThePageOnAddingAKindWorks(t *testing.T) {
 		return status, string(answer)
 	}
 	if status, _ := send(inHTTP[0]); status != http.StatusNotFound {
-		t.Fatalf("status %d before there is the kind, want 404", status)
+		t.Fatalf("status %d before the kind exists, want 404", status)
 	}
 	file := filepath.Join(t.TempDir(), "kinds.yaml")
 	if err := os.WriteFile(file, []byte(inYAML[0]), 0o600); err != nil {
@@ -77,7 +77,7 @@ func TestThePageOnAddingAKindWorks(t *testing.T) {
 	}
 }
 
-// The commands that work with the archive of threads know the kinds in force, not those of the release alone.
+// The commands on the archive of threads must use the kinds in force, not only the built-in ones.
 func TestTheArchiveOfThreadsKnowsTheKindsInForce(t *testing.T) {
 	db := testkit.Postgres(t)
 	env := map[string]string{"DATABASE_URL": db.URL}
@@ -97,7 +97,8 @@ func TestTheArchiveOfThreadsKnowsTheKindsInForce(t *testing.T) {
 	if err != nil || out[0].Err != nil {
 		t.Fatal(err, out)
 	}
-	if _, err := db.Pool(t, postgres.RoleOwner).Exec(t.Context(), `UPDATE children_verdict SET created_at = created_at - interval '3 h', updated_at = updated_at - interval '3 h'`); err != nil {
+	if _, err := db.Pool(t, postgres.RoleOwner).Exec(t.Context(),
+		`UPDATE children_verdict SET created_at = created_at - interval '3 h', updated_at = updated_at - interval '3 h'`); err != nil {
 		t.Fatal(err)
 	}
 	if code, stdout, stderr := run(t, env, "", "archive", "run", "--job", store.ArchiveJob); code != exitOK {

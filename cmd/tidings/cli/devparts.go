@@ -34,7 +34,7 @@ import (
 	"github.com/tidings/tidings/tokens"
 )
 
-// wiring makes the parts that dev runs, and owns what they share.
+// wiring creates the parts that dev runs, and owns their shared connections.
 type wiring struct {
 	cfg devConfig
 	in  instance
@@ -45,11 +45,11 @@ type wiring struct {
 	truth, projections *pgxpool.Pool // as the system role
 	nc                 *nats.Conn
 	js                 jetstream.JetStream
-	kinds, truthKinds  *kinds.Catalog // of the projections, of the truth
+	kinds, truthKinds  *kinds.Catalog // of the projections' database, of the truth's
 	closers            []func()
 }
 
-// close closes what the parts shared. They have ended.
+// close closes the shared connections. The parts have ended.
 func (w *wiring) close() {
 	for _, c := range slices.Backward(w.closers) {
 		c()
@@ -64,12 +64,12 @@ func (w *wiring) pool(ctx context.Context, url string, role postgres.Role, name 
 	return pool, err
 }
 
-// metrics is where a part's metrics go: to the one ops port, labelled.
+// metrics returns the registerer of a part: all parts share the ops port, and a label names the part.
 func (w *wiring) metrics(part string) prometheus.Registerer {
 	return prometheus.WrapRegistererWith(prometheus.Labels{"part": part}, w.reg)
 }
 
-// connect opens what the parts share, and prepares it.
+// connect opens the shared connections, and prepares the databases and the first stream.
 func (w *wiring) connect(ctx context.Context) (err error) {
 	if w.truth, err = w.pool(ctx, w.in.DatabaseURL, postgres.RoleSystem, "relay"); err != nil {
 		return err
@@ -96,19 +96,20 @@ func (w *wiring) connect(ctx context.Context) (err error) {
 	if w.cfg.DatabaseURL != "" {
 		return nil
 	}
-	// The database is this dev's alone: what an earlier one held when it was killed is free.
+	// Only this dev uses the database, so a killed earlier one no longer needs its leases.
 	if err := lease.Clear(ctx, w.truth); err != nil {
 		return err
 	}
 	first, err := outbox.ReadPartition(ctx, w.truth, 0)
 	if err != nil || first.Stream != "" || w.cfg.NATSURL != "" {
-		return err // a stream that the database has met must be that very one, which is the relay's to see to
+		return err // the relay checks that a stream is still the one that the database knows
 	}
-	_, err = broker.Declare(ctx, w.js, w.cfg.Broker, broker.Partition{FirstSlot: first.FirstSlot, LastSlot: first.LastSlot}, w.log) // so that the consumers find it
+	// Consumers start together with the relay, and need the stream.
+	_, err = broker.Declare(ctx, w.js, w.cfg.Broker, broker.Partition{FirstSlot: first.FirstSlot, LastSlot: first.LastSlot}, w.log)
 	return err
 }
 
-// parts makes everything that runs, in the order in which it stops.
+// parts creates everything that runs, in the order in which it stops.
 func (w *wiring) parts(ctx context.Context, listener net.Listener) ([][]part, error) {
 	waker, pages := broker.NewWaker(w.nc, w.cfg.Broker), api.NewPages(w.cfg.API, w.metrics("api"))
 	serving, err := w.api(ctx, listener, waker, pages)
@@ -116,13 +117,16 @@ func (w *wiring) parts(ctx context.Context, listener net.Listener) ([][]part, er
 		return nil, err
 	}
 	w.kinds = kinds.NewCatalog(w.projections, kinds.Projections, w.log)
-	consuming := []part{{"nats", func(ctx context.Context) error { return broker.Watch(ctx, w.nc) }}, {"wake", waker.Run}, {"kinds", w.kinds.Run}, {"kinds of the truth", w.truthKinds.Run}, {"live", func(ctx context.Context) error {
-		return broker.Listen(ctx, w.nc, w.cfg.Broker, event.AggregateFollow, pages, w.log)
-	}}}
+	consuming := []part{{"nats", func(ctx context.Context) error { return broker.Watch(ctx, w.nc) }}, {"wake", waker.Run},
+		{"kinds", w.kinds.Run}, {"kinds of the truth", w.truthKinds.Run}, {"live", func(ctx context.Context) error {
+			return broker.Listen(ctx, w.nc, w.cfg.Broker, event.AggregateFollow, pages, w.log)
+		}}}
 	for _, projection := range fleet.Projections(w.kinds.Now) {
 		name := projection.Name()
 		c, err := consumers.New(w.cfg.Consumers,
-			consumers.Deps{Pool: w.projections, Kinds: w.kinds, JetStream: w.js, Streams: consumers.Streams{Name: w.cfg.Broker.Stream, Prefix: w.cfg.Broker.Prefix, Timeout: w.cfg.Broker.Timeout}, Registry: w.metrics(name), Log: w.log}, projection)
+			consumers.Deps{Pool: w.projections, Kinds: w.kinds, JetStream: w.js,
+				Streams:  consumers.Streams{Name: w.cfg.Broker.Stream, Prefix: w.cfg.Broker.Prefix, Timeout: w.cfg.Broker.Timeout},
+				Registry: w.metrics(name), Log: w.log}, projection)
 		if err != nil {
 			return nil, err
 		}
@@ -134,7 +138,8 @@ func (w *wiring) parts(ctx context.Context, listener net.Listener) ([][]part, er
 		}
 		consuming = append(consuming, part{name + " verify", drift.Run})
 	}
-	list, err := upkeep.Jobs(w.cfg.Upkeep, upkeep.Deps{Truth: w.truth, Projections: w.projections, Cell: w.cfg.Broker.Stream, Kinds: w.truthKinds.Now, Registry: w.metrics(history.Name), Log: w.log}, upkeep.Current(w.truth))
+	list, err := upkeep.Jobs(w.cfg.Upkeep, upkeep.Deps{Truth: w.truth, Projections: w.projections, Cell: w.cfg.Broker.Stream,
+		Kinds: w.truthKinds.Now, Registry: w.metrics(history.Name), Log: w.log}, upkeep.Current(w.truth))
 	if err != nil {
 		return nil, err
 	}
@@ -154,11 +159,12 @@ func (w *wiring) parts(ctx context.Context, listener net.Listener) ([][]part, er
 	w.ops.Ready("relay", r.Ready)
 	w.ops.Ready("truth", w.truth.Ping)
 	w.ops.Ready("projections", w.projections.Ping)
-	for _, part := range []string{"relay", history.Name} { // by both, as in a fleet, where a dead relay has to be seen
+	for _, part := range []string{"relay", history.Name} { // in a fleet both export it, so that the archiver shows a dead relay's outbox
 		w.metrics(part).MustRegister(outbox.NewCollector(w.truth, w.log))
 	}
 	w.metrics("relay").MustRegister(postgres.NewBlockedCollector(w.truth, w.log))
-	w.metrics(history.Name).MustRegister(projector.NewLagCollector(w.projections, w.js, w.cfg.Broker, w.log), broker.NewCollector(w.js, w.cfg.Broker, w.log),
+	w.metrics(history.Name).MustRegister(projector.NewLagCollector(w.projections, w.js, w.cfg.Broker, w.log),
+		broker.NewCollector(w.js, w.cfg.Broker, w.log),
 		prometheus.WrapCollectorWith(prometheus.Labels{"database": "truth and projections"}, postgres.NewSizesCollector(w.truth, w.log)))
 	return [][]part{serving, consuming, {{"relay", r.Run}}}, nil
 }
@@ -176,7 +182,8 @@ func (w *wiring) api(ctx context.Context, listener net.Listener, waker *broker.W
 	if err := w.truthKinds.Load(ctx); err != nil {
 		return nil, err
 	}
-	handler, err := api.New(w.cfg.API, api.Deps{Store: store.New(truth, waker.Wake), Tokens: truth, DLQ: outbox.NewDLQ(truth, waker.Wake), Projections: projections, Kinds: w.truthKinds, Fleet: fleet.Projections(w.truthKinds.Now), Pages: pages,
+	handler, err := api.New(w.cfg.API, api.Deps{Store: store.New(truth, waker.Wake), Tokens: truth, DLQ: outbox.NewDLQ(truth, waker.Wake),
+		Projections: projections, Kinds: w.truthKinds, Fleet: fleet.Projections(w.truthKinds.Now), Pages: pages,
 		Streams: heads.Of(w.nc, w.cfg.Broker), Log: w.log, Reg: w.metrics("api")})
 	if err != nil {
 		return nil, err
@@ -198,7 +205,7 @@ func (w *wiring) api(ctx context.Context, listener net.Listener, waker *broker.W
 	}}), nil
 }
 
-// console has pools of its own, so that nobody who looks keeps the parts from their work.
+// console creates the console with pools of its own, so that its readers take no connections from the other parts.
 func (w *wiring) console(ctx context.Context, waker *broker.Waker) (*console.Console, error) {
 	keys, err := w.cfg.API.CursorKeys()
 	if err != nil {
@@ -215,6 +222,8 @@ func (w *wiring) console(ctx context.Context, waker *broker.Waker) (*console.Con
 	if err != nil {
 		return nil, err
 	}
-	return console.New(w.cfg.Console, console.Deps{Truth: truth, Projections: projections, NATS: w.nc, JetStream: w.js, Broker: w.cfg.Broker, Kinds: w.truthKinds,
-		Fleet: fleet.Projections(w.truthKinds.Now), Wake: waker.Wake, OwnerURL: w.in.ProjectionsDatabaseURL, Postgres: w.cfg.Postgres, Keys: keys, Log: w.log})
+	return console.New(w.cfg.Console, console.Deps{Truth: truth, Projections: projections, NATS: w.nc, JetStream: w.js,
+		Broker: w.cfg.Broker, Kinds: w.truthKinds,
+		Fleet: fleet.Projections(w.truthKinds.Now), Wake: waker.Wake, OwnerURL: w.in.ProjectionsDatabaseURL, Postgres: w.cfg.Postgres,
+		Keys: keys, Log: w.log})
 }

@@ -23,7 +23,7 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-// dlqFlags are the flags of the commands on the outbox's DLQ.
+// dlqFlags are the flags of `tidings dlq outbox`.
 type dlqFlags struct {
 	data          string
 	filter        outbox.DLQFilter
@@ -35,7 +35,7 @@ type dlqFlags struct {
 	asJSON        bool
 }
 
-// deadMessage is a line of `tidings dlq outbox list --json`, and with its payload what show prints.
+// deadMessage is a line of `tidings dlq outbox list --json`, and with its payload the output of show.
 type deadMessage struct {
 	ID            int64           `json:"id,string"`
 	EventID       string          `json:"event_id"`
@@ -56,12 +56,13 @@ type deadMessage struct {
 func deadMessageOf(m outbox.DLQMessage) deadMessage {
 	return deadMessage{
 		ID: m.OutboxID, EventID: m.ID, TenantID: m.TenantID, AggregateType: m.AggregateType, AggregateID: m.AggregateID, EventType: m.Type,
-		EventVersion: m.Version, Attempts: m.Attempts, LastError: m.LastError, TraceParent: m.TraceParent, OccurredAt: event.Time{Time: m.OccurredAt},
+		EventVersion: m.Version, Attempts: m.Attempts, LastError: m.LastError, TraceParent: m.TraceParent,
+		OccurredAt: event.Time{Time: m.OccurredAt},
 		InsertedAt: event.Time{Time: m.InsertedAt}, DeadAt: event.Time{Time: m.DeadAt}, Payload: m.Payload,
 	}
 }
 
-// dlqAction is a line of what retry and discard print with --json.
+// dlqAction is a line of the output of retry and discard with --json.
 type dlqAction struct {
 	Action        string      `json:"action"`
 	DryRun        bool        `json:"dry_run"`
@@ -90,9 +91,9 @@ func (f *dlqFlags) add(c *cobra.Command, limit int) {
 	c.Flags().StringVar(&f.filter.AggregateType, "aggregate-type", "", "only of this aggregate type")
 	c.Flags().Int64Var(&f.filter.AggregateID, "aggregate-id", 0, "only of the aggregates with this id")
 	c.Flags().StringVar(&f.filter.EventType, "type", "", "only of this event type")
-	c.Flags().StringVar(&f.since, "since", "", "only letters that died since: a duration ago such as 24h, a date, or a time in RFC 3339")
-	c.Flags().StringVar(&f.until, "until", "", "only letters that died before, in the same forms")
-	c.Flags().IntVar(&f.limit, "limit", limit, "messages at most, the lowest ids first")
+	c.Flags().StringVar(&f.since, "since", "", "only dead letters since then: a duration ago such as 24h, a date, or a time in RFC 3339")
+	c.Flags().StringVar(&f.until, "until", "", "only dead letters from before then, in the same forms")
+	c.Flags().IntVar(&f.limit, "limit", limit, "at most this many messages, lowest ids first")
 	c.Flags().BoolVar(&f.all, "all", false, "no limit; without a filter, the whole DLQ")
 	f.addOutput(c)
 }
@@ -102,18 +103,22 @@ func (f *dlqFlags) addOutput(c *cobra.Command) {
 	dataFlag(c, &f.data)
 }
 
-// addAct adds the flags of what changes something.
+// addAct adds the flags of the commands that change something.
 func (f *dlqFlags) addAct(c *cobra.Command) {
 	c.Flags().BoolVar(&f.dryRun, "dry-run", false, "show what the command would do, and change nothing")
 	addActor(c, &f.actor, &f.reason)
 }
 
-// askDiscard asks whether so many messages may go.
+// askDiscard asks whether to discard n messages.
 func (f *dlqFlags) askDiscard(n int64) error {
 	if n == 0 || f.dryRun {
 		return nil
 	}
-	return f.sure.ask(textLines(messages(n)+" to discard.", payloads(n)+" kept nowhere; --dry-run lists them."))
+	them := "them"
+	if n == 1 {
+		them = "it"
+	}
+	return f.sure.ask(textLines(messages(n)+" to discard.", payloads(n)+" deleted permanently; --dry-run lists "+them+"."))
 }
 
 func addActor(c *cobra.Command, actor, reason *string) {
@@ -121,18 +126,18 @@ func addActor(c *cobra.Command, actor, reason *string) {
 	c.Flags().StringVar(reason, "reason", "", "the reason to record")
 }
 
-// setActor makes the actor the one that was given, or the user of this system.
+// setActor sets an empty actor to the user of this system.
 func setActor(actor *string) error {
 	if *actor == "" {
 		*actor = osUser()
 	}
 	if !store.ValidActor(*actor) {
-		return &usageError{fmt.Errorf("--actor wants 1 to %d bytes of printable UTF-8", store.MaxActorBytes)}
+		return &usageError{fmt.Errorf("--actor must be 1 to %d bytes of printable UTF-8", store.MaxActorBytes)}
 	}
 	return nil
 }
 
-// parse reads what the flags alone cannot check. args are ids.
+// parse reads and checks the values that package pflag cannot. args are ids.
 func (f *dlqFlags) parse(c *cobra.Command, args []string, now time.Time) error {
 	for _, flag := range []struct {
 		name, value string
@@ -151,7 +156,7 @@ func (f *dlqFlags) parse(c *cobra.Command, args []string, now time.Time) error {
 		return &usageError{errors.New("--limit and --all exclude each other")}
 	}
 	if f.limit < 1 {
-		return &usageError{errors.New("--limit wants a positive number")}
+		return &usageError{errors.New("--limit must be a positive number")}
 	}
 	for _, a := range args {
 		id, err := event.ParseID(a)
@@ -165,13 +170,14 @@ func (f *dlqFlags) parse(c *cobra.Command, args []string, now time.Time) error {
 	return nil
 }
 
-// filtered reports whether anything but ids selects messages.
+// filtered reports whether a flag other than ids selects messages.
 func (f *dlqFlags) filtered() bool {
 	g := f.filter
-	return g.TenantID != 0 || g.AggregateType != "" || g.AggregateID != 0 || g.EventType != "" || !g.DeadBefore.IsZero() || !g.DeadAfter.IsZero()
+	return g.TenantID != 0 || g.AggregateType != "" || g.AggregateID != 0 || g.EventType != "" ||
+		!g.DeadBefore.IsZero() || !g.DeadAfter.IsZero()
 }
 
-// parseAge reads a duration before now, a date (its first moment in UTC), or a time.
+// parseAge reads a duration before now, a date (midnight UTC at its beginning), or a time.
 func parseAge(s string, now time.Time) (time.Time, error) {
 	if d, err := time.ParseDuration(s); err == nil && d >= 0 {
 		return now.Add(-d).UTC(), nil
@@ -181,7 +187,7 @@ func parseAge(s string, now time.Time) (time.Time, error) {
 	}
 	t, err := time.Parse(time.RFC3339, s)
 	if err != nil {
-		return t, fmt.Errorf("%q is no duration (24h), date (2030-01-31) or time (2030-01-31T12:00:00Z)", s)
+		return t, fmt.Errorf("%q is not a duration (24h), a date (2030-01-31) or a time (2030-01-31T12:00:00Z)", s)
 	}
 	return t.UTC(), nil
 }
@@ -245,7 +251,8 @@ func (p Process) listDLQ(ctx context.Context, d *outbox.DLQ, f dlqFlags) error {
 				}
 				continue
 			}
-			rows = append(rows, []string{fmt.Sprint(m.OutboxID), fmt.Sprint(m.TenantID), aggregate(m.AggregateType, m.AggregateID), cell(m.Type),
+			rows = append(rows, []string{fmt.Sprint(m.OutboxID), fmt.Sprint(m.TenantID),
+				aggregate(m.AggregateType, m.AggregateID), cell(m.Type),
 				fmt.Sprint(m.Attempts), m.DeadAt.UTC().Format(time.RFC3339), cell(m.LastError)})
 		}
 		if !f.asJSON && (len(page) > 0 || n == 0) {
@@ -261,7 +268,7 @@ func (p Process) listDLQ(ctx context.Context, d *outbox.DLQ, f dlqFlags) error {
 	if more, err := d.List(ctx, f.filter, 1); err != nil || len(more) == 0 {
 		return err
 	}
-	fmt.Fprintln(p.Stderr, "There are more: --limit N or --all shows them.")
+	fmt.Fprintln(p.Stderr, "There are more: use --limit N or --all.")
 	return nil
 }
 
@@ -270,7 +277,7 @@ func (p Process) dlqShowCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "show ID",
 		Short: "Show a dead letter with its payload",
-		Args:  cobra.ExactArgs(1),
+		Args:  exactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			id, err := event.ParseID(args[0])
 			if err != nil {
@@ -283,7 +290,7 @@ func (p Process) dlqShowCommand() *cobra.Command {
 			defer closeDLQ()
 			m, err := d.Get(c.Context(), 0, int64(id))
 			if errors.Is(err, outbox.ErrNotInDLQ) {
-				return fmt.Errorf("the DLQ holds no message %d", id)
+				return fmt.Errorf("message %d is not in the DLQ", id)
 			}
 			if err != nil {
 				return err
@@ -313,7 +320,7 @@ func (p Process) dlqShowCommand() *cobra.Command {
 	return c
 }
 
-// verb is how a command speaks of what it does.
+// verb has the words with which a command describes its action.
 type verb struct{ short, will, did string }
 
 func verbOf(action string) verb {
@@ -334,10 +341,10 @@ func (p Process) dlqActCommand(action string) *cobra.Command {
 				return err
 			}
 			if len(args) == 0 && !f.filtered() && !f.all {
-				return &usageError{fmt.Errorf("dlq outbox %s wants ids, a filter, or --all", action)}
+				return &usageError{fmt.Errorf("dlq outbox %s needs ids, a filter, or --all", action)}
 			}
 			if len(args) > 0 && (f.filtered() || f.all) {
-				return &usageError{fmt.Errorf("dlq outbox %s wants ids, or a filter, not both", action)}
+				return &usageError{fmt.Errorf("dlq outbox %s takes ids or a filter, not both", action)}
 			}
 			if err := setActor(&f.actor); err != nil {
 				return err
@@ -358,7 +365,7 @@ func (p Process) dlqActCommand(action string) *cobra.Command {
 	return c
 }
 
-// actDLQ works through the messages in batches, each one transaction, never further than what was there when it began.
+// actDLQ handles the messages in batches, one transaction each. It handles at most as many messages as matched at its start.
 func (p Process) actDLQ(ctx context.Context, d *outbox.DLQ, action string, f dlqFlags) error {
 	v := verbOf(action)
 	matching, err := d.Count(ctx, f.filter)
@@ -377,7 +384,7 @@ func (p Process) actDLQ(ctx context.Context, d *outbox.DLQ, action string, f dlq
 		}
 	}
 	var did int64
-	seen := make(map[int64]bool, len(f.filter.IDs)) // of the ids asked for
+	seen := make(map[int64]bool, len(f.filter.IDs)) // which of the given ids were in the DLQ
 	for did < want {
 		batch, err := do(ctx, outbox.DLQRequest{
 			DLQFilter: f.filter, Limit: int(min(want-did, outbox.MaxDLQBatch)), Actor: f.actor, Reason: f.reason, DryRun: f.dryRun,
@@ -386,7 +393,7 @@ func (p Process) actDLQ(ctx context.Context, d *outbox.DLQ, action string, f dlq
 			return errors.Join(err, p.say(v, f, did, matching))
 		}
 		if len(batch) == 0 {
-			break // somebody else took the rest
+			break // another operator handled the rest
 		}
 		if err := p.printActions(f, did == 0, batch); err != nil {
 			return err
@@ -414,14 +421,14 @@ func (p Process) actDLQ(ctx context.Context, d *outbox.DLQ, action string, f dlq
 	return nil
 }
 
-// say sums up.
+// say prints the summary.
 func (p Process) say(v verb, f dlqFlags, did, matching int64) error {
 	line := fmt.Sprintf("%s %s.", v.did, messages(did))
 	if f.dryRun {
 		line = fmt.Sprintf("Dry run: would %s %s.", v.will, messages(did))
 	}
 	if more := matching - did; more > 0 && !f.all && len(f.filter.IDs) == 0 {
-		line += fmt.Sprintf(" %s more to go: --limit N or --all takes them.", count(more))
+		line += fmt.Sprintf(" %s more match: use --limit N or --all.", count(more))
 	}
 	if _, err := fmt.Fprintln(p.Stderr, line); err != nil {
 		return fmt.Errorf("write the result: %w", err)
@@ -437,7 +444,8 @@ func (p Process) printActions(f dlqFlags, header bool, batch []outbox.DLQAction)
 	for _, a := range batch {
 		if f.asJSON {
 			line := dlqAction{
-				Action: a.Action, DryRun: f.dryRun, Actor: a.Actor, Reason: a.Reason, ID: a.DLQID, NewID: a.NewID, EventID: a.EventID, TenantID: a.TenantID,
+				Action: a.Action, DryRun: f.dryRun, Actor: a.Actor, Reason: a.Reason, ID: a.DLQID, NewID: a.NewID,
+				EventID: a.EventID, TenantID: a.TenantID,
 				AggregateType: a.AggregateType, AggregateID: a.AggregateID, EventType: a.EventType,
 			}
 			if !a.At.IsZero() {
@@ -452,7 +460,8 @@ func (p Process) printActions(f dlqFlags, header bool, batch []outbox.DLQAction)
 		if a.NewID != 0 {
 			newID = fmt.Sprint(a.NewID)
 		}
-		rows = append(rows, []string{fmt.Sprint(a.DLQID), newID, fmt.Sprint(a.TenantID), aggregate(a.AggregateType, a.AggregateID), cell(a.EventType), a.EventID})
+		rows = append(rows, []string{fmt.Sprint(a.DLQID), newID, fmt.Sprint(a.TenantID), aggregate(a.AggregateType, a.AggregateID),
+			cell(a.EventType), a.EventID})
 	}
 	if f.asJSON {
 		return nil
@@ -460,7 +469,7 @@ func (p Process) printActions(f dlqFlags, header bool, batch []outbox.DLQAction)
 	return p.table(rows...)
 }
 
-// osUser names the user of this system whom the command runs as.
+// osUser returns the name of the user who runs the command.
 func osUser() string {
 	if u, err := user.Current(); err == nil && u.Username != "" {
 		return u.Username
@@ -479,8 +488,8 @@ func payloads(n int64) string {
 
 func aggregate(typ string, id int64) string { return cell(typ) + "/" + strconv.FormatInt(id, 10) }
 
-// cell makes any text fit for a table on a terminal: what would break either, or could not be seen, is quoted. Such text is
-// just what a DLQ holds.
+// cell makes any text safe for a table on a terminal. It quotes text with invisible or control characters, which dead
+// letters may contain.
 func cell(s string) string {
 	plain := strings.IndexFunc(s, func(r rune) bool { return r == unicode.ReplacementChar || !unicode.IsPrint(r) }) < 0
 	if plain && strings.TrimSpace(s) == s {

@@ -17,11 +17,12 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// buryRows writes dead messages with the ids 1 to n: odd ones of tenant 1, even ones of tenant 2; id hours ago.
+// buryRows writes dead messages with the ids 1 to n, each id hours ago: odd ids of tenant 1, even ids of tenant 2.
 func buryRows(t *testing.T, pool *pgxpool.Pool, n int) {
 	t.Helper()
 	if _, err := pool.Exec(t.Context(), `
-		INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at,
+		INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at,
+		available_at,
 		       attempts, last_error, event_id, inserted_at, slot, dead_at)
 		SELECT g, 2 - g % 2, 'post', 7, 'a b', 1, jsonb_build_object('n', g), now(), now(), 11, E'no\ttoken',
 		       ('00000000-0000-4000-8000-' || lpad(g::text, 12, '0'))::uuid, now(), 0, now() - g * interval '1 hour'
@@ -43,7 +44,7 @@ func lines(t *testing.T, out string) (ids []string, all []map[string]any) {
 	return ids, all
 }
 
-// dlqState is which messages are where, and what was noted.
+// dlqState returns which messages are in the outbox and in the DLQ, and the recorded actions.
 func dlqState(t *testing.T, pool *pgxpool.Pool) []string {
 	t.Helper()
 	rows, _ := pool.Query(t.Context(), `
@@ -78,19 +79,23 @@ func TestDLQOutboxListAndShow(t *testing.T) {
 		}
 	}
 	if code, stdout, _ := run(t, env, "", "dlq", "outbox", "list", "--type", "a b", "--tenant", "1"); code != exitOK ||
-		len(strings.Split(stdout, "\n")) != 4 || !strings.HasPrefix(stdout, "ID  TENANT  AGGREGATE  TYPE  ATTEMPTS  DEAD SINCE            ERROR\n1   1       post/7     a b   11  ") ||
+		len(strings.Split(stdout, "\n")) != 4 || !strings.HasPrefix(stdout,
+		"ID  TENANT  AGGREGATE  TYPE  ATTEMPTS  DEAD SINCE            ERROR\n1   1       post/7     a b   11  ") ||
 		!strings.Contains(stdout, `"no\ttoken"`) {
 		t.Errorf("the table, exit code %d:\n%s", code, stdout)
 	}
 	code, stdout, stderr := run(t, env, "", "dlq", "outbox", "show", "3", "--json")
 	_, shown := lines(t, stdout)
-	if code != exitOK || len(shown) != 1 || shown[0]["event_id"] != "00000000-0000-4000-8000-000000000003" || shown[0]["payload"].(map[string]any)["n"] != 3.0 {
+	if code != exitOK || len(shown) != 1 || shown[0]["event_id"] != "00000000-0000-4000-8000-000000000003" ||
+		shown[0]["payload"].(map[string]any)["n"] != 3.0 {
 		t.Errorf("show: exit code %d: %s%s", code, stdout, stderr)
 	}
-	if code, stdout, _ := run(t, env, "", "dlq", "outbox", "show", "3"); code != exitOK || !strings.Contains(stdout, `PAYLOAD     {"n": 3}`) {
+	if code, stdout, _ := run(t, env, "", "dlq", "outbox", "show", "3"); code != exitOK ||
+		!strings.Contains(stdout, `PAYLOAD     {"n": 3}`) {
 		t.Errorf("show: exit code %d:\n%s", code, stdout)
 	}
-	if code, _, stderr := run(t, env, "", "dlq", "outbox", "show", "9"); code != exitError || !strings.Contains(stderr, "holds no message 9") {
+	if code, _, stderr := run(t, env, "", "dlq", "outbox", "show", "9"); code != exitError ||
+		!strings.Contains(stderr, "message 9 is not in the DLQ") {
 		t.Errorf("show of nothing: exit code %d: %s", code, stderr)
 	}
 }
@@ -111,19 +116,20 @@ func TestDLQOutboxRetryAndDiscard(t *testing.T) {
 		code  int
 		says  string
 	}{
-		"retry without a word":          {"retry", "", exitInput, "wants ids, a filter, or --all"},
-		"discard without a word":        {"discard --yes", "", exitInput, "wants ids, a filter, or --all"},
+		"retry without a word":          {"retry", "", exitInput, "needs ids, a filter, or --all"},
+		"discard without a word":        {"discard --yes", "", exitInput, "needs ids, a filter, or --all"},
 		"an id that is none":            {"retry 1x", "", exitInput, `"1x" is not an id`},
 		"ids and a filter":              {"retry 1 --tenant 1", "", exitInput, "not both"},
-		"a time that is none":           {"retry --until soon", "", exitInput, `"soon" is no duration`},
+		"a time that is none":           {"retry --until soon", "", exitInput, `"soon" is not a duration`},
 		"no limit and one":              {"retry --all --limit 5", "", exitInput, "exclude each other"},
 		"a limit of 0":                  {"list --limit 0", "", exitInput, "--limit"},
 		"an id that is not there":       {"retry 5000", "", exitError, "not in the DLQ: 5000"},
 		"a dry run of a retry":          {"retry --all --dry-run", "", exitOK, "would retry 1,206 messages"},
 		"a dry run of a limited one":    {"retry --tenant 1 --limit 3 --dry-run", "", exitOK, "would retry 3 messages. 600 more"},
 		"a dry run of a discard":        {"discard 1 2 --dry-run", "", exitOK, "would discard 2 messages"},
-		"a discard that nobody answers": {"discard 1", "", exitInput, "nothing was done"},
-		"a discard that is denied":      {"discard --all", "n\n", exitError, "1,206 messages to discard.\nTheir payloads are kept nowhere"},
+		"a discard that nobody answers": {"discard 1", "", exitInput, "nothing was changed"},
+		"a discard that is denied": {"discard --all", "n\n", exitError,
+			"1,206 messages to discard.\nTheir payloads are deleted permanently"},
 	} {
 		code, _, stderr := tidings(c.stdin, strings.Fields(c.args)...)
 		if code != c.code || !strings.Contains(stderr, c.says) {
@@ -138,7 +144,8 @@ func TestDLQOutboxRetryAndDiscard(t *testing.T) {
 	if code != exitError || !strings.Contains(stderr, "Retried 2 messages.") || !strings.Contains(stderr, "not in the DLQ: 5000") {
 		t.Errorf("a retry: exit code %d: %s", code, stderr)
 	}
-	if got := strings.Split(stdout, "\n"); len(got) != 4 || !strings.HasPrefix(got[0], "ID  NEW ID  TENANT  AGGREGATE  TYPE  EVENT") || !strings.HasPrefix(got[1], "1   1 ") {
+	if got := strings.Split(stdout, "\n"); len(got) != 4 || !strings.HasPrefix(got[0], "ID  NEW ID  TENANT  AGGREGATE  TYPE  EVENT") ||
+		!strings.HasPrefix(got[1], "1   1 ") {
 		t.Errorf("a retry:\n%s", stdout)
 	}
 	code, stdout, _ = tidings("yes\n", "discard", "2", "--json")
@@ -147,18 +154,21 @@ func TestDLQOutboxRetryAndDiscard(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if code != exitOK || len(did) != 1 || did[0]["action"] != "discard" || did[0]["actor"] != me.Username || did[0]["dry_run"] != false || did[0]["new_id"] != nil {
+	if code != exitOK || len(did) != 1 || did[0]["action"] != "discard" || did[0]["actor"] != me.Username || did[0]["dry_run"] != false ||
+		did[0]["new_id"] != nil {
 		t.Errorf("a discard: exit code %d: %s", code, stdout)
 	}
-	if code, _, stderr := tidings("", "discard", "--until", "1200h", "--yes", "--actor", "bob"); code != exitOK || !strings.Contains(stderr, "Discarded 7 messages.") {
+	if code, _, stderr := tidings("", "discard", "--until", "1200h", "--yes", "--actor", "bob"); code != exitOK ||
+		!strings.Contains(stderr, "Discarded 7 messages.") {
 		t.Errorf("a discard by age: exit code %d: %s", code, stderr)
 	}
 	if code, _, stderr := tidings("", "retry", "--tenant", "2", "--limit", "2", "--actor", "bob"); code != exitOK ||
-		!strings.Contains(stderr, "Retried 2 messages. 596 more to go") {
+		!strings.Contains(stderr, "Retried 2 messages. 596 more match") {
 		t.Errorf("a limited retry: exit code %d: %s", code, stderr)
 	}
 	code, stdout, stderr = tidings("", "retry", "--all", "--json", "--actor", "bob")
-	if ids, _ := lines(t, stdout); code != exitOK || len(ids) != 1194 || !slices.IsSortedFunc(ids, func(a, b string) int { return len(a) - len(b) }) {
+	if ids, _ := lines(t, stdout); code != exitOK || len(ids) != 1194 ||
+		!slices.IsSortedFunc(ids, func(a, b string) int { return len(a) - len(b) }) {
 		t.Errorf("a retry of all: exit code %d, %d ids: %s", code, len(ids), stderr)
 	}
 	var want []string
@@ -201,7 +211,8 @@ func TestParseAge(t *testing.T) {
 
 func TestCellsKeepATableInShape(t *testing.T) {
 	for s, want := range map[string]string{
-		"": "", "a b": "a b", "é": "é", "a\tb": `"a\tb"`, "a\nb": `"a\nb"`, "\x1b[31m": `"\x1b[31m"`, " a": `" a"`, "a\u202eb": `"a\u202eb"`, "\xff": `"\xff"`,
+		"": "", "a b": "a b", "é": "é", "a\tb": `"a\tb"`, "a\nb": `"a\nb"`, "\x1b[31m": `"\x1b[31m"`, " a": `" a"`,
+		"a\u202eb": `"a\u202eb"`, "\xff": `"\xff"`,
 	} {
 		if got := cell(s); got != want {
 			t.Errorf("cell(%q) = %s, want %s", s, got, want)

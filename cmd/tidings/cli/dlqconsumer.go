@@ -22,7 +22,7 @@ import (
 	"github.com/tidings/tidings/migrations"
 )
 
-// parkedFlags are the flags of the commands on the consumers' dead letters: those on the outbox's, and two of their own.
+// parkedFlags are the flags of `tidings dlq consumer`: those of `tidings dlq outbox`, and two more.
 type parkedFlags struct {
 	dlqFlags
 	consumer string
@@ -43,20 +43,24 @@ func (f *parkedFlags) parse(c *cobra.Command, args []string) error {
 
 func (f *parkedFlags) parked() consumers.DeadLetterFilter {
 	return consumers.DeadLetterFilter{
-		Consumer: f.consumer, TenantID: f.filter.TenantID, IDs: f.filter.IDs, AggregateType: f.filter.AggregateType, AggregateID: f.filter.AggregateID,
-		EventType: f.filter.EventType, DeadBefore: f.filter.DeadBefore, DeadAfter: f.filter.DeadAfter, First: f.first,
+		Consumer: f.consumer, TenantID: f.filter.TenantID, IDs: f.filter.IDs, AggregateType: f.filter.AggregateType,
+		AggregateID: f.filter.AggregateID,
+		EventType:   f.filter.EventType, DeadBefore: f.filter.DeadBefore, DeadAfter: f.filter.DeadAfter, First: f.first,
 	}
 }
 
-// checkConsumer refuses a name that no consumer has.
+// checkConsumer returns a usageError if no consumer has the name. what is the flag.
 func checkConsumer(what, name string, optional bool) error {
 	if known := fleet.Names(); !slices.Contains(known, name) && (name != "" || !optional) {
+		if name == "" {
+			return &usageError{fmt.Errorf("%s is missing: want one of %s", what, strings.Join(known, ", "))}
+		}
 		return &usageError{fmt.Errorf("%s: there is no consumer %q: want one of %s", what, name, strings.Join(known, ", "))}
 	}
 	return nil
 }
 
-// deadLetter is a line of `tidings dlq consumer list --json`, and with headers and payload what show prints.
+// deadLetter is a line of `tidings dlq consumer list --json`, and with headers and payload the output of show.
 type deadLetter struct {
 	ID            int64               `json:"id,string"`
 	Consumer      string              `json:"consumer"`
@@ -72,14 +76,15 @@ type deadLetter struct {
 	Error         string              `json:"error"`
 	DeadAt        event.Time          `json:"dead_at"`
 	Headers       map[string][]string `json:"headers,omitempty"`
-	Payload       any                 `json:"payload,omitempty"` // a string where the bytes are no JSON
+	Payload       any                 `json:"payload,omitempty"` // a string if the bytes are not JSON
 }
 
 func deadLetterOf(l consumers.DeadLetter) deadLetter {
 	d := deadLetter{
-		ID: l.ID, Consumer: l.Consumer, First: l.First, TenantID: l.TenantID, AggregateType: l.AggregateType, AggregateID: l.AggregateID, EventID: l.EventID,
-		EventType: l.EventType, EventVersion: l.EventVersion, Partition: l.Partition, StreamSeq: l.StreamSeq, Error: l.Error, DeadAt: event.Time{Time: l.DeadAt},
-		Headers: l.Headers,
+		ID: l.ID, Consumer: l.Consumer, First: l.First, TenantID: l.TenantID, AggregateType: l.AggregateType,
+		AggregateID: l.AggregateID, EventID: l.EventID,
+		EventType: l.EventType, EventVersion: l.EventVersion, Partition: l.Partition, StreamSeq: l.StreamSeq, Error: l.Error,
+		DeadAt: event.Time{Time: l.DeadAt}, Headers: l.Headers,
 	}
 	switch {
 	case json.Valid(l.Payload):
@@ -90,7 +95,7 @@ func deadLetterOf(l consumers.DeadLetter) deadLetter {
 	return d
 }
 
-// parkedAction is a line of what retry and discard print with --json.
+// parkedAction is a line of the output of retry and discard with --json.
 type parkedAction struct {
 	Action        string `json:"action"`
 	DryRun        bool   `json:"dry_run"`
@@ -103,19 +108,21 @@ type parkedAction struct {
 	AggregateID   int64  `json:"aggregate_id,string"`
 	EventID       string `json:"event_id"`
 	EventType     string `json:"event_type"`
-	Gone          int    `json:"gone"`            // dead letters that were applied, or discarded
-	Left          int64  `json:"left"`            // that the aggregate still has
-	Next          int64  `json:"next_id,string"`  // the first of them; 0 when there is none
-	Error         string `json:"error,omitempty"` // why that one could not be applied
+	Gone          int    `json:"gone"`            // applied or discarded dead letters
+	Left          int64  `json:"left"`            // remaining dead letters of the aggregate
+	Next          int64  `json:"next_id,string"`  // the first remaining one, or 0
+	Error         string `json:"error,omitempty"` // why the consumer could not apply that one
 }
 
 func (p Process) dlqConsumerCommand() *cobra.Command {
-	c := &cobra.Command{Use: "consumer", Short: "Dead letters of consumers: events that a consumer could not apply, and the later events of their aggregates"}
-	c.AddCommand(p.parkedListCommand(), p.parkedShowCommand(), p.parkedActCommand(consumers.DeadLetterRetry), p.parkedActCommand(consumers.DeadLetterDiscard))
+	c := &cobra.Command{Use: "consumer", Short: "Dead letters of consumers: events that a consumer could not apply, and the later " +
+		"events of their aggregates"}
+	c.AddCommand(p.parkedListCommand(), p.parkedShowCommand(), p.parkedActCommand(consumers.DeadLetterRetry),
+		p.parkedActCommand(consumers.DeadLetterDiscard))
 	return c
 }
 
-// projectionsPool connects to the projections.
+// projectionsPool connects to the projections' database.
 func (p Process) projectionsPool(ctx context.Context, data, name string) (*pgxpool.Pool, error) {
 	s, err := p.servers(ctx, data)
 	if err != nil {
@@ -164,7 +171,7 @@ func (p Process) parkedListCommand() *cobra.Command {
 		},
 	}
 	f.add(c, 50)
-	c.Flags().BoolVar(&f.first, "first", false, "only the first letter of each aggregate, which has the cause")
+	c.Flags().BoolVar(&f.first, "first", false, "only the first dead letter of each aggregate, which has the cause")
 	return c
 }
 
@@ -183,8 +190,8 @@ func (p Process) listParked(ctx context.Context, d *consumers.DeadLetters, f par
 			if l.First {
 				first = "yes"
 			}
-			rows = append(rows, []string{fmt.Sprint(l.ID), first, l.Consumer, fmt.Sprint(l.TenantID), aggregate(l.AggregateType, l.AggregateID), cell(l.EventType),
-				l.DeadAt.UTC().Format(time.RFC3339), cell(l.Error)})
+			rows = append(rows, []string{fmt.Sprint(l.ID), first, l.Consumer, fmt.Sprint(l.TenantID),
+				aggregate(l.AggregateType, l.AggregateID), cell(l.EventType), l.DeadAt.UTC().Format(time.RFC3339), cell(l.Error)})
 		}
 		if f.asJSON {
 			return nil
@@ -192,12 +199,13 @@ func (p Process) listParked(ctx context.Context, d *consumers.DeadLetters, f par
 		return p.table(rows...)
 	})
 	if err == nil && more {
-		fmt.Fprintln(p.Stderr, "There are more: --limit N or --all shows them.")
+		fmt.Fprintln(p.Stderr, "There are more: use --limit N or --all.")
 	}
 	return err
 }
 
-// pages calls fn with what the flags select, at least once and up to the limit, and reports whether there is more.
+// pages calls fn with the selected dead letters, page by page, at least once and up to the limit. It reports whether
+// there are more.
 func (f *parkedFlags) pages(ctx context.Context, d *consumers.DeadLetters, fn func([]consumers.DeadLetter) error) (more bool, err error) {
 	filter := f.parked()
 	for n := 0; ; {
@@ -231,7 +239,7 @@ func (p Process) parkedShowCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "show ID",
 		Short: "Show a dead letter with its headers and payload",
-		Args:  cobra.ExactArgs(1),
+		Args:  exactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			id, err := event.ParseID(args[0])
 			if err != nil {
@@ -279,29 +287,35 @@ func (p Process) parkedShowCommand() *cobra.Command {
 
 func parkedVerbOf(action string) verb {
 	if action == consumers.DeadLetterRetry {
-		return verb{"Apply dead letters again, each aggregate in the order of the stream, until one fails", "apply", "Applied"}
+		return verb{"Apply dead letters again, in stream order per aggregate, until one fails", "apply", "Applied"}
 	}
 	return verb{"Delete the first dead letter of an aggregate: the next one takes its place", "discard", "Discarded"}
 }
 
 func (p Process) parkedActCommand(action string) *cobra.Command {
 	var f parkedFlags
+	does := "Retry applies dead letters again. Within an aggregate it keeps the order of the stream, and stops\nat the first failure."
+	if action == consumers.DeadLetterDiscard {
+		does = "Discard deletes dead letters. Then the next dead letter of the aggregate becomes its first one."
+	}
 	c := &cobra.Command{
 		Use:   action + " [ID...]",
 		Short: parkedVerbOf(action).short,
-		Long: parkedVerbOf(action).short + `.
-An ID names the first dead letter of an aggregate (list --first). A filter selects among the first ones alike.`,
+		Long: does + `
+
+An ID names the first dead letter of an aggregate (list --first). A filter also selects only first
+dead letters.`,
 		RunE: func(c *cobra.Command, args []string) error {
-			f.first = len(args) == 0 // those behind another are named as such
+			f.first = len(args) == 0 // a given ID that is not the first one gets an error of its own
 			if err := f.parse(c, args); err != nil {
 				return err
 			}
 			filtered := f.filtered() || f.consumer != ""
 			if len(args) == 0 && !filtered && !f.all {
-				return &usageError{fmt.Errorf("dlq consumer %s wants ids, a filter, or --all", action)}
+				return &usageError{fmt.Errorf("dlq consumer %s needs ids, a filter, or --all", action)}
 			}
 			if len(args) > 0 && (filtered || f.all) {
-				return &usageError{fmt.Errorf("dlq consumer %s wants ids, or a filter, not both", action)}
+				return &usageError{fmt.Errorf("dlq consumer %s takes ids or a filter, not both", action)}
 			}
 			if err := setActor(&f.actor); err != nil {
 				return err
@@ -322,7 +336,7 @@ An ID names the first dead letter of an aggregate (list --first). A filter selec
 	return c
 }
 
-// actParked works through the first dead letters that were there when it began, each in transactions of its own.
+// actParked handles the first dead letters that existed at its start, each in transactions of its own.
 func (p Process) actParked(ctx context.Context, d *consumers.DeadLetters, action string, f parkedFlags) error {
 	if len(f.filter.IDs) > 0 {
 		f.all = true
@@ -344,7 +358,7 @@ func (p Process) actParked(ctx context.Context, d *consumers.DeadLetters, action
 			return err
 		}
 	}
-	rows := [][]string{{"ID", "CONSUMER", "TENANT", "AGGREGATE", "TYPE", "GONE", "LEFT", "ERROR"}}
+	rows := [][]string{{"ID", "CONSUMER", "TENANT", "AGGREGATE", "TYPE", strings.ToUpper(parkedVerbOf(action).did), "REMAINING", "ERROR"}}
 	var gone, failed int64
 	var refused []error
 	for _, id := range todo {
@@ -355,7 +369,7 @@ func (p Process) actParked(ctx context.Context, d *consumers.DeadLetters, action
 		case errors.As(err, &notFirst):
 			refused = append(refused, notFirst)
 			continue
-		case errors.Is(err, consumers.ErrNotParked): // somebody else took it
+		case errors.Is(err, consumers.ErrNotParked): // another operator handled it
 			if len(f.filter.IDs) > 0 {
 				refused = append(refused, fmt.Errorf("there is no dead letter %d", id))
 			}
@@ -377,8 +391,8 @@ func (p Process) actParked(ctx context.Context, d *consumers.DeadLetters, action
 				return err
 			}
 		}
-		rows = append(rows, []string{strconv.FormatInt(id, 10), res.Consumer, fmt.Sprint(res.TenantID), aggregate(res.AggregateType, res.AggregateID),
-			cell(res.EventType), fmt.Sprint(res.Gone), count(res.Left), cell(fault)})
+		rows = append(rows, []string{strconv.FormatInt(id, 10), res.Consumer, fmt.Sprint(res.TenantID),
+			aggregate(res.AggregateType, res.AggregateID), cell(res.EventType), fmt.Sprint(res.Gone), count(res.Left), cell(fault)})
 	}
 	if !f.asJSON && len(rows) > 1 {
 		if err := p.table(rows...); err != nil {
@@ -394,7 +408,7 @@ func (p Process) actParked(ctx context.Context, d *consumers.DeadLetters, action
 		}
 	}
 	if failed > 0 {
-		refused = append(refused, fmt.Errorf("%s could not be applied; all behind them in their aggregates wait", messages(failed)))
+		refused = append(refused, fmt.Errorf("the consumer could not apply %s; later ones of the same aggregates wait", messages(failed)))
 	}
 	return errors.Join(refused...)
 }
@@ -406,7 +420,7 @@ func (p Process) sayParked(action string, f parkedFlags, gone int64, more bool) 
 		line = fmt.Sprintf("Dry run: would %s %s.", v.will, messages(gone))
 	}
 	if more {
-		line += " More aggregates to go: --limit N or --all takes them."
+		line += " More aggregates match: use --limit N or --all."
 	}
 	if _, err := fmt.Fprintln(p.Stderr, line); err != nil {
 		return fmt.Errorf("write the result: %w", err)

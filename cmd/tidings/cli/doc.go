@@ -1,16 +1,17 @@
-// Package cli has the commands of tidings, one file each.
+// Package cli has the commands of tidings. Most commands have a file of their own name.
 //
-//	dev      everything in one process           cli.go       arguments, exit codes, tables
-//	migrate  both schemas                        instance.go  which servers a command talks to
-//	token    bearer tokens
-//	load     a follow graph through the API
-//	verify   the projections against the truth
-//	status   lags, leases, the stream
-//	history  who did what, when
-//	dlq      dead letters: list, show, retry, discard
-//	archive  the archiver's jobs at once, ranges, holds
-//	events   where an event's row is
+//	run       dev, demo, consume, ready, version
+//	set up    migrate, token, nats, kinds, contracts
+//	data      load, edges, erase, history, events
+//	observe   status, doctor, verify
+//	operate   outbox, dlq, pause, resume, replay, repair, restore
+//	capacity  partitions, stream, archive
+//	measure   bench (package cmd/tidings/bench)
 //
-// Results go to stdout, as a table or with --json as one JSON object (of dlq and events, one per message and line); progress and errors go
-// to stderr. The exit code is 0 for success, 1 for an error, 2 for bad usage or bad input.
+//	cli.go       arguments, exit codes, tables
+//	instance.go  the servers that a command talks to
+//	confirm.go   the question before a command destroys something
+//
+// A command writes its result to stdout: a table, or with --json one JSON object, or one object per line. It writes
+// progress and errors to stderr. The exit codes are the constants in cli.go; docs/commands.md describes every command.
 package cli

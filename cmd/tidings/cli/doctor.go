@@ -14,7 +14,7 @@ import (
 	"github.com/tidings/tidings/migrations"
 )
 
-// errWarnings and errIllness end doctor, whose output has said what they stand for.
+// errWarnings and errIllness set the exit code of doctor, whose output already has the findings.
 var (
 	errWarnings = errors.New("warnings")
 	errIllness  = errors.New("errors")
@@ -29,9 +29,11 @@ func (p Process) doctorCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "doctor",
 		Short: "Find present and coming problems, and name the command that solves each",
-		Long: `Doctor checks PostgreSQL (settings that lose data, old transactions, replication slots, dead rows, row security, roles, connections, clocks), NATS
-(version, limits, changed streams) and the fleet (partitions without a holder, refused streams, lags, dead letters, jobs, locks, months without an export).
-It changes nothing. Each finding names the command that solves it. The exit code is 0 without findings, 1 with warnings and 3 with errors.`,
+		Long: `Doctor checks PostgreSQL, NATS and the fleet. PostgreSQL: settings that lose data, old transactions,
+replication slots, dead rows, row security, roles, connections, clocks. NATS: version, limits,
+changed streams. Fleet: partitions without a holder, refused streams, lags, dead letters, jobs,
+locks, months without an export. It changes nothing. Each finding names the command or the page that
+solves it. The exit code is 0 without findings, 1 with warnings and 3 with errors.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			all, err := awaitHealth(c.Context(), wait, func(ctx context.Context) ([]doctor.Finding, error) { return p.diagnose(ctx, data) })
@@ -41,14 +43,15 @@ It changes nothing. Each finding names the command that solves it. The exit code
 			return p.printFindings(all, asJSON)
 		},
 	}
-	c.Flags().DurationVar(&wait, "wait", 0, "how long to wait for a fleet that starts, until nothing is an error any more")
+	c.Flags().DurationVar(&wait, "wait", 0, "how long to wait for a starting fleet, until there is no error")
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON objects, one per finding and line")
 	dataFlag(c, &data)
 	return c
 }
 
 // awaitHealth returns the first findings without an error, or those at the end of wait.
-func awaitHealth(ctx context.Context, wait time.Duration, diagnose func(context.Context) ([]doctor.Finding, error)) ([]doctor.Finding, error) {
+func awaitHealth(ctx context.Context, wait time.Duration,
+	diagnose func(context.Context) ([]doctor.Finding, error)) ([]doctor.Finding, error) {
 	for until := time.Now().Add(wait); ; {
 		all, err := diagnose(ctx)
 		ill := err != nil || slices.ContainsFunc(all, func(f doctor.Finding) bool { return f.Severity == doctor.Error })
@@ -68,7 +71,8 @@ func awaitHealth(ctx context.Context, wait time.Duration, diagnose func(context.
 func (p Process) diagnose(ctx context.Context, data string) ([]doctor.Finding, error) {
 	y, err := p.someSystem(ctx, data, "doctor")
 	if errors.Is(err, migrations.ErrOutdated) {
-		return []doctor.Finding{{Severity: doctor.Error, Check: "schema", Where: status.ServerTruth, What: err.Error(), Mend: "tidings migrate"}}, nil
+		return []doctor.Finding{{Severity: doctor.Error, Check: "schema", Where: status.ServerTruth, What: err.Error(),
+			Mend: "tidings migrate"}}, nil
 	}
 	if err != nil {
 		return nil, err
@@ -83,7 +87,7 @@ func (p Process) diagnose(ctx context.Context, data string) ([]doctor.Finding, e
 
 func (p Process) printFindings(all []doctor.Finding, asJSON bool) error {
 	result := error(nil)
-	rows := [][]string{{"SEVERITY", "CHECK", "WHERE", "FINDING", "MEND"}}
+	rows := [][]string{{"SEVERITY", "CHECK", "WHERE", "FINDING", "ACTION"}}
 	for _, f := range all {
 		if f.Severity == doctor.Error {
 			result = errIllness

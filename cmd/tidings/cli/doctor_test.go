@@ -30,7 +30,8 @@ func TestADoctorWaitsForAFleetThatStarts(t *testing.T) {
 		took           time.Duration
 		findings       int
 	}{
-		{0, time.Minute, 0, 2}, {time.Minute, 0, 0, 1}, {time.Minute, 3500 * time.Millisecond, 4 * time.Second, 1}, {2 * time.Second, 3 * time.Second, 2 * time.Second, 2},
+		{0, time.Minute, 0, 2}, {time.Minute, 0, 0, 1}, {time.Minute, 3500 * time.Millisecond, 4 * time.Second, 1},
+		{2 * time.Second, 3 * time.Second, 2 * time.Second, 2},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			began := time.Now()
@@ -49,11 +50,13 @@ func TestADoctorWaitsForAFleetThatStarts(t *testing.T) {
 	}
 }
 
-// TestADoctorsCommandsExist: what a finding tells to run is a command of this program, or a page of the documents.
+// TestADoctorsCommandsExist checks that each finding names a command of this program, or a page of the documents.
 func TestADoctorsCommandsExist(t *testing.T) {
-	st := status.State{Outbox: &outbox.Stats{LagSeconds: 99, Retrying: 1, DLQDepth: 1}, Blocked: []postgres.Blocked{{}}, Unheld: []status.Unheld{{Kind: "x"}},
+	st := status.State{Outbox: &outbox.Stats{LagSeconds: 99, Retrying: 1, DLQDepth: 1}, Blocked: []postgres.Blocked{{}},
+		Unheld:     []status.Unheld{{Kind: "x"}},
 		Partitions: []status.Partition{{Refused: "x"}, {NoLeader: "x"}, {State: status.Open}, {Replicas: 1}},
-		Consumers:  []status.Consumer{{ConsumerLag: consumers.ConsumerLag{Consumer: "threadcache", Seconds: 99, DeadLetters: 1, Lost: []string{"x"}}, Paused: &consumers.Paused{}}}}
+		Consumers: []status.Consumer{{ConsumerLag: consumers.ConsumerLag{Consumer: "threadcache", Seconds: 99, DeadLetters: 1,
+			Lost: []string{"x"}}, Paused: &consumers.Paused{}}}}
 	ran := 0
 	for _, f := range doctor.Fleet(st) {
 		if command := regexp.MustCompile(`^tidings (.*)`).FindStringSubmatch(f.Mend); command != nil {
@@ -68,7 +71,8 @@ func TestADoctorsCommandsExist(t *testing.T) {
 	}
 }
 
-// TestDoctorEndsByWhatItFinds: of a fleet that is not started it says who is missing, of an old schema what to run.
+// TestDoctorEndsByWhatItFinds checks the findings and exit codes: a stopped fleet lists the missing processes, an old
+// schema names the command.
 func TestDoctorEndsByWhatItFinds(t *testing.T) {
 	n, db := testkit.NATS(t), testkit.Postgres(t)
 	cfg := n.Config()
@@ -79,10 +83,12 @@ func TestDoctorEndsByWhatItFinds(t *testing.T) {
 	if _, err := broker.Declare(t.Context(), js, cfg, broker.Partition{LastSlot: event.Slots - 1}, testkit.Logger(t)); err != nil {
 		t.Fatal(err)
 	}
-	env := map[string]string{"DATABASE_URL": db.URL, "NATS_URL": n.URL, "NATS_STREAM": cfg.Stream, "NATS_SUBJECT_PREFIX": cfg.Prefix, "NATS_LIVE_PREFIX": cfg.LivePrefix}
+	env := map[string]string{"DATABASE_URL": db.URL, "NATS_URL": n.URL, "NATS_STREAM": cfg.Stream, "NATS_SUBJECT_PREFIX": cfg.Prefix,
+		"NATS_LIVE_PREFIX": cfg.LivePrefix}
 	owner := db.Pool(t, postgres.RoleOwner)
 	for _, set := range []string{"truth", "projections"} {
-		if _, err := owner.Exec(t.Context(), `INSERT INTO tidings_`+set+`_migrations (version_id, is_applied) VALUES (99999, true)`); err != nil {
+		if _, err := owner.Exec(t.Context(), `INSERT INTO tidings_`+set+
+			`_migrations (version_id, is_applied) VALUES (99999, true)`); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -95,7 +101,8 @@ func TestDoctorEndsByWhatItFinds(t *testing.T) {
 		}
 		checks = append(checks, f.Check)
 	}
-	if code != exitAgain || !slices.Contains(checks, "unheld-partition") || slices.Contains(checks, "no-stream") || strings.Count(stdout, `"schema-newer"`) != 2 {
+	if code != exitAgain || !slices.Contains(checks, "unheld-partition") || slices.Contains(checks, "no-stream") ||
+		strings.Count(stdout, `"schema-newer"`) != 2 {
 		t.Errorf("exit code %d, findings %v: %s", code, checks, stderr)
 	}
 	if _, err := owner.Exec(t.Context(), `DROP TABLE tidings_truth_migrations`); err != nil {

@@ -13,7 +13,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// TestEveryCommandThatADocumentNamesExists reads commands in code of all pages: the command exists, and has each flag, and wants as many arguments.
+// TestEveryCommandThatADocumentNamesExists reads commands in code of all pages: the command exists, and has each flag,
+// and wants as many arguments.
 func TestEveryCommandThatADocumentNamesExists(t *testing.T) {
 	code := regexp.MustCompile("`(?:bin/)?tidings ([a-z][^`\n]*)`|(?m:^(?:\\$ )?(?:bin/)?tidings ([a-z].*)$)")
 	seen := 0

@@ -26,7 +26,7 @@ import (
 	"github.com/tidings/tidings/internal/verify"
 )
 
-// arriveWithin is how long what was written may take to be everywhere.
+// arriveWithin is the longest time until every write has arrived everywhere.
 const arriveWithin = 30 * time.Second
 
 type counts struct{ Followers, Following int64 }
@@ -37,12 +37,12 @@ var (
 	commentKind = load.ChildKind{Name: "comment", Plural: "comments", Parent: "post", Parents: "posts", Threaded: true, Moderated: true}
 )
 
-// followGraph is one of users who follow each other.
+// followGraph is a graph of users who follow each other.
 func followGraph(users, edges int64, seed uint64) load.Spec {
 	return load.Spec{Origins: users, Targets: users, NoSelf: true, Edges: edges, Seed: seed}
 }
 
-// countsOf are the counts that a graph makes.
+// countsOf returns the counts of a graph's accounts.
 func countsOf(spec load.Spec) map[int64]counts {
 	all := map[int64]counts{}
 	for e := range load.Generate(spec) {
@@ -54,7 +54,7 @@ func countsOf(spec load.Spec) map[int64]counts {
 	return all
 }
 
-// sequence is the graph as the loader wants it.
+// sequence returns the graph in the loader's format.
 func sequence(spec load.Spec) iter.Seq2[load.Edge, error] {
 	return func(yield func(load.Edge, error) bool) {
 		for e := range load.Generate(spec) {
@@ -65,7 +65,7 @@ func sequence(spec load.Spec) iter.Seq2[load.Edge, error] {
 	}
 }
 
-// verify runs `tidings verify`, which waits until everything has arrived, and fails the test unless it finds everything equal.
+// verify runs `tidings verify`, which waits until everything has arrived, and fails the test if it finds a difference.
 func (d *dev) verify(t *testing.T) {
 	t.Helper()
 	code, stdout, stderr := run(t, nil, "", "verify", "--data", d.dir, "--wait", arriveWithin.String(), "--limit", "3")
@@ -82,13 +82,14 @@ func (d *dev) checkCounts(t *testing.T, spec load.Spec) {
 		if status, _ := d.request(t, http.MethodGet, fmt.Sprintf("/v1/users/%d/counts", user), "", nil, &got); status != http.StatusOK {
 			t.Fatalf("counts of %d: status %d", user, status)
 		}
-		if got.Followers.String() != strconv.FormatInt(want.Followers, 10) || got.Following.String() != strconv.FormatInt(want.Following, 10) {
+		if got.Followers.String() != strconv.FormatInt(want.Followers, 10) ||
+			got.Following.String() != strconv.FormatInt(want.Following, 10) {
 			t.Errorf("counts of %d are %v, want %v", user, got, want)
 		}
 	}
 }
 
-// checkStream wants exactly this many follow events on the streams of all partitions, each of another pair.
+// checkStream checks that the streams have exactly this many follow events, each of a different pair.
 func (d *dev) checkStream(t *testing.T, want int64) {
 	t.Helper()
 	nc, err := nats.Connect(d.instance(t).NATSURL)
@@ -160,13 +161,14 @@ func TestLoadArrivesEverywhere(t *testing.T) {
 	if len(st.Consumers) != 3 || len(st.Lagging())+len(st.DeadLetters()) != 0 || len(st.Partitions) != 1 || len(st.Leases) != 4 {
 		t.Errorf("status: %s", stdout)
 	}
-	want := status.Partition{Stream: "EVENTS-0", LastSlot: 31, State: status.Open, Tail: uint64(spec.Edges), FirstSeq: 1, LastSeq: uint64(spec.Edges), Messages: uint64(spec.Edges),
-		Replicas: 1, Current: 1}
-	if diff := cmp.Diff(want, st.Partitions[0], cmpopts.IgnoreFields(status.Partition{}, "Relay")); diff != "" || !strings.HasPrefix(st.Partitions[0].Relay, "relay-") {
+	want := status.Partition{Stream: "EVENTS-0", LastSlot: 31, State: status.Open, Tail: uint64(spec.Edges), FirstSeq: 1,
+		LastSeq: uint64(spec.Edges), Messages: uint64(spec.Edges), Replicas: 1, Current: 1}
+	if diff := cmp.Diff(want, st.Partitions[0], cmpopts.IgnoreFields(status.Partition{}, "Relay")); diff != "" ||
+		!strings.HasPrefix(st.Partitions[0].Relay, "relay-") {
 		t.Errorf("status: the relay %q, (-want +got):\n%s", st.Partitions[0].Relay, diff)
 	}
 
-	// What is not equal is named, up to the limit, and counted.
+	// Verify lists differences up to the limit, and counts all of them.
 	conn, err := pgx.Connect(t.Context(), d.instance(t).DatabaseURL)
 	if err != nil {
 		t.Fatal(err)
@@ -180,11 +182,13 @@ func TestLoadArrivesEverywhere(t *testing.T) {
 	if err := json.Unmarshal([]byte(stdout), &v); code != exitError || err != nil || stderr != "" {
 		t.Fatalf("verify: exit code %d, %v\n%s\n%s", code, err, stdout, stderr)
 	}
-	if counts := v.Projections[0]; v.OK || counts.Different != 3 || len(counts.Differences) != 2 || counts.Differences[0].Entity != "counts of user 1" {
+	if counts := v.Projections[0]; v.OK || counts.Different != 3 || len(counts.Differences) != 2 ||
+		counts.Differences[0].Entity != "counts of user 1" {
 		t.Errorf("verify: %s", stdout)
 	}
-	if code, stdout, _ := run(t, nil, "", "verify", "--data", d.dir, "--limit", "2"); code != exitError || !strings.Contains(stdout, "followercounts: and 1 more") ||
-		!strings.HasSuffix(stdout, "\nNOT equal:\n  followercounts: 3 differences that nothing explains\n") {
+	if code, stdout, _ := run(t, nil, "", "verify", "--data", d.dir, "--limit", "2"); code != exitError ||
+		!strings.Contains(stdout, "followercounts: and 1 more") ||
+		!strings.HasSuffix(stdout, "\nNOT equal:\n  followercounts: 3 differences without an explanation\n") {
 		t.Errorf("verify: exit code %d\n%s", code, stdout)
 	}
 }
@@ -224,7 +228,7 @@ func TestLoadSurvivesKills(t *testing.T) {
 	d.checkStream(t, spec.Edges)
 }
 
-// threadRow is a comment as pages show it, and as SQL over the truth does.
+// threadRow is a comment of a page, or of SQL over the truth.
 type threadRow struct {
 	CommentID string `json:"comment_id"`
 	ParentID  string `json:"parent_id"`
@@ -236,11 +240,15 @@ type threadRow struct {
 
 const (
 	columnsSQL = `comment_id::text, coalesce(parent_id::text, ''), slug,
-		CASE WHEN author_state = 'ACTIVE' THEN body ELSE '' END, CASE WHEN author_state = 'ACTIVE' THEN 'visible' ELSE 'deleted' END, version`
-	oldestSQL   = `SELECT ` + columnsSQL + ` FROM comments c WHERE post_id = $1 AND author_state = 'ACTIVE' ORDER BY created_at, c.comment_id`
-	newestSQL   = `SELECT ` + columnsSQL + ` FROM comments c WHERE post_id = $1 AND author_state = 'ACTIVE' ORDER BY created_at DESC, c.comment_id DESC`
+		CASE WHEN author_state = 'ACTIVE' THEN body ELSE '' END,
+		CASE WHEN author_state = 'ACTIVE' THEN 'visible' ELSE 'deleted' END, version`
+	oldestSQL = `SELECT ` + columnsSQL + ` FROM comments c WHERE post_id = $1 AND author_state = 'ACTIVE' ORDER BY ` +
+		`created_at, c.comment_id`
+	newestSQL = `SELECT ` + columnsSQL + ` FROM comments c WHERE post_id = $1 AND author_state = 'ACTIVE' ORDER BY created_at ` +
+		`DESC, c.comment_id DESC`
 	threadedSQL = `SELECT ` + columnsSQL + ` FROM comments c WHERE post_id = $1 AND (author_state = 'ACTIVE' OR EXISTS (
-		SELECT FROM comments d WHERE d.post_id = c.post_id AND starts_with(d.path, c.path || '/') AND d.author_state = 'ACTIVE')) ORDER BY path`
+		SELECT FROM comments d WHERE d.post_id = c.post_id AND starts_with(d.path, c.path || '/') AND d.author_state = 'ACTIVE'))
+		ORDER BY path`
 )
 
 func TestThreadPagesEqualTheTruth(t *testing.T) {
@@ -264,21 +272,24 @@ func TestThreadPagesEqualTheTruth(t *testing.T) {
 			t.Fatal(err)
 		}
 		var c threadRow
-		status, _ := d.request(t, http.MethodPost, fmt.Sprintf("/v1/posts/%d/comments", post), string(b), http.Header{"Idempotency-Key": {strconv.Itoa(i)}}, &c)
+		status, _ := d.request(t, http.MethodPost, fmt.Sprintf("/v1/posts/%d/comments", post), string(b),
+			http.Header{"Idempotency-Key": {strconv.Itoa(i)}}, &c)
 		if status != http.StatusCreated {
 			t.Fatalf("create %s: status %d", b, status)
 		}
 		switch rnd.IntN(6) {
 		case 0:
-			status, _ := d.request(t, http.MethodPatch, "/v1/comments/"+c.CommentID, `{"body":"edited"}`, http.Header{"If-Match": {`"1"`}}, &c)
+			status, _ := d.request(t, http.MethodPatch, "/v1/comments/"+c.CommentID, `{"body":"edited"}`,
+				http.Header{"If-Match": {`"1"`}}, &c)
 			if status != http.StatusOK {
 				t.Fatalf("edit: status %d", status)
 			}
 		case 1:
-			if n := len(made[post]); n > 0 { // an earlier one, which may have replies
+			if n := len(made[post]); n > 0 { // an earlier comment, which may have replies
 				old := &made[post][rnd.IntN(n)]
 				if old.State == "visible" {
-					status, _ := d.request(t, http.MethodDelete, "/v1/comments/"+old.CommentID, "", http.Header{"If-Match": {fmt.Sprintf("%q", strconv.FormatInt(old.Version, 10))}}, nil)
+					status, _ := d.request(t, http.MethodDelete, "/v1/comments/"+old.CommentID, "",
+						http.Header{"If-Match": {fmt.Sprintf("%q", strconv.FormatInt(old.Version, 10))}}, nil)
 					if status != http.StatusNoContent {
 						t.Fatalf("delete: status %d", status)
 					}
@@ -307,7 +318,8 @@ func TestThreadPagesEqualTheTruth(t *testing.T) {
 			}
 			for skip := 0; order != "threaded" && skip <= len(want); skip += 9 {
 				var page struct{ Items []threadRow }
-				d.request(t, http.MethodGet, fmt.Sprintf("/v1/posts/%d/comments?order=%s&skip=%d&limit=9", post, order, skip), "", nil, &page)
+				d.request(t, http.MethodGet, fmt.Sprintf("/v1/posts/%d/comments?order=%s&skip=%d&limit=9", post, order, skip), "", nil,
+					&page)
 				if diff := cmp.Diff(want[skip:min(len(want), skip+9)], page.Items, cmpopts.EquateEmpty()); diff != "" {
 					t.Errorf("post %d, %s behind %d: %s", post, order, skip, diff)
 				}

@@ -37,14 +37,15 @@ func (p Process) edgesRemoveCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "remove --tenant T --id ID",
 		Short: "Remove all edges of an object, such as a user who leaves",
-		Long: `Remove does the same as POST /v1/users/{id}:remove-edges, and works on it beside the archivers until it is done. Every edge that exists at the start is
-removed, with a version and an event of its own. You may stop it: the archivers continue, and the same command shows the progress.`,
+		Long: `Remove does the same as POST /v1/users/{id}:remove-edges, and works beside the archivers until the
+removal is complete. It removes every edge that exists at the start, each with its own version and
+event. You may stop it: the archivers continue, and the same command shows the progress.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			r.Direction = store.Direction(direction)
 			switch {
 			case tenant <= 0 || r.ID <= 0:
-				return &usageError{errors.New("--tenant and --id are wanted: ids from 1")}
+				return &usageError{errors.New("--tenant and --id are required, both positive numbers")}
 			case !slices.Contains([]store.Direction{store.DirectionFrom, store.DirectionTo, store.DirectionBoth}, r.Direction):
 				return &usageError{fmt.Errorf("--direction is %q: want from, to or both", direction)}
 			}
@@ -66,10 +67,10 @@ removed, with a version and an event of its own. You may stop it: the archivers 
 		},
 	}
 	c.Flags().Int64Var(&tenant, "tenant", 0, "the tenant")
-	c.Flags().StringVar(&r.Object, "object", kinds.Author, "which object the id is of, as kinds name it")
+	c.Flags().StringVar(&r.Object, "object", kinds.Author, "the type of the object, as the kinds name it")
 	c.Flags().Int64Var(&r.ID, "id", 0, "the object's id")
 	c.Flags().StringSliceVar(&names, "kind", nil, "only of this `kind`; repeatable (default: every kind)")
-	c.Flags().StringVar(&direction, "direction", string(store.DirectionBoth), "edges that lead from the object, to it, or both")
+	c.Flags().StringVar(&direction, "direction", string(store.DirectionBoth), "the edges from the object (from), to it (to), or both")
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
 	c.Flags().StringVar(&r.Actor, "actor", "", "the actor to record (default: the user of this system)")
 	c.Flags().StringVar(&r.Reason, "reason", "", "the reason to record")
@@ -78,7 +79,7 @@ removed, with a version and an event of its own. You may stop it: the archivers 
 	return c
 }
 
-// showEdges shows how many edges are to go.
+// showEdges shows how many edges the command would remove.
 func showEdges(ctx context.Context, w io.Writer, s *store.Store, now *kinds.Set, tenant int64, r store.RemovalRequest) error {
 	rows, total := [][]string{{"KIND", "EDGES"}}, int64(0)
 	for _, name := range r.Kinds {
@@ -104,12 +105,13 @@ func showEdges(ctx context.Context, w io.Writer, s *store.Store, now *kinds.Set,
 	if total == 0 {
 		return errNothingGoes
 	}
-	fmt.Fprintf(w, "These edges of %s %d of tenant %d (%s) are removed:\n", r.Object, r.ID, tenant, r.Direction)
+	fmt.Fprintf(w, "The command removes these edges of %s %d of tenant %d (--direction %s):\n", r.Object, r.ID, tenant, r.Direction)
 	return tableTo(w, rows...)
 }
 
-// removeEdges asks for the removal and works until it is done.
-func (p Process) removeEdges(ctx context.Context, data string, tenant int64, r store.RemovalRequest, names []string, sure *asking) (m store.Removal, err error) {
+// removeEdges requests the removal and works until it is complete.
+func (p Process) removeEdges(ctx context.Context, data string, tenant int64, r store.RemovalRequest, names []string,
+	sure *asking) (m store.Removal, err error) {
 	truth, err := p.truthPool(ctx, data, "edges remove")
 	if err != nil {
 		return m, err
@@ -121,7 +123,10 @@ func (p Process) removeEdges(ctx context.Context, data string, tenant int64, r s
 	}
 	var ok bool
 	if r.Kinds, ok = store.RemovalKinds(now, r.Object, r.Direction, names); !ok {
-		return m, &usageError{fmt.Errorf("no kind, or not each of %v, has edges (%s) of the object %s", names, r.Direction, r.Object)}
+		if len(names) == 0 {
+			return m, &usageError{fmt.Errorf("no kind has edges (--direction %s) of the object %s", r.Direction, r.Object)}
+		}
+		return m, &usageError{fmt.Errorf("not every kind of %v has edges (--direction %s) of the object %s", names, r.Direction, r.Object)}
 	}
 	s := store.New(truth, nil)
 	if err := sure.ask(func(w io.Writer) error { return showEdges(ctx, w, s, now, tenant, r) }); err != nil {
@@ -130,7 +135,7 @@ func (p Process) removeEdges(ctx context.Context, data string, tenant int64, r s
 	if m, err = s.RequestRemoval(ctx, tenant, r); err != nil {
 		return m, err
 	}
-	log := daemon.CommandLogger(p.Stderr, slog.LevelInfo) // both say how far it is: a logger has a lock
+	log := daemon.CommandLogger(p.Stderr, slog.LevelInfo) // the remover and this function both log; a logger has a lock
 	remover, err := store.NewRemover(truth, nil, func() *kinds.Set { return now }, log, prometheus.NewRegistry())
 	if err != nil {
 		return m, err
@@ -149,7 +154,7 @@ func (p Process) removeEdges(ctx context.Context, data string, tenant int64, r s
 		}
 		select {
 		case <-ctx.Done():
-			return m, errors.New("stopped before the end: the archivers continue, and so does the same command")
+			return m, errors.New("stopped before the end: the archivers continue; run the same command again to see the progress")
 		case <-time.After(time.Second / 4):
 		}
 		if m, err = s.GetRemoval(ctx, tenant, m.ID); err != nil {

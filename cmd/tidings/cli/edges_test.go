@@ -15,7 +15,8 @@ func TestEdgesRemoveWorksUntilAllAreGone(t *testing.T) {
 	env := map[string]string{"DATABASE_URL": db.URL}
 	s := store.New(db.Pool(t, postgres.RoleAPI), nil)
 	for _, pair := range [][2]int64{{7, 8}, {8, 7}, {9, 8}} {
-		out, err := s.PutEdges(t.Context(), 1, kinds.Builtin().Edges["follow"], []store.EdgeWrite{{Meta: store.Meta{Actor: "ann"}, From: pair[0], To: pair[1]}})
+		out, err := s.PutEdges(t.Context(), 1, kinds.Builtin().Edges["follow"],
+			[]store.EdgeWrite{{Meta: store.Meta{Actor: "ann"}, From: pair[0], To: pair[1]}})
 		if err != nil || out[0].Err != nil {
 			t.Fatal(out, err)
 		}
@@ -25,9 +26,9 @@ func TestEdgesRemoveWorksUntilAllAreGone(t *testing.T) {
 		code int
 		says string
 	}{
-		{"edges remove --tenant 1", exitInput, "--tenant and --id are wanted"},
+		{"edges remove --tenant 1", exitInput, "--tenant and --id are required"},
 		{"edges remove --tenant 1 --id 7 --direction up", exitInput, `--direction is "up": want from, to or both`},
-		{"edges remove --tenant 1 --id 7 --kind nothing", exitInput, "no kind, or not each of [nothing]"},
+		{"edges remove --tenant 1 --id 7 --kind nothing", exitInput, "not every kind of [nothing]"},
 		{"edges remove --tenant 2 --id 7 --kind follow", exitOK, "KIND    REMOVED\nfollow  0\n"},
 		{"edges remove --tenant 1 --id 7 --direction from --actor jane --reason asked --yes --json", exitOK, `{"follow":1}`},
 		{"edges remove --tenant 1 --id 7 --kind follow --yes", exitOK, "follow  1\n"},
@@ -40,7 +41,8 @@ func TestEdgesRemoveWorksUntilAllAreGone(t *testing.T) {
 	}
 	var active, actors int
 	if err := db.Pool(t, postgres.RoleSystem).QueryRow(t.Context(), `SELECT count(*) FILTER (WHERE status = 'ACTIVE'),
-		(SELECT count(*) FROM edge_removals WHERE actor = 'jane' AND finished_at IS NOT NULL) FROM follows`).Scan(&active, &actors); err != nil || active != 1 || actors != 1 {
+		(SELECT count(*) FROM edge_removals WHERE actor = 'jane' AND finished_at IS NOT NULL) FROM follows`).Scan(&active,
+		&actors); err != nil || active != 1 || actors != 1 {
 		t.Errorf("%d edges are left, want that of others; %d removals are jane's: %v", active, actors, err)
 	}
 }

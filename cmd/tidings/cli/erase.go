@@ -27,24 +27,28 @@ func (p Process) eraseCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "erase --tenant T --author A",
 		Short: "Erase a person's content and edges from every table, stream and file",
-		Long: `Erase removes the text and the attributes of everything that the author wrote, of every kind of children: from the truth, the outbox with its DLQ and
-archive, the dead letters, the histories, the read tables, and the stream, whose files it overwrites. Tombstones remain above replies. Each child gets a
-KIND.erased event, by which subscribers know what to do with their copies. Erase also removes all edges from and to the author, each with a KIND.removed
-event. After every consumer has applied these, it deletes the edges from the same places.
+		Long: `Erase removes the text and the attributes of all children of the author, of every kind. It removes
+them from the truth, the outbox with its DLQ and archive, the dead letters, the histories and the
+read tables. It also removes them from the stream, whose files it overwrites. Tombstones remain
+above replies. Each child gets a KIND.erased event, which tells subscribers to erase their copies.
+Erase also removes all edges from and to the author, each with a KIND.removed event. After every
+consumer has applied these, it deletes the edges from the same places.
 
-It waits until the relay has published these events and every consumer has applied them. It ends when a scan of everything finds nothing. Meanwhile nothing
-is archived, and no projection is replayed. Exit code 3 means that it waited for --wait in vain, and the output says for what. The same command continues,
-also after an interruption. Exit code 3 also means that an archived file is unreadable and may contain something of the author; everything else is erased.
-docs/erasure.md lists what no statement reaches, such as backups.`,
+Erase waits until the relay has published these events and every consumer has applied them. It ends
+when a scan of all these places finds no more data of the author. Meanwhile no job archives, and no
+projection can be replayed. With exit code 3 a step did not finish within --wait, and the output
+names it. Run the same command again: it continues, also after an interruption. Exit code 3 also
+means that an archived file is unreadable and may contain data of the author; everything else is
+erased. docs/erasure.md lists the copies that erase cannot reach, such as backups.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			switch {
 			case o.TenantID <= 0 || o.AuthorID <= 0:
-				return &usageError{errors.New("--tenant and --author are wanted: ids from 1")}
+				return &usageError{errors.New("--tenant and --author are required, both positive numbers")}
 			case o.Wait < 0:
 				return &usageError{fmt.Errorf("--wait is %s: want 0 or more", o.Wait)}
 			case !store.ValidReason(o.Reason):
-				return &usageError{fmt.Errorf("--reason wants at most %d bytes of UTF-8 without control characters", store.MaxReasonBytes)}
+				return &usageError{errReason}
 			}
 			if err := setActor(&o.Actor); err != nil {
 				return err
@@ -71,9 +75,9 @@ docs/erasure.md lists what no statement reaches, such as backups.`,
 		},
 	}
 	c.Flags().Int64Var(&o.TenantID, "tenant", 0, "the tenant")
-	c.Flags().Int64Var(&o.AuthorID, "author", 0, "whose children and edges")
+	c.Flags().Int64Var(&o.AuthorID, "author", 0, "the author whose children and edges to erase")
 	c.Flags().BoolVar(&o.DryRun, "dry-run", false, "show what the command would do, and change nothing")
-	c.Flags().DurationVar(&o.Wait, "wait", 10*time.Minute, "how long to wait for the relay and the consumers, in all")
+	c.Flags().DurationVar(&o.Wait, "wait", 10*time.Minute, "how long to wait for the relay and the consumers, in total")
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
 	addActor(c, &o.Actor, &o.Reason)
 	sure = p.destructive(c)
@@ -81,7 +85,7 @@ docs/erasure.md lists what no statement reaches, such as backups.`,
 	return c
 }
 
-// showErasure shows what an erasure would find now.
+// showErasure shows how much an erasure would erase now.
 func (p Process) showErasure(ctx context.Context, w io.Writer, data string, o erasure.Options) error {
 	o.DryRun = true
 	report, err := p.erase(ctx, data, o)
@@ -95,11 +99,11 @@ func (p Process) showErasure(ctx context.Context, w io.Writer, data string, o er
 	if total == 0 {
 		return errNothingGoes
 	}
-	fmt.Fprintf(w, "All of this goes for good, of author %d of tenant %d:\n", o.AuthorID, o.TenantID)
+	fmt.Fprintf(w, "The command permanently erases this data of author %d of tenant %d:\n", o.AuthorID, o.TenantID)
 	return tableTo(w, erasureRows("FOUND", report)...)
 }
 
-// erasureRows say how much was found, or redacted, where.
+// erasureRows returns the rows of how much was found or redacted in each store.
 func erasureRows(title string, r erasure.Report) [][]string {
 	rows := [][]string{{"STORE", title}}
 	for _, s := range erasure.Stores(fleet.Projections(kinds.Builtin)) {
@@ -108,7 +112,7 @@ func erasureRows(title string, r erasure.Report) [][]string {
 	return rows
 }
 
-// erase runs the erasure under the lease of the archiver's jobs, with replays kept out.
+// erase runs the erasure while it holds the lease of the archiver's jobs and keeps replays out.
 func (p Process) erase(ctx context.Context, data string, o erasure.Options) (report erasure.Report, err error) {
 	s, err := p.servers(ctx, data)
 	if err != nil {
@@ -123,7 +127,8 @@ func (p Process) erase(ctx context.Context, data string, o erasure.Options) (rep
 	if err != nil {
 		return report, err
 	}
-	deps := erase.Deps{Deps: erasure.Deps{Truth: y.Truth, Projections: y.Projections, Kinds: now, Fleet: fleet.Projections(func() *kinds.Set { return now }), JetStream: y.JetStream, Broker: y.Broker},
+	deps := erase.Deps{Deps: erasure.Deps{Truth: y.Truth, Projections: y.Projections, Kinds: now,
+		Fleet: fleet.Projections(func() *kinds.Set { return now }), JetStream: y.JetStream, Broker: y.Broker},
 		ProjectionsURL: s.ProjectionsDatabaseURL, Postgres: s.Postgres}
 	if o.DryRun {
 		return erase.Run(ctx, deps, o)
@@ -142,14 +147,15 @@ func (p Process) printErasure(r erasure.Report) error {
 	if err := p.table(erasureRows(title, r)...); err != nil {
 		return err
 	}
-	text := fmt.Sprintf("\nAuthor %d of tenant %d is erased: a scan of everything has found nothing more. Requested at %s by %s.\n",
+	text := fmt.Sprintf("\nAuthor %d of tenant %d is erased: a final scan found no more data. Requested at %s by %s.\n",
 		r.AuthorID, r.TenantID, r.RequestedAt.Format(time.RFC3339), r.RequestedBy)
 	switch {
 	case r.DryRun:
-		text = "\nNothing was done.\n"
+		text = "\nNothing was changed (--dry-run).\n"
 	case len(r.Unread) > 0 && len(r.Waiting) == 0:
-		text = fmt.Sprintf("\nNOT finished: everything else is erased, but these files may hold something of the person:\n  %s\n"+
-			"Put each back from a copy, or give its export up, and run this again (docs/runbook/erase.md).\n", strings.Join(r.Unread, "\n  "))
+		text = fmt.Sprintf("\nNOT finished: everything else is erased, but these unreadable files may contain data of the author:\n  %s\n"+
+			"Restore each file from a copy, or give up its export, and run this command again (docs/runbook/erase.md).\n",
+			strings.Join(r.Unread, "\n  "))
 	case !r.Done:
 		text = fmt.Sprintf("\nNOT finished; run it again. It waited for %s.\n", strings.Join(r.Waiting, "; "))
 	}

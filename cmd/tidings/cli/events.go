@@ -37,7 +37,7 @@ type foundEvent struct {
 	OccurredAt    event.Time      `json:"occurred_at"`
 	ProcessedAt   *event.Time     `json:"processed_at,omitempty"`
 	Slot          int             `json:"slot"`
-	Partition     *int            `json:"partition,omitempty"` // of a published one, as are stream and stream_seq
+	Partition     *int            `json:"partition,omitempty"` // only of a published event, like stream and stream_seq
 	Stream        string          `json:"stream,omitempty"`
 	StreamSeq     uint64          `json:"stream_seq,omitempty,string"`
 	Attempts      int             `json:"attempts"`
@@ -49,7 +49,8 @@ type foundEvent struct {
 
 func foundEventOf(f outbox.Found, streams map[int]string) foundEvent {
 	e := foundEvent{
-		Where: f.Where, ID: f.OutboxID, EventID: f.ID, TenantID: f.TenantID, AggregateType: f.AggregateType, AggregateID: f.AggregateID, EventType: f.Type,
+		Where: f.Where, ID: f.OutboxID, EventID: f.ID, TenantID: f.TenantID, AggregateType: f.AggregateType,
+		AggregateID: f.AggregateID, EventType: f.Type,
 		EventVersion: f.Version, OccurredAt: event.Time{Time: f.OccurredAt}, Slot: f.Slot, StreamSeq: f.StreamSeq, Attempts: f.Attempts,
 		LastError: f.LastError, TraceParent: f.TraceParent, Payload: f.Payload,
 	}
@@ -73,16 +74,22 @@ func (p Process) eventsFindCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "find",
 		Short: "Find events in the outbox, its archive and its DLQ",
-		Long: `Find shows events by --id (an outbox id, or the event's UUID, the ce-id), by --sequence on a stream, by --aggregate and --tenant, or by time.
+		Long: `Find selects events in one of four ways: by --id (the outbox id, or the UUID in the header ce-id),
+by --sequence on a stream, by --aggregate with --tenant, or by time.
 
-It searches the archive and the DLQ by all of these. It searches the outbox by outbox id, by event id, and by time (events that occurred within ten minutes
-of being written), but not by aggregate. To find an event of an export, run tidings archive restore first. A message on the stream names its outbox id in
-Tidings-Outbox-Id. The aggregate of a comment is its post (comment/42), that of a follow is the followed user (follow/42).
+It searches the archive and the DLQ by all of these. It searches the outbox by outbox id, by event
+id, and by time (events that occurred within ten minutes of their insert), but not by aggregate. To
+find an event of an export, run tidings archive restore first. A message on the stream has its
+outbox id in the header Tidings-Outbox-Id. The aggregate of a comment is its post (comment/42), that
+of a follow is the followed user (follow/42).
 
-With --id, --trace shows the path of the event with times: the request, its creation, the publish, and the work of the consumers. It reads the spans that
-tidings dev --trace writes.`,
+With --id, --trace shows the path of the event with times: the request, its creation, the publish,
+and the work of the consumers. It reads the spans that tidings dev --trace writes.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
+			if c.Flags().Changed("tenant") && q.TenantID < 1 {
+				return &usageError{errors.New("--tenant is a positive number; --type sent finds heartbeats, the events of tenant 0")}
+			}
 			if sequence != "" && id != "" {
 				return &usageError{errors.New("--id and --sequence exclude each other")}
 			}
@@ -98,7 +105,7 @@ tidings dev --trace writes.`,
 			var file string
 			if spans != "" {
 				if id == "" {
-					return &usageError{errors.New("--trace wants --id")}
+					return &usageError{errors.New("--trace needs --id")}
 				}
 				var err error
 				if file, err = p.pathFile(spans, data); err != nil {
@@ -109,22 +116,23 @@ tidings dev --trace writes.`,
 		},
 	}
 	c.Flags().StringVar(&id, "id", "", "an outbox id, or the UUID of an event")
-	c.Flags().StringVar(&sequence, "sequence", "", "a place on a stream, as `STREAM/N`")
+	c.Flags().StringVar(&sequence, "sequence", "", "a sequence of a stream, as `STREAM/N`")
 	c.Flags().StringVar(&q.EventType, "type", "", "only of this event type, such as created")
 	c.Flags().StringVar(&aggregate, "aggregate", "", "an aggregate, as `TYPE/ID`; with --tenant")
 	c.Flags().Int64Var(&q.TenantID, "tenant", 0, "only of this tenant")
-	c.Flags().StringVar(&since, "since", "", "only events that occurred since: a duration ago such as 24h, a date, or a time in RFC 3339")
-	c.Flags().StringVar(&until, "until", "", "only events that occurred before, in the same forms")
-	c.Flags().IntVar(&q.Limit, "limit", 50, "events at most, 1 to 10000: the earliest by time, else the lowest ids")
+	c.Flags().StringVar(&since, "since", "", "only events since then: a duration ago such as 24h, a date, or a time in RFC 3339")
+	c.Flags().StringVar(&until, "until", "", "only events from before then, in the same forms")
+	c.Flags().IntVar(&q.Limit, "limit", 50, "at most this many events, 1 to 10000: the earliest by time, else the lowest ids")
 	c.Flags().BoolVar(&q.Payload, "payload", false, "show payloads too")
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON objects, one per event and line")
-	c.Flags().StringVar(&spans, "trace", "", "show the path of the event too, from this `file` of spans, or that of dev")
+	c.Flags().StringVar(&spans, "trace", "", "show the path of the event too, from this `file` of spans; without =FILE from "+
+		"the file of tidings dev")
 	c.Flags().Lookup("trace").NoOptDefVal = traceDefault
 	dataFlag(c, &data)
 	return c
 }
 
-// findEvents prints what the query selects, with the paths that the file of spans has.
+// findEvents prints the events of the query, with their paths if file is not "".
 func (p Process) findEvents(ctx context.Context, data string, q outbox.FindQuery, file string, asJSON bool) error {
 	d, err := p.databases(ctx, data, "events")
 	if err != nil {
@@ -132,10 +140,10 @@ func (p Process) findEvents(ctx context.Context, data string, q outbox.FindQuery
 	}
 	defer d.close()
 	limit := q.Limit
-	q.Limit++ // to know whether there are more
+	q.Limit++ // one more shows whether there are more
 	found, err := outbox.Find(ctx, d.truth, q)
 	if errors.Is(err, outbox.ErrFindQuery) {
-		return &usageError{errors.New("events find wants --id, --sequence, --aggregate with --tenant, or --since")}
+		return &usageError{errors.New("events find needs --id, --sequence, --aggregate with --tenant, or --since")}
 	}
 	if err != nil {
 		return err
@@ -156,44 +164,48 @@ func (p Process) findEvents(ctx context.Context, data string, q outbox.FindQuery
 		fmt.Fprintln(p.Stderr, "Nothing was found."+notSearched(q))
 	}
 	if more {
-		fmt.Fprintln(p.Stderr, "There are more: --limit N shows them.")
+		fmt.Fprintln(p.Stderr, "There are more: use a higher --limit.")
 	}
 	return nil
 }
 
-// eventAt returns the id of the event at a place on a stream.
+// eventAt returns the id of the event at a sequence of a stream. place is STREAM/N.
 func (p Process) eventAt(ctx context.Context, data, place string) (id string, err error) {
 	stream, text, _ := strings.Cut(place, "/")
 	seq, err := strconv.ParseUint(text, 10, 64)
 	if err != nil || stream == "" || seq == 0 {
-		return "", &usageError{fmt.Errorf("--sequence wants STREAM/N, such as EVENTS-0/42, not %q", place)}
+		return "", &usageError{fmt.Errorf("--sequence is %q: want STREAM/N, such as EVENTS-0/42", place)}
 	}
 	y, err := p.system(ctx, data, "events")
 	if err != nil {
 		return "", err
 	}
 	defer y.close()
-	if err := status.Retry(ctx, status.Patience, func() (err error) { id, err = broker.EventAt(ctx, y.JetStream, stream, seq); return err }); err != nil {
+	if err := status.Retry(ctx, status.Patience, func() (err error) {
+		id, err = broker.EventAt(ctx, y.JetStream, stream, seq)
+		return err
+	}); err != nil {
 		return "", err
 	}
 	if id == "" {
-		return "", fmt.Errorf("the stream %s has no event at %d: it has expired, was erased, is still to come, or is no event", stream, seq)
+		return "", fmt.Errorf("stream %s has no event at sequence %d: the message expired, was erased, does not exist yet, "+
+			"or is not an event", stream, seq)
 	}
 	return id, nil
 }
 
-// notSearched says where the event may be all the same.
+// notSearched returns a note about the places that the query did not search.
 func notSearched(q outbox.FindQuery) string {
 	if q.AggregateID != 0 {
-		return " The outbox itself is not searched by aggregate: --since is."
+		return " --aggregate searches only the archive and the DLQ. For the outbox, use --since without --aggregate."
 	}
 	return ""
 }
 
-// parseFind reads what the flags alone cannot check.
+// parseFind reads and checks the values that package pflag cannot.
 func parseFind(q *outbox.FindQuery, id, aggregate, since, until string, now time.Time) error {
 	if q.Limit < 1 || q.Limit > 10_000 || q.TenantID < 0 {
-		return errors.New("--limit wants 1 to 10000, --tenant a positive number")
+		return errors.New("--limit must be 1 to 10000, and --tenant a positive number")
 	}
 	for _, flag := range []struct {
 		name, value string
@@ -216,22 +228,25 @@ func parseFind(q *outbox.FindQuery, id, aggregate, since, until string, now time
 	case id != "":
 		parsed, err := event.ParseID(id)
 		if err != nil {
-			return fmt.Errorf("--id wants an outbox id or a UUID: %w", err)
+			return fmt.Errorf("--id must be an outbox id or a UUID: %w", err)
 		}
 		q.OutboxID = int64(parsed)
 	}
 	if aggregate != "" {
 		kind, text, ok := strings.Cut(aggregate, "/")
 		n, err := strconv.ParseInt(text, 10, 64)
-		if !ok || kind == "" || err != nil || q.TenantID == 0 {
-			return fmt.Errorf("--aggregate wants TYPE/ID, and --tenant with it, not %q", aggregate)
+		if !ok || kind == "" || err != nil {
+			return fmt.Errorf("--aggregate is %q: want TYPE/ID", aggregate)
+		}
+		if q.TenantID == 0 {
+			return errors.New("--aggregate needs --tenant")
 		}
 		q.AggregateType, q.AggregateID = kind, n
 	}
 	return nil
 }
 
-// printFound prints events, with their paths where file has spans.
+// printFound prints events, with their paths if file is not "".
 func (p Process) printFound(found []outbox.Found, streams map[int]string, file string, asJSON, payload bool) error {
 	header := []string{"WHERE", "ID", "EVENT", "TENANT", "AGGREGATE", "TYPE", "SLOT", "OCCURRED", "PUBLISHED", "STREAM", "SEQUENCE"}
 	if payload {
@@ -254,14 +269,15 @@ func (p Process) printFound(found []outbox.Found, streams map[int]string, file s
 			continue
 		}
 		published, seq := "", ""
-		stream := streams[f.Partition] // none of -1
+		stream := streams[f.Partition] // "" for partition -1, of an unpublished event
 		if !f.ProcessedAt.IsZero() {
 			published = f.ProcessedAt.UTC().Format(time.RFC3339)
 		}
 		if f.StreamSeq > 0 {
 			seq = fmt.Sprint(f.StreamSeq)
 		}
-		row := []string{f.Where, fmt.Sprint(f.OutboxID), f.ID, fmt.Sprint(f.TenantID), aggregate(f.AggregateType, f.AggregateID), cell(f.Type), fmt.Sprint(f.Slot), f.OccurredAt.UTC().Format(event.TimeFormat), published, stream, seq}
+		row := []string{f.Where, fmt.Sprint(f.OutboxID), f.ID, fmt.Sprint(f.TenantID), aggregate(f.AggregateType, f.AggregateID),
+			cell(f.Type), fmt.Sprint(f.Slot), f.OccurredAt.UTC().Format(event.TimeFormat), published, stream, seq}
 		if payload {
 			row = append(row, string(f.Payload))
 		}

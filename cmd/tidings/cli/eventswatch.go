@@ -22,10 +22,12 @@ func (p Process) eventsWatchCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "watch",
 		Short: "Print events as the streams store them",
-		Long: `Watch prints each event after its stream has stored it: the stream and the sequence, the tenant, the aggregate, the type and the payload. Ctrl-C ends it.
+		Long: `Watch prints each event after its stream has stored it: the stream and the sequence, the tenant, the
+kind and the type, the aggregate's id and the payload. Ctrl-C ends it.
 
-It begins with the next event: tidings events find shows earlier ones. It uses plain NATS, so it can miss events when the connection breaks; it says
-so on stderr and continues. A program that must not miss an event subscribes durably (docs/subscribe.md).`,
+It begins with the next event: tidings events find shows earlier ones. It uses plain NATS, so it can
+miss events when the connection breaks. It then prints a note to stderr and continues. A program
+that must not miss an event subscribes durably (docs/subscribe.md).`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			ctx, stop := context.WithCancel(c.Context())
@@ -42,7 +44,7 @@ so on stderr and continues. A program that must not miss an event subscribes dur
 	}
 	c.Flags().Int64Var(&w.tenant, "tenant", 0, "only of this tenant")
 	c.Flags().StringVar(&w.eventType, "type", "", "only of this event type, such as created")
-	c.Flags().IntVar(&w.limit, "limit", 0, "events at most, then the command ends; 0 for no limit")
+	c.Flags().IntVar(&w.limit, "limit", 0, "at most this many events, then the command ends; 0 for no limit")
 	c.Flags().BoolVar(&w.asJSON, "json", false, "print JSON objects, one per event and line")
 	dataFlag(c, &data)
 	return c
@@ -62,7 +64,7 @@ type watchedEvent struct {
 	Payload       json.RawMessage `json:"payload"`
 }
 
-// eventWatch prints the events that it hears. It implements broker.Listener.
+// eventWatch prints the events that it receives. It implements broker.Listener.
 type eventWatch struct {
 	Process
 	tenant    int64
@@ -72,14 +74,14 @@ type eventWatch struct {
 	ctx       context.Context
 	stop      context.CancelFunc
 	printed   int
-	err       error // of the output
+	err       error // the first error of a write to stdout
 }
 
 func (w *eventWatch) Begin(map[string]uint64) { fmt.Fprintln(w.Stderr, "Waiting for events.") }
 
 func (w *eventWatch) End() {
 	if w.ctx.Err() == nil {
-		fmt.Fprintln(w.Stderr, "The connection broke: events may be missing here.")
+		fmt.Fprintln(w.Stderr, "The connection to NATS broke: events may be missing here.")
 	}
 }
 
@@ -88,13 +90,15 @@ func (w *eventWatch) Hear(e *event.Event, err error) {
 		return
 	}
 	if err != nil {
-		fmt.Fprintf(w.Stderr, "An event of %s cannot be decoded: %v\n", e.Stream, err)
+		fmt.Fprintf(w.Stderr, "Cannot decode an event of %s: %v\n", e.Stream, err)
 		return
 	}
 	if w.asJSON {
-		w.err = w.writeJSON(watchedEvent{e.ID, e.TenantID, e.AggregateType, e.AggregateID, e.Type, e.Version, event.Time{Time: e.OccurredAt}, e.Stream, e.Seq, e.Payload})
+		w.err = w.writeJSON(watchedEvent{e.ID, e.TenantID, e.AggregateType, e.AggregateID, e.Type, e.Version,
+			event.Time{Time: e.OccurredAt}, e.Stream, e.Seq, e.Payload})
 	} else {
-		_, w.err = fmt.Fprintf(w.Stdout, "%s/%d  tenant %d  %s.%s  %d  %s\n", e.Stream, e.Seq, e.TenantID, e.AggregateType, e.Type, e.AggregateID, e.Payload)
+		_, w.err = fmt.Fprintf(w.Stdout, "%s/%d  tenant %d  %s.%s  %d  %s\n", e.Stream, e.Seq, e.TenantID, e.AggregateType, e.Type,
+			e.AggregateID, e.Payload)
 	}
 	if w.printed++; w.printed == w.limit || w.err != nil {
 		w.stop()

@@ -27,7 +27,7 @@ func eachCommand(fn func(path string, c *cobra.Command)) {
 	walk(p.commands())
 }
 
-// withoutJSON are the commands whose output is for people, or is a file.
+// withoutJSON are the commands without --json: their output is for people, or is a file.
 var withoutJSON = map[string]string{
 	"dev":             "runs until it is stopped",
 	"consume":         "runs until it is stopped",
@@ -65,7 +65,7 @@ func TestEveryCommandThatShowsSomethingHasJSON(t *testing.T) {
 	}
 }
 
-// flagWords are the flags that several commands have: their type, and what their usage says.
+// flagWords are the flags that several commands have, with their type and a pattern of their usage.
 var flagWords = map[string]struct{ kind, usage string }{
 	"actor":    {"string", `^the actor to record \(default: the user of this system\)$`},
 	"consumer": {"string", `^(the consumer|only of this consumer)(: .*)?$`},
@@ -73,24 +73,27 @@ var flagWords = map[string]struct{ kind, usage string }{
 	"dry-run":  {"bool", `^(with --repair: )?show what the command would do, and change nothing$`},
 	"json":     {"bool", `^print (one JSON object|JSON objects, one per)`},
 	"kind":     {"string", "^the `kind`"},
-	"limit":    {"int", `^\w+ at most\b`},
+	"limit":    {"int", `^(list )?at most this many \w+`},
 	"month":    {"string", "`month`, such as 2026-08"},
 	"reason":   {"string", `^the reason to record$`},
-	"since":    {"string", `^(only \w+ that (died|occurred) since|when the oldest restored backup was made): a duration ago such as 24h, a date, or a time in RFC 3339$`},
-	"tenant":   {"int64", `^(the tenant|only of this tenant)$`},
-	"until":    {"string", `^only \w+ that (died|occurred) before, in the same forms$`},
-	"wait":     {"duration", `^how long to wait for `},
-	"yes":      {"bool", `^do not ask for confirmation$`},
+	"since": {"string", `^(only [\w ]+ since then|when the oldest restored backup was made): a duration ago such as 24h, ` +
+		`a date, or a time in RFC 3339$`},
+	"tenant": {"int64", `^(the tenant|only of this tenant)$`},
+	"until":  {"string", `^only [\w ]+ from before then, in the same forms$`},
+	"wait":   {"duration", `^how long to wait for `},
+	"yes":    {"bool", `^do not ask for confirmation$`},
 }
 
-// synonyms are the words that some other program has for ours.
-var synonyms = regexp.MustCompile(`^(older-than|newer-than|before|after|start|end|tenants?-id|account|count|max|top|force|no-confirm|assume-yes|consumer-name|why|comment|message|preview|simulate|user|by|format|output|timeout)$`)
+// synonyms are names that other programs use for our flags.
+var synonyms = regexp.MustCompile(
+	`^(older-than|newer-than|before|after|start|end|tenants?-id|account|count|max|top|force|no-confirm|assume-yes|consumer-name|` +
+		`why|comment|message|preview|simulate|user|by|format|output|timeout)$`)
 
 func TestTheSameFlagHasTheSameWordsEverywhere(t *testing.T) {
 	used := map[string]int{}
 	eachCommand(func(path string, c *cobra.Command) {
 		if strings.HasPrefix(path, "bench ") {
-			return // measures itself
+			return // bench has flags of its own
 		}
 		c.Flags().VisitAll(func(f *pflag.Flag) {
 			used[f.Name]++

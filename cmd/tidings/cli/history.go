@@ -22,7 +22,7 @@ import (
 	"github.com/tidings/tidings/versioned"
 )
 
-// historyFlags are what all commands below history take.
+// historyFlags are the flags of all commands below history.
 type historyFlags struct {
 	data, kind string
 	tenant     int64
@@ -34,32 +34,39 @@ func (p Process) historyCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "history",
 		Short: "Show who changed an edge, a child or a thread, and when",
-		Long: `History shows recorded versions, also of hidden and deleted content: it is for people on call. The API shows the same to callers with the right roles
-(GET .../versions). The versions of edges and children come from the archiver's histories, so they lag behind by the archiver's lag (tidings status).
-tidings kinds list shows the kinds in force.`,
+		Long: `History shows recorded versions, also of hidden and deleted content. It is for people on call. The
+API shows the same to callers with the right roles (GET .../versions). The versions of edges and
+children come from the archiver's histories, so they are late by the archiver's lag (tidings
+status). tidings kinds list shows the kinds in force.`,
 	}
 	c.AddCommand(
 		historyOf(historyFlags{}, true, "edge FROM TO", "Show the versions of an edge of --kind, newest first", 2, p.edgeHistory),
 		historyOf(historyFlags{}, true, "child ID", "Show the versions of a child of --kind, newest first", 1, p.childHistory),
-		historyOf(historyFlags{kind: event.AggregateFollow}, false, "follow FOLLOWER FOLLOWEE", "Show the versions of a follow, newest first", 2, p.edgeHistory),
-		historyOf(historyFlags{kind: event.AggregateComment}, false, "comment ID", "Show the versions of a comment, newest first", 1, p.childHistory),
-		historyOf(historyFlags{kind: event.AggregateComment}, true, "thread ID", "Show the versions of the settings of an object's thread, newest first", 1, p.threadHistory),
-		historyOf(historyFlags{kind: event.AggregateComment}, true, "author ID", "Show the current children of an author that the author has not deleted, oldest first", 1, p.authorHistory),
+		historyOf(historyFlags{kind: event.AggregateFollow}, false, "follow FOLLOWER FOLLOWEE",
+			"Show the versions of a follow, newest first", 2, p.edgeHistory),
+		historyOf(historyFlags{kind: event.AggregateComment}, false, "comment ID",
+			"Show the versions of a comment, newest first", 1, p.childHistory),
+		historyOf(historyFlags{kind: event.AggregateComment}, true, "thread ID",
+			"Show the versions of the settings of an object's thread, newest first", 1, p.threadHistory),
+		historyOf(historyFlags{kind: event.AggregateComment}, true, "author ID",
+			"Show the current children of an author that the author has not deleted, oldest first", 1, p.authorHistory),
 	)
 	return c
 }
 
-// historyOf is one command below history. With anyKind it has the flag --kind, and f's kind is the default.
-func historyOf(f historyFlags, anyKind bool, use, short string, args int, show func(ctx context.Context, f historyFlags, args []string) error) *cobra.Command {
+// historyOf returns one command below history. With anyKind it has the flag --kind, and f's kind is the default.
+func historyOf(f historyFlags, anyKind bool, use, short string, args int,
+	show func(ctx context.Context, f historyFlags, args []string) error) *cobra.Command {
 	c := &cobra.Command{
-		Use: use, Short: short, Args: cobra.ExactArgs(args),
+		Use: use, Short: short, Args: exactArgs(args),
 		RunE: func(c *cobra.Command, args []string) error {
-			if f.tenant <= 0 || f.limit < 1 || f.kind == "" {
-				want := "history wants --tenant, a positive number, and a --limit of 1 or more"
-				if anyKind {
-					want += ", and a --kind"
-				}
-				return &usageError{errors.New(want)}
+			switch {
+			case f.tenant <= 0:
+				return &usageError{errors.New("--tenant is required, a positive number")}
+			case f.kind == "":
+				return &usageError{errors.New("--kind is required")}
+			case f.limit < 1:
+				return &usageError{fmt.Errorf("--limit is %d: want 1 or more", f.limit)}
 			}
 			return show(c.Context(), f, args)
 		},
@@ -68,20 +75,20 @@ func historyOf(f historyFlags, anyKind bool, use, short string, args int, show f
 		c.Flags().StringVar(&f.kind, "kind", f.kind, "the `kind`")
 	}
 	c.Flags().Int64Var(&f.tenant, "tenant", 0, "the tenant")
-	c.Flags().IntVar(&f.limit, "limit", 100, "versions at most")
+	c.Flags().IntVar(&f.limit, "limit", 100, "at most this many versions")
 	c.Flags().BoolVar(&f.asJSON, "json", false, "print one JSON object")
 	dataFlag(c, &f.data)
 	return c
 }
 
-// noKind says that no kind in force has the name.
+// noKind returns the error that no kind in force has the name.
 func noKind(archetype, name string) error {
-	return fmt.Errorf("there is no kind %q of %s: `tidings kinds list` has all of them", name, archetype)
+	return fmt.Errorf("there is no kind %q of %s: `tidings kinds list` lists all of them", name, archetype)
 }
 
-// showVersions prints what read returns. With --json an object is as encode writes it.
-func showVersions[T any](ctx context.Context, p Process, f historyFlags, pool *pgxpool.Pool, header []string, row func(T) []string, encode func(T) ([]byte, error),
-	read func(ctx context.Context, pool *pgxpool.Pool) ([]versioned.Version[T], error)) error {
+// showVersions prints the versions that read returns. With --json, encode writes each object.
+func showVersions[T any](ctx context.Context, p Process, f historyFlags, pool *pgxpool.Pool, header []string, row func(T) []string,
+	encode func(T) ([]byte, error), read func(ctx context.Context, pool *pgxpool.Pool) ([]versioned.Version[T], error)) error {
 	all, err := read(ctx, pool)
 	if err != nil {
 		return err
@@ -96,7 +103,7 @@ func showVersions[T any](ctx context.Context, p Process, f historyFlags, pool *p
 		}
 		return p.writeJSON(map[string][]versioned.Version[json.RawMessage]{"items": items})
 	}
-	rows := [][]string{append([]string{"VERSION ID", "STATE", "AT", "BY"}, header...)}
+	rows := [][]string{append([]string{"ID", "STATE", "AT", "ACTOR"}, header...)}
 	for _, v := range all {
 		rows = append(rows, append([]string{strconv.FormatInt(v.Metadata.VersionID, 10), string(v.Metadata.VersionState),
 			v.Metadata.LastUpdateTime.UTC().Format(event.TimeFormat), printable(v.Metadata.CreatedBy)}, row(v.Object)...))
@@ -105,15 +112,15 @@ func showVersions[T any](ctx context.Context, p Process, f historyFlags, pool *p
 		return err
 	}
 	if len(all) == 0 {
-		fmt.Fprintf(p.Stderr, "There is none: it never was, the archiver has not come to it, or retention has purged it.\n")
+		fmt.Fprintln(p.Stderr, "No history recorded: the object never existed, is not archived yet, or was purged.")
 	}
 	if len(all) == f.limit {
-		fmt.Fprintf(p.Stderr, "There may be more: this is as many as --limit says.\n")
+		fmt.Fprintln(p.Stderr, "There may be more: use a higher --limit.")
 	}
 	return nil
 }
 
-// inTx is a read of showVersions by fn, in a transaction.
+// inTx returns a read function for showVersions that calls fn in a transaction.
 func inTx[T any](fn func(ctx context.Context, tx pgx.Tx) ([]T, error)) func(ctx context.Context, pool *pgxpool.Pool) ([]T, error) {
 	return func(ctx context.Context, pool *pgxpool.Pool) (all []T, err error) {
 		err = postgres.InTx(ctx, pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) (err error) {
@@ -124,7 +131,7 @@ func inTx[T any](fn func(ctx context.Context, tx pgx.Tx) ([]T, error)) func(ctx 
 	}
 }
 
-// printable is s as a terminal can show it, and no longer than a line has room for.
+// printable returns s with control characters quoted, cut to 60 characters.
 func printable(s string) string {
 	const room = 60
 	if r := []rune(s); len(r) > room {
@@ -134,7 +141,7 @@ func printable(s string) string {
 	return quoted[1 : len(quoted)-1]
 }
 
-// historyPool opens the database that has the histories, and reads the kinds in force there.
+// historyPool connects to the database of the histories, and reads the kinds in force there.
 func (p Process) historyPool(ctx context.Context, f historyFlags) (*pgxpool.Pool, *kinds.Set, error) {
 	pool, err := p.projectionsPool(ctx, f.data, "history")
 	if err != nil {
@@ -175,7 +182,7 @@ func (p Process) edgeHistory(ctx context.Context, f historyFlags, args []string)
 		}))
 }
 
-// attributesColumn is a column of what an entity has of the attributes of its kind; none where those are none.
+// attributesColumn returns the cell of an entity's attributes. It returns no cell if the kind has no attributes.
 func attributesColumn(all map[string]kinds.Attribute, has json.RawMessage) []string {
 	if len(all) == 0 {
 		return nil
@@ -188,7 +195,8 @@ func (p Process) childHistory(ctx context.Context, f historyFlags, args []string
 	if err != nil {
 		return &usageError{fmt.Errorf("%s %q: %w", f.kind, args[0], err)}
 	}
-	return p.showChildren(ctx, f, func(ctx context.Context, tx pgx.Tx, h *history.Table[event.Child]) ([]versioned.Version[event.Child], error) {
+	return p.showChildren(ctx, f, func(ctx context.Context, tx pgx.Tx,
+		h *history.Table[event.Child]) ([]versioned.Version[event.Child], error) {
 		return h.Recent(ctx, tx, f.tenant, versioned.Key{id.String()}, math.MaxInt64, f.limit)
 	})
 }
@@ -198,12 +206,13 @@ func (p Process) authorHistory(ctx context.Context, f historyFlags, args []strin
 	if err != nil {
 		return err
 	}
-	return p.showChildren(ctx, f, func(ctx context.Context, tx pgx.Tx, h *history.Table[event.Child]) ([]versioned.Version[event.Child], error) {
+	return p.showChildren(ctx, f, func(ctx context.Context, tx pgx.Tx,
+		h *history.Table[event.Child]) ([]versioned.Version[event.Child], error) {
 		return h.Query(ctx, tx, f.tenant, []versioned.Field{{Name: "author_id", Value: ids[0]}}, nil, f.limit)
 	})
 }
 
-// showChildren prints what read returns of the history of f's kind.
+// showChildren prints the versions that read returns from the history of f's kind.
 func (p Process) showChildren(ctx context.Context, f historyFlags,
 	read func(ctx context.Context, tx pgx.Tx, h *history.Table[event.Child]) ([]versioned.Version[event.Child], error)) error {
 	pool, set, err := p.historyPool(ctx, f)
@@ -215,12 +224,13 @@ func (p Process) showChildren(ctx context.Context, f historyFlags,
 	if !ok {
 		return noKind("children", f.kind)
 	}
-	header := []string{"VERSION", strings.ToUpper(k.Name), strings.ToUpper(k.Parent), "AUTHOR", "IS", "REASON", "BODY"}
+	header := []string{"VERSION", strings.ToUpper(k.Name), strings.ToUpper(k.Parent), "AUTHOR", "VISIBILITY", "REASON", "BODY"}
 	if len(k.Attributes) > 0 {
 		header = append(header, "ATTRIBUTES")
 	}
 	row := func(c event.Child) []string {
-		return append([]string{strconv.FormatInt(c.Version, 10), c.ID, c.Parent.String(), c.AuthorID.String(), c.State(), printable(c.Reason), printable(c.Body)},
+		return append([]string{strconv.FormatInt(c.Version, 10), c.ID, c.Parent.String(), c.AuthorID.String(), c.State(),
+			printable(c.Reason), printable(c.Body)},
 			attributesColumn(k.Attributes, c.Attributes)...)
 	}
 	return showVersions(ctx, p, f, pool, header, row, func(c event.Child) ([]byte, error) { return c.Encode(k.Names()) },
@@ -248,10 +258,12 @@ func (p Process) threadHistory(ctx context.Context, f historyFlags, args []strin
 		return noKind("moderated children", f.kind)
 	}
 	return showVersions(ctx, p, f, pool, []string{"VERSION", "LOCKED", "PREMODERATED", "TITLE"}, func(t event.Thread) []string {
-		return []string{strconv.FormatInt(t.Version, 10), strconv.FormatBool(t.Locked), strconv.FormatBool(t.Premoderate), printable(t.Title)}
-	}, func(t event.Thread) ([]byte, error) { return json.Marshal(t) }, func(ctx context.Context, pool *pgxpool.Pool) ([]versioned.Version[event.Thread], error) {
-		return store.New(pool, nil).ThreadVersions(ctx, f.tenant, k, ids[0], math.MaxInt64, f.limit)
-	})
+		return []string{strconv.FormatInt(t.Version, 10), strconv.FormatBool(t.Locked),
+			strconv.FormatBool(t.Premoderate), printable(t.Title)}
+	}, func(t event.Thread) ([]byte, error) { return json.Marshal(t) },
+		func(ctx context.Context, pool *pgxpool.Pool) ([]versioned.Version[event.Thread], error) {
+			return store.New(pool, nil).ThreadVersions(ctx, f.tenant, k, ids[0], math.MaxInt64, f.limit)
+		})
 }
 
 func parseIDs(args []string) ([]int64, error) {

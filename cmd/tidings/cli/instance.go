@@ -17,16 +17,16 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 )
 
-// instanceFile is where a running dev writes how to reach it.
+// instanceFile is the file in which a running dev writes its addresses and tokens.
 const instanceFile = "dev.json"
 
-// instance is how to reach a running dev. It holds secrets: the file is for its owner only.
+// instance has the addresses and tokens of a running dev. Only the file's owner may read it.
 type instance struct {
 	API                    string `json:"api"` // address of the API, http://HOST:PORT
 	Ops                    string `json:"ops"` // address of the ops port
 	Token                  string `json:"token"`
-	Console                string `json:"console,omitempty"`       // its address; empty: it is off
-	ConsoleToken           string `json:"console_token,omitempty"` // a system token, which signs in there
+	Console                string `json:"console,omitempty"`       // address of the console; empty if it is off
+	ConsoleToken           string `json:"console_token,omitempty"` // a system token for the sign-in to the console
 	DatabaseURL            string `json:"database_url"`
 	ProjectionsDatabaseURL string `json:"projections_database_url"`
 	NATSURL                string `json:"nats_url"`
@@ -35,7 +35,7 @@ type instance struct {
 }
 
 // errNoInstance reports that a data directory has no dev.json.
-var errNoInstance = errors.New("no dev runs there; start one with `tidings dev`")
+var errNoInstance = errors.New("no `tidings dev` is running here. Start it, or name another directory with --data")
 
 func readInstance(dir string) (instance, error) {
 	var in instance
@@ -44,24 +44,24 @@ func readInstance(dir string) (instance, error) {
 		return in, fmt.Errorf("%s: %w", dir, errNoInstance)
 	}
 	if err != nil {
-		return in, fmt.Errorf("read how to reach dev: %w", err)
+		return in, fmt.Errorf("read the addresses of dev: %w", err)
 	}
 	if err := json.Unmarshal(b, &in); err != nil {
-		return in, fmt.Errorf("read how to reach dev from %s: %w", filepath.Join(dir, instanceFile), err)
+		return in, fmt.Errorf("read the addresses of dev from %s: %w", filepath.Join(dir, instanceFile), err)
 	}
 	return in, nil
 }
 
-// write leaves how to reach dev in its data directory.
+// write writes the file into dev's data directory.
 func (in instance) write(dir string) error {
 	content, err := json.MarshalIndent(in, "", "  ")
 	if err != nil {
-		return fmt.Errorf("encode how to reach dev: %w", err)
+		return fmt.Errorf("encode the addresses of dev: %w", err)
 	}
 	return writeFile(filepath.Join(dir, instanceFile), content)
 }
 
-// writeFile replaces the file as a whole: a reader, or the next start after a crash, finds the old content or the new.
+// writeFile replaces the file atomically: a reader, or the next start after a crash, finds either the old content or the new.
 func writeFile(path string, content []byte) error {
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*") // mode 0600
 	if err != nil {
@@ -79,36 +79,42 @@ func writeFile(path string, content []byte) error {
 
 // dataFlag adds --data to a command that works with a running dev.
 func dataFlag(c *cobra.Command, dir *string) {
-	c.Flags().StringVar(dir, "data", "", "the data `directory` of a running dev (default: dev's default)")
+	c.Flags().StringVar(dir, "data", "", "the data `directory` of a running dev (default: as for tidings dev)")
 }
 
-// defaultData is dev's data directory unless --data names one.
+// defaultData returns the data directory of a dev that was started without --data.
 func (p Process) defaultData() (string, error) {
 	if os.Geteuid() == 0 {
 		return "/var/lib/tidings/dev", nil
 	}
-	if dir, ok := p.Env.Lookup("XDG_DATA_HOME"); ok && filepath.IsAbs(dir) { // relative ones are to be ignored (XDG base directories 0.8)
+	if dir, ok := p.Env.Lookup("XDG_DATA_HOME"); ok && filepath.IsAbs(dir) { // XDG base directories 0.8: ignore relative ones
 		return filepath.Join(dir, "tidings", "dev"), nil
 	}
 	home, err := os.UserHomeDir()
 	if err != nil {
-		return "", fmt.Errorf("find the data directory: %w; give --data", err)
+		return "", fmt.Errorf("find the data directory: %w; name it with --data", err)
 	}
 	return filepath.Join(home, ".local", "share", "tidings", "dev"), nil
 }
 
-// instance returns how to reach the dev of the data directory, or of the default one.
+// instance returns the addresses and tokens of the dev that uses the data directory; "" means the default directory.
 func (p Process) instance(data string) (instance, error) {
-	if data == "" {
-		var err error
-		if data, err = p.defaultData(); err != nil {
-			return instance{}, err
-		}
+	dir, err := p.dataDir(data)
+	if err != nil {
+		return instance{}, err
 	}
-	return readInstance(data)
+	return readInstance(dir)
 }
 
-// servers is the environment of the commands that talk to the servers themselves.
+// dataDir returns data, or the default directory if data is "".
+func (p Process) dataDir(data string) (string, error) {
+	if data == "" {
+		return p.defaultData()
+	}
+	return data, nil
+}
+
+// servers is the environment of the commands that connect to the databases and to NATS.
 type servers struct {
 	DatabaseURL            string `env:"DATABASE_URL"`
 	ProjectionsDatabaseURL string `env:"PROJECTIONS_DATABASE_URL, default=$DATABASE_URL"`
@@ -116,7 +122,7 @@ type servers struct {
 	Broker                 broker.Config
 }
 
-// servers returns those of the dev that --data names, else those of the environment, else those of the default dev.
+// servers returns the servers of the dev that --data names, else those of the environment, else those of the default dev.
 func (p Process) servers(ctx context.Context, data string) (servers, error) {
 	var s servers
 	if err := envconfig.ProcessWith(ctx, &envconfig.Config{Target: &s, Lookuper: p.Env}); err != nil {
@@ -130,7 +136,9 @@ func (p Process) servers(ctx context.Context, data string) (servers, error) {
 		return s, fmt.Errorf("%w, or set DATABASE_URL and NATS_URL", err)
 	}
 	if err := syscall.Kill(in.PID, 0); errors.Is(err, syscall.ESRCH) {
-		return s, fmt.Errorf("the dev of that data directory, process %d, has ended; start it again with `tidings dev`", in.PID)
+		dir, _ := p.dataDir(data) // p.instance has found it
+		return s, fmt.Errorf("%s: the `tidings dev` here (process %d) has ended. Start it again, or name another directory with --data",
+			dir, in.PID)
 	}
 	s.DatabaseURL, s.ProjectionsDatabaseURL, s.Broker.URL = in.DatabaseURL, in.ProjectionsDatabaseURL, in.NATSURL
 	return s, nil

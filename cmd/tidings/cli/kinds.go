@@ -20,7 +20,7 @@ import (
 	"github.com/tidings/tidings/migrations"
 )
 
-// appliedKinds is what `tidings kinds apply --json` prints.
+// appliedKinds is the output of `tidings kinds apply --json`.
 type appliedKinds struct {
 	kinds.Applied
 	DryRun bool `json:"dry_run"`
@@ -53,7 +53,7 @@ func (p Process) kindsCommand() *cobra.Command {
 	return c
 }
 
-// truthPool opens the database that has the truth.
+// truthPool connects to the database of the truth.
 func (p Process) truthPool(ctx context.Context, data, name string) (*pgxpool.Pool, error) {
 	s, err := p.servers(ctx, data)
 	if err != nil {
@@ -103,7 +103,7 @@ func (p Process) kindsFile(name string) ([]byte, error) {
 		if err != nil {
 			return nil, &usageError{err}
 		}
-		defer func() { _ = f.Close() }() // it is only read
+		defer func() { _ = f.Close() }() // the file is only read
 		in = f
 	}
 	file, err := io.ReadAll(io.LimitReader(in, most+1))
@@ -126,10 +126,12 @@ func (p Process) kindsApplyCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "apply FILE",
 		Short: "Put the kinds of a file in force, beside the built-in ones",
-		Long: `Apply checks the whole file, creates the tables of new kinds in both databases, and puts the file in force. Processes use it within five seconds, without
-a restart. Apply removes kinds that the file does not name. It refuses a change that would reinterpret existing rows, and says why. "-" reads the file from
-stdin. docs/kinds.md describes the file. After a failure, run the same command again: it completes the change.`,
-		Args: cobra.ExactArgs(1),
+		Long: `Apply checks the whole file, creates the tables of new kinds in both databases, and puts the file in
+force. Processes use it within five seconds, without a restart. Apply removes kinds that the file
+does not name, and asks for confirmation first. It refuses a change that would reinterpret existing
+rows, and prints the reason. "-" reads the file from stdin. docs/kinds.md describes the file. After
+a failure, run the same command again: it completes the change.`,
+		Args: exactArgs(1),
 		RunE: func(c *cobra.Command, args []string) (err error) {
 			if err := setActor(&r.Actor); err != nil {
 				return err
@@ -174,7 +176,7 @@ stdin. docs/kinds.md describes the file. After a failure, run the same command a
 	return c
 }
 
-// askKinds asks whether kinds, or what they have, may go: what only adds needs no yes.
+// askKinds asks whether to remove kinds or parts of kinds. A change that only adds needs no confirmation.
 func askKinds(ctx context.Context, dbs kinds.Databases, r kinds.Request, sure *asking) error {
 	return sure.ask(func(w io.Writer) error {
 		r.DryRun = true
@@ -184,11 +186,11 @@ func askKinds(ctx context.Context, dbs kinds.Databases, r kinds.Request, sure *a
 		}
 		var gone []string
 		for _, change := range plan.Changes {
-			if change.Kind != "" { // possible only while no row of it is in the way
+			if change.Kind != "" { // such a change is possible only without rows that contradict it
 				gone = append(gone, fmt.Sprintf("%s: %s", change.Path, change.What))
 			}
 		}
-		return textLines("These changes take something away:", gone...)(w)
+		return textLines("These changes remove or restrict kinds:", gone...)(w)
 	})
 }
 
@@ -209,10 +211,11 @@ func (p Process) sayApplied(done kinds.Applied, dry bool) error {
 	if err := p.sayChanges(done.Changes, false); err != nil {
 		return err
 	}
-	text := fmt.Sprintf("Version %d is in force. Processes take it up within 5 seconds.", done.Version)
+	text := fmt.Sprintf("These kinds are in force. All processes use them within 5 seconds. "+
+		"`tidings kinds history` lists this change as version %d.", done.Version)
 	switch {
 	case len(done.Changes) == 0:
-		text = "These are the kinds in force. Nothing changed."
+		text = "The file has the kinds in force. Nothing was changed."
 	case dry:
 		text = "Nothing was changed (--dry-run)."
 	}
@@ -222,12 +225,13 @@ func (p Process) sayApplied(done kinds.Applied, dry bool) error {
 	return nil
 }
 
-// sayChanges prints a line for each change; with conditions, also what is possible only without rows.
+// sayChanges prints a line for each change. With conditions it adds which changes are possible only without
+// contradicting rows.
 func (p Process) sayChanges(all []kinds.Change, conditions bool) error {
 	for _, c := range all {
 		line := fmt.Sprintf("%s: %s", c.Path, c.What)
 		if conditions && c.Kind != "" {
-			line += fmt.Sprintf(" (possible if no row of %s is in the way; otherwise: %s)", c.Kind, c.Instead)
+			line += fmt.Sprintf(" (possible only if no row of %s prevents it; otherwise, %s)", c.Kind, c.Instead)
 		}
 		if _, err := fmt.Fprintln(p.Stdout, line); err != nil {
 			return fmt.Errorf("write the result: %w", err)
@@ -244,8 +248,9 @@ func (p Process) kindsDiffCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "diff FILE",
 		Short: "Compare a file with the kinds in force",
-		Long:  `Checks the whole file and prints what applying it would change. "kinds apply --dry-run" also looks for rows that are in the way.`,
-		Args:  cobra.ExactArgs(1),
+		Long: `Diff checks the whole file and prints the changes that tidings kinds apply would make. It does not
+read rows: tidings kinds apply --dry-run also finds rows that prevent a change.`,
+		Args: exactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			file, err := p.kindsFile(args[0])
 			if err != nil {
@@ -293,7 +298,7 @@ func (p Process) kindsListCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			rows := [][]string{{"NAME", "IS", "PLURAL", "OF", "HAS", "FROM"}}
+			rows := [][]string{{"NAME", "TYPE", "PLURAL", "OBJECTS", "CAPABILITIES", "SOURCE"}}
 			for _, k := range listed(now) {
 				if asJSON {
 					if err := p.writeJSON(k); err != nil {
@@ -301,7 +306,7 @@ func (p Process) kindsListCommand() *cobra.Command {
 					}
 					continue
 				}
-				of, from := k.Parent, "a file"
+				of, from := k.Parent, "file"
 				if k.Archetype == "edge" {
 					of = k.From + " → " + k.To
 				}
@@ -321,7 +326,7 @@ func (p Process) kindsListCommand() *cobra.Command {
 	return c
 }
 
-// listed are the kinds by archetype and name.
+// listed returns the kinds, sorted by archetype and name.
 func listed(s *kinds.Set) []listedKind {
 	added := s.Without(kinds.Builtin())
 	all := []listedKind{}
@@ -333,7 +338,8 @@ func listed(s *kinds.Set) []listedKind {
 	for _, ch := range s.AllChildren() {
 		_, ours := added.Child(ch.Name)
 		all = append(all, listedKind{Name: ch.Name, Archetype: "child", Plural: ch.Plural, Parent: ch.Parent, BuiltIn: !ours,
-			Has: capabilities(ch.Attributes, map[string]bool{"threaded": ch.Threaded, "moderated": ch.Moderated, "one_per_author": ch.OnePerAuthor, "partitions": ch.Partitions > 0})})
+			Has: capabilities(ch.Attributes, map[string]bool{"threaded": ch.Threaded, "moderated": ch.Moderated,
+				"one_per_author": ch.OnePerAuthor, "partitions": ch.Partitions > 0})})
 	}
 	return all
 }
@@ -359,7 +365,7 @@ func (p Process) kindsShowCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "show NAME",
 		Short: "Print a kind in the format of a file of kinds",
-		Args:  cobra.ExactArgs(1),
+		Args:  exactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			now, err := p.kindsInForce(c.Context(), data)
 			if err != nil {
@@ -373,7 +379,7 @@ func (p Process) kindsShowCommand() *cobra.Command {
 				one.Children = map[string]kinds.Child{ch.Name: ch}
 				one.Objects[ch.Parent] = now.Objects[ch.Parent]
 			} else {
-				return fmt.Errorf("there is no kind %q: `tidings kinds list` has all of them", args[0])
+				return fmt.Errorf("there is no kind %q: `tidings kinds list` lists all of them", args[0])
 			}
 			enc := yaml.NewEncoder(p.Stdout)
 			enc.SetIndent(2)

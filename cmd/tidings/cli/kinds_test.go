@@ -34,15 +34,18 @@ edges:
 	}{
 		{"kinds diff FILE", exitOK, added, ""},
 		{"kinds apply FILE --dry-run", exitOK, added + "Nothing was changed (--dry-run).\n", ""},
-		{"kinds show play", exitError, "", "there is no kind \"play\": `tidings kinds list` has all of them"},
-		{"kinds apply FILE --actor ann --reason music", exitOK, added + "Version 100000000003 is in force. Processes take it up within 5 seconds.\n", ""},
-		{"kinds apply FILE", exitOK, "These are the kinds in force. Nothing changed.\n", ""},
-		{"kinds diff FILE", exitOK, "These are the kinds in force. Nothing changed.\n", ""},
+		{"kinds show play", exitError, "", "there is no kind \"play\": `tidings kinds list` lists all of them"},
+		{"kinds apply FILE --actor ann --reason music", exitOK,
+			added + "These kinds are in force. All processes use them within 5 seconds. " +
+				"`tidings kinds history` lists this change as version 100000000003.\n", ""},
+		{"kinds apply FILE", exitOK, "The file has the kinds in force. Nothing was changed.\n", ""},
+		{"kinds diff FILE", exitOK, "The file has the kinds in force. Nothing was changed.\n", ""},
 		{"kinds apply FILE --json", exitOK, `{"changes":[],"version":100000000003,"dry_run":false}` + "\n", ""},
-		{"kinds show play", exitOK, "objects:\n  song: songs\n  user: users\nedges:\n  play:\n    plural: plays\n    from: user\n    to: song\n    ends: [user_id, song_id]\n", ""},
-		{"kinds apply", exitInput, "", "accepts 1 arg(s)"},
+		{"kinds show play", exitOK, "objects:\n  song: songs\n  user: users\nedges:\n  play:\n    plural: plays\n    from: user\n    to: " +
+			"song\n    ends: [user_id, song_id]\n", ""},
+		{"kinds apply", exitInput, "", "got 0 arguments, want `tidings kinds apply FILE`"},
 		{"kinds apply FILE.no", exitInput, "", "no such file"},
-		{"kinds apply FILE --actor \x01", exitInput, "", "--actor wants"},
+		{"kinds apply FILE --actor \x01", exitInput, "", "--actor must be"},
 	} {
 		args := strings.Fields(strings.ReplaceAll(c.args, "FILE", file))
 		code, stdout, stderr := run(t, env, "", args...)
@@ -51,47 +54,59 @@ edges:
 		}
 	}
 
-	// What show prints is a file.
+	// The output of show is a valid file.
 	_, shown, _ := run(t, env, "", "kinds", "show", "play")
-	if code, stdout, stderr := run(t, env, shown, "kinds", "diff", "-"); code != exitOK || !strings.HasPrefix(stdout, "These are the kinds in force.") {
+	if code, stdout, stderr := run(t, env, shown, "kinds", "diff", "-"); code != exitOK ||
+		!strings.HasPrefix(stdout, "The file has the kinds in force.") {
 		t.Errorf("exit code %d, %s%s", code, stdout, stderr)
 	}
 
 	code, stdout, _ := run(t, env, "", "kinds", "list")
-	if code != exitOK || !strings.Contains(stdout, "membership  edge   memberships  user → group") || !strings.Contains(stdout, "a file") {
+	if code != exitOK || !strings.Contains(stdout, "membership  edge   memberships  user → group") ||
+		!strings.Contains(stdout, "  file\n") {
 		t.Errorf("exit code %d, %s", code, stdout)
 	}
 	_, stdout, _ = run(t, env, "", "kinds", "list", "--json")
 	lines := strings.Split(strings.TrimSpace(stdout), "\n")
 	var review listedKind
-	if err := json.Unmarshal([]byte(lines[len(lines)-1]), &review); err != nil || len(lines) != 8 || review.Parent != "product" || !review.BuiltIn || strings.Join(review.Has, " ") != "one_per_author rating" {
+	if err := json.Unmarshal([]byte(lines[len(lines)-1]), &review); err != nil || len(lines) != 8 || review.Parent != "product" ||
+		!review.BuiltIn || strings.Join(review.Has, " ") != "one_per_author rating" {
 		t.Errorf("%d lines, %+v, %v", len(lines), review, err)
 	}
 
-	// A file that is wrong, with lines; a change that is refused, with the reason.
+	// A file with mistakes, reported by line; a refused change, with the reason.
 	write("edges:\n  play: {plural: plays, from: user, to: tune, forward: plays, reverse: players}\n  like: {plural: loves}\n")
 	code, _, stderr := run(t, env, "", "kinds", "apply", file)
-	if want := "kinds.yaml is not a file of kinds:\nline 2: edges.play.to: there is no object \"tune\": add it to objects\nline 3: edges.like: is built in and cannot be changed; give the new one another name\n"; code != exitInput || !strings.Contains(stderr, want) {
+	if want := "kinds.yaml is not a file of kinds:\nline 2: edges.play.to: the object \"tune\" does not exist: add it to objects\n" +
+		"line 3: " +
+		"edges.like: is built in and cannot be changed; give the new one another name\n"; code != exitInput ||
+		!strings.Contains(stderr, want) {
 		t.Errorf("exit code %d, %s", code, stderr)
 	}
-	if _, err := db.Pool(t, postgres.RoleSystem).Exec(t.Context(), `INSERT INTO plays (tenant_id, user_id, song_id) VALUES (1, 2, 3)`); err != nil {
+	if _, err := db.Pool(t, postgres.RoleSystem).Exec(t.Context(),
+		`INSERT INTO plays (tenant_id, user_id, song_id) VALUES (1, 2, 3)`); err != nil {
 		t.Fatal(err)
 	}
 	write("{}")
 	code, _, stderr = run(t, env, "", "kinds", "apply", file)
-	if want := "is refused, and nothing was changed:\nedges.play: removed: refused, because play has rows in edges. Instead: keep the kind: one that nobody writes costs nothing\n"; code != exitError || !strings.Contains(stderr, want) {
+	if want := "is refused, and nothing was changed:\nedges.play: removed: refused, because play has rows in edges. Instead, leave " +
+		"the kind in the file\n"; code != exitError || !strings.Contains(stderr, want) {
 		t.Errorf("exit code %d, %s", code, stderr)
 	}
-	if _, stdout, _ := run(t, env, "", "kinds", "diff", file); !strings.Contains(stdout, "edges.play: removed (possible if no row of play is in the way; otherwise: keep the kind: one that nobody writes costs nothing)\n") {
+	if _, stdout, _ := run(t, env, "", "kinds", "diff", file); !strings.Contains(stdout,
+		"edges.play: removed (possible only if no row of play prevents it; otherwise, "+
+			"leave the kind in the file)\n") {
 		t.Errorf("%s", stdout)
 	}
 
 	code, stdout, _ = run(t, env, "", "kinds", "history")
-	if code != exitOK || !strings.HasPrefix(stdout, "Version 100000000003, ") || !strings.Contains(stdout, ", ann: music\n  edges.play: added\n  objects.song: added\n") {
+	if code != exitOK || !strings.HasPrefix(stdout, "Version 100000000003, ") ||
+		!strings.Contains(stdout, ", ann: music\n  edges.play: added\n  objects.song: added\n") {
 		t.Errorf("exit code %d, %s", code, stdout)
 	}
 	var v kindsVersion
-	if _, stdout, _ = run(t, env, "", "kinds", "history", "--json"); json.Unmarshal([]byte(stdout), &v) != nil || v.Actor != "ann" || v.Reason != "music" || len(v.Changes) != 2 {
+	if _, stdout, _ = run(t, env, "", "kinds", "history", "--json"); json.Unmarshal([]byte(stdout), &v) != nil || v.Actor != "ann" ||
+		v.Reason != "music" || len(v.Changes) != 2 {
 		t.Errorf("%s", stdout)
 	}
 }

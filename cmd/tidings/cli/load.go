@@ -16,9 +16,9 @@ import (
 	"github.com/tidings/tidings/internal/load"
 )
 
-// loadResult is what `tidings load --json` prints of edges.
+// loadResult is the output of `tidings load --json` for edges.
 type loadResult struct {
-	Edges          int64   `json:"edges"` // answered
+	Edges          int64   `json:"edges"` // with an answer
 	Created        int64   `json:"created"`
 	Existed        int64   `json:"existed"`
 	Retried        int64   `json:"retried"`
@@ -27,9 +27,9 @@ type loadResult struct {
 	Error          string  `json:"error,omitempty"`
 }
 
-// childrenResult is what `tidings load --json` prints of children.
+// childrenResult is the output of `tidings load --json` for children.
 type childrenResult struct {
-	Requests          int64   `json:"requests"` // answered
+	Requests          int64   `json:"requests"` // with an answer
 	Created           int64   `json:"created"`  // children
 	Changed           int64   `json:"changed"`  // edits, deletions, moderation, settings
 	Existed           int64   `json:"existed"`
@@ -42,10 +42,10 @@ type childrenResult struct {
 
 // loading is a load that is about to run.
 type loading struct {
-	unit    string // what is counted
-	total   int64  // -1 where it is not known
+	unit    string // the noun of the counted things
+	total   int64  // -1 if unknown
 	run     func(context.Context) error
-	summary func(s load.Stats, seconds float64, err string) (json any, table [][]string)
+	summary func(s load.Stats, took float64, err string) (json any, table [][]string) // took is in seconds
 }
 
 func (p Process) loadCommand() *cobra.Command {
@@ -57,25 +57,32 @@ func (p Process) loadCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "load (FILE | - | --generate SPEC) [--kind KIND]",
 		Short: "Load edges or children of a kind through the API",
-		Long: `Load sends one PUT per edge of a graph, or writes generated children. --kind selects the kind (tidings kinds list).
+		Long: `Load sends one PUT per edge of a graph, or writes generated children. --kind selects the kind
+(tidings kinds list).
 
-FILE, or - for stdin, has one edge per line: FROM TO, two ids separated by tabs or spaces, then the attributes as a JSON object if there are any. Load skips
-empty lines and lines that begin with #. The file may be gzipped. A malformed line ends the load with exit code 2, after the lines before it were sent.
+FILE, or - for stdin, has one edge per line: FROM TO, two ids separated by tabs or spaces, then the
+attributes as a JSON object if there are any. Load skips empty lines and lines that begin with #.
+The file may be gzipped. A malformed line ends the load with exit code 2, after the lines before it
+were sent.
 
---generate users=N,edges=M,seed=S makes a graph with the skewed degrees of a social network. If the kind leads from one object to another, the spec has both
-plurals: users=N,groups=N,edges=M. Attributes are generated from the kind's schema.
+--generate users=N,edges=M,seed=S makes a graph with the skewed degrees of a social network. If the
+kind leads from one object to another, the spec has both plurals: users=N,groups=N,edges=M.
+Attributes are generated from the kind's schema.
 
---generate posts=N,comments=M,seed=S makes M children under the objects 1 to N: a few objects have most of them, and some children are edited or deleted.
-In threads children reply to each other. Kinds with moderation also get decisions and thread settings, so the token needs the role moderate. Operations that
-somebody else's change made impossible (409) count as refused, together with their replies.
+--generate posts=N,comments=M,seed=S makes M children under the objects 1 to N: a few objects have
+most of them, and some children are edited or deleted. In threads children reply to each other.
+Kinds with moderation also get decisions and thread settings, so the token needs the role moderate.
+If another client's change makes an operation impossible (409), the operation and the replies to it
+count as refused.
 
-The same seed makes the same edges and children. A load may run twice: it counts existing ones and does not write them again, and an edge gets the attributes
-of its line. The token needs the roles read and write. Load retries connection errors, 5xx and 429 until --retry-for passes without a success, so it continues
-after the server was killed and restarted.`,
+The same seed makes the same edges and children. You can run a load twice: it counts existing rows
+and does not write them again. It updates an edge whose attributes differ from its line. The token
+needs the roles read and write. Load retries connection errors, 5xx and 429 until --retry-for passes
+without a success, so it continues after you kill and restart the server.`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			if (generate != "") == (len(args) == 1) {
-				return &usageError{errors.New("load wants either a FILE (- for stdin), or --generate")}
+				return &usageError{errors.New("load needs either a FILE (- for stdin), or --generate")}
 			}
 			if cfg.URL == "" || cfg.Token == "" {
 				in, err := p.instance(data)
@@ -102,17 +109,18 @@ after the server was killed and restarted.`,
 		},
 	}
 	c.Flags().StringVar(&kind, "kind", event.AggregateFollow, "the `kind` of the edges or children")
-	c.Flags().StringVar(&generate, "generate", "", "generate them: `users=N,edges=M,seed=S`, or posts=N,comments=M,seed=S, in the plurals of the kind")
+	c.Flags().StringVar(&generate, "generate", "", "generate the rows: `users=N,edges=M,seed=S`, or posts=N,comments=M,seed=S, with "+
+		"the plurals of the kind")
 	c.Flags().StringVar(&cfg.URL, "url", "", "address of the API (default: the running dev's)")
 	c.Flags().StringVar(&cfg.Token, "token", "", "bearer token with the roles read and write (default: the running dev's)")
-	c.Flags().IntVar(&cfg.Concurrency, "concurrency", 32, "requests at a time")
+	c.Flags().IntVar(&cfg.Concurrency, "concurrency", 32, "parallel requests")
 	c.Flags().DurationVar(&cfg.RetryFor, "retry-for", 2*time.Minute, "give up after this time without a success")
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
 	dataFlag(c, &data)
 	return c
 }
 
-// loading asks the API for the kind and makes what is to be loaded of it. done closes it.
+// loading reads the kind from the API, and prepares the load of the file or of the generated rows. done closes the file.
 func (p Process) loading(ctx context.Context, l *load.Loader, kind, generate string, args []string) (w loading, done func(), err error) {
 	all, err := l.Kinds(ctx)
 	if err != nil {
@@ -130,7 +138,7 @@ func (p Process) loading(ctx context.Context, l *load.Loader, kind, generate str
 	}
 	k, ok := all.Edge(kind)
 	if !ok {
-		return w, nil, &usageError{fmt.Errorf("the API has no kind %q: `tidings kinds list` has all of them", kind)}
+		return w, nil, &usageError{fmt.Errorf("the API has no kind %q: `tidings kinds list` lists all of them", kind)}
 	}
 	if generate != "" {
 		spec, err := all.EdgeSpec(k, generate)
@@ -143,8 +151,9 @@ func (p Process) loading(ctx context.Context, l *load.Loader, kind, generate str
 	return edgesLoading(l, k, edges, total), done, err
 }
 
-// edges opens an edge list. total is -1 where it is not known; done closes it.
-func (p Process) edges(ctx context.Context, file string, k load.EdgeKind) (edges iter.Seq2[load.Edge, error], total int64, done func(), err error) {
+// edges opens an edge list. total is -1 if the number of edges is unknown. done closes the list.
+func (p Process) edges(ctx context.Context, file string, k load.EdgeKind,
+) (edges iter.Seq2[load.Edge, error], total int64, done func(), err error) {
 	if file == "-" {
 		return load.Read(interruptible(ctx, p.Stdin), k.NoSelf()), -1, func() {}, nil
 	}
@@ -154,15 +163,15 @@ func (p Process) edges(ctx context.Context, file string, k load.EdgeKind) (edges
 	}
 	total = -1
 	if info, err := f.Stat(); err == nil && info.Mode().IsRegular() && terminal(p.Stderr) {
-		total = countEdges(f) // a second read, only for the bar
+		total = countEdges(f) // an extra read, only for the progress bar
 		if _, err := f.Seek(0, io.SeekStart); err != nil {
 			return nil, 0, nil, errors.Join(fmt.Errorf("read the edge list again: %w", err), f.Close())
 		}
 	}
-	return load.Read(f, k.NoSelf()), total, func() { _ = f.Close() }, nil // it was only read
+	return load.Read(f, k.NoSelf()), total, func() { _ = f.Close() }, nil // the file was only read
 }
 
-// countEdges counts as far as the list can be read.
+// countEdges counts the edges before the end, or before the first malformed line.
 func countEdges(r io.Reader) (n int64) {
 	for _, err := range load.Read(r, false) {
 		if err != nil {
@@ -173,8 +182,8 @@ func countEdges(r io.Reader) (n int64) {
 	return n
 }
 
-// interruptible returns a reader that ends with ctx although r may be waiting for a terminal or a pipe. What reads r then
-// stays behind until that wait ends, at the latest with the process.
+// interruptible returns a reader that ends with ctx, even while r waits for a terminal or a pipe. The goroutine that reads r
+// then remains until that wait ends, at the latest until the process ends.
 func interruptible(ctx context.Context, r io.Reader) io.Reader {
 	pr, pw := io.Pipe()
 	context.AfterFunc(ctx, func() { pw.CloseWithError(context.Cause(ctx)) })
@@ -185,7 +194,7 @@ func interruptible(ctx context.Context, r io.Reader) io.Reader {
 	return pr
 }
 
-// terminal reports whether w is one.
+// terminal reports whether w is a terminal.
 func terminal(w io.Writer) bool {
 	f, ok := w.(*os.File)
 	if !ok {
@@ -199,12 +208,12 @@ func edgesLoading(l *load.Loader, k load.EdgeKind, edges iter.Seq2[load.Edge, er
 	return loading{
 		unit: "edges", total: total,
 		run: func(ctx context.Context) error { return l.Run(ctx, k, edges) },
-		summary: func(s load.Stats, seconds float64, err string) (any, [][]string) {
-			r := loadResult{Edges: s.Done(), Created: s.Created, Existed: s.Existed, Retried: s.Retried, Seconds: seconds,
-				EdgesPerSecond: float64(s.Done()) / seconds, Error: err}
+		summary: func(s load.Stats, took float64, err string) (any, [][]string) {
+			r := loadResult{Edges: s.Done(), Created: s.Created, Existed: s.Existed, Retried: s.Retried, Seconds: took,
+				EdgesPerSecond: float64(s.Done()) / took, Error: err}
 			return r, [][]string{
-				{"edges", count(r.Edges)}, {"created", count(r.Created)}, {"already there", count(r.Existed)}, {"retried", count(r.Retried)},
-				{"seconds", fmt.Sprintf("%.1f", r.Seconds)}, {"edges/s", count(int64(r.EdgesPerSecond))},
+				{"edges", count(r.Edges)}, {"created", count(r.Created)}, {"already there", count(r.Existed)},
+				{"retried", count(r.Retried)}, {"time", seconds(r.Seconds)}, {"edges/s", count(int64(r.EdgesPerSecond))},
 			}
 		},
 	}
@@ -214,19 +223,19 @@ func childrenLoading(l *load.Loader, k load.ChildKind, plan *load.Children) load
 	return loading{
 		unit: "requests", total: plan.Requests(),
 		run: func(ctx context.Context) error { return l.RunChildren(ctx, plan) },
-		summary: func(s load.Stats, seconds float64, err string) (any, [][]string) {
-			r := childrenResult{Requests: s.Done(), Created: s.Created, Changed: s.Changed, Existed: s.Existed, Refused: s.Refused, Retried: s.Retried,
-				Seconds: seconds, RequestsPerSecond: float64(s.Done()) / seconds, Error: err}
+		summary: func(s load.Stats, took float64, err string) (any, [][]string) {
+			r := childrenResult{Requests: s.Done(), Created: s.Created, Changed: s.Changed, Existed: s.Existed,
+				Refused: s.Refused, Retried: s.Retried, Seconds: took, RequestsPerSecond: float64(s.Done()) / took, Error: err}
 			return r, [][]string{
-				{"requests", count(r.Requests)}, {k.Plural + " created", count(r.Created)}, {"changes made", count(r.Changed)}, {"already there", count(r.Existed)},
-				{"refused", count(r.Refused)}, {"retried", count(r.Retried)}, {"seconds", fmt.Sprintf("%.1f", r.Seconds)},
-				{"requests/s", count(int64(r.RequestsPerSecond))},
+				{"requests", count(r.Requests)}, {k.Plural + " created", count(r.Created)}, {"changes made", count(r.Changed)},
+				{"already there", count(r.Existed)}, {"refused", count(r.Refused)}, {"retried", count(r.Retried)},
+				{"time", seconds(r.Seconds)}, {"requests/s", count(int64(r.RequestsPerSecond))},
 			}
 		},
 	}
 }
 
-// load runs the loader, shows how far it is, and prints the summary whatever the outcome.
+// load runs the loader, shows its progress, and prints the summary in any case.
 func (p Process) load(ctx context.Context, l *load.Loader, w loading, asJSON bool) error {
 	start := time.Now()
 	done := make(chan struct{})
@@ -262,8 +271,10 @@ const (
 )
 
 func (p Process) showBar(l *load.Loader, w loading, done <-chan struct{}) {
-	bar := progressbar.NewOptions64(w.total, progressbar.OptionSetWriter(p.Stderr), progressbar.OptionShowCount(), progressbar.OptionShowIts(),
-		progressbar.OptionSetItsString(w.unit), progressbar.OptionClearOnFinish(), progressbar.OptionUseANSICodes(true), progressbar.OptionSetWidth(30))
+	bar := progressbar.NewOptions64(w.total, progressbar.OptionSetWriter(p.Stderr), progressbar.OptionShowCount(),
+		progressbar.OptionShowIts(),
+		progressbar.OptionSetItsString(w.unit), progressbar.OptionClearOnFinish(), progressbar.OptionUseANSICodes(true),
+		progressbar.OptionSetWidth(30))
 	ticker := time.NewTicker(barInterval)
 	defer ticker.Stop()
 	for {
@@ -273,7 +284,7 @@ func (p Process) showBar(l *load.Loader, w loading, done <-chan struct{}) {
 		} else {
 			bar.Describe("loading")
 		}
-		_ = bar.Set64(s.Done()) // a bar that cannot be drawn is no reason to stop
+		_ = bar.Set64(s.Done()) // a failure to draw the bar must not stop the load
 		select {
 		case <-ticker.C:
 		case <-done:
@@ -281,6 +292,11 @@ func (p Process) showBar(l *load.Loader, w loading, done <-chan struct{}) {
 			return
 		}
 	}
+}
+
+// elapsed is the column of the time since start in progress lines.
+func elapsed(start time.Time) string {
+	return fmt.Sprintf("%6s", time.Since(start).Round(time.Second))
 }
 
 func (p Process) showLines(l *load.Loader, w loading, start time.Time, done <-chan struct{}) {
@@ -294,7 +310,8 @@ func (p Process) showLines(l *load.Loader, w loading, start time.Time, done <-ch
 			return
 		}
 		s := l.Stats()
-		line := fmt.Sprintf("%4.0fs  %s %s  %s/s", time.Since(start).Seconds(), count(s.Done()), w.unit, count((s.Done()-last)/int64(lineInterval/time.Second)))
+		line := fmt.Sprintf("%s  %s %s  %s/s", elapsed(start), count(s.Done()), w.unit,
+			count((s.Done()-last)/int64(lineInterval/time.Second)))
 		if s.Waiting != "" {
 			line += "  waiting: " + s.Waiting
 		}

@@ -16,8 +16,11 @@ func TestLoadCommand(t *testing.T) {
 	var sent atomic.Int64
 	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/v1/kinds" {
-			_, _ = io.WriteString(w, `{"objects":[{"name":"user","plural":"users"},{"name":"post","plural":"posts"}],"children":[{"name":"comment","plural":"comments","parent":"post"}],
-				"edges":[{"name":"follow","plural":"follows","from":"user","to":"user"},{"name":"pin","plural":"pins","from":"user","to":"post"}]}`)
+			_, _ = io.WriteString(w,
+				`{"objects":[{"name":"user","plural":"users"},{"name":"post","plural":"posts"}],
+				"children":[{"name":"comment","plural":"comments","parent":"post"}],
+				"edges":[{"name":"follow","plural":"follows","from":"user","to":"user"},
+				{"name":"pin","plural":"pins","from":"user","to":"post"}]}`)
 			return
 		}
 		sent.Add(1)
@@ -45,17 +48,21 @@ func TestLoadCommand(t *testing.T) {
 		{name: "a file", args: []string{file}, sent: 2, says: "created        2"},
 		{name: "stdin", args: []string{"-"}, stdin: "1 2\n", sent: 1, says: "created        1"},
 		{name: "generated, as JSON", args: []string{"--generate", "users=10,edges=20,seed=1", "--json"}, sent: 20, says: `"created":20`},
-		{name: "a malformed line", args: []string{"-"}, stdin: "1 2\n# c\n1 two\n1 3\n", code: 2, sent: 1, says: `tidings: line 3: "two" is not an id`},
+		{name: "a malformed line", args: []string{"-"}, stdin: "1 2\n# c\n1 two\n1 3\n", code: 2, sent: 1,
+			says: `tidings: line 3: "two" is not an id`},
 		{name: "a self-follow", args: []string{"-"}, stdin: "4 4\n", code: 2, says: "tidings: line 1: the edge leads from 4 to itself"},
-		{name: "another kind, whose ends are two objects", args: []string{"-", "--kind", "pin"}, stdin: "4 4\n", sent: 1, says: "created        1"},
-		{name: "another kind, generated", args: []string{"--kind", "pin", "--generate", "users=3,posts=2,edges=6,seed=1"}, sent: 6, says: "created        6"},
+		{name: "another kind, whose ends are two objects", args: []string{"-", "--kind", "pin"}, stdin: "4 4\n", sent: 1,
+			says: "created        1"},
+		{name: "another kind, generated", args: []string{"--kind", "pin", "--generate", "users=3,posts=2,edges=6,seed=1"}, sent: 6,
+			says: "created        6"},
 		{name: "another kind's objects", args: []string{"--kind", "pin", "--generate", "users=3,edges=6"}, code: 2, says: "posts is 0"},
 		{name: "a kind that there is not", args: []string{"-", "--kind", "nonsense"}, code: 2, says: `the API has no kind "nonsense"`},
 		{name: "a file of children", args: []string{file, "--kind", "comment"}, code: 2, says: "comment is a kind of children"},
 		{name: "no such file", args: []string{file + "x"}, code: 2, says: "no such file"},
 		{name: "neither file nor generate", code: 2, says: "either a FILE"},
 		{name: "two sources", args: []string{"--generate", "users=3,edges=3", file}, code: 2, says: "either a FILE"},
-		{name: "threads that cannot be", args: []string{"--kind", "comment", "--generate", "posts=0,comments=3"}, code: 2, says: "posts is 0"},
+		{name: "threads that cannot be", args: []string{"--kind", "comment", "--generate", "posts=0,comments=3"},
+			code: 2, says: "posts is 0"},
 		{name: "a graph that cannot be", args: []string{"--generate", "users=2,edges=3"}, code: 2, says: "want 1 to 2"},
 		{name: "too many at a time", args: []string{file, "--concurrency", "0"}, code: 2, says: "concurrency is 0"},
 	} {
@@ -67,19 +74,21 @@ func TestLoadCommand(t *testing.T) {
 				says = stdout
 			}
 			if code != c.code || sent.Load() != c.sent || !strings.Contains(says, c.says) {
-				t.Errorf("exit code %d, %d sent\nstdout: %s\nstderr: %s\nwant code %d, %d sent, and %q", code, sent.Load(), stdout, stderr, c.code, c.sent, c.says)
+				t.Errorf("exit code %d, %d sent\nstdout: %s\nstderr: %s\nwant code %d, %d sent, and %q", code, sent.Load(), stdout,
+					stderr, c.code, c.sent, c.says)
 			}
 		})
 	}
-	if code, _, stderr := run(t, nil, "", "load", file, "--data", t.TempDir()); code != 1 || !strings.Contains(stderr, "no dev runs there") {
+	if code, _, stderr := run(t, nil, "", "load", file, "--data", t.TempDir()); code != 1 ||
+		!strings.Contains(stderr, "no `tidings dev` is running here") {
 		t.Errorf("without a dev: exit code %d, %s", code, stderr)
 	}
 }
 
 func TestUsage(t *testing.T) {
 	for _, args := range [][]string{
-		{"nonsense"}, {"load", "--nonsense"}, {"load", "a", "b"}, {"dlq", "nonsense"}, {"dlq", "consumer", "nonsense"}, {"repair", "nonsense"}, {"token", "nonsense"},
-		{"bench", "nonsense"}, {"verify", "--wait", "-1s"}, {"verify", "--limit", "-1"},
+		{"nonsense"}, {"load", "--nonsense"}, {"load", "a", "b"}, {"dlq", "nonsense"}, {"dlq", "consumer", "nonsense"},
+		{"repair", "nonsense"}, {"token", "nonsense"}, {"bench", "nonsense"}, {"verify", "--wait", "-1s"}, {"verify", "--limit", "-1"},
 	} {
 		if code, _, stderr := run(t, nil, "", args...); code != exitInput || stderr == "" {
 			t.Errorf("%v: exit code %d, %q", args, code, stderr)

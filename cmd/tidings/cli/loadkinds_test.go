@@ -33,7 +33,8 @@ func TestEdgesAndChildrenOfAnyKindAreLoadedAndShown(t *testing.T) {
 	d.loadsAnyKind(t)
 }
 
-// loadsAnyKind loads edges from files, and generated edges and children, each twice, and compares what is served with the files and with SQL over the truth.
+// loadsAnyKind loads edges from files, and generated edges and children, each twice. It compares the served rows with
+// the files and with SQL over the truth.
 func (d *dev) loadsAnyKind(t *testing.T) {
 	t.Helper()
 	for _, c := range []struct {
@@ -57,11 +58,13 @@ func (d *dev) loadsAnyKind(t *testing.T) {
 			code, stdout, stderr := run(t, nil, c.stdin, args...)
 			var edges loadResult
 			var children childrenResult
-			if err := errors.Join(json.Unmarshal([]byte(stdout), &edges), json.Unmarshal([]byte(stdout), &children)); code != exitOK || err != nil {
+			if err := errors.Join(json.Unmarshal([]byte(stdout), &edges), json.Unmarshal([]byte(stdout), &children)); code != exitOK ||
+				err != nil {
 				t.Fatalf("load %s: exit code %d, %v\n%s\n%s", c.kind, code, err, stdout, stderr)
 			}
 			switch {
-			case again == 0 && (edges.Created != c.edges+c.children || edges.Edges != c.edges || c.children > 0 && (children.Changed < 3 || children.Refused > 0)):
+			case again == 0 && (edges.Created != c.edges+c.children || edges.Edges != c.edges ||
+				c.children > 0 && (children.Changed < 3 || children.Refused > 0)):
 				t.Errorf("load %s: %s", c.kind, stdout)
 			case again == 1 && (edges.Created+children.Changed+children.Refused > 0 || edges.Existed != max(c.edges, children.Requests)):
 				t.Errorf("load %s again: %s", c.kind, stdout)
@@ -70,7 +73,7 @@ func (d *dev) loadsAnyKind(t *testing.T) {
 	}
 	d.verify(t)
 
-	// By hand.
+	// Compare with the files.
 	for path, want := range map[string]string{
 		"/v1/posts/5/counts":                `"likers":3`,
 		"/v1/users/5/likes":                 `"post_id":"5"`,
@@ -80,12 +83,13 @@ func (d *dev) loadsAnyKind(t *testing.T) {
 		"/v1/groups/9/members?role=owner&x": `"role":"owner"`,
 	} {
 		var got json.RawMessage
-		if status, _ := d.request(t, http.MethodGet, strings.TrimSuffix(path, "&x"), "", nil, &got); status != http.StatusOK || !strings.Contains(string(got), want) {
+		if status, _ := d.request(t, http.MethodGet, strings.TrimSuffix(path, "&x"), "", nil, &got); status != http.StatusOK ||
+			!strings.Contains(string(got), want) {
 			t.Errorf("%s: %d %s, want %s", path, status, got, want)
 		}
 	}
 
-	// By SQL over the truth.
+	// Compare with SQL over the truth.
 	conn, err := pgx.Connect(t.Context(), d.instance(t).DatabaseURL)
 	if err != nil {
 		t.Fatal(err)
@@ -126,9 +130,10 @@ SELECT 'songs', song_id, 'players', '', count(*), 0, 0 FROM plays WHERE status =
 		t.Errorf("%d rows, a sum of %d, %v", n, summed, err)
 	}
 
-	// Histories of kinds that no release has too.
+	// Histories also of kinds that are not built in.
 	var review string
-	if err := conn.QueryRow(t.Context(), `SELECT review_id::text FROM reviews WHERE author_state <> 'ACTIVE' AND version = 2 LIMIT 1`).Scan(&review); err != nil {
+	if err := conn.QueryRow(t.Context(), `SELECT review_id::text FROM reviews WHERE author_state <> 'ACTIVE' AND version = 2 LIMIT 1`).Scan(
+		&review); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range []struct {
@@ -142,16 +147,18 @@ SELECT 'songs', song_id, 'players', '', count(*), 0, 0 FROM plays WHERE status =
 		{args: "child " + review + " --kind review", stdout: `rating`, lines: 3},
 		{args: "child " + review + " --kind review --json", stdout: `"review_id":"` + review, lines: 1},
 		{args: "author 1 --kind verdict", stdout: "SONG", lines: -1},
-		{args: "follow 1 9", stdout: "STATUS", stderr: "There is none", lines: 1},
+		{args: "follow 1 9", stdout: "STATUS", stderr: "No history recorded", lines: 1},
 		{args: "edge 1 9 --kind nonsense", stderr: `there is no kind "nonsense" of edges`, code: exitError},
 		{args: "edge 1 9 --kind verdict", stderr: `there is no kind "verdict" of edges`, code: exitError},
 		{args: "child " + review + " --kind play", stderr: `there is no kind "play" of children`, code: exitError},
 		{args: "thread 1 --kind verdict", stderr: `there is no kind "verdict" of moderated children`, code: exitError},
-		{args: "edge 1 9", stderr: "and a --kind", code: exitInput},
+		{args: "edge 1 9", stderr: "--kind is required", code: exitInput},
 	} {
 		code, stdout, stderr := run(t, nil, "", append([]string{"history", "--tenant", "1", "--data", d.dir}, strings.Fields(c.args)...)...)
-		if lines := strings.Count(stdout, "\n"); code != c.code || !strings.Contains(stdout, c.stdout) || !strings.Contains(stderr, c.stderr) || c.lines >= 0 && lines != c.lines {
-			t.Errorf("history %s: exit code %d, %d lines\n%s%swant %d, %d lines, %q, %q", c.args, code, lines, stdout, stderr, c.code, c.lines, c.stdout, c.stderr)
+		if lines := strings.Count(stdout, "\n"); code != c.code || !strings.Contains(stdout, c.stdout) ||
+			!strings.Contains(stderr, c.stderr) || c.lines >= 0 && lines != c.lines {
+			t.Errorf("history %s: exit code %d, %d lines\n%s%swant %d, %d lines, %q, %q", c.args, code, lines, stdout, stderr, c.code,
+				c.lines, c.stdout, c.stderr)
 		}
 	}
 }

@@ -18,17 +18,18 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// secret begins whatever a log must not have.
+// secret is the beginning of every text that a log must not contain.
 const secret = "Zq7secret"
 
-// TestNoLogLineHasASecret loads and beats a dev that logs all it can, and reads its log.
+// TestNoLogLineHasASecret loads a dev with the most verbose log, provokes failures, and reads the log.
 func TestNoLogLineHasASecret(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts servers")
 	}
 	pg, nc := testkit.PostgresProcess(t), testkit.NATSProcess(t)
 	db := pg.DB(t)
-	if _, err := db.Pool(t, postgres.RoleSystem).Exec(t.Context(), `RESET ROLE; CREATE ROLE owner LOGIN SUPERUSER PASSWORD '`+secret+`-password'`); err != nil {
+	if _, err := db.Pool(t, postgres.RoleSystem).Exec(t.Context(),
+		`RESET ROLE; CREATE ROLE owner LOGIN SUPERUSER PASSWORD '`+secret+`-password'`); err != nil {
 		t.Fatal(err)
 	}
 	withPassword := func(server string) string {
@@ -36,12 +37,12 @@ func TestNoLogLineHasASecret(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		u.User = url.UserPassword("owner", secret+"-password") // NATS takes any
+		u.User = url.UserPassword("owner", secret+"-password") // NATS accepts any password
 		return u.String()
 	}
 	cursorKey := strings.Repeat("7ec4e7", 12)
-	d := newDev(t, "DATABASE_URL="+withPassword(db.URL), "NATS_URL="+withPassword(nc.URL), "DEV_TOKEN="+secret+"-token", "API_CURSOR_KEY="+cursorKey,
-		"API_ACCESS_LOG=true", "LOG_LEVEL=debug", "LOG_FORMAT=json", "NATS_PING_INTERVAL=500ms")
+	d := newDev(t, "DATABASE_URL="+withPassword(db.URL), "NATS_URL="+withPassword(nc.URL), "DEV_TOKEN="+secret+"-token",
+		"API_CURSOR_KEY="+cursorKey, "API_ACCESS_LOG=true", "LOG_LEVEL=debug", "LOG_FORMAT=json", "NATS_PING_INTERVAL=500ms")
 	d.start(t)
 	began := time.Now()
 	secrets := map[string]bool{secret: true, cursorKey: true}
@@ -52,24 +53,28 @@ func TestNoLogLineHasASecret(t *testing.T) {
 	for i, row := range []struct{ aggregate, event, payload string }{
 		{"post", "not a token", `{"body": "` + secret + `-a"}`},
 		{"follow", "created", `{"follower_id": "` + secret + `-b", "followee_id": "2", "version": 1}`},
-		{"follow", "created", `{"follower_id": "3", "followee_id": "2", "status": "` + secret + `-c", "version": 1, "created_at": "` + secret + `-d"}`},
+		{"follow", "created", `{"follower_id": "3", "followee_id": "2", "status": "` + secret +
+			`-c", "version": 1, "created_at": "` + secret + `-d"}`},
 		{"post", "created", `{"body": "` + secret + `-e", "version": "` + secret + `-f"}`},
 		{"comment", "created", `{"comment_id": "` + secret + `-g", "body": {"` + secret + `-h": "` + secret + `-i"}}`},
 	} {
-		if _, err := pool.Exec(t.Context(), `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, attempts)
+		if _, err := pool.Exec(t.Context(), `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload,
+			attempts)
 			VALUES (1, $1, $2, $3, $4::jsonb, 10)`, row.aggregate, 900+i, row.event, row.payload); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := nc.Connect(t).PublishMsg(&nats.Msg{Subject: "events.0.follow.created.t1", Data: []byte(secret + "-foreign"), Header: nats.Header{"X": {secret + "-header"}}}); err != nil {
+	if err := nc.Connect(t).PublishMsg(&nats.Msg{Subject: "events.0.follow.created.t1", Data: []byte(secret + "-foreign"),
+		Header: nats.Header{"X": {secret + "-header"}}}); err != nil {
 		t.Fatal(err)
 	}
-	b.await("outbox messages are in the DLQ", "poison event parked", "no relay of ours")
+	b.await("outbox messages are in the DLQ", "poison event parked", "no relay published")
 
-	for server, away := range map[string]struct{ kill, restart func(testing.TB) }{"PostgreSQL": {pg.Kill, pg.Restart}, "NATS": {nc.Kill, nc.Restart}} {
+	for server, away := range map[string]struct{ kill, restart func(testing.TB) }{"PostgreSQL": {pg.Kill, pg.Restart},
+		"NATS": {nc.Kill, nc.Restart}} {
 		away.kill(t)
 		b.write(8)
-		b.await(map[string]string{"PostgreSQL": "lease heartbeat, trying again", "NATS": "lost NATS, reconnecting"}[server])
+		b.await(map[string]string{"PostgreSQL": "lease heartbeat failed; retrying", "NATS": "lost NATS; reconnecting"}[server])
 		away.restart(t)
 	}
 	testkit.Eventually(t, arriveWithin, "writes are taken again", func() (bool, error) { return b.write(1) == http.StatusCreated, nil })
@@ -78,19 +83,20 @@ func TestNoLogLineHasASecret(t *testing.T) {
 	b.read(time.Since(began))
 }
 
-// beating is what is done to a dev, and what its log must not have.
+// beating is a dev under failures, with the texts that its log must not contain.
 type beating struct {
 	t       *testing.T
 	d       *dev
 	secrets map[string]bool
 }
 
-// useTheAPI writes, reads and errs in all ways that have a secret.
+// useTheAPI sends writes, reads and bad requests that contain secrets.
 func (b *beating) useTheAPI() {
 	t, d := b.t, b.d
 	key := http.Header{"Idempotency-Key": {secret + "-idempotency"}}
 	var got map[string]any
-	if status, h := d.request(t, http.MethodPost, "/v1/posts/1/comments", `{"author_id":"1","body":"`+secret+`-body"}`, key, &got); status != http.StatusCreated {
+	if status, h := d.request(t, http.MethodPost, "/v1/posts/1/comments", `{"author_id":"1","body":"`+secret+`-body"}`, key,
+		&got); status != http.StatusCreated {
 		t.Fatalf("a comment: status %d, %v", status, got)
 	} else {
 		b.secrets[h.Get("Tidings-Token")] = true
@@ -115,7 +121,8 @@ func (b *beating) useTheAPI() {
 		{http.MethodPost, "/v1/posts/1/comments", `{"author_id":"1","body":"another ` + secret + `"}`, key, 422},
 		{http.MethodPost, "/v1/posts/1/comments", `{"author_id":"1","body":"` + secret, nil, 400},
 		{http.MethodPost, "/v1/posts/1/comments", `{"author_id":{"` + secret + `":1}}`, nil, 400},
-		{http.MethodPost, "/v1/posts/1/comments", `{"author_id":"1","body":"` + secret + strings.Repeat("x", 140_000) + `"}`, http.Header{"Expect": {"100-continue"}}, 413},
+		{http.MethodPost, "/v1/posts/1/comments", `{"author_id":"1","body":"` + secret + strings.Repeat("x", 140_000) + `"}`,
+			http.Header{"Expect": {"100-continue"}}, 413},
 	} {
 		if status, _ := d.request(t, r.method, r.path, r.body, r.header, nil); status != r.status {
 			t.Errorf("%s %s with %.80s: status %d, want %d", r.method, r.path, r.body, status, r.status)
@@ -138,7 +145,7 @@ func (b *beating) useTheAPI() {
 	}
 }
 
-// write writes at once from several clients and returns the last status.
+// write sends parallel writes from several clients, and returns the last status.
 func (b *beating) write(clients int) (status int) {
 	var all sync.WaitGroup
 	var mu sync.Mutex
@@ -163,7 +170,7 @@ func (b *beating) await(messages ...string) {
 	})
 }
 
-// read reads the log: no secret, each line structured, and no warning more often than it may be.
+// read checks the log: no secret, each line structured, and no warning more often than its rate limit.
 func (b *beating) read(took time.Duration) {
 	t := b.t
 	said := map[string]int{}
@@ -192,7 +199,7 @@ func (b *beating) read(took time.Duration) {
 			said[fmt.Sprint(l.Level, l.Msg, l.Component, l.Consumer, l.Kind)]++
 		}
 	}
-	most := 2 + int(took/(10*time.Second)) // the first, and what waits at the end
+	most := 2 + int(took/(10*time.Second)) // the first one, and the one that is due at the end
 	for _, m := range slices.Sorted(maps.Keys(said)) {
 		if said[m] > most {
 			t.Errorf("%d times in %s: %s", said[m], took, m)
@@ -201,7 +208,7 @@ func (b *beating) read(took time.Duration) {
 	t.Logf("%d messages of warnings and errors in %s", len(said), took)
 }
 
-// A server's address is named in errors, and its password is not.
+// An error contains a server's address, but not its password.
 func TestNoErrorOfACommandHasAPassword(t *testing.T) {
 	for name, env := range map[string]map[string]string{
 		"nobody listens":               {"DATABASE_URL": "postgres://u:" + secret + "@127.0.0.1:1/x"},
@@ -224,7 +231,8 @@ func TestNoErrorOfACommandHasAPassword(t *testing.T) {
 			if all["DATABASE_URL"] == "" {
 				all["DATABASE_URL"] = "postgres://u:" + secret + "@127.0.0.1:1/x"
 			}
-			all["POSTGRES_CONNECT_TIMEOUT"], all["NATS_TIMEOUT"], all["API_ADDR"], all["OPS_ADDR"], all["DEV_TOKEN"] = "200ms", "200ms", "127.0.0.1:0", "127.0.0.1:0", secret
+			all["POSTGRES_CONNECT_TIMEOUT"], all["NATS_TIMEOUT"], all["API_ADDR"], all["OPS_ADDR"], all["DEV_TOKEN"] = "200ms", "200ms",
+				"127.0.0.1:0", "127.0.0.1:0", secret
 			for _, command := range []string{"status", "migrate", "doctor", "token list --tenant 1", "dev --data " + t.TempDir()} {
 				code, stdout, stderr := run(t, all, "", strings.Fields(command)...)
 				if code == exitOK || stdout+stderr == "" {

@@ -12,11 +12,11 @@ import (
 	"github.com/tidings/tidings/migrations"
 )
 
-// migrated is what `tidings migrate --json` prints.
+// migrated is the output of `tidings migrate --json`.
 type migrated struct {
 	Truth       int `json:"truth"`            // migrations applied now
 	Projections int `json:"projections"`      // likewise
-	Logins      int `json:"logins,omitempty"` // made, or given their password and role
+	Logins      int `json:"logins,omitempty"` // created, or changed to the file's password and role
 }
 
 func (p Process) migrateCommand() *cobra.Command {
@@ -28,15 +28,18 @@ func (p Process) migrateCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "migrate",
 		Short: "Upgrade both schemas to this program's version",
-		Long: `Migrate applies what is missing of both schemas: the truth in DATABASE_URL, the projections in PROJECTIONS_DATABASE_URL or, where
-that is not set, in the same database. The login must own the tables and be allowed to create roles. Running it twice, or from
-two places at once, is safe. ` + "`tidings dev`" + ` migrates by itself.
+		Long: `Migrate applies the missing migrations of both schemas: the truth in DATABASE_URL, and the
+projections in PROJECTIONS_DATABASE_URL. Without that variable, both are in one database. The login
+must own the tables, and must have the right to create roles. You can run it twice, or from two
+places at once. tidings dev migrates by itself.
 
-With --logins it then makes a login for each line of the file: NAME ROLE PASSWORD, with a role of api, relay, consumer, reader, system and writer (docs/security.md).
-A login that exists gets the password and the one role. Logins that the file does not name stay as they are.
+With --logins it then creates a login for each line of the file: NAME ROLE PASSWORD. The role is
+api, relay, consumer, reader, system or writer (docs/security.md). An existing login gets the
+password, and this role as its only one. Logins that the file does not name remain unchanged.
 
-No statement waits longer than half a second for a lock, because everybody who uses the table waits behind it. It is tried again each second until it gets
-the lock or you press Ctrl-C, and the log names the sessions that are in the way.`,
+No statement waits longer than half a second for a lock, because all other users of the table wait
+behind it. Migrate retries each second until it gets the lock or you press Ctrl-C, and logs the
+sessions that hold the lock.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			s, err := p.servers(c.Context(), data)
@@ -68,12 +71,12 @@ the lock or you press Ctrl-C, and the log names the sessions that are in the way
 		},
 	}
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
-	c.Flags().StringVar(&logins, "logins", "", "a file of logins to create")
+	c.Flags().StringVar(&logins, "logins", "", "a `file` of logins to create")
 	dataFlag(c, &data)
 	return c
 }
 
-// makeLogins makes the logins that a file names, on the servers of both databases, and returns how many there are.
+// makeLogins creates the logins of a file on the servers of both databases, and returns their number.
 func makeLogins(ctx context.Context, s servers, path string) (n int, err error) {
 	if path == "" {
 		return 0, nil
@@ -82,7 +85,7 @@ func makeLogins(ctx context.Context, s servers, path string) (n int, err error) 
 	if err != nil {
 		return 0, err
 	}
-	defer func() { _ = f.Close() }() // which was only read
+	defer func() { _ = f.Close() }() // the file is only read
 	all, err := migrations.ReadLogins(f)
 	if err != nil {
 		return 0, &usageError{fmt.Errorf("%s: %w", path, err)}

@@ -51,8 +51,10 @@ func TestMigrate(t *testing.T) {
 	if code, stdout, stderr := run(t, env, "", "migrate", "--json"); code != exitOK || stdout != "{\"truth\":0,\"projections\":0}\n" {
 		t.Errorf("again: exit code %d: %s%s", code, stdout, stderr)
 	}
-	if code, _, stderr := run(t, map[string]string{"XDG_DATA_HOME": t.TempDir()}, "", "migrate", "--data", t.TempDir()); code != exitError ||
-		!strings.Contains(stderr, "no dev runs there; start one with `tidings dev`, or set DATABASE_URL") {
+	if code, _, stderr := run(t, map[string]string{"XDG_DATA_HOME": t.TempDir()}, "", "migrate", "--data",
+		t.TempDir()); code != exitError ||
+		!strings.Contains(stderr, "no `tidings dev` is running here. Start it, or name another directory with --data, or set "+
+			"DATABASE_URL") {
 		t.Errorf("without a database: exit code %d: %s", code, stderr)
 	}
 }

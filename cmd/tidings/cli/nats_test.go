@@ -45,7 +45,8 @@ func TestCredentialsOfAnAccountOpenWhatTheirRoleNeeds(t *testing.T) {
 		t.Fatal(err)
 	}
 	claims, err := jwt.DecodeUserClaims(token)
-	if err != nil || claims.Expires == 0 || !slices.Equal(claims.Sub.Allow, []string{"live.t7.>"}) || len(claims.Pub.Allow) > 0 || !slices.Equal(claims.Pub.Deny, []string{">"}) {
+	if err != nil || claims.Expires == 0 || !slices.Equal(claims.Sub.Allow, []string{"live.t7.>"}) || len(claims.Pub.Allow) > 0 ||
+		!slices.Equal(claims.Pub.Deny, []string{">"}) {
 		t.Errorf("%+v, %v", claims, err)
 	}
 	nc, err := nats.Connect(b.URL, nats.UserCredentials(out))
@@ -57,8 +58,10 @@ func TestCredentialsOfAnAccountOpenWhatTheirRoleNeeds(t *testing.T) {
 		t.Error("the server takes a user without credentials")
 	}
 	for _, wrong := range [][]string{
-		append(creds, "admin"), append(creds, "relay", "--tenant", "7"), append(creds, "subscriber", "--tenant", "0"), {"nats", "creds", "--role", "relay"},
-		{"nats", "users", "--subscriber", "name=x,tenant=0"}, {"nats", "users", "--subscriber", "name=relay"}, {"nats", "users", "--subscriber", "nam=x"},
+		append(creds, "admin"), append(creds, "relay", "--tenant", "7"), append(creds, "subscriber", "--tenant", "0"),
+		{"nats", "creds", "--role", "relay"},
+		{"nats", "users", "--subscriber", "name=x,tenant=0"}, {"nats", "users", "--subscriber", "name=relay"},
+		{"nats", "users", "--subscriber", "nam=x"},
 	} {
 		if code, _, _ := run(t, nil, "", wrong...); code != exitInput {
 			t.Errorf("%q: exit code %d", wrong, code)

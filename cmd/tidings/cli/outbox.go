@@ -17,7 +17,7 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
-// waitingMessage is a line of `tidings outbox list --json`, and with its payload what show prints.
+// waitingMessage is a line of `tidings outbox list --json`, and with its payload the output of show.
 type waitingMessage struct {
 	ID            int64           `json:"id,string"`
 	EventID       string          `json:"event_id"`
@@ -39,13 +39,15 @@ type waitingMessage struct {
 
 func waitingMessageOf(m outbox.WaitingMessage) waitingMessage {
 	return waitingMessage{
-		ID: m.OutboxID, EventID: m.ID, TenantID: m.TenantID, AggregateType: m.AggregateType, AggregateID: m.AggregateID, EventType: m.Type, EventVersion: m.Version,
-		Attempts: m.Attempts, LastError: m.LastError, Behind: m.Behind, AvailableAt: event.Time{Time: m.AvailableAt}, DueIn: max(m.DueIn, 0).Seconds(),
-		TraceParent: m.TraceParent, OccurredAt: event.Time{Time: m.OccurredAt}, InsertedAt: event.Time{Time: m.InsertedAt}, Payload: m.Payload,
+		ID: m.OutboxID, EventID: m.ID, TenantID: m.TenantID, AggregateType: m.AggregateType, AggregateID: m.AggregateID, EventType: m.Type,
+		EventVersion: m.Version, Attempts: m.Attempts, LastError: m.LastError, Behind: m.Behind,
+		AvailableAt: event.Time{Time: m.AvailableAt}, DueIn: max(m.DueIn, 0).Seconds(),
+		TraceParent: m.TraceParent, OccurredAt: event.Time{Time: m.OccurredAt},
+		InsertedAt: event.Time{Time: m.InsertedAt}, Payload: m.Payload,
 	}
 }
 
-// dueIn says when a message falls due.
+// dueIn returns the time until a message is due.
 func dueIn(d time.Duration) string {
 	if d <= 0 {
 		return "now"
@@ -53,7 +55,7 @@ func dueIn(d time.Duration) string {
 	return max(d.Round(time.Second), time.Second).String()
 }
 
-// behind names the message that one waits for.
+// behind returns the id of the message that a message waits for.
 func behind(id int64) string {
 	if id == 0 {
 		return "-"
@@ -65,14 +67,15 @@ func (p Process) outboxCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "outbox",
 		Short: "Show, retry and kill pending messages of the outbox",
-		Long: `A message of the outbox waits after a failed publish, until the time that its writer asked for, or for an earlier message of its aggregate that waits. After
-more than 10 attempts the relay moves it to the DLQ (tidings dlq outbox).`,
+		Long: `A message of the outbox waits in three cases: after a failed publish, until the time that its writer
+set, or for an earlier waiting message of its aggregate. After more than 10 attempts the relay moves
+it to the DLQ (tidings dlq outbox).`,
 	}
 	c.AddCommand(p.outboxListCommand(), p.outboxShowCommand(), p.outboxRetryCommand(), p.outboxKillCommand())
 	return c
 }
 
-// truth connects to the truth, as name.
+// truth connects to the truth's database. name is the application name of the connections.
 func (p Process) truth(ctx context.Context, data, name string) (*pgxpool.Pool, error) {
 	s, err := p.servers(ctx, data)
 	if err != nil {
@@ -105,7 +108,7 @@ func (p Process) outboxListCommand() *cobra.Command {
 				return &usageError{errors.New("--limit and --all exclude each other")}
 			}
 			if limit < 1 {
-				return &usageError{errors.New("--limit wants a positive number")}
+				return &usageError{errors.New("--limit must be a positive number")}
 			}
 			pool, err := p.truth(c.Context(), data, "outbox")
 			if err != nil {
@@ -122,14 +125,14 @@ func (p Process) outboxListCommand() *cobra.Command {
 	c.Flags().StringVar(&f.AggregateType, "aggregate-type", "", "only of this aggregate type")
 	c.Flags().Int64Var(&f.AggregateID, "aggregate-id", 0, "only of the aggregates with this id")
 	c.Flags().StringVar(&f.EventType, "type", "", "only of this event type")
-	c.Flags().IntVar(&limit, "limit", 50, "messages at most, the lowest ids first")
+	c.Flags().IntVar(&limit, "limit", 50, "at most this many messages, lowest ids first")
 	c.Flags().BoolVar(&all, "all", false, "no limit")
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON objects, one per message and line")
 	dataFlag(c, &data)
 	return c
 }
 
-// listWaiting prints at most limit messages; 0 is no limit.
+// listWaiting prints at most limit messages; 0 means no limit.
 func (p Process) listWaiting(ctx context.Context, pool *pgxpool.Pool, f outbox.WaitingFilter, limit int, asJSON bool) error {
 	for n := 0; limit == 0 || n < limit; {
 		ask := outbox.MaxWaiting
@@ -149,7 +152,8 @@ func (p Process) listWaiting(ctx context.Context, pool *pgxpool.Pool, f outbox.W
 				}
 				continue
 			}
-			rows = append(rows, []string{fmt.Sprint(m.OutboxID), m.ID, fmt.Sprint(m.TenantID), aggregate(m.AggregateType, m.AggregateID), cell(m.Type),
+			rows = append(rows, []string{fmt.Sprint(m.OutboxID), m.ID, fmt.Sprint(m.TenantID),
+				aggregate(m.AggregateType, m.AggregateID), cell(m.Type),
 				fmt.Sprint(m.Attempts), dueIn(m.DueIn), behind(m.Behind), cell(m.LastError)})
 		}
 		if !asJSON && (len(page) > 0 || n == 0) {
@@ -165,7 +169,7 @@ func (p Process) listWaiting(ctx context.Context, pool *pgxpool.Pool, f outbox.W
 	if more, err := outbox.ListWaiting(ctx, pool, f, 1); err != nil || len(more) == 0 {
 		return err
 	}
-	fmt.Fprintln(p.Stderr, "There are more: --limit N or --all shows them.")
+	fmt.Fprintln(p.Stderr, "There are more: use --limit N or --all.")
 	return nil
 }
 
@@ -177,7 +181,7 @@ func (p Process) outboxShowCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "show ID",
 		Short: "Show a pending message with its payload",
-		Args:  cobra.ExactArgs(1),
+		Args:  exactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			id, err := event.ParseID(args[0])
 			if err != nil {
@@ -220,21 +224,22 @@ func (p Process) outboxShowCommand() *cobra.Command {
 	return c
 }
 
-// explainWaiting says to a person why the command did not get a message.
+// explainWaiting explains to a person why the command could not act on a message.
 func explainWaiting(id int64, err error) error {
 	switch {
 	case errors.Is(err, outbox.ErrNotWaiting):
-		return fmt.Errorf("message %d is not waiting any more, or never was: `tidings events find --id %d` shows where it is", id, id)
+		return fmt.Errorf("message %d is not waiting: `tidings events find --id %d` shows where it is", id, id)
 	case errors.Is(err, outbox.ErrBehind):
 		return fmt.Errorf("%w; retry or kill that one, and message %d follows", err, id)
 	case errors.Is(err, outbox.ErrDue):
-		return fmt.Errorf("message %d is due, and a relay may be publishing it. If that fails, it waits again: repeat the command then", id)
+		return fmt.Errorf("message %d is due, and a relay may be publishing it. If the publish fails, repeat this command", id)
 	}
 	return err
 }
 
-// actWaiting runs fn for each id. It goes on after a message that fn did not get.
-func (p Process) actWaiting(ctx context.Context, data string, args []string, actor *string, sure *asking, fn func(pool *pgxpool.Pool, id int64) error) error {
+// actWaiting calls fn for each id, and continues after an error of fn. It returns all errors.
+func (p Process) actWaiting(ctx context.Context, data string, args []string, actor *string, sure *asking,
+	fn func(pool *pgxpool.Pool, id int64) error) error {
 	var ids []int64
 	for _, a := range args {
 		id, err := event.ParseID(a)
@@ -263,7 +268,7 @@ func (p Process) actWaiting(ctx context.Context, data string, args []string, act
 	return errors.Join(errs...)
 }
 
-// showWaiting shows the messages that are to be killed.
+// showWaiting shows the messages that the command would kill.
 func showWaiting(ctx context.Context, w io.Writer, pool *pgxpool.Pool, ids []int64) error {
 	rows := [][]string{{"ID", "EVENT", "TENANT", "AGGREGATE", "TYPE"}}
 	for _, id := range ids {
@@ -274,12 +279,13 @@ func showWaiting(ctx context.Context, w io.Writer, pool *pgxpool.Pool, ids []int
 		if err != nil {
 			return err
 		}
-		rows = append(rows, []string{fmt.Sprint(m.OutboxID), m.ID, fmt.Sprint(m.TenantID), aggregate(m.AggregateType, m.AggregateID), cell(m.Type)})
+		rows = append(rows, []string{fmt.Sprint(m.OutboxID), m.ID, fmt.Sprint(m.TenantID),
+			aggregate(m.AggregateType, m.AggregateID), cell(m.Type)})
 	}
 	if len(rows) == 1 {
 		return errNothingGoes
 	}
-	fmt.Fprintln(w, "These messages go to the DLQ, and what waits behind them is published without them:")
+	fmt.Fprintln(w, "The command moves these messages to the DLQ. The relay then publishes the messages that wait for them:")
 	return tableTo(w, rows...)
 }
 
@@ -293,7 +299,7 @@ func (p Process) outboxRetryCommand() *cobra.Command {
 			return p.actWaiting(c.Context(), data, args, &actor, nil, func(pool *pgxpool.Pool, id int64) error {
 				err := outbox.RetryWaiting(c.Context(), pool, id, actor, reason)
 				if errors.Is(err, outbox.ErrDue) {
-					_, err := fmt.Fprintf(p.Stdout, "Message %d is due already.\n", id)
+					_, err := fmt.Fprintf(p.Stdout, "Message %d was already due.\n", id)
 					return err
 				}
 				if err != nil {
@@ -315,12 +321,13 @@ func (p Process) outboxKillCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "kill ID...",
 		Short: "Move pending messages to the DLQ, and unblock those that wait for them",
-		Long: `Kill moves waiting messages to the DLQ, like the relay after more than 10 attempts. The messages behind them are then published without them. It leaves a
-due message alone, because a relay may be publishing it.`,
+		Long: `Kill moves waiting messages to the DLQ, like the relay after more than 10 attempts. The relay then
+publishes the messages that wait for them. Kill refuses a due message, because a relay may be
+publishing it. It needs --reason.`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			if reason == "" {
-				return &usageError{errors.New("outbox kill wants --reason: why, kept with the message")}
+				return &usageError{errors.New("outbox kill needs --reason, which Tidings keeps with the message")}
 			}
 			return p.actWaiting(c.Context(), data, args, &actor, sure, func(pool *pgxpool.Pool, id int64) error {
 				if err := outbox.KillWaiting(c.Context(), pool, id, actor, reason); err != nil {

@@ -16,7 +16,7 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
-// partitionRows are the lines of a table of partitions, of closed ones too when these are asked for.
+// partitionRows returns the rows of a table of partitions, closed ones too if closed is set.
 func partitionRows(all []status.Partition, closed bool) [][]string {
 	rows := [][]string{{"PARTITION", "STREAM", "SLOTS", "STATE", "MESSAGES", "TAIL", "LAST", "LEADER", "CURRENT REPLICAS", "RELAY"}}
 	for _, p := range all {
@@ -37,7 +37,8 @@ func partitionRows(all []status.Partition, closed bool) [][]string {
 		case p.Replicas == 0:
 			replicas = "no stream"
 		}
-		rows = append(rows, []string{fmt.Sprint(p.Partition), p.Stream, fmt.Sprintf("%d-%d", p.FirstSlot, p.LastSlot), state, held, tail, last, or(p.Leader, "-"), replicas, holder})
+		rows = append(rows, []string{fmt.Sprint(p.Partition), p.Stream, fmt.Sprintf("%d-%d", p.FirstSlot, p.LastSlot), state, held, tail,
+			last, or(p.Leader, "-"), replicas, holder})
 	}
 	return rows
 }
@@ -74,6 +75,9 @@ func (p Process) partitionsListCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if st.IsUnread(status.PartPartitions) {
+				return errors.New(strings.Join(st.Notes(), "\n"))
+			}
 			if asJSON {
 				for _, s := range st.Partitions {
 					if s.State != status.Closed || all {
@@ -87,7 +91,7 @@ func (p Process) partitionsListCommand() *cobra.Command {
 			return p.table(partitionRows(st.Partitions, all)...)
 		},
 	}
-	c.Flags().BoolVar(&all, "all", false, "closed partitions too")
+	c.Flags().BoolVar(&all, "all", false, "show closed partitions too")
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON objects, one per partition and line")
 	dataFlag(c, &data)
 	return c
@@ -103,12 +107,14 @@ func (p Process) partitionsResizeCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "resize",
 		Short: "Change the number of partitions",
-		Long: `Resize replaces the open partitions by new ones, which share the slots evenly. The relays publish what they have in hand to the old streams, close them, and
-open the new ones. The consumers read each old stream to its end before they begin its successors. Writers do not wait, and no event overtakes another of
-its aggregate. Old streams remain until you remove them.
+		Long: `Resize replaces the open partitions by new ones, which share the slots evenly. The relays finish
+their current batches on the old streams, close these, and open the new ones. The consumers read
+each old stream to its end before they begin its successors. Writers do not wait, and no event
+overtakes another of its aggregate. Old streams remain until you remove them.
 
-The number of partitions is 1, 2, 4, 8, 16 or 32. More partitions let more relays and more instances of a consumer work at once. You cannot take a resize
-back, and a second one cannot begin before the first has ended.`,
+The number of partitions is 1, 2, 4, 8, 16 or 32. More partitions let more relays and more instances
+of a consumer work at once. You cannot take a resize back, and a second one cannot begin before the
+first has ended.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if to < 1 || to > 32 || to&(to-1) != 0 {
@@ -128,7 +134,8 @@ back, and a second one cannot begin before the first has ended.`,
 			}
 			now := len(slices.DeleteFunc(outbox.Active(known), func(a outbox.Partition) bool { return a.Closing }))
 			if now != to {
-				if err := sure.ask(textLines(fmt.Sprintf("There %s now. Relays close their streams, and open %d others.", are(now, "partition"), to), "A resize that has begun cannot be taken back.")); err != nil {
+				if err := sure.ask(textLines(fmt.Sprintf("There %s now. The relays close their streams, and open %d new ones.",
+					are(now, "partition"), to), "You cannot undo a resize.")); err != nil {
 					return err
 				}
 			}
@@ -136,17 +143,17 @@ back, and a second one cannot begin before the first has ended.`,
 		},
 	}
 	c.Flags().IntVar(&to, "to", 0, "the number of partitions")
-	c.Flags().DurationVar(&wait, "wait", time.Minute, "how long to wait for the end; 0 to return at once")
+	c.Flags().DurationVar(&wait, "wait", time.Minute, "how long to wait for the end of the resize; 0 to return at once")
 	sure = p.destructive(c)
 	dataFlag(c, &data)
 	return c
 }
 
-// resize begins a resize, and shows what happens until it has ended.
+// resize begins a resize, and shows its progress until it has ended or wait has passed.
 func (p Process) resize(ctx context.Context, y *system, to int, wait time.Duration) error {
 	added, err := outbox.Resize(ctx, y.Truth, to)
 	if errors.Is(err, outbox.ErrResizing) {
-		return fmt.Errorf("%w: nothing was changed; `tidings partitions list` shows what the earlier resize waits for", err)
+		return fmt.Errorf("%w: nothing was changed; `tidings partitions list` shows the progress of the earlier resize", err)
 	}
 	if err != nil {
 		return err
@@ -156,7 +163,8 @@ func (p Process) resize(ctx context.Context, y *system, to int, wait time.Durati
 		return err
 	}
 	for _, a := range added {
-		fmt.Fprintf(p.Stdout, "Partition %d (%s) gets the slots %d-%d, after partition %s.\n", a.Number, y.Broker.StreamName(a.Number), a.FirstSlot, a.LastSlot, words.Ranges(a.After))
+		fmt.Fprintf(p.Stdout, "Partition %d (%s) takes slots %d-%d and replaces %s.\n", a.Number, y.Broker.StreamName(a.Number),
+			a.FirstSlot, a.LastSlot, partitionsText(a.After))
 	}
 	last, deadline := "", time.Now().Add(wait)
 	for {
@@ -176,7 +184,8 @@ func (p Process) resize(ctx context.Context, y *system, to int, wait time.Durati
 			return err
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("the resize has not ended within %s; it continues by itself, and `tidings partitions list` shows what it waits for", wait)
+			return fmt.Errorf("the resize has not ended within %s; it continues by itself, and `tidings partitions list` "+
+				"shows the progress", wait)
 		}
 		select {
 		case <-ctx.Done():
@@ -186,7 +195,7 @@ func (p Process) resize(ctx context.Context, y *system, to int, wait time.Durati
 	}
 }
 
-// resized says how far a resize is: done once all open partitions have streams, and publish.
+// resized returns a line about the progress of a resize. done is true once all open partitions have streams and publish.
 func (y *system) resized(ctx context.Context) (line string, done bool, err error) {
 	all, err := status.Partitions(ctx, y.Sources)
 	if err != nil {
@@ -213,15 +222,29 @@ func (y *system) resized(ctx context.Context) (line string, done bool, err error
 	}
 	var parts []string
 	for _, part := range []struct {
-		what    string
-		numbers []int
-	}{{"closing", closing}, {"waiting for these", waiting}, {"opening", opening}, {"open", open}} {
+		numbers   []int
+		one, many string
+	}{{closing, "is closing", "are closing"}, {waiting, "waits for the closing ones", "wait for the closing ones"},
+		{opening, "is opening", "are opening"}, {open, "is open", "are open"}} {
 		if len(part.numbers) > 0 {
-			parts = append(parts, fmt.Sprintf("%s: %s", part.what, words.Ranges(part.numbers)))
+			verb := part.many
+			if len(part.numbers) == 1 {
+				verb = part.one
+			}
+			text := partitionsText(part.numbers)
+			parts = append(parts, strings.ToUpper(text[:1])+text[1:]+" "+verb)
 		}
 	}
-	line = "Partitions " + strings.Join(append(parts, trouble...), "; ") + "."
+	line = strings.Join(append(parts, trouble...), ". ") + "."
 	return line, len(closing)+len(waiting)+len(opening)+len(trouble) == 0, nil
+}
+
+// partitionsText names partitions: "partition 1", "partitions 1-3 5".
+func partitionsText(numbers []int) string {
+	if len(numbers) == 1 {
+		return fmt.Sprint("partition ", numbers[0])
+	}
+	return "partitions " + words.Ranges(numbers)
 }
 
 func are(n int, noun string) string {

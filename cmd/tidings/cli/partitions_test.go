@@ -22,7 +22,7 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
-// listed are the partitions that `tidings partitions list` shows.
+// listed returns the partitions that `tidings partitions list` shows.
 func (d *dev) listed(t *testing.T, args ...string) (all []status.Partition) {
 	t.Helper()
 	code, stdout, stderr := run(t, nil, "", append([]string{"partitions", "list", "--json", "--data", d.dir}, args...)...)
@@ -39,7 +39,7 @@ func (d *dev) listed(t *testing.T, args ...string) (all []status.Partition) {
 	return all
 }
 
-// TestPartitionsAreResizedWhileEverythingRuns has two processes with all parts each, and a load that does not stop.
+// TestPartitionsAreResizedWhileEverythingRuns resizes with two processes, each with all parts, and a continuous load.
 func TestPartitionsAreResizedWhileEverythingRuns(t *testing.T) {
 	d := newDev(t)
 	d.start(t)
@@ -58,12 +58,13 @@ func TestPartitionsAreResizedWhileEverythingRuns(t *testing.T) {
 	loaded := make(chan error, 1)
 	go func() { loaded <- l.Run(ctx, followKind, sequence(spec)) }()
 	for i, to := range []int{4, 2} {
-		testkit.Eventually(t, startWithin, "a quarter more is loaded", func() (bool, error) { return l.Stats().Done() >= spec.Edges/4*int64(i+1), nil })
+		testkit.Eventually(t, startWithin, "a quarter more is loaded",
+			func() (bool, error) { return l.Stats().Done() >= spec.Edges/4*int64(i+1), nil })
 		if l.Stats().Done() == spec.Edges {
 			t.Error("loaded before the resize: this run shows nothing")
 		}
 		code, stdout, stderr := run(t, nil, "", "partitions", "resize", "--to", fmt.Sprint(to), "--yes", "--data", d.dir)
-		if code != exitOK || !strings.Contains(stdout, "gets the slots 0-") || !strings.Contains(stdout, "Partitions open: ") {
+		if code != exitOK || !strings.Contains(stdout, "takes slots 0-") || !strings.Contains(stdout, " are open.") {
 			t.Fatalf("resize to %d: exit code %d\n%s\n%s", to, code, stdout, stderr)
 		}
 	}
@@ -87,7 +88,8 @@ func TestPartitionsAreResizedWhileEverythingRuns(t *testing.T) {
 	if !slices.Equal(open, []int{5, 6}) || !slices.Equal(all, []int{0, 1, 2, 3, 4, 5, 6}) {
 		t.Errorf("the partitions %v of %v are open, want 5 and 6 of 7", open, all)
 	}
-	if code, stdout, stderr := run(t, nil, "", "partitions", "resize", "--to", "2", "--data", d.dir); code != exitOK || stdout != "There are 2 partitions already. Nothing was changed.\n" {
+	if code, stdout, stderr := run(t, nil, "", "partitions", "resize", "--to", "2", "--data", d.dir); code != exitOK ||
+		stdout != "There are 2 partitions already. Nothing was changed.\n" {
 		t.Errorf("resize to as many: exit code %d\n%s\n%s", code, stdout, stderr)
 	}
 	second.stop(t)
@@ -100,14 +102,15 @@ func TestPartitionsAreResizedWhileEverythingRuns(t *testing.T) {
 func TestAResizeWaitsForTheOneBefore(t *testing.T) {
 	db, b := testkit.Postgres(t), testkit.NATS(t)
 	cfg := b.Config()
-	env := map[string]string{"DATABASE_URL": db.URL, "NATS_URL": b.URL, "NATS_STREAM": cfg.Stream, "NATS_SUBJECT_PREFIX": cfg.Prefix, "NATS_LIVE_PREFIX": cfg.LivePrefix}
+	env := map[string]string{"DATABASE_URL": db.URL, "NATS_URL": b.URL, "NATS_STREAM": cfg.Stream, "NATS_SUBJECT_PREFIX": cfg.Prefix,
+		"NATS_LIVE_PREFIX": cfg.LivePrefix}
 	for _, c := range []struct {
 		args, says string
 		code       int
 	}{
 		{"--to 3", "want 1, 2, 4, 8, 16 or 32", exitInput},
 		{"--to 4 --wait 0", "The relays continue the resize", exitOK},
-		{"--to 2", "the earlier resize waits for", exitError}, // no relay runs
+		{"--to 2", "the progress of the earlier resize", exitError}, // no relay runs
 	} {
 		code, stdout, stderr := run(t, env, "", append([]string{"partitions", "resize", "--yes"}, strings.Fields(c.args)...)...)
 		if code != c.code || !strings.Contains(stdout+stderr, c.says) {
@@ -118,7 +121,8 @@ func TestAResizeWaitsForTheOneBefore(t *testing.T) {
 	if err != nil || len(all) != 5 {
 		t.Errorf("%+v, %v", all, err)
 	}
-	if code, stdout, _ := run(t, env, "", "partitions", "list"); code != exitOK || strings.Count(stdout, status.Waiting) != 4 || strings.Count(stdout, status.Closing) != 1 {
+	if code, stdout, _ := run(t, env, "", "partitions", "list"); code != exitOK || strings.Count(stdout, status.Waiting) != 4 ||
+		strings.Count(stdout, status.Closing) != 1 {
 		t.Errorf("list: exit code %d\n%s", code, stdout)
 	}
 }
@@ -150,7 +154,7 @@ func TestVerifyTellsMessagesThatAreNoEventsFromEventsThatAreMissing(t *testing.T
 		t.Fatal(err)
 	}
 	again := first.Header
-	for name := range again { // the relay's own conditions are not repeated
+	for name := range again { // the second list does not repeat the relay's own conditions
 		if strings.HasPrefix(name, "Nats-") {
 			again.Del(name)
 		}

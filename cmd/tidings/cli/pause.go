@@ -10,11 +10,11 @@ import (
 	"github.com/tidings/tidings/consumers"
 )
 
-// pauseResult is what pause and resume print with --json.
+// pauseResult is the output of pause and resume with --json.
 type pauseResult struct {
 	Consumer string `json:"consumer"`
 	Paused   bool   `json:"paused"`  // now
-	Changed  bool   `json:"changed"` // it was not before
+	Changed  bool   `json:"changed"` // by this command
 }
 
 func (p Process) pauseCommand() *cobra.Command {
@@ -25,8 +25,9 @@ func (p Process) pauseCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "pause --consumer NAME",
 		Short: "Pause a consumer",
-		Long: `Within two seconds every instance of the consumer finishes its batch and takes no more events, also after a restart. Nothing is lost: the events wait on the
-stream, which keeps them for NATS_MAX_AGE. The consumer's lag grows, and its alert fires.`,
+		Long: `Within two seconds every instance of the consumer finishes its batch and applies no more events,
+also after a restart. No event is lost: the events wait on the stream, which keeps them for
+NATS_MAX_AGE. The consumer's lag grows, and its alert fires.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := checkConsumer("--consumer", consumer, false); err != nil {
@@ -44,9 +45,9 @@ stream, which keeps them for NATS_MAX_AGE. The consumer's lag grows, and its ale
 			if err != nil {
 				return err
 			}
-			text := "%s is paused: its instances finish their batches within two seconds. `tidings resume --consumer %[1]s` ends it.\n"
+			text := "%s is paused: its instances finish their batches within two seconds. `tidings resume --consumer %[1]s` resumes it.\n"
 			if !changed {
-				text = "%s was paused already: see `tidings status`.\n"
+				text = "%s was already paused: see `tidings status`.\n"
 			}
 			return p.sayPaused(asJSON, pauseResult{consumer, true, changed}, text)
 		},

@@ -17,12 +17,13 @@ func TestPauseAndResume(t *testing.T) {
 		code int
 		says string
 	}{
-		{"pause", exitInput, `there is no consumer "": want one of followercounts, threadcache, archiver`},
+		{"pause", exitInput, `--consumer is missing: want one of followercounts, threadcache, archiver`},
 		{"pause --consumer archive", exitInput, `there is no consumer "archive": want one of`},
 		{"resume --consumer archive", exitInput, `there is no consumer "archive": want one of`},
 		{"resume --consumer archiver", exitOK, "archiver was not paused."},
-		{"pause --consumer archiver --actor ann --reason night", exitOK, "archiver is paused: its instances finish their batches within two seconds. `tidings resume --consumer archiver`"},
-		{"pause --consumer archiver", exitOK, "archiver was paused already"},
+		{"pause --consumer archiver --actor ann --reason night", exitOK,
+			"archiver is paused: its instances finish their batches within two seconds. `tidings resume --consumer archiver` resumes it"},
+		{"pause --consumer archiver", exitOK, "archiver was already paused"},
 		{"pause --consumer archiver --json", exitOK, `{"consumer":"archiver","paused":true,"changed":false}`},
 	} {
 		code, stdout, stderr := run(t, env, "", strings.Fields(c.args)...)
@@ -31,10 +32,12 @@ func TestPauseAndResume(t *testing.T) {
 		}
 	}
 	pool := db.Pool(t, postgres.RoleSystem)
-	if all, err := consumers.Pauses(t.Context(), pool); err != nil || len(all) != 1 || all["archiver"].Actor != "ann" || all["archiver"].Reason != "night" {
+	if all, err := consumers.Pauses(t.Context(), pool); err != nil || len(all) != 1 || all["archiver"].Actor != "ann" ||
+		all["archiver"].Reason != "night" {
 		t.Errorf("pauses: %+v, %v", all, err)
 	}
-	if code, stdout, _ := run(t, env, "", "resume", "--consumer", "archiver", "--json"); code != exitOK || stdout != `{"consumer":"archiver","paused":false,"changed":true}`+"\n" {
+	if code, stdout, _ := run(t, env, "", "resume", "--consumer", "archiver", "--json"); code != exitOK ||
+		stdout != `{"consumer":"archiver","paused":false,"changed":true}`+"\n" {
 		t.Errorf("resume: exit code %d, %s", code, stdout)
 	}
 	if all, err := consumers.Pauses(t.Context(), pool); err != nil || len(all) != 0 {

@@ -12,16 +12,16 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// readyTimeout bounds the whole answer. It is longer than the process takes for its own checks.
+// readyTimeout bounds the whole request. It is longer than the service's own checks take.
 const readyTimeout = 5 * time.Second
 
 func (p Process) readyCommand() *cobra.Command {
 	var url string
 	c := &cobra.Command{
 		Use:   "ready",
-		Short: "Ask a service on this machine whether it is ready, for the health check of a container",
-		Long: `Ready asks the service whose OPS_ADDR is in the environment, or the one at --url, for /readyz. The exit code is 0 when it is ready and 1 when it is not; then
-the output says what it waits for.`,
+		Short: "Check whether a service on this machine is ready, for the health check of a container",
+		Long: `Ready requests /readyz from the service whose OPS_ADDR is in the environment, or from --url. The
+exit code is 0 if the service is ready. Otherwise it is 1, and the output has the reason.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if url == "" {
@@ -38,7 +38,7 @@ the output says what it waits for.`,
 			return ready(c.Context(), url)
 		},
 	}
-	c.Flags().StringVar(&url, "url", "", "of the service's /readyz (default that of OPS_ADDR)")
+	c.Flags().StringVar(&url, "url", "", "the URL of the service's /readyz (default: from OPS_ADDR)")
 	return c
 }
 

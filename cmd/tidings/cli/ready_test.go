@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// TestReadyIsTheAnswerOfTheService: the exit code says it, whichever way OPS_ADDR names the port.
+// TestReadyIsTheAnswerOfTheService checks the exit code for each form of OPS_ADDR.
 func TestReadyIsTheAnswerOfTheService(t *testing.T) {
 	status := http.StatusOK
 	service := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -14,8 +14,10 @@ import (
 func TestTheCommandsPageIsWhatTheCommandsSay(t *testing.T) {
 	const page = "../../../docs/commands.md"
 	var b strings.Builder
-	b.WriteString("# Commands\n\nEvery command of `tidings`, as `tidings help COMMAND` shows it. `go test ./cmd/tidings/cli -run TestTheCommandsPage -update` generates this page.\n\n" +
-		"Exit codes: 0, done; 1, an error, or findings; 2, wrong usage or input; 3, not finished (run the command again), a server is unavailable, or `doctor` found errors.\n\n" +
+	b.WriteString("# Commands\n\nEvery command of `tidings`, as `tidings help COMMAND` shows it.\n`go test ./cmd/tidings/cli -run " +
+		"TestTheCommandsPage -update` generates this page.\n\n" +
+		"Exit codes: 0, done; 1, an error, or findings; 2, wrong usage or input; 3, not finished (run the command again),\na server is " +
+		"unavailable, or `doctor` found errors.\n\n" +
 		"| command | purpose |\n|---|---|\n")
 	eachCommand(func(path string, c *cobra.Command) {
 		if !c.Hidden {
@@ -38,7 +40,7 @@ func TestTheCommandsPageIsWhatTheCommandsSay(t *testing.T) {
 	}
 }
 
-// describeCommand writes the section of one command: what it does, how it is called, its flags.
+// describeCommand writes the section of one command: its purpose, its usage, its flags.
 func describeCommand(b *strings.Builder, path string, c *cobra.Command) {
 	fmt.Fprintf(b, "\n## tidings %s\n%s.\n\n```\n%s\n```\n", path, c.Short, c.UseLine())
 	if c.Long != "" {
@@ -60,7 +62,7 @@ func describeCommand(b *strings.Builder, path string, c *cobra.Command) {
 	}
 }
 
-// tableCell makes text fit into a cell of a table.
+// tableCell escapes text for a cell of a table.
 func tableCell(text string) string {
 	return strings.NewReplacer("|", `\|`, "\n", " ", "<", "&lt;").Replace(text)
 }

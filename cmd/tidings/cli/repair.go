@@ -30,18 +30,23 @@ func (p Process) repairStreamCommand() *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use:   "stream",
-		Short: "Repair the streams after lost messages, a recreated stream or a restored database",
-		Long: `Repair compares the stream of each partition with the outbox.
+		Short: "Repair the streams after NATS lost messages or a whole stream",
+		Long: `Repair compares the stream of each partition with the outbox. If a database or a disk of NATS came
+back from a backup or a snapshot, run tidings restore instead: it includes the repair.
 
-If a stream is gone, was recreated or lost its end, a new partition with a new stream replaces it. The relay first publishes the missing events there, in
-their order. Events that are missing in the middle of a stream are published again at its end. Erased events are never published again. A subscriber may see
-an event twice, with the same id and version. Tidings' own consumers continue by themselves.
+If a stream is gone, was recreated or lost its end, a new partition with a new stream replaces it.
+The relay first publishes the missing events there, in their order. The relay publishes events that
+are missing in the middle of a stream again at its end. It never publishes erased events again. A
+subscriber may see an event twice, with the same id and version. Tidings' own consumers continue by
+themselves.
 
-A message without a row is a write that the database lost when it went back in time (a restore, a failover). Repair stops there, unless --delete-unknown lets
-it delete such messages. It does not undo their effect on the projections: run tidings verify.
+A message without a row is a write that the database lost when it went back in time (a restore, a
+failover). tidings restore writes it again. Repair stops there, unless --delete-unknown lets it
+delete such messages. It does not undo their effect on the projections: run tidings verify.
 
-Repair changes nothing on an intact stream. Relays may run meanwhile. After an interruption, run it again. While a stream has no leader it does nothing: wait
-until the brokers have elected one. It cannot publish rows that were discarded, or dropped with old archives.`,
+Repair changes nothing on an intact stream. Relays may run meanwhile. After an interruption, run it
+again. While a stream has no leader, repair does nothing: wait until the brokers have elected one.
+Repair cannot publish rows that were discarded, or dropped with old archives.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			y, err := p.system(c.Context(), data, "repair")
@@ -77,7 +82,7 @@ until the brokers have elected one. It cannot publish rows that were discarded, 
 	return c
 }
 
-// rebase tells the consumers where to continue, also after a repair that was interrupted before this.
+// rebase sets the offsets at which the consumers continue, also if an earlier repair was interrupted before this step.
 func (y *system) rebase(ctx context.Context, report relay.RepairReport) error {
 	for _, part := range report.Partitions {
 		for _, s := range part.Successors {
@@ -89,7 +94,7 @@ func (y *system) rebase(ctx context.Context, report relay.RepairReport) error {
 	return nil
 }
 
-// showRepair shows what a repair would do.
+// showRepair prints the plan of a repair.
 func showRepair(ctx context.Context, w io.Writer, y *system, o relay.RepairOptions) error {
 	o.DryRun = true
 	report, err := relay.Repair(ctx, y.Truth, y.Broker, slog.New(slog.DiscardHandler), o)
@@ -99,12 +104,27 @@ func showRepair(ctx context.Context, w io.Writer, y *system, o relay.RepairOptio
 	if report.Healthy {
 		return errNothingGoes
 	}
-	printRepair(w, report, err != nil)
+	printPartitions(w, report)
 	return err
 }
 
-// printRepair writes a line for each partition that has a problem, with what a repair does about it: a dry run writes the same lines.
+// printRepair writes a line for each partition that has a problem, and the result. A dry run writes the same lines.
 func printRepair(w io.Writer, report relay.RepairReport, refused bool) {
+	printPartitions(w, report)
+	switch {
+	case report.Healthy:
+		fmt.Fprintln(w, "The streams and the database agree. Repair has nothing to do.")
+	case report.DryRun && !refused:
+		fmt.Fprintln(w, "Nothing was changed. Run the same command without --dry-run to take these steps.")
+	case refused:
+		fmt.Fprintln(w, "Nothing was changed.")
+	default:
+		fmt.Fprintln(w, "The streams are repaired. The relay publishes the missing events.")
+	}
+}
+
+// printPartitions writes a line for each partition that has a problem, with the steps of its repair.
+func printPartitions(w io.Writer, report relay.RepairReport) {
 	for _, p := range report.Partitions {
 		if p.Problem == "" && p.Foreign+p.Duplicates == 0 {
 			continue
@@ -134,21 +154,19 @@ func printRepair(w io.Writer, report relay.RepairReport, refused bool) {
 		if p.Close {
 			do = append(do, "close the stream again")
 		} else if len(p.ReplacedBy) > 0 {
-			do = append(do, "replace the partition by "+words.Ranges(p.ReplacedBy))
+			do = append(do, replacement(p.ReplacedBy))
 		}
 		if len(do) == 0 {
 			do = []string{"nothing"}
 		}
 		fmt.Fprintf(w, "Partition %d (%s): %s. Repair: %s.\n", p.Partition, p.Stream, strings.Join(found, ", "), strings.Join(do, ", "))
 	}
-	switch {
-	case report.Healthy:
-		fmt.Fprintln(w, "The streams and the database agree. Repair has nothing to do.")
-	case report.DryRun && !refused:
-		fmt.Fprintln(w, "Nothing was changed. The same command without --dry-run does what is listed.")
-	case refused:
-		fmt.Fprintln(w, "Nothing was changed.")
-	default:
-		fmt.Fprintln(w, "The streams are repaired. The relay publishes what is missing.")
+}
+
+// replacement says which new partitions replace a partition.
+func replacement(by []int) string {
+	if len(by) == 1 {
+		return fmt.Sprintf("partition %d replaces it", by[0])
 	}
+	return "partitions " + words.Ranges(by) + " replace it"
 }

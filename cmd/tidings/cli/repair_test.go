@@ -16,7 +16,8 @@ func TestRepairStreamBringsALostStreamBack(t *testing.T) {
 		t.Fatalf("load: exit code %d\n%s\n%s", code, stdout, stderr)
 	}
 	d.verify(t)
-	if code, stdout, _ := run(t, nil, "", "repair", "stream", "--data", d.dir); code != exitOK || !strings.Contains(stdout, "nothing to do") {
+	if code, stdout, _ := run(t, nil, "", "repair", "stream", "--data", d.dir); code != exitOK ||
+		!strings.Contains(stdout, "nothing to do") {
 		t.Errorf("of a healthy stream: exit code %d\n%s", code, stdout)
 	}
 
@@ -37,10 +38,12 @@ func TestRepairStreamBringsALostStreamBack(t *testing.T) {
 		args = append([]string{"repair", "stream", "--data", d.dir}, args...)
 		dryCode, said, dryErr := run(t, nil, "", append(args, "--dry-run")...)
 		code, did, stderr := run(t, nil, "", append(args, "--yes")...)
-		planned, _ := strings.CutSuffix(said, "Nothing was changed. The same command without --dry-run does what is listed.\n")
-		done, _ := strings.CutSuffix(did, "The streams are repaired. The relay publishes what is missing.\n")
-		if code != exitOK || dryCode != code || planned != done || len(planned) == len(said) || len(done) == len(did) || !strings.Contains(planned, want) {
-			t.Errorf("exit codes %d and %d; the dry run said\n%s%s, the repair did\n%s%s, want %q", dryCode, code, said, dryErr, did, stderr, want)
+		planned, _ := strings.CutSuffix(said, "Nothing was changed. Run the same command without --dry-run to take these steps.\n")
+		done, _ := strings.CutSuffix(did, "The streams are repaired. The relay publishes the missing events.\n")
+		if code != exitOK || dryCode != code || planned != done || len(planned) == len(said) || len(done) == len(did) ||
+			!strings.Contains(planned, want) {
+			t.Errorf("exit codes %d and %d; the dry run said\n%s%s, the repair did\n%s%s, want %q", dryCode, code, said,
+				dryErr, did, stderr, want)
 		}
 	}
 	repaired("1 foreign message. Repair: 1 message to delete.", "--delete-foreign")
@@ -48,11 +51,32 @@ func TestRepairStreamBringsALostStreamBack(t *testing.T) {
 	if err := js.DeleteStream(t.Context(), "EVENTS-0"); err != nil {
 		t.Fatal(err)
 	}
-	if code, stdout, stderr := run(t, nil, "", "status", "--data", d.dir); code != exitOK || !strings.Contains(stdout, "Nothing is published") || !strings.Contains(stdout, "tidings repair stream") {
+	if code, stdout, stderr := run(t, nil, "", "status", "--data", d.dir); code != exitOK ||
+		!strings.Contains(stdout, ": stream EVENTS-0 is gone; run `tidings repair stream --dry-run`\n") {
 		t.Errorf("status of a deleted stream: exit code %d\n%s\n%s", code, stdout, stderr)
 	}
-	repaired("its stream is gone. Repair: 1,000 events to publish again, replace the partition by 1.")
-	// The relay goes on, the consumers read everything again, and nothing is counted twice.
+	code, stdout, _ := run(t, nil, "", "verify", "--wait", "0s", "--data", d.dir)
+	if code != exitError || !strings.Contains(stdout, "\n  stopped: partition 0: stream EVENTS-0 is gone; run `tidings repair") ||
+		!strings.Contains(stdout, "stopped: archiver: events of EVENTS-0 are missing; run `tidings repair") ||
+		strings.Contains(stdout, "on its way") || !strings.Contains(stdout,
+		"Partition 0 (EVENTS-0): 0 messages; the outbox has 1,000 as published. MISSING MESSAGES: 1,000. stream EVENTS-0 is gone") {
+		t.Errorf("verify of a deleted stream: exit code %d\n%s", code, stdout)
+	}
+	if code, _, stderr := run(t, nil, "", "replay", "--consumer", "threadcache", "--dry-run", "--data", d.dir); code != exitError ||
+		stderr != "tidings: stream EVENTS-0 is gone: run `tidings repair stream --dry-run` first\n" {
+		t.Errorf("replay without the stream: exit code %d\n%s", code, stderr)
+	}
+	if code, stdout, stderr := run(t, nil, "", "restore", "--since", "2100-01-01", "--dry-run", "--data", d.dir); code != exitInput ||
+		!strings.Contains(stderr, "--since is 2100-01-01T00:00:00Z, in the future") {
+		t.Errorf("restore since a time in the future: exit code %d\n%s\n%s", code, stdout, stderr)
+	}
+	if code, stdout, stderr := run(t, nil, "", "restore", "--since", "1h", "--dry-run", "--data", d.dir); code != exitOK ||
+		!strings.Contains(stdout, "Writes that the truth lost and the streams still have: 0.\nErasures to repeat: 0.\n") ||
+		!strings.HasSuffix(stdout, "\nNothing was changed.\n") {
+		t.Errorf("a dry run of restore: exit code %d\n%s\n%s", code, stdout, stderr)
+	}
+	repaired("its stream is gone. Repair: 1,000 events to publish again, partition 1 replaces it.")
+	// The relay continues, the consumers read all events again, and count none twice.
 	d.verify(t)
 	d.checkCounts(t, spec)
 	d.checkStream(t, spec.Edges)

@@ -17,6 +17,19 @@ import (
 	"github.com/tidings/tidings/replay"
 )
 
+const replayHelp = `Replay builds new tables of one consumer in a schema of their own. When they have caught up, one
+transaction swaps them with the live tables. Writes, the live consumer and readers continue
+meanwhile; readers see either the old or the new tables. Replay also restarts a consumer that
+stopped because events expired before it read them, or because a stream was repaired.
+
+It reads the stream if that has every event ever published, else the truth and then the stream. The
+archiver's histories are records: its replay only adds missing versions. The truth does not contain
+who made a version. So stop the API, and every service that writes by SQL, before you replay the
+archiver from the truth, or read the stream.
+
+An interrupted replay changes nothing: run it again. The login of PROJECTIONS_DATABASE_URL must own
+the tables, as for migrate.`
+
 func (p Process) replayCommand() *cobra.Command {
 	var (
 		data, consumer, from string
@@ -27,15 +40,8 @@ func (p Process) replayCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "replay",
 		Short: "Rebuild a projection beside the live one, and swap them",
-		Long: `Replay builds the tables of one consumer in a schema of their own. When they have caught up, one transaction swaps them with the live tables. Writes, the live
-consumer and readers continue meanwhile; readers see either the old or the new tables. Replay also restarts a consumer that stopped because events expired
-before it read them, or because a stream was repaired.
-
-It reads the stream if that has every event ever published, else the truth and then the stream. The archiver's histories are records: its replay only adds
-missing versions. The truth does not say who made a version, so pause writes before you replay the archiver from it, or read the stream.
-
-An interrupted replay changes nothing: run it again. The login of PROJECTIONS_DATABASE_URL must own the tables, as for migrate.`,
-		Args: cobra.NoArgs,
+		Long:  replayHelp,
+		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			i := slices.Index(fleet.Names(), consumer)
 			if i < 0 {
@@ -56,7 +62,8 @@ An interrupted replay changes nothing: run it again. The login of PROJECTIONS_DA
 			bar := newReplayBar(p.Stderr)
 			o.Progress = bar.show
 			deps, projection := replay.Deps{
-				URL: s.ProjectionsDatabaseURL, Postgres: s.Postgres, Truth: y.Truth, Kinds: y.kinds, JetStream: y.JetStream, Broker: y.Broker, Log: slog.New(slog.DiscardHandler),
+				URL: s.ProjectionsDatabaseURL, Postgres: s.Postgres, Truth: y.Truth, Kinds: y.kinds, JetStream: y.JetStream,
+				Broker: y.Broker, Log: slog.New(slog.DiscardHandler),
 			}, fleet.Projections(y.kinds.Now)[i]
 			if !o.DryRun {
 				if err := sure.ask(func(w io.Writer) error {
@@ -67,7 +74,9 @@ An interrupted replay changes nothing: run it again. The login of PROJECTIONS_DA
 						return err
 					}
 					bar.end()
-					fmt.Fprintln(w, "The live tables are dropped when the new ones take their place:")
+					if len(r.Tables) > 0 {
+						fmt.Fprintln(w, "The new tables replace the live ones, which replay then drops:")
+					}
 					return tableTo(w, replayRows(r)...)
 				}); err != nil {
 					return err
@@ -76,7 +85,7 @@ An interrupted replay changes nothing: run it again. The login of PROJECTIONS_DA
 			report, err := replay.Run(c.Context(), deps, projection, o)
 			bar.end()
 			if c.Context().Err() != nil && err != nil {
-				err = errors.New("stopped before the end: nothing has changed; run the same command again")
+				err = errors.New("stopped before the end: nothing was changed; run the same command again")
 			}
 			if err != nil {
 				return err
@@ -88,7 +97,7 @@ An interrupted replay changes nothing: run it again. The login of PROJECTIONS_DA
 		},
 	}
 	c.Flags().StringVar(&consumer, "consumer", "", "the consumer: "+strings.Join(fleet.Names(), ", "))
-	c.Flags().StringVar(&from, "from", string(replay.Auto), "stream, truth, or auto: the stream if it has every event")
+	c.Flags().StringVar(&from, "from", string(replay.Auto), "stream, truth, or auto: the stream if it has every event, else the truth")
 	c.Flags().BoolVar(&o.DryRun, "dry-run", false, "show what the command would do, and change nothing")
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
 	sure = p.destructive(c)
@@ -96,33 +105,39 @@ An interrupted replay changes nothing: run it again. The login of PROJECTIONS_DA
 	return c
 }
 
-// replayRows say what a replay takes and makes.
+// replayRows returns the rows about the source and the tables of a replay.
 func replayRows(r replay.Report) [][]string {
 	tables := strings.Join(r.Tables, ", ")
 	if tables == "" {
-		tables = "none: only what is missing is added"
+		tables = "none: replay only adds missing versions"
 	}
-	return [][]string{{"consumer", r.Consumer}, {"from", fmt.Sprintf("%s (%s)", r.From, r.Because)}, {"messages on the stream", count(int64(r.Messages))},
-		{"tables rebuilt", tables}}
+	return [][]string{{"consumer", r.Consumer}, {"from", fmt.Sprintf("%s (%s)", r.From, r.Because)},
+		{"messages on the stream", count(int64(r.Messages))}, {"tables rebuilt", tables}}
 }
 
 func (p Process) printReplay(r replay.Report) error {
 	rows := replayRows(r)
 	if !r.Switched {
-		return p.table(append(rows, []string{"done", "nothing: a dry run"})...)
+		if err := p.table(rows...); err != nil {
+			return err
+		}
+		if _, err := fmt.Fprintln(p.Stdout, "\nNothing was changed (--dry-run)."); err != nil {
+			return fmt.Errorf("write the result: %w", err)
+		}
+		return nil
 	}
 	return p.table(append(rows,
 		[]string{"events applied", count(r.Events)},
-		[]string{"seconds", fmt.Sprintf("%.1f", r.Seconds)},
+		[]string{"time", seconds(r.Seconds)},
 		[]string{"events/s", count(int64(r.EventsPerSecond))},
-		[]string{"live consumer held for", fmt.Sprintf("%.3f s (try %d)", r.SwitchSeconds, r.SwitchTries)},
+		[]string{"live consumer paused for", fmt.Sprintf("%.3f s (attempt %d)", r.SwitchSeconds, r.SwitchTries)},
 		[]string{"dead letters", count(r.DeadLetters)},
 	)...)
 }
 
-// replayBar shows progress: as a bar on a terminal, else as a line now and then.
+// replayBar shows progress: as a bar on a terminal, else as a line at each step and every lineInterval.
 type replayBar struct {
-	mu    sync.Mutex // the truth is read in a goroutine of its own
+	mu    sync.Mutex // a goroutine of its own reads the truth
 	w     io.Writer
 	bar   *progressbar.ProgressBar
 	start time.Time
@@ -134,7 +149,8 @@ func newReplayBar(w io.Writer) *replayBar {
 	b := &replayBar{w: w, start: time.Now()}
 	if terminal(w) {
 		b.bar = progressbar.NewOptions64(-1, progressbar.OptionSetWriter(w), progressbar.OptionShowCount(), progressbar.OptionShowIts(),
-			progressbar.OptionSetItsString("events"), progressbar.OptionClearOnFinish(), progressbar.OptionUseANSICodes(true), progressbar.OptionSetWidth(30))
+			progressbar.OptionSetItsString("events"), progressbar.OptionClearOnFinish(), progressbar.OptionUseANSICodes(true),
+			progressbar.OptionSetWidth(30))
 	}
 	return b
 }
@@ -148,14 +164,14 @@ func (b *replayBar) show(r replay.Progress) {
 		if r.Total > 0 {
 			b.bar.ChangeMax64(r.Total)
 		}
-		_ = b.bar.Set64(r.Done) // a bar that cannot be drawn is no reason to stop
+		_ = b.bar.Set64(r.Done) // a failure to draw the bar must not stop the work
 		return
 	}
 	if r.Step == b.step && now.Before(b.next) {
 		return
 	}
 	b.step, b.next = r.Step, now.Add(lineInterval)
-	line := fmt.Sprintf("%4.0fs  %s: %s", now.Sub(b.start).Seconds(), r.Step, count(r.Done))
+	line := fmt.Sprintf("%s  %s: %s", elapsed(b.start), r.Step, count(r.Done))
 	if r.Total > 0 {
 		line += " of " + count(r.Total)
 	}

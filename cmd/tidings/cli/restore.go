@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -24,18 +25,21 @@ func (p Process) restoreCommand() *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use:   "restore --since TIME",
-		Short: "Bring truth, streams and projections together after a restore of any of them",
-		Long: `Run restore after you restored or lost databases or NATS, when servers, relays and consumers run again. Keep the API stopped until the command has finished.
-docs/backup.md has the steps before it.
+		Short: "Make truth, streams and projections agree after a restore of any of them",
+		Long: `Run restore after you restored or lost databases or NATS, when servers, relays and consumers run
+again. Keep the API stopped until the command has finished. docs/backup.md has the steps before it.
 
-Restore writes lost writes of the truth again, from the streams and histories that still have them. It replaces the streams by new ones and publishes the
-missing events there. It replays consumers that cannot continue, repeats the erasures since --since, repairs the projections, and verifies everything. Exit code 3
-means that it waited for --wait in vain, and the output says for what. Then, and after any interruption, the same command continues.`,
+Restore writes lost writes of the truth again, from the streams and histories that still have them.
+It replaces every stream that is not empty with a new one, and publishes the missing events there.
+It replays consumers that cannot continue, repeats the erasures since --since, repairs the
+projections, and verifies everything. With exit code 3 a step did not finish within --wait, and the
+output names it. Then, and after any interruption, run the same command again: it continues.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			var err error
 			if o.Since, err = parseAge(since, time.Now()); err != nil {
-				return &usageError{fmt.Errorf("--since wants the time of the oldest backup that was restored, such as 2026-11-22T03:00:00Z: %w", err)}
+				return &usageError{fmt.Errorf("--since needs the time of the oldest restored backup, for example 24h or "+
+					"2026-11-22T03:00:00Z: %w", err)}
 			}
 			y, err := p.system(c.Context(), data, "restore")
 			if err != nil {
@@ -50,8 +54,10 @@ means that it waited for --wait in vain, and the output says for what. Then, and
 				if err := sure.ask(func(w io.Writer) error {
 					look := o
 					look.DryRun = true
-					report, err := restore.Run(c.Context(), deps, look)
-					printRestore(w, report)
+					report, err := runRestore(c.Context(), deps, look)
+					if err == nil {
+						printRestore(w, report)
+					}
 					return err
 				}); err != nil {
 					return err
@@ -60,7 +66,7 @@ means that it waited for --wait in vain, and the output says for what. Then, and
 					o.Progress = func(what string) { fmt.Fprintln(p.Stderr, what) }
 				}
 			}
-			report, err := restore.Run(c.Context(), deps, o)
+			report, err := runRestore(c.Context(), deps, o)
 			if err != nil {
 				return err
 			}
@@ -69,6 +75,7 @@ means that it waited for --wait in vain, and the output says for what. Then, and
 				err = p.writeJSON(report)
 			case o.DryRun:
 				printRestore(p.Stdout, report)
+				_, err = fmt.Fprintln(p.Stdout, "Nothing was changed.")
 			default:
 				printRestore(p.Stdout, report)
 				err = p.printVerification(report.Verified)
@@ -79,17 +86,27 @@ means that it waited for --wait in vain, and the output says for what. Then, and
 			return err
 		},
 	}
-	c.Flags().StringVar(&since, "since", "", "when the oldest restored backup was made: a duration ago such as 24h, a date, or a time in RFC 3339")
+	c.Flags().StringVar(&since, "since", "", "when the oldest restored backup was made: a duration ago such as 24h, a date, "+
+		"or a time in RFC 3339")
 	c.Flags().BoolVar(&o.DryRun, "dry-run", false, "show what the command would do, and change nothing")
 	c.Flags().DurationVar(&o.Wait, "wait", 10*time.Minute, "how long to wait for relays and consumers, at each step")
-	c.Flags().IntVar(&o.Limit, "limit", 20, "differences at most to name per projection; all are counted")
+	c.Flags().IntVar(&o.Limit, "limit", 20, "list at most this many differences per projection; all are counted")
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
 	sure = p.destructive(c)
 	dataFlag(c, &data)
 	return c
 }
 
-// restoring is what a restore works with.
+// runRestore is restore.Run, with a usageError for a time in the future.
+func runRestore(ctx context.Context, d restore.Deps, o restore.Options) (restore.Report, error) {
+	report, err := restore.Run(ctx, d, o)
+	if errors.Is(err, restore.ErrFuture) {
+		err = &usageError{err}
+	}
+	return report, err
+}
+
+// restoring returns the dependencies of a restore.
 func (p Process) restoring(ctx context.Context, y *system, data string, wait time.Duration) (restore.Deps, error) {
 	now, err := truthKinds(ctx, y.Truth)
 	if err != nil {
@@ -101,7 +118,7 @@ func (p Process) restoring(ctx context.Context, y *system, data string, wait tim
 	}
 	d := restore.Deps{Deps: y.verifying(), TruthKinds: now}
 	d.Erase = func(ctx context.Context, tenant, person int64) error {
-		o := erasure.Options{TenantID: tenant, AuthorID: person, Reason: "a restore took the erasure back", Wait: wait}
+		o := erasure.Options{TenantID: tenant, AuthorID: person, Reason: "a restore undid the erasure", Wait: wait}
 		if err := setActor(&o.Actor); err != nil {
 			return err
 		}
@@ -111,7 +128,8 @@ func (p Process) restoring(ctx context.Context, y *system, data string, wait tim
 	d.Replay = func(ctx context.Context, consumer string) error {
 		for _, projection := range d.Fleet {
 			if projection.Name() == consumer {
-				_, err := replay.Run(ctx, replay.Deps{URL: s.ProjectionsDatabaseURL, Postgres: s.Postgres, Truth: y.Truth, Kinds: y.kinds, JetStream: y.JetStream, Broker: y.Broker,
+				_, err := replay.Run(ctx, replay.Deps{URL: s.ProjectionsDatabaseURL, Postgres: s.Postgres, Truth: y.Truth, Kinds: y.kinds,
+					JetStream: y.JetStream, Broker: y.Broker,
 					Log: slog.New(slog.DiscardHandler)}, projection, replay.Options{From: replay.Auto})
 				return err
 			}
@@ -121,28 +139,40 @@ func (p Process) restoring(ctx context.Context, y *system, data string, wait tim
 	return d, nil
 }
 
-// printRestore writes what a restore found and did, or would do.
+// printRestore prints the findings and steps of a restore, or in a dry run its plan.
 func printRestore(w io.Writer, r restore.Report) {
 	unknown, redone := int64(0), int64(r.History)
 	for _, part := range r.Streams.Partitions {
 		unknown, redone = unknown+part.Unknown, redone+part.Redone
 	}
+	printPartitions(w, r.Streams)
 	if r.DryRun {
-		printRepair(w, r.Streams, true)
-		fmt.Fprintf(w, "%s lost by the truth and on the streams, to write again.\n", words.Of(unknown, "write"))
-		fmt.Fprintf(w, "%s to run again.\n", words.Of(int64(len(r.Erased)), "erasure"))
-		fmt.Fprintln(w, "All streams are replaced by new ones. Projections that cannot continue are built anew. What differs is mended.")
+		if r.Streams.Healthy {
+			fmt.Fprintln(w, "The streams and the database agree. You need a restore only after a failover that lost commits,\n"+
+				"or if a database or a disk of NATS came back from a backup or a snapshot.")
+		}
+		fmt.Fprintf(w, "Writes that the truth lost and the streams still have: %s.\n", count(unknown))
+		fmt.Fprintf(w, "Erasures to repeat: %s.\n", count(int64(len(r.Erased))))
+		fmt.Fprintln(w, "Restore replaces every stream that is not empty with a new one, rebuilds projections that cannot continue, and "+
+			"repairs all differences.")
 		return
 	}
-	printRepair(w, r.Streams, false)
 	fmt.Fprintf(w, "%s written again. %s ran again.\n", words.Of(redone, "lost write"), words.Of(int64(len(r.Erased)), "erasure"))
 	if r.Overtaken > 0 {
-		fmt.Fprintf(w, "Lost writes met later ones of the same entities %s times: those stay, with a higher version.\n", count(int64(r.Overtaken)))
+		fmt.Fprintf(w, "For %s, the truth has a newer state than the lost write: the newer state remains, with a higher version.\n",
+			entities(int64(r.Overtaken)))
 	}
 	if len(r.Renewed) > 0 {
-		fmt.Fprintf(w, "New streams replace those of the partitions %s.\n", words.Ranges(r.Renewed))
+		fmt.Fprintf(w, "New streams replace those of %s.\n", partitionsText(r.Renewed))
 	}
 	for _, name := range r.Replayed {
-		fmt.Fprintf(w, "%s was built anew.\n", name)
+		fmt.Fprintf(w, "The projection of %s was rebuilt.\n", name)
 	}
+}
+
+func entities(n int64) string {
+	if n == 1 {
+		return "1 entity"
+	}
+	return count(n) + " entities"
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// TestThePageOnLookingAtRowsSaysWhatWorks pastes every statement of the page as whom it says, and then verifies.
+// TestThePageOnLookingAtRowsSaysWhatWorks runs every statement of the page with the login that it names, and then verifies.
 func TestThePageOnLookingAtRowsSaysWhatWorks(t *testing.T) {
 	page, err := os.ReadFile("../../../docs/runbook/looking-at-rows.md")
 	if err != nil {
@@ -32,12 +32,15 @@ func TestThePageOnLookingAtRowsSaysWhatWorks(t *testing.T) {
 		return answer
 	}
 	write("PUT", "/v1/follows/7/42", "", nil, http.StatusCreated)
-	comment := write("POST", "/v1/posts/5/comments", `{"author_id":"7","body":"a comment"}`, http.Header{"Idempotency-Key": {"k"}}, http.StatusCreated)["comment_id"].(string)
-	kept := write("POST", "/v1/posts/5/comments", `{"author_id":"7","body":"another"}`, http.Header{"Idempotency-Key": {"l"}}, http.StatusCreated)["comment_id"].(string)
+	comment := write("POST", "/v1/posts/5/comments", `{"author_id":"7","body":"a comment"}`, http.Header{"Idempotency-Key": {"k"}},
+		http.StatusCreated)["comment_id"].(string)
+	kept := write("POST", "/v1/posts/5/comments", `{"author_id":"7","body":"another"}`, http.Header{"Idempotency-Key": {"l"}},
+		http.StatusCreated)["comment_id"].(string)
 	write("PUT", "/v1/posts/5/thread", `{"title":"a title"}`, nil, http.StatusOK)
 	d.verify(t)
 
-	blocks := regexp.MustCompile("(?s)```sql\n(.*?)```").FindAllStringSubmatch(strings.ReplaceAll(string(page), "0190a000-0000-7000-8000-000000000001", comment), -1)
+	blocks := regexp.MustCompile("(?s)```sql\n(.*?)```").FindAllStringSubmatch(strings.ReplaceAll(string(page),
+		"0190a000-0000-7000-8000-000000000001", comment), -1)
 	if len(blocks) != 8 {
 		t.Fatalf("the page has %d blocks: the test knows 8", len(blocks))
 	}
@@ -78,7 +81,8 @@ func TestThePageOnLookingAtRowsSaysWhatWorks(t *testing.T) {
 	if rows < 10 {
 		t.Errorf("the questions have %d rows for an answer", rows)
 	}
-	for _, sql := range []string{`UPDATE follows SET version = 9`, `SELECT * FROM api_tokens`, `BEGIN READ WRITE; INSERT INTO outbox_messages (tenant_id) VALUES (1)`} {
+	for _, sql := range []string{`UPDATE follows SET version = 9`, `SELECT * FROM api_tokens`,
+		`BEGIN READ WRITE; INSERT INTO outbox_messages (tenant_id) VALUES (1)`} {
 		if _, err := ann.PgConn().Exec(t.Context(), sql).ReadAll(); err == nil {
 			t.Errorf("a reader may %s", sql)
 		}
@@ -86,18 +90,20 @@ func TestThePageOnLookingAtRowsSaysWhatWorks(t *testing.T) {
 	}
 	paste(owner, grant)
 	for _, b := range mends {
-		for range 2 { // the second time there is nothing to change
+		for range 2 { // the second run changes nothing
 			paste(ann, b[1])
 		}
 	}
-	for _, sql := range []string{`UPDATE outbox_messages SET processed_at = now()`, `DELETE FROM outbox_messages`, `UPDATE outbox_partitions SET tail_seq = 0`, `UPDATE consumer_offsets SET last_processed_id = 0`} {
+	for _, sql := range []string{`UPDATE outbox_messages SET processed_at = now()`, `DELETE FROM outbox_messages`,
+		`UPDATE outbox_partitions SET tail_seq = 0`, `UPDATE consumer_offsets SET last_processed_id = 0`} {
 		if _, err := ann.PgConn().Exec(t.Context(), `BEGIN READ WRITE; `+sql).ReadAll(); err == nil {
 			t.Errorf("a writer may %s", sql)
 		}
 		paste(ann, `ROLLBACK`)
 	}
 	d.verify(t)
-	for path, want := range map[string]string{"/v1/follows/7/42": "2 DELETED REMOVED user:9", "/v1/comments/" + comment: "2 DELETED deleted user:9"} {
+	for path, want := range map[string]string{"/v1/follows/7/42": "2 DELETED REMOVED user:9",
+		"/v1/comments/" + comment: "2 DELETED deleted user:9"} {
 		var answer struct {
 			Items []struct {
 				Version      int64
@@ -113,15 +119,17 @@ func TestThePageOnLookingAtRowsSaysWhatWorks(t *testing.T) {
 			continue
 		}
 		last := answer.Items[0]
-		if got := fmt.Sprint(last.Version, " ", last.VersionState, " ", last.Follow.Status, last.Comment.State, " ", last.Actor); got != want {
+		if got := fmt.Sprint(last.Version, " ", last.VersionState, " ", last.Follow.Status, last.Comment.State, " ",
+			last.Actor); got != want {
 			t.Errorf("%s is %s, want %s", path, got, want)
 		}
 	}
 	for _, c := range []struct {
 		args []string
-		want []string // the columns of the first line but the id and the time
+		want []string // the columns of the first line, except the id and the time
 	}{
-		{[]string{"comment", comment}, []string{"DELETED user:9 2 " + comment + " 5 7 deleted", "ARCHIVED dev 1 " + comment + " 5 7 visible a comment"}},
+		{[]string{"comment", comment}, []string{"DELETED user:9 2 " + comment + " 5 7 deleted",
+			"ARCHIVED dev 1 " + comment + " 5 7 visible a comment"}},
 		{[]string{"follow", "7", "42"}, []string{"DELETED user:9 2 REMOVED", "ARCHIVED dev 1 ACTIVE"}},
 		{[]string{"thread", "5"}, []string{"LATEST dev 1 false false a title"}},
 		{[]string{"author", "7"}, []string{"LATEST dev 1 " + kept + " 5 7 visible another"}},
@@ -139,7 +147,7 @@ func TestThePageOnLookingAtRowsSaysWhatWorks(t *testing.T) {
 			f := strings.Fields(line)
 			got = append(got, strings.Join(append(f[1:2:2], f[3:]...), " "))
 		}
-		if none := strings.Contains(stderr, "There is none"); none != (c.want == nil) {
+		if none := strings.Contains(stderr, "No history recorded"); none != (c.want == nil) {
 			t.Errorf("%v: it says %q", args, stderr)
 		}
 		if diff := cmp.Diff(c.want, got); diff != "" || code != exitOK {
@@ -151,7 +159,8 @@ func TestThePageOnLookingAtRowsSaysWhatWorks(t *testing.T) {
 			t.Errorf("%v --json: %s, %v", args, stdout, err)
 		}
 	}
-	for _, args := range [][]string{{"comment", "7", "--tenant", "1"}, {"follow", "7", "--tenant", "1"}, {"thread", "5"}, {"author", "-1", "--tenant", "1"}, {"author", "1", "--tenant", "1", "--limit", "0"}} {
+	for _, args := range [][]string{{"comment", "7", "--tenant", "1"}, {"follow", "7", "--tenant", "1"}, {"thread", "5"},
+		{"author", "-1", "--tenant", "1"}, {"author", "1", "--tenant", "1", "--limit", "0"}} {
 		if code, _, _ := run(t, nil, "", append([]string{"history"}, args...)...); code != exitInput {
 			t.Errorf("history %v: exit code %d, want %d", args, code, exitInput)
 		}

@@ -7,14 +7,14 @@ import (
 	"sync"
 )
 
-// part is something that runs until its context ends.
+// part is a function that runs until its context ends.
 type part struct {
 	name string
 	run  func(ctx context.Context) error
 }
 
-// runStages runs all parts at once until ctx ends or one of them does, which none should. Then it stops them stage by stage:
-// the parts of the next one keep running until those of the one before have returned.
+// runStages runs all parts at once until ctx ends or a part returns, which is an error. Then it stops them stage by
+// stage: the parts of the next stage keep running until all parts of the stage before have returned.
 func runStages(ctx context.Context, stages ...[]part) error {
 	type running struct {
 		cancel context.CancelFunc
@@ -22,7 +22,7 @@ func runStages(ctx context.Context, stages ...[]part) error {
 	}
 	var (
 		started = make([]running, len(stages))
-		ended   = make(chan struct{}) // a part has ended, or returned an error
+		ended   = make(chan struct{}) // closed when a part has returned
 		once    sync.Once
 		mu      sync.Mutex
 		errs    []error

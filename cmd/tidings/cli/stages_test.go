@@ -9,7 +9,7 @@ import (
 )
 
 func TestStagesStopInOrder(t *testing.T) {
-	var order []string // appended to by one part at a time, or the test fails under -race
+	var order []string // only one part at a time may append; otherwise -race fails
 	p := func(name string) part {
 		return part{name, func(ctx context.Context) error {
 			<-ctx.Done()

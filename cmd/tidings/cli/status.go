@@ -23,13 +23,14 @@ import (
 	"github.com/tidings/tidings/migrations"
 )
 
-// system is a connection to everything that holds state. What is away is nil.
+// system has connections to the databases and to NATS. The connection to an unavailable server is nil.
 type system struct {
 	status.Sources
-	kinds *kinds.Catalog // of the projections; loaded
+	kinds *kinds.Catalog // of the projections' database, loaded; nil after someSystem
 }
 
-// system connects to the servers, which must have this program's schemas.
+// system connects to the servers. It returns an error if one is unavailable, or if a database does not have this
+// program's schema.
 func (p Process) system(ctx context.Context, data, name string) (*system, error) {
 	y, err := p.someSystem(ctx, data, name)
 	if err != nil {
@@ -39,10 +40,15 @@ func (p Process) system(ctx context.Context, data, name string) (*system, error)
 		y.close()
 		return nil, errors.New(y.Away[0].String())
 	}
+	y.kinds = kinds.NewCatalog(y.Projections, kinds.Projections, daemon.CommandLogger(p.Stderr, slog.LevelError))
+	if err := y.kinds.Load(ctx); err != nil {
+		y.close()
+		return nil, err
+	}
 	return y, nil
 }
 
-// someSystem connects to those of the servers that answer. They must have this program's schemas.
+// someSystem connects to the servers that answer. It returns an error if a database does not have this program's schema.
 func (p Process) someSystem(ctx context.Context, data, name string) (_ *system, err error) {
 	s, err := p.servers(ctx, data)
 	if err != nil {
@@ -58,17 +64,12 @@ func (p Process) someSystem(ctx context.Context, data, name string) (_ *system, 
 		return nil, err
 	}
 	if s.ProjectionsDatabaseURL != s.DatabaseURL || y.Truth != nil {
-		if y.Projections, err = y.database(ctx, status.ServerProjections, s.ProjectionsDatabaseURL, s.Postgres, name, migrations.Projections); err != nil {
+		y.Projections, err = y.database(ctx, status.ServerProjections, s.ProjectionsDatabaseURL, s.Postgres, name, migrations.Projections)
+		if err != nil {
 			return nil, err
 		}
 	}
 	log := daemon.CommandLogger(p.Stderr, slog.LevelError)
-	if y.Projections != nil {
-		y.kinds = kinds.NewCatalog(y.Projections, kinds.Projections, log)
-		if err := y.kinds.Load(ctx); err != nil {
-			return nil, err
-		}
-	}
 	if err := s.Broker.Validate(); err != nil {
 		return nil, err
 	}
@@ -82,8 +83,9 @@ func (p Process) someSystem(ctx context.Context, data, name string) (_ *system, 
 	return y, nil
 }
 
-// database connects to a database, which must have this program's schema. It returns nil when the server is away.
-func (y *system) database(ctx context.Context, server, url string, cfg postgres.Config, name string, schema migrations.Set) (*pgxpool.Pool, error) {
+// database connects to a database, which must have this program's schema. It returns nil if the server is unavailable.
+func (y *system) database(ctx context.Context, server, url string, cfg postgres.Config, name string,
+	schema migrations.Set) (*pgxpool.Pool, error) {
 	pool, err := postgres.Open(ctx, url, cfg, postgres.RoleSystem, name)
 	if err != nil {
 		return nil, err
@@ -120,9 +122,12 @@ func (p Process) statusCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "status",
 		Short: "Show lags, dead letters, partitions, leases and blocked sessions",
-		Long: `Status shows what waits, and where. While a stream has no leader it tries again for some seconds, as long as an election takes, and then shows what it knows. If
-PostgreSQL or NATS is unavailable, it names that server, shows the state of the other one, and ends with exit code 3. With --watch it refreshes each second,
-with the rates of published and applied events.`,
+		Long: `Status shows lags, dead letters, partitions, leases and blocked sessions. While a stream has no
+leader, it retries for some seconds, as long as an election takes, and then shows the rest. If
+PostgreSQL or NATS is unavailable, it names that server, shows the state of the other one, and ends
+with exit code 3. If another session locks a table for 2 s, it names that session, shows the rest,
+and ends with exit code 3 too. With --watch it refreshes each second, with the rates of published
+and applied events.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			show := p.printState
@@ -139,7 +144,7 @@ with the rates of published and applied events.`,
 			if err := show(st); err != nil {
 				return err
 			}
-			if len(st.Away) > 0 {
+			if len(st.Away)+len(st.Unread) > 0 {
 				return errAway
 			}
 			return nil
@@ -161,6 +166,9 @@ func (p Process) printState(st status.State) error {
 		if c.Unknown != "" {
 			behind, lag, dead = "unknown", "unknown", "unknown"
 		}
+		if st.IsUnread(status.PartConsumers) {
+			paused = "unknown"
+		}
 		if c.Paused != nil {
 			paused = fmt.Sprintf("since %s by %s", c.Paused.At.Format(time.RFC3339), cell(c.Paused.Actor))
 		}
@@ -170,14 +178,14 @@ func (p Process) printState(st status.State) error {
 		}
 		consumerRows = append(consumerRows, row)
 	}
-	leaseRows := [][]string{{"LEASES", "HOLDER", "PARTITIONS"}}
+	leaseRows := [][]string{{"LEASES", "HOLDER", "COUNT", "PARTITIONS"}}
 	for _, l := range st.Leases {
-		leaseRows = append(leaseRows, []string{l.Kind, l.Owner, fmt.Sprintf("%d: %s", len(l.Partitions), words.Ranges(l.Partitions))})
+		leaseRows = append(leaseRows, []string{l.Kind, l.Owner, fmt.Sprint(len(l.Partitions)), words.Ranges(l.Partitions)})
 	}
-	outboxRows := [][]string{{"OUTBOX", "PENDING", "WAITING", "FOR RETRY", "LAG", "DLQ", "MOST ATTEMPTS"}}
+	outboxRows := [][]string{{"OUTBOX", "PENDING", "DELAYED", "RETRYING", "LAG", "DLQ", "MOST ATTEMPTS"}}
 	if o := st.Outbox; o != nil {
-		outboxRows = append(outboxRows, []string{"", words.Capped(int64(o.Pending), o.PendingMax), count(int64(o.Delayed)), count(int64(o.Retrying)), seconds(o.LagSeconds),
-			count(int64(o.DLQDepth)), count(int64(o.MaxAttempts))})
+		outboxRows = append(outboxRows, []string{"", words.Capped(int64(o.Pending), o.PendingMax), count(int64(o.Delayed)),
+			count(int64(o.Retrying)), seconds(o.LagSeconds), count(int64(o.DLQDepth)), count(int64(o.MaxAttempts))})
 	} else {
 		outboxRows = append(outboxRows, []string{"", "unknown", "unknown", "unknown", "unknown", "unknown", "unknown"})
 	}
@@ -211,4 +219,4 @@ func (p Process) printState(st status.State) error {
 	return errors.Join(errs...)
 }
 
-func seconds(s float64) string { return fmt.Sprintf("%.1f s", s) }
+func seconds(s float64) string { return words.Seconds(s) }

@@ -15,7 +15,7 @@ import (
 )
 
 func (p Process) streamCommand() *cobra.Command {
-	c := &cobra.Command{Use: "stream", Short: "Change the limits of the streams"}
+	c := &cobra.Command{Use: "stream", Short: "Change the replicas, placement and limits of the streams"}
 	c.AddCommand(p.streamConfigureCommand())
 	return c
 }
@@ -32,14 +32,18 @@ func (p Process) streamConfigureCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "configure",
 		Short: "Set the replicas, placement, age and size of all streams, also below their current values",
-		Long: `Configure sets replicas, placement, age and size on the streams of all partitions. Only this command lowers them: a relay whose NATS_REPLICAS, NATS_MAX_AGE or
-NATS_MAX_BYTES are lower leaves the streams unchanged and logs a warning; one whose values are higher raises them at its next start. So first change the
-environment of every relay. The record of erasures gets as many replicas as the streams.
+		Long: `Configure sets replicas, placement, age and size on the streams of all partitions. Only this command
+lowers them. A relay whose NATS_REPLICAS, NATS_MAX_AGE or NATS_MAX_BYTES is lower leaves the streams
+unchanged and logs a warning. A relay whose values are higher raises them at its next start. So
+first change the environment of every relay. The stream that records erasures gets as many replicas
+as the others.
 
---placement-tags moves the streams to servers that have all these tags. The servers copy them in the background, and relays and consumers continue.
-Relays and erasures give NATS_PLACEMENT_TAGS to what they create, and never move what exists. Change the replicas and the tags one after the other.
+--placement-tags moves the streams to servers that have all these tags. The servers copy them in the
+background, and relays and consumers continue. Relays and erasures use NATS_PLACEMENT_TAGS for new
+streams, and never move existing ones. Change the replicas and the tags one after the other.
 
-With a shorter age, older events expire at once. A consumer that has not read them stops, and needs tidings replay.`,
+With a shorter age, older events expire at once. A consumer that has not read them stops, and needs
+tidings replay.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			var l broker.Limits
@@ -67,21 +71,24 @@ With a shorter age, older events expire at once. A consumer that has not read th
 				return err
 			}
 			var all []broker.Configured
-			if err := status.Retry(c.Context(), status.Patience, func() (err error) { all, err = broker.Configure(c.Context(), y.JetStream, y.Broker, l); return err }); err != nil {
+			if err := status.Retry(c.Context(), status.Patience,
+				func() (err error) { all, err = broker.Configure(c.Context(), y.JetStream, y.Broker, l); return err }); err != nil {
 				return err
 			}
 			if len(all) == 0 {
-				return errors.New("there is no stream yet: a relay makes the first one")
+				return errors.New("there is no stream yet: a relay creates the first one")
 			}
 			for _, now := range all {
-				fmt.Fprintf(p.Stdout, "Stream %s: replicas %d, placement tags %s, age %s (0s: no limit), size %d bytes (-1: no limit).\n", now.Stream, now.Replicas, or(strings.Join(now.Tags, ","), "none"), now.MaxAge, now.MaxBytes)
+				fmt.Fprintf(p.Stdout, "Stream %s: replicas %d, placement tags %s, age %s (0s: no limit), size %d bytes (-1: no limit).\n",
+					now.Stream, now.Replicas, or(strings.Join(now.Tags, ","), "none"), now.MaxAge, now.MaxBytes)
 			}
 			return nil
 		},
 	}
 	c.Flags().IntVar(&replicas, "replicas", 0, "copies of each stream, 1 to 5")
-	c.Flags().StringSliceVar(&tags, "placement-tags", nil, "tags that the servers of each stream must have, separated by commas; \"\" for none")
-	c.MarkFlagsMutuallyExclusive("replicas", "placement-tags") // the servers do one at a time
+	c.Flags().StringSliceVar(&tags, "placement-tags", nil,
+		"tags that the servers of each stream must have, separated by commas; \"\" for none")
+	c.MarkFlagsMutuallyExclusive("replicas", "placement-tags") // the servers change only one of them at a time
 	c.Flags().DurationVar(&age, "max-age", 0, "how long events remain; 0 for no limit")
 	c.Flags().Int64Var(&size, "max-bytes", 0, "size of each stream in bytes; -1 for no limit")
 	sure = p.destructive(c)
@@ -89,13 +96,16 @@ With a shorter age, older events expire at once. A consumer that has not read th
 	return c
 }
 
-// askShrink asks whether the streams may have less than they have.
+// askShrink asks for confirmation if a limit of l is lower than the current one of a stream.
 func (p Process) askShrink(ctx context.Context, y *system, l broker.Limits, sure *asking) error {
 	return sure.ask(func(w io.Writer) error {
 		var shrunk []string
-		if err := status.Retry(ctx, status.Patience, func() (err error) { shrunk, err = broker.Shrinks(ctx, y.JetStream, y.Broker, l); return err }); err != nil {
+		if err := status.Retry(ctx, status.Patience, func() (err error) {
+			shrunk, err = broker.Shrinks(ctx, y.JetStream, y.Broker, l)
+			return err
+		}); err != nil {
 			return err
 		}
-		return textLines("What is beyond a limit goes at once:", shrunk...)(w)
+		return textLines("NATS deletes everything beyond a limit at once:", shrunk...)(w)
 	})
 }

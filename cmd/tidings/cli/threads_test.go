@@ -17,7 +17,7 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// wrongVersionsSQL finds entities whose events are not one per version, in order, to the version of the truth.
+// wrongVersionsSQL finds entities without exactly one event per version, in order, up to the version of the truth.
 const wrongVersionsSQL = `
 WITH events AS (
   SELECT coalesce(payload->>'comment_id', 'thread ' || (payload->>'post_id')) AS entity, (payload->>'version')::bigint AS version,
@@ -48,7 +48,8 @@ func TestALoadOfThreadsSurvivesKills(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	go func() { loaded <- l.RunChildren(ctx, threads) }()
-	for _, part := range []int64{spec.Children / 2, spec.Children + (threads.Requests()-spec.Children)/2} { // among the creates, and the changes
+	// among the creates and the changes
+	for _, part := range []int64{spec.Children / 2, spec.Children + (threads.Requests()-spec.Children)/2} {
 		testkit.Eventually(t, startWithin, "the load to be at the kill", func() (bool, error) { return l.Stats().Done() >= part, nil })
 		if l.Stats().Done() == threads.Requests() {
 			t.Error("loaded before the kill: this run shows nothing")
@@ -63,7 +64,8 @@ func TestALoadOfThreadsSurvivesKills(t *testing.T) {
 		t.Errorf("%+v, want %d requests, some retried, none refused", s, threads.Requests())
 	}
 
-	code, stdout, stderr := run(t, nil, "", "load", "--kind", "comment", "--generate", fmt.Sprintf("posts=%d,comments=%d,seed=%d", spec.Objects, spec.Children, spec.Seed), "--data", d.dir, "--json")
+	code, stdout, stderr := run(t, nil, "", "load", "--kind", "comment", "--generate",
+		fmt.Sprintf("posts=%d,comments=%d,seed=%d", spec.Objects, spec.Children, spec.Seed), "--data", d.dir, "--json")
 	var got childrenResult
 	if err := json.Unmarshal([]byte(stdout), &got); code != exitOK || err != nil {
 		t.Fatalf("load: exit code %d, %v\n%s\n%s", code, err, stdout, stderr)
@@ -81,7 +83,8 @@ func TestALoadOfThreadsSurvivesKills(t *testing.T) {
 	defer conn.Close(context.WithoutCancel(t.Context()))
 	var comments, events int64
 	var settings bool
-	if err := conn.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM comments), (SELECT count(*) FROM outbox_messages), EXISTS (SELECT FROM threads)`).
+	if err := conn.QueryRow(t.Context(), `SELECT (SELECT count(*) FROM comments), (SELECT count(*) FROM outbox_messages), EXISTS (SELECT
+		FROM threads)`).
 		Scan(&comments, &events, &settings); err != nil {
 		t.Fatal(err)
 	}
@@ -95,7 +98,7 @@ func TestALoadOfThreadsSurvivesKills(t *testing.T) {
 	}
 }
 
-// TestModerationIsSeenOnPages waits for each of some decisions to be seen on the pages of its thread.
+// TestModerationIsSeenOnPages makes some decisions, and waits for each until the thread's pages show it.
 func TestModerationIsSeenOnPages(t *testing.T) {
 	d := newDev(t)
 	d.start(t)
@@ -110,12 +113,14 @@ func TestModerationIsSeenOnPages(t *testing.T) {
 		if i%2 == 1 {
 			state, want = "approved", 1
 		}
-		body, header := fmt.Sprintf(`{"state":%q,"reason":"round %d"}`, state, i), http.Header{"If-Match": {"*"}, "Tidings-Actor": {"moderator"}}
-		if status, _ := d.request(t, http.MethodPut, "/v1/comments/"+c.CommentID+"/moderation", body, header, nil); status != http.StatusOK {
+		body, header := fmt.Sprintf(`{"state":%q,"reason":"round %d"}`, state, i),
+			http.Header{"If-Match": {"*"}, "Tidings-Actor": {"moderator"}}
+		if status, _ := d.request(t, http.MethodPut, "/v1/comments/"+c.CommentID+"/moderation", body, header,
+			nil); status != http.StatusOK {
 			t.Fatalf("moderate: status %d", status)
 		}
 		start := time.Now()
-		for { // not Eventually, whose interval would be what is measured
+		for { // not Eventually: the test would measure its interval
 			if n := len(d.pages(t, 1, "oldest", 50)); n == want && len(d.pages(t, 1, "threaded", 50)) == want {
 				break
 			}
@@ -127,7 +132,7 @@ func TestModerationIsSeenOnPages(t *testing.T) {
 	}
 	slices.Sort(took)
 	t.Logf("from the answer of a moderation to both pages: median %s, longest %s", took[len(took)/2], took[len(took)-1])
-	if took[len(took)/2] > 2*time.Second { // some milliseconds on a machine at rest; polling alone bounds it by 100 ms
+	if took[len(took)/2] > 2*time.Second { // milliseconds on an idle machine; polling bounds it by 100 ms
 		t.Errorf("a decision takes %s to be seen", took[len(took)/2])
 	}
 	d.verify(t)
@@ -145,7 +150,7 @@ func TestModerationIsSeenOnPages(t *testing.T) {
 	}
 }
 
-// TestThreadSettingsAreSeenOnPages waits for each of some settings to be seen on a page of their thread.
+// TestThreadSettingsAreSeenOnPages changes some settings, and waits for each until a page of the thread shows it.
 func TestThreadSettingsAreSeenOnPages(t *testing.T) {
 	d := newDev(t)
 	d.start(t)
@@ -153,11 +158,12 @@ func TestThreadSettingsAreSeenOnPages(t *testing.T) {
 	for i := range 20 {
 		title := fmt.Sprintf("title %d", i)
 		body := fmt.Sprintf(`{"title":%q,"locked":%t}`, title, i%2 == 0)
-		if status, _ := d.request(t, http.MethodPut, "/v1/posts/1/thread", body, http.Header{"If-Match": {"*"}}, nil); status != http.StatusOK {
+		if status, _ := d.request(t, http.MethodPut, "/v1/posts/1/thread", body, http.Header{"If-Match": {"*"}},
+			nil); status != http.StatusOK {
 			t.Fatalf("set the thread: status %d", status)
 		}
 		start := time.Now()
-		for { // not Eventually, whose interval would be what is measured
+		for { // not Eventually: the test would measure its interval
 			var page struct {
 				Thread struct {
 					Title  string `json:"title"`
@@ -178,7 +184,7 @@ func TestThreadSettingsAreSeenOnPages(t *testing.T) {
 	}
 	slices.Sort(took)
 	t.Logf("from the answer to the settings to a page: median %s, longest %s", took[len(took)/2], took[len(took)-1])
-	if took[len(took)/2] > 2*time.Second { // some milliseconds on a machine at rest; polling alone bounds it by 100 ms
+	if took[len(took)/2] > 2*time.Second { // milliseconds on an idle machine; polling bounds it by 100 ms
 		t.Errorf("settings take %s to be seen", took[len(took)/2])
 	}
 }

@@ -21,7 +21,7 @@ import (
 	"github.com/tidings/tidings/tokens"
 )
 
-// createdToken is what `tidings token create --json` prints.
+// createdToken is the output of `tidings token create --json`.
 type createdToken struct {
 	Token    string     `json:"token"`
 	Print    string     `json:"fingerprint"`
@@ -29,10 +29,10 @@ type createdToken struct {
 	Name     string     `json:"name"`
 	Roles    []string   `json:"roles"`
 	Expires  *time.Time `json:"expires,omitempty"`
-	Replaced *time.Time `json:"replaced_until,omitempty"` // when the token before it ends
+	Replaced *time.Time `json:"replaced_until,omitempty"` // when the replaced token expires
 }
 
-// listedToken is a line of `tidings token list --json`, and what `tidings token identify --json` prints.
+// listedToken is a line of `tidings token list --json`, and the output of `tidings token identify --json`.
 type listedToken struct {
 	Fingerprint string       `json:"fingerprint"`
 	TenantID    int64        `json:"tenant_id,string"`
@@ -47,12 +47,12 @@ type listedToken struct {
 	RateWrite   *tokens.Rate `json:"rate_write,omitempty"`
 }
 
-// revokedToken is what `tidings token revoke --json` prints.
+// revokedToken is the output of `tidings token revoke --json`.
 type revokedToken struct {
 	TenantID int64     `json:"tenant_id,string"`
 	Name     string    `json:"name"`
 	Revoked  time.Time `json:"revoked"`
-	Ended    int64     `json:"ended"` // tokens that worked, or might have, until now
+	Ended    int64     `json:"ended"` // tokens that this command revoked, valid or expired
 }
 
 func (p Process) tokenCommand() *cobra.Command {
@@ -61,7 +61,7 @@ func (p Process) tokenCommand() *cobra.Command {
 	return c
 }
 
-// withTokens runs fn on the database that has the tokens.
+// withTokens calls fn with the database of the tokens.
 func (p Process) withTokens(ctx context.Context, data string, fn func(pool *pgxpool.Pool) error) error {
 	s, err := p.servers(ctx, data)
 	if err != nil {
@@ -80,11 +80,13 @@ func (p Process) withTokens(ctx context.Context, data string, fn func(pool *pgxp
 
 const tokenCreateHelp = `Create prints the token once: Tidings keeps only its hash.
 
-A name has one current token. With --replace the new token takes its place, and the old one remains valid for --overlap: give the service the new one
-meanwhile. The new token takes over the roles and rates of the old one unless you give others. The name of a revoked or expired token is free again.
+A name has one current token. With --replace the new token takes its place, and the old one remains
+valid for --overlap. In that time, give the new one to the service. The new token keeps the roles
+and rates of the old one unless you give others. The name of a revoked or expired token is free
+again.
 
-With --system the token is an operator's: it opens the console for every tenant, and the API's routes refuse it. Its roles are read (see), moderate (decide
-on pending content) and admin (act).`
+With --system the token is an operator's: it opens the console for every tenant, and the API's
+routes refuse it. Its roles are read (see), moderate (decide on pending content) and admin (act).`
 
 func (p Process) tokenCreateCommand() *cobra.Command {
 	var (
@@ -115,9 +117,10 @@ func (p Process) tokenCreateCommand() *cobra.Command {
 				t.Expires = &spec.Expires
 			}
 			if c.Flags().Changed("overlap") && !spec.Replace || spec.Overlap < 0 {
-				return &usageError{errors.New("--overlap goes with --replace, and is 0 or more")}
+				return &usageError{errors.New("--overlap needs --replace, and must be 0 or more")}
 			}
-			if err := errors.Join(parseRate("--rate-read", read, &spec.ReadRate), parseRate("--rate-write", write, &spec.WriteRate)); err != nil {
+			if err := errors.Join(parseRate("--rate-read", read, &spec.ReadRate),
+				parseRate("--rate-write", write, &spec.WriteRate)); err != nil {
 				return &usageError{err}
 			}
 			if spec.Replace && !c.Flags().Changed("roles") {
@@ -132,9 +135,9 @@ func (p Process) tokenCreateCommand() *cobra.Command {
 			case errors.Is(err, store.ErrInvalid):
 				return &usageError{err}
 			case errors.Is(err, tokens.ErrUnknown):
-				return fmt.Errorf("%s has no token named %q that works: make one without --replace", &whose, t.Name)
+				return fmt.Errorf("%s has no valid token named %q: create one without --replace", &whose, t.Name)
 			case errors.Is(err, tokens.ErrExists):
-				return fmt.Errorf("%s has a token named %q already: choose another --name, or --replace it", &whose, t.Name)
+				return fmt.Errorf("%s already has a token named %q: choose another --name, or --replace it", &whose, t.Name)
 			case err != nil:
 				return err
 			}
@@ -144,17 +147,19 @@ func (p Process) tokenCreateCommand() *cobra.Command {
 			if _, err := fmt.Fprintln(p.Stdout, t.Token); err != nil {
 				return fmt.Errorf("write the token: %w", err)
 			}
-			fmt.Fprintf(p.Stderr, "Token %q of %s, roles %s, fingerprint %s. Keep it: it is not shown again.\n", t.Name, &whose, strings.Join(t.Roles, ", "), t.Print)
+			fmt.Fprintf(p.Stderr, "Token %q of %s, roles %s, fingerprint %s. Store it now: Tidings cannot show it again.\n", t.Name, &whose,
+				strings.Join(t.Roles, ", "), t.Print)
 			if t.Replaced != nil {
-				fmt.Fprintf(p.Stderr, "The token that it replaces ends %s.\n", utc(t.Replaced))
+				fmt.Fprintf(p.Stderr, "The replaced token expires at %s.\n", utc(t.Replaced))
 			}
 			return nil
 		},
 	}
 	whose.flags(c, "the tenant")
-	c.Flags().StringVar(&spec.Name, "name", "", "its name, the default actor of its writes")
-	c.Flags().StringSliceVar(&spec.Roles, "roles", []string{tokens.RoleRead, tokens.RoleWrite}, "some of "+strings.Join(tokens.Roles(), ",")+"; of a system token read alone unless given")
-	c.Flags().StringVar(&expires, "expires", "", "when it ends: a duration such as 720h, a date, or a time in RFC 3339 (default: never)")
+	c.Flags().StringVar(&spec.Name, "name", "", "the token's name, the default actor of its writes")
+	c.Flags().StringSliceVar(&spec.Roles, "roles", []string{tokens.RoleRead, tokens.RoleWrite},
+		"roles out of "+strings.Join(tokens.Roles(), ",")+"; for a system token only read by default")
+	c.Flags().StringVar(&expires, "expires", "", "when it expires: a duration such as 720h, a date, or a time in RFC 3339 (default: never)")
 	c.Flags().BoolVar(&spec.Replace, "replace", false, "replace the current token of this name")
 	c.Flags().DurationVar(&spec.Overlap, "overlap", 24*time.Hour, "how long the replaced token remains valid")
 	c.Flags().StringVar(&read, "rate-read", "", "reads per window, such as 100/1s, or off for no limit (default: API_RATE_READ)")
@@ -164,7 +169,7 @@ func (p Process) tokenCreateCommand() *cobra.Command {
 	return c
 }
 
-// tokenOwner is whose a token is: one tenant's, or an operator's.
+// tokenOwner is the owner of a token: a tenant, or the operators.
 type tokenOwner struct {
 	tenant int64
 	system bool
@@ -178,7 +183,7 @@ func (o *tokenOwner) flags(c *cobra.Command, tenant string) {
 // check returns a usageError unless the command names one owner and a token.
 func (o *tokenOwner) check(command, name string) error {
 	if o.tenant < 0 || (o.tenant == tokens.SystemTenant) != o.system || name == "" {
-		return &usageError{fmt.Errorf("%s wants --tenant, a positive number, or --system, and --name", command)}
+		return &usageError{fmt.Errorf("%s needs --name, and either --tenant (a positive number) or --system", command)}
 	}
 	return nil
 }
@@ -197,7 +202,7 @@ func tenantText(tenant int64) string {
 	return fmt.Sprint(tenant)
 }
 
-// parseRate puts the flag's rate where it goes, if it has one.
+// parseRate sets *to to the flag's rate, if the flag has a value.
 func parseRate(flag, value string, to **tokens.Rate) error {
 	if value == "" {
 		return nil
@@ -224,7 +229,8 @@ func (p Process) tokenListCommand() *cobra.Command {
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if tenant < 0 || within < 0 || tenant > 0 && system {
-				return &usageError{errors.New("--tenant wants a positive number and no --system, and --expires-within a duration such as 336h")}
+				return &usageError{errors.New("--tenant must be a positive number without --system, and --expires-within a " +
+					"duration such as 336h")}
 			}
 			var all []tokens.Token
 			err := p.withTokens(c.Context(), data, func(pool *pgxpool.Pool) (err error) {
@@ -257,14 +263,16 @@ func (p Process) printTokens(asJSON bool, all ...tokens.Token) error {
 	for _, t := range all {
 		if asJSON {
 			if err := p.writeJSON(listedToken{
-				Fingerprint: t.Fingerprint, TenantID: t.TenantID, Name: t.Name, Roles: t.Roles, Works: t.Works, Created: t.Created.UTC(), Expires: inUTC(t.Expires),
+				Fingerprint: t.Fingerprint, TenantID: t.TenantID, Name: t.Name, Roles: t.Roles, Works: t.Works, Created: t.Created.UTC(),
+				Expires:  inUTC(t.Expires),
 				Replaced: inUTC(t.Replaced), Revoked: inUTC(t.Revoked), RateRead: t.ReadRate, RateWrite: t.WriteRate,
 			}); err != nil {
 				return err
 			}
 			continue
 		}
-		rows = append(rows, []string{t.Fingerprint, tenantText(t.TenantID), t.Name, strings.Join(t.Roles, ","), utc(&t.Created), tokenState(t), rateText(t.ReadRate), rateText(t.WriteRate)})
+		rows = append(rows, []string{t.Fingerprint, tenantText(t.TenantID), t.Name, strings.Join(t.Roles, ","), utc(&t.Created),
+			tokenState(t), rateText(t.ReadRate), rateText(t.WriteRate)})
 	}
 	if asJSON {
 		return nil
@@ -280,11 +288,14 @@ func (p Process) tokenIdentifyCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "identify",
 		Short: "Find the owner of a token, also of a revoked or expired one",
-		Long: `Identify reads a token from stdin, or asks for it without showing it, and names its owner. It takes no argument, because every user of the machine sees
-arguments and the shell's history keeps them. It neither logs nor prints the token, and sends only its hash to the database. tidings token revoke ends it.`,
+		Long: `Identify reads a token from stdin, or asks for it without showing it, and names its owner. It takes
+no argument, because every user of the machine sees arguments and the shell's history keeps them. It
+neither logs nor prints the token, and sends only its hash to the database. tidings token revoke
+ends it.`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return errors.New("token identify reads the token from its input: an argument is seen by every user of the machine, so revoke a token that was given as one")
+				return errors.New("token identify reads the token from its input. Every user of the machine can see arguments, so " +
+					"revoke a token that you gave as one")
 			}
 			return nil
 		},
@@ -300,7 +311,7 @@ arguments and the shell's history keeps them. It neither logs nor prints the tok
 			})
 			switch {
 			case errors.Is(err, tokens.ErrNobodys):
-				return errors.New("this installation never made that token")
+				return errors.New("this installation never created that token")
 			case err != nil:
 				return err
 			}
@@ -312,10 +323,10 @@ arguments and the shell's history keeps them. It neither logs nor prints the tok
 	return c
 }
 
-// maxSecret is how long a line with a secret may be.
+// maxSecret is the longest line with a secret, in bytes.
 const maxSecret = 4096
 
-// secret reads one line, as it is given in a header perhaps, without showing it when a person types it. No error names what was read.
+// secret reads one line, with or without the word Bearer before it. A terminal does not echo the input. No error contains it.
 func (p Process) secret(prompt string) (string, error) {
 	var line []byte
 	var err error
@@ -339,7 +350,7 @@ func (p Process) secret(prompt string) (string, error) {
 	return s, nil
 }
 
-// tokenState is what became of the token, for people.
+// tokenState describes the state of the token for people.
 func tokenState(t tokens.Token) string {
 	switch {
 	case t.Revoked != nil:
@@ -351,12 +362,15 @@ func tokenState(t tokens.Token) string {
 	case t.Expires != nil:
 		return "until " + utc(t.Expires)
 	}
-	return "works"
+	return "active"
 }
 
 func rateText(r *tokens.Rate) string {
 	if r == nil {
-		return "as configured"
+		return "default"
+	}
+	if r.Off() {
+		return "unlimited"
 	}
 	return r.String()
 }
@@ -406,9 +420,9 @@ func (p Process) tokenRevokeCommand() *cobra.Command {
 				return p.writeJSON(t)
 			}
 			if t.Ended == 0 {
-				_, err = fmt.Fprintf(p.Stdout, "Token %q of %s was revoked %s.\n", t.Name, &whose, utc(&t.Revoked))
+				_, err = fmt.Fprintf(p.Stdout, "Token %q of %s was already revoked at %s.\n", t.Name, &whose, utc(&t.Revoked))
 			} else {
-				_, err = fmt.Fprintf(p.Stdout, "Token %q of %s is revoked, %s.\n", t.Name, &whose, utc(&t.Revoked))
+				_, err = fmt.Fprintf(p.Stdout, "Token %q of %s was revoked at %s.\n", t.Name, &whose, utc(&t.Revoked))
 			}
 			if err != nil {
 				return fmt.Errorf("write the result: %w", err)
@@ -424,7 +438,7 @@ func (p Process) tokenRevokeCommand() *cobra.Command {
 	return c
 }
 
-// showRevoked shows the tokens that are to end.
+// showRevoked shows the tokens that the command would revoke.
 func showRevoked(ctx context.Context, w io.Writer, pool *pgxpool.Pool, t revokedToken) error {
 	all, err := tokens.List(ctx, pool, t.TenantID)
 	if err != nil {
@@ -433,28 +447,30 @@ func showRevoked(ctx context.Context, w io.Writer, pool *pgxpool.Pool, t revoked
 	rows := [][]string{{"TENANT", "NAME", "ROLES", "CREATED", "STATE"}}
 	for _, token := range all {
 		if token.Name == t.Name && token.Works {
-			rows = append(rows, []string{tenantText(token.TenantID), token.Name, strings.Join(token.Roles, ","), utc(&token.Created), tokenState(token)})
+			rows = append(rows, []string{tenantText(token.TenantID), token.Name, strings.Join(token.Roles, ","),
+				utc(&token.Created), tokenState(token)})
 		}
 	}
 	if len(rows) == 1 {
 		return errNothingGoes
 	}
-	fmt.Fprintln(w, "Requests with these tokens are refused a second later:")
+	fmt.Fprintln(w, "The API refuses these tokens within a second after the command:")
 	return tableTo(w, rows...)
 }
 
-// parseExpires reads a duration from now on, a date (its first moment in UTC), or a time. It must lie ahead.
+// parseExpires reads a duration from now on, a date (midnight UTC at its beginning), or a time. The result must be in
+// the future.
 func parseExpires(s string, now time.Time) (time.Time, error) {
 	var t time.Time
 	if d, err := time.ParseDuration(s); err == nil {
 		t = now.Add(d)
 	} else if t, err = time.Parse(time.DateOnly, s); err != nil {
 		if t, err = time.Parse(time.RFC3339, s); err != nil {
-			return t, fmt.Errorf("%q is no duration (720h), date (2030-01-31) or time (2030-01-31T12:00:00Z)", s)
+			return t, fmt.Errorf("%q is not a duration (720h), a date (2030-01-31) or a time (2030-01-31T12:00:00Z)", s)
 		}
 	}
 	if !t.After(now) {
-		return t, fmt.Errorf("%s has passed already", t.UTC().Format(time.RFC3339))
+		return t, fmt.Errorf("%s is in the past", t.UTC().Format(time.RFC3339))
 	}
 	return t.UTC(), nil
 }

@@ -35,12 +35,14 @@ func TestTokenCreate(t *testing.T) {
 		t.Errorf("%+v, %v", p, err)
 	}
 
-	code, stdout, stderr = run(t, env, "", "token", "create", "--tenant", "7", "--name", "console", "--roles", "read,moderate,admin", "--expires", "720h", "--json")
+	code, stdout, stderr = run(t, env, "", "token", "create", "--tenant", "7", "--name", "console", "--roles", "read,moderate,admin",
+		"--expires", "720h", "--json")
 	var made createdToken
 	if err := json.Unmarshal([]byte(stdout), &made); code != exitOK || err != nil {
 		t.Fatalf("exit code %d, %v: %s%s", code, err, stdout, stderr)
 	}
-	if p, _, err := tokens.NewLookup(pool).Find(t.Context(), tokens.HashOf(made.Token)); err != nil || !slices.Equal(p.Roles, []string{"read", "moderate", "admin"}) || made.Expires == nil {
+	if p, _, err := tokens.NewLookup(pool).Find(t.Context(), tokens.HashOf(made.Token)); err != nil ||
+		!slices.Equal(p.Roles, []string{"read", "moderate", "admin"}) || made.Expires == nil {
 		t.Errorf("%+v, %v; %+v", p, err, made)
 	}
 
@@ -49,15 +51,16 @@ func TestTokenCreate(t *testing.T) {
 		code int
 		says string
 	}{
-		"a name that is taken": {[]string{"--tenant", "7", "--name", "importer"}, exitError, `tenant 7 has a token named "importer" already`},
-		"no tenant":            {[]string{"--name", "x"}, exitInput, "wants --tenant"},
-		"a tenant of 0":        {[]string{"--tenant", "0", "--name", "x"}, exitInput, "wants --tenant"},
-		"an unknown role":      {[]string{"--tenant", "7", "--name", "x", "--roles", "root"}, exitInput, `role "root"`},
-		"an end in the past":   {[]string{"--tenant", "7", "--name", "x", "--expires", "2001-01-01"}, exitInput, "has passed already"},
-		"a rate of nothing":    {[]string{"--tenant", "7", "--name", "x", "--rate-read", "0/1s"}, exitInput, `--rate-read`},
-		"an overlap alone":     {[]string{"--tenant", "7", "--name", "x", "--overlap", "1h"}, exitInput, "--overlap goes with --replace"},
-		"nothing to replace":   {[]string{"--tenant", "7", "--name", "x", "--replace"}, exitError, `no token named "x" that works`},
-		"no end at all":        {[]string{"--tenant", "7", "--name", "x", "--expires", "soon"}, exitInput, `"soon" is no duration`},
+		"a name that is taken": {[]string{"--tenant", "7", "--name", "importer"}, exitError,
+			`tenant 7 already has a token named "importer"`},
+		"no tenant":          {[]string{"--name", "x"}, exitInput, "either --tenant"},
+		"a tenant of 0":      {[]string{"--tenant", "0", "--name", "x"}, exitInput, "either --tenant"},
+		"an unknown role":    {[]string{"--tenant", "7", "--name", "x", "--roles", "root"}, exitInput, `role "root"`},
+		"an end in the past": {[]string{"--tenant", "7", "--name", "x", "--expires", "2001-01-01"}, exitInput, "is in the past"},
+		"a rate of nothing":  {[]string{"--tenant", "7", "--name", "x", "--rate-read", "0/1s"}, exitInput, `--rate-read`},
+		"an overlap alone":   {[]string{"--tenant", "7", "--name", "x", "--overlap", "1h"}, exitInput, "--overlap needs --replace"},
+		"nothing to replace": {[]string{"--tenant", "7", "--name", "x", "--replace"}, exitError, `no valid token named "x"`},
+		"no end at all":      {[]string{"--tenant", "7", "--name", "x", "--expires", "soon"}, exitInput, `"soon" is not a duration`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			code, stdout, stderr := run(t, env, "", append([]string{"token", "create"}, c.args...)...)
@@ -84,15 +87,18 @@ func TestSystemTokens(t *testing.T) {
 	}
 	made, said := token(exitOK, "create", "--system", "--name", "ada")
 	p, _, err := tokens.NewLookup(db.Pool(t, postgres.RoleAPI)).Find(t.Context(), tokens.HashOf(strings.TrimSpace(made)))
-	if err != nil || !p.System() || !slices.Equal(p.Roles, []string{"read"}) || !strings.Contains(said, `"ada" of the system, roles read,`) {
+	if err != nil || !p.System() || !slices.Equal(p.Roles, []string{"read"}) ||
+		!strings.Contains(said, `"ada" of the system, roles read,`) {
 		t.Errorf("%+v, %v: %s", p, err, said)
 	}
 	token(exitOK, "create", "--system", "--name", "ada", "--replace", "--roles", "read,moderate,admin")
 	token(exitOK, "create", "--tenant", "7", "--name", "ada")
-	if _, said := token(exitError, "create", "--system", "--name", "ada"); !strings.Contains(said, `the system has a token named "ada" already`) {
+	if _, said := token(exitError, "create", "--system", "--name", "ada"); !strings.Contains(said,
+		`the system already has a token named "ada"`) {
 		t.Error(said)
 	}
-	for _, args := range [][]string{{"create", "--system", "--tenant", "7", "--name", "x"}, {"create", "--system"}, {"revoke", "--system", "--tenant", "7", "--name", "x"}, {"list", "--system", "--tenant", "7"}} {
+	for _, args := range [][]string{{"create", "--system", "--tenant", "7", "--name", "x"}, {"create", "--system"},
+		{"revoke", "--system", "--tenant", "7", "--name", "x"}, {"list", "--system", "--tenant", "7"}} {
 		token(exitInput, args...)
 	}
 	if list, _ := token(exitOK, "list", "--system"); strings.Count(list, "ada") != 2 || strings.Count(list, " system ") != 2 {
@@ -105,7 +111,8 @@ func TestSystemTokens(t *testing.T) {
 	if code != exitOK || !strings.Contains(whose, `"tenant_id":"0"`) {
 		t.Errorf("identify: %d %s%s", code, whose, stderr)
 	}
-	if said, _ := token(exitOK, "revoke", "--yes", "--system", "--name", "ada"); !strings.Contains(said, `Token "ada" of the system is revoked`) {
+	if said, _ := token(exitOK, "revoke", "--yes", "--system", "--name", "ada"); !strings.Contains(said,
+		`Token "ada" of the system was revoked at`) {
 		t.Error(said)
 	}
 	if list, _ := token(exitOK, "list", "--tenant", "7"); strings.Contains(list, "revoked") {
@@ -128,11 +135,12 @@ func TestTokensAreReplacedListedAndRevoked(t *testing.T) {
 	first, _ := ok("create", "--tenant", "7", "--name", "importer", "--rate-write", "50/10s")
 	ok("create", "--tenant", "8", "--name", "importer")
 	second, said := ok("create", "--tenant", "7", "--name", "importer", "--replace", "--overlap", "1h")
-	if !strings.Contains(said, "The token that it replaces ends 2") {
+	if !strings.Contains(said, "The replaced token expires at 2") {
 		t.Errorf("when the first one ends: %s", said)
 	}
 	for _, token := range []string{first, second} {
-		if p, _, err := tokens.NewLookup(pool).Find(t.Context(), tokens.HashOf(strings.TrimSpace(token))); err != nil || p.Name != "importer" {
+		if p, _, err := tokens.NewLookup(pool).Find(t.Context(), tokens.HashOf(strings.TrimSpace(token))); err != nil ||
+			p.Name != "importer" {
 			t.Errorf("%+v, %v", p, err)
 		}
 	}
@@ -151,7 +159,8 @@ func TestTokensAreReplacedListedAndRevoked(t *testing.T) {
 		state += l.RateWrite.String()
 		states = append(states, state)
 	}
-	if !slices.Equal(states, []string{"replaced 50/10s", "current 50/10s"}) || strings.Count(table, "importer") != 3 || !strings.Contains(table, "replaced, until 2") {
+	if !slices.Equal(states, []string{"replaced 50/10s", "current 50/10s"}) || strings.Count(table, "importer") != 3 ||
+		!strings.Contains(table, "replaced, until 2") {
 		t.Errorf("%v\n%s", states, table)
 	}
 	if strings.Contains(table+lines, "tdg_") || regexp.MustCompile(`[0-9a-f]{32}`).MatchString(table+lines) {
@@ -164,14 +173,16 @@ func TestTokensAreReplacedListedAndRevoked(t *testing.T) {
 		t.Errorf("%v: %s%s", err, revoked, again)
 	}
 	for _, token := range []string{first, second} {
-		if _, _, err := tokens.NewLookup(pool).Find(t.Context(), tokens.HashOf(strings.TrimSpace(token))); !errors.Is(err, tokens.ErrUnauthenticated) {
+		if _, _, err := tokens.NewLookup(pool).Find(t.Context(), tokens.HashOf(strings.TrimSpace(token))); !errors.Is(err,
+			tokens.ErrUnauthenticated) {
 			t.Errorf("a revoked token: %v", err)
 		}
 	}
 	if table, _ := ok("list", "--tenant", "7"); strings.Count(table, "revoked 2") != 2 {
 		t.Errorf("two are revoked:\n%s", table)
 	}
-	if code, _, stderr := run(t, env, "", "token", "revoke", "--tenant", "7", "--name", "nobody"); code != exitError || !strings.Contains(stderr, `no token named "nobody"`) {
+	if code, _, stderr := run(t, env, "", "token", "revoke", "--tenant", "7", "--name", "nobody"); code != exitError ||
+		!strings.Contains(stderr, `no token named "nobody"`) {
 		t.Errorf("a token that never was: exit code %d: %s", code, stderr)
 	}
 	if code, _, _ := run(t, env, "", "token", "revoke", "--tenant", "7"); code != exitInput {
@@ -179,7 +190,8 @@ func TestTokensAreReplacedListedAndRevoked(t *testing.T) {
 	}
 }
 
-// TestALeakedTokenIsIdentifiedAndNotShown: whatever became of it, from a pipe, from a terminal, and never from an argument.
+// TestALeakedTokenIsIdentifiedAndNotShown identifies tokens in every state, from a pipe and from a terminal, but never
+// from an argument.
 func TestALeakedTokenIsIdentifiedAndNotShown(t *testing.T) {
 	db := testkit.Postgres(t)
 	env := map[string]string{"DATABASE_URL": db.URL}
@@ -197,7 +209,9 @@ func TestALeakedTokenIsIdentifiedAndNotShown(t *testing.T) {
 	if code, _, stderr := run(t, env, "", "token", "revoke", "--tenant", "7", "--name", "gone", "--yes"); code != exitOK {
 		t.Fatal(stderr)
 	}
-	if _, err := db.Pool(t, postgres.RoleSystem).Exec(t.Context(), `UPDATE api_tokens SET created_at = now() - interval '3 days', expires_at = now() - interval '2 days' WHERE name = 'old'`); err != nil {
+	if _, err := db.Pool(t, postgres.RoleSystem).Exec(t.Context(),
+		`UPDATE api_tokens SET created_at = now() - interval '3 days', expires_at = now() - interval '2 days'
+		 WHERE name = 'old'`); err != nil {
 		t.Fatal(err)
 	}
 	nobodys := tokens.New()
@@ -213,12 +227,15 @@ func TestALeakedTokenIsIdentifiedAndNotShown(t *testing.T) {
 		token, state string
 		code         int
 	}{
-		"the current one": {current, "  works  ", exitOK}, "a replaced one": {replaced, "  replaced, until 2", exitOK}, "a revoked one": {revoked, "  revoked 2", exitOK},
-		"an expired one": {expired, "  expired 2", exitOK}, "nobody's": {nobodys, "never made that token", exitError},
+		"the current one": {current, "  active  ", exitOK}, "a replaced one": {replaced, "  replaced, until 2", exitOK},
+		"a revoked one":  {revoked, "  revoked 2", exitOK},
+		"an expired one": {expired, "  expired 2", exitOK}, "nobody's": {nobodys, "never created that token", exitError},
 	} {
 		for _, input := range []string{c.token, c.token + "\n", "  bearer " + c.token + "\r\nmore\n"} {
 			code, stdout, stderr := run(t, env, input, "token", "identify")
-			if code != c.code || !strings.Contains(stdout+stderr, c.state) || code == exitOK && (strings.Count(stdout, "\n") != 2 || !strings.Contains(stdout, tokens.Fingerprint(c.token)+"  7  ") || !strings.Contains(list, tokens.Fingerprint(c.token))) {
+			if code != c.code || !strings.Contains(stdout+stderr, c.state) ||
+				code == exitOK && (strings.Count(stdout, "\n") != 2 || !strings.Contains(stdout, tokens.Fingerprint(c.token)+"  7  ") ||
+					!strings.Contains(list, tokens.Fingerprint(c.token))) {
 				t.Errorf("%s: exit code %d\n%s%s\n%s", what, code, stdout, stderr, list)
 			}
 			silent(c.token, stdout+stderr)
@@ -234,17 +251,20 @@ func TestALeakedTokenIsIdentifiedAndNotShown(t *testing.T) {
 	}
 	_, stdout, _ := run(t, env, current+"\n", "token", "identify", "--json")
 	var l listedToken
-	if err := json.Unmarshal([]byte(stdout), &l); err != nil || l.Fingerprint != tokens.Fingerprint(current) || l.Name != "importer" || !l.Works {
+	if err := json.Unmarshal([]byte(stdout), &l); err != nil || l.Fingerprint != tokens.Fingerprint(current) ||
+		l.Name != "importer" || !l.Works {
 		t.Errorf("%s: %v", stdout, err)
 	}
 
-	// At a terminal it is asked for, and not echoed.
+	// On a terminal, the command prompts for the token and does not echo it.
 	keyboard, tty := openTerminal(t)
 	if _, err := keyboard.WriteString(current + "\n"); err != nil {
 		t.Fatal(err)
 	}
 	var out, prompt strings.Builder
-	if code := Execute(t.Context(), []string{"token", "identify"}, Process{Stdin: tty, Stdout: &out, Stderr: &prompt, Env: envconfig.MapLookuper(env)}); code != exitOK || prompt.String() != "Token: \n" || !strings.Contains(out.String(), "importer") {
+	if code := Execute(t.Context(), []string{"token", "identify"},
+		Process{Stdin: tty, Stdout: &out, Stderr: &prompt, Env: envconfig.MapLookuper(env)}); code != exitOK ||
+		prompt.String() != "Token: \n" || !strings.Contains(out.String(), "importer") {
 		t.Errorf("at a terminal: exit code %d\n%s%s", code, out.String(), prompt.String())
 	}
 	silent(current, out.String()+prompt.String())

@@ -24,7 +24,8 @@ import (
 
 var update = flag.Bool("update", false, "write the outputs of docs/tour.md, and the pages that are generated, anew")
 
-// TestTheTourWorks runs the commands of docs/tour.md in one shell against tidings dev, and compares the shapes of their outputs with the page's.
+// TestTheTourWorks runs the commands of docs/tour.md in one shell against tidings dev, and compares the shapes of their
+// outputs with the page's.
 func TestTheTourWorks(t *testing.T) {
 	const page = "../../../docs/tour.md"
 	text, err := os.ReadFile(page)
@@ -60,13 +61,15 @@ func TestTheTourWorks(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if read := regexp.MustCompile(`"followers":\d`).FindAllString(outputs[6], -1); !slices.Equal(read, []string{`"followers":0`, `"followers":1`}) {
+	if read := regexp.MustCompile(`"followers":\d`).FindAllString(outputs[6], -1); !slices.Equal(read,
+		[]string{`"followers":0`, `"followers":1`}) {
 		t.Errorf("without and with the token of the write the tour reads %s", read)
 	}
 	events("comment.created", "comment.deleted", "follow.created")
 }
 
-// watchEvents runs tidings events watch until the returned function is called, which wants events of these types to have been printed.
+// watchEvents runs `tidings events watch` until the returned function is called. That function checks the types of the
+// printed events.
 func (d *dev) watchEvents(t *testing.T) (want func(types ...string)) {
 	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())
@@ -95,14 +98,16 @@ func (d *dev) watchEvents(t *testing.T) (want func(types ...string)) {
 			t.Errorf("events watch: exit code %d, %q", code, stderr.String())
 		}
 		for _, one := range types {
-			if !regexp.MustCompile(`(?m)^EVENTS-\d+/\d+  tenant 1  ` + regexp.QuoteMeta(one) + `  \d+  \{.*\}$`).MatchString(stdout.String()) {
+			if !regexp.MustCompile(`(?m)^EVENTS-\d+/\d+  tenant 1  ` + regexp.QuoteMeta(one) +
+				`  \d+  \{.*\}$`).MatchString(stdout.String()) {
 				t.Errorf("events watch printed no %s", one)
 			}
 		}
 	}
 }
 
-// shell runs the scripts one after the other in one shell, against d in the place of localhost:8080, and returns what each printed.
+// shell runs the scripts one after the other in one shell, against d instead of localhost:8080, and returns the output
+// of each.
 func (d *dev) shell(t *testing.T, scripts []string) (outputs []string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -112,7 +117,8 @@ func (d *dev) shell(t *testing.T, scripts []string) (outputs []string) {
 	}
 	for name, command := range commands {
 		path := filepath.Join(dir, name)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte("#!/bin/sh\n"+command+"\n"), 0o755)); err != nil {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755),
+			os.WriteFile(path, []byte("#!/bin/sh\n"+command+"\n"), 0o755)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -135,18 +141,21 @@ func (d *dev) shell(t *testing.T, scripts []string) (outputs []string) {
 	return outputs
 }
 
-// shape is what stays the same from one run to the next: the words, without numbers, ids, times, and how wide columns are.
+// shape returns the parts of an output that are the same in each run: the words, without numbers, ids, times and column
+// widths.
 func shape(output string) string {
 	for _, r := range []struct{ from, to string }{
-		{`\d{4}-\d\d-\d\dT[\d:.]+Z`, "TIME"}, {`[0-9a-f]{8}-[0-9a-f-]{27}`, "UUID"}, {`"next":"[^"]*"`, `"next":"CURSOR"`}, {`"slug":"\w+"`, `"slug":"SLUG"`},
-		{`\w+-\S+-\d+-[0-9A-Z]{6}\b`, "-"}, {`(?m)^Partitions (closing|open).*\n`, ""}, {`-+`, "-"}, {`"\d+"`, `"N"`}, {`[\d,.]*\d`, "N"}, {`N ?(ms|µs|s)\b`, "N TIME"}, {` +`, " "},
+		{`\d{4}-\d\d-\d\dT[\d:.]+Z`, "TIME"}, {`[0-9a-f]{8}-[0-9a-f-]{27}`, "UUID"}, {`"next":"[^"]*"`, `"next":"CURSOR"`},
+		{`"slug":"\w+"`, `"slug":"SLUG"`},
+		{`\w+-\S+-\d+-[0-9A-Z]{6}\b`, "-"}, {`(?m)^Partitions? [\d -]+ (is|are|wait).*\n`, ""}, {`-+`, "-"}, {`"\d+"`, `"N"`},
+		{`[\d,.]*\d`, "N"}, {`N ?(ms|µs|s)\b`, "N TIME"}, {` +`, " "},
 	} {
 		output = regexp.MustCompile(r.from).ReplaceAllString(output, r.to)
 	}
 	return output
 }
 
-// miniCurl is as much of curl as the tour needs, for machines that do not have it.
+// miniCurl implements the options of curl that the tour needs, for machines without curl.
 func miniCurl(args []string) error {
 	method, data, out, headers := "", "", "", ""
 	header := http.Header{}

@@ -21,10 +21,10 @@ import (
 	"github.com/tidings/tidings/internal/tracing"
 )
 
-// traceDefault is what --trace means without a value: a file in the data directory.
+// traceDefault is the value of --trace if none is given: a file in the data directory.
 const traceDefault = "DATA/traces.jsonl"
 
-// traceFile returns the path that --trace names, "" of none.
+// traceFile returns the path that --trace names, or "" without the flag.
 func traceFile(flag, dir string) (string, error) {
 	switch flag {
 	case "":
@@ -39,13 +39,14 @@ func traceFile(flag, dir string) (string, error) {
 	return path, nil
 }
 
-// maxSpans is from how many bytes on a file of spans becomes FILE.1, in the place of the one before.
+// maxSpans is the greatest size of a file of spans, in bytes. A full file is renamed to FILE.1, which replaces the
+// earlier FILE.1.
 const maxSpans = 64 << 20
 
-// spanFile is a file of spans that grows up to a bound. Every Write is whole lines.
+// spanFile is a file of spans with a greatest size. Every Write has whole lines. It is safe for concurrent use.
 type spanFile struct {
 	path string
-	most int64
+	most int64 // bytes
 
 	mu   sync.Mutex
 	f    *os.File
@@ -123,10 +124,10 @@ func valueOf(all []spanAttribute, key string) string {
 // step is one span of an event's path, in the JSON of `tidings events find --trace`.
 type step struct {
 	Step      string     `json:"step"`
-	By        string     `json:"by"` // the consumer, else the service
+	By        string     `json:"by"` // the consumer's name, else the service's
 	StartedAt event.Time `json:"started_at"`
 	Seconds   float64    `json:"seconds"`
-	Error     string     `json:"error,omitempty"` // its type
+	Error     string     `json:"error,omitempty"` // the error's type
 	TraceID   string     `json:"trace_id"`
 	SpanID    string     `json:"span_id"`
 
@@ -135,7 +136,8 @@ type step struct {
 
 func stepOf(s span) step {
 	took := s.EndTime.Sub(s.StartTime)
-	st := step{Step: s.Name, By: cmp.Or(valueOf(s.Attributes, "messaging.consumer.group.name"), valueOf(s.Resource, "service.name")), StartedAt: event.Time{Time: s.StartTime}, Seconds: took.Seconds(),
+	st := step{Step: s.Name, By: cmp.Or(valueOf(s.Attributes, "messaging.consumer.group.name"), valueOf(s.Resource, "service.name")),
+		StartedAt: event.Time{Time: s.StartTime}, Seconds: took.Seconds(),
 		TraceID: s.SpanContext.TraceID, SpanID: s.SpanContext.SpanID, took: took}
 	if s.Status.Code == "Error" {
 		st.Error = valueOf(s.Attributes, "error.type")
@@ -143,7 +145,7 @@ func stepOf(s span) step {
 	return st
 }
 
-// eventPath returns the spans of the event's way that a file has, and the one that it was before, in the order of their beginnings.
+// eventPath returns the spans of the event's path from file and from the earlier FILE.1, ordered by their start.
 func eventPath(file, eventID string, creation trace.SpanContext) (steps []step, err error) {
 	created := spanContext{creation.TraceID().String(), creation.SpanID().String()}
 	var spans []span
@@ -156,7 +158,7 @@ func eventPath(file, eventID string, creation trace.SpanContext) (steps []step, 
 	}
 	slices.SortStableFunc(spans, func(a, b span) int { return a.StartTime.Compare(b.StartTime) })
 	of := map[spanContext]bool{}
-	for before := created; ; { // the creation and what it is under
+	for before := created; ; { // the span of the creation and its ancestors
 		of[before] = true
 		i := slices.IndexFunc(spans, func(s span) bool { return s.SpanContext == before })
 		if i < 0 || of[spans[i].Parent] {
@@ -176,7 +178,7 @@ func eventPath(file, eventID string, creation trace.SpanContext) (steps []step, 
 	return steps, nil
 }
 
-// readSpans reads the spans that have to do with a trace. A line that is no span was cut short when its writer was killed.
+// readSpans reads the spans that mention a trace. It skips incomplete lines, which a killed writer leaves.
 func readSpans(file, traceID string) (spans []span, err error) {
 	f, err := os.Open(file)
 	if err != nil {
@@ -201,13 +203,15 @@ func readSpans(file, traceID string) (spans []span, err error) {
 // printPath prints the path of an event as a table.
 func (p Process) printPath(e foundEvent, file string) error {
 	if len(e.Path) == 0 {
-		_, err := fmt.Fprintf(p.Stderr, "%s has no span of event %s: it was not sampled, or written before.\n", file, e.EventID)
+		_, err := fmt.Fprintf(p.Stderr, "%s has no span of event %s: the event was not sampled, or dev ran without --trace.\n",
+			file, e.EventID)
 		return err
 	}
 	rows := [][]string{{"STEP", "BY", "START", "AFTER", "TOOK", "ERROR"}}
 	for _, s := range e.Path {
 		after := s.StartedAt.Sub(e.Path[0].StartedAt.Time)
-		rows = append(rows, []string{s.Step, s.By, s.StartedAt.UTC().Format(event.TimeFormat), after.Round(time.Microsecond).String(), s.took.Round(time.Microsecond).String(), s.Error})
+		rows = append(rows, []string{s.Step, s.By, s.StartedAt.UTC().Format(event.TimeFormat), after.Round(time.Microsecond).String(),
+			s.took.Round(time.Microsecond).String(), s.Error})
 	}
 	if _, err := fmt.Fprintln(p.Stdout); err != nil {
 		return err
@@ -215,7 +219,7 @@ func (p Process) printPath(e foundEvent, file string) error {
 	return p.table(rows...)
 }
 
-// pathFile returns the file of spans that --trace names: without a value that of the running dev.
+// pathFile returns the file of spans that --trace names, or without a value the file of the running dev.
 func (p Process) pathFile(flag, data string) (string, error) {
 	if flag != traceDefault {
 		return traceFile(flag, "")
@@ -225,12 +229,12 @@ func (p Process) pathFile(flag, data string) (string, error) {
 		return "", fmt.Errorf("%w, or give --trace=FILE", err)
 	}
 	if in.Trace == "" {
-		return "", errors.New("dev runs without --trace: start it with it, or give --trace=FILE")
+		return "", errors.New("dev runs without --trace: start it with --trace, or give --trace=FILE")
 	}
 	return in.Trace, nil
 }
 
-// addPath reads the path of a found event.
+// addPath sets the path of a found event.
 func addPath(e *foundEvent, file string) (err error) {
 	if creation := tracing.Parse(e.TraceParent); creation.IsValid() {
 		e.Path, err = eventPath(file, e.EventID, creation)

@@ -42,8 +42,8 @@ func TestDevTracesTheWayOfAnEvent(t *testing.T) {
 		}
 	}
 	slices.Sort(steps[3:])
-	want := []string{"PUT /v1/follows/{follower_id}/{followee_id} by tidings-dev", "create follow.created by tidings-dev", "send EVENTS-0 by tidings-dev",
-		"process EVENTS-0 by " + history.Name, "process EVENTS-0 by " + followercounts.Name}
+	want := []string{"PUT /v1/follows/{follower_id}/{followee_id} by tidings-dev", "create follow.created by tidings-dev",
+		"send EVENTS-0 by tidings-dev", "process EVENTS-0 by " + history.Name, "process EVENTS-0 by " + followercounts.Name}
 	if slices.Sort(want[3:]); !slices.Equal(steps, want) {
 		t.Errorf("%q, want %q", steps, want)
 	}
@@ -60,7 +60,8 @@ func TestDevTracesTheWayOfAnEvent(t *testing.T) {
 	if err := os.WriteFile(empty, []byte("{\"Name\":\"cut sh"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if code, _, stderr := run(t, nil, "", "events", "find", "--data", d.dir, "--id", "1", "--trace="+empty); code != exitOK || !strings.Contains(stderr, "no span of event "+found.EventID) {
+	if code, _, stderr := run(t, nil, "", "events", "find", "--data", d.dir, "--id", "1", "--trace="+empty); code != exitOK ||
+		!strings.Contains(stderr, "no span of event "+found.EventID) {
 		t.Errorf("a file without the event: exit code %d, %s", code, stderr)
 	}
 	if code, _, stderr := run(t, nil, "", "events", "find", "--data", d.dir, "--since", "1h", "--trace"); code != exitInput {
@@ -83,7 +84,7 @@ func TestAFileOfSpansIsBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.most = 100
-	for range 12 { // of 10 bytes: each after the tenth begins another file
+	for range 12 { // 10 bytes each: a write after the tenth starts another file
 		if _, err := f.Write([]byte("123456789\n")); err != nil {
 			t.Fatal(err)
 		}

@@ -24,16 +24,21 @@ func (p Process) verifyCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "verify",
 		Short: "Compare the streams and every projection with the truth",
-		Long: `Verify waits until every event is published and applied. Then it compares each projection with the truth, row by row, and each partition's stream with the
-outbox, and checks that the versions of every object are contiguous. It names each difference. The exit code is 0 only if everything is equal, nothing lags
-and every DLQ is empty. Otherwise it says why: what lags, waits in the outbox or is in a DLQ, how many differences that explains, and how many remain. It lists
-foreign and repeated messages without counting them as differences. While a stream has no leader it waits for one. With writes running, it compares two
-moments and may name rows that were just on their way.
+		Long: `Verify waits until every event is published and applied. Then it compares each projection with the
+truth, row by row, and each partition's stream with the outbox. It also checks that the versions of
+every object are contiguous. It lists each difference. The exit code is 0 only if nothing differs,
+nothing lags and every DLQ is empty. Otherwise verify prints the reasons: lags, waiting outbox
+messages and dead letters, how many differences these explain, and how many remain. It lists foreign
+and repeated messages without counting them as differences. The rows "thread versions" and "comment
+archive" check tables of the truth itself. While a stream has no leader it waits for one. If others
+write meanwhile, it may report rows whose events had not arrived yet.
 
-With --repair it first sets every lasting difference to what the truth says, while everything runs. The consumer waits briefly for each hundred of them. A large
-thread is repaired in slices, between which the consumer works: readers see it incomplete until the end, and after an interruption until the next repair.
-Repair leaves aggregates in a DLQ alone, and only adds to histories. For very many differences use tidings replay, and for a stream that differs tidings repair
-stream. --repair --dry-run shows what the repair would change and what it would leave.`,
+With --repair it first sets every lasting difference to the state of the truth, while everything
+runs. The consumer waits briefly for each hundred of them. Verify repairs a large thread in slices,
+and the consumer works between them. Readers see such a thread incomplete until the end, and after
+an interruption until the next repair. Repair does not change aggregates in a DLQ, and only adds to
+histories. For very many differences use tidings replay, and for a stream that differs tidings
+repair stream. --repair --dry-run shows what the repair would change, and what would remain.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if limit < 0 {
@@ -43,7 +48,7 @@ stream. --repair --dry-run shows what the repair would change and what it would 
 				return &usageError{fmt.Errorf("--wait is %s: want 0 or more", wait)}
 			}
 			if dry && !repair {
-				return &usageError{errors.New("--dry-run goes with --repair")}
+				return &usageError{errors.New("--dry-run needs --repair")}
 			}
 			y, err := p.system(c.Context(), data, "verify")
 			if err != nil {
@@ -67,18 +72,18 @@ stream. --repair --dry-run shows what the repair would change and what it would 
 	}
 	c.Flags().BoolVar(&repair, "repair", false, "first repair the differences")
 	c.Flags().BoolVar(&dry, "dry-run", false, "with --repair: show what the command would do, and change nothing")
-	c.Flags().DurationVar(&wait, "wait", 30*time.Second, "how long to wait for what lags")
-	c.Flags().IntVar(&limit, "limit", 20, "differences at most to name per projection; all are counted")
+	c.Flags().DurationVar(&wait, "wait", 30*time.Second, "how long to wait for lagging relays and consumers")
+	c.Flags().IntVar(&limit, "limit", 20, "list at most this many differences per projection; all are counted")
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
 	dataFlag(c, &data)
 	return c
 }
 
 func (p Process) printVerification(v verify.Report) error {
-	rows := [][]string{{"PROJECTION", "CHECKED", "MENDED", "LEFT", "DIFFERENT"}}
-	mends := "Mended"
+	rows := [][]string{{"PROJECTION", "CHECKED", "REPAIRED", "NOT REPAIRED", "DIFFERENT"}}
+	mends := "Repaired"
 	if v.DryRun {
-		rows[0][2], mends = "TO MEND", "To mend, by the same command without --dry-run"
+		rows[0][2], mends = "TO REPAIR", "To repair, with the same command without --dry-run"
 	}
 	var notes, done, left []string
 	for _, r := range v.Projections {
@@ -91,7 +96,7 @@ func (p Process) printVerification(v verify.Report) error {
 			}
 		}
 		if more := r.Mended + r.Left - int64(len(r.Repair)); more > 0 {
-			done = append(done, fmt.Sprintf("%s: and %s more, of those that are left too", r.Projection, count(more)))
+			done = append(done, fmt.Sprintf("%s: and %s more, repaired or not", r.Projection, count(more)))
 		}
 		for _, d := range r.Differences {
 			notes = append(notes, d.String())
@@ -111,7 +116,7 @@ func (p Process) printVerification(v verify.Report) error {
 		}
 	}
 	section(mends, done)
-	section("Left by --repair", left)
+	section("Not repaired", left)
 	section("Differences", notes)
 	if v.OK {
 		out.WriteString("\nEverything is equal.\n")
@@ -126,7 +131,7 @@ func (p Process) printVerification(v verify.Report) error {
 	return nil
 }
 
-// verifying are what verify compares.
+// verifying returns the dependencies of verify.
 func (y *system) verifying() verify.Deps {
 	return verify.Deps{Sources: y.Sources, Fleet: fleet.Projections(y.kinds.Now), Kinds: y.kinds.Now}
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/tidings/tidings/migrations"
 )
 
-// build is what `tidings version --json` prints.
+// build is the output of `tidings version --json`.
 type build struct {
 	Version     string `json:"version"`
 	Revision    string `json:"revision,omitempty"`
@@ -28,7 +28,8 @@ func (p Process) versionCommand() *cobra.Command {
 		Short: "Show the version of this program and the schemas that it needs",
 		Args:  cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			b := build{daemon.Version(), daemon.Revision(), runtime.Version(), migrations.Latest(migrations.Truth), migrations.Latest(migrations.Projections), event.Slots}
+			b := build{daemon.Version(), daemon.Revision(), runtime.Version(), migrations.Latest(migrations.Truth),
+				migrations.Latest(migrations.Projections), event.Slots}
 			if asJSON {
 				return p.writeJSON(b)
 			}
@@ -36,7 +37,8 @@ func (p Process) versionCommand() *cobra.Command {
 			if b.Revision != "" {
 				of = " of revision " + b.Revision
 			}
-			_, err := fmt.Fprintf(p.Stdout, "tidings %s%s, built with %s\nschemas: truth %d, projections %d\nslots: %d, so there may be as many partitions\n",
+			_, err := fmt.Fprintf(p.Stdout,
+				"tidings %s%s, built with %s\nschemas: truth %d, projections %d\nslots: %d (the most partitions)\n",
 				b.Version, of, b.Go, b.Truth, b.Projections, b.Slots)
 			return err
 		},

@@ -11,10 +11,11 @@ import (
 	"github.com/tidings/tidings/internal/status"
 )
 
-// watchEvery is between two looks of `tidings status --watch`.
+// watchEvery is the interval of `tidings status --watch`.
 const watchEvery = time.Second
 
-// watch calls show with a new look each second until ctx ends, and returns nil then. Each look connects anew, so that servers may come and go.
+// watch calls show with the current state each second until ctx ends, and then returns nil. It connects again each time, so
+// that servers may stop and start meanwhile.
 func (p Process) watch(ctx context.Context, data string, show func(status.State) error) error {
 	tick := time.NewTicker(watchEvery)
 	defer tick.Stop()
@@ -46,7 +47,7 @@ func (p Process) watch(ctx context.Context, data string, show func(status.State)
 	}
 }
 
-// clear begins a new page on a terminal.
+// clear clears the screen if stdout is a terminal.
 func (p Process) clear(now time.Time) error {
 	if f, ok := p.Stdout.(*os.File); !ok || !term.IsTerminal(int(f.Fd())) {
 		return nil
@@ -55,7 +56,7 @@ func (p Process) clear(now time.Time) error {
 	return err
 }
 
-// look is one look at everything, with the subscribers.
+// look reads the state of all servers, including the external consumers.
 func (p Process) look(ctx context.Context, data string) (st status.State, err error) {
 	y, err := p.someSystem(ctx, data, "status")
 	if err != nil {

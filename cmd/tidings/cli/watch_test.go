@@ -34,7 +34,7 @@ func (p *pages) Write(b []byte) (int, error) {
 	return p.all.Write(b)
 }
 
-// TestStatusWatchesUntilItIsStopped: an object per second, with rates from the second one on, and no error when it is stopped.
+// TestStatusWatchesUntilItIsStopped expects an object per second, with rates from the second one on, and no error at the end.
 func TestStatusWatchesUntilItIsStopped(t *testing.T) {
 	n, db := testkit.NATS(t), testkit.Postgres(t)
 	cfg := n.Config()
@@ -45,12 +45,14 @@ func TestStatusWatchesUntilItIsStopped(t *testing.T) {
 	if _, err := broker.Declare(t.Context(), js, cfg, broker.Partition{LastSlot: event.Slots - 1}, testkit.Logger(t)); err != nil {
 		t.Fatal(err)
 	}
-	env := map[string]string{"DATABASE_URL": db.URL, "NATS_URL": n.URL, "NATS_STREAM": cfg.Stream, "NATS_SUBJECT_PREFIX": cfg.Prefix, "NATS_LIVE_PREFIX": cfg.LivePrefix}
+	env := map[string]string{"DATABASE_URL": db.URL, "NATS_URL": n.URL, "NATS_STREAM": cfg.Stream, "NATS_SUBJECT_PREFIX": cfg.Prefix,
+		"NATS_LIVE_PREFIX": cfg.LivePrefix}
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	out := &pages{left: 2, stop: stop}
 	var stderr bytes.Buffer
-	code := Execute(ctx, []string{"status", "--watch", "--json"}, Process{Stdin: strings.NewReader(""), Stdout: out, Stderr: &stderr, Env: envconfig.MapLookuper(env)})
+	code := Execute(ctx, []string{"status", "--watch", "--json"},
+		Process{Stdin: strings.NewReader(""), Stdout: out, Stderr: &stderr, Env: envconfig.MapLookuper(env)})
 	var looks []status.State
 	for line := range strings.Lines(out.all.String()) {
 		var st status.State
@@ -63,7 +65,8 @@ func TestStatusWatchesUntilItIsStopped(t *testing.T) {
 		t.Errorf("exit code %d: %s%s", code, out.all.String(), stderr.String())
 	}
 	var text bytes.Buffer
-	if err := (Process{Stdout: &text}).printState(looks[1]); err != nil || !strings.Contains(text.String(), "PUBLISHED/S") || !strings.Contains(text.String(), "APPLIED/S") {
+	if err := (Process{Stdout: &text}).printState(looks[1]); err != nil || !strings.Contains(text.String(), "PUBLISHED/S") ||
+		!strings.Contains(text.String(), "APPLIED/S") {
 		t.Errorf("for people: %v\n%s", err, text.String())
 	}
 }

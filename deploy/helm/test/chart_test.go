@@ -1,4 +1,4 @@
-// Package test renders the chart with Helm's own engine and reads every object as the Kubernetes API would.
+// Package test renders the chart with Helm's engine and decodes every object as strictly as the Kubernetes API does.
 package test
 
 import (
@@ -31,7 +31,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Helm says of each file of the chart that it is a link.
+// TestMain discards the log: Helm logs a line for each file of the chart that is a link.
 func TestMain(m *testing.M) {
 	slog.SetDefault(slog.New(slog.DiscardHandler))
 	os.Exit(m.Run())
@@ -44,7 +44,7 @@ const (
 
 var binaries = []string{"api", "relay", "followercounts", "threadcache", "archiver"}
 
-// objects are what one rendering has, by kind.
+// objects has the objects of one rendering, by kind.
 type objects struct {
 	deployments   map[string]*apps.Deployment // by component
 	jobs          []*batch.Job
@@ -60,13 +60,14 @@ type objects struct {
 	notes, source string
 }
 
-// try renders the chart with values over its own.
+// try renders the chart. values override the chart's own values.
 func try(values map[string]any) (*objects, error) {
 	chart, err := loader.LoadDir(chartDir)
 	if err != nil {
 		return nil, err
 	}
-	all, err := util.ToRenderValues(chart, values, common.ReleaseOptions{Name: release, Namespace: "social", IsInstall: true, Revision: 1}, common.DefaultCapabilities)
+	all, err := util.ToRenderValues(chart, values, common.ReleaseOptions{Name: release, Namespace: "social", IsInstall: true, Revision: 1},
+		common.DefaultCapabilities)
 	if err != nil {
 		return nil, err
 	}
@@ -157,7 +158,7 @@ func values(t *testing.T, s string) map[string]any {
 	return v
 }
 
-// everything switches on all that the chart can render.
+// everything has values that enable every part of the chart.
 const everything = `
 partitions: 4
 image: {repository: registry.example/tidings, digest: "sha256:` + "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef" + `"}
@@ -174,11 +175,14 @@ podAnnotations: {team: social}
 nodeSelector: {disk: ssd}
 tolerations: [{key: dedicated, operator: Exists}]
 priorityClassName: high
-networkPolicy: {apiFrom: [{namespaceSelector: {matchLabels: {name: edge}}}], opsFrom: [{podSelector: {}}], extraEgress: [{ports: [{port: 4318, protocol: TCP}]}]}
+networkPolicy:
+  apiFrom: [{namespaceSelector: {matchLabels: {name: edge}}}]
+  opsFrom: [{podSelector: {}}]
+  extraEgress: [{ports: [{port: 4318, protocol: TCP}]}]
 monitoring: {serviceMonitor: {enabled: true, labels: {release: prometheus}}, prometheusRule: {enabled: true}, dashboards: {enabled: true}}
 `
 
-// podsOf are all pod templates by component.
+// podsOf returns all pod templates by component.
 func (o *objects) podsOf() map[string]core.PodTemplateSpec {
 	pods := map[string]core.PodTemplateSpec{}
 	for name, d := range o.deployments {
@@ -214,14 +218,15 @@ func TestEveryBinaryHasItsObjects(t *testing.T) {
 	})
 }
 
-// matching checks that what selects pods selects those of one component, and of no other.
+// matching checks that exactly one Deployment, Service, disruption budget and network policy selects the pods of a component.
 func matching(t *testing.T, o *objects, name string, pod labels.Set) {
 	t.Helper()
 	for what, n := range map[string]int{
-		"deployment": count(slices.Collect(maps.Values(o.deployments)), func(d *apps.Deployment) bool { return selects(t, d.Spec.Selector, pod) }),
-		"service":    count(o.services, func(s *core.Service) bool { return labels.SelectorFromSet(s.Spec.Selector).Matches(pod) }),
-		"budget":     count(o.budgets, func(b *policy.PodDisruptionBudget) bool { return selects(t, b.Spec.Selector, pod) }),
-		"network":    count(o.networks, func(n *networking.NetworkPolicy) bool { return selects(t, &n.Spec.PodSelector, pod) }),
+		"deployment": count(slices.Collect(maps.Values(o.deployments)),
+			func(d *apps.Deployment) bool { return selects(t, d.Spec.Selector, pod) }),
+		"service": count(o.services, func(s *core.Service) bool { return labels.SelectorFromSet(s.Spec.Selector).Matches(pod) }),
+		"budget":  count(o.budgets, func(b *policy.PodDisruptionBudget) bool { return selects(t, b.Spec.Selector, pod) }),
+		"network": count(o.networks, func(n *networking.NetworkPolicy) bool { return selects(t, &n.Spec.PodSelector, pod) }),
 	} {
 		if n != 1 {
 			t.Errorf("%d of kind %s select the pods of %s, want 1", n, what, name)
@@ -247,20 +252,22 @@ func selects(t *testing.T, s *meta.LabelSelector, pod labels.Set) bool {
 	return !selector.Empty() && selector.Matches(pod)
 }
 
-// The fields that Pod Security's profile "restricted" asks for, and limits.
+// TestPodsAreRestricted checks the fields that the profile "restricted" of Pod Security requires, and the resource limits.
 func TestPodsAreRestricted(t *testing.T) {
 	eachRendering(t, func(t *testing.T, o *objects) {
 		for name, pod := range o.podsOf() {
 			spec := pod.Spec
-			if p := spec.SecurityContext; p == nil || !*p.RunAsNonRoot || *p.RunAsUser == 0 || p.SeccompProfile.Type != core.SeccompProfileTypeRuntimeDefault {
+			if p := spec.SecurityContext; p == nil || !*p.RunAsNonRoot || *p.RunAsUser == 0 ||
+				p.SeccompProfile.Type != core.SeccompProfileTypeRuntimeDefault {
 				t.Errorf("%s: pod security %+v", name, p)
 			}
 			if spec.AutomountServiceAccountToken == nil || *spec.AutomountServiceAccountToken {
-				t.Errorf("%s is given a token of the Kubernetes API", name)
+				t.Errorf("%s gets a token of the Kubernetes API", name)
 			}
 			for _, c := range spec.Containers {
 				s := c.SecurityContext
-				if s == nil || !*s.ReadOnlyRootFilesystem || *s.AllowPrivilegeEscalation || !slices.Equal(s.Capabilities.Drop, []core.Capability{"ALL"}) || s.Capabilities.Add != nil {
+				if s == nil || !*s.ReadOnlyRootFilesystem || *s.AllowPrivilegeEscalation ||
+					!slices.Equal(s.Capabilities.Drop, []core.Capability{"ALL"}) || s.Capabilities.Add != nil {
 					t.Errorf("%s: security context %+v", name, s)
 				}
 				if c.Resources.Limits.Memory().IsZero() || c.Resources.Requests.Memory().IsZero() || c.Resources.Requests.Cpu().IsZero() {
@@ -268,7 +275,7 @@ func TestPodsAreRestricted(t *testing.T) {
 				}
 				for _, m := range c.VolumeMounts {
 					if !m.ReadOnly {
-						t.Errorf("%s may write to %s", name, m.MountPath)
+						t.Errorf("%s can write to %s", name, m.MountPath)
 					}
 				}
 			}
@@ -276,7 +283,7 @@ func TestPodsAreRestricted(t *testing.T) {
 	})
 }
 
-// documented are the variables of docs/configuration.md with their defaults.
+// documented returns the variables of docs/configuration.md and their defaults.
 func documented(t *testing.T) map[string]string {
 	t.Helper()
 	page, err := os.ReadFile("../../../docs/configuration.md")
@@ -300,10 +307,10 @@ func TestVariablesAreDocumentedAndSecretsStayInSecrets(t *testing.T) {
 	eachRendering(t, func(t *testing.T, o *objects) {
 		check := func(where, name, value string) {
 			if _, ok := known[name]; !ok {
-				t.Errorf("%s sets %s, which docs/configuration.md does not know", where, name)
+				t.Errorf("%s sets %s, which docs/configuration.md lacks", where, name)
 			}
 			if value != "" && secret.MatchString(name) {
-				t.Errorf("%s has the secret %s in its text", where, name)
+				t.Errorf("%s has the secret %s in plain text", where, name)
 			}
 		}
 		for name, pod := range o.podsOf() {
@@ -332,22 +339,28 @@ func TestVariablesAreDocumentedAndSecretsStayInSecrets(t *testing.T) {
 	})
 }
 
-// Every login is its binary's own. What a projector's own login may read is the projections' alone, so it compares with the truth as verify.
+// TestEveryBinaryHasItsOwnLogins checks the Secrets and keys of the connection strings. The logins of followercounts and threadcache
+// can read only projections, so these two compare with the truth through the login verify.
 func TestEveryBinaryHasItsOwnLogins(t *testing.T) {
 	for name, c := range map[string]struct {
 		values string
-		want   map[string][2]string // by component: the Secret and the key of the truth's and of the projections'
+		want   map[string][2]string // by component: SECRET/KEY of the truth and of the projections
 	}{
 		"one database": {"", map[string][2]string{
-			"api": {"tidings-postgres/api"}, "relay": {"tidings-postgres/relay"}, "archiver": {"tidings-postgres/archiver"}, "migrate": {"tidings-postgres/migrate"},
-			"followercounts": {"tidings-postgres/verify", "tidings-postgres/followercounts"}, "threadcache": {"tidings-postgres/verify", "tidings-postgres/threadcache"},
+			"api": {"tidings-postgres/api"}, "relay": {"tidings-postgres/relay"}, "archiver": {"tidings-postgres/archiver"},
+			"migrate":        {"tidings-postgres/migrate"},
+			"followercounts": {"tidings-postgres/verify", "tidings-postgres/followercounts"},
+			"threadcache":    {"tidings-postgres/verify", "tidings-postgres/threadcache"},
 		}},
 		"two databases": {"postgres: {secret: truth, projectionsSecret: projections}", map[string][2]string{
-			"api": {"truth/api", "projections/api"}, "relay": {"truth/relay", "projections/relay"}, "archiver": {"truth/archiver", "projections/archiver"},
-			"migrate": {"truth/migrate", "projections/migrate"}, "followercounts": {"truth/verify", "projections/followercounts"}, "threadcache": {"truth/verify", "projections/threadcache"},
+			"api": {"truth/api", "projections/api"}, "relay": {"truth/relay", "projections/relay"},
+			"archiver": {"truth/archiver", "projections/archiver"},
+			"migrate":  {"truth/migrate", "projections/migrate"}, "followercounts": {"truth/verify", "projections/followercounts"},
+			"threadcache": {"truth/verify", "projections/threadcache"},
 		}},
 		"one key for a trial": {"postgres: {secret: all, key: url}", map[string][2]string{
-			"api": {"all/url"}, "relay": {"all/url"}, "archiver": {"all/url"}, "migrate": {"all/url"}, "followercounts": {"all/url", "all/url"}, "threadcache": {"all/url", "all/url"},
+			"api": {"all/url"}, "relay": {"all/url"}, "archiver": {"all/url"}, "migrate": {"all/url"},
+			"followercounts": {"all/url", "all/url"}, "threadcache": {"all/url", "all/url"},
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -368,7 +381,8 @@ func TestEveryBinaryHasItsOwnLogins(t *testing.T) {
 	}
 }
 
-// Three servers, three replicas, and a publish ack that means the disk, in the chart and in the values for NATS' own chart beside it.
+// TestStreamsHaveThreeReplicasOnThreeServers checks the chart's values and the example values for the chart of NATS: three replicas on
+// three servers, and an acknowledgment only after the disk.
 func TestStreamsHaveThreeReplicasOnThreeServers(t *testing.T) {
 	configuration := func(o *objects) map[string]string {
 		i := slices.IndexFunc(o.configMaps, func(c *core.ConfigMap) bool { return c.Data["NATS_URL"] != "" })
@@ -409,13 +423,14 @@ func TestStreamsHaveThreeReplicasOnThreeServers(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := nats.Config
-	if !c.Cluster.Enabled || c.Cluster.Replicas != 3 || !c.JetStream.Enabled || !c.JetStream.FileStore.Enabled || !c.JetStream.FileStore.PVC.Enabled || c.JetStream.Merge.SyncInterval != "always" ||
+	if !c.Cluster.Enabled || c.Cluster.Replicas != 3 || !c.JetStream.Enabled || !c.JetStream.FileStore.Enabled ||
+		!c.JetStream.FileStore.PVC.Enabled || c.JetStream.Merge.SyncInterval != "always" ||
 		nats.PodTemplate.TopologySpreadConstraints["kubernetes.io/hostname"].WhenUnsatisfiable != "DoNotSchedule" {
 		t.Errorf("the values for NATS: %+v", nats)
 	}
 }
 
-// duration is a default of the documentation.
+// duration parses a default of the documentation.
 func duration(t *testing.T, s string) time.Duration {
 	t.Helper()
 	d, err := time.ParseDuration(s)
@@ -425,7 +440,7 @@ func duration(t *testing.T, s string) time.Duration {
 	return d
 }
 
-// variable is the value of an environment variable, empty if it is not there.
+// variable returns the value of an environment variable, or an empty string if the Deployment does not set it.
 func variable(d *apps.Deployment, name string) string {
 	env := d.Spec.Template.Spec.Containers[0].Env
 	if i := slices.IndexFunc(env, func(e core.EnvVar) bool { return e.Name == name }); i >= 0 {
@@ -447,7 +462,7 @@ func TestPodsAreGivenTheTimeThatTheyNeedToStop(t *testing.T) {
 		for name, d := range o.deployments {
 			grace := time.Duration(*d.Spec.Template.Spec.TerminationGracePeriodSeconds) * time.Second
 			if grace <= need[name] || need[name] == 0 {
-				t.Errorf("%s is killed after %v, and may need %v to stop", name, grace, need[name])
+				t.Errorf("Kubernetes kills %s after %v, but it may need %v to stop", name, grace, need[name])
 			}
 		}
 	})
@@ -466,11 +481,11 @@ func TestProbesAndServicesUsePortsThatAreThere(t *testing.T) {
 			}
 			for _, p := range []*core.Probe{c.LivenessProbe, c.ReadinessProbe} {
 				if ports[p.HTTPGet.Port.StrVal] == 0 {
-					t.Errorf("%s: a probe asks the port %s", name, p.HTTPGet.Port.StrVal)
+					t.Errorf("%s: a probe uses the port %s, which the container lacks", name, p.HTTPGet.Port.StrVal)
 				}
 			}
 			if variable(d, "OPS_ADDR") != fmt.Sprintf(":%d", ports["ops"]) {
-				t.Errorf("%s: ops listens elsewhere than on %d", name, ports["ops"])
+				t.Errorf("%s: OPS_ADDR is not the port %d", name, ports["ops"])
 			}
 			for _, s := range o.services {
 				if !labels.SelectorFromSet(s.Spec.Selector).Matches(labels.Set(d.Spec.Template.Labels)) {
@@ -478,7 +493,7 @@ func TestProbesAndServicesUsePortsThatAreThere(t *testing.T) {
 				}
 				for _, p := range s.Spec.Ports {
 					if ports[p.TargetPort.StrVal] == 0 {
-						t.Errorf("the service %s leads to the port %s, which %s has not", s.Name, p.TargetPort.StrVal, name)
+						t.Errorf("the service %s leads to the port %s, which %s lacks", s.Name, p.TargetPort.StrVal, name)
 					}
 				}
 			}
@@ -502,7 +517,7 @@ func TestMountsAndVolumesBelongTogether(t *testing.T) {
 			want["tls"] = true
 		}
 		if !maps.Equal(mounts, want) || !maps.Equal(volumes, want) {
-			t.Errorf("%s mounts %v of %v", name, mounts, volumes)
+			t.Errorf("%s mounts %v of the volumes %v, want %v", name, mounts, volumes, want)
 		}
 	}
 }
@@ -515,14 +530,16 @@ func TestMigrationsRunFirstAndNeedNothingOfTheChart(t *testing.T) {
 		}
 		spec := job.Spec.Template.Spec
 		if spec.ServiceAccountName != "" || spec.Containers[0].EnvFrom != nil || spec.Volumes != nil {
-			t.Errorf("the job waits for objects that come after it: %+v", spec)
+			t.Errorf("the job refers to objects that Helm creates after it: %+v", spec)
 		}
 		if got := spec.Containers[0].Command; !slices.Equal(got, []string{"/bin/tidings", "migrate"}) {
 			t.Errorf("it runs %v", got)
 		}
 		for _, n := range o.networks {
-			if selects(t, &n.Spec.PodSelector, job.Spec.Template.Labels) && n.Annotations["helm.sh/hook-weight"] >= job.Annotations["helm.sh/hook-weight"] && job.Annotations["helm.sh/hook-weight"] != "" {
-				t.Error("its network policy comes after it")
+			if selects(t, &n.Spec.PodSelector, job.Spec.Template.Labels) &&
+				n.Annotations["helm.sh/hook-weight"] >= job.Annotations["helm.sh/hook-weight"] &&
+				job.Annotations["helm.sh/hook-weight"] != "" {
+				t.Error("Helm creates the job's network policy after the job")
 			}
 		}
 	})
@@ -551,7 +568,7 @@ func TestScalersFollowOurLagAndStopAtThePartitions(t *testing.T) {
 		}
 		got := s.Spec.Metrics[0].External.Metric
 		if s.Spec.MaxReplicas != want || got.Name != metric || name != "relay" && got.Selector.MatchLabels["consumer"] != name {
-			t.Errorf("%s: up to %d by %+v", name, s.Spec.MaxReplicas, got)
+			t.Errorf("%s scales up to %d by %+v, want up to %d by %s", name, s.Spec.MaxReplicas, got, want, metric)
 		}
 	}
 	for _, d := range render(t, nil).deployments {
@@ -593,8 +610,9 @@ func TestRulesAndDashboardsAreTheFilesOfThisRepository(t *testing.T) {
 	}
 	monitor := o.monitors[0]
 	for _, s := range o.services {
-		if !selects(t, &monitor.Spec.Selector, s.Labels) || !slices.ContainsFunc(s.Spec.Ports, func(p core.ServicePort) bool { return p.Name == monitor.Spec.Endpoints[0].Port }) {
-			t.Errorf("nothing scrapes the service %s", s.Name)
+		if !selects(t, &monitor.Spec.Selector, s.Labels) ||
+			!slices.ContainsFunc(s.Spec.Ports, func(p core.ServicePort) bool { return p.Name == monitor.Spec.Endpoints[0].Port }) {
+			t.Errorf("the ServiceMonitor does not scrape the service %s", s.Name)
 		}
 	}
 }
@@ -607,14 +625,15 @@ func TestNamesAreShortEnoughAndUnique(t *testing.T) {
 			}
 		}
 		if !strings.Contains(o.notes, "deploy/"+release+"-tidings-archiver") {
-			t.Errorf("the notes: %s", o.notes)
+			t.Errorf("the notes do not name the archiver's Deployment: %s", o.notes)
 		}
 	})
 }
 
 func TestImagesAreNamedByDigestOrTag(t *testing.T) {
 	for v, want := range map[string]string{
-		"": "tidings:0.1.0", "image: {tag: v2}": "tidings:v2", everything: "registry.example/tidings@sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
+		"": "tidings:0.1.0", "image: {tag: v2}": "tidings:v2",
+		everything: "registry.example/tidings@sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
 	} {
 		for name, pod := range render(t, values(t, v)).podsOf() {
 			if got := pod.Spec.Containers[0].Image; got != want {
@@ -624,23 +643,27 @@ func TestImagesAreNamedByDigestOrTag(t *testing.T) {
 	}
 }
 
-// A change of the configuration rolls the pods.
+// TestPodsChangeWithTheConfiguration checks that a change of the ConfigMap restarts the pods.
 func TestPodsChangeWithTheConfiguration(t *testing.T) {
 	a, b := render(t, nil), render(t, values(t, "env: {LOG_LEVEL: debug}"))
 	for _, name := range binaries {
 		before, after := a.deployments[name].Spec.Template.Annotations, b.deployments[name].Spec.Template.Annotations
 		if before["checksum/configuration"] == after["checksum/configuration"] {
-			t.Errorf("%s keeps running with the old configuration", name)
+			t.Errorf("%s continues with the old configuration", name)
 		}
 	}
 }
 
 func TestValuesThatCannotWorkAreRefused(t *testing.T) {
 	for _, v := range []string{
-		"partitions: 0", "partitions: 33", "replica: 3", "api: {replica: 3}", "nats: {replicas: 6}", "nats: {placementTags: ['a,b']}", "nats: {url: 'nats://user:secret@nats:4222'}", "nats: {url: nats}",
-		"env: {DATABASE_URL: 'postgres://x'}", "env: {API_CURSOR_KEY: abc}", "relay: {env: {DEV_TOKEN: abc}}", "env: {log_level: debug}", "env: {LOG_LEVEL: 3}",
-		"postgres: {secret: ''}", "postgres: {password: x}", "image: {digest: sha256:12}", "image: {pullPolicy: Sometimes}", "api: {terminationGracePeriodSeconds: 5}",
-		"api: {resources: {limits: null}}", "relay: {resources: {limits: {memory: null}}}", "relay: {autoscaling: {targetSeconds: 0}}", "podDisruptionBudget: {maxUnavailable: 0}",
+		"partitions: 0", "partitions: 33", "replica: 3", "api: {replica: 3}", "nats: {replicas: 6}", "nats: {placementTags: ['a,b']}",
+		"nats: {url: 'nats://user:secret@nats:4222'}", "nats: {url: nats}",
+		"env: {DATABASE_URL: 'postgres://x'}", "env: {API_CURSOR_KEY: abc}", "relay: {env: {DEV_TOKEN: abc}}",
+		"env: {log_level: debug}", "env: {LOG_LEVEL: 3}",
+		"postgres: {secret: ''}", "postgres: {password: x}", "image: {digest: sha256:12}", "image: {pullPolicy: Sometimes}",
+		"api: {terminationGracePeriodSeconds: 5}",
+		"api: {resources: {limits: null}}", "relay: {resources: {limits: {memory: null}}}", "relay: {autoscaling: {targetSeconds: 0}}",
+		"podDisruptionBudget: {maxUnavailable: 0}",
 		"api: {service: {type: ExternalName}}", "api: {stopDelay: soon}", "monitoring: {serviceMonitor: {interval: 15}}",
 	} {
 		if _, err := try(values(t, v)); err == nil || !strings.Contains(err.Error(), "schema") {
@@ -649,7 +672,7 @@ func TestValuesThatCannotWorkAreRefused(t *testing.T) {
 	}
 }
 
-// The examples beside the chart are values that it takes.
+// TestTheExamplesRender checks that the chart accepts the example values.
 func TestTheExamplesRender(t *testing.T) {
 	paths, err := filepath.Glob("../examples/tidings-*.yaml")
 	if err != nil || len(paths) == 0 {

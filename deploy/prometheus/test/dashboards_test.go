@@ -60,10 +60,10 @@ func dashboards(t *testing.T) map[string]dashboard {
 	return all
 }
 
-// interpolated has Grafana's variable as Prometheus gets it: four scrapes at least.
+// interpolated replaces Grafana's variable as Grafana does: by at least four scrape intervals.
 func interpolated(expr string) string { return strings.ReplaceAll(expr, "$__rate_interval", "1m") }
 
-// metrics returns every metric that the code exports, with the labels that it gives each, as far as they stand beside the name.
+// metrics returns the name of every metric that the code exports.
 func metrics(t *testing.T) map[string]bool {
 	t.Helper()
 	name := regexp.MustCompile(`(?:Name:\s*|NewDesc\(\s*)"([a-z_]+)"|(?:gauge|counter)\("([a-z_]+)"`)
@@ -92,13 +92,13 @@ func TestEveryPanelSaysWhatItShows(t *testing.T) {
 			t.Errorf("%s: uid %q, title %q, description %q", file, d.UID, d.Title, d.Description)
 		}
 		if len(d.Templating.List) == 0 || d.Templating.List[0].Type != "datasource" || d.Templating.List[0].Name != "datasource" {
-			t.Errorf("%s: its data source is no variable", file)
+			t.Errorf("%s: its data source is not a variable", file)
 		}
 		titles := map[string]bool{}
 		for _, panel := range d.Panels {
 			what := file + ": " + panel.Title
 			if titles[panel.Title] || panel.Description == "" || panel.FieldConfig.Defaults.Unit == "" || len(panel.Targets) == 0 {
-				t.Errorf("%s: title twice, or no description, unit or query: %+v", what, panel)
+				t.Errorf("%s: another panel has this title, or it lacks a description, unit or query: %+v", what, panel)
 			}
 			titles[panel.Title] = true
 			if panel.Datasource.Type != "prometheus" || panel.Datasource.UID != "${datasource}" {
@@ -119,7 +119,7 @@ func TestEveryPanelSaysWhatItShows(t *testing.T) {
 	}
 }
 
-// checkSelectors wants every metric to be the code's, and every range to be Grafana's.
+// checkSelectors checks that the code exports every metric of a query, and that every range is Grafana's $__rate_interval.
 func checkSelectors(t *testing.T, what, source string, expr parser.Expr, known map[string]bool) {
 	t.Helper()
 	parser.Inspect(expr, func(node parser.Node, _ []parser.Node) error {
@@ -130,7 +130,7 @@ func checkSelectors(t *testing.T, what, source string, expr parser.Expr, known m
 				name = strings.TrimSuffix(name, suffix)
 			}
 			if !known[name] {
-				t.Errorf("%s: nothing exports %s", what, n.Name)
+				t.Errorf("%s: the code does not export %s", what, n.Name)
 			}
 		case *parser.MatrixSelector:
 			if !strings.Contains(source, "[$__rate_interval]") {
@@ -149,7 +149,8 @@ type dev struct {
 
 func startDev(t *testing.T) *dev {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "tidings-panels") // not t.TempDir, which only its owner may enter: PostgreSQL does not run as root
+	// Not t.TempDir, which only its owner can enter: PostgreSQL does not run as root, so another user runs it.
+	dir, err := os.MkdirTemp("", "tidings-panels")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -182,8 +183,8 @@ func startDev(t *testing.T) *dev {
 			t.Errorf("dev: %v", err)
 		}
 	})
-	if !bufio.NewScanner(out).Scan() { // it greets when dev.json is written
-		t.Fatal("dev said nothing")
+	if !bufio.NewScanner(out).Scan() { // dev prints its first line after it has written dev.json
+		t.Fatal("dev ended without output")
 	}
 	go io.Copy(io.Discard, out)
 	b, err := os.ReadFile(filepath.Join(d.dir, "dev.json"))
@@ -203,7 +204,7 @@ func (d *dev) run(t *testing.T, args ...string) {
 	}
 }
 
-// scrape stores what dev exports as if it had been scraped at that time.
+// scrape stores the metrics of dev as if Prometheus had scraped them at that time.
 func (d *dev) scrape(t *testing.T, db *teststorage.TestStorage, at time.Time) {
 	t.Helper()
 	resp, err := http.Get(d.Ops + "/metrics")
@@ -214,7 +215,8 @@ func (d *dev) scrape(t *testing.T, db *teststorage.TestStorage, at time.Time) {
 	if err := errors.Join(err, resp.Body.Close()); err != nil {
 		t.Fatal(err)
 	}
-	p, err := textparse.New(body, resp.Header.Get("Content-Type"), labels.NewSymbolTable(), textparse.ParserOptions{FallbackContentType: "text/plain"})
+	p, err := textparse.New(body, resp.Header.Get("Content-Type"), labels.NewSymbolTable(),
+		textparse.ParserOptions{FallbackContentType: "text/plain"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -245,7 +247,7 @@ func (d *dev) scrape(t *testing.T, db *teststorage.TestStorage, at time.Time) {
 	}
 }
 
-// TestNoPanelIsEmptyOnAFleetThatWorks loads a dev between scrapes, and asks each panel's queries as Grafana would.
+// TestNoPanelIsEmptyOnAFleetThatWorks scrapes a dev under load and evaluates the queries of each panel as Grafana does.
 func TestNoPanelIsEmptyOnAFleetThatWorks(t *testing.T) {
 	d := startDev(t)
 	db := teststorage.New(t)
@@ -271,7 +273,7 @@ func TestNoPanelIsEmptyOnAFleetThatWorks(t *testing.T) {
 					t.Fatalf("%s: %s: %v", file, target.Expr, result.Err)
 				}
 				if v, err := result.Vector(); err != nil || len(v) == 0 {
-					t.Errorf("%s: %s: %s shows nothing (%v)", file, panel.Title, target.Expr, err)
+					t.Errorf("%s: %s: %s has no data (%v)", file, panel.Title, target.Expr, err)
 				}
 				q.Close()
 			}

@@ -1,5 +1,5 @@
-// Package test evaluates the rules and the dashboards with Prometheus' own engine. It is a module of its own, so that no build of Tidings needs
-// Prometheus.
+// Package test evaluates the rules and the dashboards with Prometheus' engine. It is a separate module, so builds of Tidings do not
+// need Prometheus.
 package test
 
 import (
@@ -23,32 +23,41 @@ import (
 
 const rulesFile = "../rules.yml"
 
-// interval is how often the rules are evaluated, and how often the series have a sample.
+// interval is the time between two evaluations of the rules, and between two samples of a series.
 const interval = 15 * time.Second
 
-// healthy is a fleet that nothing is wrong with, in promql's notation of series: 1,000 requests per second, one of 2,000 of which fails.
+// healthy has the series of a fleet without problems, in promql's notation. Its API answers 1,000 requests per second, of which one in
+// 2,000 fails.
 var healthy = []string{
 	`tidings_build_info{binary="api",version="v1"} 1x600`,
 	`tidings_build_info{binary="relay",version="v1"} 1x600`,
 	`outbox_lag_seconds 2x600`, `outbox_max_attempts 0x600`, `outbox_dlq_depth 0x600`, `outbox_oldest_undelivered_seconds 2x600`,
+	`outbox_failures_total{event_type="created"} 0x600`,
 	`outbox_partitions_stuck 0x600`, `relay_partitions_waiting 0x600`, `outbox_below_floor_total 0x600`,
-	`outbox_archive_oldest_seconds 90000x600`, `outbox_ranges_ahead 2x600`, `outbox_stray_messages 0x600`, `outbox_export_failures_total 0x600`,
+	`outbox_archive_oldest_seconds 90000x600`, `outbox_ranges_ahead 2x600`, `outbox_stray_messages 0x600`,
+	`outbox_export_failures_total 0x600`,
 	`relay_skipped_messages_total{reason="foreign"} 0x600`, `consumer_skipped_total{consumer="c",reason="foreign"} 0x600`,
-	`consumer_lag_seconds{consumer="c"} 1x600`, `consumer_offset_lag_seconds{consumer="c"} 1x600`, `consumer_partitions_held{consumer="c"} 1x600`,
-	`consumer_partitions_stuck{consumer="c"} 0x600`, `consumer_waiting_for_leader{consumer="c"} 0x600`, `consumer_dead_letters{consumer="c"} 0x600`,
-	`consumer_offset_dead_letters{consumer="c"} 0x600`, `projection_drift_total{consumer="c"} 0x600`, `api_shed_total{reason="requests"} 0x600`,
+	`consumer_lag_seconds{consumer="c"} 1x600`, `consumer_offset_lag_seconds{consumer="c"} 1x600`,
+	`consumer_partitions_held{consumer="c"} 1x600`,
+	`consumer_partitions_stuck{consumer="c"} 0x600`, `consumer_waiting_for_leader{consumer="c"} 0x600`,
+	`consumer_dead_letters{consumer="c"} 0x600`,
+	`consumer_offset_dead_letters{consumer="c"} 0x600`, `projection_drift_total{consumer="c"} 0x600`,
+	`api_shed_total{reason="requests"} 0x600`,
 	`postgres_blocked_sessions 0x600`, `stream_bytes{stream="EVENTS-0"} 70x600`, `stream_limit_bytes{stream="EVENTS-0"} 100x600`,
-	`tls_certificate_expires_timestamp_seconds{instance="a",use="api"} 1219000x600`, `api_tokens_expiring 0x600`, // 14 days and two hours and a half from the beginning of time
+	// Two hours and 37 minutes more than 14 days after time 0, when the test begins.
+	`tls_certificate_expires_timestamp_seconds{instance="a",use="api"} 1219000x600`, `api_tokens_expiring 0x600`,
 	`jetstream_storage_bytes 70x600`, `jetstream_storage_limit_bytes 100x600`, `stream_replicas{stream="EVENTS-0"} 3x600`,
 	`stream_replicas_current{stream="EVENTS-0"} 3x600`, `node_filesystem_avail_bytes{instance="a",mountpoint="/data",fstype="ext4"} 20x600`,
-	`node_filesystem_size_bytes{instance="a",mountpoint="/data",fstype="ext4"} 100x600`, `job_runs_total{name="outbox-archive",outcome="failed"} 0x600`,
-	`heartbeats_written_total 0+0.25x600`, `path_seconds_count{station="published"} 0+0.25x600`, `path_seconds_count{consumer="c",station="applied"} 0+0.25x600`,
+	`node_filesystem_size_bytes{instance="a",mountpoint="/data",fstype="ext4"} 100x600`,
+	`job_runs_total{name="outbox-archive",outcome="failed"} 0x600`,
+	`heartbeats_written_total 0+0.25x600`, `path_seconds_count{station="published"} 0+0.25x600`,
+	`path_seconds_count{consumer="c",station="applied"} 0+0.25x600`,
 	`path_seconds_bucket{consumer="c",station="applied",le="2.5"} 0+0.25x600`, // one a minute
 	`api_requests_total{code="200"} 0+14992x600`, `api_requests_total{code="503"} 0+7x600`,
 	`api_request_seconds_count{route="r"} 0+15000x600`, `api_request_seconds_bucket{route="r",le="0.5"} 0+14990x600`,
 }
 
-// minutely is a counter that rises once a minute, seen by scrapes so many samples late.
+// minutely returns a counter that rises once a minute. The scrapes show each rise late by so many samples.
 func minutely(series string, late int) []string {
 	for i := range 600 {
 		series += fmt.Sprintf(" %d", max(i-late, 0)/4)
@@ -56,58 +65,80 @@ func minutely(series string, late int) []string {
 	return []string{series}
 }
 
-// cases: per alert, series that differ from a healthy fleet's and when the alert fires for the first time; and series near by that must not fire
-// anything. A series of healthy with the same name and labels is replaced; one without values ("_") is gone.
+// cases has two sets of series per alert: sick ones make the alert fire, and near ones are just below its limits, so no alert may
+// fire. Each replaces the series of healthy with the same name and labels. The value "_" means no sample.
 var cases = map[string]struct {
 	sick  []string
-	fires time.Duration
-	also  []string // other alerts that rightly fire with it
+	fires time.Duration // when the alert fires first, from the beginning
+	also  []string      // other alerts that fire with it for good reason
 	near  []string
 }{
-	"OutboxLagHigh":          {sick: []string{`outbox_lag_seconds 2x3 61x600`}, fires: 4*interval + 5*time.Minute, near: []string{`outbox_lag_seconds 2x3 61x19 2x3 61x19 2x600`}},
-	"OutboxEventFails":       {sick: []string{`outbox_max_attempts 0x3 1x600`}, fires: 4 * interval},
-	"OutboxAttemptsExceeded": {sick: []string{`outbox_max_attempts 0x3 11x600`}, fires: 4 * interval, also: []string{"OutboxEventFails"}},
+	"OutboxLagHigh": {sick: []string{`outbox_lag_seconds 2x3 61x600`}, fires: 4*interval + 5*time.Minute,
+		near: []string{`outbox_lag_seconds 2x3 61x19 2x3 61x19 2x600`}},
+	"OutboxEventFails": {sick: []string{`outbox_failures_total{event_type="created"} 0x3 1x600`}, fires: 4 * interval,
+		near: []string{`outbox_max_attempts 0x3 1x600`}}, // of a message that an operator moved to the DLQ
+	"OutboxAttemptsExceeded": {sick: []string{`outbox_max_attempts 0x3 11x600`}, fires: 4 * interval},
 	"OutboxDLQNotEmpty":      {sick: []string{`outbox_dlq_depth 0x3 1x600`}, fires: 4 * interval},
-	"OutboxMetricsAbsent":    {sick: []string{`outbox_lag_seconds 2x3 stale`}, fires: 4*interval + 5*time.Minute, near: []string{`outbox_lag_seconds 2x3 stale _x18 2x600`}},
+	"OutboxMetricsAbsent": {sick: []string{`outbox_lag_seconds 2x3 stale`}, fires: 4*interval + 5*time.Minute,
+		near: []string{`outbox_lag_seconds 2x3 stale _x18 2x600`}},
 	"RelayAbsent": {sick: []string{`tidings_build_info{binary="relay",version="v1"} 1x3 stale`}, fires: 4*interval + 2*time.Minute,
 		near: []string{`tidings_build_info{binary="relay",version="v1"} 1x3 stale _x5 1x600`}},
-	"OutboxPartitionStuck": {sick: []string{`outbox_partitions_stuck 0x3 1x600`}, fires: 4*interval + time.Minute, near: []string{`outbox_partitions_stuck 0x3 1x3 0x600`}},
-	"StreamWaitsForLeader": {sick: []string{`relay_partitions_waiting 0x3 1x600`}, fires: 4*interval + time.Minute, near: []string{`relay_partitions_waiting 0x3 1x3 0x600`}},
-	"OutboxUndelivered":    {sick: []string{`outbox_oldest_undelivered_seconds 2x3 301x600`}, fires: 4*interval + time.Minute, near: []string{`outbox_oldest_undelivered_seconds 2x3 299x600`}},
+	"OutboxPartitionStuck": {sick: []string{`outbox_partitions_stuck 0x3 1x600`}, fires: 4*interval + time.Minute,
+		near: []string{`outbox_partitions_stuck 0x3 1x3 0x600`}},
+	"StreamWaitsForLeader": {sick: []string{`relay_partitions_waiting 0x3 1x600`}, fires: 4*interval + time.Minute,
+		near: []string{`relay_partitions_waiting 0x3 1x3 0x600`}},
+	"OutboxUndelivered": {sick: []string{`outbox_oldest_undelivered_seconds 2x3 301x600`}, fires: 4*interval + time.Minute,
+		near: []string{`outbox_oldest_undelivered_seconds 2x3 299x600`}},
 	"StreamForeignMessages": {sick: []string{`consumer_skipped_total{consumer="c",reason="foreign"} 0x3 1x600`}, fires: 4 * interval,
 		near: []string{`consumer_skipped_total{consumer="c",reason="unknown"} 0x3 1x600`}},
 	"OutboxFoundBelowFloor": {sick: []string{`outbox_below_floor_total 0x3 1x600`}, fires: 4 * interval},
-	"OutboxArchiveBehind":   {sick: []string{`outbox_archive_oldest_seconds 90000x3 777601x600`}, fires: 4*interval + time.Hour, near: []string{`outbox_archive_oldest_seconds 777599x600`}},
-	"OutboxRangesMissing":   {sick: []string{`outbox_ranges_ahead 2x3 1x600`}, fires: 4*interval + 10*time.Minute, near: []string{`outbox_ranges_ahead 2x3 1x39 2x600`}},
-	"OutboxExportFailing":   {sick: []string{`outbox_export_failures_total 0x3 3x600`}, fires: 4 * interval, near: []string{`outbox_export_failures_total 0x3 1x600`}},
-	"BlockedSessions":       {sick: []string{`postgres_blocked_sessions 0x3 1x600`}, fires: 4*interval + time.Minute, near: []string{`postgres_blocked_sessions 0x3 1x3 0x600`}},
+	"OutboxArchiveBehind": {sick: []string{`outbox_archive_oldest_seconds 90000x3 777601x600`}, fires: 4*interval + time.Hour,
+		near: []string{`outbox_archive_oldest_seconds 777599x600`}},
+	"OutboxRangesMissing": {sick: []string{`outbox_ranges_ahead 2x3 1x600`}, fires: 4*interval + 10*time.Minute,
+		near: []string{`outbox_ranges_ahead 2x3 1x39 2x600`}},
+	"OutboxExportFailing": {sick: []string{`outbox_export_failures_total 0x3 3x600`}, fires: 4 * interval,
+		near: []string{`outbox_export_failures_total 0x3 1x600`}},
+	"BlockedSessions": {sick: []string{`postgres_blocked_sessions 0x3 1x600`}, fires: 4*interval + time.Minute,
+		near: []string{`postgres_blocked_sessions 0x3 1x3 0x600`}},
 	"StreamNearlyFull": {sick: []string{`stream_bytes{stream="EVENTS-0"} 70x3 81x600`}, fires: 4*interval + 5*time.Minute,
 		near: []string{`stream_bytes{stream="EVENTS-0"} 79x600`, `stream_bytes{stream="EVENTS-1"} 900x600`}},
 	"StreamReplicaBehind": {sick: []string{`stream_replicas_current{stream="EVENTS-0"} 3x3 2x600`}, fires: 4*interval + 10*time.Minute,
 		near: []string{`stream_replicas_current{stream="EVENTS-0"} 3x3 2x39 3x600`}},
-	"DiskNearlyFull": {sick: []string{`node_filesystem_avail_bytes{instance="a",mountpoint="/data",fstype="ext4"} 20x3 9x600`}, fires: 4*interval + 5*time.Minute,
-		near: []string{`node_filesystem_avail_bytes{instance="a",mountpoint="/run",fstype="tmpfs"} 1x600`, `node_filesystem_size_bytes{instance="a",mountpoint="/run",fstype="tmpfs"} 100x600`}},
+	"DiskNearlyFull": {sick: []string{`node_filesystem_avail_bytes{instance="a",mountpoint="/data",fstype="ext4"} 20x3 9x600`},
+		fires: 4*interval + 5*time.Minute,
+		near: []string{`node_filesystem_avail_bytes{instance="a",mountpoint="/run",fstype="tmpfs"} 1x600`,
+			`node_filesystem_size_bytes{instance="a",mountpoint="/run",fstype="tmpfs"} 100x600`}},
 	"JobFailing": {sick: []string{`job_runs_total{name="outbox-archive",outcome="failed"} 0x3 3x600`}, fires: 4 * interval,
-		near: []string{`job_runs_total{name="outbox-archive",outcome="failed"} 0x3 1x600`, `job_runs_total{name="outbox-archive",outcome="lost"} 0x3 9x600`}},
+		near: []string{`job_runs_total{name="outbox-archive",outcome="failed"} 0x3 1x600`,
+			`job_runs_total{name="outbox-archive",outcome="lost"} 0x3 9x600`}},
 	"VersionsDiffer": {sick: []string{`tidings_build_info{binary="threadcache",version="v2"} _x3 1x600`}, fires: 3*interval + time.Hour,
 		near: []string{`tidings_build_info{binary="threadcache",version="v2"} _x3 1x239 stale`}},
 	"ApiAbsent": {sick: []string{`tidings_build_info{binary="api",version="v1"} 1x3 stale`}, fires: 4*interval + 2*time.Minute,
 		near: []string{`tidings_build_info{binary="api",version="v1"} 1x3 stale _x5 1x600`}},
-	// After an hour, one request in eleven fails. There are no more than that hour's requests: 0.6 % of all fail after 3m45s.
-	"ApiErrors": {sick: []string{`api_requests_total{code="503"} 0+7x239 1680+1500x600`}, fires: time.Hour + 3*time.Minute + 45*time.Second + 2*time.Minute,
-		near: []string{`api_requests_total{code="503"} 0+7x239 1680+1500x12 19680+7x600`}},
-	"ApiSlow": {sick: []string{`api_request_seconds_bucket{route="r",le="0.5"} 0+14990x239 3597600x600`}, fires: time.Hour + 10*time.Minute + 45*time.Second,
-		near: []string{`api_request_seconds_bucket{route="/v1/comments:batch",le="0.5"} 0x600`, `api_request_seconds_count{route="/v1/comments:batch"} 0+15000x600`}},
-	// After ten minutes all heartbeats are late: of all there are, 14.4 % are so after 1m45s.
-	"PathSlow": {sick: []string{`path_seconds_bucket{consumer="c",station="applied",le="2.5"} 0+0.25x39 10x600`}, fires: 11*time.Minute + 45*time.Second + 2*time.Minute, also: []string{"PathOftenSlow"},
-		near: slices.Concat(minutely(`heartbeats_written_total`, 0), minutely(`path_seconds_count{station="published"}`, 2), minutely(`path_seconds_count{consumer="c",station="applied"}`, 3),
-			minutely(`path_seconds_bucket{consumer="c",station="applied",le="2.5"}`, 3))}, // of scrapes that are 45 s apart
-	// After twenty minutes 13 of 100 are late: of all there are, 6 are so after 17m15s.
-	"PathOftenSlow": {sick: []string{`path_seconds_bucket{consumer="c",station="applied",le="2.5"} 0+0.25x79 20+0.2175x600`}, fires: 37*time.Minute + 15*time.Second + 2*time.Minute,
-		near: []string{`path_seconds_bucket{consumer="c",station="applied",le="2.5"} 0+0.236x600`}}, // 5.6 of 100
-	"HeartbeatsDoNotArrive": {sick: []string{`path_seconds_count{consumer="c",station="applied"} 0+0.25x39 10x600`}, fires: 10*time.Minute + 5*time.Minute - interval + 2*time.Minute,
-		near: []string{`path_seconds_count{consumer="c",station="applied"} 0+0.25x39 10x23 16+0.25x600`, `path_seconds_count{station="published"} 0x600`, `heartbeats_written_total 0x600`}},
-	"ApiOverloaded": {sick: []string{`api_shed_total{reason="requests"} 0x3 0+150x600`}, fires: 7*interval + 5*time.Minute, near: []string{`api_shed_total{reason="requests"} 0x3 0+14x600`}},
+	// After an hour, one request in eleven begins to fail. 3m45s later, 0.6 % of all requests have failed.
+	"ApiErrors": {sick: []string{`api_requests_total{code="503"} 0+7x239 1680+1500x600`},
+		fires: time.Hour + 3*time.Minute + 45*time.Second + 2*time.Minute,
+		near:  []string{`api_requests_total{code="503"} 0+7x239 1680+1500x12 19680+7x600`}},
+	"ApiSlow": {sick: []string{`api_request_seconds_bucket{route="r",le="0.5"} 0+14990x239 3597600x600`},
+		fires: time.Hour + 10*time.Minute + 45*time.Second,
+		near: []string{`api_request_seconds_bucket{route="/v1/comments:batch",le="0.5"} 0x600`,
+			`api_request_seconds_count{route="/v1/comments:batch"} 0+15000x600`}},
+	// After ten minutes, all new heartbeats are late. 1m45s later, 14.4 % of all heartbeats are late.
+	"PathSlow": {sick: []string{`path_seconds_bucket{consumer="c",station="applied",le="2.5"} 0+0.25x39 10x600`},
+		fires: 11*time.Minute + 45*time.Second + 2*time.Minute, also: []string{"PathOftenSlow"},
+		near: slices.Concat(minutely(`heartbeats_written_total`, 0), minutely(`path_seconds_count{station="published"}`, 2),
+			minutely(`path_seconds_count{consumer="c",station="applied"}`, 3),
+			minutely(`path_seconds_bucket{consumer="c",station="applied",le="2.5"}`, 3))}, // the stations are scraped up to 45 s apart
+	// After twenty minutes, 13 of 100 new heartbeats are late. 17m15s later, 6 of 100 of all heartbeats are late.
+	"PathOftenSlow": {sick: []string{`path_seconds_bucket{consumer="c",station="applied",le="2.5"} 0+0.25x79 20+0.2175x600`},
+		fires: 37*time.Minute + 15*time.Second + 2*time.Minute,
+		near:  []string{`path_seconds_bucket{consumer="c",station="applied",le="2.5"} 0+0.236x600`}}, // 5.6 of 100 are late
+	"HeartbeatsDoNotArrive": {sick: []string{`path_seconds_count{consumer="c",station="applied"} 0+0.25x39 10x600`},
+		fires: 10*time.Minute + 5*time.Minute - interval + 2*time.Minute,
+		near: []string{`path_seconds_count{consumer="c",station="applied"} 0+0.25x39 10x23 16+0.25x600`,
+			`path_seconds_count{station="published"} 0x600`, `heartbeats_written_total 0x600`}},
+	"ApiOverloaded": {sick: []string{`api_shed_total{reason="requests"} 0x3 0+150x600`}, fires: 7*interval + 5*time.Minute,
+		near: []string{`api_shed_total{reason="requests"} 0x3 0+14x600`}},
 	"ConsumerLagHigh": {sick: []string{`consumer_offset_lag_seconds{consumer="c"} 1x3 61x600`}, fires: 4*interval + 5*time.Minute,
 		near: []string{`consumer_lag_seconds{consumer="c"} 1x3 61x19 1x600`}},
 	"ConsumerAbsent": {sick: []string{`consumer_offset_lag_seconds{consumer="gone"} 5x600`}, fires: 2 * time.Minute,
@@ -115,16 +146,19 @@ var cases = map[string]struct {
 	"ConsumerPartitionStuck": {sick: []string{`consumer_partitions_stuck{consumer="c"} 0x3 1x600`}, fires: 4*interval + time.Minute,
 		near: []string{`consumer_partitions_stuck{consumer="c"} 0x3 1x3 0x600`}},
 	"ConsumerDeadLetters": {sick: []string{`consumer_offset_dead_letters{consumer="gone"} 0x3 1x600`}, fires: 4 * interval},
-	"CertificateExpires": {sick: []string{`tls_certificate_expires_timestamp_seconds{instance="a",use="api"} 1209659x600`}, fires: 4*interval + 10*time.Minute,
-		near: []string{`tls_certificate_expires_timestamp_seconds{instance="a",use="api"} 1219000x3 0x30 1219000x600`}},
-	"TokensExpire":    {sick: []string{`api_tokens_expiring 0x3 1x600`}, fires: 4*interval + time.Hour, near: []string{`api_tokens_expiring 0x3 1x200 0x600`}},
+	"CertificateExpires": {sick: []string{`tls_certificate_expires_timestamp_seconds{instance="a",use="api"} 1209659x600`},
+		fires: 4*interval + 10*time.Minute,
+		near:  []string{`tls_certificate_expires_timestamp_seconds{instance="a",use="api"} 1219000x3 0x30 1219000x600`}},
+	"TokensExpire": {sick: []string{`api_tokens_expiring 0x3 1x600`}, fires: 4*interval + time.Hour,
+		near: []string{`api_tokens_expiring 0x3 1x200 0x600`}},
 	"ProjectionDrift": {sick: []string{`projection_drift_total{consumer="c"} 0x3 1x600`}, fires: 4 * interval},
 }
 
-// firing evaluates the rules over the series for so long and returns when each alert fired first.
+// firing evaluates the rules over the series for so long, and returns the time at which each alert first fired.
 func firing(t *testing.T, series []string, long time.Duration) map[string]time.Duration {
 	t.Helper()
-	loader, err := promqltest.NewLazyLoader("load 15s\n  "+strings.Join(series, "\n  ")+"\n", promqltest.LazyLoaderOpts{EnableAtModifier: true, EnableNegativeOffset: true})
+	loader, err := promqltest.NewLazyLoader("load 15s\n  "+strings.Join(series, "\n  ")+"\n",
+		promqltest.LazyLoaderOpts{EnableAtModifier: true, EnableNegativeOffset: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -147,7 +181,8 @@ func firing(t *testing.T, series []string, long time.Duration) map[string]time.D
 			}
 		}
 	}
-	names := slices.SortedFunc(maps.Keys(groups), func(a, b string) int { // what alerts read is recorded first
+	// Groups of recording rules come first, because alerts read their results.
+	names := slices.SortedFunc(maps.Keys(groups), func(a, b string) int {
 		return cmp.Or(cmp.Compare(len(groups[a].AlertingRules()), len(groups[b].AlertingRules())), cmp.Compare(a, b))
 	})
 	first := make(map[string]time.Duration)
@@ -175,9 +210,9 @@ func firing(t *testing.T, series []string, long time.Duration) map[string]time.D
 	return first
 }
 
-// with returns the series of a healthy fleet, those replaced that others has too.
+// with returns the series of a healthy fleet. Series of others replace those with the same name and labels.
 func with(others ...string) []string {
-	id := func(series string) string { // no label of ours has a space
+	id := func(series string) string { // the name and labels: no label here has a space
 		before, _, _ := strings.Cut(series, " ")
 		return before
 	}
@@ -192,13 +227,14 @@ func with(others ...string) []string {
 
 func TestNothingFiresWhileTheFleetIsHealthy(t *testing.T) {
 	if got := firing(t, with(), 2*time.Hour); len(got) > 0 {
-		t.Errorf("these fire: %v", got)
+		t.Errorf("these alerts fire: %v", got)
 	}
 }
 
 func TestEveryAlertFiresAtItsTimeAndNotNearBy(t *testing.T) {
 	known := make(map[string]bool)
-	groups, err := rulefmt.ParseFile(rulesFile, false, model.UTF8Validation, parser.NewParser(parser.Options{}), slog.New(slog.DiscardHandler))
+	groups, err := rulefmt.ParseFile(rulesFile, false, model.UTF8Validation, parser.NewParser(parser.Options{}),
+		slog.New(slog.DiscardHandler))
 	if len(err) > 0 {
 		t.Fatal(err)
 	}
@@ -207,7 +243,7 @@ func TestEveryAlertFiresAtItsTimeAndNotNearBy(t *testing.T) {
 			if r.Alert != "" {
 				known[r.Alert] = true
 				if _, ok := cases[r.Alert]; !ok {
-					t.Errorf("no case has the alert %s", r.Alert)
+					t.Errorf("the alert %s has no case", r.Alert)
 				}
 			}
 		}
@@ -215,11 +251,11 @@ func TestEveryAlertFiresAtItsTimeAndNotNearBy(t *testing.T) {
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			if !known[name] {
-				t.Fatal("there is no such alert")
+				t.Fatal("rules.yml has no such alert")
 			}
 			got := firing(t, with(c.sick...), c.fires+5*time.Minute)
 			if at, ok := got[name]; !ok || at != c.fires {
-				t.Errorf("it fires at %s (%t), want %s", at, ok, c.fires)
+				t.Errorf("it fires at %s (it fires at all: %t), want %s", at, ok, c.fires)
 			}
 			for other := range got {
 				if other != name && !slices.Contains(c.also, other) {
@@ -227,10 +263,10 @@ func TestEveryAlertFiresAtItsTimeAndNotNearBy(t *testing.T) {
 				}
 			}
 			if len(c.near) == 0 {
-				return // nothing lies between 0 and 1
+				return // no value lies between 0, which is healthy, and 1, which fires
 			}
 			if got := firing(t, with(c.near...), c.fires+15*time.Minute); len(got) > 0 {
-				t.Errorf("near by, these fire: %v", got)
+				t.Errorf("just below its limits, these alerts fire: %v", got)
 			}
 		})
 	}

@@ -1,7 +1,8 @@
-// Command subscriber reads events as somebody else's program does. The test of an upgrade builds it with the packages of each release.
+// Command subscriber reads events as a program outside Tidings does. The test of an upgrade builds it with the packages of each
+// release.
 //
-//	subscriber handle    prints the id of each event of follows
-//	subscriber project   keeps every event's id in the table seen, with RELEASE
+//	subscriber handle    prints the id of each event of a follow
+//	subscriber project   writes the id of every event, and RELEASE, to the table seen
 package main
 
 import (
@@ -30,7 +31,8 @@ func main() {
 }
 
 func run(ctx context.Context, how string) error {
-	nc, err := nats.Connect(os.Getenv("NATS_URL"), nats.CustomInboxPrefix(os.Getenv("NATS_INBOX_PREFIX")), nats.MaxReconnects(-1), nats.IgnoreAuthErrorAbort())
+	nc, err := nats.Connect(os.Getenv("NATS_URL"), nats.CustomInboxPrefix(os.Getenv("NATS_INBOX_PREFIX")), nats.MaxReconnects(-1),
+		nats.IgnoreAuthErrorAbort())
 	if err != nil {
 		return err
 	}

@@ -58,9 +58,9 @@ export class Operations extends HeyApiClient {
     }
     
     /**
-     * Withdraw a comment for its author
+     * Delete a comment for its author
      *
-     * Final. Replies stay. Needs the role `write`.
+     * The deletion cannot be undone. Replies remain. Needs the role `write`.
      */
     public deleteComment<ThrowOnError extends boolean = true>(options: Options<DeleteCommentData, ThrowOnError>): RequestResult<DeleteCommentResponses, DeleteCommentErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).delete<DeleteCommentResponses, DeleteCommentErrors, ThrowOnError, 'data'>({
@@ -106,7 +106,7 @@ export class Operations extends HeyApiClient {
     /**
      * Approve, hide or remove a comment, or hold it for a moderator
      *
-     * `approved` undoes earlier decisions. `pending` adds the comment to the list of those that wait: a rule reports it so. A repeated state changes nothing: 200 with the same version, and no event. A comment that its author deleted remains deleted. Needs the role `moderate`.
+     * `approved` undoes earlier decisions. `pending` adds the comment to the list that waits for a moderator; a rule that reports comments uses it. A repeated state changes nothing: 200 with the same version, and no event. A comment that its author deleted remains deleted. Needs the role `moderate`.
      */
     public moderateComment<ThrowOnError extends boolean = true>(options: Options<ModerateCommentData, ThrowOnError>): RequestResult<ModerateCommentResponses, ModerateCommentErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).put<ModerateCommentResponses, ModerateCommentErrors, ThrowOnError, 'data'>({
@@ -138,7 +138,7 @@ export class Operations extends HeyApiClient {
     /**
      * List the versions of a comment, newest first
      *
-     * Who changed the comment, and when. While the comment is hidden, removed, deleted or erased, its versions show author, body and actor only to tokens with the role moderate, and those of an erased one to no token. Reads the recorded history, which takes no Tidings-Token: `as_of` says how current it is. Needs the role `read`.
+     * Shows who changed the comment, and when. While the comment is hidden, removed, deleted or erased, its versions show author, body and actor only to tokens with the role moderate. After an erasure they show them to no token. Reads the recorded history, which takes no Tidings-Token: `as_of` says how current it is. Needs the role `read`.
      */
     public listCommentVersions<ThrowOnError extends boolean = true>(options: Options<ListCommentVersionsData, ThrowOnError>): RequestResult<ListCommentVersionsResponses, ListCommentVersionsErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<ListCommentVersionsResponses, ListCommentVersionsErrors, ThrowOnError, 'data'>({
@@ -150,7 +150,7 @@ export class Operations extends HeyApiClient {
     }
     
     /**
-     * Write, edit and withdraw up to 1000 comments
+     * Write, edit and delete up to 1000 comments
      *
      * Each operation fails or succeeds alone, with the status or problem of its own route; there is no common transaction. Operations on the same pair, comment or key run in their order. The body is one JSON document or, as `application/x-ndjson`, one operation per line; a broken line fails alone. The answer has the same type and one outcome per operation, in order; the server sends it while it writes the batch. An operation with 503 `unavailable`, or without an outcome because the answer broke off, may or may not have been written: send it and those after it again. With any other 503 it was not written. Actor and `traceparent` of the request apply to all operations. Needs the role `write`.
      */
@@ -170,7 +170,7 @@ export class Operations extends HeyApiClient {
     /**
      * Export all comments of the tenant
      *
-     * Returns all states of the tenant and the positions at which the streams continue, for a projection that needs more than the streams keep. Keep the version with each state, and discard events whose version is not above it. The answer is one line of `ExportHead`, one `ExportState` per state, and an `ExportEnd`. To resume, also after an interrupted answer, send the `after` of the last line and the `cursor` of the first. Then read each stream after its sequence. By post, in the order of the thread, withdrawn and erased ones too. Needs the role `export`.
+     * Returns all states of the tenant and the positions at which the streams continue, for a projection that needs more than the streams keep. Keep the version with each state, and discard events whose version is not above it. The answer is one line of `ExportHead`, one `ExportState` per state, and an `ExportEnd`. To resume, also after an interrupted answer, send the `after` of the last line and the `cursor` of the first. Then read each stream after its sequence. Ordered by post, then in the order of the thread; includes deleted and erased ones. Needs the role `export`.
      */
     public exportComments<ThrowOnError extends boolean = true>(options?: Options<ExportCommentsData, ThrowOnError>): RequestResult<ExportCommentsResponses, ExportCommentsErrors, ThrowOnError, 'data'> {
         return (options?.client ?? this.client).get<ExportCommentsResponses, ExportCommentsErrors, ThrowOnError, 'data'>({
@@ -198,7 +198,7 @@ export class Operations extends HeyApiClient {
     /**
      * Write a message
      *
-     *  Needs the role `write`.
+     * Needs the role `write`.
      */
     public createMessage<ThrowOnError extends boolean = true>(options: Options<CreateMessageData, ThrowOnError>): RequestResult<CreateMessageResponses, CreateMessageErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).post<CreateMessageResponses, CreateMessageErrors, ThrowOnError, 'data'>({
@@ -228,7 +228,7 @@ export class Operations extends HeyApiClient {
     }
     
     /**
-     * Count what is about a conversation
+     * Count the edges and children of a conversation
      *
      * Reads a projection. An unknown object counts 0. Needs the role `read`.
      */
@@ -256,9 +256,9 @@ export class Operations extends HeyApiClient {
     }
     
     /**
-     * Make one user follow another no more
+     * Make one user unfollow another
      *
-     * 204 also when they did not; then there is no event. Needs the role `write`.
+     * 204 also if there was no follow; then there is no event. Needs the role `write`.
      */
     public unfollow<ThrowOnError extends boolean = true>(options: Options<UnfollowData, ThrowOnError>): RequestResult<UnfollowResponses, UnfollowErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).delete<UnfollowResponses, UnfollowErrors, ThrowOnError, 'data'>({
@@ -286,7 +286,7 @@ export class Operations extends HeyApiClient {
     /**
      * Make one user follow another
      *
-     * 201 when that changed something, 200 when they did already; then there is no event. Needs the role `write`.
+     * 201 if the follow is new, 200 if it existed; then there is no event. Needs the role `write`.
      */
     public follow<ThrowOnError extends boolean = true>(options: Options<FollowData, ThrowOnError>): RequestResult<FollowResponses, FollowErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).put<FollowResponses, FollowErrors, ThrowOnError, 'data'>({
@@ -300,7 +300,7 @@ export class Operations extends HeyApiClient {
     /**
      * List the versions of a follow, newest first
      *
-     * Who followed and unfollowed, and when. An unknown pair has none. Reads the recorded history, which takes no Tidings-Token: `as_of` says how current it is. Needs the role `read`.
+     * Shows who changed the follow, and when. An unknown pair has an empty list. Reads the recorded history, which takes no Tidings-Token: `as_of` says how current it is. Needs the role `read`.
      */
     public listFollowVersions<ThrowOnError extends boolean = true>(options: Options<ListFollowVersionsData, ThrowOnError>): RequestResult<ListFollowVersionsResponses, ListFollowVersionsErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<ListFollowVersionsResponses, ListFollowVersionsErrors, ThrowOnError, 'data'>({
@@ -330,9 +330,9 @@ export class Operations extends HeyApiClient {
     }
     
     /**
-     * Ask of up to 500 pairs whether the one follows the other
+     * Check for up to 500 pairs whether one user follows the other
      *
-     * Answers for both directions. Reads a projection. Users follow neither unknown users nor themselves. Needs the role `read`.
+     * Answers for both directions. Reads a projection. A pair with an unknown user, or with one user twice, has no follow. Needs the role `read`.
      */
     public checkFollows<ThrowOnError extends boolean = true>(options: Options<CheckFollowsData, ThrowOnError>): RequestResult<CheckFollowsResponses, CheckFollowsErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).post<CheckFollowsResponses, CheckFollowsErrors, ThrowOnError, 'data'>({
@@ -466,7 +466,7 @@ export class Operations extends HeyApiClient {
     /**
      * List the versions of a like, newest first
      *
-     * Who changed the edge, and when. An unknown pair has none. Reads the recorded history, which takes no Tidings-Token: `as_of` says how current it is. Needs the role `read`.
+     * Shows who changed the edge, and when. An unknown pair has an empty list. Reads the recorded history, which takes no Tidings-Token: `as_of` says how current it is. Needs the role `read`.
      */
     public listLikeVersions<ThrowOnError extends boolean = true>(options: Options<ListLikeVersionsData, ThrowOnError>): RequestResult<ListLikeVersionsResponses, ListLikeVersionsErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<ListLikeVersionsResponses, ListLikeVersionsErrors, ThrowOnError, 'data'>({
@@ -498,7 +498,7 @@ export class Operations extends HeyApiClient {
     /**
      * Check for up to 500 pairs whether there is a like
      *
-     * Reads a projection. An unknown pair has none. Needs the role `read`.
+     * Reads a projection. An unknown pair has no edge. Needs the role `read`.
      */
     public checkLikes<ThrowOnError extends boolean = true>(options: Options<CheckLikesData, ThrowOnError>): RequestResult<CheckLikesResponses, CheckLikesErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).post<CheckLikesResponses, CheckLikesErrors, ThrowOnError, 'data'>({
@@ -594,7 +594,7 @@ export class Operations extends HeyApiClient {
     /**
      * List the versions of a membership, newest first
      *
-     * Who changed the edge, and when. An unknown pair has none. Reads the recorded history, which takes no Tidings-Token: `as_of` says how current it is. Needs the role `read`.
+     * Shows who changed the edge, and when. An unknown pair has an empty list. Reads the recorded history, which takes no Tidings-Token: `as_of` says how current it is. Needs the role `read`.
      */
     public listMembershipVersions<ThrowOnError extends boolean = true>(options: Options<ListMembershipVersionsData, ThrowOnError>): RequestResult<ListMembershipVersionsResponses, ListMembershipVersionsErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<ListMembershipVersionsResponses, ListMembershipVersionsErrors, ThrowOnError, 'data'>({
@@ -626,7 +626,7 @@ export class Operations extends HeyApiClient {
     /**
      * Check for up to 500 pairs whether there is a membership
      *
-     * Reads a projection. An unknown pair has none. Needs the role `read`.
+     * Reads a projection. An unknown pair has no edge. Needs the role `read`.
      */
     public checkMemberships<ThrowOnError extends boolean = true>(options: Options<CheckMembershipsData, ThrowOnError>): RequestResult<CheckMembershipsResponses, CheckMembershipsErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).post<CheckMembershipsResponses, CheckMembershipsErrors, ThrowOnError, 'data'>({
@@ -656,9 +656,9 @@ export class Operations extends HeyApiClient {
     }
     
     /**
-     * Withdraw a message for its author
+     * Delete a message for its author
      *
-     * Final. Needs the role `write`.
+     * The deletion cannot be undone. Needs the role `write`.
      */
     public deleteMessage<ThrowOnError extends boolean = true>(options: Options<DeleteMessageData, ThrowOnError>): RequestResult<DeleteMessageResponses, DeleteMessageErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).delete<DeleteMessageResponses, DeleteMessageErrors, ThrowOnError, 'data'>({
@@ -704,7 +704,7 @@ export class Operations extends HeyApiClient {
     /**
      * List the versions of a message, newest first
      *
-     * Who changed the message, and when. While the message is deleted or erased, its versions show author, body and actor only to tokens with the role moderate, and those of an erased one to no token. Reads the recorded history, which takes no Tidings-Token: `as_of` says how current it is. Needs the role `read`.
+     * Shows who changed the message, and when. While the message is deleted or erased, its versions show author, body and actor only to tokens with the role moderate. After an erasure they show them to no token. Reads the recorded history, which takes no Tidings-Token: `as_of` says how current it is. Needs the role `read`.
      */
     public listMessageVersions<ThrowOnError extends boolean = true>(options: Options<ListMessageVersionsData, ThrowOnError>): RequestResult<ListMessageVersionsResponses, ListMessageVersionsErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<ListMessageVersionsResponses, ListMessageVersionsErrors, ThrowOnError, 'data'>({
@@ -716,7 +716,7 @@ export class Operations extends HeyApiClient {
     }
     
     /**
-     * Write, edit and withdraw up to 1000 messages
+     * Write, edit and delete up to 1000 messages
      *
      * Each operation fails or succeeds alone, with the status or problem of its own route; there is no common transaction. Operations on the same pair, comment or key run in their order. The body is one JSON document or, as `application/x-ndjson`, one operation per line; a broken line fails alone. The answer has the same type and one outcome per operation, in order; the server sends it while it writes the batch. An operation with 503 `unavailable`, or without an outcome because the answer broke off, may or may not have been written: send it and those after it again. With any other 503 it was not written. Actor and `traceparent` of the request apply to all operations. Needs the role `write`.
      */
@@ -736,7 +736,7 @@ export class Operations extends HeyApiClient {
     /**
      * Export all messages of the tenant
      *
-     * Returns all states of the tenant and the positions at which the streams continue, for a projection that needs more than the streams keep. Keep the version with each state, and discard events whose version is not above it. The answer is one line of `ExportHead`, one `ExportState` per state, and an `ExportEnd`. To resume, also after an interrupted answer, send the `after` of the last line and the `cursor` of the first. Then read each stream after its sequence. By conversation, withdrawn and erased ones too. Needs the role `export`.
+     * Returns all states of the tenant and the positions at which the streams continue, for a projection that needs more than the streams keep. Keep the version with each state, and discard events whose version is not above it. The answer is one line of `ExportHead`, one `ExportState` per state, and an `ExportEnd`. To resume, also after an interrupted answer, send the `after` of the last line and the `cursor` of the first. Then read each stream after its sequence. Ordered by conversation; includes deleted and erased ones. Needs the role `export`.
      */
     public exportMessages<ThrowOnError extends boolean = true>(options?: Options<ExportMessagesData, ThrowOnError>): RequestResult<ExportMessagesResponses, ExportMessagesErrors, ThrowOnError, 'data'> {
         return (options?.client ?? this.client).get<ExportMessagesResponses, ExportMessagesErrors, ThrowOnError, 'data'>({
@@ -826,7 +826,7 @@ export class Operations extends HeyApiClient {
     }
     
     /**
-     * Count what is about a post
+     * Count the edges and children of a post
      *
      * Reads a projection. An unknown object counts 0. Needs the role `read`.
      */
@@ -994,7 +994,7 @@ export class Operations extends HeyApiClient {
     /**
      * List the versions of the settings of a post's thread, newest first
      *
-     * Who changed the settings, and when. Reads the truth. Empty before the first change. Needs the role `read`.
+     * Shows who changed the settings, and when. Reads the truth. Empty before the first change. Needs the role `read`.
      */
     public listThreadVersions<ThrowOnError extends boolean = true>(options: Options<ListThreadVersionsData, ThrowOnError>): RequestResult<ListThreadVersionsResponses, ListThreadVersionsErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<ListThreadVersionsResponses, ListThreadVersionsErrors, ThrowOnError, 'data'>({
@@ -1006,7 +1006,7 @@ export class Operations extends HeyApiClient {
     }
     
     /**
-     * Count what is about a product
+     * Count the edges and children of a product
      *
      * Reads a projection. An unknown object counts 0. Needs the role `read`.
      */
@@ -1036,7 +1036,7 @@ export class Operations extends HeyApiClient {
     /**
      * Write a review
      *
-     * An author may have one review of a product that is not deleted. A second create is `already-written`; `current` and Location name the first. Needs the role `write`.
+     * An author may have one review of a product that is not deleted. A second create fails with `already-written`; `current` and Location name the first. Needs the role `write`.
      */
     public createReview<ThrowOnError extends boolean = true>(options: Options<CreateReviewData, ThrowOnError>): RequestResult<CreateReviewResponses, CreateReviewErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).post<CreateReviewResponses, CreateReviewErrors, ThrowOnError, 'data'>({
@@ -1066,9 +1066,9 @@ export class Operations extends HeyApiClient {
     }
     
     /**
-     * Withdraw a review for its author
+     * Delete a review for its author
      *
-     * Final. Needs the role `write`.
+     * The deletion cannot be undone. Needs the role `write`.
      */
     public deleteReview<ThrowOnError extends boolean = true>(options: Options<DeleteReviewData, ThrowOnError>): RequestResult<DeleteReviewResponses, DeleteReviewErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).delete<DeleteReviewResponses, DeleteReviewErrors, ThrowOnError, 'data'>({
@@ -1096,7 +1096,7 @@ export class Operations extends HeyApiClient {
     /**
      * Edit a review
      *
-     * The body has what changes: the text, attributes (RFC 7396: null takes one away, or back to its default), or both. An edit to the current values changes nothing: 200 with the same version, and no event. Needs the role `write`.
+     * Send what changes: the body, attributes (RFC 7396: null removes one, or restores its default), or both. An edit to the current values changes nothing: 200 with the same version, and no event. Needs the role `write`.
      */
     public editReview<ThrowOnError extends boolean = true>(options: Options<EditReviewData, ThrowOnError>): RequestResult<EditReviewResponses, EditReviewErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).patch<EditReviewResponses, EditReviewErrors, ThrowOnError, 'data'>({
@@ -1114,7 +1114,7 @@ export class Operations extends HeyApiClient {
     /**
      * List the versions of a review, newest first
      *
-     * Who changed the review, and when. While the review is deleted or erased, its versions show author, body, attributes and actor only to tokens with the role moderate, and those of an erased one to no token. Reads the recorded history, which takes no Tidings-Token: `as_of` says how current it is. Needs the role `read`.
+     * Shows who changed the review, and when. While the review is deleted or erased, its versions show author, body, attributes and actor only to tokens with the role moderate. After an erasure they show them to no token. Reads the recorded history, which takes no Tidings-Token: `as_of` says how current it is. Needs the role `read`.
      */
     public listReviewVersions<ThrowOnError extends boolean = true>(options: Options<ListReviewVersionsData, ThrowOnError>): RequestResult<ListReviewVersionsResponses, ListReviewVersionsErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<ListReviewVersionsResponses, ListReviewVersionsErrors, ThrowOnError, 'data'>({
@@ -1126,7 +1126,7 @@ export class Operations extends HeyApiClient {
     }
     
     /**
-     * Write, edit and withdraw up to 1000 reviews
+     * Write, edit and delete up to 1000 reviews
      *
      * Each operation fails or succeeds alone, with the status or problem of its own route; there is no common transaction. Operations on the same pair, comment or key run in their order. The body is one JSON document or, as `application/x-ndjson`, one operation per line; a broken line fails alone. The answer has the same type and one outcome per operation, in order; the server sends it while it writes the batch. An operation with 503 `unavailable`, or without an outcome because the answer broke off, may or may not have been written: send it and those after it again. With any other 503 it was not written. Actor and `traceparent` of the request apply to all operations. Needs the role `write`.
      */
@@ -1146,7 +1146,7 @@ export class Operations extends HeyApiClient {
     /**
      * Export all reviews of the tenant
      *
-     * Returns all states of the tenant and the positions at which the streams continue, for a projection that needs more than the streams keep. Keep the version with each state, and discard events whose version is not above it. The answer is one line of `ExportHead`, one `ExportState` per state, and an `ExportEnd`. To resume, also after an interrupted answer, send the `after` of the last line and the `cursor` of the first. Then read each stream after its sequence. By product, withdrawn and erased ones too. Needs the role `export`.
+     * Returns all states of the tenant and the positions at which the streams continue, for a projection that needs more than the streams keep. Keep the version with each state, and discard events whose version is not above it. The answer is one line of `ExportHead`, one `ExportState` per state, and an `ExportEnd`. To resume, also after an interrupted answer, send the `after` of the last line and the `cursor` of the first. Then read each stream after its sequence. Ordered by product; includes deleted and erased ones. Needs the role `export`.
      */
     public exportReviews<ThrowOnError extends boolean = true>(options?: Options<ExportReviewsData, ThrowOnError>): RequestResult<ExportReviewsResponses, ExportReviewsErrors, ThrowOnError, 'data'> {
         return (options?.client ?? this.client).get<ExportReviewsResponses, ExportReviewsErrors, ThrowOnError, 'data'>({
@@ -1202,7 +1202,7 @@ export class Operations extends HeyApiClient {
     /**
      * List the versions of a share, newest first
      *
-     * Who changed the edge, and when. An unknown pair has none. Reads the recorded history, which takes no Tidings-Token: `as_of` says how current it is. Needs the role `read`.
+     * Shows who changed the edge, and when. An unknown pair has an empty list. Reads the recorded history, which takes no Tidings-Token: `as_of` says how current it is. Needs the role `read`.
      */
     public listShareVersions<ThrowOnError extends boolean = true>(options: Options<ListShareVersionsData, ThrowOnError>): RequestResult<ListShareVersionsResponses, ListShareVersionsErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<ListShareVersionsResponses, ListShareVersionsErrors, ThrowOnError, 'data'>({
@@ -1234,7 +1234,7 @@ export class Operations extends HeyApiClient {
     /**
      * Check for up to 500 pairs whether there is a share
      *
-     * Reads a projection. An unknown pair has none. Needs the role `read`.
+     * Reads a projection. An unknown pair has no edge. Needs the role `read`.
      */
     public checkShares<ThrowOnError extends boolean = true>(options: Options<CheckSharesData, ThrowOnError>): RequestResult<CheckSharesResponses, CheckSharesErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).post<CheckSharesResponses, CheckSharesErrors, ThrowOnError, 'data'>({
@@ -1306,7 +1306,7 @@ export class Operations extends HeyApiClient {
     }
     
     /**
-     * List who follows a user, newest first
+     * List the followers of a user, newest first
      *
      * Reads a projection. An unknown user has an empty list. Needs the role `read`.
      */
@@ -1320,7 +1320,7 @@ export class Operations extends HeyApiClient {
     }
     
     /**
-     * List whom a user follows, newest first
+     * List the users that a user follows, newest first
      *
      * Reads a projection. An unknown user has an empty list. Needs the role `read`.
      */
@@ -1334,7 +1334,7 @@ export class Operations extends HeyApiClient {
     }
     
     /**
-     * List the groups of an user, newest first
+     * List the groups of a user, newest first
      *
      * Reads a projection. An unknown user has an empty list. Needs the role `read`.
      */
@@ -1348,7 +1348,7 @@ export class Operations extends HeyApiClient {
     }
     
     /**
-     * List the likes of an user, newest first
+     * List the likes of a user, newest first
      *
      * Reads a projection. An unknown user has an empty list. Needs the role `read`.
      */
@@ -1378,7 +1378,7 @@ export class Operations extends HeyApiClient {
     /**
      * List the users whom one user follows and who follow another
      *
-     * Ordered like the user's following list, newest first. Reads a projection. If the user follows more than 5000 users and the other has more than 5000 followers, it reads only the newest 5000 that the user follows: the answer is the beginning of the list, and `truncated` is true. Needs the role `read`.
+     * Ordered like the user's following list, newest first. Reads a projection. If the user follows more than 5000 users and the other has more than 5000 followers, it reads only the newest 5000 that the user follows. The answer is then the beginning of the list, and `truncated` is true. Needs the role `read`.
      */
     public listMutuals<ThrowOnError extends boolean = true>(options: Options<ListMutualsData, ThrowOnError>): RequestResult<ListMutualsResponses, ListMutualsErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<ListMutualsResponses, ListMutualsErrors, ThrowOnError, 'data'>({
@@ -1404,7 +1404,7 @@ export class Operations extends HeyApiClient {
     }
     
     /**
-     * List the shares of an user, newest first
+     * List the shares of a user, newest first
      *
      * Reads a projection. An unknown user has an empty list. Needs the role `read`.
      */
@@ -1418,7 +1418,7 @@ export class Operations extends HeyApiClient {
     }
     
     /**
-     * Remove all edges of an user
+     * Remove all edges of a user
      *
      * Removes every edge that exists at the time of the answer, each with its own version and event. Location is the address of the progress. An edge created meanwhile may be removed or remain. A second request during the removal returns the same removal, which then also removes the edges that exist at that time. Needs the role `write`.
      */

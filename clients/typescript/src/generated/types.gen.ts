@@ -34,7 +34,7 @@ export type BatchOutcome = {
      */
     problem?: Problem;
     /**
-     * An earlier create with this key made the comment.
+     * An earlier create with this key made the child.
      */
     replayed?: boolean;
     /**
@@ -135,7 +135,7 @@ export type CommentList = {
 
 export type CommentVersion = {
     /**
-     * Who made the change; unrecorded if only the result is known. Absent wherever the comment's author is absent.
+     * The actor of the change, or the word unrecorded if only the result is known. Absent wherever the comment's author is absent.
      */
     actor?: string;
     /**
@@ -487,7 +487,7 @@ export type ExportEnd = {
 export type ExportHead = {
     began_at: string;
     /**
-     * Resumes this export, together with the after of any line.
+     * Resumes this export, together with the value of after in any line.
      */
     cursor: string;
     /**
@@ -588,7 +588,7 @@ export type FollowOperation = {
 
 export type FollowVersion = {
     /**
-     * Who made the change; unrecorded if only the result is known. Absent wherever the comment's author is absent.
+     * The actor of the change, or the word unrecorded if only the result is known. Absent wherever the comment's author is absent.
      */
     actor?: string;
     /**
@@ -789,7 +789,7 @@ export type LikeTargets = {
 
 export type LikeVersion = {
     /**
-     * Who made the change; unrecorded if only the result is known. Absent wherever the comment's author is absent.
+     * The actor of the change, or the word unrecorded if only the result is known. Absent wherever the comment's author is absent.
      */
     actor?: string;
     /**
@@ -911,7 +911,7 @@ export type MembershipPut = {
      */
     group_id: string;
     /**
-     * Required, like the header If-Match: the version to change, such as 3, or "*".
+     * Required, like the header If-Match: the version to change, for example 3, or "*".
      */
     if_match?: number | '*';
     op: 'put';
@@ -957,7 +957,7 @@ export type MembershipRemove = {
      */
     group_id: string;
     /**
-     * Required, like the header If-Match: the version to change, such as 3, or "*".
+     * Required, like the header If-Match: the version to change, for example 3, or "*".
      */
     if_match?: number | '*';
     op: 'remove';
@@ -995,7 +995,7 @@ export type MembershipTargets = {
 
 export type MembershipVersion = {
     /**
-     * Who made the change; unrecorded if only the result is known. Absent wherever the comment's author is absent.
+     * The actor of the change, or the word unrecorded if only the result is known. Absent wherever the comment's author is absent.
      */
     actor?: string;
     /**
@@ -1168,7 +1168,7 @@ export type MessageSummary = {
 
 export type MessageVersion = {
     /**
-     * Who made the change; unrecorded if only the result is known. Absent wherever the comment's author is absent.
+     * The actor of the change, or the word unrecorded if only the result is known. Absent wherever the comment's author is absent.
      */
     actor?: string;
     /**
@@ -1366,7 +1366,7 @@ export type Problem = {
      */
     code: string;
     /**
-     * The current comment or thread settings, if the version or the state did not match.
+     * The current entity, if its version or state did not match.
      */
     current?: Comment | ThreadSettings | Message | Review | Membership;
     /**
@@ -1603,7 +1603,7 @@ export type ReviewSummary = {
 
 export type ReviewVersion = {
     /**
-     * Who made the change; unrecorded if only the result is known. Absent wherever the comment's author is absent.
+     * The actor of the change, or the word unrecorded if only the result is known. Absent wherever the comment's author is absent.
      */
     actor?: string;
     /**
@@ -1786,7 +1786,7 @@ export type ShareTargets = {
 
 export type ShareVersion = {
     /**
-     * Who made the change; unrecorded if only the result is known. Absent wherever the comment's author is absent.
+     * The actor of the change, or the word unrecorded if only the result is known. Absent wherever the comment's author is absent.
      */
     actor?: string;
     /**
@@ -1949,7 +1949,7 @@ export type ThreadSummary = {
 
 export type ThreadVersion = {
     /**
-     * Who made the change; unrecorded if only the result is known. Absent wherever the comment's author is absent.
+     * The actor of the change, or the word unrecorded if only the result is known. Absent wherever the comment's author is absent.
      */
     actor?: string;
     /**
@@ -2418,11 +2418,11 @@ export type ListRepliesData = {
     };
     query?: {
         /**
-         * Items at most.
+         * At most this many items.
          */
         limit?: number;
         /**
-         * The next of the previous page of this list.
+         * The value of next in the previous page of this list.
          */
         cursor?: string;
     };
@@ -2485,11 +2485,11 @@ export type ListCommentVersionsData = {
     };
     query?: {
         /**
-         * Items at most.
+         * At most this many items.
          */
         limit?: number;
         /**
-         * The next of the previous page of this list.
+         * The value of next in the previous page of this list.
          */
         cursor?: string;
     };
@@ -2633,11 +2633,11 @@ export type ExportCommentsData = {
          */
         cursor?: string;
         /**
-         * The after of a line: continues after it.
+         * The value of after in a line: continues after that line.
          */
         after?: string;
         /**
-         * States at most. An answer may have fewer: the server ends it before a timeout.
+         * At most this many states. An answer may have fewer: the server ends it before a timeout.
          */
         lines?: number;
     };
@@ -2722,11 +2722,11 @@ export type ListMessagesData = {
          */
         around?: string;
         /**
-         * Items at most.
+         * At most this many items.
          */
         limit?: number;
         /**
-         * The next of the previous page of this list.
+         * The value of next in the previous page of this list.
          */
         cursor?: string;
     };
@@ -3258,7 +3258,7 @@ export type FollowError = FollowErrors[keyof FollowErrors];
 
 export type FollowResponses = {
     /**
-     * The first user followed the second already.
+     * The follow existed.
      */
     200: Follow;
     /**
@@ -3283,11 +3283,11 @@ export type ListFollowVersionsData = {
     };
     query?: {
         /**
-         * Items at most.
+         * At most this many items.
          */
         limit?: number;
         /**
-         * The next of the previous page of this list.
+         * The value of next in the previous page of this list.
          */
         cursor?: string;
     };
@@ -3497,11 +3497,11 @@ export type ExportFollowsData = {
          */
         cursor?: string;
         /**
-         * The after of a line: continues after it.
+         * The value of after in a line: continues after that line.
          */
         after?: string;
         /**
-         * States at most. An answer may have fewer: the server ends it before a timeout.
+         * At most this many states. An answer may have fewer: the server ends it before a timeout.
          */
         lines?: number;
     };
@@ -3636,11 +3636,11 @@ export type ListGroupMembersData = {
     };
     query?: {
         /**
-         * Items at most.
+         * At most this many items.
          */
         limit?: number;
         /**
-         * The next of the previous page of this list.
+         * The value of next in the previous page of this list.
          */
         cursor?: string;
         /**
@@ -4060,11 +4060,11 @@ export type ListLikeVersionsData = {
     };
     query?: {
         /**
-         * Items at most.
+         * At most this many items.
          */
         limit?: number;
         /**
-         * The next of the previous page of this list.
+         * The value of next in the previous page of this list.
          */
         cursor?: string;
     };
@@ -4274,11 +4274,11 @@ export type ExportLikesData = {
          */
         cursor?: string;
         /**
-         * The after of a line: continues after it.
+         * The value of after in a line: continues after that line.
          */
         after?: string;
         /**
-         * States at most. An answer may have fewer: the server ends it before a timeout.
+         * At most this many states. An answer may have fewer: the server ends it before a timeout.
          */
         lines?: number;
     };
@@ -4703,11 +4703,11 @@ export type ListMembershipVersionsData = {
     };
     query?: {
         /**
-         * Items at most.
+         * At most this many items.
          */
         limit?: number;
         /**
-         * The next of the previous page of this list.
+         * The value of next in the previous page of this list.
          */
         cursor?: string;
     };
@@ -4917,11 +4917,11 @@ export type ExportMembershipsData = {
          */
         cursor?: string;
         /**
-         * The after of a line: continues after it.
+         * The value of after in a line: continues after that line.
          */
         after?: string;
         /**
-         * States at most. An answer may have fewer: the server ends it before a timeout.
+         * At most this many states. An answer may have fewer: the server ends it before a timeout.
          */
         lines?: number;
     };
@@ -5230,11 +5230,11 @@ export type ListMessageVersionsData = {
     };
     query?: {
         /**
-         * Items at most.
+         * At most this many items.
          */
         limit?: number;
         /**
-         * The next of the previous page of this list.
+         * The value of next in the previous page of this list.
          */
         cursor?: string;
     };
@@ -5378,11 +5378,11 @@ export type ExportMessagesData = {
          */
         cursor?: string;
         /**
-         * The after of a line: continues after it.
+         * The value of after in a line: continues after that line.
          */
         after?: string;
         /**
-         * States at most. An answer may have fewer: the server ends it before a timeout.
+         * At most this many states. An answer may have fewer: the server ends it before a timeout.
          */
         lines?: number;
     };
@@ -5454,11 +5454,11 @@ export type ListPendingData = {
          */
         post_id?: string;
         /**
-         * Items at most.
+         * At most this many items.
          */
         limit?: number;
         /**
-         * The next of the previous page of this list.
+         * The value of next in the previous page of this list.
          */
         cursor?: string;
     };
@@ -5535,11 +5535,11 @@ export type ListDlqData = {
          */
         dead_after?: string;
         /**
-         * Items at most.
+         * At most this many items.
          */
         limit?: number;
         /**
-         * The next of the previous page of this list.
+         * The value of next in the previous page of this list.
          */
         cursor?: string;
     };
@@ -5895,11 +5895,11 @@ export type ListPostLikersData = {
     };
     query?: {
         /**
-         * Items at most.
+         * At most this many items.
          */
         limit?: number;
         /**
-         * The next of the previous page of this list.
+         * The value of next in the previous page of this list.
          */
         cursor?: string;
     };
@@ -5967,11 +5967,11 @@ export type ListPostSharersData = {
     };
     query?: {
         /**
-         * Items at most.
+         * At most this many items.
          */
         limit?: number;
         /**
-         * The next of the previous page of this list.
+         * The value of next in the previous page of this list.
          */
         cursor?: string;
     };
@@ -6130,11 +6130,11 @@ export type ListCommentsData = {
          */
         around?: string;
         /**
-         * Items at most.
+         * At most this many items.
          */
         limit?: number;
         /**
-         * The next of the previous page of this list.
+         * The value of next in the previous page of this list.
          */
         cursor?: string;
     };
@@ -6643,11 +6643,11 @@ export type ListThreadVersionsData = {
     };
     query?: {
         /**
-         * Items at most.
+         * At most this many items.
          */
         limit?: number;
         /**
-         * The next of the previous page of this list.
+         * The value of next in the previous page of this list.
          */
         cursor?: string;
     };
@@ -6793,11 +6793,11 @@ export type ListReviewsData = {
          */
         around?: string;
         /**
-         * Items at most.
+         * At most this many items.
          */
         limit?: number;
         /**
-         * The next of the previous page of this list.
+         * The value of next in the previous page of this list.
          */
         cursor?: string;
     };
@@ -6899,7 +6899,7 @@ export type CreateReviewErrors = {
      */
     408: Problem;
     /**
-     * `already-written`: The author already has one and may not have a second; current and Location name it.
+     * `already-written`: The author has already written one for this object; current and Location name it.
      */
     409: Problem;
     /**
@@ -7258,11 +7258,11 @@ export type ListReviewVersionsData = {
     };
     query?: {
         /**
-         * Items at most.
+         * At most this many items.
          */
         limit?: number;
         /**
-         * The next of the previous page of this list.
+         * The value of next in the previous page of this list.
          */
         cursor?: string;
     };
@@ -7406,11 +7406,11 @@ export type ExportReviewsData = {
          */
         cursor?: string;
         /**
-         * The after of a line: continues after it.
+         * The value of after in a line: continues after that line.
          */
         after?: string;
         /**
-         * States at most. An answer may have fewer: the server ends it before a timeout.
+         * At most this many states. An answer may have fewer: the server ends it before a timeout.
          */
         lines?: number;
     };
@@ -7695,11 +7695,11 @@ export type ListShareVersionsData = {
     };
     query?: {
         /**
-         * Items at most.
+         * At most this many items.
          */
         limit?: number;
         /**
-         * The next of the previous page of this list.
+         * The value of next in the previous page of this list.
          */
         cursor?: string;
     };
@@ -7909,11 +7909,11 @@ export type ExportSharesData = {
          */
         cursor?: string;
         /**
-         * The after of a line: continues after it.
+         * The value of after in a line: continues after that line.
          */
         after?: string;
         /**
-         * States at most. An answer may have fewer: the server ends it before a timeout.
+         * At most this many states. An answer may have fewer: the server ends it before a timeout.
          */
         lines?: number;
     };
@@ -7979,11 +7979,11 @@ export type ExportThreadsData = {
          */
         cursor?: string;
         /**
-         * The after of a line: continues after it.
+         * The value of after in a line: continues after that line.
          */
         after?: string;
         /**
-         * States at most. An answer may have fewer: the server ends it before a timeout.
+         * At most this many states. An answer may have fewer: the server ends it before a timeout.
          */
         lines?: number;
     };
@@ -8056,11 +8056,11 @@ export type ListUsersCommentsData = {
     };
     query?: {
         /**
-         * Items at most.
+         * At most this many items.
          */
         limit?: number;
         /**
-         * The next of the previous page of this list.
+         * The value of next in the previous page of this list.
          */
         cursor?: string;
     };
@@ -8190,11 +8190,11 @@ export type ListFollowersData = {
     };
     query?: {
         /**
-         * Items at most.
+         * At most this many items.
          */
         limit?: number;
         /**
-         * The next of the previous page of this list.
+         * The value of next in the previous page of this list.
          */
         cursor?: string;
     };
@@ -8262,11 +8262,11 @@ export type ListFollowingData = {
     };
     query?: {
         /**
-         * Items at most.
+         * At most this many items.
          */
         limit?: number;
         /**
-         * The next of the previous page of this list.
+         * The value of next in the previous page of this list.
          */
         cursor?: string;
     };
@@ -8334,11 +8334,11 @@ export type ListUserGroupsData = {
     };
     query?: {
         /**
-         * Items at most.
+         * At most this many items.
          */
         limit?: number;
         /**
-         * The next of the previous page of this list.
+         * The value of next in the previous page of this list.
          */
         cursor?: string;
     };
@@ -8406,11 +8406,11 @@ export type ListUserLikesData = {
     };
     query?: {
         /**
-         * Items at most.
+         * At most this many items.
          */
         limit?: number;
         /**
-         * The next of the previous page of this list.
+         * The value of next in the previous page of this list.
          */
         cursor?: string;
     };
@@ -8478,11 +8478,11 @@ export type ListUserMessagesData = {
     };
     query?: {
         /**
-         * Items at most.
+         * At most this many items.
          */
         limit?: number;
         /**
-         * The next of the previous page of this list.
+         * The value of next in the previous page of this list.
          */
         cursor?: string;
     };
@@ -8548,13 +8548,13 @@ export type ListMutualsData = {
          */
         id: string;
         /**
-         * Another user. The same user lists those who follow back.
+         * Another user. With the same user, the list has those who follow back.
          */
         other: string;
     };
     query?: {
         /**
-         * Items at most.
+         * At most this many items.
          */
         limit?: number;
     };
@@ -8621,11 +8621,11 @@ export type ListUserReviewsData = {
     };
     query?: {
         /**
-         * Items at most.
+         * At most this many items.
          */
         limit?: number;
         /**
-         * The next of the previous page of this list.
+         * The value of next in the previous page of this list.
          */
         cursor?: string;
     };
@@ -8693,11 +8693,11 @@ export type ListUserSharesData = {
     };
     query?: {
         /**
-         * Items at most.
+         * At most this many items.
          */
         limit?: number;
         /**
-         * The next of the previous page of this list.
+         * The value of next in the previous page of this list.
          */
         cursor?: string;
     };

@@ -1,8 +1,10 @@
 {{- define "tidings.fullname" -}}
-{{- if contains .Chart.Name .Release.Name }}{{ .Release.Name | trunc 40 | trimSuffix "-" }}{{ else }}{{ printf "%s-%s" .Release.Name .Chart.Name | trunc 40 | trimSuffix "-" }}{{ end }}
+{{- $name := .Release.Name }}
+{{- if not (contains .Chart.Name $name) }}{{ $name = printf "%s-%s" $name .Chart.Name }}{{ end }}
+{{- $name | trunc 40 | trimSuffix "-" }}
 {{- end }}
 
-{{/* The binaries that run, each with the port of its ops. */}}
+{{/* The binaries of the Deployments, each with its ops port: /healthz, /readyz, /metrics. */}}
 {{- define "tidings.binaries" -}}
 {"api": 9181, "relay": 9182, "followercounts": 9183, "threadcache": 9184, "archiver": 9185}
 {{- end }}
@@ -27,7 +29,10 @@ app.kubernetes.io/component: {{ .name }}
 {{- end }}
 {{- end }}
 
-{{/* The variables that have connection strings: of .name, from Secrets that exist. A projector's own login is of the projections; it compares with the truth as verify. */}}
+{{/*
+The variables of the binary .name that hold connection strings. They come from existing Secrets.
+followercounts and threadcache connect to the projections by their own logins, and to the truth as `verify`.
+*/}}
 {{- define "tidings.databases" -}}
 {{- $postgres := .root.Values.postgres -}}
 {{- $projector := has .name (list "followercounts" "threadcache") -}}

@@ -1,5 +1,5 @@
-// Package activity counts what each author writes on each day, and keeps how their texts begin. It is the projection of
-// docs/adding-a-projection.md: a test adds it to the system, and no file of the repository knows it.
+// Package activity counts the children that each author writes per day, and keeps the beginning of each text. It is the
+// example of docs/adding-a-projection.md. A test adds it to the system; no other file of the repository knows it.
 package activity
 
 import (
@@ -23,16 +23,16 @@ import (
 // Name is the projection's name, and its consumer's.
 const Name = "activity"
 
-// Projection applies the events of children, of every kind that is in force.
+// Projection applies the events of children of every kind in force.
 type Projection struct{ kinds func() *kinds.Set }
 
-// New returns the projection of the kinds that now returns.
+// New returns the projection. now returns the kinds in force.
 func New(now func() *kinds.Set) Projection { return Projection{now} }
 
 // Name returns the projection's name.
 func (Projection) Name() string { return Name }
 
-// Tables are built anew by a replay.
+// Tables returns the tables that a replay rebuilds.
 func (Projection) Tables() []string { return []string{"activity_texts", "activity_days"} }
 
 // Wants reports whether the aggregate type is a kind of children.
@@ -41,7 +41,7 @@ func (p Projection) Wants(aggregateType string) bool {
 	return ok
 }
 
-// Reached says yes: the API does not read this projection.
+// Reached returns true: the API does not read this projection.
 func (Projection) Reached(context.Context, pgx.Tx, []event.Ref) (bool, error) { return true, nil }
 
 // text is a row of activity_texts.
@@ -64,21 +64,24 @@ func (t *text) compare(o *text) int {
 	return cmp.Or(cmp.Compare(t.TenantID, o.TenantID), cmp.Compare(t.Child, o.Child))
 }
 
-// applySQL writes the texts that are newer than ours, and moves the counts of their days by the difference.
-// Index: activity_texts_pkey, activity_days_pkey.   Locks: the texts and the days, in key order.
+// applySQL writes the texts that are newer than the projection's, and changes the counts of their days by the
+// difference. Index: activity_texts_pkey, activity_days_pkey.   Locks: the texts and the days, in key order.
 const applySQL = `
 WITH newer AS MATERIALIZED (
   SELECT i.*, i.day::date AS written_on, coalesce(t.counts, false) AS before
-    FROM unnest(@tenants::bigint[], @kinds::text[], @children::uuid[], @objects::bigint[], @authors::bigint[], @days::text[], @versions::bigint[],
-                @counts::boolean[], @begins::text[]) AS i(tenant_id, kind, child_id, object_id, author_id, day, version, counts, begins)
+    FROM unnest(@tenants::bigint[], @kinds::text[], @children::uuid[], @objects::bigint[], @authors::bigint[], @days::text[],
+                @versions::bigint[], @counts::boolean[], @begins::text[])
+           AS i(tenant_id, kind, child_id, object_id, author_id, day, version, counts, begins)
     LEFT JOIN activity_texts t USING (tenant_id, kind, child_id)
    WHERE i.version > coalesce(t.version, 0)
 ), written AS (
-  INSERT INTO activity_texts SELECT tenant_id, kind, child_id, object_id, author_id, written_on, version, counts, begins FROM newer ORDER BY tenant_id, kind, child_id
+  INSERT INTO activity_texts SELECT tenant_id, kind, child_id, object_id, author_id, written_on, version, counts, begins FROM newer
+  ORDER BY tenant_id, kind, child_id
       ON CONFLICT (tenant_id, kind, child_id) DO UPDATE SET version = excluded.version, counts = excluded.counts, begins = excluded.begins
 )
 INSERT /* activity.apply */ INTO activity_days AS d (tenant_id, author_id, day, written)
-SELECT tenant_id, author_id, written_on, sum(counts::int - before::int) FROM newer GROUP BY 1, 2, 3 HAVING sum(counts::int - before::int) <> 0 ORDER BY 1, 2, 3
+SELECT tenant_id, author_id, written_on, sum(counts::int - before::int) FROM newer GROUP BY 1, 2, 3
+ HAVING sum(counts::int - before::int) <> 0 ORDER BY 1, 2, 3
     ON CONFLICT (tenant_id, author_id, day) DO UPDATE SET written = d.written + excluded.written`
 
 // Apply keeps the newest version of each child, in the caller's transaction.
@@ -92,7 +95,7 @@ func (p Projection) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) 
 		e := &events[i]
 		k, ok := p.kinds().Child(e.AggregateType)
 		if !ok {
-			return event.Permanent(fmt.Errorf("event %s is of %s: there is no such kind of children", e.ID, e.AggregateType))
+			return event.Permanent(fmt.Errorf("event %s: %s is not a kind of children", e.ID, e.AggregateType))
 		}
 		c, err := e.DecodeChild(k.Names())
 		if err != nil {
@@ -107,18 +110,19 @@ func (p Projection) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) 
 	var kinds, children, days, begins []string
 	var counts []bool
 	for _, t := range newest {
-		tenants, objects, authors, versions = append(tenants, t.TenantID), append(objects, t.Object), append(authors, t.Author), append(versions, t.Version)
+		tenants, objects, authors, versions = append(tenants, t.TenantID), append(objects, t.Object), append(authors, t.Author),
+			append(versions, t.Version)
 		kinds, children, begins = append(kinds, t.Kind), append(children, t.Child), append(begins, t.Begins)
 		days, counts = append(days, t.Day), append(counts, t.Counts)
 	}
-	if _, err := tx.Exec(ctx, applySQL, postgres.Args{"tenants": tenants, "kinds": kinds, "children": children, "objects": objects, "authors": authors, "days": days,
-		"versions": versions, "counts": counts, "begins": begins}); err != nil {
+	if _, err := tx.Exec(ctx, applySQL, postgres.Args{"tenants": tenants, "kinds": kinds, "children": children, "objects": objects,
+		"authors": authors, "days": days, "versions": versions, "counts": counts, "begins": begins}); err != nil {
 		return fmt.Errorf("write %d texts: %w", len(newest), err)
 	}
 	return nil
 }
 
-// Truth yields an event for each child of the truth.
+// Truth yields the state of each child of the truth as an event.
 func (p Projection) Truth(ctx context.Context, truth *pgxpool.Pool) iter.Seq2[event.Event, error] {
 	var all []iter.Seq2[event.Event, error]
 	for _, k := range p.kinds().AllChildren() {
@@ -127,52 +131,58 @@ func (p Projection) Truth(ctx context.Context, truth *pgxpool.Pool) iter.Seq2[ev
 	return projections.Concat(all...)
 }
 
-// textsSQL reads texts of a kind behind one of them. A limit of NULL reads all.
-// Index: activity_texts_pkey.   Locks: none.
+// textsSQL reads texts of a kind after a key. A NULL limit reads all. Index: activity_texts_pkey. Locks: none.
 const textsSQL = `
 SELECT /* activity.texts */ tenant_id, kind, child_id::text, object_id, author_id, day::text, version, counts, begins
-  FROM activity_texts WHERE kind = @kind AND (tenant_id, child_id) > (@tenant::bigint, @child::uuid) ORDER BY tenant_id, child_id LIMIT nullif(@limit::bigint, 0)`
+  FROM activity_texts WHERE kind = @kind AND (tenant_id, child_id) > (@tenant::bigint, @child::uuid) ORDER BY tenant_id, child_id
+  LIMIT nullif(@limit::bigint, 0)`
 
-// window compares texts of a kind from after on, at most limit (0: all).
-func window(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Child, after *text, limit int, report func(projections.Difference)) (checked int64, last *text, err error) {
+// window compares at most limit texts of a kind after a key (limit 0: all).
+func window(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Child, after *text, limit int,
+	report func(projections.Difference)) (checked int64, last *text, err error) {
 	from := &store.State[event.Child]{}
 	args := pgx.StrictNamedArgs{"kind": k.Name, "tenant": int64(0), "child": "00000000-0000-0000-0000-000000000000", "limit": limit}
 	if after != nil {
 		from.TenantID, from.Object.ID = after.TenantID, after.Child
 		args["tenant"], args["child"] = after.TenantID, after.Child
 	}
-	want := projections.Of(store.ScanChildren(ctx, truth, k, from, limit), func(s *store.State[event.Child]) *text { return textOf(s.TenantID, k.Name, &s.Object) })
-	last, err = projections.Window(want, projections.Rows[text](ctx, projection, textsSQL, args), limit, (*text).compare, func(want, got *text) {
-		checked++
-		one := want
-		if want == nil {
-			one = got
-		}
-		if want == nil || got == nil || *want != *got {
-			report(projections.Difference{Projection: Name, TenantID: one.TenantID, Entity: k.Name + " " + one.Child, Field: "row", Want: fmt.Sprint(want), Got: fmt.Sprint(got),
-				Key: projections.Key{Type: k.Name, TenantID: one.TenantID, Aggregate: one.Object, Child: one.Child}})
-		}
-	})
+	want := projections.Of(store.ScanChildren(ctx, truth, k, from, limit),
+		func(s *store.State[event.Child]) *text { return textOf(s.TenantID, k.Name, &s.Object) })
+	last, err = projections.Window(want, projections.Rows[text](ctx, projection, textsSQL, args), limit,
+		(*text).compare, func(want, got *text) {
+			checked++
+			one := want
+			if want == nil {
+				one = got
+			}
+			if want == nil || got == nil || *want != *got {
+				report(projections.Difference{Projection: Name, TenantID: one.TenantID, Entity: k.Name + " " + one.Child, Field: "row",
+					Want: fmt.Sprint(want), Got: fmt.Sprint(got),
+					Key: projections.Key{Type: k.Name, TenantID: one.TenantID, Aggregate: one.Object, Child: one.Child}})
+			}
+		})
 	return checked, last, err
 }
 
 // Window compares the texts of the truth with the projection's.
-func (p Projection) Window(ctx context.Context, truth, projection *pgxpool.Pool, after any, limit int, report func(projections.Difference)) (int64, any, error) {
+func (p Projection) Window(ctx context.Context, truth, projection *pgxpool.Pool, after any, limit int,
+	report func(projections.Difference)) (int64, any, error) {
 	return projections.Kinds(p.kinds().AllChildren(), func(k kinds.Child) string { return k.Name }, after, limit,
 		func(k kinds.Child, after *text, limit int) (int64, *text, error) {
 			return window(ctx, truth, projection, k, after, limit, report)
 		})
 }
 
-// daysSQL finds the days that are not what the texts make them.
-// Index: activity_texts_author_idx, activity_days, all of both.   Locks: none.
+// daysSQL finds the days whose counts differ from the texts. Index: activity_texts_author_idx, and all of
+// activity_days. Locks: none.
 const daysSQL = `
 SELECT /* activity.days */ tenant_id, author_id, day::text, coalesce(t.written, 0), coalesce(d.written, 0)
   FROM (SELECT tenant_id, author_id, day, count(*) AS written FROM activity_texts WHERE counts GROUP BY 1, 2, 3) t
   FULL JOIN activity_days d USING (tenant_id, author_id, day) WHERE coalesce(t.written, 0) <> coalesce(d.written, 0)`
 
 // Verify compares every text with the truth, and the days with the texts.
-func (p Projection) Verify(ctx context.Context, truth, projection *pgxpool.Pool, report func(projections.Difference)) (checked int64, err error) {
+func (p Projection) Verify(ctx context.Context, truth, projection *pgxpool.Pool,
+	report func(projections.Difference)) (checked int64, err error) {
 	for _, k := range p.kinds().AllChildren() {
 		n, _, err := window(ctx, truth, projection, k, nil, 0, report)
 		if checked += n; err != nil {
@@ -188,28 +198,32 @@ func (p Projection) Verify(ctx context.Context, truth, projection *pgxpool.Pool,
 		if err != nil {
 			return checked, fmt.Errorf("verify the days: %w", err)
 		}
-		report(projections.Difference{Projection: Name, TenantID: d.TenantID, Entity: fmt.Sprintf("day %s of author %d", d.Day, d.Author), Field: "written",
+		report(projections.Difference{Projection: Name, TenantID: d.TenantID,
+			Entity: fmt.Sprintf("day %s of author %d", d.Day, d.Author), Field: "written",
 			Want: fmt.Sprint(d.Want), Got: fmt.Sprint(d.Got), Key: projections.Key{TenantID: d.TenantID, Other: d.Author}})
 	}
 	return checked, nil
 }
 
-// dropSQL drops texts, to be written anew, and says whose they were.
-// Index: activity_texts_pkey.   Locks: the texts.
+// dropSQL deletes texts before Mend writes them again, and returns their authors. Index: activity_texts_pkey. Locks:
+// the texts.
 const dropSQL = `
-DELETE /* activity.drop */ FROM activity_texts WHERE tenant_id = @tenant AND kind = ANY(@kinds::text[]) AND child_id = ANY(@children::uuid[]) RETURNING author_id`
+DELETE /* activity.drop */ FROM activity_texts WHERE tenant_id = @tenant AND kind = ANY(@kinds::text[])
+AND child_id = ANY(@children::uuid[]) RETURNING author_id`
 
-// dropDaysSQL and countSQL make the days of authors what their texts say.
-// Index: activity_texts_author_idx, activity_days_pkey.   Locks: the days.
+// dropDaysSQL and countSQL count the days of authors again from the texts. Index: activity_texts_author_idx,
+// activity_days_pkey. Locks: the days.
 const (
 	dropDaysSQL = `DELETE /* activity.drop_days */ FROM activity_days WHERE tenant_id = @tenant AND author_id = ANY(@authors)`
 	countSQL    = `
 INSERT /* activity.count */ INTO activity_days (tenant_id, author_id, day, written)
-SELECT tenant_id, author_id, day, count(*) FROM activity_texts WHERE counts AND tenant_id = @tenant AND author_id = ANY(@authors) GROUP BY 1, 2, 3`
+SELECT tenant_id, author_id, day, count(*) FROM activity_texts WHERE counts AND tenant_id = @tenant AND author_id = ANY(@authors)
+GROUP BY 1, 2, 3`
 )
 
-// Mend writes the texts of the keys anew by the truth, and counts the days of their authors.
-func (p Projection) Mend(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, keys []projections.Key, parked projections.Parked) ([]projections.Key, error) {
+// Mend sets the texts of the keys to the truth, and counts the days of their authors again.
+func (p Projection) Mend(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, keys []projections.Key,
+	parked projections.Parked) ([]projections.Key, error) {
 	byTenant := make(map[int64][]projections.Key)
 	for _, k := range keys {
 		if !parked(k.TenantID, k.Type, k.Aggregate) {
@@ -218,7 +232,7 @@ func (p Projection) Mend(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, ke
 	}
 	for tenant, keys := range byTenant {
 		if err := p.mend(ctx, tx, truth, tenant, keys); err != nil {
-			return nil, fmt.Errorf("mend %d texts and days of tenant %d: %w", len(keys), tenant, err)
+			return nil, fmt.Errorf("repair %d texts and days of tenant %d: %w", len(keys), tenant, err)
 		}
 	}
 	return nil, nil
@@ -263,16 +277,16 @@ func (p Projection) mend(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, te
 	return nil
 }
 
-// redactSQL takes the beginnings of texts out.
-// Index: activity_texts_pkey.   Locks: the texts.
+// redactSQL blanks the beginnings of texts. Index: activity_texts_pkey. Locks: the texts.
 const redactSQL = `
-UPDATE /* activity.redact */ activity_texts SET begins = '' WHERE tenant_id = @tenant AND kind = ANY(@kinds::text[]) AND child_id = ANY(@children::uuid[]) AND begins <> ''`
+UPDATE /* activity.redact */ activity_texts SET begins = '' WHERE tenant_id = @tenant AND kind = ANY(@kinds::text[])
+AND child_id = ANY(@children::uuid[]) AND begins <> ''`
 
 const heldSQL = `
 SELECT /* activity.held */ count(*) FROM activity_texts
  WHERE tenant_id = @tenant AND kind = ANY(@kinds::text[]) AND child_id = ANY(@children::uuid[]) AND begins <> ''`
 
-// Redact takes the beginnings of the children's texts out, or with look counts them.
+// Redact blanks the beginnings of the children's texts. With look it only counts them.
 func (p Projection) Redact(ctx context.Context, tx pgx.Tx, tenant int64, children []string, look bool) (n int64, err error) {
 	args := pgx.StrictNamedArgs{"tenant": tenant, "kinds": []string{}, "children": children}
 	for _, k := range p.kinds().AllChildren() {
@@ -290,12 +304,12 @@ func (p Projection) Redact(ctx context.Context, tx pgx.Tx, tenant int64, childre
 	return n, nil
 }
 
-// RedactActor has nothing to do: nobody's acts are here.
+// RedactActor does nothing: the projection keeps no actors.
 func (Projection) RedactActor(context.Context, pgx.Tx, int64, string, any, bool) (int64, any, error) {
 	return 0, nil, nil
 }
 
-// Forget has nothing to do: no edge is here.
+// Forget does nothing: the projection keeps no edges.
 func (Projection) Forget(context.Context, pgx.Tx, projections.EdgesOf, projections.Pair, bool) (int64, *projections.Pair, error) {
 	return 0, nil, nil
 }

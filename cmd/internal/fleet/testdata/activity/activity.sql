@@ -1,5 +1,6 @@
 -- +goose Up
--- activity_texts: what activity knows of each child, so that days are exact under duplicates. counts: its author has neither deleted it nor been erased.
+-- activity_texts: the newest version of each child, so that duplicate events change no day. counts: its author has not deleted it and was
+-- not erased.
 CREATE TABLE activity_texts (
   tenant_id bigint  NOT NULL,
   kind      text    COLLATE "C" NOT NULL,
