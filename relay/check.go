@@ -102,7 +102,7 @@ func refuse(name string, p outbox.Partition, stream broker.Stream, err error) (l
 	case errors.Is(err, broker.ErrStreamShape):
 		return false, no(repair, "%w", err)
 	case p.Stream == "" && stream.Last > 0:
-		return false, no(repair, "stream %s holds %d messages of another database", name, stream.Last)
+		return false, no(repair, "stream %s holds %s of another database", name, messages(int64(stream.Last)))
 	case p.Stream == "" && err != nil:
 		return false, err
 	case p.Replaced():

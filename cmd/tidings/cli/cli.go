@@ -123,9 +123,12 @@ func (p Process) exitCode(c *cobra.Command, err error, started bool) int {
 }
 
 // exactArgs is cobra.ExactArgs with an error that names the arguments.
-func exactArgs(n int) cobra.PositionalArgs {
+func exactArgs(n int) cobra.PositionalArgs { return rangeArgs(n, n) }
+
+// rangeArgs is cobra.RangeArgs with an error that names the arguments.
+func rangeArgs(least, most int) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
-		if len(args) == n {
+		if least <= len(args) && len(args) <= most {
 			return nil
 		}
 		return fmt.Errorf("got %s, want `%s`", words.Of(int64(len(args)), "argument"), strings.TrimSuffix(c.UseLine(), " [flags]"))

@@ -79,7 +79,7 @@ The same seed makes the same edges and children. You can run a load twice: it co
 and does not write them again. It updates an edge whose attributes differ from its line. The token
 needs the roles read and write. Load retries connection errors, 5xx and 429 until --retry-for passes
 without a success, so it continues after you kill and restart the server.`,
-		Args: cobra.MaximumNArgs(1),
+		Args: rangeArgs(0, 1),
 		RunE: func(c *cobra.Command, args []string) error {
 			if (generate != "") == (len(args) == 1) {
 				return &usageError{errors.New("load needs either a FILE (- for stdin), or --generate")}

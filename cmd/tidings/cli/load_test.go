@@ -94,6 +94,14 @@ func TestUsage(t *testing.T) {
 			t.Errorf("%v: exit code %d, %q", args, code, stderr)
 		}
 	}
+	for args, want := range map[string]string{
+		"load a b": "got 2 arguments, want `tidings load (FILE |", "outbox retry": "got 0 arguments, want `tidings outbox retry ID...`",
+		"outbox kill": "got 0 arguments, want `tidings outbox kill ID...`",
+	} {
+		if code, _, stderr := run(t, nil, "", strings.Fields(args)...); code != exitInput || !strings.Contains(stderr, want) {
+			t.Errorf("%s: exit code %d, %q, want %q", args, code, stderr, want)
+		}
+	}
 	if code, stdout, _ := run(t, nil, "", "help"); code != exitOK || !strings.Contains(stdout, "load") {
 		t.Errorf("help: exit code %d, %q", code, stdout)
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -294,7 +295,7 @@ func (p Process) outboxRetryCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "retry ID...",
 		Short: "Retry pending messages now, and those that wait for them",
-		Args:  cobra.MinimumNArgs(1),
+		Args:  rangeArgs(1, math.MaxInt),
 		RunE: func(c *cobra.Command, args []string) error {
 			return p.actWaiting(c.Context(), data, args, &actor, nil, func(pool *pgxpool.Pool, id int64) error {
 				err := outbox.RetryWaiting(c.Context(), pool, id, actor, reason)
@@ -324,7 +325,7 @@ func (p Process) outboxKillCommand() *cobra.Command {
 		Long: `Kill moves waiting messages to the DLQ, like the relay after more than 10 attempts. The relay then
 publishes the messages that wait for them. Kill refuses a due message, because a relay may be
 publishing it. It needs --reason.`,
-		Args: cobra.MinimumNArgs(1),
+		Args: rangeArgs(1, math.MaxInt),
 		RunE: func(c *cobra.Command, args []string) error {
 			if reason == "" {
 				return &usageError{errors.New("outbox kill needs --reason, which Tidings keeps with the message")}
