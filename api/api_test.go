@@ -48,7 +48,7 @@ var fleet = []projections.Projection{followercounts.New(kinds.Builtin), threadca
 
 func config() api.Config {
 	return api.Config{CursorKey: strings.Repeat("ab", 32), MaxBodyBytes: 128 << 10, MaxBatchBytes: 4 << 20,
-		RequestTimeout: 10 * time.Second, AddressConnections: 1000, MaxRequests: 512, MaxWait: time.Second}
+		RequestTimeout: 25 * time.Second, AddressConnections: 1000, MaxRequests: 512, MaxWait: time.Second}
 }
 
 func open(t *testing.T) fixture {
@@ -1041,7 +1041,7 @@ func TestADatabaseThatIsAwayIsA503(t *testing.T) {
 		}
 	}
 	pg.Restart(t)
-	testkit.Eventually(t, 10*time.Second, "writes to work again", func() (bool, error) {
+	testkit.Eventually(t, time.Minute, "writes to work again", func() (bool, error) {
 		return f.do(t, "PUT", "/v1/follows/1/3", "").StatusCode == 201, nil
 	})
 	f.want(t, 200, "GET", "/v1/follows/1/2", "")

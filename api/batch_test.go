@@ -338,16 +338,20 @@ func TestAnOperationThatTheStoreHasNoRoomForIsRefusedAlone(t *testing.T) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel()
-	const room = 2048 // the store's limit
-	for range room + 1 {
-		wg.Go(func() {
-			if _, err := s.PutEdges(ctx, tenant, kinds.Builtin().Edges["follow"],
-				[]store.EdgeWrite{{Meta: store.Meta{Actor: "a"}, From: 1, To: 2}}); !errors.Is(err, context.Canceled) {
-				t.Errorf("a write that waits: %v", err)
-			}
-		})
+	write := func() {
+		if _, err := s.PutEdges(ctx, tenant, kinds.Builtin().Edges["follow"],
+			[]store.EdgeWrite{{Meta: store.Meta{Actor: "a"}, From: 1, To: 2}}); !errors.Is(err, context.Canceled) {
+			t.Errorf("a write that waits: %v", err)
+		}
 	}
-	testkit.Eventually(t, 10*time.Second, "the room to be full", func() (bool, error) { return s.Stats().Waiting == room, nil })
+	groups := s.Stats().Groups
+	wg.Go(write)
+	testkit.Eventually(t, time.Minute, "a write to have the pair", func() (bool, error) { return s.Stats().Groups > groups, nil })
+	const room = 2048 // the store's limit
+	for range room {
+		wg.Go(write)
+	}
+	testkit.Eventually(t, time.Minute, "the room to be full", func() (bool, error) { return s.Stats().Waiting == room, nil })
 	outcomes := f.batch(t, "/v1/follows:batch", []string{`{"op":"follow","follower_id":"3","followee_id":"4"}`,
 		`{"op":"unfollow","follower_id":"3","followee_id":"5"}`})
 	if got := toldBy(outcomes[0]); !strings.HasPrefix(got, "503 overloaded ") || outcomes[1]["status"] != 204.0 {
@@ -422,7 +426,7 @@ func TestABatchThatBreaksOffHasDoneWhatItTold(t *testing.T) {
 	}
 
 	_, lines, unlock := start(1)
-	testkit.Eventually(t, 10*time.Second, "the fifth transaction to be ended", func() (ended bool, err error) {
+	testkit.Eventually(t, time.Minute, "the fifth transaction to be ended", func() (ended bool, err error) {
 		err = f.owner.QueryRow(t.Context(), `SELECT coalesce(bool_or(pg_terminate_backend(pid)), false) FROM pg_stat_activity
 			WHERE datname = current_database() AND wait_event_type = 'Lock'`).Scan(&ended)
 		return ended, err
@@ -439,9 +443,9 @@ func TestABatchThatBreaksOffHasDoneWhatItTold(t *testing.T) {
 	}
 
 	resp, _, unlock := start(2)
-	testkit.Eventually(t, 10*time.Second, "the fifth transaction to wait", func() (bool, error) { n, err := waiting(); return n > 0, err })
+	testkit.Eventually(t, time.Minute, "the fifth transaction to wait", func() (bool, error) { n, err := waiting(); return n > 0, err })
 	resp.Body.Close()
-	testkit.Eventually(t, 10*time.Second, "the batch to end with its client",
+	testkit.Eventually(t, time.Minute, "the batch to end with its client",
 		func() (bool, error) { n, err := waiting(); return n == 0, err })
 	unlock()
 	if got := written(2); got != 400 {

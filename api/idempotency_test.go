@@ -61,7 +61,7 @@ func TestFiftyEqualCreatesMakeOneComment(t *testing.T) {
 		}
 		written := n%2 == 0
 		if written { // the answer is there, and is never read
-			testkit.Eventually(t, 10*time.Second, "the comment to be written", func() (yes bool, err error) {
+			testkit.Eventually(t, time.Minute, "the comment to be written", func() (yes bool, err error) {
 				err = f.system.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM comments WHERE author_id = 9 AND body = $1)`,
 					fmt.Sprint("lost ", n)).Scan(&yes)
 				return yes, err

@@ -119,8 +119,9 @@ func (l *limiter[K]) more(key K, rate tokens.Rate, n int64, at time.Time) (q quo
 	return w.quota(rate, at), ok
 }
 
+// quota returns what is left at a time. A request may have read the clock before the one that began the window.
 func (w window) quota(rate tokens.Rate, at time.Time) quota {
-	return quota{left: max(0, rate.N-w.used), t: w.ends.Sub(at)}
+	return quota{left: max(0, rate.N-w.used), t: min(w.ends.Sub(at), rate.Window)}
 }
 
 // limits are the rate limits of this process.

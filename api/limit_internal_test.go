@@ -30,7 +30,7 @@ func TestWhatTheQuotaSaysIsSo(t *testing.T) {
 			if ok {
 				taken = append(taken, at)
 			}
-			if promised := at.After(until) || left > 0; promised && !ok {
+			if promised := !at.Before(until) || left > 0; promised && !ok {
 				t.Fatalf("%v: refused at %s, with %d left until %s", rate, at, left, until)
 			} else if !promised && ok {
 				t.Fatalf("%v: taken at %s, with nothing left until %s", rate, at, until)
@@ -45,6 +45,16 @@ func TestWhatTheQuotaSaysIsSo(t *testing.T) {
 				t.Fatalf("%v: %d requests were taken within %s", rate, 2*rate.N+1, span)
 			}
 		}
+	}
+}
+
+// A request may read the clock before the request that begins the window, and be counted after it.
+func TestNoRequestIsToldToWaitLongerThanAWindow(t *testing.T) {
+	l := newLimiter[int](10)
+	at := time.Now()
+	l.take(1, perSecond, at)
+	if q, ok := l.take(1, perSecond, at.Add(-1)); !ok || q.left != 3 || q.t != time.Second || q.seconds() != "1" {
+		t.Errorf("%+v, %t, want 3 left for 1s", q, ok)
 	}
 }
 

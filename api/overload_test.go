@@ -53,10 +53,18 @@ func TestOverloadIsRefusedAndWhatIsAcceptedIsKept(t *testing.T) {
 	var next atomic.Int64
 	next.Store(100)
 	var clients sync.WaitGroup
-	end := time.Now().Add(3 * time.Second)
+	var asked atomic.Bool
+	began := time.Now()
+	during := func() bool { // for three seconds, and longer on a machine that accepts little in them
+		mu.Lock()
+		few := len(took) < 50 || !asked.Load()
+		mu.Unlock()
+		ran := time.Since(began)
+		return ran < 3*time.Second || few && ran < time.Minute
+	}
 	for range 100 {
 		clients.Go(func() {
-			for time.Now().Before(end) {
+			for during() {
 				follower := next.Add(1)
 				start := time.Now()
 				a := f.do(t, "PUT", fmt.Sprintf("/v1/follows/%d/2", follower), "")
@@ -74,16 +82,25 @@ func TestOverloadIsRefusedAndWhatIsAcceptedIsKept(t *testing.T) {
 			}
 		})
 	}
-	testkit.Eventually(t, 3*time.Second, "another tenant to be let in", func() (bool, error) {
-		return f.do(t, "GET", "/v1/follows/1/2", "", "Authorization: Bearer "+other).StatusCode == 404, nil
-	})
-	clients.Wait()
-	if refused < len(took) || len(took) < 50 {
-		t.Errorf("%d accepted, %d refused", len(took), refused)
+	let := false
+	for try := 0; try < 15 && !let; try++ { // a refusal takes 200 ms
+		let = f.do(t, "GET", "/v1/follows/1/2", "", "Authorization: Bearer "+other).StatusCode == 404
 	}
+	asked.Store(true)
+	clients.Wait()
+	ran := time.Since(began)
+	if !let {
+		t.Error("another tenant is not let in")
+	}
+	if refused < len(took) || len(took) < 50 {
+		t.Fatalf("%d accepted, %d refused", len(took), refused)
+	}
+	// Each admitted request waits for those that were admitted before it, and the database sets their pace. A machine may
+	// stand still for a while.
+	most := 3*time.Second + 4*time.Duration(cfg.MaxRequests)*ran/time.Duration(len(took))
 	slices.Sort(took)
-	if p99 := took[len(took)*99/100]; p99 > 4*time.Second {
-		t.Errorf("p99 %s", p99)
+	if p99 := took[len(took)*99/100]; p99 > most {
+		t.Errorf("p99 %s, want %s at most", p99, most)
 	}
 	if got := wantKept(t, f.system, accepted); got != len(accepted) {
 		t.Errorf("%d events, %d accepted", got, len(accepted))

@@ -76,7 +76,7 @@ func TestAllEdgesOfAnObjectAreRemoved(t *testing.T) {
 		place.Header.Get("Location"): {"visit": 3.0},
 	} {
 		var a answer
-		testkit.Eventually(t, 20*time.Second, "the removal to end", func() (bool, error) {
+		testkit.Eventually(t, time.Minute, "the removal to end", func() (bool, error) {
 			a = reader.want(t, 200, "GET", path, "")
 			return a.text("state") == "done", nil
 		})

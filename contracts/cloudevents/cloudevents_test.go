@@ -88,7 +88,7 @@ func TestTheOfficialSDKReadsEveryType(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	read := make(map[string]ce.Event)
 	err = receiver.StartReceiver(ctx, func(e ce.Event) {

@@ -9,7 +9,7 @@ import { promisify } from 'node:util';
 import { Tidings } from '../../clients/typescript/dist/index.js';
 import { startDev, tidings as binary } from '../../clients/typescript/scripts/dev.mjs';
 
-const test = (name, fn) => nodeTest(name, { timeout: 90_000 }, fn);
+const test = (name, fn) => nodeTest(name, { timeout: 300_000 }, fn);
 
 let dev, tidings;
 before(async () => {

@@ -150,7 +150,7 @@ func TestEachChangeIsOneEventInItsOrder(t *testing.T) {
 	defer messages.Stop()
 	last := map[int64]bookmark{}
 	for n := range changes {
-		m, err := messages.Next(jetstream.NextMaxWait(20 * time.Second))
+		m, err := messages.Next(jetstream.NextMaxWait(time.Minute))
 		if err != nil {
 			t.Fatalf("after %d events: %v", n, err)
 		}

@@ -11,7 +11,7 @@ import { promisify } from 'node:util';
 import { codes, each, ifMatch, isProblem, pages, Tidings } from '../dist/index.js';
 import { startDev, tidings as binary } from '../scripts/dev.mjs';
 
-const test = (name, fn) => nodeTest(name, { timeout: 60_000 }, fn);
+const test = (name, fn) => nodeTest(name, { timeout: 300_000 }, fn);
 
 let dev, tidings, openapi;
 before(async () => {
