@@ -416,21 +416,21 @@ func TestNobodyWaitsLongBesideAnArchiverThatWaitsForADump(t *testing.T) {
 	did := free{}
 	var g errgroup.Group
 	g.Go(func() error { return a.Run(t.Context(), did) })
-	slowest := time.Duration(0)
-	for tries := 0; tries < 2; {
+	slowest := make([]time.Duration, 4) // during each try of the archiver
+	for tries := 0; tries < len(slowest); {
 		start := time.Now()
 		appendRows(t, pool, newEvent(1, `{}`))
 		if _, err := Exchange(t.Context(), pool, Round{LastSlot: 31, Limit: 10, MaxBytes: 1 << 20, MaxMessage: 1 << 20}); err != nil {
 			t.Fatal(err)
 		}
-		slowest = max(slowest, time.Since(start))
+		slowest[tries] = max(slowest[tries], time.Since(start))
 		select {
 		case <-refused:
 			tries++
 		default:
 		}
 	}
-	if slowest > 10*lockWait {
+	if slices.Min(slowest) > 10*lockWait { // a busy machine delays one of the tries, a long wait all of them
 		t.Errorf("a writer and a claim waited for %s behind an archiver that waits for at most %s", slowest, lockWait)
 	}
 	if err := dump.Commit(t.Context()); err != nil {
@@ -518,12 +518,12 @@ func TestWritersAndClaimsGoOnWhileRangesComeAndGo(t *testing.T) {
 		return nil
 	})
 	moved := free{}
-	for deadline := time.Now().Add(20 * time.Second); moved[CountArchived] < 6; {
+	for deadline := time.Now().Add(time.Minute); moved[CountArchived] < 6; {
 		if err := a.Run(t.Context(), moved); err != nil {
 			t.Fatal(err)
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("after 20 s: %v", moved)
+			t.Fatalf("after a minute: %v", moved)
 		}
 	}
 	stop()

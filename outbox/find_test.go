@@ -234,7 +234,7 @@ func TestAnEventOfAnyAgeIsFoundInOneRangeAndInTime(t *testing.T) {
 		}
 		slices.Sort(times)
 		t.Logf("%s: %s to %s, median %s", where, times[0], times[len(times)-1], times[len(times)/2])
-		if times[0] > 100*time.Millisecond { // the fastest run: slower ones measure the load of the machine
+		if times[0] > 500*time.Millisecond { // the fastest run: slower ones measure the load of the machine
 			t.Errorf("an event of %s is found in %s", where, times)
 		}
 	}

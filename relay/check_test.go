@@ -60,7 +60,7 @@ func TestACheckSaysOfEachPartitionWhetherItsStreamIsTheOneThatIsKnown(t *testing
 			}
 			insertRow(t, pool, 1, "created")
 			stop := start(t, newRelay(t, pool, b))
-			awaitDrained(t, t.Context(), pool, 10*time.Second)
+			awaitDrained(t, t.Context(), pool, time.Minute)
 			stop()
 			d.do(t, pool, js, b.Config())
 			got, err := Check(t.Context(), pool, js, b.Config())
@@ -87,11 +87,11 @@ func TestAClosedPartitionIsNotMissedWhenItsStreamIsRemoved(t *testing.T) {
 	}
 	insertRow(t, pool, 1, "created")
 	start(t, newRelay(t, pool, b))
-	awaitDrained(t, t.Context(), pool, 10*time.Second)
+	awaitDrained(t, t.Context(), pool, time.Minute)
 	if _, err := outbox.Resize(t.Context(), pool, 2); err != nil {
 		t.Fatal(err)
 	}
-	testkit.Eventually(t, 10*time.Second, "the new partitions to have streams", func() (bool, error) {
+	testkit.Eventually(t, time.Minute, "the new partitions to have streams", func() (bool, error) {
 		got, err := Check(t.Context(), pool, js, b.Config())
 		return err == nil && got[0].Closed && got[1].Stream != nil && got[2].Stream != nil, err
 	})

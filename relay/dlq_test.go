@@ -20,11 +20,11 @@ func TestAMendedMessageOfTheDLQIsPublishedOnceWhenItIsRetried(t *testing.T) {
 	}
 	start(t, newRelay(t, pool, b))
 	d := outbox.NewDLQ(pool, nil)
-	testkit.Eventually(t, 10*time.Second, "the message to be dead", func() (bool, error) {
+	testkit.Eventually(t, time.Minute, "the message to be dead", func() (bool, error) {
 		n, err := d.Count(t.Context(), outbox.DLQFilter{IDs: []int64{poison}})
 		return n == 1, err
 	})
-	awaitDrained(t, t.Context(), pool, 10*time.Second) // so that the floor continues to rise
+	awaitDrained(t, t.Context(), pool, time.Minute) // so that the floor continues to rise
 	dead, err := d.Get(t.Context(), 1, poison)
 	if err != nil {
 		t.Fatal(err)
@@ -40,7 +40,7 @@ func TestAMendedMessageOfTheDLQIsPublishedOnceWhenItIsRetried(t *testing.T) {
 	if again, err := d.Retry(t.Context(), request); err != nil || len(again) != 0 {
 		t.Errorf("a second retry: %+v, %v", again, err)
 	}
-	awaitDrained(t, t.Context(), pool, 10*time.Second)
+	awaitDrained(t, t.Context(), pool, time.Minute)
 	checkStream(t, t.Context(), pool, b)
 	got := readStream(t, t.Context(), b)
 	if len(got) != 2 || got[0].OutboxID != behind {

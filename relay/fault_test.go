@@ -302,7 +302,7 @@ func (p *process) awaitEnd() {
 	p.t.Helper()
 	select {
 	case <-p.ended:
-	case <-time.After(20 * time.Second):
+	case <-time.After(time.Minute):
 		p.t.Fatalf("relay %d did not end", p.cmd.Process.Pid)
 	}
 }
@@ -320,7 +320,7 @@ func (p *process) stopped() (bool, error) {
 // awaitStopped waits until the process has stopped itself.
 func (p *process) awaitStopped() {
 	p.t.Helper()
-	testkit.Eventually(p.t, 20*time.Second, "the relay to freeze", p.stopped)
+	testkit.Eventually(p.t, time.Minute, "the relay to freeze", p.stopped)
 }
 
 func (p *process) signal(sig syscall.Signal) {
@@ -337,7 +337,7 @@ func (f *fleet) awaitTakeover() {
 	if err := f.pool.QueryRow(f.t.Context(), `SELECT coalesce(max(id), 0) FROM outbox_messages`).Scan(&upTo); err != nil {
 		f.t.Fatal(err)
 	}
-	testkit.Eventually(f.t, 30*time.Second, "the other relays to take over", func() (bool, error) {
+	testkit.Eventually(f.t, time.Minute, "the other relays to take over", func() (bool, error) {
 		var pending int
 		err := f.pool.QueryRow(f.t.Context(), `SELECT count(*) FROM outbox_messages WHERE processed_at IS NULL AND id <= $1`,
 			upTo).Scan(&pending)
@@ -348,11 +348,11 @@ func (f *fleet) awaitTakeover() {
 // check stops the writers, waits for the relays, and verifies every promise.
 func (f *fleet) check() {
 	f.t.Helper()
-	testkit.Eventually(f.t, 30*time.Second, "enough transactions to be written",
+	testkit.Eventually(f.t, time.Minute, "enough transactions to be written",
 		func() (bool, error) { return f.written.Load() >= 50, nil })
 	f.stop()
 	f.writers.Wait()
-	awaitDrained(f.t, f.t.Context(), f.pool, 40*time.Second)
+	awaitDrained(f.t, f.t.Context(), f.pool, time.Minute)
 	checkStream(f.t, f.t.Context(), f.pool, f.b)
 	if n := f.belowFloor.Load(); n > 0 {
 		f.t.Errorf("the relays found %d rows below a floor", n)
@@ -433,7 +433,7 @@ func TestPostgreSQLIsShutDownAtOnceAndRestarted(t *testing.T) {
 	f.relay("", 0)
 	f.awaitTakeover()
 	server.Restart(t)
-	testkit.Eventually(t, 20*time.Second, "PostgreSQL to answer", func() (bool, error) { return f.pool.Ping(t.Context()) == nil, nil })
+	testkit.Eventually(t, time.Minute, "PostgreSQL to answer", func() (bool, error) { return f.pool.Ping(t.Context()) == nil, nil })
 	f.awaitTakeover()
 	f.check()
 }
@@ -452,7 +452,7 @@ func TestMarksThatACrashTakesBackAreMadeAgain(t *testing.T) {
 	if err := appendPairs(t.Context(), pool, seeded(t), 20); err != nil {
 		t.Fatal(err)
 	}
-	awaitDrained(t, t.Context(), pool, 20*time.Second)
+	awaitDrained(t, t.Context(), pool, time.Minute)
 	server.Kill(t)
 	stop()
 	server.Restart(t)
@@ -467,7 +467,7 @@ func TestMarksThatACrashTakesBackAreMadeAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	start(t, newRelay(t, pool, b))
-	awaitDrained(t, t.Context(), pool, 20*time.Second)
+	awaitDrained(t, t.Context(), pool, time.Minute)
 	checkStream(t, t.Context(), pool, b)
 }
 
@@ -494,15 +494,15 @@ func loseMarks(t *testing.T, binary string) damage {
 		t.Fatal(err)
 	}
 	f.start(options{floorEvery: time.Minute})
-	testkit.Eventually(t, 30*time.Second, "some transactions to be written", func() (bool, error) { return f.written.Load() >= 50, nil })
+	testkit.Eventually(t, time.Minute, "some transactions to be written", func() (bool, error) { return f.written.Load() >= 50, nil })
 	f.stop()
 	f.writers.Wait()
-	awaitDrained(t, t.Context(), f.pool, 20*time.Second)
+	awaitDrained(t, t.Context(), f.pool, time.Minute)
 	f.last(300 * time.Millisecond) // the stream refuses a duplicate within 100 ms
 	if _, err := f.pool.Exec(t.Context(), loseMarksSQL); err != nil {
 		t.Fatal(err)
 	}
-	awaitDrained(t, t.Context(), f.pool, 20*time.Second)
+	awaitDrained(t, t.Context(), f.pool, time.Minute)
 	if err := tx.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -88,7 +88,9 @@ func TestACatchUpOverASlowLinkSharesItsRoundTrips(t *testing.T) {
 	p := testkit.NewProxy(t, parse(t, b.URL).Host)
 	cfg := b.Config()
 	cfg.URL = withHost(t, b.URL, p)
-	r, err := New(testConfig(), pool, cfg, testkit.Logger(t), prometheus.NewRegistry())
+	own := testConfig()
+	own.PublishTimeout = time.Minute // one slow answer is no failure here
+	r, err := New(own, pool, cfg, testkit.Logger(t), prometheus.NewRegistry())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -121,7 +123,7 @@ func TestRowsGoTogetherOnceALinkIsSlow(t *testing.T) {
 	}
 	start(t, r)
 	insertRow(t, pool, 1, "created", `{"version": 1}`)
-	awaitDrained(t, t.Context(), pool, 20*time.Second)
+	awaitDrained(t, t.Context(), pool, time.Minute)
 	r.pace.mu.Lock()
 	r.pace.single = 0.0002
 	for i := range r.pace.many {
@@ -133,7 +135,7 @@ func TestRowsGoTogetherOnceALinkIsSlow(t *testing.T) {
 		SELECT 1, 'post', g, 'created', '{"version": 1}' FROM generate_series(2, 61) g`); err != nil {
 		t.Fatal(err)
 	}
-	awaitDrained(t, t.Context(), pool, 10*time.Second) // one by one they would take 24 s
+	awaitDrained(t, t.Context(), pool, 20*time.Second) // one by one they would take 24 s
 	p.Heal()
 	checkStream(t, t.Context(), pool, b)
 }
@@ -142,7 +144,7 @@ func TestAPoolGivesUpIdleConnectionsThatTheNetworkHasLost(t *testing.T) {
 	t.Parallel()
 	db := testkit.Postgres(t)
 	p := testkit.NewProxy(t, parse(t, db.URL).Host)
-	pool, err := postgres.Open(t.Context(), withHost(t, db.URL, p), postgres.Config{MaxConns: 2, ConnectTimeout: time.Second},
+	pool, err := postgres.Open(t.Context(), withHost(t, db.URL, p), postgres.Config{MaxConns: 2, ConnectTimeout: 3 * time.Second},
 		postgres.RoleSystem, "test")
 	if err != nil {
 		t.Fatal(err)
@@ -154,7 +156,7 @@ func TestAPoolGivesUpIdleConnectionsThatTheNetworkHasLost(t *testing.T) {
 	}
 	p.Lose()
 	<-time.After(1100 * time.Millisecond) // the pool does not check a connection that was used within the last second
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if err := pool.Ping(ctx); err != nil {
 		t.Errorf("no new connection was tried: %v", err)
@@ -167,7 +169,7 @@ func TestARelayWhoseFewConnectionsAllWaitForALockGoesOnAfterwards(t *testing.T) 
 	f := newFleet(t, db)
 	f.resize(manyPartitions)
 	o := options{maxConns: 2}
-	f.awaitShares(10*time.Second, "three relays to share the partitions", f.start(o), f.start(o), f.start(o))
+	f.awaitShares(time.Minute, "three relays to share the partitions", f.start(o), f.start(o), f.start(o))
 	// Marks wait for the first lock and heartbeats for the second, for longer than a lease. So both of the pool's
 	// connections wait.
 	tx, err := f.pool.Begin(t.Context())
@@ -181,7 +183,7 @@ func TestARelayWhoseFewConnectionsAllWaitForALockGoesOnAfterwards(t *testing.T) 
 		}
 	}
 	owner := db.Pool(t, postgres.RoleOwner) // it may read the statements of other sessions
-	testkit.Eventually(t, 10*time.Second, "marks to wait for the lock", func() (bool, error) {
+	testkit.Eventually(t, time.Minute, "marks to wait for the lock", func() (bool, error) {
 		var waiting int
 		err := owner.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
 			AND wait_event_type = 'Lock'

@@ -252,7 +252,7 @@ func (m *mix) settle() damage {
 	}
 	m.stop()
 	m.writers.Wait()
-	ctx, cancel := context.WithTimeout(m.t.Context(), 40*time.Second)
+	ctx, cancel := context.WithTimeout(m.t.Context(), 2*time.Minute)
 	defer cancel()
 	for pending := 1; pending > 0 && ctx.Err() == nil; {
 		for _, p := range m.relays {

@@ -19,7 +19,7 @@ import (
 // awaitResized waits until exactly so many partitions are open.
 func (f *fleet) awaitResized(to int) {
 	f.t.Helper()
-	testkit.Eventually(f.t, 30*time.Second, "the partitions to be resized", func() (bool, error) {
+	testkit.Eventually(f.t, time.Minute, "the partitions to be resized", func() (bool, error) {
 		all, err := outbox.Partitions(f.t.Context(), f.pool)
 		if err != nil {
 			return false, err
@@ -88,7 +88,7 @@ func TestAMessageThatNoRelayWroteIsPassedOver(t *testing.T) {
 	r := newRelay(t, pool, b)
 	start(t, r)
 	insertRow(t, pool, 1, "created", `{"version": 1}`)
-	awaitDrained(t, t.Context(), pool, 10*time.Second)
+	awaitDrained(t, t.Context(), pool, time.Minute)
 	nc := b.Connect(t)
 	for _, m := range []*nats.Msg{
 		{Subject: b.Config().Prefix + ".0.x", Data: []byte("hello")},
@@ -100,7 +100,7 @@ func TestAMessageThatNoRelayWroteIsPassedOver(t *testing.T) {
 		}
 	}
 	insertRow(t, pool, 1, "edited", `{"version": 2}`)
-	awaitDrained(t, t.Context(), pool, 10*time.Second)
+	awaitDrained(t, t.Context(), pool, time.Minute)
 	checkStream(t, t.Context(), pool, b)
 	if n := testutil.ToFloat64(r.metrics.skipped.WithLabelValues(event.Foreign)); n != 2 {
 		t.Errorf("counted %v foreign messages, want 2", n)
@@ -116,7 +116,7 @@ func TestAnEventThatIsOnTheStreamTwiceCountsOnce(t *testing.T) {
 	r := newRelay(t, pool, b)
 	start(t, r)
 	insertRow(t, pool, 1, "created")
-	awaitDrained(t, t.Context(), pool, 10*time.Second)
+	awaitDrained(t, t.Context(), pool, time.Minute)
 	js, err := jetstream.New(b.Connect(t))
 	if err != nil {
 		t.Fatal(err)
@@ -135,7 +135,7 @@ func TestAnEventThatIsOnTheStreamTwiceCountsOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	insertRow(t, pool, 1, "edited")
-	awaitDrained(t, t.Context(), pool, 10*time.Second)
+	awaitDrained(t, t.Context(), pool, time.Minute)
 	var seq int64
 	if err := pool.QueryRow(t.Context(), `SELECT min(stream_seq) FROM outbox_messages`).Scan(&seq); err != nil || seq != 1 {
 		t.Errorf("the event is marked with sequence %d, %v: want the sequence of its first message", seq, err)
@@ -151,7 +151,7 @@ func TestAnIdleRelayNoticesThatItsStreamIsGone(t *testing.T) {
 	r := newRelay(t, pool, b)
 	start(t, r)
 	insertRow(t, pool, 1, "created")
-	awaitDrained(t, t.Context(), pool, 10*time.Second)
+	awaitDrained(t, t.Context(), pool, time.Minute)
 	js, err := jetstream.New(b.Connect(t))
 	if err != nil {
 		t.Fatal(err)
@@ -159,7 +159,7 @@ func TestAnIdleRelayNoticesThatItsStreamIsGone(t *testing.T) {
 	if err := js.DeleteStream(t.Context(), b.Config().StreamName(0)); err != nil {
 		t.Fatal(err)
 	}
-	testkit.Eventually(t, 5*time.Second, "the relay to report that the stream is gone", func() (bool, error) {
+	testkit.Eventually(t, time.Minute, "the relay to report that the stream is gone", func() (bool, error) {
 		return r.Ready(t.Context()) != nil && testutil.ToFloat64(r.metrics.stuck) == 1, nil
 	})
 }
@@ -172,8 +172,8 @@ func TestAFloorOutlivesItsRelay(t *testing.T) {
 	for range 200 {
 		last = insertRow(t, pool, 1, "created")
 	}
-	awaitDrained(t, t.Context(), pool, 10*time.Second)
-	testkit.Eventually(t, 10*time.Second, "the stored floor to rise", func() (bool, error) {
+	awaitDrained(t, t.Context(), pool, time.Minute)
+	testkit.Eventually(t, time.Minute, "the stored floor to rise", func() (bool, error) {
 		p, err := outbox.ReadPartition(t.Context(), pool, 0)
 		return p.Floor >= last, err
 	})

@@ -52,7 +52,7 @@ func (d *damaged) write(transactions int) {
 	if err := appendPairs(d.t.Context(), d.pool, seeded(d.t), transactions); err != nil {
 		d.t.Fatal(err)
 	}
-	awaitDrained(d.t, d.t.Context(), d.pool, 20*time.Second)
+	awaitDrained(d.t, d.t.Context(), d.pool, time.Minute)
 	stop()
 }
 
@@ -171,7 +171,7 @@ func (d *damaged) refused() {
 	r := newRelay(d.t, d.pool, d.b)
 	stop := start(d.t, r)
 	defer stop()
-	testkit.Eventually(d.t, 20*time.Second, "the relay to refuse the stream", func() (bool, error) {
+	testkit.Eventually(d.t, time.Minute, "the relay to refuse the stream", func() (bool, error) {
 		return errors.Is(r.Ready(d.t.Context()), ErrStreamRefused), nil
 	})
 }
@@ -292,7 +292,7 @@ func (d *damaged) whileDown(fn func() error) {
 		d.t.Fatal(err)
 	}
 	d.b.Restart(d.t)
-	testkit.Eventually(d.t, 20*time.Second, "the server to answer again", func() (bool, error) {
+	testkit.Eventually(d.t, time.Minute, "the server to answer again", func() (bool, error) {
 		_, err := d.js.AccountInfo(d.t.Context())
 		return err == nil, nil
 	})
@@ -414,6 +414,9 @@ func TestMessagesThatAreMissingInTheMiddleArePublishedAgainWhileRelaysRun(t *tes
 	d := wrote(t, testkit.NATS(t))
 	start(t, newRelay(t, d.pool, d.b))
 	start(t, newRelay(t, d.pool, d.b))
+	testkit.Eventually(t, time.Minute, "the floor to stay, because a relay stores it a second later", func() (bool, error) {
+		return d.count(`SELECT count(*) FROM outbox_partitions WHERE floor_id >= (SELECT max(id) FROM outbox_messages)`) == 1, nil
+	})
 	last := d.stream(0).CachedInfo().State.LastSeq
 	hole := []uint64{5, 6, last / 2, last - 2, last} // including the last one, which is the relay's tail
 	if _, err := d.own.Exec(t.Context(),
@@ -450,7 +453,7 @@ func TestMessagesThatAreMissingInTheMiddleArePublishedAgainWhileRelaysRun(t *tes
 	if err := appendPairs(t.Context(), d.pool, seeded(t), 20); err != nil {
 		t.Fatal(err)
 	}
-	awaitDrained(t, t.Context(), d.pool, 20*time.Second)
+	awaitDrained(t, t.Context(), d.pool, time.Minute)
 	d.once()
 	if n := d.count(`SELECT count(*) FROM outbox_messages_archive`); n != 0 {
 		t.Errorf("%d rows are still in the archive", n)
@@ -656,7 +659,7 @@ func TestNothingIsRepairedWhileAStreamHasNoLeader(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	testkit.Eventually(t, 30*time.Second, "the leader to notice that it is alone", func() (bool, error) {
+	testkit.Eventually(t, time.Minute, "the leader to notice that it is alone", func() (bool, error) {
 		_, err := broker.ReadStream(t.Context(), js, c.Config(), 0)
 		return errors.Is(err, broker.ErrNoLeader), nil
 	})

@@ -388,7 +388,7 @@ func TestTheArchiverWaitsForACreateThatHasNotSeenItsStub(t *testing.T) {
 			t.Errorf("%+v, %v", out, err)
 		}
 	})
-	testkit.Eventually(t, 10*time.Second, "the insert waits", func() (waits bool, err error) {
+	testkit.Eventually(t, time.Minute, "the insert waits", func() (waits bool, err error) {
 		return waits, owner.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted)`).Scan(&waits)
 	})
 	a.archiver.reached = func(step string) error {

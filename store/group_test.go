@@ -315,7 +315,7 @@ func TestRandomWritersOfTheSameEntitiesAgreeWithTheEvents(t *testing.T) {
 	}
 	defer conn.Close(t.Context())
 	// A backend reports its counts when it ends, or after a second without work.
-	testkit.Eventually(t, 30*time.Second, "the server has counted the transactions", func() (bool, error) {
+	testkit.Eventually(t, time.Minute, "the server has counted the transactions", func() (bool, error) {
 		var commits, deadlocks int64
 		var data string
 		err := conn.QueryRow(t.Context(), `SELECT xact_commit, deadlocks, current_setting('data_directory') FROM pg_stat_database

@@ -203,7 +203,7 @@ func TestRemoversShareTheWork(t *testing.T) {
 		r := newRemover(t, system)
 		g.Go(func() error { return r.Run(both) })
 	}
-	testkit.Eventually(t, 30*time.Second, "all removals to end", func() (bool, error) {
+	testkit.Eventually(t, time.Minute, "all removals to end", func() (bool, error) {
 		err := system.QueryRow(ctx, `SELECT count(*) FROM edge_removals WHERE finished_at IS NULL`).Scan(&left)
 		return left == 0, err
 	})

@@ -39,7 +39,7 @@ func (l *listener) want(t *testing.T, what string) {
 		if got != what {
 			t.Fatalf("the listener got %q, want %q", got, what)
 		}
-	case <-time.After(20 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatalf("the listener did not get %q", what)
 	}
 }
@@ -109,7 +109,7 @@ func TestAListenerHearsWhatIsStoredAndIsToldWhenItMissesSomething(t *testing.T) 
 	l.want(t, "end")
 	b.Restart(t)
 	l.want(t, "begin 4")
-	testkit.Eventually(t, 10*time.Second, "a publish", func() (bool, error) { // it has another connection
+	testkit.Eventually(t, time.Minute, "a publish", func() (bool, error) { // it has another connection
 		_, err := broker.ReadStream(t.Context(), s, cfg, 0)
 		return err == nil, nil
 	})

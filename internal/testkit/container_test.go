@@ -90,7 +90,7 @@ func TestFaultKilledTestBinaryLeavesNoContainer(t *testing.T) {
 		return len(cs.Items), len(ns.Items)
 	}
 	alone := killed(t, t.Name(), "alone")
-	Eventually(t, 30*time.Second, "the reaper removes the containers and the network", func() (bool, error) {
+	Eventually(t, time.Minute, "the reaper removes the containers and the network", func() (bool, error) {
 		containers, networks := left(alone)
 		return containers == 0 && networks == 0, nil
 	})

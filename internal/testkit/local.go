@@ -166,7 +166,7 @@ func (l *local) signalBackend(pid int, s syscall.Signal) error { return signal(p
 
 // freezeTree stops pid and its descendants, and returns them, pid first, when all have stopped.
 func freezeTree(pid int) ([]int, error) {
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
 		pids, err := tree(pid)
 		if err != nil {
 			return nil, err

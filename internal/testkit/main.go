@@ -11,6 +11,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
@@ -60,10 +61,23 @@ func Main(m *testing.M) {
 		code = max(code, exitCode(err))
 	}
 	if code == 0 {
-		code = exitCode(goleak.Find(ignoredGoroutines()...))
+		code = exitCode(findLeak())
 	}
 	os.Exit(code)
 }
+
+// findLeak returns an error if a goroutine does not end. One search of goleak waits for half a second, which is too
+// short on a busy machine.
+func findLeak() (err error) {
+	for deadline := time.Now().Add(leakTimeout); ; {
+		if err = goleak.Find(ignoredGoroutines()...); err == nil || time.Now().After(deadline) {
+			return err
+		}
+	}
+}
+
+// leakTimeout is how long goroutines may need to end after the last test.
+const leakTimeout = 20 * time.Second
 
 func exitCode(err error) int {
 	if err == nil {

@@ -83,11 +83,13 @@ func EmptyPostgres(t testing.TB) *DB {
 	return &DB{URL: u.String()}
 }
 
-// Pool returns a pool that acts as role. The end of the test closes it.
+// Pool returns a pool that acts as role. The end of the test closes it. The server does not end its idle transactions,
+// because a test may hold one for as long as a busy machine needs for the rest.
 func (db *DB) Pool(t testing.TB, role postgres.Role) *pgxpool.Pool {
 	t.Helper()
 	cfg := postgres.Config{MaxConns: 16, ConnectTimeout: 5 * time.Second, StatementTimeout: time.Minute}
-	pool, err := postgres.Open(context.Background(), db.URL, cfg, role, "test")
+	pool, err := postgres.OpenWith(context.Background(), db.URL, cfg, role, "test",
+		map[string]string{"idle_in_transaction_session_timeout": "0"})
 	if err != nil {
 		t.Fatal(err)
 	}
