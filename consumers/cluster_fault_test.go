@@ -187,7 +187,7 @@ func (f *underFault) check() {
 	}
 	f.wantLines(f.want)
 	for i, in := range f.instances {
-		testkit.Eventually(f.t, 20*time.Second, fmt.Sprintf("instance %d to be ready", i), func() (bool, error) {
+		testkit.Eventually(f.t, 30*time.Second, fmt.Sprintf("instance %d to be ready", i), func() (bool, error) {
 			err := in.Ready(context.Background())
 			return err == nil, err
 		})

@@ -3,7 +3,6 @@ package consumers_test
 import (
 	"context"
 	"net"
-	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -41,7 +40,7 @@ func (r *rig) readersOf(partition int) map[string]uint64 {
 // oneReader returns the only JetStream consumer of a stream.
 func (r *rig) oneReader(partition int) (name string, from uint64) {
 	r.t.Helper()
-	testkit.Eventually(r.t, 10*time.Second, "one reader of the stream", func() (bool, error) {
+	testkit.Eventually(r.t, 30*time.Second, "one reader of the stream", func() (bool, error) {
 		all := r.readersOf(partition)
 		for n, seq := range all {
 			name, from = n, seq
@@ -55,13 +54,15 @@ func (r *rig) oneReader(partition int) (name string, from uint64) {
 // of a stuck partition restart no other reader. Measuring the lag creates no readers either.
 func TestReadersKnowNothingOfEachOther(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t), 2)
-	in := r.run(r.system, logbook{})
+	cfg := config()
+	cfg.Lease.TTL = time.Minute // longer than the test: no reader restarts because a lease expires
+	in := r.runWith(cfg, r.js, r.system, logbook{})
 	r.publish(follow(1, 3, 1), follow(1, 3, 2), follow(1, 20, 1), follow(1, 20, 2))
 	r.awaitLag(0)
 	in.stop()
 	r.publish(follow(1, 20, 3), follow(1, 20, 4))
 	for p := range 2 {
-		testkit.Eventually(t, 10*time.Second, "the readers to be gone", func() (bool, error) {
+		testkit.Eventually(t, 30*time.Second, "the readers to be gone", func() (bool, error) {
 			for name := range r.readersOf(p) {
 				if err := r.stream(p).DeleteConsumer(context.Background(), name); err != nil {
 					return false, err
@@ -71,7 +72,7 @@ func TestReadersKnowNothingOfEachOther(t *testing.T) {
 		})
 	}
 	r.delete(1, 3)
-	in = r.run(r.system, logbook{})
+	in = r.runWith(cfg, r.js, r.system, logbook{})
 	r.awaitStuck(in, 1, "messages 3 to 3 of stream EVENTS-1 are missing")
 	name, from := r.oneReader(0)
 	if from != 3 {
@@ -84,8 +85,8 @@ func TestReadersKnowNothingOfEachOther(t *testing.T) {
 	}
 	for v := range int64(20) { // 2 s, in which the consumer checks the stuck partition ten times
 		r.publish(follow(1, 3, v+3))
-		testkit.Eventually(t, 5*time.Second, "the event", func() (bool, error) { return len(r.lines()) == int(5+v), nil })
-		testkit.Eventually(t, 5*time.Second, "the next check", tick(100*time.Millisecond))
+		testkit.Eventually(t, 30*time.Second, "the event", func() (bool, error) { return len(r.lines()) == int(5+v), nil })
+		testkit.Eventually(t, 30*time.Second, "the next check", tick(100*time.Millisecond))
 	}
 	if now, _ := r.oneReader(0); now != name {
 		t.Errorf("the reader of the healthy stream is %s, it was %s before", now, name)
@@ -124,7 +125,7 @@ func TestMessagesThatNoRelayWroteAreSkippedAndCounted(t *testing.T) {
 	r.publish(follow(1, 3, 3))
 	r.awaitLag(0)
 	r.wantLines([]line{{1, 3, 1}, {1, 3, 2}, {1, 3, 3}})
-	testkit.Eventually(t, 10*time.Second, "all of them to be counted", func() (bool, error) {
+	testkit.Eventually(t, 30*time.Second, "all of them to be counted", func() (bool, error) {
 		return in.metric(t, "consumer_skipped_total") == 3, nil
 	})
 	if err := in.Ready(context.Background()); err != nil {
@@ -156,7 +157,7 @@ func TestTheSameEventTwiceIsHarmless(t *testing.T) {
 	once := follow(1, 3, 1)
 	r.publish(once)
 	r.publish(once, follow(2, 3, 1), once)
-	testkit.Eventually(t, 10*time.Second, "all to be applied", func() (bool, error) {
+	testkit.Eventually(t, 30*time.Second, "all to be applied", func() (bool, error) {
 		all, err := consumers.Lag(context.Background(), r.system, r.js, r.cfg, followercounts.Name)
 		return err == nil && all[0].Messages == 0, err
 	})
@@ -192,10 +193,16 @@ func TestABatchThatIsTooSlowIsHalved(t *testing.T) {
 	r.wantLines(want)
 	mu.Lock()
 	defer mu.Unlock()
-	if slices.Max(sizes) <= 10 {
-		t.Errorf("batches of %v: want one of more than 10 events", sizes)
+	tooLarge := 0 // each of them failed; a machine that stalls may also make small ones fail
+	for _, n := range sizes {
+		if n > 10 {
+			tooLarge++
+		}
 	}
-	if got := in.metric(t, "consumer_failures_total"); got > 10 {
+	if tooLarge < 1 || tooLarge > 10 {
+		t.Errorf("batches of %v: want 1 to 10 of more than 10 events", sizes)
+	}
+	if got := in.metric(t, "consumer_failures_total"); got < float64(tooLarge) {
 		t.Errorf("%v failures, with batches of %v", got, sizes)
 	}
 }
@@ -284,7 +291,7 @@ func TestAnInstanceThatIsCutOffFromNATSLeavesItsPartitions(t *testing.T) {
 	conf := config()
 	conf.Lease.TTL = time.Minute // longer than the test: no lease expires
 	victim := r.runWith(conf, js, r.system, logbook{})
-	testkit.Eventually(t, 10*time.Second, "the first instance to have the partition", func() (bool, error) {
+	testkit.Eventually(t, 30*time.Second, "the first instance to have the partition", func() (bool, error) {
 		return victim.metric(t, "consumer_partitions_held") == 1, nil
 	})
 	want := r.flood(50)
@@ -297,15 +304,15 @@ func TestAnInstanceThatIsCutOffFromNATSLeavesItsPartitions(t *testing.T) {
 	if got := other.metric(t, "consumer_partitions_held"); got != 1 {
 		t.Errorf("the other instance has %v partitions", got)
 	}
-	testkit.Eventually(t, 10*time.Second, "the first one to report it", func() (bool, error) {
+	testkit.Eventually(t, 30*time.Second, "the first one to report it", func() (bool, error) {
 		err := victim.Ready(context.Background())
 		return err != nil && strings.Contains(err.Error(), "cut off") && victim.metric(t, "consumer_lag_seconds") > 0, nil
 	})
 	w.set(false)
-	testkit.Eventually(t, 20*time.Second, "the first one to be back",
+	testkit.Eventually(t, 30*time.Second, "the first one to be back",
 		func() (bool, error) { err := victim.Ready(context.Background()); return err == nil, err })
 	other.stop()
-	testkit.Eventually(t, 20*time.Second, "the first one to have the partition again", func() (bool, error) {
+	testkit.Eventually(t, 30*time.Second, "the first one to have the partition again", func() (bool, error) {
 		return victim.metric(t, "consumer_partitions_held") == 1, nil
 	})
 	want = append(want, r.flood(50)...)
@@ -356,12 +363,12 @@ func TestOldStreamsAreFinishedBeforeNewOnes(t *testing.T) {
 					t.Errorf("ready: %v", err)
 				}
 				holders, err := lease.Holders(t.Context(), r.system, name)
-				testkit.Eventually(t, 10*time.Second, "only the new ones to be held", func() (bool, error) {
+				testkit.Eventually(t, 30*time.Second, "only the new ones to be held", func() (bool, error) {
 					holders, err = lease.Holders(t.Context(), r.system, name)
 					return len(holders) == len(c.to) && holders[0].Partition == 2, err
 				})
 				at := r.asOf()
-				testkit.Eventually(t, 10*time.Second, "as_of to move", func() (bool, error) { return r.asOf().After(at), nil })
+				testkit.Eventually(t, 30*time.Second, "as_of to move", func() (bool, error) { return r.asOf().After(at), nil })
 			})
 		}
 	}
@@ -450,7 +457,7 @@ func TestAReaderThatIsStartedAnewReadsNoOtherStream(t *testing.T) {
 	}
 	r.awaitLag(0)
 	w.set(true)
-	testkit.Eventually(t, 10*time.Second, "the reader to miss heartbeats", tick(3*time.Second))
+	testkit.Eventually(t, 30*time.Second, "the reader to miss heartbeats", tick(3*time.Second))
 	r.remake(50)
 	w.set(false)
 	r.awaitStuck(in, 1, "was recreated")
@@ -466,7 +473,7 @@ func TestAStreamWaitsForAllOfItsPredecessors(t *testing.T) {
 	r.declare(broker.Partition{Number: 2, FirstSlot: 0, LastSlot: 31, After: []int{0, 1}})
 	r.publish(follow(1, 3, 1), follow(1, 20, 1)) // on the new stream, and on the old one that is still open
 	r.awaitLag(1)
-	testkit.Eventually(t, 10*time.Second, "some reads of the streams", tick(2*time.Second))
+	testkit.Eventually(t, 30*time.Second, "some reads of the streams", tick(2*time.Second))
 	r.wantLines([]line{{1, 20, 1}})
 	if err := in.Ready(context.Background()); err != nil {
 		t.Errorf("ready: %v", err)

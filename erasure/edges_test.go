@@ -133,7 +133,7 @@ func TestNothingOfAPersonsEdgesIsLeftAnywhere(t *testing.T) {
 	wrote := false
 	var report Report
 	for err = errKilled; errors.Is(err, errKilled); {
-		report, err = w.erase(Options{Wait: 30 * time.Second, at: func(step string) error {
+		report, err = w.erase(Options{Wait: time.Minute, at: func(step string) error {
 			if step == "read the stream" && !wrote { // the person writes meanwhile
 				wrote = true
 				w.put("follow", [2]int64{author, 16}, [2]int64{author, 11})
@@ -187,7 +187,7 @@ func TestNothingOfAPersonsEdgesIsLeftAnywhere(t *testing.T) {
 	}
 
 	// A second erasure finds nothing, and a new consumer reads past the erased messages.
-	again, err := w.erase(Options{Wait: 30 * time.Second})
+	again, err := w.erase(Options{Wait: time.Minute})
 	if err != nil || !again.Done || len(again.Counts) > 0 {
 		t.Errorf("the second erasure: %+v, %v", again, err)
 	}

@@ -157,15 +157,21 @@ func (w *world) consume(pool *pgxpool.Pool) (stop func()) {
 	}
 }
 
+// published waits until every event is published.
+func (w *world) published() {
+	w.t.Helper()
+	testkit.Eventually(w.t, time.Minute, "everything to be published", func() (bool, error) {
+		var waiting bool
+		err := w.truth.QueryRow(w.t.Context(), `SELECT EXISTS (SELECT FROM outbox_messages WHERE processed_at IS NULL)`).Scan(&waiting)
+		return !waiting, err
+	})
+}
+
 // settle waits until every event is published and applied.
 func (w *world) settle(pool *pgxpool.Pool) {
 	w.t.Helper()
-	testkit.Eventually(w.t, 30*time.Second, "everything to be applied", func() (bool, error) {
-		var waiting bool
-		if err := w.truth.QueryRow(w.t.Context(), `SELECT EXISTS (SELECT FROM outbox_messages WHERE processed_at IS NULL)`).Scan(
-			&waiting); err != nil || waiting {
-			return false, err
-		}
+	w.published()
+	testkit.Eventually(w.t, time.Minute, "everything to be applied", func() (bool, error) {
 		var names []string
 		for _, p := range w.fleet {
 			names = append(names, p.Name())
@@ -391,7 +397,7 @@ func TestADamagedFileIsNamedAndEverythingElseIsErased(t *testing.T) {
 	if err != nil || !report.Done {
 		t.Errorf("another person: %+v, %v", report, err)
 	}
-	report, err = w.erase(Options{Wait: 20 * time.Second})
+	report, err = w.erase(Options{Wait: time.Minute})
 	if !errors.Is(err, ErrUnfinished) || report.Done || report.FinishedAt != nil || len(report.Unread) != 1 ||
 		!strings.Contains(report.Unread[0], e.ID+"/00001.ndjson.gz: ") || !strings.Contains(err.Error(), report.Unread[0]) {
 		t.Errorf("the author: %+v, %v", report, err)
@@ -402,7 +408,7 @@ func TestADamagedFileIsNamedAndEverythingElseIsErased(t *testing.T) {
 	if err := os.WriteFile(file, sound, 0o600); err != nil { // restored from a copy
 		t.Fatal(err)
 	}
-	if report, err = w.erase(Options{Wait: 20 * time.Second}); err != nil || !report.Done || len(report.Unread) > 0 ||
+	if report, err = w.erase(Options{Wait: time.Minute}); err != nil || !report.Done || len(report.Unread) > 0 ||
 		report.Counts[Cold] == 0 {
 		t.Errorf("with the restored file: %+v, %v", report, err)
 	}
@@ -510,15 +516,16 @@ func TestNothingOfAnErasedAuthorIsLeftAnywhere(t *testing.T) {
 	if _, err := outbox.Resize(ctx, w.truth, 2); err != nil { // the erasures arrive on other streams than the erased messages
 		t.Fatal(err)
 	}
-	w.relay()
 	stopConsumers()
+	w.relay()
+	w.published() // otherwise the erasure would wait for the relay
 	report, err = w.erase(Options{Wait: time.Second})
 	if !errors.Is(err, ErrUnfinished) || len(report.Waiting) != 2 || !strings.HasPrefix(report.Waiting[0], "archiver: ") ||
 		!strings.HasPrefix(report.Waiting[1], "threadcache: ") {
 		t.Fatalf("without consumers: %+v, %v", report, err)
 	}
 	stopConsumers = w.consume(w.projections)
-	if report, err = dying(20 * time.Second); err != nil || !report.Done {
+	if report, err = dying(time.Minute); err != nil || !report.Done {
 		t.Fatal(report, err)
 	}
 	if len(died) != 19 {
@@ -619,7 +626,7 @@ func TestNothingOfAnErasedAuthorIsLeftAnywhere(t *testing.T) {
 	if got := len(holding(t, w.projDB, w.secret)); got != 2 {
 		t.Errorf("the new text is in %d tables, want 2", got)
 	}
-	again, err := w.erase(Options{Wait: 20 * time.Second})
+	again, err := w.erase(Options{Wait: time.Minute})
 	if err != nil || !again.Done {
 		t.Fatal(again, err)
 	}
@@ -634,7 +641,7 @@ func TestNothingOfAnErasedAuthorIsLeftAnywhere(t *testing.T) {
 		SELECT 1, 'comment', 10, 'edited', payload || jsonb_build_object('body', $1::text, 'erased', false) FROM outbox_messages_kept
 		WHERE id = 1`, secret("late"))
 	w.settle(w.projections)
-	late, err := w.erase(Options{Wait: 20 * time.Second})
+	late, err := w.erase(Options{Wait: time.Minute})
 	if err != nil || !late.Done {
 		t.Fatal(late, err)
 	}

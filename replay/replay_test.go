@@ -289,7 +289,7 @@ func (r *rig) read(ctx context.Context) (now seen, err error) {
 func (r *rig) settle(names ...string) {
 	r.t.Helper()
 	ctx := context.Background()
-	testkit.Eventually(r.t, 30*time.Second, "everything is applied", func() (bool, error) {
+	testkit.Eventually(r.t, time.Minute, "everything is applied", func() (bool, error) {
 		var pending int
 		if err := r.system.QueryRow(ctx, `SELECT count(*) FROM outbox_messages WHERE processed_at IS NULL`).Scan(&pending); err != nil ||
 			pending > 0 {
@@ -515,14 +515,14 @@ func TestAReplayLetsAStoppedConsumerGoOn(t *testing.T) {
 			c.damage(t, r)
 			for _, p := range all() {
 				live, _ := r.live(p)
-				testkit.Eventually(t, 20*time.Second, p.Name()+" to stop", func() (bool, error) {
+				testkit.Eventually(t, 30*time.Second, p.Name()+" to stop", func() (bool, error) {
 					err := live.Ready(t.Context())
 					return err != nil && strings.Contains(err.Error(), "run `tidings replay --consumer "+p.Name()+"`"), nil
 				})
 				if report := r.replay(p, Options{From: Auto}); report.From != c.from {
 					t.Errorf("%s: from %s: %s", p.Name(), report.From, report.Because)
 				}
-				testkit.Eventually(t, 20*time.Second, p.Name()+" to continue", func() (bool, error) {
+				testkit.Eventually(t, 30*time.Second, p.Name()+" to continue", func() (bool, error) {
 					err := live.Ready(t.Context())
 					return err == nil, err
 				})
@@ -572,7 +572,7 @@ func TestAStreamThatGrewAgainEndsInTheTruth(t *testing.T) {
 		available_at = inserted_at + interval '1 hour' WHERE stream_seq > 10`)
 	b.Restart(t)
 	follow(21, 41) // these get the sequences from 11 on
-	testkit.Eventually(t, 20*time.Second, p.Name()+" to stop", func() (bool, error) {
+	testkit.Eventually(t, 30*time.Second, p.Name()+" to stop", func() (bool, error) {
 		err := live.Ready(t.Context())
 		return err != nil && strings.Contains(err.Error(), "message 20 of stream "+r.broker.StreamName(0)+" was stored at") &&
 			strings.Contains(err.Error(), "run `tidings replay --consumer "+p.Name()+"`"), nil
@@ -730,7 +730,7 @@ func TestReplaysBehindAndDuringAResizeEndInTheTruth(t *testing.T) {
 		if !report.Switched || report.Events == 0 {
 			t.Errorf("%+v", report)
 		}
-		testkit.Eventually(t, 20*time.Second, "the resize to end", func() (bool, error) {
+		testkit.Eventually(t, 30*time.Second, "the resize to end", func() (bool, error) {
 			all, err := outbox.Partitions(t.Context(), r.system)
 			return len(outbox.Active(all)) == to, err
 		})

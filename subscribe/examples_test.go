@@ -114,8 +114,20 @@ func (p *program) start() {
 	}
 }
 
+// connected reports whether the program has opened a connection. Before that it may not handle signals yet.
+func (p *program) connected() (bool, error) {
+	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", p.cmd.Process.Pid))
+	return slices.ContainsFunc(files, func(file string) bool {
+		to, _ := os.Readlink(file) // the program may have closed it
+		return strings.HasPrefix(to, "socket:")
+	}), err
+}
+
 func (p *program) end(s os.Signal) error {
 	p.t.Helper()
+	if s != syscall.SIGKILL {
+		testkit.Eventually(p.t, 30*time.Second, "the program to run", p.connected)
+	}
 	if err := p.cmd.Process.Signal(s); err != nil {
 		p.t.Fatal(err)
 	}

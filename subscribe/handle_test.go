@@ -78,6 +78,10 @@ func (d *diary) firstsInOrder(t *testing.T) {
 	}
 }
 
+// takeover is the Takeover of tests that count calls. It is longer than a busy machine stalls, because NATS delivers
+// an event again when it has not heard of the event for so long.
+const takeover = 5 * time.Second
+
 // Followers whose events have a special effect.
 const (
 	failsTwice = 500 + iota
@@ -128,7 +132,7 @@ func (d *diary) mischief(t *testing.T, healed <-chan struct{}) func(context.Cont
 			select {
 			case <-ctx.Done():
 				return ctx.Err()
-			case <-time.After(1200 * time.Millisecond):
+			case <-time.After(takeover * 6 / 5):
 			}
 		}
 		d.note(e)
@@ -144,7 +148,7 @@ func TestAHandlerGetsEveryEventAndOnlyWhatItHasDoneIsAcknowledged(t *testing.T) 
 	run := func(ctx context.Context) error {
 		return subscribe.Handle(ctx, r.nc, "mailer", "follow.created", d.mischief(t, healed), subscribe.Log(testkit.Logger(t)),
 			subscribe.Report(health), subscribe.Concurrency(6), subscribe.Attempts(3),
-			subscribe.Takeover(time.Second), subscribe.Timeout(4*time.Second),
+			subscribe.Takeover(takeover), subscribe.Timeout(30*time.Second),
 			subscribe.BackOff(func(int) time.Duration { return 10 * time.Millisecond }))
 	}
 	r.publishMischief()
@@ -180,7 +184,7 @@ func TestAHandlerGetsEveryEventAndOnlyWhatItHasDoneIsAcknowledged(t *testing.T) 
 	r.await("the retry", func() (bool, error) {
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		return len(d.versions[1001]) == 1, nil
+		return len(d.versions[1001]) > 0, nil
 	})
 	if err := w.stop(); err != nil {
 		t.Errorf("stop: %v", err)
@@ -322,7 +326,7 @@ func TestAHandlerThatNeverReturnsEndsTheSubscriberAndIsNotAcknowledged(t *testin
 	r.await("both events", func() (bool, error) {
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		return len(d.versions[2]) == 1 && len(d.versions[3]) == 1, nil
+		return len(d.versions[2]) > 0 && len(d.versions[3]) > 0, nil
 	})
 	// A recreated stream is read from its beginning.
 	if err := r.js.DeleteStream(t.Context(), r.cfg.StreamName(0)); err != nil {
@@ -335,7 +339,7 @@ func TestAHandlerThatNeverReturnsEndsTheSubscriberAndIsNotAcknowledged(t *testin
 	r.await("the event of the new stream", func() (bool, error) {
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		return len(d.versions[4]) == 1, nil
+		return len(d.versions[4]) > 0, nil
 	})
 	if err := w.stop(); err != nil {
 		t.Error(err)
@@ -355,11 +359,15 @@ type share struct {
 
 const followees = 40
 
+// instance returns when the instance is ready, so none is too late for its share.
 func (w *share) instance(nc *nats.Conn, fn func(context.Context, subscribe.Event[event.Edge]) error) *running {
-	return w.start(func(ctx context.Context) error {
+	var health subscribe.Health
+	run := w.start(func(ctx context.Context) error {
 		return subscribe.Handle(ctx, nc, "mailer", "follow.created", fn,
-			append(w.opts, subscribe.Log(testkit.Logger(w.t)), subscribe.Takeover(time.Second))...)
+			append(w.opts, subscribe.Log(testkit.Logger(w.t)), subscribe.Takeover(time.Second), subscribe.Report(&health))...)
 	})
+	w.await("an instance to be ready", func() (bool, error) { err := health.Ready(context.Background()); return err == nil, err })
+	return run
 }
 
 // hangs handles some events, and hangs on the others until its instance dies.
@@ -380,7 +388,7 @@ func (w *share) hangs(_ context.Context, e subscribe.Event[event.Edge]) error {
 func (w *share) lives(i int) func(context.Context, subscribe.Event[event.Edge]) error {
 	return func(_ context.Context, e subscribe.Event[event.Edge]) error {
 		// followee 1's version 4 takes long, so that the instances find the new streams meanwhile
-		if w.d.call(e); e.Data.From == takesLong || e.Data.To == 1 && e.Data.Version == 4 {
+		if e.Data.To == 1 && e.Data.Version == 4 {
 			<-time.After(1600 * time.Millisecond)
 		}
 		w.d.note(e)
@@ -397,23 +405,33 @@ func (w *share) publishAll(version int64) {
 	}
 }
 
-// keepsWhatTakesLong lets the instances handle events that take longer than Takeover. NATS must not deliver these
-// again.
-func (w *share) keepsWhatTakesLong(t *testing.T) {
-	t.Helper()
+// TestWhatTakesLongerThanTakeoverIsNotDeliveredAgain lets two instances handle events that take longer than Takeover.
+func TestWhatTakesLongerThanTakeoverIsNotDeliveredAgain(t *testing.T) {
+	r, d := newRig(t, 1), newDiary()
+	for range 2 {
+		nc := r.b.Connect(t)
+		r.start(func(ctx context.Context) error {
+			return subscribe.Handle(ctx, nc, "mailer", "follow.created", func(_ context.Context, e subscribe.Event[event.Edge]) error {
+				<-time.After(takeover * 6 / 5)
+				d.note(e)
+				return nil
+			}, subscribe.Takeover(takeover), subscribe.Log(testkit.Logger(t)))
+		})
+	}
 	for to := int64(1); to <= 8; to++ {
-		w.publish(follow(takesLong, to, 6))
+		r.publish(follow(1, to, 1))
 	}
 	again := 0
-	w.await("events that take longer than Takeover", func() (bool, error) {
-		for _, s := range w.open {
-			c, err := w.js.Consumer(t.Context(), s.Name, "mailer-follow-created")
-			if err != nil {
-				return false, err
-			}
-			again = max(again, c.CachedInfo().NumRedelivered)
+	r.await("the events", func() (bool, error) {
+		c, err := r.js.Consumer(t.Context(), r.cfg.StreamName(0), "mailer-follow-created")
+		if errors.Is(err, jetstream.ErrConsumerNotFound) {
+			return false, nil // no instance has begun
 		}
-		return w.d.has(8, 6)
+		if err != nil {
+			return false, err
+		}
+		again = max(again, c.CachedInfo().NumRedelivered)
+		return d.has(8, 1)
 	})
 	if again > 0 {
 		t.Errorf("%d events that take longer than Takeover were delivered again: an instance did not report progress", again)
@@ -453,8 +471,6 @@ func TestInstancesShareAPartitionAndOneThatDiesLosesNothing(t *testing.T) {
 				w.d.firstsInOrder(t)
 			case !shared:
 				t.Errorf("events by instance: %v, want some for each", w.byInstance)
-			default:
-				w.keepsWhatTakesLong(t)
 			}
 			if err := all[0].stop(); !errors.Is(err, subscribe.ErrClosed) {
 				t.Errorf("the instance without a connection: %v", err)

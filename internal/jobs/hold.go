@@ -289,7 +289,7 @@ func (h *Hold) Run(ctx context.Context, j Job) (counts map[string]int64, err err
 		}
 		return tx.QueryRow(ctx, startSQL, pgx.StrictNamedArgs{"job": j.Name, "owner": h.owner, "reason": h.Reason}).Scan(&parts)
 	}); err != nil {
-		return nil, fmt.Errorf("record the start of job %s: %w", j.Name, err)
+		return nil, fmt.Errorf("record the start of job %s: %w", j.Name, cmp.Or(context.Cause(ctx), err))
 	}
 	h.mu.Lock()
 	h.counts, h.parts, h.job, h.end = nil, parts, j.Name, time.Now().Add(cmp.Or(j.MaxRun, MaxRun))

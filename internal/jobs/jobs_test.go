@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -124,12 +125,15 @@ func TestAHolderThatThawsCommitsNothingOnceAnotherHasTheLease(t *testing.T) {
 	if err := frozen.Fence(ctx, tx); err != nil {
 		t.Fatal(err)
 	}
-	early, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
-	defer cancel()
-	if _, err := pool.Exec(early, `UPDATE leases SET expires_at = now() - interval '1 s' WHERE kind = 'jobs'`); err != nil {
+	if err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, `SET LOCAL lock_timeout = 300; UPDATE leases SET expires_at = now() - interval '1 s' WHERE kind = 'jobs'`)
+		return err
+	}); err != nil {
 		t.Errorf("renewing waits for the slice: %v", err)
 	}
-	err = withLease(early, pool, Kind, "successor", time.Second, testkit.Logger(t), func(context.Context, *Hold) error {
+	early, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
+	defer cancel()
+	err = withLease(early, pool, Kind, "successor", leaseTTL, testkit.Logger(t), func(context.Context, *Hold) error {
 		t.Error("another owner took the lease in the middle of a slice")
 		return nil
 	})
@@ -143,7 +147,7 @@ func TestAHolderThatThawsCommitsNothingOnceAnotherHasTheLease(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	err = withLease(ctx, pool, Kind, "successor", time.Second, testkit.Logger(t), func(ctx context.Context, h *Hold) error {
+	err = withLease(ctx, pool, Kind, "successor", leaseTTL, testkit.Logger(t), func(ctx context.Context, h *Hold) error {
 		err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 			if err := frozen.Fence(ctx, tx); err != nil {
 				return err
@@ -199,7 +203,7 @@ func TestAJobEndsWhenItsLeaseIsTaken(t *testing.T) {
 			select {
 			case <-ctx.Done():
 				return nil
-			case <-time.After(10 * time.Second):
+			case <-time.After(30 * time.Second):
 				return errors.New("nobody told the job")
 			}
 		}})
@@ -284,14 +288,16 @@ func TestTheEndOfItsWindowCutsAJobShortAndItIsDueInTheNext(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	job := Job{Name: "nightly", Every: time.Hour, Run: func(ctx context.Context, _ *Hold) error { <-ctx.Done(); return ctx.Err() }}
 	r := newRunner(t, pool, job)
-	err := withLease(t.Context(), pool, Kind, "a", time.Second, testkit.Logger(t), func(ctx context.Context, h *Hold) error {
-		return r.run(ctx, h, job, 500*time.Millisecond) // enough to record its start, on a busy machine too
-	})
-	if err != nil {
-		t.Error(err)
-	}
-	if _, due, err := r.isDue(t.Context(), job); err != nil || !due {
-		t.Errorf("due is %v, %v", due, err)
+	for _, left := range []time.Duration{0, 500 * time.Millisecond} { // the end of the first comes before the start is recorded
+		err := withLease(t.Context(), pool, Kind, "a", leaseTTL, testkit.Logger(t), func(ctx context.Context, h *Hold) error {
+			return r.run(ctx, h, job, left)
+		})
+		if err != nil {
+			t.Errorf("with %s left: %v", left, err)
+		}
+		if _, due, err := r.isDue(t.Context(), job); err != nil || !due {
+			t.Errorf("with %s left: due is %v, %v", left, due, err)
+		}
 	}
 }
 
@@ -335,9 +341,27 @@ func TestARunThatHasHadItsTimeLeavesTheOthersTheirTurnAndGoesOnAfterThem(t *test
 	}
 }
 
+// journal keeps the lines of a logger. Any goroutine may read them.
+type journal struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (j *journal) Write(p []byte) (int, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.text.Write(p)
+}
+
+func (j *journal) String() string {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.text.String()
+}
+
 func TestThoseWhoWaitForAJobSayForWhom(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
-	var log bytes.Buffer
+	var log journal
 	g, ctx := errgroup.WithContext(t.Context())
 	running, release := make(chan struct{}), make(chan struct{})
 	giant := newRunner(t, pool, Job{Name: "giant", Every: time.Hour, Run: func(ctx context.Context, _ *Hold) error {
@@ -357,12 +381,14 @@ func TestThoseWhoWaitForAJobSayForWhom(t *testing.T) {
 		t.Fatal(err)
 	}
 	g.Go(func() error { return short.runOnce(ctx, short.lanes[0]) })
-	testkit.Eventually(t, 20*time.Second, "the waiting job is listed", func() (bool, error) {
+	testkit.Eventually(t, 30*time.Second, "the waiting job is listed", func() (bool, error) {
 		all, err := Leases(ctx, pool)
 		return err == nil && len(all) == 1 && all[0].Job == "giant" && strings.HasPrefix(all[0].Holder, "job-giant-") &&
 			!all[0].Since.IsZero() && len(all[0].Waiting) == 1 && strings.HasPrefix(all[0].Waiting[0], "job-short-"), err
 	})
-	time.AfterFunc(waitFirst+time.Second, func() { close(release) })
+	testkit.Eventually(t, 30*time.Second, "the log has the wait",
+		func() (bool, error) { return strings.Contains(log.String(), "waiter="), nil })
+	close(release)
 	if err := g.Wait(); err != nil || !ran {
 		t.Fatal(err, ran)
 	}

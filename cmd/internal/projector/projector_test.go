@@ -60,7 +60,7 @@ func TestAProjectorShowsTheFleetAndStopsCleanly(t *testing.T) {
 	addr := testkit.FreeAddr(t)
 	go func() { done <- projector.Run(ctx, addr, cfg, followercounts.New, prometheus.NewRegistry()) }()
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	testkit.Eventually(t, 10*time.Second, "readiness", func() (bool, error) {
+	testkit.Eventually(t, 30*time.Second, "readiness", func() (bool, error) {
 		resp, err := client.Get("http://" + addr + "/readyz")
 		if err != nil {
 			return false, err
@@ -130,11 +130,11 @@ func TestAProjectorWaitsForServersAndTheSchema(t *testing.T) {
 			return resp.StatusCode == want && strings.Contains(string(body), because), errors.Join(err, resp.Body.Close())
 		}
 	}
-	testkit.Eventually(t, 10*time.Second, "it to live", answers("/healthz", http.StatusOK, ""))
-	testkit.Eventually(t, 10*time.Second, "it not to be ready", answers("/readyz", http.StatusServiceUnavailable, ""))
+	testkit.Eventually(t, 30*time.Second, "it to live", answers("/healthz", http.StatusOK, ""))
+	testkit.Eventually(t, 30*time.Second, "it not to be ready", answers("/readyz", http.StatusServiceUnavailable, ""))
 	openDB()
-	testkit.Eventually(t, 10*time.Second, "it to live without the schema", answers("/healthz", http.StatusOK, ""))
-	testkit.Eventually(t, 10*time.Second, "it to say what it waits for",
+	testkit.Eventually(t, 30*time.Second, "it to live without the schema", answers("/healthz", http.StatusOK, ""))
+	testkit.Eventually(t, 30*time.Second, "it to say what it waits for",
 		answers("/readyz", http.StatusServiceUnavailable, "run `tidings migrate`"))
 	if _, err := owner.Exec(t.Context(), `ALTER TABLE held RENAME TO tidings_projections_migrations`); err != nil {
 		t.Fatal(err)

@@ -54,7 +54,7 @@ func TestRunAnswersUntilItIsStopped(t *testing.T) {
 		defer resp.Body.Close()
 		return resp.StatusCode
 	}
-	testkit.Eventually(t, 10*time.Second, "the API to be ready", func() (bool, error) {
+	testkit.Eventually(t, 30*time.Second, "the API to be ready", func() (bool, error) {
 		return status("GET", "http://"+opsAddr+"/readyz") == 200 && status("GET", "https://"+addr+"/v1/openapi.json") == 200, nil
 	})
 	if got := status("PUT", "https://"+addr+"/v1/follows/1/2"); got != 201 {
@@ -82,8 +82,8 @@ func TestRunAnswersUntilItIsStopped(t *testing.T) {
 		if err != nil {
 			t.Errorf("stopped with %v", err)
 		}
-	case <-time.After(10 * time.Second):
-		t.Fatal("still running 10 s after the stop")
+	case <-time.After(30 * time.Second):
+		t.Fatal("still running 30 s after the stop")
 	}
 }
 
@@ -152,7 +152,7 @@ func TestAnAnswerThatWasLostIsGivenByTheNextProcess(t *testing.T) {
 			done <- runAPI(ctx, envconfig.MapLookuper(map[string]string{"DATABASE_URL": db.URL, "API_ADDR": addr, "OPS_ADDR": opsAddr,
 				"API_CURSOR_KEY": strings.Repeat("ab", 32)}))
 		}()
-		testkit.Eventually(t, 10*time.Second, "the API to listen", func() (bool, error) {
+		testkit.Eventually(t, 30*time.Second, "the API to listen", func() (bool, error) {
 			conn, err := net.Dial("tcp", addr)
 			if err != nil {
 				return false, nil
@@ -189,7 +189,7 @@ func TestAnAnswerThatWasLostIsGivenByTheNextProcess(t *testing.T) {
 
 	addr, stop := start()
 	lost := post(addr)
-	testkit.Eventually(t, 10*time.Second, "the comment to be written", func() (bool, error) {
+	testkit.Eventually(t, 30*time.Second, "the comment to be written", func() (bool, error) {
 		comments, _ := written()
 		return len(comments) > 0, nil
 	})
@@ -238,7 +238,7 @@ func TestAStopFinishesTheWritesThatItHasTaken(t *testing.T) {
 	go func() {
 		done <- runAPI(ctx, envconfig.MapLookuper(map[string]string{
 			"DATABASE_URL": db.URL, "API_ADDR": addr, "OPS_ADDR": opsAddr,
-			"API_CURSOR_KEY": strings.Repeat("ab", 32), "API_STOP_DELAY": "2s",
+			"API_CURSOR_KEY": strings.Repeat("ab", 32), "API_STOP_DELAY": "5s", "API_REQUEST_TIMEOUT": "25s",
 		}))
 	}()
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
@@ -262,7 +262,7 @@ func TestAStopFinishesTheWritesThatItHasTaken(t *testing.T) {
 	}
 	readiness := func(want int, says string) {
 		t.Helper()
-		testkit.Eventually(t, 10*time.Second, "readiness "+says, func() (bool, error) {
+		testkit.Eventually(t, 30*time.Second, "readiness "+says, func() (bool, error) {
 			status, body := ask("GET", "http://"+opsAddr+"/readyz")
 			return status == want && strings.Contains(body, says), nil
 		})
@@ -287,7 +287,7 @@ func TestAStopFinishesTheWritesThatItHasTaken(t *testing.T) {
 			}
 		})
 	}
-	testkit.Eventually(t, 10*time.Second, "the writes to be under way", func() (bool, error) {
+	testkit.Eventually(t, 30*time.Second, "the writes to be under way", func() (bool, error) {
 		_, body := ask("GET", "http://"+opsAddr+"/metrics")
 		return strings.Contains(body, fmt.Sprintf("\napi_queue_requests %d\n", writes)), nil
 	})
@@ -296,7 +296,7 @@ func TestAStopFinishesTheWritesThatItHasTaken(t *testing.T) {
 	if status, body := ask("PUT", "http://"+addr+"/v1/follows/1/2"); status != 201 {
 		t.Errorf("a write within API_STOP_DELAY: %d %s", status, body)
 	}
-	testkit.Eventually(t, 10*time.Second, "the port to close", func() (bool, error) {
+	testkit.Eventually(t, 30*time.Second, "the port to close", func() (bool, error) {
 		c, err := net.Dial("tcp", addr)
 		if err != nil {
 			return true, nil
@@ -312,7 +312,7 @@ func TestAStopFinishesTheWritesThatItHasTaken(t *testing.T) {
 		if err != nil {
 			t.Errorf("stopped with %v", err)
 		}
-	case <-time.After(10 * time.Second):
+	case <-time.After(30 * time.Second):
 		t.Fatal("still running")
 	}
 	var rows, events int
