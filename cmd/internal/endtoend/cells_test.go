@@ -245,7 +245,8 @@ func (c *cellular) verify() {
 		if err != nil || !r.OK {
 			c.t.Errorf("verify %s: %q %+v, %v", name, r.Why, r.Projections, err)
 		}
-		st, err := status.Read(c.t.Context(), c.deps(x).Sources)
+		st, err := status.Await(c.t.Context(), c.deps(x).Sources, time.Minute, // a lease ends if the machine stalls for leaseTTL
+			func(st status.State) bool { return len(st.Unheld) == 0 && len(st.Lagging()) == 0 })
 		if err != nil || len(st.Unheld) > 0 || len(st.Lagging()) > 0 {
 			c.t.Errorf("status of %s: no process holds %v, lagging %q, %v", name, st.Unheld, st.Lagging(), err)
 		}

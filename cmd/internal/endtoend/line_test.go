@@ -313,8 +313,12 @@ func (l *line) fault(what string) {
 			l.t.Fatal(err)
 		}
 		at := l.overlaid()
-		testkit.Eventually(l.t, time.Minute, "reads of own writes that the consumer has not applied", func() (bool, error) {
-			return l.failed.Load() || l.overlaid() >= at+2, nil
+		testkit.Eventually(l.t, time.Minute, "reads of own writes, or events, that the consumer has not applied", func() (bool, error) {
+			if name != history.Name {
+				return l.failed.Load() || l.overlaid() >= at+2, nil
+			}
+			lags, err := consumers.Lag(l.t.Context(), l.system, l.js, l.nats.Config(), name) // no read overlays its tables
+			return l.failed.Load() || slices.ContainsFunc(lags, func(lag consumers.ConsumerLag) bool { return lag.Messages > 20 }), err
 		})
 		if _, err := consumers.Resume(l.t.Context(), l.system, name); err != nil {
 			l.t.Fatal(err)

@@ -254,7 +254,7 @@ func (s *site) follows(q *pgxpool.Pool, sql string) map[string]int64 {
 // arrived waits until every write is applied everywhere, including the subscriber's projection.
 func (s *site) arrived() {
 	s.t.Helper()
-	testkit.Eventually(s.t, time.Minute, "everything to be applied", func() (bool, error) {
+	testkit.Eventually(s.t, 3*time.Minute, "everything to be applied", func() (bool, error) {
 		var waiting bool
 		if err := s.truth.QueryRow(s.t.Context(),
 			`SELECT EXISTS (SELECT FROM outbox_messages WHERE processed_at IS NULL)`).Scan(&waiting); err != nil || waiting {
@@ -448,11 +448,11 @@ func TestEveryCombinationOfBackupsEndsInOneTruth(t *testing.T) {
 			}
 			since := oldest.Add(-time.Second).UTC().Format(time.RFC3339)
 			for _, step := range c.interrupted {
-				if code, _, stderr := s.tidingsUntil(step, "restore", "--since", since, "--wait", "30s", "--yes"); code == 0 {
+				if code, _, stderr := s.tidingsUntil(step, "restore", "--since", since, "--wait", "3m", "--yes"); code == 0 {
 					t.Errorf("interrupted at %q: exit code 0\n%s", step, stderr)
 				}
 			}
-			code, stdout, stderr := s.tidings("restore", "--since", since, "--wait", "30s", "--yes", "--json")
+			code, stdout, stderr := s.tidings("restore", "--since", since, "--wait", "3m", "--yes", "--json")
 			var report restore.Report
 			if err := json.Unmarshal([]byte(stdout), &report); err != nil || code != 0 || !report.Verified.OK {
 				t.Fatalf("exit code %d, %v\n%s\n%s", code, err, stdout, stderr)
@@ -492,7 +492,7 @@ func TestARestoreRenewsThePartitionOfAnEarlierRepair(t *testing.T) {
 		t.Fatalf("repair: exit code %d\n%s", code, stderr)
 	}
 	s.writeMore(20)
-	code, stdout, stderr := s.tidings("restore", "--since", "1h", "--wait", "30s", "--yes", "--json")
+	code, stdout, stderr := s.tidings("restore", "--since", "1h", "--wait", "3m", "--yes", "--json")
 	var report restore.Report
 	if err := json.Unmarshal([]byte(stdout), &report); err != nil || code != 0 || !slices.Equal(report.Renewed, []int{1}) {
 		t.Errorf("exit code %d, %v, renewed %v, want partition 1\n%s", code, err, report.Renewed, stderr)
@@ -552,7 +552,7 @@ func (s *site) writeMore(n int64) {
 		return last, pending
 	}
 	first, _ := read()
-	testkit.Eventually(s.t, time.Minute, "more events to be published", func() (bool, error) {
+	testkit.Eventually(s.t, 3*time.Minute, "more events to be published", func() (bool, error) {
 		last, pending := read()
 		if last <= first+n {
 			s.writeSome(100)
@@ -565,7 +565,7 @@ func (s *site) writeMore(n int64) {
 // longer have. Then it begins the projection again.
 func (s *site) checkOutsideStops() {
 	s.t.Helper()
-	testkit.Eventually(s.t, 30*time.Second, "the subscriber's projection to report that it is ahead", func() (bool, error) {
+	testkit.Eventually(s.t, 3*time.Minute, "the subscriber's projection to report that it is ahead", func() (bool, error) {
 		err := s.health.Ready(s.t.Context())
 		return err != nil && strings.Contains(err.Error(), "begin the projection again"), nil
 	})
@@ -589,7 +589,7 @@ func (s *site) goOn(ordered bool) {
 	s.t.Helper()
 	s.writeSome(100)
 	s.arrived()
-	code, stdout, stderr := s.tidings("verify", "--json", "--wait", "30s")
+	code, stdout, stderr := s.tidings("verify", "--json", "--wait", "3m")
 	var v verify.Report
 	if err := json.Unmarshal([]byte(stdout), &v); err != nil || code != 0 {
 		s.t.Errorf("verify after more writes: exit code %d, %v %v\n%s", code, err, v.Why, stderr)

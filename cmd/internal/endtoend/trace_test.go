@@ -105,9 +105,9 @@ func newTraced(t *testing.T, env map[string]string) *traced {
 	l.proxy = testkit.NewProxy(t, u.Host)
 	u.Host = l.proxy.Addr()
 	through := l.nats.Config()
-	through.URL = u.String()
+	through.URL, through.Ping = u.String(), time.Minute
 	r, err := relay.New(relay.Config{BatchSize: 100, BatchBytes: 1 << 20, PollInterval: 10 * time.Millisecond,
-		RoundInterval: 2 * time.Millisecond, PublishTimeout: 500 * time.Millisecond,
+		RoundInterval: 2 * time.Millisecond, PublishTimeout: 4 * time.Second, // longer than a stall, since only lostAck may meet it
 		CheckInterval: time.Minute, DrainTimeout: 5 * time.Second, DatabaseTimeout: 10 * time.Second, Lease: lease.Config{TTL: leaseTTL}},
 		l.system, through, testkit.Logger(t), l.reg)
 	if err != nil {
@@ -164,7 +164,7 @@ func text(s tracetest.SpanStub, key string) string {
 // find waits for the only span of a trace that has this parent and a name with this prefix.
 func (l *traced) find(id trace.TraceID, parent trace.SpanID, name string) (found tracetest.SpanStub) {
 	l.t.Helper()
-	testkit.Eventually(l.t, 20*time.Second, "a span "+name+" of trace "+id.String(), func() (bool, error) {
+	testkit.Eventually(l.t, time.Minute, "a span "+name+" of trace "+id.String(), func() (bool, error) {
 		n := 0
 		for _, s := range l.spans.GetSpans() {
 			if s.SpanContext.TraceID() == id && s.Parent.SpanID() == parent && strings.HasPrefix(s.Name, name) {
@@ -183,7 +183,7 @@ func (l *traced) find(id trace.TraceID, parent trace.SpanID, name string) (found
 // arrives waits until the event of a creation is sent, and each consumer has processed it once.
 func (l *traced) arrives(created trace.SpanContext) (sent tracetest.SpanStubs) {
 	l.t.Helper()
-	testkit.Eventually(l.t, 30*time.Second, "spans of an event's way", func() (bool, error) {
+	testkit.Eventually(l.t, time.Minute, "spans of an event's way", func() (bool, error) {
 		by := map[string]int{}
 		for _, s := range l.of(created, "process") {
 			by[text(s, "messaging.consumer.group.name")]++
@@ -250,7 +250,7 @@ func TestOneTraceLeadsFromTheRequestToTheProjections(t *testing.T) {
 func (l *traced) groups() {
 	l.t.Helper()
 	before, n := l.store.Stats(), 100
-	testkit.Eventually(l.t, 20*time.Second, "writes that share a transaction", func() (bool, error) {
+	testkit.Eventually(l.t, time.Minute, "writes that share a transaction", func() (bool, error) {
 		var wg sync.WaitGroup
 		for range 12 {
 			n++
@@ -281,7 +281,7 @@ func (l *traced) batch() {
 `, header, "Content-Type: application/x-ndjson")
 	l.find(id, client, "POST /v1/follows")
 	var created tracetest.SpanStubs
-	testkit.Eventually(l.t, 20*time.Second, "a creation per event of a batch", func() (bool, error) {
+	testkit.Eventually(l.t, time.Minute, "a creation per event of a batch", func() (bool, error) {
 		created = slices.DeleteFunc(l.spans.GetSpans(), func(s tracetest.SpanStub) bool {
 			return s.SpanContext.TraceID() != id || !strings.HasPrefix(s.Name, "create ")
 		})
@@ -326,7 +326,7 @@ func (l *traced) lostAck() {
 	header, id, client := incoming(5, "01")
 	l.call(http.MethodPut, "/v1/follows/11/42", "", header)
 	created := l.find(id, l.find(id, client, "PUT ").SpanContext.SpanID(), "create ").SpanContext
-	testkit.Eventually(l.t, 30*time.Second, "the relay to find what it has published", func() (done bool, err error) {
+	testkit.Eventually(l.t, time.Minute, "the relay to find what it has published", func() (done bool, err error) {
 		err = l.system.QueryRow(l.t.Context(), `SELECT processed_at IS NOT NULL FROM outbox_messages
 			WHERE trace_id LIKE '00-' || $1 || '-%'`, id.String()).Scan(&done)
 		return done, err
@@ -348,23 +348,25 @@ func (l *traced) poison() {
 		l.t.Fatal(err)
 	}
 	creation := trace.NewSpanContext(trace.SpanContextConfig{TraceID: id, SpanID: span, TraceFlags: trace.FlagsSampled})
-	var batch, failed tracetest.SpanStubs
-	testkit.Eventually(l.t, 30*time.Second, "spans of an event that failed", func() (bool, error) {
-		batch, failed = nil, nil
+	var sent, failed tracetest.SpanStubs
+	testkit.Eventually(l.t, time.Minute, "spans of an event that failed, below those of its batches", func() (bool, error) {
+		failed = nil
 		for _, s := range l.spans.GetSpans() {
 			if strings.HasPrefix(s.Name, "process ") && s.Status.Code == codes.Error {
 				failed = append(failed, s)
 			}
 		}
-		batch = l.of(creation, "process")
-		return len(failed) == len(tracedConsumers), nil
-	})
-	for _, s := range failed {
-		if !slices.ContainsFunc(batch, func(b tracetest.SpanStub) bool { return b.SpanContext.SpanID() == s.Parent.SpanID() }) {
-			l.t.Errorf("a failed event's span has no parent in the batch: %+v", s)
+		var lone error
+		batch := l.of(creation, "process")
+		for _, s := range failed {
+			if !slices.ContainsFunc(batch, func(b tracetest.SpanStub) bool { return b.SpanContext.SpanID() == s.Parent.SpanID() }) {
+				lone = fmt.Errorf("a failed event's span has no parent in the batch: %+v", s)
+			}
 		}
-	}
-	if sent := l.of(creation, "send"); len(sent) != 1 {
+		sent = l.of(creation, "send") // it may end after the consumers have processed the event
+		return len(failed) == len(tracedConsumers) && len(sent) > 0, lone
+	})
+	if len(sent) != 1 {
 		l.t.Errorf("it was sent %d times", len(sent))
 	}
 	var kept string
@@ -432,7 +434,7 @@ func (l *traced) privacy() {
 // arrivesAtHistory waits for a comment that followercounts ignores.
 func (l *traced) arrivesAtHistory(created trace.SpanContext) {
 	l.t.Helper()
-	testkit.Eventually(l.t, 20*time.Second, "a span of a comment's record", func() (bool, error) {
+	testkit.Eventually(l.t, time.Minute, "a span of a comment's record", func() (bool, error) {
 		found := l.of(created, "process")
 		for _, s := range found {
 			if text(s, "messaging.consumer.group.name") != history.Name {

@@ -214,7 +214,7 @@ func (l *lane) cutBatch() error {
 		case <-ended:
 		case <-l.ctx.Done():
 			return l.ctx.Err()
-		case <-time.After(30 * time.Second):
+		case <-time.After(2 * time.Minute):
 			return fmt.Errorf("a batch of %d operations that was cut after %d bytes has not ended", len(all), sent)
 		}
 	}
@@ -233,7 +233,7 @@ func sendSome(host, text string, read int) error {
 		return err
 	}
 	defer conn.Close()
-	if err := conn.SetDeadline(time.Now().Add(30 * time.Second)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(2 * time.Minute)); err != nil {
 		return err
 	}
 	if _, err := conn.Write([]byte(text)); err != nil {

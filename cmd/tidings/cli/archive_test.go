@@ -1,12 +1,16 @@
 package cli
 
 import (
+	"bytes"
+	"context"
 	"encoding/json"
+	"io"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/sethvargo/go-envconfig"
 
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
@@ -67,13 +71,27 @@ func TestArchiveRunSaysWhatItDoesAndDoesWhatItSaid(t *testing.T) {
 		!strings.HasPrefix(stdout, "outbox-archive: nothing (") {
 		t.Errorf("the second run: exit code %d, %s", code, stdout)
 	}
-	if _, err := pool.Exec(t.Context(),
-		`UPDATE leases SET owner = 'somebody', expires_at = now() + interval '1 s' WHERE kind = 'jobs'`); err != nil {
-		t.Fatal(err)
+	lease := func(expires string) {
+		t.Helper()
+		if _, err := pool.Exec(t.Context(), `UPDATE leases SET owner = 'somebody', expires_at = now() + $1::interval WHERE kind = 'jobs'`,
+			expires); err != nil {
+			t.Error(err)
+		}
 	}
-	if code, _, stderr := run(t, env, "", "archive", "run", "--job", "outbox-archive"); code != exitOK ||
-		!strings.Contains(stderr, "Waiting for somebody") {
-		t.Errorf("while another has the lease: exit code %d, %s", code, stderr)
+	lease("1 hour")
+	var said bytes.Buffer
+	stderr := writerFunc(func(b []byte) (int, error) {
+		if bytes.Contains(b, []byte("Waiting for somebody")) {
+			lease("-1 s")
+		}
+		return said.Write(b)
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), startWithin)
+	defer cancel()
+	if code := Execute(ctx, []string{"archive", "run", "--job", "outbox-archive"},
+		Process{Stdin: strings.NewReader(""), Stdout: io.Discard, Stderr: stderr, Env: envconfig.MapLookuper(env)}); code != exitOK ||
+		!strings.Contains(said.String(), "Waiting for somebody") {
+		t.Errorf("while another has the lease: exit code %d, %s", code, said.String())
 	}
 	if code, _, stderr := run(t, env, "", "archive", "run", "--job", "laundry"); code != exitInput ||
 		!strings.Contains(stderr, "outbox-archive") {
@@ -87,11 +105,11 @@ func TestArchiveRunSaysWhatItDoesAndDoesWhatItSaid(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	code, stdout, stderr := run(t, env, "", "archive", "status")
+	code, stdout, errs := run(t, env, "", "archive", "status")
 	for _, want := range []string{"outbox-archive  2026-01-02T03:04:05Z  job-giant-host-1  erase-host-2\n", "RANGE FROM   TO",
 		"1            50,000,001   archive", "50,000,001   100,000,001  outbox", "outbox-archive  20"} {
 		if code != exitOK || !strings.Contains(stdout, want) {
-			t.Errorf("status lacks %q, exit code %d:\n%s%s", want, code, stdout, stderr)
+			t.Errorf("status lacks %q, exit code %d:\n%s%s", want, code, stdout, errs)
 		}
 	}
 }

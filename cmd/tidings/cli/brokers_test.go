@@ -5,6 +5,7 @@ package cli
 import (
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -31,8 +32,8 @@ type rehearsal struct {
 	t     *testing.T
 	c     *testkit.BrokerCluster
 	pool  *pgxpool.Pool
-	env   map[string]string
-	quiet sync.RWMutex // stops the writer before its next write
+	env   map[string]string // of commands that look at lost brokers: its NATS_TIMEOUT is short
+	quiet sync.RWMutex      // stops the writer before its next write
 
 	written atomic.Int64
 }
@@ -84,6 +85,17 @@ func (r *rehearsal) write(in instance, stop <-chan struct{}) {
 	}
 }
 
+// patient returns the environment of commands that must succeed: a broker that has just started may need seconds for an answer.
+func (r *rehearsal) patient() map[string]string {
+	env := maps.Clone(r.env)
+	env["NATS_TIMEOUT"] = "5s"
+	return env
+}
+
+// lossWithin is the longest time until a loss or a return shows. It only ends a broken rehearsal: an election takes seconds, and
+// longer on a busy machine.
+const lossWithin = 3 * time.Minute
+
 func (r *rehearsal) await(what string, within time.Duration, cond func() bool) {
 	r.t.Helper()
 	testkit.Eventually(r.t, within, what, func() (bool, error) { return cond(), nil })
@@ -101,14 +113,14 @@ func (r *rehearsal) count(sql string, args ...any) (n int64) {
 func (r *rehearsal) writes(n int64) {
 	r.t.Helper()
 	upTo := r.written.Load() + n
-	r.await("writes to be answered", 30*time.Second, func() bool { return r.written.Load() >= upTo })
+	r.await("writes to be answered", lossWithin, func() bool { return r.written.Load() >= upTo })
 }
 
 // published waits until the relay has published all rows that are committed now, and returns the time that this took.
 func (r *rehearsal) published() time.Duration {
 	r.t.Helper()
 	began, upTo := time.Now(), r.count(`SELECT coalesce(max(id), 0) FROM outbox_messages`)
-	r.await("every row to be published", time.Minute, func() bool {
+	r.await("every row to be published", lossWithin, func() bool {
 		return r.count(`SELECT count(*) FROM outbox_messages WHERE processed_at IS NULL AND id <= $1`, upTo) == 0
 	})
 	return time.Since(began).Round(10 * time.Millisecond)
@@ -123,7 +135,7 @@ func (r *rehearsal) says(command []string, want ...string) {
 			r.t.Logf("%v says:\n%s", command, out)
 		}
 	}()
-	r.await(fmt.Sprintf("%v to say %q", command, want), time.Minute, func() bool {
+	r.await(fmt.Sprintf("%v to say %q", command, want), lossWithin, func() bool {
 		_, stdout, stderr := run(r.t, r.env, "", command...)
 		out = stdout + stderr
 		return !slices.ContainsFunc(want, func(s string) bool { return !strings.Contains(out, s) })
@@ -139,7 +151,7 @@ func (r *rehearsal) metrics(want ...string) {
 			r.t.Logf("the metrics:\n%s", out)
 		}
 	}()
-	r.await(fmt.Sprintf("the metrics %q", want), time.Minute, func() bool {
+	r.await(fmt.Sprintf("the metrics %q", want), lossWithin, func() bool {
 		resp, err := http.Get(r.instance(r.t).Ops + "/metrics")
 		if err != nil {
 			return false
@@ -177,7 +189,7 @@ func (r *rehearsal) check(what string) {
 	r.t.Helper()
 	r.quiet.Lock()
 	defer r.quiet.Unlock()
-	if code, stdout, stderr := run(r.t, r.env, "", "verify", "--wait", "1m", "--limit", "3"); code != exitOK {
+	if code, stdout, stderr := run(r.t, r.patient(), "", "verify", "--wait", lossWithin.String(), "--limit", "3"); code != exitOK {
 		r.t.Errorf("%s: verify: exit code %d\n%s%s", what, code, stdout, stderr)
 	}
 	rows, _ := r.pool.Query(r.t.Context(), `SELECT event_id::text, aggregate_type || '/' || aggregate_id
@@ -196,7 +208,7 @@ func (r *rehearsal) check(what string) {
 		r.t.Fatal(err)
 	}
 	var streams []broker.Stream
-	testkit.Eventually(r.t, time.Minute, "the streams to be listed", func() (bool, error) { // a broker may just have restarted
+	testkit.Eventually(r.t, lossWithin, "the streams to be listed", func() (bool, error) { // a broker may just have restarted
 		var err error
 		streams, err = broker.Streams(r.t.Context(), js, r.c.Config())
 		return err == nil, err
@@ -271,7 +283,7 @@ func (r *rehearsal) loseDisks() {
 	if _, err := r.pool.Exec(r.t.Context(), `SELECT outbox_range_cut(50000001)`); err != nil {
 		r.t.Fatal(err)
 	}
-	r.await("the relay to pass the range", 30*time.Second,
+	r.await("the relay to pass the range", lossWithin,
 		func() bool { return r.count(`SELECT min(floor_id) FROM outbox_partitions`) >= 50000000 })
 	if _, err := r.pool.Exec(r.t.Context(), `SELECT outbox_range_archive(1, 0)`); err != nil {
 		r.t.Fatal(err)
@@ -297,7 +309,7 @@ func (r *rehearsal) loseDisks() {
 	r.says([]string{"doctor", "--json"}, `"refused-stream"`)
 	r.t.Logf("all disks lost: the relay says so after %s", time.Since(began).Round(time.Second))
 	began = time.Now()
-	if code, stdout, stderr := run(r.t, r.env, "", "repair", "stream", "--yes"); code != exitOK ||
+	if code, stdout, stderr := run(r.t, r.patient(), "", "repair", "stream", "--yes"); code != exitOK ||
 		!strings.Contains(stdout, "its stream is gone") {
 		r.t.Fatalf("repair: exit code %d\n%s%s", code, stdout, stderr)
 	}

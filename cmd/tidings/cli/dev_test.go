@@ -2,6 +2,7 @@ package cli
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"net"
@@ -212,17 +213,20 @@ func TestDevPrintsLinesThatWork(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	transport := &http.Transport{}
-	defer transport.CloseIdleConnections()
-	resp, err := (&http.Client{Jar: jar, Transport: transport}).PostForm(in.Console+"sign-in", url.Values{"token": {in.ConsoleToken}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	if page, err := io.ReadAll(resp.Body); err != nil || resp.Request.URL.Path != "/console/" ||
-		!strings.Contains(string(page), "Truth and outbox") || strings.Contains(string(page), "nobody runs it") {
-		t.Errorf("signing in leads to %s, %v: %s", resp.Request.URL, err, page)
-	}
+	client := &http.Client{Jar: jar, Transport: &http.Transport{}}
+	defer client.CloseIdleConnections()
+	testkit.Eventually(t, startWithin, "signing in to lead to a page on which everything has its leases", func() (bool, error) {
+		resp, err := client.PostForm(in.Console+"sign-in", url.Values{"token": {in.ConsoleToken}})
+		if err != nil {
+			return false, err
+		}
+		defer resp.Body.Close()
+		page, err := io.ReadAll(resp.Body)
+		if err != nil || resp.Request.URL.Path != "/console/" || !strings.Contains(string(page), "Truth and outbox") {
+			return false, fmt.Errorf("signing in leads to %s, %w: %s", resp.Request.URL, err, page)
+		}
+		return !strings.Contains(string(page), "nobody runs it"), nil
+	})
 }
 
 // awaitEnd starts a dev that must fail, and waits for its end.

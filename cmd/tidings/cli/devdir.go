@@ -222,6 +222,12 @@ func startNATS(dir string, port int, log *slog.Logger) (*broker.Server, error) {
 			return nil, fmt.Errorf("check whether port %d is free: %w", port, err)
 		}
 	}
+	if port == 0 { // the kernel gives such a port to no other program while dev is stopped
+		var err error
+		if port, err = pglocal.FreePort(); err != nil {
+			return nil, err
+		}
+	}
 	return broker.StartServer(broker.ServerConfig{Dir: dir, Port: port, Log: log.With("component", "nats")})
 }
 

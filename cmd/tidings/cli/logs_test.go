@@ -43,8 +43,8 @@ func TestNoLogLineHasASecret(t *testing.T) {
 	cursorKey := strings.Repeat("7ec4e7", 12)
 	d := newDev(t, "DATABASE_URL="+withPassword(db.URL), "NATS_URL="+withPassword(nc.URL), "DEV_TOKEN="+secret+"-token",
 		"API_CURSOR_KEY="+cursorKey, "API_ACCESS_LOG=true", "LOG_LEVEL=debug", "LOG_FORMAT=json", "NATS_PING_INTERVAL=500ms")
-	d.start(t)
 	began := time.Now()
+	d.start(t)
 	secrets := map[string]bool{secret: true, cursorKey: true}
 	b := &beating{t: t, d: d, secrets: secrets}
 

@@ -49,7 +49,7 @@ func TestCredentialsOfAnAccountOpenWhatTheirRoleNeeds(t *testing.T) {
 		!slices.Equal(claims.Pub.Deny, []string{">"}) {
 		t.Errorf("%+v, %v", claims, err)
 	}
-	nc, err := nats.Connect(b.URL, nats.UserCredentials(out))
+	nc, err := nats.Connect(b.URL, nats.UserCredentials(out), nats.Timeout(arriveWithin))
 	if err != nil {
 		t.Fatal(err)
 	}

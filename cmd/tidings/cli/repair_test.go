@@ -21,7 +21,7 @@ func TestRepairStreamBringsALostStreamBack(t *testing.T) {
 		t.Errorf("of a healthy stream: exit code %d\n%s", code, stdout)
 	}
 
-	nc, err := nats.Connect(d.instance(t).NATSURL)
+	nc, err := nats.Connect(d.instance(t).NATSURL, nats.Timeout(arriveWithin))
 	if err != nil {
 		t.Fatal(err)
 	}

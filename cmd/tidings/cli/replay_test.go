@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"maps"
 	"net/http"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/replay"
 )
 
@@ -51,25 +53,25 @@ func TestReplayBuildsTheProjectionsOfARunningDevAnew(t *testing.T) {
 // checkHeartbeats checks that heartbeats passed each station, and that only the outbox stores them.
 func (d *dev) checkHeartbeats(t *testing.T) {
 	t.Helper()
-	resp, err := http.Get(d.instance(t).Ops + "/metrics")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	metrics, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	stations := regexp.MustCompile(`(?m)^path_seconds_count\{consumer="(\w*)",part="\w+",station="(\w+)"\} [1-9]`).FindAllStringSubmatch(
-		string(metrics), -1)
-	got := map[string]string{}
-	for _, s := range stations {
-		got[s[1]] = s[2]
-	}
-	if want := map[string]string{"": "published", "followercounts": "applied", "threadcache": "applied",
-		"archiver": "applied"}; !maps.Equal(got, want) {
-		t.Errorf("heartbeats have passed %v, want %v", got, want)
-	}
+	want := map[string]string{"": "published", "followercounts": "applied", "threadcache": "applied", "archiver": "applied"}
+	testkit.Eventually(t, arriveWithin, fmt.Sprintf("heartbeats to pass %v", want), func() (bool, error) {
+		resp, err := http.Get(d.instance(t).Ops + "/metrics")
+		if err != nil {
+			return false, err
+		}
+		defer resp.Body.Close()
+		metrics, err := io.ReadAll(resp.Body)
+		stations := regexp.MustCompile(`(?m)^path_seconds_count\{consumer="(\w*)",part="\w+",station="(\w+)"\} [1-9]`).
+			FindAllStringSubmatch(string(metrics), -1)
+		got := map[string]string{}
+		for _, s := range stations {
+			got[s[1]] = s[2]
+		}
+		if err == nil && !maps.Equal(got, want) {
+			err = fmt.Errorf("they have passed %v", got)
+		}
+		return err == nil, err
+	})
 	conn, err := pgx.Connect(t.Context(), d.instance(t).DatabaseURL)
 	if err != nil {
 		t.Fatal(err)
