@@ -344,6 +344,11 @@ func (c *Console) showAct(v *view) error {
 	}
 	ctx, cancel := context.WithTimeout(v.r.Context(), pageTimeout)
 	defer cancel()
+	// Look here first: an act leaves c.running only after its record has the outcome. In the other order, an act that ends
+	// between the two looks seems to be another process's.
+	c.mu.Lock()
+	d := c.running[actKey(id)]
+	c.mu.Unlock()
 	record, err := audit.Get(ctx, c.deps.Truth, id)
 	if errors.Is(err, audit.ErrNotFound) || err == nil && !v.who.System() && record.TenantID != v.who.TenantID {
 		return errNotFound
@@ -352,9 +357,6 @@ func (c *Console) showAct(v *view) error {
 		return err
 	}
 	data := outcomeData{Act: record, Back: cmp.Or(backOf(v.r.URL.Query()), root)}
-	c.mu.Lock()
-	d := c.running[actKey(id)]
-	c.mu.Unlock()
 	if d != nil {
 		d.mu.Lock()
 		data.Here, data.Step, data.Done, data.Total = true, d.step, d.done, d.total

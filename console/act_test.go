@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/url"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -18,6 +19,8 @@ func TestALongActIsFollowedDoneOnceAndEndsWithTheProcess(t *testing.T) {
 	h := start(t)
 	var times atomic.Int64
 	goOn := make(chan struct{})
+	release := sync.OnceFunc(func() { close(goOn) })
+	t.Cleanup(release) // the console's end waits for the act
 	h.console.AddAct("test.long", func(_ context.Context, progress func(done, total int64)) (string, error) {
 		times.Add(1)
 		progress(12_345, 99_999)
@@ -38,13 +41,15 @@ func TestALongActIsFollowedDoneOnceAndEndsWithTheProcess(t *testing.T) {
 		go func() { answers <- ada.post("/console/act/test.long", form) }()
 	}
 	for range cap(answers) {
-		if a := <-answers; !strings.Contains(a.text(), "under way") || !strings.Contains(a.text(), "12,345 of 99,999") {
-			t.Errorf("while it is under way: %s", a.text())
-		}
+		a := <-answers // perhaps before the first of the five has begun
+		testkit.Eventually(t, time.Minute, "the page shows how far the act is", func() (bool, error) {
+			text := ada.get(a.path).text()
+			return strings.Contains(text, "under way") && strings.Contains(text, "12,345 of 99,999"), nil
+		})
 	}
-	close(goOn)
+	release()
 	path := "/console/acts/" + form.Get("act_id")
-	testkit.Eventually(t, 10*time.Second, "the act ends",
+	testkit.Eventually(t, time.Minute, "the act ends",
 		func() (bool, error) { return strings.Contains(ada.get(path).text(), "Did it."), nil })
 	if n := times.Load(); n != 1 {
 		t.Errorf("the act ran %d times, want once", n)
@@ -54,9 +59,9 @@ func TestALongActIsFollowedDoneOnceAndEndsWithTheProcess(t *testing.T) {
 	}
 	stopped := ada.begin("/console/act/test.stop").says("under way")
 	h.stop()
-	testkit.Eventually(t, 10*time.Second, "the outcome is recorded",
+	testkit.Eventually(t, time.Minute, "the outcome is recorded",
 		func() (bool, error) { return strings.Contains(ada.get(stopped.path).text(), "failed"), nil })
-	testkit.Eventually(t, 10*time.Second, "an act is refused", func() (bool, error) {
+	testkit.Eventually(t, time.Minute, "an act is refused", func() (bool, error) {
 		return strings.Contains(ada.act("/console/act/test.error").text(), "This process is stopping"), nil
 	})
 	page(t, ada, "/console/audit").says("Nothing was done: the process was stopping.")

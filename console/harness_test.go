@@ -311,15 +311,39 @@ func (r *reader) begin(link string, pairs ...string) *answer {
 }
 
 // act begins an act and returns its page when the act has ended.
-func (r *reader) act(link string, pairs ...string) (a *answer) {
+func (r *reader) act(link string, pairs ...string) *answer {
 	r.t.Helper()
-	a = r.begin(link, pairs...)
-	testkit.Eventually(r.t, 30*time.Second, "the act to end", func() (bool, error) {
+	return r.ended(r.begin(link, pairs...))
+}
+
+// ended follows an act from its page until it has ended. The page comes before that if the act takes longer than actWait.
+func (r *reader) ended(a *answer) *answer {
+	r.t.Helper()
+	testkit.Eventually(r.t, time.Minute, "the act to end", func() (bool, error) {
 		ended := !strings.Contains(a.text(), "under way")
 		if !ended {
 			a = page(r.t, r, a.path)
 		}
 		return ended, nil
+	})
+	return a
+}
+
+// slow is the project's limit for one page.
+const slow = time.Second
+
+// quickPage opens a page, which must take less than slow. On a busy machine one of several times must.
+func quickPage(t *testing.T, r *reader, path string) (a *answer) {
+	t.Helper()
+	testkit.Eventually(t, 30*time.Second, path+" is fast", func() (bool, error) {
+		began := time.Now()
+		a = page(t, r, path)
+		took := time.Since(began)
+		if took >= slow {
+			return false, fmt.Errorf("it took %s", took)
+		}
+		t.Logf("%s took %s", path, took.Round(time.Millisecond))
+		return true, nil
 	})
 	return a
 }

@@ -173,7 +173,7 @@ func TestNothingThatPeopleWriteRuns(t *testing.T) {
 	queue := page(t, max, "/console/moderation")
 	in := queue.form("reason", printed()[0], "decide", "approve")
 	in["item"] = queue.items()[:1]
-	max.post("/console/act/moderation.decide", in).says("done", printed()[0])
+	max.ended(max.post("/console/act/moderation.decide", in)).says("done", printed()[0])
 	seen := ""
 	for _, path := range hostile(ids) {
 		a := max.get(path)

@@ -245,9 +245,9 @@ func TestTheAuditLogSaysWhatWasMendedNotWhatTheFormSays(t *testing.T) {
 	id := d.write(t, 5, 1, "words")[0]
 	d.deliver(t)
 	amy := d.signIn(t, d.Tokens.TenantAdmin)
-	amy.post("/console/act/inspect.mend", url.Values{"act_id": {uuid.NewString()}, "reason": {"r"}, "projection": {"threadcache"},
-		"entity": {"something else"},
-		"key":    {fmt.Sprintf(`{"Type":"comment","TenantID":7,"Aggregate":5,"Child":%q}`, id)}}).says("done").without("something else")
+	amy.ended(amy.post("/console/act/inspect.mend", url.Values{"act_id": {uuid.NewString()}, "reason": {"r"},
+		"projection": {"threadcache"}, "entity": {"something else"},
+		"key": {fmt.Sprintf(`{"Type":"comment","TenantID":7,"Aggregate":5,"Child":%q}`, id)}})).says("done").without("something else")
 	acts, err := audit.List(t.Context(), d.pool, audit.Filter{}, 1)
 	if err != nil || len(acts) != 1 || !strings.Contains(acts[0].Target, id) || strings.Contains(acts[0].Target, "something else") {
 		t.Errorf("%+v, %v", acts, err)

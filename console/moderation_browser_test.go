@@ -64,8 +64,7 @@ func TestTheQueueIsWorkedByKeys(t *testing.T) {
 	ids := h.sampleModeration(t)
 	d := &desk{harness: h, store: store.New(h.db.Pool(t, postgres.RoleAPI), nil)}
 	b := h.browser(t, chromium(t), h.Tokens.TenantModerator, look{})
-	b.keys("g")
-	b.keys("m")
+	b.chord("m")
 	b.waits("May I translate this?")
 	here := func() string {
 		return eval[string](b, `(document.querySelector(".item.here") || {dataset: {}}).dataset.item || ""`)
@@ -99,8 +98,7 @@ func TestTheQueueIsWorkedByKeys(t *testing.T) {
 	says("Held 2 comments")
 	b.keys("u")
 	says("Held 1 comment.")
-	b.keys("g")
-	b.keys("x") // g x opens no page here, and must not decide either
+	b.chord("x") // g x opens no page here, and must not decide either
 	b.keys("d")
 	says("Removed 1 comment")
 	got := strings.Join(d.states(t, ids...), ", ")

@@ -46,7 +46,7 @@ func (b *balancer) remove(t *testing.T, api string) {
 	b.mu.Lock()
 	b.apis = slices.DeleteFunc(b.apis, func(a string) bool { return a == api })
 	b.mu.Unlock()
-	testkit.Eventually(t, 30*time.Second, "the removed API to answer its requests", func() (bool, error) {
+	testkit.Eventually(t, time.Minute, "the removed API to answer its requests", func() (bool, error) {
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		return b.open[api] == 0, nil

@@ -114,7 +114,7 @@ func dialFrom(t *testing.T, from string, to net.Addr) client {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = c.Close() }) // perhaps a second time
-	if err := c.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(time.Minute)); err != nil {
 		t.Fatal(err)
 	}
 	return client{c, bufio.NewReader(c)}

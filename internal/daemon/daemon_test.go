@@ -70,7 +70,7 @@ func TestMainExit(t *testing.T) {
 		{"hangs", 2, -1, "stopping; a second signal kills"},
 	} {
 		t.Run(c.behaviour, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 			defer cancel()
 			cmd := exec.CommandContext(ctx, os.Args[0])
 			cmd.Env = append(os.Environ(), "DAEMON_TEST="+c.behaviour)
@@ -149,7 +149,7 @@ func TestUnknownLogLevelIsRefused(t *testing.T) {
 // get returns the status and the body of one request on its own connection.
 func get(t *testing.T, url string) (int, string) {
 	t.Helper()
-	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: 10 * time.Second}
+	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: time.Minute}
 	resp, err := c.Get(url)
 	if err != nil {
 		t.Fatal(err)

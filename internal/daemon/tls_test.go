@@ -21,7 +21,7 @@ import (
 func hello(t *testing.T, addr string, config *tls.Config) (string, error) {
 	t.Helper()
 	c := http.Client{Transport: &http.Transport{TLSClientConfig: config, ForceAttemptHTTP2: true, DisableKeepAlives: true},
-		Timeout: 10 * time.Second}
+		Timeout: time.Minute}
 	resp, err := c.Get("https://" + addr)
 	if err != nil {
 		return "", err

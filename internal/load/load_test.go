@@ -3,9 +3,9 @@ package load
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"iter"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/tidings/tidings/internal/pglocal"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -147,14 +149,11 @@ func TestLoadEndsAtOnceWhenRefused(t *testing.T) {
 }
 
 func TestLoadGivesUpWithoutProgress(t *testing.T) {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	port, err := pglocal.FreePort() // it refuses connections: no other test gets it
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := ln.Close(); err != nil { // the address refuses connections now
-		t.Fatal(err)
-	}
-	l := loader(t, "http://"+ln.Addr().String(), 200*time.Millisecond)
+	l := loader(t, fmt.Sprintf("http://127.0.0.1:%d", port), 200*time.Millisecond)
 	err = l.Run(t.Context(), follows, generated(graph(50, 200, 1)))
 	if err == nil || !strings.Contains(err.Error(), "no request succeeded for 200ms") {
 		t.Errorf("error %v", err)
