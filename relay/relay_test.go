@@ -384,34 +384,30 @@ func TestConfigurationOutOfBoundsIsRefused(t *testing.T) {
 	}
 }
 
-func TestAWakeUpIsQuickerThanThePoll(t *testing.T) {
-	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
-	b := testkit.NATS(t)
-	cfg := testConfig()
-	cfg.PollInterval = 10 * time.Second
-	reg := prometheus.NewRegistry()
-	r, err := New(cfg, pool, b.Config(), testkit.Logger(t), reg)
-	if err != nil {
+func TestAWakeUpEndsTheRestOfTheWriterOfItsSlot(t *testing.T) {
+	pool, b := testkit.Postgres(t).Pool(t, postgres.RoleSystem), testkit.NATS(t)
+	woken := connected(t, newRelay(t, pool, b))
+	s := woken.session
+	woken = newWriter(s, outbox.Partition{FirstSlot: 0, LastSlot: 15})
+	other := newWriter(s, outbox.Partition{Number: 1, FirstSlot: 16, LastSlot: 31})
+	s.mu.Lock()
+	s.writers = map[int]*writer{0: woken, 1: other}
+	s.mu.Unlock()
+	if err := s.nc.FlushTimeout(time.Minute); err != nil { // the broker has the subscription
 		t.Fatal(err)
 	}
-	start(t, r)
-	for aggregate := range int64(64) { // until every partition was checked since the start
-		insertRow(t, pool, aggregate, "created")
-	}
-	awaitDrained(t, t.Context(), pool, time.Minute)
-
-	ctx, cancel := context.WithCancel(t.Context())
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	w := broker.NewWaker(b.Connect(t), b.Config())
 	go func() { _ = w.Run(ctx) }() // returns nil
 	for range 3 {
-		id := insertRow(t, pool, 1, "edited")
-		var slot int
-		if err := pool.QueryRow(t.Context(), `SELECT slot FROM outbox_messages WHERE id = $1`, id).Scan(&slot); err != nil {
-			t.Fatal(err)
+		w.Wake(15)
+		if woken.rest(ctx, time.Now(), time.Hour); ctx.Err() != nil {
+			t.Fatal("the wake-up of slot 15 does not end the rest of its writer within a minute")
 		}
-		w.Wake(slot)
-		awaitDrained(t, t.Context(), pool, 5*time.Second) // polls are 7.5 s apart
+	}
+	if len(other.wake) > 0 {
+		t.Error("the wake-up of slot 15 wakes the writer of slots 16 to 31")
 	}
 }
 
@@ -464,13 +460,14 @@ func TestMarksThatTheDatabaseLosesAreFoundAgainBeforeAnythingIsPublished(t *test
 	db := testkit.Postgres(t)
 	pool, owner := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleOwner)
 	b := testkit.NATS(t)
-	own, err := postgres.Open(t.Context(), db.URL, postgres.Config{MaxConns: 8, ConnectTimeout: 2 * time.Second},
-		postgres.RoleRelay, "relay under test")
-	if err != nil {
+	r := newRelay(t, pool, b)
+	var err error
+	if r.pool, err = postgres.Open(t.Context(), db.URL, postgres.Config{MaxConns: 8, ConnectTimeout: 30 * time.Second},
+		postgres.RoleRelay, "relay under test"); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(own.Close)
-	start(t, newRelay(t, own, b))
+	t.Cleanup(r.pool.Close)
+	start(t, r)
 	for n := range int64(40) {
 		insertRow(t, pool, n+1, "created")
 	}
@@ -481,14 +478,17 @@ func TestMarksThatTheDatabaseLosesAreFoundAgainBeforeAnythingIsPublished(t *test
 			`LOCK TABLE outbox_messages, outbox_partitions IN ACCESS EXCLUSIVE MODE`,
 			`UPDATE outbox_messages SET processed_at = NULL, stream_seq = NULL`,
 			`UPDATE outbox_partitions SET tail_seq = 0`,
-			`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()
-				AND application_name = 'tidings relay under test'`,
 		} {
 			if _, err := tx.Exec(t.Context(), sql); err != nil {
 				return err
 			}
 		}
-		return nil
+		tag, err := tx.Exec(t.Context(), `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()
+			AND application_name = 'tidings relay under test'`)
+		if tag.RowsAffected() == 0 {
+			t.Error("the relay has no connections")
+		}
+		return err
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -70,6 +70,9 @@ func (r *Relay) connect(ctx context.Context) (*session, error) {
 		return nil, fmt.Errorf("reach JetStream: %w", err)
 	}
 	r.setLeaderless(false)
+	if _, err := s.nc.Subscribe(broker.WakeSubject, s.onWake); err != nil {
+		s.log.WarnContext(ctx, "no wake-ups from writers: the relay polls", "err", err)
+	}
 	return s, nil
 }
 
@@ -84,9 +87,6 @@ func (s *session) run(ctx context.Context) error {
 	var err error
 	if s.group, err = lease.New(s.cfg.Lease, s.pool, LeaseKind, s.owner, s.base); err != nil {
 		return err
-	}
-	if _, err := s.nc.Subscribe(broker.WakeSubject, s.onWake); err != nil {
-		s.log.WarnContext(ctx, "no wake-ups from writers: the relay polls", "err", err)
 	}
 	leaseCtx, leave := context.WithCancel(work)
 	var leases, writers sync.WaitGroup

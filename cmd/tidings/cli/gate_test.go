@@ -14,7 +14,6 @@ import (
 // gate is a proxy to a dev's API. It holds requests back while a load has its limit of answers, so that a load does not
 // end before the test disturbs it.
 type gate struct {
-	url  string
 	load *load.Loader
 
 	mu     sync.Mutex
