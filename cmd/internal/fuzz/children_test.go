@@ -419,8 +419,13 @@ func (l *lane) readChild() error {
 	if r == nil {
 		return nil
 	}
+	return l.readState(r, l.ifNoneMatch(r.now().Version)...)
+}
+
+// readState reads a child from the truth.
+func (l *lane) readState(r *childRow, headers ...string) error {
 	c := r.now()
-	a, err := l.call(http.MethodGet, onePath(r.k, c.ID), "", l.ifNoneMatch(c.Version)...)
+	a, err := l.call(http.MethodGet, onePath(r.k, c.ID), "", headers...)
 	if err != nil {
 		return err
 	}

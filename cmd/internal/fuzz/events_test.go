@@ -296,6 +296,19 @@ func (v view) names() string {
 	return b.String()
 }
 
+// date reads the deleted children that the view has ahead of the projections, if the model lacks the time of a deletion:
+// neither an answer nor an event has told it.
+func (l *lane) date(v view) error {
+	for row := range v.ahead {
+		if r, ok := row.(*childRow); ok && r.now().UpdatedAt.IsZero() {
+			if err := l.readState(r); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 func projectedOf(row any) int64 {
 	switch r := row.(type) {
 	case *edgeRow:
@@ -324,6 +337,11 @@ func (l *lane) readOwn() error {
 	for i := range reads {
 		seeds[i] = l.rng.Uint64()
 		fresh[i], views[i] = l.fresh()
+		if err := l.date(views[i]); err != nil {
+			return err
+		}
+	}
+	for i := range reads {
 		sides[i] = l.beside(seeds[i])
 		wg.Go(func() { errs[i] = sides[i].readSome(views[i], fresh[i]) })
 	}
