@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -112,6 +113,29 @@ func TestTheProjectionPageShowsTheProjectionThatIsTested(t *testing.T) {
 	for _, m := range regexp.MustCompile(`(?m)^\t([A-Z]\w+)\(`).FindAllStringSubmatch(read("../projections/projection.go"), -1) {
 		if !strings.Contains(page, "| `"+m[1]+"` |") {
 			t.Errorf("the page does not mention %s", m[1])
+		}
+	}
+}
+
+// TestTheSubscriberPageMakesANewFollow checks that the page writes no follow of the README. A reader of both would get
+// no event.
+func TestTheSubscriberPageMakesANewFollow(t *testing.T) {
+	follows := func(path string) []string {
+		t.Helper()
+		page, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all := regexp.MustCompile(`localhost:8080/v1/follows/\d+/\d+`).FindAllString(string(page), -1)
+		if len(all) == 0 {
+			t.Fatalf("%s writes no follow", path)
+		}
+		return all
+	}
+	before := follows("../README.md")
+	for _, f := range follows("subscribe.md") {
+		if slices.Contains(before, f) {
+			t.Errorf("the page repeats %s of the README", f)
 		}
 	}
 }

@@ -14,7 +14,7 @@
 // an instance dies: the next instance holds events until NATS has delivered again the unfinished events of the dead
 // one. Handle begins a stream that a resize created after the events of its predecessors are handled.
 //
-// Project applies each event exactly once: see package consumers. No function requires a type of an internal package.
+// Project applies each message exactly once: see package consumers. No function requires a type of an internal package.
 //
 // Neither function delivers messages that no relay of Tidings wrote, or closing messages. They deliver the system's own
 // events (aggregate type heartbeat) only if you name that type.

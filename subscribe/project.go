@@ -30,8 +30,9 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool) error { return migrations.
 // gets the same events again.
 type Apply func(ctx context.Context, tx pgx.Tx, batch []event.Event) error
 
-// Project applies every event exactly once, in the transaction that also moves the projection's offset, until ctx ends.
-// Then it finishes the batches in hand and returns nil. Instances of the same name share the partitions.
+// Project applies every message exactly once, in the transaction that also moves the projection's offset, until ctx
+// ends. Then it finishes the batches in hand and returns nil. After a repair an event may be two messages. Instances of
+// the same name share the partitions.
 //
 // An error of apply rolls the batch back. If it is the database's own trouble, Project retries the batch. Otherwise
 // Project applies event by event, and parks the one that fails together with the later ones of its aggregate

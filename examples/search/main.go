@@ -36,7 +36,7 @@ INSERT INTO documents (tenant_id, comment_id, post_id, version, body) VALUES ($1
     ON CONFLICT (tenant_id, comment_id) DO UPDATE SET version = excluded.version, body = excluded.body
     WHERE documents.version < excluded.version`
 
-// activitySQL counts the events since the index began. Each event is applied exactly once, so the count is exact.
+// activitySQL counts messages, each exactly once. An event that a repair published again is a second message.
 const activitySQL = `
 INSERT INTO activity (tenant_id, post_id, events) VALUES ($1, $2, 1) ON CONFLICT (tenant_id, post_id) DO UPDATE
 SET events = activity.events + 1`

@@ -6,6 +6,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -15,15 +17,32 @@ import (
 // race reports whether this run has the race detector.
 var race bool
 
+// pageMigration returns the path of the migration that docs/adding-a-projection.md names. It fails the test unless the
+// page has the next free number.
+func pageMigration(t *testing.T, root string) string {
+	t.Helper()
+	page, err := os.ReadFile(filepath.Join(root, "docs/adding-a-projection.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := fmt.Sprintf("migrations/projections/%05d_activity.sql", migrations.Latest(migrations.Projections)+1)
+	named := regexp.MustCompile(`migrations/projections/\d+\w*\.sql`).FindAllString(string(page), -1)
+	if len(named) == 0 || slices.ContainsFunc(named, func(name string) bool { return name != want }) {
+		t.Fatalf("docs/adding-a-projection.md names %q: the next free migration is %s", named, want)
+	}
+	return named[0]
+}
+
 // TestAProjectionIsItsFolderItsMigrationAndOneLine adds the projection of the documentation by an overlay of these
 // three parts. It runs the contract tests of all projections with it.
 func TestAProjectionIsItsFolderItsMigrationAndOneLine(t *testing.T) {
-	if testing.Short() {
-		t.Skip("starts servers")
-	}
 	root, err := filepath.Abs("../../..")
 	if err != nil {
 		t.Fatal(err)
+	}
+	migration := pageMigration(t, root)
+	if testing.Short() {
+		t.Skip("starts servers")
 	}
 	list, err := os.ReadFile("fleet.go")
 	if err != nil {
@@ -44,7 +63,7 @@ func TestAProjectionIsItsFolderItsMigrationAndOneLine(t *testing.T) {
 	files := map[string]string{filepath.Join(root, "cmd/internal/fleet/fleet.go"): registered}
 	for to, from := range map[string]string{
 		"projections/activity/activity.go": "activity.go",
-		fmt.Sprintf("migrations/projections/%05d_activity.sql", migrations.Latest(migrations.Projections)+1): "activity.sql",
+		migration:                          "activity.sql",
 	} {
 		files[filepath.Join(root, to)] = filepath.Join(root, "cmd/internal/fleet/testdata/activity", from)
 	}

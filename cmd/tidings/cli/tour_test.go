@@ -32,6 +32,11 @@ func TestTheTourWorks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	for _, key := range regexp.MustCompile(`Idempotency-Key: \w+`).FindAllString(string(text), -1) {
+		if strings.Contains(greeting, key+"'") {
+			t.Errorf("the page repeats the %s of dev's own lines, with another request", key)
+		}
+	}
 	d := newDev(t)
 	d.start(t)
 	events := d.watchEvents(t)
