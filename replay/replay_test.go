@@ -740,6 +740,31 @@ func TestReplaysBehindAndDuringAResizeEndInTheTruth(t *testing.T) {
 	r.verify(p.Name())
 }
 
+func TestAReplaySwitchesAlsoAfterAClosingMessageHasExpired(t *testing.T) {
+	r := newRig(t)
+	p := followercounts.New(kinds.Builtin)
+	r.live(p)
+	r.fill(50)
+	r.resize(2)
+	r.fill(50)
+	r.settle(p.Name())
+	s, err := r.js.Stream(t.Context(), r.broker.StreamName(0))
+	if err == nil {
+		err = s.Purge(t.Context()) // as NATS_MAX_AGE does later
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if report, err := Run(ctx, r.deps(), p, Options{From: Auto}); err != nil || !report.Switched || report.From != Truth {
+		t.Fatalf("%+v, %v; want a switch to tables from the truth", report, err)
+	}
+	r.fill(20)
+	r.settle(p.Name())
+	r.verify(p.Name())
+}
+
 // TestAReplayDoesNotSwitchWhenAStreamIsRepairedMeanwhile: a replay reads descriptions of the streams from before the
 // repair.
 func TestAReplayDoesNotSwitchWhenAStreamIsRepairedMeanwhile(t *testing.T) {

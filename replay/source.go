@@ -148,11 +148,10 @@ func (r *replay) setOffsets(ctx context.Context) error {
 	args["consumer"] = r.name + suffix
 	ats, closed := make([]time.Time, len(now)), make([]bool, len(now))
 	for i, s := range now {
-		final, err := broker.Closed(ctx, r.deps.JetStream, r.deps.Broker, s)
-		if err != nil {
+		if closed[i], err = broker.Ended(ctx, r.deps.JetStream, r.deps.Broker, s, now); err != nil {
 			return err
 		}
-		ats[i], closed[i] = s.At, final > 0
+		ats[i] = s.At
 	}
 	args["ats"], args["closed"] = ats, closed
 	if _, err := r.pool.Exec(ctx, setOffsetsSQL, args); err != nil {

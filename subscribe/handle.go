@@ -233,7 +233,7 @@ func (s *subscriber) look(ctx, handling context.Context, wg *sync.WaitGroup) {
 			n, err := r.pending(qctx)
 			pending += n
 			if err == nil && n == 0 {
-				s.finish(qctx, st, r)
+				s.finish(qctx, st, streams, r)
 			}
 		case s.mayBegin(st, there):
 			s.read(ctx, handling, wg, source{stream: st.Name, subject: s.filter})
@@ -291,8 +291,8 @@ func (s *subscriber) mayBegin(st broker.Stream, there map[int]bool) bool {
 }
 
 // finish stops the reader of a stream that has ended and has no events left.
-func (s *subscriber) finish(ctx context.Context, st broker.Stream, r *reader) {
-	if final, err := broker.Closed(ctx, s.js, s.broker(), st); err != nil || final == 0 {
+func (s *subscriber) finish(ctx context.Context, st broker.Stream, all []broker.Stream, r *reader) {
+	if ended, err := broker.Ended(ctx, s.js, s.broker(), st, all); err != nil || !ended {
 		return
 	}
 	if n, err := r.pending(ctx); err != nil || n > 0 { // it was closed meanwhile, after further events

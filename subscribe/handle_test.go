@@ -195,6 +195,45 @@ func TestAHandlerGetsEveryEventAndOnlyWhatItHasDoneIsAcknowledged(t *testing.T) 
 	r.nothingPending("mailer-follow-created")
 }
 
+// TestAHandlerThatStartsAfterAClosingMessageHasExpiredReadsTheNewStreams starts a handler again, and another one for the
+// first time.
+func TestAHandlerThatStartsAfterAClosingMessageHasExpiredReadsTheNewStreams(t *testing.T) {
+	r := newRig(t, 1)
+	handle := func(name string, d *diary) *running {
+		return r.start(func(ctx context.Context) error {
+			return subscribe.Handle(ctx, r.nc, name, "follow.created", func(_ context.Context, e subscribe.Event[event.Edge]) error {
+				d.note(e)
+				return nil
+			}, subscribe.Log(testkit.Logger(t)))
+		})
+	}
+	known, first := newDiary(), newDiary()
+	r.publish(follow(9, 1, 1))
+	w := handle("known", known)
+	r.await("the event of the old stream", func() (bool, error) { return known.has(1, 1) })
+	if err := w.stop(); err != nil {
+		t.Fatal(err)
+	}
+	old := r.open[0].Name
+	r.resize(2)
+	s, err := r.js.Stream(t.Context(), old)
+	if err == nil {
+		err = s.Purge(t.Context()) // as NATS_MAX_AGE does later
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	handle("known", known)
+	handle("first", first)
+	r.publish(follow(9, 1, 2))
+	r.await("the event of the new stream", func() (bool, error) { return known.has(1, 2) })
+	r.await("the event of the new stream at another handler", func() (bool, error) {
+		first.mu.Lock()
+		defer first.mu.Unlock()
+		return slices.Equal(first.versions[1], []int64{2}), nil
+	})
+}
+
 // retryPanics retries the dead letter of a panic, and discards the others.
 func retryPanics(t *testing.T, letters *subscribe.Letters, all []subscribe.Letter) {
 	t.Helper()

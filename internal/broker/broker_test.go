@@ -298,6 +298,68 @@ func TestForeignMessagesDoNotHideTheClosingMessage(t *testing.T) {
 	}
 }
 
+// TestAStreamHasEndedAlsoOnceItsClosingMessageHasExpired: a relay publishes to a new stream only after it has closed the
+// old one.
+func TestAStreamHasEndedAlsoOnceItsClosingMessageHasExpired(t *testing.T) {
+	b := testkit.NATS(t)
+	cfg := b.Config()
+	js, err := jetstream.New(b.Connect(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	declare := func(p broker.Partition) {
+		t.Helper()
+		if _, err := broker.Declare(t.Context(), js, cfg, p, testkit.Logger(t)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	publish := func(m *nats.Msg) {
+		t.Helper()
+		if _, err := js.PublishMsg(t.Context(), m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	expire := func() {
+		t.Helper()
+		s, err := js.Stream(t.Context(), cfg.StreamName(0))
+		if err == nil {
+			err = s.Purge(t.Context())
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	check := func(when string, want bool) {
+		t.Helper()
+		all, err := broker.Streams(t.Context(), js, cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ended, err := broker.Ended(t.Context(), js, cfg, all[0], all); err != nil || ended != want {
+			t.Errorf("%s: ended: %v, %v; want %v", when, ended, err, want)
+		}
+	}
+	subject, headers := event.ClosingMessage(cfg.Prefix, 0)
+	old, next := &nats.Msg{Subject: cfg.Prefix + ".0.x"}, &nats.Msg{Subject: cfg.Prefix + ".2.x"}
+
+	declare(broker.Partition{LastSlot: event.Slots - 1})
+	check("without a message", false)
+	publish(old)
+	check("with a message", false)
+	expire()
+	declare(broker.Partition{Number: 1, LastSlot: 15, After: []int{0}})
+	declare(broker.Partition{Number: 2, FirstSlot: 16, LastSlot: event.Slots - 1, After: []int{0}})
+	check("when its messages have expired, and its successors have none yet", false)
+	publish(&nats.Msg{Subject: subject, Header: headers})
+	check("with the closing message", true)
+	publish(next)
+	check("with the closing message, and a message on a successor", true)
+	expire()
+	check("when the closing message has expired", true)
+	publish(old)
+	check("with a message and without the closing message, which no relay makes", false)
+}
+
 func TestManyProcessesMayDeclareTheStreamAtOnce(t *testing.T) {
 	b := testkit.NATS(t)
 	var wg sync.WaitGroup

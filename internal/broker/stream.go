@@ -262,6 +262,18 @@ func Closed(ctx context.Context, js jetstream.JetStream, cfg Config, s Stream) (
 	return m.Seq, nil
 }
 
+// Ended reports whether the stream gets no more events. all is a list of the streams that contains s. Later the closing
+// message expires as every message does. Then the stream is empty, but a successor has had messages: relays publish to a
+// stream only after they have closed its predecessors.
+func Ended(ctx context.Context, js jetstream.JetStream, cfg Config, s Stream, all []Stream) (bool, error) {
+	if final, err := Closed(ctx, js, cfg, s); err != nil || final > 0 {
+		return final > 0, err
+	}
+	return s.Messages == 0 && slices.ContainsFunc(all, func(next Stream) bool {
+		return next.Last > 0 && slices.Contains(next.After, s.Number)
+	}), nil
+}
+
 // get requests one message from a stream's leader. It returns nil if the message does not exist.
 func get(ctx context.Context, js jetstream.JetStream, stream string, query map[string]any) (*Stored, error) {
 	request, err := json.Marshal(query)
