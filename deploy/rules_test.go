@@ -100,3 +100,37 @@ func TestEveryAlertHasAMetricAndAPage(t *testing.T) {
 		}
 	}
 }
+
+// TestTheConsoleDoesNotHideThatNoAPIRuns: the service console runs the same binary as the service api.
+func TestTheConsoleDoesNotHideThatNoAPIRuns(t *testing.T) {
+	text, err := os.ReadFile("prometheus/prometheus.yml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var file struct {
+		Jobs []struct {
+			Name    string                                `yaml:"job_name"`
+			Names   []struct{ Names []string }            `yaml:"dns_sd_configs"`
+			Relabel []struct{ Regex, Replacement string } `yaml:"metric_relabel_configs"`
+		} `yaml:"scrape_configs"`
+	}
+	if err := yaml.Unmarshal(text, &file); err != nil {
+		t.Fatal(err)
+	}
+	binary := map[string]string{} // by service: the label that ApiAbsent sees
+	for _, job := range file.Jobs {
+		for _, services := range job.Names {
+			for _, service := range services.Names {
+				binary[service] = "api"
+				for _, r := range job.Relabel {
+					if regexp.MustCompile("^(?:" + r.Regex + ")$").MatchString("tidings_build_info;api") {
+						binary[service] = r.Replacement
+					}
+				}
+			}
+		}
+	}
+	if binary["api"] != "api" || binary["console"] != "console" {
+		t.Errorf("Prometheus knows api as %q and console as %q", binary["api"], binary["console"])
+	}
+}
