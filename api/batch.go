@@ -40,7 +40,7 @@ type ifMatch int64
 func (ifMatch) Schema(huma.Registry) *huma.Schema {
 	one := 1.0
 	return &huma.Schema{
-		Description: `Required, like the header If-Match: the version to change, for example 3, or "*".`,
+		Description: `Optional, like the header If-Match: the version to change, for example 3, or "*".`,
 		OneOf:       []*huma.Schema{{Type: huma.TypeInteger, Format: "int64", Minimum: &one}, {Type: huma.TypeString, Enum: []any{"*"}}},
 	}
 }
@@ -128,8 +128,8 @@ type batchOutput struct{ Body func(huma.Context) }
 const batchDescription = "Each operation fails or succeeds alone, with the status or problem of its own route; there is no common " +
 	"transaction. Operations on the same pair, comment or key run in their order. The body is one JSON document or, as " +
 	"`application/x-ndjson`, one operation per line; a broken line fails alone. The answer has the same type and one outcome per " +
-	"operation, in order; the server sends it while it writes the batch. An operation with 503 `unavailable`, or without an outcome " +
-	"because the answer broke off, may or may not have been written: send it and those after it again. With any other 503 it was " +
+	"operation, in order; the server sends it while it writes the batch. An operation with 503 `unavailable`, or without an outcome, " +
+	"may or may not have been written. Send these again in their order, creates with the same keys. With any other 503 an operation was " +
 	"not written. Actor and `traceparent` of the request apply to all operations."
 
 // batchRoute registers a route and describes its bodies, because the framework does not read them.

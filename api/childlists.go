@@ -305,16 +305,13 @@ func (c *childRoutes) summary(ctx context.Context, in *UnderPath) (*anyOutput, e
 }
 
 func (c *childRoutes) versionRoute() {
-	gone, shows := "deleted or erased", "author, body and actor"
-	if c.k.Moderated {
-		gone = "hidden, removed, " + gone
-	}
+	shows := "author, body and actor"
 	if len(c.k.Attributes) > 0 {
 		shows = "author, body, attributes and actor"
 	}
 	r := c.route("versions", http.MethodGet, c.one()+"/versions", tokens.RoleRead, http.StatusOK, words{"list-" + c.dashed + "-versions",
 		"List the versions of {a child}, newest first",
-		"Shows who changed the {child}, and when. While the {child} is " + gone + ", its versions show " + shows + " only to tokens " +
+		"Shows who changed the {child}, and when. While the {child} is " + c.gone() + ", its versions show " + shows + " only to tokens " +
 			"with the role moderate. After an erasure they show them to no token." + fromTheHistory})
 	entity := refer(c.entity,
 		c.text("The {child} at this version. While the {child} is a tombstone, only the role moderate sees author and body."))

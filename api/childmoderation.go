@@ -65,7 +65,7 @@ type settingsGetInput struct {
 type settingsPutInput struct {
 	UnderPath
 	IfMatch     string `header:"If-Match" doc:"The ETag of the version to change, or *. Required after the first change."`
-	IfNoneMatch string `header:"If-None-Match" example:"*" doc:"*: only if the settings were never changed."`
+	IfNoneMatch string `header:"If-None-Match" example:"*" doc:"*: only if the settings were never changed, otherwise 412."`
 	Body        struct {
 		Locked       bool   `json:"locked,omitempty" example:"false"`
 		Premoderated bool   `json:"premoderated,omitempty" example:"true"`
@@ -76,6 +76,12 @@ type settingsPutInput struct {
 type settingsVersionsInput struct {
 	UnderPath
 	Page
+}
+
+type settingsReadOutput struct {
+	Status int
+	ETag   string `header:"ETag" doc:"Absent before the first change."`
+	Body   any
 }
 
 type settingsOutput struct {
@@ -138,7 +144,7 @@ func (c *childRoutes) moderationRoutes() {
 			"`approved` undoes earlier decisions. `pending` adds the {child} to the list that waits for a moderator; a rule that reports " +
 				"{children} uses it. A repeated state changes nothing: 200 with the same version, and no event. A {child} that its " +
 				"author deleted remains deleted."},
-		writing(codeVersionStale, codeIfMatchMissing, codeNotFound, c.code(codeChildGone))...), c.moderate)
+		writing(codeVersionStale, codeIfMatchMissing, codeNotFound, c.code(codeChildGone), codeThreadReturning)...), c.moderate)
 }
 
 func (c *childRoutes) pendingRoute(answer *huma.Schema) {
@@ -163,7 +169,7 @@ func (c *childRoutes) settingsAnswer(t event.Thread) *settingsOutput {
 	return out
 }
 
-func (c *childRoutes) getSettings(ctx context.Context, in *settingsGetInput) (*settingsOutput, error) {
+func (c *childRoutes) getSettings(ctx context.Context, in *settingsGetInput) (*settingsReadOutput, error) {
 	t, err := c.store.GetThread(ctx, callerOf(ctx).TenantID, c.k, in.Object.int64())
 	if err != nil {
 		return nil, err
@@ -172,7 +178,7 @@ func (c *childRoutes) getSettings(ctx context.Context, in *settingsGetInput) (*s
 	if t.Version > 0 {
 		out.Status = okOr304(in.IfNoneMatch, t.Version)
 	}
-	return out, nil
+	return &settingsReadOutput{Status: out.Status, ETag: out.ETag, Body: out.Body}, nil
 }
 
 func (c *childRoutes) putSettings(ctx context.Context, in *settingsPutInput) (*settingsOutput, error) {
@@ -240,7 +246,7 @@ func (c *childRoutes) settingsVersions(ctx context.Context, in *settingsVersions
 	return &anyOutput{Body: settingsVersions{Items: items, Next: next}}, nil
 }
 
-func (c *childRoutes) moderate(ctx context.Context, in *moderateInput) (*childOutput, error) {
+func (c *childRoutes) moderate(ctx context.Context, in *moderateInput) (*writeOutput, error) {
 	version, err := c.ifVersion(in.IfMatch)
 	if err == nil && !store.ValidReason(in.Body.Reason) {
 		err = c.problems.problem(codeValidation, "",

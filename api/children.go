@@ -100,7 +100,8 @@ type deleteInput struct {
 	IfMatch string `header:"If-Match" doc:"Required: the ETag of the version to delete, or *."`
 }
 
-type childOutput struct {
+// createOutput answers a create.
+type createOutput struct {
 	Status   int
 	ETag     string `header:"ETag"`
 	Location string `header:"Location"`
@@ -197,10 +198,21 @@ func writing(more ...string) []string {
 	return append([]string{codeJSONInvalid, codeRequestTooLarge, codeRequestTimeout, codeMediaType}, more...)
 }
 
+// gone returns the states of a tombstone.
+func (c *childRoutes) gone() string {
+	if c.k.Moderated {
+		return "hidden, removed, deleted or erased"
+	}
+	return "deleted or erased"
+}
+
 func (c *childRoutes) singleRoutes() {
 	c.createRoute()
 	get := c.route("get", http.MethodGet, c.one(), tokens.RoleRead, http.StatusOK, words{"get-" + c.dashed, "Read {a child}",
-		"Reads the truth. {A child} that is not visible is a tombstone: it has a state, but neither author nor body."})
+		"Reads the truth. A " + c.gone() + " {child} is a tombstone: it has a state, but neither author nor body."})
+	if c.k.Moderated {
+		get.description += " A pending one has both."
+	}
 	get.codes, get.answer, get.also = []string{codeNotFound}, c.entity,
 		map[int]string{http.StatusNotModified: "If-None-Match names the current version."}
 	register(c.server, get, c.get)
@@ -214,23 +226,23 @@ func (c *childRoutes) singleRoutes() {
 			"An edit to the current values changes nothing: 200 with the same version, and no event."
 	}
 	edit.codes = writing(codeBodyEmpty, codeBodyTooLong, codeBodyInvalid, codeNotFound, c.code(codeChildGone),
-		codeVersionStale, codeIfMatchMissing)
+		codeVersionStale, codeIfMatchMissing, codeThreadReturning)
 	edit.answer, edit.body = c.entity, jsonBody(c.schema("Edit", childEdit{}, c.change), true)
 	register(c.server, edit, c.edit)
 
 	remove := c.route("delete", http.MethodDelete, c.one(), tokens.RoleWrite, http.StatusNoContent,
-		words{"delete-" + c.dashed, "Delete {a child} for its author", "The deletion cannot be undone."})
+		words{"delete-" + c.dashed, "Delete {a child} on behalf of its author", "The deletion cannot be undone."})
 	if c.k.Threaded {
 		remove.description += " Replies remain."
 	}
-	remove.codes = []string{codeNotFound, c.code(codeChildGone), codeVersionStale, codeIfMatchMissing}
+	remove.codes = []string{codeNotFound, c.code(codeChildGone), codeVersionStale, codeIfMatchMissing, codeThreadReturning}
 	register(c.server, remove, c.remove)
 }
 
 func (c *childRoutes) createRoute() {
 	r := c.route("create", http.MethodPost, c.under(), tokens.RoleWrite, http.StatusCreated,
 		words{"create-" + c.dashed, "Write {a child}", ""})
-	r.codes, r.answer = writing(codeBodyEmpty, codeBodyTooLong, codeBodyInvalid, codeKeyReused), c.entity
+	r.codes, r.answer = writing(codeBodyEmpty, codeBodyTooLong, codeBodyInvalid, codeKeyReused, codeThreadReturning), c.entity
 	if c.k.Threaded {
 		r.summary += ", or a reply"
 		r.codes = append(r.codes, codeParentUnknown, codeParentGone, codeTooDeep)
@@ -241,7 +253,7 @@ func (c *childRoutes) createRoute() {
 		r.codes = append(r.codes, codeThreadLocked)
 	}
 	if c.k.OnePerAuthor {
-		notes = append(notes, "An author may have one {child} of {an object} that is not deleted. A second create fails with `"+
+		notes = append(notes, "An author may have one {child} of {an object}; a deleted one does not count. A second create fails with `"+
 			codeAlreadyWritten+"`; `current` and Location name the first.")
 		r.codes = append(r.codes, codeAlreadyWritten)
 	}
@@ -255,7 +267,7 @@ func (c *childRoutes) createRoute() {
 	}
 }
 
-func (c *childRoutes) create(ctx context.Context, in *newChildInput) (*childOutput, error) {
+func (c *childRoutes) create(ctx context.Context, in *newChildInput) (*createOutput, error) {
 	var body newChild
 	if err := json.Unmarshal(*in.Body, &body); err != nil {
 		return nil, err
@@ -265,11 +277,12 @@ func (c *childRoutes) create(ctx context.Context, in *newChildInput) (*childOutp
 		return nil, err
 	}
 	out, err := c.store.CreateChildren(ctx, callerOf(ctx).TenantID, c.k, []store.NewChild{w})
-	answer, err := c.answer(ctx, http.StatusCreated, out, err)
+	written, err := c.answer(ctx, http.StatusCreated, out, err)
 	if err != nil {
 		return nil, err
 	}
-	answer.Location = c.location(out[0].Child.ID)
+	answer := &createOutput{Status: written.Status, ETag: written.ETag, Location: c.location(out[0].Child.ID),
+		WriteToken: written.WriteToken, Body: written.Body}
 	if out[0].Replayed {
 		answer.Replayed = "true"
 	}
@@ -290,7 +303,7 @@ func (c *childRoutes) newChild(ctx context.Context, object int64, body newChild,
 }
 
 // answer returns the answer to a single write.
-func (c *childRoutes) answer(ctx context.Context, status int, out []store.ChildOutcome, err error) (*childOutput, error) {
+func (c *childRoutes) answer(ctx context.Context, status int, out []store.ChildOutcome, err error) (*writeOutput, error) {
 	if err == nil {
 		err = out[0].Err
 	}
@@ -298,7 +311,7 @@ func (c *childRoutes) answer(ctx context.Context, status int, out []store.ChildO
 		return nil, c.refused(err)
 	}
 	token, err := c.tokenOf(ctx, out[0].Child.Ref(c.k.Name))
-	return &childOutput{Status: status, ETag: etag(out[0].Child.Version), WriteToken: token, Body: c.value(childBodyOf(out[0].Child))}, err
+	return &writeOutput{Status: status, ETag: etag(out[0].Child.Version), WriteToken: token, Body: c.value(childBodyOf(out[0].Child))}, err
 }
 
 // refused turns an error of the store into the kind's problem.
@@ -334,15 +347,15 @@ func (c *childRoutes) about(code, detail string, current event.Child) *Problem {
 	return p
 }
 
-func (c *childRoutes) get(ctx context.Context, in *childGetInput) (*childOutput, error) {
+func (c *childRoutes) get(ctx context.Context, in *childGetInput) (*readOutput, error) {
 	child, err := c.store.GetChild(ctx, callerOf(ctx).TenantID, c.k, in.ID.lower())
 	if err != nil {
 		return nil, err
 	}
-	return &childOutput{Status: okOr304(in.IfNoneMatch, child.Version), ETag: etag(child.Version), Body: c.value(childBodyOf(child))}, nil
+	return &readOutput{Status: okOr304(in.IfNoneMatch, child.Version), ETag: etag(child.Version), Body: c.value(childBodyOf(child))}, nil
 }
 
-func (c *childRoutes) edit(ctx context.Context, in *changeInput) (*childOutput, error) {
+func (c *childRoutes) edit(ctx context.Context, in *changeInput) (*writeOutput, error) {
 	version, err := c.ifVersion(in.IfMatch)
 	if err != nil {
 		return nil, err
@@ -405,7 +418,7 @@ type childOperation struct {
 	ParentID   *childID        `json:"parent_id,omitempty" doc:"The {child} of the same {object} that this one replies to."`
 	Attributes json.RawMessage `json:"attributes,omitempty"`
 	Key        *string         `json:"idempotency_key,omitempty" nullable:"false" pattern:"^[!-~]{1,255}$" patternDescription:"1 to 255 visible ASCII characters" doc:"Like the header Idempotency-Key."`
-	IfMatch    *ifMatch        `json:"if_match,omitempty" doc:"Required, like the header If-Match."`
+	IfMatch    *ifMatch        `json:"if_match,omitempty" doc:"Like the header If-Match. Without it the outcome is 428."`
 }
 
 func (c *childRoutes) batchRoutes() {

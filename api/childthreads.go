@@ -55,7 +55,7 @@ func (c *childRoutes) threadRoutes() {
 		func(s *huma.Schema) { s.Required = append(s.Required, "as_of") })
 	register(c.server, c.listing("slug", c.under()+"/by-slug/{slug}", linked,
 		words{"get-" + c.dashed + "-by-slug", "Read {a child} by its permalink",
-			"Reads a projection. {A child} that is not visible is a tombstone. `around` of the list shows it in its context."},
+			"Reads a projection. A " + c.gone() + " {child} is a tombstone. `around` of the list shows it in its context."},
 		codeNotFound),
 		c.bySlug)
 }

@@ -36,10 +36,11 @@ func newOpenAPI() *huma.OpenAPI {
 		OpenAPI: "3.1.0",
 		Info: &huma.Info{
 			Title: "Tidings", Version: "1",
-			Description: "Write and read edges (follows, likes, ...) and children (comments, reviews, ...). An answer that reads the " +
-				"truth includes every committed write. An answer that reads a projection comes from tables that follow the writes with " +
-				"a delay: as_of is the time up to which it includes every write, and a Tidings-Token makes it include that write too. " +
-				"Every answer outside 2xx and 304 is an RFC 9457 problem with a stable code. " +
+			Description: "Write and read edges (follows, likes, ...) and children (comments, reviews, ...). Some routes read the truth: " +
+				"their answers include every committed write. Others read a projection, which follows the writes with a delay. Its " +
+				"as_of is the time up to which the answer includes every write. With the Tidings-Token of a write the answer also " +
+				"includes that write. Every answer of the API outside 2xx and 304 is an RFC 9457 problem with a stable code. The HTTP " +
+				"server refuses malformed requests in plain text. " +
 				"Answers to a token with a rate limit have RateLimit-Policy and RateLimit (draft-ietf-httpapi-ratelimit-headers-11).",
 		},
 		Components: &huma.Components{

@@ -130,7 +130,15 @@ type guardedPair struct {
 	IfMatch string `header:"If-Match" doc:"The ETag of the version to remove, or *."`
 }
 
-type edgeOutput struct {
+// readOutput answers a GET of one entity.
+type readOutput struct {
+	Status int
+	ETag   string `header:"ETag"`
+	Body   any
+}
+
+// writeOutput answers a write of one entity.
+type writeOutput struct {
 	Status int
 	ETag   string `header:"ETag"`
 	WriteToken
@@ -204,14 +212,14 @@ func (e *edgeRoutes) singleRoutes() {
 			"204 also if the edge did not exist; then there is no event."})
 	remove.codes = e.self()
 	if len(e.k.Attributes) == 0 {
-		register(e.server, put, func(ctx context.Context, in *PairPath) (*edgeOutput, error) { return e.put(ctx, *in, nil, "") })
+		register(e.server, put, func(ctx context.Context, in *PairPath) (*writeOutput, error) { return e.put(ctx, *in, nil, "") })
 	} else {
 		put.description += " The body has all attributes: missing ones get their defaults. Without a body an active edge " +
-			"keeps its attributes."
+			"keeps its attributes. With a version in If-Match, 404 if the edge does not exist."
 		put.body = jsonBody(attributesSchema(e.k.Attributes, written), false)
 		put.codes = append(put.codes, codeJSONInvalid, codeRequestTooLarge, codeRequestTimeout, codeMediaType,
 			codeVersionStale, codeNotFound)
-		register(e.server, put, func(ctx context.Context, in *attributesInput) (*edgeOutput, error) {
+		register(e.server, put, func(ctx context.Context, in *attributesInput) (*writeOutput, error) {
 			return e.put(ctx, in.PairPath, in.Body, in.IfMatch)
 		})
 	}
@@ -223,6 +231,7 @@ func (e *edgeRoutes) singleRoutes() {
 	if len(e.k.Attributes) == 0 {
 		register(e.server, remove, func(ctx context.Context, in *PairPath) (*noContent, error) { return e.remove(ctx, *in, "") })
 	} else {
+		remove.description += " With a version in If-Match, 404 if the edge does not exist."
 		remove.codes = append(remove.codes, codeVersionStale, codeNotFound)
 		register(e.server, remove, func(ctx context.Context, in *guardedPair) (*noContent, error) {
 			return e.remove(ctx, in.PairPath, in.IfMatch)
@@ -263,7 +272,7 @@ func (e *edgeRoutes) creates(ctx context.Context, from int64) error {
 // authors is the object whose ids are authors. The limits per user count these ids.
 const authors = kinds.Author
 
-func (e *edgeRoutes) put(ctx context.Context, at PairPath, attributes *json.RawMessage, ifMatch string) (*edgeOutput, error) {
+func (e *edgeRoutes) put(ctx context.Context, at PairPath, attributes *json.RawMessage, ifMatch string) (*writeOutput, error) {
 	version, err := e.ifMatch(ifMatch)
 	if err != nil {
 		return nil, err
@@ -283,7 +292,7 @@ func (e *edgeRoutes) put(ctx context.Context, at PairPath, attributes *json.RawM
 }
 
 // answerTo returns the answer to a put.
-func (e *edgeRoutes) answerTo(ctx context.Context, out store.EdgeOutcome) (*edgeOutput, error) {
+func (e *edgeRoutes) answerTo(ctx context.Context, out store.EdgeOutcome) (*writeOutput, error) {
 	if out.Err != nil {
 		return nil, e.refused(out.Err, "#")
 	}
@@ -295,7 +304,7 @@ func (e *edgeRoutes) answerTo(ctx context.Context, out store.EdgeOutcome) (*edge
 	if err != nil {
 		return nil, err
 	}
-	return &edgeOutput{Status: status, ETag: etag(out.Edge.Version), WriteToken: token, Body: e.value(edgeBodyOf(out.Edge))}, nil
+	return &writeOutput{Status: status, ETag: etag(out.Edge.Version), WriteToken: token, Body: e.value(edgeBodyOf(out.Edge))}, nil
 }
 
 // refused turns an error of the store into the kind's problem. at points to the attributes in the body.
@@ -328,7 +337,7 @@ func (s *server) attributesRefused(err error, at string) error {
 	return p
 }
 
-func (e *edgeRoutes) get(ctx context.Context, in *edgeGetInput) (*edgeOutput, error) {
+func (e *edgeRoutes) get(ctx context.Context, in *edgeGetInput) (*readOutput, error) {
 	edge, err := e.store.GetEdge(ctx, callerOf(ctx).TenantID, e.k, in.From.int64(), in.To.int64())
 	if err != nil {
 		return nil, err
@@ -336,7 +345,7 @@ func (e *edgeRoutes) get(ctx context.Context, in *edgeGetInput) (*edgeOutput, er
 	if !edge.Active() {
 		return nil, store.ErrNotFound
 	}
-	return &edgeOutput{Status: okOr304(in.IfNoneMatch, edge.Version), ETag: etag(edge.Version), Body: e.value(edgeBodyOf(edge))}, nil
+	return &readOutput{Status: okOr304(in.IfNoneMatch, edge.Version), ETag: etag(edge.Version), Body: e.value(edgeBodyOf(edge))}, nil
 }
 
 func (e *edgeRoutes) remove(ctx context.Context, at PairPath, ifMatch string) (*noContent, error) {
@@ -357,7 +366,7 @@ func (e *edgeRoutes) remove(ctx context.Context, at PairPath, ifMatch string) (*
 	return &noContent{token}, err
 }
 
-func (e *edgeRoutes) patch(ctx context.Context, in *attributesPatch) (*edgeOutput, error) {
+func (e *edgeRoutes) patch(ctx context.Context, in *attributesPatch) (*writeOutput, error) {
 	version, err := e.ifVersion(in.IfMatch)
 	if err != nil {
 		return nil, err

@@ -41,8 +41,8 @@ type ExportHead struct {
 	Kind    string           `json:"kind" doc:"The aggregate type of the events." example:"follow"`
 	Tenant  event.ID         `json:"tenant" example:"1"`
 	BeganAt event.Time       `json:"began_at" format:"date-time"`
-	Cursor  string           `json:"cursor" doc:"Resumes this export, together with the value of after in any line."`
-	Streams []ExportPosition `json:"streams" nullable:"false" doc:"Where to continue: read each stream after its sequence. Read a stream with a higher number from its beginning."`
+	Cursor  string           `json:"cursor" doc:"Resumes this export, together with the value of after in any ExportState."`
+	Streams []ExportPosition `json:"streams" nullable:"false" doc:"Where to continue: read each stream after its sequence. Read the stream of any partition with a higher number than these from its beginning."`
 }
 
 // ExportPosition is the position up to which an export covers a stream.
@@ -63,7 +63,7 @@ type ExportState struct {
 
 // ExportEnd is the last line of an answer. An answer without it was interrupted.
 type ExportEnd struct {
-	End     string   `json:"end" enum:"more,done,problem" doc:"more: resume after the last line. done: the export is complete. problem: resume as after more, or as the problem says." example:"more"`
+	End     string   `json:"end" enum:"more,done,problem" doc:"more: resume after the last state. done: the export is complete. problem: resume as after more, or as the problem says." example:"more"`
 	Problem *Problem `json:"problem,omitempty"`
 }
 
@@ -123,9 +123,16 @@ type exporter struct {
 }
 
 const exportDescription = "Returns all states of the tenant and the positions at which the streams continue, for a projection that needs " +
-	"more than the streams keep. Keep the version with each state, and discard events whose version is not above it. The answer is one " +
-	"line of `ExportHead`, one `ExportState` per state, and an `ExportEnd`. To resume, also after an interrupted answer, send the " +
-	"`after` of the last line and the `cursor` of the first. Then read each stream after its sequence."
+	"more than the streams keep. The answer is one line of `ExportHead`, one `ExportState` per state, and an `ExportEnd`. To resume, " +
+	"also after an interrupted answer, send the `cursor` of the first line and the `after` of the last `ExportState`. When the export " +
+	"is complete, read each stream after its sequence."
+
+// How a reader discards the events that the export includes.
+const (
+	exportNewerEdge = "Keep `created_at` and `version` with each state. Discard events with an earlier `created_at`, or with the " +
+		"same one and no higher version."
+	exportNewer = "Keep the version with each state, and discard events whose version is not higher."
+)
 
 func (s *server) exportRoutes() {
 	edge := func(k kinds.Edge) *exporter {
@@ -141,7 +148,7 @@ func (s *server) exportRoutes() {
 			}}
 	}
 	for _, k := range s.kinds.AllEdges() {
-		s.exportRoute(k.Plural, "Ordered by origin and target; includes removed edges.", "7,42", edge(k))
+		s.exportRoute(k.Plural, exportNewerEdge+" Ordered by origin and target; includes removed edges.", "7,42", edge(k))
 	}
 	for _, k := range s.kinds.AllChildren() {
 		order, place := "Ordered by "+k.Parent+"; includes deleted and erased ones.", "5,"+exampleUUID
@@ -149,9 +156,9 @@ func (s *server) exportRoutes() {
 			order = "Ordered by " + k.Parent + ", then in the order of the thread; includes deleted and erased ones."
 			place = "5,0632f8a0000000abcd2345"
 		}
-		s.exportRoute(k.Plural, order, place, child(k))
+		s.exportRoute(k.Plural, exportNewer+" "+order, place, child(k))
 	}
-	s.exportRoute("threads", "The settings of threads of every kind, ordered by object and kind.", "5,"+event.AggregateComment,
+	s.exportRoute("threads", exportNewer+" The settings of threads of every kind, ordered by object and kind.", "5,"+event.AggregateComment,
 		&exporter{s, event.AggregateThread, false, s.store.ExportSettings})
 }
 

@@ -5,7 +5,7 @@ func wordsOfFollows() kindWords {
 	return kindWords{
 		operations: map[string]words{
 			"put": {"follow", "Make one user follow another",
-				"201 if the follow is new, 200 if it existed; then there is no event."},
+				"201 if the follow is new. 200 if it existed: then there is no event."},
 			"get": {"get-follow", "Read a follow",
 				"Reads the truth. 404 if the first user does not follow the second, whether or not they did before."},
 			"remove": {"unfollow", "Make one user unfollow another", "204 also if there was no follow; then there is no event."},
@@ -14,7 +14,7 @@ func wordsOfFollows() kindWords {
 				"Answers for both directions. Reads a projection. A pair with an unknown user, or with one user twice, has no follow."},
 			"reverse": {"list-followers", "List the followers of a user, newest first", nobody},
 			"forward": {"list-following", "List the users that a user follows, newest first", nobody},
-			"counts":  {"get-counts", "Count a user's followers and followings", "Reads a projection. An unknown user counts 0."},
+			"counts":  {"get-counts", "Count the edges of a user", "Reads a projection. An unknown user counts 0."},
 			"versions": {"list-follow-versions", "List the versions of a follow, newest first",
 				"Shows who changed the follow, and when. An unknown pair has an empty list." + fromTheHistory},
 		},

@@ -33,8 +33,8 @@ func newMetrics(reg prometheus.Registerer, truth *store.Store, consumers []strin
 		}, []string{"route", "method"}),
 	}
 	m.overlaid = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "api_overlaid_reads_total", Help: "Reads whose Tidings-Token was ahead of the projection, answered with the " +
-			"entities from the truth.",
+		Name: "api_overlaid_reads_total", Help: "Reads whose Tidings-Token was ahead of the projection. The API added the " +
+			"entities from the truth to the answer.",
 	}, []string{"consumer"})
 	for _, consumer := range consumers {
 		m.overlaid.WithLabelValues(consumer)
@@ -60,7 +60,8 @@ func newMetrics(reg prometheus.Registerer, truth *store.Store, consumers []strin
 		m.shed.WithLabelValues(reason)
 	}
 	returned := prometheus.NewCounterFunc(prometheus.CounterOpts{
-		Name: "comment_archive_threads_returned_total", Help: "Threads brought back from the archive.",
+		Name: "comment_archive_threads_returned_total",
+		Help: "Threads whose return from the archive this process completed. Sum all API processes and archivers.",
 	}, func() float64 { return float64(truth.ThreadsReturned()) })
 	reg.MustRegister(m.requests, m.seconds, m.overlaid, m.limited, m.operations, m.shed, returned)
 	return m

@@ -137,7 +137,7 @@ func problemKinds() []problemKind {
 		{Code: codeRequestTooLarge, Status: 413, Title: "The request's body is too large"},
 		{Code: codeTooManyOperations, Status: 413, Title: fmt.Sprintf("The batch has more than %d operations, or more than the token may "+
 			"write per window; nothing was written", maxBatch)},
-		{Code: codeMediaType, Status: 415, Title: "The route takes application/json only"},
+		{Code: codeMediaType, Status: 415, Title: "The route does not take this media type, charset or content coding"},
 		{Code: codeValidation, Status: 422, Title: "Some values are invalid; errors names them", is: store.ErrInvalid},
 		{Code: codeSelfFollow, Status: 422, Title: "A user cannot follow themselves"},
 		{Code: codeSelfEdge, Status: 422, Title: "An edge of this kind cannot lead from an object to itself", is: store.ErrSelf},

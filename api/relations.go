@@ -59,8 +59,9 @@ func (s *server) relationRoutes() {
 		method: http.MethodGet, path: "/v1/users/{id}/mutuals/{other}", id: "list-mutuals", tag: "Users", role: tokens.RoleRead,
 		status: http.StatusOK, projected: true, summary: "List the users whom one user follows and who follow another",
 		description: fmt.Sprintf("Ordered like the user's following list, newest first. Reads a projection. If the user follows more "+
-			"than %[1]d users and the other has more than %[1]d followers, it reads only the newest %[1]d that the user follows. The "+
-			"answer is then the beginning of the list, and `truncated` is true.", followercounts.MutualsCap),
+			"than %[1]d users and the other has more than %[1]d followers, only the user's newest %[1]d are searched. The answer is "+
+			"then the beginning of the list, and `truncated` is true. It is also true if more than `limit` users match. The list "+
+			"has no further page.", followercounts.MutualsCap),
 	}, s.mutuals)
 }
 

@@ -434,8 +434,10 @@ func register[I, O any](s *server, r route, handle func(ctx context.Context, in 
 	if r.projected {
 		op.Parameters = append(op.Parameters, freshParameters()...)
 	}
-	op.Responses["429"].Headers = map[string]*huma.Param{"Retry-After": {Schema: &huma.Schema{Type: huma.TypeInteger},
-		Description: "Seconds."}}
+	for _, status := range []string{"429", "503"} {
+		op.Responses[status].Headers = map[string]*huma.Param{"Retry-After": {Schema: &huma.Schema{Type: huma.TypeInteger},
+			Description: "Seconds."}}
+	}
 	for status, what := range r.also {
 		op.Responses[fmt.Sprint(status)] = &huma.Response{Description: what}
 	}

@@ -104,7 +104,7 @@ func (s *server) parseID(pointer, v string) (int64, error) {
 // Page has the parameters of every list. It is exported because the framework skips embedded parameters that are not.
 type Page struct {
 	Limit  int    `query:"limit" default:"50" minimum:"1" maximum:"200" doc:"At most this many items."`
-	Cursor string `query:"cursor" doc:"The value of next in the previous page of this list."`
+	Cursor string `query:"cursor" doc:"The value of next, or of prev if there is one, in another page of this list."`
 }
 
 // newPage cuts items to the limit and signs the place where the page ends. If a next page exists, items has one more

@@ -17,7 +17,7 @@ type VersionInfo struct {
 	Version      int64      `json:"version" example:"3" doc:"The version of the object; rises by one with each change."`
 	VersionID    event.ID   `json:"version_id" example:"100000000023" doc:"The id of this record, unique within its kind."`
 	VersionState string     `json:"version_state" enum:"LATEST,ARCHIVED,DELETED" example:"LATEST" doc:"LATEST: the current version. DELETED: the last version of a deleted object. ARCHIVED: a later version follows."`
-	Actor        string     `json:"actor,omitempty" example:"user:7" doc:"The actor of the change, or the word unrecorded if only the result is known. Absent wherever the comment's author is absent."`
+	Actor        string     `json:"actor,omitempty" example:"user:7" doc:"The actor of the change, or the word unrecorded if only the result is known. Absent from a version of a child that shows no author."`
 	At           event.Time `json:"at" format:"date-time" doc:"When the change was made."`
 }
 

@@ -28,8 +28,8 @@ func NewCollector(pool *pgxpool.Pool, log *slog.Logger) prometheus.Collector {
 		lag: prometheus.NewDesc("outbox_lag_seconds",
 			"Age of the oldest due unpublished outbox message of all partitions; 0 if there is none.", nil, nil),
 		undelivered: prometheus.NewDesc("outbox_oldest_undelivered_seconds",
-			"Age of the oldest unpublished outbox message, with retried messages and those behind them; 0 if "+
-				"there is none. A scheduled message counts from its time on.", nil, nil),
+			"Time since the insert of the oldest unpublished outbox message; 0 if there is none. It includes retried messages "+
+				"and those behind them, and a scheduled message once its time has come.", nil, nil),
 		dlq: prometheus.NewDesc("outbox_dlq_depth", "Messages in the outbox's DLQ (counted up to 100,000).", nil, nil),
 		attempts: prometheus.NewDesc("outbox_max_attempts",
 			"The most failed attempts of any message, pending or in the DLQ.", nil, nil),

@@ -64,7 +64,7 @@ func NewArchiver(pool *pgxpool.Pool, after func(context.Context) (time.Duration,
 		comments: prometheus.NewCounter(prometheus.CounterOpts{Name: "comment_archive_comments_archived_total",
 			Help: "Comments moved to the archive."}),
 		returned: prometheus.NewCounter(prometheus.CounterOpts{Name: "comment_archive_threads_returned_total",
-			Help: "Threads brought back from the archive."}),
+			Help: "Threads whose return from the archive this process completed. Sum all API processes and archivers."}),
 	}
 	if reg != nil {
 		for _, c := range []prometheus.Collector{m.threads, m.comments, m.returned} {

@@ -52,7 +52,7 @@ type certificates struct {
 // uses: api, nats, postgres, postgres_projections.
 func NewCertificates(expiries map[string]Expiry) prometheus.Collector {
 	return certificates{expiries, prometheus.NewDesc("tls_certificate_expires_timestamp_seconds",
-		"When the first certificate of a chain that this process serves or presents expires, by its use; 0 when its file cannot be read.",
+		"The earliest expiry of any certificate in a chain that this process serves or presents, by use; 0 if a file cannot be read.",
 		[]string{"use"}, nil)}
 }
 

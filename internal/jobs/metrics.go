@@ -29,7 +29,8 @@ func newMetrics(reg prometheus.Registerer, jobs []Job) (*metrics, error) {
 		lastSuccess: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "job_last_success_timestamp_seconds",
 			Help: "Time of the job's last complete run, in any process or by command. Absent before the first one."}, []string{"name"}),
 		runs: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "job_runs_total",
-			Help: "Runs of scheduled jobs in this process, by how they ended."},
+			Help: "Runs of scheduled jobs in this process, by outcome: ok, failed, lost (another process continues), " +
+				"stopped (the process ended), window (the job's window ended), time (its time limit was reached)."},
 			[]string{"name", "outcome"}),
 		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "job_seconds",
 			Help:    "How long runs of scheduled jobs took in this process.",

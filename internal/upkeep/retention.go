@@ -88,7 +88,7 @@ func retention(cfg RetentionConfig, d Deps, settings func(context.Context) (Sett
 	expired := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "retention_expired_total",
 		Help: "Objects that retention deleted logically, by table."}, []string{"table"})
 	purged := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "retention_purged_total",
-		Help: "Objects that retention purged with all their versions, and idempotency keys, by table."}, []string{"table"})
+		Help: "What retention purged, by table: objects with all their versions, or idempotency keys."}, []string{"table"})
 	for _, c := range []prometheus.Collector{expired, purged} {
 		if err := d.Registry.Register(c); err != nil {
 			return jobs.Job{}, fmt.Errorf("register the metrics of retention: %w", err)

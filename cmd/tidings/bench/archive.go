@@ -32,17 +32,17 @@ func archiveCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "archive", Args: cobra.NoArgs,
 		Short: "Measure archiving, alone and beside writes",
-		Long: `Case archive moves --rows messages that were published ten days ago, in ten ranges, in a process of
-its own. Afterwards it counts them: missing and duplicates must be 0. The rate covers the time until
-the last range is in the archive, with all checks. The time of the ranges' indexes, which the job
-creates afterwards, is in the progress lines. With --held-snapshot a snapshot from before stays open
-meanwhile.
+		Long: `The case archive moves --rows messages that were published ten days ago, in ten ranges, in a process
+of its own. Afterwards it counts them: missing and duplicates must be 0. The rate covers the time
+until the last range is in the archive, with all checks. The time of the ranges' indexes, which the
+job creates afterwards, is in the progress lines. With --held-snapshot a snapshot that is older than
+the archiving stays open during it.
 
 With --with-writes, --clients connections write to the API beside a relay, each a process, in time
 slices of --duration. In every second slice the command archives and indexes a range of --rows /
---slices messages. The line of that slice has the rows per second, from the start of the archiving
-process on. The command compares the slice's writes and published events with the mean of the slices
-before and after. The last line has the medians of these ratios.`,
+--slices messages. The line of that slice has the rows per second, measured from the start of the
+archiving process. The command compares the slice's writes and published events with the mean of the
+slices before and after. The last line has the medians of these ratios.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.rows < 1 || o.payload < 0 || o.clients < 1 || o.slices < 1 || o.duration < time.Second {
 				return errors.New("want --rows, --clients and --slices of 1 or more, --payload of 0 or more, and a --duration of " +

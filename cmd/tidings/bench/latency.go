@@ -37,18 +37,18 @@ func latencyCommand() *cobra.Command {
 		Use: "latency", Args: cobra.NoArgs,
 		Short: "Measure the time from a write to a subscriber and to a projection, at a steady rate",
 		Long: `Latency offers transactions of one follow and its event at a fixed rate, whether or not earlier ones
-are done (open loop). It measures the time of each write, from before its insert until it arrives. In
-case subscriber it arrives when a JetStream consumer has the event. In case projection it arrives
-when the row of followercounts can be read; the command reads new rows every millisecond. Like the
-API, the writers wake the relay after a commit. With --wake=false the relay finds the rows by
-polling, like rows that plain SQL inserted.
+are done (open loop). It measures the time of each write, from before its insert until it arrives.
+In the case subscriber it arrives when a JetStream consumer has the event. In the case projection it
+arrives when the row of followercounts can be read; the command reads new rows every millisecond.
+Like the API, the writers wake the relay after a commit. With --wake=false the relay finds the rows
+by polling, like rows that plain SQL inserted.
 
 relay_cpu_us_per_event and consumer_cpu_us_per_event are the processor time of these processes,
 without that of PostgreSQL and NATS.
 
-With --held-snapshot a snapshot from before the writes stays open during the run, so that vacuum
-cannot remove any row. With a --duration of two minutes or more, the first and the last minute have
-quantiles of their own.`,
+With --held-snapshot a snapshot that is older than the writes stays open during the run, so that
+vacuum cannot remove any row. With a --duration of two minutes or more, the first and the last
+minute have quantiles of their own.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.rate < 1 || o.writers < 1 || o.duration <= 0 || o.sync != syncAlways && o.sync != syncDefault {
 				return errors.New("want --rate and --writers of 1 or more, a --duration above 0, and --broker-sync always or default")

@@ -31,14 +31,14 @@ func neighboursCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "neighbours", Args: cobra.NoArgs,
 		Short: "Measure the effect of one caller's load on the requests of another tenant",
-		Long: `--clients connections of one tenant send reads and writes, 50 a second each. In case quiet there is
-no other load. In the other cases another caller attacks meanwhile. Cases tokens-400 and tokens-1000
-are that many connections with random tokens. Case readers-100 is 100 connections of another tenant
-that read with a Tidings-Token which no consumer reaches. Case patch-100 is 100 connections that
-change one comment with If-Match: *.
+		Long: `--clients connections of one tenant send reads and writes, 50 a second each. In the case quiet there
+is no other load. In the other cases another caller attacks meanwhile. In the cases tokens-400 and
+tokens-1000, 400 and 1000 connections send random tokens. In the case readers-100, 100 connections
+of another tenant read with a Tidings-Token which no consumer reaches. In the case patch-100, 100
+connections change one comment with If-Match: *.
 
 The command fails if the API refuses a request of the measured tenant or a request fails. It also
-fails if the tenant's 99th percentile is more than twice that of case quiet.`,
+fails if the tenant's 99th percentile is more than twice that of the case quiet.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.duration < time.Second || o.clients < 1 {
 				return errors.New("want a --duration of 1s or more, and --clients of 1 or more")

@@ -33,17 +33,17 @@ func overloadCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "overload", Args: cobra.NoArgs,
 		Short: "Offer many times the sustained load: accepted writes, latency, memory and recovery",
-		Long: `Case sustained measures the accepted writes per second of --clients connections, each with one
-follow after the other. Case overload then offers --factor times as many for --duration, whether or
-not earlier ones are done, as far as --connections and the machine allow. The load generator shares
-the machine. A refusal takes 200 ms, so 2,000 connections can send at most 10,000 requests a second.
-offered_per_second is the rate of sent requests, and offered_factor its ratio to the sustained rate.
-At the end one client writes until ten writes in a row are accepted. recovery_seconds is the time
-that this takes.
+		Long: `The case sustained measures the accepted writes per second of --clients connections, each with one
+follow after the other. The case overload then offers --factor times as many writes per second for
+--duration, without waiting for earlier answers. --connections and the machine limit it. The load
+generator shares the machine. A refusal takes 200 ms, so 2,000 connections can send at most 10,000
+requests a second. offered_per_second is the rate of sent requests, and offered_factor its ratio to
+the sustained rate. At the end one client writes until ten writes in a row are accepted.
+recovery_seconds is the time that this takes.
 
 The command fails if an accepted write is missing or has two events. It also fails if the 99th
-percentile of accepted writes is above 2 s, if the API's peak memory rises by more than 32 MiB in
-the second half, or if recovery takes longer than 5 s.`,
+percentile of the accepted writes' latency is above 2 s, or if recovery takes longer than 5 s. The
+API's peak memory may rise by at most 32 MiB in the second half.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.factor <= 1 || o.duration < time.Second || o.clients < 1 || o.connections < o.clients {
 				return errors.New("want a --factor above 1, a --duration of 1s or more, --clients of 1 or more, and at least " +
@@ -54,7 +54,7 @@ the second half, or if recovery takes longer than 5 s.`,
 	}
 	f := cmd.Flags()
 	f.Float64Var(&o.factor, "factor", 10, "offer this many times the sustained rate")
-	f.DurationVar(&o.duration, "duration", 60*time.Second, "how long to offer it")
+	f.DurationVar(&o.duration, "duration", 60*time.Second, "how long the overload lasts")
 	f.IntVar(&o.clients, "clients", 32, "connections that measure the sustained rate")
 	f.IntVar(&o.connections, "connections", 2000,
 		"connections of the overload; each has one request in flight, and the API accepts 4,096 connections")

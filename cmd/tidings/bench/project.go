@@ -48,11 +48,11 @@ func projectCommand() *cobra.Command {
 		Use: "project", Args: cobra.NoArgs,
 		Short: "Measure how fast a consumer catches up, and check the result",
 		Long: `Project fills the streams of --partitions with follow events and starts --instances of the consumer.
-It measures the time from their start until they have applied the last event. In case random, any of
---users follows any of as many others. In case celebrity, everyone follows one user. In case
-massfollower, one user follows everyone. Afterwards the command compares the result with the events:
-every account's counts, or with --consumer archiver every pair's history. missing is the number of
-accounts or pairs with a wrong result.
+It measures the time from their start until they have applied the last event. In the case random,
+each follow leads from any of --users to any of as many others. In the case celebrity, everyone
+follows one user. In the case massfollower, one user follows everyone. Afterwards the command
+compares the result with the events: every account's counts, or with --consumer archiver every
+pair's history. missing is the number of accounts or pairs with a wrong result.
 
 Several numbers of --instances are measured one after the other, on servers of their own. For
 example, --consumer archiver --partitions 2 --instances 1,2 shows the effect of a second archiver.`,

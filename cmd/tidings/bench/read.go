@@ -54,16 +54,17 @@ own. It compares every answer with the written rows. Wrong answers count in erro
 then fails.
 
 The cases of threads read one post with --comments comments, 1% of them deleted. One client requests
-in turn, --requests times each: the first page of 50, a page behind 85 to 95% of the comments, the
-page of a cursor there, the page around a comment there, the summary, and the replies below a
-comment. The command also compares some of the deep pages with SQL's OFFSET. The API's page cache is
-off. ratio_to_first_page is the median of deep-page divided by the median of first-page.
+six things in turn, --requests times each. They are the first page of 50, a page behind 85 to 95% of
+the comments, and a cursor's page at that depth. The others are the page around a comment at that
+depth, the summary, and the replies below a comment. The command also compares some of the deep
+pages with SQL's OFFSET. The API's page cache is off. ratio_to_first_page is the median of deep-page
+divided by the median of first-page.
 
 The cases of tao read a follow graph of --users and --edges. A few users have most of the followers,
-and the reads prefer these users. --clients send requests for --duration, each one after the other:
-40.9% a page of followers or followings (tao-range), 28.9% one follow (tao-object), 15.7% whether
-ten pairs follow each other (tao-point), 11.7% counts (tao-count), and 2.8% a page from a cursor in
-the middle (tao-time-range). tao-total is all of them.`,
+and the reads prefer these users. --clients clients send requests for --duration, each client one at
+a time. The mix is 40.9% pages of followers or followings (tao-range), 28.9% one follow (tao-object)
+and 15.7% checks of ten pairs (tao-point). The rest is 11.7% counts (tao-count), and 2.8% pages from
+a cursor in the middle (tao-time-range). tao-total is all of them.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.comments < minComments || o.requests < 1 || o.users < minUsers || o.edges < o.users || o.edges > o.users*o.users/4 ||
 				o.clients < 1 || o.duration <= 0 ||

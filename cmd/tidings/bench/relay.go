@@ -61,14 +61,14 @@ one (SIGKILL) half way, and another one takes over its partitions. Afterwards th
 whole stream: missing, duplicates and inversions (versions of one entity that do not rise by one)
 must be 0.
 
-With --held-snapshot a second case runs while a snapshot from before the --processed rows were
-published stays open, so that vacuum cannot remove any row. With --open-transaction another case
-runs while a transaction that has an id stays open, so that no floor can rise.
+With --held-snapshot a second case runs while a snapshot stays open. It is older than the publishing
+of the --processed rows, so vacuum cannot remove any row. With --open-transaction another case runs
+while a transaction that has an id stays open, so that no floor can rise.
 
 With --ranges the outbox has that many ranges of --range-rows published rows each. The command
 inserts --messages, 20 per statement, and drains them, with these ranges in the outbox and without
-them in turn, --pairs times. Without them means that the archive has the ranges meanwhile. The last
-line has the medians of the ratios, with to without.`,
+them in turn, --pairs times. In the runs without the ranges, the archive has them. The last line has
+the medians of the ratios: a run with the ranges to the run without them.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.messages < 1 || o.relays < 1 || o.payload < 0 || o.processed < 0 || o.tenants < 1 || o.tenants > 10_000 ||
 				o.sync != syncAlways && o.sync != syncDefault {
@@ -111,8 +111,9 @@ line has the medians of the ratios, with to without.`,
 	f.IntVar(&o.partitions, "partitions", 1, "partitions: 1, 2, 4, 8, 16 or 32")
 	f.IntVar(&o.processed, "processed", 0, "rows that were published before")
 	f.StringVar(&o.sync, "broker-sync", syncAlways, syncWriting)
-	f.BoolVar(&o.heldSnapshot, "held-snapshot", false, "run a second case while a snapshot from before stays open")
-	f.BoolVar(&o.openTransaction, "open-transaction", false, "run another case while a transaction from before stays open")
+	f.BoolVar(&o.heldSnapshot, "held-snapshot", false, "run a second case while a snapshot from before the publishing stays open")
+	f.BoolVar(&o.openTransaction, "open-transaction", false,
+		"run another case while a transaction that is older than the backlog stays open")
 	f.IntVar(&o.ranges, "ranges", 0, "measure with and without this many ranges of published rows")
 	f.IntVar(&o.rangeRows, "range-rows", 1_000_000, "rows per range")
 	f.IntVar(&o.pairs, "pairs", 3, "measurements with and without the ranges")

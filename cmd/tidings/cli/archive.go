@@ -546,11 +546,11 @@ func (p Process) holdAddCommand() *cobra.Command {
 		h              outbox.ArchiveHold
 	)
 	c := &cobra.Command{
-		Use:   "add",
+		Use:   "add --reason REASON",
 		Short: "Keep a tenant's rows, a range of months, or both",
-		Long: `Add keeps rows of the archive until you release the hold: the rows of --tenant, the months --from to
---to, or that tenant's rows in those months. Without any of these it keeps the whole archive. It
-does not restore dropped rows.`,
+		Long: `Add keeps rows of the archive until you release the hold. With --tenant it keeps that tenant's rows,
+and with --from and --to the rows of those months. With all three it keeps that tenant's rows of
+those months, and with none the whole archive. It does not restore dropped rows.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			for _, flag := range []struct {

@@ -141,7 +141,8 @@ func (p Process) coldExportCommand() *cobra.Command {
 		Short: "Write ranges of the outbox's archive to a directory or to S3",
 		Long: `Export writes ranges of the archive as compressed segments with checksums and a manifest, and reads
 everything back (docs/archive.md). A range belongs to the month of its first message. The archiver
-does the same by schedule before it drops a range. Export itself drops nothing.`,
+does the same by schedule before it drops a range. Export itself drops nothing. Give either --month
+or --all.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			month, err := f.at()
@@ -194,7 +195,7 @@ func (p Process) coldVerifyCommand() *cobra.Command {
 	var f coldFlags
 	c := &cobra.Command{
 		Use:   "verify",
-		Short: "Read exports from end to end and compare them with their checksums and the table",
+		Short: "Read exports from end to end, and compare them with their checksums and with the archive in the database",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			month, err := f.at()
@@ -253,7 +254,7 @@ func (p Process) coldRestoreCommand() *cobra.Command {
 		from, actor string
 	)
 	c := &cobra.Command{
-		Use:   "restore",
+		Use:   "restore --month MONTH",
 		Short: "Restore the exported events of a month into the database, and hold them there",
 		Long: `Restore reads the exports with events of a month from end to end. Then it inserts the rows of that
 month into outbox_messages_kept, where tidings events find finds them. It does not change rows that

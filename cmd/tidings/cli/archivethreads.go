@@ -33,7 +33,7 @@ func (p Process) archiveUndoCommand() *cobra.Command {
 		asJSON bool
 	)
 	c := &cobra.Command{
-		Use:   "undo",
+		Use:   "undo --id ID",
 		Short: "Bring back the threads of comments that one run of the archiver moved",
 		Long: `Undo brings back every thread that one run of the archiver moved. tidings archive status shows the
 ids of the runs. The threads do not move again until comment_archive_after (tidings archive

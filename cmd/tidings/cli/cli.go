@@ -43,6 +43,13 @@ const (
 	exitAgain = 3
 )
 
+// exitCodes is a part of the help and of docs/commands.md.
+const exitCodes = `Exit codes:
+- 0: done.
+- 1: an error, or findings.
+- 2: wrong usage or input.
+- 3: not finished (run the command again), a server unavailable, or errors found by tidings doctor.`
+
 // usageError marks an error in the arguments.
 type usageError struct{ err error }
 
@@ -79,6 +86,7 @@ func (p Process) commands() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "tidings",
 		Short:         "Tidings stores social writes, and publishes each change as an event",
+		Long:          "Tidings stores social writes, and publishes each change as an event.\n\n" + exitCodes,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}

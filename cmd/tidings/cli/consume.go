@@ -28,8 +28,8 @@ func (p Process) consumeCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "consume --consumer NAME",
 		Short: "Run one consumer until it is stopped",
-		Long: `Consume runs the consumer of one projection as a process of its own. Use it for a projection that
-has no binary. Several instances share the partitions. It reads the same environment as
+		Long: `Consume runs the consumer of one projection as a process. Use it for a projection of your own, which
+has no binary. Several instances share the partitions. The process reads the same environment as
 followercounts.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {

@@ -330,12 +330,16 @@ func verbOf(action string) verb {
 	return verb{"Delete dead letters with their payloads", "discard", "Discarded"}
 }
 
+// chosen is the help about the choice of dead letters.
+const chosen = "Give ids, a filter, or --all. Ids exclude filters and --all."
+
 func (p Process) dlqActCommand(action string) *cobra.Command {
 	var f dlqFlags
 	v := verbOf(action)
 	c := &cobra.Command{
 		Use:   action + " [ID...]",
 		Short: v.short,
+		Long:  chosen,
 		RunE: func(c *cobra.Command, args []string) error {
 			if err := f.parse(c, args, time.Now()); err != nil {
 				return err

@@ -304,7 +304,7 @@ func (p Process) parkedActCommand(action string) *cobra.Command {
 		Long: does + `
 
 An ID names the first dead letter of an aggregate (list --first). A filter also selects only first
-dead letters.`,
+dead letters. ` + chosen,
 		RunE: func(c *cobra.Command, args []string) error {
 			f.first = len(args) == 0 // a given ID that is not the first one gets an error of its own
 			if err := f.parse(c, args); err != nil {

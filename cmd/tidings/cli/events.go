@@ -75,16 +75,16 @@ func (p Process) eventsFindCommand() *cobra.Command {
 		Use:   "find",
 		Short: "Find events in the outbox, its archive and its DLQ",
 		Long: `Find selects events in one of four ways: by --id (the outbox id, or the UUID in the header ce-id),
-by --sequence on a stream, by --aggregate with --tenant, or by time.
+by --sequence on a stream, by --aggregate with --tenant, or by time. A search by time needs --since.
 
-It searches the archive and the DLQ by all of these. It searches the outbox by outbox id, by event
-id, and by time (events that occurred within ten minutes of their insert), but not by aggregate. To
+It searches the archive and the DLQ by all of these, and the outbox by all but the aggregate. A
+search by time may miss events that occurred more than ten minutes before or after their insert. To
 find an event of an export, run tidings archive restore first. A message on the stream has its
 outbox id in the header Tidings-Outbox-Id. The aggregate of a comment is its post (comment/42), that
 of a follow is the followed user (follow/42).
 
-With --id, --trace shows the path of the event with times: the request, its creation, the publish,
-and the work of the consumers. It reads the spans that tidings dev --trace writes.`,
+With --id or --sequence, --trace shows the path of the event with times: the request, its creation,
+the publish, and the work of the consumers. It reads the spans that tidings dev --trace writes.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if c.Flags().Changed("tenant") && q.TenantID < 1 {

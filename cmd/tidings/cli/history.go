@@ -40,16 +40,18 @@ children come from the archiver's histories, so they are late by the archiver's 
 status). tidings kinds list shows the kinds in force.`,
 	}
 	c.AddCommand(
-		historyOf(historyFlags{}, true, "edge FROM TO", "Show the versions of an edge of --kind, newest first", 2, p.edgeHistory),
-		historyOf(historyFlags{}, true, "child ID", "Show the versions of a child of --kind, newest first", 1, p.childHistory),
-		historyOf(historyFlags{kind: event.AggregateFollow}, false, "follow FOLLOWER FOLLOWEE",
+		historyOf(historyFlags{}, true, "edge FROM TO --tenant T --kind KIND",
+			"Show the versions of an edge of --kind, newest first", 2, p.edgeHistory),
+		historyOf(historyFlags{}, true, "child ID --tenant T --kind KIND",
+			"Show the versions of a child of --kind, newest first", 1, p.childHistory),
+		historyOf(historyFlags{kind: event.AggregateFollow}, false, "follow FOLLOWER FOLLOWEE --tenant T",
 			"Show the versions of a follow, newest first", 2, p.edgeHistory),
-		historyOf(historyFlags{kind: event.AggregateComment}, false, "comment ID",
+		historyOf(historyFlags{kind: event.AggregateComment}, false, "comment ID --tenant T",
 			"Show the versions of a comment, newest first", 1, p.childHistory),
-		historyOf(historyFlags{kind: event.AggregateComment}, true, "thread ID",
+		historyOf(historyFlags{kind: event.AggregateComment}, true, "thread ID --tenant T",
 			"Show the versions of the settings of an object's thread, newest first", 1, p.threadHistory),
-		historyOf(historyFlags{kind: event.AggregateComment}, true, "author ID",
-			"Show the current children of an author that the author has not deleted, oldest first", 1, p.authorHistory),
+		historyOf(historyFlags{kind: event.AggregateComment}, true, "author ID --tenant T",
+			"Show an author's children as they are now, without those that the author deleted, oldest first", 1, p.authorHistory),
 	)
 	return c
 }
@@ -75,7 +77,7 @@ func historyOf(f historyFlags, anyKind bool, use, short string, args int,
 		c.Flags().StringVar(&f.kind, "kind", f.kind, "the `kind`")
 	}
 	c.Flags().Int64Var(&f.tenant, "tenant", 0, "the tenant")
-	c.Flags().IntVar(&f.limit, "limit", 100, "at most this many versions")
+	c.Flags().IntVar(&f.limit, "limit", 100, "at most this many rows")
 	c.Flags().BoolVar(&f.asJSON, "json", false, "print one JSON object")
 	dataFlag(c, &f.data)
 	return c

@@ -96,7 +96,7 @@ func TestUsage(t *testing.T) {
 	}
 	for args, want := range map[string]string{
 		"load a b": "got 2 arguments, want `tidings load (FILE |", "outbox retry": "got 0 arguments, want `tidings outbox retry ID...`",
-		"outbox kill": "got 0 arguments, want `tidings outbox kill ID...`",
+		"outbox kill": "got 0 arguments, want `tidings outbox kill ID... --reason REASON`",
 	} {
 		if code, _, stderr := run(t, nil, "", strings.Fields(args)...); code != exitInput || !strings.Contains(stderr, want) {
 			t.Errorf("%s: exit code %d, %q, want %q", args, code, stderr, want)

@@ -37,9 +37,9 @@ With --logins it then creates a login for each line of the file: NAME ROLE PASSW
 api, relay, consumer, reader, system or writer (docs/security.md). An existing login gets the
 password, and this role as its only one. Logins that the file does not name remain unchanged.
 
-No statement waits longer than half a second for a lock, because all other users of the table wait
-behind it. Migrate retries each second until it gets the lock or you press Ctrl-C, and logs the
-sessions that hold the lock.`,
+While a statement waits for a lock, all other users of the table wait behind that statement. So none
+waits longer than half a second. Migrate retries each second until it gets the lock or you press
+Ctrl-C, and logs the sessions that hold the lock.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			s, err := p.servers(c.Context(), data)

@@ -108,7 +108,8 @@ func (p Process) natsAccountCommand() *cobra.Command {
 		Short: "Create an operator and an account for NATS servers in operator mode",
 		Long: `Account writes three files to DIR, and refuses to replace one. nats-account.conf is a part of the
 servers' configuration: include it in nats.conf. account.seed signs credentials (tidings nats
-creds). operator.seed changes the account. Keep both seeds secret, and put neither on a server.`,
+creds). operator.seed signs changes of the account. Keep both seeds secret, and put neither on a
+server.`,
 		Args: exactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			a, err := broker.NewAccount()
@@ -140,8 +141,9 @@ func (p Process) natsCredsCommand() *cobra.Command {
 		Use:   "creds --account-seed FILE --role ROLE --out FILE",
 		Short: "Write a credentials file for one binary or subscriber",
 		Long: `Creds signs credentials with the seed of an account. They allow what the role needs and nothing
-else. A process reads them with NATS_CREDENTIALS=FILE and NATS_INBOX_PREFIX=_INBOX_NAME. It reads
-the file at each connection, so replace the file before the credentials expire.
+else. A process reads them with NATS_CREDENTIALS=FILE and NATS_INBOX_PREFIX=_INBOX_NAME, where NAME
+is the user's name (--name). It reads the file at each connection, so replace the file before the
+credentials expire.
 
 The roles are relay, api, consumer (also for the archiver), operator (for the program tidings) and
 subscriber. A subscriber gets live.> over plain NATS; --tenant and --filter narrow it. With

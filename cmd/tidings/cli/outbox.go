@@ -320,11 +320,11 @@ func (p Process) outboxKillCommand() *cobra.Command {
 	var data, actor, reason string
 	var sure *asking
 	c := &cobra.Command{
-		Use:   "kill ID...",
+		Use:   "kill ID... --reason REASON",
 		Short: "Move pending messages to the DLQ, and unblock those that wait for them",
 		Long: `Kill moves waiting messages to the DLQ, like the relay after more than 10 attempts. The relay then
 publishes the messages that wait for them. Kill refuses a due message, because a relay may be
-publishing it. It needs --reason.`,
+publishing it.`,
 		Args: rangeArgs(1, math.MaxInt),
 		RunE: func(c *cobra.Command, args []string) error {
 			if reason == "" {

@@ -105,7 +105,7 @@ func (p Process) partitionsResizeCommand() *cobra.Command {
 		sure *asking
 	)
 	c := &cobra.Command{
-		Use:   "resize",
+		Use:   "resize --to N",
 		Short: "Change the number of partitions",
 		Long: `Resize replaces the open partitions by new ones, which share the slots evenly. The relays finish
 their current batches on the old streams, close these, and open the new ones. The consumers read
@@ -143,7 +143,8 @@ first has ended.`,
 		},
 	}
 	c.Flags().IntVar(&to, "to", 0, "the number of partitions")
-	c.Flags().DurationVar(&wait, "wait", time.Minute, "how long to wait for the end of the resize; 0 to return at once")
+	c.Flags().DurationVar(&wait, "wait", time.Minute, "how long to wait for the end of the resize; 0 to return at once. "+
+		"After this time the exit code is 1, and the resize continues by itself")
 	sure = p.destructive(c)
 	dataFlag(c, &data)
 	return c

@@ -16,8 +16,7 @@ func TestTheCommandsPageIsWhatTheCommandsSay(t *testing.T) {
 	var b strings.Builder
 	b.WriteString("# Commands\n\nEvery command of `tidings`, as `tidings help COMMAND` shows it.\n`go test ./cmd/tidings/cli -run " +
 		"TestTheCommandsPage -update` generates this page.\n\n" +
-		"Exit codes: 0, done; 1, an error, or findings; 2, wrong usage or input; 3, not finished (run the command again),\na server is " +
-		"unavailable, or `doctor` found errors.\n\n" +
+		exitCodes + "\n\n" +
 		"| command | purpose |\n|---|---|\n")
 	eachCommand(func(path string, c *cobra.Command) {
 		if !c.Hidden {

@@ -42,7 +42,7 @@ themselves.
 
 A message without a row is a write that the database lost when it went back in time (a restore, a
 failover). tidings restore writes it again. Repair stops there, unless --delete-unknown lets it
-delete such messages. It does not undo their effect on the projections: run tidings verify.
+delete such messages. It does not undo their effect on the projections: run tidings verify --repair.
 
 Repair changes nothing on an intact stream. Relays may run meanwhile. After an interruption, run it
 again. While a stream has no leader, repair does nothing: wait until the brokers have elected one.

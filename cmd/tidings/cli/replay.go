@@ -22,10 +22,14 @@ transaction swaps them with the live tables. Writes, the live consumer and reade
 meanwhile; readers see either the old or the new tables. Replay also restarts a consumer that
 stopped because events expired before it read them, or because a stream was repaired.
 
-It reads the stream if that has every event ever published, else the truth and then the stream. The
-archiver's histories are records: its replay only adds missing versions. The truth does not contain
-who made a version. So stop the API, and every service that writes by SQL, before you replay the
-archiver from the truth, or read the stream.
+If the stream has every event ever published, replay reads the stream. Otherwise it reads the truth,
+and then the stream. --from chooses one of the two.
+
+The archiver's histories are records: its replay only adds missing versions. From the stream it adds
+each of them with its actor, and services may write meanwhile. The truth has only the newest version
+of each entity, without its actor. So a replay from the truth does not bring back what a stopped
+archiver had not read: earlier versions, and the actors. Each further write adds to that loss. If
+the archiver has stopped, stop the API and every service that writes by SQL until the replay ends.
 
 An interrupted replay changes nothing: run it again. The login of PROJECTIONS_DATABASE_URL must own
 the tables, as for migrate.`
@@ -38,7 +42,7 @@ func (p Process) replayCommand() *cobra.Command {
 		sure                 *asking
 	)
 	c := &cobra.Command{
-		Use:   "replay",
+		Use:   "replay --consumer NAME",
 		Short: "Rebuild a projection beside the live one, and swap them",
 		Long:  replayHelp,
 		Args:  cobra.NoArgs,

@@ -32,15 +32,18 @@ func (p Process) streamConfigureCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "configure",
 		Short: "Set the replicas, placement, age and size of all streams, also below their current values",
-		Long: `Configure sets replicas, placement, age and size on the streams of all partitions. Only this command
-lowers them. A relay whose NATS_REPLICAS, NATS_MAX_AGE or NATS_MAX_BYTES is lower leaves the streams
-unchanged and logs a warning. A relay whose values are higher raises them at its next start. So
-first change the environment of every relay. The stream that records erasures gets as many replicas
-as the others.
+		Long: `Configure sets replicas, placement, age and size on the streams of all partitions. Give at least one
+of --replicas, --placement-tags, --max-age and --max-bytes. The stream that records erasures gets as
+many replicas as the others.
+
+Only this command lowers these values. A relay whose NATS_REPLICAS, NATS_MAX_AGE or NATS_MAX_BYTES
+is lower leaves the streams unchanged and logs a warning. A relay whose values are higher raises
+them again at its next start. So first lower them in the environment of every relay.
 
 --placement-tags moves the streams to servers that have all these tags. The servers copy them in the
 background, and relays and consumers continue. Relays and erasures use NATS_PLACEMENT_TAGS for new
-streams, and never move existing ones. Change the replicas and the tags one after the other.
+streams, and never move existing ones. Change the replicas in one run of the command, and the tags
+in another.
 
 With a shorter age, older events expire at once. A consumer that has not read them stops, and needs
 tidings replay.`,

@@ -86,7 +86,8 @@ and rates of the old one unless you give others. The name of a revoked or expire
 again.
 
 With --system the token is an operator's: it opens the console for every tenant, and the API's
-routes refuse it. Its roles are read (see), moderate (decide on pending content) and admin (act).`
+routes refuse it. Its roles are read (see), moderate (decide on pending content) and admin (act); by
+default it has only read.`
 
 func (p Process) tokenCreateCommand() *cobra.Command {
 	var (
@@ -157,8 +158,7 @@ func (p Process) tokenCreateCommand() *cobra.Command {
 	}
 	whose.flags(c, "the tenant")
 	c.Flags().StringVar(&spec.Name, "name", "", "the token's name, the default actor of its writes")
-	c.Flags().StringSliceVar(&spec.Roles, "roles", []string{tokens.RoleRead, tokens.RoleWrite},
-		"roles out of "+strings.Join(tokens.Roles(), ",")+"; for a system token only read by default")
+	rolesFlag(c, &spec.Roles)
 	c.Flags().StringVar(&expires, "expires", "", "when it expires: a duration such as 720h, a date, or a time in RFC 3339 (default: never)")
 	c.Flags().BoolVar(&spec.Replace, "replace", false, "replace the current token of this name")
 	c.Flags().DurationVar(&spec.Overlap, "overlap", 24*time.Hour, "how long the replaced token remains valid")
@@ -167,6 +167,14 @@ func (p Process) tokenCreateCommand() *cobra.Command {
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
 	dataFlag(c, &data)
 	return c
+}
+
+// rolesFlag adds --roles to token create. Its text names the defaults, which depend on other flags.
+func rolesFlag(c *cobra.Command, roles *[]string) {
+	c.Flags().StringSliceVar(roles, "roles", []string{tokens.RoleRead, tokens.RoleWrite},
+		"roles, separated by commas: "+strings.Join(tokens.Roles(), ", ")+"; a system token uses only read, moderate and admin "+
+			"(default: those of a replaced token; else read,write, or read for a system token)")
+	c.Flags().Lookup("roles").DefValue = "[]"
 }
 
 // tokenOwner is the owner of a token: a tenant, or the operators.

@@ -37,7 +37,7 @@ With --repair it first sets every lasting difference to the state of the truth, 
 runs. The consumer waits briefly for each hundred of them. Verify repairs a large thread in slices,
 and the consumer works between them. Readers see such a thread incomplete until the end, and after
 an interruption until the next repair. Repair does not change aggregates in a DLQ, and only adds to
-histories. For very many differences use tidings replay, and for a stream that differs tidings
+histories. For very many differences use tidings replay. For a stream that differs use tidings
 repair stream. --repair --dry-run shows what the repair would change, and what would remain.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {

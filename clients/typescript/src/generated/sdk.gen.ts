@@ -58,7 +58,7 @@ export class Operations extends HeyApiClient {
     }
     
     /**
-     * Delete a comment for its author
+     * Delete a comment on behalf of its author
      *
      * The deletion cannot be undone. Replies remain. Needs the role `write`.
      */
@@ -74,7 +74,7 @@ export class Operations extends HeyApiClient {
     /**
      * Read a comment
      *
-     * Reads the truth. A comment that is not visible is a tombstone: it has a state, but neither author nor body. Needs the role `read`.
+     * Reads the truth. A hidden, removed, deleted or erased comment is a tombstone: it has a state, but neither author nor body. A pending one has both. Needs the role `read`.
      */
     public getComment<ThrowOnError extends boolean = true>(options: Options<GetCommentData, ThrowOnError>): RequestResult<GetCommentResponses, GetCommentErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<GetCommentResponses, GetCommentErrors, ThrowOnError, 'data'>({
@@ -152,7 +152,7 @@ export class Operations extends HeyApiClient {
     /**
      * Write, edit and delete up to 1000 comments
      *
-     * Each operation fails or succeeds alone, with the status or problem of its own route; there is no common transaction. Operations on the same pair, comment or key run in their order. The body is one JSON document or, as `application/x-ndjson`, one operation per line; a broken line fails alone. The answer has the same type and one outcome per operation, in order; the server sends it while it writes the batch. An operation with 503 `unavailable`, or without an outcome because the answer broke off, may or may not have been written: send it and those after it again. With any other 503 it was not written. Actor and `traceparent` of the request apply to all operations. Needs the role `write`.
+     * Each operation fails or succeeds alone, with the status or problem of its own route; there is no common transaction. Operations on the same pair, comment or key run in their order. The body is one JSON document or, as `application/x-ndjson`, one operation per line; a broken line fails alone. The answer has the same type and one outcome per operation, in order; the server sends it while it writes the batch. An operation with 503 `unavailable`, or without an outcome, may or may not have been written. Send these again in their order, creates with the same keys. With any other 503 an operation was not written. Actor and `traceparent` of the request apply to all operations. Needs the role `write`.
      */
     public batchComments<ThrowOnError extends boolean = true>(options: Options<BatchCommentsData, ThrowOnError>): RequestResult<BatchCommentsResponses, BatchCommentsErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).post<BatchCommentsResponses, BatchCommentsErrors, ThrowOnError, 'data'>({
@@ -170,7 +170,7 @@ export class Operations extends HeyApiClient {
     /**
      * Export all comments of the tenant
      *
-     * Returns all states of the tenant and the positions at which the streams continue, for a projection that needs more than the streams keep. Keep the version with each state, and discard events whose version is not above it. The answer is one line of `ExportHead`, one `ExportState` per state, and an `ExportEnd`. To resume, also after an interrupted answer, send the `after` of the last line and the `cursor` of the first. Then read each stream after its sequence. Ordered by post, then in the order of the thread; includes deleted and erased ones. Needs the role `export`.
+     * Returns all states of the tenant and the positions at which the streams continue, for a projection that needs more than the streams keep. The answer is one line of `ExportHead`, one `ExportState` per state, and an `ExportEnd`. To resume, also after an interrupted answer, send the `cursor` of the first line and the `after` of the last `ExportState`. When the export is complete, read each stream after its sequence. Keep the version with each state, and discard events whose version is not higher. Ordered by post, then in the order of the thread; includes deleted and erased ones. Needs the role `export`.
      */
     public exportComments<ThrowOnError extends boolean = true>(options?: Options<ExportCommentsData, ThrowOnError>): RequestResult<ExportCommentsResponses, ExportCommentsErrors, ThrowOnError, 'data'> {
         return (options?.client ?? this.client).get<ExportCommentsResponses, ExportCommentsErrors, ThrowOnError, 'data'>({
@@ -286,7 +286,7 @@ export class Operations extends HeyApiClient {
     /**
      * Make one user follow another
      *
-     * 201 if the follow is new, 200 if it existed; then there is no event. Needs the role `write`.
+     * 201 if the follow is new. 200 if it existed: then there is no event. Needs the role `write`.
      */
     public follow<ThrowOnError extends boolean = true>(options: Options<FollowData, ThrowOnError>): RequestResult<FollowResponses, FollowErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).put<FollowResponses, FollowErrors, ThrowOnError, 'data'>({
@@ -314,7 +314,7 @@ export class Operations extends HeyApiClient {
     /**
      * Follow and unfollow up to 1000 times
      *
-     * Each operation fails or succeeds alone, with the status or problem of its own route; there is no common transaction. Operations on the same pair, comment or key run in their order. The body is one JSON document or, as `application/x-ndjson`, one operation per line; a broken line fails alone. The answer has the same type and one outcome per operation, in order; the server sends it while it writes the batch. An operation with 503 `unavailable`, or without an outcome because the answer broke off, may or may not have been written: send it and those after it again. With any other 503 it was not written. Actor and `traceparent` of the request apply to all operations. Needs the role `write`.
+     * Each operation fails or succeeds alone, with the status or problem of its own route; there is no common transaction. Operations on the same pair, comment or key run in their order. The body is one JSON document or, as `application/x-ndjson`, one operation per line; a broken line fails alone. The answer has the same type and one outcome per operation, in order; the server sends it while it writes the batch. An operation with 503 `unavailable`, or without an outcome, may or may not have been written. Send these again in their order, creates with the same keys. With any other 503 an operation was not written. Actor and `traceparent` of the request apply to all operations. Needs the role `write`.
      */
     public batchFollows<ThrowOnError extends boolean = true>(options: Options<BatchFollowsData, ThrowOnError>): RequestResult<BatchFollowsResponses, BatchFollowsErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).post<BatchFollowsResponses, BatchFollowsErrors, ThrowOnError, 'data'>({
@@ -350,7 +350,7 @@ export class Operations extends HeyApiClient {
     /**
      * Export all follows of the tenant
      *
-     * Returns all states of the tenant and the positions at which the streams continue, for a projection that needs more than the streams keep. Keep the version with each state, and discard events whose version is not above it. The answer is one line of `ExportHead`, one `ExportState` per state, and an `ExportEnd`. To resume, also after an interrupted answer, send the `after` of the last line and the `cursor` of the first. Then read each stream after its sequence. Ordered by origin and target; includes removed edges. Needs the role `export`.
+     * Returns all states of the tenant and the positions at which the streams continue, for a projection that needs more than the streams keep. The answer is one line of `ExportHead`, one `ExportState` per state, and an `ExportEnd`. To resume, also after an interrupted answer, send the `cursor` of the first line and the `after` of the last `ExportState`. When the export is complete, read each stream after its sequence. Keep `created_at` and `version` with each state. Discard events with an earlier `created_at`, or with the same one and no higher version. Ordered by origin and target; includes removed edges. Needs the role `export`.
      */
     public exportFollows<ThrowOnError extends boolean = true>(options?: Options<ExportFollowsData, ThrowOnError>): RequestResult<ExportFollowsResponses, ExportFollowsErrors, ThrowOnError, 'data'> {
         return (options?.client ?? this.client).get<ExportFollowsResponses, ExportFollowsErrors, ThrowOnError, 'data'>({
@@ -480,7 +480,7 @@ export class Operations extends HeyApiClient {
     /**
      * Put and remove up to 1000 likes
      *
-     * Each operation fails or succeeds alone, with the status or problem of its own route; there is no common transaction. Operations on the same pair, comment or key run in their order. The body is one JSON document or, as `application/x-ndjson`, one operation per line; a broken line fails alone. The answer has the same type and one outcome per operation, in order; the server sends it while it writes the batch. An operation with 503 `unavailable`, or without an outcome because the answer broke off, may or may not have been written: send it and those after it again. With any other 503 it was not written. Actor and `traceparent` of the request apply to all operations. Needs the role `write`.
+     * Each operation fails or succeeds alone, with the status or problem of its own route; there is no common transaction. Operations on the same pair, comment or key run in their order. The body is one JSON document or, as `application/x-ndjson`, one operation per line; a broken line fails alone. The answer has the same type and one outcome per operation, in order; the server sends it while it writes the batch. An operation with 503 `unavailable`, or without an outcome, may or may not have been written. Send these again in their order, creates with the same keys. With any other 503 an operation was not written. Actor and `traceparent` of the request apply to all operations. Needs the role `write`.
      */
     public batchLikes<ThrowOnError extends boolean = true>(options: Options<BatchLikesData, ThrowOnError>): RequestResult<BatchLikesResponses, BatchLikesErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).post<BatchLikesResponses, BatchLikesErrors, ThrowOnError, 'data'>({
@@ -516,7 +516,7 @@ export class Operations extends HeyApiClient {
     /**
      * Export all likes of the tenant
      *
-     * Returns all states of the tenant and the positions at which the streams continue, for a projection that needs more than the streams keep. Keep the version with each state, and discard events whose version is not above it. The answer is one line of `ExportHead`, one `ExportState` per state, and an `ExportEnd`. To resume, also after an interrupted answer, send the `after` of the last line and the `cursor` of the first. Then read each stream after its sequence. Ordered by origin and target; includes removed edges. Needs the role `export`.
+     * Returns all states of the tenant and the positions at which the streams continue, for a projection that needs more than the streams keep. The answer is one line of `ExportHead`, one `ExportState` per state, and an `ExportEnd`. To resume, also after an interrupted answer, send the `cursor` of the first line and the `after` of the last `ExportState`. When the export is complete, read each stream after its sequence. Keep `created_at` and `version` with each state. Discard events with an earlier `created_at`, or with the same one and no higher version. Ordered by origin and target; includes removed edges. Needs the role `export`.
      */
     public exportLikes<ThrowOnError extends boolean = true>(options?: Options<ExportLikesData, ThrowOnError>): RequestResult<ExportLikesResponses, ExportLikesErrors, ThrowOnError, 'data'> {
         return (options?.client ?? this.client).get<ExportLikesResponses, ExportLikesErrors, ThrowOnError, 'data'>({
@@ -530,7 +530,7 @@ export class Operations extends HeyApiClient {
     /**
      * Remove a membership
      *
-     * 204 also if the edge did not exist; then there is no event. Needs the role `write`.
+     * 204 also if the edge did not exist; then there is no event. With a version in If-Match, 404 if the edge does not exist. Needs the role `write`.
      */
     public removeMembership<ThrowOnError extends boolean = true>(options: Options<RemoveMembershipData, ThrowOnError>): RequestResult<RemoveMembershipResponses, RemoveMembershipErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).delete<RemoveMembershipResponses, RemoveMembershipErrors, ThrowOnError, 'data'>({
@@ -576,7 +576,7 @@ export class Operations extends HeyApiClient {
     /**
      * Put a membership
      *
-     * 201 if the edge is new, 200 if it existed. A request that changes nothing makes no event. The body has all attributes: missing ones get their defaults. Without a body an active edge keeps its attributes. Needs the role `write`.
+     * 201 if the edge is new, 200 if it existed. A request that changes nothing makes no event. The body has all attributes: missing ones get their defaults. Without a body an active edge keeps its attributes. With a version in If-Match, 404 if the edge does not exist. Needs the role `write`.
      */
     public putMembership<ThrowOnError extends boolean = true>(options: Options<PutMembershipData, ThrowOnError>): RequestResult<PutMembershipResponses, PutMembershipErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).put<PutMembershipResponses, PutMembershipErrors, ThrowOnError, 'data'>({
@@ -608,7 +608,7 @@ export class Operations extends HeyApiClient {
     /**
      * Put and remove up to 1000 memberships
      *
-     * Each operation fails or succeeds alone, with the status or problem of its own route; there is no common transaction. Operations on the same pair, comment or key run in their order. The body is one JSON document or, as `application/x-ndjson`, one operation per line; a broken line fails alone. The answer has the same type and one outcome per operation, in order; the server sends it while it writes the batch. An operation with 503 `unavailable`, or without an outcome because the answer broke off, may or may not have been written: send it and those after it again. With any other 503 it was not written. Actor and `traceparent` of the request apply to all operations. Needs the role `write`.
+     * Each operation fails or succeeds alone, with the status or problem of its own route; there is no common transaction. Operations on the same pair, comment or key run in their order. The body is one JSON document or, as `application/x-ndjson`, one operation per line; a broken line fails alone. The answer has the same type and one outcome per operation, in order; the server sends it while it writes the batch. An operation with 503 `unavailable`, or without an outcome, may or may not have been written. Send these again in their order, creates with the same keys. With any other 503 an operation was not written. Actor and `traceparent` of the request apply to all operations. Needs the role `write`.
      */
     public batchMemberships<ThrowOnError extends boolean = true>(options: Options<BatchMembershipsData, ThrowOnError>): RequestResult<BatchMembershipsResponses, BatchMembershipsErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).post<BatchMembershipsResponses, BatchMembershipsErrors, ThrowOnError, 'data'>({
@@ -644,7 +644,7 @@ export class Operations extends HeyApiClient {
     /**
      * Export all memberships of the tenant
      *
-     * Returns all states of the tenant and the positions at which the streams continue, for a projection that needs more than the streams keep. Keep the version with each state, and discard events whose version is not above it. The answer is one line of `ExportHead`, one `ExportState` per state, and an `ExportEnd`. To resume, also after an interrupted answer, send the `after` of the last line and the `cursor` of the first. Then read each stream after its sequence. Ordered by origin and target; includes removed edges. Needs the role `export`.
+     * Returns all states of the tenant and the positions at which the streams continue, for a projection that needs more than the streams keep. The answer is one line of `ExportHead`, one `ExportState` per state, and an `ExportEnd`. To resume, also after an interrupted answer, send the `cursor` of the first line and the `after` of the last `ExportState`. When the export is complete, read each stream after its sequence. Keep `created_at` and `version` with each state. Discard events with an earlier `created_at`, or with the same one and no higher version. Ordered by origin and target; includes removed edges. Needs the role `export`.
      */
     public exportMemberships<ThrowOnError extends boolean = true>(options?: Options<ExportMembershipsData, ThrowOnError>): RequestResult<ExportMembershipsResponses, ExportMembershipsErrors, ThrowOnError, 'data'> {
         return (options?.client ?? this.client).get<ExportMembershipsResponses, ExportMembershipsErrors, ThrowOnError, 'data'>({
@@ -656,7 +656,7 @@ export class Operations extends HeyApiClient {
     }
     
     /**
-     * Delete a message for its author
+     * Delete a message on behalf of its author
      *
      * The deletion cannot be undone. Needs the role `write`.
      */
@@ -672,7 +672,7 @@ export class Operations extends HeyApiClient {
     /**
      * Read a message
      *
-     * Reads the truth. A message that is not visible is a tombstone: it has a state, but neither author nor body. Needs the role `read`.
+     * Reads the truth. A deleted or erased message is a tombstone: it has a state, but neither author nor body. Needs the role `read`.
      */
     public getMessage<ThrowOnError extends boolean = true>(options: Options<GetMessageData, ThrowOnError>): RequestResult<GetMessageResponses, GetMessageErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<GetMessageResponses, GetMessageErrors, ThrowOnError, 'data'>({
@@ -718,7 +718,7 @@ export class Operations extends HeyApiClient {
     /**
      * Write, edit and delete up to 1000 messages
      *
-     * Each operation fails or succeeds alone, with the status or problem of its own route; there is no common transaction. Operations on the same pair, comment or key run in their order. The body is one JSON document or, as `application/x-ndjson`, one operation per line; a broken line fails alone. The answer has the same type and one outcome per operation, in order; the server sends it while it writes the batch. An operation with 503 `unavailable`, or without an outcome because the answer broke off, may or may not have been written: send it and those after it again. With any other 503 it was not written. Actor and `traceparent` of the request apply to all operations. Needs the role `write`.
+     * Each operation fails or succeeds alone, with the status or problem of its own route; there is no common transaction. Operations on the same pair, comment or key run in their order. The body is one JSON document or, as `application/x-ndjson`, one operation per line; a broken line fails alone. The answer has the same type and one outcome per operation, in order; the server sends it while it writes the batch. An operation with 503 `unavailable`, or without an outcome, may or may not have been written. Send these again in their order, creates with the same keys. With any other 503 an operation was not written. Actor and `traceparent` of the request apply to all operations. Needs the role `write`.
      */
     public batchMessages<ThrowOnError extends boolean = true>(options: Options<BatchMessagesData, ThrowOnError>): RequestResult<BatchMessagesResponses, BatchMessagesErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).post<BatchMessagesResponses, BatchMessagesErrors, ThrowOnError, 'data'>({
@@ -736,7 +736,7 @@ export class Operations extends HeyApiClient {
     /**
      * Export all messages of the tenant
      *
-     * Returns all states of the tenant and the positions at which the streams continue, for a projection that needs more than the streams keep. Keep the version with each state, and discard events whose version is not above it. The answer is one line of `ExportHead`, one `ExportState` per state, and an `ExportEnd`. To resume, also after an interrupted answer, send the `after` of the last line and the `cursor` of the first. Then read each stream after its sequence. Ordered by conversation; includes deleted and erased ones. Needs the role `export`.
+     * Returns all states of the tenant and the positions at which the streams continue, for a projection that needs more than the streams keep. The answer is one line of `ExportHead`, one `ExportState` per state, and an `ExportEnd`. To resume, also after an interrupted answer, send the `cursor` of the first line and the `after` of the last `ExportState`. When the export is complete, read each stream after its sequence. Keep the version with each state, and discard events whose version is not higher. Ordered by conversation; includes deleted and erased ones. Needs the role `export`.
      */
     public exportMessages<ThrowOnError extends boolean = true>(options?: Options<ExportMessagesData, ThrowOnError>): RequestResult<ExportMessagesResponses, ExportMessagesErrors, ThrowOnError, 'data'> {
         return (options?.client ?? this.client).get<ExportMessagesResponses, ExportMessagesErrors, ThrowOnError, 'data'>({
@@ -920,7 +920,7 @@ export class Operations extends HeyApiClient {
     /**
      * Read a comment by its permalink
      *
-     * Reads a projection. A comment that is not visible is a tombstone. `around` of the list shows it in its context. Needs the role `read`.
+     * Reads a projection. A hidden, removed, deleted or erased comment is a tombstone. `around` of the list shows it in its context. Needs the role `read`.
      */
     public getCommentBySlug<ThrowOnError extends boolean = true>(options: Options<GetCommentBySlugData, ThrowOnError>): RequestResult<GetCommentBySlugResponses, GetCommentBySlugErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<GetCommentBySlugResponses, GetCommentBySlugErrors, ThrowOnError, 'data'>({
@@ -1036,7 +1036,7 @@ export class Operations extends HeyApiClient {
     /**
      * Write a review
      *
-     * An author may have one review of a product that is not deleted. A second create fails with `already-written`; `current` and Location name the first. Needs the role `write`.
+     * An author may have one review of a product; a deleted one does not count. A second create fails with `already-written`; `current` and Location name the first. Needs the role `write`.
      */
     public createReview<ThrowOnError extends boolean = true>(options: Options<CreateReviewData, ThrowOnError>): RequestResult<CreateReviewResponses, CreateReviewErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).post<CreateReviewResponses, CreateReviewErrors, ThrowOnError, 'data'>({
@@ -1066,7 +1066,7 @@ export class Operations extends HeyApiClient {
     }
     
     /**
-     * Delete a review for its author
+     * Delete a review on behalf of its author
      *
      * The deletion cannot be undone. Needs the role `write`.
      */
@@ -1082,7 +1082,7 @@ export class Operations extends HeyApiClient {
     /**
      * Read a review
      *
-     * Reads the truth. A review that is not visible is a tombstone: it has a state, but neither author nor body. Needs the role `read`.
+     * Reads the truth. A deleted or erased review is a tombstone: it has a state, but neither author nor body. Needs the role `read`.
      */
     public getReview<ThrowOnError extends boolean = true>(options: Options<GetReviewData, ThrowOnError>): RequestResult<GetReviewResponses, GetReviewErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<GetReviewResponses, GetReviewErrors, ThrowOnError, 'data'>({
@@ -1128,7 +1128,7 @@ export class Operations extends HeyApiClient {
     /**
      * Write, edit and delete up to 1000 reviews
      *
-     * Each operation fails or succeeds alone, with the status or problem of its own route; there is no common transaction. Operations on the same pair, comment or key run in their order. The body is one JSON document or, as `application/x-ndjson`, one operation per line; a broken line fails alone. The answer has the same type and one outcome per operation, in order; the server sends it while it writes the batch. An operation with 503 `unavailable`, or without an outcome because the answer broke off, may or may not have been written: send it and those after it again. With any other 503 it was not written. Actor and `traceparent` of the request apply to all operations. Needs the role `write`.
+     * Each operation fails or succeeds alone, with the status or problem of its own route; there is no common transaction. Operations on the same pair, comment or key run in their order. The body is one JSON document or, as `application/x-ndjson`, one operation per line; a broken line fails alone. The answer has the same type and one outcome per operation, in order; the server sends it while it writes the batch. An operation with 503 `unavailable`, or without an outcome, may or may not have been written. Send these again in their order, creates with the same keys. With any other 503 an operation was not written. Actor and `traceparent` of the request apply to all operations. Needs the role `write`.
      */
     public batchReviews<ThrowOnError extends boolean = true>(options: Options<BatchReviewsData, ThrowOnError>): RequestResult<BatchReviewsResponses, BatchReviewsErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).post<BatchReviewsResponses, BatchReviewsErrors, ThrowOnError, 'data'>({
@@ -1146,7 +1146,7 @@ export class Operations extends HeyApiClient {
     /**
      * Export all reviews of the tenant
      *
-     * Returns all states of the tenant and the positions at which the streams continue, for a projection that needs more than the streams keep. Keep the version with each state, and discard events whose version is not above it. The answer is one line of `ExportHead`, one `ExportState` per state, and an `ExportEnd`. To resume, also after an interrupted answer, send the `after` of the last line and the `cursor` of the first. Then read each stream after its sequence. Ordered by product; includes deleted and erased ones. Needs the role `export`.
+     * Returns all states of the tenant and the positions at which the streams continue, for a projection that needs more than the streams keep. The answer is one line of `ExportHead`, one `ExportState` per state, and an `ExportEnd`. To resume, also after an interrupted answer, send the `cursor` of the first line and the `after` of the last `ExportState`. When the export is complete, read each stream after its sequence. Keep the version with each state, and discard events whose version is not higher. Ordered by product; includes deleted and erased ones. Needs the role `export`.
      */
     public exportReviews<ThrowOnError extends boolean = true>(options?: Options<ExportReviewsData, ThrowOnError>): RequestResult<ExportReviewsResponses, ExportReviewsErrors, ThrowOnError, 'data'> {
         return (options?.client ?? this.client).get<ExportReviewsResponses, ExportReviewsErrors, ThrowOnError, 'data'>({
@@ -1216,7 +1216,7 @@ export class Operations extends HeyApiClient {
     /**
      * Put and remove up to 1000 shares
      *
-     * Each operation fails or succeeds alone, with the status or problem of its own route; there is no common transaction. Operations on the same pair, comment or key run in their order. The body is one JSON document or, as `application/x-ndjson`, one operation per line; a broken line fails alone. The answer has the same type and one outcome per operation, in order; the server sends it while it writes the batch. An operation with 503 `unavailable`, or without an outcome because the answer broke off, may or may not have been written: send it and those after it again. With any other 503 it was not written. Actor and `traceparent` of the request apply to all operations. Needs the role `write`.
+     * Each operation fails or succeeds alone, with the status or problem of its own route; there is no common transaction. Operations on the same pair, comment or key run in their order. The body is one JSON document or, as `application/x-ndjson`, one operation per line; a broken line fails alone. The answer has the same type and one outcome per operation, in order; the server sends it while it writes the batch. An operation with 503 `unavailable`, or without an outcome, may or may not have been written. Send these again in their order, creates with the same keys. With any other 503 an operation was not written. Actor and `traceparent` of the request apply to all operations. Needs the role `write`.
      */
     public batchShares<ThrowOnError extends boolean = true>(options: Options<BatchSharesData, ThrowOnError>): RequestResult<BatchSharesResponses, BatchSharesErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).post<BatchSharesResponses, BatchSharesErrors, ThrowOnError, 'data'>({
@@ -1252,7 +1252,7 @@ export class Operations extends HeyApiClient {
     /**
      * Export all shares of the tenant
      *
-     * Returns all states of the tenant and the positions at which the streams continue, for a projection that needs more than the streams keep. Keep the version with each state, and discard events whose version is not above it. The answer is one line of `ExportHead`, one `ExportState` per state, and an `ExportEnd`. To resume, also after an interrupted answer, send the `after` of the last line and the `cursor` of the first. Then read each stream after its sequence. Ordered by origin and target; includes removed edges. Needs the role `export`.
+     * Returns all states of the tenant and the positions at which the streams continue, for a projection that needs more than the streams keep. The answer is one line of `ExportHead`, one `ExportState` per state, and an `ExportEnd`. To resume, also after an interrupted answer, send the `cursor` of the first line and the `after` of the last `ExportState`. When the export is complete, read each stream after its sequence. Keep `created_at` and `version` with each state. Discard events with an earlier `created_at`, or with the same one and no higher version. Ordered by origin and target; includes removed edges. Needs the role `export`.
      */
     public exportShares<ThrowOnError extends boolean = true>(options?: Options<ExportSharesData, ThrowOnError>): RequestResult<ExportSharesResponses, ExportSharesErrors, ThrowOnError, 'data'> {
         return (options?.client ?? this.client).get<ExportSharesResponses, ExportSharesErrors, ThrowOnError, 'data'>({
@@ -1266,7 +1266,7 @@ export class Operations extends HeyApiClient {
     /**
      * Export all threads of the tenant
      *
-     * Returns all states of the tenant and the positions at which the streams continue, for a projection that needs more than the streams keep. Keep the version with each state, and discard events whose version is not above it. The answer is one line of `ExportHead`, one `ExportState` per state, and an `ExportEnd`. To resume, also after an interrupted answer, send the `after` of the last line and the `cursor` of the first. Then read each stream after its sequence. The settings of threads of every kind, ordered by object and kind. Needs the role `export`.
+     * Returns all states of the tenant and the positions at which the streams continue, for a projection that needs more than the streams keep. The answer is one line of `ExportHead`, one `ExportState` per state, and an `ExportEnd`. To resume, also after an interrupted answer, send the `cursor` of the first line and the `after` of the last `ExportState`. When the export is complete, read each stream after its sequence. Keep the version with each state, and discard events whose version is not higher. The settings of threads of every kind, ordered by object and kind. Needs the role `export`.
      */
     public exportThreads<ThrowOnError extends boolean = true>(options?: Options<ExportThreadsData, ThrowOnError>): RequestResult<ExportThreadsResponses, ExportThreadsErrors, ThrowOnError, 'data'> {
         return (options?.client ?? this.client).get<ExportThreadsResponses, ExportThreadsErrors, ThrowOnError, 'data'>({
@@ -1292,7 +1292,7 @@ export class Operations extends HeyApiClient {
     }
     
     /**
-     * Count a user's followers and followings
+     * Count the edges of a user
      *
      * Reads a projection. An unknown user counts 0. Needs the role `read`.
      */
@@ -1378,7 +1378,7 @@ export class Operations extends HeyApiClient {
     /**
      * List the users whom one user follows and who follow another
      *
-     * Ordered like the user's following list, newest first. Reads a projection. If the user follows more than 5000 users and the other has more than 5000 followers, it reads only the newest 5000 that the user follows. The answer is then the beginning of the list, and `truncated` is true. Needs the role `read`.
+     * Ordered like the user's following list, newest first. Reads a projection. If the user follows more than 5000 users and the other has more than 5000 followers, only the user's newest 5000 are searched. The answer is then the beginning of the list, and `truncated` is true. It is also true if more than `limit` users match. The list has no further page. Needs the role `read`.
      */
     public listMutuals<ThrowOnError extends boolean = true>(options: Options<ListMutualsData, ThrowOnError>): RequestResult<ListMutualsResponses, ListMutualsErrors, ThrowOnError, 'data'> {
         return (options.client ?? this.client).get<ListMutualsResponses, ListMutualsErrors, ThrowOnError, 'data'>({

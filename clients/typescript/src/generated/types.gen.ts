@@ -135,7 +135,7 @@ export type CommentList = {
 
 export type CommentVersion = {
     /**
-     * The actor of the change, or the word unrecorded if only the result is known. Absent wherever the comment's author is absent.
+     * The actor of the change, or the word unrecorded if only the result is known. Absent from a version of a child that shows no author.
      */
     actor?: string;
     /**
@@ -344,7 +344,7 @@ export type DeadMessageList = {
 export type DeleteOperation = {
     comment_id: string;
     /**
-     * Required, like the header If-Match.
+     * Like the header If-Match. Without it the outcome is 428.
      */
     if_match?: number | '*';
     op: 'delete';
@@ -470,7 +470,7 @@ export type EditOperation = {
     body: string;
     comment_id: string;
     /**
-     * Required, like the header If-Match.
+     * Like the header If-Match. Without it the outcome is 428.
      */
     if_match?: number | '*';
     op: 'edit';
@@ -478,7 +478,7 @@ export type EditOperation = {
 
 export type ExportEnd = {
     /**
-     * more: resume after the last line. done: the export is complete. problem: resume as after more, or as the problem says.
+     * more: resume after the last state. done: the export is complete. problem: resume as after more, or as the problem says.
      */
     end: 'more' | 'done' | 'problem';
     problem?: Problem;
@@ -487,7 +487,7 @@ export type ExportEnd = {
 export type ExportHead = {
     began_at: string;
     /**
-     * Resumes this export, together with the value of after in any line.
+     * Resumes this export, together with the value of after in any ExportState.
      */
     cursor: string;
     /**
@@ -495,7 +495,7 @@ export type ExportHead = {
      */
     kind: string;
     /**
-     * Where to continue: read each stream after its sequence. Read a stream with a higher number from its beginning.
+     * Where to continue: read each stream after its sequence. Read the stream of any partition with a higher number than these from its beginning.
      */
     streams: Array<ExportPosition>;
     /**
@@ -588,7 +588,7 @@ export type FollowOperation = {
 
 export type FollowVersion = {
     /**
-     * The actor of the change, or the word unrecorded if only the result is known. Absent wherever the comment's author is absent.
+     * The actor of the change, or the word unrecorded if only the result is known. Absent from a version of a child that shows no author.
      */
     actor?: string;
     /**
@@ -789,7 +789,7 @@ export type LikeTargets = {
 
 export type LikeVersion = {
     /**
-     * The actor of the change, or the word unrecorded if only the result is known. Absent wherever the comment's author is absent.
+     * The actor of the change, or the word unrecorded if only the result is known. Absent from a version of a child that shows no author.
      */
     actor?: string;
     /**
@@ -911,7 +911,7 @@ export type MembershipPut = {
      */
     group_id: string;
     /**
-     * Required, like the header If-Match: the version to change, for example 3, or "*".
+     * Optional, like the header If-Match: the version to change, for example 3, or "*".
      */
     if_match?: number | '*';
     op: 'put';
@@ -957,7 +957,7 @@ export type MembershipRemove = {
      */
     group_id: string;
     /**
-     * Required, like the header If-Match: the version to change, for example 3, or "*".
+     * Optional, like the header If-Match: the version to change, for example 3, or "*".
      */
     if_match?: number | '*';
     op: 'remove';
@@ -995,7 +995,7 @@ export type MembershipTargets = {
 
 export type MembershipVersion = {
     /**
-     * The actor of the change, or the word unrecorded if only the result is known. Absent wherever the comment's author is absent.
+     * The actor of the change, or the word unrecorded if only the result is known. Absent from a version of a child that shows no author.
      */
     actor?: string;
     /**
@@ -1077,7 +1077,7 @@ export type MessageCreateOperation = {
 
 export type MessageDeleteOperation = {
     /**
-     * Required, like the header If-Match.
+     * Like the header If-Match. Without it the outcome is 428.
      */
     if_match?: number | '*';
     message_id: string;
@@ -1097,7 +1097,7 @@ export type MessageEditOperation = {
      */
     body: string;
     /**
-     * Required, like the header If-Match.
+     * Like the header If-Match. Without it the outcome is 428.
      */
     if_match?: number | '*';
     message_id: string;
@@ -1168,7 +1168,7 @@ export type MessageSummary = {
 
 export type MessageVersion = {
     /**
-     * The actor of the change, or the word unrecorded if only the result is known. Absent wherever the comment's author is absent.
+     * The actor of the change, or the word unrecorded if only the result is known. Absent from a version of a child that shows no author.
      */
     actor?: string;
     /**
@@ -1503,7 +1503,7 @@ export type ReviewCreateOperation = {
 
 export type ReviewDeleteOperation = {
     /**
-     * Required, like the header If-Match.
+     * Like the header If-Match. Without it the outcome is 428.
      */
     if_match?: number | '*';
     op: 'delete';
@@ -1529,7 +1529,7 @@ export type ReviewEditOperation = {
      */
     body?: string;
     /**
-     * Required, like the header If-Match.
+     * Like the header If-Match. Without it the outcome is 428.
      */
     if_match?: number | '*';
     op: 'edit';
@@ -1603,7 +1603,7 @@ export type ReviewSummary = {
 
 export type ReviewVersion = {
     /**
-     * The actor of the change, or the word unrecorded if only the result is known. Absent wherever the comment's author is absent.
+     * The actor of the change, or the word unrecorded if only the result is known. Absent from a version of a child that shows no author.
      */
     actor?: string;
     /**
@@ -1786,7 +1786,7 @@ export type ShareTargets = {
 
 export type ShareVersion = {
     /**
-     * The actor of the change, or the word unrecorded if only the result is known. Absent wherever the comment's author is absent.
+     * The actor of the change, or the word unrecorded if only the result is known. Absent from a version of a child that shows no author.
      */
     actor?: string;
     /**
@@ -1949,7 +1949,7 @@ export type ThreadSummary = {
 
 export type ThreadVersion = {
     /**
-     * The actor of the change, or the word unrecorded if only the result is known. Absent wherever the comment's author is absent.
+     * The actor of the change, or the word unrecorded if only the result is known. Absent from a version of a child that shows no author.
      */
     actor?: string;
     /**
@@ -2132,6 +2132,7 @@ export type DeleteCommentErrors = {
     /**
      * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
      * `unavailable`: A database is unavailable; retry.
+     * `thread-returning`: The thread is long and still returns from the archive; retry.
      */
     503: Problem;
 };
@@ -2269,7 +2270,7 @@ export type EditCommentErrors = {
      */
     413: Problem;
     /**
-     * `unsupported-media-type`: The route takes application/json only.
+     * `unsupported-media-type`: The route does not take this media type, charset or content coding.
      */
     415: Problem;
     /**
@@ -2294,6 +2295,7 @@ export type EditCommentErrors = {
     /**
      * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
      * `unavailable`: A database is unavailable; retry.
+     * `thread-returning`: The thread is long and still returns from the archive; retry.
      */
     503: Problem;
 };
@@ -2368,7 +2370,7 @@ export type ModerateCommentErrors = {
      */
     413: Problem;
     /**
-     * `unsupported-media-type`: The route takes application/json only.
+     * `unsupported-media-type`: The route does not take this media type, charset or content coding.
      */
     415: Problem;
     /**
@@ -2390,6 +2392,7 @@ export type ModerateCommentErrors = {
     /**
      * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
      * `unavailable`: A database is unavailable; retry.
+     * `thread-returning`: The thread is long and still returns from the archive; retry.
      */
     503: Problem;
 };
@@ -2422,7 +2425,7 @@ export type ListRepliesData = {
          */
         limit?: number;
         /**
-         * The value of next in the previous page of this list.
+         * The value of next, or of prev if there is one, in another page of this list.
          */
         cursor?: string;
     };
@@ -2489,7 +2492,7 @@ export type ListCommentVersionsData = {
          */
         limit?: number;
         /**
-         * The value of next in the previous page of this list.
+         * The value of next, or of prev if there is one, in another page of this list.
          */
         cursor?: string;
     };
@@ -2589,7 +2592,7 @@ export type BatchCommentsErrors = {
      */
     413: Problem;
     /**
-     * `unsupported-media-type`: The route takes application/json only.
+     * `unsupported-media-type`: The route does not take this media type, charset or content coding.
      */
     415: Problem;
     /**
@@ -2726,7 +2729,7 @@ export type ListMessagesData = {
          */
         limit?: number;
         /**
-         * The value of next in the previous page of this list.
+         * The value of next, or of prev if there is one, in another page of this list.
          */
         cursor?: string;
     };
@@ -2832,7 +2835,7 @@ export type CreateMessageErrors = {
      */
     413: Problem;
     /**
-     * `unsupported-media-type`: The route takes application/json only.
+     * `unsupported-media-type`: The route does not take this media type, charset or content coding.
      */
     415: Problem;
     /**
@@ -2854,6 +2857,7 @@ export type CreateMessageErrors = {
     /**
      * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
      * `unavailable`: A database is unavailable; retry.
+     * `thread-returning`: The thread is long and still returns from the archive; retry.
      */
     503: Problem;
 };
@@ -3287,7 +3291,7 @@ export type ListFollowVersionsData = {
          */
         limit?: number;
         /**
-         * The value of next in the previous page of this list.
+         * The value of next, or of prev if there is one, in another page of this list.
          */
         cursor?: string;
     };
@@ -3383,7 +3387,7 @@ export type BatchFollowsErrors = {
      */
     413: Problem;
     /**
-     * `unsupported-media-type`: The route takes application/json only.
+     * `unsupported-media-type`: The route does not take this media type, charset or content coding.
      */
     415: Problem;
     /**
@@ -3455,7 +3459,7 @@ export type CheckFollowsErrors = {
      */
     413: Problem;
     /**
-     * `unsupported-media-type`: The route takes application/json only.
+     * `unsupported-media-type`: The route does not take this media type, charset or content coding.
      */
     415: Problem;
     /**
@@ -3640,7 +3644,7 @@ export type ListGroupMembersData = {
          */
         limit?: number;
         /**
-         * The value of next in the previous page of this list.
+         * The value of next, or of prev if there is one, in another page of this list.
          */
         cursor?: string;
         /**
@@ -3742,7 +3746,7 @@ export type RemoveGroupEdgesErrors = {
      */
     413: Problem;
     /**
-     * `unsupported-media-type`: The route takes application/json only.
+     * `unsupported-media-type`: The route does not take this media type, charset or content coding.
      */
     415: Problem;
     /**
@@ -4064,7 +4068,7 @@ export type ListLikeVersionsData = {
          */
         limit?: number;
         /**
-         * The value of next in the previous page of this list.
+         * The value of next, or of prev if there is one, in another page of this list.
          */
         cursor?: string;
     };
@@ -4160,7 +4164,7 @@ export type BatchLikesErrors = {
      */
     413: Problem;
     /**
-     * `unsupported-media-type`: The route takes application/json only.
+     * `unsupported-media-type`: The route does not take this media type, charset or content coding.
      */
     415: Problem;
     /**
@@ -4232,7 +4236,7 @@ export type CheckLikesErrors = {
      */
     413: Problem;
     /**
-     * `unsupported-media-type`: The route takes application/json only.
+     * `unsupported-media-type`: The route does not take this media type, charset or content coding.
      */
     415: Problem;
     /**
@@ -4551,7 +4555,7 @@ export type PatchMembershipErrors = {
      */
     413: Problem;
     /**
-     * `unsupported-media-type`: The route takes application/json only.
+     * `unsupported-media-type`: The route does not take this media type, charset or content coding.
      */
     415: Problem;
     /**
@@ -4652,7 +4656,7 @@ export type PutMembershipErrors = {
      */
     413: Problem;
     /**
-     * `unsupported-media-type`: The route takes application/json only.
+     * `unsupported-media-type`: The route does not take this media type, charset or content coding.
      */
     415: Problem;
     /**
@@ -4707,7 +4711,7 @@ export type ListMembershipVersionsData = {
          */
         limit?: number;
         /**
-         * The value of next in the previous page of this list.
+         * The value of next, or of prev if there is one, in another page of this list.
          */
         cursor?: string;
     };
@@ -4803,7 +4807,7 @@ export type BatchMembershipsErrors = {
      */
     413: Problem;
     /**
-     * `unsupported-media-type`: The route takes application/json only.
+     * `unsupported-media-type`: The route does not take this media type, charset or content coding.
      */
     415: Problem;
     /**
@@ -4875,7 +4879,7 @@ export type CheckMembershipsErrors = {
      */
     413: Problem;
     /**
-     * `unsupported-media-type`: The route takes application/json only.
+     * `unsupported-media-type`: The route does not take this media type, charset or content coding.
      */
     415: Problem;
     /**
@@ -5046,6 +5050,7 @@ export type DeleteMessageErrors = {
     /**
      * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
      * `unavailable`: A database is unavailable; retry.
+     * `thread-returning`: The thread is long and still returns from the archive; retry.
      */
     503: Problem;
 };
@@ -5183,7 +5188,7 @@ export type EditMessageErrors = {
      */
     413: Problem;
     /**
-     * `unsupported-media-type`: The route takes application/json only.
+     * `unsupported-media-type`: The route does not take this media type, charset or content coding.
      */
     415: Problem;
     /**
@@ -5208,6 +5213,7 @@ export type EditMessageErrors = {
     /**
      * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
      * `unavailable`: A database is unavailable; retry.
+     * `thread-returning`: The thread is long and still returns from the archive; retry.
      */
     503: Problem;
 };
@@ -5234,7 +5240,7 @@ export type ListMessageVersionsData = {
          */
         limit?: number;
         /**
-         * The value of next in the previous page of this list.
+         * The value of next, or of prev if there is one, in another page of this list.
          */
         cursor?: string;
     };
@@ -5334,7 +5340,7 @@ export type BatchMessagesErrors = {
      */
     413: Problem;
     /**
-     * `unsupported-media-type`: The route takes application/json only.
+     * `unsupported-media-type`: The route does not take this media type, charset or content coding.
      */
     415: Problem;
     /**
@@ -5458,7 +5464,7 @@ export type ListPendingData = {
          */
         limit?: number;
         /**
-         * The value of next in the previous page of this list.
+         * The value of next, or of prev if there is one, in another page of this list.
          */
         cursor?: string;
     };
@@ -5539,7 +5545,7 @@ export type ListDlqData = {
          */
         limit?: number;
         /**
-         * The value of next in the previous page of this list.
+         * The value of next, or of prev if there is one, in another page of this list.
          */
         cursor?: string;
     };
@@ -5701,7 +5707,7 @@ export type DiscardDlqMessageErrors = {
      */
     413: Problem;
     /**
-     * `unsupported-media-type`: The route takes application/json only.
+     * `unsupported-media-type`: The route does not take this media type, charset or content coding.
      */
     415: Problem;
     /**
@@ -5784,7 +5790,7 @@ export type RetryDlqMessageErrors = {
      */
     413: Problem;
     /**
-     * `unsupported-media-type`: The route takes application/json only.
+     * `unsupported-media-type`: The route does not take this media type, charset or content coding.
      */
     415: Problem;
     /**
@@ -5899,7 +5905,7 @@ export type ListPostLikersData = {
          */
         limit?: number;
         /**
-         * The value of next in the previous page of this list.
+         * The value of next, or of prev if there is one, in another page of this list.
          */
         cursor?: string;
     };
@@ -5971,7 +5977,7 @@ export type ListPostSharersData = {
          */
         limit?: number;
         /**
-         * The value of next in the previous page of this list.
+         * The value of next, or of prev if there is one, in another page of this list.
          */
         cursor?: string;
     };
@@ -6069,7 +6075,7 @@ export type RemovePostEdgesErrors = {
      */
     413: Problem;
     /**
-     * `unsupported-media-type`: The route takes application/json only.
+     * `unsupported-media-type`: The route does not take this media type, charset or content coding.
      */
     415: Problem;
     /**
@@ -6134,7 +6140,7 @@ export type ListCommentsData = {
          */
         limit?: number;
         /**
-         * The value of next in the previous page of this list.
+         * The value of next, or of prev if there is one, in another page of this list.
          */
         cursor?: string;
     };
@@ -6245,7 +6251,7 @@ export type CreateCommentErrors = {
      */
     413: Problem;
     /**
-     * `unsupported-media-type`: The route takes application/json only.
+     * `unsupported-media-type`: The route does not take this media type, charset or content coding.
      */
     415: Problem;
     /**
@@ -6269,6 +6275,7 @@ export type CreateCommentErrors = {
     /**
      * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
      * `unavailable`: A database is unavailable; retry.
+     * `thread-returning`: The thread is long and still returns from the archive; retry.
      */
     503: Problem;
 };
@@ -6554,7 +6561,7 @@ export type PutThreadData = {
          */
         'If-Match'?: string;
         /**
-         * *: only if the settings were never changed.
+         * *: only if the settings were never changed, otherwise 412.
          */
         'If-None-Match'?: string;
     };
@@ -6596,7 +6603,7 @@ export type PutThreadErrors = {
      */
     413: Problem;
     /**
-     * `unsupported-media-type`: The route takes application/json only.
+     * `unsupported-media-type`: The route does not take this media type, charset or content coding.
      */
     415: Problem;
     /**
@@ -6647,7 +6654,7 @@ export type ListThreadVersionsData = {
          */
         limit?: number;
         /**
-         * The value of next in the previous page of this list.
+         * The value of next, or of prev if there is one, in another page of this list.
          */
         cursor?: string;
     };
@@ -6797,7 +6804,7 @@ export type ListReviewsData = {
          */
         limit?: number;
         /**
-         * The value of next in the previous page of this list.
+         * The value of next, or of prev if there is one, in another page of this list.
          */
         cursor?: string;
     };
@@ -6907,7 +6914,7 @@ export type CreateReviewErrors = {
      */
     413: Problem;
     /**
-     * `unsupported-media-type`: The route takes application/json only.
+     * `unsupported-media-type`: The route does not take this media type, charset or content coding.
      */
     415: Problem;
     /**
@@ -6929,6 +6936,7 @@ export type CreateReviewErrors = {
     /**
      * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
      * `unavailable`: A database is unavailable; retry.
+     * `thread-returning`: The thread is long and still returns from the archive; retry.
      */
     503: Problem;
 };
@@ -7074,6 +7082,7 @@ export type DeleteReviewErrors = {
     /**
      * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
      * `unavailable`: A database is unavailable; retry.
+     * `thread-returning`: The thread is long and still returns from the archive; retry.
      */
     503: Problem;
 };
@@ -7211,7 +7220,7 @@ export type EditReviewErrors = {
      */
     413: Problem;
     /**
-     * `unsupported-media-type`: The route takes application/json only.
+     * `unsupported-media-type`: The route does not take this media type, charset or content coding.
      */
     415: Problem;
     /**
@@ -7236,6 +7245,7 @@ export type EditReviewErrors = {
     /**
      * `overloaded`: The server is overloaded and did nothing; retry after the time in Retry-After.
      * `unavailable`: A database is unavailable; retry.
+     * `thread-returning`: The thread is long and still returns from the archive; retry.
      */
     503: Problem;
 };
@@ -7262,7 +7272,7 @@ export type ListReviewVersionsData = {
          */
         limit?: number;
         /**
-         * The value of next in the previous page of this list.
+         * The value of next, or of prev if there is one, in another page of this list.
          */
         cursor?: string;
     };
@@ -7362,7 +7372,7 @@ export type BatchReviewsErrors = {
      */
     413: Problem;
     /**
-     * `unsupported-media-type`: The route takes application/json only.
+     * `unsupported-media-type`: The route does not take this media type, charset or content coding.
      */
     415: Problem;
     /**
@@ -7699,7 +7709,7 @@ export type ListShareVersionsData = {
          */
         limit?: number;
         /**
-         * The value of next in the previous page of this list.
+         * The value of next, or of prev if there is one, in another page of this list.
          */
         cursor?: string;
     };
@@ -7795,7 +7805,7 @@ export type BatchSharesErrors = {
      */
     413: Problem;
     /**
-     * `unsupported-media-type`: The route takes application/json only.
+     * `unsupported-media-type`: The route does not take this media type, charset or content coding.
      */
     415: Problem;
     /**
@@ -7867,7 +7877,7 @@ export type CheckSharesErrors = {
      */
     413: Problem;
     /**
-     * `unsupported-media-type`: The route takes application/json only.
+     * `unsupported-media-type`: The route does not take this media type, charset or content coding.
      */
     415: Problem;
     /**
@@ -8060,7 +8070,7 @@ export type ListUsersCommentsData = {
          */
         limit?: number;
         /**
-         * The value of next in the previous page of this list.
+         * The value of next, or of prev if there is one, in another page of this list.
          */
         cursor?: string;
     };
@@ -8194,7 +8204,7 @@ export type ListFollowersData = {
          */
         limit?: number;
         /**
-         * The value of next in the previous page of this list.
+         * The value of next, or of prev if there is one, in another page of this list.
          */
         cursor?: string;
     };
@@ -8266,7 +8276,7 @@ export type ListFollowingData = {
          */
         limit?: number;
         /**
-         * The value of next in the previous page of this list.
+         * The value of next, or of prev if there is one, in another page of this list.
          */
         cursor?: string;
     };
@@ -8338,7 +8348,7 @@ export type ListUserGroupsData = {
          */
         limit?: number;
         /**
-         * The value of next in the previous page of this list.
+         * The value of next, or of prev if there is one, in another page of this list.
          */
         cursor?: string;
     };
@@ -8410,7 +8420,7 @@ export type ListUserLikesData = {
          */
         limit?: number;
         /**
-         * The value of next in the previous page of this list.
+         * The value of next, or of prev if there is one, in another page of this list.
          */
         cursor?: string;
     };
@@ -8482,7 +8492,7 @@ export type ListUserMessagesData = {
          */
         limit?: number;
         /**
-         * The value of next in the previous page of this list.
+         * The value of next, or of prev if there is one, in another page of this list.
          */
         cursor?: string;
     };
@@ -8625,7 +8635,7 @@ export type ListUserReviewsData = {
          */
         limit?: number;
         /**
-         * The value of next in the previous page of this list.
+         * The value of next, or of prev if there is one, in another page of this list.
          */
         cursor?: string;
     };
@@ -8697,7 +8707,7 @@ export type ListUserSharesData = {
          */
         limit?: number;
         /**
-         * The value of next in the previous page of this list.
+         * The value of next, or of prev if there is one, in another page of this list.
          */
         cursor?: string;
     };
@@ -8795,7 +8805,7 @@ export type RemoveUserEdgesErrors = {
      */
     413: Problem;
     /**
-     * `unsupported-media-type`: The route takes application/json only.
+     * `unsupported-media-type`: The route does not take this media type, charset or content coding.
      */
     415: Problem;
     /**
@@ -8865,7 +8875,7 @@ export type GetManyCountsErrors = {
      */
     413: Problem;
     /**
-     * `unsupported-media-type`: The route takes application/json only.
+     * `unsupported-media-type`: The route does not take this media type, charset or content coding.
      */
     415: Problem;
     /**
