@@ -23,7 +23,7 @@ type childPage struct {
 	Next   string     `json:"next,omitempty" doc:"The cursor of the next page; absent on the last page."`
 	Prev   string     `json:"prev,omitempty" doc:"The cursor of the previous page, in the orders oldest and newest; absent on the first page."`
 	Thread any        `json:"thread,omitempty"`
-	AsOf   event.Time `json:"as_of" format:"date-time" doc:"The page includes every write that had committed by this time."`
+	AsOf   event.Time `json:"as_of" format:"date-time" doc:"The page includes every write that had committed by this time, except parked and scheduled events."`
 }
 
 // childSummary has the counts of an object's children.
@@ -33,7 +33,7 @@ type childSummary struct {
 	Total          int64       `json:"total" example:"131" doc:"The number of {children} ever written, deleted ones included."`
 	LastActivityAt *event.Time `json:"last_activity_at,omitempty" format:"date-time" doc:"When the newest visible {child} was written; absent if none is visible."`
 	Thread         any         `json:"thread,omitempty"`
-	AsOf           event.Time  `json:"as_of" format:"date-time" doc:"The counts include every write that had committed by this time."`
+	AsOf           event.Time  `json:"as_of" format:"date-time" doc:"The counts include every write that had committed by this time, except parked and scheduled events."`
 }
 
 // childVersion is a version of a child.

@@ -37,7 +37,7 @@ type childBody struct {
 	// Only in a tree, and in the answer for a permalink (childthreads.go):
 	Replies []any       `json:"replies,omitempty"`
 	Thread  any         `json:"thread,omitempty"`
-	AsOf    *event.Time `json:"as_of,omitempty" format:"date-time" doc:"The answer includes every write that had committed by this time."`
+	AsOf    *event.Time `json:"as_of,omitempty" format:"date-time" doc:"The answer includes every write that had committed by this time, except parked and scheduled events."`
 }
 
 func childBodyOf(c event.Child) childBody {

@@ -21,7 +21,7 @@ const maxTree = 1000
 type childTree struct {
 	Items  []any      `json:"items" nullable:"false"`
 	Thread any        `json:"thread,omitempty"`
-	AsOf   event.Time `json:"as_of" format:"date-time" doc:"The tree includes every write that had committed by this time."`
+	AsOf   event.Time `json:"as_of" format:"date-time" doc:"The tree includes every write that had committed by this time, except parked and scheduled events."`
 }
 
 type repliesInput struct {

@@ -91,7 +91,7 @@ type edgeRelation struct {
 // edgeRelations answers a check.
 type edgeRelations struct {
 	Items []any      `json:"items" nullable:"false" doc:"One per pair, in the order of the request."`
-	AsOf  event.Time `json:"as_of" format:"date-time" doc:"The answer includes every write that had committed by this time."`
+	AsOf  event.Time `json:"as_of" format:"date-time" doc:"The answer includes every write that had committed by this time, except parked and scheduled events."`
 }
 
 // edgeItem is one line of a list of edges.

@@ -81,14 +81,14 @@ func wordsOf(kind string) kindWords {
 type entityList struct {
 	Items []any      `json:"items" nullable:"false"`
 	Next  string     `json:"next,omitempty" doc:"The cursor of the next page; absent on the last page."`
-	AsOf  event.Time `json:"as_of" format:"date-time" doc:"The list includes every write that had committed by this time."`
+	AsOf  event.Time `json:"as_of" format:"date-time" doc:"The list includes every write that had committed by this time, except parked and scheduled events."`
 }
 
 // entityVersions is one page of the versions of an edge or a child.
 type entityVersions struct {
 	Items []any      `json:"items" nullable:"false" doc:"Newest first."`
 	Next  string     `json:"next,omitempty" doc:"The cursor of the next page; absent on the last page."`
-	AsOf  event.Time `json:"as_of" format:"date-time" doc:"The history includes every write that had committed by this time."`
+	AsOf  event.Time `json:"as_of" format:"date-time" doc:"The history includes every write that had committed by this time, except parked and scheduled events."`
 }
 
 // archetype has the common parts of the routes of edges and of children.

@@ -28,7 +28,7 @@ type UserCounts struct {
 // UserCountsList are the counts of many users.
 type UserCountsList struct {
 	Items []UserCounts `json:"items" nullable:"false" doc:"One per user, in the order of the request."`
-	AsOf  event.Time   `json:"as_of" format:"date-time" doc:"The counts include every write that had committed by this time."`
+	AsOf  event.Time   `json:"as_of" format:"date-time" doc:"The counts include every write that had committed by this time, except parked and scheduled events."`
 }
 
 type manyCountsOutput struct{ Body UserCountsList }
@@ -43,7 +43,7 @@ type mutualsInput struct {
 type MutualList struct {
 	Items     []Edge     `json:"items" nullable:"false"`
 	Truncated bool       `json:"truncated" doc:"True if there may be more." example:"false"`
-	AsOf      event.Time `json:"as_of" format:"date-time" doc:"The list includes every write that had committed by this time."`
+	AsOf      event.Time `json:"as_of" format:"date-time" doc:"The list includes every write that had committed by this time, except parked and scheduled events."`
 }
 
 type mutualsOutput struct{ Body MutualList }

@@ -29,7 +29,7 @@ type Edge struct {
 type EdgeList struct {
 	Items []Edge     `json:"items" nullable:"false"`
 	Next  string     `json:"next,omitempty" doc:"The cursor of the next page; absent on the last page."`
-	AsOf  event.Time `json:"as_of" format:"date-time" doc:"The list includes every write that had committed by this time."`
+	AsOf  event.Time `json:"as_of" format:"date-time" doc:"The list includes every write that had committed by this time, except parked and scheduled events."`
 }
 
 // UserPath names a user.
@@ -160,7 +160,7 @@ type counted struct {
 }
 
 type countsBody struct {
-	AsOf event.Time `json:"as_of" format:"date-time" doc:"The counts include every write that had committed by this time."`
+	AsOf event.Time `json:"as_of" format:"date-time" doc:"The counts include every write that had committed by this time, except parked and scheduled events."`
 }
 
 func (s *server) counts(ctx context.Context, ends []counted, under []kinds.Child, object int64) (*anyOutput, error) {

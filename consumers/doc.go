@@ -1,4 +1,4 @@
-// Package consumers applies events to projections, each exactly once. It knows no read table.
+// Package consumers applies the messages of streams to projections, each exactly once. It knows no read table.
 //
 //	lease partitions ──▶ a reader each: read the offset of its stream ──▶ ordered consumer from the offset + 1
 //	       ▲                                            │ the available events, up to a batch
@@ -6,7 +6,7 @@
 //	       └──────────────────────────────── one transaction: the offset (guarded by its old value),
 //	                                         then the projection, then dead letters
 //
-// A batch writes the offset in the transaction of its effect. So each event is applied once, no matter which process
+// A batch writes the offset in the transaction of its effect. So each message is applied once, no matter which process
 // is killed or paused, and no matter what is delivered twice. A lease only saves work: if two instances believe that
 // they hold one lease, the guard of the offset lets only one of them commit. The readers of an instance are independent
 // of each other.

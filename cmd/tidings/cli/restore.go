@@ -32,8 +32,9 @@ again. Keep the API stopped until the command has finished. docs/backup.md has t
 Restore writes lost writes of the truth again, from the streams and histories that still have them.
 It replaces every stream that is not empty with a new one, and publishes the missing events there.
 It replays consumers that cannot continue, repeats the erasures since --since, repairs the
-projections, and verifies everything. With exit code 3 a step did not finish within --wait, and the
-output names it. Then, and after any interruption, run the same command again: it continues.`,
+projections, and verifies everything. It needs a login that owns the tables, because it may replay.
+With exit code 3 a step did not finish within --wait, and the output names it. Then, and after any
+interruption, run the same command again: it continues.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			var err error

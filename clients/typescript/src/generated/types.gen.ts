@@ -123,7 +123,7 @@ export type Comment = {
 
 export type CommentList = {
     /**
-     * The list includes every write that had committed by this time.
+     * The list includes every write that had committed by this time, except parked and scheduled events.
      */
     as_of: string;
     items: Array<Comment>;
@@ -166,7 +166,7 @@ export type CommentVersion = {
 
 export type CommentVersions = {
     /**
-     * The history includes every write that had committed by this time.
+     * The history includes every write that had committed by this time, except parked and scheduled events.
      */
     as_of: string;
     /**
@@ -181,7 +181,7 @@ export type CommentVersions = {
 
 export type ConversationCounts = {
     /**
-     * The counts include every write that had committed by this time.
+     * The counts include every write that had committed by this time, except parked and scheduled events.
      */
     as_of: string;
     messages: {
@@ -198,7 +198,7 @@ export type ConversationCounts = {
 
 export type Counts = {
     /**
-     * The counts include every write that had committed by this time.
+     * The counts include every write that had committed by this time, except parked and scheduled events.
      */
     as_of: string;
     followers: number;
@@ -409,7 +409,7 @@ export type EdgeKind = {
 
 export type EdgeList = {
     /**
-     * The list includes every write that had committed by this time.
+     * The list includes every write that had committed by this time, except parked and scheduled events.
      */
     as_of: string;
     items: Array<Edge>;
@@ -612,7 +612,7 @@ export type FollowVersion = {
 
 export type FollowVersions = {
     /**
-     * The history includes every write that had committed by this time.
+     * The history includes every write that had committed by this time, except parked and scheduled events.
      */
     as_of: string;
     /**
@@ -627,7 +627,7 @@ export type FollowVersions = {
 
 export type GroupCounts = {
     /**
-     * The counts include every write that had committed by this time.
+     * The counts include every write that had committed by this time, except parked and scheduled events.
      */
     as_of: string;
     members: number;
@@ -713,7 +713,7 @@ export type LikeOrigin = {
 
 export type LikeOrigins = {
     /**
-     * The list includes every write that had committed by this time.
+     * The list includes every write that had committed by this time, except parked and scheduled events.
      */
     as_of: string;
     items: Array<LikeOrigin>;
@@ -755,7 +755,7 @@ export type LikeRelation = {
 
 export type LikeRelationList = {
     /**
-     * The answer includes every write that had committed by this time.
+     * The answer includes every write that had committed by this time, except parked and scheduled events.
      */
     as_of: string;
     /**
@@ -777,7 +777,7 @@ export type LikeTarget = {
 
 export type LikeTargets = {
     /**
-     * The list includes every write that had committed by this time.
+     * The list includes every write that had committed by this time, except parked and scheduled events.
      */
     as_of: string;
     items: Array<LikeTarget>;
@@ -813,7 +813,7 @@ export type LikeVersion = {
 
 export type LikeVersions = {
     /**
-     * The history includes every write that had committed by this time.
+     * The history includes every write that had committed by this time, except parked and scheduled events.
      */
     as_of: string;
     /**
@@ -881,7 +881,7 @@ export type MembershipOrigin = {
 
 export type MembershipOrigins = {
     /**
-     * The list includes every write that had committed by this time.
+     * The list includes every write that had committed by this time, except parked and scheduled events.
      */
     as_of: string;
     items: Array<MembershipOrigin>;
@@ -942,7 +942,7 @@ export type MembershipRelation = {
 
 export type MembershipRelationList = {
     /**
-     * The answer includes every write that had committed by this time.
+     * The answer includes every write that had committed by this time, except parked and scheduled events.
      */
     as_of: string;
     /**
@@ -983,7 +983,7 @@ export type MembershipTarget = {
 
 export type MembershipTargets = {
     /**
-     * The list includes every write that had committed by this time.
+     * The list includes every write that had committed by this time, except parked and scheduled events.
      */
     as_of: string;
     items: Array<MembershipTarget>;
@@ -1019,7 +1019,7 @@ export type MembershipVersion = {
 
 export type MembershipVersions = {
     /**
-     * The history includes every write that had committed by this time.
+     * The history includes every write that had committed by this time, except parked and scheduled events.
      */
     as_of: string;
     /**
@@ -1117,7 +1117,7 @@ export type MessageInput = {
 
 export type MessageList = {
     /**
-     * The list includes every write that had committed by this time.
+     * The list includes every write that had committed by this time, except parked and scheduled events.
      */
     as_of: string;
     items: Array<Message>;
@@ -1129,7 +1129,7 @@ export type MessageList = {
 
 export type MessagePage = {
     /**
-     * The page includes every write that had committed by this time.
+     * The page includes every write that had committed by this time, except parked and scheduled events.
      */
     as_of: string;
     items: Array<Message>;
@@ -1145,7 +1145,7 @@ export type MessagePage = {
 
 export type MessageSummary = {
     /**
-     * The counts include every write that had committed by this time.
+     * The counts include every write that had committed by this time, except parked and scheduled events.
      */
     as_of: string;
     /**
@@ -1199,7 +1199,7 @@ export type MessageVersion = {
 
 export type MessageVersions = {
     /**
-     * The history includes every write that had committed by this time.
+     * The history includes every write that had committed by this time, except parked and scheduled events.
      */
     as_of: string;
     /**
@@ -1222,7 +1222,7 @@ export type ModerateInputBody = {
 
 export type MutualList = {
     /**
-     * The list includes every write that had committed by this time.
+     * The list includes every write that had committed by this time, except parked and scheduled events.
      */
     as_of: string;
     items: Array<Edge>;
@@ -1332,7 +1332,7 @@ export type PastShare = {
 
 export type PostCounts = {
     /**
-     * The counts include every write that had committed by this time.
+     * The counts include every write that had committed by this time, except parked and scheduled events.
      */
     as_of: string;
     comments: {
@@ -1391,7 +1391,7 @@ export type Problem = {
 
 export type ProductCounts = {
     /**
-     * The counts include every write that had committed by this time.
+     * The counts include every write that had committed by this time, except parked and scheduled events.
      */
     as_of: string;
     reviews: {
@@ -1443,7 +1443,7 @@ export type Relation = {
 
 export type RelationList = {
     /**
-     * The answer includes every write that had committed by this time.
+     * The answer includes every write that had committed by this time, except parked and scheduled events.
      */
     as_of: string;
     /**
@@ -1552,7 +1552,7 @@ export type ReviewInput = {
 
 export type ReviewList = {
     /**
-     * The list includes every write that had committed by this time.
+     * The list includes every write that had committed by this time, except parked and scheduled events.
      */
     as_of: string;
     items: Array<Review>;
@@ -1564,7 +1564,7 @@ export type ReviewList = {
 
 export type ReviewPage = {
     /**
-     * The page includes every write that had committed by this time.
+     * The page includes every write that had committed by this time, except parked and scheduled events.
      */
     as_of: string;
     items: Array<Review>;
@@ -1580,7 +1580,7 @@ export type ReviewPage = {
 
 export type ReviewSummary = {
     /**
-     * The counts include every write that had committed by this time.
+     * The counts include every write that had committed by this time, except parked and scheduled events.
      */
     as_of: string;
     /**
@@ -1634,7 +1634,7 @@ export type ReviewVersion = {
 
 export type ReviewVersions = {
     /**
-     * The history includes every write that had committed by this time.
+     * The history includes every write that had committed by this time, except parked and scheduled events.
      */
     as_of: string;
     /**
@@ -1710,7 +1710,7 @@ export type ShareOrigin = {
 
 export type ShareOrigins = {
     /**
-     * The list includes every write that had committed by this time.
+     * The list includes every write that had committed by this time, except parked and scheduled events.
      */
     as_of: string;
     items: Array<ShareOrigin>;
@@ -1752,7 +1752,7 @@ export type ShareRelation = {
 
 export type ShareRelationList = {
     /**
-     * The answer includes every write that had committed by this time.
+     * The answer includes every write that had committed by this time, except parked and scheduled events.
      */
     as_of: string;
     /**
@@ -1774,7 +1774,7 @@ export type ShareTarget = {
 
 export type ShareTargets = {
     /**
-     * The list includes every write that had committed by this time.
+     * The list includes every write that had committed by this time, except parked and scheduled events.
      */
     as_of: string;
     items: Array<ShareTarget>;
@@ -1810,7 +1810,7 @@ export type ShareVersion = {
 
 export type ShareVersions = {
     /**
-     * The history includes every write that had committed by this time.
+     * The history includes every write that had committed by this time, except parked and scheduled events.
      */
     as_of: string;
     /**
@@ -1825,7 +1825,7 @@ export type ShareVersions = {
 
 export type ThreadComment = {
     /**
-     * The answer includes every write that had committed by this time.
+     * The answer includes every write that had committed by this time, except parked and scheduled events.
      */
     as_of: string;
     /**
@@ -1865,7 +1865,7 @@ export type ThreadComment = {
 
 export type ThreadPage = {
     /**
-     * The page includes every write that had committed by this time.
+     * The page includes every write that had committed by this time, except parked and scheduled events.
      */
     as_of: string;
     items: Array<Comment>;
@@ -1925,7 +1925,7 @@ export type ThreadState = {
 
 export type ThreadSummary = {
     /**
-     * The counts include every write that had committed by this time.
+     * The counts include every write that had committed by this time, except parked and scheduled events.
      */
     as_of: string;
     /**
@@ -1984,7 +1984,7 @@ export type ThreadVersions = {
 
 export type Tree = {
     /**
-     * The tree includes every write that had committed by this time.
+     * The tree includes every write that had committed by this time, except parked and scheduled events.
      */
     as_of: string;
     /**
@@ -2044,7 +2044,7 @@ export type UserCounts = {
 
 export type UserCountsList = {
     /**
-     * The counts include every write that had committed by this time.
+     * The counts include every write that had committed by this time, except parked and scheduled events.
      */
     as_of: string;
     /**
