@@ -16,6 +16,16 @@ import (
 	"github.com/tidings/tidings/replay"
 )
 
+const restoreHelp = `Run restore after you restored or lost databases or NATS, when servers, relays and consumers run
+again. Keep the API stopped until the command has finished. docs/backup.md has the steps before it.
+
+Restore writes lost writes of the truth again, from the streams and histories that still have them.
+It replaces every stream that is not empty with a new one, and publishes the missing events there.
+It replays consumers that cannot continue, repeats the erasures since --since, repairs the
+projections, and verifies everything. Its login must own the tables, because it may replay. With
+exit code 3 a step did not finish within --wait, and the output names it. Then, and after any
+interruption, run the same command again: it continues.`
+
 func (p Process) restoreCommand() *cobra.Command {
 	var (
 		data, since string
@@ -26,16 +36,8 @@ func (p Process) restoreCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "restore --since TIME",
 		Short: "Make truth, streams and projections agree after a restore of any of them",
-		Long: `Run restore after you restored or lost databases or NATS, when servers, relays and consumers run
-again. Keep the API stopped until the command has finished. docs/backup.md has the steps before it.
-
-Restore writes lost writes of the truth again, from the streams and histories that still have them.
-It replaces every stream that is not empty with a new one, and publishes the missing events there.
-It replays consumers that cannot continue, repeats the erasures since --since, repairs the
-projections, and verifies everything. It needs a login that owns the tables, because it may replay.
-With exit code 3 a step did not finish within --wait, and the output names it. Then, and after any
-interruption, run the same command again: it continues.`,
-		Args: cobra.NoArgs,
+		Long:  restoreHelp,
+		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			var err error
 			if o.Since, err = parseAge(since, time.Now()); err != nil {
