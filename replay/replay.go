@@ -118,6 +118,9 @@ func Run(ctx context.Context, deps Deps, p projections.Projection, opts Options)
 	if opts.at == nil {
 		opts.at = func(context.Context, string) {}
 	}
+	if record, ok := p.(interface{ Beside() projections.Projection }); ok { // it has no tables of its own to build
+		p = record.Beside()
+	}
 	r := &replay{deps: deps, opts: opts, p: p, name: p.Name()}
 	if err := r.lock(ctx); err != nil {
 		return report, err

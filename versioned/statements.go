@@ -69,6 +69,9 @@ func (t *Table[T]) prepareWrites(r *strings.Replacer) {
 SELECT /* versioned.lock */ pg_advisory_xact_lock(hashtext('versioned.{table}'), bucket)
   FROM (SELECT DISTINCT ` + bucket + ` AS bucket FROM incoming ORDER BY 1) b`)
 
+	// Locks: the table's advisory lock.
+	t.lockAllSQL = r.Replace(`SELECT /* versioned.lock_all */ pg_advisory_xact_lock(hashtext('versioned.{table}'), {buckets})`)
+
 	// Locks: the table's advisory lock, shared among the callers of Record.
 	t.shareSQL = r.Replace(`SELECT /* versioned.share */ pg_advisory_xact_lock_shared(hashtext('versioned.{table}'), {buckets})`)
 
@@ -231,7 +234,7 @@ func (t *Table[T]) statements() []string {
 		all = append(all, t.selectSQL(fields, Latest, false), t.selectSQL(fields, Latest, true))
 	}
 	if t.def.Version != "" {
-		all = append(all, t.shareSQL, t.outdateSQL, t.adoptSQL, t.recordSQL)
+		all = append(all, t.lockAllSQL, t.shareSQL, t.outdateSQL, t.adoptSQL, t.recordSQL)
 	}
 	return all
 }

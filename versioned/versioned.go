@@ -92,10 +92,10 @@ type Key []any
 // Table is the data access layer of one table. It is immutable and safe for concurrent use. Its methods join the
 // caller's transaction and never commit. At READ COMMITTED they see the writes of the writers for which they waited.
 type Table[T any] struct {
-	def                                                                                  Definition
-	lockSQL, shareSQL, archiveSQL, insertSQL, deleteSQL, outdateSQL, adoptSQL, recordSQL string
-	getSQL, historySQL, recentSQL, checkSQL, countSQL                                    string
-	expireSQL, purgeSQL, headsSQL, headsAfterSQL                                         string
+	def                                                                                              Definition
+	lockSQL, lockAllSQL, shareSQL, archiveSQL, insertSQL, deleteSQL, outdateSQL, adoptSQL, recordSQL string
+	getSQL, historySQL, recentSQL, checkSQL, countSQL                                                string
+	expireSQL, purgeSQL, headsSQL, headsAfterSQL                                                     string
 }
 
 var identifier = regexp.MustCompile(`^[a-z][a-z0-9_]{0,62}$`)
@@ -185,7 +185,7 @@ type Entry[T any] struct {
 //
 // Calls of Record wait for retention, but not for each other, however many objects they share. The caller makes sure
 // that no two calls record the same object at the same time. A consumer does so by the offset that it holds until its
-// transaction ends.
+// transaction ends. A caller that cannot know calls LockAll before.
 func (t *Table[T]) Record(ctx context.Context, tx pgx.Tx, entries []Entry[T]) (int64, error) {
 	if t.def.Version == "" {
 		return 0, fmt.Errorf("record into %s: its objects have no version of their own", t.def.Table)
@@ -219,6 +219,14 @@ func (t *Table[T]) Record(ctx context.Context, tx pgx.Tx, entries []Entry[T]) (i
 func (t *Table[T]) Lock(ctx context.Context, tx pgx.Tx, changes []Change[T]) error {
 	_, err := t.lock(ctx, tx, changes)
 	return err
+}
+
+// LockAll waits for all calls of Record, and keeps others out until the transaction ends.
+func (t *Table[T]) LockAll(ctx context.Context, tx pgx.Tx) error {
+	if _, err := tx.Exec(ctx, t.lockAllSQL); err != nil {
+		return fmt.Errorf("lock %s: %w", t.def.Table, err)
+	}
+	return nil
 }
 
 // lock waits for other writers of the objects and returns the arguments that the statements share.

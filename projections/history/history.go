@@ -12,6 +12,7 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/projections"
 	"github.com/tidings/tidings/versioned"
 )
 
@@ -21,11 +22,21 @@ const Name = "archiver"
 const sequence = "history_version_id"
 
 // Projection applies the events of edges and children of every current kind. It has no state of its own.
-type Projection struct{ kinds func() *kinds.Set }
+type Projection struct {
+	kinds  func() *kinds.Set
+	beside bool // others may record the same entities at the same time
+}
 
 // New returns a projection. It calls now for the current kinds whenever it needs them; now is usually
 // kinds.Catalog.Now.
-func New(now func() *kinds.Set) *Projection { return &Projection{now} }
+func New(now func() *kinds.Set) *Projection { return &Projection{kinds: now} }
+
+// Beside returns the projection for a replay, which records entities that the live consumer may record at the same
+// time. Each call of its Apply waits for other transactions with the same histories, and keeps them out until its
+// transaction ends.
+func (p *Projection) Beside() projections.Projection {
+	return &Projection{kinds: p.kinds, beside: true}
+}
 
 // raw is a history as stored: its objects are JSON with the names of the kind.
 type raw = versioned.Table[json.RawMessage]
@@ -125,6 +136,11 @@ func (p *Projection) Apply(ctx context.Context, tx pgx.Tx, events []event.Event)
 			table = Children(k).raw
 		} else {
 			table = Edges(set.Edges[kind]).raw
+		}
+		if p.beside {
+			if err := table.LockAll(ctx, tx); err != nil {
+				return err
+			}
 		}
 		if _, err := table.Record(ctx, tx, entries[kind]); err != nil {
 			return err

@@ -241,3 +241,50 @@ func TestTwoArchiversDoNotWaitForOneAnother(t *testing.T) {
 		t.Errorf("%d versions of follows and %d of comments, %v: want 1,000 of each", follows, comments, err)
 	}
 }
+
+// TestAReplayRecordsBesideTheLiveArchiver records versions of one entity in two transactions. The second waits for the
+// first, whose versions it must not take for missing ones.
+func TestAReplayRecordsBesideTheLiveArchiver(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	live := New(kinds.Builtin)
+	for name, order := range map[string][]projections.Projection{
+		"the live one first": {live, live.Beside()}, "the replay first": {live.Beside(), live},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx := t.Context()
+			if _, err := pool.Exec(ctx, `DELETE FROM follow_history`); err != nil {
+				t.Fatal(err)
+			}
+			open, err := pool.Begin(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = open.Rollback(context.WithoutCancel(ctx)) }() // no effect after a commit
+			if err := order[0].Apply(ctx, open, []event.Event{follow(1, "user:7"), follow(2, "user:7")}); err != nil {
+				t.Fatal(err)
+			}
+			second := make(chan error, 1)
+			go func() {
+				second <- postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+					return order[1].Apply(ctx, tx, []event.Event{follow(1, "user:7"), follow(2, "user:7"), follow(3, "user:7")})
+				})
+			}()
+			testkit.Eventually(t, 20*time.Second, "the second transaction to wait", func() (waits bool, err error) {
+				err = pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_locks w JOIN pg_locks of USING (pid)
+					WHERE NOT w.granted AND (w.locktype = 'advisory' OR of.relation = 'follow_history'::regclass))`).Scan(&waits)
+				return waits, err
+			})
+			if err := open.Commit(ctx); err != nil {
+				t.Fatal(err)
+			}
+			if err := <-second; err != nil {
+				t.Fatal(err)
+			}
+			var versions, heads int
+			if err := pool.QueryRow(ctx, `SELECT count(*), count(*) FILTER (WHERE version_state = 'LATEST') FROM follow_history`).Scan(
+				&versions, &heads); err != nil || versions != 3 || heads != 1 {
+				t.Errorf("%d versions, %d of them LATEST, %v; want 3 and 1", versions, heads, err)
+			}
+		})
+	}
+}

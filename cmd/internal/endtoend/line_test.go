@@ -206,7 +206,8 @@ func (l *line) start(name string) {
 		l.t.Fatal(err)
 	}
 	catalog := kinds.NewCatalog(pool, kinds.Projections, testkit.Logger(l.t)) // the consumer reloads it when it meets an unknown kind
-	o := &odd{Projection: projection(name, catalog.Now), rng: rand.New(rand.NewPCG(l.rng.Uint64(), 1))}
+	o := &odd{Projection: projection(name, catalog.Now), rng: rand.New(rand.NewPCG(l.rng.Uint64(), 1)),
+		past: map[string][]event.Event{}}
 	c, err := consumers.New(consumers.Config{BatchEvents: 50 + l.rng.IntN(150), BatchBytes: 1 << 20, ApplyTimeout: 20 * time.Second,
 		LagInterval: 500 * time.Millisecond, Recheck: 500 * time.Millisecond, Lease: lease.Config{TTL: leaseTTL}},
 		consumers.Deps{Pool: pool, Kinds: catalog, JetStream: js,
@@ -246,14 +247,15 @@ const deliveredSQL = `
 INSERT INTO delivered AS d (consumer, event_id) SELECT $1, id FROM unnest($2::text[]) AS id ORDER BY id
     ON CONFLICT (consumer, event_id) DO UPDATE SET times = d.times + 1`
 
-// odd is a projection that loses its connection in the middle of a batch, or gets events twice or old events again.
+// odd is a projection that loses its connection in the middle of a batch, or gets events twice or old events again. Old
+// ones come with the offset of their own stream held: another instance may work on the others at the same time.
 type odd struct {
 	consumers.Projection
 	cut atomic.Bool // the next batch loses its connection before its commit
 
 	mu   sync.Mutex
 	rng  *rand.Rand
-	past []event.Event
+	past map[string][]event.Event // by stream
 }
 
 func (o *odd) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) error {
@@ -269,20 +271,22 @@ func (o *odd) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) error 
 	if _, err := tx.Exec(ctx, deliveredSQL, o.Name(), ids); err != nil {
 		return err
 	}
+	past := o.past[events[0].Stream]
 	switch o.rng.IntN(4) {
 	case 0:
 		if err := o.Projection.Apply(ctx, tx, events); err != nil {
 			return fmt.Errorf("apply once more: %w", err)
 		}
 	case 1:
-		if err := o.Projection.Apply(ctx, tx, o.past); err != nil {
+		if err := o.Projection.Apply(ctx, tx, past); err != nil {
 			return fmt.Errorf("apply old events: %w", err)
 		}
 	}
-	if o.past = append(o.past, events...); len(o.past) > 40 {
-		o.rng.Shuffle(len(o.past), func(i, j int) { o.past[i], o.past[j] = o.past[j], o.past[i] })
-		o.past = o.past[:20]
+	if past = append(past, events...); len(past) > 40 {
+		o.rng.Shuffle(len(past), func(i, j int) { past[i], past[j] = past[j], past[i] })
+		past = past[:20]
 	}
+	o.past[events[0].Stream] = past
 	if o.cut.CompareAndSwap(true, false) {
 		return tx.Conn().PgConn().Conn().Close()
 	}
