@@ -78,12 +78,6 @@ type settingsVersionsInput struct {
 	Page
 }
 
-type settingsReadOutput struct {
-	Status int
-	ETag   string `header:"ETag" doc:"Absent before the first change."`
-	Body   any
-}
-
 type settingsOutput struct {
 	Status int
 	ETag   string `header:"ETag" doc:"Absent before the first change."`
@@ -169,7 +163,7 @@ func (c *childRoutes) settingsAnswer(t event.Thread) *settingsOutput {
 	return out
 }
 
-func (c *childRoutes) getSettings(ctx context.Context, in *settingsGetInput) (*settingsReadOutput, error) {
+func (c *childRoutes) getSettings(ctx context.Context, in *settingsGetInput) (*settingsOutput, error) {
 	t, err := c.store.GetThread(ctx, callerOf(ctx).TenantID, c.k, in.Object.int64())
 	if err != nil {
 		return nil, err
@@ -178,7 +172,7 @@ func (c *childRoutes) getSettings(ctx context.Context, in *settingsGetInput) (*s
 	if t.Version > 0 {
 		out.Status = okOr304(in.IfNoneMatch, t.Version)
 	}
-	return &settingsReadOutput{Status: out.Status, ETag: out.ETag, Body: out.Body}, nil
+	return out, nil
 }
 
 func (c *childRoutes) putSettings(ctx context.Context, in *settingsPutInput) (*settingsOutput, error) {
@@ -246,7 +240,7 @@ func (c *childRoutes) settingsVersions(ctx context.Context, in *settingsVersions
 	return &anyOutput{Body: settingsVersions{Items: items, Next: next}}, nil
 }
 
-func (c *childRoutes) moderate(ctx context.Context, in *moderateInput) (*writeOutput, error) {
+func (c *childRoutes) moderate(ctx context.Context, in *moderateInput) (*childOutput, error) {
 	version, err := c.ifVersion(in.IfMatch)
 	if err == nil && !store.ValidReason(in.Body.Reason) {
 		err = c.problems.problem(codeValidation, "",

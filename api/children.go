@@ -100,12 +100,11 @@ type deleteInput struct {
 	IfMatch string `header:"If-Match" doc:"Required: the ETag of the version to delete, or *."`
 }
 
-// createOutput answers a create.
-type createOutput struct {
+type childOutput struct {
 	Status   int
 	ETag     string `header:"ETag"`
-	Location string `header:"Location"`
-	Replayed string `header:"Idempotency-Replayed" doc:"true if an earlier request with this key made the {child}."`
+	Location string `header:"Location" doc:"Only of a create: the address of the new {child}."`
+	Replayed string `header:"Idempotency-Replayed" doc:"Only of a create: true if an earlier request with this key made the {child}."`
 	WriteToken
 	Body any
 }
@@ -267,7 +266,7 @@ func (c *childRoutes) createRoute() {
 	}
 }
 
-func (c *childRoutes) create(ctx context.Context, in *newChildInput) (*createOutput, error) {
+func (c *childRoutes) create(ctx context.Context, in *newChildInput) (*childOutput, error) {
 	var body newChild
 	if err := json.Unmarshal(*in.Body, &body); err != nil {
 		return nil, err
@@ -277,12 +276,11 @@ func (c *childRoutes) create(ctx context.Context, in *newChildInput) (*createOut
 		return nil, err
 	}
 	out, err := c.store.CreateChildren(ctx, callerOf(ctx).TenantID, c.k, []store.NewChild{w})
-	written, err := c.answer(ctx, http.StatusCreated, out, err)
+	answer, err := c.answer(ctx, http.StatusCreated, out, err)
 	if err != nil {
 		return nil, err
 	}
-	answer := &createOutput{Status: written.Status, ETag: written.ETag, Location: c.location(out[0].Child.ID),
-		WriteToken: written.WriteToken, Body: written.Body}
+	answer.Location = c.location(out[0].Child.ID)
 	if out[0].Replayed {
 		answer.Replayed = "true"
 	}
@@ -303,7 +301,7 @@ func (c *childRoutes) newChild(ctx context.Context, object int64, body newChild,
 }
 
 // answer returns the answer to a single write.
-func (c *childRoutes) answer(ctx context.Context, status int, out []store.ChildOutcome, err error) (*writeOutput, error) {
+func (c *childRoutes) answer(ctx context.Context, status int, out []store.ChildOutcome, err error) (*childOutput, error) {
 	if err == nil {
 		err = out[0].Err
 	}
@@ -311,7 +309,7 @@ func (c *childRoutes) answer(ctx context.Context, status int, out []store.ChildO
 		return nil, c.refused(err)
 	}
 	token, err := c.tokenOf(ctx, out[0].Child.Ref(c.k.Name))
-	return &writeOutput{Status: status, ETag: etag(out[0].Child.Version), WriteToken: token, Body: c.value(childBodyOf(out[0].Child))}, err
+	return &childOutput{Status: status, ETag: etag(out[0].Child.Version), WriteToken: token, Body: c.value(childBodyOf(out[0].Child))}, err
 }
 
 // refused turns an error of the store into the kind's problem.
@@ -347,15 +345,15 @@ func (c *childRoutes) about(code, detail string, current event.Child) *Problem {
 	return p
 }
 
-func (c *childRoutes) get(ctx context.Context, in *childGetInput) (*readOutput, error) {
+func (c *childRoutes) get(ctx context.Context, in *childGetInput) (*childOutput, error) {
 	child, err := c.store.GetChild(ctx, callerOf(ctx).TenantID, c.k, in.ID.lower())
 	if err != nil {
 		return nil, err
 	}
-	return &readOutput{Status: okOr304(in.IfNoneMatch, child.Version), ETag: etag(child.Version), Body: c.value(childBodyOf(child))}, nil
+	return &childOutput{Status: okOr304(in.IfNoneMatch, child.Version), ETag: etag(child.Version), Body: c.value(childBodyOf(child))}, nil
 }
 
-func (c *childRoutes) edit(ctx context.Context, in *changeInput) (*writeOutput, error) {
+func (c *childRoutes) edit(ctx context.Context, in *changeInput) (*childOutput, error) {
 	version, err := c.ifVersion(in.IfMatch)
 	if err != nil {
 		return nil, err

@@ -130,15 +130,7 @@ type guardedPair struct {
 	IfMatch string `header:"If-Match" doc:"The ETag of the version to remove, or *."`
 }
 
-// readOutput answers a GET of one entity.
-type readOutput struct {
-	Status int
-	ETag   string `header:"ETag"`
-	Body   any
-}
-
-// writeOutput answers a write of one entity.
-type writeOutput struct {
+type edgeOutput struct {
 	Status int
 	ETag   string `header:"ETag"`
 	WriteToken
@@ -212,14 +204,14 @@ func (e *edgeRoutes) singleRoutes() {
 			"204 also if the edge did not exist; then there is no event."})
 	remove.codes = e.self()
 	if len(e.k.Attributes) == 0 {
-		register(e.server, put, func(ctx context.Context, in *PairPath) (*writeOutput, error) { return e.put(ctx, *in, nil, "") })
+		register(e.server, put, func(ctx context.Context, in *PairPath) (*edgeOutput, error) { return e.put(ctx, *in, nil, "") })
 	} else {
 		put.description += " The body has all attributes: missing ones get their defaults. Without a body an active edge " +
 			"keeps its attributes. With a version in If-Match, 404 if the edge does not exist."
 		put.body = jsonBody(attributesSchema(e.k.Attributes, written), false)
 		put.codes = append(put.codes, codeJSONInvalid, codeRequestTooLarge, codeRequestTimeout, codeMediaType,
 			codeVersionStale, codeNotFound)
-		register(e.server, put, func(ctx context.Context, in *attributesInput) (*writeOutput, error) {
+		register(e.server, put, func(ctx context.Context, in *attributesInput) (*edgeOutput, error) {
 			return e.put(ctx, in.PairPath, in.Body, in.IfMatch)
 		})
 	}
@@ -272,7 +264,7 @@ func (e *edgeRoutes) creates(ctx context.Context, from int64) error {
 // authors is the object whose ids are authors. The limits per user count these ids.
 const authors = kinds.Author
 
-func (e *edgeRoutes) put(ctx context.Context, at PairPath, attributes *json.RawMessage, ifMatch string) (*writeOutput, error) {
+func (e *edgeRoutes) put(ctx context.Context, at PairPath, attributes *json.RawMessage, ifMatch string) (*edgeOutput, error) {
 	version, err := e.ifMatch(ifMatch)
 	if err != nil {
 		return nil, err
@@ -292,7 +284,7 @@ func (e *edgeRoutes) put(ctx context.Context, at PairPath, attributes *json.RawM
 }
 
 // answerTo returns the answer to a put.
-func (e *edgeRoutes) answerTo(ctx context.Context, out store.EdgeOutcome) (*writeOutput, error) {
+func (e *edgeRoutes) answerTo(ctx context.Context, out store.EdgeOutcome) (*edgeOutput, error) {
 	if out.Err != nil {
 		return nil, e.refused(out.Err, "#")
 	}
@@ -304,7 +296,7 @@ func (e *edgeRoutes) answerTo(ctx context.Context, out store.EdgeOutcome) (*writ
 	if err != nil {
 		return nil, err
 	}
-	return &writeOutput{Status: status, ETag: etag(out.Edge.Version), WriteToken: token, Body: e.value(edgeBodyOf(out.Edge))}, nil
+	return &edgeOutput{Status: status, ETag: etag(out.Edge.Version), WriteToken: token, Body: e.value(edgeBodyOf(out.Edge))}, nil
 }
 
 // refused turns an error of the store into the kind's problem. at points to the attributes in the body.
@@ -337,7 +329,7 @@ func (s *server) attributesRefused(err error, at string) error {
 	return p
 }
 
-func (e *edgeRoutes) get(ctx context.Context, in *edgeGetInput) (*readOutput, error) {
+func (e *edgeRoutes) get(ctx context.Context, in *edgeGetInput) (*edgeOutput, error) {
 	edge, err := e.store.GetEdge(ctx, callerOf(ctx).TenantID, e.k, in.From.int64(), in.To.int64())
 	if err != nil {
 		return nil, err
@@ -345,7 +337,7 @@ func (e *edgeRoutes) get(ctx context.Context, in *edgeGetInput) (*readOutput, er
 	if !edge.Active() {
 		return nil, store.ErrNotFound
 	}
-	return &readOutput{Status: okOr304(in.IfNoneMatch, edge.Version), ETag: etag(edge.Version), Body: e.value(edgeBodyOf(edge))}, nil
+	return &edgeOutput{Status: okOr304(in.IfNoneMatch, edge.Version), ETag: etag(edge.Version), Body: e.value(edgeBodyOf(edge))}, nil
 }
 
 func (e *edgeRoutes) remove(ctx context.Context, at PairPath, ifMatch string) (*noContent, error) {
@@ -366,7 +358,7 @@ func (e *edgeRoutes) remove(ctx context.Context, at PairPath, ifMatch string) (*
 	return &noContent{token}, err
 }
 
-func (e *edgeRoutes) patch(ctx context.Context, in *attributesPatch) (*writeOutput, error) {
+func (e *edgeRoutes) patch(ctx context.Context, in *attributesPatch) (*edgeOutput, error) {
 	version, err := e.ifVersion(in.IfMatch)
 	if err != nil {
 		return nil, err

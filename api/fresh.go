@@ -31,7 +31,7 @@ const (
 
 // WriteToken is part of every answer to a write.
 type WriteToken struct {
-	Token string `header:"Tidings-Token" doc:"Send it with a read, and the read includes this write. Opaque; it does not expire."`
+	Token string `header:"Tidings-Token" doc:"Only of a write. Send it with a read, and the read includes this write. Opaque; it does not expire."`
 }
 
 // tokenOf returns the token of a write, or an empty one if the entity never existed.
