@@ -765,6 +765,43 @@ func TestAReplaySwitchesAlsoAfterAClosingMessageHasExpired(t *testing.T) {
 	r.verify(p.Name())
 }
 
+// TestAReplayOfTheArchiverWaitsForTheLiveOne keeps a batch of the live archiver open: the two record in the same tables.
+func TestAReplayOfTheArchiverWaitsForTheLiveOne(t *testing.T) {
+	r := newRig(t)
+	p := history.New(kinds.Builtin)
+	r.fill(20)
+	live, err := r.system.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = live.Rollback(context.WithoutCancel(t.Context())) }() // no effect after the one below
+	for e, err := range p.Truth(t.Context(), r.system) {
+		if err == nil {
+			err = p.Apply(t.Context(), live, []event.Event{e})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		break
+	}
+	replayed := make(chan error, 1)
+	go func() {
+		_, err := Run(t.Context(), r.deps(), p, Options{From: Truth})
+		replayed <- err
+	}()
+	testkit.Eventually(t, 30*time.Second, "the replay to wait for the batch", func() (waits bool, err error) {
+		err = r.system.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND locktype = 'advisory'
+			AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))`).Scan(&waits)
+		return waits, err
+	})
+	if err := live.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-replayed; err != nil {
+		t.Error(err)
+	}
+}
+
 // TestAReplayDoesNotSwitchWhenAStreamIsRepairedMeanwhile: a replay reads descriptions of the streams from before the
 // repair.
 func TestAReplayDoesNotSwitchWhenAStreamIsRepairedMeanwhile(t *testing.T) {

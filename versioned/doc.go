@@ -13,7 +13,7 @@
 //
 // Writers of one object wait for each other: an advisory lock, taken in one order, so none of them fails because of the
 // others. Callers of Record do not wait for each other: each keeps its objects to itself. They share one lock of the
-// table, which retention takes exclusively.
+// table. Retention takes it exclusively, and so does a caller whose objects others may record too (LockAll).
 //
 // Get, List and ListDeleted read heads by key, Query by the fields of an index. History and Recent read an object's
 // versions. Retain deletes objects that are no longer valid, and purges objects that have been deleted long enough. Only
