@@ -85,34 +85,34 @@ func TestSystemTokens(t *testing.T) {
 		}
 		return stdout, stderr
 	}
-	made, said := token(exitOK, "create", "--system", "--name", "ada")
+	made, said := token(exitOK, "create", "--system", "--name", "anna")
 	p, _, err := tokens.NewLookup(db.Pool(t, postgres.RoleAPI)).Find(t.Context(), tokens.HashOf(strings.TrimSpace(made)))
 	if err != nil || !p.System() || !slices.Equal(p.Roles, []string{"read"}) ||
-		!strings.Contains(said, `"ada" of the system, roles read,`) {
+		!strings.Contains(said, `"anna" of the system, roles read,`) {
 		t.Errorf("%+v, %v: %s", p, err, said)
 	}
-	token(exitOK, "create", "--system", "--name", "ada", "--replace", "--roles", "read,moderate,admin")
-	token(exitOK, "create", "--tenant", "7", "--name", "ada")
-	if _, said := token(exitError, "create", "--system", "--name", "ada"); !strings.Contains(said,
-		`the system already has a token named "ada"`) {
+	token(exitOK, "create", "--system", "--name", "anna", "--replace", "--roles", "read,moderate,admin")
+	token(exitOK, "create", "--tenant", "7", "--name", "anna")
+	if _, said := token(exitError, "create", "--system", "--name", "anna"); !strings.Contains(said,
+		`the system already has a token named "anna"`) {
 		t.Error(said)
 	}
 	for _, args := range [][]string{{"create", "--system", "--tenant", "7", "--name", "x"}, {"create", "--system"},
 		{"revoke", "--system", "--tenant", "7", "--name", "x"}, {"list", "--system", "--tenant", "7"}} {
 		token(exitInput, args...)
 	}
-	if list, _ := token(exitOK, "list", "--system"); strings.Count(list, "ada") != 2 || strings.Count(list, " system ") != 2 {
+	if list, _ := token(exitOK, "list", "--system"); strings.Count(list, "anna") != 2 || strings.Count(list, " system ") != 2 {
 		t.Errorf("the system's tokens: %s", list)
 	}
-	if list, _ := token(exitOK, "list"); strings.Count(list, "ada") != 3 {
+	if list, _ := token(exitOK, "list"); strings.Count(list, "anna") != 3 {
 		t.Errorf("all tokens: %s", list)
 	}
 	code, whose, stderr := run(t, env, made, "token", "identify", "--json")
 	if code != exitOK || !strings.Contains(whose, `"tenant_id":"0"`) {
 		t.Errorf("identify: %d %s%s", code, whose, stderr)
 	}
-	if said, _ := token(exitOK, "revoke", "--yes", "--system", "--name", "ada"); !strings.Contains(said,
-		`Token "ada" of the system was revoked at`) {
+	if said, _ := token(exitOK, "revoke", "--yes", "--system", "--name", "anna"); !strings.Contains(said,
+		`Token "anna" of the system was revoked at`) {
 		t.Error(said)
 	}
 	if list, _ := token(exitOK, "list", "--tenant", "7"); strings.Contains(list, "revoked") {
