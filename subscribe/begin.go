@@ -12,7 +12,8 @@ import (
 	"github.com/tidings/tidings/consumers"
 )
 
-// ErrBegun reports a projection that already has a position on the streams. Replay makes it begin again.
+// ErrBegun reports a projection that already has a position on the streams, also if an instance that still runs has just
+// made it. Replay makes the projection begin again.
 var ErrBegun = errors.New("subscribe: the projection has already begun")
 
 // Position is the sequence up to which an export covers a stream. It is an element of "streams" in the first line of

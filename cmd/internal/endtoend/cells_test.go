@@ -187,13 +187,6 @@ func (c *cellular) start(name string) {
 	})
 }
 
-func run(name string, fn func(context.Context) error) *part {
-	ctx, cancel := context.WithCancel(context.Background())
-	p := &part{name: name, cancel: cancel, done: make(chan error, 1)}
-	go func() { p.done <- fn(ctx) }()
-	return p
-}
-
 // kill closes the connections of a process to a database in the middle of its work, and ends the process.
 func (c *cellular) kill(p *part, system *pgxpool.Pool) {
 	c.t.Helper()

@@ -64,12 +64,18 @@ type line struct {
 type part struct {
 	name   string // the application name of its connections
 	cancel context.CancelFunc
-	done   chan error
+	done   chan struct{} // closed when the part has ended
+	err    error         // read it after done
 	cut    func()
 	odd    *odd
 }
 
-func (p *part) stop() error { p.cancel(); return <-p.done }
+// stop returns the error of the part, also if the part has ended.
+func (p *part) stop() error {
+	p.cancel()
+	<-p.done
+	return p.err
+}
 
 func newLine(t *testing.T, rng *rand.Rand) *line {
 	t.Helper()
@@ -102,7 +108,7 @@ func newLine(t *testing.T, rng *rand.Rand) *line {
 	if err != nil {
 		t.Fatal(err)
 	}
-	listener := l.run("listener", func(ctx context.Context) error {
+	listener := run("listener", func(ctx context.Context) error {
 		return broker.Listen(ctx, nc, l.nats.Config(), event.AggregateFollow, pages, testkit.Logger(t))
 	})
 	l.startRelay()
@@ -169,10 +175,13 @@ func projection(name string, now func() *kinds.Set) projections.Projection {
 	return all[slices.IndexFunc(all, func(p projections.Projection) bool { return p.Name() == name })]
 }
 
-func (l *line) run(name string, fn func(context.Context) error) *part {
+func run(name string, fn func(context.Context) error) *part {
 	ctx, cancel := context.WithCancel(context.Background())
-	p := &part{name: name, cancel: cancel, done: make(chan error, 1)}
-	go func() { p.done <- fn(ctx) }()
+	p := &part{name: name, cancel: cancel, done: make(chan struct{})}
+	go func() {
+		defer close(p.done)
+		p.err = fn(ctx)
+	}()
 	return p
 }
 
@@ -186,7 +195,7 @@ func (l *line) startRelay() {
 	if err != nil {
 		l.t.Fatal(err)
 	}
-	l.relay = l.run("relay", r.Run)
+	l.relay = run("relay", r.Run)
 }
 
 // start starts an instance of a consumer with its own connections. Batches are small, so there are many.
@@ -216,7 +225,7 @@ func (l *line) start(name string) {
 	if err != nil {
 		l.t.Fatal(err)
 	}
-	p := l.run(label, c.Run)
+	p := run(label, c.Run)
 	p.odd, p.cut = o, nc.Close
 	l.running[name] = append(l.running[name], p)
 }

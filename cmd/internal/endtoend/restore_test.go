@@ -74,13 +74,20 @@ func (s *site) open(t *testing.T) {
 // start runs a part until the test ends.
 func (s *site) start(name string, fn func(context.Context) error) {
 	s.t.Helper()
-	p := (&line{t: s.t}).run(name, fn)
+	p := run(name, fn)
 	s.parts[name] = p
 	s.t.Cleanup(func() {
 		if err := p.stop(); err != nil {
 			s.t.Errorf("%s: %v", name, err)
 		}
 	})
+}
+
+func (s *site) stop(name string) {
+	s.t.Helper()
+	if err := s.parts[name].stop(); err != nil {
+		s.t.Fatalf("%s: %v", name, err)
+	}
 }
 
 // run starts the relay and the consumers.
@@ -498,8 +505,7 @@ func TestARestoreRenewsThePartitionOfAnEarlierRepair(t *testing.T) {
 		t.Errorf("exit code %d, %v, renewed %v, want partition 1\n%s", code, err, report.Renewed, stderr)
 	}
 
-	archiver := s.parts["archiver"]
-	archiver.done <- archiver.stop() // for the end of the test
+	s.stop("archiver")
 	s.writeMore(1)
 	if code, _, stderr := s.tidings("restore", "--since", "1h", "--wait", "2s", "--yes"); code != 3 ||
 		!strings.Contains(stderr, "not finished") {
@@ -562,16 +568,18 @@ func (s *site) writeMore(n int64) {
 }
 
 // checkOutsideStops requires that the subscriber's projection stops, because it has read messages that the streams no
-// longer have. Then it begins the projection again.
+// longer have. Then it stops the projection and begins it again.
 func (s *site) checkOutsideStops() {
 	s.t.Helper()
 	testkit.Eventually(s.t, 3*time.Minute, "the subscriber's projection to report that it is ahead", func() (bool, error) {
 		err := s.health.Ready(s.t.Context())
 		return err != nil && strings.Contains(err.Error(), "begin the projection again"), nil
 	})
+	s.stop("outside")
 	if err := s.beginAnew(s.t.Context()); err != nil {
 		s.t.Fatal(err)
 	}
+	s.runOutside()
 }
 
 func (s *site) writeSome(n int) {
