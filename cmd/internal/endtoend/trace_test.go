@@ -54,6 +54,9 @@ type traced struct {
 	parent bool
 }
 
+// tracedTTL is longer than a stall. A batch that outlives its lease is applied again, and has a span for each time.
+const tracedTTL = 30 * time.Second
+
 var tracedConsumers = []string{followercounts.Name, history.Name}
 
 func newTraced(t *testing.T, env map[string]string) *traced {
@@ -108,7 +111,7 @@ func newTraced(t *testing.T, env map[string]string) *traced {
 	through.URL, through.Ping = u.String(), time.Minute
 	r, err := relay.New(relay.Config{BatchSize: 100, BatchBytes: 1 << 20, PollInterval: 10 * time.Millisecond,
 		RoundInterval: 2 * time.Millisecond, PublishTimeout: 4 * time.Second, // longer than a stall, since only lostAck may meet it
-		CheckInterval: time.Minute, DrainTimeout: 5 * time.Second, DatabaseTimeout: 10 * time.Second, Lease: lease.Config{TTL: leaseTTL}},
+		CheckInterval: time.Minute, DrainTimeout: 5 * time.Second, DatabaseTimeout: 10 * time.Second, Lease: lease.Config{TTL: tracedTTL}},
 		l.system, through, testkit.Logger(t), l.reg)
 	if err != nil {
 		t.Fatal(err)
@@ -116,7 +119,7 @@ func newTraced(t *testing.T, env map[string]string) *traced {
 	run("relay", r.Run)
 	for _, name := range tracedConsumers {
 		c, err := consumers.New(consumers.Config{BatchEvents: 200, BatchBytes: 1 << 20, ApplyTimeout: 20 * time.Second,
-			LagInterval: 500 * time.Millisecond, Recheck: 500 * time.Millisecond, Lease: lease.Config{TTL: leaseTTL}},
+			LagInterval: 500 * time.Millisecond, Recheck: 500 * time.Millisecond, Lease: lease.Config{TTL: tracedTTL}},
 			consumers.Deps{Pool: l.system, JetStream: js, Streams: consumers.Streams{Name: through.Stream, Prefix: through.Prefix,
 				Timeout: through.Timeout}, Registry: l.reg, Log: testkit.Logger(t)}, projection(name, kinds.Builtin))
 		if err != nil {
