@@ -3,6 +3,7 @@ package projector_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"regexp"
@@ -67,23 +68,26 @@ func TestAProjectorShowsTheFleetAndStopsCleanly(t *testing.T) {
 		}
 		return resp.StatusCode == http.StatusOK, resp.Body.Close()
 	})
-	resp, err := client.Get("http://" + addr + "/metrics")
-	if err != nil {
-		t.Fatal(err)
-	}
-	body, err := io.ReadAll(resp.Body)
-	if err := errors.Join(err, resp.Body.Close()); err != nil {
-		t.Fatal(err)
-	}
-	for _, want := range []string{`consumer_offset_lag_seconds\{consumer="asleep"\} [0-9.e-]*[1-9]`,
-		`consumer_offset_dead_letters\{consumer="asleep"\} 0`,
-		`stream_messages\{stream="EVENTS-0"\} 1\b`, `stream_bytes\{stream="EVENTS-0"\} [1-9]`,
-		`stream_replicas_current\{stream="EVENTS-0"\} 1\b`,
-		`jetstream_storage_bytes [1-9]`, `tidings_build_info\{binary="followercounts",version="[^"]+"\} 1\b`} {
-		if !regexp.MustCompile(want).Match(body) {
-			t.Errorf("no %s", want)
+	testkit.Eventually(t, 30*time.Second, "the metrics of the fleet", func() (bool, error) { // a slow scrape leaves the lags out
+		resp, err := client.Get("http://" + addr + "/metrics")
+		if err != nil {
+			return false, err
 		}
-	}
+		body, err := io.ReadAll(resp.Body)
+		if err := errors.Join(err, resp.Body.Close()); err != nil {
+			return false, err
+		}
+		for _, want := range []string{`consumer_offset_lag_seconds\{consumer="asleep"\} [0-9.e-]*[1-9]`,
+			`consumer_offset_dead_letters\{consumer="asleep"\} 0`,
+			`stream_messages\{stream="EVENTS-0"\} 1\b`, `stream_bytes\{stream="EVENTS-0"\} [1-9]`,
+			`stream_replicas_current\{stream="EVENTS-0"\} 1\b`,
+			`jetstream_storage_bytes [1-9]`, `tidings_build_info\{binary="followercounts",version="[^"]+"\} 1\b`} {
+			if !regexp.MustCompile(want).Match(body) {
+				return false, fmt.Errorf("no %s", want)
+			}
+		}
+		return true, nil
+	})
 	stop()
 	if err := <-done; err != nil {
 		t.Errorf("stopped with %v", err)
