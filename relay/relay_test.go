@@ -52,6 +52,7 @@ func newRelay(t *testing.T, pool *pgxpool.Pool, b *testkit.Broker) *Relay {
 // connected returns a writer of partition 0 with its own session, which runs nothing by itself.
 func connected(t *testing.T, r *Relay) *writer {
 	t.Helper()
+	r.cfg.PublishTimeout = time.Minute // nothing repeats what fails because the machine is busy
 	s, err := r.connect(t.Context())
 	if err != nil {
 		t.Fatal(err)

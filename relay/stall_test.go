@@ -19,6 +19,7 @@ func TestACatchUpThatGetsNoAnswerGivesUp(t *testing.T) {
 	r := newRelay(t, pool, b)
 	r.broker.Ping = time.Hour // otherwise the connection finds the frozen broker
 	w := connected(t, r)
+	r.cfg.PublishTimeout = testConfig().PublishTimeout
 	var err error
 	if w.js, err = jetstream.New(w.nc, jetstream.WithDefaultTimeout(time.Hour)); err != nil { // only the relay's own limit is shorter
 		t.Fatal(err)
@@ -63,6 +64,7 @@ func TestARelayWhoseBrokerReadsNothingStopsInTime(t *testing.T) {
 	b := testkit.NATSProcess(t)
 	r := newRelay(t, pool, b)
 	r.cfg.CheckInterval = time.Hour // otherwise that finds the frozen broker first
+	r.broker.Ping = time.Hour       // or the connection does
 	r.cfg.Lease.TTL = time.Minute   // otherwise the large transaction below may delay a renewal for too long
 	claimed := make(chan struct{}, 100)
 	awaitClaim := func() {
