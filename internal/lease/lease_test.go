@@ -51,6 +51,15 @@ func beat(t *testing.T, groups ...*Group) {
 	}
 }
 
+// beatUntilHeld makes g take all partitions. A heartbeat may take half of the TTL, so a busy machine may need several.
+func beatUntilHeld(t *testing.T, g *Group) {
+	t.Helper()
+	testkit.Eventually(t, time.Minute, g.owner+" to take all partitions", func() (bool, error) {
+		err := g.heartbeat(t.Context())
+		return len(g.Held()) == partitions, err
+	})
+}
+
 // expire ends the leases and the membership of owner, as if it had died a TTL ago.
 func expire(t *testing.T, pool *pgxpool.Pool, owner string) {
 	t.Helper()
@@ -147,11 +156,8 @@ func TestAHolderThatThawsFindsItsLeasesGone(t *testing.T) {
 func TestLeasesThatCannotBeRenewedAreNotTrusted(t *testing.T) {
 	db := testkit.Postgres(t)
 	pool := db.Pool(t, postgres.RoleSystem)
-	g := newGroupOf(t, pool, "a", 4*time.Second, numbers(0, partitions)) // a heartbeat may take half of it
-	beat(t, g)
-	if len(g.Held()) != partitions {
-		t.Fatal("no lease is held")
-	}
+	g := newGroupOf(t, pool, "a", 4*time.Second, numbers(0, partitions))
+	beatUntilHeld(t, g)
 	testkit.Eventually(t, time.Minute, "the trust to end before the lease does", func() (bool, error) {
 		var live int
 		if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM leases WHERE expires_at > now()`).Scan(&live); err != nil {
@@ -167,10 +173,11 @@ func TestLeasesThatCannotBeRenewedAreNotTrusted(t *testing.T) {
 
 func TestAnInstanceFrozenInItsHeartbeatHoldsUpNobodyForLong(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
-	const ttl = 3 * time.Second // a heartbeat may take half of it
+	const ttl = 3 * time.Second
 	a, b := newGroupOf(t, pool, "a", ttl, numbers(0, partitions)), newGroupOf(t, pool, "b", ttl, numbers(0, partitions))
-	beat(t, a)
-	// The state of a's heartbeat that freezes before its commit: it holds locks on all its rows.
+	beatUntilHeld(t, a)
+	// The state of a's heartbeat that freezes before its commit: it holds locks on all its rows. The statements go
+	// together, because the server also ends a transaction that pauses between two of them for too long.
 	tx, err := pool.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -178,10 +185,12 @@ func TestAnInstanceFrozenInItsHeartbeatHoldsUpNobodyForLong(t *testing.T) {
 	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }() // the server has ended it
 	args := pgx.NamedArgs{"kind": "work", "owner": "a", "ttl": ttl, "partitions": numbers(0, partitions), "drop": []int{},
 		"ttl_ms": strconv.FormatInt(ttl.Milliseconds(), 10)}
+	var batch pgx.Batch
 	for _, sql := range []string{boundSQL, joinSQL, renewSQL} {
-		if _, err := tx.Exec(t.Context(), sql, args); err != nil {
-			t.Fatal(err)
-		}
+		batch.Queue(sql, args)
+	}
+	if err := tx.SendBatch(t.Context(), &batch).Close(); err != nil {
+		t.Fatal(err)
 	}
 	testkit.Eventually(t, time.Minute, "b to take over, because the server ends the frozen transaction", func() (bool, error) {
 		return len(b.Held()) == partitions, b.heartbeat(t.Context())
