@@ -296,7 +296,11 @@ func TestNobodyCanAskToWaitForMoreThanAYear(t *testing.T) {
 // the sample's. A sequence that was never used reports its first value as the last one; the sample is then below the
 // first row.
 func TestTheHorizonIsSampledBeforeTheRoundHasATransaction(t *testing.T) {
-	pool := bound(t)
+	// A server of its own without autovacuum: a transaction in any other database would run beside the round.
+	pool := testkit.PostgresProcess(t, "autovacuum=off").DB(t).Pool(t, postgres.RoleSystem)
+	if err := Bind(t.Context(), pool, 0, "EVENTS-0", made); err != nil {
+		t.Fatal(err)
+	}
 	for want := range int64(3) {
 		c := exchange(t, pool, Round{Mark: markOf(0, 0)})
 		if c.Sample.LastID != want || c.Sample.XID < c.Xmax || c.Xmax == 0 || len(c.Running) > 0 {
