@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tidings/tidings/internal/pglocal"
@@ -384,15 +385,22 @@ func (db *DB) Copy(t testing.TB) *DB {
 		t.Fatal(err)
 	}
 	from, name := strings.TrimPrefix(u.Path, "/"), "tidings_test_"+strings.ToLower(rand.Text()[:12])
+	terminate := `SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = '` + from + `'`
 	if err := admin(ctx, shared.pg, func(conn *pgx.Conn) error {
 		for _, sql := range []string{
 			`ALTER DATABASE ` + from + ` ALLOW_CONNECTIONS false`,
-			`SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = '` + from + `'`,
+			terminate,
 			`CREATE DATABASE ` + name + ` TEMPLATE ` + from,
 			`ALTER DATABASE ` + from + ` ALLOW_CONNECTIONS true`,
 			`REVOKE TEMPORARY ON DATABASE ` + name + ` FROM PUBLIC`, `GRANT TEMPORARY ON DATABASE ` + name + ` TO tidings_system`,
 		} {
-			if _, err := conn.Exec(ctx, sql); err != nil {
+			_, err := conn.Exec(ctx, sql)
+			if pg, ok := errors.AsType[*pgconn.PgError](err); ok && pg.Code == "55006" { // object_in_use: by an older connection attempt
+				if _, err = conn.Exec(ctx, terminate); err == nil {
+					_, err = conn.Exec(ctx, sql)
+				}
+			}
+			if err != nil {
 				return fmt.Errorf("%s: %w", sql, err)
 			}
 		}
