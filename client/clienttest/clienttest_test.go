@@ -376,31 +376,7 @@ func TestTheBuiltInKinds(t *testing.T) {
 	if _, err := s.Comments.Get(ctx, comments[0].CommentID, client.IfNoneMatch(`"2"`)); !errors.Is(err, client.ErrNotModified) {
 		t.Errorf("what has not changed: %v", err)
 	}
-	// A batch longer than one request. A read right after it includes all of its writes.
-	ops := func(yield func(client.Operation[client.Comment]) bool) {
-		for i := range 1100 {
-			if !yield(s.Comments.CreateOp(2, client.NewComment{AuthorID: client.ID(i + 1), Body: fmt.Sprint(i)})) {
-				return
-			}
-		}
-	}
-	n := 0
-	for o, err := range s.Comments.Batch(ctx, ops) {
-		if err != nil || o.Err() != nil || o.Entity.Body != fmt.Sprint(o.Index) {
-			t.Fatalf("%+v, %v", o, err)
-		}
-		n++
-	}
-	read := 0
-	for _, err := range s.Comments.List(2, client.PageSize(200)).All(ctx) {
-		if err != nil {
-			t.Fatal(err)
-		}
-		read++
-	}
-	if n != 1100 || read != 1100 {
-		t.Errorf("%d written, %d read", n, read)
-	}
+	batchOfManyRequests(t, s)
 	removal, err := s.Users.RemoveEdges(ctx, 7, client.EdgesToRemove{Kinds: []string{"membership"}})
 	for err == nil && removal.State != "done" {
 		removal, err = s.EdgeRemoval(ctx, removal.ID)
@@ -410,5 +386,56 @@ func TestTheBuiltInKinds(t *testing.T) {
 	}
 	for _, err := range s.DLQ.List(client.DLQFilter{AggregateType: "follow", DeadBefore: time.Now()}).All(ctx) {
 		t.Errorf("the DLQ: %v", err)
+	}
+}
+
+// batchOfManyRequests writes a batch that is longer than one request. A read right after it includes the writes whose
+// tokens the session has, which are the last 64. The others are there once the projection has applied them.
+func batchOfManyRequests(t *testing.T, s *client.Session) {
+	t.Helper()
+	const all, tokens = 1100, 64
+	ops := func(yield func(client.Operation[client.Comment]) bool) {
+		for i := range all {
+			if !yield(s.Comments.CreateOp(2, client.NewComment{AuthorID: client.ID(i + 1), Body: fmt.Sprint(i)})) {
+				return
+			}
+		}
+	}
+	written := 0
+	for o, err := range s.Comments.Batch(t.Context(), ops) {
+		if err != nil || o.Err() != nil || o.Entity.Body != fmt.Sprint(o.Index) {
+			t.Fatalf("%+v, %v", o, err)
+		}
+		written++
+	}
+	read := func() map[string]bool {
+		t.Helper()
+		bodies := make(map[string]bool)
+		for c, err := range s.Comments.List(2, client.PageSize(200)).All(t.Context()) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			if bodies[c.Body] {
+				t.Errorf("comment %s is read twice", c.Body)
+			}
+			bodies[c.Body] = true
+		}
+		return bodies
+	}
+	bodies := read()
+	for i := all - tokens; i < all; i++ {
+		if !bodies[fmt.Sprint(i)] {
+			t.Errorf("the read right after the batch lacks comment %d", i)
+		}
+	}
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for end := time.Now().Add(time.Minute); len(bodies) < all; bodies = read() {
+		if <-tick.C; time.Now().After(end) {
+			break
+		}
+	}
+	if written != all || len(bodies) != all {
+		t.Errorf("%d written, %d read", written, len(bodies))
 	}
 }
