@@ -46,9 +46,10 @@ type fixture struct {
 // fleet are the projections that the API reads.
 var fleet = []projections.Projection{followercounts.New(kinds.Builtin), threadcache.New(kinds.Builtin)}
 
+// config has the longest MaxWait: requests that a busy machine makes slow do not lower a tenant's limit.
 func config() api.Config {
 	return api.Config{CursorKey: strings.Repeat("ab", 32), MaxBodyBytes: 128 << 10, MaxBatchBytes: 4 << 20,
-		RequestTimeout: 25 * time.Second, AddressConnections: 1000, MaxRequests: 512, MaxWait: time.Second}
+		RequestTimeout: 25 * time.Second, AddressConnections: 1000, MaxRequests: 512, MaxWait: 25 * time.Second}
 }
 
 func open(t *testing.T) fixture {

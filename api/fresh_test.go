@@ -1,6 +1,7 @@
 package api_test
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -118,6 +119,7 @@ func TestAReadWaitsForTheConsumerThatIsWritingWhatItMustSee(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		t.Cleanup(func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }) // before the pool closes
 		e := event.Event{ID: "e", TenantID: tenant, AggregateType: event.AggregateFollow, AggregateID: 42, Type: event.Created, Version: 1}
 		if err := f.system.QueryRow(t.Context(), `SELECT payload FROM outbox_messages`).Scan(&e.Payload); err != nil {
 			t.Fatal(err)
@@ -135,12 +137,27 @@ func TestAReadWaitsForTheConsumerThatIsWritingWhatItMustSee(t *testing.T) {
 		t.Fatal(err)
 	}
 	consumer = begin()
-	answers, asked := make(chan answer), time.Now()
-	go func() { answers <- f.do(t, "GET", "/v1/users/42/counts", "", token) }()
+	var answers chan answer
+	var asked time.Time
+	ask := func() {
+		to := make(chan answer, 1)
+		answers, asked = to, time.Now()
+		go func() { to <- f.do(t, "GET", "/v1/users/42/counts", "", token) }()
+	}
+	ask()
 	testkit.Eventually(t, time.Minute, "the read to wait for the consumer's rows", func() (waiting bool, err error) {
-		return waiting, f.system.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted
+		select {
+		case a := <-answers: // it gave up before the test looked: the machine stood still
+			if a.StatusCode != 503 {
+				t.Fatalf("a read beside the consumer: %d %s", a.StatusCode, a.body)
+			}
+			ask()
+		default:
+		}
+		err = f.system.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted
 			AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 			OR NOT granted AND locktype = 'transactionid')`).Scan(&waiting)
+		return waiting, err
 	})
 	if err := consumer.Commit(t.Context()); err != nil {
 		t.Fatal(err)
