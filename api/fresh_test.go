@@ -148,8 +148,8 @@ func TestAReadWaitsForTheConsumerThatIsWritingWhatItMustSee(t *testing.T) {
 	testkit.Eventually(t, time.Minute, "the read to wait for the consumer's rows", func() (waiting bool, err error) {
 		select {
 		case a := <-answers: // it gave up before the test looked: the machine stood still
-			if a.StatusCode != 503 {
-				t.Fatalf("a read beside the consumer: %d %s", a.StatusCode, a.body)
+			if took := time.Since(asked); a.StatusCode != 503 || took < 2*time.Second {
+				t.Fatalf("a read beside the consumer: %d %s after %s", a.StatusCode, a.body, took)
 			}
 			ask()
 		default:
