@@ -1,6 +1,7 @@
 package demo
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -24,6 +25,8 @@ type Config struct {
 	Rate  float64 // requests per second, 0.1..1000
 	Users int     // 10..1,000,000
 	Seed  uint64  // an equal seed makes equal choices if the answers arrive in the same order
+
+	StopTimeout time.Duration // for the requests in progress when the site stops; 0: 2 s
 }
 
 // Validate returns an error that lists every value out of bounds.
@@ -59,8 +62,8 @@ func (s Stats) Writes() (n int64) {
 
 const (
 	requestTimeout = 10 * time.Second
-	stopTimeout    = 2 * time.Second // for the requests in progress when the site stops
-	perWorker      = 5               // requests per second for which one worker is planned
+	stopTimeout    = 2 * time.Second
+	perWorker      = 5 // requests per second for which one worker is planned
 	maxWorkers     = 64
 )
 
@@ -115,7 +118,7 @@ func (s *Site) Stats() Stats {
 	return st
 }
 
-// Run sends requests until ctx ends, and then returns nil; requests in progress have 2 s to finish. While the API is
+// Run sends requests until ctx ends, and then returns nil; requests in progress have Config.StopTimeout to finish. While the API is
 // unavailable it waits. It returns an error if the token is unknown or lacks a role.
 func (s *Site) Run(ctx context.Context) error {
 	defer s.client.Close()
@@ -128,7 +131,7 @@ func (s *Site) Run(ctx context.Context) error {
 	requests, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	g, gctx := errgroup.WithContext(ctx)
-	defer context.AfterFunc(gctx, func() { time.AfterFunc(stopTimeout, cancel) })()
+	defer context.AfterFunc(gctx, func() { time.AfterFunc(cmp.Or(s.cfg.StopTimeout, stopTimeout), cancel) })()
 	tick := time.NewTicker(time.Duration(float64(time.Second) / s.cfg.Rate)) // a tick is dropped if all workers are busy
 	defer tick.Stop()
 	for range min(1+int(s.cfg.Rate/perWorker), maxWorkers) {

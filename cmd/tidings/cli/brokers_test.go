@@ -265,7 +265,8 @@ func TestLosingOneTwoAndThreeBrokers(t *testing.T) {
 		if after := r.count(marked); after != before {
 			t.Errorf("%d rows were marked as published without a majority", after-before)
 		}
-		if code, stdout, stderr := run(t, r.env, "", "repair", "stream", "--yes"); code == exitOK || !strings.Contains(stderr, "leader") {
+		if code, stdout, stderr := run(t, r.patient(), "", "repair", "stream", "--yes"); code == exitOK ||
+			!strings.Contains(stderr, "leader") {
 			t.Errorf("repair without a majority: exit code %d\n%s%s", code, stdout, stderr)
 		}
 	})

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"text/tabwriter"
+	"time"
 
 	"github.com/sethvargo/go-envconfig"
 	"github.com/spf13/cobra"
@@ -30,7 +31,9 @@ type Process struct {
 	Stdout, Stderr io.Writer
 	Env            envconfig.Lookuper
 
-	answers bool // set by tests: Stdin holds the answers to prompts
+	// Set by tests.
+	answers  bool          // Stdin holds the answers to prompts
+	demoStop time.Duration // for the requests in progress when a demo stops; 0: the demo's own
 }
 
 // Exit codes.

@@ -76,6 +76,7 @@ them. Until then tidings verify reports differences.`,
 				ctx, cancel = context.WithTimeout(ctx, f.duration)
 				defer cancel()
 			}
+			f.StopTimeout = p.demoStop
 			return p.demo(ctx, f)
 		},
 	}

@@ -38,7 +38,8 @@ func (d *dev) lives(t *testing.T, requests int, meanwhile func(), args ...string
 	ended := make(chan int, 1)
 	go func() {
 		ended <- Execute(ctx, append([]string{"demo", "--data", d.dir, "--json"}, args...),
-			Process{Stdin: strings.NewReader(""), Stdout: &stdout, Stderr: stderr, Env: envconfig.MapLookuper(nil)})
+			Process{Stdin: strings.NewReader(""), Stdout: &stdout, Stderr: stderr, Env: envconfig.MapLookuper(nil),
+				demoStop: startWithin}) // a request without an answer would be in the truth, and not in the statistics
 	}()
 	if meanwhile != nil {
 		<-begun.Done()

@@ -74,9 +74,14 @@ func TestPartitionsAreResizedWhileEverythingRuns(t *testing.T) {
 	d.checkStream(t, spec.Edges)
 
 	var open, all []int
-	for _, p := range d.listed(t) {
+	var listed []status.Partition
+	testkit.Eventually(t, startWithin, "each open partition to have a relay", func() (bool, error) { // one relay may hand it to the other
+		listed = d.listed(t)
+		return !slices.ContainsFunc(listed, func(p status.Partition) bool { return p.Relay == "" }), nil
+	})
+	for _, p := range listed {
 		open = append(open, p.Partition)
-		if p.State != status.Open || p.Relay == "" || p.LastSlot-p.FirstSlot != 15 {
+		if p.State != status.Open || p.LastSlot-p.FirstSlot != 15 {
 			t.Errorf("partition %+v", p)
 		}
 	}
@@ -165,7 +170,8 @@ func TestVerifyTellsMessagesThatAreNoEventsFromEventsThatAreMissing(t *testing.T
 	}
 	verified := func(want verify.Stream, wantCode int) {
 		t.Helper()
-		code, stdout, stderr := run(t, nil, "", "verify", "--data", d.dir, "--json", "--wait", "5s")
+		code, stdout, stderr := run(t, nil, "", "verify", "--data", d.dir, "--json", "--wait",
+			arriveWithin.String())
 		var v verify.Report
 		if err := json.Unmarshal([]byte(stdout), &v); err != nil || code != wantCode || len(v.Streams) != 1 || v.Streams[0] != want {
 			t.Errorf("verify: exit code %d, %v\n%s\n%s\nwant %+v", code, err, stdout, stderr, want)

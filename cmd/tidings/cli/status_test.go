@@ -54,6 +54,7 @@ func TestStatusShowsAStreamWithoutALeaderAndVerifyWaitsForIt(t *testing.T) {
 		_, err := broker.ReadStream(t.Context(), lone, cfg, 0)
 		return errors.Is(err, broker.ErrNoLeader), nil
 	})
+	env["NATS_TIMEOUT"] = "5s"
 	if code, stdout, stderr := run(t, env, "", "status"); code != exitOK ||
 		!strings.Contains(stdout, "Partition 0 waits for a leader of its stream") || strings.Contains(stdout, "repair") {
 		t.Errorf("status without a leader: exit code %d\n%s\n%s", code, stdout, stderr)

@@ -128,8 +128,15 @@ func (d *dev) shell(t *testing.T, scripts []string) (outputs []string) {
 		}
 	}
 	in := d.instance(t)
-	const mark = "--- the next block"
+	const mark, pause = "--- the next block", "\nsleep 3   # a pause takes effect within two seconds\n"
 	all := strings.ReplaceAll(strings.Join(scripts, "\necho; echo '"+mark+"'\n"), "localhost:8080", strings.TrimPrefix(in.API, "http://"))
+	if strings.Count(all, pause) != 1 {
+		t.Fatalf("the page does not wait for a pause with the line %q", pause)
+	}
+	// On a busy machine a pause may take longer. The metric says when the consumer has noticed it.
+	all = strings.Replace(all, pause, fmt.Sprintf("\nfor n in $(seq 1200); do\n"+
+		"curl -s %s/metrics | grep -q '^consumer_paused{consumer=\"followercounts\".*} 1$' && break; sleep 0.1\ndone\n",
+		strings.TrimPrefix(in.Ops, "http://")), 1)
 	c := exec.CommandContext(t.Context(), "sh", "-e")
 	c.Dir, c.Stdin = dir, strings.NewReader(all)
 	c.Env = append(d.env, "TOKEN="+in.Token, "PATH="+filepath.Join(dir, "bin")+":"+os.Getenv("PATH"))
