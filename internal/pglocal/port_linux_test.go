@@ -21,4 +21,9 @@ func TestAnotherProcessReservesAPort(t *testing.T) {
 	if !reserve(port) || reserve(port) {
 		t.Error("after the other process ended, want one reservation")
 	}
+	if l, ok := reserved.LoadAndDelete(port); ok { // for another run of this test in this process
+		if err := l.(*net.UnixListener).Close(); err != nil {
+			t.Error(err)
+		}
+	}
 }
