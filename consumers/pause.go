@@ -66,8 +66,8 @@ const (
 	pauseTimeout = 5 * time.Second
 )
 
-// awaitPaused returns when the state of the consumer is as wanted, paused or not, or when ctx ends.
-func (c *Consumer) awaitPaused(ctx context.Context, want bool) {
+// awaitPaused returns true when the state of the consumer is as wanted, paused or not. It returns false when ctx ends.
+func (c *Consumer) awaitPaused(ctx context.Context, want bool) bool {
 	tick := time.NewTicker(pausePoll)
 	defer tick.Stop()
 	for {
@@ -75,23 +75,27 @@ func (c *Consumer) awaitPaused(ctx context.Context, want bool) {
 		all, err := Pauses(qctx, c.deps.Pool)
 		cancel()
 		if err == nil {
-			_, paused := all[c.name]
-			if paused {
-				c.metrics.paused.Set(1)
-			} else {
-				c.metrics.paused.Set(0)
+			if _, paused := all[c.name]; paused == want {
+				return true
 			}
-			if paused == want {
-				return
-			}
+			c.countPaused(!want)
 		} else if ctx.Err() == nil {
 			c.log.WarnContext(ctx, "reading whether the consumer is paused failed, retrying", "err", err)
 		}
 		select {
 		case <-ctx.Done():
-			return
+			return false
 		case <-tick.C:
 		}
+	}
+}
+
+// countPaused sets the gauge. It says that the consumer is paused only when this instance begins no more batches.
+func (c *Consumer) countPaused(paused bool) {
+	if paused {
+		c.metrics.paused.Set(1)
+	} else {
+		c.metrics.paused.Set(0)
 	}
 }
 
@@ -99,16 +103,19 @@ func (c *Consumer) awaitPaused(ctx context.Context, want bool) {
 // every other instance is paused too.
 func (c *Consumer) loopUnpaused(ctx context.Context) {
 	for {
-		c.awaitPaused(ctx, false)
-		if ctx.Err() != nil {
+		if !c.awaitPaused(ctx, false) {
 			return
 		}
+		c.countPaused(false)
 		turn, end := context.WithCancel(ctx)
 		watched := make(chan struct{})
 		go func() {
 			defer close(watched)
 			defer end()
-			c.awaitPaused(turn, true)
+			if c.awaitPaused(turn, true) {
+				end()
+				c.countPaused(true)
+			}
 		}()
 		c.loop(turn)
 		end()
