@@ -178,9 +178,10 @@ func (r *rig) send(stream string, msg *nats.Msg) uint64 {
 	return ack.Sequence
 }
 
+// config has leases that outlast a stall of the machine. An instance that stops frees its leases at once.
 func config() consumers.Config {
 	return consumers.Config{BatchEvents: 500, BatchBytes: 8 << 20, ApplyTimeout: 20 * time.Second, LagInterval: 100 * time.Millisecond,
-		Recheck: 200 * time.Millisecond, Lease: lease.Config{TTL: time.Second}}
+		Recheck: 200 * time.Millisecond, Lease: lease.Config{TTL: 10 * time.Second}}
 }
 
 // instance is a running consumer.
@@ -757,11 +758,13 @@ func TestAnInstanceKilledInABatchIsReplaced(t *testing.T) {
 		close(inBatch)
 		<-goOn
 	})
-	a := r.run(victim.pool(t, r.url), logbook{hook: func(context.Context, pgx.Tx, []event.Event) error {
+	cfg := config()
+	cfg.Lease.TTL = 4 * time.Second // the other instance waits for so long
+	a := r.runWith(cfg, r.js, victim.pool(t, r.url), logbook{hook: func(context.Context, pgx.Tx, []event.Event) error {
 		once()
 		return nil
 	}})
-	b := r.run(r.system, logbook{})
+	b := r.runWith(cfg, r.js, r.system, logbook{})
 	testkit.Eventually(t, 30*time.Second, "a fair share for both", func() (bool, error) {
 		return a.metric(t, "consumer_partitions_held") == 2 && b.metric(t, "consumer_partitions_held") == 2, nil
 	})
