@@ -88,51 +88,81 @@ func TestTwoRelaysPublishEveryCommittedRowOnceAndInOrder(t *testing.T) {
 func TestAPoisonRowHoldsBackItsAggregateAloneAndEndsInTheDLQ(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	b := testkit.NATS(t)
+	var since time.Time // by the database's clock, before the attempt that the test waits for
+	clock := func() {
+		if err := pool.QueryRow(t.Context(), `SELECT now()`).Scan(&since); err != nil {
+			t.Fatal(err)
+		}
+	}
+	clock()
 	before := insertRow(t, pool, 7, "created")
 	poison := insertRow(t, pool, 7, "not a token")
 	behind := insertRow(t, pool, 7, "edited")
 	other := insertRow(t, pool, 8, "created")
-	start(t, newRelay(t, pool, b))
+	r := newRelay(t, pool, b)
+	gauges := outbox.NewCollector(pool, testkit.Logger(t))
+	start(t, r)
 
-	published := func() []int64 {
-		var ids []int64
-		for _, m := range readStream(t, t.Context(), b) {
-			ids = append(ids, m.OutboxID)
+	// The row, wherever it is: in the outbox, or in the DLQ.
+	row := func() (attempts, dead int, due time.Time) {
+		if err := pool.QueryRow(t.Context(), `
+			SELECT attempts, 0, available_at FROM outbox_messages WHERE id = $1 UNION ALL
+			SELECT attempts, 1, available_at FROM outbox_messages_dlq WHERE id = $1`, poison).Scan(&attempts, &dead, &due); err != nil {
+			t.Fatal(err)
 		}
-		return ids
-	}
-	attempts := func() (n int) {
-		err := pool.QueryRow(t.Context(), `SELECT attempts FROM outbox_messages WHERE id = $1`, poison).Scan(&n)
-		if err != nil {
-			return -1
-		}
-		return n
+		return attempts, dead, due
 	}
 	testkit.Eventually(t, time.Minute, "the first attempt to fail and the others to be published", func() (bool, error) {
 		var pending int
 		err := pool.QueryRow(t.Context(), `SELECT count(*) FROM outbox_messages WHERE processed_at IS NULL`).Scan(&pending)
-		return pending == 2 && attempts() == 1, err
+		attempts, _, _ := row()
+		return pending == 2 && attempts == 1, err
 	})
-	var wait float64
-	if err := pool.QueryRow(t.Context(), `SELECT extract(epoch FROM available_at - now()) FROM outbox_messages WHERE id = $1`,
-		poison).Scan(&wait); err != nil || wait < 20 || wait > 30 {
-		t.Errorf("the first retry is due in %.1f s: want about 30 (%v)", wait, err)
-	}
-	for n := 1; n <= outbox.MaxAttempts; n++ { // as if the delays had passed
+	var curve time.Duration
+	for n := 1; n <= outbox.MaxAttempts+1; n++ {
+		testkit.Eventually(t, time.Minute, "the next attempt, and its metrics", func() (bool, error) {
+			attempts, _, _ := row()
+			return attempts == n && testutil.ToFloat64(r.metrics.failures.WithLabelValues(otherEvents)) == float64(n), nil
+		})
+		_, dead, due := row()
+		want := map[string]float64{"outbox_max_attempts": float64(n), "outbox_dlq_depth": float64(dead)}
+		got := gather(t, gauges)
+		for name := range want {
+			if got[name] != want[name] {
+				t.Errorf("after attempt %d, %s is %v: want %v", n, name, got[name], want[name])
+			}
+		}
+		if n > outbox.MaxAttempts {
+			if dead != 1 {
+				t.Error("the row is not in the DLQ after its last attempt")
+			}
+			break
+		}
+		pause := time.Duration(min(n, 8)) * 30 * time.Second
+		curve += pause
+		var now time.Time
+		if err := pool.QueryRow(t.Context(), `SELECT now()`).Scan(&now); err != nil {
+			t.Fatal(err)
+		}
+		if dead != 0 || due.Before(since.Add(pause)) || due.After(now.Add(pause)) {
+			t.Errorf("after attempt %d the row is due at %v, dead: %d; want %v after a moment between %v and %v", n, due, dead, pause, since, now)
+		}
+		clock()
+		// As if the pause had passed.
 		if _, err := pool.Exec(t.Context(), `UPDATE outbox_messages SET available_at = inserted_at + interval '1 us' WHERE delayed
 			AND processed_at IS NULL`); err != nil {
 			t.Fatal(err)
 		}
-		testkit.Eventually(t, time.Minute, "the next attempt", func() (bool, error) {
-			a := attempts()
-			return a == n+1 || a == -1 && n == outbox.MaxAttempts, nil
-		})
+	}
+	if curve != 26*time.Minute {
+		t.Errorf("the pauses add up to %v: the pages say 26 minutes", curve)
 	}
 	awaitDrained(t, t.Context(), pool, time.Minute)
-	got := published()
+	var got []int64
 	where := map[int64]int{}
-	for i, id := range got {
-		where[id] = i
+	for i, m := range readStream(t, t.Context(), b) {
+		got = append(got, m.OutboxID)
+		where[m.OutboxID] = i
 	}
 	if len(got) != 3 || len(where) != 3 || where[before] > where[behind] {
 		t.Errorf("published %v: want %d and %d in this order, and %d", got, before, behind, other)
@@ -146,6 +176,22 @@ func TestAPoisonRowHoldsBackItsAggregateAloneAndEndsInTheDLQ(t *testing.T) {
 	if dead != outbox.MaxAttempts+1 || !strings.Contains(lastError, "event_type") {
 		t.Errorf("the DLQ has it with %d attempts and the error %q", dead, lastError)
 	}
+}
+
+// gather returns the values of a collector's gauges, which have no labels.
+func gather(t *testing.T, c prometheus.Collector) map[string]float64 {
+	t.Helper()
+	reg := prometheus.NewRegistry()
+	reg.MustRegister(c)
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	values := make(map[string]float64)
+	for _, f := range families {
+		values[f.GetName()] = f.GetMetric()[0].GetGauge().GetValue()
+	}
+	return values
 }
 
 func TestAMessageOverTheServersLimitIsPoisonAndNotAnOutage(t *testing.T) {

@@ -107,8 +107,8 @@ func Only(aggregateTypes ...string) Option {
 // Batch is the largest number of events that Project delivers at once: 1 to 20,000. The default is 4,000.
 func Batch(events int) Option { return func(s *settings) { s.batch = events } }
 
-// Concurrency is the number of calls of a handler that may run at once in this process. The default is 16. Events of
-// one aggregate never run at once.
+// Concurrency is the number of calls of a handler that may run at once in this instance. The default is 16. An instance
+// handles one event of an aggregate at a time; other instances may handle another one meanwhile, unless InOrder is set.
 func Concurrency(n int) Option { return func(s *settings) { s.concurrency = n } }
 
 // Attempts is the number of attempts after which an event becomes a dead letter. The default is 10.
