@@ -123,8 +123,7 @@ func inspect(b Binaries) (Binaries, error) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, filepath.Join(b.Dir, "postgres"), "--version")
-	cmd.Env = b.env()
+	cmd := b.Command(ctx, "postgres", "--version")
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		return b, fmt.Errorf("run %s --version: %w: %s", cmd.Path, err, strings.TrimSpace(string(out)))
@@ -143,11 +142,13 @@ func inspect(b Binaries) (Binaries, error) {
 	return b, nil
 }
 
-// env returns the whole environment of the programs. The caller's PG* variables must not change what they do.
-func (b Binaries) env() []string {
-	env := []string{"PATH=" + b.Dir + ":/usr/bin:/bin", "LC_ALL=C"}
+// Command returns a command that runs one of the programs, with the libraries that it needs and without the caller's
+// PG* variables, which must not change what it does. The end of ctx kills the program.
+func (b Binaries) Command(ctx context.Context, program string, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, filepath.Join(b.Dir, program), args...)
+	cmd.Env = []string{"PATH=" + b.Dir + ":/usr/bin:/bin", "LC_ALL=C"}
 	if b.LibraryPath != "" {
-		env = append(env, "LD_LIBRARY_PATH="+b.LibraryPath)
+		cmd.Env = append(cmd.Env, "LD_LIBRARY_PATH="+b.LibraryPath)
 	}
-	return env
+	return cmd
 }

@@ -10,7 +10,6 @@ import (
 	"net"
 	"net/url"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"sort"
 	"strconv"
@@ -251,8 +250,8 @@ func (s *Server) initdb(ctx context.Context, cfg Config, bin Binaries, acct *acc
 	if cfg.Unsafe {
 		args = append(args, "--no-sync")
 	}
-	cmd := exec.CommandContext(ctx, filepath.Join(bin.Dir, "initdb"), args...)
-	cmd.Env, cmd.Dir, cmd.SysProcAttr = bin.env(), s.dir, acct.sysProcAttr()
+	cmd := bin.Command(ctx, "initdb", args...)
+	cmd.Dir, cmd.SysProcAttr = s.dir, acct.sysProcAttr()
 	cmd.WaitDelay = time.Second // after a kill, its children keep the output open for a moment
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("create a PostgreSQL cluster in %s: %w: %s", fresh, err, lastLine(out))
@@ -290,8 +289,8 @@ func (s *Server) launch(ctx context.Context, cfg Config, bin Binaries, acct *acc
 		return err
 	}
 
-	cmd := exec.Command(filepath.Join(bin.Dir, "postgres"), s.args(cfg)...) // not CommandContext: ctx only limits the start
-	cmd.Env, cmd.Dir, cmd.SysProcAttr = bin.env(), s.dir, acct.sysProcAttr()
+	cmd := bin.Command(context.WithoutCancel(ctx), "postgres", s.args(cfg)...) // ctx limits only the start
+	cmd.Dir, cmd.SysProcAttr = s.dir, acct.sysProcAttr()
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("start PostgreSQL: %w", err)

@@ -8,7 +8,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"regexp"
 	"strconv"
 	"sync/atomic"
@@ -51,14 +50,8 @@ var pgbenchCount = regexp.MustCompile(`number of transactions actually processed
 // process.
 func baseline(ctx context.Context, s *servers, clients int, d time.Duration) (name string, transactions int,
 	took time.Duration, err error) {
-	program := ""
-	if b, err := pglocal.Find(0); err == nil {
-		program, _ = exec.LookPath(filepath.Join(b.Dir, "pgbench"))
-	}
-	if program == "" {
-		program, _ = exec.LookPath("pgbench")
-	}
-	if program == "" {
+	command := pgbench()
+	if command == nil {
 		n, took, err := goBaseline(ctx, s, clients, d)
 		return "pgx", n, took, err
 	}
@@ -71,7 +64,7 @@ func baseline(ctx context.Context, s *servers, clients int, d time.Duration) (na
 	if err = errors.Join(err, script.Close()); err != nil {
 		return "", 0, 0, err
 	}
-	cmd := exec.CommandContext(ctx, program, "--no-vacuum", "--protocol=prepared", "--client="+strconv.Itoa(clients),
+	cmd := command(ctx, "--no-vacuum", "--protocol=prepared", "--client="+strconv.Itoa(clients),
 		"--jobs="+strconv.Itoa(min(2, clients)), "--time="+strconv.Itoa(max(1, int(d.Seconds()))), "--file="+script.Name(), s.url)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
@@ -87,6 +80,27 @@ func baseline(ctx context.Context, s *servers, clients int, d time.Duration) (na
 	}
 	n, err := strconv.Atoi(string(m[1]))
 	return "pgbench", n, took, err
+}
+
+// pgbench returns how to run pgbench, or nil if this machine has none that starts. A pgbench that `make postgres`
+// fetched needs the libraries that came with it.
+func pgbench() func(ctx context.Context, args ...string) *exec.Cmd {
+	starts := func(run func(ctx context.Context, args ...string) *exec.Cmd) bool {
+		return run(context.Background(), "--version").Run() == nil
+	}
+	if b, err := pglocal.Find(0); err == nil {
+		beside := func(ctx context.Context, args ...string) *exec.Cmd { return b.Command(ctx, "pgbench", args...) }
+		if starts(beside) {
+			return beside
+		}
+	}
+	onPath := func(ctx context.Context, args ...string) *exec.Cmd {
+		return exec.CommandContext(ctx, "pgbench", args...)
+	}
+	if starts(onPath) {
+		return onPath
+	}
+	return nil
 }
 
 func goBaseline(ctx context.Context, s *servers, clients int, d time.Duration) (int, time.Duration, error) {
