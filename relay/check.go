@@ -45,14 +45,15 @@ func Check(ctx context.Context, pool *pgxpool.Pool, js jetstream.JetStream, cfg 
 	for i, p := range all {
 		c := &checks[i]
 		*c = PartitionCheck{Partition: p, Active: active[p.Number]}
-		g.Go(func() error { return c.look(ctx, js, cfg) })
+		g.Go(func() error { return c.look(ctx, pool, js, cfg) })
 	}
 	return checks, g.Wait()
 }
 
 // look reads the partition's stream. It sets Err if the stream is gone, has no leader or was not made for events. It
-// returns any other error, for example the end of ctx.
-func (c *PartitionCheck) look(ctx context.Context, js jetstream.JetStream, cfg broker.Config) error {
+// returns any other error, for example the end of ctx. A relay may have bound, closed or replaced the partition since c
+// has it, so look reads it again before it believes a disagreement.
+func (c *PartitionCheck) look(ctx context.Context, q outbox.Querier, js jetstream.JetStream, cfg broker.Config) error {
 	var doubt broker.Doubt
 	for {
 		stream, err := broker.ReadStream(ctx, js, cfg, c.Number)
@@ -63,8 +64,18 @@ func (c *PartitionCheck) look(ctx context.Context, js jetstream.JetStream, cfg b
 			!errors.Is(err, broker.ErrStreamShape) {
 			return err
 		}
-		c.Err = c.compare(cfg, err)
-		if !errors.Is(c.Err, ErrStreamRefused) || doubt.Sure(js) {
+		if c.Err = c.compare(cfg, err); !errors.Is(c.Err, ErrStreamRefused) {
+			return nil
+		}
+		now, err := outbox.ReadPartition(ctx, q, c.Number)
+		if err != nil {
+			return err
+		}
+		if !now.SameStream(c.Partition) {
+			c.Partition = now
+			continue
+		}
+		if doubt.Sure(js) {
 			return nil
 		}
 		if sleep(ctx, checkAgain); ctx.Err() != nil {
