@@ -95,6 +95,22 @@ func ReadStream(ctx context.Context, js jetstream.JetStream, cfg Config, partiti
 	return describe(cfg, stream.CachedInfo())
 }
 
+// Deleted returns the sequences that a stream lacks between its first and its last, from the leader that described it.
+func Deleted(ctx context.Context, js jetstream.JetStream, s Stream) ([]uint64, error) {
+	stream, err := js.Stream(ctx, s.Name)
+	var info *jetstream.StreamInfo
+	if err == nil {
+		info, err = stream.Info(ctx, jetstream.WithDeletedDetails(true))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the missing sequences of stream %s: %w", s.Name, unanswered(js, err))
+	}
+	if s.Leader != "" && (info.Cluster == nil || info.Cluster.Leader != s.Leader) {
+		return nil, fmt.Errorf("read the missing sequences of stream %s: %w: it changed", s.Name, ErrNoLeader)
+	}
+	return info.State.Deleted, nil
+}
+
 // maxReads is the limit of concurrent requests about streams.
 const maxReads = 8
 
