@@ -191,6 +191,9 @@ func describe(cfg Config, info *jetstream.StreamInfo) (Stream, error) {
 		s.Leader = cluster.Leader
 		heard := 1
 		for _, r := range cluster.Replicas {
+			if r.Name == s.Leader { // a leader does not list itself
+				return Stream{}, fmt.Errorf("%w: a replica of %s answered in place of %s", ErrNoLeader, c.Name, s.Leader)
+			}
 			if !r.Offline && r.Active < maxSilence {
 				heard++
 			}
