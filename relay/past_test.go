@@ -2,12 +2,15 @@ package relay
 
 import (
 	"context"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/outbox"
 )
@@ -131,4 +134,40 @@ func jetStream(t *testing.T, b *testkit.Broker) jetstream.JetStream {
 		t.Fatal(err)
 	}
 	return js
+}
+
+// TestARelayThatIsNotTheFirstBindsNothing lets another relay bind a partition and publish while this one asks for the
+// stream, and answers with the stream of before or after that.
+func TestARelayThatIsNotTheFirstBindsNothing(t *testing.T) {
+	for name, before := range map[string]bool{"the stream has messages": false, "the stream was empty": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool, b := testkit.Postgres(t).Pool(t, postgres.RoleSystem), testkit.NATS(t)
+			js := jetStream(t, b)
+			if _, err := broker.Declare(t.Context(), js, b.Config(), broker.Partition{LastSlot: event.Slots - 1}, testkit.Logger(t)); err != nil {
+				t.Fatal(err)
+			}
+			insertRow(t, pool, 1, "created", `{"version": 1}`)
+			a := testkit.NewAnswers(t, b)
+			w := connected(t, newRelay(t, pool, a.Through(b)))
+			var first sync.Once
+			a.Answer(func(subject string, body []byte) (answer []byte) {
+				if subject != "$JS.API.STREAM.INFO."+b.Config().StreamName(0) {
+					return nil
+				}
+				first.Do(func() {
+					if m, err := js.Conn().Request(subject, body, 5*time.Second); err == nil && before {
+						answer = m.Data
+					}
+					stop := start(t, newRelay(t, pool, b))
+					awaitDrained(t, t.Context(), pool, time.Minute)
+					stop()
+				})
+				return answer
+			})
+			if err := w.catchUp(t.Context()); err != nil || w.tail != 1 {
+				t.Errorf("tail %d, %v", w.tail, err)
+			}
+		})
+	}
 }
