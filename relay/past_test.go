@@ -144,7 +144,8 @@ func TestARelayThatIsNotTheFirstBindsNothing(t *testing.T) {
 			t.Parallel()
 			pool, b := testkit.Postgres(t).Pool(t, postgres.RoleSystem), testkit.NATS(t)
 			js := jetStream(t, b)
-			if _, err := broker.Declare(t.Context(), js, b.Config(), broker.Partition{LastSlot: event.Slots - 1}, testkit.Logger(t)); err != nil {
+			if _, err := broker.Declare(t.Context(), js, b.Config(), broker.Partition{LastSlot: event.Slots - 1},
+				testkit.Logger(t)); err != nil {
 				t.Fatal(err)
 			}
 			insertRow(t, pool, 1, "created", `{"version": 1}`)

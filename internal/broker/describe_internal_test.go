@@ -14,7 +14,8 @@ func TestOnlyALeaderDescribesAStream(t *testing.T) {
 	peer := func(name string) *jetstream.PeerInfo {
 		return &jetstream.PeerInfo{Name: name, Current: true, Active: time.Second}
 	}
-	info := &jetstream.StreamInfo{Config: jetstream.StreamConfig{Name: "EVENTS-0", Replicas: 3, Metadata: map[string]string{MetaSlots: "0-31"}},
+	info := &jetstream.StreamInfo{
+		Config:  jetstream.StreamConfig{Name: "EVENTS-0", Replicas: 3, Metadata: map[string]string{MetaSlots: "0-31"}},
 		Cluster: &jetstream.ClusterInfo{Name: "c", Leader: "n0", Replicas: []*jetstream.PeerInfo{peer("n1"), peer("n2")}}}
 	cfg := Config{Stream: "EVENTS"}
 	if s, err := describe(cfg, info); err != nil || s.Leader != "n0" {

@@ -50,7 +50,8 @@ const (
 )
 
 // ErrNoQuorum reports a loss that one leader of a stream reports, while no majority of its replicas could be asked.
-var ErrNoQuorum = errors.New("broker: one replica reports a loss of messages, and no majority of the replicas could confirm it")
+var ErrNoQuorum = errors.New("broker: a replica of a stream reports a loss of messages, and no majority of the replicas confirmed it: " +
+	"wait until all replicas are current, and run this again")
 
 // Look reads a stream from its leader, and reports whether messages seem lost. It returns the description of the stream
 // on which that rests, or an empty one if the stream is gone.
@@ -91,8 +92,8 @@ func ConfirmByQuorum(ctx context.Context, js jetstream.JetStream, look Look) (lo
 			if agree[s.Leader] = true; len(agree) > s.Replicas/2 {
 				return true, nil
 			}
-			if _, err := js.Conn().RequestWithContext(ctx, "$JS.API.STREAM.LEADER.STEPDOWN."+s.Name, nil); err != nil && !IsTransient(err) {
-				return lost, fmt.Errorf("ask the leader of stream %s to step down: %w", s.Name, err)
+			if err := stepDown(ctx, js, s.Name); err != nil {
+				return lost, err
 			}
 		}
 		if err := pause(ctx, lookAgain); err != nil {
@@ -100,6 +101,17 @@ func ConfirmByQuorum(ctx context.Context, js jetstream.JetStream, look Look) (lo
 		}
 	}
 	return true, ErrNoQuorum
+}
+
+// stepDown asks a stream's leader to hand over to another replica. It ignores answers: the next look shows the result.
+func stepDown(ctx context.Context, js jetstream.JetStream, stream string) error {
+	short, cancel := context.WithTimeout(ctx, getTimeout)
+	defer cancel()
+	_, err := js.Conn().RequestWithContext(short, "$JS.API.STREAM.LEADER.STEPDOWN."+stream, nil)
+	if err != nil && (!IsTransient(err) || ctx.Err() != nil) {
+		return fmt.Errorf("ask the leader of stream %s to step down: %w", stream, err)
+	}
+	return nil
 }
 
 func pause(ctx context.Context, d time.Duration) error {

@@ -70,7 +70,8 @@ func TestAStreamLacksNothingThatALeaderForgot(t *testing.T) {
 		}
 	}
 
-	if _, err := pool.Exec(t.Context(), `INSERT INTO consumer_offsets (consumer_name, partition_key, last_processed_id, as_of, stream_created)
+	if _, err := pool.Exec(t.Context(), `
+		INSERT INTO consumer_offsets (consumer_name, partition_key, last_processed_id, as_of, stream_created)
 		SELECT 'c', stream, 40, now(), created FROM outbox_partitions`); err != nil {
 		t.Fatal(err)
 	}

@@ -87,7 +87,8 @@ func TestNoToolAsksForARepairDuringAResize(t *testing.T) {
 		asked("status", strings.Join(st.Stopped(), "; "))
 		var partitions []broker.Partition
 		for _, p := range st.Partitions {
-			partitions = append(partitions, broker.Partition{Number: p.Partition, FirstSlot: p.FirstSlot, LastSlot: p.LastSlot, After: p.After})
+			partitions = append(partitions, broker.Partition{Number: p.Partition, FirstSlot: p.FirstSlot, LastSlot: p.LastSlot,
+				After: p.After})
 		}
 		findings, err := doctor.Broker(ctx, nc, b.Config(), partitions)
 		if err != nil {
