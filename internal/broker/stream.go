@@ -84,7 +84,7 @@ func (c Config) Number(name string) (int, bool) {
 }
 
 // ReadStream returns the leader's description of a partition's stream. It returns jetstream.ErrStreamNotFound if the
-// stream does not exist, and ErrNoLeader if no leader can answer. Apply Doubt before you believe a loss.
+// stream does not exist, and ErrNoLeader if no leader can answer. Apply Doubt or Confirm before you believe a loss.
 func ReadStream(ctx context.Context, js jetstream.JetStream, cfg Config, partition int) (Stream, error) {
 	ctx, cancel := context.WithTimeout(ctx, cfg.Timeout)
 	defer cancel()

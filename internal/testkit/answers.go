@@ -60,7 +60,8 @@ func NewAnswers(t testing.TB, b *Broker) *Answers {
 // Through returns b as the proxy's clients see it.
 func (a *Answers) Through(b *Broker) *Broker {
 	through := *b
-	through.setURL("nats://" + a.listener.Addr().String())
+	through.URL = "nats://" + a.listener.Addr().String()
+	through.cfg.URL = through.URL
 	return &through
 }
 

@@ -85,7 +85,7 @@ func (d Deps) verifyStreams(ctx context.Context, wait time.Duration) (all []Stre
 		if err := status.Retry(ctx, wait, func() error {
 			_, err := broker.Confirm(ctx, d.JetStream, func(ctx context.Context) (_ broker.Stream, lost bool, err error) {
 				v, err = d.verifyStream(ctx, c)
-				return broker.Stream{}, v.Missing > 0 && c.Stream != nil, err
+				return broker.Stream{}, v.Missing > 0 && v.Trouble == "", err // Check has confirmed the trouble
 			})
 			return err
 		}); err != nil {
