@@ -283,12 +283,12 @@ func Closed(ctx context.Context, js jetstream.JetStream, cfg Config, s Stream) (
 
 // Ended reports whether the stream gets no more events. all is a list of the streams that contains s. Later the closing
 // message expires as every message does. Then the stream is empty, but a successor has had messages: relays publish to a
-// stream only after they have closed its predecessors.
+// stream only after they have closed its predecessors. A leader without any message does not know its stream yet.
 func Ended(ctx context.Context, js jetstream.JetStream, cfg Config, s Stream, all []Stream) (bool, error) {
 	if final, err := Closed(ctx, js, cfg, s); err != nil || final > 0 {
 		return final > 0, err
 	}
-	return s.Messages == 0 && slices.ContainsFunc(all, func(next Stream) bool {
+	return s.Messages == 0 && s.Last > 0 && slices.ContainsFunc(all, func(next Stream) bool {
 		return next.Last > 0 && slices.Contains(next.After, s.Number)
 	}), nil
 }
