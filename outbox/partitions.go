@@ -30,6 +30,12 @@ type Partition struct {
 	Final               uint64 // the last sequence of a closed partition
 }
 
+// SameStream reports whether p is at the same stage as o: not bound, closed or replaced in between. Marks make no
+// difference.
+func (p Partition) SameStream(o Partition) bool {
+	return p.Stream == o.Stream && p.Created.Equal(o.Created) && p.Closing == o.Closing && p.Closed == o.Closed
+}
+
 // partitionsSQL reads the layout.
 //
 // Index: none, a row per partition that ever existed.   Locks: none.

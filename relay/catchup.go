@@ -47,6 +47,7 @@ func (w *writer) catchUp(ctx context.Context) error {
 		mark = outbox.Mark{Created: w.p.Created, OldTail: mark.NewTail, NewTail: mark.NewTail}
 	}
 	w.tail = w.stored
+	w.doubt(loss{w.p.Number, true}).Clear()
 	return nil
 }
 
@@ -68,26 +69,31 @@ func (w *writer) bind(ctx context.Context) (broker.Stream, error) {
 		w.declared = true
 		stream, err = broker.Declare(bctx, w.js, w.broker, spec, w.log)
 	}
-	if err == nil && p.Stream == "" && stream.Last == 0 {
-		dbCtx, cancel := w.forDB(ctx)
-		defer cancel()
-		if err := outbox.Bind(dbCtx, w.pool, p.Number, name, stream.Created); err != nil {
-			return stream, err
+	if err == nil && p.Stream == "" {
+		if stream.Last == 0 {
+			dbCtx, cancel := w.forDB(ctx)
+			defer cancel()
+			if err := outbox.Bind(dbCtx, w.pool, p.Number, name, stream.Created); err != nil {
+				return stream, err
+			}
 		}
 		if p, err = w.partition(ctx); err != nil { // another relay may have been first
 			return stream, err
 		}
+		if p.Stream != "" { // and have published and marked since
+			stream, err = broker.ReadStream(bctx, w.js, w.broker, p.Number)
+		}
 	}
 	w.p = p
 	switch lost, err := refuse(name, p, stream, err); {
-	case lost && !w.doubt(p.Number).Sure(w.js):
+	case lost && !w.doubt(loss{partition: p.Number}).Sure(w.js):
 		return stream, &brokerError{stageCatchUp, fmt.Errorf("%w that confirms a loss: %v", broker.ErrNoLeader, err)}
 	case errors.Is(err, ErrStreamRefused):
 		return stream, err
 	case err != nil:
 		return stream, &brokerError{stageCatchUp, err}
 	}
-	w.doubt(p.Number).Clear()
+	w.doubt(loss{partition: p.Number}).Clear()
 	return stream, nil
 }
 
@@ -102,12 +108,20 @@ func (w *writer) read(ctx context.Context, mark *outbox.Mark, last uint64) (fina
 		if err != nil {
 			return 0, err
 		}
-		if len(found) == 0 { // the rest was deleted or has expired
+		if len(found) == 0 {
+			if err := w.pass(ctx, mark.NewTail+1, last); err != nil {
+				return 0, err
+			}
 			mark.NewTail = last
 		}
 		for _, m := range found {
 			if len(mark.Rows) == w.cfg.BatchSize {
 				break
+			}
+			if m.Seq > mark.NewTail+1 {
+				if err := w.pass(ctx, mark.NewTail+1, m.Seq-1); err != nil {
+					return 0, err
+				}
 			}
 			if event.Closes(m.Subject, m.Header) {
 				if !w.p.Closing {
@@ -128,6 +142,22 @@ func (w *writer) read(ctx context.Context, mark *outbox.Mark, last uint64) (fina
 		}
 	}
 	return 0, nil
+}
+
+// pass returns nil if the messages from first to last, which no mark covers, are really gone: they were erased, or
+// leaders have denied them for as long as broker.Doubt requires. Then they were deleted, or have expired. If one of
+// them existed, its row would be pending after the catch-up, and the relay would publish it again.
+func (w *writer) pass(ctx context.Context, first, last uint64) error {
+	ctx, cancel := w.forBroker(ctx)
+	defer cancel()
+	erased, err := broker.Erased(ctx, w.js, w.broker, w.p.Stream, first, last)
+	if err == nil && !erased && !w.doubt(loss{w.p.Number, true}).Sure(w.js) {
+		err = fmt.Errorf("%w that confirms that it lacks the messages %d to %d", broker.ErrNoLeader, first, last)
+	}
+	if err != nil {
+		return &brokerError{stageCatchUp, err}
+	}
+	return nil
 }
 
 // ahead returns the first messages between from and last, in order. It returns at least one if there are any.

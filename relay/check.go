@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/nats-io/nats.go/jetstream"
@@ -22,10 +21,7 @@ type PartitionCheck struct {
 	Err    error          // why no relay publishes: ErrStreamRefused or broker.ErrNoLeader; nil if no obstacle is known
 }
 
-const (
-	maxChecks  = 8           // streams checked at once
-	checkAgain = time.Second // between checks of a replicated stream that may be lost
-)
+const maxChecks = 8 // streams checked at once
 
 // Check compares the stream of each partition with the database, as a relay does at its start. It returns the
 // partitions by number, including closed ones, whose streams may be gone. On a cluster a loss counts only once the
@@ -45,32 +41,36 @@ func Check(ctx context.Context, pool *pgxpool.Pool, js jetstream.JetStream, cfg 
 	for i, p := range all {
 		c := &checks[i]
 		*c = PartitionCheck{Partition: p, Active: active[p.Number]}
-		g.Go(func() error { return c.look(ctx, js, cfg) })
+		g.Go(func() error { return c.look(ctx, pool, js, cfg) })
 	}
 	return checks, g.Wait()
 }
 
 // look reads the partition's stream. It sets Err if the stream is gone, has no leader or was not made for events. It
-// returns any other error, for example the end of ctx.
-func (c *PartitionCheck) look(ctx context.Context, js jetstream.JetStream, cfg broker.Config) error {
-	var doubt broker.Doubt
-	for {
-		stream, err := broker.ReadStream(ctx, js, cfg, c.Number)
-		c.Stream = nil
-		if err == nil {
-			c.Stream = &stream
-		} else if !errors.Is(err, jetstream.ErrStreamNotFound) && !errors.Is(err, broker.ErrNoLeader) &&
-			!errors.Is(err, broker.ErrStreamShape) {
-			return err
+// returns any other error, for example the end of ctx. A relay may have bound, closed or replaced the partition since c
+// has it, so look reads it again before it believes a disagreement.
+func (c *PartitionCheck) look(ctx context.Context, q outbox.Querier, js jetstream.JetStream, cfg broker.Config) error {
+	_, err := broker.Confirm(ctx, js, func(ctx context.Context) (broker.Stream, bool, error) {
+		for {
+			stream, err := broker.ReadStream(ctx, js, cfg, c.Number)
+			c.Stream = nil
+			if err == nil {
+				c.Stream = &stream
+			} else if !errors.Is(err, jetstream.ErrStreamNotFound) && !errors.Is(err, broker.ErrNoLeader) &&
+				!errors.Is(err, broker.ErrStreamShape) {
+				return stream, false, err
+			}
+			if c.Err = c.compare(cfg, err); !errors.Is(c.Err, ErrStreamRefused) {
+				return stream, false, nil
+			}
+			now, err := outbox.ReadPartition(ctx, q, c.Number)
+			if err != nil || now.SameStream(c.Partition) {
+				return stream, true, err
+			}
+			c.Partition = now
 		}
-		c.Err = c.compare(cfg, err)
-		if !errors.Is(c.Err, ErrStreamRefused) || doubt.Sure(js) {
-			return nil
-		}
-		if sleep(ctx, checkAgain); ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-	}
+	})
+	return err
 }
 
 // compare returns why a relay would not publish to the stream. err is the error of reading it.

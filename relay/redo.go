@@ -14,8 +14,10 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
-// redoPage is the number of messages per transaction of a redo.
-const redoPage = 500
+const (
+	redoPage = 500 // messages per transaction of a redo
+	maxRedos = 3   // attempts, as long as a leader names further messages afterwards
+)
 
 // redoAll brings the database up to date with the messages on the streams after its marks. It adds partitions that the
 // database lost, calls Redo for messages without a row, and marks all rows. Partitions come by number, so those before
@@ -40,6 +42,12 @@ func (r *repairer) redoAll(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// redoMissedSome reports whether an open stream has messages without a row. A redo before it has missed them, because
+// the leader that it asked did not know them yet. A repair would delete them.
+func (r *repairer) redoMissedSome() bool {
+	return slices.ContainsFunc(r.found, func(f *finding) bool { return f.report.Unknown > 0 && !f.p.Closed && !f.lost })
 }
 
 func (r *repairer) redoPartition(ctx context.Context, p outbox.Partition) error {

@@ -76,10 +76,10 @@ type Relay struct {
 	metrics *metrics
 
 	mu         sync.Mutex
-	state      error                 // why the relay publishes nothing; nil during a session
-	leaderless bool                  // the brokers had no JetStream leader at the last attempt
-	trouble    map[int]error         // why a partition does not publish
-	doubts     map[int]*broker.Doubt // by partition, about its stream; they outlive sessions
+	state      error                  // why the relay publishes nothing; nil during a session
+	leaderless bool                   // the brokers had no JetStream leader at the last attempt
+	trouble    map[int]error          // why a partition does not publish
+	doubts     map[loss]*broker.Doubt // they outlive sessions
 
 	sessions   int           // attempted: each connects to another server
 	pace       pace          // measured cost of publishes, over all partitions
@@ -96,7 +96,7 @@ func New(cfg Config, pool *pgxpool.Pool, brokerCfg broker.Config, log *slog.Logg
 	return &Relay{
 		cfg: cfg, pool: pool, broker: brokerCfg, owner: lease.Owner("relay"), log: log.With("component", "relay"), base: log,
 		metrics: newMetrics(reg),
-		state:   errors.New("starting"), trouble: make(map[int]error), doubts: make(map[int]*broker.Doubt), floorEvery: floorEvery,
+		state:   errors.New("starting"), trouble: make(map[int]error), doubts: make(map[loss]*broker.Doubt), floorEvery: floorEvery,
 		sessions: rand.Int(),
 	}, nil
 }
@@ -167,14 +167,20 @@ func (r *Relay) gauge() {
 	r.metrics.waiting.Set(float64(waiting))
 }
 
-// doubt returns the doubt about the partition's stream. Only the partition's writer may use it.
-func (r *Relay) doubt(partition int) *broker.Doubt {
+// loss is what a partition's stream seems to have lost.
+type loss struct {
+	partition int
+	middle    bool // messages that no mark covers; otherwise the stream or its end
+}
+
+// doubt returns the doubt about a loss. Only the partition's writer may use it.
+func (r *Relay) doubt(of loss) *broker.Doubt {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.doubts[partition] == nil {
-		r.doubts[partition] = &broker.Doubt{After: r.sureAfter}
+	if r.doubts[of] == nil {
+		r.doubts[of] = &broker.Doubt{After: r.sureAfter}
 	}
-	return r.doubts[partition]
+	return r.doubts[of]
 }
 
 // at calls the fault tests at a crash point.

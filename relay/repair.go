@@ -88,13 +88,21 @@ func Repair(ctx context.Context, pool *pgxpool.Pool, cfg broker.Config, log *slo
 		o.at = func(string) error { return nil }
 	}
 	r := &repairer{pool: pool, cfg: cfg, js: js, log: log, o: o, redone: make(map[int]int64)}
-	if o.Redo != nil && !o.DryRun {
-		if err := r.redoAll(ctx); err != nil {
+	for try := 1; ; try++ {
+		if o.Redo != nil && !o.DryRun {
+			if err := r.redoAll(ctx); err != nil {
+				return report, err
+			}
+		}
+		if err := r.inspectAll(ctx); err != nil {
 			return report, err
 		}
-	}
-	if err := r.inspectAll(ctx); err != nil {
-		return report, err
+		if o.Redo == nil || o.DryRun || !r.redoMissedSome() {
+			break
+		}
+		if try == maxRedos {
+			return report, fmt.Errorf("%w, and %d attempts to write them again missed some: run it again", ErrUnknownMessages, try)
+		}
 	}
 	unknown := int64(0)
 	report.Healthy = len(r.strays) == 0
@@ -181,6 +189,7 @@ func (r *repairer) inspectAll(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	r.found = nil
 	for i, p := range append(all, r.strays...) {
 		f := &finding{p: p, report: PartitionReport{Partition: p.Number, Stream: r.cfg.StreamName(p.Number), Redone: r.redone[p.Number]}}
 		if i >= len(all) {
@@ -216,9 +225,6 @@ func (r *repairer) inspect(ctx context.Context, f *finding) (err error) {
 		return err
 	}
 	if f.lost {
-		if err := r.stepBack(ctx, f); err != nil {
-			return err
-		}
 		f.report.Republish, err = outbox.CountLost(ctx, r.pool, f.lostRows())
 		return err
 	}
@@ -231,41 +237,50 @@ func (r *repairer) inspect(ctx context.Context, f *finding) (err error) {
 	return r.readBehind(ctx, f)
 }
 
-// compare finds out whether the partition's stream is lost.
-func (r *repairer) compare(ctx context.Context, f *finding) (err error) {
-	var doubt broker.Doubt
-	for {
-		f.stream, err = broker.ReadStream(ctx, r.js, r.cfg, f.p.Number)
-		f.exists = err == nil
-		if err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
+// compare finds out whether the partition's stream is lost, and what is left of it.
+func (r *repairer) compare(ctx context.Context, f *finding) error {
+	_, err := broker.ConfirmByQuorum(ctx, r.js, func(ctx context.Context) (broker.Stream, bool, error) {
+		err := r.compareOnce(ctx, f)
+		if err == nil && f.lost {
+			err = r.stepBack(ctx, f)
+		}
+		return f.stream, f.lost, err
+	})
+	return err
+}
+
+// compareOnce is compare for one answer of the stream's leader.
+func (r *repairer) compareOnce(ctx context.Context, f *finding) (err error) {
+	f.lost, f.left, f.report.Problem, f.report.Left = false, 0, "", 0
+	f.stream, err = broker.ReadStream(ctx, r.js, r.cfg, f.p.Number)
+	f.exists = err == nil
+	if err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
+		return err
+	}
+	if f.exists && f.unbound() { // a relay may have bound the partition since f has it
+		if f.p, err = outbox.ReadPartition(ctx, r.pool, f.p.Number); err != nil {
 			return err
 		}
-		problem := ""
-		switch {
-		case f.p.Stream == "" || f.p.Closed && (!f.exists || !f.stream.Created.Equal(f.p.Created)):
-			f.exists = f.exists && f.p.Stream == "" // an operator may have removed a closed stream
-		case f.p.Stream != r.cfg.StreamName(f.p.Number):
-			return fmt.Errorf("partition %d is on stream %s, not %s: correct NATS_STREAM or DATABASE_URL of this process", f.p.Number,
-				f.p.Stream, r.cfg.StreamName(f.p.Number))
-		case !f.exists:
-			problem = "its stream is gone"
-		case !f.stream.Created.Equal(f.p.Created):
-			problem = fmt.Sprintf("its stream was recreated at %s", f.stream.Created.Format(time.RFC3339))
-		case f.stream.Last < f.p.Tail:
-			problem, f.left = fmt.Sprintf("its stream ends at sequence %d, and its marks at %d", f.stream.Last, f.p.Tail), f.stream.Last
-		}
-		if problem == "" {
-			f.lost = false
-			return nil
-		}
-		f.lost, f.report.Problem, f.report.Left = true, problem, f.left
-		if doubt.Sure(r.js) {
-			return nil
-		}
-		if sleep(ctx, time.Second); ctx.Err() != nil {
-			return context.Cause(ctx)
+		if !f.unbound() {
+			return r.compareOnce(ctx, f) // reads the stream after its marks
 		}
 	}
+	switch {
+	case f.p.Stream == "" || f.p.Closed && (!f.exists || !f.stream.Created.Equal(f.p.Created)):
+		f.exists = f.exists && f.p.Stream == "" // an operator may have removed a closed stream
+	case f.p.Stream != r.cfg.StreamName(f.p.Number):
+		return fmt.Errorf("partition %d is on stream %s, not %s: correct NATS_STREAM or DATABASE_URL of this process", f.p.Number,
+			f.p.Stream, r.cfg.StreamName(f.p.Number))
+	case !f.exists:
+		f.lost, f.report.Problem = true, "its stream is gone"
+	case !f.stream.Created.Equal(f.p.Created):
+		f.lost, f.report.Problem = true, fmt.Sprintf("its stream was recreated at %s", f.stream.Created.Format(time.RFC3339))
+	case f.stream.Last < f.p.Tail:
+		f.lost, f.left = true, f.stream.Last
+		f.report.Problem = fmt.Sprintf("its stream ends at sequence %d, and its marks at %d", f.stream.Last, f.p.Tail)
+	}
+	f.report.Left = f.left
+	return nil
 }
 
 // stepBack moves left of a stream that lost its end to the last message that is where its row has it. A relay that was
@@ -307,25 +322,35 @@ func (f *finding) missingRows() outbox.Lost {
 // findHoles finds messages that are missing in the middle of the stream, up to the stored tail: later ones may belong
 // to a mark in progress. Expired messages are not missing, and erased ones are recorded.
 func (r *repairer) findHoles(ctx context.Context, f *finding) error {
-	if f.stream.Last == 0 || f.stream.Last < f.stream.First || f.stream.Messages == f.stream.Last-f.stream.First+1 {
-		return nil
-	}
-	stream, err := r.js.Stream(ctx, f.stream.Name)
-	if err != nil {
-		return fmt.Errorf("look up stream %s: %w", f.stream.Name, err)
-	}
-	info, err := stream.Info(ctx, jetstream.WithDeletedDetails(true))
-	if err != nil {
-		return fmt.Errorf("read the missing sequences of stream %s: %w", f.stream.Name, err)
-	}
-	deleted := slices.DeleteFunc(info.State.Deleted, func(seq uint64) bool { return seq > f.p.Tail })
-	if f.missing, err = broker.NotErased(ctx, r.js, r.cfg, f.stream.Name, deleted); err != nil || len(f.missing) == 0 {
+	if _, err := broker.ConfirmByQuorum(ctx, r.js, func(ctx context.Context) (broker.Stream, bool, error) {
+		err := r.findHolesOnce(ctx, f)
+		return f.stream, len(f.missing) > 0, err
+	}); err != nil || len(f.missing) == 0 {
 		return err
 	}
 	f.report.Holes = int64(len(f.missing))
 	f.report.Problem = fmt.Sprintf("its stream lacks %s, the first at sequence %d",
 		messages(f.report.Holes), f.missing[0])
+	var err error
 	f.report.Republish, err = outbox.CountLost(ctx, r.pool, f.missingRows())
+	return err
+}
+
+// findHolesOnce is findHoles for one answer of the stream's leader.
+func (r *repairer) findHolesOnce(ctx context.Context, f *finding) (err error) {
+	f.missing = nil
+	if f.stream, err = broker.ReadStream(ctx, r.js, r.cfg, f.p.Number); err != nil {
+		return err
+	}
+	if f.stream.Last == 0 || f.stream.Last < f.stream.First || f.stream.Messages == f.stream.Last-f.stream.First+1 {
+		return nil
+	}
+	deleted, err := broker.Deleted(ctx, r.js, f.stream)
+	if err != nil {
+		return err
+	}
+	deleted = slices.DeleteFunc(deleted, func(seq uint64) bool { return seq > f.p.Tail })
+	f.missing, err = broker.NotErased(ctx, r.js, r.cfg, f.stream.Name, deleted)
 	return err
 }
 

@@ -766,3 +766,15 @@ func TestAPrincipalThatIsNoneIsRefused(t *testing.T) {
 		}
 	}
 }
+
+// TestAStreamThatIsEmptyFromTheBeginningHasNotEnded has a stream whose successor has messages. Its leader knows none of
+// its own messages yet: a stream that has ended has had a closing message.
+func TestAStreamThatIsEmptyFromTheBeginningHasNotEnded(t *testing.T) {
+	b := testkit.NATS(t)
+	s := js(t, b.Connect(t))
+	first := declare(t, s, b.Config(), whole)
+	next := broker.Stream{Partition: broker.Partition{Number: 1, After: []int{0}}, Last: 1, Messages: 1}
+	if ended, err := broker.Ended(t.Context(), s, b.Config(), first, []broker.Stream{first, next}); err != nil || ended {
+		t.Errorf("ended: %v, %v", ended, err)
+	}
+}

@@ -1,6 +1,7 @@
 package broker_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -231,4 +232,24 @@ func TestStreamsGoToServersWithTheirTags(t *testing.T) {
 		t.Error(err)
 	}
 	want("without tags", []string{"n1", "n2"}, nil)
+}
+
+// TestALossIsBelievedOfAMajorityOfTheReplicas reports a loss of a stream on three brokers, and counts the leaders that
+// were asked.
+func TestALossIsBelievedOfAMajorityOfTheReplicas(t *testing.T) {
+	t.Parallel()
+	c := testkit.NATSCluster(t, 3)
+	s := js(t, c.Connect(t))
+	c.AwaitReplicas(t, declare(t, s, c.Config(), whole).Name)
+	asked := make(map[string]bool)
+	lost, err := broker.ConfirmByQuorum(t.Context(), s, func(ctx context.Context) (broker.Stream, bool, error) {
+		stream, err := broker.ReadStream(ctx, s, c.Config(), 0)
+		if err == nil {
+			asked[stream.Leader] = true
+		}
+		return stream, true, err
+	})
+	if err != nil || !lost || len(asked) < 2 {
+		t.Errorf("%v after answers of %v: %v", lost, asked, err)
+	}
 }

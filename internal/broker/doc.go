@@ -7,7 +7,7 @@
 //	ReadStream     a partition's stream as its leader reports it, or ErrNoLeader; Streams: those of all partitions
 //	Next, Scan     messages as the leader has them
 //	RecordErased   records sequences before their messages are deleted; Erased proves a gap by that record
-//	Doubt          decides when to believe a loss that a broker reports
+//	Doubt          decides when to believe a loss that a broker reports; Confirm and ConfirmByQuorum wait for that
 //	Waker          tells the relays which slots have new rows
 //	Listen         passes events to a cache as they are stored, over plain NATS, and reports when it missed some
 //	StartServer    JetStream in this process, synced to disk before every publish ack

@@ -1,6 +1,9 @@
 package broker
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -40,3 +43,84 @@ func (d *Doubt) sure(cluster bool, now time.Time) bool {
 
 // Clear records that the broker no longer reports the loss.
 func (d *Doubt) Clear() { d.since = time.Time{} }
+
+const (
+	lookAgain  = time.Second      // between two looks at a stream that seems to have lost messages
+	quorumWait = 45 * time.Second // for elections and answers of further leaders; an election takes 4 s to 9 s
+)
+
+// ErrNoQuorum reports a loss that one leader of a stream reports, while no majority of its replicas could be asked.
+var ErrNoQuorum = errors.New("broker: a replica of a stream reports a loss of messages, and no majority of the replicas confirmed it: " +
+	"wait until all replicas are current, and run this again")
+
+// Look reads a stream from its leader, and reports whether messages seem lost. It returns the description of the stream
+// on which that rests, or an empty one if the stream is gone.
+type Look func(ctx context.Context) (s Stream, lost bool, err error)
+
+// Confirm calls look until it reports no loss, or has reported one for as long as Doubt requires. It changes nothing.
+// The result is that of the last call. So act on a loss only if the action can be undone, as a stop of a partition can.
+func Confirm(ctx context.Context, js jetstream.JetStream, look Look) (lost bool, err error) {
+	var doubt Doubt
+	for {
+		_, lost, err := look(ctx)
+		if err != nil || !lost || doubt.Sure(js) {
+			return lost, err
+		}
+		if err := pause(ctx, lookAgain); err != nil {
+			return lost, err
+		}
+	}
+}
+
+// ConfirmByQuorum is Confirm for a loss on which an irreversible action rests. A replica of a stream may lack messages
+// that the others have, and may lead (docs/adr/0023-a-leader-from-the-past.md). So ConfirmByQuorum then asks the leader
+// to step down and calls look again, until it reports no loss or leaders that are a majority of the replicas have all
+// reported one. It returns ErrNoQuorum if the replicas elect no further leader. A login needs the permission to make a
+// leader step down.
+func ConfirmByQuorum(ctx context.Context, js jetstream.JetStream, look Look) (lost bool, err error) {
+	if lost, err = Confirm(ctx, js, look); err != nil || !lost {
+		return lost, err
+	}
+	agree := make(map[string]bool)
+	for until := time.Now().Add(quorumWait); time.Now().Before(until); {
+		s, lost, err := look(ctx)
+		switch {
+		case IsTransient(err) && ctx.Err() == nil: // between two leaders
+		case err != nil || !lost || s.Replicas <= 1:
+			return lost, err
+		default:
+			if agree[s.Leader] = true; len(agree) > s.Replicas/2 {
+				return true, nil
+			}
+			if err := stepDown(ctx, js, s.Name); err != nil {
+				return lost, err
+			}
+		}
+		if err := pause(ctx, lookAgain); err != nil {
+			return lost, err
+		}
+	}
+	return true, ErrNoQuorum
+}
+
+// stepDown asks a stream's leader to hand over to another replica. It ignores answers: the next look shows the result.
+func stepDown(ctx context.Context, js jetstream.JetStream, stream string) error {
+	short, cancel := context.WithTimeout(ctx, getTimeout)
+	defer cancel()
+	_, err := js.Conn().RequestWithContext(short, "$JS.API.STREAM.LEADER.STEPDOWN."+stream, nil)
+	if err != nil && (!IsTransient(err) || ctx.Err() != nil) {
+		return fmt.Errorf("ask the leader of stream %s to step down: %w", stream, err)
+	}
+	return nil
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-timer.C:
+		return nil
+	}
+}

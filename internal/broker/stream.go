@@ -84,7 +84,7 @@ func (c Config) Number(name string) (int, bool) {
 }
 
 // ReadStream returns the leader's description of a partition's stream. It returns jetstream.ErrStreamNotFound if the
-// stream does not exist, and ErrNoLeader if no leader can answer. Apply Doubt before you believe a loss.
+// stream does not exist, and ErrNoLeader if no leader can answer. Apply Doubt or Confirm before you believe a loss.
 func ReadStream(ctx context.Context, js jetstream.JetStream, cfg Config, partition int) (Stream, error) {
 	ctx, cancel := context.WithTimeout(ctx, cfg.Timeout)
 	defer cancel()
@@ -93,6 +93,22 @@ func ReadStream(ctx context.Context, js jetstream.JetStream, cfg Config, partiti
 		return Stream{}, fmt.Errorf("look up stream %s: %w", cfg.StreamName(partition), unanswered(js, err))
 	}
 	return describe(cfg, stream.CachedInfo())
+}
+
+// Deleted returns the sequences that a stream lacks between its first and its last, from the leader that described it.
+func Deleted(ctx context.Context, js jetstream.JetStream, s Stream) ([]uint64, error) {
+	stream, err := js.Stream(ctx, s.Name)
+	var info *jetstream.StreamInfo
+	if err == nil {
+		info, err = stream.Info(ctx, jetstream.WithDeletedDetails(true))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the missing sequences of stream %s: %w", s.Name, unanswered(js, err))
+	}
+	if s.Leader != "" && (info.Cluster == nil || info.Cluster.Leader != s.Leader) {
+		return nil, fmt.Errorf("read the missing sequences of stream %s: %w: it changed", s.Name, ErrNoLeader)
+	}
+	return info.State.Deleted, nil
 }
 
 // maxReads is the limit of concurrent requests about streams.
@@ -175,6 +191,9 @@ func describe(cfg Config, info *jetstream.StreamInfo) (Stream, error) {
 		s.Leader = cluster.Leader
 		heard := 1
 		for _, r := range cluster.Replicas {
+			if r.Name == s.Leader { // a leader does not list itself
+				return Stream{}, fmt.Errorf("%w: a replica of %s answered in place of %s", ErrNoLeader, c.Name, s.Leader)
+			}
 			if !r.Offline && r.Active < maxSilence {
 				heard++
 			}
@@ -264,12 +283,12 @@ func Closed(ctx context.Context, js jetstream.JetStream, cfg Config, s Stream) (
 
 // Ended reports whether the stream gets no more events. all is a list of the streams that contains s. Later the closing
 // message expires as every message does. Then the stream is empty, but a successor has had messages: relays publish to a
-// stream only after they have closed its predecessors.
+// stream only after they have closed its predecessors. A leader without any message does not know its stream yet.
 func Ended(ctx context.Context, js jetstream.JetStream, cfg Config, s Stream, all []Stream) (bool, error) {
 	if final, err := Closed(ctx, js, cfg, s); err != nil || final > 0 {
 		return final > 0, err
 	}
-	return s.Messages == 0 && slices.ContainsFunc(all, func(next Stream) bool {
+	return s.Messages == 0 && s.Last > 0 && slices.ContainsFunc(all, func(next Stream) bool {
 		return next.Last > 0 && slices.Contains(next.After, s.Number)
 	}), nil
 }

@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -41,7 +42,7 @@ func Broker(ctx context.Context, nc *nats.Conn, cfg broker.Config, partitions []
 	all = append(all, storage(where, account.Store, account.Limits.MaxStore)...)
 	for _, p := range partitions {
 		found, err := stream(ctx, js, cfg, p)
-		if err != nil && !broker.IsTransient(err) {
+		if err != nil && !broker.IsTransient(err) && !errors.Is(err, jetstream.ErrStreamNotFound) {
 			return nil, err
 		}
 		all = append(all, found...)

@@ -373,7 +373,10 @@ func (src Sources) consumers(ctx context.Context, delivered *time.Time) (all []C
 	unknown, lags := "NATS is unavailable", []consumers.ConsumerLag(nil)
 	if src.JetStream != nil {
 		unknown = ""
-		lags, err = consumers.Lag(ctx, src.Projections, src.JetStream, src.Broker, src.Consumers...)
+		_, err = broker.Confirm(ctx, src.JetStream, func(ctx context.Context) (_ broker.Stream, lost bool, err error) {
+			lags, err = consumers.Lag(ctx, src.Projections, src.JetStream, src.Broker, src.Consumers...)
+			return broker.Stream{}, slices.ContainsFunc(lags, func(l consumers.ConsumerLag) bool { return len(l.Lost) > 0 }), err
+		})
 		if broker.IsTransient(err) {
 			unknown, lags = daemon.Plain(err), nil
 		} else if err != nil {

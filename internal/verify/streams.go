@@ -82,7 +82,13 @@ func (d Deps) verifyStreams(ctx context.Context, wait time.Duration) (all []Stre
 			continue
 		}
 		var v Stream
-		if err := status.Retry(ctx, wait, func() (err error) { v, err = d.verifyStream(ctx, c); return err }); err != nil {
+		if err := status.Retry(ctx, wait, func() error {
+			_, err := broker.Confirm(ctx, d.JetStream, func(ctx context.Context) (_ broker.Stream, lost bool, err error) {
+				v, err = d.verifyStream(ctx, c)
+				return broker.Stream{}, v.Missing > 0 && v.Trouble == "", err // Check has confirmed the trouble
+			})
+			return err
+		}); err != nil {
 			return nil, fmt.Errorf("verify %s: %w", d.Broker.StreamName(c.Number), err)
 		}
 		all = append(all, v)

@@ -46,6 +46,8 @@ delete such messages. It does not undo their effect on the projections: run tidi
 
 Repair changes nothing on an intact stream. Relays may run meanwhile. After an interruption, run it
 again. While a stream has no leader, repair does nothing: wait until the brokers have elected one.
+On a cluster it asks leaders of a damaged stream to step down, until a majority of the replicas has
+reported the loss.
 Repair cannot publish rows that were discarded, or dropped with old archives.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
