@@ -24,26 +24,31 @@ import (
 // a kind with one child per author, a lost child loses to another one that its author has now: it becomes DELETED, by an
 // event of the next version. overtaken counts the events by actor. An event whose kind is not in set changes no state.
 //
-// redo calls keep last in the transaction, with the events that it adds; keep puts both into the outbox. The store's
-// pool acts as the system role.
-func (s *Store) redo(ctx context.Context, set *kinds.Set, events []event.Event, actor string,
-	keep func(ctx context.Context, tx pgx.Tx, added []event.Event) error) (overtaken int, err error) {
+// redo calls insert first in the transaction. insert puts the lost events into the outbox and returns them, or fewer of
+// them if others were written again before. The store's pool acts as the system role.
+func (s *Store) redo(ctx context.Context, set *kinds.Set, actor string,
+	insert func(ctx context.Context, tx pgx.Tx) (lost []event.Event, err error)) (overtaken int, err error) {
+	n := 0
 	for attempt := 1; ; attempt++ {
 		var back *redoArchivedError
 		err := postgres.InTx(ctx, s.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 			r := &redoing{threads: s.threads, tx: tx, set: set, actor: actor}
+			events, err := insert(ctx, tx)
+			if n = len(events); err != nil {
+				return err
+			}
 			if err := r.run(ctx, events); err != nil {
 				return err
 			}
 			overtaken = len(r.added)
-			return keep(ctx, tx, r.added)
+			return outbox.Append(ctx, tx, r.added)
 		})
 		if postgres.IsUnique(err, "") && attempt < maxInserts {
 			continue // an author has just written another child in the place of a lost one: the next attempt sees it
 		}
 		if !errors.As(err, &back) {
 			if err != nil {
-				err = fmt.Errorf("write %d lost events again: %w", len(events), err)
+				err = fmt.Errorf("write %d lost events again: %w", n, err)
 			}
 			return overtaken, err
 		}
@@ -347,18 +352,16 @@ func (r *redoing) settings(ctx context.Context, tenant int64, events []event.Eve
 // (outbox.Redo).
 func (s *Store) RedoFromStream(ctx context.Context, set *kinds.Set, events []event.Event,
 	actor string) (moved []string, overtaken int, err error) {
-	overtaken, err = s.redo(ctx, set, events, actor, func(ctx context.Context, tx pgx.Tx, added []event.Event) (err error) {
-		if moved, err = outbox.Redo(ctx, tx, events); err != nil {
-			return err
-		}
-		return outbox.Append(ctx, tx, added)
+	overtaken, err = s.redo(ctx, set, actor, func(ctx context.Context, tx pgx.Tx) (lost []event.Event, err error) {
+		moved, lost, err = outbox.Redo(ctx, tx, events)
+		return lost, err
 	})
 	return moved, overtaken, err
 }
 
 // RedoFromHistory applies redo to states that a history has and the truth lacks. Each state gets an event of its own.
 func (s *Store) RedoFromHistory(ctx context.Context, set *kinds.Set, events []event.Event, actor string) (overtaken int, err error) {
-	return s.redo(ctx, set, events, actor, func(ctx context.Context, tx pgx.Tx, added []event.Event) error {
-		return outbox.Append(ctx, tx, slices.Concat(events, added))
+	return s.redo(ctx, set, actor, func(ctx context.Context, tx pgx.Tx) ([]event.Event, error) {
+		return events, outbox.Append(ctx, tx, events)
 	})
 }

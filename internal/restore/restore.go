@@ -11,6 +11,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/erasure"
 	"github.com/tidings/tidings/event"
@@ -71,7 +73,8 @@ const Actor = "restore"
 
 // Run makes truth, streams and projections agree. Relays and consumers run. The API must not run, or restore may have
 // to publish the state of more entities again. Each step may be repeated, so run it again after a failure or an
-// interruption. It returns ErrUnfinished, ErrKindUnknown and ErrFuture.
+// interruption. It returns ErrUnfinished, ErrKindUnknown and ErrFuture, and outbox.ErrNotAlone while another restore or a
+// repair runs.
 func Run(ctx context.Context, d Deps, o Options) (report Report, err error) {
 	if o.Progress == nil {
 		o.Progress = func(string) {}
@@ -85,10 +88,16 @@ func Run(ctx context.Context, d Deps, o Options) (report Report, err error) {
 		return report, fmt.Errorf("--since is %s, %w: the clock of the database is at %s", o.Since.UTC().Format(time.RFC3339), ErrFuture,
 			now.UTC().Format(time.RFC3339))
 	}
-	r := &restore{Deps: d, o: o, report: &report, store: store.New(d.Truth, nil)}
+	r := &restore{Deps: d, o: o, report: &report}
 	if o.DryRun {
 		return report, r.look(ctx)
 	}
+	alone, free, err := outbox.Alone(ctx, d.Truth, "restore")
+	if err != nil {
+		return report, err
+	}
+	defer free()
+	r.alone, r.store = alone, store.New(alone, nil)
 	for _, s := range []struct {
 		what string
 		do   func(context.Context) error
@@ -113,7 +122,8 @@ type restore struct {
 	Deps
 	o      Options
 	report *Report
-	store  *store.Store
+	alone  *pgxpool.Pool // of the truth, for all that must not run beside another restore or a repair
+	store  *store.Store  // on alone
 
 	highest int // the number of the last partition before the run
 }
@@ -139,8 +149,8 @@ func (r *restore) streams(ctx context.Context) (err error) {
 	for _, p := range before {
 		r.highest = max(r.highest, p.Number)
 	}
-	r.report.Streams, err = relay.Repair(ctx, r.Truth, r.Broker, slog.New(slog.DiscardHandler),
-		relay.RepairOptions{Redo: func(ctx context.Context, lost []event.Event) ([]string, error) {
+	r.report.Streams, err = relay.Repair(ctx, r.alone, r.Broker, slog.New(slog.DiscardHandler),
+		relay.RepairOptions{Held: true, Redo: func(ctx context.Context, lost []event.Event) ([]string, error) {
 			if err := r.known(lost); err != nil {
 				return nil, err
 			}
@@ -242,7 +252,7 @@ func (r *restore) renew(ctx context.Context) error {
 		if !slices.ContainsFunc(all, isOld) {
 			return true, nil
 		}
-		old, err = outbox.Renew(ctx, r.Truth)
+		old, err = outbox.Renew(ctx, r.alone)
 		if errors.Is(err, outbox.ErrResizing) {
 			return false, nil
 		}
