@@ -125,7 +125,7 @@ type restore struct {
 	alone  *pgxpool.Pool // of the truth, for all that must not run beside another restore or a repair
 	store  *store.Store  // on alone
 
-	highest int // the number of the last partition before the run
+	highest int // the highest number of a partition or stream before the run
 }
 
 // look reports the work as far as it is known beforehand.
@@ -148,6 +148,13 @@ func (r *restore) streams(ctx context.Context) (err error) {
 	}
 	for _, p := range before {
 		r.highest = max(r.highest, p.Number)
+	}
+	streams, err := broker.Streams(ctx, r.JetStream, r.Broker)
+	if err != nil {
+		return err
+	}
+	for _, s := range streams { // the database may not know all of them
+		r.highest = max(r.highest, s.Number)
 	}
 	r.report.Streams, err = relay.Repair(ctx, r.alone, r.Broker, slog.New(slog.DiscardHandler),
 		relay.RepairOptions{Held: true, Redo: func(ctx context.Context, lost []event.Event) ([]string, error) {
