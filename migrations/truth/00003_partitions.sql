@@ -25,3 +25,7 @@ END $$;
 REVOKE ALL ON FUNCTION outbox_partitions_apart() FROM PUBLIC;
 CREATE CONSTRAINT TRIGGER apart AFTER INSERT OR UPDATE OF first_slot, last_slot, closing ON outbox_partitions
   DEFERRABLE INITIALLY DEFERRED FOR EACH ROW WHEN (NOT NEW.closing) EXECUTE FUNCTION outbox_partitions_apart();
+
+-- trouble: why the partition's relay publishes nothing, at trouble_at; NULL after a mark. refused: not before an operator has repaired something.
+ALTER TABLE outbox_partitions ADD COLUMN trouble text, ADD COLUMN refused boolean, ADD COLUMN trouble_at timestamptz;
+GRANT UPDATE (trouble, refused, trouble_at) ON outbox_partitions TO tidings_relay;
