@@ -154,7 +154,8 @@ func TestAPartitionIsBoundOnce(t *testing.T) {
 // database refuses a second partition for a slot whoever adds it.
 func TestNoTwoOpenPartitionsShareASlot(t *testing.T) {
 	stray := func(number, first, last int, after ...int) Partition {
-		return Partition{Number: number, FirstSlot: first, LastSlot: last, After: after, Stream: fmt.Sprint("EVENTS-", number), Created: made}
+		return Partition{Number: number, FirstSlot: first, LastSlot: last, After: after, Stream: fmt.Sprint("EVENTS-", number),
+			Created: made}
 	}
 	for _, c := range []struct {
 		name        string

@@ -24,7 +24,8 @@ UPDATE /* outbox.tell */ outbox_partitions SET trouble = @reason, refused = @ref
 
 // Tell records a trouble for Troubles. A relay repeats it at each failure.
 func Tell(ctx context.Context, pool *pgxpool.Pool, t Trouble) error {
-	if _, err := pool.Exec(ctx, tellSQL, pgx.StrictNamedArgs{"partition": t.Partition, "reason": t.Reason, "refused": t.Refused}); err != nil {
+	args := pgx.StrictNamedArgs{"partition": t.Partition, "reason": t.Reason, "refused": t.Refused}
+	if _, err := pool.Exec(ctx, tellSQL, args); err != nil {
 		return fmt.Errorf("record the trouble of partition %d: %w", t.Partition, err)
 	}
 	return nil

@@ -34,13 +34,14 @@ func TestOneRepairOrRestoreAtATime(t *testing.T) {
 			}}
 			frozen, thaw, done := make(chan struct{}), make(chan struct{}), make(chan error, 1)
 			go func() {
-				_, err := Repair(t.Context(), d.pool, d.b.Config(), testkit.Logger(t), RepairOptions{DeleteUnknown: true, at: func(step string) error {
+				freeze := func(step string) error {
 					if step == at {
 						close(frozen)
 						<-thaw
 					}
 					return nil
-				}})
+				}
+				_, err := Repair(t.Context(), d.pool, d.b.Config(), testkit.Logger(t), RepairOptions{DeleteUnknown: true, at: freeze})
 				done <- err
 			}()
 			select {

@@ -685,7 +685,8 @@ func TestAnInterruptedRepairIsSimplyRunAgain(t *testing.T) {
 			t.Fatalf("%+v, %v", report, err)
 		}
 	}
-	if want := []string{"fenced", "declared", "restored", "ended", "closed", "requeued", "recorded", "classified"}; !slices.Equal(died, want) {
+	want := []string{"fenced", "declared", "restored", "ended", "closed", "requeued", "recorded", "classified"}
+	if !slices.Equal(died, want) {
 		t.Errorf("the repair died at %q, want %q", died, want)
 	}
 	if got := d.healthy("after it was killed often enough"); len(got) != 6 || !slices.Equal(got[1].ReplacedBy, []int{5}) {

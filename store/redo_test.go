@@ -56,8 +56,8 @@ func TestALostReviewLosesToOneThatIsBeingWritten(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := tx.Exec(t.Context(), `INSERT INTO children_review (tenant_id, child_id, object_id, author_id, body, attributes, moderation_state)
-		VALUES (1, gen_random_uuid(), 5, 7, 'new', '{"rating":1}', 'NONE')`); err != nil {
+	if _, err := tx.Exec(t.Context(), `INSERT INTO children_review (tenant_id, child_id, object_id, author_id, body, attributes,
+		moderation_state) VALUES (1, gen_random_uuid(), 5, 7, 'new', '{"rating":1}', 'NONE')`); err != nil {
 		t.Fatal(err)
 	}
 	var wg sync.WaitGroup

@@ -11,8 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/erasure"
 	"github.com/tidings/tidings/event"
@@ -97,7 +95,7 @@ func Run(ctx context.Context, d Deps, o Options) (report Report, err error) {
 		return report, err
 	}
 	defer free()
-	r.alone, r.store = alone, store.New(alone, nil)
+	r.alone.Truth, r.store = alone, store.New(alone, nil)
 	for _, s := range []struct {
 		what string
 		do   func(context.Context) error
@@ -122,8 +120,8 @@ type restore struct {
 	Deps
 	o      Options
 	report *Report
-	alone  *pgxpool.Pool // of the truth, for all that must not run beside another restore or a repair
-	store  *store.Store  // on alone
+	alone  status.Sources // whose Truth excludes other restores and repairs: for all that must not run beside them
+	store  *store.Store   // on the same
 
 	highest int // the highest number of a partition or stream before the run
 }
@@ -156,7 +154,7 @@ func (r *restore) streams(ctx context.Context) (err error) {
 	for _, s := range streams { // the database may not know all of them
 		r.highest = max(r.highest, s.Number)
 	}
-	r.report.Streams, err = relay.Repair(ctx, r.alone, r.Broker, slog.New(slog.DiscardHandler),
+	r.report.Streams, err = relay.Repair(ctx, r.alone.Truth, r.Broker, slog.New(slog.DiscardHandler),
 		relay.RepairOptions{Held: true, Redo: func(ctx context.Context, lost []event.Event) ([]string, error) {
 			if err := r.known(lost); err != nil {
 				return nil, err
@@ -259,7 +257,7 @@ func (r *restore) renew(ctx context.Context) error {
 		if !slices.ContainsFunc(all, isOld) {
 			return true, nil
 		}
-		old, err = outbox.Renew(ctx, r.alone)
+		old, err = outbox.Renew(ctx, r.alone.Truth)
 		if errors.Is(err, outbox.ErrResizing) {
 			return false, nil
 		}

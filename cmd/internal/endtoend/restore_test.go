@@ -551,7 +551,8 @@ func TestALostReviewThatWasWrittenAgainEndsTheRestore(t *testing.T) {
 	for _, from := range []string{"the streams", "the histories"} {
 		t.Run("from "+from, func(t *testing.T) {
 			t.Parallel()
-			s := &site{truthDB: testkit.Postgres(t), projectionsDB: testkit.Postgres(t), others: testkit.Postgres(t), nats: testkit.NATSProcess(t)}
+			s := &site{truthDB: testkit.Postgres(t), projectionsDB: testkit.Postgres(t), others: testkit.Postgres(t),
+				nats: testkit.NATSProcess(t)}
 			s.open(t)
 			s.run()
 			const product = 5

@@ -195,7 +195,8 @@ func TestStatusSaysWhyTheRelayPublishesNothing(t *testing.T) {
 	follow := func() {
 		t.Helper()
 		followed++
-		if status, _ := d.request(t, http.MethodPut, fmt.Sprintf("/v1/follows/1/%d", followed), "", nil, nil); status != http.StatusCreated {
+		path := fmt.Sprintf("/v1/follows/1/%d", followed)
+		if status, _ := d.request(t, http.MethodPut, path, "", nil, nil); status != http.StatusCreated {
 			t.Fatalf("follow: status %d", status)
 		}
 	}
