@@ -58,7 +58,8 @@ var (
 // Index: outbox_partitions_pkey, outbox_messages_pkey.   Locks: the partition, the messages named.
 const markSQL = `
 WITH held AS (
-  UPDATE outbox_partitions SET tail_seq = @new_tail, floor_id = greatest(floor_id, @mark_floor)
+  UPDATE outbox_partitions SET tail_seq = @new_tail, floor_id = greatest(floor_id, @mark_floor), trouble = NULL, refused = NULL,
+         trouble_at = NULL
    WHERE partition = @partition AND tail_seq = @old_tail AND created = @created AND final_seq IS NULL
   RETURNING 1),
 marked AS (

@@ -102,18 +102,22 @@ func ReadPartition(ctx context.Context, q Querier, number int) (Partition, error
 	return Partition{}, fmt.Errorf("read partition %d: %w", number, pgx.ErrNoRows)
 }
 
-// Active returns the partitions to which a relay may publish now: those that are not closed and wait for no other.
+// Active returns the partitions to which a relay may publish now: those that are not closed and share no slot with a
+// lower one that is not closed. Whatever After says, each slot has at most one of them.
 func Active(all []Partition) (active []Partition) {
-	open := make(map[int]bool, len(all))
-	for _, p := range all {
-		open[p.Number] = !p.Closed
-	}
-	for _, p := range all {
-		if !p.Closed && !slices.ContainsFunc(p.After, func(n int) bool { return open[n] }) {
-			active = append(active, p)
+	for i := range all {
+		if p := &all[i]; !p.Closed && !slices.ContainsFunc(all, func(o Partition) bool {
+			return o.Number < p.Number && !o.Closed && o.overlaps(p)
+		}) {
+			active = append(active, *p)
 		}
 	}
 	return active
+}
+
+// overlaps reports whether the partitions share a slot.
+func (p *Partition) overlaps(o *Partition) bool {
+	return p.FirstSlot <= o.LastSlot && o.FirstSlot <= p.LastSlot
 }
 
 // bindSQL records the stream of a partition, once.
@@ -215,7 +219,7 @@ func replace(ctx context.Context, tx pgx.Tx, all, old []Partition, to int) (adde
 	for i := range to {
 		p := Partition{Number: next + i, FirstSlot: i * width, LastSlot: (i+1)*width - 1}
 		for _, o := range old {
-			if o.FirstSlot <= p.LastSlot && p.FirstSlot <= o.LastSlot {
+			if o.overlaps(&p) {
 				p.After = append(p.After, o.Number)
 			}
 		}

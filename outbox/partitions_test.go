@@ -1,6 +1,7 @@
 package outbox
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -147,4 +148,98 @@ func TestAPartitionIsBoundOnce(t *testing.T) {
 	if diff := cmp.Diff([]Partition{want}, all); diff != "" {
 		t.Errorf("partitions (-want +got):\n%s", diff)
 	}
+}
+
+// TestNoTwoOpenPartitionsShareASlot: an old database adopts partitions whose predecessors' streams were removed, and the
+// database refuses a second partition for a slot whoever adds it.
+func TestNoTwoOpenPartitionsShareASlot(t *testing.T) {
+	stray := func(number, first, last int, after ...int) Partition {
+		return Partition{Number: number, FirstSlot: first, LastSlot: last, After: after, Stream: fmt.Sprint("EVENTS-", number),
+			Created: made}
+	}
+	for _, c := range []struct {
+		name        string
+		strays      []Partition
+		all, active string
+	}{
+		{"all later streams are there", []Partition{stray(1, 0, 15, 0), stray(2, 16, 31, 0)}, "0:0-31c 1:0-15<0 2:16-31<0", "0:0-31c"},
+		{"the streams between were removed", []Partition{stray(5, 0, 15, 1, 2), stray(6, 16, 31, 3, 4)},
+			"0:0-31c 5:0-15<1,2 6:16-31<3,4", "0:0-31c"},
+		{"a part of them was removed", []Partition{stray(2, 16, 31, 0), stray(3, 0, 15, 1)}, "0:0-31c 2:16-31<0 3:0-15<1", "0:0-31c"},
+		{"the last ones were removed too", []Partition{stray(5, 0, 15, 1, 2)}, "0:0-31c 5:0-15<1,2 6:16-31<0", "0:0-31c"},
+		{"a later one replaces a part of an earlier one", []Partition{stray(5, 0, 15, 1, 2), stray(7, 0, 7, 6)},
+			"0:0-31c 5:0-15<1,2c 7:0-7<6 8:16-31<0 9:8-15<5", "0:0-31c"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+			if err := Bind(t.Context(), pool, 0, "EVENTS-0", made); err != nil {
+				t.Fatal(err)
+			}
+			before, err := Partitions(t.Context(), pool)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := Adopt(t.Context(), pool, c.strays); err != nil {
+				t.Fatal(err)
+			}
+			all := checkLayout(t, pool, c.all, c.active)
+			number := func(all []Partition) (numbers []int) {
+				for _, p := range all {
+					numbers = append(numbers, p.Number)
+				}
+				return numbers
+			}
+			if planned := Adopted(before, c.strays); fmt.Sprint(number(planned)) != fmt.Sprint(number(all)) {
+				t.Errorf("the plan was %s", layout(planned))
+			}
+			// A lost stream whose slots have a later partition needs no other one.
+			next := number(Successors(all, 0))
+			if added, err := Replace(t.Context(), pool, all[0], 0, 9); err != nil || fmt.Sprint(number(added)) != fmt.Sprint(next) {
+				t.Errorf("replaced by %s, %v, want %v", layout(added), err, next)
+			}
+			checkLayout(t, pool, c.all, c.active)
+		})
+	}
+	t.Run("the database refuses", func(t *testing.T) {
+		db := testkit.Postgres(t)
+		pool, owner := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleOwner)
+		resize(t, pool, 2, "1:0-15<0 2:16-31<0")
+		closeAt(t, pool, 0, 0, 1)
+		for _, sql := range []string{
+			`INSERT INTO outbox_partitions (partition, first_slot, last_slot) VALUES (3, 15, 20)`,
+			`UPDATE outbox_partitions SET closing = false, final_seq = NULL WHERE partition = 0`,
+			`UPDATE outbox_partitions SET last_slot = 16 WHERE partition = 1`,
+		} {
+			if _, err := owner.Exec(t.Context(), sql); err == nil || !strings.Contains(err.Error(), "share slots") {
+				t.Errorf("%s: %v, want an error about the slots", sql, err)
+			}
+		}
+		tx, err := owner.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }() // if the test failed
+		for _, sql := range []string{`UPDATE outbox_partitions SET closing = true`,
+			`INSERT INTO outbox_partitions (partition, first_slot, last_slot) VALUES (3, 0, 31)`, `SET CONSTRAINTS ALL IMMEDIATE`} {
+			if _, err := tx.Exec(t.Context(), sql); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var g errgroup.Group
+		g.Go(func() error { // it sees no other partition before the first transaction has ended
+			_, err := owner.Exec(t.Context(), `INSERT INTO outbox_partitions (partition, first_slot, last_slot) VALUES (4, 31, 31)`)
+			return err
+		})
+		testkit.Eventually(t, time.Minute, "the second transaction to wait for the first", func() (waits bool, err error) {
+			return waits, owner.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity
+				WHERE datname = current_database() AND wait_event_type = 'Lock')`).Scan(&waits)
+		})
+		if err := tx.Commit(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if err := g.Wait(); err == nil || !strings.Contains(err.Error(), "partitions 3 and 4 share slots") {
+			t.Errorf("two transactions at once: %v, want an error of the second", err)
+		}
+		checkLayout(t, pool, "0:0-31x 1:0-15<0c 2:16-31<0c 3:0-31", "1:0-15<0c 2:16-31<0c")
+	})
 }

@@ -3,6 +3,7 @@ package outbox
 import (
 	"context"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -14,7 +15,7 @@ import (
 const (
 	// redoSQL inserts rows for messages that are on a stream and that the database has lost. The rows are pending,
 	// under their old ids, as if their relay had died before it marked them. It skips rows whose id belongs to another
-	// event now.
+	// event now, and events without an id.
 	//
 	// Index: outbox_messages_pkey.   Locks: only the new rows.
 	redoSQL = `
@@ -25,13 +26,22 @@ SELECT e.id, e.tenant_id, e.aggregate_type, e.aggregate_id, e.event_type, e.even
   FROM unnest(@ids::bigint[], @tenant_ids::bigint[], @aggregate_types::text[], @aggregate_ids::bigint[], @event_types::text[],
               @event_versions::smallint[], @payloads::jsonb[], @occurred_ats::timestamptz[], @trace_ids::text[], @event_ids::uuid[])
     AS e(id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, trace_id, event_id)
- WHERE NOT EXISTS (SELECT FROM outbox_requeued r WHERE r.event_id = e.event_id)
+ WHERE e.id > 0 AND NOT EXISTS (SELECT FROM outbox_requeued r WHERE r.event_id = e.event_id)
    AND NOT EXISTS (SELECT FROM outbox_messages_dlq d WHERE d.id = e.id)
    AND NOT EXISTS (SELECT FROM outbox_messages_archive a WHERE a.id = e.id)
     ON CONFLICT DO NOTHING
 RETURNING event_id::text`
 
-	// redoMovedSQL inserts the skipped rows under new ids, and records these, once.
+	// redoneSQL finds the events that have their row already, under the id of their message.
+	//
+	// Index: outbox_messages_pkey, the primary keys of the archive's ranges, outbox_messages_dlq_event_id_key.   Locks: none.
+	redoneSQL = `
+SELECT /* outbox.redone */ e.event_id::text FROM unnest(@ids::bigint[], @event_ids::uuid[]) AS e(id, event_id)
+ WHERE EXISTS (SELECT FROM outbox_messages m WHERE m.id = e.id AND m.event_id = e.event_id)
+    OR EXISTS (SELECT FROM outbox_messages_archive a WHERE a.id = e.id AND a.event_id = e.event_id)
+    OR EXISTS (SELECT FROM outbox_messages_dlq d WHERE d.event_id = e.event_id)`
+
+	// redoMovedSQL inserts the rows that are still missing under new ids, and records these, once.
 	//
 	// Index: outbox_messages_pkey, outbox_requeued_pkey.   Locks: only the new rows.
 	redoMovedSQL = `
@@ -43,10 +53,10 @@ WITH fresh AS (
                 @event_versions::smallint[], @payloads::jsonb[], @occurred_ats::timestamptz[], @trace_ids::text[],
                 @event_ids::uuid[]) WITH ORDINALITY
       AS e(id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, trace_id, event_id, ord)
-   WHERE e.event_id <> ALL (@written::uuid[]) AND NOT EXISTS (SELECT FROM outbox_requeued r WHERE r.event_id = e.event_id)
+   WHERE e.event_id <> ALL (@there::uuid[]) AND NOT EXISTS (SELECT FROM outbox_requeued r WHERE r.event_id = e.event_id)
    ORDER BY e.ord
   RETURNING event_id, id)
-INSERT /* outbox.redo_moved */ INTO outbox_requeued (event_id, id) SELECT event_id, id FROM fresh`
+INSERT /* outbox.redo_moved */ INTO outbox_requeued (event_id, id) SELECT event_id, id FROM fresh RETURNING event_id::text`
 
 	// lowerAllFloorsSQL lowers the floors of all open partitions below a row that is pending again.
 	// Index: none, a row per partition that ever existed. Locks: the partitions.
@@ -55,53 +65,68 @@ UPDATE /* outbox.lower_all_floors */ outbox_partitions SET floor_id = least(floo
 )
 
 // Redo inserts rows for messages that are on a stream and that this database has lost. The rows are pending under their
-// old ids, and the next catch-up marks them.
+// old ids, and the next catch-up marks them. An event that has its row already gets no other one.
 //
-// moved are the events whose id belongs to another event now. They get new ids, so the relay publishes them again, and
-// the caller must delete their old messages. The caller writes the state that the events describe in the same
-// transaction.
-func Redo(ctx context.Context, tx pgx.Tx, lost []event.Event) (moved []string, err error) {
+// moved are the events whose id belongs to another event now, or that have the id 0. They get new ids, so the relay
+// publishes them again, and the caller must delete their old messages. written are the events whose rows this call
+// inserted. The caller writes the state that they describe in the same transaction.
+func Redo(ctx context.Context, tx pgx.Tx, lost []event.Event) (moved []string, written []event.Event, err error) {
 	n := len(lost)
 	if n == 0 {
-		return nil, nil
+		return nil, nil, nil
 	}
 	ids, tenants, aggregates, versions := make([]int64, n), make([]int64, n), make([]int64, n), make([]int16, n)
 	aggregateTypes, types, payloads, traces, eventIDs := make([]string, n), make([]string, n), make([]string, n),
 		make([]string, n), make([]string, n)
-	occurred, lowest := make([]time.Time, n), lost[0].OutboxID
+	occurred, lowest := make([]time.Time, n), int64(math.MaxInt64)
 	for i, e := range lost {
 		ids[i], tenants[i], aggregates[i], versions[i] = e.OutboxID, e.TenantID, e.AggregateID, int16(e.Version)
 		aggregateTypes[i], types[i], payloads[i], traces[i], eventIDs[i] = e.AggregateType, e.Type, string(e.Payload), e.TraceParent, e.ID
-		occurred[i], lowest = e.OccurredAt, min(lowest, e.OutboxID)
+		if occurred[i] = e.OccurredAt; e.OutboxID > 0 {
+			lowest = min(lowest, e.OutboxID)
+		}
 	}
 	args := pgx.StrictNamedArgs{"ids": ids, "tenant_ids": tenants, "aggregate_types": aggregateTypes, "aggregate_ids": aggregates,
 		"event_types": types, "event_versions": versions, "payloads": payloads, "occurred_ats": occurred, "trace_ids": traces,
 		"event_ids": eventIDs}
-	rows, _ := tx.Query(ctx, redoSQL, args)
-	written, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil {
-		return nil, fmt.Errorf("insert rows for %d lost messages: %w", n, err)
-	}
-	if _, err := tx.Exec(ctx, lowerAllFloorsSQL, pgx.StrictNamedArgs{"id": lowest}); err != nil {
-		return nil, fmt.Errorf("lower the floors to %d: %w", lowest, err)
-	}
-	if len(written) == n {
-		return nil, nil
-	}
-	args["written"] = written
-	if _, err := tx.Exec(ctx, redoMovedSQL, args); err != nil {
-		return nil, fmt.Errorf("insert rows for %d lost messages under new ids: %w", n-len(written), err)
-	}
-	there := make(map[string]bool, len(written))
-	for _, id := range written {
-		there[id] = true
-	}
-	for _, id := range eventIDs {
-		if !there[id] {
-			moved = append(moved, id)
+	there, is := make([]string, 0, n), make(map[string]bool, n) // events whose rows have the ids of their messages
+	inserted := make(map[string]bool, n)
+	run := func(what, sql string, args pgx.StrictNamedArgs, each func(id string)) {
+		if err != nil {
+			return
+		}
+		var id string
+		rows, _ := tx.Query(ctx, sql, args)
+		if _, err = pgx.ForEachRow(rows, []any{&id}, func() error { each(id); return nil }); err != nil {
+			err = fmt.Errorf("%s for %d lost messages: %w", what, n, err)
 		}
 	}
-	return moved, nil
+	run("look up the rows", redoneSQL, pgx.StrictNamedArgs{"ids": ids, "event_ids": eventIDs},
+		func(id string) { there, is[id] = append(there, id), true })
+	run("insert rows", redoSQL, args, func(id string) { there, is[id], inserted[id] = append(there, id), true, true })
+	if err != nil {
+		return nil, nil, err
+	}
+	if len(inserted) > 0 {
+		if _, err := tx.Exec(ctx, lowerAllFloorsSQL, pgx.StrictNamedArgs{"id": lowest}); err != nil {
+			return nil, nil, fmt.Errorf("lower the floors to %d: %w", lowest, err)
+		}
+	}
+	if len(there) < n {
+		args["there"] = there
+		if run("insert rows under new ids", redoMovedSQL, args, func(id string) { inserted[id] = true }); err != nil {
+			return nil, nil, err
+		}
+	}
+	for i, id := range eventIDs {
+		if !is[id] {
+			moved = append(moved, id)
+		}
+		if inserted[id] {
+			written = append(written, lost[i])
+		}
+	}
+	return moved, written, nil
 }
 
 // raiseIDsSQL consumes ids of the sequence, up to @above. A role that may append may do that.

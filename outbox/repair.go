@@ -61,11 +61,18 @@ func Replace(ctx context.Context, pool *pgxpool.Pool, lost Partition, left uint6
 	return successors, nil
 }
 
-// Successors returns the partitions that took over slots of one.
+// Successors returns the partitions that took over slots of one, by number. Where the streams of its own successors were
+// removed, so that this database does not know them, these are the later partitions that are not closed.
 func Successors(all []Partition, of int) (successors []Partition) {
-	for _, p := range all {
-		if slices.Contains(p.After, of) {
-			successors = append(successors, p)
+	var gaps []Partition
+	if i := slices.IndexFunc(all, func(p Partition) bool { return p.Number == of }); i >= 0 {
+		gaps = uncovered(all[i], slices.DeleteFunc(slices.Clone(all), func(p Partition) bool { return !slices.Contains(p.After, of) }))
+	}
+	for i := range all {
+		p := &all[i]
+		if slices.Contains(p.After, of) || p.Number > of && !p.Closed &&
+			slices.ContainsFunc(gaps, func(gap Partition) bool { return p.overlaps(&gap) }) {
+			successors = append(successors, *p)
 		}
 	}
 	return successors
@@ -79,24 +86,24 @@ INSERT /* outbox.adopt */ INTO outbox_partitions (partition, first_slot, last_sl
 VALUES (@partition, @first, @last, @after, @stream, @created) ON CONFLICT DO NOTHING`
 
 // Adopt adds partitions that have streams but are unknown to this database, because it went back to before their
-// creation. Their predecessors close again. Slots of the predecessors without a successor get new partitions.
+// creation. Earlier partitions of the same slots close again. Slots of these without a successor get new partitions.
 func Adopt(ctx context.Context, pool *pgxpool.Pool, strays []Partition) error {
 	err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, lockPartitionsSQL); err != nil {
 			return err
 		}
-		closing := closingFor(strays)
 		for _, p := range strays {
 			if _, err := tx.Exec(ctx, adoptSQL, pgx.StrictNamedArgs{"partition": p.Number, "first": p.FirstSlot, "last": p.LastSlot,
 				"after": p.After, "stream": p.Stream, "created": p.Created}); err != nil {
 				return err
 			}
 		}
-		if _, err := tx.Exec(ctx, closingSQL, pgx.StrictNamedArgs{"partitions": closing}); err != nil {
-			return err
-		}
 		all, err := Partitions(ctx, tx)
 		if err != nil {
+			return err
+		}
+		closing := closingOf(all)
+		if _, err := tx.Exec(ctx, closingSQL, pgx.StrictNamedArgs{"partitions": closing}); err != nil {
 			return err
 		}
 		for _, gap := range gaps(all, closing) {
@@ -120,13 +127,18 @@ func Adopted(all, strays []Partition) []Partition {
 	all = append(slices.Clone(all), strays...)
 	byNumber := func(a, b Partition) int { return a.Number - b.Number }
 	slices.SortFunc(all, byNumber)
-	return append(all, gaps(all, closingFor(strays))...)
+	return append(all, gaps(all, closingOf(all))...)
 }
 
-// closingFor returns the predecessors of strays.
-func closingFor(strays []Partition) (closing []int) {
-	for _, p := range strays {
-		closing = append(closing, p.After...)
+// closingOf returns the partitions that must close: those that are not closed, and share a slot with a later one that is
+// not closed.
+func closingOf(all []Partition) (closing []int) {
+	for i := range all {
+		if p := &all[i]; !p.Closed && slices.ContainsFunc(all, func(o Partition) bool {
+			return o.Number > p.Number && !o.Closed && o.overlaps(p)
+		}) {
+			closing = append(closing, p.Number)
+		}
 	}
 	return closing
 }

@@ -181,12 +181,28 @@ func readAck(data []byte, count int) (first uint64, err error) {
 	switch {
 	case ack.Error != nil && conflictCodes[ack.Error.ErrorCode]:
 		return 0, fmt.Errorf("publish %d messages: %w: %w", count, errConflict, ack.Error)
+	case ack.Error != nil && isFull(ack.Error):
+		return 0, fmt.Errorf("publish %d messages: %w: %w", count, errFull, ack.Error)
 	case ack.Error != nil:
 		return 0, fmt.Errorf("publish %d messages: %w", count, ack.Error)
 	case ack.Seq < uint64(count) || count > 1 && ack.Count != count:
 		return 0, fmt.Errorf("publish %d messages: the ack covers %d messages and ends at sequence %d", count, ack.Count, ack.Seq)
 	}
 	return ack.Seq - uint64(count) + 1, nil
+}
+
+// errFull reports that a limit of NATS was reached, or its disk is full.
+var errFull = errors.New("NATS has no room for them: raise the limit or free space (docs/runbook/StreamNearlyFull.md)")
+
+// isFull reports an error of the server about missing room (nats-server, server/errors.json).
+func isFull(err *jetstream.APIError) bool {
+	switch err.ErrorCode {
+	case 10002, 10023, 10028, 10047: // limits of the account, insufficient resources, memory, storage
+		return true
+	case 10077: // a store failed, for any reason
+		return err.Description == "maximum bytes exceeded" || err.Description == "maximum messages exceeded"
+	}
+	return false
 }
 
 // close publishes the closing message and records that the partition is closed. No relay publishes after that message.

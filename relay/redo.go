@@ -112,6 +112,7 @@ func (r *repairer) redo(ctx context.Context, p outbox.Partition, page []*broker.
 		return err
 	}
 	var lost []event.Event
+	var seqs []uint64
 	highest, seen := int64(0), make(map[string]bool)
 	for _, row := range rows {
 		if known[row.Seq] != outbox.Unknown || seen[row.EventID] {
@@ -123,7 +124,10 @@ func (r *repairer) redo(ctx context.Context, p outbox.Partition, page []*broker.
 		if err != nil {
 			return fmt.Errorf("message %d: %w", m.Seq, err)
 		}
-		lost, highest = append(lost, e), max(highest, e.OutboxID)
+		lost, seqs, highest = append(lost, e), append(seqs, m.Seq), max(highest, e.OutboxID)
+	}
+	if lost, err = r.withoutDoomed(ctx, p, lost, seqs); err != nil {
+		return err
 	}
 	if len(lost) > 0 {
 		if err := outbox.RaiseIDs(ctx, r.pool, highest); err != nil {
@@ -143,7 +147,7 @@ func (r *repairer) redo(ctx context.Context, p outbox.Partition, page []*broker.
 		rows = slices.DeleteFunc(rows, func(row outbox.Published) bool {
 			gone := known[row.Seq] == outbox.Unknown && slices.Contains(moved, row.EventID)
 			if gone {
-				f.doomed = append(f.doomed, row.Seq)
+				f.doomed = append(f.doomed, row)
 			}
 			return gone
 		})
@@ -153,6 +157,21 @@ func (r *repairer) redo(ctx context.Context, p outbox.Partition, page []*broker.
 		r.redone[p.Number] += int64(len(lost))
 	}
 	return r.markPage(ctx, p, page[len(page)-1].Seq, rows)
+}
+
+// withoutDoomed takes the ids from events whose messages an interrupted repair has recorded as deleted. That repair may
+// be frozen, and delete them at any time later. So they get new ids, and the relay publishes them again.
+func (r *repairer) withoutDoomed(ctx context.Context, p outbox.Partition, lost []event.Event, seqs []uint64) ([]event.Event, error) {
+	stay, err := broker.NotErased(ctx, r.js, r.cfg, r.cfg.StreamName(p.Number), seqs)
+	if err != nil {
+		return nil, err
+	}
+	for i, seq := range seqs {
+		if !slices.Contains(stay, seq) {
+			lost[i].OutboxID = 0
+		}
+	}
+	return lost, nil
 }
 
 // markPage marks the rows of a page of messages, unless a relay has.

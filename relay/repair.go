@@ -30,6 +30,7 @@ type RepairOptions struct {
 	// events, of one stream and in its order. moved has the ids of the events whose rows got new ids: Repair deletes
 	// their messages, and the relay publishes them again. nil means no redo.
 	Redo func(ctx context.Context, lost []event.Event) (moved []string, err error)
+	Held bool // pool is one of outbox.Alone: the caller has locked out other repairs and restores
 
 	at func(step string) error // set by tests: an error ends the repair at that step
 }
@@ -68,13 +69,22 @@ type PartitionReport struct {
 // in their order. If messages are missing in the middle of a stream, the relay publishes them again at its end. Erased
 // rows are never published again.
 //
-// Relays may run meanwhile. After an interruption at any point, Repair can be called again. It returns
-// broker.ErrNoLeader if a stream has no leader, because the stream's state is then unknown.
+// Relays may run meanwhile, but no other repair and no restore: Repair returns outbox.ErrNotAlone beside one, and
+// outbox.ErrAloneLost if it has lost its connection. After an interruption at any point, Repair can be called again. It
+// returns broker.ErrNoLeader if a stream has no leader, because the stream's state is then unknown.
 //
 // A dry run writes nothing. It returns the report and error that the repair would return if nothing changes in between.
 func Repair(ctx context.Context, pool *pgxpool.Pool, cfg broker.Config, log *slog.Logger,
 	o RepairOptions) (report RepairReport, err error) {
 	report.DryRun = o.DryRun
+	if !o.DryRun && !o.Held {
+		alone, free, err := outbox.Alone(ctx, pool, "repair")
+		if err != nil {
+			return report, err
+		}
+		defer free()
+		pool = alone
+	}
 	nc, err := broker.Connect(cfg, "repair", log)
 	if err != nil {
 		return report, err
@@ -147,8 +157,8 @@ type finding struct {
 	exists  bool // the stream, whether or not it is the expected one
 	lost    bool // its end, or all of it
 	left    uint64
-	missing []uint64 // sequences in the middle
-	doomed  []uint64 // unknown and foreign messages to delete, ascending
+	missing []uint64           // sequences in the middle
+	doomed  []outbox.Published // unknown and foreign messages to delete, ascending; foreign ones have only Seq
 	report  PartitionReport
 }
 
@@ -372,7 +382,7 @@ func (r *repairer) readBehind(ctx context.Context, f *finding) error {
 			return nil
 		case !event.Ours(m.Header):
 			if f.report.Foreign++; r.o.DeleteForeign {
-				f.doomed = append(f.doomed, m.Seq)
+				f.doomed = append(f.doomed, outbox.Published{Seq: m.Seq})
 			}
 			return nil
 		case m.Seq <= f.p.Tail:
@@ -421,7 +431,7 @@ func (r *repairer) classify(ctx context.Context, f *finding, messages []outbox.P
 		switch {
 		case known[m.Seq] == outbox.Unknown:
 			f.report.Unknown++
-			f.doomed = append(f.doomed, m.Seq)
+			f.doomed = append(f.doomed, m)
 		case known[m.Seq] == outbox.Past || seen[m.ID]:
 			f.report.Duplicates++
 		default:
@@ -505,7 +515,9 @@ func (r *repairer) fill(ctx context.Context, f *finding) (err error) {
 	return broker.RecordErased(ctx, r.js, r.cfg, f.stream.Name, f.missing)
 }
 
-// delete records unwanted messages as erased, and then deletes them from the stream.
+// delete records unwanted messages as erased, and then deletes from the stream those that still have no row. A restore
+// that begins after a message was recorded does not rely on the message (withoutDoomed). So a repair that freezes between
+// its last look and a deletion takes no event away.
 func (r *repairer) delete(ctx context.Context, f *finding) error {
 	if len(f.doomed) == 0 {
 		return nil
@@ -517,21 +529,41 @@ func (r *repairer) delete(ctx context.Context, f *finding) error {
 	if !stream.CachedInfo().Created.Truncate(time.Microsecond).Equal(f.stream.Created) {
 		return fmt.Errorf("delete %d messages of stream %s: it was recreated meanwhile", len(f.doomed), f.stream.Name)
 	}
-	if err := broker.RecordErased(ctx, r.js, r.cfg, f.stream.Name, f.doomed); err != nil {
+	seqs := make([]uint64, len(f.doomed))
+	for i, m := range f.doomed {
+		seqs[i] = m.Seq
+	}
+	if err := broker.RecordErased(ctx, r.js, r.cfg, f.stream.Name, seqs); err != nil {
 		return err
 	}
 	if err := r.o.at("recorded"); err != nil {
 		return err
 	}
-	for _, seq := range f.doomed {
-		if err := stream.DeleteMsg(ctx, seq); err != nil && !errors.Is(err, jetstream.ErrMsgNotFound) &&
-			!errors.Is(err, jetstream.ErrMsgDeleteUnsuccessful) {
-			return fmt.Errorf("delete message %d of stream %s: %w", seq, f.stream.Name, err)
+	for page := range slices.Chunk(f.doomed, deletePage) {
+		ours := slices.DeleteFunc(slices.Clone(page), func(m outbox.Published) bool { return m.EventID == "" })
+		known, err := outbox.Classify(ctx, r.pool, ours)
+		if err != nil {
+			return err
 		}
-		f.report.Deleted++
+		if err := r.o.at("classified"); err != nil {
+			return err
+		}
+		for _, m := range page {
+			if m.EventID != "" && known[m.Seq] != outbox.Unknown {
+				continue
+			}
+			if err := stream.DeleteMsg(ctx, m.Seq); err != nil && !errors.Is(err, jetstream.ErrMsgNotFound) &&
+				!errors.Is(err, jetstream.ErrMsgDeleteUnsuccessful) {
+				return fmt.Errorf("delete message %d of stream %s: %w", m.Seq, f.stream.Name, err)
+			}
+			f.report.Deleted++
+		}
 	}
 	return nil
 }
+
+// deletePage is the number of messages that are deleted after one look at their rows.
+const deletePage = 100
 
 // replace makes new partitions take over the slots of one whose stream is lost. The fence keeps relays from marking its
 // rows. No relay publishes to the new partitions before the old one is closed. In between, the rows of the lost

@@ -532,6 +532,53 @@ func TestADatabaseThatWentBackBehindAResizeKnowsItsPartitionsAgain(t *testing.T)
 	d.healthy("after the repair")
 }
 
+// TestNoSlotIsPublishedToTwoStreamsAfterAnOldBackup: the database is from before two resizes, and the streams between
+// were removed since. So the predecessors of the last partitions are unknown.
+func TestNoSlotIsPublishedToTwoStreamsAfterAnOldBackup(t *testing.T) {
+	t.Parallel()
+	for _, first := range []string{"there", "removed"} {
+		t.Run("the first stream is "+first, func(t *testing.T) {
+			t.Parallel()
+			d := wrote(t, testkit.NATS(t))
+			for _, to := range []int{2, 4} {
+				if _, err := outbox.Resize(t.Context(), d.pool, to); err != nil {
+					t.Fatal(err)
+				}
+				d.write(20)
+			}
+			d.deleteStream(1)
+			d.deleteStream(2)
+			if first == "removed" {
+				d.deleteStream(0)
+			}
+			d.exec(`UPDATE outbox_messages SET processed_at = NULL, stream_seq = NULL, partition = NULL WHERE partition > 2`)
+			d.exec(`DELETE FROM outbox_messages WHERE partition IN (1, 2)`)
+			d.exec(`DELETE FROM outbox_partitions WHERE partition > 0`)
+			d.exec(`UPDATE outbox_partitions SET closing = false, final_seq = NULL, tail_seq = tail_seq - 1, floor_id = 0`)
+			before := make(map[string]bool)
+			for _, m := range readStream(t, t.Context(), d.b) {
+				before[m.ID] = true
+			}
+			d.repaired(RepairOptions{})
+			d.write(60)
+			on := make(map[int64]map[int]bool)
+			for _, m := range readStream(t, t.Context(), d.b) {
+				if before[m.ID] {
+					continue
+				}
+				slot := d.count(`SELECT slot FROM outbox_messages WHERE event_id = $1`, m.ID)
+				if on[slot] == nil {
+					on[slot] = make(map[int]bool)
+				}
+				if on[slot][m.partition] = true; len(on[slot]) > 1 {
+					t.Errorf("slot %d is published to the partitions %v", slot, slices.Sorted(maps.Keys(on[slot])))
+				}
+			}
+			d.healthy("after the repair")
+		})
+	}
+}
+
 func TestADatabaseThatNeverMetItsStreamIsBoundToIt(t *testing.T) {
 	t.Parallel()
 	d := wrote(t, testkit.NATS(t))
@@ -638,7 +685,8 @@ func TestAnInterruptedRepairIsSimplyRunAgain(t *testing.T) {
 			t.Fatalf("%+v, %v", report, err)
 		}
 	}
-	if want := []string{"fenced", "declared", "restored", "ended", "closed", "requeued", "recorded"}; !slices.Equal(died, want) {
+	want := []string{"fenced", "declared", "restored", "ended", "closed", "requeued", "recorded", "classified"}
+	if !slices.Equal(died, want) {
 		t.Errorf("the repair died at %q, want %q", died, want)
 	}
 	if got := d.healthy("after it was killed often enough"); len(got) != 6 || !slices.Equal(got[1].ReplacedBy, []int{5}) {

@@ -121,6 +121,7 @@ func (w *writer) fail(ctx context.Context, err error) error {
 		}
 		if !isRefusal(err) && w.failures >= giveUpAfter || w.refusals > maxRefusals+1 {
 			w.setTrouble(w.p.Number, err)
+			w.tell(ctx, err)
 			w.failed(ctx, stage, w.p.Number, err)
 			since := now.Add(-w.cfg.CheckInterval - w.cfg.PublishTimeout) // within this time, every healthy leader has answered
 			if since.Before(w.failing) {
@@ -145,12 +146,23 @@ func (w *writer) fail(ctx context.Context, err error) error {
 			w.log.ErrorContext(ctx, "partition stopped until its stream is repaired", "partition", w.p.Number, "err", err,
 				"runbook", "OutboxPartitionStuck")
 		}
+		w.tell(ctx, err)
 		sleep(ctx, maxRetry)
 		return nil
 	}
 	w.failed(ctx, stage, w.p.Number, err)
 	sleep(ctx, retryAfter(w.failures))
 	return nil
+}
+
+// tell records why the partition publishes nothing, for `tidings status`.
+func (w *writer) tell(ctx context.Context, err error) {
+	dbCtx, cancel := w.forDB(ctx)
+	defer cancel()
+	if err := outbox.Tell(dbCtx, w.pool, outbox.Trouble{Partition: w.p.Number, Reason: err.Error(),
+		Refused: errors.Is(err, ErrStreamRefused)}); err != nil && ctx.Err() == nil {
+		w.log.WarnContext(ctx, "the cause is not in `tidings status`", "partition", w.p.Number, "err", err)
+	}
 }
 
 // rounds claims, publishes and marks. It returns nil when ctx ends, or the first error. After an error the outcome of

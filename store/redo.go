@@ -20,26 +20,35 @@ import (
 
 // redo writes lost changes of a restored truth again, in the order of their events. Each event sets its entity to the
 // event's state and version. If the truth already has another write at that version or a later one, the truth's state
-// remains and gets a version above both. That version gets an event by actor, so readers of the lost write follow it.
-// overtaken is the number of these entities. An event whose kind is not in set changes no state.
+// remains and gets a version above both. That version gets an event by actor, so readers of the lost write follow it. In
+// a kind with one child per author, a lost child loses to another one that its author has now: it becomes DELETED, by an
+// event of the next version. overtaken counts the events by actor. An event whose kind is not in set changes no state.
 //
-// redo calls keep last in the transaction, with the events that it adds; keep puts both into the outbox. The store's
-// pool acts as the system role.
-func (s *Store) redo(ctx context.Context, set *kinds.Set, events []event.Event, actor string,
-	keep func(ctx context.Context, tx pgx.Tx, added []event.Event) error) (overtaken int, err error) {
-	for {
+// redo calls insert first in the transaction. insert puts the lost events into the outbox and returns them, or fewer of
+// them if others were written again before. The store's pool acts as the system role.
+func (s *Store) redo(ctx context.Context, set *kinds.Set, actor string,
+	insert func(ctx context.Context, tx pgx.Tx) (lost []event.Event, err error)) (overtaken int, err error) {
+	n := 0
+	for attempt := 1; ; attempt++ {
 		var back *redoArchivedError
 		err := postgres.InTx(ctx, s.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 			r := &redoing{threads: s.threads, tx: tx, set: set, actor: actor}
+			events, err := insert(ctx, tx)
+			if n = len(events); err != nil {
+				return err
+			}
 			if err := r.run(ctx, events); err != nil {
 				return err
 			}
 			overtaken = len(r.added)
-			return keep(ctx, tx, r.added)
+			return outbox.Append(ctx, tx, r.added)
 		})
+		if postgres.IsUnique(err, "") && attempt < maxInserts {
+			continue // an author has just written another child in the place of a lost one: the next attempt sees it
+		}
 		if !errors.As(err, &back) {
 			if err != nil {
-				err = fmt.Errorf("write %d lost events again: %w", len(events), err)
+				err = fmt.Errorf("write %d lost events again: %w", n, err)
 			}
 			return overtaken, err
 		}
@@ -210,22 +219,65 @@ func (r *redoing) children(ctx context.Context, tenant int64, k kinds.Child, eve
 	if len(archived) > 0 {
 		return &redoArchivedError{archivedError{archived}, tenant, k}
 	}
-	for _, round := range rounds(len(all), func(i int) (string, any, bool) {
-		return all[i].ID, authorPlace{int64(all[i].AuthorID), int64(all[i].Parent)}, true
+	for _, round := range rounds(len(all), func(i int) (any, any, bool) {
+		if shape.OnePerAuthor { // an event may free the place that a later one takes
+			return authorPlace{int64(all[i].AuthorID), int64(all[i].Parent)}, nil, true
+		}
+		return all[i].ID, nil, true
 	}) {
 		var some []event.Child
 		for _, i := range round {
 			some = append(some, all[i])
 		}
-		later, err := r.someChildren(ctx, tenant, shape, some)
-		if err == nil {
-			err = r.follow(ctx, tenant, later)
-		}
+		displaced, err := r.displace(ctx, tenant, shape, some)
 		if err != nil {
+			return err
+		}
+		later, err := r.someChildren(ctx, tenant, shape, some)
+		if err != nil {
+			return err
+		}
+		for _, ref := range later { // the truth's state remains, so nothing was displaced
+			displaced = slices.DeleteFunc(displaced, func(c event.Child) bool { return c.ID == ref.Child })
+		}
+		if len(displaced) > 0 { // they are DELETED at the lost version: a second write gives them the next one
+			raised, err := r.someChildren(ctx, tenant, shape, displaced)
+			if err != nil {
+				return err
+			}
+			later = append(later, raised...)
+		}
+		if err := r.follow(ctx, tenant, later); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// displace makes those children DELETED whose author has another child in their place now, and returns them. The places
+// of some are distinct.
+func (r *redoing) displace(ctx context.Context, tenant int64, shape childShape, some []event.Child) (displaced []event.Child, err error) {
+	objects, authors := make([]int64, len(some)), make([]int64, len(some))
+	for i, c := range some {
+		objects[i], authors[i] = int64(c.Parent), int64(c.AuthorID)
+	}
+	taken, err := shape.taken(ctx, r.tx, tenant, objects, authors)
+	if err != nil || len(taken) == 0 {
+		return nil, err
+	}
+	var now time.Time // not the time of the lost event: later lost events follow, and times of versions do not go back
+	if err := r.tx.QueryRow(ctx, `SELECT now()`).Scan(&now); err != nil {
+		return nil, fmt.Errorf("read the clock of the database: %w", err)
+	}
+	for i := range some {
+		c := &some[i]
+		first, ok := taken[authorPlace{authors[i], objects[i]}]
+		if ok && first.ID != c.ID && c.AuthorState == event.AuthorActive {
+			c.AuthorState, c.UpdatedAt = event.AuthorDeleted, wireTime(now)
+			displaced = append(displaced, *c)
+		}
+	}
+	return displaced, nil
 }
 
 // someChildren writes distinct children, and returns those for which the truth had a later state.
@@ -300,18 +352,16 @@ func (r *redoing) settings(ctx context.Context, tenant int64, events []event.Eve
 // (outbox.Redo).
 func (s *Store) RedoFromStream(ctx context.Context, set *kinds.Set, events []event.Event,
 	actor string) (moved []string, overtaken int, err error) {
-	overtaken, err = s.redo(ctx, set, events, actor, func(ctx context.Context, tx pgx.Tx, added []event.Event) (err error) {
-		if moved, err = outbox.Redo(ctx, tx, events); err != nil {
-			return err
-		}
-		return outbox.Append(ctx, tx, added)
+	overtaken, err = s.redo(ctx, set, actor, func(ctx context.Context, tx pgx.Tx) (lost []event.Event, err error) {
+		moved, lost, err = outbox.Redo(ctx, tx, events)
+		return lost, err
 	})
 	return moved, overtaken, err
 }
 
 // RedoFromHistory applies redo to states that a history has and the truth lacks. Each state gets an event of its own.
 func (s *Store) RedoFromHistory(ctx context.Context, set *kinds.Set, events []event.Event, actor string) (overtaken int, err error) {
-	return s.redo(ctx, set, events, actor, func(ctx context.Context, tx pgx.Tx, added []event.Event) error {
-		return outbox.Append(ctx, tx, slices.Concat(events, added))
+	return s.redo(ctx, set, actor, func(ctx context.Context, tx pgx.Tx) ([]event.Event, error) {
+		return events, outbox.Append(ctx, tx, events)
 	})
 }

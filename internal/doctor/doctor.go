@@ -4,9 +4,12 @@ package doctor
 import (
 	"context"
 	"fmt"
+	"net"
+	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tidings/tidings/internal/postgres"
@@ -166,7 +169,21 @@ func look(ctx context.Context, pool *pgxpool.Pool, where string, old float64) ([
 	if err != nil {
 		return nil, fmt.Errorf("run the checks of %s: %w", where, err)
 	}
-	return all, nil
+	return append(all, servers(&pool.Config().ConnConfig.Config, where)...), nil
+}
+
+// servers returns a finding if the connection string names several servers, and does not say which of them to use.
+func servers(cfg *pgconn.Config, where string) []Finding {
+	all := map[string]bool{net.JoinHostPort(cfg.Host, strconv.Itoa(int(cfg.Port))): true}
+	for _, f := range cfg.Fallbacks { // also the same server without TLS
+		all[net.JoinHostPort(f.Host, strconv.Itoa(int(f.Port)))] = true
+	}
+	if len(all) == 1 || cfg.ValidateConnect != nil {
+		return nil
+	}
+	return []Finding{{Warning, "target-session-attrs", where, fmt.Sprintf("the connection string names %d servers without "+
+		"target_session_attrs: a process may connect to a standby, which refuses every write", len(all)),
+		"add target_session_attrs=read-write to it, and fence old primaries: docs/runbook/OldPrimary.md"}}
 }
 
 // skew compares the clock of a server with ours. The server's clock was read between before and after.

@@ -166,3 +166,25 @@ func TestClocksThatDifferAreFound(t *testing.T) {
 		}
 	}
 }
+
+func TestSeveralServersNeedASessionAttribute(t *testing.T) {
+	for url, want := range map[string]string{
+		"postgres://a/x":                                   "",
+		"postgres://a/x?sslmode=prefer":                    "",
+		"postgres://a:1,b:1/x":                             "names 2 servers",
+		"postgres://a:1,b:1,a:2/x":                         "names 3 servers",
+		"postgres://a,b/x?sslmode=allow":                   "names 2 servers",
+		"postgres://a,b/x?target_session_attrs=any":        "names 2 servers",
+		"postgres://a,b/x?target_session_attrs=read-write": "",
+		"postgres://a,b/x?target_session_attrs=primary":    "",
+	} {
+		cfg, err := pgxpool.ParseConfig(url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := servers(&cfg.ConnConfig.Config, "here")
+		if len(got) > 1 || (len(got) == 1) != (want != "") || len(got) == 1 && !strings.Contains(got[0].What, want) {
+			t.Errorf("%s: %+v, want %q", url, got, want)
+		}
+	}
+}

@@ -114,6 +114,9 @@ func Fleet(st status.State) (all []Finding) {
 		case p.NoLeader != "":
 			add(Error, "no-leader", where, "start the servers that hold its replicas: docs/runbook/StreamWaitsForLeader.md",
 				"its stream has no leader, so relays and consumers wait: %s", p.NoLeader)
+		case p.Trouble != "":
+			add(Error, "publish-fails", where, "mend the cause; the relay then resumes by itself (docs/runbook/OutboxLagHigh.md)",
+				"relays cannot publish to it: %s", p.Trouble)
 		case p.State == status.Open && p.Replicas == 0 && p.Unknown == "":
 			add(Warning, "no-stream", where, "start a relay: it creates the stream", "it has no stream yet")
 		case p.Current < p.Replicas:

@@ -71,7 +71,8 @@ const Actor = "restore"
 
 // Run makes truth, streams and projections agree. Relays and consumers run. The API must not run, or restore may have
 // to publish the state of more entities again. Each step may be repeated, so run it again after a failure or an
-// interruption. It returns ErrUnfinished, ErrKindUnknown and ErrFuture.
+// interruption. It returns ErrUnfinished, ErrKindUnknown and ErrFuture, and outbox.ErrNotAlone while another restore or a
+// repair runs.
 func Run(ctx context.Context, d Deps, o Options) (report Report, err error) {
 	if o.Progress == nil {
 		o.Progress = func(string) {}
@@ -85,10 +86,16 @@ func Run(ctx context.Context, d Deps, o Options) (report Report, err error) {
 		return report, fmt.Errorf("--since is %s, %w: the clock of the database is at %s", o.Since.UTC().Format(time.RFC3339), ErrFuture,
 			now.UTC().Format(time.RFC3339))
 	}
-	r := &restore{Deps: d, o: o, report: &report, store: store.New(d.Truth, nil)}
+	r := &restore{Deps: d, o: o, report: &report}
 	if o.DryRun {
 		return report, r.look(ctx)
 	}
+	alone, free, err := outbox.Alone(ctx, d.Truth, "restore")
+	if err != nil {
+		return report, err
+	}
+	defer free()
+	r.alone.Truth, r.store = alone, store.New(alone, nil)
 	for _, s := range []struct {
 		what string
 		do   func(context.Context) error
@@ -113,9 +120,10 @@ type restore struct {
 	Deps
 	o      Options
 	report *Report
-	store  *store.Store
+	alone  status.Sources // whose Truth excludes other restores and repairs: for all that must not run beside them
+	store  *store.Store   // on the same
 
-	highest int // the number of the last partition before the run
+	highest int // the highest number of a partition or stream before the run
 }
 
 // look reports the work as far as it is known beforehand.
@@ -139,8 +147,15 @@ func (r *restore) streams(ctx context.Context) (err error) {
 	for _, p := range before {
 		r.highest = max(r.highest, p.Number)
 	}
-	r.report.Streams, err = relay.Repair(ctx, r.Truth, r.Broker, slog.New(slog.DiscardHandler),
-		relay.RepairOptions{Redo: func(ctx context.Context, lost []event.Event) ([]string, error) {
+	streams, err := broker.Streams(ctx, r.JetStream, r.Broker)
+	if err != nil {
+		return err
+	}
+	for _, s := range streams { // the database may not know all of them
+		r.highest = max(r.highest, s.Number)
+	}
+	r.report.Streams, err = relay.Repair(ctx, r.alone.Truth, r.Broker, slog.New(slog.DiscardHandler),
+		relay.RepairOptions{Held: true, Redo: func(ctx context.Context, lost []event.Event) ([]string, error) {
 			if err := r.known(lost); err != nil {
 				return nil, err
 			}
@@ -242,7 +257,7 @@ func (r *restore) renew(ctx context.Context) error {
 		if !slices.ContainsFunc(all, isOld) {
 			return true, nil
 		}
-		old, err = outbox.Renew(ctx, r.Truth)
+		old, err = outbox.Renew(ctx, r.alone.Truth)
 		if errors.Is(err, outbox.ErrResizing) {
 			return false, nil
 		}

@@ -39,6 +39,7 @@ type Partition struct {
 	Relay     string   `json:"relay,omitempty"`     // the instance that holds its lease
 	Refused   string   `json:"refused,omitempty"`   // why no relay publishes to it, and what to run
 	NoLeader  string   `json:"no_leader,omitempty"` // why the stream is unknown now
+	Trouble   string   `json:"trouble,omitempty"`   // why its relay cannot publish to it now; the relay retries
 	Unknown   string   `json:"unknown,omitempty"`   // the server that is unavailable; its values are missing
 }
 
@@ -57,6 +58,10 @@ func Partitions(ctx context.Context, src Sources) ([]Partition, error) {
 	if err != nil {
 		return nil, err
 	}
+	troubles, err := outbox.Troubles(ctx, src.Truth)
+	if err != nil {
+		return nil, err
+	}
 	all := make([]Partition, len(checks))
 	for i, c := range checks {
 		all[i] = Partition{Partition: c.Number, Stream: src.Broker.StreamName(c.Number), FirstSlot: c.FirstSlot,
@@ -71,8 +76,23 @@ func Partitions(ctx context.Context, src Sources) ([]Partition, error) {
 		case c.Err != nil:
 			all[i].NoLeader = daemon.Plain(c.Err)
 		}
+		all[i].tell(troubles)
 	}
 	return all, nil
+}
+
+// tell adds the trouble that a relay has recorded, if the streams alone did not show any.
+func (p *Partition) tell(troubles []outbox.Trouble) {
+	i := slices.IndexFunc(troubles, func(t outbox.Trouble) bool { return t.Partition == p.Partition })
+	if i < 0 || p.Refused+p.NoLeader != "" {
+		return
+	}
+	reason := daemon.Plain(errors.New(troubles[i].Reason))
+	if troubles[i].Refused {
+		p.Refused = reason
+	} else {
+		p.Trouble = reason
+	}
 }
 
 // partitionsAlone returns the partitions as PostgreSQL has them, without their streams.

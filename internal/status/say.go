@@ -58,6 +58,9 @@ func (st State) Lagging() []string {
 		if p.NoLeader != "" {
 			all = append(all, fmt.Sprintf("partition %d: %s", p.Partition, p.NoLeader))
 		}
+		if p.Trouble != "" {
+			all = append(all, fmt.Sprintf("partition %d: %s", p.Partition, p.Trouble))
+		}
 	}
 	for _, c := range st.Consumers {
 		if c.Unknown != "" {
@@ -158,6 +161,8 @@ func (st State) Notes() (notes []string) {
 			note("Relays publish nothing to partition %d (docs/runbook/OutboxPartitionStuck.md): %s", p.Partition, p.Refused)
 		case p.NoLeader != "":
 			note("Partition %d waits for a leader of its stream (docs/runbook/StreamWaitsForLeader.md): %s", p.Partition, p.NoLeader)
+		case p.Trouble != "":
+			note("Relays cannot publish to partition %d: %s", p.Partition, p.Trouble)
 		case p.State == Open && p.Replicas == 0 && p.Unknown == "":
 			note("Partition %d has no stream yet: the first relay that holds it creates %s.", p.Partition, p.Stream)
 		}

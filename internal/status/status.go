@@ -420,6 +420,9 @@ func (st *State) unheld(src Sources) {
 			held := slices.ContainsFunc(st.Leases, func(l Lease) bool {
 				return l.Kind == kind && slices.Contains(l.Partitions, p.Partition)
 			})
+			if kind == relay.LeaseKind && p.Trouble != "" {
+				continue // a relay that cannot publish frees its lease for others
+			}
 			if p.State == Open && !held {
 				none = append(none, p.Partition)
 			}

@@ -26,6 +26,7 @@ type Stream struct {
 	Closing   int64  `json:"closing"`   // closing messages: 0 or 1
 	Foreign   int64  `json:"foreign"`   // messages that no relay wrote; every reader skips them
 	Repeated  int64  `json:"repeated"`  // further messages of an event that already has one
+	Unmarked  int64  `json:"unmarked"`  // messages whose row is not marked: their relay marks it
 	Unknown   int64  `json:"unknown"`   // messages without a row
 	Missing   int64  `json:"missing"`   // rows without their message
 	Trouble   string `json:"trouble,omitempty"`
@@ -48,7 +49,7 @@ func (s Stream) String() string {
 		n    int64
 		what string
 	}{{s.Closing, "Closing messages"}, {s.Foreign, "Messages that no relay wrote"}, {s.Repeated, "Repeated messages"},
-		{s.Unknown, "MESSAGES WITHOUT A ROW"}, {s.Missing, "MISSING MESSAGES"}} {
+		{s.Unmarked, "Messages whose row is not marked yet"}, {s.Unknown, "MESSAGES WITHOUT A ROW"}, {s.Missing, "MISSING MESSAGES"}} {
 		if part.n > 0 {
 			fmt.Fprintf(&out, " %s: %s.", part.what, words.Count(part.n))
 		}
@@ -131,7 +132,8 @@ func (d Deps) countMessages(ctx context.Context, c relay.PartitionCheck, v *Stre
 	const page = 1000
 	var rows []outbox.Published
 	var found int64
-	v.Closing, v.Foreign, v.Repeated, v.Unknown = 0, 0, 0, 0
+	v.Closing, v.Foreign, v.Repeated, v.Unmarked, v.Unknown = 0, 0, 0, 0, 0
+	unmarked := make(map[int64]bool) // rows whose first message was counted
 	judge := func() error {
 		in, err := outbox.InPlace(ctx, d.Truth, c.Number, rows)
 		if err != nil {
@@ -147,6 +149,9 @@ func (d Deps) countMessages(ctx context.Context, c relay.PartitionCheck, v *Stre
 				found++
 			case known[m.Seq] == outbox.Unknown:
 				v.Unknown++
+			case known[m.Seq] == outbox.Pending && !unmarked[m.ID]:
+				unmarked[m.ID] = true
+				v.Unmarked++
 			default:
 				v.Repeated++
 			}

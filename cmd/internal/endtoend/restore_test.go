@@ -262,20 +262,28 @@ func (s *site) follows(q *pgxpool.Pool, sql string) map[string]int64 {
 func (s *site) arrived() {
 	s.t.Helper()
 	testkit.Eventually(s.t, 3*time.Minute, "everything to be applied", func() (bool, error) {
-		var waiting bool
-		if err := s.truth.QueryRow(s.t.Context(),
-			`SELECT EXISTS (SELECT FROM outbox_messages WHERE processed_at IS NULL)`).Scan(&waiting); err != nil || waiting {
+		if done, err := s.applied(); err != nil || !done {
 			return false, err
 		}
-		lags, err := consumers.Lag(s.t.Context(), s.projections, s.js, s.nats.Config(), consumerNames...)
-		for _, lag := range lags {
-			if lag.Messages > 0 {
-				return false, err
-			}
-		}
-		lag, outsideErr := subscribe.Lag(s.t.Context(), s.js.Conn(), s.outside, "outside")
-		return err == nil && outsideErr == nil && lag.Messages == 0, outsideErr
+		lag, err := subscribe.Lag(s.t.Context(), s.js.Conn(), s.outside, "outside")
+		return err == nil && lag.Messages == 0, err
 	})
+}
+
+// applied reports whether every write is published, and applied by Tidings' own consumers.
+func (s *site) applied() (bool, error) {
+	var waiting bool
+	if err := s.truth.QueryRow(s.t.Context(),
+		`SELECT EXISTS (SELECT FROM outbox_messages WHERE processed_at IS NULL)`).Scan(&waiting); err != nil || waiting {
+		return false, err
+	}
+	lags, err := consumers.Lag(s.t.Context(), s.projections, s.js, s.nats.Config(), consumerNames...)
+	for _, lag := range lags {
+		if lag.Messages > 0 {
+			return false, err
+		}
+	}
+	return err == nil, err
 }
 
 // hand writes like users and moderators: it changes some entities again and again.
@@ -283,6 +291,7 @@ type hand struct {
 	s    *store.Store
 	rng  *rand.Rand
 	made []string // ids of comments
+	ours []string // ids of reviews: an author has one of a product, and may write another one after deleting it
 	n    int
 }
 
@@ -297,7 +306,9 @@ func (h *hand) write(ctx context.Context) (err error) {
 	if len(h.made) > 0 {
 		some = h.made[h.rng.IntN(len(h.made))]
 	}
-	switch n := h.rng.IntN(10); {
+	switch n := h.rng.IntN(12); {
+	case n >= 10:
+		return h.review(ctx, n == 10)
 	case n < 2:
 		_, err = h.s.PutEdges(ctx, tenant, set.Edges["follow"], []store.EdgeWrite{edge})
 	case n < 4:
@@ -328,6 +339,27 @@ func (h *hand) write(ctx context.Context) (err error) {
 			h.made = append(h.made, o.Child.ID)
 		}
 	}
+	return err
+}
+
+// review writes a review, or deletes or edits one.
+func (h *hand) review(ctx context.Context, create bool) error {
+	k, meta := kinds.Builtin().Children["review"], store.Meta{Actor: "tester"}
+	if create || len(h.ours) == 0 {
+		out, err := h.s.CreateChildren(ctx, tenant, k, []store.NewChild{{Meta: meta, Object: 1 + h.rng.Int64N(8),
+			AuthorID: 1 + h.rng.Int64N(6), Body: fmt.Sprintf("review %d", h.n), Attributes: json.RawMessage(`{"rating":4}`)}})
+		if err == nil && out[0].Err == nil {
+			h.ours = append(h.ours, out[0].Child.ID)
+		}
+		return err
+	}
+	id := h.ours[h.rng.IntN(len(h.ours))]
+	if h.rng.IntN(3) > 0 {
+		_, err := h.s.DeleteChildren(ctx, tenant, k, []store.ChildDelete{{Meta: meta, ID: id, IfVersion: store.AnyVersion}})
+		return err
+	}
+	body := fmt.Sprintf("edited %d", h.n)
+	_, err := h.s.EditChildren(ctx, tenant, k, []store.ChildEdit{{Meta: meta, ID: id, IfVersion: store.AnyVersion, Body: &body}})
 	return err
 }
 
@@ -513,6 +545,136 @@ func TestARestoreRenewsThePartitionOfAnEarlierRepair(t *testing.T) {
 	}
 }
 
+// TestALostReviewThatWasWrittenAgainEndsTheRestore takes the truth back to before some reviews. Before the restore,
+// their authors write others in the same places, where the kind allows one per author.
+func TestALostReviewThatWasWrittenAgainEndsTheRestore(t *testing.T) {
+	for _, from := range []string{"the streams", "the histories"} {
+		t.Run("from "+from, func(t *testing.T) {
+			t.Parallel()
+			s := &site{truthDB: testkit.Postgres(t), projectionsDB: testkit.Postgres(t), others: testkit.Postgres(t),
+				nats: testkit.NATSProcess(t)}
+			s.open(t)
+			s.run()
+			const product = 5
+			edited := s.writeReview(3, product)
+			applied := func() { testkit.Eventually(t, 3*time.Minute, "everything to be applied", s.applied) }
+			applied()
+			backup := s.truthDB.Copy(t)
+
+			again := s.writeReview(1, product) // and the author writes another one
+			withdrawn := s.writeReview(2, product)
+			s.deleteReview(withdrawn)
+			replaced := s.writeReview(2, product)
+			s.deleteReview(edited)
+			beside := s.writeReview(3, product)
+			kept := s.writeReview(4, product)
+			applied()
+			for name := range s.parts {
+				s.stop(name)
+			}
+
+			s.truthDB = backup
+			if from == "the histories" {
+				s.nats = testkit.NATSProcess(t)
+			}
+			s.open(t)
+			if from == "the streams" { // the author's edit wins over the lost deletion, so the lost review beside it loses
+				s.editReview(edited)
+			}
+			first, second := s.writeReview(1, product), s.writeReview(2, product)
+			s.run()
+			code, stdout, stderr := s.tidings("restore", "--since", "1h", "--wait", "3m", "--yes", "--json")
+			var report restore.Report
+			if err := json.Unmarshal([]byte(stdout), &report); err != nil || code != 0 || !report.Verified.OK {
+				t.Fatalf("exit code %d, %v\n%s\n%s", code, err, stdout, stderr)
+			}
+			type version struct {
+				State   string
+				Version int64
+			}
+			got := make(map[string]version)
+			var id string
+			var v version
+			rows, _ := s.truth.Query(t.Context(), `SELECT child_id::text, author_state, version FROM children WHERE kind = 'review'`)
+			if _, err := pgx.ForEachRow(rows, []any{&id, &v.State, &v.Version}, func() error { got[id] = v; return nil }); err != nil {
+				t.Fatal(err)
+			}
+			// A review loses to the one that its author has now. It becomes DELETED, a version above each lost one.
+			want := map[string]version{again: {event.AuthorDeleted, 2}, withdrawn: {event.AuthorDeleted, 3},
+				replaced: {event.AuthorDeleted, 2}, edited: {event.AuthorActive, 3}, beside: {event.AuthorDeleted, 2},
+				kept: {event.AuthorActive, 1}, first: {event.AuthorActive, 1}, second: {event.AuthorActive, 1}}
+			if from == "the histories" {
+				want[edited], want[beside] = version{event.AuthorDeleted, 2}, version{event.AuthorActive, 1}
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("reviews (-want +got):\n%s", diff)
+			}
+			published := s.reviewEvents()
+			for id, last := range got {
+				if published[id] != last.Version {
+					t.Errorf("review %s is at version %d, and the streams end with %d", id, last.Version, published[id])
+				}
+			}
+			if code, stdout, stderr := s.tidings("restore", "--since", "1h", "--wait", "3m", "--yes", "--json"); code != 0 {
+				t.Errorf("restored again: exit code %d\n%s\n%s", code, stdout, stderr)
+			}
+		})
+	}
+}
+
+func (s *site) writeReview(author, product int64) (id string) {
+	s.t.Helper()
+	out, err := s.store.CreateChildren(s.t.Context(), tenant, kinds.Builtin().Children["review"], []store.NewChild{{
+		Meta: store.Meta{Actor: "tester"}, Object: product, AuthorID: author, Body: "text", Attributes: json.RawMessage(`{"rating":4}`)}})
+	if err != nil || out[0].Err != nil {
+		s.t.Fatal(err, out)
+	}
+	return out[0].Child.ID
+}
+
+func (s *site) deleteReview(id string) {
+	s.t.Helper()
+	if _, err := s.store.DeleteChildren(s.t.Context(), tenant, kinds.Builtin().Children["review"],
+		[]store.ChildDelete{{Meta: store.Meta{Actor: "tester"}, ID: id, IfVersion: store.AnyVersion}}); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func (s *site) editReview(id string) {
+	s.t.Helper()
+	if _, err := s.store.EditChildren(s.t.Context(), tenant, kinds.Builtin().Children["review"],
+		[]store.ChildEdit{{Meta: store.Meta{Actor: "tester"}, ID: id, IfVersion: store.AnyVersion, Body: new("edited")}}); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// reviewEvents returns the last version of each review on the streams.
+func (s *site) reviewEvents() map[string]int64 {
+	s.t.Helper()
+	streams, err := broker.Streams(s.t.Context(), s.js, s.nats.Config())
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	last := make(map[string]int64)
+	for _, stream := range streams {
+		if _, err := broker.Scan(s.t.Context(), s.js, s.nats.Config(), stream.Number, broker.Scanning{}, func(m *broker.Stored) error {
+			if !strings.Contains(m.Subject, ".review.") {
+				return nil
+			}
+			var p struct {
+				Review  string `json:"review_id"`
+				Version int64  `json:"version"`
+			}
+			err := json.Unmarshal(m.Data, &p)
+			last[p.Review] = p.Version
+			return err
+		}); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+	return last
+}
+
 // checkRecovered requires that this truth has the entities of another one in the same state or a later one, except
 // those of the erased user.
 func (s *site) checkRecovered(then map[string]state, settings bool) {
@@ -633,16 +795,18 @@ func (s *site) checkStreams(ordered bool) {
 			var p struct {
 				Version int64  `json:"version"`
 				Comment string `json:"comment_id"`
+				Review  string `json:"review_id"`
 				From    string `json:"follower_id"`
 				To      string `json:"followee_id"`
 			}
-			if event.Closes(m.Subject, m.Header) || !strings.Contains(m.Subject, ".follow.") && !strings.Contains(m.Subject, ".comment.") {
+			if event.Closes(m.Subject, m.Header) || !strings.Contains(m.Subject, ".follow.") && !strings.Contains(m.Subject, ".comment.") &&
+				!strings.Contains(m.Subject, ".review.") {
 				return nil
 			}
 			if err := json.Unmarshal(m.Data, &p); err != nil {
 				return err
 			}
-			of := p.Comment + p.From + "/" + p.To
+			of := p.Comment + p.Review + p.From + "/" + p.To
 			if ordered && p.Version <= latest[of] {
 				s.t.Errorf("version %d of %s follows version %d", p.Version, of, latest[of])
 			}

@@ -23,6 +23,7 @@ import (
 	"github.com/tidings/tidings/internal/restore"
 	"github.com/tidings/tidings/internal/words"
 	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/outbox"
 )
 
 // Process holds the streams and the environment of the process that runs a command.
@@ -120,8 +121,10 @@ func (p Process) exitCode(c *cobra.Command, err error, started bool) int {
 		return exitAgain
 	}
 	fmt.Fprintf(p.Stderr, "tidings: %s\n", daemon.Plain(err))
-	if errors.Is(err, erasure.ErrUnfinished) || errors.Is(err, restore.ErrUnfinished) {
-		return exitAgain
+	for _, again := range []error{erasure.ErrUnfinished, restore.ErrUnfinished, outbox.ErrNotAlone, outbox.ErrAloneLost} {
+		if errors.Is(err, again) {
+			return exitAgain
+		}
 	}
 	if started && !errors.As(err, &usage) {
 		if errors.As(err, &line) || errors.As(err, &file) {

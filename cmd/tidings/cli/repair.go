@@ -44,7 +44,8 @@ A message without a row is a write that the database lost when it went back in t
 failover). tidings restore writes it again. Repair stops there, unless --delete-unknown lets it
 delete such messages. It does not undo their effect on the projections: run tidings verify --repair.
 
-Repair changes nothing on an intact stream. Relays may run meanwhile. After an interruption, run it
+Repair changes nothing on an intact stream. Relays may run meanwhile, but no other repair and no
+restore: a second one names the first, and ends with exit code 3. After an interruption, run it
 again. While a stream has no leader, repair does nothing: wait until the brokers have elected one.
 On a cluster it asks leaders of a damaged stream to step down, until a majority of the replicas has
 reported the loss.

@@ -1,11 +1,17 @@
 package cli
 
 import (
+	"fmt"
+	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/outbox"
 )
 
 func TestRepairStreamBringsALostStreamBack(t *testing.T) {
@@ -75,6 +81,24 @@ func TestRepairStreamBringsALostStreamBack(t *testing.T) {
 		!strings.HasSuffix(stdout, "\nNothing was changed.\n") {
 		t.Errorf("a dry run of restore: exit code %d\n%s\n%s", code, stdout, stderr)
 	}
+	system, err := postgres.Open(t.Context(), d.instance(t).DatabaseURL, postgres.Config{MaxConns: 2, ConnectTimeout: time.Minute},
+		postgres.RoleSystem, "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer system.Close()
+	_, free, err := outbox.Alone(t.Context(), system, "repair")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{{"repair", "stream"}, {"restore", "--since", "1h"}} {
+		code, _, stderr := run(t, nil, "", append(args, "--yes", "--data", d.dir)...)
+		if want := fmt.Sprintf("another repair or restore is running: \"tidings repair (process %d on ", os.Getpid()); code != exitAgain ||
+			!strings.Contains(stderr, want) || !strings.Contains(stderr, "SELECT pg_terminate_backend(") {
+			t.Errorf("%s beside a repair: exit code %d\n%s", args[0], code, stderr)
+		}
+	}
+	free()
 	repaired("its stream is gone. Repair: 1,000 events to publish again, partition 1 replaces it.")
 	// The relay continues, the consumers read all events again, and count none twice.
 	d.verify(t)

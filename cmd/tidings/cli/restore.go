@@ -23,8 +23,8 @@ Restore writes lost writes of the truth again, from the streams and histories th
 It replaces every stream that is not empty with a new one, and publishes the missing events there.
 It replays consumers that cannot continue, repeats the erasures since --since, repairs the
 projections, and verifies everything. Its login must own the tables, because it may replay. With
-exit code 3 a step did not finish within --wait, and the output names it. Then, and after any
-interruption, run the same command again: it continues.`
+exit code 3 a step did not finish within --wait, or another restore or repair is running, and the
+output names it. Then, and after any interruption, run the same command again: it continues.`
 
 func (p Process) restoreCommand() *cobra.Command {
 	var (
