@@ -77,8 +77,9 @@ type ColdRequest struct {
 
 // ColdReport is the result for the files.
 type ColdReport struct {
-	Rows   int      // redacted rows or, with Look, rows to redact
-	Unread []string // unreadable files that may hold data of the person, each with its problem
+	Rows    int      // redacted rows or, with Look, rows to redact
+	Remains int      // with Look, ended exports that still have files
+	Unread  []string // unreadable files that may hold data of the person, each with its problem
 }
 
 // Options select the person to erase.

@@ -114,8 +114,11 @@ func (e *eraser) lookAtMessages(ctx context.Context, left map[string]int) error 
 
 func (e *eraser) lookAtCold(ctx context.Context, left map[string]int) error {
 	r, err := e.cold(ctx, true)
-	if r.Rows > 0 {
-		left[Cold] = r.Rows
+	if e.o.DryRun { // it counts rows alone
+		r.Remains = 0
+	}
+	if n := r.Rows + r.Remains; n > 0 {
+		left[Cold] = n
 	}
 	return err
 }
