@@ -58,6 +58,9 @@ func (e *eraser) scanAll(ctx context.Context) (map[string]int, error) {
 	if err := e.redactProjections(ctx, true, left); err != nil {
 		return nil, err
 	}
+	if err := e.deleteLetters(ctx, true, left); err != nil {
+		return nil, err
+	}
 	if err := e.lookAtCold(ctx, left); err != nil {
 		return nil, err
 	}
@@ -172,6 +175,9 @@ func (e *eraser) dryRun(ctx context.Context) error {
 		counts[Stream] = found.left
 	}
 	if err := e.redactProjections(ctx, true, counts); err != nil {
+		return err
+	}
+	if err := e.deleteLetters(ctx, true, counts); err != nil {
 		return err
 	}
 	return e.lookAtCold(ctx, counts)
