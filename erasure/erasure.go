@@ -37,7 +37,7 @@ const (
 	Stream      = "stream"
 	Cold        = "cold files"
 
-	SubscriberLetters = "subscribers' dead letters"
+	SubscriberLetters = "subscriber letters"
 )
 
 // Stores returns all of them in the order of reports. Each projection is a store under its own name.
