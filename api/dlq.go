@@ -190,7 +190,7 @@ func (s *server) actDLQ(
 	return func(ctx context.Context, in *dlqActInput) (*dlqActOutput, error) {
 		c := callerOf(ctx)
 		r := outbox.DLQRequest{DLQFilter: outbox.DLQFilter{TenantID: c.TenantID, IDs: []int64{in.ID.int64()}},
-			Limit: 1, Actor: c.meta.Actor}
+			Limit: 1, Actor: c.meta.Actor, Token: c.token}
 		if in.Body != nil {
 			r.Reason = in.Body.Reason
 		}

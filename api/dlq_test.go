@@ -122,6 +122,13 @@ func TestTheDLQOverHTTP(t *testing.T) {
 	if want := fmt.Sprintf(`ann retry 2 1 mended; console discard 3 1 ; %s type 0 {"n": 2}; 9`, retried.text("new_id")); got != want {
 		t.Errorf("the database has\n%s, want\n%s", got, want)
 	}
+	// Whatever actor the caller names, the audit has the token.
+	if err := f.system.QueryRow(t.Context(), `SELECT string_agg(DISTINCT token, '; ') FROM outbox_dlq_actions`).Scan(&got); err != nil {
+		t.Fatal(err)
+	}
+	if want := "console " + tokens.Fingerprint(f.token); got != want {
+		t.Errorf("the audit has the tokens %q, want %q", got, want)
+	}
 	if page := f.want(t, 200, "GET", "/docs", "", "Authorization"); !strings.Contains(page.body, "/v1/outbox/dlq/{id}/retry") {
 		t.Error("the page does not know the routes")
 	}

@@ -378,6 +378,7 @@ func validRequestID(id string) bool {
 // caller is the sender of a request, with the actor and the trace of its writes.
 type caller struct {
 	tokens.Principal
+	token  string // the name and fingerprint of the token, for audits: the actor is the caller's own word
 	meta   store.Meta
 	fresh  []event.Ref // entities that reads of projections must include
 	answer http.Header
@@ -642,7 +643,8 @@ func (s *server) caller(r *http.Request, p tokens.Principal) (caller, error) {
 	if err != nil {
 		return caller{}, err
 	}
-	return caller{Principal: p, meta: store.Meta{Actor: actor, TraceParent: traceParentOf(r.Context(), r)}, fresh: refs}, nil
+	h, _ := bearer(r.Header.Get("Authorization"))
+	return caller{Principal: p, token: p.Name + " " + h.Fingerprint(), meta: store.Meta{Actor: actor, TraceParent: traceParentOf(r.Context(), r)}, fresh: refs}, nil
 }
 
 // checkIntegers refuses integers of the query with a sign or leading zeros, so that each integer has one form.

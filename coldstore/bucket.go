@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"net/url"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -24,9 +25,11 @@ type place interface {
 	create(ctx context.Context, key, contentType string) (upload, error)
 	open(ctx context.Context, key string) (io.ReadCloser, error)
 	copy(ctx context.Context, to, from string) error
-	list(ctx context.Context, prefix string) ([]string, error) // the keys that begin with prefix
-	delete(ctx context.Context, keys []string) error           // missing keys are no error
-	forget(dir string) error                                   // removes the remains of a directory whose keys are deleted
+	list(ctx context.Context, prefix string) ([]string, error)    // the keys that begin with prefix
+	delete(ctx context.Context, keys []string) error              // missing keys are no error
+	uploads(ctx context.Context, prefix string) ([]string, error) // the keys of begun uploads, which list does not show
+	cancel(ctx context.Context, keys []string) error              // ends these uploads: none of them becomes an object
+	forget(dir string) error                                      // removes the remains of a directory whose keys are deleted
 	close() error
 }
 
@@ -182,14 +185,55 @@ func (b *bucket) list(ctx context.Context, prefix string) ([]string, error) {
 	return keys, nil
 }
 
-// remove deletes everything below a directory, and returns the number of objects deleted.
+// exportKey matches the keys of an export's files: its directory, which ends with its id.
+var exportKey = regexp.MustCompile(`^([0-9]{4}-[0-9]{2}/([0-9]{8}t[0-9]{6}[.][0-9]{6}z-[a-z0-9]+))/`)
+
+// exports returns the directories of exports that have objects or begun uploads, by the id of the export.
+func (b *bucket) exports(ctx context.Context) (map[string]string, error) {
+	begun, err := b.unfinished(ctx, "")
+	if err != nil {
+		return nil, err
+	}
+	keys, err := b.list(ctx, "")
+	if err != nil {
+		return nil, err
+	}
+	dirs := make(map[string]string)
+	for _, key := range append(keys, begun...) {
+		if m := exportKey.FindStringSubmatch(key); m != nil {
+			dirs[m[2]] = m[1]
+		}
+	}
+	return dirs, nil
+}
+
+// unfinished returns the keys of the uploads that begin with prefix.
+func (b *bucket) unfinished(ctx context.Context, prefix string) ([]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, objectTimeout)
+	defer cancel()
+	keys, err := b.uploads(ctx, prefix)
+	if err != nil {
+		return nil, fmt.Errorf("list the uploads to %s: %w", prefix, err)
+	}
+	return keys, nil
+}
+
+// remove deletes everything below a directory, and returns the number of objects deleted. Uploads end first: one that was
+// completed before is listed as an object.
 func (b *bucket) remove(ctx context.Context, dir string) (int, error) {
-	keys, err := b.list(ctx, dir+"/")
+	begun, err := b.unfinished(ctx, dir+"/")
 	if err != nil {
 		return 0, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, objectTimeout)
 	defer cancel()
+	if err := b.cancel(ctx, begun); err != nil {
+		return 0, fmt.Errorf("end the uploads to %s: %w", dir, err)
+	}
+	keys, err := b.list(ctx, dir+"/")
+	if err != nil {
+		return 0, err
+	}
 	if err := b.delete(ctx, keys); err != nil {
 		return 0, fmt.Errorf("delete %s: %w", dir, err)
 	}

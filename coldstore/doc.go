@@ -12,7 +12,7 @@
 // An export begins as a row of outbox_archive_exports, under an id that names its directory. So nothing is ever
 // overwritten, and the files of a dead process are known. The export counts from the transaction that makes its row
 // COMPLETE, after its manifest was written and all files were read back. Only directories of ids in the table are ever
-// deleted.
+// deleted. An exporter that fails removes its own files, because it may have been frozen while others looked for them.
 //
 // The caller keeps the archive unchanged: everything except Verify runs under the jobs' lease, whose fence is in each
 // transaction.

@@ -12,6 +12,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/tidings/tidings/outbox"
 )
 
@@ -220,6 +222,8 @@ func (s *Store) exportTo(ctx context.Context, r outbox.Range) (e Export, err err
 	if e, err = s.begin(ctx, r.From, month, s.url); err != nil {
 		return e, err
 	}
+	completing := false
+	defer func() { err = s.failed(ctx, b, e, completing, err) }()
 	w, total := s.newWriter(b, e), r.Rows
 	defer w.close()
 	if err := outbox.WalkArchive(ctx, s.pool, r.From, r.To, func(key outbox.ArchiveKey, line []byte) error {
@@ -240,7 +244,40 @@ func (s *Store) exportTo(ctx context.Context, r outbox.Range) (e Export, err err
 	if err != nil {
 		return e, err
 	}
+	completing = true
 	return s.complete(ctx, e, "", out)
+}
+
+// discardTimeout bounds the removal of a failed export's files. Sweep removes what is left.
+const discardTimeout = 20 * time.Second
+
+// failed removes the files of an export that failed, also after ctx ended: this process may have been frozen, and nobody
+// else looks for them any more. It returns err, and its own error if it left files.
+func (s *Store) failed(ctx context.Context, b *bucket, e Export, completing bool, err error) error {
+	if err == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), discardTimeout)
+	defer cancel()
+	if completing { // the commit may have been carried out although its answer was lost
+		return errors.Join(err, s.discard(ctx, b, e))
+	}
+	_, left := b.remove(ctx, e.dir())
+	return errors.Join(err, left)
+}
+
+// discard ends an export unless it is complete, and removes its files. It needs no fence: only the export's own process
+// completes it.
+func (s *Store) discard(ctx context.Context, b *bucket, e Export) error {
+	if _, err := s.pool.Exec(ctx, endSQL, pgx.StrictNamedArgs{"id": e.ID}); err != nil {
+		return fmt.Errorf("end the export %s: %w", e, err)
+	}
+	var complete bool
+	if err := s.pool.QueryRow(ctx, isCompleteSQL, pgx.StrictNamedArgs{"id": e.ID}).Scan(&complete); err != nil || complete {
+		return err
+	}
+	_, err := b.remove(ctx, e.dir())
+	return err
 }
 
 func monthOf(t time.Time) time.Time {
@@ -312,6 +349,6 @@ func (s *Store) exportAll(ctx context.Context, all []outbox.Range, more func() e
 			done = append(done, e)
 		}
 	}
-	_, err = s.Sweep(ctx, false)
+	_, err = s.Sweep(ctx)
 	return done, errors.Join(append(errs, err)...)
 }

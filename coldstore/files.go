@@ -127,6 +127,10 @@ func (f *files) delete(ctx context.Context, keys []string) error {
 	return ctx.Err()
 }
 
+// uploads returns none: list shows temporary files too.
+func (*files) uploads(context.Context, string) ([]string, error) { return nil, nil }
+func (*files) cancel(context.Context, []string) error            { return nil }
+
 func (f *files) forget(dir string) error {
 	if err := f.root.RemoveAll(f.prefix + dir); err != nil {
 		return err

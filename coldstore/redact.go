@@ -32,9 +32,10 @@ type Row struct {
 
 // Redacted is the result of a redaction.
 type Redacted struct {
-	Rows   int      // rows changed or, with Look, rows to change
-	Unread []string // files that may have such rows but could not be read or written, each with its problem
-	Files  int      // segments and index files read; some count twice
+	Rows    int      // rows changed or, with Look, rows to change
+	Remains int      // with Look, ended exports that have files: Redact removes them
+	Unread  []string // files that may have such rows but could not be read or written, each with its problem
+	Files   int      // segments and index files read; some count twice
 }
 
 // Redact changes a tenant's rows that may be about a person, in every export, and returns the number of changed rows.
@@ -61,9 +62,24 @@ func (s *Store) Redact(ctx context.Context, tenant, person int64, redact func(ro
 	return r, err
 }
 
-// Look returns the number of rows that Redact would change, and changes nothing. It needs no fence.
+// Look returns the number of rows that Redact would change, and changes nothing. It also compares what the places list
+// with what is complete. It needs no fence.
 func (s *Store) Look(ctx context.Context, tenant, person int64, redact func(row *Row) (changed bool)) (Redacted, error) {
-	return s.redactAll(ctx, tenant, person, true, redact)
+	r, err := s.redactAll(ctx, tenant, person, true, redact)
+	if err != nil {
+		return r, err
+	}
+	places, left, err := s.list(ctx, true)
+	for _, p := range places {
+		r.Remains += len(p.ended)
+		for _, dir := range p.unknown {
+			left = append(left, fmt.Errorf("%s %s: the database knows no such export; move its files or delete them", p.url, dir))
+		}
+	}
+	for _, problem := range left {
+		r.Unread = append(r.Unread, problem.Error())
+	}
+	return r, err
 }
 
 func (s *Store) redactAll(ctx context.Context, tenant, person int64, look bool, redact func(row *Row) bool) (r Redacted, err error) {
@@ -130,11 +146,13 @@ func (s *Store) redact(ctx context.Context, e Export, tenant, person int64, look
 
 // copy makes a copy of an export in which some rows change.
 func (s *Store) copy(ctx context.Context, b *bucket, e Export, old Manifest, changes []int, tenant int64,
-	redact func(row *Row) bool) error {
+	redact func(row *Row) bool) (err error) {
 	to, err := s.begin(ctx, e.Range, e.Month, e.URL)
 	if err != nil {
 		return err
 	}
+	completing := false
+	defer func() { err = s.failed(ctx, b, to, completing, err) }()
 	w := s.newWriter(b, to)
 	defer w.close()
 	w.m.RedactedFrom, w.m.FirstOccurredAt, w.m.LastOccurredAt = e.ID, old.FirstOccurredAt, old.LastOccurredAt
@@ -148,6 +166,7 @@ func (s *Store) copy(ctx context.Context, b *bucket, e Export, old Manifest, cha
 	if err != nil {
 		return err
 	}
+	completing = true
 	_, err = s.complete(ctx, to, e.ID, out)
 	return err
 }

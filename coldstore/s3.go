@@ -135,4 +135,23 @@ func (s *s3) delete(ctx context.Context, keys []string) error {
 	return nil
 }
 
+// uploads lists multipart uploads that nobody completed. Their parts may hold text.
+func (s *s3) uploads(ctx context.Context, prefix string) (keys []string, err error) {
+	for u := range s.client.ListIncompleteUploads(ctx, s.bucket, s.prefix+prefix, true) {
+		if err = cmp.Or(err, u.Err); u.Err == nil { // read to the end: the sender waits
+			keys = append(keys, u.Key[len(s.prefix):])
+		}
+	}
+	return keys, err
+}
+
+func (s *s3) cancel(ctx context.Context, keys []string) error {
+	for _, key := range keys {
+		if err := s.client.RemoveIncompleteUpload(ctx, s.bucket, s.prefix+key); err != nil && !absent(err) {
+			return err
+		}
+	}
+	return nil
+}
+
 func (*s3) forget(string) error { return nil }

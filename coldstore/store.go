@@ -5,6 +5,8 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -213,59 +215,111 @@ func (s *Store) complete(ctx context.Context, e Export, replaces string, w *writ
 	return e, err
 }
 
-// overSQL reads the exports whose files must be removed: those not yet swept, and those older than a day, which are
-// about to be deleted; with @all, all of them. Locks: none.
-const overSQL = `
-SELECT /* coldstore.over */ export_id, month::timestamptz, url FROM outbox_archive_exports
- WHERE state = 'OVER' AND (@all OR swept_at IS NULL OR over_at < now() - interval '1 day') ORDER BY export_id`
+const (
+	// endSQL ends an export that is not complete. Index: outbox_archive_exports_pkey. Locks: the row.
+	endSQL = `UPDATE /* coldstore.end */ outbox_archive_exports SET state = 'OVER', over_at = now() WHERE export_id = @id AND state = 'WRITING'`
+	// isCompleteSQL reads whether an export counts. Index: outbox_archive_exports_pkey. Locks: none.
+	isCompleteSQL = `SELECT /* coldstore.is_complete */ EXISTS (SELECT FROM outbox_archive_exports WHERE export_id = @id AND state = 'COMPLETE')`
 
-// sweptSQL records exports whose files are removed, and deletes their rows after a day. A process that froze while it
-// wrote an export may still write a file when it thaws, and a later sweep must find that file.
-// Index: outbox_archive_exports_pkey. Locks: the rows.
-const sweptSQL = `
-WITH forgotten AS (DELETE FROM outbox_archive_exports WHERE export_id = ANY(@ids) AND state = 'OVER' AND over_at < now() - interval '1 day')
+	// placesSQL reads the places that may have files of ended exports: until a week after the end, because a process that
+	// froze while it wrote an export may write a file when it thaws. With @all, also every place with a complete export.
+	// Index: none, a row per export that ever began. Locks: none.
+	placesSQL = `
+SELECT /* coldstore.places */ DISTINCT url FROM outbox_archive_exports
+ WHERE CASE WHEN state = 'OVER' THEN swept_at IS NULL OR over_at > now() - interval '7 days' ELSE @all END ORDER BY url`
+	// statesSQL reads which of the exports exist, and which of these have ended. Index: outbox_archive_exports_pkey. Locks: none.
+	statesSQL = `SELECT /* coldstore.states */ export_id, state = 'OVER' FROM outbox_archive_exports WHERE export_id = ANY(@ids)`
+
+	// sweptSQL records that the ended exports of a place have no files. Their rows remain, so that a later file is known as
+	// theirs. Index: none, a row per export that ever began. Locks: the rows.
+	sweptSQL = `
 UPDATE /* coldstore.swept */ outbox_archive_exports SET swept_at = now()
- WHERE export_id = ANY(@ids) AND state = 'OVER' AND over_at >= now() - interval '1 day'`
+ WHERE state = 'OVER' AND swept_at IS NULL AND url = ANY(@urls)`
+)
 
-// Sweep removes the files of exports that ended or died, and returns the number of objects removed. It visits exports
-// swept earlier again after a day or, with all, now.
-func (s *Store) Sweep(ctx context.Context, all bool) (removed int, err error) {
-	removed, left, err := s.sweep(ctx, all)
+// listed are the directories of a place whose exports do not count. The ended ones may be removed.
+type listed struct {
+	url            string
+	bucket         *bucket
+	ended, unknown []string
+}
+
+// list compares the directories of places with the table. left are problems with places, which do not stop the rest.
+func (s *Store) list(ctx context.Context, all bool) (places []listed, left []error, err error) {
+	rows, _ := s.pool.Query(ctx, placesSQL, pgx.StrictNamedArgs{"all": all})
+	urls, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return nil, nil, fmt.Errorf("read the places of exports: %w", err)
+	}
+	for _, url := range urls {
+		b, err := s.open(ctx, url)
+		var dirs map[string]string
+		if err == nil {
+			dirs, err = b.exports(ctx)
+		}
+		if ctx.Err() != nil {
+			return nil, nil, context.Cause(ctx)
+		}
+		if err != nil {
+			left = append(left, fmt.Errorf("list the exports at %s: %w", url, err))
+			continue
+		}
+		// The rows are read after the directories: an export has its row before its first file.
+		p, known := listed{url: url, bucket: b}, make(map[string]bool)
+		rows, _ := s.pool.Query(ctx, statesSQL, pgx.StrictNamedArgs{"ids": slices.Collect(maps.Keys(dirs))})
+		var id string
+		var over bool
+		if _, err := pgx.ForEachRow(rows, []any{&id, &over}, func() error {
+			if known[id] = true; over {
+				p.ended = append(p.ended, dirs[id])
+			}
+			return nil
+		}); err != nil {
+			return nil, nil, fmt.Errorf("read the states of exports: %w", err)
+		}
+		for id, dir := range dirs {
+			if !known[id] {
+				p.unknown = append(p.unknown, dir)
+			}
+		}
+		slices.Sort(p.unknown)
+		places = append(places, p)
+	}
+	return places, left, nil
+}
+
+// Sweep removes the files of exports that ended or died, and returns the number of objects removed. Until a week after
+// an export ended it looks for its files again.
+func (s *Store) Sweep(ctx context.Context) (removed int, err error) {
+	removed, left, err := s.sweep(ctx, false)
 	return removed, errors.Join(append(left, err)...)
 }
 
-// sweep is Sweep. left are problems with files, which do not stop the rest.
+// sweep is Sweep or, with all, visits every place of an export. left are problems with files, which do not stop the rest.
 func (s *Store) sweep(ctx context.Context, all bool) (removed int, left []error, err error) {
 	if _, err := s.fenced(ctx, abandonSQL, pgx.StrictNamedArgs{"range": nil}); err != nil {
 		return 0, nil, fmt.Errorf("end abandoned exports: %w", err)
 	}
-	rows, _ := s.pool.Query(ctx, overSQL, pgx.StrictNamedArgs{"all": all})
-	var e Export
-	var over []Export
-	if _, err := pgx.ForEachRow(rows, []any{&e.ID, &e.Month, &e.URL}, func() error {
-		e.Month = e.Month.UTC()
-		over = append(over, e)
-		return nil
-	}); err != nil {
-		return 0, nil, fmt.Errorf("read the ended exports: %w", err)
+	places, left, err := s.list(ctx, all)
+	if err != nil {
+		return 0, left, err
 	}
 	var swept []string
-	for _, e := range over {
-		b, err := s.open(ctx, e.URL)
-		n := 0
-		if err == nil {
-			n, err = b.remove(ctx, e.dir())
+	for _, p := range places {
+		problems := len(left)
+		for _, dir := range p.ended {
+			n, err := p.bucket.remove(ctx, dir)
+			if removed += n; err != nil {
+				left = append(left, fmt.Errorf("remove the files of the ended export %s %s: %w", p.url, dir, err))
+			}
 		}
-		removed += n
-		if err != nil {
-			left = append(left, fmt.Errorf("remove the files of the ended export %s: %w", e, err))
-			continue
+		if len(left) == problems {
+			swept = append(swept, p.url)
 		}
-		swept = append(swept, e.ID)
 	}
 	if len(swept) > 0 {
-		if _, err := s.fenced(ctx, sweptSQL, pgx.StrictNamedArgs{"ids": swept}); err != nil {
-			return removed, left, fmt.Errorf("record the removed files of %d exports: %w", len(swept), err)
+		if _, err := s.fenced(ctx, sweptSQL, pgx.StrictNamedArgs{"urls": swept}); err != nil {
+			return removed, left, fmt.Errorf("record the removed files at %d places: %w", len(swept), err)
 		}
 	}
 	return removed, left, nil

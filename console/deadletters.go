@@ -254,6 +254,7 @@ type deadLetterPage struct {
 type deadAction struct {
 	At            time.Time
 	Actor, Action string
+	Token         string // of the API; "" otherwise
 	Consumer      string
 	Error, Reason string
 }
@@ -304,7 +305,7 @@ func (c *Console) actionsOn(ctx context.Context, tenant int64, eventID string) (
 		return nil, err
 	}
 	for _, d := range did {
-		all = append(all, deadAction{At: d.At, Actor: d.Actor, Action: d.Action, Reason: d.Reason})
+		all = append(all, deadAction{At: d.At, Actor: d.Actor, Token: d.Token, Action: d.Action, Reason: d.Reason})
 	}
 	parked, err := c.letters.ActionsOn(ctx, tenant, eventID)
 	for _, d := range parked {

@@ -59,10 +59,39 @@ SELECT /* consumers.sweep_dead_letters */ id, consumer_name, partition_key, aggr
   FROM consumer_dead_letters
  WHERE tenant_id = @tenant AND (@type = '' OR aggregate_type = @type) AND id > @after ORDER BY id LIMIT @limit`
 
-// redactDeadLetterSQL removes content from a dead letter if that still exists.
+// redactDeadLetterSQL removes content from a dead letter if that still exists, and the error, which may quote it.
 // Index: consumer_dead_letters_pkey. Locks: the dead letter; its partition's offset is locked.
 const redactDeadLetterSQL = `
-UPDATE /* consumers.redact_dead_letter */ consumer_dead_letters SET payload = @payload, headers = @headers WHERE id = @id`
+UPDATE /* consumers.redact_dead_letter */ consumer_dead_letters SET payload = @payload, headers = @headers,
+       error = CASE WHEN @content THEN @erased ELSE error END, cause = CASE WHEN @content THEN @erased ELSE cause END WHERE id = @id`
+
+// The errors of failed retries, which may quote what is erased.
+// Index: consumer_dead_letter_actions_tenant_event_idx, the tenant's. Locks: the rows.
+const (
+	erroneous = ` consumer_dead_letter_actions
+ WHERE tenant_id = @tenant AND aggregate_type = @type AND aggregate_id = ANY(@ids::bigint[]) AND error NOT IN ('', @erased)`
+	countErrorsSQL = `SELECT /* consumers.count_errors */ count(*) FROM` + erroneous
+	blankErrorsSQL = `
+WITH blanked AS (UPDATE consumer_dead_letter_actions SET error = @erased WHERE id IN (SELECT id FROM` + erroneous + `) RETURNING 1)
+SELECT /* consumers.blank_errors */ count(*) FROM blanked`
+)
+
+// erasedError replaces an error that may quote what was erased.
+const erasedError = "erased with the content"
+
+// BlankErrors blanks the errors of failed retries of a tenant's dead letters about aggregates, and returns their number.
+// With look it only counts them. The rest of the audit does not change.
+func BlankErrors(ctx context.Context, pool *pgxpool.Pool, tenant int64, aggregateType string, ids []int64, look bool) (n int64, err error) {
+	sql := blankErrorsSQL
+	if look {
+		sql = countErrorsSQL
+	}
+	err = pool.QueryRow(ctx, sql, pgx.StrictNamedArgs{"tenant": tenant, "type": aggregateType, "ids": ids, "erased": erasedError}).Scan(&n)
+	if err != nil {
+		return 0, fmt.Errorf("blank the errors of retries about %d objects of %s: %w", len(ids), aggregateType, err)
+	}
+	return n, nil
+}
 
 type heldLetter struct {
 	ID                  int64
@@ -72,18 +101,26 @@ type heldLetter struct {
 	Headers             map[string][]string
 }
 
-// RedactDeadLetters calls redact with the payload and headers of each of the tenant's dead letters. Where redact
-// returns true, it replaces both by the returned values. The letters keep their places, and a retry applies their new
+// RedactedLetter is what a dead letter becomes.
+type RedactedLetter struct {
+	Payload []byte
+	Headers map[string][]string
+	Content bool // the payload lost content, which the error may quote
+}
+
+// RedactDeadLetters calls redact with the payload and headers of each of the tenant's dead letters. Where redact returns
+// a letter, it replaces both, and the error too if content was removed. The letters keep their places, and a retry applies their new
 // content. Each change first locks the partition's offset, so that no retry is running that has read the old content.
 // With look, RedactDeadLetters changes nothing. It returns the number of letters that it changed, or would change.
 func RedactDeadLetters(ctx context.Context, pool *pgxpool.Pool, tenant int64, look bool,
-	redact func(aggregateType string, payload []byte,
-		headers map[string][]string) ([]byte, map[string][]string, bool, error)) (n int, err error) {
+	redact func(aggregateType string, payload []byte, headers map[string][]string) (*RedactedLetter, error)) (n int, err error) {
+	var now *RedactedLetter
 	return sweepDeadLetters(ctx, pool, tenant, "", look, func(l *heldLetter) (is bool, err error) {
-		l.Payload, l.Headers, is, err = redact(l.AggregateType, l.Payload, l.Headers)
-		return is, err
+		now, err = redact(l.AggregateType, l.Payload, l.Headers)
+		return now != nil, err
 	}, func(tx pgx.Tx, l *heldLetter) error {
-		_, err := tx.Exec(ctx, redactDeadLetterSQL, pgx.StrictNamedArgs{"id": l.ID, "payload": l.Payload, "headers": l.Headers})
+		_, err := tx.Exec(ctx, redactDeadLetterSQL, pgx.StrictNamedArgs{"id": l.ID, "payload": now.Payload, "headers": now.Headers,
+			"content": now.Content, "erased": erasedError})
 		return err
 	})
 }

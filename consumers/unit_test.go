@@ -22,7 +22,7 @@ func TestStatements(t *testing.T) {
 		deadLettersSQL, rebaseSQL, confirmSQL,
 		listDeadLettersSQL, countDeadLettersSQL, actionsOnEventSQL, positionsSQL, getDeadLetterSQL, lockOffsetSQL, leftSQL, parkedEventsSQL,
 		removeSQL, keepSQL, pauseSQL, resumeSQL, pausesSQL,
-		notPastSQL, sweepDeadLettersSQL, redactDeadLetterSQL, forgetSQL, begunSQL, startSQL) {
+		notPastSQL, sweepDeadLettersSQL, redactDeadLetterSQL, countErrorsSQL, blankErrorsSQL, forgetSQL, begunSQL, startSQL) {
 		query, _, err := pgx.NamedArgs{}.RewriteQuery(ctx, nil, sql, nil)
 		if err != nil {
 			t.Fatal(err)

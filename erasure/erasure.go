@@ -36,6 +36,8 @@ const (
 	DeadLetters = "dead letters"
 	Stream      = "stream"
 	Cold        = "cold files"
+
+	SubscriberLetters = "subscriber letters"
 )
 
 // Stores returns all of them in the order of reports. Each projection is a store under its own name.
@@ -44,7 +46,7 @@ func Stores(fleet []projections.Projection) []string {
 	for _, p := range fleet {
 		all = append(all, p.Name())
 	}
-	return append(all, Stream, Cold)
+	return append(all, Stream, SubscriberLetters, Cold)
 }
 
 // Deps are the dependencies of an erasure.
@@ -77,8 +79,9 @@ type ColdRequest struct {
 
 // ColdReport is the result for the files.
 type ColdReport struct {
-	Rows   int      // redacted rows or, with Look, rows to redact
-	Unread []string // unreadable files that may hold data of the person, each with its problem
+	Rows    int      // redacted rows or, with Look, rows to redact
+	Remains int      // with Look, ended exports that still have files
+	Unread  []string // unreadable files that may hold data of the person, each with its problem
 }
 
 // Options select the person to erase.
@@ -615,7 +618,10 @@ func (e *eraser) pastStream(ctx context.Context) error {
 		return err
 	}
 	e.o.Progress("erasing " + words.Of(int64(len(found.doomed)), "message") + " from the stream")
-	return e.deleteDoomed(ctx, found)
+	if err := e.deleteDoomed(ctx, found); err != nil {
+		return err
+	}
+	return e.deleteLetters(ctx, false, e.report.Counts)
 }
 
 func (e *eraser) notPast(ctx context.Context, found onStream) (waiting []string, err error) {
@@ -647,6 +653,15 @@ func (e *eraser) redactProjections(ctx context.Context, look bool, counts map[st
 	if err != nil {
 		return err
 	}
+	about := e.selection().Aggregates
+	for _, kind := range slices.Sorted(maps.Keys(about)) {
+		for some := range slices.Chunk(about[kind], slice) {
+			n, err := consumers.BlankErrors(ctx, e.Projections, e.o.TenantID, kind, some, look)
+			if add(DeadLetters, int(n)); err != nil {
+				return err
+			}
+		}
+	}
 	var all []string
 	for _, k := range e.found() {
 		all = slices.AppendSeq(all, maps.Keys(k.children))
@@ -670,11 +685,10 @@ func (e *eraser) redactProjections(ctx context.Context, look bool, counts map[st
 	return e.forgetProjected(ctx, look, add)
 }
 
-// redactLetter is redact for a dead letter. It discards the dead letter of an edge of the person.
-func (e *eraser) redactLetter(aggregateType string, payload []byte,
-	headers map[string][]string) ([]byte, map[string][]string, bool, error) {
+// redactLetter is redact for a dead letter. It leaves the dead letter of an edge of the person, which is discarded.
+func (e *eraser) redactLetter(aggregateType string, payload []byte, headers map[string][]string) (*consumers.RedactedLetter, error) {
 	if k := e.edge(aggregateType); k != nil && k.names(payload, e.o.AuthorID) {
-		return nil, nil, false, nil
+		return nil, nil
 	}
 	eventType := ""
 	if v := headers[event.HeaderType]; len(v) > 0 && strings.HasPrefix(v[0], "tidings."+aggregateType+"."+event.Erased+".") {
@@ -684,7 +698,10 @@ func (e *eraser) redactLetter(aggregateType string, payload []byte,
 	if off {
 		headers = event.RedactHeaders(headers)
 	}
-	return payload, headers, payload != nil, err
+	if payload == nil || err != nil {
+		return nil, err
+	}
+	return &consumers.RedactedLetter{Payload: payload, Headers: headers, Content: off}, nil
 }
 
 // redactProjectedActs replaces the person as the actor in the consumers' tables or, with look, counts the rows.

@@ -337,7 +337,7 @@ func (w *world) redactCold(ctx context.Context, c ColdRequest) (ColdReport, erro
 		do = w.cold.Look
 	}
 	r, err := do(ctx, c.TenantID, c.Person, redact)
-	return ColdReport{r.Rows, r.Unread}, errors.Join(err, failed)
+	return ColdReport{r.Rows, r.Remains, r.Unread}, errors.Join(err, failed)
 }
 
 func (w *world) deps() Deps {

@@ -58,6 +58,9 @@ func (e *eraser) scanAll(ctx context.Context) (map[string]int, error) {
 	if err := e.redactProjections(ctx, true, left); err != nil {
 		return nil, err
 	}
+	if err := e.deleteLetters(ctx, true, left); err != nil {
+		return nil, err
+	}
 	if err := e.lookAtCold(ctx, left); err != nil {
 		return nil, err
 	}
@@ -114,8 +117,11 @@ func (e *eraser) lookAtMessages(ctx context.Context, left map[string]int) error 
 
 func (e *eraser) lookAtCold(ctx context.Context, left map[string]int) error {
 	r, err := e.cold(ctx, true)
-	if r.Rows > 0 {
-		left[Cold] = r.Rows
+	if e.o.DryRun { // it counts rows alone
+		r.Remains = 0
+	}
+	if n := r.Rows + r.Remains; n > 0 {
+		left[Cold] = n
 	}
 	return err
 }
@@ -169,6 +175,9 @@ func (e *eraser) dryRun(ctx context.Context) error {
 		counts[Stream] = found.left
 	}
 	if err := e.redactProjections(ctx, true, counts); err != nil {
+		return err
+	}
+	if err := e.deleteLetters(ctx, true, counts); err != nil {
 		return err
 	}
 	return e.lookAtCold(ctx, counts)

@@ -173,6 +173,27 @@ func (e *eraser) deleteDoomed(ctx context.Context, found onStream) error {
 	return nil
 }
 
+// deleteLetters deletes the dead letters of subscribers with content of an erased child, or of an edge of the person; with
+// look it only counts them. It runs after their events are recorded as erased: a subscriber that stores one later finds
+// the record, and deletes the letter itself.
+func (e *eraser) deleteLetters(ctx context.Context, look bool, counts map[string]int) error {
+	n, err := broker.EraseLetters(ctx, e.JetStream, e.Broker, look, func(subject string, headers map[string][]string, data []byte) (bool, error) {
+		ev, fault := event.Decode(subject, headers, nil)
+		if ev.TenantID != e.o.TenantID {
+			return false, nil
+		}
+		_, off, err := e.redact(ev.AggregateType, ev.Type, data)
+		if err != nil && fault != nil {
+			err = nil // it is no event of ours, and no content that a consumer would read
+		}
+		return off, err
+	})
+	if n > 0 {
+		counts[SubscriberLetters] += n
+	}
+	return err
+}
+
 func (e *eraser) deleteSlice(ctx context.Context, stream string, some []message) error {
 	rows, doomed := make([]outbox.Published, len(some)), make([]broker.Doomed, len(some))
 	for i, m := range some {

@@ -206,6 +206,7 @@ type DLQRequest struct {
 	DLQFilter
 	Limit  int    // most messages, lowest ids first; never more than MaxDLQBatch
 	Actor  string // required
+	Token  string // the name and fingerprint of the API token; "" without one
 	Reason string // may be empty
 	DryRun bool   // change nothing: only return the actions
 
@@ -227,7 +228,8 @@ type DLQAction struct {
 	EventType     string
 	NewID         int64 // the message's new id in the outbox; 0 if discarded
 	Reason        string
-	Slot          int // the message's slot
+	Token         string // with which an API's caller acted, whatever Actor says; "" for commands and the console
+	Slot          int    // the message's slot
 }
 
 // takeDLQSQL begins the statements that remove messages from the DLQ. It locks the chosen rows in the order of their
@@ -242,7 +244,7 @@ gone AS (
 
 // actionColumns are DLQAction's columns, in order.
 const actionColumns = `at, actor, action, dlq_id, event_id::text, tenant_id, aggregate_type, aggregate_id, event_type, ` +
-	`coalesce(new_id, 0), reason`
+	`coalesce(new_id, 0), reason, token`
 
 // retryDLQSQL moves messages back to the outbox and records that. The new rows get new ids above every floor, in the
 // order of the old ones.
@@ -254,8 +256,8 @@ fresh AS (
   SELECT tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, trace_id, event_id FROM gone ORDER BY id
   RETURNING id, event_id, slot),
 noted AS (
-  INSERT INTO outbox_dlq_actions (actor, action, dlq_id, event_id, tenant_id, aggregate_type, aggregate_id, event_type, new_id, reason)
-  SELECT @actor, 'retry', g.id, g.event_id, g.tenant_id, g.aggregate_type, g.aggregate_id, g.event_type, f.id, @reason
+  INSERT INTO outbox_dlq_actions (actor, action, dlq_id, event_id, tenant_id, aggregate_type, aggregate_id, event_type, new_id, reason, token)
+  SELECT @actor, 'retry', g.id, g.event_id, g.tenant_id, g.aggregate_type, g.aggregate_id, g.event_type, f.id, @reason, @token
     FROM gone g JOIN fresh f USING (event_id) ORDER BY g.id
   RETURNING *)
 SELECT /* outbox.retry_dlq */ ` + actionColumns + `, (SELECT f.slot FROM fresh f WHERE f.id = noted.new_id)::int
@@ -275,8 +277,8 @@ func (d *DLQ) Retry(ctx context.Context, r DLQRequest) ([]DLQAction, error) {
 // Index: outbox_messages_dlq_pkey, or that of tenant and aggregate.   Locks: the chosen messages.
 const discardDLQSQL = takeDLQSQL + `
 noted AS (
-  INSERT INTO outbox_dlq_actions (actor, action, dlq_id, event_id, tenant_id, aggregate_type, aggregate_id, event_type, reason)
-  SELECT @actor, 'discard', id, event_id, tenant_id, aggregate_type, aggregate_id, event_type, @reason FROM gone ORDER BY id
+  INSERT INTO outbox_dlq_actions (actor, action, dlq_id, event_id, tenant_id, aggregate_type, aggregate_id, event_type, reason, token)
+  SELECT @actor, 'discard', id, event_id, tenant_id, aggregate_type, aggregate_id, event_type, @reason, @token FROM gone ORDER BY id
   RETURNING *)
 SELECT /* outbox.discard_dlq */ ` + actionColumns + `, (SELECT g.slot FROM gone g WHERE g.id = noted.dlq_id)::int
   FROM noted ORDER BY dlq_id`
@@ -298,13 +300,13 @@ func (d *DLQ) act(ctx context.Context, action, sql string, r DLQRequest) ([]DLQA
 		for i, m := range would {
 			actions[i] = DLQAction{
 				Actor: r.Actor, Action: action, DLQID: m.OutboxID, EventID: m.ID, TenantID: m.TenantID, AggregateType: m.AggregateType,
-				AggregateID: m.AggregateID, EventType: m.Type, Reason: r.Reason, Slot: m.Slot,
+				AggregateID: m.AggregateID, EventType: m.Type, Reason: r.Reason, Token: r.Token, Slot: m.Slot,
 			}
 		}
 		return actions, nil
 	}
 	args := r.args()
-	args["limit"], args["actor"], args["reason"] = min(r.Limit, MaxDLQBatch), r.Actor, r.Reason
+	args["limit"], args["actor"], args["reason"], args["token"] = min(r.Limit, MaxDLQBatch), r.Actor, r.Reason, r.Token
 	var actions []DLQAction
 	err := d.tx(ctx, r.TenantID, pgx.ReadWrite, func(tx pgx.Tx) (err error) {
 		rows, _ := tx.Query(ctx, sql, args)

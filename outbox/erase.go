@@ -209,7 +209,8 @@ type Redacted struct {
 	Stays   bool // the message stays on the stream unchanged
 }
 
-// redactSQL removes content from messages. They keep their ids and places. A published row without a stream_seq is an
+// redactSQL removes content from messages, and an error that may quote it: in the DLQ the cause, which has no quotations,
+// takes its place. They keep their ids and places. A published row without a stream_seq is an
 // erased one, and a repair never publishes it again. A pending row is published with its new payload.
 //
 // Index: the primary key, or that of each range.   Locks: the messages.
@@ -219,16 +220,17 @@ WITH redacted AS (
 held AS MATERIALIZED (
   SELECT m.id FROM {table} m JOIN redacted r ON m.id = r.id AND m.event_id = r.event_id ORDER BY m.id FOR NO KEY UPDATE OF m
 )
-UPDATE /* outbox.redact */ {table} m SET payload = r.payload{unmark}
+UPDATE /* outbox.redact */ {table} m SET payload = r.payload,
+       last_error = CASE WHEN r.stays THEN m.last_error ELSE {error} END{unmark}
   FROM redacted r
  WHERE m.id = r.id AND m.event_id = r.event_id AND m.id IN (SELECT id FROM held)`
 
 func redactSQLOf(table string) string {
-	unmark := ", stream_seq = CASE WHEN r.stays THEN m.stream_seq END"
+	unmark, fault := ", stream_seq = CASE WHEN r.stays THEN m.stream_seq END", "NULL"
 	if table == TableDLQ { // messages in the DLQ were never published
-		unmark = ""
+		unmark, fault = "", "m.cause"
 	}
-	return strings.NewReplacer("{table}", table, "{unmark}", unmark).Replace(redactSQL)
+	return strings.NewReplacer("{table}", table, "{unmark}", unmark, "{error}", fault).Replace(redactSQL)
 }
 
 // Redact replaces payloads in the caller's transaction. It returns the number of messages that the table still had.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -40,6 +41,25 @@ func TestAWriterAppendsAndNoMore(t *testing.T) {
 		if _, err := pool.Exec(t.Context(), sql); !postgres.IsSystemic(err) { // for example insufficient_privilege
 			t.Errorf("%s: %v, want an error", sql, err)
 		}
+	}
+}
+
+// TestOnlyARelayWritesHeartbeats: they measure the path of all events, so nobody else may forge one.
+func TestOnlyARelayWritesHeartbeats(t *testing.T) {
+	db := testkit.Postgres(t)
+	api, writer, relay := db.Pool(t, postgres.RoleAPI), db.Pool(t, postgres.RoleWriter), db.Pool(t, postgres.RoleRelay)
+	for _, of := range []struct{ tenant, aggregateType string }{{"0", "heartbeat"}, {"0", "post"}, {"1", "heartbeat"}} {
+		sql := fmt.Sprintf(`INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
+			VALUES (%s, '%s', 1, 'sent', '{}')`, of.tenant, of.aggregateType)
+		if _, err := writer.Exec(t.Context(), sql); !refusedBy(err, "42501", "heartbeats_are_the_relays") {
+			t.Errorf("a writer's %s of tenant %s: %v", of.aggregateType, of.tenant, err)
+		}
+		if _, err := api.Exec(t.Context(), `SELECT set_config('tidings.tenant', '`+of.tenant+`', true); `+sql); err == nil {
+			t.Errorf("the API's %s of tenant %s was taken", of.aggregateType, of.tenant)
+		}
+	}
+	if n, _, err := Heartbeat(t.Context(), relay, time.Minute); n != 1 || err != nil {
+		t.Errorf("the relay wrote %d heartbeats, %v", n, err)
 	}
 }
 

@@ -7,6 +7,8 @@ import "cmp"
 type Field struct {
 	Name      string
 	Want, Got any
+	// The versions of what the values derive from, if that is more than the entity: sums over all of it.
+	WantVersion, GotVersion int64
 }
 
 // Compared returns a Field.
@@ -54,6 +56,10 @@ func (b Beside) Report(report func(Difference)) {
 		return
 	}
 	for _, f := range b.Fields {
-		b.Differ(report, f.Name, f.Want, f.Got)
+		d := b.Difference
+		if f.WantVersion != 0 {
+			d.WantVersion, d.GotVersion = f.WantVersion, f.GotVersion
+		}
+		d.Differ(report, f.Name, f.Want, f.Got)
 	}
 }

@@ -23,6 +23,11 @@ type Difference struct {
 	Got        string `json:"got"`    // the value in the projection
 	Key        Key    `json:"-"`      // the argument of Mend
 	Record     bool   `json:"-"`      // in a record, whose rows never change: Mend leaves this difference
+
+	// The versions of the compared rows, 0 of a missing row or one without a version. With them, Drift tells a difference
+	// that lasts from one between later states.
+	WantVersion int64 `json:"-"`
+	GotVersion  int64 `json:"-"`
 }
 
 // Key names the rows that Mend repairs together. Type, TenantID and Aggregate name the aggregate of their events. While

@@ -707,6 +707,45 @@ func (r *rig) resize(to int) {
 	}
 }
 
+// TestAReplayKeepsTheOrderOfDeadLettersAcrossAResize: a retry goes by their ids. The stream after the resize begins with
+// sequence 1 again.
+func TestAReplayKeepsTheOrderOfDeadLettersAcrossAResize(t *testing.T) {
+	r := newRig(t)
+	p := followercounts.New(kinds.Builtin)
+	r.live(p)
+	r.fill(20)
+	park := func(eventType string) {
+		t.Helper()
+		if _, err := r.owner.Exec(t.Context(), `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
+			VALUES (1, 'follow', 77, $1, '{"version": "no"}')`, eventType); err != nil {
+			t.Fatal(err)
+		}
+		r.settle(p.Name())
+	}
+	letters := func() (all string) {
+		t.Helper()
+		if err := r.system.QueryRow(t.Context(), `SELECT string_agg(event_type || ' of ' || partition_key, ', ' ORDER BY id)
+			FROM consumer_dead_letters`).Scan(&all); err != nil {
+			t.Fatal(err)
+		}
+		return all
+	}
+	park("created")
+	r.resize(2)
+	park("removed")
+	park("updated")
+	want := letters()
+	if !strings.Contains(want, "created of EVENTS-0, removed of EVENTS-") || strings.Count(want, "EVENTS-0") != 1 {
+		t.Fatalf("the dead letters are %s: want those of two streams", want)
+	}
+	if report := r.replay(p, Options{From: Stream}); report.DeadLetters != 3 {
+		t.Errorf("%d dead letters, want 3", report.DeadLetters)
+	}
+	if got := letters(); got != want {
+		t.Errorf("after the replay the dead letters are %s, want %s", got, want)
+	}
+}
+
 // TestReplaysBehindAndDuringAResizeEndInTheTruth replays while some streams are closed. The partitions change again
 // during the replay.
 func TestReplaysBehindAndDuringAResizeEndInTheTruth(t *testing.T) {

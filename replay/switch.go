@@ -95,7 +95,7 @@ SELECT @live, s.stream_seq, s.partition_key, s.tenant_id, s.aggregate_type, s.ag
  WHERE s.consumer_name = @shadow
    AND NOT EXISTS (SELECT FROM consumer_dead_letters l WHERE l.consumer_name = @live AND l.tenant_id = s.tenant_id
                       AND l.aggregate_type = s.aggregate_type AND l.aggregate_id = s.aggregate_id AND l.event_id = s.event_id)
- ORDER BY s.stream_seq`
+ ORDER BY s.id`
 
 // countDeadLettersSQL counts the dead letters after the switch.
 const countDeadLettersSQL = `SELECT /* replay.count_dead_letters */ count(*) FROM consumer_dead_letters WHERE consumer_name = @live`

@@ -18,7 +18,7 @@ import (
 
 // Headers of a dead letter, in addition to those of its event.
 const (
-	HeaderDeadSubject    = "Tidings-Dead-Subject"    // the subject on which the event was published
+	HeaderDeadSubject    = broker.HeaderDeadSubject  // the subject on which the event was published
 	HeaderDeadStream     = "Tidings-Dead-Stream"     // the stream of the event
 	HeaderDeadSeq        = "Tidings-Dead-Sequence"   // the sequence of the event on that stream
 	HeaderDeadAttempts   = "Tidings-Dead-Attempts"   // the number of attempts
@@ -38,7 +38,7 @@ const maxReason = 4 << 10
 // ErrNoLetter reports a dead letter that does not exist. It may have been retried or discarded.
 var ErrNoLetter = errors.New("subscribe: there is no such dead letter")
 
-func (s *settings) deadStream() string { return s.streams.Name + "-dead" }
+func (s *settings) deadStream() string { return broker.DeadLetters(s.streams.Name) }
 
 func (s *subscriber) deadSubject(what string) string {
 	return s.deadStream() + "." + what + "." + s.durable
@@ -81,9 +81,11 @@ func (r *reader) bury(ctx context.Context, m *message, why error) bool {
 		letter.Header.Set(name, value)
 	}
 	id := fmt.Sprintf("%s:%s:%d", r.durable, r.stream, m.seq)
+	var stored *jetstream.PubAck
 	for attempt := 1; ; attempt++ {
+		var err error
 		pctx, cancel := context.WithTimeout(r.handling, r.streams.Timeout)
-		_, err := r.js.PublishMsg(pctx, letter, jetstream.WithMsgID(id))
+		stored, err = r.js.PublishMsg(pctx, letter, jetstream.WithMsgID(id))
 		cancel()
 		if err == nil {
 			break
@@ -94,6 +96,7 @@ func (r *reader) bury(ctx context.Context, m *message, why error) bool {
 		}
 	}
 	r.trouble(ctx, r.deadStream(), nil)
+	r.unlessErased(ctx, stream, seq, stored.Sequence)
 	r.metrics.dead.Inc()
 	r.log.ErrorContext(ctx, "an event became a dead letter", "event_id", m.event.ID, "tenant", m.event.TenantID, "stream", stream,
 		"stream_seq", seq, "attempts", m.attempt, "err", why, "runbook", "SubscriberDeadLetters")
@@ -106,16 +109,35 @@ func (r *reader) bury(ctx context.Context, m *message, why error) bool {
 	return true
 }
 
-// forget deletes a request for another attempt from the stream of dead letters.
+// unlessErased deletes a dead letter again if its event was erased before the letter was stored: the erasure has searched
+// the dead letters. One that searches later finds the letter.
+func (r *reader) unlessErased(ctx context.Context, stream, seq string, letter uint64) {
+	n, err := strconv.ParseUint(seq, 10, 64)
+	if err != nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.streams.Timeout)
+	defer cancel()
+	erased, err := broker.Erased(ctx, r.js, broker.Config{Stream: r.streams.Name}, stream, n, n)
+	if erased {
+		r.forget(ctx, letter)
+	}
+	if err != nil {
+		r.log.WarnContext(ctx, "could not look up whether the event of a dead letter was erased", "stream", stream, "stream_seq", seq,
+			"letter", letter, "err", err)
+	}
+}
+
+// forget deletes a message from the stream of dead letters: a finished request for another attempt, or an erased letter.
 func (r *reader) forget(ctx context.Context, seq uint64) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.streams.Timeout)
 	defer cancel()
 	stream, err := r.js.Stream(ctx, r.deadStream())
 	if err == nil {
-		err = stream.DeleteMsg(ctx, seq)
+		err = stream.SecureDeleteMsg(ctx, seq)
 	}
 	if err != nil && !errors.Is(err, jetstream.ErrMsgDeleteUnsuccessful) && !errors.Is(err, jetstream.ErrMsgNotFound) {
-		r.log.WarnContext(ctx, "deleting a finished retry from the stream of dead letters failed",
+		r.log.WarnContext(ctx, "deleting a message from the stream of dead letters failed",
 			"stream_seq", seq, "err", err)
 	}
 }

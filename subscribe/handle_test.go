@@ -234,6 +234,41 @@ func TestAHandlerThatStartsAfterAClosingMessageHasExpiredReadsTheNewStreams(t *t
 	})
 }
 
+// TestADeadLetterOfAnErasedEventDoesNotStay: an erasure has searched the dead letters while a handler held the event.
+func TestADeadLetterOfAnErasedEventDoesNotStay(t *testing.T) {
+	r := newRig(t, 1)
+	ctx := t.Context()
+	entered, erased := make(chan struct{}), make(chan struct{})
+	r.start(func(ctx context.Context) error {
+		return subscribe.Handle(ctx, r.nc, "mailer", "follow.created", func(_ context.Context, e subscribe.Event[event.Edge]) error {
+			if e.Data.From == 1 {
+				close(entered)
+				<-erased
+			}
+			return subscribe.Permanent(errors.New("no such user"))
+		}, subscribe.Log(testkit.Logger(t)))
+	})
+	r.publish(follow(1, 1, 1))
+	<-entered
+	if err := broker.RecordErased(ctx, r.js, r.cfg, r.open[0].Name, []uint64{1}); err != nil {
+		t.Fatal(err)
+	}
+	close(erased)
+	r.publish(follow(2, 2, 1))
+	letters, err := subscribe.HandlerDeadLetters(r.nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.await("two dead letters, of which the other event's stays", func() (bool, error) {
+		s, err := r.js.Stream(ctx, "EVENTS-dead")
+		if errors.Is(err, jetstream.ErrStreamNotFound) || err == nil && (s.CachedInfo().State.LastSeq != 2 || s.CachedInfo().State.Msgs != 1) {
+			return false, nil
+		}
+		all, lerr := letters.List(ctx, "*", 0, 10)
+		return len(all) == 1 && all[0].Event.AggregateID == 2, errors.Join(err, lerr)
+	})
+}
+
 // retryPanics retries the dead letter of a panic, and discards the others.
 func retryPanics(t *testing.T, letters *subscribe.Letters, all []subscribe.Letter) {
 	t.Helper()

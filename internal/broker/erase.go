@@ -216,6 +216,48 @@ func Erase(ctx context.Context, js jetstream.JetStream, cfg Config, name string,
 	return n, nil
 }
 
+// DeadLetters returns the name of the stream on which subscribers keep the events that they could not handle.
+func DeadLetters(stream string) string { return stream + "-dead" }
+
+// HeaderDeadSubject is the header of a dead letter with the subject on which its event was published.
+const HeaderDeadSubject = "Tidings-Dead-Subject"
+
+// EraseLetters deletes the dead letters of subscribers that doomed selects by the subject, headers and payload of their
+// event, and makes the server overwrite them. With look it changes nothing. It returns the number deleted, or to delete.
+//
+// Cost: a request per letter.
+func EraseLetters(ctx context.Context, js jetstream.JetStream, cfg Config, look bool,
+	doomed func(subject string, headers map[string][]string, data []byte) (bool, error)) (n int, err error) {
+	name := DeadLetters(cfg.Stream)
+	stream, err := js.Stream(ctx, name)
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("look up stream %s: %w", name, unanswered(js, err))
+	}
+	for seq := uint64(1); ; seq++ {
+		m, err := Next(ctx, js, name, seq)
+		if err != nil || m == nil {
+			return n, err
+		}
+		seq = m.Seq
+		is, err := doomed(m.Header.Get(HeaderDeadSubject), m.Header, m.Data)
+		if err != nil {
+			return n, fmt.Errorf("dead letter %d of stream %s: %w", seq, name, err)
+		}
+		if is && !look {
+			if err := stream.SecureDeleteMsg(ctx, seq); err != nil && !errors.Is(err, jetstream.ErrMsgDeleteUnsuccessful) &&
+				!errors.Is(err, jetstream.ErrMsgNotFound) { // handled or discarded meanwhile
+				return n, fmt.Errorf("erase dead letter %d of stream %s: %w", seq, name, err)
+			}
+		}
+		if is {
+			n++
+		}
+	}
+}
+
 // ErasedPerson is a person whose erasure was requested. The record has only this, so that a truth restored to an
 // earlier time learns of the request.
 type ErasedPerson struct {

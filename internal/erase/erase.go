@@ -67,6 +67,6 @@ func cold(truth *pgxpool.Pool, fence coldstore.Fence) func(context.Context, eras
 			do = s.Look
 		}
 		r, err := do(ctx, c.TenantID, c.Person, redact)
-		return erasure.ColdReport{Rows: r.Rows, Unread: r.Unread}, errors.Join(err, failed, s.Close())
+		return erasure.ColdReport{Rows: r.Rows, Remains: r.Remains, Unread: r.Unread}, errors.Join(err, failed, s.Close())
 	}
 }

@@ -144,9 +144,11 @@ type comparison struct {
 // beside compares an edge of both sides, either of which may be nil.
 func beside(k kinds.Edge, want, got *edgeRow) projections.Beside {
 	of := cmp.Or(want, got)
+	var none edgeRow
 	return projections.SideBySide(projections.Difference{
 		Projection: Name, TenantID: of.TenantID, Entity: fmt.Sprintf("%s %d/%d", k.Name, of.From, of.To),
-		Key: projections.Key{Type: k.Name, TenantID: of.TenantID, Aggregate: of.To, Other: of.From},
+		Key:         projections.Key{Type: k.Name, TenantID: of.TenantID, Aggregate: of.To, Other: of.From},
+		WantVersion: cmp.Or(want, &none).Version, GotVersion: cmp.Or(got, &none).Version,
 	}, want, got, fieldsOf)
 }
 

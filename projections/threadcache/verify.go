@@ -35,12 +35,14 @@ type childRow struct {
 	Visible                      bool
 	VisibleDescendants           int
 	Shown                        bool
+
+	versions int64 // of the child and of all children below it, added up
 }
 
 func wanted(s *store.State[event.Child]) *childRow {
 	c := s.Object
 	return &childRow{s.TenantID, int64(c.Parent), c.Path, c.ID, c.ReplyTo, c.Slug, int64(c.AuthorID), c.Body, c.Attributes,
-		c.AuthorState, c.ModerationState, c.Version, c.CreatedAt.Time, c.UpdatedAt.Time, c.Visible(), 0, false}
+		c.AuthorState, c.ModerationState, c.Version, c.CreatedAt.Time, c.UpdatedAt.Time, c.Visible(), 0, false, c.Version}
 }
 
 // order compares two children in the order in which Verify reads a kind: by thread, or by id.
@@ -169,6 +171,9 @@ func (f *fold) add(want, got *childRow) {
 		return
 	}
 	f.finish(want)
+	if got != nil {
+		got.versions = got.Version
+	}
 	f.stack = append(f.stack, open{want, got})
 }
 
@@ -183,10 +188,15 @@ func (f *fold) finish(next *childRow) {
 		f.stack = f.stack[:len(f.stack)-1]
 		w.Shown = w.Visible || w.VisibleDescendants > 0
 		if len(f.stack) > 0 {
-			parent := f.stack[len(f.stack)-1].want
+			above := f.stack[len(f.stack)-1]
+			parent := above.want
 			parent.VisibleDescendants += w.VisibleDescendants
 			if w.Visible {
 				parent.VisibleDescendants++
+			}
+			parent.versions += w.versions
+			if above.got != nil && top.got != nil {
+				above.got.versions += top.got.versions
 			}
 		}
 		f.visit(beside(f.kind, w, top.got))
@@ -196,9 +206,11 @@ func (f *fold) finish(next *childRow) {
 // beside compares a child of the kind on both sides, either of which may be nil.
 func beside(k kinds.Child, want, got *childRow) projections.Beside {
 	of := cmp.Or(want, got)
+	var none childRow
 	return projections.SideBySide(projections.Difference{
 		Projection: Name, TenantID: of.TenantID, Entity: fmt.Sprintf("%s %s of %s %d", k.Name, of.ChildID, k.Parent, of.ObjectID),
-		Key: projections.Key{Type: k.Name, TenantID: of.TenantID, Aggregate: of.ObjectID, Child: of.ChildID},
+		Key:         projections.Key{Type: k.Name, TenantID: of.TenantID, Aggregate: of.ObjectID, Child: of.ChildID},
+		WantVersion: cmp.Or(want, &none).Version, GotVersion: cmp.Or(got, &none).Version,
 	}, want, got, fieldsOf)
 }
 
@@ -216,8 +228,8 @@ func fieldsOf(want, got *childRow) []projections.Field {
 		projections.Compared("created_at", at(want.CreatedAt), at(got.CreatedAt)),
 		projections.Compared("updated_at", at(want.UpdatedAt), at(got.UpdatedAt)),
 		projections.Compared("visible", want.Visible, got.Visible),
-		projections.Compared(visibleDescendants, want.VisibleDescendants, got.VisibleDescendants),
-		projections.Compared(shown, want.Shown, got.Shown),
+		{Name: visibleDescendants, Want: want.VisibleDescendants, Got: got.VisibleDescendants, WantVersion: want.versions, GotVersion: got.versions},
+		{Name: shown, Want: want.Shown, Got: got.Shown, WantVersion: want.versions, GotVersion: got.versions},
 		// attributes are content, too
 		projections.Compared("attributes", size{len(want.Attributes), false}, size{len(attributes), string(want.Attributes) != attributes}),
 		projections.Compared("body", size{len(want.Body), false}, size{len(got.Body), want.Body != got.Body}),
@@ -431,8 +443,9 @@ func verifySettings(ctx context.Context, set *kinds.Set, truth, projection *pgxp
 // besideSettings compares the settings of a thread on both sides. A missing row has the defaults.
 func besideSettings(k kinds.Child, want, got *settingsRow) projections.Beside {
 	return projections.SideBySide(projections.Difference{Projection: Name, TenantID: want.TenantID,
-		Entity: fmt.Sprintf("thread of %s %d", k.Parent, want.ObjectID),
-		Key:    projections.Key{Type: event.AggregateThread, TenantID: want.TenantID, Aggregate: want.ObjectID, Kind: want.Kind}}, want,
+		Entity:      fmt.Sprintf("thread of %s %d", k.Parent, want.ObjectID),
+		Key:         projections.Key{Type: event.AggregateThread, TenantID: want.TenantID, Aggregate: want.ObjectID, Kind: want.Kind},
+		WantVersion: want.Version, GotVersion: got.Version}, want,
 		got, func(want, got *settingsRow) []projections.Field {
 			return []projections.Field{
 				projections.Compared("locked", want.Locked, got.Locked),

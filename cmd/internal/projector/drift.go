@@ -33,7 +33,8 @@ func (c VerifyConfig) Validate() error {
 }
 
 // Drift compares a projection with the truth, window by window and round after round. A difference counts only if two
-// looks at the window find it, and the consumer has applied everything written before the first look in between.
+// looks at the window find it, the consumer has applied everything written before the first look in between, and the
+// second look's is not one that later events explain.
 type Drift struct {
 	cfg                VerifyConfig
 	truth, projections *pgxpool.Pool
@@ -44,13 +45,13 @@ type Drift struct {
 	verified, drift    prometheus.Counter
 	round              projections.Comparison // so far
 
-	after     any                             // the key before the window; nil: the first window
-	next      any                             // the key before the next window, from the first look
-	waited    int                             // intervals since the first look
-	checked   int64                           // entities of the window
-	suspected map[projections.Difference]bool // differences of the first look; nil before it
-	looked    time.Time                       // time of the first look, by the truth's clock
-	settled   time.Time                       // time when everything written before the first look was on the stream; zero: not yet
+	after     any                                               // the key before the window; nil: the first window
+	next      any                                               // the key before the next window, from the first look
+	waited    int                                               // intervals since the first look
+	checked   int64                                             // entities of the window
+	suspected map[projections.Difference]projections.Difference // differences of the first look by unversioned; nil before it
+	looked    time.Time                                         // time of the first look, by the truth's clock
+	settled   time.Time                                         // time when everything written before the first look was on the stream; zero: not yet
 }
 
 // NewDrift returns the comparison of p. It starts nothing. The pools act as RoleReader and RoleConsumer, or as roles
@@ -124,20 +125,26 @@ func (d *Drift) look(ctx context.Context) error {
 	if err := d.spareOthers(ctx, found); err != nil {
 		return err
 	}
-	if len(found) > 0 && d.suspected == nil {
+	if len(found) > 0 {
 		if err := d.spareParked(ctx, found); err != nil {
 			return err
 		}
-		if len(found) > 0 {
-			// After the look, so everything that it saw was written before now.
-			_, now, err := outbox.Settled(ctx, d.truth, time.Time{})
-			d.suspected, d.looked, d.next = found, now, next
+	}
+	if len(found) > 0 && d.suspected == nil {
+		// After the look, so everything that it saw was written before now.
+		_, now, err := outbox.Settled(ctx, d.truth, time.Time{})
+		if err != nil {
 			return err
 		}
+		d.suspected, d.looked, d.next = make(map[projections.Difference]projections.Difference), now, next
+		for diff := range found {
+			d.suspected[unversioned(diff)] = diff
+		}
+		return nil
 	}
 	var differences []string
 	for diff := range found {
-		if d.suspected[diff] {
+		if first, is := d.suspected[unversioned(diff)]; is && lasting(first, diff) {
 			differences = append(differences, diff.String())
 		}
 	}
@@ -149,6 +156,26 @@ func (d *Drift) look(ctx context.Context) error {
 			"runbook", "ProjectionDrift")
 	}
 	return d.conclude(ctx, next)
+}
+
+// unversioned returns the difference without the versions, which differ from one look to the next.
+func unversioned(d projections.Difference) projections.Difference {
+	d.WantVersion, d.GotVersion = 0, 0
+	return d
+}
+
+// lasting reports whether no event explains a difference that both looks found. The consumer has applied the version that
+// the first look saw in the truth.
+func lasting(first, second projections.Difference) bool {
+	switch want, got := second.WantVersion, second.GotVersion; {
+	case got < first.WantVersion: // it was lost
+		return true
+	case got < want: // a later event is on its way
+		return false
+	case got > want: // the second look read the truth before a change, unless the projection was ahead at the first look, too
+		return got == first.GotVersion
+	}
+	return true
 }
 
 // conclude records the window and moves to the one after the key after.

@@ -120,7 +120,7 @@ func (p Process) exitCode(c *cobra.Command, err error, started bool) int {
 	case errors.Is(err, errAway), errors.Is(err, errIllness):
 		return exitAgain
 	}
-	fmt.Fprintf(p.Stderr, "tidings: %s\n", daemon.Plain(err))
+	fmt.Fprintf(p.Stderr, "tidings: %s\n", visibleLines(daemon.Plain(err)))
 	for _, again := range []error{erasure.ErrUnfinished, restore.ErrUnfinished, outbox.ErrNotAlone, outbox.ErrAloneLost} {
 		if errors.Is(err, again) {
 			return exitAgain
@@ -176,7 +176,11 @@ func (p Process) table(rows ...[]string) error { return tableTo(p.Stdout, rows..
 func tableTo(to io.Writer, rows ...[]string) error {
 	w := tabwriter.NewWriter(to, 0, 0, 2, ' ', 0)
 	for _, row := range rows {
-		if _, err := fmt.Fprintln(w, strings.Join(row, "\t")); err != nil {
+		cells := make([]string, len(row))
+		for i, c := range row {
+			cells[i] = visible(c)
+		}
+		if _, err := fmt.Fprintln(w, strings.Join(cells, "\t")); err != nil {
 			return fmt.Errorf("write the result: %w", err)
 		}
 	}

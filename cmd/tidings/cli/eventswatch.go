@@ -90,15 +90,15 @@ func (w *eventWatch) Hear(e *event.Event, err error) {
 		return
 	}
 	if err != nil {
-		fmt.Fprintf(w.Stderr, "Cannot decode an event of %s: %v\n", e.Stream, err)
+		fmt.Fprintf(w.Stderr, "Cannot decode an event of %s: %s\n", e.Stream, visible(err.Error()))
 		return
 	}
 	if w.asJSON {
 		w.err = w.writeJSON(watchedEvent{e.ID, e.TenantID, e.AggregateType, e.AggregateID, e.Type, e.Version,
 			event.Time{Time: e.OccurredAt}, e.Stream, e.Seq, e.Payload})
 	} else {
-		_, w.err = fmt.Fprintf(w.Stdout, "%s/%d  tenant %d  %s.%s  %d  %s\n", e.Stream, e.Seq, e.TenantID, e.AggregateType, e.Type,
-			e.AggregateID, e.Payload)
+		_, w.err = fmt.Fprintf(w.Stdout, "%s/%d  tenant %d  %s.%s  %d  %s\n", e.Stream, e.Seq, e.TenantID, cell(e.AggregateType),
+			cell(e.Type), e.AggregateID, visible(string(e.Payload)))
 	}
 	if w.printed++; w.printed == w.limit || w.err != nil {
 		w.stop()

@@ -112,7 +112,10 @@ func (p Process) printVerification(v verify.Report) error {
 	}
 	section := func(title string, lines []string) {
 		if len(lines) > 0 {
-			fmt.Fprintf(&out, "\n%s:\n  %s\n", title, strings.Join(lines, "\n  "))
+			fmt.Fprintf(&out, "\n%s:\n", title)
+			for _, line := range lines { // a difference has texts of writers
+				fmt.Fprintf(&out, "  %s\n", visible(line))
+			}
 		}
 	}
 	section(mends, done)
