@@ -206,3 +206,24 @@ func TestABatchCountsItsOperations(t *testing.T) {
 	f.want(t, 429, "PUT", "/v1/follows/9/1", "")
 	f.want(t, 429, "POST", "/v1/follows:batch", follow(1))
 }
+
+// A token makes others, and others of those. Together they read as often as the first may.
+func TestWhatATokenMakesSharesItsLimits(t *testing.T) {
+	f := openLimited(t, 1000, 1000, 1000)
+	var maker *tokens.Hash
+	made := f
+	for i, want := range []string{`"read";q=3;w=3600 "read";r=2;t`, `"read";q=3;w=3600 "read";r=1;t`, `"read";q=3;w=3600 "read";r=0;t`} {
+		token, err := tokens.Issue(t.Context(), f.system, tokens.Spec{TenantID: tenant, Name: fmt.Sprint("made-", i), Roles: tokens.Roles(),
+			ReadRate: &tokens.Rate{N: 3, Window: time.Hour}, Maker: maker})
+		if err != nil {
+			t.Fatal(err)
+		}
+		h := tokens.HashOf(token.Token)
+		maker, made.token = &h, token.Token
+		if a := made.want(t, 404, "GET", "/v1/follows/1/2", ""); a.limits() != want {
+			t.Errorf("token %d: %s, want %s", i, a.limits(), want)
+		}
+	}
+	made.want(t, 429, "GET", "/v1/follows/1/2", "")
+	f.want(t, 404, "GET", "/v1/follows/1/2", "")
+}

@@ -96,11 +96,14 @@ func (c *Console) lookTokenCreate(_ context.Context, v *view, in url.Values) (su
 		Says: []string{"The token is shown once, after you confirm. Only its hash is kept."},
 		Fields: []field{
 			{Name: "name", Label: "Name", Hint: "The actor of writes that name none", Kind: "text", Required: true},
-			{Name: "roles", Label: "Roles", Kind: "checks", Options: tokens.Roles(), Value: tokens.RoleRead},
+			{Name: "roles", Label: "Roles", Kind: "checks", Options: grantable(v.who, tenant), Value: tokens.RoleRead},
 			{Name: "days", Label: "Expires after days", Hint: "Empty: never", Kind: "number", Value: "365"},
 		}}
 	if in.Get("name") == "" {
 		s.Target = "a new token"
+	}
+	if tenant == v.who.TenantID {
+		s.Says = append(s.Says, madeSays)
 	}
 	if v.who.System() {
 		s.Fields = append([]field{{Name: "tenant", Label: "Tenant",
@@ -126,9 +129,28 @@ func (c *Console) doTokenCreate(ctx context.Context, d *doing) (string, error) {
 	return c.issue(ctx, d, spec)
 }
 
+// madeSays describes a token that a token of the same tenant makes.
+const madeSays = "It shares the limits of your token, ends no later, and is revoked with it."
+
+// grantable returns the roles that the reader may give to a token of the tenant: an operator any to a tenant's, and
+// everybody else those of the own token.
+func grantable(who tokens.Principal, tenant int64) []string {
+	if tenant != who.TenantID {
+		return tokens.Roles()
+	}
+	return slices.DeleteFunc(tokens.Roles(), func(role string) bool { return !who.Has(role) })
+}
+
 func (c *Console) issue(ctx context.Context, d *doing, spec tokens.Spec) (string, error) {
+	if spec.TenantID == d.Who.TenantID {
+		spec.Maker = &d.owner
+	}
 	made, err := tokens.Issue(ctx, c.deps.Truth, spec)
 	switch {
+	case errors.Is(err, tokens.ErrNotHeld):
+		return "", &inputError{"Your token lacks a role of this one, so it cannot make it. An operator can: tidings token create."}
+	case errors.Is(err, tokens.ErrUnauthenticated):
+		return "", &inputError{"Your token has ended, so it makes no other."}
 	case errors.Is(err, tokens.ErrExists):
 		return "", &inputError{"There is a token of this name already. Rotate it, or choose another name."}
 	case errors.Is(err, tokens.ErrUnknown):
@@ -168,6 +190,9 @@ func (c *Console) lookTokenRotate(ctx context.Context, v *view, in url.Values) (
 	s, err := c.lookToken(ctx, v, in)
 	s.Says = []string{"A new token with the same roles and rates takes the name. It is shown once, after you confirm.",
 		"The current token continues to work for the time below. Give the service the new one meanwhile."}
+	if s.Tenant == v.who.TenantID {
+		s.Says = append(s.Says, madeSays)
+	}
 	s.Fields = []field{{Name: "overlap", Label: "Hours for which the current token continues to work", Kind: "number",
 		Value: "24", Required: true}}
 	return s, err

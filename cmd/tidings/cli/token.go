@@ -403,7 +403,7 @@ func (p Process) tokenRevokeCommand() *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use:   "revoke {--tenant T | --system} --name NAME",
-		Short: "Revoke every token of a name: every API process refuses them within a second",
+		Short: "Revoke every token of a name, and what they made: every API process refuses them within a second",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := whose.check("token revoke", t.Name); err != nil {
