@@ -211,7 +211,7 @@ func (x *exporter) export(ctx context.Context, in *exportInput) (*batchOutput, e
 	if err != nil {
 		return nil, err
 	}
-	out := &exporting{exporter: x, e: e, tenant: tenant, left: in.Lines, after: after, until: time.Now().Add(x.cfg.RequestTimeout / 2)}
+	out := &exporting{exporter: x, e: e, tenant: tenant, token: callerOf(ctx).Limits, left: in.Lines, after: after, until: time.Now().Add(x.cfg.RequestTimeout / 2)}
 	if err := out.read(ctx); err != nil {
 		return nil, x.noPlace(err)
 	}
@@ -279,6 +279,7 @@ type exporting struct {
 	*exporter
 	e      store.Export
 	tenant int64
+	token  string
 	left   int // states that the answer may still have
 	after  store.ExportPlace
 	until  time.Time
@@ -348,11 +349,12 @@ func (x *exporting) send(enc *json.Encoder) bool {
 	for _, s := range x.page {
 		size += int64(len(s.Event.Payload))
 	}
-	release, ok := x.gate.reserve(size, size)
-	if !ok {
+	memory := x.gate.bodies.Hold(x.tenant, x.token)
+	if size > smallBody && !memory.Take(size) {
+		x.gate.refused(shedBodies)
 		return false
 	}
-	defer release()
+	defer memory.Release()
 	for i := range x.page {
 		s := &x.page[i]
 		_ = enc.Encode(ExportState{After: s.Place.String(), Type: s.Event.CloudEventsType(),

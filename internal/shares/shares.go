@@ -60,8 +60,12 @@ const (
 	PaceTime  = 5 * time.Second
 )
 
-// SendBuffer is the size of a connection's send buffer: what the kernel keeps for a client that does not read.
-const SendBuffer = 64 << 10 // bytes; Linux reserves twice as much
+// What the kernel keeps for a client that does not read: a send buffer, of which Linux makes twice as much, and for how
+// long (on Linux).
+const (
+	SendBuffer = 64 << 10 // bytes
+	UnreadTime = 30 * time.Second
+)
 
 // The rows of the API and its port.
 var (
@@ -74,7 +78,12 @@ var (
 	Unread = Resource{
 		Name: "unread answers of a connection", Each: Bound{N: SendBuffer, Of: bytes}, // of a connection
 		Beyond: "the answer waits for its reader",
-		Slow:   "an answer has 5 s for each 16 KiB; then its connection is closed",
+		Slow:   "an answer has 5 s for each 16 KiB, then its connection is closed; the kernel keeps what is unread for 30 s",
+	}
+	Arrived = Resource{
+		Name: "requests that arrive or are answered", All: Bound{N: 4096, Of: "requests"}, Tenant: Bound{Free: 3},
+		Beyond: "503 `overloaded`",
+		Slow:   "as bodies and answers",
 	}
 	Requests = Resource{
 		Name: "requests in work", All: Bound{N: 512, Of: "requests", From: "API_MAX_REQUESTS"}, Tenant: Bound{Free: 3},
@@ -102,5 +111,5 @@ var (
 
 // Table returns every row.
 func Table() []Resource {
-	return []Resource{Connections, Unread, Requests, Bodies, Documents, Lookups}
+	return []Resource{Connections, Unread, Arrived, Requests, Bodies, Documents, Lookups}
 }
