@@ -16,16 +16,14 @@ import (
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/shares"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/store"
 	"github.com/tidings/tidings/tokens"
 )
 
-const (
-	exportPage    = 500 // states per transaction
-	exportReaders = 2   // pages of one tenant that this process reads at once
-)
+const exportPage = 500 // states per transaction
 
 // StreamHead describes the stream of a partition in the broker.
 type StreamHead struct {
@@ -287,10 +285,10 @@ type exporting struct {
 	last   bool // page is the last one
 }
 
-// read reads the next page. At most exportReaders pages of a tenant are read at once.
+// read reads the next page. At most shares.Exports pages of a tenant are read at once.
 func (x *exporting) read(ctx context.Context) error {
 	type reader struct{ tenant int64 }
-	leave, err := x.overlays.enter(ctx, reader{x.tenant}, exportReaders)
+	leave, err := x.overlays.enter(ctx, reader{x.tenant}, int(shares.Exports.Tenant.N))
 	if err != nil {
 		return err
 	}

@@ -44,20 +44,30 @@ func (a answer) limits() string {
 }
 
 func (f fixture) refused(t *testing.T) map[string]float64 {
+	return f.counts(t, "api_rate_limited_total")
+}
+
+// shed returns api_shed_total of a reason.
+func (f fixture) shed(t *testing.T, reason string) float64 {
+	return f.counts(t, "api_shed_total")[reason]
+}
+
+// counts returns a counter with one label by the label's values.
+func (f fixture) counts(t *testing.T, name string) map[string]float64 {
 	t.Helper()
 	families, err := f.reg.Gather()
 	if err != nil {
 		t.Fatal(err)
 	}
-	refused := make(map[string]float64)
+	counts := make(map[string]float64)
 	for _, family := range families {
 		for _, m := range family.Metric {
-			if family.GetName() == "api_rate_limited_total" {
-				refused[m.Label[0].GetValue()] = m.GetCounter().GetValue()
+			if family.GetName() == name {
+				counts[m.Label[0].GetValue()] = m.GetCounter().GetValue()
 			}
 		}
 	}
-	return refused
+	return counts
 }
 
 func TestATokensReadsAndWritesAreLimitedApart(t *testing.T) {

@@ -212,7 +212,8 @@ func (c *Console) doTokenRotate(ctx context.Context, d *doing) (string, error) {
 
 func (c *Console) lookTokenRevoke(ctx context.Context, v *view, in url.Values) (subject, error) {
 	s, err := c.lookToken(ctx, v, in)
-	s.Says = []string{"Every token of this name ends, including those that it replaced. After one second no process accepts them.",
+	s.Says = []string{"Every token of this name ends, including those that it replaced, and every token that one of them made. After " +
+		"one second no process accepts them.",
 		"This cannot be undone. Sessions of the console that began with one of them end as well."}
 	return s, err
 }

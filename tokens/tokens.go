@@ -329,17 +329,34 @@ type Token struct {
 	Expires, Replaced, Revoked *time.Time // nil: never
 	ReadRate, WriteRate        *Rate      // nil: as configured
 	Works                      bool       // neither revoked nor expired
+	MadeBy                     string     // Fingerprint of its maker; empty: an operator made it
 }
 
 const tokenColumns = `token_hash, tenant_id, name, roles, created_at, expires_at, replaced_at, revoked_at, rate_read, rate_write,
-       revoked_at IS NULL AND (expires_at IS NULL OR expires_at > now())`
+       revoked_at IS NULL AND (expires_at IS NULL OR expires_at > now()), made_by`
 
 func scanToken(row pgx.CollectableRow) (t Token, err error) {
-	var hash []byte
+	var hash, maker []byte
 	var read, write *string
-	err = row.Scan(&hash, &t.TenantID, &t.Name, &t.Roles, &t.Created, &t.Expires, &t.Replaced, &t.Revoked, &read, &write, &t.Works)
-	t.Fingerprint = fingerprint(hash)
+	err = row.Scan(&hash, &t.TenantID, &t.Name, &t.Roles, &t.Created, &t.Expires, &t.Replaced, &t.Revoked, &read, &write, &t.Works,
+		&maker)
+	t.Fingerprint, t.MadeBy = fingerprint(hash), fingerprint(maker)
 	return t, errors.Join(err, setRate(&t.ReadRate, read), setRate(&t.WriteRate, write))
+}
+
+// Ending returns the tokens of the list that work and that a revocation of the name ends: those of the name, and what
+// they made.
+func Ending(all []Token, tenant int64, name string) (ending []Token) {
+	ends := make(map[string]bool)
+	for grown := true; grown; {
+		grown = false
+		for _, t := range all {
+			if t.TenantID == tenant && !ends[t.Fingerprint] && (t.Name == name || ends[t.MadeBy]) {
+				ends[t.Fingerprint], grown = true, true
+			}
+		}
+	}
+	return slices.DeleteFunc(slices.Clone(all), func(t Token) bool { return !ends[t.Fingerprint] || !t.Works })
 }
 
 // fingerprintLen is the number of bytes of the hash in a fingerprint. They are too few to find the token or to prove

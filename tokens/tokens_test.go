@@ -307,6 +307,17 @@ func TestATokenMakesNoMoreThanItHas(t *testing.T) {
 			t.Errorf("%s: %+v, %v: want the limits and the end of its maker", name, p, err)
 		}
 	}
+	list, err := tokens.List(ctx, f.system, 3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ending []string
+	for _, token := range tokens.Ending(list, 3, "admin") {
+		ending = append(ending, token.Name)
+	}
+	if diff := cmp.Diff([]string{"admin", "admin", "child", "grandchild", "reader"}, ending); diff != "" {
+		t.Errorf("what a revocation would end (-want +got):\n%s", diff)
+	}
 	// A maker that is revoked while it makes a token ends that one as well.
 	tx, err := f.system.Begin(ctx)
 	if err != nil {

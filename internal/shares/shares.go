@@ -20,10 +20,10 @@ type Bound struct {
 	N    int64  // a fixed number, or 0
 	Of   string // the units of N, in the plural
 	From string // the setting whose default is N; empty: N is fixed
-	Free int64  // instead of N: so many times what remains free
+	Free int64  // instead of N: so many times what is free
 }
 
-// allows reports whether a caller may hold so much when so much remains free.
+// allows reports whether a caller may hold so much if so much is free for the last unit of it.
 func (b Bound) allows(held, free int64) bool {
 	return (b.N == 0 || held <= b.N) && (b.Free == 0 || held <= b.Free*free)
 }
@@ -109,7 +109,32 @@ var (
 	}
 )
 
+// Rows of work that holds connections to the databases.
+var (
+	Waiting = Resource{
+		Name: "reads that wait for a projection", Tenant: Bound{N: 4, Of: "connections, a quarter of the pool's", From: "POSTGRES_MAX_CONNS"},
+		Each:   Bound{N: 1, Of: "per entity that was written"},
+		Beyond: "the read waits",
+		Slow:   "`API_REQUEST_TIMEOUT`",
+	}
+	Writes = Resource{
+		Name: "single writes that wait for a shared transaction", Tenant: Bound{N: 2048, Of: "per kind"},
+		Beyond: "503 `overloaded`",
+		Slow:   "a write that waits for a lock runs alone, then waits without a connection",
+	}
+	Exports = Resource{
+		Name: "pages of exports", Tenant: Bound{N: 2, Of: "pages"},
+		Beyond: "the export waits",
+		Slow:   "an answer is complete after half of `API_REQUEST_TIMEOUT`, or ends there",
+	}
+	Rows = Resource{
+		Name: "rows of one answer", Each: Bound{N: 200, Of: "per list, 500 per page of an export"},
+		Beyond: "422 `validation-failed`, or the next page",
+		Slow:   "`POSTGRES_STATEMENT_TIMEOUT`",
+	}
+)
+
 // Table returns every row.
 func Table() []Resource {
-	return []Resource{Connections, Unread, Arrived, Requests, Bodies, Documents, Lookups}
+	return []Resource{Connections, Unread, Arrived, Requests, Bodies, Documents, Lookups, Waiting, Writes, Exports, Rows}
 }

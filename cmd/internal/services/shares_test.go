@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -167,10 +168,181 @@ func (a *attacked) batches(n int, beside string) {
 	}
 }
 
+// attack is a greedy and a slow caller of one resource. It fails the test if a modest caller beside them is not served.
+type attack struct {
+	env map[string]string
+	run func(a *attacked)
+}
+
+// attacks has one for each row of shares.Table, by the row's name.
+var attacks = map[string]attack{
+	shares.Connections.Name: {map[string]string{"API_ADDRESS_CONNECTIONS": "32"}, idleConnections},
+	shares.Unread.Name:      {nil, unreadAnswers},
+	shares.Arrived.Name:     {nil, slowArrivals},
+	shares.Requests.Name:    {map[string]string{"API_MAX_REQUESTS": "16"}, lockedRow},
+	shares.Bodies.Name:      {nil, slowBodies},
+	shares.Documents.Name:   {nil, unreadDocuments},
+	shares.Lookups.Name:     {nil, unknownTokens},
+	shares.Waiting.Name:     {nil, waitingReads},
+	shares.Writes.Name:      {nil, lockedRow},
+	shares.Exports.Name:     {nil, unreadExports},
+	shares.Rows.Name:        {nil, longLists},
+}
+
+// TestEachSharedResourceServesAModestCaller walks the table of shared resources and attacks each row.
+func TestEachSharedResourceServesAModestCaller(t *testing.T) {
+	for _, r := range shares.Table() {
+		t.Run(r.Name, func(t *testing.T) {
+			attack, ok := attacks[r.Name]
+			if !ok {
+				t.Fatal("nothing attacks this row")
+			}
+			attack.run(startAttacked(t, attack.env))
+		})
+	}
+}
+
 // Sixteen connections of one tenant announce batches of 4 MiB and send a byte. Then others send most of theirs at
 // once. Neither takes memory that another tenant needs, and both lose their connections.
 func TestOneCallersSlowBodiesRefuseNobodyElse(t *testing.T) {
 	slowBodies(startAttacked(t, nil))
+}
+
+// served sends requests of the modest tenant, each on a connection of its own. Each must be answered with one of the
+// statuses.
+func (a *attacked) served(n int, beside, method, path string, want ...int) {
+	a.t.Helper()
+	for range n {
+		w := a.dial(modestAddress)
+		status, err := w.ask(method, path, a.modest)
+		if err != nil || !slices.Contains(want, status) {
+			a.t.Fatalf("beside %s another tenant's %s %s gets %d, %v", beside, method, path, status, err)
+		}
+		_ = w.Close() // everything was read
+	}
+}
+
+// send sends the headers of a request without a body, and reads nothing.
+func (w wire) send(method, path, token string, headers ...string) {
+	w.t.Helper()
+	more := ""
+	for _, h := range headers {
+		more += h + "\r\n"
+	}
+	if _, err := fmt.Fprintf(w, "%s %s HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\n%s\r\n", method, path, token, more); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func idleConnections(a *attacked) {
+	const open, may = 96, 32
+	var all []wire
+	for i := range open {
+		w := a.dial(greedyAddress)
+		if i%2 == 0 {
+			_, _ = io.WriteString(w, "GET / HTTP/1.1\r\nHost:") // the API may have closed it
+		}
+		all = append(all, w)
+	}
+	a.served(10, "connections without a request", "GET", "/v1/follows/1/2", http.StatusNotFound)
+	for _, w := range all[:open-may] { // the newest remain
+		if _, err := w.in.ReadByte(); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+			a.t.Fatalf("a connection beyond the address's %d: %v", may, err)
+		}
+	}
+}
+
+func unreadAnswers(a *attacked) {
+	var body strings.Builder
+	for i := range 1000 {
+		fmt.Fprintf(&body, `{"op":"follow","follower_id":"%d","followee_id":"2"}`+"\n", i+3)
+	}
+	const readers = 20
+	for range readers {
+		w := a.dial(greedyAddress)
+		if _, err := fmt.Fprintf(w, "POST /v1/follows:batch HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\n"+
+			"Content-Type: application/x-ndjson\r\nContent-Length: %d\r\n\r\n%s", a.greedy, body.Len(), &body); err != nil {
+			a.t.Fatal(err)
+		}
+	}
+	largest := int64(0)
+	for range 20 {
+		a.served(1, "answers that nobody reads", "GET", "/v1/follows/1/2", http.StatusNotFound)
+		a.served(1, "answers that nobody reads", "PUT", "/v1/follows/1/3", http.StatusCreated, http.StatusOK)
+		largest = max(largest, unread(a.t, a.addr))
+	}
+	if most := int64(readers * 3 * shares.SendBuffer); largest > most {
+		a.t.Errorf("%d answers pin %d bytes, want %d at most", readers, largest, most)
+	}
+}
+
+func slowArrivals(a *attacked) {
+	for range 200 {
+		a.dial(greedyAddress).begin(a.greedy, 1000)
+	}
+	a.served(10, "bodies that do not arrive", "PUT", "/v1/follows/1/2", http.StatusCreated, http.StatusOK)
+}
+
+// lockedRow lets the greedy tenant write one row that somebody has locked.
+func lockedRow(a *attacked) {
+	a.t.Helper()
+	w := a.dial(greedyAddress)
+	if status, err := w.ask("PUT", "/v1/follows/1/2", a.greedy); err != nil || status != http.StatusCreated {
+		a.t.Fatalf("%d, %v", status, err)
+	}
+	tx, err := a.system.Begin(a.t.Context())
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	a.t.Cleanup(func() { _ = tx.Rollback(context.WithoutCancel(a.t.Context())) }) // the API stops after it
+	if _, err := tx.Exec(a.t.Context(), `SELECT FROM edges WHERE tenant_id = 1 FOR UPDATE`); err != nil {
+		a.t.Fatal(err)
+	}
+	for range 60 {
+		a.dial(greedyAddress).send("DELETE", "/v1/follows/1/2", a.greedy)
+	}
+	a.served(20, "writes of a locked row", "PUT", "/v1/follows/1/2", http.StatusCreated, http.StatusOK)
+	a.served(20, "writes of a locked row", "GET", "/v1/follows/1/2", http.StatusOK)
+}
+
+func unknownTokens(a *attacked) {
+	a.served(1, "nobody", "GET", "/v1/follows/1/2", http.StatusNotFound) // the process knows the token now
+	for i := range 200 {
+		a.dial(greedyAddress).send("GET", "/v1/follows/1/2", fmt.Sprint("guess-", i))
+	}
+	a.served(20, "guesses of tokens", "GET", "/v1/follows/1/2", http.StatusNotFound)
+}
+
+// waitingReads reads what no consumer will apply: none runs.
+func waitingReads(a *attacked) {
+	w := a.dial(greedyAddress)
+	w.send("PUT", "/v1/follows/1/2", a.greedy)
+	resp, err := http.ReadResponse(w.in, nil)
+	if err != nil || resp.StatusCode != http.StatusCreated || resp.Body.Close() != nil {
+		a.t.Fatalf("%v, %v", resp, err)
+	}
+	for range 60 {
+		a.dial(greedyAddress).send("GET", "/v1/users/2/counts", a.greedy, "Tidings-Token: "+resp.Header.Get("Tidings-Token"))
+	}
+	a.served(20, "reads that wait", "GET", "/v1/users/2/counts", http.StatusOK)
+}
+
+func unreadExports(a *attacked) {
+	for range 40 {
+		a.dial(greedyAddress).send("GET", "/v1/follows:export", a.greedy)
+	}
+	a.served(10, "exports that nobody reads", "GET", "/v1/follows/1/2", http.StatusNotFound)
+}
+
+func longLists(a *attacked) {
+	w := a.dial(greedyAddress)
+	if status, err := w.ask("GET", "/v1/users/2/followers?limit=1000000", a.greedy); err != nil || status != http.StatusUnprocessableEntity {
+		a.t.Errorf("a list of a million: %d, %v", status, err)
+	}
+	for range 40 {
+		a.dial(greedyAddress).send("GET", "/v1/users/2/followers?limit=200", a.greedy)
+	}
+	a.served(10, "long lists", "GET", "/v1/users/2/followers?limit=1", http.StatusOK)
 }
 
 func slowBodies(a *attacked) {
@@ -206,12 +378,8 @@ func slowBodies(a *attacked) {
 	a.batches(5, "nobody")
 }
 
-// Two hundred connections ask for the OpenAPI document, which needs no token, and do not read it. The process and the
-// kernel keep little for them, others get the document and their answers, and the connections end.
-func TestReadersThatDoNotReadDocumentsPinLittle(t *testing.T) {
-	unreadDocuments(startAttacked(t, nil))
-}
-
+// unreadDocuments asks for the OpenAPI document, which needs no token, on 200 connections, and does not read it. The
+// kernel keeps little for them, others get the documents and their answers, and nothing remains.
 func unreadDocuments(a *attacked) {
 	const most = 32 << 20
 	if status, err := a.dial(modestAddress).ask("GET", "/v1/openapi.json", a.modest); err != nil || status != http.StatusOK {
@@ -225,11 +393,7 @@ func unreadDocuments(a *attacked) {
 	largest := int64(0)
 	for range 20 {
 		for _, path := range []string{"/v1/openapi.json", "/v1/asyncapi.json", "/docs", "/v1/follows/1/2"} {
-			w := a.dial(modestAddress)
-			if status, err := w.ask("GET", path, a.modest); err != nil || status != http.StatusOK && status != http.StatusNotFound {
-				a.t.Fatalf("%s: %d, %v", path, status, err)
-			}
-			_ = w.Close() // everything was read
+			a.served(1, "readers that do not read", "GET", path, http.StatusOK, http.StatusNotFound)
 			largest = max(largest, unread(a.t, a.addr))
 		}
 	}

@@ -453,11 +453,9 @@ func showRevoked(ctx context.Context, w io.Writer, pool *pgxpool.Pool, t revoked
 		return err
 	}
 	rows := [][]string{{"TENANT", "NAME", "ROLES", "CREATED", "STATE"}}
-	for _, token := range all {
-		if token.Name == t.Name && token.Works {
-			rows = append(rows, []string{tenantText(token.TenantID), token.Name, strings.Join(token.Roles, ","),
-				utc(&token.Created), tokenState(token)})
-		}
+	for _, token := range tokens.Ending(all, t.TenantID, t.Name) {
+		rows = append(rows, []string{tenantText(token.TenantID), token.Name, strings.Join(token.Roles, ","),
+			utc(&token.Created), tokenState(token)})
 	}
 	if len(rows) == 1 {
 		return errNothingGoes
