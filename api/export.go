@@ -209,7 +209,8 @@ func (x *exporter) export(ctx context.Context, in *exportInput) (*batchOutput, e
 	if err != nil {
 		return nil, err
 	}
-	out := &exporting{exporter: x, e: e, tenant: tenant, token: callerOf(ctx).Limits, left: in.Lines, after: after, until: time.Now().Add(x.cfg.RequestTimeout / 2)}
+	out := &exporting{exporter: x, e: e, tenant: tenant, token: callerOf(ctx).Limits, left: in.Lines, after: after,
+		until: time.Now().Add(x.cfg.RequestTimeout / 2)}
 	if err := out.read(ctx); err != nil {
 		return nil, x.noPlace(err)
 	}

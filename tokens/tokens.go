@@ -293,8 +293,9 @@ const revokedAtSQL = `
 SELECT /* tokens.revoked_at */ max(revoked_at) FROM api_tokens WHERE tenant_id = @tenant::bigint AND name = @name::text`
 
 // Revoke revokes every token of the name, including replaced ones, and every token that they made. It returns the
-// number of tokens of the name that it revoked, and the time of the last revocation of the name. A second call changes nothing. If the name never had a token, it returns
-// ErrUnknown. API processes refuse the tokens within a second. pool acts as postgres.RoleSystem.
+// number of tokens of the name that it revoked, and the time of the last revocation of the name. A second call changes
+// nothing. If the name never had a token, it returns ErrUnknown. API processes refuse the tokens within a second. pool
+// acts as postgres.RoleSystem.
 func Revoke(ctx context.Context, pool *pgxpool.Pool, tenant int64, name string) (n int64, at time.Time, err error) {
 	err = postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		tag, err := tx.Exec(ctx, revokeTokensSQL, pgx.StrictNamedArgs{"tenant": tenant, "name": name, "keep": []byte{}})

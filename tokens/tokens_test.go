@@ -281,9 +281,11 @@ func TestATokenMakesNoMoreThanItHas(t *testing.T) {
 		spec tokens.Spec
 		want error
 	}{
-		"a role that the maker lacks": {tokens.Spec{Name: "a", Roles: []string{tokens.RoleRead, tokens.RoleWrite}, Maker: &admin}, tokens.ErrNotHeld},
-		"a token with such a role":    {tokens.Spec{Name: "writer", Replace: true, Maker: &admin}, tokens.ErrNotHeld},
-		"another tenant's":            {tokens.Spec{Name: "a", Roles: []string{tokens.RoleRead}, Maker: &stranger}, tokens.ErrUnauthenticated},
+		"a role that the maker lacks": {tokens.Spec{Name: "a", Roles: []string{tokens.RoleRead, tokens.RoleWrite},
+			Maker: &admin}, tokens.ErrNotHeld},
+		"a token with such a role": {tokens.Spec{Name: "writer", Replace: true, Maker: &admin}, tokens.ErrNotHeld},
+		"another tenant's": {tokens.Spec{Name: "a", Roles: []string{tokens.RoleRead},
+			Maker: &stranger}, tokens.ErrUnauthenticated},
 	} {
 		c.spec.TenantID = 3
 		if _, err := tokens.Issue(ctx, f.system, c.spec); !errors.Is(err, c.want) {

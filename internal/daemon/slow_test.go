@@ -89,12 +89,12 @@ func TestAClientThatTakesItsTimeLosesTheConnection(t *testing.T) {
 
 // A client that reads a byte a second loses the connection, and one that reads at the pace gets all of a long answer.
 func TestAClientThatReadsSlowlyLosesTheConnection(t *testing.T) {
-	const length = 20 * shares.PaceBytes
+	const length, pace = 20 * shares.PaceBytes, shares.PaceBytes / int(shares.PaceTime/time.Second)
 	for name, c := range map[string]struct {
 		each int // bytes per second
 		all  bool
-	}{"a byte a second": {1, false}, "the slowest pace": {shares.PaceBytes/int(shares.PaceTime/time.Second) + 1, false}, // would take more than a minute
-		"twice the pace": {2 * shares.PaceBytes / int(shares.PaceTime/time.Second), true}} {
+	}{"a byte a second": {1, false}, "the pace, for more than a minute": {pace + 1, false},
+		"twice the pace": {2 * pace, true}} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ctx, cancel := context.WithCancel(t.Context())

@@ -112,7 +112,8 @@ var (
 // Rows of work that holds connections to the databases.
 var (
 	Waiting = Resource{
-		Name: "reads that wait for a projection", Tenant: Bound{N: 4, Of: "connections, a quarter of the pool's", From: "POSTGRES_MAX_CONNS"},
+		Name:   "reads that wait for a projection",
+		Tenant: Bound{N: 4, Of: "connections, a quarter of the pool's", From: "POSTGRES_MAX_CONNS"},
 		Each:   Bound{N: 1, Of: "per entity that was written"},
 		Beyond: "the read waits",
 		Slow:   "`API_REQUEST_TIMEOUT`",

@@ -143,8 +143,8 @@ func (a *attacked) batch() (status int, err error) {
 	body := `{"operations":[{"op":"follow","follower_id":"1","followee_id":"2"}` + strings.Repeat(" ", 100<<10) + `]}`
 	w := a.dial(modestAddress)
 	defer w.Close()
-	if _, err := fmt.Fprintf(w, "POST /v1/follows:batch HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nContent-Type: application/json\r\n"+
-		"Content-Length: %d\r\n\r\n%s", a.modest, len(body), body); err != nil {
+	if _, err := fmt.Fprintf(w, "POST /v1/follows:batch HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\n"+
+		"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", a.modest, len(body), body); err != nil {
 		return 0, err
 	}
 	return w.answer()
@@ -336,7 +336,8 @@ func unreadExports(a *attacked) {
 
 func longLists(a *attacked) {
 	w := a.dial(greedyAddress)
-	if status, err := w.ask("GET", "/v1/users/2/followers?limit=1000000", a.greedy); err != nil || status != http.StatusUnprocessableEntity {
+	status, err := w.ask("GET", "/v1/users/2/followers?limit=1000000", a.greedy)
+	if err != nil || status != http.StatusUnprocessableEntity {
 		a.t.Errorf("a list of a million: %d, %v", status, err)
 	}
 	for range 40 {
