@@ -44,7 +44,9 @@ func TestATenantsAdminMakesNoMoreThanItHas(t *testing.T) {
 		t.Errorf("after its acts: %+v", all)
 	}
 	// An operator gives a tenant's token any role.
+	page(t, ada, create).says("A system token shares the limits of yours")
 	ada.act(create, "tenant", "7", "name", "importer", "roles", tokens.RoleWrite).says("Made the token")
+	ada.act(create, "tenant", "0", "name", "colleague", "roles", tokens.RoleExport).says("Your token lacks a role of this one")
 	ada.act("/console/act/token.revoke?tenant=7&name=boss").says("Revoked the token")
 	if all := works(); all["child"].Name != "" || all["importer"].Name == "" {
 		t.Errorf("after its revocation: %+v", all)

@@ -96,15 +96,13 @@ func (c *Console) lookTokenCreate(_ context.Context, v *view, in url.Values) (su
 		Says: []string{"The token is shown once, after you confirm. Only its hash is kept."},
 		Fields: []field{
 			{Name: "name", Label: "Name", Hint: "The actor of writes that name none", Kind: "text", Required: true},
-			{Name: "roles", Label: "Roles", Kind: "checks", Options: grantable(v.who, tenant), Value: tokens.RoleRead},
+			{Name: "roles", Label: "Roles", Kind: "checks", Options: grantable(v.who), Value: tokens.RoleRead},
 			{Name: "days", Label: "Expires after days", Hint: "Empty: never", Kind: "number", Value: "365"},
 		}}
 	if in.Get("name") == "" {
 		s.Target = "a new token"
 	}
-	if tenant == v.who.TenantID {
-		s.Says = append(s.Says, madeSays)
-	}
+	s.Says = append(s.Says, madeSays(v.who))
 	if v.who.System() {
 		s.Fields = append([]field{{Name: "tenant", Label: "Tenant",
 			Hint: "0 for a system token: it opens the console and sees every tenant", Kind: "number", Value: cmp.Or(in.Get("tenant"), "0"),
@@ -130,12 +128,18 @@ func (c *Console) doTokenCreate(ctx context.Context, d *doing) (string, error) {
 }
 
 // madeSays describes a token that a token of the same tenant makes.
-const madeSays = "It shares the limits of your token, ends no later, and is revoked with it."
+func madeSays(who tokens.Principal) string {
+	const says = "shares the limits of yours, has no role that yours lacks, ends no later, and is revoked with it."
+	if who.System() {
+		return "A system token " + says
+	}
+	return "The token " + says
+}
 
-// grantable returns the roles that the reader may give to a token of the tenant: an operator any to a tenant's, and
-// everybody else those of the own token.
-func grantable(who tokens.Principal, tenant int64) []string {
-	if tenant != who.TenantID {
+// grantable returns the roles that the form offers: to an operator all, for a tenant's token, and to a tenant's admin
+// those of its own token.
+func grantable(who tokens.Principal) []string {
+	if who.System() {
 		return tokens.Roles()
 	}
 	return slices.DeleteFunc(tokens.Roles(), func(role string) bool { return !who.Has(role) })
@@ -188,10 +192,10 @@ func (c *Console) lookToken(ctx context.Context, v *view, in url.Values) (subjec
 
 func (c *Console) lookTokenRotate(ctx context.Context, v *view, in url.Values) (subject, error) {
 	s, err := c.lookToken(ctx, v, in)
-	s.Says = []string{"A new token with the same roles and rates takes the name. It is shown once, after you confirm.",
+	s.Says = []string{"A new token with the same roles takes the name. It is shown once, after you confirm.",
 		"The current token continues to work for the time below. Give the service the new one meanwhile."}
 	if s.Tenant == v.who.TenantID {
-		s.Says = append(s.Says, madeSays)
+		s.Says = append(s.Says, madeSays(v.who))
 	}
 	s.Fields = []field{{Name: "overlap", Label: "Hours for which the current token continues to work", Kind: "number",
 		Value: "24", Required: true}}

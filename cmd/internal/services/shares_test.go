@@ -373,7 +373,7 @@ func slowBodies(a *attacked) {
 			a.t.Errorf("a body that does not arrive: %d", status)
 		}
 	}
-	if took := time.Since(start); took > 3*shares.PaceTime {
+	if took := time.Since(start); took > 4*shares.PaceTime {
 		a.t.Errorf("slow bodies keep their connections for %s, want %s", took, shares.PaceTime)
 	}
 	a.batches(5, "nobody")
