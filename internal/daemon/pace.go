@@ -17,7 +17,8 @@ func paced(h http.Handler) http.Handler {
 		p := &pacedWriter{ResponseWriter: w, control: http.NewResponseController(w), answered: start.Add(writeTimeout)}
 		if r.ContentLength != 0 {
 			b := &pacedBody{ReadCloser: r.Body, control: p.control, arrived: start.Add(readTimeout)}
-			b.move() // it also bounds a body that no handler reads
+			b.move()   // it also bounds a body that no handler reads
+			b.left = 0 // a handler may begin to read later: its first piece begins then
 			p.body = b
 			r = r.WithContext(r.Context()) // the server looks at its request's own body to decide what to do with the rest
 			r.Body = b
