@@ -43,14 +43,15 @@ var rules = []rule{
 
 	{pkg: "api", libs: []string{huma, pgx}, // it passes a pgx.Tx on: the reads of a projection are one transaction of the caller
 		may: []string{"store", "tokens", "kinds", "contracts", "outbox", "projections", "projections/*", "versioned", "event",
-			"internal/postgres", "internal/tracing", "consumers"}}, // consumers: the lag of a projection, for as_of
+			"internal/postgres", "internal/shares", "internal/tracing", "consumers"}}, // consumers: the lag of a projection, for as_of
 	// It reads as the CLI does, and passes pools and the connection on to the packages that read
 	// (TestTheConsoleHasNoSQL).
 	{pkg: "console", libs: []string{pgx, nats},
 		may: []string{"audit", "store", "tokens", "kinds", "versioned", "outbox", "coldstore", "consumers", "deadletters", "projections",
 			"projections/*", "replay", "erasure", "migrations", "event", "internal/*"}},
 	{pkg: "audit", libs: []string{pgx}},
-	{pkg: "store", may: []string{"kinds", "outbox", "versioned", "event", "internal/postgres", "internal/tracing"}, libs: []string{pgx}},
+	{pkg: "store", libs: []string{pgx},
+		may: []string{"kinds", "outbox", "versioned", "event", "internal/postgres", "internal/shares", "internal/tracing"}},
 	{pkg: "tokens", may: []string{"store", "internal/postgres"}, libs: []string{pgx}}, // store: the rules of names
 	{pkg: "versioned", may: []string{"internal/postgres"}, libs: []string{pgx}},
 	// pgx: it reads and writes the kinds of an installation.
