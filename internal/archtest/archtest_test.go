@@ -43,7 +43,7 @@ var rules = []rule{
 
 	{pkg: "api", libs: []string{huma, pgx}, // it passes a pgx.Tx on: the reads of a projection are one transaction of the caller
 		may: []string{"store", "tokens", "kinds", "contracts", "outbox", "projections", "projections/*", "versioned", "event",
-			"internal/postgres", "internal/tracing", "consumers"}}, // consumers: the lag of a projection, for as_of
+			"internal/postgres", "internal/shares", "internal/tracing", "consumers"}}, // consumers: the lag of a projection, for as_of
 	// It reads as the CLI does, and passes pools and the connection on to the packages that read
 	// (TestTheConsoleHasNoSQL).
 	{pkg: "console", libs: []string{pgx, nats},
