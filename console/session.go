@@ -267,7 +267,8 @@ func (c *Console) signIn(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case errors.Is(err, tokens.ErrUnauthenticated) && !limit.Allow():
 		w.Header().Set("Retry-After", fmt.Sprint(int(guessEvery/time.Second)))
-		refuse(http.StatusTooManyRequests, "The token is unknown, expired or revoked. This address tried too many such tokens: wait a few seconds.")
+		refuse(http.StatusTooManyRequests, "The token is unknown, expired or revoked. "+
+			"This address tried too many such tokens: wait a few seconds.")
 	case errors.Is(err, tokens.ErrUnauthenticated):
 		refuse(http.StatusUnauthorized, "The token is unknown, expired or revoked.")
 	case errors.Is(err, errNoRead):

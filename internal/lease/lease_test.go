@@ -293,7 +293,8 @@ func TestALoginChangesOnlyTheLeasesOfItsKinds(t *testing.T) {
 		return all
 	}
 	before := rows()
-	for attacker, others := range map[string][]string{"relay": {"followercounts", "jobs"}, "followercounts": {"relay", "jobs", "jobs-sweep"}} {
+	for attacker, others := range map[string][]string{
+		"relay": {"followercounts", "jobs"}, "followercounts": {"relay", "jobs", "jobs-sweep"}} {
 		pool := db.Pool(t, roles[attacker])
 		for _, other := range others {
 			for _, sql := range []string{
