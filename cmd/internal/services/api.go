@@ -124,7 +124,9 @@ func runAPI(ctx context.Context, env envconfig.Lookuper) error {
 			if err != nil {
 				return errors.Join(fmt.Errorf("serve the console: %w", err), l.Close())
 			}
-			g.Go(func() error { return daemon.Serve(serving, desk, see.Front(http.NotFoundHandler()), cfg.API.AddressConnections, log) })
+			g.Go(func() error {
+				return daemon.Serve(serving, desk, see.Front(http.NotFoundHandler()), cfg.API.AddressConnections, log)
+			})
 		}
 		listening.Store(true)
 		return daemon.Serve(serving, l, handler, cfg.API.AddressConnections, log)
