@@ -255,15 +255,7 @@ func (c *Console) signIn(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), pageTimeout)
 	defer cancel()
 	limit := c.guesses.of(r)
-	lane := c.guesses.lane(limit)
-	select {
-	case lane <- struct{}{}:
-	case <-ctx.Done():
-		c.fail(v, &problem{http.StatusServiceUnavailable, "Too many people sign in", "Try again in a few seconds."})
-		return
-	}
-	value, err := c.startSession(ctx, tokens.HashOf(token))
-	<-lane
+	value, err := c.startSession(ctx, tokens.HashOf(token), c.guesses.lane(limit))
 	switch {
 	case errors.Is(err, tokens.ErrUnauthenticated) && !limit.Allow():
 		w.Header().Set("Retry-After", fmt.Sprint(int(guessEvery/time.Second)))
@@ -284,9 +276,15 @@ func (c *Console) signIn(w http.ResponseWriter, r *http.Request) {
 // errNoRead reports a token without the role read.
 var errNoRead = errors.New("console: the token lacks the role read")
 
-// startSession starts a session of the token and returns its cookie's value. Errors: tokens.ErrUnauthenticated,
-// errNoRead.
-func (c *Console) startSession(ctx context.Context, h tokens.Hash) (string, error) {
+// startSession starts a session of the token, in its turn in the lane, and returns its cookie's value. Errors:
+// tokens.ErrUnauthenticated, errNoRead.
+func (c *Console) startSession(ctx context.Context, h tokens.Hash, lane chan struct{}) (string, error) {
+	select {
+	case lane <- struct{}{}:
+		defer func() { <-lane }()
+	case <-ctx.Done():
+		return "", &problem{http.StatusServiceUnavailable, "Too many people sign in", "Try again in a few seconds."}
+	}
 	who, _, err := c.found.Find(ctx, h)
 	if err != nil {
 		return "", err
