@@ -730,13 +730,13 @@ func TestUnknownRoutesAndMethodsAreProblems(t *testing.T) {
 		status       int
 		code, allow  string
 	}{
-		{"GET", "/", 404, "not-found", ""},
-		{"GET", "/v2/follows/1/2", 404, "not-found", ""},
-		{"GET", "/v1/follows/1", 404, "not-found", ""},
-		{"GET", "/v1/follows/1/2/", 404, "not-found", ""},
-		{"GET", "//v1/follows/1/2", 404, "not-found", ""},
-		{"GET", "/v1/../v1/follows/1/2", 404, "not-found", ""},
-		{"OPTIONS", "*", 404, "not-found", ""},
+		{"GET", "/", 404, "route-unknown", ""},
+		{"GET", "/v2/follows/1/2", 404, "route-unknown", ""},
+		{"GET", "/v1/follows/1", 404, "route-unknown", ""},
+		{"GET", "/v1/follows/1/2/", 404, "route-unknown", ""},
+		{"GET", "//v1/follows/1/2", 404, "route-unknown", ""},
+		{"GET", "/v1/../v1/follows/1/2", 404, "route-unknown", ""},
+		{"OPTIONS", "*", 404, "route-unknown", ""},
 		{"POST", "/v1/users/..:remove-edges", 422, "validation-failed", ""},
 		{"POST", "/v1/follows/1/2", 405, "method-not-allowed", "GET, HEAD, PUT, DELETE"},
 		{"DELETE", "/v1/posts/1/comments", 405, "method-not-allowed", "GET, HEAD, POST"},

@@ -259,7 +259,7 @@ func TestThreadsOfEveryKind(t *testing.T) {
 				f.catchUpWith(t, applied.Now)
 				for _, path := range []string{under + "/tree", under + "/by-slug/abcd2345",
 					"/v1/" + k.Plural + "/" + first.text(id) + "/replies"} {
-					if a := f.want(t, 404, "GET", path, ""); a.text("code") != "not-found" || a.text("detail") != "there is no such route" {
+					if a := f.want(t, 404, "GET", path, ""); a.text("code") != "route-unknown" {
 						t.Errorf("%s: %s", path, a.body)
 					}
 				}

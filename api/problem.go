@@ -65,6 +65,7 @@ const (
 	codeUnauthenticated   = "unauthenticated"
 	codeRoleMissing       = "role-missing"
 	codeNotFound          = "not-found"
+	codeRouteUnknown      = "route-unknown"
 	codeMethodNotAllowed  = "method-not-allowed"
 	codeRequestTimeout    = "request-timeout"
 	codeParentGone        = "parent-gone"
@@ -122,6 +123,7 @@ func problemKinds() []problemKind {
 			is: tokens.ErrUnauthenticated},
 		{Code: codeRoleMissing, Status: 403, Title: "The token lacks the role that the route needs"},
 		{Code: codeNotFound, Status: 404, Title: "The resource does not exist", is: store.ErrNotFound},
+		{Code: codeRouteUnknown, Status: 404, Title: "There is no such route"},
 		{Code: codeMethodNotAllowed, Status: 405, Title: "The route does not support this method"},
 		{Code: codeRequestTimeout, Status: 408, Title: "The request took too long to arrive"},
 		{Code: codeParentGone, Status: 409, Title: "The parent is not visible", is: store.ErrParentGone, at: parent},

@@ -291,7 +291,7 @@ func (s *server) refuse(w http.ResponseWriter, r *http.Request, p *Problem) {
 func (s *server) checkURL(r *http.Request) *Problem {
 	if p := r.URL.Path; !strings.HasPrefix(p, "/") || strings.TrimSuffix(p, "/") != strings.TrimSuffix(path.Clean(p), "/") ||
 		strings.HasSuffix(p, "/"+verb) {
-		return s.problems.problem(codeNotFound, "the path is not canonical")
+		return s.problems.problem(codeRouteUnknown, "the path is not canonical")
 	}
 	q, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {
@@ -320,7 +320,7 @@ func (s *server) noRoute(w http.ResponseWriter, r *http.Request) {
 			next.mux.ServeHTTP(w, r)
 			return
 		}
-		s.refuse(w, r, s.problems.problem(codeNotFound, "there is no such route"))
+		s.refuse(w, r, s.problems.problem(codeRouteUnknown, "the API may be older, or the kind unknown"))
 		return
 	}
 	w.Header().Set("Allow", strings.Join(allowed, ", "))

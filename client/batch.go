@@ -159,6 +159,9 @@ func encodeChild[T any](k childKind, w []byte, o Operation[T]) (_ []byte, subjec
 	} else if w, err = member(w, k.name+"_id", o.id); err != nil {
 		return nil, "", err
 	} else {
+		if o.id == "" {
+			return nil, "", ErrNoID
+		}
 		if o.version == 0 {
 			return nil, "", ErrNoVersion
 		}
@@ -415,7 +418,7 @@ func (b *batch[T]) outcome(line []byte, op *sent[T]) (out Outcome[T], err error)
 	case raw.Status < 200 || raw.Status >= 300 && raw.Problem == nil:
 		return out, fmt.Errorf("an outcome has the status %d and no problem", raw.Status)
 	case raw.Problem != nil:
-		out.Problem.OutcomeUnknown = op.unknown
+		out.Problem.OutcomeUnknown, out.Problem.names = op.unknown, b.names
 		return out, nil
 	}
 	var members map[string]json.RawMessage

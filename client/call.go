@@ -54,6 +54,7 @@ type call struct {
 	safe    bool   // may be repeated if the outcome of an attempt is unknown
 	subject string // the entity of the write, for the session; "": the answer's Location
 	unknown bool   // the outcome of an attempt is unknown
+	names   names  // of the kind, for a problem's current entity
 }
 
 func newCall(method, path string, opts []Option) *call {
@@ -72,6 +73,9 @@ func (k *call) set(name, value string) *call {
 	k.header.Set(name, value)
 	return k
 }
+
+// named sets the names of the kind.
+func (k *call) named(n names) *call { k.names = n; return k }
 
 // projected makes the call include the session's writes.
 func (k *call) projected() *call { k.fresh = true; return k }
@@ -115,7 +119,7 @@ type names map[string]string
 
 // fetch sends the call and decodes its result.
 func fetch[T any](ctx context.Context, c *core, k *call, n names) (v T, err error) {
-	body, a, err := c.do(ctx, k)
+	body, a, err := c.do(ctx, k.named(n))
 	if err != nil {
 		return v, err
 	}
@@ -166,6 +170,9 @@ type answer struct{ *http.Response }
 
 // send sends the call once. An answer outside 2xx is an error. The caller reads and closes the body of a success.
 func (c *core) send(ctx context.Context, k *call, n int) (*answer, error) {
+	if k.err == nil && (strings.Contains(k.path, "//") || strings.Contains(k.path, "/:") || strings.HasSuffix(k.path, "/")) {
+		k.err = ErrNoID
+	}
 	if k.err != nil {
 		return nil, k.err
 	}
@@ -262,6 +269,7 @@ func (a *answer) refusal(k *call, body []byte, err error) error {
 			if p.RequestID == "" {
 				p.RequestID = a.Header.Get("X-Request-Id")
 			}
+			p.names = k.names
 			p.OutcomeUnknown = k.unknown && k.method != http.MethodGet
 			return &p
 		}

@@ -269,7 +269,7 @@ func (c Children[C, N, D, V]) Delete(ctx context.Context, child C, opts ...Optio
 		return err
 	}
 	id, version := child.Ref()
-	_, _, err = c.core.do(ctx, newCall(http.MethodDelete, kind.one(id), opts).matching(version))
+	_, _, err = c.core.do(ctx, newCall(http.MethodDelete, kind.one(id), opts).matching(version).named(kind.names))
 	return err
 }
 

@@ -459,6 +459,44 @@ func pagesOf(t *testing.T, fail map[string]func() (*http.Response, error)) trans
 }
 
 // A list is read to its end. A list that ended early is resumed: no item is missing, and at most one page is repeated.
+// TestACallWithoutAnIDIsNotSent: its path would be another route's, or none's.
+func TestACallWithoutAnIDIsNotSent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, requests := fake(t, func(int, *http.Request) (*http.Response, error) {
+			return reply(404, `{"title":"There is no such route","status":404,"code":"route-unknown"}`)
+		})
+		ctx := t.Context()
+		none := client.Comment{ChildState: client.ChildState{Version: 3}}
+		calls := map[string]func() error{
+			"Get":        func() error { _, err := c.Comments.Get(ctx, ""); return err },
+			"Edit":       func() error { _, err := c.Comments.Edit(ctx, none, client.CommentEdit{Body: "x"}); return err },
+			"Delete":     func() error { return c.Comments.Delete(ctx, none) },
+			"Delete any": func() error { return c.Comments.Delete(ctx, client.Comment{}, client.IfMatchAny()) },
+			"Versions":   func() error { _, err := c.Comments.Versions("").First(ctx); return err },
+			"a removal":  func() error { _, err := c.EdgeRemoval(ctx, ""); return err },
+			"DeleteOp": func() error {
+				for _, err := range c.Comments.Batch(ctx, slices.Values([]client.Operation[client.Comment]{c.Comments.DeleteOp(none)})) {
+					if err != nil {
+						return err
+					}
+				}
+				return nil
+			},
+		}
+		for name, call := range calls {
+			if err := call(); !errors.Is(err, client.ErrNoID) || client.IsNotFound(err) {
+				t.Errorf("%s: %v, not found: %t", name, err, client.IsNotFound(err))
+			}
+		}
+		if len(*requests) > 0 {
+			t.Errorf("%d requests, the first to %s", len(*requests), (*requests)[0].URL)
+		}
+		if err := c.Call(ctx, "GET", "/v1/nowhere", nil, nil); client.IsNotFound(err) || !client.HasCode(err, client.CodeRouteUnknown) {
+			t.Errorf("a route that does not exist: %v", err)
+		}
+	})
+}
+
 func TestListsAreResumed(t *testing.T) {
 	c, requests := fake(t, pagesOf(t, nil))
 	for stop := range 7 {

@@ -267,7 +267,7 @@ func (e Edges[E, R, V]) Remove(ctx context.Context, from, to ID, opts ...Option)
 	if err != nil {
 		return err
 	}
-	_, _, err = e.core.do(ctx, newCall(http.MethodDelete, kind.path(from, to), opts))
+	_, _, err = e.core.do(ctx, newCall(http.MethodDelete, kind.path(from, to), opts).named(kind.names))
 	return err
 }
 

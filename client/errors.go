@@ -20,6 +20,7 @@ const (
 	CodeUnauthenticated      Code = "unauthenticated"
 	CodeRoleMissing          Code = "role-missing"
 	CodeNotFound             Code = "not-found"
+	CodeRouteUnknown         Code = "route-unknown"
 	CodeMethodNotAllowed     Code = "method-not-allowed"
 	CodeRequestTimeout       Code = "request-timeout"
 	CodeParentGone           Code = "parent-gone"
@@ -57,6 +58,9 @@ var ErrNotModified = errors.New("tidings: not modified")
 // ErrNoVersion reports a change of an object whose Version is 0: read the object first, or use IfMatch or IfMatchAny.
 var ErrNoVersion = errors.New("tidings: the object has no version: read it first, or use client.IfMatch or client.IfMatchAny")
 
+// ErrNoID reports a call for an object whose id is empty. It is not sent.
+var ErrNoID = errors.New("tidings: the object has no id")
+
 // Problem is an answer of the API outside 2xx and 304 (RFC 9457).
 type Problem struct {
 	Type      string          `json:"type"`
@@ -73,6 +77,8 @@ type Problem struct {
 	// OutcomeUnknown reports that an earlier attempt of this write may have succeeded. Then a stale version may be the
 	// result of that attempt.
 	OutcomeUnknown bool `json:"-"`
+
+	names names // of Current's kind
 }
 
 // FieldError describes an error in a request and its place.
@@ -97,12 +103,16 @@ func (p *Problem) Error() string {
 	return text
 }
 
-// CurrentAs decodes the current entity into v, for example a *Comment.
+// CurrentAs decodes the current entity into v, for example a *Comment, or a *Child or an *Edge of a kind of your own. A
+// type of your own may have the names of Current.
 func (p *Problem) CurrentAs(v any) error {
 	if len(p.Current) == 0 {
 		return errors.New("tidings: the problem has no current object")
 	}
-	return json.Unmarshal(p.Current, v)
+	if err := json.Unmarshal(p.Current, v); err != nil || p.names == nil {
+		return err
+	}
+	return decode(p.names, p.Current, v)
 }
 
 // AnswerError is an answer that does not come from the API, for example a proxy's page, or that is incomplete.
@@ -181,7 +191,7 @@ func HasCode(err error, codes ...Code) bool {
 	return false
 }
 
-// IsNotFound reports whether the object does not exist.
+// IsNotFound reports whether the object does not exist. It is false if the API has no such route (CodeRouteUnknown).
 func IsNotFound(err error) bool { return HasCode(err, CodeNotFound) }
 
 // IsUnauthenticated reports whether the token is unknown, expired or revoked.

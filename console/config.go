@@ -15,7 +15,7 @@ import (
 
 // Config is the console's environment.
 type Config struct {
-	On       bool `env:"CONSOLE, default=false"`           // serve /console/ on the API's port
+	On       bool `env:"CONSOLE, default=false"`           // serve /console/
 	ReadOnly bool `env:"CONSOLE_READ_ONLY, default=false"` // offer and take no act
 	// TraceURL is the address of a trace viewer, with {trace_id} in place of the trace's id. Without it, an event's
 	// page shows the id alone.

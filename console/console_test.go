@@ -6,11 +6,11 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -21,6 +21,7 @@ import (
 
 	"github.com/tidings/tidings/audit"
 	"github.com/tidings/tidings/console"
+	"github.com/tidings/tidings/internal/shares"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/tokens"
 )
@@ -108,22 +109,131 @@ func TestACookieIsOpenedByAnOldKeyAndSecureBehindTLS(t *testing.T) {
 	}
 }
 
-func TestWrongTokensAreLimitedByAddress(t *testing.T) {
+// TestAStrangerWhoGuessesLocksNobodyOut: only wrong tokens are charged to an address, which a proxy may share.
+func TestAStrangerWhoGuessesLocksNobodyOut(t *testing.T) {
 	h := start(t)
 	v := h.visitor(t)
+	guess := func() *answer { return v.post("/console/sign-in", url.Values{"token": {tokens.New()}}) }
 	for range 10 {
-		if a := v.post("/console/sign-in", url.Values{"token": {"guess"}}); a.status != http.StatusUnauthorized {
+		if a := guess(); a.status != http.StatusUnauthorized {
 			t.Fatalf("a guess: status %d", a.status)
 		}
 	}
 	testkit.Eventually(t, time.Minute, "a refusal after ten guesses", func() (bool, error) {
-		a := v.post("/console/sign-in", url.Values{"token": {h.Tokens.Admin}})
-		if a.status != http.StatusTooManyRequests || a.header.Get("Retry-After") == "" {
-			v.post("/console/sign-in", url.Values{"token": {"guess"}}) // the ten took so long that the address may guess again
-			return false, fmt.Errorf("status %d, %q", a.status, a.header)
-		}
-		return true, nil
+		a := guess() // the ten may have taken so long that the address may guess again
+		return a.status == http.StatusTooManyRequests && a.header.Get("Retry-After") != "", nil
 	})
+	guessing, stop := context.WithCancel(t.Context())
+	var strangers sync.WaitGroup
+	for range 50 {
+		strangers.Go(func() {
+			for guessing.Err() == nil {
+				req, err := http.NewRequestWithContext(guessing, "POST", h.url+"/console/sign-in",
+					strings.NewReader("token="+tokens.New()))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				req.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+				if res, err := v.client.Do(req); err == nil {
+					res.Body.Close()
+				}
+			}
+		})
+	}
+	defer strangers.Wait()
+	defer stop()
+	for range 20 {
+		page(t, h.signIn(t, h.Tokens.Admin), "/console/audit")
+	}
+}
+
+// TestASessionEndsWhereverItsCookieIsSent: the server ends it, for all processes. Other sessions of the token continue.
+func TestASessionEndsWhereverItsCookieIsSent(t *testing.T) {
+	h := start(t)
+	u, _ := url.Parse(h.url + "/console/")
+	other, err := console.New(console.Config{On: true}, console.Deps{Truth: h.pool, Projections: h.pool,
+		Keys: [][]byte{bytes.Repeat([]byte{1}, 32)}, Log: testkit.Logger(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	opens := func(c *console.Console, cookie *http.Cookie) bool {
+		r := httptest.NewRequest("GET", "/console/audit", nil)
+		r.AddCookie(cookie)
+		w := httptest.NewRecorder()
+		c.ServeHTTP(w, r)
+		return w.Code == http.StatusOK
+	}
+	ada, sibling := h.signIn(t, h.Tokens.Admin), h.signIn(t, h.Tokens.Admin)
+	stolen := ada.client.Jar.Cookies(u)[0]
+	next, stop := events(t, ada, "/console/live/overview")
+	defer stop()
+	if !opens(h.console, stolen) || !opens(other, stolen) {
+		t.Fatal("the cookie does not open the pages of both processes")
+	}
+	ada.post("/console/sign-out", nil)
+	testkit.Eventually(t, time.Minute, "the process that ended the session to refuse the cookie",
+		func() (bool, error) { return !opens(h.console, stolen), nil })
+	late := time.AfterFunc(30*time.Second, stop)
+	for next() != "" { // the stream ends with its session
+	}
+	if !late.Stop() {
+		t.Error("a live page of the session continued")
+	}
+	testkit.Eventually(t, time.Minute, "the other process to refuse the cookie",
+		func() (bool, error) { return !opens(other, stolen), nil })
+	page(t, sibling, "/console/audit")
+	page(t, h.signIn(t, h.Tokens.Admin), "/console/audit")
+}
+
+func TestATokenHasOnlyItsNewestSessions(t *testing.T) {
+	h := start(t)
+	first, other := h.signIn(t, h.Tokens.Reader), h.signIn(t, h.Tokens.Admin)
+	for range tokens.MaxSessions {
+		h.signIn(t, h.Tokens.Reader)
+	}
+	testkit.Eventually(t, time.Minute, "the oldest session to end", func() (bool, error) {
+		return strings.HasPrefix(first.get("/console/audit").path, "/console/sign-in"), nil
+	})
+	page(t, other, "/console/audit")
+}
+
+// TestOneTokensLivePagesLeaveRoomForOthers attacks the row of live pages in the table of shared resources.
+func TestOneTokensLivePagesLeaveRoomForOthers(t *testing.T) {
+	h := start(t)
+	rita, max, ada := h.signIn(t, h.Tokens.TenantReader), h.signIn(t, h.Tokens.TenantModerator), h.signIn(t, h.Tokens.Admin)
+	var stops []func()
+	for range shares.LivePages.Each.N {
+		_, stop := events(t, rita, "/console/live/overview")
+		defer stop()
+		stops = append(stops, stop)
+	}
+	again := h.signIn(t, h.Tokens.TenantReader) // another session gets no other share
+	opened := func() int {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		req, err := http.NewRequestWithContext(ctx, "GET", h.url+"/console/live/overview", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		res, err := again.client.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer res.Body.Close()
+		return res.StatusCode
+	}
+	if status := opened(); status != http.StatusServiceUnavailable {
+		t.Fatalf("one more: status %d", status)
+	}
+	for _, r := range []*reader{max, ada} { // events fails the test if the stream is refused
+		_, stop := events(t, r, "/console/live/overview")
+		defer stop()
+	}
+	page(t, rita, "/console/audit")
+	stops[0]()
+	testkit.Eventually(t, time.Minute, "its place to be free again",
+		func() (bool, error) { return opened() == http.StatusOK, nil })
 }
 
 func TestEveryAnswerIsGuarded(t *testing.T) {

@@ -172,15 +172,22 @@ func (h *hub) read(ctx context.Context, f *feed) []byte {
 	return b.Bytes()
 }
 
+var errTooManyLive = &problem{http.StatusServiceUnavailable, "Too many live pages", "Reload the page to see its current state."}
+
 // stream sends a live page as server-sent events. It ends when the reader leaves, the session ends or the process
 // stops.
 func (c *Console) stream(v *view, p *page) error {
 	if !v.may(p) {
 		return c.refused(v, p)
 	}
+	share := c.streams.Hold(v.who.TenantID, v.who.Name)
+	if !share.Take(1) {
+		return errTooManyLive
+	}
+	defer share.Release()
 	messages, stop, ok := c.live.watch(v, p)
 	if !ok {
-		return &problem{http.StatusServiceUnavailable, "Too many live pages", "Reload the page to see its current state."}
+		return errTooManyLive
 	}
 	defer stop()
 	ctl := http.NewResponseController(v.w)

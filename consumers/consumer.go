@@ -169,7 +169,7 @@ func (c *Consumer) Run(ctx context.Context) error {
 func (c *Consumer) Ready(context.Context) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	errs := []error{c.cutOff}
+	errs := []error{c.cutOff, c.group.Err()}
 	for _, t := range c.troubles {
 		errs = append(errs, t.err)
 	}

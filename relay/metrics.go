@@ -56,7 +56,8 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		conflicts: prometheus.NewCounter(prometheus.CounterOpts{Name: "relay_conflicts_total",
 			Help: "Publishes that the tail check refused."}),
 		errors: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "relay_errors_total",
-			Help: "Errors by stage: claim, publish, catch-up or heartbeat. None of them loses or doubles an event."}, []string{"stage"}),
+			Help: "Errors by stage: claim, publish, catch-up, heartbeat, or lease (counted each second in which the relay " +
+				"cannot renew its leases, so it publishes nothing). None of them loses or doubles an event."}, []string{"stage"}),
 		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "relay_stage_seconds",
 			Help:    "Time of one piece of work by stage: claim, publish, catch-up or heartbeat.",
 			Buckets: prometheus.ExponentialBuckets(0.0005, 2, 15)}, []string{"stage"}),
@@ -76,6 +77,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		m.errors.WithLabelValues(stage)
 		m.seconds.WithLabelValues(stage)
 	}
+	m.errors.WithLabelValues(stageLease)
 	reg.MustRegister(m.throughput, m.failures, m.dead, m.partitions, m.stuck, m.waiting, m.skipped, m.belowFloor, m.catchUps, m.caughtUp,
 		m.conflicts, m.errors, m.seconds, m.batchRows, m.heartbeats, m.path)
 	return m
@@ -88,6 +90,7 @@ const (
 	stageCatchUp = "catch-up"
 
 	stageHeartbeat = "heartbeat" // not part of the pipeline
+	stageLease     = "lease"
 )
 
 func (m *metrics) failed(e *event.Event) {

@@ -10,7 +10,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/tidings/tidings/internal/broker"
+
 	"github.com/tidings/tidings/internal/lease"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
@@ -154,4 +156,45 @@ func TestARelayThatCannotReachAStreamsLeaderLeavesItToAnother(t *testing.T) {
 		mine = w.group.Held()
 		return holders()[lost] == other.owner && len(mine) == 2 && !slices.Contains(mine, lost), nil
 	})
+}
+
+// TestARelayPublishesAgainAfterItsLeaseRowsAreGone: an owner of the tables deletes them. If they cannot be inserted
+// again, the relay is not ready and says why.
+func TestARelayPublishesAgainAfterItsLeaseRowsAreGone(t *testing.T) {
+	db := testkit.Postgres(t)
+	pool, owner := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleOwner)
+	r := newRelay(t, pool, testkit.NATS(t))
+	r.cfg.Lease.TTL = 3 * time.Second
+	start(t, r)
+	insertRow(t, pool, 1, "created")
+	awaitDrained(t, t.Context(), pool, time.Minute)
+
+	if _, err := owner.Exec(t.Context(), `DELETE FROM leases`); err != nil {
+		t.Fatal(err)
+	}
+	testkit.Eventually(t, time.Minute, "the row to be there again", func() (bool, error) {
+		held, err := lease.Holders(t.Context(), pool, LeaseKind)
+		return len(held) == 1 && held[0].Owner == r.owner, err
+	})
+	insertRow(t, pool, 1, "updated")
+	awaitDrained(t, t.Context(), pool, time.Minute)
+	testkit.Eventually(t, time.Minute, "the relay to be ready", func() (bool, error) { return r.Ready(t.Context()) == nil, nil })
+
+	if _, err := owner.Exec(t.Context(), `
+		CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no leases today'; END $$;
+		CREATE TRIGGER refuse BEFORE INSERT ON leases FOR EACH STATEMENT EXECUTE FUNCTION refuse();
+		DELETE FROM leases`); err != nil {
+		t.Fatal(err)
+	}
+	testkit.Eventually(t, time.Minute, "the relay to say why it publishes nothing", func() (bool, error) {
+		err := r.Ready(t.Context())
+		return err != nil && strings.Contains(err.Error(), "no leases today") &&
+			testutil.ToFloat64(r.metrics.errors.WithLabelValues(stageLease)) > 0, nil
+	})
+	if _, err := owner.Exec(t.Context(), `DROP TRIGGER refuse ON leases`); err != nil {
+		t.Fatal(err)
+	}
+	insertRow(t, pool, 1, "updated")
+	awaitDrained(t, t.Context(), pool, time.Minute)
+	testkit.Eventually(t, time.Minute, "the relay to be ready again", func() (bool, error) { return r.Ready(t.Context()) == nil, nil })
 }

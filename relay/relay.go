@@ -80,6 +80,7 @@ type Relay struct {
 	leaderless bool                   // the brokers had no JetStream leader at the last attempt
 	trouble    map[int]error          // why a partition does not publish
 	doubts     map[loss]*broker.Doubt // they outlive sessions
+	leases     *lease.Group           // of the session; nil without one
 
 	sessions   int           // attempted: each connects to another server
 	pace       pace          // measured cost of publishes, over all partitions
@@ -116,10 +117,19 @@ func (r *Relay) Ready(context.Context) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	errs := []error{r.state}
+	if r.leases != nil {
+		errs = append(errs, r.leases.Err())
+	}
 	for _, p := range slices.Sorted(maps.Keys(r.trouble)) {
 		errs = append(errs, r.trouble[p])
 	}
 	return errors.Join(errs...)
+}
+
+func (r *Relay) setLeases(g *lease.Group) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.leases = g
 }
 
 func (r *Relay) setState(err error) {

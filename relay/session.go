@@ -88,6 +88,8 @@ func (s *session) run(ctx context.Context) error {
 	if s.group, err = lease.New(s.cfg.Lease, s.pool, LeaseKind, s.owner, s.base); err != nil {
 		return err
 	}
+	s.setLeases(s.group)
+	defer s.setLeases(nil)
 	leaseCtx, leave := context.WithCancel(work)
 	var leases, writers sync.WaitGroup
 	leases.Go(func() {
@@ -112,6 +114,9 @@ func (s *session) share(ctx, work context.Context, writers *sync.WaitGroup) erro
 	for {
 		if err := s.assign(ctx, work, writers); err != nil {
 			s.failed(ctx, stageClaim, -1, err)
+		}
+		if s.group.Err() != nil { // the group logs it
+			s.metrics.errors.WithLabelValues(stageLease).Inc()
 		}
 		select {
 		case <-ctx.Done():

@@ -435,13 +435,17 @@ func NewLookup(pool *pgxpool.Pool) Lookup { return Lookup{pool} }
 // Find returns the principal of the token, or ErrUnauthenticated. It refuses a token that was revoked or had expired at
 // asOf; it may accept one that is revoked later. p.Lives is the time until the token expires.
 func (l Lookup) Find(ctx context.Context, h Hash) (p Principal, asOf time.Time, err error) {
+	return l.find(ctx, authenticateSQL, pgx.StrictNamedArgs{"hash": h[:]})
+}
+
+func (l Lookup) find(ctx context.Context, sql string, args pgx.StrictNamedArgs) (p Principal, asOf time.Time, err error) {
 	conn, err := l.pool.Acquire(ctx)
 	if err != nil {
 		return Principal{}, asOf, fmt.Errorf("authenticate: %w", err)
 	}
 	defer conn.Release()
 	asOf = time.Now()
-	rows, _ := conn.Query(ctx, authenticateSQL, pgx.StrictNamedArgs{"hash": h[:]})
+	rows, _ := conn.Query(ctx, sql, args)
 	p, err = pgx.CollectExactlyOneRow(rows, func(row pgx.CollectableRow) (p Principal, err error) {
 		var read, write *string
 		var lives *float64

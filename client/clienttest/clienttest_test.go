@@ -156,9 +156,15 @@ func TestAnyKindIsCalledByItsName(t *testing.T) {
 		visit.Attributes["how"] != "car" {
 		t.Errorf("%+v, %v", visit, err)
 	}
-	if _, err := visits.Patch(ctx, client.Edge{From: 7, To: 5, EdgeState: client.EdgeState{Version: 1}},
-		map[string]any{"how": "car"}); !client.IsStale(err) {
-		t.Errorf("a stale version: %v", err)
+	_, err = visits.Patch(ctx, client.Edge{From: 7, To: 5, EdgeState: client.EdgeState{Version: 1}}, map[string]any{"how": "car"})
+	var p *client.Problem
+	var edge client.Edge
+	var own struct {
+		Visitor client.ID `json:"user_id"` // the kind's own name
+	}
+	if !errors.As(err, &p) || !client.IsStale(err) || p.CurrentAs(&edge) != nil || edge.From != 7 || edge.To != 5 || edge.Version != 2 ||
+		p.CurrentAs(&own) != nil || own.Visitor != 7 {
+		t.Errorf("a stale version: %v, %+v, %+v of %s", err, edge, own, p.Current)
 	}
 	for list, l := range map[string]*client.List[client.Entry]{"visitors": visits.Reverse(5, client.Filter("how", "car")),
 		"visits": visits.Forward(7)} {
@@ -197,6 +203,23 @@ func TestAnyKindIsCalledByItsName(t *testing.T) {
 	tip, err := tips.Create(ctx, 5, client.NewChild{AuthorID: 3, Body: "Go early.", Attributes: map[string]any{"stars": 4}})
 	if err != nil || tip.ID == "" || tip.Object != 5 || tip.Attributes["stars"] != 4.0 {
 		t.Fatalf("%+v, %v", tip, err)
+	}
+	stale := tip
+	stale.Version = 9
+	ops2 := []client.Operation[client.Child]{tips.EditOp(stale, client.ChildEdit{Body: "Go late."})}
+	problems := []error{tips.Delete(ctx, stale)}
+	_, err = tips.Edit(ctx, stale, client.ChildEdit{Body: "Go late."})
+	problems = append(problems, err)
+	for o, err := range tips.Batch(ctx, slices.Values(ops2)) {
+		problems = append(problems, errors.Join(err, o.Problem))
+	}
+	for i, err := range problems {
+		var p *client.Problem
+		var current client.Child
+		if !errors.As(err, &p) || !client.IsStale(err) || p.CurrentAs(&current) != nil || current.ID != tip.ID || current.Object != 5 ||
+			current.Version != 1 {
+			t.Errorf("stale change %d: %v, %+v", i, err, current)
+		}
 	}
 	if _, err := tips.Create(ctx, 5, client.NewChild{AuthorID: 4, Body: "Yes.", ParentID: tip.ID}); err != nil {
 		t.Error(err)

@@ -55,7 +55,7 @@ type Group struct {
 	log      *slog.Logger
 	changed  chan struct{}
 	beat     chan struct{} // requests a heartbeat at once
-	rowsMade []int         // the partitions that have a row; only Run uses it
+	rowsMade []int         // the partitions whose rows this instance has seen; only Run uses it
 
 	mu       sync.Mutex
 	wanted   []int // all partitions to distribute, sorted
@@ -63,6 +63,7 @@ type Group struct {
 	draining []int // given up; the next heartbeat frees them
 	refused  []int // to be freed for others by the next heartbeat
 	until    time.Time
+	failed   error // of the last heartbeat
 }
 
 // New returns owner's membership in the group of kind. It starts nothing, and has no partitions before Share.
@@ -123,6 +124,17 @@ func (g *Group) Held() []int {
 	return slices.Clone(g.held)
 }
 
+// Err returns why this instance trusts no lease, if its heartbeats fail. It is nil while the leases of an earlier
+// heartbeat are trusted, and for an instance whose leases others hold.
+func (g *Group) Err() error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.failed == nil || time.Now().Before(g.until) {
+		return nil
+	}
+	return fmt.Errorf("no leases of kind %s, because the heartbeat fails: %w", g.kind, g.failed)
+}
+
 // Changed receives a value after a heartbeat has changed Held. It buffers one value for any number of changes.
 func (g *Group) Changed() <-chan struct{} { return g.changed }
 
@@ -145,7 +157,9 @@ func (g *Group) Run(ctx context.Context) error {
 	}
 }
 
-// ensureSQL inserts the kind's rows, once.
+// ensureSQL inserts the kind's missing rows. Every heartbeat runs it, because without its row nobody takes a partition.
+//
+// Index: leases_pkey.   Locks: the rows inserted.
 const ensureSQL = `
 INSERT INTO leases (kind, partition) SELECT @kind, unnest(@partitions::int[]) ON CONFLICT DO NOTHING`
 
@@ -217,7 +231,13 @@ func (g *Group) heartbeat(ctx context.Context) error {
 		return err
 	})
 	if err != nil {
+		g.mu.Lock()
+		g.failed = err
+		g.mu.Unlock()
 		return err
+	}
+	if b.made > 0 && slices.Equal(g.rowsMade, wanted) {
+		g.log.WarnContext(ctx, "lease rows were missing, and are inserted again: somebody deleted them", "owner", g.owner, "rows", b.made)
 	}
 	g.rowsMade = wanted
 	slices.Sort(b.held)
@@ -229,7 +249,7 @@ func (g *Group) heartbeat(ctx context.Context) error {
 
 	g.mu.Lock()
 	before := g.held
-	g.held, g.draining = slices.Clone(held), b.surplus
+	g.held, g.draining, g.failed = slices.Clone(held), b.surplus, nil
 	g.until = start.Add(g.cfg.TTL - g.cfg.TTL/marginPerTTL)
 	g.mu.Unlock()
 	if !slices.Equal(before, held) {
@@ -245,6 +265,7 @@ func (g *Group) heartbeat(ctx context.Context) error {
 // beaten is the result of a heartbeat: the database's state of this instance's leases.
 type beaten struct {
 	share   int
+	made    int64 // rows inserted
 	held    []int
 	lent    []int // also held, because another instance refused them
 	surplus []int // held, and to be freed
@@ -257,11 +278,11 @@ func (g *Group) exchange(ctx context.Context, tx pgx.Tx, wanted, drop, refused [
 	}
 	args := pgx.NamedArgs{"kind": g.kind, "owner": g.owner, "ttl": g.cfg.TTL, "partitions": wanted, "drop": drop, "refused": refused,
 		"refused_for": refusedFor}
-	if !slices.Equal(g.rowsMade, wanted) {
-		if _, err := tx.Exec(ctx, ensureSQL, args); err != nil {
-			return b, fmt.Errorf("insert lease rows: %w", err)
-		}
+	inserted, err := tx.Exec(ctx, ensureSQL, args)
+	if err != nil {
+		return b, fmt.Errorf("insert lease rows: %w", err)
 	}
+	b.made = inserted.RowsAffected()
 	if _, err := tx.Exec(ctx, joinSQL, args); err != nil {
 		return b, fmt.Errorf("join: %w", err)
 	}
@@ -322,7 +343,7 @@ UPDATE leases SET owner = '', expires_at = '-infinity' WHERE kind = @kind AND ow
 
 func (g *Group) leave(ctx context.Context) error {
 	g.mu.Lock()
-	g.held, g.draining, g.until = nil, nil, time.Time{}
+	g.held, g.draining, g.until, g.failed = nil, nil, time.Time{}, nil
 	g.mu.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, g.cfg.TTL/2)
 	defer cancel()

@@ -1,14 +1,19 @@
 package lease
 
 import (
+	"bytes"
 	"context"
+	"errors"
+	"log/slog"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tidings/tidings/internal/postgres"
@@ -261,6 +266,123 @@ func TestStatements(t *testing.T) {
 		"leave": leaveSQL, "holders": holdersSQL,
 	} {
 		t.Run(name, func(t *testing.T) { testkit.Prepare(t, pool, sql) })
+	}
+}
+
+// TestALoginChangesOnlyTheLeasesOfItsKinds: the truth and the projections share a database, so all kinds share a table.
+func TestALoginChangesOnlyTheLeasesOfItsKinds(t *testing.T) {
+	db := testkit.Postgres(t)
+	roles := map[string]postgres.Role{"relay": postgres.RoleRelay, "followercounts": postgres.RoleConsumer, "jobs": postgres.RoleSystem}
+	groups := map[string]*Group{}
+	for kind, role := range roles {
+		g, err := New(Config{TTL: time.Minute}, db.Pool(t, role), kind, "holder-of-"+kind, testkit.Logger(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		g.Share([]int{0})
+		beat(t, g)
+		groups[kind] = g
+	}
+	owner := db.Pool(t, postgres.RoleOwner)
+	rows := func() (all []string) {
+		got, _ := owner.Query(t.Context(), `SELECT l::text FROM leases l UNION ALL SELECT m::text FROM lease_members m ORDER BY 1`)
+		all, err := pgx.CollectRows(got, pgx.RowTo[string])
+		if err != nil {
+			t.Fatal(err)
+		}
+		return all
+	}
+	before := rows()
+	for attacker, others := range map[string][]string{
+		"relay": {"followercounts", "jobs"}, "followercounts": {"relay", "jobs", "jobs-sweep"}} {
+		pool := db.Pool(t, roles[attacker])
+		for _, other := range others {
+			for _, sql := range []string{
+				`DELETE FROM leases WHERE kind = $1`,
+				`UPDATE leases SET owner = 'x', expires_at = 'infinity', epoch = epoch + 1 WHERE kind = $1`,
+				`UPDATE leases SET refused_by = owner, refused_until = 'infinity' WHERE kind = $1`,
+				`INSERT INTO leases (kind, partition, owner, expires_at) VALUES ($1, 7, 'x', 'infinity')`,
+				`DELETE FROM lease_members WHERE kind = $1`,
+				`INSERT INTO lease_members (kind, owner, expires_at) VALUES ($1, 'x', 'infinity')`,
+			} {
+				_, _ = pool.Exec(t.Context(), sql, other) // refused or without effect: the rows tell
+				if diff := cmp.Diff(before, rows()); diff != "" {
+					t.Fatalf("%s with the login of %s: kind %s (-before +after):\n%s", sql, attacker, other, diff)
+				}
+			}
+		}
+		for _, sql := range []string{`DELETE FROM leases`, `UPDATE leases SET kind = 'jobs'`, `LOCK TABLE leases`} {
+			if err := postgres.InTx(t.Context(), pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+				_, err := tx.Exec(t.Context(), sql)
+				return err
+			}); !denied(err) {
+				t.Errorf("%s with the login of %s: %v, want it denied", sql, attacker, err)
+			}
+		}
+	}
+	for kind, g := range groups {
+		beat(t, g)
+		if diff := cmp.Diff([]int{0}, g.Held()); diff != "" {
+			t.Errorf("%s holds other leases (-want +got):\n%s", kind, diff)
+		}
+	}
+}
+
+// denied reports whether PostgreSQL refused a statement for want of a right.
+func denied(err error) bool {
+	var pg *pgconn.PgError
+	return errors.As(err, &pg) && pg.Code == "42501"
+}
+
+func TestAMissingRowIsMadeAgainAtTheNextHeartbeat(t *testing.T) {
+	db := testkit.Postgres(t)
+	var log bytes.Buffer
+	g := newGroup(t, db.Pool(t, postgres.RoleSystem), "a")
+	g.log = slog.New(slog.NewTextHandler(&log, nil))
+	beat(t, g)
+	if _, err := db.Pool(t, postgres.RoleOwner).Exec(t.Context(), `DELETE FROM leases WHERE partition IN (3, 5)`); err != nil {
+		t.Fatal(err)
+	}
+	beat(t, g)
+	checkShares(t, g)
+	if !strings.Contains(log.String(), "lease rows were missing") {
+		t.Errorf("the log does not say that rows were missing:\n%s", log.String())
+	}
+}
+
+// TestAnInstanceWhoseHeartbeatsFailSaysSo: Err is nil while the leases are trusted, and names the reason after that.
+func TestAnInstanceWhoseHeartbeatsFailSaysSo(t *testing.T) {
+	db := testkit.Postgres(t)
+	g := newGroupOf(t, db.Pool(t, postgres.RoleSystem), "a", 2*time.Second, numbers(0, partitions))
+	beatUntilHeld(t, g)
+	if err := g.Err(); err != nil {
+		t.Errorf("with leases: %v", err)
+	}
+	owner := db.Pool(t, postgres.RoleOwner)
+	if _, err := owner.Exec(t.Context(), `
+		CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE SQLSTATE '42501'; END $$;
+		CREATE TRIGGER refuse BEFORE UPDATE ON leases FOR EACH STATEMENT EXECUTE FUNCTION refuse()`); err != nil {
+		t.Fatal(err)
+	}
+	testkit.Eventually(t, time.Minute, "the instance to say why it has no leases", func() (bool, error) {
+		if err := g.heartbeat(t.Context()); err == nil {
+			t.Fatal("the heartbeat did not fail")
+		}
+		held, err := g.Held(), g.Err()
+		if err != nil && !denied(err) {
+			t.Fatalf("%v, want the reason", err)
+		}
+		if err != nil && len(held) > 0 && len(g.Held()) > 0 {
+			t.Fatalf("%v although it trusts %v", err, held)
+		}
+		return err != nil, nil
+	})
+	if _, err := owner.Exec(t.Context(), `DROP TRIGGER refuse ON leases`); err != nil {
+		t.Fatal(err)
+	}
+	beatUntilHeld(t, g)
+	if err := g.Err(); err != nil {
+		t.Errorf("with leases again: %v", err)
 	}
 }
 

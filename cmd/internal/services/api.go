@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"sync/atomic"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -37,6 +38,8 @@ type apiConfig struct {
 	Broker                 broker.Config
 	API                    api.Config
 	Console                console.Config
+	// The port of the console alone. The API's port has no page of it.
+	ConsoleAddr string `env:"CONSOLE_ADDR, default=127.0.0.1:8081"`
 	// The login may act as tidings_system. For empty URLs see consoleDatabases. Without the console the API needs no
 	// such login.
 	ConsoleDatabaseURL            string `env:"CONSOLE_DATABASE_URL"`
@@ -116,8 +119,17 @@ func runAPI(ctx context.Context, env envconfig.Lookuper) error {
 		if err != nil {
 			return err
 		}
+		if see != nil {
+			desk, err := daemon.Listen(cfg.ConsoleAddr, cfg.API.TLSCert, cfg.API.TLSKey, log)
+			if err != nil {
+				return errors.Join(fmt.Errorf("serve the console: %w", err), l.Close())
+			}
+			g.Go(func() error {
+				return daemon.Serve(serving, desk, see.Front(http.NotFoundHandler()), cfg.API.AddressConnections, log)
+			})
+		}
 		listening.Store(true)
-		return daemon.Serve(serving, l, see.Front(handler), cfg.API.AddressConnections, log)
+		return daemon.Serve(serving, l, handler, cfg.API.AddressConnections, log)
 	})
 	return g.Wait()
 }

@@ -338,6 +338,49 @@ func TestRunRefusesAConfigurationThatCannotWork(t *testing.T) {
 	}
 }
 
+// TestTheConsoleHasAPortOfItsOwn: a route to the API leads to no page of the console, and a route to the console to no
+// route of the API.
+func TestTheConsoleHasAPortOfItsOwn(t *testing.T) {
+	testkit.DefaultLogger(t)
+	db := testkit.Postgres(t)
+	api, desk, ops := testkit.FreeAddr(t), testkit.FreeAddr(t), testkit.FreeAddr(t)
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		done <- runAPI(ctx, envconfig.MapLookuper(map[string]string{"DATABASE_URL": db.URL, "NATS_URL": testkit.NATS(t).URL,
+			"API_ADDR": api, "CONSOLE_ADDR": desk, "OPS_ADDR": ops, "CONSOLE": "true", "API_CURSOR_KEY": strings.Repeat("ab", 32)}))
+	}()
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	status := func(url string) int {
+		req, err := http.NewRequestWithContext(t.Context(), "GET", "http://"+url, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := client.Do(req)
+		if err != nil {
+			return 0 // not listening yet
+		}
+		defer resp.Body.Close()
+		return resp.StatusCode
+	}
+	testkit.Eventually(t, time.Minute, "the process to be ready", func() (bool, error) { return status(ops+"/readyz") == 200, nil })
+	for url, want := range map[string]int{api + "/v1/openapi.json": 200, api + "/console/": 404, api + "/console/sign-in": 404,
+		desk + "/console/": 200, desk + "/console/sign-in": 200, desk + "/v1/openapi.json": 404, desk + "/v1/users/2/counts": 404} {
+		if got := status(url); got != want {
+			t.Errorf("%s (API at %s, console at %s): status %d, want %d", url, api, desk, got, want)
+		}
+	}
+	stop()
+	select {
+	case err := <-done:
+		if err != nil {
+			t.Errorf("stopped with %v", err)
+		}
+	case <-time.After(time.Minute):
+		t.Fatal("still running a minute after the stop")
+	}
+}
+
 // TestOneLoginServesTheConsoleOfOneDatabase shows that an installation with one database needs only
 // CONSOLE_DATABASE_URL.
 func TestOneLoginServesTheConsoleOfOneDatabase(t *testing.T) {

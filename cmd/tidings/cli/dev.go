@@ -24,6 +24,7 @@ import (
 	"github.com/tidings/tidings/internal/pglocal"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/upkeep"
+	"github.com/tidings/tidings/internal/words"
 	"github.com/tidings/tidings/migrations"
 	"github.com/tidings/tidings/relay"
 )
@@ -54,20 +55,22 @@ type devConfig struct {
 	Verify                 projector.VerifyConfig
 	Upkeep                 upkeep.Config
 
-	traceFile string
+	traceFile      string
+	sharedDatabase bool // migrate a database that has tables of others
 }
 
 func (p Process) devCommand() *cobra.Command {
 	var dir, spans string
-	var readOnly bool
+	var readOnly, shared bool
 	c := &cobra.Command{
 		Use:   "dev",
 		Short: "Run everything in one process",
 		Long: `Dev runs the API with the console, the relay and the consumers in one process, with its own
 PostgreSQL and NATS servers on loopback. If DATABASE_URL or NATS_URL is set, it uses that server
-instead. The data directory keeps the data, the tokens and the port of NATS: the next start
-continues with them, also after a kill. API_ADDR and OPS_ADDR set the other ports. With --data, give
-the same --data to the other commands. Ctrl-C stops everything.
+instead. It prints the database first, and refuses one that has tables of others and none of
+Tidings, unless --shared-database is set. The data directory keeps the data, the tokens and the port
+of NATS: the next start continues with them, also after a kill. API_ADDR and OPS_ADDR set the other
+ports. With --data, give the same --data to the other commands. Ctrl-C stops everything.
 
 With --trace it writes spans as lines of JSON. tidings events find --id ID --trace shows the path of
 one event.`,
@@ -81,6 +84,7 @@ one event.`,
 				cfg.Console.On = true
 			}
 			cfg.Console.ReadOnly = cfg.Console.ReadOnly || readOnly
+			cfg.sharedDatabase = shared
 			if _, set := p.Env.Lookup("HEARTBEAT_INTERVAL"); !set {
 				cfg.Relay.Heartbeat = devHeartbeat
 			}
@@ -116,6 +120,7 @@ one event.`,
 	c.Flags().StringVar(&dir, "data", "", "the `directory` of its data (default: /var/lib/tidings/dev as root, else tidings/dev in "+
 		"$XDG_DATA_HOME or ~/.local/share)")
 	c.Flags().BoolVar(&readOnly, "console-read-only", false, "make the console read-only")
+	c.Flags().BoolVar(&shared, "shared-database", false, "make tables in DATABASE_URL even if it has tables of others")
 	c.Flags().StringVar(&spans, "trace", "", "write spans to this `file`")
 	c.Flags().Lookup("trace").NoOptDefVal = traceDefault
 	return c
@@ -129,6 +134,9 @@ func (p Process) dev(ctx context.Context, cfg devConfig, dir string, log *slog.L
 	}
 	defer func() { stopErr = errors.Join(stopErr, unlock(lock)) }()
 
+	if err := p.checkDatabases(ctx, cfg); err != nil {
+		return err
+	}
 	ctx, stopTracing, err := p.trace(ctx, cfg.traceFile, log)
 	if err != nil {
 		return err
@@ -196,6 +204,29 @@ func (p Process) dev(ctx context.Context, cfg devConfig, dir string, log *slog.L
 	w := &wiring{cfg: cfg, in: in, reg: reg, ops: ops, log: log}
 	defer w.close()
 	return p.runAll(ctx, w, apiListener, dir, last)
+}
+
+// checkDatabases prints the databases that the environment names. It returns an error if one has tables of others, and
+// none of Tidings: the variable may be left over from another program.
+func (p Process) checkDatabases(ctx context.Context, cfg devConfig) error {
+	for i, url := range []string{cfg.DatabaseURL, cfg.ProjectionsDatabaseURL} {
+		name := []string{"DATABASE_URL", "PROJECTIONS_DATABASE_URL"}[i]
+		if url == "" || i > 0 && url == cfg.DatabaseURL {
+			continue
+		}
+		place, err := migrations.FindPlace(ctx, url)
+		if err != nil {
+			return fmt.Errorf("open %s: %w", name, err)
+		}
+		if place.Others > 0 && !cfg.sharedDatabase {
+			return &usageError{fmt.Errorf("%s is %s, which has %s of others and none of Tidings: unset it to let dev start PostgreSQL, "+
+				"or set --shared-database to make the tables of Tidings there", name, place, words.Of(int64(place.Others), "table"))}
+		}
+		if _, err := fmt.Fprintf(p.Stdout, "%s is %s.\n", name, place); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // trace starts tracing, to the file unless it is "", else as the environment configures it.

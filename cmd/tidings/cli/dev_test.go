@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -18,6 +19,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
@@ -146,6 +149,56 @@ func TestDevUsesTheServersThatAreSet(t *testing.T) {
 	if !strings.Contains(alone.output(), waits) {
 		t.Errorf("dev does not say that it waits for NATS:\n%s", alone.output())
 	}
+}
+
+// TestDevLeavesADatabaseWithTablesOfOthersAlone: DATABASE_URL may be left over from another program.
+func TestDevLeavesADatabaseWithTablesOfOthersAlone(t *testing.T) {
+	db, nats := testkit.EmptyPostgres(t), testkit.NATS(t)
+	conn, err := pgx.Connect(t.Context(), db.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close(context.WithoutCancel(t.Context())) }() // it only reads
+	if _, err := conn.Exec(t.Context(), `CREATE SCHEMA shop; CREATE TABLE shop.orders (id int)`); err != nil {
+		t.Fatal(err)
+	}
+	tables := func() (n int) {
+		if err := conn.QueryRow(t.Context(), `SELECT count(*) FROM pg_tables WHERE schemaname = current_schema()`).Scan(&n); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	var name string
+	if err := conn.QueryRow(t.Context(), `SELECT current_database()`).Scan(&name); err != nil {
+		t.Fatal(err)
+	}
+	cfg := nats.Config()
+	env := []string{"DATABASE_URL=" + db.URL, "NATS_URL=" + nats.URL, "NATS_STREAM=" + cfg.Stream, "NATS_SUBJECT_PREFIX=" + cfg.Prefix,
+		"NATS_LIVE_PREFIX=" + cfg.LivePrefix}
+	d := newDev(t, env...)
+	ready := d.launch(t)
+	select {
+	case <-ready:
+		t.Errorf("dev has started, and %d tables are in the database of others", tables())
+	case <-d.done:
+	case <-time.After(startWithin):
+		t.Fatalf("dev did not end:\n%s", d.errors())
+	}
+	d.cmd = nil // it has ended
+	if text := d.errors(); !strings.Contains(text, name) || !strings.Contains(text, "1 table of others") ||
+		!strings.Contains(text, "--shared-database") || tables() > 0 {
+		t.Errorf("%d tables of dev, and it says:\n%s", tables(), text)
+	}
+
+	told := newDev(t, env...)
+	told.args = []string{"--shared-database"}
+	told.start(t)
+	if !strings.Contains(told.output(), name) {
+		t.Errorf("dev does not name the database:\n%s", told.output())
+	}
+	told.stop(t)
+	again := newDev(t, env...) // the database has Tidings' tables now
+	again.start(t)
 }
 
 // TestDevPrintsLinesThatWork runs the printed curl lines, which a person would paste.

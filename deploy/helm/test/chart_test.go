@@ -218,6 +218,66 @@ func TestEveryBinaryHasItsObjects(t *testing.T) {
 	})
 }
 
+// TestTheConsoleHasAServiceOfItsOwn: its pods are not those of the API, and only the peers of networkPolicy.consoleFrom may open it.
+func TestTheConsoleHasAServiceOfItsOwn(t *testing.T) {
+	for _, v := range []string{"console: {enabled: true}", everything + "console: {enabled: true, tlsSecret: console-tls}"} {
+		o := render(t, values(t, v))
+		d := o.deployments["console"]
+		if d == nil || len(o.deployments) != len(binaries)+1 {
+			t.Fatalf("%d deployments, and of the console: %v", len(o.deployments), d)
+		}
+		matching(t, o, "console", labels.Set(d.Spec.Template.Labels))
+		for _, name := range binaries {
+			matching(t, o, name, labels.Set(o.deployments[name].Spec.Template.Labels))
+			if variable(o.deployments[name], "CONSOLE") != "" {
+				t.Errorf("%s serves the console", name)
+			}
+		}
+		c := d.Spec.Template.Spec.Containers[0]
+		if c.Command[0] != "/bin/api" || variable(d, "CONSOLE") != "true" || variable(d, "CONSOLE_ADDR") != ":8081" ||
+			variable(d, "API_ADDR") != "127.0.0.1:8080" {
+			t.Errorf("%v with %v", c.Command, c.Env)
+		}
+		truth := values(t, v)["postgres"]
+		want := map[string]string{"DATABASE_URL": "tidings-postgres/api", "CONSOLE_DATABASE_URL": "tidings-postgres/console"}
+		if truth != nil {
+			want = map[string]string{"DATABASE_URL": "truth/api", "CONSOLE_DATABASE_URL": "truth/console",
+				"PROJECTIONS_DATABASE_URL": "projections/api", "CONSOLE_PROJECTIONS_DATABASE_URL": "projections/console"}
+		}
+		got := map[string]string{}
+		for _, e := range c.Env {
+			if strings.HasSuffix(e.Name, "DATABASE_URL") {
+				got[e.Name] = e.ValueFrom.SecretKeyRef.Name + "/" + e.ValueFrom.SecretKeyRef.Key
+			}
+		}
+		if !maps.Equal(got, want) {
+			t.Errorf("logins %v, want %v", got, want)
+		}
+		for _, s := range o.services {
+			if s.Labels["app.kubernetes.io/component"] == "console" &&
+				(s.Spec.Ports[0].Port != 8081 || s.Spec.Ports[0].TargetPort.StrVal != "http") {
+				t.Errorf("the service of the console has the ports %+v", s.Spec.Ports)
+			}
+		}
+		for _, n := range o.networks {
+			if n.Labels["app.kubernetes.io/component"] == "console" &&
+				(len(n.Spec.Ingress) != 1 || n.Spec.Ingress[0].Ports[0].Port.StrVal != "ops") {
+				t.Errorf("strangers may open the console: %+v", n.Spec.Ingress)
+			}
+		}
+	}
+	o := render(t, values(t, `{console: {enabled: true}, networkPolicy: {consoleFrom: [{podSelector: {matchLabels: {app: desk}}}]}}`))
+	for _, n := range o.networks {
+		if n.Labels["app.kubernetes.io/component"] == "console" && (len(n.Spec.Ingress) != 2 ||
+			n.Spec.Ingress[0].From[0].PodSelector.MatchLabels["app"] != "desk" || n.Spec.Ingress[0].Ports[0].Port.StrVal != "http") {
+			t.Errorf("who may open the console: %+v", n.Spec.Ingress)
+		}
+	}
+	if !strings.Contains(o.notes, "port-forward service/shop-tidings-console 8081") {
+		t.Errorf("the notes do not name the console:\n%s", o.notes)
+	}
+}
+
 // matching checks that exactly one Deployment, Service, disruption budget and network policy selects the pods of a component.
 func matching(t *testing.T, o *objects, name string, pod labels.Set) {
 	t.Helper()

@@ -24,6 +24,7 @@ export const codes = [
   'request-timeout',
   'request-too-large',
   'role-missing',
+  'route-unknown',
   'self-edge',
   'self-follow',
   'thread-locked',

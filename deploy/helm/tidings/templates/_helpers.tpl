@@ -4,9 +4,13 @@
 {{- $name | trunc 40 | trimSuffix "-" }}
 {{- end }}
 
-{{/* The binaries of the Deployments, each with its ops port: /healthz, /readyz, /metrics. */}}
+{{/*
+The Deployments, each with its ops port: /healthz, /readyz, /metrics. Each runs the binary of its name, but the console runs
+`api`, with the login of the API for its own requests and that of the role `system` for its pages.
+*/}}
 {{- define "tidings.binaries" -}}
-{"api": 9181, "relay": 9182, "followercounts": 9183, "threadcache": 9184, "archiver": 9185}
+{"api": 9181, "relay": 9182, "followercounts": 9183, "threadcache": 9184, "archiver": 9185
+{{- if .Values.console.enabled }}, "console": 9181{{ end }}}
 {{- end }}
 
 {{- define "tidings.labels" -}}
@@ -36,11 +40,20 @@ followercounts and threadcache connect to the projections by their own logins, a
 {{- define "tidings.databases" -}}
 {{- $postgres := .root.Values.postgres -}}
 {{- $projector := has .name (list "followercounts" "threadcache") -}}
+{{- $login := ternary "api" .name (eq .name "console") -}}
 - name: DATABASE_URL
-  valueFrom: {secretKeyRef: {name: {{ $postgres.secret }}, key: {{ $postgres.key | default (ternary "verify" .name $projector) }}}}
+  valueFrom: {secretKeyRef: {name: {{ $postgres.secret }}, key: {{ $postgres.key | default (ternary "verify" $login $projector) }}}}
 {{- with $postgres.projectionsSecret | default (ternary $postgres.secret "" $projector) }}
 - name: PROJECTIONS_DATABASE_URL
-  valueFrom: {secretKeyRef: {name: {{ . }}, key: {{ $postgres.key | default $.name }}}}
+  valueFrom: {secretKeyRef: {name: {{ . }}, key: {{ $postgres.key | default $login }}}}
+{{- end }}
+{{- if eq .name "console" }}
+- name: CONSOLE_DATABASE_URL
+  valueFrom: {secretKeyRef: {name: {{ $postgres.secret }}, key: {{ $postgres.key | default "console" }}}}
+{{- with $postgres.projectionsSecret }}
+- name: CONSOLE_PROJECTIONS_DATABASE_URL
+  valueFrom: {secretKeyRef: {name: {{ . }}, key: {{ $postgres.key | default "console" }}}}
+{{- end }}
 {{- end }}
 {{- end }}
 
