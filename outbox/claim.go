@@ -89,7 +89,7 @@ const rowColumns = `m.id, m.event_id, m.tenant_id, m.aggregate_type, m.aggregate
 const beginRoundSQL = `
 SELECT /* outbox.begin_round */ (` + lastIDSQL +
 	`), pg_snapshot_xmax(s)::text::bigint, ARRAY(SELECT x::text::bigint FROM pg_snapshot_xip(s) x),
-       set_config('synchronous_commit', 'off', true), ` + walkSettings + `
+       current_setting('synchronous_standby_names') <> '', set_config('synchronous_commit', 'off', true), ` + walkSettings + `
   FROM pg_current_snapshot() s`
 
 // walkSettings make the transaction's statements walk the indexes that they were written for, in index order. Without
@@ -189,19 +189,27 @@ func (c *columns) row() Row {
 	return r
 }
 
-// Exchange carries out a round. ErrMarkFailed reports that the mark did not match the database, which then recorded
-// nothing. After any other error the outcome is unknown. After each error the caller must catch up.
+// Exchange carries out a round. ErrMarkFailed reports that the mark did not match the database,
+// which then recorded nothing. After any other error the outcome is unknown. After each error the
+// caller must catch up.
 //
-// Cost: one round trip, an update per marked row, one index range scan.
+// If the server waits for synchronous standbys, Exchange returns when the claimed rows are on them.
+// The primary may show rows earlier: after a crash, or if somebody canceled the wait of their
+// COMMIT. A failover would take them back, but not their messages. The wait is on the connection of
+// the claim, because another one may lead to another primary.
+//
+// Cost: one round trip, an update per marked row, one index range scan. With standbys, a claim of
+// rows costs another round trip and their confirmation.
 func Exchange(ctx context.Context, pool *pgxpool.Pool, r Round) (Claimed, error) {
 	var (
-		c    = Claimed{Upto: math.MaxInt64}
-		b    pgx.Batch
-		take = taking{c: &c, r: &r, before: make(map[Aggregate]int64)}
+		c        = Claimed{Upto: math.MaxInt64}
+		b        pgx.Batch
+		take     = taking{c: &c, r: &r, before: make(map[Aggregate]int64)}
+		standbys bool
 	)
 	claim, due := r.args()
 	b.Queue(beginRoundSQL).QueryRow(func(row pgx.Row) error {
-		return row.Scan(&c.Sample.LastID, &c.Xmax, &c.Running, nil, nil, nil, nil, nil)
+		return row.Scan(&c.Sample.LastID, &c.Xmax, &c.Running, &standbys, nil, nil, nil, nil, nil)
 	})
 	if r.Mark != nil {
 		b.Queue(markSQL, r.Mark.args(r.Partition)).QueryRow(func(row pgx.Row) error { return row.Scan(&c.Sample.XID, nil) })
@@ -215,7 +223,12 @@ func Exchange(ctx context.Context, pool *pgxpool.Pool, r Round) (Claimed, error)
 	b.Queue(stateSQL, postgres.Args{"partition": r.Partition}).QueryRow(func(row pgx.Row) error {
 		return row.Scan(&c.Tail, &c.Closing, &c.Closed)
 	})
-	if err := pool.SendBatch(ctx, &b).Close(); err != nil {
+	conn, err := pool.Acquire(ctx)
+	if err != nil {
+		return Claimed{}, fmt.Errorf("exchange with partition %d: %w", r.Partition, err)
+	}
+	defer conn.Release()
+	if err := conn.SendBatch(ctx, &b).Close(); err != nil {
 		if isMarkFailed(err) {
 			err = fmt.Errorf("%w: %w", ErrMarkFailed, err)
 		}
@@ -225,6 +238,11 @@ func Exchange(ctx context.Context, pool *pgxpool.Pool, r Round) (Claimed, error)
 		c.Sample = Horizon{}
 	}
 	take.fill()
+	if standbys && (len(c.Rows) > 0 || c.Closing) {
+		if err := postgres.AwaitDurable(ctx, conn.Conn()); err != nil {
+			return Claimed{}, fmt.Errorf("exchange with partition %d: %w", r.Partition, err)
+		}
+	}
 	return c, nil
 }
 

@@ -11,8 +11,9 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-// BenchmarkWrites measures single writes that change something, one at a time and by 16 clients. The test servers do
-// not sync to disk, so it measures round trips and statements.
+// BenchmarkWrites measures single writes, one at a time and by 16 clients. "again" repeats a create
+// and changes nothing. The test servers do not sync to disk, so it measures round trips and
+// statements.
 func BenchmarkWrites(b *testing.B) {
 	s := store.New(testkit.Postgres(b).Pool(b, postgres.RoleAPI), nil)
 	ctx := context.Background()
@@ -30,6 +31,14 @@ func BenchmarkWrites(b *testing.B) {
 				[]store.NewChild{{Meta: meta(), Object: 1 + i%1000, AuthorID: i, Body: "a comment", Key: fmt.Sprint(i)}})
 			if err == nil && !out[0].Changed {
 				err = fmt.Errorf("%+v", out[0])
+			}
+			return err
+		},
+		"again": func(int64) error {
+			out, err := s.CreateChildren(ctx, tenant, commentKind,
+				[]store.NewChild{{Meta: meta(), Object: 1, AuthorID: 1 << 40, Body: "a comment", Key: "again"}})
+			if err == nil && out[0].Err != nil {
+				err = out[0].Err
 			}
 			return err
 		},

@@ -290,7 +290,8 @@ func (l *lanes[W, O]) lead(ctx context.Context, ln *lane[W, O], t *ticket[W, O])
 			if p.err != nil || !panicked {
 				err = p.err
 			}
-			alone := err != nil && !errors.Is(err, postgres.ErrUnknown) && !errors.Is(err, context.DeadlineExceeded)
+			alone := err != nil && !errors.Is(err, postgres.ErrUnknown) && !errors.Is(err, postgres.ErrUnanswered) &&
+				!errors.Is(err, context.DeadlineExceeded)
 			for i, other := range p.tickets {
 				v := verdict[O]{alone: alone, err: err}
 				if err == nil {

@@ -12,6 +12,7 @@ import (
 
 // SQLSTATE codes that the code distinguishes (PostgreSQL manual, appendix A).
 const (
+	codeWarning              = "01000"
 	codeUniqueViolation      = "23505"
 	codeCheckViolation       = "23514"
 	codeSerializationFailure = "40001"
@@ -78,7 +79,8 @@ func IsTransient(err error) bool {
 		return false
 	}
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, io.EOF) ||
-		errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed) {
+		errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed) || errors.Is(err, errNotReplicated) ||
+		errors.Is(err, ErrUnanswered) {
 		return true
 	}
 	var netErr net.Error

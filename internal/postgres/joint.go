@@ -295,9 +295,11 @@ func writeOnce(ctx context.Context, pool *pgxpool.Pool, begin string, fn func(tx
 		opts := pgx.TxOptions{BeginQuery: begin + "; select pg_advisory_xact_lock(" + strconv.FormatInt(lock, 10) + "), " + durably}
 		var tenant int64
 		var landed Landed
-		err := inTx(ctx, pool, opts, func(tx pgx.Tx) (err error) {
-			tenant, landed, err = fn(tx)
-			return err
+		err := inTx(ctx, pool, opts, func(tx pgx.Tx) (end string, err error) {
+			if tenant, landed, err = fn(tx); landed == nil {
+				return repeatedSQL, err
+			}
+			return "commit", err
 		})
 		if lost, ok := errors.AsType[*lostCommit](err); ok && landed != nil {
 			return settle(ctx, pool, tenant, lock, landed, lost)

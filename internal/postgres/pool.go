@@ -114,9 +114,11 @@ func OpenWith(ctx context.Context, url string, cfg Config, role Role, name strin
 	}
 	// in ms: the locks of a frozen process must not outlive its lease (LEASE_TTL) by much
 	params["idle_in_transaction_session_timeout"] = "10000"
+	params["client_min_messages"] = "warning" // commit must hear the one that a COMMIT did not wait
 	maps.Copy(params, settings)
 	pc.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error { return prove(ctx, conn, role, params) }
 	pc.PrepareConn = limitLockWait
+	watch(pc)
 	pool, err := pgxpool.NewWithConfig(ctx, pc)
 	if err != nil {
 		return nil, fmt.Errorf("open pool: %w", err)
@@ -152,7 +154,9 @@ const maxAttempts = 4
 // connection whose rollback fails. After an error of COMMIT the outcome is unknown, unless the server reported the
 // error.
 func InTx(ctx context.Context, pool *pgxpool.Pool, opts pgx.TxOptions, fn func(tx pgx.Tx) error) error {
-	return retry(func() error { return inTx(ctx, pool, opts, fn) })
+	return retry(func() error {
+		return inTx(ctx, pool, opts, func(tx pgx.Tx) (string, error) { return "commit", fn(tx) })
+	})
 }
 
 func retry(once func() error) error {
@@ -164,13 +168,19 @@ func retry(once func() error) error {
 	}
 }
 
-// inTx runs fn once. After an error of COMMIT that leaves the outcome unknown it returns a *lostCommit.
-func inTx(ctx context.Context, pool *pgxpool.Pool, opts pgx.TxOptions, fn func(tx pgx.Tx) error) (err error) {
+// inTx runs fn once, and then the COMMIT that fn returns. After an error of COMMIT that leaves the
+// outcome unknown it returns a *lostCommit.
+func inTx(ctx context.Context, pool *pgxpool.Pool, opts pgx.TxOptions, fn func(tx pgx.Tx) (end string, err error)) (err error) {
 	conn, err := pool.Acquire(ctx)
 	if err != nil {
 		return fmt.Errorf("begin: %w", err)
 	}
 	defer conn.Release()
+	if opts.AccessMode != pgx.ReadOnly {
+		if err := admit(ctx, conn.Conn()); err != nil {
+			return fmt.Errorf("begin: %w", err)
+		}
+	}
 	tx, err := conn.BeginTx(ctx, opts)
 	if err != nil {
 		return fmt.Errorf("begin: %w", err)
@@ -186,10 +196,14 @@ func inTx(ctx context.Context, pool *pgxpool.Pool, opts pgx.TxOptions, fn func(t
 			err = fmt.Errorf("%w (and rollback: %w)", err, rerr)
 		}
 	}()
-	if err := fn(tx); err != nil {
+	end, err := fn(tx)
+	if err == nil {
+		err = ctx.Err()
+	}
+	if err != nil {
 		return err
 	}
-	err = tx.Commit(ctx)
+	err = commit(ctx, conn.Conn(), end)
 	switch {
 	case err == nil:
 		done = true
@@ -198,6 +212,7 @@ func inTx(ctx context.Context, pool *pgxpool.Pool, opts pgx.TxOptions, fn func(t
 		done = true // committed or not
 		return &lostCommit{err}
 	}
+	done = conn.Conn().PgConn().TxStatus() == 'I'
 	return fmt.Errorf("commit: %w", err)
 }
 

@@ -31,22 +31,24 @@ const proveSQL = `
 SELECT /* postgres.prove */ pg_backend_pid()::bigint, current_user::text, rolsuper OR rolbypassrls, current_setting('row_security'),
        (extract(epoch FROM current_setting('statement_timeout')::interval) * 1000)::bigint::text,
        (extract(epoch FROM current_setting('idle_in_transaction_session_timeout')::interval) * 1000)::bigint::text,
-       current_setting('default_transaction_isolation')
+       current_setting('default_transaction_isolation'), current_setting('client_min_messages')
   FROM pg_roles WHERE rolname = current_user`
 
 // prove makes the connection act as role. It returns an error if a pooler is in between, or if the role or a setting of
 // want is not in force.
 func prove(ctx context.Context, conn *pgx.Conn, role Role, want map[string]string) error {
 	var (
-		b                                      pgx.Batch
-		pid                                    int64
-		user, security, timeout, idle, isolate string
-		exempt                                 bool
+		b                                                pgx.Batch
+		pid                                              int64
+		user, security, timeout, idle, isolate, messages string
+		exempt                                           bool
 	)
 	if role != RoleOwner {
 		b.Queue(roleSQL, string(role))
 	}
-	b.Queue(proveSQL).QueryRow(func(row pgx.Row) error { return row.Scan(&pid, &user, &exempt, &security, &timeout, &idle, &isolate) })
+	b.Queue(proveSQL).QueryRow(func(row pgx.Row) error {
+		return row.Scan(&pid, &user, &exempt, &security, &timeout, &idle, &isolate, &messages)
+	})
 	if err := conn.SendBatch(ctx, &b).Close(); err != nil {
 		const invalidParameterValue = "22023" // of SET ROLE
 		if pg, ok := errors.AsType[*pgconn.PgError](err); ok && pg.Code == invalidParameterValue && role != RoleOwner {
@@ -61,6 +63,7 @@ func prove(ctx context.Context, conn *pgx.Conn, role Role, want map[string]strin
 		{"statement_timeout (ms)", timeout, want["statement_timeout"]},
 		{"idle_in_transaction_session_timeout (ms)", idle, want["idle_in_transaction_session_timeout"]},
 		{"default_transaction_isolation", isolate, want["default_transaction_isolation"]},
+		{"client_min_messages", messages, want["client_min_messages"]},
 		{"role", user, string(role)},
 		{"row_security", security, "on"},
 		{"exempt from row security", strconv.FormatBool(exempt), "false"},

@@ -57,11 +57,37 @@ const endedSQL = `SELECT /* postgres.ended */ NOT pg_is_in_recovery() AND pg_try
 // Index: none.   Locks: none.
 const durableSQL = `SELECT /* postgres.durable */ pg_logical_emit_message(true, 'tidings', ''), ` + durably
 
+// repeatedSQL commits a transaction that wrote nothing, and whose caller hears that its write
+// exists. Where a server waits for standbys, it writes a record to the log like durableSQL: the
+// COMMIT of a transaction without one does not wait.
+//
+// Index: none.   Locks: none.
+const repeatedSQL = `
+SELECT /* postgres.repeated */ CASE WHEN current_setting('synchronous_standby_names') <> ''
+       THEN pg_logical_emit_message(true, 'tidings', '') END;
+commit`
+
 // Durable makes the data that tx has read durable. Once tx has committed, a crash of the server undoes no transaction
 // that tx has seen. This includes transactions that did not wait for the disk.
 func Durable(ctx context.Context, tx pgx.Tx) error {
 	if _, err := tx.Exec(ctx, durableSQL); err != nil {
 		return fmt.Errorf("wait for the disk: %w", err)
+	}
+	return nil
+}
+
+// AwaitDurable waits until everything that conn has seen is as durable as Durable makes it. This
+// includes transactions whose own COMMIT did not wait for the standbys: somebody canceled the wait,
+// or a crash of the primary ended it. If ctx ends, the server stops waiting too, because
+// AwaitDurable writes nothing that it could show early.
+func AwaitDurable(ctx context.Context, conn *pgx.Conn) error {
+	warned(conn)
+	_, err := conn.Exec(ctx, durableSQL)
+	if err == nil && warned(conn) {
+		err = errNotReplicated
+	}
+	if err != nil {
+		return fmt.Errorf("wait for the standbys: %w", err)
 	}
 	return nil
 }
