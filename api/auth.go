@@ -10,6 +10,7 @@ import (
 
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 
+	"github.com/tidings/tidings/internal/shares"
 	"github.com/tidings/tidings/tokens"
 )
 
@@ -21,8 +22,6 @@ const (
 	authKeep = 1 << 17
 	// authUnknown is how many unknown tokens are remembered, each for authTTL.
 	authUnknown = 1 << 14
-	// authQueue is how many look-ups wait or run: some 100 ms of them.
-	authQueue = 256
 	// authAge is the age at which a token is looked up again without a notice of a change. This finds a row that
 	// somebody deleted by hand. Each token has its own age, between authAge and twice that. So tokens that were looked
 	// up together after a start are not looked up together again.
@@ -49,7 +48,7 @@ type authenticator struct {
 	truth lookup
 	now   func() time.Time
 	slots chan struct{} // one per look-up that runs
-	queue chan struct{} // one per request that waits for a slot or has one
+	queue chan struct{} // one per request that waits for a slot or has one: some 100 ms of look-ups
 	asks  chan struct{} // held by the request that reads changes
 
 	mu      sync.Mutex
@@ -74,7 +73,7 @@ func newAuthenticator(truth lookup) *authenticator {
 	known, _ := simplelru.NewLRU[tokens.Hash, authenticated](authKeep, nil) // of a size above 0
 	unknown, _ := simplelru.NewLRU[tokens.Hash, time.Time](authUnknown, nil)
 	return &authenticator{
-		truth: truth, now: time.Now, slots: make(chan struct{}, TokenConns-1), queue: make(chan struct{}, authQueue),
+		truth: truth, now: time.Now, slots: make(chan struct{}, TokenConns-1), queue: make(chan struct{}, shares.Lookups.All.N),
 		asks: make(chan struct{}, 1), known: known, unknown: unknown,
 	}
 }

@@ -2,6 +2,8 @@ package api
 
 import (
 	"bytes"
+	"compress/gzip"
+	"crypto/sha256"
 	_ "embed"
 	"encoding/json"
 	"fmt"
@@ -10,6 +12,7 @@ import (
 	"net/http"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -67,16 +70,9 @@ func (s *server) documentRoutes() error {
 	}
 	spec := sync.OnceValues(s.document)
 	serve := func(path, contentType string, write func() ([]byte, error)) {
-		write = sync.OnceValues(write)
+		made := s.publicDocument(path, contentType, write)
 		s.metrics.begin(path, http.MethodGet, http.StatusOK)
-		s.mux.HandleFunc("GET "+path, func(w http.ResponseWriter, _ *http.Request) {
-			body, err := write()
-			if err != nil {
-				panic(fmt.Errorf("write %s: %w", path, err)) // only a bug in this program causes it
-			}
-			w.Header().Set("Content-Type", contentType)
-			_, _ = w.Write(body) // on an error the client has gone
-		})
+		s.mux.HandleFunc("GET "+path, func(w http.ResponseWriter, r *http.Request) { s.serveDocument(w, r, made()) })
 	}
 	serve(openAPIPath+".json", "application/openapi+json", spec)
 	serve(openAPIPath+".yaml", "application/openapi+yaml", func() ([]byte, error) {
@@ -96,16 +92,17 @@ func (s *server) documentRoutes() error {
 
 // schemaRoute serves the schema of each type of events.
 func (s *server) schemaRoute() {
-	all := sync.OnceValue(func() map[string]contracts.Type {
-		byName := make(map[string]contracts.Type)
+	all := sync.OnceValue(func() map[string]func() publicDocument {
+		byName := make(map[string]func() publicDocument)
 		for _, t := range contracts.Types(s.kinds) {
-			byName[t.Name] = t
+			byName[t.Name] = s.publicDocument("the schema of "+t.Name, "application/schema+json",
+				func() ([]byte, error) { return contracts.Encode(t.Schema()) })
 		}
 		return byName
 	})
 	s.metrics.begin(schemasPath, http.MethodGet, http.StatusOK)
 	s.mux.HandleFunc("GET "+schemasPath, func(w http.ResponseWriter, r *http.Request) {
-		t, ok := all()[r.PathValue("type")]
+		made, ok := all()[r.PathValue("type")]
 		if !ok {
 			if next := s.router.look(r.Context(), s); next != nil { // the type may be of a new kind
 				next.mux.ServeHTTP(w, r)
@@ -114,13 +111,82 @@ func (s *server) schemaRoute() {
 			s.refuse(w, r, s.problems.problem(codeNotFound, "there is no event of this type"))
 			return
 		}
-		body, err := contracts.Encode(t.Schema())
-		if err != nil {
-			panic(fmt.Errorf("write the schema of %s: %w", t.Name, err)) // only a bug in this program causes it
-		}
-		w.Header().Set("Content-Type", "application/schema+json")
-		_, _ = w.Write(body) // on an error the client has gone
+		s.serveDocument(w, r, made())
 	})
+}
+
+// publicDocument is an answer that needs no token. It is made and compressed once, so an answer costs no work and no
+// memory of its own.
+type publicDocument struct {
+	contentType  string
+	body, packed []byte // packed with gzip
+	tag          string // the hash of body
+}
+
+// publicDocument returns a function that makes the document at its first call.
+func (s *server) publicDocument(name, contentType string, write func() ([]byte, error)) func() publicDocument {
+	return sync.OnceValue(func() publicDocument {
+		body, err := write()
+		if err != nil {
+			panic(fmt.Errorf("write %s: %w", name, err)) // only a bug in this program causes it
+		}
+		var packed bytes.Buffer
+		z := gzip.NewWriter(&packed)
+		_, _ = z.Write(body) // a buffer takes everything
+		_ = z.Close()
+		return publicDocument{contentType, body, packed.Bytes(), fmt.Sprintf("%x", sha256.Sum256(body))[:16]}
+	})
+}
+
+// serveDocument answers with the document, if fewer such answers are being sent than may be (shares.Documents).
+func (s *server) serveDocument(w http.ResponseWriter, r *http.Request, d publicDocument) {
+	place := s.gate.documents.Hold(0, clientOf(r).String())
+	if !place.Take(1) {
+		s.gate.refused(shedDocuments)
+		s.gate.hold(r.Context(), refusalTakes)
+		s.refuse(w, r, s.problems.problem(codeOverloaded, ""))
+		return
+	}
+	defer place.Release()
+	h, body, tag := w.Header(), d.body, `"`+d.tag+`"`
+	h.Add("Vary", "Accept-Encoding")
+	if takesGzip(r) {
+		body, tag = d.packed, `"`+d.tag+`-gzip"`
+		h.Set("Content-Encoding", "gzip")
+	}
+	h.Set("ETag", tag)
+	if slices.ContainsFunc(listed(r.Header.Values("If-None-Match")), func(have string) bool {
+		return have == "*" || strings.TrimPrefix(have, "W/") == tag
+	}) {
+		h.Del("Content-Encoding")
+		w.WriteHeader(http.StatusNotModified)
+		return
+	}
+	h.Set("Content-Type", d.contentType)
+	h.Set("Content-Length", strconv.Itoa(len(body)))
+	_, _ = w.Write(body) // on an error the client has gone
+}
+
+// takesGzip reports whether the client takes an answer with gzip. It has to name gzip, as every common client does.
+func takesGzip(r *http.Request) bool {
+	for _, coding := range listed(r.Header.Values("Accept-Encoding")) {
+		name, weight, _ := strings.Cut(coding, ";")
+		weight = strings.TrimSpace(weight)
+		if q, err := strconv.ParseFloat(strings.TrimPrefix(weight, "q="), 64); strings.EqualFold(strings.TrimSpace(name), "gzip") {
+			return weight == "" || err == nil && q > 0
+		}
+	}
+	return false
+}
+
+// listed returns the members of a header that is a list.
+func listed(values []string) (all []string) {
+	for _, v := range values {
+		for member := range strings.SplitSeq(v, ",") {
+			all = append(all, strings.TrimSpace(member))
+		}
+	}
+	return all
 }
 
 // document returns the OpenAPI document without the framework's own error model, which no answer has.

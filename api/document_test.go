@@ -7,6 +7,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"net/http/httptest"
 	"os"
 	"reflect"
 	"slices"
@@ -135,4 +136,47 @@ func TestTheContractsAreServed(t *testing.T) {
 		}
 	}
 	f.want(t, 405, "POST", "/v1/asyncapi.json", "")
+}
+
+// Each answer that needs no token is compressed for a client that takes gzip, has a length and an ETag, and is not sent
+// to a client that has it.
+func TestDocumentsAreSentPackedAndOnlyWhenTheyChanged(t *testing.T) {
+	f := open(t)
+	get := func(path, codings, have string) *httptest.ResponseRecorder {
+		r, w := httptest.NewRequestWithContext(t.Context(), "GET", path, nil), httptest.NewRecorder()
+		r.Header.Set("Accept-Encoding", codings)
+		if have != "" {
+			r.Header.Set("If-None-Match", have)
+		}
+		f.ServeHTTP(w, r)
+		return w
+	}
+	for _, path := range []string{"/v1/openapi.json", "/v1/openapi.yaml", "/v1/asyncapi.json", "/docs",
+		"/v1/schemas/tidings.follow.created.v1"} {
+		plain, packed := get(path, "br, gzip;q=0", ""), get(path, "br;q=1, GZIP; q=0.5", "")
+		if plain.Code != 200 || packed.Code != 200 || packed.Header().Get("Content-Encoding") != "gzip" {
+			t.Errorf("%s: %d %v, %d %v", path, plain.Code, plain.Header(), packed.Code, packed.Header())
+			continue
+		}
+		r, err := gzip.NewReader(bytes.NewReader(packed.Body.Bytes()))
+		if err != nil {
+			t.Fatalf("%s: %v", path, err)
+		}
+		if raw, err := io.ReadAll(r); err != nil || string(raw) != plain.Body.String() || len(raw) < 2*packed.Body.Len() {
+			t.Errorf("%s: %d bytes packed into %d, %v", path, plain.Body.Len(), packed.Body.Len(), err)
+		}
+		for codings, a := range map[string]*httptest.ResponseRecorder{"identity": plain, "gzip": packed} {
+			tag := a.Header().Get("ETag")
+			if got := get(path, codings, `"old", W/`+tag); got.Code != 304 || got.Body.Len() != 0 || got.Header().Get("ETag") != tag {
+				t.Errorf("%s has not changed: %d %v", path, got.Code, got.Header())
+			}
+			if a.Header().Get("Content-Length") != fmt.Sprint(a.Body.Len()) ||
+				!slices.Contains(a.Header().Values("Vary"), "Accept-Encoding") {
+				t.Errorf("%s: %v", path, a.Header())
+			}
+		}
+		if plain.Header().Get("ETag") == packed.Header().Get("ETag") || plain.Header().Get("Content-Encoding") != "" {
+			t.Errorf("%s: %v, %v", path, plain.Header(), packed.Header())
+		}
+	}
 }

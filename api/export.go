@@ -16,16 +16,14 @@ import (
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/shares"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/store"
 	"github.com/tidings/tidings/tokens"
 )
 
-const (
-	exportPage    = 500 // states per transaction
-	exportReaders = 2   // pages of one tenant that this process reads at once
-)
+const exportPage = 500 // states per transaction
 
 // StreamHead describes the stream of a partition in the broker.
 type StreamHead struct {
@@ -211,7 +209,8 @@ func (x *exporter) export(ctx context.Context, in *exportInput) (*batchOutput, e
 	if err != nil {
 		return nil, err
 	}
-	out := &exporting{exporter: x, e: e, tenant: tenant, left: in.Lines, after: after, until: time.Now().Add(x.cfg.RequestTimeout / 2)}
+	out := &exporting{exporter: x, e: e, tenant: tenant, token: callerOf(ctx).Limits, left: in.Lines, after: after,
+		until: time.Now().Add(x.cfg.RequestTimeout / 2)}
 	if err := out.read(ctx); err != nil {
 		return nil, x.noPlace(err)
 	}
@@ -279,6 +278,7 @@ type exporting struct {
 	*exporter
 	e      store.Export
 	tenant int64
+	token  string
 	left   int // states that the answer may still have
 	after  store.ExportPlace
 	until  time.Time
@@ -286,10 +286,10 @@ type exporting struct {
 	last   bool // page is the last one
 }
 
-// read reads the next page. At most exportReaders pages of a tenant are read at once.
+// read reads the next page. At most shares.Exports pages of a tenant are read at once.
 func (x *exporting) read(ctx context.Context) error {
 	type reader struct{ tenant int64 }
-	leave, err := x.overlays.enter(ctx, reader{x.tenant}, exportReaders)
+	leave, err := x.overlays.enter(ctx, reader{x.tenant}, int(shares.Exports.Tenant.N))
 	if err != nil {
 		return err
 	}
@@ -348,11 +348,12 @@ func (x *exporting) send(enc *json.Encoder) bool {
 	for _, s := range x.page {
 		size += int64(len(s.Event.Payload))
 	}
-	release, ok := x.gate.reserve(size, size)
-	if !ok {
+	memory := x.gate.bodies.Hold(x.tenant, x.token)
+	if size > smallBody && !memory.Take(size) {
+		x.gate.refused(shedBodies)
 		return false
 	}
-	defer release()
+	defer memory.Release()
 	for i := range x.page {
 		s := &x.page[i]
 		_ = enc.Encode(ExportState{After: s.Place.String(), Type: s.Event.CloudEventsType(),

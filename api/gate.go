@@ -6,6 +6,8 @@ import (
 	"math"
 	"sync"
 	"time"
+
+	"github.com/tidings/tidings/internal/shares"
 )
 
 // gate bounds the requests in work, and so how long each of them waits for connections and groups behind it. It refuses
@@ -25,15 +27,17 @@ import (
 // A request leaves when its answer is complete. The speed of the client tells nothing about the database, and must not
 // keep other requests out.
 type gate struct {
-	most    int
-	maxWait time.Duration
-	refused func(reason string) // counts a refusal
+	most      int
+	maxWait   time.Duration
+	refused   func(reason string) // counts a refusal
+	arrived   *shares.Pool        // requests with a token, admitted or not
+	bodies    *shares.Pool        // bytes of large bodies and large answers
+	documents *shares.Pool        // answers without a token on their way
 
 	mu        sync.Mutex
 	all       limit
 	inside    int
 	of        map[int64]*holding // by tenant
-	bodies    int64              // bytes reserved for large bodies and large answers
 	present   int                // requests that arrived and have not ended, admitted or not
 	looked    time.Time          // when the limits were last adjusted
 	firstFull time.Time          // the first of an unbroken series of refusals
@@ -76,14 +80,9 @@ const (
 	gateSlow     = 10
 	gateForget   = time.Minute // without requests, after which a tenant's limit is forgotten
 
-	// maxPresent is the number of requests that arrive over all connections of a port with HTTP/1.1. A client of HTTP/2
-	// sends hundreds over one connection.
-	maxPresent = 4096
-
-	// smallBody is the size up to which a body is not counted: a process can hold that much for every connection of a
-	// port. Larger bodies share largeBodies.
-	smallBody   = 64 << 10 // bytes
-	largeBodies = 64 << 20
+	// smallBody is the size up to which a body or an answer is not counted: a process can hold that much for every
+	// connection of a port. Larger ones share shares.Bodies.
+	smallBody = 64 << 10 // bytes
 
 	// guessTakes is the delay before the refusal of a token whose address has sent too many unknown tokens.
 	guessTakes = time.Second
@@ -98,18 +97,27 @@ const (
 	shedPause   = time.Second
 )
 
+// maxPresent is the number of requests that arrive over all connections of a port with HTTP/1.1. A client of HTTP/2
+// sends hundreds over one connection.
+var maxPresent = int(shares.Arrived.All.N)
+
 // Reasons of refusals: label values of api_shed_total.
 const (
-	shedRequests = "requests" // the gate is full
-	shedTokens   = "tokens"   // too many look-ups of tokens wait
-	shedTenant   = "tenant"   // the tenant has its share of the gate
-	shedBodies   = "bodies"   // large bodies take all memory reserved for them
-	shedWrites   = "writes"   // too many single writes of the tenant wait for a group
+	shedRequests  = "requests"  // the gate is full
+	shedTokens    = "tokens"    // too many look-ups of tokens wait
+	shedTenant    = "tenant"    // the tenant has its share of the gate
+	shedBodies    = "bodies"    // large bodies take all memory for them, or the caller's share of it
+	shedArrived   = "arrived"   // too many requests of the tenant arrive or are answered
+	shedDocuments = "documents" // too many answers without a token are on their way
+	shedWrites    = "writes"    // too many single writes of the tenant wait for a group
 )
 
 func newGate(cfg Config, refused func(reason string)) *gate {
 	return &gate{most: cfg.MaxRequests, maxWait: cfg.MaxWait, refused: refused, all: limit{at: float64(cfg.MaxRequests)},
-		of: make(map[int64]*holding)}
+		of: make(map[int64]*holding), arrived: shares.NewPool(shares.Arrived, shares.Arrived.All.N),
+		documents: shares.NewPool(shares.Documents, shares.Documents.All.N),
+		// A single batch must fit into a tenant's share.
+		bodies: shares.NewPool(shares.Bodies, max(shares.Bodies.All.N, 2*cfg.MaxBatchBytes))}
 }
 
 // arrive counts a request before anything about it is known. It reports whether to refuse the request, and whether
@@ -161,6 +169,8 @@ func (g *gate) hold(ctx context.Context, d time.Duration) {
 type visit struct {
 	gate        *gate
 	held        *holding
+	tenant      int64
+	token       string // the one whose limits it shares; empty: only the tenant has a share of the memory for answers
 	since       time.Time
 	timed, left bool
 }
@@ -181,14 +191,14 @@ func (g *gate) enter(tenant int64, timed bool) (*visit, bool) {
 	case free <= 0:
 		g.turnAway(now)
 		return nil, false
-	case sh.inside >= min(int(sh.at), 3*free):
+	case sh.inside >= min(int(sh.at), int(shares.Requests.Tenant.Free)*free):
 		sh.wanted, g.all.wanted = true, true
 		g.refused(shedTenant)
 		return nil, false
 	}
 	g.inside++
 	sh.inside++
-	return &visit{gate: g, held: sh, since: now, timed: timed}, true
+	return &visit{gate: g, held: sh, tenant: tenant, since: now, timed: timed}, true
 }
 
 // leave ends the visit, unless it has already ended.
@@ -264,39 +274,12 @@ func (v *visit) answered(bytes int) (sent func()) {
 		v.end(now)
 		return func() {}
 	}
-	if g.bodies+int64(bytes) > largeBodies {
+	memory := g.bodies.Hold(v.tenant, v.token)
+	if !memory.Take(int64(bytes)) {
 		return func() {}
 	}
 	v.end(now)
-	return g.take(int64(bytes))
-}
-
-// take reserves memory until release. The caller holds the gate's lock.
-func (g *gate) take(bytes int64) (release func()) {
-	g.bodies += bytes
-	return func() {
-		g.mu.Lock()
-		defer g.mu.Unlock()
-		g.bodies -= bytes
-	}
-}
-
-// reserve reserves memory for a body of length bytes (-1: unknown), and most bytes at most. If it is ok, the caller
-// calls release once.
-func (g *gate) reserve(length, most int64) (release func(), ok bool) {
-	if length < 0 || length > most {
-		length = most
-	}
-	if length <= smallBody {
-		return func() {}, true
-	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.bodies+length > largeBodies {
-		g.refused(shedBodies)
-		return nil, false
-	}
-	return g.take(length), true
+	return memory.Release
 }
 
 // ready returns an error while requests have been refused for longer than a burst lasts.

@@ -1,10 +1,13 @@
 package api
 
 import (
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/tidings/tidings/internal/shares"
 )
 
 // gateTest is a gate with a server behind it, which works on some requests at once, each for a time.
@@ -105,28 +108,45 @@ func TestOneTenantLeavesRoomForAnother(t *testing.T) {
 	})
 }
 
+// A tenant's bodies take memory as they arrive, up to three quarters of it, and a token's up to a half. Another
+// tenant's body finds room.
 func TestLargeBodiesShareABoundedMemory(t *testing.T) {
 	g := newGateTest(1)
-	const most = 4 << 20
-	var releases []func()
-	for {
-		release, ok := g.reserve(-1, most)
-		if !ok {
-			break
+	const length = 4 << 20
+	body := strings.Repeat("x", length)
+	arrive := func(tenant int64, token string, sent int) (*shares.Hold, error) {
+		memory := g.bodies.Hold(tenant, token)
+		_, err := readAll(strings.NewReader(body[:sent]), length, memory)
+		return memory, err
+	}
+	for range 100 {
+		if _, err := arrive(1, "slow", smallBody); err != nil || g.bodies.Held() != 0 {
+			t.Fatalf("a body of which little has arrived: %v, %d bytes held", err, g.bodies.Held())
 		}
-		releases = append(releases, release)
 	}
-	if len(releases) != largeBodies/most || g.shed[shedBodies] != 1 {
-		t.Errorf("%d bodies of unknown length, shed %v", len(releases), g.shed)
+	var all []*shares.Hold
+	for _, c := range []struct {
+		tenant int64
+		token  string
+		want   int // bodies
+	}{{1, "greedy", 8}, {1, "other", 4}, {2, "modest", 2}} {
+		n := 0
+		for ; n < 100; n++ {
+			memory, err := arrive(c.tenant, c.token, length)
+			if all = append(all, memory); err != nil {
+				memory.Release()
+				break
+			}
+		}
+		if n != c.want {
+			t.Errorf("%d bodies of tenant %d and token %s, want %d", n, c.tenant, c.token, c.want)
+		}
 	}
-	if _, ok := g.reserve(1000, most); !ok {
-		t.Error("a small body is refused")
+	for _, memory := range all {
+		memory.Release()
 	}
-	for _, release := range releases {
-		release()
-	}
-	if _, ok := g.reserve(most, most); !ok || g.bodies != most {
-		t.Errorf("afterwards: %t, %d bytes reserved", ok, g.bodies)
+	if g.bodies.Held() != 0 {
+		t.Errorf("%d bytes held afterwards", g.bodies.Held())
 	}
 }
 
@@ -307,7 +327,7 @@ func TestAnAnswerOnItsWayTakesNoPlace(t *testing.T) {
 	}
 	small, large, largest := enter(), enter(), enter()
 	small.answered(100)()
-	sent := large.answered(largeBodies)
+	sent := large.answered(48 << 20) // the tenant's share
 	wantInside(1)
 	largest.answered(smallBody + 1)()
 	wantInside(1)
@@ -316,8 +336,8 @@ func TestAnAnswerOnItsWayTakesNoPlace(t *testing.T) {
 		v.leave()
 	}
 	wantInside(0)
-	if g.bodies != 0 || g.of[1].inside != 0 {
-		t.Errorf("%d bytes, %d requests of the tenant", g.bodies, g.of[1].inside)
+	if g.bodies.Held() != 0 || g.of[1].inside != 0 {
+		t.Errorf("%d bytes, %d requests of the tenant", g.bodies.Held(), g.of[1].inside)
 	}
 }
 

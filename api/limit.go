@@ -94,7 +94,8 @@ func (l *limiter[K]) full(key K, rate tokens.Rate, at time.Time) (q quota, full 
 	return w.quota(rate, at), true
 }
 
-// tokenKey names the window of a token and a policy. Tokens of one name share their limits.
+// tokenKey names the window of a token and a policy. Tokens of one name share their limits, and so do tokens that one
+// of them made.
 type tokenKey struct {
 	tenant int64
 	name   string
@@ -158,7 +159,7 @@ func (l *limits) request(h http.Header, p tokens.Principal, policy string) bool 
 	if rate.Off() {
 		return true
 	}
-	q, ok := l.tokens.take(tokenKey{p.TenantID, p.Name, policy}, rate, l.clock())
+	q, ok := l.tokens.take(tokenKey{p.TenantID, p.Limits, policy}, rate, l.clock())
 	l.tell(h, policy, rate, q, ok)
 	return ok
 }
@@ -170,7 +171,7 @@ func (l *limits) batch(h http.Header, p tokens.Principal, operations int) bool {
 	if rate.Off() {
 		return true
 	}
-	q, ok := l.tokens.more(tokenKey{p.TenantID, p.Name, policyWrite}, rate, int64(operations)-1, l.clock())
+	q, ok := l.tokens.more(tokenKey{p.TenantID, p.Limits, policyWrite}, rate, int64(operations)-1, l.clock())
 	h.Del(rateLimitPolicyHeader)
 	h.Del(rateLimitHeader)
 	l.tell(h, policyWrite, rate, q, ok)

@@ -44,20 +44,30 @@ func (a answer) limits() string {
 }
 
 func (f fixture) refused(t *testing.T) map[string]float64 {
+	return f.counts(t, "api_rate_limited_total")
+}
+
+// shed returns api_shed_total of a reason.
+func (f fixture) shed(t *testing.T, reason string) float64 {
+	return f.counts(t, "api_shed_total")[reason]
+}
+
+// counts returns a counter with one label by the label's values.
+func (f fixture) counts(t *testing.T, name string) map[string]float64 {
 	t.Helper()
 	families, err := f.reg.Gather()
 	if err != nil {
 		t.Fatal(err)
 	}
-	refused := make(map[string]float64)
+	counts := make(map[string]float64)
 	for _, family := range families {
 		for _, m := range family.Metric {
-			if family.GetName() == "api_rate_limited_total" {
-				refused[m.Label[0].GetValue()] = m.GetCounter().GetValue()
+			if family.GetName() == name {
+				counts[m.Label[0].GetValue()] = m.GetCounter().GetValue()
 			}
 		}
 	}
-	return refused
+	return counts
 }
 
 func TestATokensReadsAndWritesAreLimitedApart(t *testing.T) {
@@ -205,4 +215,25 @@ func TestABatchCountsItsOperations(t *testing.T) {
 	}
 	f.want(t, 429, "PUT", "/v1/follows/9/1", "")
 	f.want(t, 429, "POST", "/v1/follows:batch", follow(1))
+}
+
+// A token makes others, and others of those. Together they read as often as the first may.
+func TestWhatATokenMakesSharesItsLimits(t *testing.T) {
+	f := openLimited(t, 1000, 1000, 1000)
+	var maker *tokens.Hash
+	made := f
+	for i, want := range []string{`"read";q=3;w=3600 "read";r=2;t`, `"read";q=3;w=3600 "read";r=1;t`, `"read";q=3;w=3600 "read";r=0;t`} {
+		token, err := tokens.Issue(t.Context(), f.system, tokens.Spec{TenantID: tenant, Name: fmt.Sprint("made-", i), Roles: tokens.Roles(),
+			ReadRate: &tokens.Rate{N: 3, Window: time.Hour}, Maker: maker})
+		if err != nil {
+			t.Fatal(err)
+		}
+		h := tokens.HashOf(token.Token)
+		maker, made.token = &h, token.Token
+		if a := made.want(t, 404, "GET", "/v1/follows/1/2", ""); a.limits() != want {
+			t.Errorf("token %d: %s, want %s", i, a.limits(), want)
+		}
+	}
+	made.want(t, 429, "GET", "/v1/follows/1/2", "")
+	f.want(t, 404, "GET", "/v1/follows/1/2", "")
 }

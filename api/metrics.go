@@ -54,9 +54,10 @@ func newMetrics(reg prometheus.Registerer, truth *store.Store, consumers []strin
 	m.shed = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "api_shed_total",
 		Help: "Requests refused as overloaded, by reason: requests (too many at once), tokens (too many to look up), " +
-			"tenant (too many of one tenant), bodies (too large in total), writes (too many wait).",
+			"tenant (too many of one tenant), bodies (too large in total), writes (too many wait), arrived (too many of one tenant " +
+			"arrive or are answered), documents (too many without a token).",
 	}, []string{"reason"})
-	for _, reason := range []string{shedRequests, shedTokens, shedTenant, shedBodies, shedWrites} {
+	for _, reason := range []string{shedRequests, shedTokens, shedTenant, shedBodies, shedWrites, shedArrived, shedDocuments} {
 		m.shed.WithLabelValues(reason)
 	}
 	returned := prometheus.NewCounterFunc(prometheus.CounterOpts{
@@ -78,6 +79,7 @@ func (m *metrics) queues(reg prometheus.Registerer, g *gate, stats func() store.
 	reg.MustRegister(
 		gauge("api_queue_requests", "Requests in progress.", func() float64 { inside, _ := g.state(); return float64(inside) }),
 		gauge("api_queue_limit", "The current limit of concurrent requests.", func() float64 { _, limit := g.state(); return limit }),
+		gauge("api_body_bytes", "Memory of bodies and answers over 64 KiB.", func() float64 { return float64(g.bodies.Held()) }),
 		gauge("api_queue_slow_tenants", "Tenants with a lower limit because their own requests are slow.",
 			func() float64 { return float64(g.slowTenants()) }),
 		gauge("api_queue_writes", "Single writes that wait for a shared transaction.", func() float64 { return float64(stats().Waiting) }),

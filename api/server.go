@@ -9,6 +9,7 @@ import (
 	"io"
 	"log/slog"
 	"maps"
+	"math"
 	"mime"
 	"net"
 	"net/http"
@@ -27,6 +28,7 @@ import (
 	"golang.org/x/sync/singleflight"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/shares"
 	"github.com/tidings/tidings/internal/tracing"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/outbox"
@@ -537,20 +539,23 @@ func (s *server) guard(hctx huma.Context, op route, next func(huma.Context)) {
 	if err == nil && hasBody {
 		err = s.checkMedia(w, r, hctx.Operation())
 	}
+	if err == nil {
+		present := s.gate.arrived.Hold(c.TenantID, "")
+		defer present.Release()
+		if !present.Take(1) {
+			err = s.overloaded(ctx, shedArrived)
+		}
+	}
 	// An unexpected body must arrive too: the next request begins after it.
 	if err == nil && (hasBody || r.ContentLength != 0) {
-		most := cmp.Or(op.maxBody, s.cfg.MaxBodyBytes)
-		if release, ok := s.gate.reserve(r.ContentLength, most); ok {
-			defer release()
-			err = s.readBody(w, r, most)
-		} else {
-			s.gate.hold(ctx, refusalTakes)
-			err = s.problems.problem(codeOverloaded, "")
-		}
+		memory := s.gate.bodies.Hold(c.TenantID, c.Limits)
+		defer memory.Release()
+		err = s.readBody(w, r, memory, cmp.Or(op.maxBody, s.cfg.MaxBodyBytes))
 	}
 	if err == nil {
 		atOnce := op.maxBody == 0 && !op.streams // a batch continues to work while it answers
 		err = s.behindGate(ctx, c.TenantID, atOnce, func(v *visit) (err error) {
+			v.token = c.Limits
 			if rec, ok := w.(*recorder); ok && atOnce {
 				rec.visit = v
 			}
@@ -569,6 +574,13 @@ func (s *server) guard(hctx huma.Context, op route, next func(huma.Context)) {
 		p, _ := s.problems.of(s.toProblem(ctx, err))
 		s.refuse(w, r, p)
 	}
+}
+
+// overloaded counts a refusal, delays it, and returns its problem.
+func (s *server) overloaded(ctx context.Context, reason string) error {
+	s.gate.refused(reason)
+	s.gate.hold(ctx, refusalTakes)
+	return s.problems.problem(codeOverloaded, "")
 }
 
 // behindGate runs work if the gate admits the request. timed is false for batches, which may take long.
@@ -605,9 +617,7 @@ func (s *server) principal(ctx context.Context, w http.ResponseWriter, r *http.R
 		}
 		s.limits.guessed(from)
 	case errors.Is(err, errBusy):
-		s.gate.refused(shedTokens)
-		s.gate.hold(ctx, refusalTakes)
-		err = s.problems.problem(codeOverloaded, "")
+		err = s.overloaded(ctx, shedTokens)
 	}
 	return p, err
 }
@@ -687,12 +697,16 @@ func (s *server) checkMedia(w http.ResponseWriter, r *http.Request, op *huma.Ope
 	return nil
 }
 
+// errNoMemory reports that a body exceeds its caller's share of the memory for bodies.
+var errNoMemory = errors.New("api: no memory for the body")
+
 // readBody reads the body into memory, so that a failed transfer is an error of the client and not of the framework.
-func (s *server) readBody(w http.ResponseWriter, r *http.Request, limit int64) error {
+// A large body takes memory as it arrives.
+func (s *server) readBody(w http.ResponseWriter, r *http.Request, memory *shares.Hold, limit int64) error {
 	var body []byte
 	err := error(&http.MaxBytesError{Limit: limit})
 	if r.ContentLength <= limit {
-		body, err = io.ReadAll(http.MaxBytesReader(w, r.Body, limit))
+		body, err = readAll(http.MaxBytesReader(w, r.Body, limit), r.ContentLength, memory)
 	}
 	var tooLarge *http.MaxBytesError
 	var timeout net.Error
@@ -701,6 +715,9 @@ func (s *server) readBody(w http.ResponseWriter, r *http.Request, limit int64) e
 		return s.problems.problem(codeRequestTooLarge, fmt.Sprintf("the limit is %d bytes", limit))
 	case errors.As(err, &timeout) && timeout.Timeout():
 		return s.problems.problem(codeRequestTimeout, "")
+	case errors.Is(err, errNoMemory):
+		memory.Release() // before the delay of the refusal
+		return s.overloaded(r.Context(), shedBodies)
 	case err != nil:
 		return s.problems.problem(codeBadRequest, "the body cannot be read")
 	case r.Context().Err() != nil: // it arrived, but took all the time of the request
@@ -710,6 +727,32 @@ func (s *server) readBody(w http.ResponseWriter, r *http.Request, limit int64) e
 	_ = http.NewResponseController(w).SetReadDeadline(time.Time{})
 	r.Body = io.NopCloser(bytes.NewReader(body))
 	return nil
+}
+
+// readAll reads a body of length bytes (-1: unknown). Beyond smallBody it takes memory for each piece that has arrived,
+// and returns errNoMemory if there is none.
+func readAll(in io.Reader, length int64, memory *shares.Hold) ([]byte, error) {
+	if length < 0 {
+		length = math.MaxInt64 - 1
+	}
+	var body []byte
+	for counted := int64(0); ; {
+		body = slices.Grow(body, int(min(length+1-int64(len(body)), shares.PaceBytes))) // 1 more finds the end
+		n, err := in.Read(body[len(body):cap(body)])
+		body = body[:len(body)+n]
+		if have := int64(len(body)); have > smallBody {
+			if !memory.Take(have - counted) {
+				return nil, errNoMemory
+			}
+			counted = have
+		}
+		if err == io.EOF {
+			return body, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
 }
 
 // traceParent returns the header's value if it is valid (W3C Trace Context level 1), else "": the standard ignores an

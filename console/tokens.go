@@ -96,12 +96,13 @@ func (c *Console) lookTokenCreate(_ context.Context, v *view, in url.Values) (su
 		Says: []string{"The token is shown once, after you confirm. Only its hash is kept."},
 		Fields: []field{
 			{Name: "name", Label: "Name", Hint: "The actor of writes that name none", Kind: "text", Required: true},
-			{Name: "roles", Label: "Roles", Kind: "checks", Options: tokens.Roles(), Value: tokens.RoleRead},
+			{Name: "roles", Label: "Roles", Kind: "checks", Options: grantable(v.who), Value: tokens.RoleRead},
 			{Name: "days", Label: "Expires after days", Hint: "Empty: never", Kind: "number", Value: "365"},
 		}}
 	if in.Get("name") == "" {
 		s.Target = "a new token"
 	}
+	s.Says = append(s.Says, madeSays(v.who))
 	if v.who.System() {
 		s.Fields = append([]field{{Name: "tenant", Label: "Tenant",
 			Hint: "0 for a system token: it opens the console and sees every tenant", Kind: "number", Value: cmp.Or(in.Get("tenant"), "0"),
@@ -126,9 +127,34 @@ func (c *Console) doTokenCreate(ctx context.Context, d *doing) (string, error) {
 	return c.issue(ctx, d, spec)
 }
 
+// madeSays describes a token that a token of the same tenant makes.
+func madeSays(who tokens.Principal) string {
+	const says = "shares the limits of yours, has no role that yours lacks, ends no later, and is revoked with it."
+	if who.System() {
+		return "A system token " + says
+	}
+	return "The token " + says
+}
+
+// grantable returns the roles that the form offers: to an operator all, for a tenant's token, and to a tenant's admin
+// those of its own token.
+func grantable(who tokens.Principal) []string {
+	if who.System() {
+		return tokens.Roles()
+	}
+	return slices.DeleteFunc(tokens.Roles(), func(role string) bool { return !who.Has(role) })
+}
+
 func (c *Console) issue(ctx context.Context, d *doing, spec tokens.Spec) (string, error) {
+	if spec.TenantID == d.Who.TenantID {
+		spec.Maker = &d.owner
+	}
 	made, err := tokens.Issue(ctx, c.deps.Truth, spec)
 	switch {
+	case errors.Is(err, tokens.ErrNotHeld):
+		return "", &inputError{"Your token lacks a role of this one, so it cannot make it. An operator can: tidings token create."}
+	case errors.Is(err, tokens.ErrUnauthenticated):
+		return "", &inputError{"Your token has ended, so it makes no other."}
 	case errors.Is(err, tokens.ErrExists):
 		return "", &inputError{"There is a token of this name already. Rotate it, or choose another name."}
 	case errors.Is(err, tokens.ErrUnknown):
@@ -166,8 +192,11 @@ func (c *Console) lookToken(ctx context.Context, v *view, in url.Values) (subjec
 
 func (c *Console) lookTokenRotate(ctx context.Context, v *view, in url.Values) (subject, error) {
 	s, err := c.lookToken(ctx, v, in)
-	s.Says = []string{"A new token with the same roles and rates takes the name. It is shown once, after you confirm.",
+	s.Says = []string{"A new token with the same roles takes the name. It is shown once, after you confirm.",
 		"The current token continues to work for the time below. Give the service the new one meanwhile."}
+	if s.Tenant == v.who.TenantID {
+		s.Says = append(s.Says, madeSays(v.who))
+	}
 	s.Fields = []field{{Name: "overlap", Label: "Hours for which the current token continues to work", Kind: "number",
 		Value: "24", Required: true}}
 	return s, err
@@ -187,7 +216,8 @@ func (c *Console) doTokenRotate(ctx context.Context, d *doing) (string, error) {
 
 func (c *Console) lookTokenRevoke(ctx context.Context, v *view, in url.Values) (subject, error) {
 	s, err := c.lookToken(ctx, v, in)
-	s.Says = []string{"Every token of this name ends, including those that it replaced. After one second no process accepts them.",
+	s.Says = []string{"Every token of this name ends, including those that it replaced, and every token that one of them made. After " +
+		"one second no process accepts them.",
 		"This cannot be undone. Sessions of the console that began with one of them end as well."}
 	return s, err
 }

@@ -155,6 +155,8 @@ var calls = map[string]struct {
 	"drop_kind":       {args: `'visit', 'visits'`, setup: `SELECT make_edge_kind('visit', 'visits', 'user_id', 'place_id', true, 2)`},
 	"find_token": {args: `sha256('x')`, setup: `INSERT INTO api_tokens (token_hash, tenant_id, name, roles)
 		VALUES (sha256('x'), 1, 't', '{read}')`},
+	"token_limits": {args: `sha256('x')`, setup: `INSERT INTO api_tokens (token_hash, tenant_id, name, roles)
+		VALUES (sha256('x'), 1, 't', '{read}')`},
 	"changed_tokens": {args: `0, 10`, setup: `INSERT INTO api_tokens (token_hash, tenant_id, name, roles)
 		VALUES (sha256('y'), 1, 'u', '{read}'); UPDATE api_tokens SET revoked_at = now() WHERE name = 'u'`},
 	"outbox_range_make": {args: `400000001, 450000001`, passing: map[string]string{"outbox_messages_400000001": "outbox_messages"}},

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/shares"
 )
 
 // ErrOverloaded reports that too many single writes of the tenant are waiting. The write did nothing; a retry may
@@ -24,8 +25,6 @@ var ErrOverloaded = errors.New("store: too many writes are waiting")
 const (
 	// maxGroup bounds the writes of one transaction. A larger group would cost more latency than it gains throughput.
 	maxGroup = 128
-	// maxWaiting bounds the waiting writes of one tenant and kind, and so their memory.
-	maxWaiting = 2048
 	// groupLockTimeout is how long a group waits for one lock. After that, each of its writes runs alone, and only
 	// writes to a locked entity continue to wait.
 	groupLockTimeout = 50 * time.Millisecond
@@ -169,6 +168,9 @@ func (l *lanes[W, O]) do(ctx context.Context, tenant int64, writes []W) ([]O, er
 	}
 	return []O{v.out}, nil
 }
+
+// maxWaiting bounds the waiting writes of one tenant and kind, and so their memory.
+var maxWaiting = int(shares.Writes.Tenant.N)
 
 func (l *lanes[W, O]) join(tenant int64, t *ticket[W, O]) (*lane[W, O], error) {
 	l.mu.Lock()

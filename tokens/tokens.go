@@ -41,6 +41,8 @@ var (
 	ErrExists = errors.New("tokens: the tenant has a token of this name")
 	// ErrUnknown reports a name that the tenant never gave to a token, or that has no current token to replace.
 	ErrUnknown = errors.New("tokens: the tenant has no token of this name")
+	// ErrNotHeld reports a token that would have a role that its maker lacks.
+	ErrNotHeld = errors.New("tokens: the maker lacks a role of the token")
 	// ErrNobodys reports a token that this installation never made.
 	ErrNobodys = errors.New("tokens: this installation never made this token")
 )
@@ -61,6 +63,7 @@ type Principal struct {
 	ReadRate  *Rate // the token's own; nil: as configured
 	WriteRate *Rate
 	Lives     time.Duration // from the look-up until it expires; 0: forever
+	Limits    string        // the name of the token whose limits it shares: its own, or that of its first maker
 }
 
 // Has reports whether the principal has the role.
@@ -112,6 +115,9 @@ type Spec struct {
 	WriteRate *Rate
 	Replace   bool          // replace the name's current token; the new one keeps its roles and rates unless they are given
 	Overlap   time.Duration // how long the replaced token remains valid, at most
+	// Maker is a token of the same tenant that makes this one. The token then has at most the maker's roles, ends no
+	// later than the maker, shares the limits of its maker, and is revoked with it. nil: an operator makes it.
+	Maker *Hash
 }
 
 // retireTokenSQL makes room for a token of the name: it retires an expired current token, and with @replace any current
@@ -125,8 +131,16 @@ RETURNING expires_at, roles, rate_read, rate_write`
 
 // createTokenSQL adds a token. Index: none. Locks: none but the new row.
 const createTokenSQL = `
-INSERT /* tokens.create_token */ INTO api_tokens (token_hash, tenant_id, name, roles, expires_at, rate_read, rate_write)
-VALUES (@hash::bytea, @tenant::bigint, @name::text, @roles::text[], @expires::timestamptz, @rate_read::text, @rate_write::text)`
+INSERT /* tokens.create_token */ INTO api_tokens (token_hash, tenant_id, name, roles, expires_at, rate_read, rate_write, made_by, limits_of)
+VALUES (@hash::bytea, @tenant::bigint, @name::text, @roles::text[], @expires::timestamptz, @rate_read::text, @rate_write::text,
+        @made_by::bytea, @limits_of::text)`
+
+// makerSQL reads what the maker of a token has. A revocation of the maker waits until the token is there, and ends it.
+// Index: api_tokens_pkey. Locks: the maker.
+const makerSQL = `
+SELECT /* tokens.maker */ roles, expires_at, rate_read, rate_write, coalesce(limits_of, name) FROM api_tokens
+ WHERE token_hash = @hash::bytea AND tenant_id = @tenant::bigint AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > now())
+   FOR NO KEY UPDATE`
 
 // Issued is a token that Issue made.
 type Issued struct {
@@ -142,16 +156,24 @@ type retired struct {
 	Read, Write *string
 }
 
+// maker is what a token has that makes another one.
+type maker struct {
+	Roles       []string
+	Ends        *time.Time
+	Read, Write *string
+	Limits      *string // not nil
+}
+
 // Issue makes a token. A name has at most one current token. If there is one and spec does not replace it, Issue
-// returns ErrExists. If spec gives no roles and there is no token to replace, it returns ErrUnknown. pool acts as
-// postgres.RoleSystem.
+// returns ErrExists. If spec gives no roles and there is no token to replace, it returns ErrUnknown. If the maker is not
+// valid, it returns ErrUnauthenticated, and ErrNotHeld if the maker lacks a role. pool acts as postgres.RoleSystem.
 func Issue(ctx context.Context, pool *pgxpool.Pool, spec Spec) (Issued, error) {
 	made := Issued{Token: New()}
-	var until *time.Time
-	if !spec.Expires.IsZero() {
-		until = &spec.Expires
-	}
 	err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
+		by, err := makerOf(ctx, tx, spec)
+		if err != nil {
+			return err
+		}
 		rows, _ := tx.Query(ctx, retireTokenSQL, pgx.StrictNamedArgs{
 			"tenant": spec.TenantID, "name": spec.Name, "replace": spec.Replace, "overlap": max(0, spec.Overlap),
 		})
@@ -174,9 +196,25 @@ func Issue(ctx context.Context, pool *pgxpool.Pool, spec Spec) (Issued, error) {
 		if err := checkToken(spec.TenantID, spec.Name, made.Token, made.Roles); err != nil {
 			return err
 		}
+		var until *time.Time
+		if !spec.Expires.IsZero() {
+			until = &spec.Expires
+		}
+		var madeBy []byte
+		if spec.Maker != nil {
+			for _, role := range made.Roles {
+				if !slices.Contains(by.Roles, role) {
+					return fmt.Errorf("%w: %s", ErrNotHeld, role)
+				}
+			}
+			if by.Ends != nil && (until == nil || by.Ends.Before(*until)) {
+				until = by.Ends
+			}
+			madeBy, read, write = spec.Maker[:], by.Read, by.Write
+		}
 		_, err = tx.Exec(ctx, createTokenSQL, pgx.StrictNamedArgs{
 			"hash": hashed(made.Token), "tenant": spec.TenantID, "name": spec.Name, "roles": made.Roles, "expires": until,
-			"rate_read": read, "rate_write": write,
+			"rate_read": read, "rate_write": write, "made_by": madeBy, "limits_of": by.Limits,
 		})
 		return err
 	})
@@ -187,6 +225,20 @@ func Issue(ctx context.Context, pool *pgxpool.Pool, spec Spec) (Issued, error) {
 		return Issued{}, fmt.Errorf("create token %q of tenant %d: %w", spec.Name, spec.TenantID, err)
 	}
 	return made, nil
+}
+
+// makerOf reads the maker of the token, before a replacement of the maker itself shortens its life. Without a maker it
+// returns nothing.
+func makerOf(ctx context.Context, tx pgx.Tx, spec Spec) (by maker, err error) {
+	if spec.Maker == nil {
+		return by, nil
+	}
+	rows, _ := tx.Query(ctx, makerSQL, pgx.StrictNamedArgs{"hash": spec.Maker[:], "tenant": spec.TenantID})
+	by, err = pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[maker])
+	if errors.Is(err, pgx.ErrNoRows) {
+		return by, ErrUnauthenticated
+	}
+	return by, err
 }
 
 // Create makes a token with the configured rates, which replaces no other. A zero expires means never. Errors are those
@@ -213,7 +265,8 @@ func Ensure(ctx context.Context, pool *pgxpool.Pool, tenant int64, name, token s
 		return err
 	}
 	err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, revokeTokensSQL, pgx.StrictNamedArgs{"tenant": tenant, "name": name}); err != nil {
+		if _, err := tx.Exec(ctx, revokeTokensSQL, pgx.StrictNamedArgs{"tenant": tenant, "name": name,
+			"keep": hashed(token)}); err != nil {
 			return err
 		}
 		tag, err := tx.Exec(ctx, ensureTokenSQL, pgx.StrictNamedArgs{"hash": hashed(token), "tenant": tenant, "name": name, "roles": roles})
@@ -228,28 +281,29 @@ func Ensure(ctx context.Context, pool *pgxpool.Pool, tenant int64, name, token s
 	return nil
 }
 
-// revokeTokensSQL revokes every token of the name, including replaced ones.
+// revokeTokensSQL revokes every token of the name, including replaced ones, except the one with the hash @keep. A
+// trigger also revokes what they made.
 // Index: api_tokens_name_idx. Locks: the tokens.
 const revokeTokensSQL = `
 UPDATE /* tokens.revoke_tokens */ api_tokens SET revoked_at = now()
- WHERE tenant_id = @tenant::bigint AND name = @name::text AND revoked_at IS NULL`
+ WHERE tenant_id = @tenant::bigint AND name = @name::text AND revoked_at IS NULL AND token_hash <> @keep::bytea`
 
 // revokedAtSQL returns when the last token of the name was revoked. Index: api_tokens_name_idx. Locks: none.
 const revokedAtSQL = `
 SELECT /* tokens.revoked_at */ max(revoked_at) FROM api_tokens WHERE tenant_id = @tenant::bigint AND name = @name::text`
 
-// Revoke revokes every token of the name, including replaced ones. It returns the number of tokens that it revoked, and
-// the time of the last revocation of the name. A second call changes nothing. If the name never had a token, it returns
-// ErrUnknown. API processes refuse the tokens within a second. pool acts as postgres.RoleSystem.
+// Revoke revokes every token of the name, including replaced ones, and every token that they made. It returns the
+// number of tokens of the name that it revoked, and the time of the last revocation of the name. A second call changes
+// nothing. If the name never had a token, it returns ErrUnknown. API processes refuse the tokens within a second. pool
+// acts as postgres.RoleSystem.
 func Revoke(ctx context.Context, pool *pgxpool.Pool, tenant int64, name string) (n int64, at time.Time, err error) {
 	err = postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
-		args := pgx.StrictNamedArgs{"tenant": tenant, "name": name}
-		tag, err := tx.Exec(ctx, revokeTokensSQL, args)
+		tag, err := tx.Exec(ctx, revokeTokensSQL, pgx.StrictNamedArgs{"tenant": tenant, "name": name, "keep": []byte{}})
 		if err != nil {
 			return err
 		}
 		n = tag.RowsAffected()
-		rows, _ := tx.Query(ctx, revokedAtSQL, args)
+		rows, _ := tx.Query(ctx, revokedAtSQL, pgx.StrictNamedArgs{"tenant": tenant, "name": name})
 		last, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[*time.Time])
 		if err != nil {
 			return err
@@ -276,17 +330,34 @@ type Token struct {
 	Expires, Replaced, Revoked *time.Time // nil: never
 	ReadRate, WriteRate        *Rate      // nil: as configured
 	Works                      bool       // neither revoked nor expired
+	MadeBy                     string     // Fingerprint of its maker; empty: an operator made it
 }
 
 const tokenColumns = `token_hash, tenant_id, name, roles, created_at, expires_at, replaced_at, revoked_at, rate_read, rate_write,
-       revoked_at IS NULL AND (expires_at IS NULL OR expires_at > now())`
+       revoked_at IS NULL AND (expires_at IS NULL OR expires_at > now()), made_by`
 
 func scanToken(row pgx.CollectableRow) (t Token, err error) {
-	var hash []byte
+	var hash, maker []byte
 	var read, write *string
-	err = row.Scan(&hash, &t.TenantID, &t.Name, &t.Roles, &t.Created, &t.Expires, &t.Replaced, &t.Revoked, &read, &write, &t.Works)
-	t.Fingerprint = fingerprint(hash)
+	err = row.Scan(&hash, &t.TenantID, &t.Name, &t.Roles, &t.Created, &t.Expires, &t.Replaced, &t.Revoked, &read, &write, &t.Works,
+		&maker)
+	t.Fingerprint, t.MadeBy = fingerprint(hash), fingerprint(maker)
 	return t, errors.Join(err, setRate(&t.ReadRate, read), setRate(&t.WriteRate, write))
+}
+
+// Ending returns the tokens of the list that work and that a revocation of the name ends: those of the name, and what
+// they made.
+func Ending(all []Token, tenant int64, name string) (ending []Token) {
+	ends := make(map[string]bool)
+	for grown := true; grown; {
+		grown = false
+		for _, t := range all {
+			if t.TenantID == tenant && !ends[t.Fingerprint] && (t.Name == name || ends[t.MadeBy]) {
+				ends[t.Fingerprint], grown = true, true
+			}
+		}
+	}
+	return slices.DeleteFunc(slices.Clone(all), func(t Token) bool { return !ends[t.Fingerprint] || !t.Works })
 }
 
 // fingerprintLen is the number of bytes of the hash in a fingerprint. They are too few to find the token or to prove
@@ -334,10 +405,11 @@ func Identify(ctx context.Context, pool *pgxpool.Pool, token string) (Token, err
 	return t, nil
 }
 
-// authenticateSQL finds a token by its hash, before the tenant is known. Its function runs as the owner of the tables.
+// authenticateSQL finds a token by its hash, before the tenant is known. Its functions run as the owner of the tables.
 // Index: api_tokens_pkey. Locks: none.
 const authenticateSQL = `
-SELECT /* tokens.authenticate */ tenant_id, name, roles, rate_read, rate_write, expires_in FROM find_token(@hash::bytea)`
+SELECT /* tokens.authenticate */ tenant_id, name, roles, rate_read, rate_write, expires_in, token_limits(@hash::bytea)
+  FROM find_token(@hash::bytea)`
 
 // Hash is the SHA-256 of a token.
 type Hash [sha256.Size]byte
@@ -377,7 +449,7 @@ func (l Lookup) find(ctx context.Context, sql string, args pgx.StrictNamedArgs) 
 	p, err = pgx.CollectExactlyOneRow(rows, func(row pgx.CollectableRow) (p Principal, err error) {
 		var read, write *string
 		var lives *float64
-		err = row.Scan(&p.TenantID, &p.Name, &p.Roles, &read, &write, &lives)
+		err = row.Scan(&p.TenantID, &p.Name, &p.Roles, &read, &write, &lives, &p.Limits)
 		if lives != nil {
 			p.Lives = time.Duration(min(*lives, forever.Seconds()) * float64(time.Second))
 		}

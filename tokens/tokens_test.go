@@ -3,6 +3,7 @@ package tokens_test
 import (
 	"errors"
 	"regexp"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -32,7 +33,7 @@ func TestTokens(t *testing.T) {
 	if err != nil || !regexp.MustCompile(`^tdg_[A-Za-z0-9_-]{43}$`).MatchString(token) {
 		t.Fatalf("token %q, %v", token, err)
 	}
-	want := tokens.Principal{TenantID: 3, Name: "importer", Roles: []string{tokens.RoleRead, tokens.RoleWrite}}
+	want := tokens.Principal{TenantID: 3, Name: "importer", Roles: []string{tokens.RoleRead, tokens.RoleWrite}, Limits: "importer"}
 	if got, _, err := tokens.NewLookup(f.api).Find(ctx, tokens.HashOf(token)); err != nil || !cmp.Equal(got, want) ||
 		!got.Has(tokens.RoleWrite) || got.Has(tokens.RoleAdmin) {
 		t.Errorf("authenticate: %+v, %v", got, err)
@@ -252,6 +253,123 @@ func TestExpiringCountsTheTokensThatSomebodyMustReplaceSoon(t *testing.T) {
 		}
 		if after, err := tokens.Expiring(t.Context(), f.system); err != nil || after-before != c.counts {
 			t.Errorf("one that %s counts %d, %v, want %d", name, after-before, err, c.counts)
+		}
+	}
+}
+
+func TestATokenMakesNoMoreThanItHas(t *testing.T) {
+	f := open(t)
+	ctx := t.Context()
+	issue := func(spec tokens.Spec) tokens.Hash {
+		t.Helper()
+		made, err := tokens.Issue(ctx, f.system, spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return tokens.HashOf(made.Token)
+	}
+	find := func(h tokens.Hash) (tokens.Principal, error) {
+		p, _, err := tokens.NewLookup(f.api).Find(ctx, h)
+		return p, err
+	}
+	ends := time.Now().Add(time.Hour)
+	admin := issue(tokens.Spec{TenantID: 3, Name: "admin", Roles: []string{tokens.RoleRead, tokens.RoleAdmin}, Expires: ends,
+		WriteRate: &tokens.Rate{N: 5, Window: time.Minute}})
+	stranger := issue(tokens.Spec{TenantID: 4, Name: "stranger", Roles: tokens.Roles()})
+	issue(tokens.Spec{TenantID: 3, Name: "writer", Roles: []string{tokens.RoleWrite}})
+	for name, c := range map[string]struct {
+		spec tokens.Spec
+		want error
+	}{
+		"a role that the maker lacks": {tokens.Spec{Name: "a", Roles: []string{tokens.RoleRead, tokens.RoleWrite},
+			Maker: &admin}, tokens.ErrNotHeld},
+		"a token with such a role": {tokens.Spec{Name: "writer", Replace: true, Maker: &admin}, tokens.ErrNotHeld},
+		"another tenant's": {tokens.Spec{Name: "a", Roles: []string{tokens.RoleRead},
+			Maker: &stranger}, tokens.ErrUnauthenticated},
+	} {
+		c.spec.TenantID = 3
+		if _, err := tokens.Issue(ctx, f.system, c.spec); !errors.Is(err, c.want) {
+			t.Errorf("%s: %v, want %v", name, err, c.want)
+		}
+	}
+
+	child := issue(tokens.Spec{TenantID: 3, Name: "child", Roles: []string{tokens.RoleAdmin, tokens.RoleRead}, Maker: &admin,
+		WriteRate: &tokens.Rate{}})
+	grandchild := issue(tokens.Spec{TenantID: 3, Name: "grandchild", Roles: []string{tokens.RoleRead}, Maker: &child,
+		Expires: time.Now().AddDate(1, 0, 0)})
+	// A service's token that the admin replaces becomes the admin's, with its limits, and so does the admin's next one.
+	issue(tokens.Spec{TenantID: 3, Name: "reader", Roles: []string{tokens.RoleRead}, WriteRate: &tokens.Rate{}})
+	replaced := issue(tokens.Spec{TenantID: 3, Name: "reader", Replace: true, Overlap: time.Hour, Maker: &admin})
+	next := issue(tokens.Spec{TenantID: 3, Name: "admin", Replace: true, Overlap: time.Minute, Maker: &admin})
+	all := map[string]tokens.Hash{"child": child, "grandchild": grandchild, "replaced": replaced, "next": next}
+	for name, h := range all {
+		p, err := find(h)
+		if err != nil || p.Limits != "admin" || p.WriteRate == nil || p.WriteRate.N != 5 || p.ReadRate != nil || p.Lives <= 0 ||
+			p.Lives > time.Until(ends)+time.Minute {
+			t.Errorf("%s: %+v, %v: want the limits and the end of its maker", name, p, err)
+		}
+	}
+	list, err := tokens.List(ctx, f.system, 3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ending []string
+	for _, token := range tokens.Ending(list, 3, "admin") {
+		ending = append(ending, token.Name)
+	}
+	if diff := cmp.Diff([]string{"admin", "admin", "child", "grandchild", "reader"}, ending); diff != "" {
+		t.Errorf("what a revocation would end (-want +got):\n%s", diff)
+	}
+	// A maker that is revoked while it makes a token ends that one as well.
+	tx, err := f.system.Begin(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(ctx) //nolint:errcheck // after the commit
+	if _, err := tx.Exec(ctx, `SELECT FROM api_tokens WHERE token_hash = $1 FOR NO KEY UPDATE`, next[:]); err != nil {
+		t.Fatal(err)
+	}
+	late := tokens.HashOf("late")
+	if _, err := tx.Exec(ctx, `INSERT INTO api_tokens (token_hash, tenant_id, name, roles, made_by) VALUES ($1, 3, 'late', '{read}', $2)`,
+		late[:], next[:]); err != nil {
+		t.Fatal(err)
+	}
+	revoked := make(chan error, 1)
+	go func() {
+		_, _, err := tokens.Revoke(ctx, f.system, 3, "admin")
+		revoked <- err
+	}()
+	testkit.Eventually(t, time.Minute, "the revocation to wait for the maker", func() (waits bool, err error) {
+		err = f.system.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND pid IN (
+			SELECT pid FROM pg_stat_activity WHERE datname = current_database()))`).Scan(&waits)
+		return waits, err
+	})
+	if err := tx.Commit(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-revoked; err != nil {
+		t.Fatal(err)
+	}
+	all["late"] = late
+	for name, h := range all {
+		if _, err := find(h); !errors.Is(err, tokens.ErrUnauthenticated) {
+			t.Errorf("%s outlives its maker: %v", name, err)
+		}
+	}
+	if _, err := find(stranger); err != nil {
+		t.Errorf("another tenant's: %v", err)
+	}
+	if _, err := tokens.Issue(ctx, f.system, tokens.Spec{TenantID: 3, Name: "b", Roles: []string{tokens.RoleRead}, Maker: &child}); !errors.
+		Is(err, tokens.ErrUnauthenticated) {
+		t.Errorf("a revoked maker: %v", err)
+	}
+	changed, _, _, _, err := tokens.NewLookup(f.api).Changed(ctx, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, h := range all {
+		if !slices.Contains(changed, h) {
+			t.Errorf("processes that know %s do not hear of its end", name)
 		}
 	}
 }

@@ -50,7 +50,8 @@ var rules = []rule{
 		may: []string{"audit", "store", "tokens", "kinds", "versioned", "outbox", "coldstore", "consumers", "deadletters", "projections",
 			"projections/*", "replay", "erasure", "migrations", "event", "internal/*"}},
 	{pkg: "audit", libs: []string{pgx}},
-	{pkg: "store", may: []string{"kinds", "outbox", "versioned", "event", "internal/postgres", "internal/tracing"}, libs: []string{pgx}},
+	{pkg: "store", libs: []string{pgx},
+		may: []string{"kinds", "outbox", "versioned", "event", "internal/postgres", "internal/shares", "internal/tracing"}},
 	{pkg: "tokens", may: []string{"store", "internal/postgres"}, libs: []string{pgx}}, // store: the rules of names
 	{pkg: "versioned", may: []string{"internal/postgres"}, libs: []string{pgx}},
 	// pgx: it reads and writes the kinds of an installation.

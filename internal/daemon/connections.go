@@ -9,10 +9,12 @@ import (
 	"net/netip"
 	"sync"
 	"time"
+
+	"github.com/tidings/tidings/internal/shares"
 )
 
-// maxConnections limits the connections of a port, and so their memory: some 50 KiB each.
-const maxConnections = 4096
+// maxConnections limits the connections of a port, and so their memory: some 50 KiB each, beside what is unread.
+var maxConnections = int(shares.Connections.All.N)
 
 // slowOpener is the time within which a new connection should bring its first request. On a full port later ones are
 // closed first.
@@ -71,9 +73,17 @@ func (l *connections) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		if _, encrypted := c.(*tls.Conn); !encrypted { // the HTTP server needs to see the type *tls.Conn
+		bare := c
+		if encrypted, ok := c.(*tls.Conn); ok { // the HTTP server needs to see the type *tls.Conn
+			bare = encrypted.NetConn()
+		} else {
 			c = &plainConn{Conn: c}
 		}
+		// Otherwise the kernel keeps up to some megabytes for a client that does not read.
+		if sized, ok := bare.(interface{ SetWriteBuffer(bytes int) error }); ok {
+			_ = sized.SetWriteBuffer(int(shares.Unread.Each.N)) // on an error the client has gone
+		}
+		dropUnread(bare, shares.UnreadTime)
 		for {
 			taken, full := l.take(c)
 			if taken {

@@ -16,6 +16,13 @@ import (
 // connections. It is longer than any request of the API may take.
 const shutdownTimeout = 30 * time.Second
 
+// Limits of a request's arrival and of its answer, after which the server ends the connection. Within them a client has
+// to keep the pace (paced).
+const (
+	readTimeout  = 30 * time.Second
+	writeTimeout = time.Minute // enough for a profile or a large page and a slow reader
+)
+
 // Serve serves HTTP on l with h until ctx ends. Then it lets the requests in progress finish, and closes l. One
 // address may have at most perAddress connections. Serve returns nil on a clean stop.
 func Serve(ctx context.Context, l net.Listener, h http.Handler, perAddress int, log *slog.Logger) error {
@@ -24,10 +31,10 @@ func Serve(ctx context.Context, l net.Listener, h http.Handler, perAddress int, 
 
 func serve(ctx context.Context, l *connections, h http.Handler, log *slog.Logger) error {
 	srv := &http.Server{
-		Handler:           framed(h),
+		Handler:           framed(paced(h)),
 		ReadHeaderTimeout: 5 * time.Second,
-		ReadTimeout:       30 * time.Second,
-		WriteTimeout:      60 * time.Second, // enough for a profile or a large page and a slow reader
+		ReadTimeout:       readTimeout,
+		WriteTimeout:      writeTimeout,
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    64 << 10,
 		ConnState:         l.follow,

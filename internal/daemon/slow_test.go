@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/tidings/tidings/internal/daemon"
+	"github.com/tidings/tidings/internal/shares"
 )
 
 // pipes is a listener whose connections are in memory, so they work inside a synctest bubble.
@@ -42,7 +43,7 @@ func TestAClientThatTakesItsTimeLosesTheConnection(t *testing.T) {
 	}{
 		"no request":             {"", "", 5 * time.Second},
 		"slow headers":           {"GET / HTTP/1.1\r\nHost: x\r\n", strings.Repeat("x", 500), 5 * time.Second},
-		"a slow body":            {"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n", strings.Repeat("x", 500), 30 * time.Second},
+		"a slow body":            {"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n", strings.Repeat("x", 500), shares.PaceTime},
 		"nothing behind headers": {"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "", 2 * time.Minute},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -77,6 +78,51 @@ func TestAClientThatTakesItsTimeLosesTheConnection(t *testing.T) {
 				}
 				ours.Close()
 				<-wrote
+				cancel()
+				if err := <-served; err != nil {
+					t.Error(err)
+				}
+			})
+		})
+	}
+}
+
+// A client that reads a byte a second loses the connection, and one that reads at the pace gets all of a long answer.
+func TestAClientThatReadsSlowlyLosesTheConnection(t *testing.T) {
+	const length, pace = 20 * shares.PaceBytes, shares.PaceBytes / int(shares.PaceTime/time.Second)
+	for name, c := range map[string]struct {
+		each int // bytes per second
+		all  bool
+	}{"a byte a second": {1, false}, "the pace, for more than a minute": {pace + 1, false},
+		"twice the pace": {2 * pace, true}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithCancel(t.Context())
+				l := &pipes{conns: make(chan net.Conn), closed: make(chan struct{})}
+				served := make(chan error, 1)
+				go func() {
+					served <- daemon.Serve(ctx, l, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+						_, _ = w.Write(make([]byte, length))
+					}), 100, slog.New(slog.DiscardHandler))
+				}()
+				ours, theirs := net.Pipe()
+				l.conns <- theirs
+				if _, err := io.WriteString(ours, "GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"); err != nil {
+					t.Fatal(err)
+				}
+				got, start := 0, time.Now()
+				for {
+					n, err := io.ReadFull(ours, make([]byte, c.each))
+					if got += n; err != nil {
+						break
+					}
+					time.Sleep(time.Second)
+				}
+				// The whole answer has a minute.
+				if got > length != c.all || time.Since(start) > time.Minute+time.Second {
+					t.Errorf("%d bytes of %d arrive within %s", got, length, time.Since(start))
+				}
+				ours.Close()
 				cancel()
 				if err := <-served; err != nil {
 					t.Error(err)

@@ -42,9 +42,9 @@ func (h *Hold) Take(n int64) bool {
 	p := h.pool
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	free := p.all - p.held - n
+	free := p.all - p.held - n + 1 // before the last of them
 	switch {
-	case free < 0,
+	case free < 1,
 		h.owner.tenant != 0 && !p.of.Tenant.allows(p.tenants[h.owner.tenant]+n, free),
 		h.owner.name != "" && !p.of.Each.allows(p.each[h.owner]+n, free):
 		return false

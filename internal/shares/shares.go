@@ -20,10 +20,10 @@ type Bound struct {
 	N    int64  // a fixed number, or 0
 	Of   string // the units of N, in the plural
 	From string // the setting whose default is N; empty: N is fixed
-	Free int64  // instead of N: so many times what remains free
+	Free int64  // instead of N: so many times what is free
 }
 
-// allows reports whether a caller may hold so much when so much remains free.
+// allows reports whether a caller may hold so much if so much is free for the last unit of it.
 func (b Bound) allows(held, free int64) bool {
 	return (b.N == 0 || held <= b.N) && (b.Free == 0 || held <= b.Free*free)
 }
@@ -60,8 +60,12 @@ const (
 	PaceTime  = 5 * time.Second
 )
 
-// SendBuffer is the size of a connection's send buffer: what the kernel keeps for a client that does not read.
-const SendBuffer = 64 << 10 // bytes; Linux reserves twice as much
+// What the kernel keeps for a client that does not read: a send buffer, of which Linux makes twice as much, and for how
+// long (on Linux).
+const (
+	SendBuffer = 64 << 10 // bytes
+	UnreadTime = 30 * time.Second
+)
 
 // The rows of the API and its port.
 var (
@@ -74,7 +78,12 @@ var (
 	Unread = Resource{
 		Name: "unread answers of a connection", Each: Bound{N: SendBuffer, Of: bytes}, // of a connection
 		Beyond: "the answer waits for its reader",
-		Slow:   "an answer has 5 s for each 16 KiB; then its connection is closed",
+		Slow:   "an answer has 5 s for each 16 KiB, then its connection is closed; the kernel keeps what is unread for 30 s",
+	}
+	Arrived = Resource{
+		Name: "requests that arrive or are answered", All: Bound{N: 4096, Of: "requests"}, Tenant: Bound{Free: 3},
+		Beyond: "503 `overloaded`",
+		Slow:   "as bodies and answers",
 	}
 	Requests = Resource{
 		Name: "requests in work", All: Bound{N: 512, Of: "requests", From: "API_MAX_REQUESTS"}, Tenant: Bound{Free: 3},
@@ -116,7 +125,34 @@ var (
 	}
 )
 
+// Rows of work that holds connections to the databases.
+var (
+	Waiting = Resource{
+		Name:   "reads that wait for a projection",
+		Tenant: Bound{N: 4, Of: "connections, a quarter of the pool's", From: "POSTGRES_MAX_CONNS"},
+		Each:   Bound{N: 1, Of: "per entity that was written"},
+		Beyond: "the read waits",
+		Slow:   "`API_REQUEST_TIMEOUT`",
+	}
+	Writes = Resource{
+		Name: "single writes that wait for a shared transaction", Tenant: Bound{N: 2048, Of: "per kind"},
+		Beyond: "503 `overloaded`",
+		Slow:   "a write that waits for a lock runs alone, then waits without a connection",
+	}
+	Exports = Resource{
+		Name: "pages of exports", Tenant: Bound{N: 2, Of: "pages"},
+		Beyond: "the export waits",
+		Slow:   "an answer is complete after half of `API_REQUEST_TIMEOUT`, or ends there",
+	}
+	Rows = Resource{
+		Name: "rows of one answer", Each: Bound{N: 200, Of: "per list, 500 per page of an export"},
+		Beyond: "422 `validation-failed`, or the next page",
+		Slow:   "`POSTGRES_STATEMENT_TIMEOUT`",
+	}
+)
+
 // Table returns every row.
 func Table() []Resource {
-	return []Resource{Connections, Unread, Requests, Bodies, Documents, Lookups, LivePages, SignIns}
+	return []Resource{Connections, Unread, Arrived, Requests, Bodies, Documents, Lookups, Waiting, Writes, Exports, Rows,
+		LivePages, SignIns}
 }

@@ -403,7 +403,7 @@ func (p Process) tokenRevokeCommand() *cobra.Command {
 	)
 	c := &cobra.Command{
 		Use:   "revoke {--tenant T | --system} --name NAME",
-		Short: "Revoke every token of a name: every API process refuses them within a second",
+		Short: "Revoke every token of a name, and what they made: every API process refuses them within a second",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := whose.check("token revoke", t.Name); err != nil {
@@ -453,11 +453,9 @@ func showRevoked(ctx context.Context, w io.Writer, pool *pgxpool.Pool, t revoked
 		return err
 	}
 	rows := [][]string{{"TENANT", "NAME", "ROLES", "CREATED", "STATE"}}
-	for _, token := range all {
-		if token.Name == t.Name && token.Works {
-			rows = append(rows, []string{tenantText(token.TenantID), token.Name, strings.Join(token.Roles, ","),
-				utc(&token.Created), tokenState(token)})
-		}
+	for _, token := range tokens.Ending(all, t.TenantID, t.Name) {
+		rows = append(rows, []string{tenantText(token.TenantID), token.Name, strings.Join(token.Roles, ","),
+			utc(&token.Created), tokenState(token)})
 	}
 	if len(rows) == 1 {
 		return errNothingGoes
