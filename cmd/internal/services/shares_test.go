@@ -45,7 +45,8 @@ func startAttacked(t *testing.T, env map[string]string) *attacked {
 	t.Helper()
 	testkit.DefaultLogger(t)
 	db := testkit.Postgres(t)
-	a := &attacked{t: t, addr: testkit.FreeAddr(t), ops: testkit.FreeAddr(t), desk: testkit.FreeAddr(t), system: db.Pool(t, postgres.RoleSystem)}
+	a := &attacked{t: t, addr: testkit.FreeAddr(t), ops: testkit.FreeAddr(t), desk: testkit.FreeAddr(t),
+		system: db.Pool(t, postgres.RoleSystem)}
 	a.greedy, a.modest = a.token(1, "greedy"), a.token(2, "modest")
 	vars := map[string]string{"DATABASE_URL": db.URL, "API_ADDR": a.addr, "OPS_ADDR": a.ops, "API_CURSOR_KEY": strings.Repeat("ab", 32),
 		"CONSOLE": "true", "CONSOLE_ADDR": a.desk, "API_REQUEST_TIMEOUT": "25s", "API_MAX_WAIT": "25s"}
