@@ -10,7 +10,7 @@ import (
 
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 
-	"github.com/tidings/tidings/internal/shares"
+	bounds "github.com/tidings/tidings/internal/shares" // shares is the name of a kind
 	"github.com/tidings/tidings/tokens"
 )
 
@@ -73,7 +73,7 @@ func newAuthenticator(truth lookup) *authenticator {
 	known, _ := simplelru.NewLRU[tokens.Hash, authenticated](authKeep, nil) // of a size above 0
 	unknown, _ := simplelru.NewLRU[tokens.Hash, time.Time](authUnknown, nil)
 	return &authenticator{
-		truth: truth, now: time.Now, slots: make(chan struct{}, TokenConns-1), queue: make(chan struct{}, shares.Lookups.All.N),
+		truth: truth, now: time.Now, slots: make(chan struct{}, TokenConns-1), queue: make(chan struct{}, bounds.Lookups.All.N),
 		asks: make(chan struct{}, 1), known: known, unknown: unknown,
 	}
 }

@@ -138,7 +138,7 @@ func (s *server) publicDocument(name, contentType string, write func() ([]byte, 
 	})
 }
 
-// serveDocument answers with the document, if fewer such answers are being sent than may be (shares.Documents).
+// serveDocument answers with the document, if fewer such answers are being sent than may be (bounds.Documents).
 func (s *server) serveDocument(w http.ResponseWriter, r *http.Request, d publicDocument) {
 	place := s.gate.documents.Hold(0, clientOf(r).String())
 	if !place.Take(1) {

@@ -16,7 +16,7 @@ import (
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 
 	"github.com/tidings/tidings/event"
-	"github.com/tidings/tidings/internal/shares"
+	bounds "github.com/tidings/tidings/internal/shares" // shares is the name of a kind
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/store"
@@ -286,10 +286,10 @@ type exporting struct {
 	last   bool // page is the last one
 }
 
-// read reads the next page. At most shares.Exports pages of a tenant are read at once.
+// read reads the next page. At most bounds.Exports pages of a tenant are read at once.
 func (x *exporting) read(ctx context.Context) error {
 	type reader struct{ tenant int64 }
-	leave, err := x.overlays.enter(ctx, reader{x.tenant}, int(shares.Exports.Tenant.N))
+	leave, err := x.overlays.enter(ctx, reader{x.tenant}, int(bounds.Exports.Tenant.N))
 	if err != nil {
 		return err
 	}

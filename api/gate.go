@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/tidings/tidings/internal/shares"
+	bounds "github.com/tidings/tidings/internal/shares" // shares is the name of a kind
 )
 
 // gate bounds the requests in work, and so how long each of them waits for connections and groups behind it. It refuses
@@ -30,9 +30,9 @@ type gate struct {
 	most      int
 	maxWait   time.Duration
 	refused   func(reason string) // counts a refusal
-	arrived   *shares.Pool        // requests with a token, admitted or not
-	bodies    *shares.Pool        // bytes of large bodies and large answers
-	documents *shares.Pool        // answers without a token on their way
+	arrived   *bounds.Pool        // requests with a token, admitted or not
+	bodies    *bounds.Pool        // bytes of large bodies and large answers
+	documents *bounds.Pool        // answers without a token on their way
 
 	mu        sync.Mutex
 	all       limit
@@ -81,7 +81,7 @@ const (
 	gateForget   = time.Minute // without requests, after which a tenant's limit is forgotten
 
 	// smallBody is the size up to which a body or an answer is not counted: a process can hold that much for every
-	// connection of a port. Larger ones share shares.Bodies.
+	// connection of a port. Larger ones share bounds.Bodies.
 	smallBody = 64 << 10 // bytes
 
 	// guessTakes is the delay before the refusal of a token whose address has sent too many unknown tokens.
@@ -99,7 +99,7 @@ const (
 
 // maxPresent is the number of requests that arrive over all connections of a port with HTTP/1.1. A client of HTTP/2
 // sends hundreds over one connection.
-var maxPresent = int(shares.Arrived.All.N)
+var maxPresent = int(bounds.Arrived.All.N)
 
 // Reasons of refusals: label values of api_shed_total.
 const (
@@ -114,10 +114,10 @@ const (
 
 func newGate(cfg Config, refused func(reason string)) *gate {
 	return &gate{most: cfg.MaxRequests, maxWait: cfg.MaxWait, refused: refused, all: limit{at: float64(cfg.MaxRequests)},
-		of: make(map[int64]*holding), arrived: shares.NewPool(shares.Arrived, shares.Arrived.All.N),
-		documents: shares.NewPool(shares.Documents, shares.Documents.All.N),
+		of: make(map[int64]*holding), arrived: bounds.NewPool(bounds.Arrived, bounds.Arrived.All.N),
+		documents: bounds.NewPool(bounds.Documents, bounds.Documents.All.N),
 		// A single batch must fit into a tenant's share.
-		bodies: shares.NewPool(shares.Bodies, max(shares.Bodies.All.N, 2*cfg.MaxBatchBytes))}
+		bodies: bounds.NewPool(bounds.Bodies, max(bounds.Bodies.All.N, 2*cfg.MaxBatchBytes))}
 }
 
 // arrive counts a request before anything about it is known. It reports whether to refuse the request, and whether
@@ -191,7 +191,7 @@ func (g *gate) enter(tenant int64, timed bool) (*visit, bool) {
 	case free <= 0:
 		g.turnAway(now)
 		return nil, false
-	case sh.inside >= min(int(sh.at), int(shares.Requests.Tenant.Free)*free):
+	case sh.inside >= min(int(sh.at), int(bounds.Requests.Tenant.Free)*free):
 		sh.wanted, g.all.wanted = true, true
 		g.refused(shedTenant)
 		return nil, false

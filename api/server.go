@@ -28,7 +28,7 @@ import (
 	"golang.org/x/sync/singleflight"
 
 	"github.com/tidings/tidings/event"
-	"github.com/tidings/tidings/internal/shares"
+	bounds "github.com/tidings/tidings/internal/shares" // shares is the name of a kind
 	"github.com/tidings/tidings/internal/tracing"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/outbox"
@@ -702,7 +702,7 @@ var errNoMemory = errors.New("api: no memory for the body")
 
 // readBody reads the body into memory, so that a failed transfer is an error of the client and not of the framework.
 // A large body takes memory as it arrives.
-func (s *server) readBody(w http.ResponseWriter, r *http.Request, memory *shares.Hold, limit int64) error {
+func (s *server) readBody(w http.ResponseWriter, r *http.Request, memory *bounds.Hold, limit int64) error {
 	var body []byte
 	err := error(&http.MaxBytesError{Limit: limit})
 	if r.ContentLength <= limit {
@@ -731,13 +731,13 @@ func (s *server) readBody(w http.ResponseWriter, r *http.Request, memory *shares
 
 // readAll reads a body of length bytes (-1: unknown). Beyond smallBody it takes memory for each piece that has arrived,
 // and returns errNoMemory if there is none.
-func readAll(in io.Reader, length int64, memory *shares.Hold) ([]byte, error) {
+func readAll(in io.Reader, length int64, memory *bounds.Hold) ([]byte, error) {
 	if length < 0 {
 		length = math.MaxInt64 - 1
 	}
 	var body []byte
 	for counted := int64(0); ; {
-		body = slices.Grow(body, int(min(length+1-int64(len(body)), shares.PaceBytes))) // 1 more finds the end
+		body = slices.Grow(body, int(min(length+1-int64(len(body)), bounds.PaceBytes))) // 1 more finds the end
 		n, err := in.Read(body[len(body):cap(body)])
 		body = body[:len(body)+n]
 		if have := int64(len(body)); have > smallBody {

@@ -13,7 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tidings/tidings/internal/postgres"
-	"github.com/tidings/tidings/internal/shares"
+	bounds "github.com/tidings/tidings/internal/shares" // shares is the name of a kind
 )
 
 // ErrOverloaded reports that too many single writes of the tenant are waiting. The write did nothing; a retry may
@@ -170,7 +170,7 @@ func (l *lanes[W, O]) do(ctx context.Context, tenant int64, writes []W) ([]O, er
 }
 
 // maxWaiting bounds the waiting writes of one tenant and kind, and so their memory.
-var maxWaiting = int(shares.Writes.Tenant.N)
+var maxWaiting = int(bounds.Writes.Tenant.N)
 
 func (l *lanes[W, O]) join(tenant int64, t *ticket[W, O]) (*lane[W, O], error) {
 	l.mu.Lock()
