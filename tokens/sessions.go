@@ -53,9 +53,9 @@ func EndSession(ctx context.Context, pool *pgxpool.Pool, id Session) error {
 
 // findSessionSQL finds the token of a session. Index: console_sessions_pkey, api_tokens_pkey. Locks: none.
 const findSessionSQL = `
-SELECT /* tokens.find_session */ tenant_id, name, roles, rate_read, rate_write, expires_in
+SELECT /* tokens.find_session */ tenant_id, name, roles, rate_read, rate_write, expires_in, token_limits(@hash::bytea)
   FROM console_sessions s CROSS JOIN LATERAL find_token(s.token_hash)
- WHERE s.id = @id AND s.token_hash = @hash AND s.expires_at > now()`
+ WHERE s.id = @id AND s.token_hash = @hash::bytea AND s.expires_at > now()`
 
 // FindSession is Find for a session of the token. If the session has ended, it returns ErrUnauthenticated too.
 func (l Lookup) FindSession(ctx context.Context, id Session, h Hash) (p Principal, asOf time.Time, err error) {

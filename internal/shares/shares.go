@@ -109,6 +109,22 @@ var (
 	}
 )
 
+// The rows of the console.
+var (
+	LivePages = Resource{
+		Name: "live pages of the console", All: Bound{N: 512, Of: "streams"}, Tenant: Bound{Free: 1},
+		Each:   Bound{N: 32, Of: "per token"},
+		Beyond: "503; the page shows the state of its last load",
+		Slow:   "a message has 10 s; a reader who is late gets the newest one only",
+	}
+	SignIns = Resource{
+		Name: "sign-ins to the console", All: Bound{N: 2, Of: "look-ups at once"},
+		Each:   Bound{N: 10, Of: "unknown tokens at once per address, then one every 6 s"},
+		Beyond: "429 for an unknown token; a right one still signs in",
+		Slow:   "a look-up has 10 s; addresses beyond their bound share one of the two",
+	}
+)
+
 // Rows of work that holds connections to the databases.
 var (
 	Waiting = Resource{
@@ -135,23 +151,8 @@ var (
 	}
 )
 
-// The rows of the console.
-var (
-	LivePages = Resource{
-		Name: "live pages of the console", All: Bound{N: 512, Of: "streams"}, Tenant: Bound{Free: 1},
-		Each:   Bound{N: 32, Of: "per token"},
-		Beyond: "503; the page shows the state of its last load",
-		Slow:   "a message has 10 s; a reader who is late gets the newest one only",
-	}
-	SignIns = Resource{
-		Name: "sign-ins to the console", All: Bound{N: 2, Of: "look-ups at once"},
-		Each:   Bound{N: 10, Of: "unknown tokens at once per address, then one every 6 s"},
-		Beyond: "429 for an unknown token; a right one still signs in",
-		Slow:   "a look-up has 10 s; addresses beyond their bound share one of the two",
-	}
-)
-
 // Table returns every row.
 func Table() []Resource {
-	return []Resource{Connections, Unread, Arrived, Requests, Bodies, Documents, Lookups, Waiting, Writes, Exports, Rows, LivePages, SignIns}
+	return []Resource{Connections, Unread, Arrived, Requests, Bodies, Documents, Lookups, Waiting, Writes, Exports, Rows,
+		LivePages, SignIns}
 }

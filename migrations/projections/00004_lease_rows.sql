@@ -1,5 +1,5 @@
 -- +goose Up
--- The leases by kind for the roles of the projections, and for those of the truth if it shares the database and comes later: see truth/00004_lease_rows.sql, which
+-- The leases by kind for the roles of the projections, and for those of the truth if it shares the database and comes later: see truth/00003_lease_rows.sql, which
 -- does the same.
 -- +goose StatementBegin
 DO $$

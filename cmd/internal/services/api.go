@@ -120,18 +120,26 @@ func runAPI(ctx context.Context, env envconfig.Lookuper) error {
 			return err
 		}
 		if see != nil {
-			desk, err := daemon.Listen(cfg.ConsoleAddr, cfg.API.TLSCert, cfg.API.TLSKey, log)
-			if err != nil {
-				return errors.Join(fmt.Errorf("serve the console: %w", err), l.Close())
+			if err := serveConsole(serving, g, cfg, see, log); err != nil {
+				return errors.Join(err, l.Close())
 			}
-			g.Go(func() error {
-				return daemon.Serve(serving, desk, see.Front(http.NotFoundHandler()), cfg.API.AddressConnections, log)
-			})
 		}
 		listening.Store(true)
 		return daemon.Serve(serving, l, handler, cfg.API.AddressConnections, log)
 	})
 	return g.Wait()
+}
+
+// serveConsole opens the console's port and serves it in g.
+func serveConsole(ctx context.Context, g *errgroup.Group, cfg apiConfig, see *console.Console, log *slog.Logger) error {
+	l, err := daemon.Listen(cfg.ConsoleAddr, cfg.API.TLSCert, cfg.API.TLSKey, log)
+	if err != nil {
+		return fmt.Errorf("serve the console: %w", err)
+	}
+	g.Go(func() error {
+		return daemon.Serve(ctx, l, see.Front(http.NotFoundHandler()), cfg.API.AddressConnections, log)
+	})
+	return nil
 }
 
 // openConsole returns the console and a function that closes its pools. The console is nil if it is off. The pools have

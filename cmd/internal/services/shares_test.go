@@ -30,6 +30,7 @@ import (
 type attacked struct {
 	t              *testing.T
 	addr, ops      string
+	desk           string // the console's address
 	system         *pgxpool.Pool
 	greedy, modest string // tokens
 }
@@ -44,10 +45,11 @@ func startAttacked(t *testing.T, env map[string]string) *attacked {
 	t.Helper()
 	testkit.DefaultLogger(t)
 	db := testkit.Postgres(t)
-	a := &attacked{t: t, addr: testkit.FreeAddr(t), ops: testkit.FreeAddr(t), system: db.Pool(t, postgres.RoleSystem)}
+	a := &attacked{t: t, addr: testkit.FreeAddr(t), ops: testkit.FreeAddr(t), desk: testkit.FreeAddr(t),
+		system: db.Pool(t, postgres.RoleSystem)}
 	a.greedy, a.modest = a.token(1, "greedy"), a.token(2, "modest")
 	vars := map[string]string{"DATABASE_URL": db.URL, "API_ADDR": a.addr, "OPS_ADDR": a.ops, "API_CURSOR_KEY": strings.Repeat("ab", 32),
-		"CONSOLE": "true", "API_REQUEST_TIMEOUT": "25s", "API_MAX_WAIT": "25s"}
+		"CONSOLE": "true", "CONSOLE_ADDR": a.desk, "API_REQUEST_TIMEOUT": "25s", "API_MAX_WAIT": "25s"}
 	for name, value := range env {
 		vars[name] = value
 	}
@@ -187,6 +189,8 @@ var attacks = map[string]attack{
 	shares.Writes.Name:      {nil, lockedRow},
 	shares.Exports.Name:     {nil, unreadExports},
 	shares.Rows.Name:        {nil, longLists},
+	shares.LivePages.Name:   {nil, openLivePages},
+	shares.SignIns.Name:     {nil, wrongTokens},
 }
 
 // TestEachSharedResourceServesAModestCaller walks the table of shared resources and attacks each row.

@@ -1,5 +1,5 @@
 -- +goose Up
--- The members by kind, as the leases (00004_lease_rows.sql). An expired member is deleted by the others of its kind.
+-- The members by kind, as the leases (00003_lease_rows.sql). An expired member is deleted by the others of its kind.
 -- +goose StatementBegin
 DO $$
 DECLARE r record;
