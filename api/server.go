@@ -654,7 +654,8 @@ func (s *server) caller(r *http.Request, p tokens.Principal) (caller, error) {
 		return caller{}, err
 	}
 	h, _ := bearer(r.Header.Get("Authorization"))
-	return caller{Principal: p, token: p.Name + " " + h.Fingerprint(), meta: store.Meta{Actor: actor, TraceParent: traceParentOf(r.Context(), r)}, fresh: refs}, nil
+	return caller{Principal: p, token: p.Name + " " + h.Fingerprint(), fresh: refs,
+		meta: store.Meta{Actor: actor, TraceParent: traceParentOf(r.Context(), r)}}, nil
 }
 
 // checkIntegers refuses integers of the query with a sign or leading zeros, so that each integer has one form.

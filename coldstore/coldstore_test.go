@@ -1060,7 +1060,8 @@ func TestStatements(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	for name, sql := range map[string]string{
 		"exports": exportsSQL, "abandon": abandonSQL, "begin": beginSQL, "complete": completeSQL, "supersede": supersedeSQL,
-		"end": endSQL, "is complete": isCompleteSQL, "places": placesSQL, "states": statesSQL, "swept": sweptSQL, "stale": staleSQL, "release": releaseSQL,
+		"end": endSQL, "is complete": isCompleteSQL, "places": placesSQL, "states": statesSQL,
+		"swept": sweptSQL, "stale": staleSQL, "release": releaseSQL,
 	} {
 		t.Run(name, func(t *testing.T) { testkit.Prepare(t, pool, sql) })
 	}

@@ -217,9 +217,13 @@ func (s *Store) complete(ctx context.Context, e Export, replaces string, w *writ
 
 const (
 	// endSQL ends an export that is not complete. Index: outbox_archive_exports_pkey. Locks: the row.
-	endSQL = `UPDATE /* coldstore.end */ outbox_archive_exports SET state = 'OVER', over_at = now() WHERE export_id = @id AND state = 'WRITING'`
+	endSQL = `
+UPDATE /* coldstore.end */ outbox_archive_exports SET state = 'OVER', over_at = now()
+ WHERE export_id = @id AND state = 'WRITING'`
 	// isCompleteSQL reads whether an export counts. Index: outbox_archive_exports_pkey. Locks: none.
-	isCompleteSQL = `SELECT /* coldstore.is_complete */ EXISTS (SELECT FROM outbox_archive_exports WHERE export_id = @id AND state = 'COMPLETE')`
+	isCompleteSQL = `
+SELECT /* coldstore.is_complete */ EXISTS (
+  SELECT FROM outbox_archive_exports WHERE export_id = @id AND state = 'COMPLETE')`
 
 	// placesSQL reads the places that may have files of ended exports: until a week after the end, because a process that
 	// froze while it wrote an export may write a file when it thaws. With @all, also every place with a complete export.

@@ -177,7 +177,7 @@ func (e *eraser) deleteDoomed(ctx context.Context, found onStream) error {
 // look it only counts them. It runs after their events are recorded as erased: a subscriber that stores one later finds
 // the record, and deletes the letter itself.
 func (e *eraser) deleteLetters(ctx context.Context, look bool, counts map[string]int) error {
-	n, err := broker.EraseLetters(ctx, e.JetStream, e.Broker, look, func(subject string, headers map[string][]string, data []byte) (bool, error) {
+	doomed := func(subject string, headers map[string][]string, data []byte) (bool, error) {
 		ev, fault := event.Decode(subject, headers, nil)
 		if ev.TenantID != e.o.TenantID {
 			return false, nil
@@ -187,7 +187,8 @@ func (e *eraser) deleteLetters(ctx context.Context, look bool, counts map[string
 			err = nil // it is no event of ours, and no content that a consumer would read
 		}
 		return off, err
-	})
+	}
+	n, err := broker.EraseLetters(ctx, e.JetStream, e.Broker, look, doomed)
 	if n > 0 {
 		counts[SubscriberLetters] += n
 	}

@@ -65,14 +65,16 @@ func TestNoRowStopsItsPartition(t *testing.T) {
 			names, all = append(names, name), append(all, v)
 		}
 		var id int64
-		return q.QueryRow(ctx, `INSERT INTO outbox_messages (`+strings.Join(names, ", ")+`) VALUES (`+strings.Join(all, ", ")+`) RETURNING id`).Scan(&id)
+		return q.QueryRow(ctx, `INSERT INTO outbox_messages (`+strings.Join(names, ", ")+`)
+			VALUES (`+strings.Join(all, ", ")+`) RETURNING id`).Scan(&id)
 	}
 	var taken []string
 	for _, column := range columns {
 		for _, value := range extremes[column] {
 			for _, eventType := range []string{`'created'`, `'not a token'`} { // of a row that is published, and of one that fails
 				aggregate++
-				row := map[string]string{"tenant_id": "1", "aggregate_type": "'post'", "aggregate_id": fmt.Sprint(aggregate), "payload": "'{}'"}
+				row := map[string]string{"tenant_id": "1", "aggregate_type": "'post'", "aggregate_id": fmt.Sprint(aggregate),
+					"payload": "'{}'"}
 				later := map[string]string{"event_type": "'edited'"}
 				row["event_type"] = eventType
 				row[column] = value
@@ -127,7 +129,8 @@ func TestNoRowStopsItsPartition(t *testing.T) {
 		WHERE processed_at IS NULL`)
 	others("a year later")
 	testkit.Eventually(t, time.Minute, "every row that fails to wait for another attempt", func() (done bool, err error) {
-		err = system.QueryRow(ctx, `SELECT NOT EXISTS (SELECT FROM outbox_messages WHERE processed_at IS NULL AND available_at <= now())`).Scan(&done)
+		err = system.QueryRow(ctx, `SELECT NOT EXISTS (SELECT FROM outbox_messages
+			WHERE processed_at IS NULL AND available_at <= now())`).Scan(&done)
 		return done, err
 	})
 	waiting, err := outbox.ListWaiting(ctx, system, outbox.WaitingFilter{}, outbox.MaxWaiting)

@@ -261,7 +261,8 @@ func TestADeadLetterOfAnErasedEventDoesNotStay(t *testing.T) {
 	}
 	r.await("two dead letters, of which the other event's stays", func() (bool, error) {
 		s, err := r.js.Stream(ctx, "EVENTS-dead")
-		if errors.Is(err, jetstream.ErrStreamNotFound) || err == nil && (s.CachedInfo().State.LastSeq != 2 || s.CachedInfo().State.Msgs != 1) {
+		if errors.Is(err, jetstream.ErrStreamNotFound) ||
+			err == nil && (s.CachedInfo().State.LastSeq != 2 || s.CachedInfo().State.Msgs != 1) {
 			return false, nil
 		}
 		all, lerr := letters.List(ctx, "*", 0, 10)

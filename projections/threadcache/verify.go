@@ -228,7 +228,8 @@ func fieldsOf(want, got *childRow) []projections.Field {
 		projections.Compared("created_at", at(want.CreatedAt), at(got.CreatedAt)),
 		projections.Compared("updated_at", at(want.UpdatedAt), at(got.UpdatedAt)),
 		projections.Compared("visible", want.Visible, got.Visible),
-		{Name: visibleDescendants, Want: want.VisibleDescendants, Got: got.VisibleDescendants, WantVersion: want.versions, GotVersion: got.versions},
+		{Name: visibleDescendants, Want: want.VisibleDescendants, Got: got.VisibleDescendants,
+			WantVersion: want.versions, GotVersion: got.versions},
 		{Name: shown, Want: want.Shown, Got: got.Shown, WantVersion: want.versions, GotVersion: got.versions},
 		// attributes are content, too
 		projections.Compared("attributes", size{len(want.Attributes), false}, size{len(attributes), string(want.Attributes) != attributes}),

@@ -45,13 +45,14 @@ type Drift struct {
 	verified, drift    prometheus.Counter
 	round              projections.Comparison // so far
 
-	after     any                                               // the key before the window; nil: the first window
-	next      any                                               // the key before the next window, from the first look
-	waited    int                                               // intervals since the first look
-	checked   int64                                             // entities of the window
-	suspected map[projections.Difference]projections.Difference // differences of the first look by unversioned; nil before it
-	looked    time.Time                                         // time of the first look, by the truth's clock
-	settled   time.Time                                         // time when everything written before the first look was on the stream; zero: not yet
+	after   any       // the key before the window; nil: the first window
+	next    any       // the key before the next window, from the first look
+	waited  int       // intervals since the first look
+	checked int64     // entities of the window
+	looked  time.Time // time of the first look, by the truth's clock
+	settled time.Time // time when everything written before the first look was on the stream; zero: not yet
+
+	suspected map[projections.Difference]projections.Difference // the first look's differences, by unversioned; nil before it
 }
 
 // NewDrift returns the comparison of p. It starts nothing. The pools act as RoleReader and RoleConsumer, or as roles

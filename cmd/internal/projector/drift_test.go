@@ -144,7 +144,8 @@ func TestADifferenceOfALaterVersionIsNoDrift(t *testing.T) {
 		{"an edge", followercounts.New(kinds.Builtin),
 			`INSERT INTO follows (tenant_id, follower_id, followee_id) VALUES (1, 2, 3)`,
 			`UPDATE follows SET version = version + 1, status = CASE status WHEN 'ACTIVE' THEN 'REMOVED' ELSE 'ACTIVE' END`,
-			`UPDATE edge_lists SET active = NOT active`, `UPDATE edge_lists SET positioned_at = positioned_at - interval '1 day', version = version - 1`},
+			`UPDATE edge_lists SET active = NOT active`,
+			`UPDATE edge_lists SET positioned_at = positioned_at - interval '1 day', version = version - 1`},
 		{"a comment's replies", threadcache.New(kinds.Builtin),
 			`INSERT INTO comments (tenant_id, comment_id, post_id, parent_id, slug, path, author_id, body) VALUES
 				(1, '` + parent + `', 42, NULL, 'aaaaaaaa', '0000000000000aaaaaaaaa', 7, 'text'),
@@ -161,7 +162,8 @@ func TestADifferenceOfALaterVersionIsNoDrift(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := broker.Declare(ctx, js, nats.Config(), broker.Partition{LastSlot: event.Slots - 1}, testkit.Logger(t)); err != nil {
+			if _, err := broker.Declare(ctx, js, nats.Config(), broker.Partition{LastSlot: event.Slots - 1},
+				testkit.Logger(t)); err != nil {
 				t.Fatal(err)
 			}
 			pool := db.Pool(t, postgres.RoleSystem)

@@ -32,7 +32,8 @@ func TestNoTextActsOnTheTerminal(t *testing.T) {
 			return w.err
 		},
 		"events find --payload": func(p Process) error {
-			return p.printFound([]outbox.Found{{Event: event.Event{AggregateType: evil, Type: evil, Payload: payload}}}, nil, "", false, true)
+			found := outbox.Found{Event: event.Event{AggregateType: evil, Type: evil, Payload: payload}}
+			return p.printFound([]outbox.Found{found}, nil, "", false, true)
 		},
 		"a table": func(p Process) error { return p.table([]string{"A", "B"}, []string{evil, evil}) },
 		"verify": func(p Process) error {
@@ -46,7 +47,9 @@ func TestNoTextActsOnTheTerminal(t *testing.T) {
 			t.Fatal(name, err)
 		}
 		text := out.String()
-		if strings.ContainsFunc(text, func(r rune) bool { return r != '\n' && (unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r)) }) ||
+		if strings.ContainsFunc(text, func(r rune) bool {
+			return r != '\n' && (unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r))
+		}) ||
 			strings.Contains(text, "\nSAFE") && name != "an error" || !strings.Contains(text, "é😀") {
 			t.Errorf("%s prints %q", name, text)
 		}
