@@ -19,7 +19,7 @@ import (
 
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/deadletters"
-	"github.com/tidings/tidings/internal/shares"
+	bounds "github.com/tidings/tidings/internal/shares"
 	"github.com/tidings/tidings/internal/status"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/store"
@@ -48,7 +48,7 @@ type Console struct {
 	templates map[string]*template.Template // by page name
 	assets    string                        // the hash of all assets, part of their URLs
 	live      *hub
-	streams   *shares.Pool // of live pages
+	streams   *bounds.Pool // of live pages
 	look      *observer
 	jobs      chan func(context.Context)
 	mu        sync.Mutex
@@ -79,7 +79,7 @@ func New(cfg Config, deps Deps) (*Console, error) {
 	for _, a := range c.allActs() {
 		c.acts[a.name] = a
 	}
-	c.live, c.streams = newHub(c), shares.NewPool(shares.LivePages, shares.LivePages.All.N)
+	c.live, c.streams = newHub(c), bounds.NewPool(bounds.LivePages, bounds.LivePages.All.N)
 	src := status.Sources{Truth: deps.Truth, Projections: deps.Projections, NATS: deps.NATS, JetStream: deps.JetStream, Broker: deps.Broker}
 	for _, p := range deps.Fleet {
 		src.Consumers = append(src.Consumers, p.Name())

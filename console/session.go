@@ -21,7 +21,7 @@ import (
 	"github.com/hashicorp/golang-lru/v2/simplelru"
 	"golang.org/x/time/rate"
 
-	"github.com/tidings/tidings/internal/shares"
+	bounds "github.com/tidings/tidings/internal/shares"
 	"github.com/tidings/tidings/tokens"
 )
 
@@ -30,7 +30,7 @@ const (
 	sessionLives = 12 * time.Hour  // then the reader signs in again, even if the token never expires
 	lookupTTL    = time.Second     // how long a session may outlast its token, and its end by another process
 	keepSessions = 1 << 12         // number of sessions kept for lookupTTL
-	guessEvery   = 6 * time.Second // an address may try one unknown token per guessEvery, after shares.SignIns at once
+	guessEvery   = 6 * time.Second // an address may try one unknown token per guessEvery, after bounds.SignIns at once
 	keepGuesses  = 1 << 14         // number of addresses kept
 	maxToken     = 4096            // bytes
 )
@@ -154,7 +154,7 @@ func (g guesses) lane(l *rate.Limiter) chan struct{} {
 
 func newGuesses() guesses {
 	by, _ := simplelru.NewLRU[netip.Prefix, *rate.Limiter](keepGuesses, nil) // no error: the size is above 0
-	half := shares.SignIns.All.N / 2
+	half := bounds.SignIns.All.N / 2
 	return guesses{new(sync.Mutex), by, make(chan struct{}, half), make(chan struct{}, half)}
 }
 
@@ -169,7 +169,7 @@ func (g guesses) of(r *http.Request) *rate.Limiter {
 	defer g.mu.Unlock()
 	l, ok := g.by.Get(from)
 	if !ok {
-		l = rate.NewLimiter(rate.Every(guessEvery), int(shares.SignIns.Each.N))
+		l = rate.NewLimiter(rate.Every(guessEvery), int(bounds.SignIns.Each.N))
 		g.by.Add(from, l)
 	}
 	return l
