@@ -54,7 +54,7 @@ func (s *subscriber) declareDead(ctx context.Context, events broker.Stream) erro
 			Name: s.deadStream(), Description: "Tidings: events that subscribers could not handle",
 			Subjects: []string{s.deadStream() + ".*.*"},
 			Storage:  jetstream.FileStorage, Replicas: max(events.Replicas, 1), Placement: broker.Placement(events.Tags), AllowDirect: true,
-			Discard: jetstream.DiscardNew,
+			Discard: jetstream.DiscardNew, DenyPurge: true, // letters are deleted one by one
 		})
 		if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
 			err = nil // another subscriber was faster

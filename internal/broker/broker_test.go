@@ -100,6 +100,7 @@ func TestStreamIsDeclaredAsTheProtocolsNeedIt(t *testing.T) {
 		"discard new":             c.Discard == jetstream.DiscardNew,
 		"atomic publish":          c.AllowAtomicPublish,
 		"deletes allowed":         !c.DenyDelete,
+		"purges denied":           c.DenyPurge,
 		"no rollup":               !c.AllowRollup,
 		"100 ms window":           c.Duplicates == 100*time.Millisecond,
 		"republished": c.RePublish != nil && c.RePublish.Source == b.Config().Prefix+".12.*.*.*" &&
@@ -187,6 +188,64 @@ func TestStreamsShrinkWhenTold(t *testing.T) {
 	}
 	if _, err := broker.Configure(t.Context(), s, cfg, broker.Limits{MaxAge: &second}); err == nil {
 		t.Error("an age of a second was accepted")
+	}
+}
+
+// TestNobodyPurgesAStream: the server refuses to purge a stream of events or dead letters, also for a login that may
+// request it. Streams of an older release, which allowed purges, get the same.
+func TestNobodyPurgesAStream(t *testing.T) {
+	b := testkit.NATS(t)
+	s := js(t, b.Connect(t))
+	cfg := b.Config()
+	dead := cfg.Stream + "-dead"
+	for n := 1; n <= 2; n++ { // as an older release made them
+		source, destination := event.LiveSubjects(cfg.Prefix, cfg.LivePrefix, n)
+		if _, err := s.CreateStream(t.Context(), jetstream.StreamConfig{Name: cfg.StreamName(n), Subjects: []string{event.Subjects(cfg.Prefix, n)},
+			RePublish: &jetstream.RePublish{Source: source, Destination: destination},
+			Metadata:  map[string]string{broker.MetaSlots: "0-31", broker.MetaAfter: ""}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := s.CreateStream(t.Context(), jetstream.StreamConfig{Name: dead, Subjects: []string{dead + ".*.*"}}); err != nil {
+		t.Fatal(err)
+	}
+	attack := func(name string, want bool) {
+		t.Helper()
+		stream, err := s.Stream(t.Context(), name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = stream.Purge(t.Context())
+		if refused := err != nil && strings.Contains(err.Error(), "purge not permitted"); refused != want {
+			t.Errorf("a purge of %s: %v; want it refused: %t", name, err, want)
+		}
+	}
+	attack(cfg.StreamName(1), false)
+	attack(cfg.StreamName(2), false)
+	attack(dead, false)
+
+	declare(t, s, cfg, whole)
+	declare(t, s, cfg, broker.Partition{Number: 1, LastSlot: event.Slots - 1})
+	attack(cfg.StreamName(0), true)
+	attack(cfg.StreamName(1), true)
+	day := 24 * time.Hour // no relay declares the stream of a closed partition
+	if _, err := broker.Configure(t.Context(), s, cfg, broker.Limits{MaxAge: &day}); err != nil {
+		t.Fatal(err)
+	}
+	attack(cfg.StreamName(2), true)
+	attack(dead, true)
+
+	// erasures delete messages
+	ack, err := s.Publish(t.Context(), cfg.Prefix+".0.t1.follow.created", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream, err := s.Stream(t.Context(), ack.Stream)
+	if err == nil {
+		err = stream.SecureDeleteMsg(t.Context(), ack.Sequence)
+	}
+	if err != nil {
+		t.Error(err)
 	}
 }
 
@@ -322,12 +381,10 @@ func TestAStreamHasEndedAlsoOnceItsClosingMessageHasExpired(t *testing.T) {
 	expire := func() {
 		t.Helper()
 		s, err := js.Stream(t.Context(), cfg.StreamName(0))
-		if err == nil {
-			err = s.Purge(t.Context())
-		}
 		if err != nil {
 			t.Fatal(err)
 		}
+		testkit.Expire(t, s, 0)
 	}
 	check := func(when string, want bool) {
 		t.Helper()

@@ -46,6 +46,12 @@ func Broker(ctx context.Context, nc *nats.Conn, cfg broker.Config, partitions []
 		}
 		all = append(all, found...)
 	}
+	dead, err := js.Stream(ctx, cfg.DeadStream())
+	if err == nil && !dead.CachedInfo().Config.DenyPurge {
+		all = append(all, Finding{Warning, "stream-purge", cfg.DeadStream(),
+			"an older release created it, so one request can purge all dead letters of subscribers",
+			"run tidings stream configure with a current value, such as --max-age; it denies purges of every stream"})
+	}
 	return all, nil
 }
 
@@ -61,7 +67,7 @@ func stream(ctx context.Context, js jetstream.JetStream, cfg broker.Config, p br
 	}
 	if reset {
 		all = append(all, Finding{Warning, "stream-limits", name,
-			"a limit, the discard policy, the republish rule or the number of replicas was changed outside of Tidings",
+			"a limit, the discard policy, the republish rule, the denial of purges or the number of replicas differs from what Tidings sets",
 			"restart a relay: it restores Tidings' values. To change a limit permanently, run tidings stream configure"})
 	}
 	before := time.Now()

@@ -57,6 +57,17 @@ func TestEveryCheckOfTheBrokerFindsItsIllness(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	dead := jetstream.StreamConfig{Name: cfg.DeadStream(), Subjects: []string{cfg.DeadStream() + ".*.*"}}
+	if _, err := js.CreateStream(t.Context(), dead); err != nil {
+		t.Fatal(err)
+	}
+	if got := found(); len(got) != 1 || got["stream-purge"] != Warning {
+		t.Errorf("a stream of dead letters that an older release created: %v", got)
+	}
+	dead.DenyPurge = true
+	if _, err := js.UpdateStream(t.Context(), dead); err != nil {
+		t.Fatal(err)
+	}
 	edit(func(c *jetstream.StreamConfig) { c.MaxMsgs = 7 })
 	if got := found(); len(got) != 1 || got["stream-limits"] != Warning {
 		t.Errorf("a stream with another limit of messages: %v", got)
