@@ -189,8 +189,8 @@ func TestAHandlerGetsEveryEventAndOnlyWhatItHasDoneIsAcknowledged(t *testing.T) 
 	if err := w.stop(); err != nil {
 		t.Errorf("stop: %v", err)
 	}
-	if s, err := r.js.Stream(ctx, "EVENTS-dead"); err != nil || s.CachedInfo().State.Msgs != 0 {
-		t.Errorf("the stream of dead letters: %+v, %v, want no messages", s.CachedInfo().State, err)
+	if s, err := r.js.Stream(ctx, "EVENTS-dead"); err != nil || s.CachedInfo().State.Msgs != 0 || !s.CachedInfo().Config.DenyPurge {
+		t.Errorf("the stream of dead letters: %+v, %v, want no messages and no purges", s.CachedInfo(), err)
 	}
 	r.nothingPending("mailer-follow-created")
 }
