@@ -200,7 +200,8 @@ func TestNobodyPurgesAStream(t *testing.T) {
 	dead := cfg.Stream + "-dead"
 	for n := 1; n <= 2; n++ { // as an older release made them
 		source, destination := event.LiveSubjects(cfg.Prefix, cfg.LivePrefix, n)
-		if _, err := s.CreateStream(t.Context(), jetstream.StreamConfig{Name: cfg.StreamName(n), Subjects: []string{event.Subjects(cfg.Prefix, n)},
+		if _, err := s.CreateStream(t.Context(), jetstream.StreamConfig{Name: cfg.StreamName(n),
+			Subjects:  []string{event.Subjects(cfg.Prefix, n)},
 			RePublish: &jetstream.RePublish{Source: source, Destination: destination},
 			Metadata:  map[string]string{broker.MetaSlots: "0-31", broker.MetaAfter: ""}}); err != nil {
 			t.Fatal(err)

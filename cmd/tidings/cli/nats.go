@@ -18,7 +18,7 @@ import (
 
 func (p Process) natsCommand() *cobra.Command {
 	c := &cobra.Command{Use: "nats", Short: "Create the NATS users and credentials of binaries and subscribers"}
-	c.AddCommand(p.natsUsersCommand(), p.natsAccountCommand(), p.natsCredsCommand())
+	c.AddCommand(p.natsUsersCommand(), p.natsAccountCommand(), p.natsCredsCommand(), p.natsRevokeCommand())
 	return c
 }
 
@@ -143,7 +143,7 @@ func (p Process) natsCredsCommand() *cobra.Command {
 		Long: `Creds signs credentials with the seed of an account. They allow what the role needs and nothing
 else. A process reads them with NATS_CREDENTIALS=FILE and NATS_INBOX_PREFIX=_INBOX_NAME, where NAME
 is the user's name (--name). It reads the file at each connection, so replace the file before the
-credentials expire.
+credentials expire. tidings nats revoke ends them earlier.
 
 The roles are relay, api, consumer (also for the archiver), operator (for the program tidings) and
 subscriber. A subscriber gets live.> over plain NATS; --tenant and --filter narrow it. With
@@ -175,10 +175,19 @@ filter.`,
 			if err != nil {
 				return err
 			}
-			if err := replace(out, creds); err != nil {
+			if err := replace(out, creds, 0o600); err != nil {
 				return err
 			}
-			fmt.Fprintf(p.Stdout, "Wrote %s. Use it with NATS_INBOX_PREFIX=%s.\n", out, who.InboxPrefix())
+			user, err := broker.ReadUser(out)
+			if err != nil {
+				return err
+			}
+			until := "never expires"
+			if expires > 0 {
+				until = "expires at " + user.Expires.UTC().Format(time.RFC3339)
+			}
+			fmt.Fprintf(p.Stdout, "Wrote %s, which %s. Use it with NATS_INBOX_PREFIX=%s.\nIts public key, which `tidings nats revoke` needs without the file: %s\n",
+				out, until, who.InboxPrefix(), user.Key)
 			return nil
 		},
 	}
@@ -190,7 +199,7 @@ filter.`,
 	f.Int64Var(&who.Tenant, "tenant", 0, "only of this tenant")
 	f.StringVar(&who.Durable, "durable", "", "for a subscriber: the name of its durable consumer on each stream")
 	f.StringVar(&who.Filter, "filter", "", "for a subscriber: the events that it gets, KIND.EVENT or KIND.*")
-	f.DurationVar(&expires, "expires", 0, "how long the credentials are valid; 0 for no limit")
+	f.DurationVar(&expires, "expires", 90*24*time.Hour, "how long the credentials are valid; 0 for no limit")
 	return c
 }
 
@@ -204,15 +213,15 @@ func writeNew(path string, data []byte) error {
 	return errors.Join(err, f.Close())
 }
 
-// replace creates or atomically replaces a file that only its owner may read.
-func replace(path string, data []byte) error {
+// replace creates or atomically replaces a file with the given mode.
+func replace(path string, data []byte, mode os.FileMode) error {
 	f, err := os.CreateTemp(filepath.Dir(path), ".tidings-*")
 	if err != nil {
 		return err
 	}
 	defer func() { _ = os.Remove(f.Name()) }() // fails harmlessly after the rename
 	_, err = f.Write(data)
-	if err = errors.Join(err, f.Close()); err != nil {
+	if err = errors.Join(err, f.Chmod(mode), f.Close()); err != nil {
 		return err
 	}
 	return os.Rename(f.Name(), path)
