@@ -1,10 +1,8 @@
 package broker
 
 import (
-	"errors"
 	"fmt"
 	"os"
-	"regexp"
 	"strings"
 	"time"
 
@@ -49,52 +47,51 @@ func ReadUser(path string) (u User, err error) {
 	return u, nil
 }
 
-// accountJWT finds the accounts in the servers' configuration: NewAccount writes them as KEY: JWT.
-var accountJWT = regexp.MustCompile(`\b(A[A-Z2-7]{55})\b([\s:="]+)(eyJ[\w-]+\.[\w-]+\.[\w-]+)`)
+// Revocation ends the credentials of a user that were signed until At. Other credentials have other keys.
+type Revocation struct {
+	Key     string // public
+	Account string // the public key of its account; "" if nobody knows: no user of another account has the key
+	At      time.Time
+}
 
-// Revoke returns the servers' configuration (Account.Server) in which the accounts revoke the credentials of a user
-// that were signed until now. Servers that read it close the user's connections. Without the user's account, all
-// accounts revoke the user's key: no other account has it.
-func Revoke(conf, operatorSeed string, user User) (string, error) {
-	operator, err := nkeys.FromSeed([]byte(strings.TrimSpace(operatorSeed)))
-	if err != nil {
-		return "", fmt.Errorf("read the operator's seed: %w", err)
+// String returns the revocation as a line for ParseRevocation.
+func (r Revocation) String() string {
+	return strings.TrimSpace(fmt.Sprintf("%s %s %s", r.Key, r.At.UTC().Format(time.RFC3339), r.Account))
+}
+
+// ParseRevocation reads a line that String returned.
+func ParseRevocation(line string) (r Revocation, err error) {
+	fields := strings.Fields(line)
+	if len(fields) < 2 || len(fields) > 3 {
+		return r, fmt.Errorf("%q is not a revocation: want a key, a time, and an account", line)
 	}
-	if !nkeys.IsValidPublicOperatorKey(public(operator)) {
-		return "", fmt.Errorf("the seed belongs to a key of type %.1s, not to an operator", public(operator))
+	r.Key = fields[0]
+	if r.At, err = time.Parse(time.RFC3339, fields[1]); err != nil {
+		return r, err
 	}
-	if !nkeys.IsValidPublicUserKey(user.Key) {
-		return "", fmt.Errorf("%q is not the public key of a user", user.Key)
+	if len(fields) == 3 {
+		r.Account = fields[2]
 	}
-	revoked := 0
-	conf = accountJWT.ReplaceAllStringFunc(conf, func(entry string) string {
-		parts := accountJWT.FindStringSubmatch(entry)
-		if err != nil || user.Account != "" && parts[1] != user.Account {
-			return entry
-		}
-		var claims *jwt.AccountClaims
-		if claims, err = jwt.DecodeAccountClaims(parts[3]); err != nil {
-			return entry
-		}
-		if claims.Issuer != public(operator) {
-			err = fmt.Errorf("another operator signed the account %s (%s)", claims.Subject, claims.Name)
-			return entry
-		}
-		claims.Revoke(user.Key)
-		var signed string
-		if signed, err = claims.Encode(operator); err != nil {
-			return entry
-		}
-		revoked++
-		return parts[1] + parts[2] + signed
-	})
-	switch {
-	case err != nil:
-		return "", fmt.Errorf("revoke %s: %w", user.Key, err)
-	case revoked == 0 && user.Account != "":
-		return "", fmt.Errorf("the configuration lacks the account %s of these credentials", user.Account)
-	case revoked == 0:
-		return "", errors.New("the configuration has no account of an operator")
+	return r, r.Validate()
+}
+
+// Validate reports a key of the wrong kind.
+func (r Revocation) Validate() error {
+	if !nkeys.IsValidPublicUserKey(r.Key) {
+		return fmt.Errorf("%q is not the public key of a user", r.Key)
 	}
-	return conf, nil
+	if r.Account != "" && !nkeys.IsValidPublicAccountKey(r.Account) {
+		return fmt.Errorf("%q is not the public key of an account", r.Account)
+	}
+	return nil
+}
+
+// HasAccount reports whether one of the keys is that of the account with the public key.
+func (k Keys) HasAccount(key string) bool {
+	for name := range k {
+		if pair, err := k.pair(name); err == nil && public(pair) == key {
+			return true
+		}
+	}
+	return false
 }

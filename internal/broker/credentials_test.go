@@ -14,18 +14,14 @@ import (
 // TestTheExpiryOfCredentialsIsAGauge expects the times of the file at each scrape, 0 for an unreadable file, and no
 // expiry of credentials that have none.
 func TestTheExpiryOfCredentialsIsAGauge(t *testing.T) {
-	a, err := broker.NewAccount()
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, err := broker.Principal{Role: broker.Relay}.Complete()
-	if err != nil {
+	keys, p := broker.Keys{}, broker.Principal{Role: broker.Relay}
+	if _, err := keys.Add([]broker.Principal{p}); err != nil {
 		t.Fatal(err)
 	}
 	file := filepath.Join(t.TempDir(), "relay.creds")
 	write := func(expires time.Duration) {
 		t.Helper()
-		creds, err := broker.Credentials(broker.Config{}, p, a.Seed, expires)
+		creds, err := keys.Credentials(broker.Config{}, p, expires)
 		if err == nil {
 			err = os.WriteFile(file, creds, 0o600)
 		}

@@ -60,8 +60,8 @@ func TestEveryCheckOfTheBrokerFindsItsIllness(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	account, err := broker.NewAccount()
-	if err != nil {
+	keys, operator := broker.Keys{}, broker.Principal{Role: broker.Operator}
+	if _, err := keys.Add([]broker.Principal{operator}); err != nil {
 		t.Fatal(err)
 	}
 	cfg.Credentials = filepath.Join(t.TempDir(), "operator.creds")
@@ -69,7 +69,7 @@ func TestEveryCheckOfTheBrokerFindsItsIllness(t *testing.T) {
 		t.Errorf("credentials that cannot be read: %v", got)
 	}
 	for _, life := range []time.Duration{10 * time.Hour, 0} {
-		creds, err := broker.Credentials(cfg, broker.Principal{Name: "operator", Role: broker.Operator}, account.Seed, life)
+		creds, err := keys.Credentials(cfg, operator, life)
 		if err == nil {
 			err = os.WriteFile(cfg.Credentials, creds, 0o600)
 		}

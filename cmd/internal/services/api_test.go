@@ -36,11 +36,11 @@ func TestRunAnswersUntilItIsStopped(t *testing.T) {
 	}
 	addr, opsAddr, cert := testkit.FreeAddr(t), testkit.FreeAddr(t), testkit.NewCertificate(t)
 	credentials := filepath.Join(t.TempDir(), "api.creds")
-	account, err := broker.NewAccount()
-	if err != nil {
+	keys, who := broker.Keys{}, broker.Principal{Role: broker.API}
+	if _, err := keys.Add([]broker.Principal{who}); err != nil {
 		t.Fatal(err)
 	}
-	creds, err := broker.Credentials(broker.Config{}, broker.Principal{Name: "api", Role: broker.API}, account.Seed, time.Hour)
+	creds, err := keys.Credentials(broker.Config{}, who, time.Hour)
 	if err == nil {
 		err = os.WriteFile(credentials, creds, 0o600)
 	}

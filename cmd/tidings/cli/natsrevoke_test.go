@@ -24,8 +24,7 @@ func natsKeys(t *testing.T) (dir string, b *testkit.Broker, sign func(file, role
 	return dir, testkit.NATSWith(t, contents(t, filepath.Join(dir, "nats-account.conf"))), func(file, role string, args ...string) string {
 		t.Helper()
 		path := filepath.Join(dir, file)
-		if code, _, stderr := run(t, nil, "", append([]string{"nats", "creds", "--account-seed", filepath.Join(dir, "account.seed"),
-			"--role", role, "--out", path}, args...)...); code != exitOK {
+		if code, _, stderr := run(t, nil, "", append([]string{"nats", "creds", "--keys", dir, "--role", role, "--out", path}, args...)...); code != exitOK {
 			t.Fatal(stderr)
 		}
 		return path
@@ -83,21 +82,14 @@ func TestCredentialsExpireUnlessToldOtherwise(t *testing.T) {
 func TestRevokedCredentialsLoseTheirConnection(t *testing.T) {
 	dir, b, sign := natsKeys(t)
 	conf := filepath.Join(dir, "nats-account.conf")
-	if err := os.Chmod(conf, 0o640); err != nil { // for the group of the servers
-		t.Fatal(err)
-	}
 	stolen, kept, lost := sign("relay.creds", "relay"), sign("api.creds", "api"), sign("consumer.creds", "consumer")
 	victim, other, third := connectWith(t, b.Config(), stolen), connectWith(t, b.Config(), kept), connectWith(t, b.Config(), lost)
 	revoke := func(args ...string) (int, string, string) {
-		return run(t, nil, "", append([]string{"nats", "revoke", "--operator-seed", filepath.Join(dir, "operator.seed"), "--conf", conf},
-			args...)...)
+		return run(t, nil, "", append([]string{"nats", "revoke", "--keys", dir}, args...)...)
 	}
 	code, stdout, stderr := revoke("--creds", stolen)
 	if code != exitOK || !strings.Contains(stdout, userOf(t, stolen).Subject) || !strings.Contains(stdout, "nats-server --signal reload") {
 		t.Fatalf("%d: %s%s", code, stdout, stderr)
-	}
-	if info, err := os.Stat(conf); err != nil || info.Mode().Perm() != 0o640 {
-		t.Errorf("the configuration's mode: %v, %v", info.Mode(), err)
 	}
 	b.Reload(t, contents(t, conf))
 	testkit.Eventually(t, time.Minute, "four attempts with revoked credentials", func() (bool, error) {
@@ -110,9 +102,12 @@ func TestRevokedCredentialsLoseTheirConnection(t *testing.T) {
 		t.Error("the server admits revoked credentials")
 	}
 
-	// by its key, without the file; the first revocation stays
+	// by its key, without the file; the first revocation stays, also when the accounts are made again
 	if code, stdout, stderr := revoke("--user-key", userOf(t, lost).Subject); code != exitOK {
 		t.Fatalf("%d: %s%s", code, stdout, stderr)
+	}
+	if code, _, stderr := run(t, nil, "", "nats", "account", dir, "--subscriber", "name=feed,tenant=7"); code != exitOK {
+		t.Fatal(stderr)
 	}
 	b.Reload(t, contents(t, conf))
 	testkit.Eventually(t, time.Minute, "four attempts with revoked credentials", func() (bool, error) {
@@ -132,32 +127,28 @@ func TestRevokedCredentialsLoseTheirConnection(t *testing.T) {
 
 func TestARevocationThatWouldRevokeNothingIsRefused(t *testing.T) {
 	dir, _, sign := natsKeys(t)
-	elsewhere, _, signElsewhere := natsKeys(t)
-	conf, operator := filepath.Join(dir, "nats-account.conf"), filepath.Join(dir, "operator.seed")
-	otherOperator, foreign := filepath.Join(elsewhere, "operator.seed"), signElsewhere("b.creds", "api")
-	before, creds := contents(t, conf), sign("a.creds", "api")
+	_, _, signElsewhere := natsKeys(t)
+	foreign, creds := signElsewhere("b.creds", "api"), sign("a.creds", "api")
+	conf := filepath.Join(dir, "nats-account.conf")
+	before := contents(t, conf)
 	for what, c := range map[string]struct {
 		args []string
 		want string
 	}{
-		"another operator": {[]string{"--operator-seed", otherOperator, "--conf", conf, "--creds", creds}, "another operator signed"},
-		"the account's seed": {[]string{"--operator-seed", filepath.Join(dir, "account.seed"), "--conf", conf, "--creds", creds},
-			"key of type A"},
-		"another account":    {[]string{"--operator-seed", operator, "--conf", conf, "--creds", foreign}, "lacks the account"},
-		"no configuration":   {[]string{"--operator-seed", operator, "--conf", operator, "--creds", creds}, "lacks the account"},
-		"no credentials":     {[]string{"--operator-seed", operator, "--conf", conf, "--creds", conf}, "read the credentials"},
-		"a key that is none": {[]string{"--operator-seed", operator, "--conf", conf, "--user-key", "UABC"}, "not the public key"},
-		"nobody":             {[]string{"--operator-seed", operator, "--conf", conf}, "either --creds or"},
-		"two": {[]string{"--operator-seed", operator, "--conf", conf, "--creds", creds, "--user-key", "UABC"},
-			"either --creds or"},
+		"another account":    {[]string{"--keys", dir, "--creds", foreign}, "belongs to the account"},
+		"no keys":            {[]string{"--keys", t.TempDir(), "--creds", creds}, "belongs to the account"},
+		"no credentials":     {[]string{"--keys", dir, "--creds", conf}, "read the credentials"},
+		"a key that is none": {[]string{"--keys", dir, "--user-key", "UABC"}, "not the public key"},
+		"nobody":             {[]string{"--keys", dir}, "either --creds or"},
+		"two":                {[]string{"--keys", dir, "--creds", creds, "--user-key", "UABC"}, "either --creds or"},
 	} {
 		if code, _, stderr := run(t, nil, "", append([]string{"nats", "revoke"}, c.args...)...); code == exitOK ||
 			!strings.Contains(stderr, c.want) {
 			t.Errorf("%s: %d, %s; want an error with %q", what, code, stderr, c.want)
 		}
 	}
-	if contents(t, conf) != before {
-		t.Error("a refused revocation changed the configuration")
+	if _, err := os.Stat(filepath.Join(dir, "revoked")); !os.IsNotExist(err) || contents(t, conf) != before {
+		t.Errorf("a refused revocation changed the configuration: %v", err)
 	}
 }
 
@@ -175,7 +166,7 @@ func TestAUserThatIsRemovedLosesItsConnection(t *testing.T) {
 		}
 		return stdout
 	}
-	for _, name := range []string{"RELAY", "API", "CONSUMER", "OPERATOR", "ACME", "OTHER"} {
+	for _, name := range []string{"RELAY", "API", "CONSUMER", "OPERATOR", "T7_ACME", "T8_OTHER"} {
 		t.Setenv("NATS_PASSWORD_"+name, "secret")
 	}
 	b := testkit.NATSWith(t, users("name=acme,tenant=7", "name=other,tenant=8"))
@@ -184,7 +175,7 @@ func TestAUserThatIsRemovedLosesItsConnection(t *testing.T) {
 		cfg.URL = strings.Replace(b.URL, "nats://", "nats://"+user+":secret@", 1)
 		return connectWith(t, cfg, "")
 	}
-	acme, other, relay := connect("acme"), connect("other"), connect("relay")
+	acme, other, relay := connect("t7_acme"), connect("t8_other"), connect("relay")
 	b.Reload(t, users("name=other,tenant=8"))
 	testkit.Eventually(t, time.Minute, "four attempts of the removed user", func() (bool, error) {
 		return !acme.IsConnected() && acme.Stats().Reconnects >= 4, nil
