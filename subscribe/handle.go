@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -76,6 +77,7 @@ type subscriber struct {
 	metrics *metrics
 	slots   chan struct{} // one value per running call
 	stuck   chan error
+	kept    atomic.Bool // an operator created the consumers, and only an operator changes them
 
 	mu       sync.Mutex
 	lost     int // calls that did not return in time and still run

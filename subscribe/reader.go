@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -50,7 +49,6 @@ type reader struct {
 	stop              context.CancelFunc
 	room              chan struct{} // an event was finished
 	consumer          jetstream.Consumer
-	kept              atomic.Bool // an operator created the consumer, and only an operator changes it
 	workers           sync.WaitGroup
 
 	mu     sync.Mutex
@@ -220,8 +218,8 @@ func (r *reader) declare(ctx context.Context) error {
 			return r.fits(was)
 		}
 		r.consumer, err = r.js.UpdateConsumer(ctx, r.stream, cfg)
-	case errors.Is(err, jetstream.ErrConsumerNotFound) && r.tenant > 0:
-		return fmt.Errorf("%w on stream %s: run `tidings nats durable --name %s --tenant %d`", errNoDurable, r.stream, r.name, r.tenant)
+	case errors.Is(err, jetstream.ErrConsumerNotFound) && (r.tenant > 0 || r.kept.Load()):
+		return fmt.Errorf("%w: the relay creates %s on stream %s, or `tidings nats durable`", errNoDurable, r.durable, r.stream)
 	case errors.Is(err, jetstream.ErrConsumerNotFound):
 		r.consumer, err = r.js.CreateOrUpdateConsumer(ctx, r.stream, cfg)
 	}

@@ -73,7 +73,7 @@ type Subscription struct {
 }
 
 // Subscribe creates p's durable consumers. A program in p's account cannot do that, because the request names the subject
-// to which NATS delivers. It does not change consumers that exist. After an error call it again.
+// to which NATS delivers. Consumers that exist get the settings and keep their positions. After an error call it again.
 //
 // The consumers of the stream of dead letters are the record of those that every other stream must have. So Subscribe
 // creates that one first and then lists the streams: a stream that Declare creates later gets the consumer from there.
@@ -104,7 +104,7 @@ func Subscribe(ctx context.Context, js jetstream.JetStream, cfg Config, p Princi
 	if s.InOrder {
 		base.PriorityPolicy, base.PriorityGroups, base.PinnedTTL = jetstream.PriorityPolicyPinned, []string{OrderGroup}, s.AckWait
 	}
-	made, err := ensure(ctx, js, cfg.deadStream(), base)
+	made, err := ensure(ctx, js, cfg.deadStream(), base, true)
 	if err != nil {
 		return nil, err
 	}
@@ -119,7 +119,7 @@ func Subscribe(ctx context.Context, js jetstream.JetStream, cfg Config, p Princi
 		if !s.Since.IsZero() {
 			c.DeliverPolicy, c.OptStartTime = jetstream.DeliverByStartTimePolicy, &s.Since
 		}
-		if made, err = ensure(ctx, js, stream.Name, c); err != nil {
+		if made, err = ensure(ctx, js, stream.Name, c, true); err != nil {
 			return created, err
 		}
 		if made {
@@ -172,7 +172,7 @@ func keep(ctx context.Context, js jetstream.JetStream, cfg Config, s Stream) err
 		return fmt.Errorf("list the consumers of stream %s: %w", cfg.deadStream(), unanswered(js, err))
 	}
 	for _, c := range all {
-		if _, err := ensure(ctx, js, s.Name, onStream(c, s)); err != nil {
+		if _, err := ensure(ctx, js, s.Name, onStream(c, s), false); err != nil {
 			return err
 		}
 	}
@@ -192,16 +192,35 @@ func onStream(record jetstream.ConsumerConfig, s Stream) jetstream.ConsumerConfi
 		Metadata: map[string]string{MetaFilter: filter, MetaOf: strings.Join(after, " ")}}
 }
 
-// ensure creates a durable consumer if the stream has none of that name.
-func ensure(ctx context.Context, js jetstream.JetStream, stream string, c jetstream.ConsumerConfig) (created bool, err error) {
-	_, err = js.CreateConsumer(ctx, stream, c) // succeeds too if the same one exists
-	if errors.Is(err, jetstream.ErrConsumerExists) {
-		return false, nil
-	}
-	if err != nil {
+// ensure creates a durable consumer if the stream has none of that name. Otherwise it gives that one the settings of c,
+// with update, and keeps its position.
+func ensure(ctx context.Context, js jetstream.JetStream, stream string, c jetstream.ConsumerConfig, update bool) (created bool, err error) {
+	fail := func(err error) (bool, error) {
 		return false, fmt.Errorf("create consumer %s of stream %s: %w", c.Durable, stream, unanswered(js, err))
 	}
-	return true, nil
+	have, err := js.Consumer(ctx, stream, c.Durable)
+	if errors.Is(err, jetstream.ErrConsumerNotFound) {
+		if _, err = js.CreateConsumer(ctx, stream, c); err == nil {
+			return true, nil
+		}
+		if !errors.Is(err, jetstream.ErrConsumerExists) { // another process was faster
+			return fail(err)
+		}
+		have, err = js.Consumer(ctx, stream, c.Durable)
+	}
+	switch {
+	case err != nil:
+		return fail(err)
+	case have.CachedInfo().Config.FilterSubject != c.FilterSubject:
+		return fail(fmt.Errorf("one with the filter %q exists", have.CachedInfo().Config.FilterSubject))
+	case !update:
+		return false, nil
+	}
+	c.DeliverPolicy, c.OptStartTime = have.CachedInfo().Config.DeliverPolicy, have.CachedInfo().Config.OptStartTime
+	if _, err := js.UpdateConsumer(ctx, stream, c); err != nil {
+		return fail(err)
+	}
+	return false, nil
 }
 
 // DeclareDead creates the stream of subscribers' dead letters, with the replicas and the placement of a partition's

@@ -272,7 +272,9 @@ it gets.`,
 				return err
 			}
 			i := slices.IndexFunc(all, func(p broker.Principal) bool { return p.Role == who.Role && p.Login() == who.Login() })
-			if i < 0 {
+			if i >= 0 {
+				who = all[i]
+			} else if who.Role == broker.Subscriber {
 				return &usageError{fmt.Errorf("%s has no subscriber %s: add it with tidings nats account --subscriber",
 					filepath.Join(dir, subscribersFile), who.Login())}
 			}
@@ -280,7 +282,7 @@ it gets.`,
 			if err != nil {
 				return err
 			}
-			creds, err := keys.Credentials(cfg, all[i], expires)
+			creds, err := keys.Credentials(cfg, who, expires)
 			if err != nil {
 				return err
 			}
@@ -295,8 +297,8 @@ it gets.`,
 	f.StringVar(&dir, "keys", "", "directory of tidings nats account")
 	f.StringVar(&out, "out", "", "file to write, mode 0600; a process that reads it sees the old file or the new one")
 	f.StringVar(&who.Role, "role", "", "the role: "+strings.Join(broker.Roles(), ", "))
-	f.StringVar(&who.Name, "name", "", "for a subscriber: its name")
-	f.Int64Var(&who.Tenant, "tenant", 0, "for a subscriber: its tenant")
+	f.StringVar(&who.Name, "name", "", "a subscriber's name, or that of a program such as threadcache (default: the role)")
+	f.Int64Var(&who.Tenant, "tenant", 0, "a subscriber's tenant")
 	f.DurationVar(&expires, "expires", 0, "how long the credentials are valid; 0 for no limit")
 	return c
 }
