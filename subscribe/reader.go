@@ -217,7 +217,9 @@ func (r *reader) declare(ctx context.Context) error {
 			r.consumer = have
 			return r.fits(was)
 		}
-		r.consumer, err = r.js.UpdateConsumer(ctx, r.stream, cfg)
+		if r.consumer = have; !sameSettings(was, cfg) {
+			r.consumer, err = r.js.UpdateConsumer(ctx, r.stream, cfg)
+		}
 	case errors.Is(err, jetstream.ErrConsumerNotFound) && (r.tenant > 0 || r.kept.Load()):
 		return fmt.Errorf("%w: the relay creates %s on stream %s, or `tidings nats durable`", errNoDurable, r.durable, r.stream)
 	case errors.Is(err, jetstream.ErrConsumerNotFound):
@@ -227,6 +229,12 @@ func (r *reader) declare(ctx context.Context) error {
 		return fmt.Errorf("declare consumer %s of stream %s: %w", r.durable, r.stream, err)
 	}
 	return nil
+}
+
+// sameSettings compares what the options set.
+func sameSettings(a, b jetstream.ConsumerConfig) bool {
+	return a.AckWait == b.AckWait && a.MaxAckPending == b.MaxAckPending && a.MaxDeliver == b.MaxDeliver &&
+		a.PriorityPolicy == b.PriorityPolicy && a.PinnedTTL == b.PinnedTTL
 }
 
 // fits returns an error if the options do not fit a consumer that an operator created.
