@@ -826,6 +826,7 @@ func TestAPrincipalThatIsNoneIsRefused(t *testing.T) {
 		"a filter that is all":             of(broker.Principal{Role: broker.Subscriber, Name: "a", Filter: ">"}),
 		"a filter that begins with a star": of(broker.Principal{Role: broker.Subscriber, Name: "a", Filter: "*.created"}),
 		"a filter of three":                of(broker.Principal{Role: broker.Subscriber, Name: "a", Filter: "a.b.c"}),
+		"a consumer with a name of others": of(broker.Principal{Role: broker.Consumer, Name: "t7_mailer"}),
 		"two of one name":                  {a, a},
 		"two with one password":            {{Role: broker.Subscriber, Name: "a-b"}, {Role: broker.Subscriber, Name: "a_b"}},
 		"one durable for two": {{Role: broker.Subscriber, Name: "a-follow", Durable: true},

@@ -31,7 +31,7 @@ const MainAccount = "TIDINGS"
 // Principal is a login to NATS with its own permissions.
 type Principal struct {
 	Role    string
-	Name    string // of a subscriber, unique in its tenant
+	Name    string // of a subscriber, unique in its tenant; otherwise a program's, such as threadcache, or "" for the role
 	Tenant  int64  // of a subscriber: it gets only this tenant's events; 0 for all
 	Durable bool   // of a subscriber: it reads the streams through durable consumers (DurableName)
 	Filter  string // of a subscriber: KIND.EVENT or KIND.*, the only events that it gets; "" for all
@@ -55,8 +55,11 @@ func (p Principal) Validate() error {
 		bad("the role is %q: want one of %s", p.Role, strings.Join(Roles(), ", "))
 	}
 	if p.Role != Subscriber {
-		if p != (Principal{Role: p.Role}) {
-			bad("only a %s has a name, a tenant, a durable consumer or a filter, and %s is not one", Subscriber, p.Role)
+		if p.Tenant != 0 || p.Durable || p.Filter != "" {
+			bad("only a %s has a tenant, a durable consumer or a filter, and %s is not one", Subscriber, p.Role)
+		}
+		if p.Name != "" && !slices.Contains(taken, p.Name) {
+			bad("the name is %q: want that of a program of Tidings, or none", p.Name)
 		}
 		return errors.Join(errs...)
 	}
@@ -101,10 +104,10 @@ func Complete(subscribers []Principal) ([]Principal, error) {
 	return all, errors.Join(errs...)
 }
 
-// Login returns the name of p's user: that of its role, or of a subscriber its name. t7_ before it is for tenant 7.
+// Login returns the name of p's user: its name, or that of its role. t7_ before it is for tenant 7.
 func (p Principal) Login() string {
 	switch {
-	case p.Role != Subscriber:
+	case p.Name == "":
 		return p.Role
 	case p.Tenant > 0:
 		return TenantName(p.Tenant, p.Name)
@@ -168,15 +171,15 @@ func (p Principal) Permissions(c Config) (publish, subscribe []string) {
 func (p Principal) uses(c Config) (sends, hears []string) {
 	switch p.Role {
 	case Relay:
-		return append(api("INFO", "STREAM.INFO.*", "STREAM.CREATE.*", "STREAM.UPDATE.*", "STREAM.MSG.GET.*", "CONSUMER.LIST."+c.deadStream(),
-			"CONSUMER.CREATE.*.*.>"), c.Prefix+".>"), []string{WakeSubject}
+		return append(api("INFO", "STREAM.INFO.*", "STREAM.CREATE.*", "STREAM.UPDATE.*", "STREAM.MSG.GET.*", "CONSUMER.LIST."+c.DeadStream(),
+			"CONSUMER.INFO.*.*", "CONSUMER.CREATE.*.*.>"), c.Prefix+".>"), []string{WakeSubject}
 	case API:
 		return append(api("INFO", "STREAM.NAMES", "STREAM.INFO.*"), WakeSubject), []string{c.LivePrefix + ".*." + event.AggregateFollow + ".*"}
 	case Consumer:
 		return api("INFO", "STREAM.NAMES", "STREAM.INFO.*", "STREAM.MSG.GET.*", "CONSUMER.CREATE.*.*", "CONSUMER.MSG.NEXT.*.*",
 			"CONSUMER.DELETE.*.*"), nil
 	case Operator:
-		return []string{"$JS.API.>", "$JS.ACK.>", c.Prefix + ".>", "$KV." + c.erasedBucket() + ".>", c.deadStream() + ".>", WakeSubject},
+		return []string{"$JS.API.>", "$JS.ACK.>", c.Prefix + ".>", "$KV." + c.erasedBucket() + ".>", c.DeadStream() + ".>", WakeSubject},
 			[]string{c.LivePrefix + ".>"}
 	}
 	hears = []string{c.LivePrefix + "." + p.events()}
@@ -186,7 +189,7 @@ func (p Principal) uses(c Config) (sends, hears []string) {
 	}
 	sends = append(api("INFO", "STREAM.NAMES", "CONSUMER.INFO.*."+durable, "CONSUMER.MSG.NEXT.*."+durable),
 		"$JS.ACK.*."+durable+".>", "$JS.ACK.*.*.*."+durable+".>", // servers from 2.14 on may use the second form
-		c.deadStream()+".letter."+durable)
+		c.DeadStream()+".letter."+durable)
 	if p.Tenant == 0 { // package subscribe reads the ends of streams; a message may be any tenant's
 		sends = append(sends, api("STREAM.INFO.*", "STREAM.MSG.GET.*")...)
 	}
@@ -206,7 +209,7 @@ func (p Principal) events() string {
 }
 
 // deadStream returns the name of the stream of subscribers' dead letters.
-func (c Config) deadStream() string { return c.Stream + "-dead" }
+func (c Config) DeadStream() string { return c.Stream + "-dead" }
 
 func api(verbs ...string) (subjects []string) {
 	for _, v := range verbs {

@@ -73,9 +73,6 @@ type Stream struct {
 	Current     int // replicas, including the leader, that have everything that the leader has
 }
 
-// DeadStream returns the name of the stream in which subscribers keep their dead letters.
-func (c Config) DeadStream() string { return c.Stream + "-dead" }
-
 // StreamName returns the name of a partition's stream.
 func (c Config) StreamName(partition int) string { return c.Stream + "-" + strconv.Itoa(partition) }
 
@@ -325,7 +322,8 @@ func get(ctx context.Context, js jetstream.JetStream, stream string, query map[s
 // for a stream of another shape. Several processes may call it at once.
 //
 // It never shrinks replicas, age or size, because another process may have a larger configuration; Configure does. It
-// keeps the placement, because a change copies the whole stream; Configure moves it. It keeps the slots.
+// keeps the placement, because a change copies the whole stream; Configure moves it. It keeps the slots. A stream that
+// has had no message gets the durable consumers of Subscribe.
 func Declare(ctx context.Context, js jetstream.JetStream, cfg Config, p Partition, log *slog.Logger) (Stream, error) {
 	if err := cfg.Validate(); err != nil {
 		return Stream{}, err
@@ -363,7 +361,11 @@ func Declare(ctx context.Context, js jetstream.JetStream, cfg Config, p Partitio
 			"the stream keeps other placement tags than this process is configured with; `tidings stream configure` moves it",
 			"stream", name, "tags", tagsOf(s))
 	}
-	return describe(cfg, stream.CachedInfo())
+	declared, err := describe(cfg, stream.CachedInfo())
+	if err == nil && declared.Last == 0 { // nobody may write to it before subscribers have their consumers
+		err = keep(ctx, js, cfg, declared)
+	}
+	return declared, err
 }
 
 // Inspect compares a partition's stream with the result of Declare, and changes nothing. refused are the reasons why

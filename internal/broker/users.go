@@ -217,12 +217,6 @@ func (k Keys) Server(c Config, all []Principal, revoked ...Revocation) (string, 
 	if err != nil {
 		return "", err
 	}
-	own := jwt.NewOperatorClaims(public(operator))
-	own.Name, own.SystemAccount = "tidings", public(system)
-	trusted, err := own.Encode(operator)
-	if err != nil {
-		return "", fmt.Errorf("sign the operator: %w", err)
-	}
 	servers := jwt.NewAccountClaims(public(system))
 	servers.Name = SystemKey
 	claims := []*jwt.AccountClaims{servers}
@@ -250,7 +244,8 @@ func (k Keys) Server(c Config, all []Principal, revoked ...Revocation) (string, 
 		claims = append(claims, signed)
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "operator: %s\nsystem_account: %s\nresolver: MEMORY\nresolver_preload: {\n", trusted, public(system))
+	// Not the operator as a token: it has the time at which it was signed, and a server that reloads refuses another one.
+	fmt.Fprintf(&b, "trusted_keys: [%s]\nsystem_account: %s\nresolver: MEMORY\nresolver_preload: {\n", public(operator), public(system))
 	for _, a := range claims {
 		for _, r := range revoked {
 			if r.Account == "" || r.Account == a.Subject {
@@ -270,7 +265,7 @@ func (k Keys) Server(c Config, all []Principal, revoked ...Revocation) (string, 
 // exported are the subjects of which each account may get a part.
 func exported(c Config) (all []share) {
 	for _, subject := range append(api("INFO", "STREAM.NAMES", "STREAM.INFO.*", "STREAM.MSG.GET.*", "CONSUMER.CREATE.*.*", "CONSUMER.DELETE.*.*",
-		"CONSUMER.INFO.*.*", "CONSUMER.MSG.NEXT.*.*"), "$JS.ACK.>", c.deadStream()+".letter.*", WakeSubject) {
+		"CONSUMER.INFO.*.*", "CONSUMER.MSG.NEXT.*.*"), "$JS.ACK.>", c.DeadStream()+".letter.*", WakeSubject) {
 		all = append(all, share{subject: subject})
 	}
 	return append(all, share{subject: c.LivePrefix + ".>", hears: true})

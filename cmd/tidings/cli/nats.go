@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -12,16 +13,20 @@ import (
 	"strings"
 	"time"
 
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/sethvargo/go-envconfig"
 	"github.com/spf13/cobra"
 
 	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/daemon"
 	"github.com/tidings/tidings/internal/words"
 )
 
 func (p Process) natsCommand() *cobra.Command {
 	c := &cobra.Command{Use: "nats", Short: "Create the NATS accounts, users and credentials of binaries and subscribers"}
-	c.AddCommand(p.natsUsersCommand(), p.natsAccountCommand(), p.natsCredsCommand(), p.natsRevokeCommand())
+	c.AddCommand(p.natsUsersCommand(), p.natsAccountCommand(), p.natsCredsCommand(), p.natsRevokeCommand(),
+		p.natsDurableCommand())
 	return c
 }
 
@@ -265,7 +270,9 @@ it gets.`,
 				return err
 			}
 			i := slices.IndexFunc(all, func(p broker.Principal) bool { return p.Role == who.Role && p.Login() == who.Login() })
-			if i < 0 {
+			if i >= 0 {
+				who = all[i]
+			} else if who.Role == broker.Subscriber {
 				return &usageError{fmt.Errorf("%s has no subscriber %s: add it with tidings nats account --subscriber",
 					filepath.Join(dir, subscribersFile), who.Login())}
 			}
@@ -273,7 +280,7 @@ it gets.`,
 			if err != nil {
 				return err
 			}
-			creds, err := keys.Credentials(cfg, all[i], expires)
+			creds, err := keys.Credentials(cfg, who, expires)
 			if err != nil {
 				return err
 			}
@@ -297,9 +304,82 @@ it gets.`,
 	f.StringVar(&dir, "keys", "", "directory of tidings nats account")
 	f.StringVar(&out, "out", "", "file to write, mode 0600; a process that reads it sees the old file or the new one")
 	f.StringVar(&who.Role, "role", "", "the role: "+strings.Join(broker.Roles(), ", "))
-	f.StringVar(&who.Name, "name", "", "for a subscriber: its name")
-	f.Int64Var(&who.Tenant, "tenant", 0, "for a subscriber: its tenant")
+	f.StringVar(&who.Name, "name", "", "a subscriber's name, or that of a program such as threadcache (default: the role)")
+	f.Int64Var(&who.Tenant, "tenant", 0, "a subscriber's tenant")
 	f.DurationVar(&expires, "expires", 90*24*time.Hour, "how long the credentials are valid; 0 for no limit")
+	return c
+}
+
+func (p Process) natsDurableCommand() *cobra.Command {
+	var (
+		who     broker.Principal
+		how     broker.Subscription
+		cfg     struct{ Broker broker.Config }
+		since   string
+		discard bool
+	)
+	c := &cobra.Command{
+		Use:   "durable --name NAME",
+		Short: "Create the durable consumers of a subscriber, or delete them",
+		Long: `Durable creates a subscriber's durable consumers: on each stream, and on the stream of its dead
+letters. A relay creates the same ones on the streams of a later resize. A subscriber's own login
+cannot do that, because the request names the subject to which NATS delivers. The command keeps
+consumers that exist, with their positions. It needs the login operator.
+
+For a subscriber of tenant 7 with the name mailer they are named t7_mailer. Without a tenant the
+name is that of subscribe.Handle: mailer-follow-created with --filter follow.created. Use the same
+name, tenant and filter as in tidings nats users or tidings nats account.
+
+With --delete it deletes them, and the subscriber's position is lost.`,
+		Example: `  tidings nats durable --name mailer --tenant 7 --filter follow.created`,
+		Args:    cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := envconfig.ProcessWith(c.Context(), &envconfig.Config{Target: &cfg, Lookuper: p.Env}); err != nil {
+				return &usageError{fmt.Errorf("read the environment: %w", err)}
+			}
+			who.Role, who.Durable = broker.Subscriber, true
+			if c.Flags().Changed("tenant") && who.Tenant == 0 { // 0 would mean all tenants
+				return &usageError{errors.New("--tenant is 0: want 1 or more")}
+			}
+			err := who.Validate()
+			if since != "" && err == nil {
+				how.Since, err = time.Parse(time.RFC3339, since)
+			}
+			if err != nil {
+				return &usageError{err}
+			}
+			nc, err := broker.Connect(cfg.Broker, "nats durable", daemon.CommandLogger(p.Stderr, slog.LevelError), nats.RetryOnFailedConnect(false))
+			if err != nil {
+				return err
+			}
+			defer nc.Close()
+			js, err := jetstream.New(nc)
+			if err != nil {
+				return fmt.Errorf("use JetStream: %w", err)
+			}
+			done, verb := []string(nil), "Created"
+			if discard {
+				verb = "Deleted"
+				done, err = broker.Unsubscribe(c.Context(), js, cfg.Broker, who)
+			} else {
+				done, err = broker.Subscribe(c.Context(), js, cfg.Broker, who, how)
+			}
+			if len(done) > 0 {
+				fmt.Fprintf(p.Stdout, "%s consumer %s of %s.\n", verb, who.DurableName(), strings.Join(done, ", "))
+			} else if err == nil {
+				fmt.Fprintf(p.Stdout, "Consumer %s: nothing to do.\n", who.DurableName())
+			}
+			return err
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&who.Name, "name", "", "the subscriber's name")
+	f.Int64Var(&who.Tenant, "tenant", 0, "its tenant")
+	f.StringVar(&who.Filter, "filter", "", "the events that it gets, KIND.EVENT or KIND.*; default: all")
+	f.DurationVar(&how.AckWait, "ack-wait", 10*time.Second, "NATS delivers an event again if it is not acknowledged in time")
+	f.BoolVar(&how.InOrder, "in-order", false, "one instance at a time reads a stream: subscribe.InOrder()")
+	f.StringVar(&since, "since", "", "begin with the events stored at this time (RFC 3339); default: the oldest ones")
+	f.BoolVar(&discard, "delete", false, "delete the consumers, with their positions")
 	return c
 }
 
