@@ -86,7 +86,8 @@ func stream(ctx context.Context, js jetstream.JetStream, cfg broker.Config, p br
 	}
 	if reset {
 		all = append(all, Finding{Warning, "stream-limits", name,
-			"a limit, the discard policy, the republish rule, the denial of purges or the number of replicas differs from what Tidings sets",
+			"a limit, the discard policy, the republish rule, the denial of purges or the number of replicas differs from what " +
+				"Tidings sets",
 			"restart a relay: it restores Tidings' values. To change a limit permanently, run tidings stream configure"})
 	}
 	before := time.Now()
