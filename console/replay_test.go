@@ -74,9 +74,7 @@ func TestAConsumerIsReplayedFollowedAndInterrupted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := stream.Purge(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Expire(t, stream, 0)
 	ada := d.signIn(t, d.Tokens.Admin)
 	const link = "/console/act/consumer.replay?consumer=threadcache"
 	page(t, ada, link).says("An interrupted replay changes nothing", "It reads the truth: stream EVENTS-0 begins at 4.",

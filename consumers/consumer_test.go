@@ -538,7 +538,7 @@ func TestWhatWasErasedIsPassedOver(t *testing.T) {
 func TestAHoleStopsItsPartitionOnly(t *testing.T) {
 	for what, c := range map[string]struct {
 		gone, erased []uint64
-		purge        uint64
+		expired      uint64 // messages before it
 		why          string
 		left         int64
 	}{
@@ -556,10 +556,8 @@ func TestAHoleStopsItsPartitionOnly(t *testing.T) {
 			for v := range int64(6) {
 				r.publish(follow(1, 3, v+2))
 			}
-			if c.purge > 0 {
-				if err := r.stream(0).Purge(context.Background(), jetstream.WithPurgeSequence(c.purge)); err != nil {
-					t.Fatal(err)
-				}
+			if c.expired > 0 {
+				testkit.Expire(t, r.stream(0), c.expired)
 			}
 			r.delete(0, c.gone...)
 			r.erase(0, c.erased...)
@@ -598,9 +596,7 @@ func TestAPartitionWhoseAppliedMessagesExpiredGoesOn(t *testing.T) {
 	r.run(r.system, logbook{})
 	r.publish(follow(1, 3, 1))
 	r.awaitLag(0)
-	if err := r.stream(0).Purge(context.Background()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Expire(t, r.stream(0), 0)
 	r.awaitLag(0)
 	r.publish(follow(1, 3, 2))
 	r.awaitLag(0)

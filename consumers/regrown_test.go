@@ -134,9 +134,7 @@ func TestOnlyAnotherMessageAtTheOffsetStopsAConsumer(t *testing.T) {
 	next()
 	r.erase(0, 2)
 	restarted("an erased message") // 3
-	if err := r.stream(0).Purge(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Expire(t, r.stream(0), 0)
 	restarted("an expired message") // 4
 	in.stop()
 	r.exec(another)

@@ -89,7 +89,7 @@ func newFleet(t *testing.T) *fleet {
 	}
 	f.makeLogins()
 	f.users = f.tidings("nats", "users", "--subscriber", "name=plain,tenant=7", "--subscriber",
-		"name=mailer,tenant=7,durable=mailer,filter=follow.created", "--subscriber", "name=service,durable=svc-follow,filter=follow.*")
+		"name=mailer,tenant=7,durable,filter=follow.created", "--subscriber", "name=svc,durable,filter=follow.*")
 	committed, err := os.ReadFile("nats-users.conf")
 	if err != nil {
 		t.Fatal(err)
@@ -155,7 +155,7 @@ func (f *fleet) makeLogins() {
 
 // setPasswords gives the NATS server the users' passwords. A prefix makes them differ from those that the clients have.
 func (f *fleet) setPasswords(prefix string) {
-	for _, name := range []string{"relay", "api", "consumer", "operator", "plain", "mailer", "service"} {
+	for _, name := range []string{"relay", "api", "consumer", "operator", "t7_plain", "t7_mailer", "svc", "service"} {
 		f.t.Setenv("NATS_PASSWORD_"+strings.ToUpper(name), prefix+secret+name)
 	}
 }

@@ -30,7 +30,7 @@ func TestTheFleetRunsWithTheLeastRights(t *testing.T) {
 	}
 	token := strings.TrimSpace(f.tidings("token", "create", "--tenant", "7", "--name", "web"))
 	other := strings.TrimSpace(f.tidings("token", "create", "--tenant", "8", "--name", "web"))
-	live, err := f.connect("plain", nil).SubscribeSync("live.t7.>")
+	live, err := f.connect("t7_plain", nil).SubscribeSync("live.t7.>")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -90,7 +90,7 @@ func (f *fleet) service() (stop func()) {
 	f.t.Helper()
 	ctx, cancel := context.WithCancel(f.t.Context())
 	denied, done, got := make(chan error, 100), make(chan error, 1), make(chan struct{}, 100)
-	nc := f.connect("service", denied)
+	nc := f.connect("svc", denied)
 	testkit.Eventually(f.t, time.Minute, "a stream", func() (bool, error) {
 		js, err := jetstream.New(f.connect("operator", nil))
 		if err == nil {
@@ -98,6 +98,7 @@ func (f *fleet) service() (stop func()) {
 		}
 		return err == nil, err
 	})
+	f.tidings("nats", "durable", "--name", "svc", "--filter", "follow.*")
 	go func() {
 		done <- subscribe.Handle(ctx, nc, "svc", "follow.*", func(context.Context, subscribe.Event[event.Edge]) error {
 			got <- struct{}{}
@@ -127,16 +128,16 @@ func (f *fleet) service() (stop func()) {
 	}
 }
 
-// durable creates the tenant's durable consumer with its one filter, and reads so many events through it.
+// durable creates the tenant's durable consumer as the operator, and reads so many events through it as the tenant.
 func (f *fleet) durable(stream string, events int) {
 	f.t.Helper()
+	f.tidings("nats", "durable", "--name", "mailer", "--tenant", "7", "--filter", "follow.created")
 	denied := make(chan error, 100)
-	js, err := jetstream.New(f.connect("mailer", denied))
+	js, err := jetstream.New(f.connect("t7_mailer", denied))
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	c, err := js.CreateOrUpdateConsumer(f.t.Context(), stream,
-		jetstream.ConsumerConfig{Durable: "mailer", FilterSubject: "events.*.t7.follow.created", AckPolicy: jetstream.AckExplicitPolicy})
+	c, err := js.Consumer(f.t.Context(), stream, "t7_mailer")
 	if err != nil {
 		f.t.Fatal(err)
 	}
@@ -274,7 +275,7 @@ func api(verbs ...string) (all []string) {
 }
 
 var mustNotPublish = map[string][]string{
-	"relay": append(api("STREAM.NAMES", "CONSUMER.CREATE.EVENTS-0.x", "STREAM.DELETE.EVENTS-0", "STREAM.PURGE.EVENTS-0",
+	"relay": append(api("STREAM.NAMES", "CONSUMER.CREATE.EVENTS-0.x", "CONSUMER.MSG.NEXT.EVENTS-0.x", "CONSUMER.DELETE.EVENTS-0.x", "STREAM.DELETE.EVENTS-0", "STREAM.PURGE.EVENTS-0",
 		"STREAM.MSG.DELETE.EVENTS-0"), "live.t7.follow.created", "_INBOX_api.x", "$KV.EVENTS-erased.x"),
 	"api": append(api("STREAM.UPDATE.EVENTS-0", "STREAM.DELETE.EVENTS-0", "STREAM.MSG.GET.EVENTS-0", "DIRECT.GET.EVENTS-0",
 		"CONSUMER.CREATE.EVENTS-0.x", "STREAM.CREATE.X"),
@@ -283,27 +284,23 @@ var mustNotPublish = map[string][]string{
 		"STREAM.PURGE.EVENTS-0", "STREAM.MSG.DELETE.EVENTS-0", "STREAM.SNAPSHOT.EVENTS-0"),
 		anEvent, "tidings.wake", "live.t7.follow.created"),
 	"operator": {"live.t7.follow.created", "$SYS.REQ.SERVER.PING", "_INBOX_relay.x"},
-	"plain":    append(api("INFO", "STREAM.NAMES", "CONSUMER.CREATE.EVENTS-0.plain"), anEvent, "live.t7.follow.created", "tidings.wake"),
-	"mailer": append(api("STREAM.INFO.EVENTS-0", "CONSUMER.CREATE.EVENTS-0.mailer", "CONSUMER.DURABLE.CREATE.EVENTS-0.mailer",
-		"CONSUMER.CREATE.EVENTS-0.mailer.events.*.t8.follow.created",
-		"CONSUMER.CREATE.EVENTS-0.mailer.events.*.*.follow.created", "CONSUMER.CREATE.EVENTS-0.mailer.events.>",
-		"CONSUMER.CREATE.EVENTS-0.other.events.*.t7.follow.created",
-		"CONSUMER.MSG.NEXT.EVENTS-0.svc-follow", "CONSUMER.INFO.EVENTS-0.svc-follow", "CONSUMER.DELETE.EVENTS-0.mailer",
-		"STREAM.MSG.GET.EVENTS-0"),
-		"$JS.ACK.EVENTS-0.svc-follow.1.1.1.1.1", anEvent),
-	"service": append(api("STREAM.DELETE.EVENTS-dead", "STREAM.CREATE.EVENTS-9",
-		"CONSUMER.CREATE.EVENTS-0.svc-follow.events.*.*.comment.created", "CONSUMER.DELETE.EVENTS-0.mailer"),
-		"EVENTS-dead.letter.other", anEvent),
+	"t7_plain": append(api("INFO", "STREAM.NAMES", "CONSUMER.CREATE.EVENTS-0.t7_plain"), anEvent, "live.t7.follow.created", "tidings.wake"),
+	"t7_mailer": append(api("STREAM.INFO.EVENTS-0", "CONSUMER.CREATE.EVENTS-0.t7_mailer", "CONSUMER.DURABLE.CREATE.EVENTS-0.t7_mailer",
+		"CONSUMER.CREATE.EVENTS-0.t7_mailer.events.*.t7.follow.created", "CONSUMER.MSG.NEXT.EVENTS-0.svc-follow",
+		"CONSUMER.INFO.EVENTS-0.svc-follow", "CONSUMER.DELETE.EVENTS-0.t7_mailer", "STREAM.MSG.GET.EVENTS-0"),
+		"$JS.ACK.EVENTS-0.svc-follow.1.1.1.1.1", "EVENTS-dead.letter.svc-follow", anEvent, "live.t7.follow.created"),
+	"svc": append(api("STREAM.DELETE.EVENTS-dead", "STREAM.CREATE.EVENTS-dead", "STREAM.MSG.DELETE.EVENTS-dead",
+		"CONSUMER.CREATE.EVENTS-0.svc-follow.events.*.*.follow.*", "CONSUMER.DELETE.EVENTS-0.t7_mailer"), "EVENTS-dead.letter.other", anEvent),
 }
 
 var mustNotSubscribe = map[string][]string{
-	"relay":    {"_INBOX_api.>", "live.>", "events.>", ">"},
-	"api":      {"_INBOX_relay.>", "live.*.comment.*", "events.>", ">", "tidings.wake"},
-	"consumer": {"_INBOX_relay.>", "live.>", "events.>", "tidings.wake"},
-	"operator": {"_INBOX_consumer.>", "events.>", ">"},
-	"plain":    {"live.t8.>", "live.>", "live.*.follow.created", "events.>", "_INBOX.>", "_INBOX_api.>"},
-	"mailer":   {"live.t7.>", "live.t8.follow.created", "_INBOX_plain.>", "_INBOX.>", "events.*.t7.>"},
-	"service":  {"live.*.comment.created", "_INBOX_mailer.>"},
+	"relay":     {"_INBOX_api.>", "live.>", "events.>", ">"},
+	"api":       {"_INBOX_relay.>", "live.*.comment.*", "events.>", ">", "tidings.wake"},
+	"consumer":  {"_INBOX_relay.>", "live.>", "events.>", "tidings.wake"},
+	"operator":  {"_INBOX_consumer.>", "events.>", ">"},
+	"t7_plain":  {"live.t8.>", "live.>", "live.*.follow.created", "events.>", "_INBOX.>", "_INBOX_api.>"},
+	"t7_mailer": {"live.t7.>", "live.t8.follow.created", "_INBOX_t7_plain.>", "_INBOX.>", "events.*.t7.>"},
+	"svc":       {"live.*.comment.created", "_INBOX_t7_mailer.>"},
 }
 
 // everywhere has statements that PostgreSQL must refuse to every login.

@@ -1,6 +1,7 @@
 package deploy_test
 
 import (
+	"fmt"
 	"net/url"
 	"os"
 	"regexp"
@@ -17,10 +18,22 @@ func TestBrokerOfTheFleetSyncsBeforeItAcknowledgesAndKnowsEachBinary(t *testing.
 		t.Setenv("NATS_PASSWORD_"+name, "p0123456789abcdef"+name)
 	}
 	t.Setenv("NATS_SERVER_NAME", "nats-2")
+	for n := range 3 {
+		t.Setenv(fmt.Sprintf("NATS_ROUTE_%d", n+1), fmt.Sprintf("nats://cluster:p0123456789abcdefCLUSTER@nats-%d:6222", n+1))
+	}
 	three, err := server.ProcessConfigFile("nats-three.conf")
 	if err != nil || !three.SyncAlways || len(three.Users) != 4 || three.ServerName != "nats-2" || three.Cluster.Name == "" ||
 		three.Cluster.Password == "" {
 		t.Errorf("the configuration of one of three brokers: %v, %+v", err, three)
+	}
+	if len(three.Routes) != 3 {
+		t.Errorf("the broker knows %d members of its cluster, want 3", len(three.Routes))
+	}
+	for n, route := range three.Routes {
+		if password, _ := route.User.Password(); password != three.Cluster.Password || route.User.Username() != three.Cluster.Username ||
+			route.Host != fmt.Sprintf("nats-%d:6222", n+1) {
+			t.Errorf("the broker connects to %s as %s", route.Host, route.User)
+		}
 	}
 	opts, err := server.ProcessConfigFile("nats.conf")
 	if err != nil {
@@ -29,6 +42,9 @@ func TestBrokerOfTheFleetSyncsBeforeItAcknowledgesAndKnowsEachBinary(t *testing.
 	if !opts.JetStream || !opts.SyncAlways || opts.JetStreamMaxStore <= 0 || opts.StoreDir != "/data" {
 		t.Errorf("JetStream %v, sync always %v, limit %d bytes in %q", opts.JetStream, opts.SyncAlways, opts.JetStreamMaxStore,
 			opts.StoreDir)
+	}
+	if opts.HTTPHost != "127.0.0.1" || opts.HTTPPort != 8222 {
+		t.Errorf("the monitoring port listens on %s:%d, want loopback: only the container's health check reads it", opts.HTTPHost, opts.HTTPPort)
 	}
 	if len(opts.Users) != 4 || opts.NoAuthUser != "" {
 		t.Errorf("%d users, want 4; clients without a password get the user %q, want none", len(opts.Users), opts.NoAuthUser)
@@ -90,6 +106,32 @@ func TestEachServiceOfTheFleetHasALoginOfItsOwn(t *testing.T) {
 	}
 	if len(used) != 8 {
 		t.Errorf("%d services have a login, want 8: %v", len(used), used)
+	}
+}
+
+// TestNoCommandLineHasASecret checks the files of Compose: every user of the machine sees the arguments of every process.
+func TestNoCommandLineHasASecret(t *testing.T) {
+	for _, name := range []string{"compose.yaml", "compose.three.yaml"} {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var file struct {
+			Services map[string]struct {
+				Command, Entrypoint []string
+				Healthcheck         struct{ Test []string }
+			}
+		}
+		if err := yaml.Unmarshal(text, &file); err != nil {
+			t.Fatal(err)
+		}
+		for service, s := range file.Services {
+			for _, arg := range slices.Concat(s.Command, s.Entrypoint, s.Healthcheck.Test) {
+				if strings.Contains(arg, "$") {
+					t.Errorf("%s: %s gets %s as an argument", name, service, arg)
+				}
+			}
+		}
 	}
 }
 

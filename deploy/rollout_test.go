@@ -150,7 +150,8 @@ func (r *rollout) by(of release) *fleet {
 func (r *rollout) begin() {
 	r.by(r.before).makeLogins()
 	r.setPasswords("")
-	r.b = testkit.NATSWith(r.t, r.natsUsers(r.before))
+	r.users = r.natsUsers(r.before)
+	r.b = testkit.NATSWith(r.t, r.users)
 	for _, who := range append([]string{"relay"}, binaries...) {
 		r.begun(who, r.before)
 	}
@@ -160,10 +161,23 @@ func (r *rollout) begin() {
 	}
 }
 
-// natsUsers returns the NATS users that a release prints.
+// natsUsers returns the NATS users that a release prints. A release without accounts has all of them in one, and its operator has
+// moved the streams to the account that later releases use (docs/upgrade.md). Programs of that release keep their user there until they
+// are replaced.
 func (r *rollout) natsUsers(of release) string {
-	return r.by(of).run(nil, "nats", "users", "--subscriber", "name=plain,tenant=7", "--subscriber", "name=mailer,tenant=7,durable=mailer",
-		"--subscriber", "name=service,durable=svc-follow,filter=follow.*")
+	r.t.Helper()
+	old, code := r.by(r.before).try(nil, "nats", "users", "--subscriber", "name=service,durable=svc-follow,filter=follow.*")
+	if of.name == r.before.name && code == 0 {
+		return strings.Replace(old, "authorization {", "accounts {\n  TIDINGS: {\n    jetstream: enabled", 1) + "}\n"
+	}
+	users := r.by(of).run(nil, "nats", "users", "--subscriber", "name=svc,durable,filter=follow.*")
+	if code != 0 {
+		return users
+	}
+	begin := strings.Index(old, `    {user: "service"`)
+	end := begin + strings.Index(old[begin:], "    }}\n") + len("    }}\n")
+	const relay = `      {user: "relay"`
+	return strings.Replace(users, relay, old[begin:end]+relay, 1)
 }
 
 // begun starts a binary of a release beside the running ones, and waits until it is ready.
@@ -269,7 +283,10 @@ type subscriber struct {
 
 func (r *rollout) subscriber(of release, how string) *subscriber {
 	r.t.Helper()
-	user := map[string]string{"handle": "service", "project": "consumer"}[how]
+	user := map[string]string{"handle": "svc", "project": "consumer"}[how]
+	if how == "handle" && strings.Contains(r.users, `{user: "service"`) && of.name == r.before.name {
+		user = "service"
+	}
 	s := &subscriber{cmd: exec.Command(filepath.Join(of.dir, "subscriber"), how)}
 	s.cmd.Env = append(os.Environ(), "NATS_URL="+r.natsURL(user), "NATS_INBOX_PREFIX=_INBOX_"+user,
 		"DATABASE_URL="+r.db.URL+separator(r.db.URL)+"search_path=svc", "RELEASE="+of.name)

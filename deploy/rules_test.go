@@ -54,7 +54,7 @@ func declared(t *testing.T) map[string]bool {
 }
 
 // metric matches the name of a metric, or of a recorded rule, in an expression.
-var metric = regexp.MustCompile(`\b(?:outbox|relay|consumer|api|projection|stream|jetstream|postgres|job|tidings|node|tls|path|` +
+var metric = regexp.MustCompile(`\b(?:outbox|relay|consumer|api|projection|stream|jetstream|postgres|job|tidings|node|tls|nats|path|` +
 	`heartbeats)_[a-z_]+|\b(?:api|path):\w+:\w+`)
 
 func TestEveryAlertHasAMetricAndAPage(t *testing.T) {

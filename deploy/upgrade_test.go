@@ -43,6 +43,7 @@ func TestThisTreeRunsBesideTheReleaseBefore(t *testing.T) {
 	r.stop("threadcache")
 	load.continues()
 
+	r.by(r.after).tidings("nats", "durable", "--name", "svc", "--filter", "follow.*", "--ack-wait", "2s")
 	newHandles := r.subscriber(r.after, "handle")
 	r.subscriber(r.after, "project")
 	for of, s := range map[string]*subscriber{"before": handles, "after": newHandles} { // the relays still run the previous release
@@ -92,7 +93,8 @@ func (r *rollout) migrate() {
 	start := time.Now()
 	out := r.by(r.after).run([]string{"DATABASE_URL=" + r.db.URL}, "migrate", "--json")
 	r.t.Logf("the migration took %s: %s", time.Since(start).Round(100*time.Millisecond), strings.TrimSpace(out))
-	r.b.Reload(r.t, r.natsUsers(r.after))
+	r.users = r.natsUsers(r.after)
+	r.b.Reload(r.t, r.users)
 	found, code := r.by(r.before).try(r.env("operator"), "doctor")
 	if code == 0 || strings.Count(found, "schema-newer") != 2 {
 		r.t.Errorf("doctor of the previous release ends with exit code %d, want two findings schema-newer:\n%s", code, found)

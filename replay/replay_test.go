@@ -493,9 +493,7 @@ func TestAReplayLetsAStoppedConsumerGoOn(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := stream.Purge(t.Context(), jetstream.WithPurgeSequence(stream.CachedInfo().State.LastSeq-3)); err != nil {
-				t.Fatal(err)
-			}
+			testkit.Expire(t, stream, stream.CachedInfo().State.LastSeq-3)
 		}, Truth},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -788,12 +786,10 @@ func TestAReplaySwitchesAlsoAfterAClosingMessageHasExpired(t *testing.T) {
 	r.fill(50)
 	r.settle(p.Name())
 	s, err := r.js.Stream(t.Context(), r.broker.StreamName(0))
-	if err == nil {
-		err = s.Purge(t.Context()) // as NATS_MAX_AGE does later
-	}
 	if err != nil {
 		t.Fatal(err)
 	}
+	testkit.Expire(t, s, 0) // as NATS_MAX_AGE does later
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if report, err := Run(ctx, r.deps(), p, Options{From: Auto}); err != nil || !report.Switched || report.From != Truth {

@@ -56,9 +56,7 @@ func (r *reader) acknowledge(ctx context.Context, m *message) {
 		r.log.WarnContext(ctx, "acknowledging an event failed; it may come again", "event_id", m.event.ID, "err", err)
 		return
 	}
-	if r.again {
-		r.forget(ctx, m.seq)
-	}
+	r.forget(ctx, m.seq)
 }
 
 // errOverdue reports a call that did not return in time.

@@ -44,28 +44,6 @@ func (s *subscriber) deadSubject(what string) string {
 	return s.deadStream() + "." + what + "." + s.durable
 }
 
-// declareDead creates the stream of dead letters, with the replicas and the placement of a partition's stream.
-func (s *subscriber) declareDead(ctx context.Context, events broker.Stream) error {
-	ctx, cancel := context.WithTimeout(ctx, s.streams.Timeout)
-	defer cancel()
-	_, err := s.js.Stream(ctx, s.deadStream())
-	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		_, err = s.js.CreateStream(ctx, jetstream.StreamConfig{
-			Name: s.deadStream(), Description: "Tidings: events that subscribers could not handle",
-			Subjects: []string{s.deadStream() + ".*.*"},
-			Storage:  jetstream.FileStorage, Replicas: max(events.Replicas, 1), Placement: broker.Placement(events.Tags), AllowDirect: true,
-			Discard: jetstream.DiscardNew,
-		})
-		if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
-			err = nil // another subscriber was faster
-		}
-	}
-	if err != nil {
-		return fmt.Errorf("declare the stream of dead letters, %s: %w", s.deadStream(), err)
-	}
-	return nil
-}
-
 // bury makes a message a dead letter, and then ends its delivery. It returns false if ctx ends before that.
 func (r *reader) bury(ctx context.Context, m *message, why error) bool {
 	subject, stream, seq := m.Subject(), r.stream, strconv.FormatUint(m.seq, 10)
@@ -103,24 +81,23 @@ func (r *reader) bury(ctx context.Context, m *message, why error) bool {
 	if err := m.TermWithReason("a dead letter of " + r.deadStream()); err != nil {
 		r.log.WarnContext(ctx, "ending the delivery of a dead letter failed; it may come again", "event_id", m.event.ID, "err", err)
 	}
-	if r.again {
-		r.forget(ctx, m.seq)
-	}
+	r.forget(ctx, m.seq)
 	return true
 }
 
 // unlessErased deletes a dead letter again if its event was erased before the letter was stored: the erasure has searched
-// the dead letters. One that searches later finds the letter.
+// the dead letters. One that searches later finds the letter. A subscriber whose consumers an operator created may
+// neither read the record of erasures nor delete (docs/erasure.md has this limit).
 func (r *reader) unlessErased(ctx context.Context, stream, seq string, letter uint64) {
 	n, err := strconv.ParseUint(seq, 10, 64)
-	if err != nil {
+	if err != nil || r.kept.Load() {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.streams.Timeout)
 	defer cancel()
 	erased, err := broker.Erased(ctx, r.js, broker.Config{Stream: r.streams.Name}, stream, n, n)
 	if erased {
-		r.forget(ctx, letter)
+		r.remove(ctx, letter)
 	}
 	if err != nil {
 		r.log.WarnContext(ctx, "could not look up whether the event of a dead letter was erased", "stream", stream, "stream_seq", seq,
@@ -128,8 +105,16 @@ func (r *reader) unlessErased(ctx context.Context, stream, seq string, letter ui
 	}
 }
 
-// forget deletes a message from the stream of dead letters: a finished request for another attempt, or an erased letter.
+// forget deletes a finished request for another attempt from the stream of dead letters. A subscriber whose durable
+// consumers an operator created may delete nothing there; Letters does it.
 func (r *reader) forget(ctx context.Context, seq uint64) {
+	if r.again && !r.kept.Load() {
+		r.remove(ctx, seq)
+	}
+}
+
+// remove deletes a message from the stream of dead letters.
+func (r *reader) remove(ctx context.Context, seq uint64) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.streams.Timeout)
 	defer cancel()
 	stream, err := r.js.Stream(ctx, r.deadStream())
@@ -276,8 +261,34 @@ func (l *Letters) act(ctx context.Context, id uint64, do func(*jetstream.RawStre
 	if err = do(m); err == nil {
 		err = stream.SecureDeleteMsg(ctx, id)
 	}
+	if err == nil {
+		err = l.sweep(ctx, stream, strings.TrimPrefix(m.Subject, l.deadStream()+"."+deadLetter+"."))
+	}
 	if err != nil {
 		return fmt.Errorf("retry or discard dead letter %d: %w", id, err)
 	}
 	return nil
+}
+
+// sweep deletes the subscriber's finished requests for another attempt.
+func (l *Letters) sweep(ctx context.Context, stream jetstream.Stream, subscriber string) error {
+	c, err := stream.Consumer(ctx, subscriber)
+	if errors.Is(err, jetstream.ErrConsumerNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for floor := c.CachedInfo().AckFloor.Stream; ; {
+		m, err := stream.GetMsg(ctx, 1, jetstream.WithGetMsgSubject(l.deadStream()+"."+retryLetter+"."+subscriber))
+		switch {
+		case errors.Is(err, jetstream.ErrMsgNotFound), err == nil && m.Sequence > floor:
+			return nil
+		case err != nil:
+			return err
+		}
+		if err := stream.SecureDeleteMsg(ctx, m.Sequence); err != nil && !errors.Is(err, jetstream.ErrMsgNotFound) {
+			return err
+		}
+	}
 }

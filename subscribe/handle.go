@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -75,6 +77,7 @@ type subscriber struct {
 	metrics *metrics
 	slots   chan struct{} // one value per running call
 	stuck   chan error
+	kept    atomic.Bool // an operator created the consumers, and only an operator changes them
 
 	mu       sync.Mutex
 	lost     int // calls that did not return in time and still run
@@ -86,28 +89,32 @@ type subscriber struct {
 
 func newSubscriber(s *settings, js jetstream.JetStream, eventType string, call func(context.Context, *event.Event, int) error) *subscriber {
 	kind, of, _ := strings.Cut(eventType, ".")
-	durable := s.name + "-" + kind + "-" + of
-	if of == "*" {
-		durable = s.name + "-" + kind
+	durable, filter := broker.HandlerName(s.name, kind, of), event.TypeFilter(s.streams.Prefix, kind, of)
+	if s.tenant > 0 {
+		durable, filter = broker.TenantName(s.tenant, s.name), fmt.Sprintf("%s.*.t%d.%s", s.streams.Prefix, s.tenant, eventType)
 	}
 	s.log = s.log.With("component", "subscriber", "subscriber", durable)
 	return &subscriber{
-		settings: s, js: js, durable: durable, filter: event.TypeFilter(s.streams.Prefix, kind, of), call: call,
+		settings: s, js: js, durable: durable, filter: filter, call: call,
 		slots: make(chan struct{}, s.concurrency), stuck: make(chan error, 1),
 		troubles: make(map[string]error), readers: make(map[string]*reader), done: make(map[string]bool), known: make(map[string]time.Time),
 	}
 }
 
 func (s *subscriber) run(ctx context.Context) (err error) {
-	streams, err := s.lookUp(ctx, s.js)
+	streams, err := s.lookUp(ctx, s.js, s.list)
 	if err != nil || ctx.Err() != nil {
 		return err
 	}
 	if s.metrics, err = newMetrics(s.registry, s.durable); err != nil {
 		return fmt.Errorf("register the metrics of %s: %w", s.durable, err)
 	}
-	if err := s.declareDead(ctx, streams[0]); err != nil {
-		return err
+	if s.tenant == 0 {
+		dctx, cancel := context.WithTimeout(ctx, s.streams.Timeout)
+		defer cancel()
+		if err := broker.DeclareDead(dctx, s.js, s.broker(), streams[0]); err != nil {
+			return err
+		}
 	}
 	s.health.set(s.ready)
 	var readers sync.WaitGroup
@@ -205,11 +212,36 @@ func (s *subscriber) read(ctx, handling context.Context, wg *sync.WaitGroup, of 
 	})
 }
 
+// list returns the streams. From the account of a tenant only the durable consumers are visible.
+func (s *subscriber) list(ctx context.Context) ([]broker.Stream, error) {
+	if s.tenant > 0 {
+		return broker.StreamsOf(ctx, s.js, s.broker(), s.durable)
+	}
+	return broker.Streams(ctx, s.js, s.broker())
+}
+
+// ended reports whether a stream gets no more events. From the account of a tenant the closing message is not visible.
+// But relays publish to a stream only after they have closed its predecessors.
+func (s *subscriber) ended(ctx context.Context, st broker.Stream, all []broker.Stream) (bool, error) {
+	if s.tenant == 0 {
+		return broker.Ended(ctx, s.js, s.broker(), st, all)
+	}
+	for _, next := range all {
+		if !slices.Contains(next.After, st.Number) {
+			continue
+		}
+		if later, _ := s.ended(ctx, next, all); later || next.Last > 0 {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
 // look starts a reader on each stream whose predecessors are done, and stops readers of finished streams.
 func (s *subscriber) look(ctx, handling context.Context, wg *sync.WaitGroup) {
 	qctx, cancel := context.WithTimeout(ctx, s.streams.Timeout)
 	defer cancel()
-	streams, err := broker.Streams(qctx, s.js, s.broker())
+	streams, err := s.list(qctx)
 	if ctx.Err() != nil {
 		return
 	}
@@ -292,7 +324,7 @@ func (s *subscriber) mayBegin(st broker.Stream, there map[int]bool) bool {
 
 // finish stops the reader of a stream that has ended and has no events left.
 func (s *subscriber) finish(ctx context.Context, st broker.Stream, all []broker.Stream, r *reader) {
-	if ended, err := broker.Ended(ctx, s.js, s.broker(), st, all); err != nil || !ended {
+	if ended, err := s.ended(ctx, st, all); err != nil || !ended {
 		return
 	}
 	if n, err := r.pending(ctx); err != nil || n > 0 { // it was closed meanwhile, after further events

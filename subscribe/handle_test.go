@@ -189,8 +189,8 @@ func TestAHandlerGetsEveryEventAndOnlyWhatItHasDoneIsAcknowledged(t *testing.T) 
 	if err := w.stop(); err != nil {
 		t.Errorf("stop: %v", err)
 	}
-	if s, err := r.js.Stream(ctx, "EVENTS-dead"); err != nil || s.CachedInfo().State.Msgs != 0 {
-		t.Errorf("the stream of dead letters: %+v, %v, want no messages", s.CachedInfo().State, err)
+	if s, err := r.js.Stream(ctx, "EVENTS-dead"); err != nil || s.CachedInfo().State.Msgs != 0 || !s.CachedInfo().Config.DenyPurge {
+		t.Errorf("the stream of dead letters: %+v, %v, want no messages and no purges", s.CachedInfo(), err)
 	}
 	r.nothingPending("mailer-follow-created")
 }
@@ -217,12 +217,10 @@ func TestAHandlerThatStartsAfterAClosingMessageHasExpiredReadsTheNewStreams(t *t
 	old := r.open[0].Name
 	r.resize(2)
 	s, err := r.js.Stream(t.Context(), old)
-	if err == nil {
-		err = s.Purge(t.Context()) // as NATS_MAX_AGE does later
-	}
 	if err != nil {
 		t.Fatal(err)
 	}
+	testkit.Expire(t, s, 0) // as NATS_MAX_AGE does later
 	handle("known", known)
 	handle("first", first)
 	r.publish(follow(9, 1, 2))

@@ -39,6 +39,9 @@ var (
 	ErrStuck = errors.New("subscribe: a function did not return after its context had ended; restart the process")
 )
 
+// errNoDurable reports that a tenant has no durable consumers yet.
+var errNoDurable = errors.New("subscribe: there are no durable consumers of this subscriber")
+
 // Option changes a default of Handle, Project, DeadLetters or Lag.
 type Option func(*settings)
 
@@ -50,6 +53,7 @@ type settings struct {
 	log      *slog.Logger
 	registry prometheus.Registerer
 	health   *Health
+	tenant   int64 // of the account of the connection; 0 if it is none of a tenant
 
 	only    map[string]bool // for Project: the aggregate types; nil for all
 	timeout time.Duration   // of one call of the function
@@ -69,6 +73,10 @@ type settings struct {
 func Streams(name, prefix string) Option {
 	return func(s *settings) { s.streams.Name, s.streams.Prefix = name, prefix }
 }
+
+// Tenant makes Handle work in a tenant's NATS account (`tidings nats`), as the subscriber of that tenant with that name. It
+// reads the tenant's events through the durable consumers that `tidings nats durable` created.
+func Tenant(id int64) Option { return func(s *settings) { s.tenant = id } }
 
 // Kinds names the kinds of an installation that has more than the built-in ones: kinds.Builtin().Extend reads the file
 // of `tidings kinds apply`.
@@ -159,7 +167,7 @@ func settingsOf(name string, opts []Option) (*settings, error) {
 	var errs []error
 	for what, bad := range map[string]bool{
 		"Timeout": s.timeout <= 0, "Batch": s.batch < 1 || s.batch > 20000, "Concurrency": s.concurrency < 1, "Attempts": s.attempts < 1,
-		"Takeover": s.takeover < time.Second, "Drain": s.drain < 0,
+		"Takeover": s.takeover < time.Second, "Drain": s.drain < 0, "Tenant": s.tenant < 0,
 	} {
 		if bad {
 			errs = append(errs, fmt.Errorf("subscribe: %s is out of bounds", what))
@@ -172,14 +180,18 @@ func (s *settings) broker() broker.Config {
 	return broker.Config{Stream: s.streams.Name, Prefix: s.streams.Prefix, Timeout: s.streams.Timeout}
 }
 
-// lookUp returns the streams. It waits while NATS is unavailable.
-func (s *settings) lookUp(ctx context.Context, js jetstream.JetStream) ([]broker.Stream, error) {
+// lookUp returns the streams as list does. It waits while NATS is unavailable, and for the durable consumers of a tenant.
+func (s *settings) lookUp(ctx context.Context, js jetstream.JetStream,
+	list func(context.Context) ([]broker.Stream, error)) ([]broker.Stream, error) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	for {
 		qctx, cancel := context.WithTimeout(ctx, s.streams.Timeout)
-		all, err := broker.Streams(qctx, js, s.broker())
+		all, err := list(qctx)
 		cancel()
+		if err == nil && len(all) == 0 && s.tenant > 0 {
+			err = fmt.Errorf("%w: run `tidings nats durable --name %s --tenant %d`", errNoDurable, s.name, s.tenant)
+		}
 		switch {
 		case err == nil && len(all) == 0:
 			return nil, fmt.Errorf("%w: %s has no stream named %s-<number>", ErrNoStreams,
@@ -188,7 +200,7 @@ func (s *settings) lookUp(ctx context.Context, js jetstream.JetStream) ([]broker
 			return all, nil
 		case errors.Is(err, nats.ErrConnectionClosed):
 			return nil, ErrClosed
-		case !broker.IsTransient(err):
+		case !broker.IsTransient(err) && !errors.Is(err, errNoDurable):
 			return nil, err
 		}
 		s.health.set(func(context.Context) error { return err })

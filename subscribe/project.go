@@ -15,6 +15,7 @@ import (
 
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/lease"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/tracing"
@@ -44,6 +45,9 @@ type Apply func(ctx context.Context, tx pgx.Tx, batch []event.Event) error
 // It returns ErrName, ErrTables, ErrNoStreams, ErrClosed and ErrStuck.
 func Project(ctx context.Context, nc *nats.Conn, pool *pgxpool.Pool, name string, apply Apply, opts ...Option) error {
 	s, err := settingsOf(name, opts)
+	if err == nil && s.tenant > 0 {
+		err = errors.New("subscribe: Tenant is an option of Handle: a tenant's account cannot read all messages of the streams")
+	}
 	if err != nil {
 		return err
 	}
@@ -54,7 +58,9 @@ func Project(ctx context.Context, nc *nats.Conn, pool *pgxpool.Pool, name string
 	if err := s.awaitTables(ctx, pool); err != nil || ctx.Err() != nil {
 		return err
 	}
-	if _, err := s.lookUp(ctx, js); err != nil || ctx.Err() != nil {
+	if _, err := s.lookUp(ctx, js, func(ctx context.Context) ([]broker.Stream, error) {
+		return broker.Streams(ctx, js, s.broker())
+	}); err != nil || ctx.Err() != nil {
 		return err
 	}
 	p := &projection{settings: s, apply: apply, stuck: make(chan error, 1)}

@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/broker"
 )
 
 type aggregate struct {
@@ -38,8 +39,6 @@ const (
 	perCall     = 16              // events in hand for each place, enough that no place waits for NATS
 	pullWait    = 3 * time.Second // the wait of one request for more events
 	settleEvery = 500 * time.Millisecond
-	order       = "order" // the priority group of a consumer that is pinned to one instance
-	maxPending  = 100_000 // the largest number of events that all instances together have in hand
 )
 
 // reader reads one stream.
@@ -140,7 +139,7 @@ func (r *reader) pull(ctx context.Context, events int) (n int, err error) {
 	defer cancel()
 	opts := []jetstream.FetchOpt{jetstream.FetchContext(pulling)}
 	if r.inOrder {
-		opts = append(opts, jetstream.FetchPriorityGroup(order))
+		opts = append(opts, jetstream.FetchPriorityGroup(broker.OrderGroup))
 	}
 	batch, err := r.consumer.Fetch(events, opts...)
 	if err != nil {
@@ -195,14 +194,14 @@ func (r *reader) declare(ctx context.Context) error {
 	defer cancel()
 	cfg := jetstream.ConsumerConfig{
 		Durable: r.durable, FilterSubject: r.subject, AckPolicy: jetstream.AckExplicitPolicy, AckWait: r.takeover,
-		MaxAckPending: maxPending, MaxDeliver: -1,
+		MaxAckPending: broker.MaxUnacked, MaxDeliver: -1,
 		DeliverPolicy: jetstream.DeliverAllPolicy, Description: "Tidings subscriber " + r.name,
 	}
 	if !r.since.IsZero() && !r.again {
 		cfg.DeliverPolicy, cfg.OptStartTime = jetstream.DeliverByStartTimePolicy, &r.since
 	}
 	if r.inOrder {
-		cfg.PriorityPolicy, cfg.PriorityGroups, cfg.PinnedTTL = jetstream.PriorityPolicyPinned, []string{order}, r.takeover
+		cfg.PriorityPolicy, cfg.PriorityGroups, cfg.PinnedTTL = jetstream.PriorityPolicyPinned, []string{broker.OrderGroup}, r.takeover
 	}
 	have, err := r.js.Consumer(ctx, r.stream, r.durable)
 	switch {
@@ -213,12 +212,36 @@ func (r *reader) declare(ctx context.Context) error {
 			return fmt.Errorf("the consumer %s of stream %s is not this subscriber's: its filter is %q", r.durable,
 				r.stream, was.FilterSubject)
 		}
-		r.consumer, err = r.js.UpdateConsumer(ctx, r.stream, cfg)
+		if was.Metadata[broker.MetaFilter] != "" {
+			r.kept.Store(true)
+			r.consumer = have
+			return r.fits(was)
+		}
+		if r.consumer = have; !sameSettings(was, cfg) {
+			r.consumer, err = r.js.UpdateConsumer(ctx, r.stream, cfg)
+		}
+	case errors.Is(err, jetstream.ErrConsumerNotFound) && (r.tenant > 0 || r.kept.Load()):
+		return fmt.Errorf("%w: the relay creates %s on stream %s, or `tidings nats durable`", errNoDurable, r.durable, r.stream)
 	case errors.Is(err, jetstream.ErrConsumerNotFound):
 		r.consumer, err = r.js.CreateOrUpdateConsumer(ctx, r.stream, cfg)
 	}
 	if err != nil {
 		return fmt.Errorf("declare consumer %s of stream %s: %w", r.durable, r.stream, err)
+	}
+	return nil
+}
+
+// sameSettings compares what the options set.
+func sameSettings(a, b jetstream.ConsumerConfig) bool {
+	return a.AckWait == b.AckWait && a.MaxAckPending == b.MaxAckPending && a.MaxDeliver == b.MaxDeliver &&
+		a.PriorityPolicy == b.PriorityPolicy && a.PinnedTTL == b.PinnedTTL
+}
+
+// fits returns an error if the options do not fit a consumer that an operator created.
+func (r *reader) fits(have jetstream.ConsumerConfig) error {
+	if inOrder := have.PriorityPolicy == jetstream.PriorityPolicyPinned; have.AckWait != r.takeover || inOrder != r.inOrder {
+		return fmt.Errorf("the consumer %s of stream %s was created with --ack-wait %s and --in-order=%t: "+
+			"the options of Handle must say Takeover(%[3]s), and InOrder() or not", r.durable, r.stream, have.AckWait, inOrder)
 	}
 	return nil
 }

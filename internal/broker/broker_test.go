@@ -100,6 +100,7 @@ func TestStreamIsDeclaredAsTheProtocolsNeedIt(t *testing.T) {
 		"discard new":             c.Discard == jetstream.DiscardNew,
 		"atomic publish":          c.AllowAtomicPublish,
 		"deletes allowed":         !c.DenyDelete,
+		"purges denied":           c.DenyPurge,
 		"no rollup":               !c.AllowRollup,
 		"100 ms window":           c.Duplicates == 100*time.Millisecond,
 		"republished": c.RePublish != nil && c.RePublish.Source == b.Config().Prefix+".12.*.*.*" &&
@@ -187,6 +188,65 @@ func TestStreamsShrinkWhenTold(t *testing.T) {
 	}
 	if _, err := broker.Configure(t.Context(), s, cfg, broker.Limits{MaxAge: &second}); err == nil {
 		t.Error("an age of a second was accepted")
+	}
+}
+
+// TestNobodyPurgesAStream: the server refuses to purge a stream of events or dead letters, also for a login that may
+// request it. Streams of an older release, which allowed purges, get the same.
+func TestNobodyPurgesAStream(t *testing.T) {
+	b := testkit.NATS(t)
+	s := js(t, b.Connect(t))
+	cfg := b.Config()
+	dead := cfg.Stream + "-dead"
+	for n := 1; n <= 2; n++ { // as an older release made them
+		source, destination := event.LiveSubjects(cfg.Prefix, cfg.LivePrefix, n)
+		if _, err := s.CreateStream(t.Context(), jetstream.StreamConfig{Name: cfg.StreamName(n),
+			Subjects:  []string{event.Subjects(cfg.Prefix, n)},
+			RePublish: &jetstream.RePublish{Source: source, Destination: destination},
+			Metadata:  map[string]string{broker.MetaSlots: "0-31", broker.MetaAfter: ""}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := s.CreateStream(t.Context(), jetstream.StreamConfig{Name: dead, Subjects: []string{dead + ".*.*"}}); err != nil {
+		t.Fatal(err)
+	}
+	attack := func(name string, want bool) {
+		t.Helper()
+		stream, err := s.Stream(t.Context(), name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = stream.Purge(t.Context())
+		if refused := err != nil && strings.Contains(err.Error(), "purge not permitted"); refused != want {
+			t.Errorf("a purge of %s: %v; want it refused: %t", name, err, want)
+		}
+	}
+	attack(cfg.StreamName(1), false)
+	attack(cfg.StreamName(2), false)
+	attack(dead, false)
+
+	declare(t, s, cfg, whole)
+	declare(t, s, cfg, broker.Partition{Number: 1, LastSlot: event.Slots - 1})
+	attack(cfg.StreamName(0), true)
+	attack(cfg.StreamName(1), true)
+	day := 24 * time.Hour // no relay declares the stream of a closed partition
+	if _, err := broker.Configure(t.Context(), s, cfg, broker.Limits{MaxAge: &day}); err != nil {
+		t.Fatal(err)
+	}
+	attack(cfg.StreamName(2), true)
+	attack(dead, true)
+
+	// erasures delete messages
+	ack, err := s.Publish(t.Context(), cfg.Prefix+".0.t1.follow.created", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stream, err := s.Stream(t.Context(), ack.Stream)
+	if err == nil {
+		err = stream.SecureDeleteMsg(t.Context(), ack.Sequence)
+	}
+	if err != nil {
+		t.Error(err)
 	}
 }
 
@@ -322,12 +382,10 @@ func TestAStreamHasEndedAlsoOnceItsClosingMessageHasExpired(t *testing.T) {
 	expire := func() {
 		t.Helper()
 		s, err := js.Stream(t.Context(), cfg.StreamName(0))
-		if err == nil {
-			err = s.Purge(t.Context())
-		}
 		if err != nil {
 			t.Fatal(err)
 		}
+		testkit.Expire(t, s, 0)
 	}
 	check := func(when string, want bool) {
 		t.Helper()
@@ -685,19 +743,23 @@ func TestConnectionIsEncryptedAndBothSidesAreChecked(t *testing.T) {
 // TestCredentialsThatExpireAreReplacedInTheFile: in operator mode, a connection with expired credentials reconnects
 // once the file has new ones.
 func TestCredentialsThatExpireAreReplacedInTheFile(t *testing.T) {
-	a, err := broker.NewAccount()
+	all, err := broker.Complete(nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := testkit.NATSWith(t, a.Server)
-	cfg := b.Config()
-	p, err := broker.Principal{Role: broker.Relay}.Complete()
+	keys := make(broker.Keys)
+	if _, err := keys.Add(all); err != nil {
+		t.Fatal(err)
+	}
+	conf, err := keys.Server(replyNaming, all)
 	if err != nil {
 		t.Fatal(err)
 	}
+	b := testkit.NATSWith(t, conf)
+	cfg, p := b.Config(), all[0]
 	cfg.InboxPrefix, cfg.Credentials = p.InboxPrefix(), filepath.Join(t.TempDir(), "relay.creds")
 	write := func(expires time.Duration) {
-		creds, err := broker.Credentials(cfg, p, a.Seed+"\n", expires)
+		creds, err := keys.Credentials(cfg, p, expires)
 		if err == nil {
 			err = os.WriteFile(cfg.Credentials, creds, 0o600)
 		}
@@ -746,22 +808,35 @@ func TestCredentialsThatExpireAreReplacedInTheFile(t *testing.T) {
 }
 
 func TestAPrincipalThatIsNoneIsRefused(t *testing.T) {
-	for name, p := range map[string]broker.Principal{
-		"without a role":            {},
-		"of no role":                {Role: "admin"},
-		"a name with a dot":         {Role: broker.Relay, Name: "a.b"},
-		"a name with a wildcard":    {Role: broker.Relay, Name: "a*"},
-		"a relay of a tenant":       {Role: broker.Relay, Tenant: 7},
-		"a consumer with a durable": {Role: broker.Consumer, Durable: "x"},
-		"a negative tenant":         {Role: broker.Subscriber, Tenant: -1},
-		"a durable with a wildcard": {Role: broker.Subscriber, Durable: "*"},
-		// the subject of an acknowledgment has numbers after the name
-		"a durable that is a number":       {Role: broker.Subscriber, Durable: "1"},
-		"a filter that is all":             {Role: broker.Subscriber, Filter: ">"},
-		"a filter that begins with a star": {Role: broker.Subscriber, Filter: "*.created"},
-		"a filter of three":                {Role: broker.Subscriber, Filter: "a.b.c"},
-	} {
-		if got, err := p.Complete(); err == nil {
+	of := func(p broker.Principal) []broker.Principal { return []broker.Principal{p} }
+	a := broker.Principal{Role: broker.Subscriber, Name: "mailer", Tenant: 7, Durable: true}
+	all := map[string][]broker.Principal{
+		"without a role":                   of(broker.Principal{}),
+		"of no role":                       of(broker.Principal{Role: "admin"}),
+		"a relay with a name":              of(broker.Principal{Role: broker.Relay, Name: "a"}),
+		"a relay of a tenant":              of(broker.Principal{Role: broker.Relay, Tenant: 7}),
+		"a consumer with a durable":        of(broker.Principal{Role: broker.Consumer, Durable: true}),
+		"a second relay":                   of(broker.Principal{Role: broker.Relay}),
+		"a subscriber without a name":      of(broker.Principal{Role: broker.Subscriber, Tenant: 7}),
+		"a name with a dot":                of(broker.Principal{Role: broker.Subscriber, Name: "a.b"}),
+		"a name with a wildcard":           of(broker.Principal{Role: broker.Subscriber, Name: "a*"}),
+		"a name that is a number":          of(broker.Principal{Role: broker.Subscriber, Name: "1", Tenant: 7}),
+		"the name of a tenant's":           of(broker.Principal{Role: broker.Subscriber, Name: "t7_mailer"}),
+		"a negative tenant":                of(broker.Principal{Role: broker.Subscriber, Name: "a", Tenant: -1}),
+		"a filter that is all":             of(broker.Principal{Role: broker.Subscriber, Name: "a", Filter: ">"}),
+		"a filter that begins with a star": of(broker.Principal{Role: broker.Subscriber, Name: "a", Filter: "*.created"}),
+		"a filter of three":                of(broker.Principal{Role: broker.Subscriber, Name: "a", Filter: "a.b.c"}),
+		"a consumer with a name of others": of(broker.Principal{Role: broker.Consumer, Name: "t7_mailer"}),
+		"two of one name":                  {a, a},
+		"two with one password":            {{Role: broker.Subscriber, Name: "a-b"}, {Role: broker.Subscriber, Name: "a_b"}},
+		"one durable for two": {{Role: broker.Subscriber, Name: "a-follow", Durable: true},
+			{Role: broker.Subscriber, Name: "a", Durable: true, Filter: "follow.*"}},
+	}
+	for _, name := range []string{"relay", "api", "consumer", "operator", "subscriber", "console", "projector", "archiver", "Relay"} {
+		all["the name "+name] = of(broker.Principal{Role: broker.Subscriber, Name: name, Tenant: 7})
+	}
+	for name, p := range all {
+		if got, err := broker.Complete(p); err == nil {
 			t.Errorf("%s: %+v", name, got)
 		}
 	}
@@ -776,5 +851,19 @@ func TestAStreamThatIsEmptyFromTheBeginningHasNotEnded(t *testing.T) {
 	next := broker.Stream{Partition: broker.Partition{Number: 1, After: []int{0}}, Last: 1, Messages: 1}
 	if ended, err := broker.Ended(t.Context(), s, b.Config(), first, []broker.Stream{first, next}); err != nil || ended {
 		t.Errorf("ended: %v, %v", ended, err)
+	}
+}
+
+// TestNoTwoTenantsShareAName: login, inbox, durable consumer and account of a tenant's subscriber name the tenant.
+func TestNoTwoTenantsShareAName(t *testing.T) {
+	of := func(tenant int64) string {
+		p := broker.Principal{Role: broker.Subscriber, Name: "mailer", Tenant: tenant, Durable: true, Filter: "follow.created"}
+		return strings.Join([]string{p.Login(), p.InboxPrefix(), p.DurableName(), p.Account()}, " ")
+	}
+	for tenant, want := range map[int64]string{7: "t7_mailer _INBOX_t7_mailer t7_mailer TENANT_7",
+		8: "t8_mailer _INBOX_t8_mailer t8_mailer TENANT_8", 0: "mailer _INBOX_mailer mailer-follow-created SUBSCRIBER_mailer"} {
+		if got := of(tenant); got != want {
+			t.Errorf("tenant %d: %s, want %s", tenant, got, want)
+		}
 	}
 }

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 )
@@ -46,4 +48,232 @@ func Durables(ctx context.Context, js jetstream.JetStream, stream string) (all [
 	}
 	slices.SortFunc(all, func(a, b Durable) int { return strings.Compare(a.Name, b.Name) })
 	return all, more, nil
+}
+
+// Metadata of a durable consumer that Subscribe created.
+const (
+	// MetaFilter is the filter of the subscriber's consumers on the streams of partitions. A consumer with it is kept:
+	// Declare creates the same one on each new stream.
+	MetaFilter = "tidings-filter"
+	// MetaOf names the stream's predecessors, as MetaAfter does on the stream, which a tenant cannot read.
+	MetaOf = "tidings-after"
+)
+
+// OrderGroup is the priority group of a durable consumer that one instance at a time reads.
+const OrderGroup = "order"
+
+// MaxUnacked is the largest number of events that all instances of a subscriber together have in hand.
+const MaxUnacked = 100_000
+
+// Subscription selects how Subscribe creates durable consumers.
+type Subscription struct {
+	AckWait time.Duration // NATS delivers an event again if it is not acknowledged in time
+	InOrder bool          // one instance at a time reads a stream
+	Since   time.Time     // begin with the events stored then; zero for the oldest ones
+}
+
+// Subscribe creates p's durable consumers. A program in p's account cannot do that, because the request names the subject
+// to which NATS delivers. Consumers that exist get the settings and keep their positions. After an error call it again.
+//
+// The consumers of the stream of dead letters are the record of those that every other stream must have. So Subscribe
+// creates that one first and then lists the streams: a stream that Declare creates later gets the consumer from there.
+func Subscribe(ctx context.Context, js jetstream.JetStream, cfg Config, p Principal, s Subscription) (created []string, err error) {
+	if err := p.Validate(); err != nil {
+		return nil, err
+	}
+	durable := p.DurableName()
+	if durable == "" {
+		return nil, fmt.Errorf("%s has no durable consumer", p.Login())
+	}
+	if s.AckWait < time.Second {
+		return nil, fmt.Errorf("the time to acknowledge is %s: want at least 1s", s.AckWait)
+	}
+	streams, err := Streams(ctx, js, cfg)
+	if err != nil {
+		return nil, err
+	}
+	if len(streams) == 0 {
+		return nil, errors.New("there is no stream yet: a relay creates the first one")
+	}
+	if err := DeclareDead(ctx, js, cfg, streams[0]); err != nil {
+		return nil, err
+	}
+	base := jetstream.ConsumerConfig{Durable: durable, FilterSubject: cfg.DeadStream() + ".retry." + durable,
+		AckPolicy: jetstream.AckExplicitPolicy, AckWait: s.AckWait, MaxAckPending: MaxUnacked, MaxDeliver: -1,
+		Description: "Tidings subscriber " + p.Login(), Metadata: map[string]string{MetaFilter: cfg.Prefix + ".*." + p.events()}}
+	if s.InOrder {
+		base.PriorityPolicy, base.PriorityGroups, base.PinnedTTL = jetstream.PriorityPolicyPinned, []string{OrderGroup}, s.AckWait
+	}
+	made, err := ensure(ctx, js, cfg.DeadStream(), base, true)
+	if err != nil {
+		return nil, err
+	}
+	if made {
+		created = append(created, cfg.DeadStream())
+	}
+	if streams, err = Streams(ctx, js, cfg); err != nil {
+		return created, err
+	}
+	for _, stream := range streams { // predecessors first
+		c := onStream(base, stream)
+		if !s.Since.IsZero() {
+			c.DeliverPolicy, c.OptStartTime = jetstream.DeliverByStartTimePolicy, &s.Since
+		}
+		if made, err = ensure(ctx, js, stream.Name, c, true); err != nil {
+			return created, err
+		}
+		if made {
+			created = append(created, stream.Name)
+		}
+	}
+	return created, nil
+}
+
+// Unsubscribe deletes p's durable consumers, with their positions. A relay that opens a stream meanwhile may leave one
+// there: call it again.
+func Unsubscribe(ctx context.Context, js jetstream.JetStream, cfg Config, p Principal) (deleted []string, err error) {
+	streams, err := Streams(ctx, js, cfg)
+	if err != nil {
+		return nil, err
+	}
+	names := []string{cfg.DeadStream()} // the record first
+	for _, s := range streams {
+		names = append(names, s.Name)
+	}
+	for _, name := range names {
+		err := js.DeleteConsumer(ctx, name, p.DurableName())
+		switch {
+		case err == nil:
+			deleted = append(deleted, name)
+		case !errors.Is(err, jetstream.ErrConsumerNotFound) && !errors.Is(err, jetstream.ErrStreamNotFound):
+			return deleted, fmt.Errorf("delete consumer %s of stream %s: %w", p.DurableName(), name, unanswered(js, err))
+		}
+	}
+	return deleted, nil
+}
+
+// keep creates the kept durable consumers on a new stream.
+func keep(ctx context.Context, js jetstream.JetStream, cfg Config, s Stream) error {
+	dead, err := js.Stream(ctx, cfg.DeadStream())
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("look up stream %s: %w", cfg.DeadStream(), unanswered(js, err))
+	}
+	list := dead.ListConsumers(ctx)
+	var all []jetstream.ConsumerConfig
+	for c := range list.Info() {
+		if c.Config.Metadata[MetaFilter] != "" {
+			all = append(all, c.Config)
+		}
+	}
+	if err := list.Err(); err != nil && !errors.Is(err, jetstream.ErrEndOfData) {
+		return fmt.Errorf("list the consumers of stream %s: %w", cfg.DeadStream(), unanswered(js, err))
+	}
+	for _, c := range all {
+		if _, err := ensure(ctx, js, s.Name, onStream(c, s), false); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// onStream returns the consumer of a partition's stream that belongs to a consumer of the record.
+func onStream(record jetstream.ConsumerConfig, s Stream) jetstream.ConsumerConfig {
+	var after []string
+	for _, n := range s.After {
+		after = append(after, strconv.Itoa(n))
+	}
+	filter := record.Metadata[MetaFilter]
+	return jetstream.ConsumerConfig{Durable: record.Durable, Description: record.Description, FilterSubject: filter,
+		AckPolicy: record.AckPolicy, AckWait: record.AckWait, MaxAckPending: record.MaxAckPending, MaxDeliver: record.MaxDeliver,
+		PriorityPolicy: record.PriorityPolicy, PriorityGroups: record.PriorityGroups, PinnedTTL: record.PinnedTTL,
+		Metadata: map[string]string{MetaFilter: filter, MetaOf: strings.Join(after, " ")}}
+}
+
+// ensure creates a durable consumer if the stream has none of that name. Otherwise it gives that one the settings of c,
+// with update, and keeps its position.
+func ensure(ctx context.Context, js jetstream.JetStream, stream string, c jetstream.ConsumerConfig, update bool) (created bool, err error) {
+	fail := func(err error) (bool, error) {
+		return false, fmt.Errorf("create consumer %s of stream %s: %w", c.Durable, stream, unanswered(js, err))
+	}
+	have, err := js.Consumer(ctx, stream, c.Durable)
+	if errors.Is(err, jetstream.ErrConsumerNotFound) {
+		if _, err = js.CreateConsumer(ctx, stream, c); err == nil {
+			return true, nil
+		}
+		if !errors.Is(err, jetstream.ErrConsumerExists) { // another process was faster
+			return fail(err)
+		}
+		have, err = js.Consumer(ctx, stream, c.Durable)
+	}
+	switch {
+	case err != nil:
+		return fail(err)
+	case have.CachedInfo().Config.FilterSubject != c.FilterSubject:
+		return fail(fmt.Errorf("one with the filter %q exists", have.CachedInfo().Config.FilterSubject))
+	case !update:
+		return false, nil
+	}
+	c.DeliverPolicy, c.OptStartTime = have.CachedInfo().Config.DeliverPolicy, have.CachedInfo().Config.OptStartTime
+	if _, err := js.UpdateConsumer(ctx, stream, c); err != nil {
+		return fail(err)
+	}
+	return false, nil
+}
+
+// DeclareDead creates the stream of subscribers' dead letters, with the replicas and the placement of a partition's
+// stream.
+func DeclareDead(ctx context.Context, js jetstream.JetStream, cfg Config, events Stream) error {
+	_, err := js.Stream(ctx, cfg.DeadStream())
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		_, err = js.CreateStream(ctx, jetstream.StreamConfig{
+			Name: cfg.DeadStream(), Description: "Tidings: events that subscribers could not handle",
+			Subjects: []string{cfg.DeadStream() + ".*.*"},
+			Storage:  jetstream.FileStorage, Replicas: max(events.Replicas, 1), Placement: Placement(events.Tags), AllowDirect: true,
+			Discard: jetstream.DiscardNew, DenyPurge: true, // letters are deleted one by one
+		})
+		if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
+			err = nil // another process was faster
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("declare the stream of dead letters, %s: %w", cfg.DeadStream(), err)
+	}
+	return nil
+}
+
+// StreamsOf returns the streams as a subscriber's durable consumers describe them, for an account that can read no more.
+// Last is above 0 if the stream may have had events. Streams without that consumer are missing.
+func StreamsOf(ctx context.Context, js jetstream.JetStream, cfg Config, durable string) (all []Stream, err error) {
+	names := js.StreamNames(ctx, jetstream.WithStreamListSubject(cfg.Prefix+".>"))
+	for name := range names.Name() {
+		n, ok := cfg.Number(name)
+		if !ok {
+			continue
+		}
+		c, err := js.Consumer(ctx, name, durable)
+		if errors.Is(err, jetstream.ErrConsumerNotFound) || errors.Is(err, jetstream.ErrStreamNotFound) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("look up consumer %s of stream %s: %w", durable, name, unanswered(js, err))
+		}
+		i := c.CachedInfo()
+		s := Stream{Partition: Partition{Number: n}, Name: name, Created: i.Created, Last: max(i.Delivered.Stream, i.NumPending)}
+		for _, f := range strings.Fields(i.Config.Metadata[MetaOf]) {
+			before, err := strconv.Atoi(f)
+			if err != nil {
+				return nil, fmt.Errorf("%w: %s in the metadata of consumer %s is %.80q", ErrStreamShape, MetaOf, durable, f)
+			}
+			s.After = append(s.After, before)
+		}
+		all = append(all, s)
+	}
+	if err := names.Err(); err != nil && !errors.Is(err, jetstream.ErrEndOfData) {
+		return nil, fmt.Errorf("list the streams of %s.>: %w", cfg.Prefix, unanswered(js, err))
+	}
+	slices.SortFunc(all, func(a, b Stream) int { return a.Number - b.Number })
+	return all, nil
 }

@@ -74,3 +74,39 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		gauge(c.allowed, float64(account.Limits.MaxStore))
 	}
 }
+
+type credentials struct {
+	file            string
+	expires, issued *prometheus.Desc
+}
+
+// NewCredentials returns gauges of the life of the credentials in a file (Config.Credentials). It reads the file at each
+// scrape, as the next connection will, so it notices a replacement. It returns nothing for an empty name.
+func NewCredentials(file string) prometheus.Collector {
+	return credentials{file, prometheus.NewDesc("nats_credentials_expires_timestamp_seconds",
+		"Expiry of the credentials in the file that the next connection reads; 0 if it cannot be read, absent if they never expire.",
+		nil, nil), prometheus.NewDesc("nats_credentials_issued_timestamp_seconds",
+		"Time at which these credentials were signed; 0 if the file cannot be read.", nil, nil)}
+}
+
+// Describe implements prometheus.Collector.
+func (c credentials) Describe(ch chan<- *prometheus.Desc) { ch <- c.expires; ch <- c.issued }
+
+// Collect implements prometheus.Collector.
+func (c credentials) Collect(ch chan<- prometheus.Metric) {
+	if c.file == "" {
+		return
+	}
+	user, err := ReadUser(c.file)
+	gauge := func(d *prometheus.Desc, at time.Time) {
+		seconds := 0.0
+		if err == nil {
+			seconds = float64(at.Unix())
+		}
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, seconds)
+	}
+	if err != nil || !user.Expires.IsZero() {
+		gauge(c.expires, user.Expires)
+	}
+	gauge(c.issued, user.Issued)
+}

@@ -341,7 +341,8 @@ func get(ctx context.Context, js jetstream.JetStream, stream string, query map[s
 // for a stream of another shape. Several processes may call it at once.
 //
 // It never shrinks replicas, age or size, because another process may have a larger configuration; Configure does. It
-// keeps the placement, because a change copies the whole stream; Configure moves it. It keeps the slots.
+// keeps the placement, because a change copies the whole stream; Configure moves it. It keeps the slots. A stream that
+// has had no message gets the durable consumers of Subscribe.
 func Declare(ctx context.Context, js jetstream.JetStream, cfg Config, p Partition, log *slog.Logger) (Stream, error) {
 	if err := cfg.Validate(); err != nil {
 		return Stream{}, err
@@ -379,7 +380,11 @@ func Declare(ctx context.Context, js jetstream.JetStream, cfg Config, p Partitio
 			"the stream keeps other placement tags than this process is configured with; `tidings stream configure` moves it",
 			"stream", name, "tags", tagsOf(s))
 	}
-	return describe(cfg, stream.CachedInfo())
+	declared, err := describe(cfg, stream.CachedInfo())
+	if err == nil && declared.Last == 0 { // nobody may write to it before subscribers have their consumers
+		err = keep(ctx, js, cfg, declared)
+	}
+	return declared, err
 }
 
 // Inspect compares a partition's stream with the result of Declare, and changes nothing. refused are the reasons why
@@ -440,7 +445,8 @@ type Configured struct {
 
 // Configure sets the limits of all partitions' streams, also to lower values. Lower values drop replicas and expire
 // older messages. The record of erasures gets the same replicas and placement. A relay with a larger configuration
-// raises the limits again when it next declares the stream.
+// raises the limits again when it next declares the stream. Configure also denies purges of streams that an older
+// release created: relays declare no stream of a closed partition, and subscribers change no stream of dead letters.
 //
 // Servers copy a moving stream in the background, and publishes and reads continue meanwhile. After an error only some
 // streams may have changed: call it again.
@@ -460,6 +466,7 @@ func Configure(ctx context.Context, js jetstream.JetStream, cfg Config, l Limits
 		stream, err = change(ctx, js, stream, func(have jetstream.StreamConfig) jetstream.StreamConfig {
 			c := l.over(cfg, have)
 			have.Replicas, have.Placement, have.MaxAge, have.MaxBytes = c.Replicas, l.placement(have), c.MaxAge, c.MaxBytes
+			have.AllowRollup, have.DenyPurge = false, true
 			return have
 		})
 		if err != nil {
@@ -469,7 +476,27 @@ func Configure(ctx context.Context, js jetstream.JetStream, cfg Config, l Limits
 		all = append(all, Configured{Stream: now.Name, Replicas: now.Replicas, Tags: tagsOf(now), MaxAge: now.MaxAge,
 			MaxBytes: now.MaxBytes})
 	}
+	if err := denyPurges(ctx, js, cfg.DeadStream()); err != nil {
+		return all, err
+	}
 	return all, l.placeErased(ctx, js, cfg)
+}
+
+// denyPurges makes the server refuse purges of a stream, if it exists.
+func denyPurges(ctx context.Context, js jetstream.JetStream, name string) error {
+	stream, err := js.Stream(ctx, name)
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		return nil
+	}
+	if err == nil && !stream.CachedInfo().Config.DenyPurge {
+		sc := stream.CachedInfo().Config
+		sc.AllowRollup, sc.DenyPurge = false, true
+		_, err = js.UpdateStream(ctx, sc)
+	}
+	if err != nil {
+		return fmt.Errorf("deny purges of stream %s: %w", name, unanswered(js, err))
+	}
+	return nil
 }
 
 // Shrinks describes the values that Configure would lower. It changes nothing.
@@ -611,8 +638,9 @@ func (c Config) declare(base jetstream.StreamConfig, partition int) jetstream.St
 	// refused.
 	source, destination := event.LiveSubjects(c.Prefix, c.LivePrefix, partition)
 	s.RePublish = &jetstream.RePublish{Source: source, Destination: destination}
-	// DenyDelete stays off, because erasure deletes messages. DenyPurge stays off, because a purge is the operator's
-	// only quick remedy for a full store, and neither setting can ever be undone. Readers detect a purge.
+	// No server undoes it. A previous release keeps it: it begins with the stream's own configuration, as this function
+	// does. DenyDelete stays off, because erasure deletes messages.
+	s.DenyPurge = true
 	return s
 }
 
@@ -658,6 +686,6 @@ func equal(a, b jetstream.StreamConfig) bool {
 	return a.Description == b.Description && a.Discard == b.Discard && a.MaxAge == b.MaxAge && a.MaxBytes == b.MaxBytes &&
 		a.MaxMsgs == b.MaxMsgs && a.MaxMsgsPerSubject == b.MaxMsgsPerSubject && a.Duplicates == b.Duplicates &&
 		a.Replicas == b.Replicas && SameTags(tagsOf(a), tagsOf(b)) && a.AllowAtomicPublish == b.AllowAtomicPublish &&
-		a.AllowDirect == b.AllowDirect && a.AllowRollup == b.AllowRollup && a.NoAck == b.NoAck &&
+		a.AllowDirect == b.AllowDirect && a.AllowRollup == b.AllowRollup && a.DenyPurge == b.DenyPurge && a.NoAck == b.NoAck &&
 		a.RePublish != nil && *a.RePublish == *b.RePublish && maps.Equal(a.Metadata, b.Metadata)
 }

@@ -31,6 +31,14 @@ func Broker(ctx context.Context, nc *nats.Conn, cfg broker.Config, partitions []
 	if err != nil {
 		return nil, fmt.Errorf("use JetStream: %w", err)
 	}
+	if cfg.Credentials != "" {
+		if user, err := broker.ReadUser(cfg.Credentials); err != nil {
+			all = append(all, Finding{Warning, "nats-credentials", where,
+				fmt.Sprintf("the next connection of this command fails: %v", err), "correct NATS_CREDENTIALS or the rights of its file"})
+		} else {
+			all = append(all, credentials(where, user, time.Now())...)
+		}
+	}
 	ctx, cancel := context.WithTimeout(ctx, cfg.Timeout)
 	defer cancel()
 	account, err := js.AccountInfo(ctx)
@@ -47,7 +55,24 @@ func Broker(ctx context.Context, nc *nats.Conn, cfg broker.Config, partitions []
 		}
 		all = append(all, found...)
 	}
+	dead, err := js.Stream(ctx, cfg.DeadStream())
+	if err == nil && !dead.CachedInfo().Config.DenyPurge {
+		all = append(all, Finding{Warning, "stream-purge", cfg.DeadStream(),
+			"an older release created it, so one request can purge all dead letters of subscribers",
+			"run tidings stream configure with a current value, such as --max-age; it denies purges of every stream"})
+	}
 	return all, nil
+}
+
+// credentials returns a finding if a user's credentials expire soon: the same rule as the alert CredentialsExpire.
+func credentials(where string, u broker.User, now time.Time) []Finding {
+	left := u.Expires.Sub(now)
+	if u.Expires.IsZero() || left >= 14*24*time.Hour || left >= u.Expires.Sub(u.Issued)/4 {
+		return nil
+	}
+	return []Finding{{Warning, "nats-credentials", where,
+		fmt.Sprintf("the credentials of %s expire at %s", u.Name, u.Expires.UTC().Format(time.RFC3339)),
+		"sign new ones with tidings nats creds: docs/runbook/CredentialsExpire.md"}}
 }
 
 func stream(ctx context.Context, js jetstream.JetStream, cfg broker.Config, p broker.Partition) (all []Finding, err error) {
@@ -62,7 +87,8 @@ func stream(ctx context.Context, js jetstream.JetStream, cfg broker.Config, p br
 	}
 	if reset {
 		all = append(all, Finding{Warning, "stream-limits", name,
-			"a limit, the discard policy, the republish rule or the number of replicas was changed outside of Tidings",
+			"a limit, the discard policy, the republish rule, the denial of purges or the number of replicas differs from what " +
+				"Tidings sets",
 			"restart a relay: it restores Tidings' values. To change a limit permanently, run tidings stream configure"})
 	}
 	before := time.Now()

@@ -1,7 +1,10 @@
 package doctor
 
 import (
+	"os"
+	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -56,6 +59,51 @@ func TestEveryCheckOfTheBrokerFindsItsIllness(t *testing.T) {
 		if _, err := js.UpdateStream(t.Context(), c); err != nil {
 			t.Fatal(err)
 		}
+	}
+	keys, operator := broker.Keys{}, broker.Principal{Role: broker.Operator}
+	if _, err := keys.Add([]broker.Principal{operator}); err != nil {
+		t.Fatal(err)
+	}
+	cfg.Credentials = filepath.Join(t.TempDir(), "operator.creds")
+	if got := found(); len(got) != 1 || got["nats-credentials"] != Warning {
+		t.Errorf("credentials that cannot be read: %v", got)
+	}
+	for _, life := range []time.Duration{10 * time.Hour, 0} {
+		creds, err := keys.Credentials(cfg, operator, life)
+		if err == nil {
+			err = os.WriteFile(cfg.Credentials, creds, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := found(); len(got) > 0 {
+			t.Errorf("new credentials for %s: %v", life, got)
+		}
+	}
+	cfg.Credentials = ""
+	now := time.Now()
+	for _, c := range []struct {
+		issued, expires time.Duration // from now
+		want            int
+	}{
+		{-10 * time.Hour, 4 * time.Hour, 0}, {-10 * time.Hour, 3 * time.Hour, 1}, {-10 * time.Hour, -time.Hour, 1},
+		{-1000 * 24 * time.Hour, 15 * 24 * time.Hour, 0}, {-1000 * 24 * time.Hour, 13 * 24 * time.Hour, 1},
+	} {
+		user := broker.User{Name: "operator", Issued: now.Add(c.issued), Expires: now.Add(c.expires)}
+		if got := credentials("NATS", user, now); len(got) != c.want {
+			t.Errorf("credentials from %s to %s: %v, want %d findings", c.issued, c.expires, got, c.want)
+		}
+	}
+	dead := jetstream.StreamConfig{Name: cfg.DeadStream(), Subjects: []string{cfg.DeadStream() + ".*.*"}}
+	if _, err := js.CreateStream(t.Context(), dead); err != nil {
+		t.Fatal(err)
+	}
+	if got := found(); len(got) != 1 || got["stream-purge"] != Warning {
+		t.Errorf("a stream of dead letters that an older release created: %v", got)
+	}
+	dead.DenyPurge = true
+	if _, err := js.UpdateStream(t.Context(), dead); err != nil {
+		t.Fatal(err)
 	}
 	edit(func(c *jetstream.StreamConfig) { c.MaxMsgs = 7 })
 	if got := found(); len(got) != 1 || got["stream-limits"] != Warning {

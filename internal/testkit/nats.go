@@ -174,6 +174,25 @@ func (b *Broker) Reload(t testing.TB, conf string) {
 	check(t, "configure NATS", b.server(t).reload())
 }
 
+// Expire removes a stream's messages before a sequence at once, as their age does later; 0 removes all. Streams refuse
+// purges.
+func Expire(t testing.TB, s jetstream.Stream, before uint64) {
+	t.Helper()
+	info, err := s.Info(t.Context())
+	check(t, "expire messages", err)
+	if before == 0 {
+		before = info.State.LastSeq + 1
+	}
+	for seq := info.State.FirstSeq; seq < before; seq++ {
+		if err := s.DeleteMsg(t.Context(), seq); !errors.Is(err, jetstream.ErrMsgDeleteUnsuccessful) { // it was deleted before
+			check(t, "expire messages", err)
+		}
+	}
+	if info, err = s.Info(t.Context()); err != nil || info.State.FirstSeq != before {
+		t.Fatalf("expire messages: the stream begins at %d, want %d: %v", info.State.FirstSeq, before, err)
+	}
+}
+
 func (b *Broker) server(t testing.TB) natsServer {
 	t.Helper()
 	if b.s == nil {

@@ -133,7 +133,7 @@ func Run[P projections.Projection](ctx context.Context, opsAddr string, cfg Conf
 		}
 		g.Go(func() error { return drift.Run(ctx) })
 	}
-	reg.MustRegister(daemon.NewCertificates(certificates))
+	reg.MustRegister(daemon.NewCertificates(certificates), broker.NewCredentials(cfg.Broker.Credentials))
 	g.Go(func() error { return ops.Run(ctx) })
 	g.Go(func() error { return broker.Watch(ctx, nc) })
 	g.Go(func() error {

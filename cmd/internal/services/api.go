@@ -82,7 +82,7 @@ func runAPI(ctx context.Context, env envconfig.Lookuper) error {
 		return err
 	}
 	defer closeConsole()
-	reg.MustRegister(certificates(cfg, truth, projections))
+	reg.MustRegister(certificates(cfg, truth, projections), broker.NewCredentials(cfg.Broker.Credentials))
 	ops := daemon.NewOps("api", cfg.OpsAddr, reg, log)
 	ops.Ready("truth", truth.Ping)
 	ops.Ready("projections", projections.Ping)

@@ -9,6 +9,8 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -17,6 +19,7 @@ import (
 
 	"github.com/sethvargo/go-envconfig"
 
+	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/tokens"
@@ -32,12 +35,25 @@ func TestRunAnswersUntilItIsStopped(t *testing.T) {
 		t.Fatal(err)
 	}
 	addr, opsAddr, cert := testkit.FreeAddr(t), testkit.FreeAddr(t), testkit.NewCertificate(t)
+	credentials := filepath.Join(t.TempDir(), "api.creds")
+	keys, who := broker.Keys{}, broker.Principal{Role: broker.API}
+	if _, err := keys.Add([]broker.Principal{who}); err != nil {
+		t.Fatal(err)
+	}
+	creds, err := keys.Credentials(broker.Config{}, who, time.Hour)
+	if err == nil {
+		err = os.WriteFile(credentials, creds, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
 		done <- runAPI(ctx, envconfig.MapLookuper(map[string]string{
 			"DATABASE_URL": db.URL, "API_ADDR": addr, "OPS_ADDR": opsAddr, "API_CURSOR_KEY": strings.Repeat("ab", 32),
 			"API_RATE_WRITE": "1/1h", "API_TLS_CERT": cert.CertFile, "API_TLS_KEY": cert.KeyFile,
+			"NATS_CREDENTIALS": credentials,
 		}))
 	}()
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{RootCAs: cert.Pool(t)}}}
@@ -75,6 +91,9 @@ func TestRunAnswersUntilItIsStopped(t *testing.T) {
 	if err != nil || !strings.Contains(string(body), `tls_certificate_expires_timestamp_seconds{use="api"} `) ||
 		strings.Contains(string(body), `use="nats"`) {
 		t.Errorf("the metrics lack the expiry of the served certificate, or have one of an absent certificate: %v", err)
+	}
+	if !strings.Contains(string(body), "\nnats_credentials_expires_timestamp_seconds ") {
+		t.Error("the metrics lack the expiry of the credentials")
 	}
 	stop()
 	select {

@@ -48,7 +48,7 @@ func runRelay(ctx context.Context, env envconfig.Lookuper) error {
 	reg.MustRegister(outbox.NewCollector(pool, log))
 	reg.MustRegister(daemon.NewCertificates(map[string]daemon.Expiry{
 		"nats": daemon.FileExpiry(cfg.Broker.TLSCert), "postgres": postgres.CertificateExpiry(pool),
-	}))
+	}), broker.NewCredentials(cfg.Broker.Credentials))
 	reg.MustRegister(postgres.NewBlockedCollector(pool, log),
 		prometheus.WrapCollectorWith(prometheus.Labels{"database": "truth"}, postgres.NewSizesCollector(pool, log)))
 	ops := daemon.NewOps("relay", cfg.OpsAddr, reg, log)

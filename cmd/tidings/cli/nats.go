@@ -4,21 +4,29 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/sethvargo/go-envconfig"
 	"github.com/spf13/cobra"
 
 	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/daemon"
+	"github.com/tidings/tidings/internal/words"
 )
 
 func (p Process) natsCommand() *cobra.Command {
-	c := &cobra.Command{Use: "nats", Short: "Create the NATS users and credentials of binaries and subscribers"}
-	c.AddCommand(p.natsUsersCommand(), p.natsAccountCommand(), p.natsCredsCommand())
+	c := &cobra.Command{Use: "nats", Short: "Create the NATS accounts, users and credentials of binaries and subscribers"}
+	c.AddCommand(p.natsUsersCommand(), p.natsAccountCommand(), p.natsCredsCommand(), p.natsRevokeCommand(),
+		p.natsDurableCommand())
 	return c
 }
 
@@ -35,162 +43,343 @@ func (p Process) natsUsersCommand() *cobra.Command {
 	var subscribers []string
 	c := &cobra.Command{
 		Use:   "users",
-		Short: "Print the users of a NATS server with their permissions",
+		Short: "Print the accounts and users of a NATS server with their permissions",
 		Long: `Users prints a part of a server's configuration, with the users relay, api, consumer, operator and
-the subscribers that you name. Include it in nats.conf. It denies everything that a user does not
-need. The server's environment variable NATS_PASSWORD_NAME has the password of a user: plain text
-that begins with a letter, or a bcrypt hash.
+the subscribers that you name, each in its account. Include it in nats.conf. It denies everything
+that a user does not need. The server's environment variable NATS_PASSWORD_NAME has the password of
+a user: plain text that begins with a letter, or a bcrypt hash.
+
+` + subscriberHelp + `
 
 A process needs its user in NATS_URL (nats://relay:PASSWORD@host:4222) and
-NATS_INBOX_PREFIX=_INBOX_NAME. The command reads NATS_STREAM, NATS_SUBJECT_PREFIX and
+NATS_INBOX_PREFIX=_INBOX_USER. The command reads NATS_STREAM, NATS_SUBJECT_PREFIX and
 NATS_LIVE_PREFIX like the binaries.`,
-		Example: `  tidings nats users --subscriber name=acme,tenant=7 --subscriber ` +
-			`name=mailer,tenant=7,durable=mailer,filter=follow.created`,
+		Example: `  tidings nats users --subscriber name=feed,tenant=7 --subscriber ` +
+			`name=mailer,tenant=7,durable,filter=follow.created`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			cfg, err := p.naming(c.Context())
 			if err != nil {
 				return err
 			}
-			all := []broker.Principal{{Role: broker.Relay}, {Role: broker.API}, {Role: broker.Consumer}, {Role: broker.Operator}}
-			for _, text := range subscribers {
-				s, err := parseSubscriber(text)
-				if err != nil {
-					return &usageError{fmt.Errorf("--subscriber %s: %w", text, err)}
-				}
-				all = append(all, s)
-			}
-			names := make(map[string]bool)
-			for i := range all {
-				if all[i], err = all[i].Complete(); err != nil {
-					return &usageError{err}
-				}
-				if names[all[i].Variable()] {
-					return &usageError{fmt.Errorf("two users have the name %s", all[i].Name)}
-				}
-				names[all[i].Variable()] = true
+			all, err := parseSubscribers(subscribers)
+			if err != nil {
+				return err
 			}
 			_, err = fmt.Fprint(p.Stdout, "# tidings nats users; see docs/security.md\n", broker.Users(cfg, all))
 			return err
 		},
 	}
-	c.Flags().StringArrayVar(&subscribers, "subscriber", nil,
-		"a subscriber: name=NAME[,tenant=N][,durable=NAME][,filter=KIND.EVENT]; repeatable")
+	c.Flags().StringArrayVar(&subscribers, "subscriber", nil, subscriberFlag)
 	return c
 }
 
-// parseSubscriber reads name=acme,tenant=7,durable=mailer,filter=follow.created.
+const (
+	subscriberFlag = "a subscriber: name=NAME[,tenant=N][,durable][,filter=KIND.EVENT]; repeatable"
+	subscriberHelp = `A subscriber of tenant 7 with the name mailer is the user t7_mailer, in an account that all
+subscribers of that tenant share. It gets live.t7.> over plain NATS, and with durable it also reads
+its durable consumers t7_mailer, which tidings nats durable creates. Without a tenant it gets the
+events of all tenants.`
+)
+
+// parseSubscribers returns our own principals and the named subscribers.
+func parseSubscribers(texts []string) ([]broker.Principal, error) {
+	var all []broker.Principal
+	for _, text := range texts {
+		s, err := parseSubscriber(text)
+		if err != nil {
+			return nil, &usageError{fmt.Errorf("subscriber %s: %w", text, err)}
+		}
+		all = append(all, s)
+	}
+	all, err := broker.Complete(all)
+	if err != nil {
+		return nil, &usageError{err}
+	}
+	return all, nil
+}
+
+// parseSubscriber reads name=mailer,tenant=7,durable,filter=follow.created.
 func parseSubscriber(text string) (s broker.Principal, err error) {
 	s.Role = broker.Subscriber
 	for field := range strings.SplitSeq(text, ",") {
-		key, value, _ := strings.Cut(field, "=")
-		switch key {
-		case "name":
+		key, value, given := strings.Cut(field, "=")
+		switch {
+		case key == "name" && given:
 			s.Name = value
-		case "tenant":
+		case key == "tenant" && given:
 			if s.Tenant, err = strconv.ParseInt(value, 10, 64); err != nil || s.Tenant < 1 {
 				return s, fmt.Errorf("the tenant is %q: want a positive number", value)
 			}
-		case "durable":
-			s.Durable = value
-		case "filter":
+		case key == "durable" && !given:
+			s.Durable = true
+		case key == "filter" && given:
 			s.Filter = value
 		default:
-			return s, fmt.Errorf("%q: want name, tenant, durable and filter", field)
+			return s, fmt.Errorf("%q: want name=NAME, tenant=N, durable and filter=KIND.EVENT", field)
 		}
 	}
 	return s, nil
 }
 
+// The files of a directory of keys, beside a NAME.seed for each key.
+const (
+	serversFile     = "nats-account.conf"
+	subscribersFile = "subscribers"
+	seedSuffix      = ".seed"
+)
+
 func (p Process) natsAccountCommand() *cobra.Command {
-	return &cobra.Command{
+	var subscribers []string
+	c := &cobra.Command{
 		Use:   "account DIR",
-		Short: "Create an operator and an account for NATS servers in operator mode",
-		Long: `Account writes three files to DIR, and refuses to replace one. nats-account.conf is a part of the
-servers' configuration: include it in nats.conf. account.seed signs credentials (tidings nats
-creds). operator.seed signs changes of the account. Keep both seeds secret, and put neither on a
-server.`,
-		Args: exactArgs(1),
-		RunE: func(_ *cobra.Command, args []string) error {
-			a, err := broker.NewAccount()
+		Short: "Create the operator and the accounts for NATS servers in operator mode, or add subscribers to them",
+		Long: `Account makes the keys in DIR that do not exist yet, and writes DIR/nats-account.conf, a part of the
+servers' configuration: include it in nats.conf. DIR/subscribers has the subscribers, one per line.
+To add one, use --subscriber or edit that file, run the command again, give the new
+nats-account.conf to all servers, and reload them (nats-server --signal reload). Then tidings nats
+creds signs credentials.
+
+` + subscriberHelp + `
+
+The files DIR/*.seed are secrets: operator.seed signs accounts, the others sign users. Put none of
+them on a server.`,
+		Example: `  tidings nats account keys --subscriber name=mailer,tenant=7,durable,filter=follow.created`,
+		Args:    exactArgs(1),
+		RunE: func(c *cobra.Command, args []string) error {
+			cfg, err := p.naming(c.Context())
 			if err != nil {
 				return err
 			}
-			if err := os.MkdirAll(args[0], 0o700); err != nil {
+			dir := args[0]
+			if err := os.MkdirAll(dir, 0o700); err != nil {
 				return err
 			}
-			for name, text := range map[string]string{"operator.seed": a.OperatorSeed + "\n", "account.seed": a.Seed + "\n",
-				"nats-account.conf": a.Server} {
-				if err := writeNew(filepath.Join(args[0], name), []byte(text)); err != nil {
+			lines, err := readSubscribers(dir)
+			if err != nil {
+				return err
+			}
+			for _, s := range subscribers {
+				if !slices.Contains(lines, s) {
+					lines = append(lines, s)
+				}
+			}
+			all, err := parseSubscribers(lines)
+			if err != nil {
+				return err
+			}
+			keys, err := readKeys(dir)
+			if err != nil {
+				return err
+			}
+			added, err := keys.Add(all)
+			if err != nil {
+				return err
+			}
+			for _, name := range added { // first, because the configuration is worth nothing without them
+				if err := writeNew(filepath.Join(dir, name+seedSuffix), []byte(keys[name]+"\n")); err != nil {
 					return err
 				}
 			}
-			fmt.Fprintf(p.Stdout, "Wrote nats-account.conf, account.seed and operator.seed to %s.\n", args[0])
+			text := "# one subscriber per line; then run tidings nats account again\n" + strings.Join(append(lines, ""), "\n")
+			if err := errors.Join(replace(filepath.Join(dir, subscribersFile), []byte(text)),
+				writeServers(dir, cfg, all, keys)); err != nil {
+				return err
+			}
+			fmt.Fprintf(p.Stdout, "Wrote %s, with %s. New keys: %d.\n", filepath.Join(dir, serversFile),
+				words.Of(int64(len(lines)), "subscriber"), len(added))
 			return nil
 		},
 	}
+	c.Flags().StringArrayVar(&subscribers, "subscriber", nil, subscriberFlag)
+	return c
+}
+
+// readSubscribers returns the lines of a directory's file of subscribers.
+func readSubscribers(dir string) (lines []string, err error) {
+	text, err := os.ReadFile(filepath.Join(dir, subscribersFile))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	for line := range strings.Lines(string(text)) {
+		if line = strings.TrimSpace(line); line != "" && line[0] != '#' {
+			lines = append(lines, line)
+		}
+	}
+	return lines, nil
+}
+
+// readKeys returns the keys of a directory.
+func readKeys(dir string) (broker.Keys, error) {
+	keys := make(broker.Keys)
+	paths, err := filepath.Glob(filepath.Join(dir, "*"+seedSuffix))
+	if err != nil {
+		return nil, err
+	}
+	for _, path := range paths {
+		seed, err := os.ReadFile(path)
+		if err != nil {
+			return nil, err
+		}
+		keys[strings.TrimSuffix(filepath.Base(path), seedSuffix)] = strings.TrimSpace(string(seed))
+	}
+	return keys, nil
 }
 
 func (p Process) natsCredsCommand() *cobra.Command {
 	var (
-		who       broker.Principal
-		seed, out string
-		expires   time.Duration
+		who      broker.Principal
+		dir, out string
+		expires  time.Duration
 	)
 	c := &cobra.Command{
-		Use:   "creds --account-seed FILE --role ROLE --out FILE",
+		Use:   "creds --keys DIR --role ROLE --out FILE",
 		Short: "Write a credentials file for one binary or subscriber",
-		Long: `Creds signs credentials with the seed of an account. They allow what the role needs and nothing
-else. A process reads them with NATS_CREDENTIALS=FILE and NATS_INBOX_PREFIX=_INBOX_NAME, where NAME
-is the user's name (--name). It reads the file at each connection, so replace the file before the
-credentials expire.
+		Long: `Creds signs credentials with a key of the directory that tidings nats account made. They allow what
+the role needs and nothing else. A process reads them with NATS_CREDENTIALS=FILE and
+NATS_INBOX_PREFIX=_INBOX_USER, which the command prints. It reads the file at each connection, so
+replace the file before the credentials expire. tidings nats revoke ends them
+earlier.
 
 The roles are relay, api, consumer (also for the archiver), operator (for the program tidings) and
-subscriber. A subscriber gets live.> over plain NATS; --tenant and --filter narrow it. With
---durable it may also create and read one durable consumer of that name on each stream, with that
-filter.`,
-		Example: `  tidings nats creds --account-seed nats/account.seed --role relay --out relay.creds
-  tidings nats creds --account-seed nats/account.seed --role subscriber --name acme --tenant 7 ` +
-			`--durable acme --filter follow.created --expires 2160h --out acme.creds`,
+subscriber. A subscriber needs its --name, and its --tenant if it has one. DIR/subscribers says what
+it gets.`,
+		Example: `  tidings nats creds --keys keys --role relay --out relay.creds
+  tidings nats creds --keys keys --role subscriber --name mailer --tenant 7 --expires 2160h --out mailer.creds`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			cfg, err := p.naming(c.Context())
 			if err != nil {
 				return err
 			}
-			if who, err = who.Complete(); err != nil {
+			if err := who.Validate(); err != nil {
 				return &usageError{err}
 			}
 			if c.Flags().Changed("tenant") && who.Tenant == 0 { // 0 would mean all tenants
 				return &usageError{errors.New("--tenant is 0: want 1 or more")}
 			}
-			if seed == "" || out == "" || expires < 0 {
-				return &usageError{errors.New("--account-seed and --out are required; --expires must be 0 or more")}
+			if dir == "" || out == "" || expires < 0 {
+				return &usageError{errors.New("--keys and --out are required; --expires must be 0 or more")}
 			}
-			secret, err := os.ReadFile(seed)
+			lines, err := readSubscribers(dir)
 			if err != nil {
 				return err
 			}
-			creds, err := broker.Credentials(cfg, who, string(secret), expires)
+			all, err := parseSubscribers(lines)
+			if err != nil {
+				return err
+			}
+			i := slices.IndexFunc(all, func(p broker.Principal) bool { return p.Role == who.Role && p.Login() == who.Login() })
+			if i >= 0 {
+				who = all[i]
+			} else if who.Role == broker.Subscriber {
+				return &usageError{fmt.Errorf("%s has no subscriber %s: add it with tidings nats account --subscriber",
+					filepath.Join(dir, subscribersFile), who.Login())}
+			}
+			keys, err := readKeys(dir)
+			if err != nil {
+				return err
+			}
+			creds, err := keys.Credentials(cfg, who, expires)
 			if err != nil {
 				return err
 			}
 			if err := replace(out, creds); err != nil {
 				return err
 			}
-			fmt.Fprintf(p.Stdout, "Wrote %s. Use it with NATS_INBOX_PREFIX=%s.\n", out, who.InboxPrefix())
+			user, err := broker.ReadUser(out)
+			if err != nil {
+				return err
+			}
+			until := "never expires"
+			if expires > 0 {
+				until = "expires at " + user.Expires.UTC().Format(time.RFC3339)
+			}
+			fmt.Fprintf(p.Stdout, "Wrote %s, which %s. Use it with NATS_INBOX_PREFIX=%s.\n"+
+				"Its public key, by which you can revoke it without the file: %s\n", out, until, who.InboxPrefix(), user.Key)
 			return nil
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&seed, "account-seed", "", "file with the seed of the account")
+	f.StringVar(&dir, "keys", "", "directory of tidings nats account")
 	f.StringVar(&out, "out", "", "file to write, mode 0600; a process that reads it sees the old file or the new one")
 	f.StringVar(&who.Role, "role", "", "the role: "+strings.Join(broker.Roles(), ", "))
-	f.StringVar(&who.Name, "name", "", "the name of the user and of its inbox (default: the role)")
-	f.Int64Var(&who.Tenant, "tenant", 0, "only of this tenant")
-	f.StringVar(&who.Durable, "durable", "", "for a subscriber: the name of its durable consumer on each stream")
-	f.StringVar(&who.Filter, "filter", "", "for a subscriber: the events that it gets, KIND.EVENT or KIND.*")
-	f.DurationVar(&expires, "expires", 0, "how long the credentials are valid; 0 for no limit")
+	f.StringVar(&who.Name, "name", "", "a subscriber's name, or that of a program such as threadcache (default: the role)")
+	f.Int64Var(&who.Tenant, "tenant", 0, "a subscriber's tenant")
+	f.DurationVar(&expires, "expires", 90*24*time.Hour, "how long the credentials are valid; 0 for no limit")
+	return c
+}
+
+func (p Process) natsDurableCommand() *cobra.Command {
+	var (
+		who     broker.Principal
+		how     broker.Subscription
+		cfg     struct{ Broker broker.Config }
+		since   string
+		discard bool
+	)
+	c := &cobra.Command{
+		Use:   "durable --name NAME",
+		Short: "Create the durable consumers of a subscriber, or delete them",
+		Long: `Durable creates a subscriber's durable consumers: on each stream, and on the stream of its dead
+letters. A relay creates the same ones on the streams of a later resize. A subscriber's own login
+cannot do that, because the request names the subject to which NATS delivers. The command keeps
+consumers that exist, with their positions. It needs the login operator.
+
+For a subscriber of tenant 7 with the name mailer they are named t7_mailer. Without a tenant the
+name is that of subscribe.Handle: mailer-follow-created with --filter follow.created. Use the same
+name, tenant and filter as in tidings nats users or tidings nats account.
+
+With --delete it deletes them, and the subscriber's position is lost.`,
+		Example: `  tidings nats durable --name mailer --tenant 7 --filter follow.created`,
+		Args:    cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := envconfig.ProcessWith(c.Context(), &envconfig.Config{Target: &cfg, Lookuper: p.Env}); err != nil {
+				return &usageError{fmt.Errorf("read the environment: %w", err)}
+			}
+			who.Role, who.Durable = broker.Subscriber, true
+			if c.Flags().Changed("tenant") && who.Tenant == 0 { // 0 would mean all tenants
+				return &usageError{errors.New("--tenant is 0: want 1 or more")}
+			}
+			err := who.Validate()
+			if since != "" && err == nil {
+				how.Since, err = time.Parse(time.RFC3339, since)
+			}
+			if err != nil {
+				return &usageError{err}
+			}
+			nc, err := broker.Connect(cfg.Broker, "nats durable", daemon.CommandLogger(p.Stderr, slog.LevelError), nats.RetryOnFailedConnect(false))
+			if err != nil {
+				return err
+			}
+			defer nc.Close()
+			js, err := jetstream.New(nc)
+			if err != nil {
+				return fmt.Errorf("use JetStream: %w", err)
+			}
+			done, verb := []string(nil), "Created"
+			if discard {
+				verb = "Deleted"
+				done, err = broker.Unsubscribe(c.Context(), js, cfg.Broker, who)
+			} else {
+				done, err = broker.Subscribe(c.Context(), js, cfg.Broker, who, how)
+			}
+			if len(done) > 0 {
+				fmt.Fprintf(p.Stdout, "%s consumer %s of %s.\n", verb, who.DurableName(), strings.Join(done, ", "))
+			} else if err == nil {
+				fmt.Fprintf(p.Stdout, "Consumer %s: nothing to do.\n", who.DurableName())
+			}
+			return err
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&who.Name, "name", "", "the subscriber's name")
+	f.Int64Var(&who.Tenant, "tenant", 0, "its tenant")
+	f.StringVar(&who.Filter, "filter", "", "the events that it gets, KIND.EVENT or KIND.*; default: all")
+	f.DurationVar(&how.AckWait, "ack-wait", 10*time.Second, "NATS delivers an event again if it is not acknowledged in time")
+	f.BoolVar(&how.InOrder, "in-order", false, "one instance at a time reads a stream: subscribe.InOrder()")
+	f.StringVar(&since, "since", "", "begin with the events stored at this time (RFC 3339); default: the oldest ones")
+	f.BoolVar(&discard, "delete", false, "delete the consumers, with their positions")
 	return c
 }
 

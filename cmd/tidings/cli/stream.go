@@ -34,7 +34,8 @@ func (p Process) streamConfigureCommand() *cobra.Command {
 		Short: "Set the replicas, placement, age and size of all streams, also below their current values",
 		Long: `Configure sets replicas, placement, age and size on the streams of all partitions. Give at least one
 of --replicas, --placement-tags, --max-age and --max-bytes. The stream that records erasures gets as
-many replicas as the others.
+many replicas as the others. The command also makes the servers refuse purges of streams that an
+older release created.
 
 Only this command lowers these values. A relay whose NATS_REPLICAS, NATS_MAX_AGE or NATS_MAX_BYTES
 is lower leaves the streams unchanged and logs a warning. A relay whose values are higher raises

@@ -605,6 +605,52 @@ func TestMigrationsRunFirstAndNeedNothingOfTheChart(t *testing.T) {
 	})
 }
 
+// TestNetworkPoliciesNameWhoMayComeIn: each port of each pod has a list of callers, and without one nobody may connect.
+func TestNetworkPoliciesNameWhoMayComeIn(t *testing.T) {
+	here := []networking.NetworkPolicyPeer{{PodSelector: &meta.LabelSelector{}}}
+	edge := []networking.NetworkPolicyPeer{{NamespaceSelector: &meta.LabelSelector{MatchLabels: map[string]string{"name": "edge"}}}}
+	for name, c := range map[string]struct {
+		values    string
+		http, ops []networking.NetworkPolicyPeer
+	}{
+		"the chart's own values": {"", here, here},
+		"everything":             {everything, edge, here},
+		"nobody":                 {"networkPolicy: {apiFrom: [], opsFrom: []}", nil, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := render(t, values(t, c.values))
+			for part, pod := range o.podsOf() {
+				want := map[string][]networking.NetworkPolicyPeer{}
+				if part == "api" && c.http != nil {
+					want["http"] = c.http
+				}
+				if part != "migrate" && c.ops != nil {
+					want["ops"] = c.ops
+				}
+				got := map[string][]networking.NetworkPolicyPeer{}
+				for _, n := range o.networks {
+					if !selects(t, &n.Spec.PodSelector, pod.Labels) {
+						continue
+					}
+					if !slices.Contains(n.Spec.PolicyTypes, networking.PolicyTypeIngress) {
+						t.Errorf("%s: the policy admits everybody", part)
+					}
+					for _, rule := range n.Spec.Ingress {
+						for _, port := range rule.Ports {
+							got[port.Port.StrVal] = append(got[port.Port.StrVal], rule.From...)
+						}
+					}
+				}
+				a, _ := json.Marshal(want)
+				b, _ := json.Marshal(got)
+				if !bytes.Equal(a, b) {
+					t.Errorf("%s admits %s, want %s", part, b, a)
+				}
+			}
+		})
+	}
+}
+
 func TestScalersFollowOurLagAndStopAtThePartitions(t *testing.T) {
 	o := render(t, values(t, everything))
 	if len(o.scalers) != len(binaries) {
@@ -721,6 +767,7 @@ func TestValuesThatCannotWorkAreRefused(t *testing.T) {
 		"env: {DATABASE_URL: 'postgres://x'}", "env: {API_CURSOR_KEY: abc}", "relay: {env: {DEV_TOKEN: abc}}",
 		"env: {log_level: debug}", "env: {LOG_LEVEL: 3}",
 		"postgres: {secret: ''}", "postgres: {password: x}", "image: {digest: sha256:12}", "image: {pullPolicy: Sometimes}",
+		"networkPolicy: {apiFrom: [{}]}", "networkPolicy: {opsFrom: [{podSelectors: {}}]}",
 		"api: {terminationGracePeriodSeconds: 5}",
 		"api: {resources: {limits: null}}", "relay: {resources: {limits: {memory: null}}}", "relay: {autoscaling: {targetSeconds: 0}}",
 		"podDisruptionBudget: {maxUnavailable: 0}",

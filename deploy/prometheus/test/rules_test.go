@@ -46,6 +46,7 @@ var healthy = []string{
 	`postgres_blocked_sessions 0x600`, `stream_bytes{stream="EVENTS-0"} 70x600`, `stream_limit_bytes{stream="EVENTS-0"} 100x600`,
 	// Two hours and 37 minutes more than 14 days after time 0, when the test begins.
 	`tls_certificate_expires_timestamp_seconds{instance="a",use="api"} 1219000x600`, `api_tokens_expiring 0x600`,
+	`nats_credentials_expires_timestamp_seconds{instance="a"} 1219000x600`, `nats_credentials_issued_timestamp_seconds{instance="a"} -6557000x600`,
 	`jetstream_storage_bytes 70x600`, `jetstream_storage_limit_bytes 100x600`, `stream_replicas{stream="EVENTS-0"} 3x600`,
 	`stream_replicas_current{stream="EVENTS-0"} 3x600`, `node_filesystem_avail_bytes{instance="a",mountpoint="/data",fstype="ext4"} 20x600`,
 	`node_filesystem_size_bytes{instance="a",mountpoint="/data",fstype="ext4"} 100x600`,
@@ -149,6 +150,11 @@ var cases = map[string]struct {
 	"CertificateExpires": {sick: []string{`tls_certificate_expires_timestamp_seconds{instance="a",use="api"} 1209659x600`},
 		fires: 4*interval + 10*time.Minute,
 		near:  []string{`tls_certificate_expires_timestamp_seconds{instance="a",use="api"} 1219000x3 0x30 1219000x600`}},
+	"CredentialsExpire": {sick: []string{`nats_credentials_expires_timestamp_seconds{instance="a"} 1209659x600`},
+		fires: 4*interval + 10*time.Minute,
+		// Credentials of a day, which somebody renews before their last quarter.
+		near: []string{`nats_credentials_expires_timestamp_seconds{instance="a"} 66000x600`,
+			`nats_credentials_issued_timestamp_seconds{instance="a"} -20400x600`}},
 	"TokensExpire": {sick: []string{`api_tokens_expiring 0x3 1x600`}, fires: 4*interval + time.Hour,
 		near: []string{`api_tokens_expiring 0x3 1x200 0x600`}},
 	"ProjectionDrift": {sick: []string{`projection_drift_total{consumer="c"} 0x3 1x600`}, fires: 4 * interval},

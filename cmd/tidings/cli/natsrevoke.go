@@ -1,0 +1,130 @@
+package cli
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tidings/tidings/internal/broker"
+)
+
+// revokedFile has the revocations of a directory of keys, one per line. They only grow.
+const revokedFile = "revoked"
+
+func (p Process) natsRevokeCommand() *cobra.Command {
+	var dir, creds, key string
+	c := &cobra.Command{
+		Use:   "revoke --keys DIR (--creds FILE | --user-key KEY)",
+		Short: "Revoke a credentials file before it expires",
+		Long: `Revoke makes the accounts refuse the credentials. It adds the user to DIR/revoked and writes
+DIR/nats-account.conf again, as tidings nats account does. Name the user by the credentials file, or
+by the public key that tidings nats creds printed.
+
+The servers learn of it when you give them the new nats-account.conf and reload them (nats-server
+--signal reload). Then they close the user's connections and admit no new ones. Credentials that you
+sign afterwards have another key, so they are valid.`,
+		Example: `  tidings nats revoke --keys keys --creds mailer.creds`,
+		Args:    cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			cfg, err := p.naming(c.Context())
+			if err != nil {
+				return err
+			}
+			if dir == "" || (creds == "") == (key == "") {
+				return &usageError{errors.New("want --keys, and either --creds or --user-key")}
+			}
+			user := broker.User{Key: key}
+			if creds != "" {
+				if user, err = broker.ReadUser(creds); err != nil {
+					return err
+				}
+			}
+			r := broker.Revocation{Key: user.Key, Account: user.Account, At: time.Now()}
+			if err := r.Validate(); err != nil {
+				return &usageError{err}
+			}
+			lines, err := readSubscribers(dir)
+			if err != nil {
+				return err
+			}
+			all, err := parseSubscribers(lines)
+			if err != nil {
+				return err
+			}
+			keys, err := readKeys(dir)
+			if err != nil {
+				return err
+			}
+			if user.Account != "" && !keys.HasAccount(user.Account) {
+				return fmt.Errorf("no key in %s belongs to the account of %s (%s)", dir, creds, user.Account)
+			}
+			if err := appendRevoked(dir, r); err != nil { // first, because every later configuration must have it
+				return err
+			}
+			if err := writeServers(dir, cfg, all, keys); err != nil {
+				return err
+			}
+			fmt.Fprintf(p.Stdout, "Wrote %s, which revokes %s (%s).\n"+
+				"Install it on every NATS server, and reload each one: nats-server --signal reload.\n"+
+				"Until then the server accepts the credentials.\n", filepath.Join(dir, serversFile), user.Key, cmp.Or(user.Name, "name unknown"))
+			return nil
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&dir, "keys", "", "directory of tidings nats account")
+	f.StringVar(&creds, "creds", "", "the credentials file to revoke")
+	f.StringVar(&key, "user-key", "", "the public key of the user to revoke, U...")
+	return c
+}
+
+// appendRevoked adds a revocation to a directory of keys. It never replaces the file: two commands at once lose none.
+func appendRevoked(dir string, r broker.Revocation) error {
+	before, err := readRevoked(dir)
+	if err != nil || slices.ContainsFunc(before, func(b broker.Revocation) bool { return b.Key == r.Key }) {
+		return err
+	}
+	f, err := os.OpenFile(filepath.Join(dir, revokedFile), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(r.String() + "\n")
+	return errors.Join(err, f.Sync(), f.Close())
+}
+
+// readRevoked returns the revocations of a directory of keys.
+func readRevoked(dir string) (all []broker.Revocation, err error) {
+	path := filepath.Join(dir, revokedFile)
+	text, err := os.ReadFile(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	for line := range strings.Lines(string(text)) {
+		r, err := broker.ParseRevocation(line)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", path, err)
+		}
+		all = append(all, r)
+	}
+	return all, nil
+}
+
+// writeServers writes the servers' configuration with the accounts of all and every revocation.
+func writeServers(dir string, cfg broker.Config, all []broker.Principal, keys broker.Keys) error {
+	revoked, err := readRevoked(dir)
+	if err != nil {
+		return err
+	}
+	conf, err := keys.Server(cfg, all, revoked...)
+	if err != nil {
+		return err
+	}
+	return replace(filepath.Join(dir, serversFile), []byte(conf))
+}
