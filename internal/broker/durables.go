@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -208,15 +209,18 @@ func ensure(ctx context.Context, js jetstream.JetStream, stream string, c jetstr
 		}
 		have, err = js.Consumer(ctx, stream, c.Durable)
 	}
-	switch {
-	case err != nil:
+	if err != nil {
 		return fail(err)
-	case have.CachedInfo().Config.FilterSubject != c.FilterSubject:
-		return fail(fmt.Errorf("one with the filter %q exists", have.CachedInfo().Config.FilterSubject))
+	}
+	was := have.CachedInfo().Config
+	record := was.Metadata[MetaFilter]
+	switch {
+	case was.FilterSubject != c.FilterSubject, record != "" && record != c.Metadata[MetaFilter]:
+		return fail(fmt.Errorf("one with the filter %q exists", cmp.Or(record, was.FilterSubject)))
 	case !update:
 		return false, nil
 	}
-	c.DeliverPolicy, c.OptStartTime = have.CachedInfo().Config.DeliverPolicy, have.CachedInfo().Config.OptStartTime
+	c.DeliverPolicy, c.OptStartTime = was.DeliverPolicy, was.OptStartTime
 	if _, err := js.UpdateConsumer(ctx, stream, c); err != nil {
 		return fail(err)
 	}

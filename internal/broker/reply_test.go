@@ -295,3 +295,87 @@ func (r *replies) check(t *testing.T) {
 		}
 	}
 }
+
+// TestWhatTrustedLoginsCanDo proves the sentences of docs/security.md about the logins that it calls trusted. If one of
+// these ways closes, the page can promise more.
+func TestWhatTrustedLoginsCanDo(t *testing.T) {
+	for login, request := range map[string]*nats.Msg{
+		// a push consumer delivers copies of events to any subject that has a subscription
+		"consumer": {Subject: "$JS.API.CONSUMER.CREATE.EVENTS-0.x", Data: []byte(`{"stream_name":"EVENTS-0","config":{"name":"x",
+			"ack_policy":"none","deliver_subject":"live.t8.follow.created"}}`)},
+		// the answer to the first message of a batch has no data
+		"relay": {Subject: "events.0.t7.follow.created", Reply: "$JS.API.STREAM.DELETE.EVENTS-1",
+			Header: nats.Header{"Nats-Batch-Id": {"x"}, "Nats-Batch-Sequence": {"1"}}},
+		"operator": {Subject: "$JS.API.STREAM.DELETE.EVENTS-1"},
+	} {
+		t.Run(login, func(t *testing.T) {
+			l := loginsOfConfiguration(t)
+			r := prepareReplies(t, l)
+			nc := l.connect(t, login)
+			if err := nc.PublishMsg(request); err != nil {
+				t.Fatal(err)
+			}
+			testkit.Eventually(t, time.Minute, "the harm", func() (bool, error) {
+				if login == "consumer" {
+					n, _, err := r.neighbour.Pending()
+					return n > 0, err
+				}
+				_, err := r.operator.Stream(t.Context(), "EVENTS-1")
+				if errors.Is(err, jetstream.ErrStreamNotFound) {
+					return true, nil
+				}
+				return false, err
+			})
+		})
+	}
+}
+
+// TestAStreamGetsTheSubscribersConsumersBeforeAnybodyWritesToIt: a process that dies after it created a stream leaves the
+// rest to the next one.
+func TestAStreamGetsTheSubscribersConsumersBeforeAnybodyWritesToIt(t *testing.T) {
+	b := testkit.NATS(t)
+	cfg, s := b.Config(), js(t, b.Connect(t))
+	all := []broker.Principal{{Role: broker.Subscriber, Name: "mailer", Tenant: 7, Durable: true, Filter: "follow.created"},
+		{Role: broker.Subscriber, Name: "svc", Durable: true, Filter: "follow.*"}}
+	how := broker.Subscription{AckWait: 10 * time.Second}
+	if _, err := broker.Subscribe(t.Context(), s, cfg, all[0], how); err == nil {
+		t.Error("a subscriber without a stream is created")
+	}
+	declare(t, s, cfg, whole)
+	for _, p := range all {
+		created, err := broker.Subscribe(t.Context(), s, cfg, p, how)
+		if err != nil || len(created) != 2 {
+			t.Fatalf("%v, %v", created, err)
+		}
+	}
+	other := all[0]
+	other.Filter = "like.created"
+	if _, err := broker.Subscribe(t.Context(), s, cfg, other, how); err == nil || !strings.Contains(err.Error(), "filter") {
+		t.Errorf("a second filter for one consumer: %v", err)
+	}
+	next := broker.Partition{Number: 1, LastSlot: 31, After: []int{0}}
+	stream := declare(t, s, cfg, next)
+	if err := s.DeleteConsumer(t.Context(), stream.Name, "t7_mailer"); err != nil { // as if the process had died before it
+		t.Fatal(err)
+	}
+	declare(t, s, cfg, next)
+	c, err := s.Consumer(t.Context(), stream.Name, "t7_mailer")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := c.CachedInfo().Config
+	if got.FilterSubject != cfg.Prefix+".*.t7.follow.created" || got.Metadata[broker.MetaOf] != "0" || got.AckWait != how.AckWait ||
+		got.DeliverPolicy != jetstream.DeliverAllPolicy {
+		t.Errorf("%+v", got)
+	}
+	if deleted, err := broker.Unsubscribe(t.Context(), s, cfg, all[0]); err != nil || len(deleted) != 3 {
+		t.Errorf("%v, %v", deleted, err)
+	}
+	stream = declare(t, s, cfg, broker.Partition{Number: 2, LastSlot: 31, After: []int{1}})
+	if _, err := s.Consumer(t.Context(), stream.Name, "t7_mailer"); !errors.Is(err, jetstream.ErrConsumerNotFound) {
+		t.Errorf("a deleted subscriber has a consumer on a new stream: %v", err)
+	}
+	if _, err := s.Consumer(t.Context(), stream.Name, "svc-follow"); err != nil {
+		t.Error(err)
+	}
+}
