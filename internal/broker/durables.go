@@ -130,29 +130,6 @@ func Subscribe(ctx context.Context, js jetstream.JetStream, cfg Config, p Princi
 	return created, nil
 }
 
-// Unsubscribe deletes p's durable consumers, with their positions. A relay that opens a stream meanwhile may leave one
-// there: call it again.
-func Unsubscribe(ctx context.Context, js jetstream.JetStream, cfg Config, p Principal) (deleted []string, err error) {
-	streams, err := Streams(ctx, js, cfg)
-	if err != nil {
-		return nil, err
-	}
-	names := []string{cfg.deadStream()} // the record first
-	for _, s := range streams {
-		names = append(names, s.Name)
-	}
-	for _, name := range names {
-		err := js.DeleteConsumer(ctx, name, p.DurableName())
-		switch {
-		case err == nil:
-			deleted = append(deleted, name)
-		case !errors.Is(err, jetstream.ErrConsumerNotFound) && !errors.Is(err, jetstream.ErrStreamNotFound):
-			return deleted, fmt.Errorf("delete consumer %s of stream %s: %w", p.DurableName(), name, unanswered(js, err))
-		}
-	}
-	return deleted, nil
-}
-
 // keep creates the kept durable consumers on a new stream.
 func keep(ctx context.Context, js jetstream.JetStream, cfg Config, s Stream) error {
 	dead, err := js.Stream(ctx, cfg.deadStream())
