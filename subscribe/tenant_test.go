@@ -58,7 +58,7 @@ func byCredentials(t *testing.T, all []broker.Principal) (*testkit.Broker, func(
 	if _, err := keys.Add(all); err != nil {
 		t.Fatal(err)
 	}
-	conf, err := keys.Server(tenantNaming(), all)
+	conf, err := keys.Server(tenantNaming(), all, "")
 	if err != nil {
 		t.Fatal(err)
 	}

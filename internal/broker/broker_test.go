@@ -693,7 +693,7 @@ func TestCredentialsThatExpireAreReplacedInTheFile(t *testing.T) {
 	if _, err := keys.Add(all); err != nil {
 		t.Fatal(err)
 	}
-	conf, err := keys.Server(replyNaming, all)
+	conf, err := keys.Server(replyNaming, all, "")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -64,7 +64,7 @@ func loginsOfCredentials(t *testing.T) *natsLogins {
 	if _, err := keys.Add(all); err != nil {
 		t.Fatal(err)
 	}
-	conf, err := keys.Server(replyNaming, all)
+	conf, err := keys.Server(replyNaming, all, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -378,4 +378,75 @@ func TestAStreamGetsTheSubscribersConsumersBeforeAnybodyWritesToIt(t *testing.T)
 	if _, err := s.Consumer(t.Context(), stream.Name, "svc-follow"); err != nil {
 		t.Error(err)
 	}
+}
+
+// TestAReloadAddsLogins reloads a server: from one account to accounts, and with another tenant. In the form of a
+// configuration, nats-server 2.15 needs two reloads: it connects the requests of a new account at the second one.
+func TestAReloadAddsLogins(t *testing.T) {
+	some, err := broker.Complete(replySubscribers[:2])
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := replyPrincipals(t)
+	names := func(l *natsLogins, logins ...string) {
+		t.Helper()
+		for _, login := range logins {
+			lister, n := l.stream(t, login).StreamNames(t.Context()), 0
+			for range lister.Name() {
+				n++
+			}
+			if err := lister.Err(); err != nil && !errors.Is(err, jetstream.ErrEndOfData) || n != 1 {
+				t.Errorf("%s lists %d streams, %v", login, n, err)
+			}
+		}
+	}
+	declareOne := func(l *natsLogins) {
+		t.Helper()
+		declare(t, l.stream(t, "relay"), l.b.Config(), whole)
+	}
+	t.Run("configuration", func(t *testing.T) {
+		for _, p := range all {
+			t.Setenv(p.Variable(), natsPassword+p.Login())
+		}
+		b := testkit.NATSWith(t, "accounts { TIDINGS: { jetstream: enabled, users: [{user: relay, password: $NATS_PASSWORD_RELAY}] } }")
+		l := &natsLogins{b, func(login string) nats.Option { return nats.UserInfo(login, natsPassword+login) }}
+		declareOne(l)
+		for range 2 {
+			b.Reload(t, broker.Users(replyNaming, some))
+		}
+		names(l, "api", "consumer", "operator", "t7_mailer")
+		for range 2 {
+			b.Reload(t, broker.Users(replyNaming, all))
+		}
+		names(l, "api", "consumer", "operator", "t7_mailer", "t8_mailer", "svc")
+	})
+	t.Run("credentials", func(t *testing.T) {
+		keys, dir, conf := make(broker.Keys), t.TempDir(), ""
+		l := &natsLogins{opts: func(login string) nats.Option { return nats.UserCredentials(filepath.Join(dir, login+".creds")) }}
+		for _, who := range [][]broker.Principal{some, all} {
+			if _, err = keys.Add(who); err != nil {
+				t.Fatal(err)
+			}
+			if conf, err = keys.Server(replyNaming, who, conf); err != nil {
+				t.Fatal(err)
+			}
+			for _, p := range who {
+				creds, err := keys.Credentials(replyNaming, p, 0)
+				if err == nil {
+					err = os.WriteFile(filepath.Join(dir, p.Login()+".creds"), creds, 0o600)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			if l.b == nil {
+				l.b = testkit.NATSWith(t, conf)
+				declareOne(l)
+			} else {
+				l.b.Reload(t, conf)
+			}
+			names(l, "api", "consumer", "operator", "t7_mailer")
+		}
+		names(l, "t8_mailer", "svc")
+	})
 }

@@ -2,6 +2,7 @@ package broker
 
 import (
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -187,6 +188,8 @@ func (k Keys) Add(all []Principal) (added []string, err error) {
 	return added, nil
 }
 
+var operatorToken = regexp.MustCompile(`(?m)^operator: (\S+)$`)
+
 // pair returns the key pair of that name.
 func (k Keys) pair(name string) (nkeys.KeyPair, error) {
 	pair, err := nkeys.FromSeed([]byte(strings.TrimSpace(k[name])))
@@ -202,8 +205,9 @@ func (k Keys) pair(name string) (nkeys.KeyPair, error) {
 
 // Server returns the part of the servers' configuration that trusts the accounts of all. all is of Complete, and k has
 // their keys. The main account exports what any principal uses, and each import needs a token that the main account has
-// signed for it. So another subscriber changes no account but its own.
-func (k Keys) Server(c Config, all []Principal) (string, error) {
+// signed for it. So another subscriber changes no account but its own. before is the former result, or "": the operator's
+// token stays, because servers do not take another one without a restart.
+func (k Keys) Server(c Config, all []Principal, before string) (string, error) {
 	operator, err := k.pair(OperatorKey)
 	if err != nil {
 		return "", err
@@ -216,11 +220,16 @@ func (k Keys) Server(c Config, all []Principal) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	own := jwt.NewOperatorClaims(public(operator))
-	own.Name, own.SystemAccount = "tidings", public(system)
-	trusted, err := own.Encode(operator)
-	if err != nil {
-		return "", fmt.Errorf("sign the operator: %w", err)
+	var trusted string
+	if m := operatorToken.FindStringSubmatch(before); m != nil {
+		trusted = m[1]
+	}
+	if own, err := jwt.DecodeOperatorClaims(trusted); err != nil || own.Subject != public(operator) || own.SystemAccount != public(system) {
+		own = jwt.NewOperatorClaims(public(operator))
+		own.Name, own.SystemAccount = "tidings", public(system)
+		if trusted, err = own.Encode(operator); err != nil {
+			return "", fmt.Errorf("sign the operator: %w", err)
+		}
 	}
 	servers := jwt.NewAccountClaims(public(system))
 	servers.Name = SystemKey

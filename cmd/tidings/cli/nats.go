@@ -180,7 +180,11 @@ them on a server.`,
 					return err
 				}
 			}
-			conf, err := keys.Server(cfg, all)
+			before, err := os.ReadFile(filepath.Join(dir, serversFile))
+			if err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return err
+			}
+			conf, err := keys.Server(cfg, all, string(before))
 			if err != nil {
 				return err
 			}
