@@ -159,7 +159,8 @@ func prepareReplies(t *testing.T, l *natsLogins) *replies {
 			}
 		}
 	}
-	if _, err := r.operator.CreateStream(ctx, jetstream.StreamConfig{Name: "EVENTS-dead", Subjects: []string{"EVENTS-dead.*.*"}}); err != nil {
+	if _, err := r.operator.CreateStream(ctx, jetstream.StreamConfig{Name: "EVENTS-dead",
+		Subjects: []string{"EVENTS-dead.*.*"}}); err != nil {
 		t.Fatal(err)
 	}
 	for durable, filter := range replyDurables {
@@ -262,8 +263,8 @@ func (r *replies) check(t *testing.T) {
 		}
 	}
 	// The operator's own trick is behind the others' requests, and must work: otherwise this test could not fail.
-	c, err := r.operator.CreateConsumer(t.Context(), "EVENTS-1", jetstream.ConsumerConfig{Durable: "scratch", FilterSubject: "events.1.none",
-		AckPolicy: jetstream.AckExplicitPolicy})
+	c, err := r.operator.CreateConsumer(t.Context(), "EVENTS-1", jetstream.ConsumerConfig{Durable: "scratch",
+		FilterSubject: "events.1.none", AckPolicy: jetstream.AckExplicitPolicy})
 	if err == nil {
 		_, err = r.operator.CreateStream(t.Context(), jetstream.StreamConfig{Name: "SCRATCH"})
 	}

@@ -224,7 +224,8 @@ func (k Keys) Server(c Config, all []Principal, before string) (string, error) {
 	if m := operatorToken.FindStringSubmatch(before); m != nil {
 		trusted = m[1]
 	}
-	if own, err := jwt.DecodeOperatorClaims(trusted); err != nil || own.Subject != public(operator) || own.SystemAccount != public(system) {
+	own, err := jwt.DecodeOperatorClaims(trusted)
+	if err != nil || own.Subject != public(operator) || own.SystemAccount != public(system) {
 		own = jwt.NewOperatorClaims(public(operator))
 		own.Name, own.SystemAccount = "tidings", public(system)
 		if trusted, err = own.Encode(operator); err != nil {
@@ -272,8 +273,8 @@ func (k Keys) Server(c Config, all []Principal, before string) (string, error) {
 
 // exported are the subjects of which each account may get a part.
 func exported(c Config) (all []share) {
-	for _, subject := range append(api("INFO", "STREAM.NAMES", "STREAM.INFO.*", "STREAM.MSG.GET.*", "CONSUMER.CREATE.*.*", "CONSUMER.DELETE.*.*",
-		"CONSUMER.INFO.*.*", "CONSUMER.MSG.NEXT.*.*"), "$JS.ACK.>", c.deadStream()+".letter.*", WakeSubject) {
+	for _, subject := range append(api("INFO", "STREAM.NAMES", "STREAM.INFO.*", "STREAM.MSG.GET.*", "CONSUMER.CREATE.*.*",
+		"CONSUMER.DELETE.*.*", "CONSUMER.INFO.*.*", "CONSUMER.MSG.NEXT.*.*"), "$JS.ACK.>", c.deadStream()+".letter.*", WakeSubject) {
 		all = append(all, share{subject: subject})
 	}
 	return append(all, share{subject: c.LivePrefix + ".>", hears: true})

@@ -342,7 +342,8 @@ name, tenant and filter as in tidings nats users or tidings nats account.`,
 			if err != nil {
 				return &usageError{err}
 			}
-			nc, err := broker.Connect(cfg.Broker, "nats durable", daemon.CommandLogger(p.Stderr, slog.LevelError), nats.RetryOnFailedConnect(false))
+			nc, err := broker.Connect(cfg.Broker, "nats durable", daemon.CommandLogger(p.Stderr, slog.LevelError),
+				nats.RetryOnFailedConnect(false))
 			if err != nil {
 				return err
 			}

@@ -64,8 +64,8 @@ func TestCredentialsOfAnAccountOpenWhatTheirRoleNeeds(t *testing.T) {
 	}
 	b.Reload(t, account("--subscriber", "name=feed,tenant=8"))
 	other := filepath.Join(dir, "other.creds")
-	if code, _, stderr := run(t, nil, "", "nats", "creds", "--keys", dir, "--out", other, "--role", "subscriber", "--name", "feed", "--tenant",
-		"8"); code != exitOK {
+	if code, _, stderr := run(t, nil, "", "nats", "creds", "--keys", dir, "--out", other, "--role", "subscriber", "--name", "feed",
+		"--tenant", "8"); code != exitOK {
 		t.Fatal(stderr)
 	}
 	late, err := nats.Connect(b.URL, nats.UserCredentials(other), nats.Timeout(arriveWithin))
