@@ -292,7 +292,8 @@ var mustNotPublish = map[string][]string{
 		"CONSUMER.INFO.EVENTS-0.svc-follow", "CONSUMER.DELETE.EVENTS-0.t7_mailer", "STREAM.MSG.GET.EVENTS-0"),
 		"$JS.ACK.EVENTS-0.svc-follow.1.1.1.1.1", "EVENTS-dead.letter.svc-follow", anEvent, "live.t7.follow.created"),
 	"svc": append(api("STREAM.DELETE.EVENTS-dead", "STREAM.CREATE.EVENTS-dead", "STREAM.MSG.DELETE.EVENTS-dead",
-		"CONSUMER.CREATE.EVENTS-0.svc-follow.events.*.*.follow.*", "CONSUMER.DELETE.EVENTS-0.t7_mailer"), "EVENTS-dead.letter.other", anEvent),
+		"CONSUMER.CREATE.EVENTS-0.svc-follow.events.*.*.follow.*", "CONSUMER.DELETE.EVENTS-0.t7_mailer"),
+		"EVENTS-dead.letter.other", anEvent),
 }
 
 var mustNotSubscribe = map[string][]string{
