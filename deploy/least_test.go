@@ -275,7 +275,8 @@ func api(verbs ...string) (all []string) {
 }
 
 var mustNotPublish = map[string][]string{
-	"relay": append(api("STREAM.NAMES", "CONSUMER.CREATE.EVENTS-0.x", "CONSUMER.MSG.NEXT.EVENTS-0.x", "CONSUMER.DELETE.EVENTS-0.x", "STREAM.DELETE.EVENTS-0", "STREAM.PURGE.EVENTS-0",
+	"relay": append(api("STREAM.NAMES", "CONSUMER.CREATE.EVENTS-0.x", "CONSUMER.MSG.NEXT.EVENTS-0.x",
+		"CONSUMER.DELETE.EVENTS-0.x", "STREAM.DELETE.EVENTS-0", "STREAM.PURGE.EVENTS-0",
 		"STREAM.MSG.DELETE.EVENTS-0"), "live.t7.follow.created", "_INBOX_api.x", "$KV.EVENTS-erased.x"),
 	"api": append(api("STREAM.UPDATE.EVENTS-0", "STREAM.DELETE.EVENTS-0", "STREAM.MSG.GET.EVENTS-0", "DIRECT.GET.EVENTS-0",
 		"CONSUMER.CREATE.EVENTS-0.x", "STREAM.CREATE.X"),
@@ -284,13 +285,15 @@ var mustNotPublish = map[string][]string{
 		"STREAM.PURGE.EVENTS-0", "STREAM.MSG.DELETE.EVENTS-0", "STREAM.SNAPSHOT.EVENTS-0"),
 		anEvent, "tidings.wake", "live.t7.follow.created"),
 	"operator": {"live.t7.follow.created", "$SYS.REQ.SERVER.PING", "_INBOX_relay.x"},
-	"t7_plain": append(api("INFO", "STREAM.NAMES", "CONSUMER.CREATE.EVENTS-0.t7_plain"), anEvent, "live.t7.follow.created", "tidings.wake"),
+	"t7_plain": append(api("INFO", "STREAM.NAMES", "CONSUMER.CREATE.EVENTS-0.t7_plain"), anEvent, "live.t7.follow.created",
+		"tidings.wake"),
 	"t7_mailer": append(api("STREAM.INFO.EVENTS-0", "CONSUMER.CREATE.EVENTS-0.t7_mailer", "CONSUMER.DURABLE.CREATE.EVENTS-0.t7_mailer",
 		"CONSUMER.CREATE.EVENTS-0.t7_mailer.events.*.t7.follow.created", "CONSUMER.MSG.NEXT.EVENTS-0.svc-follow",
 		"CONSUMER.INFO.EVENTS-0.svc-follow", "CONSUMER.DELETE.EVENTS-0.t7_mailer", "STREAM.MSG.GET.EVENTS-0"),
 		"$JS.ACK.EVENTS-0.svc-follow.1.1.1.1.1", "EVENTS-dead.letter.svc-follow", anEvent, "live.t7.follow.created"),
 	"svc": append(api("STREAM.DELETE.EVENTS-dead", "STREAM.CREATE.EVENTS-dead", "STREAM.MSG.DELETE.EVENTS-dead",
-		"CONSUMER.CREATE.EVENTS-0.svc-follow.events.*.*.follow.*", "CONSUMER.DELETE.EVENTS-0.t7_mailer"), "EVENTS-dead.letter.other", anEvent),
+		"CONSUMER.CREATE.EVENTS-0.svc-follow.events.*.*.follow.*", "CONSUMER.DELETE.EVENTS-0.t7_mailer"),
+		"EVENTS-dead.letter.other", anEvent),
 }
 
 var mustNotSubscribe = map[string][]string{

@@ -34,7 +34,8 @@ type tenants struct {
 func tenantSubscribers() []broker.Principal {
 	all := []broker.Principal{{Role: broker.Subscriber, Name: "svc", Durable: true, Filter: "follow.*"}}
 	for tenant := int64(7); tenant <= 9; tenant++ {
-		all = append(all, broker.Principal{Role: broker.Subscriber, Name: "mailer", Tenant: tenant, Durable: true, Filter: "follow.created"})
+		all = append(all, broker.Principal{Role: broker.Subscriber, Name: "mailer", Tenant: tenant, Durable: true,
+			Filter: "follow.created"})
 	}
 	return all
 }

@@ -1,12 +1,19 @@
 // Prints every new follow as a line of JSON: node reader.mjs [NAME]
 // You may stop it and start it again at any time. Several readers with one NAME share the work.
+// With TENANT it reads that tenant's follows in the tenant's NATS account, with the credentials file NATS_CREDENTIALS.
 import { AckPolicy, jetstream, jetstreamManager } from '@nats-io/jetstream';
-import { connect } from '@nats-io/transport-node';
+import { connect, credsAuthenticator } from '@nats-io/transport-node';
+import { readFileSync } from 'node:fs';
 import { setTimeout as pause } from 'node:timers/promises';
 
-const name = process.argv[2] ?? 'node-reader';
+const { TENANT: tenant, NATS_CREDENTIALS: credentials } = process.env;
+const name = (tenant ? `t${tenant}_` : '') + (process.argv[2] ?? 'node-reader');
 const subjects = ['events.*.*.follow.created', 'events.*.closed']; // the second is the subject of a stream's closing message
-const nc = await connect({ servers: process.env.NATS_URL ?? 'nats://127.0.0.1:4222' });
+const nc = await connect({
+  servers: process.env.NATS_URL ?? 'nats://127.0.0.1:4222',
+  inboxPrefix: `_INBOX_${name}`,
+  ...(credentials && { authenticator: (nonce) => credsAuthenticator(readFileSync(credentials))(nonce) }), // the file of the moment
+});
 const js = jetstream(nc);
 const manager = await jetstreamManager(nc);
 const reading = new Map(); // by stream
@@ -22,8 +29,7 @@ await nc.drain();
 
 // Each partition is a stream. A resize closes all streams and creates others, so search for new streams repeatedly.
 async function readNewStreams() {
-  const streams = [];
-  for await (const stream of manager.streams.list('events.>')) streams.push(stream);
+  const streams = await (tenant ? streamsOfTenant() : streamsOfAll());
   const names = new Set(streams.map((stream) => stream.config.name));
   for (const { config, state } of streams) {
     if (reading.has(config.name) || !/^EVENTS-\d+$/.test(config.name)) continue;
@@ -31,14 +37,47 @@ async function readNewStreams() {
     // that the events of one follow come in order.
     const before = (config.metadata?.after ?? '').split(' ').filter(Boolean).map((n) => `EVENTS-${n}`).filter((s) => names.has(s));
     if (before.length > 0 && (state.last_seq === 0 || !(await Promise.all(before.map(isFinished))).every(Boolean))) continue;
-    await manager.consumers.add(config.name, { durable_name: name, filter_subjects: subjects, ack_policy: AckPolicy.Explicit });
+    if (!tenant) await manager.consumers.add(config.name, { durable_name: name, filter_subjects: subjects, ack_policy: AckPolicy.Explicit });
     reading.set(config.name, read(config.name).catch(fail));
   }
 }
 
+async function streamsOfAll() {
+  const streams = [];
+  for await (const stream of manager.streams.list('events.>')) streams.push(stream);
+  return streams;
+}
+
+// A tenant sees its consumers alone. `tidings nats durable` and the relays create them, with the predecessors of the stream.
+async function streamsOfTenant() {
+  const streams = [];
+  for await (const stream of manager.streams.names('events.>')) {
+    const info = await consumerOf(stream);
+    if (!info) continue;
+    const metadata = { after: info.config.metadata?.['tidings-after'] };
+    streams.push({ config: { name: stream, metadata }, state: { last_seq: Math.max(info.delivered.stream_seq, info.num_pending) } });
+  }
+  return streams;
+}
+
 async function isFinished(stream) {
-  const info = await manager.consumers.info(stream, name).catch(() => undefined); // no consumer yet: not begun
-  return info !== undefined && info.num_pending === 0 && info.num_ack_pending === 0;
+  const info = await consumerOf(stream);
+  if (!info) return Boolean(tenant); // of a tenant: the stream is gone; otherwise its reading has not begun
+  if (info.num_pending > 0 || info.num_ack_pending > 0) return false;
+  // A stream without events of the tenant is finished with its predecessors.
+  for (const n of (info.config.metadata?.['tidings-after'] ?? '').split(' ').filter(Boolean)) {
+    if (!(await isFinished(`EVENTS-${n}`))) return false;
+  }
+  return true;
+}
+
+async function consumerOf(stream) {
+  try {
+    return await manager.consumers.info(stream, name);
+  } catch (error) {
+    if (error.code === 10014 || error.code === 10059) return undefined; // JetStream has no such consumer, or no such stream
+    throw error;
+  }
 }
 
 async function read(stream) {

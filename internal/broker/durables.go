@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -129,29 +130,6 @@ func Subscribe(ctx context.Context, js jetstream.JetStream, cfg Config, p Princi
 	return created, nil
 }
 
-// Unsubscribe deletes p's durable consumers, with their positions. A relay that opens a stream meanwhile may leave one
-// there: call it again.
-func Unsubscribe(ctx context.Context, js jetstream.JetStream, cfg Config, p Principal) (deleted []string, err error) {
-	streams, err := Streams(ctx, js, cfg)
-	if err != nil {
-		return nil, err
-	}
-	names := []string{cfg.DeadStream()} // the record first
-	for _, s := range streams {
-		names = append(names, s.Name)
-	}
-	for _, name := range names {
-		err := js.DeleteConsumer(ctx, name, p.DurableName())
-		switch {
-		case err == nil:
-			deleted = append(deleted, name)
-		case !errors.Is(err, jetstream.ErrConsumerNotFound) && !errors.Is(err, jetstream.ErrStreamNotFound):
-			return deleted, fmt.Errorf("delete consumer %s of stream %s: %w", p.DurableName(), name, unanswered(js, err))
-		}
-	}
-	return deleted, nil
-}
-
 // keep creates the kept durable consumers on a new stream.
 func keep(ctx context.Context, js jetstream.JetStream, cfg Config, s Stream) error {
 	dead, err := js.Stream(ctx, cfg.DeadStream())
@@ -208,15 +186,18 @@ func ensure(ctx context.Context, js jetstream.JetStream, stream string, c jetstr
 		}
 		have, err = js.Consumer(ctx, stream, c.Durable)
 	}
-	switch {
-	case err != nil:
+	if err != nil {
 		return fail(err)
-	case have.CachedInfo().Config.FilterSubject != c.FilterSubject:
-		return fail(fmt.Errorf("one with the filter %q exists", have.CachedInfo().Config.FilterSubject))
+	}
+	was := have.CachedInfo().Config
+	record := was.Metadata[MetaFilter]
+	switch {
+	case was.FilterSubject != c.FilterSubject, record != "" && record != c.Metadata[MetaFilter]:
+		return fail(fmt.Errorf("one with the filter %q exists", cmp.Or(record, was.FilterSubject)))
 	case !update:
 		return false, nil
 	}
-	c.DeliverPolicy, c.OptStartTime = have.CachedInfo().Config.DeliverPolicy, have.CachedInfo().Config.OptStartTime
+	c.DeliverPolicy, c.OptStartTime = was.DeliverPolicy, was.OptStartTime
 	if _, err := js.UpdateConsumer(ctx, stream, c); err != nil {
 		return fail(err)
 	}

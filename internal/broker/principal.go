@@ -171,10 +171,11 @@ func (p Principal) Permissions(c Config) (publish, subscribe []string) {
 func (p Principal) uses(c Config) (sends, hears []string) {
 	switch p.Role {
 	case Relay:
-		return append(api("INFO", "STREAM.INFO.*", "STREAM.CREATE.*", "STREAM.UPDATE.*", "STREAM.MSG.GET.*", "CONSUMER.LIST."+c.DeadStream(),
-			"CONSUMER.INFO.*.*", "CONSUMER.CREATE.*.*.>"), c.Prefix+".>"), []string{WakeSubject}
+		return append(api("INFO", "STREAM.INFO.*", "STREAM.CREATE.*", "STREAM.UPDATE.*", "STREAM.MSG.GET.*",
+			"CONSUMER.LIST."+c.DeadStream(), "CONSUMER.INFO.*.*", "CONSUMER.CREATE.*.*.>"), c.Prefix+".>"), []string{WakeSubject}
 	case API:
-		return append(api("INFO", "STREAM.NAMES", "STREAM.INFO.*"), WakeSubject), []string{c.LivePrefix + ".*." + event.AggregateFollow + ".*"}
+		return append(api("INFO", "STREAM.NAMES", "STREAM.INFO.*"), WakeSubject),
+			[]string{c.LivePrefix + ".*." + event.AggregateFollow + ".*"}
 	case Consumer:
 		return api("INFO", "STREAM.NAMES", "STREAM.INFO.*", "STREAM.MSG.GET.*", "CONSUMER.CREATE.*.*", "CONSUMER.MSG.NEXT.*.*",
 			"CONSUMER.DELETE.*.*"), nil

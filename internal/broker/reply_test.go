@@ -159,7 +159,8 @@ func prepareReplies(t *testing.T, l *natsLogins) *replies {
 			}
 		}
 	}
-	if _, err := r.operator.CreateStream(ctx, jetstream.StreamConfig{Name: "EVENTS-dead", Subjects: []string{"EVENTS-dead.*.*"}}); err != nil {
+	if _, err := r.operator.CreateStream(ctx, jetstream.StreamConfig{Name: "EVENTS-dead",
+		Subjects: []string{"EVENTS-dead.*.*"}}); err != nil {
 		t.Fatal(err)
 	}
 	for durable, filter := range replyDurables {
@@ -262,8 +263,8 @@ func (r *replies) check(t *testing.T) {
 		}
 	}
 	// The operator's own trick is behind the others' requests, and must work: otherwise this test could not fail.
-	c, err := r.operator.CreateConsumer(t.Context(), "EVENTS-1", jetstream.ConsumerConfig{Durable: "scratch", FilterSubject: "events.1.none",
-		AckPolicy: jetstream.AckExplicitPolicy})
+	c, err := r.operator.CreateConsumer(t.Context(), "EVENTS-1", jetstream.ConsumerConfig{Durable: "scratch",
+		FilterSubject: "events.1.none", AckPolicy: jetstream.AckExplicitPolicy})
 	if err == nil {
 		_, err = r.operator.CreateStream(t.Context(), jetstream.StreamConfig{Name: "SCRATCH"})
 	}
@@ -294,4 +295,159 @@ func (r *replies) check(t *testing.T) {
 			t.Errorf("%s got %d messages on live.>, the first is %+v, %v", who, n, m, err)
 		}
 	}
+}
+
+// TestWhatTrustedLoginsCanDo proves the sentences of docs/security.md about the logins that it calls trusted. If one of
+// these ways closes, the page can promise more.
+func TestWhatTrustedLoginsCanDo(t *testing.T) {
+	for login, request := range map[string]*nats.Msg{
+		// a push consumer delivers copies of events to any subject that has a subscription
+		"consumer": {Subject: "$JS.API.CONSUMER.CREATE.EVENTS-0.x", Data: []byte(`{"stream_name":"EVENTS-0","config":{"name":"x",
+			"ack_policy":"none","deliver_subject":"live.t8.follow.created"}}`)},
+		// the answer to the first message of a batch has no data
+		"relay": {Subject: "events.0.t7.follow.created", Reply: "$JS.API.STREAM.DELETE.EVENTS-1",
+			Header: nats.Header{"Nats-Batch-Id": {"x"}, "Nats-Batch-Sequence": {"1"}}},
+		"operator": {Subject: "$JS.API.STREAM.DELETE.EVENTS-1"},
+	} {
+		t.Run(login, func(t *testing.T) {
+			l := loginsOfConfiguration(t)
+			r := prepareReplies(t, l)
+			nc := l.connect(t, login)
+			if err := nc.PublishMsg(request); err != nil {
+				t.Fatal(err)
+			}
+			testkit.Eventually(t, time.Minute, "the harm", func() (bool, error) {
+				if login == "consumer" {
+					n, _, err := r.neighbour.Pending()
+					return n > 0, err
+				}
+				_, err := r.operator.Stream(t.Context(), "EVENTS-1")
+				if errors.Is(err, jetstream.ErrStreamNotFound) {
+					return true, nil
+				}
+				return false, err
+			})
+		})
+	}
+}
+
+// TestAStreamGetsTheSubscribersConsumersBeforeAnybodyWritesToIt: a process that dies after it created a stream leaves the
+// rest to the next one.
+func TestAStreamGetsTheSubscribersConsumersBeforeAnybodyWritesToIt(t *testing.T) {
+	b := testkit.NATS(t)
+	cfg, s := b.Config(), js(t, b.Connect(t))
+	all := []broker.Principal{{Role: broker.Subscriber, Name: "mailer", Tenant: 7, Durable: true, Filter: "follow.created"},
+		{Role: broker.Subscriber, Name: "svc", Durable: true, Filter: "follow.*"}}
+	how := broker.Subscription{AckWait: 10 * time.Second}
+	if _, err := broker.Subscribe(t.Context(), s, cfg, all[0], how); err == nil {
+		t.Error("a subscriber without a stream is created")
+	}
+	declare(t, s, cfg, whole)
+	for _, p := range all {
+		created, err := broker.Subscribe(t.Context(), s, cfg, p, how)
+		if err != nil || len(created) != 2 {
+			t.Fatalf("%v, %v", created, err)
+		}
+	}
+	other := all[0]
+	other.Filter = "like.created"
+	if _, err := broker.Subscribe(t.Context(), s, cfg, other, how); err == nil || !strings.Contains(err.Error(), "filter") {
+		t.Errorf("a second filter for one consumer: %v", err)
+	}
+	next := broker.Partition{Number: 1, LastSlot: 31, After: []int{0}}
+	stream := declare(t, s, cfg, next)
+	if err := s.DeleteConsumer(t.Context(), stream.Name, "t7_mailer"); err != nil { // as if the process had died before it
+		t.Fatal(err)
+	}
+	declare(t, s, cfg, next)
+	c, err := s.Consumer(t.Context(), stream.Name, "t7_mailer")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := c.CachedInfo().Config
+	if got.FilterSubject != cfg.Prefix+".*.t7.follow.created" || got.Metadata[broker.MetaOf] != "0" || got.AckWait != how.AckWait ||
+		got.DeliverPolicy != jetstream.DeliverAllPolicy {
+		t.Errorf("%+v", got)
+	}
+	if err := s.DeleteConsumer(t.Context(), cfg.Stream+"-dead", "t7_mailer"); err != nil { // ends the subscriber
+		t.Fatal(err)
+	}
+	stream = declare(t, s, cfg, broker.Partition{Number: 2, LastSlot: 31, After: []int{1}})
+	if _, err := s.Consumer(t.Context(), stream.Name, "t7_mailer"); !errors.Is(err, jetstream.ErrConsumerNotFound) {
+		t.Errorf("a deleted subscriber has a consumer on a new stream: %v", err)
+	}
+	if _, err := s.Consumer(t.Context(), stream.Name, "svc-follow"); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestAReloadAddsLogins reloads a server: from one account to accounts, and with another tenant. In the form of a
+// configuration, nats-server 2.15 needs two reloads: it connects the requests of a new account at the second one.
+func TestAReloadAddsLogins(t *testing.T) {
+	some, err := broker.Complete(replySubscribers[:2])
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := replyPrincipals(t)
+	names := func(l *natsLogins, logins ...string) {
+		t.Helper()
+		for _, login := range logins {
+			lister, n := l.stream(t, login).StreamNames(t.Context()), 0
+			for range lister.Name() {
+				n++
+			}
+			if err := lister.Err(); err != nil && !errors.Is(err, jetstream.ErrEndOfData) || n != 1 {
+				t.Errorf("%s lists %d streams, %v", login, n, err)
+			}
+		}
+	}
+	declareOne := func(l *natsLogins) {
+		t.Helper()
+		declare(t, l.stream(t, "relay"), l.b.Config(), whole)
+	}
+	t.Run("configuration", func(t *testing.T) {
+		for _, p := range all {
+			t.Setenv(p.Variable(), natsPassword+p.Login())
+		}
+		b := testkit.NATSWith(t, "accounts { TIDINGS: { jetstream: enabled, users: [{user: relay, password: $NATS_PASSWORD_RELAY}] } }")
+		l := &natsLogins{b, func(login string) nats.Option { return nats.UserInfo(login, natsPassword+login) }}
+		declareOne(l)
+		for range 2 {
+			b.Reload(t, broker.Users(replyNaming, some))
+		}
+		names(l, "api", "consumer", "operator", "t7_mailer")
+		for range 2 {
+			b.Reload(t, broker.Users(replyNaming, all))
+		}
+		names(l, "api", "consumer", "operator", "t7_mailer", "t8_mailer", "svc")
+	})
+	t.Run("credentials", func(t *testing.T) {
+		keys, dir, conf := make(broker.Keys), t.TempDir(), ""
+		l := &natsLogins{opts: func(login string) nats.Option { return nats.UserCredentials(filepath.Join(dir, login+".creds")) }}
+		for _, who := range [][]broker.Principal{some, all} {
+			if _, err = keys.Add(who); err != nil {
+				t.Fatal(err)
+			}
+			if conf, err = keys.Server(replyNaming, who); err != nil {
+				t.Fatal(err)
+			}
+			for _, p := range who {
+				creds, err := keys.Credentials(replyNaming, p, 0)
+				if err == nil {
+					err = os.WriteFile(filepath.Join(dir, p.Login()+".creds"), creds, 0o600)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			if l.b == nil {
+				l.b = testkit.NATSWith(t, conf)
+				declareOne(l)
+			} else {
+				l.b.Reload(t, conf)
+			}
+			names(l, "api", "consumer", "operator", "t7_mailer")
+		}
+		names(l, "t8_mailer", "svc")
+	})
 }

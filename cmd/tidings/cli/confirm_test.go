@@ -33,8 +33,9 @@ var harmless = []string{
 	"dlq outbox list", "dlq outbox retry", "dlq outbox show", "events find", "events watch",
 	"history author", "history child", "history comment", "history edge", "history follow", "history thread", "kinds diff", "kinds history",
 	"kinds list", "kinds show",
-	"load", "migrate", "nats account", "nats creds", "nats revoke", "nats users", "outbox list", "outbox retry", "outbox show",
-	"partitions list", "pause", "ready", "resume", "status", "token create", "token identify", "token list", "verify", "version",
+	"load", "migrate", "nats account", "nats creds", "nats durable", "nats revoke", "nats users", "outbox list",
+	"outbox retry", "outbox show", "partitions list", "pause",
+	"ready", "resume", "status", "token create", "token identify", "token list", "verify", "version",
 }
 
 // unrecorded are the destructive commands whose actor and reason are not stored.

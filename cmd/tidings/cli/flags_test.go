@@ -36,6 +36,7 @@ var withoutJSON = map[string]string{
 	"nats account":    "writes files",
 	"nats creds":      "writes a file",
 	"nats revoke":     "writes a file",
+	"nats durable":    "says in a sentence what it did",
 	"nats users":      "prints a part of NATS' configuration",
 	"ready":           "answers with its exit code",
 

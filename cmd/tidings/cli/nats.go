@@ -312,25 +312,22 @@ it gets.`,
 
 func (p Process) natsDurableCommand() *cobra.Command {
 	var (
-		who     broker.Principal
-		how     broker.Subscription
-		cfg     struct{ Broker broker.Config }
-		since   string
-		discard bool
+		who   broker.Principal
+		how   broker.Subscription
+		cfg   struct{ Broker broker.Config }
+		since string
 	)
 	c := &cobra.Command{
 		Use:   "durable --name NAME",
-		Short: "Create the durable consumers of a subscriber, or delete them",
+		Short: "Create the durable consumers of a subscriber",
 		Long: `Durable creates a subscriber's durable consumers: on each stream, and on the stream of its dead
 letters. A relay creates the same ones on the streams of a later resize. A subscriber's own login
-cannot do that, because the request names the subject to which NATS delivers. The command keeps
-consumers that exist, with their positions. It needs the login operator.
+cannot do that, because the request names the subject to which NATS delivers. Consumers that exist
+get the settings and keep their positions. The command needs the login operator.
 
 For a subscriber of tenant 7 with the name mailer they are named t7_mailer. Without a tenant the
 name is that of subscribe.Handle: mailer-follow-created with --filter follow.created. Use the same
-name, tenant and filter as in tidings nats users or tidings nats account.
-
-With --delete it deletes them, and the subscriber's position is lost.`,
+name, tenant and filter as in tidings nats users or tidings nats account.`,
 		Example: `  tidings nats durable --name mailer --tenant 7 --filter follow.created`,
 		Args:    cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -348,7 +345,8 @@ With --delete it deletes them, and the subscriber's position is lost.`,
 			if err != nil {
 				return &usageError{err}
 			}
-			nc, err := broker.Connect(cfg.Broker, "nats durable", daemon.CommandLogger(p.Stderr, slog.LevelError), nats.RetryOnFailedConnect(false))
+			nc, err := broker.Connect(cfg.Broker, "nats durable", daemon.CommandLogger(p.Stderr, slog.LevelError),
+				nats.RetryOnFailedConnect(false))
 			if err != nil {
 				return err
 			}
@@ -357,17 +355,11 @@ With --delete it deletes them, and the subscriber's position is lost.`,
 			if err != nil {
 				return fmt.Errorf("use JetStream: %w", err)
 			}
-			done, verb := []string(nil), "Created"
-			if discard {
-				verb = "Deleted"
-				done, err = broker.Unsubscribe(c.Context(), js, cfg.Broker, who)
-			} else {
-				done, err = broker.Subscribe(c.Context(), js, cfg.Broker, who, how)
-			}
-			if len(done) > 0 {
-				fmt.Fprintf(p.Stdout, "%s consumer %s of %s.\n", verb, who.DurableName(), strings.Join(done, ", "))
+			created, err := broker.Subscribe(c.Context(), js, cfg.Broker, who, how)
+			if len(created) > 0 {
+				fmt.Fprintf(p.Stdout, "Created consumer %s on %s.\n", who.DurableName(), strings.Join(created, ", "))
 			} else if err == nil {
-				fmt.Fprintf(p.Stdout, "Consumer %s: nothing to do.\n", who.DurableName())
+				fmt.Fprintf(p.Stdout, "Consumer %s exists on every stream.\n", who.DurableName())
 			}
 			return err
 		},
@@ -379,7 +371,6 @@ With --delete it deletes them, and the subscriber's position is lost.`,
 	f.DurationVar(&how.AckWait, "ack-wait", 10*time.Second, "NATS delivers an event again if it is not acknowledged in time")
 	f.BoolVar(&how.InOrder, "in-order", false, "one instance at a time reads a stream: subscribe.InOrder()")
 	f.StringVar(&since, "since", "", "begin with the events stored at this time (RFC 3339); default: the oldest ones")
-	f.BoolVar(&discard, "delete", false, "delete the consumers, with their positions")
 	return c
 }
 
