@@ -44,7 +44,8 @@ func TestBrokerOfTheFleetSyncsBeforeItAcknowledgesAndKnowsEachBinary(t *testing.
 			opts.StoreDir)
 	}
 	if opts.HTTPHost != "127.0.0.1" || opts.HTTPPort != 8222 {
-		t.Errorf("the monitoring port listens on %s:%d, want loopback: only the container's health check reads it", opts.HTTPHost, opts.HTTPPort)
+		t.Errorf("the monitoring port listens on %s:%d, want loopback: only the container's health check reads it",
+			opts.HTTPHost, opts.HTTPPort)
 	}
 	if len(opts.Users) != 4 || opts.NoAuthUser != "" {
 		t.Errorf("%d users, want 4; clients without a password get the user %q, want none", len(opts.Users), opts.NoAuthUser)

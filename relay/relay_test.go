@@ -145,7 +145,8 @@ func TestAPoisonRowHoldsBackItsAggregateAloneAndEndsInTheDLQ(t *testing.T) {
 			t.Fatal(err)
 		}
 		if dead != 0 || due.Before(since.Add(pause)) || due.After(now.Add(pause)) {
-			t.Errorf("after attempt %d the row is due at %v, dead: %d; want %v after a moment between %v and %v", n, due, dead, pause, since, now)
+			t.Errorf("after attempt %d the row is due at %v, dead: %d; want %v after a moment between %v and %v",
+				n, due, dead, pause, since, now)
 		}
 		clock()
 		// As if the pause had passed.

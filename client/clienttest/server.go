@@ -134,7 +134,7 @@ type greeting struct {
 }
 
 func (g *greeting) Write(b []byte) (int, error) {
-	if !g.known {
+	if !g.known && bytes.HasPrefix(b, []byte("Tidings is running")) { // it names the database before
 		g.known = true
 		close(g.said)
 	}

@@ -261,20 +261,8 @@ it gets.`,
 			if dir == "" || out == "" || expires < 0 {
 				return &usageError{errors.New("--keys and --out are required; --expires must be 0 or more")}
 			}
-			lines, err := readSubscribers(dir)
-			if err != nil {
+			if who, err = known(dir, who); err != nil {
 				return err
-			}
-			all, err := parseSubscribers(lines)
-			if err != nil {
-				return err
-			}
-			i := slices.IndexFunc(all, func(p broker.Principal) bool { return p.Role == who.Role && p.Login() == who.Login() })
-			if i >= 0 {
-				who = all[i]
-			} else if who.Role == broker.Subscriber {
-				return &usageError{fmt.Errorf("%s has no subscriber %s: add it with tidings nats account --subscriber",
-					filepath.Join(dir, subscribersFile), who.Login())}
 			}
 			keys, err := readKeys(dir)
 			if err != nil {
@@ -305,9 +293,30 @@ it gets.`,
 	f.StringVar(&out, "out", "", "file to write, mode 0600; a process that reads it sees the old file or the new one")
 	f.StringVar(&who.Role, "role", "", "the role: "+strings.Join(broker.Roles(), ", "))
 	f.StringVar(&who.Name, "name", "", "a subscriber's name, or that of a program such as threadcache (default: the role)")
-	f.Int64Var(&who.Tenant, "tenant", 0, "a subscriber's tenant")
+	f.Int64Var(&who.Tenant, "tenant", 0, "the tenant")
 	f.DurationVar(&expires, "expires", 90*24*time.Hour, "how long the credentials are valid; 0 for no limit")
 	return c
+}
+
+// known returns a principal with what the directory's file of subscribers says of it.
+func known(dir string, who broker.Principal) (broker.Principal, error) {
+	lines, err := readSubscribers(dir)
+	if err != nil {
+		return who, err
+	}
+	all, err := parseSubscribers(lines)
+	if err != nil {
+		return who, err
+	}
+	i := slices.IndexFunc(all, func(p broker.Principal) bool { return p.Role == who.Role && p.Login() == who.Login() })
+	if i >= 0 {
+		return all[i], nil
+	}
+	if who.Role == broker.Subscriber {
+		return who, &usageError{fmt.Errorf("%s has no subscriber %s: add it with tidings nats account --subscriber",
+			filepath.Join(dir, subscribersFile), who.Login())}
+	}
+	return who, nil
 }
 
 func (p Process) natsDurableCommand() *cobra.Command {
@@ -340,7 +349,7 @@ name, tenant and filter as in tidings nats users or tidings nats account.`,
 			}
 			err := who.Validate()
 			if since != "" && err == nil {
-				how.Since, err = time.Parse(time.RFC3339, since)
+				how.Since, err = parseAge(since, time.Now())
 			}
 			if err != nil {
 				return &usageError{err}
@@ -366,11 +375,11 @@ name, tenant and filter as in tidings nats users or tidings nats account.`,
 	}
 	f := c.Flags()
 	f.StringVar(&who.Name, "name", "", "the subscriber's name")
-	f.Int64Var(&who.Tenant, "tenant", 0, "its tenant")
+	f.Int64Var(&who.Tenant, "tenant", 0, "the tenant")
 	f.StringVar(&who.Filter, "filter", "", "the events that it gets, KIND.EVENT or KIND.*; default: all")
 	f.DurationVar(&how.AckWait, "ack-wait", 10*time.Second, "NATS delivers an event again if it is not acknowledged in time")
 	f.BoolVar(&how.InOrder, "in-order", false, "one instance at a time reads a stream: subscribe.InOrder()")
-	f.StringVar(&since, "since", "", "begin with the events stored at this time (RFC 3339); default: the oldest ones")
+	f.StringVar(&since, "since", "", "only events stored since then: a duration ago such as 24h, a date, or a time in RFC 3339")
 	return c
 }
 

@@ -74,7 +74,8 @@ sign afterwards have another key, so they are valid.`,
 			}
 			fmt.Fprintf(p.Stdout, "Wrote %s, which revokes %s (%s).\n"+
 				"Install it on every NATS server, and reload each one: nats-server --signal reload.\n"+
-				"Until then the server accepts the credentials.\n", filepath.Join(dir, serversFile), user.Key, cmp.Or(user.Name, "name unknown"))
+				"Until then the server accepts the credentials.\n",
+				filepath.Join(dir, serversFile), user.Key, cmp.Or(user.Name, "name unknown"))
 			return nil
 		},
 	}

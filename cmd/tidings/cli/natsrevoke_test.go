@@ -24,7 +24,8 @@ func natsKeys(t *testing.T) (dir string, b *testkit.Broker, sign func(file, role
 	return dir, testkit.NATSWith(t, contents(t, filepath.Join(dir, "nats-account.conf"))), func(file, role string, args ...string) string {
 		t.Helper()
 		path := filepath.Join(dir, file)
-		if code, _, stderr := run(t, nil, "", append([]string{"nats", "creds", "--keys", dir, "--role", role, "--out", path}, args...)...); code != exitOK {
+		args = append([]string{"nats", "creds", "--keys", dir, "--role", role, "--out", path}, args...)
+		if code, _, stderr := run(t, nil, "", args...); code != exitOK {
 			t.Fatal(stderr)
 		}
 		return path

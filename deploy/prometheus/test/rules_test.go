@@ -46,7 +46,8 @@ var healthy = []string{
 	`postgres_blocked_sessions 0x600`, `stream_bytes{stream="EVENTS-0"} 70x600`, `stream_limit_bytes{stream="EVENTS-0"} 100x600`,
 	// Two hours and 37 minutes more than 14 days after time 0, when the test begins.
 	`tls_certificate_expires_timestamp_seconds{instance="a",use="api"} 1219000x600`, `api_tokens_expiring 0x600`,
-	`nats_credentials_expires_timestamp_seconds{instance="a"} 1219000x600`, `nats_credentials_issued_timestamp_seconds{instance="a"} -6557000x600`,
+	`nats_credentials_expires_timestamp_seconds{instance="a"} 1219000x600`,
+	`nats_credentials_issued_timestamp_seconds{instance="a"} -6557000x600`,
 	`jetstream_storage_bytes 70x600`, `jetstream_storage_limit_bytes 100x600`, `stream_replicas{stream="EVENTS-0"} 3x600`,
 	`stream_replicas_current{stream="EVENTS-0"} 3x600`, `node_filesystem_avail_bytes{instance="a",mountpoint="/data",fstype="ext4"} 20x600`,
 	`node_filesystem_size_bytes{instance="a",mountpoint="/data",fstype="ext4"} 100x600`,
