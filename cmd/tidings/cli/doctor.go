@@ -14,7 +14,7 @@ import (
 	"github.com/tidings/tidings/migrations"
 )
 
-// errWarnings and errIllness set the exit code of doctor, whose output already has the findings.
+// errWarnings and errIllness set the exit code of a command whose output already has the findings.
 var (
 	errWarnings = errors.New("warnings")
 	errIllness  = errors.New("errors")

@@ -216,16 +216,16 @@ func TestStatusSaysWhyTheRelayPublishesNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	code, stdout := 0, ""
 	says := func(when string, want, not string, args ...string) {
 		t.Helper()
-		var stdout string
 		defer func() {
 			if t.Failed() {
 				t.Log(stdout)
 			}
 		}()
 		testkit.Eventually(t, arriveWithin, when+": "+strings.Join(args, " ")+" to say "+want, func() (bool, error) {
-			_, stdout, _ = run(t, nil, "", append(args, "--data", d.dir)...)
+			code, stdout, _ = run(t, nil, "", append(args, "--data", d.dir)...)
 			return strings.Contains(stdout, want) && (not == "" || !strings.Contains(stdout, not)), nil
 		})
 	}
@@ -259,8 +259,12 @@ func TestStatusSaysWhyTheRelayPublishesNothing(t *testing.T) {
 	}
 	says("after the database went back", "REFUSED", "", "status")
 	says("after the database went back", "this database went back in time; run `tidings restore`", "", "status")
+	if code != exitAgain {
+		t.Errorf("status of a refused stream: exit code %d", code)
+	}
 	says("after the database went back", "this database went back in time; run `tidings restore`", "", "doctor")
-	code, stdout, stderr := run(t, nil, "", "verify", "--data", d.dir, "--json", "--wait", "0s")
+	var stderr string
+	code, stdout, stderr = run(t, nil, "", "verify", "--data", d.dir, "--json", "--wait", "0s")
 	var v verify.Report
 	want := verify.Stream{Stream: "EVENTS-0", Messages: 4, Published: 2, Distinct: 2, Unmarked: 1, Unknown: 1}
 	if err := json.Unmarshal([]byte(stdout), &v); err != nil || code != exitError || len(v.Streams) != 1 || v.Streams[0] != want {

@@ -57,7 +57,7 @@ func TestRepairStreamBringsALostStreamBack(t *testing.T) {
 	if err := js.DeleteStream(t.Context(), "EVENTS-0"); err != nil {
 		t.Fatal(err)
 	}
-	if code, stdout, stderr := run(t, nil, "", "status", "--data", d.dir); code != exitOK ||
+	if code, stdout, stderr := run(t, nil, "", "status", "--data", d.dir); code != exitAgain ||
 		!strings.Contains(stdout, ": stream EVENTS-0 is gone; run `tidings repair stream --dry-run`\n") {
 		t.Errorf("status of a deleted stream: exit code %d\n%s\n%s", code, stdout, stderr)
 	}

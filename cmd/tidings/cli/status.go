@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"time"
 
@@ -126,8 +127,8 @@ func (p Process) statusCommand() *cobra.Command {
 leader, it retries for some seconds, as long as an election takes, and then shows the rest. If
 PostgreSQL or NATS is unavailable, it names that server, shows the state of the other one, and ends
 with exit code 3. If another session locks a table for 2 s, it names that session, shows the rest,
-and ends with exit code 3 too. With --watch it refreshes each second, with the rates of published
-and applied events.`,
+and ends with exit code 3 too, as it does if relays refuse a stream. With --watch it refreshes each
+second, with the rates of published and applied events.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			show := p.printState
@@ -146,6 +147,9 @@ and applied events.`,
 			}
 			if len(st.Away)+len(st.Unread) > 0 {
 				return errAway
+			}
+			if slices.ContainsFunc(st.Partitions, func(p status.Partition) bool { return p.Refused != "" }) {
+				return errIllness
 			}
 			return nil
 		},
