@@ -9,8 +9,11 @@ import { setTimeout as pause } from 'node:timers/promises';
 const { TENANT: tenant, NATS_CREDENTIALS: credentials } = process.env;
 const name = (tenant ? `t${tenant}_` : '') + (process.argv[2] ?? 'node-reader');
 const subjects = ['events.*.*.follow.created', 'events.*.closed']; // the second is the subject of a stream's closing message
+const url = new URL(process.env.NATS_URL ?? 'nats://127.0.0.1:4222');
 const nc = await connect({
-  servers: process.env.NATS_URL ?? 'nats://127.0.0.1:4222',
+  servers: url.host, // the client does not understand a URL with a password
+  user: decodeURIComponent(url.username),
+  pass: decodeURIComponent(url.password),
   inboxPrefix: `_INBOX_${name}`,
   ...(credentials && { authenticator: (nonce) => credsAuthenticator(readFileSync(credentials))(nonce) }), // the file of the moment
 });

@@ -661,6 +661,53 @@ func TestServerKeepsItsStoreAndServesInProcess(t *testing.T) {
 	}
 }
 
+// TestAServerGetsItsFirstUser has a store of a server that anybody could use.
+func TestAServerGetsItsFirstUser(t *testing.T) {
+	if testing.Short() {
+		t.Skip("needs a server")
+	}
+	cfg := broker.ServerConfig{Dir: t.TempDir(), Log: testkit.Logger(t)}
+	publish := func() uint64 {
+		t.Helper()
+		srv, err := broker.StartServer(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer srv.Shutdown()
+		nc, err := nats.Connect(srv.URL())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer nc.Close()
+		s := js(t, nc)
+		if _, err := s.CreateOrUpdateStream(t.Context(), jetstream.StreamConfig{Name: "KEPT", Subjects: []string{"kept"}}); err != nil {
+			t.Fatal(err)
+		}
+		ack, err := s.Publish(t.Context(), "kept", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if cfg.User == nil {
+			return ack.Sequence
+		}
+		stranger := strings.Replace(srv.URL(), cfg.User.String()+"@", "", 1)
+		if nc, err := nats.Connect(stranger); !errors.Is(err, nats.ErrAuthorization) {
+			if err == nil {
+				nc.Close()
+			}
+			t.Errorf("a connection to %s: %v, want %v", stranger, err, nats.ErrAuthorization)
+		}
+		return ack.Sequence
+	}
+	if got := publish(); got != 1 {
+		t.Errorf("without a user: sequence %d", got)
+	}
+	cfg.User = url.UserPassword("u", "a/b@c")
+	if got := publish(); got != 2 {
+		t.Errorf("with a user: sequence %d, so the stream is another one", got)
+	}
+}
+
 func TestTakenPortIsReported(t *testing.T) {
 	if testing.Short() {
 		t.Skip("needs a server")

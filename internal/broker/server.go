@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/url"
 	"strings"
 	"time"
 
@@ -24,6 +25,8 @@ type ServerConfig struct {
 	Log      *slog.Logger // for the server's warnings and errors; nil for none
 	Cluster  *Cluster     // its cluster; nil for a single server
 	File     string       // path of a configuration file for all else, for example users and permissions; "" for none
+	// the only user, who may do everything; nil to accept anybody, or the users of File
+	User *url.Userinfo
 }
 
 // Cluster tells a server how to find the other members of its cluster.
@@ -87,6 +90,10 @@ func (cfg ServerConfig) options() (opts *server.Options, err error) {
 	opts.JetStreamMaxStore = cfg.MaxStore
 	opts.NoSigs = true
 	opts.NoLog = cfg.Log == nil
+	if cfg.User != nil { // of the account that servers without users have, so a store remains in use when its server gets one
+		opts.Username = cfg.User.Username()
+		opts.Password, _ = cfg.User.Password()
+	}
 	if c := cfg.Cluster; c != nil {
 		opts.ServerName = c.Server
 		opts.Cluster = server.ClusterOpts{Name: "tidings", Host: opts.Host, Port: c.Port, Advertise: c.Advertise, NoAdvertise: true}
@@ -130,8 +137,11 @@ func awaitReady(s *server.Server, member bool, fatal <-chan string) error {
 	}
 }
 
-// URL returns the address for clients.
-func (s *Server) URL() string { return s.s.ClientURL() }
+// URL returns the address for clients, with the user and the password of ServerConfig.
+func (s *Server) URL() string {
+	scheme, address, _ := strings.Cut(s.s.ClientURL(), "://")
+	return (&url.URL{Scheme: scheme, User: s.cfg.User, Host: address}).String()
+}
 
 // InProcess returns an option that connects through memory instead of the network. Connect then ignores the URL.
 func (s *Server) InProcess() nats.Option { return nats.InProcessServer(s.s) }
@@ -153,12 +163,13 @@ func (l serverLog) Debugf(string, ...any)  {}
 func (l serverLog) Tracef(string, ...any)  {}
 
 // Warnf logs a warning of the server. After a kill the server rebuilds the index of a stream's files from the stored
-// messages, and loses none. That is no warning for an operator.
+// messages, and loses none. That is no warning for an operator. Neither is a password that is no hash: dev keeps its own
+// beside the URL that has it.
 func (l serverLog) Warnf(format string, args ...any) {
 	detail := fmt.Sprintf(format, args...)
 	switch {
 	case l.log == nil:
-	case strings.HasPrefix(detail, "Filestore [") &&
+	case strings.HasPrefix(detail, "Plaintext passwords detected"), strings.HasPrefix(detail, "Filestore [") &&
 		(strings.HasSuffix(detail, ", will rebuild") || strings.HasSuffix(detail, ": prior state file")):
 		l.log.Info("NATS server", "detail", detail)
 	default:

@@ -68,9 +68,10 @@ func (p Process) devCommand() *cobra.Command {
 		Long: `Dev runs the API with the console, the relay and the consumers in one process, with its own
 PostgreSQL and NATS servers on loopback. If DATABASE_URL or NATS_URL is set, it uses that server
 instead. It prints the database first, and refuses one that has tables of others and none of
-Tidings, unless --shared-database is set. The data directory keeps the data, the tokens and the port
-of NATS: the next start continues with them, also after a kill. API_ADDR and OPS_ADDR set the other
-ports. With --data, give the same --data to the other commands. Ctrl-C stops everything.
+Tidings, unless --shared-database is set. The data directory keeps the data, the tokens, and the
+port and the password of NATS: the next start continues with them, also after a kill. API_ADDR and
+OPS_ADDR set the other ports. With --data, give the same --data to the other commands. Ctrl-C stops
+everything.
 
 With --trace it writes spans as lines of JSON. tidings events find --id ID --trace shows the path of
 one event.`,
@@ -183,7 +184,7 @@ func (p Process) dev(ctx context.Context, cfg devConfig, dir string, log *slog.L
 		in.ProjectionsDatabaseURL = in.DatabaseURL
 	}
 	if in.NATSURL == "" {
-		server, err := startNATS(filepath.Join(dir, "nats"), state.NATSPort, log)
+		server, err := startNATS(filepath.Join(dir, "nats"), state.NATSPort, state.NATSPassword, log)
 		if err != nil {
 			return err
 		}

@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/nats-io/nats.go"
 
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
@@ -48,9 +49,42 @@ func TestDevStopsAndGoesOn(t *testing.T) {
 	}
 	d.start(t)
 	before, pid := d.instance(t), d.postmaster(t)
-	if info, err := os.Stat(filepath.Join(d.dir, instanceFile)); err != nil || info.Mode().Perm() != 0o600 {
-		t.Errorf("dev.json: %v, %v", info, err)
+	for _, name := range []string{instanceFile, stateFile} {
+		if info, err := os.Stat(filepath.Join(d.dir, name)); err != nil || info.Mode().Perm() != 0o600 {
+			t.Errorf("%s: %v, %v", name, info, err)
+		}
 	}
+	natsURL, err := url.Parse(before.NATSURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Run("its NATS refuses whoever does not know the password", func(t *testing.T) {
+		if nc, err := nats.Connect(before.NATSURL, nats.Timeout(arriveWithin)); err != nil {
+			t.Errorf("with the URL of dev.json: %v", err)
+		} else {
+			nc.Close()
+		}
+		if strings.Contains(strings.ToLower(d.errors()), "password") {
+			t.Errorf("dev warns of its own password:\n%s", d.errors())
+		}
+		for _, user := range []*url.Userinfo{nil, url.User(natsURL.User.Username()), url.UserPassword(natsURL.User.Username(), "guessed")} {
+			stranger := url.URL{Scheme: natsURL.Scheme, User: user, Host: natsURL.Host}
+			nc, err := nats.Connect(stranger.String(), nats.Timeout(arriveWithin))
+			if err == nil {
+				nc.Close()
+			}
+			if !errors.Is(err, nats.ErrAuthorization) {
+				t.Errorf("a connection as %q: %v, want %v", user, err, nats.ErrAuthorization)
+			}
+		}
+	})
+	verify := func() {
+		t.Helper()
+		if code, stdout, stderr := run(t, nil, "", "verify", "--data", d.dir); code != exitOK {
+			t.Errorf("verify: exit code %d\n%s%s", code, stdout, stderr)
+		}
+	}
+	verify()
 
 	t.Run("another dev with the same data says so", func(t *testing.T) {
 		other := &dev{dir: d.dir, env: d.env}
@@ -65,8 +99,8 @@ func TestDevStopsAndGoesOn(t *testing.T) {
 	if err := syscall.Kill(pid, 0); err != syscall.ESRCH {
 		t.Errorf("PostgreSQL, process %d, is there after Ctrl-C: %v", pid, err)
 	}
-	if _, err := net.Dial("tcp", strings.TrimPrefix(before.NATSURL, "nats://")); err == nil {
-		t.Error("NATS listens after Ctrl-C")
+	if _, err := net.Dial("tcp", natsURL.Host); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("NATS after Ctrl-C: %v, want %v", err, syscall.ECONNREFUSED)
 	}
 
 	if code, _, stderr := run(t, nil, "", "status", "--data", d.dir); code != exitError ||
@@ -92,6 +126,7 @@ func TestDevStopsAndGoesOn(t *testing.T) {
 	if before != after {
 		t.Errorf("after a kill and a start dev is %+v, it was %+v", after, before)
 	}
+	verify()
 	if pid := d.postmaster(t); pid == left {
 		t.Errorf("PostgreSQL is still process %d", pid)
 	}
@@ -260,6 +295,9 @@ func TestDevPrintsLinesThatWork(t *testing.T) {
 		t.Errorf("the lines answer %v, want %v:\n%s", statuses, want, d.output())
 	}
 	in := d.instance(t)
+	if !strings.Contains(d.output(), " "+in.NATSURL+"\n") {
+		t.Errorf("the greeting lacks the URL of NATS, %s:\n%s", in.NATSURL, d.output())
+	}
 	if !strings.Contains(d.output(), in.Console) || !strings.Contains(d.output(), in.ConsoleToken) {
 		t.Errorf("the greeting lacks the console's address %s or its token %s:\n%s", in.Console, in.ConsoleToken, d.output())
 	}

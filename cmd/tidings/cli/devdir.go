@@ -88,6 +88,7 @@ type devState struct {
 	ConsoleToken string `json:"console_token"` // a system token
 	CursorKey    string `json:"cursor_key"`    // signs cursors, so that they remain valid after a restart
 	NATSPort     int    `json:"nats_port"`     // of the server in this process; reused if it is free
+	NATSPassword string `json:"nats_password"` // of the only user of that server
 }
 
 const stateFile = "state.json"
@@ -117,6 +118,9 @@ func readState(dir, token string) (devState, error) {
 		key := make([]byte, 32)
 		rand.Read(key) // never fails
 		s.CursorKey = hex.EncodeToString(key)
+	}
+	if s.NATSPassword == "" {
+		s.NATSPassword = rand.Text()
 	}
 	return s, nil
 }
@@ -212,8 +216,9 @@ func ownDatabase(ctx context.Context, pg *pglocal.Server) (string, error) {
 	return pg.URL(databaseName), nil
 }
 
-// startNATS starts dev's own server on its earlier port, or on another one if a program uses that port now.
-func startNATS(dir string, port int, log *slog.Logger) (*broker.Server, error) {
+// startNATS starts dev's own server on its earlier port, or on another one if a program uses that port now. It has one
+// user, because dev plays every role in one process, and the person who runs dev may see everything.
+func startNATS(dir string, port int, password string, log *slog.Logger) (*broker.Server, error) {
 	if port != 0 {
 		l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
 		if err != nil {
@@ -228,7 +233,8 @@ func startNATS(dir string, port int, log *slog.Logger) (*broker.Server, error) {
 			return nil, err
 		}
 	}
-	return broker.StartServer(broker.ServerConfig{Dir: dir, Port: port, Log: log.With("component", "nats")})
+	return broker.StartServer(broker.ServerConfig{Dir: dir, Port: port, User: url.UserPassword("tidings", password),
+		Log: log.With("component", "nats")})
 }
 
 // portOf returns the port of a URL, or 0 if it has none.
