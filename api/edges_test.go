@@ -375,7 +375,7 @@ func TestAKindAppearsWithoutARestart(t *testing.T) {
 		t.Errorf("%d looks", looks)
 	}
 	for range 20 {
-		if got := f.want(t, 404, "GET", "/v1/nothing/7/42", ""); got.text("code") != "not-found" {
+		if got := f.want(t, 404, "GET", "/v1/nothing/7/42", ""); got.text("code") != "route-unknown" {
 			t.Fatal(got.body)
 		}
 	}

@@ -286,7 +286,7 @@ func TestNobodyCanAskToWaitForMoreThanAYear(t *testing.T) {
 		_, err := pool.Exec(t.Context(), `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload,
 			available_at)
 			VALUES (1, 'like', 42, 'created', '{}', CASE WHEN $1 = 'infinity' THEN 'infinity' ELSE now() + $1::interval END)`, after)
-		if ok != (err == nil) || err != nil && !postgres.IsCheck(err) {
+		if ok != (err == nil) || err != nil && !strings.Contains(err.Error(), "available_at_within_366_days") {
 			t.Errorf("%s: %v", after, err)
 		}
 	}

@@ -24,9 +24,12 @@ type Doubt struct {
 
 // Sure records another report of the loss. It returns true once the report has lasted for After, or at once if the
 // broker is not a cluster.
-func (d *Doubt) Sure(js jetstream.JetStream) bool {
+func (d *Doubt) Sure(js jetstream.JetStream) bool { return d.sure(isCluster(js), time.Now()) }
+
+// isCluster reports whether the connected server belongs to a cluster, or may belong to one.
+func isCluster(js jetstream.JetStream) bool {
 	nc := js.Conn()
-	return d.sure(nc.ConnectedClusterName() != "" || !nc.IsConnected(), time.Now())
+	return nc.ConnectedClusterName() != "" || !nc.IsConnected()
 }
 
 func (d *Doubt) sure(cluster bool, now time.Time) bool {
@@ -57,14 +60,27 @@ var ErrNoQuorum = errors.New("broker: a replica of a stream reports a loss of me
 // on which that rests, or an empty one if the stream is gone.
 type Look func(ctx context.Context) (s Stream, lost bool, err error)
 
-// Confirm calls look until it reports no loss, or has reported one for as long as Doubt requires. It changes nothing.
-// The result is that of the last call. So act on a loss only if the action can be undone, as a stop of a partition can.
+// Confirm calls look until it reports no loss, or has reported one for SureAfter, however long a look takes. It changes
+// nothing. The result is that of the last call. So act on a loss only if the action can be undone, as a stop of a
+// partition can. If ctx ends sooner than SureAfter, as that of a page does, Confirm returns the first report.
 func Confirm(ctx context.Context, js jetstream.JetStream, look Look) (lost bool, err error) {
-	var doubt Doubt
+	return confirm(ctx, func() bool { return isCluster(js) }, look)
+}
+
+func confirm(ctx context.Context, cluster func() bool, look Look) (lost bool, err error) {
+	end, limited := ctx.Deadline()
+	brief := limited && time.Until(end) < SureAfter
+	var first time.Time
 	for {
 		_, lost, err := look(ctx)
-		if err != nil || !lost || doubt.Sure(js) {
+		if err != nil || !lost || brief || !cluster() {
 			return lost, err
+		}
+		if first.IsZero() {
+			first = time.Now()
+		}
+		if time.Since(first) >= SureAfter {
+			return true, nil
 		}
 		if err := pause(ctx, lookAgain); err != nil {
 			return lost, err
@@ -83,6 +99,7 @@ func ConfirmByQuorum(ctx context.Context, js jetstream.JetStream, look Look) (lo
 	}
 	agree := make(map[string]bool)
 	for until := time.Now().Add(quorumWait); time.Now().Before(until); {
+		began := time.Now()
 		s, lost, err := look(ctx)
 		switch {
 		case IsTransient(err) && ctx.Err() == nil: // between two leaders
@@ -95,6 +112,7 @@ func ConfirmByQuorum(ctx context.Context, js jetstream.JetStream, look Look) (lo
 			if err := stepDown(ctx, js, s.Name); err != nil {
 				return lost, err
 			}
+			until = until.Add(time.Since(began)) // the wait is for elections, not for looks
 		}
 		if err := pause(ctx, lookAgain); err != nil {
 			return lost, err

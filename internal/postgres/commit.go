@@ -77,6 +77,14 @@ func watch(pc *pgxpool.Config) {
 		}
 		return &link{Conn: conn, pool: c}, nil
 	}
+	connected := pc.AfterConnect
+	pc.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+		c.forget(int64(conn.PgConn().PID()))
+		if connected == nil {
+			return nil
+		}
+		return connected(ctx, conn)
+	}
 	pc.ConnConfig.OnNotice = func(conn *pgconn.PgConn, n *pgconn.Notice) {
 		// The text depends on the server's language. A trigger's own warning at COMMIT has this
 		// code too, and only makes the result be looked up.
@@ -84,6 +92,13 @@ func watch(pc *pgxpool.Config) {
 			conn.CustomData()[customWarned] = true
 		}
 	}
+}
+
+// forget removes a process that has the number of a new connection, so the one that it stood for has ended.
+func (c *commits) forget(pid int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.pids = slices.DeleteFunc(c.pids, func(p int64) bool { return p == pid })
 }
 
 // customWarned is the key in a connection's custom data of a warning since the last unwarned.
@@ -97,9 +112,11 @@ func warned(conn *pgx.Conn) bool {
 	return is
 }
 
-// runningSQL reads which processes still exist. Index: none.   Locks: none.
+// runningSQL reads which processes still exist. After a failover or a restart, others may have their numbers: those of
+// other programs do not count. Index: none.   Locks: none.
 const runningSQL = `
-SELECT /* postgres.running */ coalesce(array_agg(pid::bigint), '{}') FROM pg_stat_activity WHERE pid = ANY($1::bigint[]::int[])`
+SELECT /* postgres.running */ coalesce(array_agg(pid::bigint), '{}') FROM pg_stat_activity WHERE pid = ANY($1::bigint[]::int[])
+   AND application_name = current_setting('application_name')`
 
 // admit returns ErrUnanswered while too many COMMITs of the connection's pool have no answer.
 func admit(ctx context.Context, conn *pgx.Conn) error {

@@ -139,7 +139,7 @@ func TestStatusAnswersWithoutNATSOrPostgreSQL(t *testing.T) {
 		VALUES ('threadcache', 0, 'threadcache-host-7', now() + interval '1 hour')`); err != nil {
 		t.Fatal(err)
 	}
-	check("beside a subscriber and a refusal", exitOK,
+	check("beside a subscriber and a refusal", exitAgain,
 		[]string{"mailer             " + cfg.StreamName(0) + "  1       1\n",
 			"threadcache-host-7 could not serve partition 0 of threadcache, and does not take it back before 2"}, "passing")
 	n.Kill(t)
