@@ -99,7 +99,7 @@ type lanes[W, O any] struct {
 // lane has the writes of one tenant.
 type lane[W, O any] struct {
 	tenant  int64
-	led     bool                  // a caller leads, or was told to
+	leader  *ticket[W, O]         // leads, or was told to; nil if nobody does
 	ready   []*ticket[W, O]       // tickets whose entity is free, in the order of arrival
 	last    map[any]*ticket[W, O] // for each entity with a write under way, its last ticket
 	waiting int
@@ -223,18 +223,18 @@ func tell[W, O any](t *ticket[W, O], v verdict[O]) {
 
 // next tells the first waiting caller to lead if nobody leads. It removes a lane that has nothing under way.
 func (l *lanes[W, O]) next(ln *lane[W, O]) {
-	for !ln.led && len(ln.ready) > 0 {
+	for ln.leader == nil && len(ln.ready) > 0 {
 		t := ln.ready[0]
 		if t.state == left {
 			ln.ready = ln.ready[1:]
 			l.free(ln, t)
 			continue
 		}
-		ln.led = true
+		ln.leader = t
 		l.queue = append(l.queue, ln)
 		tell(t, verdict[O]{lead: true})
 	}
-	if !ln.led && len(ln.ready) == 0 && len(ln.last) == 0 && l.open[ln.tenant] == ln {
+	if ln.leader == nil && len(ln.ready) == 0 && len(ln.last) == 0 && l.open[ln.tenant] == ln {
 		delete(l.open, ln.tenant)
 	}
 }
@@ -264,17 +264,17 @@ func (l *lanes[W, O]) lead(ctx context.Context, ln *lane[W, O], t *ticket[W, O])
 		return mine
 	case <-ctx.Done():
 		l.mu.Lock()
-		if !l.dequeue(ln) {
+		if !l.dequeue(ln, t) {
 			l.mu.Unlock()
 			return <-t.told
 		}
 		defer l.mu.Unlock()
-		t.state, ln.led = left, false
+		t.state, ln.leader = left, nil
 		l.wait(ln, -1)
 		l.next(ln)
 		return verdict[O]{err: fmt.Errorf("wait to write for tenant %d: %w", ln.tenant, ctx.Err())}
 	}
-	group := l.gather(ln)
+	group := l.gather(ln, t)
 	if group == nil {
 		<-l.slots.groups
 		return <-t.told
@@ -306,7 +306,7 @@ func (l *lanes[W, O]) lead(ctx context.Context, ln *lane[W, O], t *ticket[W, O])
 					tell(other, v)
 				}
 			}
-			p.led = false
+			p.leader = nil
 			l.next(p.lane)
 		}
 	}()
@@ -317,10 +317,11 @@ func (l *lanes[W, O]) lead(ctx context.Context, ln *lane[W, O], t *ticket[W, O])
 	return mine
 }
 
-// dequeue removes the lane from the queue. It reports false if its leader no longer waits for a slot.
-func (l *lanes[W, O]) dequeue(ln *lane[W, O]) bool {
+// dequeue removes the lane from the queue. It reports false if leader does not lead the lane, or no longer waits for a
+// slot.
+func (l *lanes[W, O]) dequeue(ln *lane[W, O], leader *ticket[W, O]) bool {
 	i := slices.Index(l.queue, ln)
-	if i < 0 {
+	if i < 0 || ln.leader != leader {
 		return false
 	}
 	l.queue = slices.Delete(l.queue, i, i+1)
@@ -329,10 +330,10 @@ func (l *lanes[W, O]) dequeue(ln *lane[W, O]) bool {
 
 // gather makes a group of the lane, whose leader has a slot, and of the lanes that wait for one, in the order of
 // arrival. nil: another leader took the lane along.
-func (l *lanes[W, O]) gather(ln *lane[W, O]) (group []*part[W, O]) {
+func (l *lanes[W, O]) gather(ln *lane[W, O], leader *ticket[W, O]) (group []*part[W, O]) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !l.dequeue(ln) {
+	if !l.dequeue(ln, leader) {
 		return nil
 	}
 	group = append(group, &part[W, O]{lane: ln, tickets: l.take(ln)})
@@ -343,7 +344,7 @@ func (l *lanes[W, O]) gather(ln *lane[W, O]) (group []*part[W, O]) {
 				break
 			}
 			if !l.isApart(other.tenant) {
-				l.dequeue(other)
+				l.dequeue(other, other.leader)
 				p := &part[W, O]{lane: other, tickets: l.take(other)}
 				p.tickets[0].state = taken // its leader, which no longer leads
 				n += len(p.tickets)

@@ -212,3 +212,36 @@ func TestTooManyWaitingWritesAreRefused(t *testing.T) {
 		}
 	})
 }
+
+// TestALeaderWhoseGroupAnotherTookGetsItsOutcome: a leader gets a slot at the moment when another leader has written its
+// group. By then the lane has its next leader, whose group it must leave alone.
+func TestALeaderWhoseGroupAnotherTookGetsItsOutcome(t *testing.T) {
+	run := func(_ context.Context, _ int64, writes []int, _ place) ([]int, error) { return writes, nil }
+	for range 64 { // the slot and the outcome are there at once, so each time one of the two may win
+		l := newLanes(&slots{groups: make(chan struct{}, 1)}, func(w int) any { return w }, run)
+		join := func(w int) (*lane[int, int], *ticket[int, int]) {
+			ticket := &ticket[int, int]{write: w, key: w, told: make(chan verdict[int], 1)}
+			ln, err := l.join(1, ticket)
+			if err != nil || !(<-ticket.told).lead {
+				t.Fatalf("write %d does not lead: %v", w, err)
+			}
+			return ln, ticket
+		}
+		ln, old := join(7)
+		l.mu.Lock()
+		if !l.dequeue(ln, old) || len(l.take(ln)) != 1 {
+			t.Fatal("the lane does not wait for a slot")
+		}
+		l.free(ln, old)
+		tell(old, verdict[int]{out: 7})
+		ln.leader = nil
+		l.mu.Unlock()
+		_, next := join(8)
+		if got := l.lead(t.Context(), ln, old); got.out != 7 || got.err != nil {
+			t.Fatalf("the old leader gets %+v", got)
+		}
+		if got := l.lead(t.Context(), ln, next); got.out != 8 || got.err != nil {
+			t.Fatalf("the next leader gets %+v", got)
+		}
+	}
+}
