@@ -287,7 +287,11 @@ func (l *Letters) sweep(ctx context.Context, stream jetstream.Stream, subscriber
 		case err != nil:
 			return err
 		}
-		if err := stream.SecureDeleteMsg(ctx, m.Sequence); err != nil && !errors.Is(err, jetstream.ErrMsgNotFound) {
+		err = stream.SecureDeleteMsg(ctx, m.Sequence)
+		if errors.Is(err, jetstream.ErrMsgDeleteUnsuccessful) {
+			return nil // the subscriber has just deleted it, and deletes the others
+		}
+		if err != nil && !errors.Is(err, jetstream.ErrMsgNotFound) {
 			return err
 		}
 	}

@@ -204,6 +204,13 @@ func ensure(ctx context.Context, js jetstream.JetStream, stream string, c jetstr
 	return false, nil
 }
 
+// The bounds of the stream of dead letters: of one subscriber, and of all together. A letter beyond them waits in its
+// subscriber, which then handles nothing else of that stream's partition.
+const (
+	maxLetters     = 10_000
+	maxLetterBytes = 1 << 30
+)
+
 // DeclareDead creates the stream of subscribers' dead letters, with the replicas and the placement of a partition's
 // stream.
 func DeclareDead(ctx context.Context, js jetstream.JetStream, cfg Config, events Stream) error {
@@ -214,6 +221,8 @@ func DeclareDead(ctx context.Context, js jetstream.JetStream, cfg Config, events
 			Subjects: []string{cfg.DeadStream() + ".*.*"},
 			Storage:  jetstream.FileStorage, Replicas: max(events.Replicas, 1), Placement: Placement(events.Tags), AllowDirect: true,
 			Discard: jetstream.DiscardNew, DenyPurge: true, // letters are deleted one by one
+			// A subscriber's login may store any letter, and shares the disk with the events of all tenants.
+			MaxMsgsPerSubject: maxLetters, DiscardNewPerSubject: true, MaxBytes: maxLetterBytes,
 		})
 		if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
 			err = nil // another process was faster

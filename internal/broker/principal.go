@@ -188,9 +188,10 @@ func (p Principal) uses(c Config) (sends, hears []string) {
 	if durable == "" {
 		return nil, hears
 	}
+	// An acknowledgment has 9 parts, or at least 11 in the second form, which servers from 2.14 on may use. The numbers of
+	// parts are exact: with one pattern for both, another consumer's acknowledgment could have the name in a later part.
 	sends = append(api("INFO", "STREAM.NAMES", "CONSUMER.INFO.*."+durable, "CONSUMER.MSG.NEXT.*."+durable),
-		"$JS.ACK.*."+durable+".>", "$JS.ACK.*.*.*."+durable+".>", // servers from 2.14 on may use the second form
-		c.DeadStream()+".letter."+durable)
+		"$JS.ACK.*."+durable+".*.*.*.*.*", "$JS.ACK.*.*.*."+durable+".*.*.*.*.>", c.DeadStream()+".letter."+durable)
 	if p.Tenant == 0 { // package subscribe reads the ends of streams; a message may be any tenant's
 		sends = append(sends, api("STREAM.INFO.*", "STREAM.MSG.GET.*")...)
 	}
@@ -209,7 +210,7 @@ func (p Principal) events() string {
 	return tenant + "." + filter
 }
 
-// deadStream returns the name of the stream of subscribers' dead letters.
+// DeadStream returns the name of the stream of subscribers' dead letters.
 func (c Config) DeadStream() string { return c.Stream + "-dead" }
 
 func api(verbs ...string) (subjects []string) {

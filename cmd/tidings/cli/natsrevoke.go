@@ -47,7 +47,9 @@ sign afterwards have another key, so they are valid.`,
 					return err
 				}
 			}
-			r := broker.Revocation{Key: user.Key, Account: user.Account, At: time.Now()}
+			// The clock of the machine that signed the credentials may be ahead. Each credentials file has a key of its own,
+			// so a later time revokes no other one.
+			r := broker.Revocation{Key: user.Key, Account: user.Account, At: time.Now().Add(24 * time.Hour)}
 			if err := r.Validate(); err != nil {
 				return &usageError{err}
 			}
@@ -108,6 +110,9 @@ func readRevoked(dir string) (all []broker.Revocation, err error) {
 		return nil, err
 	}
 	for line := range strings.Lines(string(text)) {
+		if line = strings.TrimSpace(line); line == "" || line[0] == '#' {
+			continue
+		}
 		r, err := broker.ParseRevocation(line)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", path, err)
