@@ -6,13 +6,13 @@
 SHELL := /bin/sh
 GO ?= go
 BIN := bin
-# The race detector needs a C compiler. On a machine without one, the tests run without the race detector.
-RACE = $(shell cc=$$($(GO) env CC); [ "$$($(GO) env CGO_ENABLED)" = 1 ] && command -v "$${cc%% *}" >/dev/null && echo -race)
-# Tests wait as well as compute, so one package more than the number of processors runs at once. LONGEST names the packages that
-# take longest: they start first. The race detector lets each process sleep for a second at its end, for goroutines that still run.
-# A package fails if it leaves any goroutine, so the targets below set that sleep to a tenth of a second (atexit_sleep_ms).
+# Tests wait as well as compute, so one package more than the number of processors runs at once, and six tests of a package.
+# LONGEST names the packages that take longest: they start first.
 JOBS = $(shell echo $$((1 + $$(getconf _NPROCESSORS_ONLN))))
-LONGEST := ./cmd/tidings/cli ./relay ./consumers ./api ./internal/broker ./cmd/internal/fuzz ./cmd/internal/fleet ./store ./outbox
+TOGETHER := -parallel 6
+LONGEST := ./cmd/tidings/cli ./relay ./consumers ./api ./migrations ./internal/broker ./cmd/internal/fuzz ./store ./outbox
+# The race detector needs a C compiler.
+RACE = $(shell cc=$$($(GO) env CC); [ "$$($(GO) env CGO_ENABLED)" = 1 ] && command -v "$${cc%% *}" >/dev/null && echo -race)
 
 .PHONY: help
 help: ## print this list
@@ -23,14 +23,31 @@ run: tidings ## start everything and print where it listens (DATA=DIR to keep th
 	@test -n "$$DATABASE_URL" || $(MAKE) --no-print-directory postgres
 	@exec $(BIN)/tidings dev $(if $(DATA),--data "$(DATA)")
 
-# The nested modules read files outside their own folders. The test cache does not watch those, hence -count=1.
+# The nested module reads files outside its own folder. The test cache does not watch those, hence -count=1.
 .PHONY: test
-test: ## run every test: unit, integration, fault, with the race detector if there is a C compiler
+test: ## run the tests that every change should pass: minutes, no race detector
 	@$(MAKE) --no-print-directory postgres || { docker info >/dev/null 2>&1 && echo "postgres: the tests use PostgreSQL in Docker"; }
-	@test -n "$(RACE)" || echo "test: this machine has no C compiler, so the tests run without the race detector"
-	GORACE="atexit_sleep_ms=100 $$GORACE" $(GO) test $(RACE) -p $(JOBS) -timeout 14m $(LONGEST) ./...
+	$(GO) test -p $(JOBS) $(TOGETHER) -timeout 10m $(LONGEST) ./...
 	$(GO) -C contracts/cloudevents test -count=1 ./...
+
+.PHONY: test-alerts
+test-alerts: ## test the alert rules in Prometheus' own engine (a large build)
 	$(GO) -C deploy/prometheus/test test -count=1 ./...
+
+.PHONY: test-faults
+test-faults: ## run the tests that kill, freeze, cut off, flood or take long (SHARD=2/4: one of four parts)
+	@$(MAKE) --no-print-directory postgres
+	@$(GO) run ./internal/testkit/suite $(if $(SHARD),-shard $(SHARD)) faults
+
+.PHONY: test-race
+test-race: ## run the tests of both with the race detector (SHARD=2/4: one of four parts)
+	@$(MAKE) --no-print-directory postgres
+	@$(GO) run ./internal/testkit/suite $(if $(SHARD),-shard $(SHARD)) race
+
+.PHONY: mutants
+mutants: ## take guards out of the code, one at a time: a test must find each (CHANGED=REF: of changed files, RUN=REGEXP, QUICK=1)
+	@$(MAKE) --no-print-directory postgres
+	@$(GO) run ./internal/testkit/mutate $(if $(CHANGED),-changed $(CHANGED)) $(if $(RUN),-run '$(RUN)') $(if $(QUICK),-quick)
 
 # The strongest fault tests: they kill, freeze, restart or cut off a server while other processes work.
 # `TEST_SERVERS=docker make test` runs all tests that use servers on containers.
@@ -51,7 +68,7 @@ DOCKER_TESTS := TestFaultKilledTestBinaryLeavesNoContainer \
 
 .PHONY: test-docker
 test-docker: engine ## run fault tests with servers in containers, then the tests of the image and of Compose (docs/testing.md)
-	GORACE="atexit_sleep_ms=100 $$GORACE" TEST_SERVERS=docker $(GO) test $(RACE) -count=1 -p 2 -timeout 10m \
+	GORACE="atexit_sleep_ms=100 $$GORACE" TEST_SERVERS=docker $(GO) test $(RACE) -tags faults -count=1 -p 2 -timeout 10m \
 		-run "^($$(echo $(DOCKER_TESTS) | tr ' ' '|'))$$" $(DOCKER_PACKAGES)
 	$(GO) test -tags docker -count=1 -timeout 15m -run 'Image|Containers' ./deploy
 
@@ -66,12 +83,12 @@ test-helm: ## test the Helm chart: render it with Helm's library, and decode it 
 .PHONY: test-brokers
 test-brokers: ## rehearse the loss of one, two and three brokers (docs/runbook/LosingBrokers.md)
 	@$(MAKE) --no-print-directory postgres
-	$(GO) test -tags brokers -count=1 -timeout 10m -run '^TestLosingOneTwoAndThreeBrokers$$' ./cmd/tidings/cli
+	$(GO) test -tags brokers,faults -count=1 -timeout 10m -run '^TestLosingOneTwoAndThreeBrokers$$' ./cmd/tidings/cli
 
 .PHONY: test-upgrade
 test-upgrade: ## test this tree beside the previous release; needs the full git history to build that release
 	@$(MAKE) --no-print-directory postgres
-	$(GO) test -tags upgrade -count=1 -timeout 14m -v -run TheReleaseBefore ./deploy
+	$(GO) test -tags upgrade,faults -count=1 -timeout 14m -v -run TheReleaseBefore ./deploy
 
 .PHONY: test-node
 test-node: tidings ## test the TypeScript client and the Node example against `tidings dev`, if node is installed
@@ -111,11 +128,12 @@ bench: ## run the Go benchmarks (`tidings bench` measures the system)
 lint: ## check formatting, go vet, staticcheck and the import rules
 	@out=$$(gofmt -l .); test -z "$$out" || { echo "not formatted, run make fmt:"; echo "$$out"; exit 1; }
 	$(GO) vet ./...
+	$(GO) vet -tags faults ./...
 	$(GO) vet -tags browser ./console
 	$(GO) vet -tags upgrade ./deploy
 	$(GO) vet -tags docker ./deploy
 	$(GO) vet -tags brokers ./cmd/tidings/cli
-	$(GO) tool staticcheck ./...
+	$(GO) tool staticcheck -tags faults ./...
 	$(GO) -C contracts/cloudevents vet ./...
 	$(GO) -C deploy/prometheus/test vet ./...
 	$(GO) -C deploy/helm/test vet ./...
@@ -144,7 +162,7 @@ postgres: ## find PostgreSQL's server binaries, or fetch them without an install
 soak: ## run the long fault tests: SEEDS (20) random runs, or only SEED; then check that they find removed guards
 	@$(MAKE) --no-print-directory postgres
 	TIDINGS_SOAK_SEEDS=$(or $(SEEDS),20) TIDINGS_TEST_SEED=$(SEED) \
-		$(GO) test $(RACE) -tags soak -count=1 -parallel 3 -timeout 120m -run '^TestSoak' -v \
+		$(GO) test $(RACE) -tags faults,soak -count=1 -parallel 3 -timeout 120m -run '^TestSoak' -v \
 		$$(grep -rl --include='*_test.go' '^//go:build soak' . | xargs -n1 dirname | sort -u)
 
 .PHONY: image

@@ -1042,7 +1042,7 @@ func TestADatabaseThatIsAwayIsA503(t *testing.T) {
 		}
 	}
 	pg.Restart(t)
-	testkit.Eventually(t, time.Minute, "writes to work again", func() (bool, error) {
+	testkit.Eventually(t, "writes to work again", func() (bool, error) {
 		return f.do(t, "PUT", "/v1/follows/1/3", "").StatusCode == 201, nil
 	})
 	f.want(t, 200, "GET", "/v1/follows/1/2", "")

@@ -61,7 +61,7 @@ func TestATokenThatEndedIsRefusedByEveryProcessASecondLater(t *testing.T) {
 	for i, f := range both {
 		for token, at := range ended {
 			f.token = token
-			testkit.Eventually(t, time.Minute, "the token to be refused", func() (bool, error) {
+			testkit.Eventually(t, "the token to be refused", func() (bool, error) {
 				began := time.Now()
 				status := f.do(t, "PUT", "/v1/follows/1/2", "").StatusCode
 				if status != 401 && began.Sub(at) > authTTL {
@@ -122,7 +122,7 @@ func TestASlowLookUpDoesNotProlongAToken(t *testing.T) {
 	}
 	status := make(chan int)
 	go func() { status <- f.do(t, "PUT", "/v1/follows/1/2", "").StatusCode }()
-	testkit.Eventually(t, time.Minute, "the look-up to wait for the lock", func() (waits bool, err error) {
+	testkit.Eventually(t, "the look-up to wait for the lock", func() (waits bool, err error) {
 		err = f.system.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND relation = 'api_tokens'::regclass)`).Scan(
 			&waits)
 		return waits, err

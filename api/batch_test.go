@@ -14,7 +14,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
@@ -91,8 +90,7 @@ func TestABatchAnswersAsTheSingleRoutesWould(t *testing.T) {
 	f := open(t)
 	alone := f
 	alone.token = f.newToken(t, 2, "alone", tokens.Roles()...)
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	seed, _ := testkit.Seed(t)
 	rnd := rand.New(rand.NewPCG(seed, 1))
 	compare := func(t *testing.T, outcomes []map[string]any, singly func(i int) answer) {
 		t.Helper()
@@ -282,8 +280,7 @@ func TestOverlappingBatches(t *testing.T) {
 		Projections: pool, Fleet: fleet, Log: testkit.Logger(t), Reg: prometheus.NewRegistry()}); err != nil {
 		t.Fatal(err)
 	}
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	seed, _ := testkit.Seed(t)
 	var wg sync.WaitGroup
 	for turn := range uint64(4) {
 		wg.Go(func() {
@@ -346,12 +343,12 @@ func TestAnOperationThatTheStoreHasNoRoomForIsRefusedAlone(t *testing.T) {
 	}
 	groups := s.Stats().Groups
 	wg.Go(write)
-	testkit.Eventually(t, time.Minute, "a write to have the pair", func() (bool, error) { return s.Stats().Groups > groups, nil })
+	testkit.Eventually(t, "a write to have the pair", func() (bool, error) { return s.Stats().Groups > groups, nil })
 	const room = 2048 // the store's limit
 	for range room {
 		wg.Go(write)
 	}
-	testkit.Eventually(t, time.Minute, "the room to be full", func() (bool, error) { return s.Stats().Waiting == room, nil })
+	testkit.Eventually(t, "the room to be full", func() (bool, error) { return s.Stats().Waiting == room, nil })
 	outcomes := f.batch(t, "/v1/follows:batch", []string{`{"op":"follow","follower_id":"3","followee_id":"4"}`,
 		`{"op":"unfollow","follower_id":"3","followee_id":"5"}`})
 	if got := toldBy(outcomes[0]); !strings.HasPrefix(got, "503 overloaded ") || outcomes[1]["status"] != 204.0 {
@@ -426,7 +423,7 @@ func TestABatchThatBreaksOffHasDoneWhatItTold(t *testing.T) {
 	}
 
 	_, lines, unlock := start(1)
-	testkit.Eventually(t, time.Minute, "the fifth transaction to be ended", func() (ended bool, err error) {
+	testkit.Eventually(t, "the fifth transaction to be ended", func() (ended bool, err error) {
 		err = f.owner.QueryRow(t.Context(), `SELECT coalesce(bool_or(pg_terminate_backend(pid)), false) FROM pg_stat_activity
 			WHERE datname = current_database() AND wait_event_type = 'Lock'`).Scan(&ended)
 		return ended, err
@@ -443,9 +440,9 @@ func TestABatchThatBreaksOffHasDoneWhatItTold(t *testing.T) {
 	}
 
 	resp, _, unlock := start(2)
-	testkit.Eventually(t, time.Minute, "the fifth transaction to wait", func() (bool, error) { n, err := waiting(); return n > 0, err })
+	testkit.Eventually(t, "the fifth transaction to wait", func() (bool, error) { n, err := waiting(); return n > 0, err })
 	resp.Body.Close()
-	testkit.Eventually(t, time.Minute, "the batch to end with its client",
+	testkit.Eventually(t, "the batch to end with its client",
 		func() (bool, error) { n, err := waiting(); return n == 0, err })
 	unlock()
 	if got := written(2); got != 400 {

@@ -183,7 +183,7 @@ func TestAnExportNotesTheStreamsBeforeItReads(t *testing.T) {
 		defer close(answered)
 		answered <- f.export(t, "follows", "")
 	}()
-	testkit.Eventually(t, time.Minute, "the export to ask for the positions", func() (waits bool, err error) {
+	testkit.Eventually(t, "the export to ask for the positions", func() (waits bool, err error) {
 		err = f.system.QueryRow(ctx,
 			`SELECT EXISTS (SELECT FROM pg_locks WHERE relation = 'outbox_partitions'::regclass AND NOT granted)`).Scan(&waits)
 		return waits, err

@@ -6,7 +6,6 @@ import (
 	"net/http/httptest"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/tidings/tidings/internal/testkit"
 )
@@ -61,7 +60,7 @@ func TestFiftyEqualCreatesMakeOneComment(t *testing.T) {
 		}
 		written := n%2 == 0
 		if written { // the answer is there, and is never read
-			testkit.Eventually(t, time.Minute, "the comment to be written", func() (yes bool, err error) {
+			testkit.Eventually(t, "the comment to be written", func() (yes bool, err error) {
 				err = f.system.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM comments WHERE author_id = 9 AND body = $1)`,
 					fmt.Sprint("lost ", n)).Scan(&yes)
 				return yes, err

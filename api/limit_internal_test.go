@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/tokens"
 )
 
@@ -12,8 +13,7 @@ var perSecond = tokens.Rate{N: 5, Window: time.Second}
 
 // TestWhatTheQuotaSaysIsSo sends requests at random times. Some clients obey the headers, and some do not.
 func TestWhatTheQuotaSaysIsSo(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	seed, _ := testkit.Seed(t)
 	random := rand.New(rand.NewPCG(seed, 0))
 	for _, rate := range []tokens.Rate{perSecond, {N: 1, Window: 3 * time.Second}, {N: 100, Window: time.Minute}} {
 		l := newLimiter[int](10)

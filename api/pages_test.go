@@ -129,14 +129,14 @@ func TestAPageIsNotKeptBetweenItsEventAndItsProjection(t *testing.T) {
 	const followers, following = "/v1/users/42/followers", "/v1/users/8/following"
 	f.apply(t, f.publish(t, 7, 42))
 	for _, path := range []string{followers, following} {
-		testkit.Eventually(t, time.Minute, "the page to be kept", func() (bool, error) {
+		testkit.Eventually(t, "the page to be kept", func() (bool, error) {
 			_, hit := f.ask(t, path)
 			return hit, nil
 		})
 	}
 	e := f.publish(t, 8, 42) // it changes both pages
 	for _, path := range []string{followers, following} {
-		testkit.Eventually(t, time.Minute, "the page to be dropped", func() (bool, error) {
+		testkit.Eventually(t, "the page to be dropped", func() (bool, error) {
 			_, hit := f.ask(t, path)
 			return !hit, nil
 		})
@@ -184,9 +184,9 @@ func TestPagesAreReadFromTheDatabaseWhileTheBrokerIsAway(t *testing.T) {
 		_, hit := f.ask(t, path)
 		return hit, nil
 	}
-	testkit.Eventually(t, time.Minute, "the page to be kept", kept)
+	testkit.Eventually(t, "the page to be kept", kept)
 	b.Kill(t)
-	testkit.Eventually(t, time.Minute, "the page to be dropped", func() (bool, error) {
+	testkit.Eventually(t, "the page to be dropped", func() (bool, error) {
 		hit, err := kept()
 		return !hit, err
 	})
@@ -196,9 +196,9 @@ func TestPagesAreReadFromTheDatabaseWhileTheBrokerIsAway(t *testing.T) {
 		}
 	}
 	b.Restart(t)
-	testkit.Eventually(t, time.Minute, "the page to be kept again", kept)
+	testkit.Eventually(t, "the page to be kept again", kept)
 	f.apply(t, f.publish(t, 8, 42))
-	testkit.Eventually(t, time.Minute, "the new follower", func() (bool, error) {
+	testkit.Eventually(t, "the new follower", func() (bool, error) {
 		body, _ := f.ask(t, path)
 		return strings.Contains(body, `"8"`), nil
 	})
@@ -221,7 +221,7 @@ func BenchmarkFirstPage(b *testing.B) {
 				b.Fatal(err)
 			}
 			const path = "/v1/users/1/followers"
-			testkit.Eventually(b, time.Minute, "a page", func() (bool, error) {
+			testkit.Eventually(b, "a page", func() (bool, error) {
 				_, hit := f.ask(b, path)
 				return hit || bytes == 0, nil
 			})

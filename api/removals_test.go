@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
@@ -76,7 +75,7 @@ func TestAllEdgesOfAnObjectAreRemoved(t *testing.T) {
 		place.Header.Get("Location"): {"visit": 3.0},
 	} {
 		var a answer
-		testkit.Eventually(t, time.Minute, "the removal to end", func() (bool, error) {
+		testkit.Eventually(t, "the removal to end", func() (bool, error) {
 			a = reader.want(t, 200, "GET", path, "")
 			return a.text("state") == "done", nil
 		})

@@ -8,7 +8,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/google/uuid"
 
@@ -42,14 +41,14 @@ func TestALongActIsFollowedDoneOnceAndEndsWithTheProcess(t *testing.T) {
 	}
 	for range cap(answers) {
 		a := <-answers // perhaps before the first of the five has begun
-		testkit.Eventually(t, time.Minute, "the page shows how far the act is", func() (bool, error) {
+		testkit.Eventually(t, "the page shows how far the act is", func() (bool, error) {
 			text := ada.get(a.path).text()
 			return strings.Contains(text, "under way") && strings.Contains(text, "12,345 of 99,999"), nil
 		})
 	}
 	release()
 	path := "/console/acts/" + form.Get("act_id")
-	testkit.Eventually(t, time.Minute, "the act ends",
+	testkit.Eventually(t, "the act ends",
 		func() (bool, error) { return strings.Contains(ada.get(path).text(), "Did it."), nil })
 	if n := times.Load(); n != 1 {
 		t.Errorf("the act ran %d times, want once", n)
@@ -59,9 +58,9 @@ func TestALongActIsFollowedDoneOnceAndEndsWithTheProcess(t *testing.T) {
 	}
 	stopped := ada.begin("/console/act/test.stop").says("under way")
 	h.stop()
-	testkit.Eventually(t, time.Minute, "the outcome is recorded",
+	testkit.Eventually(t, "the outcome is recorded",
 		func() (bool, error) { return strings.Contains(ada.get(stopped.path).text(), "failed"), nil })
-	testkit.Eventually(t, time.Minute, "an act is refused", func() (bool, error) {
+	testkit.Eventually(t, "an act is refused", func() (bool, error) {
 		return strings.Contains(ada.act("/console/act/test.error").text(), "This process is stopping"), nil
 	})
 	page(t, ada, "/console/audit").says("Nothing was done: the process was stopping.")

@@ -508,7 +508,7 @@ func TestALivePageInABrowserFollowsAndStopsWhenHidden(t *testing.T) {
 	for _, hidden := range []bool{true, false} {
 		eval[*bool](b, fmt.Sprintf(`Object.defineProperty(document, "hidden", {value: %t, configurable: true}), `+
 			`document.dispatchEvent(new Event("visibilitychange")), null`, hidden))
-		testkit.Eventually(t, browserTimeout, fmt.Sprintf("a tab is served: %t", !hidden),
+		testkit.Eventually(t, fmt.Sprintf("a tab is served: %t", !hidden),
 			func() (bool, error) { return (h.streams.Load() > 0) == !hidden, nil })
 	}
 	h.pend(t, 5000)

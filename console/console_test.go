@@ -59,7 +59,7 @@ func TestASessionIsATokensAndEndsWithIt(t *testing.T) {
 	if _, _, err := tokens.Revoke(t.Context(), h.pool, 0, "rea"); err != nil {
 		t.Fatal(err)
 	}
-	testkit.Eventually(t, time.Minute, "the session ends with its token", func() (bool, error) {
+	testkit.Eventually(t, "the session ends with its token", func() (bool, error) {
 		return strings.HasPrefix(stranger.get("/console/").path, "/console/sign-in"), nil
 	})
 	ada := h.signIn(t, h.Tokens.Admin)
@@ -119,7 +119,7 @@ func TestAStrangerWhoGuessesLocksNobodyOut(t *testing.T) {
 			t.Fatalf("a guess: status %d", a.status)
 		}
 	}
-	testkit.Eventually(t, time.Minute, "a refusal after ten guesses", func() (bool, error) {
+	testkit.Eventually(t, "a refusal after ten guesses", func() (bool, error) {
 		a := guess() // the ten may have taken so long that the address may guess again
 		return a.status == http.StatusTooManyRequests && a.header.Get("Retry-After") != "", nil
 	})
@@ -172,7 +172,7 @@ func TestASessionEndsWhereverItsCookieIsSent(t *testing.T) {
 		t.Fatal("the cookie does not open the pages of both processes")
 	}
 	ada.post("/console/sign-out", nil)
-	testkit.Eventually(t, time.Minute, "the process that ended the session to refuse the cookie",
+	testkit.Eventually(t, "the process that ended the session to refuse the cookie",
 		func() (bool, error) { return !opens(h.console, stolen), nil })
 	late := time.AfterFunc(30*time.Second, stop)
 	for next() != "" { // the stream ends with its session
@@ -180,7 +180,7 @@ func TestASessionEndsWhereverItsCookieIsSent(t *testing.T) {
 	if !late.Stop() {
 		t.Error("a live page of the session continued")
 	}
-	testkit.Eventually(t, time.Minute, "the other process to refuse the cookie",
+	testkit.Eventually(t, "the other process to refuse the cookie",
 		func() (bool, error) { return !opens(other, stolen), nil })
 	page(t, sibling, "/console/audit")
 	page(t, h.signIn(t, h.Tokens.Admin), "/console/audit")
@@ -192,7 +192,7 @@ func TestATokenHasOnlyItsNewestSessions(t *testing.T) {
 	for range tokens.MaxSessions {
 		h.signIn(t, h.Tokens.Reader)
 	}
-	testkit.Eventually(t, time.Minute, "the oldest session to end", func() (bool, error) {
+	testkit.Eventually(t, "the oldest session to end", func() (bool, error) {
 		return strings.HasPrefix(first.get("/console/audit").path, "/console/sign-in"), nil
 	})
 	page(t, other, "/console/audit")
@@ -232,7 +232,7 @@ func TestOneTokensLivePagesLeaveRoomForOthers(t *testing.T) {
 	}
 	page(t, rita, "/console/audit")
 	stops[0]()
-	testkit.Eventually(t, time.Minute, "its place to be free again",
+	testkit.Eventually(t, "its place to be free again",
 		func() (bool, error) { return opened() == http.StatusOK, nil })
 }
 

@@ -319,7 +319,7 @@ func (r *reader) act(link string, pairs ...string) *answer {
 // ended follows an act from its page until it has ended. The page comes before that if the act takes longer than actWait.
 func (r *reader) ended(a *answer) *answer {
 	r.t.Helper()
-	testkit.Eventually(r.t, time.Minute, "the act to end", func() (bool, error) {
+	testkit.Eventually(r.t, "the act to end", func() (bool, error) {
 		ended := !strings.Contains(a.text(), "under way")
 		if !ended {
 			a = page(r.t, r, a.path)
@@ -335,7 +335,7 @@ const slow = time.Second
 // quickPage opens a page, which must take less than slow. On a busy machine one of several times must.
 func quickPage(t *testing.T, r *reader, path string) (a *answer) {
 	t.Helper()
-	testkit.Eventually(t, 30*time.Second, path+" is fast", func() (bool, error) {
+	testkit.Eventually(t, path+" is fast", func() (bool, error) {
 		began := time.Now()
 		a = page(t, r, path)
 		took := time.Since(began)

@@ -310,12 +310,6 @@ func (d *desk) fill(t *testing.T, n int) {
 	}
 }
 
-func TestPagesOfOneHundredThousandAreFast(t *testing.T) {
-	d := openDesk(t)
-	d.fill(t, 100_000)
-	fast(t, d)
-}
-
 // fast opens each page that shows the large thread, at its beginning and deep inside. They take about a tenth of slow.
 func fast(t *testing.T, d *desk) {
 	t.Helper()

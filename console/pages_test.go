@@ -1,15 +1,12 @@
 package console_test
 
 import (
-	"context"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
-	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 )
 
@@ -81,14 +78,14 @@ func TestAConsumerIsPausedResumedAndVerified(t *testing.T) {
 		t.Fatalf("%+v, %v", paused, err)
 	}
 	ada.act("/console/act/consumer.pause?consumer=followercounts").says("It was paused already")
-	testkit.Eventually(t, time.Minute, "the page shows it", func() (bool, error) {
+	testkit.Eventually(t, "the page shows it", func() (bool, error) {
 		return strings.Contains(ada.get("/console/consumers").text(), "ada paused it"), nil
 	})
 	ada.act("/console/act/consumer.resume?consumer=followercounts").says("Resumed")
 	ada.act("/console/act/consumer.verify?consumer=threadcache").says("0 differences")
 	page(t, ada, "/console/consumers").says("0 differences. Verified at")
 	h.exec(t, `INSERT INTO consumer_offsets (consumer_name, partition_key, last_processed_id) VALUES ('archiver', 'EVENTS-9', 7)`)
-	testkit.Eventually(t, time.Minute, "the page names the remedy", func() (bool, error) {
+	testkit.Eventually(t, "the page names the remedy", func() (bool, error) {
 		return strings.Contains(ada.get("/console/consumers").text(),
 			"It has lost events of EVENTS-9: run tidings replay --consumer archiver"), nil
 	})
@@ -103,33 +100,11 @@ func TestAConsumerIsPausedResumedAndVerified(t *testing.T) {
 	}
 }
 
-// TestThePagesAnswerWhileATableIsLocked also checks that they name the session that holds the lock.
-func TestThePagesAnswerWhileATableIsLocked(t *testing.T) {
-	h := start(t)
-	h.declare(t)
-	ada := h.signIn(t, h.Tokens.Admin)
-	tx, err := h.db.Pool(t, postgres.RoleOwner).Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }() // the pool closes after it
-	if _, err := tx.Exec(t.Context(), `SET LOCAL idle_in_transaction_session_timeout = 0;
-		LOCK TABLE outbox_messages, outbox_partitions IN ACCESS EXCLUSIVE MODE`); err != nil {
-		t.Fatal(err)
-	}
-	locked := "unknown, because another session locks a table"
-	testkit.Eventually(t, time.Minute, "a reading that is newer than the lock", func() (bool, error) {
-		text := page(t, ada, "/console/").text()
-		return strings.Contains(text, "Blocked: session") && strings.Contains(text, "outbox: "+locked), nil
-	})
-	page(t, ada, "/console/partitions").says("partitions: "+locked, "EVENTS-0")
-}
-
 func TestThePagesSayWhichServerIsAway(t *testing.T) {
 	h := start(t)
 	ada := h.signIn(t, h.Tokens.Admin)
 	h.conn.Close()
-	testkit.Eventually(t, time.Minute, "the overview says it",
+	testkit.Eventually(t, "the overview says it",
 		func() (bool, error) { return strings.Contains(ada.get("/console/").text(), "NATS is unavailable"), nil })
 	page(t, ada, "/console/consumers").says("NATS is unavailable", "Behind unknown")
 	page(t, ada, "/console/doctor").says("NATS is unavailable")

@@ -54,7 +54,7 @@ func (h *harness) publish(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- r.Run(ctx) }()
-	testkit.Eventually(t, 30*time.Second, "the outbox is published", func() (bool, error) {
+	testkit.Eventually(t, "the outbox is published", func() (bool, error) {
 		return h.count(t, `SELECT count(*) FROM outbox_messages WHERE processed_at IS NULL`) == 0, nil
 	})
 	stop()
@@ -90,7 +90,7 @@ func TestAConsumerIsReplayedFollowedAndInterrupted(t *testing.T) {
 		t.Fatal(err)
 	}
 	first := ada.begin(link).says("under way")
-	testkit.Eventually(t, time.Minute, "the replay waits",
+	testkit.Eventually(t, "the replay waits",
 		func() (bool, error) { return strings.Contains(ada.get(first.path).text(), "switching: 3 done"), nil })
 	page(t, ada, "/console/consumers").says("replay under way", "switching: 3 events.")
 	if a := ada.get(link); a.status != 409 || !strings.Contains(a.text(), "another replay of this consumer is running") {
@@ -102,7 +102,7 @@ func TestAConsumerIsReplayedFollowedAndInterrupted(t *testing.T) {
 	if err := batch.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	testkit.Eventually(t, time.Minute, "the replay ends",
+	testkit.Eventually(t, "the replay ends",
 		func() (bool, error) { return !strings.Contains(ada.get(first.path).text(), "under way"), nil })
 	page(t, ada, first.path).says("done Replayed from the truth: 3 events applied in", "It has 0 dead letters now.")
 	if n := d.count(t, `SELECT count(*) FROM child_lists`); n != 3 {
@@ -114,7 +114,7 @@ func TestAConsumerIsReplayedFollowedAndInterrupted(t *testing.T) {
 	gate.Store(&shut)
 	stopped := ada.begin(link).says("under way", "making the new tables")
 	d.stop()
-	testkit.Eventually(t, time.Minute, "the outcome is recorded",
+	testkit.Eventually(t, "the outcome is recorded",
 		func() (bool, error) { return strings.Contains(ada.get(stopped.path).text(), "failed"), nil })
 	page(t, ada, stopped.path).says("The replay was stopped before its end: Nothing has changed: the live tables are as they were.")
 	if n := d.count(t, `SELECT count(*) FROM child_lists WHERE body = 'damaged'`); n != 3 {

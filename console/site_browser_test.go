@@ -62,7 +62,7 @@ func live(t *testing.T) *site {
 		DatabaseURL  string `json:"database_url"`
 		NATSURL      string `json:"nats_url"`
 	}
-	testkit.Eventually(t, siteTime, "dev is up", func() (bool, error) {
+	testkit.Eventually(t, "dev is up", func() (bool, error) {
 		b, err := os.ReadFile(filepath.Join(s.dir, "data", "dev.json"))
 		if err != nil {
 			return false, err
@@ -158,7 +158,7 @@ func (s *site) isWell(b *browser) {
 	b.open("/console/")
 	b.until(`document.querySelector("main").innerText.includes("Needs attention\n\nNothing") && ` +
 		`document.querySelectorAll(".box.ok").length >= 7 && ` + moving)
-	testkit.Eventually(b.t, siteTime, "the doctor finds no error", func() (bool, error) {
+	testkit.Eventually(b.t, "the doctor finds no error", func() (bool, error) {
 		b.open("/console/doctor")
 		if text := b.text(); strings.Contains(text, "error") {
 			return false, errors.New(text)
@@ -185,7 +185,7 @@ func (s *site) documents(b *browser) {
 func (s *site) pictures(b *browser) {
 	var event, child string
 	var object int64
-	testkit.Eventually(b.t, siteTime, "every consumer has applied an event, and a comment waits for a moderator", func() (bool, error) {
+	testkit.Eventually(b.t, "every consumer has applied an event, and a comment waits for a moderator", func() (bool, error) {
 		err := s.pool.QueryRow(b.t.Context(), `SELECT event_id::text FROM outbox_messages WHERE aggregate_type = 'comment'
 			AND event_type = 'created' AND processed_at < now() - interval '3 s' AND stream_seq <=
 			(SELECT min(last_processed_id) FROM consumer_offsets WHERE consumer_name IN ('threadcache', 'archiver'))
@@ -227,7 +227,7 @@ func (s *site) erases(b *browser) {
 		t.Fatal(err)
 	}
 	const behind = 20 // messages; threadcache no longer follows
-	testkit.Eventually(t, siteTime, "threadcache applies no more events", func() (bool, error) {
+	testkit.Eventually(t, "threadcache applies no more events", func() (bool, error) {
 		s.write(t, http.MethodPost, fmt.Sprintf("/v1/posts/%d/comments", 2*person), `{"author_id":"1","body":"somebody else's"}`)
 		return s.count(t, `SELECT count(*) FROM consumer_offsets a JOIN consumer_offsets c USING (partition_key)
 			WHERE a.consumer_name = 'archiver' AND c.consumer_name = 'threadcache'
@@ -239,7 +239,7 @@ func (s *site) erases(b *browser) {
 		s.write(t, http.MethodPost, fmt.Sprintf("/v1/posts/%d/comments", person+i),
 			fmt.Sprintf(`{"author_id":"%d","body":"%s %d"}`, person, secret, i))
 	}
-	testkit.Eventually(t, siteTime, "the comments are published", func() (bool, error) {
+	testkit.Eventually(t, "the comments are published", func() (bool, error) {
 		return s.count(t, `SELECT count(*) FROM outbox_messages WHERE payload::text LIKE '%' || $1 || '%' AND processed_at IS NOT NULL`,
 			secret) == 3, nil
 	})

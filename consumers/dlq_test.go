@@ -260,11 +260,11 @@ func TestARetryBesideTheConsumerLosesDoublesAndReordersNothing(t *testing.T) {
 	publish(101, 400)
 	r.awaitLag(0)
 	refuse.Store(0)
-	testkit.Eventually(t, 30*time.Second, "the rest to be retried",
+	testkit.Eventually(t, "the rest to be retried",
 		func() (bool, error) { return len(r.letters(consumers.DeadLetterFilter{})) == 0, nil })
 	r.wantLines(want)
 	// An operator counts after the commit, so the database may show it earlier.
-	testkit.Eventually(t, 30*time.Second, "at least 20 retries to be counted, for a meaningful run", func() (bool, error) {
+	testkit.Eventually(t, "at least 20 retries to be counted, for a meaningful run", func() (bool, error) {
 		if n := gone.Load(); n < 20 {
 			return false, fmt.Errorf("%d are counted", n)
 		}

@@ -45,7 +45,7 @@ func TestAHeartbeatIsReadPastAndItsAgeObserved(t *testing.T) {
 	last := r.tails[r.cfg.StreamName(0)]
 	observed := func(want uint64) (age time.Duration) {
 		t.Helper()
-		testkit.Eventually(t, 30*time.Second, "the heartbeats to be observed", func() (bool, error) {
+		testkit.Eventually(t, "the heartbeats to be observed", func() (bool, error) {
 			var n uint64
 			n, age = in.path(t)
 			return n == want, nil
@@ -68,7 +68,7 @@ func TestAHeartbeatIsReadPastAndItsAgeObserved(t *testing.T) {
 	if _, err := consumers.Pause(t.Context(), r.system, name, "ann", "to look"); err != nil {
 		t.Fatal(err)
 	}
-	testkit.Eventually(t, 30*time.Second, "the pause to be noticed",
+	testkit.Eventually(t, "the pause to be noticed",
 		func() (bool, error) { return in.metric(t, "consumer_paused") == 1, nil })
 	late := heartbeat()
 	r.publish(late)

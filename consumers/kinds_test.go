@@ -41,7 +41,7 @@ func TestAnEventOfAKindAppliedMeanwhileIsNotPassedOver(t *testing.T) {
 	in := r.start(config(), consumers.Deps{Pool: r.system, Kinds: catalog, JetStream: r.js}, followercounts.New(catalog.Now))
 	settled := func() {
 		t.Helper()
-		testkit.Eventually(t, 30*time.Second, "all to be applied", func() (bool, error) {
+		testkit.Eventually(t, "all to be applied", func() (bool, error) {
 			all, err := consumers.Lag(context.Background(), r.system, r.js, r.cfg, followercounts.Name)
 			return err == nil && all[0].Messages == 0, err
 		})

@@ -2,11 +2,9 @@ package consumers_test
 
 import (
 	"testing"
-	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/internal/testkit"
 )
 
@@ -29,16 +27,6 @@ func inPast(t *testing.T) (*rig, *testkit.Past, jetstream.JetStream) {
 	return r, p, js
 }
 
-func TestNoConsumerIsStrandedByALeaderThatForgets(t *testing.T) {
-	t.Parallel()
-	r, p, js := inPast(t)
-	p.Forget("INFO", 2)
-	stranded, err := consumers.Stranded(t.Context(), r.system, js, r.cfg, name)
-	if err != nil || len(stranded) > 0 {
-		t.Errorf("%v, %v", stranded, err)
-	}
-}
-
 // TestAConsumerWaitsForALeaderThatForgets starts a consumer while a leader does not know the message at its offset, or
 // not the messages behind it.
 func TestAConsumerWaitsForALeaderThatForgets(t *testing.T) {
@@ -53,7 +41,7 @@ func TestAConsumerWaitsForALeaderThatForgets(t *testing.T) {
 			}
 			p.Forget(verb, 12)
 			in := r.runWith(config(), js, r.system, logbook{})
-			testkit.Eventually(t, time.Minute, "the consumer to be ready behind a leader that knows everything", func() (bool, error) {
+			testkit.Eventually(t, "the consumer to be ready behind a leader that knows everything", func() (bool, error) {
 				if in.metric(t, "consumer_partitions_stuck") > 0 {
 					t.Fatalf("the consumer believed the leader: %v", in.Ready(t.Context()))
 				}

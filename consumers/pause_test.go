@@ -43,7 +43,7 @@ func TestAPausedConsumerTakesNothingUntilItIsResumed(t *testing.T) {
 	pause(false)
 	paused := func(in *instance, want float64) {
 		t.Helper()
-		testkit.Eventually(t, 30*time.Second, "the pause to be noticed",
+		testkit.Eventually(t, "the pause to be noticed",
 			func() (bool, error) { return in.metric(t, "consumer_paused") == want, nil })
 	}
 	paused(a, 1)
@@ -55,7 +55,7 @@ func TestAPausedConsumerTakesNothingUntilItIsResumed(t *testing.T) {
 	// The pause also holds for another instance and after a restart, and both are ready.
 	b := r.run(r.system, logbook{})
 	paused(b, 1)
-	testkit.Eventually(t, 30*time.Second, "both to have leases", func() (bool, error) {
+	testkit.Eventually(t, "both to have leases", func() (bool, error) {
 		holders, err := lease.Holders(t.Context(), r.system, name)
 		owners := map[string]bool{}
 		for _, h := range holders {

@@ -7,7 +7,6 @@ import (
 	"os"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -55,7 +54,7 @@ func TestAStreamThatLostItsEndAndGrewAgainIsNotReadOn(t *testing.T) {
 			}
 			write(3, 10)
 			write(20, 1) // the other partition continues
-			testkit.Eventually(t, 30*time.Second, "the other partition", func() (bool, error) { return len(r.lines()) == 9, nil })
+			testkit.Eventually(t, "the other partition", func() (bool, error) { return len(r.lines()) == 9, nil })
 			r.awaitStuck(in, 1, "message 8 of stream EVENTS-0 was stored at ")
 
 			in.stop()
@@ -82,7 +81,7 @@ func (r *rig) cutPower(b *testkit.Broker, disk string) {
 		r.t.Fatal(err)
 	}
 	b.Restart(r.t)
-	testkit.Eventually(r.t, 30*time.Second, "the server to answer again", func() (bool, error) {
+	testkit.Eventually(r.t, "the server to answer again", func() (bool, error) {
 		for _, s := range r.open {
 			now, err := broker.ReadStream(context.Background(), r.js, r.cfg, s.Number)
 			if err != nil {

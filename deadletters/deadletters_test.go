@@ -221,13 +221,13 @@ func TestLettersOfConsumersGoAggregateByAggregate(t *testing.T) {
 	}
 }
 
-// TestAnOperationGoesOnWhereItsProcessDied ends the process at each step. Another one takes over after the lease, and
-// then the first one thaws.
-func TestAnOperationGoesOnWhereItsProcessDied(t *testing.T) {
+// TestAnOperationGoesOnWhereItBrokeOff fails the work at each step, as a lost connection does. Another
+// desk takes over after the lease, and then the first one thaws.
+func TestAnOperationGoesOnWhereItBrokeOff(t *testing.T) {
 	r := newRig(t)
 	r.bury(1, 450, "too large")
 	r.park(2, 60, "refused")
-	died := fmt.Errorf("died: %w", io.ErrUnexpectedEOF) // as a lost connection does
+	broken := fmt.Errorf("broken off: %w", io.ErrUnexpectedEOF) // as a lost connection does
 	for source, want := range map[string]int64{Outbox: 450, Consumers: 120} {
 		o := r.start(Operation{Source: source, Action: Retry})
 		for i, step := range []string{"slice", "moved", "slice", "moved"} {
@@ -238,11 +238,11 @@ func TestAnOperationGoesOnWhereItsProcessDied(t *testing.T) {
 					return nil
 				}
 				if n++; n == 2 || i < 2 {
-					return died
+					return broken
 				}
 				return nil
 			}
-			if _, err := d.Work(t.Context(), source, o.ID, func(Operation) {}); !errors.Is(err, died) {
+			if _, err := d.Work(t.Context(), source, o.ID, func(Operation) {}); !errors.Is(err, broken) {
 				t.Fatalf("%s, %s: %v", source, step, err)
 			}
 			r.exec(fmt.Sprintf(`UPDATE %s SET lease_until = 'infinity' WHERE operation_id = $1`, r.desk.sources[source].table), o.ID)

@@ -13,7 +13,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/tidings/tidings/internal/pglocal"
 	"github.com/tidings/tidings/internal/testkit"
@@ -84,7 +83,7 @@ func (c *composed) tidings(args ...string) string {
 // healthy waits until every running container is healthy, and there are want of them.
 func (c *composed) healthy(want int) {
 	c.t.Helper()
-	testkit.Eventually(c.t, 2*time.Minute, "health", func() (bool, error) {
+	testkit.Eventually(c.t, "health", func() (bool, error) {
 		healthy, other := 0, []string{}
 		for line := range strings.Lines(c.docker("ps", "--format", "json")) {
 			var ctr struct{ Name, Health string }

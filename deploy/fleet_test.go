@@ -229,7 +229,7 @@ func (f *fleet) launch(who string) *process {
 // ready waits until /readyz of a process answers 200.
 func (f *fleet) ready(who string, p *process) {
 	f.t.Helper()
-	testkit.Eventually(f.t, 60*time.Second, who+" to be ready", func() (bool, error) { return f.isReady(p) })
+	testkit.Eventually(f.t, who+" to be ready", func() (bool, error) { return f.isReady(p) })
 }
 
 // isReady reports whether /readyz of a process answers 200. The error has the text of any other answer.

@@ -71,7 +71,7 @@ func (f *fleet) follow(token string, from, to int64) {
 	if status := f.request(token, http.MethodPut, fmt.Sprintf("/v1/follows/%d/%d", from, to), "", nil); status != http.StatusCreated {
 		f.t.Fatalf("follow: status %d", status)
 	}
-	testkit.Eventually(f.t, time.Minute, fmt.Sprintf("user %d to have the follower %d", to, from), func() (bool, error) {
+	testkit.Eventually(f.t, fmt.Sprintf("user %d to have the follower %d", to, from), func() (bool, error) {
 		var page struct {
 			Items []struct {
 				ID event.ID `json:"id"`
@@ -91,7 +91,7 @@ func (f *fleet) service() (stop func()) {
 	ctx, cancel := context.WithCancel(f.t.Context())
 	denied, done, got := make(chan error, 100), make(chan error, 1), make(chan struct{}, 100)
 	nc := f.connect("svc", denied)
-	testkit.Eventually(f.t, time.Minute, "a stream", func() (bool, error) {
+	testkit.Eventually(f.t, "a stream", func() (bool, error) {
 		js, err := jetstream.New(f.connect("operator", nil))
 		if err == nil {
 			_, err = js.Stream(f.t.Context(), "EVENTS-0")
@@ -112,7 +112,7 @@ func (f *fleet) service() (stop func()) {
 		if err != nil {
 			f.t.Fatal(err)
 		}
-		testkit.Eventually(f.t, time.Minute, "a dead letter", func() (bool, error) {
+		testkit.Eventually(f.t, "a dead letter", func() (bool, error) {
 			all, err := letters.List(f.t.Context(), "svc-follow", 0, 10)
 			return len(all) > 0, err
 		})
@@ -185,9 +185,9 @@ func (f *fleet) rotate(token string) {
 	f.setPasswords("wrong-")
 	f.b.Reload(f.t, f.users)
 	before := probe.Stats().Reconnects
-	testkit.Eventually(f.t, time.Minute, "refusals", func() (bool, error) { return probe.Stats().Reconnects >= before+8, nil })
+	testkit.Eventually(f.t, "refusals", func() (bool, error) { return probe.Stats().Reconnects >= before+8, nil })
 	// The relay never reconnects a connection, so its log reports a refusal in other words.
-	testkit.Eventually(f.t, time.Minute, "NATS to refuse every binary except the relay", func() (bool, error) {
+	testkit.Eventually(f.t, "NATS to refuse every binary except the relay", func() (bool, error) {
 		for _, who := range binaries {
 			if p := f.procs[who]; who != "relay" && !strings.Contains(strings.ToLower(p.log.String()), "authorization violation") {
 				return false, fmt.Errorf("the log of %s has no refusal", who)

@@ -245,7 +245,7 @@ func (r *rollout) bothWork(who string) {
 			r.t.Fatal(err)
 		}
 		const enough = 20
-		testkit.Eventually(r.t, time.Minute, fmt.Sprintf("%s number %d to work", who, i), func() (bool, error) {
+		testkit.Eventually(r.t, fmt.Sprintf("%s number %d to work", who, i), func() (bool, error) {
 			now, err := done(p)
 			return now >= begun+enough, err
 		})
@@ -317,7 +317,7 @@ func (s *subscriber) events() []string { return strings.Fields(s.out.String()) }
 // await waits until count returns a number above more.
 func (r *rollout) await(what string, count func() (int, error), more int) {
 	r.t.Helper()
-	testkit.Eventually(r.t, time.Minute, what, func() (bool, error) {
+	testkit.Eventually(r.t, what, func() (bool, error) {
 		n, err := count()
 		return n > more, err
 	})

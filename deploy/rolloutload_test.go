@@ -46,7 +46,7 @@ func (b *balancer) remove(t *testing.T, api string) {
 	b.mu.Lock()
 	b.apis = slices.DeleteFunc(b.apis, func(a string) bool { return a == api })
 	b.mu.Unlock()
-	testkit.Eventually(t, time.Minute, "the removed API to answer its requests", func() (bool, error) {
+	testkit.Eventually(t, "the removed API to answer its requests", func() (bool, error) {
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		return b.open[api] == 0, nil
@@ -127,7 +127,7 @@ func (r *rollout) load(token string) *load {
 func (l *load) continues() {
 	l.t.Helper()
 	begun := l.steps.Load()
-	testkit.Eventually(l.t, time.Minute, "the people to continue",
+	testkit.Eventually(l.t, "the people to continue",
 		func() (bool, error) { return l.t.Failed() || l.steps.Load() >= begun+10*peopleAtOnce, nil })
 	if l.t.Failed() {
 		l.t.FailNow()

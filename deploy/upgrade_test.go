@@ -77,7 +77,7 @@ func TestThisTreeRunsBesideTheReleaseBefore(t *testing.T) {
 func (r *rollout) early(who string) *process {
 	r.t.Helper()
 	p := r.by(r.after).launch(who)
-	testkit.Eventually(r.t, time.Minute, who+" to report that it waits for the schema", func() (bool, error) {
+	testkit.Eventually(r.t, who+" to report that it waits for the schema", func() (bool, error) {
 		_, err := r.isReady(p)
 		if err == nil || !strings.Contains(err.Error(), "run `tidings migrate`") {
 			return false, fmt.Errorf("/readyz: %w", err)
@@ -278,7 +278,7 @@ func (r *rollout) finish(load *load, token string, handled func() []string) {
 		err = pool.QueryRow(ctx, `SELECT count(*) FROM svc.seen`).Scan(&n)
 		return n, err
 	}, len(published)-system-1)
-	testkit.Eventually(r.t, time.Minute, "the handlers of both releases to have every follow", func() (bool, error) {
+	testkit.Eventually(r.t, "the handlers of both releases to have every follow", func() (bool, error) {
 		missing := maps.Clone(follows)
 		for _, id := range handled() {
 			delete(missing, id)

@@ -160,7 +160,7 @@ func (w *world) consume(pool *pgxpool.Pool) (stop func()) {
 // published waits until every event is published.
 func (w *world) published() {
 	w.t.Helper()
-	testkit.Eventually(w.t, time.Minute, "everything to be published", func() (bool, error) {
+	testkit.Eventually(w.t, "everything to be published", func() (bool, error) {
 		var waiting bool
 		err := w.truth.QueryRow(w.t.Context(), `SELECT EXISTS (SELECT FROM outbox_messages WHERE processed_at IS NULL)`).Scan(&waiting)
 		return !waiting, err
@@ -171,7 +171,7 @@ func (w *world) published() {
 func (w *world) settle(pool *pgxpool.Pool) {
 	w.t.Helper()
 	w.published()
-	testkit.Eventually(w.t, time.Minute, "everything to be applied", func() (bool, error) {
+	testkit.Eventually(w.t, "everything to be applied", func() (bool, error) {
 		var names []string
 		for _, p := range w.fleet {
 			names = append(names, p.Name())

@@ -31,7 +31,7 @@ func TestDeadLettersAndTheirErrorsAreErased(t *testing.T) {
 	}
 	await := func(n int) (all []subscribe.Letter) {
 		t.Helper()
-		testkit.Eventually(t, time.Minute, "the subscriber's dead letters", func() (_ bool, err error) {
+		testkit.Eventually(t, "the subscriber's dead letters", func() (_ bool, err error) {
 			all, err = letters.List(ctx, "*", 0, 100)
 			return len(all) == n, err
 		})
@@ -47,7 +47,7 @@ func TestDeadLettersAndTheirErrorsAreErased(t *testing.T) {
 			}
 		}
 	}
-	testkit.Eventually(t, time.Minute, "the retry to fail", func() (bool, error) {
+	testkit.Eventually(t, "the retry to fail", func() (bool, error) {
 		all, err := letters.List(ctx, "*", 0, 100)
 		return len(all) == 2 && all[1].ID > 2, err
 	})

@@ -209,7 +209,7 @@ func TestTwoAppliesAtOnceAreOneAfterTheOther(t *testing.T) {
 				t.Errorf("the second call does not continue from the first: %v %s", err, d)
 			}
 		})
-		testkit.Eventually(t, time.Minute, "the second waits", func() (waits bool, err error) {
+		testkit.Eventually(t, "the second waits", func() (waits bool, err error) {
 			return waits, i.Truth.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_locks l JOIN pg_database d ON d.oid = l.database
 				AND d.datname = current_database()
 			  WHERE l.locktype = 'advisory' AND NOT l.granted)`).Scan(&waits)
@@ -409,7 +409,7 @@ func TestACatalogTakesKindsUpByItself(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() { ended <- c.Run(ctx) }()
 	i.apply(t, music)
-	testkit.Eventually(t, time.Minute, "the kind", func() (bool, error) { _, ok := c.Now().Edge("play"); return ok, nil })
+	testkit.Eventually(t, "the kind", func() (bool, error) { _, ok := c.Now().Edge("play"); return ok, nil })
 	stop()
 	if err := <-ended; err != nil {
 		t.Error(err)

@@ -26,36 +26,42 @@ type home struct {
 	owner  *pgxpool.Pool
 }
 
+// operators is the schema of an operator who does not use the default one.
+const operators = "An operator's"
+
 // eachHome runs the test for the default schema and for another one.
 func eachHome(t *testing.T, test func(*testing.T, home)) {
 	t.Helper()
-	for _, schema := range []string{"public", "An operator's"} {
-		t.Run(schema, func(t *testing.T) {
-			h := home{schema: schema}
-			if schema == "public" {
-				h.url = testkit.Postgres(t).URL
-			} else {
-				h.url, h.schema = testkit.EmptyPostgres(t).URL, pgx.Identifier{schema}.Sanitize()
-			}
-			var err error
-			h.owner, err = postgres.OpenWith(t.Context(), h.url, postgres.Config{MaxConns: 2, ConnectTimeout: 5e9},
-				postgres.RoleOwner, "test", map[string]string{"search_path": h.schema})
-			if err != nil {
+	for _, schema := range []string{"public", operators} {
+		t.Run(schema, func(t *testing.T) { inHome(t, schema, test) })
+	}
+}
+
+func inHome(t *testing.T, schema string, test func(*testing.T, home)) {
+	t.Helper()
+	h := home{schema: schema}
+	if schema == "public" {
+		h.url = testkit.Postgres(t).URL
+	} else {
+		h.url, h.schema = testkit.EmptyPostgres(t).URL, pgx.Identifier{schema}.Sanitize()
+	}
+	var err error
+	h.owner, err = postgres.OpenWith(t.Context(), h.url, postgres.Config{MaxConns: 2, ConnectTimeout: 5e9},
+		postgres.RoleOwner, "test", map[string]string{"search_path": h.schema})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(h.owner.Close)
+	if schema != "public" {
+		h.exec(t, `CREATE SCHEMA `+h.schema+`; GRANT CREATE ON SCHEMA `+h.schema+` TO PUBLIC`) // as public before PostgreSQL 15
+		for _, set := range []migrations.Set{migrations.Truth, migrations.Projections} {
+			if _, err := migrations.UpIn(t.Context(), h.url, set, schema, testkit.Logger(t)); err != nil {
 				t.Fatal(err)
 			}
-			t.Cleanup(h.owner.Close)
-			if schema != "public" {
-				h.exec(t, `CREATE SCHEMA `+h.schema+`; GRANT CREATE ON SCHEMA `+h.schema+` TO PUBLIC`) // as public before PostgreSQL 15
-				for _, set := range []migrations.Set{migrations.Truth, migrations.Projections} {
-					if _, err := migrations.UpIn(t.Context(), h.url, set, schema, testkit.Logger(t)); err != nil {
-						t.Fatal(err)
-					}
-				}
-				h.exec(t, `GRANT USAGE ON SCHEMA `+h.schema+` TO tidings_api, tidings_system, tidings_writer`)
-			}
-			test(t, h)
-		})
+		}
+		h.exec(t, `GRANT USAGE ON SCHEMA `+h.schema+` TO tidings_api, tidings_system, tidings_writer`)
 	}
+	test(t, h)
 }
 
 func (h home) exec(t *testing.T, sql string) {
@@ -248,8 +254,11 @@ const (
 		$f$ BEGIN PERFORM pg_temp.ran('a trigger on ' || TG_TABLE_NAME); RETURN NULL; END $f$;`
 )
 
-func TestNoCallerHijacksAFunctionThatRunsAsItsOwner(t *testing.T) {
-	eachHome(t, func(t *testing.T, h home) {
+func TestNoCallerHijacksAFunctionThatRunsAsItsOwner(t *testing.T) { hijack(t, "public") }
+
+// hijack attacks each function that runs as its owner, in one schema.
+func hijack(t *testing.T, schema string) {
+	inHome(t, schema, func(t *testing.T, h home) {
 		// The attack tests without the first defense.
 		h.exec(t, `DO $$ BEGIN EXECUTE format('GRANT TEMPORARY ON DATABASE %I TO tidings_api, tidings_system, tidings_writer',
 			current_database()); END $$`)

@@ -28,6 +28,7 @@ type Mark struct {
 	OldTail, NewTail uint64
 	Floor            int64 // raises the stored floor to this id; 0 leaves it
 	Rows             []Published
+	Recorded         func() // MarkCaughtUp calls it before its COMMIT; may be nil
 }
 
 // Then combines m with next, the mark that follows it. Either may be nil.
@@ -137,6 +138,9 @@ func MarkCaughtUp(ctx context.Context, pool *pgxpool.Pool, partition int, m Mark
 		_, err := tx.Exec(ctx, markSQL, mark.args(partition))
 		if isMarkFailed(err) {
 			return fmt.Errorf("%w: %w", ErrMarkFailed, err)
+		}
+		if err == nil && m.Recorded != nil {
+			m.Recorded()
 		}
 		return err
 	})

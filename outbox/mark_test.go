@@ -186,7 +186,7 @@ func TestMarksTouchNoIndex(t *testing.T) {
 		c = exchange(t, pool, Round{Limit: each, Mark: mark})
 	}
 	pool.Close() // a session reports its counts when it ends, or after 10 s without work
-	testkit.Eventually(t, time.Minute, "the statistics count the marks, 95 % of them heap-only", func() (bool, error) {
+	testkit.Eventually(t, "the statistics count the marks, 95 % of them heap-only", func() (bool, error) {
 		var updates, hot int
 		err := owner.QueryRow(t.Context(),
 			`SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'outbox_messages_1'`).Scan(&updates, &hot)

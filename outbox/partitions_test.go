@@ -230,7 +230,7 @@ func TestNoTwoOpenPartitionsShareASlot(t *testing.T) {
 			_, err := owner.Exec(t.Context(), `INSERT INTO outbox_partitions (partition, first_slot, last_slot) VALUES (4, 31, 31)`)
 			return err
 		})
-		testkit.Eventually(t, time.Minute, "the second transaction to wait for the first", func() (waits bool, err error) {
+		testkit.Eventually(t, "the second transaction to wait for the first", func() (waits bool, err error) {
 			return waits, owner.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity
 				WHERE datname = current_database() AND wait_event_type = 'Lock')`).Scan(&waits)
 		})

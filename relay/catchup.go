@@ -189,6 +189,7 @@ func (w *writer) ahead(ctx context.Context, from, last uint64) ([]*broker.Stored
 func (w *writer) record(ctx context.Context, mark outbox.Mark) error {
 	ctx, cancel := w.forDB(ctx)
 	defer cancel()
+	mark.Recorded = func() { w.at("in a transaction") }
 	repeated, err := outbox.MarkCaughtUp(ctx, w.pool, w.p.Number, mark)
 	switch {
 	case errors.Is(err, outbox.ErrRowsMissing):

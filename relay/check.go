@@ -43,7 +43,10 @@ func Check(ctx context.Context, pool *pgxpool.Pool, js jetstream.JetStream, cfg 
 		*c = PartitionCheck{Partition: p, Active: active[p.Number]}
 		g.Go(func() error { return c.look(ctx, pool, js, cfg) })
 	}
-	return checks, g.Wait()
+	if err := g.Wait(); err != nil {
+		return nil, err // a comparison that did not end says nothing
+	}
+	return checks, nil
 }
 
 // look reads the partition's stream. It sets Err if the stream is gone, has no leader or was not made for events. It

@@ -91,7 +91,7 @@ func TestAClosedPartitionIsNotMissedWhenItsStreamIsRemoved(t *testing.T) {
 	if _, err := outbox.Resize(t.Context(), pool, 2); err != nil {
 		t.Fatal(err)
 	}
-	testkit.Eventually(t, time.Minute, "the new partitions to have streams", func() (bool, error) {
+	testkit.Eventually(t, "the new partitions to have streams", func() (bool, error) {
 		got, err := Check(t.Context(), pool, js, b.Config())
 		return err == nil && got[0].Closed && got[1].Stream != nil && got[2].Stream != nil, err
 	})

@@ -20,7 +20,7 @@ func TestAMendedMessageOfTheDLQIsPublishedOnceWhenItIsRetried(t *testing.T) {
 	}
 	start(t, newRelay(t, pool, b))
 	d := outbox.NewDLQ(pool, nil)
-	testkit.Eventually(t, time.Minute, "the message to be dead", func() (bool, error) {
+	testkit.Eventually(t, "the message to be dead", func() (bool, error) {
 		n, err := d.Count(t.Context(), outbox.DLQFilter{IDs: []int64{poison}})
 		return n == 1, err
 	})

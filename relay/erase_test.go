@@ -92,7 +92,7 @@ func TestAFrozenRelayBringsNothingErasedBack(t *testing.T) {
 			zombie.signal(syscall.SIGCONT)
 			write(8, "afterwards")
 			f.awaitTakeover()
-			testkit.Eventually(t, time.Minute, "the text to be in no file of the stream",
+			testkit.Eventually(t, "the text to be in no file of the stream",
 				func() (bool, error) { return len(held()) == 0, nil })
 			var texts, subjects int
 			if err := f.pool.QueryRow(ctx, `SELECT count(*) FILTER (WHERE payload::text LIKE '%' || $1 || '%'), count(*)

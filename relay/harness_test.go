@@ -93,7 +93,7 @@ func readStream(t *testing.T, ctx context.Context, b *testkit.Broker) (all []str
 		t.Fatal(err)
 	}
 	var streams []broker.Stream
-	testkit.Eventually(t, 60*time.Second, "all streams to have leaders", func() (bool, error) { // a broker may have just restarted
+	testkit.Eventually(t, "all streams to have leaders", func() (bool, error) { // a broker may have just restarted
 		streams, err = broker.Streams(ctx, js, b.Config())
 		return err == nil, err
 	})
@@ -112,7 +112,7 @@ func readPartition(t *testing.T, ctx context.Context, js jetstream.JetStream, st
 	var before uint64
 	for {
 		var m *broker.Stored
-		testkit.Eventually(t, 60*time.Second, fmt.Sprintf("the leader of stream %s to have a message behind %d", stream.Name, before),
+		testkit.Eventually(t, fmt.Sprintf("the leader of stream %s to have a message behind %d", stream.Name, before),
 			func() (_ bool, err error) {
 				m, err = broker.Next(ctx, js, stream.Name, before+1)
 				return m != nil, err
@@ -234,7 +234,7 @@ func inspect(t *testing.T, ctx context.Context, pool *pgxpool.Pool, b *testkit.B
 // awaitDrained waits until no row is pending.
 func awaitDrained(t *testing.T, ctx context.Context, pool *pgxpool.Pool, within time.Duration) {
 	t.Helper()
-	testkit.Eventually(t, within, "every row to be published", func() (bool, error) {
+	testkit.Eventually(t, "every row to be published", func() (bool, error) {
 		var pending int
 		if err := pool.QueryRow(ctx, `SELECT count(*) FROM outbox_messages WHERE processed_at IS NULL`).Scan(&pending); err != nil {
 			return false, nil // the server may be restarting: retry
@@ -268,8 +268,7 @@ func start(t *testing.T, r *Relay) (stop func()) {
 }
 
 func seeded(t *testing.T) *rand.Rand {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	seed, _ := testkit.Seed(t)
 	return rand.New(rand.NewPCG(seed, seed))
 }
 

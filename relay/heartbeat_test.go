@@ -67,7 +67,7 @@ func TestHeartbeatsPassThroughWhateverRelaysDo(t *testing.T) {
 	}
 	await := func(what string, done func(all []beaten) bool) {
 		t.Helper()
-		testkit.Eventually(t, time.Minute, what, func() (bool, error) { return done(beats()), nil })
+		testkit.Eventually(t, what, func() (bool, error) { return done(beats()), nil })
 	}
 
 	// Heartbeats are off: the relay publishes only the row.
@@ -130,7 +130,7 @@ func TestHeartbeatsPassThroughWhateverRelaysDo(t *testing.T) {
 	for _, r := range []*Relay{a, second} {
 		r.pool.Close()
 	}
-	testkit.Eventually(t, time.Minute, "their sessions to end, which may still commit a heartbeat", func() (bool, error) {
+	testkit.Eventually(t, "their sessions to end, which may still commit a heartbeat", func() (bool, error) {
 		var sessions int32
 		err := owner.QueryRow(t.Context(), `SELECT count(*)::int FROM pg_stat_activity WHERE datname = current_database()
 			AND backend_type = 'client backend'`).Scan(&sessions)
@@ -185,7 +185,7 @@ func TestHeartbeatsShowThatTheBrokerIsAway(t *testing.T) {
 	start(t, r)
 	published := func(least int) (seconds float64) {
 		t.Helper()
-		testkit.Eventually(t, time.Minute, "heartbeats to be published", func() (bool, error) {
+		testkit.Eventually(t, "heartbeats to be published", func() (bool, error) {
 			n, s := r.pathSeen(t)
 			seconds = s
 			return n >= least, nil
@@ -194,10 +194,10 @@ func TestHeartbeatsShowThatTheBrokerIsAway(t *testing.T) {
 	}
 	published(2)
 	b.Kill(t)
-	testkit.Eventually(t, time.Minute, "the relay to notice", func() (bool, error) { return r.Ready(t.Context()) != nil, nil })
+	testkit.Eventually(t, "the relay to notice", func() (bool, error) { return r.Ready(t.Context()) != nil, nil })
 	before, _ := r.pathSeen(t)
 	written := testutil.ToFloat64(r.metrics.heartbeats)
-	testkit.Eventually(t, time.Minute, "ten to be written meanwhile",
+	testkit.Eventually(t, "ten to be written meanwhile",
 		func() (bool, error) { return testutil.ToFloat64(r.metrics.heartbeats) >= written+10, nil })
 	if n, _ := r.pathSeen(t); n > before {
 		t.Errorf("%d heartbeats were published without a broker", n-before)

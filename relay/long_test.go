@@ -175,7 +175,7 @@ func TestATransactionThatStaysOpenIsPublishedBeforeTheNextOfItsAggregate(t *test
 					t.Fatal(err)
 				}
 			}
-			testkit.Eventually(t, time.Minute, "the relay to publish the last row", func() (bool, error) {
+			testkit.Eventually(t, "the relay to publish the last row", func() (bool, error) {
 				var tails int
 				err := pool.QueryRow(t.Context(), `SELECT count(*) FROM outbox_messages WHERE processed_at IS NOT NULL
 					AND id >= (SELECT max(id) FROM outbox_messages)`).Scan(&tails)

@@ -3,8 +3,6 @@ package relay
 import (
 	"context"
 	"math/rand/v2"
-	"os"
-	"strconv"
 	"syscall"
 	"testing"
 	"time"
@@ -15,9 +13,6 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/outbox"
 )
-
-// seedEnv repeats the faults of a run in the same order, though not at the same instants.
-const seedEnv = "TIDINGS_TEST_SEED"
 
 // mixFloors is the interval of a relay's samples of the horizon in a mix.
 const mixFloors = 20 * time.Millisecond
@@ -271,32 +266,9 @@ func (m *mix) settle() damage {
 // runMix is one run from its seed.
 func runMix(t *testing.T, binary string, seed uint64, rounds int) damage {
 	t.Helper()
-	t.Logf("seed %d: %s=%d repeats its faults", seed, seedEnv, seed)
 	m := newMix(t, binary, seed)
 	m.run(rounds)
 	d := m.settle()
 	t.Logf("seed %d: %d rows, %d messages", seed, d.Rows, d.Messages)
 	return d
-}
-
-// seedFromEnv returns the seed of the environment, or a new one.
-func seedFromEnv(t *testing.T) (seed uint64, fixed bool) {
-	t.Helper()
-	text := os.Getenv(seedEnv)
-	if text == "" {
-		return rand.Uint64(), false
-	}
-	seed, err := strconv.ParseUint(text, 10, 64)
-	if err != nil {
-		t.Fatalf("%s: %v", seedEnv, err)
-	}
-	return seed, true
-}
-
-func TestFaultsMixedFromASeedLoseAndDoubleNothing(t *testing.T) {
-	t.Parallel()
-	seed, _ := seedFromEnv(t)
-	if d := runMix(t, os.Args[0], seed, 5); d.any() {
-		t.Errorf("seed %d: the stream differs from the committed rows: %+v", seed, d)
-	}
 }

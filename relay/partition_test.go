@@ -19,7 +19,7 @@ import (
 // awaitResized waits until exactly so many partitions are open.
 func (f *fleet) awaitResized(to int) {
 	f.t.Helper()
-	testkit.Eventually(f.t, time.Minute, "the partitions to be resized", func() (bool, error) {
+	testkit.Eventually(f.t, "the partitions to be resized", func() (bool, error) {
 		all, err := outbox.Partitions(f.t.Context(), f.pool)
 		if err != nil {
 			return false, err
@@ -52,9 +52,9 @@ func TestARelayThatFailsAtAnyStepOfAResizeLosesAndDoublesNothing(t *testing.T) {
 	for name, c := range map[string]crash{
 		"killed before it closes": {Step: "before closing", Signal: syscall.SIGKILL},
 		"killed behind it":        {Step: "after closing", Signal: syscall.SIGKILL},
-		"frozen before it closes": {Step: "before closing", Signal: syscall.SIGSTOP},
+		"frozen before it closes": {Step: "before closing", Signal: syscall.SIGSTOP, Then: "refused"},
 		"frozen behind it":        {Step: "after closing", Signal: syscall.SIGSTOP},
-		"frozen with rows":        {Step: "after claim", Signal: syscall.SIGSTOP},
+		"frozen with rows":        {Step: "after claim", Signal: syscall.SIGSTOP, Then: "refused"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -73,6 +73,7 @@ func TestARelayThatFailsAtAnyStepOfAResizeLosesAndDoublesNothing(t *testing.T) {
 			f.awaitTakeover()
 			if c.Signal == syscall.SIGSTOP {
 				victim.signal(syscall.SIGCONT)
+				victim.awaitReached(c.Then)
 			}
 			f.resize(2)
 			f.awaitResized(2)
@@ -159,7 +160,7 @@ func TestAnIdleRelayNoticesThatItsStreamIsGone(t *testing.T) {
 	if err := js.DeleteStream(t.Context(), b.Config().StreamName(0)); err != nil {
 		t.Fatal(err)
 	}
-	testkit.Eventually(t, time.Minute, "the relay to report that the stream is gone", func() (bool, error) {
+	testkit.Eventually(t, "the relay to report that the stream is gone", func() (bool, error) {
 		return r.Ready(t.Context()) != nil && testutil.ToFloat64(r.metrics.stuck) == 1, nil
 	})
 }
@@ -173,7 +174,7 @@ func TestAFloorOutlivesItsRelay(t *testing.T) {
 		last = insertRow(t, pool, 1, "created")
 	}
 	awaitDrained(t, t.Context(), pool, time.Minute)
-	testkit.Eventually(t, time.Minute, "the stored floor to rise", func() (bool, error) {
+	testkit.Eventually(t, "the stored floor to rise", func() (bool, error) {
 		p, err := outbox.ReadPartition(t.Context(), pool, 0)
 		return p.Floor >= last, err
 	})

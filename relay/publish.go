@@ -165,7 +165,11 @@ func (w *writer) request(ctx context.Context, m *nats.Msg, count int) (first uin
 	if err != nil {
 		return 0, fmt.Errorf("publish %d messages of partition %d: %w", count, w.p.Number, err)
 	}
-	return readAck(answer.Data, count)
+	first, err = readAck(answer.Data, count)
+	if api := (*jetstream.APIError)(nil); errors.As(err, &api) {
+		w.at("refused")
+	}
+	return first, err
 }
 
 // readAck returns the sequence of the first of count messages from a publish ack.

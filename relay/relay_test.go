@@ -112,7 +112,7 @@ func TestAPoisonRowHoldsBackItsAggregateAloneAndEndsInTheDLQ(t *testing.T) {
 		}
 		return attempts, dead, due
 	}
-	testkit.Eventually(t, time.Minute, "the first attempt to fail and the others to be published", func() (bool, error) {
+	testkit.Eventually(t, "the first attempt to fail and the others to be published", func() (bool, error) {
 		var pending int
 		err := pool.QueryRow(t.Context(), `SELECT count(*) FROM outbox_messages WHERE processed_at IS NULL`).Scan(&pending)
 		attempts, _, _ := row()
@@ -120,7 +120,7 @@ func TestAPoisonRowHoldsBackItsAggregateAloneAndEndsInTheDLQ(t *testing.T) {
 	})
 	var curve time.Duration
 	for n := 1; n <= outbox.MaxAttempts+1; n++ {
-		testkit.Eventually(t, time.Minute, "the next attempt, and its metrics", func() (bool, error) {
+		testkit.Eventually(t, "the next attempt, and its metrics", func() (bool, error) {
 			attempts, _, _ := row()
 			return attempts == n && testutil.ToFloat64(r.metrics.failures.WithLabelValues(otherEvents)) == float64(n), nil
 		})
@@ -201,7 +201,7 @@ func TestAMessageOverTheServersLimitIsPoisonAndNotAnOutage(t *testing.T) {
 	insertRow(t, pool, 7, "created", `"`+strings.Repeat("x", 2<<20)+`"`)
 	insertRow(t, pool, 8, "created")
 	start(t, newRelay(t, pool, b))
-	testkit.Eventually(t, time.Minute, "one row published and one failed", func() (bool, error) {
+	testkit.Eventually(t, "one row published and one failed", func() (bool, error) {
 		var ok bool
 		err := pool.QueryRow(t.Context(), `SELECT count(*) FILTER (WHERE processed_at IS NOT NULL) = 1 AND max(attempts) = 1
 			FROM outbox_messages`).Scan(&ok)
@@ -221,7 +221,7 @@ func TestARowThatIsNotYetDueWaitsAndHoldsBackItsAggregate(t *testing.T) {
 	behind := insertRow(t, pool, 7, "edited")
 	other := insertRow(t, pool, 8, "created")
 	start(t, newRelay(t, pool, b))
-	testkit.Eventually(t, time.Minute, "the other aggregate's row, and the held one parked", func() (bool, error) {
+	testkit.Eventually(t, "the other aggregate's row, and the held one parked", func() (bool, error) {
 		var ok bool
 		err := pool.QueryRow(t.Context(), `SELECT (SELECT processed_at IS NOT NULL FROM outbox_messages WHERE id = $1)
 			AND (SELECT delayed FROM outbox_messages WHERE id = $2)`,
@@ -256,7 +256,7 @@ func TestABrokerOutageBurnsNoAttempt(t *testing.T) {
 	for i := range int64(20) {
 		insertRow(t, pool, i, "created")
 	}
-	testkit.Eventually(t, time.Minute, "the relay to report that it is not ready",
+	testkit.Eventually(t, "the relay to report that it is not ready",
 		func() (bool, error) { return r.Ready(t.Context()) != nil, nil })
 	b.Restart(t)
 	awaitDrained(t, t.Context(), pool, time.Minute)
@@ -310,7 +310,7 @@ func TestAStreamThatDoesNotContinueTheDatabaseIsRefused(t *testing.T) {
 			insertRow(t, pool, 2, "created")
 			r := newRelay(t, pool, b)
 			start(t, r)
-			testkit.Eventually(t, time.Minute, "the relay to name the repair", func() (bool, error) {
+			testkit.Eventually(t, "the relay to name the repair", func() (bool, error) {
 				err := r.Ready(t.Context())
 				return err != nil && errors.Is(err, ErrStreamRefused) && testutil.ToFloat64(r.metrics.stuck) == 1, nil
 			})
@@ -494,7 +494,7 @@ func TestARowThatTheBrokerAloneRefusesIsFoundAndTheOthersGoOn(t *testing.T) {
 	if err := tx.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	testkit.Eventually(t, time.Minute, "only the large row to be delayed", func() (bool, error) {
+	testkit.Eventually(t, "only the large row to be delayed", func() (bool, error) {
 		var ok bool
 		err := pool.QueryRow(t.Context(), `SELECT count(*) FILTER (WHERE processed_at IS NULL) = 1 AND max(attempts) = 1
 			AND max(last_error) LIKE '%limit%' FROM outbox_messages`).Scan(&ok)

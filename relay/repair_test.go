@@ -171,7 +171,7 @@ func (d *damaged) refused() {
 	r := newRelay(d.t, d.pool, d.b)
 	stop := start(d.t, r)
 	defer stop()
-	testkit.Eventually(d.t, time.Minute, "the relay to refuse the stream", func() (bool, error) {
+	testkit.Eventually(d.t, "the relay to refuse the stream", func() (bool, error) {
 		return errors.Is(r.Ready(d.t.Context()), ErrStreamRefused), nil
 	})
 }
@@ -292,7 +292,7 @@ func (d *damaged) whileDown(fn func() error) {
 		d.t.Fatal(err)
 	}
 	d.b.Restart(d.t)
-	testkit.Eventually(d.t, time.Minute, "the server to answer again", func() (bool, error) {
+	testkit.Eventually(d.t, "the server to answer again", func() (bool, error) {
 		_, err := d.js.AccountInfo(d.t.Context())
 		return err == nil, nil
 	})
@@ -414,7 +414,7 @@ func TestMessagesThatAreMissingInTheMiddleArePublishedAgainWhileRelaysRun(t *tes
 	d := wrote(t, testkit.NATS(t))
 	start(t, newRelay(t, d.pool, d.b))
 	start(t, newRelay(t, d.pool, d.b))
-	testkit.Eventually(t, time.Minute, "the floor to stay, because a relay stores it a second later", func() (bool, error) {
+	testkit.Eventually(t, "the floor to stay, because a relay stores it a second later", func() (bool, error) {
 		// It rises to the last id that was assigned, also if that transaction was rolled back.
 		return d.count(`SELECT count(*) FROM outbox_partitions WHERE floor_id >= (SELECT last_value FROM outbox_messages_id_seq)`) == 1, nil
 	})
@@ -694,34 +694,6 @@ func TestAnInterruptedRepairIsSimplyRunAgain(t *testing.T) {
 	}
 	d.write(10)
 	d.once()
-}
-
-func TestNothingIsRepairedWhileAStreamHasNoLeader(t *testing.T) {
-	t.Parallel()
-	c := testkit.NATSCluster(t, 3)
-	d := wrote(t, c.Nodes[0])
-	_, others := c.Leader(t, "EVENTS-0")
-	for _, b := range others {
-		b.Freeze(t)
-	}
-	js, err := jetstream.New(c.Connect(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	testkit.Eventually(t, time.Minute, "the leader to notice that it is alone", func() (bool, error) {
-		_, err := broker.ReadStream(t.Context(), js, c.Config(), 0)
-		return errors.Is(err, broker.ErrNoLeader), nil
-	})
-	// By its own marks the partition is lost.
-	d.exec(`UPDATE outbox_partitions SET tail_seq = tail_seq + 1000`)
-	before := d.count(`SELECT sum(hashtext(p::text)) FROM outbox_partitions p`)
-	_, err = Repair(t.Context(), d.pool, c.Config(), testkit.Logger(t), RepairOptions{DeleteUnknown: true})
-	if !errors.Is(err, broker.ErrNoLeader) {
-		t.Errorf("got %v, want ErrNoLeader", err)
-	}
-	if d.count(`SELECT sum(hashtext(p::text)) FROM outbox_partitions p`) != before {
-		t.Error("the repair changed something")
-	}
 }
 
 // TestAPowerCutThatTakesTheEndOfAStreamAndItsMarksLosesNoEvent: the stored tail is then above, at or below the stream's

@@ -109,7 +109,7 @@ func TestNoRowStopsItsPartition(t *testing.T) {
 		t.Helper()
 		aggregate++
 		id := insertRow(t, writer, int64(aggregate), "created")
-		testkit.Eventually(t, time.Minute, "another row to be published "+when, func() (published bool, err error) {
+		testkit.Eventually(t, "another row to be published "+when, func() (published bool, err error) {
 			err = system.QueryRow(ctx, `SELECT processed_at IS NOT NULL FROM outbox_messages WHERE id = $1`, id).Scan(&published)
 			return published, err
 		})
@@ -121,14 +121,14 @@ func TestNoRowStopsItsPartition(t *testing.T) {
 		}
 	}
 	others("beside the extremes")
-	testkit.Eventually(t, time.Minute, "every other row to be published, delayed or dead", func() (done bool, err error) {
+	testkit.Eventually(t, "every other row to be published, delayed or dead", func() (done bool, err error) {
 		err = system.QueryRow(ctx, `SELECT NOT EXISTS (SELECT FROM outbox_messages WHERE processed_at IS NULL AND NOT delayed)`).Scan(&done)
 		return done, err
 	})
 	exec(`UPDATE outbox_messages SET inserted_at = inserted_at - interval '367 days', available_at = available_at - interval '367 days'
 		WHERE processed_at IS NULL`)
 	others("a year later")
-	testkit.Eventually(t, time.Minute, "every row that fails to wait for another attempt", func() (done bool, err error) {
+	testkit.Eventually(t, "every row that fails to wait for another attempt", func() (done bool, err error) {
 		err = system.QueryRow(ctx, `SELECT NOT EXISTS (SELECT FROM outbox_messages
 			WHERE processed_at IS NULL AND available_at <= now())`).Scan(&done)
 		return done, err
@@ -142,7 +142,7 @@ func TestNoRowStopsItsPartition(t *testing.T) {
 			t.Errorf("message %d is due in %s after %d attempts", m.OutboxID, m.DueIn, m.Attempts)
 		}
 	}
-	testkit.Eventually(t, time.Minute, "every row to be published or dead", func() (done bool, err error) {
+	testkit.Eventually(t, "every row to be published or dead", func() (done bool, err error) {
 		exec(fmt.Sprintf(`UPDATE outbox_messages SET attempts = %d, available_at = inserted_at + interval '1 microsecond'
 			WHERE processed_at IS NULL AND behind IS NULL AND delayed`, outbox.MaxAttempts))
 		err = system.QueryRow(ctx, `SELECT NOT EXISTS (SELECT FROM outbox_messages WHERE processed_at IS NULL)`).Scan(&done)

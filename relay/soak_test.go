@@ -3,7 +3,6 @@
 package relay
 
 import (
-	"encoding/json"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,6 +14,7 @@ import (
 	"time"
 
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/internal/testkit/mutants"
 	"github.com/tidings/tidings/outbox"
 )
 
@@ -33,7 +33,7 @@ func TestSoakFaultsMixedFromManySeedsLoseAndDoubleNothing(t *testing.T) {
 		}
 	}
 	for range count {
-		seed, fixed := seedFromEnv(t)
+		seed, fixed := testkit.Seed(t)
 		t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) {
 			t.Parallel() // each has its own servers, and mostly waits
 			if d := runMix(t, os.Args[0], seed, mixRounds); d.any() {
@@ -46,83 +46,61 @@ func TestSoakFaultsMixedFromManySeedsLoseAndDoubleNothing(t *testing.T) {
 	}
 }
 
-// overlay builds this test binary with one replacement of old by new in one file, where old must occur exactly once.
-// The sources themselves have no hooks for that.
-func overlay(t *testing.T, file string, edits ...[2]string) (binary string) {
+// without builds this test binary as a mutant of the list.
+func without(t *testing.T, name string) (binary string) {
 	t.Helper()
-	text, err := os.ReadFile(file)
+	m, err := mutants.Named(name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	mutated := string(text)
-	for _, e := range edits {
-		if n := strings.Count(mutated, e[0]); n != 1 {
-			t.Fatalf("%s has this %d times, not once: update the mutant:\n%s", file, n, e[0])
-		}
-		mutated = strings.Replace(mutated, e[0], e[1], 1)
+	return build(t, m.Edits...)
+}
+
+// build builds this test binary with edits of its files. The sources themselves have no hooks for that.
+func build(t *testing.T, edits ...mutants.Edit) (binary string) {
+	t.Helper()
+	root, err := mutants.Root()
+	if err != nil {
+		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	copied, list, binary := filepath.Join(dir, "mutated.go"), filepath.Join(dir, "overlay.json"), filepath.Join(dir, "relay.test")
-	original, err := filepath.Abs(file)
+	overlay, err := mutants.Overlay(root, dir, edits)
 	if err != nil {
 		t.Fatal(err)
 	}
-	replace, err := json.Marshal(map[string]any{"Replace": map[string]string{original: copied}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, data := range map[string][]byte{copied: []byte(mutated), list: replace} {
-		if err := os.WriteFile(name, data, 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if out, err := exec.CommandContext(t.Context(), "go", "test", "-c", "-vet=off", "-overlay", list, "-o", binary,
+	binary = filepath.Join(dir, "relay.test")
+	if out, err := exec.CommandContext(t.Context(), "go", "test", "-c", "-vet=off", "-overlay", overlay, "-o", binary,
 		".").CombinedOutput(); err != nil {
-		t.Fatalf("build the mutant of %s: %v\n%s", file, err, out)
+		t.Fatalf("build the mutant of %s: %v\n%s", edits[0].File, err, out)
 	}
 	return binary
 }
 
 func doubled(d damage) bool { return d.Duplicates > 0 }
 
-// guards are the mechanisms behind the promises. found says how the mix detects a relay without one.
-var guards = map[string]struct {
-	file  string
-	edit  [2]string
-	found func(d damage) bool
-}{
-	"a publish does not name the stream's last sequence": {"publish.go",
-		[2]string{`	m.Header[headerExpectLastSequence] = []string{strconv.FormatUint(tail, 10)}
-`, `	_ = strconv.FormatUint(tail, 10)
-`}, doubled},
-	"rows that are being published are claimed again": {"../outbox/claim.go",
-		[2]string{`AND (id > @in_flight_to::bigint OR`, `AND (id > @in_flight_to::bigint OR true OR`}, doubled},
-	"claims do not go back when a transaction has ended": {"../outbox/claim.go",
-		[2]string{`WHERE pg_visible_in_snapshot(xid::text::xid8, pg_current_snapshot())`,
-			`WHERE xid = 0`}, func(d damage) bool { return d.BelowFloor+d.Inversions+d.Pending > 0 }},
-	"a floor rises past transactions above the end of a snapshot": {"../outbox/mark.go", [2]string{`pg_current_xact_id()::text::bigint`,
-		`pg_snapshot_xmax(pg_current_snapshot())::text::bigint`}, tooHigh},
-	"a floor rises while older transactions run": {"horizon.go",
-		[2]string{`h.below(kept[0].XID) == 0`, `h.below(kept[0].XID) >= 0`}, tooHigh},
-	"a foreign message is taken for one of ours": {"catchup.go", [2]string{`if !event.Ours(m.Header) {`, `if false {`}, damage.any},
-	"a partition does not wait for those before it": {"../outbox/partitions.go",
-		[2]string{`!p.Closed && !slices.ContainsFunc(p.After, func(n int) bool { return open[n] })`,
-			`!p.Closed && !slices.ContainsFunc(p.After, func(n int) bool { return false && open[n] })`},
-		func(d damage) bool { return d.Duplicates+d.Inversions > 0 }},
+// guards are the mutants without a mechanism behind the promises. Each says how the mix detects such a relay.
+var guards = map[string]func(d damage) bool{
+	"a publish does not name the stream's last sequence":          doubled,
+	"rows that are being published are claimed again":             doubled,
+	"claims do not go back when a transaction has ended":          func(d damage) bool { return d.BelowFloor+d.Inversions+d.Pending > 0 },
+	"a floor rises past transactions above the end of a snapshot": tooHigh,
+	"a floor rises while older transactions run":                  tooHigh,
+	"a foreign message is taken for one of ours":                  damage.any,
+	"a partition does not wait for those before it":               func(d damage) bool { return d.Duplicates+d.Inversions > 0 },
 }
 
 // tooHigh reports the damage of a floor that has risen above a pending row.
 func tooHigh(d damage) bool { return d.BelowFloor > 0 && d.Inversions+d.Pending > 0 }
 
 func TestSoakTheMixFindsARelayWithoutItsGuards(t *testing.T) {
-	for name, guard := range guards {
+	for name, found := range guards {
 		t.Run(name, func(t *testing.T) {
-			binary := overlay(t, guard.file, guard.edit)
+			binary := without(t, name)
 			for n := range mutantSeeds {
-				seed, fixed := seedFromEnv(t)
+				seed, fixed := testkit.Seed(t)
 				var d damage
 				t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) { d = runMix(t, binary, seed, mixRounds) })
-				if guard.found(d) {
+				if found(d) {
 					t.Logf("found with seed %d, number %d: %+v", seed, n+1, d)
 					return
 				}
@@ -136,9 +114,7 @@ func TestSoakTheMixFindsARelayWithoutItsGuards(t *testing.T) {
 }
 
 func TestSoakARelayThatDoesNotCompareTheStoredTailPublishesAgainWhatTheDatabaseForgot(t *testing.T) {
-	d := loseMarks(t, overlay(t, "writer.go", [2]string{`	case c.Tail != w.stored:
-`, `	case false:
-`}))
+	d := loseMarks(t, without(t, "a relay does not compare the stored tail"))
 	if !doubled(d) {
 		t.Errorf("no event was duplicated: %+v", d)
 	}
@@ -160,7 +136,7 @@ func reuse(t *testing.T, binary string) damage {
 	}
 	f.binary = binary
 	p := f.start(options{})
-	testkit.Eventually(t, 30*time.Second, "the relay to mark what it must not, or to stop the partition and publish the others",
+	testkit.Eventually(t, "the relay to mark what it must not, or to stop the partition and publish the others",
 		func() (bool, error) {
 			stats, err := outbox.ReadStats(t.Context(), f.pool)
 			return stats.Pending == 0 || strings.Contains(p.log.String(), "partition stopped until its stream is repaired"), err
@@ -177,11 +153,7 @@ func TestSoakIDsThatAreHandedOutAgain(t *testing.T) {
 		}
 	})
 	t.Run("are marked published by a relay that does not compare event_id", func(t *testing.T) {
-		d := reuse(t, overlay(t, "../outbox/mark.go",
-			[2]string{`EXISTS (SELECT FROM outbox_messages m WHERE m.id = r.id AND m.event_id = r.event_id AND m.processed_at IS NULL)`,
-				`EXISTS (SELECT FROM outbox_messages m WHERE m.id = r.id AND m.processed_at IS NULL)`},
-			[2]string{`WHERE m.id = r.id AND m.event_id = r.event_id AND m.processed_at IS NULL AND EXISTS (SELECT FROM held)`,
-				`WHERE m.id = r.id AND m.processed_at IS NULL AND EXISTS (SELECT FROM held)`}))
+		d := reuse(t, without(t, "a relay does not compare event_id"))
 		if d.FalseMarks == 0 {
 			t.Errorf("no relay noticed the lost rows: %+v", d)
 		}
@@ -197,8 +169,8 @@ func clockOf(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return overlay(t, filepath.Join(strings.TrimSpace(string(root)), "src/time/time.go"), [2]string{`	mono -= startNano
-`, `	mono -= startNano
+	return build(t, mutants.Edit{File: filepath.Join(strings.TrimSpace(string(root)), "src/time/time.go"), Before: `	mono -= startNano
+`, After: `	mono -= startNano
 	if n := mono / 1e9; n > 0 {
 		sec += 600 - 1200*(n%2)
 	}

@@ -280,7 +280,9 @@ func (w *writer) exchange(ctx context.Context, publishing []outbox.Row, mark *ou
 		mark.Created, mark.Floor = w.p.Created, w.horizon.floor
 		r.Mark = mark
 	}
-	w.at("before mark")
+	if mark != nil && len(mark.Rows) > 0 {
+		w.at("before mark")
+	}
 	ctx, cancel := w.forDB(ctx)
 	defer cancel()
 	c, err := outbox.Exchange(ctx, w.pool, r)

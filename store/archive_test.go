@@ -388,7 +388,7 @@ func TestTheArchiverWaitsForACreateThatHasNotSeenItsStub(t *testing.T) {
 			t.Errorf("%+v, %v", out, err)
 		}
 	})
-	testkit.Eventually(t, time.Minute, "the insert waits", func() (waits bool, err error) {
+	testkit.Eventually(t, "the insert waits", func() (waits bool, err error) {
 		return waits, owner.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted)`).Scan(&waits)
 	})
 	a.archiver.reached = func(step string) error {
@@ -699,8 +699,7 @@ func TestAnErasureFindsWhatComesBackMeanwhile(t *testing.T) {
 // TestWritersSeeNoArchive runs random writers in threads that two archivers move all the time. The archivers die now
 // and then, and an operator undoes archives.
 func TestWritersSeeNoArchive(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	seed, _ := testkit.Seed(t)
 	a := openArchived(t)
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()

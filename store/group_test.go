@@ -228,8 +228,7 @@ func TestRandomWritersOfTheSameEntitiesAgreeWithTheEvents(t *testing.T) {
 	for range 5 {
 		comments = append(comments, f.mustCreate(t, store.NewChild{Object: 1, AuthorID: 1, Body: "0"}))
 	}
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
+	seed, _ := testkit.Seed(t)
 	type entity struct {
 		id      string
 		version int64
@@ -315,7 +314,7 @@ func TestRandomWritersOfTheSameEntitiesAgreeWithTheEvents(t *testing.T) {
 	}
 	defer conn.Close(t.Context())
 	// A backend reports its counts when it ends, or after a second without work.
-	testkit.Eventually(t, time.Minute, "the server has counted the transactions", func() (bool, error) {
+	testkit.Eventually(t, "the server has counted the transactions", func() (bool, error) {
 		var commits, deadlocks int64
 		var data string
 		err := conn.QueryRow(t.Context(), `SELECT xact_commit, deadlocks, current_setting('data_directory') FROM pg_stat_database

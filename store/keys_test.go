@@ -43,7 +43,7 @@ func TestACreateWhoseKeyIsPurgedMeanwhileMakesAChild(t *testing.T) {
 			{Meta: meta(), Object: 1, AuthorID: 5, Body: "twice", Key: "b"}})
 		told <- result{out, err}
 	}()
-	testkit.Eventually(t, time.Minute, "the create waits for the key b", func() (waits bool, err error) {
+	testkit.Eventually(t, "the create waits for the key b", func() (waits bool, err error) {
 		err = f.system.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND locktype = 'transactionid'
 			AND transactionid::text = $1)`,
 			xid(t, other)).Scan(&waits)

@@ -3,7 +3,6 @@ package store_test
 import (
 	"encoding/json"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -33,7 +32,7 @@ func (f fixture) begin(t *testing.T, sql string) pgx.Tx {
 func blocked(t *testing.T, db *testkit.DB) {
 	t.Helper()
 	owner := db.Pool(t, postgres.RoleOwner) // sees the sessions of all logins
-	testkit.Eventually(t, time.Minute, "a writer to wait for a lock", func() (waits bool, err error) {
+	testkit.Eventually(t, "a writer to wait for a lock", func() (waits bool, err error) {
 		err = owner.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity
 			WHERE datname = current_database() AND wait_event_type = 'Lock')`).Scan(&waits)
 		return waits, err
@@ -43,7 +42,7 @@ func blocked(t *testing.T, db *testkit.DB) {
 // ends returns the outcomes of a batch that must end now.
 func ends(t *testing.T, done <-chan []store.EdgeOutcome) (out []store.EdgeOutcome) {
 	t.Helper()
-	testkit.Eventually(t, time.Minute, "the batch to end", func() (bool, error) {
+	testkit.Eventually(t, "the batch to end", func() (bool, error) {
 		select {
 		case out = <-done:
 			return true, nil

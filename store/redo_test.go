@@ -67,7 +67,7 @@ func TestALostReviewLosesToOneThatIsBeingWritten(t *testing.T) {
 			t.Errorf("overtaken %d, %v", overtaken, err)
 		}
 	})
-	testkit.Eventually(t, time.Minute, "the redo to wait for the place", func() (waits bool, err error) {
+	testkit.Eventually(t, "the redo to wait for the place", func() (waits bool, err error) {
 		return waits, owner.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity
 			WHERE datname = current_database() AND wait_event_type = 'Lock')`).Scan(&waits)
 	})

@@ -48,10 +48,10 @@ func (r *Remover) finish(t *testing.T) (slices int) {
 	}
 }
 
-// TestARemovalGoesOnWhereItWasKilled kills the Remover at each step of each slice, freezes one in the middle, and has
+// TestARemovalGoesOnWhereItBrokeOff fails the Remover at each step of each slice, freezes one in the middle, and has
 // others write meanwhile. Every edge that existed at the request is removed once, with one event, and the progress
 // agrees.
-func TestARemovalGoesOnWhereItWasKilled(t *testing.T) {
+func TestARemovalGoesOnWhereItBrokeOff(t *testing.T) {
 	db := testkit.Postgres(t)
 	system, owner := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleOwner)
 	s, ctx := New(db.Pool(t, postgres.RoleAPI), nil), t.Context()
@@ -66,21 +66,21 @@ func TestARemovalGoesOnWhereItWasKilled(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	killed := errors.New("killed")
-	died := 0
+	broken := errors.New("broken off")
+	broke := 0
 	r := newRemover(t, system)
 	var last Removal
 	for step, done := 0, false; !done; {
 		steps := []string{"locked", "removed", "moved", ""}
 		r.at = func(at string) error {
 			if at == steps[step%len(steps)] {
-				died++
-				return killed
+				broke++
+				return broken
 			}
 			return nil
 		}
 		step++
-		if _, err := r.runOnce(ctx); err != nil && !errors.Is(err, killed) {
+		if _, err := r.runOnce(ctx); err != nil && !errors.Is(err, broken) {
 			t.Fatal(err)
 		}
 		if last, err = s.GetRemoval(ctx, 1, asked.ID); err != nil {
@@ -97,8 +97,8 @@ func TestARemovalGoesOnWhereItWasKilled(t *testing.T) {
 		}
 		done = last.FinishedAt != nil
 	}
-	if died < 15 || last.Removed["follow"] != 2401 || last.Actor != "officer" {
-		t.Errorf("killed %d times: %+v", died, last)
+	if broke < 15 || last.Removed["follow"] != 2401 || last.Actor != "officer" {
+		t.Errorf("broken off %d times: %+v", broke, last)
 	}
 	var active, others, events, versions int
 	if err := system.QueryRow(ctx, `SELECT (SELECT count(*) FROM edges WHERE tenant_id = 1 AND status = 'ACTIVE'
@@ -203,7 +203,7 @@ func TestRemoversShareTheWork(t *testing.T) {
 		r := newRemover(t, system)
 		g.Go(func() error { return r.Run(both) })
 	}
-	testkit.Eventually(t, time.Minute, "all removals to end", func() (bool, error) {
+	testkit.Eventually(t, "all removals to end", func() (bool, error) {
 		err := system.QueryRow(ctx, `SELECT count(*) FROM edge_removals WHERE finished_at IS NULL`).Scan(&left)
 		return left == 0, err
 	})

@@ -3,10 +3,12 @@
 package store_test
 
 import (
-	"math/rand/v2"
 	"testing"
+
+	"github.com/tidings/tidings/internal/testkit"
 )
 
 func TestSoakNoWriteThatWasAnsweredIsLostInAHundredCrashes(t *testing.T) {
-	crashes(t, rand.Uint64(), 100)
+	seed, _ := testkit.Seed(t)
+	crashes(t, seed, 100)
 }

@@ -646,19 +646,65 @@ func TestConcurrentEditsOfOneVersionChangeItOnce(t *testing.T) {
 	}
 }
 
+// The state is written and the event is not: the outbox refuses it, or the writer leaves before the commit.
 func TestAWriteThatFailsLeavesNothing(t *testing.T) {
-	f := open(t)
-	if _, err := f.system.Exec(t.Context(), `SELECT 1`); err != nil {
+	db := testkit.Postgres(t)
+	f, owner := on(t, db), db.Pool(t, postgres.RoleOwner)
+	write := func(ctx context.Context) error {
+		_, err := f.PutEdges(ctx, tenant, follows, []store.EdgeWrite{{Meta: meta(), From: 1, To: 2}})
+		return err
+	}
+	nothing := func(why string) {
+		t.Helper()
+		if _, err := f.GetEdge(t.Context(), tenant, follows, 1, 2); !errors.Is(err, store.ErrNotFound) {
+			t.Errorf("%s: the follow exists: %v", why, err)
+		}
+		if n := len(f.events(t)); n != 0 {
+			t.Errorf("%s: %d events", why, n)
+		}
+	}
+	if _, err := owner.Exec(t.Context(), `
+		CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+		  IF NOT EXISTS (SELECT FROM follows) THEN RAISE 'the state comes first'; END IF;
+		  RAISE 'refused';
+		END $$;
+		CREATE TRIGGER refuse BEFORE INSERT ON outbox_messages FOR EACH ROW EXECUTE FUNCTION refuse()`); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if _, err := f.PutEdges(ctx, tenant, follows, []store.EdgeWrite{{Meta: meta(), From: 1, To: 2}}); err == nil {
-		t.Error("follow with an ended context: no error")
+	if err := write(t.Context()); err == nil || !strings.Contains(err.Error(), "refused") {
+		t.Errorf("a write whose event is refused: %v", err)
 	}
-	if _, err := f.GetEdge(t.Context(), tenant, follows, 1, 2); !errors.Is(err, store.ErrNotFound) {
-		t.Errorf("the follow exists: %v", err)
+	nothing("refused")
+	// The event waits, and its writer leaves.
+	if _, err := owner.Exec(t.Context(), `CREATE OR REPLACE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
+		$$ BEGIN PERFORM pg_advisory_xact_lock(1); RETURN NEW; END $$`); err != nil {
+		t.Fatal(err)
 	}
+	lock, err := owner.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Rollback(t.Context()) // ended below
+	if _, err := lock.Exec(t.Context(), `SELECT pg_advisory_xact_lock(1)`); err != nil {
+		t.Fatal(err)
+	}
+	ctx, leave := context.WithCancel(t.Context())
+	defer leave()
+	told := make(chan error, 1)
+	go func() { told <- write(ctx) }()
+	testkit.Eventually(t, "the event to wait", func() (waits bool, err error) {
+		err = owner.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database()
+			AND wait_event_type = 'Lock' AND wait_event = 'advisory')`).Scan(&waits)
+		return waits, err
+	})
+	leave()
+	if err := <-told; err == nil {
+		t.Error("a write whose writer has left: no error")
+	}
+	if err := lock.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	nothing("left")
 }
 
 func TestACommitWakesThePartitionsOfItsEvents(t *testing.T) {

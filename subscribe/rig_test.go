@@ -173,5 +173,5 @@ func (r *rig) logged() *pgxpool.Pool {
 
 func (r *rig) await(what string, done func() (bool, error)) {
 	r.t.Helper()
-	testkit.Eventually(r.t, 30*time.Second, what, done)
+	testkit.Eventually(r.t, what, done)
 }

@@ -339,7 +339,7 @@ func TestATokenMakesNoMoreThanItHas(t *testing.T) {
 		_, _, err := tokens.Revoke(ctx, f.system, 3, "admin")
 		revoked <- err
 	}()
-	testkit.Eventually(t, time.Minute, "the revocation to wait for the maker", func() (waits bool, err error) {
+	testkit.Eventually(t, "the revocation to wait for the maker", func() (waits bool, err error) {
 		err = f.system.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND pid IN (
 			SELECT pid FROM pg_stat_activity WHERE datname = current_database()))`).Scan(&waits)
 		return waits, err

@@ -159,7 +159,7 @@ func TestAWriterThatCameFirstWinsOverRetention(t *testing.T) {
 	}
 }
 
-func TestRetentionGoesOnWhereItWasKilled(t *testing.T) {
+func TestRetentionGoesOnWhereItBrokeOff(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	old(t, pool, 1, 1, 2, 3, 4, 5)
 	old(t, pool, 2, 1, 2)
@@ -174,7 +174,7 @@ func TestRetentionGoesOnWhereItWasKilled(t *testing.T) {
 			return slices.DeleteFunc(heads, func(h Head[settings]) bool { return h.Object.PostID%2 == 1 }), nil
 		},
 	}
-	// Killed at each step of each slice. Committed slices are not read again.
+	// Cancelled at each step of each slice. Committed slices are not read again.
 	died := errors.New("died")
 	for kill := 1; ; kill++ {
 		ctx, cancel := context.WithCancelCause(t.Context())

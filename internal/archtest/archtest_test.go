@@ -99,6 +99,8 @@ var rules = []rule{
 	// event: the subjects. Only this package may import the server.
 	{pkg: "internal/broker", may: []string{"event"}, libs: []string{nats, srv}},
 	{pkg: "internal/heartbeat", may: []string{"event"}},
+	// It explores the protocol with the outbox's own decisions about the layout.
+	{pkg: "internal/protocol", may: []string{"outbox", "event"}},
 	// Part of users' programs: it may import OpenTelemetry's API, never its SDK.
 	{pkg: "internal/tracing", may: []string{"event"}},
 	// It migrates its databases.

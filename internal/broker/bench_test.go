@@ -90,7 +90,7 @@ func threeServers(b *testing.B, lazy bool) (jetstream.JetStream, broker.Config) 
 	if err != nil {
 		b.Fatal(err)
 	}
-	testkit.Eventually(b, time.Minute, "a stream with three replicas", func() (bool, error) {
+	testkit.Eventually(b, "a stream with three replicas", func() (bool, error) {
 		_, err := broker.Declare(b.Context(), s, cfg, whole, testkit.Logger(b))
 		return err == nil, err
 	})

@@ -5,7 +5,6 @@ import (
 	"strconv"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -85,7 +84,7 @@ func TestAProcessWithFewerReplicasLeavesTheRecordAsItIs(t *testing.T) {
 	bucket := "KV_" + cfg.Stream + "-erased"
 	for _, c := range []struct{ replicas, want int }{{1, 1}, {3, 3}, {1, 3}} {
 		cfg.Replicas = c.replicas
-		testkit.Eventually(t, time.Minute, "it is recorded, also while the record moves", func() (bool, error) {
+		testkit.Eventually(t, "it is recorded, also while the record moves", func() (bool, error) {
 			err := broker.RecordErased(t.Context(), s, cfg, "EVENTS-0", []uint64{uint64(c.replicas)})
 			return err == nil, err
 		})

@@ -109,7 +109,7 @@ func TestAListenerHearsWhatIsStoredAndIsToldWhenItMissesSomething(t *testing.T) 
 	l.want(t, "end")
 	b.Restart(t)
 	l.want(t, "begin 4")
-	testkit.Eventually(t, time.Minute, "a publish", func() (bool, error) { // it has another connection
+	testkit.Eventually(t, "a publish", func() (bool, error) { // it has another connection
 		_, err := broker.ReadStream(t.Context(), s, cfg, 0)
 		return err == nil, nil
 	})

@@ -275,7 +275,7 @@ func (r *replies) check(t *testing.T) {
 		[]byte(replyBatch)); err != nil {
 		t.Fatal(err)
 	}
-	testkit.Eventually(t, time.Minute, "the operator's own trick to work", func() (bool, error) {
+	testkit.Eventually(t, "the operator's own trick to work", func() (bool, error) {
 		_, err := r.operator.Stream(t.Context(), "SCRATCH")
 		if errors.Is(err, jetstream.ErrStreamNotFound) {
 			return true, nil
@@ -316,7 +316,7 @@ func TestWhatTrustedLoginsCanDo(t *testing.T) {
 			if err := nc.PublishMsg(request); err != nil {
 				t.Fatal(err)
 			}
-			testkit.Eventually(t, time.Minute, "the harm", func() (bool, error) {
+			testkit.Eventually(t, "the harm", func() (bool, error) {
 				if login == "consumer" {
 					n, _, err := r.neighbour.Pending()
 					return n > 0, err

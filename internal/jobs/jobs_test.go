@@ -381,12 +381,12 @@ func TestThoseWhoWaitForAJobSayForWhom(t *testing.T) {
 		t.Fatal(err)
 	}
 	g.Go(func() error { return short.runOnce(ctx, short.lanes[0]) })
-	testkit.Eventually(t, 30*time.Second, "the waiting job is listed", func() (bool, error) {
+	testkit.Eventually(t, "the waiting job is listed", func() (bool, error) {
 		all, err := Leases(ctx, pool)
 		return err == nil && len(all) == 1 && all[0].Job == "giant" && strings.HasPrefix(all[0].Holder, "job-giant-") &&
 			!all[0].Since.IsZero() && len(all[0].Waiting) == 1 && strings.HasPrefix(all[0].Waiting[0], "job-short-"), err
 	})
-	testkit.Eventually(t, 30*time.Second, "the log has the wait",
+	testkit.Eventually(t, "the log has the wait",
 		func() (bool, error) { return strings.Contains(log.String(), "waiter="), nil })
 	close(release)
 	if err := g.Wait(); err != nil || !ran {

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"log/slog"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -59,7 +58,7 @@ func beat(t *testing.T, groups ...*Group) {
 // beatUntilHeld makes g take all partitions. A heartbeat may take half of the TTL, so a busy machine may need several.
 func beatUntilHeld(t *testing.T, g *Group) {
 	t.Helper()
-	testkit.Eventually(t, time.Minute, g.owner+" to take all partitions", func() (bool, error) {
+	testkit.Eventually(t, g.owner+" to take all partitions", func() (bool, error) {
 		err := g.heartbeat(t.Context())
 		return len(g.Held()) == partitions, err
 	})
@@ -156,50 +155,6 @@ func TestAHolderThatThawsFindsItsLeasesGone(t *testing.T) {
 	}
 	beat(t, b, b, a)
 	checkShares(t, a, b)
-}
-
-func TestLeasesThatCannotBeRenewedAreNotTrusted(t *testing.T) {
-	db := testkit.Postgres(t)
-	pool := db.Pool(t, postgres.RoleSystem)
-	g := newGroupOf(t, pool, "a", 4*time.Second, numbers(0, partitions))
-	beatUntilHeld(t, g)
-	testkit.Eventually(t, time.Minute, "the trust to end before the lease does", func() (bool, error) {
-		var live int
-		if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM leases WHERE expires_at > now()`).Scan(&live); err != nil {
-			return false, err
-		}
-		held := g.Held()
-		if len(held) > 0 && live == 0 {
-			t.Fatal("the lease has expired but is still trusted")
-		}
-		return len(held) == 0, nil
-	})
-}
-
-func TestAnInstanceFrozenInItsHeartbeatHoldsUpNobodyForLong(t *testing.T) {
-	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
-	const ttl = 3 * time.Second
-	a, b := newGroupOf(t, pool, "a", ttl, numbers(0, partitions)), newGroupOf(t, pool, "b", ttl, numbers(0, partitions))
-	beatUntilHeld(t, a)
-	// The state of a's heartbeat that freezes before its commit: it holds locks on all its rows. The statements go
-	// together, because the server also ends a transaction that pauses between two of them for too long.
-	tx, err := pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }() // the server has ended it
-	args := pgx.NamedArgs{"kind": "work", "owner": "a", "ttl": ttl, "partitions": numbers(0, partitions), "drop": []int{},
-		"ttl_ms": strconv.FormatInt(ttl.Milliseconds(), 10)}
-	var batch pgx.Batch
-	for _, sql := range []string{boundSQL, joinSQL, renewSQL} {
-		batch.Queue(sql, args)
-	}
-	if err := tx.SendBatch(t.Context(), &batch).Close(); err != nil {
-		t.Fatal(err)
-	}
-	testkit.Eventually(t, time.Minute, "b to take over, because the server ends the frozen transaction", func() (bool, error) {
-		return len(b.Held()) == partitions, b.heartbeat(t.Context())
-	})
 }
 
 func TestRunHandsOverAtOnceWhenStopped(t *testing.T) {
@@ -364,7 +319,7 @@ func TestAnInstanceWhoseHeartbeatsFailSaysSo(t *testing.T) {
 		CREATE TRIGGER refuse BEFORE UPDATE ON leases FOR EACH STATEMENT EXECUTE FUNCTION refuse()`); err != nil {
 		t.Fatal(err)
 	}
-	testkit.Eventually(t, time.Minute, "the instance to say why it has no leases", func() (bool, error) {
+	testkit.Eventually(t, "the instance to say why it has no leases", func() (bool, error) {
 		if err := g.heartbeat(t.Context()); err == nil {
 			t.Fatal("the heartbeat did not fail")
 		}
@@ -477,7 +432,7 @@ func TestAShareThatChangesIsAHeartbeatAtOnce(t *testing.T) {
 	go func() { done <- g.Run(ctx) }()
 	for _, partitions := range [][]int{{0}, {0, 1}} {
 		g.Share(partitions)
-		testkit.Eventually(t, time.Minute, "what is to be shared is held",
+		testkit.Eventually(t, "what is to be shared is held",
 			func() (bool, error) { return slices.Equal(g.Held(), partitions), nil })
 	}
 	stop()

@@ -42,7 +42,7 @@ func TestWhoBlocksWhomIsNamed(t *testing.T) {
 		waits <- err
 	}()
 	var b postgres.Blocked
-	testkit.Eventually(t, time.Minute, "the wait to be seen", func() (bool, error) {
+	testkit.Eventually(t, "the wait to be seen", func() (bool, error) {
 		all, err := postgres.ReadBlocked(t.Context(), system)
 		if len(all) > 0 {
 			b = all[0]

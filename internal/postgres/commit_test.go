@@ -39,7 +39,7 @@ func (s stalled) release(t *testing.T) {
 func (s stalled) reload(t *testing.T, want string) {
 	t.Helper()
 	s.exec(t, `SELECT pg_reload_conf()`)
-	testkit.Eventually(t, time.Minute, "the server to read its configuration", func() (bool, error) {
+	testkit.Eventually(t, "the server to read its configuration", func() (bool, error) {
 		var names string
 		err := s.owner.QueryRow(t.Context(), `SELECT current_setting('synchronous_standby_names')`).Scan(&names)
 		return names == want, err
@@ -65,7 +65,7 @@ const waitingSQL = `SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'Sy
 
 func (s stalled) awaitWaiting(t *testing.T, n int) {
 	t.Helper()
-	testkit.Eventually(t, time.Minute, "commits to wait for a standby", func() (bool, error) { return s.count(t, waitingSQL) == n, nil })
+	testkit.Eventually(t, "commits to wait for a standby", func() (bool, error) { return s.count(t, waitingSQL) == n, nil })
 }
 
 // note writes n.
@@ -149,7 +149,7 @@ func TestACommitIsNotCanceled(t *testing.T) {
 		}
 	}
 	s.release(t)
-	testkit.Eventually(t, time.Minute, "the commits to end",
+	testkit.Eventually(t, "the commits to end",
 		func() (bool, error) { return s.count(t, `SELECT count(*) FROM noted`) == n, nil })
 }
 
@@ -169,12 +169,12 @@ func TestAStatementIsCanceledWhenItsCallerStopsWaiting(t *testing.T) {
 		return n, owner.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity
 			WHERE wait_event = 'PgSleep' AND datname = current_database()`).Scan(&n)
 	}
-	testkit.Eventually(t, time.Minute, "the statement to run", func() (bool, error) { n, err := sleeping(); return n == 1, err })
+	testkit.Eventually(t, "the statement to run", func() (bool, error) { n, err := sleeping(); return n == 1, err })
 	cancel()
 	if err := <-told; !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
-	testkit.Eventually(t, time.Minute, "the statement to end", func() (bool, error) { n, err := sleeping(); return n == 0, err })
+	testkit.Eventually(t, "the statement to end", func() (bool, error) { n, err := sleeping(); return n == 0, err })
 }
 
 // While a standby is gone, clients retry. The pool must not fill the server with commits that wait.
@@ -206,7 +206,7 @@ func TestCommitsWithoutAnAnswerAreLimited(t *testing.T) {
 		t.Errorf("a read: %v", err)
 	}
 	s.release(t)
-	testkit.Eventually(t, time.Minute, "writes to be admitted", func() (bool, error) {
+	testkit.Eventually(t, "writes to be admitted", func() (bool, error) {
 		err := note(t.Context(), pool, 11)
 		return err == nil, err
 	})

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/moby/moby/client"
 )
@@ -90,7 +89,7 @@ func TestFaultKilledTestBinaryLeavesNoContainer(t *testing.T) {
 		return len(cs.Items), len(ns.Items)
 	}
 	alone := killed(t, t.Name(), "alone")
-	Eventually(t, time.Minute, "the reaper removes the containers and the network", func() (bool, error) {
+	Eventually(t, "the reaper removes the containers and the network", func() (bool, error) {
 		containers, networks := left(alone)
 		return containers == 0 && networks == 0, nil
 	})

@@ -51,11 +51,12 @@ func startLocal(settings ...string) (server, error) {
 
 func localSettings() map[string]string {
 	return map[string]string{
-		"wal_level":                 "minimal",
-		"max_wal_senders":           "0",
-		"max_prepared_transactions": "20",
-		"max_wal_size":              "256MB",
-		"shared_buffers":            "64MB", // several test binaries run at the same time
+		"wal_level":                  "minimal",
+		"dynamic_shared_memory_type": "mmap", // its files go with the data, also when a test kills the server
+		"max_wal_senders":            "0",
+		"max_prepared_transactions":  "20",
+		"max_wal_size":               "256MB",
+		"shared_buffers":             "64MB", // several test binaries run at the same time
 	}
 }
 

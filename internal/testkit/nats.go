@@ -135,6 +135,15 @@ func (b *Broker) setURL(url string) {
 		MaxAge: 720 * time.Hour, MaxBytes: -1, Timeout: 5 * time.Second, Ping: time.Second}
 }
 
+// Through returns the same server as clients reach it over p.
+func (b *Broker) Through(t testing.TB, p *Proxy) *Broker {
+	t.Helper()
+	over := *b
+	over.URL = withHost(t, b.URL, p)
+	over.cfg.URL = over.URL
+	return &over
+}
+
 // Kill ends the server with SIGKILL and returns when it has ended. Only for NATSProcess.
 func (b *Broker) Kill(t testing.TB) {
 	t.Helper()

@@ -34,8 +34,6 @@ type routes interface {
 	heal(b *Broker) error
 }
 
-// clusterTimeout limits an election of the cluster. It takes seconds, and longer on a busy machine.
-const clusterTimeout = 90 * time.Second
 
 // NATSCluster returns a private cluster of n servers, when it accepts streams of n replicas. Like NATSProcess it does
 // not sync each write. The first server has the tag zone:a, the others have zone:b, and each has its own tag
@@ -125,7 +123,7 @@ func (c *BrokerCluster) StepDown(t testing.TB, stream string) {
 // Leader waits until a stream has a leader, and returns the leader's node and the others.
 func (c *BrokerCluster) Leader(t testing.TB, stream string) (leader *Broker, others []*Broker) {
 	t.Helper()
-	Eventually(t, clusterTimeout, "the stream has a leader", func() (bool, error) {
+	Eventually(t, "the stream has a leader", func() (bool, error) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		s, err := c.js.Stream(ctx, stream)
@@ -149,7 +147,7 @@ func (c *BrokerCluster) Leader(t testing.TB, stream string) (leader *Broker, oth
 // AwaitReplicas waits until all replicas of a stream have every message of its leader.
 func (c *BrokerCluster) AwaitReplicas(t testing.TB, stream string) {
 	t.Helper()
-	Eventually(t, clusterTimeout, "the stream's replicas are current", func() (bool, error) {
+	Eventually(t, "the stream's replicas are current", func() (bool, error) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		s, err := c.js.Stream(ctx, stream)
@@ -166,7 +164,7 @@ func (c *BrokerCluster) AwaitReplicas(t testing.TB, stream string) {
 func (c *BrokerCluster) awaitPeers(t testing.TB) {
 	t.Helper()
 	const name = "TESTKIT_READY"
-	Eventually(t, clusterTimeout, "the cluster accepts replicated streams", func() (bool, error) {
+	Eventually(t, "the cluster accepts replicated streams", func() (bool, error) {
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		defer cancel()
 		if _, err := c.js.CreateStream(ctx, jetstream.StreamConfig{Name: name, Subjects: []string{name}, Storage: jetstream.MemoryStorage,

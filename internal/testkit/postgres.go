@@ -84,6 +84,12 @@ func EmptyPostgres(t testing.TB) *DB {
 	return &DB{URL: u.String()}
 }
 
+// Through returns the same database as clients reach it over p.
+func (db *DB) Through(t testing.TB, p *Proxy) *DB {
+	t.Helper()
+	return &DB{URL: withHost(t, db.URL, p)}
+}
+
 // Pool returns a pool that acts as role. The end of the test closes it. The server does not end its idle transactions,
 // because a test may hold one for as long as a busy machine needs for the rest.
 func (db *DB) Pool(t testing.TB, role postgres.Role) *pgxpool.Pool {

@@ -2,6 +2,7 @@ package testkit
 
 import (
 	"net"
+	"net/url"
 	"sync"
 	"testing"
 	"time"
@@ -64,6 +65,17 @@ func NewProxy(t testing.TB, target string) *Proxy {
 		p.passing.Wait()
 	})
 	return p
+}
+
+// withHost returns a server's address with the address of p in place of its host.
+func withHost(t testing.TB, raw string, p *Proxy) string {
+	t.Helper()
+	u, err := url.Parse(raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	u.Host = p.Addr()
+	return u.String()
 }
 
 // Addr returns the address for clients, host:port.

@@ -98,7 +98,7 @@ func (p *Pair) clone(ctx context.Context, t testing.TB) (server, error) {
 // awaitSync waits until the standby is connected and the primary waits for it.
 func (p *Pair) awaitSync(t testing.TB) {
 	t.Helper()
-	Eventually(t, startTimeout, "the primary to have a synchronous standby", func() (is bool, err error) {
+	Eventually(t, "the primary to have a synchronous standby", func() (is bool, err error) {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
 		err = admin(ctx, p.s, func(conn *pgx.Conn) error {
@@ -109,11 +109,25 @@ func (p *Pair) awaitSync(t testing.TB) {
 	})
 }
 
+// Async makes the primary answer without waiting for the standby.
+func (p *Pair) Async(t testing.TB) {
+	t.Helper()
+	for _, sql := range []string{`ALTER SYSTEM SET synchronous_standby_names = ''`, `SELECT pg_reload_conf()`} {
+		check(t, "make the standby asynchronous", execute(context.Background(), p.s, sql))
+	}
+}
+
 // FailOver kills the primary and promotes the standby, which then waits for no other standby. It
 // returns db on the new primary.
 func (p *Pair) FailOver(t testing.TB, db *DB) *DB {
 	t.Helper()
 	p.PG.Kill(t)
+	return p.Promote(t, db)
+}
+
+// Promote is FailOver that leaves the primary as it is.
+func (p *Pair) Promote(t testing.TB, db *DB) *DB {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
 	check(t, "promote the standby", execute(ctx, p.Standby.s, `SELECT pg_promote(true, 100)`))

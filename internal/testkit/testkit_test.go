@@ -99,10 +99,10 @@ func TestPostgresProcessKeepsCommitsOverKillAndRestart(t *testing.T) {
 		t.Fatal("a killed server answers")
 	}
 	pg.Restart(t)
-	testkit.Eventually(t, time.Minute, "the restarted server answers on the same port", answers)
+	testkit.Eventually(t, "the restarted server answers on the same port", answers)
 	insert(2)
 	pg.Restart(t) // without a kill: an immediate shutdown
-	testkit.Eventually(t, time.Minute, "the server answers after a second restart", answers)
+	testkit.Eventually(t, "the server answers after a second restart", answers)
 	var n int
 	if err := pool.QueryRow(ctx, `SELECT count(*) FROM follows`).Scan(&n); err != nil {
 		t.Fatal(err)
@@ -197,12 +197,12 @@ func TestNATSProcessKeepsMessagesOverKillAndRestart(t *testing.T) {
 	declare(t, b, js)
 	publish(t, b, js)
 	b.Kill(t)
-	testkit.Eventually(t, time.Minute, "the connection notices", func() (bool, error) { return !nc.IsConnected(), nil })
+	testkit.Eventually(t, "the connection notices", func() (bool, error) { return !nc.IsConnected(), nil })
 	if err := nc.Publish("x", nil); !errors.Is(err, nats.ErrReconnectBufExceeded) {
 		t.Errorf("a publish without a server: %v, want a refusal", err)
 	}
 	b.Restart(t)
-	testkit.Eventually(t, time.Minute, "the connection comes back", func() (bool, error) { return nc.IsConnected(), nil })
+	testkit.Eventually(t, "the connection comes back", func() (bool, error) { return nc.IsConnected(), nil })
 	publish(t, b, js)
 	if s, err := broker.ReadStream(t.Context(), js, b.Config(), 0); err != nil || s.Messages != 2 {
 		t.Errorf("%d of 2 acknowledged messages remain, %v", s.Messages, err)
@@ -217,7 +217,7 @@ func TestFrozenNATSAnswersNobody(t *testing.T) {
 		t.Errorf("a frozen server: %v, want a timeout", err)
 	}
 	b.Thaw(t)
-	testkit.Eventually(t, time.Minute, "the thawed server answers", func() (bool, error) {
+	testkit.Eventually(t, "the thawed server answers", func() (bool, error) {
 		err := nc.FlushTimeout(time.Second)
 		return err == nil, err
 	})
@@ -255,11 +255,11 @@ func TestFaultKilledTestBinaryLeavesNothingBehind(t *testing.T) {
 	if err != nil {
 		t.Fatalf("the child started no servers: %v", err)
 	}
-	testkit.Eventually(t, time.Minute, "PostgreSQL has ended and its directory is removed", func() (bool, error) {
+	testkit.Eventually(t, "PostgreSQL has ended and its directory is removed", func() (bool, error) {
 		left, err := filepath.Glob(filepath.Join(tmp, "tidings-test-*"))
 		return len(left) == 0, err
 	})
-	testkit.Eventually(t, time.Minute, "the NATS server has ended", func() (bool, error) {
+	testkit.Eventually(t, "the NATS server has ended", func() (bool, error) {
 		conn, err := net.Dial("tcp", strings.TrimPrefix(string(url), "nats://"))
 		if err != nil {
 			return true, nil

@@ -10,25 +10,87 @@ import (
 	"time"
 )
 
-// Eventually calls cond until it returns true without an error. It fails the test if that does not happen within the
-// time. what names the condition. After an error of cond it tries again; the failure includes the last error.
-func Eventually(t testing.TB, within time.Duration, what string, cond func() (bool, error)) {
+// patience is how long Eventually waits on a machine of the speed that measureSlowness takes as 1. It only ends a broken
+// test.
+const patience = 90 * time.Second
+
+// Eventually calls cond until it returns true without an error. It fails the test if that does not happen in time. what
+// names the condition. After an error of cond it tries again; the failure includes the last error. On a machine that is
+// slow now, each second counts less, as much as measureSlowness says. So there is no limit to choose.
+func Eventually(t testing.TB, what string, cond func() (bool, error)) {
+	t.Helper()
+	var waited time.Duration // by the machine's own speed
+	began, last := time.Now(), time.Now()
+	await(t, what, cond, func() (time.Duration, bool) {
+		now := time.Now()
+		waited += time.Duration(float64(now.Sub(last)) / slowness())
+		last = now
+		return now.Sub(began), waited > patience
+	})
+}
+
+// Within is like Eventually where the time is what the test asserts.
+func Within(t testing.TB, within time.Duration, what string, cond func() (bool, error)) {
+	t.Helper()
+	began := time.Now()
+	await(t, what, cond, func() (time.Duration, bool) { return time.Since(began), time.Since(began) > within })
+}
+
+func await(t testing.TB, what string, cond func() (bool, error), over func() (after time.Duration, over bool)) {
 	t.Helper()
 	const longest = 50 * time.Millisecond
-	deadline := time.Now().Add(within)
 	for pause := time.Millisecond; ; pause = min(2*pause, longest) {
 		ok, err := cond()
 		if ok && err == nil {
 			return
 		}
-		if time.Now().After(deadline) {
+		if after, over := over(); over {
 			if err != nil {
-				t.Fatalf("not within %s: %s: %v", within, what, err)
+				t.Fatalf("not after %s: %s: %v", after.Round(time.Millisecond), what, err)
 			}
-			t.Fatalf("not within %s: %s", within, what)
+			t.Fatalf("not after %s: %s", after.Round(time.Millisecond), what)
 		}
 		time.Sleep(pause)
 	}
+}
+
+// speed is the last measurement of slowness. All tests of a binary share it.
+var speed struct {
+	sync.Mutex
+	at    time.Time
+	times float64
+}
+
+// slowness returns how many times slower this process runs now than on an idle machine with 2 cores of 2024. It
+// measures at most every two seconds, for about 10 ms.
+func slowness() float64 {
+	speed.Lock()
+	defer speed.Unlock()
+	if time.Since(speed.at) > 2*time.Second {
+		speed.times = measureSlowness()
+		speed.at = time.Now()
+	}
+	return speed.times
+}
+
+// measureSlowness times a fixed piece of work, which no instruction set speeds up, and three sleeps, which end late
+// where others take the processors.
+func measureSlowness() float64 {
+	const work, idle = 2_000_000, 8 * time.Millisecond // measured on such a machine
+	began := time.Now()
+	x := uint64(began.UnixNano())
+	for range work {
+		x ^= x << 13
+		x ^= x >> 7
+		x ^= x << 17
+	}
+	for range 3 {
+		time.Sleep(time.Millisecond)
+	}
+	if x == 0 { // never: xorshift keeps what is not 0
+		return 1
+	}
+	return max(1, float64(time.Since(began))/float64(idle))
 }
 
 // Logger returns a logger that writes to the test's log, and drops lines after the test has ended. A line with the

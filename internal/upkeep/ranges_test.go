@@ -36,7 +36,7 @@ func TestRangesAreMadeWhileAnotherJobHoldsTheLease(t *testing.T) {
 		ctx, stop := context.WithCancel(ctx)
 		ended := make(chan error, 1)
 		go func() { ended <- runner.Run(ctx) }()
-		testkit.Eventually(t, 30*time.Second, "two ranges exist ahead", func() (bool, error) {
+		testkit.Eventually(t, "two ranges exist ahead", func() (bool, error) {
 			s, err := outbox.ReadStats(ctx, pool)
 			return s.RangesAhead == 2, err
 		})

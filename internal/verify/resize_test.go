@@ -114,11 +114,11 @@ func TestNoToolAsksForARepairDuringAResize(t *testing.T) {
 		return err
 	})
 	for _, to := range []int{4, 1, 16, 2, 8, 1, 32, 1} {
-		testkit.Eventually(t, time.Minute, "a resize to begin", func() (bool, error) {
+		testkit.Eventually(t, "a resize to begin", func() (bool, error) {
 			_, err := outbox.Resize(t.Context(), pool, to)
 			return err == nil, nil
 		})
-		testkit.Eventually(t, time.Minute, "every new partition to have messages", func() (bool, error) {
+		testkit.Eventually(t, "every new partition to have messages", func() (bool, error) {
 			var open, filled int
 			err := pool.QueryRow(t.Context(), `SELECT count(*), count(*) FILTER (WHERE tail_seq > 0) FROM outbox_partitions
 				WHERE final_seq IS NULL`).Scan(&open, &filled)

@@ -269,7 +269,7 @@ func TestAReplayRecordsBesideTheLiveArchiver(t *testing.T) {
 					return order[1].Apply(ctx, tx, []event.Event{follow(1, "user:7"), follow(2, "user:7"), follow(3, "user:7")})
 				})
 			}()
-			testkit.Eventually(t, 20*time.Second, "the second transaction to wait", func() (waits bool, err error) {
+			testkit.Eventually(t, "the second transaction to wait", func() (waits bool, err error) {
 				err = pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_locks w JOIN pg_locks of USING (pid)
 					WHERE NOT w.granted AND (w.locktype = 'advisory' OR of.relation = 'follow_history'::regclass))`).Scan(&waits)
 				return waits, err

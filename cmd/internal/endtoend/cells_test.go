@@ -40,12 +40,9 @@ import (
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/projections"
-	"github.com/tidings/tidings/projections/followercounts"
-	"github.com/tidings/tidings/projections/threadcache"
 	"github.com/tidings/tidings/relay"
 	"github.com/tidings/tidings/replay"
 	"github.com/tidings/tidings/store"
-	"github.com/tidings/tidings/tokens"
 )
 
 // cell is a truth with its relay and its API.
@@ -265,7 +262,7 @@ const (
 // await waits until a write gets one status, and a read another.
 func (c *cellular) await(r *resident, write, read int) {
 	c.t.Helper()
-	testkit.Eventually(c.t, time.Minute, fmt.Sprintf("%d for a write and %d for a read of tenant %d", write, read, r.tenant),
+	testkit.Eventually(c.t, fmt.Sprintf("%d for a write and %d for a read of tenant %d", write, read, r.tenant),
 		func() (bool, error) {
 			return r.client.call(http.MethodDelete, "/v1/follows/999999/999998", "").status == write &&
 				r.client.call(http.MethodGet, "/v1/users/1/counts", "").status == read, nil
@@ -376,7 +373,7 @@ func (c *cellular) write(seed uint64, all []*resident, of func(*resident) *cell,
 	}
 	for _, act := range append(acts, func() {}) {
 		at := steps.Load()
-		testkit.Eventually(c.t, time.Minute, "writes in all cells",
+		testkit.Eventually(c.t, "writes in all cells",
 			func() (bool, error) { return failed.Load() || steps.Load() >= at+60, nil })
 		act()
 	}
@@ -403,77 +400,6 @@ func (c *cellular) metric(consumer, name, label, value string) (sum float64) {
 	return sum
 }
 
-// TestTwoTruthsFeedOneProjectionsDatabase has tenants with the same ids in two cells, and partitions with the same
-// numbers. It kills relays and consumers, resizes a cell, and moves a tenant to the other cell.
-func TestTwoTruthsFeedOneProjectionsDatabase(t *testing.T) {
-	seed, _ := seedFromEnv(t)
-	t.Logf("seed %d (%s)", seed, seedEnv)
-	c := newCellular(t, "a", "b")
-	names := slices.Sorted(maps.Keys(c.cells))
-	a, b := c.cells[names[0]], c.cells[names[1]]
-
-	testkit.Eventually(t, time.Minute, "both cells' streams to be read", func() (bool, error) {
-		var n int
-		err := c.system.QueryRow(t.Context(), `SELECT count(*) FROM consumer_offsets`).Scan(&n)
-		return n == len(c.cells)*len(consumerNames), err
-	})
-	if err := verify.Mend(t.Context(), c.deps(a), projection(consumerNames[0], a.kinds.Now),
-		projections.Key{Type: "follow", TenantID: 1}); !errors.Is(err, cells.ErrUnassigned) {
-		t.Errorf("repair before the tenants' cells are known: %v", err)
-	}
-	c.assign(0, a.name)
-	c.assign(3, b.name)
-
-	home := map[int64]*cell{1: a, 2: a, 3: b}
-	var residents []*resident
-	for tenant := range int64(3) {
-		tenant++
-		token, err := tokens.Create(t.Context(), home[tenant].system, tenant, "tester", tokens.Roles(), time.Time{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		residents = append(residents, &resident{tenant: tenant, m: newModel(),
-			client: client{ctx: t.Context(), handler: door{c, tenant}, token: token}})
-	}
-	of := func(r *resident) *cell { return home[r.tenant] }
-	consumers := func() {
-		var g errgroup.Group
-		for _, name := range consumerNames {
-			g.Go(func() error { c.kill(c.consumers[name], c.system); return nil })
-		}
-		_ = g.Wait() // no function returns an error
-		for _, name := range consumerNames {
-			c.start(name)
-		}
-	}
-	c.write(seed, residents, of, func() { c.kill(b.relay, b.system); c.startRelay(b) }, consumers, func() {
-		if _, err := outbox.Resize(t.Context(), a.system, 2); err != nil {
-			t.Error(err)
-		}
-	})
-	c.move(residents[1], a, b)
-	home[2] = b
-	c.write(seed+2, residents, of, consumers, func() { c.kill(a.relay, a.system); c.startRelay(a) })
-
-	c.verify()
-	for _, r := range residents {
-		if err := equalTenant(r.client, r.m, rand.New(rand.NewPCG(seed, uint64(r.tenant)))); err != nil {
-			t.Errorf("tenant %d: %v", r.tenant, err)
-		}
-		c.awaitAsOf(r)
-	}
-	for _, name := range consumerNames {
-		for _, x := range names {
-			if c.metric(name, "consumer_applied_total", "cell", x) == 0 {
-				t.Errorf("%s applied nothing of %s", name, x)
-			}
-		}
-	}
-	c.compared(followercounts.Name, "edge_lists")
-	c.compared(threadcache.Name, "child_lists")
-	c.refusals(a)
-}
-
 // compared waits until a process has compared all rows of a table with the truth of its cell, at rest. It requires no
 // difference: rows of other truths do not count.
 func (c *cellular) compared(name, table string) {
@@ -485,7 +411,7 @@ func (c *cellular) compared(name, table string) {
 	verified := func() float64 { return c.metric(name, "projection_verified_total", "consumer", name) }
 	drift := func() float64 { return c.metric(name, "projection_drift_total", "consumer", name) }
 	before, at := drift(), verified()
-	testkit.Eventually(c.t, time.Minute, "comparisons with the truth while all runs",
+	testkit.Eventually(c.t, "comparisons with the truth while all runs",
 		func() (bool, error) { return verified() >= at+float64(2*rows), nil })
 	if n := drift() - before; n > 0 {
 		c.t.Errorf("%s: %v differences from one truth", name, n)
@@ -497,7 +423,7 @@ func (c *cellular) compared(name, table string) {
 func (c *cellular) awaitAsOf(r *resident) {
 	c.t.Helper()
 	written := time.Now()
-	testkit.Eventually(c.t, time.Minute, fmt.Sprintf("as_of of tenant %d to pass", r.tenant), func() (bool, error) {
+	testkit.Eventually(c.t, fmt.Sprintf("as_of of tenant %d to pass", r.tenant), func() (bool, error) {
 		var counts struct {
 			AsOf time.Time `json:"as_of"`
 		}

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -30,31 +28,14 @@ const (
 	between = 80                     // writes between two faults
 )
 
-// seedEnv names the variable with the seed, which repeats a run.
-const seedEnv = "TIDINGS_TEST_SEED"
-
-func seedFromEnv(t *testing.T) (seed uint64, fixed bool) {
-	t.Helper()
-	text := os.Getenv(seedEnv)
-	if text == "" {
-		return rand.Uint64(), false
-	}
-	seed, err := strconv.ParseUint(text, 10, 64)
-	if err != nil {
-		t.Fatalf("%s: %v", seedEnv, err)
-	}
-	return seed, true
-}
-
 func TestWhatIsServedEqualsAModelOfWhatWasWritten(t *testing.T) {
-	seed, _ := seedFromEnv(t)
+	seed, _ := testkit.Seed(t)
 	property(t, seed, []string{"kill", "pause", "cut", "resize", "replay", "kinds"})
 }
 
 // property runs writers, walkers and readers of their own writes during the faults. The seed gives the order of the
 // faults. In the end it compares everything.
 func property(t *testing.T, seed uint64, faults []string) {
-	t.Logf("seed %d (%s)", seed, seedEnv)
 	rng := func(n uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, n)) }
 	l := newLine(t, rng(0))
 	ctx, cancel := context.WithCancel(t.Context())
@@ -127,7 +108,7 @@ func property(t *testing.T, seed uint64, faults []string) {
 	l.rng.Shuffle(len(faults), func(i, j int) { faults[i], faults[j] = faults[j], faults[i] })
 	for _, what := range faults {
 		at := writes.Load()
-		testkit.Eventually(t, time.Minute, "writes between two faults",
+		testkit.Eventually(t, "writes between two faults",
 			func() (bool, error) { return l.failed.Load() || writes.Load() >= at+between, nil })
 		if l.failed.Load() {
 			break
@@ -135,7 +116,7 @@ func property(t *testing.T, seed uint64, faults []string) {
 		l.fault(what)
 	}
 	at, seen := writes.Load(), own.Load()
-	testkit.Eventually(t, time.Minute, "writes after the faults", func() (bool, error) {
+	testkit.Eventually(t, "writes after the faults", func() (bool, error) {
 		return l.failed.Load() || writes.Load() >= at+between && own.Load() >= seen+5, nil
 	})
 	cancel()

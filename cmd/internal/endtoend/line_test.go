@@ -7,6 +7,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 	"sync"
@@ -39,15 +40,21 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-const leaseTTL = 2 * time.Second
+const (
+	leaseTTL  = 2 * time.Second
+	linkDelay = 50 * time.Millisecond // each way, of a slow link
+)
 
 // line is the whole path: servers, a relay, the API's handler, and the instances of the consumers.
 type line struct {
 	t       *testing.T
 	rng     *rand.Rand
-	url     string
-	system  *pgxpool.Pool
+	url     string        // for the parts: through toDB
+	system  *pgxpool.Pool // of the test itself
 	nats    *testkit.Broker
+	via     *testkit.Broker // nats for the parts: through toNATS
+	toDB    *testkit.Proxy
+	toNATS  *testkit.Proxy
 	js      jetstream.JetStream
 	store   *store.Store
 	kinds   *kinds.Catalog // of the truth
@@ -58,6 +65,7 @@ type line struct {
 	relay   *part
 	started int
 	running map[string][]*part // instances by the name of the consumer
+	pools   []*pgxpool.Pool    // of the parts
 }
 
 // part runs until the test stops or kills it.
@@ -80,8 +88,11 @@ func (p *part) stop() error {
 func newLine(t *testing.T, rng *rand.Rand) *line {
 	t.Helper()
 	db := testkit.Postgres(t)
-	l := &line{t: t, rng: rng, url: db.URL, system: db.Pool(t, postgres.RoleSystem), nats: testkit.NATS(t), reg: prometheus.NewRegistry(),
+	l := &line{t: t, rng: rng, system: db.Pool(t, postgres.RoleSystem), nats: testkit.NATS(t), reg: prometheus.NewRegistry(),
 		running: map[string][]*part{}}
+	l.toDB, l.toNATS = testkit.NewProxy(t, host(t, db.URL)), testkit.NewProxy(t, host(t, l.nats.URL))
+	over := db.Through(t, l.toDB)
+	l.url, l.via = over.URL, l.nats.Through(t, l.toNATS)
 	nc := l.nats.Connect(t)
 	_, err := db.Pool(t, postgres.RoleOwner).Exec(t.Context(), ledgerSQL+";"+aheadSQL)
 	if err != nil {
@@ -94,7 +105,7 @@ func newLine(t *testing.T, rng *rand.Rand) *line {
 		testkit.Logger(t)); err != nil {
 		t.Fatal(err)
 	}
-	pool := db.Pool(t, postgres.RoleAPI)
+	pool := over.Pool(t, postgres.RoleAPI)
 	l.store = store.New(pool, nil)
 	l.kinds = kinds.NewCatalog(pool, kinds.Truth, testkit.Logger(t))
 	if err := l.kinds.Load(t.Context()); err != nil {
@@ -102,14 +113,16 @@ func newLine(t *testing.T, rng *rand.Rand) *line {
 	}
 	cfg := api.Config{CursorKey: strings.Repeat("ab", 32), MaxBodyBytes: 1 << 17, MaxBatchBytes: 1 << 20, PageCacheBytes: 1 << 20,
 		RequestTimeout: 20 * time.Second, AddressConnections: 1000, MaxRequests: 512, MaxWait: time.Second}
-	pages := api.NewPages(cfg, l.reg)
-	l.handler, err = api.New(cfg, api.Deps{Store: l.store, Tokens: pool, DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Kinds: l.kinds,
-		Fleet: fleet.Projections(l.kinds.Now), Pages: pages, Streams: heads.Of(nc, l.nats.Config()), Log: testkit.Logger(t), Reg: l.reg})
+	pages, ears := api.NewPages(cfg, l.reg), l.via.Connect(t)
+	handler, err := api.New(cfg, api.Deps{Store: l.store, Tokens: pool, DLQ: outbox.NewDLQ(pool, nil), Projections: pool, Kinds: l.kinds,
+		Fleet: fleet.Projections(l.kinds.Now), Pages: pages, Streams: heads.Of(ears, l.via.Config()), Log: testkit.Logger(t), Reg: l.reg})
 	if err != nil {
 		t.Fatal(err)
 	}
+	l.handler = handler
+	looks := run("looks at the outbox", handler.Run)
 	listener := run("listener", func(ctx context.Context) error {
-		return broker.Listen(ctx, nc, l.nats.Config(), event.AggregateFollow, pages, testkit.Logger(t))
+		return broker.Listen(ctx, ears, l.via.Config(), event.AggregateFollow, pages, testkit.Logger(t))
 	})
 	l.startRelay()
 	for _, name := range consumerNames {
@@ -117,13 +130,26 @@ func newLine(t *testing.T, rng *rand.Rand) *line {
 		l.start(name)
 	}
 	t.Cleanup(func() {
-		for _, p := range append(slices.Concat(slices.Collect(maps.Values(l.running))...), l.relay, listener) {
+		for _, p := range append(slices.Concat(slices.Collect(maps.Values(l.running))...), l.relay, listener, looks) {
 			if err := p.stop(); err != nil {
 				t.Errorf("%s: %v", p.name, err)
 			}
 		}
+		for _, pool := range l.pools {
+			pool.Close()
+		}
 	})
 	return l
+}
+
+// host returns the host and port of an address.
+func host(t *testing.T, raw string) string {
+	t.Helper()
+	u, err := url.Parse(raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return u.Host
 }
 
 // aheadSQL makes a clock that is two hours ahead, for jobs that act on rows of an hour ago.
@@ -191,11 +217,23 @@ func (l *line) startRelay() {
 		RoundInterval: 2 * time.Millisecond, PublishTimeout: 2 * time.Second,
 		CheckInterval: 500 * time.Millisecond, DrainTimeout: 5 * time.Second, DatabaseTimeout: 10 * time.Second,
 		Lease: lease.Config{TTL: leaseTTL}},
-		l.system, l.nats.Config(), testkit.Logger(l.t), prometheus.NewRegistry())
+		l.open("relay", 8), l.via.Config(), testkit.Logger(l.t), prometheus.NewRegistry())
 	if err != nil {
 		l.t.Fatal(err)
 	}
 	l.relay = run("relay", r.Run)
+}
+
+// open returns a pool of a part.
+func (l *line) open(name string, conns int) *pgxpool.Pool {
+	l.t.Helper()
+	pool, err := postgres.Open(l.t.Context(), l.url, postgres.Config{MaxConns: conns, ConnectTimeout: 5 * time.Second,
+		StatementTimeout: time.Minute}, postgres.RoleSystem, name)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	l.pools = append(l.pools, pool)
+	return pool
 }
 
 // start starts an instance of a consumer with its own connections. Batches are small, so there are many.
@@ -203,13 +241,7 @@ func (l *line) start(name string) {
 	l.t.Helper()
 	l.started++
 	label := fmt.Sprintf("%s-%d", name, l.started)
-	pool, err := postgres.Open(l.t.Context(), l.url, postgres.Config{MaxConns: 4, ConnectTimeout: 5 * time.Second,
-		StatementTimeout: time.Minute}, postgres.RoleSystem, label)
-	if err != nil {
-		l.t.Fatal(err)
-	}
-	l.t.Cleanup(pool.Close)
-	nc := l.nats.Connect(l.t)
+	pool, nc := l.open(label, 4), l.via.Connect(l.t)
 	js, err := jetstream.New(nc)
 	if err != nil {
 		l.t.Fatal(err)
@@ -326,7 +358,7 @@ func (l *line) fault(what string) {
 			l.t.Fatal(err)
 		}
 		at := l.overlaid()
-		testkit.Eventually(l.t, time.Minute, "reads of own writes, or events, that the consumer has not applied", func() (bool, error) {
+		testkit.Eventually(l.t, "reads of own writes, or events, that the consumer has not applied", func() (bool, error) {
 			if name != history.Name {
 				return l.failed.Load() || l.overlaid() >= at+2, nil
 			}
@@ -336,6 +368,12 @@ func (l *line) fault(what string) {
 		if _, err := consumers.Resume(l.t.Context(), l.system, name); err != nil {
 			l.t.Fatal(err)
 		}
+	case "slow":
+		for _, link := range []*testkit.Proxy{l.toDB, l.toNATS} {
+			link.Slow(linkDelay)
+			defer link.Heal()
+		}
+		l.pass(3 * time.Second) // a request takes up to a second
 	case "restart":
 		p := l.running[name][0]
 		l.running[name] = l.running[name][1:]
@@ -364,7 +402,7 @@ func (l *line) fault(what string) {
 			kinds.Request{File: []byte(ownKinds), Actor: "test"}); err != nil {
 			l.t.Fatal(err)
 		}
-		testkit.Eventually(l.t, time.Minute, "routes of the kinds that were applied", func() (bool, error) {
+		testkit.Eventually(l.t, "routes of the kinds that were applied", func() (bool, error) {
 			return l.reader().call(http.MethodGet, "/v1/songs/1/counts", "").status == http.StatusOK, nil
 		})
 	case "replay":
@@ -398,7 +436,7 @@ func (l *line) pass(d time.Duration) {
 // settle waits until the consumers have applied every write.
 func (l *line) settle() {
 	l.t.Helper()
-	testkit.Eventually(l.t, 2*time.Minute, "everything to be applied", func() (bool, error) {
+	testkit.Eventually(l.t, "everything to be applied", func() (bool, error) {
 		var waiting bool
 		if err := l.system.QueryRow(l.t.Context(),
 			`SELECT EXISTS (SELECT FROM outbox_messages WHERE processed_at IS NULL)`).Scan(&waiting); err != nil || waiting {

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/url"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -261,7 +260,7 @@ func (s *site) follows(q *pgxpool.Pool, sql string) map[string]int64 {
 // arrived waits until every write is applied everywhere, including the subscriber's projection.
 func (s *site) arrived() {
 	s.t.Helper()
-	testkit.Eventually(s.t, 3*time.Minute, "everything to be applied", func() (bool, error) {
+	testkit.Eventually(s.t, "everything to be applied", func() (bool, error) {
 		if done, err := s.applied(); err != nil || !done {
 			return false, err
 		}
@@ -404,7 +403,7 @@ func makeBackups(t *testing.T) *backups {
 	more := func() {
 		t.Helper()
 		at := written.Load()
-		testkit.Eventually(t, time.Minute, "more writes", func() (bool, error) { return written.Load() > at+150, nil })
+		testkit.Eventually(t, "more writes", func() (bool, error) { return written.Load() > at+150, nil })
 	}
 	b := &backups{}
 	for i, order := range []string{"tsp", "pst", "stp"} {
@@ -517,34 +516,6 @@ func TestEveryCombinationOfBackupsEndsInOneTruth(t *testing.T) {
 	}
 }
 
-// TestARestoreRenewsThePartitionOfAnEarlierRepair restores after a repair replaced a partition. The restore renews the
-// new partition like any other.
-func TestARestoreRenewsThePartitionOfAnEarlierRepair(t *testing.T) {
-	s := &site{truthDB: testkit.Postgres(t), projectionsDB: testkit.Postgres(t), others: testkit.Postgres(t), nats: testkit.NATSProcess(t)}
-	s.open(t)
-	s.run()
-	s.writeMore(20)
-	if err := s.js.DeleteStream(t.Context(), s.nats.Config().Stream+"-0"); err != nil {
-		t.Fatal(err)
-	}
-	if code, _, stderr := s.tidings("repair", "stream", "--yes"); code != 0 {
-		t.Fatalf("repair: exit code %d\n%s", code, stderr)
-	}
-	s.writeMore(20)
-	code, stdout, stderr := s.tidings("restore", "--since", "1h", "--wait", "3m", "--yes", "--json")
-	var report restore.Report
-	if err := json.Unmarshal([]byte(stdout), &report); err != nil || code != 0 || !slices.Equal(report.Renewed, []int{1}) {
-		t.Errorf("exit code %d, %v, renewed %v, want partition 1\n%s", code, err, report.Renewed, stderr)
-	}
-
-	s.stop("archiver")
-	s.writeMore(1)
-	if code, _, stderr := s.tidings("restore", "--since", "1h", "--wait", "2s", "--yes"); code != 3 ||
-		!strings.Contains(stderr, "not finished") {
-		t.Errorf("without the archiver: exit code %d\n%s", code, stderr)
-	}
-}
-
 // TestALostReviewThatWasWrittenAgainEndsTheRestore takes the truth back to before some reviews. Before the restore,
 // their authors write others in the same places, where the kind allows one per author.
 func TestALostReviewThatWasWrittenAgainEndsTheRestore(t *testing.T) {
@@ -557,7 +528,7 @@ func TestALostReviewThatWasWrittenAgainEndsTheRestore(t *testing.T) {
 			s.run()
 			const product = 5
 			edited := s.writeReview(3, product)
-			applied := func() { testkit.Eventually(t, 3*time.Minute, "everything to be applied", s.applied) }
+			applied := func() { testkit.Eventually(t, "everything to be applied", s.applied) }
 			applied()
 			backup := s.truthDB.Copy(t)
 
@@ -720,7 +691,7 @@ func (s *site) writeMore(n int64) {
 		return last, pending
 	}
 	first, _ := read()
-	testkit.Eventually(s.t, 3*time.Minute, "more events to be published", func() (bool, error) {
+	testkit.Eventually(s.t, "more events to be published", func() (bool, error) {
 		last, pending := read()
 		if last <= first+n {
 			s.writeSome(100)
@@ -733,7 +704,7 @@ func (s *site) writeMore(n int64) {
 // longer have. Then it stops the projection and begins it again.
 func (s *site) checkOutsideStops() {
 	s.t.Helper()
-	testkit.Eventually(s.t, 3*time.Minute, "the subscriber's projection to report that it is ahead", func() (bool, error) {
+	testkit.Eventually(s.t, "the subscriber's projection to report that it is ahead", func() (bool, error) {
 		err := s.health.Ready(s.t.Context())
 		return err != nil && strings.Contains(err.Error(), "begin the projection again"), nil
 	})

@@ -6,6 +6,8 @@ import (
 	"os"
 	"strconv"
 	"testing"
+
+	"github.com/tidings/tidings/internal/testkit"
 )
 
 // seedsEnv names the variable with the number of seeds; 20 if unset.
@@ -20,11 +22,34 @@ func TestSoakWhatIsServedEqualsAModelFromManySeeds(t *testing.T) {
 		}
 	}
 	for range count {
-		seed, fixed := seedFromEnv(t)
+		seed, fixed := testkit.Seed(t)
 		t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) {
 			property(t, seed, []string{
 				"kill", "kill", "kill all", "kill all", "pause", "pause", "cut", "cut", "cut", "restart", "relay", "resize", "resize",
 				"resize", "replay", "replay", "replay", "kinds",
+			})
+		})
+		if fixed {
+			return
+		}
+	}
+}
+
+// TestSoakAnOrderExplainsWhatTheAPIAnswers records long histories under faults in an order of chance.
+func TestSoakAnOrderExplainsWhatTheAPIAnswers(t *testing.T) {
+	for range 10 {
+		seed, fixed := testkit.Seed(t)
+		t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) {
+			histories(t, seed, func(l *line, calls func() int) {
+				for range 20 {
+					l.more(300, calls)
+					if what := historyFaults[l.rng.IntN(len(historyFaults))]; what == "links" {
+						l.cutLinks()
+					} else {
+						l.fault(what)
+					}
+				}
+				l.more(300, calls)
 			})
 		})
 		if fixed {

@@ -167,7 +167,7 @@ func text(s tracetest.SpanStub, key string) string {
 // find waits for the only span of a trace that has this parent and a name with this prefix.
 func (l *traced) find(id trace.TraceID, parent trace.SpanID, name string) (found tracetest.SpanStub) {
 	l.t.Helper()
-	testkit.Eventually(l.t, time.Minute, "a span "+name+" of trace "+id.String(), func() (bool, error) {
+	testkit.Eventually(l.t, "a span "+name+" of trace "+id.String(), func() (bool, error) {
 		n := 0
 		for _, s := range l.spans.GetSpans() {
 			if s.SpanContext.TraceID() == id && s.Parent.SpanID() == parent && strings.HasPrefix(s.Name, name) {
@@ -186,7 +186,7 @@ func (l *traced) find(id trace.TraceID, parent trace.SpanID, name string) (found
 // arrives waits until the event of a creation is sent, and each consumer has processed it once.
 func (l *traced) arrives(created trace.SpanContext) (sent tracetest.SpanStubs) {
 	l.t.Helper()
-	testkit.Eventually(l.t, time.Minute, "spans of an event's way", func() (bool, error) {
+	testkit.Eventually(l.t, "spans of an event's way", func() (bool, error) {
 		by := map[string]int{}
 		for _, s := range l.of(created, "process") {
 			by[text(s, "messaging.consumer.group.name")]++
@@ -253,7 +253,7 @@ func TestOneTraceLeadsFromTheRequestToTheProjections(t *testing.T) {
 func (l *traced) groups() {
 	l.t.Helper()
 	before, n := l.store.Stats(), 100
-	testkit.Eventually(l.t, time.Minute, "writes that share a transaction", func() (bool, error) {
+	testkit.Eventually(l.t, "writes that share a transaction", func() (bool, error) {
 		var wg sync.WaitGroup
 		for range 12 {
 			n++
@@ -284,7 +284,7 @@ func (l *traced) batch() {
 `, header, "Content-Type: application/x-ndjson")
 	l.find(id, client, "POST /v1/follows")
 	var created tracetest.SpanStubs
-	testkit.Eventually(l.t, time.Minute, "a creation per event of a batch", func() (bool, error) {
+	testkit.Eventually(l.t, "a creation per event of a batch", func() (bool, error) {
 		created = slices.DeleteFunc(l.spans.GetSpans(), func(s tracetest.SpanStub) bool {
 			return s.SpanContext.TraceID() != id || !strings.HasPrefix(s.Name, "create ")
 		})
@@ -329,7 +329,7 @@ func (l *traced) lostAck() {
 	header, id, client := incoming(5, "01")
 	l.call(http.MethodPut, "/v1/follows/11/42", "", header)
 	created := l.find(id, l.find(id, client, "PUT ").SpanContext.SpanID(), "create ").SpanContext
-	testkit.Eventually(l.t, time.Minute, "the relay to find what it has published", func() (done bool, err error) {
+	testkit.Eventually(l.t, "the relay to find what it has published", func() (done bool, err error) {
 		err = l.system.QueryRow(l.t.Context(), `SELECT processed_at IS NOT NULL FROM outbox_messages
 			WHERE trace_id LIKE '00-' || $1 || '-%'`, id.String()).Scan(&done)
 		return done, err
@@ -352,7 +352,7 @@ func (l *traced) poison() {
 	}
 	creation := trace.NewSpanContext(trace.SpanContextConfig{TraceID: id, SpanID: span, TraceFlags: trace.FlagsSampled})
 	var sent, failed tracetest.SpanStubs
-	testkit.Eventually(l.t, time.Minute, "spans of an event that failed, below those of its batches", func() (bool, error) {
+	testkit.Eventually(l.t, "spans of an event that failed, below those of its batches", func() (bool, error) {
 		failed = nil
 		for _, s := range l.spans.GetSpans() {
 			if strings.HasPrefix(s.Name, "process ") && s.Status.Code == codes.Error {
@@ -437,7 +437,7 @@ func (l *traced) privacy() {
 // arrivesAtHistory waits for a comment that followercounts ignores.
 func (l *traced) arrivesAtHistory(created trace.SpanContext) {
 	l.t.Helper()
-	testkit.Eventually(l.t, time.Minute, "a span of a comment's record", func() (bool, error) {
+	testkit.Eventually(l.t, "a span of a comment's record", func() (bool, error) {
 		found := l.of(created, "process")
 		for _, s := range found {
 			if text(s, "messaging.consumer.group.name") != history.Name {

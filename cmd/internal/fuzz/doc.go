@@ -14,5 +14,5 @@
 // fit that order and its own time.
 //
 // `make test` makes 20,000 requests, and `make soak` 50,000 from each of its seeds. The soak also removes guards from
-// the system, one at a time, and shows that the fuzzer notices (mutants_test.go has the list).
+// the system, one at a time, and shows that the fuzzer notices (internal/testkit/mutants has the list).
 package fuzz

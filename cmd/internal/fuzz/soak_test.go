@@ -3,14 +3,15 @@
 package fuzz_test
 
 import (
-	"encoding/json"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/internal/testkit/mutants"
 )
 
 // seedsEnv names the variable with the number of seeds; 20 if unset.
@@ -26,7 +27,7 @@ func TestSoakAMillionAnswersAreThoseOfAModel(t *testing.T) {
 		}
 	}
 	for range count {
-		seed, fixed := seedFromEnv(t)
+		seed, fixed := testkit.Seed(t)
 		t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) { fuzz(t, seed, 50_000) })
 		if fixed {
 			return
@@ -37,30 +38,33 @@ func TestSoakAMillionAnswersAreThoseOfAModel(t *testing.T) {
 // TestSoakTheFuzzerFindsEveryMutant builds the test without one guard of the system. The test must then fail for that
 // reason, with one of three seeds.
 func TestSoakTheFuzzerFindsEveryMutant(t *testing.T) {
-	for _, m := range mutants() {
-		t.Run(strings.ReplaceAll(m.without, " ", "_"), func(t *testing.T) {
+	root, err := mutants.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := mutants.Of("TestTwentyThousandAnswersAreThoseOfAModel")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range all {
+		t.Run(strings.ReplaceAll(m.Name, " ", "_"), func(t *testing.T) {
 			t.Parallel()
-			dir := t.TempDir()
-			overlay, err := json.Marshal(map[string]any{"Replace": m.mutate(t, dir)})
+			overlay, err := mutants.Overlay(root, t.TempDir(), m.Edits)
 			if err != nil {
 				t.Fatal(err)
 			}
-			file := filepath.Join(dir, "overlay.json")
-			if err := os.WriteFile(file, overlay, 0o600); err != nil {
-				t.Fatal(err)
-			}
-			cmd := exec.CommandContext(t.Context(), "go", "test", "-count=3", "-failfast", "-vet=off", "-ldflags=-s -w", "-overlay", file,
-				"-run", "^TestEveryAnswerIsTheOneThatAModelHas$", "-timeout", "10m", ".")
+			cmd := exec.CommandContext(t.Context(), "go", "test", "-tags", "faults", "-count=3", "-failfast", "-vet=off", "-ldflags=-s -w",
+				"-overlay", overlay, "-run", "^"+m.Test+"$", "-timeout", "10m", ".")
 			out, err := cmd.CombinedOutput()
 			said := saying(string(out))
-			t.Logf("without %s: %s", m.without, said)
+			t.Logf("without %s: %s", m.Name, said)
 			switch {
 			case err == nil:
 				t.Error("the fuzzer has found nothing")
-			case !strings.Contains(string(out), "--- FAIL: TestEveryAnswerIsTheOneThatAModelHas"):
+			case !strings.Contains(string(out), "--- FAIL: TestTwentyThousandAnswersAreThoseOfAModel"):
 				t.Errorf("the fuzzer has not run: %s", out)
-			case !regexp.MustCompile(m.finds).MatchString(said):
-				t.Errorf("the fuzzer failed for another reason than %s", m.finds)
+			case !regexp.MustCompile(m.Output).MatchString(said):
+				t.Errorf("the fuzzer failed for another reason than %s", m.Output)
 			}
 		})
 	}

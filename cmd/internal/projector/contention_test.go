@@ -95,7 +95,7 @@ func (l line) instance(t *testing.T) (stop func()) {
 // settle waits until every event is applied, and compares every edge and count with the truth.
 func (l line) settle(t *testing.T) {
 	t.Helper()
-	testkit.Eventually(t, 60*time.Second, "everything to be applied", func() (bool, error) {
+	testkit.Eventually(t, "everything to be applied", func() (bool, error) {
 		var pending bool
 		if err := l.pool.QueryRow(t.Context(),
 			`SELECT EXISTS (SELECT FROM outbox_messages WHERE processed_at IS NULL)`).Scan(&pending); err != nil || pending {

@@ -114,7 +114,7 @@ func TestOnlyADifferenceThatNoEventExplainsIsDrift(t *testing.T) {
 		if _, err := pool.Exec(ctx, damage); err != nil {
 			t.Fatal(err)
 		}
-		testkit.Eventually(t, 30*time.Second, damage, func() (bool, error) {
+		testkit.Eventually(t, damage, func() (bool, error) {
 			return value(t, reg, "projection_drift_total") > before, d.look(ctx)
 		})
 		if c := comparison(); c.Different == 0 && c.Last.Different == 0 {

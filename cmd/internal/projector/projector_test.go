@@ -9,7 +9,6 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
@@ -61,14 +60,14 @@ func TestAProjectorShowsTheFleetAndStopsCleanly(t *testing.T) {
 	addr := testkit.FreeAddr(t)
 	go func() { done <- projector.Run(ctx, addr, cfg, followercounts.New, prometheus.NewRegistry()) }()
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	testkit.Eventually(t, 30*time.Second, "readiness", func() (bool, error) {
+	testkit.Eventually(t, "readiness", func() (bool, error) {
 		resp, err := client.Get("http://" + addr + "/readyz")
 		if err != nil {
 			return false, err
 		}
 		return resp.StatusCode == http.StatusOK, resp.Body.Close()
 	})
-	testkit.Eventually(t, 30*time.Second, "the metrics of the fleet", func() (bool, error) { // a slow scrape leaves the lags out
+	testkit.Eventually(t, "the metrics of the fleet", func() (bool, error) { // a slow scrape leaves the lags out
 		resp, err := client.Get("http://" + addr + "/metrics")
 		if err != nil {
 			return false, err
@@ -134,17 +133,17 @@ func TestAProjectorWaitsForServersAndTheSchema(t *testing.T) {
 			return resp.StatusCode == want && strings.Contains(string(body), because), errors.Join(err, resp.Body.Close())
 		}
 	}
-	testkit.Eventually(t, 30*time.Second, "it to live", answers("/healthz", http.StatusOK, ""))
-	testkit.Eventually(t, 30*time.Second, "it not to be ready", answers("/readyz", http.StatusServiceUnavailable, ""))
+	testkit.Eventually(t, "it to live", answers("/healthz", http.StatusOK, ""))
+	testkit.Eventually(t, "it not to be ready", answers("/readyz", http.StatusServiceUnavailable, ""))
 	openDB()
-	testkit.Eventually(t, 30*time.Second, "it to live without the schema", answers("/healthz", http.StatusOK, ""))
-	testkit.Eventually(t, 30*time.Second, "it to say what it waits for",
+	testkit.Eventually(t, "it to live without the schema", answers("/healthz", http.StatusOK, ""))
+	testkit.Eventually(t, "it to say what it waits for",
 		answers("/readyz", http.StatusServiceUnavailable, "run `tidings migrate`"))
 	if _, err := owner.Exec(t.Context(), `ALTER TABLE held RENAME TO tidings_projections_migrations`); err != nil {
 		t.Fatal(err)
 	}
 	openNATS()
-	testkit.Eventually(t, 30*time.Second, "readiness", answers("/readyz", http.StatusOK, ""))
+	testkit.Eventually(t, "readiness", answers("/readyz", http.StatusOK, ""))
 	stop()
 	if err := <-done; err != nil {
 		t.Errorf("stopped with %v", err)

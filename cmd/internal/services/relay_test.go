@@ -9,7 +9,6 @@ import (
 	"net/url"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/sethvargo/go-envconfig"
 
@@ -37,7 +36,7 @@ func TestTheRelayWaitsForServersAndTheSchema(t *testing.T) {
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	ready := func(want int, because string) {
 		t.Helper()
-		testkit.Eventually(t, 30*time.Second, fmt.Sprintf("/readyz to answer %d", want), func() (bool, error) {
+		testkit.Eventually(t, fmt.Sprintf("/readyz to answer %d", want), func() (bool, error) {
 			select {
 			case err := <-done:
 				t.Fatalf("it ended: %v", err)

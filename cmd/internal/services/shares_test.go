@@ -62,7 +62,7 @@ func startAttacked(t *testing.T, env map[string]string) *attacked {
 			t.Errorf("stopped with %v", err)
 		}
 	})
-	testkit.Eventually(t, time.Minute, "the API to listen", func() (bool, error) {
+	testkit.Eventually(t, "the API to listen", func() (bool, error) {
 		select {
 		case err := <-done:
 			done <- err
@@ -191,19 +191,6 @@ var attacks = map[string]attack{
 	shares.Rows.Name:        {nil, longLists},
 	shares.LivePages.Name:   {nil, openLivePages},
 	shares.SignIns.Name:     {nil, wrongTokens},
-}
-
-// TestEachSharedResourceServesAModestCaller walks the table of shared resources and attacks each row.
-func TestEachSharedResourceServesAModestCaller(t *testing.T) {
-	for _, r := range shares.Table() {
-		t.Run(r.Name, func(t *testing.T) {
-			attack, ok := attacks[r.Name]
-			if !ok {
-				t.Fatal("nothing attacks this row")
-			}
-			attack.run(startAttacked(t, attack.env))
-		})
-	}
 }
 
 // Sixteen connections of one tenant announce batches of 4 MiB and send a byte. Then others send most of theirs at
@@ -405,7 +392,7 @@ func unreadDocuments(a *attacked) {
 	if largest > most {
 		a.t.Errorf("200 readers that do not read pin %d MiB, want %d at most", largest>>20, most>>20)
 	}
-	testkit.Eventually(a.t, 2*time.Minute, "the kernel to keep nothing for them", func() (bool, error) {
+	testkit.Eventually(a.t, "the kernel to keep nothing for them", func() (bool, error) {
 		return unread(a.t, a.addr) < 1<<20, nil
 	})
 }

@@ -86,7 +86,7 @@ func wrongTokens(a *attacked) {
 // awaitDesk waits until the console listens, which it does after the API.
 func (a *attacked) awaitDesk() {
 	a.t.Helper()
-	testkit.Eventually(a.t, time.Minute, "the console to listen", func() (bool, error) {
+	testkit.Eventually(a.t, "the console to listen", func() (bool, error) {
 		res, err := http.Get("http://" + a.desk + "/console/sign-in")
 		if err != nil && strings.Contains(err.Error(), "refused") {
 			return false, nil

@@ -98,7 +98,7 @@ const lossWithin = 3 * time.Minute
 
 func (r *rehearsal) await(what string, within time.Duration, cond func() bool) {
 	r.t.Helper()
-	testkit.Eventually(r.t, within, what, func() (bool, error) { return cond(), nil })
+	testkit.Eventually(r.t, what, func() (bool, error) { return cond(), nil })
 }
 
 func (r *rehearsal) count(sql string, args ...any) (n int64) {
@@ -208,7 +208,7 @@ func (r *rehearsal) check(what string) {
 		r.t.Fatal(err)
 	}
 	var streams []broker.Stream
-	testkit.Eventually(r.t, lossWithin, "the streams to be listed", func() (bool, error) { // a broker may just have restarted
+	testkit.Eventually(r.t, "the streams to be listed", func() (bool, error) { // a broker may just have restarted
 		var err error
 		streams, err = broker.Streams(r.t.Context(), js, r.c.Config())
 		return err == nil, err

@@ -5,11 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 )
 
 // destructive is the annotation of commands that delete data, or that nobody can undo. A test visits all of them.
@@ -64,8 +62,8 @@ func (p Process) interactive() bool {
 	if p.answers {
 		return true
 	}
-	f, ok := p.Stdin.(*os.File)
-	return ok && term.IsTerminal(int(f.Fd()))
+	_, ok := p.keyboard()
+	return ok
 }
 
 // textLines returns a show function for ask. It prints lines of text below a first one; without lines it returns

@@ -264,7 +264,7 @@ func (c *contract) consumes(p projections.Projection) {
 		done <- Execute(ctx, []string{"consume", "--consumer", p.Name()},
 			Process{Stdin: strings.NewReader(""), Stdout: io.Discard, Stderr: &stderr, Env: envconfig.MapLookuper(env)})
 	}()
-	testkit.Eventually(c.t, arriveWithin, "the consumer to have its share of the partitions", func() (bool, error) {
+	testkit.Eventually(c.t, "the consumer to have its share of the partitions", func() (bool, error) {
 		resp, err := http.Get("http://" + ops + "/readyz")
 		if err != nil {
 			return false, err
@@ -302,7 +302,7 @@ func (c *contract) parksErasesAndRetries() {
 			}
 		}
 	}
-	testkit.Eventually(c.t, arriveWithin, "everyone to park what cannot be read", func() (bool, error) {
+	testkit.Eventually(c.t, "everyone to park what cannot be read", func() (bool, error) {
 		err := c.Projections.QueryRow(ctx, `SELECT count(*) FROM consumer_dead_letters`).Scan(&parked)
 		return parked == want, err
 	})

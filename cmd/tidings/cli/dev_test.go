@@ -307,7 +307,7 @@ func TestDevPrintsLinesThatWork(t *testing.T) {
 	}
 	client := &http.Client{Jar: jar, Transport: &http.Transport{}}
 	defer client.CloseIdleConnections()
-	testkit.Eventually(t, startWithin, "signing in to lead to a page on which everything has its leases", func() (bool, error) {
+	testkit.Eventually(t, "signing in to lead to a page on which everything has its leases", func() (bool, error) {
 		resp, err := client.PostForm(in.Console+"sign-in", url.Values{"token": {in.ConsoleToken}})
 		if err != nil {
 			return false, err

@@ -62,7 +62,7 @@ func TestThePageOnAddingAKindWorks(t *testing.T) {
 			t.Fatalf("%s: exit code %d, %s%s", line, code, stdout, stderr)
 		}
 	}
-	testkit.Eventually(t, arriveWithin, "the new kind to have routes", func() (bool, error) {
+	testkit.Eventually(t, "the new kind to have routes", func() (bool, error) {
 		status, _ := send(inHTTP[0])
 		return status == http.StatusCreated, nil
 	})

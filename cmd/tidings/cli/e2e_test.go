@@ -205,7 +205,7 @@ func TestLoadSurvivesKills(t *testing.T) {
 	defer cancel()
 	go func() { loaded <- l.Run(ctx, followKind, sequence(spec)) }()
 	for i := range int64(3) {
-		testkit.Eventually(t, startWithin, "a quarter more is loaded",
+		testkit.Eventually(t, "a quarter more is loaded",
 			func() (bool, error) { return l.Stats().Done() >= quarter*(i+1), nil })
 		d.kill(t)
 		g.raise(quarter*(i+2) + quarter/2)

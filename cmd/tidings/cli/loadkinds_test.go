@@ -26,7 +26,7 @@ func TestEdgesAndChildrenOfAnyKindAreLoadedAndShown(t *testing.T) {
 	if code, stdout, stderr := run(t, nil, "", "kinds", "apply", file, "--data", d.dir); code != exitOK {
 		t.Fatalf("exit code %d, %s%s", code, stdout, stderr)
 	}
-	testkit.Eventually(t, arriveWithin, "the new kind to have routes", func() (bool, error) {
+	testkit.Eventually(t, "the new kind to have routes", func() (bool, error) {
 		status, _ := d.request(t, http.MethodPut, "/v1/plays/1/2", `{"mood":"loud"}`, nil, nil)
 		return status == http.StatusCreated, nil
 	})

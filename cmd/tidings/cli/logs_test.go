@@ -77,7 +77,7 @@ func TestNoLogLineHasASecret(t *testing.T) {
 		b.await(map[string]string{"PostgreSQL": "lease heartbeat failed; retrying", "NATS": "lost NATS; reconnecting"}[server])
 		away.restart(t)
 	}
-	testkit.Eventually(t, arriveWithin, "writes are taken again", func() (bool, error) { return b.write(1) == http.StatusCreated, nil })
+	testkit.Eventually(t, "writes are taken again", func() (bool, error) { return b.write(1) == http.StatusCreated, nil })
 	b.useTheAPI()
 	d.stop(t)
 	b.read(time.Since(began))
@@ -105,7 +105,7 @@ func (b *beating) useTheAPI() {
 		d.request(t, http.MethodPost, "/v1/posts/1/comments", fmt.Sprintf(`{"author_id":"1","body":"%s-%d"}`, secret, i), nil, nil)
 	}
 	var page struct{ Next string }
-	testkit.Eventually(t, arriveWithin, "a page has a cursor", func() (bool, error) {
+	testkit.Eventually(t, "a page has a cursor", func() (bool, error) {
 		d.request(t, http.MethodGet, "/v1/posts/1/comments?limit=2", "", nil, &page)
 		return page.Next != "", nil
 	})
@@ -164,7 +164,7 @@ func (b *beating) write(clients int) (status int) {
 // await waits until the log has lines with all of these messages.
 func (b *beating) await(messages ...string) {
 	b.t.Helper()
-	testkit.Eventually(b.t, arriveWithin, fmt.Sprintf("the log has %q", messages), func() (bool, error) {
+	testkit.Eventually(b.t, fmt.Sprintf("the log has %q", messages), func() (bool, error) {
 		log := b.d.errors()
 		return !slices.ContainsFunc(messages, func(m string) bool { return !strings.Contains(log, m) }), nil
 	})

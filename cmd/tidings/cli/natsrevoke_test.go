@@ -64,7 +64,7 @@ func connectWith(t *testing.T, cfg broker.Config, credentials string) *nats.Conn
 		t.Fatal(err)
 	}
 	t.Cleanup(nc.Close)
-	testkit.Eventually(t, time.Minute, "the connection", func() (bool, error) { return nc.IsConnected(), nc.LastError() })
+	testkit.Eventually(t, "the connection", func() (bool, error) { return nc.IsConnected(), nc.LastError() })
 	return nc
 }
 
@@ -93,7 +93,7 @@ func TestRevokedCredentialsLoseTheirConnection(t *testing.T) {
 		t.Fatalf("%d: %s%s", code, stdout, stderr)
 	}
 	b.Reload(t, contents(t, conf))
-	testkit.Eventually(t, time.Minute, "four attempts with revoked credentials", func() (bool, error) {
+	testkit.Eventually(t, "four attempts with revoked credentials", func() (bool, error) {
 		return !victim.IsConnected() && victim.Stats().Reconnects >= 4, nil
 	})
 	if err := other.Flush(); err != nil || other.Stats().Reconnects != 0 || !third.IsConnected() {
@@ -111,14 +111,14 @@ func TestRevokedCredentialsLoseTheirConnection(t *testing.T) {
 		t.Fatal(stderr)
 	}
 	b.Reload(t, contents(t, conf))
-	testkit.Eventually(t, time.Minute, "four attempts with revoked credentials", func() (bool, error) {
+	testkit.Eventually(t, "four attempts with revoked credentials", func() (bool, error) {
 		return !third.IsConnected() && third.Stats().Reconnects >= 4, nil
 	})
 	if _, err := nats.Connect(b.URL, nats.UserCredentials(stolen), nats.Timeout(arriveWithin)); err == nil {
 		t.Error("the server admits credentials that were revoked earlier")
 	}
 	sign("relay.creds", "relay") // replaces the file
-	testkit.Eventually(t, time.Minute, "the process to connect with new credentials", func() (bool, error) {
+	testkit.Eventually(t, "the process to connect with new credentials", func() (bool, error) {
 		return victim.IsConnected(), nil
 	})
 	if err := other.Flush(); err != nil || other.Stats().Reconnects != 0 {
@@ -178,7 +178,7 @@ func TestAUserThatIsRemovedLosesItsConnection(t *testing.T) {
 	}
 	acme, other, relay := connect("t7_acme"), connect("t8_other"), connect("relay")
 	b.Reload(t, users("name=other,tenant=8"))
-	testkit.Eventually(t, time.Minute, "four attempts of the removed user", func() (bool, error) {
+	testkit.Eventually(t, "four attempts of the removed user", func() (bool, error) {
 		return !acme.IsConnected() && acme.Stats().Reconnects >= 4, nil
 	})
 	for _, nc := range []*nats.Conn{other, relay} {

@@ -334,13 +334,32 @@ ends it.`,
 // maxSecret is the longest line with a secret, in bytes.
 const maxSecret = 4096
 
+// keyboard reads a line that it does not show. Tests replace the terminal's.
+type keyboard interface{ ReadPassword() ([]byte, error) }
+
+type tty struct{ fd int }
+
+func (t tty) ReadPassword() ([]byte, error) { return term.ReadPassword(t.fd) }
+
+// keyboard returns the keyboard of a person, if the input is one.
+func (p Process) keyboard() (keyboard, bool) {
+	if k, ok := p.Stdin.(keyboard); ok {
+		return k, true
+	}
+	f, ok := p.Stdin.(*os.File)
+	if !ok || !term.IsTerminal(int(f.Fd())) {
+		return nil, false
+	}
+	return tty{int(f.Fd())}, true
+}
+
 // secret reads one line, with or without the word Bearer before it. A terminal does not echo the input. No error contains it.
 func (p Process) secret(prompt string) (string, error) {
 	var line []byte
 	var err error
-	if f, ok := p.Stdin.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
+	if k, ok := p.keyboard(); ok {
 		fmt.Fprint(p.Stderr, prompt)
-		line, err = term.ReadPassword(int(f.Fd()))
+		line, err = k.ReadPassword()
 		fmt.Fprintln(p.Stderr)
 	} else if line, err = bufio.NewReaderSize(io.LimitReader(p.Stdin, maxSecret), maxSecret).ReadSlice('\n'); errors.Is(err, io.EOF) {
 		err = nil

@@ -25,7 +25,7 @@ func TestDevTracesTheWayOfAnEvent(t *testing.T) {
 		return run(t, nil, "", append([]string{"events", "find", "--data", d.dir, "--id", "1", "--trace"}, args...)...)
 	}
 	var found foundEvent
-	testkit.Eventually(t, arriveWithin, "the whole path", func() (bool, error) {
+	testkit.Eventually(t, "the whole path", func() (bool, error) {
 		code, stdout, stderr := find("--json")
 		if code != exitOK {
 			t.Fatalf("exit code %d: %s", code, stderr)

@@ -1,3 +1,5 @@
+//go:build faults
+
 package broker_test
 
 import (
@@ -40,7 +42,7 @@ func TestFaultWithoutAMajorityNobodySaysWhatAStreamHas(t *testing.T) {
 				b.Kill(t)
 			}
 			// A leader may answer as long as it has recently heard from its followers. After that, no node answers.
-			testkit.Eventually(t, 60*time.Second, "ErrNoLeader", func() (bool, error) {
+			testkit.Eventually(t, "ErrNoLeader", func() (bool, error) {
 				got, err := broker.ReadStream(t.Context(), lone, cfg, 0)
 				if err == nil && got.Last == 1 {
 					return false, nil
@@ -62,7 +64,7 @@ func TestFaultWithoutAMajorityNobodySaysWhatAStreamHas(t *testing.T) {
 				},
 			} {
 				// The leader of all streams answers as long as it believes to lead, 10 s (broker.ReadStream).
-				testkit.Eventually(t, 60*time.Second, what+" waits for a leader", func() (bool, error) {
+				testkit.Eventually(t, what+" waits for a leader", func() (bool, error) {
 					if err := ask(); !errors.Is(err, broker.ErrNoLeader) {
 						return false, err
 					}
@@ -71,11 +73,11 @@ func TestFaultWithoutAMajorityNobodySaysWhatAStreamHas(t *testing.T) {
 			}
 
 			gone[0].Restart(t)
-			testkit.Eventually(t, 60*time.Second, "two of three say it again", func() (bool, error) {
+			testkit.Eventually(t, "two of three say it again", func() (bool, error) {
 				got, err := broker.ReadStream(t.Context(), lone, cfg, 0)
 				return err == nil && got.Last == 1, err
 			})
-			testkit.Eventually(t, 60*time.Second, "the message is read again", func() (bool, error) {
+			testkit.Eventually(t, "the message is read again", func() (bool, error) {
 				m, err := broker.Next(t.Context(), lone, stream.Name, 1)
 				if err == nil && (m == nil || m.Seq != 1) {
 					t.Fatalf("the new leader reports %+v", m)
@@ -100,7 +102,7 @@ func TestFaultALeaderThatIsFrozenIsReplaced(t *testing.T) {
 	lone := js(t, others[0].Connect(t))
 	cfg.Timeout = time.Second
 	leader.Freeze(t)
-	testkit.Eventually(t, 60*time.Second, "another leads", func() (bool, error) {
+	testkit.Eventually(t, "another leads", func() (bool, error) {
 		got, err := broker.ReadStream(t.Context(), lone, cfg, 0)
 		return err == nil && got.Leader != stream.Leader && got.Last == 1, err
 	})
@@ -116,7 +118,7 @@ func TestFaultALeaderThatIsFrozenIsReplaced(t *testing.T) {
 	c.AwaitReplicas(t, stream.Name)
 
 	// Configure does, for the record of erasures too.
-	testkit.Eventually(t, 60*time.Second, "the record, once the cluster has a leader again too", func() (bool, error) {
+	testkit.Eventually(t, "the record, once the cluster has a leader again too", func() (bool, error) {
 		err := broker.RecordErased(t.Context(), s, c.Config(), stream.Name, []uint64{1})
 		return err == nil, err
 	})
@@ -170,7 +172,7 @@ func TestStreamsGoToServersWithTheirTags(t *testing.T) {
 		t.Helper()
 		for _, name := range all {
 			var got, gotTags []string
-			testkit.Eventually(t, time.Minute, fmt.Sprintf("%s: %s on %v with tags %v", when, name, servers, tags), func() (bool, error) {
+			testkit.Eventually(t, fmt.Sprintf("%s: %s on %v with tags %v", when, name, servers, tags), func() (bool, error) {
 				stream, err := s.Stream(t.Context(), name)
 				if err != nil {
 					return false, nil // no leader at the moment
@@ -212,11 +214,11 @@ func TestStreamsGoToServersWithTheirTags(t *testing.T) {
 	}
 	want("moved", nil, tags) // to a server in zone:b
 	other.Tags, other.Replicas = []string{"zone:b"}, 2
-	testkit.Eventually(t, time.Minute, "a leader of the stream that is raised", func() (bool, error) {
+	testkit.Eventually(t, "a leader of the stream that is raised", func() (bool, error) {
 		_, err := broker.Declare(t.Context(), s, other, whole, testkit.Logger(t))
 		return err == nil, err
 	})
-	testkit.Eventually(t, time.Minute, "a leader of the record that is raised", func() (bool, error) {
+	testkit.Eventually(t, "a leader of the record that is raised", func() (bool, error) {
 		err := broker.RecordErased(t.Context(), s, other, stream.Name, []uint64{7})
 		return err == nil, err
 	})

@@ -1,3 +1,5 @@
+//go:build faults
+
 package relay
 
 import (
@@ -205,10 +207,10 @@ func TestOnThreeBrokersAStreamThatIsGoneIsBelievedOnlyAfterAWhile(t *testing.T) 
 		t.Fatal(err)
 	}
 	insertRow(t, pool, 1, "edited")
-	testkit.Eventually(t, r.sureAfter-time.Second, "the relay to wait", func() (bool, error) {
+	testkit.Within(t, r.sureAfter-time.Second, "the relay to wait", func() (bool, error) {
 		return r.Ready(t.Context()) != nil && testutil.ToFloat64(r.metrics.waiting) == 1, nil
 	})
-	testkit.Eventually(t, time.Minute, "the relay to report that the stream is gone", func() (bool, error) {
+	testkit.Eventually(t, "the relay to report that the stream is gone", func() (bool, error) {
 		return errors.Is(r.Ready(t.Context()), ErrStreamRefused) && testutil.ToFloat64(r.metrics.stuck) == 1 &&
 			testutil.ToFloat64(r.metrics.waiting) == 0, nil
 	})
@@ -265,7 +267,7 @@ func TestOnThreeBrokersAPartitionWithoutALeaderDoesNotHoldUpOthers(t *testing.T)
 		return of
 	}
 	var before map[int]int64
-	testkit.Eventually(t, time.Minute, "the relay to hold all partitions", func() (bool, error) {
+	testkit.Eventually(t, "the relay to hold all partitions", func() (bool, error) {
 		before = epochs()
 		return len(before) == len(kept), nil
 	})
@@ -277,7 +279,7 @@ func TestOnThreeBrokersAPartitionWithoutALeaderDoesNotHoldUpOthers(t *testing.T)
 			insertRow(t, pool, n, "created")
 		}
 		at := time.Now()
-		testkit.Eventually(t, during, "the other partitions to publish", func() (bool, error) {
+		testkit.Within(t, during, "the other partitions to publish", func() (bool, error) {
 			var pending int
 			err := pool.QueryRow(t.Context(), `
 				SELECT count(*) FROM outbox_messages m JOIN outbox_partitions p ON m.slot BETWEEN p.first_slot AND p.last_slot
@@ -291,14 +293,14 @@ func TestOnThreeBrokersAPartitionWithoutALeaderDoesNotHoldUpOthers(t *testing.T)
 	if slow > during/2 {
 		t.Errorf("for %s of %s, the rows of the other partitions waited for over a second", slow, during)
 	}
-	testkit.Eventually(t, time.Minute, "the partitions without a leader to wait",
+	testkit.Eventually(t, "the partitions without a leader to wait",
 		func() (bool, error) { return testutil.ToFloat64(r.metrics.waiting) == float64(gone), nil })
 	if after := epochs(); !maps.Equal(before, after) {
 		t.Errorf("the leases of the other partitions were given up: epochs %v, before %v", after, before)
 	}
 	victim.Restart(t)
 	awaitDrained(t, t.Context(), pool, time.Minute)
-	testkit.Eventually(t, time.Minute, "the relay to be ready",
+	testkit.Eventually(t, "the relay to be ready",
 		func() (bool, error) { err := r.Ready(t.Context()); return err == nil, err })
 	if got := testutil.ToFloat64(r.metrics.waiting); got != 0 {
 		t.Errorf("%v partitions wait", got)
@@ -318,7 +320,7 @@ func TestOnThreeBrokersARelaysOwnBrokerIsFrozen(t *testing.T) {
 	all := connectedTo.FindAllStringSubmatch(f.relays[0].log.String(), -1)
 	url := all[len(all)-1][1]
 	var leader *testkit.Broker
-	testkit.Eventually(t, time.Minute, "another broker to lead", func() (bool, error) {
+	testkit.Eventually(t, "another broker to lead", func() (bool, error) {
 		if leader, _ = f.c.Leader(t, f.stream()); leader.URL != url {
 			return true, nil
 		}

@@ -1,3 +1,5 @@
+//go:build faults
+
 package consumers_test
 
 import (
@@ -156,7 +158,7 @@ func (f *underFault) watchAsOf(ctx context.Context) {
 func (f *underFault) awaitMore(what string) {
 	f.t.Helper()
 	begun := time.Now()
-	testkit.Eventually(f.t, 40*time.Second, what+": events to be applied", func() (bool, error) {
+	testkit.Eventually(f.t, what+": events to be applied", func() (bool, error) {
 		f.mu.Lock()
 		published := len(f.at)
 		for published > 0 && f.at[published-1].After(begun) {
@@ -175,7 +177,7 @@ func (f *underFault) awaitMore(what string) {
 func (f *underFault) check() {
 	f.t.Helper()
 	f.stop()
-	testkit.Eventually(f.t, 30*time.Second, "everything to be applied", func() (bool, error) {
+	testkit.Eventually(f.t, "everything to be applied", func() (bool, error) {
 		applied := 0
 		err := f.system.QueryRow(context.Background(), `SELECT count(*) FROM testlog`).Scan(&applied)
 		return applied >= len(f.want), err
@@ -187,7 +189,7 @@ func (f *underFault) check() {
 	}
 	f.wantLines(f.want)
 	for i, in := range f.instances {
-		testkit.Eventually(f.t, 30*time.Second, fmt.Sprintf("instance %d to be ready", i), func() (bool, error) {
+		testkit.Eventually(f.t, fmt.Sprintf("instance %d to be ready", i), func() (bool, error) {
 			err := in.Ready(context.Background())
 			return err == nil, err
 		})
@@ -248,7 +250,7 @@ func TestOnThreeBrokersConsumersApplyEverythingOnce(t *testing.T) {
 // share waits until each of the two instances holds one of the two partitions.
 func (f *underFault) share(what string) {
 	f.t.Helper()
-	testkit.Eventually(f.t, time.Minute, what, func() (bool, error) {
+	testkit.Eventually(f.t, what, func() (bool, error) {
 		held, err := lease.Holders(context.Background(), f.system, name)
 		return len(held) == 2 && held[0].Owner != held[1].Owner, err
 	})
@@ -261,9 +263,9 @@ func TestOnThreeBrokersAnInstanceThatIsCutOffGivesItsLeasesUp(t *testing.T) {
 	f := newUnderFault(t, partitions, false)
 	f.share("both to share")
 	f.c.Cut(f.c.Nodes[2])
-	testkit.Eventually(t, 60*time.Second, "the instance to be cut off",
+	testkit.Eventually(t, "the instance to be cut off",
 		func() (bool, error) { return f.instances[1].Ready(context.Background()) != nil, nil })
-	testkit.Eventually(t, 60*time.Second, "the other to have all partitions", func() (bool, error) {
+	testkit.Eventually(t, "the other to have all partitions", func() (bool, error) {
 		held, err := lease.Holders(context.Background(), f.system, name)
 		return len(held) == partitions && f.instances[0].metric(t, "consumer_partitions_held") == partitions, err
 	})
@@ -279,9 +281,9 @@ func TestOnThreeBrokersAnInstanceThatIsCutOffLeavesItsBroker(t *testing.T) {
 	f := newUnderFault(t, 2, true)
 	f.share("both to share")
 	f.c.Cut(f.c.Nodes[2])
-	testkit.Eventually(t, 60*time.Second, "the instance to be cut off",
+	testkit.Eventually(t, "the instance to be cut off",
 		func() (bool, error) { return f.instances[1].Ready(context.Background()) != nil, nil })
-	testkit.Eventually(t, 30*time.Second, "the instance to be ready on another broker", func() (bool, error) {
+	testkit.Eventually(t, "the instance to be ready on another broker", func() (bool, error) {
 		err := f.instances[1].Ready(context.Background())
 		return err == nil, err
 	})
@@ -303,7 +305,7 @@ func TestOnThreeBrokersAStreamThatIsGoneIsNotBelievedAtOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	in := f.run(f.system, logbook{})
-	testkit.Eventually(t, 30*time.Second, "the consumer to wait", func() (bool, error) {
+	testkit.Eventually(t, "the consumer to wait", func() (bool, error) {
 		if n := in.metric(t, "consumer_partitions_stuck"); n > 0 {
 			t.Fatalf("it is stuck: %v", in.Ready(context.Background()))
 		}

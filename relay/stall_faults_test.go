@@ -1,3 +1,5 @@
+//go:build faults
+
 package relay
 
 import (
@@ -11,52 +13,6 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 )
-
-func TestACatchUpThatGetsNoAnswerGivesUp(t *testing.T) {
-	t.Parallel()
-	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
-	b := testkit.NATSProcess(t)
-	r := newRelay(t, pool, b)
-	r.broker.Ping = time.Hour // otherwise the connection finds the frozen broker
-	w := connected(t, r)
-	r.cfg.PublishTimeout = testConfig().PublishTimeout
-	var err error
-	if w.js, err = jetstream.New(w.nc, jetstream.WithDefaultTimeout(time.Hour)); err != nil { // only the relay's own limit is shorter
-		t.Fatal(err)
-	}
-	w.broker.Timeout = time.Hour
-	b.Freeze(t)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	if err := w.catchUp(ctx); err == nil || ctx.Err() != nil {
-		t.Errorf("%v: want an error of the publish timeout, %s", err, w.cfg.PublishTimeout)
-	}
-}
-
-func TestARelayLeavesDatabaseConnectionsThatPassNothingAnyMore(t *testing.T) {
-	t.Parallel()
-	db := testkit.Postgres(t)
-	pool := db.Pool(t, postgres.RoleSystem)
-	f := &fleet{t: t, url: db.URL, b: testkit.NATS(t)}
-	via := f.links().db
-	relayPool := (&testkit.DB{URL: withHost(t, db.URL, via)}).Pool(t, postgres.RoleSystem)
-	cfg := testConfig()
-	cfg.DatabaseTimeout = time.Second
-	r, err := New(cfg, relayPool, f.b.Config(), testkit.Logger(t), prometheus.NewRegistry())
-	if err != nil {
-		t.Fatal(err)
-	}
-	stop := start(t, r)
-	insertRow(t, pool, 1, "created", `{"version": 1}`)
-	awaitDrained(t, t.Context(), pool, time.Minute)
-	// No reset and no end, as when a firewall forgets connections. New ones work, so the relay keeps its leases.
-	via.Lose()
-	insertRow(t, pool, 1, "edited", `{"version": 2}`)
-	awaitDrained(t, t.Context(), pool, time.Minute)
-	checkStream(t, t.Context(), pool, f.b)
-	stop()
-	via.Cut() // otherwise the pool waits for their end
-}
 
 func TestARelayWhoseBrokerReadsNothingStopsInTime(t *testing.T) {
 	t.Parallel()
@@ -108,4 +64,50 @@ func TestARelayWhoseBrokerReadsNothingStopsInTime(t *testing.T) {
 		t.Errorf("the stop took %s: want at most the drain timeout and a publish timeout, %s", took,
 			r.cfg.DrainTimeout+r.cfg.PublishTimeout)
 	}
+}
+
+func TestACatchUpThatGetsNoAnswerGivesUp(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	b := testkit.NATSProcess(t)
+	r := newRelay(t, pool, b)
+	r.broker.Ping = time.Hour // otherwise the connection finds the frozen broker
+	w := connected(t, r)
+	r.cfg.PublishTimeout = testConfig().PublishTimeout
+	var err error
+	if w.js, err = jetstream.New(w.nc, jetstream.WithDefaultTimeout(time.Hour)); err != nil { // only the relay's own limit is shorter
+		t.Fatal(err)
+	}
+	w.broker.Timeout = time.Hour
+	b.Freeze(t)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := w.catchUp(ctx); err == nil || ctx.Err() != nil {
+		t.Errorf("%v: want an error of the publish timeout, %s", err, w.cfg.PublishTimeout)
+	}
+}
+
+func TestARelayLeavesDatabaseConnectionsThatPassNothingAnyMore(t *testing.T) {
+	t.Parallel()
+	db := testkit.Postgres(t)
+	pool := db.Pool(t, postgres.RoleSystem)
+	f := &fleet{t: t, url: db.URL, b: testkit.NATS(t)}
+	via := f.links().db
+	relayPool := (&testkit.DB{URL: withHost(t, db.URL, via)}).Pool(t, postgres.RoleSystem)
+	cfg := testConfig()
+	cfg.DatabaseTimeout = time.Second
+	r, err := New(cfg, relayPool, f.b.Config(), testkit.Logger(t), prometheus.NewRegistry())
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop := start(t, r)
+	insertRow(t, pool, 1, "created", `{"version": 1}`)
+	awaitDrained(t, t.Context(), pool, time.Minute)
+	// No reset and no end, as when a firewall forgets connections. New ones work, so the relay keeps its leases.
+	via.Lose()
+	insertRow(t, pool, 1, "edited", `{"version": 2}`)
+	awaitDrained(t, t.Context(), pool, time.Minute)
+	checkStream(t, t.Context(), pool, f.b)
+	stop()
+	via.Cut() // otherwise the pool waits for their end
 }

@@ -1,3 +1,5 @@
+//go:build faults
+
 package consumers_test
 
 import (
@@ -97,7 +99,7 @@ func (c *cluster) rig(t *testing.T, cfg broker.Config, partitions int) *rig {
 // awaitPublish waits until the stream has a leader, and publishes an event.
 func (r *rig) awaitPublish(follower, followee, version int64) {
 	r.t.Helper()
-	testkit.Eventually(r.t, 30*time.Second, "the stream to have a leader", func() (bool, error) {
+	testkit.Eventually(r.t, "the stream to have a leader", func() (bool, error) {
 		_, err := broker.ReadStream(context.Background(), r.js, r.cfg, r.of(followee))
 		return err == nil, err
 	})
@@ -107,7 +109,7 @@ func (r *rig) awaitPublish(follower, followee, version int64) {
 // leads waits until broker i leads the cluster and the stream. It makes the stream's leader step down until then.
 func (c *cluster) leads(r *rig, i int, stream string) {
 	c.t.Helper()
-	testkit.Eventually(c.t, time.Minute, "one broker to lead the cluster and the stream", func() (bool, error) {
+	testkit.Eventually(c.t, "one broker to lead the cluster and the stream", func() (bool, error) {
 		s := c.servers[i]
 		if !s.JetStreamIsLeader() {
 			return false, fmt.Errorf("broker %d no longer leads the cluster", i)
@@ -125,7 +127,7 @@ func (c *cluster) leads(r *rig, i int, stream string) {
 func TestWithoutAMajorityNothingIsConfirmed(t *testing.T) {
 	c := newCluster(t)
 	left := -1
-	testkit.Eventually(t, time.Minute, "a leader of the cluster", func() (bool, error) {
+	testkit.Eventually(t, "a leader of the cluster", func() (bool, error) {
 		left = slices.IndexFunc(c.servers[:], (*server.Server).JetStreamIsLeader)
 		return left >= 0, nil
 	})
@@ -134,20 +136,20 @@ func TestWithoutAMajorityNothingIsConfirmed(t *testing.T) {
 	in := r.runWith(config(), connect(t, r.cfg), r.system, logbook{}) // its own connection, which it may move to another broker
 	r.publish(follow(1, 3, 1))
 	r.awaitLag(0)
-	testkit.Eventually(t, 30*time.Second, "as_of to move", func() (bool, error) { return time.Since(r.asOf()) < 2*time.Second, nil })
+	testkit.Eventually(t, "as_of to move", func() (bool, error) { return time.Since(r.asOf()) < 2*time.Second, nil })
 	others := []int{(left + 1) % 3, (left + 2) % 3}
 	for _, i := range others {
 		c.stop(i)
 	}
 	lost := time.Now()
-	testkit.Eventually(t, 30*time.Second, "the consumer to wait for a leader", func() (bool, error) {
+	testkit.Eventually(t, "the consumer to wait for a leader", func() (bool, error) {
 		err := in.Ready(context.Background())
 		return err != nil && in.metric(t, "consumer_waiting_for_leader") == 1, nil
 	})
 	if err := in.Ready(context.Background()); err == nil || strings.Contains(err.Error(), "tidings re") {
 		t.Errorf("ready: %v", err)
 	}
-	testkit.Eventually(t, 30*time.Second, "some reads of the streams", tick(3*time.Second))
+	testkit.Eventually(t, "some reads of the streams", tick(3*time.Second))
 	// The leader counts a follower for up to 4 s after it is gone.
 	if at := r.asOf(); at.After(lost.Add(4 * time.Second)) {
 		t.Errorf("without a leader as_of moved to %s after its loss", at.Sub(lost))
@@ -169,7 +171,7 @@ func TestWithoutAMajorityNothingIsConfirmed(t *testing.T) {
 	r.awaitPublish(1, 3, 2)
 	r.awaitLag(0)
 	r.wantLines([]line{{1, 3, 1}, {1, 3, 2}})
-	testkit.Eventually(t, 30*time.Second, "ready", func() (bool, error) { err := in.Ready(context.Background()); return err == nil, err })
+	testkit.Eventually(t, "ready", func() (bool, error) { err := in.Ready(context.Background()); return err == nil, err })
 }
 
 // TestAStreamWithoutALeaderIsWaitedFor stops the broker that has some of the streams, each without a replica. The other
@@ -195,7 +197,7 @@ func TestAStreamWithoutALeaderIsWaitedFor(t *testing.T) {
 	want := r.flood(64)
 	r.awaitLag(0)
 	c.stop(victim)
-	testkit.Eventually(t, 30*time.Second, "the consumer to wait for leaders", func() (bool, error) {
+	testkit.Eventually(t, "the consumer to wait for leaders", func() (bool, error) {
 		return in.metric(t, "consumer_waiting_for_leader") == float64(len(gone)), nil
 	})
 	for _, s := range r.open {
@@ -204,7 +206,7 @@ func TestAStreamWithoutALeaderIsWaitedFor(t *testing.T) {
 			want = append(want, line{1, followee, 1})
 		}
 	}
-	testkit.Eventually(t, 30*time.Second, "the other streams", func() (bool, error) { return len(r.lines()) == len(want), nil })
+	testkit.Eventually(t, "the other streams", func() (bool, error) { return len(r.lines()) == len(want), nil })
 	if got := in.metric(t, "consumer_partitions_stuck"); got > 0 {
 		t.Errorf("%v partitions are stuck", got)
 	}
@@ -221,5 +223,5 @@ func TestAStreamWithoutALeaderIsWaitedFor(t *testing.T) {
 	want = append(want, line{1, int64(r.open[gone[0]].FirstSlot + 320), 1})
 	r.awaitLag(0)
 	r.wantLines(want)
-	testkit.Eventually(t, 30*time.Second, "ready", func() (bool, error) { err := in.Ready(context.Background()); return err == nil, err })
+	testkit.Eventually(t, "ready", func() (bool, error) { err := in.Ready(context.Background()); return err == nil, err })
 }

@@ -1,3 +1,5 @@
+//go:build faults
+
 package relay
 
 import (
@@ -72,16 +74,16 @@ func TestNoRelayPublishesWhatAFailoverTakesBack(t *testing.T) {
 				_, err := owner.Exec(t.Context(), `SET application_name = 'writer'; `+c.lost)
 				t.Logf("the writer got %v", err)
 			}()
-			testkit.Eventually(t, time.Minute, "the writer to wait for the standby", func() (waits bool, err error) {
+			testkit.Eventually(t, "the writer to wait for the standby", func() (waits bool, err error) {
 				return waits, owner.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event = 'SyncRep'
 					AND application_name = 'writer')`).Scan(&waits)
 			})
 			c.show(t, pair, owner)
 			<-told
-			testkit.Eventually(t, time.Minute, "the primary to show the change", func() (seen bool, err error) {
+			testkit.Eventually(t, "the primary to show the change", func() (seen bool, err error) {
 				return seen, owner.QueryRow(t.Context(), c.seen).Scan(&seen)
 			})
-			testkit.Eventually(t, time.Minute, "the relay to wait for the standby", func() (waits bool, err error) {
+			testkit.Eventually(t, "the relay to wait for the standby", func() (waits bool, err error) {
 				err = owner.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event = 'SyncRep'
 					AND query LIKE '%postgres.durable%')`).Scan(&waits)
 				return waits || messages() > before, err

@@ -1,0 +1,239 @@
+// Suite runs the tests that `make test` leaves out: of the fault tests, or of all tests with the race detector, it runs
+// one shard. A fault test is a test in a file with the build tag `faults`.
+//
+//	go run ./internal/testkit/suite [-shard 2/4] [-record] faults|race
+//
+// Shards are sets of packages of about the same time, as seconds.txt has it; -record writes that file. Each shard has a
+// seed (TIDINGS_TEST_SEED, or else a new one) and prints it, so a shard runs again with the same choices.
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	_ "embed"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+)
+
+const (
+	tag     = "faults"
+	timeout = "20m" // of a package
+	waiting = "6"   // fault tests of a package that run at once: most wait. Under the race detector they compute
+	seconds = "internal/testkit/suite/seconds.txt"
+)
+
+//go:embed seconds.txt
+var measured string // lines of suite, package, seconds
+
+// pkg is a package and the tests of it that a suite runs.
+type pkg struct {
+	path  string
+	tests string        // a regular expression, or "" for all
+	takes time.Duration // at the last measurement, then in this run
+}
+
+func main() {
+	shard := flag.String("shard", "1/1", "which shard of how many")
+	record := flag.Bool("record", false, "write "+seconds)
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if err := run(ctx, flag.Arg(0), *shard, *record); err != nil {
+		fmt.Fprintln(os.Stderr, "suite:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, suite, shard string, record bool) error {
+	var i, n int
+	if _, err := fmt.Sscanf(shard, "%d/%d", &i, &n); err != nil || i < 1 || i > n {
+		return fmt.Errorf("the shard is %q: want one like 2/4", shard)
+	}
+	if suite != "faults" && suite != "race" {
+		return fmt.Errorf("the suite is %q: want faults or race", suite)
+	}
+	all, err := list(ctx, suite)
+	if err != nil {
+		return err
+	}
+	seed := cmp.Or(os.Getenv("TIDINGS_TEST_SEED"), fmt.Sprint(rand.Uint64()))
+	mine := deal(all, n)[i-1]
+	fmt.Printf("%s, shard %s: %d packages, TIDINGS_TEST_SEED=%s\n", suite, shard, len(mine), seed)
+	began := time.Now()
+	err = test(ctx, suite, seed, mine)
+	fmt.Printf("%s, shard %s: %s, TIDINGS_TEST_SEED=%s\n", suite, shard, time.Since(began).Round(time.Second), seed)
+	if err == nil && record {
+		return write(suite, mine)
+	}
+	return err
+}
+
+// list returns the packages of a suite.
+func list(ctx context.Context, suite string) (all []*pkg, err error) {
+	took := measurements(measured)
+	out, err := exec.CommandContext(ctx, "go", "list", "-json=ImportPath,Dir,TestGoFiles,XTestGoFiles", "-tags", tag, "./...").Output()
+	if err != nil {
+		return nil, fmt.Errorf("go list: %w", err)
+	}
+	for dec := json.NewDecoder(bytes.NewReader(out)); ; {
+		var p struct {
+			ImportPath, Dir           string
+			TestGoFiles, XTestGoFiles []string
+		}
+		if err := dec.Decode(&p); errors.Is(err, io.EOF) {
+			return all, nil
+		} else if err != nil {
+			return nil, err
+		}
+		tests, err := names(p.Dir, append(p.TestGoFiles, p.XTestGoFiles...), suite == "faults")
+		if err != nil {
+			return nil, err
+		}
+		if len(tests) == 0 {
+			continue
+		}
+		only := ""
+		if suite == "faults" {
+			only = "^(" + strings.Join(tests, "|") + ")$"
+		}
+		all = append(all, &pkg{path: p.ImportPath, tests: only, takes: cmp.Or(took[suite+" "+p.ImportPath], 5*time.Second)})
+	}
+}
+
+var (
+	tagged   = regexp.MustCompile(`(?m)^//go:build faults$`)
+	function = regexp.MustCompile(`(?m)^func ((?:Test|Fuzz|Example)\w*)\(`)
+)
+
+// names returns the tests in the files, or only in those with the tag.
+func names(dir string, files []string, faults bool) (all []string, err error) {
+	for _, name := range files {
+		text, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil {
+			return nil, err
+		}
+		if faults && !tagged.Match(text) {
+			continue
+		}
+		for _, m := range function.FindAllSubmatch(text, -1) {
+			if string(m[1]) != "TestMain" {
+				all = append(all, string(m[1]))
+			}
+		}
+	}
+	return all, nil
+}
+
+// deal gives each package, the longest first, to the shard that has least. A shard begins with its longest.
+func deal(all []*pkg, n int) [][]*pkg {
+	slices.SortFunc(all, func(a, b *pkg) int { return cmp.Or(cmp.Compare(b.takes, a.takes), cmp.Compare(a.path, b.path)) })
+	shards, sums := make([][]*pkg, n), make([]time.Duration, n)
+	for _, p := range all {
+		i := slices.Index(sums, slices.Min(sums))
+		shards[i], sums[i] = append(shards[i], p), sums[i]+p.takes
+	}
+	return shards
+}
+
+// test runs the packages, one more at a time than there are processors, because tests wait as well as compute.
+func test(ctx context.Context, suite, seed string, mine []*pkg) error {
+	var group errgroup.Group
+	group.SetLimit(runtime.NumCPU() + 1)
+	var printing sync.Mutex
+	var failed []string
+	for _, p := range mine {
+		group.Go(func() error {
+			args := []string{"test", "-tags", tag, "-count=1", "-timeout", timeout}
+			switch {
+			case suite == "faults":
+				args = append(args, "-parallel", waiting)
+			case raceDetector(ctx):
+				args = append(args, "-race")
+			}
+			if p.tests != "" {
+				args = append(args, "-run", p.tests)
+			}
+			cmd := exec.CommandContext(ctx, "go", append(args, p.path)...)
+			cmd.Env = append(os.Environ(), "TIDINGS_TEST_SEED="+seed, "GORACE=atexit_sleep_ms=100 "+os.Getenv("GORACE"))
+			began := time.Now()
+			out, err := cmd.CombinedOutput()
+			p.takes = time.Since(began)
+			printing.Lock()
+			defer printing.Unlock()
+			_, _ = os.Stdout.Write(out)
+			if err != nil {
+				failed = append(failed, p.path)
+			}
+			return nil
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	if failed != nil {
+		return fmt.Errorf("failed: %s", strings.Join(failed, " "))
+	}
+	return nil
+}
+
+// raceDetector reports whether this machine has the C compiler that the race detector needs.
+var raceDetector = func() func(ctx context.Context) bool {
+	var once sync.Once
+	var has bool
+	return func(ctx context.Context) bool {
+		once.Do(func() {
+			out, err := exec.CommandContext(ctx, "go", "env", "CGO_ENABLED", "CC").Output()
+			enabled, compiler, _ := strings.Cut(strings.TrimSpace(string(out)), "\n")
+			if words := strings.Fields(compiler); err == nil && enabled == "1" && len(words) > 0 {
+				_, err := exec.LookPath(words[0])
+				has = err == nil
+			}
+			if !has {
+				fmt.Println("this machine has no C compiler, so the tests run without the race detector")
+			}
+		})
+		return has
+	}
+}()
+
+func measurements(text string) map[string]time.Duration {
+	took := map[string]time.Duration{}
+	for line := range strings.Lines(text) {
+		var suite, path string
+		var s float64
+		if n, _ := fmt.Sscan(line, &suite, &path, &s); n == 3 {
+			took[suite+" "+path] = time.Duration(s * float64(time.Second))
+		}
+	}
+	return took
+}
+
+func write(suite string, mine []*pkg) error {
+	took := measurements(measured)
+	for _, p := range mine {
+		took[suite+" "+p.path] = p.takes
+	}
+	var out strings.Builder
+	for _, key := range slices.Sorted(maps.Keys(took)) {
+		fmt.Fprintf(&out, "%s %.0f\n", key, took[key].Seconds())
+	}
+	return os.WriteFile(seconds, []byte(out.String()), 0o644)
+}

@@ -1,0 +1,64 @@
+//go:build faults
+
+package outbox
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/testkit"
+)
+
+// A dump, or any long reader, locks the outbox. No other session waits long, and the range is archived after the reader
+// ends.
+func TestNobodyWaitsLongBesideAnArchiverThatWaitsForADump(t *testing.T) {
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	fill(t, pool, 1, 100, 10*archiveDay)
+	leave(t, pool, 8*archiveDay)
+	dump, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = dump.Rollback(context.WithoutCancel(t.Context())) }()
+	if _, err := dump.Exec(t.Context(), `LOCK TABLE outbox_messages, outbox_messages_archive IN ACCESS SHARE MODE`); err != nil {
+		t.Fatal(err)
+	}
+	a := newArchive(t, pool)
+	refused := make(chan struct{}, lockTries)
+	a.at = func(step string) {
+		if step == "lock refused" {
+			refused <- struct{}{}
+		}
+	}
+	did := free{}
+	var g errgroup.Group
+	g.Go(func() error { return a.Run(t.Context(), did) })
+	slowest := make([]time.Duration, 4) // during each try of the archiver
+	for tries := 0; tries < len(slowest); {
+		start := time.Now()
+		appendRows(t, pool, newEvent(1, `{}`))
+		if _, err := Exchange(t.Context(), pool, Round{LastSlot: 31, Limit: 10, MaxBytes: 1 << 20, MaxMessage: 1 << 20}); err != nil {
+			t.Fatal(err)
+		}
+		slowest[tries] = max(slowest[tries], time.Since(start))
+		select {
+		case <-refused:
+			tries++
+		default:
+		}
+	}
+	if slices.Min(slowest) > 10*lockWait { // a busy machine delays one of the tries, a long wait all of them
+		t.Errorf("a writer and a claim waited for %s behind an archiver that waits for at most %s", slowest, lockWait)
+	}
+	if err := dump.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := g.Wait(); err != nil || did[CountArchived] != 1 {
+		t.Errorf("the run did %v, %v", did, err)
+	}
+}
