@@ -34,7 +34,6 @@ type routes interface {
 	heal(b *Broker) error
 }
 
-
 // NATSCluster returns a private cluster of n servers, when it accepts streams of n replicas. Like NATSProcess it does
 // not sync each write. The first server has the tag zone:a, the others have zone:b, and each has its own tag
 // (node:n0). It ignores TEST_NATS_URL.
