@@ -243,7 +243,8 @@ func describe(calls []porcupine.Operation) string {
 	slices.SortFunc(calls, func(a, b porcupine.Operation) int { return int(a.Call - b.Call) })
 	var b strings.Builder
 	for _, c := range calls {
-		fmt.Fprintf(&b, "%9.3f-%9.3f ms, caller %d: %+v -> %+v\n", float64(c.Call)/1e6, float64(min(c.Return, 1e12))/1e6, c.ClientId, c.Input,
+		began, ended := float64(c.Call)/1e6, float64(min(c.Return, 1e12))/1e6
+		fmt.Fprintf(&b, "%9.3f-%9.3f ms, caller %d: %+v -> %+v\n", began, ended, c.ClientId, c.Input,
 			c.Output)
 	}
 	return b.String()
@@ -492,7 +493,8 @@ func histories(t *testing.T, seed uint64, disturb func(l *line, calls func() int
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	for n := range callers {
-		one := &caller{client: c, r: r, n: n, rng: rand.New(rand.NewPCG(seed, uint64(n+1))), seen: map[string]told{}, own: map[string]string{}}
+		rng := rand.New(rand.NewPCG(seed, uint64(n+1)))
+		one := &caller{client: c, r: r, n: n, rng: rng, seen: map[string]told{}, own: map[string]string{}}
 		wg.Go(func() {
 			tick := time.NewTicker(4 * time.Millisecond)
 			defer tick.Stop()

@@ -143,7 +143,9 @@ func TestAnAPIThatThawsRepeatsNoWrite(t *testing.T) {
 						t.Fatalf("%s through another process: %+v, %v", ask.method, a, err)
 					}
 				}
-				testkit.Eventually(t, "the time of the write to pass", func() (bool, error) { return time.Since(since) > 7*time.Second, nil })
+				testkit.Eventually(t, "the time of the write to pass", func() (bool, error) {
+					return time.Since(since) > 7*time.Second, nil
+				})
 			}
 			frozen.signal(syscall.SIGCONT)
 			if !late {
