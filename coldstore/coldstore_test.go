@@ -783,7 +783,7 @@ func read(t *testing.T, ctx context.Context, r *rig) (all string) {
 }
 
 // Each request fails in turn. Repeated, the redaction completes, and the store has nothing that it removed.
-func TestARedactionThatDiesAtAnyStepIsRunAgain(t *testing.T) {
+func TestARedactionWhoseRequestFailedIsRunAgain(t *testing.T) {
 	r := newRig(t, 30)
 	var n, failing atomic.Int64
 	var index atomic.Bool // the failed request reads an index

@@ -156,7 +156,7 @@ func TestApplyInOneDatabase(t *testing.T) {
 	i.holds(t, `{}`)
 }
 
-func TestAnApplyThatDiesIsCompletedByTheNext(t *testing.T) {
+func TestAnApplyThatBrokeOffIsCompletedByTheNext(t *testing.T) {
 	other := strings.Replace(music, "to: song, forward: plays", "to: post, forward: plays", 1)
 	for _, step := range kinds.Steps {
 		for name, next := range map[string]string{"the same file": music, "another file, with another play": other, "no file": `{}`} {
@@ -226,7 +226,7 @@ func TestTwoAppliesAtOnceAreOneAfterTheOther(t *testing.T) {
 	}
 }
 
-func TestAnApplyWhoseProcessIsKilledKeepsNobodyWaiting(t *testing.T) {
+func TestAnApplyWhoseConnectionIsCutKeepsNobodyWaiting(t *testing.T) {
 	i := newInstallation(t)
 	_, err := kinds.ApplyInSteps(t.Context(), i.Databases, kinds.Request{File: []byte(music), Actor: "ann"}, func(step string) error {
 		if step != "truth object" {

@@ -306,9 +306,9 @@ func TestARangeWithPendingRowsOrTooManyThatWaitStays(t *testing.T) {
 	inOnePlace(t, pool, 10+mostWaiting)
 }
 
-// TestAnArchiverKilledAtAnyStepLeavesEachRowInOnePlace ends the connections at the k-th step, for every k. The database
+// TestAnArchiverCutOffAtAnyStepLeavesEachRowInOnePlace ends the connections at the k-th step, for every k. The database
 // sees the same as with SIGKILL.
-func TestAnArchiverKilledAtAnyStepLeavesEachRowInOnePlace(t *testing.T) {
+func TestAnArchiverCutOffAtAnyStepLeavesEachRowInOnePlace(t *testing.T) {
 	db := testkit.Postgres(t)
 	owner := db.Pool(t, postgres.RoleOwner)
 	total := 0

@@ -424,7 +424,7 @@ func TestAnInsertLooksForAStubItself(t *testing.T) {
 	a.want("1/5 0+4 ARCHIVED")
 }
 
-func TestAnArchiverThatDiesAtAnyStepLosesNothing(t *testing.T) {
+func TestAnArchiverThatBreaksOffAtAnyStepLosesNothing(t *testing.T) {
 	died := errors.New("died")
 	a := openArchived(t)
 	ids := a.thread(1, 1, 7)

@@ -16,9 +16,9 @@ import (
 	"github.com/tidings/tidings/subscribe"
 )
 
-// TestInstancesShareAPartitionAndOneThatDiesLosesNothing runs three instances. One loses its connection with events in
+// TestInstancesShareAPartitionAndOneThatIsCutOffLosesNothing runs three instances. One loses its connection with events in
 // hand, while the partitions are resized.
-func TestInstancesShareAPartitionAndOneThatDiesLosesNothing(t *testing.T) {
+func TestInstancesShareAPartitionAndOneThatIsCutOffLosesNothing(t *testing.T) {
 	for name, opts := range map[string][]subscribe.Option{"shared": nil, "in order": {subscribe.InOrder()}} {
 		t.Run(name, func(t *testing.T) {
 			w := &share{rig: newRig(t, 1), d: newDiary(), opts: opts, dying: make(chan struct{}), byInstance: map[int]int{}}
