@@ -11,7 +11,6 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -56,10 +55,7 @@ func child() {
 	if err := json.Unmarshal([]byte(os.Getenv(childEnv)), &c); err != nil {
 		panic(err)
 	}
-	go func() {
-		_, _ = io.Copy(io.Discard, os.Stdin)
-		os.Exit(1)
-	}()
+	testkit.EndWithTest(nil)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
@@ -89,9 +85,7 @@ func child() {
 			return
 		}
 		c.Step = "" // once
-		if err := syscall.Kill(os.Getpid(), c.Signal); err != nil {
-			panic(err)
-		}
+		testkit.SignalSelf(c.Signal)
 	})
 	if err := in.Run(ctx); err != nil {
 		panic(err)
@@ -100,64 +94,16 @@ func child() {
 	pool.Close()
 }
 
-type process struct {
-	t     *testing.T
-	cmd   *exec.Cmd
-	ended chan struct{}
-	log   bytes.Buffer // read when it has ended
-}
-
 // child starts an instance in its own process. The instance sends sig to itself at the crash point step.
-func (r *rig) child(t *testing.T, ttl time.Duration, step string, sig syscall.Signal) *process {
+func (r *rig) child(t *testing.T, ttl time.Duration, step string, sig syscall.Signal) *testkit.Process {
 	t.Helper()
 	cfg, err := json.Marshal(childConfig{DatabaseURL: r.url, Broker: r.cfg, TTL: ttl, Step: step, Signal: sig})
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &process{t: t, cmd: exec.Command(os.Args[0]), ended: make(chan struct{})}
-	p.cmd.Env = append(os.Environ(), childEnv+"="+string(cfg))
-	p.cmd.Stderr = &p.log
-	if _, err := p.cmd.StdinPipe(); err != nil { // its end tells the child that the test has ended
-		t.Fatal(err)
-	}
-	if err := p.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	go func() { _ = p.cmd.Wait(); close(p.ended) }() // the test caused the exit
-	t.Cleanup(func() {
-		_ = p.cmd.Process.Kill() // it may have ended
-		<-p.ended
-		if t.Failed() {
-			t.Logf("instance %d at %q:\n%s", p.cmd.Process.Pid, step, p.log.String())
-		}
-	})
-	return p
-}
-
-func (p *process) awaitEnd() {
-	p.t.Helper()
-	select {
-	case <-p.ended:
-	case <-time.After(time.Minute):
-		p.t.Fatalf("instance %d does not end", p.cmd.Process.Pid)
-	}
-}
-
-// awaitFrozen waits until the process has stopped itself.
-func (p *process) awaitFrozen() {
-	p.t.Helper()
-	testkit.Eventually(p.t, "the instance to freeze", func() (bool, error) {
-		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
-		_, after, _ := strings.Cut(string(stat), ") ")
-		return strings.HasPrefix(after, "T"), err
-	})
-}
-
-func (p *process) signal(sig syscall.Signal) {
-	p.t.Helper()
-	if err := p.cmd.Process.Signal(sig); err != nil {
-		p.t.Fatal(err)
-	}
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), childEnv+"="+string(cfg))
+	return testkit.Spawn(t, "instance", cmd)
 }
 
 // steps are the crash points of a batch.
@@ -169,7 +115,7 @@ func TestAConsumerKilledAtAnyStepAppliesEverythingOnce(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
 			want := r.flood(200)
-			r.child(t, time.Second, step, syscall.SIGKILL).awaitEnd()
+			r.child(t, time.Second, step, syscall.SIGKILL).AwaitEnd()
 			want = append(want, r.flood(100)...)
 			r.run(r.system, logbook{})
 			r.awaitLag(0)
@@ -187,11 +133,11 @@ func TestAConsumerFrozenPastItsLeaseThawsWithoutEffect(t *testing.T) {
 			r := newRig(t, testkit.Postgres(t), testkit.NATS(t), partitions)
 			want := r.flood(200)
 			victim := r.child(t, time.Second, step, syscall.SIGSTOP)
-			victim.awaitFrozen()
+			victim.AwaitStopped()
 			r.run(r.system, logbook{})
 			want = append(want, r.flood(100)...)
 			r.awaitLag(0)
-			victim.signal(syscall.SIGCONT)
+			victim.Signal(syscall.SIGCONT)
 			r.awaitShares("both to have their share", 2)
 			want = append(want, r.flood(100)...)
 			r.awaitLag(0)
@@ -230,10 +176,10 @@ func (r *rig) awaitShares(what string, instances int) {
 }
 
 // leasesOf returns how many leases name the process as their owner, also if they have expired.
-func (r *rig) leasesOf(p *process) (n int) {
+func (r *rig) leasesOf(p *testkit.Process) (n int) {
 	r.t.Helper()
 	if err := r.system.QueryRow(context.Background(), `SELECT count(*) FROM leases WHERE kind = $1 AND owner LIKE '%-' || $2::text || '-%'`,
-		name, fmt.Sprint(p.cmd.Process.Pid)).Scan(&n); err != nil {
+		name, fmt.Sprint(p.PID())).Scan(&n); err != nil {
 		r.t.Fatal(err)
 	}
 	return n

@@ -13,7 +13,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -46,27 +45,9 @@ type fleet struct {
 
 // process is a running binary.
 type process struct {
-	cmd *exec.Cmd
+	*testkit.Process
 	ops string // the address of /healthz, /readyz and /metrics
 	api string // the address of the API, if it is one
-	log lockedBuffer
-}
-
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
 }
 
 const secret = "secret-of-" // a password is this and the name
@@ -205,24 +186,14 @@ func (f *fleet) start(who string) {
 // launch runs a binary until the test ends.
 func (f *fleet) launch(who string) *process {
 	f.t.Helper()
-	p := &process{cmd: exec.Command(filepath.Join(f.dir, who)), ops: testkit.FreeAddr(f.t)}
-	p.cmd.Env = append(os.Environ(), append(f.env(who), "OPS_ADDR="+p.ops)...)
+	cmd, p := exec.Command(filepath.Join(f.dir, who)), &process{ops: testkit.FreeAddr(f.t)}
+	cmd.Env = append(os.Environ(), append(f.env(who), "OPS_ADDR="+p.ops)...)
 	if who == "api" {
 		p.api = testkit.FreeAddr(f.t)
-		p.cmd.Env = append(p.cmd.Env, "API_ADDR="+p.api, "API_CURSOR_KEY="+strings.Repeat("ab", 32))
+		cmd.Env = append(cmd.Env, "API_ADDR="+p.api, "API_CURSOR_KEY="+strings.Repeat("ab", 32))
 	}
-	p.cmd.Stderr = &p.log
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := p.cmd.Start(); err != nil {
-		f.t.Fatal(err)
-	}
-	f.t.Cleanup(func() {
-		_ = p.cmd.Process.Kill() // the error of a process that has ended does not matter
-		_ = p.cmd.Wait()
-		if f.t.Failed() {
-			f.t.Logf("%s: %s", who, p.log.String())
-		}
-	})
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	p.Process = testkit.Spawn(f.t, who, cmd)
 	return p
 }
 

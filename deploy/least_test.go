@@ -60,7 +60,7 @@ func TestTheFleetRunsWithTheLeastRights(t *testing.T) {
 			!strings.Contains(string(body), `tidings_build_info{binary="`+who+`",`) {
 			t.Errorf("metrics of %s: status %d, %v", who, resp.StatusCode, err)
 		}
-		f.permitted(who, p.log.String())
+		f.permitted(who, p.Log())
 	}
 	f.refuse()
 }
@@ -164,9 +164,8 @@ func (f *fleet) restartRelay(token string) {
 		f.request(token, http.MethodPut, fmt.Sprintf("/v1/follows/1/%d", 1000+to), "", nil)
 	}
 	p := f.procs["relay"]
-	_ = p.cmd.Process.Kill() // it may have published rows that it has not marked
-	_ = p.cmd.Wait()
-	f.permitted("relay", p.log.String())
+	p.Kill() // it may have published rows that it has not marked
+	f.permitted("relay", p.Log())
 	// Takes back the last mark. The next relay then finds a published message without a mark, and catches up.
 	if _, err := f.db.Pool(f.t, postgres.RoleOwner).Exec(f.t.Context(), `
 		WITH last AS (SELECT stream_seq, id FROM outbox_messages WHERE partition = 0 ORDER BY stream_seq DESC LIMIT 1),
@@ -189,7 +188,7 @@ func (f *fleet) rotate(token string) {
 	// The relay never reconnects a connection, so its log reports a refusal in other words.
 	testkit.Eventually(f.t, "NATS to refuse every binary except the relay", func() (bool, error) {
 		for _, who := range binaries {
-			if p := f.procs[who]; who != "relay" && !strings.Contains(strings.ToLower(p.log.String()), "authorization violation") {
+			if p := f.procs[who]; who != "relay" && !strings.Contains(strings.ToLower(p.Log()), "authorization violation") {
 				return false, fmt.Errorf("the log of %s has no refusal", who)
 			}
 		}

@@ -198,16 +198,13 @@ func (r *rollout) stop(who string) {
 	p := r.running[who][0]
 	r.running[who] = r.running[who][1:]
 	if p.api == "" {
-		_ = p.cmd.Process.Kill()
-		_ = p.cmd.Wait() // the error is the kill
+		p.Kill()
 		return
 	}
 	r.balancer.remove(r.t, p.api)
-	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		r.t.Fatal(err)
-	}
-	if err := p.cmd.Wait(); err != nil {
-		r.t.Errorf("%s ended with %v", who, err)
+	p.Signal(syscall.SIGTERM)
+	if code := p.AwaitEnd(); code != 0 {
+		r.t.Errorf("%s ended with exit code %d", who, code)
 	}
 }
 
@@ -277,8 +274,8 @@ func (r *rollout) metric(p *process, name string) (sum float64, err error) {
 
 // subscriber is a program outside Tidings, built with the packages of a release.
 type subscriber struct {
-	cmd      *exec.Cmd
-	out, log lockedBuffer
+	*testkit.Process
+	out testkit.Output
 }
 
 func (r *rollout) subscriber(of release, how string) *subscriber {
@@ -287,21 +284,12 @@ func (r *rollout) subscriber(of release, how string) *subscriber {
 	if how == "handle" && strings.Contains(r.users, `{user: "service"`) && of.name == r.before.name {
 		user = "service"
 	}
-	s := &subscriber{cmd: exec.Command(filepath.Join(of.dir, "subscriber"), how)}
-	s.cmd.Env = append(os.Environ(), "NATS_URL="+r.natsURL(user), "NATS_INBOX_PREFIX=_INBOX_"+user,
+	cmd, s := exec.Command(filepath.Join(of.dir, "subscriber"), how), &subscriber{}
+	cmd.Env = append(os.Environ(), "NATS_URL="+r.natsURL(user), "NATS_INBOX_PREFIX=_INBOX_"+user,
 		"DATABASE_URL="+r.db.URL+separator(r.db.URL)+"search_path=svc", "RELEASE="+of.name)
-	s.cmd.Stdout, s.cmd.Stderr = &s.out, &s.log
-	s.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := s.cmd.Start(); err != nil {
-		r.t.Fatal(err)
-	}
-	r.t.Cleanup(func() {
-		_ = s.cmd.Process.Kill() // the error of a process that has ended does not matter
-		_ = s.cmd.Wait()
-		if r.t.Failed() {
-			r.t.Logf("subscriber %s of the release %s: %s", how, of.name, s.log.String())
-		}
-	})
+	cmd.Stdout = &s.out
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	s.Process = testkit.Spawn(r.t, "subscriber "+how+" of the release "+of.name, cmd)
 	return s
 }
 

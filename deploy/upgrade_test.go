@@ -66,7 +66,7 @@ func TestThisTreeRunsBesideTheReleaseBefore(t *testing.T) {
 		load.continues()
 		r.replace(who, r.after)
 	}
-	_ = projects.cmd.Process.Kill()
+	projects.Kill()
 	load.continues()
 	load.stop()
 	r.compareSchemas()
@@ -82,7 +82,7 @@ func (r *rollout) early(who string) *process {
 		if err == nil || !strings.Contains(err.Error(), "run `tidings migrate`") {
 			return false, fmt.Errorf("/readyz: %w", err)
 		}
-		return strings.Contains(p.log.String(), "run `tidings migrate`"), nil
+		return strings.Contains(p.Log(), "run `tidings migrate`"), nil
 	})
 	return p
 }
@@ -252,7 +252,7 @@ func (r *rollout) finish(load *load, token string, handled func() []string) {
 	}
 	for who, all := range r.running {
 		for _, p := range all {
-			r.permitted(who, p.log.String())
+			r.permitted(who, p.Log())
 		}
 	}
 	published := r.published()

@@ -320,10 +320,10 @@ var connectedTo = regexp.MustCompile(`msg="connected to NATS".* url=(\S+)`)
 func TestOnThreeBrokersARelaysOwnBrokerIsFrozen(t *testing.T) {
 	t.Parallel()
 	f := newClusterFleet(t)
-	f.relays[1].signal(syscall.SIGTERM)
-	f.relays[1].awaitEnd()
+	f.relays[1].Signal(syscall.SIGTERM)
+	f.relays[1].AwaitEnd()
 	f.awaitTakeover()
-	all := connectedTo.FindAllStringSubmatch(f.relays[0].log.String(), -1)
+	all := connectedTo.FindAllStringSubmatch(f.relays[0].Log(), -1)
 	url := all[len(all)-1][1]
 	var leader *testkit.Broker
 	testkit.Eventually(t, "another broker to lead", func() (bool, error) {

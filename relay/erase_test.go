@@ -67,11 +67,11 @@ func TestAFrozenRelayBringsNothingErasedBack(t *testing.T) {
 			write(8, "so that there is a tail")
 			first := f.start(options{})
 			f.awaitTakeover()
-			first.signal(syscall.SIGTERM)
-			first.awaitEnd()
+			first.Signal(syscall.SIGTERM)
+			first.AwaitEnd()
 			write(7, "a "+secret, "b "+secret, "c "+secret)
 			zombie := f.start(o)
-			zombie.awaitStopped()
+			zombie.AwaitStopped()
 			second := f.start(options{})
 
 			js, err := jetstream.New(f.b.Connect(t))
@@ -87,9 +87,9 @@ func TestAFrozenRelayBringsNothingErasedBack(t *testing.T) {
 			}
 
 			// Only the frozen relay remains. Once it has published a new event, it has tried to publish the old ones.
-			second.signal(syscall.SIGTERM)
-			second.awaitEnd()
-			zombie.signal(syscall.SIGCONT)
+			second.Signal(syscall.SIGTERM)
+			second.AwaitEnd()
+			zombie.Signal(syscall.SIGCONT)
 			write(8, "afterwards")
 			f.awaitTakeover()
 			testkit.Eventually(t, "the text to be in no file of the stream",

@@ -26,9 +26,9 @@ func TestPostgreSQLIsShutDownAtOnceAndRestarted(t *testing.T) {
 // floor down. PostgreSQL ends it.
 func TestARelayFrozenInATransactionFreesItsLocks(t *testing.T) {
 	f := newFleet(t, testkit.Postgres(t))
-	f.relay("after ack", syscall.SIGKILL).awaitEnd()
+	f.relay("after ack", syscall.SIGKILL).AwaitEnd()
 	victim := f.relay("in a transaction", syscall.SIGSTOP)
-	victim.awaitStopped()
+	victim.AwaitStopped()
 	var pid int
 	var last int64
 	if err := f.pool.QueryRow(t.Context(), `SELECT pid, (SELECT max(id) FROM outbox_messages) FROM pg_locks
@@ -41,7 +41,7 @@ func TestARelayFrozenInATransactionFreesItsLocks(t *testing.T) {
 		err = f.pool.QueryRow(t.Context(), `SELECT min(floor_id) >= $1 FROM outbox_partitions WHERE final_seq IS NULL`, last).Scan(&risen)
 		return risen, err
 	})
-	if frozen, err := victim.stopped(); err != nil || !frozen {
+	if frozen, err := victim.Stopped(); err != nil || !frozen {
 		t.Fatalf("the relay is frozen: %v, %v", frozen, err)
 	}
 	var there bool
@@ -49,7 +49,7 @@ func TestARelayFrozenInATransactionFreesItsLocks(t *testing.T) {
 		pid).Scan(&there); err != nil || there {
 		t.Errorf("the frozen relay still has its transaction: %v, %v", there, err)
 	}
-	victim.signal(syscall.SIGCONT)
+	victim.Signal(syscall.SIGCONT)
 	f.awaitTakeover()
 	f.check()
 }

@@ -85,13 +85,7 @@ func (c *crashPoint) at(step string) {
 	if sig == 0 {
 		return
 	}
-	thawed := make(chan os.Signal, 1)
-	signal.Notify(thawed, syscall.SIGCONT)
-	defer signal.Stop(thawed)
-	if err := syscall.Kill(os.Getpid(), sig); err != nil {
-		panic(err)
-	}
-	<-thawed // the signal may reach another thread first, and this one would go on for a while
+	testkit.SignalSelf(sig)
 }
 
 // child is a relay process that obeys childConfig. It ends with its standard input, so that none outlives the test.
@@ -116,15 +110,13 @@ func child() {
 	}
 	point := &crashPoint{next: c.crash}
 	r.step, r.pace.from, r.floorEvery = point.at, c.AtomicFrom, c.FloorEvery
-	go func() {
-		for in := json.NewDecoder(os.Stdin); ; {
-			var next crash
-			if err := in.Decode(&next); err != nil {
-				os.Exit(1)
-			}
-			point.set(next)
+	testkit.EndWithTest(func(message json.RawMessage) {
+		var next crash
+		if err := json.Unmarshal(message, &next); err != nil {
+			panic(err)
 		}
-	}()
+		point.set(next)
+	})
 	if err := r.Run(ctx); err != nil {
 		panic(err)
 	}
@@ -248,92 +240,26 @@ func (f *fleet) start(o options) *process {
 	}
 	cmd := exec.Command(f.binary)
 	cmd.Env = append(os.Environ(), childEnv+"="+string(cfg))
-	p := &process{t: f.t, cmd: cmd, ended: make(chan struct{}), log: tail{belowFloor: &f.belowFloor, refused: &f.refused}}
-	cmd.Stderr = &p.log
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	p.in = json.NewEncoder(in)
-	if err := cmd.Start(); err != nil {
-		f.t.Fatal(err)
-	}
-	go func() { _ = cmd.Wait(); close(p.ended) }() // the tests cause every end
-	f.t.Cleanup(func() {
-		p.kill()
-		if f.t.Failed() {
-			f.t.Logf("relay %d at %q:\n%s", cmd.Process.Pid, o.Step, p.log.String())
-		}
-	})
-	return p
+	cmd.Stderr = counter{&f.belowFloor, &f.refused}
+	return &process{testkit.Spawn(f.t, "relay", cmd), f.t}
 }
 
 type process struct {
-	t     *testing.T
-	cmd   *exec.Cmd
-	in    *json.Encoder
-	ended chan struct{}
-	log   tail
+	*testkit.Process
+	t *testing.T
 }
 
-// tail keeps the end of a relay's log. It counts reports of rows below a floor and of refused streams.
-type tail struct {
-	mu                  sync.Mutex
-	text                []byte
-	belowFloor, refused *atomic.Int64
-}
+// counter counts a relay's reports of rows below a floor and of refused streams.
+type counter struct{ belowFloor, refused *atomic.Int64 }
 
-func (l *tail) Write(p []byte) (int, error) {
-	const most = 64 << 10
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.belowFloor.Add(int64(bytes.Count(p, []byte(`msg="a row below the floor`))))
-	l.refused.Add(int64(bytes.Count(p, []byte(`msg="partition stopped until`))))
-	l.text = append(l.text, p...)
-	l.text = l.text[max(0, len(l.text)-most):]
+func (c counter) Write(p []byte) (int, error) {
+	c.belowFloor.Add(int64(bytes.Count(p, []byte(`msg="a row below the floor`))))
+	c.refused.Add(int64(bytes.Count(p, []byte(`msg="partition stopped until`))))
 	return len(p), nil
 }
 
-func (l *tail) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return string(l.text)
-}
-
 // arm tells the relay where to crash next. The relay may have ended meanwhile.
-func (p *process) arm(c crash) { _ = p.in.Encode(c) }
-
-// kill ends the process if it still runs, and waits for its end.
-func (p *process) kill() {
-	_ = p.cmd.Process.Kill() // it may have ended
-	<-p.ended
-}
-
-// awaitEnd waits until the process has ended.
-func (p *process) awaitEnd() {
-	p.t.Helper()
-	select {
-	case <-p.ended:
-	case <-time.After(time.Minute):
-		p.t.Fatalf("relay %d did not end", p.cmd.Process.Pid)
-	}
-}
-
-// stopped reports that SIGSTOP has reached the process.
-func (p *process) stopped() (bool, error) {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
-	if err != nil {
-		return false, err
-	}
-	_, after, _ := strings.Cut(string(stat), ") ")
-	return strings.HasPrefix(after, "T"), nil
-}
-
-// awaitStopped waits until the process has stopped itself.
-func (p *process) awaitStopped() {
-	p.t.Helper()
-	testkit.Eventually(p.t, "the relay to freeze", p.stopped)
-}
+func (p *process) arm(c crash) { p.Tell(c) }
 
 // awaitReached waits until the process, once it has thawed, has reached the step after its crash.
 func (p *process) awaitReached(step string) {
@@ -346,14 +272,7 @@ func (p *process) awaitReached(step string) {
 }
 
 // logged reports that the end of the process's log has text.
-func (p *process) logged(text string) bool { return strings.Contains(p.log.String(), text) }
-
-func (p *process) signal(sig syscall.Signal) {
-	p.t.Helper()
-	if err := p.cmd.Process.Signal(sig); err != nil {
-		p.t.Fatal(err)
-	}
-}
+func (p *process) logged(text string) bool { return strings.Contains(p.Log(), text) }
 
 // awaitTakeover waits until some relay has published all rows committed by now.
 func (f *fleet) awaitTakeover() {
@@ -401,7 +320,7 @@ func TestARelayKilledAtAnyStepLosesAndDoublesNothing(t *testing.T) {
 			f := newFleet(t, testkit.Postgres(t))
 			for _, o := range victims {
 				o.Signal = syscall.SIGKILL
-				f.start(o).awaitEnd()
+				f.start(o).AwaitEnd()
 			}
 			f.relay("", 0)
 			f.relay("", 0)
@@ -423,10 +342,10 @@ func TestARelayFrozenPastItsLeaseThawsWithoutEffect(t *testing.T) {
 			f := newFleet(t, testkit.Postgres(t))
 			o.Signal = syscall.SIGSTOP
 			victim := f.start(o)
-			victim.awaitStopped()
+			victim.AwaitStopped()
 			f.relay("", 0)
 			f.awaitTakeover() // its lease expires, and another relay publishes its rows
-			victim.signal(syscall.SIGCONT)
+			victim.Signal(syscall.SIGCONT)
 			victim.awaitReached(o.Then)
 			f.awaitTakeover()
 			f.check()
@@ -445,7 +364,7 @@ func TestAFrozenRelayPublishesAnEventThatIsInTheDLQMeanwhile(t *testing.T) {
 	}
 	late := insertRow(t, f.pool, 7, "created", `{"version": 1, "follower_id": 1}`)
 	victim := f.relay("after claim", syscall.SIGSTOP)
-	victim.awaitStopped()
+	victim.AwaitStopped()
 	row := outbox.Row{Event: event.Event{OutboxID: late}, Attempts: outbox.MaxAttempts}
 	if err := f.pool.QueryRow(t.Context(), `UPDATE outbox_messages SET attempts = $2 WHERE id = $1 RETURNING event_id::text`,
 		late, row.Attempts).Scan(&row.ID); err != nil {
@@ -459,7 +378,7 @@ func TestAFrozenRelayPublishesAnEventThatIsInTheDLQMeanwhile(t *testing.T) {
 		err = f.pool.QueryRow(t.Context(), `SELECT epoch > 1 FROM leases WHERE kind = $1 AND partition = 0`, LeaseKind).Scan(&free)
 		return free, err
 	})
-	victim.signal(syscall.SIGCONT)
+	victim.Signal(syscall.SIGCONT)
 	testkit.Eventually(t, "the event to be on the stream", func() (bool, error) { return len(readStream(t, t.Context(), f.b)) == 1, nil })
 	after := insertRow(t, f.pool, 7, "edited", `{"version": 2, "follower_id": 1}`)
 	awaitDrained(t, t.Context(), f.pool, time.Minute)

@@ -46,7 +46,7 @@ func newMix(t *testing.T, binary string, seed uint64) *mix {
 // replace makes relay i a new process, and kills the old one if it still runs.
 func (m *mix) replace(i int) {
 	if m.relays[i] != nil {
-		m.relays[i].kill()
+		m.relays[i].Kill()
 	}
 	o := options{via: m.links[i], floorEvery: mixFloors}
 	if m.rng.IntN(2) == 0 {
@@ -112,13 +112,13 @@ func (m *mix) ofRelay(i int) []fault {
 			defer cancel()
 			for stopped := false; !stopped && ctx.Err() == nil; {
 				m.within(ctx, 5*time.Millisecond)
-				stopped, _ = p.stopped() // fails only if the process has ended
+				stopped, _ = p.Stopped() // fails only if the process has ended
 			}
-			_ = p.cmd.Process.Signal(syscall.SIGSTOP) // stops it anywhere if it did not reach the crash point
+			p.Signal(syscall.SIGSTOP) // stops it anywhere if it did not reach the crash point
 			return func() {
 				m.within(m.t.Context(), m.between(leaseTTL, 2*leaseTTL)) // its lease expires, and another relay takes over
 				p.arm(crash{})
-				_ = p.cmd.Process.Signal(syscall.SIGCONT) // it may have been killed
+				p.Signal(syscall.SIGCONT) // it may have been killed
 			}
 		}
 	}
@@ -128,7 +128,7 @@ func (m *mix) ofRelay(i int) []fault {
 			p.arm(crash{Step: step, Signal: syscall.SIGKILL, Nth: nth})
 			return func() {
 				select {
-				case <-p.ended:
+				case <-p.Ended():
 				case <-time.After(time.Second): // it did not reach the crash point: kill it anywhere
 				}
 				m.replace(i)
@@ -142,7 +142,7 @@ func (m *mix) ofRelay(i int) []fault {
 			return thaw
 		}},
 		{"stop", func() func() {
-			_ = m.relays[i].cmd.Process.Signal(syscall.SIGTERM) // it may have ended
+			m.relays[i].Signal(syscall.SIGTERM)
 			return func() { m.replace(i) }
 		}},
 		{"cut " + server, healed(proxy.Cut)},
@@ -240,7 +240,7 @@ func (m *mix) settle() damage {
 	m.t.Helper()
 	for i, p := range m.relays {
 		select {
-		case <-p.ended:
+		case <-p.Ended():
 			m.replace(i)
 		default:
 		}
@@ -251,7 +251,7 @@ func (m *mix) settle() damage {
 	defer cancel()
 	for pending := 1; pending > 0 && ctx.Err() == nil; {
 		for _, p := range m.relays {
-			_ = p.cmd.Process.Signal(syscall.SIGCONT) // a relay may have reached its crash point late
+			p.Signal(syscall.SIGCONT) // a relay may have reached its crash point late
 		}
 		if err := m.pool.QueryRow(ctx, `SELECT count(*) FROM outbox_messages WHERE processed_at IS NULL`).Scan(&pending); err != nil {
 			pending = 1

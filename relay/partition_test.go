@@ -64,15 +64,15 @@ func TestARelayThatFailsAtAnyStepOfAResizeLosesAndDoublesNothing(t *testing.T) {
 			victim.arm(c)
 			f.resize(4)
 			if c.Signal == syscall.SIGKILL {
-				victim.awaitEnd()
+				victim.AwaitEnd()
 			} else {
-				victim.awaitStopped()
+				victim.AwaitStopped()
 			}
 			f.relay("", 0)
 			f.awaitResized(4)
 			f.awaitTakeover()
 			if c.Signal == syscall.SIGSTOP {
-				victim.signal(syscall.SIGCONT)
+				victim.Signal(syscall.SIGCONT)
 				victim.awaitReached(c.Then)
 			}
 			f.resize(2)

@@ -33,8 +33,8 @@ func TestPartitionsMoveAsRelaysComeStopAndDie(t *testing.T) {
 	c := f.start(o)
 	f.awaitShares(time.Minute, "a third to get its share", a, b, c)
 
-	a.signal(syscall.SIGTERM)
-	a.awaitEnd()
+	a.Signal(syscall.SIGTERM)
+	a.AwaitEnd()
 	holders, err := lease.Holders(t.Context(), f.pool, LeaseKind)
 	if err != nil {
 		t.Fatal(err)
@@ -48,7 +48,7 @@ func TestPartitionsMoveAsRelaysComeStopAndDie(t *testing.T) {
 
 	d := f.start(o)
 	f.awaitShares(time.Minute, "a fourth to get its share", b, c, d)
-	b.signal(syscall.SIGKILL)
+	b.Signal(syscall.SIGKILL)
 	f.awaitShares(time.Minute, "the others to take over from one that was killed", c, d)
 	f.awaitTakeover()
 	f.check()

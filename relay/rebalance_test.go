@@ -46,7 +46,7 @@ func fairlyShared(shares map[string]int, held int, relays []*process) error {
 			}
 		}
 		if n < manyPartitions/len(relays) || n > (manyPartitions+len(relays)-1)/len(relays) {
-			return fmt.Errorf("relay %d holds %d of %v", p.cmd.Process.Pid, n, shares)
+			return fmt.Errorf("relay %d holds %d of %v", p.PID(), n, shares)
 		}
 	}
 	return nil
@@ -54,5 +54,5 @@ func fairlyShared(shares map[string]int, held int, relays []*process) error {
 
 // owns reports whether the process is this owner of leases.
 func (p *process) owns(owner string) bool {
-	return strings.Contains(owner, fmt.Sprintf("-%d-", p.cmd.Process.Pid))
+	return strings.Contains(owner, fmt.Sprintf("-%d-", p.PID()))
 }

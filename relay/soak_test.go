@@ -126,7 +126,7 @@ func TestSoakARelayThatDoesNotCompareTheStoredTailPublishesAgainWhatTheDatabaseF
 func reuse(t *testing.T, binary string) damage {
 	t.Helper()
 	f := newFleet(t, testkit.Postgres(t))
-	f.start(options{crash: crash{Step: "after ack", Signal: syscall.SIGKILL, Nth: 5}}).awaitEnd()
+	f.start(options{crash: crash{Step: "after ack", Signal: syscall.SIGKILL, Nth: 5}}).AwaitEnd()
 	f.stop()
 	f.writers.Wait()
 	// The transactions were lost and ran again, with the same ids and contents but other events.
@@ -139,10 +139,10 @@ func reuse(t *testing.T, binary string) damage {
 	testkit.Eventually(t, "the relay to mark what it must not, or to stop the partition and publish the others",
 		func() (bool, error) {
 			stats, err := outbox.ReadStats(t.Context(), f.pool)
-			return stats.Pending == 0 || strings.Contains(p.log.String(), "partition stopped until its stream is repaired"), err
+			return stats.Pending == 0 || strings.Contains(p.Log(), "partition stopped until its stream is repaired"), err
 		})
-	p.signal(syscall.SIGTERM)
-	p.awaitEnd()
+	p.Signal(syscall.SIGTERM)
+	p.AwaitEnd()
 	return inspect(t, t.Context(), f.pool, f.b)
 }
 
@@ -189,14 +189,14 @@ func TestSoakARelaysClockIsMovedByTenMinutes(t *testing.T) {
 	f.awaitShares(10*time.Second, "relays to share the partitions, whatever their clocks say", a, b, c)
 	f.last(5 * time.Second)
 	f.awaitShares(time.Second, "them to have kept their shares", a, b, c)
-	b.signal(syscall.SIGKILL)
+	b.Signal(syscall.SIGKILL)
 	f.awaitShares(3*leaseTTL, "the others to take over", a, c)
-	a.signal(syscall.SIGTERM)
-	a.awaitEnd()
+	a.Signal(syscall.SIGTERM)
+	a.AwaitEnd()
 	f.awaitTakeover()
 	f.check()
 	var off time.Duration // the largest observed error of the clock
-	for _, m := range logged.FindAllStringSubmatch(a.log.String(), -1) {
+	for _, m := range logged.FindAllStringSubmatch(a.Log(), -1) {
 		at, err := time.Parse(time.RFC3339, m[1])
 		if err != nil {
 			t.Fatal(err)

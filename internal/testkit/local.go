@@ -116,7 +116,7 @@ func (l *local) kill() error {
 		return err
 	}
 	for _, pid := range pids {
-		if err := signal(pid, syscall.SIGKILL); err != nil {
+		if err := sendSignal(pid, syscall.SIGKILL); err != nil {
 			return err
 		}
 	}
@@ -137,7 +137,7 @@ func (l *local) thaw() error {
 		return err
 	}
 	for i := len(pids) - 1; i >= 0; i-- { // the postmaster last: it reacts to its children
-		if err := signal(pids[i], syscall.SIGCONT); err != nil {
+		if err := sendSignal(pids[i], syscall.SIGCONT); err != nil {
 			return err
 		}
 	}
@@ -163,7 +163,7 @@ func (l *local) restart(ctx context.Context) error {
 	return nil
 }
 
-func (l *local) signalBackend(pid int, s syscall.Signal) error { return signal(pid, s) }
+func (l *local) signalBackend(pid int, s syscall.Signal) error { return sendSignal(pid, s) }
 
 // freezeTree stops pid and its descendants, and returns them, pid first, when all have stopped.
 func freezeTree(pid int) ([]int, error) {
@@ -174,7 +174,7 @@ func freezeTree(pid int) ([]int, error) {
 		}
 		still := true
 		for _, p := range pids {
-			if err := signal(p, syscall.SIGSTOP); err != nil {
+			if err := sendSignal(p, syscall.SIGSTOP); err != nil {
 				return nil, err
 			}
 			if st, ok := processState(p); ok && st != 'T' && st != 'Z' {
@@ -192,7 +192,7 @@ func freezeTree(pid int) ([]int, error) {
 	}
 }
 
-func signal(pid int, sig syscall.Signal) error {
+func sendSignal(pid int, sig syscall.Signal) error {
 	if err := syscall.Kill(pid, sig); err != nil && !errors.Is(err, syscall.ESRCH) {
 		return fmt.Errorf("send %s to process %d: %w", sig, pid, err)
 	}

@@ -312,7 +312,7 @@ func (c *child) signal(sig syscall.Signal) error {
 	if c.ended() {
 		return nil
 	}
-	return signal(c.cmd.Process.Pid, sig)
+	return sendSignal(c.cmd.Process.Pid, sig)
 }
 
 func (c *child) stop() error { return c.kill() }

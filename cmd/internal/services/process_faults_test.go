@@ -75,7 +75,7 @@ func TestAnAPIKilledUnderLoadKeepsWhatItAnswered(t *testing.T) {
 	for range kills {
 		before := answered.Load()
 		testkit.Eventually(t, "more writes", func() (bool, error) { return t.Failed() || answered.Load() > before+60, nil })
-		p.kill()
+		p.Kill()
 		p = startProcess(t, addr, db.URL)
 	}
 	stop.Store(true)
@@ -128,7 +128,7 @@ func TestAnAPIThatThawsRepeatsNoWrite(t *testing.T) {
 				got <- a
 			}()
 			gate.awaitHeld(t, system)
-			frozen.signal(syscall.SIGSTOP)
+			frozen.Signal(syscall.SIGSTOP)
 			since := time.Now()
 			gate.forward <- false
 			testkit.Eventually(t, "the transaction to end", func() (bool, error) { return writing(t, system) == 0, nil })
@@ -147,7 +147,7 @@ func TestAnAPIThatThawsRepeatsNoWrite(t *testing.T) {
 					return time.Since(since) > 7*time.Second, nil
 				})
 			}
-			frozen.signal(syscall.SIGCONT)
+			frozen.Signal(syscall.SIGCONT)
 			if !late {
 				if a := <-got; a.status != http.StatusCreated {
 					t.Errorf("a write that is repeated in time: %+v", a)
@@ -157,8 +157,8 @@ func TestAnAPIThatThawsRepeatsNoWrite(t *testing.T) {
 			if a, err := c.do(t.Context(), "PUT", frozen.addr+"/v1/follows/1/3", ""); err != nil || a.status != http.StatusCreated {
 				t.Errorf("a write after the thaw: %+v, %v", a, err)
 			}
-			frozen.signal(syscall.SIGTERM)
-			<-frozen.ended
+			frozen.Signal(syscall.SIGTERM)
+			<-frozen.Ended()
 			var events string
 			if err := system.QueryRow(t.Context(), `SELECT string_agg(event_type, ' ' ORDER BY id) FROM outbox_messages
 				WHERE payload->>'followee_id' = '2'`).Scan(&events); err != nil {
@@ -220,13 +220,5 @@ func TestPostgreSQLIsAwayForLongerThanAWriteWaits(t *testing.T) {
 				t.Errorf("%d edges, %d events, want 2 of each", edges, events)
 			}
 		})
-	}
-}
-
-// signal sends a signal to the process.
-func (p *process) signal(s syscall.Signal) {
-	p.t.Helper()
-	if err := p.cmd.Process.Signal(s); err != nil {
-		p.t.Fatal(err)
 	}
 }

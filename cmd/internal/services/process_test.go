@@ -40,10 +40,7 @@ func TestMain(m *testing.M) {
 }
 
 func child() {
-	go func() {
-		_, _ = io.Copy(io.Discard, os.Stdin)
-		os.Exit(1) // the test has ended
-	}()
+	testkit.EndWithTest(nil)
 	slog.SetDefault(slog.New(slog.NewTextHandler(os.Stderr, nil)))
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
@@ -54,34 +51,17 @@ func child() {
 
 // process is an API in a process of its own.
 type process struct {
-	t     *testing.T
-	addr  string
-	cmd   *exec.Cmd
-	ended chan struct{}
-	log   bytes.Buffer // read when it has ended
+	*testkit.Process
+	addr string
 }
 
 // startProcess starts an API on addr, and returns when it is ready.
 func startProcess(t *testing.T, addr, databaseURL string) *process {
 	t.Helper()
-	p := &process{t: t, addr: addr, cmd: exec.Command(os.Args[0]), ended: make(chan struct{})}
-	ops := testkit.FreeAddr(t)
-	p.cmd.Env = append(os.Environ(), childEnv+"=1", "DATABASE_URL="+databaseURL, "API_ADDR="+addr, "OPS_ADDR="+ops,
+	cmd, ops := exec.Command(os.Args[0]), testkit.FreeAddr(t)
+	cmd.Env = append(os.Environ(), childEnv+"=1", "DATABASE_URL="+databaseURL, "API_ADDR="+addr, "OPS_ADDR="+ops,
 		"API_CURSOR_KEY="+strings.Repeat("ab", 32), "API_RATE_WRITE=100000/1s")
-	p.cmd.Stderr = &p.log
-	if _, err := p.cmd.StdinPipe(); err != nil { // its end tells the child that the test has ended
-		t.Fatal(err)
-	}
-	if err := p.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	go func() { _ = p.cmd.Wait(); close(p.ended) }() // the test caused the exit
-	t.Cleanup(func() {
-		p.kill()
-		if t.Failed() {
-			t.Logf("API %d:\n%s", p.cmd.Process.Pid, p.log.String())
-		}
-	})
+	p := &process{testkit.Spawn(t, "API", cmd), addr}
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	testkit.Eventually(t, "the API to be ready", func() (bool, error) {
 		resp, err := client.Get("http://" + ops + "/readyz")
@@ -91,12 +71,6 @@ func startProcess(t *testing.T, addr, databaseURL string) *process {
 		return resp.StatusCode == http.StatusOK, resp.Body.Close()
 	})
 	return p
-}
-
-// kill ends the process with SIGKILL, and returns when it has ended.
-func (p *process) kill() {
-	_ = p.cmd.Process.Kill() // it may have ended
-	<-p.ended
 }
 
 // answer is what a caller gets. Its status is 0 if the connection ended without an answer.
@@ -270,7 +244,7 @@ func TestAnAPIKilledAtItsCommit(t *testing.T) {
 				lost <- a
 			}()
 			gate.awaitHeld(t, system)
-			first.kill()
+			first.Kill()
 			if a := <-lost; a.status != 0 {
 				t.Errorf("answered before the COMMIT: %+v", a)
 			}
