@@ -241,6 +241,9 @@ func (r *repairer) inspect(ctx context.Context, f *finding) (err error) {
 	if !f.exists {
 		return nil
 	}
+	if err := r.o.at("compared"); err != nil {
+		return err
+	}
 	if err := r.findHoles(ctx, f); err != nil {
 		return err
 	}
@@ -333,8 +336,8 @@ func (f *finding) missingRows() outbox.Lost {
 // to a mark in progress. Expired messages are not missing, and erased ones are recorded.
 func (r *repairer) findHoles(ctx context.Context, f *finding) error {
 	if _, err := broker.ConfirmByQuorum(ctx, r.js, func(ctx context.Context) (broker.Stream, bool, error) {
-		err := r.findHolesOnce(ctx, f)
-		return f.stream, len(f.missing) > 0, err
+		stream, err := r.findHolesOnce(ctx, f)
+		return stream, len(f.missing) > 0, err
 	}); err != nil || len(f.missing) == 0 {
 		return err
 	}
@@ -346,22 +349,21 @@ func (r *repairer) findHoles(ctx context.Context, f *finding) error {
 	return err
 }
 
-// findHolesOnce is findHoles for one answer of the stream's leader.
-func (r *repairer) findHolesOnce(ctx context.Context, f *finding) (err error) {
+// findHolesOnce is findHoles for one answer of the stream's leader. It keeps f.stream, which belongs to f.p: a relay may
+// have bound an unbound partition since.
+func (r *repairer) findHolesOnce(ctx context.Context, f *finding) (broker.Stream, error) {
 	f.missing = nil
-	if f.stream, err = broker.ReadStream(ctx, r.js, r.cfg, f.p.Number); err != nil {
-		return err
+	stream, err := broker.ReadStream(ctx, r.js, r.cfg, f.p.Number)
+	if err != nil || stream.Last == 0 || stream.Last < stream.First || stream.Messages == stream.Last-stream.First+1 {
+		return stream, err
 	}
-	if f.stream.Last == 0 || f.stream.Last < f.stream.First || f.stream.Messages == f.stream.Last-f.stream.First+1 {
-		return nil
-	}
-	deleted, err := broker.Deleted(ctx, r.js, f.stream)
+	deleted, err := broker.Deleted(ctx, r.js, stream)
 	if err != nil {
-		return err
+		return stream, err
 	}
 	deleted = slices.DeleteFunc(deleted, func(seq uint64) bool { return seq > f.p.Tail })
-	f.missing, err = broker.NotErased(ctx, r.js, r.cfg, f.stream.Name, deleted)
-	return err
+	f.missing, err = broker.NotErased(ctx, r.js, r.cfg, stream.Name, deleted)
+	return stream, err
 }
 
 // readBehind reads the messages after the stored tail, or the whole stream if foreign messages are to be deleted.

@@ -593,6 +593,35 @@ func TestADatabaseThatNeverMetItsStreamIsBoundToIt(t *testing.T) {
 	d.healthy("after the repair")
 }
 
+// TestARepairSeesAPartitionBeginWithoutAFinding: a relay binds a new partition and publishes while the repair compares it.
+func TestARepairSeesAPartitionBeginWithoutAFinding(t *testing.T) {
+	t.Parallel()
+	d := wrote(t, testkit.NATS(t))
+	if _, err := outbox.Resize(t.Context(), d.pool, 2); err != nil {
+		t.Fatal(err)
+	}
+	for p := 1; p <= 2; p++ {
+		if _, err := broker.Declare(t.Context(), d.js, d.b.Config(), broker.Partition{Number: p, FirstSlot: 16 * (p - 1), LastSlot: 16*p - 1,
+			After: []int{0}}, testkit.Logger(t)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	compared := 0
+	report, err := d.repair(RepairOptions{DryRun: true, at: func(step string) error {
+		if compared++; step != "compared" || compared != 2 {
+			return nil
+		}
+		d.write(10)
+		return nil
+	}})
+	if err != nil || !report.Healthy {
+		t.Errorf("got %+v, %v", report, err)
+	}
+	if begun := d.count(`SELECT count(*) FROM outbox_partitions WHERE partition = 1 AND tail_seq > 0`); begun != 1 {
+		t.Error("partition 1 has not begun: this test shows nothing")
+	}
+}
+
 // TestAClosedStreamThatLostItsEndEndsAgain: after a power loss, when the new partitions have continued.
 func TestAClosedStreamThatLostItsEndEndsAgain(t *testing.T) {
 	t.Parallel()
