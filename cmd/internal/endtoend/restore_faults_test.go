@@ -39,3 +39,17 @@ func TestARestoreRenewsThePartitionOfAnEarlierRepair(t *testing.T) {
 		t.Errorf("without the archiver: exit code %d\n%s", code, stderr)
 	}
 }
+
+func TestEveryCombinationOfBackupsEndsInOneTruth(t *testing.T) {
+	restoreEach(t,
+		mix{"the truth alone", 0, 2, 2, 2, false, 0, false, nil},
+		mix{"the truth alone, and writers who do not wait", 0, 2, 2, 0, false, 60, false, nil},
+		mix{"the stream alone", 2, 0, 2, 2, false, 0, false, nil},
+		mix{"the projections alone", 2, 2, 0, 2, false, 0, false, nil},
+		mix{"the truth is older than the stream, the projections are newer than both", 0, 1, 2, 2, true, 0, false,
+			[]string{"what the streams have", "what the histories have", "replacing the streams", "until everything", "comparing"}},
+		mix{"the stream is older than the truth, and the projections older than both", 2, 1, 0, 2, false, 0, false, nil},
+		mix{"everything, while the projection outside is stopped", 0, 0, 0, 0, false, 0, true, nil},
+		mix{"the truth is restored, and the streams are lost", 1, -1, 2, 2, true, 0, false, nil},
+	)
+}
