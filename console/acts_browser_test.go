@@ -3,7 +3,6 @@
 package console_test
 
 import (
-	"context"
 	"fmt"
 	"maps"
 	"slices"
@@ -12,13 +11,10 @@ import (
 	"time"
 
 	"github.com/chromedp/chromedp"
-	"github.com/prometheus/client_golang/prometheus"
-	"golang.org/x/sync/errgroup"
 
 	"github.com/tidings/tidings/audit"
 	"github.com/tidings/tidings/consumers"
-	"github.com/tidings/tidings/internal/lease"
-	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/internal/testkit/system"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/projections"
@@ -151,29 +147,12 @@ func (d *desk) sampleActs(t *testing.T) map[string]actCase {
 func (d *desk) fleet(t *testing.T) {
 	t.Helper()
 	d.exec(t, `DELETE FROM consumer_pauses`)
-	names := consumers.Streams{Name: d.nats.Config().Stream, Prefix: d.nats.Config().Prefix, Timeout: d.nats.Config().Timeout}
-	run := []func(context.Context) error{d.relay(t).Run}
+	system.Start(t, d.relay(t).Run)
 	for _, p := range []projections.Projection{followercounts.New(kinds.Builtin), threadcache.New(kinds.Builtin),
 		history.New(kinds.Builtin)} {
-		c, err := consumers.New(consumers.Config{BatchEvents: 100, BatchBytes: 1 << 20, ApplyTimeout: 20 * time.Second,
-			LagInterval: 500 * time.Millisecond, Recheck: 500 * time.Millisecond, Lease: lease.Config{TTL: 2 * time.Second}},
-			consumers.Deps{Pool: d.pool, JetStream: d.js, Streams: names, Registry: prometheus.NewRegistry(), Log: testkit.Logger(t)}, p)
-		if err != nil {
-			t.Fatal(err)
-		}
-		run = append(run, c.Run)
+		deps := consumers.Deps{Pool: d.pool, JetStream: d.js}
+		system.Start(t, system.Consumer(t, system.ConsumerConfig(), deps, d.nats.Config(), p).Run)
 	}
-	ctx, stop := context.WithCancel(context.WithoutCancel(t.Context()))
-	var g errgroup.Group
-	for _, r := range run {
-		g.Go(func() error { return r(ctx) })
-	}
-	t.Cleanup(func() {
-		stop()
-		if err := g.Wait(); err != nil {
-			t.Error(err)
-		}
-	})
 }
 
 // TestEveryActInTheBrowser follows each act of the registry from the click to the database and the audit log. An act

@@ -5,15 +5,13 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tidings/tidings/console"
 	"github.com/tidings/tidings/event"
-	"github.com/tidings/tidings/internal/lease"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/internal/testkit/system"
 	"github.com/tidings/tidings/projections"
 	"github.com/tidings/tidings/relay"
 )
@@ -37,30 +35,15 @@ func (g gated) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) error
 func (h *harness) relay(t *testing.T) *relay.Relay {
 	t.Helper()
 	h.declare(t)
-	r, err := relay.New(relay.Config{BatchSize: 500, BatchBytes: 4 << 20, PollInterval: 10 * time.Millisecond,
-		PublishTimeout: 5 * time.Second, CheckInterval: time.Second,
-		DrainTimeout: 5 * time.Second, DatabaseTimeout: 30 * time.Second, Lease: lease.Config{TTL: 2 * time.Second}}, h.pool,
-		h.nats.Config(), testkit.Logger(t), prometheus.NewRegistry())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return r
+	return system.Relay(t, system.RelayConfig(), h.pool, h.nats.Config())
 }
 
 // publish publishes the outbox with a relay that ends before the call returns.
 func (h *harness) publish(t *testing.T) {
 	t.Helper()
-	r := h.relay(t)
-	ctx, stop := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- r.Run(ctx) }()
-	testkit.Eventually(t, "the outbox is published", func() (bool, error) {
-		return h.count(t, `SELECT count(*) FROM outbox_messages WHERE processed_at IS NULL`) == 0, nil
-	})
+	stop := system.Start(t, h.relay(t).Run)
+	system.AwaitPublished(t, h.pool)
 	stop()
-	if err := <-ended; err != nil {
-		t.Fatal(err)
-	}
 }
 
 func TestAConsumerIsReplayedFollowedAndInterrupted(t *testing.T) {

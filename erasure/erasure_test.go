@@ -21,15 +21,14 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/nats-io/nats.go/jetstream"
-	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tidings/tidings/coldstore"
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
-	"github.com/tidings/tidings/internal/lease"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/internal/testkit/system"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/projections"
@@ -83,14 +82,7 @@ func newWorld(t *testing.T) *world {
 		}
 	})
 	w.store = store.New(w.truthDB.Pool(t, postgres.RoleAPI), nil)
-	var err error
-	if w.js, err = jetstream.New(w.nats.Connect(t)); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := broker.Declare(t.Context(), w.js, w.nats.Config(), broker.Partition{LastSlot: event.Slots - 1},
-		testkit.Logger(t)); err != nil {
-		t.Fatal(err)
-	}
+	w.js = system.Streams(t, w.nats)
 	return w
 }
 
@@ -103,33 +95,8 @@ func (w *world) exec(pool *pgxpool.Pool, sql string, args ...any) int64 {
 	return tag.RowsAffected()
 }
 
-// run runs a part of the path until the returned function is called or the test ends.
-func (w *world) run(fn func(context.Context) error) (stop func()) {
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- fn(ctx) }()
-	stopped := false
-	stop = func() {
-		if cancel(); !stopped {
-			stopped = true
-			if err := <-done; err != nil {
-				w.t.Error(err)
-			}
-		}
-	}
-	w.t.Cleanup(stop)
-	return stop
-}
-
 func (w *world) relay() (stop func()) {
-	r, err := relay.New(relay.Config{BatchSize: 100, BatchBytes: 1 << 20, PollInterval: 10 * time.Millisecond,
-		PublishTimeout: 5 * time.Second, CheckInterval: time.Second,
-		DrainTimeout: 5 * time.Second, DatabaseTimeout: 10 * time.Second, Lease: lease.Config{TTL: time.Second}},
-		w.truth, w.nats.Config(), testkit.Logger(w.t), prometheus.NewRegistry())
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	return w.run(r.Run)
+	return system.Start(w.t, system.Relay(w.t, system.RelayConfig(), w.truth, w.nats.Config()).Run)
 }
 
 func both() []projections.Projection {
@@ -140,15 +107,8 @@ func both() []projections.Projection {
 func (w *world) consume(pool *pgxpool.Pool) (stop func()) {
 	var stops []func()
 	for _, p := range w.fleet {
-		c, err := consumers.New(consumers.Config{BatchEvents: 100, BatchBytes: 1 << 20, ApplyTimeout: 20 * time.Second,
-			LagInterval: 500 * time.Millisecond, Recheck: 500 * time.Millisecond, Lease: lease.Config{TTL: 2 * time.Second}},
-			consumers.Deps{Pool: pool, JetStream: w.js, Streams: consumers.Streams{Name: w.nats.Config().Stream,
-				Prefix: w.nats.Config().Prefix, Timeout: w.nats.Config().Timeout}, Registry: prometheus.NewRegistry(),
-				Log: testkit.Logger(w.t)}, p)
-		if err != nil {
-			w.t.Fatal(err)
-		}
-		stops = append(stops, w.run(c.Run))
+		c := system.Consumer(w.t, system.ConsumerConfig(), consumers.Deps{Pool: pool, JetStream: w.js}, w.nats.Config(), p)
+		stops = append(stops, system.Start(w.t, c.Run))
 	}
 	return func() {
 		for _, stop := range stops {
@@ -157,28 +117,15 @@ func (w *world) consume(pool *pgxpool.Pool) (stop func()) {
 	}
 }
 
-// published waits until every event is published.
-func (w *world) published() {
-	w.t.Helper()
-	testkit.Eventually(w.t, "everything to be published", func() (bool, error) {
-		var waiting bool
-		err := w.truth.QueryRow(w.t.Context(), `SELECT EXISTS (SELECT FROM outbox_messages WHERE processed_at IS NULL)`).Scan(&waiting)
-		return !waiting, err
-	})
-}
-
 // settle waits until every event is published and applied.
 func (w *world) settle(pool *pgxpool.Pool) {
 	w.t.Helper()
-	w.published()
-	testkit.Eventually(w.t, "everything to be applied", func() (bool, error) {
-		var names []string
-		for _, p := range w.fleet {
-			names = append(names, p.Name())
-		}
-		lags, err := consumers.Lag(w.t.Context(), pool, w.js, w.nats.Config(), names...)
-		return err == nil && !slices.ContainsFunc(lags, func(l consumers.ConsumerLag) bool { return l.Messages > 0 }), err
-	})
+	system.AwaitPublished(w.t, w.truth)
+	var names []string
+	for _, p := range w.fleet {
+		names = append(names, p.Name())
+	}
+	system.AwaitApplied(w.t, pool, w.js, w.nats.Config(), names...)
 }
 
 // child writes a child of another kind.
@@ -518,7 +465,7 @@ func TestNothingOfAnErasedAuthorIsLeftAnywhere(t *testing.T) {
 	}
 	stopConsumers()
 	w.relay()
-	w.published() // otherwise the erasure would wait for the relay
+	system.AwaitPublished(w.t, w.truth) // otherwise the erasure would wait for the relay
 	report, err = w.erase(Options{Wait: time.Second})
 	if !errors.Is(err, ErrUnfinished) || len(report.Waiting) != 2 || !strings.HasPrefix(report.Waiting[0], "archiver: ") ||
 		!strings.HasPrefix(report.Waiting[1], "threadcache: ") {

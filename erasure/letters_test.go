@@ -9,6 +9,7 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/internal/testkit/system"
 	"github.com/tidings/tidings/subscribe"
 )
 
@@ -20,7 +21,7 @@ func TestDeadLettersAndTheirErrorsAreErased(t *testing.T) {
 	w.consume(w.projections)
 	ctx, nc := t.Context(), w.nats.Connect(t)
 	fault := errors.New("the index refuses " + w.secret)
-	w.run(func(ctx context.Context) error {
+	system.Start(t, func(ctx context.Context) error {
 		return subscribe.Handle(ctx, nc, "search", "comment.*", func(context.Context, subscribe.Event[event.Comment]) error {
 			return subscribe.Permanent(fault)
 		}, subscribe.Log(testkit.Logger(t)))

@@ -601,8 +601,8 @@ func TestARepairSeesAPartitionBeginWithoutAFinding(t *testing.T) {
 		t.Fatal(err)
 	}
 	for p := 1; p <= 2; p++ {
-		if _, err := broker.Declare(t.Context(), d.js, d.b.Config(), broker.Partition{Number: p, FirstSlot: 16 * (p - 1), LastSlot: 16*p - 1,
-			After: []int{0}}, testkit.Logger(t)); err != nil {
+		half := broker.Partition{Number: p, FirstSlot: 16 * (p - 1), LastSlot: 16*p - 1, After: []int{0}}
+		if _, err := broker.Declare(t.Context(), d.js, d.b.Config(), half, testkit.Logger(t)); err != nil {
 			t.Fatal(err)
 		}
 	}

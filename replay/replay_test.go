@@ -20,14 +20,13 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/nats-io/nats.go/jetstream"
-	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
-	"github.com/tidings/tidings/internal/lease"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/internal/testkit/system"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/migrations"
 	"github.com/tidings/tidings/outbox"
@@ -111,51 +110,16 @@ func newRigOn(t testing.TB, b *testkit.Broker) *rig {
 	db := testkit.Postgres(t)
 	r := &rig{t: t, url: db.URL, owner: db.Pool(t, postgres.RoleOwner), system: db.Pool(t, postgres.RoleSystem),
 		api: db.Pool(t, postgres.RoleAPI), broker: b.Config()}
-	var err error
-	if r.js, err = jetstream.New(b.Connect(t)); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := broker.Declare(t.Context(), r.js, r.broker, broker.Partition{LastSlot: event.Slots - 1}, testkit.Logger(t)); err != nil {
-		t.Fatal(err)
-	}
-	r.store = store.New(r.api, func(int) {})
-	rel, err := relay.New(relay.Config{BatchSize: 500, BatchBytes: 4 << 20, PollInterval: 10 * time.Millisecond,
-		PublishTimeout: 5 * time.Second, CheckInterval: time.Second,
-		DrainTimeout: 5 * time.Second, DatabaseTimeout: 30 * time.Second, Lease: lease.Config{TTL: 2 * time.Second}},
-		r.system, r.broker, testkit.Logger(t), prometheus.NewRegistry())
-	if err != nil {
-		t.Fatal(err)
-	}
-	r.background(rel.Run)
+	r.js, r.store = system.Streams(t, b), store.New(r.api, func(int) {})
+	system.Start(t, system.Relay(t, system.RelayConfig(), r.system, r.broker).Run)
 	return r
-}
-
-// background runs fn until the test ends or the test calls the returned function.
-func (r *rig) background(run func(context.Context) error) (stop func()) {
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- run(ctx) }()
-	stop = sync.OnceFunc(func() {
-		cancel()
-		if err := <-done; err != nil {
-			r.t.Errorf("a part of the rig: %v", err)
-		}
-	})
-	r.t.Cleanup(stop)
-	return stop
 }
 
 // live starts the live consumer of a projection.
 func (r *rig) live(p consumers.Projection) (c *consumers.Consumer, stop func()) {
 	r.t.Helper()
-	c, err := consumers.New(consumers.Config{BatchEvents: 500, BatchBytes: 8 << 20, ApplyTimeout: 20 * time.Second,
-		LagInterval: 200 * time.Millisecond, Recheck: 200 * time.Millisecond, Lease: lease.Config{TTL: 2 * time.Second}},
-		consumers.Deps{Pool: r.system, JetStream: r.js, Streams: consumers.Streams{Name: r.broker.Stream, Prefix: r.broker.Prefix,
-			Timeout: r.broker.Timeout}, Registry: prometheus.NewRegistry(), Log: testkit.Logger(r.t)}, p)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	return c, r.background(c.Run)
+	c = system.Consumer(r.t, system.ConsumerConfig(), consumers.Deps{Pool: r.system, JetStream: r.js}, r.broker, p)
+	return c, system.Start(r.t, c.Run)
 }
 
 func (r *rig) deps() Deps {
@@ -244,7 +208,7 @@ func (r *rig) write(ctx context.Context, rng *rand.Rand, n int64, comments *[]st
 func (r *rig) writers(n int) (stop func()) {
 	seed, _ := testkit.Seed(r.t)
 	var last atomic.Int64
-	return r.background(func(ctx context.Context) error {
+	return system.Start(r.t, func(ctx context.Context) error {
 		var wg sync.WaitGroup
 		errs := make([]error, n)
 		for i := range n {
@@ -283,7 +247,7 @@ type seen struct{ followers, page, comments, threaded int64 }
 // readers read pages and counts until the test calls the returned function. They fail the test if anything decreases.
 func (r *rig) readers() (stop func()) {
 	var reads atomic.Int64
-	end := r.background(func(ctx context.Context) error {
+	end := system.Start(r.t, func(ctx context.Context) error {
 		var last seen
 		pace := time.NewTicker(2 * time.Millisecond)
 		defer pace.Stop()

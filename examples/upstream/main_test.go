@@ -16,15 +16,11 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/nats-io/nats.go/jetstream"
-	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/tidings/tidings/event"
-	"github.com/tidings/tidings/internal/broker"
-	"github.com/tidings/tidings/internal/lease"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
-	"github.com/tidings/tidings/relay"
+	"github.com/tidings/tidings/internal/testkit/system"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }
@@ -61,30 +57,9 @@ func login(t *testing.T, db *testkit.DB) string {
 func publish(t *testing.T, db *testkit.DB) jetstream.Consumer {
 	t.Helper()
 	nats := testkit.NATS(t)
-	js, err := jetstream.New(nats.Connect(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	stream, err := broker.Declare(t.Context(), js, nats.Config(), broker.Partition{LastSlot: event.Slots - 1}, testkit.Logger(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	r, err := relay.New(relay.Config{BatchSize: 100, BatchBytes: 1 << 20, PollInterval: 10 * time.Millisecond,
-		PublishTimeout: 5 * time.Second, CheckInterval: time.Second,
-		DrainTimeout: 5 * time.Second, DatabaseTimeout: 10 * time.Second, Lease: lease.Config{TTL: time.Second}},
-		db.Pool(t, postgres.RoleSystem), nats.Config(), testkit.Logger(t), prometheus.NewRegistry())
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- r.Run(ctx) }()
-	t.Cleanup(func() {
-		if cancel(); <-done != nil {
-			t.Error("the relay failed")
-		}
-	})
-	consumer, err := js.OrderedConsumer(t.Context(), stream.Name, jetstream.OrderedConsumerConfig{})
+	js := system.Streams(t, nats)
+	system.Start(t, system.Relay(t, system.RelayConfig(), db.Pool(t, postgres.RoleSystem), nats.Config()).Run)
+	consumer, err := js.OrderedConsumer(t.Context(), nats.Config().StreamName(0), jetstream.OrderedConsumerConfig{})
 	if err != nil {
 		t.Fatal(err)
 	}

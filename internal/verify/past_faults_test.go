@@ -3,21 +3,18 @@
 package verify_test
 
 import (
-	"context"
 	"testing"
 	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
-	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/tidings/tidings/internal/lease"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/status"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/internal/testkit/system"
 	"github.com/tidings/tidings/internal/verify"
 	"github.com/tidings/tidings/kinds"
-	"github.com/tidings/tidings/relay"
 )
 
 // TestAStreamLacksNothingThatALeaderForgot compares a stream of which a leader knows only the beginning, and later all.
@@ -31,25 +28,9 @@ func TestAStreamLacksNothingThatALeaderForgot(t *testing.T) {
 			SELECT 1, 'post', n, 'created', '{}' FROM generate_series(1, $1) n`, rows); err != nil {
 			t.Fatal(err)
 		}
-		r, err := relay.New(relay.Config{BatchSize: 100, BatchBytes: 1 << 20, PollInterval: 10 * time.Millisecond,
-			RoundInterval: 2 * time.Millisecond, PublishTimeout: 5 * time.Second, CheckInterval: time.Second, DrainTimeout: 5 * time.Second,
-			DatabaseTimeout: 10 * time.Second, Lease: lease.Config{TTL: time.Second}}, db.Pool(t, postgres.RoleRelay), b.Config(),
-			testkit.Logger(t), prometheus.NewRegistry())
-		if err != nil {
-			t.Fatal(err)
-		}
-		ctx, stop := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() { done <- r.Run(ctx) }()
-		testkit.Eventually(t, "every row to be published", func() (bool, error) {
-			var pending int
-			err := pool.QueryRow(t.Context(), `SELECT count(*) FROM outbox_messages WHERE processed_at IS NULL`).Scan(&pending)
-			return pending == 0, err
-		})
+		stop := system.Start(t, system.Relay(t, system.RelayConfig(), db.Pool(t, postgres.RoleRelay), b.Config()).Run)
+		system.AwaitPublished(t, pool)
 		stop()
-		if err := <-done; err != nil {
-			t.Errorf("relay: %v", err)
-		}
 	}
 	publish(20)
 	p := testkit.NewPast(t, b, b.Config().StreamName(0))

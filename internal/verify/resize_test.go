@@ -5,17 +5,15 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
-	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/doctor"
-	"github.com/tidings/tidings/internal/lease"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/status"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/internal/testkit/system"
 	"github.com/tidings/tidings/internal/verify"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/outbox"
@@ -35,13 +33,7 @@ func TestNoToolAsksForARepairDuringAResize(t *testing.T) {
 	var working sync.WaitGroup
 	t.Cleanup(func() { stop(); working.Wait() })
 	for range 2 {
-		r, err := relay.New(relay.Config{BatchSize: 100, BatchBytes: 1 << 20, PollInterval: 10 * time.Millisecond,
-			RoundInterval: 2 * time.Millisecond, PublishTimeout: 5 * time.Second, CheckInterval: time.Second, DrainTimeout: 5 * time.Second,
-			DatabaseTimeout: 10 * time.Second, Lease: lease.Config{TTL: 2 * time.Second}}, db.Pool(t, postgres.RoleRelay), b.Config(),
-			testkit.Logger(t), prometheus.NewRegistry())
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := system.Relay(t, system.RelayConfig(), db.Pool(t, postgres.RoleRelay), b.Config())
 		working.Go(func() {
 			if err := r.Run(ctx); err != nil {
 				t.Errorf("relay: %v", err)

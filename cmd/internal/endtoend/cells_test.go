@@ -31,16 +31,15 @@ import (
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/cells"
 	"github.com/tidings/tidings/internal/jobs"
-	"github.com/tidings/tidings/internal/lease"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/status"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/internal/testkit/system"
 	"github.com/tidings/tidings/internal/upkeep"
 	"github.com/tidings/tidings/internal/verify"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/projections"
-	"github.com/tidings/tidings/relay"
 	"github.com/tidings/tidings/replay"
 	"github.com/tidings/tidings/store"
 )
@@ -145,13 +144,9 @@ func (c *cellular) startRelay(x *cell) {
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	r, err := relay.New(relay.Config{BatchSize: 100, BatchBytes: 1 << 20, PollInterval: 10 * time.Millisecond,
-		RoundInterval: 2 * time.Millisecond, PublishTimeout: 2 * time.Second,
-		CheckInterval: 500 * time.Millisecond, DrainTimeout: time.Second, DatabaseTimeout: 10 * time.Second,
-		Lease: lease.Config{TTL: leaseTTL}}, pool, x.broker, testkit.Logger(c.t), prometheus.NewRegistry())
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	cfg := system.RelayConfig()
+	cfg.DrainTimeout = time.Second
+	r := system.Relay(c.t, cfg, pool, x.broker)
 	x.relay = run(label, func(ctx context.Context) error {
 		defer pool.Close()
 		return r.Run(ctx)

@@ -26,16 +26,15 @@ import (
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
-	"github.com/tidings/tidings/internal/lease"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/internal/testkit/system"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/projections"
 	"github.com/tidings/tidings/projections/followercounts"
 	"github.com/tidings/tidings/projections/history"
 	"github.com/tidings/tidings/projections/threadcache"
-	"github.com/tidings/tidings/relay"
 	"github.com/tidings/tidings/replay"
 	"github.com/tidings/tidings/store"
 )
@@ -213,15 +212,9 @@ func run(name string, fn func(context.Context) error) *part {
 
 func (l *line) startRelay() {
 	l.t.Helper()
-	r, err := relay.New(relay.Config{BatchSize: 100, BatchBytes: 1 << 20, PollInterval: 10 * time.Millisecond,
-		RoundInterval: 2 * time.Millisecond, PublishTimeout: 2 * time.Second,
-		CheckInterval: 500 * time.Millisecond, DrainTimeout: 5 * time.Second, DatabaseTimeout: 10 * time.Second,
-		Lease: lease.Config{TTL: leaseTTL}},
-		l.open("relay", 8), l.via.Config(), testkit.Logger(l.t), prometheus.NewRegistry())
-	if err != nil {
-		l.t.Fatal(err)
-	}
-	l.relay = run("relay", r.Run)
+	cfg := system.RelayConfig()
+	cfg.PublishTimeout = 2 * time.Second
+	l.relay = run("relay", system.Relay(l.t, cfg, l.open("relay", 8), l.via.Config()).Run)
 }
 
 // open returns a pool of a part.
@@ -249,15 +242,9 @@ func (l *line) start(name string) {
 	catalog := kinds.NewCatalog(pool, kinds.Projections, testkit.Logger(l.t)) // the consumer reloads it when it meets an unknown kind
 	o := &odd{Projection: projection(name, catalog.Now), rng: rand.New(rand.NewPCG(l.rng.Uint64(), 1)),
 		past: map[string][]event.Event{}}
-	c, err := consumers.New(consumers.Config{BatchEvents: 50 + l.rng.IntN(150), BatchBytes: 1 << 20, ApplyTimeout: 20 * time.Second,
-		LagInterval: 500 * time.Millisecond, Recheck: 500 * time.Millisecond, Lease: lease.Config{TTL: leaseTTL}},
-		consumers.Deps{Pool: pool, Kinds: catalog, JetStream: js,
-			Streams:  consumers.Streams{Name: l.nats.Config().Stream, Prefix: l.nats.Config().Prefix, Timeout: l.nats.Config().Timeout},
-			Registry: prometheus.NewRegistry(), Log: testkit.Logger(l.t)}, o)
-	if err != nil {
-		l.t.Fatal(err)
-	}
-	p := run(label, c.Run)
+	cfg := system.ConsumerConfig()
+	cfg.BatchEvents = 50 + l.rng.IntN(150)
+	p := run(label, system.Consumer(l.t, cfg, consumers.Deps{Pool: pool, Kinds: catalog, JetStream: js}, l.nats.Config(), o).Run)
 	p.odd, p.cut = o, nc.Close
 	l.running[name] = append(l.running[name], p)
 }

@@ -18,21 +18,19 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/nats-io/nats.go/jetstream"
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/sethvargo/go-envconfig"
 
 	"github.com/tidings/tidings/cmd/tidings/cli"
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
-	"github.com/tidings/tidings/internal/lease"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/restore"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/internal/testkit/system"
 	"github.com/tidings/tidings/internal/verify"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/outbox"
-	"github.com/tidings/tidings/relay"
 	"github.com/tidings/tidings/store"
 	"github.com/tidings/tidings/subscribe"
 )
@@ -92,27 +90,12 @@ func (s *site) stop(name string) {
 // run starts the relay and the consumers.
 func (s *site) run() {
 	s.t.Helper()
-	r, err := relay.New(relay.Config{BatchSize: 100, BatchBytes: 1 << 20, PollInterval: 10 * time.Millisecond,
-		RoundInterval: 2 * time.Millisecond, PublishTimeout: 2 * time.Second,
-		CheckInterval: 500 * time.Millisecond, DrainTimeout: 5 * time.Second, DatabaseTimeout: 10 * time.Second,
-		Lease: lease.Config{TTL: leaseTTL}},
-		s.truth, s.nats.Config(), testkit.Logger(s.t), prometheus.NewRegistry())
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	s.start("relay", r.Run)
+	s.start("relay", system.Relay(s.t, system.RelayConfig(), s.truth, s.nats.Config()).Run)
 	for _, name := range consumerNames {
 		pool := s.projectionsDB.Pool(s.t, postgres.RoleSystem)
 		catalog := kinds.NewCatalog(pool, kinds.Projections, testkit.Logger(s.t))
-		c, err := consumers.New(consumers.Config{BatchEvents: 100, BatchBytes: 1 << 20, ApplyTimeout: 20 * time.Second,
-			LagInterval: 200 * time.Millisecond, Recheck: 200 * time.Millisecond, Lease: lease.Config{TTL: leaseTTL}},
-			consumers.Deps{Pool: pool, Kinds: catalog, JetStream: s.js,
-				Streams:  consumers.Streams{Name: s.nats.Config().Stream, Prefix: s.nats.Config().Prefix, Timeout: s.nats.Config().Timeout},
-				Registry: prometheus.NewRegistry(), Log: testkit.Logger(s.t)}, projection(name, catalog.Now))
-		if err != nil {
-			s.t.Fatal(err)
-		}
-		s.start(name, c.Run)
+		s.start(name, system.Consumer(s.t, system.ConsumerConfig(), consumers.Deps{Pool: pool, Kinds: catalog, JetStream: s.js},
+			s.nats.Config(), projection(name, catalog.Now)).Run)
 	}
 }
 

@@ -1,7 +1,6 @@
 package projector_test
 
 import (
-	"context"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -19,14 +18,13 @@ import (
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
-	"github.com/tidings/tidings/internal/lease"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/internal/testkit/system"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/projections"
 	"github.com/tidings/tidings/projections/followercounts"
-	"github.com/tidings/tidings/relay"
 	"github.com/tidings/tidings/store"
 	"github.com/tidings/tidings/tokens"
 )
@@ -45,65 +43,25 @@ func newLine(t *testing.T) line {
 	t.Helper()
 	db, b := testkit.Postgres(t), testkit.NATS(t)
 	l := line{pool: db.Pool(t, postgres.RoleSystem), api: db.Pool(t, postgres.RoleAPI), cfg: b.Config()}
-	var err error
-	if l.js, err = jetstream.New(b.Connect(t)); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := broker.Declare(t.Context(), l.js, l.cfg, broker.Partition{LastSlot: event.Slots - 1}, testkit.Logger(t)); err != nil {
-		t.Fatal(err)
-	}
-	r, err := relay.New(relay.Config{BatchSize: 500, BatchBytes: 1 << 20, PollInterval: 20 * time.Millisecond,
-		RoundInterval: 2 * time.Millisecond, PublishTimeout: 2 * time.Second,
-		CheckInterval: 500 * time.Millisecond, DrainTimeout: 5 * time.Second, DatabaseTimeout: 10 * time.Second,
-		Lease: lease.Config{TTL: 2 * time.Second}}, l.pool, l.cfg, testkit.Logger(t), prometheus.NewRegistry())
-	if err != nil {
-		t.Fatal(err)
-	}
-	l.run(t, r.Run)
+	l.js = system.Streams(t, b)
+	system.Start(t, system.Relay(t, system.RelayConfig(), l.pool, l.cfg).Run)
 	return l
-}
-
-// run runs part until the test calls stop or ends.
-func (l line) run(t *testing.T, part func(context.Context) error) (stop func()) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- part(ctx) }()
-	stop = sync.OnceFunc(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	})
-	t.Cleanup(stop)
-	return stop
 }
 
 // instance runs one instance of followercounts with small batches, so instances often meet on the same accounts.
 func (l line) instance(t *testing.T) (stop func()) {
 	t.Helper()
-	c, err := consumers.New(consumers.Config{BatchEvents: 50, BatchBytes: 1 << 20, ApplyTimeout: 20 * time.Second,
-		LagInterval: 5 * time.Second, Recheck: time.Second, Lease: lease.Config{TTL: 2 * time.Second}},
-		consumers.Deps{Pool: l.pool, JetStream: l.js, Streams: consumers.Streams{Name: l.cfg.Stream, Prefix: l.cfg.Prefix,
-			Timeout: l.cfg.Timeout}, Registry: prometheus.NewRegistry(), Log: testkit.Logger(t)}, followercounts.New(kinds.Builtin))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return l.run(t, c.Run)
+	cfg := system.ConsumerConfig()
+	cfg.BatchEvents = 50
+	c := system.Consumer(t, cfg, consumers.Deps{Pool: l.pool, JetStream: l.js}, l.cfg, followercounts.New(kinds.Builtin))
+	return system.Start(t, c.Run)
 }
 
 // settle waits until every event is applied, and compares every edge and count with the truth.
 func (l line) settle(t *testing.T) {
 	t.Helper()
-	testkit.Eventually(t, "everything to be applied", func() (bool, error) {
-		var pending bool
-		if err := l.pool.QueryRow(t.Context(),
-			`SELECT EXISTS (SELECT FROM outbox_messages WHERE processed_at IS NULL)`).Scan(&pending); err != nil || pending {
-			return false, err
-		}
-		all, err := consumers.Lag(t.Context(), l.pool, l.js, l.cfg, followercounts.Name)
-		return err == nil && all[0].Messages == 0, err
-	})
+	system.AwaitPublished(t, l.pool)
+	system.AwaitApplied(t, l.pool, l.js, l.cfg, followercounts.Name)
 	if _, err := followercounts.New(kinds.Builtin).Verify(t.Context(), l.pool, l.pool,
 		func(d projections.Difference) { t.Error(d) }); err != nil {
 		t.Fatal(err)
