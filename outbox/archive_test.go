@@ -306,6 +306,38 @@ func TestARangeWithPendingRowsOrTooManyThatWaitStays(t *testing.T) {
 	inOnePlace(t, pool, 10+mostWaiting)
 }
 
+// TestARangeIsSettledOnceEveryFloorHasPassedIt: the floor of a closed partition does not count.
+func TestARangeIsSettledOnceEveryFloorHasPassedIt(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	resize(t, pool, 2, "1:0-15<0 2:16-31<0")
+	closeAt(t, pool, 0, 0, 1)
+	fill(t, pool, 1, 10, 10*archiveDay)
+	leave(t, pool, 8*archiveDay)
+	a := newArchive(t, pool)
+	settled := func() bool {
+		t.Helper()
+		exec(t, pool, `UPDATE outbox_ranges SET settled_at = NULL`)
+		prepare(t, a)
+		return scalar[bool](t, pool, `SELECT settled_at IS NOT NULL FROM outbox_ranges WHERE from_id = 1`)
+	}
+	const move = `SELECT outbox_range_archive(1, 10)`
+	exec(t, pool, `UPDATE outbox_partitions SET floor_id = 4 WHERE partition IN (0, 2)`)
+	if settled() {
+		t.Error("the range is settled, although a floor is below its end")
+	}
+	if got := scalar[string](t, pool, move); got != "pending" {
+		t.Errorf("the range is %s, want pending", got)
+	}
+	exec(t, pool, `UPDATE outbox_partitions SET floor_id = 1000000000 WHERE partition = 2`)
+	if !settled() {
+		t.Error("the range is not settled")
+	}
+	if got := scalar[string](t, pool, move); got != "archived" {
+		t.Errorf("the range is %s, want archived", got)
+	}
+}
+
 // TestAnArchiverCutOffAtAnyStepLeavesEachRowInOnePlace ends the connections at the k-th step, for every k. The database
 // sees the same as with SIGKILL.
 func TestAnArchiverCutOffAtAnyStepLeavesEachRowInOnePlace(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/tidings/tidings/internal/postgres"
@@ -84,4 +85,39 @@ func TestASweepReadsPages(t *testing.T) {
 		sweep{"aggregates", TableKept, Selection{TenantID: 1, Aggregates: comments},
 			all("(aggregate_type = 'comment' AND aggregate_id IN (1, 2, 50, 51) OR aggregate_type = 'thread' AND aggregate_id = 2)")},
 	)
+}
+
+// TestARedactionNamesItsEvent: another event may have the message's id by now.
+func TestARedactionNamesItsEvent(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	in := appendRows(t, pool, newEvent(1, `{"n": 1}`), newEvent(1, `{"n": 2}`))
+	exec(t, pool, `UPDATE outbox_messages SET processed_at = now(), partition = 0, stream_seq = id`)
+	was := contents(t, pool)
+	tx := func(fn func(tx pgx.Tx) error) {
+		t.Helper()
+		if err := postgres.InTx(t.Context(), pool, pgx.TxOptions{}, fn); err != nil {
+			t.Fatal(err)
+		}
+	}
+	other := Published{ID: in[0].OutboxID, EventID: in[1].ID}
+	tx(func(tx pgx.Tx) error { return Unmark(t.Context(), tx, []Published{other}) })
+	redact := func(id int64, eventID string) (n int64) {
+		t.Helper()
+		tx(func(tx pgx.Tx) (err error) {
+			n, err = Redact(t.Context(), tx, TableOutbox, []Redacted{{ID: id, EventID: eventID, Payload: `{}`}})
+			return err
+		})
+		return n
+	}
+	if n := redact(other.ID, other.EventID); n != 0 {
+		t.Errorf("%d messages of another event are redacted", n)
+	}
+	if diff := cmp.Diff(was, contents(t, pool)); diff != "" {
+		t.Errorf("the messages have changed (-before +after):\n%s", diff)
+	}
+	if n := redact(in[0].OutboxID, in[0].ID); n != 1 || !scalar[bool](t, pool,
+		`SELECT payload = '{}' AND stream_seq IS NULL FROM outbox_messages WHERE id = $1`, in[0].OutboxID) {
+		t.Errorf("%d messages are redacted, and it may have kept its payload or its sequence", n)
+	}
 }

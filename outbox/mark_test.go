@@ -140,6 +140,10 @@ func TestACatchUpMarksWhatItReadAndKeepsTheFirstOfEachEvent(t *testing.T) {
 	if _, err := MarkCaughtUp(t.Context(), pool, 0, *markOf(7, 9, published(in[4], 8), lost)); !errors.Is(err, ErrRowsMissing) {
 		t.Errorf("a message without a row: %v, want ErrRowsMissing", err)
 	}
+	lost.ID = in[4].OutboxID // another event has the id now
+	if _, err := MarkCaughtUp(t.Context(), pool, 0, *markOf(7, 9, lost)); !errors.Is(err, ErrRowsMissing) {
+		t.Errorf("a message whose id another row has: %v, want ErrRowsMissing", err)
+	}
 	if tail, _ := tailOf(t, pool, 0); tail != 7 {
 		t.Errorf("the tail moved to %d", tail)
 	}

@@ -116,6 +116,19 @@ func TestPartitionsAreReplacedOnceTheOldOnesHaveClosed(t *testing.T) {
 	}
 }
 
+// TestANewPartitionHasTheLowestFloor: of those whose slots it takes over.
+func TestANewPartitionHasTheLowestFloor(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	resize(t, pool, 2, "1:0-15<0 2:16-31<0")
+	closeAt(t, pool, 0, 0, 1)
+	exec(t, pool, `UPDATE outbox_partitions SET floor_id = CASE partition WHEN 0 THEN 5 WHEN 1 THEN 30 ELSE 10 END`)
+	resize(t, pool, 1, "3:0-31<1,2")
+	if _, floor := tailOf(t, pool, 3); floor != 10 {
+		t.Errorf("the floor is %d, want 10", floor)
+	}
+}
+
 func TestOfResizesAtOnceOneCounts(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	var g errgroup.Group

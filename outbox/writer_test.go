@@ -44,6 +44,28 @@ func TestAWriterAppendsAndNoMore(t *testing.T) {
 	}
 }
 
+// TestARowHasItsTransactionIDBeforeItsID: the proof of the floor rests on that (docs/adr/0004-floor.md). PostgreSQL fires
+// the trigger after it has evaluated the defaults and before it writes the row.
+func TestARowHasItsTransactionIDBeforeItsID(t *testing.T) {
+	t.Parallel()
+	db := testkit.Postgres(t)
+	owner, writer := db.Pool(t, postgres.RoleOwner), db.Pool(t, postgres.RoleWriter)
+	exec(t, owner, `
+		CREATE FUNCTION early() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+		  IF pg_current_xact_id_if_assigned() IS NULL THEN RAISE EXCEPTION 'no transaction id yet'; END IF;
+		  RETURN NEW;
+		END $$;
+		CREATE TRIGGER early BEFORE INSERT ON outbox_messages FOR EACH ROW EXECUTE FUNCTION early()`)
+	const columns, values = `tenant_id, aggregate_type, aggregate_id, event_type, payload`, `1, 'like', 42, 'created', '{}'`
+	if _, err := writer.Exec(t.Context(), `INSERT INTO outbox_messages (`+columns+`) VALUES (`+values+`)`); err != nil {
+		t.Error(err)
+	}
+	if _, err := owner.Exec(t.Context(), `INSERT INTO outbox_messages (id, event_id, `+columns+`)
+		VALUES (7, gen_random_uuid(), `+values+`)`); err == nil || !strings.Contains(err.Error(), "no transaction id yet") {
+		t.Errorf("a row with an id of its own: %v, want the trigger's error", err)
+	}
+}
+
 // TestOnlyARelayWritesHeartbeats: they measure the path of all events, so nobody else may forge one.
 func TestOnlyARelayWritesHeartbeats(t *testing.T) {
 	db := testkit.Postgres(t)
