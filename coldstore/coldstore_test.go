@@ -613,6 +613,37 @@ func TestADamagedExportRestoresNothing(t *testing.T) {
 	}
 }
 
+// TestADamagedExportKeepsBackTheSoundOnes has two exports with events of the month. The second one is damaged.
+func TestADamagedExportKeepsBackTheSoundOnes(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 20)
+	r.export()
+	r.exec(`UPDATE outbox_messages_archive SET occurred_at = $1 WHERE id >= 100000`, august.Add(time.Hour))
+	damaged, err := r.Export(t.Context(), other)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.exec(`DELETE FROM outbox_messages_archive`)
+	if err := os.Truncate(filepath.Join(r.dir, damaged.dir(), "00001.ndjson.gz"), 50); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := r.Restore(t.Context(), august, "", unprepared); !errors.Is(err, ErrDamaged) || len(r.table()) > 0 {
+		t.Errorf("%+v, %v, and %d rows are there", got, err, len(r.table()))
+	}
+}
+
+func TestARangeWhoseFilesAreDamagedIsNotDropped(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 20)
+	e := r.export()
+	if err := os.Truncate(filepath.Join(r.dir, "2026-08", e.ID, "00003.ndjson.gz"), 50); err != nil {
+		t.Fatal(err)
+	}
+	if ok, why, err := r.Check(t.Context(), part); ok || err != nil || !strings.Contains(why, "00003.ndjson.gz") {
+		t.Errorf("%t, %s, %v", ok, why, err)
+	}
+}
+
 // Direct SQL writers may set payloads and times that no other writer sets.
 func TestOddRowsComeBackAndSpoilNothing(t *testing.T) {
 	r := newRig(t, 5)

@@ -424,11 +424,33 @@ func TestPoisonStopsItsOwnAggregateOnly(t *testing.T) {
 			r.wantLines([]line{{1, 3, 1}, {1, same, 1}, {1, same, 2}})
 			dead := r.deadLetters()
 			if len(dead) != 1 || len(dead[3]) != 3 || !strings.HasPrefix(dead[3][0], bad.Type+": ") {
-				t.Errorf("dead letters: %v", dead)
+				t.Fatalf("dead letters: %v", dead)
 			}
 			testkit.Eventually(t, "the gauge",
 				func() (bool, error) { return in.metric(t, "consumer_dead_letters") == 3, nil })
 		})
+	}
+}
+
+// TestAnEventThatFailsHalfwayLeavesNothing parks an event that has changed the read table before it failed.
+func TestAnEventThatFailsHalfwayLeavesNothing(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
+	var defect bad
+	defect.set(3, 2)
+	r.publish(follow(1, 3, 1), follow(1, 3, 2), follow(1, 35, 1))
+	r.run(r.system, logbook{hook: func(ctx context.Context, tx pgx.Tx, events []event.Event) error {
+		err := defect.hook(ctx, tx, events)
+		if err != nil {
+			_, failed := tx.Exec(ctx, `INSERT INTO testlog (follower_id, followee_id, version) VALUES (1, 3, 2)`)
+			err = errors.Join(err, failed)
+		}
+		return err
+	}})
+	r.awaitLag(0)
+	r.wantLines([]line{{1, 3, 1}, {1, 35, 1}})
+	if dead := r.deadLetters(); len(dead[3]) != 1 {
+		t.Errorf("dead letters: %v", dead)
 	}
 }
 
@@ -467,12 +489,40 @@ func TestTheDatabasesOwnTroubleIsNotPoison(t *testing.T) {
 		func() (bool, error) { err := in.Ready(context.Background()); return err == nil, err })
 }
 
-// awaitStuck waits until the instance reports that it is stuck, with the reason.
+// TestAnErrorOfTheDatabaseParksNothing fails an event with errors that no event causes, more often than a transaction is
+// repeated.
+func TestAnErrorOfTheDatabaseParksNothing(t *testing.T) {
+	for what, code := range map[string]string{"a deadlock": "40P01", "a missing permission": "42501"} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
+			failures := 0
+			r.publish(follow(1, 3, 1))
+			r.run(r.system, logbook{hook: func(ctx context.Context, tx pgx.Tx, _ []event.Event) error {
+				if failures++; failures > 7 {
+					return nil
+				}
+				_, err := tx.Exec(ctx, `DO $$ BEGIN RAISE EXCEPTION 'trouble' USING ERRCODE = '`+code+`'; END $$`)
+				return err
+			}})
+			r.awaitLag(0)
+			r.wantLines([]line{{1, 3, 1}})
+			if dead := r.deadLetters(); len(dead) > 0 {
+				t.Errorf("dead letters: %v", dead)
+			}
+		})
+	}
+}
+
+// awaitStuck waits until the instance reports that it is stuck, with the reason. A partition that is stuck has a lag.
 func (r *rig) awaitStuck(in *instance, partitions float64, why string) {
 	r.t.Helper()
 	testkit.Eventually(r.t, "stuck: "+why, func() (bool, error) {
 		err := in.Ready(context.Background())
 		if err == nil {
+			if l := r.lag(); l.Messages == 0 {
+				r.t.Fatalf("everything is applied; want a partition that is stuck: %s", why)
+			}
 			return false, errors.New("it is ready")
 		}
 		if !strings.Contains(err.Error(), why) || !strings.Contains(err.Error(), "tidings replay --consumer "+name) {
@@ -864,5 +914,27 @@ func TestAsOfIsTrueAndMovesWithoutEvents(t *testing.T) {
 	r.publish(follow(1, 3, 2))
 	if at := asOf(); !at.Equal(stopped) {
 		t.Errorf("as_of moved from %s to %s while no instance runs", stopped, at)
+	}
+}
+
+// TestAsOfDoesNotPassAnEventThatIsNotApplied measures a consumer that fails to apply an event.
+func TestAsOfDoesNotPassAnEventThatIsNotApplied(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
+	in := r.run(r.system, logbook{hook: func(_ context.Context, _ pgx.Tx, events []event.Event) error {
+		if events[0].AggregateID == 4 {
+			return context.Canceled
+		}
+		return nil
+	}})
+	r.publish(follow(1, 3, 1))
+	r.awaitLag(0)
+	msg, err := r.stream(0).GetMsg(t.Context(), r.publish(follow(1, 4, 1)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	in.awaitMetric(t, "consumer_lag_messages", 1)
+	if at := r.asOf(); at.After(msg.Time) {
+		t.Errorf("as_of is %s, and the event of %s is not applied", at, msg.Time)
 	}
 }

@@ -54,3 +54,33 @@ func TestAReaderAtTheNumberOfTheClosingMessageStops(t *testing.T) {
 	r.publish(follow(1, 3, 2))
 	r.awaitStuck(r.run(r.system, logbook{}), 1, "its closing message is 3, and the offset is 3")
 }
+
+// TestABatchIsNotAppliedAfterItsOffsetHasChanged changes the offset between the reading of a batch and its transaction.
+func TestABatchIsNotAppliedAfterItsOffsetHasChanged(t *testing.T) {
+	for what, change := range map[string]string{
+		"another instance has moved it": `last_processed_id = last_processed_id + 1`,
+		"it belongs to another stream":  `stream_created = now()`,
+		"a repair has closed it":        `closed = true`,
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
+			in := r.run(r.system, logbook{})
+			r.publish(follow(1, 3, 1))
+			r.awaitLag(0)
+			err := postgres.InTx(t.Context(), r.owner, pgx.TxOptions{}, func(tx pgx.Tx) error {
+				if _, err := tx.Exec(t.Context(), `UPDATE consumer_offsets SET `+change); err != nil {
+					return err
+				}
+				r.publish(follow(1, 3, 2))
+				r.awaitOffsetLock()
+				return nil
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			in.stop() // the batch in hand has ended
+			r.wantLines([]line{{1, 3, 1}})
+		})
+	}
+}

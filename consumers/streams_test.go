@@ -172,6 +172,7 @@ func TestAStreamIsNotClosedBeforeItsSuccessorsExist(t *testing.T) {
 	r.awaitLag(1) // the closing message
 	r.declare(broker.Partition{Number: 1, FirstSlot: 0, LastSlot: 15, After: []int{0}})
 	r.publish(follow(1, 3, 2))
+	testkit.Eventually(t, "some attempts to close the stream", tick(2*time.Second))
 	r.awaitLag(2)
 	r.wantLines([]line{{1, 3, 1}})
 	r.declare(broker.Partition{Number: 2, FirstSlot: 16, LastSlot: 31, After: []int{0}})

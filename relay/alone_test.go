@@ -2,6 +2,7 @@ package relay
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -13,6 +14,40 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/outbox"
 )
+
+// TestARepairDeletesNoMessageWhoseRowIsBack gives messages their rows again between the repair's look at them and their
+// deletion.
+func TestARepairDeletesNoMessageWhoseRowIsBack(t *testing.T) {
+	t.Parallel()
+	d := wrote(t, testkit.NATS(t))
+	d.wentBack(5)
+	d.exec(`UPDATE outbox_partitions SET tail_seq = (SELECT max(stream_seq) FROM outbox_messages), floor_id = 0`)
+	enough := errors.New("enough")
+	var lost []event.Event
+	if _, err := Repair(t.Context(), d.pool, d.b.Config(), testkit.Logger(t),
+		RepairOptions{Redo: func(_ context.Context, some []event.Event) ([]string, error) {
+			lost = append(lost, some...)
+			return nil, enough
+		}}); !errors.Is(err, enough) || len(lost) != 5 {
+		t.Fatalf("%d events are lost, %v: want 5", len(lost), err)
+	}
+	before := d.stream(0).CachedInfo().State.Msgs
+	report, err := Repair(t.Context(), d.pool, d.b.Config(), testkit.Logger(t), RepairOptions{DeleteUnknown: true, at: func(step string) error {
+		if step != "recorded" {
+			return nil
+		}
+		return pgx.BeginFunc(t.Context(), d.pool, func(tx pgx.Tx) error {
+			_, _, err := outbox.Redo(t.Context(), tx, lost)
+			return err
+		})
+	}})
+	if err != nil || len(report.Partitions) != 1 || report.Partitions[0].Deleted != 0 {
+		t.Errorf("%+v, %v; want no deletion", report, err)
+	}
+	if after := d.stream(0).CachedInfo().State.Msgs; after != before {
+		t.Errorf("%d messages remain of %d", after, before)
+	}
+}
 
 // TestOneRepairOrRestoreAtATime freezes a repair that deletes messages without a row. Meanwhile a restore gives these
 // messages their rows, but only once the repair has lost its connection. The thawed repair then takes no event away.

@@ -157,6 +157,24 @@ func TestAHolderThatThawsFindsItsLeasesGone(t *testing.T) {
 	checkShares(t, a, b)
 }
 
+// TestLeasesThatWereNotRenewedInTimeAreNotTrusted moves the end of the trust to the past, as if this process had been
+// frozen since its heartbeat.
+func TestLeasesThatWereNotRenewedInTimeAreNotTrusted(t *testing.T) {
+	t.Parallel()
+	g := newGroup(t, testkit.Postgres(t).Pool(t, postgres.RoleSystem), "a")
+	beat(t, g)
+	if got := len(g.Held()); got != partitions {
+		t.Fatalf("it holds %d", got)
+	}
+	if g.until.After(time.Now().Add(g.cfg.TTL)) {
+		t.Errorf("it trusts its leases until %s, longer than their term of %s", g.until, g.cfg.TTL)
+	}
+	g.until = time.Now()
+	if held := g.Held(); len(held) > 0 {
+		t.Errorf("it trusts %v after their term", held)
+	}
+}
+
 func TestRunHandsOverAtOnceWhenStopped(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	g := newGroupOf(t, pool, "a", 10*time.Minute, numbers(0, partitions))

@@ -526,6 +526,45 @@ func apply(ctx context.Context, pool *pgxpool.Pool, p Projection, batch []event.
 	return postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error { return p.Apply(ctx, tx, batch) })
 }
 
+// TestEventsThatComeLateOrTwiceChangeNothing delivers a reply before its comment, and old versions after new ones.
+func TestEventsThatComeLateOrTwiceChangeNothing(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
+	root := made(1, nil)
+	reply := made(2, &root)
+	gone, again := reply, reply
+	gone.Version, gone.AuthorState, gone.Body, again.Version = 2, event.AuthorDeleted, "", 3
+	old, settings := threadEvent(1, event.Thread{PostID: 5, Version: 2}), threadEvent(1, event.Thread{PostID: 5, Version: 3, Locked: true})
+	rootEvent, replyEvent, goneEvent, againEvent := toEvent(1, root), toEvent(1, reply), toEvent(1, gone), toEvent(1, again)
+	for _, step := range []struct {
+		name                                   string
+		events                                 []event.Event
+		visible, total, below, reply, settings int
+	}{
+		{"a reply before its comment", []event.Event{replyEvent}, 1, 1, 0, 1, 0},
+		{"its comment", []event.Event{rootEvent}, 2, 2, 1, 1, 0},
+		{"its deletion, and settings", []event.Event{goneEvent, settings}, 1, 2, 0, 2, 3},
+		{"older versions", []event.Event{replyEvent, old}, 1, 2, 0, 2, 3},
+		{"its return", []event.Event{againEvent}, 2, 2, 1, 3, 3},
+		{"all of them again", []event.Event{againEvent, goneEvent, rootEvent, old, replyEvent, settings}, 2, 2, 1, 3, 3},
+	} {
+		if err := apply(t.Context(), pool, New(kinds.Builtin), step.events); err != nil {
+			t.Fatal(err)
+		}
+		got := step
+		if err := pool.QueryRow(t.Context(), `SELECT coalesce((SELECT sum(visible) FROM child_buckets WHERE level = 0), 0),
+			coalesce((SELECT total FROM child_totals), 0), coalesce((SELECT visible_descendants FROM child_lists WHERE slug = '00000001'), 0),
+			(SELECT version FROM child_lists WHERE slug = '00000002'), coalesce((SELECT version FROM child_settings WHERE version < 3 OR locked), 0)`,
+		).Scan(&got.visible, &got.total, &got.below, &got.reply, &got.settings); err != nil {
+			t.Fatal(err)
+		}
+		if got, want := fmt.Sprint(got.visible, got.total, got.below, got.reply, got.settings),
+			fmt.Sprint(step.visible, step.total, step.below, step.reply, step.settings); got != want {
+			t.Errorf("%s: visible, total, below the comment, versions of the reply and of the settings: %s, want %s", step.name, got, want)
+		}
+	}
+}
+
 // TestAWalkWhileOthersWriteMeetsOnceWhatStays writes a batch before each page of a walk. The walk must return every
 // comment that was visible throughout exactly once, and no comment twice.
 func TestAWalkWhileOthersWriteMeetsOnceWhatStays(t *testing.T) {
