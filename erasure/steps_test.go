@@ -12,6 +12,7 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/internal/testkit/system"
 	"github.com/tidings/tidings/relay"
 	"github.com/tidings/tidings/store"
 )
@@ -49,7 +50,7 @@ func TestAnErasureDeletesNoMessageThatSomebodyHasToRead(t *testing.T) {
 	waits("the relay")
 	stopConsumers()
 	w.relay()
-	w.published()
+	system.AwaitPublished(t, w.truth)
 	waits("archiver")
 }
 
