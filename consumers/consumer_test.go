@@ -934,6 +934,7 @@ func TestAsOfDoesNotPassAnEventThatIsNotApplied(t *testing.T) {
 		t.Fatal(err)
 	}
 	in.awaitMetric(t, "consumer_lag_messages", 1)
+	testkit.Eventually(t, "some more measurements", tick(time.Second))
 	if at := r.asOf(); at.After(msg.Time) {
 		t.Errorf("as_of is %s, and the event of %s is not applied", at, msg.Time)
 	}

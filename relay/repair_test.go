@@ -400,7 +400,7 @@ func TestARelayMarksNothingOfAPartitionThatIsReplaced(t *testing.T) {
 		}
 		return nil
 	}})
-	if !errors.Is(err, late) {
+	if !errors.Is(err, late) || t.Failed() {
 		t.Fatal(err)
 	}
 	d.refused()
