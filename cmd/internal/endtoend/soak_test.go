@@ -24,9 +24,9 @@ func TestSoakWhatIsServedEqualsAModelFromManySeeds(t *testing.T) {
 	for range count {
 		seed, fixed := testkit.Seed(t)
 		t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) {
-			property(t, seed, []string{
+			property(t, seed, newPairedLine, []string{
 				"kill", "kill", "kill all", "kill all", "pause", "pause", "cut", "cut", "cut", "restart", "relay", "resize", "resize",
-				"resize", "replay", "replay", "replay", "kinds",
+				"resize", "replay", "replay", "replay", "kinds", "freeze", "freeze", "failover", "slow", "full", "full", "operators", "operators",
 			})
 		})
 		if fixed {
