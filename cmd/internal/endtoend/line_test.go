@@ -67,7 +67,7 @@ type line struct {
 	clients  []client             // by tenant
 	reg      *prometheus.Registry // the API's
 	failed   atomic.Bool          // an error has occurred: nothing waits any longer
-	refuse   atomic.Bool          // the consumers refuse some aggregates
+	refuse   atomic.Value         // the name of the consumer that refuses some aggregates
 	relay    *part
 	started  int
 	running  map[string][]*part // instances by the name of the consumer
@@ -314,7 +314,7 @@ type odd struct {
 	consumers.Projection
 	cut atomic.Bool // the next batch loses its connection before its commit
 
-	refuse *atomic.Bool // events of the first of four aggregates are poison
+	refuse *atomic.Value // the name of the consumer for which every fourth aggregate is poison
 
 	mu   sync.Mutex
 	rng  *rand.Rand
@@ -324,7 +324,7 @@ type odd struct {
 func (o *odd) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.refuse.Load() && slices.ContainsFunc(events, func(e event.Event) bool { return e.AggregateID%4 == 1 }) {
+	if o.refuse.Load() == o.Name() && slices.ContainsFunc(events, func(e event.Event) bool { return e.AggregateID%4 == 1 }) {
 		return event.Permanent(errRefused)
 	}
 	if err := o.Projection.Apply(ctx, tx, events); err != nil {

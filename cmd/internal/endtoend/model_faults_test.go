@@ -11,5 +11,5 @@ import (
 // TestWhatIsServedEqualsAModelWhateverServersDo draws what happens to servers and links, and two operators at once.
 func TestWhatIsServedEqualsAModelWhateverServersDo(t *testing.T) {
 	seed, _ := testkit.Seed(t)
-	property(t, seed, newPairedLine, []string{"freeze", "failover", "slow", "full", "operators", "cut", "relay", "kill all"})
+	property(t, seed, newPairedLine, []string{"freeze", "failover", "slow", "full", "operators", "cut", "kill all"})
 }

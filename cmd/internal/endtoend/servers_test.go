@@ -93,12 +93,12 @@ func (l *line) operators(name string) {
 	})
 	l.quiet.Lock()
 	defer l.quiet.Unlock()
-	l.refuse.Store(true)
+	l.refuse.Store(name)
 	if _, err := consumers.Resume(l.t.Context(), l.system, name); err != nil {
 		l.t.Fatal(err)
 	}
 	l.settle()
-	l.refuse.Store(false)
+	l.refuse.Store("")
 	d := consumers.NewDeadLetters(l.system, projection(name, l.kinds.Now))
 	if n, err := d.Count(l.t.Context(), consumers.DeadLetterFilter{Consumer: name}); err != nil || n == 0 {
 		l.t.Errorf("%d events are parked, %v", n, err)
