@@ -64,7 +64,7 @@ func (d *Disk) Fill(t testing.TB, except int64) {
 			break
 		}
 	}
-	t.Errorf("fill a disk: %v", err)
+	t.Fatalf("fill a disk: %v", err)
 }
 
 // Free undoes Fill.
