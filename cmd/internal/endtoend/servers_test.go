@@ -77,7 +77,7 @@ func (l *line) fullStreams() {
 }
 
 // operators lets a consumer park events, and two operators retry all of them at once. Both also repair the streams.
-// Meanwhile no call of the API is under way: a read with a token does not include a write whose event is parked.
+// Meanwhile no call of the API is under way, because the model knows no parked events.
 func (l *line) operators(name string) {
 	l.t.Helper()
 	if _, err := consumers.Pause(l.t.Context(), l.system, name, "test", "operators"); err != nil {

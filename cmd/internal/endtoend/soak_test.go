@@ -26,7 +26,8 @@ func TestSoakWhatIsServedEqualsAModelFromManySeeds(t *testing.T) {
 		t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) {
 			property(t, seed, newPairedLine, []string{
 				"kill", "kill", "kill all", "kill all", "pause", "pause", "cut", "cut", "cut", "restart", "relay", "resize", "resize",
-				"resize", "replay", "replay", "replay", "kinds", "freeze", "freeze", "failover", "slow", "full", "full", "operators", "operators",
+				"resize", "replay", "replay", "replay", "kinds", "freeze", "freeze", "failover", "slow", "full", "full", "operators",
+				"operators",
 			})
 		})
 		if fixed {
