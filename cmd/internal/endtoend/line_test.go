@@ -62,6 +62,7 @@ type line struct {
 	toNATS   *testkit.Proxy
 	js       jetstream.JetStream
 	store    *store.Store
+	api      *pgxpool.Pool  // of store and handler
 	kinds    *kinds.Catalog // of the truth
 	handler  http.Handler
 	clients  []client             // by tenant
@@ -124,7 +125,7 @@ func newLineOn(t *testing.T, rng *rand.Rand, db *testkit.DB, pair *testkit.Pair)
 		t.Fatal(err)
 	}
 	pool := over.Pool(t, postgres.RoleAPI)
-	l.store = store.New(pool, nil)
+	l.api, l.store = pool, store.New(pool, nil)
 	l.kinds = kinds.NewCatalog(pool, kinds.Truth, testkit.Logger(t))
 	if err := l.kinds.Load(t.Context()); err != nil {
 		t.Fatal(err)
