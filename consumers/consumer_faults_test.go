@@ -17,9 +17,9 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// TestAnInstanceKilledInABatchIsReplaced cuts one of two instances off in the middle of a transaction, without freeing
+// TestAnInstanceCutOffInABatchIsReplaced cuts one of two instances off in the middle of a transaction, without freeing
 // its leases. Later it reconnects the instance with its old batch.
-func TestAnInstanceKilledInABatchIsReplaced(t *testing.T) {
+func TestAnInstanceCutOffInABatchIsReplaced(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t), 4)
 	var victim cutter
 	inBatch, goOn := make(chan struct{}), make(chan struct{})

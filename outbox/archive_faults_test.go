@@ -28,6 +28,18 @@ func TestNobodyWaitsLongBesideAnArchiverThatWaitsForADump(t *testing.T) {
 	if _, err := dump.Exec(t.Context(), `LOCK TABLE outbox_messages, outbox_messages_archive IN ACCESS SHARE MODE`); err != nil {
 		t.Fatal(err)
 	}
+	work := func() time.Duration {
+		start := time.Now()
+		appendRows(t, pool, newEvent(1, `{}`))
+		if _, err := Exchange(t.Context(), pool, Round{LastSlot: 31, Limit: 10, MaxBytes: 1 << 20, MaxMessage: 1 << 20}); err != nil {
+			t.Fatal(err)
+		}
+		return time.Since(start)
+	}
+	var alone time.Duration
+	for range 20 {
+		alone = max(alone, work())
+	}
 	a := newArchive(t, pool)
 	refused := make(chan struct{}, lockTries)
 	a.at = func(step string) {
@@ -38,22 +50,19 @@ func TestNobodyWaitsLongBesideAnArchiverThatWaitsForADump(t *testing.T) {
 	did := free{}
 	var g errgroup.Group
 	g.Go(func() error { return a.Run(t.Context(), did) })
-	slowest := make([]time.Duration, 4) // during each try of the archiver
+	slowest := make([]time.Duration, 8) // during each try of the archiver
 	for tries := 0; tries < len(slowest); {
-		start := time.Now()
-		appendRows(t, pool, newEvent(1, `{}`))
-		if _, err := Exchange(t.Context(), pool, Round{LastSlot: 31, Limit: 10, MaxBytes: 1 << 20, MaxMessage: 1 << 20}); err != nil {
-			t.Fatal(err)
-		}
-		slowest[tries] = max(slowest[tries], time.Since(start))
+		slowest[tries] = max(slowest[tries], work())
 		select {
 		case <-refused:
 			tries++
 		default:
 		}
 	}
-	if slices.Min(slowest) > 10*lockWait { // a busy machine delays one of the tries, a long wait all of them
-		t.Errorf("a writer and a claim waited for %s behind an archiver that waits for at most %s", slowest, lockWait)
+	// A writer and a claim may each meet the archiver's wait, which the promise bounds by 100 ms (docs/faults.md).
+	bound := 2*100*time.Millisecond + alone
+	if slices.Min(slowest) > bound { // a busy machine delays some of the tries, a long wait all of them
+		t.Errorf("a writer and a claim waited for %s, and without the archiver for %s: want %s at most", slowest, alone, bound)
 	}
 	if err := dump.Commit(t.Context()); err != nil {
 		t.Fatal(err)

@@ -3,6 +3,7 @@
 package relay
 
 import (
+	"context"
 	"fmt"
 	"testing"
 	"time"
@@ -105,4 +106,53 @@ func TestNoRelayPublishesWhatAFailoverTakesBack(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestAFrozenPrimaryThatThawsPublishesNothing: the primary freezes, and its synchronous standby takes over. When the old
+// primary thaws, a writer and a relay still use it.
+func TestAFrozenPrimaryThatThawsPublishesNothing(t *testing.T) {
+	t.Parallel()
+	pair, b := testkit.PostgresPair(t), testkit.NATS(t)
+	db, rng := pair.DB(t), seeded(t)
+	old, owner := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleOwner)
+	if err := appendPairs(t.Context(), old, rng, 20); err != nil {
+		t.Fatal(err)
+	}
+	start(t, newRelay(t, old, b))
+	awaitDrained(t, t.Context(), old, time.Minute)
+	if err := owner.Ping(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	pair.Freeze(t)
+	promoted := pair.Promote(t, db).Pool(t, postgres.RoleSystem)
+	start(t, newRelay(t, promoted, b))
+	more := func() {
+		t.Helper()
+		if err := appendPairs(t.Context(), promoted, rng, 20); err != nil {
+			t.Fatal(err)
+		}
+		awaitDrained(t, t.Context(), promoted, time.Minute)
+	}
+	more()
+	pair.Thaw(t)
+	ctx, leave := context.WithCancel(t.Context())
+	told := make(chan error, 1)
+	defer func() { leave(); <-told }()
+	go func() {
+		_, err := owner.Exec(ctx, `SET application_name = 'writer'; INSERT INTO outbox_messages
+			(tenant_id, aggregate_type, aggregate_id, event_type, payload) VALUES (1, 'post', 1, 'lost', '{}')`)
+		told <- err
+	}()
+	testkit.Eventually(t, "the old primary to show a row that its standby does not have", func() (shown bool, err error) {
+		if _, err := owner.Exec(t.Context(), `SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'
+			AND application_name = 'writer'`); err != nil {
+			return false, err
+		}
+		err = old.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM outbox_messages WHERE event_type = 'lost')`).Scan(&shown)
+		return shown, err
+	})
+	for range 3 { // the old relay polls meanwhile
+		more()
+	}
+	checkStream(t, t.Context(), promoted, b)
 }

@@ -32,6 +32,11 @@ func startLocal(settings ...string) (server, error) {
 	if err != nil {
 		return nil, err
 	}
+	return localIn(dir, settings...)
+}
+
+// localIn starts a server with its files in dir.
+func localIn(dir string, settings ...string) (server, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
 	if err := copyCluster(ctx, dir); err != nil {

@@ -115,6 +115,12 @@ func scratch(name string) (string, error) {
 	return os.MkdirTemp(shared.dir, name+"-")
 }
 
+// diskName begins the names of directories with a disk.
+const diskName = "disk"
+
+// postgresOn returns the directory of the PostgreSQL on a disk.
+func postgresOn(disk string) string { return filepath.Join(disk, "postgres") }
+
 // reapContainers makes the reaper remove this process's containers too.
 func reapContainers() error {
 	shared.mu.Lock()
@@ -165,7 +171,12 @@ func reap(dir string, stdin io.Reader) error {
 	if err != nil {
 		return err
 	}
-	dirs, err := filepath.Glob(filepath.Join(dir, "*"))
+	disks, err := filepath.Glob(filepath.Join(dir, diskName+"-*"))
+	for _, d := range disks {
+		err = errors.Join(err, pglocal.Destroy(postgresOn(d)), unmount(d))
+	}
+	dirs, gerr := filepath.Glob(filepath.Join(dir, "*"))
+	err = errors.Join(err, gerr)
 	for _, d := range dirs {
 		err = errors.Join(err, pglocal.Destroy(d))
 	}

@@ -100,7 +100,11 @@ type starter func(cfg broker.ServerConfig) (natsServer, string, error)
 
 func newBroker(t testing.TB, start starter, conf string) *Broker {
 	t.Helper()
-	dir := t.TempDir()
+	return newBrokerIn(t, t.TempDir(), start, conf)
+}
+
+func newBrokerIn(t testing.TB, dir string, start starter, conf string) *Broker {
+	t.Helper()
 	b := &Broker{serve: broker.ServerConfig{Dir: filepath.Join(dir, "store"), LazySync: true, Log: Logger(t)}}
 	if conf != "" {
 		b.serve.File = filepath.Join(dir, "nats.conf")

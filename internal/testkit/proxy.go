@@ -10,11 +10,11 @@ import (
 
 // Proxy forwards TCP connections to a server, and disturbs them on request.
 type Proxy struct {
-	target   string
 	listener net.Listener
 	passing  sync.WaitGroup
 
 	mu      sync.Mutex
+	target  string        // for new connections
 	changed chan struct{} // closed and replaced by every change of the fields below
 	refuse  bool
 	delay   time.Duration // each way
@@ -93,7 +93,10 @@ func (p *Proxy) accept() {
 
 func (p *Proxy) open(client net.Conn) {
 	l := &link{client: client, done: make(chan struct{})}
-	server, err := net.DialTimeout("tcp", p.target, 2*time.Second)
+	p.mu.Lock()
+	target := p.target
+	p.mu.Unlock()
+	server, err := net.DialTimeout("tcp", target, 2*time.Second)
 	if err == nil {
 		l.server = server
 	} else {
@@ -187,6 +190,16 @@ func (p *Proxy) change(set func()) {
 func (p *Proxy) Cut() {
 	p.change(func() {
 		p.refuse = true
+		for l := range p.links {
+			l.close()
+		}
+	})
+}
+
+// Redirect resets all connections, and forwards new ones to another server (host:port).
+func (p *Proxy) Redirect(target string) {
+	p.change(func() {
+		p.target = target
 		for l := range p.links {
 			l.close()
 		}

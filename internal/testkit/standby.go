@@ -125,9 +125,10 @@ func (p *Pair) FailOver(t testing.TB, db *DB) *DB {
 	return p.Promote(t, db)
 }
 
-// Promote is FailOver that leaves the primary as it is.
+// Promote is FailOver that leaves the primary as it is. The end of the test kills it: no COMMIT there ends any more.
 func (p *Pair) Promote(t testing.TB, db *DB) *DB {
 	t.Helper()
+	t.Cleanup(func() { p.PG.Kill(t) })
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
 	check(t, "promote the standby", execute(ctx, p.Standby.s, `SELECT pg_promote(true, 100)`))

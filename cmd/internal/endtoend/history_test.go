@@ -469,9 +469,9 @@ func (c *caller) past(id string) error {
 }
 
 // histories records what several callers are answered while disturb runs, and checks it.
-func histories(t *testing.T, seed uint64, disturb func(l *line, calls func() int)) {
+func histories(t *testing.T, seed uint64, start func(*testing.T, *rand.Rand) *line, disturb func(l *line, calls func() int)) {
 	const callers = 6
-	l := newLine(t, rand.New(rand.NewPCG(seed, 0)))
+	l := start(t, rand.New(rand.NewPCG(seed, 0)))
 	token, err := tokens.Create(t.Context(), l.system, 1, "tester", tokens.Roles(), time.Time{})
 	if err != nil {
 		t.Fatal(err)
@@ -545,7 +545,7 @@ func (l *line) more(n int, calls func() int) {
 func TestAnOrderExplainsWhatTheAPIAnswers(t *testing.T) {
 	t.Parallel()
 	seed, _ := testkit.Seed(t)
-	histories(t, seed, func(l *line, calls func() int) {
+	histories(t, seed, newLine, func(l *line, calls func() int) {
 		l.more(300, calls)
 		if _, err := consumers.Pause(t.Context(), l.system, threadcache.Name, "test", "a history"); err != nil {
 			t.Fatal(err)

@@ -46,25 +46,32 @@ const (
 
 // line is the whole path: servers, a relay, the API's handler, and the instances of the consumers.
 type line struct {
-	t       *testing.T
-	rng     *rand.Rand
-	url     string        // for the parts: through toDB
-	system  *pgxpool.Pool // of the test itself
-	nats    *testkit.Broker
-	via     *testkit.Broker // nats for the parts: through toNATS
-	toDB    *testkit.Proxy
-	toNATS  *testkit.Proxy
-	js      jetstream.JetStream
-	store   *store.Store
-	kinds   *kinds.Catalog // of the truth
-	handler http.Handler
-	clients []client             // by tenant
-	reg     *prometheus.Registry // the API's
-	failed  atomic.Bool          // an error has occurred: nothing waits any longer
-	relay   *part
-	started int
-	running map[string][]*part // instances by the name of the consumer
-	pools   []*pgxpool.Pool    // of the parts
+	t        *testing.T
+	rng      *rand.Rand
+	url      string        // for the parts: through toDB
+	system   *pgxpool.Pool // of the test itself: through own
+	own      *testkit.Proxy
+	db       *testkit.DB   // of the primary
+	pair     *testkit.Pair // nil if the test disturbs no PostgreSQL
+	promoted bool          // the pair's standby is the primary
+	quiet    sync.RWMutex  // keeps all callers of the API except its holder from starting a step
+	nats     *testkit.Broker
+	via      *testkit.Broker // nats for the parts: through toNATS
+	toDB     *testkit.Proxy
+	toNATS   *testkit.Proxy
+	js       jetstream.JetStream
+	store    *store.Store
+	api      *pgxpool.Pool  // of store and handler
+	kinds    *kinds.Catalog // of the truth
+	handler  http.Handler
+	clients  []client             // by tenant
+	reg      *prometheus.Registry // the API's
+	failed   atomic.Bool          // an error has occurred: nothing waits any longer
+	refuse   atomic.Value         // the name of the consumer that refuses some aggregates
+	relay    *part
+	started  int
+	running  map[string][]*part // instances by the name of the consumer
+	pools    []*pgxpool.Pool    // of the parts
 }
 
 // part runs until the test stops or kills it.
@@ -86,9 +93,21 @@ func (p *part) stop() error {
 
 func newLine(t *testing.T, rng *rand.Rand) *line {
 	t.Helper()
-	db := testkit.Postgres(t)
-	l := &line{t: t, rng: rng, system: db.Pool(t, postgres.RoleSystem), nats: testkit.NATS(t), reg: prometheus.NewRegistry(),
-		running: map[string][]*part{}}
+	return newLineOn(t, rng, testkit.Postgres(t), nil)
+}
+
+// newPairedLine returns a line that knows the faults of PostgreSQL servers too.
+func newPairedLine(t *testing.T, rng *rand.Rand) *line {
+	t.Helper()
+	pair := testkit.PostgresPair(t)
+	return newLineOn(t, rng, pair.DB(t), pair)
+}
+
+func newLineOn(t *testing.T, rng *rand.Rand, db *testkit.DB, pair *testkit.Pair) *line {
+	t.Helper()
+	l := &line{t: t, rng: rng, db: db, pair: pair, own: testkit.NewProxy(t, host(t, db.URL)), nats: testkit.NATS(t),
+		reg: prometheus.NewRegistry(), running: map[string][]*part{}}
+	l.system = db.Through(t, l.own).Pool(t, postgres.RoleSystem)
 	l.toDB, l.toNATS = testkit.NewProxy(t, host(t, db.URL)), testkit.NewProxy(t, host(t, l.nats.URL))
 	over := db.Through(t, l.toDB)
 	l.url, l.via = over.URL, l.nats.Through(t, l.toNATS)
@@ -105,7 +124,7 @@ func newLine(t *testing.T, rng *rand.Rand) *line {
 		t.Fatal(err)
 	}
 	pool := over.Pool(t, postgres.RoleAPI)
-	l.store = store.New(pool, nil)
+	l.api, l.store = pool, store.New(pool, nil)
 	l.kinds = kinds.NewCatalog(pool, kinds.Truth, testkit.Logger(t))
 	if err := l.kinds.Load(t.Context()); err != nil {
 		t.Fatal(err)
@@ -240,7 +259,7 @@ func (l *line) start(name string) {
 		l.t.Fatal(err)
 	}
 	catalog := kinds.NewCatalog(pool, kinds.Projections, testkit.Logger(l.t)) // the consumer reloads it when it meets an unknown kind
-	o := &odd{Projection: projection(name, catalog.Now), rng: rand.New(rand.NewPCG(l.rng.Uint64(), 1)),
+	o := &odd{Projection: projection(name, catalog.Now), refuse: &l.refuse, rng: rand.New(rand.NewPCG(l.rng.Uint64(), 1)),
 		past: map[string][]event.Event{}}
 	cfg := system.ConsumerConfig()
 	cfg.BatchEvents = 50 + l.rng.IntN(150)
@@ -270,6 +289,8 @@ const ledgerSQL = `
 CREATE TABLE delivered (consumer text, event_id text, times int NOT NULL DEFAULT 1, PRIMARY KEY (consumer, event_id));
 GRANT SELECT, INSERT, UPDATE ON delivered TO tidings_system`
 
+var errRefused = errors.New("refused for a while")
+
 // deliveredSQL records a batch in the ledger.
 const deliveredSQL = `
 INSERT INTO delivered AS d (consumer, event_id) SELECT $1, id FROM unnest($2::text[]) AS id ORDER BY id
@@ -281,6 +302,8 @@ type odd struct {
 	consumers.Projection
 	cut atomic.Bool // the next batch loses its connection before its commit
 
+	refuse *atomic.Value // the name of the consumer for which every fourth aggregate is poison
+
 	mu   sync.Mutex
 	rng  *rand.Rand
 	past map[string][]event.Event // by stream
@@ -289,6 +312,9 @@ type odd struct {
 func (o *odd) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	if o.refuse.Load() == o.Name() && slices.ContainsFunc(events, func(e event.Event) bool { return e.AggregateID%4 == 1 }) {
+		return event.Permanent(errRefused)
+	}
 	if err := o.Projection.Apply(ctx, tx, events); err != nil {
 		return err
 	}
@@ -361,6 +387,20 @@ func (l *line) fault(what string) {
 			defer link.Heal()
 		}
 		l.pass(3 * time.Second) // a request takes up to a second
+	case "freeze":
+		pg := l.pair.PG
+		if l.promoted {
+			pg = l.pair.Standby
+		}
+		pg.Freeze(l.t)
+		l.pass(time.Duration(500+l.rng.IntN(2000)) * time.Millisecond) // leases may end
+		pg.Thaw(l.t)
+	case "failover":
+		l.failOver()
+	case "full":
+		l.fullStreams()
+	case "operators":
+		l.operators(name)
 	case "restart":
 		p := l.running[name][0]
 		l.running[name] = l.running[name][1:]

@@ -24,9 +24,10 @@ func TestSoakWhatIsServedEqualsAModelFromManySeeds(t *testing.T) {
 	for range count {
 		seed, fixed := testkit.Seed(t)
 		t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) {
-			property(t, seed, []string{
+			property(t, seed, newPairedLine, []string{
 				"kill", "kill", "kill all", "kill all", "pause", "pause", "cut", "cut", "cut", "restart", "relay", "resize", "resize",
-				"resize", "replay", "replay", "replay", "kinds",
+				"resize", "replay", "replay", "replay", "kinds", "freeze", "freeze", "failover", "slow", "full", "full", "operators",
+				"operators",
 			})
 		})
 		if fixed {
@@ -40,14 +41,10 @@ func TestSoakAnOrderExplainsWhatTheAPIAnswers(t *testing.T) {
 	for range 10 {
 		seed, fixed := testkit.Seed(t)
 		t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) {
-			histories(t, seed, func(l *line, calls func() int) {
+			histories(t, seed, newPairedLine, func(l *line, calls func() int) {
 				for range 20 {
 					l.more(300, calls)
-					if what := historyFaults[l.rng.IntN(len(historyFaults))]; what == "links" {
-						l.cutLinks()
-					} else {
-						l.fault(what)
-					}
+					l.historyFault(historyFaults[l.rng.IntN(len(historyFaults))])
 				}
 				l.more(300, calls)
 			})
