@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/sethvargo/go-envconfig"
+	"github.com/spf13/cobra"
 
 	"github.com/tidings/tidings/internal/testkit"
 )
@@ -36,9 +37,46 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	default:
-		os.Exit(Main(os.Args[1:]))
+		os.Exit(mainWith(os.Args[1:], noteRan))
 	}
-	testkit.Main(m)
+	testkit.Main(m, everyCommandRan)
+}
+
+// ranFile has the commands that have succeeded, in this process and in its children, a line each.
+func ranFile() string { return filepath.Join(os.TempDir(), "ran") }
+
+func noteRan(command string) {
+	f, err := os.OpenFile(ranFile(), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		panic(err)
+	}
+	defer func() { _ = f.Close() }() // each line is written at once
+	if _, err := fmt.Fprintln(f, command); err != nil {
+		panic(err)
+	}
+}
+
+// everyCommandRan fails if no test has run one of the commands with success.
+func everyCommandRan() error {
+	text, err := os.ReadFile(ranFile())
+	if err != nil {
+		return err
+	}
+	var missing []string
+	var search func(c *cobra.Command)
+	search = func(c *cobra.Command) {
+		if name := c.CommandPath(); !c.HasSubCommands() && !slices.Contains(strings.Split(string(text), "\n"), name) {
+			missing = append(missing, name)
+		}
+		for _, sub := range c.Commands() {
+			search(sub)
+		}
+	}
+	search(Process{}.commands())
+	if missing != nil {
+		return fmt.Errorf("no test runs %s with success", strings.Join(missing, ", "))
+	}
+	return nil
 }
 
 // run runs a command in this process. It treats stdin as a terminal with a person's answers.
@@ -46,7 +84,7 @@ func run(t *testing.T, env map[string]string, stdin string, args ...string) (cod
 	t.Helper()
 	var out, errs bytes.Buffer
 	code = Execute(t.Context(), args, Process{Stdin: strings.NewReader(stdin), Stdout: &out, Stderr: &errs, Env: envconfig.MapLookuper(env),
-		answers: slices.Contains([]string{"yes\n", "n\n"}, stdin)})
+		answers: slices.Contains([]string{"yes\n", "n\n"}, stdin), ran: noteRan})
 	return code, out.String(), errs.String()
 }
 
