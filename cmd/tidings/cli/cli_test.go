@@ -102,9 +102,26 @@ type dev struct {
 	stderr bytes.Buffer
 }
 
-// newDev prepares a dev, which start can start several times. Its PostgreSQL already has the migrated database, unless
-// the test empties dir.
+// newDev prepares a dev, which start can start several times. Unless env has another DATABASE_URL, its database is on
+// the server of testkit.Postgres: a server of its own would take longer to start than everything else in a dev.
 func newDev(t *testing.T, env ...string) *dev {
+	t.Helper()
+	if !slices.ContainsFunc(env, func(kv string) bool { return strings.HasPrefix(kv, "DATABASE_URL=") }) {
+		env = append(env, "DATABASE_URL="+testkit.Postgres(t).URL)
+	}
+	return prepareDev(t, env...)
+}
+
+// newDevWithPostgres is newDev, but dev starts a PostgreSQL of its own. That has the migrated database, unless the test
+// empties dir.
+func newDevWithPostgres(t *testing.T, env ...string) *dev {
+	t.Helper()
+	d := prepareDev(t, env...)
+	testkit.CopyCluster(t, filepath.Join(d.dir, "postgres"))
+	return d
+}
+
+func prepareDev(t *testing.T, env ...string) *dev {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("starts servers")
@@ -121,9 +138,6 @@ func newDev(t *testing.T, env ...string) *dev {
 	d.env = append(d.env, childVariable+"=1", "API_ADDR="+testkit.FreeAddr(t), "OPS_ADDR="+testkit.FreeAddr(t), "LEASE_TTL=5s",
 		"HEARTBEAT_INTERVAL=0") // no lease ends when the machine stalls for a moment
 	d.env = append(d.env, env...)
-	if !slices.ContainsFunc(env, func(kv string) bool { return strings.HasPrefix(kv, "DATABASE_URL=") }) {
-		testkit.CopyCluster(t, filepath.Join(d.dir, "postgres"))
-	}
 	t.Cleanup(func() {
 		if d.cmd != nil {
 			d.stop(t)

@@ -15,6 +15,7 @@ import (
 )
 
 func TestRepairStreamBringsALostStreamBack(t *testing.T) {
+	t.Parallel()
 	d := newDev(t)
 	d.start(t)
 	spec := followGraph(100, 1000, 3)

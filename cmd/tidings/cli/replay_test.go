@@ -18,6 +18,7 @@ import (
 )
 
 func TestReplayBuildsTheProjectionsOfARunningDevAnew(t *testing.T) {
+	t.Parallel()
 	d := newDev(t, "HEARTBEAT_INTERVAL=1s") // replay and verify must ignore heartbeats
 	d.start(t)
 	spec := followGraph(100, 1000, 5)

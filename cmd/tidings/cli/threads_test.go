@@ -30,6 +30,7 @@ SELECT entity || ' ends at ' || coalesce(e.last::text, '-') || ', the truth is '
 
 // TestModerationIsSeenOnPages makes some decisions, and waits for each until the thread's pages show it.
 func TestModerationIsSeenOnPages(t *testing.T) {
+	t.Parallel()
 	d := newDev(t)
 	d.start(t)
 	const path = "/v1/posts/1/comments"
@@ -82,6 +83,7 @@ func TestModerationIsSeenOnPages(t *testing.T) {
 
 // TestThreadSettingsAreSeenOnPages changes some settings, and waits for each until a page of the thread shows it.
 func TestThreadSettingsAreSeenOnPages(t *testing.T) {
+	t.Parallel()
 	d := newDev(t)
 	d.start(t)
 	var took []time.Duration

@@ -27,6 +27,7 @@ var update = flag.Bool("update", false, "write the outputs of docs/tour.md, and 
 // TestTheTourWorks runs the commands of docs/tour.md in one shell against tidings dev, and compares the shapes of their
 // outputs with the page's.
 func TestTheTourWorks(t *testing.T) {
+	t.Parallel()
 	const page = "../../../docs/tour.md"
 	text, err := os.ReadFile(page)
 	if err != nil {
@@ -86,7 +87,7 @@ func (d *dev) watchEvents(t *testing.T) (want func(types ...string)) {
 				close(ready)
 			}
 			return stderr.Write(b)
-		}), Env: envconfig.MapLookuper(nil)}
+		}), Env: envconfig.MapLookuper(nil), ran: noteRan}
 		done <- Execute(ctx, []string{"events", "watch", "--tenant", "1", "--data", d.dir}, p)
 	}()
 	select {
