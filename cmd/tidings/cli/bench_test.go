@@ -86,7 +86,7 @@ func decode(t *testing.T, line string, to any) {
 
 func testBenchWrite(t *testing.T, b benches) {
 	var names []string
-	for _, line := range b.run(t, "write", "--duration", "200ms", "--clients", "2", "--tenants", "2", "--hot", "comment,review") {
+	for _, line := range b.run(t, "write", "--duration", "100ms", "--clients", "2", "--tenants", "2", "--hot", "comment,review") {
 		var c struct {
 			Case     string
 			Accepted int
@@ -173,7 +173,7 @@ func testBenchSubscribe(t *testing.T, b benches) {
 
 func testBenchTrace(t *testing.T, b benches) {
 	var names []string
-	for _, line := range b.run(t, "trace", "--duration", "500ms", "--rate", "100", "--pairs", "1", "--ratio", "0.5") {
+	for _, line := range b.run(t, "trace", "--duration", "300ms", "--rate", "200", "--pairs", "1", "--ratio", "0.5") {
 		var c struct {
 			Case     string
 			Accepted int

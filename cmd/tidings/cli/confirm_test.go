@@ -91,7 +91,7 @@ func digest(t *testing.T, pool *pgxpool.Pool) map[string]string {
 // prepareDestruction creates data that each of the commands can delete.
 func prepareDestruction(t *testing.T, pool *pgxpool.Pool, nats *testkit.Broker, env map[string]string) {
 	t.Helper()
-	publishedRows(t, pool, 3000)
+	publishedRows(t, pool, 300)
 	buryRows(t, pool, 3)
 	parkFollows(t, pool, 2)
 	for _, sql := range []string{

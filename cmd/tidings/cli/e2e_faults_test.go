@@ -13,7 +13,7 @@ import (
 
 func TestLoadSurvivesKills(t *testing.T) {
 	t.Parallel()
-	d := newDev(t)
+	d := newDevWithPostgres(t)
 	d.start(t)
 	spec := followGraph(150, 1_600, rand.Uint64())
 	t.Logf("seed %d", spec.Seed)

@@ -137,9 +137,9 @@ func TestLoadArrivesEverywhere(t *testing.T) {
 	t.Parallel()
 	d := newDev(t)
 	d.start(t)
-	spec := followGraph(100, 1000, 7)
+	spec := followGraph(40, 400, 7)
 	for i, want := range []loadResult{{Edges: spec.Edges, Created: spec.Edges}, {Edges: spec.Edges, Existed: spec.Edges}} {
-		code, stdout, stderr := run(t, nil, "", "load", "--generate", "users=100,edges=1000,seed=7", "--data", d.dir, "--json")
+		code, stdout, stderr := run(t, nil, "", "load", "--generate", "users=40,edges=400,seed=7", "--data", d.dir, "--json")
 		var got loadResult
 		if err := json.Unmarshal([]byte(stdout), &got); code != exitOK || err != nil {
 			t.Fatalf("load: exit code %d, %v\n%s\n%s", code, err, stdout, stderr)

@@ -147,10 +147,11 @@ func TestStatusSaysWhyTheRelayPublishesNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	stream, err := js.Stream(t.Context(), "EVENTS-0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	var stream jetstream.Stream
+	testkit.Eventually(t, "the relay to create the stream", func() (bool, error) {
+		stream, err = js.Stream(t.Context(), "EVENTS-0")
+		return err == nil, err
+	})
 	code, stdout := 0, ""
 	says := func(when string, want, not string, args ...string) {
 		t.Helper()

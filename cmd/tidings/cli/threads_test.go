@@ -39,7 +39,7 @@ func TestModerationIsSeenOnPages(t *testing.T) {
 		t.Fatalf("create: status %d", status)
 	}
 	var took []time.Duration
-	for i := range 20 {
+	for i := range 6 {
 		state, want := "hidden", 0
 		if i%2 == 1 {
 			state, want = "approved", 1
@@ -87,7 +87,7 @@ func TestThreadSettingsAreSeenOnPages(t *testing.T) {
 	d := newDev(t)
 	d.start(t)
 	var took []time.Duration
-	for i := range 20 {
+	for i := range 5 {
 		title := fmt.Sprintf("title %d", i)
 		body := fmt.Sprintf(`{"title":%q,"locked":%t}`, title, i%2 == 0)
 		if status, _ := d.request(t, http.MethodPut, "/v1/posts/1/thread", body, http.Header{"If-Match": {"*"}},
