@@ -223,7 +223,7 @@ func TestThreadPagesEqualTheTruth(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	rnd := rand.New(rand.NewPCG(seed, 1))
-	const posts, comments = 3, 150
+	const posts, comments = 3, 100
 	made := map[int][]threadRow{}
 	for i := range comments {
 		post := 1 + rnd.IntN(posts)
