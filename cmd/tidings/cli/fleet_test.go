@@ -37,8 +37,8 @@ func TestCommandsBesideARunningFleet(t *testing.T) {
 	}
 
 	t.Run("nats durable creates a consumer that gets later events", func(t *testing.T) {
-		code, stdout, stderr := run(t, map[string]string{"NATS_URL": in.NATSURL}, "", "nats", "durable", "--name", "mailer", "--tenant", "1",
-			"--filter", "follow.created")
+		code, stdout, stderr := run(t, map[string]string{"NATS_URL": in.NATSURL}, "", "nats", "durable", "--name", "mailer",
+			"--tenant", "1", "--filter", "follow.created")
 		if code != exitOK || !strings.HasPrefix(stdout, "Created consumer t1_mailer on ") {
 			t.Fatalf("exit code %d\n%s%s", code, stdout, stderr)
 		}
@@ -92,8 +92,8 @@ func TestCommandsBesideARunningFleet(t *testing.T) {
 	})
 
 	t.Run("demo writes what its statistics say", func(t *testing.T) {
-		code, stdout, stderr := run(t, nil, "", "demo", "--duration", "500ms", "--rate", "60", "--users", "10", "--seed", "3", "--tenant", "7",
-			"--json", "--data", d.dir)
+		code, stdout, stderr := run(t, nil, "", "demo", "--duration", "500ms", "--rate", "60", "--users", "10", "--seed", "3",
+			"--tenant", "7", "--json", "--data", d.dir)
 		var r demoResult
 		if err := json.Unmarshal([]byte(stdout), &r); err != nil || code != exitOK || r.Writes() == 0 || r.Seed != 3 {
 			t.Fatalf("exit code %d, %v\n%s%s", code, err, stdout, stderr)
