@@ -3,6 +3,7 @@ package testkit
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -41,8 +42,8 @@ var shared struct {
 }
 
 // Main is the TestMain of every package that uses servers. It runs the tests, stops the shared servers, fails if a
-// goroutine still runs, and exits.
-func Main(m *testing.M) {
+// goroutine still runs, or if one of the checks fails after all tests of the package have passed, and exits.
+func Main(m *testing.M, checks ...func() error) {
 	_ = os.Setenv("TESTCONTAINERS_RYUK_DISABLED", "true") // our reaper removes the containers, and needs no image and no privileges
 	if dir := os.Getenv(reapEnv); dir != "" {
 		os.Exit(exitCode(reap(dir, os.Stdin)))
@@ -57,6 +58,11 @@ func Main(m *testing.M) {
 		os.Exit(exitCode(err))
 	}
 	code := m.Run()
+	if all := flag.Lookup("test.run").Value.String() == "" && !testing.Short(); all && code == 0 {
+		for _, check := range checks {
+			code = max(code, exitCode(check()))
+		}
+	}
 	if err := stopShared(); err != nil {
 		code = max(code, exitCode(err))
 	}

@@ -40,7 +40,9 @@ func await(t testing.TB, what string, cond func() (bool, error), over func() (af
 	t.Helper()
 	const longest = 50 * time.Millisecond
 	for pause := time.Millisecond; ; pause = min(2*pause, longest) {
+		asked := time.Now()
 		ok, err := cond()
+		took := time.Since(asked)
 		if ok && err == nil {
 			return
 		}
@@ -50,7 +52,7 @@ func await(t testing.TB, what string, cond func() (bool, error), over func() (af
 			}
 			t.Fatalf("not after %s: %s", after.Round(time.Millisecond), what)
 		}
-		time.Sleep(pause)
+		time.Sleep(max(pause, min(took, time.Second))) // a condition that takes long leaves half of the time to what it waits for
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -21,13 +22,20 @@ import (
 type neighboursOptions struct {
 	duration time.Duration
 	clients  int
+	cases    []string
 }
 
 // neighboursP99 is the highest accepted ratio of the tenant's 99th percentile during an attack to that without one.
 const neighboursP99 = 2.0
 
 func neighboursCommand() *cobra.Command {
-	var o neighboursOptions
+	var (
+		o   neighboursOptions
+		all []string
+	)
+	for _, c := range attacks("", "") {
+		all = append(all, c.name)
+	}
 	cmd := &cobra.Command{
 		Use: "neighbours", Args: cobra.NoArgs,
 		Short: "Measure the effect of one caller's load on the requests of another tenant",
@@ -40,8 +48,8 @@ connections change one comment with If-Match: *.
 The command fails if the API refuses a request of the measured tenant or a request fails. It also
 fails if the tenant's 99th percentile is more than twice that of the case quiet.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if o.duration < time.Second || o.clients < 1 {
-				return errors.New("want a --duration of 1s or more, and --clients of 1 or more")
+			if o.duration <= 0 || o.clients < 1 || slices.ContainsFunc(o.cases, func(c string) bool { return !slices.Contains(all, c) }) {
+				return fmt.Errorf("want a --duration above 0, --clients of 1 or more, and --cases of %s", strings.Join(all, ", "))
 			}
 			return o.run(cmd.Context(), cmd.OutOrStdout(), progress(cmd))
 		},
@@ -49,6 +57,7 @@ fails if the tenant's 99th percentile is more than twice that of the case quiet.
 	f := cmd.Flags()
 	f.DurationVar(&o.duration, "duration", 20*time.Second, "how long each case takes")
 	f.IntVar(&o.clients, "clients", 4, "connections of the measured tenant")
+	f.StringSliceVar(&o.cases, "cases", all, "the cases to run; without quiet, no 99th percentile is compared")
 	return cmd
 }
 
@@ -203,6 +212,9 @@ func (o neighboursOptions) run(ctx context.Context, out io.Writer, say func(stri
 	var quiet float64
 	wrong := 0
 	for _, c := range attacks(comment, fresh) {
+		if !slices.Contains(o.cases, c.name) {
+			continue
+		}
 		say("%s: %d clients for %s", c.name, c.clients, o.duration)
 		r := o.attack(ctx, a, c)
 		r.settings = set
@@ -211,7 +223,7 @@ func (o neighboursOptions) run(ctx context.Context, out io.Writer, say func(stri
 		}
 		if r.P99 != nil && c.name == "quiet" {
 			quiet = *r.P99
-		} else if r.P99 != nil {
+		} else if r.P99 != nil && quiet > 0 {
 			r.Ratio = ptr(round(*r.P99/quiet, 2))
 		}
 		if err := writeLine(out, r); err != nil {

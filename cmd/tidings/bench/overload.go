@@ -45,8 +45,8 @@ The command fails if an accepted write is missing or has two events. It also fai
 percentile of the accepted writes' latency is above 2 s, or if recovery takes longer than 5 s. The
 API's peak memory may rise by at most 32 MiB in the second half.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if o.factor <= 1 || o.duration < time.Second || o.clients < 1 || o.connections < o.clients {
-				return errors.New("want a --factor above 1, a --duration of 1s or more, --clients of 1 or more, and at least " +
+			if o.factor <= 1 || o.duration <= 0 || o.clients < 1 || o.connections < o.clients {
+				return errors.New("want a --factor above 1, a --duration above 0, --clients of 1 or more, and at least " +
 					"as many --connections")
 			}
 			return o.run(cmd.Context(), cmd.OutOrStdout(), progress(cmd))

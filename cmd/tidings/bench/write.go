@@ -48,8 +48,8 @@ Afterwards the command searches the database for every accepted write. missing c
 their row or their event. duplicates counts those with more than one event, and events that belong
 to no request.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if o.clients < 1 || o.tenants < 0 || o.duration < time.Second {
-				return errors.New("want --clients of 1 or more, --tenants of 0 or more, and a --duration of 1s or more")
+			if o.clients < 1 || o.tenants < 0 || o.duration <= 0 {
+				return errors.New("want --clients of 1 or more, --tenants of 0 or more, and a --duration above 0")
 			}
 			for _, name := range o.hot {
 				if _, ok := kinds.Builtin().Child(name); !ok {

@@ -38,6 +38,7 @@ func publishedRows(t *testing.T, pool *pgxpool.Pool, n int) {
 }
 
 func TestArchiveRunSaysWhatItDoesAndDoesWhatItSaid(t *testing.T) {
+	t.Parallel()
 	db := testkit.Postgres(t)
 	pool := db.Pool(t, postgres.RoleSystem)
 	publishedRows(t, pool, 3000)
@@ -115,6 +116,7 @@ func TestArchiveRunSaysWhatItDoesAndDoesWhatItSaid(t *testing.T) {
 }
 
 func TestArchivedThreadsAreShownAndBroughtBack(t *testing.T) {
+	t.Parallel()
 	db := testkit.Postgres(t)
 	pool := db.Pool(t, postgres.RoleSystem)
 	if _, err := pool.Exec(t.Context(), `
@@ -159,6 +161,7 @@ func TestArchivedThreadsAreShownAndBroughtBack(t *testing.T) {
 }
 
 func TestArchiveHolds(t *testing.T) {
+	t.Parallel()
 	env := map[string]string{"DATABASE_URL": testkit.Postgres(t).URL}
 	for _, c := range []struct {
 		args string
@@ -187,6 +190,7 @@ func TestArchiveHolds(t *testing.T) {
 }
 
 func TestEventsFind(t *testing.T) {
+	t.Parallel()
 	db := testkit.Postgres(t)
 	publishedRows(t, db.Pool(t, postgres.RoleSystem), 3)
 	env := map[string]string{"DATABASE_URL": db.URL}

@@ -12,6 +12,7 @@ import (
 )
 
 func TestArchiveExportVerifyRestore(t *testing.T) {
+	t.Parallel()
 	db := testkit.Postgres(t)
 	pool := db.Pool(t, postgres.RoleSystem)
 	if _, err := pool.Exec(t.Context(), `

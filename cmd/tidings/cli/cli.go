@@ -33,8 +33,9 @@ type Process struct {
 	Env            envconfig.Lookuper
 
 	// Set by tests.
-	answers  bool          // Stdin holds the answers to prompts
-	demoStop time.Duration // for the requests in progress when a demo stops; 0: the demo's own
+	answers  bool                 // Stdin holds the answers to prompts
+	ran      func(command string) // gets the name of a command that has succeeded
+	demoStop time.Duration        // for the requests in progress when a demo stops; 0: the demo's own
 }
 
 // Exit codes.
@@ -67,11 +68,13 @@ var (
 
 // Main runs the command that args name in this process and returns the exit code. The first SIGINT or SIGTERM stops the
 // command, which then ends in order; a second one ends the process at once.
-func Main(args []string) int {
+func Main(args []string) int { return mainWith(args, nil) }
+
+func mainWith(args []string, ran func(command string)) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	context.AfterFunc(ctx, stop) // restores the default action of the signals
-	return Execute(ctx, args, Process{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Env: envconfig.OsLookuper()})
+	return Execute(ctx, args, Process{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Env: envconfig.OsLookuper(), ran: ran})
 }
 
 // Execute runs the command that args name until it is done or ctx ends, and returns the exit code. It writes the command's
@@ -82,7 +85,11 @@ func Execute(ctx context.Context, args []string, p Process) int {
 	root.PersistentPreRun = func(*cobra.Command, []string) { started = true }
 	root.SetArgs(args)
 	c, err := root.ExecuteContextC(ctx)
-	return p.exitCode(c, err, started)
+	code := p.exitCode(c, err, started)
+	if p.ran != nil && started && code == exitOK {
+		p.ran(c.CommandPath())
+	}
+	return code
 }
 
 // commands returns the root command with all its subcommands.

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/sethvargo/go-envconfig"
+	"github.com/spf13/cobra"
 
 	"github.com/tidings/tidings/internal/testkit"
 )
@@ -36,9 +37,46 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	default:
-		os.Exit(Main(os.Args[1:]))
+		os.Exit(mainWith(os.Args[1:], noteRan))
 	}
-	testkit.Main(m)
+	testkit.Main(m, everyCommandRan)
+}
+
+// ranFile has the commands that have succeeded, in this process and in its children, a line each.
+func ranFile() string { return filepath.Join(os.TempDir(), "ran") }
+
+func noteRan(command string) {
+	f, err := os.OpenFile(ranFile(), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		panic(err)
+	}
+	defer func() { _ = f.Close() }() // each line is written at once
+	if _, err := fmt.Fprintln(f, command); err != nil {
+		panic(err)
+	}
+}
+
+// everyCommandRan fails if no test has run one of the commands with success.
+func everyCommandRan() error {
+	text, err := os.ReadFile(ranFile())
+	if err != nil {
+		return err
+	}
+	var missing []string
+	var search func(c *cobra.Command)
+	search = func(c *cobra.Command) {
+		if name := c.CommandPath(); !c.HasSubCommands() && !slices.Contains(strings.Split(string(text), "\n"), name) {
+			missing = append(missing, name)
+		}
+		for _, sub := range c.Commands() {
+			search(sub)
+		}
+	}
+	search(Process{}.commands())
+	if missing != nil {
+		return fmt.Errorf("no test runs %s with success", strings.Join(missing, ", "))
+	}
+	return nil
 }
 
 // run runs a command in this process. It treats stdin as a terminal with a person's answers.
@@ -46,7 +84,7 @@ func run(t *testing.T, env map[string]string, stdin string, args ...string) (cod
 	t.Helper()
 	var out, errs bytes.Buffer
 	code = Execute(t.Context(), args, Process{Stdin: strings.NewReader(stdin), Stdout: &out, Stderr: &errs, Env: envconfig.MapLookuper(env),
-		answers: slices.Contains([]string{"yes\n", "n\n"}, stdin)})
+		answers: slices.Contains([]string{"yes\n", "n\n"}, stdin), ran: noteRan})
 	return code, out.String(), errs.String()
 }
 
@@ -64,9 +102,26 @@ type dev struct {
 	stderr bytes.Buffer
 }
 
-// newDev prepares a dev, which start can start several times. Its PostgreSQL already has the migrated database, unless
-// the test empties dir.
+// newDev prepares a dev, which start can start several times. Unless env has another DATABASE_URL, its database is on
+// the server of testkit.Postgres: a server of its own would take longer to start than everything else in a dev.
 func newDev(t *testing.T, env ...string) *dev {
+	t.Helper()
+	if !slices.ContainsFunc(env, func(kv string) bool { return strings.HasPrefix(kv, "DATABASE_URL=") }) {
+		env = append(env, "DATABASE_URL="+testkit.Postgres(t).URL)
+	}
+	return prepareDev(t, env...)
+}
+
+// newDevWithPostgres is newDev, but dev starts a PostgreSQL of its own. That has the migrated database, unless the test
+// empties dir.
+func newDevWithPostgres(t *testing.T, env ...string) *dev {
+	t.Helper()
+	d := prepareDev(t, env...)
+	testkit.CopyCluster(t, filepath.Join(d.dir, "postgres"))
+	return d
+}
+
+func prepareDev(t *testing.T, env ...string) *dev {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("starts servers")
@@ -83,9 +138,6 @@ func newDev(t *testing.T, env ...string) *dev {
 	d.env = append(d.env, childVariable+"=1", "API_ADDR="+testkit.FreeAddr(t), "OPS_ADDR="+testkit.FreeAddr(t), "LEASE_TTL=5s",
 		"HEARTBEAT_INTERVAL=0") // no lease ends when the machine stalls for a moment
 	d.env = append(d.env, env...)
-	if !slices.ContainsFunc(env, func(kv string) bool { return strings.HasPrefix(kv, "DATABASE_URL=") }) {
-		testkit.CopyCluster(t, filepath.Join(d.dir, "postgres"))
-	}
 	t.Cleanup(func() {
 		if d.cmd != nil {
 			d.stop(t)

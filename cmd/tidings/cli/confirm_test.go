@@ -91,7 +91,7 @@ func digest(t *testing.T, pool *pgxpool.Pool) map[string]string {
 // prepareDestruction creates data that each of the commands can delete.
 func prepareDestruction(t *testing.T, pool *pgxpool.Pool, nats *testkit.Broker, env map[string]string) {
 	t.Helper()
-	publishedRows(t, pool, 3000)
+	publishedRows(t, pool, 300)
 	buryRows(t, pool, 3)
 	parkFollows(t, pool, 2)
 	for _, sql := range []string{
@@ -147,6 +147,7 @@ func leaves(c *cobra.Command, fn func(name string, c *cobra.Command)) {
 
 // TestDestructiveCommandsShowWhatGoesAndAskOnce visits all commands: each one is in the list harmless, or asks.
 func TestDestructiveCommandsShowWhatGoesAndAskOnce(t *testing.T) {
+	t.Parallel()
 	var marked []string
 	leaves(Process{Env: envconfig.MapLookuper(nil)}.commands(), func(name string, c *cobra.Command) {
 		switch {
@@ -174,7 +175,8 @@ func TestDestructiveCommandsShowWhatGoesAndAskOnce(t *testing.T) {
 		var out, errs bytes.Buffer
 		code := Execute(t.Context(), slices.Concat(strings.Fields(name),
 			strings.Fields(strings.ReplaceAll(args, "KINDS", env["KINDS"])), more),
-			Process{Stdin: strings.NewReader(stdin), Stdout: &out, Stderr: &errs, Env: envconfig.MapLookuper(env), answers: answers})
+			Process{Stdin: strings.NewReader(stdin), Stdout: &out, Stderr: &errs, Env: envconfig.MapLookuper(env), answers: answers,
+				ran: noteRan})
 		return code, out.String() + errs.String()
 	}
 	for _, name := range marked {

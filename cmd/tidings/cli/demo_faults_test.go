@@ -18,7 +18,7 @@ import (
 
 // TestADemoIsASiteThatLives kills dev during a demo, and compares the demo's statistics with the truth.
 func TestADemoIsASiteThatLives(t *testing.T) {
-	d := newDev(t)
+	d := newDevWithPostgres(t)
 	d.start(t)
 	// The answers after the kill have any order, so the acts are random. The rarest act that the test wants, a hidden comment, is one of
 	// eighty. With so many requests, the chance that it is missing is less than 1 in 10^7.

@@ -33,7 +33,7 @@ func (d *dev) lives(t *testing.T, requests int, meanwhile func(), args ...string
 	go func() {
 		ended <- Execute(ctx, append([]string{"demo", "--data", d.dir, "--json"}, args...),
 			Process{Stdin: strings.NewReader(""), Stdout: &stdout, Stderr: stderr, Env: envconfig.MapLookuper(nil),
-				demoStop: startWithin}) // a request without an answer would be in the truth, and not in the statistics
+				ran: noteRan, demoStop: startWithin}) // a request without an answer would be in the truth, and not in the statistics
 	}()
 	if meanwhile != nil {
 		<-begun.Done()

@@ -43,7 +43,8 @@ func (d *dev) postmaster(t *testing.T) int {
 }
 
 func TestDevStopsAndGoesOn(t *testing.T) {
-	d := newDev(t)
+	t.Parallel()
+	d := newDevWithPostgres(t)
 	if err := os.RemoveAll(d.dir); err != nil { // so that dev creates its database
 		t.Fatal(err)
 	}
@@ -85,6 +86,10 @@ func TestDevStopsAndGoesOn(t *testing.T) {
 		}
 	}
 	verify()
+	if code, stdout, stderr := run(t, nil, "", "doctor", "--wait", arriveWithin.String(), "--data", d.dir); code != exitOK ||
+		stdout != "No findings.\n" {
+		t.Errorf("doctor: exit code %d\n%s%s", code, stdout, stderr)
+	}
 
 	t.Run("another dev with the same data says so", func(t *testing.T) {
 		other := &dev{dir: d.dir, env: d.env}
@@ -133,7 +138,8 @@ func TestDevStopsAndGoesOn(t *testing.T) {
 }
 
 func TestDevEndsAtOnceAtASecondSignal(t *testing.T) {
-	d := newDev(t)
+	t.Parallel()
+	d := newDevWithPostgres(t)
 	d.start(t)
 	pid := d.postmaster(t)
 	for range 2 {
@@ -149,6 +155,7 @@ func TestDevEndsAtOnceAtASecondSignal(t *testing.T) {
 }
 
 func TestDevUsesTheServersThatAreSet(t *testing.T) {
+	t.Parallel()
 	db, nats := testkit.Postgres(t), testkit.NATS(t)
 	cfg := nats.Config() // a shared server may have other tests' streams too
 	d := newDev(t, "DATABASE_URL="+db.URL, "NATS_URL="+nats.URL, "NATS_STREAM="+cfg.Stream, "NATS_SUBJECT_PREFIX="+cfg.Prefix,
@@ -188,6 +195,7 @@ func TestDevUsesTheServersThatAreSet(t *testing.T) {
 
 // TestDevLeavesADatabaseWithTablesOfOthersAlone: DATABASE_URL may be left over from another program.
 func TestDevLeavesADatabaseWithTablesOfOthersAlone(t *testing.T) {
+	t.Parallel()
 	db, nats := testkit.EmptyPostgres(t), testkit.NATS(t)
 	conn, err := pgx.Connect(t.Context(), db.URL)
 	if err != nil {
@@ -238,6 +246,7 @@ func TestDevLeavesADatabaseWithTablesOfOthersAlone(t *testing.T) {
 
 // TestDevPrintsLinesThatWork runs the printed curl lines, which a person would paste.
 func TestDevPrintsLinesThatWork(t *testing.T) {
+	t.Parallel()
 	d := newDev(t, "DEV_TOKEN=chosen-by-hand")
 	d.start(t)
 	if got := d.instance(t).Token; got != "chosen-by-hand" {
@@ -354,6 +363,7 @@ func TestTheLockWaitsForADevThatIsDying(t *testing.T) {
 }
 
 func TestDevSaysWhichPortIsTaken(t *testing.T) {
+	t.Parallel()
 	for _, variable := range []string{"API_ADDR", "OPS_ADDR"} {
 		t.Run(variable, func(t *testing.T) {
 			l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -25,6 +25,7 @@ children:
 
 // TestThePageOnAddingAKindWorks runs the steps of docs/adding-a-kind.md against a dev.
 func TestThePageOnAddingAKindWorks(t *testing.T) {
+	t.Parallel()
 	page, err := os.ReadFile("../../../docs/adding-a-kind.md")
 	if err != nil {
 		t.Fatal(err)
@@ -79,6 +80,7 @@ func TestThePageOnAddingAKindWorks(t *testing.T) {
 
 // The commands on the archive of threads must use the kinds in force, not only the built-in ones.
 func TestTheArchiveOfThreadsKnowsTheKindsInForce(t *testing.T) {
+	t.Parallel()
 	db := testkit.Postgres(t)
 	env := map[string]string{"DATABASE_URL": db.URL}
 	if code, _, stderr := run(t, env, "", "archive", "settings", "comment_archive_after=1h", "--yes"); code != exitOK {

@@ -58,6 +58,7 @@ func dlqState(t *testing.T, pool *pgxpool.Pool) []string {
 }
 
 func TestDLQOutboxListAndShow(t *testing.T) {
+	t.Parallel()
 	db := testkit.Postgres(t)
 	buryRows(t, db.Pool(t, postgres.RoleSystem), 4)
 	env := map[string]string{"DATABASE_URL": db.URL}
@@ -101,6 +102,7 @@ func TestDLQOutboxListAndShow(t *testing.T) {
 }
 
 func TestDLQOutboxRetryAndDiscard(t *testing.T) {
+	t.Parallel()
 	db := testkit.Postgres(t)
 	pool := db.Pool(t, postgres.RoleSystem)
 	buryRows(t, pool, 1206)

@@ -58,6 +58,7 @@ func parkedState(t *testing.T, pool *pgxpool.Pool) []string {
 }
 
 func TestDLQConsumerListAndShow(t *testing.T) {
+	t.Parallel()
 	db := testkit.Postgres(t)
 	parkFollows(t, db.Pool(t, postgres.RoleSystem), 6)
 	env := map[string]string{"DATABASE_URL": db.URL}
@@ -103,6 +104,7 @@ func TestDLQConsumerListAndShow(t *testing.T) {
 }
 
 func TestDLQConsumerRetryAndDiscard(t *testing.T) {
+	t.Parallel()
 	db := testkit.Postgres(t)
 	pool := db.Pool(t, postgres.RoleSystem)
 	parkFollows(t, pool, 9)

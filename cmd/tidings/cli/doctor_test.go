@@ -74,6 +74,7 @@ func TestADoctorsCommandsExist(t *testing.T) {
 // TestDoctorEndsByWhatItFinds checks the findings and exit codes: a stopped fleet lists the missing processes, an old
 // schema names the command.
 func TestDoctorEndsByWhatItFinds(t *testing.T) {
+	t.Parallel()
 	n, db := testkit.NATS(t), testkit.Postgres(t)
 	cfg := n.Config()
 	js, err := jetstream.New(n.Connect(t))

@@ -11,6 +11,7 @@ import (
 )
 
 func TestEdgesRemoveWorksUntilAllAreGone(t *testing.T) {
+	t.Parallel()
 	db := testkit.Postgres(t)
 	env := map[string]string{"DATABASE_URL": db.URL}
 	s := store.New(db.Pool(t, postgres.RoleAPI), nil)

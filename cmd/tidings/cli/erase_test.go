@@ -13,6 +13,7 @@ import (
 )
 
 func TestEraseSaysWhatItWaitsForAndGoesOn(t *testing.T) {
+	t.Parallel()
 	db := testkit.Postgres(t)
 	env := map[string]string{"DATABASE_URL": db.URL, "NATS_URL": testkit.NATS(t).URL}
 	out, err := store.New(db.Pool(t, postgres.RoleAPI), nil).CreateChildren(t.Context(), 1, kinds.Builtin().Children["comment"],

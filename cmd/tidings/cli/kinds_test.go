@@ -12,6 +12,7 @@ import (
 )
 
 func TestKindsAreAppliedListedAndShown(t *testing.T) {
+	t.Parallel()
 	db := testkit.Postgres(t)
 	env := map[string]string{"DATABASE_URL": db.URL}
 	file := filepath.Join(t.TempDir(), "kinds.yaml")

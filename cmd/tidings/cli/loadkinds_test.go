@@ -17,6 +17,7 @@ import (
 )
 
 func TestEdgesAndChildrenOfAnyKindAreLoadedAndShown(t *testing.T) {
+	t.Parallel()
 	d := newDev(t)
 	d.start(t)
 	file := filepath.Join(t.TempDir(), "kinds.yaml")

@@ -15,6 +15,7 @@ import (
 )
 
 func TestMigrate(t *testing.T) {
+	t.Parallel()
 	db := testkit.Postgres(t)
 	pool := db.Pool(t, postgres.RoleOwner)
 	u, err := url.Parse(db.URL)

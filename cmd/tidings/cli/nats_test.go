@@ -14,6 +14,7 @@ import (
 )
 
 func TestCredentialsOfAnAccountOpenWhatTheirRoleNeeds(t *testing.T) {
+	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "keys")
 	account := func(args ...string) string {
 		t.Helper()

@@ -11,6 +11,7 @@ import (
 )
 
 func TestOutboxListShowRetryAndKill(t *testing.T) {
+	t.Parallel()
 	db := testkit.Postgres(t)
 	pool := db.Pool(t, postgres.RoleSystem)
 	if _, err := pool.Exec(t.Context(), `

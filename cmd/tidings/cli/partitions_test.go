@@ -37,6 +37,7 @@ func (d *dev) listed(t *testing.T, args ...string) (all []status.Partition) {
 }
 
 func TestAResizeWaitsForTheOneBefore(t *testing.T) {
+	t.Parallel()
 	db, b := testkit.Postgres(t), testkit.NATS(t)
 	cfg := b.Config()
 	env := map[string]string{"DATABASE_URL": db.URL, "NATS_URL": b.URL, "NATS_STREAM": cfg.Stream, "NATS_SUBJECT_PREFIX": cfg.Prefix,
@@ -65,6 +66,7 @@ func TestAResizeWaitsForTheOneBefore(t *testing.T) {
 }
 
 func TestVerifyTellsMessagesThatAreNoEventsFromEventsThatAreMissing(t *testing.T) {
+	t.Parallel()
 	d := newDev(t)
 	d.start(t)
 	for n := range 3 {
@@ -121,6 +123,7 @@ func TestVerifyTellsMessagesThatAreNoEventsFromEventsThatAreMissing(t *testing.T
 // TestStatusSaysWhyTheRelayPublishesNothing fills the stream, and then takes the database back: status, doctor and
 // verify give the cause, although the relay runs.
 func TestStatusSaysWhyTheRelayPublishesNothing(t *testing.T) {
+	t.Parallel()
 	d := newDev(t, "NATS_MAX_BYTES=100")
 	d.start(t)
 	followed := 1
@@ -144,10 +147,11 @@ func TestStatusSaysWhyTheRelayPublishesNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	stream, err := js.Stream(t.Context(), "EVENTS-0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	var stream jetstream.Stream
+	testkit.Eventually(t, "the relay to create the stream", func() (bool, error) {
+		stream, err = js.Stream(t.Context(), "EVENTS-0")
+		return err == nil, err
+	})
 	code, stdout := 0, ""
 	says := func(when string, want, not string, args ...string) {
 		t.Helper()

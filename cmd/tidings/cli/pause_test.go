@@ -10,6 +10,7 @@ import (
 )
 
 func TestPauseAndResume(t *testing.T) {
+	t.Parallel()
 	db := testkit.Postgres(t)
 	env := map[string]string{"DATABASE_URL": db.URL}
 	for _, c := range []struct {

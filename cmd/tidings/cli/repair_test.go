@@ -15,10 +15,11 @@ import (
 )
 
 func TestRepairStreamBringsALostStreamBack(t *testing.T) {
+	t.Parallel()
 	d := newDev(t)
 	d.start(t)
-	spec := followGraph(100, 1000, 3)
-	if code, stdout, stderr := run(t, nil, "", "load", "--generate", "users=100,edges=1000,seed=3", "--data", d.dir); code != exitOK {
+	spec := followGraph(40, 1000, 3)
+	if code, stdout, stderr := run(t, nil, "", "load", "--generate", "users=40,edges=1000,seed=3", "--data", d.dir); code != exitOK {
 		t.Fatalf("load: exit code %d\n%s\n%s", code, stdout, stderr)
 	}
 	d.verify(t)

@@ -18,10 +18,11 @@ import (
 )
 
 func TestReplayBuildsTheProjectionsOfARunningDevAnew(t *testing.T) {
+	t.Parallel()
 	d := newDev(t, "HEARTBEAT_INTERVAL=1s") // replay and verify must ignore heartbeats
 	d.start(t)
-	spec := followGraph(100, 1000, 5)
-	if code, stdout, stderr := run(t, nil, "", "load", "--generate", "users=100,edges=1000,seed=5", "--data", d.dir); code != exitOK {
+	spec := followGraph(40, 400, 5)
+	if code, stdout, stderr := run(t, nil, "", "load", "--generate", "users=40,edges=400,seed=5", "--data", d.dir); code != exitOK {
 		t.Fatalf("load: exit code %d\n%s\n%s", code, stdout, stderr)
 	}
 	d.verify(t) // waits until every event is published and applied

@@ -18,11 +18,12 @@ import (
 
 // TestThePageOnLookingAtRowsSaysWhatWorks runs every statement of the page with the login that it names, and then verifies.
 func TestThePageOnLookingAtRowsSaysWhatWorks(t *testing.T) {
+	t.Parallel()
 	page, err := os.ReadFile("../../../docs/runbook/looking-at-rows.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := newDev(t)
+	d := newDevWithPostgres(t) // the page creates a login, which all databases of a server have
 	d.start(t)
 	write := func(method, path, body string, header http.Header, want int) (answer map[string]any) {
 		t.Helper()

@@ -16,6 +16,7 @@ import (
 // TestStatusAnswersWithoutNATSOrPostgreSQL checks that status names the server without its password, and shows the
 // state of the other one.
 func TestStatusAnswersWithoutNATSOrPostgreSQL(t *testing.T) {
+	t.Parallel()
 	n, pg := testkit.NATSProcess(t), testkit.PostgresProcess(t)
 	cfg, db := n.Config(), pg.DB(t)
 	pool := db.Pool(t, postgres.RoleSystem)

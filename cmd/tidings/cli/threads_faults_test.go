@@ -17,7 +17,7 @@ import (
 )
 
 func TestALoadOfThreadsSurvivesKills(t *testing.T) {
-	d := newDev(t)
+	d := newDevWithPostgres(t)
 	d.start(t)
 	spec := load.ChildSpec{Objects: 30, Children: 600, Seed: rand.Uint64() >> 1}
 	t.Logf("seed %d", spec.Seed)

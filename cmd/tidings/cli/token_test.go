@@ -18,6 +18,7 @@ import (
 )
 
 func TestTokenCreate(t *testing.T) {
+	t.Parallel()
 	db := testkit.Postgres(t)
 	env := map[string]string{"DATABASE_URL": db.URL}
 	pool := db.Pool(t, postgres.RoleAPI)
@@ -72,6 +73,7 @@ func TestTokenCreate(t *testing.T) {
 }
 
 func TestSystemTokens(t *testing.T) {
+	t.Parallel()
 	db := testkit.Postgres(t)
 	env := map[string]string{"DATABASE_URL": db.URL}
 	token := func(code int, args ...string) (stdout, stderr string) {
@@ -118,6 +120,7 @@ func TestSystemTokens(t *testing.T) {
 }
 
 func TestTokensAreReplacedListedAndRevoked(t *testing.T) {
+	t.Parallel()
 	db := testkit.Postgres(t)
 	env := map[string]string{"DATABASE_URL": db.URL}
 	pool := db.Pool(t, postgres.RoleAPI)
@@ -190,6 +193,7 @@ func TestTokensAreReplacedListedAndRevoked(t *testing.T) {
 // TestALeakedTokenIsIdentifiedAndNotShown identifies tokens in every state, from a pipe and from a terminal, but never
 // from an argument.
 func TestALeakedTokenIsIdentifiedAndNotShown(t *testing.T) {
+	t.Parallel()
 	db := testkit.Postgres(t)
 	env := map[string]string{"DATABASE_URL": db.URL}
 	create := func(args ...string) string {

@@ -27,6 +27,7 @@ var update = flag.Bool("update", false, "write the outputs of docs/tour.md, and 
 // TestTheTourWorks runs the commands of docs/tour.md in one shell against tidings dev, and compares the shapes of their
 // outputs with the page's.
 func TestTheTourWorks(t *testing.T) {
+	t.Parallel()
 	const page = "../../../docs/tour.md"
 	text, err := os.ReadFile(page)
 	if err != nil {
@@ -86,7 +87,7 @@ func (d *dev) watchEvents(t *testing.T) (want func(types ...string)) {
 				close(ready)
 			}
 			return stderr.Write(b)
-		}), Env: envconfig.MapLookuper(nil)}
+		}), Env: envconfig.MapLookuper(nil), ran: noteRan}
 		done <- Execute(ctx, []string{"events", "watch", "--tenant", "1", "--data", d.dir}, p)
 	}()
 	select {
@@ -134,8 +135,8 @@ func (d *dev) shell(t *testing.T, scripts []string) (outputs []string) {
 		t.Fatalf("the page does not wait for a pause with the line %q", pause)
 	}
 	// On a busy machine a pause may take longer. The metric says when the consumer has noticed it.
-	all = strings.Replace(all, pause, fmt.Sprintf("\nfor n in $(seq 1200); do\n"+
-		"curl -s %s/metrics | grep -q '^consumer_paused{consumer=\"followercounts\".*} 1$' && break; sleep 0.1\ndone\n",
+	all = strings.Replace(all, pause, fmt.Sprintf("\nfor n in $(seq 400); do\n"+
+		"curl -s %s/metrics | grep -q '^consumer_paused{consumer=\"followercounts\".*} 1$' && break; sleep 0.3\ndone\n",
 		strings.TrimPrefix(in.Ops, "http://")), 1)
 	c := exec.CommandContext(t.Context(), "sh", "-e")
 	c.Dir, c.Stdin = dir, strings.NewReader(all)

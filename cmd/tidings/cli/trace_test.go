@@ -15,6 +15,7 @@ import (
 )
 
 func TestDevTracesTheWayOfAnEvent(t *testing.T) {
+	t.Parallel()
 	d := newDev(t)
 	d.args = []string{"--trace"}
 	d.start(t)

@@ -36,6 +36,7 @@ func (p *pages) Write(b []byte) (int, error) {
 
 // TestStatusWatchesUntilItIsStopped expects an object per second, with rates from the second one on, and no error at the end.
 func TestStatusWatchesUntilItIsStopped(t *testing.T) {
+	t.Parallel()
 	n, db := testkit.NATS(t), testkit.Postgres(t)
 	cfg := n.Config()
 	js, err := jetstream.New(n.Connect(t))
