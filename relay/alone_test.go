@@ -32,7 +32,7 @@ func TestARepairDeletesNoMessageWhoseRowIsBack(t *testing.T) {
 		t.Fatalf("%d events are lost, %v: want 5", len(lost), err)
 	}
 	before := d.stream(0).CachedInfo().State.Msgs
-	report, err := Repair(t.Context(), d.pool, d.b.Config(), testkit.Logger(t), RepairOptions{DeleteUnknown: true, at: func(step string) error {
+	o := RepairOptions{DeleteUnknown: true, at: func(step string) error {
 		if step != "recorded" {
 			return nil
 		}
@@ -40,7 +40,8 @@ func TestARepairDeletesNoMessageWhoseRowIsBack(t *testing.T) {
 			_, _, err := outbox.Redo(t.Context(), tx, lost)
 			return err
 		})
-	}})
+	}}
+	report, err := Repair(t.Context(), d.pool, d.b.Config(), testkit.Logger(t), o)
 	if err != nil || len(report.Partitions) != 1 || report.Partitions[0].Deleted != 0 {
 		t.Errorf("%+v, %v; want no deletion", report, err)
 	}

@@ -553,8 +553,10 @@ func TestEventsThatComeLateOrTwiceChangeNothing(t *testing.T) {
 		}
 		got := step
 		if err := pool.QueryRow(t.Context(), `SELECT coalesce((SELECT sum(visible) FROM child_buckets WHERE level = 0), 0),
-			coalesce((SELECT total FROM child_totals), 0), coalesce((SELECT visible_descendants FROM child_lists WHERE slug = '00000001'), 0),
-			(SELECT version FROM child_lists WHERE slug = '00000002'), coalesce((SELECT version FROM child_settings WHERE version < 3 OR locked), 0)`,
+			coalesce((SELECT total FROM child_totals), 0),
+			coalesce((SELECT visible_descendants FROM child_lists WHERE slug = '00000001'), 0),
+			(SELECT version FROM child_lists WHERE slug = '00000002'),
+			coalesce((SELECT version FROM child_settings WHERE version < 3 OR locked), 0)`,
 		).Scan(&got.visible, &got.total, &got.below, &got.reply, &got.settings); err != nil {
 			t.Fatal(err)
 		}
