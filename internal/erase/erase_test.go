@@ -37,7 +37,8 @@ func TestARunningReplayStopsAnErasureButNoDryRun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := broker.Declare(t.Context(), js, nats.Config(), broker.Partition{LastSlot: event.Slots - 1}, testkit.Logger(t)); err != nil {
+	if _, err := broker.Declare(t.Context(), js, nats.Config(), broker.Partition{LastSlot: event.Slots - 1},
+		testkit.Logger(t)); err != nil {
 		t.Fatal(err)
 	}
 	d := Deps{Deps: erasure.Deps{Truth: truth.Pool(t, postgres.RoleSystem), Projections: projection.Pool(t, postgres.RoleSystem),
@@ -74,8 +75,8 @@ func TestTheFilesLoseWhatThePersonWroteAndKeepTheRest(t *testing.T) {
 		FOR VALUES FROM (1) TO (50000001)`); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := truth.Exec(ctx, `INSERT INTO outbox_messages_archive (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version,
-		payload, occurred_at, available_at, processed_at, attempts, event_id, stream_seq, inserted_at, partition)
+	if _, err := truth.Exec(ctx, `INSERT INTO outbox_messages_archive (id, tenant_id, aggregate_type, aggregate_id, event_type,
+		event_version, payload, occurred_at, available_at, processed_at, attempts, event_id, stream_seq, inserted_at, partition)
 		SELECT g, 1, 'comment', g, w, 1, jsonb_build_object('author_id', '7', 'body', w || ' text'), now(), now(), now(), 0,
 		       md5(g::text)::uuid, 100 + g, now(), 0
 		  FROM unnest('{erase,off,keep,damaged}'::text[]) WITH ORDINALITY AS u(w, g)`); err != nil {

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -54,7 +55,7 @@ const (
 
 // runDrawn draws n mutants and prints who finds each. It first runs the quick tests of each mutant's package, which find
 // most. For the others it then runs those of the packages that import it and of the readers, then its package's fault
-// tests.
+// tests. A test that does not end has found the mutant.
 func runDrawn(ctx context.Context, n int, seed uint64, out string, parallel int, limit time.Duration) error {
 	root, err := mutants.Root()
 	if err != nil {
@@ -88,18 +89,13 @@ func runDrawn(ctx context.Context, n int, seed uint64, out string, parallel int,
 		}
 		chosen = append(chosen, m)
 		if !d.tried(m) {
-			g.Go(func() error { return d.try(ctx, m, d.own) })
+			g.Go(func() error { return d.own(ctx, m) })
 		}
 	}
 	if err := g.Wait(); err != nil {
 		return err
 	}
-	for _, m := range chosen {
-		if d.have[m.String()] == notYet {
-			g.Go(func() error { return d.try(ctx, m, d.others) })
-		}
-	}
-	return g.Wait()
+	return d.others(ctx, slices.DeleteFunc(chosen, func(m mutants.Drawn) bool { return d.have[m.String()] != notYet }), parallel)
 }
 
 // open reads the results of the runs before, and opens the file to append those of this one.
@@ -152,9 +148,14 @@ func (d *drawing) dependents(folder string) (all []string) {
 			all = append(all, name)
 		}
 	}
-	files := func(name string) int { return len(d.packages[name].TestGoFiles) + len(d.packages[name].XTestGoFiles) }
-	slices.SortFunc(all, func(a, b string) int { return cmp.Or(files(a)-files(b), strings.Compare(a, b)) }) // short ones first
 	return all
+}
+
+// byLength sorts packages by their number of test files, because most mutants are found before the long ones run.
+func (d *drawing) byLength(names []string) []string {
+	files := func(name string) int { return len(d.packages[name].TestGoFiles) + len(d.packages[name].XTestGoFiles) }
+	slices.SortFunc(names, func(a, b string) int { return cmp.Or(files(a)-files(b), strings.Compare(a, b)) })
+	return names
 }
 
 var faultTest = regexp.MustCompile(`(?m)^func (Test\w+)\(`)
@@ -179,35 +180,41 @@ func (d *drawing) faults(folder string) (string, error) {
 	return "^(" + strings.Join(names, "|") + ")$", nil
 }
 
-// with calls f with the name of an overlay file that has the edit.
-func (d *drawing) with(m mutants.Drawn, f func(overlay string) error) error {
+// with calls f with the name of an overlay file that has the edits.
+func (d *drawing) with(all []mutants.Drawn, f func(overlay string) error) error {
 	dir, err := os.MkdirTemp("", "mutant")
 	if err != nil {
 		return err
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	e, err := m.Edit(d.root)
-	if err != nil {
-		return err
+	var edits []mutants.Edit
+	for _, m := range all {
+		e, err := m.Edit(d.root)
+		if err != nil {
+			return err
+		}
+		edits = append(edits, e)
 	}
-	overlay, err := mutants.Overlay(d.root, dir, []mutants.Edit{e})
+	overlay, err := mutants.Overlay(d.root, dir, edits)
 	if err != nil {
 		return err
 	}
 	return f(overlay)
 }
 
-func (d *drawing) tried(m mutants.Drawn) bool {
+func (d *drawing) stateOf(m mutants.Drawn) string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.have[m.String()] != ""
+	return d.have[m.String()]
 }
+
+func (d *drawing) tried(m mutants.Drawn) bool { return d.stateOf(m) != "" }
 
 func (d *drawing) compiles(ctx context.Context, m mutants.Drawn) (ok bool, err error) {
 	if m.Kind == "sql" || d.tried(m) {
 		return true, nil
 	}
-	return ok, d.with(m, func(overlay string) error {
+	return ok, d.with([]mutants.Drawn{m}, func(overlay string) error {
 		cmd := exec.CommandContext(ctx, "go", "build", "-overlay", overlay, "./"+m.Folder())
 		cmd.Dir = d.root
 		ok = cmd.Run() == nil
@@ -215,52 +222,120 @@ func (d *drawing) compiles(ctx context.Context, m mutants.Drawn) (ok bool, err e
 	})
 }
 
-// try prints who finds the mutant: by, package, test. The function runs tests.
-func (d *drawing) try(ctx context.Context, m mutants.Drawn,
-	run func(ctx context.Context, folder, overlay string) ([3]string, error)) error {
+// own runs the quick tests of the mutant's package.
+func (d *drawing) own(ctx context.Context, m mutants.Drawn) error {
 	began := time.Now()
-	var found [3]string
-	err := d.with(m, func(overlay string) (err error) {
-		found, err = run(ctx, m.Folder(), overlay)
+	found, err := d.find(ctx, []mutants.Drawn{m}, m.Folder())
+	if err != nil {
 		return err
-	})
-	if err = cmp.Or(ctx.Err(), err); err != nil {
-		return err // a test that was stopped has found nothing
 	}
-	line := fmt.Sprintf("%s\t%s\t%.0f s\n", m, strings.Join(found[:], "\t"), time.Since(began).Seconds())
-	fmt.Print(line)
+	if len(found) == 0 {
+		return d.record(m, time.Since(began), notYet, "", "")
+	}
+	return d.record(m, time.Since(began), byTest, m.Folder(), found[m])
+}
+
+// others runs the tests of other packages, then the fault tests. A package tests all mutants that it may find at once.
+func (d *drawing) others(ctx context.Context, left []mutants.Drawn, parallel int) error {
+	began := time.Now()
+	search := func(by string, folders []string, may func(m mutants.Drawn, folder string) bool, flags func(folder string) []string) error {
+		var g errgroup.Group
+		g.SetLimit(max(1, parallel))
+		for _, folder := range folders {
+			g.Go(func() error {
+				var some []mutants.Drawn
+				for _, m := range left {
+					if d.stateOf(m) == notYet && may(m, folder) {
+						some = append(some, m)
+					}
+				}
+				found, err := d.find(ctx, some, folder, flags(folder)...)
+				for m, test := range found {
+					if d.stateOf(m) == notYet {
+						err = errors.Join(err, d.record(m, time.Since(began), by, folder, test))
+					}
+				}
+				return err
+			})
+		}
+		return g.Wait()
+	}
+	ofTests := map[string][]mutants.Drawn{}
+	ofFaults := map[string]string{}
+	for _, m := range left {
+		for _, name := range d.dependents(m.Folder()) {
+			ofTests[name] = append(ofTests[name], m)
+		}
+		only, err := d.faults(m.Folder())
+		if err != nil {
+			return err
+		}
+		if only != "" {
+			ofFaults[m.Folder()] = only
+		}
+	}
+	if err := search(byTest, d.byLength(slices.Collect(maps.Keys(ofTests))),
+		func(m mutants.Drawn, folder string) bool { return slices.Contains(ofTests[folder], m) },
+		func(string) []string { return nil }); err != nil {
+		return err
+	}
+	if err := search(byFaults, d.byLength(slices.Collect(maps.Keys(ofFaults))),
+		func(m mutants.Drawn, folder string) bool { return m.Folder() == folder },
+		func(folder string) []string { return []string{"-tags", "faults", "-run", ofFaults[folder]} }); err != nil {
+		return err
+	}
+	for _, m := range left {
+		if d.stateOf(m) == notYet {
+			if err := d.record(m, time.Since(began), byNobody, "", ""); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// find returns the mutants that the package's tests find, each with a test that fails. It tests all mutants at once, and
+// their halves only if a test fails.
+func (d *drawing) find(ctx context.Context, all []mutants.Drawn, folder string, flags ...string) (map[mutants.Drawn]string, error) {
+	if len(all) == 0 {
+		return nil, nil
+	}
+	var test string
+	if err := d.with(all, func(overlay string) error {
+		test = d.test(ctx, overlay, folder, flags...)
+		return ctx.Err() // a test that was stopped has found nothing
+	}); ctx.Err() != nil || err != nil && len(all) == 1 { // edits side by side do not fit into one overlay
+		return nil, cmp.Or(ctx.Err(), err)
+	} else if err == nil && test == "" {
+		return nil, nil
+	}
+	if len(all) == 1 {
+		return map[mutants.Drawn]string{all[0]: test}, nil
+	}
+	found, err := d.find(ctx, all[:len(all)/2], folder, flags...)
+	if err != nil {
+		return nil, err
+	}
+	more, err := d.find(ctx, all[len(all)/2:], folder, flags...)
+	if found == nil {
+		return more, err
+	}
+	maps.Copy(found, more)
+	return found, err
+}
+
+// record prints a result and appends it to the file.
+func (d *drawing) record(m mutants.Drawn, took time.Duration, by, folder, test string) error {
+	line := fmt.Sprintf("%s\t%s\t%s\t%s\t%.0f s\n", m, by, folder, test, took.Seconds())
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.have[m.String()] = found[0]
-	if d.out != nil {
-		_, err = d.out.WriteString(line)
+	fmt.Print(line)
+	d.have[m.String()] = by
+	if d.out == nil {
+		return nil
 	}
+	_, err := d.out.WriteString(line)
 	return err
-}
-
-func (d *drawing) own(ctx context.Context, folder, overlay string) (found [3]string, err error) {
-	if test := d.test(ctx, overlay, folder); test != "" {
-		return [3]string{byTest, folder, test}, nil
-	}
-	return [3]string{notYet}, nil
-}
-
-func (d *drawing) others(ctx context.Context, folder, overlay string) (found [3]string, err error) {
-	for _, name := range d.dependents(folder) {
-		if test := d.test(ctx, overlay, name); test != "" {
-			return [3]string{byTest, name, test}, nil
-		}
-	}
-	only, err := d.faults(folder)
-	if err != nil {
-		return found, err
-	}
-	if only != "" {
-		if test := d.test(ctx, overlay, folder, "-tags", "faults", "-run", only); test != "" {
-			return [3]string{byFaults, folder, test}, nil
-		}
-	}
-	return [3]string{byNobody}, nil
 }
 
 var failed = regexp.MustCompile(`--- FAIL: (Test[^\s/]+)`)
