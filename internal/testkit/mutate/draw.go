@@ -202,13 +202,13 @@ func (d *drawing) with(all []mutants.Drawn, f func(overlay string) error) error 
 	return f(overlay)
 }
 
-func (d *drawing) stateOf(m mutants.Drawn) string {
+func (d *drawing) state(m mutants.Drawn) string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.have[m.String()]
 }
 
-func (d *drawing) tried(m mutants.Drawn) bool { return d.stateOf(m) != "" }
+func (d *drawing) tried(m mutants.Drawn) bool { return d.state(m) != "" }
 
 func (d *drawing) compiles(ctx context.Context, m mutants.Drawn) (ok bool, err error) {
 	if m.Kind == "sql" || d.tried(m) {
@@ -235,63 +235,63 @@ func (d *drawing) own(ctx context.Context, m mutants.Drawn) error {
 	return d.record(m, time.Since(began), byTest, m.Folder(), found[m])
 }
 
-// others runs the tests of other packages, then the fault tests. A package tests all mutants that it may find at once.
+// step is a part of the search for those who find mutants: tests of packages, and the mutants that each may find.
+type step struct {
+	by    string
+	may   map[string][]mutants.Drawn // by package
+	flags map[string][]string        // of go test, by package
+}
+
+// others runs the quick tests of other packages, then the fault tests.
 func (d *drawing) others(ctx context.Context, left []mutants.Drawn, parallel int) error {
 	began := time.Now()
-	search := func(by string, folders []string, may func(m mutants.Drawn, folder string) bool, flags func(folder string) []string) error {
-		var g errgroup.Group
-		g.SetLimit(max(1, parallel))
-		for _, folder := range folders {
-			g.Go(func() error {
-				var some []mutants.Drawn
-				for _, m := range left {
-					if d.stateOf(m) == notYet && may(m, folder) {
-						some = append(some, m)
-					}
-				}
-				found, err := d.find(ctx, some, folder, flags(folder)...)
-				for m, test := range found {
-					if d.stateOf(m) == notYet {
-						err = errors.Join(err, d.record(m, time.Since(began), by, folder, test))
-					}
-				}
-				return err
-			})
-		}
-		return g.Wait()
-	}
-	ofTests := map[string][]mutants.Drawn{}
-	ofFaults := map[string]string{}
+	quick := step{by: byTest, may: map[string][]mutants.Drawn{}}
+	faults := step{by: byFaults, may: map[string][]mutants.Drawn{}, flags: map[string][]string{}}
 	for _, m := range left {
 		for _, name := range d.dependents(m.Folder()) {
-			ofTests[name] = append(ofTests[name], m)
+			quick.may[name] = append(quick.may[name], m)
 		}
 		only, err := d.faults(m.Folder())
 		if err != nil {
 			return err
 		}
 		if only != "" {
-			ofFaults[m.Folder()] = only
+			faults.may[m.Folder()] = append(faults.may[m.Folder()], m)
+			faults.flags[m.Folder()] = []string{"-tags", "faults", "-run", only}
 		}
 	}
-	if err := search(byTest, d.byLength(slices.Collect(maps.Keys(ofTests))),
-		func(m mutants.Drawn, folder string) bool { return slices.Contains(ofTests[folder], m) },
-		func(string) []string { return nil }); err != nil {
-		return err
-	}
-	if err := search(byFaults, d.byLength(slices.Collect(maps.Keys(ofFaults))),
-		func(m mutants.Drawn, folder string) bool { return m.Folder() == folder },
-		func(folder string) []string { return []string{"-tags", "faults", "-run", ofFaults[folder]} }); err != nil {
-		return err
+	for _, s := range []step{quick, faults} {
+		if err := d.take(ctx, s, began, parallel); err != nil {
+			return err
+		}
 	}
 	for _, m := range left {
-		if d.stateOf(m) == notYet {
+		if d.state(m) == notYet {
 			if err := d.record(m, time.Since(began), byNobody, "", ""); err != nil {
 				return err
 			}
 		}
 	}
 	return nil
+}
+
+// take runs the tests of a step. A package tests all its mutants that nobody has found yet at once.
+func (d *drawing) take(ctx context.Context, s step, began time.Time, parallel int) error {
+	var g errgroup.Group
+	g.SetLimit(max(1, parallel))
+	for _, folder := range d.byLength(slices.Collect(maps.Keys(s.may))) {
+		g.Go(func() error {
+			left := slices.DeleteFunc(s.may[folder], func(m mutants.Drawn) bool { return d.state(m) != notYet })
+			found, err := d.find(ctx, left, folder, s.flags[folder]...)
+			for m, test := range found {
+				if d.state(m) == notYet {
+					err = errors.Join(err, d.record(m, time.Since(began), s.by, folder, test))
+				}
+			}
+			return err
+		})
+	}
+	return g.Wait()
 }
 
 // find returns the mutants that the package's tests find, each with a test that fails. It tests all mutants at once, and
