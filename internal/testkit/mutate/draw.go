@@ -11,6 +11,7 @@ import (
 	"maps"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -133,28 +134,36 @@ func listPackages(ctx context.Context, root string) (map[string]pkg, error) {
 	}
 }
 
-// dependents returns the packages whose quick tests may find a mutant of the folder, besides its own.
+// dependents returns the packages whose quick tests may find a mutant of the folder, besides its own. All that use a
+// database use the migrations.
 func (d *drawing) dependents(folder string) (all []string) {
 	for name, p := range d.packages {
 		tests := slices.Concat(p.TestImports, p.XTestImports)
 		if name == folder || len(p.TestGoFiles)+len(p.XTestGoFiles) == 0 {
 			continue
 		}
-		uses := func(path string) bool {
-			return path == module+folder || slices.Contains(d.packages[strings.TrimPrefix(path, module)].Deps, module+folder)
+		uses := func(imported string) bool {
+			return imported == module+folder || slices.Contains(d.packages[strings.TrimPrefix(imported, module)].Deps, module+folder)
 		}
 		direct := slices.Contains(slices.Concat(p.Imports, tests), module+folder)
-		if direct || slices.Contains(readers, name) && (uses(p.ImportPath) || slices.ContainsFunc(tests, uses)) {
+		inRoom := slices.ContainsFunc(mutants.Rooms, func(room string) bool { ok, _ := path.Match(room, name); return ok })
+		schema := folder == "migrations" && inRoom && slices.Contains(tests, module+"internal/testkit")
+		if direct || schema || slices.Contains(readers, name) && (uses(p.ImportPath) || slices.ContainsFunc(tests, uses)) {
 			all = append(all, name)
 		}
 	}
 	return all
 }
 
-// byLength sorts packages by their number of test files, because most mutants are found before the long ones run.
-func (d *drawing) byLength(names []string) []string {
-	files := func(name string) int { return len(d.packages[name].TestGoFiles) + len(d.packages[name].XTestGoFiles) }
-	slices.SortFunc(names, func(a, b string) int { return cmp.Or(files(a)-files(b), strings.Compare(a, b)) })
+// inOrder puts the readers first, because they find most, then the packages with few test files.
+func (d *drawing) inOrder(names []string) []string {
+	rank := func(name string) int {
+		if slices.Contains(readers, name) {
+			return 0
+		}
+		return 1 + len(d.packages[name].TestGoFiles) + len(d.packages[name].XTestGoFiles)
+	}
+	slices.SortFunc(names, func(a, b string) int { return cmp.Or(rank(a)-rank(b), strings.Compare(a, b)) })
 	return names
 }
 
@@ -279,7 +288,7 @@ func (d *drawing) others(ctx context.Context, left []mutants.Drawn, parallel int
 func (d *drawing) take(ctx context.Context, s step, began time.Time, parallel int) error {
 	var g errgroup.Group
 	g.SetLimit(max(1, parallel))
-	for _, folder := range d.byLength(slices.Collect(maps.Keys(s.may))) {
+	for _, folder := range d.inOrder(slices.Collect(maps.Keys(s.may))) {
 		g.Go(func() error {
 			left := slices.DeleteFunc(s.may[folder], func(m mutants.Drawn) bool { return d.state(m) != notYet })
 			found, err := d.find(ctx, left, folder, s.flags[folder]...)
