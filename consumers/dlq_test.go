@@ -177,6 +177,9 @@ func TestDeadLettersAreFiltered(t *testing.T) {
 		SET dead_at = timestamptz '2026-01-01 00:00:00Z' + interval '1 hour' * stream_seq`); err != nil {
 		t.Fatal(err)
 	}
+	if lag, err := consumers.Lag(t.Context(), r.system, r.js, r.cfg, name); err != nil || lag[0].DeadLetters != 3 {
+		t.Errorf("the consumer has %+v, %v, want 3 dead letters", lag, err)
+	}
 	all := r.letters(consumers.DeadLetterFilter{})
 	at := func(hour int) time.Time { return time.Date(2026, 1, 1, hour, 0, 0, 0, time.UTC) }
 	for name, c := range map[string]struct {
