@@ -45,9 +45,9 @@ test-race: ## run the tests of both with the race detector (SHARD=2/4: one of fo
 	@$(GO) run ./internal/testkit/suite $(if $(SHARD),-shard $(SHARD)) race
 
 .PHONY: mutants
-mutants: ## take guards out of the code, one at a time: a test must find each (CHANGED=REF: of changed files, RUN=REGEXP, QUICK=1)
+mutants: ## take guards out of the code, one at a time: a test must find each (CHANGED=REF: of changed files, RUN=REGEXP, QUICK=1; DRAW=60 SEED=1 OUT=FILE: by chance)
 	@$(MAKE) --no-print-directory postgres
-	@$(GO) run ./internal/testkit/mutate $(if $(CHANGED),-changed $(CHANGED)) $(if $(RUN),-run '$(RUN)') $(if $(QUICK),-quick)
+	@$(GO) run ./internal/testkit/mutate $(if $(DRAW),-draw $(DRAW)) $(if $(SEED),-seed $(SEED)) $(if $(OUT),-out $(OUT)) $(if $(CHANGED),-changed $(CHANGED)) $(if $(RUN),-run '$(RUN)') $(if $(QUICK),-quick)
 
 # The strongest fault tests: they kill, freeze, restart or cut off a server while other processes work.
 # `TEST_SERVERS=docker make test` runs all tests that use servers on containers.

@@ -148,8 +148,17 @@ func TestAnExportWhoseAnswerWasLostKeepsItsFiles(t *testing.T) {
 	}
 	r.check(true, "")
 	r.exec(`UPDATE outbox_archive_exports SET state = 'WRITING'`)
+	other, err := r.begin(t.Context(), 100000, august, r.url)
+	if err != nil {
+		t.Fatal(err)
+	}
 	if err := r.discard(t.Context(), b, e); err != nil {
 		t.Fatal(err)
+	}
+	var writing string
+	if err := r.pool.QueryRow(t.Context(), `SELECT string_agg(export_id::text, ' ') FROM outbox_archive_exports
+		WHERE state = 'WRITING'`).Scan(&writing); err != nil || writing != other.ID {
+		t.Errorf("the exports that continue are %q, %v, want %s", writing, err, other.ID)
 	}
 	if keys, err := b.list(t.Context(), ""); err != nil || len(keys) > 0 {
 		t.Errorf("left are %v, %v", keys, err)

@@ -166,6 +166,51 @@ func TestARetryAppliesWhatWasParkedInItsOrder(t *testing.T) {
 	}
 }
 
+func TestDeadLettersAreFiltered(t *testing.T) {
+	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
+	var defect bad
+	defect.set(3, 1)
+	r.run(r.system, logbook{hook: defect.hook})
+	r.publish(follow(1, 3, 1), follow(1, 3, 2), follow(1, 3, 3))
+	r.awaitLag(0)
+	if _, err := r.owner.Exec(t.Context(), `UPDATE consumer_dead_letters
+		SET dead_at = timestamptz '2026-01-01 00:00:00Z' + interval '1 hour' * stream_seq`); err != nil {
+		t.Fatal(err)
+	}
+	if lag, err := consumers.Lag(t.Context(), r.system, r.js, r.cfg, name); err != nil || lag[0].DeadLetters != 3 {
+		t.Errorf("the consumer has %+v, %v, want 3 dead letters", lag, err)
+	}
+	all := r.letters(consumers.DeadLetterFilter{})
+	at := func(hour int) time.Time { return time.Date(2026, 1, 1, hour, 0, 0, 0, time.UTC) }
+	for name, c := range map[string]struct {
+		filter consumers.DeadLetterFilter
+		want   []int64
+	}{
+		"nothing":            {consumers.DeadLetterFilter{}, []int64{1, 2, 3}},
+		"a consumer":         {consumers.DeadLetterFilter{Consumer: all[0].Consumer}, []int64{1, 2, 3}},
+		"another consumer":   {consumers.DeadLetterFilter{Consumer: "other"}, nil},
+		"another tenant":     {consumers.DeadLetterFilter{TenantID: 99}, nil},
+		"ids":                {consumers.DeadLetterFilter{IDs: []int64{all[2].ID}}, []int64{3}},
+		"another type":       {consumers.DeadLetterFilter{AggregateType: "block"}, nil},
+		"another aggregate":  {consumers.DeadLetterFilter{AggregateID: 4}, nil},
+		"another event type": {consumers.DeadLetterFilter{EventType: "deleted"}, nil},
+		"an event":           {consumers.DeadLetterFilter{EventID: all[1].EventID}, []int64{2}},
+		"before a time":      {consumers.DeadLetterFilter{DeadBefore: at(2)}, []int64{1}},
+		"from a time on":     {consumers.DeadLetterFilter{DeadAfter: at(2)}, []int64{2, 3}},
+		"a span of time":     {consumers.DeadLetterFilter{DeadAfter: at(2), DeadBefore: at(3)}, []int64{2}},
+		"the first ones":     {consumers.DeadLetterFilter{First: true}, []int64{1}},
+		"the next page":      {consumers.DeadLetterFilter{After: all[0].ID}, []int64{2, 3}},
+	} {
+		var got []int64
+		for _, l := range r.letters(c.filter) {
+			got = append(got, l.StreamSeq)
+		}
+		if !slices.Equal(got, c.want) {
+			t.Errorf("%s: %v, want %v", name, got, c.want)
+		}
+	}
+}
+
 func TestADeadLetterOfAnOlderReleaseOrMendedByHandIsApplied(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
 	broken := follow(1, 3, 2)

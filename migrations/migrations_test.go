@@ -327,6 +327,29 @@ func insertSQL(table string) string {
 	panic("fillSQL has nothing for " + table)
 }
 
+// TestAnArchivedThreadThatIsBackTellsWhenAndWhy: the row is the only record of a return.
+func TestAnArchivedThreadThatIsBackTellsWhenAndWhy(t *testing.T) {
+	owner := testkit.Postgres(t).Pool(t, postgres.RoleOwner)
+	for n, c := range []struct {
+		values  string
+		refused bool
+	}{
+		{`'ARCHIVED', NULL, NULL`, false},
+		{`'RETURNING', now(), 'write'`, false},
+		{`'RETURNED', now(), 'undo'`, false},
+		{`'RETURNING', now(), NULL`, true},
+		{`'RETURNED', now(), NULL`, true},
+		{`'RETURNED', NULL, 'write'`, true},
+		{`'RETURNED', now(), 'somebody'`, true},
+	} {
+		_, err := owner.Exec(t.Context(), `INSERT INTO archived_threads (tenant_id, kind, object_id, archive_id, state, returned_at,
+			returned_by) VALUES (1, 'comment', $1, 1, `+c.values+`)`, n)
+		if postgres.IsCheck(err) != c.refused || !c.refused && err != nil {
+			t.Errorf("%s: %v, want that it is refused: %t", c.values, err, c.refused)
+		}
+	}
+}
+
 func TestEveryTenantTableHasRowLevelSecurity(t *testing.T) {
 	owner := testkit.Postgres(t).Pool(t, postgres.RoleOwner)
 	rows, _ := owner.Query(t.Context(), `

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -703,6 +704,10 @@ func TestARangePastItsTimeIsDroppedUnlessAHoldKeepsIt(t *testing.T) {
 				if err := ReleaseHold(t.Context(), pool, id, "a", "test"); err != nil {
 					t.Fatal(err)
 				}
+			}
+			plan, _, err := a.Plan(t.Context())
+			if kept := fmt.Sprintf("kept %d", plan[CountKeptDropped]); err != nil || !strings.HasSuffix(c.want, kept) {
+				t.Errorf("the plan after the release: %s, %v, want those of %s", kept, err, c.want)
 			}
 			archive(t, a)
 			if got := counts(t, pool); got != "outbox 0, of these default 0, "+c.released {

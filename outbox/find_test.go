@@ -198,6 +198,22 @@ func TestEachWayToFindAnEventIsByAnIndex(t *testing.T) {
 	}
 }
 
+func TestARangeIsIndexedOnceWhenItIsArchived(t *testing.T) {
+	owner := testkit.Postgres(t).Pool(t, postgres.RoleOwner)
+	smallRanges(t, owner, 3, 100)
+	fill(t, owner, 1, 250, 10*archiveDay)
+	exec(t, owner, `UPDATE outbox_partitions SET floor_id = 200`)
+	exec(t, owner, `SELECT outbox_range_archive(1, 0), outbox_range_archive(101, 0)`)
+	for _, c := range []struct {
+		first int
+		want  bool
+	}{{1, true}, {1, false}, {201, false}, {101, true}, {101, false}} {
+		if got := scalar[bool](t, owner, `SELECT outbox_range_index($1)`, c.first); got != c.want {
+			t.Errorf("the range from %d is indexed now: %t, want %t", c.first, got, c.want)
+		}
+	}
+}
+
 // A hundred days of ranges: most archived, one dropped and restored. In each state an event is found by its id with one
 // probe of one range, also by a generic plan.
 func TestAnEventOfAnyAgeIsFoundInOneRangeAndInTime(t *testing.T) {

@@ -108,6 +108,11 @@ SELECT $1, (ARRAY['comment', 'review'])[n % 2 + 1], n % 100 + 1, 'old-' || n,
 		t.Fatal(err)
 	}
 
+	// Retention of a history is under way, too.
+	if _, err := f.system.Exec(t.Context(), `INSERT INTO retention_cursors (table_name, step, after_tenant, after_key)
+		VALUES ('comment_history', 'delete', 1, '{00000000-0000-7000-8000-000000000000}')`); err != nil {
+		t.Fatal(err)
+	}
 	var planned, purged, slices int64
 	count := func(n *int64) func(int64, int64, int64) { return func(_, p, _ int64) { *n += p } }
 	if err := store.PurgeKeys(t.Context(), f.system, versioned.Terms{Done: count(&purged)}); err != nil || purged != 0 {

@@ -476,9 +476,19 @@ func TestARefusedLeaseGoesToAnotherForAWhile(t *testing.T) {
 	check("nobody else is there", []int{0, 1, 2, 3}, nil)
 	beat(t, b, a, a, b)
 	check("shared", []int{0, 1}, []int{2, 3})
+	// The instance has leases of another kind, too.
+	if _, err := pool.Exec(t.Context(), `INSERT INTO leases (kind, partition, owner, epoch, expires_at)
+		SELECT 'other', partition, owner, epoch, expires_at FROM leases`); err != nil {
+		t.Fatal(err)
+	}
 	a.Refuse(1)
 	beat(t, a, b)
 	check("refused", []int{0}, []int{1, 2})
+	var refused int
+	if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM leases WHERE kind = 'other' AND owner = ''`).Scan(&refused); err != nil ||
+		refused != 0 {
+		t.Errorf("%d leases of another kind are refused, %v", refused, err)
+	}
 	beat(t, b, a)
 	check("and made good for", []int{0, 3}, []int{1, 2})
 	b.Refuse(1)

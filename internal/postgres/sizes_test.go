@@ -1,10 +1,12 @@
 package postgres_test
 
 import (
+	"context"
 	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tidings/tidings/internal/postgres"
@@ -45,20 +47,36 @@ func TestSizesShowTablesAndWhatHoldsTheHorizon(t *testing.T) {
 			t.Errorf("a partition has its own row: %s", name)
 		}
 	}
-	tx, err := owner.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
+	// A session of another database holds nothing here.
+	hold(t, testkit.Postgres(t).Pool(t, postgres.RoleOwner))
+	pass := func(n int) {
+		t.Helper()
+		for range n {
+			if _, err := owner.Exec(t.Context(), `SELECT pg_current_xact_id()`); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	pass(200)
+	if held := read()["postgres_horizon_transactions session"]; held >= 200 {
+		t.Errorf("a session of another database began 200 transactions ago, and the horizon is %v behind", held)
+	}
+	hold(t, owner)
+	pass(20)
+	if held := read()["postgres_horizon_transactions session"]; held < 20 {
+		t.Errorf("20 transactions began since a session's snapshot, but the horizon is %v behind", held)
+	}
+}
+
+// hold takes a snapshot and keeps it until the test ends.
+func hold(t *testing.T, pool *pgxpool.Pool) {
+	t.Helper()
+	tx, err := pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer tx.Rollback(t.Context())
+	t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
 	if _, err := tx.Exec(t.Context(), `SELECT 1`); err != nil {
 		t.Fatal(err)
-	}
-	for range 20 {
-		if _, err := owner.Exec(t.Context(), `SELECT pg_current_xact_id()`); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if held := read()["postgres_horizon_transactions session"]; held < 20 {
-		t.Errorf("20 transactions began since a session's snapshot, but the horizon is %v behind", held)
 	}
 }

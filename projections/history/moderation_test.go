@@ -84,7 +84,7 @@ func TestDecisionsAreTheVersionsThatMovedModeration(t *testing.T) {
 }
 
 // TestInspectionPutsTheTruthsVersionBesideTheHistory inspects a child and an edge whose histories lack the last
-// version, lack all versions, or were purged.
+// version, lack all versions, or were purged, then a history whose child is gone.
 func TestInspectionPutsTheTruthsVersionBesideTheHistory(t *testing.T) {
 	db := testkit.Postgres(t)
 	system, owner := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleOwner)
@@ -95,9 +95,6 @@ func TestInspectionPutsTheTruthsVersionBesideTheHistory(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	exec(`INSERT INTO children_comment (tenant_id, child_id, object_id, slug, path, author_id, body, version)
-		VALUES (1, $1, 5, '00000000', '0000000000000000000000', 7, 'x', 2)`, commentID)
-	exec(`INSERT INTO edges_follow (tenant_id, from_id, to_id, version) VALUES (1, 7, 5, 3)`)
 	look := func() (got []string) {
 		child, err := InspectChild(ctx, system, system, commentKind, 1, commentID)
 		edge, err2 := InspectEdge(ctx, system, system, followKind, 1, 7, 5)
@@ -109,6 +106,12 @@ func TestInspectionPutsTheTruthsVersionBesideTheHistory(t *testing.T) {
 		}
 		return got
 	}
+	if got := look(); len(got) != 0 {
+		t.Errorf("with neither: %q", got)
+	}
+	exec(`INSERT INTO children_comment (tenant_id, child_id, object_id, slug, path, author_id, body, version)
+		VALUES (1, $1, 5, '00000000', '0000000000000000000000', 7, 'x', 2)`, commentID)
+	exec(`INSERT INTO edges_follow (tenant_id, from_id, to_id, version) VALUES (1, 7, 5, 3)`)
 	want := []string{"history of comme row: present, absent", "history of follo row: present, absent"}
 	if diff := cmp.Diff(want, look()); diff != "" {
 		t.Errorf("without a history (-want +got):\n%s", diff)
@@ -123,5 +126,9 @@ func TestInspectionPutsTheTruthsVersionBesideTheHistory(t *testing.T) {
 	apply(t, system, comment(2, event.Edited, "ann", nil))
 	if got := look(); len(got) != 0 {
 		t.Errorf("with a purged history: %q", got)
+	}
+	exec(`DELETE FROM children_comment`)
+	if diff := cmp.Diff([]string{"history of comme row: absent, present"}, look()); diff != "" {
+		t.Errorf("without a child (-want +got):\n%s", diff)
 	}
 }

@@ -399,6 +399,9 @@ func (m *model) compareSummary(ctx context.Context, tx pgx.Tx) error {
 	if diff := gocmp.Diff(wantSettings, settings); diff != "" || err != nil {
 		return fmt.Errorf("settings: %w (-want +got):\n%s", err, diff)
 	}
+	if none, err := ReadSettings(ctx, tx, "comment", 99); err != nil || none != (Settings{}) {
+		return fmt.Errorf("another thread has the settings %+v, %w", none, err)
+	}
 	return nil
 }
 

@@ -1,9 +1,14 @@
 // Mutate builds each mutant of mutants.txt and runs the test that must fail. It exits with 1 if one passes.
 //
 //	go run ./internal/testkit/mutate [-changed REF] [-run REGEXP] [-quick] [-parallel 1] [-timeout 5m]
+//	go run ./internal/testkit/mutate -draw N [-seed 1] [-out FILE] [-parallel 1] [-timeout 5m]
 //
 // A mutant that does not compile, or whose test does not run, is an error of the list. It leaves out the mutants of
 // `make soak`.
+//
+// With -draw, it draws N mutants by chance instead, and prints which tests find each: a line of the edit, the suite, the
+// package, the test and the time, with tabs between. It appends them to the file of -out and leaves out those that the
+// file has, so that a run that was stopped continues.
 package main
 
 import (
@@ -31,10 +36,19 @@ func main() {
 	quick := flag.Bool("quick", false, "only mutants that a test of `make test` finds")
 	parallel := flag.Int("parallel", 1, "how many at once")
 	limit := flag.Duration("timeout", 5*time.Minute, "of one test")
+	draw := flag.Int("draw", 0, "how many mutants to draw by chance, instead of the list's")
+	seed := flag.Uint64("seed", 1, "of -draw")
+	out := flag.String("out", "", "the file of -draw's results")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	if err := run(ctx, *changed, *only, *quick, *parallel, *limit); err != nil {
+	var err error
+	if *draw > 0 {
+		err = runDrawn(ctx, *draw, *seed, *out, *parallel, *limit)
+	} else {
+		err = run(ctx, *changed, *only, *quick, *parallel, *limit)
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "mutants:", err)
 		os.Exit(1)
 	}
