@@ -714,7 +714,7 @@ func TestAnInterruptedRepairIsSimplyRunAgain(t *testing.T) {
 			t.Fatalf("%+v, %v", report, err)
 		}
 	}
-	want := []string{"fenced", "declared", "restored", "ended", "closed", "requeued", "recorded", "classified"}
+	want := []string{"compared", "fenced", "declared", "restored", "ended", "closed", "requeued", "recorded", "classified"}
 	if !slices.Equal(died, want) {
 		t.Errorf("the repair died at %q, want %q", died, want)
 	}
