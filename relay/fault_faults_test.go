@@ -53,3 +53,51 @@ func TestARelayFrozenInATransactionFreesItsLocks(t *testing.T) {
 	f.awaitTakeover()
 	f.check()
 }
+
+func TestARelayKilledAtAnyStepLosesAndDoublesNothing(t *testing.T) {
+	for what, victims := range map[string][]options{
+		"after claim":                  {{crash: crash{Step: "after claim"}}},
+		"before the commit of a batch": {{crash: crash{Step: "before commit"}, atomicFrom: batches}},
+		"between single publishes":     {{crash: crash{Step: "before commit", Nth: 30}, atomicFrom: singles}},
+		"after ack":                    {{crash: crash{Step: "after ack"}}},
+		"after ack of a batch":         {{crash: crash{Step: "after ack"}, atomicFrom: batches}},
+		"before mark":                  {{crash: crash{Step: "before mark"}}},
+		"after mark":                   {{crash: crash{Step: "after mark"}}},
+		"catch-up":                     {{crash: crash{Step: "after ack"}}, {crash: crash{Step: "catch-up"}}},
+		"in a catch-up's transaction":  {{crash: crash{Step: "after ack"}}, {crash: crash{Step: "in a transaction"}}},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			killed(t, victims...)
+		})
+	}
+}
+
+func TestARelayFrozenPastItsLeaseThawsWithoutEffect(t *testing.T) {
+	for what, o := range map[string]options{
+		"after claim":                  {crash: crash{Step: "after claim", Then: "refused"}},
+		"before the commit of a batch": {crash: crash{Step: "before commit", Then: "refused"}, atomicFrom: batches},
+		"between single publishes":     {crash: crash{Step: "before commit", Nth: 30, Then: "refused"}, atomicFrom: singles},
+		"after ack":                    {crash: crash{Step: "after ack"}}, // it has published: its lease may end before it marks
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			frozen(t, o)
+		})
+	}
+}
+
+func TestARelayThatFailsAtAnyStepOfAResizeLosesAndDoublesNothing(t *testing.T) {
+	for name, c := range map[string]crash{
+		"killed before it closes": {Step: "before closing", Signal: syscall.SIGKILL},
+		"killed behind it":        {Step: "after closing", Signal: syscall.SIGKILL},
+		"frozen before it closes": {Step: "before closing", Signal: syscall.SIGSTOP, Then: "refused"},
+		"frozen behind it":        {Step: "after closing", Signal: syscall.SIGSTOP},
+		"frozen with rows":        {Step: "after claim", Signal: syscall.SIGSTOP, Then: "refused"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			resizedBeside(t, c)
+		})
+	}
+}

@@ -40,6 +40,7 @@ type childConfig struct {
 	MaxConns    int
 	AtomicFrom  int
 	FloorEvery  time.Duration
+	Patient     bool
 	crash
 }
 
@@ -104,6 +105,9 @@ func child() {
 	}
 	cfg := testConfig()
 	cfg.Lease.TTL = c.TTL
+	if c.Patient {
+		cfg.PublishTimeout = time.Minute
+	}
 	r, err := New(cfg, pool, c.Broker, log, prometheus.NewRegistry())
 	if err != nil {
 		panic(err)
@@ -214,6 +218,7 @@ type options struct {
 	maxConns   int           // 0: 8
 	atomicFrom int           // 0: as measured
 	floorEvery time.Duration // 0: the default
+	patient    bool          // its publishes outlast a freeze, so that it sends them when it thaws
 	via        links         // nil: a direct connection
 }
 
@@ -230,7 +235,7 @@ func (f *fleet) relay(step string, sig syscall.Signal) *process {
 func (f *fleet) start(o options) *process {
 	f.t.Helper()
 	c := childConfig{DatabaseURL: f.url, Broker: f.b.Config(), TTL: cmp.Or(o.ttl, leaseTTL), MaxConns: cmp.Or(o.maxConns, 8),
-		AtomicFrom: o.atomicFrom, FloorEvery: cmp.Or(o.floorEvery, floorEvery), crash: o.crash}
+		AtomicFrom: o.atomicFrom, FloorEvery: cmp.Or(o.floorEvery, floorEvery), Patient: o.patient, crash: o.crash}
 	if o.via != (links{}) {
 		c.DatabaseURL, c.Broker.URL = withHost(f.t, f.url, o.via.db), withHost(f.t, f.b.URL, o.via.nats)
 	}
@@ -303,54 +308,41 @@ func (f *fleet) check() {
 	}
 }
 
-func TestARelayKilledAtAnyStepLosesAndDoublesNothing(t *testing.T) {
-	for what, victims := range map[string][]options{
-		"after claim":                  {{crash: crash{Step: "after claim"}}},
-		"before the commit of a batch": {{crash: crash{Step: "before commit"}, atomicFrom: batches}},
-		"between single publishes":     {{crash: crash{Step: "before commit", Nth: 30}, atomicFrom: singles}},
-		"after ack":                    {{crash: crash{Step: "after ack"}}},
-		"after ack of a batch":         {{crash: crash{Step: "after ack"}, atomicFrom: batches}},
-		"before mark":                  {{crash: crash{Step: "before mark"}}},
-		"after mark":                   {{crash: crash{Step: "after mark"}}},
-		"catch-up":                     {{crash: crash{Step: "after ack"}}, {crash: crash{Step: "catch-up"}}},
-		"in a catch-up's transaction":  {{crash: crash{Step: "after ack"}}, {crash: crash{Step: "in a transaction"}}},
-	} {
-		t.Run(what, func(t *testing.T) {
-			t.Parallel()
-			f := newFleet(t, testkit.Postgres(t))
-			for _, o := range victims {
-				o.Signal = syscall.SIGKILL
-				f.start(o).AwaitEnd()
-			}
-			f.relay("", 0)
-			f.relay("", 0)
-			f.awaitTakeover()
-			f.check()
-		})
-	}
+func TestARelayKilledAfterItsAckDoublesNothing(t *testing.T) {
+	t.Parallel()
+	killed(t, options{crash: crash{Step: "after ack"}})
 }
 
-func TestARelayFrozenPastItsLeaseThawsWithoutEffect(t *testing.T) {
-	for what, o := range map[string]options{
-		"after claim":                  {crash: crash{Step: "after claim", Then: "refused"}},
-		"before the commit of a batch": {crash: crash{Step: "before commit", Then: "refused"}, atomicFrom: batches},
-		"between single publishes":     {crash: crash{Step: "before commit", Nth: 30, Then: "refused"}, atomicFrom: singles},
-		"after ack":                    {crash: crash{Step: "after ack"}}, // it has published: its lease may end before it marks
-	} {
-		t.Run(what, func(t *testing.T) {
-			t.Parallel()
-			f := newFleet(t, testkit.Postgres(t))
-			o.Signal = syscall.SIGSTOP
-			victim := f.start(o)
-			victim.AwaitStopped()
-			f.relay("", 0)
-			f.awaitTakeover() // its lease expires, and another relay publishes its rows
-			victim.Signal(syscall.SIGCONT)
-			victim.awaitReached(o.Then)
-			f.awaitTakeover()
-			f.check()
-		})
+// killed kills relays, one after the other, and checks what two others make of it.
+func killed(t *testing.T, victims ...options) {
+	f := newFleet(t, testkit.Postgres(t))
+	for _, o := range victims {
+		o.Signal = syscall.SIGKILL
+		f.start(o).AwaitEnd()
 	}
+	f.relay("", 0)
+	f.relay("", 0)
+	f.awaitTakeover()
+	f.check()
+}
+
+func TestARelayFrozenWithItsClaimThawsWithoutEffect(t *testing.T) {
+	t.Parallel()
+	frozen(t, options{crash: crash{Step: "after claim", Then: "refused"}})
+}
+
+// frozen freezes a relay past its lease, and thaws it when another has published its rows.
+func frozen(t *testing.T, o options) {
+	f := newFleet(t, testkit.Postgres(t))
+	o.Signal, o.patient = syscall.SIGSTOP, true
+	victim := f.start(o)
+	victim.AwaitStopped()
+	f.relay("", 0)
+	f.awaitTakeover()
+	victim.Signal(syscall.SIGCONT)
+	victim.awaitReached(o.Then)
+	f.awaitTakeover()
+	f.check()
 }
 
 // TestAFrozenRelayPublishesAnEventThatIsInTheDLQMeanwhile: the stream has got nothing since, so it accepts the event.
