@@ -68,10 +68,17 @@ func execute(ctx context.Context, name string, env envconfig.Lookuper, stderr io
 
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	defer context.AfterFunc(ctx, func() {
+	said := make(chan struct{})
+	unneeded := context.AfterFunc(ctx, func() {
+		defer close(said)
 		stop() // restores the default action of the signals
 		log.Info("stopping; a second signal kills")
-	})()
+	})
+	defer func() {
+		if !unneeded() {
+			<-said // run may return at once
+		}
+	}()
 	switch err := run(ctx, env); {
 	case err == nil:
 		return 0
