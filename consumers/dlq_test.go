@@ -230,32 +230,6 @@ func TestADeadLetterOfAnOlderReleaseOrMendedByHandIsApplied(t *testing.T) {
 	r.wantLines([]line{{1, 3, 1}, {1, 3, 2}, {1, 3, 3}})
 }
 
-func TestManyDeadLettersAreRetriedInSeveralTransactions(t *testing.T) {
-	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
-	var defect bad
-	defect.set(3, 1)
-	r.run(r.system, logbook{hook: defect.hook})
-	const n = 2*consumers.MaxDeadLetters + 100
-	events, want := make([]event.Event, n), make([]line, n)
-	for i := range events {
-		events[i], want[i] = follow(int64(i+1), 3, 1), line{int64(i + 1), 3, 1}
-	}
-	r.publish(events...)
-	r.awaitLag(0)
-	var transactions []int
-	counting := func(_ context.Context, _ pgx.Tx, events []event.Event) error {
-		transactions = append(transactions, len(events))
-		return nil
-	}
-	res, err := consumers.NewDeadLetters(r.system, logbook{hook: counting}).Retry(t.Context(),
-		consumers.DeadLetterRequest{ID: r.first(3).ID, Actor: "ann"})
-	if err != nil || res.Gone != n || res.Left != 0 ||
-		!slices.Equal(transactions, []int{consumers.MaxDeadLetters, consumers.MaxDeadLetters, 100}) {
-		t.Errorf("%+v, %v, in transactions of %v", res, err, transactions)
-	}
-	r.wantLines(want)
-}
-
 // TestARetryBesideTheConsumerLosesDoublesAndReordersNothing lets two operators retry an aggregate again and again,
 // while the consumer parks and applies its events and others of the partition.
 func TestARetryBesideTheConsumerLosesDoublesAndReordersNothing(t *testing.T) {

@@ -8,6 +8,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+	"github.com/jackc/pgx/v5"
+
+	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/restore"
 	"github.com/tidings/tidings/internal/testkit"
 )
@@ -52,4 +56,81 @@ func TestEveryCombinationOfBackupsEndsInOneTruth(t *testing.T) {
 		mix{"everything, while the projection outside is stopped", 0, 0, 0, 0, false, 0, true, nil},
 		mix{"the truth is restored, and the streams are lost", 1, -1, 2, 2, true, 0, false, nil},
 	)
+}
+
+// TestALostReviewThatWasWrittenAgainEndsTheRestore takes the truth back to before some reviews. Before the restore,
+// their authors write others in the same places, where the kind allows one per author.
+func TestALostReviewThatWasWrittenAgainEndsTheRestore(t *testing.T) {
+	for _, from := range []string{"the streams", "the histories"} {
+		t.Run("from "+from, func(t *testing.T) {
+			t.Parallel()
+			s := &site{truthDB: testkit.Postgres(t), projectionsDB: testkit.Postgres(t), others: testkit.Postgres(t),
+				nats: testkit.NATSProcess(t)}
+			s.open(t)
+			s.run()
+			const product = 5
+			edited := s.writeReview(3, product)
+			applied := func() { testkit.Eventually(t, "everything to be applied", s.applied) }
+			applied()
+			backup := s.truthDB.Copy(t)
+
+			again := s.writeReview(1, product) // and the author writes another one
+			withdrawn := s.writeReview(2, product)
+			s.deleteReview(withdrawn)
+			replaced := s.writeReview(2, product)
+			s.deleteReview(edited)
+			beside := s.writeReview(3, product)
+			kept := s.writeReview(4, product)
+			applied()
+			for name := range s.parts {
+				s.stop(name)
+			}
+
+			s.truthDB = backup
+			if from == "the histories" {
+				s.nats = testkit.NATSProcess(t)
+			}
+			s.open(t)
+			if from == "the streams" { // the author's edit wins over the lost deletion, so the lost review beside it loses
+				s.editReview(edited)
+			}
+			first, second := s.writeReview(1, product), s.writeReview(2, product)
+			s.run()
+			code, stdout, stderr := s.tidings("restore", "--since", "1h", "--wait", "3m", "--yes", "--json")
+			var report restore.Report
+			if err := json.Unmarshal([]byte(stdout), &report); err != nil || code != 0 || !report.Verified.OK {
+				t.Fatalf("exit code %d, %v\n%s\n%s", code, err, stdout, stderr)
+			}
+			type version struct {
+				State   string
+				Version int64
+			}
+			got := make(map[string]version)
+			var id string
+			var v version
+			rows, _ := s.truth.Query(t.Context(), `SELECT child_id::text, author_state, version FROM children WHERE kind = 'review'`)
+			if _, err := pgx.ForEachRow(rows, []any{&id, &v.State, &v.Version}, func() error { got[id] = v; return nil }); err != nil {
+				t.Fatal(err)
+			}
+			// A review loses to the one that its author has now. It becomes DELETED, a version above each lost one.
+			want := map[string]version{again: {event.AuthorDeleted, 2}, withdrawn: {event.AuthorDeleted, 3},
+				replaced: {event.AuthorDeleted, 2}, edited: {event.AuthorActive, 3}, beside: {event.AuthorDeleted, 2},
+				kept: {event.AuthorActive, 1}, first: {event.AuthorActive, 1}, second: {event.AuthorActive, 1}}
+			if from == "the histories" {
+				want[edited], want[beside] = version{event.AuthorDeleted, 2}, version{event.AuthorActive, 1}
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("reviews (-want +got):\n%s", diff)
+			}
+			published := s.reviewEvents()
+			for id, last := range got {
+				if published[id] != last.Version {
+					t.Errorf("review %s is at version %d, and the streams end with %d", id, last.Version, published[id])
+				}
+			}
+			if code, stdout, stderr := s.tidings("restore", "--since", "1h", "--wait", "3m", "--yes", "--json"); code != 0 {
+				t.Errorf("restored again: exit code %d\n%s\n%s", code, stdout, stderr)
+			}
+		})
+	}
 }

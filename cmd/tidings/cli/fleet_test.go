@@ -24,6 +24,13 @@ func TestCommandsBesideARunningFleet(t *testing.T) {
 	if status, _ := d.request(t, http.MethodPut, "/v1/follows/1/2", "", nil, nil); status != http.StatusCreated {
 		t.Fatalf("follow: status %d", status)
 	}
+	var review struct {
+		ID string `json:"review_id"`
+	}
+	if status, _ := d.request(t, http.MethodPost, "/v1/products/5/reviews", `{"author_id":"7","body":"good","attributes":{"rating":4}}`, nil,
+		&review); status != http.StatusCreated {
+		t.Fatalf("review: status %d", status)
+	}
 	d.verify(t)
 	in := d.instance(t)
 	nc, err := nats.Connect(in.NATSURL, nats.Timeout(arriveWithin))
@@ -35,6 +42,16 @@ func TestCommandsBesideARunningFleet(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
+	t.Run("history of any kind", func(t *testing.T) {
+		for want, args := range map[string][]string{"ACTIVE": {"edge", "1", "2", "--kind", "follow"},
+			"rating": {"child", review.ID, "--kind", "review"}} {
+			code, stdout, stderr := run(t, nil, "", append([]string{"history", "--tenant", "1", "--data", d.dir}, args...)...)
+			if code != exitOK || !strings.Contains(stdout, want) {
+				t.Errorf("history %v: exit code %d\n%s%s", args, code, stdout, stderr)
+			}
+		}
+	})
 
 	t.Run("nats durable creates a consumer that gets later events", func(t *testing.T) {
 		code, stdout, stderr := run(t, map[string]string{"NATS_URL": in.NATSURL}, "", "nats", "durable", "--name", "mailer",

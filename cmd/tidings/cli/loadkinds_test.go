@@ -6,33 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
-
-	"github.com/tidings/tidings/internal/testkit"
 )
-
-func TestEdgesAndChildrenOfAnyKindAreLoadedAndShown(t *testing.T) {
-	t.Parallel()
-	d := newDev(t)
-	d.start(t)
-	file := filepath.Join(t.TempDir(), "kinds.yaml")
-	if err := os.WriteFile(file, []byte(ownKinds), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if code, stdout, stderr := run(t, nil, "", "kinds", "apply", file, "--data", d.dir); code != exitOK {
-		t.Fatalf("exit code %d, %s%s", code, stdout, stderr)
-	}
-	testkit.Eventually(t, "the new kind to have routes", func() (bool, error) {
-		status, _ := d.request(t, http.MethodPut, "/v1/plays/1/2", `{"mood":"loud"}`, nil, nil)
-		return status == http.StatusCreated, nil
-	})
-	d.loadsAnyKind(t)
-}
 
 // loadsAnyKind loads edges from files, and generated edges and children, each twice. It compares the served rows with
 // the files and with SQL over the truth.
