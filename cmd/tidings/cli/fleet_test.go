@@ -27,8 +27,8 @@ func TestCommandsBesideARunningFleet(t *testing.T) {
 	var review struct {
 		ID string `json:"review_id"`
 	}
-	if status, _ := d.request(t, http.MethodPost, "/v1/products/5/reviews", `{"author_id":"7","body":"good","attributes":{"rating":4}}`, nil,
-		&review); status != http.StatusCreated {
+	const good = `{"author_id":"7","body":"good","attributes":{"rating":4}}`
+	if status, _ := d.request(t, http.MethodPost, "/v1/products/5/reviews", good, nil, &review); status != http.StatusCreated {
 		t.Fatalf("review: status %d", status)
 	}
 	d.verify(t)
