@@ -40,9 +40,9 @@ test-faults: ## run the tests that kill, freeze, cut off, flood or take long (SH
 	@$(GO) run ./internal/testkit/suite $(if $(SHARD),-shard $(SHARD)) faults
 
 .PHONY: test-race
-test-race: ## run the tests of both with the race detector (SHARD=2/4: one of four parts)
+test-race: ## run the tests of both with the race detector (SHARD=2/4: one of four parts, QUICK=1: those of make test)
 	@$(MAKE) --no-print-directory postgres
-	@$(GO) run ./internal/testkit/suite $(if $(SHARD),-shard $(SHARD)) race
+	@$(GO) run ./internal/testkit/suite $(if $(SHARD),-shard $(SHARD)) race$(if $(QUICK),-quick)
 
 .PHONY: mutants
 mutants: ## take guards out of the code, one at a time: a test must find each (CHANGED=REF: of changed files, RUN=REGEXP, QUICK=1; DRAW=60 SEED=1 OUT=FILE: by chance)

@@ -1,7 +1,7 @@
-// Suite runs the tests that `make test` leaves out: of the fault tests, or of all tests with the race detector, it runs
-// one shard. A fault test is a test in a file with the build tag `faults`.
+// Suite runs one shard of the tests that `make test` leaves out: of the fault tests, of all tests with the race detector
+// (race), or of the tests of `make test` with it (race-quick). A fault test is a test in a file with the build tag `faults`.
 //
-//	go run ./internal/testkit/suite [-shard 2/4] [-record] faults|race
+//	go run ./internal/testkit/suite [-shard 2/4] [-record] faults|race|race-quick
 //
 // Shards are sets of packages of about the same time, as seconds.txt has it; -record writes that file. Each shard has a
 // seed (TIDINGS_TEST_SEED, or else a new one) and prints it, so a shard runs again with the same choices.
@@ -34,7 +34,6 @@ import (
 )
 
 const (
-	tag     = "faults"
 	timeout = "20m" // of a package
 	waiting = "6"   // fault tests of a package that run at once: most wait. Under the race detector they compute
 	seconds = "internal/testkit/suite/seconds.txt"
@@ -42,6 +41,14 @@ const (
 
 //go:embed seconds.txt
 var measured string // lines of suite, package, seconds
+
+// tag returns the build tag of a suite's files.
+func tag(suite string) string {
+	if suite == "race-quick" {
+		return ""
+	}
+	return "faults"
+}
 
 // pkg is a package and the tests of it that a suite runs.
 type pkg struct {
@@ -67,8 +74,8 @@ func run(ctx context.Context, suite, shard string, record bool) error {
 	if _, err := fmt.Sscanf(shard, "%d/%d", &i, &n); err != nil || i < 1 || i > n {
 		return fmt.Errorf("the shard is %q: want one like 2/4", shard)
 	}
-	if suite != "faults" && suite != "race" {
-		return fmt.Errorf("the suite is %q: want faults or race", suite)
+	if !slices.Contains([]string{"faults", "race", "race-quick"}, suite) {
+		return fmt.Errorf("the suite is %q: want faults, race or race-quick", suite)
 	}
 	all, err := list(ctx, suite)
 	if err != nil {
@@ -89,7 +96,7 @@ func run(ctx context.Context, suite, shard string, record bool) error {
 // list returns the packages of a suite.
 func list(ctx context.Context, suite string) (all []*pkg, err error) {
 	took := measurements(measured)
-	out, err := exec.CommandContext(ctx, "go", "list", "-json=ImportPath,Dir,TestGoFiles,XTestGoFiles", "-tags", tag, "./...").Output()
+	out, err := exec.CommandContext(ctx, "go", "list", "-json=ImportPath,Dir,TestGoFiles,XTestGoFiles", "-tags", tag(suite), "./...").Output()
 	if err != nil {
 		return nil, fmt.Errorf("go list: %w", err)
 	}
@@ -161,7 +168,7 @@ func test(ctx context.Context, suite, seed string, mine []*pkg) error {
 	var failed []string
 	for _, p := range mine {
 		group.Go(func() error {
-			args := []string{"test", "-tags", tag, "-count=1", "-timeout", timeout}
+			args := []string{"test", "-tags", tag(suite), "-count=1", "-timeout", timeout}
 			switch {
 			case suite == "faults":
 				args = append(args, "-parallel", waiting)
