@@ -96,7 +96,8 @@ func run(ctx context.Context, suite, shard string, record bool) error {
 // list returns the packages of a suite.
 func list(ctx context.Context, suite string) (all []*pkg, err error) {
 	took := measurements(measured)
-	out, err := exec.CommandContext(ctx, "go", "list", "-json=ImportPath,Dir,TestGoFiles,XTestGoFiles", "-tags", tag(suite), "./...").Output()
+	cmd := exec.CommandContext(ctx, "go", "list", "-json=ImportPath,Dir,TestGoFiles,XTestGoFiles", "-tags", tag(suite), "./...")
+	out, err := cmd.Output()
 	if err != nil {
 		return nil, fmt.Errorf("go list: %w", err)
 	}
