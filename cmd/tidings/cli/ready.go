@@ -26,14 +26,10 @@ exit code is 0 if the service is ready. Otherwise it is 1, and the output has th
 		RunE: func(c *cobra.Command, _ []string) error {
 			if url == "" {
 				addr, _ := p.Env.Lookup("OPS_ADDR")
-				host, port, err := net.SplitHostPort(addr)
-				if err != nil {
+				if _, _, err := net.SplitHostPort(addr); err != nil {
 					return &usageError{fmt.Errorf("neither --url nor OPS_ADDR (host:port) names a service: OPS_ADDR is %q", addr)}
 				}
-				if ip := net.ParseIP(host); host == "" || ip.IsUnspecified() {
-					host = "localhost"
-				}
-				url = "http://" + net.JoinHostPort(host, port) + "/readyz"
+				url = "http://" + addr + "/readyz" // net.Dial takes no host, 0.0.0.0 and [::] for this machine, also without /etc/hosts
 			}
 			return ready(c.Context(), url)
 		},
