@@ -10,7 +10,7 @@ BIN := bin
 # LONGEST names the packages that take longest: they start first.
 JOBS = $(shell echo $$((1 + $$(getconf _NPROCESSORS_ONLN))))
 TOGETHER := -parallel 6
-LONGEST := ./cmd/tidings/cli ./relay ./consumers ./api ./migrations ./internal/broker ./cmd/internal/fuzz ./store ./outbox
+LONGEST := ./cmd/tidings/cli ./relay ./consumers ./api ./cmd/internal/endtoend ./migrations ./store ./console ./outbox
 # The race detector needs a C compiler.
 RACE = $(shell cc=$$($(GO) env CC); [ "$$($(GO) env CGO_ENABLED)" = 1 ] && command -v "$${cc%% *}" >/dev/null && echo -race)
 
