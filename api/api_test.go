@@ -994,20 +994,7 @@ func TestMetricsAndRequestIDs(t *testing.T) {
 	}
 	f.do(t, "GET", "/v1/follows/3/4", "")
 	f.do(t, "BREW", "/v1/follows/3/4", "")
-	series := make(map[string]float64)
-	families, err := f.reg.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, family := range families {
-		for _, m := range family.Metric {
-			name := family.GetName()
-			for _, l := range m.Label {
-				name += " " + l.GetValue()
-			}
-			series[name] = m.GetCounter().GetValue() + float64(m.GetHistogram().GetSampleCount())
-		}
-	}
+	series := testkit.Series(t, f.reg)
 	const route = "/v1/follows/{follower_id}/{followee_id}"
 	for name, want := range map[string]float64{
 		"api_requests_total 404 GET " + route: 2, "api_requests_total 200 GET " + route: 0, "api_requests_total 201 PUT " + route: 0,

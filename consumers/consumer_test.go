@@ -231,22 +231,9 @@ func (r *rig) start(cfg consumers.Config, deps consumers.Deps, p consumers.Proje
 	return in
 }
 
-func (in *instance) metric(t testing.TB, name string) (sum float64) {
+func (in *instance) metric(t testing.TB, name string) float64 {
 	t.Helper()
-	families, err := in.reg.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, f := range families {
-		if f.GetName() == name {
-			for _, m := range f.GetMetric() {
-				sum += m.GetCounter().GetValue() + m.GetGauge().GetValue()
-			}
-			return sum
-		}
-	}
-	t.Fatalf("no metric %s", name)
-	return 0
+	return testkit.Metric(t, in.reg, name)
 }
 
 // awaitMetric waits until a metric has the value. A batch counts after its commit, so the database may show it earlier.

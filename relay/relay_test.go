@@ -184,15 +184,7 @@ func gather(t *testing.T, c prometheus.Collector) map[string]float64 {
 	t.Helper()
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(c)
-	families, err := reg.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	values := make(map[string]float64)
-	for _, f := range families {
-		values[f.GetName()] = f.GetMetric()[0].GetGauge().GetValue()
-	}
-	return values
+	return testkit.Series(t, reg)
 }
 
 func TestAMessageOverTheServersLimitIsPoisonAndNotAnOutage(t *testing.T) {

@@ -125,8 +125,8 @@ func TestAProjectionInASchemaOfItsOwnIsExact(t *testing.T) {
 	if n := rows(); n != 3 {
 		t.Errorf("%d events are applied after the retry, want 3", n)
 	}
-	if n, err := testutilCount(reg, "consumer_parked_total"); err != nil || n != 3 {
-		t.Errorf("consumer_parked_total is %v, %v, want 3", n, err)
+	if n := testkit.Metric(t, reg, "consumer_parked_total"); n != 3 {
+		t.Errorf("consumer_parked_total is %v, want 3", n)
 	}
 
 	// Replay from the beginning while an instance runs.
@@ -143,19 +143,6 @@ func TestAProjectionInASchemaOfItsOwnIsExact(t *testing.T) {
 	if err := p.stop(); err != nil {
 		t.Errorf("stop: %v", err)
 	}
-}
-
-// testutilCount sums a counter.
-func testutilCount(reg *prometheus.Registry, name string) (sum float64, err error) {
-	families, err := reg.Gather()
-	for _, f := range families {
-		if f.GetName() == name {
-			for _, m := range f.GetMetric() {
-				sum += m.GetCounter().GetValue() + m.GetGauge().GetValue()
-			}
-		}
-	}
-	return sum, err
 }
 
 func TestAProjectionStopsBeforeAStreamThatWasMadeAnewAndReportsAFunctionThatNeverReturns(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/testkit"
 )
 
 // TestTheExpiryOfCredentialsIsAGauge expects the times of the file at each scrape, 0 for an unreadable file, and no
@@ -33,15 +34,7 @@ func TestTheExpiryOfCredentialsIsAGauge(t *testing.T) {
 		t.Helper()
 		reg := prometheus.NewRegistry()
 		reg.MustRegister(broker.NewCredentials(file))
-		families, err := reg.Gather()
-		if err != nil {
-			t.Fatal(err)
-		}
-		all := make(map[string]float64)
-		for _, f := range families {
-			all[f.GetName()] = f.Metric[0].GetGauge().GetValue()
-		}
-		return all
+		return testkit.Series(t, reg)
 	}
 	const expires, issued = "nats_credentials_expires_timestamp_seconds", "nats_credentials_issued_timestamp_seconds"
 	about := func(got float64, want time.Duration) bool {

@@ -20,24 +20,7 @@ func TestSizesShowTablesAndWhatHoldsTheHorizon(t *testing.T) {
 	owner := db.Pool(t, postgres.RoleOwner)
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(postgres.NewSizesCollector(db.Pool(t, postgres.RoleSystem), testkit.Logger(t)))
-	read := func() map[string]float64 {
-		t.Helper()
-		families, err := reg.Gather()
-		if err != nil {
-			t.Fatal(err)
-		}
-		values := make(map[string]float64)
-		for _, f := range families {
-			for _, m := range f.GetMetric() {
-				name := f.GetName()
-				for _, l := range m.GetLabel() {
-					name += " " + l.GetValue()
-				}
-				values[name] = m.GetGauge().GetValue()
-			}
-		}
-		return values
-	}
+	read := func() map[string]float64 { t.Helper(); return testkit.Series(t, reg) }
 	before := read()
 	if before["postgres_database_bytes"] < 1<<20 || before["postgres_table_bytes outbox_messages"] < 8192 {
 		t.Errorf("sizes: %v", before)

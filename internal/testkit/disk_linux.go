@@ -51,13 +51,14 @@ func (d *Disk) Fill(t testing.TB, except int64) {
 	}
 	defer f.Close()
 	var size int64
-	for range 1000 { // others take and free space meanwhile
+	for range 100_000 { // others take and free space meanwhile, so take it in small steps
 		var s unix.Statfs_t
 		check(t, "read the free space", unix.Statfs(d.dir, &s))
 		n := int64(s.Bavail)*s.Bsize - except
 		if n <= 0 {
 			return
 		}
+		n = min(n, 1<<20)
 		if err = unix.Fallocate(int(f.Fd()), 0, size, n); err == nil {
 			size += n
 		} else if !errors.Is(err, unix.ENOSPC) {

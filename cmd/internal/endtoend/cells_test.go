@@ -376,25 +376,6 @@ func (c *cellular) write(seed uint64, all []*resident, of func(*resident) *cell,
 	wg.Wait()
 }
 
-// metric returns the sum of a consumer's metric over the series with a label.
-func (c *cellular) metric(consumer, name, label, value string) (sum float64) {
-	c.t.Helper()
-	families, err := c.metrics[consumer].Gather()
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	for _, f := range families {
-		for _, m := range f.GetMetric() {
-			for _, l := range m.GetLabel() {
-				if f.GetName() == name && l.GetName() == label && l.GetValue() == value {
-					sum += m.GetCounter().GetValue()
-				}
-			}
-		}
-	}
-	return sum
-}
-
 // compared waits until a process has compared all rows of a table with the truth of its cell, at rest. It requires no
 // difference: rows of other truths do not count.
 func (c *cellular) compared(name, table string) {
@@ -403,8 +384,8 @@ func (c *cellular) compared(name, table string) {
 	if err := c.system.QueryRow(c.t.Context(), `SELECT count(*) FROM `+table).Scan(&rows); err != nil {
 		c.t.Fatal(err)
 	}
-	verified := func() float64 { return c.metric(name, "projection_verified_total", "consumer", name) }
-	drift := func() float64 { return c.metric(name, "projection_drift_total", "consumer", name) }
+	verified := func() float64 { return testkit.Metric(c.t, c.metrics[name], "projection_verified_total", name) }
+	drift := func() float64 { return testkit.Metric(c.t, c.metrics[name], "projection_drift_total", name) }
 	before, at := drift(), verified()
 	testkit.Eventually(c.t, "comparisons with the truth while all runs",
 		func() (bool, error) { return verified() >= at+float64(2*rows), nil })

@@ -194,20 +194,7 @@ func (l *line) verify() {
 }
 
 // overlaid returns the number of reads that overlaid writes which the projection had not applied.
-func (l *line) overlaid() (n int) {
-	families, err := l.reg.Gather()
-	if err != nil {
-		l.t.Fatal(err)
-	}
-	for _, f := range families {
-		if f.GetName() == "api_overlaid_reads_total" {
-			for _, m := range f.GetMetric() {
-				n += int(m.GetCounter().GetValue())
-			}
-		}
-	}
-	return n
-}
+func (l *line) overlaid() int { return int(testkit.Metric(l.t, l.reg, "api_overlaid_reads_total")) }
 
 // walker walks over lists during writes, page by page. It remembers the rows that it has seen and that no writer
 // removes.

@@ -82,6 +82,7 @@ type part struct {
 	err    error         // read it after done
 	cut    func()
 	odd    *odd
+	reg    *prometheus.Registry // of an instance of a consumer
 }
 
 // stop returns the error of the part, also if the part has ended.
@@ -263,8 +264,10 @@ func (l *line) start(name string) {
 		past: map[string][]event.Event{}}
 	cfg := system.ConsumerConfig()
 	cfg.BatchEvents = 50 + l.rng.IntN(150)
-	p := run(label, system.Consumer(l.t, cfg, consumers.Deps{Pool: pool, Kinds: catalog, JetStream: js}, l.nats.Config(), o).Run)
-	p.odd, p.cut = o, nc.Close
+	reg := prometheus.NewRegistry()
+	deps := consumers.Deps{Pool: pool, Kinds: catalog, JetStream: js, Registry: reg}
+	p := run(label, system.Consumer(l.t, cfg, deps, l.nats.Config(), o).Run)
+	p.odd, p.cut, p.reg = o, nc.Close, reg
 	l.running[name] = append(l.running[name], p)
 }
 

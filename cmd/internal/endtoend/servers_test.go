@@ -3,6 +3,7 @@ package endtoend_test
 import (
 	"errors"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -84,13 +85,23 @@ func (l *line) operators(name string) {
 	if _, err := consumers.Pause(l.t.Context(), l.system, name, "test", "operators"); err != nil {
 		l.t.Fatal(err)
 	}
-	testkit.Eventually(l.t, "events that the consumer has not applied", func() (bool, error) {
+	lag := func() (n int64, err error) {
 		lags, err := consumers.Lag(l.t.Context(), l.system, l.js, l.nats.Config(), name)
-		var n int64
 		for _, lag := range lags {
-			n += int64(lag.Messages)
+			n += lag.Messages
 		}
-		return n > 60 || l.failed.Load(), err
+		return n, err
+	}
+	var before int64 // with the batches in hand, which will be applied
+	testkit.Eventually(l.t, "the consumer to begin no more batches", func() (paused bool, err error) {
+		running := func(p *part) bool { return testkit.Metric(l.t, p.reg, "consumer_paused") == 0 }
+		paused = !slices.ContainsFunc(l.running[name], running)
+		before, err = lag()
+		return paused || l.failed.Load(), err
+	})
+	testkit.Eventually(l.t, "events that the consumer has not applied", func() (bool, error) {
+		n, err := lag()
+		return n > before+60 || l.failed.Load(), err
 	})
 	l.quiet.Lock()
 	defer l.quiet.Unlock()

@@ -20,21 +20,6 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-func value(t *testing.T, reg *prometheus.Registry, name string) float64 {
-	t.Helper()
-	families, err := reg.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, f := range families {
-		if f.GetName() == name {
-			return f.GetMetric()[0].GetCounter().GetValue()
-		}
-	}
-	t.Fatalf("no metric %s", name)
-	return 0
-}
-
 func TestOnlyADifferenceThatNoEventExplainsIsDrift(t *testing.T) {
 	db, nats := testkit.Postgres(t), testkit.NATS(t)
 	ctx := t.Context()
@@ -58,7 +43,7 @@ func TestOnlyADifferenceThatNoEventExplainsIsDrift(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if got := value(t, reg, "projection_drift_total"); got != wantDrift {
+		if got := testkit.Metric(t, reg, "projection_drift_total"); got != wantDrift {
 			t.Errorf("drift %v, want %v", got, wantDrift)
 		}
 	}
@@ -89,7 +74,7 @@ func TestOnlyADifferenceThatNoEventExplainsIsDrift(t *testing.T) {
 	}
 	apply()
 	look(10, 0)
-	if got := value(t, reg, "projection_verified_total"); got < 4 {
+	if got := testkit.Metric(t, reg, "projection_verified_total"); got < 4 {
 		t.Errorf("verified %v", got)
 	}
 	comparison := func() projections.Comparison {
@@ -110,12 +95,12 @@ func TestOnlyADifferenceThatNoEventExplainsIsDrift(t *testing.T) {
 			VALUES (1, 'follow', 1, 900, true, 1, now())`,
 		`UPDATE edge_counts SET incoming = 7 WHERE object_id = 4`,
 	} {
-		before := value(t, reg, "projection_drift_total")
+		before := testkit.Metric(t, reg, "projection_drift_total")
 		if _, err := pool.Exec(ctx, damage); err != nil {
 			t.Fatal(err)
 		}
 		testkit.Eventually(t, damage, func() (bool, error) {
-			return value(t, reg, "projection_drift_total") > before, d.look(ctx)
+			return testkit.Metric(t, reg, "projection_drift_total") > before, d.look(ctx)
 		})
 		if c := comparison(); c.Different == 0 && c.Last.Different == 0 {
 			t.Errorf("%s: the comparison is %+v, of %+v", damage, c, c.Last)
@@ -194,11 +179,11 @@ func TestADifferenceOfALaterVersionIsNoDrift(t *testing.T) {
 			}
 			look := func(what string, want bool) {
 				t.Helper()
-				before := value(t, reg, "projection_drift_total")
+				before := testkit.Metric(t, reg, "projection_drift_total")
 				if err := d.look(ctx); err != nil {
 					t.Fatal(err)
 				}
-				if got := value(t, reg, "projection_drift_total") > before; got != want {
+				if got := testkit.Metric(t, reg, "projection_drift_total") > before; got != want {
 					t.Errorf("%s: drift %t, want %t", what, got, want)
 				}
 			}

@@ -33,9 +33,12 @@ func TestAFullDiskOfPostgreSQLRefusesWritesAndLosesNone(t *testing.T) {
 	var load sync.WaitGroup
 	for w := range 3 {
 		load.Go(func() {
+			pace := time.NewTicker(10 * time.Millisecond) // the load itself must not fill the disk
+			defer pace.Stop()
 			for n := 0; !stop.Load(); n++ {
+				<-pace.C
 				a, err := c.do(t.Context(), "POST", p.addr+"/v1/posts/5/comments",
-					fmt.Sprintf(`{"author_id":"%d","body":"%s"}`, w+1, strings.Repeat("x", 3000)))
+					fmt.Sprintf(`{"author_id":"%d","body":"%s"}`, 3*n+w+1, strings.Repeat("x", 3000))) // one each: users have limits
 				switch {
 				case err == nil && a.status == http.StatusCreated:
 					answered.Add(1)
@@ -65,6 +68,13 @@ func TestAFullDiskOfPostgreSQLRefusesWritesAndLosesNone(t *testing.T) {
 		})
 		return at
 	}
+	admin, err := pgx.Connect(t.Context(), db.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := admin.Exec(t.Context(), `SELECT pg_switch_wal()`); err != nil { // so that the log needs no new file for a while
+		t.Fatal(err)
+	}
 	more("writes", &answered)
 	before := started()
 	disk.Fill(t, 0)
@@ -73,10 +83,6 @@ func TestAFullDiskOfPostgreSQLRefusesWritesAndLosesNone(t *testing.T) {
 	more("writes after there is space", &answered)
 	if at := started(); !at.Equal(before) {
 		t.Errorf("PostgreSQL has started again at %s: a table that cannot grow ends no server", at)
-	}
-	admin, err := pgx.Connect(t.Context(), db.URL)
-	if err != nil {
-		t.Fatal(err)
 	}
 	disk.Fill(t, 0)
 	_, _ = admin.Exec(t.Context(), `SELECT pg_switch_wal()`) // it may end the server
@@ -96,8 +102,9 @@ func TestAFullDiskOfPostgreSQLRefusesWritesAndLosesNone(t *testing.T) {
 	stop.Store(true)
 	load.Wait()
 	t.Logf("%d writes, %d refused", answered.Load(), refused.Load())
-	rows, err := system.Query(t.Context(), `SELECT comment_id::text, (SELECT count(*) FROM outbox_messages
-		WHERE payload->>'comment_id' = comment_id::text) FROM comments`)
+	system.Reset() // closes connections to the server that ended
+	rows, err := system.Query(t.Context(), `SELECT comment_id::text, count(m) FROM comments
+		LEFT JOIN outbox_messages m ON m.payload->>'comment_id' = comment_id::text GROUP BY comment_id`)
 	if err != nil {
 		t.Fatal(err)
 	}
