@@ -537,6 +537,63 @@ func TestTheTurnToReadInOrderMovesAtAnyMoment(t *testing.T) {
 	d.firstsInOrder(t)
 }
 
+// TestAnEndedTurnGivesItsEventsBackWhileNATSHasNoneToDeliver lets another instance, a program of the test, keep an event
+// in hand, so that NATS has none to deliver. Nobody has the turn then.
+func TestAnEndedTurnGivesItsEventsBackWhileNATSHasNoneToDeliver(t *testing.T) {
+	r := newRig(t, 1)
+	ctx := t.Context()
+	instance := func() *running {
+		return r.start(func(ctx context.Context) error {
+			return subscribe.Handle(ctx, r.b.Connect(t), "mailer", "follow.*",
+				func(context.Context, subscribe.Event[event.Edge]) error { return nil },
+				subscribe.InOrder(), subscribe.Takeover(time.Second), subscribe.Log(testkit.Logger(t)))
+		})
+	}
+	var consumer jetstream.Consumer
+	first := instance()
+	r.await("the consumer", func() (_ bool, err error) {
+		consumer, err = r.js.Consumer(ctx, "EVENTS-0", "mailer-follow")
+		return err == nil, nil
+	})
+	if err := first.stop(); err != nil {
+		t.Fatal(err)
+	}
+	state := func() *jetstream.ConsumerInfo {
+		i, err := consumer.Info(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return i
+	}
+	endTurn := func() {
+		stream, err := r.js.Stream(ctx, "EVENTS-0")
+		if err == nil {
+			err = stream.UnpinConsumer(ctx, "mailer-follow", broker.OrderGroup)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.publish(follow(9, 1, 1))
+	batch, err := consumer.Fetch(1, jetstream.FetchPriorityGroup(broker.OrderGroup))
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept := <-batch.Messages()
+	r.start(func(ctx context.Context) error {
+		for ; ctx.Err() == nil; <-time.After(100 * time.Millisecond) {
+			_ = kept.InProgress()
+		}
+		return nil
+	})
+	endTurn()
+	instance()
+	r.publish(follow(9, 1, 2)) // the instance holds it, because the event before is not finished
+	r.await("the instance to hold an event", func() (bool, error) { return state().NumAckPending == 2, nil })
+	endTurn()
+	r.await("the event to be delivered in a new turn", func() (bool, error) { return state().NumRedelivered == 1, nil })
+}
+
 func TestASubscriberReadsWhatAServiceAppendsFromATimeOn(t *testing.T) {
 	r := newRig(t, 1)
 	bookmark := func() event.Event {

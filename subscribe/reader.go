@@ -365,6 +365,15 @@ func (r *reader) giveBack() {
 	r.pin, r.held, r.behind, r.missing, r.repeated = "", nil, false, 0, false
 }
 
+// mayRead reports whether it is still this instance's turn. NATS refuses the requests of an ended turn only while it has
+// events to deliver or another instance has the turn. Without this, two instances could hold events and wait for the
+// other's for ever.
+func (r *reader) mayRead(i *jetstream.ConsumerInfo) bool {
+	return slices.ContainsFunc(i.PriorityGroups, func(g jetstream.PriorityGroupState) bool {
+		return g.Group == broker.OrderGroup && g.PinnedClientID == r.pin
+	})
+}
+
 // settle dispatches the held events of a new turn, once NATS has delivered the unfinished events of the previous instance
 // again. NATS does that after AckWait.
 func (r *reader) settle(ctx context.Context) error {
@@ -376,6 +385,10 @@ func (r *reader) settle(ctx context.Context) error {
 	i, err := r.consumer.Info(ctx)
 	if err != nil {
 		return fmt.Errorf("read the state of consumer %s of stream %s: %w", r.durable, r.stream, err)
+	}
+	if !r.mayRead(i) {
+		r.giveBack()
+		return nil
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
