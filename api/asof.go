@@ -36,7 +36,7 @@ func (f *freshness) run(ctx context.Context) error {
 	failed := false
 	for {
 		begun := time.Now()
-		err := f.look(ctx)
+		err := f.sample(ctx)
 		switch {
 		case ctx.Err() != nil:
 			return nil
@@ -56,10 +56,10 @@ func (f *freshness) run(ctx context.Context) error {
 	}
 }
 
-// look reads the outbox once and keeps the reading. A message that is pending in it was pending in the previous
+// sample reads the outbox once and keeps the reading. A message that is pending in it was pending in the previous
 // reading, or committed after that. So as_of never decreases while the streams are the same. A repair makes messages
 // pending again, but it also changes the streams.
-func (f *freshness) look(ctx context.Context) error {
+func (f *freshness) sample(ctx context.Context) error {
 	d, err := f.read(ctx)
 	if err != nil {
 		return err

@@ -115,7 +115,7 @@ func (c *childRoutes) moderationRoutes() {
 	get := c.moderating("settings", http.MethodGet, path, tokens.RoleRead, settings,
 		words{"get-" + c.dashed + "-settings", "Read the settings for the {children} of {an object}",
 			"Reads the truth. Before the first change the settings are the defaults, at version 0."})
-	get.also = map[int]string{http.StatusNotModified: "If-None-Match names the current version."}
+	get.extraStatuses = map[int]string{http.StatusNotModified: "If-None-Match names the current version."}
 	register(c.server, get, c.getSettings)
 
 	register(c.server, c.moderating("put settings", http.MethodPut, path, tokens.RoleModerate, settings,

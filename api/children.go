@@ -212,7 +212,7 @@ func (c *childRoutes) singleRoutes() {
 	if c.k.Moderated {
 		get.description += " A pending one has both."
 	}
-	get.codes, get.answer, get.also = []string{codeNotFound}, c.entity,
+	get.codes, get.answer, get.extraStatuses = []string{codeNotFound}, c.entity,
 		map[int]string{http.StatusNotModified: "If-None-Match names the current version."}
 	register(c.server, get, c.get)
 

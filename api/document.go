@@ -104,7 +104,7 @@ func (s *server) schemaRoute() {
 	s.mux.HandleFunc("GET "+schemasPath, func(w http.ResponseWriter, r *http.Request) {
 		made, ok := all()[r.PathValue("type")]
 		if !ok {
-			if next := s.router.look(r.Context(), s); next != nil { // the type may be of a new kind
+			if next := s.router.refresh(r.Context(), s); next != nil { // the type may be of a new kind
 				next.mux.ServeHTTP(w, r)
 				return
 			}

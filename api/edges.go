@@ -198,7 +198,7 @@ func (e *edgeRoutes) singleRoutes() {
 	put := e.route("put", http.MethodPut, e.path(), tokens.RoleWrite, http.StatusCreated, words{"put-" + e.dashed, "Put " + kind,
 		"201 if the edge is new, 200 if it existed. A request that changes nothing makes no event."})
 	put.codes, put.answer = e.self(), e.entity
-	put.also = map[int]string{http.StatusOK: cmp.Or(e.words.texts["put 200"], "The edge existed.")}
+	put.extraStatuses = map[int]string{http.StatusOK: cmp.Or(e.words.texts["put 200"], "The edge existed.")}
 	remove := e.route("remove", http.MethodDelete, e.path(), tokens.RoleWrite, http.StatusNoContent,
 		words{"remove-" + e.dashed, "Remove " + kind,
 			"204 also if the edge did not exist; then there is no event."})
@@ -217,7 +217,7 @@ func (e *edgeRoutes) singleRoutes() {
 	}
 	get := e.route("get", http.MethodGet, e.path(), tokens.RoleRead, http.StatusOK, words{"get-" + e.dashed, "Read " + kind,
 		"Reads the truth. 404 if the edge does not exist, whether or not it existed before."})
-	get.codes, get.answer, get.also = []string{codeNotFound}, e.entity,
+	get.codes, get.answer, get.extraStatuses = []string{codeNotFound}, e.entity,
 		map[int]string{http.StatusNotModified: "If-None-Match names the current version."}
 	register(e.server, get, e.get)
 	if len(e.k.Attributes) == 0 {

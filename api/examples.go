@@ -160,7 +160,7 @@ func (e examples) of(name string, schema *huma.Schema, within ...string) (any, e
 // and the headers of the first. A 304 has the ETag that its 200 would have (RFC 9110, 15.4.5).
 func describeAnswers(answers map[string]*huma.Response, r route) {
 	first := answers[strconv.Itoa(r.status)]
-	for status := range r.also {
+	for status := range r.extraStatuses {
 		second := answers[strconv.Itoa(status)]
 		if status == http.StatusNotModified {
 			second.Headers = map[string]*huma.Param{"ETag": first.Headers["ETag"]}

@@ -233,12 +233,12 @@ func (v *visit) clock(now time.Time) {
 		sh.slow++
 	}
 	if now.Sub(g.looked) >= gateInterval {
-		g.look(now)
+		g.adjust(now)
 	}
 }
 
-// look adjusts the limits. Its cost grows with the tenants of the last minute.
-func (g *gate) look(now time.Time) {
+// adjust sets the limits. Its cost grows with the tenants of the last minute.
+func (g *gate) adjust(now time.Time) {
 	tenants, waiting := 0, 0
 	for tenant, sh := range g.of {
 		if sh.ended > 0 {

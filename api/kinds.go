@@ -87,9 +87,9 @@ func (r *router) build(set *kinds.Set) (err error) {
 	return nil
 }
 
-// look reads the kinds again for a request without a route in s, at most once per lookInterval. It returns the routes
+// refresh reads the kinds again for a request without a route in s, at most once per lookInterval. It returns the routes
 // that serve the request then, or nil.
-func (r *router) look(ctx context.Context, s *server) *server {
+func (r *router) refresh(ctx context.Context, s *server) *server {
 	r.mu.Lock()
 	due := time.Since(r.looked) >= lookInterval
 	if due {
@@ -168,7 +168,7 @@ func (s *server) kindRoutes() {
 	register(s, route{
 		method: http.MethodGet, path: "/v1/kinds", id: "list-kinds", tag: "Kinds", role: tokens.RoleRead, status: http.StatusOK,
 		summary: "List the kinds of edges and children", description: "Lists the kinds that the installation serves.",
-		also: map[int]string{http.StatusNotModified: "If-None-Match names the current ETag."},
+		extraStatuses: map[int]string{http.StatusNotModified: "If-None-Match names the current ETag."},
 	}, func(_ context.Context, in *kindsInput) (*kindsOutput, error) {
 		status := http.StatusOK
 		if tagged(in.IfNoneMatch, tag) {

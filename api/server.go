@@ -129,7 +129,7 @@ func New(cfg Config, deps Deps) (*Handler, error) {
 	if err := s.router.build(deps.Kinds.Now()); err != nil {
 		return nil, err
 	}
-	return &Handler{Handler: s.router, Ready: s.gate.ready, Look: s.fresh.look, Run: s.fresh.run}, nil
+	return &Handler{Handler: s.router, Ready: s.gate.ready, Look: s.fresh.sample, Run: s.fresh.run}, nil
 }
 
 // quarter returns a quarter of a pool's connections. It bounds slow work for one caller, so that others find a
@@ -316,7 +316,7 @@ func (s *server) noRoute(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	if len(allowed) == 0 {
-		if next := s.router.look(r.Context(), s); next != nil { // the route may be of a new kind
+		if next := s.router.refresh(r.Context(), s); next != nil { // the route may be of a new kind
 			next.mux.ServeHTTP(w, r)
 			return
 		}
@@ -393,18 +393,18 @@ func callerOf(ctx context.Context) caller {
 
 // route describes one operation of /v1.
 type route struct {
-	method, path string
-	id           string // operationId
-	tag          string
-	summary      string
-	description  string
-	role         string
-	status       int            // of success
-	also         map[int]string // further answers without a problem
-	codes        []string       // beyond those that every route has
-	projected    bool           // read from a projection
-	maxBody      int64          // bytes; 0 for API_MAX_BODY_BYTES
-	streams      bool           // continues to work while it answers
+	method, path  string
+	id            string // operationId
+	tag           string
+	summary       string
+	description   string
+	role          string
+	status        int            // of success
+	extraStatuses map[int]string // further answers without a problem
+	codes         []string       // beyond those that every route has
+	projected     bool           // read from a projection
+	maxBody       int64          // bytes; 0 for API_MAX_BODY_BYTES
+	streams       bool           // continues to work while it answers
 
 	// Only for the routes of a kind (kindroute.go):
 	naming *naming
@@ -441,7 +441,7 @@ func register[I, O any](s *server, r route, handle func(ctx context.Context, in 
 		op.Responses[status].Headers = map[string]*huma.Param{"Retry-After": {Schema: &huma.Schema{Type: huma.TypeInteger},
 			Description: "Seconds."}}
 	}
-	for status, what := range r.also {
+	for status, what := range r.extraStatuses {
 		op.Responses[fmt.Sprint(status)] = &huma.Response{Description: what}
 	}
 	op.Middlewares = huma.Middlewares{func(ctx huma.Context, next func(huma.Context)) { s.guard(ctx, r, next) }}

@@ -25,12 +25,12 @@ const (
 
 // act is an operation that a page offers to its reader.
 type act struct {
-	name   string        // in the audit log and the URL: "consumer.pause"
-	label  string        // of the button: "Pause"
-	role   string        // the role that it needs: tokens.RoleAdmin or RoleModerate
-	system bool          // only system tokens may do it
-	danger bool          // nobody can undo it
-	limit  time.Duration // 0: actTimeout
+	name         string        // in the audit log and the URL: "consumer.pause"
+	label        string        // of the button: "Pause"
+	role         string        // the role that it needs: tokens.RoleAdmin or RoleModerate
+	system       bool          // only system tokens may do it
+	irreversible bool          // nobody can undo it
+	limit        time.Duration // 0: actTimeout
 	// look verifies the form's input (in.Get("consumer")) and describes the effect. Errors: *inputError, errNotFound.
 	look func(ctx context.Context, v *view, in url.Values) (subject, error)
 	// do performs the act and returns the outcome, a sentence. Its ctx ends when the process stops. The console calls
@@ -166,7 +166,7 @@ func (c *Console) askAct(v *view, a *act, status int, d confirmData) error {
 	}
 	back := backOf(d.In)
 	s.Back = cmp.Or(back, s.Back)
-	d.Name, d.Label, d.Danger, d.Subject = a.name, a.label, a.danger, s
+	d.Name, d.Label, d.Danger, d.Subject = a.name, a.label, a.irreversible, s
 	in := url.Values{}
 	for name, values := range d.In { // carry the input that has no field of its own
 		asked := name == fieldActID || name == fieldReason || name == fieldBack && back == ""

@@ -47,7 +47,7 @@ func (c *Console) funcs() template.FuncMap {
 			return root + "act/" + name + "?" + q.Encode()
 		},
 		"label":       func(a *act) string { return a.label },
-		"danger":      func(a *act) bool { return a.danger },
+		"danger":      func(a *act) bool { return a.irreversible },
 		"mendKey":     mendKey,
 		"storeCounts": c.counts,
 		"holdWords":   holdWords,

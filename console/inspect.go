@@ -38,9 +38,9 @@ type inspectPage struct {
 	Options  []string // names that can be inspected
 	What     string   // one of Options; empty: the reader has not searched
 	Title    string
-	Sides    []projections.Beside
+	Sides    []projections.Diff
 	Inexact  bool // omits large numbers
-	Rows     []projections.Beside
+	Rows     []projections.Diff
 	Next     string
 	Versions []inspectVersion
 	More     bool // older versions exist
@@ -247,7 +247,7 @@ func (c *Console) inspectEdge(ctx context.Context, p *inspectPage, k kinds.Edge,
 }
 
 // add adds those sides that have the entity.
-func (p *inspectPage) add(sides ...projections.Beside) {
+func (p *inspectPage) add(sides ...projections.Diff) {
 	for _, b := range sides {
 		if b.InTruth || b.InProjection {
 			p.Sides = append(p.Sides, b)
@@ -342,8 +342,8 @@ func (c *Console) inspectThread(ctx context.Context, v *view, p *inspectPage, k 
 	return err
 }
 
-// mendKey returns the input of the act that repairs the entity of a Beside.
-func mendKey(b projections.Beside) (url.Values, error) {
+// mendKey returns the input of the act that repairs the entity of a Diff.
+func mendKey(b projections.Diff) (url.Values, error) {
 	key, err := json.Marshal(b.Key)
 	if err != nil {
 		return nil, err
@@ -408,7 +408,7 @@ func (c *Console) doMend(ctx context.Context, d *doing) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if err := verify.Mend(ctx, verify.Deps{Sources: status.Sources{Truth: c.deps.Truth, Projections: c.deps.Projections,
+	if err := verify.RepairKeys(ctx, verify.Deps{Sources: status.Sources{Truth: c.deps.Truth, Projections: c.deps.Projections,
 		Broker: c.deps.Broker}, Fleet: c.deps.Fleet, Kinds: c.deps.Kinds.Now}, p, key); err != nil {
 		return "", err
 	}

@@ -42,8 +42,9 @@ func (c *Console) allActs() []*act {
 	return []*act{
 		{name: "dead_letter.retry", label: "Retry", role: tokens.RoleAdmin, look: c.lookDeadLetters(deadletters.Retry),
 			do: c.doDeadLetters(deadletters.Retry)},
-		{name: "dead_letter.discard", label: "Discard", role: tokens.RoleAdmin, danger: true, look: c.lookDeadLetters(deadletters.Discard),
-			do: c.doDeadLetters(deadletters.Discard)},
+		{name: "dead_letter.discard", label: "Discard", role: tokens.RoleAdmin, irreversible: true,
+			look: c.lookDeadLetters(deadletters.Discard),
+			do:   c.doDeadLetters(deadletters.Discard)},
 		{name: "dead_letter.stop", label: "Stop", role: tokens.RoleAdmin, look: c.lookDeadStop, do: c.doDeadStop},
 		{name: "dead_letter.note", label: "Write a note", role: tokens.RoleAdmin, look: c.lookDeadNote, do: c.doDeadNote},
 		{name: "moderation.decide", label: "Decide", role: tokens.RoleModerate, look: c.lookDecide, do: c.doDecide},
@@ -57,21 +58,21 @@ func (c *Console) allActs() []*act {
 			look: c.lookConsumer("The consumer continues where it stopped.")},
 		{name: actVerify, label: "Verify", role: tokens.RoleAdmin, system: true, do: c.doVerify,
 			look: c.lookConsumer("Verify compares every row of the projection with the truth. It reads both in full and changes nothing.")},
-		{name: actReplay, label: "Replay", role: tokens.RoleAdmin, system: true, danger: true, limit: replayTimeout,
+		{name: actReplay, label: "Replay", role: tokens.RoleAdmin, system: true, irreversible: true, limit: replayTimeout,
 			look: c.lookReplay, do: c.doReplay},
 		{name: "hold.add", label: "Add a hold", role: tokens.RoleAdmin, system: true, look: c.lookHoldAdd, do: c.doHoldAdd},
-		{name: "hold.release", label: "Release", role: tokens.RoleAdmin, system: true, danger: true,
+		{name: "hold.release", label: "Release", role: tokens.RoleAdmin, system: true, irreversible: true,
 			look: c.lookHoldRelease, do: c.doHoldRelease},
 		{name: "erasure.count", label: "Scan", role: tokens.RoleAdmin, system: true, do: c.doErase(true),
 			look: c.lookErase("The scan searches every store for remaining data of the person, including the streams " +
 				"and exported files. It changes nothing.")},
-		{name: "erasure.start", label: "Erase a person", role: tokens.RoleAdmin, system: true, danger: true, do: c.doErase(false),
+		{name: "erasure.start", label: "Erase a person", role: tokens.RoleAdmin, system: true, irreversible: true, do: c.doErase(false),
 			look: c.lookErase("The erasure permanently removes what the user wrote, and the edges from and to them, "+
 				"from every store. It keeps no copy.",
 				"Meanwhile the archiver's jobs wait, and no replay runs. The erasure ends when a scan of all stores finds "+
 					"nothing. If it is interrupted, start it again.")},
 		{name: "token.create", label: "Create a token", role: tokens.RoleAdmin, look: c.lookTokenCreate, do: c.doTokenCreate},
 		{name: "token.rotate", label: "Rotate", role: tokens.RoleAdmin, look: c.lookTokenRotate, do: c.doTokenRotate},
-		{name: "token.revoke", label: "Revoke", role: tokens.RoleAdmin, danger: true, look: c.lookTokenRevoke, do: c.doTokenRevoke},
+		{name: "token.revoke", label: "Revoke", role: tokens.RoleAdmin, irreversible: true, look: c.lookTokenRevoke, do: c.doTokenRevoke},
 	}
 }

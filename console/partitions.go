@@ -42,7 +42,7 @@ func (c *Console) partitionsData(ctx context.Context, _ *view) (any, error) {
 	p := partitionsPage{More: now.More, Away: now.State.Missing()}
 	floors := map[int]int64{}
 	if !now.State.IsAway(status.ServerTruth) && !now.State.IsUnread(status.PartPartitions) {
-		known, err := outbox.Partitions(status.Hurried(ctx, now.State), c.deps.Truth)
+		known, err := outbox.Partitions(status.WithShortLockTimeout(ctx, now.State), c.deps.Truth)
 		if err != nil && !postgres.IsLockTimeout(err) {
 			return nil, err
 		}

@@ -67,7 +67,7 @@ func (r *reader) apply(ctx context.Context, stream broker.Stream, b *batch) (err
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.cfg.ApplyTimeout)
 	defer cancel()
 	c.at("after collect")
-	if err := c.meet(ctx, b); err != nil {
+	if err := c.reclassifyUnknown(ctx, b); err != nil {
 		return err
 	}
 	ctx, spans := tracing.From(ctx).ProcessOf(ctx, c.name, r.name, r.partition, len(b.deliveries), b.events)

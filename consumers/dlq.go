@@ -316,7 +316,7 @@ func (d *DeadLetters) act(ctx context.Context, r DeadLetterRequest, res *DeadLet
 		if err := lockOffset(ctx, tx, now.Consumer, now.Partition); err != nil {
 			return err
 		}
-		if err := now.look(ctx, tx); err != nil {
+		if err := now.count(ctx, tx); err != nil {
 			return err
 		}
 		switch {
@@ -330,7 +330,7 @@ func (d *DeadLetters) act(ctx context.Context, r DeadLetterRequest, res *DeadLet
 		if err := do(tx, &now); err != nil {
 			return err
 		}
-		if err := now.look(ctx, tx); err != nil {
+		if err := now.count(ctx, tx); err != nil {
 			return err
 		}
 		if r.Within != nil {
@@ -357,8 +357,8 @@ SELECT /* consumers.left_dead_letters */ coalesce(min(id), 0), count(*) FROM (
   SELECT id FROM consumer_dead_letters
    WHERE consumer_name = @consumer AND tenant_id = @tenant AND aggregate_type = @type AND aggregate_id = @id ORDER BY id LIMIT @most) d`
 
-// look reads the first dead letter of the aggregate and the number of them.
-func (res *DeadLetterResult) look(ctx context.Context, tx pgx.Tx) error {
+// count reads the first dead letter of the aggregate and the number of them.
+func (res *DeadLetterResult) count(ctx context.Context, tx pgx.Tx) error {
 	row := tx.QueryRow(ctx, leftSQL, pgx.StrictNamedArgs{
 		"consumer": res.Consumer, "tenant": res.TenantID, "type": res.AggregateType, "id": res.AggregateID, "most": maxDeadLetters,
 	})

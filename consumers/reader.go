@@ -76,22 +76,22 @@ func (r *reader) run() {
 		switch {
 		case errors.Is(err, errClosed):
 			c.clear(ctx, r.partition)
-			c.hurry() // to share its successors
+			c.pollNow() // to share its successors
 			pause = min(pause, idle)
 		case errors.Is(err, errNotYet):
 			c.clear(ctx, r.partition)
 			pause = min(pause, idle)
 		case errors.As(err, &stop):
 			c.trouble(ctx, r.partition, stuck, err)
-			c.hurry()
+			c.pollNow()
 			pause = c.cfg.Recheck
 		case isWaiting(err):
 			c.trouble(ctx, r.partition, waiting, err)
-			c.hurry()
+			c.pollNow()
 			pause = min(pause, idle)
 		default:
 			c.trouble(ctx, r.partition, failing, err)
-			c.hurry()
+			c.pollNow()
 		}
 		sleep(ctx, pause)
 	}
@@ -187,7 +187,7 @@ func (r *reader) mayBegin(ctx context.Context, s broker.Stream, offsets map[stri
 		}
 	}
 	if !begun {
-		c.hurry() // watch creates the offset
+		c.pollNow() // watch creates the offset
 		return errNotYet
 	}
 	return nil

@@ -278,10 +278,10 @@ func (c *Consumer) classify(d *delivery) {
 	}
 }
 
-// meet reads the kinds again if the batch has events of unknown types, and classifies these events again. A kind is in
+// reclassifyUnknown reads the kinds again if the batch has events of unknown types, and classifies these events again. A kind is in
 // the projections' database before its first event is written. So a type that is still unknown belongs to no current
 // kind.
-func (c *Consumer) meet(ctx context.Context, b *batch) error {
+func (c *Consumer) reclassifyUnknown(ctx context.Context, b *batch) error {
 	unknown := func(d delivery) bool { return d.skip == skipUnknown }
 	if c.deps.Kinds == nil || !slices.ContainsFunc(b.deliveries, unknown) {
 		return nil

@@ -33,7 +33,7 @@ func (c *Consumer) watch(ctx context.Context) {
 	failures := 0
 	for ctx.Err() == nil {
 		wait := c.cfg.LagInterval
-		err := c.look(ctx)
+		err := c.sample(ctx)
 		switch {
 		case ctx.Err() != nil:
 			return
@@ -106,17 +106,17 @@ func (c *Consumer) setCutOff(err error) {
 	c.count()
 }
 
-// hurry makes watch read the streams soon.
-func (c *Consumer) hurry() {
+// pollNow makes watch read the streams soon.
+func (c *Consumer) pollNow() {
 	select {
 	case c.lookNow <- struct{}{}:
 	default:
 	}
 }
 
-// look reads the offsets and then the leaders' descriptions of the streams. It tells the group which partitions exist,
+// sample reads the offsets and then the leaders' descriptions of the streams. It tells the group which partitions exist,
 // and measures those that this instance holds. An error means that it could read none of the streams that it needs.
-func (c *Consumer) look(ctx context.Context) error {
+func (c *Consumer) sample(ctx context.Context) error {
 	qctx, cancel := context.WithTimeout(ctx, c.broker.Timeout)
 	defer cancel()
 	all, dbErr := readOffsets(qctx, c.deps.Pool, c.name)

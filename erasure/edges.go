@@ -88,7 +88,7 @@ func (e *eraser) redactEdges(ctx context.Context) error {
 		var dead []int64
 		if err := outbox.Sweep(ctx, e.Truth, t.table, e.selection(), func(m outbox.Swept) error {
 			switch {
-			case !e.meet(m) || m.Pending:
+			case !e.noteObject(m) || m.Pending:
 			case t.table != outbox.TableDLQ:
 				payload, _, err := e.redact(m.AggregateType, m.EventType, m.Payload)
 				batch = append(batch, outbox.Redacted{ID: m.ID, EventID: m.EventID, Payload: string(payload)})

@@ -420,9 +420,9 @@ func (e *eraser) redact(aggregateType, eventType string, payload []byte) (redact
 	return redacted, off, err
 }
 
-// meet remembers the object of a message about an erased child or an edge of the person, because selection needs it for
+// noteObject remembers the object of a message about an erased child or an edge of the person, because selection needs it for
 // the archive. It reports whether the message is about such an edge.
-func (e *eraser) meet(m outbox.Swept) (edge bool) {
+func (e *eraser) noteObject(m outbox.Swept) (edge bool) {
 	if k := e.edge(m.AggregateType); k != nil && k.names(m.Payload, e.o.AuthorID) {
 		k.objects[m.AggregateID] = true
 		return true
@@ -444,7 +444,7 @@ func (e *eraser) redactMessages(ctx context.Context) error {
 	for _, t := range tables {
 		var batch []outbox.Redacted
 		if err := outbox.Sweep(ctx, e.Truth, t.table, e.selection(), func(m outbox.Swept) error {
-			if e.meet(m) {
+			if e.noteObject(m) {
 				return nil
 			}
 			payload, off, err := e.redact(m.AggregateType, m.EventType, m.Payload)
@@ -539,7 +539,7 @@ func nothing() error { return nil }
 
 // writes reports whether a message is about an erased child or an edge of the person.
 func (e *eraser) writes(m outbox.Swept) bool {
-	if e.meet(m) {
+	if e.noteObject(m) {
 		return true
 	}
 	k := e.child(m.AggregateType)
@@ -553,7 +553,7 @@ func (e *eraser) writes(m outbox.Swept) bool {
 // sweepDead counts the removals of edges and the erasures of children in the DLQ.
 func (e *eraser) sweepDead(ctx context.Context, q outbox.Querier, removals, erasures *int) error {
 	return outbox.Sweep(ctx, q, outbox.TableDLQ, outbox.Selection{TenantID: e.o.TenantID}, func(m outbox.Swept) error {
-		switch edge := e.meet(m); {
+		switch edge := e.noteObject(m); {
 		case edge && m.EventType == event.Removed:
 			*removals++
 		case !edge && m.EventType == event.Erased && e.writes(m):

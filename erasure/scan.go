@@ -94,7 +94,7 @@ func (e *eraser) lookAtMessages(ctx context.Context, left map[string]int) error 
 		}
 		for _, t := range tables {
 			if err := outbox.Sweep(ctx, tx, t.table, e.selection(), func(m outbox.Swept) error {
-				e.meet(m)
+				e.noteObject(m)
 				payload, _, err := e.redact(m.AggregateType, m.EventType, m.Payload)
 				if payload != nil {
 					left[t.store]++

@@ -56,7 +56,7 @@ func TestEveryTypeAndVersionStaysReadable(t *testing.T) {
 	all := payloads()
 	for _, name := range EventTypes() {
 		aggregate, typ, _ := strings.Cut(name, ".")
-		for version := 1; version <= catalogue[aggregate][typ]; version++ {
+		for version := 1; version <= catalog[aggregate][typ]; version++ {
 			file := filepath.Join("testdata", fmt.Sprintf("%s.v%d.json", name, version))
 			t.Run(filepath.Base(file), func(t *testing.T) {
 				payload, ok := all[name]

@@ -33,8 +33,8 @@ const (
 // SystemTenant is the tenant of the installation itself. Only tokens of operators belong to it.
 const SystemTenant = 0
 
-// catalogue has the newest version of each event type. Versions from 1 to it can be decoded.
-var catalogue = map[string]map[string]int{
+// catalog has the newest version of each event type. Versions from 1 to it can be decoded.
+var catalog = map[string]map[string]int{
 	AggregateFollow:  {Created: 1, Removed: 1},
 	AggregateComment: {Created: 1, Edited: 1, Deleted: 1, Moderated: 1, Erased: 1},
 	AggregateThread:  {Updated: 1},
@@ -44,14 +44,14 @@ var catalogue = map[string]map[string]int{
 
 // Known reports whether the catalog has the aggregate type, and whether it has this version of the event type.
 func Known(aggregateType, eventType string, version int) (aggregate, exact bool) {
-	types, ok := catalogue[aggregateType]
+	types, ok := catalog[aggregateType]
 	return ok, version >= 1 && version <= types[eventType]
 }
 
 // EventTypes returns the event types of the catalog as "aggregate.event", for metrics with bounded labels.
 func EventTypes() []string {
 	var all []string
-	for a, types := range catalogue {
+	for a, types := range catalog {
 		for t := range types {
 			all = append(all, a+"."+t)
 		}

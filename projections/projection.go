@@ -37,11 +37,11 @@ type Projection interface {
 	// work.
 	Window(ctx context.Context, truth, projection *pgxpool.Pool, after any, limit int,
 		report func(Difference)) (checked int64, next any, err error)
-	// Mend sets the rows of the keys to the truth, except rows of parked aggregates. The caller holds the consumer's
+	// Repair sets the rows of the keys to the truth, except rows of parked aggregates. The caller holds the consumer's
 	// offsets in tx. A later event of a repaired version changes nothing, because the row already has that version.
-	// Mend returns the remaining keys, for which the caller begins another transaction: each step is bounded, because
+	// Repair returns the remaining keys, for which the caller begins another transaction: each step is bounded, because
 	// the consumer waits for it.
-	Mend(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, keys []Key, parked Parked) (rest []Key, err error)
+	Repair(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, keys []Key, parked Parked) (rest []Key, err error)
 
 	// Reached reports whether the projection has each of the entities at the version of the ref, or a later one. The
 	// entities are of types that the projection wants. The transaction's tenant is set.

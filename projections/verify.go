@@ -21,8 +21,8 @@ type Difference struct {
 	Field      string `json:"field"`  // "row" if one side has no row
 	Want       string `json:"want"`   // the value that the truth requires
 	Got        string `json:"got"`    // the value in the projection
-	Key        Key    `json:"-"`      // the argument of Mend
-	Record     bool   `json:"-"`      // in a record, whose rows never change: Mend leaves this difference
+	Key        Key    `json:"-"`      // the argument of Repair
+	Record     bool   `json:"-"`      // in a record, whose rows never change: Repair leaves this difference
 
 	// The versions of the compared rows, 0 of a missing row or one without a version. With them, Drift tells a difference
 	// that lasts from one between later states.
@@ -30,8 +30,8 @@ type Difference struct {
 	GotVersion  int64 `json:"-"`
 }
 
-// Key names the rows that Mend repairs together. Type, TenantID and Aggregate name the aggregate of their events. While
-// a DLQ has an event of that aggregate, it explains the difference, and Mend does not repair it. The other fields name
+// Key names the rows that Repair repairs together. Type, TenantID and Aggregate name the aggregate of their events. While
+// a DLQ has an event of that aggregate, it explains the difference, and Repair does not repair it. The other fields name
 // a part of the aggregate in the projection's own way. An edge has its target in Aggregate and its origin in Other. A
 // count of edges has Other 0. Other keys name an object of children, or a child.
 type Key struct {
@@ -39,7 +39,7 @@ type Key struct {
 	TenantID, Aggregate, Other int64
 	Child                      string // the id of a child, if the key names one
 	Kind                       string // the kind of children of a settings key
-	Step                       string // the progress of Mend, in the projection's own format; "" before the start
+	Step                       string // the progress of Repair, in the projection's own format; "" before the start
 }
 
 // Ref returns the name of the key's edge or child for the reader of the truth.
@@ -47,7 +47,7 @@ func (k Key) Ref() event.Ref {
 	return event.Ref{Type: k.Type, Child: k.Child, From: event.ID(k.Other), To: event.ID(k.Aggregate)}
 }
 
-// Parked reports whether a DLQ has events of an aggregate. Mend leaves the rows of such an aggregate unchanged.
+// Parked reports whether a DLQ has events of an aggregate. Repair leaves the rows of such an aggregate unchanged.
 type Parked func(tenant int64, aggregateType string, aggregateID int64) bool
 
 func (d Difference) String() string {

@@ -41,7 +41,7 @@ func Check(ctx context.Context, pool *pgxpool.Pool, js jetstream.JetStream, cfg 
 	for i, p := range all {
 		c := &checks[i]
 		*c = PartitionCheck{Partition: p, Active: active[p.Number]}
-		g.Go(func() error { return c.look(ctx, pool, js, cfg) })
+		g.Go(func() error { return c.probe(ctx, pool, js, cfg) })
 	}
 	if err := g.Wait(); err != nil {
 		return nil, err // a comparison that did not end says nothing
@@ -49,10 +49,10 @@ func Check(ctx context.Context, pool *pgxpool.Pool, js jetstream.JetStream, cfg 
 	return checks, nil
 }
 
-// look reads the partition's stream. It sets Err if the stream is gone, has no leader or was not made for events. It
+// probe reads the partition's stream. It sets Err if the stream is gone, has no leader or was not made for events. It
 // returns any other error, for example the end of ctx. A relay may have bound, closed or replaced the partition since c
-// has it, so look reads it again before it believes a disagreement.
-func (c *PartitionCheck) look(ctx context.Context, q outbox.Querier, js jetstream.JetStream, cfg broker.Config) error {
+// has it, so probe reads it again before it believes a disagreement.
+func (c *PartitionCheck) probe(ctx context.Context, q outbox.Querier, js jetstream.JetStream, cfg broker.Config) error {
 	_, err := broker.Confirm(ctx, js, func(ctx context.Context) (broker.Stream, bool, error) {
 		for {
 			stream, err := broker.ReadStream(ctx, js, cfg, c.Number)

@@ -163,7 +163,7 @@ func (a *Archiver) walk(ctx context.Context, lease Lease, k childShape) (failed 
 		if err := errors.Join(ctx.Err(), lease.Continue()); err != nil {
 			return errors.Join(failed, err)
 		}
-		page, last, n, err := a.look(ctx, k, at, a.walkPage)
+		page, last, n, err := a.scan(ctx, k, at, a.walkPage)
 		if err != nil {
 			return err
 		}
@@ -209,7 +209,7 @@ func (a *Archiver) plan(ctx context.Context, k childShape, plan map[string]int64
 	for at, n := (thread{}), a.walkPage; n == a.walkPage; {
 		var page []thread
 		var err error
-		if page, at, n, err = a.look(ctx, k, at, a.walkPage); err != nil {
+		if page, at, n, err = a.scan(ctx, k, at, a.walkPage); err != nil {
 			return err
 		}
 		for _, t := range page {
@@ -263,9 +263,9 @@ SELECT /* store.archive_look */ w.tenant_id, w.object_id, l.updated_at < now() -
        SELECT updated_at FROM {{.Table}} c WHERE c.tenant_id = w.tenant_id AND c.object_id = w.object_id ORDER BY {{.Order}} DESC LIMIT 1) l
  ORDER BY w.n`
 
-// look returns which of the next threads may be quiet, the last thread read (zero at the end of the table), and how
+// scan returns which of the next threads may be quiet, the last thread read (zero at the end of the table), and how
 // many it read.
-func (a *Archiver) look(ctx context.Context, k childShape, at thread, limit int) (page []thread, last thread, n int, err error) {
+func (a *Archiver) scan(ctx context.Context, k childShape, at thread, limit int) (page []thread, last thread, n int, err error) {
 	rows, _ := a.pool.Query(ctx, k.sql(lookSQL), pgx.StrictNamedArgs{"tenant": at.tenant, "object": at.object,
 		"after": a.after, "limit": limit})
 	var quiet bool

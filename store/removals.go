@@ -255,8 +255,8 @@ func (r *Remover) slice(ctx context.Context, tx *unit, tenant int64, m *Removal)
 		name, end := m.Kinds[m.step/len(ends)], ends[m.step%len(ends)]
 		kind, there := set.Edge(name)
 		if !there {
-			var young bool
-			if err := tx.QueryRow(ctx, kindTableSQL, pgx.StrictNamedArgs{"kind": name}).Scan(&young); err != nil || young {
+			var hasTable bool
+			if err := tx.QueryRow(ctx, kindTableSQL, pgx.StrictNamedArgs{"kind": name}).Scan(&hasTable); err != nil || hasTable {
 				return 0, errors.Join(err, fmt.Errorf("this process does not know the kind %s yet", name))
 			}
 			continue // the kind was dropped, so it had no edges

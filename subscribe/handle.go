@@ -126,7 +126,7 @@ func (s *subscriber) run(ctx context.Context) (err error) {
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
 	for ctx.Err() == nil && err == nil {
-		s.look(reading, handling, &readers)
+		s.adjust(reading, handling, &readers)
 		select {
 		case <-ctx.Done():
 		case err = <-s.stuck:
@@ -237,8 +237,8 @@ func (s *subscriber) ended(ctx context.Context, st broker.Stream, all []broker.S
 	return false, nil
 }
 
-// look starts a reader on each stream whose predecessors are done, and stops readers of finished streams.
-func (s *subscriber) look(ctx, handling context.Context, wg *sync.WaitGroup) {
+// adjust starts a reader on each stream whose predecessors are done, and stops readers of finished streams.
+func (s *subscriber) adjust(ctx, handling context.Context, wg *sync.WaitGroup) {
 	qctx, cancel := context.WithTimeout(ctx, s.streams.Timeout)
 	defer cancel()
 	streams, err := s.list(qctx)

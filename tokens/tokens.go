@@ -43,8 +43,8 @@ var (
 	ErrUnknown = errors.New("tokens: the tenant has no token of this name")
 	// ErrNotHeld reports a token that would have a role that its maker lacks.
 	ErrNotHeld = errors.New("tokens: the maker lacks a role of the token")
-	// ErrNobodys reports a token that this installation never made.
-	ErrNobodys = errors.New("tokens: this installation never made this token")
+	// ErrUnknownToken reports a token that this installation never made.
+	ErrUnknownToken = errors.New("tokens: this installation never made this token")
 )
 
 // tokenPrefix makes a token recognizable to people and to scanners of leaked secrets.
@@ -391,14 +391,14 @@ func List(ctx context.Context, pool *pgxpool.Pool, tenant int64) ([]Token, error
 // identifySQL finds a token in any state by its hash. Index: api_tokens_pkey. Locks: none.
 const identifySQL = `SELECT /* tokens.identify */ ` + tokenColumns + ` FROM api_tokens WHERE token_hash = @hash::bytea`
 
-// Identify returns the description of a token that somebody found, even a revoked or expired one, or ErrNobodys. No
+// Identify returns the description of a token that somebody found, even a revoked or expired one, or ErrUnknownToken. No
 // error contains the token, and the database gets only its hash. pool acts as postgres.RoleSystem.
 func Identify(ctx context.Context, pool *pgxpool.Pool, token string) (Token, error) {
 	rows, _ := pool.Query(ctx, identifySQL, pgx.StrictNamedArgs{"hash": hashed(token)})
 	t, err := pgx.CollectExactlyOneRow(rows, scanToken)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
-		return Token{}, ErrNobodys
+		return Token{}, ErrUnknownToken
 	case err != nil:
 		return Token{}, fmt.Errorf("identify a token: %w", err)
 	}

@@ -95,7 +95,7 @@ type history struct {
 	dropped    int
 }
 
-func (h *hearing) look() history {
+func (h *hearing) sample() history {
 	now := history{connected: h.nc.IsConnected(), reconnects: h.nc.Stats().Reconnects}
 	now.dropped, _ = h.sub.Dropped() // fails if the connection is closed forever
 	return now
@@ -110,7 +110,7 @@ func (h *hearing) end() {
 
 // keep calls End if events were missed. It begins if that is due, or after such an End. It reports whether it tried.
 func (h *hearing) keep(ctx context.Context, due bool) (tried bool) {
-	now := h.look()
+	now := h.sample()
 	if h.begun && now != h.since {
 		h.end()
 		due = true
@@ -120,7 +120,7 @@ func (h *hearing) keep(ctx context.Context, due bool) (tried bool) {
 	}
 	last, err := beginning(ctx, h.nc, h.js, h.cfg)
 	switch {
-	case err == nil && h.look() == now:
+	case err == nil && h.sample() == now:
 		h.heard = maps.Clone(last)
 		h.begun, h.refused, h.since = true, false, now
 		h.Begin(last)

@@ -58,7 +58,7 @@ func Read(ctx context.Context, q Querier, cell string) (Tenants, error) {
 	rows, _ := q.Query(ctx, tenantsSQL)
 	_, err := pgx.ForEachRow(rows, []any{&tenant, &name}, func() error {
 		t.of[tenant] = name
-		t.meet(name)
+		t.note(name)
 		return nil
 	})
 	if err != nil {
@@ -66,7 +66,7 @@ func Read(ctx context.Context, q Querier, cell string) (Tenants, error) {
 	}
 	rows, _ = q.Query(ctx, readSQL)
 	if _, err := pgx.ForEachRow(rows, []any{&name}, func() error {
-		t.meet(name)
+		t.note(name)
 		return nil
 	}); err != nil {
 		return t, fmt.Errorf("read the cells of consumers: %w", err)
@@ -77,7 +77,7 @@ func Read(ctx context.Context, q Querier, cell string) (Tenants, error) {
 	return t, nil
 }
 
-func (t *Tenants) meet(cell string) {
+func (t *Tenants) note(cell string) {
 	if cell != t.cell && !slices.Contains(t.beside, cell) {
 		t.beside = append(t.beside, cell)
 	}

@@ -29,7 +29,7 @@ func (s *Site) settle(edges []edgeKind, children []childKind) {
 	for _, k := range children {
 		discussed[k.Parent] = discussed[k.Parent] || k.Moderated
 	}
-	s.choices = []choice{{25, s.look}}
+	s.choices = []choice{{25, s.readPage}}
 	for _, k := range edges {
 		weight := 4
 		if k.To == user || discussed[k.To] {
@@ -258,8 +258,8 @@ func (s *Site) toggle(k childKind) (act, bool) {
 	}}, true
 }
 
-// look reads one page.
-func (s *Site) look() (act, bool) {
+// readPage reads one page.
+func (s *Site) readPage() (act, bool) {
 	if len(s.edges) == 0 || len(s.children) == 0 {
 		return act{}, false
 	}

@@ -138,10 +138,10 @@ const maxSkew = time.Second
 
 // Database checks one database as the login, not as a role of Tidings. where names the database in the findings.
 func Database(ctx context.Context, pool *pgxpool.Pool, where string) ([]Finding, error) {
-	return look(ctx, pool, where, oldTransaction)
+	return probe(ctx, pool, where, oldTransaction)
 }
 
-func look(ctx context.Context, pool *pgxpool.Pool, where string, old float64) ([]Finding, error) {
+func probe(ctx context.Context, pool *pgxpool.Pool, where string, old float64) ([]Finding, error) {
 	var all []Finding
 	err := postgres.InTx(ctx, pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
 		all = nil

@@ -33,7 +33,7 @@ func login(t *testing.T, db *testkit.DB, change func(cfg *pgxpool.Config)) *pgxp
 
 func found(t *testing.T, pool *pgxpool.Pool, old float64) map[string]Finding {
 	t.Helper()
-	all, err := look(t.Context(), pool, "here", old)
+	all, err := probe(t.Context(), pool, "here", old)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -19,7 +19,7 @@ import (
 // server that is unavailable in st is a finding, and Diagnose does not check it. A part whose table another session
 // locks is a finding too.
 func Diagnose(ctx context.Context, src status.Sources, st status.State) ([]Finding, error) {
-	ctx = status.Hurried(ctx, st)
+	ctx = status.WithShortLockTimeout(ctx, st)
 	all := Fleet(st)
 	truth, projections := src.Truth != nil && !st.IsAway(status.ServerTruth), src.Projections != nil && !st.IsAway(status.ServerProjections)
 	type part struct {
@@ -96,7 +96,7 @@ func Fleet(st status.State) (all []Finding) {
 	add := func(severity Severity, check, where, mend, what string, args ...any) {
 		all = append(all, Finding{Severity: severity, Check: check, Where: where, What: fmt.Sprintf(what, args...), Mend: mend})
 	}
-	for _, a := range st.Away {
+	for _, a := range st.Unavailable {
 		add(Error, "unavailable", a.Server, "start the server, or correct its address in the environment", "%s", a)
 	}
 	for _, b := range st.Blocked {

@@ -24,7 +24,9 @@ func TestEveryCheckOfTheFleetFindsItsIllness(t *testing.T) {
 		t.Errorf("a healthy fleet: %v", all)
 	}
 	for want, harm := range map[string]func(st *status.State){
-		"unavailable":      func(st *status.State) { st.Away = []status.Away{{Server: "NATS", URL: "nats://x", Error: "refused"}} },
+		"unavailable": func(st *status.State) {
+			st.Unavailable = []status.Unavailable{{Server: "NATS", URL: "nats://x", Error: "refused"}}
+		},
 		"blocked-session":  func(st *status.State) { st.Blocked = []postgres.Blocked{{PID: 7}} },
 		"refused-stream":   func(st *status.State) { st.Partitions[0].Refused = "it lost events" },
 		"no-leader":        func(st *status.State) { st.Partitions[0].NoLeader = "nobody" },

@@ -20,13 +20,13 @@ import (
 type Job struct {
 	Name  string        // in metrics and in job_runs
 	Every time.Duration // from the end of a successful run to the next run; 0: only by command
-	// Apart gives the job its own lease, so it never waits for another job. Only a job that is safe beside all others
+	// OwnLease gives the job its own lease, so it never waits for another job. Only a job that is safe beside all others
 	// may set it.
-	Apart  bool
-	MaxRun time.Duration                            // how long a run begins new slices (Hold.Continue); 0: MaxRun
-	Window Window                                   // when it may run; a run that the window's end interrupts resumes in the next window
-	Run    func(ctx context.Context, h *Hold) error // returns nil when no work remains; stops between slices when ctx ends
-	Plan   func(ctx context.Context) (Plan, error)  // returns what Run would do now, and changes nothing
+	OwnLease bool
+	MaxRun   time.Duration                            // how long a run begins new slices (Hold.Continue); 0: MaxRun
+	Window   Window                                   // when it may run; a run that the window's end interrupts resumes in the next window
+	Run      func(ctx context.Context, h *Hold) error // returns nil when no work remains; stops between slices when ctx ends
+	Plan     func(ctx context.Context) (Plan, error)  // returns what Run would do now, and changes nothing
 }
 
 // Plan is the work that a run would do now.
@@ -46,7 +46,7 @@ type Drop struct {
 
 // kind returns the kind of the job's lease.
 func (j Job) kind() string {
-	if j.Apart {
+	if j.OwnLease {
 		return Kind + "-" + j.Name
 	}
 	return Kind

@@ -88,7 +88,7 @@ func Run(ctx context.Context, d Deps, o Options) (report Report, err error) {
 	}
 	r := &restore{Deps: d, o: o, report: &report}
 	if o.DryRun {
-		return report, r.look(ctx)
+		return report, r.preview(ctx)
 	}
 	alone, free, err := outbox.Alone(ctx, d.Truth, "restore")
 	if err != nil {
@@ -126,8 +126,8 @@ type restore struct {
 	highest int // the highest number of a partition or stream before the run
 }
 
-// look reports the work as far as it is known beforehand.
-func (r *restore) look(ctx context.Context) (err error) {
+// preview reports the work as far as it is known beforehand.
+func (r *restore) preview(ctx context.Context) (err error) {
 	if r.report.Erased, err = r.erasures(ctx); err != nil {
 		return err
 	}

@@ -23,7 +23,7 @@ func Await(ctx context.Context, src Sources, wait time.Duration, wanted func(Sta
 	for {
 		st, err = Read(ctx, src)
 		left := wait - time.Since(began)
-		lost := len(st.Away) > len(src.Away)
+		lost := len(st.Unavailable) > len(src.Unavailable)
 		if !broker.IsTransient(err) && (err != nil || wanted(st) && !lost) || ctx.Err() != nil {
 			return st, err
 		}
@@ -44,7 +44,7 @@ func Await(ctx context.Context, src Sources, wait time.Duration, wanted func(Sta
 // Seen reports whether the streams and the lags of all consumers are known. While a server is unavailable or a table
 // is locked it reports true, because a further read shows nothing more.
 func (st State) Seen() bool {
-	if len(st.Away) > 0 || len(st.Unread) > 0 {
+	if len(st.Unavailable) > 0 || len(st.Unread) > 0 {
 		return true
 	}
 	return !slices.ContainsFunc(st.Partitions, func(p Partition) bool { return p.NoLeader != "" }) &&

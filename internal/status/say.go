@@ -13,12 +13,12 @@ import (
 
 // NewAway describes a server that does not answer. urls are its addresses, separated by commas; Away has them without
 // passwords.
-func NewAway(server, urls string, err error) Away {
-	return Away{Server: server, URL: withoutPassword(urls), Error: err.Error()}
+func NewAway(server, urls string, err error) Unavailable {
+	return Unavailable{Server: server, URL: withoutPassword(urls), Error: err.Error()}
 }
 
 // String returns the server, its addresses and the error on one line.
-func (a Away) String() string {
+func (a Unavailable) String() string {
 	return fmt.Sprintf("%s is unavailable (%s): %s", a.Server, a.URL, strings.Join(strings.Fields(a.Error), " "))
 }
 
@@ -38,7 +38,7 @@ func withoutPassword(urls string) string {
 
 // Missing returns a line for each server that is unavailable, and for each part that a lock made unreadable.
 func (st State) Missing() (all []string) {
-	for _, a := range st.Away {
+	for _, a := range st.Unavailable {
 		all = append(all, a.String())
 	}
 	for _, u := range st.Unread {
@@ -143,7 +143,7 @@ func (st State) Remedy(c Consumer) string {
 // Notes returns a line for each condition that needs attention, with its remedy.
 func (st State) Notes() (notes []string) {
 	note := func(format string, args ...any) { notes = append(notes, fmt.Sprintf(format, args...)) }
-	for _, a := range st.Away {
+	for _, a := range st.Unavailable {
 		note("%s", a)
 	}
 	for _, b := range st.Blocked {
@@ -185,7 +185,7 @@ func (st State) Notes() (notes []string) {
 		note("The external consumers are unknown: %s", st.NotListed)
 	}
 	for _, c := range st.Consumers {
-		if c.Unknown != "" && len(st.Away) == 0 && !st.IsUnread(PartConsumers) {
+		if c.Unknown != "" && len(st.Unavailable) == 0 && !st.IsUnread(PartConsumers) {
 			note("The lag of %s is unknown: %s", c.Consumer, c.Unknown)
 		}
 		if len(c.Lost) > 0 {

@@ -32,25 +32,25 @@ const (
 
 // State is the state of an installation at one moment, as `tidings status --json` prints it.
 type State struct {
-	Away       []Away             `json:"unavailable,omitempty"`
-	Blocked    []postgres.Blocked `json:"blocked,omitempty"` // sessions of both databases that wait for a lock
-	Unread     []Unread           `json:"unread,omitempty"`  // parts that are missing or incomplete, because a session locks a table
-	Outbox     *outbox.Stats      `json:"outbox,omitempty"`  // nil: its database is unavailable, or a table is locked
-	Partitions []Partition        `json:"partitions"`
-	Consumers  []Consumer         `json:"consumers"`
-	Leases     []Lease            `json:"leases"`
-	Unheld     []Unheld           `json:"unheld,omitempty"`
-	Refusals   []Refusal          `json:"refusals,omitempty"`
-	External   []broker.Durable   `json:"external_consumers,omitempty"` // subscribers' durable consumers; ReadExternal lists them
-	MoreOf     []string           `json:"more_external,omitempty"`      // streams that have more of them than are listed
-	NotListed  string             `json:"external_unknown,omitempty"`   // why External is incomplete
-	Jobs       []jobs.Lease       `json:"jobs,omitempty"`               // jobs that run, and commands that wait for one
-	PerSecond  *Rates             `json:"per_second,omitempty"`         // since the previous state; only with --watch
+	Unavailable []Unavailable      `json:"unavailable,omitempty"`
+	Blocked     []postgres.Blocked `json:"blocked,omitempty"` // sessions of both databases that wait for a lock
+	Unread      []Unread           `json:"unread,omitempty"`  // parts that are missing or incomplete, because a session locks a table
+	Outbox      *outbox.Stats      `json:"outbox,omitempty"`  // nil: its database is unavailable, or a table is locked
+	Partitions  []Partition        `json:"partitions"`
+	Consumers   []Consumer         `json:"consumers"`
+	Leases      []Lease            `json:"leases"`
+	Unheld      []Unheld           `json:"unheld,omitempty"`
+	Refusals    []Refusal          `json:"refusals,omitempty"`
+	External    []broker.Durable   `json:"external_consumers,omitempty"` // subscribers' durable consumers; ReadExternal lists them
+	MoreOf      []string           `json:"more_external,omitempty"`      // streams that have more of them than are listed
+	NotListed   string             `json:"external_unknown,omitempty"`   // why External is incomplete
+	Jobs        []jobs.Lease       `json:"jobs,omitempty"`               // jobs that run, and commands that wait for one
+	PerSecond   *Rates             `json:"per_second,omitempty"`         // since the previous state; only with --watch
 }
 
 // IsAway reports whether the server did not answer.
 func (st State) IsAway(server string) bool {
-	return slices.ContainsFunc(st.Away, func(a Away) bool { return a.Server == server })
+	return slices.ContainsFunc(st.Unavailable, func(a Unavailable) bool { return a.Server == server })
 }
 
 // Parts of the state that another session's lock can make unreadable.
@@ -100,8 +100,8 @@ type Refusal struct {
 	Until     time.Time `json:"until"` // when it may take the partition again
 }
 
-// Away is a server that does not answer.
-type Away struct {
+// Unavailable is a server that does not answer.
+type Unavailable struct {
 	Server string `json:"server"`
 	URL    string `json:"url"` // without its password
 	Error  string `json:"error"`
@@ -131,8 +131,8 @@ type Sources struct {
 	NATS               *nats.Conn
 	JetStream          jetstream.JetStream // of NATS
 	Broker             broker.Config
-	Consumers          []string // the names of the fleet's consumers, in the order of reports
-	Away               []Away   // servers that refused a connection
+	Consumers          []string      // the names of the fleet's consumers, in the order of reports
+	Unavailable        []Unavailable // servers that refused a connection
 }
 
 // pingTimeout is how long Read waits for a database before it counts as unavailable.
@@ -140,7 +140,7 @@ const pingTimeout = 3 * time.Second
 
 // present returns the sources that answer now.
 func (src Sources) present(ctx context.Context) (Sources, error) {
-	src.Away = slices.Clone(src.Away)
+	src.Unavailable = slices.Clone(src.Unavailable)
 	for _, d := range []struct {
 		server string
 		pool   **pgxpool.Pool
@@ -155,7 +155,7 @@ func (src Sources) present(ctx context.Context) (Sources, error) {
 		case ctx.Err() != nil:
 			return src, context.Cause(ctx)
 		case postgres.IsTransient(err):
-			src.Away, *d.pool = append(src.Away, NewAway(d.server, (*d.pool).Config().ConnString(), err)), nil
+			src.Unavailable, *d.pool = append(src.Unavailable, NewAway(d.server, (*d.pool).Config().ConnString(), err)), nil
 		case err != nil:
 			return src, fmt.Errorf("reach %s: %w", d.server, err)
 		}
@@ -168,15 +168,15 @@ func (src Sources) present(ctx context.Context) (Sources, error) {
 
 // away records that NATS does not answer.
 func (src *Sources) away(err error) {
-	src.Away, src.JetStream = append(src.Away, NewAway(ServerNATS, src.Broker.URL, err)), nil
+	src.Unavailable, src.JetStream = append(src.Unavailable, NewAway(ServerNATS, src.Broker.URL, err)), nil
 }
 
 // lockWait is how long Read waits for a locked table before its part of the state counts as unread. After the first
 // such part it waits for a quarter of the time.
 const lockWait = 2 * time.Second
 
-// Hurried returns a context for further reads of the same installation. Its statements wait for a lock only shortly.
-func Hurried(ctx context.Context, st State) context.Context {
+// WithShortLockTimeout returns a context for further reads of the same installation. Its statements wait for a lock only shortly.
+func WithShortLockTimeout(ctx context.Context, st State) context.Context {
 	if len(st.Unread) > 0 {
 		return postgres.WithLockWait(ctx, lockWait/4)
 	}
@@ -241,13 +241,13 @@ func (src Sources) read(ctx context.Context, st *State) (err error) {
 			st.Consumers = append(st.Consumers, Consumer{ConsumerLag: consumers.ConsumerLag{Consumer: name}, Unknown: "a table is locked"})
 		}
 	}
-	st.Away = src.Away
+	st.Unavailable = src.Unavailable
 	return src.holders(ctx, st)
 }
 
 // try reads one part. If another session locks a table of it, try adds the part to Unread.
 func (st *State) try(ctx context.Context, part string, read func(context.Context) error) error {
-	err := read(Hurried(ctx, *st))
+	err := read(WithShortLockTimeout(ctx, *st))
 	if !postgres.IsLockTimeout(err) {
 		return err
 	}

@@ -37,7 +37,7 @@ func TestReadSeesServersGoAndComeBack(t *testing.T) {
 			if st, err = status.Read(t.Context(), src); postgres.IsTransient(err) || broker.IsTransient(err) {
 				return false, nil // the server became unavailable between two calls
 			}
-			all := len(st.Away) == len(away)
+			all := len(st.Unavailable) == len(away)
 			for _, server := range away {
 				all = all && st.IsAway(server)
 			}

@@ -164,7 +164,7 @@ func TestNoJobBeginsASliceOnceItsTimeIsUp(t *testing.T) {
 	}
 	if err := jobs.WithLease(t.Context(), pool, "test", func(ctx context.Context, h *jobs.Hold) error {
 		for _, j := range list {
-			if j.Apart { // it makes no other job wait
+			if j.OwnLease { // it makes no other job wait
 				continue
 			}
 			j.MaxRun = time.Nanosecond

@@ -78,7 +78,7 @@ func Jobs(cfg Config, d Deps, settings func(context.Context) (Settings, error)) 
 		return nil, err
 	}
 	return []jobs.Job{
-		{Name: outbox.RangesJob, Every: outbox.RangesEvery, Apart: true,
+		{Name: outbox.RangesJob, Every: outbox.RangesEvery, OwnLease: true,
 			Run: func(ctx context.Context, h *jobs.Hold) error { return messages.Prepare(ctx, h) }},
 		{Name: outbox.ArchiveJob, Every: cfg.OutboxArchive.Every, Run: archiveWithExports(messages, settings, d.Truth, metrics),
 			Plan: func(ctx context.Context) (jobs.Plan, error) { return planOutbox(ctx, messages, settings) }},

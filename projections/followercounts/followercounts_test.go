@@ -554,7 +554,7 @@ func testMend(t *testing.T, pool *pgxpool.Pool, verify func() []string) {
 	}
 	nothing := func(int64, string, int64) bool { return false }
 	if err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
-		_, err := projection.Mend(ctx, tx, pool, keys, nothing)
+		_, err := projection.Repair(ctx, tx, pool, keys, nothing)
 		return err
 	}); err != nil {
 		t.Fatal(err)

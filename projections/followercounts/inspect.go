@@ -21,7 +21,7 @@ const InspectMost = 10_000
 // target after (0: from the first). It returns the last target, or 0 at the end. Both pools act as the system role.
 // Cost: one range on each side.
 func InspectEdges(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Edge, tenant, from, after int64,
-	limit int) (page []projections.Beside, next int64, err error) {
+	limit int) (page []projections.Diff, next int64, err error) {
 	behind := &store.State[event.Edge]{TenantID: tenant, Object: event.Edge{From: event.ID(from), To: event.ID(after)}}
 	last, err := projections.Window(ofObject(projections.Of(store.ScanEdges(ctx, truth, k, behind, limit), wanted(k)), tenant, from),
 		ofObject(edges(ctx, projection, k.Name, edgeRow{TenantID: tenant, From: from, To: after}, limit), tenant, from),
@@ -35,11 +35,11 @@ func InspectEdges(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.
 	return page, next, nil
 }
 
-// InspectEdge compares one edge like InspectEdges. It returns an empty Beside if neither side has the edge.
-func InspectEdge(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Edge, tenant, from, to int64) (projections.Beside, error) {
+// InspectEdge compares one edge like InspectEdges. It returns an empty Diff if neither side has the edge.
+func InspectEdge(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Edge, tenant, from, to int64) (projections.Diff, error) {
 	page, _, err := InspectEdges(ctx, truth, projection, k, tenant, from, to-1, 1)
 	if err != nil || len(page) == 0 || page[0].Key.Aggregate != to {
-		return projections.Beside{}, err
+		return projections.Diff{}, err
 	}
 	return page[0], nil
 }
@@ -69,8 +69,8 @@ SELECT /* followercounts.inspect_counts */
 // target. exact is false if an object has InspectMost edges or more, of which it did not count all. It omits such a
 // number unless the projection's count is lower. Both pools act as the system role.
 func InspectCounts(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Edge, objectType string, tenant,
-	object int64) (b projections.Beside, exact bool, err error) {
-	b = projections.Beside{InTruth: true, InProjection: true,
+	object int64) (b projections.Diff, exact bool, err error) {
+	b = projections.Diff{InTruth: true, InProjection: true,
 		Difference: projections.Difference{Projection: Name, TenantID: tenant, Entity: fmt.Sprintf("counts of %s %d", objectType, object),
 			Key: projections.Key{Type: k.Name, TenantID: tenant, Aggregate: object}}}
 	var got store.Counts

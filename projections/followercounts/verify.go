@@ -142,10 +142,10 @@ type comparison struct {
 }
 
 // beside compares an edge of both sides, either of which may be nil.
-func beside(k kinds.Edge, want, got *edgeRow) projections.Beside {
+func beside(k kinds.Edge, want, got *edgeRow) projections.Diff {
 	of := cmp.Or(want, got)
 	var none edgeRow
-	return projections.SideBySide(projections.Difference{
+	return projections.NewDiff(projections.Difference{
 		Projection: Name, TenantID: of.TenantID, Entity: fmt.Sprintf("%s %d/%d", k.Name, of.From, of.To),
 		Key:         projections.Key{Type: k.Name, TenantID: of.TenantID, Aggregate: of.To, Other: of.From},
 		WantVersion: cmp.Or(want, &none).Version, GotVersion: cmp.Or(got, &none).Version,

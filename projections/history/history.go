@@ -31,10 +31,10 @@ type Projection struct {
 // kinds.Catalog.Now.
 func New(now func() *kinds.Set) *Projection { return &Projection{kinds: now} }
 
-// Beside returns the projection for a replay, which records entities that the live consumer may record at the same
+// ForReplay returns the projection for a replay, which records entities that the live consumer may record at the same
 // time. Each call of its Apply waits for other transactions with the same histories, and keeps them out until its
 // transaction ends.
-func (p *Projection) Beside() projections.Projection {
+func (p *Projection) ForReplay() projections.Projection {
 	return &Projection{kinds: p.kinds, beside: true}
 }
 

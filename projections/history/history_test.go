@@ -248,7 +248,7 @@ func TestAReplayRecordsBesideTheLiveArchiver(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	live := New(kinds.Builtin)
 	for name, order := range map[string][]projections.Projection{
-		"the live one first": {live, live.Beside()}, "the replay first": {live.Beside(), live},
+		"the live one first": {live, live.ForReplay()}, "the replay first": {live.ForReplay(), live},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx := t.Context()

@@ -26,12 +26,12 @@ const (
 )
 
 // InspectChild compares the version of a child in the truth with the last version of its history. It returns an empty
-// Beside if neither side has the child, or if only a deleted history has it. Both pools act as the system role.
+// Diff if neither side has the child, or if only a deleted history has it. Both pools act as the system role.
 func InspectChild(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Child, tenant int64,
-	id string) (projections.Beside, error) {
+	id string) (projections.Diff, error) {
 	states, err := store.GetChildren(ctx, truth, tenant, k, []event.Ref{{Type: k.Name, Child: id}})
 	if err != nil {
-		return projections.Beside{}, err
+		return projections.Diff{}, err
 	}
 	var want *headRow
 	for i := range states {
@@ -40,7 +40,7 @@ func InspectChild(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.
 	got, err := lastOf(ctx, projection, Children(k), tenant, versioned.Key{id}, ofChildren(k, purgedChildSQL),
 		pgx.StrictNamedArgs{"tenant": tenant, "child": id})
 	if err != nil || want == nil && (got == nil || got.Deleted) {
-		return projections.Beside{}, err
+		return projections.Diff{}, err
 	}
 	if got != nil {
 		got.Child = id
@@ -49,10 +49,10 @@ func InspectChild(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.
 }
 
 // InspectEdge is like InspectChild for an edge.
-func InspectEdge(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Edge, tenant, from, to int64) (projections.Beside, error) {
+func InspectEdge(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Edge, tenant, from, to int64) (projections.Diff, error) {
 	states, err := store.GetEdges(ctx, truth, tenant, k, []event.Ref{{Type: k.Name, From: event.ID(from), To: event.ID(to)}})
 	if err != nil {
-		return projections.Beside{}, err
+		return projections.Diff{}, err
 	}
 	var want *headRow
 	for i := range states {
@@ -61,7 +61,7 @@ func InspectEdge(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.E
 	got, err := lastOf(ctx, projection, Edges(k), tenant, versioned.Key{from, to}, ofEdges(k, purgedEdgeSQL),
 		pgx.StrictNamedArgs{"tenant": tenant, "from": from, "to": to})
 	if err != nil || want == nil && (got == nil || got.Deleted) {
-		return projections.Beside{}, err
+		return projections.Diff{}, err
 	}
 	if got != nil {
 		got.From, got.To = from, to

@@ -101,7 +101,7 @@ func TestInspectionPutsTheTruthsVersionBesideTheHistory(t *testing.T) {
 		if err != nil || err2 != nil {
 			t.Fatal(err, err2)
 		}
-		for _, b := range []projections.Beside{child, edge} {
+		for _, b := range []projections.Diff{child, edge} {
 			b.Report(func(d projections.Difference) { got = append(got, d.Entity[:16]+" "+d.Field+": "+d.Want+", "+d.Got) })
 		}
 		return got

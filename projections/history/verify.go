@@ -140,12 +140,12 @@ func compareHead(kind string, want, got *headRow, report func(projections.Differ
 }
 
 // besideHead compares an entity's last version on both sides, either of which may be nil.
-func besideHead(kind string, want, got *headRow) projections.Beside {
+func besideHead(kind string, want, got *headRow) projections.Diff {
 	present := cmp.Or(want, got)
 	key := projections.Key{Type: kind, TenantID: present.TenantID, Aggregate: cmp.Or(present.To, present.Object),
 		Other: present.From, Child: present.Child}
 	record := want == nil || got != nil && got.Version >= want.Version
-	return projections.SideBySide(projections.Difference{Projection: Name, TenantID: present.TenantID, Entity: entity(key), Key: key,
+	return projections.NewDiff(projections.Difference{Projection: Name, TenantID: present.TenantID, Entity: entity(key), Key: key,
 		Record: record}, want, got, fieldsOf)
 }
 

@@ -42,7 +42,7 @@ func inspectRows(ctx context.Context, projection *pgxpool.Pool, sql string, args
 // InspectChild compares a child of the truth with the projection's. It counts up to InspectMost children below it; if
 // there are more, it omits the fields that depend on them. Both pools act as the system role.
 func InspectChild(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Child, tenant int64,
-	id string) (b projections.Beside, err error) {
+	id string) (b projections.Diff, err error) {
 	states, err := store.GetChildren(ctx, truth, tenant, k, []event.Ref{{Type: k.Name, Child: id}})
 	if err != nil {
 		return b, err
@@ -101,7 +101,7 @@ func visibleBelow(ctx context.Context, truth *pgxpool.Pool, k kinds.Child, tenan
 }
 
 // dropDerived omits the fields that depend on children below.
-func dropDerived(b *projections.Beside) {
+func dropDerived(b *projections.Diff) {
 	b.Fields = slices.DeleteFunc(b.Fields, func(f projections.Field) bool { return f.Name == visibleDescendants || f.Name == shown })
 }
 
@@ -110,7 +110,7 @@ func dropDerived(b *projections.Beside) {
 // the page. For a kind without threads it reads from the projection only the children that the truth has. Both pools
 // act as the system role. Cost: one range on each side.
 func InspectPage(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Child, tenant, object int64, after string,
-	limit int) (page []projections.Beside, next string, err error) {
+	limit int) (page []projections.Diff, next string, err error) {
 	var rows []*childRow
 	var ids []string
 	for r, err := range projections.Of(store.ScanObject(ctx, truth, k, tenant, object, after, limit), wanted) {
@@ -128,7 +128,7 @@ func InspectPage(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.C
 		return nil, "", fmt.Errorf("inspect a page of %s of %d of tenant %d: %w", k.Plural, object, tenant, err)
 	}
 	places := make(map[string]string) // by child
-	f := fold{kind: k, visit: func(b projections.Beside) { page = append(page, b) }}
+	f := fold{kind: k, visit: func(b projections.Diff) { page = append(page, b) }}
 	last, err := projections.Window(each(rows), each(have), limit, order(k), func(want, got *childRow) {
 		for _, r := range []*childRow{want, got} {
 			if r != nil {
@@ -150,7 +150,7 @@ func InspectPage(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.C
 		dropDerived(&b)
 		page = append(page, b)
 	}
-	slices.SortFunc(page, func(a, b projections.Beside) int { return strings.Compare(places[a.Key.Child], places[b.Key.Child]) })
+	slices.SortFunc(page, func(a, b projections.Diff) int { return strings.Compare(places[a.Key.Child], places[b.Key.Child]) })
 	return page, next, nil
 }
 
@@ -175,7 +175,7 @@ func each(all []*childRow) iter.Seq2[*childRow, error] {
 // if the truth has InspectMost children or more. Then it omits the numbers, unless the projection has fewer. Both pools
 // act as the system role.
 func InspectThread(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Child,
-	tenant, object int64) (settings, counts projections.Beside, exact bool, err error) {
+	tenant, object int64) (settings, counts projections.Diff, exact bool, err error) {
 	states, err := store.GetSettings(ctx, truth, tenant, []event.Ref{{Type: event.AggregateThread, Thread: event.ID(object), Kind: k.Name}})
 	if err != nil {
 		return settings, counts, false, err
@@ -199,7 +199,7 @@ func InspectThread(ctx context.Context, truth, projection *pgxpool.Pool, k kinds
 		want.Locked, want.Premoderated, want.Title, want.Version = s.Object.Locked, s.Object.Premoderate, s.Object.Title, s.Object.Version
 	}
 	settings = besideSettings(k, &want, &settingsRow{tenant, object, k.Name, set.Locked, set.Premoderated, set.Title, set.Version})
-	counts = projections.Beside{InTruth: true, InProjection: true,
+	counts = projections.Diff{InTruth: true, InProjection: true,
 		Difference: projections.Difference{Projection: Name, TenantID: tenant, Entity: fmt.Sprintf("thread of %s %d", k.Parent, object),
 			Key: projections.Key{Type: k.Name, TenantID: tenant, Aggregate: object}}}
 	exact = total < InspectMost

@@ -16,7 +16,7 @@ import (
 )
 
 // differing lists the differences of each entry of a page, by the number of the child.
-func differing(page []projections.Beside, ids []string) (all []string) {
+func differing(page []projections.Diff, ids []string) (all []string) {
 	for _, b := range page {
 		b.Report(func(d projections.Difference) {
 			all = append(all, fmt.Sprintf("%d %s: %s, %s", slices.Index(ids, b.Key.Child), d.Field, d.Want, d.Got))
@@ -76,7 +76,7 @@ func TestInspectionPutsTheTruthBesideTheProjection(t *testing.T) {
 	}
 	thread := func() string {
 		settings, counts, exact, err := InspectThread(ctx, system, system, comment, 1, 5)
-		return fmt.Sprint(differing([]projections.Beside{settings, counts}, nil), exact, err)
+		return fmt.Sprint(differing([]projections.Diff{settings, counts}, nil), exact, err)
 	}
 	if all := slices.Concat(walk(comment, ids), walk(message, flat)); len(all) != 0 || thread() != "[] true <nil>" {
 		t.Errorf("before: %q, %s", all, thread())
@@ -108,7 +108,7 @@ func TestInspectionPutsTheTruthBesideTheProjection(t *testing.T) {
 		t.Errorf("the thread: %s", got)
 	}
 	b, err := InspectChild(ctx, system, system, comment, 1, ids[3])
-	if diff := gocmp.Diff([]string{"3 visible_descendants: 2, 4"}, differing([]projections.Beside{b}, ids)); err != nil || diff != "" {
+	if diff := gocmp.Diff([]string{"3 visible_descendants: 2, 4"}, differing([]projections.Diff{b}, ids)); err != nil || diff != "" {
 		t.Errorf("a child: %v (-want +got):\n%s", err, diff)
 	}
 	for n, id := range []string{ids[6], "00000000-0000-7000-8000-000000000000"} {

@@ -129,7 +129,7 @@ func (p Projection) Verify(ctx context.Context, truth, projection *pgxpool.Pool,
 
 func verifyKind(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Child,
 	report func(projections.Difference)) (checked int64, err error) {
-	f, n := fold{kind: k, visit: func(b projections.Beside) { b.Report(report) }}, counting{kind: k, report: report}
+	f, n := fold{kind: k, visit: func(b projections.Diff) { b.Report(report) }}, counting{kind: k, report: report}
 	next, stop := iter.Pull2(projections.Rows[countedRow](ctx, projection, countedSQL, pgx.StrictNamedArgs{"kind": k.Name}))
 	defer stop()
 	n.next = next
@@ -159,7 +159,7 @@ func verifyKind(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Ch
 // finished, with all its visible descendants counted, when a child comes that is not below it.
 type fold struct {
 	kind  kinds.Child
-	visit func(projections.Beside)
+	visit func(projections.Diff)
 	stack []open
 }
 
@@ -204,10 +204,10 @@ func (f *fold) finish(next *childRow) {
 }
 
 // beside compares a child of the kind on both sides, either of which may be nil.
-func beside(k kinds.Child, want, got *childRow) projections.Beside {
+func beside(k kinds.Child, want, got *childRow) projections.Diff {
 	of := cmp.Or(want, got)
 	var none childRow
-	return projections.SideBySide(projections.Difference{
+	return projections.NewDiff(projections.Difference{
 		Projection: Name, TenantID: of.TenantID, Entity: fmt.Sprintf("%s %s of %s %d", k.Name, of.ChildID, k.Parent, of.ObjectID),
 		Key:         projections.Key{Type: k.Name, TenantID: of.TenantID, Aggregate: of.ObjectID, Child: of.ChildID},
 		WantVersion: cmp.Or(want, &none).Version, GotVersion: cmp.Or(got, &none).Version,
@@ -442,8 +442,8 @@ func verifySettings(ctx context.Context, set *kinds.Set, truth, projection *pgxp
 }
 
 // besideSettings compares the settings of a thread on both sides. A missing row has the defaults.
-func besideSettings(k kinds.Child, want, got *settingsRow) projections.Beside {
-	return projections.SideBySide(projections.Difference{Projection: Name, TenantID: want.TenantID,
+func besideSettings(k kinds.Child, want, got *settingsRow) projections.Diff {
+	return projections.NewDiff(projections.Difference{Projection: Name, TenantID: want.TenantID,
 		Entity:      fmt.Sprintf("thread of %s %d", k.Parent, want.ObjectID),
 		Key:         projections.Key{Type: event.AggregateThread, TenantID: want.TenantID, Aggregate: want.ObjectID, Kind: want.Kind},
 		WantVersion: want.Version, GotVersion: got.Version}, want,

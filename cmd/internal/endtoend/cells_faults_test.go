@@ -35,7 +35,7 @@ func TestTwoTruthsFeedOneProjectionsDatabase(t *testing.T) {
 		err := c.system.QueryRow(t.Context(), `SELECT count(*) FROM consumer_offsets`).Scan(&n)
 		return n == len(c.cells)*len(consumerNames), err
 	})
-	if err := verify.Mend(t.Context(), c.deps(a), projection(consumerNames[0], a.kinds.Now),
+	if err := verify.RepairKeys(t.Context(), c.deps(a), projection(consumerNames[0], a.kinds.Now),
 		projections.Key{Type: "follow", TenantID: 1}); !errors.Is(err, cells.ErrUnassigned) {
 		t.Errorf("repair before the tenants' cells are known: %v", err)
 	}

@@ -413,7 +413,7 @@ func (c *cellular) refusals(x *cell) {
 	c.t.Helper()
 	ctx, p := c.t.Context(), projection(consumerNames[0], x.kinds.Now)
 	foreign := projections.Key{Type: "follow", TenantID: 3, Aggregate: 1, Other: 2}
-	if err := verify.Mend(ctx, c.deps(x), p, foreign); !errors.Is(err, cells.ErrShared) {
+	if err := verify.RepairKeys(ctx, c.deps(x), p, foreign); !errors.Is(err, cells.ErrShared) {
 		c.t.Errorf("repair of a tenant of another truth: %v", err)
 	}
 	if _, err := replay.Run(ctx, replay.Deps{URL: c.projected.URL, Postgres: tuned, Truth: x.system, JetStream: c.js, Broker: x.broker,

@@ -89,7 +89,7 @@ func (d *Drift) Run(ctx context.Context) error {
 			return nil
 		case <-tick.C:
 		}
-		if err := d.look(ctx); err != nil && ctx.Err() == nil {
+		if err := d.step(ctx); err != nil && ctx.Err() == nil {
 			d.log.WarnContext(ctx, "comparison with the truth failed, will retry", "err", err)
 		}
 	}
@@ -101,8 +101,8 @@ const clockSkew = 2 * time.Second
 // maxWaits is the number of intervals to wait for the second look.
 const maxWaits = 10
 
-// look compares a window, or takes the next step towards the second look at it.
-func (d *Drift) look(ctx context.Context) error {
+// step compares a window, or takes the next step towards the second look at it.
+func (d *Drift) step(ctx context.Context) error {
 	if d.suspected != nil {
 		passed, err := d.passed(ctx)
 		if err != nil {

@@ -39,7 +39,7 @@ func TestOnlyADifferenceThatNoEventExplainsIsDrift(t *testing.T) {
 	look := func(times int, wantDrift float64) {
 		t.Helper()
 		for range times {
-			if err := d.look(ctx); err != nil {
+			if err := d.step(ctx); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -100,7 +100,7 @@ func TestOnlyADifferenceThatNoEventExplainsIsDrift(t *testing.T) {
 			t.Fatal(err)
 		}
 		testkit.Eventually(t, damage, func() (bool, error) {
-			return testkit.Metric(t, reg, "projection_drift_total") > before, d.look(ctx)
+			return testkit.Metric(t, reg, "projection_drift_total") > before, d.step(ctx)
 		})
 		if c := comparison(); c.Different == 0 && c.Last.Different == 0 {
 			t.Errorf("%s: the comparison is %+v, of %+v", damage, c, c.Last)
@@ -180,7 +180,7 @@ func TestADifferenceOfALaterVersionIsNoDrift(t *testing.T) {
 			look := func(what string, want bool) {
 				t.Helper()
 				before := testkit.Metric(t, reg, "projection_drift_total")
-				if err := d.look(ctx); err != nil {
+				if err := d.step(ctx); err != nil {
 					t.Fatal(err)
 				}
 				if got := testkit.Metric(t, reg, "projection_drift_total") > before; got != want {

@@ -274,7 +274,7 @@ func (p Process) runJobs(ctx context.Context, truth *pgxpool.Pool, list []jobs.J
 			return err
 		}
 		for again && err == nil {
-			if j.Apart {
+			if j.OwnLease {
 				err = jobs.WithLeaseOf(ctx, truth, j, "archive-run", run)
 			} else {
 				err = p.withoutJobs(ctx, truth, "archive-run", run)

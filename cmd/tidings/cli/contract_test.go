@@ -216,7 +216,7 @@ func (c *contract) windows(p projections.Projection) {
 	}
 }
 
-// mends deletes a row of each table that has rows. Verify must find the difference, and Mend must restore the row.
+// mends deletes a row of each table that has rows. Verify must find the difference, and Repair must restore the row.
 func (c *contract) mends(p projections.Projection) {
 	c.t.Helper()
 	damaged := 0

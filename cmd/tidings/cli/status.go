@@ -37,9 +37,9 @@ func (p Process) system(ctx context.Context, data, name string) (*system, error)
 	if err != nil {
 		return nil, err
 	}
-	if len(y.Away) > 0 {
+	if len(y.Unavailable) > 0 {
 		y.close()
-		return nil, errors.New(y.Away[0].String())
+		return nil, errors.New(y.Unavailable[0].String())
 	}
 	y.kinds = kinds.NewCatalog(y.Projections, kinds.Projections, daemon.CommandLogger(p.Stderr, slog.LevelError))
 	if err := y.kinds.Load(ctx); err != nil {
@@ -75,7 +75,7 @@ func (p Process) someSystem(ctx context.Context, data, name string) (_ *system, 
 		return nil, err
 	}
 	if y.NATS, err = broker.Connect(s.Broker, name, log, nats.RetryOnFailedConnect(false)); err != nil {
-		y.Away = append(y.Away, status.NewAway(status.ServerNATS, s.Broker.URL, err))
+		y.Unavailable = append(y.Unavailable, status.NewAway(status.ServerNATS, s.Broker.URL, err))
 		return y, nil
 	}
 	if y.JetStream, err = jetstream.New(y.NATS); err != nil {
@@ -93,7 +93,7 @@ func (y *system) database(ctx context.Context, server, url string, cfg postgres.
 	}
 	if err := pool.Ping(ctx); postgres.IsTransient(err) {
 		pool.Close()
-		y.Away = append(y.Away, status.NewAway(server, url, err))
+		y.Unavailable = append(y.Unavailable, status.NewAway(server, url, err))
 		return nil, nil
 	}
 	if err := migrations.Check(ctx, pool, schema); err != nil {
@@ -138,14 +138,14 @@ second, with the rates of published and applied events.`,
 			if watch {
 				return p.watch(c.Context(), data, show)
 			}
-			st, err := p.look(c.Context(), data)
+			st, err := p.sample(c.Context(), data)
 			if err != nil {
 				return err
 			}
 			if err := show(st); err != nil {
 				return err
 			}
-			if len(st.Away)+len(st.Unread) > 0 {
+			if len(st.Unavailable)+len(st.Unread) > 0 {
 				return errAway
 			}
 			if slices.ContainsFunc(st.Partitions, func(p status.Partition) bool { return p.Refused != "" }) {

@@ -318,7 +318,7 @@ ends it.`,
 				return err
 			})
 			switch {
-			case errors.Is(err, tokens.ErrNobodys):
+			case errors.Is(err, tokens.ErrUnknownToken):
 				return errors.New("this installation never created that token")
 			case err != nil:
 				return err

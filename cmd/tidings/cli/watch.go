@@ -22,7 +22,7 @@ func (p Process) watch(ctx context.Context, data string, show func(status.State)
 	var before status.State
 	var at time.Time
 	for {
-		st, err := p.look(ctx, data)
+		st, err := p.sample(ctx, data)
 		now := time.Now()
 		switch {
 		case ctx.Err() != nil:
@@ -56,8 +56,8 @@ func (p Process) clear(now time.Time) error {
 	return err
 }
 
-// look reads the state of all servers, including the external consumers.
-func (p Process) look(ctx context.Context, data string) (st status.State, err error) {
+// sample reads the state of all servers, including the external consumers.
+func (p Process) sample(ctx context.Context, data string) (st status.State, err error) {
 	y, err := p.someSystem(ctx, data, "status")
 	if err != nil {
 		return st, err

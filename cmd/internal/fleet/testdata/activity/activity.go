@@ -205,7 +205,7 @@ func (p Projection) Verify(ctx context.Context, truth, projection *pgxpool.Pool,
 	return checked, nil
 }
 
-// dropSQL deletes texts before Mend writes them again, and returns their authors. Index: activity_texts_pkey. Locks:
+// dropSQL deletes texts before Repair writes them again, and returns their authors. Index: activity_texts_pkey. Locks:
 // the texts.
 const dropSQL = `
 DELETE /* activity.drop */ FROM activity_texts WHERE tenant_id = @tenant AND kind = ANY(@kinds::text[])
@@ -221,8 +221,8 @@ SELECT tenant_id, author_id, day, count(*) FROM activity_texts WHERE counts AND 
 GROUP BY 1, 2, 3`
 )
 
-// Mend sets the texts of the keys to the truth, and counts the days of their authors again.
-func (p Projection) Mend(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, keys []projections.Key,
+// Repair sets the texts of the keys to the truth, and counts the days of their authors again.
+func (p Projection) Repair(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, keys []projections.Key,
 	parked projections.Parked) ([]projections.Key, error) {
 	byTenant := make(map[int64][]projections.Key)
 	for _, k := range keys {

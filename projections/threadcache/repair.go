@@ -42,14 +42,14 @@ DELETE /* threadcache.drop_visible */ FROM child_lists WHERE tenant_id = @tenant
 const dropChildrenSQL = `DELETE /* threadcache.drop_children */ FROM child_lists WHERE tenant_id = @tenant AND kind = @kind
 	AND child_id = ANY(@ids::uuid[])`
 
-// The steps of a thread that is too large for one step. Mend first deletes its children. When none is left, it writes
+// The steps of a thread that is too large for one step. Repair first deletes its children. When none is left, it writes
 // them again; stepMake is followed by the path of the last one.
 const (
 	stepDrop = "drop"
 	stepMake = "make "
 )
 
-// mending is an object that Mend repairs.
+// mending is an object that Repair repairs.
 type mending struct {
 	object
 	keys  []projections.Key // the keys of this object
@@ -58,16 +58,16 @@ type mending struct {
 	named []string
 }
 
-// Mend deletes all rows of the objects of the keys, and applies the truth's children and settings of these objects. The
+// Repair deletes all rows of the objects of the keys, and applies the truth's children and settings of these objects. The
 // caller holds the consumer's offsets in tx. A later event of a repaired version changes nothing. Cost: that of the
 // objects' children.
 //
 // A step deletes and writes at most twice mendStep children of threads. A larger thread takes several steps. Between
 // these readers see an incomplete thread, and the consumer works on it. Its counts fit the children that it has, or it
-// is being deleted. If an event of the thread is parked meanwhile, Mend nevertheless completes the thread. Children of
-// a kind that is not threaded have no index by object if they are not visible. Mend deletes these by the ids of the
+// is being deleted. If an event of the thread is parked meanwhile, Repair nevertheless completes the thread. Children of
+// a kind that is not threaded have no index by object if they are not visible. Repair deletes these by the ids of the
 // truth and of the keys, so such an object takes one step.
-func (p Projection) Mend(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, keys []projections.Key,
+func (p Projection) Repair(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, keys []projections.Key,
 	parked projections.Parked) (rest []projections.Key, err error) {
 	objects, left := p.mendings(keys, parked), p.mendStep
 	for i, m := range objects {

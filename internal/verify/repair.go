@@ -107,9 +107,9 @@ func Repair(ctx context.Context, d Deps, p projections.Projection, wait time.Dur
 	return all, d.mendKeys(ctx, p, keys, dead)
 }
 
-// Mend sets the rows of the keys to the truth while the system runs. The consumer waits for each hundred keys. Mend
+// RepairKeys sets the rows of the keys to the truth while the system runs. The consumer waits for each hundred keys. It
 // leaves the rows of an aggregate in a DLQ. A key whose rows do not differ stays unchanged.
-func Mend(ctx context.Context, d Deps, p projections.Projection, keys ...projections.Key) error {
+func RepairKeys(ctx context.Context, d Deps, p projections.Projection, keys ...projections.Key) error {
 	ours, err := cells.Read(ctx, d.Projections, d.Broker.Stream)
 	if err != nil {
 		return err
@@ -135,7 +135,7 @@ func (d Deps) mendKeys(ctx context.Context, p projections.Projection, keys []pro
 				if err != nil {
 					return err
 				}
-				rest, err = p.Mend(ctx, tx, d.Truth, left, func(tenant int64, aggregateType string, aggregateID int64) bool {
+				rest, err = p.Repair(ctx, tx, d.Truth, left, func(tenant int64, aggregateType string, aggregateID int64) bool {
 					return parked(tenant, aggregateType, aggregateID) || dead(tenant, aggregateType, aggregateID)
 				})
 				return err

@@ -15,9 +15,9 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// TestMendBringsTheKeysAloneToTheTruth has three edges that are not applied. Mend gets the keys of two of them, one of
+// TestARepairBringsTheKeysAloneToTheTruth has three edges that are not applied. Repair gets the keys of two of them, one of
 // which is in the outbox's DLQ.
-func TestMendBringsTheKeysAloneToTheTruth(t *testing.T) {
+func TestARepairBringsTheKeysAloneToTheTruth(t *testing.T) {
 	db, ctx := testkit.Postgres(t), t.Context()
 	pool, p := db.Pool(t, postgres.RoleSystem), followercounts.New(kinds.Builtin)
 	var writes []store.EdgeWrite
@@ -36,7 +36,7 @@ func TestMendBringsTheKeysAloneToTheTruth(t *testing.T) {
 	}
 	d := verify.Deps{Sources: status.Sources{Truth: pool, Projections: pool}, Fleet: []projections.Projection{p}, Kinds: kinds.Builtin}
 	for _, to := range []int64{2, 3} {
-		if err := verify.Mend(ctx, d, p, projections.Key{Type: "follow", TenantID: 1, Aggregate: to, Other: 1}); err != nil {
+		if err := verify.RepairKeys(ctx, d, p, projections.Key{Type: "follow", TenantID: 1, Aggregate: to, Other: 1}); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -17,16 +17,16 @@ func Compared(name string, want, got any) Field { return Field{Name: name, Want:
 // Differs reports whether the two values differ.
 func (f Field) Differs() bool { return f.Want != f.Got }
 
-// Beside is an entity with its values in the truth and in a projection. The values of a side without a row are empty.
-type Beside struct {
+// Diff is an entity with its values in the truth and in a projection. The values of a side without a row are empty.
+type Diff struct {
 	Difference            // without a field
 	InTruth, InProjection bool
 	Fields                []Field
 }
 
-// SideBySide returns a Beside of two rows, either of which may be nil. fields compares two rows.
-func SideBySide[T any](about Difference, want, got *T, fields func(want, got *T) []Field) Beside {
-	b := Beside{Difference: about, InTruth: want != nil, InProjection: got != nil}
+// NewDiff returns the Diff of two rows, either of which may be nil. fields compares two rows.
+func NewDiff[T any](about Difference, want, got *T, fields func(want, got *T) []Field) Diff {
+	b := Diff{Difference: about, InTruth: want != nil, InProjection: got != nil}
 	if want == nil && got == nil {
 		return b
 	}
@@ -43,14 +43,14 @@ func SideBySide[T any](about Difference, want, got *T, fields func(want, got *T)
 }
 
 // Same reports whether the projection agrees with the truth.
-func (b Beside) Same() bool {
+func (b Diff) Same() bool {
 	same := true
 	b.Report(func(Difference) { same = false })
 	return same
 }
 
 // Report reports each field that differs, or the whole row if one side has none.
-func (b Beside) Report(report func(Difference)) {
+func (b Diff) Report(report func(Difference)) {
 	if b.InTruth != b.InProjection {
 		b.Differ(report, "row", Present(b.InTruth), Present(b.InProjection))
 		return

@@ -15,7 +15,7 @@ func mend(t *testing.T, pool *pgxpool.Pool, p Projection, keys []projections.Key
 	t.Helper()
 	for len(keys) > 0 {
 		if err := postgres.InTx(t.Context(), pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
-			rest, err := p.Mend(t.Context(), tx, pool, keys, func(int64, string, int64) bool { return false })
+			rest, err := p.Repair(t.Context(), tx, pool, keys, func(int64, string, int64) bool { return false })
 			keys = rest
 			return err
 		}); err != nil {

@@ -13,10 +13,10 @@ import (
 	"github.com/tidings/tidings/versioned"
 )
 
-// Mend adds the current version of the truth to the histories of the keys that lack it, with the actor
+// Repair adds the current version of the truth to the histories of the keys that lack it, with the actor
 // versioned.Unrecorded. It does not correct a record: versions that the truth does not know remain, and Verify
 // continues to report them. The caller holds the consumer's offsets in tx.
-func (p *Projection) Mend(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, keys []projections.Key,
+func (p *Projection) Repair(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, keys []projections.Key,
 	parked projections.Parked) ([]projections.Key, error) {
 	refs := make(map[int64][]event.Ref) // by tenant
 	for _, k := range keys {

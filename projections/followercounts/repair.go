@@ -16,7 +16,7 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-// dropEdgesSQL deletes edges that Mend writes again.
+// dropEdgesSQL deletes edges that Repair writes again.
 // Index: edge_lists_pkey. Locks: the rows; no other transaction writes them while the offsets are held.
 const dropEdgesSQL = `
 DELETE /* followercounts.drop_edges */ FROM edge_lists e
@@ -36,9 +36,9 @@ SELECT o.tenant_id, @kind, o.object_id,
     ON CONFLICT (tenant_id, kind, object_id) DO UPDATE SET incoming = excluded.incoming, outgoing = excluded.outgoing, updated_at = now()
  WHERE (c.incoming, c.outgoing) IS DISTINCT FROM (excluded.incoming, excluded.outgoing)`
 
-// Mend sets the edges of the keys to the truth, and then the counts of all objects of the keys to the numbers of their
+// Repair sets the edges of the keys to the truth, and then the counts of all objects of the keys to the numbers of their
 // edges. The caller holds the consumer's offsets in tx. A later event of a repaired version changes nothing.
-func (p Projection) Mend(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, keys []projections.Key,
+func (p Projection) Repair(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, keys []projections.Key,
 	parked projections.Parked) ([]projections.Key, error) {
 	edges, counted := map[string][]key{}, map[string][]object{}
 	type side struct {
