@@ -130,13 +130,13 @@ func TestNoLoginDestroysThroughAReply(t *testing.T) {
 
 // replies is a server with events of two tenants, and what must not change.
 type replies struct {
-	l         *natsLogins
-	operator  jetstream.JetStream
-	requests  [][2]string // subject and data
-	replies   []string
-	live      *nats.Subscription // what the operator gets
-	neighbour *nats.Subscription // what tenant 8 gets
-	before    string
+	l        *natsLogins
+	operator jetstream.JetStream
+	requests [][2]string // subject and data
+	replies  []string
+	live     *nats.Subscription // what the operator gets
+	neighbor *nats.Subscription // what tenant 8 gets
+	before   string
 }
 
 const replyBatch = `{"batch":1,"no_wait":true}`
@@ -201,12 +201,12 @@ func prepareReplies(t *testing.T, l *natsLogins) *replies {
 	r.replies = append(r.replies, "events.0.t8.follow.created", "live.t8.follow.created", m.Reply(), "EVENTS-dead.letter.t8_mailer",
 		broker.WakeSubject)
 	if r.live, err = l.connect(t, "operator").SubscribeSync("live.>"); err == nil {
-		r.neighbour, err = l.connect(t, "t8_mailer").SubscribeSync("live.t8.follow.created")
+		r.neighbor, err = l.connect(t, "t8_mailer").SubscribeSync("live.t8.follow.created")
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, s := range []*nats.Subscription{r.live, r.neighbour} {
+	for _, s := range []*nats.Subscription{r.live, r.neighbor} {
 		if err := s.SetPendingLimits(-1, -1); err != nil {
 			t.Fatal(err)
 		}
@@ -285,7 +285,7 @@ func (r *replies) check(t *testing.T) {
 	if after := r.state(t); after != r.before {
 		t.Errorf("before: %s\nafter: %s", r.before, after)
 	}
-	for who, s := range map[string]*nats.Subscription{"operator": r.live, "tenant 8": r.neighbour} {
+	for who, s := range map[string]*nats.Subscription{"operator": r.live, "tenant 8": r.neighbor} {
 		n, _, err := s.Pending()
 		if err != nil {
 			t.Fatal(err)
@@ -318,7 +318,7 @@ func TestWhatTrustedLoginsCanDo(t *testing.T) {
 			}
 			testkit.Eventually(t, "the harm", func() (bool, error) {
 				if login == "consumer" {
-					n, _, err := r.neighbour.Pending()
+					n, _, err := r.neighbor.Pending()
 					return n > 0, err
 				}
 				_, err := r.operator.Stream(t.Context(), "EVENTS-1")

@@ -29,10 +29,10 @@ import (
 
 // TestMain also runs as the binary that the tests of Main start.
 func TestMain(m *testing.M) {
-	if behaviour := os.Getenv("DAEMON_TEST"); behaviour != "" {
+	if behavior := os.Getenv("DAEMON_TEST"); behavior != "" {
 		daemon.Main("example", func(ctx context.Context, env envconfig.Lookuper) error {
 			fmt.Println("running")
-			switch behaviour {
+			switch behavior {
 			case "fails":
 				return errors.New("open the pool: no route\nto host")
 			case "succeeds":
@@ -57,7 +57,7 @@ func TestMain(m *testing.M) {
 
 func TestMainExit(t *testing.T) {
 	for _, c := range []struct {
-		behaviour string
+		behavior string
 		signals   int
 		code      int
 		logs      string
@@ -69,11 +69,11 @@ func TestMainExit(t *testing.T) {
 		{"fails while it stops", 1, 1, "ended"},
 		{"hangs", 2, -1, "stopping; a second signal kills"},
 	} {
-		t.Run(c.behaviour, func(t *testing.T) {
+		t.Run(c.behavior, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 			defer cancel()
 			cmd := exec.CommandContext(ctx, os.Args[0])
-			cmd.Env = append(os.Environ(), "DAEMON_TEST="+c.behaviour)
+			cmd.Env = append(os.Environ(), "DAEMON_TEST="+c.behavior)
 			pipe, err := cmd.StderrPipe()
 			if err != nil {
 				t.Fatal(err)

@@ -1,5 +1,5 @@
 // Package bench has the commands of `tidings bench`, which measure Tidings: relay, latency, project, subscribe, read, write,
-// overload, neighbours, archive, sizes and trace.
+// overload, neighbors, archive, sizes and trace.
 //
 // A case prints one JSON object to stdout, and its progress to stderr. The process under test is a child process, so
 // that its memory can be measured. With DATABASE_URL set, a run creates a database there and drops it at the end.

@@ -198,7 +198,7 @@ func testBenchOthers(t *testing.T, b benches) {
 	for args, want := range map[string][]string{
 		"archive --rows 100": {"archive"},
 		"latency --duration 300ms --rate 50 --broker-sync default --case projection": {"projection"},
-		"neighbours --duration 300ms --clients 1 --cases quiet":                      {"quiet"},
+		"neighbors --duration 300ms --clients 1 --cases quiet":                       {"quiet"},
 		"overload --duration 300ms --clients 2 --connections 4 --factor 1.5":         {"sustained", "overload"},
 		"project --events 100 --users 50 --cases celebrity":                          {"celebrity"},
 		"relay --messages 200 --relays 1 --broker-sync default":                      {"relay"},

@@ -18,26 +18,26 @@ import (
 	"github.com/tidings/tidings/tokens"
 )
 
-// neighboursOptions are the flags of `tidings bench neighbours`.
-type neighboursOptions struct {
+// neighborsOptions are the flags of `tidings bench neighbors`.
+type neighborsOptions struct {
 	duration time.Duration
 	clients  int
 	cases    []string
 }
 
-// neighboursP99 is the highest accepted ratio of the tenant's 99th percentile during an attack to that without one.
-const neighboursP99 = 2.0
+// neighborsP99 is the highest accepted ratio of the tenant's 99th percentile during an attack to that without one.
+const neighborsP99 = 2.0
 
-func neighboursCommand() *cobra.Command {
+func neighborsCommand() *cobra.Command {
 	var (
-		o   neighboursOptions
+		o   neighborsOptions
 		all []string
 	)
 	for _, c := range attacks("", "") {
 		all = append(all, c.name)
 	}
 	cmd := &cobra.Command{
-		Use: "neighbours", Args: cobra.NoArgs,
+		Use: "neighbors", Args: cobra.NoArgs,
 		Short: "Measure the effect of one caller's load on the requests of another tenant",
 		Long: `--clients connections of one tenant send reads and writes, 50 a second each. In the case quiet there
 is no other load. In the other cases another caller attacks meanwhile. In the cases tokens-400 and
@@ -61,8 +61,8 @@ fails if the tenant's 99th percentile is more than twice that of the case quiet.
 	return cmd
 }
 
-// neighboursResult is the output line of a case.
-type neighboursResult struct {
+// neighborsResult is the output line of a case.
+type neighborsResult struct {
 	Case     string   `json:"case"`
 	Clients  int      `json:"clients"`
 	Requests int      `json:"requests"` // answered with 2xx
@@ -77,15 +77,15 @@ type neighboursResult struct {
 	settings
 }
 
-// neighbour is a connection with the results of its requests.
-type neighbour struct {
+// neighbor is a connection with the results of its requests.
+type neighbor struct {
 	wire            wire
 	took            []time.Duration
 	refused, errors int
 }
 
 // run sends the requests that make returns until ctx ends: one per interval every, or without a pause if every is 0.
-func (n *neighbour) run(ctx context.Context, every time.Duration, make func(i int) (method, path, headers string, body []byte)) {
+func (n *neighbor) run(ctx context.Context, every time.Duration, make func(i int) (method, path, headers string, body []byte)) {
 	defer n.wire.close()
 	start := time.Now()
 	for i := 0; ctx.Err() == nil; i++ {
@@ -134,11 +134,11 @@ func attacks(comment, fresh string) []attack {
 }
 
 // attack runs one case for o.duration.
-func (o neighboursOptions) attack(ctx context.Context, a *apiUnderTest, c attack) neighboursResult {
+func (o neighborsOptions) attack(ctx context.Context, a *apiUnderTest, c attack) neighborsResult {
 	ctx, cancel := context.WithTimeout(ctx, o.duration)
 	defer cancel()
 	var wg sync.WaitGroup
-	others, own := make([]neighbour, c.clients), make([]neighbour, o.clients)
+	others, own := make([]neighbor, c.clients), make([]neighbor, o.clients)
 	for i := range others {
 		others[i].wire = wire{addr: a.addr, token: a.tokens[bad], timeout: time.Minute}
 		wg.Go(func() {
@@ -162,7 +162,7 @@ func (o neighboursOptions) attack(ctx context.Context, a *apiUnderTest, c attack
 		})
 	}
 	wg.Wait()
-	r := neighboursResult{Case: c.name, Clients: o.clients, Others: c.clients}
+	r := neighborsResult{Case: c.name, Clients: o.clients, Others: c.clients}
 	var took []time.Duration
 	for i := range own {
 		took = append(took, own[i].took...)
@@ -178,7 +178,7 @@ func (o neighboursOptions) attack(ctx context.Context, a *apiUnderTest, c attack
 	return r
 }
 
-func (o neighboursOptions) run(ctx context.Context, out io.Writer, say func(string, ...any)) (err error) {
+func (o neighborsOptions) run(ctx context.Context, out io.Writer, say func(string, ...any)) (err error) {
 	say("starting servers")
 	s, err := startServers(ctx, syncDefault, slog.Default())
 	if err != nil {
@@ -229,7 +229,7 @@ func (o neighboursOptions) run(ctx context.Context, out io.Writer, say func(stri
 		if err := writeLine(out, r); err != nil {
 			return err
 		}
-		if r.Refused+r.Errors > 0 || r.P99 == nil || r.Ratio != nil && *r.Ratio > neighboursP99 {
+		if r.Refused+r.Errors > 0 || r.P99 == nil || r.Ratio != nil && *r.Ratio > neighborsP99 {
 			wrong++
 		}
 	}
@@ -238,7 +238,7 @@ func (o neighboursOptions) run(ctx context.Context, out io.Writer, say func(stri
 	}
 	if wrong > 0 {
 		return fmt.Errorf("in %d cases a request of the tenant was refused or failed, or its p99 was more than %g times as high",
-			wrong, neighboursP99)
+			wrong, neighborsP99)
 	}
 	return nil
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/tidings/tidings/tokens"
 )
 
-// Whatever one caller does, the API answers the requests of another tenant. `tidings bench neighbours` runs the same
+// Whatever one caller does, the API answers the requests of another tenant. `tidings bench neighbors` runs the same
 // attacks at full size, with times.
 func TestWhatOneCallerDoesRefusesNoOther(t *testing.T) {
 	cfg := config()
