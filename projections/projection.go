@@ -59,3 +59,11 @@ type Projection interface {
 	// tx.
 	Forget(ctx context.Context, tx pgx.Tx, of EdgesOf, after Pair, look bool) (n int64, next *Pair, err error)
 }
+
+// Record is a projection that a replay adds to while the live consumer does, because it has no tables of its own to
+// build.
+type Record interface {
+	Projection
+	// ForReplay returns the projection that the replay uses.
+	ForReplay() Projection
+}

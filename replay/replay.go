@@ -118,8 +118,8 @@ func Run(ctx context.Context, deps Deps, p projections.Projection, opts Options)
 	if opts.at == nil {
 		opts.at = func(context.Context, string) {}
 	}
-	if record, ok := p.(interface{ Beside() projections.Projection }); ok { // it has no tables of its own to build
-		p = record.Beside()
+	if record, ok := p.(projections.Record); ok { // it has no tables of its own to build
+		p = record.ForReplay()
 	}
 	r := &replay{deps: deps, opts: opts, p: p, name: p.Name()}
 	if err := r.lock(ctx); err != nil {

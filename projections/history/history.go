@@ -31,6 +31,8 @@ type Projection struct {
 // kinds.Catalog.Now.
 func New(now func() *kinds.Set) *Projection { return &Projection{kinds: now} }
 
+var _ projections.Record = (*Projection)(nil)
+
 // ForReplay returns the projection for a replay, which records entities that the live consumer may record at the same
 // time. Each call of its Apply waits for other transactions with the same histories, and keeps them out until its
 // transaction ends.
