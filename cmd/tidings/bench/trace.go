@@ -151,7 +151,7 @@ func (o traceOptions) measure(ctx context.Context, s *servers, on bool, say func
 		return r, err
 	}
 	w.fill(&r.writeResult, time.Since(start))
-	if *r.Errors+*r.Refused > 0 || r.Accepted == 0 {
+	if *r.Errors > 0 || r.Accepted == 0 { // a machine that is busy with other work may refuse some
 		return r, fmt.Errorf("%d writes were accepted, %d refused, %d failed", r.Accepted, *r.Refused, *r.Errors)
 	}
 	for i, to := range []*float64{&r.APICPU, &r.RelayCPU, &r.ConsumerCPU} {
