@@ -75,6 +75,9 @@ func TestOverloadIsRefusedAndWhatIsAcceptedIsKept(t *testing.T) {
 					took = append(took, time.Since(start))
 				case a.StatusCode == 503 && a.text("code") == "overloaded" && a.Header.Get("Retry-After") != "":
 					refused++
+					if waited := time.Since(start); waited < 200*time.Millisecond { // otherwise clients that retry at once cost too much
+						t.Errorf("refused after %s", waited)
+					}
 				default:
 					t.Errorf("%d %s", a.StatusCode, a.body)
 				}

@@ -51,6 +51,7 @@ func TestARelayFrozenInATransactionFreesItsLocks(t *testing.T) {
 	}
 	victim.Signal(syscall.SIGCONT)
 	f.awaitTakeover()
+	victim.stop()
 	f.check()
 }
 
@@ -78,7 +79,8 @@ func TestARelayFrozenPastItsLeaseThawsWithoutEffect(t *testing.T) {
 		"after claim":                  {crash: crash{Step: "after claim", Then: "refused"}},
 		"before the commit of a batch": {crash: crash{Step: "before commit", Then: "refused"}, atomicFrom: batches},
 		"between single publishes":     {crash: crash{Step: "before commit", Nth: 30, Then: "refused"}, atomicFrom: singles},
-		"after ack":                    {crash: crash{Step: "after ack"}}, // it has published: its lease may end before it marks
+		"after ack":                    {crash: crash{Step: "after ack"}},   // it has published: its lease may end before it marks
+		"before mark":                  {crash: crash{Step: "before mark"}}, // it marks what another has marked meanwhile
 	} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()

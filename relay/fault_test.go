@@ -266,6 +266,15 @@ func (c counter) Write(p []byte) (int, error) {
 // arm tells the relay where to crash next. The relay may have ended meanwhile.
 func (p *process) arm(c crash) { p.Tell(c) }
 
+// stop stops the relay, which then has nothing left to do. It must end cleanly.
+func (p *process) stop() {
+	p.t.Helper()
+	p.Signal(syscall.SIGTERM)
+	if code := p.AwaitEnd(); code != 0 {
+		p.t.Errorf("the relay ended with exit code %d", code)
+	}
+}
+
 // awaitReached waits until the process, once it has thawed, has reached the step after its crash.
 func (p *process) awaitReached(step string) {
 	p.t.Helper()
@@ -331,7 +340,8 @@ func TestARelayFrozenWithItsClaimThawsWithoutEffect(t *testing.T) {
 	frozen(t, options{crash: crash{Step: "after claim", Then: "refused"}})
 }
 
-// frozen freezes a relay past its lease, and thaws it when another has published its rows.
+// frozen freezes a relay past its lease, and thaws it when another has published its rows. It compares stream and rows
+// after the end of the thawed relay, so whatever that relay still tried has ended too.
 func frozen(t *testing.T, o options) {
 	f := newFleet(t, testkit.Postgres(t))
 	o.Signal, o.patient = syscall.SIGSTOP, true
@@ -342,6 +352,7 @@ func frozen(t *testing.T, o options) {
 	victim.Signal(syscall.SIGCONT)
 	victim.awaitReached(o.Then)
 	f.awaitTakeover()
+	victim.stop()
 	f.check()
 }
 

@@ -75,7 +75,38 @@ func resizedBeside(t *testing.T, c crash) {
 	f.resize(2)
 	f.awaitResized(2)
 	f.awaitTakeover()
+	if c.Signal == syscall.SIGSTOP {
+		victim.stop()
+	}
 	f.check()
+	f.checkClosed()
+}
+
+// checkClosed fails unless each closed partition's stream ends with a closing message, at the sequence that the database
+// has.
+func (f *fleet) checkClosed() {
+	f.t.Helper()
+	js, err := jetstream.New(f.b.Connect(f.t))
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	all, err := outbox.Partitions(f.t.Context(), f.pool)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	for _, p := range all {
+		if !p.Closed {
+			continue
+		}
+		s, err := broker.ReadStream(f.t.Context(), js, f.b.Config(), p.Number)
+		if err != nil {
+			f.t.Fatal(err)
+		}
+		if final, err := broker.Closed(f.t.Context(), js, f.b.Config(), s); err != nil || final != p.Final || s.Last != final {
+			f.t.Errorf("partition %d is closed at %d, its closing message is %d, and its stream ends at %d: %v", p.Number, p.Final, final,
+				s.Last, err)
+		}
+	}
 }
 
 func TestAMessageThatNoRelayWroteIsPassedOver(t *testing.T) {

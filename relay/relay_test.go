@@ -262,30 +262,35 @@ func TestABrokerOutageBurnsNoAttempt(t *testing.T) {
 }
 
 func TestAStreamThatDoesNotContinueTheDatabaseIsRefused(t *testing.T) {
-	for name, damage := range map[string]func(t *testing.T, pool *pgxpool.Pool, js jetstream.JetStream, cfg broker.Config){
-		"the stream is gone": func(t *testing.T, _ *pgxpool.Pool, js jetstream.JetStream, cfg broker.Config) {
+	for name, c := range map[string]struct {
+		symptom string
+		damage  func(t *testing.T, pool *pgxpool.Pool, js jetstream.JetStream, cfg broker.Config)
+	}{
+		"the stream is gone": {"is gone", func(t *testing.T, _ *pgxpool.Pool, js jetstream.JetStream, cfg broker.Config) {
 			if err := js.DeleteStream(t.Context(), cfg.StreamName(0)); err != nil {
 				t.Fatal(err)
 			}
-		},
-		"the stream was recreated": func(t *testing.T, _ *pgxpool.Pool, js jetstream.JetStream, cfg broker.Config) {
+		}},
+		"the stream was recreated": {"was made at", func(t *testing.T, _ *pgxpool.Pool, js jetstream.JetStream, cfg broker.Config) {
 			if err := js.DeleteStream(t.Context(), cfg.StreamName(0)); err != nil {
 				t.Fatal(err)
 			}
 			if _, err := broker.Declare(t.Context(), js, cfg, broker.Partition{LastSlot: event.Slots - 1}, testkit.Logger(t)); err != nil {
 				t.Fatal(err)
 			}
-		},
-		"the stream ends before the marks": func(t *testing.T, pool *pgxpool.Pool, _ jetstream.JetStream, _ broker.Config) {
+		}},
+		"the stream ends before the marks": {"ends at 1, its marks at 1000", func(t *testing.T, pool *pgxpool.Pool, _ jetstream.JetStream,
+			_ broker.Config) {
 			if _, err := pool.Exec(t.Context(), `UPDATE outbox_partitions SET tail_seq = 1000`); err != nil {
 				t.Fatal(err)
 			}
-		},
-		"the database is new and the stream is not": func(t *testing.T, pool *pgxpool.Pool, _ jetstream.JetStream, _ broker.Config) {
+		}},
+		"the database is new and the stream is not": {"of another database", func(t *testing.T, pool *pgxpool.Pool, _ jetstream.JetStream,
+			_ broker.Config) {
 			if _, err := pool.Exec(t.Context(), `UPDATE outbox_partitions SET stream = NULL, created = NULL, tail_seq = 0`); err != nil {
 				t.Fatal(err)
 			}
-		},
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
@@ -298,13 +303,14 @@ func TestAStreamThatDoesNotContinueTheDatabaseIsRefused(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			damage(t, pool, js, b.Config())
+			c.damage(t, pool, js, b.Config())
 			insertRow(t, pool, 2, "created")
 			r := newRelay(t, pool, b)
 			start(t, r)
-			testkit.Eventually(t, "the relay to name the repair", func() (bool, error) {
+			testkit.Eventually(t, "the relay to name the symptom and the repair", func() (bool, error) {
 				err := r.Ready(t.Context())
-				return err != nil && errors.Is(err, ErrStreamRefused) && testutil.ToFloat64(r.metrics.stuck) == 1, nil
+				return errors.Is(err, ErrStreamRefused) && strings.Contains(err.Error(), c.symptom) &&
+					strings.Contains(err.Error(), "tidings repair stream") && testutil.ToFloat64(r.metrics.stuck) == 1, nil
 			})
 		})
 	}
@@ -329,6 +335,12 @@ func TestADatabaseThatWentBackInTimeStopsThePartition(t *testing.T) {
 	if err := connected(t, r).catchUp(t.Context()); !errors.Is(err, ErrStreamRefused) || !errors.Is(err, outbox.ErrRowsMissing) {
 		t.Errorf("got %v, want ErrStreamRefused and ErrRowsMissing", err)
 	}
+	running := newRelay(t, pool, b)
+	start(t, running)
+	testkit.Eventually(t, "a relay to stop the partition and to name the cause", func() (bool, error) {
+		err := running.Ready(t.Context())
+		return t.Failed() || errors.Is(err, ErrStreamRefused) && errors.Is(err, outbox.ErrRowsMissing), nil
+	})
 	var pending int
 	if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM outbox_messages WHERE processed_at IS NULL`).Scan(&pending); err != nil ||
 		pending != 1 {

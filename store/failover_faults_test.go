@@ -4,6 +4,7 @@ package store_test
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -68,6 +69,9 @@ func TestAnAnsweredWriteSurvivesASynchronousFailover(t *testing.T) {
 				var events int
 				if err := owner.QueryRow(t.Context(), `SELECT count(*) FROM outbox_messages`).Scan(&events); err != nil || events != 3 {
 					t.Errorf("the primary shows %d events before the standby has them, %v", events-3, err)
+				}
+				if slices.Contains(answered, true) {
+					t.Error("a write was answered before the standby has it")
 				}
 			}
 			try(f, 3*time.Second).Wait() // the clients repeat what had no answer

@@ -48,9 +48,8 @@ func (r *Remover) finish(t *testing.T) (slices int) {
 	}
 }
 
-// TestARemovalGoesOnWhereItBrokeOff fails the Remover at each step of each slice, freezes one in the middle, and has
-// others write meanwhile. Every edge that existed at the request is removed once, with one event, and the progress
-// agrees.
+// TestARemovalGoesOnWhereItBrokeOff fails the Remover at each step of each slice, and writes and requests the same removal
+// meanwhile. Every edge that existed at the request is removed once, with one event, and the progress agrees.
 func TestARemovalGoesOnWhereItBrokeOff(t *testing.T) {
 	db := testkit.Postgres(t)
 	system, owner := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleOwner)
