@@ -299,13 +299,18 @@ func TestAStreamThatDoesNotContinueTheDatabaseIsRefused(t *testing.T) {
 				t.Fatal(err)
 			}
 			damage(t, pool, js, b.Config())
-			insertRow(t, pool, 2, "created")
+			later := insertRow(t, pool, 2, "created")
 			r := newRelay(t, pool, b)
 			start(t, r)
 			testkit.Eventually(t, "the relay to name the repair", func() (bool, error) {
 				err := r.Ready(t.Context())
 				return err != nil && errors.Is(err, ErrStreamRefused) && testutil.ToFloat64(r.metrics.stuck) == 1, nil
 			})
+			for _, m := range readStream(t, t.Context(), b) {
+				if m.OutboxID == later {
+					t.Errorf("row %d is message %d of the refused stream", later, m.Seq)
+				}
+			}
 		})
 	}
 }
@@ -333,6 +338,14 @@ func TestADatabaseThatWentBackInTimeStopsThePartition(t *testing.T) {
 	if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM outbox_messages WHERE processed_at IS NULL`).Scan(&pending); err != nil ||
 		pending != 1 {
 		t.Errorf("the row with the reused id was marked published (%v)", err)
+	}
+	running := newRelay(t, pool, b)
+	start(t, running)
+	testkit.Eventually(t, "the relay to stop the partition", func() (bool, error) {
+		return errors.Is(running.Ready(t.Context()), ErrStreamRefused) && testutil.ToFloat64(running.metrics.stuck) == 1, nil
+	})
+	if n := len(readStream(t, t.Context(), b)); n != 1 {
+		t.Errorf("%d messages on the stream, want only the one from before", n)
 	}
 }
 
