@@ -30,9 +30,12 @@ func (a answer) users() string {
 // No consumer runs in this test: a read includes a write only because of its token.
 func TestATokensFollowIsSeenByEveryRead(t *testing.T) {
 	f := open(t)
-	var last string
+	var first, last string
 	for n := range 3 {
 		last = f.follow(t, "PUT", fmt.Sprintf("%d/42", 7+n))
+		if n == 0 {
+			first = last
+		}
 	}
 	if got := f.want(t, 200, "GET", "/v1/users/42/followers", "").users(); got != "" {
 		t.Errorf("without a token: %q", got)
@@ -55,7 +58,7 @@ func TestATokensFollowIsSeenByEveryRead(t *testing.T) {
 	if !strings.Contains(many.body, `"followers":1`) {
 		t.Errorf("many counts: %s", many.body)
 	}
-	// Several tokens, in one header or more. Mutuals, and pages with their cursors, include all of their writes.
+	// Several tokens in one header. Mutuals, and pages with their cursors, include all of their writes.
 	other := f.follow(t, "PUT", "9/7")
 	both := last + ", " + strings.TrimPrefix(other, "Tidings-Token: ")
 	if got := f.want(t, 200, "GET", "/v1/users/9/following?limit=1", "", both); got.users() != "7" || got.text("next") == "" {
@@ -63,6 +66,10 @@ func TestATokensFollowIsSeenByEveryRead(t *testing.T) {
 	} else if rest := f.want(t, 200, "GET", "/v1/users/9/following?limit=1&cursor="+got.text("next"), "", both); rest.users() != "42" ||
 		rest.text("next") != "" {
 		t.Errorf("its second: %s", rest.body)
+	}
+	path := first + ", " + strings.TrimPrefix(other, "Tidings-Token: ") // from 9 over 7 to 42
+	if got := f.want(t, 200, "GET", "/v1/users/9/mutuals/42", "", path).users(); got != "7" {
+		t.Errorf("mutuals: %q", got)
 	}
 	gone := f.follow(t, "DELETE", "9/42")
 	if got := f.want(t, 200, "GET", "/v1/users/42/followers", "", gone).users(); got != "" {

@@ -387,8 +387,8 @@ func TestARangeWhoseExportIsNotWhatTheTableHoldsIsKeptAndExportedAgain(t *testin
 	}
 }
 
-// Each request to the store fails once, in turn, in every way. A partial export never counts, and its files are
-// removed.
+// Each request to the store fails once, in turn, in every way; of those that are cut off, only each sixth. A partial
+// export never counts, and its files are removed.
 func TestAStoreThatFailsAtAnyStepLeadsToNoDrop(t *testing.T) {
 	for name, how := range map[string]func(w http.ResponseWriter){
 		"full":    func(w http.ResponseWriter) { w.WriteHeader(http.StatusInsufficientStorage) },

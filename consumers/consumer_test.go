@@ -607,6 +607,7 @@ func TestAHoleStopsItsPartitionOnly(t *testing.T) {
 			testkit.Eventually(t, "the gauge of the lag",
 				func() (bool, error) { return in.metric(t, "consumer_lag_messages") == float64(c.left), nil })
 			r.wantFollowee(20, 2)
+			r.wantFollowee(3, int(7-c.left))
 			r.exec(`UPDATE consumer_offsets SET last_processed_id = 7 WHERE partition_key = 'EVENTS-0'`) // as a replay does
 			testkit.Eventually(t, "the partition to continue",
 				func() (bool, error) { err := in.Ready(context.Background()); return err == nil, err })

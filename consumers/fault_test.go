@@ -115,7 +115,7 @@ func TestAConsumerKilledAtAnyStepAppliesEverythingOnce(t *testing.T) {
 			t.Parallel()
 			r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
 			want := r.flood(200)
-			r.child(t, time.Second, step, syscall.SIGKILL).AwaitEnd()
+			r.child(t, time.Second, step, syscall.SIGKILL).AwaitKilled()
 			want = append(want, r.flood(100)...)
 			r.run(r.system, logbook{})
 			r.awaitLag(0)

@@ -167,7 +167,7 @@ func TestOldStreamsAreFinishedBeforeNewOnes(t *testing.T) {
 				want := r.flood(100)
 				kill := func() {
 					if step != "" {
-						r.child(t, time.Second, step, syscall.SIGKILL).AwaitEnd()
+						r.child(t, time.Second, step, syscall.SIGKILL).AwaitKilled()
 					}
 				}
 				kill()

@@ -114,22 +114,30 @@ func TestUpMakesTheTablesOfEveryKindInForce(t *testing.T) {
 }
 
 type tenantTable struct {
-	name     string
-	readable bool // by tidings_api
-	writable bool
+	name      string
+	readable  bool // by tidings_api
+	writable  bool
+	deletable bool
+	column    string // one that tidings_api may update, or ""
 }
 
-// tenantTables are the tables of both sets that have a tenant_id.
+// tenantTables are the tables of both sets that have a tenant_id. Of the partitions of tables, they are those that
+// tidings_api reads or writes without their parents.
 func tenantTables(t *testing.T, owner *pgxpool.Pool) []tenantTable {
 	t.Helper()
 	rows, _ := owner.Query(t.Context(), `
-		SELECT c.table_name, has_table_privilege('tidings_api', quote_ident(c.table_name), 'SELECT'),
-		has_table_privilege('tidings_api', quote_ident(c.table_name), 'INSERT')
-		  FROM information_schema.columns c JOIN information_schema.tables t USING (table_schema, table_name)
-		 WHERE c.table_schema = current_schema() AND c.column_name = 'tenant_id' AND t.table_type = 'BASE TABLE'
-		   AND NOT (SELECT k.relispartition FROM pg_class k WHERE k.oid = quote_ident(c.table_name)::regclass) ORDER BY 1`)
+		SELECT k.relname::text, has_any_column_privilege('tidings_api', k.oid, 'SELECT'),
+		       has_any_column_privilege('tidings_api', k.oid, 'INSERT'), has_table_privilege('tidings_api', k.oid, 'DELETE'),
+		       coalesce((SELECT min(quote_ident(a.attname)) FROM pg_attribute a WHERE a.attrelid = k.oid AND a.attnum > 0
+		         AND NOT a.attisdropped AND a.attgenerated = '' AND a.attidentity = ''
+		         AND has_column_privilege('tidings_api', k.oid, a.attnum, 'SELECT')
+		         AND has_column_privilege('tidings_api', k.oid, a.attnum, 'UPDATE')), '')
+		  FROM pg_class k JOIN pg_attribute t ON t.attrelid = k.oid AND t.attname = 'tenant_id'
+		 WHERE k.relkind IN ('r', 'p') AND k.relnamespace = current_schema()::regnamespace
+		   AND (NOT k.relispartition OR has_any_column_privilege('tidings_api', k.oid, 'SELECT, INSERT, UPDATE')
+		     OR has_table_privilege('tidings_api', k.oid, 'DELETE')) ORDER BY 1`)
 	all, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (tt tenantTable, err error) {
-		return tt, row.Scan(&tt.name, &tt.readable, &tt.writable)
+		return tt, row.Scan(&tt.name, &tt.readable, &tt.writable, &tt.deletable, &tt.column)
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -246,7 +254,7 @@ func TestNoTenantReadsOrWritesAnothersRows(t *testing.T) {
 	count := func(tx pgx.Tx, table string) (n int, err error) {
 		return n, tx.QueryRow(ctx, "SELECT count(*) FROM "+table).Scan(&n)
 	}
-	checked := 0
+	checked, changed := 0, 0
 	for _, table := range tables {
 		t.Run(table.name, func(t *testing.T) {
 			var n int
@@ -278,6 +286,25 @@ func TestNoTenantReadsOrWritesAnothersRows(t *testing.T) {
 				read("a tenant set to nothing", "", 0)
 				read("another tenant", "2", 0)
 			}
+			change := func(sql string) {
+				t.Helper()
+				changed++
+				if err := postgres.InTenant(ctx, apiPool, 2, pgx.TxOptions{}, func(tx pgx.Tx) error {
+					tag, err := tx.Exec(ctx, sql)
+					if err == nil && tag.RowsAffected() != 0 {
+						t.Errorf("another tenant: %s", tag)
+					}
+					return err
+				}); err != nil {
+					t.Errorf("another tenant: %s: %v", sql, err)
+				}
+			}
+			if table.column != "" {
+				change("UPDATE " + table.name + " SET " + table.column + " = " + table.column)
+			}
+			if table.deletable {
+				change("DELETE FROM " + table.name)
+			}
 			if !table.writable {
 				return
 			}
@@ -298,10 +325,10 @@ func TestNoTenantReadsOrWritesAnothersRows(t *testing.T) {
 			}
 		})
 	}
-	if checked < 15 {
-		t.Errorf("%d tables were read, want 15 or more", checked)
+	if checked < 15 || changed < 15 {
+		t.Errorf("%d tables were read, and %d updates and deletions were tried: want 15 or more", checked, changed)
 	}
-	// Another tenant's UPDATE or DELETE affects no row.
+	// Another tenant's UPDATE or DELETE affects no row of a view either.
 	err := postgres.InTenant(ctx, apiPool, 2, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		for _, sql := range []string{`UPDATE follows SET version = 9`, `UPDATE comments SET body = 'theirs'`,
 			`DELETE FROM outbox_messages_dlq`, `DELETE FROM child_keys`,

@@ -28,8 +28,9 @@ import (
 // them. It erases the author while another relay runs, and thaws the first relay.
 func TestAFrozenRelayBringsNothingErasedBack(t *testing.T) {
 	for what, o := range map[string]options{
-		"with one message":         {crash: crash{Step: "before commit", Signal: syscall.SIGSTOP}},
-		"with a batch, half of it": {crash: crash{Step: "before commit", Signal: syscall.SIGSTOP}, atomicFrom: batches},
+		"with one message": {crash: crash{Step: "before commit", Signal: syscall.SIGSTOP, Then: "refused"}, patient: true},
+		"with a batch, half of it": {crash: crash{Step: "before commit", Signal: syscall.SIGSTOP, Then: "refused"}, patient: true,
+			atomicFrom: batches},
 	} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
@@ -86,10 +87,11 @@ func TestAFrozenRelayBringsNothingErasedBack(t *testing.T) {
 				t.Fatal(report, err)
 			}
 
-			// Only the frozen relay remains. Once it has published a new event, it has tried to publish the old ones.
+			// Only the frozen relay remains. When it thaws, it publishes the old events, and the stream refuses them.
 			second.Signal(syscall.SIGTERM)
 			second.AwaitEnd()
 			zombie.Signal(syscall.SIGCONT)
+			zombie.awaitReached("refused")
 			write(8, "afterwards")
 			f.awaitTakeover()
 			testkit.Eventually(t, "the text to be in no file of the stream",

@@ -327,7 +327,7 @@ func killed(t *testing.T, victims ...options) {
 	f := newFleet(t, testkit.Postgres(t))
 	for _, o := range victims {
 		o.Signal = syscall.SIGKILL
-		f.start(o).AwaitEnd()
+		f.start(o).AwaitKilled()
 	}
 	f.relay("", 0)
 	f.relay("", 0)

@@ -61,7 +61,7 @@ func resizedBeside(t *testing.T, c crash) {
 	victim.arm(c)
 	f.resize(4)
 	if c.Signal == syscall.SIGKILL {
-		victim.AwaitEnd()
+		victim.AwaitKilled()
 	} else {
 		victim.AwaitStopped()
 	}

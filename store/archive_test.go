@@ -473,10 +473,12 @@ func TestAnArchiverThatBreaksOffAtAnyStepLosesNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, id := range archives {
-			until(func() error {
+			if n := until(func() error {
 				_, _, err := a.archiver.Undo(t.Context(), &free{}, id)
 				return err
-			})
+			}); n < 2 {
+				t.Errorf("archive %d was undone without an interruption", id)
+			}
 		}
 		a.want("1/1 7+0 RETURNED, 1/2 3+0 RETURNED, 2/1 3+0 RETURNED")
 	}

@@ -88,6 +88,14 @@ func (p *Process) AwaitEnd() int {
 	return p.cmd.ProcessState.ExitCode()
 }
 
+// AwaitKilled waits until a signal has ended the process. It fails the test if the process ended by itself.
+func (p *Process) AwaitKilled() {
+	p.t.Helper()
+	if code := p.AwaitEnd(); code != -1 {
+		p.t.Errorf("the %s ended by itself with exit code %d, want a signal to end it", p.what, code)
+	}
+}
+
 // Stopped reports that SIGSTOP has reached the process. It fails if the process has ended.
 func (p *Process) Stopped() (bool, error) {
 	state, ok := processState(p.PID())

@@ -1,7 +1,11 @@
 package verify_test
 
 import (
+	"context"
 	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/status"
@@ -44,5 +48,56 @@ func TestARepairBringsTheKeysAloneToTheTruth(t *testing.T) {
 	if err := pool.QueryRow(ctx, `SELECT array_agg(to_id ORDER BY to_id) FROM edge_lists WHERE active`).Scan(&there); err != nil ||
 		len(there) != 1 || there[0] != 2 {
 		t.Errorf("edges to %v, want only the one to 2: %v", there, err)
+	}
+}
+
+// whileMended calls read when a repair has changed rows and not committed them.
+type whileMended struct {
+	projections.Projection
+	read func()
+}
+
+func (p whileMended) Repair(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, keys []projections.Key,
+	parked projections.Parked) ([]projections.Key, error) {
+	rest, err := p.Projection.Repair(ctx, tx, truth, keys, parked)
+	p.read()
+	return rest, err
+}
+
+// TestReadersDoNotWaitForARepair reads a damaged count while its repair is not committed. A read that waited would time
+// out.
+func TestReadersDoNotWaitForARepair(t *testing.T) {
+	db, ctx := testkit.Postgres(t), t.Context()
+	pool, api, follows := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleAPI), kinds.Builtin().Edges["follow"]
+	if _, err := store.New(api, func(int) {}).PutEdges(ctx, 1, follows,
+		[]store.EdgeWrite{{Meta: store.Meta{Actor: "test"}, From: 1, To: 2}}); err != nil {
+		t.Fatal(err)
+	}
+	followers := func() (n int64) {
+		t.Helper()
+		if err := postgres.InTenant(ctx, api, 1, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+			all, err := followercounts.ReadCounts(ctx, tx, []string{follows.Name}, []int64{2})
+			n = all[followercounts.Object{Kind: follows.Name, ID: 2}].Incoming
+			return err
+		}); err != nil {
+			t.Error(err)
+		}
+		return n
+	}
+	p, during := followercounts.New(kinds.Builtin), int64(-1)
+	mend := func(p projections.Projection) {
+		t.Helper()
+		d := verify.Deps{Sources: status.Sources{Truth: pool, Projections: pool}, Fleet: []projections.Projection{p}, Kinds: kinds.Builtin}
+		if err := verify.RepairKeys(ctx, d, p, projections.Key{Type: follows.Name, TenantID: 1, Aggregate: 2, Other: 1}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mend(p) // makes the row
+	if tag, err := pool.Exec(ctx, `UPDATE edge_counts SET incoming = 5 WHERE object_id = 2`); err != nil || tag.RowsAffected() != 1 {
+		t.Fatal(tag, err)
+	}
+	mend(whileMended{p, func() { during = followers() }})
+	if after := followers(); during != 5 || after != 1 {
+		t.Errorf("%d followers during the repair, and %d after it: want 5 and 1", during, after)
 	}
 }

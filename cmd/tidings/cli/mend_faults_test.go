@@ -5,6 +5,7 @@ package cli
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -14,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/internal/verify"
 )
 
@@ -33,17 +35,37 @@ func TestVerifyRepairMendsEveryDifferenceWhileWritesGoOn(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close(context.WithoutCancel(t.Context()))
-	writing := make(chan int)
-	go func() {
-		code, _, _ := run(t, nil, "", "load", "--data", d.dir, "--generate", "users=300,edges=3000,seed=2")
-		writing <- code
-	}()
 	for _, sql := range damages {
 		if tag, err := conn.Exec(t.Context(), sql); err != nil || tag.RowsAffected() == 0 {
 			t.Fatalf("%s: %d rows, %v", sql, tag.RowsAffected(), err)
 		}
 	}
+	edges := func() (n int, err error) {
+		err = conn.QueryRow(t.Context(), `SELECT count(*) FROM edges`).Scan(&n)
+		return n, err
+	}
+	before, err := edges()
+	if err != nil {
+		t.Fatal(err)
+	}
+	writing, repaired := make(chan int, 1), make(chan struct{})
+	go func() {
+		for seed := 2; ; seed++ { // until the repair has ended
+			code, _, _ := run(t, nil, "", "load", "--data", d.dir, "--generate", fmt.Sprintf("users=300,edges=1000,seed=%d", seed))
+			select {
+			case <-repaired:
+			default:
+				if code == exitOK {
+					continue
+				}
+			}
+			writing <- code
+			return
+		}
+	}()
+	testkit.Eventually(t, "the writes to begin", func() (bool, error) { n, err := edges(); return n > before, err })
 	_, stdout, stderr := run(t, nil, "", "verify", "--repair", "--wait", "1s", "--data", d.dir, "--json")
+	close(repaired)
 	var v verify.Report
 	if err := json.Unmarshal([]byte(stdout), &v); err != nil {
 		t.Fatalf("verify --repair: %v\n%s\n%s", err, stdout, stderr)
