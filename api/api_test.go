@@ -46,7 +46,8 @@ type fixture struct {
 // fleet are the projections that the API reads.
 var fleet = []projections.Projection{followercounts.New(kinds.Builtin), threadcache.New(kinds.Builtin)}
 
-// config has the longest MaxWait: requests that a busy machine makes slow do not lower a tenant's limit.
+// config has the longest MaxWait: requests that a busy machine makes slow do not lower a tenant's
+// limit.
 func config() api.Config {
 	return api.Config{CursorKey: strings.Repeat("ab", 32), MaxBodyBytes: 128 << 10, MaxBatchBytes: 4 << 20,
 		RequestTimeout: 25 * time.Second, AddressConnections: 1000, MaxRequests: 512, MaxWait: 25 * time.Second}
@@ -88,7 +89,8 @@ type answer struct {
 	json map[string]any
 }
 
-// do sends a request with the fixture's token. Headers are "Name: value"; a header without a value is removed.
+// do sends a request with the fixture's token. Headers are "Name: value"; a header without a value
+// is removed.
 func (f fixture) do(t testing.TB, method, path, body string, headers ...string) answer {
 	t.Helper()
 	r := httptest.NewRequestWithContext(t.Context(), method, "/", strings.NewReader(body))
@@ -334,8 +336,8 @@ func TestModerationOverHTTP(t *testing.T) {
 	}
 }
 
-// TestBadInput has invalid requests. The answer to each is a 4xx problem whose code the route documents, and the API
-// writes nothing.
+// TestBadInput has invalid requests. The answer to each is a 4xx problem whose code the route
+// documents, and the API writes nothing.
 func TestBadInput(t *testing.T) {
 	f := open(t)
 	const post, settings, check = "/v1/posts/5/comments", "/v1/posts/8/thread", "/v1/follows:check"
@@ -913,8 +915,8 @@ func (f fixture) walk(t *testing.T, path string, limit int) (items []map[string]
 
 func TestListsAndCountsComeFromTheProjection(t *testing.T) {
 	f := open(t)
-	// 250 users follow 42, many of them at the same time. User 1 follows 9 users and has unfollowed one. Another tenant
-	// has an edge too.
+	// 250 users follow 42, many of them at the same time. User 1 follows 9 users and has unfollowed
+	// one. Another tenant has an edge too.
 	f.exec(t, `INSERT INTO edge_lists (tenant_id, kind, from_id, to_id, active, version, positioned_at)
 		SELECT 1, 'follow', g, 42, true, 1, timestamptz '2026-01-01' + (g / 20) * interval '1 microsecond' FROM generate_series(100, 349) g
 		UNION ALL SELECT 1, 'follow', 1, g, g <> 55, 1, timestamptz '2026-01-01' FROM generate_series(50, 59) g

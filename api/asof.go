@@ -19,10 +19,10 @@ const (
 	maxLooks     = 512 // readings to keep; half of them are from the last minutes
 )
 
-// freshness computes as_of: the time up to which a projection contains every committed write. It reads the outbox once
-// a second, whatever the number of requests, and keeps the readings (looks). A look tells where the streams ended. The
-// latest look whose ends a consumer has reached tells how far that consumer is. The clocks of the database and of NATS
-// are never compared.
+// freshness computes as_of: the time up to which a projection contains every committed write. It
+// reads the outbox once a second, whatever the number of requests, and keeps the readings (looks).
+// A look tells where the streams ended. The latest look whose ends a consumer has reached tells how
+// far that consumer is. The clocks of the database and of NATS are never compared.
 type freshness struct {
 	read func(context.Context) (outbox.Delivered, error)
 	log  *slog.Logger
@@ -56,9 +56,9 @@ func (f *freshness) run(ctx context.Context) error {
 	}
 }
 
-// sample reads the outbox once and keeps the reading. A message that is pending in it was pending in the previous
-// reading, or committed after that. So as_of never decreases while the streams are the same. A repair makes messages
-// pending again, but it also changes the streams.
+// sample reads the outbox once and keeps the reading. A message that is pending in it was pending
+// in the previous reading, or committed after that. So as_of never decreases while the streams are
+// the same. A repair makes messages pending again, but it also changes the streams.
 func (f *freshness) sample(ctx context.Context) error {
 	d, err := f.read(ctx)
 	if err != nil {
@@ -86,9 +86,10 @@ func (f *freshness) sample(ctx context.Context) error {
 	return nil
 }
 
-// of returns the time up to which the projection contains every committed write of the tenant that the consumer wants.
-// progress is the consumer's, read with the projection. The time is the Unix epoch until the consumer first ran and
-// reached the ends that the streams had when this process began.
+// of returns the time up to which the projection contains every committed write of the tenant that
+// the consumer wants. progress is the consumer's, read with the projection. The time is the Unix
+// epoch until the consumer first ran and reached the ends that the streams had when this process
+// began.
 func (f *freshness) of(tenant int64, wants func(aggregateType string) bool, progress consumers.Progress) time.Time {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -102,7 +103,8 @@ func (f *freshness) of(tenant int64, wants func(aggregateType string) bool, prog
 	return time.Unix(0, 0).UTC()
 }
 
-// readProgress returns the consumer's progress as the transaction of tx sees it, with the tenant's as_of.
+// readProgress returns the consumer's progress as the transaction of tx sees it, with the tenant's
+// as_of.
 func (s *server) readProgress(ctx context.Context, tx pgx.Tx, tenant int64, consumer string) (consumers.Progress, error) {
 	progress, err := consumers.ReadProgress(ctx, tx, consumer)
 	if err != nil {

@@ -46,7 +46,8 @@ func (f *asOfTest) now(t *testing.T) (now time.Time) {
 	return now
 }
 
-// asOf calls look, and returns the as_of of a user's counts (followercounts) or of a thread (threadcache).
+// asOf calls look, and returns the as_of of a user's counts (followercounts) or of a thread
+// (threadcache).
 func (f *asOfTest) asOf(t *testing.T, path string, headers ...string) time.Time {
 	t.Helper()
 	if err := f.Handler.(*api.Handler).Look(t.Context()); err != nil {
@@ -64,7 +65,8 @@ const (
 	threadPath  = "/v1/posts/5/comments"
 )
 
-// TestAsOfIsUpToWhenCommittedWritesAreIn goes through the reasons why a projection lacks a committed write.
+// TestAsOfIsUpToWhenCommittedWritesAreIn goes through the reasons why a projection lacks a
+// committed write.
 func TestAsOfIsUpToWhenCommittedWritesAreIn(t *testing.T) {
 	f := &asOfTest{fixture: open(t)}
 	other := "Authorization: Bearer " + f.newToken(t, 2, "other", "read", "write")
@@ -117,8 +119,8 @@ func TestAsOfIsUpToWhenCommittedWritesAreIn(t *testing.T) {
 	committed := f.now(t)
 	check("it has committed", f.asOf(t, mutualsPath), at, committed)
 
-	// A failing message holds back its tenant, in the projections that want it. So does a message in the DLQ, but not a
-	// writer's later time.
+	// A failing message holds back its tenant, in the projections that want it. So does a message
+	// in the DLQ, but not a writer's later time.
 	f.set(t, `UPDATE outbox_messages SET attempts = 3, available_at = now() + interval '1 minute' WHERE processed_at IS NULL`)
 	for _, what := range []string{"one is retried", "one is in the DLQ"} {
 		before := f.now(t)
@@ -153,8 +155,8 @@ func TestAsOfIsUpToWhenCommittedWritesAreIn(t *testing.T) {
 	check("a consumer that never had the closed stream", f.asOf(t, mutualsPath), before.Add(-time.Millisecond), later())
 }
 
-// TestAsOfOfAConsumerThatLagsIsTheLatestLookThatItHasReached keeps a consumer behind for longer than all looks are
-// kept.
+// TestAsOfOfAConsumerThatLagsIsTheLatestLookThatItHasReached keeps a consumer behind for longer
+// than all looks are kept.
 func TestAsOfOfAConsumerThatLagsIsTheLatestLookThatItHasReached(t *testing.T) {
 	f := &asOfTest{fixture: open(t)}
 	f.publish(t, "true")

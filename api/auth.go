@@ -15,16 +15,17 @@ import (
 )
 
 const (
-	// authTTL is how long a revoked or expired token may continue to work. It counts from the start of the query that
-	// read the token's state.
+	// authTTL is how long a revoked or expired token may continue to work. It counts from the start
+	// of the query that read the token's state.
 	authTTL = time.Second
 	// authKeep is how many tokens are remembered: some 50 MiB at most.
 	authKeep = 1 << 17
 	// authUnknown is how many unknown tokens are remembered, each for authTTL.
 	authUnknown = 1 << 14
-	// authAge is the age at which a token is looked up again without a notice of a change. This finds a row that
-	// somebody deleted by hand. Each token has its own age, between authAge and twice that. So tokens that were looked
-	// up together after a start are not looked up together again.
+	// authAge is the age at which a token is looked up again without a notice of a change. This
+	// finds a row that somebody deleted by hand. Each token has its own age, between authAge and
+	// twice that. So tokens that were looked up together after a start are not looked up together
+	// again.
 	authAge = time.Hour
 )
 
@@ -37,9 +38,9 @@ type lookup interface {
 	Changed(ctx context.Context, since int64) (changed []tokens.Hash, last int64, all bool, asOf time.Time, err error)
 }
 
-// authenticator remembers tokens. At most once per half of authTTL it reads which tokens have changed, whatever their
-// number. So a known token costs no query. Every process refuses a revoked token a second later, without a message that
-// could be lost.
+// authenticator remembers tokens. At most once per half of authTTL it reads which tokens have
+// changed, whatever their number. So a known token costs no query. Every process refuses a revoked
+// token a second later, without a message that could be lost.
 //
 //	known, and changes read within the last second ──▶ accepted
 //	unknown within the last second                 ──▶ refused
@@ -65,8 +66,8 @@ type authenticated struct {
 	age       time.Duration // at which the token is looked up again
 }
 
-// TokenConns is the number of connections of the pool for tokens: one reads changes, the others look tokens up.
-// Requests do not use this pool.
+// TokenConns is the number of connections of the pool for tokens: one reads changes, the others
+// look tokens up. Requests do not use this pool.
 const TokenConns = 3
 
 func newAuthenticator(truth lookup) *authenticator {
@@ -88,9 +89,9 @@ func bearer(header string) (h tokens.Hash, ok bool) {
 	return tokens.HashOf(token), true
 }
 
-// principal returns the principal of the token, or tokens.ErrUnauthenticated. It refuses a token that was revoked or
-// expired more than authTTL ago, however slow the database is: it repeats a look-up that takes longer than authTTL. It
-// calls mayFind before a look-up.
+// principal returns the principal of the token, or tokens.ErrUnauthenticated. It refuses a token
+// that was revoked or expired more than authTTL ago, however slow the database is: it repeats a
+// look-up that takes longer than authTTL. It calls mayFind before a look-up.
 func (a *authenticator) principal(ctx context.Context, h tokens.Hash, mayFind func() error) (tokens.Principal, error) {
 	if err := a.hear(ctx); err != nil {
 		return tokens.Principal{}, err
@@ -145,8 +146,8 @@ func (a *authenticator) remembered(h tokens.Hash) (tokens.Principal, error) {
 	return tokens.Principal{}, errNotRemembered
 }
 
-// find looks the token up and remembers it, unless changes were read meanwhile: the result may be older than they are.
-// It remembers an unknown token for authTTL in any case.
+// find looks the token up and remembers it, unless changes were read meanwhile: the result may be
+// older than they are. It remembers an unknown token for authTTL in any case.
 func (a *authenticator) find(ctx context.Context, h tokens.Hash) (tokens.Principal, time.Time, error) {
 	a.mu.Lock()
 	rounds := a.rounds
@@ -163,8 +164,8 @@ func (a *authenticator) find(ctx context.Context, h tokens.Hash) (tokens.Princip
 	return p, asOf, err
 }
 
-// hear makes sure that every change up to authTTL ago is known here. After half of authTTL one request reads the
-// changes, and the others continue meanwhile.
+// hear makes sure that every change up to authTTL ago is known here. After half of authTTL one
+// request reads the changes, and the others continue meanwhile.
 func (a *authenticator) hear(ctx context.Context) error {
 	for {
 		a.mu.Lock()
@@ -198,7 +199,8 @@ func (a *authenticator) hear(ctx context.Context) error {
 	}
 }
 
-// ask reads the changes, unless another request has read them since heard. One request at a time calls it.
+// ask reads the changes, unless another request has read them since heard. One request at a time
+// calls it.
 func (a *authenticator) ask(ctx context.Context, heard time.Time) error {
 	a.mu.Lock()
 	since, done := a.change, a.heard != heard
@@ -229,8 +231,8 @@ func (a *authenticator) ask(ctx context.Context, heard time.Time) error {
 // recent reports whether a result as of asOf is still valid at now.
 func recent(asOf, now time.Time) bool { return within(asOf, now, authTTL) }
 
-// within reports whether now is less than d after asOf on both clocks. The monotonic clock stops while the machine
-// sleeps, and the wall clock can be set.
+// within reports whether now is less than d after asOf on both clocks. The monotonic clock stops
+// while the machine sleeps, and the wall clock can be set.
 func within(asOf, now time.Time, d time.Duration) bool {
 	wall := now.Round(0).Sub(asOf.Round(0))
 	return now.Sub(asOf) < d && 0 <= wall && wall < d

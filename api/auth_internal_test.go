@@ -124,7 +124,8 @@ func TestWhatIsRememberedOfATokenEnds(t *testing.T) {
 	})
 }
 
-// Look-ups of unknown tokens take every slot and the whole queue. A remembered token is not affected.
+// Look-ups of unknown tokens take every slot and the whole queue. A remembered token is not
+// affected.
 func TestRememberedTokensPassThoseThatAreLookedUp(t *testing.T) {
 	s, a, all := newTokenStore(1)
 	if _, err := a.principal(t.Context(), all[0], mayFind); err != nil {

@@ -107,8 +107,8 @@ func TestATokenThatEndsWhileABodyArrivesWritesNothing(t *testing.T) {
 	}
 }
 
-// A look-up begins before the token ends, and its answer says much later that the token is valid. The API discards that
-// answer.
+// A look-up begins before the token ends, and its answer says much later that the token is valid.
+// The API discards that answer.
 func TestASlowLookUpDoesNotProlongAToken(t *testing.T) {
 	f := open(t)
 	ctx := t.Context()

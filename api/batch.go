@@ -25,8 +25,8 @@ import (
 
 const (
 	maxBatch = 1000 // operations per request
-	// batchChunk operations are written before their outcomes are sent. It bounds the locks of a transaction and the
-	// memory of an answer.
+	// batchChunk operations are written before their outcomes are sent. It bounds the locks of a
+	// transaction and the memory of an answer.
 	batchChunk = 100
 	ndjson     = "application/x-ndjson"
 
@@ -59,7 +59,8 @@ func (v *ifMatch) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// BatchOutcome is the outcome of one operation: the status and the body that the operation's own route would answer.
+// BatchOutcome is the outcome of one operation: the status and the body that the operation's own
+// route would answer.
 type BatchOutcome struct {
 	Line     int      `json:"line,omitempty" doc:"NDJSON only: the line number of the operation, from 1." example:"1"`
 	Status   int      `json:"status" doc:"The status that the operation's own route would answer." example:"201"`
@@ -81,7 +82,8 @@ type operation struct {
 
 func (o *operation) refuse(p *Problem) { o.out = BatchOutcome{Status: p.Status, Problem: inBody(p)} }
 
-// inBody moves the place of each error from a header or path parameter to the operation's member for it.
+// inBody moves the place of each error from a header or path parameter to the operation's member
+// for it.
 func inBody(p *Problem) *Problem {
 	for i, e := range p.Errors {
 		name := e.Parameter // a path parameter has a member of the same name
@@ -101,8 +103,8 @@ type kind struct {
 	schema *huma.Schema
 	// take converts an operation that fits the schema to the store's input, and returns its keys.
 	take func(ctx context.Context, raw []byte) (in any, keys []string, err error)
-	// write writes operations of this kind in one transaction and sets their outcomes. It returns the transaction's
-	// error.
+	// write writes operations of this kind in one transaction and sets their outcomes. It returns
+	// the transaction's error.
 	write func(ctx context.Context, ops []*operation) error
 }
 
@@ -175,7 +177,8 @@ func schemaOfOutcome(s *server) *huma.Schema {
 	return s.api.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[BatchOutcome](), true, "BatchOutcome")
 }
 
-// batch splits the body into operations before it writes the first one, and sends the answer while it writes.
+// batch splits the body into operations before it writes the first one, and sends the answer while
+// it writes.
 func (s *server) batch(ctx context.Context, path string, kinds []kind, in *batchInput) (*batchOutput, error) {
 	if in.refused != "" {
 		return nil, s.problems.problem(codeHeaderInvalid, "",
@@ -203,8 +206,8 @@ func (s *server) batch(ctx context.Context, path string, kinds []kind, in *batch
 	}}, nil
 }
 
-// answerBatch writes the operations and sends their outcomes. It stops when the client stops reading, and writes no
-// further operation then.
+// answerBatch writes the operations and sends their outcomes. It stops when the client stops
+// reading, and writes no further operation then.
 func (s *server) answerBatch(ctx context.Context, path string, kinds []kind, raws [][]byte, lines bool, w http.ResponseWriter) {
 	// A client that does not read keeps its place behind the gate until this deadline at most.
 	if deadline, ok := ctx.Deadline(); ok {
@@ -252,9 +255,9 @@ func (s *server) answerBatch(ctx context.Context, path string, kinds []kind, raw
 	}
 }
 
-// writeChunk writes the operations that were not refused, in waves: operations with the same key keep their order. Each
-// wave runs one transaction of set-based statements per kind. If a database is unavailable, writeChunk stops and
-// returns the problem of the remaining operations.
+// writeChunk writes the operations that were not refused, in waves: operations with the same key
+// keep their order. Each wave runs one transaction of set-based statements per kind. If a database
+// is unavailable, writeChunk stops and returns the problem of the remaining operations.
 func (s *server) writeChunk(ctx context.Context, kinds []kind, ops []*operation) *Problem {
 	type place struct {
 		wave int
@@ -293,8 +296,8 @@ func (s *server) writeChunk(ctx context.Context, kinds []kind, ops []*operation)
 	return nil
 }
 
-// writeKind writes operations of one kind. If one of them makes their transaction fail, each runs in a transaction of
-// its own.
+// writeKind writes operations of one kind. If one of them makes their transaction fail, each runs
+// in a transaction of its own.
 func (s *server) writeKind(ctx context.Context, k kind, ops []*operation) error {
 	if len(ops) == 0 {
 		return nil
@@ -359,7 +362,8 @@ func (s *server) operationsOf(body []byte) ([][]byte, error) {
 	return raws, nil
 }
 
-// linesOf splits NDJSON into lines. An empty line is an invalid operation, because every line has its outcome.
+// linesOf splits NDJSON into lines. An empty line is an invalid operation, because every line has
+// its outcome.
 func (s *server) linesOf(body []byte) ([][]byte, error) {
 	body = bytes.TrimSuffix(body, []byte("\n"))
 	if bytes.Count(body, []byte("\n")) >= maxBatch {
@@ -372,7 +376,8 @@ func (s *server) tooMany() error {
 	return s.problems.problem(codeTooManyOperations, "nothing was written")
 }
 
-// takeOperation reads one operation like the framework reads a body: strict JSON, then the schema, then the values.
+// takeOperation reads one operation like the framework reads a body: strict JSON, then the schema,
+// then the values.
 func (s *server) takeOperation(ctx context.Context, kinds []kind, raw []byte) *operation {
 	op := &operation{kind: "none"}
 	err := func() error {
@@ -420,7 +425,8 @@ func (s *server) takeApart(n *naming, raw []byte, op any) error {
 	return nil
 }
 
-// writeAll passes the operations to a function of the store. After the commit it calls tell with each outcome.
+// writeAll passes the operations to a function of the store. After the commit it calls tell with
+// each outcome.
 func writeAll[W, O any](ctx context.Context, ops []*operation, write func(ctx context.Context, tenant int64, in []W) ([]O, error),
 	tell func(op *operation, o O)) error {
 	in := make([]W, len(ops))

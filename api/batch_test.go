@@ -220,8 +220,8 @@ func TestLinesOfABatchStandAlone(t *testing.T) {
 	}
 }
 
-// TestWhatFailsInABatchFailsAlone has an operation that makes its whole transaction fail, and one that fails for a
-// reason that no client can know.
+// TestWhatFailsInABatchFailsAlone has an operation that makes its whole transaction fail, and one
+// that fails for a reason that no client can know.
 func TestWhatFailsInABatchFailsAlone(t *testing.T) {
 	f := open(t)
 	lost := f.want(t, 201, "POST", "/v1/posts/5/comments", `{"author_id":"3","body":"x"}`, "Idempotency-Key: lost").text("comment_id")
@@ -250,8 +250,8 @@ func TestWhatFailsInABatchFailsAlone(t *testing.T) {
 	}
 }
 
-// deadlocks counts the statements of a pool that the server ended to resolve a deadlock. The store repeats them, so
-// that nobody else notices.
+// deadlocks counts the statements of a pool that the server ended to resolve a deadlock. The store
+// repeats them, so that nobody else notices.
 type deadlocks struct{ atomic.Int64 }
 
 func (d *deadlocks) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
@@ -264,8 +264,8 @@ func (d *deadlocks) TraceQueryEnd(_ context.Context, _ *pgx.Conn, data pgx.Trace
 	}
 }
 
-// TestOverlappingBatches sends batches of the same pairs in different orders at once. They are written in the order of
-// their versions, and wait for each other without a deadlock.
+// TestOverlappingBatches sends batches of the same pairs in different orders at once. They are
+// written in the order of their versions, and wait for each other without a deadlock.
 func TestOverlappingBatches(t *testing.T) {
 	f := open(t)
 	var met deadlocks
@@ -312,8 +312,8 @@ func TestOverlappingBatches(t *testing.T) {
 	}
 }
 
-// TestAnOperationThatTheStoreHasNoRoomForIsRefusedAlone lets the maximum number of writes wait for a pair that another
-// transaction has locked.
+// TestAnOperationThatTheStoreHasNoRoomForIsRefusedAlone lets the maximum number of writes wait for
+// a pair that another transaction has locked.
 func TestAnOperationThatTheStoreHasNoRoomForIsRefusedAlone(t *testing.T) {
 	f := open(t)
 	s := store.New(f.pool, nil)
@@ -363,8 +363,9 @@ func TestAnOperationThatTheStoreHasNoRoomForIsRefusedAlone(t *testing.T) {
 	}
 }
 
-// TestABatchThatBreaksOffHasDoneWhatItTold stops a batch in its fifth transaction, at a pair that somebody else has locked: once by
-// losing the connection to the database, once by losing the client.
+// TestABatchThatBreaksOffHasDoneWhatItTold stops a batch in its fifth transaction, at a pair that
+// somebody else has locked: once by losing the connection to the database, once by losing the
+// client.
 func TestABatchThatBreaksOffHasDoneWhatItTold(t *testing.T) {
 	f := open(t)
 	srv := httptest.NewServer(f)

@@ -84,7 +84,8 @@ func listItems(of *huma.Schema, description string) func(*huma.Schema) {
 	return func(s *huma.Schema) { s.Properties["items"] = arrayOf(of, description) }
 }
 
-// threadOf sets the thread's state in an answer's schema. It removes the member if the kind is not moderated.
+// threadOf sets the thread's state in an answer's schema. It removes the member if the kind is not
+// moderated.
 func (c *childRoutes) threadOf(schema *huma.Schema) {
 	if c.k.Moderated {
 		property("thread", c.thread, true)(schema)
@@ -137,7 +138,8 @@ func (c *childRoutes) values(rows []event.Child) []any {
 	return items
 }
 
-// projectThread runs fn on the projection. It also reads the state of the object's thread, if the kind is moderated.
+// projectThread runs fn on the projection. It also reads the state of the object's thread, if the
+// kind is moderated.
 func (c *childRoutes) projectThread(ctx context.Context, object int64, fn func(tx pgx.Tx) error) (thread any, asOf event.Time, err error) {
 	asOf, err = c.project(ctx, callerOf(ctx).TenantID, threadcache.Name, func(tx pgx.Tx) error {
 		if c.k.Moderated {
@@ -154,8 +156,8 @@ func (c *childRoutes) projectThread(ctx context.Context, object int64, fn func(t
 
 func (s *server) notFound() error { return s.problems.problem(codeNotFound, "") }
 
-// placeCursor is the content of a cursor of a chronological page. The page begins after the child, or ends before it if
-// Before is set.
+// placeCursor is the content of a cursor of a chronological page. The page begins after the child,
+// or ends before it if Before is set.
 type placeCursor struct {
 	At     event.Time `json:"t"`
 	ID     string     `json:"c"`
@@ -239,7 +241,8 @@ func (c *childRoutes) list(ctx context.Context, object int64, order string, in P
 	return &anyOutput{Body: page}, nil
 }
 
-// chronological reads a page: the first one, the one before or after a cursor, or the one after skipped children.
+// chronological reads a page: the first one, the one before or after a cursor, or the one after
+// skipped children.
 func chronological(ctx context.Context, tx pgx.Tx, kind string, object int64, order threadcache.Order, in Place,
 	cursor placeCursor) (rows []event.Child, earlier, later bool, err error) {
 	switch {
@@ -330,8 +333,8 @@ func (c *childRoutes) versions(ctx context.Context, in *childVersionsInput) (*an
 	if err != nil {
 		return nil, err
 	}
-	// Read the state from the truth, after the history. Otherwise a child that was hidden just now is shown because the
-	// history lags.
+	// Read the state from the truth, after the history. Otherwise a child that was hidden just now
+	// is shown because the history lags.
 	now, err := c.store.GetChild(ctx, by.TenantID, c.k, id)
 	if err != nil {
 		return nil, err
@@ -352,8 +355,8 @@ func (c *childRoutes) versions(ctx context.Context, in *childVersionsInput) (*an
 	return &anyOutput{Body: entityVersions{Items: items, Next: next, AsOf: asOf}}, nil
 }
 
-// aggregateCount has the count and the sum of an attribute of an object's visible children. Sum divided by count is the
-// average.
+// aggregateCount has the count and the sum of an attribute of an object's visible children. Sum
+// divided by count is the average.
 type aggregateCount struct {
 	Count int64 `json:"count"`
 	Sum   int64 `json:"sum"`

@@ -16,7 +16,8 @@ import (
 	"github.com/tidings/tidings/tokens"
 )
 
-// The routes of moderated kinds: moderators decide on their children, and their objects have settings.
+// The routes of moderated kinds: moderators decide on their children, and their objects have
+// settings.
 
 // threadState is the state of the thread that an answer belongs to.
 type threadState struct {
@@ -106,7 +107,8 @@ func (c *childRoutes) moderating(operation, method, path, role string, answer *h
 	return r
 }
 
-// moderationRoutes registers the routes of moderation and of settings, except the list of pending children.
+// moderationRoutes registers the routes of moderation and of settings, except the list of pending
+// children.
 func (c *childRoutes) moderationRoutes() {
 	c.thread = c.schema("ThreadState", threadState{})
 	settings := c.schema("Settings", childSettings{})

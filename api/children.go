@@ -18,8 +18,8 @@ import (
 	"github.com/tidings/tidings/tokens"
 )
 
-// childBody is a child as answers show it. A child that is gone (hidden, removed, deleted, erased) is a tombstone: it
-// has its state, but neither author, body nor attributes.
+// childBody is a child as answers show it. A child that is gone (hidden, removed, deleted, erased)
+// is a tombstone: it has its state, but neither author, body nor attributes.
 type childBody struct {
 	ID         string          `json:"child_id" format:"uuid"`
 	Object     event.ID        `json:"object_id"`
@@ -135,7 +135,8 @@ func (s *server) addChildRoutes(k kinds.Child) {
 	c.versionRoute()
 }
 
-// looks adapts the schema of a child to the kind. It keeps the members in also, which only some answers have.
+// looks adapts the schema of a child to the kind. It keeps the members in also, which only some
+// answers have.
 func (c *childRoutes) looks(also ...string) func(*huma.Schema) {
 	return func(schema *huma.Schema) {
 		state := &huma.Schema{Type: huma.TypeString, Enum: []any{"visible", "deleted", "erased"}}
@@ -158,8 +159,8 @@ func (c *childRoutes) looks(also ...string) func(*huma.Schema) {
 	}
 }
 
-// attributes sets the kind's attributes in a schema. It removes the member if the kind has none. A tombstone has no
-// attributes.
+// attributes sets the kind's attributes in a schema. It removes the member if the kind has none. A
+// tombstone has no attributes.
 func (c *childRoutes) attributes(in attributesOf) func(*huma.Schema) {
 	if len(c.k.Attributes) == 0 {
 		return without("attributes")
@@ -406,7 +407,8 @@ func (c *childRoutes) remove(ctx context.Context, in *deleteInput) (*noContent, 
 	return &noContent{answer.WriteToken}, nil
 }
 
-// childOperation has the members of all operations of a batch. The kind's schemas say which of them an operation has.
+// childOperation has the members of all operations of a batch. The kind's schemas say which of them
+// an operation has.
 type childOperation struct {
 	Op         string          `json:"op"`
 	ID         childID         `json:"child_id"`

@@ -11,8 +11,8 @@ import (
 	"github.com/tidings/tidings/tokens"
 )
 
-// TestChildrenOfEveryKindGoThroughTheirRoutes writes, reads, edits, lists and deletes children of each kind. One kind
-// exists only in this test.
+// TestChildrenOfEveryKindGoThroughTheirRoutes writes, reads, edits, lists and deletes children of
+// each kind. One kind exists only in this test.
 func TestChildrenOfEveryKindGoThroughTheirRoutes(t *testing.T) {
 	f, set, applied := openKinds(t, true)
 	stranger := f
@@ -232,7 +232,8 @@ func TestAttributesOfAChild(t *testing.T) {
 	}
 }
 
-// TestThreadsOfEveryKind reads threads in every way of a threaded kind. A kind without replies has no such routes.
+// TestThreadsOfEveryKind reads threads in every way of a threaded kind. A kind without replies has
+// no such routes.
 func TestThreadsOfEveryKind(t *testing.T) {
 	f, set, applied := openKinds(t, true)
 	for _, k := range set.AllChildren() {

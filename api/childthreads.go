@@ -12,7 +12,8 @@ import (
 	"github.com/tidings/tidings/projections/threadcache"
 )
 
-// The routes of threaded kinds, whose children reply to each other. Their list also has the order threaded.
+// The routes of threaded kinds, whose children reply to each other. Their list also has the order
+// threaded.
 
 // maxTree is the maximum number of children in one tree document.
 const maxTree = 1000
@@ -60,7 +61,8 @@ func (c *childRoutes) threadRoutes() {
 		c.bySlug)
 }
 
-// threadedPage returns a page in the order of the thread. read reads up to one row more than the limit.
+// threadedPage returns a page in the order of the thread. read reads up to one row more than the
+// limit.
 func (c *childRoutes) threadedPage(ctx context.Context, l list, object int64, p Page,
 	read func(tx pgx.Tx, after string) ([]event.Child, error)) (*anyOutput, error) {
 	var after string
@@ -123,9 +125,9 @@ func (c *childRoutes) tree(ctx context.Context, in *UnderPath) (*anyOutput, erro
 	return &anyOutput{Body: childTree{Items: items, Thread: thread, AsOf: asOf}}, nil
 }
 
-// nest makes a tree of the first rows, as far as they are below a path, and returns the other rows. The rows are in the
-// order of the thread. The parent of a child may be missing, for example because its event waits in the DLQ. Then the
-// child is below its nearest ancestor.
+// nest makes a tree of the first rows, as far as they are below a path, and returns the other rows.
+// The rows are in the order of the thread. The parent of a child may be missing, for example
+// because its event waits in the DLQ. Then the child is below its nearest ancestor.
 func (c *childRoutes) nest(rows []event.Child, below string) (nodes []any, others []event.Child) {
 	nodes = []any{}
 	for len(rows) > 0 && strings.HasPrefix(rows[0].Path, below) {

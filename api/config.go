@@ -14,8 +14,8 @@ import (
 // Config is the API's configuration from the environment.
 type Config struct {
 	Addr string `env:"API_ADDR, default=127.0.0.1:8080"` // the address to listen on
-	// signs cursors: 32 bytes or more in hexadecimal or base64, the same on every API process. A second key may follow
-	// after a comma: its cursors are accepted too
+	// signs cursors: 32 bytes or more in hexadecimal or base64, the same on every API process. A
+	// second key may follow after a comma: its cursors are accepted too
 	CursorKey string `env:"API_CURSOR_KEY"`
 	// of one request, 1 KiB..16 MiB; a comment of 16 KiB may take 96 KiB of JSON
 	MaxBodyBytes int64 `env:"API_MAX_BODY_BYTES, default=131072"`
@@ -81,8 +81,8 @@ func (c Config) Validate() error {
 
 const minCursorKey = 32 // bytes
 
-// CursorKeys returns the key that signs cursors, and an optional second key whose cursors are accepted too. With two
-// keys an operator can replace a key while clients hold cursors.
+// CursorKeys returns the key that signs cursors, and an optional second key whose cursors are
+// accepted too. With two keys an operator can replace a key while clients hold cursors.
 func (c Config) CursorKeys() (keys [][]byte, err error) {
 	for text := range strings.SplitSeq(c.CursorKey, ",") {
 		key, ok := decodeKey(strings.TrimSpace(text))

@@ -71,7 +71,8 @@ func typeOf(v any) string {
 
 var uuidForm = regexp.MustCompile(`^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`)
 
-// check returns the errors of a value by its schema. An unknown keyword of the schema is an error too.
+// check returns the errors of a value by its schema. An unknown keyword of the schema is an error
+// too.
 func (d document) check(at string, schema map[string]any, v any) (wrong []string) {
 	say := func(format string, args ...any) {
 		wrong = append(wrong, fmt.Sprintf("%s: %s", at, fmt.Sprintf(format, args...)))
@@ -178,7 +179,8 @@ func safe(at string, v any) (wrong []string) {
 	return wrong
 }
 
-// content returns the document's schema of an answer or a body of this type, and whether it has one.
+// content returns the document's schema of an answer or a body of this type, and whether it has
+// one.
 func content(of map[string]any, mediaType string) (map[string]any, bool) {
 	all, _ := of["content"].(map[string]any)
 	media, _ := all[mediaType].(map[string]any)
@@ -250,7 +252,8 @@ func parametersOf(op map[string]any) (all []map[string]any) {
 	return all
 }
 
-// TestEveryOperationHasExamplesThatHold checks every example by its schema, and sends requests made of the examples.
+// TestEveryOperationHasExamplesThatHold checks every example by its schema, and sends requests made
+// of the examples.
 func TestEveryOperationHasExamplesThatHold(t *testing.T) {
 	f, _, _ := openKinds(t, true)
 	d := f.document(t)
@@ -343,8 +346,8 @@ func TestEveryOperationHasExamplesThatHold(t *testing.T) {
 			t.Errorf("%s: no answer of success", name)
 		}
 
-		// The objects in the examples do not exist, so answers may be 404 or 412. But the API must understand the
-		// request.
+		// The objects in the examples do not exist, so answers may be 404 or 412. But the API must
+		// understand the request.
 		understood := []int{200, 201, 202, 204, 304, 404, 412, 428}
 		for mediaType, body := range bodies {
 			for _, headers := range optional {
@@ -372,7 +375,8 @@ func TestEveryOperationHasExamplesThatHold(t *testing.T) {
 	})
 }
 
-// TestEveryOperationConforms calls every operation of the document for a tenant that has objects of every type.
+// TestEveryOperationConforms calls every operation of the document for a tenant that has objects of
+// every type.
 func TestEveryOperationConforms(t *testing.T) {
 	f := open(t)
 	w := f.populate(t, "text")
@@ -489,7 +493,8 @@ func TestEveryOperationConforms(t *testing.T) {
 	}
 	only("GET")
 
-	// The pages of each list together are the list at once. Cursors of another list, tenant or key are refused.
+	// The pages of each list together are the list at once. Cursors of another list, tenant or key
+	// are refused.
 	pool := f.pool
 	cfg := config()
 	cfg.CursorKey = strings.Repeat("cd", 32)
@@ -556,7 +561,8 @@ func TestEveryOperationConforms(t *testing.T) {
 	}
 }
 
-// TestEveryPathRefusesOtherMethods also verifies the common headers of answers without an operation.
+// TestEveryPathRefusesOtherMethods also verifies the common headers of answers without an
+// operation.
 func TestEveryPathRefusesOtherMethods(t *testing.T) {
 	f := open(t)
 	for path, item := range f.document(t)["paths"].(map[string]any) {

@@ -10,7 +10,8 @@ import (
 	"slices"
 )
 
-// errCursor reports a cursor that this list of this tenant did not issue, or that was changed since.
+// errCursor reports a cursor that this list of this tenant did not issue, or that was changed
+// since.
 var errCursor = errors.New("api: invalid cursor")
 
 const (
@@ -18,8 +19,9 @@ const (
 	maxCursorLen = 4096 // characters; the longest path of a comment takes about 2,000
 )
 
-// cursors signs and verifies cursors. A cursor has the sort values of the page's last item. So it remains valid
-// whatever is written meanwhile, on every API process with the same keys. The first key signs; every key is accepted.
+// cursors signs and verifies cursors. A cursor has the sort values of the page's last item. So it
+// remains valid whatever is written meanwhile, on every API process with the same keys. The first
+// key signs; every key is accepted.
 type cursors struct{ keys [][]byte }
 
 // list names the list of a cursor. A cursor of another list is refused.

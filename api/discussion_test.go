@@ -19,8 +19,8 @@ import (
 	"github.com/tidings/tidings/projections/threadcache"
 )
 
-// catchUp applies the outbox to the threads and the histories, like relay and consumers do. Only the histories have
-// edges.
+// catchUp applies the outbox to the threads and the histories, like relay and consumers do. Only
+// the histories have edges.
 func (f fixture) catchUp(t *testing.T) { f.catchUpWith(t, kinds.Builtin) }
 
 func (f fixture) catchUpWith(t *testing.T, now func() *kinds.Set) {
@@ -209,7 +209,8 @@ func TestThreadReads(t *testing.T) {
 	f.catchUp(t)
 	thread := map[string]any{"locked": false, "premoderated": true, "title": "Questions", "version": 1.0}
 
-	// The whole tree, a branch, a comment by its slug, and the counts: each has the state of the thread.
+	// The whole tree, a branch, a comment by its slug, and the counts: each has the state of the
+	// thread.
 	tree := f.want(t, 200, "GET", post+"/comments/tree", "")
 	var flat func(items any) string
 	flat = func(items any) string {

@@ -20,8 +20,8 @@ import (
 // maxReasonBytes bounds the reason of a retry or discard.
 const maxReasonBytes = 1000
 
-// DeadMessage is a message of the outbox's DLQ without its payload. Applications also write messages with plain SQL, so
-// an aggregate's id may be any 64-bit number, and a type any text.
+// DeadMessage is a message of the outbox's DLQ without its payload. Applications also write
+// messages with plain SQL, so an aggregate's id may be any 64-bit number, and a type any text.
 type DeadMessage struct {
 	ID            event.ID   `json:"id" doc:"The id of the event in the outbox."`
 	EventID       string     `json:"event_id" format:"uuid"`
@@ -217,7 +217,8 @@ func (s *server) actDLQ(
 	}
 }
 
-// TransformSchema declares the payload as any JSON value. The framework would declare its bytes as text.
+// TransformSchema declares the payload as any JSON value. The framework would declare its bytes as
+// text.
 func (DeadMessageFull) TransformSchema(_ huma.Registry, s *huma.Schema) *huma.Schema {
 	s.Properties["payload"] = &huma.Schema{Description: "Any JSON value."}
 	return s

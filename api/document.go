@@ -61,9 +61,9 @@ func (s *server) problemSchema() *huma.Schema {
 	return s.api.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[Problem](), true, "Problem")
 }
 
-// documentRoutes serves the OpenAPI document and a page made of it. It comes after all other routes, because both
-// describe them. The first request for a document builds it: that takes longer than all routes together, and few
-// processes get such a request.
+// documentRoutes serves the OpenAPI document and a page made of it. It comes after all other
+// routes, because both describe them. The first request for a document builds it: that takes longer
+// than all routes together, and few processes get such a request.
 func (s *server) documentRoutes() error {
 	if err := s.addExamples(); err != nil {
 		return fmt.Errorf("add examples to the OpenAPI document: %w", err)
@@ -115,8 +115,8 @@ func (s *server) schemaRoute() {
 	})
 }
 
-// publicDocument is an answer that needs no token. It is made and compressed once, so an answer costs no work and no
-// memory of its own.
+// publicDocument is an answer that needs no token. It is made and compressed once, so an answer
+// costs no work and no memory of its own.
 type publicDocument struct {
 	contentType  string
 	body, packed []byte // packed with gzip
@@ -138,7 +138,8 @@ func (s *server) publicDocument(name, contentType string, write func() ([]byte, 
 	})
 }
 
-// serveDocument answers with the document, if fewer such answers are being sent than may be (bounds.Documents).
+// serveDocument answers with the document, if fewer such answers are being sent than may be
+// (bounds.Documents).
 func (s *server) serveDocument(w http.ResponseWriter, r *http.Request, d publicDocument) {
 	place := s.gate.documents.Hold(0, clientOf(r).String())
 	if !place.Take(1) {
@@ -167,7 +168,8 @@ func (s *server) serveDocument(w http.ResponseWriter, r *http.Request, d publicD
 	_, _ = w.Write(body) // on an error the client has gone
 }
 
-// takesGzip reports whether the client takes an answer with gzip. It has to name gzip, as every common client does.
+// takesGzip reports whether the client takes an answer with gzip. It has to name gzip, as every
+// common client does.
 func takesGzip(r *http.Request) bool {
 	for _, coding := range listed(r.Header.Values("Accept-Encoding")) {
 		name, weight, _ := strings.Cut(coding, ";")
@@ -189,7 +191,8 @@ func listed(values []string) (all []string) {
 	return all
 }
 
-// document returns the OpenAPI document without the framework's own error model, which no answer has.
+// document returns the OpenAPI document without the framework's own error model, which no answer
+// has.
 func (s *server) document() ([]byte, error) {
 	raw, err := json.Marshal(s.api.OpenAPI())
 	if err != nil {
@@ -223,7 +226,8 @@ type docsResponse struct {
 	Lines  []string
 }
 
-// docsPage writes plain HTML. A page that loads a renderer from elsewhere does not work without the internet.
+// docsPage writes plain HTML. A page that loads a renderer from elsewhere does not work without the
+// internet.
 func (s *server) docsPage() ([]byte, error) {
 	doc := s.api.OpenAPI()
 	var ops []docsOperation

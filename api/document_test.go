@@ -21,8 +21,9 @@ var update = flag.Bool("update", false, "write the golden files")
 
 const goldenDocument = "testdata/openapi.json.gz"
 
-// TestTheDocumentKeepsWhatItHad compares the OpenAPI document with the checked-in one. Every operation, schema and code
-// still exists. Other kinds add to it, and descriptions and examples may change.
+// TestTheDocumentKeepsWhatItHad compares the OpenAPI document with the checked-in one. Every
+// operation, schema and code still exists. Other kinds add to it, and descriptions and examples may
+// change.
 func TestTheDocumentKeepsWhatItHad(t *testing.T) {
 	f := open(t)
 	now := f.document(t)
@@ -59,8 +60,8 @@ func TestTheDocumentKeepsWhatItHad(t *testing.T) {
 	}
 }
 
-// missing returns the parts of was that is no longer has. Additional members of objects, alternatives of a oneOf,
-// values of an enum, and required members of an answer are no difference.
+// missing returns the parts of was that is no longer has. Additional members of objects,
+// alternatives of a oneOf, values of an enum, and required members of an answer are no difference.
 func missing(at string, was, now any) (lost []string) {
 	switch was := was.(type) {
 	case map[string]any:
@@ -109,8 +110,8 @@ func missing(at string, was, now any) (lost []string) {
 	return lost
 }
 
-// TestTheContractsAreServed reads the contracts of the kinds in force without a token, and of a kind that is applied
-// later.
+// TestTheContractsAreServed reads the contracts of the kinds in force without a token, and of a
+// kind that is applied later.
 func TestTheContractsAreServed(t *testing.T) {
 	f, set, _ := openKinds(t, false)
 	served := func(path, mediaType string, doc any) {
@@ -138,8 +139,8 @@ func TestTheContractsAreServed(t *testing.T) {
 	f.want(t, 405, "POST", "/v1/asyncapi.json", "")
 }
 
-// Each answer that needs no token is compressed for a client that takes gzip, has a length and an ETag, and is not sent
-// to a client that has it.
+// Each answer that needs no token is compressed for a client that takes gzip, has a length and an
+// ETag, and is not sent to a client that has it.
 func TestDocumentsAreSentPackedAndOnlyWhenTheyChanged(t *testing.T) {
 	f := open(t)
 	get := func(path, codings, have string) *httptest.ResponseRecorder {

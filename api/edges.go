@@ -185,7 +185,8 @@ func (e *edgeRoutes) attributes(in attributesOf) func(*huma.Schema) {
 
 func (e *edgeRoutes) path() string { return "/v1/" + e.k.Plural + "/{from_id}/{to_id}" }
 
-// self returns the code of the problem of an edge from an object to itself, or nil if the kind allows such edges.
+// self returns the code of the problem of an edge from an object to itself, or nil if the kind
+// allows such edges.
 func (e *edgeRoutes) self() []string {
 	if !e.k.NoSelf() {
 		return nil
@@ -299,7 +300,8 @@ func (e *edgeRoutes) answerTo(ctx context.Context, out store.EdgeOutcome) (*edge
 	return &edgeOutput{Status: status, ETag: etag(out.Edge.Version), WriteToken: token, Body: e.value(edgeBodyOf(out.Edge))}, nil
 }
 
-// refused turns an error of the store into the kind's problem. at points to the attributes in the body.
+// refused turns an error of the store into the kind's problem. at points to the attributes in the
+// body.
 func (e *edgeRoutes) refused(err error, at string) error {
 	var stale *store.StaleEdgeError
 	switch {
@@ -315,8 +317,8 @@ func (e *edgeRoutes) refused(err error, at string) error {
 	return e.attributesRefused(err, at)
 }
 
-// attributesRefused turns attributes that do not fit their kind into a problem. at points to the attributes in the
-// body.
+// attributesRefused turns attributes that do not fit their kind into a problem. at points to the
+// attributes in the body.
 func (s *server) attributesRefused(err error, at string) error {
 	var bad *kinds.AttributeError
 	if !errors.As(err, &bad) {

@@ -70,7 +70,8 @@ func (a *applied) Refresh(context.Context) (bool, error) {
 	return a.now.Swap(next) != next, nil
 }
 
-// openKinds is open with ownKinds, which are in force from the start or from the first read of the kinds on.
+// openKinds is open with ownKinds, which are in force from the start or from the first read of the
+// kinds on.
 func openKinds(t *testing.T, fromTheStart bool) (fixture, *kinds.Set, *applied) {
 	t.Helper()
 	set, err := kinds.Builtin().Extend([]byte(ownKinds))
@@ -129,8 +130,8 @@ func (f fixture) edgeEvents(t *testing.T, kind string) (all []edgeEvent) {
 	return all
 }
 
-// TestEdgesOfEveryKindGoThroughTheirRoutes writes, reads, checks and removes edges of each kind. One kind exists only
-// in this test.
+// TestEdgesOfEveryKindGoThroughTheirRoutes writes, reads, checks and removes edges of each kind.
+// One kind exists only in this test.
 func TestEdgesOfEveryKindGoThroughTheirRoutes(t *testing.T) {
 	f, set, _ := openKinds(t, true)
 	stranger := f
@@ -309,8 +310,8 @@ func TestAttributesOfAnEdge(t *testing.T) {
 	}
 }
 
-// TestRacingChangesOfAttributesAreAllThere lets writers change different attributes of one edge. With * no change is
-// lost; with a version one writer wins.
+// TestRacingChangesOfAttributesAreAllThere lets writers change different attributes of one edge.
+// With * no change is lost; with a version one writer wins.
 func TestRacingChangesOfAttributesAreAllThere(t *testing.T) {
 	f, _, _ := openKinds(t, true)
 	const one, writers = "/v1/visits/7/42", 4
@@ -360,8 +361,9 @@ func TestRacingChangesOfAttributesAreAllThere(t *testing.T) {
 	}
 }
 
-// TestAKindAppearsWithoutARestart applies a kind while the API runs. A request for its path makes the API read the
-// kinds. The routes of other kinds continue to work. A path of no kind causes at most one read a second.
+// TestAKindAppearsWithoutARestart applies a kind while the API runs. A request for its path makes
+// the API read the kinds. The routes of other kinds continue to work. A path of no kind causes at
+// most one read a second.
 func TestAKindAppearsWithoutARestart(t *testing.T) {
 	f, set, a := openKinds(t, false)
 	before := f.want(t, 200, "GET", "/v1/kinds", "")

@@ -17,8 +17,8 @@ const (
 	exampleTime = "2026-11-21T09:37:11.133571Z"
 )
 
-// exampleValues has examples by the names of members and parameters, which are the same throughout the API. A tag
-// overrides an example.
+// exampleValues has examples by the names of members and parameters, which are the same throughout
+// the API. A tag overrides an example.
 func exampleValues() map[string]any {
 	return map[string]any{
 		"id": "42", "follower_id": "7", "followee_id": "42", "other": "43", "user_id": "42", "author_id": "3", "post_id": "5",
@@ -104,8 +104,8 @@ func problemExamples(description string) map[string]*huma.Example {
 	return all
 }
 
-// of composes an example for this name. within are the schemas around it: a schema within itself gets no example, which
-// ends the recursion.
+// of composes an example for this name. within are the schemas around it: a schema within itself
+// gets no example, which ends the recursion.
 func (e examples) of(name string, schema *huma.Schema, within ...string) (any, error) {
 	value, named := e.values[name]
 	switch {
@@ -156,8 +156,9 @@ func (e examples) of(name string, schema *huma.Schema, within ...string) (any, e
 	return nil, fmt.Errorf("%s needs an example", name)
 }
 
-// describeAnswers adds facts about answers that the framework does not know. A second answer of success has the body
-// and the headers of the first. A 304 has the ETag that its 200 would have (RFC 9110, 15.4.5).
+// describeAnswers adds facts about answers that the framework does not know. A second answer of
+// success has the body and the headers of the first. A 304 has the ETag that its 200 would have
+// (RFC 9110, 15.4.5).
 func describeAnswers(answers map[string]*huma.Response, r route) {
 	first := answers[strconv.Itoa(r.status)]
 	for status := range r.extraStatuses {

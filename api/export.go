@@ -31,7 +31,8 @@ type StreamHead struct {
 	First   uint64 // the oldest sequence, or the next one of an empty stream
 }
 
-// Streams returns the streams of the partitions by name. If err is not nil, a stream that is missing in all may exist.
+// Streams returns the streams of the partitions by name. If err is not nil, a stream that is
+// missing in all may exist.
 type Streams func(ctx context.Context) (all map[string]StreamHead, err error)
 
 // ExportHead is the first line of every answer of an export.
@@ -51,7 +52,8 @@ type ExportPosition struct {
 	Sequence  string      `json:"sequence" doc:"A decimal 64-bit number, as a string. 0: read the stream from its beginning." example:"1042"`
 }
 
-// ExportState is a line of an export: the whole state of an entity, as in its last event, without the actor.
+// ExportState is a line of an export: the whole state of an entity, as in its last event, without
+// the actor.
 type ExportState struct {
 	After   string          `json:"after" doc:"The position of this line: resumes the export after it." example:"7,42"`
 	Type    string          `json:"type" doc:"The ce-type of an event with this state." example:"tidings.follow.created.v1"`
@@ -75,8 +77,8 @@ type exportInput struct {
 	Lines  int    `query:"lines" default:"10000" minimum:"1" maximum:"100000" doc:"At most this many states. An answer may have fewer: the server ends it before a timeout."`
 }
 
-// exportMark is an export in a cursor. A stream is its number, its creation in microseconds and its sequence. All names
-// of streams have one prefix.
+// exportMark is an export in a cursor. A stream is its number, its creation in microseconds and its
+// sequence. All names of streams have one prefix.
 type exportMark struct {
 	At       int64       `json:"t"`
 	Erasures int64       `json:"e"`
@@ -189,8 +191,8 @@ func (s *server) exportRoute(plural, order, place string, x *exporter) {
 
 func (x *exporter) list(tenant int64) list { return list{tenant: tenant, name: "export of " + x.kind} }
 
-// export answers as many states as one request has time for. Each page is a transaction of its own. No transaction is
-// open while lines are sent.
+// export answers as many states as one request has time for. Each page is a transaction of its own.
+// No transaction is open while lines are sent.
 func (x *exporter) export(ctx context.Context, in *exportInput) (*batchOutput, error) {
 	tenant := callerOf(ctx).TenantID
 	after, err := store.ParsePlace(in.After)
@@ -226,7 +228,8 @@ func (x *exporter) export(ctx context.Context, in *exportInput) (*batchOutput, e
 	}}, nil
 }
 
-// begin returns the beginning of the export: now, or the cursor's if the streams still have the messages after it.
+// begin returns the beginning of the export: now, or the cursor's if the streams still have the
+// messages after it.
 func (x *exporter) begin(ctx context.Context, tenant int64, cursor string) (store.Export, error) {
 	if cursor == "" {
 		return x.store.BeginExport(ctx, tenant, x.erasable)
@@ -306,8 +309,8 @@ func (x *exporting) read(ctx context.Context) error {
 	return nil
 }
 
-// answer writes lines until the export is complete or its time is over. A client that does not read keeps its place
-// behind the gate until the write deadline at most.
+// answer writes lines until the export is complete or its time is over. A client that does not read
+// keeps its place behind the gate until the write deadline at most.
 func (x *exporting) answer(ctx context.Context, w http.ResponseWriter, head ExportHead) {
 	control := http.NewResponseController(w)
 	if deadline, ok := ctx.Deadline(); ok {

@@ -56,7 +56,8 @@ func (f fixture) export(t *testing.T, plural, query string) (x exported) {
 	return x
 }
 
-// boundSQL records that a relay has bound the stream of partition 0 and published everything up to seq.
+// boundSQL records that a relay has bound the stream of partition 0 and published everything up to
+// seq.
 const boundSQL = `UPDATE outbox_partitions SET stream = 'EVENTS-0', created = '2026-05-01T12:30:00.123456Z', tail_seq = $1
 	WHERE partition = 0`
 
@@ -67,8 +68,8 @@ const lastEventsSQL = `SELECT DISTINCT ON (entity) aggregate_type, payload - 'ac
 	       coalesce(payload->>'comment_id', payload->>'message_id', payload->>'review_id', payload->>'post_id')) AS entity
 	  FROM outbox_messages WHERE tenant_id = $1 AND payload ? 'version') e ORDER BY entity, (payload->>'version')::int DESC`
 
-// TestAnExportHasTheLastStateOfEverything exports every kind, with archived threads and deleted entities, in answers of
-// any size.
+// TestAnExportHasTheLastStateOfEverything exports every kind, with archived threads and deleted
+// entities, in answers of any size.
 func TestAnExportHasTheLastStateOfEverything(t *testing.T) {
 	f := open(t)
 	f.want(t, 201, "PUT", "/v1/follows/1/2", "")
@@ -127,8 +128,8 @@ func TestAnExportHasTheLastStateOfEverything(t *testing.T) {
 			t.Errorf("%s: %+v %+v", plural, all.head, all.end)
 		}
 
-		// The answers have one or two states. Every second answer breaks off before its last line, and the stream
-		// continues meanwhile.
+		// The answers have one or two states. Every second answer breaks off before its last line,
+		// and the stream continues meanwhile.
 		f.exec(t, boundSQL, 7)
 		x := f.export(t, plural, "?lines=1")
 		f.exec(t, boundSQL, 1000)
@@ -164,8 +165,8 @@ func TestAnExportHasTheLastStateOfEverything(t *testing.T) {
 	plain.want(t, 403, "GET", "/v1/comments:export", "")
 }
 
-// TestAnExportNotesTheStreamsBeforeItReads commits and publishes an event while an export begins. The export has it
-// among its states, or the stream has it after the export's positions.
+// TestAnExportNotesTheStreamsBeforeItReads commits and publishes an event while an export begins.
+// The export has it among its states, or the stream has it after the export's positions.
 func TestAnExportNotesTheStreamsBeforeItReads(t *testing.T) {
 	f := open(t)
 	f.want(t, 201, "PUT", "/v1/follows/7/42", "")
@@ -202,8 +203,8 @@ func TestAnExportNotesTheStreamsBeforeItReads(t *testing.T) {
 	}
 }
 
-// TestAnExportThatCannotBeJoinedIsRefused covers erasures, which remove events of edges from the streams, and streams
-// that drop old events.
+// TestAnExportThatCannotBeJoinedIsRefused covers erasures, which remove events of edges from the
+// streams, and streams that drop old events.
 func TestAnExportThatCannotBeJoinedIsRefused(t *testing.T) {
 	f := open(t)
 	heads, away := map[string]api.StreamHead{}, error(nil)
@@ -287,7 +288,8 @@ func (d *during) Write(b []byte) (int, error) {
 	return d.ResponseRecorder.Write(b)
 }
 
-// TestAnExportThatFailsSaysSoInItsLastLine fails after the status was sent. The lines before the failure are valid.
+// TestAnExportThatFailsSaysSoInItsLastLine fails after the status was sent. The lines before the
+// failure are valid.
 func TestAnExportThatFailsSaysSoInItsLastLine(t *testing.T) {
 	f := open(t)
 	f.exec(t, `INSERT INTO edges_follow (tenant_id, from_id, to_id) SELECT $1, g, g + 1 FROM generate_series(1, 1200) g`, tenant)

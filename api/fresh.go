@@ -23,8 +23,8 @@ const (
 	maxFreshRefs = 64 // entities that the tokens of a read may name
 	// how long a read waits for the projection before it takes the entities from the truth
 	freshWait = 200 * time.Millisecond
-	// for rows that the projection's consumer is writing; less than deadlock_timeout, so that the read gives way to the
-	// consumer
+	// for rows that the projection's consumer is writing; less than deadlock_timeout, so that the
+	// read gives way to the consumer
 	freshLock  = "500ms"
 	freshLimit = 2 * time.Second // for all tries, if the consumer holds these rows each time
 )
@@ -88,8 +88,8 @@ var (
 	errUndo   = errors.New("api: roll back the overlay")
 )
 
-// handleOnce is handle for reads with tokens: equal reads of a tenant at the same time, with the same tokens, share one
-// answer.
+// handleOnce is handle for reads with tokens: equal reads of a tenant at the same time, with the
+// same tokens, share one answer.
 func handleOnce[I, O any](ctx context.Context, s *server, r route, in *I, handle func(context.Context, *I) (*O, error)) (*O, error) {
 	c := callerOf(ctx)
 	if r.method != http.MethodGet || len(c.fresh) == 0 || r.streams {
@@ -107,11 +107,12 @@ func handleOnce[I, O any](ctx context.Context, s *server, r route, in *I, handle
 	return o, err
 }
 
-// readProjection runs fn, which reads a projection, in a transaction of the tenant, on one snapshot. The snapshot
-// includes the writes whose tokens the request has. readProjection waits up to freshWait until the projection has
-// applied them, and then reads as if it had (readAsIf). If the consumer holds the same rows, it tries again until
-// freshLimit. The reads of a tenant that wait or overlay have a quarter of the connections. So a paused consumer slows
-// down only the tenants that send tokens.
+// readProjection runs fn, which reads a projection, in a transaction of the tenant, on one
+// snapshot. The snapshot includes the writes whose tokens the request has. readProjection waits up
+// to freshWait until the projection has applied them, and then reads as if it had (readAsIf). If
+// the consumer holds the same rows, it tries again until freshLimit. The reads of a tenant that
+// wait or overlay have a quarter of the connections. So a paused consumer slows down only the
+// tenants that send tokens.
 func (s *server) readProjection(ctx context.Context, tenant int64, consumer string,
 	fn func(tx pgx.Tx) error) (progress consumers.Progress, err error) {
 	refs := s.mustSee(ctx, consumer)
@@ -137,7 +138,8 @@ func (s *server) readProjection(ctx context.Context, tenant int64, consumer stri
 	}
 }
 
-// readOnce is one try of readProjection. It returns errBehind if the projection has not reached refs.
+// readOnce is one try of readProjection. It returns errBehind if the projection has not reached
+// refs.
 func (s *server) readOnce(ctx context.Context, tenant int64, consumer string, refs []event.Ref,
 	fn func(tx pgx.Tx) error) (progress consumers.Progress, err error) {
 	if len(refs) > 0 {
@@ -164,12 +166,14 @@ func (s *server) readOnce(ctx context.Context, tenant int64, consumer string, re
 	return progress, err
 }
 
-// readAsIf is readProjection on the projection as it would be with the entities' states from the truth. The
-// projection's own code applies these states in the transaction of fn, which is rolled back at the end. So one piece of
-// code decides what a write changes (docs/adr/0007-reading-ones-writes.md).
+// readAsIf is readProjection on the projection as it would be with the entities' states from the
+// truth. The projection's own code applies these states in the transaction of fn, which is rolled
+// back at the end. So one piece of code decides what a write changes
+// (docs/adr/0007-reading-ones-writes.md).
 func (s *server) readAsIf(ctx context.Context, tenant int64, consumer string, refs []event.Ref,
 	fn func(tx pgx.Tx) error) (progress consumers.Progress, err error) {
-	// One read at a time for each entity. Otherwise each waits for the entity's rows and holds a connection.
+	// One read at a time for each entity. Otherwise each waits for the entity's rows and holds a
+	// connection.
 	for _, key := range entities(tenant, consumer, refs) {
 		leave, err := s.overlays.enter(ctx, key, 1)
 		if err != nil {
@@ -208,7 +212,8 @@ func (s *server) readAsIf(ctx context.Context, tenant int64, consumer string, re
 	return progress, nil
 }
 
-// entities returns the keys of the refs' entities, each once and in an order that is the same for all callers.
+// entities returns the keys of the refs' entities, each once and in an order that is the same for
+// all callers.
 func entities(tenant int64, consumer string, refs []event.Ref) []string {
 	keys := make([]string, len(refs))
 	for i, r := range refs {

@@ -45,7 +45,8 @@ func TestAReadWaitsForTheConsumerThatIsWritingWhatItMustSee(t *testing.T) {
 	if err := consumer.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	// A read gives up after two seconds. If the machine stood still for a second of it, the test tries again.
+	// A read gives up after two seconds. If the machine stood still for a second of it, the test
+	// tries again.
 	for user := int64(100); ; user++ {
 		token := f.follow(t, "PUT", fmt.Sprintf("7/%d", user))
 		consumer := begin(user)

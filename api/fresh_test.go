@@ -58,7 +58,8 @@ func TestATokensFollowIsSeenByEveryRead(t *testing.T) {
 	if !strings.Contains(many.body, `"followers":1`) {
 		t.Errorf("many counts: %s", many.body)
 	}
-	// Several tokens in one header. Mutuals, and pages with their cursors, include all of their writes.
+	// Several tokens in one header. Mutuals, and pages with their cursors, include all of their
+	// writes.
 	other := f.follow(t, "PUT", "9/7")
 	both := last + ", " + strings.TrimPrefix(other, "Tidings-Token: ")
 	if got := f.want(t, 200, "GET", "/v1/users/9/following?limit=1", "", both); got.users() != "7" || got.text("next") == "" {

@@ -30,8 +30,8 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-// offline is a server without a database. The targets below send input that the server must refuse before it needs the
-// database, or that does not need one.
+// offline is a server without a database. The targets below send input that the server must refuse
+// before it needs the database, or that does not need one.
 func offline(f *testing.F) *server {
 	f.Helper()
 	pool, err := pgxpool.New(context.Background(), "postgres://nobody@127.0.0.1:1/none")
@@ -141,7 +141,8 @@ func FuzzAuthorization(f *testing.F) {
 
 var uuidForm = regexp.MustCompile(uuidPattern)
 
-// Any path and query without a token lead to a 4xx problem, and never elsewhere. An id has only one text.
+// Any path and query without a token lead to a 4xx problem, and never elsewhere. An id has only one
+// text.
 func FuzzPath(f *testing.F) {
 	s := offline(f)
 	for _, target := range []string{
@@ -179,8 +180,8 @@ func FuzzPath(f *testing.F) {
 	})
 }
 
-// Accepted input is one JSON value that encoding/json accepts too, with the same meaning when it is encoded again, and
-// without repeated members.
+// Accepted input is one JSON value that encoding/json accepts too, with the same meaning when it is
+// encoded again, and without repeated members.
 func FuzzStrictJSON(f *testing.F) {
 	for _, body := range []string{
 		`{"author_id":"3","body":"hello \ud83d\ude00"}`, `{"a":1,"a":2}`, `{"a":1,"\u0061":2}`, `{"A":1}`, `{"x":[{"a":1},{"a":2}]}`,
@@ -238,7 +239,8 @@ func countMembers(v any) (n int) {
 	return n
 }
 
-// Every line of a batch is an unchanged operation, or is refused alone with a 4xx problem that points into it.
+// Every line of a batch is an unchanged operation, or is refused alone with a 4xx problem that
+// points into it.
 func FuzzBatchLines(f *testing.F) {
 	s := offline(f)
 	schema := func(name string) *huma.Schema { return s.api.OpenAPI().Components.Schemas.Map()[name] }

@@ -10,22 +10,25 @@ import (
 	bounds "github.com/tidings/tidings/internal/shares" // shares is the name of a kind
 )
 
-// gate bounds the requests in work, and so how long each of them waits for connections and groups behind it. It refuses
-// the other requests. A refusal costs next to nothing, and a queue would only grow.
+// gate bounds the requests in work, and so how long each of them waits for connections and groups
+// behind it. It refuses the other requests. A refusal costs next to nothing, and a queue would only
+// grow.
 //
-// All tenants share API_MAX_REQUESTS places. A tenant takes at most three times as many places as are free (dynamic
-// thresholds: Choudhury and Hahne, 1998). One busy tenant has three quarters of all places, two have three sevenths
-// each. However many tenants are busy, the next one finds a place.
+// All tenants share API_MAX_REQUESTS places. A tenant takes at most three times as many places as
+// are free (dynamic thresholds: Choudhury and Hahne, 1998). One busy tenant has three quarters of
+// all places, two have three sevenths each. However many tenants are busy, the next one finds a
+// place.
 //
-// Each tenant also has a limit of its own. It falls while more than one in gateSlow of the tenant's requests takes
-// longer than API_MAX_WAIT: by a tenth every gateInterval, to gateFloor at least. So slowness counts against the tenant
-// that causes it, whose hot row or thread makes its requests wait for each other. A few requests that wait for a lock
-// or an archived thread do not take the room of other tenants. The limit rises again while requests are refused
-// although the admitted ones are quick. If most of several tenants are slow, the cause is the database: then the limit
-// of all tenants falls in the same way.
+// Each tenant also has a limit of its own. It falls while more than one in gateSlow of the tenant's
+// requests takes longer than API_MAX_WAIT: by a tenth every gateInterval, to gateFloor at least. So
+// slowness counts against the tenant that causes it, whose hot row or thread makes its requests
+// wait for each other. A few requests that wait for a lock or an archived thread do not take the
+// room of other tenants. The limit rises again while requests are refused although the admitted
+// ones are quick. If most of several tenants are slow, the cause is the database: then the limit of
+// all tenants falls in the same way.
 //
-// A request leaves when its answer is complete. The speed of the client tells nothing about the database, and must not
-// keep other requests out.
+// A request leaves when its answer is complete. The speed of the client tells nothing about the
+// database, and must not keep other requests out.
 type gate struct {
 	most      int
 	maxWait   time.Duration
@@ -80,25 +83,27 @@ const (
 	gateSlow     = 10
 	gateForget   = time.Minute // without requests, after which a tenant's limit is forgotten
 
-	// smallBody is the size up to which a body or an answer is not counted: a process can hold that much for every
-	// connection of a port. Larger ones share bounds.Bodies.
+	// smallBody is the size up to which a body or an answer is not counted: a process can hold that
+	// much for every connection of a port. Larger ones share bounds.Bodies.
 	smallBody = 64 << 10 // bytes
 
-	// guessTakes is the delay before the refusal of a token whose address has sent too many unknown tokens.
+	// guessTakes is the delay before the refusal of a token whose address has sent too many unknown
+	// tokens.
 	guessTakes = time.Second
 
-	// refusalTakes is the delay of a refusal. Without it, clients that retry at once would take the processors from the
-	// admitted requests. With it, 2,000 such connections send at most 10,000 requests a second.
+	// refusalTakes is the delay of a refusal. Without it, clients that retry at once would take the
+	// processors from the admitted requests. With it, 2,000 such connections send at most 10,000
+	// requests a second.
 	refusalTakes = 200 * time.Millisecond
 
-	// shedTooLong is how long requests are refused before the process reports that it is not ready. A time of shedPause
-	// without a refusal ends that state.
+	// shedTooLong is how long requests are refused before the process reports that it is not ready.
+	// A time of shedPause without a refusal ends that state.
 	shedTooLong = 10 * time.Second
 	shedPause   = time.Second
 )
 
-// maxPresent is the number of requests that arrive over all connections of a port with HTTP/1.1. A client of HTTP/2
-// sends hundreds over one connection.
+// maxPresent is the number of requests that arrive over all connections of a port with HTTP/1.1. A
+// client of HTTP/2 sends hundreds over one connection.
 var maxPresent = int(bounds.Arrived.All.N)
 
 // Reasons of refusals: label values of api_shed_total.
@@ -120,8 +125,8 @@ func newGate(cfg Config, refused func(reason string)) *gate {
 		bodies: bounds.NewPool(bounds.Bodies, max(bounds.Bodies.All.N, 2*cfg.MaxBatchBytes))}
 }
 
-// arrive counts a request before anything about it is known. It reports whether to refuse the request, and whether
-// there is room to delay the refusal. The caller calls gone once in any case.
+// arrive counts a request before anything about it is known. It reports whether to refuse the
+// request, and whether there is room to delay the refusal. The caller calls gone once in any case.
 func (g *gate) arrive() (refuse, room bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -261,9 +266,9 @@ func (g *gate) adjust(now time.Time) {
 	g.looked = now
 }
 
-// answered ends the visit before an answer of so many bytes is sent. If the answer is large and no memory for large
-// answers is left, the visit lasts until leave, but is no longer timed. The caller calls sent after it has sent the
-// answer.
+// answered ends the visit before an answer of so many bytes is sent. If the answer is large and no
+// memory for large answers is left, the visit lasts until leave, but is no longer timed. The caller
+// calls sent after it has sent the answer.
 func (v *visit) answered(bytes int) (sent func()) {
 	g := v.gate
 	g.mu.Lock()

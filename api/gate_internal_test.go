@@ -10,7 +10,8 @@ import (
 	"github.com/tidings/tidings/internal/shares"
 )
 
-// gateTest is a gate with a server behind it, which works on some requests at once, each for a time.
+// gateTest is a gate with a server behind it, which works on some requests at once, each for a
+// time.
 type gateTest struct {
 	*gate
 	workers chan struct{}
@@ -108,8 +109,8 @@ func TestOneTenantLeavesRoomForAnother(t *testing.T) {
 	})
 }
 
-// A tenant's bodies take memory as they arrive, up to three quarters of it, and a token's up to a half. Another
-// tenant's body finds room.
+// A tenant's bodies take memory as they arrive, up to three quarters of it, and a token's up to a
+// half. Another tenant's body finds room.
 func TestLargeBodiesShareABoundedMemory(t *testing.T) {
 	g := newGateTest(1)
 	const length = 4 << 20
@@ -185,8 +186,8 @@ func TestReadinessEndsWhenRequestsAreRefusedForLongAndComesBack(t *testing.T) {
 	})
 }
 
-// A hundred clients write one row, one after the other, so each waits for all others: two seconds each. The database is
-// not slow, and the other tenant's requests are quick.
+// A hundred clients write one row, one after the other, so each waits for all others: two seconds
+// each. The database is not slow, and the other tenant's requests are quick.
 func TestSlownessCountsAgainstTheTenantThatCausesIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGateTest(4)
@@ -308,8 +309,8 @@ func TestALoneSlowRequestDoesNotLowerTheLimit(t *testing.T) {
 	})
 }
 
-// A request leaves before its answer is sent. It stays if the answer is large and large answers already take all
-// memory.
+// A request leaves before its answer is sent. It stays if the answer is large and large answers
+// already take all memory.
 func TestAnAnswerOnItsWayTakesNoPlace(t *testing.T) {
 	g := newGateTest(1)
 	enter := func() *visit {
@@ -341,7 +342,8 @@ func TestAnAnswerOnItsWayTakesNoPlace(t *testing.T) {
 	}
 }
 
-// Hundreds of requests, each with a body, arrive over one connection of HTTP/2. They are neither admitted nor gone.
+// Hundreds of requests, each with a body, arrive over one connection of HTTP/2. They are neither
+// admitted nor gone.
 func TestRequestsBeyondWhatMemoryBearsAreNotHeld(t *testing.T) {
 	g := newGateTest(1)
 	for range maxPresent {

@@ -16,8 +16,9 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestGeneratedRequests sends requests made from the document, most of them invalid. Each answer conforms to the
-// document, none is an error of the server, and a refused request writes nothing. A failure prints the seed.
+// TestGeneratedRequests sends requests made from the document, most of them invalid. Each answer
+// conforms to the document, none is an error of the server, and a refused request writes nothing. A
+// failure prints the seed.
 func TestGeneratedRequests(t *testing.T) {
 	log := new(errorLog)
 	f := openWith(t, config(), slog.New(log))

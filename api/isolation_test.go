@@ -16,11 +16,12 @@ import (
 	"github.com/tidings/tidings/tokens"
 )
 
-// world has the ids that the walk puts into its requests: ids of another tenant, or ids that nobody has.
+// world has the ids that the walk puts into its requests: ids of another tenant, or ids that nobody
+// has.
 type world map[string]string
 
-// walkPaths, walkQueries, walkHeaders and walkBodies say where a world's ids go. The walk fails on an operation with a
-// place that they do not have.
+// walkPaths, walkQueries, walkHeaders and walkBodies say where a world's ids go. The walk fails on
+// an operation with a place that they do not have.
 var (
 	walkPaths = map[string]string{ // by "segment/parameter", else by parameter
 		"comments/id": "comment", "users/id": "user", "dlq/id": "dlq", "follower_id": "user", "followee_id": "followee",
@@ -102,7 +103,8 @@ func (w world) fill(text string) string {
 // walked is a request of the walk, with $names for ids.
 type walked struct{ method, path, query, body, header string }
 
-// requests returns the walk's requests of an operation: a plain one, then one with each parameter, header and body.
+// requests returns the walk's requests of an operation: a plain one, then one with each parameter,
+// header and body.
 func requests(t *testing.T, method, path string, op map[string]any) (all []walked) {
 	t.Helper()
 	id := op["operationId"].(string)
@@ -233,8 +235,8 @@ func (f fixture) digests(t *testing.T, tenant int) map[string]string {
 	return all
 }
 
-// populate gives the tenant objects of every type and returns their ids. Every text has secret in it, and every list
-// has a second page.
+// populate gives the tenant objects of every type and returns their ids. Every text has secret in
+// it, and every list has a second page.
 func (f fixture) populate(t *testing.T, secret string) world {
 	t.Helper()
 	w := world{"user": "7000000000001", "followee": "7000000000002", "post": "7000000000005", "dlq": "7000001", "key": "key-7000000000009"}
@@ -293,14 +295,15 @@ func (f fixture) populate(t *testing.T, secret string) world {
 	return w
 }
 
-// exports reports whether the answer at a path has all rows of the tenant itself, whatever ids the request has. Two
-// such answers differ.
+// exports reports whether the answer at a path has all rows of the tenant itself, whatever ids the
+// request has. Two such answers differ.
 func exports(path string) bool { return strings.HasSuffix(path, ":export") }
 
 var exportCursor = regexp.MustCompile(`^{"export":.*"cursor":"([^"]*)"`)
 
-// TestATenantFindsNothingOfAnothers calls every operation of the document with another tenant's token: with ids of the
-// tenant, and with ids that nobody has. The answers do not differ, and the tenant's rows do not change.
+// TestATenantFindsNothingOfAnothers calls every operation of the document with another tenant's
+// token: with ids of the tenant, and with ids that nobody has. The answers do not differ, and the
+// tenant's rows do not change.
 func TestATenantFindsNothingOfAnothers(t *testing.T) {
 	f := open(t)
 	const secret = "of the other tenant"

@@ -11,9 +11,10 @@ import (
 	"unicode/utf8"
 )
 
-// strictJSON decodes one JSON value. It refuses input that encoding/json accepts: invalid UTF-8 and lone surrogates
-// (encoding/json replaces them), repeated members (it takes the last), member names in another case (it ignores the
-// case), and text after the value. Every member name of this API is lower case.
+// strictJSON decodes one JSON value. It refuses input that encoding/json accepts: invalid UTF-8 and
+// lone surrogates (encoding/json replaces them), repeated members (it takes the last), member names
+// in another case (it ignores the case), and text after the value. Every member name of this API is
+// lower case.
 func strictJSON(data []byte, v any) error {
 	if !utf8.Valid(data) {
 		return errors.New("the text is not valid UTF-8")
@@ -27,8 +28,8 @@ func strictJSON(data []byte, v any) error {
 	return json.Unmarshal(data, v)
 }
 
-// checkEscapes refuses halves of surrogate pairs. A backslash outside a string is a syntax error, which a later check
-// finds.
+// checkEscapes refuses halves of surrogate pairs. A backslash outside a string is a syntax error,
+// which a later check finds.
 func checkEscapes(data []byte) error {
 	unit := func(i int) (rune, bool) {
 		if i+6 > len(data) || data[i] != '\\' || data[i+1] != 'u' {

@@ -20,10 +20,10 @@ import (
 	"github.com/tidings/tidings/kinds"
 )
 
-// The routes of a kind are those of its archetype under other names. The types of an archetype have members and
-// parameters with the archetype's names (from_id, to_id, child_id, object_id). A naming translates these to the kind's
-// names wherever a client sees them: in paths, in bodies, in problems and in the OpenAPI document. A route with a
-// naming is registered like any other:
+// The routes of a kind are those of its archetype under other names. The types of an archetype have
+// members and parameters with the archetype's names (from_id, to_id, child_id, object_id). A naming
+// translates these to the kind's names wherever a client sees them: in paths, in bodies, in
+// problems and in the OpenAPI document. A route with a naming is registered like any other:
 //
 //	register(s, route{path: "/v1/" + k.Plural + "/{from_id}/{to_id}", naming: n, answer: s.schema(name, n, edgeBody{}), ...}, handle)
 
@@ -41,8 +41,8 @@ func edgeNaming(k kinds.Edge) *naming {
 	return &naming{names: map[string]string{"from_id": k.Ends[0], "to_id": k.Ends[1], "edge": k.Name, "entity": k.Name}}
 }
 
-// childNaming returns the naming of a kind of children. In titles of problems it replaces comment and post with the
-// kind's words.
+// childNaming returns the naming of a kind of children. In titles of problems it replaces comment
+// and post with the kind's words.
 func childNaming(k kinds.Child) *naming {
 	n := k.Names()
 	return &naming{
@@ -114,7 +114,8 @@ func (k archetype) route(operation, method, path, role string, status int, w wor
 		description: cmp.Or(own.description, w.description), role: role, status: status, tag: capital(k.plural), naming: k.naming}
 }
 
-// word returns the kind's name for a name of the archetype that is not a member of the archetype's types.
+// word returns the kind's name for a name of the archetype that is not a member of the archetype's
+// types.
 func (k archetype) word(name string) string { return cmp.Or(k.words.names[name], name) }
 
 // code returns the kind's code for a problem.
@@ -151,7 +152,8 @@ func capital(text string) string { return strings.ToUpper(text[:1]) + text[1:] }
 
 func dashed(name string) string { return strings.ReplaceAll(name, "_", "-") }
 
-// of returns the kind's name for a name of the archetype, or the name itself if the kind has none for it.
+// of returns the kind's name for a name of the archetype, or the name itself if the kind has none
+// for it.
 func (n *naming) of(name string) string {
 	if n == nil {
 		return name
@@ -159,8 +161,8 @@ func (n *naming) of(name string) string {
 	return cmp.Or(n.names[name], name)
 }
 
-// value returns the struct v, or the struct that v points to, with the kind's names for its members in JSON. Structs
-// within it keep their names. A pointer costs no copy.
+// value returns the struct v, or the struct that v points to, with the kind's names for its members
+// in JSON. Structs within it keep their names. A pointer costs no copy.
 func (n *naming) value(v any) any {
 	of := reflect.ValueOf(v)
 	if of.Kind() == reflect.Pointer {
@@ -216,7 +218,8 @@ func (n *naming) path(path string) string {
 	return path
 }
 
-// enter renames the parameters of a request to the archetype's names, by which the framework reads them.
+// enter renames the parameters of a request to the archetype's names, by which the framework reads
+// them.
 func (n *naming) enter(ctx huma.Context, next func(huma.Context)) {
 	r, _ := humago.Unwrap(ctx)
 	for name, renamed := range n.names {
@@ -239,8 +242,8 @@ func (n *naming) enter(ctx huma.Context, next func(huma.Context)) {
 	next(ctx)
 }
 
-// strange marks a parameter that has one of the framework's own names. The framework does not know the marked name, so
-// it refuses the parameter like any other unknown one.
+// strange marks a parameter that has one of the framework's own names. The framework does not know
+// the marked name, so it refuses the parameter like any other unknown one.
 const strange = "?"
 
 // inQuery returns the framework's name for a parameter of the query.
@@ -334,8 +337,8 @@ func camel(name string) string {
 	return b.String()
 }
 
-// schema registers the schema of a struct with the kind's names, after the given changes, and returns a reference to
-// it. A nil naming changes no name.
+// schema registers the schema of a struct with the kind's names, after the given changes, and
+// returns a reference to it. A nil naming changes no name.
 func (s *server) schema(name string, n *naming, of any, change ...func(*huma.Schema)) *huma.Schema {
 	registry := s.api.OpenAPI().Components.Schemas
 	if _, taken := registry.Map()[name]; taken {

@@ -31,11 +31,12 @@ type builtIn struct{}
 func (builtIn) Now() *kinds.Set                       { return kinds.Builtin() }
 func (builtIn) Refresh(context.Context) (bool, error) { return false, nil }
 
-// lookInterval is the minimum time between two reads of the kinds that requests for unknown paths cause.
+// lookInterval is the minimum time between two reads of the kinds that requests for unknown paths
+// cause.
 const lookInterval = time.Second
 
-// router passes requests to the routes of the kinds in force. When the kinds change, it builds new routes beside the
-// ones that serve, and swaps them.
+// router passes requests to the routes of the kinds in force. When the kinds change, it builds new
+// routes beside the ones that serve, and swaps them.
 type router struct {
 	base  *server // what all routes share
 	kinds Kinds
@@ -55,7 +56,8 @@ func (r *router) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	s.ServeHTTP(w, req)
 }
 
-// update builds the routes of the kinds, unless that is done or has failed, and returns the routes to serve with.
+// update builds the routes of the kinds, unless that is done or has failed, and returns the routes
+// to serve with.
 func (r *router) update(ctx context.Context, set *kinds.Set) *server {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -70,8 +72,8 @@ func (r *router) update(ctx context.Context, set *kinds.Set) *server {
 	return r.now.Load()
 }
 
-// build makes the routes of the kinds serve. The libraries panic if two kinds have routes or schemas of one name; build
-// returns that as an error.
+// build makes the routes of the kinds serve. The libraries panic if two kinds have routes or
+// schemas of one name; build returns that as an error.
 func (r *router) build(set *kinds.Set) (err error) {
 	defer func() {
 		if cause := recover(); cause != nil {
@@ -87,8 +89,8 @@ func (r *router) build(set *kinds.Set) (err error) {
 	return nil
 }
 
-// refresh reads the kinds again for a request without a route in s, at most once per lookInterval. It returns the routes
-// that serve the request then, or nil.
+// refresh reads the kinds again for a request without a route in s, at most once per lookInterval.
+// It returns the routes that serve the request then, or nil.
 func (r *router) refresh(ctx context.Context, s *server) *server {
 	r.mu.Lock()
 	due := time.Since(r.looked) >= lookInterval
@@ -202,8 +204,8 @@ func kindsOf(set *kinds.Set) KindList {
 	return out
 }
 
-// describeEntities adds the entities of every kind to the schemas of batch outcomes and of problems with a stale
-// version.
+// describeEntities adds the entities of every kind to the schemas of batch outcomes and of problems
+// with a stale version.
 func (s *server) describeEntities() {
 	registry := s.api.OpenAPI().Components.Schemas
 	outcome := registry.Map()["BatchOutcome"]

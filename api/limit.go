@@ -21,7 +21,8 @@ const (
 	policyToken  = "unknown"
 )
 
-// limitedKeys is how many windows of tokens are kept, and how many of authors: some 30 MiB each at most.
+// limitedKeys is how many windows of tokens are kept, and how many of authors: some 30 MiB each at
+// most.
 const limitedKeys = 1 << 17
 
 // Headers of draft-ietf-httpapi-ratelimit-headers-11 (May 2026).
@@ -30,10 +31,11 @@ const (
 	rateLimitHeader       = "RateLimit"
 )
 
-// limiter counts requests in windows. Each key has its own window, which begins with the key's first request. A window
-// makes the headers exact (r more requests within t seconds), which a leaking bucket does not. Both allow up to
-// twice the rate within the length of a window. A limiter counts for this process alone. It keeps a bounded number of
-// keys: it forgets the key that has had no request for longest. It is safe for concurrent use.
+// limiter counts requests in windows. Each key has its own window, which begins with the key's
+// first request. A window makes the headers exact (r more requests within t seconds), which a
+// leaking bucket does not. Both allow up to twice the rate within the length of a window. A limiter
+// counts for this process alone. It keeps a bounded number of keys: it forgets the key that has had
+// no request for longest. It is safe for concurrent use.
 type limiter[K comparable] struct {
 	mu      sync.Mutex
 	windows *simplelru.LRU[K, window]
@@ -41,8 +43,8 @@ type limiter[K comparable] struct {
 
 type window struct {
 	ends time.Time
-	// used may exceed the rate, by less than the rate itself: a batch is charged when it has arrived, and the next
-	// window pays.
+	// used may exceed the rate, by less than the rate itself: a batch is charged when it has
+	// arrived, and the next window pays.
 	used int64
 }
 
@@ -60,8 +62,8 @@ type quota struct {
 // seconds rounds up, so that a client that waits so long is not refused again.
 func (q quota) seconds() string { return fmt.Sprint(int64((q.t + time.Second - 1) / time.Second)) }
 
-// take counts a request of the key if the window has room for it. Otherwise it counts nothing, and q.t is how long to
-// wait.
+// take counts a request of the key if the window has room for it. Otherwise it counts nothing, and
+// q.t is how long to wait.
 func (l *limiter[K]) take(key K, rate tokens.Rate, at time.Time) (q quota, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -94,8 +96,8 @@ func (l *limiter[K]) full(key K, rate tokens.Rate, at time.Time) (q quota, full 
 	return w.quota(rate, at), true
 }
 
-// tokenKey names the window of a token and a policy. Tokens of one name share their limits, and so do tokens that one
-// of them made.
+// tokenKey names the window of a token and a policy. Tokens of one name share their limits, and so
+// do tokens that one of them made.
 type tokenKey struct {
 	tenant int64
 	name   string
@@ -104,8 +106,8 @@ type tokenKey struct {
 
 type authorKey struct{ tenant, user int64 }
 
-// more counts n further requests of a key after take has counted one, unless other requests have used up the window
-// since. n is less than rate.N, so that the next window can pay for the excess.
+// more counts n further requests of a key after take has counted one, unless other requests have
+// used up the window since. n is less than rate.N, so that the next window can pay for the excess.
 func (l *limiter[K]) more(key K, rate tokens.Rate, n int64, at time.Time) (q quota, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -120,7 +122,8 @@ func (l *limiter[K]) more(key K, rate tokens.Rate, n int64, at time.Time) (q quo
 	return w.quota(rate, at), ok
 }
 
-// quota returns what is left at a time. A request may have read the clock before the one that began the window.
+// quota returns what is left at a time. A request may have read the clock before the one that began
+// the window.
 func (w window) quota(rate tokens.Rate, at time.Time) quota {
 	return quota{left: max(0, rate.N-w.used), t: min(w.ends.Sub(at), rate.Window)}
 }
@@ -152,8 +155,8 @@ func (l *limits) rate(p tokens.Principal, policy string) tokens.Rate {
 	return rate
 }
 
-// request counts a request of the token, and sets the headers of what is left. It returns false if the request exceeds
-// the limit.
+// request counts a request of the token, and sets the headers of what is left. It returns false if
+// the request exceeds the limit.
 func (l *limits) request(h http.Header, p tokens.Principal, policy string) bool {
 	rate := l.rate(p, policy)
 	if rate.Off() {
@@ -164,8 +167,8 @@ func (l *limits) request(h http.Header, p tokens.Principal, policy string) bool 
 	return ok
 }
 
-// batch counts the operations of a batch, at most rate.N. request has counted the first of them. It returns false if
-// other batches have used up the limit.
+// batch counts the operations of a batch, at most rate.N. request has counted the first of them. It
+// returns false if other batches have used up the limit.
 func (l *limits) batch(h http.Header, p tokens.Principal, operations int) bool {
 	rate := l.rate(p, policyWrite)
 	if rate.Off() {
@@ -178,8 +181,8 @@ func (l *limits) batch(h http.Header, p tokens.Principal, operations int) bool {
 	return ok
 }
 
-// author counts a creation by a user. If the token's own writes are unlimited, for example an importer's, it counts
-// nothing.
+// author counts a creation by a user. If the token's own writes are unlimited, for example an
+// importer's, it counts nothing.
 func (l *limits) author(h http.Header, p tokens.Principal, user int64) bool {
 	rate := l.cfg.RateAuthor
 	if rate.Off() || p.WriteRate != nil && p.WriteRate.Off() {
@@ -190,8 +193,8 @@ func (l *limits) author(h http.Header, p tokens.Principal, user int64) bool {
 	return ok
 }
 
-// mayGuess reports whether the API may look up a token from the address. It returns false if the address has sent too
-// many unknown tokens.
+// mayGuess reports whether the API may look up a token from the address. It returns false if the
+// address has sent too many unknown tokens.
 func (l *limits) mayGuess(h http.Header, from netip.Prefix) bool {
 	if l.cfg.RateUnknown.Off() {
 		return true
@@ -211,7 +214,8 @@ func (l *limits) guessed(from netip.Prefix) {
 	}
 }
 
-// clientOf returns the network that counts as one client: an IPv4 address, or an IPv6 network of 64 bits.
+// clientOf returns the network that counts as one client: an IPv4 address, or an IPv6 network of 64
+// bits.
 func clientOf(r *http.Request) netip.Prefix {
 	a, err := netip.ParseAddrPort(r.RemoteAddr)
 	if err != nil {
@@ -257,8 +261,8 @@ func (s *server) rateLimited(policy string) error {
 	return s.problems.problem(codeRateLimited, "the token has used up its "+policy+"s for now")
 }
 
-// limitBatch counts the operations of a batch. It refuses a batch that exceeds a whole window, because many later
-// windows would pay for it.
+// limitBatch counts the operations of a batch. It refuses a batch that exceeds a whole window,
+// because many later windows would pay for it.
 func (s *server) limitBatch(c caller, operations int) error {
 	if rate := s.limits.rate(c.Principal, policyWrite); !rate.Off() && int64(operations) > rate.N {
 		return s.problems.problem(codeTooManyOperations,

@@ -11,7 +11,8 @@ import (
 
 var perSecond = tokens.Rate{N: 5, Window: time.Second}
 
-// TestWhatTheQuotaSaysIsSo sends requests at random times. Some clients obey the headers, and some do not.
+// TestWhatTheQuotaSaysIsSo sends requests at random times. Some clients obey the headers, and some
+// do not.
 func TestWhatTheQuotaSaysIsSo(t *testing.T) {
 	seed, _ := testkit.Seed(t)
 	random := rand.New(rand.NewPCG(seed, 0))

@@ -37,7 +37,8 @@ func openLimited(t *testing.T, read, write, author int64) fixture {
 	return f
 }
 
-// limits returns the rate limits in an answer's headers, without the seconds to the end of the window.
+// limits returns the rate limits in an answer's headers, without the seconds to the end of the
+// window.
 func (a answer) limits() string {
 	return regexp.MustCompile(`;t=3(600|5\d\d)`).ReplaceAllString(strings.Join(a.Header["Ratelimit-Policy"], ",")+" "+
 		strings.Join(a.Header["Ratelimit"], ","), ";t")
@@ -120,8 +121,8 @@ func TestATokensReadsAndWritesAreLimitedApart(t *testing.T) {
 		t.Errorf("api_rate_limited_total (-want +got):\n%s", diff)
 	}
 
-	// Another token has limits of its own, and so has another tenant's token of the same name. A token may also have
-	// other limits.
+	// Another token has limits of its own, and so has another tenant's token of the same name. A
+	// token may also have other limits.
 	others := f
 	for _, spec := range []tokens.Spec{
 		{TenantID: tenant, Name: "another"}, {TenantID: 2, Name: "tester"},
@@ -167,7 +168,8 @@ func TestWhatOneUserMakesIsLimited(t *testing.T) {
 	other := f
 	other.token = f.newToken(t, 2, "tester", tokens.Roles()...)
 	create(other, 201, 3)
-	// The limit of a user counts writes with any token, except with an importer's, whose own writes have no limit.
+	// The limit of a user counts writes with any token, except with an importer's, whose own writes
+	// have no limit.
 	other.token = f.newToken(t, tenant, "another", tokens.Roles()...)
 	create(other, 429, 3)
 	made, err := tokens.Issue(t.Context(), f.system, tokens.Spec{TenantID: tenant, Name: "importer", Roles: tokens.Roles(),

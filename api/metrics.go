@@ -103,7 +103,8 @@ func (m *metrics) observe(ctx context.Context, route, method string, status int,
 	tracing.Observe(ctx, m.seconds.WithLabelValues(route, method), took.Seconds())
 }
 
-// label returns the method for metrics and traces. A client may send any method, so unknown ones become "other".
+// label returns the method for metrics and traces. A client may send any method, so unknown ones
+// become "other".
 func label(method string) string {
 	if !slices.Contains(methods(), method) {
 		return "other"

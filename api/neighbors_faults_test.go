@@ -14,8 +14,8 @@ import (
 	"github.com/tidings/tidings/tokens"
 )
 
-// Whatever one caller does, the API answers the requests of another tenant. `tidings bench neighbors` runs the same
-// attacks at full size, with times.
+// Whatever one caller does, the API answers the requests of another tenant. `tidings bench
+// neighbors` runs the same attacks at full size, with times.
 func TestWhatOneCallerDoesRefusesNoOther(t *testing.T) {
 	cfg := config()
 	cfg.MaxWait = 250 * time.Millisecond // so that slow requests count within the seconds of a test

@@ -20,9 +20,9 @@ import (
 	"github.com/tidings/tidings/tokens"
 )
 
-// The database takes 20 ms for each follow, the pool has two connections, and 100 clients never pause. Most requests
-// are refused at once. The admitted ones are answered in time, and no accepted write is lost. Once the database is
-// quick again, all requests are answered.
+// The database takes 20 ms for each follow, the pool has two connections, and 100 clients never
+// pause. Most requests are refused at once. The admitted ones are answered in time, and no accepted
+// write is lost. Once the database is quick again, all requests are answered.
 func TestOverloadIsRefusedAndWhatIsAcceptedIsKept(t *testing.T) {
 	db := testkit.Postgres(t)
 	f := fixture{system: db.Pool(t, postgres.RoleSystem), reg: prometheus.NewRegistry()}
@@ -98,8 +98,8 @@ func TestOverloadIsRefusedAndWhatIsAcceptedIsKept(t *testing.T) {
 	if refused < len(took) || len(took) < 50 {
 		t.Fatalf("%d accepted, %d refused", len(took), refused)
 	}
-	// Each admitted request waits for those that were admitted before it, and the database sets their pace. A machine may
-	// stand still for a while.
+	// Each admitted request waits for those that were admitted before it, and the database sets
+	// their pace. A machine may stand still for a while.
 	most := 3*time.Second + 4*time.Duration(cfg.MaxRequests)*ran/time.Duration(len(took))
 	slices.Sort(took)
 	if p99 := took[len(took)*99/100]; p99 > most {

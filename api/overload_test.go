@@ -40,7 +40,8 @@ func (s slowReader) Write(b []byte) (int, error) {
 	return s.ResponseRecorder.Write(b)
 }
 
-// Clients that do not read their answers, more than the API admits at once, keep no other client out.
+// Clients that do not read their answers, more than the API admits at once, keep no other client
+// out.
 func TestClientsThatDoNotTakeTheirAnswersKeepNobodyOut(t *testing.T) {
 	f := open(t)
 	f.want(t, 201, "PUT", "/v1/follows/1/2", "")

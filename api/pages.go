@@ -25,7 +25,8 @@ const (
 	listForward = "forward"
 )
 
-// pageKey names a list. It includes the tenant, so that a page of one tenant is never returned to another.
+// pageKey names a list. It includes the tenant, so that a page of one tenant is never returned to
+// another.
 type pageKey struct {
 	tenant int64
 	kind   string
@@ -33,18 +34,19 @@ type pageKey struct {
 	object int64
 }
 
-// Pages keeps the first pages of followers and following of accounts that are requested often. It is a broker.Listener:
-// an event that changes a page drops it.
+// Pages keeps the first pages of followers and following of accounts that are requested often. It
+// is a broker.Listener: an event that changes a page drops it.
 //
-// Pages receives an event before the projection has applied it. A page that is read in between is old, although it is
-// read after the event. So each list has, by stream, the last event that may have changed it. A page is kept only if
-// the consumer's offsets, read in the page's transaction, have reached all of these events. That is exact from a list's
-// first request on. Any earlier event may have changed the list, so it starts with the last event of each stream.
+// Pages receives an event before the projection has applied it. A page that is read in between is
+// old, although it is read after the event. So each list has, by stream, the last event that may
+// have changed it. A page is kept only if the consumer's offsets, read in the page's transaction,
+// have reached all of these events. That is exact from a list's first request on. Any earlier event
+// may have changed the list, so it starts with the last event of each stream.
 //
-// While Pages receives no events, it keeps nothing. Even so, plain NATS may lose events, and a server that hangs is
-// noticed late. A retried dead letter, a repair or a rebuilt projection changes pages without an event. So no page is
-// older than pageMaxAge. The as_of of a page is read with it and remains true. All methods are safe for concurrent use.
-// A nil Pages keeps nothing.
+// While Pages receives no events, it keeps nothing. Even so, plain NATS may lose events, and a
+// server that hangs is noticed late. A retried dead letter, a repair or a rebuilt projection
+// changes pages without an event. So no page is older than pageMaxAge. The as_of of a page is read
+// with it and remains true. All methods are safe for concurrent use. A nil Pages keeps nothing.
 type Pages struct {
 	hits, misses prometheus.Counter
 	maxBytes     int64
@@ -71,7 +73,8 @@ type keptPage struct {
 	readAt time.Time
 }
 
-// NewPages returns a cache of cfg.PageCacheBytes. It keeps nothing until it receives events (broker.Listen).
+// NewPages returns a cache of cfg.PageCacheBytes. It keeps nothing until it receives events
+// (broker.Listen).
 func NewPages(cfg Config, reg prometheus.Registerer) *Pages {
 	p := &Pages{
 		maxBytes: cfg.PageCacheBytes,
@@ -163,8 +166,8 @@ func (p *Pages) ask(key pageKey) *pageList {
 	return l
 }
 
-// put keeps a page, unless it may be old. The page was read from readAt on, in a transaction that saw the consumer at
-// these offsets.
+// put keeps a page, unless it may be old. The page was read from readAt on, in a transaction that
+// saw the consumer at these offsets.
 func (p *Pages) put(key pageKey, limit int, page EdgeList, offsets map[string]uint64, readAt time.Time) {
 	if p == nil {
 		return

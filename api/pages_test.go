@@ -26,7 +26,8 @@ import (
 	"github.com/tidings/tidings/tokens"
 )
 
-// cached is an API with a page cache that listens to a stream. The test is the relay and the consumer.
+// cached is an API with a page cache that listens to a stream. The test is the relay and the
+// consumer.
 type cached struct {
 	fixture
 	js  jetstream.JetStream
@@ -193,8 +194,8 @@ func TestPagesAreReadFromTheDatabaseWhileTheBrokerIsAway(t *testing.T) {
 	})
 }
 
-// BenchmarkFirstPage requests the first page of 50 of an account with 100,000 followers through the handler, from
-// memory and from the database.
+// BenchmarkFirstPage requests the first page of 50 of an account with 100,000 followers through the
+// handler, from memory and from the database.
 func BenchmarkFirstPage(b *testing.B) {
 	for name, bytes := range map[string]int64{"hit": 1 << 20, "miss": 0} {
 		b.Run(name, func(b *testing.B) {

@@ -40,7 +40,8 @@ func (Current) Schema(huma.Registry) *huma.Schema {
 	return &huma.Schema{Description: "The current entity, if its version or state did not match."}
 }
 
-// FieldError describes an error and its place: in the body, in a parameter of the path or query, or in a header.
+// FieldError describes an error and its place: in the body, in a parameter of the path or query, or
+// in a header.
 type FieldError struct {
 	Detail    string `json:"detail"`
 	Pointer   string `json:"pointer,omitempty" doc:"The place in the body, as a URI fragment (RFC 6901)."`
@@ -100,7 +101,8 @@ const (
 	wwwAuthenticateHeader = "WWW-Authenticate"
 )
 
-// problemKind is one line of the table: a code, its status, and the error of the store that it represents.
+// problemKind is one line of the table: a code, its status, and the error of the store that it
+// represents.
 type problemKind struct {
 	Code   string
 	Status int
@@ -188,7 +190,8 @@ func (t problemTable) problem(code, detail string, at ...FieldError) *Problem {
 	return &Problem{Type: "/docs#" + code, Title: k.Title, Status: k.Status, Code: code, Detail: detail, Errors: at}
 }
 
-// of returns the problem of an error. logged reports that the error is for the log and must not reach the client.
+// of returns the problem of an error. logged reports that the error is for the log and must not
+// reach the client.
 func (t problemTable) of(err error) (p *Problem, logged bool) {
 	if errors.As(err, &p) {
 		return p, false
@@ -238,7 +241,8 @@ func (t problemTable) fromHuma(e *huma.ErrorModel) *Problem {
 	return p
 }
 
-// fieldError translates a location of the framework: body.items[3].tags, path.id, query.limit or header.If-Match.
+// fieldError translates a location of the framework: body.items[3].tags, path.id, query.limit or
+// header.If-Match.
 func fieldError(location, detail string) FieldError {
 	f := FieldError{Detail: detail}
 	in, rest, _ := strings.Cut(location, ".")

@@ -24,8 +24,8 @@ import (
 // verb is the end of paths like /v1/users/{id}:remove-edges.
 const verb = ":remove-edges"
 
-// verbMux registers such routes. The mux takes no text after a wildcard, so it gets the verb as a segment of its own
-// (verbURL).
+// verbMux registers such routes. The mux takes no text after a wildcard, so it gets the verb as a
+// segment of its own (verbURL).
 type verbMux struct{ *http.ServeMux }
 
 func (m verbMux) HandleFunc(pattern string, handle func(http.ResponseWriter, *http.Request)) {
@@ -128,7 +128,8 @@ type removalOutput struct{ Body EdgeRemoval }
 
 const removalPath = "/v1/edge-removals/"
 
-// removalRoutes registers the routes that remove all edges of an object, for each object at an end of a kind of edges.
+// removalRoutes registers the routes that remove all edges of an object, for each object at an end
+// of a kind of edges.
 func (s *server) removalRoutes() {
 	for _, object := range slices.Sorted(maps.Keys(s.kinds.Objects)) {
 		ended := slices.DeleteFunc(s.kinds.AllEdges(), func(k kinds.Edge) bool { return len(k.EndsAt(object)) == 0 })

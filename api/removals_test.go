@@ -14,8 +14,8 @@ import (
 	"github.com/tidings/tidings/tokens"
 )
 
-// TestAllEdgesOfAnObjectAreRemoved requests the removal over HTTP and follows it to its end, for a user and for an
-// object of a kind that exists only in this test.
+// TestAllEdgesOfAnObjectAreRemoved requests the removal over HTTP and follows it to its end, for a
+// user and for an object of a kind that exists only in this test.
 func TestAllEdgesOfAnObjectAreRemoved(t *testing.T) {
 	f, _, applied := openKinds(t, true)
 	for i := range 3 {

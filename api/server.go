@@ -42,8 +42,8 @@ import (
 // Deps are the dependencies of the API. Projections acts as postgres.RoleAPI.
 type Deps struct {
 	Store *store.Store
-	// a pool on the truth that acts as postgres.RoleAPI; it is separate and has TokenConns connections, so that tokens
-	// do not wait behind requests
+	// a pool on the truth that acts as postgres.RoleAPI; it is separate and has TokenConns
+	// connections, so that tokens do not wait behind requests
 	Tokens      *pgxpool.Pool
 	DLQ         *outbox.DLQ // its pool acts as postgres.RoleAPI
 	Projections *pgxpool.Pool
@@ -75,7 +75,8 @@ type server struct {
 	problems    problemTable
 	router      *router
 
-	// The fields below belong to the kinds in force. The servers of all kinds share the fields above.
+	// The fields below belong to the kinds in force. The servers of all kinds share the fields
+	// above.
 	kinds    *kinds.Set
 	entities map[string]*huma.Schema // the schemas of entities, by the kind's name
 	current  []*huma.Schema          // the schemas of entities that If-Match can name
@@ -86,7 +87,8 @@ type server struct {
 // Handler is the API.
 type Handler struct {
 	http.Handler
-	// Ready returns an error while requests have been refused for so long that other processes should get them.
+	// Ready returns an error while requests have been refused for so long that other processes
+	// should get them.
 	Ready func(context.Context) error
 	// Look updates as_of. Before the first call every as_of is the Unix epoch.
 	Look func(context.Context) error
@@ -132,8 +134,8 @@ func New(cfg Config, deps Deps) (*Handler, error) {
 	return &Handler{Handler: s.router, Ready: s.gate.ready, Look: s.fresh.sample, Run: s.fresh.run}, nil
 }
 
-// quarter returns a quarter of a pool's connections. It bounds slow work for one caller, so that others find a
-// connection.
+// quarter returns a quarter of a pool's connections. It bounds slow work for one caller, so that
+// others find a connection.
 func quarter(pool *pgxpool.Pool) int { return max(1, int(pool.Stat().MaxConns())/4) }
 
 // routes registers all routes for the server's kinds.
@@ -209,13 +211,15 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	rec := &recorder{ResponseWriter: w}
 	rec.Header().Set(requestIDHeader, id)
 	rec.Header().Set("X-Content-Type-Options", "nosniff")
-	// A browser may keep the answer and validate it with its ETag. An ETag is valid within one tenant only.
+	// A browser may keep the answer and validate it with its ETag. An ETag is valid within one
+	// tenant only.
 	rec.Header().Set("Cache-Control", "private, no-cache")
 	rec.Header().Set("Vary", "Authorization")
 	r.Header.Del("Accept") // the framework would choose by it, but every route has one type of answer
 	if r.ContentLength != 0 {
 		deadline, _ := ctx.Deadline()
-		// The deadline also covers a body that no handler reads. The writer of a test has no deadline.
+		// The deadline also covers a body that no handler reads. The writer of a test has no
+		// deadline.
 		_ = http.NewResponseController(w).SetReadDeadline(deadline)
 	}
 	defer func() {
@@ -249,7 +253,8 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.mux.ServeHTTP(rec, r)
 }
 
-// access writes the access log's line of one request. It cuts the path, which may be as long as the client likes.
+// access writes the access log's line of one request. It cuts the path, which may be as long as the
+// client likes.
 func (s *server) access(ctx context.Context, r *http.Request, rec *recorder, route string, took time.Duration, ex *exchange) {
 	level := slog.LevelDebug
 	if s.cfg.AccessLog {
@@ -267,8 +272,8 @@ func (s *server) access(ctx context.Context, r *http.Request, rec *recorder, rou
 		slog.String("trace_id", trace), slog.Int64("tenant", ex.tenant), slog.String("token", ex.token))
 }
 
-// recovered answers for a handler that panicked. The framework panics if it cannot write an answer: then the client has
-// gone.
+// recovered answers for a handler that panicked. The framework panics if it cannot write an answer:
+// then the client has gone.
 func (s *server) recovered(rec *recorder, r *http.Request, cause any) {
 	if cause == http.ErrAbortHandler {
 		panic(cause)
@@ -412,11 +417,12 @@ type route struct {
 	answer *huma.Schema      // replaces the schema of the output's type
 }
 
-// writes reports whether the route changes anything. Some routes that only read are POSTs, because they have bodies.
+// writes reports whether the route changes anything. Some routes that only read are POSTs, because
+// they have bodies.
 func (r route) writes() bool { return r.method != http.MethodGet && r.role != tokens.RoleRead }
 
-// register adds a route. A request passes token, rate and role, then its body is read, then the framework validates it,
-// then handle runs.
+// register adds a route. A request passes token, rate and role, then its body is read, then the
+// framework validates it, then handle runs.
 func register[I, O any](s *server, r route, handle func(ctx context.Context, in *I) (*O, error)) {
 	r.path = r.naming.path(r.path)
 	codes := append([]string{codeBadRequest, codeHeaderInvalid, codeUnauthenticated, codeRoleMissing, codeRateLimited, codeValidation,
@@ -473,7 +479,8 @@ func metaParameters() []*huma.Param {
 	}
 }
 
-// toProblem turns an error into the problem that the client gets. It logs an error that the client must not see.
+// toProblem turns an error into the problem that the client gets. It logs an error that the client
+// must not see.
 func (s *server) toProblem(ctx context.Context, err error) error {
 	p, logged := s.problems.of(err)
 	if errors.Is(err, store.ErrOverloaded) {
@@ -498,7 +505,8 @@ func (s *server) toProblem(ctx context.Context, err error) error {
 	return p
 }
 
-// transform turns errors of the framework into problems of the table, and gives every problem the request's id.
+// transform turns errors of the framework into problems of the table, and gives every problem the
+// request's id.
 func (s *server) transform(ctx huma.Context, _ string, v any) (any, error) {
 	switch e := v.(type) {
 	case *huma.ErrorModel:
@@ -513,9 +521,10 @@ func (s *server) transform(ctx huma.Context, _ string, v any) (any, error) {
 	return v, nil
 }
 
-// guard authenticates the caller, counts the request, checks the role and reads the body, in this order: a caller
-// without access learns nothing else. A body may take long to arrive, so guard verifies the token again after it. The
-// request is outside the gate only while its body arrives and while its answer is sent.
+// guard authenticates the caller, counts the request, checks the role and reads the body, in this
+// order: a caller without access learns nothing else. A body may take long to arrive, so guard
+// verifies the token again after it. The request is outside the gate only while its body arrives
+// and while its answer is sent.
 func (s *server) guard(hctx huma.Context, op route, next func(huma.Context)) {
 	r, w := humago.Unwrap(hctx)
 	ctx := hctx.Context()
@@ -584,7 +593,8 @@ func (s *server) overloaded(ctx context.Context, reason string) error {
 	return s.problems.problem(codeOverloaded, "")
 }
 
-// behindGate runs work if the gate admits the request. timed is false for batches, which may take long.
+// behindGate runs work if the gate admits the request. timed is false for batches, which may take
+// long.
 func (s *server) behindGate(ctx context.Context, tenant int64, timed bool, work func(*visit) error) error {
 	v, ok := s.gate.enter(tenant, timed)
 	if !ok {
@@ -595,8 +605,9 @@ func (s *server) behindGate(ctx context.Context, tenant int64, timed bool, work 
 	return work(v)
 }
 
-// principal returns the principal of the request's token. A remembered token costs nothing. Other tokens are looked up
-// on a few connections, and not for an address that sends many unknown tokens. So guesses do not delay good tokens.
+// principal returns the principal of the request's token. A remembered token costs nothing. Other
+// tokens are looked up on a few connections, and not for an address that sends many unknown tokens.
+// So guesses do not delay good tokens.
 func (s *server) principal(ctx context.Context, w http.ResponseWriter, r *http.Request) (tokens.Principal, error) {
 	h, ok := bearer(r.Header.Get("Authorization"))
 	if !ok || len(r.Header.Values("Authorization")) > 1 {
@@ -658,7 +669,8 @@ func (s *server) caller(r *http.Request, p tokens.Principal) (caller, error) {
 		meta: store.Meta{Actor: actor, TraceParent: traceParentOf(r.Context(), r)}}, nil
 }
 
-// checkIntegers refuses integers of the query with a sign or leading zeros, so that each integer has one form.
+// checkIntegers refuses integers of the query with a sign or leading zeros, so that each integer
+// has one form.
 func (s *server) checkIntegers(hctx huma.Context) error {
 	for _, p := range hctx.Operation().Parameters {
 		if p.In != "query" || p.Schema == nil || p.Schema.Type != huma.TypeInteger {
@@ -673,8 +685,8 @@ func (s *server) checkIntegers(hctx huma.Context) error {
 	return nil
 }
 
-// checkMedia refuses a body with a content coding, or of a type that the operation does not take. A body without a type
-// is JSON.
+// checkMedia refuses a body with a content coding, or of a type that the operation does not take. A
+// body without a type is JSON.
 func (s *server) checkMedia(w http.ResponseWriter, r *http.Request, op *huma.Operation) error {
 	if r.ContentLength == 0 {
 		return nil
@@ -703,8 +715,8 @@ func (s *server) checkMedia(w http.ResponseWriter, r *http.Request, op *huma.Ope
 // errNoMemory reports that a body exceeds its caller's share of the memory for bodies.
 var errNoMemory = errors.New("api: no memory for the body")
 
-// readBody reads the body into memory, so that a failed transfer is an error of the client and not of the framework.
-// A large body takes memory as it arrives.
+// readBody reads the body into memory, so that a failed transfer is an error of the client and not
+// of the framework. A large body takes memory as it arrives.
 func (s *server) readBody(w http.ResponseWriter, r *http.Request, memory *bounds.Hold, limit int64) error {
 	var body []byte
 	err := error(&http.MaxBytesError{Limit: limit})
@@ -726,14 +738,15 @@ func (s *server) readBody(w http.ResponseWriter, r *http.Request, memory *bounds
 	case r.Context().Err() != nil: // it arrived, but took all the time of the request
 		return s.problems.problem(codeRequestTimeout, "")
 	}
-	// Otherwise the server's own read of the connection times out, and the client seems to have gone.
+	// Otherwise the server's own read of the connection times out, and the client seems to have
+	// gone.
 	_ = http.NewResponseController(w).SetReadDeadline(time.Time{})
 	r.Body = io.NopCloser(bytes.NewReader(body))
 	return nil
 }
 
-// readAll reads a body of length bytes (-1: unknown). Beyond smallBody it takes memory for each piece that has arrived,
-// and returns errNoMemory if there is none.
+// readAll reads a body of length bytes (-1: unknown). Beyond smallBody it takes memory for each
+// piece that has arrived, and returns errNoMemory if there is none.
 func readAll(in io.Reader, length int64, memory *bounds.Hold) ([]byte, error) {
 	if length < 0 {
 		length = math.MaxInt64 - 1
@@ -758,8 +771,8 @@ func readAll(in io.Reader, length int64, memory *bounds.Hold) ([]byte, error) {
 	}
 }
 
-// traceParent returns the header's value if it is valid (W3C Trace Context level 1), else "": the standard ignores an
-// invalid one.
+// traceParent returns the header's value if it is valid (W3C Trace Context level 1), else "": the
+// standard ignores an invalid one.
 func traceParent(values []string) string {
 	if len(values) != 1 || !tracing.IsTraceParent(values[0]) {
 		return ""
@@ -767,7 +780,8 @@ func traceParent(values []string) string {
 	return values[0]
 }
 
-// traceParentOf returns the context of the request's span, or the request's own context if there is no span.
+// traceParentOf returns the context of the request's span, or the request's own context if there is
+// no span.
 func traceParentOf(ctx context.Context, r *http.Request) string {
 	return cmp.Or(tracing.TraceParent(ctx), traceParent(r.Header.Values("Traceparent")))
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/tidings/tidings/tokens"
 )
 
-// A tenant's requests whose bodies arrive, and an address's documents that are sent, take three of four places. The
-// next ones are refused, and another tenant's and another address's are not.
+// A tenant's requests whose bodies arrive, and an address's documents that are sent, take three of
+// four places. The next ones are refused, and another tenant's and another address's are not.
 func TestATenantAndAnAddressTakeTheirShareOfPlaces(t *testing.T) {
 	f := open(t)
 	f.Handler.(*api.Handler).Shrink(4)

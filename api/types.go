@@ -55,8 +55,8 @@ func (c childID) lower() string { return strings.ToLower(string(c)) }
 
 func etag(version int64) string { return `"` + strconv.FormatInt(version, 10) + `"` }
 
-// versionOf reads an If-Match with one entity tag or *. A tag that the API never issued matches no version. ok is false
-// if the header is not a tag.
+// versionOf reads an If-Match with one entity tag or *. A tag that the API never issued matches no
+// version. ok is false if the header is not a tag.
 func versionOf(ifMatch string) (version int64, ok bool) {
 	if ifMatch == "*" {
 		return 0, true
@@ -101,14 +101,15 @@ func (s *server) parseID(pointer, v string) (int64, error) {
 	return int64(n), nil
 }
 
-// Page has the parameters of every list. It is exported because the framework skips embedded parameters that are not.
+// Page has the parameters of every list. It is exported because the framework skips embedded
+// parameters that are not.
 type Page struct {
 	Limit  int    `query:"limit" default:"50" minimum:"1" maximum:"200" doc:"At most this many items."`
 	Cursor string `query:"cursor" doc:"The value of next, or of prev if there is one, in another page of this list."`
 }
 
-// newPage cuts items to the limit and signs the place where the page ends. If a next page exists, items has one more
-// than the limit.
+// newPage cuts items to the limit and signs the place where the page ends. If a next page exists,
+// items has one more than the limit.
 func newPage[T any](s *server, l list, limit int, items []T, last func(T) any) ([]T, string, error) {
 	if len(items) <= limit {
 		return items, "", nil

@@ -120,9 +120,9 @@ func TestTraceParent(t *testing.T) {
 	}
 }
 
-// TestTheCursorKeyIsReplacedWhileClientsHoldCursors goes through the steps of docs/runbook/cursor-key.md. Processes of
-// one step and of the next run side by side: each accepts every cursor of the others. Cursors of the old key are valid
-// until the key is removed.
+// TestTheCursorKeyIsReplacedWhileClientsHoldCursors goes through the steps of
+// docs/runbook/cursor-key.md. Processes of one step and of the next run side by side: each accepts
+// every cursor of the others. Cursors of the old key are valid until the key is removed.
 func TestTheCursorKeyIsReplacedWhileClientsHoldCursors(t *testing.T) {
 	before, after := strings.Repeat("ab", 32), strings.Repeat("cd", 32)
 	accepted, signed := []string{"b", "ba", "ba", "a"}, "bbaa" // neighboring steps accept each other's cursors

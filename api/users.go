@@ -37,7 +37,8 @@ type UserPath struct {
 	ID id `path:"id" doc:"The user."`
 }
 
-// project reads a projection in one transaction of the tenant, on one snapshot, and returns the as_of of the snapshot.
+// project reads a projection in one transaction of the tenant, on one snapshot, and returns the
+// as_of of the snapshot.
 func (s *server) project(ctx context.Context, tenant int64, consumer string, fn func(tx pgx.Tx) error) (event.Time, error) {
 	progress, err := s.readProjection(ctx, tenant, consumer, fn)
 	return event.Time{Time: progress.AsOf}, err
@@ -106,7 +107,8 @@ func edgesOf(rows []followercounts.Edge) []Edge {
 	return items
 }
 
-// countRoutes registers the counts of each object: its edges of all kinds, by end, and its children of all kinds.
+// countRoutes registers the counts of each object: its edges of all kinds, by end, and its children
+// of all kinds.
 func (s *server) countRoutes() {
 	for _, object := range slices.Sorted(maps.Keys(s.kinds.Objects)) {
 		var ends []counted

@@ -36,8 +36,8 @@ func (s *server) before(l list, cursor string) (int64, error) {
 	return before, err
 }
 
-// past reads a page of versions from the archiver's histories, in one transaction of the tenant, on one snapshot. asOf
-// is the as_of of the snapshot. read reads up to one row more than the limit.
+// past reads a page of versions from the archiver's histories, in one transaction of the tenant, on
+// one snapshot. asOf is the as_of of the snapshot. read reads up to one row more than the limit.
 func past[T any](ctx context.Context, s *server, l list, p Page,
 	read func(tx pgx.Tx, before int64) ([]versioned.Version[T], error),
 ) (rows []versioned.Version[T], next string, asOf event.Time, err error) {

@@ -42,8 +42,8 @@ func (f fixture) serve(t *testing.T) (addr string) {
 	return l.Addr().String()
 }
 
-// talk sends these bytes, then the bytes of slowly one by one. It reads answers until the server closes the connection,
-// or sends nothing more after the wanted number of answers.
+// talk sends these bytes, then the bytes of slowly one by one. It reads answers until the server
+// closes the connection, or sends nothing more after the wanted number of answers.
 func talk(t *testing.T, addr, send, slowly string, want int, closing bool) (answers []answer, closed bool) {
 	t.Helper()
 	conn, err := net.Dial("tcp", addr)
@@ -92,8 +92,8 @@ func talk(t *testing.T, addr, send, slowly string, want int, closing bool) (answ
 	}
 }
 
-// TestBadInputOnTheWire has requests that only a connection can carry. The server refuses requests that HTTP forbids
-// before the API sees them, in plain text.
+// TestBadInputOnTheWire has requests that only a connection can carry. The server refuses requests
+// that HTTP forbids before the API sees them, in plain text.
 func TestBadInputOnTheWire(t *testing.T) {
 	f := open(t)
 	patient := f.serve(t)

@@ -59,8 +59,9 @@ VALUES (@act_id::uuid, @tenant::bigint, @token_tenant::bigint, @token_name::text
 	@reason::text)
 ON CONFLICT (act_id) DO NOTHING RETURNING ` + columns
 
-// Begin records an act before it is done, and returns the record. If an act with this id was begun before, first is
-// false and record is that act's: do nothing then. pool acts as postgres.RoleSystem.
+// Begin records an act before it is done, and returns the record. If an act with this id was begun
+// before, first is false and record is that act's: do nothing then. pool acts as
+// postgres.RoleSystem.
 func Begin(ctx context.Context, pool *pgxpool.Pool, a Act) (record Act, first bool, err error) {
 	a.Reason = strings.TrimSpace(a.Reason)
 	if a.Reason == "" || len(a.Reason) > MaxReasonBytes || !utf8.ValidString(a.Reason) || strings.ContainsRune(a.Reason, 0) {
@@ -84,7 +85,8 @@ const finishSQL = `
 UPDATE /* audit.finish */ operator_acts SET finished_at = now(), outcome = @outcome::text, failed = @failed::boolean
  WHERE act_id = @act_id::uuid AND finished_at IS NULL`
 
-// Finish records the outcome of a begun act. The first outcome remains. pool acts as postgres.RoleSystem.
+// Finish records the outcome of a begun act. The first outcome remains. pool acts as
+// postgres.RoleSystem.
 func Finish(ctx context.Context, pool *pgxpool.Pool, id uuid.UUID, outcome string, failed bool) error {
 	if _, err := pool.Exec(ctx, finishSQL, pgx.StrictNamedArgs{"act_id": id, "outcome": text(outcome), "failed": failed}); err != nil {
 		return fmt.Errorf("record the outcome of act %s: %w", id, err)
@@ -128,8 +130,8 @@ type Filter struct {
 	Before      int64     // only ids below it; 0: any id
 }
 
-// listSQL reads acts, newest first. Index: operator_acts_pkey backwards, operator_acts_tenant_idx for one tenant; the
-// other conditions filter. Locks: none.
+// listSQL reads acts, newest first. Index: operator_acts_pkey backwards, operator_acts_tenant_idx
+// for one tenant; the other conditions filter. Locks: none.
 const listSQL = `
 SELECT /* audit.list */ ` + columns + `
   FROM operator_acts
@@ -139,8 +141,8 @@ SELECT /* audit.list */ ` + columns + `
    AND (@from::timestamptz IS NULL OR started_at >= @from) AND (@until::timestamptz IS NULL OR started_at < @until)
  ORDER BY id DESC LIMIT @limit::int`
 
-// List returns up to limit acts of the filter, newest first. For the next page set Before to the last act's ID. pool
-// acts as postgres.RoleSystem.
+// List returns up to limit acts of the filter, newest first. For the next page set Before to the
+// last act's ID. pool acts as postgres.RoleSystem.
 func List(ctx context.Context, pool *pgxpool.Pool, f Filter, limit int) ([]Act, error) {
 	rows, _ := pool.Query(ctx, listSQL, pgx.StrictNamedArgs{"before": f.Before, "tenant": f.Tenant, "act": f.Name,
 		"token": f.TokenName, "text": f.Text, "from": bound(f.From), "until": bound(f.Until), "limit": limit})
@@ -151,15 +153,15 @@ func List(ctx context.Context, pool *pgxpool.Pool, f Filter, limit int) ([]Act, 
 	return all, nil
 }
 
-// lastSQL reads the newest finished act of a name on each target. Index: operator_acts_target_idx backwards, one range
-// per target. Locks: none.
+// lastSQL reads the newest finished act of a name on each target. Index: operator_acts_target_idx
+// backwards, one range per target. Locks: none.
 const lastSQL = `
 SELECT /* audit.last */ a.* FROM unnest(@targets::text[]) AS t(target), LATERAL (
   SELECT ` + columns + ` FROM operator_acts WHERE act = @act::text AND target = t.target AND finished_at IS NOT NULL
    ORDER BY id DESC LIMIT 1) a`
 
-// Last returns the newest finished act of the name, by target. A target without one is missing. pool acts as
-// postgres.RoleSystem.
+// Last returns the newest finished act of the name, by target. A target without one is missing.
+// pool acts as postgres.RoleSystem.
 func Last(ctx context.Context, pool *pgxpool.Pool, act string, targets []string) (map[string]Act, error) {
 	rows, _ := pool.Query(ctx, lastSQL, pgx.StrictNamedArgs{"act": act, "targets": targets})
 	all, err := pgx.CollectRows(rows, scan)
@@ -183,8 +185,8 @@ func bound(t time.Time) *time.Time {
 // exportPage is the number of acts that Export reads with one statement.
 const exportPage = 1000
 
-// Export calls fn for each act of the filter, newest first. It reads pages, so that no statement runs for long. It ends
-// with the first error of fn.
+// Export calls fn for each act of the filter, newest first. It reads pages, so that no statement
+// runs for long. It ends with the first error of fn.
 func Export(ctx context.Context, pool *pgxpool.Pool, f Filter, fn func(Act) error) error {
 	for {
 		page, err := List(ctx, pool, f, exportPage)

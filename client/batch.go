@@ -23,7 +23,8 @@ const (
 	maxLine       = 4 << 20 // bytes of one outcome
 )
 
-// Operation is one operation of a batch. PutOp, PutWithOp, RemoveOp, CreateOp, EditOp and DeleteOp make one.
+// Operation is one operation of a batch. PutOp, PutWithOp, RemoveOp, CreateOp, EditOp and DeleteOp
+// make one.
 type Operation[T any] struct {
 	kind string // put, remove, create, edit or delete
 
@@ -69,12 +70,14 @@ func (e Edges[E, R, V]) RemoveOp(from, to ID) Operation[E] {
 	return Operation[E]{kind: "remove", from: from, to: to}
 }
 
-// PutWithOp returns the operation that puts an edge with these attributes. A missing attribute gets its default.
+// PutWithOp returns the operation that puts an edge with these attributes. A missing attribute gets
+// its default.
 func (e AttributedEdges[E, R, V, A]) PutWithOp(from, to ID, attributes A) Operation[E] {
 	return Operation[E]{kind: "put", from: from, to: to, attributes: attributes}
 }
 
-// CreateOp returns the operation that creates a child under an object. The client gives it an idempotency key.
+// CreateOp returns the operation that creates a child under an object. The client gives it an
+// idempotency key.
 func (c Children[C, N, D, V]) CreateOp(object ID, child N) Operation[C] {
 	o := Operation[C]{kind: "create", object: object, body: child, key: rand.Text()}
 	if r, ok := any(child).(interface{ replyTo() string }); ok {
@@ -83,13 +86,15 @@ func (c Children[C, N, D, V]) CreateOp(object ID, child N) Operation[C] {
 	return o
 }
 
-// EditOp returns the operation that edits a child, on the condition that its version is still child's.
+// EditOp returns the operation that edits a child, on the condition that its version is still
+// child's.
 func (c Children[C, N, D, V]) EditOp(child C, edit D) Operation[C] {
 	id, version := child.Ref()
 	return Operation[C]{kind: "edit", id: id, body: edit, version: version}
 }
 
-// DeleteOp returns the operation that deletes a child, on the condition that its version is still child's.
+// DeleteOp returns the operation that deletes a child, on the condition that its version is still
+// child's.
 func (c Children[C, N, D, V]) DeleteOp(child C) Operation[C] {
 	id, version := child.Ref()
 	return Operation[C]{kind: "delete", id: id, version: version}
@@ -104,10 +109,11 @@ func (o Operation[T]) IfVersion(version int64) Operation[T] { o.version = versio
 // IfAny makes an operation that needs a version apply to any version.
 func (o Operation[T]) IfAny() Operation[T] { o.version = anyVersion; return o }
 
-// Batch writes any number of operations, 1,000 per request, and yields their outcomes in the order of the operations
-// while it writes. Each operation succeeds or fails alone: an outcome may have a Problem. If an answer breaks off, the
-// client sends the operations without an outcome again, in their order. That is safe: creates have keys, and the API
-// refuses a repeated change as stale, with Problem.OutcomeUnknown. After an error Batch yields nothing more.
+// Batch writes any number of operations, 1,000 per request, and yields their outcomes in the order
+// of the operations while it writes. Each operation succeeds or fails alone: an outcome may have a
+// Problem. If an answer breaks off, the client sends the operations without an outcome again, in
+// their order. That is safe: creates have keys, and the API refuses a repeated change as stale,
+// with Problem.OutcomeUnknown. After an error Batch yields nothing more.
 func (e Edges[E, R, V]) Batch(ctx context.Context, ops iter.Seq[Operation[E]], opts ...Option) iter.Seq2[Outcome[E], error] {
 	return func(yield func(Outcome[E], error) bool) {
 		kind, err := e.kind(ctx)
@@ -207,8 +213,8 @@ type batch[T any] struct {
 type sent[T any] struct {
 	line    []byte
 	subject string // the path of its entity, for the session; "" for a create
-	// about is the pair or child that the operation changes, or the child that it replies to; "" for none. Operations
-	// with the same about keep their order.
+	// about is the pair or child that the operation changes, or the child that it replies to; ""
+	// for none. Operations with the same about keep their order.
 	about   string
 	unknown bool // an earlier attempt may have written it
 	out     *Outcome[T]
@@ -247,8 +253,8 @@ func (b *batch[T]) run(ctx context.Context, err error, ops iter.Seq[Operation[T]
 	}
 }
 
-// deliver sends the operations of one request until each has an outcome, and yields the outcomes in order. It returns
-// false if the batch ends.
+// deliver sends the operations of one request until each has an outcome, and yields the outcomes in
+// order. It returns false if the batch ends.
 func (b *batch[T]) deliver(ctx context.Context, first int, ops []sent[T], yield func(Outcome[T], error) bool) bool {
 	told, k := 0, newCall(http.MethodPost, "/v1/"+b.plural+":batch", b.opts).repeatable()
 	tell := func() bool {
@@ -293,8 +299,8 @@ func (b *batch[T]) deliver(ctx context.Context, first int, ops []sent[T], yield 
 	}
 }
 
-// refuseOpen gives open operations the problem that the API repeats for them. It returns false if err is no answer to
-// them.
+// refuseOpen gives open operations the problem that the API repeats for them. It returns false if
+// err is no answer to them.
 func (b *batch[T]) refuseOpen(ops []sent[T], open []int, err error) bool {
 	var p *Problem
 	var o *openError
@@ -314,8 +320,8 @@ type openError struct{ *Problem }
 
 func (e *openError) Unwrap() error { return e.Problem }
 
-// attempt sends the open operations once. done counts those that got an outcome. more is false if the caller has
-// stopped the iteration.
+// attempt sends the open operations once. done counts those that got an outcome. more is false if
+// the caller has stopped the iteration.
 func (b *batch[T]) attempt(ctx context.Context, k *call, n int, ops []sent[T], open []int,
 	tell func() bool) (done int, more bool, err error) {
 	k.media, k.body = ndjson, nil
@@ -379,8 +385,9 @@ type refused struct {
 	problem *Problem
 }
 
-// settle leaves operations with a temporary problem open, and returns one of these problems. An operation keeps its
-// problem if a later operation on the same thing was written: a retry would change their order.
+// settle leaves operations with a temporary problem open, and returns one of these problems. An
+// operation keeps its problem if a later operation on the same thing was written: a retry would
+// change their order.
 func settle[T any](ops []sent[T], again []refused) (left *Problem) {
 	if len(again) == 0 {
 		return nil

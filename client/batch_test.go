@@ -18,16 +18,16 @@ import (
 	"github.com/tidings/tidings/client"
 )
 
-// ledger plays the API's batches as far as a client sees them. It writes operations in order, and each create of a key
-// once.
+// ledger plays the API's batches as far as a client sees them. It writes operations in order, and
+// each create of a key once.
 type ledger struct {
 	t       *testing.T
 	done    []string       // the written pairs and bodies, in order
 	keys    map[string]int // how often each key made a child
 	version int
 	request int
-	// fault decides the fate of the n-th request: how many lines are answered, and whether the operations after them
-	// are written too. -1 means all.
+	// fault decides the fate of the n-th request: how many lines are answered, and whether the
+	// operations after them are written too. -1 means all.
 	fault func(request int) (answered, done int)
 	// refuse returns the problem of an operation of a request, or nil.
 	refuse func(request int, op map[string]any) map[string]any
@@ -172,8 +172,8 @@ func TestBatchesAreOfAnyLength(t *testing.T) {
 	}
 }
 
-// Wherever an answer breaks off, the client sends the operations without an outcome again. Each operation is written at
-// least once, each create exactly once, in order.
+// Wherever an answer breaks off, the client sends the operations without an outcome again. Each
+// operation is written at least once, each create exactly once, in order.
 func TestBrokenBatchesAreResumed(t *testing.T) {
 	for answered := range 6 {
 		for done := answered; done <= 5; done++ {
@@ -208,7 +208,8 @@ func TestBrokenBatchesAreResumed(t *testing.T) {
 	}
 }
 
-// The client sends operations again that the API refused temporarily, but not after a later operation on the same pair.
+// The client sends operations again that the API refused temporarily, but not after a later
+// operation on the same pair.
 func TestRefusedOperationsAreSentAgain(t *testing.T) {
 	overloaded := map[string]any{"status": 503, "code": "overloaded", "title": "Busy"}
 	away := map[string]any{"status": 503, "code": "unavailable", "title": "Away"}

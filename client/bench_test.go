@@ -58,7 +58,8 @@ func (l bareLoop) ask(ctx context.Context, method, path string, v any) error {
 // benchVariable makes the test binary the server of the benchmark.
 const benchVariable = "TIDINGS_CLIENT_BENCH"
 
-// answers serves two answers of the API without an API. It prints its address, and ends with its standard input.
+// answers serves two answers of the API without an API. It prints its address, and ends with its
+// standard input.
 func answers() error {
 	page := `{"items":[`
 	for i := range 50 {
@@ -80,7 +81,8 @@ func answers() error {
 	return err
 }
 
-// startAnswers starts the benchmark's server as a process of its own, so that its processor time does not count.
+// startAnswers starts the benchmark's server as a process of its own, so that its processor time
+// does not count.
 func startAnswers(b *testing.B) (url string) {
 	cmd := exec.CommandContext(b.Context(), os.Args[0])
 	cmd.Env = append(os.Environ(), benchVariable+"=1")
@@ -102,9 +104,9 @@ func startAnswers(b *testing.B) (url string) {
 	return url
 }
 
-// BenchmarkClientAgainstBareLoop measures how much more processor time the client takes than a bare loop over net/http.
-// It runs pairs, one after the other, against a trivial server in a process of its own. It reports the median of the
-// pairs' ratios.
+// BenchmarkClientAgainstBareLoop measures how much more processor time the client takes than a bare
+// loop over net/http. It runs pairs, one after the other, against a trivial server in a process of
+// its own. It reports the median of the pairs' ratios.
 func BenchmarkClientAgainstBareLoop(b *testing.B) {
 	url := startAnswers(b)
 	bare := bareLoop{&http.Client{Transport: &http.Transport{}, Timeout: 30 * time.Second}, url}

@@ -113,8 +113,8 @@ func (k *call) keyed() *call {
 
 func etag(version int64) string { return `"` + strconv.FormatInt(version, 10) + `"` }
 
-// names maps a kind's names to the archetype's, for results of kinds without types in this package. A nil names changes
-// none.
+// names maps a kind's names to the archetype's, for results of kinds without types in this package.
+// A nil names changes none.
 type names map[string]string
 
 // fetch sends the call and decodes its result.
@@ -168,7 +168,8 @@ func (c *core) attempt(ctx context.Context, k *call, n int) (body []byte, a *ans
 // answer is an answer to a request. If send returned no error, the caller must still read the body.
 type answer struct{ *http.Response }
 
-// send sends the call once. An answer outside 2xx is an error. The caller reads and closes the body of a success.
+// send sends the call once. An answer outside 2xx is an error. The caller reads and closes the body
+// of a success.
 func (c *core) send(ctx context.Context, k *call, n int) (*answer, error) {
 	if k.err == nil && (strings.Contains(k.path, "//") || strings.Contains(k.path, "/:") || strings.HasSuffix(k.path, "/")) {
 		k.err = ErrNoID
@@ -286,7 +287,8 @@ func (a *answer) broken(k *call, body []byte, err error) error {
 		strings.ToValidUTF8(string(body[:min(len(body), maxExcerpt)]), "\uFFFD"), retryAfter(a.Header.Get("Retry-After")), err}
 }
 
-// pause waits until the call may be sent again. It returns an error if the call must not be sent again.
+// pause waits until the call may be sent again. It returns an error if the call must not be sent
+// again.
 func (c *core) pause(ctx context.Context, k *call, attempt int, err error) error {
 	if ctx.Err() != nil || attempt >= c.retry.Attempts {
 		return err
@@ -310,8 +312,8 @@ func (c *core) pause(ctx context.Context, k *call, attempt int, err error) error
 	}
 }
 
-// wait returns how long to wait after an attempt. It is partly random, so that clients that were refused together do
-// not return together.
+// wait returns how long to wait after an attempt. It is partly random, so that clients that were
+// refused together do not return together.
 func (r Retry) wait(attempt int, asked time.Duration) time.Duration {
 	d := time.Duration(min(float64(r.First)*math.Pow(2, float64(attempt-1)), float64(r.Most)))
 	if d > 0 {
@@ -323,8 +325,8 @@ func (r Retry) wait(attempt int, asked time.Duration) time.Duration {
 	return d
 }
 
-// mayRepeat reports whether a request that failed with err may succeed later, whether it certainly did nothing, and how
-// long the API asks to wait.
+// mayRepeat reports whether a request that failed with err may succeed later, whether it certainly
+// did nothing, and how long the API asks to wait.
 func mayRepeat(err error) (again, known bool, asked time.Duration) {
 	var p *Problem
 	var a *AnswerError
@@ -376,7 +378,8 @@ func (a *answer) response(attempts int) Response {
 	}
 }
 
-// rateLimits reads the headers of draft-ietf-httpapi-ratelimit-headers-11: "write";q=100;w=1 and "write";r=50;t=1.
+// rateLimits reads the headers of draft-ietf-httpapi-ratelimit-headers-11: "write";q=100;w=1 and
+// "write";r=50;t=1.
 func rateLimits(h http.Header) (all []RateLimit) {
 	for item := range strings.SplitSeq(h.Get("RateLimit-Policy"), ",") {
 		name, parameters := rateItem(item)

@@ -59,7 +59,8 @@ type ChildState struct {
 	UpdatedAt time.Time `json:"updated_at"`
 }
 
-// Comment is a comment under a post. A hidden, removed, deleted or erased comment has neither author nor body.
+// Comment is a comment under a post. A hidden, removed, deleted or erased comment has neither
+// author nor body.
 type Comment struct {
 	CommentID string `json:"comment_id"`
 	PostID    ID     `json:"post_id"`
@@ -80,7 +81,8 @@ type Message struct {
 	ChildState
 }
 
-// Review is a review of a product. A deleted or erased review has neither author, body nor attributes.
+// Review is a review of a product. A deleted or erased review has neither author, body nor
+// attributes.
 type Review struct {
 	ReviewID  string `json:"review_id"`
 	ProductID ID     `json:"product_id"`
@@ -211,8 +213,8 @@ type ChildVersion struct {
 	Reason string `json:"reason,omitempty"`
 }
 
-// Children has the operations on a kind of children. C is a child, N a new one, D an edit and V a version of its
-// history.
+// Children has the operations on a kind of children. C is a child, N a new one, D an edit and V a
+// version of its history.
 type Children[C Versioned, N, D, V any] struct {
 	core *core
 	kind func(context.Context) (childKind, error)
@@ -240,7 +242,8 @@ func (c Children[C, N, D, V]) where(path func(childKind) string) func(context.Co
 	}
 }
 
-// Create creates a child under an object. All attempts have the same Idempotency-Key, so they create one child.
+// Create creates a child under an object. All attempts have the same Idempotency-Key, so they
+// create one child.
 func (c Children[C, N, D, V]) Create(ctx context.Context, object ID, child N, opts ...Option) (C, error) {
 	return ask[C](ctx, c, func(k childKind) *call {
 		return newCall(http.MethodPost, k.under(object), opts).json(child).keyed()
@@ -252,8 +255,8 @@ func (c Children[C, N, D, V]) Get(ctx context.Context, id string, opts ...Option
 	return ask[C](ctx, c, func(k childKind) *call { return newCall(http.MethodGet, k.one(id), opts) })
 }
 
-// Edit edits a child on the condition that its version is still child's (If-Match). If it is not, IsStale reports true
-// for the error.
+// Edit edits a child on the condition that its version is still child's (If-Match). If it is not,
+// IsStale reports true for the error.
 func (c Children[C, N, D, V]) Edit(ctx context.Context, child C, edit D, opts ...Option) (C, error) {
 	id, version := child.Ref()
 	return ask[C](ctx, c, func(k childKind) *call {
@@ -261,8 +264,8 @@ func (c Children[C, N, D, V]) Edit(ctx context.Context, child C, edit D, opts ..
 	})
 }
 
-// Delete deletes a child for its author, on the condition that its version is still child's (If-Match). It cannot be
-// undone.
+// Delete deletes a child for its author, on the condition that its version is still child's
+// (If-Match). It cannot be undone.
 func (c Children[C, N, D, V]) Delete(ctx context.Context, child C, opts ...Option) error {
 	kind, err := c.kind(ctx)
 	if err != nil {
@@ -273,7 +276,8 @@ func (c Children[C, N, D, V]) Delete(ctx context.Context, child C, opts ...Optio
 	return err
 }
 
-// List lists the children of an object. The options Order, Skip and Around choose the order and the beginning.
+// List lists the children of an object. The options Order, Skip and Around choose the order and the
+// beginning.
 func (c Children[C, N, D, V]) List(object ID, opts ...Option) *List[C] {
 	return lazily[C](c.core, c.where(func(k childKind) string { return k.under(object) }), true, opts)
 }
@@ -283,8 +287,8 @@ func (c Children[C, N, D, V]) ByUser(user ID, opts ...Option) *List[C] {
 	return lazily[C](c.core, c.where(func(k childKind) string { return "/v1/users/" + user.String() + "/" + k.plural }), true, opts)
 }
 
-// Versions lists the versions of a child, newest first. They come from the recorded history, which does not wait for a
-// session's writes.
+// Versions lists the versions of a child, newest first. They come from the recorded history, which
+// does not wait for a session's writes.
 func (c Children[C, N, D, V]) Versions(id string, opts ...Option) *List[V] {
 	return lazily[V](c.core, c.where(func(k childKind) string { return k.one(id) + "/versions" }), false, opts)
 }
@@ -414,7 +418,8 @@ type ChildWithThread struct {
 
 func (t *ChildWithThread) asOf() time.Time { return t.AsOf }
 
-// ThreadedChildren has the operations on children that reply to each other and that moderators decide on.
+// ThreadedChildren has the operations on children that reply to each other and that moderators
+// decide on.
 type ThreadedChildren[C Versioned, N, D, V any] struct{ Children[C, N, D, V] }
 
 // Replies lists all replies below a child, at any depth, in the order of the thread.
@@ -428,8 +433,8 @@ type Moderation struct {
 	Reason string `json:"reason,omitempty"`
 }
 
-// Moderate decides on a child on the condition that its version is still child's (If-Match). It needs the role
-// moderate.
+// Moderate decides on a child on the condition that its version is still child's (If-Match). It
+// needs the role moderate.
 func (t ThreadedChildren[C, N, D, V]) Moderate(ctx context.Context, child C, m Moderation, opts ...Option) (C, error) {
 	id, version := child.Ref()
 	return ask[C](ctx, t.Children, func(k childKind) *call {
@@ -439,13 +444,14 @@ func (t ThreadedChildren[C, N, D, V]) Moderate(ctx context.Context, child C, m M
 	})
 }
 
-// Pending lists the children that wait for a moderator, oldest first, of all objects. With Query it lists those of one
-// object: Query("post_id", "7"). It needs the role moderate.
+// Pending lists the children that wait for a moderator, oldest first, of all objects. With Query it
+// lists those of one object: Query("post_id", "7"). It needs the role moderate.
 func (t ThreadedChildren[C, N, D, V]) Pending(opts ...Option) *List[C] {
 	return lazily[C](t.core, t.where(childKind.pending), true, opts)
 }
 
-// guard makes PutSettings conditional: on the version of the settings that were read, or on the absence of settings.
+// guard makes PutSettings conditional: on the version of the settings that were read, or on the
+// absence of settings.
 func guard(k *call, version int64) *call {
 	if version > 0 {
 		return k.matching(version)
@@ -487,8 +493,8 @@ func (c Comments) Settings(ctx context.Context, post ID, opts ...Option) (Thread
 	return ask[ThreadSettings](ctx, c.Children, func(k childKind) *call { return newCall(http.MethodGet, k.settings(post), opts) })
 }
 
-// PutSettings replaces settings on the condition that they have not changed since they were read. was names the post
-// and the version. It needs the role moderate.
+// PutSettings replaces settings on the condition that they have not changed since they were read.
+// was names the post and the version. It needs the role moderate.
 func (c Comments) PutSettings(ctx context.Context, was ThreadSettings, settings NewSettings, opts ...Option) (ThreadSettings, error) {
 	return ask[ThreadSettings](ctx, c.Children, func(k childKind) *call {
 		return guard(newCall(http.MethodPut, k.settings(was.PostID), opts).json(settings), was.Version)
@@ -524,14 +530,15 @@ func (r Reviews) Summary(ctx context.Context, product ID, opts ...Option) (Revie
 	})
 }
 
-// AnyChildren has the operations on a kind of children by its name. The API refuses thread operations if the kind has
-// no threads.
+// AnyChildren has the operations on a kind of children by its name. The API refuses thread
+// operations if the kind has no threads.
 type AnyChildren struct {
 	ThreadedChildren[Child, NewChild, ChildEdit, ChildVersion]
 }
 
-// Children returns the operations on the kind of children of this name. It sends nothing. The first operation reads the
-// names of the kind's members from the API. It returns an *UnknownKindError if the API has no such kind.
+// Children returns the operations on the kind of children of this name. It sends nothing. The first
+// operation reads the names of the kind's members from the API. It returns an *UnknownKindError if
+// the API has no such kind.
 func (c *Client) Children(kind string) AnyChildren {
 	find := func(ctx context.Context) (childKind, error) {
 		var k childKind
@@ -592,8 +599,8 @@ func (a AnyChildren) Settings(ctx context.Context, object ID, opts ...Option) (C
 	return ask[ChildSettings](ctx, a.Children, func(k childKind) *call { return newCall(http.MethodGet, k.settings(object), opts) })
 }
 
-// PutSettings replaces settings on the condition that they have not changed since they were read. was names the object
-// and the version. It needs the role moderate.
+// PutSettings replaces settings on the condition that they have not changed since they were read.
+// was names the object and the version. It needs the role moderate.
 func (a AnyChildren) PutSettings(ctx context.Context, was ChildSettings, settings NewSettings, opts ...Option) (ChildSettings, error) {
 	return ask[ChildSettings](ctx, a.Children, func(k childKind) *call {
 		return guard(newCall(http.MethodPut, k.settings(was.Object), opts).json(settings), was.Version)

@@ -12,7 +12,8 @@ import (
 	"github.com/tidings/tidings/event"
 )
 
-// ID is the id of a user, a post or any other object: a number from 1 to 2^63-1. It is a string in JSON.
+// ID is the id of a user, a post or any other object: a number from 1 to 2^63-1. It is a string in
+// JSON.
 type ID = event.ID
 
 // Client calls the API. Make one with New and share it: it is safe for concurrent use.
@@ -66,23 +67,23 @@ type Setting func(*settings)
 // WithToken sets the bearer token. `tidings token create` makes one.
 func WithToken(token string) Setting { return func(s *settings) { s.token = token } }
 
-// WithActor names the actor of writes, for events and histories. The default is the token's name. The option Actor
-// overrides it for one call.
+// WithActor names the actor of writes, for events and histories. The default is the token's name.
+// The option Actor overrides it for one call.
 func WithActor(actor string) Setting { return func(s *settings) { s.actor = actor } }
 
-// WithHTTPClient sets the client that sends requests. Use its transport for tracing, metrics and TLS. By default New
-// makes a client that keeps 100 idle connections.
+// WithHTTPClient sets the client that sends requests. Use its transport for tracing, metrics and
+// TLS. By default New makes a client that keeps 100 idle connections.
 func WithHTTPClient(h *http.Client) Setting { return func(s *settings) { s.http = h } }
 
 // WithRetry sets how requests are repeated. The zero Retry repeats none.
 func WithRetry(r Retry) Setting { return func(s *settings) { s.retry = r } }
 
-// WithAttemptTimeout bounds each attempt. The default is 30 seconds, and 0 sets no bound. The context bounds all
-// attempts together.
+// WithAttemptTimeout bounds each attempt. The default is 30 seconds, and 0 sets no bound. The
+// context bounds all attempts together.
 func WithAttemptTimeout(d time.Duration) Setting { return func(s *settings) { s.timeout = d } }
 
-// New returns a client of the API at baseURL, for example https://tidings.example. It sends nothing. It returns an
-// error if baseURL or the token is invalid.
+// New returns a client of the API at baseURL, for example https://tidings.example. It sends
+// nothing. It returns an error if baseURL or the token is invalid.
 func New(baseURL string, with ...Setting) (*Client, error) {
 	s := &settings{retry: DefaultRetry(), timeout: 30 * time.Second}
 	for _, set := range with {

@@ -119,7 +119,8 @@ const (
 		`said.","state":"visible","version":3,"created_at":"2026-11-22T10:00:00.000000Z","updated_at":"2026-11-22T10:00:00.000000Z"}`
 )
 
-// The client retries each temporary refusal after the time that the API asks for, with the same key of a create.
+// The client retries each temporary refusal after the time that the API asks for, with the same key
+// of a create.
 func TestWhatMayPassIsRetried(t *testing.T) {
 	create := func(ctx context.Context, c *client.Client) error {
 		_, err := c.Comments.Create(ctx, 5, client.NewComment{AuthorID: 3, Body: "Well said."})
@@ -214,8 +215,8 @@ func TestWhatMayPassIsRetried(t *testing.T) {
 	}
 }
 
-// Repeated refusals end after the maximum number of attempts, with waits that grow and differ. A context that ends
-// during a wait ends it at once.
+// Repeated refusals end after the maximum number of attempts, with waits that grow and differ. A
+// context that ends during a wait ends it at once.
 func TestRetriesAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		storm := func(int, *http.Request) (*http.Response, error) { return refuse(429, "rate-limited", "Retry-After: 1") }
@@ -383,8 +384,8 @@ func TestProblemsAreTyped(t *testing.T) {
 	}
 }
 
-// A change names its version. If the first attempt got no answer, the problem of the second one says that the first may
-// have succeeded.
+// A change names its version. If the first attempt got no answer, the problem of the second one
+// says that the first may have succeeded.
 func TestChangesAreGuarded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, requests := fake(t, func(n int, _ *http.Request) (*http.Response, error) {
@@ -458,8 +459,9 @@ func pagesOf(t *testing.T, fail map[string]func() (*http.Response, error)) trans
 	}
 }
 
-// A list is read to its end. A list that ended early is resumed: no item is missing, and at most one page is repeated.
-// TestACallWithoutAnIDIsNotSent: its path would be another route's, or none's.
+// A list is read to its end. A list that ended early is resumed: no item is missing, and at most
+// one page is repeated. TestACallWithoutAnIDIsNotSent: its path would be another route's, or
+// none's.
 func TestACallWithoutAnIDIsNotSent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, requests := fake(t, func(int, *http.Request) (*http.Response, error) {
@@ -583,7 +585,8 @@ func TestListsAreResumed(t *testing.T) {
 	}
 }
 
-// A session sends the token of the last write of each entity with reads of projections, and with no other request.
+// A session sends the token of the last write of each entity with reads of projections, and with no
+// other request.
 func TestASessionShowsItsWrites(t *testing.T) {
 	var mu sync.Mutex
 	n := 0

@@ -34,7 +34,8 @@ import (
 // object is a JSON object.
 type object = map[string]any
 
-// document is the OpenAPI document of an API with the built-in kinds. The API needs no servers for it.
+// document is the OpenAPI document of an API with the built-in kinds. The API needs no servers for
+// it.
 func document(t *testing.T) object {
 	t.Helper()
 	pool, err := pgxpool.New(t.Context(), "postgres://127.0.0.1:1/none")
@@ -406,7 +407,8 @@ func differences(t *testing.T, doc object) []string {
 	return c.found
 }
 
-// operation calls a method, and compares its request and its result with an operation of the document.
+// operation calls a method, and compares its request and its result with an operation of the
+// document.
 func (c *conformance) operation(t *testing.T, verb, path, id string, op object, call method) {
 	t.Helper()
 	result := c.success(op)
@@ -822,15 +824,16 @@ func list(v any) (all []object) {
 	return all
 }
 
-// TestTheClientIsTheDocuments verifies that every operation has a method, which sends the parts of the document's
-// request and reads every member of its answer.
+// TestTheClientIsTheDocuments verifies that every operation has a method, which sends the parts of
+// the document's request and reads every member of its answer.
 func TestTheClientIsTheDocuments(t *testing.T) {
 	for _, d := range differences(t, document(t)) {
 		t.Error(d)
 	}
 }
 
-// TestDifferencesAreFound changes the document as a new API might, and expects a difference each time.
+// TestDifferencesAreFound changes the document as a new API might, and expects a difference each
+// time.
 func TestDifferencesAreFound(t *testing.T) {
 	raw, err := json.Marshal(document(t))
 	if err != nil {

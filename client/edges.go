@@ -17,7 +17,8 @@ type edgeKind struct {
 	self             bool      // both ends are the same object
 }
 
-// words returns the names of the operations in a batch. Follows are older than kinds and have names of their own.
+// words returns the names of the operations in a batch. Follows are older than kinds and have names
+// of their own.
 func (k edgeKind) words() (put, remove string) {
 	if k.name == followKind.name {
 		return "follow", "unfollow"
@@ -98,8 +99,8 @@ type Edge struct {
 	Attributes map[string]any `json:"attributes,omitempty"`
 }
 
-// VersionedEdge is an edge with attributes. Ends returns its ends, and the version on which a change of it is
-// conditional.
+// VersionedEdge is an edge with attributes. Ends returns its ends, and the version on which a
+// change of it is conditional.
 type VersionedEdge interface {
 	Ends() (from, to ID, version int64)
 }
@@ -224,7 +225,8 @@ type Entry struct {
 	Attributes   map[string]any `json:"attributes,omitempty"`
 }
 
-// Edges has the operations on a kind of edges. E is an edge, R a result of Check and V a version of its history.
+// Edges has the operations on a kind of edges. E is an edge, R a result of Check and V a version of
+// its history.
 type Edges[E, R, V any] struct {
 	core *core
 	kind func(context.Context) (edgeKind, error)
@@ -234,8 +236,8 @@ func edges[E, R, V any](c *core, k edgeKind) Edges[E, R, V] {
 	return Edges[E, R, V]{c, func(context.Context) (edgeKind, error) { return k, nil }}
 }
 
-// Put puts an edge. Response.Status is 201 if the edge is new and 200 if it existed. An existing edge keeps its
-// attributes, and a new one gets the defaults.
+// Put puts an edge. Response.Status is 201 if the edge is new and 200 if it existed. An existing
+// edge keeps its attributes, and a new one gets the defaults.
 func (e Edges[E, R, V]) Put(ctx context.Context, from, to ID, opts ...Option) (E, error) {
 	return e.send(ctx, http.MethodPut, from, to, nil, opts)
 }
@@ -271,8 +273,8 @@ func (e Edges[E, R, V]) Remove(ctx context.Context, from, to ID, opts ...Option)
 	return err
 }
 
-// Versions lists the versions of an edge, newest first. They come from the recorded history, which does not wait for a
-// session's writes.
+// Versions lists the versions of an edge, newest first. They come from the recorded history, which
+// does not wait for a session's writes.
 func (e Edges[E, R, V]) Versions(from, to ID, opts ...Option) *List[V] {
 	return lazily[V](e.core, func(ctx context.Context) (string, names, error) {
 		kind, err := e.kind(ctx)
@@ -283,7 +285,8 @@ func (e Edges[E, R, V]) Versions(from, to ID, opts ...Option) *List[V] {
 // Pair names an edge by its ends.
 type Pair struct{ From, To ID }
 
-// Check checks for up to 500 pairs whether the edge exists. The results are in the order of the pairs.
+// Check checks for up to 500 pairs whether the edge exists. The results are in the order of the
+// pairs.
 func (e Edges[E, R, V]) Check(ctx context.Context, pairs []Pair, opts ...Option) ([]R, error) {
 	kind, err := e.kind(ctx)
 	if err != nil {
@@ -337,7 +340,8 @@ func (e AttributedEdges[E, R, V, A]) PutWith(ctx context.Context, from, to ID, a
 	return e.send(ctx, http.MethodPut, from, to, attributes, opts)
 }
 
-// Patch changes the given attributes of an edge, on the condition that its version is still edge's (If-Match).
+// Patch changes the given attributes of an edge, on the condition that its version is still edge's
+// (If-Match).
 func (e AttributedEdges[E, R, V, A]) Patch(ctx context.Context, edge E, changes A, opts ...Option) (E, error) {
 	from, to, version := edge.Ends()
 	return e.send(ctx, http.MethodPatch, from, to, changes, opts, func(k *call) { k.matching(version) })
@@ -393,7 +397,8 @@ type Memberships struct {
 	AttributedEdges[Membership, MembershipRelation, MembershipVersion, MembershipChanges]
 }
 
-// Members lists the members of a group, newest first. With the option Role it lists those with one role.
+// Members lists the members of a group, newest first. With the option Role it lists those with one
+// role.
 func (m Memberships) Members(group ID, opts ...Option) *List[MemberEntry] {
 	return lazily[MemberEntry](m.core, m.reverse(group), true, opts)
 }
@@ -408,8 +413,9 @@ type AnyEdges struct {
 	AttributedEdges[Edge, Relation, EdgeVersion, map[string]any]
 }
 
-// Edges returns the operations on the kind of edges of this name. It sends nothing. The first operation reads the names
-// of the kind's members from the API. It returns an *UnknownKindError if the API has no such kind.
+// Edges returns the operations on the kind of edges of this name. It sends nothing. The first
+// operation reads the names of the kind's members from the API. It returns an *UnknownKindError if
+// the API has no such kind.
 func (c *Client) Edges(kind string) AnyEdges {
 	find := func(ctx context.Context) (edgeKind, error) {
 		var k edgeKind
@@ -435,8 +441,8 @@ func (a AnyEdges) Forward(of ID, opts ...Option) *List[Entry] {
 	return lazily[Entry](a.core, a.forward(of), true, opts)
 }
 
-// Reverse lists the edges that lead to an object, newest first. With the option Filter it lists those with one value of
-// an attribute.
+// Reverse lists the edges that lead to an object, newest first. With the option Filter it lists
+// those with one value of an attribute.
 func (a AnyEdges) Reverse(of ID, opts ...Option) *List[Entry] {
 	return lazily[Entry](a.core, a.reverse(of), true, opts)
 }

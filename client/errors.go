@@ -55,7 +55,8 @@ const (
 // ErrNotModified reports that the ETag in IfNoneMatch is still current.
 var ErrNotModified = errors.New("tidings: not modified")
 
-// ErrNoVersion reports a change of an object whose Version is 0: read the object first, or use IfMatch or IfMatchAny.
+// ErrNoVersion reports a change of an object whose Version is 0: read the object first, or use
+// IfMatch or IfMatchAny.
 var ErrNoVersion = errors.New("tidings: the object has no version: read it first, or use client.IfMatch or client.IfMatchAny")
 
 // ErrNoID reports a call for an object whose id is empty. It is not sent.
@@ -74,8 +75,8 @@ type Problem struct {
 
 	// RetryAfter is how long the API asks to wait; 0 if it does not ask.
 	RetryAfter time.Duration `json:"-"`
-	// OutcomeUnknown reports that an earlier attempt of this write may have succeeded. Then a stale version may be the
-	// result of that attempt.
+	// OutcomeUnknown reports that an earlier attempt of this write may have succeeded. Then a stale
+	// version may be the result of that attempt.
 	OutcomeUnknown bool `json:"-"`
 
 	names names // of Current's kind
@@ -103,8 +104,8 @@ func (p *Problem) Error() string {
 	return text
 }
 
-// CurrentAs decodes the current entity into v, for example a *Comment, or a *Child or an *Edge of a kind of your own. A
-// type of your own may have the names of Current.
+// CurrentAs decodes the current entity into v, for example a *Comment, or a *Child or an *Edge of a
+// kind of your own. A type of your own may have the names of Current.
 func (p *Problem) CurrentAs(v any) error {
 	if len(p.Current) == 0 {
 		return errors.New("tidings: the problem has no current object")
@@ -115,7 +116,8 @@ func (p *Problem) CurrentAs(v any) error {
 	return decode(p.names, p.Current, v)
 }
 
-// AnswerError is an answer that does not come from the API, for example a proxy's page, or that is incomplete.
+// AnswerError is an answer that does not come from the API, for example a proxy's page, or that is
+// incomplete.
 type AnswerError struct {
 	Method, Path string
 	Status       int
@@ -140,8 +142,9 @@ func (e *AnswerError) Error() string {
 // Unwrap returns the error of reading the body.
 func (e *AnswerError) Unwrap() error { return e.Err }
 
-// TransportError reports a request without an answer. It wraps the cause: errors.Is finds context.Canceled and
-// context.DeadlineExceeded. The outcome of a write is unknown, unless nothing was sent.
+// TransportError reports a request without an answer. It wraps the cause: errors.Is finds
+// context.Canceled and context.DeadlineExceeded. The outcome of a write is unknown, unless nothing
+// was sent.
 type TransportError struct {
 	Method, Path string
 	Err          error
@@ -191,7 +194,8 @@ func HasCode(err error, codes ...Code) bool {
 	return false
 }
 
-// IsNotFound reports whether the object does not exist. It is false if the API has no such route (CodeRouteUnknown).
+// IsNotFound reports whether the object does not exist. It is false if the API has no such route
+// (CodeRouteUnknown).
 func IsNotFound(err error) bool { return HasCode(err, CodeNotFound) }
 
 // IsUnauthenticated reports whether the token is unknown, expired or revoked.
@@ -206,14 +210,16 @@ func IsInvalid(err error) bool {
 	return errors.As(err, &p) && p.Status == http.StatusUnprocessableEntity
 }
 
-// IsStale reports whether the version is no longer current. Problem.CurrentAs decodes the current object.
+// IsStale reports whether the version is no longer current. Problem.CurrentAs decodes the current
+// object.
 func IsStale(err error) bool { return HasCode(err, CodeVersionStale) }
 
-// IsGone reports whether the child's state does not allow the change: the child is deleted or erased, or an edit meets a
-// hidden or removed one.
+// IsGone reports whether the child's state does not allow the change: the child is deleted or
+// erased, or an edit meets a hidden or removed one.
 func IsGone(err error) bool { return HasCode(err, CodeCommentGone, CodeChildGone) }
 
-// IsRateLimited reports whether the token or the user made too many requests. Problem.RetryAfter is how long to wait.
+// IsRateLimited reports whether the token or the user made too many requests. Problem.RetryAfter is
+// how long to wait.
 func IsRateLimited(err error) bool { return HasCode(err, CodeRateLimited) }
 
 // IsUnavailable reports whether the API cannot serve the request now.

@@ -154,7 +154,8 @@ edges:
 	// tidings: the API has no kind "wave": it has ["follow" "like" "membership" "share" "visit"]
 }
 
-// Use a transport for traces, metrics and TLS, for example otelhttp.NewTransport(http.DefaultTransport).
+// Use a transport for traces, metrics and TLS, for example
+// otelhttp.NewTransport(http.DefaultTransport).
 func ExampleWithHTTPClient() {
 	url, token := newTenant()
 	var spans []string

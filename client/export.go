@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// Export reads all states of a kind in the tenant, for a projection that needs more than the streams keep. Making an
-// Export sends nothing. It is not safe for concurrent use.
+// Export reads all states of a kind in the tenant, for a projection that needs more than the
+// streams keep. Making an Export sends nothing. It is not safe for concurrent use.
 type Export struct {
 	core  *core
 	where func(context.Context) (string, error)
@@ -72,22 +72,23 @@ func (c *Client) ExportSettings(opts ...Option) *Export {
 // ExportLines limits the states of one answer: 1 to 100,000, by default 10,000.
 func ExportLines(n int) Option { return Query("lines", fmt.Sprint(n)) }
 
-// Resume continues an export after a position: cursor is the Cursor of its ExportHead, and after the After of the last
-// state that you kept.
+// Resume continues an export after a position: cursor is the Cursor of its ExportHead, and after
+// the After of the last state that you kept.
 func (x *Export) Resume(cursor, after string) *Export {
 	x.head.Cursor, x.after = cursor, after
 	return x
 }
 
-// Head returns what the export covers. It is known from the first state on, or at the end. Keep its Streams and Cursor
-// with the states.
+// Head returns what the export covers. It is known from the first state on, or at the end. Keep its
+// Streams and Cursor with the states.
 func (x *Export) Head() ExportHead { return x.head }
 
 // After returns the position of the last state that All yielded.
 func (x *Export) After() string { return x.after }
 
-// All yields all states. It sends requests until the export is complete. If an answer breaks off, it resumes after the
-// last state. After an error it yields nothing more. CodeExportOutdated means that the export must begin again.
+// All yields all states. It sends requests until the export is complete. If an answer breaks off,
+// it resumes after the last state. After an error it yields nothing more. CodeExportOutdated means
+// that the export must begin again.
 func (x *Export) All(ctx context.Context) iter.Seq2[ExportState, error] {
 	return func(yield func(ExportState, error) bool) {
 		var none ExportState

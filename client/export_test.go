@@ -13,7 +13,8 @@ import (
 	"github.com/tidings/tidings/client"
 )
 
-// exportOf answers an export of 5 states, 2 per answer. The n-th answer breaks off after so many lines.
+// exportOf answers an export of 5 states, 2 per answer. The n-th answer breaks off after so many
+// lines.
 func exportOf(t *testing.T, broken map[int]int) transport {
 	return func(n int, r *http.Request) (*http.Response, error) {
 		q := r.URL.Query()
@@ -45,7 +46,8 @@ func exportOf(t *testing.T, broken map[int]int) transport {
 	}
 }
 
-// An export continues until it is complete, wherever an answer breaks off, and yields no state twice.
+// An export continues until it is complete, wherever an answer breaks off, and yields no state
+// twice.
 func TestExportsAreResumed(t *testing.T) {
 	for _, broken := range []map[int]int{nil, {1: 0}, {1: 1}, {1: 2, 2: 2}, {2: 3, 3: 1}, {1: 3}} {
 		synctest.Test(t, func(t *testing.T) {

@@ -18,7 +18,8 @@ type Page[T any] struct {
 
 func (p *Page[T]) asOf() time.Time { return p.AsOf }
 
-// List is a list that the API returns page by page. Making a List sends nothing. It is not safe for concurrent use.
+// List is a list that the API returns page by page. Making a List sends nothing. It is not safe for
+// concurrent use.
 type List[T any] struct {
 	core   *core
 	make   func(ctx context.Context) (*call, names, error)
@@ -54,9 +55,9 @@ func lazily[T any](c *core, where func(context.Context) (string, names, error), 
 	return l
 }
 
-// Cursor returns where to resume: a list of the same kind with this Cursor begins after the last page whose items All
-// or Pages has yielded completely. If you stop within a page, the resumed list repeats items of that page, and misses
-// none. "" is the beginning.
+// Cursor returns where to resume: a list of the same kind with this Cursor begins after the last
+// page whose items All or Pages has yielded completely. If you stop within a page, the resumed list
+// repeats items of that page, and misses none. "" is the beginning.
 func (l *List[T]) Cursor() string { return l.cursor }
 
 // AsOf returns the as_of of the page that was read last.

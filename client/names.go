@@ -2,7 +2,8 @@ package client
 
 import "encoding/json"
 
-// decode decodes JSON into v. If n is not nil, it first replaces a kind's names with the archetype's names of v's type.
+// decode decodes JSON into v. If n is not nil, it first replaces a kind's names with the
+// archetype's names of v's type.
 func decode(n names, data []byte, v any) (err error) {
 	if n != nil {
 		if data, err = n.rename(data); err != nil {
@@ -12,7 +13,8 @@ func decode(n names, data []byte, v any) (err error) {
 	return json.Unmarshal(data, v)
 }
 
-// rename renames the members of objects, at any depth. It leaves the names within attributes, which the kind chose.
+// rename renames the members of objects, at any depth. It leaves the names within attributes, which
+// the kind chose.
 func (n names) rename(data []byte) ([]byte, error) {
 	switch first(data) {
 	case '[':

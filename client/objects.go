@@ -52,8 +52,8 @@ type EdgeRemoval struct {
 	FinishedAt  time.Time        `json:"finished_at,omitzero"`
 }
 
-// RemoveEdges requests the removal of an object's edges. The removal runs in the background: Client.EdgeRemoval reads
-// its progress. A repeated request is safe.
+// RemoveEdges requests the removal of an object's edges. The removal runs in the background:
+// Client.EdgeRemoval reads its progress. A repeated request is safe.
 func (o EdgeObjects[T]) RemoveEdges(ctx context.Context, id ID, which EdgesToRemove, opts ...Option) (EdgeRemoval, error) {
 	plural, err := o.plural(ctx)
 	if err != nil {
@@ -139,7 +139,8 @@ func (c *ConversationCounts) asOf() time.Time { return c.AsOf }
 func (c *ProductCounts) asOf() time.Time      { return c.AsOf }
 func (c *ObjectCounts) asOf() time.Time       { return c.AsOf }
 
-// ObjectCounts are the counts of an object of any type, by the name of the list or the plural of the kind.
+// ObjectCounts are the counts of an object of any type, by the name of the list or the plural of
+// the kind.
 type ObjectCounts struct {
 	Edges    map[string]int64
 	Children map[string]KindCounts
@@ -180,8 +181,8 @@ func (c *ObjectCounts) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// Objects returns the operations on the objects of this name, for example user. It sends nothing. The first operation
-// reads the object's name in paths from the API.
+// Objects returns the operations on the objects of this name, for example user. It sends nothing.
+// The first operation reads the object's name in paths from the API.
 func (c *Client) Objects(object string) EdgeObjects[ObjectCounts] {
 	return EdgeObjects[ObjectCounts]{Objects[ObjectCounts]{c.core, func(ctx context.Context) (string, error) {
 		plural := ""
@@ -214,7 +215,8 @@ type FollowCounts struct {
 	Following int64 `json:"following"`
 }
 
-// FollowCounts counts the followers and followings of up to 500 users. The results are in the order of users.
+// FollowCounts counts the followers and followings of up to 500 users. The results are in the order
+// of users.
 func (u Users) FollowCounts(ctx context.Context, users []ID, opts ...Option) ([]FollowCounts, error) {
 	body := struct {
 		Users []ID `json:"user_ids"`
@@ -369,8 +371,8 @@ func (d DLQ) Get(ctx context.Context, id ID, opts ...Option) (DeadMessageFull, e
 	return fetch[DeadMessageFull](ctx, d.core, newCall(http.MethodGet, dlqPath+"/"+id.String(), opts), nil)
 }
 
-// Retry puts an event back into the outbox, with a new id after all others. The client does not repeat the request if
-// its outcome is unknown.
+// Retry puts an event back into the outbox, with a new id after all others. The client does not
+// repeat the request if its outcome is unknown.
 func (d DLQ) Retry(ctx context.Context, id ID, reason string, opts ...Option) (DLQAction, error) {
 	return d.act(ctx, id, "retry", reason, opts)
 }

@@ -16,24 +16,26 @@ func Actor(actor string) Option { return Header("Tidings-Actor", actor) }
 // Header sets a header of the request, for example traceparent.
 func Header(name, value string) Option { return func(k *call) { k.set(name, value) } }
 
-// IdempotencyKey sets the key of a create, instead of an automatic one: 1 to 255 visible ASCII characters. Creates with
-// the same author and key make one child.
+// IdempotencyKey sets the key of a create, instead of an automatic one: 1 to 255 visible ASCII
+// characters. Creates with the same author and key make one child.
 func IdempotencyKey(key string) Option { return Header("Idempotency-Key", key) }
 
-// IfMatch makes a write conditional on this version, instead of the version of the object that was passed.
+// IfMatch makes a write conditional on this version, instead of the version of the object that was
+// passed.
 func IfMatch(version int64) Option { return Header("If-Match", etag(version)) }
 
 // IfMatchAny makes a write that needs a version apply to any version.
 func IfMatchAny() Option { return Header("If-Match", "*") }
 
-// IfNoneMatch makes a read return ErrNotModified while the ETag (Response.ETag) is current. With "*", PutSettings
-// succeeds only if no settings exist.
+// IfNoneMatch makes a read return ErrNotModified while the ETag (Response.ETag) is current. With
+// "*", PutSettings succeeds only if no settings exist.
 func IfNoneMatch(etag string) Option { return Header("If-None-Match", etag) }
 
 // PageSize sets the number of items of a page: 1 to 200, by default 50.
 func PageSize(n int) Option { return Query("limit", strconv.Itoa(n)) }
 
-// Cursor begins a list where an earlier one ended. It is a List.Cursor, or the Next or Prev of a Page.
+// Cursor begins a list where an earlier one ended. It is a List.Cursor, or the Next or Prev of a
+// Page.
 func Cursor(cursor string) Option { return Query("cursor", cursor) }
 
 // Order sorts children: oldest, newest, or threaded if the kind is threaded.
@@ -45,8 +47,8 @@ func Skip(n int64) Option { return Query("skip", strconv.FormatInt(n, 10)) }
 // Around begins a list of children so that this one is in the middle of the first page.
 func Around(id string) Option { return Query("around", id) }
 
-// Filter limits a list of edges to those with this value of an attribute. EdgeKind.Filters has the attributes that it
-// takes.
+// Filter limits a list of edges to those with this value of an attribute. EdgeKind.Filters has the
+// attributes that it takes.
 func Filter(attribute, value string) Option { return Query(attribute, value) }
 
 // Role limits the members of a group to those with this role.
@@ -66,7 +68,8 @@ func Query(name, value string) Option {
 	}
 }
 
-// WithResponse stores the facts of the answer beside its result, also of an error. Each attempt overwrites them.
+// WithResponse stores the facts of the answer beside its result, also of an error. Each attempt
+// overwrites them.
 func WithResponse(r *Response) Option { return func(k *call) { k.response = r } }
 
 // Response has the facts of an answer beside its result.

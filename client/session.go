@@ -9,17 +9,17 @@ import (
 // maxTokens is the number of tokens that the API takes with a read.
 const maxTokens = 64
 
-// Session is a Client whose reads include its writes: it keeps the Tidings-Token of each write and sends the tokens
-// with every read of a projection. Make one for a user, or for a request of theirs. It keeps the last write of each of
-// the 64 entities that were written last. Earlier writes are normally in all projections by then. It is safe for
-// concurrent use.
+// Session is a Client whose reads include its writes: it keeps the Tidings-Token of each write and
+// sends the tokens with every read of a projection. Make one for a user, or for a request of
+// theirs. It keeps the last write of each of the 64 entities that were written last. Earlier writes
+// are normally in all projections by then. It is safe for concurrent use.
 type Session struct {
 	*Client
 	tokens *tokens
 }
 
-// Session returns a session whose reads include the writes of these tokens, which are those of another session or of a
-// Response.
+// Session returns a session whose reads include the writes of these tokens, which are those of
+// another session or of a Response.
 func (c *Client) Session(seen ...string) *Session {
 	t := new(tokens)
 	core := *c.core
@@ -29,8 +29,8 @@ func (c *Client) Session(seen ...string) *Session {
 	return s
 }
 
-// Token returns all tokens of the session as text. Pass it to Session in another process, for example the one that
-// answers the user's next request.
+// Token returns all tokens of the session as text. Pass it to Session in another process, for
+// example the one that answers the user's next request.
 func (s *Session) Token() string { return strings.Join(s.tokens.all(), ",") }
 
 // Add makes the session's reads include the writes of these tokens too.
@@ -44,7 +44,8 @@ func (s *Session) Add(seen ...string) {
 	}
 }
 
-// tokens are the tokens of a session, by the written entity. A later write of an entity replaces the earlier one.
+// tokens are the tokens of a session, by the written entity. A later write of an entity replaces
+// the earlier one.
 type tokens struct {
 	mu   sync.Mutex
 	kept []keptToken // oldest first

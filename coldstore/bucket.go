@@ -16,11 +16,12 @@ import (
 	"time"
 )
 
-// objectTimeout bounds the write, read or removal of one object, so a store that hangs returns an error.
+// objectTimeout bounds the write, read or removal of one object, so a store that hangs returns an
+// error.
 const objectTimeout = 10 * time.Minute
 
-// place stores objects: files in a directory, or objects in an S3 bucket. A missing object is fs.ErrNotExist. It is
-// safe for concurrent use.
+// place stores objects: files in a directory, or objects in an S3 bucket. A missing object is
+// fs.ErrNotExist. It is safe for concurrent use.
 type place interface {
 	create(ctx context.Context, key, contentType string) (upload, error)
 	open(ctx context.Context, key string) (io.ReadCloser, error)
@@ -33,8 +34,8 @@ type place interface {
 	close() error
 }
 
-// upload is an object being written. It does not exist before commit. Call either abort or commit to end it; abort
-// after commit does nothing.
+// upload is an object being written. It does not exist before commit. Call either abort or commit
+// to end it; abort after commit does nothing.
 type upload interface {
 	io.Writer
 	commit() error // afterward the object survives a power loss
@@ -47,8 +48,8 @@ type bucket struct{ place }
 // parameters are the allowed query parameters of a URL, by scheme.
 var parameters = map[string][]string{"file": {"prefix"}, "s3": {"prefix", "region", "endpoint", "use_path_style"}}
 
-// parseURL parses and validates the URL of a place. The URL is stored in the database and shown, so it must not contain
-// secrets.
+// parseURL parses and validates the URL of a place. The URL is stored in the database and shown, so
+// it must not contain secrets.
 func parseURL(rawURL string) (*url.URL, error) {
 	u, err := url.Parse(rawURL)
 	switch {
@@ -71,7 +72,8 @@ func parseURL(rawURL string) (*url.URL, error) {
 	return u, nil
 }
 
-// openBucket opens the place of a URL: file:///DIR, which must exist, or s3://BUCKET?region=R. Both accept prefix=P/.
+// openBucket opens the place of a URL: file:///DIR, which must exist, or s3://BUCKET?region=R. Both
+// accept prefix=P/.
 func openBucket(rawURL string) (*bucket, error) {
 	u, err := parseURL(rawURL)
 	if err != nil {
@@ -188,7 +190,8 @@ func (b *bucket) list(ctx context.Context, prefix string) ([]string, error) {
 // exportKey matches the keys of an export's files: its directory, which ends with its id.
 var exportKey = regexp.MustCompile(`^([0-9]{4}-[0-9]{2}/([0-9]{8}t[0-9]{6}[.][0-9]{6}z-[a-z0-9]+))/`)
 
-// exports returns the directories of exports that have objects or begun uploads, by the id of the export.
+// exports returns the directories of exports that have objects or begun uploads, by the id of the
+// export.
 func (b *bucket) exports(ctx context.Context) (map[string]string, error) {
 	begun, err := b.unfinished(ctx, "")
 	if err != nil {
@@ -218,8 +221,8 @@ func (b *bucket) unfinished(ctx context.Context, prefix string) ([]string, error
 	return keys, nil
 }
 
-// remove deletes everything below a directory, and returns the number of objects deleted. Uploads end first: one that was
-// completed before is listed as an object.
+// remove deletes everything below a directory, and returns the number of objects deleted. Uploads
+// end first: one that was completed before is listed as an object.
 func (b *bucket) remove(ctx context.Context, dir string) (int, error) {
 	begun, err := b.unfinished(ctx, dir+"/")
 	if err != nil {

@@ -55,19 +55,21 @@ const staleSQL = `
 UPDATE /* coldstore.stale */ outbox_archive_exports SET stale_at = now()
  WHERE export_id = ANY(@ids) AND state = 'COMPLETE' AND stale_at IS NULL`
 
-// releaseSQL records that the files of an export were read and equal the table. From now on the range may be dropped.
-// Index: outbox_archive_exports_pkey. Locks: the row.
+// releaseSQL records that the files of an export were read and equal the table. From now on the
+// range may be dropped. Index: outbox_archive_exports_pkey. Locks: the row.
 const releaseSQL = `
 UPDATE /* coldstore.release */ outbox_archive_exports SET verified_at = now(), stale_at = NULL, released_at = coalesce(released_at, now())
  WHERE export_id = @id AND state = 'COMPLETE'`
 
-// Check reports whether a range may be dropped, or why not. It may be dropped if an export of it was just read from end
-// to end and equals the archive. Check reads the range in the database and in the store. The result holds as long as
-// the fence: the caller drops the range under the same lease. If the range has changed since, or its files are damaged,
-// the next ExportDue exports it again. An error changes nothing.
+// Check reports whether a range may be dropped, or why not. It may be dropped if an export of it
+// was just read from end to end and equals the archive. Check reads the range in the database and
+// in the store. The result holds as long as the fence: the caller drops the range under the same
+// lease. If the range has changed since, or its files are damaged, the next ExportDue exports it
+// again. An error changes nothing.
 //
-// A Store without a URL releases a range that was never exported. A range with an export must pass the same check:
-// another process exported it, its files may soon be all that is left of the range, and they must be marked so.
+// A Store without a URL releases a range that was never exported. A range with an export must pass
+// the same check: another process exported it, its files may soon be all that is left of the range,
+// and they must be marked so.
 func (s *Store) Check(ctx context.Context, r outbox.Range) (ok bool, why string, err error) {
 	name := rangeName(r)
 	all, err := s.exports(ctx, r.From, nil)
@@ -143,9 +145,9 @@ type Finding struct {
 	Table   string `json:"table"`
 }
 
-// Verify reads all files of the complete exports that have events of a month (the zero time: of all). It compares them
-// with their manifests, their checksums and the table, and calls report for each export. It changes nothing and needs
-// no fence.
+// Verify reads all files of the complete exports that have events of a month (the zero time: of
+// all). It compares them with their manifests, their checksums and the table, and calls report for
+// each export. It changes nothing and needs no fence.
 func (s *Store) Verify(ctx context.Context, month time.Time, report func(Finding) error) error {
 	of := &month
 	if month.IsZero() {

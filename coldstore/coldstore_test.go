@@ -37,7 +37,8 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 
 var august = time.Date(2026, 8, 1, 0, 0, 0, 0, time.UTC)
 
-// The two ranges of a rig: one has the rows of August, the other one row from just before and one from just after.
+// The two ranges of a rig: one has the rows of August, the other one row from just before and one
+// from just after.
 var (
 	part  = outbox.Range{From: 1, To: 100_000, FirstAt: august}
 	other = outbox.Range{From: 100_000, To: 200_000, FirstAt: august.AddDate(0, 0, -1)}
@@ -54,8 +55,8 @@ CREATE TABLE outbox_messages_100000 PARTITION OF outbox_messages_archive FOR VAL
 INSERT INTO outbox_ranges (from_id, to_id, state, settled_at, archived_at, first_at)
 VALUES (1, 100000, 'ARCHIVED', now(), now(), '2026-08-01 00:00:00Z'), (100000, 200000, 'ARCHIVED', now(), now(), '2026-07-31 00:00:00Z')`
 
-// fillSQL writes n rows of a month, with every kind of value that a column can hold, and times at the month's edges and
-// just outside.
+// fillSQL writes n rows of a month, with every kind of value that a column can hold, and times at
+// the month's edges and just outside.
 const fillSQL = `
 INSERT INTO outbox_messages_archive (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at,
        available_at, processed_at, attempts, last_error, trace_id, event_id, stream_seq, inserted_at, partition)
@@ -387,8 +388,8 @@ func TestARangeWhoseExportIsNotWhatTheTableHoldsIsKeptAndExportedAgain(t *testin
 	}
 }
 
-// Each request to the store fails once, in turn, in every way; of those that are cut off, only each sixth. A partial
-// export never counts, and its files are removed.
+// Each request to the store fails once, in turn, in every way; of those that are cut off, only each
+// sixth. A partial export never counts, and its files are removed.
 func TestAStoreThatFailsAtAnyStepLeadsToNoDrop(t *testing.T) {
 	for name, how := range map[string]func(w http.ResponseWriter){
 		"full":    func(w http.ResponseWriter) { w.WriteHeader(http.StatusInsufficientStorage) },
@@ -553,7 +554,8 @@ func TestAnExporterThatLostItsRightCompletesNothing(t *testing.T) {
 	}
 }
 
-// A row that arrives after its range was dropped is exported beside the earlier export, never in its place.
+// A row that arrives after its range was dropped is exported beside the earlier export, never in
+// its place.
 func TestWhatComesAfterTheDropIsExportedBesideTheRest(t *testing.T) {
 	r := newRig(t, 20)
 	first := r.export()
@@ -613,7 +615,8 @@ func TestADamagedExportRestoresNothing(t *testing.T) {
 	}
 }
 
-// TestADamagedExportKeepsBackTheSoundOnes has two exports with events of the month. The second one is damaged.
+// TestADamagedExportKeepsBackTheSoundOnes has two exports with events of the month. The second one
+// is damaged.
 func TestADamagedExportKeepsBackTheSoundOnes(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 20)
@@ -676,7 +679,8 @@ func TestOddRowsComeBackAndSpoilNothing(t *testing.T) {
 	}
 }
 
-// The database was restored from a backup before the rows moved, or the stream was lost and is published again.
+// The database was restored from a backup before the rows moved, or the stream was lost and is
+// published again.
 func TestARowThatTheOutboxHasAgainIsNotRestoredBesideIt(t *testing.T) {
 	r := newRig(t, 5)
 	r.export()
@@ -716,7 +720,8 @@ func (unheld) Fence(context.Context, pgx.Tx) error { return nil }
 func (unheld) Continue() error                     { return nil }
 func (unheld) Count(string, int64)                 {}
 
-// A process without the export URL dropped a range without Check: the files are all that is left of it.
+// A process without the export URL dropped a range without Check: the files are all that is left of
+// it.
 func TestARangeThatWasDroppedUnaskedStaysOutside(t *testing.T) {
 	r := newRig(t, 20)
 	unset := New(r.pool, "", noFence, nil, nil)
@@ -813,7 +818,8 @@ func read(t *testing.T, ctx context.Context, r *rig) (all string) {
 	return all
 }
 
-// Each request fails in turn. Repeated, the redaction completes, and the store has nothing that it removed.
+// Each request fails in turn. Repeated, the redaction completes, and the store has nothing that it
+// removed.
 func TestARedactionWhoseRequestFailedIsRunAgain(t *testing.T) {
 	r := newRig(t, 30)
 	var n, failing atomic.Int64
@@ -925,8 +931,8 @@ func TestARedactionRewritesOnlyWhatChanges(t *testing.T) {
 	}
 }
 
-// many makes n exports of one segment each. Export i names author 1000+i, who wrote its comments, and user 2000+i, who
-// follows somebody. User 3000 is the actor of an event in export 3.
+// many makes n exports of one segment each. Export i names author 1000+i, who wrote its comments,
+// and user 2000+i, who follows somebody. User 3000 is the actor of an event in export 3.
 func (r *rig) many(n int) (all []Export) {
 	r.t.Helper()
 	r.exec(`DELETE FROM outbox_messages_archive`)
@@ -961,8 +967,8 @@ func blank(person string) func(row *Row) bool {
 	}
 }
 
-// An erasure reads only the segments that the index lists for the person. A damaged file delays only erasures of people
-// whose data it may have.
+// An erasure reads only the segments that the index lists for the person. A damaged file delays
+// only erasures of people whose data it may have.
 func TestARedactionReadsOnlyTheFilesThatNameThePerson(t *testing.T) {
 	r := newRig(t, 1)
 	all := r.many(6)

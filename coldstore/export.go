@@ -17,7 +17,8 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
-// ErrNoRows reports a range or month without rows in the archive: it was exported and dropped, or never existed.
+// ErrNoRows reports a range or month without rows in the archive: it was exported and dropped, or
+// never existed.
 var ErrNoRows = errors.New("coldstore: no rows in the archive")
 
 // written is the result of writing an export.
@@ -160,8 +161,8 @@ func (s *Store) readAll(ctx context.Context, b *bucket, dir string, manifestSHA2
 	return err
 }
 
-// readBack reads the manifest and all segments of an export, and returns the manifest. ErrDamaged: a file differs from
-// what was written.
+// readBack reads the manifest and all segments of an export, and returns the manifest. ErrDamaged:
+// a file differs from what was written.
 func (s *Store) readBack(ctx context.Context, b *bucket, dir string, manifestSHA256 []byte) (Manifest, error) {
 	m, err := readManifest(ctx, b, dir, manifestSHA256)
 	if err != nil {
@@ -185,8 +186,8 @@ func (s *Store) readBack(ctx context.Context, b *bucket, dir string, manifestSHA
 	return m, nil
 }
 
-// Export writes a range of the archive to the store's URL, reads it back, and then ends the exports that it replaces.
-// ErrNoRows: the range is empty.
+// Export writes a range of the archive to the store's URL, reads it back, and then ends the exports
+// that it replaces. ErrNoRows: the range is empty.
 func (s *Store) Export(ctx context.Context, r outbox.Range) (Export, error) {
 	if s.url == "" {
 		return Export{}, errors.New("coldstore: no export URL is set")
@@ -251,8 +252,9 @@ func (s *Store) exportTo(ctx context.Context, r outbox.Range) (e Export, err err
 // discardTimeout bounds the removal of a failed export's files. Sweep removes what is left.
 const discardTimeout = 20 * time.Second
 
-// failed removes the files of an export that failed, also after ctx ended: this process may have been frozen, and nobody
-// else looks for them any more. It returns err, and its own error if it left files.
+// failed removes the files of an export that failed, also after ctx ended: this process may have
+// been frozen, and nobody else looks for them any more. It returns err, and its own error if it
+// left files.
 func (s *Store) failed(ctx context.Context, b *bucket, e Export, completing bool, err error) error {
 	if err == nil {
 		return nil
@@ -266,8 +268,8 @@ func (s *Store) failed(ctx context.Context, b *bucket, e Export, completing bool
 	return errors.Join(err, left)
 }
 
-// discard ends an export unless it is complete, and removes its files. It needs no fence: only the export's own process
-// completes it.
+// discard ends an export unless it is complete, and removes its files. It needs no fence: only the
+// export's own process completes it.
 func (s *Store) discard(ctx context.Context, b *bucket, e Export) error {
 	if _, err := s.pool.Exec(ctx, endSQL, pgx.StrictNamedArgs{"id": e.ID}); err != nil {
 		return fmt.Errorf("end the export %s: %w", e, err)
@@ -308,8 +310,8 @@ func (s *Store) Due(ctx context.Context) ([]outbox.Range, error) {
 	return slices.DeleteFunc(due, func(r outbox.Range) bool { return covered[r.From] }), nil
 }
 
-// ExportDue exports every range that is due, and removes the files of ended exports. A range that fails does not stop
-// the others. It calls more between two ranges, whose error ends it.
+// ExportDue exports every range that is due, and removes the files of ended exports. A range that
+// fails does not stop the others. It calls more between two ranges, whose error ends it.
 func (s *Store) ExportDue(ctx context.Context, more func() error) (done []Export, err error) {
 	due, err := s.Due(ctx)
 	if err != nil {
@@ -318,8 +320,8 @@ func (s *Store) ExportDue(ctx context.Context, more func() error) (done []Export
 	return s.exportAll(ctx, due, more)
 }
 
-// ExportMonth exports the ranges whose first message was inserted in a month, given by its first moment in UTC.
-// ErrNoRows: the month has none.
+// ExportMonth exports the ranges whose first message was inserted in a month, given by its first
+// moment in UTC. ErrNoRows: the month has none.
 func (s *Store) ExportMonth(ctx context.Context, month time.Time) ([]Export, error) {
 	all, err := s.archived(ctx)
 	if err != nil {

@@ -30,7 +30,8 @@ func openFiles(u *url.URL) (*files, error) {
 
 func (f *files) close() error { return f.root.Close() }
 
-// file is written next to its final place, because the directory of temporary files may be on another file system.
+// file is written next to its final place, because the directory of temporary files may be on
+// another file system.
 type file struct {
 	*os.File
 	of         *files

@@ -22,8 +22,9 @@ func (s *Store) OfRange(ctx context.Context, from int64) ([]Export, error) {
 // errFound ends the reading of a segment.
 var errFound = errors.New("coldstore: found")
 
-// Find reads the row with an outbox id from the exports of a range, or returns nil. If eventID is not empty, the row
-// must have it. Find reads the manifests and the segments whose id range includes the id. It changes nothing.
+// Find reads the row with an outbox id from the exports of a range, or returns nil. If eventID is
+// not empty, the row must have it. Find reads the manifests and the segments whose id range
+// includes the id. It changes nothing.
 func (s *Store) Find(ctx context.Context, from, id int64, eventID string) (*Place, error) {
 	all, err := s.OfRange(ctx, from)
 	if err != nil {

@@ -18,8 +18,8 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
-// ErrDamaged reports files that differ from what was written: one is missing, cut short or altered. A retry does not
-// help.
+// ErrDamaged reports files that differ from what was written: one is missing, cut short or altered.
+// A retry does not help.
 var ErrDamaged = errors.New("coldstore: damaged")
 
 // Format names the format of the files. A changed format gets a new name.
@@ -70,7 +70,8 @@ type Manifest struct {
 	Schema       []Column  `json:"schema"`
 	Rows         int64     `json:"rows"`
 	Bytes        int64     `json:"bytes"` // of all segments
-	// The times of the first and the last event. An export without them has only events of its month.
+	// The times of the first and the last event. An export without them has only events of its
+	// month.
 	FirstOccurredAt time.Time `json:"first_occurred_at,omitzero"`
 	LastOccurredAt  time.Time `json:"last_occurred_at,omitzero"`
 	ContentSHA256   string    `json:"content_sha256"` // of all lines, uncompressed, in the order of the segments
@@ -99,7 +100,8 @@ var segmentName = regexp.MustCompile(`^[0-9]{5,}\.ndjson\.gz$`)
 // exportDir returns the directory of an export: the month of its first row, then its id.
 func exportDir(month time.Time, id string) string { return month.UTC().Format(monthFormat) + "/" + id }
 
-// readManifest reads the manifest of a directory. If want is given, it verifies the manifest's own hash.
+// readManifest reads the manifest of a directory. If want is given, it verifies the manifest's own
+// hash.
 func readManifest(ctx context.Context, b *bucket, dir string, want []byte) (m Manifest, err error) {
 	err = b.read(ctx, dir+"/"+manifestName, func(r io.Reader) error {
 		content, err := io.ReadAll(io.LimitReader(r, maxManifestBytes))
@@ -148,8 +150,8 @@ func (m *Manifest) check(dir string) error {
 // maxLineBytes is the longest line that a reader accepts, more than a PostgreSQL row can hold.
 const maxLineBytes = 1 << 30
 
-// readSegment calls fn with every line of a segment; a line is valid during the call. It returns ErrDamaged unless the
-// whole file matches the manifest. By then fn has already seen the lines.
+// readSegment calls fn with every line of a segment; a line is valid during the call. It returns
+// ErrDamaged unless the whole file matches the manifest. By then fn has already seen the lines.
 func readSegment(ctx context.Context, b *bucket, dir string, want Segment, fn func(line []byte) error) error {
 	return b.read(ctx, dir+"/"+want.Name, func(r io.Reader) error {
 		file, content := sha256.New(), sha256.New()
@@ -183,8 +185,8 @@ func readSegment(ctx context.Context, b *bucket, dir string, want Segment, fn fu
 	})
 }
 
-// damagedUnlessIO adds ErrDamaged to an error about wrong content. It leaves an error of a store that could not be
-// read.
+// damagedUnlessIO adds ErrDamaged to an error about wrong content. It leaves an error of a store
+// that could not be read.
 func damagedUnlessIO(err error) error {
 	if errors.Is(err, gzip.ErrChecksum) || errors.Is(err, gzip.ErrHeader) || errors.Is(err, io.ErrUnexpectedEOF) ||
 		errors.Is(err, io.EOF) || errors.Is(err, errCutLine) || errors.Is(err, bufio.ErrTooLong) {

@@ -17,8 +17,8 @@ import (
 	"github.com/tidings/tidings/event"
 )
 
-// Index describes a file that lists the ids under which a redaction searches the rows of segments. It has a line for
-// each segment and tenant.
+// Index describes a file that lists the ids under which a redaction searches the rows of segments.
+// It has a line for each segment and tenant.
 type Index struct {
 	Name   string `json:"name"` // in the directory of the manifest
 	Bytes  int64  `json:"bytes"`
@@ -32,7 +32,8 @@ type indexLine struct {
 	IDs      []string `json:"ids"`
 }
 
-// indexBytes is the compressed size in memory at which an index file is written. The next file continues.
+// indexBytes is the compressed size in memory at which an index file is written. The next file
+// continues.
 const indexBytes = 8 << 20
 
 // indexer builds the index of an export while its segments are written.
@@ -107,8 +108,8 @@ func (w *writer) flushIndex(ctx context.Context, last bool) error {
 	return nil
 }
 
-// naming returns the segments of an export that may have rows about a person, according to its index. Without a
-// readable index it returns all segments.
+// naming returns the segments of an export that may have rows about a person, according to its
+// index. Without a readable index it returns all segments.
 func (s *Store) naming(ctx context.Context, b *bucket, e Export, m Manifest, tenant, person int64) (map[string]bool, error) {
 	found, indexed := make(map[string]bool), len(m.Index) > 0
 	for _, x := range m.Index {
@@ -129,8 +130,8 @@ func (s *Store) naming(ctx context.Context, b *bucket, e Export, m Manifest, ten
 	return found, nil
 }
 
-// readIndex adds the segments that an index file lists for the person. ErrDamaged: the file differs from what was
-// written.
+// readIndex adds the segments that an index file lists for the person. ErrDamaged: the file differs
+// from what was written.
 func readIndex(ctx context.Context, b *bucket, dir string, x Index, tenant, person int64, found map[string]bool) error {
 	quoted := func(id int64) []byte { return strconv.AppendQuote(nil, strconv.FormatInt(id, 10)) }
 	of, him, anybody := append([]byte(`"tenant_id":`), quoted(tenant)...), quoted(person), quoted(0)

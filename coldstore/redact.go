@@ -38,14 +38,15 @@ type Redacted struct {
 	Files   int      // segments and index files read; some count twice
 }
 
-// Redact changes a tenant's rows that may be about a person, in every export, and returns the number of changed rows.
-// redact reports whether it changed a row. It may get the same row again, and must not change a row twice. It may
-// change anything except the key and the tenant. Redact reads only the segments that the export's index lists for the
-// person. An unreadable export remains as it is and does not stop the others.
+// Redact changes a tenant's rows that may be about a person, in every export, and returns the
+// number of changed rows. redact reports whether it changed a row. It may get the same row again,
+// and must not change a row twice. It may change anything except the key and the tenant. Redact
+// reads only the segments that the export's index lists for the person. An unreadable export
+// remains as it is and does not stop the others.
 //
-// When Redact returns nil and Unread is empty, the old files of changed and ended exports are gone from the store. A
-// store that keeps deleted versions of objects still has them. After an error some exports may be redacted: run it
-// again. A run that returns 0 proves that nothing is left.
+// When Redact returns nil and Unread is empty, the old files of changed and ended exports are gone
+// from the store. A store that keeps deleted versions of objects still has them. After an error
+// some exports may be redacted: run it again. A run that returns 0 proves that nothing is left.
 func (s *Store) Redact(ctx context.Context, tenant, person int64, redact func(row *Row) (changed bool)) (r Redacted, err error) {
 	_, left, err := s.sweep(ctx, true) // an earlier attempt or a partial export has data that this one must remove
 	if err != nil {
@@ -62,8 +63,8 @@ func (s *Store) Redact(ctx context.Context, tenant, person int64, redact func(ro
 	return r, err
 }
 
-// Look returns the number of rows that Redact would change, and changes nothing. It also compares what the places list
-// with what is complete. It needs no fence.
+// Look returns the number of rows that Redact would change, and changes nothing. It also compares
+// what the places list with what is complete. It needs no fence.
 func (s *Store) Look(ctx context.Context, tenant, person int64, redact func(row *Row) (changed bool)) (Redacted, error) {
 	r, err := s.redactAll(ctx, tenant, person, true, redact)
 	if err != nil {
@@ -208,8 +209,8 @@ func (s *Store) rewrite(ctx context.Context, w *writer, from Export, seg Segment
 	return w.flushIndex(ctx, false)
 }
 
-// redactLine returns the new line of a row. If it changes and wanted is set, the database renders it, so that it equals
-// an export of the redacted table.
+// redactLine returns the new line of a row. If it changes and wanted is set, the database renders
+// it, so that it equals an export of the redacted table.
 func (s *Store) redactLine(ctx context.Context, line []byte, tenant int64, redact func(row *Row) bool,
 	wanted bool) (out []byte, changed bool, err error) {
 	var row Row

@@ -14,7 +14,8 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
-// ErrNoExport reports a month without events in any complete export, neither in the known ones nor at the given place.
+// ErrNoExport reports a month without events in any complete export, neither in the known ones nor
+// at the given place.
 var ErrNoExport = errors.New("coldstore: no export of the month")
 
 // Restored is the result of a restore.
@@ -30,11 +31,11 @@ const (
 	restoreBytes = 4 << 20
 )
 
-// Restore puts the rows of a month's events back into the database, beside the archive. It uses all exports in the
-// database's records or, with from, all exports at that place. It first reads all of them from end to end; if one is
-// damaged, it restores nothing. Existing rows do not change, so an interrupted restore can be repeated. Before the
-// first row it calls prepare, in which the caller holds the month; otherwise the next run of the archiver would drop it
-// again.
+// Restore puts the rows of a month's events back into the database, beside the archive. It uses all
+// exports in the database's records or, with from, all exports at that place. It first reads all of
+// them from end to end; if one is damaged, it restores nothing. Existing rows do not change, so an
+// interrupted restore can be repeated. Before the first row it calls prepare, in which the caller
+// holds the month; otherwise the next run of the archiver would drop it again.
 func (s *Store) Restore(ctx context.Context, month time.Time, from string,
 	prepare func(ctx context.Context) error) (r Restored, err error) {
 	r.Month = month.Format(monthFormat)
@@ -71,8 +72,8 @@ func (s *Store) Restore(ctx context.Context, month time.Time, from string,
 	return r, nil
 }
 
-// find returns the exports at a place that have a manifest and events of a month, newest first. If two have the same
-// row, the newer one counts, because it may be redacted.
+// find returns the exports at a place that have a manifest and events of a month, newest first. If
+// two have the same row, the newer one counts, because it may be redacted.
 func (s *Store) find(ctx context.Context, month time.Time, url string) (all []Export, err error) {
 	b, err := s.open(ctx, url)
 	if err != nil {

@@ -15,7 +15,8 @@ import (
 	"github.com/minio/minio-go/v7/pkg/credentials"
 )
 
-// partBytes is the size of the parts in which an object is sent, each held in memory. S3 accepts 10,000 parts.
+// partBytes is the size of the parts in which an object is sent, each held in memory. S3 accepts
+// 10,000 parts.
 const partBytes = 16 << 20
 
 // s3 stores objects in a bucket of S3, or of a store that speaks its protocol.
@@ -41,8 +42,8 @@ func openS3(u *url.URL) (*s3, error) {
 	client, err := minio.New(endpoint, &minio.Options{
 		Secure: secure, Region: cmp.Or(q.Get("region"), os.Getenv("AWS_REGION"), os.Getenv("AWS_DEFAULT_REGION")),
 		BucketLookup: look, MaxRetries: 3,
-		// Credentials come from the environment, else the file of profiles, else the role of the pod, container or
-		// machine.
+		// Credentials come from the environment, else the file of profiles, else the role of the
+		// pod, container or machine.
 		Creds: credentials.NewChainCredentials([]credentials.Provider{&credentials.EnvAWS{},
 			&credentials.FileAWSCredentials{}, &credentials.IAM{}}),
 	})

@@ -32,8 +32,8 @@ func (c Config) Validate() error {
 	return nil
 }
 
-// Fence begins every transaction that changes something. It fails if the caller no longer holds the lease
-// (internal/jobs).
+// Fence begins every transaction that changes something. It fails if the caller no longer holds the
+// lease (internal/jobs).
 type Fence func(ctx context.Context, tx pgx.Tx) error
 
 // Progress reports how far an operation has come.
@@ -57,14 +57,15 @@ type Store struct {
 	segmentBytes int64
 }
 
-// A segment ends after this many rows or bytes. It is the smallest unit that a reader reads and a redaction rewrites.
+// A segment ends after this many rows or bytes. It is the smallest unit that a reader reads and a
+// redaction rewrites.
 const (
 	segmentRows  = 100_000
 	segmentBytes = 256 << 20 // uncompressed
 )
 
-// New returns a Store whose new exports go to url; url may be empty if the caller exports nothing. The pool is a pool
-// of the truth and acts as the system role. metrics and progress may be nil.
+// New returns a Store whose new exports go to url; url may be empty if the caller exports nothing.
+// The pool is a pool of the truth and acts as the system role. metrics and progress may be nil.
 func New(pool *pgxpool.Pool, url string, fence Fence, metrics *Metrics, progress func(Progress)) *Store {
 	if progress == nil {
 		progress = func(Progress) {}
@@ -108,7 +109,8 @@ SELECT /* coldstore.exports */ export_id, from_id, month::timestamptz, url, stat
    AND (@month::timestamptz IS NULL OR first_occurred < @before AND last_occurred >= @month)
  ORDER BY from_id, export_id DESC`
 
-// exports returns the complete exports of a range (0: of all ranges) that have events of a month (nil: of any month).
+// exports returns the complete exports of a range (0: of all ranges) that have events of a month
+// (nil: of any month).
 func (s *Store) exports(ctx context.Context, of int64, month *time.Time) ([]Export, error) {
 	args := pgx.StrictNamedArgs{"range": nil, "month": month, "before": nil}
 	if of != 0 {
@@ -133,7 +135,8 @@ func (s *Store) List(ctx context.Context) ([]Export, error) {
 	return s.exports(ctx, 0, nil)
 }
 
-// abandonSQL ends exports that began but never completed. Index: outbox_archive_exports_range_idx. Locks: the rows.
+// abandonSQL ends exports that began but never completed. Index: outbox_archive_exports_range_idx.
+// Locks: the rows.
 const abandonSQL = `
 UPDATE /* coldstore.abandon */ outbox_archive_exports SET state = 'OVER', over_at = now()
  WHERE state = 'WRITING' AND (@range::bigint IS NULL OR from_id = @range)`
@@ -142,8 +145,8 @@ UPDATE /* coldstore.abandon */ outbox_archive_exports SET state = 'OVER', over_a
 const beginSQL = `INSERT /* coldstore.begin */ INTO outbox_archive_exports (export_id, from_id, month, url)
     VALUES (@id, @range, @month, @url)`
 
-// begin records a new export before it has a file. An earlier holder of the lease is dead, or will find its own export
-// ended.
+// begin records a new export before it has a file. An earlier holder of the lease is dead, or will
+// find its own export ended.
 func (s *Store) begin(ctx context.Context, of int64, month time.Time, url string) (Export, error) {
 	var e Export
 	err := postgres.InTx(ctx, s.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
@@ -167,18 +170,17 @@ func (s *Store) begin(ctx context.Context, of int64, month time.Time, url string
 	return e, err
 }
 
-// supersedeSQL ends the exports of the range that the new one replaces. An export that was never released ends: its
-// range cannot have been dropped, so the new export has all its rows. A released export may have rows that the table
-// lost, so it ends only if the content is equal. A redacted copy replaces only its original.
-// Index: outbox_archive_exports_range_idx. Locks: the rows.
+// supersedeSQL ends the exports of the range that the new one replaces. An export that was never
+// released ends: its range cannot have been dropped, so the new export has all its rows. A released
+// export may have rows that the table lost, so it ends only if the content is equal. A redacted
+// copy replaces only its original. Index: outbox_archive_exports_range_idx. Locks: the rows.
 const supersedeSQL = `
 UPDATE /* coldstore.supersede */ outbox_archive_exports SET state = 'OVER', over_at = now()
  WHERE from_id = @range AND state = 'COMPLETE' AND export_id <> @id
    AND CASE WHEN @replaces::text = '' THEN released_at IS NULL OR content_sha256 = @content ELSE export_id = @replaces END`
 
-// completeSQL makes an export COMPLETE, and it counts from then on. A redacted copy is stale or released if its
-// original is.
-// Index: outbox_archive_exports_pkey. Locks: the row.
+// completeSQL makes an export COMPLETE, and it counts from then on. A redacted copy is stale or
+// released if its original is. Index: outbox_archive_exports_pkey. Locks: the row.
 const completeSQL = `
 UPDATE /* coldstore.complete */ outbox_archive_exports e
    SET state = 'COMPLETE', exported_at = now(), verified_at = now(), manifest_sha256 = @manifest, content_sha256 = @content,
@@ -216,26 +218,31 @@ func (s *Store) complete(ctx context.Context, e Export, replaces string, w *writ
 }
 
 const (
-	// endSQL ends an export that is not complete. Index: outbox_archive_exports_pkey. Locks: the row.
+	// endSQL ends an export that is not complete. Index: outbox_archive_exports_pkey. Locks: the
+	// row.
 	endSQL = `
 UPDATE /* coldstore.end */ outbox_archive_exports SET state = 'OVER', over_at = now()
  WHERE export_id = @id AND state = 'WRITING'`
-	// isCompleteSQL reads whether an export counts. Index: outbox_archive_exports_pkey. Locks: none.
+	// isCompleteSQL reads whether an export counts. Index: outbox_archive_exports_pkey. Locks:
+	// none.
 	isCompleteSQL = `
 SELECT /* coldstore.is_complete */ EXISTS (
   SELECT FROM outbox_archive_exports WHERE export_id = @id AND state = 'COMPLETE')`
 
-	// placesSQL reads the places that may have files of ended exports: until a week after the end, because a process that
-	// froze while it wrote an export may write a file when it thaws. With @all, also every place with a complete export.
-	// Index: none, a row per export that ever began. Locks: none.
+	// placesSQL reads the places that may have files of ended exports: until a week after the end,
+	// because a process that froze while it wrote an export may write a file when it thaws. With
+	// @all, also every place with a complete export. Index: none, a row per export that ever began.
+	// Locks: none.
 	placesSQL = `
 SELECT /* coldstore.places */ DISTINCT url FROM outbox_archive_exports
  WHERE CASE WHEN state = 'OVER' THEN swept_at IS NULL OR over_at > now() - interval '7 days' ELSE @all END ORDER BY url`
-	// statesSQL reads which of the exports exist, and which of these have ended. Index: outbox_archive_exports_pkey. Locks: none.
+	// statesSQL reads which of the exports exist, and which of these have ended. Index:
+	// outbox_archive_exports_pkey. Locks: none.
 	statesSQL = `SELECT /* coldstore.states */ export_id, state = 'OVER' FROM outbox_archive_exports WHERE export_id = ANY(@ids)`
 
-	// sweptSQL records that the ended exports of a place have no files. Their rows remain, so that a later file is known as
-	// theirs. Index: none, a row per export that ever began. Locks: the rows.
+	// sweptSQL records that the ended exports of a place have no files. Their rows remain, so that
+	// a later file is known as theirs. Index: none, a row per export that ever began. Locks: the
+	// rows.
 	sweptSQL = `
 UPDATE /* coldstore.swept */ outbox_archive_exports SET swept_at = now()
  WHERE state = 'OVER' AND swept_at IS NULL AND url = ANY(@urls)`
@@ -248,7 +255,8 @@ type listed struct {
 	ended, unknown []string
 }
 
-// list compares the directories of places with the table. left are problems with places, which do not stop the rest.
+// list compares the directories of places with the table. left are problems with places, which do
+// not stop the rest.
 func (s *Store) list(ctx context.Context, all bool) (places []listed, left []error, err error) {
 	rows, _ := s.pool.Query(ctx, placesSQL, pgx.StrictNamedArgs{"all": all})
 	urls, err := pgx.CollectRows(rows, pgx.RowTo[string])
@@ -292,14 +300,15 @@ func (s *Store) list(ctx context.Context, all bool) (places []listed, left []err
 	return places, left, nil
 }
 
-// Sweep removes the files of exports that ended or died, and returns the number of objects removed. Until a week after
-// an export ended it looks for its files again.
+// Sweep removes the files of exports that ended or died, and returns the number of objects removed.
+// Until a week after an export ended it looks for its files again.
 func (s *Store) Sweep(ctx context.Context) (removed int, err error) {
 	removed, left, err := s.sweep(ctx, false)
 	return removed, errors.Join(append(left, err)...)
 }
 
-// sweep is Sweep or, with all, visits every place of an export. left are problems with files, which do not stop the rest.
+// sweep is Sweep or, with all, visits every place of an export. left are problems with files, which
+// do not stop the rest.
 func (s *Store) sweep(ctx context.Context, all bool) (removed int, left []error, err error) {
 	if _, err := s.fenced(ctx, abandonSQL, pgx.StrictNamedArgs{"range": nil}); err != nil {
 		return 0, nil, fmt.Errorf("end abandoned exports: %w", err)
@@ -342,7 +351,8 @@ func (s *Store) fenced(ctx context.Context, sql string, args pgx.StrictNamedArgs
 	return n, err
 }
 
-// open returns the place of a URL. It opens each place once, because each has connections of its own.
+// open returns the place of a URL. It opens each place once, because each has connections of its
+// own.
 func (s *Store) open(ctx context.Context, url string) (*bucket, error) {
 	if b := s.buckets[url]; b != nil {
 		return b, nil

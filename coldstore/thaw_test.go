@@ -13,7 +13,8 @@ import (
 
 const theSecret = "secret 1 " // of tenant 7, author 1
 
-// onlyComplete fails if the bucket has an object or an upload of another export than the complete ones, or the secret.
+// onlyComplete fails if the bucket has an object or an upload of another export than the complete
+// ones, or the secret.
 func (r *rig) onlyComplete(t *testing.T, backend *s3mem.Backend, when string) {
 	t.Helper()
 	complete := r.complete()
@@ -60,8 +61,9 @@ func (r *rig) redacted(t *testing.T) Redacted {
 	return got
 }
 
-// TestWhatAThawedExporterLeftIsFoundAndSwept: the exporter writes an object and a part of another, and is killed. The next
-// erasure does not end before they are gone, and the archiver removes them by itself.
+// TestWhatAThawedExporterLeftIsFoundAndSwept: the exporter writes an object and a part of another,
+// and is killed. The next erasure does not end before they are gone, and the archiver removes them
+// by itself.
 func TestWhatAThawedExporterLeftIsFoundAndSwept(t *testing.T) {
 	r := newRig(t, 30)
 	backend := r.s3(func(http.ResponseWriter, *http.Request) bool { return false })

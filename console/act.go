@@ -31,10 +31,11 @@ type act struct {
 	system       bool          // only system tokens may do it
 	irreversible bool          // nobody can undo it
 	limit        time.Duration // 0: actTimeout
-	// look verifies the form's input (in.Get("consumer")) and describes the effect. Errors: *inputError, errNotFound.
+	// look verifies the form's input (in.Get("consumer")) and describes the effect. Errors:
+	// *inputError, errNotFound.
 	look func(ctx context.Context, v *view, in url.Values) (subject, error)
-	// do performs the act and returns the outcome, a sentence. Its ctx ends when the process stops. The console calls
-	// it once per act id.
+	// do performs the act and returns the outcome, a sentence. Its ctx ends when the process stops.
+	// The console calls it once per act id.
 	do func(ctx context.Context, d *doing) (outcome string, err error)
 }
 
@@ -244,7 +245,8 @@ func (c *Console) toAct(v *view, id uuid.UUID) error {
 	return nil
 }
 
-// start gives the act to Run, which continues it after the request ends. It waits up to actWait for the end.
+// start gives the act to Run, which continues it after the request ends. It waits up to actWait for
+// the end.
 func (c *Console) start(v *view, a *act, d *doing) error {
 	key := actKey(d.Act.ActID)
 	c.mu.Lock()
@@ -336,7 +338,8 @@ type outcomeData struct {
 	Back        string
 }
 
-// showAct shows the state or outcome of an act. It shows a secret once, to the token that did the act.
+// showAct shows the state or outcome of an act. It shows a secret once, to the token that did the
+// act.
 func (c *Console) showAct(v *view) error {
 	id, err := uuid.Parse(v.r.PathValue("id"))
 	if err != nil {
@@ -344,8 +347,8 @@ func (c *Console) showAct(v *view) error {
 	}
 	ctx, cancel := context.WithTimeout(v.r.Context(), pageTimeout)
 	defer cancel()
-	// Look here first: an act leaves c.running only after its record has the outcome. In the other order, an act that ends
-	// between the two looks seems to be another process's.
+	// Look here first: an act leaves c.running only after its record has the outcome. In the other
+	// order, an act that ends between the two looks seems to be another process's.
 	c.mu.Lock()
 	d := c.running[actKey(id)]
 	c.mu.Unlock()

@@ -155,8 +155,8 @@ func (d *desk) fleet(t *testing.T) {
 	}
 }
 
-// TestEveryActInTheBrowser follows each act of the registry from the click to the database and the audit log. An act
-// without a case fails the test.
+// TestEveryActInTheBrowser follows each act of the registry from the click to the database and the
+// audit log. An act without a case fails the test.
 func TestEveryActInTheBrowser(t *testing.T) {
 	d := openDesk(t)
 	cases, names := d.sampleActs(t), d.console.Acts()

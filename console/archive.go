@@ -32,8 +32,8 @@ type archivePage struct {
 	Jobs    []jobs.LastRun
 }
 
-// archiveData reads the ranges of the outbox and its archive, holds, exports, archived threads and the last runs of
-// jobs.
+// archiveData reads the ranges of the outbox and its archive, holds, exports, archived threads and
+// the last runs of jobs.
 func (c *Console) archiveData(ctx context.Context, v *view) (any, error) {
 	p := archivePage{All: v.query("all") != ""}
 	var err error

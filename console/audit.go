@@ -38,8 +38,8 @@ func (c *Console) auditFilter(v *view) (f audit.Filter, err error) {
 	return f, err
 }
 
-// queryTime returns a parameter as a time in UTC, in the format of a form or RFC 3339. It is zero if absent. Errors:
-// *inputError.
+// queryTime returns a parameter as a time in UTC, in the format of a form or RFC 3339. It is zero
+// if absent. Errors: *inputError.
 func (v *view) queryTime(name string) (time.Time, error) { return parseMoment(name, v.query(name)) }
 
 // parseMoment parses a time for queryTime.

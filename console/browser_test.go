@@ -35,8 +35,9 @@ import (
 	"github.com/tidings/tidings/tokens"
 )
 
-// browserPages lists the pages that TestEveryPageInABrowser opens in both sizes and themes, without JavaScript, and
-// with axe-core. It has one line per state of a page. who is one of the harness's tokens.
+// browserPages lists the pages that TestEveryPageInABrowser opens in both sizes and themes, without
+// JavaScript, and with axe-core. It has one line per state of a page. who is one of the harness's
+// tokens.
 func browserPages(h *harness) []browserPage {
 	return []browserPage{
 		{path: "/console/", says: "Overview", who: h.Tokens.Admin},
@@ -156,8 +157,8 @@ func chromium(t *testing.T) context.Context {
 	return ctx
 }
 
-// browser is one tab with its own cookies. Each error in the page's console and each violation of its policy fails the
-// test.
+// browser is one tab with its own cookies. Each error in the page's console and each violation of
+// its policy fails the test.
 type browser struct {
 	t   *testing.T
 	h   *harness
@@ -306,7 +307,8 @@ func (b *browser) click(what string) {
 // keys types into the element with the focus.
 func (b *browser) keys(text string) { b.t.Helper(); b.run(chromedp.KeyEvent(text)) }
 
-// chord types g and the letter of a page. The page's clock stands still: it forgets a g after 1.5 seconds.
+// chord types g and the letter of a page. The page's clock stands still: it forgets a g after 1.5
+// seconds.
 func (b *browser) chord(letter string) {
 	b.t.Helper()
 	eval[*bool](b, `Date.now = (at => () => at)(Date.now()), null`)
@@ -314,7 +316,8 @@ func (b *browser) chord(letter string) {
 	b.keys(letter)
 }
 
-// act opens an act's form by its button, enters a reason and confirms. It returns on the page of the outcome.
+// act opens an act's form by its button, enters a reason and confirms. It returns on the page of
+// the outcome.
 func (b *browser) act(button string) {
 	b.t.Helper()
 	b.click(button)
@@ -362,8 +365,8 @@ var axe = sync.OnceValues(func() (string, error) {
 	return string(b), err
 })
 
-// accessible fails the test for each rule of WCAG 2.2 AA that axe-core finds broken. It also fails the test for a page
-// that scrolls sideways or shifts while it loads.
+// accessible fails the test for each rule of WCAG 2.2 AA that axe-core finds broken. It also fails
+// the test for a page that scrolls sideways or shifts while it loads.
 func (b *browser) accessible(where string) {
 	b.t.Helper()
 	source, err := axe()

@@ -17,13 +17,13 @@ import (
 type Config struct {
 	On       bool `env:"CONSOLE, default=false"`           // serve /console/
 	ReadOnly bool `env:"CONSOLE_READ_ONLY, default=false"` // offer and take no act
-	// TraceURL is the address of a trace viewer, with {trace_id} in place of the trace's id. Without it, an event's
-	// page shows the id alone.
+	// TraceURL is the address of a trace viewer, with {trace_id} in place of the trace's id.
+	// Without it, an event's page shows the id alone.
 	TraceURL string `env:"CONSOLE_TRACE_URL"`
 }
 
-// Conns is the number of connections of each of the console's pools. Few are enough: all watchers share one read per
-// second, and few people act at once.
+// Conns is the number of connections of each of the console's pools. Few are enough: all watchers
+// share one read per second, and few people act at once.
 const Conns = 4
 
 // Deps are the dependencies of the console. Both pools act as postgres.RoleSystem.
@@ -36,8 +36,8 @@ type Deps struct {
 	Kinds       *kinds.Catalog // the kinds that the truth has in force
 	Fleet       []projections.Projection
 	Wake        func(slot int) // wakes the relay after a write that appended events; nil: the relay polls
-	// OwnerURL connects to the database of Projections with a login that owns its tables, for replays. If it is empty,
-	// the console names the command instead.
+	// OwnerURL connects to the database of Projections with a login that owns its tables, for
+	// replays. If it is empty, the console names the command instead.
 	OwnerURL string
 	Postgres postgres.Config // for the connections of a replay
 	Keys     [][]byte        // encrypt sessions: the first key seals, every key opens; from api.Config.CursorKeys

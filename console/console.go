@@ -61,8 +61,8 @@ type Console struct {
 	desk    *deadletters.Desk // works on dlq and letters
 }
 
-// New returns the console. It starts nothing and connects to nothing: acts and live pages work only while Run runs. It
-// returns an error if deps.Keys is empty.
+// New returns the console. It starts nothing and connects to nothing: acts and live pages work only
+// while Run runs. It returns an error if deps.Keys is empty.
 func New(cfg Config, deps Deps) (*Console, error) {
 	seals, err := newSealer(deps.Keys)
 	if err != nil {
@@ -162,8 +162,9 @@ func (c *Console) routes() http.Handler {
 	return cross.Handler(mux)
 }
 
-// ServeHTTP sets the security headers of every answer and serves it. A page shows and runs only files of its own
-// origin, and nothing inline. No site may frame it. No cache keeps an answer, except the assets.
+// ServeHTTP sets the security headers of every answer and serves it. A page shows and runs only
+// files of its own origin, and nothing inline. No site may frame it. No cache keeps an answer,
+// except the assets.
 func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
 	h.Set("Content-Security-Policy", "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'")
@@ -176,8 +177,8 @@ func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	c.handler.ServeHTTP(w, r)
 }
 
-// Front returns a handler that sends requests below /console to the console, and all others to next. A nil Console is
-// switched off: next gets every request.
+// Front returns a handler that sends requests below /console to the console, and all others to
+// next. A nil Console is switched off: next gets every request.
 func (c *Console) Front(next http.Handler) http.Handler {
 	if c == nil {
 		return next
@@ -191,8 +192,9 @@ func (c *Console) Front(next http.Handler) http.Handler {
 	})
 }
 
-// Run reads live pages while somebody watches them, and does the acts, until ctx ends. Then it ends the streams,
-// cancels the context of acts in progress, and returns nil when they have ended. On a nil Console it returns at once.
+// Run reads live pages while somebody watches them, and does the acts, until ctx ends. Then it ends
+// the streams, cancels the context of acts in progress, and returns nil when they have ended. On a
+// nil Console it returns at once.
 func (c *Console) Run(ctx context.Context) error {
 	if c == nil {
 		return nil
@@ -214,7 +216,8 @@ func (c *Console) Run(ctx context.Context) error {
 	return g.Wait()
 }
 
-// asset serves one asset. Its URL contains the hash of all assets, so a browser may cache it for a year.
+// asset serves one asset. Its URL contains the hash of all assets, so a browser may cache it for a
+// year.
 func (c *Console) asset(w http.ResponseWriter, r *http.Request) {
 	name := "assets/" + r.PathValue("file")
 	if info, err := fs.Stat(files, name); err != nil || info.IsDir() {
@@ -227,8 +230,8 @@ func (c *Console) asset(w http.ResponseWriter, r *http.Request) {
 	http.ServeFileFS(w, r, files, name)
 }
 
-// signedIn wraps h for readers who are signed in. Others get the sign-in form, which then leads to the page that they
-// asked for.
+// signedIn wraps h for readers who are signed in. Others get the sign-in form, which then leads to
+// the page that they asked for.
 func (c *Console) signedIn(h func(*view) error) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		v := &view{c: c, w: w, r: r}

@@ -109,7 +109,8 @@ func TestACookieIsOpenedByAnOldKeyAndSecureBehindTLS(t *testing.T) {
 	}
 }
 
-// TestAStrangerWhoGuessesLocksNobodyOut: only wrong tokens are charged to an address, which a proxy may share.
+// TestAStrangerWhoGuessesLocksNobodyOut: only wrong tokens are charged to an address, which a proxy
+// may share.
 func TestAStrangerWhoGuessesLocksNobodyOut(t *testing.T) {
 	h := start(t)
 	v := h.visitor(t)
@@ -148,7 +149,8 @@ func TestAStrangerWhoGuessesLocksNobodyOut(t *testing.T) {
 	}
 }
 
-// TestASessionEndsWhereverItsCookieIsSent: the server ends it, for all processes. Other sessions of the token continue.
+// TestASessionEndsWhereverItsCookieIsSent: the server ends it, for all processes. Other sessions of
+// the token continue.
 func TestASessionEndsWhereverItsCookieIsSent(t *testing.T) {
 	h := start(t)
 	u, _ := url.Parse(h.url + "/console/")
@@ -198,7 +200,8 @@ func TestATokenHasOnlyItsNewestSessions(t *testing.T) {
 	page(t, other, "/console/audit")
 }
 
-// TestOneTokensLivePagesLeaveRoomForOthers attacks the row of live pages in the table of shared resources.
+// TestOneTokensLivePagesLeaveRoomForOthers attacks the row of live pages in the table of shared
+// resources.
 func TestOneTokensLivePagesLeaveRoomForOthers(t *testing.T) {
 	h := start(t)
 	rita, max, ada := h.signIn(t, h.Tokens.TenantReader), h.signIn(t, h.Tokens.TenantModerator), h.signIn(t, h.Tokens.Admin)

@@ -107,7 +107,8 @@ func (c *Console) consumersData(ctx context.Context, _ *view) (any, error) {
 	return p, nil
 }
 
-// underway returns the progress of this process with an act on a target, or nil if it does no such act.
+// underway returns the progress of this process with an act on a target, or nil if it does no such
+// act.
 func (c *Console) underway(act, target string) *underway {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -298,7 +298,8 @@ func (c *Console) deadLetterData(ctx context.Context, v *view) (any, error) {
 	return p, err
 }
 
-// actionsOn returns the actions of people on the dead letters of an event, in the outbox and in consumers.
+// actionsOn returns the actions of people on the dead letters of an event, in the outbox and in
+// consumers.
 func (c *Console) actionsOn(ctx context.Context, tenant int64, eventID string) (all []deadAction, err error) {
 	did, err := outbox.ActionsOn(ctx, c.deps.Truth, tenant, eventID)
 	if err != nil {

@@ -68,7 +68,8 @@ func TestDeadLettersAreMendedInTheBrowserByKeys(t *testing.T) {
 		t.Errorf("%d records", n)
 	}
 
-	// The page offers no acts to a reader. An admin discards one letter of a consumer and retries the others.
+	// The page offers no acts to a reader. An admin discards one letter of a consumer and retries
+	// the others.
 	rita.open("/console/dead-letters/letters?source=consumers&consumer=followercounts")
 	rita.waits("a bug")
 	if eval[int](rita, `document.querySelectorAll("main a[href*='/console/act/']").length`) != 0 {
@@ -106,13 +107,14 @@ func TestAnOperationIsFollowedInTheBrowserAndStopped(t *testing.T) {
 	b.waits("by ada")
 }
 
-// TestNoPayloadRunsInTheBrowser opens pages with payloads in every field that a writer or an operator controls. It
-// fails if a payload runs, or if the policy stops one.
+// TestNoPayloadRunsInTheBrowser opens pages with payloads in every field that a writer or an
+// operator controls. It fails if a payload runs, or if the policy stops one.
 func TestNoPayloadRunsInTheBrowser(t *testing.T) {
 	h := start(t)
 	h.hostile(t)
 	b := h.browser(t, chromium(t), h.Tokens.TenantAdmin, look{})
-	// Two of the five pages of each letter are enough: TestNoPayloadRunsNorBreaksAPage reads the others.
+	// Two of the five pages of each letter are enough: TestNoPayloadRunsNorBreaksAPage reads the
+	// others.
 	paths := slices.DeleteFunc(h.hostilePages(t), func(path string) bool {
 		return strings.Contains(path, "&group=") || strings.Contains(path, "payload=show&q=")
 	})

@@ -31,8 +31,8 @@ func (h *harness) count(t *testing.T, sql string, args ...any) (n int) {
 	return n
 }
 
-// bury inserts n messages of a tenant into the outbox's DLQ, with ids from first on. Each has the text in every field
-// that a writer controls.
+// bury inserts n messages of a tenant into the outbox's DLQ, with ids from first on. Each has the
+// text in every field that a writer controls.
 func (h *harness) bury(t *testing.T, first, n int, of int64, cause, text string) {
 	t.Helper()
 	h.exec(t, `INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload,
@@ -44,8 +44,8 @@ func (h *harness) bury(t *testing.T, first, n int, of int64, cause, text string)
 		  FROM generate_series($1::bigint, $1 + $2 - 1) g`, first, n, of, cause, text)
 }
 
-// park parks letters of followercounts. Each of the accounts 1 to accounts has one letter that cannot be applied, and a
-// valid one behind it.
+// park parks letters of followercounts. Each of the accounts 1 to accounts has one letter that
+// cannot be applied, and a valid one behind it.
 func (h *harness) park(t *testing.T, accounts int) {
 	t.Helper()
 	h.exec(t, `INSERT INTO consumer_offsets (consumer_name, partition_key, last_processed_id) VALUES ('followercounts', 'EVENTS-0', 100000)
@@ -150,7 +150,8 @@ func TestDeadLettersAreSeenByTheirCauseAndMended(t *testing.T) {
 	page(t, amy, "/console/dead-letters").says("ask the writers <b>first</b>").without("<b>first")
 	page(t, ada, "/console/dead-letters").without("ask the writers")
 
-	// A consumer's letters: a retry includes the ones behind; the form of a discard warns that it cannot be undone.
+	// A consumer's letters: a retry includes the ones behind; the form of a discard warns that it
+	// cannot be undone.
 	bugs := page(t, ada, groups.link("a bug")).says("60", "follow/1")
 	page(t, ada, groups.link("an earlier event of its aggregate is parked")).says(
 		"These letters did not fail").without("dead_letter.retry?id=")
@@ -167,8 +168,8 @@ func TestDeadLettersAreSeenByTheirCauseAndMended(t *testing.T) {
 	}
 }
 
-// TestAnOperationIsContinuedByAnotherConsole leaves an act to another process, which completes it and records its
-// outcome.
+// TestAnOperationIsContinuedByAnotherConsole leaves an act to another process, which completes it
+// and records its outcome.
 func TestAnOperationIsContinuedByAnotherConsole(t *testing.T) {
 	h := start(t)
 	h.bury(t, 1, 500, 7, "too large", "")
@@ -184,7 +185,8 @@ func TestAnOperationIsContinuedByAnotherConsole(t *testing.T) {
 	h.exec(t, `DELETE FROM outbox_messages_dlq WHERE id <= 200`)
 	amy, max := h.signIn(t, h.Tokens.TenantAdmin), h.signIn(t, h.Tokens.Admin)
 	at := "/console/dead-letters/operation?source=outbox&id=" + record.ActID.String()
-	// The last slice counts the last letter. A later one, which finds none, ends the operation, and the record follows that.
+	// The last slice counts the last letter. A later one, which finds none, ends the operation, and
+	// the record follows that.
 	testkit.Eventually(t, "the operation to end", func() (bool, error) {
 		return strings.Contains(amy.get(at).text(), "ended") && !strings.Contains(amy.get("/console/acts/"+record.ActID.String()).text(),
 			"not finished"), nil

@@ -63,8 +63,8 @@ var (
 	aggregateForm = regexp.MustCompile(`^([^/]+)/(-?[0-9]{1,19})$`)
 )
 
-// eventData finds an event by its id, its outbox id or its sequence on a stream, and shows its path. Or it lists the
-// events of an aggregate, or of a type and time.
+// eventData finds an event by its id, its outbox id or its sequence on a stream, and shows its
+// path. Or it lists the events of an aggregate, or of a type and time.
 func (c *Console) eventData(ctx context.Context, v *view) (any, error) {
 	tenant, err := v.tenant()
 	if err != nil {
@@ -113,8 +113,8 @@ func (c *Console) oneEvent(ctx context.Context, v *view, p *eventPage, q outbox.
 	return err
 }
 
-// eventAt shows the event at a sequence of a stream. It reads the stream first, and the outbox if the stream no longer
-// has the message.
+// eventAt shows the event at a sequence of a stream. It reads the stream first, and the outbox if
+// the stream no longer has the message.
 func (c *Console) eventAt(ctx context.Context, v *view, p *eventPage, partitions []outbox.Partition, tenant int64) error {
 	m := sequenceForm.FindStringSubmatch(v.query("q"))
 	seq, err := strconv.ParseUint(m[2], 10, 64)
@@ -142,8 +142,8 @@ func (c *Console) eventAt(ctx context.Context, v *view, p *eventPage, partitions
 	return &inputError{fmt.Sprintf("There is no stream %.60q. Enter STREAM:SEQUENCE, for example %s-0:17.", m[1], c.deps.Broker.Stream)}
 }
 
-// onStream returns the id of the event at a sequence of the stream. It is empty if there is no event or the stream does
-// not answer.
+// onStream returns the id of the event at a sequence of the stream. It is empty if there is no
+// event or the stream does not answer.
 func (c *Console) onStream(ctx context.Context, stream string, seq uint64) string {
 	if c.deps.JetStream == nil {
 		return ""

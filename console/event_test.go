@@ -20,7 +20,8 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
-// events0 writes follows of tenant 7 for the accounts 1 to n, published to EVENTS-0 at the sequences 1 to n.
+// events0 writes follows of tenant 7 for the accounts 1 to n, published to EVENTS-0 at the
+// sequences 1 to n.
 func (h *harness) events0(t *testing.T, n int) (events []string) {
 	t.Helper()
 	h.exec(t, `UPDATE outbox_partitions SET stream = 'EVENTS-0', created = now() - interval '60 days'`)

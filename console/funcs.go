@@ -102,8 +102,8 @@ func address(path string, pairs ...any) string {
 	return u.String()
 }
 
-// timeHTML renders a time in UTC. console.js shows it in the reader's zone. v is a time.Time or a *time.Time; a zero or
-// nil time is a dash.
+// timeHTML renders a time in UTC. console.js shows it in the reader's zone. v is a time.Time or a
+// *time.Time; a zero or nil time is a dash.
 func timeHTML(v any) template.HTML {
 	var t time.Time
 	switch v := v.(type) {

@@ -316,7 +316,8 @@ func (r *reader) act(link string, pairs ...string) *answer {
 	return r.ended(r.begin(link, pairs...))
 }
 
-// ended follows an act from its page until it has ended. The page comes before that if the act takes longer than actWait.
+// ended follows an act from its page until it has ended. The page comes before that if the act
+// takes longer than actWait.
 func (r *reader) ended(a *answer) *answer {
 	r.t.Helper()
 	testkit.Eventually(r.t, "the act to end", func() (bool, error) {
@@ -332,7 +333,8 @@ func (r *reader) ended(a *answer) *answer {
 // slow is the project's limit for one page.
 const slow = time.Second
 
-// quickPage opens a page, which must take less than slow. On a busy machine one of several times must.
+// quickPage opens a page, which must take less than slow. On a busy machine one of several times
+// must.
 func quickPage(t *testing.T, r *reader, path string) (a *answer) {
 	t.Helper()
 	testkit.Eventually(t, path+" is fast", func() (bool, error) {
@@ -348,9 +350,9 @@ func quickPage(t *testing.T, r *reader, path string) (a *answer) {
 	return a
 }
 
-// payloads returns texts that would run in a page that does not escape them. Tests of pages that show text of people
-// use them (TestNothingThatPeopleWriteRuns). If one gets through, the page contains <i id=XN>, or a script sets
-// window.XN.
+// payloads returns texts that would run in a page that does not escape them. Tests of pages that
+// show text of people use them (TestNothingThatPeopleWriteRuns). If one gets through, the page
+// contains <i id=XN>, or a script sets window.XN.
 func payloads() (all []string) {
 	for i, p := range []string{
 		`<script>window.XSS=1</script>`, `<SCRIPT SRC=//evil.example/x.js></SCRIPT>`, `"><script>window.XSS=1</script>`,

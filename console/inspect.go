@@ -364,7 +364,8 @@ func mendWords(k projections.Key) string {
 	return fmt.Sprintf("%s of %d", k.Type, k.Aggregate)
 }
 
-// mendTarget reads the entity to repair from a form. A tenant's admin may repair only entities of its tenant.
+// mendTarget reads the entity to repair from a form. A tenant's admin may repair only entities of
+// its tenant.
 func (c *Console) mendTarget(who tokens.Principal, in url.Values) (p projections.Projection, key projections.Key, err error) {
 	for _, f := range c.deps.Fleet {
 		if f.Name() == in.Get("projection") {

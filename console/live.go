@@ -22,7 +22,8 @@ const (
 	othersFeeds = maxFeeds / 2     // and for all tenants; operators have the rest
 )
 
-// hub reads each live page once a second while somebody watches it, and sends changes to all its readers.
+// hub reads each live page once a second while somebody watches it, and sends changes to all its
+// readers.
 type hub struct {
 	c     *Console
 	every time.Duration
@@ -44,8 +45,8 @@ func newHub(c *Console) *hub {
 	return &hub{c: c, every: liveEvery, wake: make(chan struct{}, 1), feeds: make(map[string]*feed), over: make(chan struct{})}
 }
 
-// watch subscribes to a live page. The channel holds the newest content: a slow reader misses earlier ones. stop ends
-// the subscription. ok is false if there are too many feeds.
+// watch subscribes to a live page. The channel holds the newest content: a slow reader misses
+// earlier ones. stop ends the subscription. ok is false if there are too many feeds.
 func (h *hub) watch(v *view, p *page) (messages <-chan []byte, stop func(), ok bool) {
 	roles := slices.Clone(v.who.Roles)
 	slices.Sort(roles)
@@ -174,8 +175,8 @@ func (h *hub) read(ctx context.Context, f *feed) []byte {
 
 var errTooManyLive = &problem{http.StatusServiceUnavailable, "Too many live pages", "Reload the page to see its current state."}
 
-// stream sends a live page as server-sent events. It ends when the reader leaves, the session ends or the process
-// stops.
+// stream sends a live page as server-sent events. It ends when the reader leaves, the session ends
+// or the process stops.
 func (c *Console) stream(v *view, p *page) error {
 	if !v.may(p) {
 		return c.refused(v, p)

@@ -35,7 +35,8 @@ const (
 // lists maps the names of lists in URLs to moderation states.
 var lists = map[string]string{"pending": event.ModerationPending, "hidden": event.ModerationHidden, "removed": event.ModerationRemoved}
 
-// decisions are the possible decisions in the order of the buttons, each with the state that it gives a child.
+// decisions are the possible decisions in the order of the buttons, each with the state that it
+// gives a child.
 var decisions = []struct{ Name, Label, Key, state, done string }{
 	{"approve", "Approve", "a", event.ModerationApproved, "Approved"},
 	{"hide", "Hide", "x", event.ModerationHidden, "Hid"},
@@ -193,8 +194,9 @@ func (c *Console) waiting(ctx context.Context, tx pgx.Tx, here kinds.Child) (all
 	return all, nil
 }
 
-// asTheyAre returns the current children of the truth for rows of the projection, which is a moment behind. It omits
-// and counts those that have left the state. It blanks bodies unless bodies is true.
+// asTheyAre returns the current children of the truth for rows of the projection, which is a moment
+// behind. It omits and counts those that have left the state. It blanks bodies unless bodies is
+// true.
 func (c *Console) asTheyAre(ctx context.Context, tenant int64, k kinds.Child, state string, rows []event.Child,
 	last map[string]history.Decision, bodies bool) (all []moderationRow, stale int, err error) {
 	now, err := store.ReadChildren(ctx, c.deps.Truth, tenant, k, idsOf(rows))
@@ -344,8 +346,8 @@ func (t tally) says() string {
 	return says
 }
 
-// moderate decides on some children in one transaction. It calls the function that the API uses, which also writes the
-// events.
+// moderate decides on some children in one transaction. It calls the function that the API uses,
+// which also writes the events.
 func (c *Console) moderate(ctx context.Context, d *doing, k kinds.Child, decided int, items []store.ChildModeration, t *tally) error {
 	for i := range items {
 		items[i].Meta, items[i].State, items[i].Reason = store.Meta{Actor: d.actor()}, decisions[decided].state, d.Act.Reason
@@ -421,8 +423,8 @@ func (c *Console) lookDecideAll(ctx context.Context, v *view, in url.Values) (su
 	return s, reasonFits(in)
 }
 
-// doDecideAll reads the list by its keys and decides in slices. It decides on the current version of each child in the
-// truth, if the child is still in the list's state.
+// doDecideAll reads the list by its keys and decides in slices. It decides on the current version
+// of each child in the truth, if the child is still in the list's state.
 func (c *Console) doDecideAll(ctx context.Context, d *doing) (string, error) {
 	decided, err := decision(d.In)
 	if err != nil {

@@ -160,8 +160,8 @@ func TestADecisionOfEachSortInTheBrowser(t *testing.T) {
 	}
 }
 
-// TestNothingThatIsModeratedRunsInTheBrowser opens pages with text of people. It turns the policy off, so only escaping
-// keeps the text from running.
+// TestNothingThatIsModeratedRunsInTheBrowser opens pages with text of people. It turns the policy
+// off, so only escaping keeps the text from running.
 func TestNothingThatIsModeratedRunsInTheBrowser(t *testing.T) {
 	d := openDesk(t)
 	ids := d.plant(t)

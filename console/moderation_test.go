@@ -284,7 +284,8 @@ func TestThreadSwitchesAndRolesOfModeration(t *testing.T) {
 	}
 }
 
-// fill writes n pending comments of one post, and as many versions in another history, to the truth and the projection.
+// fill writes n pending comments of one post, and as many versions in another history, to the truth
+// and the projection.
 func (d *desk) fill(t *testing.T, n int) {
 	t.Helper()
 	owner := d.db.Pool(t, postgres.RoleOwner)
@@ -310,7 +311,8 @@ func (d *desk) fill(t *testing.T, n int) {
 	}
 }
 
-// fast opens each page that shows the large thread, at its beginning and deep inside. They take about a tenth of slow.
+// fast opens each page that shows the large thread, at its beginning and deep inside. They take
+// about a tenth of slow.
 func fast(t *testing.T, d *desk) {
 	t.Helper()
 	max := d.signIn(t, d.Tokens.TenantModerator)

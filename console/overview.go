@@ -54,7 +54,8 @@ func (c *Console) overviewData(ctx context.Context, v *view) (any, error) {
 	return p, nil
 }
 
-// draw draws the picture: the API, the outbox, the relay, the streams, and each consumer with its projection.
+// draw draws the picture: the API, the outbox, the relay, the streams, and each consumer with its
+// projection.
 func (p *overviewPage) draw() {
 	height := max(1, len(p.State.Consumers)) * boxRow
 	middle := (height-boxRow)/2 + 8
@@ -141,8 +142,8 @@ func (p *overviewPage) streamsBox() box {
 	return box{Title: "Streams", Value: words.Of(int64(messages), "message"), Detail: words.Of(int64(open), "partition"), Look: "ok"}
 }
 
-// late is the age in seconds from which a waiting row or event counts as late. The alerts and doctor have the same
-// limit.
+// late is the age in seconds from which a waiting row or event counts as late. The alerts and
+// doctor have the same limit.
 const late = 60
 
 func consumerBox(k status.Consumer) box {

@@ -35,8 +35,8 @@ const (
 	maxToken     = 4096            // bytes
 )
 
-// sealer makes cookies that no other party can make or read. It uses AES-GCM with keys derived from the cursor keys.
-// The first key seals, every key opens.
+// sealer makes cookies that no other party can make or read. It uses AES-GCM with keys derived from
+// the cursor keys. The first key seals, every key opens.
 type sealer []cipher.AEAD
 
 func newSealer(keys [][]byte) (sealer, error) {
@@ -62,16 +62,16 @@ func newSealer(keys [][]byte) (sealer, error) {
 	return s, nil
 }
 
-// seal returns a cookie value with the token's hash and the session's start, and the session that it opens. Each is
-// another session.
+// seal returns a cookie value with the token's hash and the session's start, and the session that
+// it opens. Each is another session.
 func (s sealer) seal(h tokens.Hash, at time.Time) (string, tokens.Session) {
 	plain := binary.BigEndian.AppendUint64(h[:], uint64(at.Unix()))
 	sealed := s[0].Seal(nil, nil, plain, nil)
 	return base64.RawURLEncoding.EncodeToString(sealed), sha256.Sum256(sealed)
 }
 
-// open returns the session and the hash of its token. It reports false if no key of s sealed the text or the session is
-// too old. The database knows whether it has ended.
+// open returns the session and the hash of its token. It reports false if no key of s sealed the
+// text or the session is too old. The database knows whether it has ended.
 func (s sealer) open(text string, now time.Time) (id tokens.Session, h tokens.Hash, ok bool) {
 	sealed, err := base64.RawURLEncoding.Strict().DecodeString(text)
 	if err != nil {
@@ -133,10 +133,11 @@ func (s sessions) forget(id tokens.Session) {
 	s.known.Remove(id)
 }
 
-// guesses limits how often one address may try unknown tokens. A right token always signs in, because strangers and
-// operators may have one address, that of a proxy. Nobody finds 256 random bits by trying; the limit keeps those who try
-// from using the console's connections to the database. So of all look-ups only one runs at a time for the addresses
-// within their limit, and one for those beyond it.
+// guesses limits how often one address may try unknown tokens. A right token always signs in,
+// because strangers and operators may have one address, that of a proxy. Nobody finds 256 random
+// bits by trying; the limit keeps those who try from using the console's connections to the
+// database. So of all look-ups only one runs at a time for the addresses within their limit, and
+// one for those beyond it.
 type guesses struct {
 	mu     *sync.Mutex
 	by     *simplelru.LRU[netip.Prefix, *rate.Limiter]
@@ -175,8 +176,8 @@ func (g guesses) of(r *http.Request) *rate.Limiter {
 	return l
 }
 
-// session returns the principal and the token's hash of the request's cookie, or tokens.ErrUnauthenticated. No page
-// opens for a token without the role read.
+// session returns the principal and the token's hash of the request's cookie, or
+// tokens.ErrUnauthenticated. No page opens for a token without the role read.
 func (c *Console) session(r *http.Request) (tokens.Principal, tokens.Hash, error) {
 	cookie, err := r.Cookie(cookieName)
 	if err != nil {
@@ -192,8 +193,8 @@ func (c *Console) session(r *http.Request) (tokens.Principal, tokens.Hash, error
 	return who, h, err
 }
 
-// cookie returns a session's cookie; an empty value deletes it. SameSite is Lax, so a link from another site opens its
-// page signed in. No page writes on GET, so this is safe.
+// cookie returns a session's cookie; an empty value deletes it. SameSite is Lax, so a link from
+// another site opens its page signed in. No page writes on GET, so this is safe.
 func cookie(r *http.Request, value string) *http.Cookie {
 	secure := r.TLS != nil || strings.EqualFold(r.Header.Get("X-Forwarded-Proto"), "https")
 	c := &http.Cookie{Name: cookieName, Value: value, Path: "/console", HttpOnly: true, Secure: secure, SameSite: http.SameSiteLaxMode}
@@ -203,8 +204,8 @@ func cookie(r *http.Request, value string) *http.Cookie {
 	return c
 }
 
-// toSignIn redirects to the sign-in form, which leads back after a GET. It does not repeat a write. A live stream gets
-// 401.
+// toSignIn redirects to the sign-in form, which leads back after a GET. It does not repeat a write.
+// A live stream gets 401.
 func (c *Console) toSignIn(w http.ResponseWriter, r *http.Request) {
 	if strings.HasPrefix(r.URL.Path, root+"live/") {
 		http.Error(w, "signed out", http.StatusUnauthorized)
@@ -276,8 +277,8 @@ func (c *Console) signIn(w http.ResponseWriter, r *http.Request) {
 // errNoRead reports a token without the role read.
 var errNoRead = errors.New("console: the token lacks the role read")
 
-// startSession starts a session of the token, in its turn in the lane, and returns its cookie's value. Errors:
-// tokens.ErrUnauthenticated, errNoRead.
+// startSession starts a session of the token, in its turn in the lane, and returns its cookie's
+// value. Errors: tokens.ErrUnauthenticated, errNoRead.
 func (c *Console) startSession(ctx context.Context, h tokens.Hash, lane chan struct{}) (string, error) {
 	select {
 	case lane <- struct{}{}:
@@ -296,8 +297,8 @@ func (c *Console) startSession(ctx context.Context, h tokens.Hash, lane chan str
 	return value, tokens.StartSession(ctx, c.deps.Truth, id, h, sessionLives)
 }
 
-// signOut ends the session for all processes, so that a copy of its cookie opens nothing. If the database does not
-// answer, the reader keeps the cookie and can try again.
+// signOut ends the session for all processes, so that a copy of its cookie opens nothing. If the
+// database does not answer, the reader keeps the cookie and can try again.
 func (c *Console) signOut(w http.ResponseWriter, r *http.Request) {
 	if sent, err := r.Cookie(cookieName); err == nil {
 		if id, _, ok := c.seals.open(sent.Value, time.Now()); ok {

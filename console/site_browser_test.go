@@ -135,8 +135,9 @@ func (s *site) write(t *testing.T, method, path, body string) {
 	}
 }
 
-// TestTheSiteInTheBrowser uses a healthy installation under load. It reads the API's documents without the internet,
-// and erases a person with comments and edges. `make screenshots` takes its pictures from here.
+// TestTheSiteInTheBrowser uses a healthy installation under load. It reads the API's documents
+// without the internet, and erases a person with comments and edges. `make screenshots` takes its
+// pictures from here.
 func TestTheSiteInTheBrowser(t *testing.T) {
 	s, c := live(t), chromium(t)
 	stop := s.run(t, "demo", "--rate", "60", "--seed", "7")
@@ -219,8 +220,8 @@ func (s *site) pictures(b *browser) {
 	b.shot("console-archive")
 }
 
-// erases lets the person write, be followed and be answered, and then erases them. A paused consumer delays the
-// erasure, and the act's page shows that it waits.
+// erases lets the person write, be followed and be answered, and then erases them. A paused
+// consumer delays the erasure, and the act's page shows that it waits.
 func (s *site) erases(b *browser) {
 	t := b.t
 	if _, err := consumers.Pause(t.Context(), s.pool, "threadcache", "ann", "the test"); err != nil {

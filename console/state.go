@@ -28,7 +28,8 @@ type observed struct {
 	Wrote float64       // events written per second, if Rates are known; negative: unknown
 }
 
-// observer reads the installation at most once per stateFor, and keeps the lag of each consumer over time.
+// observer reads the installation at most once per stateFor, and keeps the lag of each consumer
+// over time.
 type observer struct {
 	src status.Sources
 
@@ -108,8 +109,8 @@ func (o *observer) line(consumer string) []point {
 	return slices.Clone(o.lines[consumer])
 }
 
-// run samples the lag of consumers until sampleAfter has passed without a reader. A failed reading leaves a gap in the
-// lines.
+// run samples the lag of consumers until sampleAfter has passed without a reader. A failed reading
+// leaves a gap in the lines.
 func (o *observer) run(ctx context.Context) {
 	tick := time.NewTicker(sampleEvery)
 	defer tick.Stop()

@@ -68,7 +68,8 @@ func tokenState(t tokens.Token, now time.Time) (state, look string) {
 	return "works", "ok"
 }
 
-// tokenTenant returns the tenant of the form's token. A tenant's admin may name only its own tenant.
+// tokenTenant returns the tenant of the form's token. A tenant's admin may name only its own
+// tenant.
 func tokenTenant(v tokens.Principal, in url.Values) (int64, error) {
 	if !v.System() {
 		return v.TenantID, nil
@@ -136,8 +137,8 @@ func madeSays(who tokens.Principal) string {
 	return "The token " + says
 }
 
-// grantable returns the roles that the form offers: to an operator all, for a tenant's token, and to a tenant's admin
-// those of its own token.
+// grantable returns the roles that the form offers: to an operator all, for a tenant's token, and
+// to a tenant's admin those of its own token.
 func grantable(who tokens.Principal) []string {
 	if who.System() {
 		return tokens.Roles()

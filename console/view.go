@@ -39,8 +39,8 @@ func (p *page) name() string {
 
 func (p *page) template() string { return p.name() }
 
-// view is one request of a reader who is signed in. The hub also uses one view for a live page that several readers
-// share.
+// view is one request of a reader who is signed in. The hub also uses one view for a live page that
+// several readers share.
 type view struct {
 	c    *Console
 	w    http.ResponseWriter // nil for a live page of the hub
@@ -65,8 +65,8 @@ func (v *view) queryInt(name string) (int64, error) {
 	return n, nil
 }
 
-// with returns the URL of this page with other values of the given parameters (name, value, ...). An empty value
-// removes its parameter.
+// with returns the URL of this page with other values of the given parameters (name, value, ...).
+// An empty value removes its parameter.
 func (v *view) with(pairs ...any) string {
 	q := v.r.URL.Query()
 	for i := 0; i+1 < len(pairs); i += 2 {
@@ -80,8 +80,8 @@ func (v *view) with(pairs ...any) string {
 	return u.String()
 }
 
-// tenant returns the tenant whose rows the view may show. For a system token it is the parameter tenant, 0 for all
-// tenants. Errors: *inputError.
+// tenant returns the tenant whose rows the view may show. For a system token it is the parameter
+// tenant, 0 for all tenants. Errors: *inputError.
 func (v *view) tenant() (int64, error) {
 	if !v.who.System() {
 		return v.who.TenantID, nil
@@ -93,7 +93,8 @@ func (v *view) tenant() (int64, error) {
 	return t, err
 }
 
-// mayReadPayloads reports whether the token may read the payloads of events, which may contain hidden or removed text.
+// mayReadPayloads reports whether the token may read the payloads of events, which may contain
+// hidden or removed text.
 func (v *view) mayReadPayloads() bool {
 	return v.who.Has(tokens.RoleModerate) || v.who.Has(tokens.RoleAdmin)
 }
@@ -225,7 +226,8 @@ func (c *Console) frame(v *view, title string, data any) *frame {
 	return f
 }
 
-// render answers with a page. It renders the whole page before it writes, so an error never cuts a page short.
+// render answers with a page. It renders the whole page before it writes, so an error never cuts a
+// page short.
 func (c *Console) render(v *view, status int, name, title string, data any) {
 	c.renderFrame(v, status, name, c.frame(v, title, data))
 }

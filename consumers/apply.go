@@ -31,8 +31,8 @@ func aggregateOf(e *event.Event) aggregate {
 	return aggregate{e.TenantID, clean(e.AggregateType), e.AggregateID}
 }
 
-// outcome is the result of a transaction. InTx may run the transaction again, so each run begins with an empty outcome.
-// The metrics count it after the commit.
+// outcome is the result of a transaction. InTx may run the transaction again, so each run begins
+// with an empty outcome. The metrics count it after the commit.
 type outcome struct {
 	applied int
 	skipped map[string]int
@@ -56,12 +56,14 @@ type deadLetter struct {
 	reason string
 }
 
-// BehindAnother is the error of a dead letter that is parked only because an earlier event of its aggregate is.
+// BehindAnother is the error of a dead letter that is parked only because an earlier event of its
+// aggregate is.
 const BehindAnother = "an earlier event of its aggregate is parked"
 
-// apply runs the batch in one transaction. It does not stop when ctx ends; its bound is ApplyTimeout. After an error
-// that an event may have caused, it applies the events one by one to find the poison event. After a batch that took too
-// long, the next batches are smaller. apply returns errMoved if another instance moved the offset.
+// apply runs the batch in one transaction. It does not stop when ctx ends; its bound is
+// ApplyTimeout. After an error that an event may have caused, it applies the events one by one to
+// find the poison event. After a batch that took too long, the next batches are smaller. apply
+// returns errMoved if another instance moved the offset.
 func (r *reader) apply(ctx context.Context, stream broker.Stream, b *batch) (err error) {
 	c := r.c
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.cfg.ApplyTimeout)
@@ -107,11 +109,12 @@ func (r *reader) apply(ctx context.Context, stream broker.Stream, b *batch) (err
 	return nil
 }
 
-// growAfter is the number of consecutive full batches that must leave most of their time before batches grow again.
+// growAfter is the number of consecutive full batches that must leave most of their time before
+// batches grow again.
 const growAfter = 10
 
-// resize halves the batches after one that used up its time, down to one event. It doubles them after growAfter full
-// batches that left most of their time.
+// resize halves the batches after one that used up its time, down to one event. It doubles them
+// after growAfter full batches that left most of their time.
 func (r *reader) resize(took time.Duration, events int) {
 	limit, most := int(r.limit.Load()), r.c.cfg.BatchEvents
 	switch {
@@ -127,8 +130,8 @@ func (r *reader) resize(took time.Duration, events int) {
 	r.limit.Store(int64(limit))
 }
 
-// checkKnown returns the fault of an event of a built-in aggregate type if this release does not know its event type or
-// version. The projection checks the events of other kinds.
+// checkKnown returns the fault of an event of a built-in aggregate type if this release does not
+// know its event type or version. The projection checks the events of other kinds.
 func checkKnown(e *event.Event) error {
 	if known, exact := event.Known(e.AggregateType, e.Type, e.Version); known && !exact {
 		return event.Permanent(fmt.Errorf("event %s is a %s.%s.v%d: this release does not know it", e.ID,
@@ -137,23 +140,24 @@ func checkKnown(e *event.Event) error {
 	return nil
 }
 
-// mayBePoison reports whether an event may have caused the error, and not the database's own trouble.
+// mayBePoison reports whether an event may have caused the error, and not the database's own
+// trouble.
 func mayBePoison(err error) bool {
 	return event.IsPermanent(err) || !postgres.IsTransient(err) && !postgres.IsSystemic(err) && !errors.Is(err, errMoved)
 }
 
-// manyEvents is the number of events from which the planner plans each batch; smaller batches share kept plans.
+// manyEvents is the number of events from which the planner plans each batch; smaller batches share
+// kept plans.
 const manyEvents = 200
 
-// planSQL sets up the planner for batches, which touch rows of large tables by their keys.
-// Plans: the statements of a large batch are planned for their arrays. Planning takes 2 to 3 ms, so small batches share
-// plans that are kept.
-// Scans: without these settings the planner scans a whole table of some hundred thousand rows, which takes twice the
-// time. A kept plan from the time when a table was empty would scan it too.
-// Timeout: the server ends the transaction of a frozen process. Its locks would otherwise keep the partition longer
-// than its lease does.
-// Commit: it does not wait for the disk. A crash of the database takes back the offset together with all that was
-// applied, and the consumer reads the stream again from there.
+// planSQL sets up the planner for batches, which touch rows of large tables by their keys. Plans:
+// the statements of a large batch are planned for their arrays. Planning takes 2 to 3 ms, so small
+// batches share plans that are kept. Scans: without these settings the planner scans a whole table
+// of some hundred thousand rows, which takes twice the time. A kept plan from the time when a table
+// was empty would scan it too. Timeout: the server ends the transaction of a frozen process. Its
+// locks would otherwise keep the partition longer than its lease does. Commit: it does not wait for
+// the disk. A crash of the database takes back the offset together with all that was applied, and
+// the consumer reads the stream again from there.
 const planSQL = `
 SELECT /* consumers.plan */ set_config('plan_cache_mode', @plans, true), set_config('enable_seqscan', 'off', true),
        set_config('random_page_cost', '1.1', true), set_config('jit', 'off', true), set_config('synchronous_commit', 'off', true),
@@ -167,9 +171,9 @@ func planArgs(idle time.Duration, events int) postgres.Args {
 	return postgres.Args{"plans": plans, "idle_ms": strconv.FormatInt(idle.Milliseconds(), 10)}
 }
 
-// parkedSQL finds the parked aggregates by one probe for each, no matter how many dead letters exist. It costs nothing
-// while there are none.
-// Index: consumer_dead_letters_aggregate_idx. Locks: none (a transaction that unparks locks the offset first).
+// parkedSQL finds the parked aggregates by one probe for each, no matter how many dead letters
+// exist. It costs nothing while there are none. Index: consumer_dead_letters_aggregate_idx. Locks:
+// none (a transaction that unparks locks the offset first).
 const parkedSQL = `
 SELECT /* consumers.parked */ a.tenant_id, a.aggregate_type, a.aggregate_id
   FROM unnest(@tenants::bigint[], @types::text[], @ids::bigint[]) AS a(tenant_id, aggregate_type, aggregate_id)
@@ -232,8 +236,8 @@ func (r *reader) transact(ctx context.Context, stream broker.Stream, b *batch, o
 	return out, err
 }
 
-// begin moves the offset, which it locks, and then finds which of the batch's aggregates are parked. Nobody can unpark
-// them while the offset is locked.
+// begin moves the offset, which it locks, and then finds which of the batch's aggregates are
+// parked. Nobody can unpark them while the offset is locked.
 func (r *reader) begin(ctx context.Context, tx pgx.Tx, stream broker.Stream, b *batch) (map[aggregate]bool, error) {
 	c := r.c
 	seen := make(map[aggregate]bool)
@@ -284,8 +288,8 @@ func (r *reader) begin(ctx context.Context, tx pgx.Tx, stream broker.Stream, b *
 	return parked, nil
 }
 
-// try applies events under a savepoint. If an event breaks, try rolls back to the savepoint and returns the reason as
-// fault. err is an error that no event caused.
+// try applies events under a savepoint. If an event breaks, try rolls back to the savepoint and
+// returns the reason as fault. err is an error that no event caused.
 func try(ctx context.Context, tx pgx.Tx, p Projection, events ...event.Event) (fault, err error) {
 	savepoint, err := tx.Begin(ctx)
 	if err != nil {

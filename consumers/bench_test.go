@@ -26,8 +26,8 @@ import (
 	"github.com/tidings/tidings/projections/followercounts"
 )
 
-// BenchmarkCatchUp lets one instance of followercounts apply 100,000 follow events of a stream, from its start to a lag
-// of 0. The servers of the tests do not sync to disk.
+// BenchmarkCatchUp lets one instance of followercounts apply 100,000 follow events of a stream,
+// from its start to a lag of 0. The servers of the tests do not sync to disk.
 func BenchmarkCatchUp(b *testing.B) {
 	const events, users = 100_000, 100_000
 	r := rand.New(rand.NewPCG(1, 2))
@@ -75,7 +75,8 @@ func BenchmarkCatchUp(b *testing.B) {
 	}
 }
 
-// fill publishes events to an empty stream. It is the only publisher, so it knows the sequences beforehand.
+// fill publishes events to an empty stream. It is the only publisher, so it knows the sequences
+// beforehand.
 func fill(b *testing.B, js jetstream.JetStream, cfg broker.Config, events int, pick func(int64) (int64, int64)) {
 	b.Helper()
 	for n := 1; n <= events; n++ {
@@ -108,9 +109,9 @@ func (a applied) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) err
 	return err
 }
 
-// BenchmarkSteady lets one instance of followercounts apply 1,000 events/s. It measures the time from the publish to
-// the end of the projection's work, and the processor time of this process. That time includes the publisher, which the
-// case idle measures alone.
+// BenchmarkSteady lets one instance of followercounts apply 1,000 events/s. It measures the time
+// from the publish to the end of the projection's work, and the processor time of this process.
+// That time includes the publisher, which the case idle measures alone.
 func BenchmarkSteady(b *testing.B) {
 	for name, consume := range map[string]bool{"idle": false, "consume": true} {
 		b.Run(name, func(b *testing.B) {

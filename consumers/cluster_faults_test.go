@@ -18,8 +18,8 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// underFault has two instances on three brokers and a publisher that never pauses. Each stream has a replica on each
-// broker.
+// underFault has two instances on three brokers and a publisher that never pauses. Each stream has
+// a replica on each broker.
 type underFault struct {
 	*rig
 	c         *testkit.BrokerCluster
@@ -31,8 +31,8 @@ type underFault struct {
 	at   []time.Time // when the publish of each was acknowledged
 }
 
-// newUnderFault connects the second instance to the last broker. With knows, that instance also knows the other
-// brokers.
+// newUnderFault connects the second instance to the last broker. With knows, that instance also
+// knows the other brokers.
 func newUnderFault(t *testing.T, n int, knows bool) *underFault {
 	t.Helper()
 	c := testkit.NATSCluster(t, 3)
@@ -87,8 +87,9 @@ func (f *underFault) publishUntil(ctx context.Context) {
 	}
 }
 
-// publishSurely publishes like a relay: it names the stream's last sequence, and reads the stream's last message if the
-// outcome is unknown. It reports whether the event is on the stream. After a false the event may still be there.
+// publishSurely publishes like a relay: it names the stream's last sequence, and reads the stream's
+// last message if the outcome is unknown. It reports whether the event is on the stream. After a
+// false the event may still be there.
 func (f *underFault) publishSurely(ctx context.Context, e *event.Event) bool {
 	p := f.of(e.AggregateID)
 	stream := f.cfg.StreamName(p)
@@ -256,7 +257,8 @@ func (f *underFault) share(what string) {
 	})
 }
 
-// TestOnThreeBrokersAnInstanceThatIsCutOffGivesItsLeasesUp cuts off the only broker that the instance knows.
+// TestOnThreeBrokersAnInstanceThatIsCutOffGivesItsLeasesUp cuts off the only broker that the
+// instance knows.
 func TestOnThreeBrokersAnInstanceThatIsCutOffGivesItsLeasesUp(t *testing.T) {
 	t.Parallel()
 	const partitions = 2
@@ -275,7 +277,8 @@ func TestOnThreeBrokersAnInstanceThatIsCutOffGivesItsLeasesUp(t *testing.T) {
 	f.check()
 }
 
-// TestOnThreeBrokersAnInstanceThatIsCutOffLeavesItsBroker cuts off the broker of an instance for the rest of the test.
+// TestOnThreeBrokersAnInstanceThatIsCutOffLeavesItsBroker cuts off the broker of an instance for
+// the rest of the test.
 func TestOnThreeBrokersAnInstanceThatIsCutOffLeavesItsBroker(t *testing.T) {
 	t.Parallel()
 	f := newUnderFault(t, 2, true)
@@ -292,8 +295,8 @@ func TestOnThreeBrokersAnInstanceThatIsCutOffLeavesItsBroker(t *testing.T) {
 	f.check()
 }
 
-// TestOnThreeBrokersAStreamThatIsGoneIsNotBelievedAtOnce starts an instance that has never seen the stream. The first
-// answers of the brokers may be out of date.
+// TestOnThreeBrokersAStreamThatIsGoneIsNotBelievedAtOnce starts an instance that has never seen the
+// stream. The first answers of the brokers may be out of date.
 func TestOnThreeBrokersAStreamThatIsGoneIsNotBelievedAtOnce(t *testing.T) {
 	t.Parallel()
 	f := newUnderFault(t, 1, false)

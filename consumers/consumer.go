@@ -22,15 +22,16 @@ import (
 	"github.com/tidings/tidings/kinds"
 )
 
-// Projection is what a consumer does with events. Its name is the consumer's in consumer_offsets and leases.
+// Projection is what a consumer does with events. Its name is the consumer's in consumer_offsets
+// and leases.
 type Projection interface {
 	Name() string
 	// Wants reports whether Apply gets the events of an aggregate type.
 	Wants(aggregateType string) bool
-	// Apply changes the projection's tables in tx, by events in stream order, of several tenants and aggregates. It
-	// uses nothing but tx. After a rollback it may be called again for the same events. The consumer parks an event for
-	// which Apply returns an error that event.IsPermanent reports, or any other error that is not the database's own
-	// trouble.
+	// Apply changes the projection's tables in tx, by events in stream order, of several tenants
+	// and aggregates. It uses nothing but tx. After a rollback it may be called again for the same
+	// events. The consumer parks an event for which Apply returns an error that event.IsPermanent
+	// reports, or any other error that is not the database's own trouble.
 	Apply(ctx context.Context, tx pgx.Tx, events []event.Event) error
 }
 
@@ -39,7 +40,8 @@ type Config struct {
 	BatchEvents  int           `env:"CONSUMER_BATCH_EVENTS, default=4000"`   // events per transaction at most, 1..20000
 	BatchBytes   int           `env:"CONSUMER_BATCH_BYTES, default=8388608"` // payload bytes per transaction at most, 1 MiB..256 MiB
 	ApplyTimeout time.Duration `env:"CONSUMER_APPLY_TIMEOUT, default=60s"`   // of one transaction, also of the last one at shutdown
-	// LagInterval is the time between two reads of the streams, for the lag and for the identity of each stream.
+	// LagInterval is the time between two reads of the streams, for the lag and for the identity of
+	// each stream.
 	LagInterval time.Duration `env:"CONSUMER_LAG_INTERVAL, default=5s"`
 	Recheck     time.Duration `env:"CONSUMER_RECHECK_INTERVAL, default=10s"` // between two checks of a partition that is stuck
 	Lease       lease.Config
@@ -63,8 +65,8 @@ func (c Config) Validate() error {
 	return errors.Join(append(errs, c.Lease.Validate())...)
 }
 
-// Streams names the streams that carry the events, and bounds the wait for an answer about one. The zero value fits the
-// configuration that Tidings ships with.
+// Streams names the streams that carry the events, and bounds the wait for an answer about one. The
+// zero value fits the configuration that Tidings ships with.
 type Streams struct {
 	Name    string        // NATS_STREAM of the relays: partition 0's stream is NAME-0; "EVENTS" when empty
 	Prefix  string        // NATS_SUBJECT_PREFIX of the relays; "events" when empty
@@ -78,8 +80,8 @@ func (s Streams) config() broker.Config {
 		Timeout: cmp.Or(s.Timeout, 5*time.Second)}
 }
 
-// Deps are the dependencies of a consumer. The pool's login may read and write the projection's tables and the tables
-// of the set migrations.Consumers.
+// Deps are the dependencies of a consumer. The pool's login may read and write the projection's
+// tables and the tables of the set migrations.Consumers.
 type Deps struct {
 	Pool      *pgxpool.Pool
 	Kinds     *kinds.Catalog // the projection's catalog, which its Wants uses; nil for a projection of the built-in kinds
@@ -91,8 +93,8 @@ type Deps struct {
 }
 
 // LeaseKind returns the kind of a consumer's leases on the partitions of the streams with a name
-// (broker.Config.Stream). All cells number their partitions from 0, so the kind contains the name of the streams unless
-// it is the default one.
+// (broker.Config.Stream). All cells number their partitions from 0, so the kind contains the name
+// of the streams unless it is the default one.
 func LeaseKind(consumer, stream string) string {
 	if stream == defaultStream {
 		return consumer
@@ -100,8 +102,9 @@ func LeaseKind(consumer, stream string) string {
 	return consumer + "@" + stream
 }
 
-// Consumer is one instance of a consumer. Other instances of the same name may run anywhere; they share the partitions.
-// An instance that reads streams of another name reads another cell (docs/adr/0018-cells.md) into the same tables.
+// Consumer is one instance of a consumer. Other instances of the same name may run anywhere; they
+// share the partitions. An instance that reads streams of another name reads another cell
+// (docs/adr/0018-cells.md) into the same tables.
 type Consumer struct {
 	cfg        Config
 	deps       Deps
@@ -145,9 +148,10 @@ func New(cfg Config, deps Deps, projection Projection) (*Consumer, error) {
 	return c, nil
 }
 
-// Run works until ctx ends. Then it takes no more events, finishes the batches in hand within ApplyTimeout, frees its
-// leases and returns nil. If NATS does not answer, that can take 10 s longer, because the NATS client does not stop its
-// requests earlier. Run logs failures and retries.
+// Run works until ctx ends. Then it takes no more events, finishes the batches in hand within
+// ApplyTimeout, frees its leases and returns nil. If NATS does not answer, that can take 10 s
+// longer, because the NATS client does not stop its requests earlier. Run logs failures and
+// retries.
 func (c *Consumer) Run(ctx context.Context) error {
 	c.lag.start(time.Now())
 	leases, free := context.WithCancel(context.WithoutCancel(ctx))
@@ -164,8 +168,9 @@ func (c *Consumer) Run(ctx context.Context) error {
 	return g.Wait()
 }
 
-// Ready returns why the consumer does not do its work: it has no connection to the broker, partitions are stuck or wait
-// for a leader, or the last attempt failed. A consumer that is paused is ready.
+// Ready returns why the consumer does not do its work: it has no connection to the broker,
+// partitions are stuck or wait for a leader, or the last attempt failed. A consumer that is paused
+// is ready.
 func (c *Consumer) Ready(context.Context) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -234,7 +239,8 @@ const (
 	stuck                      // an operator has to act
 )
 
-// trouble records why a partition does not continue. It logs each failed attempt; another reason it logs once.
+// trouble records why a partition does not continue. It logs each failed attempt; another reason it
+// logs once.
 func (c *Consumer) trouble(ctx context.Context, partition int, kind troubleKind, err error) {
 	c.mu.Lock()
 	before, known := c.troubles[partition]
@@ -285,8 +291,8 @@ func (c *Consumer) troubleOf(partition int) (trouble, bool) {
 	return t, ok
 }
 
-// backoff computes waits after failures. Each wait is random between half of a bound and the bound, which doubles up to
-// most.
+// backoff computes waits after failures. Each wait is random between half of a bound and the bound,
+// which doubles up to most.
 type backoff struct{ least, most, next time.Duration }
 
 func (b *backoff) reset() { b.next = 0 }

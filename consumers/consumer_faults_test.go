@@ -17,8 +17,8 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// TestAnInstanceCutOffInABatchIsReplaced cuts one of two instances off in the middle of a transaction, without freeing
-// its leases. Later it reconnects the instance with its old batch.
+// TestAnInstanceCutOffInABatchIsReplaced cuts one of two instances off in the middle of a
+// transaction, without freeing its leases. Later it reconnects the instance with its old batch.
 func TestAnInstanceCutOffInABatchIsReplaced(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t), 4)
 	var victim cutter
@@ -104,14 +104,15 @@ func TestAnotherStreamIsNotReadOn(t *testing.T) {
 	}
 }
 
-// TestABatchThatACrashTakesBackIsAppliedAgain kills PostgreSQL while it holds commits in memory. Commits of batches do
-// not wait for the disk.
+// TestABatchThatACrashTakesBackIsAppliedAgain kills PostgreSQL while it holds commits in memory.
+// Commits of batches do not wait for the disk.
 func TestABatchThatACrashTakesBackIsAppliedAgain(t *testing.T) {
 	// a process that writes a page to disk first writes the commits of its rows
 	pg := testkit.PostgresProcess(t, "bgwriter_lru_maxpages=0", "autovacuum=off")
 	db := pg.DB(t)
 	r := newRig(t, db, testkit.NATS(t))
-	// The consumer records every 100 ms that it has reached the end. If that waited for the disk, so would the batches.
+	// The consumer records every 100 ms that it has reached the end. If that waited for the disk,
+	// so would the batches.
 	r.exec(`DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET synchronous_commit = off', current_database()); END $$`)
 	r.worker.Reset()
 	pg.HoldWAL(t, db)

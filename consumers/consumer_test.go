@@ -30,8 +30,8 @@ import (
 
 const name = "testlog"
 
-// logbook is a projection that records its events without comparing versions, so an event that is applied twice has two
-// lines.
+// logbook is a projection that records its events without comparing versions, so an event that is
+// applied twice has two lines.
 type logbook struct {
 	hook func(ctx context.Context, tx pgx.Tx, events []event.Event) error // before writing; nil for none
 }
@@ -145,7 +145,8 @@ func follow(follower, followee, version int64) event.Event {
 		Type: event.Created, Version: 1, OccurredAt: time.Now(), Payload: payload}
 }
 
-// publish publishes like a relay that publishes single rows: each publish names the stream's last sequence.
+// publish publishes like a relay that publishes single rows: each publish names the stream's last
+// sequence.
 func (r *rig) publish(events ...event.Event) (last uint64) {
 	r.t.Helper()
 	return r.publishWith(nil, events...)
@@ -178,7 +179,8 @@ func (r *rig) send(stream string, msg *nats.Msg) uint64 {
 	return ack.Sequence
 }
 
-// config has leases that outlast a stall of the machine. An instance that stops frees its leases at once.
+// config has leases that outlast a stall of the machine. An instance that stops frees its leases at
+// once.
 func config() consumers.Config {
 	return consumers.Config{BatchEvents: 500, BatchBytes: 8 << 20, ApplyTimeout: 20 * time.Second, LagInterval: 100 * time.Millisecond,
 		Recheck: 200 * time.Millisecond, Lease: lease.Config{TTL: 10 * time.Second}}
@@ -236,7 +238,8 @@ func (in *instance) metric(t testing.TB, name string) float64 {
 	return testkit.Metric(t, in.reg, name)
 }
 
-// awaitMetric waits until a metric has the value. A batch counts after its commit, so the database may show it earlier.
+// awaitMetric waits until a metric has the value. A batch counts after its commit, so the database
+// may show it earlier.
 func (in *instance) awaitMetric(t testing.TB, name string, want float64) {
 	t.Helper()
 	testkit.Eventually(t, fmt.Sprintf("%s to be %v", name, want), func() (bool, error) {
@@ -328,8 +331,8 @@ func TestEventsAreAppliedOnceAndInOrder(t *testing.T) {
 	}
 }
 
-// TestBatchesAreAsLargeAsTheLag checks that a consumer takes full batches while it is behind, and otherwise applies
-// each event alone and at once.
+// TestBatchesAreAsLargeAsTheLag checks that a consumer takes full batches while it is behind, and
+// otherwise applies each event alone and at once.
 func TestBatchesAreAsLargeAsTheLag(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
 	r.flood(1700)
@@ -419,7 +422,8 @@ func TestPoisonStopsItsOwnAggregateOnly(t *testing.T) {
 	}
 }
 
-// TestAnEventThatFailsHalfwayLeavesNothing parks an event that has changed the read table before it failed.
+// TestAnEventThatFailsHalfwayLeavesNothing parks an event that has changed the read table before it
+// failed.
 func TestAnEventThatFailsHalfwayLeavesNothing(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
@@ -476,8 +480,8 @@ func TestTheDatabasesOwnTroubleIsNotPoison(t *testing.T) {
 		func() (bool, error) { err := in.Ready(context.Background()); return err == nil, err })
 }
 
-// TestAnErrorOfTheDatabaseParksNothing fails an event with errors that no event causes, more often than a transaction is
-// repeated.
+// TestAnErrorOfTheDatabaseParksNothing fails an event with errors that no event causes, more often
+// than a transaction is repeated.
 func TestAnErrorOfTheDatabaseParksNothing(t *testing.T) {
 	for what, code := range map[string]string{"a deadlock": "40P01", "a missing permission": "42501"} {
 		t.Run(what, func(t *testing.T) {
@@ -501,7 +505,8 @@ func TestAnErrorOfTheDatabaseParksNothing(t *testing.T) {
 	}
 }
 
-// awaitStuck waits until the instance reports that it is stuck, with the reason. A partition that is stuck has a lag.
+// awaitStuck waits until the instance reports that it is stuck, with the reason. A partition that
+// is stuck has a lag.
 func (r *rig) awaitStuck(in *instance, partitions float64, why string) {
 	r.t.Helper()
 	testkit.Eventually(r.t, "stuck: "+why, func() (bool, error) {
@@ -573,7 +578,8 @@ func TestWhatWasErasedIsPassedOver(t *testing.T) {
 	}
 }
 
-// TestAHoleStopsItsPartitionOnly removes messages without a record of an erasure, from each place of a stream.
+// TestAHoleStopsItsPartitionOnly removes messages without a record of an erasure, from each place
+// of a stream.
 func TestAHoleStopsItsPartitionOnly(t *testing.T) {
 	for what, c := range map[string]struct {
 		gone, erased []uint64
@@ -643,8 +649,8 @@ func TestAPartitionWhoseAppliedMessagesExpiredGoesOn(t *testing.T) {
 	r.wantLines([]line{{1, 3, 1}, {1, 3, 2}})
 }
 
-// TestABatchOfAnotherStreamIsNotApplied assigns the offset to another stream between the reading of a batch and its
-// transaction.
+// TestABatchOfAnotherStreamIsNotApplied assigns the offset to another stream between the reading of
+// a batch and its transaction.
 func TestABatchOfAnotherStreamIsNotApplied(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
 	in := r.run(r.system, logbook{})
@@ -675,7 +681,8 @@ func (r *rig) awaitOffsetLock() {
 	})
 }
 
-// remake replaces the stream of partition 0 by one with n events. With a negative n it only deletes the stream.
+// remake replaces the stream of partition 0 by one with n events. With a negative n it only deletes
+// the stream.
 func (r *rig) remake(n int) {
 	r.t.Helper()
 	if err := r.js.DeleteStream(context.Background(), r.cfg.StreamName(0)); err != nil {
@@ -692,7 +699,8 @@ func (r *rig) remake(n int) {
 	}
 }
 
-// cutter makes a pool whose connections can all be cut without a farewell to the server, as when a process is killed.
+// cutter makes a pool whose connections can all be cut without a farewell to the server, as when a
+// process is killed.
 type cutter struct {
 	mu    sync.Mutex
 	cut   bool
@@ -759,8 +767,8 @@ func TestTheBatchInHandIsFinishedAtShutdown(t *testing.T) {
 	}
 }
 
-// TestOffsetsThatAreReliedOnOutliveACrash: an erasure deletes messages that every consumer has applied, so a crash must
-// not take an offset back to before them.
+// TestOffsetsThatAreReliedOnOutliveACrash: an erasure deletes messages that every consumer has
+// applied, so a crash must not take an offset back to before them.
 func TestOffsetsThatAreReliedOnOutliveACrash(t *testing.T) {
 	pg := testkit.PostgresProcess(t, "wal_writer_delay=10s")
 	r := newRig(t, pg.DB(t), testkit.NATS(t))
@@ -801,8 +809,9 @@ func TestLagCountsWhatIsNotApplied(t *testing.T) {
 	}
 }
 
-// TestAsOfAndLagAreByTheBrokersClock shifts the clock of the projections' database against the broker's. Its functions
-// come before pg_catalog in the search_path, so statements use them, but defaults of columns do not.
+// TestAsOfAndLagAreByTheBrokersClock shifts the clock of the projections' database against the
+// broker's. Its functions come before pg_catalog in the search_path, so statements use them, but
+// defaults of columns do not.
 func TestAsOfAndLagAreByTheBrokersClock(t *testing.T) {
 	for _, skew := range []time.Duration{-time.Hour, time.Hour} {
 		t.Run(skew.String(), func(t *testing.T) {

@@ -14,11 +14,12 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 )
 
-// ErrNotParked reports a dead letter that does not exist. Another operator may have retried or discarded it.
+// ErrNotParked reports a dead letter that does not exist. Another operator may have retried or
+// discarded it.
 var ErrNotParked = errors.New("consumers: there is no such dead letter")
 
-// NotFirstError reports a dead letter behind an earlier one of its aggregate, which has to be retried or discarded
-// first.
+// NotFirstError reports a dead letter behind an earlier one of its aggregate, which has to be
+// retried or discarded first.
 type NotFirstError struct{ ID, First int64 }
 
 func (e *NotFirstError) Error() string {
@@ -26,26 +27,29 @@ func (e *NotFirstError) Error() string {
 }
 
 const (
-	// MaxDeadLetters is the largest number of dead letters that List returns, and that one transaction of Retry
-	// applies.
+	// MaxDeadLetters is the largest number of dead letters that List returns, and that one
+	// transaction of Retry applies.
 	MaxDeadLetters = 500
-	// maxRetryBytes bounds the payloads that one transaction of Retry reads. The first one may be larger.
+	// maxRetryBytes bounds the payloads that one transaction of Retry reads. The first one may be
+	// larger.
 	maxRetryBytes = 8 << 20
 	// retryTimeout bounds one transaction. During it the consumer waits for the partition.
 	retryTimeout = time.Minute
-	// retryIdle is the time that the server waits in a transaction for an operator's frozen process.
+	// retryIdle is the time that the server waits in a transaction for an operator's frozen
+	// process.
 	retryIdle = 10 * time.Second
 )
 
-// DeadLetters has the operations on the dead letters of all consumers. It is safe for concurrent use, also while
-// consumers run: each transaction that parks or unparks events of a partition first locks its offset.
+// DeadLetters has the operations on the dead letters of all consumers. It is safe for concurrent
+// use, also while consumers run: each transaction that parks or unparks events of a partition first
+// locks its offset.
 type DeadLetters struct {
 	pool        *pgxpool.Pool
 	projections map[string]Projection
 }
 
-// NewDeadLetters returns the operations on pool, which is the projections' and acts as the system role. Retry applies a
-// dead letter through the projection that has the name of its consumer.
+// NewDeadLetters returns the operations on pool, which is the projections' and acts as the system
+// role. Retry applies a dead letter through the projection that has the name of its consumer.
 func NewDeadLetters[P Projection](pool *pgxpool.Pool, projections ...P) *DeadLetters {
 	d := &DeadLetters{pool: pool, projections: make(map[string]Projection)}
 	for _, p := range projections {
@@ -78,7 +82,8 @@ type DeadLetter struct {
 const deadLetterColumns = `d.id, d.consumer_name, d.partition_key, d.stream_seq, d.tenant_id, d.aggregate_type, d.aggregate_id,
        d.event_id::text, d.event_type, d.event_version::int, d.error, d.dead_at, NOT ` + earlierSQL + `, d.group_id::text, d.retries`
 
-// earlierSQL finds a dead letter of the same aggregate before d. Index: consumer_dead_letters_aggregate_idx.
+// earlierSQL finds a dead letter of the same aggregate before d. Index:
+// consumer_dead_letters_aggregate_idx.
 const earlierSQL = `EXISTS (SELECT FROM consumer_dead_letters e WHERE (e.consumer_name, e.tenant_id, e.aggregate_type, e.aggregate_id)
        = (d.consumer_name, d.tenant_id, d.aggregate_type, d.aggregate_id) AND e.id < d.id)`
 
@@ -87,7 +92,8 @@ func (l *DeadLetter) fields() []any {
 		&l.EventVersion, &l.Error, &l.DeadAt, &l.First, &l.Group, &l.Retries}
 }
 
-// DeadLetterFilter selects the dead letters that match every field that is set. The zero filter selects all.
+// DeadLetterFilter selects the dead letters that match every field that is set. The zero filter
+// selects all.
 type DeadLetterFilter struct {
 	Consumer      string
 	TenantID      int64
@@ -134,8 +140,8 @@ SELECT /* consumers.list_dead_letters */ ` + deadLetterColumns + `
  WHERE ` + deadLetterFilterSQL + `
  ORDER BY d.id LIMIT @limit`
 
-// List returns the first dead letters that the filter selects, by id, without headers and payloads. It returns at most
-// limit and at most MaxDeadLetters.
+// List returns the first dead letters that the filter selects, by id, without headers and payloads.
+// It returns at most limit and at most MaxDeadLetters.
 func (d *DeadLetters) List(ctx context.Context, f DeadLetterFilter, limit int) ([]DeadLetter, error) {
 	args := f.args()
 	args["limit"] = min(limit, MaxDeadLetters)
@@ -162,9 +168,9 @@ func (d *DeadLetters) Count(ctx context.Context, f DeadLetterFilter) (n int64, e
 // deadTable describes the table of dead letters to package deadletter.
 var deadTable = deadletter.Table{Name: "consumer_dead_letters", Consumer: "consumer_name", Error: "error"}
 
-// Groups returns the groups of a tenant's dead letters by consumer, event type and cause, without counts. Tenant 0
-// means all tenants. The group with the latest letter comes first. If there are more than deadletter.MaxGroups, it
-// returns some of them, and more is true.
+// Groups returns the groups of a tenant's dead letters by consumer, event type and cause, without
+// counts. Tenant 0 means all tenants. The group with the latest letter comes first. If there are
+// more than deadletter.MaxGroups, it returns some of them, and more is true.
 func (d *DeadLetters) Groups(ctx context.Context, tenant int64) (all []deadletter.Group, more bool, err error) {
 	err = postgres.InTx(ctx, d.pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) (err error) {
 		all, more, err = deadletter.Groups(ctx, tx, deadTable, tenant)
@@ -182,7 +188,8 @@ func (d *DeadLetters) Group(ctx context.Context, tenant int64, id string) (g *de
 	return g, err
 }
 
-// CountGroups fills the counts of groups. It counts the tenant's letters that were parked at since or later.
+// CountGroups fills the counts of groups. It counts the tenant's letters that were parked at since
+// or later.
 func (d *DeadLetters) CountGroups(ctx context.Context, tenant int64, groups []deadletter.Group, since time.Time) error {
 	return postgres.InTx(ctx, d.pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
 		return deadletter.Count(ctx, tx, deadTable, tenant, groups, since)
@@ -197,7 +204,8 @@ func ifSet[T comparable](v T) *T {
 	return &v
 }
 
-// getDeadLetterSQL reads one dead letter with its headers and payload. Index: consumer_dead_letters_pkey. Locks: none.
+// getDeadLetterSQL reads one dead letter with its headers and payload. Index:
+// consumer_dead_letters_pkey. Locks: none.
 const getDeadLetterSQL = `
 SELECT /* consumers.get_dead_letter */ ` + deadLetterColumns + `, d.headers, d.payload FROM consumer_dead_letters d WHERE d.id = @id`
 
@@ -220,16 +228,18 @@ const (
 	DeadLetterDiscard = "discard"
 )
 
-// DeadLetterRequest names a dead letter, which must be the first of its aggregate, and the operator who acts on it.
+// DeadLetterRequest names a dead letter, which must be the first of its aggregate, and the operator
+// who acts on it.
 type DeadLetterRequest struct {
 	ID     int64
 	Actor  string // required
 	Reason string // may be empty
 	DryRun bool   // act, then roll back
 
-	// Within is called in each transaction before its commit. gone is the number of letters that the transaction
-	// removed; fault is the reason why the next letter stays, if it does. An error rolls the transaction back. After a
-	// rollback Within may be called again with the same arguments.
+	// Within is called in each transaction before its commit. gone is the number of letters that
+	// the transaction removed; fault is the reason why the next letter stays, if it does. An error
+	// rolls the transaction back. After a rollback Within may be called again with the same
+	// arguments.
 	Within func(ctx context.Context, tx pgx.Tx, gone int, fault error) error
 }
 
@@ -242,11 +252,12 @@ type DeadLetterResult struct {
 	Fault      error // why Next could not be applied; nil unless a retry ended with it
 }
 
-// Retry applies the dead letters of one aggregate through its projection, in the order of the stream. It ends when none
-// is left or one cannot be applied. That one stays, with its new error, and all behind it stay too. Retry uses a
-// transaction for every MaxDeadLetters letters, and each of these is consistent alone. With an error, Retry returns the
-// result of the transactions that were committed before. A dry run tries only the letters of the first transaction.
-// Errors: ErrNotParked, *NotFirstError.
+// Retry applies the dead letters of one aggregate through its projection, in the order of the
+// stream. It ends when none is left or one cannot be applied. That one stays, with its new error,
+// and all behind it stay too. Retry uses a transaction for every MaxDeadLetters letters, and each
+// of these is consistent alone. With an error, Retry returns the result of the transactions that
+// were committed before. A dry run tries only the letters of the first transaction. Errors:
+// ErrNotParked, *NotFirstError.
 func (d *DeadLetters) Retry(ctx context.Context, r DeadLetterRequest) (DeadLetterResult, error) {
 	l, err := d.Get(ctx, r.ID)
 	if err != nil {
@@ -265,8 +276,8 @@ func (d *DeadLetters) Retry(ctx context.Context, r DeadLetterRequest) (DeadLette
 	return res, nil
 }
 
-// Discard deletes a dead letter, which must be the first of its aggregate. The next letter becomes the first; Retry
-// applies it. Errors: ErrNotParked, *NotFirstError.
+// Discard deletes a dead letter, which must be the first of its aggregate. The next letter becomes
+// the first; Retry applies it. Errors: ErrNotParked, *NotFirstError.
 func (d *DeadLetters) Discard(ctx context.Context, r DeadLetterRequest) (DeadLetterResult, error) {
 	l, err := d.Get(ctx, r.ID)
 	if err != nil {
@@ -290,8 +301,8 @@ var errDryRun = errors.New("consumers: dry run")
 const lockOffsetSQL = `
 SELECT /* consumers.lock_offset */ closed FROM consumer_offsets WHERE consumer_name = @consumer AND partition_key = @key FOR UPDATE`
 
-// lockOffset blocks the consumer from the aggregates of a stream. If the stream is closed, their later events are on
-// other streams, so lockOffset locks the offsets of all streams.
+// lockOffset blocks the consumer from the aggregates of a stream. If the stream is closed, their
+// later events are on other streams, so lockOffset locks the offsets of all streams.
 func lockOffset(ctx context.Context, tx pgx.Tx, consumer, stream string) error {
 	var closed bool
 	err := tx.QueryRow(ctx, lockOffsetSQL, pgx.StrictNamedArgs{"consumer": consumer, "key": stream}).Scan(&closed)
@@ -304,9 +315,9 @@ func lockOffset(ctx context.Context, tx pgx.Tx, consumer, stream string) error {
 	return nil
 }
 
-// act runs do in one transaction that has locked the partition's offset. The dead letter of the request must be the
-// first of its aggregate. After a commit, a retry continues with the letter that is the first one then. Only a commit or
-// a dry run changes res.
+// act runs do in one transaction that has locked the partition's offset. The dead letter of the
+// request must be the first of its aggregate. After a commit, a retry continues with the letter
+// that is the first one then. Only a commit or a dry run changes res.
 func (d *DeadLetters) act(ctx context.Context, r DeadLetterRequest, res *DeadLetterResult, do func(pgx.Tx, *DeadLetterResult) error) error {
 	ctx, cancel := context.WithTimeout(ctx, retryTimeout)
 	defer cancel()
@@ -368,9 +379,9 @@ func (res *DeadLetterResult) count(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
-// parkedEventsSQL reads the first dead letters of an aggregate, the very first one even if it exceeds the bound of
-// bytes.
-// Index: consumer_dead_letters_aggregate_idx. Locks: none; the offset is locked.
+// parkedEventsSQL reads the first dead letters of an aggregate, the very first one even if it
+// exceeds the bound of bytes. Index: consumer_dead_letters_aggregate_idx. Locks: none; the offset
+// is locked.
 const parkedEventsSQL = `
 SELECT /* consumers.parked_events */ id, stream_seq, event_type, headers, payload FROM (
   SELECT *, sum(octet_length(payload)) OVER (ORDER BY id) AS bytes, row_number() OVER (ORDER BY id) AS n FROM (
@@ -427,7 +438,8 @@ func retryBatch(ctx context.Context, tx pgx.Tx, p Projection, r DeadLetterReques
 	return keep(ctx, tx, r, ids[n], fault)
 }
 
-// applyParked applies events up to the first that fails. It returns the number of applied events and the fault.
+// applyParked applies events up to the first that fails. It returns the number of applied events
+// and the fault.
 func applyParked(ctx context.Context, tx pgx.Tx, p Projection, events []event.Event) (n int, fault, err error) {
 	if len(events) == 0 {
 		return 0, nil, nil
@@ -460,7 +472,8 @@ const actionsOnEventSQL = `
 SELECT /* consumers.actions_on_event */ at, actor, action, consumer_name, dead_letter_id, error, reason FROM consumer_dead_letter_actions
  WHERE tenant_id = @tenant AND event_id = @event_id::uuid ORDER BY at, id LIMIT 100`
 
-// ActionsOn returns up to 100 actions of operators on the dead letters of a tenant's event, oldest first.
+// ActionsOn returns up to 100 actions of operators on the dead letters of a tenant's event, oldest
+// first.
 func (d *DeadLetters) ActionsOn(ctx context.Context, tenant int64, eventID string) ([]DeadLetterAction, error) {
 	rows, _ := d.pool.Query(ctx, actionsOnEventSQL, pgx.StrictNamedArgs{"tenant": tenant, "event_id": eventID})
 	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[DeadLetterAction])
@@ -470,7 +483,8 @@ func (d *DeadLetters) ActionsOn(ctx context.Context, tenant int64, eventID strin
 	return all, nil
 }
 
-// removeSQL deletes dead letters and records the action. Index: consumer_dead_letters_pkey. Locks: the rows.
+// removeSQL deletes dead letters and records the action. Index: consumer_dead_letters_pkey. Locks:
+// the rows.
 const removeSQL = `
 WITH gone AS (DELETE FROM consumer_dead_letters WHERE id = ANY(@ids) RETURNING *)
 INSERT /* consumers.remove_dead_letters */ INTO consumer_dead_letter_actions

@@ -230,8 +230,8 @@ func TestADeadLetterOfAnOlderReleaseOrMendedByHandIsApplied(t *testing.T) {
 	r.wantLines([]line{{1, 3, 1}, {1, 3, 2}, {1, 3, 3}})
 }
 
-// TestARetryBesideTheConsumerLosesDoublesAndReordersNothing lets two operators retry an aggregate again and again,
-// while the consumer parks and applies its events and others of the partition.
+// TestARetryBesideTheConsumerLosesDoublesAndReordersNothing lets two operators retry an aggregate
+// again and again, while the consumer parks and applies its events and others of the partition.
 func TestARetryBesideTheConsumerLosesDoublesAndReordersNothing(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
 	var refuse atomic.Int64 // with n above 0, each nth call fails for any event of the aggregate
@@ -291,8 +291,9 @@ func TestARetryBesideTheConsumerLosesDoublesAndReordersNothing(t *testing.T) {
 	})
 }
 
-// TestAnEventThatComesDuringARetryIsAppliedBehindIt holds a retry in its transaction until the consumer waits for the
-// offset with the aggregate's next event. The consumer must read whether the aggregate is parked after that wait.
+// TestAnEventThatComesDuringARetryIsAppliedBehindIt holds a retry in its transaction until the
+// consumer waits for the offset with the aggregate's next event. The consumer must read whether the
+// aggregate is parked after that wait.
 func TestAnEventThatComesDuringARetryIsAppliedBehindIt(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
 	var defect bad
@@ -369,7 +370,8 @@ func TestDeadLettersOutliveTheirStream(t *testing.T) {
 	r.wantLines([]line{{1, 3, 1}, {1, 3, 2}, {1, 3, 3}, {1, 3, 1}, {1, 3, 2}, {1, 3, 3}, {1, 3, 4}})
 }
 
-// replace puts another partition in the place of partition 0, whose stream is lost, as a repair does.
+// replace puts another partition in the place of partition 0, whose stream is lost, as a repair
+// does.
 func (r *rig) replace() {
 	r.t.Helper()
 	r.remake(-1)
@@ -383,8 +385,9 @@ func (r *rig) replace() {
 	}
 }
 
-// TestARetryOfAnEndedStreamKeepsItsSuccessorsWaiting holds a retry in its transaction until the consumer waits with the
-// aggregate's next event. That event is on another stream than the dead letter.
+// TestARetryOfAnEndedStreamKeepsItsSuccessorsWaiting holds a retry in its transaction until the
+// consumer waits with the aggregate's next event. That event is on another stream than the dead
+// letter.
 func TestARetryOfAnEndedStreamKeepsItsSuccessorsWaiting(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
 	var defect bad

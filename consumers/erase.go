@@ -11,9 +11,9 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 )
 
-// notPastSQL finds the consumers that have not applied everything up to given sequences. A consumer with any offset has
-// one for every stream, or will create it and read from the beginning. A closed stream is never read again.
-// Index: consumer_offsets_pkey, all of it. Locks: none.
+// notPastSQL finds the consumers that have not applied everything up to given sequences. A consumer
+// with any offset has one for every stream, or will create it and read from the beginning. A closed
+// stream is never read again. Index: consumer_offsets_pkey, all of it. Locks: none.
 const notPastSQL = `
 SELECT /* consumers.not_past */ c.consumer_name, count(*)::int
   FROM (SELECT DISTINCT consumer_name FROM consumer_offsets) c
@@ -22,10 +22,10 @@ SELECT /* consumers.not_past */ c.consumer_name, count(*)::int
  WHERE o.last_processed_id IS NULL OR NOT o.closed AND (o.last_processed_id < t.seq OR coalesce(o.stream_created, t.created) <> t.created)
  GROUP BY c.consumer_name`
 
-// NotPast returns the consumers with offsets that have not applied everything up to these sequences, with the number of
-// streams on which they are behind. A consumer that is not behind stays so, because no crash of the database takes
-// these offsets back. created is when each stream was created, to the microsecond: a sequence means nothing on another
-// stream of the same name.
+// NotPast returns the consumers with offsets that have not applied everything up to these
+// sequences, with the number of streams on which they are behind. A consumer that is not behind
+// stays so, because no crash of the database takes these offsets back. created is when each stream
+// was created, to the microsecond: a sequence means nothing on another stream of the same name.
 func NotPast(ctx context.Context, pool *pgxpool.Pool, seqs map[string]uint64, created map[string]time.Time) (map[string]int, error) {
 	var keys []string
 	var at []int64
@@ -51,16 +51,16 @@ func NotPast(ctx context.Context, pool *pgxpool.Pool, seqs map[string]uint64, cr
 	return behind, nil
 }
 
-// sweepDeadLettersSQL reads the next dead letters of an aggregate type, or of all types for "", with payload and
-// headers.
-// Index: consumer_dead_letters_pkey, one range. Locks: none.
+// sweepDeadLettersSQL reads the next dead letters of an aggregate type, or of all types for "",
+// with payload and headers. Index: consumer_dead_letters_pkey, one range. Locks: none.
 const sweepDeadLettersSQL = `
 SELECT /* consumers.sweep_dead_letters */ id, consumer_name, partition_key, aggregate_type, payload, headers
   FROM consumer_dead_letters
  WHERE tenant_id = @tenant AND (@type = '' OR aggregate_type = @type) AND id > @after ORDER BY id LIMIT @limit`
 
-// redactDeadLetterSQL removes content from a dead letter if that still exists, and the error, which may quote it.
-// Index: consumer_dead_letters_pkey. Locks: the dead letter; its partition's offset is locked.
+// redactDeadLetterSQL removes content from a dead letter if that still exists, and the error, which
+// may quote it. Index: consumer_dead_letters_pkey. Locks: the dead letter; its partition's offset
+// is locked.
 const redactDeadLetterSQL = `
 UPDATE /* consumers.redact_dead_letter */ consumer_dead_letters SET payload = @payload, headers = @headers,
        error = CASE WHEN @content THEN @erased ELSE error END, cause = CASE WHEN @content THEN @erased ELSE cause END WHERE id = @id`
@@ -79,8 +79,8 @@ SELECT /* consumers.blank_errors */ count(*) FROM blanked`
 // erasedError replaces an error that may quote what was erased.
 const erasedError = "erased with the content"
 
-// BlankErrors blanks the errors of failed retries of a tenant's dead letters about aggregates, and returns their number.
-// With look it only counts them. The rest of the audit does not change.
+// BlankErrors blanks the errors of failed retries of a tenant's dead letters about aggregates, and
+// returns their number. With look it only counts them. The rest of the audit does not change.
 func BlankErrors(ctx context.Context, pool *pgxpool.Pool, tenant int64, aggregateType string, ids []int64, look bool) (n int64, err error) {
 	sql := blankErrorsSQL
 	if look {
@@ -108,10 +108,12 @@ type RedactedLetter struct {
 	Content bool // the payload lost content, which the error may quote
 }
 
-// RedactDeadLetters calls redact with the payload and headers of each of the tenant's dead letters. Where redact returns
-// a letter, it replaces both, and the error too if content was removed. The letters keep their places, and a retry applies their new
-// content. Each change first locks the partition's offset, so that no retry is running that has read the old content.
-// With look, RedactDeadLetters changes nothing. It returns the number of letters that it changed, or would change.
+// RedactDeadLetters calls redact with the payload and headers of each of the tenant's dead letters.
+// Where redact returns a letter, it replaces both, and the error too if content was removed. The
+// letters keep their places, and a retry applies their new content. Each change first locks the
+// partition's offset, so that no retry is running that has read the old content. With look,
+// RedactDeadLetters changes nothing. It returns the number of letters that it changed, or would
+// change.
 func RedactDeadLetters(ctx context.Context, pool *pgxpool.Pool, tenant int64, look bool,
 	redact func(aggregateType string, payload []byte, headers map[string][]string) (*RedactedLetter, error)) (n int, err error) {
 	var now *RedactedLetter
@@ -125,10 +127,10 @@ func RedactDeadLetters(ctx context.Context, pool *pgxpool.Pool, tenant int64, lo
 	})
 }
 
-// DropDeadLetters discards each dead letter of the tenant's aggregate type whose payload is doomed, at any place in its
-// aggregate. The caller makes sure that the others are right without it. It records actor and reason, and locks like
-// RedactDeadLetters. With look it changes nothing. It returns the number of letters that it discarded, or would
-// discard.
+// DropDeadLetters discards each dead letter of the tenant's aggregate type whose payload is doomed,
+// at any place in its aggregate. The caller makes sure that the others are right without it. It
+// records actor and reason, and locks like RedactDeadLetters. With look it changes nothing. It
+// returns the number of letters that it discarded, or would discard.
 func DropDeadLetters(ctx context.Context, pool *pgxpool.Pool, tenant int64, aggregateType string, look bool, actor, reason string,
 	doomed func(payload []byte) bool) (n int, err error) {
 	return sweepDeadLetters(ctx, pool, tenant, aggregateType, look, func(l *heldLetter) (bool, error) { return doomed(l.Payload), nil },
@@ -137,7 +139,8 @@ func DropDeadLetters(ctx context.Context, pool *pgxpool.Pool, tenant int64, aggr
 		})
 }
 
-// sweepDeadLetters calls change for each dead letter that wanted selects, under the lock of its partition's offset.
+// sweepDeadLetters calls change for each dead letter that wanted selects, under the lock of its
+// partition's offset.
 func sweepDeadLetters(ctx context.Context, pool *pgxpool.Pool, tenant int64, aggregateType string, look bool,
 	wanted func(*heldLetter) (bool, error), change func(pgx.Tx, *heldLetter) error) (n int, err error) {
 	const page = 100

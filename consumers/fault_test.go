@@ -28,7 +28,8 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// Instances under fault are child processes: the test binary again, with its configuration in childEnv.
+// Instances under fault are child processes: the test binary again, with its configuration in
+// childEnv.
 const childEnv = "TIDINGS_TEST_CONSUMER"
 
 func TestMain(m *testing.M) {
@@ -39,8 +40,8 @@ func TestMain(m *testing.M) {
 	testkit.Main(m)
 }
 
-// childConfig has the addresses of a child's servers, the duration of its leases, and the crash point at which the
-// child sends a signal to itself. An empty Step means no signal.
+// childConfig has the addresses of a child's servers, the duration of its leases, and the crash
+// point at which the child sends a signal to itself. An empty Step means no signal.
 type childConfig struct {
 	DatabaseURL string
 	Broker      broker.Config
@@ -49,7 +50,8 @@ type childConfig struct {
 	Signal      syscall.Signal
 }
 
-// child runs an instance with childConfig. It exits when its standard input ends, so that it does not outlive the test.
+// child runs an instance with childConfig. It exits when its standard input ends, so that it does
+// not outlive the test.
 func child() {
 	var c childConfig
 	if err := json.Unmarshal([]byte(os.Getenv(childEnv)), &c); err != nil {
@@ -94,7 +96,8 @@ func child() {
 	pool.Close()
 }
 
-// child starts an instance in its own process. The instance sends sig to itself at the crash point step.
+// child starts an instance in its own process. The instance sends sig to itself at the crash point
+// step.
 func (r *rig) child(t *testing.T, ttl time.Duration, step string, sig syscall.Signal) *testkit.Process {
 	t.Helper()
 	cfg, err := json.Marshal(childConfig{DatabaseURL: r.url, Broker: r.cfg, TTL: ttl, Step: step, Signal: sig})
@@ -124,8 +127,9 @@ func TestAConsumerKilledAtAnyStepAppliesEverythingOnce(t *testing.T) {
 	}
 }
 
-// TestAConsumerFrozenPastItsLeaseThawsWithoutEffect freezes an instance in its batch, with or without an open
-// transaction, until another instance has applied the same events. Then the frozen one continues with its old batch.
+// TestAConsumerFrozenPastItsLeaseThawsWithoutEffect freezes an instance in its batch, with or
+// without an open transaction, until another instance has applied the same events. Then the frozen
+// one continues with its old batch.
 func TestAConsumerFrozenPastItsLeaseThawsWithoutEffect(t *testing.T) {
 	for _, step := range steps {
 		t.Run(step, func(t *testing.T) {
@@ -149,7 +153,8 @@ func TestAConsumerFrozenPastItsLeaseThawsWithoutEffect(t *testing.T) {
 // partitions is the number of partitions in the tests of shares.
 const partitions = 8
 
-// awaitShares waits until the given number of instances holds all partitions, in shares that differ by at most one.
+// awaitShares waits until the given number of instances holds all partitions, in shares that differ
+// by at most one.
 func (r *rig) awaitShares(what string, instances int) {
 	r.t.Helper()
 	begun := time.Now()
@@ -185,8 +190,8 @@ func (r *rig) leasesOf(p *testkit.Process) (n int) {
 	return n
 }
 
-// deafConn passes all data until a commit is sent. It waits for the answer to the commit, and then drops the answer and
-// the connection.
+// deafConn passes all data until a commit is sent. It waits for the answer to the commit, and then
+// drops the answer and the connection.
 type deafConn struct {
 	net.Conn
 	armed, deaf bool // only the user of the connection reads and sets them

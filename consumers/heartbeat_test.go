@@ -34,8 +34,8 @@ func (in *instance) path(t *testing.T) (n uint64, age time.Duration) {
 	return 0, 0
 }
 
-// TestAHeartbeatIsReadPastAndItsAgeObserved checks that a heartbeat becomes no row and no dead letter, and that the
-// metric contains the time that a heartbeat had to wait.
+// TestAHeartbeatIsReadPastAndItsAgeObserved checks that a heartbeat becomes no row and no dead
+// letter, and that the metric contains the time that a heartbeat had to wait.
 func TestAHeartbeatIsReadPastAndItsAgeObserved(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
 	in := r.run(r.system, logbook{})

@@ -11,15 +11,15 @@ import (
 // Index: consumer_offsets_pkey. Locks: the rows, in key order.
 const holdSQL = `SELECT /* consumers.hold */ FROM consumer_offsets WHERE consumer_name = @consumer ORDER BY partition_key FOR UPDATE`
 
-// allParkedSQL reads the aggregates that have dead letters.
-// Index: consumer_dead_letters_aggregate_idx. Locks: none; a transaction that unparks holds the offset.
+// allParkedSQL reads the aggregates that have dead letters. Index:
+// consumer_dead_letters_aggregate_idx. Locks: none; a transaction that unparks holds the offset.
 const allParkedSQL = `
 SELECT /* consumers.all_parked */ DISTINCT tenant_id, aggregate_type, aggregate_id
   FROM consumer_dead_letters WHERE consumer_name = @consumer`
 
-// Hold keeps all instances of the consumer from beginning a batch until tx ends, and returns a function that reports
-// whether an aggregate is parked. The caller then finds in the read tables the state between two batches, and its
-// changes are part of that state. tx should be short.
+// Hold keeps all instances of the consumer from beginning a batch until tx ends, and returns a
+// function that reports whether an aggregate is parked. The caller then finds in the read tables
+// the state between two batches, and its changes are part of that state. tx should be short.
 func Hold(ctx context.Context, tx pgx.Tx,
 	consumer string) (parked func(tenant int64, aggregateType string, aggregateID int64) bool, err error) {
 	if _, err := tx.Exec(ctx, holdSQL, pgx.StrictNamedArgs{"consumer": consumer}); err != nil {
@@ -50,14 +50,14 @@ func AllParked(ctx context.Context, q querier,
 	}, nil
 }
 
-// forgetSQL deletes the offsets and dead letters of a consumer.
-// Index: consumer_offsets_pkey, consumer_dead_letters_aggregate_idx. Locks: the rows; the offsets are held.
+// forgetSQL deletes the offsets and dead letters of a consumer. Index: consumer_offsets_pkey,
+// consumer_dead_letters_aggregate_idx. Locks: the rows; the offsets are held.
 const forgetSQL = `
 WITH gone AS (DELETE FROM consumer_dead_letters WHERE consumer_name = @consumer)
 DELETE /* consumers.forget */ FROM consumer_offsets WHERE consumer_name = @consumer`
 
-// Forget deletes the offsets and dead letters of a consumer, which then begins with the oldest events of the streams.
-// Batches in hand either commit before it, or change nothing.
+// Forget deletes the offsets and dead letters of a consumer, which then begins with the oldest
+// events of the streams. Batches in hand either commit before it, or change nothing.
 func Forget(ctx context.Context, tx pgx.Tx, consumer string) error {
 	if _, err := Hold(ctx, tx, consumer); err != nil {
 		return err

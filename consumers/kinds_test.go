@@ -33,8 +33,9 @@ func block(blocker, blocked, version int64) event.Event {
 		OccurredAt: time.Unix(1700000000, 0).UTC(), Payload: payload}
 }
 
-// TestAnEventOfAKindAppliedMeanwhileIsNotPassedOver adds a kind to the projections' database while a consumer runs with
-// an old catalog. Before that it publishes events whose type is the kind's name.
+// TestAnEventOfAKindAppliedMeanwhileIsNotPassedOver adds a kind to the projections' database while
+// a consumer runs with an old catalog. Before that it publishes events whose type is the kind's
+// name.
 func TestAnEventOfAKindAppliedMeanwhileIsNotPassedOver(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
 	catalog := kinds.NewCatalog(r.system, kinds.Projections, testkit.Logger(t))

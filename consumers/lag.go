@@ -23,7 +23,8 @@ type ConsumerLag struct {
 	Partitions  int       `json:"lag_partitions"` // partitions with such messages
 	DeadLetters int64     `json:"dead_letters"`   // maxDeadLetters means that many or more
 	AsOf        time.Time `json:"as_of"`          // everything stored up to then is applied; zero before the first run
-	// Lost are streams that are gone, or are not those that the consumer has read: it is behind by an unknown number.
+	// Lost are streams that are gone, or are not those that the consumer has read: it is behind by
+	// an unknown number.
 	Lost []string `json:"lost_streams,omitempty"`
 }
 
@@ -43,14 +44,15 @@ func countDeadLetters(ctx context.Context, pool *pgxpool.Pool, consumer string) 
 	return n, nil
 }
 
-// Lag returns how far the named consumers are behind the streams, in the order of names. Without names it returns every
-// consumer that has offsets, by name.
+// Lag returns how far the named consumers are behind the streams, in the order of names. Without
+// names it returns every consumer that has offsets, by name.
 //
-// The lag is 0 messages exactly when the consumer has applied everything on the streams. Lag reads the offsets first
-// and then the leaders' descriptions of the streams, so events that are applied meanwhile can only make the result too
-// high. It reads the database and the leaders, never a running consumer, so it is right when no consumer runs. While a
-// stream has no leader, it returns broker.ErrNoLeader. The pool is the projections' and acts as the system role. Lag
-// ignores offsets of other cells, whose streams do not have cfg's name.
+// The lag is 0 messages exactly when the consumer has applied everything on the streams. Lag reads
+// the offsets first and then the leaders' descriptions of the streams, so events that are applied
+// meanwhile can only make the result too high. It reads the database and the leaders, never a
+// running consumer, so it is right when no consumer runs. While a stream has no leader, it returns
+// broker.ErrNoLeader. The pool is the projections' and acts as the system role. Lag ignores offsets
+// of other cells, whose streams do not have cfg's name.
 func Lag(ctx context.Context, pool *pgxpool.Pool, js jetstream.JetStream, cfg broker.Config, names ...string) ([]ConsumerLag, error) {
 	offsets, err := readOffsets(ctx, pool, names...)
 	if err != nil {
@@ -127,8 +129,9 @@ func (l *ConsumerLag) measure(ctx context.Context, js jetstream.JetStream, offse
 	return nil
 }
 
-// behind returns the number of messages of a stream after an offset, and the age of the first of them at s.At. The
-// number includes messages that were deleted since. found reports that at least one still exists.
+// behind returns the number of messages of a stream after an offset, and the age of the first of
+// them at s.At. The number includes messages that were deleted since. found reports that at least
+// one still exists.
 func behind(ctx context.Context, js jetstream.JetStream, s broker.Stream,
 	offset uint64) (n int64, age time.Duration, found bool, err error) {
 	if offset >= s.Last {
@@ -144,12 +147,13 @@ func behind(ctx context.Context, js jetstream.JetStream, s broker.Stream,
 	return int64(s.Last - offset), age, next != nil, nil
 }
 
-// lost returns the reason why an offset does not fit the current stream, or nil if it fits. err means that the stream's
-// leader did not answer.
+// lost returns the reason why an offset does not fit the current stream, or nil if it fits. err
+// means that the stream's leader did not answer.
 //
-// A stream that lost its end and has grown again has another message at the offset, stored at another time. The time
-// identifies the message. The event's ID does not: the same event may have its old sequence again behind events that
-// the consumer has not read. A message that is gone proves nothing: it was erased or has expired.
+// A stream that lost its end and has grown again has another message at the offset, stored at
+// another time. The time identifies the message. The event's ID does not: the same event may have
+// its old sequence again behind events that the consumer has not read. A message that is gone
+// proves nothing: it was erased or has expired.
 func lost(ctx context.Context, js jetstream.JetStream, o offset, s broker.Stream) (reason, err error) {
 	switch {
 	case o.Stream != "" && o.Created.UnixMicro() != 0 && !o.Created.Equal(s.Created):
@@ -168,9 +172,10 @@ func lost(ctx context.Context, js jetstream.JetStream, o offset, s broker.Stream
 		s.Name, m.Time.UTC().Format(time.RFC3339Nano), o.Stored.UTC().Format(time.RFC3339Nano)), nil
 }
 
-// lagClock computes the lag in seconds at any time: a message that is not applied continues to age between two
-// measurements. While a stream cannot be read, the lag is at least the time since all streams were read, because no
-// progress is known. The same applies when no measurement has come for longer than stale.
+// lagClock computes the lag in seconds at any time: a message that is not applied continues to age
+// between two measurements. While a stream cannot be read, the lag is at least the time since all
+// streams were read, because no progress is known. The same applies when no measurement has come
+// for longer than stale.
 type lagClock struct {
 	stale time.Duration
 
@@ -186,8 +191,8 @@ func (l *lagClock) start(now time.Time) {
 	l.looked = now
 }
 
-// set records a measurement: its time by this process's clock, and the age of the oldest message at that time. blind
-// means that at least one stream could not be read.
+// set records a measurement: its time by this process's clock, and the age of the oldest message at
+// that time. blind means that at least one stream could not be read.
 func (l *lagClock) set(now time.Time, age time.Duration, blind bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -106,7 +106,8 @@ func (r *rig) awaitPublish(follower, followee, version int64) {
 	r.publish(follow(follower, followee, version))
 }
 
-// leads waits until broker i leads the cluster and the stream. It makes the stream's leader step down until then.
+// leads waits until broker i leads the cluster and the stream. It makes the stream's leader step
+// down until then.
 func (c *cluster) leads(r *rig, i int, stream string) {
 	c.t.Helper()
 	testkit.Eventually(c.t, "one broker to lead the cluster and the stream", func() (bool, error) {
@@ -122,8 +123,8 @@ func (c *cluster) leads(r *rig, i int, stream string) {
 	})
 }
 
-// TestWithoutAMajorityNothingIsConfirmed leaves one broker running. It remains leader until it notices the loss of the
-// others, but its answers prove nothing.
+// TestWithoutAMajorityNothingIsConfirmed leaves one broker running. It remains leader until it
+// notices the loss of the others, but its answers prove nothing.
 func TestWithoutAMajorityNothingIsConfirmed(t *testing.T) {
 	c := newCluster(t)
 	left := -1
@@ -174,8 +175,8 @@ func TestWithoutAMajorityNothingIsConfirmed(t *testing.T) {
 	testkit.Eventually(t, "ready", func() (bool, error) { err := in.Ready(context.Background()); return err == nil, err })
 }
 
-// TestAStreamWithoutALeaderIsWaitedFor stops the broker that has some of the streams, each without a replica. The other
-// streams continue.
+// TestAStreamWithoutALeaderIsWaitedFor stops the broker that has some of the streams, each without
+// a replica. The other streams continue.
 func TestAStreamWithoutALeaderIsWaitedFor(t *testing.T) {
 	c := newCluster(t)
 	const partitions = 8

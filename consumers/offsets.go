@@ -30,7 +30,8 @@ SELECT /* consumers.offsets */ consumer_name, partition_key, last_processed_id, 
        coalesce(CASE WHEN stored_id = last_processed_id THEN stored_at END, 'epoch')
   FROM consumer_offsets WHERE cardinality(@consumers::text[]) = 0 OR consumer_name = ANY(@consumers)`
 
-// readOffsets returns the offsets of the given consumers by consumer and stream, or of all consumers if none is given.
+// readOffsets returns the offsets of the given consumers by consumer and stream, or of all
+// consumers if none is given.
 func readOffsets(ctx context.Context, q querier, consumers ...string) (map[string]map[string]offset, error) {
 	if consumers == nil {
 		consumers = []string{}
@@ -53,17 +54,18 @@ func readOffsets(ctx context.Context, q querier, consumers ...string) (map[strin
 	return of, nil
 }
 
-// beginSQL creates the offset of a stream. Its as_of is the earliest end of the predecessors, or the creation of a
-// stream without predecessors. Everything on the streams up to that time is applied.
-// Index: consumer_offsets_pkey. Locks: the new row.
+// beginSQL creates the offset of a stream. Its as_of is the earliest end of the predecessors, or
+// the creation of a stream without predecessors. Everything on the streams up to that time is
+// applied. Index: consumer_offsets_pkey. Locks: the new row.
 const beginSQL = `
 INSERT /* consumers.begin */ INTO consumer_offsets (consumer_name, partition_key, last_processed_id, as_of, stream_created)
 SELECT @consumer, @key, 0, coalesce(min(as_of), @created), @created
   FROM consumer_offsets WHERE consumer_name = @consumer AND partition_key = ANY(@after::text[])
     ON CONFLICT DO NOTHING`
 
-// begin creates the missing offsets of streams without predecessors, and of streams whose predecessors are all closed.
-// It creates them in one transaction, so that no reader sees an as_of that covers only some of them.
+// begin creates the missing offsets of streams without predecessors, and of streams whose
+// predecessors are all closed. It creates them in one transaction, so that no reader sees an as_of
+// that covers only some of them.
 func (c *Consumer) begin(ctx context.Context, streams []broker.Stream, have map[string]offset) (made bool, err error) {
 	var q pgx.Batch
 	for _, s := range streams {
@@ -90,10 +92,10 @@ func (c *Consumer) begin(ctx context.Context, streams []broker.Stream, have map[
 	return true, nil
 }
 
-// moveSQL guarantees exactly once: an offset moves only from the start of this batch, and only on the stream that the
-// batch was read from. It is the first statement of the transaction. So another instance with a batch of the same
-// stream waits, and then moves nothing.
-// Index: consumer_offsets_pkey. Locks: the row.
+// moveSQL guarantees exactly once: an offset moves only from the start of this batch, and only on
+// the stream that the batch was read from. It is the first statement of the transaction. So another
+// instance with a batch of the same stream waits, and then moves nothing. Index:
+// consumer_offsets_pkey. Locks: the row.
 const moveSQL = `
 UPDATE /* consumers.move */ consumer_offsets
    SET last_processed_id = @new, last_processed_at = now(), as_of = GREATEST(as_of, @stored), stream_created = @created, closed = @closed,
@@ -101,9 +103,9 @@ UPDATE /* consumers.move */ consumer_offsets
  WHERE consumer_name = @consumer AND partition_key = @key AND last_processed_id = @old
    AND coalesce(stream_created, @created) = @created AND NOT closed`
 
-// succeedSQL creates the offsets of the successors of an ended stream, in the transaction that closes it. The first of
-// several predecessors creates them.
-// Index: consumer_offsets_pkey. Locks: the new rows.
+// succeedSQL creates the offsets of the successors of an ended stream, in the transaction that
+// closes it. The first of several predecessors creates them. Index: consumer_offsets_pkey. Locks:
+// the new rows.
 const succeedSQL = `
 INSERT /* consumers.succeed */ INTO consumer_offsets (consumer_name, partition_key, last_processed_id, as_of, stream_created)
 SELECT o.consumer_name, s.key, 0, o.as_of, s.created
@@ -119,8 +121,9 @@ func succeedArgs(consumer, ended string, successors []broker.Stream) postgres.Ar
 	return postgres.Args{"consumer": consumer, "ended": ended, "keys": keys, "createds": createds}
 }
 
-// confirmSQL records that a stream was applied to its end at a time, unless a batch has set a later as_of.
-// Index: consumer_offsets_pkey. Locks: the row; it skips a locked row, because the batch that holds it sets as_of.
+// confirmSQL records that a stream was applied to its end at a time, unless a batch has set a later
+// as_of. Index: consumer_offsets_pkey. Locks: the row; it skips a locked row, because the batch
+// that holds it sets as_of.
 const confirmSQL = `
 UPDATE /* consumers.confirm */ consumer_offsets SET as_of = @at
  WHERE (consumer_name, partition_key) IN (SELECT consumer_name, partition_key FROM consumer_offsets
@@ -128,12 +131,13 @@ UPDATE /* consumers.confirm */ consumer_offsets SET as_of = @at
 
 // Progress is the position of a consumer on all its streams.
 type Progress struct {
-	// AsOf is a time by the NATS servers' clocks. The consumer has applied every event that the streams had at that
-	// time. It moves with each batch of the stream that is furthest behind, and every LagInterval while the consumer is
-	// idle. Its first value is the creation of the stream. Before the consumer has first run it is the Unix epoch.
+	// AsOf is a time by the NATS servers' clocks. The consumer has applied every event that the
+	// streams had at that time. It moves with each batch of the stream that is furthest behind, and
+	// every LagInterval while the consumer is idle. Its first value is the creation of the stream.
+	// Before the consumer has first run it is the Unix epoch.
 	AsOf time.Time
-	// Offsets are the last applied sequences by the name of the stream. The value for a stream that has ended is
-	// math.MaxUint64.
+	// Offsets are the last applied sequences by the name of the stream. The value for a stream that
+	// has ended is math.MaxUint64.
 	Offsets map[string]uint64
 }
 
@@ -153,7 +157,8 @@ func ReadProgress(ctx context.Context, tx pgx.Tx, consumer string) (Progress, er
 	return p, nil
 }
 
-// asOf returns the earliest as_of of the streams that have not ended, or the Unix epoch if there are none.
+// asOf returns the earliest as_of of the streams that have not ended, or the Unix epoch if there
+// are none.
 func asOf(offsets map[string]offset) time.Time {
 	var at time.Time
 	for _, o := range offsets {
@@ -182,7 +187,8 @@ const positionsSQL = `
 SELECT /* consumers.positions */ consumer_name, last_processed_id, last_processed_at, as_of, closed
   FROM consumer_offsets WHERE partition_key = @stream ORDER BY 1`
 
-// Positions returns the position of each consumer on a stream, by name. A consumer that is not listed has not begun the stream.
+// Positions returns the position of each consumer on a stream, by name. A consumer that is not
+// listed has not begun the stream.
 func Positions(ctx context.Context, q querier, stream string) ([]Position, error) {
 	rows, _ := q.Query(ctx, positionsSQL, pgx.StrictNamedArgs{"stream": stream})
 	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Position])

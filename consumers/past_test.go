@@ -27,8 +27,8 @@ func inPast(t *testing.T) (*rig, *testkit.Past, jetstream.JetStream) {
 	return r, p, js
 }
 
-// TestAConsumerWaitsForALeaderThatForgets starts a consumer while a leader does not know the message at its offset, or
-// not the messages behind it.
+// TestAConsumerWaitsForALeaderThatForgets starts a consumer while a leader does not know the
+// message at its offset, or not the messages behind it.
 func TestAConsumerWaitsForALeaderThatForgets(t *testing.T) {
 	for verb, behind := range map[string]bool{"INFO": false, "MSG.GET": true} {
 		t.Run(verb, func(t *testing.T) {

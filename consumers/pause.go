@@ -16,13 +16,15 @@ type Paused struct {
 	Reason string    `json:"reason,omitempty"`
 }
 
-// pauseSQL pauses a consumer that is not paused yet. Index: consumer_pauses_pkey. Locks: the new row.
+// pauseSQL pauses a consumer that is not paused yet. Index: consumer_pauses_pkey. Locks: the new
+// row.
 const pauseSQL = `
 INSERT /* consumers.pause */ INTO consumer_pauses (consumer_name, actor, reason) VALUES (@consumer, @actor, @reason) ON CONFLICT DO NOTHING`
 
-// Pause makes every instance of the consumer finish its batch in hand and take no more events until Resume, also after
-// a restart. Instances notice it within a second or two. If the consumer is already paused, Pause changes nothing and
-// returns false. Pause does not check that the consumer exists.
+// Pause makes every instance of the consumer finish its batch in hand and take no more events until
+// Resume, also after a restart. Instances notice it within a second or two. If the consumer is
+// already paused, Pause changes nothing and returns false. Pause does not check that the consumer
+// exists.
 func Pause(ctx context.Context, pool *pgxpool.Pool, consumer, actor, reason string) (bool, error) {
 	tag, err := pool.Exec(ctx, pauseSQL, pgx.StrictNamedArgs{"consumer": consumer, "actor": actor, "reason": reason})
 	if err != nil {
@@ -66,7 +68,8 @@ const (
 	pauseTimeout = 5 * time.Second
 )
 
-// awaitPaused returns true when the state of the consumer is as wanted, paused or not. It returns false when ctx ends.
+// awaitPaused returns true when the state of the consumer is as wanted, paused or not. It returns
+// false when ctx ends.
 func (c *Consumer) awaitPaused(ctx context.Context, want bool) bool {
 	tick := time.NewTicker(pausePoll)
 	defer tick.Stop()
@@ -90,7 +93,8 @@ func (c *Consumer) awaitPaused(ctx context.Context, want bool) bool {
 	}
 }
 
-// countPaused sets the gauge. It says that the consumer is paused only when this instance begins no more batches.
+// countPaused sets the gauge. It says that the consumer is paused only when this instance begins no
+// more batches.
 func (c *Consumer) countPaused(paused bool) {
 	if paused {
 		c.metrics.paused.Set(1)
@@ -99,8 +103,8 @@ func (c *Consumer) countPaused(paused bool) {
 	}
 }
 
-// loopUnpaused runs loop while the consumer is not paused, until ctx ends. A paused instance keeps its leases, because
-// every other instance is paused too.
+// loopUnpaused runs loop while the consumer is not paused, until ctx ends. A paused instance keeps
+// its leases, because every other instance is paused too.
 func (c *Consumer) loopUnpaused(ctx context.Context) {
 	for {
 		if !c.awaitPaused(ctx, false) {

@@ -15,10 +15,12 @@ import (
 )
 
 var (
-	// errMoved reports an offset that is not where this instance left it, because another instance applied the same
-	// events. The other commit remains, this one is rolled back, and the reader reads the offset again.
+	// errMoved reports an offset that is not where this instance left it, because another instance
+	// applied the same events. The other commit remains, this one is rolled back, and the reader
+	// reads the offset again.
 	errMoved = errors.New("consumers: another instance moved the offset")
-	// errNotYet reports a stream that waits: a predecessor is not applied to its end, or its successors do not exist.
+	// errNotYet reports a stream that waits: a predecessor is not applied to its end, or its
+	// successors do not exist.
 	errNotYet = errors.New("consumers: not yet")
 	// errClosed reports a stream that has ended and is applied to its end.
 	errClosed = errors.New("consumers: closed")
@@ -30,8 +32,8 @@ type stopError struct{ reason error }
 func (e *stopError) Error() string { return e.reason.Error() }
 func (e *stopError) Unwrap() error { return e.reason }
 
-// reader reads one partition's stream while this instance holds it. The readers of an instance are independent of each
-// other.
+// reader reads one partition's stream while this instance holds it. The readers of an instance are
+// independent of each other.
 type reader struct {
 	c         *Consumer
 	ctx       context.Context // of its goroutine; stop ends it
@@ -106,8 +108,8 @@ func isWaiting(err error) bool {
 		broker.IsLeaderless(err)
 }
 
-// lose returns the error for events that the consumer can no longer read: errDoubt at first, and a stopError once the
-// doubt is sure.
+// lose returns the error for events that the consumer can no longer read: errDoubt at first, and a
+// stopError once the doubt is sure.
 func (r *reader) lose(reason error) error {
 	if !r.doubt.Sure(r.c.deps.JetStream) {
 		return fmt.Errorf("%w: %w", errDoubt, reason)
@@ -121,8 +123,8 @@ func (r *reader) remedy() string {
 		"if that has nothing to repair, " + r.c.deps.Remedy
 }
 
-// open reads the offset and the leader's description of the stream, and decides whether the consumer can continue from
-// the offset.
+// open reads the offset and the leader's description of the stream, and decides whether the
+// consumer can continue from the offset.
 func (r *reader) open(ctx context.Context) (o offset, s broker.Stream, err error) {
 	c := r.c
 	ctx, cancel := context.WithTimeout(ctx, c.broker.Timeout)
@@ -193,7 +195,8 @@ func (r *reader) mayBegin(ctx context.Context, s broker.Stream, offsets map[stri
 	return nil
 }
 
-// prove returns nil if the messages from first to last, which the stream does not have, were all erased on purpose.
+// prove returns nil if the messages from first to last, which the stream does not have, were all
+// erased on purpose.
 func (r *reader) prove(ctx context.Context, first, last uint64) error {
 	c := r.c
 	ctx, cancel := context.WithTimeout(ctx, c.broker.Timeout)
@@ -225,7 +228,8 @@ func (r *reader) prove(ctx context.Context, first, last uint64) error {
 		first, last, r.name, r.remedy()))
 }
 
-// successors returns the streams that continue a closed one, or errNotYet while the broker does not have all of them.
+// successors returns the streams that continue a closed one, or errNotYet while the broker does not
+// have all of them.
 func (r *reader) successors(ctx context.Context, s broker.Stream) (next []broker.Stream, err error) {
 	ctx, cancel := context.WithTimeout(ctx, r.c.broker.Timeout)
 	defer cancel()

@@ -13,8 +13,8 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// TestARebaseLeavesConsumersThatHaveSomethingLeftToRead checks that consumers first read the rest of a stream that lost
-// its end, because a repair does not publish the rest again.
+// TestARebaseLeavesConsumersThatHaveSomethingLeftToRead checks that consumers first read the rest
+// of a stream that lost its end, because a repair does not publish the rest again.
 func TestARebaseLeavesConsumersThatHaveSomethingLeftToRead(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	if _, err := pool.Exec(t.Context(), `INSERT INTO consumer_offsets (consumer_name, partition_key, last_processed_id)
@@ -40,8 +40,9 @@ func TestARebaseLeavesConsumersThatHaveSomethingLeftToRead(t *testing.T) {
 	}
 }
 
-// TestAReaderAtTheNumberOfTheClosingMessageStops has an offset that is one message above the remaining stream. A repair
-// cannot see the offsets of other databases, so the closing message gets the number of the offset.
+// TestAReaderAtTheNumberOfTheClosingMessageStops has an offset that is one message above the
+// remaining stream. A repair cannot see the offsets of other databases, so the closing message gets
+// the number of the offset.
 func TestAReaderAtTheNumberOfTheClosingMessageStops(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
 	in := r.run(r.system, logbook{})
@@ -55,7 +56,8 @@ func TestAReaderAtTheNumberOfTheClosingMessageStops(t *testing.T) {
 	r.awaitStuck(r.run(r.system, logbook{}), 1, "its closing message is 3, and the offset is 3")
 }
 
-// TestABatchIsNotAppliedAfterItsOffsetHasChanged changes the offset between the reading of a batch and its transaction.
+// TestABatchIsNotAppliedAfterItsOffsetHasChanged changes the offset between the reading of a batch
+// and its transaction.
 func TestABatchIsNotAppliedAfterItsOffsetHasChanged(t *testing.T) {
 	for what, change := range map[string]string{
 		"another instance has moved it": `last_processed_id = last_processed_id + 1`,

@@ -16,9 +16,9 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// TestAStreamThatLostItsEndAndGrewAgainIsNotReadOn cuts the power of NATS and takes the end of a stream that the consumer
-// has applied. As after the loss of the relay's marks, other events then get the lost sequences, and the stream grows past
-// the offset.
+// TestAStreamThatLostItsEndAndGrewAgainIsNotReadOn cuts the power of NATS and takes the end of a
+// stream that the consumer has applied. As after the loss of the relay's marks, other events then
+// get the lost sequences, and the stream grows past the offset.
 func TestAStreamThatLostItsEndAndGrewAgainIsNotReadOn(t *testing.T) {
 	for _, running := range []bool{true, false} {
 		t.Run(fmt.Sprintf("consumer running: %v", running), func(t *testing.T) {
@@ -107,8 +107,9 @@ func (r *rig) beginAgain() {
 	}
 }
 
-// TestOnlyAnotherMessageAtTheOffsetStopsAConsumer restarts a consumer whose offset has no message to compare with: it is
-// gone, or an older release has moved the offset and left the time of an earlier message.
+// TestOnlyAnotherMessageAtTheOffsetStopsAConsumer restarts a consumer whose offset has no message
+// to compare with: it is gone, or an older release has moved the offset and left the time of an
+// earlier message.
 func TestOnlyAnotherMessageAtTheOffsetStopsAConsumer(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
 	v := int64(0)

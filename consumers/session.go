@@ -23,8 +23,8 @@ const (
 	farBehind         = 256                   // with so many pending messages the reader waits for a full batch
 	moreIsComing      = 20 * time.Millisecond // the wait for the next of them
 	readAhead         = 64                    // decoded messages that wait for a place in a batch
-	// A relay publishes several events at a time, and a transaction costs the same for one event as for ten. So collect
-	// hands over a batch after quiet without a new message, or after gather.
+	// A relay publishes several events at a time, and a transaction costs the same for one event as
+	// for ten. So collect hands over a batch after quiet without a new message, or after gather.
 	quiet  = 500 * time.Microsecond
 	gather = 5 * time.Millisecond
 )
@@ -59,7 +59,8 @@ func (b *batch) events(yield func(*event.Event) bool) {
 	}
 }
 
-// session reads the stream from the offset until it fails or is stopped. Its fields belong to the goroutine that reads.
+// session reads the stream from the offset until it fails or is stopped. Its fields belong to the
+// goroutine that reads.
 type session struct {
 	*reader
 	stream   broker.Stream
@@ -68,8 +69,8 @@ type session struct {
 	consumer string    // the JetStream consumer that delivered it; the client replaces it after a failure
 }
 
-// session applies events until an error, or until the reader is stopped, is kicked or no longer holds the partition;
-// for these three it returns nil. progress reports whether it applied a batch.
+// session applies events until an error, or until the reader is stopped, is kicked or no longer
+// holds the partition; for these three it returns nil. progress reports whether it applied a batch.
 func (r *reader) session() (progress bool, err error) {
 	c := r.c
 	ctx, end := context.WithCancel(r.ctx)
@@ -119,7 +120,8 @@ func (r *reader) applyAll(ctx context.Context, stream broker.Stream, batches <-c
 	}
 }
 
-// passOver moves the offset past erased messages if no other message follows them. It returns the offset.
+// passOver moves the offset past erased messages if no other message follows them. It returns the
+// offset.
 func (r *reader) passOver(ctx context.Context, o offset, s broker.Stream) (offset, error) {
 	if o.Seq == s.Last {
 		return o, nil
@@ -167,8 +169,8 @@ func (s *session) subscribe(ctx context.Context) (jetstream.MessagesContext, err
 	return messages, nil
 }
 
-// read sends the stream's messages to out. It returns nil when ctx ends or the stream is closed, or the error that
-// ended the reading.
+// read sends the stream's messages to out. It returns nil when ctx ends or the stream is closed, or
+// the error that ended the reading.
 func (s *session) read(ctx context.Context, out chan<- delivery) error {
 	messages, err := s.subscribe(ctx)
 	if err != nil {
@@ -244,9 +246,9 @@ func (s *session) take(ctx context.Context, msg jetstream.Msg, meta *jetstream.M
 	return d, nil
 }
 
-// identify verifies that the message of a new consumer continues the stream of this session. The client recreates its
-// consumers by the stream's name. By then another stream may have that name, or the stream may have lost its end and
-// have grown again.
+// identify verifies that the message of a new consumer continues the stream of this session. The
+// client recreates its consumers by the stream's name. By then another stream may have that name,
+// or the stream may have lost its end and have grown again.
 func (s *session) identify(ctx context.Context, seq uint64) error {
 	ctx, cancel := context.WithTimeout(ctx, s.c.broker.Timeout)
 	defer cancel()
@@ -278,9 +280,9 @@ func (c *Consumer) classify(d *delivery) {
 	}
 }
 
-// reclassifyUnknown reads the kinds again if the batch has events of unknown types, and classifies these events again. A kind is in
-// the projections' database before its first event is written. So a type that is still unknown belongs to no current
-// kind.
+// reclassifyUnknown reads the kinds again if the batch has events of unknown types, and classifies
+// these events again. A kind is in the projections' database before its first event is written. So
+// a type that is still unknown belongs to no current kind.
 func (c *Consumer) reclassifyUnknown(ctx context.Context, b *batch) error {
 	unknown := func(d delivery) bool { return d.skip == skipUnknown }
 	if c.deps.Kinds == nil || !slices.ContainsFunc(b.deliveries, unknown) {
@@ -298,10 +300,11 @@ func (c *Consumer) reclassifyUnknown(ctx context.Context, b *batch) error {
 	return nil
 }
 
-// collect makes batches of deliveries and hands them over until ctx ends or there are no more. If the reader is far
-// behind, collect fills each batch. Otherwise it hands a batch over when no message has come for a moment. While the
-// database is busy, the batch grows up to its bounds. So a stream that never pauses delays no batch for long. The
-// longer a transaction takes, the more events share the next one.
+// collect makes batches of deliveries and hands them over until ctx ends or there are no more. If
+// the reader is far behind, collect fills each batch. Otherwise it hands a batch over when no
+// message has come for a moment. While the database is busy, the batch grows up to its bounds. So a
+// stream that never pauses delays no batch for long. The longer a transaction takes, the more
+// events share the next one.
 func (s *session) collect(ctx context.Context, from uint64, deliveries <-chan delivery, batches chan<- *batch) {
 	pause := time.NewTimer(quiet)
 	defer pause.Stop()

@@ -35,9 +35,9 @@ INSERT /* consumers.start */ INTO consumer_offsets (consumer_name, partition_key
 SELECT @consumer, key, seq, coalesce(created, 'epoch'), created, closed
   FROM unnest(@keys::text[], @seqs::bigint[], @createds::timestamptz[], @closed::boolean[]) AS s(key, seq, created, closed)`
 
-// StartAt creates the offsets of a consumer that has none. The keys of at are partition numbers. A partition that at
-// does not name counts as ended if its number is lower than a named one. The consumer reads partitions with higher
-// numbers from their beginning.
+// StartAt creates the offsets of a consumer that has none. The keys of at are partition numbers. A
+// partition that at does not name counts as ended if its number is lower than a named one. The
+// consumer reads partitions with higher numbers from their beginning.
 func StartAt(ctx context.Context, tx pgx.Tx, consumer string, at map[int]Start) error {
 	last, prefix := -1, ""
 	for n, s := range at {

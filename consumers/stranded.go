@@ -10,10 +10,11 @@ import (
 	"github.com/tidings/tidings/internal/broker"
 )
 
-// Stranded returns the consumers that cannot continue from their offsets, each with the reason: the streams lack their
-// next events, and a repair cannot restore them. A replay rebuilds these consumers. The result includes a consumer
-// without any offset if the first streams are gone. On a cluster a loss counts only once the brokers have reported it
-// for as long as broker.Doubt requires, so Stranded then takes 20 s.
+// Stranded returns the consumers that cannot continue from their offsets, each with the reason: the
+// streams lack their next events, and a repair cannot restore them. A replay rebuilds these
+// consumers. The result includes a consumer without any offset if the first streams are gone. On a
+// cluster a loss counts only once the brokers have reported it for as long as broker.Doubt
+// requires, so Stranded then takes 20 s.
 func Stranded(ctx context.Context, pool *pgxpool.Pool, js jetstream.JetStream, cfg broker.Config,
 	names ...string) (stranded map[string]error, err error) {
 	_, err = broker.Confirm(ctx, js, func(ctx context.Context) (_ broker.Stream, lost bool, err error) {

@@ -15,14 +15,14 @@ const (
 	patience    = 3                      // consecutive failed reads of the streams before the instance leaves its partitions to others
 	lookTimeout = 2 * time.Second        // of one read
 	lookRetry   = 200 * time.Millisecond // between failed reads
-	// settled is subtracted from the time of a stream's description: the server counts the messages before it takes the
-	// time.
+	// settled is subtracted from the time of a stream's description: the server counts the messages
+	// before it takes the time.
 	settled = 100 * time.Millisecond
 )
 
-// watch reads the state of the streams until ctx ends: every LagInterval, and soon after a reader fails. While it can
-// read them, the instance takes its share of the partitions. An instance that is cut off frees its partitions for other
-// instances and tries another broker.
+// watch reads the state of the streams until ctx ends: every LagInterval, and soon after a reader
+// fails. While it can read them, the instance takes its share of the partitions. An instance that
+// is cut off frees its partitions for other instances and tries another broker.
 func (c *Consumer) watch(ctx context.Context) {
 	var leave func()
 	defer func() {
@@ -72,8 +72,8 @@ func (c *Consumer) watch(ctx context.Context) {
 	}
 }
 
-// leaveBroker makes the connection try another broker if it knows one. The current broker may answer and yet be cut off
-// from the others.
+// leaveBroker makes the connection try another broker if it knows one. The current broker may
+// answer and yet be cut off from the others.
 func (c *Consumer) leaveBroker(ctx context.Context) {
 	nc := c.deps.JetStream.Conn()
 	if !nc.IsConnected() || len(nc.Servers()) < 2 {
@@ -114,8 +114,9 @@ func (c *Consumer) pollNow() {
 	}
 }
 
-// sample reads the offsets and then the leaders' descriptions of the streams. It tells the group which partitions exist,
-// and measures those that this instance holds. An error means that it could read none of the streams that it needs.
+// sample reads the offsets and then the leaders' descriptions of the streams. It tells the group
+// which partitions exist, and measures those that this instance holds. An error means that it could
+// read none of the streams that it needs.
 func (c *Consumer) sample(ctx context.Context) error {
 	qctx, cancel := context.WithTimeout(ctx, c.broker.Timeout)
 	defer cancel()
@@ -148,7 +149,8 @@ func (c *Consumer) sample(ctx context.Context) error {
 	return nil
 }
 
-// remember stores the descriptions of the streams. Streams that are missing from a complete list are gone.
+// remember stores the descriptions of the streams. Streams that are missing from a complete list
+// are gone.
 func (c *Consumer) remember(streams []broker.Stream, complete bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -160,8 +162,8 @@ func (c *Consumer) remember(streams []broker.Stream, complete bool) {
 	}
 }
 
-// open returns the partitions to read: those with a stream, or with an offset whose stream is gone, except the closed
-// ones.
+// open returns the partitions to read: those with a stream, or with an offset whose stream is gone,
+// except the closed ones.
 func (c *Consumer) open(offsets map[string]offset) (partitions []int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -181,8 +183,9 @@ func (c *Consumer) open(offsets map[string]offset) (partitions []int) {
 	return partitions
 }
 
-// measure records how far the partitions that this instance holds are behind, and moves as_of of those that are applied
-// to their ends. It restarts a reader whose next messages are missing, or whose stream was replaced.
+// measure records how far the partitions that this instance holds are behind, and moves as_of of
+// those that are applied to their ends. It restarts a reader whose next messages are missing, or
+// whose stream was replaced.
 func (c *Consumer) measure(qctx, bctx context.Context, held []int, offsets map[string]offset,
 	streams []broker.Stream, complete bool) error {
 	now := time.Now()

@@ -28,8 +28,8 @@ func via(t *testing.T, b *testkit.Broker) (p *testkit.Proxy, url string) {
 	return p, "nats://" + p.Addr()
 }
 
-// TestAnInstanceThatIsCutOffFromNATSLeavesItsPartitions cuts only the connection to NATS. The instance still reaches
-// the database, and must not renew its leases there.
+// TestAnInstanceThatIsCutOffFromNATSLeavesItsPartitions cuts only the connection to NATS. The
+// instance still reaches the database, and must not renew its leases there.
 func TestAnInstanceThatIsCutOffFromNATSLeavesItsPartitions(t *testing.T) {
 	b := testkit.NATS(t)
 	r := newRig(t, testkit.Postgres(t), b)
@@ -77,8 +77,8 @@ func TestAnInstanceThatIsCutOffFromNATSLeavesItsPartitions(t *testing.T) {
 	r.wantLines(want)
 }
 
-// staller is a logbook whose link to the database fails once, in the first batch after it is armed: before the batch is
-// written, or after that and before the commit.
+// staller is a logbook whose link to the database fails once, in the first batch after it is armed:
+// before the batch is written, or after that and before the commit.
 type staller struct {
 	logbook
 	armed         atomic.Bool
@@ -97,8 +97,9 @@ func (s *staller) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) er
 	return err
 }
 
-// TestAnInstanceWhoseLinkToPostgreSQLStallsLosesAndRepeatsNothing stalls the link of one of two instances in a batch.
-// The connections stay open. What the instance sent arrives late, when the link works again.
+// TestAnInstanceWhoseLinkToPostgreSQLStallsLosesAndRepeatsNothing stalls the link of one of two
+// instances in a batch. The connections stay open. What the instance sent arrives late, when the
+// link works again.
 func TestAnInstanceWhoseLinkToPostgreSQLStallsLosesAndRepeatsNothing(t *testing.T) {
 	for what, c := range map[string]struct {
 		arm    func(s *staller, link *testkit.Proxy)
@@ -172,7 +173,8 @@ func TestOldStreamsAreFinishedBeforeNewOnes(t *testing.T) {
 				}
 				kill()
 				want = append(want, r.flood(100)...) // the first instance may have applied all of the first ones
-				// All streams are complete before an instance reads. The new ones come first in the broker's list and have more events.
+				// All streams are complete before an instance reads. The new ones come first in the
+				// broker's list and have more events.
 				for p := range c.from {
 					r.close(p)
 				}
@@ -203,8 +205,8 @@ func TestOldStreamsAreFinishedBeforeNewOnes(t *testing.T) {
 	}
 }
 
-// TestAReaderThatIsStartedAnewReadsNoOtherStream makes the NATS client recreate its consumer by the stream's name after
-// another stream has got that name.
+// TestAReaderThatIsStartedAnewReadsNoOtherStream makes the NATS client recreate its consumer by the
+// stream's name after another stream has got that name.
 func TestAReaderThatIsStartedAnewReadsNoOtherStream(t *testing.T) {
 	b := testkit.NATS(t)
 	r := newRig(t, testkit.Postgres(t), b)
@@ -235,8 +237,9 @@ func TestAReaderThatIsStartedAnewReadsNoOtherStream(t *testing.T) {
 	r.wantFollowee(3, 20)
 }
 
-// TestReadersKnowNothingOfEachOther checks that a reader continues a quiet stream from its offset, and that the checks
-// of a stuck partition restart no other reader. Measuring the lag creates no readers either.
+// TestReadersKnowNothingOfEachOther checks that a reader continues a quiet stream from its offset,
+// and that the checks of a stuck partition restart no other reader. Measuring the lag creates no
+// readers either.
 func TestReadersKnowNothingOfEachOther(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t), 2)
 	cfg := config()

@@ -33,8 +33,9 @@ func (r *rig) readersOf(partition int) map[string]uint64 {
 	return all
 }
 
-// oneReader returns the only JetStream consumer of a stream, without the number that the NATS client appends. The client
-// replaces its consumer by the next number when it has missed heartbeats, and the reader does not start again.
+// oneReader returns the only JetStream consumer of a stream, without the number that the NATS
+// client appends. The client replaces its consumer by the next number when it has missed
+// heartbeats, and the reader does not start again.
 func (r *rig) oneReader(partition int) (name string, from uint64) {
 	r.t.Helper()
 	testkit.Eventually(r.t, "one reader of the stream", func() (bool, error) {
@@ -162,8 +163,8 @@ var layouts = map[string]struct {
 	"two to one": {2, []broker.Partition{{Number: 2, FirstSlot: 0, LastSlot: 31, After: []int{0, 1}}}},
 }
 
-// TestAStreamIsNotClosedBeforeItsSuccessorsExist: without the successors the consumer would not know where the events
-// continue, and no offset would carry as_of.
+// TestAStreamIsNotClosedBeforeItsSuccessorsExist: without the successors the consumer would not
+// know where the events continue, and no offset would carry as_of.
 func TestAStreamIsNotClosedBeforeItsSuccessorsExist(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
 	in := r.run(r.system, logbook{})
@@ -192,8 +193,8 @@ func TestAStreamIsNotClosedBeforeItsSuccessorsExist(t *testing.T) {
 	}
 }
 
-// TestALostPredecessorStopsItsSuccessors deletes a stream that the consumer has not read to its end. The consumer stops
-// until a repair calls Rebase.
+// TestALostPredecessorStopsItsSuccessors deletes a stream that the consumer has not read to its
+// end. The consumer stops until a repair calls Rebase.
 func TestALostPredecessorStopsItsSuccessors(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
 	in := r.run(r.system, logbook{})
@@ -223,8 +224,8 @@ func TestALostPredecessorStopsItsSuccessors(t *testing.T) {
 	r.awaitStuck(in, 1, "stream EVENTS-0, the predecessor of EVENTS-1, is gone")
 }
 
-// TestAStreamWaitsForAllOfItsPredecessors closes one of two predecessors, whose transaction creates the successor's
-// offset.
+// TestAStreamWaitsForAllOfItsPredecessors closes one of two predecessors, whose transaction creates
+// the successor's offset.
 func TestAStreamWaitsForAllOfItsPredecessors(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t), 2)
 	in := r.run(r.system, logbook{})

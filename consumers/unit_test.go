@@ -33,8 +33,8 @@ func TestStatements(t *testing.T) {
 	}
 }
 
-// TestManyDeadLettersDoNotSlowABatch gives the planner no statistics of the dead letters, as if they had just been
-// parked.
+// TestManyDeadLettersDoNotSlowABatch gives the planner no statistics of the dead letters, as if
+// they had just been parked.
 func TestManyDeadLettersDoNotSlowABatch(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	if _, err := pool.Exec(t.Context(), `
@@ -169,8 +169,8 @@ func TestAnyTextCanBeParked(t *testing.T) {
 	}
 }
 
-// TestAConsumerThatIsBehindTakesFullBatches pauses the stream for less than moreIsComing. Such a pause splits no batch
-// while the server reports many pending messages.
+// TestAConsumerThatIsBehindTakesFullBatches pauses the stream for less than moreIsComing. Such a
+// pause splits no batch while the server reports many pending messages.
 func TestAConsumerThatIsBehindTakesFullBatches(t *testing.T) {
 	const events, bound = 1700, 500
 	synctest.Test(t, func(t *testing.T) {

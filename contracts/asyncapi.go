@@ -7,8 +7,9 @@ import (
 	"github.com/tidings/tidings/kinds"
 )
 
-// AsyncAPI returns the AsyncAPI 3.1 document of all subjects of the kinds: the messages that Tidings sends. Facts
-// without a member in the NATS binding are in members that begin with x-tidings-.
+// AsyncAPI returns the AsyncAPI 3.1 document of all subjects of the kinds: the messages that
+// Tidings sends. Facts without a member in the NATS binding are in members that begin with
+// x-tidings-.
 func AsyncAPI(set *kinds.Set) map[string]any {
 	channels, operations, messages, schemas := map[string]any{}, map[string]any{}, map[string]any{}, map[string]any{}
 	send := func(name, channel, summary string) {
@@ -78,7 +79,8 @@ func parameters(names ...string) map[string]any {
 	return all
 }
 
-// headersOf returns the CloudEvents attributes of the type as headers (binary mode). NATS headers are case-sensitive.
+// headersOf returns the CloudEvents attributes of the type as headers (binary mode). NATS headers
+// are case-sensitive.
 func headersOf(t Type) map[string]any {
 	fixed := func(value string) map[string]any { return map[string]any{"const": value} }
 	return map[string]any{

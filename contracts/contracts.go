@@ -148,8 +148,9 @@ func known() map[string]map[string]any {
 	}
 }
 
-// members returns the schemas of the payload's members and the names of those that are always present. The first two
-// members have the kind's names. attributes is nil for a kind without attributes.
+// members returns the schemas of the payload's members and the names of those that are always
+// present. The first two members have the kind's names. attributes is nil for a kind without
+// attributes.
 func members[T any](first [2]string, attributes map[string]any) (properties map[string]any, required []string) {
 	properties = make(map[string]any)
 	special := known()
@@ -191,8 +192,8 @@ func members[T any](first [2]string, attributes map[string]any) (properties map[
 	return properties, required
 }
 
-// attributes returns the schema of a kind's attributes, or nil. Events from before an attribute was added lack it, so
-// no attribute is required. Later releases may add attributes.
+// attributes returns the schema of a kind's attributes, or nil. Events from before an attribute was
+// added lack it, so no attribute is required. Later releases may add attributes.
 func attributes(of map[string]kinds.Attribute, schema map[string]any) map[string]any {
 	if len(of) == 0 {
 		return nil
@@ -211,8 +212,8 @@ func narrow(properties map[string]any, member, value string) {
 	properties[member] = enum(properties[member].(map[string]any)["description"].(string), value)
 }
 
-// Files returns the contracts of the kinds as files, by name: asyncapi.json and schemas/TYPE.json. The same kinds give
-// the same bytes.
+// Files returns the contracts of the kinds as files, by name: asyncapi.json and schemas/TYPE.json.
+// The same kinds give the same bytes.
 func Files(set *kinds.Set) (map[string][]byte, error) {
 	docs := map[string]any{"asyncapi.json": AsyncAPI(set)}
 	for _, t := range Types(set) {
@@ -239,9 +240,10 @@ func Encode(doc any) ([]byte, error) {
 	return out.Bytes(), err
 }
 
-// Differences names the differences that break a reader: a reader of the old schema cannot read all new messages, or a
-// reader of the new schema cannot read all old ones. Within a version of a type, the payload and its attributes may
-// gain members that are not required, and descriptions may change. Any other change needs a new version.
+// Differences names the differences that break a reader: a reader of the old schema cannot read all
+// new messages, or a reader of the new schema cannot read all old ones. Within a version of a type,
+// the payload and its attributes may gain members that are not required, and descriptions may
+// change. Any other change needs a new version.
 func Differences(before, now map[string]any) []string { return differences("#", before, now) }
 
 func differences(at string, before, now map[string]any) (all []string) {
@@ -277,8 +279,8 @@ func ofProperties(at string, before, now map[string]any) (all []string) {
 	return all
 }
 
-// short encodes a value for the comparison: a schema in memory and a parsed one have different Go types for numbers and
-// lists.
+// short encodes a value for the comparison: a schema in memory and a parsed one have different Go
+// types for numbers and lists.
 func short(v any) string {
 	text, err := json.Marshal(v)
 	if err != nil {

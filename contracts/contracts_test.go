@@ -128,8 +128,8 @@ func schemas(t *testing.T, set *kinds.Set) map[string]map[string]any {
 	return all
 }
 
-// TestReadersOfTheLastReleaseReadWhatThisOneWrites requires that every type of the last release exists, with a schema
-// that its readers can read.
+// TestReadersOfTheLastReleaseReadWhatThisOneWrites requires that every type of the last release
+// exists, with a schema that its readers can read.
 func TestReadersOfTheLastReleaseReadWhatThisOneWrites(t *testing.T) { unreadable(t) }
 
 func unreadable(t *testing.T) {
@@ -205,8 +205,8 @@ func golden(t *testing.T) map[string]map[string]any {
 	return all
 }
 
-// TestGoldenMessagesFitTheSchemas checks messages of every release with the schemas of this release and of the last
-// one. A changed message must not fit.
+// TestGoldenMessagesFitTheSchemas checks messages of every release with the schemas of this release
+// and of the last one. A changed message must not fit.
 func TestGoldenMessagesFitTheSchemas(t *testing.T) {
 	for _, all := range []map[string]map[string]any{schemas(t, kinds.Builtin()), released(t)} {
 		for name, message := range golden(t) {
@@ -235,7 +235,8 @@ func TestGoldenMessagesFitTheSchemas(t *testing.T) {
 	}
 }
 
-// TestTheHeadersOfGoldenMessagesFitTheDocument checks headers with the schemas in the AsyncAPI document.
+// TestTheHeadersOfGoldenMessagesFitTheDocument checks headers with the schemas in the AsyncAPI
+// document.
 func TestTheHeadersOfGoldenMessagesFitTheDocument(t *testing.T) {
 	raw, err := contracts.Encode(contracts.AsyncAPI(kinds.Builtin()))
 	if err != nil {
@@ -263,9 +264,9 @@ func TestTheHeadersOfGoldenMessagesFitTheDocument(t *testing.T) {
 	}
 }
 
-// metaSchema returns AsyncAPI's schema of its own documents, from the npm package @asyncapi/specs 6.11.1
-// (schemas/3.1.0.json). The license is beside it. The repository contains the file, so the test needs no registry and
-// the version cannot change.
+// metaSchema returns AsyncAPI's schema of its own documents, from the npm package @asyncapi/specs
+// 6.11.1 (schemas/3.1.0.json). The license is beside it. The repository contains the file, so the
+// test needs no registry and the version cannot change.
 func metaSchema(t *testing.T) *jsonschema.Schema {
 	t.Helper()
 	packed, err := os.ReadFile("testdata/asyncapi-3.1.0.json.gz")
@@ -355,8 +356,8 @@ func unresolved(doc, v any) (all []string) {
 	return all
 }
 
-// TestKindsOfOnesOwnHaveContracts checks the names and attributes of a deployment's own kinds. The contract promises no
-// more of attributes than events do.
+// TestKindsOfOnesOwnHaveContracts checks the names and attributes of a deployment's own kinds. The
+// contract promises no more of attributes than events do.
 func TestKindsOfOnesOwnHaveContracts(t *testing.T) {
 	own, err := kinds.Builtin().Extend([]byte(ownKinds))
 	if err != nil {

@@ -45,8 +45,8 @@ type source struct {
 	slice func(ctx context.Context, o Operation) (Operation, error)
 }
 
-// New returns a Desk. The pools are those of the truth and of the projections, and act as the system role. dlq and
-// letters use the same pools. It starts nothing.
+// New returns a Desk. The pools are those of the truth and of the projections, and act as the
+// system role. dlq and letters use the same pools. It starts nothing.
 func New(truth, projections *pgxpool.Pool, dlq *outbox.DLQ, letters *consumers.DeadLetters, log *slog.Logger) *Desk {
 	d := &Desk{truth: truth, dlq: dlq, letters: letters, worker: rand.Text(), lease: leaseFor, log: log.With("component", "dead-letters"),
 		at: func(string) error { return nil }, completed: func(Operation) {}}
@@ -68,7 +68,8 @@ func (d *Desk) sourceOf(name string) (source, error) {
 	return s, nil
 }
 
-// Start inserts an operation, which Work or Run then carries out. If the id exists, it returns that operation.
+// Start inserts an operation, which Work or Run then carries out. If the id exists, it returns that
+// operation.
 func (d *Desk) Start(ctx context.Context, o Operation) (Operation, error) {
 	s, err := d.sourceOf(o.Source)
 	if err != nil {
@@ -107,8 +108,8 @@ func (d *Desk) Get(ctx context.Context, tenant int64, source, id string) (Operat
 	return o, err
 }
 
-// List returns the latest operations of the tenant on a group, or without a group on any letters. Tenant 0 means all
-// tenants.
+// List returns the latest operations of the tenant on a group, or without a group on any letters.
+// Tenant 0 means all tenants.
 func (d *Desk) List(ctx context.Context, tenant int64, group string, limit int) (all []Operation, err error) {
 	for _, s := range d.sources {
 		some, err := s.list(ctx, tenant, group, limit)
@@ -121,7 +122,8 @@ func (d *Desk) List(ctx context.Context, tenant int64, group string, limit int) 
 	return all[:min(len(all), limit)], nil
 }
 
-// Stop ends an operation early, and undoes nothing. ErrFinished reports an operation that has ended.
+// Stop ends an operation early, and undoes nothing. ErrFinished reports an operation that has
+// ended.
 func (d *Desk) Stop(ctx context.Context, tenant int64, source, id, actor string) error {
 	if _, err := d.Get(ctx, tenant, source, id); err != nil {
 		return err
@@ -137,9 +139,9 @@ func (d *Desk) Stop(ctx context.Context, tenant int64, source, id, actor string)
 	return nil
 }
 
-// Work carries out an operation until it ends, and calls progress after each slice. While another process works on it,
-// Work waits. If ctx ends, Work leaves the rest to other processes and returns the context's error with the current
-// operation. A database error also ends Work; Run retries.
+// Work carries out an operation until it ends, and calls progress after each slice. While another
+// process works on it, Work waits. If ctx ends, Work leaves the rest to other processes and returns
+// the context's error with the current operation. A database error also ends Work; Run retries.
 func (d *Desk) Work(ctx context.Context, sourceName, id string, progress func(Operation)) (Operation, error) {
 	s, err := d.sourceOf(sourceName)
 	if err != nil {
@@ -208,8 +210,8 @@ func (d *Desk) workOn(ctx context.Context, s source, id string, progress func(Op
 	return o, errors.Join(fmt.Errorf("operation %s: %w", id, err), rerr)
 }
 
-// Run carries out operations whose process has stopped or died. It returns nil when ctx ends. It logs failures and
-// retries.
+// Run carries out operations whose process has stopped or died. It returns nil when ctx ends. It
+// logs failures and retries.
 func (d *Desk) Run(ctx context.Context) error {
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
@@ -287,7 +289,8 @@ func (d *Desk) countMessages(ctx context.Context, o Operation) (int64, error) {
 	return d.dlq.Count(ctx, o.messages())
 }
 
-// sliceMessages processes messages of the outbox's DLQ: many together or, if that fails, one of them.
+// sliceMessages processes messages of the outbox's DLQ: many together or, if that fails, one of
+// them.
 func (d *Desk) sliceMessages(ctx context.Context, o Operation) (next Operation, err error) {
 	next, err = d.someMessages(ctx, o, outboxSlice)
 	if err == nil || !oneLetterFails(err) {
@@ -333,9 +336,9 @@ func (d *Desk) countLetters(ctx context.Context, o Operation) (int64, error) {
 	return d.letters.Count(ctx, o.letters())
 }
 
-// sliceLetters processes letters of consumers: the first one of each aggregate, because later ones cannot precede it.
-// After a discard the next letter of the aggregate becomes the first one and may belong to the operation too. So
-// after_id does not move then.
+// sliceLetters processes letters of consumers: the first one of each aggregate, because later ones
+// cannot precede it. After a discard the next letter of the aggregate becomes the first one and may
+// belong to the operation too. So after_id does not move then.
 func (d *Desk) sliceLetters(ctx context.Context, o Operation) (Operation, error) {
 	f := o.letters()
 	f.First = true

@@ -82,7 +82,8 @@ func (r *rig) count(sql string, args ...any) (n int) {
 	return n
 }
 
-// bury puts n messages of a cause into the DLQ, with ids from first on. Every second message is tenant 2's.
+// bury puts n messages of a cause into the DLQ, with ids from first on. Every second message is
+// tenant 2's.
 func (r *rig) bury(first, n int, cause string) {
 	r.t.Helper()
 	r.exec(`INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at,
@@ -93,8 +94,8 @@ func (r *rig) bury(first, n int, cause string) {
 		  FROM generate_series($1::bigint, $1 + $2 - 1) g`, first, n, cause)
 }
 
-// park parks n letters of each of the aggregates 1 to m, in turn. The first letter of an aggregate has the cause, and
-// the others are behind it.
+// park parks n letters of each of the aggregates 1 to m, in turn. The first letter of an aggregate
+// has the cause, and the others are behind it.
 func (r *rig) park(n, m int, cause string) {
 	r.t.Helper()
 	r.exec(`INSERT INTO consumer_offsets (consumer_name, partition_key, last_processed_id) VALUES ('logbook', 'p', 1000000)
@@ -221,8 +222,8 @@ func TestLettersOfConsumersGoAggregateByAggregate(t *testing.T) {
 	}
 }
 
-// TestAnOperationGoesOnWhereItBrokeOff fails the work at each step, as a lost connection does. Another
-// desk takes over after the lease, and then the first one thaws.
+// TestAnOperationGoesOnWhereItBrokeOff fails the work at each step, as a lost connection does.
+// Another desk takes over after the lease, and then the first one thaws.
 func TestAnOperationGoesOnWhereItBrokeOff(t *testing.T) {
 	r := newRig(t)
 	r.bury(1, 450, "too large")
@@ -251,7 +252,8 @@ func TestAnOperationGoesOnWhereItBrokeOff(t *testing.T) {
 			}
 			r.exec(fmt.Sprintf(`UPDATE %s SET lease_until = '-infinity' WHERE operation_id = $1`, r.desk.sources[source].table), o.ID)
 		}
-		// The process freezes before a slice. Another one finishes the operation, and then the first one thaws.
+		// The process freezes before a slice. Another one finishes the operation, and then the
+		// first one thaws.
 		frozen, completed := r.newDesk(), 0
 		d := r.newDesk()
 		d.OnCompleted(func(Operation) { completed++ })

@@ -55,9 +55,9 @@ func (k GroupKey) compare(o GroupKey) int {
 // Key returns the group's position.
 func (g *Group) Key() GroupKey { return GroupKey{g.Last, g.ID} }
 
-// Groups returns at most limit groups that the filter selects, with their counts and the tenant's notes. The group with
-// the latest letter comes first. more reports further groups. some reports that a source has more than
-// deadletter.MaxGroups groups, so that Groups read only some of them.
+// Groups returns at most limit groups that the filter selects, with their counts and the tenant's
+// notes. The group with the latest letter comes first. more reports further groups. some reports
+// that a source has more than deadletter.MaxGroups groups, so that Groups read only some of them.
 func (d *Desk) Groups(ctx context.Context, f GroupFilter, limit int) (all []Group, more, some bool, err error) {
 	for _, source := range []string{Outbox, Consumers} {
 		if f.Source != "" && f.Source != source {
@@ -95,8 +95,8 @@ func (f *GroupFilter) has(g *Group) bool {
 		(f.After == nil || g.Key().compare(*f.After) > 0)
 }
 
-// Group returns a group of the tenant's letters with its count and note, or nil if it has no letters. Tenant 0 means
-// all tenants.
+// Group returns a group of the tenant's letters with its count and note, or nil if it has no
+// letters. Tenant 0 means all tenants.
 func (d *Desk) Group(ctx context.Context, tenant int64, source, id string) (*Group, error) {
 	read := d.dlq.Group
 	if source == Consumers {
@@ -113,8 +113,8 @@ func (d *Desk) Group(ctx context.Context, tenant int64, source, id string) (*Gro
 	return &one[0], d.annotate(ctx, tenant, one)
 }
 
-// Since counts the letters of a group that died at since or later, and those of them that had been retried before. Both
-// counts stop at MaxCount+1.
+// Since counts the letters of a group that died at since or later, and those of them that had been
+// retried before. Both counts stop at MaxCount+1.
 func (d *Desk) Since(ctx context.Context, tenant int64, g Group, since time.Time) (letters, again int64, err error) {
 	one := []Group{g}
 	err = d.count(ctx, tenant, one, since)
@@ -193,7 +193,8 @@ const MaxNote = 2000
 // ErrNote reports a note that is too long.
 var ErrNote = errors.New("deadletters: a note has at most 2000 bytes")
 
-// SetNote writes the tenant's note on a group; with tenant 0 the operators' note. An empty text deletes it.
+// SetNote writes the tenant's note on a group; with tenant 0 the operators' note. An empty text
+// deletes it.
 func (d *Desk) SetNote(ctx context.Context, tenant int64, group, text, actor string) error {
 	text = strings.TrimSpace(strings.ToValidUTF8(strings.ReplaceAll(text, "\x00", ""), ""))
 	if len(text) > MaxNote {

@@ -53,8 +53,9 @@ type Operation struct {
 	Actor     string // required
 	Reason    string
 	Requested time.Time
-	// Total is the number of letters that the filter selected at the request. For a retry of Consumers it counts only
-	// the first letter of each aggregate, because its retry includes the letters behind it.
+	// Total is the number of letters that the filter selected at the request. For a retry of
+	// Consumers it counts only the first letter of each aggregate, because its retry includes the
+	// letters behind it.
 	Total  int64
 	Seen   int64 // of Total
 	Done   int64 // letters that were retried or discarded
@@ -77,18 +78,21 @@ func (o *Operation) fields() []any {
 
 // The statements on a table of operations.
 const (
-	// startSQL inserts an operation, unless its id exists. Index: the table's primary key. Locks: the new row.
+	// startSQL inserts an operation, unless its id exists. Index: the table's primary key. Locks:
+	// the new row.
 	startSQL = `
 INSERT /* deadletters.start */ INTO {table} (operation_id, tenant_id, action, filter, actor, reason, total)
 VALUES (@id, @tenant, @action, @filter, @actor, @reason, @total) ON CONFLICT (operation_id) DO NOTHING`
 	// getSQL reads an operation. Index: the table's primary key. Locks: none.
 	getSQL = `SELECT /* deadletters.get */ ` + operationColumns + ` FROM {table} WHERE operation_id = @id::uuid`
-	// listSQL reads the latest operations on a group, or on any. Index: by group, or by time. Locks: none.
+	// listSQL reads the latest operations on a group, or on any. Index: by group, or by time.
+	// Locks: none.
 	listSQL = `
 SELECT /* deadletters.list */ ` + operationColumns + ` FROM {table}
  WHERE (@group::text IS NULL OR filter ->> 'group' = @group) AND (@tenant::bigint = 0 OR tenant_id = @tenant)
  ORDER BY requested_at DESC, operation_id LIMIT @limit`
-	// unfinishedSQL finds an operation without a process. Index: that of unfinished ones. Locks: none.
+	// unfinishedSQL finds an operation without a process. Index: that of unfinished ones. Locks:
+	// none.
 	unfinishedSQL = `
 SELECT /* deadletters.unfinished */ operation_id::text FROM {table} WHERE finished_at IS NULL AND lease_until < now()
  ORDER BY requested_at LIMIT 1`
@@ -166,8 +170,8 @@ type querier interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// move records the result of a slice in its transaction, and returns the updated operation. errLost must roll the slice
-// back.
+// move records the result of a slice in its transaction, and returns the updated operation. errLost
+// must roll the slice back.
 func (l ledger) move(ctx context.Context, q querier, worker string, lease time.Duration, id string, m moved) (o Operation, err error) {
 	o.Source = l.source
 	text := ""

@@ -131,8 +131,9 @@ func (c *composed) clean() {
 	}
 }
 
-// TestTheFleetInContainers kills a relay and one of three brokers, restarts PostgreSQL, and adds instances while a client writes.
-// Then it stops and starts the whole fleet. In the end the fleet has every write.
+// TestTheFleetInContainers kills a relay and one of three brokers, restarts PostgreSQL, and adds
+// instances while a client writes. Then it stops and starts the whole fleet. In the end the fleet
+// has every write.
 func TestTheFleetInContainers(t *testing.T) {
 	buildImage(t, testImage)
 	for _, brokers := range []string{"1", "3"} {

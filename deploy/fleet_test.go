@@ -27,7 +27,8 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// race is true if the tests run with the race detector. The binaries then have it too: their packages are already compiled that way.
+// race is true if the tests run with the race detector. The binaries then have it too: their
+// packages are already compiled that way.
 var race bool
 
 // fleet runs every service as a process, each with its own PostgreSQL login and NATS user.
@@ -103,8 +104,8 @@ func build(t *testing.T, root, dir string, packages ...string) {
 	}
 }
 
-// makeLogins lets `tidings migrate` create a login for each binary. All databases of a server share its logins, so their names have a
-// suffix of this test.
+// makeLogins lets `tidings migrate` create a login for each binary. All databases of a server share
+// its logins, so their names have a suffix of this test.
 func (f *fleet) makeLogins() {
 	f.t.Helper()
 	var file strings.Builder
@@ -134,7 +135,8 @@ func (f *fleet) makeLogins() {
 	}
 }
 
-// setPasswords gives the NATS server the users' passwords. A prefix makes them differ from those that the clients have.
+// setPasswords gives the NATS server the users' passwords. A prefix makes them differ from those
+// that the clients have.
 func (f *fleet) setPasswords(prefix string) {
 	for _, name := range []string{"relay", "api", "consumer", "operator", "t7_plain", "t7_mailer", "svc", "service"} {
 		f.t.Setenv("NATS_PASSWORD_"+strings.ToUpper(name), prefix+secret+name)
@@ -145,7 +147,8 @@ func (f *fleet) natsURL(user string) string {
 	return strings.Replace(f.b.URL, "nats://", "nats://"+user+":"+secret+user+"@", 1)
 }
 
-// connect connects to NATS as a subscriber's program does. Permission violations go to denied, unless it is nil.
+// connect connects to NATS as a subscriber's program does. Permission violations go to denied,
+// unless it is nil.
 func (f *fleet) connect(user string, denied chan<- error) *nats.Conn {
 	f.t.Helper()
 	nc, err := nats.Connect(f.natsURL(user), nats.CustomInboxPrefix("_INBOX_"+user), nats.MaxReconnects(-1), nats.IgnoreAuthErrorAbort(),
@@ -203,7 +206,8 @@ func (f *fleet) ready(who string, p *process) {
 	testkit.Eventually(f.t, who+" to be ready", func() (bool, error) { return f.isReady(p) })
 }
 
-// isReady reports whether /readyz of a process answers 200. The error has the text of any other answer.
+// isReady reports whether /readyz of a process answers 200. The error has the text of any other
+// answer.
 func (f *fleet) isReady(p *process) (bool, error) {
 	resp, err := f.client.Get("http://" + p.ops + "/readyz")
 	if err != nil {
@@ -286,7 +290,8 @@ func (f *fleet) request(token, method, path, body string, into any) int {
 	return resp.StatusCode
 }
 
-// refusedBy runs a statement with a login, and fails the test unless PostgreSQL refuses it for lack of rights.
+// refusedBy runs a statement with a login, and fails the test unless PostgreSQL refuses it for lack
+// of rights.
 func (f *fleet) refusedBy(login, sql string) {
 	f.t.Helper()
 	conn, err := pgx.Connect(f.t.Context(), f.logins[login])

@@ -70,14 +70,16 @@ func inspectImage(t *testing.T, name string) image {
 	return all[0]
 }
 
-// TestTwoBuildsOfTheImageAreEqual builds the image a second time without the caches of Docker and Go, and compares the two.
+// TestTwoBuildsOfTheImageAreEqual builds the image a second time without the caches of Docker and
+// Go, and compares the two.
 func TestTwoBuildsOfTheImageAreEqual(t *testing.T) {
 	again := testImage + "-again"
 	t.Cleanup(func() { docker(t, "image", "rm", "--force", again) })
 	buildImage(t, testImage)
 	buildImage(t, again, "--no-cache", "--build-arg", "GOFLAGS=-a")
 	one, two := inspectImage(t, testImage), inspectImage(t, again)
-	// A Docker engine before version 23 ignores SOURCE_DATE_EPOCH and writes the time of the build into the image.
+	// A Docker engine before version 23 ignores SOURCE_DATE_EPOCH and writes the time of the build
+	// into the image.
 	if !one.Created.Equal(two.Created) {
 		t.Logf("this engine writes the time of the build into an image, so the test compares only layers and settings")
 		one.ID, one.Created, two.ID, two.Created = "", time.Time{}, "", time.Time{}
@@ -87,8 +89,8 @@ func TestTwoBuildsOfTheImageAreEqual(t *testing.T) {
 	}
 }
 
-// TestTheImageHasOneSmallBinaryOfEveryName checks that the image is small, runs without root and without a writable file system, and
-// has labels that name its version and revision.
+// TestTheImageHasOneSmallBinaryOfEveryName checks that the image is small, runs without root and
+// without a writable file system, and has labels that name its version and revision.
 func TestTheImageHasOneSmallBinaryOfEveryName(t *testing.T) {
 	buildImage(t, testImage)
 	got := inspectImage(t, testImage)

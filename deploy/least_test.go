@@ -20,9 +20,9 @@ import (
 	"github.com/tidings/tidings/subscribe"
 )
 
-// TestTheFleetRunsWithTheLeastRights runs every binary, command and subscriber with the login and the NATS user of docs/security.md.
-// Each does all its work once, and no server refuses anything. Then the test tries all forbidden statements and subjects, and the
-// servers refuse every one.
+// TestTheFleetRunsWithTheLeastRights runs every binary, command and subscriber with the login and
+// the NATS user of docs/security.md. Each does all its work once, and no server refuses anything.
+// Then the test tries all forbidden statements and subjects, and the servers refuse every one.
 func TestTheFleetRunsWithTheLeastRights(t *testing.T) {
 	f := newFleet(t)
 	for _, who := range binaries {
@@ -85,7 +85,8 @@ func (f *fleet) follow(token string, from, to int64) {
 	})
 }
 
-// service runs a handler of package subscribe that always fails, so its events become dead letters. stop waits for one and ends it.
+// service runs a handler of package subscribe that always fails, so its events become dead letters.
+// stop waits for one and ends it.
 func (f *fleet) service() (stop func()) {
 	f.t.Helper()
 	ctx, cancel := context.WithCancel(f.t.Context())
@@ -128,7 +129,8 @@ func (f *fleet) service() (stop func()) {
 	}
 }
 
-// durable creates the tenant's durable consumer as the operator, and reads so many events through it as the tenant.
+// durable creates the tenant's durable consumer as the operator, and reads so many events through
+// it as the tenant.
 func (f *fleet) durable(stream string, events int) {
 	f.t.Helper()
 	f.tidings("nats", "durable", "--name", "mailer", "--tenant", "7", "--filter", "follow.created")
@@ -157,7 +159,8 @@ func (f *fleet) durable(stream string, events int) {
 	}
 }
 
-// restartRelay kills the relay while it works, so the next relay must read the stream to learn what the first one published.
+// restartRelay kills the relay while it works, so the next relay must read the stream to learn what
+// the first one published.
 func (f *fleet) restartRelay(token string) {
 	f.t.Helper()
 	for to := range int64(20) {
@@ -166,7 +169,8 @@ func (f *fleet) restartRelay(token string) {
 	p := f.procs["relay"]
 	p.Kill() // it may have published rows that it has not marked
 	f.permitted("relay", p.Log())
-	// Takes back the last mark. The next relay then finds a published message without a mark, and catches up.
+	// Takes back the last mark. The next relay then finds a published message without a mark, and
+	// catches up.
 	if _, err := f.db.Pool(f.t, postgres.RoleOwner).Exec(f.t.Context(), `
 		WITH last AS (SELECT stream_seq, id FROM outbox_messages WHERE partition = 0 ORDER BY stream_seq DESC LIMIT 1),
 		     tail AS (UPDATE outbox_partitions SET tail_seq = last.stream_seq - 1, floor_id = 0 FROM last WHERE partition = 0)
@@ -177,7 +181,8 @@ func (f *fleet) restartRelay(token string) {
 	f.follow(token, 1, 3)
 }
 
-// rotate gives every NATS user another password until NATS has refused the clients, and then restores the passwords.
+// rotate gives every NATS user another password until NATS has refused the clients, and then
+// restores the passwords.
 func (f *fleet) rotate(token string) {
 	f.t.Helper()
 	probe := f.connect("operator", nil)

@@ -58,8 +58,9 @@ func TestBrokerOfTheFleetSyncsBeforeItAcknowledgesAndKnowsEachBinary(t *testing.
 	}
 }
 
-// TestEachServiceOfTheFleetHasALoginOfItsOwn checks compose.yaml: only the migration runs as the superuser, no two services share a
-// login, and `migrate` and NATS know the login, user and password of each service.
+// TestEachServiceOfTheFleetHasALoginOfItsOwn checks compose.yaml: only the migration runs as the
+// superuser, no two services share a login, and `migrate` and NATS know the login, user and
+// password of each service.
 func TestEachServiceOfTheFleetHasALoginOfItsOwn(t *testing.T) {
 	text, err := os.ReadFile("compose.yaml")
 	if err != nil {
@@ -110,7 +111,8 @@ func TestEachServiceOfTheFleetHasALoginOfItsOwn(t *testing.T) {
 	}
 }
 
-// TestNoCommandLineHasASecret checks the files of Compose: every user of the machine sees the arguments of every process.
+// TestNoCommandLineHasASecret checks the files of Compose: every user of the machine sees the
+// arguments of every process.
 func TestNoCommandLineHasASecret(t *testing.T) {
 	for _, name := range []string{"compose.yaml", "compose.three.yaml"} {
 		text, err := os.ReadFile(name)
@@ -136,9 +138,9 @@ func TestNoCommandLineHasASecret(t *testing.T) {
 	}
 }
 
-// TestEachServiceOfTheFleetIsConfined checks compose.yaml: no service has a capability or can gain one, and ours write only to their
-// volumes. Each service that keeps running has a health check. A service that may have several instances takes no fixed port of the
-// machine.
+// TestEachServiceOfTheFleetIsConfined checks compose.yaml: no service has a capability or can gain
+// one, and ours write only to their volumes. Each service that keeps running has a health check. A
+// service that may have several instances takes no fixed port of the machine.
 func TestEachServiceOfTheFleetIsConfined(t *testing.T) {
 	text, err := os.ReadFile("compose.yaml")
 	if err != nil {
@@ -161,7 +163,8 @@ func TestEachServiceOfTheFleetIsConfined(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, s := range file.Services {
-		// Grafana writes outside its volume, and Compose writes the file of logins into the container of migrate.
+		// Grafana writes outside its volume, and Compose writes the file of logins into the
+		// container of migrate.
 		if !slices.Equal(s.CapDrop, []string{"ALL"}) || !slices.Equal(s.SecurityOpt, []string{"no-new-privileges:true"}) ||
 			!s.ReadOnly && name != "grafana" && name != "migrate" {
 			t.Errorf("%s is not confined: %+v", name, s)

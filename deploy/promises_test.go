@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// promises compares the OpenAPI documents of two releases: the requests that a client of the previous release may send, and the
-// answers on which it may rely.
+// promises compares the OpenAPI documents of two releases: the requests that a client of the
+// previous release may send, and the answers on which it may rely.
 type promises struct {
 	before, after map[string]any
 	broken        []string
@@ -25,8 +25,8 @@ const (
 	response direction = "response"
 )
 
-// brokenPromises lists the changes that break a client of the previous release. New enum values, alternatives and members break
-// none: a client ignores those that it does not know.
+// brokenPromises lists the changes that break a client of the previous release. New enum values,
+// alternatives and members break none: a client ignores those that it does not know.
 func brokenPromises(before, after map[string]any) []string {
 	p := &promises{before: before, after: after, seen: map[string]bool{}}
 	for path, item := range sorted(object(before["paths"])) {
@@ -165,7 +165,8 @@ func (p *promises) required(at string, had, has []any, d direction) {
 	}
 }
 
-// bound checks that a limit of a request is not narrower than before; sign is 1 for a lower limit and -1 for an upper one.
+// bound checks that a limit of a request is not narrower than before; sign is 1 for a lower limit
+// and -1 for an upper one.
 func (p *promises) bound(at, keyword string, was, is any, sign float64, d direction) {
 	limit, limited := is.(float64)
 	before, had := was.(float64)
@@ -236,8 +237,8 @@ const smallAPI = `{"paths": {"/v1/things/{id}": {"post": {"operationId": "write"
   "body": {"type": "string", "maxLength": 100}, "state": {"type": "string", "enum": ["on", "off"]},
   "of": {"$ref": "#/components/schemas/Thing"}}}}}}`
 
-// TestAnAPIThatBreaksAPromiseIsFound replaces one piece of a document's text at a time. brokenPromises must find each change that
-// breaks a client, and no other.
+// TestAnAPIThatBreaksAPromiseIsFound replaces one piece of a document's text at a time.
+// brokenPromises must find each change that breaks a client, and no other.
 func TestAnAPIThatBreaksAPromiseIsFound(t *testing.T) {
 	parse := func(text string) (doc map[string]any) {
 		if err := json.Unmarshal([]byte(text), &doc); err != nil {
@@ -288,8 +289,8 @@ func TestAnAPIThatBreaksAPromiseIsFound(t *testing.T) {
 	}
 }
 
-// goneFrom lists the parts of an AsyncAPI document that were removed or changed. Every channel, operation and message must remain;
-// lists and objects may have new parts.
+// goneFrom lists the parts of an AsyncAPI document that were removed or changed. Every channel,
+// operation and message must remain; lists and objects may have new parts.
 func goneFrom(at string, was, is any) (gone []string) {
 	switch was := was.(type) {
 	case map[string]any:

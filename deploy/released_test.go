@@ -46,8 +46,8 @@ func released(t *testing.T, folder string) map[string][]byte {
 	return files
 }
 
-// TestThisTreeKeepsTheFilesOfTheReleaseBefore checks that the migrations and the examples of published events of the previous release
-// have not changed.
+// TestThisTreeKeepsTheFilesOfTheReleaseBefore checks that the migrations and the examples of
+// published events of the previous release have not changed.
 func TestThisTreeKeepsTheFilesOfTheReleaseBefore(t *testing.T) {
 	before := released(t, "migrations/")
 	maps.Copy(before, released(t, "event/testdata/"))
@@ -66,8 +66,8 @@ func TestThisTreeKeepsTheFilesOfTheReleaseBefore(t *testing.T) {
 	}
 }
 
-// TestReadersOfTheReleaseBeforeReadWhatThisTreeWrites checks that the schemas of payloads and the AsyncAPI document have lost nothing
-// since the previous release.
+// TestReadersOfTheReleaseBeforeReadWhatThisTreeWrites checks that the schemas of payloads and the
+// AsyncAPI document have lost nothing since the previous release.
 func TestReadersOfTheReleaseBeforeReadWhatThisTreeWrites(t *testing.T) {
 	parse := func(name string, raw []byte) (doc map[string]any) {
 		if err := json.Unmarshal(raw, &doc); err != nil {
@@ -94,8 +94,8 @@ func TestReadersOfTheReleaseBeforeReadWhatThisTreeWrites(t *testing.T) {
 	}
 }
 
-// compareSchemas checks that an upgraded database equals a new one. The previous release and then this tree migrate the first
-// database; this tree alone migrates the second.
+// compareSchemas checks that an upgraded database equals a new one. The previous release and then
+// this tree migrate the first database; this tree alone migrates the second.
 func (r *rollout) compareSchemas() {
 	r.t.Helper()
 	upgraded, fresh := testkit.EmptyPostgres(r.t), testkit.EmptyPostgres(r.t)
@@ -108,7 +108,8 @@ func (r *rollout) compareSchemas() {
 	}
 }
 
-// describeSQL returns a line for each relation, column, index, constraint, trigger, policy, view and function of a schema.
+// describeSQL returns a line for each relation, column, index, constraint, trigger, policy, view
+// and function of a schema.
 const describeSQL = `
 WITH here AS (SELECT oid FROM pg_namespace WHERE nspname = current_schema()),
      rel AS (SELECT c.* FROM pg_class c JOIN here ON here.oid = c.relnamespace)

@@ -107,8 +107,9 @@ func absolute(t *testing.T, path string) string {
 
 var madeTable = regexp.MustCompile(`(?m)^CREATE TABLE (?:IF NOT EXISTS )?([a-z_]+) \(`)
 
-// nextMigrations adds migrations below root to files: each table gets a column, as the next release might do. So the test has a newer
-// schema even if this tree has the same migrations as the previous release.
+// nextMigrations adds migrations below root to files: each table gets a column, as the next release
+// might do. So the test has a newer schema even if this tree has the same migrations as the
+// previous release.
 func nextMigrations(t *testing.T, root string, files map[string]string) {
 	t.Helper()
 	dir, columns := t.TempDir(), 0
@@ -161,9 +162,9 @@ func (r *rollout) begin() {
 	}
 }
 
-// natsUsers returns the NATS users that a release prints. A release without accounts has all of them in one, and its operator has
-// moved the streams to the account that later releases use (docs/upgrade.md). Programs of that release keep their user there until they
-// are replaced.
+// natsUsers returns the NATS users that a release prints. A release without accounts has all of
+// them in one, and its operator has moved the streams to the account that later releases use
+// (docs/upgrade.md). Programs of that release keep their user there until they are replaced.
 func (r *rollout) natsUsers(of release) string {
 	r.t.Helper()
 	old, code := r.by(r.before).try(nil, "nats", "users", "--subscriber", "name=service,durable=svc-follow,filter=follow.*")
@@ -192,7 +193,8 @@ func (r *rollout) begun(who string, of release) *process {
 	return p
 }
 
-// stop ends the oldest process of a binary. An API gets no further requests and stops on SIGTERM; any other binary is killed.
+// stop ends the oldest process of a binary. An API gets no further requests and stops on SIGTERM;
+// any other binary is killed.
 func (r *rollout) stop(who string) {
 	r.t.Helper()
 	p := r.running[who][0]
@@ -208,7 +210,8 @@ func (r *rollout) stop(who string) {
 	}
 }
 
-// replace starts a binary of a release, waits until it and the older processes have worked side by side, and ends the oldest.
+// replace starts a binary of a release, waits until it and the older processes have worked side by
+// side, and ends the oldest.
 func (r *rollout) replace(who string, with release) {
 	r.t.Helper()
 	start := time.Now()

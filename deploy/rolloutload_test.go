@@ -40,7 +40,8 @@ func (b *balancer) add(api string) {
 	b.apis = append(b.apis, api)
 }
 
-// remove stops new requests to an API, and waits until each request in flight has its answer (deregistration delay).
+// remove stops new requests to an API, and waits until each request in flight has its answer
+// (deregistration delay).
 func (b *balancer) remove(t *testing.T, api string) {
 	t.Helper()
 	b.mu.Lock()
@@ -123,7 +124,8 @@ func (r *rollout) load(token string) *load {
 	return l
 }
 
-// continues waits until the people have done ten more steps each on average. It stops the test if one has failed.
+// continues waits until the people have done ten more steps each on average. It stops the test if
+// one has failed.
 func (l *load) continues() {
 	l.t.Helper()
 	begun := l.steps.Load()
@@ -230,8 +232,8 @@ func (p *person) write(ctx context.Context) error {
 	return p.seen(ctx, kind, c)
 }
 
-// seen checks the list of an object: a visible child has the body and version of the API's last answer. Any other child must not be
-// visible there.
+// seen checks the list of an object: a visible child has the body and version of the API's last
+// answer. Any other child must not be visible there.
 func (p *person) seen(ctx context.Context, kind string, c client.Child) error {
 	page, err := p.Children(kind).List(c.Object, client.Order("newest"), client.PageSize(200)).First(ctx)
 	if err != nil {

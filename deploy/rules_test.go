@@ -1,4 +1,5 @@
-// Package deploy_test compares the files that operators take from this folder with the code, and runs them.
+// Package deploy_test compares the files that operators take from this folder with the code, and
+// runs them.
 package deploy_test
 
 import (
@@ -101,7 +102,8 @@ func TestEveryAlertHasAMetricAndAPage(t *testing.T) {
 	}
 }
 
-// TestTheConsoleDoesNotHideThatNoAPIRuns: the service console runs the same binary as the service api.
+// TestTheConsoleDoesNotHideThatNoAPIRuns: the service console runs the same binary as the service
+// api.
 func TestTheConsoleDoesNotHideThatNoAPIRuns(t *testing.T) {
 	text, err := os.ReadFile("prometheus/prometheus.yml")
 	if err != nil {

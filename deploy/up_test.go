@@ -10,8 +10,9 @@ import (
 	"testing"
 )
 
-// makeUp runs `make up` with a fake docker command. The fake prints its arguments, reports the Compose version, and ends
-// `tidings doctor` with the exit code. makeUp returns the output and the file of secrets.
+// makeUp runs `make up` with a fake docker command. The fake prints its arguments, reports the
+// Compose version, and ends `tidings doctor` with the exit code. makeUp returns the output and the
+// file of secrets.
 func makeUp(t *testing.T, version string, code int, args ...string) (out, secrets string, err error) {
 	t.Helper()
 	docker, env := filepath.Join(t.TempDir(), "docker"), filepath.Join(t.TempDir(), "env")
@@ -29,8 +30,9 @@ func makeUp(t *testing.T, version string, code int, args ...string) (out, secret
 	return string(output), string(b), err
 }
 
-// TestUpEndsWithTheDoctor checks that `make up` builds the image, starts the fleet and runs `tidings doctor`. It fails for any exit code
-// of doctor except 0 and 1 (warnings). Otherwise it prints the addresses.
+// TestUpEndsWithTheDoctor checks that `make up` builds the image, starts the fleet and runs
+// `tidings doctor`. It fails for any exit code of doctor except 0 and 1 (warnings). Otherwise it
+// prints the addresses.
 func TestUpEndsWithTheDoctor(t *testing.T) {
 	for code, fails := range map[int]bool{0: false, 1: false, 3: true, 125: true} {
 		out, secrets, err := makeUp(t, "v2.23.1", code)
@@ -50,8 +52,8 @@ func TestUpEndsWithTheDoctor(t *testing.T) {
 	}
 }
 
-// TestUpSaysWhatItNeeds checks that `make up` refuses an old or missing Compose, and a wrong setting, in one sentence and before it
-// builds the image.
+// TestUpSaysWhatItNeeds checks that `make up` refuses an old or missing Compose, and a wrong
+// setting, in one sentence and before it builds the image.
 func TestUpSaysWhatItNeeds(t *testing.T) {
 	for _, c := range []struct {
 		version string

@@ -22,9 +22,10 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// TestThisTreeRunsBesideTheReleaseBefore builds the previous release, lets people use its fleet, and upgrades the fleet to this tree
-// in the order of docs/upgrade.md. Each new binary first works beside the old one, and two binaries are rolled back once. No request
-// fails, no event is lost or doubled, and in the end `tidings verify` of both releases finds no difference.
+// TestThisTreeRunsBesideTheReleaseBefore builds the previous release, lets people use its fleet,
+// and upgrades the fleet to this tree in the order of docs/upgrade.md. Each new binary first works
+// beside the old one, and two binaries are rolled back once. No request fails, no event is lost or
+// doubled, and in the end `tidings verify` of both releases finds no difference.
 func TestThisTreeRunsBesideTheReleaseBefore(t *testing.T) {
 	r := newRollout(t)
 	r.begin()
@@ -73,7 +74,8 @@ func TestThisTreeRunsBesideTheReleaseBefore(t *testing.T) {
 	r.finish(load, token, func() []string { return append(handles.events(), newHandles.events()...) })
 }
 
-// early starts a binary of this tree on the schema of the previous release. The binary must wait, and name `tidings migrate`.
+// early starts a binary of this tree on the schema of the previous release. The binary must wait,
+// and name `tidings migrate`.
 func (r *rollout) early(who string) *process {
 	r.t.Helper()
 	p := r.by(r.after).launch(who)
@@ -103,7 +105,8 @@ func (r *rollout) migrate() {
 	}
 }
 
-// upgradeAPI replaces the API. While both releases serve it, each accepts the tokens, keys and cursors of the other.
+// upgradeAPI replaces the API. While both releases serve it, each accepts the tokens, keys and
+// cursors of the other.
 func (r *rollout) upgradeAPI(token string) {
 	r.t.Helper()
 	before := r.running["api"][0]
@@ -127,8 +130,8 @@ func (r *rollout) direct(api, token string) *client.Client {
 	return c
 }
 
-// exchange writes through one API. Through the other it reads with the write's token, repeats the write with its key, and continues
-// lists with their cursors.
+// exchange writes through one API. Through the other it reads with the write's token, repeats the
+// write with its key, and continues lists with their cursors.
 func (r *rollout) exchange(one, other *client.Client, key string) {
 	r.t.Helper()
 	ctx, post := r.t.Context(), client.ID(3_000_000_000)+client.ID(len(key))+client.ID(key[0])
@@ -178,8 +181,8 @@ func (r *rollout) exchange(one, other *client.Client, key string) {
 	}
 }
 
-// walk reads a list whose pages come from two APIs in turn, and returns the number of different ids. An id on two pages fails the
-// test.
+// walk reads a list whose pages come from two APIs in turn, and returns the number of different
+// ids. An id on two pages fails the test.
 func walk(t *testing.T, page func(turn int, cursor string) (ids []string, next string, err error)) int {
 	t.Helper()
 	seen, cursor := map[string]bool{}, ""
@@ -202,7 +205,8 @@ func walk(t *testing.T, page func(turn int, cursor string) (ids []string, next s
 	return 0
 }
 
-// compareDocuments checks that the OpenAPI and AsyncAPI documents keep all promises of the previous release.
+// compareDocuments checks that the OpenAPI and AsyncAPI documents keep all promises of the previous
+// release.
 func (r *rollout) compareDocuments(before, after string) {
 	r.t.Helper()
 	get := func(api, path string) (doc map[string]any) {
@@ -227,7 +231,8 @@ func (r *rollout) compareDocuments(before, after string) {
 	}
 }
 
-// finish runs after the last write. It compares all state with both releases: verify, the people's writes, streams and subscribers.
+// finish runs after the last write. It compares all state with both releases: verify, the people's
+// writes, streams and subscribers.
 func (r *rollout) finish(load *load, token string, handled func() []string) {
 	r.t.Helper()
 	r.balancer.mu.Lock()
@@ -290,7 +295,8 @@ func (r *rollout) finish(load *load, token string, handled func() []string) {
 	})
 }
 
-// published reads every stream. Each event must be there once, and the versions of each entity must rise by one.
+// published reads every stream. Each event must be there once, and the versions of each entity must
+// rise by one.
 func (r *rollout) published() map[string]event.Event {
 	r.t.Helper()
 	ctx := r.t.Context()

@@ -11,7 +11,8 @@ import (
 	"testing"
 )
 
-// several are variables whose default differs between binaries. The table describes these defaults in words.
+// several are variables whose default differs between binaries. The table describes these defaults
+// in words.
 var several = map[string]bool{"OPS_ADDR": true, "LOG_LEVEL": true, "LOG_FORMAT": true, "DATABASE_URL": true, "NATS_URL": true,
 	"PROJECTIONS_DATABASE_URL": true}
 
@@ -58,8 +59,8 @@ func TestTheConfigurationTableIsWhatTheCodeReads(t *testing.T) {
 	}
 }
 
-// TestTheTestingPageHasTheVariablesThatTestsRead checks that each variable and target of the page exists, and that
-// the page has each variable of the tests.
+// TestTheTestingPageHasTheVariablesThatTestsRead checks that each variable and target of the page
+// exists, and that the page has each variable of the tests.
 func TestTheTestingPageHasTheVariablesThatTestsRead(t *testing.T) {
 	page, err := os.ReadFile("testing.md")
 	if err != nil {

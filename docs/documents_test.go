@@ -82,7 +82,8 @@ func TestEveryDocumentThatTheCodeNamesExists(t *testing.T) {
 	})
 }
 
-// TestTheProjectionPageShowsTheProjectionThatIsTested compares the page's code with the example that a test runs.
+// TestTheProjectionPageShowsTheProjectionThatIsTested compares the page's code with the example
+// that a test runs.
 func TestTheProjectionPageShowsTheProjectionThatIsTested(t *testing.T) {
 	read := func(path string) string {
 		t.Helper()
@@ -117,8 +118,8 @@ func TestTheProjectionPageShowsTheProjectionThatIsTested(t *testing.T) {
 	}
 }
 
-// TestTheSubscriberPageMakesANewFollow checks that the page writes no follow of the README. A reader of both would get
-// no event.
+// TestTheSubscriberPageMakesANewFollow checks that the page writes no follow of the README. A
+// reader of both would get no event.
 func TestTheSubscriberPageMakesANewFollow(t *testing.T) {
 	follows := func(path string) []string {
 		t.Helper()
@@ -140,7 +141,8 @@ func TestTheSubscriberPageMakesANewFollow(t *testing.T) {
 	}
 }
 
-// TestTheSubscriberPageShowsTheTestThatRuns compares the test on the page with the one of package clienttest.
+// TestTheSubscriberPageShowsTheTestThatRuns compares the test on the page with the one of package
+// clienttest.
 func TestTheSubscriberPageShowsTheTestThatRuns(t *testing.T) {
 	page, err := os.ReadFile("subscribe.md")
 	if err != nil {

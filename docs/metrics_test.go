@@ -25,8 +25,8 @@ var (
 	metricKind = regexp.MustCompile(`Counter|Gauge|Histogram`)
 )
 
-// TestTheMetricsPageIsWhatTheCodeDeclares compares metrics.md with the names, labels and help texts in the source.
-// -update writes the page.
+// TestTheMetricsPageIsWhatTheCodeDeclares compares metrics.md with the names, labels and help texts
+// in the source. -update writes the page.
 func TestTheMetricsPageIsWhatTheCodeDeclares(t *testing.T) {
 	var all []metric
 	files(t, ".go", func(path, content string) {
@@ -63,8 +63,8 @@ func TestTheMetricsPageIsWhatTheCodeDeclares(t *testing.T) {
 	}
 }
 
-// declaredMetrics finds the metrics of a file. They are options with a Name and a Help, or calls with a name and a
-// help text.
+// declaredMetrics finds the metrics of a file. They are options with a Name and a Help, or calls
+// with a name and a help text.
 func declaredMetrics(t *testing.T, path, content string) (all []metric) {
 	t.Helper()
 	file, err := parser.ParseFile(token.NewFileSet(), path, content, 0)
@@ -174,7 +174,8 @@ func text(e ast.Expr) string {
 	return ""
 }
 
-// labelsOf returns the labels in a slice of strings, in a variable with one, or in prometheus.Labels.
+// labelsOf returns the labels in a slice of strings, in a variable with one, or in
+// prometheus.Labels.
 func labelsOf(e ast.Expr, lists map[string]string) string {
 	switch e := e.(type) {
 	case *ast.Ident:

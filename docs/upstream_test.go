@@ -32,8 +32,8 @@ func blocks(page, language string) (all []string) {
 	return all
 }
 
-// TestTheUpstreamPageWorks runs the code of upstream.md with the login that it creates. It also checks every right of
-// this login.
+// TestTheUpstreamPageWorks runs the code of upstream.md with the login that it creates. It also
+// checks every right of this login.
 func TestTheUpstreamPageWorks(t *testing.T) {
 	content, err := os.ReadFile("upstream.md")
 	if err != nil {

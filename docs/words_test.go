@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestNoPageUsesAWordThatTheGlossaryReplaces reads the words in the last table of the glossary, and every page except
-// its code.
+// TestNoPageUsesAWordThatTheGlossaryReplaces reads the words in the last table of the glossary, and
+// every page except its code.
 func TestNoPageUsesAWordThatTheGlossaryReplaces(t *testing.T) {
 	glossary, err := os.ReadFile("glossary.md")
 	if err != nil {
@@ -40,8 +40,8 @@ func TestNoPageUsesAWordThatTheGlossaryReplaces(t *testing.T) {
 	})
 }
 
-// TestEveryPageIsOnAShelf checks that docs/README.md, and the README.md of the runbook and of the decisions, link
-// every page beside them.
+// TestEveryPageIsOnAShelf checks that docs/README.md, and the README.md of the runbook and of the
+// decisions, link every page beside them.
 func TestEveryPageIsOnAShelf(t *testing.T) {
 	for _, dir := range []string{".", "runbook", "adr"} {
 		shelf, err := os.ReadFile(filepath.Join(dir, "README.md"))
@@ -89,7 +89,8 @@ func TestTheRunbookListsTheSeveritiesOfTheRules(t *testing.T) {
 	}
 }
 
-// TestADecisionIsAtMostAPage checks that each record of a decision has at most 600 words, as wc -w counts them.
+// TestADecisionIsAtMostAPage checks that each record of a decision has at most 600 words, as wc -w
+// counts them.
 func TestADecisionIsAtMostAPage(t *testing.T) {
 	const most = 600
 	pages, err := filepath.Glob("adr/[0-9]*.md")

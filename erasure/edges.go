@@ -15,8 +15,8 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-// severing is a run's state for one kind of edges that have people as ends. The erasure deletes every trace of such an
-// edge, because its existence reveals something about the person.
+// severing is a run's state for one kind of edges that have people as ends. The erasure deletes
+// every trace of such an edge, because its existence reveals something about the person.
 type severing struct {
 	kinds.Edge
 	ends    []kinds.End
@@ -54,9 +54,9 @@ func (e *eraser) eachEdge(ctx context.Context, k *severing, fn func([]store.Edge
 	return nil
 }
 
-// removeEdges removes the edges of each kind, in passes, until a pass finds none. The rows remain, REMOVED, until
-// nothing else remains of them. If a writer puts an edge meanwhile, it continues its versions, as every consumer
-// requires.
+// removeEdges removes the edges of each kind, in passes, until a pass finds none. The rows remain,
+// REMOVED, until nothing else remains of them. If a writer puts an edge meanwhile, it continues its
+// versions, as every consumer requires.
 func (e *eraser) removeEdges(ctx context.Context) error {
 	for _, k := range e.edges {
 		for pass, found := 0, 1; found > 0 && pass < maxPasses; pass++ {
@@ -78,9 +78,10 @@ func (e *eraser) removeEdges(ctx context.Context) error {
 	return nil
 }
 
-// redactEdges redacts the published messages of the person's edges. It discards those that the relay moved to the DLQ,
-// because nobody could apply them without their ends. It leaves removals in the DLQ, for which the erasure waits.
-// Messages written meanwhile are pending, and the next round redacts them.
+// redactEdges redacts the published messages of the person's edges. It discards those that the
+// relay moved to the DLQ, because nobody could apply them without their ends. It leaves removals in
+// the DLQ, for which the erasure waits. Messages written meanwhile are pending, and the next round
+// redacts them.
 func (e *eraser) redactEdges(ctx context.Context) error {
 	dlq := outbox.NewDLQ(e.Truth, nil)
 	for _, t := range tables {
@@ -116,8 +117,8 @@ func (e *eraser) redactEdges(ctx context.Context) error {
 	return nil
 }
 
-// forgetProjected deletes the person's edges from the consumers' tables or, with look, counts them. Dead letters go
-// first, because the retry of one would write the edge again.
+// forgetProjected deletes the person's edges from the consumers' tables or, with look, counts them.
+// Dead letters go first, because the retry of one would write the edge again.
 func (e *eraser) forgetProjected(ctx context.Context, look bool, add func(store string, n int)) error {
 	for _, k := range e.edges {
 		n, err := consumers.DropDeadLetters(ctx, e.Projections, e.o.TenantID, k.Name, look, e.by, e.o.Reason,
@@ -162,7 +163,8 @@ func (e *eraser) forget(ctx context.Context, p projections.Projection, of projec
 	return n, next, err
 }
 
-// lookAtEdges counts the edges in the truth that a write made ACTIVE again, and stores all edges in last.
+// lookAtEdges counts the edges in the truth that a write made ACTIVE again, and stores all edges in
+// last.
 func (e *eraser) lookAtEdges(ctx context.Context) (active int, err error) {
 	for _, k := range e.edges {
 		k.last = nil
@@ -181,8 +183,8 @@ func (e *eraser) lookAtEdges(ctx context.Context) (active int, err error) {
 	return active, nil
 }
 
-// forgetEdges deletes the edges of last from the truth. It returns the number of edges that somebody wrote since the
-// scan.
+// forgetEdges deletes the edges of last from the truth. It returns the number of edges that
+// somebody wrote since the scan.
 func (e *eraser) forgetEdges(ctx context.Context) (written int, err error) {
 	for _, k := range e.edges {
 		for some := range slices.Chunk(k.last, slice) {

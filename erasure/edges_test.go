@@ -18,8 +18,8 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-// put makes edges of the person. Their actor occurs only in their events and versions, so each occurrence is a
-// remainder of them.
+// put makes edges of the person. Their actor occurs only in their events and versions, so each
+// occurrence is a remainder of them.
 func (w *world) put(kind string, pairs ...[2]int64) {
 	w.t.Helper()
 	w.putBy(kind, "ann "+w.secret, pairs...)
@@ -73,8 +73,9 @@ func (w *world) leftOfEdges() map[string]int {
 	return left
 }
 
-// TestNothingOfAPersonsEdgesIsLeftAnywhere erases a person with many followers, and kills the erasure at each step.
-// Afterward the counts of others are correct, and all other rows are unchanged.
+// TestNothingOfAPersonsEdgesIsLeftAnywhere erases a person with many followers, and kills the
+// erasure at each step. Afterward the counts of others are correct, and all other rows are
+// unchanged.
 func TestNothingOfAPersonsEdgesIsLeftAnywhere(t *testing.T) {
 	w := newWorld(t)
 	w.fleet = append(w.fleet, followercounts.New(kinds.Builtin))
@@ -100,8 +101,8 @@ func TestNothingOfAPersonsEdgesIsLeftAnywhere(t *testing.T) {
 	w.settle(w.projections)
 	w.exec(w.projections, `INSERT INTO edge_shards (tenant_id, kind, object_id, shards) VALUES (1, 'follow', $1, 2)`, author)
 	w.exec(w.projections, `INSERT INTO follow_history_purged (tenant_id, follower_id, followee_id, version) VALUES (1, 10, $1, 2)`, author)
-	// An event that nobody can apply parks the later events of its aggregate: here the removal of an edge that is
-	// counted. It spells the id in an unusual form.
+	// An event that nobody can apply parks the later events of its aggregate: here the removal of
+	// an edge that is counted. It spells the id in an unusual form.
 	w.put("follow", [2]int64{author, 50})
 	w.putBy("follow", "bob", [2]int64{13, 50})
 	w.settle(w.projections)

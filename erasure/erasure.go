@@ -40,7 +40,8 @@ const (
 	SubscriberLetters = "subscriber letters"
 )
 
-// Stores returns all of them in the order of reports. Each projection is a store under its own name.
+// Stores returns all of them in the order of reports. Each projection is a store under its own
+// name.
 func Stores(fleet []projections.Projection) []string {
 	all := []string{Edges, Children, Acts, Keys, Outbox, DLQ, Archive, DeadLetters}
 	for _, p := range fleet {
@@ -58,11 +59,11 @@ type Deps struct {
 	Broker             broker.Config
 	Wake               func(partition int) // wakes the relay; may be nil
 
-	// Fence is called first in every transaction of the truth. It fails if the jobs' lease is lost, and keeps others
-	// from taking it.
+	// Fence is called first in every transaction of the truth. It fails if the jobs' lease is lost,
+	// and keeps others from taking it.
 	Fence func(ctx context.Context, tx pgx.Tx) error
-	// Excluded returns an error if projections may be replayed meanwhile, because the erasure cannot see a replay's
-	// copies.
+	// Excluded returns an error if projections may be replayed meanwhile, because the erasure
+	// cannot see a replay's copies.
 	Excluded func(ctx context.Context) error
 	// Cold redacts the ranges of the archive that are in files. It may be nil.
 	Cold func(ctx context.Context, c ColdRequest) (ColdReport, error)
@@ -72,8 +73,8 @@ type Deps struct {
 type ColdRequest struct {
 	TenantID, Person int64
 	Look             bool // only count
-	// Redact returns the new payload of one of the tenant's rows, nil if it does not change, and whether its message
-	// leaves the stream. It may be called for the same row again.
+	// Redact returns the new payload of one of the tenant's rows, nil if it does not change, and
+	// whether its message leaves the stream. It may be called for the same row again.
 	Redact func(aggregateType, eventType string, payload []byte) (redacted []byte, off bool, err error)
 }
 
@@ -96,7 +97,8 @@ type Options struct {
 	at func(step string) error // a test's hook: an error ends the run there
 }
 
-// Report has the counts over all runs of this erasure or, in a dry run, the counts that it would have.
+// Report has the counts over all runs of this erasure or, in a dry run, the counts that it would
+// have.
 type Report struct {
 	TenantID    int64          `json:"tenant_id,string"`
 	AuthorID    int64          `json:"author_id,string"`
@@ -111,8 +113,8 @@ type Report struct {
 	Waiting     []string       `json:"waiting,omitempty"` // what it waited for when the time was up
 }
 
-// ErrUnfinished reports an erasure that must be requested again: it waited too long, or could not read files.
-// Report.Waiting and Report.Unread have the details.
+// ErrUnfinished reports an erasure that must be requested again: it waited too long, or could not
+// read files. Report.Waiting and Report.Unread have the details.
 var ErrUnfinished = errors.New("erasure: not finished")
 
 const (
@@ -152,10 +154,10 @@ func (e *eraser) found() (some []*erasing) {
 	return some
 }
 
-// Run erases an author's children of every kind, and the edges from and to the author, from every store. The caller
-// holds the jobs' lease. After an error the next Run resumes; ErrUnfinished means that only a wait took too long or
-// files could not be read. Texts that the author writes while the erasure runs may or may not be erased. Texts written
-// after it finished remain.
+// Run erases an author's children of every kind, and the edges from and to the author, from every
+// store. The caller holds the jobs' lease. After an error the next Run resumes; ErrUnfinished means
+// that only a wait took too long or files could not be read. Texts that the author writes while the
+// erasure runs may or may not be erased. Texts written after it finished remain.
 func Run(ctx context.Context, deps Deps, o Options) (Report, error) {
 	report := Report{TenantID: o.TenantID, AuthorID: o.AuthorID, DryRun: o.DryRun, Counts: make(map[string]int)}
 	if o.Progress == nil {
@@ -290,7 +292,8 @@ func (e *eraser) round(ctx context.Context) error {
 	return nil
 }
 
-// eraseChildren erases the author's children of each kind, in passes, until a pass finds none, and remembers their ids.
+// eraseChildren erases the author's children of each kind, in passes, until a pass finds none, and
+// remembers their ids.
 func (e *eraser) eraseChildren(ctx context.Context) error {
 	for _, k := range e.kinds {
 		for pass, found := 0, 1; found > 0 && pass < maxPasses; pass++ {
@@ -352,8 +355,8 @@ func (e *eraser) blankKeys(ctx context.Context) error {
 	return nil
 }
 
-// selection selects all of the tenant's messages. From the archive it selects those of the objects known so far, and
-// those of the person's acts.
+// selection selects all of the tenant's messages. From the archive it selects those of the objects
+// known so far, and those of the person's acts.
 func (e *eraser) selection() outbox.Selection {
 	all := make(map[string][]int64)
 	for _, k := range e.found() {
@@ -365,15 +368,16 @@ func (e *eraser) selection() outbox.Selection {
 	return outbox.Selection{TenantID: e.o.TenantID, Aggregates: all, Actor: e.person}
 }
 
-// of returns the erased child that a payload names, in any form of the id, and its object. The child determines the
-// author, not the payload.
+// of returns the erased child that a payload names, in any form of the id, and its object. The
+// child determines the author, not the payload.
 func (k *erasing) of(payload []byte) (child string, object int64, is bool) {
 	child = k.Names().Named(payload)
 	object, is = k.children[child]
 	return child, object, is
 }
 
-// redact returns the new payload of a message with content of an erased child. It returns nil for any other message.
+// redact returns the new payload of a message with content of an erased child. It returns nil for
+// any other message.
 func (k *erasing) redact(eventType string, payload []byte) ([]byte, bool, error) {
 	if _, _, is := k.of(payload); !is || k.Names().Redacted(eventType, payload) {
 		return nil, false, nil
@@ -382,7 +386,8 @@ func (k *erasing) redact(eventType string, payload []byte) ([]byte, bool, error)
 	return redacted, err == nil, err
 }
 
-// child returns the state for a kind of children, or nil if it is no such kind or the author has no children of it.
+// child returns the state for a kind of children, or nil if it is no such kind or the author has no
+// children of it.
 func (e *eraser) child(kind string) *erasing {
 	if i := slices.IndexFunc(e.kinds, func(k *erasing) bool { return k.Name == kind && len(k.children) > 0 }); i >= 0 {
 		return e.kinds[i]
@@ -397,9 +402,10 @@ func (e *eraser) edge(kind string) *severing {
 	return nil
 }
 
-// redact returns the new payload of a message, or nil if it does not change. off reports that the message leaves the
-// stream, because it has content of an erased child or names the person as the end of an edge. A message that names the
-// person only as its actor remains (docs/adr/0016-erased-actors.md).
+// redact returns the new payload of a message, or nil if it does not change. off reports that the
+// message leaves the stream, because it has content of an erased child or names the person as the
+// end of an edge. A message that names the person only as its actor remains
+// (docs/adr/0016-erased-actors.md).
 func (e *eraser) redact(aggregateType, eventType string, payload []byte) (redacted []byte, off bool, err error) {
 	if k := e.edge(aggregateType); k != nil && k.names(payload, e.o.AuthorID) {
 		redacted, err = k.Names().Redact(payload)
@@ -420,8 +426,8 @@ func (e *eraser) redact(aggregateType, eventType string, payload []byte) (redact
 	return redacted, off, err
 }
 
-// noteObject remembers the object of a message about an erased child or an edge of the person, because selection needs it for
-// the archive. It reports whether the message is about such an edge.
+// noteObject remembers the object of a message about an erased child or an edge of the person,
+// because selection needs it for the archive. It reports whether the message is about such an edge.
 func (e *eraser) noteObject(m outbox.Swept) (edge bool) {
 	if k := e.edge(m.AggregateType); k != nil && k.names(m.Payload, e.o.AuthorID) {
 		k.objects[m.AggregateID] = true
@@ -439,7 +445,8 @@ func (e *eraser) noteObject(m outbox.Swept) (edge bool) {
 var tables = []struct{ table, store string }{{outbox.TableDLQ, DLQ}, {outbox.TableOutbox, Outbox}, {outbox.TableArchive, Archive},
 	{outbox.TableKept, Archive}}
 
-// redactMessages redacts all messages except those of edges, which consumers need until they have applied the removals.
+// redactMessages redacts all messages except those of edges, which consumers need until they have
+// applied the removals.
 func (e *eraser) redactMessages(ctx context.Context) error {
 	for _, t := range tables {
 		var batch []outbox.Redacted
@@ -480,8 +487,8 @@ func (e *eraser) redactBatch(ctx context.Context, table, store string, batch []o
 	return nil
 }
 
-// await calls ask until the list of what it waits for is empty, or the time is up. Between two calls it waits several
-// times as long as a call takes.
+// await calls ask until the list of what it waits for is empty, or the time is up. Between two
+// calls it waits several times as long as a call takes.
 func (e *eraser) await(ctx context.Context, ask func() ([]string, error)) error {
 	for {
 		start := time.Now()
@@ -505,8 +512,8 @@ func (e *eraser) await(ctx context.Context, ask func() ([]string, error)) error 
 	}
 }
 
-// awaitPublished waits until the relay has published every message of the erased children and of the removed edges. The
-// last of these are the erasures and the removals.
+// awaitPublished waits until the relay has published every message of the erased children and of
+// the removed edges. The last of these are the erasures and the removals.
 func (e *eraser) awaitPublished(ctx context.Context) error {
 	return e.await(ctx, func() (waiting []string, err error) {
 		pending, removals, dead := 0, 0, 0
@@ -571,8 +578,8 @@ func (e *eraser) known() (n int) {
 	return n
 }
 
-// pastStream waits for the consumers, redacts their tables, and deletes the messages before the erasures from the
-// stream.
+// pastStream waits for the consumers, redacts their tables, and deletes the messages before the
+// erasures from the stream.
 func (e *eraser) pastStream(ctx context.Context) error {
 	known := e.known()
 	found, err := e.scan(ctx)
@@ -640,8 +647,8 @@ func (e *eraser) notPast(ctx context.Context, found onStream) (waiting []string,
 	return waiting, err
 }
 
-// redactProjections redacts the consumers' tables or, with look, counts the rows to redact. Dead letters go first,
-// because the retry of one would write the others.
+// redactProjections redacts the consumers' tables or, with look, counts the rows to redact. Dead
+// letters go first, because the retry of one would write the others.
 func (e *eraser) redactProjections(ctx context.Context, look bool, counts map[string]int) error {
 	add := func(store string, n int) {
 		if n > 0 {
@@ -685,7 +692,8 @@ func (e *eraser) redactProjections(ctx context.Context, look bool, counts map[st
 	return e.forgetProjected(ctx, look, add)
 }
 
-// redactLetter is redact for a dead letter. It leaves the dead letter of an edge of the person, which is discarded.
+// redactLetter is redact for a dead letter. It leaves the dead letter of an edge of the person,
+// which is discarded.
 func (e *eraser) redactLetter(aggregateType string, payload []byte, headers map[string][]string) (*consumers.RedactedLetter, error) {
 	if k := e.edge(aggregateType); k != nil && k.names(payload, e.o.AuthorID) {
 		return nil, nil
@@ -704,7 +712,8 @@ func (e *eraser) redactLetter(aggregateType string, payload []byte, headers map[
 	return &consumers.RedactedLetter{Payload: payload, Headers: headers, Content: off}, nil
 }
 
-// redactProjectedActs replaces the person as the actor in the consumers' tables or, with look, counts the rows.
+// redactProjectedActs replaces the person as the actor in the consumers' tables or, with look,
+// counts the rows.
 func (e *eraser) redactProjectedActs(ctx context.Context, look bool, add func(store string, n int)) error {
 	for _, p := range e.Fleet {
 		for after := any(nil); ; {

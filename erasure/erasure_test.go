@@ -161,8 +161,8 @@ func (w *world) edit(c event.Child, body string) {
 	}
 }
 
-// holding returns the tables of a database that hold the text in any row, as text or as bytes. It lists the tables from
-// the database's catalog, so it searches new tables too.
+// holding returns the tables of a database that hold the text in any row, as text or as bytes. It
+// lists the tables from the database's catalog, so it searches new tables too.
 func holding(t *testing.T, db *testkit.DB, text string) (found []string) {
 	t.Helper()
 	pool := db.Pool(t, postgres.RoleOwner)
@@ -299,8 +299,8 @@ func (w *world) erase(o Options) (Report, error) {
 
 var errKilled = errors.New("killed")
 
-// acts makes the author act on others' entities: moderate a comment, set a thread, and request a removal of others'
-// edges.
+// acts makes the author act on others' entities: moderate a comment, set a thread, and request a
+// removal of others' edges.
 func (w *world) acts(other event.Child) {
 	w.t.Helper()
 	ctx, by := w.t.Context(), store.Meta{Actor: "user:7"}
@@ -319,7 +319,8 @@ func (w *world) acts(other event.Child) {
 		VALUES (1, 'user', 30, '{follow}', 'both', $1, now())`, by.Actor)
 }
 
-// An unreadable file delays only erasures of people whose data it may hold. For these, everything else is erased.
+// An unreadable file delays only erasures of people whose data it may hold. For these, everything
+// else is erased.
 func TestADamagedFileIsNamedAndEverythingElseIsErased(t *testing.T) {
 	w := newWorld(t)
 	w.relay()
@@ -441,7 +442,8 @@ func TestNothingOfAnErasedAuthorIsLeftAnywhere(t *testing.T) {
 		t.Errorf("a dry run (-want +got):\n%s", diff)
 	}
 
-	// It is killed once at each step and resumes. While nothing is published it waits and reports for what.
+	// It is killed once at each step and resumes. While nothing is published it waits and reports
+	// for what.
 	died := map[string]bool{}
 	dying := func(wait time.Duration) (report Report, err error) {
 		t.Helper()
@@ -483,7 +485,8 @@ func TestNothingOfAnErasedAuthorIsLeftAnywhere(t *testing.T) {
 	}
 	t.Logf("killed at %v: %+v", died, report)
 	w.gone("after the erasure")
-	// The author's acts are gone too. Only the stream names their actor, for as long as it keeps the messages.
+	// The author's acts are gone too. Only the stream names their actor, for as long as it keeps
+	// the messages.
 	if found := slices.Concat(holding(t, w.truthDB, `user:7"`), holding(t, w.truthDB, "user:7,"), holding(t, w.projDB, `user:7"`),
 		filesHolding(t, w.coldDir, `user:7"`)); len(found) > 0 {
 		t.Errorf("after the erasure the acts of the author are in %v", found)
@@ -536,7 +539,8 @@ func TestNothingOfAnErasedAuthorIsLeftAnywhere(t *testing.T) {
 		t.Errorf("%d comments are erased tombstones, want 8", n)
 	}
 
-	// A new consumer reads past the erased messages, from the stream's first message, and so does a replay.
+	// A new consumer reads past the erased messages, from the stream's first message, and so does a
+	// replay.
 	fresh := testkit.Postgres(t)
 	freshPool := fresh.Pool(t, postgres.RoleSystem)
 	stopFresh := w.consume(freshPool)
@@ -582,8 +586,8 @@ func TestNothingOfAnErasedAuthorIsLeftAnywhere(t *testing.T) {
 	}
 	w.gone("after the second erasure")
 
-	// A message arrived after its comment's erasure nevertheless. The comment is erased again, because a deleted
-	// message is never the last of its partition.
+	// A message arrived after its comment's erasure nevertheless. The comment is erased again,
+	// because a deleted message is never the last of its partition.
 	w.exec(w.truth, `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
 		SELECT 1, 'comment', 10, 'edited', payload || jsonb_build_object('body', $1::text, 'erased', false) FROM outbox_messages_kept
 		WHERE id = 1`, secret("late"))

@@ -13,8 +13,8 @@ import (
 	"github.com/tidings/tidings/subscribe"
 )
 
-// TestDeadLettersAndTheirErrorsAreErased: a subscriber could not handle an event of the author, and a consumer neither. Both
-// kept the text, also in the error.
+// TestDeadLettersAndTheirErrorsAreErased: a subscriber could not handle an event of the author, and
+// a consumer neither. Both kept the text, also in the error.
 func TestDeadLettersAndTheirErrorsAreErased(t *testing.T) {
 	w := newWorld(t)
 	w.relay()
@@ -78,7 +78,8 @@ func TestDeadLettersAndTheirErrorsAreErased(t *testing.T) {
 	if !bytes.Contains(all[0].Event.Payload, []byte(other.ID)) {
 		t.Errorf("left is %s, not the other author's comment", all[0].Event.Payload)
 	}
-	// The handler's error is its own words in each case: only those about the author's events are gone.
+	// The handler's error is its own words in each case: only those about the author's events are
+	// gone.
 	for _, l := range all {
 		if err := letters.Discard(ctx, l.ID); err != nil {
 			t.Fatal(err)

@@ -12,7 +12,8 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 )
 
-// beginSQL records a new erasure, or another run of an unfinished one. Index: erasures_unfinished_idx. Locks: the row.
+// beginSQL records a new erasure, or another run of an unfinished one. Index:
+// erasures_unfinished_idx. Locks: the row.
 const beginSQL = `
 INSERT /* erasure.begin */ INTO erasures AS e (tenant_id, author_id, requested_by, reason) VALUES (@tenant, @author, @actor, @reason)
     ON CONFLICT (tenant_id, author_id) WHERE finished_at IS NULL DO UPDATE SET runs = e.runs + 1
@@ -35,7 +36,8 @@ func (e *eraser) begin(ctx context.Context) error {
 		return fmt.Errorf("record the erasure: %w", err)
 	}
 	e.report.RequestedAt = e.report.RequestedAt.UTC()
-	// If a restore sets the truth back to a time before the erasure, it reads the erasure from the broker.
+	// If a restore sets the truth back to a time before the erasure, it reads the erasure from the
+	// broker.
 	return broker.RecordErasure(ctx, e.JetStream, e.Broker,
 		broker.ErasedPerson{TenantID: e.o.TenantID, PersonID: e.o.AuthorID, Requested: e.report.RequestedAt})
 }
@@ -57,7 +59,8 @@ func (e *eraser) save(ctx context.Context, finished bool) error {
 	return nil
 }
 
-// tx runs fn in a transaction of the truth. While it runs, no other process can take the jobs' lease.
+// tx runs fn in a transaction of the truth. While it runs, no other process can take the jobs'
+// lease.
 func (e *eraser) tx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 	return postgres.InTx(ctx, e.Truth, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		if err := e.Fence(ctx, tx); err != nil {
@@ -73,8 +76,8 @@ SELECT /* erasure.list */ tenant_id, author_id, requested_at, requested_by, reas
   FROM erasures WHERE requested_at < coalesce(@before, 'infinity'::timestamptz) ORDER BY requested_at DESC, tenant_id, author_id
   LIMIT @limit`
 
-// Record is a recorded erasure. FinishedAt is the time of the final scan that found nothing; if it is nil, the erasure
-// must be requested again.
+// Record is a recorded erasure. FinishedAt is the time of the final scan that found nothing; if it
+// is nil, the erasure must be requested again.
 type Record struct {
 	TenantID, AuthorID int64
 	RequestedAt        time.Time
@@ -85,8 +88,8 @@ type Record struct {
 	Counts             map[string]int // rows, messages and rows in files, by store
 }
 
-// List returns up to limit erasures that were requested before a time, newest first; nil begins with the newest. The
-// pool acts as the system role.
+// List returns up to limit erasures that were requested before a time, newest first; nil begins
+// with the newest. The pool acts as the system role.
 func List(ctx context.Context, pool *pgxpool.Pool, before *time.Time, limit int) ([]Record, error) {
 	rows, _ := pool.Query(ctx, listSQL, pgx.StrictNamedArgs{"before": before, "limit": limit})
 	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Record])

@@ -10,9 +10,9 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-// scanAll searches every store for remains of the erased children and of the edges, and returns their number by store.
-// The map is empty if no store has any. scanAll reads the stream before the projections, so a consumer that begins to
-// read afterward reads no content.
+// scanAll searches every store for remains of the erased children and of the edges, and returns
+// their number by store. The map is empty if no store has any. scanAll reads the stream before the
+// projections, so a consumer that begins to read afterward reads no content.
 func (e *eraser) scanAll(ctx context.Context) (map[string]int, error) {
 	left := make(map[string]int)
 	if active, err := e.lookAtEdges(ctx); err != nil {
@@ -86,7 +86,8 @@ func (e *eraser) lookAtKeys(ctx context.Context, left map[string]int) error {
 	return nil
 }
 
-// lookAtMessages reads all tables in one snapshot, so a message that moves between them is in exactly one of them.
+// lookAtMessages reads all tables in one snapshot, so a message that moves between them is in
+// exactly one of them.
 func (e *eraser) lookAtMessages(ctx context.Context, left map[string]int) error {
 	return postgres.InTx(ctx, e.Truth, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
 		for _, t := range tables { // reset after a failed attempt

@@ -54,8 +54,8 @@ func TestAnErasureDeletesNoMessageThatSomebodyHasToRead(t *testing.T) {
 	waits("archiver")
 }
 
-// TestAMessageThatComesAfterItsErasureIsErasedToo erases a comment that its author wrote with a key and edited, and then
-// again when an old text has come late.
+// TestAMessageThatComesAfterItsErasureIsErasedToo erases a comment that its author wrote with a key
+// and edited, and then again when an old text has come late.
 func TestAMessageThatComesAfterItsErasureIsErasedToo(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

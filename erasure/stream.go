@@ -17,8 +17,8 @@ import (
 // onStream is the result of a scan of the streams for the erased children and for edges.
 type onStream struct {
 	created map[string]time.Time // of the streams, in microseconds
-	// doomed are the messages to delete: those before their child's last KIND.erased, those on an object that is not
-	// the child's, and all messages of edges.
+	// doomed are the messages to delete: those before their child's last KIND.erased, those on an
+	// object that is not the child's, and all messages of edges.
 	doomed []message
 	lateOf map[*erasing][]string // children with content after their KIND.erased, or with content but no KIND.erased: to be erased again
 	late   int                   // the number of these children
@@ -37,7 +37,8 @@ type message struct {
 	content  bool // not redacted
 }
 
-// place is the position of a message. A partition that takes over slots has a higher number than its predecessors.
+// place is the position of a message. A partition that takes over slots has a higher number than
+// its predecessors.
 type place struct {
 	partition int
 	seq       uint64
@@ -47,9 +48,9 @@ func (p place) before(o place) bool {
 	return p.partition < o.partition || p.partition == o.partition && p.seq < o.seq
 }
 
-// scan reads the streams of all partitions. It reads every message of the tenant's children, of the kinds in which the
-// author has children, as consumers do; and every message of the tenant's edges. It skips lost streams: a repair
-// publishes the redacted rows.
+// scan reads the streams of all partitions. It reads every message of the tenant's children, of the
+// kinds in which the author has children, as consumers do; and every message of the tenant's edges.
+// It skips lost streams: a repair publishes the redacted rows.
 func (e *eraser) scan(ctx context.Context) (onStream, error) {
 	found := onStream{created: make(map[string]time.Time), ends: make(map[string]uint64), heads: make(map[string]uint64),
 		lateOf: make(map[*erasing][]string)}
@@ -73,8 +74,8 @@ func (e *eraser) scan(ctx context.Context) (onStream, error) {
 	return found, nil
 }
 
-// scanEdges finds every message of the kind that names the person. The erasure deletes them only after every consumer
-// has applied the removal.
+// scanEdges finds every message of the kind that names the person. The erasure deletes them only
+// after every consumer has applied the removal.
 func (e *eraser) scanEdges(ctx context.Context, k *severing, streams []broker.Stream, found *onStream) error {
 	filter := event.AggregateFilter(e.Broker.Prefix, e.o.TenantID, k.Name)
 	for _, s := range streams {
@@ -156,8 +157,8 @@ func (e *eraser) scanKind(ctx context.Context, k *erasing, streams []broker.Stre
 	return nil
 }
 
-// deleteDoomed deletes messages from the streams, in slices. It first clears the sequences in their rows, then deletes
-// them.
+// deleteDoomed deletes messages from the streams, in slices. It first clears the sequences in their
+// rows, then deletes them.
 func (e *eraser) deleteDoomed(ctx context.Context, found onStream) error {
 	byStream := make(map[string][]message)
 	for _, m := range found.doomed {
@@ -173,9 +174,9 @@ func (e *eraser) deleteDoomed(ctx context.Context, found onStream) error {
 	return nil
 }
 
-// deleteLetters deletes the dead letters of subscribers with content of an erased child, or of an edge of the person; with
-// look it only counts them. It runs after their events are recorded as erased: a subscriber that stores one later finds
-// the record, and deletes the letter itself.
+// deleteLetters deletes the dead letters of subscribers with content of an erased child, or of an
+// edge of the person; with look it only counts them. It runs after their events are recorded as
+// erased: a subscriber that stores one later finds the record, and deletes the letter itself.
 func (e *eraser) deleteLetters(ctx context.Context, look bool, counts map[string]int) error {
 	doomed := func(subject string, headers map[string][]string, data []byte) (bool, error) {
 		ev, fault := event.Decode(subject, headers, nil)

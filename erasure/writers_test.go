@@ -39,7 +39,8 @@ func rename(p map[string]any, from, to string) {
 	delete(p, from)
 }
 
-// odd returns a payload of the comment with this body, in one of forms. Its version is the comment's next.
+// odd returns a payload of the comment with this body, in one of forms. Its version is the
+// comment's next.
 func odd(t *testing.T, c event.Child, form, body string, version int64) string {
 	t.Helper()
 	c.Body, c.Version, c.Actor = body, version, "sql"
@@ -61,8 +62,8 @@ func odd(t *testing.T, c event.Child, form, body string, version int64) string {
 const appendSQL = `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
 	VALUES (1, 'comment', $1, $2, $3)`
 
-// TestNothingThatSQLWritersWroteIsLeftAnywhere: SQL writers with the writers' role try every form. Everything that the
-// table accepts is erased.
+// TestNothingThatSQLWritersWroteIsLeftAnywhere: SQL writers with the writers' role try every form.
+// Everything that the table accepts is erased.
 func TestNothingThatSQLWritersWroteIsLeftAnywhere(t *testing.T) {
 	w := newWorld(t)
 	w.relay()
@@ -89,8 +90,9 @@ func TestNothingThatSQLWritersWroteIsLeftAnywhere(t *testing.T) {
 	w.erased("what the table took")
 }
 
-// TestNothingThatTheTableLetThroughIsLeftAnywhere writes as the system role, which no policy restricts. An erasure
-// itself finds every form, in each possible place, also on posts that are not the comment's.
+// TestNothingThatTheTableLetThroughIsLeftAnywhere writes as the system role, which no policy
+// restricts. An erasure itself finds every form, in each possible place, also on posts that are not
+// the comment's.
 func TestNothingThatTheTableLetThroughIsLeftAnywhere(t *testing.T) {
 	w := newWorld(t)
 	stop := w.relay()
@@ -102,7 +104,8 @@ func TestNothingThatTheTableLetThroughIsLeftAnywhere(t *testing.T) {
 			c := w.comment(tenant, author, post, "", "", "first "+w.secret)
 			for _, typ := range []string{event.Edited, event.Erased} { // also payloads that claim to be erasures
 				w.exec(w.truth, appendSQL, post, typ, odd(t, c, form, where+" "+w.secret, 2))
-				// The comment's events on a post that is not its own: the post that the payload names, and another one.
+				// The comment's events on a post that is not its own: the post that the payload
+				// names, and another one.
 				w.exec(w.truth, appendSQL, 1000+post, typ, odd(t, c, form, where+" "+w.secret, 2))
 				c := c
 				c.Parent = event.ID(2000 + post)
@@ -140,8 +143,8 @@ func (w *world) archive(table string, where ...string) {
 	}
 }
 
-// erased erases the author. It fails unless the text is gone, every partition continues, and the stream and the
-// database agree.
+// erased erases the author. It fails unless the text is gone, every partition continues, and the
+// stream and the database agree.
 func (w *world) erased(what string) {
 	w.t.Helper()
 	report, err := w.erase(Options{Wait: time.Minute})
@@ -168,8 +171,8 @@ func (w *world) erased(what string) {
 	}
 }
 
-// TestAnErasureLeavesEveryPartitionAMessage: an event of the comment is the only one, or the last, of a partition that
-// gets no comment.erased.
+// TestAnErasureLeavesEveryPartitionAMessage: an event of the comment is the only one, or the last,
+// of a partition that gets no comment.erased.
 func TestAnErasureLeavesEveryPartitionAMessage(t *testing.T) {
 	w := newWorld(t)
 	w.relay()

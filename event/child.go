@@ -7,8 +7,8 @@ import (
 	"reflect"
 )
 
-// Child is the payload of the events of a child: its whole state after the write. Its kind determines the names of two
-// JSON members (ChildNames), so use Encode and DecodeChild.
+// Child is the payload of the events of a child: its whole state after the write. Its kind
+// determines the names of two JSON members (ChildNames), so use Encode and DecodeChild.
 type Child struct {
 	ID              string          `json:"child_id"`            // renamed by ChildNames; a UUID
 	Parent          ID              `json:"object_id"`           // renamed by ChildNames; the id of its object
@@ -55,9 +55,9 @@ func (c Child) Encode(n ChildNames) ([]byte, error) {
 	return out, nil
 }
 
-// DecodeChild reads the payload of a child's event. Its parent object must be e.AggregateID. An error is permanent. It
-// refuses ids that are not in canonical form, so that code that compares ids as text (an erasure, an index) and code
-// that parses them see the same child.
+// DecodeChild reads the payload of a child's event. Its parent object must be e.AggregateID. An
+// error is permanent. It refuses ids that are not in canonical form, so that code that compares ids
+// as text (an erasure, an index) and code that parses them see the same child.
 func (e *Event) DecodeChild(n ChildNames) (Child, error) {
 	c, err := decodeAs[Child](e, ChildEvents, n.ID, n.Parent)
 	if err != nil {

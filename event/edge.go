@@ -6,8 +6,8 @@ import (
 	"reflect"
 )
 
-// Edge is the payload of the events of an edge: its whole state after the write. Its kind determines the names of two
-// JSON members (EdgeNames), so use Encode and DecodeEdge.
+// Edge is the payload of the events of an edge: its whole state after the write. Its kind
+// determines the names of two JSON members (EdgeNames), so use Encode and DecodeEdge.
 type Edge struct {
 	From         ID              `json:"from_id"` // renamed by EdgeNames
 	To           ID              `json:"to_id"`   // renamed by EdgeNames
@@ -35,7 +35,8 @@ func (e Edge) Encode(n EdgeNames) ([]byte, error) {
 	return out, nil
 }
 
-// DecodeEdge reads the payload of an edge's event. Its target must be e.AggregateID. An error is permanent.
+// DecodeEdge reads the payload of an edge's event. Its target must be e.AggregateID. An error is
+// permanent.
 func (e *Event) DecodeEdge(n EdgeNames) (Edge, error) {
 	edge, err := decodeAs[Edge](e, EdgeEvents, n.From, n.To)
 	if err != nil {

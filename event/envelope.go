@@ -9,8 +9,8 @@ import (
 	"unicode/utf8"
 )
 
-// Slots is the number of hash buckets of aggregates. The outbox table computes the bucket, and a partition holds a
-// range of them.
+// Slots is the number of hash buckets of aggregates. The outbox table computes the bucket, and a
+// partition holds a range of them.
 const Slots = 32
 
 // Header names. NATS keeps the case of header names and compares them case-sensitively.
@@ -57,8 +57,9 @@ func (e *Event) CloudEventsType() string {
 // Subjects returns the subject filter of everything in one partition's stream, under prefix.
 func Subjects(prefix string, partition int) string { return fmt.Sprintf("%s.%d.>", prefix, partition) }
 
-// LiveSubjects returns the subjects of a partition that NATS republishes, and their new subject, which has no
-// partition. It excludes the closing message and the system's events, whose subjects have another number of tokens.
+// LiveSubjects returns the subjects of a partition that NATS republishes, and their new subject,
+// which has no partition. It excludes the closing message and the system's events, whose subjects
+// have another number of tokens.
 func LiveSubjects(prefix, live string, partition int) (source, destination string) {
 	return fmt.Sprintf("%s.%d.*.*.*", prefix, partition), live + ".{{wildcard(1)}}.{{wildcard(2)}}.{{wildcard(3)}}"
 }
@@ -68,18 +69,20 @@ const (
 	systemToken  = "system." // in the subjects of the system's events, so that no filter for others matches them
 )
 
-// ClosingMessage returns the subject and headers of the message that ends a partition's stream, under prefix (Closes).
+// ClosingMessage returns the subject and headers of the message that ends a partition's stream,
+// under prefix (Closes).
 func ClosingMessage(prefix string, partition int) (subject string, headers map[string][]string) {
 	return prefix + "." + strconv.Itoa(partition) + closedSuffix, map[string][]string{HeaderClosed: {"1"}, HeaderSource: {Source}}
 }
 
-// AggregateFilter returns the subject filter of all events of one tenant's aggregate type, under prefix.
+// AggregateFilter returns the subject filter of all events of one tenant's aggregate type, under
+// prefix.
 func AggregateFilter(prefix string, tenant int64, aggregateType string) string {
 	return fmt.Sprintf("%s.*.t%d.%s.*", prefix, tenant, aggregateType)
 }
 
-// TypeFilter returns the subject filter of all events of a type, of every tenant, under prefix. The event type *
-// selects all of the aggregate type.
+// TypeFilter returns the subject filter of all events of a type, of every tenant, under prefix. The
+// event type * selects all of the aggregate type.
 func TypeFilter(prefix, aggregateType, eventType string) string {
 	return prefix + ".*." + system(aggregateType) + "*." + aggregateType + "." + eventType
 }
@@ -104,8 +107,8 @@ func (e *Event) Headers() map[string][]string {
 	return h
 }
 
-// SetHeaders sets the event's own headers in h, which may hold those of another event, and leaves all others. It writes
-// to h's values in place, so a publisher of many events needs only one map.
+// SetHeaders sets the event's own headers in h, which may hold those of another event, and leaves
+// all others. It writes to h's values in place, so a publisher of many events needs only one map.
 func (e *Event) SetHeaders(h map[string][]string) {
 	set := func(name, value string) {
 		if v := h[name]; len(v) == 1 {
@@ -156,9 +159,10 @@ type InvalidError struct {
 
 func (e *InvalidError) Error() string { return e.Field + " " + e.Reason }
 
-// Validate returns an *InvalidError if the event can never be published: a type that is not one subject token, a trace
-// with control characters, a time that no header can hold, headers or a message beyond the limits. maxMessage is the
-// limit of the stream and the server in bytes. The result does not depend on whether the event has its ids yet.
+// Validate returns an *InvalidError if the event can never be published: a type that is not one
+// subject token, a trace with control characters, a time that no header can hold, headers or a
+// message beyond the limits. maxMessage is the limit of the stream and the server in bytes. The
+// result does not depend on whether the event has its ids yet.
 func (e *Event) Validate(maxMessage int) error {
 	invalid := func(field, format string, args ...any) error {
 		return &InvalidError{Field: field, Reason: fmt.Sprintf(format, args...)}
@@ -190,8 +194,9 @@ func (e *Event) Validate(maxMessage int) error {
 	return nil
 }
 
-// Decode reads an event from its message. An error is permanent: Tidings did not write the message, or it is damaged.
-// Even then Decode sets the fields that it could read, so that a consumer can park the message under its aggregate.
+// Decode reads an event from its message. An error is permanent: Tidings did not write the message,
+// or it is damaged. Even then Decode sets the fields that it could read, so that a consumer can
+// park the message under its aggregate.
 func Decode(subject string, headers map[string][]string, data []byte) (Event, error) {
 	get := func(name string) string {
 		if v := headers[name]; len(v) > 0 {
@@ -233,8 +238,8 @@ func Decode(subject string, headers map[string][]string, data []byte) (Event, er
 	return e, nil
 }
 
-// DecodePayload reads the event's payload into v. An error is permanent. It refuses a *Comment whose ids are not in
-// canonical form, or whose post is not the event's aggregate.
+// DecodePayload reads the event's payload into v. An error is permanent. It refuses a *Comment
+// whose ids are not in canonical form, or whose post is not the event's aggregate.
 func (e *Event) DecodePayload(v any) error {
 	if _, exact := Known(e.AggregateType, e.Type, e.Version); !exact {
 		return Permanent(fmt.Errorf("event %s is a %s.%s.v%d: this release does not know it", e.ID, e.AggregateType, e.Type, e.Version))

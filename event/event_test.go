@@ -207,8 +207,8 @@ func TestADamagedMessageIsPermanentAndKeepsItsAggregate(t *testing.T) {
 	}
 }
 
-// TestAnEventIsTheSameOnWhicheverSubjectItCame: a resize moves aggregates to other partitions, and live subjects have
-// no partition.
+// TestAnEventIsTheSameOnWhicheverSubjectItCame: a resize moves aggregates to other partitions, and
+// live subjects have no partition.
 func TestAnEventIsTheSameOnWhicheverSubjectItCame(t *testing.T) {
 	e := Event{ID: "5b0f6a52-7d9c-4f0a-9d39-0a3c8a1f0001", TenantID: 3, AggregateType: "follow", AggregateID: 9, Type: "created",
 		Version: 1, OccurredAt: when, Payload: []byte(`{}`), OutboxID: 1}
@@ -223,7 +223,8 @@ func TestAnEventIsTheSameOnWhicheverSubjectItCame(t *testing.T) {
 	}
 }
 
-// TestTheClosingMessageIsUnderItsPartitionsSubjects: the stream accepts it, but no filter for events matches it.
+// TestTheClosingMessageIsUnderItsPartitionsSubjects: the stream accepts it, but no filter for
+// events matches it.
 func TestTheClosingMessageIsUnderItsPartitionsSubjects(t *testing.T) {
 	subject, headers := ClosingMessage("events", 12)
 	if subject != "events.12.closed" || !Closes(subject, headers) || Closes("events.12.t1.door.open", headers) ||

@@ -5,10 +5,10 @@ import (
 	"strings"
 )
 
-// Ours reports whether a relay of Tidings wrote the message with these headers. Such a message has a relay's source, a
-// UUID as its event id, and an outbox id. No other message on the stream is an event, whatever its subject. Relay,
-// consumers, replay and repair skip it and count it as Foreign. A message of ours may still be damaged; Decode then
-// returns an error.
+// Ours reports whether a relay of Tidings wrote the message with these headers. Such a message has
+// a relay's source, a UUID as its event id, and an outbox id. No other message on the stream is an
+// event, whatever its subject. Relay, consumers, replay and repair skip it and count it as Foreign.
+// A message of ours may still be damaged; Decode then returns an error.
 func Ours(headers map[string][]string) bool {
 	get := func(name string) string {
 		if v := headers[name]; len(v) > 0 {
@@ -20,8 +20,8 @@ func Ours(headers map[string][]string) bool {
 	return get(HeaderSource) == Source && isUUID(get(HeaderID)) && err == nil && id > 0
 }
 
-// Closes reports whether the message ends its stream: a relay publishes it last when its partition closes
-// (ClosingMessage). It is not an event.
+// Closes reports whether the message ends its stream: a relay publishes it last when its partition
+// closes (ClosingMessage). It is not an event.
 func Closes(subject string, headers map[string][]string) bool {
 	source := headers[HeaderSource]
 	return strings.HasSuffix(subject, closedSuffix) && len(headers[HeaderClosed]) > 0 && len(source) > 0 && source[0] == Source

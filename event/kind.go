@@ -24,7 +24,8 @@ type shapeKey struct {
 	names [2]string
 }
 
-// shape returns T with other JSON names for its first two members. Go can convert between the two types.
+// shape returns T with other JSON names for its first two members. Go can convert between the two
+// types.
 func shape[T any](first, second string) reflect.Type {
 	key := shapeKey{reflect.TypeFor[T](), [2]string{first, second}}
 	if t, ok := shapes.Load(key); ok {
@@ -41,7 +42,8 @@ func shape[T any](first, second string) reflect.Type {
 	return t.(reflect.Type)
 }
 
-// decodeAs reads the payload as a T whose first two members have these names. The event must have one of the types.
+// decodeAs reads the payload as a T whose first two members have these names. The event must have
+// one of the types.
 func decodeAs[T any](e *Event, types []string, first, second string) (out T, err error) {
 	if e.Version != 1 || !slices.Contains(types, e.Type) {
 		return out, Permanent(fmt.Errorf("event %s is a %s.%s.v%d: this release does not know it", e.ID,
@@ -73,8 +75,8 @@ func (e *Event) permanent(err error) error {
 	return Permanent(fmt.Errorf("decode the payload of event %s (%s.%s.v%d): %w", e.ID, e.AggregateType, e.Type, e.Version, err))
 }
 
-// OneForm returns attributes from PostgreSQL, whose jsonb has its own order of members, in the form of writers and
-// events: members sorted by name, without spaces. It returns nil for empty input.
+// OneForm returns attributes from PostgreSQL, whose jsonb has its own order of members, in the form
+// of writers and events: members sorted by name, without spaces. It returns nil for empty input.
 func OneForm(attributes []byte) json.RawMessage {
 	if len(attributes) == 0 {
 		return nil

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestBothArchetypesReadAndWriteTheGoldenPayloads decodes every golden follow and comment as an edge or a child, and
-// encodes its payload again. The bytes must be equal.
+// TestBothArchetypesReadAndWriteTheGoldenPayloads decodes every golden follow and comment as an
+// edge or a child, and encodes its payload again. The bytes must be equal.
 func TestBothArchetypesReadAndWriteTheGoldenPayloads(t *testing.T) {
 	for pattern, again := range map[string]func(e *Event) ([]byte, error){
 		"testdata/follow.*.json": func(e *Event) ([]byte, error) {

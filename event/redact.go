@@ -9,9 +9,9 @@ import (
 	"strings"
 )
 
-// redacted is the part of a child's payload that remains: which child it is, its state, and the actor. All other
-// members are removed with the body. Names match as consumers match them: encoding/json ignores case. Values stay as
-// written.
+// redacted is the part of a child's payload that remains: which child it is, its state, and the
+// actor. All other members are removed with the body. Names match as consumers match them:
+// encoding/json ignores case. Values stay as written.
 type redacted struct {
 	ID              json.RawMessage `json:"id,omitempty"`        // renamed by ChildNames
 	Parent          json.RawMessage `json:"object_id,omitempty"` // renamed by ChildNames
@@ -39,9 +39,9 @@ var kept = func() map[string]bool {
 	return names
 }()
 
-// Named returns the id of the child that a payload names, in canonical form. It accepts any payload version and any
-// form of the id. It returns "" if the payload names no child. It finds every child that DecodeChild reads, and those
-// that DecodeChild refuses because of the form of their id.
+// Named returns the id of the child that a payload names, in canonical form. It accepts any payload
+// version and any form of the id. It returns "" if the payload names no child. It finds every child
+// that DecodeChild reads, and those that DecodeChild refuses because of the form of their id.
 func (n ChildNames) Named(payload []byte) string {
 	r, err := parse[redacted](payload, n.ID, n.Parent)
 	if err != nil {
@@ -68,8 +68,9 @@ func childID(raw json.RawMessage) string {
 	return id
 }
 
-// Redacted reports whether the payload of a child's event has no content: only the members that Redact leaves, and its
-// mark. KIND.erased is made without content and has no mark. The mark alone is not enough, because a writer may set it.
+// Redacted reports whether the payload of a child's event has no content: only the members that
+// Redact leaves, and its mark. KIND.erased is made without content and has no mark. The mark alone
+// is not enough, because a writer may set it.
 func (n ChildNames) Redacted(eventType string, payload []byte) bool {
 	var fields map[string]json.RawMessage
 	if json.Unmarshal(payload, &fields) != nil || fields == nil {
@@ -84,8 +85,9 @@ func (n ChildNames) Redacted(eventType string, payload []byte) bool {
 	return (!has || string(body) == `""`) && (eventType == Erased || string(fields["erased"]) == "true")
 }
 
-// Redact returns the payload of a child's event without its content. It keeps the members that name the child and its
-// state, and sets an empty body and "erased": true (docs/events.md). Repeating it changes nothing.
+// Redact returns the payload of a child's event without its content. It keeps the members that name
+// the child and its state, and sets an empty body and "erased": true (docs/events.md). Repeating it
+// changes nothing.
 func (n ChildNames) Redact(payload []byte) ([]byte, error) {
 	r, err := parse[redacted](payload, n.ID, n.Parent)
 	if err != nil {
@@ -102,8 +104,9 @@ func (n ChildNames) Redact(payload []byte) ([]byte, error) {
 // ErasedActor replaces the actor of events that an erased person caused.
 const ErasedActor = "erased"
 
-// RedactActor replaces the actor of a payload by ErasedActor if it is the given one. It accepts any aggregate type and
-// changes nothing else. The member's name matches as consumers match it, ignoring case.
+// RedactActor replaces the actor of a payload by ErasedActor if it is the given one. It accepts any
+// aggregate type and changes nothing else. The member's name matches as consumers match it,
+// ignoring case.
 func RedactActor(payload []byte, actor string) (redacted []byte, changed bool, err error) {
 	// Most payloads have another actor. Only an escape can spell this one differently.
 	if !bytes.Contains(payload, []byte(actor)) && !bytes.Contains(payload, []byte{'\\'}) {
@@ -128,9 +131,10 @@ func RedactActor(payload []byte, actor string) (redacted []byte, changed bool, e
 	return redacted, true, nil
 }
 
-// People returns the ids under which an erasure may search for a payload. The payload may be of any aggregate type, and
-// need not be valid. People returns every id in it, because only the kind knows which ones are persons. It adds 0, which
-// means anybody, if the payload names a child but no author. A redacted payload names only its actor.
+// People returns the ids under which an erasure may search for a payload. The payload may be of any
+// aggregate type, and need not be valid. People returns every id in it, because only the kind knows
+// which ones are persons. It adds 0, which means anybody, if the payload names a child but no
+// author. A redacted payload names only its actor.
 func People(eventType string, payload []byte) (ids []int64) {
 	var fields map[string]json.RawMessage
 	if json.Unmarshal(payload, &fields) != nil {
@@ -182,8 +186,8 @@ func RedactHeaders(headers map[string][]string) map[string][]string {
 	return out
 }
 
-// severed is the part of an edge's payload that remains: the status, the version and the times. Both ends, the
-// attributes and the actor are removed.
+// severed is the part of an edge's payload that remains: the status, the version and the times.
+// Both ends, the attributes and the actor are removed.
 type severed struct {
 	Status       json.RawMessage `json:"status,omitempty"`
 	Version      json.RawMessage `json:"version,omitempty"`
@@ -193,8 +197,8 @@ type severed struct {
 	Erased       bool            `json:"erased"`
 }
 
-// Named returns the ids of the ends of an edge that a payload names, in any payload version and any form of the ids. An
-// end is 0 if the payload does not name it.
+// Named returns the ids of the ends of an edge that a payload names, in any payload version and any
+// form of the ids. An end is 0 if the payload does not name it.
 func (n EdgeNames) Named(payload []byte) (from, to int64) {
 	var fields map[string]json.RawMessage
 	if json.Unmarshal(payload, &fields) != nil {
@@ -211,8 +215,8 @@ func (n EdgeNames) Named(payload []byte) (from, to int64) {
 	return from, to
 }
 
-// idOf reads an id in any form that a writer may use: text or a number, with leading zeros or zero decimals. It returns
-// 0 for anything else.
+// idOf reads an id in any form that a writer may use: text or a number, with leading zeros or zero
+// decimals. It returns 0 for anything else.
 func idOf(raw json.RawMessage) int64 {
 	text := string(raw)
 	if n := len(text); n >= 2 && text[0] == '"' && !strings.Contains(text, `\`) { // nearly every id
@@ -231,8 +235,8 @@ func idOf(raw json.RawMessage) int64 {
 	return id
 }
 
-// Redact returns the payload of an edge's event without its ends, attributes and actor, and with "erased": true. It
-// names nobody. Repeating it changes nothing.
+// Redact returns the payload of an edge's event without its ends, attributes and actor, and with
+// "erased": true. It names nobody. Repeating it changes nothing.
 func (n EdgeNames) Redact(payload []byte) ([]byte, error) {
 	var fields map[string]json.RawMessage
 	if json.Unmarshal(payload, &fields) != nil {

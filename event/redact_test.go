@@ -30,8 +30,8 @@ func commentOf(payload string) (c Comment, err error) {
 	return c, e.DecodePayload(&c)
 }
 
-// oddForms are forms in which a writer may name the comment. The strict decoder refuses all of them, and an erasure
-// finds the comment in each.
+// oddForms are forms in which a writer may name the comment. The strict decoder refuses all of
+// them, and an erasure finds the comment in each.
 var oddForms = map[string]string{
 	"in upper case":          strings.ToUpper(redactID),
 	"without hyphens":        strings.ReplaceAll(redactID, "-", ""),
@@ -94,7 +94,8 @@ func TestAnErasureFindsACommentInAnyForm(t *testing.T) {
 	}
 }
 
-// taken checks that redaction removes the text, whatever the payload claims, and keeps the comment's identity.
+// taken checks that redaction removes the text, whatever the payload claims, and keeps the
+// comment's identity.
 func taken(t *testing.T, eventType, payload string) {
 	t.Helper()
 	if commentNames.Redacted(eventType, []byte(payload)) {
@@ -154,8 +155,8 @@ func TestEachFieldOfACommentIsKeptOrTaken(t *testing.T) {
 
 var canonical = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
 
-// FuzzWhatIsAppliedIsFound: every payload that a consumer applies, an erasure finds by ids that are equal as text, and
-// redacts.
+// FuzzWhatIsAppliedIsFound: every payload that a consumer applies, an erasure finds by ids that are
+// equal as text, and redacts.
 func FuzzWhatIsAppliedIsFound(f *testing.F) {
 	f.Add(redactable)
 	for _, id := range oddForms {
@@ -194,8 +195,8 @@ func FuzzWhatIsAppliedIsFound(f *testing.F) {
 
 var commentNames = ChildNames{ID: "comment_id", Parent: "post_id"}
 
-// TestAnEdgesEndsAreFoundInEveryFormAndRedacted: whatever a payload states about its ends, the redacted payload names
-// nobody.
+// TestAnEdgesEndsAreFoundInEveryFormAndRedacted: whatever a payload states about its ends, the
+// redacted payload names nobody.
 func TestAnEdgesEndsAreFoundInEveryFormAndRedacted(t *testing.T) {
 	names := EdgeNames{From: "user_id", To: "group_id"}
 	for form, from := range map[string]string{

@@ -1,7 +1,7 @@
 package event
 
-// Ref identifies an entity at one of its versions: an edge, a child, or the settings of a thread. Its JSON is short,
-// because it travels in headers.
+// Ref identifies an entity at one of its versions: an edge, a child, or the settings of a thread.
+// Its JSON is short, because it travels in headers.
 type Ref struct {
 	Type    string `json:"k"`           // the aggregate type of its events
 	From    ID     `json:"a,omitempty"` // for an edge

@@ -16,8 +16,8 @@ const (
 	AggregateComment = "comment"
 	AggregateThread  = "thread"
 
-	// AggregateHeartbeat is the type of events without a change: Tidings writes them to measure its own path
-	// (Heartbeat).
+	// AggregateHeartbeat is the type of events without a change: Tidings writes them to measure its
+	// own path (Heartbeat).
 	AggregateHeartbeat = "heartbeat"
 
 	Created   = "created"
@@ -42,13 +42,15 @@ var catalog = map[string]map[string]int{
 	AggregateHeartbeat: {Sent: 1},
 }
 
-// Known reports whether the catalog has the aggregate type, and whether it has this version of the event type.
+// Known reports whether the catalog has the aggregate type, and whether it has this version of the
+// event type.
 func Known(aggregateType, eventType string, version int) (aggregate, exact bool) {
 	types, ok := catalog[aggregateType]
 	return ok, version >= 1 && version <= types[eventType]
 }
 
-// EventTypes returns the event types of the catalog as "aggregate.event", for metrics with bounded labels.
+// EventTypes returns the event types of the catalog as "aggregate.event", for metrics with bounded
+// labels.
 func EventTypes() []string {
 	var all []string
 	for a, types := range catalog {
@@ -59,7 +61,8 @@ func EventTypes() []string {
 	return all
 }
 
-// ID is a 64-bit id. In JSON it is a decimal string, because JavaScript's numbers are exact only up to 2^53.
+// ID is a 64-bit id. In JSON it is a decimal string, because JavaScript's numbers are exact only up
+// to 2^53.
 type ID int64
 
 // ParseID reads a decimal id from 1 to 2^63-1, without a sign or leading zeros.
@@ -76,7 +79,8 @@ func (id ID) String() string { return strconv.FormatInt(int64(id), 10) }
 // MarshalText encodes the id as a decimal string.
 func (id ID) MarshalText() ([]byte, error) { return strconv.AppendInt(nil, int64(id), 10), nil }
 
-// UnmarshalText is ParseID with an error that does not quote its input, because errors of payloads are logged.
+// UnmarshalText is ParseID with an error that does not quote its input, because errors of payloads
+// are logged.
 func (id *ID) UnmarshalText(b []byte) error {
 	n, err := ParseID(string(b))
 	if err != nil {
@@ -154,9 +158,9 @@ type Comment struct {
 	Erased          bool   `json:"erased,omitempty"` // body and reason were removed afterward: the author was erased
 }
 
-// valid checks the ids of a comment in an event of the post. They must have one form, so that code that compares them
-// as text (an erasure, an index) and code that parses them see the same comment. outbox_messages has the same rule
-// (names_comment).
+// valid checks the ids of a comment in an event of the post. They must have one form, so that code
+// that compares them as text (an erasure, an index) and code that parses them see the same comment.
+// outbox_messages has the same rule (names_comment).
 func (c Comment) valid(post int64) error {
 	switch {
 	case !isUUID(c.CommentID):
@@ -201,8 +205,8 @@ const (
 	ModerationRemoved  = "REMOVED"
 )
 
-// Visible reports whether everybody sees a comment in these states: its author has not deleted it, and moderation
-// allows it.
+// Visible reports whether everybody sees a comment in these states: its author has not deleted it,
+// and moderation allows it.
 func Visible(authorState, moderationState string) bool {
 	return authorState == AuthorActive && (moderationState == ModerationNone || moderationState == ModerationApproved)
 }
@@ -210,17 +214,19 @@ func Visible(authorState, moderationState string) bool {
 // Visible reports whether everybody sees the comment.
 func (c Comment) Visible() bool { return Visible(c.AuthorState, c.ModerationState) }
 
-// BodyTravels reports whether events of a comment in these states have its body. If not, the body remains only in the
-// truth, because readers of the event must not show it. The event that makes the comment visible again has it.
+// BodyTravels reports whether events of a comment in these states have its body. If not, the body
+// remains only in the truth, because readers of the event must not show it. The event that makes
+// the comment visible again has it.
 func BodyTravels(authorState, moderationState string) bool {
 	return Visible(authorState, moderationState) || authorState == AuthorActive && moderationState == ModerationPending
 }
 
-// State returns the comment's state in one word, as the API shows it: visible, pending, hidden, removed, deleted or
-// erased.
+// State returns the comment's state in one word, as the API shows it: visible, pending, hidden,
+// removed, deleted or erased.
 func (c Comment) State() string { return State(c.AuthorState, c.ModerationState) }
 
-// State returns the one word for a pair of states. The author's deletion hides any moderation state.
+// State returns the one word for a pair of states. The author's deletion hides any moderation
+// state.
 func State(authorState, moderationState string) string {
 	switch {
 	case authorState == AuthorErased:
@@ -252,17 +258,19 @@ type Thread struct {
 // Of returns the kind of the children that the settings apply to.
 func (t Thread) Of() string { return cmp.Or(t.Kind, AggregateComment) }
 
-// Heartbeat is the payload of heartbeats. Their aggregate id is a number that belongs to the partition's first slot.
+// Heartbeat is the payload of heartbeats. Their aggregate id is a number that belongs to the
+// partition's first slot.
 type Heartbeat struct {
 	Partition       int     `json:"partition"`        // the partition that was expected to publish it when it was written
 	IntervalSeconds float64 `json:"interval_seconds"` // the minimum between two heartbeats of a partition
 }
 
-// System reports whether events of an aggregate type are about Tidings itself. Readers get them only if they request
-// the type by name.
+// System reports whether events of an aggregate type are about Tidings itself. Readers get them
+// only if they request the type by name.
 func System(aggregateType string) bool { return aggregateType == AggregateHeartbeat }
 
-// PermanentError wraps an error that no retry can repair: the event itself is wrong. Consumers park it.
+// PermanentError wraps an error that no retry can repair: the event itself is wrong. Consumers park
+// it.
 type PermanentError struct{ err error }
 
 func (e *PermanentError) Error() string { return e.err.Error() }

@@ -22,7 +22,8 @@ type FileError struct{ Err error }
 func (e *FileError) Error() string { return e.Err.Error() }
 func (e *FileError) Unwrap() error { return e.Err }
 
-// RefusedError reports changes that would give existing rows another meaning. Apply has changed nothing.
+// RefusedError reports changes that would give existing rows another meaning. Apply has changed
+// nothing.
 type RefusedError struct{ Refused []Refusal }
 
 // Refusal is a refused change. Rows names the rows that the change would give another meaning.
@@ -56,22 +57,24 @@ type Applied struct {
 	Version int64    `json:"version"` // of the kinds in force; 0 if no kinds were ever applied
 }
 
-// Apply waits turnTimeout for another Apply, and lockTimeout for a lock that writers hold. It holds locks for
-// idleTimeout at most while it waits for the other database.
+// Apply waits turnTimeout for another Apply, and lockTimeout for a lock that writers hold. It holds
+// locks for idleTimeout at most while it waits for the other database.
 const (
 	turnTimeout = time.Minute
 	lockTimeout = 5 * time.Second
 	idleTimeout = 30 * time.Second
 )
 
-// Apply puts the kinds of a file in force, beside the built-in ones. It removes kinds that the file does not have.
+// Apply puts the kinds of a file in force, beside the built-in ones. It removes kinds that the file
+// does not have.
 //
 //	truth        ── lock ── check ── tables ────────────────────── object ── commit
 //	projections                        └── tables ── object ── commit ──┘
 //
-// The lock keeps other calls out until the end. A call that dies has changed nothing, or only the projections. Kinds
-// that only the projections have are without effect, and the same call again completes them. Errors are *FileError,
-// *RefusedError, and errors of the databases, after which the call may be repeated.
+// The lock keeps other calls out until the end. A call that dies has changed nothing, or only the
+// projections. Kinds that only the projections have are without effect, and the same call again
+// completes them. Errors are *FileError, *RefusedError, and errors of the databases, after which
+// the call may be repeated.
 func Apply(ctx context.Context, d Databases, r Request) (Applied, error) {
 	return apply(ctx, d, r, func(string) error { return nil })
 }
@@ -168,7 +171,8 @@ func (w Database) begin(ctx context.Context, tx pgx.Tx, r Request) (inForce, err
 	return w.load(ctx, tx, nil)
 }
 
-// remake drops the tables of kinds that were removed or whose tables change, and makes all missing tables.
+// remake drops the tables of kinds that were removed or whose tables change, and makes all missing
+// tables.
 func (w Database) remake(ctx context.Context, tx pgx.Tx, from, to *Set) error {
 	var all []Statement
 	dropped := map[string]bool{}
@@ -209,8 +213,8 @@ func (w Database) put(ctx context.Context, tx pgx.Tx, r Request, now inForce, to
 	return ids[0], nil
 }
 
-// refuse returns a *RefusedError if a change would give existing rows another meaning. It reads until it finds one row
-// of the kind.
+// refuse returns a *RefusedError if a change would give existing rows another meaning. It reads
+// until it finds one row of the kind.
 func (d Databases) refuse(ctx context.Context, truth pgx.Tx, changes []Change) error {
 	var refused []Refusal
 	rows := map[string]string{} // the table that has rows, by kind
@@ -258,7 +262,8 @@ type tableRows struct{ table, column string }
 func anyRows(ctx context.Context, tx pgx.Tx, tables []tableRows, kind string) (table string, err error) {
 	for _, t := range tables {
 		var found bool
-		// Index: none begins with the kind; a scan of one partition of edges or children. Locks: none.
+		// Index: none begins with the kind; a scan of one partition of edges or children. Locks:
+		// none.
 		sql := fmt.Sprintf(`SELECT /* kinds.rows */ EXISTS (SELECT FROM %s WHERE %s = $1)`, t.table, t.column)
 		if err := tx.QueryRow(ctx, sql, kind).Scan(&found); err != nil {
 			return "", fmt.Errorf("search for rows of %s in %s: %w", kind, t.table, err)
@@ -270,7 +275,8 @@ func anyRows(ctx context.Context, tx pgx.Tx, tables []tableRows, kind string) (t
 	return "", nil
 }
 
-// inUseSQL returns one of the values @gone that a row has. Index: none, a scan of one partition. Locks: none.
+// inUseSQL returns one of the values @gone that a row has. Index: none, a scan of one partition.
+// Locks: none.
 const inUseSQL = `
 SELECT /* kinds.in_use */ attributes ->> @attribute FROM %s
  WHERE kind = @kind AND attributes ->> @attribute = ANY(@gone) LIMIT 1`

@@ -43,8 +43,8 @@ func (i installation) apply(t *testing.T, file string) kinds.Applied {
 	return done
 }
 
-// inForce returns the kinds that a new process reads: with the API's role from the truth, with a consumer's from the
-// projections.
+// inForce returns the kinds that a new process reads: with the API's role from the truth, with a
+// consumer's from the projections.
 func (i installation) inForce(t *testing.T) (truth, projections *kinds.Set) {
 	t.Helper()
 	sets := map[kinds.Database]*kinds.Set{}
@@ -59,8 +59,8 @@ func (i installation) inForce(t *testing.T) (truth, projections *kinds.Set) {
 	return sets[kinds.Truth], sets[kinds.Projections]
 }
 
-// holds verifies that both databases have the kinds of the file in force, and that the truth has their tables and no
-// others.
+// holds verifies that both databases have the kinds of the file in force, and that the truth has
+// their tables and no others.
 func (i installation) holds(t *testing.T, file string) {
 	t.Helper()
 	want, err := kinds.Builtin().Extend([]byte(file))
@@ -382,8 +382,8 @@ func TestEventsOfAKindKeepItToo(t *testing.T) {
 	}
 }
 
-// A row that is written between the search for rows and the drop is not lost. The drop searches again, under a lock
-// that writers wait for.
+// A row that is written between the search for rows and the drop is not lost. The drop searches
+// again, under a lock that writers wait for.
 func TestAKindThatIsWrittenInTheLastMomentIsNotDropped(t *testing.T) {
 	i := newInstallation(t)
 	i.apply(t, music)

@@ -17,8 +17,8 @@ import (
 // AttributeError reports attributes that do not fit their kind. Fields is ordered by pointer.
 type AttributeError struct{ Fields []FieldError }
 
-// FieldError describes the error at one place. Pointer is a JSON pointer (RFC 6901) into the attributes; "" is the
-// whole.
+// FieldError describes the error at one place. Pointer is a JSON pointer (RFC 6901) into the
+// attributes; "" is the whole.
 type FieldError struct{ Pointer, Detail string }
 
 func (e *AttributeError) Error() string {
@@ -33,14 +33,15 @@ func wrong(pointer, format string, args ...any) *AttributeError {
 	return &AttributeError{[]FieldError{{pointer, fmt.Sprintf(format, args...)}}}
 }
 
-// Check returns the attributes of an edge in their only form: with defaults, and with members ordered by name. Nil
-// means no attributes. Check returns nil for a kind without attributes. An error is an *AttributeError.
+// Check returns the attributes of an edge in their only form: with defaults, and with members
+// ordered by name. Nil means no attributes. Check returns nil for a kind without attributes. An
+// error is an *AttributeError.
 func (e Edge) Check(raw json.RawMessage) (json.RawMessage, error) {
 	return orNew(e.checker, e.Attributes).check(raw)
 }
 
-// Patch merges change over the present attributes, and then does the same as Check. Null removes an attribute or
-// restores its default (RFC 7396).
+// Patch merges change over the present attributes, and then does the same as Check. Null removes an
+// attribute or restores its default (RFC 7396).
 func (e Edge) Patch(present, change json.RawMessage) (json.RawMessage, error) {
 	return orNew(e.checker, e.Attributes).patch(present, change)
 }
@@ -236,7 +237,8 @@ func whole(n json.Number) int64 {
 	return r.Num().Int64()
 }
 
-// fieldErrors translates the library's errors to the wording of the API's other errors, with one pointer each.
+// fieldErrors translates the library's errors to the wording of the API's other errors, with one
+// pointer each.
 func fieldErrors(err error) error {
 	var invalid *jsonschema.ValidationError
 	if !errors.As(err, &invalid) {

@@ -20,7 +20,8 @@ import (
 // Database is one of the two databases that keep kinds: Truth or Projections.
 type Database = *database
 
-// database has the differences between the two: the table of the stored object, and the tables of each kind.
+// database has the differences between the two: the table of the stored object, and the tables of
+// each kind.
 type database struct {
 	name         string
 	table        *versioned.Table[stored]
@@ -30,7 +31,8 @@ type database struct {
 	rows         []tableRows
 }
 
-// The two databases. Apply writes the projections first, so that a reader of an event finds the event's kind.
+// The two databases. Apply writes the projections first, so that a reader of an event finds the
+// event's kind.
 var (
 	Truth Database = &database{"kinds", versioned.New[stored](definition("kinds", "object_version_id")), truthEdges,
 		truthChildren, truthDrop, []tableRows{
@@ -59,7 +61,8 @@ const (
 	objectName   = "installation"
 )
 
-// A Catalog reads the database by itself every pollInterval. Between two reads on request it waits minInterval.
+// A Catalog reads the database by itself every pollInterval. Between two reads on request it waits
+// minInterval.
 const (
 	pollInterval = 3 * time.Second
 	minInterval  = 50 * time.Millisecond
@@ -81,8 +84,8 @@ type inForce struct {
 	set     *Set
 }
 
-// NewCatalog returns a catalog that has only the built-in kinds until Load. The pool's login acts as tidings_api or
-// tidings_system.
+// NewCatalog returns a catalog that has only the built-in kinds until Load. The pool's login acts
+// as tidings_api or tidings_system.
 func NewCatalog(pool *pgxpool.Pool, from Database, log *slog.Logger) *Catalog {
 	c := &Catalog{pool: pool, from: from, log: log.With("component", "kinds"), looking: make(chan struct{}, 1)}
 	c.now.Store(&inForce{set: Builtin()})
@@ -98,9 +101,9 @@ func (c *Catalog) Load(ctx context.Context) error {
 	return err
 }
 
-// Refresh reads the kinds and reports whether they have changed since it was called. When it returns nil, kinds that
-// were applied before the call are in force. Concurrent callers share a read, and reads are at least 50 ms apart. This
-// bounds the cost of requests for unknown kinds.
+// Refresh reads the kinds and reports whether they have changed since it was called. When it
+// returns nil, kinds that were applied before the call are in force. Concurrent callers share a
+// read, and reads are at least 50 ms apart. This bounds the cost of requests for unknown kinds.
 func (c *Catalog) Refresh(ctx context.Context) (changed bool, err error) {
 	before, called := c.now.Load(), time.Now()
 	select {
@@ -117,7 +120,8 @@ func (c *Catalog) Refresh(ctx context.Context) (changed bool, err error) {
 	return c.now.Load() != before, nil
 }
 
-// read replaces the kinds in force if the stored object has another version. The caller holds looking.
+// read replaces the kinds in force if the stored object has another version. The caller holds
+// looking.
 func (c *Catalog) read(ctx context.Context) error {
 	if wait := minInterval - time.Since(c.began); wait > 0 {
 		select {

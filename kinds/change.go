@@ -12,8 +12,8 @@ type Change struct {
 	Path string `json:"path"` // as in a file: edges.like.attributes.mood
 	What string `json:"what"` // in words
 
-	// Kind is the kind whose rows the change would give another meaning: Apply refuses it if rows exist. "" if the
-	// change is always possible.
+	// Kind is the kind whose rows the change would give another meaning: Apply refuses it if rows
+	// exist. "" if the change is always possible.
 	Kind    string `json:"kind,omitempty"`
 	Instead string `json:"instead,omitempty"` // the alternative if rows exist
 
@@ -81,7 +81,8 @@ type kindDiff struct {
 	edges      bool
 }
 
-// bound records a change that is possible only without rows. rebuilt means that Apply must recreate the kind's tables.
+// bound records a change that is possible only without rows. rebuilt means that Apply must recreate
+// the kind's tables.
 func (k kindDiff) bound(path, what, instead string, rebuilt bool) {
 	k.all = append(k.all, Change{Path: path, What: what, Kind: k.name, Instead: instead, edges: k.edges, rebuilt: rebuilt})
 }
@@ -183,8 +184,8 @@ func (k kindDiff) attribute(at, name string, was, is Attribute) {
 	k.bounds(at+".max_length", length(was), length(is), func(was, is int64) bool { return is < was })
 }
 
-// flag records that a flag was added (to is true) or removed, which is possible only without rows. required may always
-// be removed.
+// flag records that a flag was added (to is true) or removed, which is possible only without rows.
+// required may always be removed.
 func (k kindDiff) flag(at string, was, is, to bool, instead string) {
 	switch {
 	case was == is || is != to && !strings.HasSuffix(at, ".required"):

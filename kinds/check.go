@@ -17,7 +17,8 @@ var (
 	enumValue = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$`)
 )
 
-// Reserved words. A kind is an aggregate type. Its plural is a part of paths and a view in the database.
+// Reserved words. A kind is an aggregate type. Its plural is a part of paths and a view in the
+// database.
 var (
 	reservedKinds = []string{event.AggregateThread, event.AggregateHeartbeat}
 	// children_archive_KIND and edges_KIND_7 are tables of KIND
@@ -229,8 +230,8 @@ func (c *checking) bounds(a Attribute, at func(...string) []string) {
 	}
 }
 
-// collisions reports words with two meanings: names of objects and kinds, plurals (the first part of a path), and lists
-// of one object (the third part).
+// collisions reports words with two meanings: names of objects and kinds, plurals (the first part
+// of a path), and lists of one object (the third part).
 func (c *checking) collisions(all, added *Set) {
 	taken := map[string]string{} // the owner, by space and word
 	claim := func(ours bool, space, w, who string, path ...string) {

@@ -1,9 +1,9 @@
-// Package kinds describes the kinds of an installation: kinds of edges (follow, like, ...) and of children (comment,
-// review, ...).
+// Package kinds describes the kinds of an installation: kinds of edges (follow, like, ...) and of
+// children (comment, review, ...).
 //
-// A kind is data, not code. builtin.yaml has the kinds of every installation, and `tidings kinds apply` adds others
-// without a restart. The rest of the code knows the two archetypes, and reads the names and capabilities of a kind from
-// a Set:
+// A kind is data, not code. builtin.yaml has the kinds of every installation, and `tidings kinds
+// apply` adds others without a restart. The rest of the code knows the two archetypes, and reads
+// the names and capabilities of a kind from a Set:
 //
 //	edge   from ──kind──▶ to        one row per pair, ACTIVE or REMOVED; lists both ways, counts of both ends
 //	child  parent ◀──kind── child   one row per child, with an author and a body; threaded or flat, moderated or not

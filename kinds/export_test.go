@@ -1,7 +1,7 @@
 package kinds
 
-// ApplyInSteps is Apply with a function that it calls before each step. An error of the function ends Apply there, like
-// a crash.
+// ApplyInSteps is Apply with a function that it calls before each step. An error of the function
+// ends Apply there, like a crash.
 var ApplyInSteps = apply
 
 // Steps are the steps of Apply.

@@ -17,7 +17,8 @@ type Set struct {
 	Children map[string]Child  `yaml:"children,omitempty" json:"children,omitempty"`
 }
 
-// Edge is a kind of edges. One pair of objects has at most one edge of a kind, which is ACTIVE or REMOVED.
+// Edge is a kind of edges. One pair of objects has at most one edge of a kind, which is ACTIVE or
+// REMOVED.
 type Edge struct {
 	Name   string    `yaml:"-" json:"-"` // also the aggregate type of its events
 	Plural string    `yaml:"plural,omitempty" json:"plural"`
@@ -86,8 +87,8 @@ const (
 	MaxPartitions     = 256
 )
 
-// Author is the object of authors. The ids of authors are ids of this object, and its lists include the children that
-// an author wrote.
+// Author is the object of authors. The ids of authors are ids of this object, and its lists include
+// the children that an author wrote.
 const Author = "user"
 
 // End is one of the two ends of an edge.
@@ -113,7 +114,8 @@ func (e Edge) EndsAt(object string) (ends []End) {
 // Names returns the members that name the two ends in the JSON of an edge.
 func (e Edge) Names() event.EdgeNames { return event.EdgeNames{From: e.Ends[0], To: e.Ends[1]} }
 
-// NoSelf reports whether an edge from an id to the same id is refused. This needs both ends to be the same object.
+// NoSelf reports whether an edge from an id to the same id is refused. This needs both ends to be
+// the same object.
 func (e Edge) NoSelf() bool { return e.From == e.To && !e.Self }
 
 // Filters returns the names of the attributes that lists can be filtered by.

@@ -27,12 +27,12 @@ var Builtin = sync.OnceValue(func() *Set {
 	return s
 })
 
-// Parse reads a file of kinds that needs no other set, and sets the defaults. Its error joins all errors, each with its
-// line.
+// Parse reads a file of kinds that needs no other set, and sets the defaults. Its error joins all
+// errors, each with its line.
 func Parse(file []byte) (*Set, error) { return (&Set{}).Extend(file) }
 
-// Extend returns the set with the kinds of a file added. The file may refer to kinds and objects of the set, and may
-// repeat them unchanged. The error joins all errors, each with its line.
+// Extend returns the set with the kinds of a file added. The file may refer to kinds and objects of
+// the set, and may repeat them unchanged. The error joins all errors, each with its line.
 func (s *Set) Extend(file []byte) (*Set, error) {
 	c := checking{base: s}
 	added, err := c.decode(file)
@@ -148,7 +148,8 @@ func filled(all map[string]Attribute) map[string]Attribute {
 	return all
 }
 
-// fail records an error at a place of the file: at the line of the longest part of the path that exists.
+// fail records an error at a place of the file: at the line of the longest part of the path that
+// exists.
 func (c *checking) fail(text string, path ...string) {
 	node, line := c.root, c.root.Line
 	for _, name := range path {

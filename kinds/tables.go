@@ -2,15 +2,16 @@ package kinds
 
 import "fmt"
 
-// Statement makes or drops tables of a kind. It runs as the owner of the tables or as tidings_system. A second run
-// changes nothing.
+// Statement makes or drops tables of a kind. It runs as the owner of the tables or as
+// tidings_system. A second run changes nothing.
 type Statement struct {
 	What string
 	SQL  string
 	Args []any
 }
 
-// MakeTables returns the statements that make the missing tables of every kind of the set in that database.
+// MakeTables returns the statements that make the missing tables of every kind of the set in that
+// database.
 func (w Database) MakeTables(s *Set) []Statement {
 	var all []Statement
 	for _, e := range s.AllEdges() {
@@ -22,8 +23,8 @@ func (w Database) MakeTables(s *Set) []Statement {
 	return all
 }
 
-// StoredSQL returns the query of the file that is in force beside the built-in kinds. It runs as the owner of the
-// tables, and has no row if no such file exists.
+// StoredSQL returns the query of the file that is in force beside the built-in kinds. It runs as
+// the owner of the tables, and has no row if no such file exists.
 func (w Database) StoredSQL() string {
 	return fmt.Sprintf(`SELECT object -> 'kinds' FROM %s WHERE tenant_id = %d AND name = '%s' AND version_state = 'LATEST'`, w.name,
 		installation, objectName)
@@ -56,7 +57,8 @@ func history(kind string, keys []string, of string, author bool) []Statement {
 	return []Statement{{"make the tables of the history of " + kind, `SELECT make_history($1, $2, $3, $4)`, []any{kind, keys, of, author}}}
 }
 
-// historyDrop drops the tables of a kind's history, which must be empty. Locks: both of them, ACCESS EXCLUSIVE.
+// historyDrop drops the tables of a kind's history, which must be empty. Locks: both of them,
+// ACCESS EXCLUSIVE.
 func historyDrop(name, _ string) []Statement {
 	return []Statement{{"drop the tables of the history of " + name, `SELECT drop_history($1)`, []any{name}}}
 }

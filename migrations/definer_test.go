@@ -97,9 +97,9 @@ func (h home) functions(t *testing.T) []function {
 	return all
 }
 
-// A caller could create objects that precede those that a function names. They would run with the owner's rights or
-// return false data. The temporary schema is searched first unless the path names it; "$user" is the user who runs the
-// function.
+// A caller could create objects that precede those that a function names. They would run with the
+// owner's rights or return false data. The temporary schema is searched first unless the path names
+// it; "$user" is the user who runs the function.
 func TestFunctionsFindOnlyTheObjectsOfTheirSchema(t *testing.T) {
 	eachHome(t, func(t *testing.T, h home) {
 		for _, f := range h.functions(t) {
@@ -142,7 +142,8 @@ func TestNobodyButTheSystemMakesTemporaryTables(t *testing.T) {
 	}
 }
 
-// calls has a call of each function that runs as its owner. Each call takes the function's longest path.
+// calls has a call of each function that runs as its owner. Each call takes the function's longest
+// path.
 var calls = map[string]struct {
 	setup   string
 	args    string
@@ -203,7 +204,8 @@ SELECT c.relname::text AS name, string_agg(format('%I %s', a.attname, format_typ
   FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
  WHERE c.relnamespace = $1::regnamespace AND c.relkind IN ('r', 'p', 'v') GROUP BY c.relname ORDER BY 1`
 
-// attacks create objects in the temporary schema, given all relations. If their code runs, it calls pg_temp.ran.
+// attacks create objects in the temporary schema, given all relations. If their code runs, it calls
+// pg_temp.ran.
 var attacks = map[string]func([]relation) string{
 	"nothing": func([]relation) string { return "" },
 	"views": func(relations []relation) string {
@@ -231,8 +233,8 @@ var attacks = map[string]func([]relation) string{
 		}
 		return b.String()
 	},
-	// Functions and operators are never searched in the temporary schema. Types are: a domain's check runs at every
-	// assignment.
+	// Functions and operators are never searched in the temporary schema. Types are: a domain's
+	// check runs at every assignment.
 	"types": func([]relation) string {
 		return `
 			DO $d$ DECLARE type name; BEGIN
@@ -286,7 +288,8 @@ func hijack(t *testing.T, schema string) {
 	})
 }
 
-// attack calls the function with and without the caller's own objects in its path, and compares the results.
+// attack calls the function with and without the caller's own objects in its path, and compares the
+// results.
 func (h home) attack(t *testing.T, f function, caller string) {
 	t.Helper()
 	rows, _ := h.owner.Query(t.Context(), relationsSQL, h.schema)
@@ -312,9 +315,9 @@ func (h home) attack(t *testing.T, f function, caller string) {
 	}
 }
 
-// call returns the function's result for the caller after the attack, and the schema's relations after the call. It
-// rolls back. It uses a connection of its own, because a compiled function or a planned statement does not resolve
-// names again.
+// call returns the function's result for the caller after the attack, and the schema's relations
+// after the call. It rolls back. It uses a connection of its own, because a compiled function or a
+// planned statement does not resolve names again.
 func (h home) call(t *testing.T, f function, caller, attack string, relations []relation) (answer string, after []relation) {
 	t.Helper()
 	ctx := t.Context()

@@ -2,7 +2,8 @@ package migrations
 
 import "io/fs"
 
-// UpFrom is exported for the tests, which are an external package because the test servers need this one.
+// UpFrom is exported for the tests, which are an external package because the test servers need
+// this one.
 var UpFrom = upFrom
 
 const LockTimeout = lockTimeout

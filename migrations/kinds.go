@@ -9,7 +9,8 @@ import (
 	"github.com/tidings/tidings/kinds"
 )
 
-// makeKinds makes the missing tables of every kind in force. In a new database these are the built-in kinds.
+// makeKinds makes the missing tables of every kind in force. In a new database these are the
+// built-in kinds.
 func makeKinds(ctx context.Context, db *sql.DB, set Set) error {
 	in := kinds.Truth
 	if set == Projections {

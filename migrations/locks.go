@@ -14,8 +14,8 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 )
 
-// A statement that changes a table waits for all users of the table, and all later users wait for the statement. So it
-// waits for at most lockTimeout, lets the others pass, and retries.
+// A statement that changes a table waits for all users of the table, and all later users wait for
+// the statement. So it waits for at most lockTimeout, lets the others pass, and retries.
 const (
 	lockTimeout   = 500 * time.Millisecond
 	retryInterval = time.Second
@@ -60,8 +60,8 @@ func upFrom(ctx context.Context, url string, set Set, files fs.FS, schema string
 	}
 }
 
-// blockersSQL reads the sessions for whose locks the migration waits. It cuts their statements at the first quoted
-// value, which may be a password or a comment's text.
+// blockersSQL reads the sessions for whose locks the migration waits. It cuts their statements at
+// the first quoted value, which may be a password or a comment's text.
 const blockersSQL = `
 SELECT b.pid, coalesce(b.usename::text, ''), coalesce(b.application_name, ''), coalesce(b.state, ''),
        coalesce(extract(epoch FROM clock_timestamp() - b.xact_start), 0)::float8,
@@ -69,8 +69,8 @@ SELECT b.pid, coalesce(b.usename::text, ''), coalesce(b.application_name, ''), c
   FROM pg_stat_activity m CROSS JOIN LATERAL unnest(pg_blocking_pids(m.pid)) AS by(pid) JOIN pg_stat_activity b ON b.pid = by.pid
  WHERE m.application_name = $1 AND m.datname = current_database() AND b.application_name <> $1`
 
-// watch logs the sessions for which the migration waits, each once, until ctx ends. It connects only after
-// watchInterval.
+// watch logs the sessions for which the migration waits, each once, until ctx ends. It connects
+// only after watchInterval.
 func watch(ctx context.Context, cfg *pgx.ConnConfig, log *slog.Logger) {
 	var conn *pgx.Conn
 	defer func() {

@@ -56,8 +56,8 @@ func withNext(t *testing.T, set migrations.Set, sql string) fs.FS {
 	return all
 }
 
-// TestAMigrationLetsOthersPassWhileItWaitsForAReader runs a reader of a busy table, a migration that changes the table,
-// and other readers and writers.
+// TestAMigrationLetsOthersPassWhileItWaitsForAReader runs a reader of a busy table, a migration
+// that changes the table, and other readers and writers.
 func TestAMigrationLetsOthersPassWhileItWaitsForAReader(t *testing.T) {
 	db, ctx := testkit.Postgres(t), t.Context()
 	pool := db.Pool(t, postgres.RoleSystem)
@@ -137,8 +137,8 @@ var (
 	checkedAtEnd = regexp.MustCompile(`(?i)\badd (?:constraint \S+ )?(?:check|foreign key)[^;]*;`)
 )
 
-// contracted is a statement that removes something which the previous release does not use, according to the comment
-// above it.
+// contracted is a statement that removes something which the previous release does not use,
+// according to the comment above it.
 var contracted = regexp.MustCompile(`(?m)^-- contract: [^\n]+\n[^;]*;`)
 
 var (
@@ -161,8 +161,8 @@ var narrowing = map[string]*regexp.Regexp{
 	"the previous release reads these rows": regexp.MustCompile(`(?i)\btruncate\b|\bdelete from\b`),
 }
 
-// narrows returns the parts of a migration that would stop the previous release, which runs beside this one and returns
-// in a rollback.
+// narrows returns the parts of a migration that would stop the previous release, which runs beside
+// this one and returns in a rollback.
 func narrows(sql string) (found []string) {
 	sql = contracted.ReplaceAllString(sql, "")
 	sql = functionBody.ReplaceAllString(sql, "")
@@ -192,7 +192,8 @@ func narrows(sql string) (found []string) {
 
 var changed = regexp.MustCompile(`(?i)\b(?:alter table(?: if exists)?(?: only)?|create unique index.*? on)\s+([a-z_0-9.]+)`)
 
-// faults returns the parts of a migration that would stop the fleet. It matches text, because migrations are short.
+// faults returns the parts of a migration that would stop the fleet. It matches text, because
+// migrations are short.
 func faults(sql string) (found []string) {
 	sql = regexp.MustCompile(`(?m)--[^\n]*`).ReplaceAllStringFunc(sql, func(c string) string {
 		if strings.Contains(c, "+goose") {
@@ -231,7 +232,8 @@ func faults(sql string) (found []string) {
 	return found
 }
 
-// TestMigrationsAreSafeBesideTheFleet reads every file except the first of each set, which creates everything.
+// TestMigrationsAreSafeBesideTheFleet reads every file except the first of each set, which creates
+// everything.
 func TestMigrationsAreSafeBesideTheFleet(t *testing.T) {
 	files, err := filepath.Glob("*/*.sql")
 	if err != nil {
@@ -269,7 +271,8 @@ func TestMigrationsAreSafeBesideTheFleet(t *testing.T) {
 	}
 }
 
-// TestAMigrationThatStopsTheReleaseBeforeIsFound has statements, each of which is checked as a whole migration.
+// TestAMigrationThatStopsTheReleaseBeforeIsFound has statements, each of which is checked as a
+// whole migration.
 func TestAMigrationThatStopsTheReleaseBeforeIsFound(t *testing.T) {
 	for sql, want := range map[string]string{
 		"ALTER TABLE edges ADD COLUMN a int;":                                          "",

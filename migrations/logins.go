@@ -41,8 +41,8 @@ var (
 // ErrLogin reports a login that cannot be made as requested.
 var ErrLogin = errors.New("migrations: the login cannot be made")
 
-// ReadLogins reads lines of NAME ROLE PASSWORD. It skips empty lines and lines that begin with #. Its errors contain no
-// password.
+// ReadLogins reads lines of NAME ROLE PASSWORD. It skips empty lines and lines that begin with #.
+// Its errors contain no password.
 func ReadLogins(r io.Reader) (all []Login, err error) {
 	lines := bufio.NewScanner(r)
 	for n := 1; lines.Scan(); n++ {
@@ -72,8 +72,9 @@ func ReadLogins(r io.Reader) (all []Login, err error) {
 	return all, lines.Err()
 }
 
-// loginSQL reports whether the role exists, and for the login: whether it exists, whether it has more rights than a
-// plain login, and its other Tidings roles. Its last column reports whether this session may grant pg_monitor.
+// loginSQL reports whether the role exists, and for the login: whether it exists, whether it has
+// more rights than a plain login, and its other Tidings roles. Its last column reports whether this
+// session may grant pg_monitor.
 const loginSQL = `
 SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = $2), EXISTS (SELECT FROM pg_roles WHERE rolname = $1),
        coalesce((SELECT rolsuper OR rolcreaterole OR rolcreatedb OR rolreplication OR rolbypassrls OR oid = current_user::regrole
@@ -82,11 +83,13 @@ SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = $2), EXISTS (SELECT FROM pg_
               WHERE l.rolname = $1 AND g.rolname LIKE 'tidings\_%' AND g.rolname <> $2),
        (SELECT rolsuper FROM pg_roles WHERE rolname = current_user)`
 
-// MakeLogins makes the logins on the server of url, or gives existing ones their password and their one role. It skips
-// logins whose role the server does not have, because the truth and the projections may be on two servers. It returns
-// the names of the others. The server gets passwords as SCRAM verifiers, so no log contains one. A superuser also makes
-// logins of the role system members of pg_monitor, so that commands and the archiver see which sessions block others.
-// ErrLogin: a login of that name is a superuser or has other rights than to log in; it does not change.
+// MakeLogins makes the logins on the server of url, or gives existing ones their password and their
+// one role. It skips logins whose role the server does not have, because the truth and the
+// projections may be on two servers. It returns the names of the others. The server gets passwords
+// as SCRAM verifiers, so no log contains one. A superuser also makes logins of the role system
+// members of pg_monitor, so that commands and the archiver see which sessions block others.
+// ErrLogin: a login of that name is a superuser or has other rights than to log in; it does not
+// change.
 func MakeLogins(ctx context.Context, url string, all []Login) (made []string, err error) {
 	conn, err := pgx.Connect(ctx, url)
 	if err != nil {

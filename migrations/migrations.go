@@ -1,9 +1,10 @@
-// Package migrations has the schemas of the truth, of the projections, and of the tables that consumers keep for
-// themselves. It brings a database up to date with them.
+// Package migrations has the schemas of the truth, of the projections, and of the tables that
+// consumers keep for themselves. It brings a database up to date with them.
 //
-// The migrations only go forward. They expand first and contract a release later, because a fleet is upgraded while it
-// runs. Only `tidings migrate` and `tidings dev` call Up. Every binary waits while its schema is older (Await), and
-// every command refuses it (Check). Both accept a newer schema.
+// The migrations only go forward. They expand first and contract a release later, because a fleet
+// is upgraded while it runs. Only `tidings migrate` and `tidings dev` call Up. Every binary waits
+// while its schema is older (Await), and every command refuses it (Check). Both accept a newer
+// schema.
 package migrations
 
 import (
@@ -36,8 +37,8 @@ var files embed.FS
 // Set names one of the schemas. All may be in one database.
 type Set string
 
-// The sets. Projections includes Consumers. UpConsumers applies Consumers alone, for programs that build their own
-// projections.
+// The sets. Projections includes Consumers. UpConsumers applies Consumers alone, for programs that
+// build their own projections.
 const (
 	Truth       Set = "truth"
 	Projections Set = "projections"
@@ -57,9 +58,10 @@ func (s Set) fs() fs.FS {
 	return sub
 }
 
-// Up applies the missing migrations of the set (Consumers before Projections) under an advisory lock, and returns how
-// many it applied. It connects with the login of url, which must own the tables and be allowed to create roles. If
-// other sessions hold locks that it needs, it logs them and retries until ctx ends (locks.go).
+// Up applies the missing migrations of the set (Consumers before Projections) under an advisory
+// lock, and returns how many it applied. It connects with the login of url, which must own the
+// tables and be allowed to create roles. If other sessions hold locks that it needs, it logs them
+// and retries until ctx ends (locks.go).
 func Up(ctx context.Context, url string, set Set, log *slog.Logger) (int, error) {
 	return UpIn(ctx, url, set, "", log)
 }
@@ -116,8 +118,9 @@ func applySet(ctx context.Context, db *sql.DB, set Set, files fs.FS) (int, error
 	return len(results), err
 }
 
-// UpConsumers applies the missing migrations of the set Consumers with the login of pool, in the first schema of its
-// search_path. It makes no roles and needs none. Several processes may call it at once.
+// UpConsumers applies the missing migrations of the set Consumers with the login of pool, in the
+// first schema of its search_path. It makes no roles and needs none. Several processes may call it
+// at once.
 func UpConsumers(ctx context.Context, pool *pgxpool.Pool) (err error) {
 	db := stdlib.OpenDBFromPool(pool)
 	defer func() { err = errors.Join(err, db.Close()) }()
@@ -127,7 +130,8 @@ func UpConsumers(ctx context.Context, pool *pgxpool.Pool) (err error) {
 	return nil
 }
 
-// worker returns the role of the processes that work on the set's tables, beside the API and the archiver.
+// worker returns the role of the processes that work on the set's tables, beside the API and the
+// archiver.
 func (s Set) worker() postgres.Role {
 	if s == Truth {
 		return postgres.RoleRelay
@@ -135,12 +139,13 @@ func (s Set) worker() postgres.Role {
 	return postgres.RoleConsumer
 }
 
-// rightsSQL grants the rights that Check needs. It revokes the rights with which a login could put its own object
-// before one that a function of the owner names: temporary objects, and permanent ones if everybody may create in the
-// schema (public, before PostgreSQL 15). A repair of the stream needs a temporary table. Up runs it every time, because
-// a dump or a clone of the database does not have the rights on the database itself. If the login owns neither database
-// nor schema, PostgreSQL warns and leaves their rights as they are. The lock serializes concurrent runs: PostgreSQL
-// refuses the second of two concurrent changes.
+// rightsSQL grants the rights that Check needs. It revokes the rights with which a login could put
+// its own object before one that a function of the owner names: temporary objects, and permanent
+// ones if everybody may create in the schema (public, before PostgreSQL 15). A repair of the stream
+// needs a temporary table. Up runs it every time, because a dump or a clone of the database does
+// not have the rights on the database itself. If the login owns neither database nor schema,
+// PostgreSQL warns and leaves their rights as they are. The lock serializes concurrent runs:
+// PostgreSQL refuses the second of two concurrent changes.
 const rightsSQL = `
 DO $$ BEGIN
   PERFORM pg_advisory_xact_lock(x'74647267'::bigint); -- "tdrg"
@@ -163,8 +168,8 @@ func Latest(set Set) int64 {
 	return v
 }
 
-// Check returns ErrOutdated unless the database has every migration of the set. It accepts a newer schema, because
-// migrations expand first.
+// Check returns ErrOutdated unless the database has every migration of the set. It accepts a newer
+// schema, because migrations expand first.
 func Check(ctx context.Context, pool *pgxpool.Pool, set Set) error {
 	if set == Projections {
 		if err := Check(ctx, pool, Consumers); err != nil {
@@ -195,10 +200,11 @@ const (
 	awaitRemind   = 30 * time.Second // between two equal log lines
 )
 
-// Await waits until the database has every migration of the set, or ctx ends, and then returns nil. While it waits it
-// logs why: the database is unavailable, for example during a restart or a failover, or its schema is older than this
-// program. So a binary of a new release may start before `tidings migrate` has run. It returns an error if the database
-// refuses the login, or if the schema of Consumers is older, because the program itself migrates it (UpConsumers).
+// Await waits until the database has every migration of the set, or ctx ends, and then returns nil.
+// While it waits it logs why: the database is unavailable, for example during a restart or a
+// failover, or its schema is older than this program. So a binary of a new release may start before
+// `tidings migrate` has run. It returns an error if the database refuses the login, or if the
+// schema of Consumers is older, because the program itself migrates it (UpConsumers).
 func Await(ctx context.Context, pool *pgxpool.Pool, set Set, log *slog.Logger) error {
 	log = log.With("component", "migrations")
 	var said string
@@ -236,7 +242,8 @@ func Ready(pool *pgxpool.Pool, set Set) func(context.Context) error {
 	}
 }
 
-// Hash identifies the schemas that Up makes: equal hashes mean equal schemas. Test databases are cloned by it.
+// Hash identifies the schemas that Up makes: equal hashes mean equal schemas. Test databases are
+// cloned by it.
 func Hash() string {
 	h := sha256.New()
 	err := fs.WalkDir(files, ".", func(path string, d fs.DirEntry, err error) error {

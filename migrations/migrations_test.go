@@ -121,8 +121,8 @@ type tenantTable struct {
 	column    string // one that tidings_api may update, or ""
 }
 
-// tenantTables are the tables of both sets that have a tenant_id. Of the partitions of tables, they are those that
-// tidings_api reads or writes without their parents.
+// tenantTables are the tables of both sets that have a tenant_id. Of the partitions of tables, they
+// are those that tidings_api reads or writes without their parents.
 func tenantTables(t *testing.T, owner *pgxpool.Pool) []tenantTable {
 	t.Helper()
 	rows, _ := owner.Query(t.Context(), `
@@ -344,7 +344,8 @@ func TestNoTenantReadsOrWritesAnothersRows(t *testing.T) {
 	}
 }
 
-// insertSQL returns fillSQL's statement for the table, with other keys if necessary: the policy refuses it first.
+// insertSQL returns fillSQL's statement for the table, with other keys if necessary: the policy
+// refuses it first.
 func insertSQL(table string) string {
 	for _, sql := range strings.Split(fillSQL, ";") {
 		if strings.Contains(sql, "INTO "+table+" ") {
@@ -399,8 +400,8 @@ func TestEveryTenantTableHasRowLevelSecurity(t *testing.T) {
 	}
 }
 
-// Every range is read and written only through its parent, whose policies apply. That includes ranges made later and
-// archived ones.
+// Every range is read and written only through its parent, whose policies apply. That includes
+// ranges made later and archived ones.
 func TestNobodyReadsOrWritesARangePastItsParent(t *testing.T) {
 	db := testkit.Postgres(t)
 	ctx, owner, system := t.Context(), db.Pool(t, postgres.RoleOwner), db.Pool(t, postgres.RoleSystem)
@@ -442,8 +443,8 @@ func TestNobodyReadsOrWritesARangePastItsParent(t *testing.T) {
 			}
 		}
 	}
-	// Through the parents nothing changed: the new range accepts a writer's rows, and a tenant sees only its own rows
-	// in both.
+	// Through the parents nothing changed: the new range accepts a writer's rows, and a tenant sees
+	// only its own rows in both.
 	for range 2 {
 		if _, err := db.Pool(t, postgres.RoleWriter).Exec(ctx,
 			`INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)

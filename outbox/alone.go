@@ -13,36 +13,41 @@ import (
 )
 
 var (
-	// ErrNotAlone reports that another repair or restore holds the lock of Alone. The error names it.
+	// ErrNotAlone reports that another repair or restore holds the lock of Alone. The error names
+	// it.
 	ErrNotAlone = errors.New("another repair or restore is running")
-	// ErrAloneLost reports that the connection with the lock of Alone is gone. Another repair or restore may run now. A
-	// further call of Alone continues the work.
+	// ErrAloneLost reports that the connection with the lock of Alone is gone. Another repair or
+	// restore may run now. A further call of Alone continues the work.
 	ErrAloneLost = errors.New("this command lost its connection to the database, and its lock with it, so it stopped: " +
 		"run it again")
 )
 
 const (
-	// aloneSQL takes the lock of repairs and restores for a connection, until the connection ends. The key is "tdrp".
+	// aloneSQL takes the lock of repairs and restores for a connection, until the connection ends.
+	// The key is "tdrp".
 	aloneSQL = `SELECT /* outbox.alone */ pg_try_advisory_lock(x'74647270'::bigint)`
 
-	// aloneHolderSQL finds the holder. Every login sees its name; the start of its session may be hidden.
+	// aloneHolderSQL finds the holder. Every login sees its name; the start of its session may be
+	// hidden.
 	aloneHolderSQL = `
 SELECT /* outbox.alone_holder */ l.pid, coalesce(a.application_name, ''), a.backend_start
   FROM pg_locks l LEFT JOIN pg_stat_activity a USING (pid)
  WHERE l.locktype = 'advisory' AND l.granted AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
    AND l.classid = 0 AND l.objid = x'74647270'::bigint::oid AND l.objsubid = 1`
 
-	// aloneFreeSQL frees the lock at once. The server would notice the end of the connection some time later.
+	// aloneFreeSQL frees the lock at once. The server would notice the end of the connection some
+	// time later.
 	aloneFreeSQL = `SELECT /* outbox.alone_free */ pg_advisory_unlock_all()`
 )
 
 // aloneForever is longer than any repair: the pool must not replace its connection.
 const aloneForever = 10 * 365 * 24 * time.Hour
 
-// Alone returns a pool like pool for a repair or a restore, whose name is what. Its only connection holds a lock that
-// excludes every other repair and restore. If it ends, so does each transaction on it, and the pool returns
-// ErrAloneLost from then on. So a holder that was frozen for long, or cut off, writes nothing beside the next one. A
-// caller of Alone must not hold a connection of the result while it asks for another.
+// Alone returns a pool like pool for a repair or a restore, whose name is what. Its only connection
+// holds a lock that excludes every other repair and restore. If it ends, so does each transaction
+// on it, and the pool returns ErrAloneLost from then on. So a holder that was frozen for long, or
+// cut off, writes nothing beside the next one. A caller of Alone must not hold a connection of the
+// result while it asks for another.
 //
 // Call free in the end. Alone returns ErrNotAlone while another caller holds the lock.
 func Alone(ctx context.Context, pool *pgxpool.Pool, what string) (alone *pgxpool.Pool, free func(), err error) {
@@ -56,7 +61,8 @@ func Alone(ctx context.Context, pool *pgxpool.Pool, what string) (alone *pgxpool
 	params := cfg.ConnConfig.RuntimeParams
 	params["application_name"] = fmt.Sprintf("tidings %s (process %d on %s)", what, os.Getpid(), host) // up to 63 bytes
 	params["idle_session_timeout"] = "0"
-	// The server notices a dead machine within a minute. A frozen process keeps its lock, because its machine answers.
+	// The server notices a dead machine within a minute. A frozen process keeps its lock, because
+	// its machine answers.
 	params["tcp_keepalives_idle"], params["tcp_keepalives_interval"], params["tcp_keepalives_count"] = "30", "10", "3"
 	var taken atomic.Bool
 	prove := cfg.AfterConnect

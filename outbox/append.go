@@ -12,8 +12,8 @@ import (
 	"github.com/tidings/tidings/event"
 )
 
-// appendSQL inserts a slice of events in its order, so their ids rise in that order. It returns slot and event_id,
-// which only the table computes.
+// appendSQL inserts a slice of events in its order, so their ids rise in that order. It returns
+// slot and event_id, which only the table computes.
 //
 // Index: outbox_messages_pkey.   Locks: only the new rows.
 const appendSQL = `
@@ -32,8 +32,9 @@ type appended struct {
 	Slot    int
 }
 
-// MaxMessage is the limit in bytes for a message in Append: the default of NATS. If the broker's limit is lower, the
-// relay refuses larger messages. If it is higher, a writer can insert larger events with SQL.
+// MaxMessage is the limit in bytes for a message in Append: the default of NATS. If the broker's
+// limit is lower, the relay refuses larger messages. If it is higher, a writer can insert larger
+// events with SQL.
 const MaxMessage = 1 << 20
 
 // check refuses an event that the relay could never publish or the table could not hold.
@@ -42,22 +43,23 @@ func check(e *event.Event) error {
 		return &event.InvalidError{Field: "event_version", Reason: fmt.Sprintf("is %d: want 1 to %d", e.Version, math.MaxInt16)}
 	}
 	room := MaxMessage
-	// The table's text has a blank after each comma and colon. It also expands exponents, but only the relay
-	// checks that.
+	// The table's text has a blank after each comma and colon. It also expands exponents, but only
+	// the relay checks that.
 	if len(e.Payload) > room/4 {
 		room -= bytes.Count(e.Payload, []byte(",")) + bytes.Count(e.Payload, []byte(":"))
 	}
 	return e.Validate(room)
 }
 
-// Append writes the events to the outbox in the caller's transaction, in the slice's order. It sets OutboxID, ID and
-// Slot of each event. Without an OccurredAt an event occurs now, by the database's clock. Version 0 means 1.
+// Append writes the events to the outbox in the caller's transaction, in the slice's order. It sets
+// OutboxID, ID and Slot of each event. Without an OccurredAt an event occurs now, by the database's
+// clock. Version 0 means 1.
 //
-// The caller must write the entity's state first, in the same transaction. That write locks the entity, so the ids of
-// one entity's events are in the order of their commits.
+// The caller must write the entity's state first, in the same transaction. That write locks the
+// entity, so the ids of one entity's events are in the order of their commits.
 //
-// If an event could never be published, Append writes nothing and returns an *event.InvalidError that names the column.
-// The transaction remains usable.
+// If an event could never be published, Append writes nothing and returns an *event.InvalidError
+// that names the column. The transaction remains usable.
 func Append(ctx context.Context, tx pgx.Tx, events []event.Event) error {
 	n := len(events)
 	if n == 0 {
@@ -105,11 +107,12 @@ func Append(ctx context.Context, tx pgx.Tx, events []event.Event) error {
 	return nil
 }
 
-// appendedSQL searches for events in all places: the outbox, the DLQ, the notes of DLQ actions and the archive. It
-// compares event_id as well as id, because PostgreSQL assigns some ids again after a crash.
+// appendedSQL searches for events in all places: the outbox, the DLQ, the notes of DLQ actions and
+// the archive. It compares event_id as well as id, because PostgreSQL assigns some ids again after
+// a crash.
 //
-// Index: outbox_messages_pkey, outbox_messages_dlq_event_id_key, outbox_dlq_actions_event_idx, the primary keys of the
-// archive's ranges.   Locks: none.
+// Index: outbox_messages_pkey, outbox_messages_dlq_event_id_key, outbox_dlq_actions_event_idx, the
+// primary keys of the archive's ranges. Locks: none.
 const appendedSQL = `
 SELECT /* outbox.appended */
        EXISTS (SELECT FROM unnest(@ids::bigint[], @event_ids::uuid[]) AS w(id, event_id)
@@ -119,8 +122,9 @@ SELECT /* outbox.appended */
     OR EXISTS (SELECT FROM unnest(@ids::bigint[], @event_ids::uuid[]) AS w(id, event_id)
                  JOIN outbox_messages_archive m ON m.id = w.id AND m.event_id = w.event_id)`
 
-// Appended reports whether the transaction in which Append set the ids of these events has committed. All events must
-// belong to one tenant, whose rows tx can see. It reports false while that transaction still runs.
+// Appended reports whether the transaction in which Append set the ids of these events has
+// committed. All events must belong to one tenant, whose rows tx can see. It reports false while
+// that transaction still runs.
 func Appended(ctx context.Context, tx pgx.Tx, events []event.Event) (there bool, err error) {
 	ids, eventIDs := make([]int64, len(events)), make([]string, len(events))
 	for i, e := range events {

@@ -113,8 +113,8 @@ func TestWhatWasAppendedIsFoundWhereverItHasMoved(t *testing.T) {
 	}
 }
 
-// TestWhatIsAppendedCanBePublished appends the largest allowed events. Their text in the table is longer than the
-// input.
+// TestWhatIsAppendedCanBePublished appends the largest allowed events. Their text in the table is
+// longer than the input.
 func TestWhatIsAppendedCanBePublished(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	fits := func(payload func(n int) string) (most string) {

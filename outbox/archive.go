@@ -62,8 +62,8 @@ type Lease interface {
 	Count(what string, n int64)
 }
 
-// Archive creates the outbox's ranges, moves old ones to the archive, and drops the archive's expired ones. Only one
-// process at a time may run it.
+// Archive creates the outbox's ranges, moves old ones to the archive, and drops the archive's
+// expired ones. Only one process at a time may run it.
 type Archive struct {
 	cfg        ArchiveConfig
 	ask        func(context.Context) (Terms, error)
@@ -75,8 +75,8 @@ type Archive struct {
 	at         func(step string) // called at the crash points of the tests
 }
 
-// NewArchive returns the archive of pool, which acts as the system role. Each run and each plan calls terms. It starts
-// nothing.
+// NewArchive returns the archive of pool, which acts as the system role. Each run and each plan
+// calls terms. It starts nothing.
 func NewArchive(cfg ArchiveConfig, terms func(context.Context) (Terms, error), pool *pgxpool.Pool, log *slog.Logger,
 	reg prometheus.Registerer) (*Archive, error) {
 	if err := cfg.Validate(); err != nil {
@@ -93,14 +93,14 @@ func NewArchive(cfg ArchiveConfig, terms func(context.Context) (Terms, error), p
 	return a, nil
 }
 
-// BeforeDrop sets a check that runs before a range is dropped. If ok is false, the range stays until the next run, and
-// why is logged. Call it before the first run.
+// BeforeDrop sets a check that runs before a range is dropped. If ok is false, the range stays
+// until the next run, and why is logged. Call it before the first run.
 func (a *Archive) BeforeDrop(ok func(ctx context.Context, r Range) (ok bool, why string, err error)) {
 	a.beforeDrop = ok
 }
 
-// mostWaiting is the limit of delayed rows of a range that moves. They move while the outbox is locked, about 20 us
-// each.
+// mostWaiting is the limit of delayed rows of a range that moves. They move while the outbox is
+// locked, about 20 us each.
 const mostWaiting = 5000
 
 // lateRows is the limit of rows that one transaction moves or deletes.
@@ -112,23 +112,26 @@ const (
 	archiveRangeSQL = `SELECT /* outbox.archive_range */ outbox_range_archive(@from, @most)`
 	// indexRangeSQL builds the indexes of an archived range. Locks: the range, against writers.
 	indexRangeSQL = `SELECT /* outbox.index_range */ outbox_range_index(@from)`
-	// archiveLateSQL moves rows that were published after their range had moved. Index: outbox_messages_default's
-	// primary key, all of it. Locks: the rows, and the archive if a range must be created again.
+	// archiveLateSQL moves rows that were published after their range had moved. Index:
+	// outbox_messages_default's primary key, all of it. Locks: the rows, and the archive if a range
+	// must be created again.
 	archiveLateSQL = `SELECT /* outbox.archive_late */ outbox_archive_late(@before, @most)`
 	// spanRangeSQL records when the events of a range occurred. It reads the whole range.
 	spanRangeSQL = `SELECT /* outbox.span_range */ outbox_range_span(@from)`
-	// dropRangeSQL drops a range. Locks: the archive, ACCESS EXCLUSIVE, at its end; the holds, against additions.
+	// dropRangeSQL drops a range. Locks: the archive, ACCESS EXCLUSIVE, at its end; the holds,
+	// against additions.
 	dropRangeSQL = `SELECT /* outbox.drop_range */ outbox_range_drop(@from)`
 )
 
-// Run moves ranges that have been settled for long enough to the archive, moves late rows of earlier ranges, and drops
-// expired ranges. Each step is one transaction, so the next run resumes after an interruption. Run returns when no step
-// is left, ctx ends or h returns an error. A failed step does not stop steps of another kind. For example, a long
-// reader of the outbox can keep a step from its lock.
+// Run moves ranges that have been settled for long enough to the archive, moves late rows of
+// earlier ranges, and drops expired ranges. Each step is one transaction, so the next run resumes
+// after an interruption. Run returns when no step is left, ctx ends or h returns an error. A failed
+// step does not stop steps of another kind. For example, a long reader of the outbox can keep a
+// step from its lock.
 //
-// A range is settled once the floors of all partitions have passed it. This proves that no row in it is pending and
-// that none will be added (docs/adr/0004-floor.md). Delayed rows are the exception: they move to the default range,
-// under their ids.
+// A range is settled once the floors of all partitions have passed it. This proves that no row in
+// it is pending and that none will be added (docs/adr/0004-floor.md). Delayed rows are the
+// exception: they move to the default range, under their ids.
 func (a *Archive) Run(ctx context.Context, h Lease) error {
 	a, err := a.underTerms(ctx)
 	if err != nil {
@@ -195,7 +198,8 @@ func (a *Archive) archive(ctx context.Context, h Lease, r Range) error {
 	return nil
 }
 
-// index builds the missing indexes of archived ranges. A range without them is searchable only by id and event.
+// index builds the missing indexes of archived ranges. A range without them is searchable only by
+// id and event.
 func (a *Archive) index(ctx context.Context, h Lease) error {
 	all, _, err := Ranges(ctx, a.pool)
 	if err != nil {
@@ -222,7 +226,8 @@ func (a *Archive) index(ctx context.Context, h Lease) error {
 	return nil
 }
 
-// slices runs a statement that returns its number of rows, until that is 0. No hold can be added meanwhile.
+// slices runs a statement that returns its number of rows, until that is 0. No hold can be added
+// meanwhile.
 func (a *Archive) slices(ctx context.Context, h Lease, what, sql string, args pgx.StrictNamedArgs) error {
 	for {
 		if err := h.Continue(); err != nil {
@@ -242,8 +247,8 @@ func (a *Archive) slices(ctx context.Context, h Lease, what, sql string, args pg
 	}
 }
 
-// The limits of a lock on the whole outbox or archive. While such a lock waits, all later users wait too, at most for
-// lockWait.
+// The limits of a lock on the whole outbox or archive. While such a lock waits, all later users
+// wait too, at most for lockWait.
 const (
 	lockWait  = 100 * time.Millisecond
 	lockTries = 60
@@ -374,7 +379,8 @@ func (a *Archive) dropRange(ctx context.Context, h Lease, r Range) error {
 	return nil
 }
 
-// Plan returns the counts of a run at this time, and the ranges that it would drop. It changes nothing.
+// Plan returns the counts of a run at this time, and the ranges that it would drop. It changes
+// nothing.
 func (a *Archive) Plan(ctx context.Context) (counts map[string]int64, drops []Range, err error) {
 	if a, err = a.underTerms(ctx); err != nil {
 		return nil, nil, err

@@ -15,8 +15,8 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// A dump, or any long reader, locks the outbox. No other session waits long, whether it writes, claims or reads, and the
-// range is archived after the dump ends.
+// A dump, or any long reader, locks the outbox. No other session waits long, whether it writes,
+// claims or reads, and the range is archived after the dump ends.
 func TestNobodyWaitsLongBesideAnArchiverThatWaitsForADump(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	fill(t, pool, 1, 100, 10*archiveDay)
@@ -87,7 +87,8 @@ func TestNobodyWaitsLongBesideAnArchiverThatWaitsForADump(t *testing.T) {
 		slowest []time.Duration
 		alone   time.Duration
 	}{"a writer and a claim": {writes, writesAlone}, "a reader": {reads, readsAlone}} {
-		// The promise bounds each wait for the archiver by 100 ms (docs/faults.md). A writer and a claim may both wait.
+		// The promise bounds each wait for the archiver by 100 ms (docs/faults.md). A writer and a
+		// claim may both wait.
 		bound := 2*100*time.Millisecond + took.alone
 		if slices.Min(took.slowest) > bound { // a busy machine delays some of the tries, a long wait all of them
 			t.Errorf("%s waited for %s, and without the archiver for %s: want %s at most", who, took.slowest, took.alone, bound)

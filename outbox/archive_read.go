@@ -13,9 +13,10 @@ import (
 	"github.com/tidings/tidings/event"
 )
 
-// archiveLine is a row of the archive as a line of JSON, for use outside the database. It is one object with the
-// columns in the table's order. 64-bit numbers are strings, times are ISO 8601 in UTC, and the payload is in jsonb's
-// form. The database makes the line, so equal rows give equal bytes.
+// archiveLine is a row of the archive as a line of JSON, for use outside the database. It is one
+// object with the columns in the table's order. 64-bit numbers are strings, times are ISO 8601 in
+// UTC, and the payload is in jsonb's form. The database makes the line, so equal rows give equal
+// bytes.
 const archiveLine = `
 json_build_object('id', id::text, 'tenant_id', tenant_id::text, 'aggregate_type', aggregate_type, 'aggregate_id', aggregate_id::text,
   'event_type', event_type, 'event_version', event_version, 'payload', payload, 'occurred_at', occurred_at, 'available_at', available_at,
@@ -35,7 +36,8 @@ type ArchiveKey struct {
 // toldSQL excludes heartbeats: nobody needs old ones.
 const toldSQL = `aggregate_type <> '` + event.AggregateHeartbeat + `'`
 
-// walkArchiveSQL reads the rows of a range after an id, in order. Index: the range's primary key. Locks: none.
+// walkArchiveSQL reads the rows of a range after an id, in order. Index: the range's primary key.
+// Locks: none.
 const walkArchiveSQL = `
 SELECT /* outbox.walk_archive */ occurred_at, id, ` + archiveLine + `
   FROM outbox_messages_archive WHERE id > @after AND id < @to AND ` + toldSQL + ` ORDER BY id LIMIT @limit`
@@ -45,11 +47,12 @@ const (
 	archivePageBytes = 4 << 20 // bytes of lines in memory, plus at most one line
 )
 
-// WalkArchive calls fn for every archived row with an id of at least from and below to, by id, except heartbeats. line
-// is the row as a line of JSON without a newline; fn may keep it. An error of fn ends the walk.
+// WalkArchive calls fn for every archived row with an id of at least from and below to, by id,
+// except heartbeats. line is the row as a line of JSON without a newline; fn may keep it. An error
+// of fn ends the walk.
 //
-// No statement is open while fn runs, so the walk may or may not see concurrent writes: the caller must prevent these.
-// Memory is bounded for any size of the archive.
+// No statement is open while fn runs, so the walk may or may not see concurrent writes: the caller
+// must prevent these. Memory is bounded for any size of the archive.
 func WalkArchive(ctx context.Context, pool *pgxpool.Pool, from, to int64, fn func(key ArchiveKey, line []byte) error) error {
 	type row struct {
 		key  ArchiveKey
@@ -97,7 +100,8 @@ var errPageFull = errors.New("outbox: the page is full")
 const anyArchivedSQL = `
 SELECT /* outbox.any_archived */ EXISTS (SELECT FROM outbox_messages_archive WHERE id >= @from AND id < @to AND ` + toldSQL + `)`
 
-// AnyArchived reports whether the archive has a row with an id of at least from and below to, other than a heartbeat.
+// AnyArchived reports whether the archive has a row with an id of at least from and below to, other
+// than a heartbeat.
 func AnyArchived(ctx context.Context, pool *pgxpool.Pool, from, to int64) (some bool, err error) {
 	if err := pool.QueryRow(ctx, anyArchivedSQL, pgx.StrictNamedArgs{"from": from, "to": to}).Scan(&some); err != nil {
 		return false, fmt.Errorf("search for archived outbox messages from %d to %d: %w", from, to, err)
@@ -105,10 +109,12 @@ func AnyArchived(ctx context.Context, pool *pgxpool.Pool, from, to int64) (some 
 	return some, nil
 }
 
-// restoreArchiveSQL adds lines of a time range to the kept rows, unless the outbox or the archive has the row. A line
-// does not distinguish a JSON null payload from a missing one, so it restores a JSON null.
+// restoreArchiveSQL adds lines of a time range to the kept rows, unless the outbox or the archive
+// has the row. A line does not distinguish a JSON null payload from a missing one, so it restores a
+// JSON null.
 //
-// Index: outbox_messages_pkey, the ranges' primary keys, outbox_messages_kept_pkey.   Locks: the new rows.
+// Index: outbox_messages_pkey, the ranges' primary keys, outbox_messages_kept_pkey. Locks: the new
+// rows.
 var restoreArchiveSQL = `
 WITH here AS (
   INSERT INTO outbox_messages_kept (` + insertColumns + `)
@@ -121,8 +127,8 @@ WITH here AS (
   RETURNING 1)
 SELECT /* outbox.restore_archive */ count(*) FROM here`
 
-// RestoreArchive adds rows that occurred at from or later and before before to the kept rows. The lines are as
-// WalkArchive gives them. It returns the number of rows that no table had.
+// RestoreArchive adds rows that occurred at from or later and before before to the kept rows. The
+// lines are as WalkArchive gives them. It returns the number of rows that no table had.
 func RestoreArchive(ctx context.Context, tx pgx.Tx, lines [][]byte, from, before time.Time) (n int64, err error) {
 	args := pgx.StrictNamedArgs{"lines": jsonArray(lines), "from": from, "before": before}
 	if err := tx.QueryRow(ctx, restoreArchiveSQL, args).Scan(&n); err != nil {

@@ -106,7 +106,8 @@ func older(t *testing.T, pool *pgxpool.Pool, age time.Duration) {
 	exec(t, pool, `UPDATE outbox_ranges SET settled_at = settled_at - $1::interval, archived_at = archived_at - $1::interval`, age)
 }
 
-// inOnePlace fails unless exactly want events are in the outbox and the archive together, each in one of them.
+// inOnePlace fails unless exactly want events are in the outbox and the archive together, each in
+// one of them.
 func inOnePlace(t *testing.T, pool *pgxpool.Pool, want int) {
 	t.Helper()
 	const both = `(SELECT event_id, id FROM outbox_messages UNION ALL SELECT event_id, id FROM outbox_messages_archive) x`
@@ -170,7 +171,8 @@ func TestARangeBecomesTheArchivesAndNoRowIsCopied(t *testing.T) {
 	}
 }
 
-// PostgreSQL reports that it scans no table when it attaches a range. It adopts the primary key and builds no index.
+// PostgreSQL reports that it scans no table when it attaches a range. It adopts the primary key and
+// builds no index.
 func TestArchivingReadsNoRowOfTheRange(t *testing.T) {
 	db := testkit.Postgres(t)
 	pool := db.Pool(t, postgres.RoleSystem)
@@ -201,7 +203,8 @@ func TestArchivingReadsNoRowOfTheRange(t *testing.T) {
 	}
 }
 
-// A delayed row and the rows parked behind it leave their range under their ids. So the order of their aggregate holds.
+// A delayed row and the rows parked behind it leave their range under their ids. So the order of
+// their aggregate holds.
 func TestWhatWaitsPinsNoRangeAndKeepsItsOrder(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	fill(t, pool, 1, 100, 10*archiveDay)
@@ -339,8 +342,8 @@ func TestARangeIsSettledOnceEveryFloorHasPassedIt(t *testing.T) {
 	}
 }
 
-// TestAnArchiverCutOffAtAnyStepLeavesEachRowInOnePlace ends the connections at the k-th step, for every k. The database
-// sees the same as with SIGKILL.
+// TestAnArchiverCutOffAtAnyStepLeavesEachRowInOnePlace ends the connections at the k-th step, for
+// every k. The database sees the same as with SIGKILL.
 func TestAnArchiverCutOffAtAnyStepLeavesEachRowInOnePlace(t *testing.T) {
 	db := testkit.Postgres(t)
 	owner := db.Pool(t, postgres.RoleOwner)
@@ -425,8 +428,8 @@ func TestTwoArchiversAtOnceUnderAHeldSnapshotMoveEachRangeOnce(t *testing.T) {
 	}
 }
 
-// Writers, claims and marks continue while ranges are created, ended, archived and dropped. Each event is published
-// once, in order.
+// Writers, claims and marks continue while ranges are created, ended, archived and dropped. Each
+// event is published once, in order.
 func TestWritersAndClaimsGoOnWhileRangesComeAndGo(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	created := time.Unix(1, 0)
@@ -524,7 +527,8 @@ func TestWritersAndClaimsGoOnWhileRangesComeAndGo(t *testing.T) {
 	}
 }
 
-// A writer always finds a range: the default one takes rows until there are ranges again, and empties by itself.
+// A writer always finds a range: the default one takes rows until there are ranges again, and
+// empties by itself.
 func TestTheDefaultRangeCatchesWhatHasNoRangeAndEmptiesByItself(t *testing.T) {
 	db := testkit.Postgres(t)
 	pool := db.Pool(t, postgres.RoleSystem)
@@ -561,8 +565,8 @@ func TestTheDefaultRangeCatchesWhatHasNoRangeAndEmptiesByItself(t *testing.T) {
 	inOnePlace(t, pool, 11)
 }
 
-// A range may be empty, because its rows were delayed or went to the DLQ. It moves like any other, with and without
-// holds.
+// A range may be empty, because its rows were delayed or went to the DLQ. It moves like any other,
+// with and without holds.
 func TestAnEmptyRangeIsArchivedAndDropped(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	exec(t, pool, `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload, available_at)
@@ -604,7 +608,8 @@ func TestAClockThatWasAheadPinsNoRange(t *testing.T) {
 	}
 }
 
-// A session that reads the outbox for hours keeps ranges from leaving it. The archive still drops its expired ranges.
+// A session that reads the outbox for hours keeps ranges from leaving it. The archive still drops
+// its expired ranges.
 func TestAStepThatFailsHoldsUpNoOther(t *testing.T) {
 	db := testkit.Postgres(t)
 	pool := db.Pool(t, postgres.RoleSystem)
@@ -647,7 +652,8 @@ func (l lost) Fence(context.Context, pgx.Tx) error {
 	return nil
 }
 
-// archived fills a range with n rows of each of two tenants that occurred on a day, and archives it.
+// archived fills a range with n rows of each of two tenants that occurred on a day, and archives
+// it.
 func archived(t *testing.T, pool *pgxpool.Pool, n int, at time.Time) {
 	t.Helper()
 	for tenant := range int64(2) {

@@ -11,8 +11,9 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// benchTable is a database with the current outbox, or with a former index of pending rows that each mark changes
-// (docs/adr/0011-heap-only-marks.md). Vacuum is off, so that it runs beside neither.
+// benchTable is a database with the current outbox, or with a former index of pending rows that
+// each mark changes (docs/adr/0011-heap-only-marks.md). Vacuum is off, so that it runs beside
+// neither.
 func benchTable(b *testing.B, indexed bool) *pgxpool.Pool {
 	b.Helper()
 	pool := testkit.Postgres(b).Pool(b, postgres.RoleOwner)
@@ -55,8 +56,8 @@ func walBytes(b *testing.B, pool *pgxpool.Pool) (n float64) {
 	return n
 }
 
-// BenchmarkInsert and BenchmarkMark insert benchEvents rows, and mark them in batches of 500. Run with -benchtime 1x
-// -count 5.
+// BenchmarkInsert and BenchmarkMark insert benchEvents rows, and mark them in batches of 500. Run
+// with -benchtime 1x -count 5.
 func BenchmarkInsert(b *testing.B) {
 	for name, indexed := range map[string]bool{"heap-only": false, "pending-index": true} {
 		b.Run(name, func(b *testing.B) {
@@ -107,8 +108,8 @@ func BenchmarkMark(b *testing.B) {
 	}
 }
 
-// BenchmarkLife takes events from their insert to the archive. It counts the bytes that each step writes to the log,
-// and the final size of tables and indexes. Run with -benchtime 1x.
+// BenchmarkLife takes events from their insert to the archive. It counts the bytes that each step
+// writes to the log, and the final size of tables and indexes. Run with -benchtime 1x.
 func BenchmarkLife(b *testing.B) {
 	for b.Loop() {
 		pool := benchTable(b, false)

@@ -26,8 +26,8 @@ type Row struct {
 	Oversize int  // the payload's bytes, if the claim left the payload out because it exceeds Round.MaxMessage; 0 otherwise
 }
 
-// Round is one exchange with the database about one partition, in one round trip and one transaction. The transaction
-// first marks the rows of the last publish, then claims the next rows.
+// Round is one exchange with the database about one partition, in one round trip and one
+// transaction. The transaction first marks the rows of the last publish, then claims the next rows.
 type Round struct {
 	Partition           int
 	FirstSlot, LastSlot int
@@ -55,8 +55,8 @@ type Claimed struct {
 	Sample  Horizon // zero if the round had no mark
 }
 
-// Open is a transaction that may still add rows with ids that claims have passed. Once it has ended, claims begin above
-// Above.
+// Open is a transaction that may still add rows with ids that claims have passed. Once it has
+// ended, claims begin above Above.
 type Open struct {
 	XID   uint64
 	Above int64
@@ -65,10 +65,10 @@ type Open struct {
 // Held is a row that waits for the row Behind, an earlier one of its aggregate.
 type Held struct{ ID, Behind int64 }
 
-// Horizon is a sample of the ids assigned so far. Every transaction that took an id up to LastID has a transaction id
-// below XID. The reason: the default of outbox_messages.id gives a writer its transaction id before its row's id. So
-// once all transactions below XID have ended, every row up to LastID is visible or will never exist
-// (docs/adr/0004-floor.md).
+// Horizon is a sample of the ids assigned so far. Every transaction that took an id up to LastID
+// has a transaction id below XID. The reason: the default of outbox_messages.id gives a writer its
+// transaction id before its row's id. So once all transactions below XID have ended, every row up
+// to LastID is visible or will never exist (docs/adr/0004-floor.md).
 type Horizon struct {
 	LastID int64
 	XID    uint64
@@ -79,11 +79,12 @@ const rowColumns = `m.id, m.event_id, m.tenant_id, m.aggregate_type, m.aggregate
        CASE WHEN m.payload_bytes <= @max_message THEN 0 ELSE m.payload_bytes END,
        m.occurred_at, coalesce(m.trace_id, ''), m.attempts::int, m.slot::int`
 
-// beginRoundSQL reads the last assigned id L, before the round takes its transaction id X. L and X are a sample of the
-// horizon (docs/adr/0004-floor.md). The statement also reads the running transactions, before the claim's snapshot.
+// beginRoundSQL reads the last assigned id L, before the round takes its transaction id X. L and X
+// are a sample of the horizon (docs/adr/0004-floor.md). The statement also reads the running
+// transactions, before the claim's snapshot.
 //
-// It turns synchronous_commit off, so the round's commit does not wait for the disk. If a crash undoes a mark, the
-// catch-up marks the rows again from the stream.
+// It turns synchronous_commit off, so the round's commit does not wait for the disk. If a crash
+// undoes a mark, the catch-up marks the rows again from the stream.
 //
 // Index: none.   Locks: none.
 const beginRoundSQL = `
@@ -92,33 +93,36 @@ SELECT /* outbox.begin_round */ (` + lastIDSQL +
        current_setting('synchronous_standby_names') <> '', set_config('synchronous_commit', 'off', true), ` + walkSettings + `
   FROM pg_current_snapshot() s`
 
-// walkSettings make the transaction's statements walk the indexes that they were written for, in index order. Without
-// them, the planner prefers a scan or a sort of the whole table while that is small or its statistics are old.
+// walkSettings make the transaction's statements walk the indexes that they were written for, in
+// index order. Without them, the planner prefers a scan or a sort of the whole table while that is
+// small or its statistics are old.
 //
-// One generic plan serves all values: it skips the ranges below the floor at run time. A separate plan for each floor
-// would cost more than the claim.
+// One generic plan serves all values: it skips the ranges below the floor at run time. A separate
+// plan for each floor would cost more than the claim.
 const walkSettings = `set_config('enable_seqscan', 'off', true), set_config('enable_sort', 'off', true),
        set_config('enable_bitmapscan', 'off', true), set_config('plan_cache_mode', 'force_generic_plan', true)`
 
 const walkSQL = `SELECT /* outbox.walk */ ` + walkSettings
 
-// lastIDSQL reads the last assigned id. While is_called is false, last_value is the next id to be assigned.
+// lastIDSQL reads the last assigned id. While is_called is false, last_value is the next id to be
+// assigned.
 //
 // Index: none.   Locks: none.
 const lastIDSQL = `SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM outbox_messages_id_seq`
 
-// claimSQL reads pending rows above an id. It takes no lock. The stream decides which relay may publish: it checks its
-// last sequence. The lease decides which relay tries. A claimed row is held if an earlier row of its aggregate is
-// delayed.
+// claimSQL reads pending rows above an id. It takes no lock. The stream decides which relay may
+// publish: it checks its last sequence. The lease decides which relay tries. A claimed row is held
+// if an earlier row of its aggregate is delayed.
 //
-// The claim begins above @above. It begins lower if a transaction of @open has ended in the claim's own snapshot,
-// because that transaction may have added lower rows (docs/adr/0004-floor.md). No claim begins below @lowest: the plan
-// knows this value when it starts, and skips the ranges below.
+// The claim begins above @above. It begins lower if a transaction of @open has ended in the claim's
+// own snapshot, because that transaction may have added lower rows (docs/adr/0004-floor.md). No
+// claim begins below @lowest: the plan knows this value when it starts, and skips the ranges below.
 //
-// The claim reads sizes first. So it reads and converts payloads only of rows that fit into the round.
+// The claim reads sizes first. So it reads and converts payloads only of rows that fit into the
+// round.
 //
-// Index: outbox_messages_pkey, the same range twice; while any row is delayed, outbox_messages_held_idx, one probe per row.
-// Locks: none.
+// Index: outbox_messages_pkey, the same range twice; while any row is delayed,
+// outbox_messages_held_idx, one probe per row. Locks: none.
 const claimSQL = `
 WITH begins AS MATERIALIZED (
   SELECT coalesce(min(above), @above::bigint) AS above
@@ -146,15 +150,16 @@ SELECT /* outbox.claim */ ` + rowColumns + `,
 const freshSQL = `processed_at IS NULL AND NOT delayed AND slot BETWEEN @first AND @last
    AND (id > @in_flight_to::bigint OR id NOT IN (SELECT unnest(@in_flight::bigint[])))`
 
-// stateSQL reads the partition's stored tail after the claim. A claim misses a row that another relay has published and
-// marked. This statement's snapshot is at least as new as the claim's, so it then also shows that relay's tail.
+// stateSQL reads the partition's stored tail after the claim. A claim misses a row that another
+// relay has published and marked. This statement's snapshot is at least as new as the claim's, so
+// it then also shows that relay's tail.
 //
 // Index: outbox_partitions_pkey.   Locks: none.
 const stateSQL = `
 SELECT /* outbox.state */ tail_seq, closing, final_seq IS NOT NULL FROM outbox_partitions WHERE partition = @partition`
 
-// dueSQL reads the aggregates of delayed rows that are due, and all delayed rows of each aggregate in order. The relay
-// may publish the rows before the first one that is not due.
+// dueSQL reads the aggregates of delayed rows that are due, and all delayed rows of each aggregate
+// in order. The relay may publish the rows before the first one that is not due.
 //
 // Index: outbox_messages_delayed_idx, outbox_messages_held_idx.   Locks: none.
 const dueSQL = `
@@ -287,8 +292,8 @@ type taking struct {
 // Leave records that a pending row remains unclaimed.
 func (c *Claimed) Leave(id int64) { c.Upto = min(c.Upto, id-1) }
 
-// dueRows keeps the due rows of each aggregate up to its first row that is not due or is in flight. The later due rows
-// of the aggregate are held behind that row.
+// dueRows keeps the due rows of each aggregate up to its first row that is not due or is in flight.
+// The later due rows of the aggregate are held behind that row.
 func (t *taking) dueRows(rows pgx.Rows) error {
 	var (
 		row      columns
@@ -351,9 +356,9 @@ func (t *taking) freshRows(rows pgx.Rows) error {
 	return err
 }
 
-// fill chooses the rows of the claim: first the due rows that are the earliest of their aggregate, then the fresh rows.
-// It stops at the first row that does not fit, because a later row would break the order. A due row waits while an
-// earlier row of its aggregate may be pending.
+// fill chooses the rows of the claim: first the due rows that are the earliest of their aggregate,
+// then the fresh rows. It stops at the first row that does not fit, because a later row would break
+// the order. A due row waits while an earlier row of its aggregate may be pending.
 func (t *taking) fill() {
 	t.due = slices.DeleteFunc(t.due, func(r Row) bool {
 		before := t.before[r.Aggregate()]
@@ -376,7 +381,8 @@ func (t *taking) fill() {
 	}
 }
 
-// parkSQL delays held rows until the row ahead of them is due, so that claims skip them. It records that row in behind.
+// parkSQL delays held rows until the row ahead of them is due, so that claims skip them. It records
+// that row in behind.
 //
 // Index: outbox_messages_pkey.   Locks: the rows.
 const parkSQL = `
@@ -397,8 +403,8 @@ func Park(ctx context.Context, pool *pgxpool.Pool, held []Held) error {
 	return nil
 }
 
-// unparkSQL makes a parked row due once the row ahead of it is no longer delayed, or is due earlier. That row was
-// published, moved to the DLQ, discarded or repaired.
+// unparkSQL makes a parked row due once the row ahead of it is no longer delayed, or is due
+// earlier. That row was published, moved to the DLQ, discarded or repaired.
 //
 // Index: outbox_messages_delayed_id_idx, all delayed rows.   Locks: the rows.
 const unparkSQL = `
@@ -407,8 +413,8 @@ UPDATE /* outbox.unpark */ outbox_messages m
  WHERE m.delayed AND m.behind IS NOT NULL AND m.available_at > now()
    AND NOT EXISTS (SELECT FROM outbox_messages d WHERE d.id = m.behind AND d.delayed AND d.available_at >= m.available_at)`
 
-// Unpark makes parked rows due that no longer wait for another row, and returns their number. It reads every delayed
-// row.
+// Unpark makes parked rows due that no longer wait for another row, and returns their number. It
+// reads every delayed row.
 func Unpark(ctx context.Context, pool *pgxpool.Pool) (int64, error) {
 	tag, err := pool.Exec(ctx, unparkSQL)
 	if err != nil {
@@ -423,14 +429,16 @@ type Failure struct {
 	Error string
 }
 
-// MaxAttempts is how often a row may fail before the next failure moves it to the DLQ (the spec's "attempts > 10").
+// MaxAttempts is how often a row may fail before the next failure moves it to the DLQ (the spec's
+// "attempts > 10").
 const MaxAttempts = 10
 
 // retriesSQL counts the retries of message m from the DLQ. Index: outbox_dlq_actions_event_idx.
 const retriesSQL = `(SELECT count(*) FROM outbox_dlq_actions a WHERE a.event_id = m.event_id AND a.action = 'retry')`
 
-// failSQL counts a failure of each row and delays it by 30 s per attempt, at most 4 minutes. A row past @max attempts
-// moves to the DLQ. The statement compares attempts, so two relays at once count one failure.
+// failSQL counts a failure of each row and delays it by 30 s per attempt, at most 4 minutes. A row
+// past @max attempts moves to the DLQ. The statement compares attempts, so two relays at once count
+// one failure.
 //
 // Index: outbox_messages_pkey.   Locks: the rows.
 const failSQL = `
@@ -455,8 +463,8 @@ put_off AS (
   RETURNING 1)
 SELECT /* outbox.fail */ (SELECT count(*) FROM put_off)::int, (SELECT count(*) FROM moved)::int`
 
-// Fail counts a failure of each row. It delays the row, or moves it to the DLQ past MaxAttempts, and returns the number
-// of rows of each outcome.
+// Fail counts a failure of each row. It delays the row, or moves it to the DLQ past MaxAttempts,
+// and returns the number of rows of each outcome.
 func Fail(ctx context.Context, pool *pgxpool.Pool, failures []Failure) (putOff, dead int, err error) {
 	n := len(failures)
 	ids, eventIDs, attempts, texts, causes := make([]int64, n), make([]string, n), make([]int16, n), make([]string, n), make([]string, n)

@@ -113,8 +113,8 @@ func TestAClaimIsBoundedByRowsAndBytesWithoutGaps(t *testing.T) {
 	}
 }
 
-// TestAPayloadTooLargeIsNotLoaded: the size of the published text counts. The table's form is smaller if the text has
-// blanks and repetitions, and larger if it has many short numbers.
+// TestAPayloadTooLargeIsNotLoaded: the size of the published text counts. The table's form is
+// smaller if the text has blanks and repetitions, and larger if it has many short numbers.
 func TestAPayloadTooLargeIsNotLoaded(t *testing.T) {
 	db := testkit.Postgres(t)
 	pool, writer := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleWriter)
@@ -196,7 +196,8 @@ func TestRowsThatFallDueAreClaimedInTheOrderOfTheirAggregate(t *testing.T) {
 	checkClaimed(t, pool, Round{Due: true, FirstSlot: 31, LastSlot: 31})
 }
 
-// TestADueRowDoesNotOvertakeItsAggregate: an earlier row may still be pending, whether or not this round read it.
+// TestADueRowDoesNotOvertakeItsAggregate: an earlier row may still be pending, whether or not this
+// round read it.
 func TestADueRowDoesNotOvertakeItsAggregate(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	appendRows(t, pool, newEvent(2, `1`), newEvent(2, `2`), newEvent(1, `3`), newEvent(1, `4`), newEvent(3, `5`))
@@ -212,7 +213,8 @@ func TestADueRowDoesNotOvertakeItsAggregate(t *testing.T) {
 	checkClaimed(t, pool, Round{Due: true}, 4, 2, 5)
 }
 
-// TestRowsBehindOneThatWaitsAreParkedUntilItWaitsNoLonger: for each way in which the first row's wait can end.
+// TestRowsBehindOneThatWaitsAreParkedUntilItWaitsNoLonger: for each way in which the first row's
+// wait can end.
 func TestRowsBehindOneThatWaitsAreParkedUntilItWaitsNoLonger(t *testing.T) {
 	for name, c := range map[string]struct {
 		becomes func(t *testing.T, pool *pgxpool.Pool)
@@ -255,7 +257,8 @@ func TestRowsBehindOneThatWaitsAreParkedUntilItWaitsNoLonger(t *testing.T) {
 	}
 }
 
-// TestAParkedRowFollowsTheOneAhead: if the first row is delayed again, the later rows remain behind it.
+// TestAParkedRowFollowsTheOneAhead: if the first row is delayed again, the later rows remain behind
+// it.
 func TestAParkedRowFollowsTheOneAhead(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	appendRows(t, pool, newEvent(1, `1`), newEvent(1, `2`))
@@ -292,11 +295,12 @@ func TestNobodyCanAskToWaitForMoreThanAYear(t *testing.T) {
 	}
 }
 
-// TestTheHorizonIsSampledBeforeTheRoundHasATransaction: a writer of an id up to the sample's has a transaction id below
-// the sample's. A sequence that was never used reports its first value as the last one; the sample is then below the
-// first row.
+// TestTheHorizonIsSampledBeforeTheRoundHasATransaction: a writer of an id up to the sample's has a
+// transaction id below the sample's. A sequence that was never used reports its first value as the
+// last one; the sample is then below the first row.
 func TestTheHorizonIsSampledBeforeTheRoundHasATransaction(t *testing.T) {
-	// A server of its own without autovacuum: a transaction in any other database would run beside the round.
+	// A server of its own without autovacuum: a transaction in any other database would run beside
+	// the round.
 	pool := testkit.PostgresProcess(t, "autovacuum=off").DB(t).Pool(t, postgres.RoleSystem)
 	if err := Bind(t.Context(), pool, 0, "EVENTS-0", made); err != nil {
 		t.Fatal(err)
@@ -335,8 +339,8 @@ func TestTheHorizonIsSampledBeforeTheRoundHasATransaction(t *testing.T) {
 	}
 }
 
-// TestAClaimBeginsLowerOnceATransactionHasEnded: while a transaction runs, its rows are invisible, so claims pass them.
-// When it ends, the next claim takes the lower rows first.
+// TestAClaimBeginsLowerOnceATransactionHasEnded: while a transaction runs, its rows are invisible,
+// so claims pass them. When it ends, the next claim takes the lower rows first.
 func TestAClaimBeginsLowerOnceATransactionHasEnded(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	first := appendRows(t, pool, newEvent(1, `1`))[0].OutboxID
@@ -454,8 +458,8 @@ func explain(t *testing.T, pool *pgxpool.Pool, generic bool, sql string, args pg
 	return strings.Join(lines, "\n")
 }
 
-// TestPlans: a round reads little more than it returns. This holds with many ranges of published rows, with and without
-// statistics, and for generic and custom plans.
+// TestPlans: a round reads little more than it returns. This holds with many ranges of published
+// rows, with and without statistics, and for generic and custom plans.
 func TestPlans(t *testing.T) {
 	for name, analyzed := range map[string]bool{"never analyzed": false, "analyzed": true} {
 		t.Run(name, func(t *testing.T) {

@@ -8,8 +8,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Delivered is a snapshot of what the relays have delivered. Every event committed up to AsOf is on the streams, up to
-// the sequences in Tails, except for the events that Missing names.
+// Delivered is a snapshot of what the relays have delivered. Every event committed up to AsOf is on
+// the streams, up to the sequences in Tails, except for the events that Missing names.
 type Delivered struct {
 	AsOf    time.Time // by the database's clock, slightly before the snapshot
 	Tails   []Tail
@@ -23,8 +23,8 @@ type Tail struct {
 	Closed bool   `json:"closed"`
 }
 
-// Missing is a tenant and an aggregate type with messages that are delayed or in the DLQ, and the time of the oldest
-// one.
+// Missing is a tenant and an aggregate type with messages that are delayed or in the DLQ, and the
+// time of the oldest one.
 type Missing struct {
 	TenantID      int64     `json:"tenant"`
 	AggregateType string    `json:"type"`
@@ -36,13 +36,13 @@ const maxMissing = 10_000
 
 // deliveredSQL reads the delivery state in one snapshot.
 //
-// Index: outbox_messages_pkey from the lowest floor, outbox_messages_delayed_idx, outbox_messages_dlq_pkey: bounded.
-// Locks: none.
+// Index: outbox_messages_pkey from the lowest floor, outbox_messages_delayed_idx,
+// outbox_messages_dlq_pkey: bounded. Locks: none.
 const deliveredSQL = `SELECT /* outbox.delivered */ complete, tails, missing FROM outbox_delivered($1)`
 
-// ReadDelivered reads what is delivered. It needs no tenant and no broker. It excludes transactions that still run:
-// their events commit later. The cost does not grow with the backlog, only with the rows written since the oldest
-// transaction began.
+// ReadDelivered reads what is delivered. It needs no tenant and no broker. It excludes transactions
+// that still run: their events commit later. The cost does not grow with the backlog, only with the
+// rows written since the oldest transaction began.
 func ReadDelivered(ctx context.Context, pool *pgxpool.Pool) (d Delivered, err error) {
 	if err := pool.QueryRow(ctx, deliveredSQL, maxMissing).Scan(&d.AsOf, &d.Tails, &d.Missing); err != nil {
 		return d, fmt.Errorf("read the delivery state: %w", err)
@@ -50,8 +50,9 @@ func ReadDelivered(ctx context.Context, pool *pgxpool.Pool) (d Delivered, err er
 	return d, nil
 }
 
-// Reached reports whether a consumer with these offsets, by stream, has applied every event on the streams up to d. A
-// consumer without an offset of a closed stream has one of a successor, or began later.
+// Reached reports whether a consumer with these offsets, by stream, has applied every event on the
+// streams up to d. A consumer without an offset of a closed stream has one of a successor, or began
+// later.
 func (d *Delivered) Reached(offsets map[string]uint64) bool {
 	for _, t := range d.Tails {
 		if at, there := offsets[t.Stream]; at < t.Seq && (there || !t.Closed) {
@@ -64,7 +65,8 @@ func (d *Delivered) Reached(offsets map[string]uint64) bool {
 // Whole returns the time up to which every event of all tenants is delivered.
 func (d *Delivered) Whole() time.Time { return d.before(func(Missing) bool { return true }) }
 
-// Of returns the time up to which every event of a tenant is delivered, for the aggregate types that wants accepts.
+// Of returns the time up to which every event of a tenant is delivered, for the aggregate types
+// that wants accepts.
 func (d *Delivered) Of(tenant int64, wants func(aggregateType string) bool) time.Time {
 	return d.before(func(m Missing) bool { return m.TenantID == tenant && wants(m.AggregateType) })
 }

@@ -14,23 +14,26 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 )
 
-// ErrNotInDLQ reports a message that is not in the DLQ. It never was there, or somebody retried or discarded it.
+// ErrNotInDLQ reports a message that is not in the DLQ. It never was there, or somebody retried or
+// discarded it.
 var ErrNotInDLQ = errors.New("outbox: the DLQ holds no such message")
 
-// MaxDLQBatch is the limit of messages of one List, Retry or Discard. A retry copies payloads within one transaction.
+// MaxDLQBatch is the limit of messages of one List, Retry or Discard. A retry copies payloads
+// within one transaction.
 const MaxDLQBatch = 500
 
 // DLQ has the operations on the outbox's dead letter queue. It is safe for concurrent use.
 //
-// With a pool of postgres.RoleSystem it works on every tenant. With one of postgres.RoleAPI, row-level security shows
-// it only the filter's tenant, and no row without a tenant.
+// With a pool of postgres.RoleSystem it works on every tenant. With one of postgres.RoleAPI,
+// row-level security shows it only the filter's tenant, and no row without a tenant.
 type DLQ struct {
 	pool *pgxpool.Pool
 	wake func(slot int)
 }
 
-// NewDLQ returns the operations on pool. After the commit of a retry it calls wake for every slot that got messages
-// (broker.Waker). wake must not block. With nil the relay finds them when it polls.
+// NewDLQ returns the operations on pool. After the commit of a retry it calls wake for every slot
+// that got messages (broker.Waker). wake must not block. With nil the relay finds them when it
+// polls.
 func NewDLQ(pool *pgxpool.Pool, wake func(slot int)) *DLQ {
 	if wake == nil {
 		wake = func(int) {}
@@ -38,7 +41,8 @@ func NewDLQ(pool *pgxpool.Pool, wake func(slot int)) *DLQ {
 	return &DLQ{pool: pool, wake: wake}
 }
 
-// DLQFilter selects the messages of the DLQ that match every field that is set. The zero filter selects all.
+// DLQFilter selects the messages of the DLQ that match every field that is set. The zero filter
+// selects all.
 type DLQFilter struct {
 	TenantID      int64   // 0: every tenant
 	IDs           []int64 // in the DLQ; nil: any
@@ -116,8 +120,9 @@ SELECT /* outbox.list_dlq */ ` + dlqColumns + `
  WHERE ` + dlqFilterSQL + `
  ORDER BY id LIMIT @limit`
 
-// List returns the first messages that the filter selects, by id and without payloads. It returns at most limit and at
-// most MaxDLQBatch of them. A message that enters the DLQ between two pages may have an id of an earlier page.
+// List returns the first messages that the filter selects, by id and without payloads. It returns
+// at most limit and at most MaxDLQBatch of them. A message that enters the DLQ between two pages
+// may have an id of an earlier page.
 func (d *DLQ) List(ctx context.Context, f DLQFilter, limit int) ([]DLQMessage, error) {
 	args := f.args()
 	args["limit"] = min(limit, MaxDLQBatch)
@@ -133,7 +138,8 @@ func (d *DLQ) List(ctx context.Context, f DLQFilter, limit int) ([]DLQMessage, e
 	return all, nil
 }
 
-// countDLQSQL counts the messages that a filter selects, and reads all of them. Index: as listDLQSQL. Locks: none.
+// countDLQSQL counts the messages that a filter selects, and reads all of them. Index: as
+// listDLQSQL. Locks: none.
 const countDLQSQL = `SELECT /* outbox.count_dlq */ count(*) FROM outbox_messages_dlq WHERE ` + dlqFilterSQL
 
 // Count returns the number of messages that the filter selects. It reads all of them.
@@ -148,9 +154,9 @@ func (d *DLQ) Count(ctx context.Context, f DLQFilter) (n int64, err error) {
 // deadTable describes the DLQ's table for package deadletter.
 var deadTable = deadletter.Table{Name: "outbox_messages_dlq", Consumer: "''", Error: "coalesce(last_error, '')"}
 
-// Groups returns the groups of the tenant's messages by event type and cause, without counts. Tenant 0 means all
-// tenants. The group with the latest message comes first. If more than deadletter.MaxGroups exist, it returns some of
-// them and more is true.
+// Groups returns the groups of the tenant's messages by event type and cause, without counts.
+// Tenant 0 means all tenants. The group with the latest message comes first. If more than
+// deadletter.MaxGroups exist, it returns some of them and more is true.
 func (d *DLQ) Groups(ctx context.Context, tenant int64) (all []deadletter.Group, more bool, err error) {
 	err = d.tx(ctx, tenant, pgx.ReadOnly, func(tx pgx.Tx) (err error) {
 		all, more, err = deadletter.Groups(ctx, tx, deadTable, tenant)
@@ -168,7 +174,8 @@ func (d *DLQ) Group(ctx context.Context, tenant int64, id string) (g *deadletter
 	return g, err
 }
 
-// CountGroups sets the counts of groups: the tenant's messages that entered the DLQ at since or later.
+// CountGroups sets the counts of groups: the tenant's messages that entered the DLQ at since or
+// later.
 func (d *DLQ) CountGroups(ctx context.Context, tenant int64, groups []deadletter.Group, since time.Time) error {
 	return d.tx(ctx, tenant, pgx.ReadOnly, func(tx pgx.Tx) error { return deadletter.Count(ctx, tx, deadTable, tenant, groups, since) })
 }
@@ -210,12 +217,13 @@ type DLQRequest struct {
 	Reason string // may be empty
 	DryRun bool   // change nothing: only return the actions
 
-	// Within runs in the transaction, before its commit, with the actions. An error rolls everything back. After a
-	// serialization failure it is called again.
+	// Within runs in the transaction, before its commit, with the actions. An error rolls
+	// everything back. After a serialization failure it is called again.
 	Within func(ctx context.Context, tx pgx.Tx, did []DLQAction) error
 }
 
-// DLQAction is an action on one message: a row of outbox_dlq_actions. In a dry run At is zero, and NewID 0.
+// DLQAction is an action on one message: a row of outbox_dlq_actions. In a dry run At is zero, and
+// NewID 0.
 type DLQAction struct {
 	At            time.Time
 	Actor         string
@@ -232,8 +240,9 @@ type DLQAction struct {
 	Slot          int    // the message's slot
 }
 
-// takeDLQSQL begins the statements that remove messages from the DLQ. It locks the chosen rows in the order of their
-// ids, so two operators do not deadlock. The second operator finds the rows deleted and takes the next ones.
+// takeDLQSQL begins the statements that remove messages from the DLQ. It locks the chosen rows in
+// the order of their ids, so two operators do not deadlock. The second operator finds the rows
+// deleted and takes the next ones.
 const takeDLQSQL = `
 WITH chosen AS (
   SELECT id FROM outbox_messages_dlq
@@ -246,8 +255,8 @@ gone AS (
 const actionColumns = `at, actor, action, dlq_id, event_id::text, tenant_id, aggregate_type, aggregate_id, event_type, ` +
 	`coalesce(new_id, 0), reason, token`
 
-// retryDLQSQL moves messages back to the outbox and records that. The new rows get new ids above every floor, in the
-// order of the old ones.
+// retryDLQSQL moves messages back to the outbox and records that. The new rows get new ids above
+// every floor, in the order of the old ones.
 //
 // Index: outbox_messages_dlq_pkey, or that of tenant and aggregate.   Locks: the chosen messages.
 const retryDLQSQL = takeDLQSQL + `
@@ -264,11 +273,11 @@ noted AS (
 SELECT /* outbox.retry_dlq */ ` + actionColumns + `, (SELECT f.slot FROM fresh f WHERE f.id = noted.new_id)::int
   FROM noted ORDER BY dlq_id`
 
-// Retry moves messages from the DLQ to the end of the outbox. They keep event_id, payload, times and trace. They get a
-// new id and no attempts, and are due at once.
+// Retry moves messages from the DLQ to the end of the outbox. They keep event_id, payload, times
+// and trace. They get a new id and no attempts, and are due at once.
 //
-// Retry returns its actions by old id. A requested message without an action is not in the DLQ (any more). Of two
-// callers for the same message one gets it.
+// Retry returns its actions by old id. A requested message without an action is not in the DLQ (any
+// more). Of two callers for the same message one gets it.
 func (d *DLQ) Retry(ctx context.Context, r DLQRequest) ([]DLQAction, error) {
 	return d.act(ctx, DLQRetry, retryDLQSQL, r)
 }
@@ -284,8 +293,8 @@ noted AS (
 SELECT /* outbox.discard_dlq */ ` + actionColumns + `, (SELECT g.slot FROM gone g WHERE g.id = noted.dlq_id)::int
   FROM noted ORDER BY dlq_id`
 
-// Discard deletes messages from the DLQ forever, with their payloads. It keeps only the records of the actions
-// (DLQAction), and returns them as Retry does.
+// Discard deletes messages from the DLQ forever, with their payloads. It keeps only the records of
+// the actions (DLQAction), and returns them as Retry does.
 func (d *DLQ) Discard(ctx context.Context, r DLQRequest) ([]DLQAction, error) {
 	return d.act(ctx, DLQDiscard, discardDLQSQL, r)
 }

@@ -13,9 +13,9 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// TestAHundredThousandDeadMessagesAreGroupedByFewPages has large groups and many groups, with older statistics. A
-// statement reads some pages per group, or per message that it counts. To read all messages for each group takes
-// millions.
+// TestAHundredThousandDeadMessagesAreGroupedByFewPages has large groups and many groups, with older
+// statistics. A statement reads some pages per group, or per message that it counts. To read all
+// messages for each group takes millions.
 func TestAHundredThousandDeadMessagesAreGroupedByFewPages(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	exec(t, pool, `INSERT INTO outbox_messages_dlq (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload,

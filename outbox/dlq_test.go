@@ -21,8 +21,8 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// bury inserts events with SQL, because Append would refuse them, and fails them until they are dead. It returns their
-// ids. The events died an hour apart, the last one now.
+// bury inserts events with SQL, because Append would refuse them, and fails them until they are
+// dead. It returns their ids. The events died an hour apart, the last one now.
 func bury(t *testing.T, pool *pgxpool.Pool, events ...event.Event) []int64 {
 	t.Helper()
 	for i := range events {

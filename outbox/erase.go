@@ -10,7 +10,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Selection selects the messages of a tenant for a sweep. The caller interprets their payloads, as consumers do.
+// Selection selects the messages of a tenant for a sweep. The caller interprets their payloads, as
+// consumers do.
 type Selection struct {
 	TenantID   int64
 	Aggregates map[string][]int64 // ids by type, for the archive, which a sweep does not read completely
@@ -24,8 +25,9 @@ type Querier interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// The tables that hold payloads. A retry moves a message from the DLQ to the outbox, and the archiver moves it to the
-// archive. A sweep visits the tables in the same order, so it misses no message.
+// The tables that hold payloads. A retry moves a message from the DLQ to the outbox, and the
+// archiver moves it to the archive. A sweep visits the tables in the same order, so it misses no
+// message.
 const (
 	TableDLQ     = "outbox_messages_dlq"
 	TableOutbox  = "outbox_messages"
@@ -52,12 +54,13 @@ const (
 
 const sweptColumns = `id, event_id::text, aggregate_type, aggregate_id, event_type, payload`
 
-// sweepEndSQL finds the end of the table's next window. Index: the primary key, one range. Locks: none.
+// sweepEndSQL finds the end of the table's next window. Index: the primary key, one range. Locks:
+// none.
 const sweepEndSQL = `
 SELECT /* outbox.sweep_end */ coalesce(max(id), 0) FROM (SELECT id FROM {table} WHERE id > @after ORDER BY id LIMIT @window) w`
 
-// sweepOutboxSQL reads the selected messages of a window. The outbox has no index by tenant, which would cost each
-// write.
+// sweepOutboxSQL reads the selected messages of a window. The outbox has no index by tenant, which
+// would cost each write.
 //
 // Index: outbox_messages_pkey, one range.   Locks: none.
 const sweepOutboxSQL = `
@@ -74,8 +77,9 @@ SELECT /* outbox.sweep_dlq */ ` + sweptColumns + `, false
  WHERE id > @after AND id <= @upto AND tenant_id = @tenant
  ORDER BY id`
 
-// sweepArchiveSQL reads the next messages of some aggregates, except those of the actor, after a message of the first
-// aggregate. The rows come in the order of the aggregates, because no plan reorders a LATERAL with a limit.
+// sweepArchiveSQL reads the next messages of some aggregates, except those of the actor, after a
+// message of the first aggregate. The rows come in the order of the aggregates, because no plan
+// reorders a LATERAL with a limit.
 //
 // Index: by aggregate, in each range: one probe per aggregate, a page in all.   Locks: none.
 const sweepArchiveSQL = `
@@ -109,9 +113,9 @@ type sweeping struct {
 	done  func() error
 }
 
-// Sweep calls fn for every selected message of the table. After each statement that read a message it calls done, which
-// then handles what fn collected. The pool acts as the system role. A sweep walks over the whole outbox, one window or
-// page per statement.
+// Sweep calls fn for every selected message of the table. After each statement that read a message
+// it calls done, which then handles what fn collected. The pool acts as the system role. A sweep
+// walks over the whole outbox, one window or page per statement.
 func Sweep(ctx context.Context, q Querier, table string, sel Selection, fn func(Swept) error, done func() error) error {
 	s := sweeping{q, table, fn, done}
 	err := s.run(ctx, sel)
@@ -209,9 +213,10 @@ type Redacted struct {
 	Stays   bool // the message stays on the stream unchanged
 }
 
-// redactSQL removes content from messages, and an error that may quote it: in the DLQ the cause, which has no quotations,
-// takes its place. They keep their ids and places. A published row without a stream_seq is an
-// erased one, and a repair never publishes it again. A pending row is published with its new payload.
+// redactSQL removes content from messages, and an error that may quote it: in the DLQ the cause,
+// which has no quotations, takes its place. They keep their ids and places. A published row without
+// a stream_seq is an erased one, and a repair never publishes it again. A pending row is published
+// with its new payload.
 //
 // Index: the primary key, or that of each range.   Locks: the messages.
 const redactSQL = `
@@ -233,7 +238,8 @@ func redactSQLOf(table string) string {
 	return strings.NewReplacer("{table}", table, "{unmark}", unmark, "{error}", fault).Replace(redactSQL)
 }
 
-// Redact replaces payloads in the caller's transaction. It returns the number of messages that the table still had.
+// Redact replaces payloads in the caller's transaction. It returns the number of messages that the
+// table still had.
 func Redact(ctx context.Context, tx pgx.Tx, table string, messages []Redacted) (int64, error) {
 	n := len(messages)
 	ids, eventIDs, payloads, stays := make([]int64, n), make([]string, n), make([]string, n), make([]bool, n)
@@ -255,9 +261,9 @@ UPDATE /* outbox.unmark */ {table} m SET stream_seq = NULL
   FROM unnest(@ids::bigint[], @event_ids::uuid[]) AS r(id, event_id)
  WHERE m.id = r.id AND m.event_id = r.event_id AND m.stream_seq IS NOT NULL`
 
-// Unmark records, in the caller's transaction, that published messages are not on the stream. Call it before you delete
-// them there. A repeated deletion finds messages that the stream still has. In the other order, a repair would publish
-// the deleted messages again.
+// Unmark records, in the caller's transaction, that published messages are not on the stream. Call
+// it before you delete them there. A repeated deletion finds messages that the stream still has. In
+// the other order, a repair would publish the deleted messages again.
 func Unmark(ctx context.Context, tx pgx.Tx, messages []Published) error {
 	ids, eventIDs := make([]int64, len(messages)), make([]string, len(messages))
 	for i, m := range messages {

@@ -13,12 +13,13 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// A sweep reads every selected message once. Each statement reads a bounded number, even if an aggregate has many
-// messages.
+// A sweep reads every selected message once. Each statement reads a bounded number, even if an
+// aggregate has many messages.
 func TestASweepReadsPages(t *testing.T) {
 	db := testkit.Postgres(t)
 	owner, pool := db.Pool(t, postgres.RoleOwner), db.Pool(t, postgres.RoleSystem)
-	// Two aggregates of two and a half pages, a hundred small ones, the acts of user 7, and acts of another user.
+	// Two aggregates of two and a half pages, a hundred small ones, the acts of user 7, and acts of
+	// another user.
 	const rows = `
 		INSERT INTO %s (id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload, occurred_at, available_at,
 		attempts, event_id, inserted_at%s)
@@ -75,7 +76,8 @@ func TestASweepReadsPages(t *testing.T) {
 			all("(payload ->> 'actor' = 'user:7' OR aggregate_type = 'comment' AND aggregate_id = 50)")},
 	)
 	db.RowsPerStatement(t, sweepWindow, TableDLQ, TableOutbox)
-	// The policy hides the index of actors: no operator on jsonb may read a row before the policy does.
+	// The policy hides the index of actors: no operator on jsonb may read a row before the policy
+	// does.
 	db.RowsPerStatement(t, 2*sweepPage, TableKept)
 	comments := map[string][]int64{"comment": {1, 2, 50, 51}, "thread": {2}}
 	check(

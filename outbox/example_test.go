@@ -60,7 +60,8 @@ func ExampleAppend() {
 	}
 }
 
-// TestTheExample runs the example of docs/upstream.md twice. It has no output that `go test` could compare.
+// TestTheExample runs the example of docs/upstream.md twice. It has no output that `go test` could
+// compare.
 func TestTheExample(t *testing.T) {
 	db := testkit.Postgres(t)
 	owner := db.Pool(t, postgres.RoleOwner)

@@ -69,7 +69,8 @@ const findFilter = `
 const fromArchive, fromKept, fromDLQ, fromOutbox = ` FROM outbox_messages_archive WHERE `, ` FROM outbox_messages_kept WHERE `,
 	` FROM outbox_messages_dlq WHERE `, ` FROM outbox_messages WHERE `
 
-// The statements of Find. Each reads rows in the order of an index and stops at the limit. Locks: none.
+// The statements of Find. Each reads rows in the order of an index and stops at the limit. Locks:
+// none.
 var (
 	archiveRow = `SELECT /* outbox.find */ ` + findColumns(InArchive, "processed_at", "partition", "stream_seq", "NULL::timestamptz") +
 		fromArchive
@@ -80,11 +81,12 @@ var (
 		fromOutbox
 	byID    = `id = @id` + findFilter + ` LIMIT @limit`
 	byEvent = `event_id = @event_id::uuid` + findFilter + ` LIMIT @limit`
-	// The event_id contains the first id of an event (docs/adr/0010-outbox-archive.md). idsOfEventSQL reads its later
-	// ids. Find passes one id at a time: for a list, the generic plan would search every range.
+	// The event_id contains the first id of an event (docs/adr/0010-outbox-archive.md).
+	// idsOfEventSQL reads its later ids. Find passes one id at a time: for a list, the generic plan
+	// would search every range.
 	byIDAndEvent = `id = @id AND event_id = @event_id::uuid` + findFilter + ` LIMIT @limit`
-	// A row comparison, not equalities: for an aggregate with many rows the planner would use the index by id, and
-	// filter.
+	// A row comparison, not equalities: for an aggregate with many rows the planner would use the
+	// index by id, and filter.
 	byAggregate = `(tenant_id, aggregate_type, aggregate_id, id) >= (@tenant::bigint, @aggregate_type::text, @aggregate_id::bigint, 0)
    AND (tenant_id, aggregate_type, aggregate_id, id) <=
        (@tenant::bigint, @aggregate_type::text, @aggregate_id::bigint, 9223372036854775807)` + ofType + `
@@ -94,19 +96,19 @@ var (
 		` ORDER BY id LIMIT @limit`
 	byTime = `occurred_at >= @since AND occurred_at < @until AND (@tenant::bigint IS NULL OR tenant_id = @tenant)` + ofType +
 		` ORDER BY occurred_at, id LIMIT @limit`
-	// The outbox and the archive have no index by time. Ids are in the order of insertion, and Find first looks up the
-	// ids of the time range.
+	// The outbox and the archive have no index by time. Ids are in the order of insertion, and Find
+	// first looks up the ids of the time range.
 	byIDRange = `id >= @first AND id <= @last` + findFilter + ` ORDER BY id LIMIT @limit`
 )
 
-// skew is the longest time between the occurrence of an event and the insertion of its row, in either order, with which
-// a query by time still finds the event.
+// skew is the longest time between the occurrence of an event and the insertion of its row, in
+// either order, with which a query by time still finds the event.
 const skew = 10 * time.Minute
 
-// Find returns at most Limit events that the query selects. A query by time returns them by time of occurrence, any
-// other by id. Find searches all tables by id and by event id. By aggregate it searches the archive, the kept rows and
-// the DLQ. By time it finds events of the outbox and the archive only if they occurred at most skew before or after
-// their insertion.
+// Find returns at most Limit events that the query selects. A query by time returns them by time of
+// occurrence, any other by id. Find searches all tables by id and by event id. By aggregate it
+// searches the archive, the kept rows and the DLQ. By time it finds events of the outbox and the
+// archive only if they occurred at most skew before or after their insertion.
 //
 // The pool acts as the system role. A row that is archived during the call may come twice.
 func Find(ctx context.Context, pool *pgxpool.Pool, q FindQuery) ([]Found, error) {
@@ -199,8 +201,8 @@ func readFound(row pgx.CollectableRow) (f Found, err error) {
 	return f, err
 }
 
-// idsOfEventSQL reads the ids that an event has had. The event_id begins with its first id. The others came by a retry
-// from the DLQ or by a repair.
+// idsOfEventSQL reads the ids that an event has had. The event_id begins with its first id. The
+// others came by a retry from the DLQ or by a repair.
 //
 // Index: outbox_dlq_actions_event_idx, outbox_requeued_pkey.   Locks: none.
 const idsOfEventSQL = `
@@ -217,13 +219,15 @@ SELECT id, inserted_at FROM (
   (SELECT id, inserted_at FROM outbox_messages WHERE id >= @from ORDER BY id LIMIT 1) UNION ALL
   (SELECT id, inserted_at FROM outbox_messages_archive WHERE id >= @from ORDER BY id LIMIT 1)) first ORDER BY id LIMIT 1`
 
-// edgesSQL reads the lowest and highest id of the ranges. Rows that were delayed for long are below the first range.
+// edgesSQL reads the lowest and highest id of the ranges. Rows that were delayed for long are below
+// the first range.
 //
 // Index: none, a row per range.   Locks: none.
 const edgesSQL = `SELECT coalesce(min(from_id), 1), (` + lastIDSQL + `) FROM outbox_ranges WHERE state <> 'GONE'`
 
-// idsBetween returns the ids of rows inserted from since up to until, by bisection with about 40 probes. Ids and times
-// of insertion rise together, except for overlapping transactions. skew is much longer than these.
+// idsBetween returns the ids of rows inserted from since up to until, by bisection with about 40
+// probes. Ids and times of insertion rise together, except for overlapping transactions. skew is
+// much longer than these.
 func idsBetween(ctx context.Context, pool *pgxpool.Pool, since, until time.Time) (first, last int64, err error) {
 	var low, high int64
 	if err := pool.QueryRow(ctx, edgesSQL).Scan(&low, &high); err != nil {

@@ -214,8 +214,8 @@ func TestARangeIsIndexedOnceWhenItIsArchived(t *testing.T) {
 	}
 }
 
-// A hundred days of ranges: most archived, one dropped and restored. In each state an event is found by its id with one
-// probe of one range, also by a generic plan.
+// A hundred days of ranges: most archived, one dropped and restored. In each state an event is
+// found by its id with one probe of one range, also by a generic plan.
 func TestAnEventOfAnyAgeIsFoundInOneRangeAndInTime(t *testing.T) {
 	db := testkit.Postgres(t)
 	owner, pool := db.Pool(t, postgres.RoleOwner), db.Pool(t, postgres.RoleSystem)

@@ -17,9 +17,10 @@ import (
 const activeSQL = `p.final_seq IS NULL AND NOT EXISTS (SELECT FROM outbox_partitions o WHERE o.partition = ANY(p.after) AND ` +
 	`o.final_seq IS NULL)`
 
-// heartbeatSQL writes a heartbeat for each active partition that had none for an interval. It locks the partition's row
-// and checks it again, so of several callers only one writes. A heartbeat_at in the future counts as none: it came from
-// a server whose clock was ahead. The aggregate id is the first number that falls into the partition's first slot.
+// heartbeatSQL writes a heartbeat for each active partition that had none for an interval. It locks
+// the partition's row and checks it again, so of several callers only one writes. A heartbeat_at in
+// the future counts as none: it came from a server whose clock was ahead. The aggregate id is the
+// first number that falls into the partition's first slot.
 //
 // Index: none, a row per partition that ever existed.   Locks: the due partitions, by number.
 const heartbeatSQL = `
@@ -44,9 +45,9 @@ const nextHeartbeatSQL = `
 SELECT /* outbox.next_heartbeat */ coalesce(min(heartbeat_at) + @interval::interval - clock_timestamp(), @interval)
   FROM outbox_partitions p WHERE ` + activeSQL
 
-// Heartbeat writes an event of the system tenant for each active partition whose last one is an interval old. Any
-// number of callers together write at most one per partition and interval. It returns the number written, and the time
-// until the next call. Cost: one round trip.
+// Heartbeat writes an event of the system tenant for each active partition whose last one is an
+// interval old. Any number of callers together write at most one per partition and interval. It
+// returns the number written, and the time until the next call. Cost: one round trip.
 func Heartbeat(ctx context.Context, pool *pgxpool.Pool, interval time.Duration) (written int, next time.Duration, err error) {
 	every := pgtype.Interval{Microseconds: interval.Microseconds(), Valid: true}
 	var b pgx.Batch

@@ -10,7 +10,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// ArchiveHold keeps part of the archive beyond its retention: of one tenant or all, for a range of months or all.
+// ArchiveHold keeps part of the archive beyond its retention: of one tenant or all, for a range of
+// months or all.
 type ArchiveHold struct {
 	ID         int64     `json:"id"`
 	TenantID   int64     `json:"tenant_id,omitzero"` // 0: every tenant
@@ -89,7 +90,8 @@ func heldWhole(ctx context.Context, pool *pgxpool.Pool, from int64) (whole bool,
 	return whole, nil
 }
 
-// HeldMonth reports whether a hold keeps all events that occurred in a month. month is its first moment.
+// HeldMonth reports whether a hold keeps all events that occurred in a month. month is its first
+// moment.
 func HeldMonth(ctx context.Context, pool *pgxpool.Pool, month time.Time) (whole bool, err error) {
 	if err := pool.QueryRow(ctx, heldMonthSQL, pgx.StrictNamedArgs{"month": month}).Scan(&whole); err != nil {
 		return false, fmt.Errorf("check for a hold on %s: %w", month.Format("2006-01"), err)
@@ -97,8 +99,8 @@ func HeldMonth(ctx context.Context, pool *pgxpool.Pool, month time.Time) (whole 
 	return whole, nil
 }
 
-// AddHold adds the hold and returns it with its id. It keeps all rows that it covers and that still exist. Reason and
-// CreatedBy are required.
+// AddHold adds the hold and returns it with its id. It keeps all rows that it covers and that still
+// exist. Reason and CreatedBy are required.
 func AddHold(ctx context.Context, pool *pgxpool.Pool, h ArchiveHold) (ArchiveHold, error) {
 	args := pgx.StrictNamedArgs{"tenant": ifSet(h.TenantID), "from": ifSet(h.From), "to": ifSet(h.To),
 		"reason": h.Reason, "by": h.CreatedBy}
@@ -127,7 +129,8 @@ func Holds(ctx context.Context, pool *pgxpool.Pool, all bool) ([]ArchiveHold, er
 	return holds, nil
 }
 
-// ReleaseHold ends a hold, or returns ErrNoHold. The next run of the archive drops what only this hold kept.
+// ReleaseHold ends a hold, or returns ErrNoHold. The next run of the archive drops what only this
+// hold kept.
 func ReleaseHold(ctx context.Context, pool *pgxpool.Pool, id int64, by, reason string) error {
 	tag, err := pool.Exec(ctx, releaseHoldSQL, pgx.StrictNamedArgs{"id": id, "by": by, "reason": reason})
 	if err == nil && tag.RowsAffected() == 0 {

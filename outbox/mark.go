@@ -22,7 +22,8 @@ type Published struct {
 	Seq     uint64
 }
 
-// Mark moves a partition's tail from OldTail to NewTail and records the publish of the rows in between.
+// Mark moves a partition's tail from OldTail to NewTail and records the publish of the rows in
+// between.
 type Mark struct {
 	Created          time.Time // when the stream was created
 	OldTail, NewTail uint64
@@ -40,21 +41,22 @@ func (m *Mark) Then(next *Mark) *Mark {
 }
 
 var (
-	// ErrMarkFailed reports that a mark found another tail, or that not all of its rows were pending. Another relay was
-	// at work, or the database went back in time. The mark recorded nothing. A catch-up finds the cause.
+	// ErrMarkFailed reports that a mark found another tail, or that not all of its rows were
+	// pending. Another relay was at work, or the database went back in time. The mark recorded
+	// nothing. A catch-up finds the cause.
 	ErrMarkFailed = errors.New("outbox: the mark does not match the database")
-	// ErrRowsMissing reports a message on the stream without a row in this database: no table has its id and event_id.
-	// The database went back in time: a restore, a failover or a crash with synchronous_commit off. The mark recorded
-	// nothing.
+	// ErrRowsMissing reports a message on the stream without a row in this database: no table has
+	// its id and event_id. The database went back in time: a restore, a failover or a crash with
+	// synchronous_commit off. The mark recorded nothing.
 	ErrRowsMissing = errors.New("outbox: the stream holds a message that has no row here: this database went back in time; run " +
 		"`tidings restore`")
 )
 
-// markSQL records publish acks and moves the tail. The old tail and the stream's creation time fence it: a relay that
-// lost the partition finds another tail and changes nothing.
+// markSQL records publish acks and moves the tail. The old tail and the stream's creation time
+// fence it: a relay that lost the partition finds another tail and changes nothing.
 //
-// A mark that does not find all its rows pending divides by zero. The error rolls back the whole round: a statement of
-// a batch has no other way to abort it.
+// A mark that does not find all its rows pending divides by zero. The error rolls back the whole
+// round: a statement of a batch has no other way to abort it.
 //
 // Index: outbox_partitions_pkey, outbox_messages_pkey.   Locks: the partition, the messages named.
 const markSQL = `
@@ -88,11 +90,12 @@ func (m *Mark) args(partition int) postgres.Args {
 		"mark_floor": m.Floor, "ids": ids, "event_ids": eventIDs, "seqs": seqs, "count": len(m.Rows)}
 }
 
-// caughtUpSQL finds for each message that a catch-up read whether its row is pending, or is already processed, dead, or
-// retried or discarded from the DLQ. A relay that froze before its publish can publish such a message late.
+// caughtUpSQL finds for each message that a catch-up read whether its row is pending, or is already
+// processed, dead, or retried or discarded from the DLQ. A relay that froze before its publish can
+// publish such a message late.
 //
-// Index: outbox_messages_pkey, the primary keys of the archive's ranges, outbox_messages_dlq_event_id_key,
-// outbox_dlq_actions_event_idx.   Locks: none.
+// Index: outbox_messages_pkey, the primary keys of the archive's ranges,
+// outbox_messages_dlq_event_id_key, outbox_dlq_actions_event_idx. Locks: none.
 const caughtUpSQL = `
 SELECT /* outbox.caught_up */ r.seq,
        EXISTS (SELECT FROM outbox_messages m WHERE m.id = r.id AND m.event_id = r.event_id AND m.processed_at IS NULL),
@@ -102,9 +105,10 @@ SELECT /* outbox.caught_up */ r.seq,
     OR EXISTS (SELECT FROM outbox_dlq_actions l WHERE l.event_id = r.event_id)
   FROM unnest(@ids::bigint[], @event_ids::uuid[], @seqs::bigint[]) AS r(id, event_id, seq) ORDER BY r.seq`
 
-// MarkCaughtUp marks in one transaction the rows of messages that a catch-up read from the stream. If an event is on
-// the stream twice, the first message counts, and repeated has the sequences of the others. A message whose row was
-// marked before is also in repeated. ErrRowsMissing and ErrMarkFailed mean that nothing was recorded.
+// MarkCaughtUp marks in one transaction the rows of messages that a catch-up read from the stream.
+// If an event is on the stream twice, the first message counts, and repeated has the sequences of
+// the others. A message whose row was marked before is also in repeated. ErrRowsMissing and
+// ErrMarkFailed mean that nothing was recorded.
 func MarkCaughtUp(ctx context.Context, pool *pgxpool.Pool, partition int, m Mark) (repeated []uint64, err error) {
 	err = postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		repeated = nil

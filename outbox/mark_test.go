@@ -123,7 +123,8 @@ func TestACatchUpMarksWhatItReadAndKeepsTheFirstOfEachEvent(t *testing.T) {
 		t.Errorf("the tail is %d", tail)
 	}
 
-	// A relay that was frozen publishes the dead message, which an operator has meanwhile discarded.
+	// A relay that was frozen publishes the dead message, which an operator has meanwhile
+	// discarded.
 	dlq, request := NewDLQ(pool, nil), DLQRequest{DLQFilter: DLQFilter{IDs: []int64{in[3].OutboxID}}, Limit: 1, Actor: "ann"}
 	if did, err := dlq.Discard(t.Context(), request); err != nil || len(did) != 1 {
 		t.Fatalf("discarded %v, %v", did, err)
@@ -153,8 +154,8 @@ func TestACatchUpMarksWhatItReadAndKeepsTheFirstOfEachEvent(t *testing.T) {
 	checkClaimed(t, pool, Round{}, in[4].OutboxID)
 }
 
-// TestMarksTouchNoIndex: an update that is not heap-only adds an entry to each index. A held snapshot keeps all these
-// entries.
+// TestMarksTouchNoIndex: an update that is not heap-only adds an entry to each index. A held
+// snapshot keeps all these entries.
 func TestMarksTouchNoIndex(t *testing.T) {
 	db := testkit.Postgres(t)
 	pool, owner := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleOwner)

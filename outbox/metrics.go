@@ -9,8 +9,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// scrapeTimeout bounds the query of one scrape. Without an answer in that time the scrape lacks these gauges, and the
-// alert OutboxMetricsAbsent reports it.
+// scrapeTimeout bounds the query of one scrape. Without an answer in that time the scrape lacks
+// these gauges, and the alert OutboxMetricsAbsent reports it.
 const scrapeTimeout = 3 * time.Second
 
 type collector struct {
@@ -20,8 +20,9 @@ type collector struct {
 	lag, undelivered, dlq, attempts, pending, archiveOldest, ranges, archiveRanges, ahead, strays *prometheus.Desc
 }
 
-// NewCollector returns the outbox's gauges. It reads them from the database at each scrape, at a cost that does not
-// grow with the backlog. The relay and the archiver both export them, so a dead relay does not hide the backlog.
+// NewCollector returns the outbox's gauges. It reads them from the database at each scrape, at a
+// cost that does not grow with the backlog. The relay and the archiver both export them, so a dead
+// relay does not hide the backlog.
 func NewCollector(pool *pgxpool.Pool, log *slog.Logger) prometheus.Collector {
 	return &collector{
 		pool: pool, log: log.With("component", "outbox"),

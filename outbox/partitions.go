@@ -16,7 +16,8 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 )
 
-// Partition is a JetStream stream that holds a range of slots and has one writer at a time, as this database knows it.
+// Partition is a JetStream stream that holds a range of slots and has one writer at a time, as this
+// database knows it.
 type Partition struct {
 	Number              int
 	FirstSlot, LastSlot int
@@ -30,8 +31,8 @@ type Partition struct {
 	Final               uint64 // the last sequence of a closed partition
 }
 
-// SameStream reports whether p is at the same stage as o: not bound, closed or replaced in between. Marks make no
-// difference.
+// SameStream reports whether p is at the same stage as o: not bound, closed or replaced in between.
+// Marks make no difference.
 func (p Partition) SameStream(o Partition) bool {
 	return p.Stream == o.Stream && p.Created.Equal(o.Created) && p.Closing == o.Closing && p.Closed == o.Closed
 }
@@ -57,8 +58,8 @@ func Partitions(ctx context.Context, q Querier) ([]Partition, error) {
 	return all, nil
 }
 
-// Position is the sequence up to which a partition's stream is published for certain. An event that was committed and
-// is not on the stream up to Seq comes after it or on a later stream.
+// Position is the sequence up to which a partition's stream is published for certain. An event that
+// was committed and is not on the stream up to Seq comes after it or on a later stream.
 type Position struct {
 	Partition int
 	Stream    string    // empty until a relay binds one
@@ -73,9 +74,9 @@ const positionsSQL = `
 SELECT /* outbox.positions */ partition, coalesce(stream, ''), coalesce(created, 'epoch'), tail_seq
   FROM outbox_partitions WHERE final_seq IS NULL ORDER BY partition`
 
-// Positions returns the positions of all partitions that are not closed, by number. A later partition has a higher
-// number. A state of the truth from a later snapshot includes every event that the streams have up to these positions.
-// The pool may act as postgres.RoleAPI.
+// Positions returns the positions of all partitions that are not closed, by number. A later
+// partition has a higher number. A state of the truth from a later snapshot includes every event
+// that the streams have up to these positions. The pool may act as postgres.RoleAPI.
 func Positions(ctx context.Context, q Querier) ([]Position, error) {
 	rows, _ := q.Query(ctx, positionsSQL)
 	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Position])
@@ -102,8 +103,9 @@ func ReadPartition(ctx context.Context, q Querier, number int) (Partition, error
 	return Partition{}, fmt.Errorf("read partition %d: %w", number, pgx.ErrNoRows)
 }
 
-// Active returns the partitions to which a relay may publish now: those that are not closed and share no slot with a
-// lower one that is not closed. Whatever After says, each slot has at most one of them.
+// Active returns the partitions to which a relay may publish now: those that are not closed and
+// share no slot with a lower one that is not closed. Whatever After says, each slot has at most one
+// of them.
 func Active(all []Partition) (active []Partition) {
 	for i := range all {
 		if p := &all[i]; !p.Closed && !slices.ContainsFunc(all, func(o Partition) bool {
@@ -126,8 +128,8 @@ func (p *Partition) overlaps(o *Partition) bool {
 const bindSQL = `
 UPDATE /* outbox.bind */ outbox_partitions SET stream = @stream, created = @created WHERE partition = @partition AND stream IS NULL`
 
-// Bind records which stream holds a partition's events. If several relays call it, the first wins, so the caller must
-// read the result with Partitions.
+// Bind records which stream holds a partition's events. If several relays call it, the first wins,
+// so the caller must read the result with Partitions.
 func Bind(ctx context.Context, pool *pgxpool.Pool, partition int, stream string, created time.Time) error {
 	if _, err := pool.Exec(ctx, bindSQL, pgx.StrictNamedArgs{"partition": partition, "stream": stream, "created": created}); err != nil {
 		return fmt.Errorf("bind partition %d to stream %s: %w", partition, stream, err)
@@ -142,8 +144,8 @@ const closeSQL = `
 UPDATE /* outbox.close */ outbox_partitions SET tail_seq = @final, final_seq = @final
  WHERE partition = @partition AND tail_seq = @tail AND closing AND final_seq IS NULL`
 
-// Close records that a partition's stream ends with the closing message at final, after tail. It reports whether this
-// call closed the partition.
+// Close records that a partition's stream ends with the closing message at final, after tail. It
+// reports whether this call closed the partition.
 func Close(ctx context.Context, pool *pgxpool.Pool, partition int, tail, final uint64) (bool, error) {
 	tag, err := pool.Exec(ctx, closeSQL, pgx.StrictNamedArgs{"partition": partition, "tail": int64(tail), "final": int64(final)})
 	if err != nil {
@@ -156,8 +158,8 @@ func Close(ctx context.Context, pool *pgxpool.Pool, partition int, tail, final u
 var ErrResizing = errors.New("outbox: the partitions are being resized")
 
 const (
-	// lockPartitionsSQL excludes a second resize or repair. Locks: outbox_partitions in SHARE ROW EXCLUSIVE mode.
-	// Readers continue, but marks wait.
+	// lockPartitionsSQL excludes a second resize or repair. Locks: outbox_partitions in SHARE ROW
+	// EXCLUSIVE mode. Readers continue, but marks wait.
 	lockPartitionsSQL = `LOCK TABLE outbox_partitions IN SHARE ROW EXCLUSIVE MODE`
 	closingSQL        = `UPDATE /* outbox.closing */ outbox_partitions SET closing = true WHERE partition = ANY(@partitions::int[])`
 	addPartitionSQL   = `
@@ -165,10 +167,10 @@ INSERT /* outbox.add_partition */ INTO outbox_partitions (partition, first_slot,
 VALUES (@partition, @first, @last, @after, (SELECT coalesce(min(floor_id), 0) FROM outbox_partitions WHERE partition = ANY(@after::int[])))`
 )
 
-// Resize replaces the open partitions by to new ones, which share the slots evenly. to must be a power of two up to
-// event.Slots. Relays close the old streams and then open the new ones, while writers continue. Resize returns the new
-// partitions. It does nothing if to partitions are open already, and returns ErrResizing while an earlier resize has
-// not ended.
+// Resize replaces the open partitions by to new ones, which share the slots evenly. to must be a
+// power of two up to event.Slots. Relays close the old streams and then open the new ones, while
+// writers continue. Resize returns the new partitions. It does nothing if to partitions are open
+// already, and returns ErrResizing while an earlier resize has not ended.
 func Resize(ctx context.Context, pool *pgxpool.Pool, to int) (added []Partition, err error) {
 	if to < 1 || to > event.Slots || to&(to-1) != 0 {
 		return nil, fmt.Errorf("resize to %d partitions: want 1, 2, 4, 8, 16 or %d", to, event.Slots)
@@ -177,7 +179,8 @@ func Resize(ctx context.Context, pool *pgxpool.Pool, to int) (added []Partition,
 	return added, err
 }
 
-// replaceOpen replaces the open partitions by to new ones, unless to are open already. 0 means the current number.
+// replaceOpen replaces the open partitions by to new ones, unless to are open already. 0 means the
+// current number.
 func replaceOpen(ctx context.Context, pool *pgxpool.Pool, to int) (old, added []Partition, err error) {
 	err = postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		old, added = nil, nil
@@ -239,8 +242,8 @@ func addPartition(ctx context.Context, tx pgx.Tx, p Partition) error {
 	return err
 }
 
-// belowFloorSQL reads three values in one snapshot. They are the lowest pending row among the last ones up to a floor,
-// the id at which the upper half of these begins, and the stored tail.
+// belowFloorSQL reads three values in one snapshot. They are the lowest pending row among the last
+// ones up to a floor, the id at which the upper half of these begins, and the stored tail.
 //
 // Index: outbox_messages_pkey, backward from the floor.   Locks: none.
 const belowFloorSQL = `
@@ -251,12 +254,13 @@ SELECT /* outbox.below_floor */ coalesce(min(id) FILTER (WHERE pending), 0),
        coalesce((SELECT id FROM last OFFSET @depth::bigint / 2 LIMIT 1), @above),
        (SELECT tail_seq FROM outbox_partitions WHERE partition = @partition) FROM last`
 
-// BelowFloor checks the proof of the floor. It reads the last depth rows with above < id <= floor. id is the lowest of
-// them that is pending in the partition, or 0. A pending row disproves the floor if the stored tail is the caller's tail.
-// If the tail differs, marks were lost, and the caller must catch up instead.
+// BelowFloor checks the proof of the floor. It reads the last depth rows with above < id <= floor.
+// id is the lowest of them that is pending in the partition, or 0. A pending row disproves the
+// floor if the stored tail is the caller's tail. If the tail differs, marks were lost, and the
+// caller must catch up instead.
 //
-// half is the id above which the upper half of depth rows lies. depth counts rows, because ids have gaps of millions
-// where a range ended.
+// half is the id above which the upper half of depth rows lies. depth counts rows, because ids have
+// gaps of millions where a range ended.
 func BelowFloor(ctx context.Context, pool *pgxpool.Pool, p Partition, above, floor int64,
 	depth int) (id, half int64, tail uint64, err error) {
 	var b pgx.Batch

@@ -163,8 +163,8 @@ func TestAPartitionIsBoundOnce(t *testing.T) {
 	}
 }
 
-// TestNoTwoOpenPartitionsShareASlot: an old database adopts partitions whose predecessors' streams were removed, and the
-// database refuses a second partition for a slot whoever adds it.
+// TestNoTwoOpenPartitionsShareASlot: an old database adopts partitions whose predecessors' streams
+// were removed, and the database refuses a second partition for a slot whoever adds it.
 func TestNoTwoOpenPartitionsShareASlot(t *testing.T) {
 	stray := func(number, first, last int, after ...int) Partition {
 		return Partition{Number: number, FirstSlot: first, LastSlot: last, After: after, Stream: fmt.Sprint("EVENTS-", number),

@@ -8,8 +8,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// countPublishedSQL counts a partition's published rows and the distinct sequences that they name, including archived
-// rows.
+// countPublishedSQL counts a partition's published rows and the distinct sequences that they name,
+// including archived rows.
 //
 // Index: none, it reads everything.   Locks: none.
 const countPublishedSQL = `
@@ -18,9 +18,9 @@ SELECT /* outbox.count_published */ count(stream_seq), count(DISTINCT stream_seq
         UNION ALL
         SELECT stream_seq FROM outbox_messages_archive WHERE partition = @partition AND stream_seq >= @first) published`
 
-// CountPublished counts the rows of a partition whose stream sequence is at least first, and their distinct sequences.
-// Both numbers equal the stream's messages from first on, unless an erasure deleted some of those. It reads every row,
-// so use it only for verification.
+// CountPublished counts the rows of a partition whose stream sequence is at least first, and their
+// distinct sequences. Both numbers equal the stream's messages from first on, unless an erasure
+// deleted some of those. It reads every row, so use it only for verification.
 func CountPublished(ctx context.Context, pool *pgxpool.Pool, partition int, first uint64) (rows, distinct int64, err error) {
 	args := pgx.StrictNamedArgs{"partition": partition, "first": int64(first)}
 	if err := pool.QueryRow(ctx, countPublishedSQL, args).Scan(&rows, &distinct); err != nil {
@@ -39,8 +39,8 @@ SELECT /* outbox.in_place */ r.seq FROM unnest(@ids::bigint[], @event_ids::uuid[
     OR EXISTS (SELECT FROM outbox_messages_archive a
                 WHERE a.id = r.id AND a.event_id = r.event_id AND a.partition = @partition AND a.stream_seq = r.seq)`
 
-// InPlace returns the sequences of a partition's messages whose rows name that sequence. Any other message has no row,
-// or its event is on a stream more than once. Classify distinguishes the two.
+// InPlace returns the sequences of a partition's messages whose rows name that sequence. Any other
+// message has no row, or its event is on a stream more than once. Classify distinguishes the two.
 func InPlace(ctx context.Context, pool *pgxpool.Pool, partition int, messages []Published) (map[uint64]bool, error) {
 	args := (&Mark{Rows: messages}).args(partition)
 	in := make(map[uint64]bool, len(messages))

@@ -17,8 +17,8 @@ const (
 	RangeGone     = "GONE"     // dropped
 )
 
-// Range is a range of ids from From up to but not including To. Its table is first a part of the outbox, then of the
-// archive.
+// Range is a range of ids from From up to but not including To. Its table is first a part of the
+// outbox, then of the archive.
 type Range struct {
 	From       int64     `json:"from"`
 	To         int64     `json:"to"`
@@ -32,8 +32,8 @@ type Range struct {
 	Held       bool      `json:"held"`  // as far as is known, a hold keeps it, or some tenants' rows of it
 }
 
-// rangesSQL reads the ranges that have a table. If the time span of a range is not recorded, it takes the time from its
-// first message to its move.
+// rangesSQL reads the ranges that have a table. If the time span of a range is not recorded, it
+// takes the time from its first message to its move.
 //
 // Locks: only those of reading.
 const rangesSQL = `
@@ -44,8 +44,8 @@ SELECT /* outbox.ranges */ r.from_id, r.to_id, r.state, r.settled_at, r.archived
  CROSS JOIN LATERAL outbox_holds_on(coalesce(r.first_occurred, r.first_at), coalesce(r.last_occurred, r.archived_at)) h
  WHERE r.state <> 'GONE' ORDER BY r.from_id`
 
-// Ranges returns the ranges that have a table, by id, and the time by the database's clock. The pool acts as the system
-// role.
+// Ranges returns the ranges that have a table, by id, and the time by the database's clock. The
+// pool acts as the system role.
 func Ranges(ctx context.Context, pool *pgxpool.Pool) (all []Range, now time.Time, err error) {
 	rows, _ := pool.Query(ctx, rangesSQL)
 	all, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (r Range, err error) {
@@ -79,8 +79,8 @@ const (
 // rangesAhead is the number of ranges to keep above the last id.
 const rangesAhead = 2
 
-// gapMargin is the number of ids that fall into the default range if no range covers the last id. Writers take ids
-// while a range is attached.
+// gapMargin is the number of ids that fall into the default range if no range covers the last id.
+// Writers take ids while a range is attached.
 const gapMargin = 1_000_000
 
 const (
@@ -88,15 +88,15 @@ const (
 	makeRangeSQL = `SELECT /* outbox.make_range */ outbox_range_make(@from, @to)`
 	// cutRangeSQL ends the current range. Locks: the outbox, against writers.
 	cutRangeSQL = `SELECT /* outbox.cut_range */ outbox_range_cut(@to)`
-	// writtenSinceSQL checks whether a range's first message is older than @age, or has a time in the future. A clock
-	// that was ahead wrote such a time, so the message's age is unknown.
-	// Index: the range's primary key, its first entry. Locks: none.
+	// writtenSinceSQL checks whether a range's first message is older than @age, or has a time in
+	// the future. A clock that was ahead wrote such a time, so the message's age is unknown. Index:
+	// the range's primary key, its first entry. Locks: none.
 	writtenSinceSQL = `
 SELECT /* outbox.written_since */ inserted_at NOT BETWEEN now() - @age::interval AND now() + interval '1 minute'
   FROM outbox_messages WHERE id >= @from AND id < @to ORDER BY id LIMIT 1`
-	// settleSQL records the ranges that every floor has passed. An open partition covers each slot. It replaces times
-	// in the future by now: a clock that was ahead wrote them, and the range would stay for as long as that clock was
-	// wrong.
+	// settleSQL records the ranges that every floor has passed. An open partition covers each slot.
+	// It replaces times in the future by now: a clock that was ahead wrote them, and the range
+	// would stay for as long as that clock was wrong.
 	//
 	// Index: none, a row per range and per partition.   Locks: the ranges.
 	settleSQL = `
@@ -107,9 +107,10 @@ UPDATE /* outbox.settle */ outbox_ranges
     OR state = 'ARCHIVED' AND archived_at > now() + interval '1 minute'`
 )
 
-// Prepare creates ranges ahead of need, ends the current one once it is old enough, and records settled ones. Each step
-// is one transaction. A step that does not get its lock waits for the next run. Prepare is safe beside Run and every
-// other job, because it only adds ranges that no row uses yet.
+// Prepare creates ranges ahead of need, ends the current one once it is old enough, and records
+// settled ones. Each step is one transaction. A step that does not get its lock waits for the next
+// run. Prepare is safe beside Run and every other job, because it only adds ranges that no row uses
+// yet.
 func (a *Archive) Prepare(ctx context.Context, h Lease) error {
 	last, written, err := a.makeAhead(ctx, h)
 	if err != nil {
@@ -169,7 +170,8 @@ func (a *Archive) makeRange(ctx context.Context, h Lease, from, to int64) error 
 	return nil
 }
 
-// cut ends the current range r, which contains last, if it is old enough. It reports whether it did.
+// cut ends the current range r, which contains last, if it is old enough. It reports whether it
+// did.
 func (a *Archive) cut(ctx context.Context, h Lease, r Range, last int64) (done bool, err error) {
 	if r.State != RangeOpen || last == r.To-1 {
 		return false, nil

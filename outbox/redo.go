@@ -13,9 +13,9 @@ import (
 )
 
 const (
-	// redoSQL inserts rows for messages that are on a stream and that the database has lost. The rows are pending,
-	// under their old ids, as if their relay had died before it marked them. It skips rows whose id belongs to another
-	// event now, and events without an id.
+	// redoSQL inserts rows for messages that are on a stream and that the database has lost. The
+	// rows are pending, under their old ids, as if their relay had died before it marked them. It
+	// skips rows whose id belongs to another event now, and events without an id.
 	//
 	// Index: outbox_messages_pkey.   Locks: only the new rows.
 	redoSQL = `
@@ -34,7 +34,8 @@ RETURNING event_id::text`
 
 	// redoneSQL finds the events that have their row already, under the id of their message.
 	//
-	// Index: outbox_messages_pkey, the primary keys of the archive's ranges, outbox_messages_dlq_event_id_key.   Locks: none.
+	// Index: outbox_messages_pkey, the primary keys of the archive's ranges,
+	// outbox_messages_dlq_event_id_key. Locks: none.
 	redoneSQL = `
 SELECT /* outbox.redone */ e.event_id::text FROM unnest(@ids::bigint[], @event_ids::uuid[]) AS e(id, event_id)
  WHERE EXISTS (SELECT FROM outbox_messages m WHERE m.id = e.id AND m.event_id = e.event_id)
@@ -64,12 +65,14 @@ INSERT /* outbox.redo_moved */ INTO outbox_requeued (event_id, id) SELECT event_
 UPDATE /* outbox.lower_all_floors */ outbox_partitions SET floor_id = least(floor_id, @id - 1) WHERE final_seq IS NULL`
 )
 
-// Redo inserts rows for messages that are on a stream and that this database has lost. The rows are pending under their
-// old ids, and the next catch-up marks them. An event that has its row already gets no other one.
+// Redo inserts rows for messages that are on a stream and that this database has lost. The rows are
+// pending under their old ids, and the next catch-up marks them. An event that has its row already
+// gets no other one.
 //
-// moved are the events whose id belongs to another event now, or that have the id 0. They get new ids, so the relay
-// publishes them again, and the caller must delete their old messages. written are the events whose rows this call
-// inserted. The caller writes the state that they describe in the same transaction.
+// moved are the events whose id belongs to another event now, or that have the id 0. They get new
+// ids, so the relay publishes them again, and the caller must delete their old messages. written
+// are the events whose rows this call inserted. The caller writes the state that they describe in
+// the same transaction.
 func Redo(ctx context.Context, tx pgx.Tx, lost []event.Event) (moved []string, written []event.Event, err error) {
 	n := len(lost)
 	if n == 0 {
@@ -134,8 +137,8 @@ const raiseIDsSQL = `
 SELECT /* outbox.raise_ids */ count(nextval('outbox_messages_id_seq'))
 FROM generate_series(1, least(@above - (SELECT last_value FROM outbox_messages_id_seq), 1000000))`
 
-// RaiseIDs makes all further rows get ids higher than above. The ids up to above belong to messages that a restored
-// database lost.
+// RaiseIDs makes all further rows get ids higher than above. The ids up to above belong to messages
+// that a restored database lost.
 func RaiseIDs(ctx context.Context, pool *pgxpool.Pool, above int64) error {
 	for {
 		var given int64
@@ -148,8 +151,8 @@ func RaiseIDs(ctx context.Context, pool *pgxpool.Pool, above int64) error {
 	}
 }
 
-// Renew replaces the open partitions by the same number of new ones, as Resize does: with new numbers and new streams.
-// It returns the old ones, or ErrResizing while a resize has not ended.
+// Renew replaces the open partitions by the same number of new ones, as Resize does: with new
+// numbers and new streams. It returns the old ones, or ErrResizing while a resize has not ended.
 func Renew(ctx context.Context, pool *pgxpool.Pool) (old []Partition, err error) {
 	old, _, err = replaceOpen(ctx, pool, 0)
 	return old, err

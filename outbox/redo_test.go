@@ -12,8 +12,8 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// TestALostMessageGetsItsRowBackOnce: however often the redo runs. The database lost the first row, gave the id of the
-// second one to another event, and has the third one in the DLQ.
+// TestALostMessageGetsItsRowBackOnce: however often the redo runs. The database lost the first row,
+// gave the id of the second one to another event, and has the third one in the DLQ.
 func TestALostMessageGetsItsRowBackOnce(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)

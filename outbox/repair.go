@@ -14,23 +14,25 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 )
 
-// fenced is the creation time that Replace stores for a lost stream. No stream has it. So no relay publishes to that
-// partition or marks its rows.
+// fenced is the creation time that Replace stores for a lost stream. No stream has it. So no relay
+// publishes to that partition or marks its rows.
 var fenced = time.Unix(0, 0).UTC()
 
-// Replaced reports that a repair replaces the partition, or has replaced it. Its stream is lost; the rest ends at Tail.
+// Replaced reports that a repair replaces the partition, or has replaced it. Its stream is lost;
+// the rest ends at Tail.
 func (p *Partition) Replaced() bool { return p.Stream != "" && p.Created.Equal(fenced) }
 
-// fenceSQL stops all marks of a partition: the fence of a mark that began earlier no longer matches. The statement
-// waits for marks in progress.
+// fenceSQL stops all marks of a partition: the fence of a mark that began earlier no longer
+// matches. The statement waits for marks in progress.
 //
 // Index: outbox_partitions_pkey.   Locks: the partition.
 const fenceSQL = `
 UPDATE /* outbox.fence */ outbox_partitions SET created = 'epoch', tail_seq = @left, closing = true WHERE partition = @partition`
 
-// Replace begins to replace a partition that lost its stream after the sequence left. It fences the partition. It adds
-// a partition with the number next for its slots, unless a resize has already added successors. It returns the
-// successors. No relay publishes to them before the lost partition is closed (Close). Replace may be called again.
+// Replace begins to replace a partition that lost its stream after the sequence left. It fences the
+// partition. It adds a partition with the number next for its slots, unless a resize has already
+// added successors. It returns the successors. No relay publishes to them before the lost partition
+// is closed (Close). Replace may be called again.
 func Replace(ctx context.Context, pool *pgxpool.Pool, lost Partition, left uint64, next int) (successors []Partition, err error) {
 	err = postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, lockPartitionsSQL); err != nil {
@@ -61,8 +63,9 @@ func Replace(ctx context.Context, pool *pgxpool.Pool, lost Partition, left uint6
 	return successors, nil
 }
 
-// Successors returns the partitions that took over slots of one, by number. Where the streams of its own successors were
-// removed, so that this database does not know them, these are the later partitions that are not closed.
+// Successors returns the partitions that took over slots of one, by number. Where the streams of
+// its own successors were removed, so that this database does not know them, these are the later
+// partitions that are not closed.
 func Successors(all []Partition, of int) (successors []Partition) {
 	var gaps []Partition
 	if i := slices.IndexFunc(all, func(p Partition) bool { return p.Number == of }); i >= 0 {
@@ -85,8 +88,9 @@ const adoptSQL = `
 INSERT /* outbox.adopt */ INTO outbox_partitions (partition, first_slot, last_slot, after, stream, created)
 VALUES (@partition, @first, @last, @after, @stream, @created) ON CONFLICT DO NOTHING`
 
-// Adopt adds partitions that have streams but are unknown to this database, because it went back to before their
-// creation. Earlier partitions of the same slots close again. Slots of these without a successor get new partitions.
+// Adopt adds partitions that have streams but are unknown to this database, because it went back to
+// before their creation. Earlier partitions of the same slots close again. Slots of these without a
+// successor get new partitions.
 func Adopt(ctx context.Context, pool *pgxpool.Pool, strays []Partition) error {
 	err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, lockPartitionsSQL); err != nil {
@@ -130,8 +134,8 @@ func Adopted(all, strays []Partition) []Partition {
 	return append(all, gaps(all, closingOf(all))...)
 }
 
-// closingOf returns the partitions that must close: those that are not closed, and share a slot with a later one that is
-// not closed.
+// closingOf returns the partitions that must close: those that are not closed, and share a slot
+// with a later one that is not closed.
 func closingOf(all []Partition) (closing []int) {
 	for i := range all {
 		if p := &all[i]; !p.Closed && slices.ContainsFunc(all, func(o Partition) bool {
@@ -181,7 +185,8 @@ const recloseSQL = `
 UPDATE /* outbox.reclose */ outbox_partitions SET tail_seq = @final, final_seq = @final, created = 'epoch'
  WHERE partition = @partition AND final_seq IS NOT NULL`
 
-// Reclose records that the stream of a closed partition ends at another sequence, because it lost its end.
+// Reclose records that the stream of a closed partition ends at another sequence, because it lost
+// its end.
 func Reclose(ctx context.Context, pool *pgxpool.Pool, partition int, final uint64) error {
 	if _, err := pool.Exec(ctx, recloseSQL, pgx.StrictNamedArgs{"partition": partition, "final": int64(final)}); err != nil {
 		return fmt.Errorf("close partition %d at %d: %w", partition, final, err)
@@ -189,7 +194,8 @@ func Reclose(ctx context.Context, pool *pgxpool.Pool, partition int, final uint6
 	return nil
 }
 
-// Lost names the messages that a partition's stream lost: all after the sequence Behind, and Seqs before it.
+// Lost names the messages that a partition's stream lost: all after the sequence Behind, and Seqs
+// before it.
 type Lost struct {
 	Partition int
 	Behind    uint64
@@ -199,18 +205,19 @@ type Lost struct {
 // NoneBehind is Lost.Behind of a stream that still has its end.
 const NoneBehind = math.MaxInt64
 
-// lostSQL selects the rows of a slice whose messages are lost. An erased row has no stream_seq, so it is not among
-// them.
+// lostSQL selects the rows of a slice whose messages are lost. An erased row has no stream_seq, so
+// it is not among them.
 const lostSQL = `id > @after AND id <= @upto AND partition = @partition AND (stream_seq > @behind OR stream_seq = ANY(@seqs::bigint[]))`
 
-// The statements of a repair run for one slice of ids after the other. A slice covers the outbox first and then the
-// archive, because ranges move in that direction.
+// The statements of a repair run for one slice of ids after the other. A slice covers the outbox
+// first and then the archive, because ranges move in that direction.
 //
 // Index: the ranges' primary keys, a part of one.   Locks: the rows.
 const (
 	countLostSQL = `SELECT /* outbox.count_lost */ count(*), 0::bigint FROM {table} WHERE ` + lostSQL
 
-	// restoreSQL makes rows pending under their ids, in their old order. Rows that were delayed once are due now.
+	// restoreSQL makes rows pending under their ids, in their old order. Rows that were delayed
+	// once are due now.
 	restoreSQL = `
 WITH back AS (
   UPDATE outbox_messages SET processed_at = NULL, stream_seq = NULL, partition = NULL, behind = NULL, available_at = inserted_at
@@ -223,8 +230,8 @@ SELECT /* outbox.restore */ count(*), coalesce(min(id), 0) FROM back`
 	// Locks: the outbox and the archive, ACCESS EXCLUSIVE, for some milliseconds.
 	returnRangeSQL = `SELECT /* outbox.return_range */ outbox_range_return(@from)`
 
-	// requeueSQL makes rows pending under new ids above every floor, as a retry from the DLQ does. It records the new
-	// ids, because the event_id does not contain them.
+	// requeueSQL makes rows pending under new ids above every floor, as a retry from the DLQ does.
+	// It records the new ids, because the event_id does not contain them.
 	requeueSQL = `
 WITH gone AS (DELETE FROM {table} WHERE ` + lostSQL + ` RETURNING *),
 fresh AS (
@@ -248,12 +255,12 @@ func CountLost(ctx context.Context, pool *pgxpool.Pool, l Lost) (int64, error) {
 	return l.eachSlice(ctx, pool, []string{ofTable(countLostSQL, TableOutbox), ofTable(countLostSQL, TableArchive)}, nil, nil)
 }
 
-// Restore makes the rows of lost messages pending again under their old ids, including archived ones. The successors,
-// to which no relay publishes yet, then publish them first and in their old order. Ranges of the archive with such rows
-// move back to the outbox before that.
+// Restore makes the rows of lost messages pending again under their old ids, including archived
+// ones. The successors, to which no relay publishes yet, then publish them first and in their old
+// order. Ranges of the archive with such rows move back to the outbox before that.
 //
-// Restore works in slices, each one transaction. After an interruption it may be called again. It calls done, unless
-// nil, after each slice.
+// Restore works in slices, each one transaction. After an interruption it may be called again. It
+// calls done, unless nil, after each slice.
 func Restore(ctx context.Context, pool *pgxpool.Pool, l Lost, successors []Partition, done func()) (int64, error) {
 	if err := l.returnRanges(ctx, pool); err != nil {
 		return 0, err
@@ -300,9 +307,9 @@ func (l Lost) returnRanges(ctx context.Context, pool *pgxpool.Pool) error {
 	return nil
 }
 
-// Requeue moves the rows of lost messages to the end of the outbox, including archived ones. They keep their event_id
-// and get a new id, because the relay of their slots publishes meanwhile, so they come late in any case. Like Restore
-// it works in slices.
+// Requeue moves the rows of lost messages to the end of the outbox, including archived ones. They
+// keep their event_id and get a new id, because the relay of their slots publishes meanwhile, so
+// they come late in any case. Like Restore it works in slices.
 func Requeue(ctx context.Context, pool *pgxpool.Pool, l Lost, done func()) (int64, error) {
 	return l.eachSlice(ctx, pool, []string{ofTable(requeueSQL, TableOutbox), ofTable(requeueSQL, TableArchive)}, nil, done)
 }
@@ -325,8 +332,8 @@ func (l Lost) args(after, upto int64) pgx.StrictNamedArgs {
 	return pgx.StrictNamedArgs{"after": after, "upto": upto, "partition": l.Partition, "behind": int64(l.Behind), "seqs": seqs}
 }
 
-// eachSlice runs the statements over all existing ids, and returns the number of rows that they found. It calls lower
-// in each slice's transaction, with the lowest of the slice's rows.
+// eachSlice runs the statements over all existing ids, and returns the number of rows that they
+// found. It calls lower in each slice's transaction, with the lowest of the slice's rows.
 func (l Lost) eachSlice(ctx context.Context, pool *pgxpool.Pool, statements []string, lower func(tx pgx.Tx, lowest int64) error,
 	done func()) (n int64, err error) {
 	var high int64
@@ -369,8 +376,8 @@ func (l Lost) eachSlice(ctx context.Context, pool *pgxpool.Pool, statements []st
 // OnStream is the state of the row of a message after the stored tail.
 type OnStream int
 
-// The row of an Unknown message does not exist. A Pending row will be marked by its relay. A Past row was marked
-// before.
+// The row of an Unknown message does not exist. A Pending row will be marked by its relay. A Past
+// row was marked before.
 const (
 	Unknown OnStream = iota
 	Pending

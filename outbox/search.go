@@ -12,8 +12,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// SearchQuery selects events, latest first: of an aggregate, of a range of time, or all. All other fields filter
-// further.
+// SearchQuery selects events, latest first: of an aggregate, of a range of time, or all. All other
+// fields filter further.
 type SearchQuery struct {
 	TenantID      int64 // required with the aggregate
 	AggregateType string
@@ -27,8 +27,8 @@ type SearchQuery struct {
 // Searched is a page of events, by descending id.
 type Searched struct {
 	Found []Found
-	// Next is the Before of the next page; 0 at the end. A page may have few events or none although another page
-	// follows: one search reads a bounded number of rows.
+	// Next is the Before of the next page; 0 at the end. A page may have few events or none
+	// although another page follows: one search reads a bounded number of rows.
 	Next int64
 	// Back is when the last row that the search read was inserted; zero at the end.
 	Back time.Time
@@ -63,7 +63,8 @@ const olderOfAggregate = `(tenant_id, aggregate_type, aggregate_id) = (@tenant::
 // Index: outbox_messages_held_idx.   Locks: none.
 var waitingOfAggregate = outboxRow + `delayed AND ` + olderOfAggregate
 
-// olderSQL finds the next row below an id, across any gap. Index: the primary keys, one probe each. Locks: none.
+// olderSQL finds the next row below an id, across any gap. Index: the primary keys, one probe each.
+// Locks: none.
 const olderSQL = `
 SELECT /* outbox.older */ coalesce(max(id), 0), max(inserted_at) FROM (
   (SELECT id, inserted_at FROM outbox_messages WHERE id < @before ORDER BY id DESC LIMIT 1) UNION ALL
@@ -76,9 +77,10 @@ SELECT /* outbox.older */ coalesce(max(id), 0), max(inserted_at) FROM (
 // Index: none, a row per range.   Locks: none.
 const lowestOpenSQL = `SELECT /* outbox.lowest_open */ coalesce(min(from_id), 1) FROM outbox_ranges WHERE state = 'OPEN'`
 
-// Search returns the latest events that the query selects, in the outbox, its archive, the kept rows and the DLQ. For
-// an aggregate it searches the archive and the DLQ by index, and the outbox by walking down the ids. Without an
-// aggregate it walks all tables. One page walks at most 200,000 ids. The pool acts as the system role.
+// Search returns the latest events that the query selects, in the outbox, its archive, the kept
+// rows and the DLQ. For an aggregate it searches the archive and the DLQ by index, and the outbox
+// by walking down the ids. Without an aggregate it walks all tables. One page walks at most 200,000
+// ids. The pool acts as the system role.
 func Search(ctx context.Context, pool *pgxpool.Pool, q SearchQuery) (s Searched, err error) {
 	if q.AggregateID != 0 && (q.TenantID == 0 || q.AggregateType == "") || q.Limit < 1 {
 		return s, ErrFindQuery
@@ -181,8 +183,8 @@ func (w *walk) down(ctx context.Context, first, before int64, statements []strin
 	return s, nil
 }
 
-// cut sorts the page, removes rows that came twice because they were archived meanwhile, and leaves the excess to the
-// next page.
+// cut sorts the page, removes rows that came twice because they were archived meanwhile, and leaves
+// the excess to the next page.
 func (s *Searched) cut(limit int) {
 	slices.SortFunc(s.Found, func(a, b Found) int { return cmp.Or(cmp.Compare(b.OutboxID, a.OutboxID), cmp.Compare(a.ID, b.ID)) })
 	s.Found = slices.CompactFunc(s.Found, func(a, b Found) bool { return a.OutboxID == b.OutboxID && a.ID == b.ID })
@@ -195,7 +197,8 @@ func (s *Searched) cut(limit int) {
 
 const seqWindow = 20_000 // ids around the place of a sequence
 
-// probeSeqSQL reads the first row of a partition from an id on. Index: the primary keys, a bounded range. Locks: none.
+// probeSeqSQL reads the first row of a partition from an id on. Index: the primary keys, a bounded
+// range. Locks: none.
 const probeSeqSQL = `
 SELECT /* outbox.probe_sequence */ id, stream_seq FROM (
   (SELECT id, stream_seq FROM outbox_messages
@@ -207,9 +210,10 @@ SELECT /* outbox.probe_sequence */ id, stream_seq FROM (
 // bySeq selects the row with a sequence within a range of ids.
 const bySeq = `id >= @first AND id <= @last AND partition = @partition AND stream_seq = @seq LIMIT 1`
 
-// FindPublished returns the event with a sequence of a partition's stream, or none if it does not find one. Tenant 0
-// means any tenant. The outbox has no index by sequence, so the search uses the order of ids. It misses messages that
-// were delayed, because their ids are out of that order. While the stream still has the message, read it there.
+// FindPublished returns the event with a sequence of a partition's stream, or none if it does not
+// find one. Tenant 0 means any tenant. The outbox has no index by sequence, so the search uses the
+// order of ids. It misses messages that were delayed, because their ids are out of that order.
+// While the stream still has the message, read it there.
 func FindPublished(ctx context.Context, pool *pgxpool.Pool, tenant int64, p Partition, seq uint64) (found []Found, err error) {
 	var low, high int64
 	if err := pool.QueryRow(ctx, edgesSQL).Scan(&low, &high); err != nil {
@@ -262,8 +266,8 @@ const actionsOnEventSQL = `
 SELECT /* outbox.actions_on_event */ ` + actionColumns + `, 0 FROM outbox_dlq_actions
  WHERE event_id = @event::uuid AND (@tenant::bigint IS NULL OR tenant_id = @tenant) ORDER BY at, id LIMIT @limit`
 
-// ActionsOn returns the actions of operators on an event in the DLQ or while it was delayed, in order. Tenant 0 means
-// any tenant.
+// ActionsOn returns the actions of operators on an event in the DLQ or while it was delayed, in
+// order. Tenant 0 means any tenant.
 func ActionsOn(ctx context.Context, pool *pgxpool.Pool, tenant int64, eventID string) ([]DLQAction, error) {
 	rows, _ := pool.Query(ctx, actionsOnEventSQL, pgx.StrictNamedArgs{"event": eventID, "tenant": ifSet(tenant), "limit": maxActions})
 	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[DLQAction])

@@ -9,8 +9,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// slotsBound limits the unpublished rows that ReadSlots reads: the oldest ones by id, this many pending and this many
-// delayed.
+// slotsBound limits the unpublished rows that ReadSlots reads: the oldest ones by id, this many
+// pending and this many delayed.
 const slotsBound = 20_000
 
 // Slot counts the unpublished rows of one slot.
@@ -23,7 +23,8 @@ type Slot struct {
 
 // slotsSQL counts unpublished rows by slot, among the first ones by id.
 //
-// Index: outbox_messages_pkey from the lowest floor, outbox_messages_delayed_id_idx: bounded.   Locks: none.
+// Index: outbox_messages_pkey from the lowest floor, outbox_messages_delayed_id_idx: bounded.
+// Locks: none.
 const slotsSQL = `
 WITH fresh AS MATERIALIZED (
   SELECT slot, greatest(inserted_at, available_at) AS due FROM outbox_messages
@@ -40,8 +41,9 @@ SELECT /* outbox.slots */ slot::int, sum(pending)::int, sum(delayed)::int,
        greatest(coalesce(extract(epoch FROM clock_timestamp() - min(due)), 0), 0)::float8
   FROM by_slot GROUP BY slot ORDER BY slot`
 
-// ReadSlots returns the unpublished rows by slot, without empty slots. more reports that there may be rows beyond the
-// counted ones. Its cost does not grow with the backlog. pool acts as postgres.RoleSystem.
+// ReadSlots returns the unpublished rows by slot, without empty slots. more reports that there may
+// be rows beyond the counted ones. Its cost does not grow with the backlog. pool acts as
+// postgres.RoleSystem.
 func ReadSlots(ctx context.Context, pool *pgxpool.Pool) (all []Slot, more bool, err error) {
 	var b pgx.Batch
 	b.Queue(walkSQL)

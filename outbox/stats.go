@@ -21,7 +21,8 @@ type Stats struct {
 	Delayed    int     `json:"delayed"`        // of these, delayed; counted up to the same bound
 	Retrying   int     `json:"retrying"`       // of the delayed ones, those that failed before
 	LagSeconds float64 `json:"lag_seconds"`    // the age of the oldest row that is due; 0 if none
-	// seconds since the oldest unpublished row was inserted, for any reason except a later time that its writer set
+	// seconds since the oldest unpublished row was inserted, for any reason except a later time
+	// that its writer set
 	Undelivered float64 `json:"undelivered"`
 	DLQDepth    int     `json:"dlq_depth"`    // counted up to the same bound
 	MaxAttempts int     `json:"max_attempts"` // of pending rows and the DLQ
@@ -35,18 +36,18 @@ type Stats struct {
 	Strays int `json:"strays"`
 }
 
-// statsSQL reads the outbox's gauges. It searches pending rows only above the floors, so dead index entries cost
-// nothing.
+// statsSQL reads the outbox's gauges. It searches pending rows only above the floors, so dead index
+// entries cost nothing.
 //
-// The lag is the age of the oldest due row among the first ones by id. The age counts from the later of insertion and
-// due time. A row that its writer delayed counts as undelivered only once it is due. The oldest published messages are
-// at the beginning of the first range.
+// The lag is the age of the oldest due row among the first ones by id. The age counts from the
+// later of insertion and due time. A row that its writer delayed counts as undelivered only once it
+// is due. The oldest published messages are at the beginning of the first range.
 //
-// Ages use this server's clock alone and are never negative. After a failover this clock may be behind the one that
-// inserted the rows.
+// Ages use this server's clock alone and are never negative. After a failover this clock may be
+// behind the one that inserted the rows.
 //
-// Index: outbox_messages_pkey from the lowest floor, outbox_messages_delayed_idx, outbox_messages_delayed_id_idx:
-// bounded counts.   Locks: none.
+// Index: outbox_messages_pkey from the lowest floor, outbox_messages_delayed_idx,
+// outbox_messages_delayed_id_idx: bounded counts. Locks: none.
 const statsSQL = `
 WITH fresh AS MATERIALIZED (
   SELECT inserted_at, available_at FROM outbox_messages

@@ -23,8 +23,8 @@ func checkStats(t *testing.T, pool *pgxpool.Pool, what string, pending, delayed 
 	}
 }
 
-// TestTheGaugesTellWhatIsLate: the lag is the age of due rows. Retried rows, and rows behind them, count as undelivered
-// all the time.
+// TestTheGaugesTellWhatIsLate: the lag is the age of due rows. Retried rows, and rows behind them,
+// count as undelivered all the time.
 func TestTheGaugesTellWhatIsLate(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	age := func(ids []int64, inserted, available string) {
@@ -59,7 +59,8 @@ func TestTheGaugesTellWhatIsLate(t *testing.T) {
 	checkStats(t, pool, "which the floor has passed", 2, 2, 0, 3000)
 }
 
-// TestAScrapeWithoutTheDatabaseLeavesTheGaugesOut: a gauge that kept its last value would look healthy.
+// TestAScrapeWithoutTheDatabaseLeavesTheGaugesOut: a gauge that kept its last value would look
+// healthy.
 func TestAScrapeWithoutTheDatabaseLeavesTheGaugesOut(t *testing.T) {
 	db := testkit.Postgres(t)
 	gauges := func(pool *pgxpool.Pool) int { return testutil.CollectAndCount(NewCollector(pool, testkit.Logger(t))) }

@@ -31,7 +31,8 @@ func Tell(ctx context.Context, pool *pgxpool.Pool, t Trouble) error {
 	return nil
 }
 
-// troublesSQL reads the troubles that a relay has recorded within a minute: an older one may be of a relay that ended.
+// troublesSQL reads the troubles that a relay has recorded within a minute: an older one may be of
+// a relay that ended.
 //
 // Index: none, a row per partition that ever existed.   Locks: none.
 const troublesSQL = `

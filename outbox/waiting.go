@@ -15,7 +15,8 @@ import (
 )
 
 var (
-	// ErrNotWaiting reports a message that is not delayed (any more). It was published, is in the DLQ or is pending.
+	// ErrNotWaiting reports a message that is not delayed (any more). It was published, is in the
+	// DLQ or is pending.
 	ErrNotWaiting = errors.New("outbox: the message is not waiting")
 	// ErrDue reports a delayed message that is due: a relay may be publishing it.
 	ErrDue = errors.New("outbox: the message is due, and a relay may be publishing it")
@@ -23,8 +24,8 @@ var (
 	ErrBehind = errors.New("outbox: the message waits behind another one of its aggregate")
 )
 
-// WaitingMessage is a delayed message of the outbox. It waits for its next attempt, for the time that its writer set,
-// or behind such a message.
+// WaitingMessage is a delayed message of the outbox. It waits for its next attempt, for the time
+// that its writer set, or behind such a message.
 type WaitingMessage struct {
 	event.Event // only GetWaiting reads Payload
 	Attempts    int
@@ -76,8 +77,8 @@ SELECT /* outbox.list_waiting */ ` + waitingColumns + `
 	getWaitingSQL = `SELECT /* outbox.get_waiting */ ` + waitingColumns + `, payload FROM outbox_messages WHERE id = @id AND delayed`
 )
 
-// ListWaiting returns the first delayed messages that the filter selects, by id and without payloads. It returns at
-// most limit and at most MaxWaiting of them.
+// ListWaiting returns the first delayed messages that the filter selects, by id and without
+// payloads. It returns at most limit and at most MaxWaiting of them.
 func ListWaiting(ctx context.Context, pool *pgxpool.Pool, f WaitingFilter, limit int) (all []WaitingMessage, err error) {
 	var b pgx.Batch
 	b.Queue(walkSQL)
@@ -112,8 +113,8 @@ noted AS (
   INSERT INTO outbox_dlq_actions (actor, action, dlq_id, event_id, tenant_id, aggregate_type, aggregate_id, event_type, reason)
   SELECT @actor, @action, id, event_id, tenant_id, aggregate_type, aggregate_id, event_type, @reason FROM taken RETURNING 1)`
 
-// retryWaitingSQL makes a delayed message due and records that. The message remains delayed, so the later messages of
-// its aggregate do not overtake it.
+// retryWaitingSQL makes a delayed message due and records that. The message remains delayed, so the
+// later messages of its aggregate do not overtake it.
 //
 // Index: outbox_messages_pkey.   Locks: the message.
 const retryWaitingSQL = `
@@ -122,8 +123,8 @@ WITH taken AS (
    WHERE id = @id AND delayed AND behind IS NULL AND available_at > clock_timestamp() RETURNING *),` + notedSQL + `
 SELECT /* outbox.retry_waiting */ count(*) FROM noted`
 
-// RetryWaiting makes a delayed message due now, and with it the messages that wait behind it. ErrNotWaiting, ErrDue and
-// ErrBehind are the reasons why it did nothing.
+// RetryWaiting makes a delayed message due now, and with it the messages that wait behind it.
+// ErrNotWaiting, ErrDue and ErrBehind are the reasons why it did nothing.
 func RetryWaiting(ctx context.Context, pool *pgxpool.Pool, id int64, actor, reason string) error {
 	if _, err := Unpark(ctx, pool); err != nil { // the message may wait behind a row that no longer exists
 		return err
@@ -153,9 +154,10 @@ func whyNot(ctx context.Context, pool *pgxpool.Pool, id int64, first bool) error
 	return ErrDue
 }
 
-// A claim takes no lock, so a lock on a message does not prove that no relay is publishing it. Kill therefore first
-// delays the message, for far longer than the move takes, and commits. Then it moves the message only if its earlier due
-// time is still in the future. In that case no claim that missed the delay found the message due.
+// A claim takes no lock, so a lock on a message does not prove that no relay is publishing it. Kill
+// therefore first delays the message, for far longer than the move takes, and commits. Then it
+// moves the message only if its earlier due time is still in the future. In that case no claim that
+// missed the delay found the message due.
 const (
 	putOffFor = 10 * time.Minute
 	// putOffSQL delays a message that is not due, and returns its earlier due time.
@@ -165,7 +167,8 @@ const (
 WITH was AS (SELECT id, available_at FROM outbox_messages WHERE id = @id AND delayed FOR UPDATE)
 UPDATE /* outbox.put_off */ outbox_messages m SET available_at = greatest(m.available_at, clock_timestamp() + @for)
   FROM was w WHERE m.id = w.id AND m.delayed AND w.available_at > clock_timestamp() RETURNING w.available_at`
-	// killSQL moves a message to the DLQ and records that. Index: outbox_messages_pkey. Locks: the message.
+	// killSQL moves a message to the DLQ and records that. Index: outbox_messages_pkey. Locks: the
+	// message.
 	killSQL = `
 WITH taken AS (DELETE FROM outbox_messages WHERE id = @id AND delayed AND clock_timestamp() < @was::timestamptz RETURNING *),
 moved AS (
@@ -178,9 +181,10 @@ moved AS (
 SELECT /* outbox.kill */ count(*) FROM noted`
 )
 
-// KillWaiting moves a delayed message to the DLQ and frees the messages that wait behind it. It returns ErrDue for a
-// message that a relay may be publishing. After ErrNotWaiting or ErrDue nothing has changed, with one exception: a
-// message that became due meanwhile is delayed by ten more minutes.
+// KillWaiting moves a delayed message to the DLQ and frees the messages that wait behind it. It
+// returns ErrDue for a message that a relay may be publishing. After ErrNotWaiting or ErrDue
+// nothing has changed, with one exception: a message that became due meanwhile is delayed by ten
+// more minutes.
 func KillWaiting(ctx context.Context, pool *pgxpool.Pool, id int64, actor, reason string) error {
 	if err := kill(ctx, pool, id, actor, reason); err != nil {
 		return fmt.Errorf("move waiting outbox message %d to the DLQ: %w", id, err)

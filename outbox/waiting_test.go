@@ -15,8 +15,8 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// TestMessagesThatWaitAreListedRetriedAndKilled: a message that a relay may be publishing is left alone. Messages
-// behind a removed one are freed. Each action is recorded.
+// TestMessagesThatWaitAreListedRetriedAndKilled: a message that a relay may be publishing is left
+// alone. Messages behind a removed one are freed. Each action is recorded.
 func TestMessagesThatWaitAreListedRetriedAndKilled(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	appendRows(t, pool, newEvent(1, `1`), newEvent(1, `2`), newEvent(2, `3`), newEvent(2, `4`), newEvent(3, `5`),
@@ -99,8 +99,8 @@ func TestMessagesThatWaitAreListedRetriedAndKilled(t *testing.T) {
 	}
 }
 
-// TestAKillThatARelayOvertakesTakesNothing: the relay publishes while the kill waits for the row, or the message
-// becomes due between the kill's two transactions.
+// TestAKillThatARelayOvertakesTakesNothing: the relay publishes while the kill waits for the row,
+// or the message becomes due between the kill's two transactions.
 func TestAKillThatARelayOvertakesTakesNothing(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	appendRows(t, pool, newEvent(1, `1`), newEvent(2, `2`))

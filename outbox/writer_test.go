@@ -14,7 +14,8 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// TestAWriterAppendsAndNoMore verifies the promises of docs/upstream.md about the role tidings_writer.
+// TestAWriterAppendsAndNoMore verifies the promises of docs/upstream.md about the role
+// tidings_writer.
 func TestAWriterAppendsAndNoMore(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleWriter)
 	for tenant := range 2 {
@@ -44,8 +45,9 @@ func TestAWriterAppendsAndNoMore(t *testing.T) {
 	}
 }
 
-// TestARowHasItsTransactionIDBeforeItsID: the proof of the floor rests on that (docs/adr/0004-floor.md). PostgreSQL fires
-// the trigger after it has evaluated the defaults and before it writes the row.
+// TestARowHasItsTransactionIDBeforeItsID: the proof of the floor rests on that
+// (docs/adr/0004-floor.md). PostgreSQL fires the trigger after it has evaluated the defaults and
+// before it writes the row.
 func TestARowHasItsTransactionIDBeforeItsID(t *testing.T) {
 	t.Parallel()
 	db := testkit.Postgres(t)
@@ -68,7 +70,8 @@ func TestARowHasItsTransactionIDBeforeItsID(t *testing.T) {
 	}
 }
 
-// TestOnlyARelayWritesHeartbeats: they measure the path of all events, so nobody else may forge one.
+// TestOnlyARelayWritesHeartbeats: they measure the path of all events, so nobody else may forge
+// one.
 func TestOnlyARelayWritesHeartbeats(t *testing.T) {
 	db := testkit.Postgres(t)
 	api, writer, relay := db.Pool(t, postgres.RoleAPI), db.Pool(t, postgres.RoleWriter), db.Pool(t, postgres.RoleRelay)
@@ -93,8 +96,8 @@ const (
 	otherID   = "0196b2d4-7c00-7000-8000-00000000000b"
 )
 
-// TestAnEventOfACommentNamesItInOneForm: consumers, erasures and operators search the same ids, and all events of a
-// comment are in the partition of its post.
+// TestAnEventOfACommentNamesItInOneForm: consumers, erasures and operators search the same ids, and
+// all events of a comment are in the partition of its post.
 func TestAnEventOfACommentNamesItInOneForm(t *testing.T) {
 	db := testkit.Postgres(t)
 	writer := db.Pool(t, postgres.RoleWriter)
@@ -176,8 +179,8 @@ func appendComment(t *testing.T, pool *pgxpool.Pool, post int64, payload string)
 	return err
 }
 
-// refusedBy reports whether the database refused a row because of this constraint or policy. Only the message names a
-// policy.
+// refusedBy reports whether the database refused a row because of this constraint or policy. Only
+// the message names a policy.
 func refusedBy(err error, code, name string) bool {
 	var refused *pgconn.PgError
 	return errors.As(err, &refused) && refused.Code == code &&

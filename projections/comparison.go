@@ -9,8 +9,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Comparison is the progress of the continuous comparison of a projection with the truth. A round compares all entities
-// once.
+// Comparison is the progress of the continuous comparison of a projection with the truth. A round
+// compares all entities once.
 type Comparison struct {
 	Consumer, Cell string    // Cell is the name of the streams of that truth (NATS_STREAM)
 	BeganAt        time.Time // the start of the current round
@@ -38,8 +38,8 @@ VALUES (@consumer, @cell, @began, @checked, @different, CASE WHEN @ended THEN no
        ended_at = coalesce(excluded.ended_at, c.ended_at), last_checked = coalesce(excluded.last_checked, c.last_checked),
        last_different = coalesce(excluded.last_different, c.last_different)`
 
-// SaveComparison records the progress of a comparison; ended means that its round is complete. If several instances
-// compare, the last one to write wins.
+// SaveComparison records the progress of a comparison; ended means that its round is complete. If
+// several instances compare, the last one to write wins.
 func SaveComparison(ctx context.Context, projections *pgxpool.Pool, c Comparison, ended bool) error {
 	if _, err := projections.Exec(ctx, saveComparisonSQL, pgx.StrictNamedArgs{"consumer": c.Consumer, "cell": c.Cell, "began": c.BeganAt,
 		"checked": c.Checked, "different": c.Different, "ended": ended}); err != nil {

@@ -2,12 +2,13 @@ package projections
 
 import "cmp"
 
-// Field is one value of an entity: the value that the truth requires, and the value in a projection. Both have the same
-// comparable type, or are "" if a side has no row.
+// Field is one value of an entity: the value that the truth requires, and the value in a
+// projection. Both have the same comparable type, or are "" if a side has no row.
 type Field struct {
 	Name      string
 	Want, Got any
-	// The versions of what the values derive from, if that is more than the entity: sums over all of it.
+	// The versions of what the values derive from, if that is more than the entity: sums over all
+	// of it.
 	WantVersion, GotVersion int64
 }
 
@@ -17,7 +18,8 @@ func Compared(name string, want, got any) Field { return Field{Name: name, Want:
 // Differs reports whether the two values differ.
 func (f Field) Differs() bool { return f.Want != f.Got }
 
-// Diff is an entity with its values in the truth and in a projection. The values of a side without a row are empty.
+// Diff is an entity with its values in the truth and in a projection. The values of a side without
+// a row are empty.
 type Diff struct {
 	Difference            // without a field
 	InTruth, InProjection bool

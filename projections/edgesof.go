@@ -26,7 +26,8 @@ const (
 	pairsWindow = 20_000 // rows that one step scans for edges to an object: no index by target has removed edges
 )
 
-// pairsFromSQL reads the next pairs that begin at an object. Index: the table's key, one range. Locks: none.
+// pairsFromSQL reads the next pairs that begin at an object. Index: the table's key, one range.
+// Locks: none.
 const pairsFromSQL = `
 SELECT /* projections.pairs */ DISTINCT {from}, {to}, true FROM {rows} WHERE {from} = @object::bigint AND {to} > @to::bigint
  ORDER BY {from}, {to} LIMIT @limit`
@@ -44,9 +45,9 @@ UNION ALL
 (SELECT a, b, false FROM next WHERE (SELECT count(*) FROM mine) < @limit ORDER BY a DESC, b DESC LIMIT 1)
 ORDER BY a, b, hit`
 
-// Pairs returns the next pairs in a projection's table after the given one. rows is the FROM item that selects the
-// tenant's rows of the kind: a table with a condition of @tenant and @kind. from and to are its columns. next is nil at
-// the end.
+// Pairs returns the next pairs in a projection's table after the given one. rows is the FROM item
+// that selects the tenant's rows of the kind: a table with a condition of @tenant and @kind. from
+// and to are its columns. next is nil at the end.
 func (of EdgesOf) Pairs(ctx context.Context, tx pgx.Tx, rows, from, to string, after Pair) (all []Pair, next *Pair, err error) {
 	sql := pairsFromSQL
 	if of.End == kinds.To {

@@ -24,16 +24,17 @@ type Difference struct {
 	Key        Key    `json:"-"`      // the argument of Repair
 	Record     bool   `json:"-"`      // in a record, whose rows never change: Repair leaves this difference
 
-	// The versions of the compared rows, 0 of a missing row or one without a version. With them, Drift tells a difference
-	// that lasts from one between later states.
+	// The versions of the compared rows, 0 of a missing row or one without a version. With them,
+	// Drift tells a difference that lasts from one between later states.
 	WantVersion int64 `json:"-"`
 	GotVersion  int64 `json:"-"`
 }
 
-// Key names the rows that Repair repairs together. Type, TenantID and Aggregate name the aggregate of their events. While
-// a DLQ has an event of that aggregate, it explains the difference, and Repair does not repair it. The other fields name
-// a part of the aggregate in the projection's own way. An edge has its target in Aggregate and its origin in Other. A
-// count of edges has Other 0. Other keys name an object of children, or a child.
+// Key names the rows that Repair repairs together. Type, TenantID and Aggregate name the aggregate
+// of their events. While a DLQ has an event of that aggregate, it explains the difference, and
+// Repair does not repair it. The other fields name a part of the aggregate in the projection's own
+// way. An edge has its target in Aggregate and its origin in Other. A count of edges has Other 0.
+// Other keys name an object of children, or a child.
 type Key struct {
 	Type                       string
 	TenantID, Aggregate, Other int64
@@ -47,7 +48,8 @@ func (k Key) Ref() event.Ref {
 	return event.Ref{Type: k.Type, Child: k.Child, From: event.ID(k.Other), To: event.ID(k.Aggregate)}
 }
 
-// Parked reports whether a DLQ has events of an aggregate. Repair leaves the rows of such an aggregate unchanged.
+// Parked reports whether a DLQ has events of an aggregate. Repair leaves the rows of such an
+// aggregate unchanged.
 type Parked func(tenant int64, aggregateType string, aggregateID int64) bool
 
 func (d Difference) String() string {
@@ -57,7 +59,8 @@ func (d Difference) String() string {
 // noStatementTimeoutSQL lets a statement read a whole table; the default timeout would end it.
 const noStatementTimeoutSQL = `SET LOCAL statement_timeout = 0`
 
-// Rows yields the rows of sql one at a time, in one read-only transaction, then the error that ended them, if any.
+// Rows yields the rows of sql one at a time, in one read-only transaction, then the error that
+// ended them, if any.
 func Rows[T any](ctx context.Context, pool *pgxpool.Pool, sql string, args pgx.StrictNamedArgs) iter.Seq2[*T, error] {
 	return func(yield func(*T, error) bool) {
 		var failed error // InTx would retry an error that it gets
@@ -101,9 +104,9 @@ func Of[S, T any](states iter.Seq2[*S, error], row func(*S) *T) iter.Seq2[*T, er
 	}
 }
 
-// Compare calls visit for each key of two sequences, the rows that the truth requires and the rows of the projection.
-// Both sequences have the order of key. A row that one side lacks is nil. Compare holds two rows at a time, and stops
-// at the first error.
+// Compare calls visit for each key of two sequences, the rows that the truth requires and the rows
+// of the projection. Both sequences have the order of key. A row that one side lacks is nil.
+// Compare holds two rows at a time, and stops at the first error.
 func Compare[T any](want, got iter.Seq2[*T, error], key func(a, b *T) int, visit func(want, got *T)) error {
 	nextWant, stopWant := iter.Pull2(want)
 	defer stopWant()
@@ -143,9 +146,9 @@ func Compare[T any](want, got iter.Seq2[*T, error], key func(a, b *T) int, visit
 	}
 }
 
-// Window compares like Compare the first rows of both sides, each of which has at most limit rows. It ends at the last
-// key up to which both sides are complete, and returns that key to continue after; nil means the end of the tables.
-// With the limit 0 it is Compare.
+// Window compares like Compare the first rows of both sides, each of which has at most limit rows.
+// It ends at the last key up to which both sides are complete, and returns that key to continue
+// after; nil means the end of the tables. With the limit 0 it is Compare.
 func Window[T any](want, got iter.Seq2[*T, error], limit int, key func(a, b *T) int, visit func(want, got *T)) (last *T, err error) {
 	if limit == 0 {
 		return nil, Compare(want, got, key, visit)
@@ -174,15 +177,16 @@ func Window[T any](want, got iter.Seq2[*T, error], limit int, key func(a, b *T) 
 	return last, Compare(reached(sides[0]), reached(sides[1]), key, visit)
 }
 
-// place is the end of a window over kinds: a row of a kind, or the beginning of a kind if row is nil.
+// place is the end of a window over kinds: a row of a kind, or the beginning of a kind if row is
+// nil.
 type place[T any] struct {
 	kind string
 	row  *T
 }
 
-// Kinds implements Projection.Window for a projection with rows of kinds. It compares kind after kind in the order of
-// their names with window. window compares at most limit rows after the given one (nil: from the first), and returns
-// the last row as the function Window does.
+// Kinds implements Projection.Window for a projection with rows of kinds. It compares kind after
+// kind in the order of their names with window. window compares at most limit rows after the given
+// one (nil: from the first), and returns the last row as the function Window does.
 func Kinds[K, T any](all []K, name func(K) string, after any, limit int,
 	window func(k K, after *T, limit int) (checked int64, last *T, err error)) (checked int64, next any, err error) {
 	at, _ := after.(place[T])

@@ -15,8 +15,8 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
-// TestARepairDeletesNoMessageWhoseRowIsBack gives messages their rows again between the repair's look at them and their
-// deletion.
+// TestARepairDeletesNoMessageWhoseRowIsBack gives messages their rows again between the repair's
+// look at them and their deletion.
 func TestARepairDeletesNoMessageWhoseRowIsBack(t *testing.T) {
 	t.Parallel()
 	d := wrote(t, testkit.NATS(t))
@@ -50,8 +50,9 @@ func TestARepairDeletesNoMessageWhoseRowIsBack(t *testing.T) {
 	}
 }
 
-// TestOneRepairOrRestoreAtATime freezes a repair that deletes messages without a row. Meanwhile a restore gives these
-// messages their rows, but only once the repair has lost its connection. The thawed repair then takes no event away.
+// TestOneRepairOrRestoreAtATime freezes a repair that deletes messages without a row. Meanwhile a
+// restore gives these messages their rows, but only once the repair has lost its connection. The
+// thawed repair then takes no event away.
 func TestOneRepairOrRestoreAtATime(t *testing.T) {
 	for _, at := range []string{"recorded", "classified"} {
 		t.Run("frozen when it has "+at, func(t *testing.T) {

@@ -14,9 +14,9 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
-// catchUp brings the database up to date with the stream. It compares the two, reads the messages after the stored
-// tail, marks their rows, and sets the writer's tail to the end of the stream. The writer calls it before the first
-// claim and after anything but a plain publish ack.
+// catchUp brings the database up to date with the stream. It compares the two, reads the messages
+// after the stored tail, marks their rows, and sets the writer's tail to the end of the stream. The
+// writer calls it before the first claim and after anything but a plain publish ack.
 func (w *writer) catchUp(ctx context.Context) error {
 	start := time.Now()
 	w.metrics.catchUps.Inc()
@@ -51,8 +51,9 @@ func (w *writer) catchUp(ctx context.Context) error {
 	return nil
 }
 
-// bind returns the partition's stream, if it is the one that the database knows. It binds a partition without a stream
-// to an empty one. It never recreates a missing stream, because an operator must decide about the loss.
+// bind returns the partition's stream, if it is the one that the database knows. It binds a
+// partition without a stream to an empty one. It never recreates a missing stream, because an
+// operator must decide about the loss.
 func (w *writer) bind(ctx context.Context) (broker.Stream, error) {
 	p, err := w.partition(ctx)
 	if err != nil {
@@ -97,11 +98,12 @@ func (w *writer) bind(ctx context.Context) (broker.Stream, error) {
 	return stream, nil
 }
 
-// readAhead is the number of messages that a catch-up requests at a time. Over a slow link they share a round trip.
+// readAhead is the number of messages that a catch-up requests at a time. Over a slow link they
+// share a round trip.
 const readAhead = 64
 
-// read adds to mark the messages after its NewTail, up to last and at most a batch. final is the sequence of the
-// closing message, or 0.
+// read adds to mark the messages after its NewTail, up to last and at most a batch. final is the
+// sequence of the closing message, or 0.
 func (w *writer) read(ctx context.Context, mark *outbox.Mark, last uint64) (final uint64, err error) {
 	for mark.NewTail < last && len(mark.Rows) < w.cfg.BatchSize {
 		found, err := w.ahead(ctx, mark.NewTail+1, last)
@@ -144,9 +146,10 @@ func (w *writer) read(ctx context.Context, mark *outbox.Mark, last uint64) (fina
 	return 0, nil
 }
 
-// pass returns nil if the messages from first to last, which no mark covers, are really gone: they were erased, or
-// leaders have denied them for as long as broker.Doubt requires. Then they were deleted, or have expired. If one of
-// them existed, its row would be pending after the catch-up, and the relay would publish it again.
+// pass returns nil if the messages from first to last, which no mark covers, are really gone: they
+// were erased, or leaders have denied them for as long as broker.Doubt requires. Then they were
+// deleted, or have expired. If one of them existed, its row would be pending after the catch-up,
+// and the relay would publish it again.
 func (w *writer) pass(ctx context.Context, first, last uint64) error {
 	ctx, cancel := w.forBroker(ctx)
 	defer cancel()
@@ -160,7 +163,8 @@ func (w *writer) pass(ctx context.Context, first, last uint64) error {
 	return nil
 }
 
-// ahead returns the first messages between from and last, in order. It returns at least one if there are any.
+// ahead returns the first messages between from and last, in order. It returns at least one if
+// there are any.
 func (w *writer) ahead(ctx context.Context, from, last uint64) ([]*broker.Stored, error) {
 	ctx, cancel := w.forBroker(ctx)
 	defer cancel()

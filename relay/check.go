@@ -23,9 +23,10 @@ type PartitionCheck struct {
 
 const maxChecks = 8 // streams checked at once
 
-// Check compares the stream of each partition with the database, as a relay does at its start. It returns the
-// partitions by number, including closed ones, whose streams may be gone. On a cluster a loss counts only once the
-// brokers have reported it for as long as broker.Doubt requires, so Check then takes 20 s.
+// Check compares the stream of each partition with the database, as a relay does at its start. It
+// returns the partitions by number, including closed ones, whose streams may be gone. On a cluster
+// a loss counts only once the brokers have reported it for as long as broker.Doubt requires, so
+// Check then takes 20 s.
 func Check(ctx context.Context, pool *pgxpool.Pool, js jetstream.JetStream, cfg broker.Config) ([]PartitionCheck, error) {
 	all, err := outbox.Partitions(ctx, pool) // before the streams: these only grow
 	if err != nil {
@@ -49,9 +50,10 @@ func Check(ctx context.Context, pool *pgxpool.Pool, js jetstream.JetStream, cfg 
 	return checks, nil
 }
 
-// probe reads the partition's stream. It sets Err if the stream is gone, has no leader or was not made for events. It
-// returns any other error, for example the end of ctx. A relay may have bound, closed or replaced the partition since c
-// has it, so probe reads it again before it believes a disagreement.
+// probe reads the partition's stream. It sets Err if the stream is gone, has no leader or was not
+// made for events. It returns any other error, for example the end of ctx. A relay may have bound,
+// closed or replaced the partition since c has it, so probe reads it again before it believes a
+// disagreement.
 func (c *PartitionCheck) probe(ctx context.Context, q outbox.Querier, js jetstream.JetStream, cfg broker.Config) error {
 	_, err := broker.Confirm(ctx, js, func(ctx context.Context) (broker.Stream, bool, error) {
 		for {
@@ -92,9 +94,10 @@ func (c *PartitionCheck) compare(cfg broker.Config, err error) error {
 	return err
 }
 
-// refuse returns ErrStreamRefused and the reason if the stream, as its leader reports it, does not continue what the
-// database knows of the partition. Otherwise it returns the error of reading the stream. lost reports that the stream
-// seems to have lost data: a new leader may not know all of it yet.
+// refuse returns ErrStreamRefused and the reason if the stream, as its leader reports it, does not
+// continue what the database knows of the partition. Otherwise it returns the error of reading the
+// stream. lost reports that the stream seems to have lost data: a new leader may not know all of it
+// yet.
 func refuse(name string, p outbox.Partition, stream broker.Stream, err error) (lost bool, _ error) {
 	const (
 		repair  = "; run `tidings repair stream --dry-run`"

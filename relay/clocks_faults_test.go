@@ -17,7 +17,8 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
-// build builds this test binary with edits of its files. The sources themselves have no hooks for that.
+// build builds this test binary with edits of its files. The sources themselves have no hooks for
+// that.
 func build(t *testing.T, edits ...mutants.Edit) (binary string) {
 	t.Helper()
 	root, err := mutants.Root()
@@ -37,8 +38,8 @@ func build(t *testing.T, edits ...mutants.Edit) (binary string) {
 	return binary
 }
 
-// reuse makes the database assign again the ids of rows that a relay has published but not marked, as after a crash
-// with synchronous_commit off. It returns the damage of a relay that runs binary.
+// reuse makes the database assign again the ids of rows that a relay has published but not marked,
+// as after a crash with synchronous_commit off. It returns the damage of a relay that runs binary.
 func reuse(t *testing.T, binary string) damage {
 	t.Helper()
 	f := newFleet(t, testkit.Postgres(t))
@@ -70,8 +71,8 @@ func handedOutAgain(t *testing.T) {
 	}
 }
 
-// clockOf builds relays whose wall clock jumps between ten minutes ahead and ten minutes behind every second, as if
-// somebody set the machine's clock. The monotonic clock continues.
+// clockOf builds relays whose wall clock jumps between ten minutes ahead and ten minutes behind
+// every second, as if somebody set the machine's clock. The monotonic clock continues.
 func clockOf(t *testing.T) string {
 	t.Helper()
 	root, err := exec.CommandContext(t.Context(), "go", "env", "GOROOT").Output()

@@ -23,7 +23,8 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
-// clusterFleet is a fleet of two relays on three brokers, with a replica of each stream on each broker.
+// clusterFleet is a fleet of two relays on three brokers, with a replica of each stream on each
+// broker.
 type clusterFleet struct {
 	*fleet
 	c      *testkit.BrokerCluster
@@ -44,13 +45,13 @@ func newClusterFleet(t *testing.T) *clusterFleet {
 
 func (f *clusterFleet) stream() string { return f.c.Config().StreamName(0) }
 
-// clusterResumes is the longest time that rows may wait after the loss of a leader. By nats-server's election timeouts,
-// an election takes 4 s to 9 s after the last sign of the old leader. If two servers are candidates at the same moment,
-// the election takes as long again.
+// clusterResumes is the longest time that rows may wait after the loss of a leader. By
+// nats-server's election timeouts, an election takes 4 s to 9 s after the last sign of the old
+// leader. If two servers are candidates at the same moment, the election takes as long again.
 const clusterResumes = 25 * time.Second
 
-// outage returns the longest wait of a row from its commit to its publish, and the wait that one row in a hundred
-// exceeds. It does not count earlier waits.
+// outage returns the longest wait of a row from its commit to its publish, and the wait that one
+// row in a hundred exceeds. It does not count earlier waits.
 func (f *clusterFleet) outage(since time.Time) (longest, p99 time.Duration) {
 	f.t.Helper()
 	var most, hundredth float64
@@ -64,8 +65,8 @@ func (f *clusterFleet) outage(since time.Time) (longest, p99 time.Duration) {
 	return time.Duration(most * float64(time.Second)), time.Duration(hundredth * float64(time.Second))
 }
 
-// resumes fails unless all rows committed by now are published, and no row has waited since then for longer than an
-// election.
+// resumes fails unless all rows committed by now are published, and no row has waited since then
+// for longer than an election.
 func (f *clusterFleet) resumes(what string, since time.Time) {
 	f.t.Helper()
 	f.last(500 * time.Millisecond) // rows are written meanwhile
@@ -219,8 +220,8 @@ func TestOnThreeBrokersAStreamThatIsGoneIsBelievedOnlyAfterAWhile(t *testing.T) 
 	}
 }
 
-// TestOnThreeBrokersAPartitionWithoutALeaderDoesNotHoldUpOthers stops a broker with some of the streams. No stream has
-// a replica.
+// TestOnThreeBrokersAPartitionWithoutALeaderDoesNotHoldUpOthers stops a broker with some of the
+// streams. No stream has a replica.
 func TestOnThreeBrokersAPartitionWithoutALeaderDoesNotHoldUpOthers(t *testing.T) {
 	t.Parallel()
 	c := testkit.NATSCluster(t, 3)
@@ -315,8 +316,8 @@ func TestOnThreeBrokersAPartitionWithoutALeaderDoesNotHoldUpOthers(t *testing.T)
 
 var connectedTo = regexp.MustCompile(`msg="connected to NATS".* url=(\S+)`)
 
-// TestOnThreeBrokersARelaysOwnBrokerIsFrozen freezes a broker that is not the leader, so only the relay's connection is
-// lost.
+// TestOnThreeBrokersARelaysOwnBrokerIsFrozen freezes a broker that is not the leader, so only the
+// relay's connection is lost.
 func TestOnThreeBrokersARelaysOwnBrokerIsFrozen(t *testing.T) {
 	t.Parallel()
 	f := newClusterFleet(t)

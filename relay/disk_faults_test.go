@@ -8,8 +8,9 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// TestAFullDiskOfTheBrokerBurnsNoAttemptAndLosesNothing fills the disk of NATS under relays that publish. Rows wait, and
-// none counts a failure. NATS gives its streams up; it starts again with space, and the relays continue.
+// TestAFullDiskOfTheBrokerBurnsNoAttemptAndLosesNothing fills the disk of NATS under relays that
+// publish. Rows wait, and none counts a failure. NATS gives its streams up; it starts again with
+// space, and the relays continue.
 func TestAFullDiskOfTheBrokerBurnsNoAttemptAndLosesNothing(t *testing.T) {
 	b, disk := testkit.NATSOnDisk(t, 128<<20)
 	f := fleetOn(t, testkit.Postgres(t), b, seeded(t))

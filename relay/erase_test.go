@@ -24,8 +24,9 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-// TestAFrozenRelayBringsNothingErasedBack freezes a relay that has claimed an author's events and is about to publish
-// them. It erases the author while another relay runs, and thaws the first relay.
+// TestAFrozenRelayBringsNothingErasedBack freezes a relay that has claimed an author's events and
+// is about to publish them. It erases the author while another relay runs, and thaws the first
+// relay.
 func TestAFrozenRelayBringsNothingErasedBack(t *testing.T) {
 	for what, o := range map[string]options{
 		"with one message": {crash: crash{Step: "before commit", Signal: syscall.SIGSTOP, Then: "refused"}, patient: true},
@@ -87,7 +88,8 @@ func TestAFrozenRelayBringsNothingErasedBack(t *testing.T) {
 				t.Fatal(report, err)
 			}
 
-			// Only the frozen relay remains. When it thaws, it publishes the old events, and the stream refuses them.
+			// Only the frozen relay remains. When it thaws, it publishes the old events, and the
+			// stream refuses them.
 			second.Signal(syscall.SIGTERM)
 			second.AwaitEnd()
 			zombie.Signal(syscall.SIGCONT)

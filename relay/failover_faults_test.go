@@ -108,8 +108,8 @@ func TestNoRelayPublishesWhatAFailoverTakesBack(t *testing.T) {
 	}
 }
 
-// TestAFrozenPrimaryThatThawsPublishesNothing: the primary freezes, and its synchronous standby takes over. When the old
-// primary thaws, a writer and a relay still use it.
+// TestAFrozenPrimaryThatThawsPublishesNothing: the primary freezes, and its synchronous standby
+// takes over. When the old primary thaws, a writer and a relay still use it.
 func TestAFrozenPrimaryThatThawsPublishesNothing(t *testing.T) {
 	t.Parallel()
 	pair, b := testkit.PostgresPair(t), testkit.NATS(t)

@@ -22,8 +22,8 @@ func TestPostgreSQLIsShutDownAtOnceAndRestarted(t *testing.T) {
 	f.check()
 }
 
-// TestARelayFrozenInATransactionFreesItsLocks: the frozen relay holds the partition's row, and its transaction keeps the
-// floor down. PostgreSQL ends it.
+// TestARelayFrozenInATransactionFreesItsLocks: the frozen relay holds the partition's row, and its
+// transaction keeps the floor down. PostgreSQL ends it.
 func TestARelayFrozenInATransactionFreesItsLocks(t *testing.T) {
 	f := newFleet(t, testkit.Postgres(t))
 	f.relay("after ack", syscall.SIGKILL).AwaitEnd()

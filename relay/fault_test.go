@@ -29,10 +29,12 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
-// Relays under fault are child processes: the test binary runs itself again, and childEnv holds its configuration.
+// Relays under fault are child processes: the test binary runs itself again, and childEnv holds its
+// configuration.
 const childEnv = "TIDINGS_TEST_RELAY"
 
-// childConfig has a child's servers, the TTL of its leases, and the signal that it sends itself at a crash point.
+// childConfig has a child's servers, the TTL of its leases, and the signal that it sends itself at
+// a crash point.
 type childConfig struct {
 	DatabaseURL string
 	Broker      broker.Config
@@ -44,9 +46,9 @@ type childConfig struct {
 	crash
 }
 
-// crash is a signal that a child sends itself when it reaches a crash point for the nth time; 0 means 1. A child reads
-// further ones from its standard input, as lines of JSON. An empty step cancels the last one. After the signal, the child
-// logs that it reached Then.
+// crash is a signal that a child sends itself when it reaches a crash point for the nth time; 0
+// means 1. A child reads further ones from its standard input, as lines of JSON. An empty step
+// cancels the last one. After the signal, the child logs that it reached Then.
 type crash struct {
 	Step   string
 	Signal syscall.Signal
@@ -89,7 +91,8 @@ func (c *crashPoint) at(step string) {
 	testkit.SignalSelf(sig)
 }
 
-// child is a relay process that obeys childConfig. It ends with its standard input, so that none outlives the test.
+// child is a relay process that obeys childConfig. It ends with its standard input, so that none
+// outlives the test.
 func child() {
 	var c childConfig
 	if err := json.Unmarshal([]byte(os.Getenv(childEnv)), &c); err != nil {
@@ -161,7 +164,8 @@ func fleetOn(t *testing.T, db *testkit.DB, b *testkit.Broker, rng *rand.Rand) *f
 		f.write(func(ctx context.Context) {
 			for ctx.Err() == nil {
 				f.quiet.RLock()
-				// Commit to the end: otherwise the server might commit after the test has read the outbox.
+				// Commit to the end: otherwise the server might commit after the test has read the
+				// outbox.
 				err := appendPairs(context.WithoutCancel(ctx), f.pool, rng, 5)
 				f.quiet.RUnlock()
 				if err == nil {
@@ -225,7 +229,8 @@ type options struct {
 // batches makes every publish of more than one row an atomic batch; singles makes none.
 const batches, singles = 2, 1 << 20
 
-// relay starts a relay process that sends itself sig at the crash point step, or never if step is empty.
+// relay starts a relay process that sends itself sig at the crash point step, or never if step is
+// empty.
 func (f *fleet) relay(step string, sig syscall.Signal) *process {
 	f.t.Helper()
 	return f.start(options{crash: crash{Step: step, Signal: sig}})
@@ -340,8 +345,9 @@ func TestARelayFrozenWithItsClaimThawsWithoutEffect(t *testing.T) {
 	frozen(t, options{crash: crash{Step: "after claim", Then: "refused"}})
 }
 
-// frozen freezes a relay past its lease, and thaws it when another has published its rows. It compares stream and rows
-// after the end of the thawed relay, so whatever that relay still tried has ended too.
+// frozen freezes a relay past its lease, and thaws it when another has published its rows. It
+// compares stream and rows after the end of the thawed relay, so whatever that relay still tried
+// has ended too.
 func frozen(t *testing.T, o options) {
 	f := newFleet(t, testkit.Postgres(t))
 	o.Signal, o.patient = syscall.SIGSTOP, true
@@ -356,7 +362,8 @@ func frozen(t *testing.T, o options) {
 	f.check()
 }
 
-// TestAFrozenRelayPublishesAnEventThatIsInTheDLQMeanwhile: the stream has got nothing since, so it accepts the event.
+// TestAFrozenRelayPublishesAnEventThatIsInTheDLQMeanwhile: the stream has got nothing since, so it
+// accepts the event.
 func TestAFrozenRelayPublishesAnEventThatIsInTheDLQMeanwhile(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, testkit.Postgres(t))
@@ -414,8 +421,8 @@ func TestTheBrokerIsKilledAndRestarted(t *testing.T) {
 	f.check()
 }
 
-// TestMarksThatACrashTakesBackAreMadeAgain kills PostgreSQL before it writes some commits to disk. A round's commit
-// does not wait for the disk.
+// TestMarksThatACrashTakesBackAreMadeAgain kills PostgreSQL before it writes some commits to disk.
+// A round's commit does not wait for the disk.
 func TestMarksThatACrashTakesBackAreMadeAgain(t *testing.T) {
 	// a process that writes a page first writes the commits of its rows
 	server := testkit.PostgresProcess(t, "bgwriter_lru_maxpages=0", "autovacuum=off")
@@ -447,8 +454,8 @@ func TestMarksThatACrashTakesBackAreMadeAgain(t *testing.T) {
 	checkStream(t, t.Context(), pool, b)
 }
 
-// loseMarksSQL undoes up to 20 marks of each open partition, as a failover to a lagging standby does. Rows on the
-// stream are then pending again.
+// loseMarksSQL undoes up to 20 marks of each open partition, as a failover to a lagging standby
+// does. Rows on the stream are then pending again.
 const loseMarksSQL = `
 WITH back AS (
   UPDATE outbox_partitions p SET tail_seq = greatest(p.tail_seq - 20, 0), floor_id = 0 WHERE final_seq IS NULL
@@ -456,8 +463,8 @@ WITH back AS (
 UPDATE outbox_messages m SET processed_at = NULL, stream_seq = NULL, partition = NULL
   FROM back WHERE m.partition = back.partition AND m.stream_seq > back.tail_seq`
 
-// loseMarks makes the database lose marks of an idle relay, so that no further mark detects it, while an open
-// transaction holds the floor down. It runs binary, and returns the damage.
+// loseMarks makes the database lose marks of an idle relay, so that no further mark detects it,
+// while an open transaction holds the floor down. It runs binary, and returns the damage.
 func loseMarks(t *testing.T, binary string) damage {
 	t.Helper()
 	f := newFleet(t, testkit.PostgresProcess(t).DB(t))

@@ -20,8 +20,8 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// appendPairs commits n transactions of one follow pair each. Each writes the state row with its version first, then
-// the outbox row, with the spec's plain SQL. It toggles the pair's status.
+// appendPairs commits n transactions of one follow pair each. Each writes the state row with its
+// version first, then the outbox row, with the spec's plain SQL. It toggles the pair's status.
 func appendPairs(ctx context.Context, pool *pgxpool.Pool, rng *rand.Rand, n int) error {
 	for range n {
 		tx, err := pool.Begin(ctx)
@@ -85,7 +85,8 @@ type streamed struct {
 	version   int64
 }
 
-// readStream returns every message of all partitions, by partition and sequence, without closing messages.
+// readStream returns every message of all partitions, by partition and sequence, without closing
+// messages.
 func readStream(t *testing.T, ctx context.Context, b *testkit.Broker) (all []streamed) {
 	t.Helper()
 	js, err := jetstream.New(b.Connect(t))
@@ -159,8 +160,8 @@ func (d damage) any() bool {
 	return d != damage{}
 }
 
-// checkStream fails unless every committed row is on the stream exactly once and marked with its sequence. The versions
-// of each pair and the sequences of each stream must rise by exactly one.
+// checkStream fails unless every committed row is on the stream exactly once and marked with its
+// sequence. The versions of each pair and the sequences of each stream must rise by exactly one.
 func checkStream(t *testing.T, ctx context.Context, pool *pgxpool.Pool, b *testkit.Broker) {
 	t.Helper()
 	if d := inspect(t, ctx, pool, b); d.any() {

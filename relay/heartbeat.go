@@ -6,9 +6,9 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
-// beat writes a heartbeat for each partition and interval until ctx ends. It needs no lease and no broker. So
-// heartbeats enter the outbox even while no relay can publish, and their lag shows the outage. Other relays do the
-// same, and the database lets only one of them write.
+// beat writes a heartbeat for each partition and interval until ctx ends. It needs no lease and no
+// broker. So heartbeats enter the outbox even while no relay can publish, and their lag shows the
+// outage. Other relays do the same, and the database lets only one of them write.
 func (r *Relay) beat(ctx context.Context) {
 	for failures := 0; r.cfg.Heartbeat > 0 && ctx.Err() == nil; {
 		dbCtx, cancel := r.forDB(ctx)

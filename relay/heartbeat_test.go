@@ -19,7 +19,8 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
-// pathSeen returns the number of heartbeats that the relay has published, and the sum of their ages in seconds.
+// pathSeen returns the number of heartbeats that the relay has published, and the sum of their ages
+// in seconds.
 func (r *Relay) pathSeen(t *testing.T) (n int, seconds float64) {
 	t.Helper()
 	reg := prometheus.NewRegistry()
@@ -80,7 +81,8 @@ func TestHeartbeatsPassThroughWhateverRelaysDo(t *testing.T) {
 		t.Errorf("heartbeats although they are off: %v", all)
 	}
 
-	// A relay freezes with a claimed heartbeat for longer than its lease, continues to write others, and thaws.
+	// A relay freezes with a claimed heartbeat for longer than its lease, continues to write
+	// others, and thaws.
 	frozen, thawed := make(chan struct{}), make(chan struct{})
 	thaw := sync.OnceFunc(func() { close(thawed) })
 	a, other := made(every), made(0)
@@ -175,7 +177,8 @@ func TestHeartbeatsPassThroughWhateverRelaysDo(t *testing.T) {
 	}
 }
 
-// TestHeartbeatsShowThatTheBrokerIsAway: relays write heartbeats without a broker, and these are old when published.
+// TestHeartbeatsShowThatTheBrokerIsAway: relays write heartbeats without a broker, and these are
+// old when published.
 func TestHeartbeatsShowThatTheBrokerIsAway(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	b := testkit.NATSProcess(t)

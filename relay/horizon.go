@@ -9,10 +9,11 @@ import (
 // horizon decides where a partition's next claim may begin, although ids do not commit in order
 // (docs/adr/0004-floor.md).
 //
-// After a claim, every row up to taken that the claim could see has been handled. Any other row up to taken belongs to
-// a transaction that ran at the time of the claim. Any row up to a sample's LastID belongs to a transaction below the
-// sample's XID. So while all running transactions below XID still run, the next claim may begin above LastID. When none
-// of them runs any more, claims may begin above LastID forever, and the floor rises to it.
+// After a claim, every row up to taken that the claim could see has been handled. Any other row up
+// to taken belongs to a transaction that ran at the time of the claim. Any row up to a sample's
+// LastID belongs to a transaction below the sample's XID. So while all running transactions below
+// XID still run, the next claim may begin above LastID. When none of them runs any more, claims may
+// begin above LastID forever, and the floor rises to it.
 type horizon struct {
 	floor   int64            // no row up to this id is pending, unless it is delayed; the next mark may store it
 	taken   int64            // Claimed.Upto of the last claim
@@ -21,7 +22,8 @@ type horizon struct {
 	samples []outbox.Horizon // ascending; of those with the same running transactions below them only the last
 }
 
-// claimed records a claim and raises the floor. The floor remains below the rows of inHand, which are not marked yet.
+// claimed records a claim and raises the floor. The floor remains below the rows of inHand, which
+// are not marked yet.
 func (h *horizon) claimed(c *outbox.Claimed, inHand ...[]outbox.Row) {
 	h.taken, h.running, h.xmax = c.Upto, c.Running, c.Xmax
 	kept := h.samples[:0]
@@ -54,7 +56,8 @@ func (h *horizon) below(xid uint64) int {
 	return n
 }
 
-// begin returns the id above which the next claim may begin, and the transactions that must still run for that.
+// begin returns the id above which the next claim may begin, and the transactions that must still
+// run for that.
 func (h *horizon) begin() (above int64, open []outbox.Open) {
 	above = h.floor
 	for _, s := range h.samples {

@@ -68,8 +68,8 @@ func TestAClaimMayBeginWhereNoTransactionThatRunsCanAddARow(t *testing.T) {
 	}
 }
 
-// TestClaimsPassWhatIsPublishedWhileATransactionStaysOpen: once the transaction has ended, claims find its rows before
-// all later ones.
+// TestClaimsPassWhatIsPublishedWhileATransactionStaysOpen: once the transaction has ended, claims
+// find its rows before all later ones.
 func TestClaimsPassWhatIsPublishedWhileATransactionStaysOpen(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	r := newRelay(t, pool, testkit.NATS(t))
@@ -124,8 +124,9 @@ func TestClaimsPassWhatIsPublishedWhileATransactionStaysOpen(t *testing.T) {
 	}
 }
 
-// TestARangeOfIdsEndsUnderARelay: claims and the floor reach the range's end, and claims continue in the next range. A
-// delayed row is published from the default range, where it went when its range moved.
+// TestARangeOfIdsEndsUnderARelay: claims and the floor reach the range's end, and claims continue
+// in the next range. A delayed row is published from the default range, where it went when its
+// range moved.
 func TestARangeOfIdsEndsUnderARelay(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	r := newRelay(t, pool, testkit.NATS(t))
@@ -215,8 +216,8 @@ func TestARangeOfIdsEndsUnderARelay(t *testing.T) {
 	})
 }
 
-// The end of a range leaves unused ids. The check below the floor covers the last rows, however far below the floor
-// they are.
+// The end of a range leaves unused ids. The check below the floor covers the last rows, however far
+// below the floor they are.
 func TestTheLookBelowTheFloorCoversRowsAndNotIds(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	r := newRelay(t, pool, testkit.NATS(t))
@@ -254,8 +255,8 @@ func TestTheLookBelowTheFloorCoversRowsAndNotIds(t *testing.T) {
 	}
 }
 
-// A database that loses marks has pending rows below the floor that the relay remembers. They do not disprove the
-// floor, because the tail went back too.
+// A database that loses marks has pending rows below the floor that the relay remembers. They do
+// not disprove the floor, because the tail went back too.
 func TestMarksThatTheDatabaseLosesAreNotTakenForRowsBelowTheFloor(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	r := newRelay(t, pool, testkit.NATS(t))

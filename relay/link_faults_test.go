@@ -41,8 +41,8 @@ func TestARelayWhoseFewConnectionsAllWaitForALockGoesOnAfterwards(t *testing.T) 
 	f.resize(manyPartitions)
 	o := options{maxConns: 2}
 	f.awaitShares(time.Minute, "three relays to share the partitions", f.start(o), f.start(o), f.start(o))
-	// Marks wait for the first lock and heartbeats for the second, for longer than a lease. So both of the pool's
-	// connections wait.
+	// Marks wait for the first lock and heartbeats for the second, for longer than a lease. So both
+	// of the pool's connections wait.
 	tx, err := f.pool.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)

@@ -21,7 +21,8 @@ func (f *fleet) last(d time.Duration) {
 	}
 }
 
-// TestACatchUpOverASlowLinkSharesItsRoundTrips: one by one, 300 messages would take 300 round trips of 200 ms.
+// TestACatchUpOverASlowLinkSharesItsRoundTrips: one by one, 300 messages would take 300 round trips
+// of 200 ms.
 func TestACatchUpOverASlowLinkSharesItsRoundTrips(t *testing.T) {
 	t.Parallel()
 	const messages, patience = 300, 20 * time.Second
@@ -68,8 +69,8 @@ func TestACatchUpOverASlowLinkSharesItsRoundTrips(t *testing.T) {
 	awaitDrained(t, t.Context(), pool, patience)
 }
 
-// TestRowsGoTogetherOnceALinkIsSlow: on a fast link, a relay has measured that single rows cost less. When the link
-// becomes slow, it notices at the first slow row.
+// TestRowsGoTogetherOnceALinkIsSlow: on a fast link, a relay has measured that single rows cost
+// less. When the link becomes slow, it notices at the first slow row.
 func TestRowsGoTogetherOnceALinkIsSlow(t *testing.T) {
 	t.Parallel()
 	pool, b := testkit.Postgres(t).Pool(t, postgres.RoleSystem), testkit.NATS(t)

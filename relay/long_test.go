@@ -93,13 +93,14 @@ var ways = map[string]func(ctx context.Context, pool *pgxpool.Pool, p pair, open
 	},
 }
 
-// writeLong adds a writer of long transactions, in all ways. Half of them are alone on the server, so no concurrent
-// commit reveals that they run. The pair's next event follows each.
+// writeLong adds a writer of long transactions, in all ways. Half of them are alone on the server,
+// so no concurrent commit reveals that they run. The pair's next event follows each.
 func (m *mix) writeLong(rng *rand.Rand) {
 	names := slices.Sorted(maps.Keys(ways))
 	m.write(func(ctx context.Context) {
-		// If the server is unavailable, the outcome of a transaction is unknown. So each one starts from the current
-		// state. A prepared transaction survives everything; at the latest the end of the test commits it.
+		// If the server is unavailable, the outcome of a transaction is unknown. So each one starts
+		// from the current state. A prepared transaction survives everything; at the latest the end
+		// of the test commits it.
 		finish := func(p pair) error {
 			ctx := context.WithoutCancel(ctx)
 			var prepared bool
@@ -135,9 +136,9 @@ func (m *mix) writeLong(rng *rand.Rand) {
 	})
 }
 
-// TestATransactionThatStaysOpenIsPublishedBeforeTheNextOfItsAggregate runs transactions one after the other on a quiet
-// server. Each stays open while the relay samples its floors several times. The next event of the same aggregate
-// follows its commit.
+// TestATransactionThatStaysOpenIsPublishedBeforeTheNextOfItsAggregate runs transactions one after
+// the other on a quiet server. Each stays open while the relay samples its floors several times.
+// The next event of the same aggregate follows its commit.
 func TestATransactionThatStaysOpenIsPublishedBeforeTheNextOfItsAggregate(t *testing.T) {
 	for name, write := range ways {
 		t.Run(name, func(t *testing.T) {

@@ -26,8 +26,8 @@ type metrics struct {
 	path       heartbeat.Seconds
 }
 
-// otherEvents is the label for event types outside the catalog. Any writer may insert rows, so the label must be
-// bounded.
+// otherEvents is the label for event types outside the catalog. Any writer may insert rows, so the
+// label must be bounded.
 const otherEvents = "other"
 
 func newMetrics(reg prometheus.Registerer) *metrics {

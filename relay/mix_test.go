@@ -17,7 +17,8 @@ import (
 // mixFloors is the interval of a relay's samples of the horizon in a mix.
 const mixFloors = 20 * time.Millisecond
 
-// mix is a fleet of three relays, each behind its own proxies. Its tests cause any fault of the servers.
+// mix is a fleet of three relays, each behind its own proxies. Its tests cause any fault of the
+// servers.
 type mix struct {
 	*fleet
 	rng    *rand.Rand
@@ -235,7 +236,8 @@ func (m *mix) run(rounds int) {
 	}
 }
 
-// settle ends the remaining faults, stops the writers and lets the relays drain the outbox. It returns the damage.
+// settle ends the remaining faults, stops the writers and lets the relays drain the outbox. It
+// returns the damage.
 func (m *mix) settle() damage {
 	m.t.Helper()
 	for i, p := range m.relays {

@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// pace estimates the cost of a publish. Each message sent alone waits for its own ack. An atomic batch has a fixed
-// cost, which varies tenfold with how the broker syncs and replicates (docs/performance.md). So pace measures both. It
-// is safe for concurrent use.
+// pace estimates the cost of a publish. Each message sent alone waits for its own ack. An atomic
+// batch has a fixed cost, which varies tenfold with how the broker syncs and replicates
+// (docs/performance.md). So pace measures both. It is safe for concurrent use.
 type pace struct {
 	from int // if above 0, batches from this many messages on; only in tests
 
@@ -24,8 +24,8 @@ const (
 	exploreCost  = 4   // a way that costs this many times the faster one is not tried again
 )
 
-// estimates returns the cost in seconds of n messages one by one and as a batch. Without a measurement it estimates
-// low, so that the relay tries that way.
+// estimates returns the cost in seconds of n messages one by one and as a batch. Without a
+// measurement it estimates low, so that the relay tries that way.
 func (p *pace) estimates(n int) (singles, batch float64) {
 	b := bits.Len(uint(min(n, 1000)))
 	for batch = p.many[b]; batch == 0 && b > 0; b-- {
@@ -52,9 +52,9 @@ func (p *pace) batch(n int) bool {
 	return better
 }
 
-// turn reports whether to send the rest of n messages as a batch. It does so once the single messages have taken as long
-// as a batch of all. The link may have become slow since the last measurement. So no choice costs much more than twice
-// the other.
+// turn reports whether to send the rest of n messages as a batch. It does so once the single
+// messages have taken as long as a batch of all. The link may have become slow since the last
+// measurement. So no choice costs much more than twice the other.
 func (p *pace) turn(n int, took time.Duration) bool {
 	if p.from > 0 {
 		return false
@@ -65,7 +65,8 @@ func (p *pace) turn(n int, took time.Duration) bool {
 	return batch > 0 && took.Seconds() > batch
 }
 
-// observe records that n messages took this time. step is 1 for single messages, above 1 for a batch.
+// observe records that n messages took this time. step is 1 for single messages, above 1 for a
+// batch.
 func (p *pace) observe(n, step int, took time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

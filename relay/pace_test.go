@@ -34,7 +34,8 @@ func TestPaceSendsAsABatchWhatIsCheaperAsABatch(t *testing.T) {
 	}
 }
 
-// TestPaceTriesTheSlowerWayUnlessItCostsMuch: without that, a measurement of a bad moment would stay forever.
+// TestPaceTriesTheSlowerWayUnlessItCostsMuch: without that, a measurement of a bad moment would
+// stay forever.
 func TestPaceTriesTheSlowerWayUnlessItCostsMuch(t *testing.T) {
 	for name, c := range map[string]struct {
 		batch time.Duration

@@ -82,8 +82,8 @@ func resizedBeside(t *testing.T, c crash) {
 	f.checkClosed()
 }
 
-// checkClosed fails unless each closed partition's stream ends with a closing message, at the sequence that the database
-// has.
+// checkClosed fails unless each closed partition's stream ends with a closing message, at the
+// sequence that the database has.
 func (f *fleet) checkClosed() {
 	f.t.Helper()
 	js, err := jetstream.New(f.b.Connect(f.t))

@@ -41,8 +41,8 @@ func TestARepairFillsNoHoleThatAnotherLeaderDoesNotHave(t *testing.T) {
 	d.repairsNothing(p, RepairOptions{})
 }
 
-// TestARestoreDeletesNoMessageThatAnEarlierAnswerOmitted lets the truth forget its last writes. The leader that is asked
-// for them does not know them either. The next one does.
+// TestARestoreDeletesNoMessageThatAnEarlierAnswerOmitted lets the truth forget its last writes. The
+// leader that is asked for them does not know them either. The next one does.
 func TestARestoreDeletesNoMessageThatAnEarlierAnswerOmitted(t *testing.T) {
 	t.Parallel()
 	b := testkit.NATSProcess(t)

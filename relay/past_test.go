@@ -37,8 +37,8 @@ func (d *damaged) repairsNothing(p *testkit.Past, o RepairOptions) {
 	checkStream(d.t, d.t.Context(), d.pool, d.b)
 }
 
-// TestACatchUpSkipsNothingThatALeaderForgot undoes the last marks. The catch-up then reads messages from a leader that
-// knows them only later.
+// TestACatchUpSkipsNothingThatALeaderForgot undoes the last marks. The catch-up then reads messages
+// from a leader that knows them only later.
 func TestACatchUpSkipsNothingThatALeaderForgot(t *testing.T) {
 	for name, forget := range map[string]func(*testkit.Past){
 		"the messages":             func(p *testkit.Past) { p.Forget("MSG.GET", 3*readAhead) },
@@ -75,8 +75,8 @@ func jetStream(t *testing.T, b *testkit.Broker) jetstream.JetStream {
 	return js
 }
 
-// TestARelayThatIsNotTheFirstBindsNothing lets another relay bind a partition and publish while this one asks for the
-// stream, and answers with the stream of before or after that.
+// TestARelayThatIsNotTheFirstBindsNothing lets another relay bind a partition and publish while
+// this one asks for the stream, and answers with the stream of before or after that.
 func TestARelayThatIsNotTheFirstBindsNothing(t *testing.T) {
 	for name, before := range map[string]bool{"the stream has messages": false, "the stream was empty": true} {
 		t.Run(name, func(t *testing.T) {

@@ -18,7 +18,8 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
-// Headers of the server that nats.go has no constants for (JetStream's atomic batch publish, ADR-50).
+// Headers of the server that nats.go has no constants for (JetStream's atomic batch publish,
+// ADR-50).
 const (
 	headerBatchID            = "Nats-Batch-Id"
 	headerBatchSequence      = "Nats-Batch-Sequence"
@@ -27,8 +28,8 @@ const (
 	headerExpectLastSequence = "Nats-Expected-Last-Sequence"
 )
 
-// errConflict reports a publish that named another last sequence than the stream's: somebody, perhaps this relay, has
-// published.
+// errConflict reports a publish that named another last sequence than the stream's: somebody,
+// perhaps this relay, has published.
 var errConflict = errors.New("relay: the stream's last sequence is not the expected one")
 
 // brokerError is a failure to reach the broker, or the broker's refusal.
@@ -40,11 +41,12 @@ type brokerError struct {
 func (e *brokerError) Error() string { return e.err.Error() }
 func (e *brokerError) Unwrap() error { return e.err }
 
-// publish sends rows to the stream and returns their mark. It sends each row after the ack of the previous one, or all
-// as one atomic batch, whichever the relay measures to be faster. If single rows take longer than measured, it sends
-// the rest as one batch.
+// publish sends rows to the stream and returns their mark. It sends each row after the ack of the
+// previous one, or all as one atomic batch, whichever the relay measures to be faster. If single
+// rows take longer than measured, it sends the rest as one batch.
 //
-// After any error the outcome is unknown, and some rows may be on the stream: the caller must catch up.
+// After any error the outcome is unknown, and some rows may be on the stream: the caller must catch
+// up.
 func (w *writer) publish(ctx context.Context, rows []outbox.Row) (_ *outbox.Mark, err error) {
 	w.at("after claim")
 	ctx, spans := tracing.From(ctx).SendTo(ctx, w.p.Stream, w.p.Number, len(rows), func(yield func(*event.Event) bool) {
@@ -93,8 +95,8 @@ func (w *writer) publish(ctx context.Context, rows []outbox.Row) (_ *outbox.Mark
 	return mark, nil
 }
 
-// published records that rows were published. It returns before and mark combined: the mark of all rows published since
-// the last exchange.
+// published records that rows were published. It returns before and mark combined: the mark of all
+// rows published since the last exchange.
 func (w *writer) published(before, mark *outbox.Mark, rows []outbox.Row) *outbox.Mark {
 	if mark == nil {
 		return before
@@ -111,8 +113,8 @@ func (w *writer) published(before, mark *outbox.Mark, rows []outbox.Row) *outbox
 	return before.Then(mark)
 }
 
-// send publishes the rows as one message or one atomic batch, and returns the sequence of the first. The server refuses
-// them unless the stream ends at tail.
+// send publishes the rows as one message or one atomic batch, and returns the sequence of the
+// first. The server refuses them unless the stream ends at tail.
 func (w *writer) send(ctx context.Context, tail uint64, rows []outbox.Row) (first uint64, err error) {
 	ctx, cancel := w.forBroker(ctx)
 	defer cancel()
@@ -158,8 +160,8 @@ func closing(cfg broker.Config, partition int, tail uint64) *nats.Msg {
 	return m
 }
 
-// request sends the last message of a publish of count messages, and returns the sequence of the first. Only a plain
-// ack for all of them is a success.
+// request sends the last message of a publish of count messages, and returns the sequence of the
+// first. Only a plain ack for all of them is a success.
 func (w *writer) request(ctx context.Context, m *nats.Msg, count int) (first uint64, err error) {
 	answer, err := w.nc.RequestMsgWithContext(ctx, m)
 	if err != nil {
@@ -209,7 +211,8 @@ func isFull(err *jetstream.APIError) bool {
 	return false
 }
 
-// close publishes the closing message and records that the partition is closed. No relay publishes after that message.
+// close publishes the closing message and records that the partition is closed. No relay publishes
+// after that message.
 func (w *writer) close(ctx context.Context) error {
 	m := closing(w.broker, w.p.Number, w.tail)
 	w.at("before closing")
@@ -237,22 +240,23 @@ func (w *writer) closed(ctx context.Context, final uint64) error {
 	return errClosed
 }
 
-// conflictCodes are the server's errors for a stream that ends elsewhere. Only the metric treats them differently from
-// other errors: after all of them the outcome is unknown.
+// conflictCodes are the server's errors for a stream that ends elsewhere. Only the metric treats
+// them differently from other errors: after all of them the outcome is unknown.
 var conflictCodes = map[jetstream.ErrorCode]bool{
 	10071: true, // wrong last sequence
 	10164: true, // the same, from a replicated stream
 	10163: true, // an expected sequence is in process
 }
 
-// isRefusal reports that the server refused a publish, but not because of the last sequence. The cause may be a
-// message.
+// isRefusal reports that the server refused a publish, but not because of the last sequence. The
+// cause may be a message.
 func isRefusal(err error) bool {
 	var api *jetstream.APIError
 	return !errors.Is(err, errConflict) && (errors.As(err, &api) && api.Code < 500 || isMessageFault(err))
 }
 
-// isMessageFault reports an error that only the message itself can cause, by its size or its subject.
+// isMessageFault reports an error that only the message itself can cause, by its size or its
+// subject.
 func isMessageFault(err error) bool {
 	const messageTooLarge = 10054
 	var api *jetstream.APIError

@@ -54,8 +54,8 @@ func TestPartitionsMoveAsRelaysComeStopAndDie(t *testing.T) {
 	f.check()
 }
 
-// TestARelayThatCannotReachAStreamsLeaderLeavesItToAnother: one relay fails to reach the leader of one of its streams,
-// while the other leaders answer.
+// TestARelayThatCannotReachAStreamsLeaderLeavesItToAnother: one relay fails to reach the leader of
+// one of its streams, while the other leaders answer.
 func TestARelayThatCannotReachAStreamsLeaderLeavesItToAnother(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	b := testkit.NATS(t)
@@ -112,8 +112,8 @@ func TestARelayThatCannotReachAStreamsLeaderLeavesItToAnother(t *testing.T) {
 	})
 }
 
-// TestARelayPublishesAgainAfterItsLeaseRowsAreGone: an owner of the tables deletes them. If they cannot be inserted
-// again, the relay is not ready and says why.
+// TestARelayPublishesAgainAfterItsLeaseRowsAreGone: an owner of the tables deletes them. If they
+// cannot be inserted again, the relay is not ready and says why.
 func TestARelayPublishesAgainAfterItsLeaseRowsAreGone(t *testing.T) {
 	db := testkit.Postgres(t)
 	pool, owner := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleOwner)

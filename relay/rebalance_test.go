@@ -9,8 +9,8 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// awaitShares waits until exactly these relays hold all partitions, by the leases table, in shares that differ by at
-// most one.
+// awaitShares waits until exactly these relays hold all partitions, by the leases table, in shares
+// that differ by at most one.
 func (f *fleet) awaitShares(within time.Duration, what string, relays ...*process) {
 	f.t.Helper()
 	begun := time.Now()

@@ -19,9 +19,10 @@ const (
 	maxRedos = 3   // attempts, as long as a leader names further messages afterwards
 )
 
-// redoAll brings the database up to date with the messages on the streams after its marks. It adds partitions that the
-// database lost, calls Redo for messages without a row, and marks all rows. Partitions come by number, so those before
-// a resize come first. Relays may run: either side may mark a page.
+// redoAll brings the database up to date with the messages on the streams after its marks. It adds
+// partitions that the database lost, calls Redo for messages without a row, and marks all rows.
+// Partitions come by number, so those before a resize come first. Relays may run: either side may
+// mark a page.
 func (r *repairer) redoAll(ctx context.Context) error {
 	all, err := r.layout(ctx)
 	if err != nil {
@@ -44,8 +45,8 @@ func (r *repairer) redoAll(ctx context.Context) error {
 	return nil
 }
 
-// redoMissedSome reports whether an open stream has messages without a row. A redo before it has missed them, because
-// the leader that it asked did not know them yet. A repair would delete them.
+// redoMissedSome reports whether an open stream has messages without a row. A redo before it has
+// missed them, because the leader that it asked did not know them yet. A repair would delete them.
 func (r *repairer) redoMissedSome() bool {
 	return slices.ContainsFunc(r.found, func(f *finding) bool { return f.report.Unknown > 0 && !f.p.Closed && !f.lost })
 }
@@ -159,8 +160,9 @@ func (r *repairer) redo(ctx context.Context, p outbox.Partition, page []*broker.
 	return r.markPage(ctx, p, page[len(page)-1].Seq, rows)
 }
 
-// withoutDoomed takes the ids from events whose messages an interrupted repair has recorded as deleted. That repair may
-// be frozen, and delete them at any time later. So they get new ids, and the relay publishes them again.
+// withoutDoomed takes the ids from events whose messages an interrupted repair has recorded as
+// deleted. That repair may be frozen, and delete them at any time later. So they get new ids, and
+// the relay publishes them again.
 func (r *repairer) withoutDoomed(ctx context.Context, p outbox.Partition, lost []event.Event, seqs []uint64) ([]event.Event, error) {
 	stay, err := broker.NotErased(ctx, r.js, r.cfg, r.cfg.StreamName(p.Number), seqs)
 	if err != nil {

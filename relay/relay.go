@@ -138,7 +138,8 @@ func (r *Relay) setState(err error) {
 	r.state = err
 }
 
-// setTrouble records why a partition does not publish, or nil if it does. It reports whether that differs from before.
+// setTrouble records why a partition does not publish, or nil if it does. It reports whether that
+// differs from before.
 func (r *Relay) setTrouble(partition int, err error) (news bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -150,8 +151,8 @@ func (r *Relay) setTrouble(partition int, err error) (news bool) {
 	return (before == nil) != (err == nil) || err != nil && before.Error() != err.Error()
 }
 
-// setLeaderless records whether the brokers lack a leader for JetStream. Without one there is no session, so no relay
-// holds a partition.
+// setLeaderless records whether the brokers lack a leader for JetStream. Without one there is no
+// session, so no relay holds a partition.
 func (r *Relay) setLeaderless(is bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -222,9 +223,9 @@ func sleep(ctx context.Context, d time.Duration) {
 	}
 }
 
-// Run publishes until ctx ends. Then it finishes the work in progress, frees its leases and returns nil. It waits for
-// an unavailable server. It refuses a stream that does not continue its database, and checks the stream again until an
-// operator has repaired it.
+// Run publishes until ctx ends. Then it finishes the work in progress, frees its leases and returns
+// nil. It waits for an unavailable server. It refuses a stream that does not continue its database,
+// and checks the stream again until an operator has repaired it.
 func (r *Relay) Run(ctx context.Context) error {
 	var beats sync.WaitGroup
 	beats.Go(func() { r.beat(ctx) })

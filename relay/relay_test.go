@@ -344,7 +344,8 @@ func TestADatabaseThatWentBackInTimeStopsThePartition(t *testing.T) {
 	start(t, running)
 	testkit.Eventually(t, "a relay to stop the partition and to name the cause", func() (bool, error) {
 		err := running.Ready(t.Context())
-		return errors.Is(err, ErrStreamRefused) && errors.Is(err, outbox.ErrRowsMissing) && testutil.ToFloat64(running.metrics.stuck) == 1, nil
+		return errors.Is(err, ErrStreamRefused) && errors.Is(err, outbox.ErrRowsMissing) &&
+			testutil.ToFloat64(running.metrics.stuck) == 1, nil
 	})
 	var pending int
 	if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM outbox_messages WHERE processed_at IS NULL`).Scan(&pending); err != nil ||

@@ -17,8 +17,9 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
-// ErrUnknownMessages reports messages on a stream that have no row. The database went back in time and lost the writes
-// that they describe. Repair changed nothing. RepairOptions.DeleteUnknown deletes the messages from the stream.
+// ErrUnknownMessages reports messages on a stream that have no row. The database went back in time
+// and lost the writes that they describe. Repair changed nothing. RepairOptions.DeleteUnknown
+// deletes the messages from the stream.
 var ErrUnknownMessages = errors.New("relay: the stream holds messages of writes that this database no longer has")
 
 // RepairOptions are the permissions of a repair.
@@ -26,16 +27,18 @@ type RepairOptions struct {
 	DryRun        bool // change nothing: report what the same call without DryRun would do
 	DeleteUnknown bool // delete messages without a row from the streams
 	DeleteForeign bool // read all streams, and delete messages that no relay wrote
-	// Redo writes the writes that a restore undid to the database again, with their rows (outbox.Redo). lost has their
-	// events, of one stream and in its order. moved has the ids of the events whose rows got new ids: Repair deletes
-	// their messages, and the relay publishes them again. nil means no redo.
+	// Redo writes the writes that a restore undid to the database again, with their rows
+	// (outbox.Redo). lost has their events, of one stream and in its order. moved has the ids of
+	// the events whose rows got new ids: Repair deletes their messages, and the relay publishes
+	// them again. nil means no redo.
 	Redo func(ctx context.Context, lost []event.Event) (moved []string, err error)
 	Held bool // pool is one of outbox.Alone: the caller has locked out other repairs and restores
 
 	at func(step string) error // set by tests: an error ends the repair at that step
 }
 
-// RepairReport is what a repair found and did. A dry run reports what the repair would do, in the same form.
+// RepairReport is what a repair found and did. A dry run reports what the repair would do, in the
+// same form.
 type RepairReport struct {
 	DryRun     bool              `json:"dry_run"`
 	Healthy    bool              `json:"healthy"`  // there was nothing to do
@@ -64,16 +67,18 @@ type PartitionReport struct {
 	Successors []broker.Stream `json:"-"`    // streams of ReplacedBy that exist
 }
 
-// Repair makes the streams and the database agree again, according to the rows of the outbox. If a stream is gone, was
-// recreated or lost its end, a new partition takes over its slots. The relay first publishes the missing events there,
-// in their order. If messages are missing in the middle of a stream, the relay publishes them again at its end. Erased
-// rows are never published again.
+// Repair makes the streams and the database agree again, according to the rows of the outbox. If a
+// stream is gone, was recreated or lost its end, a new partition takes over its slots. The relay
+// first publishes the missing events there, in their order. If messages are missing in the middle
+// of a stream, the relay publishes them again at its end. Erased rows are never published again.
 //
-// Relays may run meanwhile, but no other repair and no restore: Repair returns outbox.ErrNotAlone beside one, and
-// outbox.ErrAloneLost if it has lost its connection. After an interruption at any point, Repair can be called again. It
-// returns broker.ErrNoLeader if a stream has no leader, because the stream's state is then unknown.
+// Relays may run meanwhile, but no other repair and no restore: Repair returns outbox.ErrNotAlone
+// beside one, and outbox.ErrAloneLost if it has lost its connection. After an interruption at any
+// point, Repair can be called again. It returns broker.ErrNoLeader if a stream has no leader,
+// because the stream's state is then unknown.
 //
-// A dry run writes nothing. It returns the report and error that the repair would return if nothing changes in between.
+// A dry run writes nothing. It returns the report and error that the repair would return if nothing
+// changes in between.
 func Repair(ctx context.Context, pool *pgxpool.Pool, cfg broker.Config, log *slog.Logger,
 	o RepairOptions) (report RepairReport, err error) {
 	report.DryRun = o.DryRun
@@ -170,8 +175,8 @@ func (f *finding) wrong(o RepairOptions) bool {
 // unbound reports that the stream has messages but the database has no record of the stream.
 func (f *finding) unbound() bool { return f.p.Stream == "" && f.stream.Last > 0 }
 
-// layout returns the partitions that this database knows, and records those that only the broker knows. It changes
-// nothing.
+// layout returns the partitions that this database knows, and records those that only the broker
+// knows. It changes nothing.
 func (r *repairer) layout(ctx context.Context) ([]outbox.Partition, error) {
 	streams, err := broker.Streams(ctx, r.js, r.cfg)
 	if err != nil {
@@ -192,8 +197,8 @@ func (r *repairer) layout(ctx context.Context) ([]outbox.Partition, error) {
 	return all, nil
 }
 
-// inspectAll compares every partition with its stream, including partitions unknown to this database. It changes
-// nothing.
+// inspectAll compares every partition with its stream, including partitions unknown to this
+// database. It changes nothing.
 func (r *repairer) inspectAll(ctx context.Context) error {
 	all, err := r.layout(ctx)
 	if err != nil {
@@ -296,10 +301,10 @@ func (r *repairer) compareOnce(ctx context.Context, f *finding) (err error) {
 	return nil
 }
 
-// stepBack moves left of a stream that lost its end to the last message that is where its row has it. A relay that was
-// frozen during the loss may have published later ones: their sequences belong to the lost messages of other rows. The
-// row of an old message may have been dropped. That message counts as in place, because a consumer whose offset is left
-// or higher does not read it any more.
+// stepBack moves left of a stream that lost its end to the last message that is where its row has
+// it. A relay that was frozen during the loss may have published later ones: their sequences belong
+// to the lost messages of other rows. The row of an old message may have been dropped. That message
+// counts as in place, because a consumer whose offset is left or higher does not read it any more.
 func (r *repairer) stepBack(ctx context.Context, f *finding) error {
 	defer func() { f.report.Left = f.left }()
 	for ; f.left > 0 && f.left >= f.stream.First; f.left-- {
@@ -332,8 +337,9 @@ func (f *finding) missingRows() outbox.Lost {
 	return outbox.Lost{Partition: f.p.Number, Behind: outbox.NoneBehind, Seqs: f.missing}
 }
 
-// findHoles finds messages that are missing in the middle of the stream, up to the stored tail: later ones may belong
-// to a mark in progress. Expired messages are not missing, and erased ones are recorded.
+// findHoles finds messages that are missing in the middle of the stream, up to the stored tail:
+// later ones may belong to a mark in progress. Expired messages are not missing, and erased ones
+// are recorded.
 func (r *repairer) findHoles(ctx context.Context, f *finding) error {
 	if _, err := broker.ConfirmByQuorum(ctx, r.js, func(ctx context.Context) (broker.Stream, bool, error) {
 		stream, err := r.findHolesOnce(ctx, f)
@@ -349,8 +355,8 @@ func (r *repairer) findHoles(ctx context.Context, f *finding) error {
 	return err
 }
 
-// findHolesOnce is findHoles for one answer of the stream's leader. It keeps f.stream, which belongs to f.p: a relay may
-// have bound an unbound partition since.
+// findHolesOnce is findHoles for one answer of the stream's leader. It keeps f.stream, which
+// belongs to f.p: a relay may have bound an unbound partition since.
 func (r *repairer) findHolesOnce(ctx context.Context, f *finding) (broker.Stream, error) {
 	f.missing = nil
 	stream, err := broker.ReadStream(ctx, r.js, r.cfg, f.p.Number)
@@ -366,7 +372,8 @@ func (r *repairer) findHolesOnce(ctx context.Context, f *finding) (broker.Stream
 	return stream, err
 }
 
-// readBehind reads the messages after the stored tail, or the whole stream if foreign messages are to be deleted.
+// readBehind reads the messages after the stored tail, or the whole stream if foreign messages are
+// to be deleted.
 func (r *repairer) readBehind(ctx context.Context, f *finding) error {
 	const page = 1000
 	var rows []outbox.Published
@@ -423,7 +430,8 @@ func messages(n int64) string {
 	return fmt.Sprintf("%d messages", n)
 }
 
-// classify counts our messages by what this database knows of them. seen has the rows whose first message was counted.
+// classify counts our messages by what this database knows of them. seen has the rows whose first
+// message was counted.
 func (r *repairer) classify(ctx context.Context, f *finding, messages []outbox.Published, seen map[int64]bool) error {
 	known, err := outbox.Classify(ctx, r.pool, messages)
 	if err != nil {
@@ -502,8 +510,8 @@ func (r *repairer) repairAll(ctx context.Context) error {
 	return nil
 }
 
-// fill makes the rows of messages missing in the middle pending again, and then records the holes as erased. Until then
-// readers stop at a hole, and a repeated repair finds it again.
+// fill makes the rows of messages missing in the middle pending again, and then records the holes
+// as erased. Until then readers stop at a hole, and a repeated repair finds it again.
 func (r *repairer) fill(ctx context.Context, f *finding) (err error) {
 	if len(f.missing) == 0 {
 		return nil
@@ -517,9 +525,10 @@ func (r *repairer) fill(ctx context.Context, f *finding) (err error) {
 	return broker.RecordErased(ctx, r.js, r.cfg, f.stream.Name, f.missing)
 }
 
-// delete records unwanted messages as erased, and then deletes from the stream those that still have no row. A restore
-// that begins after a message was recorded does not rely on the message (withoutDoomed). So a repair that freezes between
-// its last look and a deletion takes no event away.
+// delete records unwanted messages as erased, and then deletes from the stream those that still
+// have no row. A restore that begins after a message was recorded does not rely on the message
+// (withoutDoomed). So a repair that freezes between its last look and a deletion takes no event
+// away.
 func (r *repairer) delete(ctx context.Context, f *finding) error {
 	if len(f.doomed) == 0 {
 		return nil
@@ -567,9 +576,9 @@ func (r *repairer) delete(ctx context.Context, f *finding) error {
 // deletePage is the number of messages that are deleted after one look at their rows.
 const deletePage = 100
 
-// replace makes new partitions take over the slots of one whose stream is lost. The fence keeps relays from marking its
-// rows. No relay publishes to the new partitions before the old one is closed. In between, the rows of the lost
-// messages become pending again.
+// replace makes new partitions take over the slots of one whose stream is lost. The fence keeps
+// relays from marking its rows. No relay publishes to the new partitions before the old one is
+// closed. In between, the rows of the lost messages become pending again.
 func (r *repairer) replace(ctx context.Context, f *finding) error {
 	successors, err := outbox.Replace(ctx, r.pool, f.p, f.left, r.next)
 	if err != nil {
@@ -609,8 +618,8 @@ func (r *repairer) replace(ctx context.Context, f *finding) error {
 	return r.o.at("closed")
 }
 
-// reclose ends the stream of a closed partition again, which lost its end. Its successors may be far ahead, so the lost
-// events come late.
+// reclose ends the stream of a closed partition again, which lost its end. Its successors may be
+// far ahead, so the lost events come late.
 func (r *repairer) reclose(ctx context.Context, f *finding) (err error) {
 	if f.report.Republish, err = outbox.Requeue(ctx, r.pool, f.lostRows(), nil); err != nil {
 		return err
@@ -623,8 +632,9 @@ func (r *repairer) reclose(ctx context.Context, f *finding) (err error) {
 	return outbox.Reclose(ctx, r.pool, f.p.Number, final)
 }
 
-// end publishes the closing message at the end of a damaged stream, so that readers continue with the next one, and
-// returns its sequence. It publishes nothing if the stream already has one, and returns 0 if there is no stream.
+// end publishes the closing message at the end of a damaged stream, so that readers continue with
+// the next one, and returns its sequence. It publishes nothing if the stream already has one, and
+// returns 0 if there is no stream.
 func (r *repairer) end(ctx context.Context, f *finding) (final uint64, err error) {
 	if !f.exists {
 		return 0, nil
@@ -643,8 +653,8 @@ func (r *repairer) end(ctx context.Context, f *finding) (final uint64, err error
 	return readAck(answer.Data, 1)
 }
 
-// findSuccessors reports the successors of each replaced partition, including those that an earlier repair replaced.
-// That repair may have been interrupted before it informed the consumers.
+// findSuccessors reports the successors of each replaced partition, including those that an earlier
+// repair replaced. That repair may have been interrupted before it informed the consumers.
 func (r *repairer) findSuccessors(ctx context.Context) error {
 	all, err := outbox.Partitions(ctx, r.pool)
 	if err != nil {

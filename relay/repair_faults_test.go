@@ -48,8 +48,8 @@ func TestNothingIsRepairedWhileAStreamHasNoLeader(t *testing.T) {
 	}
 }
 
-// TestAnInterruptedRepairIsSimplyRunAgain: the repair is killed once at each step. One partition is lost, one has a
-// hole, and one has messages without rows.
+// TestAnInterruptedRepairIsSimplyRunAgain: the repair is killed once at each step. One partition is
+// lost, one has a hole, and one has messages without rows.
 func TestAnInterruptedRepairIsSimplyRunAgain(t *testing.T) {
 	t.Parallel()
 	d := wrote(t, testkit.NATS(t))
@@ -90,9 +90,9 @@ func TestAnInterruptedRepairIsSimplyRunAgain(t *testing.T) {
 	d.once()
 }
 
-// TestAPowerCutThatTakesTheEndOfAStreamAndItsMarksLosesNoEvent: the stored tail is then above, at or below the stream's
-// end. Only a tail above the end needs a repair. Of the unmarked rows, the relay marks those that the stream has and
-// publishes the others again.
+// TestAPowerCutThatTakesTheEndOfAStreamAndItsMarksLosesNoEvent: the stored tail is then above, at
+// or below the stream's end. Only a tail above the end needs a repair. Of the unmarked rows, the
+// relay marks those that the stream has and publishes the others again.
 func TestAPowerCutThatTakesTheEndOfAStreamAndItsMarksLosesNoEvent(t *testing.T) {
 	t.Parallel()
 	for name, above := range map[string]int64{"above the end": 5, "at the end": 0, "below the end": -7} {
@@ -123,8 +123,8 @@ UPDATE outbox_messages m SET processed_at = NULL, stream_seq = NULL, partition =
 	}
 }
 
-// TestNoSlotIsPublishedToTwoStreamsAfterAnOldBackup: the database is from before two resizes, and the streams between
-// were removed since. So the predecessors of the last partitions are unknown.
+// TestNoSlotIsPublishedToTwoStreamsAfterAnOldBackup: the database is from before two resizes, and
+// the streams between were removed since. So the predecessors of the last partitions are unknown.
 func TestNoSlotIsPublishedToTwoStreamsAfterAnOldBackup(t *testing.T) {
 	t.Parallel()
 	for _, first := range []string{"there", "removed"} {
@@ -170,7 +170,8 @@ func TestNoSlotIsPublishedToTwoStreamsAfterAnOldBackup(t *testing.T) {
 	}
 }
 
-// TestAClosedStreamThatLostItsEndEndsAgain: after a power loss, when the new partitions have continued.
+// TestAClosedStreamThatLostItsEndEndsAgain: after a power loss, when the new partitions have
+// continued.
 func TestAClosedStreamThatLostItsEndEndsAgain(t *testing.T) {
 	t.Parallel()
 	b := testkit.NATSProcess(t)

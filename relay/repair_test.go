@@ -24,7 +24,8 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
-// damaged is an outbox whose rows are all published. A test then damages its streams. No relay runs.
+// damaged is an outbox whose rows are all published. A test then damages its streams. No relay
+// runs.
 type damaged struct {
 	t    *testing.T
 	pool *pgxpool.Pool
@@ -112,7 +113,8 @@ func (d *damaged) foreign(partition int) *nats.Msg {
 	return &nats.Msg{Subject: fmt.Sprintf("%s.%d.t1.post.created", d.b.Config().Prefix, partition), Data: []byte("hello")}
 }
 
-// repair repairs after a dry run. The dry run must report the same, unless the repair is to be interrupted.
+// repair repairs after a dry run. The dry run must report the same, unless the repair is to be
+// interrupted.
 func (d *damaged) repair(o RepairOptions) (RepairReport, error) {
 	d.t.Helper()
 	if o.at != nil || o.DryRun {
@@ -192,7 +194,8 @@ func (d *damaged) once() {
 	}
 }
 
-// archive moves the current range to the archive, as the archiver does when the floors have passed it.
+// archive moves the current range to the archive, as the archiver does when the floors have passed
+// it.
 func (d *damaged) archive() {
 	d.t.Helper()
 	d.exec(`SELECT outbox_range_cut(50000001)`)
@@ -221,8 +224,8 @@ func TestAHealthyStreamIsLeftAlone(t *testing.T) {
 	}
 }
 
-// TestAPartitionWhoseStreamIsLostIsReplaced: the new partition first has the lost events in their order, then those
-// written since.
+// TestAPartitionWhoseStreamIsLostIsReplaced: the new partition first has the lost events in their
+// order, then those written since.
 func TestAPartitionWhoseStreamIsLostIsReplaced(t *testing.T) {
 	for what, lose := range map[string]func(d *damaged){
 		"gone": func(d *damaged) { d.deleteStream(0) },
@@ -239,8 +242,8 @@ func TestAPartitionWhoseStreamIsLostIsReplaced(t *testing.T) {
 			d := wrote(t, testkit.NATS(t))
 			erased := insertRow(t, d.pool, 1, "created")
 			d.write(1)
-			// One event was erased: its row is processed and has no sequence. Another one was delayed once. All are in
-			// the archive.
+			// One event was erased: its row is processed and has no sequence. Another one was
+			// delayed once. All are in the archive.
 			d.exec(`UPDATE outbox_messages SET stream_seq = NULL WHERE id = $1`, erased)
 			d.exec(`UPDATE outbox_messages SET available_at = inserted_at + interval '1 millisecond', attempts = 3
 				WHERE id = (SELECT max(id) FROM outbox_messages WHERE partition = 0 GROUP BY aggregate_id, payload ->> 'follower_id'
@@ -274,7 +277,8 @@ func TestAPartitionWhoseStreamIsLostIsReplaced(t *testing.T) {
 	}
 }
 
-// saved copies the server's files. The returned function restores them, and everything in between is lost.
+// saved copies the server's files. The returned function restores them, and everything in between
+// is lost.
 func (d *damaged) saved(under string) (putBack func()) {
 	d.t.Helper()
 	dir, copied := filepath.Join(d.b.Dir(), under), filepath.Join(d.t.TempDir(), "copy")
@@ -298,8 +302,9 @@ func (d *damaged) whileDown(fn func() error) {
 	})
 }
 
-// TestALatePublishBehindALossHidesNoEvent: a relay was frozen before its publish. Others published and marked its row
-// behind other rows, the stream lost all of them, and the relay thaws. Its message gets the sequence of another row.
+// TestALatePublishBehindALossHidesNoEvent: a relay was frozen before its publish. Others published
+// and marked its row behind other rows, the stream lost all of them, and the relay thaws. Its
+// message gets the sequence of another row.
 func TestALatePublishBehindALossHidesNoEvent(t *testing.T) {
 	t.Parallel()
 	d := wrote(t, testkit.NATSProcess(t))
@@ -325,7 +330,8 @@ func TestALatePublishBehindALossHidesNoEvent(t *testing.T) {
 	}
 }
 
-// TestConsumersReadTheRestOfALostStreamWhoseRowsAreDropped: Left decides which consumers skip the rest.
+// TestConsumersReadTheRestOfALostStreamWhoseRowsAreDropped: Left decides which consumers skip the
+// rest.
 func TestConsumersReadTheRestOfALostStreamWhoseRowsAreDropped(t *testing.T) {
 	t.Parallel()
 	d := wrote(t, testkit.NATSProcess(t))
@@ -340,7 +346,8 @@ func TestConsumersReadTheRestOfALostStreamWhoseRowsAreDropped(t *testing.T) {
 	}
 }
 
-// TestARelayMarksNothingOfAPartitionThatIsReplaced: the relay has an ack of a message that the stream has lost since.
+// TestARelayMarksNothingOfAPartitionThatIsReplaced: the relay has an ack of a message that the
+// stream has lost since.
 func TestARelayMarksNothingOfAPartitionThatIsReplaced(t *testing.T) {
 	t.Parallel()
 	d := wrote(t, testkit.NATS(t))
@@ -471,8 +478,8 @@ func TestMessagesOfADatabaseThatWentBackAreTakenOffWhenTold(t *testing.T) {
 	d.healthy("after the repair")
 }
 
-// TestADatabaseThatWentBackBehindAResizeKnowsItsPartitionsAgain: the database no longer has the new partitions. One of
-// the two has no stream yet.
+// TestADatabaseThatWentBackBehindAResizeKnowsItsPartitionsAgain: the database no longer has the new
+// partitions. One of the two has no stream yet.
 func TestADatabaseThatWentBackBehindAResizeKnowsItsPartitionsAgain(t *testing.T) {
 	t.Parallel()
 	d := wrote(t, testkit.NATS(t))
@@ -512,7 +519,8 @@ func TestADatabaseThatNeverMetItsStreamIsBoundToIt(t *testing.T) {
 	d.healthy("after the repair")
 }
 
-// TestARepairSeesAPartitionBeginWithoutAFinding: a relay binds a new partition and publishes while the repair compares it.
+// TestARepairSeesAPartitionBeginWithoutAFinding: a relay binds a new partition and publishes while
+// the repair compares it.
 func TestARepairSeesAPartitionBeginWithoutAFinding(t *testing.T) {
 	t.Parallel()
 	d := wrote(t, testkit.NATS(t))

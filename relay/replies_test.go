@@ -74,9 +74,9 @@ func writeReplies(ctx context.Context, s *store.Store, c *thread, object int64, 
 	return nil
 }
 
-// TestAReplyFollowsItsParentBesideLateCommits writes threads through the store, while some transactions commit after
-// others that have higher outbox ids. Each reply must be behind its parent on the stream, and each edit behind the
-// version before it.
+// TestAReplyFollowsItsParentBesideLateCommits writes threads through the store, while some
+// transactions commit after others that have higher outbox ids. Each reply must be behind its
+// parent on the stream, and each edit behind the version before it.
 func TestAReplyFollowsItsParentBesideLateCommits(t *testing.T) {
 	t.Parallel()
 	db, b, ctx := testkit.Postgres(t), testkit.NATS(t), t.Context()

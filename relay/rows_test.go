@@ -34,8 +34,9 @@ var extremes = map[string][]string{
 	"trace_id": {`''`, `E'\u0001'`, `repeat('x', 60000)`, `repeat('x', 65536)`, `repeat('x', 65537)`, `repeat('x', 10000000)`},
 }
 
-// TestNoRowStopsItsPartition: a writer sets each column to extremes. Whatever the table takes is published or ends in the
-// DLQ, now and a year later, and the relay goes on with the other rows meanwhile.
+// TestNoRowStopsItsPartition: a writer sets each column to extremes. Whatever the table takes is
+// published or ends in the DLQ, now and a year later, and the relay goes on with the other rows
+// meanwhile.
 func TestNoRowStopsItsPartition(t *testing.T) {
 	db := testkit.Postgres(t)
 	system, writer, b := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleWriter), testkit.NATS(t)

@@ -18,7 +18,8 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
-// session is one connection to the broker, which never reconnects, and the writers that publish over it.
+// session is one connection to the broker, which never reconnects, and the writers that publish
+// over it.
 type session struct {
 	*Relay
 	nc      *nats.Conn
@@ -36,8 +37,9 @@ type session struct {
 // layoutEvery is the time between two reads of the partitions.
 const layoutEvery = time.Second
 
-// errUnreachable reports that the broker does not answer or cannot accept publishes. The session ends and frees its
-// leases for a relay that reaches the broker. The next session tries another server.
+// errUnreachable reports that the broker does not answer or cannot accept publishes. The session
+// ends and frees its leases for a relay that reaches the broker. The next session tries another
+// server.
 var errUnreachable = errors.New("relay: the broker does not accept publishes")
 
 // connect opens a session with the next server of the configured URLs.
@@ -52,7 +54,8 @@ func (r *Relay) connect(ctx context.Context) (*session, error) {
 	var err error
 	s.nc, err = broker.Connect(cfg, r.owner, r.base,
 		nats.RetryOnFailedConnect(false), nats.NoReconnect(),
-		// A blocked write holds the connection's lock and ignores contexts. Its default limit is a minute.
+		// A blocked write holds the connection's lock and ignores contexts. Its default limit is a
+		// minute.
 		nats.FlusherTimeout(r.cfg.PublishTimeout),
 		nats.ClosedHandler(func(*nats.Conn) { close(s.closed) }))
 	if err != nil {
@@ -76,10 +79,11 @@ func (r *Relay) connect(ctx context.Context) (*session, error) {
 	return s, nil
 }
 
-// run publishes until ctx or the connection ends. Then it finishes the work in progress and frees the leases. It
-// returns nil if ctx ended.
+// run publishes until ctx or the connection ends. Then it finishes the work in progress and frees
+// the leases. It returns nil if ctx ended.
 func (s *session) run(ctx context.Context) error {
-	// Shutdown has two clocks: after ctx ends no new work begins, and the work in progress has DrainTimeout.
+	// Shutdown has two clocks: after ctx ends no new work begins, and the work in progress has
+	// DrainTimeout.
 	work, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	drained := context.AfterFunc(ctx, func() { time.AfterFunc(s.cfg.DrainTimeout, cancel) })
@@ -106,8 +110,8 @@ func (s *session) run(ctx context.Context) error {
 	return err
 }
 
-// share runs a writer for each partition that this relay holds. It returns nil when ctx ends, or an error when the
-// broker is lost.
+// share runs a writer for each partition that this relay holds. It returns nil when ctx ends, or an
+// error when the broker is lost.
 func (s *session) share(ctx, work context.Context, writers *sync.WaitGroup) error {
 	look := time.NewTicker(layoutEvery)
 	defer look.Stop()
@@ -172,7 +176,8 @@ func (s *session) assign(ctx, work context.Context, writers *sync.WaitGroup) err
 	return nil
 }
 
-// forget clears the troubles of partitions that this relay does not hold: their holders report them.
+// forget clears the troubles of partitions that this relay does not hold: their holders report
+// them.
 func (r *Relay) forget(held []int) {
 	r.mu.Lock()
 	others := slices.DeleteFunc(slices.Collect(maps.Keys(r.trouble)), func(n int) bool { return slices.Contains(held, n) })
@@ -182,8 +187,8 @@ func (r *Relay) forget(held []int) {
 	}
 }
 
-// reaches reports whether the leader of another partition's stream has answered since the given time. If so, the
-// connection works.
+// reaches reports whether the leader of another partition's stream has answered since the given
+// time. If so, the connection works.
 func (s *session) reaches(besides *writer, since time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -211,7 +216,8 @@ func (s *session) ended(w *writer, err error) {
 	s.mu.Lock()
 	delete(s.writers, w.p.Number)
 	s.mu.Unlock()
-	// Its trouble remains until a later session reaches the stream, or another relay holds the partition.
+	// Its trouble remains until a later session reaches the stream, or another relay holds the
+	// partition.
 	if errors.Is(err, errUnreachable) {
 		select {
 		case s.relayed <- err:

@@ -51,7 +51,8 @@ func without(t *testing.T, name string) (binary string) {
 
 func doubled(d damage) bool { return d.Duplicates > 0 }
 
-// guards are the mutants without a mechanism behind the promises. Each says how the mix detects such a relay.
+// guards are the mutants without a mechanism behind the promises. Each says how the mix detects
+// such a relay.
 var guards = map[string]func(d damage) bool{
 	"a publish does not name the stream's last sequence":          doubled,
 	"rows that are being published are claimed again":             doubled,

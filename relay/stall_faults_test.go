@@ -47,8 +47,8 @@ func TestARelayWhoseBrokerReadsNothingStopsInTime(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// More data than the buffers of both ends hold. Only its COMMIT comes after the freeze: a relay notices that within
-	// seconds.
+	// More data than the buffers of both ends hold. Only its COMMIT comes after the freeze: a relay
+	// notices that within seconds.
 	if _, err := tx.Exec(t.Context(), `INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
 		SELECT 1, 'post', 1 + n % 8, 'created', to_jsonb(repeat('x', 800000)) FROM generate_series(1, 40) n`); err != nil {
 		t.Fatal(err)
@@ -103,7 +103,8 @@ func TestARelayLeavesDatabaseConnectionsThatPassNothingAnyMore(t *testing.T) {
 	stop := start(t, r)
 	insertRow(t, pool, 1, "created", `{"version": 1}`)
 	awaitDrained(t, t.Context(), pool, time.Minute)
-	// No reset and no end, as when a firewall forgets connections. New ones work, so the relay keeps its leases.
+	// No reset and no end, as when a firewall forgets connections. New ones work, so the relay
+	// keeps its leases.
 	via.Lose()
 	insertRow(t, pool, 1, "edited", `{"version": 2}`)
 	awaitDrained(t, t.Context(), pool, time.Minute)

@@ -16,7 +16,8 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
-// writer publishes one partition. Only its own goroutine may use its fields, except slots, wake, end and heard.
+// writer publishes one partition. Only its own goroutine may use its fields, except slots, wake,
+// end and heard.
 type writer struct {
 	*session
 	slots uint32 // one bit per slot
@@ -52,9 +53,9 @@ const (
 )
 
 var (
-	// ErrStreamRefused reports that a partition's stream is not the one to which this database published, or lost part
-	// of it. A further publish would lose or duplicate events, so the relay publishes nothing until an operator has
-	// decided.
+	// ErrStreamRefused reports that a partition's stream is not the one to which this database
+	// published, or lost part of it. A further publish would lose or duplicate events, so the relay
+	// publishes nothing until an operator has decided.
 	ErrStreamRefused = errors.New("relay: the stream does not match the events that this database has published")
 	errTailMoved     = errors.New("relay: the stored tail differs from this relay's")
 	errClosed        = errors.New("relay: the partition is closed")
@@ -81,8 +82,9 @@ func (w *writer) wakeUp() {
 	}
 }
 
-// run publishes the partition. It returns nil when ctx ends or the partition is closed, and errUnreachable if the
-// broker cannot be reached. Work in progress when ctx ends is finished within work.
+// run publishes the partition. It returns nil when ctx ends or the partition is closed, and
+// errUnreachable if the broker cannot be reached. Work in progress when ctx ends is finished within
+// work.
 func (w *writer) run(ctx, work context.Context) error {
 	for ctx.Err() == nil {
 		err := w.catchUp(work)
@@ -107,7 +109,8 @@ func (w *writer) run(ctx, work context.Context) error {
 	return nil
 }
 
-// fail waits as long as the error requires. It returns errUnreachable after too many failures of the broker.
+// fail waits as long as the error requires. It returns errUnreachable after too many failures of
+// the broker.
 func (w *writer) fail(ctx context.Context, err error) error {
 	now := time.Now()
 	if w.failures++; w.failures == 1 {
@@ -165,12 +168,12 @@ func (w *writer) tell(ctx context.Context, err error) {
 	}
 }
 
-// rounds claims, publishes and marks. It returns nil when ctx ends, or the first error. After an error the outcome of
-// the last publish may be unknown.
+// rounds claims, publishes and marks. It returns nil when ctx ends, or the first error. After an
+// error the outcome of the last publish may be unknown.
 //
-// The relay publishes few rows at once and marks them with the next claim. So a round costs one exchange with the
-// database and one publish, and the relay pauses between rounds. While many rows wait, the relay publishes some and
-// claims the next ones at the same time.
+// The relay publishes few rows at once and marks them with the next claim. So a round costs one
+// exchange with the database and one publish, and the relay pauses between rounds. While many rows
+// wait, the relay publishes some and claims the next ones at the same time.
 func (w *writer) rounds(ctx, work context.Context) error {
 	var (
 		rows    []outbox.Row // claimed, not yet published
@@ -237,7 +240,8 @@ func (w *writer) rest(ctx context.Context, began time.Time, idle time.Duration) 
 	}
 }
 
-// round publishes rows while it stores mark and claims the next rows. It returns the mark of the published rows.
+// round publishes rows while it stores mark and claims the next rows. It returns the mark of the
+// published rows.
 func (w *writer) round(ctx context.Context, rows []outbox.Row, mark *outbox.Mark,
 	claim bool) (published *outbox.Mark, c outbox.Claimed, err error) {
 	var perr error
@@ -319,8 +323,9 @@ func (w *writer) adapt(c *outbox.Claimed) {
 	}
 }
 
-// sift returns the rows of a claim that can be published, in order. It counts a failure for a row that fails
-// validation, and holds back the later rows of its aggregate. It delays the rows that are already held.
+// sift returns the rows of a claim that can be published, in order. It counts a failure for a row
+// that fails validation, and holds back the later rows of its aggregate. It delays the rows that
+// are already held.
 func (w *writer) sift(ctx context.Context, c *outbox.Claimed) ([]outbox.Row, error) {
 	var failures []outbox.Failure
 	failed := map[outbox.Aggregate]bool{}
@@ -408,8 +413,9 @@ func (w *writer) keep(ctx context.Context) error {
 	return nil
 }
 
-// lookBelow searches the last rows below the floor for a pending one. No such row can exist. If lookBelow finds one, the
-// proof of the floor is wrong: the relay counts the row, logs an error and publishes it.
+// lookBelow searches the last rows below the floor for a pending one. No such row can exist. If
+// lookBelow finds one, the proof of the floor is wrong: the relay counts the row, logs an error and
+// publishes it.
 func (w *writer) lookBelow(ctx context.Context) error {
 	floor := w.horizon.floor
 	id, half, tail, err := outbox.BelowFloor(ctx, w.pool, w.p, w.looked, floor, lookDepth)

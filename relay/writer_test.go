@@ -54,8 +54,9 @@ func mostAttempts(t *testing.T, pool *pgxpool.Pool) (attempts int) {
 	return attempts
 }
 
-// TestOfTwoWritersOfAPartitionOnePublishes: both have claimed the same rows. The broker refuses the second publish, which
-// costs no row an attempt. The second writer's catch-up then finds what the first one published.
+// TestOfTwoWritersOfAPartitionOnePublishes: both have claimed the same rows. The broker refuses the
+// second publish, which costs no row an attempt. The second writer's catch-up then finds what the
+// first one published.
 func TestOfTwoWritersOfAPartitionOnePublishes(t *testing.T) {
 	for name, from := range map[string]int{"one by one": singles, "as a batch": batches} {
 		t.Run(name, func(t *testing.T) {
@@ -85,7 +86,8 @@ func TestOfTwoWritersOfAPartitionOnePublishes(t *testing.T) {
 	}
 }
 
-// TestAWriterReadsTheStreamAfterARefusedPublish lets another writer publish the rows that a running one has claimed.
+// TestAWriterReadsTheStreamAfterARefusedPublish lets another writer publish the rows that a running
+// one has claimed.
 func TestAWriterReadsTheStreamAfterARefusedPublish(t *testing.T) {
 	t.Parallel()
 	pool, b := testkit.Postgres(t).Pool(t, postgres.RoleSystem), testkit.NATS(t)
@@ -120,7 +122,8 @@ func TestAWriterReadsTheStreamAfterARefusedPublish(t *testing.T) {
 	checkStream(t, t.Context(), pool, b)
 }
 
-// TestAWriterMarksWhatItPublishedBeforeItEnds: it ends while it publishes some rows and claims the next ones.
+// TestAWriterMarksWhatItPublishedBeforeItEnds: it ends while it publishes some rows and claims the
+// next ones.
 func TestAWriterMarksWhatItPublishedBeforeItEnds(t *testing.T) {
 	for name, closes := range map[string]bool{"the relay stops": false, "the partition closes": true} {
 		t.Run(name, func(t *testing.T) {
@@ -163,7 +166,8 @@ func TestAWriterMarksWhatItPublishedBeforeItEnds(t *testing.T) {
 	}
 }
 
-// TestAWriterClaimsBesideWhatItPublishes: not the same rows again, and only one while the broker refuses some row.
+// TestAWriterClaimsBesideWhatItPublishes: not the same rows again, and only one while the broker
+// refuses some row.
 func TestAWriterClaimsBesideWhatItPublishes(t *testing.T) {
 	t.Parallel()
 	pool, b := testkit.Postgres(t).Pool(t, postgres.RoleSystem), testkit.NATS(t)
@@ -180,7 +184,8 @@ func TestAWriterClaimsBesideWhatItPublishes(t *testing.T) {
 	}
 }
 
-// TestAWriterNoticesAnotherTail: the database has lost the writer's marks, so their rows are pending again.
+// TestAWriterNoticesAnotherTail: the database has lost the writer's marks, so their rows are
+// pending again.
 func TestAWriterNoticesAnotherTail(t *testing.T) {
 	t.Parallel()
 	pool, b := testkit.Postgres(t).Pool(t, postgres.RoleSystem), testkit.NATS(t)

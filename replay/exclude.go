@@ -8,12 +8,12 @@ import (
 	"github.com/tidings/tidings/projections"
 )
 
-// Exclusion prevents replays of projections. It has dropped the schemas of their interrupted replays, which are copies
-// of data.
+// Exclusion prevents replays of projections. It has dropped the schemas of their interrupted
+// replays, which are copies of data.
 type Exclusion struct{ held []*replay }
 
-// Exclude prevents replays of these projections until the exclusion is closed. Of deps it uses only URL and Postgres. It
-// returns ErrRunning if a replay of one of them is running.
+// Exclude prevents replays of these projections until the exclusion is closed. Of deps it uses only
+// URL and Postgres. It returns ErrRunning if a replay of one of them is running.
 func Exclude(ctx context.Context, deps Deps, all ...projections.Projection) (_ *Exclusion, err error) {
 	e := &Exclusion{}
 	defer func() {

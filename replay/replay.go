@@ -31,7 +31,8 @@ var ErrRunning = errors.New("replay: another replay of this consumer is running"
 // Source is where a replay gets the contents of a projection.
 type Source string
 
-// The sources. Auto is the stream if the streams have every event that was ever published, otherwise the truth.
+// The sources. Auto is the stream if the streams have every event that was ever published,
+// otherwise the truth.
 const (
 	Auto   Source = "auto"
 	Stream Source = "stream"
@@ -105,8 +106,9 @@ type replay struct {
 	streams streamsState // at the beginning of the replay
 }
 
-// Run replays the projection. It may run again after any interruption. When ctx ends, Run stops and leaves the live
-// tables unchanged. It returns ErrRunning if another replay of the consumer is running.
+// Run replays the projection. It may run again after any interruption. When ctx ends, Run stops and
+// leaves the live tables unchanged. It returns ErrRunning if another replay of the consumer is
+// running.
 func Run(ctx context.Context, deps Deps, p projections.Projection, opts Options) (report Report, err error) {
 	start := time.Now()
 	if opts.Stall == 0 {
@@ -170,11 +172,11 @@ func (r *replay) build(ctx context.Context, from Source, report *Report) error {
 	var err error
 	r.pool, err = postgres.OpenWith(ctx, r.deps.URL, r.deps.Postgres, postgres.RoleSystem, r.name+suffix, map[string]string{
 		"search_path": path,
-		// A crash of the server takes commits back together with their offsets. The switch uses another connection and
-		// waits for the disk.
+		// A crash of the server takes commits back together with their offsets. The switch uses
+		// another connection and waits for the disk.
 		"synchronous_commit": "off",
-		// The same settings as in a consumer's transactions: the tables grow from empty, under plans from when they
-		// were empty.
+		// The same settings as in a consumer's transactions: the tables grow from empty, under
+		// plans from when they were empty.
 		"plan_cache_mode": "force_custom_plan", "enable_seqscan": "off", "random_page_cost": "1.1",
 	})
 	if err != nil {
@@ -278,7 +280,8 @@ type counted struct {
 	r *replay
 }
 
-// suffix is the end of the name of the replay's consumer, which is also part of names on the broker.
+// suffix is the end of the name of the replay's consumer, which is also part of names on the
+// broker.
 const suffix = "-replay"
 
 func (c counted) Name() string { return c.r.name + suffix }

@@ -54,8 +54,8 @@ func TestAReplayKilledAtAnyStepChangesNothing(t *testing.T) {
 	r.verify(p.Name())
 }
 
-// TestReplaysBehindAndDuringAResizeEndInTheTruth replays while some streams are closed. The partitions change again
-// during the replay.
+// TestReplaysBehindAndDuringAResizeEndInTheTruth replays while some streams are closed. The
+// partitions change again during the replay.
 func TestReplaysBehindAndDuringAResizeEndInTheTruth(t *testing.T) {
 	r := newRig(t)
 	p := followercounts.New(kinds.Builtin)

@@ -136,7 +136,8 @@ func (r *rig) replay(p projections.Projection, o Options) Report {
 	return report
 }
 
-// The accounts and the post that only gain followers and comments, so the counts that readers see never decrease.
+// The accounts and the post that only gain followers and comments, so the counts that readers see
+// never decrease.
 const (
 	growingUser = 1000
 	growingPost = 1000
@@ -204,7 +205,8 @@ func (r *rig) write(ctx context.Context, rng *rand.Rand, n int64, comments *[]st
 	}
 }
 
-// writers write until the test ends or the test calls the returned function. The log has their seed.
+// writers write until the test ends or the test calls the returned function. The log has their
+// seed.
 func (r *rig) writers(n int) (stop func()) {
 	seed, _ := testkit.Seed(r.t)
 	var last atomic.Int64
@@ -244,7 +246,8 @@ func (r *rig) fill(n int64) {
 // seen has the counts that a reader has seen, which must never decrease.
 type seen struct{ followers, page, comments, threaded int64 }
 
-// readers read pages and counts until the test calls the returned function. They fail the test if anything decreases.
+// readers read pages and counts until the test calls the returned function. They fail the test if
+// anything decreases.
 func (r *rig) readers() (stop func()) {
 	var reads atomic.Int64
 	end := system.Start(r.t, func(ctx context.Context) error {
@@ -501,8 +504,9 @@ func TestAReplayLetsAStoppedConsumerGoOn(t *testing.T) {
 	}
 }
 
-// TestAStreamThatGrewAgainEndsInTheTruth cuts the power of NATS and PostgreSQL: the stream loses its end, and the relay its
-// marks. The relay then gives the lost sequences to other events. The consumer stops, and a replay rebuilds its tables.
+// TestAStreamThatGrewAgainEndsInTheTruth cuts the power of NATS and PostgreSQL: the stream loses
+// its end, and the relay its marks. The relay then gives the lost sequences to other events. The
+// consumer stops, and a replay rebuilds its tables.
 func TestAStreamThatGrewAgainEndsInTheTruth(t *testing.T) {
 	b := testkit.NATSProcess(t)
 	r := newRigOn(t, b)
@@ -672,8 +676,8 @@ func (r *rig) resize(to int) {
 	}
 }
 
-// TestAReplayKeepsTheOrderOfDeadLettersAcrossAResize: a retry goes by their ids. The stream after the resize begins with
-// sequence 1 again.
+// TestAReplayKeepsTheOrderOfDeadLettersAcrossAResize: a retry goes by their ids. The stream after
+// the resize begins with sequence 1 again.
 func TestAReplayKeepsTheOrderOfDeadLettersAcrossAResize(t *testing.T) {
 	r := newRig(t)
 	p := followercounts.New(kinds.Builtin)
@@ -734,7 +738,8 @@ func TestAReplaySwitchesAlsoAfterAClosingMessageHasExpired(t *testing.T) {
 	r.verify(p.Name())
 }
 
-// TestAReplayOfTheArchiverWaitsForTheLiveOne keeps a batch of the live archiver open: the two record in the same tables.
+// TestAReplayOfTheArchiverWaitsForTheLiveOne keeps a batch of the live archiver open: the two
+// record in the same tables.
 func TestAReplayOfTheArchiverWaitsForTheLiveOne(t *testing.T) {
 	r := newRig(t)
 	p := history.New(kinds.Builtin)
@@ -771,8 +776,8 @@ func TestAReplayOfTheArchiverWaitsForTheLiveOne(t *testing.T) {
 	}
 }
 
-// TestAReplayDoesNotSwitchWhenAStreamIsRepairedMeanwhile: a replay reads descriptions of the streams from before the
-// repair.
+// TestAReplayDoesNotSwitchWhenAStreamIsRepairedMeanwhile: a replay reads descriptions of the
+// streams from before the repair.
 func TestAReplayDoesNotSwitchWhenAStreamIsRepairedMeanwhile(t *testing.T) {
 	r := newRig(t)
 	p := followercounts.New(kinds.Builtin)
@@ -816,8 +821,8 @@ func (r *rig) repair() {
 	}
 }
 
-// A switch would not replace a table that no projection names. A projection's Truth must yield every entity of its
-// events.
+// A switch would not replace a table that no projection names. A projection's Truth must yield
+// every entity of its events.
 func TestProjectionsNameAllTheirTablesAndTellOfAllTheirAggregates(t *testing.T) {
 	r := newRig(t)
 	r.fill(60)

@@ -20,7 +20,8 @@ const schemaPrefix = "tidings_replay_"
 // lockSQL makes this replay the consumer's only one until the connection ends.
 const lockSQL = `SELECT /* replay.lock */ pg_try_advisory_lock(hashtextextended('tidings replay ' || $1, 0))`
 
-// unlockSQL frees the lock at once. The server would notice the end of the connection some time later.
+// unlockSQL frees the lock at once. The server would notice the end of the connection some time
+// later.
 const unlockSQL = `SELECT /* replay.unlock */ pg_advisory_unlock_all()`
 
 // liveSQL finds the schema of the live tables.
@@ -28,7 +29,8 @@ const liveSQL = `
 SELECT /* replay.live */ n.nspname::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE c.oid = to_regclass('consumer_offsets')`
 
-// lock opens the connection for everything but the events, and locks out other replays of the same consumer.
+// lock opens the connection for everything but the events, and locks out other replays of the same
+// consumer.
 func (r *replay) lock(ctx context.Context) error {
 	cfg, err := postgres.ParseConfig(r.deps.URL)
 	if err != nil {
@@ -70,7 +72,8 @@ func (r *replay) unlock(ctx context.Context) error {
 	return nil
 }
 
-// schemasSQL finds the schemas of the consumer's earlier replays. This replay has the lock, so none of them is in use.
+// schemasSQL finds the schemas of the consumer's earlier replays. This replay has the lock, so none
+// of them is in use.
 const schemasSQL = `SELECT /* replay.schemas */ nspname::text FROM pg_namespace WHERE starts_with(nspname, $1) ORDER BY nspname`
 
 // makeShadow creates the schema of the new tables with the migrations of the live ones.
@@ -94,7 +97,8 @@ func (r *replay) makeShadow(ctx context.Context) error {
 	return r.copyGrants(ctx)
 }
 
-// hideCopiesSQL drops the tables of the new schema except the consumer's own ones (consumer_*, lease*).
+// hideCopiesSQL drops the tables of the new schema except the consumer's own ones (consumer_*,
+// lease*).
 const hideCopiesSQL = `
 SELECT /* replay.hide_copies */ format('DROP TABLE %I.%I', n.nspname, c.relname)
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -105,11 +109,12 @@ SELECT format('DROP SEQUENCE %I.%I', n.nspname, c.relname)
   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE n.nspname = $1 AND c.relkind = 'S' AND NOT EXISTS (SELECT FROM pg_depend d WHERE d.objid = c.oid AND d.deptype IN ('a', 'i'))`
 
-// hideCopies leaves only offsets, dead letters and leases in the schema, because the live record is used.
+// hideCopies leaves only offsets, dead letters and leases in the schema, because the live record is
+// used.
 func (r *replay) hideCopies(ctx context.Context) error { return r.runAll(ctx, hideCopiesSQL, r.shadow) }
 
-// grantsSQL returns the live tables' grants as statements. An operator may have added grants to those of the
-// migrations.
+// grantsSQL returns the live tables' grants as statements. An operator may have added grants to
+// those of the migrations.
 const grantsSQL = `
 SELECT /* replay.grants */ format('GRANT %s ON %I.%I TO %s', a.privilege_type, $2::text, c.relname,
 	CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END)
@@ -145,8 +150,8 @@ func (r *replay) vacuum(ctx context.Context) error {
 	return nil
 }
 
-// drop drops the schemas of this replay and of interrupted ones. It does not drop old live tables on which an
-// operator's object, for example a view, depends: the error names it.
+// drop drops the schemas of this replay and of interrupted ones. It does not drop old live tables
+// on which an operator's object, for example a view, depends: the error names it.
 func (r *replay) drop(ctx context.Context) error {
 	if r.conn.IsClosed() {
 		return nil // the next replay drops them

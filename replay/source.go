@@ -24,7 +24,8 @@ type streamsState struct {
 	missing  string // why they may lack published events that were not erased; empty if they have every event
 }
 
-// readStreams returns an error if a stream of the known partitions is gone, unless the partition is closed.
+// readStreams returns an error if a stream of the known partitions is gone, unless the partition is
+// closed.
 func readStreams(ctx context.Context, js jetstream.JetStream, cfg broker.Config, known []outbox.Partition) (s streamsState, err error) {
 	if s.all, err = broker.Streams(ctx, js, cfg); err != nil {
 		return s, err
@@ -56,8 +57,8 @@ func readStreams(ctx context.Context, js jetstream.JetStream, cfg broker.Config,
 	return s, nil
 }
 
-// missing returns why a stream or its predecessors may lack events. A partition that replaces a lost one has only the
-// events that the database still had.
+// missing returns why a stream or its predecessors may lack events. A partition that replaces a
+// lost one has only the events that the database still had.
 func missing(ctx context.Context, js jetstream.JetStream, cfg broker.Config, s broker.Stream, there map[int]bool) (string, error) {
 	if s.Repaired {
 		return fmt.Sprintf("stream %s was lost, and %s replaces it", streamNames(cfg, s.After), s.Name), nil
@@ -85,8 +86,8 @@ func streamNames(cfg broker.Config, partitions []int) string {
 	return strings.Join(names, " and ")
 }
 
-// checkSame returns an error unless the streams are those from the beginning of the replay, and perhaps streams of a
-// resize.
+// checkSame returns an error unless the streams are those from the beginning of the replay, and
+// perhaps streams of a resize.
 func (s streamsState) checkSame(now []broker.Stream) error {
 	known := make(map[int]broker.Stream)
 	for _, stream := range s.all {
@@ -126,16 +127,18 @@ func has(all []broker.Stream) string {
 	return fmt.Sprintf("%d streams have", len(all))
 }
 
-// setOffsetsSQL creates the offsets from which the new tables follow the streams. Locks: only the new rows.
+// setOffsetsSQL creates the offsets from which the new tables follow the streams. Locks: only the
+// new rows.
 const setOffsetsSQL = `
 INSERT /* replay.set_offsets */ INTO consumer_offsets (consumer_name, partition_key, last_processed_id, as_of, stream_created, closed)
 SELECT @consumer, t.key, t.tail, t.at, t.created, t.closed
   FROM unnest(@keys::text[], @tails::bigint[], @ats::timestamptz[], @createds::timestamptz[], @closed::boolean[])
          AS t(key, tail, at, created, closed)`
 
-// setOffsets makes the new tables follow each stream from its end before the truth is read. Later changes of the truth
-// are on the streams after that end. An event whose change the truth already had changes nothing. A replay from the
-// stream does not call setOffsets, so its consumer reads each stream from its beginning.
+// setOffsets makes the new tables follow each stream from its end before the truth is read. Later
+// changes of the truth are on the streams after that end. An event whose change the truth already
+// had changes nothing. A replay from the stream does not call setOffsets, so its consumer reads
+// each stream from its beginning.
 func (r *replay) setOffsets(ctx context.Context) error {
 	now, err := broker.Streams(ctx, r.deps.JetStream, r.deps.Broker)
 	if err != nil {

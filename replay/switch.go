@@ -24,9 +24,9 @@ const (
 // errNotYet ends an attempt that may succeed later.
 var errNotYet = errors.New("the live tables had applied more events")
 
-// holdLiveSQL locks the live offset rows. A live batch locks its row first, so after this statement no batch is
-// running. The rows of predecessors come before those of their successors, as in a batch that closes a stream.
-// Index: consumer_offsets_pkey. Locks: the rows.
+// holdLiveSQL locks the live offset rows. A live batch locks its row first, so after this statement
+// no batch is running. The rows of predecessors come before those of their successors, as in a
+// batch that closes a stream. Index: consumer_offsets_pkey. Locks: the rows.
 const holdLiveSQL = `
 SELECT /* replay.hold_live */ FROM consumer_offsets WHERE consumer_name = @consumer
  ORDER BY length(partition_key), partition_key FOR UPDATE`
@@ -43,10 +43,11 @@ SELECT @consumer, t.key, 0, t.created
 const liveOffsetsSQL = `
 SELECT /* replay.live_offsets */ partition_key, last_processed_id FROM consumer_offsets WHERE consumer_name = @consumer`
 
-// behindSQL counts the streams on which the new tables have not reached the live ones. If the live offset belongs to
-// another stream of that name, or names a message that is gone, no consumer can reach it. Then the new tables must
-// reach the end of the stream instead. The statement ignores a stream that is gone, because no consumer reads it.
-// Index: consumer_offsets_pkey of both. Locks: none.
+// behindSQL counts the streams on which the new tables have not reached the live ones. If the live
+// offset belongs to another stream of that name, or names a message that is gone, no consumer can
+// reach it. Then the new tables must reach the end of the stream instead. The statement ignores a
+// stream that is gone, because no consumer reads it. Index: consumer_offsets_pkey of both. Locks:
+// none.
 const behindSQL = `
 SELECT /* replay.behind */ count(*)
   FROM unnest(@keys::text[], @tails::bigint[], @gone::bigint[]) AS t(partition_key, tail, gone)
@@ -63,9 +64,9 @@ SELECT /* replay.behind */ count(*)
 const holdShadowSQL = `
 SELECT /* replay.hold_shadow */ FROM {shadow}.consumer_offsets WHERE consumer_name = @shadow ORDER BY partition_key FOR UPDATE`
 
-// takeOffsetsSQL turns the new tables' offsets into the live ones. Without its rows the new tables' consumer applies no
-// more events.
-// Index: consumer_offsets_pkey of both. Locks: none beyond those held.
+// takeOffsetsSQL turns the new tables' offsets into the live ones. Without its rows the new tables'
+// consumer applies no more events. Index: consumer_offsets_pkey of both. Locks: none beyond those
+// held.
 const takeOffsetsSQL = `
 WITH taken AS (DELETE FROM {shadow}.consumer_offsets WHERE consumer_name = @shadow RETURNING *),
 dropped AS (DELETE FROM consumer_offsets l WHERE l.consumer_name = @live AND l.partition_key NOT IN (SELECT partition_key FROM taken))
@@ -77,14 +78,14 @@ SELECT @live, partition_key, last_processed_id, now(), as_of, stream_created, cl
        as_of = GREATEST(l.as_of, excluded.as_of), stream_created = excluded.stream_created, closed = excluded.closed,
        stored_id = excluded.stored_id, stored_at = excluded.stored_at`
 
-// dropDeadLettersSQL deletes the live dead letters of tables that are replaced. Their events are applied to the new
-// tables, or parked again in the new dead letters.
-// Index: consumer_dead_letters_pkey. Locks: the rows.
+// dropDeadLettersSQL deletes the live dead letters of tables that are replaced. Their events are
+// applied to the new tables, or parked again in the new dead letters. Index:
+// consumer_dead_letters_pkey. Locks: the rows.
 const dropDeadLettersSQL = `DELETE /* replay.drop_dead_letters */ FROM consumer_dead_letters WHERE consumer_name = @live`
 
-// takeDeadLettersSQL adds the new tables' dead letters to the live ones, except those that a record's consumer has
-// already parked.
-// Index: consumer_dead_letters_aggregate_idx. Locks: only the new rows.
+// takeDeadLettersSQL adds the new tables' dead letters to the live ones, except those that a
+// record's consumer has already parked. Index: consumer_dead_letters_aggregate_idx. Locks: only the
+// new rows.
 const takeDeadLettersSQL = `
 INSERT /* replay.take_dead_letters */ INTO consumer_dead_letters
        (consumer_name, stream_seq, partition_key, tenant_id, aggregate_type, aggregate_id, event_id, event_type, event_version, headers,
@@ -100,8 +101,8 @@ SELECT @live, s.stream_seq, s.partition_key, s.tenant_id, s.aggregate_type, s.ag
 // countDeadLettersSQL counts the dead letters after the switch.
 const countDeadLettersSQL = `SELECT /* replay.count_dead_letters */ count(*) FROM consumer_dead_letters WHERE consumer_name = @live`
 
-// trySwitch replaces the live tables by the new ones in one transaction. It returns false if an obstacle, for example a
-// lock, may be gone at the next attempt.
+// trySwitch replaces the live tables by the new ones in one transaction. It returns false if an
+// obstacle, for example a lock, may be gone at the next attempt.
 func (r *replay) trySwitch(ctx context.Context, report *Report) (done bool, err error) {
 	live, err := r.liveOffsets(ctx) // before the ends of the streams: an offset beyond an end names a lost message
 	if err != nil {
@@ -135,8 +136,9 @@ func (r *replay) trySwitch(ctx context.Context, report *Report) (done bool, err 
 	return false, fmt.Errorf("switch %s to the new tables: %w", r.name, err)
 }
 
-// unlessBusy turns a missing answer into the reason for another attempt, because the new tables may have taken hours to
-// build. catchUp runs before each attempt, and returns an error if servers do not answer at all.
+// unlessBusy turns a missing answer into the reason for another attempt, because the new tables may
+// have taken hours to build. catchUp runs before each attempt, and returns an error if servers do
+// not answer at all.
 func (r *replay) unlessBusy(ctx context.Context, err error) error {
 	if ctx.Err() != nil || !postgres.IsTransient(err) && !errors.Is(err, broker.ErrNoLeader) {
 		return err
@@ -239,8 +241,8 @@ func (r *replay) passLive(ctx context.Context, tx pgx.Tx, args pgx.StrictNamedAr
 	}
 }
 
-// moveTables moves the live tables out and the new ones in. Readers queue up behind its locks. So its first wait for
-// the locks is short, and each attempt waits longer.
+// moveTables moves the live tables out and the new ones in. Readers queue up behind its locks. So
+// its first wait for the locks is short, and each attempt waits longer.
 func (r *replay) moveTables(ctx context.Context, tx pgx.Tx, try int) error {
 	if err := lockTimeout(ctx, tx, min(firstTimeout<<min(try-1, 8), lastTimeout)); err != nil {
 		return err

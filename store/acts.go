@@ -13,9 +13,9 @@ import (
 // actsWindow is the number of rows that one statement reads in search of an actor's acts.
 const actsWindow = 20_000
 
-// threadActsSQL replaces an actor in the tenant's next versions of settings of threads. It returns how many versions
-// name the actor, and the last version that it read.
-// Index: threads_pkey, one range. Locks: the actor's versions.
+// threadActsSQL replaces an actor in the tenant's next versions of settings of threads. It returns
+// how many versions name the actor, and the last version that it read. Index: threads_pkey, one
+// range. Locks: the actor's versions.
 const threadActsSQL = `
 WITH next AS MATERIALIZED (
   SELECT post_id, kind, version_id, @actor::text IN (metadata ->> 'created_by', object ->> 'actor') AS mine FROM threads
@@ -45,9 +45,9 @@ WITH next AS MATERIALIZED (
 SELECT /* store.removal_acts */ (SELECT count(*) FROM next WHERE mine), 0::bigint, removal_id::text, 0::bigint FROM next
  ORDER BY removal_id DESC LIMIT 1`
 
-// RedactActor replaces an actor by event.ErasedActor in the truth's records of actors: the versions of settings of
-// threads, and requests to remove edges. It returns how many records it changed or, with look, how many it would
-// change. Each page is one transaction, which calls fence first.
+// RedactActor replaces an actor by event.ErasedActor in the truth's records of actors: the versions
+// of settings of threads, and requests to remove edges. It returns how many records it changed or,
+// with look, how many it would change. Each page is one transaction, which calls fence first.
 func (s *Store) RedactActor(ctx context.Context, tenant int64, actor string, look bool,
 	fence func(context.Context, pgx.Tx) error) (n int64, err error) {
 	for sql, first := range map[string]string{threadActsSQL: "", removalActsSQL: noChild} {

@@ -35,7 +35,8 @@ const (
 	CountThreadsReturned  = "threads returned"
 )
 
-// Archiver moves quiet threads to the archive, and completes moves and returns that were interrupted.
+// Archiver moves quiet threads to the archive, and completes moves and returns that were
+// interrupted.
 type Archiver struct {
 	pool    *pgxpool.Pool
 	kinds   func() *kinds.Set
@@ -43,7 +44,8 @@ type Archiver struct {
 	metrics *archiveMetrics
 
 	ask func(context.Context) (after time.Duration, err error)
-	// after is how long nothing in a thread was written before it moves, for the present run. 0: no thread moves.
+	// after is how long nothing in a thread was written before it moves, for the present run. 0: no
+	// thread moves.
 	after                         time.Duration
 	walkPage, moveRows, quietRows int
 	reached                       func(step string) error // nil except in tests, which stop the work at a step
@@ -53,9 +55,9 @@ type archiveMetrics struct {
 	threads, comments, returned prometheus.Counter
 }
 
-// NewArchiver returns an Archiver on pool, a pool of the truth that acts as postgres.RoleSystem. Each run and each plan
-// calls after for the time that a thread must be quiet before it moves (0: no thread moves), and kinds for the present
-// kinds. NewArchiver starts nothing. reg may be nil.
+// NewArchiver returns an Archiver on pool, a pool of the truth that acts as postgres.RoleSystem.
+// Each run and each plan calls after for the time that a thread must be quiet before it moves (0:
+// no thread moves), and kinds for the present kinds. NewArchiver starts nothing. reg may be nil.
 func NewArchiver(pool *pgxpool.Pool, after func(context.Context) (time.Duration, error), kinds func() *kinds.Set, log *slog.Logger,
 	reg prometheus.Registerer) (*Archiver, error) {
 	m := &archiveMetrics{
@@ -78,12 +80,12 @@ func NewArchiver(pool *pgxpool.Pool, after func(context.Context) (time.Duration,
 }
 
 const (
-	// walkPage is the number of threads that one step reads, and so the most that it archives. Their stubs exist during
-	// the step, and writers bring back threads that have one.
+	// walkPage is the number of threads that one step reads, and so the most that it archives.
+	// Their stubs exist during the step, and writers bring back threads that have one.
 	walkPage = 200
 
-	// maxWalk is the most threads of a kind that a run reads. Reading a thread costs about 10 to 20 µs, and other jobs
-	// wait meanwhile.
+	// maxWalk is the most threads of a kind that a run reads. Reading a thread costs about 10 to 20
+	// µs, and other jobs wait meanwhile.
 	maxWalk = 100_000
 
 	// settleTimeout is how long a run waits for writers that may not have seen its stubs.
@@ -102,13 +104,14 @@ type stub struct {
 	Moved                         int64 // children
 }
 
-// Run works through the kinds. For each one it first completes the work of an interrupted run. Then it reads threads from
-// where the last run ended, and archives the quiet ones, until it has read every thread once or maxWalk threads. The
-// order of kinds is random, so that a kind with much work does not hold back the others.
+// Run works through the kinds. For each one it first completes the work of an interrupted run. Then
+// it reads threads from where the last run ended, and archives the quiet ones, until it has read
+// every thread once or maxWalk threads. The order of kinds is random, so that a kind with much work
+// does not hold back the others.
 //
-// Run ends early if lease.Continue returns an error. After an interruption at any point, the next run or the next writer
-// resumes. A thread cannot move if somebody has inserted the same comment on the other side with SQL. Run skips it and
-// returns that error last.
+// Run ends early if lease.Continue returns an error. After an interruption at any point, the next
+// run or the next writer resumes. A thread cannot move if somebody has inserted the same comment on
+// the other side with SQL. Run skips it and returns that error last.
 func (a *Archiver) Run(ctx context.Context, lease Lease) error {
 	a, err := a.underTerms(ctx)
 	if err != nil {
@@ -226,7 +229,8 @@ func (a *Archiver) plan(ctx context.Context, k childShape, plan map[string]int64
 	return nil
 }
 
-// walkedSQL reads how far the search for quiet threads has come. Index: child_archive_walk_pkey. Locks: none.
+// walkedSQL reads how far the search for quiet threads has come. Index: child_archive_walk_pkey.
+// Locks: none.
 const walkedSQL = `SELECT /* store.archive_walked */ after_tenant, after_object FROM child_archive_walk WHERE kind = '{{.Kind}}'`
 
 func (a *Archiver) walked(ctx context.Context, k childShape) (at thread, err error) {
@@ -240,10 +244,10 @@ func (a *Archiver) walked(ctx context.Context, k childShape) (at thread, err err
 	return at, nil
 }
 
-// lookSQL steps from thread to thread at a cost that does not depend on their size, and reports which may be quiet. A
-// thread may be quiet if its newest branch has no recent write, and it has no stub and no recent return.
-// Index: children_KIND_path_key or children_KIND_object_idx, archived_threads_pkey: probes for each thread.
-// Locks: none.
+// lookSQL steps from thread to thread at a cost that does not depend on their size, and reports
+// which may be quiet. A thread may be quiet if its newest branch has no recent write, and it has no
+// stub and no recent return. Index: children_KIND_path_key or children_KIND_object_idx,
+// archived_threads_pkey: probes for each thread. Locks: none.
 const lookSQL = `
 WITH RECURSIVE walk AS (
   (SELECT tenant_id, object_id, 1 AS n FROM {{.Table}} WHERE (tenant_id, object_id) > (@tenant::bigint, @object::bigint)
@@ -263,8 +267,8 @@ SELECT /* store.archive_look */ w.tenant_id, w.object_id, l.updated_at < now() -
        SELECT updated_at FROM {{.Table}} c WHERE c.tenant_id = w.tenant_id AND c.object_id = w.object_id ORDER BY {{.Order}} DESC LIMIT 1) l
  ORDER BY w.n`
 
-// scan returns which of the next threads may be quiet, the last thread read (zero at the end of the table), and how
-// many it read.
+// scan returns which of the next threads may be quiet, the last thread read (zero at the end of the
+// table), and how many it read.
 func (a *Archiver) scan(ctx context.Context, k childShape, at thread, limit int) (page []thread, last thread, n int, err error) {
 	rows, _ := a.pool.Query(ctx, k.sql(lookSQL), pgx.StrictNamedArgs{"tenant": at.tenant, "object": at.object,
 		"after": a.after, "limit": limit})
@@ -294,8 +298,8 @@ SELECT /* store.archive_quiet */ count(*), coalesce(bool_or(updated_at >= now() 
            AND {{if .Threaded}}path < @before::text COLLATE "C"{{else}}child_id < @before::text::uuid{{end}}
          ORDER BY {{.Order}} DESC LIMIT @limit) page`
 
-// quiet reports whether the thread has no recent write and, if so, how many comments it has. It reads the whole thread
-// if necessary, and calls more between two pages, whose error ends it.
+// quiet reports whether the thread has no recent write and, if so, how many comments it has. It
+// reads the whole thread if necessary, and calls more between two pages, whose error ends it.
 func (a *Archiver) quiet(ctx context.Context, k childShape, t thread, more func() error) (quiet bool, comments int64, err error) {
 	before := "~" // sorts after every path
 	if !k.Threaded {
@@ -323,8 +327,9 @@ func (a *Archiver) quiet(ctx context.Context, k childShape, t thread, more func(
 	}
 }
 
-// archive moves the quiet threads of page. If the run's time is up while it reads a thread, it skips that thread, and
-// the next run continues after it. So a thread that takes longer to read than a run lasts is not archived.
+// archive moves the quiet threads of page. If the run's time is up while it reads a thread, it
+// skips that thread, and the next run continues after it. So a thread that takes longer to read
+// than a run lasts is not archived.
 func (a *Archiver) archive(ctx context.Context, lease Lease, k childShape, archive *int64, page []thread, at thread) error {
 	var quiet []thread
 	var spent error
@@ -404,9 +409,10 @@ func (a *Archiver) mark(ctx context.Context, lease Lease, k childShape, archive 
 	return stubs, a.at("marked")
 }
 
-// settle waits until no running transaction may insert a child without having seen the stubs, which are committed. Such
-// a transaction has its id already: a create takes it in the statement before the one that checks the stub and inserts
-// (childSurroundingsSQL, childCreateSQL). errUnsettled: a transaction of this server runs for too long.
+// settle waits until no running transaction may insert a child without having seen the stubs, which
+// are committed. Such a transaction has its id already: a create takes it in the statement before
+// the one that checks the stub and inserts (childSurroundingsSQL, childCreateSQL). errUnsettled: a
+// transaction of this server runs for too long.
 func (a *Archiver) settle(ctx context.Context) error {
 	var before string
 	if err := a.pool.QueryRow(ctx, `SELECT pg_current_xact_id()::text`).Scan(&before); err != nil {
@@ -438,7 +444,8 @@ func (a *Archiver) settle(ctx context.Context) error {
 // errUnsettled ends a run; the next run continues with the waiting threads.
 var errUnsettled = fmt.Errorf("store: a transaction of the database's server has been running for more than %s", settleTimeout)
 
-// move archives threads whose stubs are ARCHIVING, except those with a write before the writer could see the stub.
+// move archives threads whose stubs are ARCHIVING, except those with a write before the writer
+// could see the stub.
 func (a *Archiver) move(ctx context.Context, lease Lease, k childShape, stubs []stub) (failed error) {
 	if err := a.settle(ctx); err != nil {
 		return err
@@ -482,19 +489,19 @@ func (a *Archiver) moveThread(ctx context.Context, lease Lease, k childShape, s 
 	return nil
 }
 
-// moveLockSQL locks the stub of a thread that is being archived. Its commit does not wait for the disk, which would be
-// most of the cost of a small thread. A crash of the server rolls back whole moves, and every answer to a writer
-// follows them in the same log.
-// Index: archived_threads_pkey. Locks: the stub.
+// moveLockSQL locks the stub of a thread that is being archived. Its commit does not wait for the
+// disk, which would be most of the cost of a small thread. A crash of the server rolls back whole
+// moves, and every answer to a writer follows them in the same log. Index: archived_threads_pkey.
+// Locks: the stub.
 const moveLockSQL = `
 SELECT /* store.archive_lock */ set_config('synchronous_commit', 'off', true) FROM archived_threads
  WHERE tenant_id = @tenant::bigint AND kind = '{{.Kind}}' AND object_id = @object::bigint AND archive_id = @archive::bigint
    AND state = 'ARCHIVING'
    FOR NO KEY UPDATE`
 
-// moveSQL moves the first children of a thread to the archive unchanged. It locks them in key order, as writers do,
-// because a writer that began before the stub existed may still run.
-// Index: children_KIND_path_key or children_KIND_object_idx, children_KIND_pkey. Locks: the children.
+// moveSQL moves the first children of a thread to the archive unchanged. It locks them in key
+// order, as writers do, because a writer that began before the stub existed may still run. Index:
+// children_KIND_path_key or children_KIND_object_idx, children_KIND_pkey. Locks: the children.
 const moveSQL = `
 WITH page AS (
   SELECT child_id FROM {{.Table}} WHERE tenant_id = @tenant::bigint AND object_id = @object::bigint ORDER BY {{.Order}} LIMIT @limit
@@ -512,8 +519,8 @@ UPDATE /* store.archive_state */ archived_threads
    SET state = CASE WHEN @all::boolean THEN 'ARCHIVED' ELSE state END, children = children + @moved
  WHERE tenant_id = @tenant::bigint AND kind = '{{.Kind}}' AND object_id = @object::bigint AND archive_id = @archive::bigint`
 
-// moveSome moves up to moveRows comments of a thread in one transaction, and reports whether there may be more. It
-// moves nothing if the thread is already returning.
+// moveSome moves up to moveRows comments of a thread in one transaction, and reports whether there
+// may be more. It moves nothing if the thread is already returning.
 func (a *Archiver) moveSome(ctx context.Context, lease Lease, k childShape, s stub) (more bool, err error) {
 	var moved int64
 	var all bool
@@ -558,7 +565,8 @@ func (a *Archiver) moveSome(ctx context.Context, lease Lease, k childShape, s st
 	return moved > 0 && !all, a.at("moved")
 }
 
-// bringBack brings a thread back, in any state of its stub, and returns the number of comments that it moved.
+// bringBack brings a thread back, in any state of its stub, and returns the number of comments that
+// it moved.
 func (a *Archiver) bringBack(ctx context.Context, lease Lease, k childShape, s stub, by string) (moved int64, err error) {
 	for back := false; !back; {
 		if err := ctx.Err(); err != nil {
@@ -646,9 +654,10 @@ SELECT /* store.archive_stubs */ tenant_id, object_id, archive_id, state, childr
  WHERE archive_id = @archive AND kind = '{{.Kind}}' AND (tenant_id, object_id) > (@tenant::bigint, @object::bigint) AND state <> 'RETURNED'
  ORDER BY tenant_id, object_id LIMIT @limit`
 
-// Undo brings back every thread of the archive id, and returns the numbers of threads and children. It may be repeated.
-// The threads count as written just now, so they do not move again before they have been quiet for as long as any other.
-// It returns ErrNotFound if no thread was ever moved under that id.
+// Undo brings back every thread of the archive id, and returns the numbers of threads and children.
+// It may be repeated. The threads count as written just now, so they do not move again before they
+// have been quiet for as long as any other. It returns ErrNotFound if no thread was ever moved
+// under that id.
 func (a *Archiver) Undo(ctx context.Context, lease Lease, archive int64) (threads, children int64, err error) {
 	var known bool
 	var failed error
@@ -712,8 +721,8 @@ SELECT /* store.archives */ archive_id, min(started_at), count(*), sum(children)
   FROM archived_threads WHERE archive_id > (SELECT max(archive_id) FROM archived_threads) - @limit::bigint
  GROUP BY archive_id ORDER BY archive_id DESC`
 
-// Archives returns summaries of the last limit archive ids, newest first. A run that moved nothing has none. pool acts
-// as postgres.RoleSystem.
+// Archives returns summaries of the last limit archive ids, newest first. A run that moved nothing
+// has none. pool acts as postgres.RoleSystem.
 func Archives(ctx context.Context, pool *pgxpool.Pool, limit int) ([]Archived, error) {
 	rows, _ := pool.Query(ctx, archivesSQL, pgx.StrictNamedArgs{"limit": limit})
 	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Archived])

@@ -40,7 +40,8 @@ func (f *free) Count(what string, n int64) {
 	f.counts[what] += n
 }
 
-// archived is a Store with an Archiver, which archives after a microsecond of quiet and moves few comments at a time.
+// archived is a Store with an Archiver, which archives after a microsecond of quiet and moves few
+// comments at a time.
 type archived struct {
 	*Store
 	t        *testing.T
@@ -58,7 +59,8 @@ func openArchived(t *testing.T) archived {
 	return a
 }
 
-// comments are the kinds of these archivers. There is only one, because a run takes the kinds in random order.
+// comments are the kinds of these archivers. There is only one, because a run takes the kinds in
+// random order.
 func comments() *kinds.Set {
 	return &kinds.Set{Children: map[string]kinds.Child{commentKind.Name: commentKind}}
 }
@@ -102,8 +104,8 @@ func (a archived) thread(tenant, post int64, n int) (ids []string) {
 	return ids
 }
 
-// places returns how many comments of each thread are in each table, and the newest stub's state: "1/5 3+0 RETURNED"
-// for three that are not archived.
+// places returns how many comments of each thread are in each table, and the newest stub's state:
+// "1/5 3+0 RETURNED" for three that are not archived.
 func (a archived) places() string {
 	a.t.Helper()
 	rows, _ := a.system.Query(a.t.Context(), `
@@ -150,7 +152,8 @@ func TestACheckOfTheArchiveReadsPagesAndFindsEveryFlaw(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// A thread of more than two pages, every way in which a rule can be broken, and a stub of another kind.
+	// A thread of more than two pages, every way in which a rule can be broken, and a stub of
+	// another kind.
 	columns := `tenant_id, kind, object_id, author_id, body, author_state, moderation_state, version, created_at, updated_at, slug, path`
 	exec(`INSERT INTO children_archive (child_id, ` + columns + `)
 	  SELECT gen_random_uuid(), 1, 'comment', 50, 1, 'b', 'ACTIVE', 'NONE', 1, now(), now(), lpad(g::text, 22, '0'), lpad(g::text, 22, '0')
@@ -293,7 +296,8 @@ func TestAnArchivedThreadIsReadAsItIsAndComesBackWithTheFirstWrite(t *testing.T)
 		t.Errorf("a comment in a locked thread: %+v, %v", out, err)
 	}
 	a.want(before5)
-	// A slice that edits one comment twice, and one of another thread that is archived: each entity in its order.
+	// A slice that edits one comment twice, and one of another thread that is archived: each entity
+	// in its order.
 	out, err := a.EditChildren(ctx, 2, commentKind, []ChildEdit{{Meta: m, ID: theirs[0], Body: new("one")},
 		{Meta: m, ID: theirs[0], Body: new("two")}, {Meta: m, ID: theirs[1], IfVersion: 7, Body: new("x")}})
 	if err != nil || out[0].Child.Version != 2 || out[1].Child.Body != "two" || out[1].Child.Version != 3 ||
@@ -345,8 +349,8 @@ func TestAThreadThatIsNotQuietIsNotArchived(t *testing.T) {
 	}
 }
 
-// The insert has read that there is no stub before the stub exists, and its transaction would not have an id yet when
-// the archiver checks.
+// The insert has read that there is no stub before the stub exists, and its transaction would not
+// have an id yet when the archiver checks.
 func TestTheArchiverWaitsForACreateThatHasNotSeenItsStub(t *testing.T) {
 	db := testkit.Postgres(t)
 	a := archived{Store: New(db.Pool(t, postgres.RoleAPI), nil), t: t, system: db.Pool(t, postgres.RoleSystem)}
@@ -577,8 +581,9 @@ func (s *short) Continue() error {
 	return nil
 }
 
-// A giant thread looks quiet but has a recent reply in an old branch; later it is quiet. In neither state does it make a
-// run last longer than its time, or keep later runs from archiving the other threads.
+// A giant thread looks quiet but has a recent reply in an old branch; later it is quiet. In neither
+// state does it make a run last longer than its time, or keep later runs from archiving the other
+// threads.
 func TestAGiantThreadTakesNoLongerThanARunHas(t *testing.T) {
 	a := openArchived(t)
 	ids := a.thread(1, 1, 20)
@@ -606,8 +611,8 @@ func TestAGiantThreadTakesNoLongerThanARunHas(t *testing.T) {
 	run(20, nil) // continues after it, and around to it
 	a.want("1/1 20+0, 1/2 0+2 ARCHIVED, 1/3 0+2 ARCHIVED")
 
-	// The same thread is quiet now. It moves over several runs, and no run reads it again once its first comments have
-	// moved.
+	// The same thread is quiet now. It moves over several runs, and no run reads it again once its
+	// first comments have moved.
 	exec(`UPDATE children_comment SET updated_at = now() - interval '2 hours'`)
 	run(17, errSpent)
 	a.want("1/1 17+3 ARCHIVING, 1/2 0+2 ARCHIVED, 1/3 0+2 ARCHIVED")
@@ -698,8 +703,8 @@ func TestAnErasureFindsWhatComesBackMeanwhile(t *testing.T) {
 	}
 }
 
-// TestWritersSeeNoArchive runs random writers in threads that two archivers move all the time. The archivers die now
-// and then, and an operator undoes archives.
+// TestWritersSeeNoArchive runs random writers in threads that two archivers move all the time. The
+// archivers die now and then, and an operator undoes archives.
 func TestWritersSeeNoArchive(t *testing.T) {
 	seed, _ := testkit.Seed(t)
 	a := openArchived(t)
@@ -883,8 +888,8 @@ func TestWritersSeeNoArchive(t *testing.T) {
 	}
 }
 
-// A create that took its id while the stub's transaction ran has a higher id, and may have looked for the stub before
-// that transaction was committed.
+// A create that took its id while the stub's transaction ran has a higher id, and may have looked
+// for the stub before that transaction was committed.
 func TestTheArchiverWaitsForACreateThatBeganWhileItsStubWasWritten(t *testing.T) {
 	db := testkit.PostgresProcess(t).DB(t) // a server of its own: another transaction that ends would hide it
 	a := archived{Store: New(db.Pool(t, postgres.RoleAPI), nil), t: t, system: db.Pool(t, postgres.RoleSystem)}

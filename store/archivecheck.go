@@ -21,16 +21,18 @@ type ArchiveFlaw struct {
 	Rule               string
 }
 
-// archivePageSQL reads the next archived children of a kind, and whether each is also in the other table.
-// Index: the one of the kind's Order in the archive, one range; the primary key of the table. Locks: none.
+// archivePageSQL reads the next archived children of a kind, and whether each is also in the other
+// table. Index: the one of the kind's Order in the archive, one range; the primary key of the
+// table. Locks: none.
 const archivePageSQL = `
 SELECT /* store.archive_page */ a.tenant_id, a.object_id, a.{{.Order}}::text,
        EXISTS (SELECT FROM {{.Table}} c WHERE c.tenant_id = a.tenant_id AND c.child_id = a.child_id)
   FROM {{.Archive}} a WHERE (a.tenant_id, a.object_id, a.{{.Order}}) > (@tenant::bigint, @object::bigint, @place::{{.OrderType}})
  ORDER BY a.tenant_id, a.object_id, a.{{.Order}} LIMIT @limit`
 
-// stubPageSQL reads the next stubs of a kind, and whether an archived thread has children outside the archive.
-// Index: archived_threads_stub_idx, one range of all kinds; the one of the kind's Order. Locks: none.
+// stubPageSQL reads the next stubs of a kind, and whether an archived thread has children outside
+// the archive. Index: archived_threads_stub_idx, one range of all kinds; the one of the kind's
+// Order. Locks: none.
 const stubPageSQL = `
 SELECT /* store.stub_page */ s.tenant_id, s.object_id, s.state = 'ARCHIVED', s.children,
        s.state = 'ARCHIVED' AND EXISTS (SELECT FROM {{.Table}} c WHERE c.tenant_id = s.tenant_id AND c.object_id = s.object_id)
@@ -51,8 +53,8 @@ type stubRow struct {
 	Beside             bool // children are in the other table
 }
 
-// pages yields the rows of sql, page by page. Each page is one statement, and args returns its arguments: they name the
-// row after which the page begins.
+// pages yields the rows of sql, page by page. Each page is one statement, and args returns its
+// arguments: they name the row after which the page begins.
 func pages[R any](ctx context.Context, tx pgx.Tx, sql string, args func(after *R) pgx.StrictNamedArgs) iter.Seq2[*R, error] {
 	return func(yield func(*R, error) bool) {
 		after := new(R)
@@ -75,9 +77,10 @@ func pages[R any](ctx context.Context, tx pgx.Tx, sql string, args func(after *R
 	}
 }
 
-// CheckArchive reports violations of the archive's rules. Each child is in one table, each archived child has a stub,
-// and all children of an archived thread are archived. It returns the number of archived children. It reads all of
-// them, by pages, in one snapshot. The pool acts as postgres.RoleSystem.
+// CheckArchive reports violations of the archive's rules. Each child is in one table, each archived
+// child has a stub, and all children of an archived thread are archived. It returns the number of
+// archived children. It reads all of them, by pages, in one snapshot. The pool acts as
+// postgres.RoleSystem.
 func CheckArchive(ctx context.Context, pool *pgxpool.Pool, set *kinds.Set, report func(ArchiveFlaw)) (children int64, err error) {
 	var flaws []ArchiveFlaw
 	err = postgres.InTx(ctx, pool, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
@@ -102,7 +105,8 @@ func CheckArchive(ctx context.Context, pool *pgxpool.Pool, set *kinds.Set, repor
 	return children, nil
 }
 
-// checkArchive merges the archived children of a kind with the stubs, both in the order of tenant and object.
+// checkArchive merges the archived children of a kind with the stubs, both in the order of tenant
+// and object.
 func checkArchive(ctx context.Context, tx pgx.Tx, k kinds.Child, flaw func(tenant, object int64, rule string)) (children int64, err error) {
 	shape := shapeOf(k)
 	next, stop := iter.Pull2(pages(ctx, tx, shape.sql(stubPageSQL), func(after *stubRow) pgx.StrictNamedArgs {
@@ -112,7 +116,8 @@ func checkArchive(ctx context.Context, tx pgx.Tx, k kinds.Child, flaw func(tenan
 	s, err, _ := next()
 	var at archivedChild // the present thread, with n archived children so far
 	var n int64
-	// upTo compares the present thread with its stub, and reports stubs before (tenant, object) that have no children.
+	// upTo compares the present thread with its stub, and reports stubs before (tenant, object)
+	// that have no children.
 	upTo := func(tenant, object int64) {
 		for ; err == nil && s != nil && cmp.Or(cmp.Compare(s.TenantID, tenant), cmp.Compare(s.ObjectID, object)) < 0; s, err, _ = next() {
 			has := int64(-1)

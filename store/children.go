@@ -24,7 +24,8 @@ var (
 	ErrBodyEmpty = errors.New("store: the body is empty")
 	// ErrBodyTooLong reports a body of more than MaxBodyBytes after trimming.
 	ErrBodyTooLong = fmt.Errorf("store: the body is longer than %d bytes", MaxBodyBytes)
-	// ErrBodyText reports a body that is not text: invalid UTF-8, or NUL, which PostgreSQL cannot keep.
+	// ErrBodyText reports a body that is not text: invalid UTF-8, or NUL, which PostgreSQL cannot
+	// keep.
 	ErrBodyText = errors.New("store: the body is not valid UTF-8 without NUL")
 )
 
@@ -35,15 +36,16 @@ func (e *StaleError) Error() string {
 	return fmt.Sprintf("store: child %s is at version %d", e.Current.ID, e.Current.Version)
 }
 
-// StateError reports that the child's state does not allow the write. The child is deleted or erased; or, for an edit,
-// a moderator hid or removed it.
+// StateError reports that the child's state does not allow the write. The child is deleted or
+// erased; or, for an edit, a moderator hid or removed it.
 type StateError struct{ Current event.Child }
 
 func (e *StateError) Error() string {
 	return fmt.Sprintf("store: child %s is %s", e.Current.ID, e.Current.State())
 }
 
-// TakenError reports that the author already has a child of the object, in a kind that allows one per author.
+// TakenError reports that the author already has a child of the object, in a kind that allows one
+// per author.
 type TakenError struct{ Child event.Child }
 
 func (e *TakenError) Error() string {
@@ -68,9 +70,9 @@ func trimBody(body string) (string, error) {
 	return body, nil
 }
 
-// A path is one segment per level, joined by '/'. A segment is 14 hexadecimal digits of the microseconds since 1970,
-// and the slug. All segments have one width, so paths sort in the order of the thread, siblings by age. childCreateSQL
-// makes them.
+// A path is one segment per level, joined by '/'. A segment is 14 hexadecimal digits of the
+// microseconds since 1970, and the slug. All segments have one width, so paths sort in the order of
+// the thread, siblings by age. childCreateSQL makes them.
 const (
 	slugLen    = 8
 	segmentLen = 14 + slugLen
@@ -82,7 +84,8 @@ const (
 // Depth returns the depth of the child with this path, from 1.
 func Depth(path string) int { return (len(path) + 1) / (segmentLen + 1) }
 
-// slugEncoding encodes a slug's 40 random bits in Crockford's alphabet: lower case, without letters that look alike.
+// slugEncoding encodes a slug's 40 random bits in Crockford's alphabet: lower case, without letters
+// that look alike.
 var slugEncoding = base32.NewEncoding("0123456789abcdefghjkmnpqrstvwxyz").WithPadding(base32.NoPadding)
 
 func newSlug() string {
@@ -91,9 +94,9 @@ func newSlug() string {
 	return slugEncoding.EncodeToString(b)
 }
 
-// childShape has everything on which the statements about a kind of children depend. A statement is rendered from a
-// template, which names the kind's tables and includes only the parts for its capabilities. So a capability that a kind
-// lacks costs it nothing.
+// childShape has everything on which the statements about a kind of children depend. A statement is
+// rendered from a template, which names the kind's tables and includes only the parts for its
+// capabilities. So a capability that a kind lacks costs it nothing.
 type childShape struct {
 	Kind                                          string
 	Names                                         event.ChildNames
@@ -219,8 +222,8 @@ func orEmpty(s *string) string {
 	return *s
 }
 
-// event returns the event of the child's state after a write. If the body does not travel, the attributes do not
-// either.
+// event returns the event of the child's state after a write. If the body does not travel, the
+// attributes do not either.
 func (s childShape) event(tenant int64, c event.Child, eventType string, m Meta) (event.Event, error) {
 	if !event.BodyTravels(c.AuthorState, c.ModerationState) {
 		c.Body, c.Attributes = "", nil
@@ -236,7 +239,8 @@ func (s childShape) event(tenant int64, c event.Child, eventType string, m Meta)
 	}, nil
 }
 
-// childGetSQL reads children, archived or not. Index: children_KIND_pkey, children_archive_KIND_pkey. Locks: none.
+// childGetSQL reads children, archived or not. Index: children_KIND_pkey,
+// children_archive_KIND_pkey. Locks: none.
 const childGetSQL = `
 SELECT /* store.child_get */ ` + childColumns + `
   FROM {{.All}} c WHERE c.tenant_id = @tenant::bigint AND c.child_id = ANY(@child_ids::uuid[])`
@@ -254,8 +258,9 @@ func (s childShape) get(ctx context.Context, tx querier, tenant int64, ids []str
 	return byID, nil
 }
 
-// GetChild returns the child in any state, or ErrNotFound. id is a UUID in lower case. The result has the body even if
-// the child is not visible: the caller decides who sees it. It has no Actor, which the truth does not keep.
+// GetChild returns the child in any state, or ErrNotFound. id is a UUID in lower case. The result
+// has the body even if the child is not visible: the caller decides who sees it. It has no Actor,
+// which the truth does not keep.
 func (s *Store) GetChild(ctx context.Context, tenant int64, k kinds.Child, id string) (event.Child, error) {
 	var c event.Child
 	err := s.read(ctx, tenant, func(tx pgx.Tx) error {

@@ -48,7 +48,8 @@ func TestAStandbyIsNotAskedWhatWasCommittedBeforeItsPromotion(t *testing.T) {
 	})
 }
 
-// A crash interrupts a COMMIT that waits for a standby. The transaction exists after it, without the wait.
+// A crash interrupts a COMMIT that waits for a standby. The transaction exists after it, without
+// the wait.
 func TestACommitThatIsFoundIsOnTheStandbysToo(t *testing.T) {
 	pg := testkit.PostgresProcess(t, "wal_level=replica", "max_wal_senders=2")
 	db := pg.DB(t)
@@ -74,8 +75,8 @@ func TestACommitThatIsFoundIsOnTheStandbysToo(t *testing.T) {
 		select {
 		case a := <-told:
 			if !errors.Is(a.err, postgres.ErrUnknown) {
-				// For a moment after its start the server does not know about standbys and lets COMMITs pass. Try
-				// again.
+				// For a moment after its start the server does not know about standbys and lets
+				// COMMITs pass. Try again.
 				t.Logf("answered without a standby: %+v, %v", a.out, a.err)
 				set(`ALTER SYSTEM RESET synchronous_standby_names`)
 				return false
@@ -88,7 +89,8 @@ func TestACommitThatIsFoundIsOnTheStandbysToo(t *testing.T) {
 	})
 }
 
-// The server loses a transaction whose COMMIT it was executing. Another transaction gets its id and commits.
+// The server loses a transaction whose COMMIT it was executing. Another transaction gets its id and
+// commits.
 func TestTheCommitOfAStrangerWithTheSameIDIsNotTaken(t *testing.T) {
 	pg := testkit.PostgresProcess(t, lateFlush(100*time.Millisecond)...)
 	db := pg.DB(t)

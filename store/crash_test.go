@@ -18,8 +18,8 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-// lateFlush keeps each commit in the server's memory for a while before writing it. A crash meanwhile leaves no trace
-// of the transaction, and another transaction gets its id.
+// lateFlush keeps each commit in the server's memory for a while before writing it. A crash
+// meanwhile leaves no trace of the transaction, and another transaction gets its id.
 func lateFlush(delay time.Duration) []string {
 	return []string{"fsync=on", fmt.Sprintf("commit_delay=%d", delay.Microseconds()), "commit_siblings=0", "wal_writer_delay=10s"}
 }
@@ -39,8 +39,8 @@ func start(f fixture, follower int64) chan answer {
 	return told
 }
 
-// made checks that the follow was answered as made and that it exists, with one event. It returns false if the answer is
-// that the result is unknown; that is correct, but proves nothing.
+// made checks that the follow was answered as made and that it exists, with one event. It returns
+// false if the answer is that the result is unknown; that is correct, but proves nothing.
 func (f fixture) made(t *testing.T, follower int64, a answer) bool {
 	t.Helper()
 	if errors.Is(a.err, postgres.ErrUnknown) {
@@ -79,7 +79,8 @@ func shows(t *testing.T, arrange func(follower int64) bool) {
 	}
 }
 
-// awaitBackend waits, over restarts, until another connection meets the condition, or until the answer arrives.
+// awaitBackend waits, over restarts, until another connection meets the condition, or until the
+// answer arrives.
 func awaitBackend(t *testing.T, owner *pgxpool.Pool, told chan answer, what, condition string) {
 	t.Helper()
 	testkit.Eventually(t, what, func() (there bool, _ error) {
@@ -89,8 +90,8 @@ func awaitBackend(t *testing.T, owner *pgxpool.Pool, told chan answer, what, con
 	})
 }
 
-// crashes runs writers of several tenants and kinds, single and in slices, while the whole server or one of its
-// processes crashes. Afterwards every answered write exists once, with its event.
+// crashes runs writers of several tenants and kinds, single and in slices, while the whole server
+// or one of its processes crashes. Afterwards every answered write exists once, with its event.
 func crashes(t *testing.T, seed uint64, rounds int) {
 	pg := testkit.PostgresProcess(t, lateFlush(20*time.Millisecond)...)
 	db := pg.DB(t)

@@ -28,7 +28,8 @@ var (
 	ErrTooDeep = fmt.Errorf("store: replies nest at most %d deep", MaxDepth)
 	// ErrKeyReused reports an idempotency key that made another child.
 	ErrKeyReused = errors.New("store: the idempotency key was used with another request")
-	// ErrKeyOrphaned reports an idempotency key whose child is missing: somebody deleted the row with SQL.
+	// ErrKeyOrphaned reports an idempotency key whose child is missing: somebody deleted the row
+	// with SQL.
 	ErrKeyOrphaned = errors.New("store: the child that the idempotency key made is missing")
 )
 
@@ -41,8 +42,8 @@ type NewChild struct {
 	Body       string          // trimmed before it is stored
 	Attributes json.RawMessage // validated, and stored in one form (kinds.Child.Check)
 
-	// Key makes the create idempotent: a repeat with the same author and key returns the first result. It has 1 to 255
-	// visible ASCII characters, or is empty.
+	// Key makes the create idempotent: a repeat with the same author and key returns the first
+	// result. It has 1 to 255 visible ASCII characters, or is empty.
 	Key string
 
 	err error // why the attributes are invalid
@@ -128,14 +129,16 @@ func checkAttributes(k kinds.Child, attributes json.RawMessage) (json.RawMessage
 	return nil, nil
 }
 
-// CreateChildren makes children. A child of a premoderated thread starts PENDING. created_at is the database's clock,
-// and later than the parent's.
+// CreateChildren makes children. A child of a premoderated thread starts PENDING. created_at is the
+// database's clock, and later than the parent's.
 //
-// A create with a key takes its key row first. A concurrent equal create waits there and then returns the same result.
-// In a kind that allows one child per author and object, a second one gets a *TakenError with the first one.
+// A create with a key takes its key row first. A concurrent equal create waits there and then
+// returns the same result. In a kind that allows one child per author and object, a second one gets
+// a *TakenError with the first one.
 //
-// CreateChildren brings an archived thread back first, which may split a slice into several transactions. If that takes
-// too long, the call or an outcome gets ErrThreadReturning, and the write did nothing.
+// CreateChildren brings an archived thread back first, which may split a slice into several
+// transactions. If that takes too long, the call or an outcome gets ErrThreadReturning, and the
+// write did nothing.
 func (s *Store) CreateChildren(ctx context.Context, tenant int64, k kinds.Child, children []NewChild) ([]ChildOutcome, error) {
 	c, todo := s.children(k), slices.Clone(children)
 	for i := range todo {
@@ -144,8 +147,8 @@ func (s *Store) CreateChildren(ctx context.Context, tenant int64, k kinds.Child,
 	return bringingBack(ctx, s, tenant, c, todo, c.create.do)
 }
 
-// entity returns what a create may have to wait for: the author's place with the object, or the key. nil: it never
-// waits.
+// entity returns what a create may have to wait for: the author's place with the object, or the
+// key. nil: it never waits.
 func (k *childKind) entity(c NewChild) any {
 	switch {
 	case k.OnePerAuthor:
@@ -191,7 +194,8 @@ func (s *Store) create(ctx context.Context, tenant int64, k *childKind, children
 
 func (s *Store) createTurn(ctx context.Context, tx *unit, tenant int64, k *childKind, todo []creation, turn []int,
 	out []ChildOutcome) error {
-	// This read locks nothing: if a parent is deleted meanwhile, the reply counts as written before the deletion.
+	// This read locks nothing: if a parent is deleted meanwhile, the reply counts as written before
+	// the deletion.
 	refused, err := k.surroundings(ctx, tx, tenant, todo, turn)
 	if err != nil {
 		return err
@@ -250,11 +254,12 @@ func (s *Store) createTurn(ctx context.Context, tx *unit, tenant int64, k *child
 	return nil
 }
 
-// childSurroundingsSQL reads everything that can refuse a create: the thread's settings, its archive stub, and the
-// parent. OFFSET 0 keeps each look-up a probe per item; PostgreSQL would plan a plain join as a scan of the tenant's
-// children while the tables have no statistics. The statement gives the transaction its id before the insert, because
-// the archiver waits for transactions that have an id (ADR 0008).
-// Index: threads_head_idx, archived_threads_stub_idx, children_KIND_pkey. Locks: none.
+// childSurroundingsSQL reads everything that can refuse a create: the thread's settings, its
+// archive stub, and the parent. OFFSET 0 keeps each look-up a probe per item; PostgreSQL would plan
+// a plain join as a scan of the tenant's children while the tables have no statistics. The
+// statement gives the transaction its id before the insert, because the archiver waits for
+// transactions that have an id (ADR 0008). Index: threads_head_idx, archived_threads_stub_idx,
+// children_KIND_pkey. Locks: none.
 const childSurroundingsSQL = `
 SELECT /* store.child_surroundings */ w.ord::int,
        {{if .Moderated}}coalesce((t.object ->> 'locked')::boolean, false), coalesce((t.object ->> 'premoderated')::boolean, false)
@@ -287,8 +292,8 @@ type surroundingsRow struct {
 	ModerationState *string
 }
 
-// surroundings fills in the first moderation state and the parent's place. It returns the reason for each item that
-// must be refused.
+// surroundings fills in the first moderation state and the parent's place. It returns the reason
+// for each item that must be refused.
 func (s childShape) surroundings(ctx context.Context, tx pgx.Tx, tenant int64, todo []creation, turn []int) (map[int]error, error) {
 	objects, parents := make([]int64, len(turn)), make([]*string, len(turn))
 	for n, i := range turn {
@@ -341,7 +346,8 @@ SELECT @tenant::bigint, '{{.Kind}}', w.author_id, w.key, w.hash, w.child_id, w.m
 ON CONFLICT DO NOTHING
 RETURNING child_id::text`
 
-// takeKeys splits the items into fresh ones to write and known ones whose key has made a child before.
+// takeKeys splits the items into fresh ones to write and known ones whose key has made a child
+// before.
 func (s childShape) takeKeys(ctx context.Context, tx pgx.Tx, tenant int64, todo []creation, turn []int) (fresh, known []int, err error) {
 	var keyed []int
 	for _, i := range turn {
@@ -382,9 +388,9 @@ func keyArgs(todo []creation, items []int) (authors []int64, keys []string, hash
 	return authors, keys, hashes, ids, moderation
 }
 
-// childReplaySQL reads the children that keys made. It takes only columns that never change from the child's own row,
-// archived or not.
-// Index: child_keys_pkey, children_KIND_pkey, children_archive_KIND_pkey. Locks: none.
+// childReplaySQL reads the children that keys made. It takes only columns that never change from
+// the child's own row, archived or not. Index: child_keys_pkey, children_KIND_pkey,
+// children_archive_KIND_pkey. Locks: none.
 const childReplaySQL = `
 SELECT /* store.child_replay */ w.ord::int, k.request_hash, k.moderation_state, c.child_id::text, c.slug, c.path, c.created_at
   FROM unnest(@author_ids::bigint[], @keys::text[]) WITH ORDINALITY AS w(author_id, key, ord)
@@ -401,8 +407,8 @@ type replayRow struct {
 	CreatedAt       *time.Time
 }
 
-// replay returns the first result of each key again: version 1 with the body and attributes of the request, which
-// equals the first one. It returns the items whose key no longer exists.
+// replay returns the first result of each key again: version 1 with the body and attributes of the
+// request, which equals the first one. It returns the items whose key no longer exists.
 func (s childShape) replay(ctx context.Context, tx pgx.Tx, tenant int64, todo []creation, known []int,
 	out []ChildOutcome) (purged []int, err error) {
 	if len(known) == 0 {
@@ -455,10 +461,11 @@ func (s childShape) releaseKeys(ctx context.Context, tx pgx.Tx, tenant int64, to
 	return nil
 }
 
-// childCreateSQL inserts children. It leaves out a child if the object already has the slug, the author already has a
-// child of the object, or the thread is archived. The subquery reads the clock once per child. Inserts of a kind with
-// one child per author are ordered by place, because a statement waits for a place that another transaction takes.
-// Index: children_KIND_pkey, archived_threads_stub_idx; threaded: children_KIND_slug_key, children_KIND_path_key, else
+// childCreateSQL inserts children. It leaves out a child if the object already has the slug, the
+// author already has a child of the object, or the thread is archived. The subquery reads the clock
+// once per child. Inserts of a kind with one child per author are ordered by place, because a
+// statement waits for a place that another transaction takes. Index: children_KIND_pkey,
+// archived_threads_stub_idx; threaded: children_KIND_slug_key, children_KIND_path_key, else
 // children_KIND_object_idx; one per author: children_KIND_author_key. Locks: none but the new rows.
 const childCreateSQL = `
 INSERT /* store.child_create */ INTO {{.Table}} AS c
@@ -497,9 +504,9 @@ SELECT /* store.child_taken */ ` + childColumns + `
                       WHERE tenant_id = @tenant::bigint AND object_id = w.object_id AND author_id = w.author_id
                         AND author_state = 'ACTIVE' OFFSET 0) c`
 
-// maxInserts bounds the attempts to insert children that an earlier attempt left out. With 2^40 slugs, a thread of a
-// million children needs a second attempt once in a million creates. An author's place may also have become free
-// meanwhile.
+// maxInserts bounds the attempts to insert children that an earlier attempt left out. With 2^40
+// slugs, a thread of a million children needs a second attempt once in a million creates. An
+// author's place may also have become free meanwhile.
 const maxInserts = 5
 
 func (s *Store) insert(ctx context.Context, tx pgx.Tx, tenant int64, k *childKind, todo []creation, write []int, out []ChildOutcome) error {

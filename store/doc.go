@@ -1,8 +1,10 @@
-// Package store is the write model: edges (follows), children (comments) and the settings of threads. It also has the
-// one reader of the truth's states (truth.go), which reads all of them page by page, or some by reference.
+// Package store is the write model: edges (follows), children (comments) and the settings of
+// threads. It also has the one reader of the truth's states (truth.go), which reads all of them
+// page by page, or some by reference.
 //
-// Each write commits its state and its event in one transaction. It writes the state row first, which takes the
-// entity's lock. The outbox row follows and goes to the server together with COMMIT:
+// Each write commits its state and its event in one transaction. It writes the state row first,
+// which takes the entity's lock. The outbox row follows and goes to the server together with
+// COMMIT:
 //
 //	Follow      (none) ──▶ ACTIVE v1        Unfollow   ACTIVE ──▶ REMOVED        a write that changes nothing makes no event
 //	            REMOVED ──▶ ACTIVE
@@ -12,15 +14,16 @@
 //	Moderate    any ──▶ APPROVED, HIDDEN, REMOVED or PENDING, while ACTIVE: an axis of its own
 //	SetThreads  (none) ──▶ v1 ──▶ v2 ...    versions are kept (package versioned)
 //
-// The write functions take a slice of one tenant's writes and return one outcome per item. A refused item does not hold
-// back the others. A returned error means that the whole transaction failed and wrote nothing, except that after a
-// postgres.ErrUnknown it may have committed. Items that write the same entity are applied in the slice's order.
+// The write functions take a slice of one tenant's writes and return one outcome per item. A
+// refused item does not hold back the others. A returned error means that the whole transaction
+// failed and wrote nothing, except that after a postgres.ErrUnknown it may have committed. Items
+// that write the same entity are applied in the slice's order.
 //
-// Concurrent single writes (slices of one) share transactions, per tenant and kind (group.go). A caller whose context
-// ends stops waiting, but its write may still commit.
+// Concurrent single writes (slices of one) share transactions, per tenant and kind (group.go). A
+// caller whose context ends stops waiting, but its write may still commit.
 //
 // Each statement locks rows in the order of their keys, so two slices never deadlock.
 //
-// The package does not authorize: a token acts for every user of its tenant. It does not read lists, which are
-// projections.
+// The package does not authorize: a token acts for every user of its tenant. It does not read
+// lists, which are projections.
 package store

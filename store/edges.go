@@ -149,9 +149,10 @@ func (r edgeRow) wire() event.Edge {
 	}
 }
 
-// putEdgesSQL makes edges ACTIVE that are not, and returns them. Each such change moves positioned_at, which orders
-// pages. Times never decrease between two versions, even if a transaction waits for a lock of one that began later.
-// Index: edges_KIND_pkey. Locks: the edges, in key order.
+// putEdgesSQL makes edges ACTIVE that are not, and returns them. Each such change moves
+// positioned_at, which orders pages. Times never decrease between two versions, even if a
+// transaction waits for a lock of one that began later. Index: edges_KIND_pkey. Locks: the edges,
+// in key order.
 const putEdgesSQL = `
 INSERT /* store.put_edges */ INTO {edges} AS e (tenant_id, from_id, to_id)
 SELECT @tenant::bigint, w.from_id, w.to_id
@@ -163,8 +164,8 @@ ON CONFLICT (tenant_id, from_id, to_id) DO UPDATE
  WHERE e.status <> 'ACTIVE'
 RETURNING e.from_id, e.to_id, e.status, e.version, e.created_at, e.positioned_at, e.updated_at, e.attributes`
 
-// PutEdges makes each edge ACTIVE with these attributes. An edge that already equals the write does not change and
-// makes no event.
+// PutEdges makes each edge ACTIVE with these attributes. An edge that already equals the write does
+// not change and makes no event.
 func (s *Store) PutEdges(ctx context.Context, tenant int64, k kinds.Edge, writes []EdgeWrite) ([]EdgeOutcome, error) {
 	return s.edgesOf(k.Name).put.do(ctx, tenant, withKind(k, writes))
 }
@@ -177,9 +178,9 @@ func withKind(k kinds.Edge, writes []EdgeWrite) []edgeWrite {
 	return all
 }
 
-// removeEdgesSQL makes ACTIVE edges REMOVED, and returns them. It locks them in key order first: an UPDATE alone would
-// lock in the order of its plan.
-// Index: edges_KIND_pkey. Locks: the edges, in key order.
+// removeEdgesSQL makes ACTIVE edges REMOVED, and returns them. It locks them in key order first: an
+// UPDATE alone would lock in the order of its plan. Index: edges_KIND_pkey. Locks: the edges, in
+// key order.
 const removeEdgesSQL = `
 WITH wanted AS (
   SELECT * FROM unnest(@froms::bigint[], @tos::bigint[], @versions::bigint[]) AS w(from_id, to_id, version)
@@ -195,11 +196,13 @@ UPDATE /* store.remove_edges */ {edges} e
  WHERE e.tenant_id = @tenant::bigint AND e.from_id = h.from_id AND e.to_id = h.to_id AND e.status = 'ACTIVE' AND h.version IN (0, e.version)
 RETURNING e.from_id, e.to_id, e.status, e.version, e.created_at, e.positioned_at, e.updated_at, e.attributes`
 
-// removeAgainSQL is removeEdgesSQL for the second removal of an edge in one batch. The batch has locked the edge, unless
-// the edge appeared since. It does not wait for such an edge, because it already holds locks of higher keys.
+// removeAgainSQL is removeEdgesSQL for the second removal of an edge in one batch. The batch has
+// locked the edge, unless the edge appeared since. It does not wait for such an edge, because it
+// already holds locks of higher keys.
 var removeAgainSQL = strings.Replace(removeEdgesSQL, "FOR NO KEY UPDATE OF e", "FOR NO KEY UPDATE OF e SKIP LOCKED", 1)
 
-// RemoveEdges makes each edge REMOVED. An edge that is REMOVED already, or never existed, makes no event.
+// RemoveEdges makes each edge REMOVED. An edge that is REMOVED already, or never existed, makes no
+// event.
 func (s *Store) RemoveEdges(ctx context.Context, tenant int64, k kinds.Edge, writes []EdgeWrite) ([]EdgeOutcome, error) {
 	return s.edgesOf(k.Name).remove.do(ctx, tenant, withKind(k, writes))
 }
@@ -302,8 +305,8 @@ UPDATE /* store.update_edges */ {edges} e
  WHERE e.tenant_id = @tenant::bigint AND e.from_id = w.from_id AND e.to_id = w.to_id
 RETURNING e.from_id, e.to_id, e.status, e.version, e.created_at, e.positioned_at, e.updated_at, e.attributes`
 
-// putGuarded writes a turn of puts with attributes or guards. It first creates missing edges and then locks the others,
-// so that a batch without guards waits for locks in key order.
+// putGuarded writes a turn of puts with attributes or guards. It first creates missing edges and
+// then locks the others, so that a batch without guards waits for locks in key order.
 func (k *edgeKind) putGuarded(ctx context.Context, tx *unit, tenant int64, writes []edgeWrite, turn []int, out []EdgeOutcome) error {
 	var creating, existing []int
 	for _, i := range turn {
@@ -348,8 +351,8 @@ func (k *edgeKind) putGuarded(ctx context.Context, tx *unit, tenant int64, write
 	return nil
 }
 
-// transition runs a statement that changes edges, and appends their events. It returns the items that the statement did
-// not change.
+// transition runs a statement that changes edges, and appends their events. It returns the items
+// that the statement did not change.
 func (k *edgeKind) transition(ctx context.Context, tx *unit, tenant int64, writes []edgeWrite, turn []int, eventType, sql string,
 	out []EdgeOutcome) (left []int, err error) {
 	if len(turn) == 0 {
@@ -433,8 +436,8 @@ SELECT /* store.get_edges */ e.from_id, e.to_id, e.status, e.version, e.created_
   FROM unnest(@froms::bigint[], @tos::bigint[]) AS w(from_id, to_id)
   JOIN {edges} e ON e.tenant_id = @tenant::bigint AND e.from_id = w.from_id AND e.to_id = w.to_id`
 
-// GetEdge returns the edge, ACTIVE or REMOVED, or ErrNotFound if it never existed. It has no Actor, which the truth
-// does not keep.
+// GetEdge returns the edge, ACTIVE or REMOVED, or ErrNotFound if it never existed. It has no Actor,
+// which the truth does not keep.
 func (s *Store) GetEdge(ctx context.Context, tenant int64, k kinds.Edge, from, to int64) (event.Edge, error) {
 	var row edgeRow
 	err := s.read(ctx, tenant, func(tx pgx.Tx) error {

@@ -91,8 +91,8 @@ edges:
 		t.Errorf("events (-want +got):\n%s", diff)
 	}
 
-	// Writers race to make the same edges, several at a time and in different orders. One writer makes each edge, the
-	// others change it, and no version occurs twice.
+	// Writers race to make the same edges, several at a time and in different orders. One writer
+	// makes each edge, the others change it, and no version occurs twice.
 	var wg sync.WaitGroup
 	for w := range 4 {
 		wg.Go(func() {

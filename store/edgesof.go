@@ -21,10 +21,11 @@ type EdgeOf struct {
 }
 
 const (
-	// MaxEdgesOf is the most edges of an object that one statement returns, and that one slice removes. Their rows stay
-	// locked until the slice commits.
+	// MaxEdgesOf is the most edges of an object that one statement returns, and that one slice
+	// removes. Their rows stay locked until the slice commits.
 	MaxEdgesOf = 500
-	// edgesWindow is the number of a tenant's edges that one statement reads in search of edges to an object.
+	// edgesWindow is the number of a tenant's edges that one statement reads in search of edges to
+	// an object.
 	edgesWindow = 20_000
 )
 
@@ -34,10 +35,10 @@ SELECT /* store.edges_from */ from_id, to_id, version, status = 'ACTIVE', true
   FROM {edges} WHERE tenant_id = @tenant::bigint AND from_id = @object::bigint AND to_id > @to::bigint
  ORDER BY to_id LIMIT @limit`
 
-// edgesToSQL reads the edges to an object among the tenant's next edges of the kind. It also returns the last edge that
-// it read, regardless of its target. An index by target would slow down every write.
-// Index: edges_KIND_pkey, one range, index-only where the table was vacuumed, and one probe per edge found.
-// Locks: none.
+// edgesToSQL reads the edges to an object among the tenant's next edges of the kind. It also
+// returns the last edge that it read, regardless of its target. An index by target would slow down
+// every write. Index: edges_KIND_pkey, one range, index-only where the table was vacuumed, and one
+// probe per edge found. Locks: none.
 const edgesToSQL = `
 WITH next AS MATERIALIZED (
   SELECT from_id, to_id FROM {edges}
@@ -55,7 +56,8 @@ SELECT /* store.edges_to */ f.from_id, f.to_id, coalesce(e.version, 0), coalesce
                       WHERE tenant_id = @tenant::bigint AND from_id = f.from_id AND to_id = f.to_id LIMIT 1) e ON f.hit
  ORDER BY f.from_id, f.to_id, f.hit`
 
-// edgesOf reads the kind's next edges that have the object at this end, from the key after. more is false at the end.
+// edgesOf reads the kind's next edges that have the object at this end, from the key after. more is
+// false at the end.
 func (k *edgeKind) edgesOf(ctx context.Context, tx pgx.Tx, tenant, object int64, end kinds.End,
 	after EdgeKey) (all []EdgeOf, next EdgeKey, more bool, err error) {
 	sql, args := k.ofFromSQL, pgx.StrictNamedArgs{"tenant": tenant, "object": object, "to": after.To, "limit": MaxEdgesOf}
@@ -76,9 +78,9 @@ func (k *edgeKind) edgesOf(ctx context.Context, tx pgx.Tx, tenant, object int64,
 	return all, next, more, err
 }
 
-// EdgesOf calls fn with every edge of the kind that has the object at this end, ACTIVE or REMOVED, in slices of at most
-// MaxEdgesOf. It includes every edge that existed before the call. For edges to an object it reads all the tenant's
-// edges of the kind.
+// EdgesOf calls fn with every edge of the kind that has the object at this end, ACTIVE or REMOVED,
+// in slices of at most MaxEdgesOf. It includes every edge that existed before the call. For edges
+// to an object it reads all the tenant's edges of the kind.
 func (s *Store) EdgesOf(ctx context.Context, tenant int64, k kinds.Edge, object int64, end kinds.End, fn func([]EdgeOf) error) error {
 	var after EdgeKey
 	for more := true; more; {
@@ -100,7 +102,8 @@ func (s *Store) EdgesOf(ctx context.Context, tenant int64, k kinds.Edge, object 
 	return nil
 }
 
-// removeOf removes the edges of all that are ACTIVE and returns their number. Their events are ordinary removals.
+// removeOf removes the edges of all that are ACTIVE and returns their number. Their events are
+// ordinary removals.
 func (k *edgeKind) removeOf(ctx context.Context, tx *unit, tenant int64, kind kinds.Edge, all []EdgeOf,
 	meta Meta) (removed int64, err error) {
 	var writes []edgeWrite
@@ -126,8 +129,8 @@ func (k *edgeKind) removeOf(ctx context.Context, tx *unit, tenant int64, kind ki
 	return removed, nil
 }
 
-// RemoveEdgesOf removes the edges of all that are still ACTIVE and returns their number. all has at most MaxEdgesOf
-// edges. It uses one transaction, which calls fence first.
+// RemoveEdgesOf removes the edges of all that are still ACTIVE and returns their number. all has at
+// most MaxEdgesOf edges. It uses one transaction, which calls fence first.
 func (s *Store) RemoveEdgesOf(ctx context.Context, tenant int64, k kinds.Edge, all []EdgeOf, meta Meta,
 	fence func(context.Context, pgx.Tx) error) (removed int64, err error) {
 	if err := checkMeta(meta); err != nil {
@@ -147,8 +150,8 @@ func (s *Store) RemoveEdgesOf(ctx context.Context, tenant int64, k kinds.Edge, a
 	return removed, nil
 }
 
-// forgetEdgesSQL deletes edges that are REMOVED and still have the given version. It locks them in key order first.
-// Index: edges_KIND_pkey. Locks: the edges, in key order.
+// forgetEdgesSQL deletes edges that are REMOVED and still have the given version. It locks them in
+// key order first. Index: edges_KIND_pkey. Locks: the edges, in key order.
 const forgetEdgesSQL = `
 WITH held AS MATERIALIZED (
   SELECT e.from_id, e.to_id
@@ -161,9 +164,10 @@ WITH held AS MATERIALIZED (
 DELETE /* store.forget_edges */ FROM {edges} e USING held h
  WHERE e.tenant_id = @tenant::bigint AND e.from_id = h.from_id AND e.to_id = h.to_id`
 
-// ForgetEdges deletes the rows of the edges of all that are still REMOVED at the given version, and returns their
-// number. It makes no event. Delete everything else about these edges first, because the next edge of the pair begins at
-// version 1. The pool acts as the system role. The transaction calls fence first.
+// ForgetEdges deletes the rows of the edges of all that are still REMOVED at the given version, and
+// returns their number. It makes no event. Delete everything else about these edges first, because
+// the next edge of the pair begins at version 1. The pool acts as the system role. The transaction
+// calls fence first.
 func (s *Store) ForgetEdges(ctx context.Context, tenant int64, k kinds.Edge, all []EdgeOf,
 	fence func(context.Context, pgx.Tx) error) (n int64, err error) {
 	froms, tos, versions := make([]int64, len(all)), make([]int64, len(all)), make([]int64, len(all))

@@ -40,9 +40,9 @@ type ChildDelete struct {
 	IfVersion int64  // the version that the writer saw, or AnyVersion
 }
 
-// heldSQL lists the children of @child_ids with their new values, and locks the existing ones in key order. Without it,
-// an UPDATE would lock in the order of its plan. It leaves out children of an archived thread, even if the child itself
-// has not moved yet: the thread must return first.
+// heldSQL lists the children of @child_ids with their new values, and locks the existing ones in
+// key order. Without it, an UPDATE would lock in the order of its plan. It leaves out children of
+// an archived thread, even if the child itself has not moved yet: the thread must return first.
 // Index: children_KIND_pkey, archived_threads_stub_idx.
 const heldSQL = `
 WITH wanted AS (
@@ -57,9 +57,9 @@ WITH wanted AS (
      FOR NO KEY UPDATE OF c
 )`
 
-// childEditSQL replaces bodies and attributes. It changes a child only if the version is the expected one, neither its
-// author nor a moderator withdrew it, and something differs.
-// Index: children_KIND_pkey. Locks: the children, in key order, changed or not.
+// childEditSQL replaces bodies and attributes. It changes a child only if the version is the
+// expected one, neither its author nor a moderator withdrew it, and something differs. Index:
+// children_KIND_pkey. Locks: the children, in key order, changed or not.
 const childEditSQL = heldSQL + `
 UPDATE /* store.child_edit */ {{.Table}} c
    SET body = {{if .Attributes}}coalesce(h.value, c.body), attributes = coalesce(h.attributes::jsonb, c.attributes){{else}}h.value{{end}},
@@ -71,9 +71,9 @@ UPDATE /* store.child_edit */ {{.Table}} c
        {{- else}}c.body <> h.value{{end}}
 RETURNING ` + childColumns
 
-// EditChildren replaces the bodies of children and changes their attributes. An outcome's error is ErrNotFound, a
-// *StaleError, a *StateError, or describes an invalid body or attribute (*kinds.AttributeError). An edit that would not
-// change the child makes no event.
+// EditChildren replaces the bodies of children and changes their attributes. An outcome's error is
+// ErrNotFound, a *StaleError, a *StateError, or describes an invalid body or attribute
+// (*kinds.AttributeError). An edit that would not change the child makes no event.
 func (s *Store) EditChildren(ctx context.Context, tenant int64, k kinds.Child, edits []ChildEdit) ([]ChildOutcome, error) {
 	c, todo := s.children(k), slices.Clone(edits)
 	for i := range todo {
@@ -112,9 +112,9 @@ func (s *Store) edit(ctx context.Context, tenant int64, k *childKind, edits []Ch
 	})
 }
 
-// childDeleteSQL deletes children logically, if the version is the expected one and the author has not deleted them
-// before. The row remains, because replies and the permalink refer to it.
-// Index: children_KIND_pkey. Locks: the children, in key order, changed or not.
+// childDeleteSQL deletes children logically, if the version is the expected one and the author has
+// not deleted them before. The row remains, because replies and the permalink refer to it. Index:
+// children_KIND_pkey. Locks: the children, in key order, changed or not.
 const childDeleteSQL = heldSQL + `
 UPDATE /* store.child_delete */ {{.Table}} c
    SET author_state = 'DELETED', version = c.version + 1, updated_at = GREATEST(now(), c.updated_at)
@@ -123,8 +123,9 @@ UPDATE /* store.child_delete */ {{.Table}} c
    AND c.author_state = 'ACTIVE'
 RETURNING ` + childColumns
 
-// DeleteChildren deletes children for their author. An outcome's error is ErrNotFound, a *StaleError or a *StateError:
-// a deleted or erased child cannot be deleted again. Authors can delete children in any moderation state.
+// DeleteChildren deletes children for their author. An outcome's error is ErrNotFound, a
+// *StaleError or a *StateError: a deleted or erased child cannot be deleted again. Authors can
+// delete children in any moderation state.
 func (s *Store) DeleteChildren(ctx context.Context, tenant int64, k kinds.Child, deletes []ChildDelete) ([]ChildOutcome, error) {
 	c := s.children(k)
 	return bringingBack(ctx, s, tenant, c, deletes, c.delete.do)
@@ -147,8 +148,8 @@ type ChildModeration struct {
 	Meta
 	ID        string // a UUID in lower case
 	IfVersion int64  // the version that the moderator saw, or AnyVersion
-	// One of event.ModerationApproved, ModerationHidden, ModerationRemoved, and ModerationPending, which waits for a
-	// moderator.
+	// One of event.ModerationApproved, ModerationHidden, ModerationRemoved, and ModerationPending,
+	// which waits for a moderator.
 	State  string
 	Reason string // for the event and the history; see ValidReason
 }
@@ -156,8 +157,8 @@ type ChildModeration struct {
 // MaxReasonBytes bounds the reason of a moderation.
 const MaxReasonBytes = 1000
 
-// ValidReason reports whether s can be a reason: at most MaxReasonBytes of UTF-8 without control characters. It may be
-// empty.
+// ValidReason reports whether s can be a reason: at most MaxReasonBytes of UTF-8 without control
+// characters. It may be empty.
 func ValidReason(s string) bool { return len(s) <= MaxReasonBytes && plainText(s) }
 
 // plainText reports whether s is UTF-8 without control characters.
@@ -165,9 +166,9 @@ func plainText(s string) bool {
 	return utf8.ValidString(s) && strings.IndexFunc(s, unicode.IsControl) < 0
 }
 
-// childModerateSQL changes moderation states, if the version is the expected one, the author has not deleted the child,
-// and the state differs.
-// Index: children_KIND_pkey. Locks: the children, in key order, changed or not.
+// childModerateSQL changes moderation states, if the version is the expected one, the author has
+// not deleted the child, and the state differs. Index: children_KIND_pkey. Locks: the children, in
+// key order, changed or not.
 const childModerateSQL = heldSQL + `
 UPDATE /* store.child_moderate */ {{.Table}} c
    SET moderation_state = h.value, version = c.version + 1, updated_at = GREATEST(now(), c.updated_at)
@@ -176,10 +177,11 @@ UPDATE /* store.child_moderate */ {{.Table}} c
    AND c.author_state = 'ACTIVE' AND c.moderation_state <> h.value
 RETURNING ` + childColumns
 
-// ModerateChildren approves, hides or removes children, or sets them to wait for a moderator, from any moderation
-// state. Approval reverses earlier decisions. An outcome's error is ErrNotFound, a *StaleError or a *StateError: a
-// child that its author deleted cannot be moderated. A child that already has the state does not change and makes no
-// event, whatever the reason. The event has the reason; the truth does not keep it.
+// ModerateChildren approves, hides or removes children, or sets them to wait for a moderator, from
+// any moderation state. Approval reverses earlier decisions. An outcome's error is ErrNotFound, a
+// *StaleError or a *StateError: a child that its author deleted cannot be moderated. A child that
+// already has the state does not change and makes no event, whatever the reason. The event has the
+// reason; the truth does not keep it.
 func (s *Store) ModerateChildren(ctx context.Context, tenant int64, k kinds.Child, moderations []ChildModeration) ([]ChildOutcome, error) {
 	c := s.children(k)
 	return bringingBack(ctx, s, tenant, c, moderations, c.moderate.do)
@@ -229,8 +231,8 @@ func (c change) check() error {
 	return checkUUID("child", c.id)
 }
 
-// changeKind is one kind of change: its guarded statement, and the conditions that explain why the guard refused an
-// item.
+// changeKind is one kind of change: its guarded statement, and the conditions that explain why the
+// guard refused an item.
 type changeKind struct {
 	event   string
 	sql     string
@@ -253,16 +255,18 @@ func (s *Store) change(ctx context.Context, tenant int64, k *childKind, changes 
 	return out, nil
 }
 
-// childLockSQL locks children and reads them. Index: children_KIND_pkey. Locks: the children, in key order.
+// childLockSQL locks children and reads them. Index: children_KIND_pkey. Locks: the children, in
+// key order.
 const childLockSQL = `
 SELECT /* store.child_lock */ ` + childColumns + `
   FROM {{.Table}} c WHERE c.tenant_id = @tenant::bigint AND c.child_id = ANY(@child_ids::uuid[])
  ORDER BY c.child_id
    FOR NO KEY UPDATE OF c`
 
-// mergeTurn locks the children and merges the changed attributes into their present ones. An attribute that does not
-// fit becomes the outcome of its change. mergeTurn returns the other changes. It leaves a change that the version or
-// state forbids as it is, and the statement refuses it.
+// mergeTurn locks the children and merges the changed attributes into their present ones. An
+// attribute that does not fit becomes the outcome of its change. mergeTurn returns the other
+// changes. It leaves a change that the version or state forbids as it is, and the statement refuses
+// it.
 func (s childShape) mergeTurn(ctx context.Context, tx *unit, tenant int64, changes []change, turn []int, kind changeKind,
 	out []ChildOutcome) (left []int, err error) {
 	if !slices.ContainsFunc(turn, func(i int) bool { return changes[i].merge != nil }) {
@@ -336,8 +340,8 @@ func (s childShape) changeTurn(ctx context.Context, tx *unit, tenant int64, chan
 	if len(changed) == n {
 		return nil
 	}
-	// The statement locked the existing rows, so these are the states that its guard saw. Archived children are the
-	// exception, even those that returned just now.
+	// The statement locked the existing rows, so these are the states that its guard saw. Archived
+	// children are the exception, even those that returned just now.
 	current, err := s.get(ctx, tx, tenant, ids)
 	if err != nil {
 		return err

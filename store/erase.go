@@ -13,8 +13,8 @@ import (
 	"github.com/tidings/tidings/kinds"
 )
 
-// tables returns the tables that have children of the kind, in the order in which to redact them. A child may move from
-// the first to the second at any time, so the table that it leaves comes first.
+// tables returns the tables that have children of the kind, in the order in which to redact them. A
+// child may move from the first to the second at any time, so the table that it leaves comes first.
 func (s childShape) tables() []string { return []string{s.Archive(), s.Table()} }
 
 // AuthorChild is one child of an author, in any state.
@@ -24,13 +24,13 @@ type AuthorChild struct {
 	Erased bool // the row has no content any more
 }
 
-// eraseWindow is the number of a tenant's children that one statement reads in search of an author's.
+// eraseWindow is the number of a tenant's children that one statement reads in search of an
+// author's.
 const eraseWindow = 20_000
 
-// authorChildrenSQL reads the author's children among the tenant's next children of the kind by id. It also returns the
-// last child that it read, regardless of its author. An index by author would slow down every create, and this query is
-// rare.
-// Index: the primary key, one range. Locks: none.
+// authorChildrenSQL reads the author's children among the tenant's next children of the kind by id.
+// It also returns the last child that it read, regardless of its author. An index by author would
+// slow down every create, and this query is rare. Index: the primary key, one range. Locks: none.
 const authorChildrenSQL = `
 WITH next AS MATERIALIZED (
   SELECT child_id, object_id, author_id, author_state = 'ERASED' AND body = '' AND attributes IS NULL AS erased
@@ -40,9 +40,9 @@ SELECT /* store.author_children */ child_id::text, object_id, erased, author_id 
   FROM next WHERE author_id = @author::bigint OR child_id = (SELECT child_id FROM next ORDER BY child_id DESC LIMIT 1)
  ORDER BY child_id`
 
-// AuthorChildren calls fn with every child of the kind by the author, in slices, in the order in which EraseChildren
-// must get them. It may or may not include children that are created meanwhile. It reads all the tenant's children of
-// the kind.
+// AuthorChildren calls fn with every child of the kind by the author, in slices, in the order in
+// which EraseChildren must get them. It may or may not include children that are created meanwhile.
+// It reads all the tenant's children of the kind.
 func (s *Store) AuthorChildren(ctx context.Context, tenant int64, k kinds.Child, author int64, fn func([]AuthorChild) error) error {
 	for _, table := range shapeOf(k).tables() {
 		after := "00000000-0000-0000-0000-000000000000"
@@ -77,9 +77,9 @@ func (s *Store) AuthorChildren(ctx context.Context, tenant int64, k kinds.Child,
 	return nil
 }
 
-// childEraseSQL removes the content of children in any state. A child that is already erased gets another version only
-// with @again.
-// Index: the primary key. Locks: the children, in key order, changed or not.
+// childEraseSQL removes the content of children in any state. A child that is already erased gets
+// another version only with @again. Index: the primary key. Locks: the children, in key order,
+// changed or not.
 const childEraseSQL = `
 WITH held AS (
   SELECT c.child_id FROM {table} c
@@ -97,9 +97,10 @@ RETURNING ` + childColumns
 // MaxErase bounds the children of one EraseChildren. Their rows stay locked until it commits.
 const MaxErase = 500
 
-// EraseChildren permanently removes the content of children, including deleted and moderated ones, and returns the
-// number erased. Their events are KIND.erased. It skips a child that is already erased, unless again is set: then the
-// child gets another version and event. The transaction calls fence first.
+// EraseChildren permanently removes the content of children, including deleted and moderated ones,
+// and returns the number erased. Their events are KIND.erased. It skips a child that is already
+// erased, unless again is set: then the child gets another version and event. The transaction calls
+// fence first.
 func (s *Store) EraseChildren(ctx context.Context, tenant int64, k kinds.Child, ids []string, again bool, meta Meta,
 	fence func(context.Context, pgx.Tx) error) (erased int, err error) {
 	if err := checkMeta(meta); err != nil {
@@ -150,8 +151,8 @@ SELECT /* store.author_keys */ idempotency_key, child_id::text
    AND idempotency_key > @after::text COLLATE "C" AND request_hash <> ''
  ORDER BY idempotency_key LIMIT @limit`
 
-// AuthorKeys calls fn with the author's idempotency keys that still have the hash of their request. byKey maps each key
-// to the id of the child that it made.
+// AuthorKeys calls fn with the author's idempotency keys that still have the hash of their request.
+// byKey maps each key to the id of the child that it made.
 func (s *Store) AuthorKeys(ctx context.Context, tenant int64, k kinds.Child, author int64, fn func(byKey map[string]string) error) error {
 	const page = 1000
 	after := ""
@@ -181,16 +182,16 @@ func (s *Store) AuthorKeys(ctx context.Context, tenant int64, k kinds.Child, aut
 	}
 }
 
-// blankKeysSQL erases the hash of the request from keys, because a short body could be guessed from it. No request has
-// an empty hash, so the key is refused from then on.
-// Index: child_keys_pkey. Locks: the keys.
+// blankKeysSQL erases the hash of the request from keys, because a short body could be guessed from
+// it. No request has an empty hash, so the key is refused from then on. Index: child_keys_pkey.
+// Locks: the keys.
 const blankKeysSQL = `
 UPDATE /* store.blank_keys */ child_keys SET request_hash = ''
  WHERE tenant_id = @tenant::bigint AND kind = @kind::text AND author_id = @author::bigint AND idempotency_key = ANY(@keys::text[])
    AND request_hash <> ''`
 
-// BlankKeys erases the request's hash from the author's keys. The keys remain, so a repeated create makes no child and
-// gets ErrKeyReused. The transaction calls fence first.
+// BlankKeys erases the request's hash from the author's keys. The keys remain, so a repeated create
+// makes no child and gets ErrKeyReused. The transaction calls fence first.
 func (s *Store) BlankKeys(ctx context.Context, tenant int64, k kinds.Child, author int64, keys []string,
 	fence func(context.Context, pgx.Tx) error) (n int64, err error) {
 	err = s.write(ctx, tenant, place{}, func(tx *unit) error {

@@ -19,29 +19,31 @@ import (
 
 // Errors of exports.
 var (
-	// ErrErasing reports an unfinished erasure of the tenant. It takes events off the streams that an export relies on.
+	// ErrErasing reports an unfinished erasure of the tenant. It takes events off the streams that
+	// an export relies on.
 	ErrErasing = errors.New("store: an erasure has not finished")
 	// ErrExportOutdated reports that an erasure began after the export did. Begin the export again.
 	ErrExportOutdated = errors.New("store: an erasure has begun since the export began")
 )
 
-// Export is the base of an export: the streams' positions before its first page is read. To get the truth, read all
-// states of a kind afterwards, in any number of pages, and apply every event after Streams by its version:
+// Export is the base of an export: the streams' positions before its first page is read. To get the
+// truth, read all states of a kind afterwards, in any number of pages, and apply every event after
+// Streams by its version:
 //
 //	published up to Streams  ──▶ committed before: every page has it, or a later version
 //	published after it       ──▶ the reader gets it from the stream
 //	committed, not published ──▶ likewise, later
 //
-// Only an erasure of edges deletes rows without an event, and it takes their events off the streams too. Erasures
-// detects it.
+// Only an erasure of edges deletes rows without an event, and it takes their events off the streams
+// too. Erasures detects it.
 type Export struct {
 	At       time.Time
 	Streams  []outbox.Position
 	Erasures int64 // runs that have begun; negative if erasures delete no row of the kind
 }
 
-// ExportPlace is the end of a page in an export's order: an id and the rest of the key. The zero value precedes
-// everything.
+// ExportPlace is the end of a page in an export's order: an id and the rest of the key. The zero
+// value precedes everything.
 type ExportPlace struct {
 	ID   int64
 	Rest string
@@ -53,9 +55,8 @@ type Exported struct {
 	Event event.Event
 }
 
-// erasuresSQL reads the number of runs of erasures that have begun for the tenant, and the number of unfinished
-// erasures.
-// Index: erasures_pkey, the tenant's. Locks: none.
+// erasuresSQL reads the number of runs of erasures that have begun for the tenant, and the number
+// of unfinished erasures. Index: erasures_pkey, the tenant's. Locks: none.
 const erasuresSQL = `
 SELECT /* store.erasures */ now(), coalesce(sum(runs), 0)::bigint, count(*) FILTER (WHERE finished_at IS NULL)
   FROM erasures WHERE tenant_id = @tenant::bigint`
@@ -68,8 +69,8 @@ func erasuresOf(ctx context.Context, tx pgx.Tx, tenant int64) (now time.Time, ru
 	return now, runs, unfinished, err
 }
 
-// BeginExport begins an export. Call it before reading the first page. erasable: erasures delete rows of the kind
-// (ErasesEdges).
+// BeginExport begins an export. Call it before reading the first page. erasable: erasures delete
+// rows of the kind (ErasesEdges).
 func (s *Store) BeginExport(ctx context.Context, tenant int64, erasable bool) (e Export, err error) {
 	err = s.read(ctx, tenant, func(tx pgx.Tx) error {
 		now, runs, unfinished, err := erasuresOf(ctx, tx, tenant)
@@ -119,15 +120,16 @@ func exportPage[R any](ctx context.Context, s *Store, tenant int64, e Export, sq
 	return page, err
 }
 
-// exportEdgesSQL reads a page of the tenant's edges. Index: edges_KIND_pkey, one range. Locks: none.
+// exportEdgesSQL reads a page of the tenant's edges. Index: edges_KIND_pkey, one range. Locks:
+// none.
 const exportEdgesSQL = `
 SELECT /* store.export_edges */ from_id, to_id, status, version, created_at, positioned_at, updated_at, attributes
   FROM {edges} WHERE tenant_id = @tenant::bigint AND (from_id, to_id) > (@from::bigint, @to::bigint)
  ORDER BY from_id, to_id LIMIT @limit`
 
-// ExportEdges reads at most limit edges of the kind after a place, in the order of origin and target, REMOVED ones too.
-// A page with fewer than limit edges is the last. The states have no actor. ErrInvalid: the place is invalid.
-// ErrExportOutdated: begin the export again.
+// ExportEdges reads at most limit edges of the kind after a place, in the order of origin and
+// target, REMOVED ones too. A page with fewer than limit edges is the last. The states have no
+// actor. ErrInvalid: the place is invalid. ErrExportOutdated: begin the export again.
 func (s *Store) ExportEdges(ctx context.Context, tenant int64, k kinds.Edge, e Export, after ExportPlace, limit int) ([]Exported, error) {
 	to, err := restID(after)
 	if err != nil {
@@ -150,9 +152,9 @@ func restID(p ExportPlace) (n int64, err error) {
 	return n, nil
 }
 
-// exportChildrenSQL reads a page of the tenant's children in the order of their objects, archived or not. In each
-// snapshot a child is in exactly one of the two tables.
-// Index: the one of the kind's Order and its counterpart in the archive, one range each. Locks: none.
+// exportChildrenSQL reads a page of the tenant's children in the order of their objects, archived
+// or not. In each snapshot a child is in exactly one of the two tables. Index: the one of the
+// kind's Order and its counterpart in the archive, one range each. Locks: none.
 const exportChildrenSQL = `
 SELECT /* store.export_children */ ` + childColumns + ` FROM (
   (SELECT * FROM {{.Table}}
@@ -166,9 +168,9 @@ SELECT /* store.export_children */ ` + childColumns + ` FROM (
 
 var pathPlace = regexp.MustCompile(`^[0-9a-z/]+$`)
 
-// ExportChildren is ExportEdges for children, by object, and within an object in the order of the kind's index: in a
-// threaded kind a child precedes its replies. Erased and deleted children are included, with the content that events
-// have.
+// ExportChildren is ExportEdges for children, by object, and within an object in the order of the
+// kind's index: in a threaded kind a child precedes its replies. Erased and deleted children are
+// included, with the content that events have.
 func (s *Store) ExportChildren(ctx context.Context, tenant int64, k kinds.Child, e Export, after ExportPlace,
 	limit int) ([]Exported, error) {
 	shape := shapeOf(k)
@@ -242,8 +244,8 @@ func (s *Store) ExportSettings(ctx context.Context, tenant int64, e Export, afte
 // String returns the place as text for clients; ParsePlace reads it.
 func (p ExportPlace) String() string { return fmt.Sprintf("%d,%s", p.ID, p.Rest) }
 
-// ParsePlace reads the text of String, or returns ErrInvalid. The part after the comma is validated when a page is
-// read.
+// ParsePlace reads the text of String, or returns ErrInvalid. The part after the comma is validated
+// when a page is read.
 func ParsePlace(text string) (p ExportPlace, err error) {
 	id, rest, _ := strings.Cut(text, ",")
 	if text == "" {

@@ -16,36 +16,40 @@ import (
 	bounds "github.com/tidings/tidings/internal/shares" // shares is the name of a kind
 )
 
-// ErrOverloaded reports that too many single writes of the tenant are waiting. The write did nothing; a retry may
-// succeed.
+// ErrOverloaded reports that too many single writes of the tenant are waiting. The write did
+// nothing; a retry may succeed.
 var ErrOverloaded = errors.New("store: too many writes are waiting")
 
-// Group commit (docs/adr/0009-group-commit.md). One statement that writes 30 rows costs a little more than one that
-// writes a single row, and one COMMIT syncs them all.
+// Group commit (docs/adr/0009-group-commit.md). One statement that writes 30 rows costs a little
+// more than one that writes a single row, and one COMMIT syncs them all.
 const (
-	// maxGroup bounds the writes of one transaction. A larger group would cost more latency than it gains throughput.
+	// maxGroup bounds the writes of one transaction. A larger group would cost more latency than it
+	// gains throughput.
 	maxGroup = 128
-	// groupLockTimeout is how long a group waits for one lock. After that, each of its writes runs alone, and only
-	// writes to a locked entity continue to wait.
+	// groupLockTimeout is how long a group waits for one lock. After that, each of its writes runs
+	// alone, and only writes to a locked entity continue to wait.
 	groupLockTimeout = 50 * time.Millisecond
-	// aloneLockTimeout is how long a write that runs alone waits for one lock. It then gives its connection to others
-	// and tries again.
+	// aloneLockTimeout is how long a write that runs alone waits for one lock. It then gives its
+	// connection to others and tries again.
 	aloneLockTimeout = 100 * time.Millisecond
-	// apartFor is how long a tenant shares no transaction with other tenants after its writes made theirs fail.
+	// apartFor is how long a tenant shares no transaction with other tenants after its writes made
+	// theirs fail.
 	apartFor = 10 * time.Second
 	// groupTimeout bounds a whole group, which does not end with the request of any of its callers.
 	groupTimeout = 5 * time.Second
 )
 
-// place is the transaction of a write: its own, or its part of a joint transaction of several tenants.
+// place is the transaction of a write: its own, or its part of a joint transaction of several
+// tenants.
 type place struct {
 	lockTimeout time.Duration // for one lock; 0: unlimited
 	joint       *postgres.Member
 }
 
-// slots bounds the concurrent transactions of single writes. Groups, writes that run alone, and writes that met a lock
-// have separate bounds, so that none of them takes all connections of the pool from the others or from reads. Each
-// bound serves in the order of arrival, so tenants take turns.
+// slots bounds the concurrent transactions of single writes. Groups, writes that run alone, and
+// writes that met a lock have separate bounds, so that none of them takes all connections of the
+// pool from the others or from reads. Each bound serves in the order of arrival, so tenants take
+// turns.
 type slots struct {
 	pool                  *pgxpool.Pool
 	groups, alone, locked chan struct{}
@@ -73,18 +77,19 @@ func (s *Store) Stats() Stats {
 		Waiting: s.slots.waiting.Load()}
 }
 
-// lanes coalesce concurrent single writes of one kind. While a group of a tenant runs, the tenant's next group gathers.
-// A write that finds no group running does not wait for other writes. The callers do the work: the first waiting caller
-// of a tenant leads the next group, in its own goroutine. If there are more such groups than slots, a leader that gets a
-// slot also takes the groups that wait for one, into one transaction (postgres.Joint).
+// lanes coalesce concurrent single writes of one kind. While a group of a tenant runs, the tenant's
+// next group gathers. A write that finds no group running does not wait for other writes. The
+// callers do the work: the first waiting caller of a tenant leads the next group, in its own
+// goroutine. If there are more such groups than slots, a leader that gets a slot also takes the
+// groups that wait for one, into one transaction (postgres.Joint).
 //
 //	join ──▶ waits ──▶ leads: takes a slot, gathers a group, runs the transaction ──▶ tells each its outcome, and the next one to lead
 //	           │           └──▶ or another leader takes its group along
 //	           │                                   │
 //	           └──▶ ctx ends: leaves               └──▶ the transaction failed: tells each to run alone
 //
-// Each entity has at most one write under way, so a group never has two writes to an entity. Writes that wait for locked
-// entities share a few connections in turns.
+// Each entity has at most one write under way, so a group never has two writes to an entity. Writes
+// that wait for locked entities share a few connections in turns.
 type lanes[W, O any] struct {
 	slots *slots
 	key   func(W) any // returns the entity; nil for a new one
@@ -135,7 +140,8 @@ func newLanes[W, O any](s *slots, key func(W) any,
 	return &lanes[W, O]{slots: s, key: key, run: run, open: make(map[int64]*lane[W, O]), apart: make(map[int64]time.Time)}
 }
 
-// do runs writes. It groups a single write with concurrent ones; several writes are one transaction of their own.
+// do runs writes. It groups a single write with concurrent ones; several writes are one transaction
+// of their own.
 func (l *lanes[W, O]) do(ctx context.Context, tenant int64, writes []W) ([]O, error) {
 	if len(writes) != 1 {
 		return l.run(ctx, tenant, writes, place{})
@@ -202,7 +208,8 @@ func (l *lanes[W, O]) wait(ln *lane[W, O], n int) {
 	l.slots.waiting.Add(int64(n))
 }
 
-// leave ends a caller's wait, unless the caller already has a verdict. A write that a group has taken still commits.
+// leave ends a caller's wait, unless the caller already has a verdict. A write that a group has
+// taken still commits.
 func (l *lanes[W, O]) leave(ln *lane[W, O], t *ticket[W, O]) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -221,7 +228,8 @@ func tell[W, O any](t *ticket[W, O], v verdict[O]) {
 	t.told <- v
 }
 
-// next tells the first waiting caller to lead if nobody leads. It removes a lane that has nothing under way.
+// next tells the first waiting caller to lead if nobody leads. It removes a lane that has nothing
+// under way.
 func (l *lanes[W, O]) next(ln *lane[W, O]) {
 	for ln.leader == nil && len(ln.ready) > 0 {
 		t := ln.ready[0]
@@ -256,7 +264,8 @@ type part[W, O any] struct {
 	err     error
 }
 
-// lead takes a slot, runs the group that has gathered by then, including t, and tells the others their outcomes.
+// lead takes a slot, runs the group that has gathered by then, including t, and tells the others
+// their outcomes.
 func (l *lanes[W, O]) lead(ctx context.Context, ln *lane[W, O], t *ticket[W, O]) (mine verdict[O]) {
 	select {
 	case l.slots.groups <- struct{}{}:
@@ -317,8 +326,8 @@ func (l *lanes[W, O]) lead(ctx context.Context, ln *lane[W, O], t *ticket[W, O])
 	return mine
 }
 
-// dequeue removes the lane from the queue. It reports false if leader does not lead the lane, or no longer waits for a
-// slot.
+// dequeue removes the lane from the queue. It reports false if leader does not lead the lane, or no
+// longer waits for a slot.
 func (l *lanes[W, O]) dequeue(ln *lane[W, O], leader *ticket[W, O]) bool {
 	i := slices.Index(l.queue, ln)
 	if i < 0 || ln.leader != leader {
@@ -328,8 +337,8 @@ func (l *lanes[W, O]) dequeue(ln *lane[W, O], leader *ticket[W, O]) bool {
 	return true
 }
 
-// gather makes a group of the lane, whose leader has a slot, and of the lanes that wait for one, in the order of
-// arrival. nil: another leader took the lane along.
+// gather makes a group of the lane, whose leader has a slot, and of the lanes that wait for one, in
+// the order of arrival. nil: another leader took the lane along.
 func (l *lanes[W, O]) gather(ln *lane[W, O], leader *ticket[W, O]) (group []*part[W, O]) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -437,8 +446,9 @@ func (l *lanes[W, O]) take(ln *lane[W, O]) []*ticket[W, O] {
 	return group
 }
 
-// alone runs one write for its own caller, and then frees its entity. It retries a locked entity for as long as
-// the caller waits. After the first lock timeout it uses the slots for locked writes only.
+// alone runs one write for its own caller, and then frees its entity. It retries a locked entity
+// for as long as the caller waits. After the first lock timeout it uses the slots for locked writes
+// only.
 func (l *lanes[W, O]) alone(ctx context.Context, ln *lane[W, O], t *ticket[W, O]) ([]O, error) {
 	defer func() {
 		l.mu.Lock()

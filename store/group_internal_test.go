@@ -15,7 +15,8 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 )
 
-// fakeLanes writes ints. value/10 is the entity; 0 is a new one. Each run takes a second and is recorded.
+// fakeLanes writes ints. value/10 is the entity; 0 is a new one. Each run takes a second and is
+// recorded.
 type fakeLanes struct {
 	*lanes[int, int]
 	mu   sync.Mutex
@@ -51,7 +52,8 @@ func newFakeLanes(slotsOfGroups int) *fakeLanes {
 	return f
 }
 
-// start writes in a goroutine and returns a channel with its result. It returns once the earlier writes wait.
+// start writes in a goroutine and returns a channel with its result. It returns once the earlier
+// writes wait.
 func (f *fakeLanes) start(ctx context.Context, tenant int64, w int) chan string {
 	ended := make(chan string, 1)
 	began := time.Now()
@@ -213,8 +215,9 @@ func TestTooManyWaitingWritesAreRefused(t *testing.T) {
 	})
 }
 
-// TestALeaderWhoseGroupAnotherTookGetsItsOutcome: a leader gets a slot at the moment when another leader has written its
-// group. By then the lane has its next leader, whose group it must leave alone.
+// TestALeaderWhoseGroupAnotherTookGetsItsOutcome: a leader gets a slot at the moment when another
+// leader has written its group. By then the lane has its next leader, whose group it must leave
+// alone.
 func TestALeaderWhoseGroupAnotherTookGetsItsOutcome(t *testing.T) {
 	run := func(_ context.Context, _ int64, writes []int, _ place) ([]int, error) { return writes, nil }
 	for range 64 { // the slot and the outcome are there at once, so each time one of the two may win

@@ -45,8 +45,8 @@ func (c *cutConn) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-// A connection that is cut at COMMIT leaves the writers without an answer. Whether or not the server had committed,
-// each writer gets the correct outcome, and each change has one event.
+// A connection that is cut at COMMIT leaves the writers without an answer. Whether or not the
+// server had committed, each writer gets the correct outcome, and each change has one event.
 func TestAnAnswerLostAtCommitIsFoundOut(t *testing.T) {
 	for name, marks := range map[string]struct{ read, write string }{
 		"the server has committed": {read: "\x0bCOMMIT\x00"},
@@ -95,8 +95,8 @@ func TestAnAnswerLostAtCommitIsFoundOut(t *testing.T) {
 	}
 }
 
-// lateCommit is a network that lost the client but still carries its COMMIT. The COMMIT arrives after somebody has
-// queried the outcome.
+// lateCommit is a network that lost the client but still carries its COMMIT. The COMMIT arrives
+// after somebody has queried the outcome.
 type lateCommit struct {
 	net.Conn
 	armed *atomic.Bool
@@ -144,7 +144,8 @@ func TestACommitThatArrivesLateIsWaitedFor(t *testing.T) {
 	}
 }
 
-// Somebody holds more locks than writes that run alone have connections. Only writers of the locked entities wait.
+// Somebody holds more locks than writes that run alone have connections. Only writers of the locked
+// entities wait.
 func TestLockedEntitiesHoldBackTheirOwnWritersAlone(t *testing.T) {
 	const (
 		early, late = 6, 5
@@ -182,7 +183,8 @@ func TestLockedEntitiesHoldBackTheirOwnWritersAlone(t *testing.T) {
 		}
 	}
 	free.Wait() // before the locks are released; otherwise this waits forever
-	// Each round has one more writer of a locked entity, and others come while it holds up the group.
+	// Each round has one more writer of a locked entity, and others come while it holds up the
+	// group.
 	var next atomic.Int64
 	round := func() (slowest time.Duration) {
 		took := make([]time.Duration, 8)
@@ -252,8 +254,8 @@ func TestAWriteThatTheDatabaseRefusesFailsAlone(t *testing.T) {
 	}
 }
 
-// Two processes write the same few entities at random, single and in slices. There is no deadlock, and each writer's
-// outcomes agree with the events.
+// Two processes write the same few entities at random, single and in slices. There is no deadlock,
+// and each writer's outcomes agree with the events.
 func TestRandomWritersOfTheSameEntitiesAgreeWithTheEvents(t *testing.T) {
 	db := testkit.Postgres(t)
 	stores := []fixture{on(t, db), on(t, db)}
@@ -361,8 +363,9 @@ func TestRandomWritersOfTheSameEntitiesAgreeWithTheEvents(t *testing.T) {
 	})
 }
 
-// Thirty tenants write at once through a pool that has one connection for groups. Their writes share transactions, each
-// tenant sees only its own rows, and a failed write of one does not stop the others.
+// Thirty tenants write at once through a pool that has one connection for groups. Their writes
+// share transactions, each tenant sees only its own rows, and a failed write of one does not stop
+// the others.
 func TestWritesOfManyTenantsShareATransaction(t *testing.T) {
 	const tenants, each = 30, 3
 	db := testkit.Postgres(t)

@@ -137,8 +137,9 @@ func TestRounds(t *testing.T) {
 	}
 }
 
-// TestHotStatementsUseTheirIndexes checks plans in tables so large that a sequential scan elsewhere is tempting. It
-// uses the policies of the API's role, and the plans that a connection keeps after a few executions.
+// TestHotStatementsUseTheirIndexes checks plans in tables so large that a sequential scan elsewhere
+// is tempting. It uses the policies of the API's role, and the plans that a connection keeps after
+// a few executions.
 func TestHotStatementsUseTheirIndexes(t *testing.T) {
 	db := testkit.Postgres(t)
 	ctx := t.Context()
@@ -212,7 +213,8 @@ func TestHotStatementsUseTheirIndexes(t *testing.T) {
 			{"returnLock", returnLockSQL, `1, 100002`},
 			{"returnMove", returnMoveSQL, `1, 100002, 1000`},
 			{"returnState", returnStateSQL, `true, 'write', 1, 100002, 1`},
-			// The archiver's statements have the same plans for its own role, whose policies are simpler.
+			// The archiver's statements have the same plans for its own role, whose policies are
+			// simpler.
 			{"look", lookSQL, `1, 1, 200, '1 hour'`},
 			{"quiet", quietSQL, `'1 hour', 1, 1, ` + before + `, 5000`},
 			{"moveLock", moveLockSQL, `1, 100002, 1`},
@@ -260,8 +262,8 @@ func TestHotStatementsUseTheirIndexes(t *testing.T) {
 	}
 }
 
-// A new database has no statistics until autovacuum analyzes its tables. By then a load has written thousands of
-// comments.
+// A new database has no statistics until autovacuum analyzes its tables. By then a load has written
+// thousands of comments.
 func TestACreateProbesItsSurroundingsThoughThereAreNoStatistics(t *testing.T) {
 	db := testkit.Postgres(t)
 	ctx := t.Context()

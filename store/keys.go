@@ -14,28 +14,31 @@ import (
 // purgePages is the number of pages of child_keys that one slice covers: 1 MiB, about 7,000 keys.
 const purgePages = 128
 
-// keysBoundsSQL reads how far an interrupted purge has come, the number of pages, and the lowest id of a child made now
-// minus @after. Ids begin with their time.
-// Index: retention_cursors_pkey. Locks: none.
+// keysBoundsSQL reads how far an interrupted purge has come, the number of pages, and the lowest id
+// of a child made now minus @after. Ids begin with their time. Index: retention_cursors_pkey.
+// Locks: none.
 const keysBoundsSQL = `
 SELECT /* store.keys_bounds */ coalesce((SELECT after_key[1]::bigint FROM retention_cursors WHERE table_name = 'child_keys'), 0),
        pg_relation_size('child_keys') / current_setting('block_size')::bigint,
        (lpad(to_hex((extract(epoch FROM now() - @after::interval) * 1000)::bigint), 12, '0') || repeat('0', 20))::uuid::text`
 
-// oldKeys are the keys on the pages from @from to @to whose child is older than @before. It leaves out the keys of
-// erased authors: each of them refuses a write that would bring back erased content.
+// oldKeys are the keys on the pages from @from to @to whose child is older than @before. It leaves
+// out the keys of erased authors: each of them refuses a write that would bring back erased
+// content.
 const oldKeys = `child_keys WHERE ctid >= @from::tid AND ctid < @to::tid AND child_id < @before::uuid AND request_hash <> ''`
 
-// countKeysSQL counts the keys that purgeKeysSQL would purge. Index: none, the range of pages. Locks: none.
+// countKeysSQL counts the keys that purgeKeysSQL would purge. Index: none, the range of pages.
+// Locks: none.
 const countKeysSQL = `SELECT /* store.count_keys */ count(*) FROM ` + oldKeys
 
-// purgeKeysSQL purges the old keys of a range of pages. An index by age would slow down each create. Reading all pages
-// in their order on disk costs a run one second per gigabyte.
-// Index: none, the range of pages. Locks: the keys.
+// purgeKeysSQL purges the old keys of a range of pages. An index by age would slow down each
+// create. Reading all pages in their order on disk costs a run one second per gigabyte. Index:
+// none, the range of pages. Locks: the keys.
 const purgeKeysSQL = `DELETE /* store.purge_keys */ FROM ` + oldKeys
 
 const (
-	// keysCursorSQL records how far a purge has come. Index: retention_cursors_pkey. Locks: its row.
+	// keysCursorSQL records how far a purge has come. Index: retention_cursors_pkey. Locks: its
+	// row.
 	keysCursorSQL = `
 INSERT /* store.keys_cursor */ INTO retention_cursors (table_name, step, after_key)
     VALUES ('child_keys', 'purge', ARRAY[@page::bigint::text])
@@ -44,9 +47,10 @@ INSERT /* store.keys_cursor */ INTO retention_cursors (table_name, step, after_k
 	keysRestSQL = `DELETE /* store.keys_rest */ FROM retention_cursors WHERE table_name = 'child_keys'`
 )
 
-// PurgeKeys purges the idempotency keys of all kinds and tenants whose create is older than terms.After. A retry of
-// such a create makes another child. Keys whose request BlankKeys has erased remain. Each slice is one transaction; if
-// ctx or a crash interrupts a run, the next call resumes there. The pool acts as the system role.
+// PurgeKeys purges the idempotency keys of all kinds and tenants whose create is older than
+// terms.After. A retry of such a create makes another child. Keys whose request BlankKeys has
+// erased remain. Each slice is one transaction; if ctx or a crash interrupts a run, the next call
+// resumes there. The pool acts as the system role.
 func PurgeKeys(ctx context.Context, pool *pgxpool.Pool, terms versioned.Terms) error {
 	if terms.After <= 0 {
 		return nil
@@ -73,8 +77,8 @@ func PurgeKeys(ctx context.Context, pool *pgxpool.Pool, terms versioned.Terms) e
 	return nil
 }
 
-// purgeKeys purges a slice of keys. It records the page at which the next slice begins or, with end, that the purge is
-// complete.
+// purgeKeys purges a slice of keys. It records the page at which the next slice begins or, with
+// end, that the purge is complete.
 func purgeKeys(ctx context.Context, pool *pgxpool.Pool, terms versioned.Terms, args pgx.StrictNamedArgs, next int64,
 	end bool) (n int64, err error) {
 	err = postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {

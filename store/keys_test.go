@@ -18,8 +18,8 @@ import (
 	"github.com/tidings/tidings/versioned"
 )
 
-// A create meets a key, and finds it purged when it reads the key's child. It then counts as the first create with the
-// key.
+// A create meets a key, and finds it purged when it reads the key's child. It then counts as the
+// first create with the key.
 func TestACreateWhoseKeyIsPurgedMeanwhileMakesAChild(t *testing.T) {
 	f := open(t)
 	first := f.mustCreate(t, store.NewChild{Object: 1, AuthorID: 5, Body: "once", Key: "a"})
@@ -78,8 +78,8 @@ func xid(t *testing.T, tx pgx.Tx) (id string) {
 	return id
 }
 
-// TestKeysArePurgedInSlicesBesideWriters purges 30,000 old keys while four writers create and retry with keys of their
-// own. After a run dies between two slices, the next one purges the rest.
+// TestKeysArePurgedInSlicesBesideWriters purges 30,000 old keys while four writers create and retry
+// with keys of their own. After a run dies between two slices, the next one purges the rest.
 func TestKeysArePurgedInSlicesBesideWriters(t *testing.T) {
 	f := open(t)
 	const old, keep = 30_000, 24 * time.Hour

@@ -46,8 +46,8 @@ children:
 	return s
 }()
 
-// eachKind runs the test for several kinds of children: a threaded and moderated one, a flat one, one with attributes
-// and one child per author, and one with every capability in hash partitions.
+// eachKind runs the test for several kinds of children: a threaded and moderated one, a flat one,
+// one with attributes and one child per author, and one with every capability in hash partitions.
 func eachKind(t *testing.T, test func(t *testing.T, f kindFixture)) {
 	t.Helper()
 	for _, k := range testSet.AllChildren() {
@@ -187,8 +187,8 @@ func TestOnlyThreadedKindsHaveReplies(t *testing.T) {
 	})
 }
 
-// Of many concurrent creates for one author's place one succeeds, and each other gets that child. A deletion frees the
-// place.
+// Of many concurrent creates for one author's place one succeeds, and each other gets that child. A
+// deletion frees the place.
 func TestAnAuthorHasOneChildOfAnObjectWhereTheKindSaysSo(t *testing.T) {
 	eachKind(t, func(t *testing.T, f kindFixture) {
 		const tries = 24
@@ -238,7 +238,8 @@ func TestAnAuthorHasOneChildOfAnObjectWhereTheKindSaysSo(t *testing.T) {
 				t.Errorf("try %d: %v", i, o.Err)
 			}
 		}
-		// Two of one batch: the first gets the place. Another author, and another object, have places of their own.
+		// Two of one batch: the first gets the place. Another author, and another object, have
+		// places of their own.
 		out, err := f.CreateChildren(t.Context(), 1, f.k, []NewChild{
 			{Meta: tester, Object: 6, AuthorID: 7, Body: "a", Attributes: f.attributes(1)},
 			{Meta: tester, Object: 6, AuthorID: 7, Body: "b", Attributes: f.attributes(1)},
@@ -247,8 +248,8 @@ func TestAnAuthorHasOneChildOfAnObjectWhereTheKindSaysSo(t *testing.T) {
 		if err != nil || out[0].Err != nil || out[2].Err != nil || !errors.As(out[1].Err, &taken) || taken.Child.ID != out[0].Child.ID {
 			t.Fatalf("a batch: %+v, %v", out, err)
 		}
-		// Creates for one place keep their order, whatever their keys. The second waits for the key of the first, and
-		// the third for its place.
+		// Creates for one place keep their order, whatever their keys. The second waits for the key
+		// of the first, and the third for its place.
 		out2, err := f.CreateChildren(t.Context(), 1, f.k, []NewChild{
 			{Meta: tester, Object: 6, AuthorID: 7, Body: "refused", Attributes: f.attributes(1), Key: "one"},
 			{Meta: tester, Object: 9, AuthorID: 7, Body: "first", Attributes: f.attributes(1), Key: "one"},
@@ -406,8 +407,9 @@ func TestWhatThePolicyOfWritersCosts(t *testing.T) {
 	}
 }
 
-// TestMergesOfAttributesLoseNone changes two attributes of the same children at once, in groups of different order.
-// Each change merges with the present attributes, so none is lost. An invalid attribute is refused alone.
+// TestMergesOfAttributesLoseNone changes two attributes of the same children at once, in groups of
+// different order. Each change merges with the present attributes, so none is lost. An invalid
+// attribute is refused alone.
 func TestMergesOfAttributesLoseNone(t *testing.T) {
 	db := testkit.Postgres(t)
 	makeKinds(t, db, testSet)

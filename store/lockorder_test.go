@@ -12,7 +12,8 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-// A batch waits for the locks of its edges in key order alone. Two batches that wait in different orders are a deadlock.
+// A batch waits for the locks of its edges in key order alone. Two batches that wait in different
+// orders are a deadlock.
 
 // begin opens a transaction that rolls back when the test ends, and runs a statement in it.
 func (f fixture) begin(t *testing.T, sql string) pgx.Tx {

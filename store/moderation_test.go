@@ -226,8 +226,8 @@ func TestConcurrentSettingsOfOneVersionChangeItOnce(t *testing.T) {
 	f.checkVersions(t)
 }
 
-// checkVersions checks that the events of each entity are in the order of its version, which rises by one, and that the
-// last version equals the truth's.
+// checkVersions checks that the events of each entity are in the order of its version, which rises
+// by one, and that the last version equals the truth's.
 func (f fixture) checkVersions(t *testing.T) {
 	t.Helper()
 	rows, _ := f.system.Query(t.Context(), `
@@ -303,8 +303,8 @@ func TestConcurrentChangesOfOneCommentMakeOneEventEach(t *testing.T) {
 	f.checkVersions(t)
 }
 
-// tripCount counts the round trips of a connection: each is one Write. Reads do not count, because pgx begins one early,
-// in the background, if a Write takes long.
+// tripCount counts the round trips of a connection: each is one Write. Reads do not count, because
+// pgx begins one early, in the background, if a Write takes long.
 type tripCount struct {
 	net.Conn
 	trips *atomic.Int64
@@ -382,8 +382,8 @@ func TestRoundTripsOfSingleWrites(t *testing.T) {
 	}
 }
 
-// loseCommit is a connection that, once armed, ends when the answer to a COMMIT arrives. The server has committed, but
-// the client does not know.
+// loseCommit is a connection that, once armed, ends when the answer to a COMMIT arrives. The server
+// has committed, but the client does not know.
 type loseCommit struct {
 	net.Conn
 	armed *atomic.Bool
@@ -434,8 +434,8 @@ func TestAWriteWhoseCommitGotNoAnswerIsFoundOutAndSafeToRepeat(t *testing.T) {
 	}
 }
 
-// TestAnySeriesOfWritesEqualsTheModel compares the outcomes of random writes on few comments and threads with a model
-// in plain Go.
+// TestAnySeriesOfWritesEqualsTheModel compares the outcomes of random writes on few comments and
+// threads with a model in plain Go.
 func TestAnySeriesOfWritesEqualsTheModel(t *testing.T) {
 	f := open(t)
 	post := int64(0)

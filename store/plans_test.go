@@ -10,8 +10,8 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// A plan made while the table is empty remains until somebody analyzes the table. It must nevertheless find a child by
-// its id.
+// A plan made while the table is empty remains until somebody analyzes the table. It must
+// nevertheless find a child by its id.
 func TestAPlanOfAnEmptyTableFindsAChildByItsId(t *testing.T) {
 	conn, err := testkit.Postgres(t).Pool(t, postgres.RoleOwner).Acquire(t.Context())
 	if err != nil {

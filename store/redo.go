@@ -18,14 +18,17 @@ import (
 	"github.com/tidings/tidings/versioned"
 )
 
-// redo writes lost changes of a restored truth again, in the order of their events. Each event sets its entity to the
-// event's state and version. If the truth already has another write at that version or a later one, the truth's state
-// remains and gets a version above both. That version gets an event by actor, so readers of the lost write follow it. In
-// a kind with one child per author, a lost child loses to another one that its author has now: it becomes DELETED, by an
-// event of the next version. overtaken counts the events by actor. An event whose kind is not in set changes no state.
+// redo writes lost changes of a restored truth again, in the order of their events. Each event sets
+// its entity to the event's state and version. If the truth already has another write at that
+// version or a later one, the truth's state remains and gets a version above both. That version
+// gets an event by actor, so readers of the lost write follow it. In a kind with one child per
+// author, a lost child loses to another one that its author has now: it becomes DELETED, by an
+// event of the next version. overtaken counts the events by actor. An event whose kind is not in
+// set changes no state.
 //
-// redo calls insert first in the transaction. insert puts the lost events into the outbox and returns them, or fewer of
-// them if others were written again before. The store's pool acts as the system role.
+// redo calls insert first in the transaction. insert puts the lost events into the outbox and
+// returns them, or fewer of them if others were written again before. The store's pool acts as the
+// system role.
 func (s *Store) redo(ctx context.Context, set *kinds.Set, actor string,
 	insert func(ctx context.Context, tx pgx.Tx) (lost []event.Event, err error)) (overtaken int, err error) {
 	n := 0
@@ -116,8 +119,8 @@ func (r *redoing) follow(ctx context.Context, tenant int64, refs []event.Ref) er
 	return err
 }
 
-// redoEdgesSQL sets edges to lost versions, or raises their own version if it is not below the lost one.
-// Index: edges_KIND_pkey. Locks: the edges, in the order of the events.
+// redoEdgesSQL sets edges to lost versions, or raises their own version if it is not below the lost
+// one. Index: edges_KIND_pkey. Locks: the edges, in the order of the events.
 const redoEdgesSQL = `
 INSERT /* store.redo_edges */ INTO {edges} AS e
        (tenant_id, from_id, to_id, status, version, created_at, positioned_at, updated_at, attributes)
@@ -175,9 +178,9 @@ func (r *redoing) edges(ctx context.Context, tenant int64, k kinds.Edge, events 
 	return nil
 }
 
-// redoChildrenSQL does the same for children. The event of a child that is not visible has no body, so a body that the
-// truth has remains.
-// Index: children_KIND_pkey. Locks: the children, in the order of the events.
+// redoChildrenSQL does the same for children. The event of a child that is not visible has no body,
+// so a body that the truth has remains. Index: children_KIND_pkey. Locks: the children, in the
+// order of the events.
 const redoChildrenSQL = `
 INSERT /* store.redo_children */ INTO {{.Table}} AS c
        (tenant_id, child_id, object_id, {{if .Threaded}}parent_id, slug, path, {{end}}author_id, body, attributes, author_state,
@@ -254,8 +257,8 @@ func (r *redoing) children(ctx context.Context, tenant int64, k kinds.Child, eve
 	return nil
 }
 
-// displace makes those children DELETED whose author has another child in their place now, and returns them. The places
-// of some are distinct.
+// displace makes those children DELETED whose author has another child in their place now, and
+// returns them. The places of some are distinct.
 func (r *redoing) displace(ctx context.Context, tenant int64, shape childShape, some []event.Child) (displaced []event.Child, err error) {
 	objects, authors := make([]int64, len(some)), make([]int64, len(some))
 	for i, c := range some {
@@ -348,8 +351,8 @@ func (r *redoing) settings(ctx context.Context, tenant int64, events []event.Eve
 	return nil
 }
 
-// RedoFromStream applies redo to messages of a stream whose rows are lost. moved are the events that got new ids
-// (outbox.Redo).
+// RedoFromStream applies redo to messages of a stream whose rows are lost. moved are the events
+// that got new ids (outbox.Redo).
 func (s *Store) RedoFromStream(ctx context.Context, set *kinds.Set, events []event.Event,
 	actor string) (moved []string, overtaken int, err error) {
 	overtaken, err = s.redo(ctx, set, actor, func(ctx context.Context, tx pgx.Tx) (lost []event.Event, err error) {
@@ -359,7 +362,8 @@ func (s *Store) RedoFromStream(ctx context.Context, set *kinds.Set, events []eve
 	return moved, overtaken, err
 }
 
-// RedoFromHistory applies redo to states that a history has and the truth lacks. Each state gets an event of its own.
+// RedoFromHistory applies redo to states that a history has and the truth lacks. Each state gets an
+// event of its own.
 func (s *Store) RedoFromHistory(ctx context.Context, set *kinds.Set, events []event.Event, actor string) (overtaken int, err error) {
 	return s.redo(ctx, set, actor, func(ctx context.Context, tx pgx.Tx) ([]event.Event, error) {
 		return events, outbox.Append(ctx, tx, events)

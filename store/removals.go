@@ -39,8 +39,9 @@ type RemovalRequest struct {
 	Reason    string // stored with the removal
 }
 
-// RemovalKinds returns the kinds for a RemovalRequest: the kinds with edges in the direction of such an object, limited
-// to names unless it is nil. ok is false if there are none, or if one of names is not among them.
+// RemovalKinds returns the kinds for a RemovalRequest: the kinds with edges in the direction of
+// such an object, limited to names unless it is nil. ok is false if there are none, or if one of
+// names is not among them.
 func RemovalKinds(set *kinds.Set, object string, d Direction, names []string) (chosen []string, ok bool) {
 	for _, k := range set.AllEdges() {
 		if slices.ContainsFunc(k.EndsAt(object), d.Has) && (names == nil || slices.Contains(names, k.Name)) {
@@ -77,18 +78,19 @@ func (r *Removal) fields() []any {
 		&r.FinishedAt, &r.Removed, &r.again, &r.step, &r.after.From, &r.after.To}
 }
 
-// requestRemovalSQL inserts a removal. If the same one is unfinished and has begun, it makes that one run once more over
-// all edges.
-// Index: edge_removals_unfinished_idx. Locks: the removal; waits while a slice of it runs.
+// requestRemovalSQL inserts a removal. If the same one is unfinished and has begun, it makes that
+// one run once more over all edges. Index: edge_removals_unfinished_idx. Locks: the removal; waits
+// while a slice of it runs.
 const requestRemovalSQL = `
 INSERT /* store.request_removal */ INTO edge_removals AS r (tenant_id, object, object_id, kinds, direction, actor, trace_parent, reason)
 VALUES (@tenant, @object, @id, @kinds, @direction, @actor, @trace, @reason)
     ON CONFLICT (tenant_id, object, object_id, kinds, direction) WHERE finished_at IS NULL DO UPDATE SET again = r.worked_at IS NOT NULL
 RETURNING ` + removalColumns
 
-// RequestRemoval makes a Remover remove all edges of an object that exist when it returns, each with a version and an
-// event of its own. Edges made later may or may not be included. If the same removal is unfinished, RequestRemoval
-// returns that one, even if somebody else requested it. If it has begun, it runs once more over all edges.
+// RequestRemoval makes a Remover remove all edges of an object that exist when it returns, each
+// with a version and an event of its own. Edges made later may or may not be included. If the same
+// removal is unfinished, RequestRemoval returns that one, even if somebody else requested it. If it
+// has begun, it runs once more over all edges.
 func (s *Store) RequestRemoval(ctx context.Context, tenant int64, r RemovalRequest) (out Removal, err error) {
 	err = checkMeta(r.Meta)
 	if err == nil && (r.ID <= 0 || len(r.Kinds) == 0 || !slices.IsSorted(r.Kinds)) {
@@ -125,10 +127,11 @@ func (s *Store) GetRemoval(ctx context.Context, tenant int64, id string) (out Re
 	return out, nil
 }
 
-// Remover works on removals, in slices of one transaction each. Tenants take turns, and so do the removals of a tenant.
-// Any number of Removers may run at once. The row of a removal is its lease: a slice locks it, removes edges and moves
-// the cursor, all or nothing. If a Remover dies or freezes, any other continues with the next slice; without its
-// connection the first one can change nothing.
+// Remover works on removals, in slices of one transaction each. Tenants take turns, and so do the
+// removals of a tenant. Any number of Removers may run at once. The row of a removal is its lease:
+// a slice locks it, removes edges and moves the cursor, all or nothing. If a Remover dies or
+// freezes, any other continues with the next slice; without its connection the first one can change
+// nothing.
 type Remover struct {
 	store   *Store
 	pool    *pgxpool.Pool
@@ -140,8 +143,8 @@ type Remover struct {
 	at     func(step string) error // a test's hook: an error ends the slice there
 }
 
-// NewRemover returns a Remover. The pool is a pool of the truth and acts as the system role; wake is the argument of
-// New. It starts nothing.
+// NewRemover returns a Remover. The pool is a pool of the truth and acts as the system role; wake
+// is the argument of New. It starts nothing.
 func NewRemover(pool *pgxpool.Pool, wake func(slot int), now func() *kinds.Set, log *slog.Logger,
 	reg prometheus.Registerer) (*Remover, error) {
 	r := &Remover{store: New(pool, wake), pool: pool, kinds: now, log: log.With("component", "edge-removals"),
@@ -155,14 +158,16 @@ func NewRemover(pool *pgxpool.Pool, wake func(slot int), now func() *kinds.Set, 
 }
 
 const (
-	// removalPoll is the time between two queries for removals while there are none, less a random quarter.
+	// removalPoll is the time between two queries for removals while there are none, less a random
+	// quarter.
 	removalPoll = time.Second
 	// removalRetry is how long a Remover waits after an error.
 	removalRetry = 5 * time.Second
 )
 
-// Run works on removals until ctx ends, and returns nil. It logs and retries failures. After each slice it waits for as
-// long as the slice took, so other writers get at least half of the database's time.
+// Run works on removals until ctx ends, and returns nil. It logs and retries failures. After each
+// slice it waits for as long as the slice took, so other writers get at least half of the
+// database's time.
 func (r *Remover) Run(ctx context.Context) error {
 	for {
 		start := time.Now()
@@ -185,9 +190,9 @@ func (r *Remover) Run(ctx context.Context) error {
 	}
 }
 
-// nextRemovalSQL selects the next tenant's removal that has waited the longest. It skips removals on which other
-// Removers work.
-// Index: edge_removals_unfinished_idx. Locks: the removal, for the duration of the statement.
+// nextRemovalSQL selects the next tenant's removal that has waited the longest. It skips removals
+// on which other Removers work. Index: edge_removals_unfinished_idx. Locks: the removal, for the
+// duration of the statement.
 const nextRemovalSQL = `
 SELECT /* store.next_removal */ tenant_id, removal_id::text FROM edge_removals
  WHERE finished_at IS NULL ORDER BY tenant_id <= @tenant, tenant_id, worked_at NULLS FIRST, requested_at LIMIT 1 FOR UPDATE SKIP LOCKED`
@@ -244,7 +249,8 @@ func (r *Remover) runOnce(ctx context.Context) (worked bool, err error) {
 	return true, nil
 }
 
-// slice removes the next edges of a removal and moves its cursor. The caller has locked the removal.
+// slice removes the next edges of a removal and moves its cursor. The caller has locked the
+// removal.
 func (r *Remover) slice(ctx context.Context, tx *unit, tenant int64, m *Removal) (n int64, err error) {
 	if err := r.at("locked"); err != nil {
 		return 0, err

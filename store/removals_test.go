@@ -48,14 +48,15 @@ func (r *Remover) finish(t *testing.T) (slices int) {
 	}
 }
 
-// TestARemovalGoesOnWhereItBrokeOff fails the Remover at each step of each slice, and writes and requests the same removal
-// meanwhile. Every edge that existed at the request is removed once, with one event, and the progress agrees.
+// TestARemovalGoesOnWhereItBrokeOff fails the Remover at each step of each slice, and writes and
+// requests the same removal meanwhile. Every edge that existed at the request is removed once, with
+// one event, and the progress agrees.
 func TestARemovalGoesOnWhereItBrokeOff(t *testing.T) {
 	db := testkit.Postgres(t)
 	system, owner := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleOwner)
 	s, ctx := New(db.Pool(t, postgres.RoleAPI), nil), t.Context()
-	// 1,200 edges from the user; 1,200 to it among 30,000 of others, so that the search takes several windows; and some
-	// of another tenant.
+	// 1,200 edges from the user; 1,200 to it among 30,000 of others, so that the search takes
+	// several windows; and some of another tenant.
 	if _, err := owner.Exec(ctx, `INSERT INTO follows (tenant_id, follower_id, followee_id) SELECT t, 7, 1000 + n
 		FROM generate_series(1, 1200) n, generate_series(1, 2) t
 		UNION ALL SELECT 1, 1000 + n, CASE WHEN n % 25 = 0 THEN 7 ELSE 5 END FROM generate_series(1, 30000) n`); err != nil {
@@ -116,8 +117,8 @@ func TestARemovalGoesOnWhereItBrokeOff(t *testing.T) {
 	}
 }
 
-// TestRemoversShareTheWork runs two Removers over removals of three tenants. Tenants take turns, one Remover at a time
-// works on a removal, and the others skip it.
+// TestRemoversShareTheWork runs two Removers over removals of three tenants. Tenants take turns,
+// one Remover at a time works on a removal, and the others skip it.
 func TestRemoversShareTheWork(t *testing.T) {
 	db := testkit.Postgres(t)
 	system, owner := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleOwner)
@@ -157,8 +158,8 @@ func TestRemoversShareTheWork(t *testing.T) {
 		t.Errorf("%d removals had a slice of 500 edges in the first two turns, want 6: %v", worked, err)
 	}
 
-	// One Remover is frozen in the middle of a slice. The other completes everything else, and the rest once the first
-	// one's connection is gone.
+	// One Remover is frozen in the middle of a slice. The other completes everything else, and the
+	// rest once the first one's connection is gone.
 	frozen, ended := make(chan struct{}), make(chan error, 1)
 	stuck, thaw := context.WithCancel(ctx)
 	defer thaw()
@@ -218,7 +219,8 @@ func TestRemoversShareTheWork(t *testing.T) {
 	}
 }
 
-// TestEdgesOf finds exactly the edges of an object at each end, in slices, also in a kind with hash partitions.
+// TestEdgesOf finds exactly the edges of an object at each end, in slices, also in a kind with hash
+// partitions.
 func TestEdgesOf(t *testing.T) {
 	db := testkit.Postgres(t)
 	set, err := kinds.Builtin().Extend([]byte("edges:\n  wave: {plural: waves, from: user, to: user, ends: [a_id, b_id], forward: waved, " +

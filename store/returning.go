@@ -12,12 +12,13 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 )
 
-// ErrThreadReturning reports a write in an archived thread that has more comments than one call can bring back. The
-// write did nothing. Each retry, and the archiver's next run, bring back more of the thread.
+// ErrThreadReturning reports a write in an archived thread that has more comments than one call can
+// bring back. The write did nothing. Each retry, and the archiver's next run, bring back more of
+// the thread.
 var ErrThreadReturning = errors.New("store: the thread is returning from the archive")
 
-// archivedError lists the objects whose threads must return before a write. As an item's error it holds back that item;
-// as a transaction's error, the transaction wrote nothing.
+// archivedError lists the objects whose threads must return before a write. As an item's error it
+// holds back that item; as a transaction's error, the transaction wrote nothing.
 type archivedError struct{ objects []int64 }
 
 func (e *archivedError) Error() string {
@@ -25,15 +26,16 @@ func (e *archivedError) Error() string {
 }
 
 const (
-	// returnBudget is how long one call brings threads back before it gives up. At about 20,000 comments a second most
-	// threads are back by then, and HTTP clients still wait.
+	// returnBudget is how long one call brings threads back before it gives up. At about 20,000
+	// comments a second most threads are back by then, and HTTP clients still wait.
 	returnBudget = 2 * time.Second
 
-	// moveRows is the number of comments that one transaction moves in either direction. It takes about 50 ms, during
-	// which writers of that thread wait.
+	// moveRows is the number of comments that one transaction moves in either direction. It takes
+	// about 50 ms, during which writers of that thread wait.
 	moveRows = 1000
 
-	// returnLockTimeout is how long a return waits for a lock of the archiver or another return, or for a slot.
+	// returnLockTimeout is how long a return waits for a lock of the archiver or another return, or
+	// for a slot.
 	returnLockTimeout = 500 * time.Millisecond
 
 	// returnTxTimeout bounds one transaction that brings comments back.
@@ -47,8 +49,9 @@ const (
 	returnedByJob   = "job"   // the archiver, which found that the thread was not quiet
 )
 
-// bringingBack runs writes. If the thread of a write is archived, bringingBack brings the thread back, and then runs the
-// write a second time. It brings threads back outside the transactions of all writes.
+// bringingBack runs writes. If the thread of a write is archived, bringingBack brings the thread
+// back, and then runs the write a second time. It brings threads back outside the transactions of
+// all writes.
 func bringingBack[W any](ctx context.Context, s *Store, tenant int64, k *childKind, writes []W,
 	run func(context.Context, int64, []W) ([]ChildOutcome, error)) ([]ChildOutcome, error) {
 	out, err := run(ctx, tenant, writes)
@@ -97,7 +100,8 @@ func bringingBack[W any](ctx context.Context, s *Store, tenant int64, k *childKi
 	return out, nil
 }
 
-// archivedOf returns the objects whose threads must return, nil for none, and the affected items, nil for all.
+// archivedOf returns the objects whose threads must return, nil for none, and the affected items,
+// nil for all.
 func archivedOf(out []ChildOutcome, err error) (objects []int64, items []int) {
 	var archived *archivedError
 	if errors.As(err, &archived) {
@@ -111,8 +115,9 @@ func archivedOf(out []ChildOutcome, err error) (objects []int64, items []int) {
 	return objects, items
 }
 
-// inOrder refuses a transaction that would write later items of an entity but not the earlier ones, whose thread is
-// archived. An entity may occur twice, and a thread may return between two statements.
+// inOrder refuses a transaction that would write later items of an entity but not the earlier ones,
+// whose thread is archived. An entity may occur twice, and a thread may return between two
+// statements.
 func inOrder(turns [][]int, out []ChildOutcome) error {
 	if objects, _ := archivedOf(out, nil); len(turns) > 1 && objects != nil {
 		return &archivedError{objects: objects}
@@ -120,7 +125,8 @@ func inOrder(turns [][]int, out []ChildOutcome) error {
 	return nil
 }
 
-// bringBack brings back the archived threads of the objects. It returns ErrThreadReturning if that takes until deadline.
+// bringBack brings back the archived threads of the objects. It returns ErrThreadReturning if that
+// takes until deadline.
 func (s *Store) bringBack(ctx context.Context, tenant int64, k *childKind, objects []int64, deadline time.Time) error {
 	slices.Sort(objects)
 	for _, object := range slices.Compact(objects) {
@@ -131,8 +137,9 @@ func (s *Store) bringBack(ctx context.Context, tenant int64, k *childKind, objec
 			if !time.Now().Before(deadline) {
 				return ErrThreadReturning
 			}
-			// One return per thread at a time: otherwise its writers would take every connection and wait for each
-			// other. The shared return does not end with the request of one of them.
+			// One return per thread at a time: otherwise its writers would take every connection
+			// and wait for each other. The shared return does not end with the request of one of
+			// them.
 			v, err, _ := s.returns.Do(fmt.Sprint(tenant, "/", k.Kind, "/", object), func() (any, error) {
 				ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), returnTxTimeout)
 				defer cancel()
@@ -170,7 +177,8 @@ func (s *Store) returnSome(ctx context.Context, tenant int64, k *childKind, obje
 	return back, err
 }
 
-// ThreadsReturned returns the number of threads that this Store's writes have brought back from the archive.
+// ThreadsReturned returns the number of threads that this Store's writes have brought back from the
+// archive.
 func (s *Store) ThreadsReturned() int64 { return s.returned.Load() }
 
 // returnLockSQL locks the stub of a thread. Index: archived_threads_stub_idx. Locks: the stub.
@@ -179,10 +187,9 @@ SELECT /* store.return_lock */ archive_id FROM archived_threads
  WHERE tenant_id = @tenant::bigint AND kind = '{{.Kind}}' AND object_id = @object::bigint AND state <> 'RETURNED'
    FOR NO KEY UPDATE`
 
-// returnMoveSQL moves children of a thread back unchanged. Nobody inserts in a thread that has a stub, so no slug and
-// no place is taken.
-// Index: children_archive_KIND_path_key or children_archive_KIND_object_idx, children_archive_KIND_pkey.
-// Locks: the archived rows.
+// returnMoveSQL moves children of a thread back unchanged. Nobody inserts in a thread that has a
+// stub, so no slug and no place is taken. Index: children_archive_KIND_path_key or
+// children_archive_KIND_object_idx, children_archive_KIND_pkey. Locks: the archived rows.
 const returnMoveSQL = `
 WITH page AS (
   SELECT child_id FROM {{.Archive}} WHERE tenant_id = @tenant::bigint AND object_id = @object::bigint ORDER BY {{.Order}} LIMIT @limit
@@ -195,15 +202,17 @@ INSERT /* store.return_move */ INTO {{.Table}} (` + movedColumns + `) SELECT ` +
 const movedColumns = `tenant_id, child_id, object_id, parent_id, slug, path, author_id, body, author_state, moderation_state, version, ` +
 	`created_at, updated_at, attributes`
 
-// returnStateSQL records how far the return has come. Index: archived_threads_pkey. Locks: the stub.
+// returnStateSQL records how far the return has come. Index: archived_threads_pkey. Locks: the
+// stub.
 const returnStateSQL = `
 UPDATE /* store.return_state */ archived_threads
    SET state = CASE WHEN @back::boolean THEN 'RETURNED' ELSE 'RETURNING' END, returned_at = now(),
        returned_by = coalesce(returned_by, @by::text)
  WHERE tenant_id = @tenant::bigint AND kind = '{{.Kind}}' AND object_id = @object::bigint AND archive_id = @archive::bigint`
 
-// returnChunk brings back up to limit children of a thread. It returns their number, and whether the thread is back. A
-// thread without a stub is back, with n = -1. The transaction sees the tenant's rows.
+// returnChunk brings back up to limit children of a thread. It returns their number, and whether
+// the thread is back. A thread without a stub is back, with n = -1. The transaction sees the
+// tenant's rows.
 func (s childShape) returnChunk(ctx context.Context, tx pgx.Tx, tenant, object int64, by string,
 	limit int) (n int64, back bool, err error) {
 	var archive int64

@@ -28,7 +28,8 @@ import (
 var (
 	// ErrNotFound reports an entity that the tenant does not have.
 	ErrNotFound = errors.New("store: not found")
-	// ErrInvalid reports a value that the caller should have refused, for example an id that is not positive.
+	// ErrInvalid reports a value that the caller should have refused, for example an id that is not
+	// positive.
 	ErrInvalid = errors.New("store: invalid value")
 )
 
@@ -55,9 +56,9 @@ type Store struct {
 	returned     atomic.Int64       // number of threads
 }
 
-// New returns a Store on pool, whose connections act as postgres.RoleAPI. After each commit the Store calls wake with
-// every slot that got events (broker.Waker); wake must not block. If wake is nil, the relay finds the events when it
-// polls.
+// New returns a Store on pool, whose connections act as postgres.RoleAPI. After each commit the
+// Store calls wake with every slot that got events (broker.Waker); wake must not block. If wake is
+// nil, the relay finds the events when it polls.
 func New(pool *pgxpool.Pool, wake func(slot int)) *Store {
 	if wake == nil {
 		wake = func(int) {}
@@ -72,16 +73,16 @@ func (s *Store) Delivered(ctx context.Context) (outbox.Delivered, error) {
 	return outbox.ReadDelivered(ctx, s.pool)
 }
 
-// unit is one write transaction, with the events of the states that it has written. They are appended to the outbox
-// last.
+// unit is one write transaction, with the events of the states that it has written. They are
+// appended to the outbox last.
 type unit struct {
 	pgx.Tx
 	events []event.Event
 	turn   int // the number of the round that runs, from 0
 }
 
-// write runs fn in a read-write transaction of the tenant and wakes the relay after the commit. fn may run more than
-// once, so it must reset its outcomes each time.
+// write runs fn in a read-write transaction of the tenant and wakes the relay after the commit. fn
+// may run more than once, so it must reset its outcomes each time.
 func (s *Store) write(ctx context.Context, tenant int64, at place, fn func(tx *unit) error) error {
 	var events []event.Event
 	var created tracing.Creation
@@ -122,9 +123,9 @@ func (s *Store) read(ctx context.Context, tenant int64, fn func(tx pgx.Tx) error
 	return postgres.InTenant(ctx, s.pool, tenant, pgx.TxOptions{AccessMode: pgx.ReadOnly}, fn)
 }
 
-// rounds splits the indexes 0..n-1 for which key reports ok into rounds; a set-based statement writes one round. No key
-// occurs twice in a round, and equal keys keep their order. Items that want the same place (nil: none) keep their order
-// too, but several of them may be in one round.
+// rounds splits the indexes 0..n-1 for which key reports ok into rounds; a set-based statement
+// writes one round. No key occurs twice in a round, and equal keys keep their order. Items that
+// want the same place (nil: none) keep their order too, but several of them may be in one round.
 func rounds[K comparable](n int, key func(i int) (k K, place any, ok bool)) [][]int {
 	var all [][]int
 	seen, wanted := make(map[K]int, n), make(map[any]int)
@@ -147,9 +148,10 @@ func rounds[K comparable](n int, key func(i int) (k K, place any, ok bool)) [][]
 	return all
 }
 
-// inTurns writes n items in one transaction, round by round. check returns an item's entity and the place that it
-// wants, if any. It returns false, and fills in the outcome, to leave the item out. write fills in the outcomes of a
-// round. end, unless it is nil, can roll back all rounds by returning an error.
+// inTurns writes n items in one transaction, round by round. check returns an item's entity and the
+// place that it wants, if any. It returns false, and fills in the outcome, to leave the item out.
+// write fills in the outcomes of a round. end, unless it is nil, can roll back all rounds by
+// returning an error.
 func inTurns[K comparable, O any](ctx context.Context, s *Store, tenant int64, n int, at place,
 	check func(i int, o *O) (of K, place any, ok bool),
 	write func(tx *unit, turn []int, out []O) error, end func(turns [][]int, out []O) error) ([]O, error) {
@@ -195,7 +197,8 @@ func notFound(err error) error {
 // MaxActorBytes bounds the name of an actor.
 const MaxActorBytes = 200
 
-// ValidActor reports whether s can name an actor: 1 to MaxActorBytes bytes of printable UTF-8 without blanks at its ends.
+// ValidActor reports whether s can name an actor: 1 to MaxActorBytes bytes of printable UTF-8
+// without blanks at its ends.
 func ValidActor(s string) bool {
 	if s == "" || len(s) > MaxActorBytes || strings.TrimSpace(s) != s || !utf8.ValidString(s) {
 		return false

@@ -646,7 +646,8 @@ func TestConcurrentEditsOfOneVersionChangeItOnce(t *testing.T) {
 	}
 }
 
-// The state is written and the event is not: the outbox refuses it, or the writer leaves before the commit.
+// The state is written and the event is not: the outbox refuses it, or the writer leaves before the
+// commit.
 func TestAWriteThatFailsLeavesNothing(t *testing.T) {
 	db := testkit.Postgres(t)
 	f, owner := on(t, db), db.Pool(t, postgres.RoleOwner)

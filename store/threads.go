@@ -30,7 +30,8 @@ type ThreadSettings struct {
 // MaxTitleBytes bounds a thread's title.
 const MaxTitleBytes = 300
 
-// ValidTitle reports whether s can be a title: at most MaxTitleBytes of UTF-8 without control characters. It may be empty.
+// ValidTitle reports whether s can be a title: at most MaxTitleBytes of UTF-8 without control
+// characters. It may be empty.
 func ValidTitle(s string) bool { return len(s) <= MaxTitleBytes && plainText(s) }
 
 func (w ThreadSettings) check() error {
@@ -60,8 +61,8 @@ func (e *StaleThreadError) Error() string {
 	return fmt.Sprintf("store: thread %d is at version %d", e.Current.PostID, e.Current.Version)
 }
 
-// threads is the table of every version of every thread's settings. A thread without a row has the default settings at
-// version 0.
+// threads is the table of every version of every thread's settings. A thread without a row has the
+// default settings at version 0.
 func threads() *versioned.Table[event.Thread] {
 	return versioned.New[event.Thread](versioned.Definition{
 		Table: "threads", Sequence: "object_version_id", Key: []versioned.Column{{Name: "post_id", Type: "bigint"},
@@ -70,9 +71,10 @@ func threads() *versioned.Table[event.Thread] {
 	})
 }
 
-// SetThreads changes the settings of threads. Equal settings change nothing and make no event. By default a thread is
-// not locked, not premoderated and has no title. Writers of one thread wait for each other: if several saw the same
-// version, the first one that changes it succeeds and the others get a *StaleThreadError.
+// SetThreads changes the settings of threads. Equal settings change nothing and make no event. By
+// default a thread is not locked, not premoderated and has no title. Writers of one thread wait for
+// each other: if several saw the same version, the first one that changes it succeeds and the
+// others get a *StaleThreadError.
 func (s *Store) SetThreads(ctx context.Context, tenant int64, k kinds.Child, settings []ThreadSettings) ([]ThreadOutcome, error) {
 	return s.children(k).settings.do(ctx, tenant, settings)
 }
@@ -142,8 +144,8 @@ func (s *Store) setTurn(ctx context.Context, tx *unit, tenant int64, k *childKin
 	return err
 }
 
-// newThread returns the default settings of a thread. For the kind comment the member Kind is empty, as in events from
-// before there were other kinds.
+// newThread returns the default settings of a thread. For the kind comment the member Kind is
+// empty, as in events from before there were other kinds.
 func newThread(kind string, object int64) event.Thread {
 	if kind == event.AggregateComment {
 		kind = ""
@@ -151,8 +153,8 @@ func newThread(kind string, object int64) event.Thread {
 	return event.Thread{Kind: kind, PostID: event.ID(object)}
 }
 
-// threadsGetSQL reads the settings of threads, in the order of the argument, and the time. Threads that retention
-// deleted or purged had the defaults; they keep the version that consumers know.
+// threadsGetSQL reads the settings of threads, in the order of the argument, and the time. Threads
+// that retention deleted or purged had the defaults; they keep the version that consumers know.
 // Index: threads_head_idx, threads_purged_pkey. Locks: none.
 const threadsGetSQL = `
 SELECT /* store.threads_get */ now(), t.object, coalesce(p.version, 0)
@@ -162,8 +164,8 @@ SELECT /* store.threads_get */ now(), t.object, coalesce(p.version, 0)
   LEFT JOIN threads_purged p ON t.post_id IS NULL AND p.tenant_id = @tenant::bigint AND p.post_id = w.post_id AND p.kind = @kind::text
  ORDER BY w.ord`
 
-// getThreads returns the settings of each object's thread, and the transaction's time. A thread that was never set has
-// the defaults at version 0.
+// getThreads returns the settings of each object's thread, and the transaction's time. A thread
+// that was never set has the defaults at version 0.
 func getThreads(ctx context.Context, tx querier, tenant int64, kind string,
 	objects []int64) (now time.Time, all []event.Thread, err error) {
 	var object *event.Thread
@@ -185,8 +187,8 @@ func getThreads(ctx context.Context, tx querier, tenant int64, kind string,
 	return now, all, nil
 }
 
-// GetThread returns the settings of the object's thread of the kind. If they were never set, it returns the defaults at
-// version 0 without a time.
+// GetThread returns the settings of the object's thread of the kind. If they were never set, it
+// returns the defaults at version 0 without a time.
 func (s *Store) GetThread(ctx context.Context, tenant int64, k kinds.Child, object int64) (event.Thread, error) {
 	var t event.Thread
 	err := s.read(ctx, tenant, func(tx pgx.Tx) error {
@@ -203,8 +205,8 @@ func (s *Store) GetThread(ctx context.Context, tenant int64, k kinds.Child, obje
 	return t, nil
 }
 
-// ThreadVersions returns up to limit versions of a thread's settings, newest first, from below the position before.
-// before comes from an earlier result; start with math.MaxInt64.
+// ThreadVersions returns up to limit versions of a thread's settings, newest first, from below the
+// position before. before comes from an earlier result; start with math.MaxInt64.
 func (s *Store) ThreadVersions(ctx context.Context, tenant int64, k kinds.Child, object, before int64,
 	limit int) ([]versioned.Version[event.Thread], error) {
 	var all []versioned.Version[event.Thread]
@@ -218,8 +220,8 @@ func (s *Store) ThreadVersions(ctx context.Context, tenant int64, k kinds.Child,
 	return all, nil
 }
 
-// CheckThreads reports every version of a thread's settings that breaks a rule of package versioned. It returns the
-// number of versions checked. The pool acts as the system role.
+// CheckThreads reports every version of a thread's settings that breaks a rule of package
+// versioned. It returns the number of versions checked. The pool acts as the system role.
 func CheckThreads(ctx context.Context, pool *pgxpool.Pool, report func(versioned.Flaw[event.Thread])) (versions int64, err error) {
 	err = postgres.InTx(ctx, pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) (err error) {
 		versions, err = threads().Check(ctx, tx, report)
@@ -228,9 +230,9 @@ func CheckThreads(ctx context.Context, pool *pgxpool.Pool, report func(versioned
 	return versions, err
 }
 
-// RetainThreads applies retention to the settings of threads (versioned.Retain). It deletes settings logically if they
-// equal the defaults and did not change for terms.After. It purges them after the same time again. The effective
-// settings of a thread and its version do not change.
+// RetainThreads applies retention to the settings of threads (versioned.Retain). It deletes
+// settings logically if they equal the defaults and did not change for terms.After. It purges them
+// after the same time again. The effective settings of a thread and its version do not change.
 func RetainThreads(ctx context.Context, pool *pgxpool.Pool, terms versioned.Terms) error {
 	return threads().Retain(ctx, pool, versioned.Retention[event.Thread]{Terms: terms,
 		Invalid: func(_ context.Context, latest []versioned.Head[event.Thread]) ([]versioned.Head[event.Thread], error) {

@@ -20,8 +20,8 @@ type State[T any] struct {
 	Object   T
 }
 
-// SettingsEvent returns the state as an event, as if it had just been written. The event is on no stream and has
-// neither id nor sequence.
+// SettingsEvent returns the state as an event, as if it had just been written. The event is on no
+// stream and has neither id nor sequence.
 func SettingsEvent(s *State[event.Thread]) (event.Event, error) {
 	payload, err := json.Marshal(s.Object)
 	if err != nil {
@@ -53,9 +53,10 @@ func eventsOf[T any](states iter.Seq2[*State[T], error], of func(*State[T]) (eve
 // scanRows is the number of rows of the truth that are in memory at a time.
 const scanRows = 4000
 
-// scan yields the rows of sql, page by page. Each page is a statement of its own, so no snapshot of the truth stays
-// open. A row that changes meanwhile appears in its old or its new state. args makes the arguments with which sql
-// continues after the last row; scan adds the argument limit. If limit is not 0, scan reads one page of that size.
+// scan yields the rows of sql, page by page. Each page is a statement of its own, so no snapshot of
+// the truth stays open. A row that changes meanwhile appears in its old or its new state. args
+// makes the arguments with which sql continues after the last row; scan adds the argument limit. If
+// limit is not 0, scan reads one page of that size.
 func scan[R, T any](ctx context.Context, pool *pgxpool.Pool, sql string, after *State[T], limit int,
 	args func(*State[T]) pgx.StrictNamedArgs, state func(*R) State[T]) iter.Seq2[*State[T], error] {
 	return func(yield func(*State[T], error) bool) {
@@ -92,9 +93,9 @@ type settingsState struct {
 	Object   event.Thread
 }
 
-// scanSettingsSQL reads a page of the settings of threads. Threads that retention deleted or purged had the defaults;
-// they keep their version.
-// Index: threads_head_idx, threads_purged_pkey, one range each. Locks: none.
+// scanSettingsSQL reads a page of the settings of threads. Threads that retention deleted or purged
+// had the defaults; they keep their version. Index: threads_head_idx, threads_purged_pkey, one
+// range each. Locks: none.
 const scanSettingsSQL = `
 SELECT /* store.scan_settings */ tenant_id, object
   FROM (SELECT tenant_id, post_id, kind, object FROM threads WHERE version_state IN ('LATEST', 'DELETED')
@@ -105,7 +106,8 @@ SELECT /* store.scan_settings */ tenant_id, object
  WHERE (tenant_id, post_id, kind) > (@tenant::bigint, @post::bigint, @kind::text COLLATE "C")
  ORDER BY tenant_id, post_id, kind LIMIT @limit`
 
-// ScanSettings is ScanChildren for the settings of threads of every kind, in the order of object and kind.
+// ScanSettings is ScanChildren for the settings of threads of every kind, in the order of object
+// and kind.
 func ScanSettings(ctx context.Context, pool *pgxpool.Pool, after *State[event.Thread], limit int) iter.Seq2[*State[event.Thread], error] {
 	return scan(ctx, pool, scanSettingsSQL, after, limit, func(s *State[event.Thread]) pgx.StrictNamedArgs {
 		return pgx.StrictNamedArgs{"tenant": s.TenantID, "post": int64(s.Object.PostID), "kind": s.Object.Of()}
@@ -158,8 +160,9 @@ func (s *Store) States(ctx context.Context, tenant int64, set *kinds.Set, refs [
 	return events, err
 }
 
-// States returns the present states of the entities as events, regardless of the versions in refs. It omits entities
-// that the tenant does not have or whose kind is not in set. It reads with the rights of q.
+// States returns the present states of the entities as events, regardless of the versions in refs.
+// It omits entities that the tenant does not have or whose kind is not in set. It reads with the
+// rights of q.
 func States(ctx context.Context, q querier, tenant int64, set *kinds.Set, refs []event.Ref) ([]event.Event, error) {
 	return StatesBy(ctx, q, tenant, set, refs, "")
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/tidings/tidings/kinds"
 )
 
-// TestPagesOfTheTruthAreRangesOfItsIndexes checks that comments and their archive are merged in the order of the page,
-// without a sort.
+// TestPagesOfTheTruthAreRangesOfItsIndexes checks that comments and their archive are merged in the
+// order of the page, without a sort.
 func TestPagesOfTheTruthAreRangesOfItsIndexes(t *testing.T) {
 	db := testkit.Postgres(t)
 	ctx := t.Context()

@@ -27,19 +27,20 @@ func (r *childState) state() State[event.Child] {
 	return State[event.Child]{r.TenantID, c}
 }
 
-// scanChildrenSQL reads a page of the kind's children by id, archived or not. It names no table partition, because the
-// projections know a kind before the truth has a table for it. The condition on the kind is outside the union:
-// PostgreSQL merges the parts in their order only if they have no condition.
-// Index: children_KIND_pkey and children_archive_KIND_pkey, one range each, merged. Locks: none.
+// scanChildrenSQL reads a page of the kind's children by id, archived or not. It names no table
+// partition, because the projections know a kind before the truth has a table for it. The condition
+// on the kind is outside the union: PostgreSQL merges the parts in their order only if they have no
+// condition. Index: children_KIND_pkey and children_archive_KIND_pkey, one range each, merged.
+// Locks: none.
 const scanChildrenSQL = `
 SELECT /* store.scan_children */ c.tenant_id, ` + childColumns + `
   FROM (SELECT * FROM children UNION ALL SELECT * FROM children_archive) c
  WHERE c.kind = '{{.Kind}}' AND (c.tenant_id, c.child_id) > (@tenant::bigint, @child::uuid)
  ORDER BY c.tenant_id, c.child_id LIMIT @limit`
 
-// scanObjectsSQL reads a page of the kind's children, archived or not, by object, and within an object in the order of
-// the kind's index.
-// Index: the one of the kind's Order and its counterpart in the archive, one range each, merged. Locks: none.
+// scanObjectsSQL reads a page of the kind's children, archived or not, by object, and within an
+// object in the order of the kind's index. Index: the one of the kind's Order and its counterpart
+// in the archive, one range each, merged. Locks: none.
 const scanObjectsSQL = `
 SELECT /* store.scan_objects */ c.tenant_id, ` + childColumns + `
   FROM (SELECT * FROM children UNION ALL SELECT * FROM children_archive) c
@@ -47,7 +48,8 @@ SELECT /* store.scan_objects */ c.tenant_id, ` + childColumns + `
    AND (c.tenant_id, c.object_id, c.{{.Order}}) > (@tenant::bigint, @object::bigint, @place::{{.OrderType}})
  ORDER BY c.tenant_id, c.object_id, c.{{.Order}} LIMIT @limit`
 
-// scanObjectSQL reads a page of the children of one object, in the same order. Index: as scanObjectsSQL. Locks: none.
+// scanObjectSQL reads a page of the children of one object, in the same order. Index: as
+// scanObjectsSQL. Locks: none.
 const scanObjectSQL = `
 SELECT /* store.scan_object */ c.tenant_id, ` + childColumns + `
   FROM (SELECT * FROM children UNION ALL SELECT * FROM children_archive) c
@@ -73,8 +75,9 @@ func (s childShape) place(c event.Child) string {
 
 const noChild = "00000000-0000-0000-0000-000000000000"
 
-// ScanChildren yields the children of the kind of all tenants, archived or not, by id. It continues from after (nil: with
-// the first child) and yields at most limit children (0: all). Its memory is bounded. The pool acts as the system role.
+// ScanChildren yields the children of the kind of all tenants, archived or not, by id. It continues
+// from after (nil: with the first child) and yields at most limit children (0: all). Its memory is
+// bounded. The pool acts as the system role.
 func ScanChildren(ctx context.Context, pool *pgxpool.Pool, k kinds.Child, after *State[event.Child],
 	limit int) iter.Seq2[*State[event.Child], error] {
 	return scan(ctx, pool, shapeOf(k).sql(scanChildrenSQL), after, limit, func(s *State[event.Child]) pgx.StrictNamedArgs {
@@ -82,16 +85,16 @@ func ScanChildren(ctx context.Context, pool *pgxpool.Pool, k kinds.Child, after 
 	}, (*childState).state)
 }
 
-// ScanObjects is ScanChildren in the order of objects. In a threaded kind the children of an object are in the order of
-// their threads, so a child precedes its replies.
+// ScanObjects is ScanChildren in the order of objects. In a threaded kind the children of an object
+// are in the order of their threads, so a child precedes its replies.
 func ScanObjects(ctx context.Context, pool *pgxpool.Pool, k kinds.Child, after *State[event.Child],
 	limit int) iter.Seq2[*State[event.Child], error] {
 	s := shapeOf(k)
 	return scan(ctx, pool, s.sql(scanObjectsSQL), after, limit, s.placeArgs, (*childState).state)
 }
 
-// ScanObject is ScanObjects for one object. It begins after a path or, in a kind without threads, after an id; ""
-// begins with the first child.
+// ScanObject is ScanObjects for one object. It begins after a path or, in a kind without threads,
+// after an id; "" begins with the first child.
 func ScanObject(ctx context.Context, pool *pgxpool.Pool, k kinds.Child, tenant, object int64, after string,
 	limit int) iter.Seq2[*State[event.Child], error] {
 	s := shapeOf(k)
@@ -103,8 +106,8 @@ func (s childShape) placeArgs(after *State[event.Child]) pgx.StrictNamedArgs {
 	return pgx.StrictNamedArgs{"tenant": after.TenantID, "object": int64(after.Object.Parent), "place": s.place(after.Object)}
 }
 
-// GetChildren returns the children of the kind that refs name, regardless of the versions in refs. It omits children
-// that the tenant does not have. It reads with the rights of q.
+// GetChildren returns the children of the kind that refs name, regardless of the versions in refs.
+// It omits children that the tenant does not have. It reads with the rights of q.
 func GetChildren(ctx context.Context, q querier, tenant int64, k kinds.Child, refs []event.Ref) (all []State[event.Child], err error) {
 	var ids []string
 	for _, r := range refs {
@@ -126,8 +129,8 @@ func GetChildren(ctx context.Context, q querier, tenant int64, k kinds.Child, re
 	return all, nil
 }
 
-// ReadChildren returns the tenant's children of the kind with these ids, by id. Like Store.GetChild it includes the
-// bodies of children that are not visible. It reads with the rights of q.
+// ReadChildren returns the tenant's children of the kind with these ids, by id. Like Store.GetChild
+// it includes the bodies of children that are not visible. It reads with the rights of q.
 func ReadChildren(ctx context.Context, q querier, tenant int64, k kinds.Child, ids []string) (map[string]event.Child, error) {
 	rows, err := shapeOf(k).get(ctx, q, tenant, ids)
 	if err != nil {
@@ -140,8 +143,8 @@ func ReadChildren(ctx context.Context, q querier, tenant int64, k kinds.Child, i
 	return all, nil
 }
 
-// countChildrenSQL counts the children of one object, archived or not, up to @most in each of the two tables.
-// Index: as scanObjectSQL, one range each. Locks: none.
+// countChildrenSQL counts the children of one object, archived or not, up to @most in each of the
+// two tables. Index: as scanObjectSQL, one range each. Locks: none.
 const countChildrenSQL = `
 SELECT /* store.count_children */ count(*), count(*) FILTER (WHERE author_state = 'ACTIVE' AND moderation_state IN ('NONE', 'APPROVED'))
   FROM ((SELECT author_state, moderation_state FROM {{.Table}}
@@ -150,9 +153,10 @@ SELECT /* store.count_children */ count(*), count(*) FILTER (WHERE author_state 
         (SELECT author_state, moderation_state FROM {{.Archive}}
           WHERE tenant_id = @tenant::bigint AND object_id = @object::bigint LIMIT @most::bigint)) c`
 
-// CountChildren counts the children of the kind that an object has, and how many of them are visible. It reads up to most
-// rows of each of two tables, so total is at most twice most. If total is at least most, both counts may be too low. It
-// reads with the rights of pool. Cost: two index ranges.
+// CountChildren counts the children of the kind that an object has, and how many of them are
+// visible. It reads up to most rows of each of two tables, so total is at most twice most. If total
+// is at least most, both counts may be too low. It reads with the rights of pool. Cost: two index
+// ranges.
 func CountChildren(ctx context.Context, pool *pgxpool.Pool, k kinds.Child, tenant, object int64,
 	most int) (total, visible int64, err error) {
 	if err = pool.QueryRow(ctx, shapeOf(k).sql(countChildrenSQL),
@@ -162,8 +166,8 @@ func CountChildren(ctx context.Context, pool *pgxpool.Pool, k kinds.Child, tenan
 	return total, visible, nil
 }
 
-// ChildEvent returns the state as an event, as if it had just been written. The event is on no stream and has neither
-// id nor sequence.
+// ChildEvent returns the state as an event, as if it had just been written. The event is on no
+// stream and has neither id nor sequence.
 func ChildEvent(k kinds.Child, s *State[event.Child]) (event.Event, error) {
 	payload, err := s.Object.Encode(k.Names())
 	if err != nil {

@@ -34,17 +34,17 @@ type edgeState struct {
 	edgeRow
 }
 
-// scanEdgesSQL reads a page of the edges of a kind. It names no table partition, because the projections know a kind
-// before the truth has a table for it.
-// Index: edges_KIND_pkey, one range. Locks: none.
+// scanEdgesSQL reads a page of the edges of a kind. It names no table partition, because the
+// projections know a kind before the truth has a table for it. Index: edges_KIND_pkey, one range.
+// Locks: none.
 const scanEdgesSQL = `
 SELECT /* store.scan_edges */ tenant_id, from_id, to_id, status, version, created_at, positioned_at, updated_at, attributes
   FROM edges WHERE kind = @kind AND (tenant_id, from_id, to_id) > (@tenant::bigint, @from::bigint, @to::bigint)
  ORDER BY tenant_id, from_id, to_id LIMIT @limit`
 
-// ScanEdges yields the edges of a kind of all tenants, in the order of tenant, origin and target. It continues from after
-// (nil: with the first edge) and yields at most limit edges (0: all). Its memory is bounded. The pool acts as the
-// system role.
+// ScanEdges yields the edges of a kind of all tenants, in the order of tenant, origin and target.
+// It continues from after (nil: with the first edge) and yields at most limit edges (0: all). Its
+// memory is bounded. The pool acts as the system role.
 func ScanEdges(ctx context.Context, pool *pgxpool.Pool, k kinds.Edge, after *State[event.Edge],
 	limit int) iter.Seq2[*State[event.Edge], error] {
 	return scan(ctx, pool, scanEdgesSQL, after, limit, func(s *State[event.Edge]) pgx.StrictNamedArgs {
@@ -52,8 +52,8 @@ func ScanEdges(ctx context.Context, pool *pgxpool.Pool, k kinds.Edge, after *Sta
 	}, func(r *edgeState) State[event.Edge] { return State[event.Edge]{r.TenantID, r.wire()} })
 }
 
-// GetEdges returns the edges of the kind that refs name, regardless of the versions in refs. It omits edges that the
-// tenant does not have. It reads with the rights of q.
+// GetEdges returns the edges of the kind that refs name, regardless of the versions in refs. It
+// omits edges that the tenant does not have. It reads with the rights of q.
 func GetEdges(ctx context.Context, q querier, tenant int64, k kinds.Edge, refs []event.Ref) (all []State[event.Edge], err error) {
 	var froms, tos []int64
 	for _, r := range refs {
@@ -81,8 +81,8 @@ const countEdgesFromSQL = `
 SELECT /* store.count_edges_from */ count(*), count(*) FILTER (WHERE status = 'ACTIVE')
   FROM (SELECT status FROM {edges} WHERE tenant_id = @tenant::bigint AND from_id = @object::bigint LIMIT @most::bigint) e`
 
-// CountEdgesFrom counts the active edges among the first most edges of the kind that lead from an object. exact is
-// false if the object may have more edges. It reads with the rights of pool.
+// CountEdgesFrom counts the active edges among the first most edges of the kind that lead from an
+// object. exact is false if the object may have more edges. It reads with the rights of pool.
 func CountEdgesFrom(ctx context.Context, pool *pgxpool.Pool, k kinds.Edge, tenant, object int64,
 	most int) (active int64, exact bool, err error) {
 	var walked int
@@ -99,8 +99,8 @@ type Counts struct {
 	Incoming, Outgoing int64
 }
 
-// CountEdgesSQL counts both ends of every active edge of a kind, in the order of tenant and id. The server sorts them,
-// on disk if they do not fit in memory.
+// CountEdgesSQL counts both ends of every active edge of a kind, in the order of tenant and id. The
+// server sorts them, on disk if they do not fit in memory.
 const CountEdgesSQL = `
 SELECT /* store.count_edges */ tenant_id, id, sum(incoming)::bigint, sum(outgoing)::bigint
   FROM (SELECT tenant_id, to_id AS id, 1 AS incoming, 0 AS outgoing FROM edges WHERE kind = @kind AND status = 'ACTIVE'

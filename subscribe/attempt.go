@@ -13,8 +13,8 @@ import (
 	"github.com/tidings/tidings/internal/tracing"
 )
 
-// handle calls the function with a message until it succeeds or the message becomes a dead letter. It returns false if
-// ctx ends before that.
+// handle calls the function with a message until it succeeds or the message becomes a dead letter.
+// It returns false if ctx ends before that.
 func (r *reader) handle(ctx context.Context, m *message) bool {
 	err := m.fault
 	if err == nil && m.attempt > r.attempts {

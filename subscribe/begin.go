@@ -12,12 +12,12 @@ import (
 	"github.com/tidings/tidings/consumers"
 )
 
-// ErrBegun reports a projection that already has a position on the streams, also if an instance that still runs has just
-// made it. Replay makes the projection begin again.
+// ErrBegun reports a projection that already has a position on the streams, also if an instance
+// that still runs has just made it. Replay makes the projection begin again.
 var ErrBegun = errors.New("subscribe: the projection has already begun")
 
-// Position is the sequence up to which an export covers a stream. It is an element of "streams" in the first line of
-// GET /v1/{kind}:export.
+// Position is the sequence up to which an export covers a stream. It is an element of "streams" in
+// the first line of GET /v1/{kind}:export.
 type Position struct {
 	Partition int       `json:"partition"`
 	Stream    string    `json:"stream"` // empty before the stream exists
@@ -25,9 +25,10 @@ type Position struct {
 	Sequence  uint64    `json:"sequence,string"`
 }
 
-// Begin makes a projection that has not run yet continue after the states of exports, one for each kind. Call it in the
-// transaction that writes the last state. Events that an export already includes may come again: apply an event of an
-// edge if its (created_at, version) is later than yours, and any other if its version is higher. It returns ErrBegun.
+// Begin makes a projection that has not run yet continue after the states of exports, one for each
+// kind. Call it in the transaction that writes the last state. Events that an export already
+// includes may come again: apply an event of an edge if its (created_at, version) is later than
+// yours, and any other if its version is higher. It returns ErrBegun.
 func Begin(ctx context.Context, tx pgx.Tx, name string, exports ...[]Position) error {
 	if _, err := settingsOf(name, nil); err != nil {
 		return err
@@ -55,8 +56,8 @@ func Begin(ctx context.Context, tx pgx.Tx, name string, exports ...[]Position) e
 	return consumers.StartAt(ctx, tx, name, streams)
 }
 
-// covered returns the sequence up to which an export covers a partition's stream. An unlisted stream with a lower
-// number than a listed one is covered; an unlisted newer stream is not.
+// covered returns the sequence up to which an export covers a partition's stream. An unlisted
+// stream with a lower number than a listed one is covered; an unlisted newer stream is not.
 func covered(positions []Position, partition int) uint64 {
 	newest := -1
 	for _, p := range positions {

@@ -44,7 +44,8 @@ func (s *subscriber) deadSubject(what string) string {
 	return s.deadStream() + "." + what + "." + s.durable
 }
 
-// bury makes a message a dead letter, and then ends its delivery. It returns false if ctx ends before that.
+// bury makes a message a dead letter, and then ends its delivery. It returns false if ctx ends
+// before that.
 func (r *reader) bury(ctx context.Context, m *message, why error) bool {
 	subject, stream, seq := m.Subject(), r.stream, strconv.FormatUint(m.seq, 10)
 	if r.again {
@@ -85,9 +86,10 @@ func (r *reader) bury(ctx context.Context, m *message, why error) bool {
 	return true
 }
 
-// unlessErased deletes a dead letter again if its event was erased before the letter was stored: the erasure has searched
-// the dead letters. One that searches later finds the letter. A subscriber whose consumers an operator created may
-// neither read the record of erasures nor delete (docs/erasure.md has this limit).
+// unlessErased deletes a dead letter again if its event was erased before the letter was stored:
+// the erasure has searched the dead letters. One that searches later finds the letter. A subscriber
+// whose consumers an operator created may neither read the record of erasures nor delete
+// (docs/erasure.md has this limit).
 func (r *reader) unlessErased(ctx context.Context, stream, seq string, letter uint64) {
 	n, err := strconv.ParseUint(seq, 10, 64)
 	if err != nil || r.kept.Load() {
@@ -105,8 +107,8 @@ func (r *reader) unlessErased(ctx context.Context, stream, seq string, letter ui
 	}
 }
 
-// forget deletes a finished request for another attempt from the stream of dead letters. A subscriber whose durable
-// consumers an operator created may delete nothing there; Letters does it.
+// forget deletes a finished request for another attempt from the stream of dead letters. A
+// subscriber whose durable consumers an operator created may delete nothing there; Letters does it.
 func (r *reader) forget(ctx context.Context, seq uint64) {
 	if r.again && !r.kept.Load() {
 		r.remove(ctx, seq)
@@ -127,7 +129,8 @@ func (r *reader) remove(ctx context.Context, seq uint64) {
 	}
 }
 
-// ownHeaders returns the headers without those of the publish (Nats-*), which another stream would obey.
+// ownHeaders returns the headers without those of the publish (Nats-*), which another stream would
+// obey.
 func ownHeaders(h nats.Header) nats.Header {
 	own := nats.Header{}
 	for name, values := range h {
@@ -173,8 +176,8 @@ type Letter struct {
 	At         time.Time
 }
 
-// Letters has the operations on the dead letters of handlers: messages of the stream EVENTS-dead. They need only a
-// connection to NATS. Letters is safe for concurrent use.
+// Letters has the operations on the dead letters of handlers: messages of the stream EVENTS-dead.
+// They need only a connection to NATS. Letters is safe for concurrent use.
 type Letters struct {
 	*settings
 	js jetstream.JetStream
@@ -193,8 +196,8 @@ func HandlerDeadLetters(nc *nats.Conn, opts ...Option) (*Letters, error) {
 	return &Letters{s, js}, nil
 }
 
-// List returns the first dead letters of a subscriber (NAME-KIND-EVENT, or * for all) with an id above after, at most
-// limit.
+// List returns the first dead letters of a subscriber (NAME-KIND-EVENT, or * for all) with an id
+// above after, at most limit.
 func (l *Letters) List(ctx context.Context, subscriber string, after uint64, limit int) (all []Letter, err error) {
 	stream, err := l.js.Stream(ctx, l.deadStream())
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
@@ -229,8 +232,8 @@ func letterOf(m *jetstream.RawStreamMsg) Letter {
 		Error: m.Header.Get(HeaderDeadError), At: m.Time}
 }
 
-// Retry makes the subscriber handle a dead letter again, from its first attempt, when an instance runs. It returns
-// ErrNoLetter if the letter does not exist.
+// Retry makes the subscriber handle a dead letter again, from its first attempt, when an instance
+// runs. It returns ErrNoLetter if the letter does not exist.
 func (l *Letters) Retry(ctx context.Context, id uint64) error {
 	return l.act(ctx, id, func(m *jetstream.RawStreamMsg) error {
 		subscriber := strings.TrimPrefix(m.Subject, l.deadStream()+"."+deadLetter+".")

@@ -14,9 +14,10 @@ import (
 // Permanent marks an error that no retry can fix: the event becomes a dead letter at once.
 func Permanent(err error) error { return event.Permanent(err) }
 
-// Decode reads the payload of an event as a T. T is event.Edge, event.Child or event.Thread; event.Follow or
-// event.Comment for these kinds; json.RawMessage for the raw payload; or a struct of yours, which encoding/json
-// decodes. all are the existing kinds: kinds.Builtin() if you have no others. An error is permanent.
+// Decode reads the payload of an event as a T. T is event.Edge, event.Child or event.Thread;
+// event.Follow or event.Comment for these kinds; json.RawMessage for the raw payload; or a struct
+// of yours, which encoding/json decodes. all are the existing kinds: kinds.Builtin() if you have no
+// others. An error is permanent.
 func Decode[T any](all *kinds.Set, e *event.Event) (out T, err error) {
 	switch v := any(&out).(type) {
 	case *json.RawMessage:
@@ -74,8 +75,8 @@ func fits[T any](all *kinds.Set, aggregateType string) bool {
 // typeToken matches the name of an event type, or * for all.
 var typeToken = regexp.MustCompile(`^([A-Za-z0-9_-]{1,64}|\*)$`)
 
-// checkType returns ErrType unless events of the type, KIND.EVENT or KIND.*, can exist and Decode can read their
-// payloads as a T.
+// checkType returns ErrType unless events of the type, KIND.EVENT or KIND.*, can exist and Decode
+// can read their payloads as a T.
 func checkType[T any](s *settings, eventType string) error {
 	all := s.kinds
 	kind, of, _ := strings.Cut(eventType, ".")

@@ -1,5 +1,5 @@
-// Package subscribe reads the events of Tidings from any Go module. It needs a NATS connection, and Project also needs
-// a pool of connections to PostgreSQL. docs/subscribe.md begins with a program.
+// Package subscribe reads the events of Tidings from any Go module. It needs a NATS connection, and
+// Project also needs a pool of connections to PostgreSQL. docs/subscribe.md begins with a program.
 //
 //	EVENTS-0 ──▶ durable consumer NAME-KIND-EVENT ──▶ instances of Handle ──▶ your function ──▶ acknowledged
 //	   │                                                        │ Permanent, or after Attempts
@@ -8,14 +8,16 @@
 //	   │
 //	   └─────▶ the loop of package consumers ──▶ instances of Project ──▶ one transaction: the offset, then your function
 //
-// Handle calls a function at least once for each event. It acknowledges an event after the function returned nil, and
-// never before. An instance handles the events of an aggregate one at a time, in the order of the stream. With InOrder
-// one instance at a time reads a partition. Then the first delivery of each event of an aggregate is in order, even if
-// an instance dies: the next instance holds events until NATS has delivered again the unfinished events of the dead
-// one. Handle begins a stream that a resize created after the events of its predecessors are handled.
+// Handle calls a function at least once for each event. It acknowledges an event after the function
+// returned nil, and never before. An instance handles the events of an aggregate one at a time, in
+// the order of the stream. With InOrder one instance at a time reads a partition. Then the first
+// delivery of each event of an aggregate is in order, even if an instance dies: the next instance
+// holds events until NATS has delivered again the unfinished events of the dead one. Handle begins
+// a stream that a resize created after the events of its predecessors are handled.
 //
-// Project applies each message exactly once: see package consumers. No function requires a type of an internal package.
+// Project applies each message exactly once: see package consumers. No function requires a type of
+// an internal package.
 //
-// Neither function delivers messages that no relay of Tidings wrote, or closing messages. They deliver the system's own
-// events (aggregate type heartbeat) only if you name that type.
+// Neither function delivers messages that no relay of Tidings wrote, or closing messages. They
+// deliver the system's own events (aggregate type heartbeat) only if you name that type.
 package subscribe

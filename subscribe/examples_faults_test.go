@@ -16,9 +16,10 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// TestTheExamplesOutsideThisModule builds the examples in another module. It runs two processes of each while events
-// are published, processes are killed and the partitions are resized. The search index must be exact. No mail may be
-// lost, and the first copies of a user's mails must be in order.
+// TestTheExamplesOutsideThisModule builds the examples in another module. It runs two processes of
+// each while events are published, processes are killed and the partitions are resized. The search
+// index must be exact. No mail may be lost, and the first copies of a user's mails must be in
+// order.
 func TestTheExamplesOutsideThisModule(t *testing.T) {
 	bin := buildOutside(t, "mailer", "search")
 	r := newRig(t, 2)

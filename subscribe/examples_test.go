@@ -29,8 +29,8 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// buildOutside builds the examples, and the two programs of docs/subscribe.md, in a module of their own, which cannot
-// import internal packages. It returns the directory of the programs.
+// buildOutside builds the examples, and the two programs of docs/subscribe.md, in a module of their
+// own, which cannot import internal packages. It returns the directory of the programs.
 func buildOutside(t *testing.T, names ...string) string {
 	t.Helper()
 	dir, root := t.TempDir(), ".."
@@ -113,7 +113,8 @@ func (p *program) start() {
 	}
 }
 
-// connected reports whether the program has opened a connection. Before that it may not handle signals yet.
+// connected reports whether the program has opened a connection. Before that it may not handle
+// signals yet.
 func (p *program) connected() (bool, error) {
 	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", p.cmd.Process.Pid))
 	return slices.ContainsFunc(files, func(file string) bool {
@@ -180,7 +181,8 @@ func (w *truth) indexed(ctx context.Context, pool *pgxpool.Pool) (bool, error) {
 	return true, nil
 }
 
-// exact reports whether the search example has indexed everything that was written, and has applied each event once.
+// exact reports whether the search example has indexed everything that was written, and has applied
+// each event once.
 func (w *truth) exact(ctx context.Context, pool *pgxpool.Pool) (bool, error) {
 	if ok, err := w.indexed(ctx, pool); !ok {
 		return false, err
@@ -239,8 +241,8 @@ func (w *truth) awaitMails(t *testing.T, printed string) {
 	})
 }
 
-// backfills begins another index from an export when the streams have lost their beginnings. The export breaks off
-// once.
+// backfills begins another index from an export when the streams have lost their beginnings. The
+// export breaks off once.
 func (w *truth) backfills(r *rig, rng *rand.Rand, path string) {
 	t, ctx := r.t, context.Background()
 	positions := r.positions()
@@ -292,8 +294,8 @@ func (w *truth) backfills(r *rig, rng *rand.Rand, path string) {
 	}
 }
 
-// tryPage runs the program of the page. The returned function waits for a line of its output, and stops it as a user
-// does.
+// tryPage runs the program of the page. The returned function waits for a line of its output, and
+// stops it as a user does.
 func tryPage(t *testing.T, path, url string) (tried func()) {
 	t.Helper()
 	cmd := exec.Command(path)
@@ -322,8 +324,8 @@ func tryPage(t *testing.T, path, url string) (tried func()) {
 	}
 }
 
-// counted reports whether the page's projection has counted one follower of each user: user 9 follows them all again and
-// again.
+// counted reports whether the page's projection has counted one follower of each user: user 9
+// follows them all again and again.
 func (w *truth) counted(ctx context.Context, pool *pgxpool.Pool) (bool, error) {
 	rows, _ := pool.Query(ctx, `SELECT user_id, followers FROM follower_counts`)
 	var user, followers int64
@@ -339,8 +341,8 @@ func (w *truth) counted(ctx context.Context, pool *pgxpool.Pool) (bool, error) {
 	return true, nil
 }
 
-// counts runs the projection of docs/subscribe.md over everything that was published, stops and starts it, and retries
-// its dead letter.
+// counts runs the projection of docs/subscribe.md over everything that was published, stops and
+// starts it, and retries its dead letter.
 func (w *truth) counts(r *rig, path string) {
 	t, ctx := r.t, context.Background()
 	pool, url := r.schema("followers")

@@ -24,24 +24,25 @@ type Event[T any] struct {
 	Attempt int // 1 when a handler gets the event for the first time
 }
 
-// Handle calls fn with the events of a type, for example "follow.created" or "comment.*", until ctx ends. Each event
-// comes at least once. When ctx ends, running calls may finish (Drain), all other events return to NATS, and Handle
-// returns nil. fn chooses the type of the payload: see Decode.
+// Handle calls fn with the events of a type, for example "follow.created" or "comment.*", until ctx
+// ends. Each event comes at least once. When ctx ends, running calls may finish (Drain), all other
+// events return to NATS, and Handle returns nil. fn chooses the type of the payload: see Decode.
 //
-// Handle acknowledges an event after fn returned nil, and never before. An error, a panic or the end of Timeout is a
-// failed attempt. Handle retries it after BackOff. Meanwhile it delays the later events of the same aggregate in this
-// instance, but no others. An event becomes a dead letter (HandlerDeadLetters) after Attempts, after an error marked
-// Permanent, or if its payload does not match its type.
+// Handle acknowledges an event after fn returned nil, and never before. An error, a panic or the
+// end of Timeout is a failed attempt. Handle retries it after BackOff. Meanwhile it delays the
+// later events of the same aggregate in this instance, but no others. An event becomes a dead
+// letter (HandlerDeadLetters) after Attempts, after an error marked Permanent, or if its payload
+// does not match its type.
 //
-// The context of fn has the span context of the event's creation, if the event has one. A span that fn starts is its
-// child; trace.LinkFromContext turns that into a link.
+// The context of fn has the span context of the event's creation, if the event has one. A span that
+// fn starts is its child; trace.LinkFromContext turns that into a link.
 //
-// Instances of the same name share the work by durable JetStream consumers, one per stream, named NAME-KIND-EVENT.
-// Handle begins the new streams of a resize after their predecessors are handled. The package comment states the order
-// of events.
+// Instances of the same name share the work by durable JetStream consumers, one per stream, named
+// NAME-KIND-EVENT. Handle begins the new streams of a resize after their predecessors are handled.
+// The package comment states the order of events.
 //
-// It returns ErrName, ErrType, ErrNoStreams and ErrClosed. It returns ErrStuck if calls that do not return take all
-// places (Concurrency), or if some have not returned after Drain.
+// It returns ErrName, ErrType, ErrNoStreams and ErrClosed. It returns ErrStuck if calls that do not
+// return take all places (Concurrency), or if some have not returned after Drain.
 func Handle[T any](ctx context.Context, nc *nats.Conn, name, eventType string,
 	fn func(context.Context, Event[T]) error, opts ...Option) error {
 	s, err := settingsOf(name, opts)
@@ -170,8 +171,8 @@ func (s *subscriber) ready(context.Context) error {
 	return errors.Join(errs...)
 }
 
-// trouble records why a stream does not continue, and logs each reason once. A nil err means that it continues. of is
-// the name of the stream, or of all streams.
+// trouble records why a stream does not continue, and logs each reason once. A nil err means that
+// it continues. of is the name of the stream, or of all streams.
 func (s *subscriber) trouble(ctx context.Context, of string, err error) {
 	s.mu.Lock()
 	before := s.troubles[of]
@@ -220,8 +221,9 @@ func (s *subscriber) list(ctx context.Context) ([]broker.Stream, error) {
 	return broker.Streams(ctx, s.js, s.broker())
 }
 
-// ended reports whether a stream gets no more events. From the account of a tenant the closing message is not visible.
-// But relays publish to a stream only after they have closed its predecessors.
+// ended reports whether a stream gets no more events. From the account of a tenant the closing
+// message is not visible. But relays publish to a stream only after they have closed its
+// predecessors.
 func (s *subscriber) ended(ctx context.Context, st broker.Stream, all []broker.Stream) (bool, error) {
 	if s.tenant == 0 {
 		return broker.Ended(ctx, s.js, s.broker(), st, all)
@@ -237,7 +239,8 @@ func (s *subscriber) ended(ctx context.Context, st broker.Stream, all []broker.S
 	return false, nil
 }
 
-// adjust starts a reader on each stream whose predecessors are done, and stops readers of finished streams.
+// adjust starts a reader on each stream whose predecessors are done, and stops readers of finished
+// streams.
 func (s *subscriber) adjust(ctx, handling context.Context, wg *sync.WaitGroup) {
 	qctx, cancel := context.WithTimeout(ctx, s.streams.Timeout)
 	defer cancel()

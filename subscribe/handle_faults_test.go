@@ -16,8 +16,8 @@ import (
 	"github.com/tidings/tidings/subscribe"
 )
 
-// TestInstancesShareAPartitionAndOneThatIsCutOffLosesNothing runs three instances. One loses its connection with events in
-// hand, while the partitions are resized.
+// TestInstancesShareAPartitionAndOneThatIsCutOffLosesNothing runs three instances. One loses its
+// connection with events in hand, while the partitions are resized.
 func TestInstancesShareAPartitionAndOneThatIsCutOffLosesNothing(t *testing.T) {
 	for name, opts := range map[string][]subscribe.Option{"shared": nil, "in order": {subscribe.InOrder()}} {
 		t.Run(name, func(t *testing.T) {
@@ -63,7 +63,8 @@ func TestInstancesShareAPartitionAndOneThatIsCutOffLosesNothing(t *testing.T) {
 	}
 }
 
-// TestWhatTakesLongerThanTakeoverIsNotDeliveredAgain lets two instances handle events that take longer than Takeover.
+// TestWhatTakesLongerThanTakeoverIsNotDeliveredAgain lets two instances handle events that take
+// longer than Takeover.
 func TestWhatTakesLongerThanTakeoverIsNotDeliveredAgain(t *testing.T) {
 	r, d := newRig(t, 1), newDiary()
 	for range 2 {

@@ -45,7 +45,8 @@ func (d *diary) note(e subscribe.Event[event.Edge]) {
 	d.versions[e.Data.To] = append(d.versions[e.Data.To], e.Data.Version)
 }
 
-// has reports whether each followee from 1 to n has had all versions up to last. The error names a missing one.
+// has reports whether each followee from 1 to n has had all versions up to last. The error names a
+// missing one.
 func (d *diary) has(n, last int64) (bool, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -78,8 +79,8 @@ func (d *diary) firstsInOrder(t *testing.T) {
 	}
 }
 
-// takeover is the Takeover of tests that count calls. It is longer than a busy machine stalls, because NATS delivers
-// an event again when it has not heard of the event for so long.
+// takeover is the Takeover of tests that count calls. It is longer than a busy machine stalls,
+// because NATS delivers an event again when it has not heard of the event for so long.
 const takeover = 5 * time.Second
 
 // Followers whose events have a special effect.
@@ -90,8 +91,8 @@ const (
 	takesLong
 )
 
-// publishMischief publishes versions 1 to 5 of 20 followees, some of them from followers with special effects. It also
-// publishes events that a handler of follow.created must not get.
+// publishMischief publishes versions 1 to 5 of 20 followees, some of them from followers with
+// special effects. It also publishes events that a handler of follow.created must not get.
 func (r *rig) publishMischief() {
 	r.t.Helper()
 	removed := follow(9, 3, 1)
@@ -195,8 +196,8 @@ func TestAHandlerGetsEveryEventAndOnlyWhatItHasDoneIsAcknowledged(t *testing.T) 
 	r.nothingPending("mailer-follow-created")
 }
 
-// TestAHandlerThatStartsAfterAClosingMessageHasExpiredReadsTheNewStreams starts a handler again, and another one for the
-// first time.
+// TestAHandlerThatStartsAfterAClosingMessageHasExpiredReadsTheNewStreams starts a handler again,
+// and another one for the first time.
 func TestAHandlerThatStartsAfterAClosingMessageHasExpiredReadsTheNewStreams(t *testing.T) {
 	r := newRig(t, 1)
 	handle := func(name string, d *diary) *running {
@@ -232,7 +233,8 @@ func TestAHandlerThatStartsAfterAClosingMessageHasExpiredReadsTheNewStreams(t *t
 	})
 }
 
-// TestADeadLetterOfAnErasedEventDoesNotStay: an erasure has searched the dead letters while a handler held the event.
+// TestADeadLetterOfAnErasedEventDoesNotStay: an erasure has searched the dead letters while a
+// handler held the event.
 func TestADeadLetterOfAnErasedEventDoesNotStay(t *testing.T) {
 	r := newRig(t, 1)
 	ctx := t.Context()
@@ -297,8 +299,8 @@ func checkLetters(t *testing.T, all []subscribe.Letter) {
 	}
 }
 
-// nothingPending fails the test unless all events of the streams are acknowledged. NATS counts an acknowledgment a little
-// after it was sent.
+// nothingPending fails the test unless all events of the streams are acknowledged. NATS counts an
+// acknowledgment a little after it was sent.
 func (r *rig) nothingPending(durable string) {
 	r.t.Helper()
 	streams, err := broker.Streams(context.Background(), r.js, r.cfg)
@@ -437,7 +439,8 @@ type share struct {
 
 const followees = 40
 
-// instance returns when each instance waits for events of the first stream, so none is too late for its share.
+// instance returns when each instance waits for events of the first stream, so none is too late for
+// its share.
 func (w *share) instance(nc *nats.Conn, fn func(context.Context, subscribe.Event[event.Edge]) error) *running {
 	var health subscribe.Health
 	run := w.start(func(ctx context.Context) error {
@@ -493,8 +496,8 @@ func (w *share) publishAll(version int64) {
 	}
 }
 
-// TestTheTurnToReadInOrderMovesAtAnyMoment makes NATS take the turn from the reading instance again and again. That
-// instance has failing and slow events in hand.
+// TestTheTurnToReadInOrderMovesAtAnyMoment makes NATS take the turn from the reading instance again
+// and again. That instance has failing and slow events in hand.
 func TestTheTurnToReadInOrderMovesAtAnyMoment(t *testing.T) {
 	r := newRig(t, 1)
 	d := newDiary()
@@ -537,8 +540,8 @@ func TestTheTurnToReadInOrderMovesAtAnyMoment(t *testing.T) {
 	d.firstsInOrder(t)
 }
 
-// TestAnEndedTurnGivesItsEventsBackWhileNATSHasNoneToDeliver lets another instance, a program of the test, keep an event
-// in hand, so that NATS has none to deliver. Nobody has the turn then.
+// TestAnEndedTurnGivesItsEventsBackWhileNATSHasNoneToDeliver lets another instance, a program of
+// the test, keep an event in hand, so that NATS has none to deliver. Nobody has the turn then.
 func TestAnEndedTurnGivesItsEventsBackWhileNATSHasNoneToDeliver(t *testing.T) {
 	r := newRig(t, 1)
 	ctx := t.Context()
@@ -629,8 +632,8 @@ func TestASubscriberReadsWhatAServiceAppendsFromATimeOn(t *testing.T) {
 	}
 }
 
-// TestAConnectionThatIsClosedForGoodEndsTheSubscriber uses a connection with nats.go's defaults, which two refusals of
-// the password close.
+// TestAConnectionThatIsClosedForGoodEndsTheSubscriber uses a connection with nats.go's defaults,
+// which two refusals of the password close.
 func TestAConnectionThatIsClosedForGoodEndsTheSubscriber(t *testing.T) {
 	r := newRig(t, 1)
 	pool := r.logged()

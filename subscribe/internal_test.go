@@ -9,8 +9,8 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// TestTheReaderOfAStreamThatIsGoneStops: a reader that continues would report the missing stream forever, and would read
-// a new stream of the same name beside its new reader.
+// TestTheReaderOfAStreamThatIsGoneStops: a reader that continues would report the missing stream
+// forever, and would read a new stream of the same name beside its new reader.
 func TestTheReaderOfAStreamThatIsGoneStops(t *testing.T) {
 	all := &settings{name: "mailer", log: testkit.Logger(t)}
 	all.streams.Name, all.streams.Prefix = "EVENTS", "events"

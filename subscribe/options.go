@@ -22,20 +22,21 @@ import (
 var (
 	// ErrName reports an invalid name of a subscriber.
 	ErrName = errors.New("subscribe: a name has 1 to 32 letters, digits, - and _, and begins with a letter")
-	// ErrType reports a type of events that no kind has, or whose payload does not match the handler's type.
+	// ErrType reports a type of events that no kind has, or whose payload does not match the
+	// handler's type.
 	ErrType = errors.New("subscribe: no such type of events")
-	// ErrNoStreams reports a NATS server that answers but has no stream of events. It is the wrong server, or no relay
-	// has run yet.
+	// ErrNoStreams reports a NATS server that answers but has no stream of events. It is the wrong
+	// server, or no relay has run yet.
 	ErrNoStreams = errors.New("subscribe: there are no streams of events")
-	// ErrTables reports a database without the tables that a projection needs, or with tables of an older release. Call
-	// Migrate.
+	// ErrTables reports a database without the tables that a projection needs, or with tables of an
+	// older release. Call Migrate.
 	ErrTables = errors.New("subscribe: the tables are missing or older than this release; call subscribe.Migrate")
 	// ErrClosed reports a connection to NATS that its client has closed for good. Connect with
-	// nats.IgnoreAuthErrorAbort() and nats.MaxReconnects(-1), which leave few reasons for that, and restart the
-	// process.
+	// nats.IgnoreAuthErrorAbort() and nats.MaxReconnects(-1), which leave few reasons for that, and
+	// restart the process.
 	ErrClosed = broker.ErrClosed
-	// ErrStuck reports a function of yours that did not return after its context had ended. Its event was not
-	// acknowledged. Its goroutine cannot be ended, so end the process.
+	// ErrStuck reports a function of yours that did not return after its context had ended. Its
+	// event was not acknowledged. Its goroutine cannot be ended, so end the process.
 	ErrStuck = errors.New("subscribe: a function did not return after its context had ended; restart the process")
 )
 
@@ -68,22 +69,23 @@ type settings struct {
 	pause       func(attempt int) time.Duration
 }
 
-// Streams names the streams of an installation that sets NATS_STREAM or NATS_SUBJECT_PREFIX. The defaults are EVENTS
-// and events.
+// Streams names the streams of an installation that sets NATS_STREAM or NATS_SUBJECT_PREFIX. The
+// defaults are EVENTS and events.
 func Streams(name, prefix string) Option {
 	return func(s *settings) { s.streams.Name, s.streams.Prefix = name, prefix }
 }
 
-// Tenant makes Handle work in a tenant's NATS account (`tidings nats`), as the subscriber of that tenant with that name. It
-// reads the tenant's events through the durable consumers that `tidings nats durable` created.
+// Tenant makes Handle work in a tenant's NATS account (`tidings nats`), as the subscriber of that
+// tenant with that name. It reads the tenant's events through the durable consumers that `tidings
+// nats durable` created.
 func Tenant(id int64) Option { return func(s *settings) { s.tenant = id } }
 
-// Kinds names the kinds of an installation that has more than the built-in ones: kinds.Builtin().Extend reads the file
-// of `tidings kinds apply`.
+// Kinds names the kinds of an installation that has more than the built-in ones:
+// kinds.Builtin().Extend reads the file of `tidings kinds apply`.
 func Kinds(all *kinds.Set) Option { return func(s *settings) { s.kinds = all } }
 
-// Upstream names the aggregate types of events that your services append to the outbox themselves (docs/upstream.md).
-// Their payloads are your structs, or json.RawMessage.
+// Upstream names the aggregate types of events that your services append to the outbox themselves
+// (docs/upstream.md). Their payloads are your structs, or json.RawMessage.
 func Upstream(aggregateTypes ...string) Option {
 	return func(s *settings) { s.upstream = aggregateTypes }
 }
@@ -91,18 +93,19 @@ func Upstream(aggregateTypes ...string) Option {
 // Log sets the logger. The default is slog.Default().
 func Log(log *slog.Logger) Option { return func(s *settings) { s.log = log } }
 
-// Metrics registers metrics with reg: consumer_* for Project, as for Tidings' own consumers, and subscriber_* for
-// Handle.
+// Metrics registers metrics with reg: consumer_* for Project, as for Tidings' own consumers, and
+// subscriber_* for Handle.
 func Metrics(reg prometheus.Registerer) Option { return func(s *settings) { s.registry = reg } }
 
 // Report makes h report the state of the subscriber.
 func Report(h *Health) Option { return func(s *settings) { s.health = h } }
 
-// Timeout bounds one call of your function. When it is over, the call's context ends and the call has failed. The
-// default is one minute.
+// Timeout bounds one call of your function. When it is over, the call's context ends and the call
+// has failed. The default is one minute.
 func Timeout(d time.Duration) Option { return func(s *settings) { s.timeout = d } }
 
-// Only makes Project deliver only the events of these aggregate types (names of kinds, and "thread").
+// Only makes Project deliver only the events of these aggregate types (names of kinds, and
+// "thread").
 func Only(aggregateTypes ...string) Option {
 	return func(s *settings) {
 		s.only = make(map[string]bool)
@@ -112,34 +115,38 @@ func Only(aggregateTypes ...string) Option {
 	}
 }
 
-// Batch is the largest number of events that Project delivers at once: 1 to 20,000. The default is 4,000.
+// Batch is the largest number of events that Project delivers at once: 1 to 20,000. The default is
+// 4,000.
 func Batch(events int) Option { return func(s *settings) { s.batch = events } }
 
-// Concurrency is the number of calls of a handler that may run at once in this instance. The default is 16. An instance
-// handles one event of an aggregate at a time; other instances may handle another one meanwhile, unless InOrder is set.
+// Concurrency is the number of calls of a handler that may run at once in this instance. The
+// default is 16. An instance handles one event of an aggregate at a time; other instances may
+// handle another one meanwhile, unless InOrder is set.
 func Concurrency(n int) Option { return func(s *settings) { s.concurrency = n } }
 
 // Attempts is the number of attempts after which an event becomes a dead letter. The default is 10.
 func Attempts(n int) Option { return func(s *settings) { s.attempts = n } }
 
-// Takeover is the time without a sign of life after which other instances get an instance's work. It is at least 1
-// second. It is JetStream's AckWait for Handle, and the duration of a lease for Project. The default is 10 seconds. A
-// function may take longer, because the instance sends these signs while the function runs.
+// Takeover is the time without a sign of life after which other instances get an instance's work.
+// It is at least 1 second. It is JetStream's AckWait for Handle, and the duration of a lease for
+// Project. The default is 10 seconds. A function may take longer, because the instance sends these
+// signs while the function runs.
 func Takeover(d time.Duration) Option { return func(s *settings) { s.takeover = d } }
 
-// Drain is the time that running calls get after the context of Handle has ended. The default is 20 seconds.
+// Drain is the time that running calls get after the context of Handle has ended. The default is 20
+// seconds.
 func Drain(d time.Duration) Option { return func(s *settings) { s.drain = d } }
 
-// InOrder lets one instance at a time read a partition. So each aggregate's events come in the order of the stream, no
-// matter which instance handles them. The other instances stand by.
+// InOrder lets one instance at a time read a partition. So each aggregate's events come in the
+// order of the stream, no matter which instance handles them. The other instances stand by.
 func InOrder() Option { return func(s *settings) { s.inOrder = true } }
 
-// Since makes a new subscriber begin with the events stored at t or later, instead of the oldest ones of the streams.
-// It changes nothing for a subscriber that exists.
+// Since makes a new subscriber begin with the events stored at t or later, instead of the oldest
+// ones of the streams. It changes nothing for a subscriber that exists.
 func Since(t time.Time) Option { return func(s *settings) { s.since = t } }
 
-// BackOff sets the wait after a failed attempt, by the number of that attempt. The default doubles from 1 second to 1
-// minute.
+// BackOff sets the wait after a failed attempt, by the number of that attempt. The default doubles
+// from 1 second to 1 minute.
 func BackOff(pause func(attempt int) time.Duration) Option {
 	return func(s *settings) { s.pause = pause }
 }
@@ -180,7 +187,8 @@ func (s *settings) broker() broker.Config {
 	return broker.Config{Stream: s.streams.Name, Prefix: s.streams.Prefix, Timeout: s.streams.Timeout}
 }
 
-// lookUp returns the streams as list does. It waits while NATS is unavailable, and for the durable consumers of a tenant.
+// lookUp returns the streams as list does. It waits while NATS is unavailable, and for the durable
+// consumers of a tenant.
 func (s *settings) lookUp(ctx context.Context, js jetstream.JetStream,
 	list func(context.Context) ([]broker.Stream, error)) ([]broker.Stream, error) {
 	tick := time.NewTicker(time.Second)
@@ -224,7 +232,8 @@ func watch(ctx context.Context, nc *nats.Conn) <-chan error {
 	return closed
 }
 
-// Health reports the state of a subscriber. The zero value is ready for use. Health is safe for concurrent use.
+// Health reports the state of a subscriber. The zero value is ready for use. Health is safe for
+// concurrent use.
 type Health struct {
 	mu    sync.Mutex
 	ready func(context.Context) error
@@ -239,8 +248,8 @@ func (h *Health) set(ready func(context.Context) error) {
 	h.ready = ready
 }
 
-// Ready returns nil while the subscriber does its work, and otherwise the reason why it does not. It suits a readiness
-// probe.
+// Ready returns nil while the subscriber does its work, and otherwise the reason why it does not.
+// It suits a readiness probe.
 func (h *Health) Ready(ctx context.Context) error {
 	h.mu.Lock()
 	ready := h.ready

@@ -22,25 +22,26 @@ import (
 	"github.com/tidings/tidings/migrations"
 )
 
-// Migrate creates the tables that projections need, or upgrades them to this release: in the first schema of the
-// search_path of pool's connections, with their login. It changes nothing if they are up to date. Several processes may
-// call it at once.
+// Migrate creates the tables that projections need, or upgrades them to this release: in the first
+// schema of the search_path of pool's connections, with their login. It changes nothing if they are
+// up to date. Several processes may call it at once.
 func Migrate(ctx context.Context, pool *pgxpool.Pool) error { return migrations.UpConsumers(ctx, pool) }
 
-// Apply changes your tables in tx by events in the order of their streams. It uses nothing but tx. After a rollback it
-// gets the same events again.
+// Apply changes your tables in tx by events in the order of their streams. It uses nothing but tx.
+// After a rollback it gets the same events again.
 type Apply func(ctx context.Context, tx pgx.Tx, batch []event.Event) error
 
-// Project applies every message exactly once, in the transaction that also moves the projection's offset, until ctx
-// ends. Then it finishes the batches in hand and returns nil. After a repair an event may be two messages. Instances of
-// the same name share the partitions.
+// Project applies every message exactly once, in the transaction that also moves the projection's
+// offset, until ctx ends. Then it finishes the batches in hand and returns nil. After a repair an
+// event may be two messages. Instances of the same name share the partitions.
 //
-// An error of apply rolls the batch back. If it is the database's own trouble, Project retries the batch. Otherwise
-// Project applies event by event, and parks the one that fails together with the later ones of its aggregate
-// (DeadLetters). It treats a panic in the same way. After ErrStuck end the process, because the function still runs.
+// An error of apply rolls the batch back. If it is the database's own trouble, Project retries the
+// batch. Otherwise Project applies event by event, and parks the one that fails together with the
+// later ones of its aggregate (DeadLetters). It treats a panic in the same way. After ErrStuck end
+// the process, because the function still runs.
 //
-// If the program has a TracerProvider (otel.SetTracerProvider), a batch with an event of a sampled trace has a span
-// with links to the creations. The context of apply has that span.
+// If the program has a TracerProvider (otel.SetTracerProvider), a batch with an event of a sampled
+// trace has a span with links to the creations. The context of apply has that span.
 //
 // It returns ErrName, ErrTables, ErrNoStreams, ErrClosed and ErrStuck.
 func Project(ctx context.Context, nc *nats.Conn, pool *pgxpool.Pool, name string, apply Apply, opts ...Option) error {
@@ -95,7 +96,8 @@ func Project(ctx context.Context, nc *nats.Conn, pool *pgxpool.Pool, name string
 	}
 }
 
-// awaitTables waits while the database is unavailable, and returns ErrTables if the tables are missing or older.
+// awaitTables waits while the database is unavailable, and returns ErrTables if the tables are
+// missing or older.
 func (s *settings) awaitTables(ctx context.Context, pool *pgxpool.Pool) error {
 	err := migrations.Await(ctx, pool, migrations.Consumers, s.log)
 	if errors.Is(err, migrations.ErrOutdated) {
@@ -152,8 +154,8 @@ func guard(fn func() error) (err error) {
 	return fn()
 }
 
-// DeadLetters returns the operations on the parked events of a projection. Retry calls apply, the projection's
-// function.
+// DeadLetters returns the operations on the parked events of a projection. Retry calls apply, the
+// projection's function.
 func DeadLetters(pool *pgxpool.Pool, name string, apply Apply, opts ...Option) (*consumers.DeadLetters, error) {
 	s, err := settingsOf(name, opts)
 	if err != nil {
@@ -162,7 +164,8 @@ func DeadLetters(pool *pgxpool.Pool, name string, apply Apply, opts ...Option) (
 	return consumers.NewDeadLetters(pool, &projection{settings: s, apply: apply, stuck: make(chan error, 1)}), nil
 }
 
-// Lag returns how far a projection is behind the streams. It reads the database and NATS, never a running instance.
+// Lag returns how far a projection is behind the streams. It reads the database and NATS, never a
+// running instance.
 func Lag(ctx context.Context, nc *nats.Conn, pool *pgxpool.Pool, name string, opts ...Option) (consumers.ConsumerLag, error) {
 	s, err := settingsOf(name, opts)
 	if err != nil {
@@ -179,9 +182,10 @@ func Lag(ctx context.Context, nc *nats.Conn, pool *pgxpool.Pool, name string, op
 	return all[0], nil
 }
 
-// Replay makes a projection begin again with the oldest events of the streams. clear empties its tables, in the
-// transaction that deletes its offsets and its dead letters. Instances may run meanwhile. If streams no longer have
-// their first events, the projection stops: fill it from exports instead.
+// Replay makes a projection begin again with the oldest events of the streams. clear empties its
+// tables, in the transaction that deletes its offsets and its dead letters. Instances may run
+// meanwhile. If streams no longer have their first events, the projection stops: fill it from
+// exports instead.
 func Replay(ctx context.Context, pool *pgxpool.Pool, name string, clear func(ctx context.Context, tx pgx.Tx) error) error {
 	return postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		if err := consumers.Forget(ctx, tx, name); err != nil {

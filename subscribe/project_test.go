@@ -20,7 +20,8 @@ import (
 	"github.com/tidings/tidings/subscribe"
 )
 
-// logbook records its events without comparing versions, so an event that is applied twice has two rows.
+// logbook records its events without comparing versions, so an event that is applied twice has two
+// rows.
 func logbook(ctx context.Context, tx pgx.Tx, batch []event.Event) error {
 	for i := range batch {
 		f, err := subscribe.Decode[event.Edge](kinds.Builtin(), &batch[i])
@@ -38,7 +39,8 @@ func logbook(ctx context.Context, tx pgx.Tx, batch []event.Event) error {
 	return nil
 }
 
-// refusals checks that Project reports problems before it reads anything. It leaves the tables up to date.
+// refusals checks that Project reports problems before it reads anything. It leaves the tables up
+// to date.
 func (r *rig) refusals(pool *pgxpool.Pool, run func(context.Context) error) {
 	t, ctx := r.t, context.Background()
 	t.Helper()
@@ -220,8 +222,8 @@ func (r *rig) positions() (all []subscribe.Position) {
 	return all
 }
 
-// TestAProjectionBeginsBehindExports has two exports with a resize between them. The first two streams were removed
-// since.
+// TestAProjectionBeginsBehindExports has two exports with a resize between them. The first two
+// streams were removed since.
 func TestAProjectionBeginsBehindExports(t *testing.T) {
 	r := newRig(t, 2)
 	ctx := t.Context()

@@ -129,7 +129,8 @@ func (r *reader) session(ctx context.Context) (progress bool, err error) {
 	}
 }
 
-// pull takes up to the given number of events as they arrive. Events that arrive after the end of ctx go back.
+// pull takes up to the given number of events as they arrive. Events that arrive after the end of
+// ctx go back.
 func (r *reader) pull(ctx context.Context, events int) (n int, err error) {
 	wait := min(pullWait, r.takeover/3)
 	if r.behind {
@@ -160,8 +161,8 @@ func (r *reader) pull(ctx context.Context, events int) (n int, err error) {
 	return n, err
 }
 
-// free waits until there is room for some events, and returns their number. A reader in order requests at least one
-// event now and then, to keep its turn.
+// free waits until there is room for some events, and returns their number. A reader in order
+// requests at least one event now and then, to keep its turn.
 func (r *reader) free(ctx context.Context) int {
 	late := time.NewTimer(r.takeover / 3)
 	defer late.Stop()
@@ -188,7 +189,8 @@ func (r *reader) free(ctx context.Context) int {
 	}
 }
 
-// declare creates the durable consumer, or updates an existing one to the options. Its start never changes.
+// declare creates the durable consumer, or updates an existing one to the options. Its start never
+// changes.
 func (r *reader) declare(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, r.streams.Timeout)
 	defer cancel()
@@ -305,7 +307,8 @@ func (r *reader) dispatch(m *message) {
 	}
 }
 
-// work handles the messages of an aggregate until the queue is empty. It gives back messages whose term ends before.
+// work handles the messages of an aggregate until the queue is empty. It gives back messages whose
+// term ends before.
 func (r *reader) work(a aggregate) {
 	for {
 		r.mu.Lock()
@@ -352,8 +355,8 @@ func (r *reader) keep(ctx context.Context) {
 	}
 }
 
-// giveBack ends this instance's turn to read in order. Events that are not being handled go to the instance with the
-// next turn.
+// giveBack ends this instance's turn to read in order. Events that are not being handled go to the
+// instance with the next turn.
 func (r *reader) giveBack() {
 	r.endTerm()
 	r.mu.Lock()
@@ -365,17 +368,17 @@ func (r *reader) giveBack() {
 	r.pin, r.held, r.behind, r.missing, r.repeated = "", nil, false, 0, false
 }
 
-// mayRead reports whether it is still this instance's turn. NATS refuses the requests of an ended turn only while it has
-// events to deliver or another instance has the turn. Without this, two instances could hold events and wait for the
-// other's for ever.
+// mayRead reports whether it is still this instance's turn. NATS refuses the requests of an ended
+// turn only while it has events to deliver or another instance has the turn. Without this, two
+// instances could hold events and wait for the other's for ever.
 func (r *reader) mayRead(i *jetstream.ConsumerInfo) bool {
 	return slices.ContainsFunc(i.PriorityGroups, func(g jetstream.PriorityGroupState) bool {
 		return g.Group == broker.OrderGroup && g.PinnedClientID == r.pin
 	})
 }
 
-// settle dispatches the held events of a new turn, once NATS has delivered the unfinished events of the previous instance
-// again. NATS does that after AckWait.
+// settle dispatches the held events of a new turn, once NATS has delivered the unfinished events of
+// the previous instance again. NATS does that after AckWait.
 func (r *reader) settle(ctx context.Context) error {
 	if !r.behind {
 		return nil

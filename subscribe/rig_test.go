@@ -56,7 +56,8 @@ func (r *rig) declare(p broker.Partition) {
 	r.open = append(r.open, s)
 }
 
-// resize replaces all streams by the given number of new ones. A foreign message follows each closing message.
+// resize replaces all streams by the given number of new ones. A foreign message follows each
+// closing message.
 func (r *rig) resize(partitions int) {
 	r.t.Helper()
 	var after []int
@@ -138,8 +139,8 @@ func (r *rig) start(call func(ctx context.Context) error) *running {
 	return w
 }
 
-// schema creates a schema. It returns a pool of connections with that search_path, and its URL. It uses no role of
-// Tidings.
+// schema creates a schema. It returns a pool of connections with that search_path, and its URL. It
+// uses no role of Tidings.
 func (r *rig) schema(name string) (pool *pgxpool.Pool, url string) {
 	r.t.Helper()
 	db := testkit.Postgres(r.t)

@@ -181,8 +181,9 @@ func (l *log) exact(t *testing.T, who string, versions int64, tenants ...int64) 
 	}
 }
 
-// TestEachTenantGetsItsEventsOverResizesInItsAccount: three tenants and a subscriber of all, each in its account, read
-// through the consumers that the operator created and Declare copied to the streams of two resizes.
+// TestEachTenantGetsItsEventsOverResizesInItsAccount: three tenants and a subscriber of all, each
+// in its account, read through the consumers that the operator created and Declare copied to the
+// streams of two resizes.
 func TestEachTenantGetsItsEventsOverResizesInItsAccount(t *testing.T) {
 	for form, start := range map[string]func(*testing.T, []broker.Principal) (*testkit.Broker, func(string) nats.Option){
 		"configuration": byConfiguration, "credentials": byCredentials} {
@@ -267,7 +268,8 @@ func (w *tenants) plain(l *log, events int) {
 	}
 }
 
-// retry makes tenant 8 handle its dead letter. The finished request goes with the next act of the operator.
+// retry makes tenant 8 handle its dead letter. The finished request goes with the next act of the
+// operator.
 func (w *tenants) retry(l *log) {
 	w.t.Helper()
 	letters, err := subscribe.HandlerDeadLetters(w.operator.Conn())

@@ -29,8 +29,8 @@ func (propagating) RoundTrip(r *http.Request) (*http.Response, error) {
 	return http.DefaultTransport.RoundTrip(r)
 }
 
-// TestTracesGoOnInWhatEventsCause checks that a handler has the context of the event's creation, and that its requests
-// may carry it. The batches of a projection are in the program's own spans.
+// TestTracesGoOnInWhatEventsCause checks that a handler has the context of the event's creation,
+// and that its requests may carry it. The batches of a projection are in the program's own spans.
 func TestTracesGoOnInWhatEventsCause(t *testing.T) {
 	const creation = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 	spans := tracetest.NewInMemoryExporter()

@@ -1,4 +1,5 @@
-// Package tokens manages the bearer tokens of services: their tenants, their roles and their rate limits.
+// Package tokens manages the bearer tokens of services: their tenants, their roles and their rate
+// limits.
 //
 //	Issue, Ensure, Revoke, List (operators)  ──▶  api_tokens, by hash  ◀──  Lookup (the API, before the tenant is known)
 package tokens

@@ -11,8 +11,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// expiring is the time before its end in which a token counts as expiring, but never more than the last quarter of its
-// life.
+// expiring is the time before its end in which a token counts as expiring, but never more than the
+// last quarter of its life.
 const expiring = 14 * 24 * time.Hour
 
 // expiringSQL counts current tokens that expire soon. Index: api_tokens_expires_idx. Locks: none.
@@ -21,8 +21,8 @@ SELECT /* tokens.expiring */ count(*) FROM api_tokens
  WHERE revoked_at IS NULL AND replaced_at IS NULL AND expires_at > now() AND expires_at < now() + @within::interval
    AND expires_at - now() < (expires_at - created_at) / 4`
 
-// Expiring returns the number of tokens that expire soon. It counts valid tokens that no other token has replaced. pool
-// acts as postgres.RoleSystem.
+// Expiring returns the number of tokens that expire soon. It counts valid tokens that no other
+// token has replaced. pool acts as postgres.RoleSystem.
 func Expiring(ctx context.Context, pool *pgxpool.Pool) (n int, err error) {
 	if err := pool.QueryRow(ctx, expiringSQL, pgx.StrictNamedArgs{"within": expiring}).Scan(&n); err != nil {
 		return 0, fmt.Errorf("count the tokens that expire soon: %w", err)
@@ -39,8 +39,8 @@ type collector struct {
 	desc *prometheus.Desc
 }
 
-// NewCollector returns a gauge of Expiring, which it reads at each scrape. If the database does not answer, the gauge
-// is missing from that scrape. The gauge has no label of a tenant.
+// NewCollector returns a gauge of Expiring, which it reads at each scrape. If the database does not
+// answer, the gauge is missing from that scrape. The gauge has no label of a tenant.
 func NewCollector(pool *pgxpool.Pool, log *slog.Logger) prometheus.Collector {
 	return collector{pool, log.With("component", "tokens"), prometheus.NewDesc("api_tokens_expiring",
 		"Valid tokens without a replacement that expire within 14 days and are in the last quarter of their "+

@@ -12,14 +12,17 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 )
 
-// MaxSessions is how many sessions of the console a token has at once. Signing in once more ends the oldest.
+// MaxSessions is how many sessions of the console a token has at once. Signing in once more ends
+// the oldest.
 const MaxSessions = 100
 
-// Session is the SHA-256 of a session's cookie. The database keeps it, so nobody gets a cookie from the database.
+// Session is the SHA-256 of a session's cookie. The database keeps it, so nobody gets a cookie from
+// the database.
 type Session [sha256.Size]byte
 
-// startSessionSQL adds a session. It deletes the token's oldest sessions beyond the limit, and some that have expired.
-// Index: console_sessions_token_idx, console_sessions_expires_idx. Locks: the rows deleted.
+// startSessionSQL adds a session. It deletes the token's oldest sessions beyond the limit, and some
+// that have expired. Index: console_sessions_token_idx, console_sessions_expires_idx. Locks: the
+// rows deleted.
 const startSessionSQL = `
 WITH oldest AS (SELECT id FROM console_sessions WHERE token_hash = @hash ORDER BY started_at DESC, id
                 OFFSET @most - 1 FOR UPDATE SKIP LOCKED),
@@ -27,8 +30,8 @@ WITH oldest AS (SELECT id FROM console_sessions WHERE token_hash = @hash ORDER B
      gone AS (DELETE FROM console_sessions WHERE id IN (SELECT id FROM oldest UNION ALL SELECT id FROM expired))
 INSERT /* tokens.start_session */ INTO console_sessions (id, token_hash, expires_at) VALUES (@id, @hash, now() + @lives::interval)`
 
-// StartSession records a session of the token, which ends after lives. pool acts as postgres.RoleSystem, here and in
-// the other functions of sessions.
+// StartSession records a session of the token, which ends after lives. pool acts as
+// postgres.RoleSystem, here and in the other functions of sessions.
 func StartSession(ctx context.Context, pool *pgxpool.Pool, id Session, h Hash, lives time.Duration) error {
 	err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, startSessionSQL, pgx.StrictNamedArgs{"id": id[:], "hash": h[:], "lives": lives, "most": MaxSessions})
@@ -51,13 +54,15 @@ func EndSession(ctx context.Context, pool *pgxpool.Pool, id Session) error {
 	return nil
 }
 
-// findSessionSQL finds the token of a session. Index: console_sessions_pkey, api_tokens_pkey. Locks: none.
+// findSessionSQL finds the token of a session. Index: console_sessions_pkey, api_tokens_pkey.
+// Locks: none.
 const findSessionSQL = `
 SELECT /* tokens.find_session */ tenant_id, name, roles, rate_read, rate_write, expires_in, token_limits(@hash::bytea)
   FROM console_sessions s CROSS JOIN LATERAL find_token(s.token_hash)
  WHERE s.id = @id AND s.token_hash = @hash::bytea AND s.expires_at > now()`
 
-// FindSession is Find for a session of the token. If the session has ended, it returns ErrUnauthenticated too.
+// FindSession is Find for a session of the token. If the session has ended, it returns
+// ErrUnauthenticated too.
 func (l Lookup) FindSession(ctx context.Context, id Session, h Hash) (p Principal, asOf time.Time, err error) {
 	return l.find(ctx, findSessionSQL, pgx.StrictNamedArgs{"id": id[:], "hash": h[:]})
 }

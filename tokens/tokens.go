@@ -26,7 +26,8 @@ const (
 	RoleModerate = "moderate"
 	RoleAdmin    = "admin"
 
-	// RoleExport reads everything that a tenant's events contain, with pending bodies and the authors of deleted children.
+	// RoleExport reads everything that a tenant's events contain, with pending bodies and the
+	// authors of deleted children.
 	RoleExport = "export"
 )
 
@@ -37,9 +38,11 @@ func Roles() []string { return []string{RoleRead, RoleWrite, RoleModerate, RoleA
 var (
 	// ErrUnauthenticated reports a token that is unknown, expired or revoked.
 	ErrUnauthenticated = errors.New("tokens: unknown, expired or revoked token")
-	// ErrExists reports a name that the tenant has given to another token, which is neither revoked nor expired.
+	// ErrExists reports a name that the tenant has given to another token, which is neither revoked
+	// nor expired.
 	ErrExists = errors.New("tokens: the tenant has a token of this name")
-	// ErrUnknown reports a name that the tenant never gave to a token, or that has no current token to replace.
+	// ErrUnknown reports a name that the tenant never gave to a token, or that has no current token
+	// to replace.
 	ErrUnknown = errors.New("tokens: the tenant has no token of this name")
 	// ErrNotHeld reports a token that would have a role that its maker lacks.
 	ErrNotHeld = errors.New("tokens: the maker lacks a role of the token")
@@ -50,12 +53,12 @@ var (
 // tokenPrefix makes a token recognizable to people and to scanners of leaked secrets.
 const tokenPrefix = "tdg_"
 
-// SystemTenant is the tenant of system tokens. An operator signs in to the console with one and sees every tenant. The
-// routes of the API refuse it.
+// SystemTenant is the tenant of system tokens. An operator signs in to the console with one and
+// sees every tenant. The routes of the API refuse it.
 const SystemTenant = 0
 
-// Principal is the owner of a token: a service of one tenant, which acts for every user of it, or an operator
-// (SystemTenant).
+// Principal is the owner of a token: a service of one tenant, which acts for every user of it, or
+// an operator (SystemTenant).
 type Principal struct {
 	TenantID  int64
 	Name      string
@@ -115,14 +118,14 @@ type Spec struct {
 	WriteRate *Rate
 	Replace   bool          // replace the name's current token; the new one keeps its roles and rates unless they are given
 	Overlap   time.Duration // how long the replaced token remains valid, at most
-	// Maker is a token of the same tenant that makes this one. The token then has at most the maker's roles, ends no
-	// later than the maker, shares the limits of its maker, and is revoked with it. nil: an operator makes it.
+	// Maker is a token of the same tenant that makes this one. The token then has at most the
+	// maker's roles, ends no later than the maker, shares the limits of its maker, and is revoked
+	// with it. nil: an operator makes it.
 	Maker *Hash
 }
 
-// retireTokenSQL makes room for a token of the name: it retires an expired current token, and with @replace any current
-// token.
-// Index: api_tokens_current_key. Locks: the name's current token.
+// retireTokenSQL makes room for a token of the name: it retires an expired current token, and with
+// @replace any current token. Index: api_tokens_current_key. Locks: the name's current token.
 const retireTokenSQL = `
 UPDATE /* tokens.retire_token */ api_tokens SET replaced_at = now(), expires_at = LEAST(expires_at, now() + @overlap::interval)
  WHERE tenant_id = @tenant::bigint AND name = @name::text AND revoked_at IS NULL AND replaced_at IS NULL
@@ -135,8 +138,8 @@ INSERT /* tokens.create_token */ INTO api_tokens (token_hash, tenant_id, name, r
 VALUES (@hash::bytea, @tenant::bigint, @name::text, @roles::text[], @expires::timestamptz, @rate_read::text, @rate_write::text,
         @made_by::bytea, @limits_of::text)`
 
-// makerSQL reads what the maker of a token has. A revocation of the maker waits until the token is there, and ends it.
-// Index: api_tokens_pkey. Locks: the maker.
+// makerSQL reads what the maker of a token has. A revocation of the maker waits until the token is
+// there, and ends it. Index: api_tokens_pkey. Locks: the maker.
 const makerSQL = `
 SELECT /* tokens.maker */ roles, expires_at, rate_read, rate_write, coalesce(limits_of, name) FROM api_tokens
  WHERE token_hash = @hash::bytea AND tenant_id = @tenant::bigint AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > now())
@@ -164,9 +167,10 @@ type maker struct {
 	Limits      *string // not nil
 }
 
-// Issue makes a token. A name has at most one current token. If there is one and spec does not replace it, Issue
-// returns ErrExists. If spec gives no roles and there is no token to replace, it returns ErrUnknown. If the maker is not
-// valid, it returns ErrUnauthenticated, and ErrNotHeld if the maker lacks a role. pool acts as postgres.RoleSystem.
+// Issue makes a token. A name has at most one current token. If there is one and spec does not
+// replace it, Issue returns ErrExists. If spec gives no roles and there is no token to replace, it
+// returns ErrUnknown. If the maker is not valid, it returns ErrUnauthenticated, and ErrNotHeld if
+// the maker lacks a role. pool acts as postgres.RoleSystem.
 func Issue(ctx context.Context, pool *pgxpool.Pool, spec Spec) (Issued, error) {
 	made := Issued{Token: New()}
 	err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
@@ -227,8 +231,8 @@ func Issue(ctx context.Context, pool *pgxpool.Pool, spec Spec) (Issued, error) {
 	return made, nil
 }
 
-// makerOf reads the maker of the token, before a replacement of the maker itself shortens its life. Without a maker it
-// returns nothing.
+// makerOf reads the maker of the token, before a replacement of the maker itself shortens its life.
+// Without a maker it returns nothing.
 func makerOf(ctx context.Context, tx pgx.Tx, spec Spec) (by maker, err error) {
 	if spec.Maker == nil {
 		return by, nil
@@ -241,8 +245,8 @@ func makerOf(ctx context.Context, tx pgx.Tx, spec Spec) (by maker, err error) {
 	return by, err
 }
 
-// Create makes a token with the configured rates, which replaces no other. A zero expires means never. Errors are those
-// of Issue.
+// Create makes a token with the configured rates, which replaces no other. A zero expires means
+// never. Errors are those of Issue.
 func Create(ctx context.Context, pool *pgxpool.Pool, tenant int64, name string, roles []string, expires time.Time) (string, error) {
 	made, err := Issue(ctx, pool, Spec{TenantID: tenant, Name: name, Roles: roles, Expires: expires})
 	return made.Token, err
@@ -257,9 +261,9 @@ ON CONFLICT (token_hash) DO UPDATE
    SET roles = EXCLUDED.roles, expires_at = NULL, revoked_at = NULL, replaced_at = NULL, rate_read = 'off', rate_write = 'off'
  WHERE t.tenant_id = EXCLUDED.tenant_id AND t.name = EXCLUDED.name`
 
-// Ensure makes token the only valid token of name, with these roles, without an end and without limits. It revokes all
-// other tokens of the name. If the token has another name or tenant, it returns ErrExists. pool acts as
-// postgres.RoleSystem.
+// Ensure makes token the only valid token of name, with these roles, without an end and without
+// limits. It revokes all other tokens of the name. If the token has another name or tenant, it
+// returns ErrExists. pool acts as postgres.RoleSystem.
 func Ensure(ctx context.Context, pool *pgxpool.Pool, tenant int64, name, token string, roles []string) error {
 	if err := checkToken(tenant, name, token, roles); err != nil {
 		return err
@@ -281,21 +285,21 @@ func Ensure(ctx context.Context, pool *pgxpool.Pool, tenant int64, name, token s
 	return nil
 }
 
-// revokeTokensSQL revokes every token of the name, including replaced ones, except the one with the hash @keep. A
-// trigger also revokes what they made.
-// Index: api_tokens_name_idx. Locks: the tokens.
+// revokeTokensSQL revokes every token of the name, including replaced ones, except the one with the
+// hash @keep. A trigger also revokes what they made. Index: api_tokens_name_idx. Locks: the tokens.
 const revokeTokensSQL = `
 UPDATE /* tokens.revoke_tokens */ api_tokens SET revoked_at = now()
  WHERE tenant_id = @tenant::bigint AND name = @name::text AND revoked_at IS NULL AND token_hash <> @keep::bytea`
 
-// revokedAtSQL returns when the last token of the name was revoked. Index: api_tokens_name_idx. Locks: none.
+// revokedAtSQL returns when the last token of the name was revoked. Index: api_tokens_name_idx.
+// Locks: none.
 const revokedAtSQL = `
 SELECT /* tokens.revoked_at */ max(revoked_at) FROM api_tokens WHERE tenant_id = @tenant::bigint AND name = @name::text`
 
-// Revoke revokes every token of the name, including replaced ones, and every token that they made. It returns the
-// number of tokens of the name that it revoked, and the time of the last revocation of the name. A second call changes
-// nothing. If the name never had a token, it returns ErrUnknown. API processes refuse the tokens within a second. pool
-// acts as postgres.RoleSystem.
+// Revoke revokes every token of the name, including replaced ones, and every token that they made.
+// It returns the number of tokens of the name that it revoked, and the time of the last revocation
+// of the name. A second call changes nothing. If the name never had a token, it returns ErrUnknown.
+// API processes refuse the tokens within a second. pool acts as postgres.RoleSystem.
 func Revoke(ctx context.Context, pool *pgxpool.Pool, tenant int64, name string) (n int64, at time.Time, err error) {
 	err = postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		tag, err := tx.Exec(ctx, revokeTokensSQL, pgx.StrictNamedArgs{"tenant": tenant, "name": name, "keep": []byte{}})
@@ -345,8 +349,8 @@ func scanToken(row pgx.CollectableRow) (t Token, err error) {
 	return t, errors.Join(err, setRate(&t.ReadRate, read), setRate(&t.WriteRate, write))
 }
 
-// Ending returns the tokens of the list that work and that a revocation of the name ends: those of the name, and what
-// they made.
+// Ending returns the tokens of the list that work and that a revocation of the name ends: those of
+// the name, and what they made.
 func Ending(all []Token, tenant int64, name string) (ending []Token) {
 	ends := make(map[string]bool)
 	for grown := true; grown; {
@@ -360,25 +364,26 @@ func Ending(all []Token, tenant int64, name string) (ending []Token) {
 	return slices.DeleteFunc(slices.Clone(all), func(t Token) bool { return !ends[t.Fingerprint] || !t.Works })
 }
 
-// fingerprintLen is the number of bytes of the hash in a fingerprint. They are too few to find the token or to prove
-// that one has it.
+// fingerprintLen is the number of bytes of the hash in a fingerprint. They are too few to find the
+// token or to prove that one has it.
 const fingerprintLen = 6
 
 func fingerprint(hash []byte) string {
 	return hex.EncodeToString(hash[:min(len(hash), fingerprintLen)])
 }
 
-// Fingerprint returns a short name of a token for lists and logs: 12 hexadecimal digits of its SHA-256.
+// Fingerprint returns a short name of a token for lists and logs: 12 hexadecimal digits of its
+// SHA-256.
 func Fingerprint(token string) string { return fingerprint(hashed(token)) }
 
-// listTokensSQL reads the tokens of one tenant or of all. Index: api_tokens_name_idx for one tenant; for all, a scan of
-// a table with a row per token ever made. Locks: none.
+// listTokensSQL reads the tokens of one tenant or of all. Index: api_tokens_name_idx for one
+// tenant; for all, a scan of a table with a row per token ever made. Locks: none.
 const listTokensSQL = `
 SELECT /* tokens.list_tokens */ ` + tokenColumns + `
   FROM api_tokens WHERE @tenant::bigint = 0 OR tenant_id = @tenant::bigint ORDER BY tenant_id, name, created_at, token_hash`
 
-// List returns the tokens of a tenant, or of all tenants for 0, with former ones. It orders them by tenant, name and
-// age. pool acts as postgres.RoleSystem.
+// List returns the tokens of a tenant, or of all tenants for 0, with former ones. It orders them by
+// tenant, name and age. pool acts as postgres.RoleSystem.
 func List(ctx context.Context, pool *pgxpool.Pool, tenant int64) ([]Token, error) {
 	rows, _ := pool.Query(ctx, listTokensSQL, pgx.StrictNamedArgs{"tenant": tenant})
 	all, err := pgx.CollectRows(rows, scanToken)
@@ -391,8 +396,9 @@ func List(ctx context.Context, pool *pgxpool.Pool, tenant int64) ([]Token, error
 // identifySQL finds a token in any state by its hash. Index: api_tokens_pkey. Locks: none.
 const identifySQL = `SELECT /* tokens.identify */ ` + tokenColumns + ` FROM api_tokens WHERE token_hash = @hash::bytea`
 
-// Identify returns the description of a token that somebody found, even a revoked or expired one, or ErrUnknownToken. No
-// error contains the token, and the database gets only its hash. pool acts as postgres.RoleSystem.
+// Identify returns the description of a token that somebody found, even a revoked or expired one,
+// or ErrUnknownToken. No error contains the token, and the database gets only its hash. pool acts
+// as postgres.RoleSystem.
 func Identify(ctx context.Context, pool *pgxpool.Pool, token string) (Token, error) {
 	rows, _ := pool.Query(ctx, identifySQL, pgx.StrictNamedArgs{"hash": hashed(token)})
 	t, err := pgx.CollectExactlyOneRow(rows, scanToken)
@@ -405,8 +411,8 @@ func Identify(ctx context.Context, pool *pgxpool.Pool, token string) (Token, err
 	return t, nil
 }
 
-// authenticateSQL finds a token by its hash, before the tenant is known. Its functions run as the owner of the tables.
-// Index: api_tokens_pkey. Locks: none.
+// authenticateSQL finds a token by its hash, before the tenant is known. Its functions run as the
+// owner of the tables. Index: api_tokens_pkey. Locks: none.
 const authenticateSQL = `
 SELECT /* tokens.authenticate */ tenant_id, name, roles, rate_read, rate_write, expires_in, token_limits(@hash::bytea)
   FROM find_token(@hash::bytea)`
@@ -425,15 +431,16 @@ func hashed(token string) []byte {
 	return h[:]
 }
 
-// Lookup finds tokens in the truth. Its pool acts as postgres.RoleAPI. The times that it returns are taken after the
-// wait for a connection and before the query.
+// Lookup finds tokens in the truth. Its pool acts as postgres.RoleAPI. The times that it returns
+// are taken after the wait for a connection and before the query.
 type Lookup struct{ pool *pgxpool.Pool }
 
 // NewLookup returns a Lookup on pool.
 func NewLookup(pool *pgxpool.Pool) Lookup { return Lookup{pool} }
 
-// Find returns the principal of the token, or ErrUnauthenticated. It refuses a token that was revoked or had expired at
-// asOf; it may accept one that is revoked later. p.Lives is the time until the token expires.
+// Find returns the principal of the token, or ErrUnauthenticated. It refuses a token that was
+// revoked or had expired at asOf; it may accept one that is revoked later. p.Lives is the time
+// until the token expires.
 func (l Lookup) Find(ctx context.Context, h Hash) (p Principal, asOf time.Time, err error) {
 	return l.find(ctx, authenticateSQL, pgx.StrictNamedArgs{"hash": h[:]})
 }
@@ -466,14 +473,16 @@ func (l Lookup) find(ctx context.Context, sql string, args pgx.StrictNamedArgs) 
 
 const forever = 100 * 365 * 24 * time.Hour
 
-// changedTokensSQL reads which tokens have changed, newest first. Index: api_tokens_change_idx. Locks: none.
+// changedTokensSQL reads which tokens have changed, newest first. Index: api_tokens_change_idx.
+// Locks: none.
 const changedTokensSQL = `SELECT /* tokens.changed */ change, token_hash FROM changed_tokens(@since::bigint, @most::integer)`
 
 // maxChanged is the most changes that Changed returns.
 const maxChanged = 1000
 
-// Changed returns the tokens that have changed after the change since: they were revoked, replaced, or made again with
-// other roles. It also returns the last change, for the next call. all reports that more tokens may have changed.
+// Changed returns the tokens that have changed after the change since: they were revoked, replaced,
+// or made again with other roles. It also returns the last change, for the next call. all reports
+// that more tokens may have changed.
 func (l Lookup) Changed(ctx context.Context, since int64) (changed []Hash, last int64, all bool, asOf time.Time, err error) {
 	conn, err := l.pool.Acquire(ctx)
 	if err != nil {

@@ -154,7 +154,8 @@ func TestATokenIsReplacedWithoutAnOutage(t *testing.T) {
 	accepted(t, f, first, third)
 	refused(second)
 
-	// Several replacements at once may all succeed, one after the other: the name has one current token.
+	// Several replacements at once may all succeed, one after the other: the name has one current
+	// token.
 	spec.Overlap = time.Hour
 	var wg sync.WaitGroup
 	for range 8 {
@@ -297,7 +298,8 @@ func TestATokenMakesNoMoreThanItHas(t *testing.T) {
 		WriteRate: &tokens.Rate{}})
 	grandchild := issue(tokens.Spec{TenantID: 3, Name: "grandchild", Roles: []string{tokens.RoleRead}, Maker: &child,
 		Expires: time.Now().AddDate(1, 0, 0)})
-	// A service's token that the admin replaces becomes the admin's, with its limits, and so does the admin's next one.
+	// A service's token that the admin replaces becomes the admin's, with its limits, and so does
+	// the admin's next one.
 	issue(tokens.Spec{TenantID: 3, Name: "reader", Roles: []string{tokens.RoleRead}, WriteRate: &tokens.Rate{}})
 	replaced := issue(tokens.Spec{TenantID: 3, Name: "reader", Replace: true, Overlap: time.Hour, Maker: &admin})
 	next := issue(tokens.Spec{TenantID: 3, Name: "admin", Replace: true, Overlap: time.Minute, Maker: &admin})

@@ -16,10 +16,11 @@ type Flaw[T any] struct {
 	Got      string
 }
 
-// Check reads the whole table and reports every version that breaks a rule. The last version of an object is LATEST or
-// DELETED, each earlier one is ARCHIVED, and no version was made before its predecessor. Check returns the number of
-// versions. Only manual SQL makes such rows, never this package. Memory does not grow with the table. Check turns off
-// the transaction's statement timeout.
+// Check reads the whole table and reports every version that breaks a rule. The last version of an
+// object is LATEST or DELETED, each earlier one is ARCHIVED, and no version was made before its
+// predecessor. Check returns the number of versions. Only manual SQL makes such rows, never this
+// package. Memory does not grow with the table. Check turns off the transaction's statement
+// timeout.
 func (t *Table[T]) Check(ctx context.Context, tx pgx.Tx, report func(Flaw[T])) (versions int64, err error) {
 	if _, err := tx.Exec(ctx, `SET LOCAL statement_timeout = 0`); err != nil {
 		return 0, fmt.Errorf("turn off the statement timeout: %w", err)

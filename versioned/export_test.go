@@ -2,8 +2,8 @@ package versioned
 
 import "slices"
 
-// Exports for the tests, which are an external package: the test servers are migrated, and package migrations imports
-// package kinds, whose definitions are versioned objects.
+// Exports for the tests, which are an external package: the test servers are migrated, and package
+// migrations imports package kinds, whose definitions are versioned objects.
 
 // CursorSQL is the statement that reads retention's cursor.
 const CursorSQL = cursorSQL

@@ -34,8 +34,8 @@ func (t *Table[T]) Get(ctx context.Context, tx pgx.Tx, tenant int64, key Key) (V
 	return v, nil
 }
 
-// List returns up to limit LATEST versions of a tenant in the order of their keys. It begins after the key after; nil
-// begins with the first.
+// List returns up to limit LATEST versions of a tenant in the order of their keys. It begins after
+// the key after; nil begins with the first.
 func (t *Table[T]) List(ctx context.Context, tx pgx.Tx, tenant int64, after Key, limit int) ([]Version[T], error) {
 	return t.page(ctx, tx, Latest, tenant, nil, nil, after, limit)
 }
@@ -45,8 +45,9 @@ func (t *Table[T]) ListDeleted(ctx context.Context, tx pgx.Tx, tenant int64, aft
 	return t.page(ctx, tx, Deleted, tenant, nil, nil, after, limit)
 }
 
-// Query is List for the objects whose fields have these values. The fields must be, in any order, those of one of
-// Definition.Indexes or the first columns of the key. Other fields have no index and return an error.
+// Query is List for the objects whose fields have these values. The fields must be, in any order,
+// those of one of Definition.Indexes or the first columns of the key. Other fields have no index
+// and return an error.
 func (t *Table[T]) Query(ctx context.Context, tx pgx.Tx, tenant int64, fields []Field, after Key, limit int) ([]Version[T], error) {
 	columns, values, err := t.indexed(fields)
 	if err != nil {
@@ -95,9 +96,10 @@ func (t *Table[T]) page(ctx context.Context, tx pgx.Tx, state State, tenant int6
 	return t.versions(ctx, tx, t.selectSQL(columns, state, after != nil), "list", args)
 }
 
-// selectSQL returns the statement that lists the heads in a state, in the order of the key, whose columns have the
-// values @field0, @field1 and so on. It has no optional condition, so even a generic plan is an index range.
-// Index: the head index, or the one of Definition.Indexes that begins with the columns; one range. Locks: none.
+// selectSQL returns the statement that lists the heads in a state, in the order of the key, whose
+// columns have the values @field0, @field1 and so on. It has no optional condition, so even a
+// generic plan is an index range. Index: the head index, or the one of Definition.Indexes that
+// begins with the columns; one range. Locks: none.
 func (t *Table[T]) selectSQL(columns []Column, state State, paged bool) string {
 	var names, after []string
 	for i, c := range t.def.Key {
@@ -121,8 +123,8 @@ SELECT /* versioned.select */ t.object, t.metadata, t.%s FROM %s t
  ORDER BY %s LIMIT @limit`, cmp.Or(t.def.Version, "version_id"), t.def.Table, strings.Join(where, " AND "), keys)
 }
 
-// History returns up to limit versions of an object, oldest first, from above the position after. after comes from an
-// earlier result; start with 0. An unknown object has no versions.
+// History returns up to limit versions of an object, oldest first, from above the position after.
+// after comes from an earlier result; start with 0. An unknown object has no versions.
 func (t *Table[T]) History(ctx context.Context, tx pgx.Tx, tenant int64, key Key, after int64, limit int) ([]Version[T], error) {
 	args, err := t.keyArgs(tenant, key)
 	if err != nil {
@@ -132,7 +134,8 @@ func (t *Table[T]) History(ctx context.Context, tx pgx.Tx, tenant int64, key Key
 	return t.versions(ctx, tx, t.historySQL, "read the history of", args)
 }
 
-// Recent is History backward: newest first, from below the position before. Start with math.MaxInt64.
+// Recent is History backward: newest first, from below the position before. Start with
+// math.MaxInt64.
 func (t *Table[T]) Recent(ctx context.Context, tx pgx.Tx, tenant int64, key Key, before int64, limit int) ([]Version[T], error) {
 	args, err := t.keyArgs(tenant, key)
 	if err != nil {

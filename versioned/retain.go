@@ -16,16 +16,16 @@ import (
 // RetentionCreator is the creator of versions that retention made.
 const RetentionCreator = "retention"
 
-// Head is the last version of an object, LATEST or DELETED. TenantID and Key are its position among the heads of all
-// tenants.
+// Head is the last version of an object, LATEST or DELETED. TenantID and Key are its position among
+// the heads of all tenants.
 type Head[T any] struct {
 	TenantID int64
 	Key      []string // the values of the key's columns, as text
 	Version[T]
 }
 
-// Heads returns up to limit heads in the order of tenant and key, after the head after. An after without a key begins
-// with the first.
+// Heads returns up to limit heads in the order of tenant and key, after the head after. An after
+// without a key begins with the first.
 func (t *Table[T]) Heads(ctx context.Context, tx pgx.Tx, after Head[T], limit int) ([]Head[T], error) {
 	sql, args := t.headsSQL, pgx.StrictNamedArgs{"limit": limit}
 	if len(after.Key) > 0 {
@@ -45,9 +45,10 @@ func (t *Table[T]) Heads(ctx context.Context, tx pgx.Tx, after Head[T], limit in
 	return heads, nil
 }
 
-// Expire deletes objects logically if their head is still the given LATEST version and was made before the given time,
-// so an earlier writer wins. It returns their number. The DELETED version is by RetentionCreator and keeps the object's
-// content. If objects have a version of their own, it takes the next one.
+// Expire deletes objects logically if their head is still the given LATEST version and was made
+// before the given time, so an earlier writer wins. It returns their number. The DELETED version is
+// by RetentionCreator and keeps the object's content. If objects have a version of their own, it
+// takes the next one.
 func (t *Table[T]) Expire(ctx context.Context, tx pgx.Tx, heads []Head[T], before time.Time) (int64, error) {
 	args, err := t.lockHeads(ctx, tx, heads, before)
 	if err != nil || len(heads) == 0 {
@@ -57,9 +58,9 @@ func (t *Table[T]) Expire(ctx context.Context, tx pgx.Tx, heads []Head[T], befor
 	return int64(len(ids)), err
 }
 
-// Purge physically deletes all versions of the objects whose head is still the given DELETED version and was made
-// before the given time. It returns the numbers of objects and versions. If the table has Definition.Purged, Record
-// does not bring them back when their events repeat.
+// Purge physically deletes all versions of the objects whose head is still the given DELETED
+// version and was made before the given time. It returns the numbers of objects and versions. If
+// the table has Definition.Purged, Record does not bring them back when their events repeat.
 func (t *Table[T]) Purge(ctx context.Context, tx pgx.Tx, heads []Head[T], before time.Time) (objects, versions int64, err error) {
 	args, err := t.lockHeads(ctx, tx, heads, before)
 	if err != nil || len(heads) == 0 {
@@ -116,8 +117,9 @@ type Terms struct {
 	DryRun bool                                       // changes nothing: Done gets the counts that a run would have, with 0 versions
 }
 
-// Retention decides which objects of a table expire. The functions get heads that are old enough, and return those to
-// delete or purge. They are called outside of transactions and may query other databases.
+// Retention decides which objects of a table expire. The functions get heads that are old enough,
+// and return those to delete or purge. They are called outside of transactions and may query other
+// databases.
 type Retention[T any] struct {
 	Terms
 	// Invalid gets LATEST heads and returns those to delete logically. nil: all.
@@ -129,11 +131,12 @@ type Retention[T any] struct {
 	at func(step string) // a test's hook within a slice
 }
 
-// Retain runs over the table in two steps. First it deletes LATEST objects logically that are no longer valid. Then it
-// deletes DELETED objects physically that are past their time, with all their versions. Each step reads the heads of
-// all tenants in slices. A slice is one short transaction, which also moves the table's cursor; if ctx or a crash
-// interrupts a call, the next one resumes. Any number of calls may run at once. A guard in the statement keeps a head
-// that changed since it was read. The pool acts as the system role. Cost per slice: one range of the head index.
+// Retain runs over the table in two steps. First it deletes LATEST objects logically that are no
+// longer valid. Then it deletes DELETED objects physically that are past their time, with all their
+// versions. Each step reads the heads of all tenants in slices. A slice is one short transaction,
+// which also moves the table's cursor; if ctx or a crash interrupts a call, the next one resumes.
+// Any number of calls may run at once. A guard in the statement keeps a head that changed since it
+// was read. The pool acts as the system role. Cost per slice: one range of the head index.
 func (t *Table[T]) Retain(ctx context.Context, pool *pgxpool.Pool, r Retention[T]) error {
 	if r.After <= 0 {
 		return nil
@@ -151,9 +154,9 @@ func (t *Table[T]) Retain(ctx context.Context, pool *pgxpool.Pool, r Retention[T
 	}
 }
 
-// cursorSQL reads how far retention of a table has come, and the time. It turns sorting off: with a sort, each slice
-// would read the whole rest of the table, whatever the statistics.
-// Index: retention_cursors_pkey. Locks: none.
+// cursorSQL reads how far retention of a table has come, and the time. It turns sorting off: with a
+// sort, each slice would read the whole rest of the table, whatever the statistics. Index:
+// retention_cursors_pkey. Locks: none.
 const cursorSQL = `
 SELECT /* versioned.cursor */ now(), coalesce(c.step, 'delete'), coalesce(c.after_tenant, 0), coalesce(c.after_key, '{}'),
 	set_config('enable_sort', 'off', true)
@@ -165,7 +168,8 @@ INSERT /* versioned.move */ INTO retention_cursors (table_name, step, after_tena
     ON CONFLICT (table_name) DO UPDATE SET step = excluded.step, after_tenant = excluded.after_tenant, after_key = excluded.after_key,
        moved_at = excluded.moved_at`
 
-// restSQL records that retention of the table is complete. Index: retention_cursors_pkey. Locks: its row.
+// restSQL records that retention of the table is complete. Index: retention_cursors_pkey. Locks:
+// its row.
 const restSQL = `DELETE /* versioned.rest */ FROM retention_cursors WHERE table_name = @table`
 
 // plan reads all heads, regardless of the cursor, and changes nothing.

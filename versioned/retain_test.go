@@ -335,8 +335,8 @@ func TestWhatWasPurgedDoesNotComeBackAndTheNextVersionGoesOn(t *testing.T) {
 	inTx(t, pool, func(ctx context.Context, tx pgx.Tx) error { return checkFlawless(ctx, tx, table, 2) })
 }
 
-// Callers of Record wait only for retention, and retention waits for all of them: a version that arrives late cannot
-// pass the purge of its object.
+// Callers of Record wait only for retention, and retention waits for all of them: a version that
+// arrives late cannot pass the purge of its object.
 func TestThoseWhoRecordWaitForRetentionAlone(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	table := bonds()

@@ -20,8 +20,8 @@ const metadata = `jsonb_build_object('version_id', n.id, 'version_state', n.stat
 // toArchived makes a version ARCHIVED.
 const toArchived = `metadata = jsonb_set(t.metadata, '{version_state}', '"ARCHIVED"')`
 
-// prepare renders the statements. It replaces placeholders, for example {table}, by names from the definition; all
-// values are arguments.
+// prepare renders the statements. It replaces placeholders, for example {table}, by names from the
+// definition; all values are arguments.
 func (t *Table[T]) prepare() {
 	var names, same, exprs, params, texts, after []string
 	for i, c := range t.def.Key {
@@ -58,9 +58,9 @@ func (t *Table[T]) prepare() {
 
 // prepareWrites prepares the statements that change objects.
 func (t *Table[T]) prepareWrites(r *strings.Replacer) {
-	// Locks: one advisory lock per object, by its hash, in the order of the hashes; none if the slice is empty. A table
-	// with recorded versions has one lock instead: a batch records thousands of versions, so any two batches would
-	// share a hash.
+	// Locks: one advisory lock per object, by its hash, in the order of the hashes; none if the
+	// slice is empty. A table with recorded versions has one lock instead: a batch records
+	// thousands of versions, so any two batches would share a hash.
 	bucket := "hashtext(ROW(tenant_id, {keys})::text) & ({buckets} - 1)"
 	if t.def.Version != "" {
 		bucket = "{buckets}"
@@ -81,8 +81,9 @@ UPDATE /* versioned.archive */ {table} t SET ` + toArchived + `
   FROM (SELECT DISTINCT tenant_id, {keys} FROM incoming) i
  WHERE {same} AND t.version_state IN ('LATEST', 'DELETED')`)
 
-	// The last of several changes of one object is its head. A writer that waited for another one has an earlier now(),
-	// so the time is raised to the predecessor's. Index: the primary key. Locks: none but the new rows.
+	// The last of several changes of one object is its head. A writer that waited for another one
+	// has an earlier now(), so the time is raised to the predecessor's. Index: the primary key.
+	// Locks: none but the new rows.
 	t.insertSQL = r.Replace(incoming + `
 INSERT /* versioned.insert */ INTO {table} (tenant_id, object, metadata)
 SELECT n.tenant_id, n.object, ` + metadata + `
@@ -116,20 +117,23 @@ func (t *Table[T]) prepareRecords(r *strings.Replacer) {
 		purged = " AND NOT EXISTS (SELECT FROM {purged} t WHERE {same} AND t.version >= i.{version})"
 	}
 
-	// A later version of an object makes its head ARCHIVED. Index: the head index. Locks: the heads.
+	// A later version of an object makes its head ARCHIVED. Index: the head index. Locks: the
+	// heads.
 	t.outdateSQL = r.Replace(incoming + `
 UPDATE /* versioned.outdate */ {table} t SET ` + toArchived + `
   FROM (SELECT tenant_id, {keys}, max((object ->> '{version}')::bigint) AS {version} FROM incoming GROUP BY tenant_id, {keys}) i
  WHERE {same} AND t.version_state IN ('LATEST', 'DELETED') AND t.{version} < i.{version}`)
 
-	// A version's creator may become known after the version. Index: the version index. Locks: the versions.
+	// A version's creator may become known after the version. Index: the version index. Locks: the
+	// versions.
 	t.adoptSQL = r.Replace(incoming + `
 UPDATE /* versioned.adopt */ {table} t SET object = i.object, metadata = jsonb_set(t.metadata, '{created_by}', to_jsonb(i.created_by))
   FROM (SELECT DISTINCT ON (tenant_id, {keys}, {version}) * FROM (SELECT *, (object ->> '{version}')::bigint AS {version} FROM incoming) v
          WHERE created_by <> '` + Unrecorded + `' ORDER BY tenant_id, {keys}, {version}, ord) i
  WHERE {same} AND t.{version} = i.{version} AND t.metadata ->> 'created_by' = '` + Unrecorded + `'`)
 
-	// Existing and purged versions do not change. A version without a successor is the head. Index: the version index.
+	// Existing and purged versions do not change. A version without a successor is the head. Index:
+	// the version index.
 	t.recordSQL = r.Replace(incoming + `, versions AS MATERIALIZED (
   SELECT DISTINCT ON (tenant_id, {keys}, {version}) * FROM (SELECT *, (object ->> '{version}')::bigint AS {version} FROM incoming) v
    ORDER BY tenant_id, {keys}, {version}, created_by = '` + Unrecorded + `', ord
@@ -175,8 +179,8 @@ func (t *Table[T]) prepareRetention(r *strings.Replacer) {
 )`
 	}
 
-	// A head remains if it is no longer the given version, or was not made before the given time. Index: the head
-	// index. Locks: the heads.
+	// A head remains if it is no longer the given version, or was not made before the given time.
+	// Index: the head index. Locks: the heads.
 	t.expireSQL = r.Replace(incoming + `, gone AS (
   UPDATE {table} t SET ` + toArchived + `
     FROM incoming i

@@ -12,8 +12,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// State is a version's place in the life of its object. There is no UNDEFINED: the tables and UnmarshalText refuse a
-// version without a state.
+// State is a version's place in the life of its object. There is no UNDEFINED: the tables and
+// UnmarshalText refuse a version without a state.
 type State string
 
 // The states of a version. An object's head is LATEST or DELETED.
@@ -62,11 +62,12 @@ var (
 	ErrNoCreator = errors.New("versioned: a version has no creator")
 )
 
-// Column is a key column: its name, which is also its field in the object, and its type: bigint, uuid or text.
+// Column is a key column: its name, which is also its field in the object, and its type: bigint,
+// uuid or text.
 type Column struct{ Name, Type string }
 
-// Definition describes a table of this shape. Its other columns are tenant_id, object, metadata, version_id and
-// version_state. The last two are generated from metadata.
+// Definition describes a table of this shape. Its other columns are tenant_id, object, metadata,
+// version_id and version_state. The last two are generated from metadata.
 type Definition struct {
 	Table    string
 	Sequence string            // of version ids
@@ -74,23 +75,24 @@ type Definition struct {
 	Absent   map[string]string // by key column, the value for an object without the field; the column is generated likewise
 	Version  string            // bigint column generated from the object's own version, unique per object; empty if it has none
 
-	// Indexes lists the fields by which Query can select, besides the first columns of the key. Each element is an
-	// index of the LATEST versions: (tenant_id, ((object ->> 'field')::type) for each field, the key) WHERE
-	// version_state = 'LATEST'. An index on an expression can be added to a table in use without a rewrite; a generated
-	// column cannot.
+	// Indexes lists the fields by which Query can select, besides the first columns of the key.
+	// Each element is an index of the LATEST versions: (tenant_id, ((object ->> 'field')::type) for
+	// each field, the key) WHERE version_state = 'LATEST'. An index on an expression can be added
+	// to a table in use without a rewrite; a generated column cannot.
 	Indexes [][]Column
 
-	// Purged is the table of (tenant_id, the key, version, purged_at) that records the object's own version at which it
-	// was purged. Record adds no version up to it, and the next version continues from it. Empty if the table needs
-	// none.
+	// Purged is the table of (tenant_id, the key, version, purged_at) that records the object's own
+	// version at which it was purged. Record adds no version up to it, and the next version
+	// continues from it. Empty if the table needs none.
 	Purged string
 }
 
 // Key has the values of an object's key columns, in their order.
 type Key []any
 
-// Table is the data access layer of one table. It is immutable and safe for concurrent use. Its methods join the
-// caller's transaction and never commit. At READ COMMITTED they see the writes of the writers for which they waited.
+// Table is the data access layer of one table. It is immutable and safe for concurrent use. Its
+// methods join the caller's transaction and never commit. At READ COMMITTED they see the writes of
+// the writers for which they waited.
 type Table[T any] struct {
 	def                                                                                              Definition
 	lockSQL, lockAllSQL, shareSQL, archiveSQL, insertSQL, deleteSQL, outdateSQL, adoptSQL, recordSQL string
@@ -100,8 +102,8 @@ type Table[T any] struct {
 
 var identifier = regexp.MustCompile(`^[a-z][a-z0-9_]{0,62}$`)
 
-// New prepares the statements of a table. It panics if the definition has no key, an unknown type, or a name that is
-// not a plain identifier: the calling code is wrong.
+// New prepares the statements of a table. It panics if the definition has no key, an unknown type,
+// or a name that is not a plain identifier: the calling code is wrong.
 func New[T any](def Definition) *Table[T] {
 	names := []string{def.Table, def.Sequence}
 	if def.Version != "" {
@@ -132,11 +134,13 @@ func New[T any](def Definition) *Table[T] {
 	return t
 }
 
-// buckets bounds the advisory locks of a transaction: the server's lock table has room for a few thousand in total.
+// buckets bounds the advisory locks of a transaction: the server's lock table has room for a few
+// thousand in total.
 const buckets = 1024
 
-// Upsert makes each change's object the LATEST version; the previous head becomes ARCHIVED. Several changes of one
-// object become several versions, in the slice's order. It returns the version ids in that order, or ErrNoCreator.
+// Upsert makes each change's object the LATEST version; the previous head becomes ARCHIVED. Several
+// changes of one object become several versions, in the slice's order. It returns the version ids
+// in that order, or ErrNoCreator.
 func (t *Table[T]) Upsert(ctx context.Context, tx pgx.Tx, changes []Change[T]) ([]int64, error) {
 	args, err := t.lock(ctx, tx, changes)
 	if err != nil || len(changes) == 0 {
@@ -148,9 +152,9 @@ func (t *Table[T]) Upsert(ctx context.Context, tx pgx.Tx, changes []Change[T]) (
 	return t.write(ctx, tx, t.insertSQL, "upsert", args, len(changes))
 }
 
-// Delete adds a DELETED version to each object that has a LATEST one. It keeps the object's last content; from the
-// change's object it reads only the key fields. It returns the new version ids. An object that does not exist or is
-// deleted gets none.
+// Delete adds a DELETED version to each object that has a LATEST one. It keeps the object's last
+// content; from the change's object it reads only the key fields. It returns the new version ids.
+// An object that does not exist or is deleted gets none.
 func (t *Table[T]) Delete(ctx context.Context, tx pgx.Tx, changes []Change[T]) ([]int64, error) {
 	args, err := t.lock(ctx, tx, changes)
 	if err != nil || len(changes) == 0 {
@@ -171,21 +175,23 @@ func (t *Table[T]) write(ctx context.Context, tx pgx.Tx, sql, what string, args 
 // Unrecorded is the creator of a version whose content is known but not its creator.
 const Unrecorded = "unrecorded"
 
-// Entry is a version that was made elsewhere and has its own number (the column Definition.Version). Deleted: it
-// deletes the object.
+// Entry is a version that was made elsewhere and has its own number (the column
+// Definition.Version). Deleted: it deletes the object.
 type Entry[T any] struct {
 	Change[T]
 	Deleted bool
 }
 
-// Record adds the versions that are missing and were not purged, each in its place by the object's own version. A
-// version with a successor is ARCHIVED from the start; the latest one is the head. Existing versions remain, except
-// that a version by Unrecorded takes the content and creator of its entry. Record returns the number of versions added.
-// A version that arrives late has a higher id than its successors, so History uses the object's version.
+// Record adds the versions that are missing and were not purged, each in its place by the object's
+// own version. A version with a successor is ARCHIVED from the start; the latest one is the head.
+// Existing versions remain, except that a version by Unrecorded takes the content and creator of
+// its entry. Record returns the number of versions added. A version that arrives late has a higher
+// id than its successors, so History uses the object's version.
 //
-// Calls of Record wait for retention, but not for each other, however many objects they share. The caller makes sure
-// that no two calls record the same object at the same time. A consumer does so by the offset that it holds until its
-// transaction ends. A caller that cannot know calls LockAll before.
+// Calls of Record wait for retention, but not for each other, however many objects they share. The
+// caller makes sure that no two calls record the same object at the same time. A consumer does so
+// by the offset that it holds until its transaction ends. A caller that cannot know calls LockAll
+// before.
 func (t *Table[T]) Record(ctx context.Context, tx pgx.Tx, entries []Entry[T]) (int64, error) {
 	if t.def.Version == "" {
 		return 0, fmt.Errorf("record into %s: its objects have no version of their own", t.def.Table)
@@ -214,8 +220,9 @@ func (t *Table[T]) Record(ctx context.Context, tx pgx.Tx, entries []Entry[T]) (i
 	return tag.RowsAffected(), nil
 }
 
-// Lock waits for other writers of the objects and keeps them out until the transaction ends. A caller whose decision
-// depends on an object calls it before reading. Of the changes it uses only the tenants, the key fields and By.
+// Lock waits for other writers of the objects and keeps them out until the transaction ends. A
+// caller whose decision depends on an object calls it before reading. Of the changes it uses only
+// the tenants, the key fields and By.
 func (t *Table[T]) Lock(ctx context.Context, tx pgx.Tx, changes []Change[T]) error {
 	_, err := t.lock(ctx, tx, changes)
 	return err

@@ -432,7 +432,8 @@ func TestConcurrentWritersOfTheSameObjectsAllSucceed(t *testing.T) {
 		t.Fatal(err)
 	}
 	inTx(t, pool, func(ctx context.Context, tx pgx.Tx) error {
-		// A writer that waited began before the one that it waited for, yet made the later version at the later time.
+		// A writer that waited began before the one that it waited for, yet made the later version
+		// at the later time.
 		return errors.Join(checkInvariants(ctx, tx, "threads", "post_id", "version_id", 3*writers*rounds),
 			checkFlawless(ctx, tx, table, 3*writers*rounds))
 	})
@@ -654,7 +655,8 @@ func TestQueryFindsObjectsAsTheyAreByAnIndex(t *testing.T) {
 func TestAnObjectStoredBeforeAFieldWasThereIsRead(t *testing.T) {
 	db := testkit.Postgres(t)
 	table, pool := articles(t, db), db.Pool(t, postgres.RoleSystem)
-	// Rows as the first release stored them, and one of a later release with a field that this release does not know.
+	// Rows as the first release stored them, and one of a later release with a field that this
+	// release does not know.
 	rows, err := os.ReadFile("testdata/articles.json")
 	if err != nil {
 		t.Fatal(err)

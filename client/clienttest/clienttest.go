@@ -24,8 +24,8 @@ type Tenant struct {
 	ID   int64
 }
 
-// New returns a client for a new tenant, with a token that has every role. Settings change the client. Use its Session
-// for reads that include earlier writes.
+// New returns a client for a new tenant, with a token that has every role. Settings change the
+// client. Use its Session for reads that include earlier writes.
 func New(t testing.TB, with ...client.Setting) *client.Client {
 	t.Helper()
 	tenant := NewTenant(t)
@@ -39,14 +39,15 @@ func NewTenant(t testing.TB) Tenant {
 	return Tenant{URL: r.URL, NATS: r.NATS, ID: r.Tenant}
 }
 
-// Database makes an empty database for the tables of a subscriber, and returns its URL. It ends with the servers.
+// Database makes an empty database for the tables of a subscriber, and returns its URL. It ends
+// with the servers.
 func Database(t testing.TB) (url string) {
 	t.Helper()
 	return ask(t, request{Do: "database"}).URL
 }
 
-// Token makes a token of the tenant with these roles. Without roles it has all: read, write, moderate, admin and
-// export.
+// Token makes a token of the tenant with these roles. Without roles it has all: read, write,
+// moderate, admin and export.
 func (n Tenant) Token(t testing.TB, roles ...string) string {
 	t.Helper()
 	return ask(t, request{Do: "token", Tenant: n.ID, Roles: roles}).Token
@@ -63,9 +64,9 @@ func (n Tenant) Client(t testing.TB, token string, with ...client.Setting) *clie
 	return c
 }
 
-// ApplyKinds puts kinds in force beside the built-in ones, for all tests of this binary, like `tidings kinds apply`
-// with this YAML. It removes kinds of an earlier call that yaml does not have. It returns when the API has the routes
-// of the kinds.
+// ApplyKinds puts kinds in force beside the built-in ones, for all tests of this binary, like
+// `tidings kinds apply` with this YAML. It removes kinds of an earlier call that yaml does not
+// have. It returns when the API has the routes of the kinds.
 func ApplyKinds(t testing.TB, yaml string) {
 	t.Helper()
 	ask(t, request{Do: "kinds", YAML: yaml})
@@ -88,7 +89,8 @@ type response struct {
 	Token  string `json:"token,omitempty"`
 }
 
-// child is the server of this test binary. It is a variable because all tests of the binary share it.
+// child is the server of this test binary. It is a variable because all tests of the binary share
+// it.
 var child struct {
 	mu  sync.Mutex
 	err error // of its start
@@ -132,8 +134,8 @@ func exchange(r request) (answer response, err error) {
 	return answer, nil
 }
 
-// start runs this binary again as the server. The server ends when its standard input ends. The kernel closes that when
-// this process ends for any reason.
+// start runs this binary again as the server. The server ends when its standard input ends. The
+// kernel closes that when this process ends for any reason.
 func start() error {
 	self, err := os.Executable()
 	if err != nil {

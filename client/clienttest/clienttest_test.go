@@ -377,7 +377,8 @@ func TestTheBuiltInKinds(t *testing.T) {
 	if n, err := s.Products.Counts(ctx, 9); err != nil || n.Reviews.Aggregates.Rating.Average() != 3 {
 		t.Errorf("%+v, %v", n, err)
 	}
-	// The same key makes one comment. A change of an old version is stale. A deleted comment is gone.
+	// The same key makes one comment. A change of an old version is stale. A deleted comment is
+	// gone.
 	var meta client.Response
 	var comments [2]client.Comment
 	for i := range comments {
@@ -412,8 +413,9 @@ func TestTheBuiltInKinds(t *testing.T) {
 	}
 }
 
-// batchOfManyRequests writes a batch that is longer than one request. A read right after it includes the writes whose
-// tokens the session has, which are the last 64. The others are there once the projection has applied them.
+// batchOfManyRequests writes a batch that is longer than one request. A read right after it
+// includes the writes whose tokens the session has, which are the last 64. The others are there
+// once the projection has applied them.
 func batchOfManyRequests(t *testing.T, s *client.Session) {
 	t.Helper()
 	const all, tokens = 1100, 64

@@ -35,7 +35,8 @@ const variable = "TIDINGS_CLIENTTEST"
 // prefix begins the names of such directories.
 const prefix = "tidings-clienttest-"
 
-// init turns a process that has the variable into the server, before its tests begin. So no package needs a TestMain.
+// init turns a process that has the variable into the server, before its tests begin. So no package
+// needs a TestMain.
 func init() {
 	dir := os.Getenv(variable)
 	if dir == "" {

@@ -1,5 +1,5 @@
-// Command followercounts keeps the counts and lists of edges of every kind, for example follows and likes. Any number of
-// instances may run at once.
+// Command followercounts keeps the counts and lists of edges of every kind, for example follows and
+// likes. Any number of instances may run at once.
 package main
 
 import "github.com/tidings/tidings/cmd/internal/services"

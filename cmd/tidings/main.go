@@ -1,6 +1,7 @@
-// Command tidings is the command line for people. It runs the whole system on one machine, migrates databases, creates
-// tokens, loads graphs, and checks whether every write has arrived everywhere. Started through a link named api, relay,
-// followercounts, threadcache or archiver, it runs that service, so the container image needs one binary.
+// Command tidings is the command line for people. It runs the whole system on one machine, migrates
+// databases, creates tokens, loads graphs, and checks whether every write has arrived everywhere.
+// Started through a link named api, relay, followercounts, threadcache or archiver, it runs that
+// service, so the container image needs one binary.
 package main
 
 import (

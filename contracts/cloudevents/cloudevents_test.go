@@ -44,7 +44,8 @@ func sample(t *testing.T, n int, typ contracts.Type) event.Event {
 	return e
 }
 
-// TestTheOfficialSDKReadsEveryType reads events as relays write them from a stream, with the SDK's consumer.
+// TestTheOfficialSDKReadsEveryType reads events as relays write them from a stream, with the SDK's
+// consumer.
 func TestTheOfficialSDKReadsEveryType(t *testing.T) {
 	server, err := broker.StartServer(broker.ServerConfig{Dir: t.TempDir(), LazySync: true})
 	if err != nil {

@@ -40,8 +40,9 @@ func run(ctx context.Context) error {
 
 const concurrency = 32
 
-// send sends a mail. After an error package subscribe calls it again, except after subscribe.Permanent(err). For a mail
-// service, e.ID is the idempotency key. Version 1 is the first follow of a pair.
+// send sends a mail. After an error package subscribe calls it again, except after
+// subscribe.Permanent(err). For a mail service, e.ID is the idempotency key. Version 1 is the first
+// follow of a pair.
 func send(_ context.Context, e subscribe.Event[event.Edge]) error {
 	_, err := fmt.Printf("to user %d: user %d follows you (version %d)\n", e.Data.To, e.Data.From, e.Data.Version)
 	return err

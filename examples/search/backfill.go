@@ -28,8 +28,8 @@ type line struct {
 	End           string
 }
 
-// backfill fills a new index from an export, because the streams may no longer have the oldest comments. The index then
-// continues where the export ends.
+// backfill fills a new index from an export, because the streams may no longer have the oldest
+// comments. The index then continues where the export ends.
 func backfill(ctx context.Context, pool *pgxpool.Pool, api, token string) error {
 	// Without positions Begin changes nothing: it only fails if the index has begun.
 	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return subscribe.Begin(ctx, tx, name) })
@@ -49,8 +49,8 @@ func backfill(ctx context.Context, pool *pgxpool.Pool, api, token string) error 
 	return err
 }
 
-// load writes the states of one answer, and sets at to the beginning of the next answer. The index begins with the last
-// answer.
+// load writes the states of one answer, and sets at to the beginning of the next answer. The index
+// begins with the last answer.
 func load(ctx context.Context, tx pgx.Tx, from, token string, at url.Values) (done bool, err error) {
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, from, nil)
 	if err != nil {

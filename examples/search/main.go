@@ -1,5 +1,5 @@
-// Command search keeps a full-text index of comments in PostgreSQL. With arguments it finds the comments that contain
-// these words.
+// Command search keeps a full-text index of comments in PostgreSQL. With arguments it finds the
+// comments that contain these words.
 package main
 
 import (
@@ -29,14 +29,15 @@ CREATE TABLE IF NOT EXISTS documents (
 CREATE INDEX IF NOT EXISTS documents_words_idx ON documents USING gin (words);
 CREATE TABLE IF NOT EXISTS activity (tenant_id bigint, post_id bigint, events bigint NOT NULL, PRIMARY KEY (tenant_id, post_id))`
 
-// documentSQL keeps the newest state of a comment. It ignores an event whose version the table has: the event is older
-// than the backfill, or a repair published it again.
+// documentSQL keeps the newest state of a comment. It ignores an event whose version the table has:
+// the event is older than the backfill, or a repair published it again.
 const documentSQL = `
 INSERT INTO documents (tenant_id, comment_id, post_id, version, body) VALUES ($1, $2, $3, $4, $5)
     ON CONFLICT (tenant_id, comment_id) DO UPDATE SET version = excluded.version, body = excluded.body
     WHERE documents.version < excluded.version`
 
-// activitySQL counts messages, each exactly once. An event that a repair published again is a second message.
+// activitySQL counts messages, each exactly once. An event that a repair published again is a
+// second message.
 const activitySQL = `
 INSERT INTO activity (tenant_id, post_id, events) VALUES ($1, $2, 1) ON CONFLICT (tenant_id, post_id) DO UPDATE
 SET events = activity.events + 1`

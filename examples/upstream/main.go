@@ -1,5 +1,5 @@
-// Upstream is a service with a table of its own. It publishes the changes of this table through Tidings' outbox. It
-// needs pgx, and no package of Tidings:
+// Upstream is a service with a table of its own. It publishes the changes of this table through
+// Tidings' outbox. It needs pgx, and no package of Tidings:
 //
 //	DATABASE_URL=postgres://bookmarks_service@HOST/DB go run . USER POST NOTE
 package main
@@ -18,8 +18,8 @@ import (
 
 const tenant = 1
 
-// bookmark is a user's note on a post. It is also the payload of the events: the whole state. Ids are strings, because
-// some JSON readers cannot keep 64 bits of a number.
+// bookmark is a user's note on a post. It is also the payload of the events: the whole state. Ids
+// are strings, because some JSON readers cannot keep 64 bits of a number.
 type bookmark struct {
 	UserID  int64  `json:"user_id,string"`
 	PostID  int64  `json:"post_id,string"`
@@ -27,8 +27,8 @@ type bookmark struct {
 	Version int64  `json:"version"`
 }
 
-// saveSQL changes a row only if the note differs, and then raises the version. A second save of the same bookmark waits
-// for the row's lock until this transaction ends.
+// saveSQL changes a row only if the note differs, and then raises the version. A second save of the
+// same bookmark waits for the row's lock until this transaction ends.
 const saveSQL = `
 INSERT INTO bookmarks (tenant_id, user_id, post_id, note) VALUES ($1, $2, $3, $4)
 ON CONFLICT (tenant_id, user_id, post_id) DO UPDATE SET note = excluded.note, version = bookmarks.version + 1
@@ -39,9 +39,9 @@ RETURNING version`
 const tellSQL = `
 INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload) VALUES ($1, 'bookmark', $2, $3, $4)`
 
-// save writes a user's note on a post and its event in the caller's transaction. It returns the bookmark's version, or
-// 0 if the note is unchanged. It writes the state first, so the row's lock puts the events of one bookmark in the order
-// of the commits.
+// save writes a user's note on a post and its event in the caller's transaction. It returns the
+// bookmark's version, or 0 if the note is unchanged. It writes the state first, so the row's lock
+// puts the events of one bookmark in the order of the commits.
 func save(ctx context.Context, tx pgx.Tx, b bookmark) (version int64, err error) {
 	err = tx.QueryRow(ctx, saveSQL, tenant, b.UserID, b.PostID, b.Note).Scan(&b.Version)
 	if errors.Is(err, pgx.ErrNoRows) {

@@ -25,8 +25,8 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// login runs setup.sql and returns the login's URL. The login has a name of its own, because all databases of a server
-// share their logins.
+// login runs setup.sql and returns the login's URL. The login has a name of its own, because all
+// databases of a server share their logins.
 func login(t *testing.T, db *testkit.DB) string {
 	t.Helper()
 	content, err := os.ReadFile("setup.sql")
@@ -73,7 +73,8 @@ const (
 	changes = 3*users*writers + 1
 )
 
-// write lets writers save the same bookmarks at once. One rolls its change back, and one saves an unchanged note.
+// write lets writers save the same bookmarks at once. One rolls its change back, and one saves an
+// unchanged note.
 func write(t *testing.T, service string) {
 	t.Helper()
 	var g errgroup.Group

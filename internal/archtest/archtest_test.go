@@ -29,14 +29,16 @@ const (
 	blob = "github.com/minio/minio-go"
 )
 
-// rule says which packages of this module, and which of the watched libraries, the matching packages may import.
+// rule says which packages of this module, and which of the watched libraries, the matching
+// packages may import.
 type rule struct {
 	pkg  string   // path.Match below the module
 	may  []string // path.Match below the module
 	libs []string
 }
 
-// rules: the first one that matches a package applies. A package without a matching rule fails the test.
+// rules: the first one that matches a package applies. A package without a matching rule fails the
+// test.
 var rules = []rule{
 	{pkg: "cmd/*", may: []string{"*", "*/*", "*/*/*"}, libs: []string{pgx, nats}}, // commands wire all packages
 	{pkg: "cmd/*/*", may: []string{"*", "*/*", "*/*/*"}, libs: []string{pgx, nats}},

@@ -1,5 +1,6 @@
-// Package archtest enforces the import rules of this module with a test: which package may import which. It also
-// tests that the licenses of all libraries in the binaries are compatible with ours. It has no code except tests.
+// Package archtest enforces the import rules of this module with a test: which package may import
+// which. It also tests that the licenses of all libraries in the binaries are compatible with ours.
+// It has no code except tests.
 //
 //	cmd ─> everything
 //	api ─> store, tokens, outbox, projections, versioned, event  consumers ─> event, lease, broker, postgres

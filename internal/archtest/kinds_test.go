@@ -18,17 +18,19 @@ import (
 	"github.com/tidings/tidings/kinds"
 )
 
-// old are the kinds that are older than the mechanism of kinds, and have their own routes, views and payloads.
+// old are the kinds that are older than the mechanism of kinds, and have their own routes, views
+// and payloads.
 var old = []string{"follow", "comment"}
 
-// ambiguous are names of kinds that also have another meaning: a message of the outbox, a share of leases. They count
-// only in rooms.
+// ambiguous are names of kinds that also have another meaning: a message of the outbox, a share of
+// leases. They count only in rooms.
 var (
 	ambiguous = []string{"message", "messages", "share", "shares"}
 	rooms     = []string{"api", "event", "kinds", "migrations", "projections", "store"}
 )
 
-// kindWords returns the names of the built-in kinds without the old ones, in all forms of builtin.yaml.
+// kindWords returns the names of the built-in kinds without the old ones, in all forms of
+// builtin.yaml.
 func kindWords() map[string]bool {
 	words := map[string]bool{}
 	add := func(name string, others ...string) {
@@ -56,8 +58,9 @@ var (
 	quoted = regexp.MustCompile(`'([a-z_]+)'|"([a-z_]+)"`)
 )
 
-// namesOf returns the places where a Go file names a kind. An identifier counts if it is such a name, or contains a
-// word of no other meaning. A string counts if it is such a name, or has one in quotes.
+// namesOf returns the places where a Go file names a kind. An identifier counts if it is such a
+// name, or contains a word of no other meaning. A string counts if it is such a name, or has one in
+// quotes.
 func namesOf(t *testing.T, file string, src any, words map[string]bool) []string {
 	t.Helper()
 	fset := token.NewFileSet()
@@ -121,8 +124,8 @@ func TestNoFileNamesAKind(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		// The client has a typed method for each operation of each built-in kind. A test compares it with the OpenAPI
-		// document.
+		// The client has a typed method for each operation of each built-in kind. A test compares
+		// it with the OpenAPI document.
 		if d.IsDir() && (slices.Contains([]string{"client", "examples", "testdata"}, d.Name()) ||
 			strings.HasPrefix(d.Name(), ".") && p != root) {
 			return filepath.SkipDir

@@ -10,7 +10,8 @@ import (
 	"testing"
 )
 
-// maxLines limits the lines of a function, from its name to its closing brace, to what fits on a screen.
+// maxLines limits the lines of a function, from its name to its closing brace, to what fits on a
+// screen.
 const maxLines = 80
 
 // longFunctions calls found for each function of a file that is too long.

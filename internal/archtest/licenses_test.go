@@ -15,8 +15,8 @@ import (
 	"github.com/google/licensecheck"
 )
 
-// compatible lists the SPDX identifiers of licenses whose code may be part of a binary under the Apache License 2.0
-// (https://www.apache.org/legal/resolved.html, categories A and B).
+// compatible lists the SPDX identifiers of licenses whose code may be part of a binary under the
+// Apache License 2.0 (https://www.apache.org/legal/resolved.html, categories A and B).
 var compatible = map[string]bool{
 	"Apache-2.0": true, "MIT": true, "MIT-0": true, "BSD-2-Clause": true, "BSD-3-Clause": true, "ISC": true, "0BSD": true,
 	"Unlicense": true, "Zlib": true, "MPL-2.0": true, // MPL-2.0: for a library whose files we do not change
@@ -24,7 +24,8 @@ var compatible = map[string]bool{
 
 var licenseFile = regexp.MustCompile(`(?i)^(un)?licen[sc]e|^copying`)
 
-// judge returns the licenses in a license file. It returns an error unless the whole text is known and compatible.
+// judge returns the licenses in a license file. It returns an error unless the whole text is known
+// and compatible.
 func judge(text []byte) ([]string, error) {
 	c := licensecheck.Scan(text)
 	var ids []string
@@ -66,7 +67,8 @@ func judgeFolder(t *testing.T, dir string) (files int) {
 	return files
 }
 
-// The binaries contain the packages that they import, and Go's standard library, which has the license BSD-3-Clause.
+// The binaries contain the packages that they import, and Go's standard library, which has the
+// license BSD-3-Clause.
 func TestEveryDependencysLicenseIsCompatible(t *testing.T) {
 	cmd := exec.Command("go", "list", "-deps", "-json=Dir,Standard,Module", module+"cmd/...")
 	out, err := cmd.Output()

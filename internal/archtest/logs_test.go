@@ -14,8 +14,8 @@ import (
 	"testing"
 )
 
-// badLines returns the faulty log lines of a Go file. A line needs a constant message and constant keys. A line that
-// names a page of docs/runbook must name an existing one.
+// badLines returns the faulty log lines of a Go file. A line needs a constant message and constant
+// keys. A line that names a page of docs/runbook must name an existing one.
 func badLines(t *testing.T, file string, src any) (lines int, bad []string) {
 	t.Helper()
 	fset := token.NewFileSet()

@@ -9,10 +9,17 @@ import (
 	"testing"
 )
 
-// maxColumns limits the width of a line of Go. A tab counts as four columns.
-const maxColumns = 140
+// The limits of a line of Go, and of one that is a comment. A tab counts as four columns.
+const (
+	maxColumns        = 140
+	maxCommentColumns = 100
+)
 
-// unbreakable matches a line that ends with the tag of a struct's field. Go cannot continue such a line.
+// comment matches a line that is a comment, except a preformatted one: a table or a drawing.
+var comment = regexp.MustCompile(`^\s*// \S`)
+
+// unbreakable matches a line that ends with the tag of a struct's field. Go cannot continue such a
+// line.
 var unbreakable = regexp.MustCompile("^\\s*\\S+ .*`[a-z]+:\".*\"`$")
 
 // wideLines returns the numbers of the lines of src that are too wide and can be broken.
@@ -21,7 +28,11 @@ func wideLines(src []byte) (wide []int) {
 		return nil
 	}
 	for i, line := range strings.Split(string(src), "\n") {
-		if n := len([]rune(strings.ReplaceAll(line, "\t", "    "))); n > maxColumns && !unbreakable.MatchString(line) {
+		most := maxColumns
+		if comment.MatchString(line) {
+			most = maxCommentColumns
+		}
+		if n := len([]rune(strings.ReplaceAll(line, "\t", "    "))); n > most && !unbreakable.MatchString(line) {
 			wide = append(wide, i+1)
 		}
 	}
@@ -36,7 +47,7 @@ func TestNoLineIsTooWide(t *testing.T) {
 		}
 		files++
 		for _, n := range wideLines(source(t, p)) {
-			t.Errorf("%s:%d has more than %d columns: break it", p, n, maxColumns)
+			t.Errorf("%s:%d has more than %d columns, or %d if it is a comment: break it", p, n, maxColumns, maxCommentColumns)
 		}
 		return nil
 	})
@@ -47,7 +58,8 @@ func TestNoLineIsTooWide(t *testing.T) {
 
 func TestWideLinesAreFound(t *testing.T) {
 	long := strings.Repeat("x", maxColumns-4)
-	src := "\t" + long + "\n\t" + long + "x\n// " + long + "yy\n\tName string `json:\"" + long + "\"`\n"
+	src := "\t" + long + "\n\t" + long + "x\n// " + long[:maxCommentColumns-2] + "\n\tName string `json:\"" + long +
+		"\"`\n//\t" + long[8:] + "\n"
 	if got := wideLines([]byte(src)); len(got) != 2 || got[0] != 2 || got[1] != 3 {
 		t.Errorf("lines %v are too wide, want 2 and 3", got)
 	}

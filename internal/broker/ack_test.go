@@ -9,9 +9,10 @@ import (
 	"github.com/tidings/tidings/internal/broker"
 )
 
-// TestALoginAcknowledgesForItsOwnConsumerAlone: the subject of an acknowledgment names stream and consumer, and then has
-// numbers, which NATS does not check. With `+NXT` it is also a request for the next message. So a subject that names
-// another consumer and has the login's own one in a later part must not match.
+// TestALoginAcknowledgesForItsOwnConsumerAlone: the subject of an acknowledgment names stream and
+// consumer, and then has numbers, which NATS does not check. With `+NXT` it is also a request for
+// the next message. So a subject that names another consumer and has the login's own one in a later
+// part must not match.
 func TestALoginAcknowledgesForItsOwnConsumerAlone(t *testing.T) {
 	cfg := broker.Config{Stream: "EVENTS", Prefix: "events", LivePrefix: "live"}
 	for _, p := range []broker.Principal{

@@ -14,8 +14,9 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// BenchmarkPublishOnThreeBrokers publishes single messages and atomic batches to a stream with three replicas. The
-// servers sync before each ack or every two minutes. All three share this machine's disk.
+// BenchmarkPublishOnThreeBrokers publishes single messages and atomic batches to a stream with
+// three replicas. The servers sync before each ack or every two minutes. All three share this
+// machine's disk.
 func BenchmarkPublishOnThreeBrokers(b *testing.B) {
 	for _, sync := range []string{"always", "2m"} {
 		b.Run("sync="+sync, func(b *testing.B) {

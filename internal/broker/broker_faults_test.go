@@ -20,8 +20,8 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// TestCredentialsThatExpireAreReplacedInTheFile: in operator mode, a connection with expired credentials reconnects
-// once the file has new ones.
+// TestCredentialsThatExpireAreReplacedInTheFile: in operator mode, a connection with expired
+// credentials reconnects once the file has new ones.
 func TestCredentialsThatExpireAreReplacedInTheFile(t *testing.T) {
 	all, err := broker.Complete(nil)
 	if err != nil {
@@ -87,7 +87,8 @@ func TestCredentialsThatExpireAreReplacedInTheFile(t *testing.T) {
 	}
 }
 
-// TestAPasswordThatIsWrongForAWhileIsWaitedOut: by default, nats.go closes a connection after two refusals.
+// TestAPasswordThatIsWrongForAWhileIsWaitedOut: by default, nats.go closes a connection after two
+// refusals.
 func TestAPasswordThatIsWrongForAWhileIsWaitedOut(t *testing.T) {
 	conf := func(password string) string {
 		return fmt.Sprintf("authorization { users: [{user: u, password: %q}] }", password)

@@ -121,7 +121,8 @@ func TestStreamIsDeclaredAsTheProtocolsNeedIt(t *testing.T) {
 	}
 }
 
-// TestDeclaringAgainNeverShrinksAStream: a process with lower limits changes none that others or an operator set.
+// TestDeclaringAgainNeverShrinksAStream: a process with lower limits changes none that others or an
+// operator set.
 func TestDeclaringAgainNeverShrinksAStream(t *testing.T) {
 	b := testkit.NATS(t)
 	s := js(t, b.Connect(t))
@@ -157,7 +158,8 @@ func TestDeclaringAgainNeverShrinksAStream(t *testing.T) {
 	}
 }
 
-// TestStreamsShrinkWhenTold: Configure lowers limits of all partitions' streams, and only those that it names.
+// TestStreamsShrinkWhenTold: Configure lowers limits of all partitions' streams, and only those
+// that it names.
 func TestStreamsShrinkWhenTold(t *testing.T) {
 	b := testkit.NATS(t)
 	s := js(t, b.Connect(t))
@@ -189,8 +191,8 @@ func TestStreamsShrinkWhenTold(t *testing.T) {
 	}
 }
 
-// TestNobodyPurgesAStream: the server refuses to purge a stream of events or dead letters, also for a login that may
-// request it. Streams of an older release, which allowed purges, get the same.
+// TestNobodyPurgesAStream: the server refuses to purge a stream of events or dead letters, also for
+// a login that may request it. Streams of an older release, which allowed purges, get the same.
 func TestNobodyPurgesAStream(t *testing.T) {
 	b := testkit.NATS(t)
 	s := js(t, b.Connect(t))
@@ -356,8 +358,8 @@ func TestForeignMessagesDoNotHideTheClosingMessage(t *testing.T) {
 	}
 }
 
-// TestAStreamHasEndedAlsoOnceItsClosingMessageHasExpired: a relay publishes to a new stream only after it has closed the
-// old one.
+// TestAStreamHasEndedAlsoOnceItsClosingMessageHasExpired: a relay publishes to a new stream only
+// after it has closed the old one.
 func TestAStreamHasEndedAlsoOnceItsClosingMessageHasExpired(t *testing.T) {
 	b := testkit.NATS(t)
 	cfg := b.Config()
@@ -774,8 +776,8 @@ func TestAPrincipalThatIsNoneIsRefused(t *testing.T) {
 	}
 }
 
-// TestAStreamThatIsEmptyFromTheBeginningHasNotEnded has a stream whose successor has messages. Its leader knows none of
-// its own messages yet: a stream that has ended has had a closing message.
+// TestAStreamThatIsEmptyFromTheBeginningHasNotEnded has a stream whose successor has messages. Its
+// leader knows none of its own messages yet: a stream that has ended has had a closing message.
 func TestAStreamThatIsEmptyFromTheBeginningHasNotEnded(t *testing.T) {
 	b := testkit.NATS(t)
 	s := js(t, b.Connect(t))
@@ -786,7 +788,8 @@ func TestAStreamThatIsEmptyFromTheBeginningHasNotEnded(t *testing.T) {
 	}
 }
 
-// TestNoTwoTenantsShareAName: login, inbox, durable consumer and account of a tenant's subscriber name the tenant.
+// TestNoTwoTenantsShareAName: login, inbox, durable consumer and account of a tenant's subscriber
+// name the tenant.
 func TestNoTwoTenantsShareAName(t *testing.T) {
 	of := func(tenant int64) string {
 		p := broker.Principal{Role: broker.Subscriber, Name: "mailer", Tenant: tenant, Durable: true, Filter: "follow.created"}

@@ -16,7 +16,8 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// TestFaultWithoutAMajorityNobodySaysWhatAStreamHas: whichever node remains, its view of the stream does not count.
+// TestFaultWithoutAMajorityNobodySaysWhatAStreamHas: whichever node remains, its view of the stream
+// does not count.
 func TestFaultWithoutAMajorityNobodySaysWhatAStreamHas(t *testing.T) {
 	for name, leaderLeft := range map[string]bool{"the leader is left": true, "a follower is left": false} {
 		t.Run(name, func(t *testing.T) {
@@ -41,7 +42,8 @@ func TestFaultWithoutAMajorityNobodySaysWhatAStreamHas(t *testing.T) {
 			for _, b := range gone {
 				b.Kill(t)
 			}
-			// A leader may answer as long as it has recently heard from its followers. After that, no node answers.
+			// A leader may answer as long as it has recently heard from its followers. After that,
+			// no node answers.
 			testkit.Eventually(t, "ErrNoLeader", func() (bool, error) {
 				got, err := broker.ReadStream(t.Context(), lone, cfg, 0)
 				if err == nil && got.Last == 1 {
@@ -63,7 +65,8 @@ func TestFaultWithoutAMajorityNobodySaysWhatAStreamHas(t *testing.T) {
 					return err
 				},
 			} {
-				// The leader of all streams answers as long as it believes to lead, 10 s (broker.ReadStream).
+				// The leader of all streams answers as long as it believes to lead, 10 s
+				// (broker.ReadStream).
 				testkit.Eventually(t, what+" waits for a leader", func() (bool, error) {
 					if err := ask(); !errors.Is(err, broker.ErrNoLeader) {
 						return false, err
@@ -147,8 +150,8 @@ func TestOneDeclarerWithFewerReplicasTakesNoneAway(t *testing.T) {
 	}
 }
 
-// TestStreamsGoToServersWithTheirTags: at their creation and when somebody moves them, but not because a process has
-// another configuration.
+// TestStreamsGoToServersWithTheirTags: at their creation and when somebody moves them, but not
+// because a process has another configuration.
 func TestStreamsGoToServersWithTheirTags(t *testing.T) {
 	c := testkit.NATSCluster(t, 3) // n0 is in zone:a, the others are in zone:b
 	s, cfg := js(t, c.Connect(t)), c.Config()
@@ -236,8 +239,8 @@ func TestStreamsGoToServersWithTheirTags(t *testing.T) {
 	want("without tags", []string{"n1", "n2"}, nil)
 }
 
-// TestALossIsBelievedOfAMajorityOfTheReplicas reports a loss of a stream on three brokers, and counts the leaders that
-// were asked.
+// TestALossIsBelievedOfAMajorityOfTheReplicas reports a loss of a stream on three brokers, and
+// counts the leaders that were asked.
 func TestALossIsBelievedOfAMajorityOfTheReplicas(t *testing.T) {
 	t.Parallel()
 	c := testkit.NATSCluster(t, 3)

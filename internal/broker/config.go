@@ -92,7 +92,8 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Placement places a stream on servers that have all these tags. Without tags it returns nil: any server.
+// Placement places a stream on servers that have all these tags. Without tags it returns nil: any
+// server.
 func Placement(tags []string) *jetstream.Placement {
 	if len(tags) == 0 {
 		return nil

@@ -11,14 +11,14 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// Connect returns a connection named name that retries forever in the background, even if no server is available at the
-// start. It buffers nothing while it is down: a publish then fails at once, and the caller knows that it was not sent.
-// It logs changes of its state, and errors that reach no caller. An example is a missing permission, which otherwise
-// looks like a timeout.
+// Connect returns a connection named name that retries forever in the background, even if no server
+// is available at the start. It buffers nothing while it is down: a publish then fails at once, and
+// the caller knows that it was not sent. It logs changes of its state, and errors that reach no
+// caller. An example is a missing permission, which otherwise looks like a timeout.
 //
-// A server may refuse credentials only for a while, so Connect retries them too. It reads a credentials file again for
-// each attempt. Some errors of the protocol still close the connection: see Watch. opts override the defaults. The
-// caller closes the connection.
+// A server may refuse credentials only for a while, so Connect retries them too. It reads a
+// credentials file again for each attempt. Some errors of the protocol still close the connection:
+// see Watch. opts override the defaults. The caller closes the connection.
 func Connect(cfg Config, name string, log *slog.Logger, opts ...nats.Option) (*nats.Conn, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -76,11 +76,12 @@ func Connect(cfg Config, name string, log *slog.Logger, opts ...nats.Option) (*n
 	return nc, nil
 }
 
-// ErrClosed reports that the client has closed the connection forever. Only a new connection helps: end the process.
+// ErrClosed reports that the client has closed the connection forever. Only a new connection helps:
+// end the process.
 var ErrClosed = errors.New("broker: the connection to NATS is closed")
 
-// Watch waits until the client closes the connection forever, and returns ErrClosed with the reason. It returns nil if
-// ctx ends first.
+// Watch waits until the client closes the connection forever, and returns ErrClosed with the
+// reason. It returns nil if ctx ends first.
 func Watch(ctx context.Context, nc *nats.Conn) error {
 	closed := nc.StatusChanged(nats.CLOSED)
 	defer nc.RemoveStatusListener(closed)

@@ -47,7 +47,8 @@ func ReadUser(path string) (u User, err error) {
 	return u, nil
 }
 
-// Revocation ends the credentials of a user that were signed until At. Other credentials have other keys.
+// Revocation ends the credentials of a user that were signed until At. Other credentials have other
+// keys.
 type Revocation struct {
 	Key     string // public
 	Account string // the public key of its account; "" if nobody knows: no user of another account has the key

@@ -12,8 +12,8 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// TestTheExpiryOfCredentialsIsAGauge expects the times of the file at each scrape, 0 for an unreadable file, and no
-// expiry of credentials that have none.
+// TestTheExpiryOfCredentialsIsAGauge expects the times of the file at each scrape, 0 for an
+// unreadable file, and no expiry of credentials that have none.
 func TestTheExpiryOfCredentialsIsAGauge(t *testing.T) {
 	keys, p := broker.Keys{}, broker.Principal{Role: broker.Relay}
 	if _, err := keys.Add([]broker.Principal{p}); err != nil {

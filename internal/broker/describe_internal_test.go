@@ -8,8 +8,9 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// TestOnlyALeaderDescribesAStream has the answers of a leader and of a replica, which nats-server allows in the first
-// seconds of a replica and during an election. A replica lists its leader among the others.
+// TestOnlyALeaderDescribesAStream has the answers of a leader and of a replica, which nats-server
+// allows in the first seconds of a replica and during an election. A replica lists its leader among
+// the others.
 func TestOnlyALeaderDescribesAStream(t *testing.T) {
 	peer := func(name string) *jetstream.PeerInfo {
 		return &jetstream.PeerInfo{Name: name, Current: true, Active: time.Second}

@@ -9,21 +9,21 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// SureAfter is how long a cluster must report a loss before Tidings believes it. A leader that is cut off from the
-// other brokers continues to lead for up to 20 s: nats-server checks every 10 s whether it has heard from them within
-// 10 s. Meanwhile such a leader misses all changes.
+// SureAfter is how long a cluster must report a loss before Tidings believes it. A leader that is
+// cut off from the other brokers continues to lead for up to 20 s: nats-server checks every 10 s
+// whether it has heard from them within 10 s. Meanwhile such a leader misses all changes.
 const SureAfter = 20 * time.Second
 
-// Doubt decides when to believe a broker that reports a stream as gone or damaged. One Doubt is about one stream. The
-// zero value is ready for use by one goroutine at a time.
+// Doubt decides when to believe a broker that reports a stream as gone or damaged. One Doubt is
+// about one stream. The zero value is ready for use by one goroutine at a time.
 type Doubt struct {
 	After time.Duration // SureAfter if 0
 
 	since, last time.Time
 }
 
-// Sure records another report of the loss. It returns true once the report has lasted for After, or at once if the
-// broker is not a cluster.
+// Sure records another report of the loss. It returns true once the report has lasted for After, or
+// at once if the broker is not a cluster.
 func (d *Doubt) Sure(js jetstream.JetStream) bool { return d.sure(isCluster(js), time.Now()) }
 
 // isCluster reports whether the connected server belongs to a cluster, or may belong to one.
@@ -52,17 +52,19 @@ const (
 	quorumWait = 45 * time.Second // for elections and answers of further leaders; an election takes 4 s to 9 s
 )
 
-// ErrNoQuorum reports a loss that one leader of a stream reports, while no majority of its replicas could be asked.
+// ErrNoQuorum reports a loss that one leader of a stream reports, while no majority of its replicas
+// could be asked.
 var ErrNoQuorum = errors.New("broker: a replica of a stream reports a loss of messages, and no majority of the replicas confirmed it: " +
 	"wait until all replicas are current, and run this again")
 
-// Look reads a stream from its leader, and reports whether messages seem lost. It returns the description of the stream
-// on which that rests, or an empty one if the stream is gone.
+// Look reads a stream from its leader, and reports whether messages seem lost. It returns the
+// description of the stream on which that rests, or an empty one if the stream is gone.
 type Look func(ctx context.Context) (s Stream, lost bool, err error)
 
-// Confirm calls look until it reports no loss, or has reported one for SureAfter, however long a look takes. It changes
-// nothing. The result is that of the last call. So act on a loss only if the action can be undone, as a stop of a
-// partition can. If ctx ends sooner than SureAfter, as that of a page does, Confirm returns the first report.
+// Confirm calls look until it reports no loss, or has reported one for SureAfter, however long a
+// look takes. It changes nothing. The result is that of the last call. So act on a loss only if the
+// action can be undone, as a stop of a partition can. If ctx ends sooner than SureAfter, as that of
+// a page does, Confirm returns the first report.
 func Confirm(ctx context.Context, js jetstream.JetStream, look Look) (lost bool, err error) {
 	return confirm(ctx, func() bool { return isCluster(js) }, look)
 }
@@ -88,11 +90,12 @@ func confirm(ctx context.Context, cluster func() bool, look Look) (lost bool, er
 	}
 }
 
-// ConfirmByQuorum is Confirm for a loss on which an irreversible action rests. A replica of a stream may lack messages
-// that the others have, and may lead (docs/adr/0023-a-leader-from-the-past.md). So ConfirmByQuorum then asks the leader
-// to step down and calls look again, until it reports no loss or leaders that are a majority of the replicas have all
-// reported one. It returns ErrNoQuorum if the replicas elect no further leader. A login needs the permission to make a
-// leader step down.
+// ConfirmByQuorum is Confirm for a loss on which an irreversible action rests. A replica of a
+// stream may lack messages that the others have, and may lead
+// (docs/adr/0023-a-leader-from-the-past.md). So ConfirmByQuorum then asks the leader to step down
+// and calls look again, until it reports no loss or leaders that are a majority of the replicas
+// have all reported one. It returns ErrNoQuorum if the replicas elect no further leader. A login
+// needs the permission to make a leader step down.
 func ConfirmByQuorum(ctx context.Context, js jetstream.JetStream, look Look) (lost bool, err error) {
 	if lost, err = Confirm(ctx, js, look); err != nil || !lost {
 		return lost, err
@@ -121,7 +124,8 @@ func ConfirmByQuorum(ctx context.Context, js jetstream.JetStream, look Look) (lo
 	return true, ErrNoQuorum
 }
 
-// stepDown asks a stream's leader to hand over to another replica. It ignores answers: the next look shows the result.
+// stepDown asks a stream's leader to hand over to another replica. It ignores answers: the next
+// look shows the result.
 func stepDown(ctx context.Context, js jetstream.JetStream, stream string) error {
 	short, cancel := context.WithTimeout(ctx, getTimeout)
 	defer cancel()

@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// TestALossIsConfirmedHoweverLongALookTakes: a look at a large stream takes longer than the reports of a loss must last.
+// TestALossIsConfirmedHoweverLongALookTakes: a look at a large stream takes longer than the reports
+// of a loss must last.
 func TestALossIsConfirmedHoweverLongALookTakes(t *testing.T) {
 	for look, within := range map[time.Duration]time.Duration{time.Second: 25 * time.Second, 25 * time.Second: 60 * time.Second} {
 		synctest.Test(t, func(t *testing.T) {
@@ -23,7 +24,8 @@ func TestALossIsConfirmedHoweverLongALookTakes(t *testing.T) {
 	}
 }
 
-// TestAPageShowsTheFirstReport: a caller without the time for a confirmation gets what one leader says.
+// TestAPageShowsTheFirstReport: a caller without the time for a confirmation gets what one leader
+// says.
 func TestAPageShowsTheFirstReport(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), SureAfter/2)

@@ -13,8 +13,8 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// Durable is a durable consumer of a stream. It is a subscriber's, because Tidings' own consumers keep their offsets in
-// their database.
+// Durable is a durable consumer of a stream. It is a subscriber's, because Tidings' own consumers
+// keep their offsets in their database.
 type Durable struct {
 	Name    string `json:"name"`
 	Stream  string `json:"stream"`
@@ -25,8 +25,8 @@ type Durable struct {
 // maxDurables is the limit of Durables for one stream.
 const maxDurables = 256
 
-// Durables returns the durable consumers of a stream by name. It stops after 256 in the server's order; more reports
-// that others exist.
+// Durables returns the durable consumers of a stream by name. It stops after 256 in the server's
+// order; more reports that others exist.
 func Durables(ctx context.Context, js jetstream.JetStream, stream string) (all []Durable, more bool, err error) {
 	s, err := js.Stream(ctx, stream)
 	if err != nil {
@@ -53,17 +53,19 @@ func Durables(ctx context.Context, js jetstream.JetStream, stream string) (all [
 
 // Metadata of a durable consumer that Subscribe created.
 const (
-	// MetaFilter is the filter of the subscriber's consumers on the streams of partitions. A consumer with it is kept:
-	// Declare creates the same one on each new stream.
+	// MetaFilter is the filter of the subscriber's consumers on the streams of partitions. A
+	// consumer with it is kept: Declare creates the same one on each new stream.
 	MetaFilter = "tidings-filter"
-	// MetaOf names the stream's predecessors, as MetaAfter does on the stream, which a tenant cannot read.
+	// MetaOf names the stream's predecessors, as MetaAfter does on the stream, which a tenant
+	// cannot read.
 	MetaOf = "tidings-after"
 )
 
 // OrderGroup is the priority group of a durable consumer that one instance at a time reads.
 const OrderGroup = "order"
 
-// MaxUnacked is the largest number of events that all instances of a subscriber together have in hand.
+// MaxUnacked is the largest number of events that all instances of a subscriber together have in
+// hand.
 const MaxUnacked = 100_000
 
 // Subscription selects how Subscribe creates durable consumers.
@@ -73,11 +75,13 @@ type Subscription struct {
 	Since   time.Time     // begin with the events stored then; zero for the oldest ones
 }
 
-// Subscribe creates p's durable consumers. A program in p's account cannot do that, because the request names the subject
-// to which NATS delivers. Consumers that exist get the settings and keep their positions. After an error call it again.
+// Subscribe creates p's durable consumers. A program in p's account cannot do that, because the
+// request names the subject to which NATS delivers. Consumers that exist get the settings and keep
+// their positions. After an error call it again.
 //
-// The consumers of the stream of dead letters are the record of those that every other stream must have. So Subscribe
-// creates that one first and then lists the streams: a stream that Declare creates later gets the consumer from there.
+// The consumers of the stream of dead letters are the record of those that every other stream must
+// have. So Subscribe creates that one first and then lists the streams: a stream that Declare
+// creates later gets the consumer from there.
 func Subscribe(ctx context.Context, js jetstream.JetStream, cfg Config, p Principal, s Subscription) (created []string, err error) {
 	if err := p.Validate(); err != nil {
 		return nil, err
@@ -170,8 +174,8 @@ func onStream(record jetstream.ConsumerConfig, s Stream) jetstream.ConsumerConfi
 		Metadata: map[string]string{MetaFilter: filter, MetaOf: strings.Join(after, " ")}}
 }
 
-// ensure creates a durable consumer if the stream has none of that name. Otherwise it gives that one the settings of c,
-// with update, and keeps its position.
+// ensure creates a durable consumer if the stream has none of that name. Otherwise it gives that
+// one the settings of c, with update, and keeps its position.
 func ensure(ctx context.Context, js jetstream.JetStream, stream string, c jetstream.ConsumerConfig, update bool) (created bool, err error) {
 	fail := func(err error) (bool, error) {
 		return false, fmt.Errorf("create consumer %s of stream %s: %w", c.Durable, stream, unanswered(js, err))
@@ -204,15 +208,15 @@ func ensure(ctx context.Context, js jetstream.JetStream, stream string, c jetstr
 	return false, nil
 }
 
-// The bounds of the stream of dead letters: of one subscriber, and of all together. A letter beyond them waits in its
-// subscriber, which then handles nothing else of that stream's partition.
+// The bounds of the stream of dead letters: of one subscriber, and of all together. A letter beyond
+// them waits in its subscriber, which then handles nothing else of that stream's partition.
 const (
 	maxLetters     = 10_000
 	maxLetterBytes = 1 << 30
 )
 
-// DeclareDead creates the stream of subscribers' dead letters, with the replicas and the placement of a partition's
-// stream.
+// DeclareDead creates the stream of subscribers' dead letters, with the replicas and the placement
+// of a partition's stream.
 func DeclareDead(ctx context.Context, js jetstream.JetStream, cfg Config, events Stream) error {
 	_, err := js.Stream(ctx, cfg.DeadStream())
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
@@ -221,7 +225,8 @@ func DeclareDead(ctx context.Context, js jetstream.JetStream, cfg Config, events
 			Subjects: []string{cfg.DeadStream() + ".*.*"},
 			Storage:  jetstream.FileStorage, Replicas: max(events.Replicas, 1), Placement: Placement(events.Tags), AllowDirect: true,
 			Discard: jetstream.DiscardNew, DenyPurge: true, // letters are deleted one by one
-			// A subscriber's login may store any letter, and shares the disk with the events of all tenants.
+			// A subscriber's login may store any letter, and shares the disk with the events of all
+			// tenants.
 			MaxMsgsPerSubject: maxLetters, DiscardNewPerSubject: true, MaxBytes: maxLetterBytes,
 		})
 		if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) {
@@ -234,8 +239,9 @@ func DeclareDead(ctx context.Context, js jetstream.JetStream, cfg Config, events
 	return nil
 }
 
-// StreamsOf returns the streams as a subscriber's durable consumers describe them, for an account that can read no more.
-// Last is above 0 if the stream may have had events. Streams without that consumer are missing.
+// StreamsOf returns the streams as a subscriber's durable consumers describe them, for an account
+// that can read no more. Last is above 0 if the stream may have had events. Streams without that
+// consumer are missing.
 func StreamsOf(ctx context.Context, js jetstream.JetStream, cfg Config, durable string) (all []Stream, err error) {
 	names := js.StreamNames(ctx, jetstream.WithStreamListSubject(cfg.Prefix+".>"))
 	for name := range names.Name() {

@@ -15,14 +15,15 @@ import (
 // erasedBlock is the number of sequences per key of the record of erasures, one bit each.
 const erasedBlock = 8192
 
-// erasedBucket returns the key-value bucket that records erasures. A reader that finds a gap in a stream searches the
-// missing sequences there. A sequence without a record is lost, and the reader stops.
+// erasedBucket returns the key-value bucket that records erasures. A reader that finds a gap in a
+// stream searches the missing sequences there. A sequence without a record is lost, and the reader
+// stops.
 func (c Config) erasedBucket() string { return c.Stream + "-erased" }
 
 func erasedKey(stream string, block uint64) string { return fmt.Sprintf("%s.%d", stream, block) }
 
-// RecordErased records that messages of a stream are erased on purpose. Call it before you delete them. Several
-// processes may call it at once, and repeatedly.
+// RecordErased records that messages of a stream are erased on purpose. Call it before you delete
+// them. Several processes may call it at once, and repeatedly.
 func RecordErased(ctx context.Context, js jetstream.JetStream, cfg Config, stream string, seqs []uint64) error {
 	if len(seqs) == 0 {
 		return nil
@@ -43,8 +44,8 @@ func RecordErased(ctx context.Context, js jetstream.JetStream, cfg Config, strea
 	return nil
 }
 
-// declareErased creates the record's bucket, or raises the replicas of an existing one. Like a stream, the bucket never
-// gets fewer, and keeps its placement.
+// declareErased creates the record's bucket, or raises the replicas of an existing one. Like a
+// stream, the bucket never gets fewer, and keeps its placement.
 func declareErased(ctx context.Context, js jetstream.JetStream, cfg Config) (jetstream.KeyValue, error) {
 	want := jetstream.KeyValueConfig{
 		Bucket: cfg.erasedBucket(), Description: "Tidings: sequences that were erased from its streams", Storage: jetstream.FileStorage,
@@ -70,7 +71,8 @@ func declareErased(ctx context.Context, js jetstream.JetStream, cfg Config) (jet
 	return kv, nil
 }
 
-// placeErased gives the record of erasures, if it exists, the replicas and placement of the streams.
+// placeErased gives the record of erasures, if it exists, the replicas and placement of the
+// streams.
 func (l Limits) placeErased(ctx context.Context, js jetstream.JetStream, cfg Config) error {
 	if l.Replicas == nil && l.Tags == nil {
 		return nil
@@ -90,7 +92,8 @@ func (l Limits) placeErased(ctx context.Context, js jetstream.JetStream, cfg Con
 	return nil
 }
 
-// setBits sets bits of a key's value by compare and swap. If another process writes at the same moment, it reads again.
+// setBits sets bits of a key's value by compare and swap. If another process writes at the same
+// moment, it reads again.
 func setBits(ctx context.Context, js jetstream.JetStream, kv jetstream.KeyValue, key string, bits []uint64) error {
 	for {
 		value, revision := make([]byte, erasedBlock/8), uint64(0)
@@ -116,8 +119,8 @@ func setBits(ctx context.Context, js jetstream.JetStream, kv jetstream.KeyValue,
 	}
 }
 
-// conflict reports that another process wrote the key first. A replicated stream has its own code for that, which
-// Create does not map.
+// conflict reports that another process wrote the key first. A replicated stream has its own code
+// for that, which Create does not map.
 func conflict(err error) bool {
 	refused, is := errors.AsType[*jetstream.APIError](err)
 	return errors.Is(err, jetstream.ErrKeyExists) || errors.Is(err, jetstream.ErrKeyRevisionMismatch) ||
@@ -170,15 +173,16 @@ func readErased(ctx context.Context, js jetstream.JetStream, cfg Config, stream 
 	return m.Data, nil
 }
 
-// Doomed is a message to erase. Its event id is necessary: a sequence may name another message on a recreated stream.
+// Doomed is a message to erase. Its event id is necessary: a sequence may name another message on a
+// recreated stream.
 type Doomed struct {
 	Seq     uint64
 	EventID string
 }
 
-// Erase records messages as erased (RecordErased), deletes them from a stream, and makes the server overwrite them in
-// its files. It skips messages that do not exist or have another event id, and returns the number erased. A server that
-// encrypts its store does not overwrite.
+// Erase records messages as erased (RecordErased), deletes them from a stream, and makes the server
+// overwrite them in its files. It skips messages that do not exist or have another event id, and
+// returns the number erased. A server that encrypts its store does not overwrite.
 //
 // Cost: the server rewrites a file of up to 8 MiB for each message.
 func Erase(ctx context.Context, js jetstream.JetStream, cfg Config, name string, messages []Doomed) (n int, err error) {
@@ -216,14 +220,17 @@ func Erase(ctx context.Context, js jetstream.JetStream, cfg Config, name string,
 	return n, nil
 }
 
-// DeadLetters returns the name of the stream on which subscribers keep the events that they could not handle.
+// DeadLetters returns the name of the stream on which subscribers keep the events that they could
+// not handle.
 func DeadLetters(stream string) string { return stream + "-dead" }
 
-// HeaderDeadSubject is the header of a dead letter with the subject on which its event was published.
+// HeaderDeadSubject is the header of a dead letter with the subject on which its event was
+// published.
 const HeaderDeadSubject = "Tidings-Dead-Subject"
 
-// EraseLetters deletes the dead letters of subscribers that doomed selects by the subject, headers and payload of their
-// event, and makes the server overwrite them. With look it changes nothing. It returns the number deleted, or to delete.
+// EraseLetters deletes the dead letters of subscribers that doomed selects by the subject, headers
+// and payload of their event, and makes the server overwrite them. With look it changes nothing. It
+// returns the number deleted, or to delete.
 //
 // Cost: a request per letter.
 func EraseLetters(ctx context.Context, js jetstream.JetStream, cfg Config, look bool,
@@ -258,8 +265,8 @@ func EraseLetters(ctx context.Context, js jetstream.JetStream, cfg Config, look 
 	}
 }
 
-// ErasedPerson is a person whose erasure was requested. The record has only this, so that a truth restored to an
-// earlier time learns of the request.
+// ErasedPerson is a person whose erasure was requested. The record has only this, so that a truth
+// restored to an earlier time learns of the request.
 type ErasedPerson struct {
 	TenantID  int64     `json:"tenant_id,string"`
 	PersonID  int64     `json:"person_id,string"`

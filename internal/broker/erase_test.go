@@ -57,7 +57,8 @@ func TestWhatIsRecordedAsErasedIsLawfullyMissing(t *testing.T) {
 	checkErased(t, s, cfg, "EVENTS-1", 5, 5, false)
 }
 
-// TestRecordersAtOnceForgetNothing: erasures of several partitions, tenants and processes write the same keys.
+// TestRecordersAtOnceForgetNothing: erasures of several partitions, tenants and processes write the
+// same keys.
 func TestRecordersAtOnceForgetNothing(t *testing.T) {
 	b := testkit.NATS(t)
 	cfg := b.Config()

@@ -17,10 +17,11 @@ import (
 
 // Listener receives events as they are stored. One goroutine calls its methods.
 type Listener interface {
-	// Begin reports that Hear gets every event from now on. last has the last sequence of each stream, by name; Hear
-	// gets the events after those.
+	// Begin reports that Hear gets every event from now on. last has the last sequence of each
+	// stream, by name; Hear gets the events after those.
 	Begin(last map[string]uint64)
-	// Hear gets an event with its stream and sequence. err reports the parts that cannot be decoded.
+	// Hear gets an event with its stream and sequence. err reports the parts that cannot be
+	// decoded.
 	Hear(e *event.Event, err error)
 	// End reports that events may be missed until the next Begin.
 	End()
@@ -31,12 +32,13 @@ const (
 	liveRetry = time.Second // between attempts to begin, and between checks of a silent connection
 )
 
-// Listen passes the events of one aggregate type to l, as the streams republish them to cfg.LivePrefix.> over plain
-// NATS. It returns nil when ctx ends.
+// Listen passes the events of one aggregate type to l, as the streams republish them to
+// cfg.LivePrefix.> over plain NATS. It returns nil when ctx ends.
 //
-// NATS does not send lost events again. If the connection was lost, or events came faster than l handled them, Listen
-// calls End and begins again. It detects a silent server after two pings. In a cluster a server may drop events that it
-// forwards. A caller that must not miss an event for longer must read the stream.
+// NATS does not send lost events again. If the connection was lost, or events came faster than l
+// handled them, Listen calls End and begins again. It detects a silent server after two pings. In a
+// cluster a server may drop events that it forwards. A caller that must not miss an event for
+// longer must read the stream.
 func Listen(ctx context.Context, nc *nats.Conn, cfg Config, aggregate string, l Listener, log *slog.Logger) error {
 	log = log.With("component", "live")
 	js, err := jetstream.New(nc)
@@ -108,7 +110,8 @@ func (h *hearing) end() {
 	}
 }
 
-// keep calls End if events were missed. It begins if that is due, or after such an End. It reports whether it tried.
+// keep calls End if events were missed. It begins if that is due, or after such an End. It reports
+// whether it tried.
 func (h *hearing) keep(ctx context.Context, due bool) (tried bool) {
 	now := h.sample()
 	if h.begun && now != h.since {
@@ -152,8 +155,8 @@ func decodeLive(m *nats.Msg) (event.Event, error) {
 	return e, errors.Join(err, serr)
 }
 
-// beginning returns each stream's last sequence after the subscription exists. So the subscription gets all later
-// events.
+// beginning returns each stream's last sequence after the subscription exists. So the subscription
+// gets all later events.
 func beginning(ctx context.Context, nc *nats.Conn, js jetstream.JetStream, cfg Config) (map[string]uint64, error) {
 	ctx, cancel := context.WithTimeout(ctx, cfg.Timeout)
 	defer cancel()

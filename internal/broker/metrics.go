@@ -20,8 +20,8 @@ type collector struct {
 	messages, bytes, limit, replicas, current, used, allowed *prometheus.Desc
 }
 
-// NewCollector returns the sizes of the partitions' streams and the account's use of JetStream storage. It reads them
-// from the servers at each scrape. It omits a stream without a leader.
+// NewCollector returns the sizes of the partitions' streams and the account's use of JetStream
+// storage. It reads them from the servers at each scrape. It omits a stream without a leader.
 func NewCollector(js jetstream.JetStream, cfg Config, log *slog.Logger) prometheus.Collector {
 	stream := []string{"stream"}
 	return &collector{
@@ -80,8 +80,9 @@ type credentials struct {
 	expires, issued *prometheus.Desc
 }
 
-// NewCredentials returns gauges of the life of the credentials in a file (Config.Credentials). It reads the file at each
-// scrape, as the next connection will, so it notices a replacement. It returns nothing for an empty name.
+// NewCredentials returns gauges of the life of the credentials in a file (Config.Credentials). It
+// reads the file at each scrape, as the next connection will, so it notices a replacement. It
+// returns nothing for an empty name.
 func NewCredentials(file string) prometheus.Collector {
 	return credentials{file, prometheus.NewDesc("nats_credentials_expires_timestamp_seconds",
 		"Expiry of the credentials in the file that the next connection reads; 0 if it cannot be read, absent if they never expire.",

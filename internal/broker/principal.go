@@ -22,10 +22,11 @@ const (
 // Roles returns all roles.
 func Roles() []string { return []string{Relay, API, Consumer, Operator, Subscriber} }
 
-// MainAccount has the streams. Who is in it can destroy them, so only the relay and the operator are. NATS does not check
-// where a request wants its answer, and the server takes an answer that comes as a request for a request. So permissions
-// within one account are no boundary. Each other principal has another account, which imports what the principal needs:
-// an import replaces the subject of the answer.
+// MainAccount has the streams. Who is in it can destroy them, so only the relay and the operator
+// are. NATS does not check where a request wants its answer, and the server takes an answer that
+// comes as a request for a request. So permissions within one account are no boundary. Each other
+// principal has another account, which imports what the principal needs: an import replaces the
+// subject of the answer.
 const MainAccount = "TIDINGS"
 
 // Principal is a login to NATS with its own permissions.
@@ -82,8 +83,8 @@ func (p Principal) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Complete returns our own principals and the subscribers. It returns an error for each invalid one, and for two that
-// would share a login, a password or a durable consumer.
+// Complete returns our own principals and the subscribers. It returns an error for each invalid
+// one, and for two that would share a login, a password or a durable consumer.
 func Complete(subscribers []Principal) ([]Principal, error) {
 	all := append([]Principal{{Role: Relay}, {Role: API}, {Role: Consumer}, {Role: Operator}}, subscribers...)
 	var errs []error
@@ -115,11 +116,12 @@ func (p Principal) Login() string {
 	return p.Name
 }
 
-// TenantName returns the name that a tenant's subscriber has in NATS: of its login, and of its durable consumers.
+// TenantName returns the name that a tenant's subscriber has in NATS: of its login, and of its
+// durable consumers.
 func TenantName(tenant int64, name string) string { return fmt.Sprintf("t%d_%s", tenant, name) }
 
-// DurableName returns the name of p's durable consumer on each stream, or "". For a subscriber of all tenants it is the one
-// that package subscribe uses.
+// DurableName returns the name of p's durable consumer on each stream, or "". For a subscriber of
+// all tenants it is the one that package subscribe uses.
 func (p Principal) DurableName() string {
 	switch {
 	case !p.Durable:
@@ -131,8 +133,8 @@ func (p Principal) DurableName() string {
 	return HandlerName(p.Name, kind, of)
 }
 
-// HandlerName returns the name of the durable consumers of package subscribe: NAME-KIND-EVENT, or NAME-KIND for all events
-// of a kind.
+// HandlerName returns the name of the durable consumers of package subscribe: NAME-KIND-EVENT, or
+// NAME-KIND for all events of a kind.
 func HandlerName(name, kind, of string) string {
 	if of == "*" {
 		return name + "-" + kind
@@ -140,8 +142,8 @@ func HandlerName(name, kind, of string) string {
 	return name + "-" + kind + "-" + of
 }
 
-// InboxPrefix returns the prefix of the replies to p's requests. With a common prefix each login could read all
-// replies.
+// InboxPrefix returns the prefix of the replies to p's requests. With a common prefix each login
+// could read all replies.
 func (p Principal) InboxPrefix() string { return "_INBOX_" + p.Login() }
 
 // Account returns the name of p's account. The subscribers of a tenant share one.
@@ -157,8 +159,9 @@ func (p Principal) Account() string {
 	return "SUBSCRIBER_" + p.Name
 }
 
-// Permissions returns the subjects that p may publish and subscribe to; all others are denied. Stream names are
-// wildcards, because a resize creates streams with new numbers. So the streams need an account without other streams.
+// Permissions returns the subjects that p may publish and subscribe to; all others are denied.
+// Stream names are wildcards, because a resize creates streams with new numbers. So the streams
+// need an account without other streams.
 func (p Principal) Permissions(c Config) (publish, subscribe []string) {
 	publish, subscribe = p.uses(c)
 	if len(publish) > 0 {
@@ -188,8 +191,9 @@ func (p Principal) uses(c Config) (sends, hears []string) {
 	if durable == "" {
 		return nil, hears
 	}
-	// An acknowledgment has 9 parts, or at least 11 in the second form, which servers from 2.14 on may use. The numbers of
-	// parts are exact: with one pattern for both, another consumer's acknowledgment could have the name in a later part.
+	// An acknowledgment has 9 parts, or at least 11 in the second form, which servers from 2.14 on
+	// may use. The numbers of parts are exact: with one pattern for both, another consumer's
+	// acknowledgment could have the name in a later part.
 	sends = append(api("INFO", "STREAM.NAMES", "CONSUMER.INFO.*."+durable, "CONSUMER.MSG.NEXT.*."+durable),
 		"$JS.ACK.*."+durable+".*.*.*.*.*", "$JS.ACK.*.*.*."+durable+".*.*.*.*.>", c.DeadStream()+".letter."+durable)
 	if p.Tenant == 0 { // package subscribe reads the ends of streams; a message may be any tenant's

@@ -103,8 +103,9 @@ func (l *natsLogins) stream(t *testing.T, login string) jetstream.JetStream {
 	return js
 }
 
-// TestNoLoginDestroysThroughAReply sends, as each login, every request that it may know with every reply subject that
-// would harm others. NATS checks no reply subject, so an answer would become a request.
+// TestNoLoginDestroysThroughAReply sends, as each login, every request that it may know with every
+// reply subject that would harm others. NATS checks no reply subject, so an answer would become a
+// request.
 func TestNoLoginDestroysThroughAReply(t *testing.T) {
 	for form, logins := range natsForms {
 		for _, login := range strangers {
@@ -262,7 +263,8 @@ func (r *replies) check(t *testing.T) {
 			t.Errorf("%s: %v", durable, err)
 		}
 	}
-	// The operator's own trick is behind the others' requests, and must work: otherwise this test could not fail.
+	// The operator's own trick is behind the others' requests, and must work: otherwise this test
+	// could not fail.
 	c, err := r.operator.CreateConsumer(t.Context(), "EVENTS-1", jetstream.ConsumerConfig{Durable: "scratch",
 		FilterSubject: "events.1.none", AckPolicy: jetstream.AckExplicitPolicy})
 	if err == nil {
@@ -297,8 +299,8 @@ func (r *replies) check(t *testing.T) {
 	}
 }
 
-// TestWhatTrustedLoginsCanDo proves the sentences of docs/security.md about the logins that it calls trusted. If one of
-// these ways closes, the page can promise more.
+// TestWhatTrustedLoginsCanDo proves the sentences of docs/security.md about the logins that it
+// calls trusted. If one of these ways closes, the page can promise more.
 func TestWhatTrustedLoginsCanDo(t *testing.T) {
 	for login, request := range map[string]*nats.Msg{
 		// a push consumer delivers copies of events to any subject that has a subscription
@@ -331,8 +333,8 @@ func TestWhatTrustedLoginsCanDo(t *testing.T) {
 	}
 }
 
-// TestAStreamGetsTheSubscribersConsumersBeforeAnybodyWritesToIt: a process that dies after it created a stream leaves the
-// rest to the next one.
+// TestAStreamGetsTheSubscribersConsumersBeforeAnybodyWritesToIt: a process that dies after it
+// created a stream leaves the rest to the next one.
 func TestAStreamGetsTheSubscribersConsumersBeforeAnybodyWritesToIt(t *testing.T) {
 	b := testkit.NATS(t)
 	cfg, s := b.Config(), js(t, b.Connect(t))
@@ -381,8 +383,9 @@ func TestAStreamGetsTheSubscribersConsumersBeforeAnybodyWritesToIt(t *testing.T)
 	}
 }
 
-// TestAReloadAddsLogins reloads a server: from one account to accounts, and with another tenant. In the form of a
-// configuration, nats-server 2.15 needs two reloads: it connects the requests of a new account at the second one.
+// TestAReloadAddsLogins reloads a server: from one account to accounts, and with another tenant. In
+// the form of a configuration, nats-server 2.15 needs two reloads: it connects the requests of a
+// new account at the second one.
 func TestAReloadAddsLogins(t *testing.T) {
 	some, err := broker.Complete(replySubscribers[:2])
 	if err != nil {

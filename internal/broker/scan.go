@@ -15,11 +15,12 @@ type Scanning struct {
 	HeadersOnly bool
 }
 
-// Scan calls fn, in order, with every message that a partition's stream had when the scan began, and with some later
-// ones.
+// Scan calls fn, in order, with every message that a partition's stream had when the scan began,
+// and with some later ones.
 //
-// A lagging replica may serve a reader, and a leader may have lost its replicas without knowing. So the leader says
-// where the stream ends. Scan asks it again so late that it must have heard from its replicas since the scan began.
+// A lagging replica may serve a reader, and a leader may have lost its replicas without knowing. So
+// the leader says where the stream ends. Scan asks it again so late that it must have heard from
+// its replicas since the scan began.
 func Scan(ctx context.Context, js jetstream.JetStream, cfg Config, partition int, what Scanning, fn func(*Stored) error) (Stream, error) {
 	began := time.Now()
 	stream, err := ReadStream(ctx, js, cfg, partition)
@@ -85,7 +86,8 @@ func scanPass(ctx context.Context, js jetstream.JetStream, stream Stream, what S
 	return last.Seq + 1, nil
 }
 
-// nextOf returns the next message. It waits at most 30 s, because the message may have expired meanwhile.
+// nextOf returns the next message. It waits at most 30 s, because the message may have expired
+// meanwhile.
 func nextOf(ctx context.Context, messages jetstream.MessagesContext) (jetstream.Msg, *jetstream.MsgMetadata, error) {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()

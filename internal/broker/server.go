@@ -47,8 +47,9 @@ type Server struct {
 // startTimeout bounds the start: a server reads a store of millions of messages in seconds.
 const startTimeout = time.Minute
 
-// StartServer starts a server and returns once JetStream answers. The first member of a cluster has no quorum yet, so
-// for a member it returns once clients can connect. It handles no signals; the caller calls Shutdown.
+// StartServer starts a server and returns once JetStream answers. The first member of a cluster has
+// no quorum yet, so for a member it returns once clients can connect. It handles no signals; the
+// caller calls Shutdown.
 func StartServer(cfg ServerConfig) (*Server, error) {
 	if cfg.Dir == "" {
 		return nil, errors.New("start NATS: no directory for its store")
@@ -103,7 +104,8 @@ func (cfg ServerConfig) options() (opts *server.Options, err error) {
 	return opts, nil
 }
 
-// Reload reads ServerConfig.File again. It disconnects users that were removed or have a new password.
+// Reload reads ServerConfig.File again. It disconnects users that were removed or have a new
+// password.
 func (s *Server) Reload() error {
 	opts, err := s.cfg.options()
 	if err != nil {
@@ -116,8 +118,8 @@ func (s *Server) Reload() error {
 	return nil
 }
 
-// awaitReady waits for JetStream: a server that accepts connections may still read its store. A member of a cluster may
-// wait for others, so its JetStream need not answer.
+// awaitReady waits for JetStream: a server that accepts connections may still read its store. A
+// member of a cluster may wait for others, so its JetStream need not answer.
 func awaitReady(s *server.Server, member bool, fatal <-chan string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
@@ -143,7 +145,8 @@ func (s *Server) URL() string {
 	return (&url.URL{Scheme: scheme, User: s.cfg.User, Host: address}).String()
 }
 
-// InProcess returns an option that connects through memory instead of the network. Connect then ignores the URL.
+// InProcess returns an option that connects through memory instead of the network. Connect then
+// ignores the URL.
 func (s *Server) InProcess() nats.Option { return nats.InProcessServer(s.s) }
 
 // Shutdown stops the server and returns when its store is closed. A second call does nothing.
@@ -152,7 +155,8 @@ func (s *Server) Shutdown() {
 	s.s.WaitForShutdown()
 }
 
-// serverLog passes the server's warnings and errors to slog, and the reason of a failed start to awaitReady.
+// serverLog passes the server's warnings and errors to slog, and the reason of a failed start to
+// awaitReady.
 type serverLog struct {
 	log   *slog.Logger
 	fatal chan<- string
@@ -162,9 +166,9 @@ func (l serverLog) Noticef(string, ...any) {}
 func (l serverLog) Debugf(string, ...any)  {}
 func (l serverLog) Tracef(string, ...any)  {}
 
-// Warnf logs a warning of the server. After a kill the server rebuilds the index of a stream's files from the stored
-// messages, and loses none. That is no warning for an operator. Neither is a password that is no hash: dev keeps its own
-// beside the URL that has it.
+// Warnf logs a warning of the server. After a kill the server rebuilds the index of a stream's
+// files from the stored messages, and loses none. That is no warning for an operator. Neither is a
+// password that is no hash: dev keeps its own beside the URL that has it.
 func (l serverLog) Warnf(format string, args ...any) {
 	detail := fmt.Sprintf(format, args...)
 	switch {

@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// TestARebuiltIndexIsNoWarning has the warnings of a server that was killed, of one with a password, and another one.
+// TestARebuiltIndexIsNoWarning has the warnings of a server that was killed, of one with a
+// password, and another one.
 func TestARebuiltIndexIsNoWarning(t *testing.T) {
 	for warning, want := range map[string]string{
 		"Filestore [EVENTS-0] Stream state outdated, last block has additional entries, will rebuild": "level=INFO",

@@ -11,8 +11,8 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// TestAStepDownNeedsNoAnswer: a refusal or silence says nothing about the loss, because the next look does. Only a caller
-// that gave up gets an error.
+// TestAStepDownNeedsNoAnswer: a refusal or silence says nothing about the loss, because the next
+// look does. Only a caller that gave up gets an error.
 func TestAStepDownNeedsNoAnswer(t *testing.T) {
 	nc := testkit.NATS(t).Connect(t)
 	js, err := jetstream.New(nc)

@@ -25,21 +25,21 @@ import (
 const (
 	MetaSlots = "slots" // "0-31"
 	MetaAfter = "after" // numbers of the partitions whose slots it took over, separated by blanks
-	// MetaRepaired marks a partition that replaced one whose stream was lost. It first has the events that the database
-	// still had of the lost stream.
+	// MetaRepaired marks a partition that replaced one whose stream was lost. It first has the
+	// events that the database still had of the lost stream.
 	MetaRepaired = "repaired"
 )
 
-// duplicateWindow is the server's minimum. The stream's last sequence guards publishes, so a longer window adds no
-// protection. It costs memory for each message in it.
+// duplicateWindow is the server's minimum. The stream's last sequence guards publishes, so a longer
+// window adds no protection. It costs memory for each message in it.
 const duplicateWindow = 100 * time.Millisecond
 
 var (
-	// ErrStreamShape reports a stream with a partition's name that was not made for events and cannot become theirs.
-	// Change the name of the streams (NATS_STREAM), or remove that stream.
+	// ErrStreamShape reports a stream with a partition's name that was not made for events and
+	// cannot become theirs. Change the name of the streams (NATS_STREAM), or remove that stream.
 	ErrStreamShape = errors.New("broker: the stream has another shape")
-	// ErrNoLeader reports a stream without a leader that has a quorum of its replicas. A replica's view of the stream
-	// then proves nothing. Wait: an election takes seconds.
+	// ErrNoLeader reports a stream without a leader that has a quorum of its replicas. A replica's
+	// view of the stream then proves nothing. Wait: an election takes seconds.
 	ErrNoLeader = errors.New("broker: the stream waits for a leader")
 )
 
@@ -83,8 +83,9 @@ func (c Config) Number(name string) (int, bool) {
 	return n, ok && err == nil && n >= 0 && strconv.Itoa(n) == rest
 }
 
-// ReadStream returns the leader's description of a partition's stream. It returns jetstream.ErrStreamNotFound if the
-// stream does not exist, and ErrNoLeader if no leader can answer. Apply Doubt or Confirm before you believe a loss.
+// ReadStream returns the leader's description of a partition's stream. It returns
+// jetstream.ErrStreamNotFound if the stream does not exist, and ErrNoLeader if no leader can
+// answer. Apply Doubt or Confirm before you believe a loss.
 func ReadStream(ctx context.Context, js jetstream.JetStream, cfg Config, partition int) (Stream, error) {
 	ctx, cancel := context.WithTimeout(ctx, cfg.Timeout)
 	defer cancel()
@@ -95,7 +96,8 @@ func ReadStream(ctx context.Context, js jetstream.JetStream, cfg Config, partiti
 	return describe(cfg, stream.CachedInfo())
 }
 
-// Deleted returns the sequences that a stream lacks between its first and its last, from the leader that described it.
+// Deleted returns the sequences that a stream lacks between its first and its last, from the leader
+// that described it.
 func Deleted(ctx context.Context, js jetstream.JetStream, s Stream) ([]uint64, error) {
 	stream, err := js.Stream(ctx, s.Name)
 	var info *jetstream.StreamInfo
@@ -114,8 +116,8 @@ func Deleted(ctx context.Context, js jetstream.JetStream, s Stream) ([]uint64, e
 // maxReads is the limit of concurrent requests about streams.
 const maxReads = 8
 
-// Streams returns the existing streams of all partitions by number, including closed ones. An error covers the streams
-// that it omits (ErrNoLeader), or all.
+// Streams returns the existing streams of all partitions by number, including closed ones. An error
+// covers the streams that it omits (ErrNoLeader), or all.
 func Streams(ctx context.Context, js jetstream.JetStream, cfg Config) ([]Stream, error) {
 	var mu sync.Mutex
 	var all []Stream
@@ -149,12 +151,12 @@ func Streams(ctx context.Context, js jetstream.JetStream, cfg Config) ([]Stream,
 	return all, errors.Join(errs...)
 }
 
-// maxSilence is how long a leader may not hear from a replica that still counts for its quorum. Replicas answer every
-// second.
+// maxSilence is how long a leader may not hear from a replica that still counts for its quorum.
+// Replicas answer every second.
 const maxSilence = 4 * time.Second
 
-// unanswered turns an error into ErrNoLeader if no server could answer the request: the servers have no leader for it,
-// or none answered over a working connection.
+// unanswered turns an error into ErrNoLeader if no server could answer the request: the servers
+// have no leader for it, or none answered over a working connection.
 func unanswered(js jetstream.JetStream, err error) error {
 	if IsLeaderless(err) || errors.Is(err, nats.ErrNoResponders) || errors.Is(err, jetstream.ErrNoStreamResponse) ||
 		(errors.Is(err, context.DeadlineExceeded) || errors.Is(err, nats.ErrTimeout)) && js.Conn().IsConnected() {
@@ -163,17 +165,19 @@ func unanswered(js jetstream.JetStream, err error) error {
 	return err
 }
 
-// streamOffline is the server's error code for a stream of which all replicas are on servers that are down.
+// streamOffline is the server's error code for a stream of which all replicas are on servers that
+// are down.
 const streamOffline jetstream.ErrorCode = 10118
 
-// IsLeaderless reports an answer of a server that the stream, or the whole of JetStream, has no leader.
+// IsLeaderless reports an answer of a server that the stream, or the whole of JetStream, has no
+// leader.
 func IsLeaderless(err error) bool {
 	refused, is := errors.AsType[*jetstream.APIError](err)
 	return is && (refused.Code == http.StatusServiceUnavailable || refused.ErrorCode == streamOffline)
 }
 
-// IsTransient reports an error that says nothing about a stream: no leader, no connection or no answer in time. The
-// same request may succeed later.
+// IsTransient reports an error that says nothing about a stream: no leader, no connection or no
+// answer in time. The same request may succeed later.
 func IsTransient(err error) bool {
 	return IsLeaderless(err) || slices.ContainsFunc([]error{
 		ErrNoLeader, nats.ErrTimeout, nats.ErrNoResponders, nats.ErrDisconnected, nats.ErrConnectionClosed, nats.ErrConnectionReconnecting,
@@ -244,14 +248,15 @@ type Stored struct {
 // getTimeout bounds one request for a message. A stream without a leader does not answer at all.
 const getTimeout = 5 * time.Second
 
-// Next returns the stream's first message at seq or later from its leader, or nil if none exists. It returns
-// ErrNoLeader without a leader. A direct get is not safe here: a replica that lacks the message might answer it.
+// Next returns the stream's first message at seq or later from its leader, or nil if none exists.
+// It returns ErrNoLeader without a leader. A direct get is not safe here: a replica that lacks the
+// message might answer it.
 func Next(ctx context.Context, js jetstream.JetStream, stream string, seq uint64) (*Stored, error) {
 	return get(ctx, js, stream, map[string]any{"seq": max(seq, 1), "next_by_subj": ">"})
 }
 
-// EventAt returns the id of the event at seq, from the stream's leader. It returns "" if the message is gone, closes
-// the stream, or was not written by a relay.
+// EventAt returns the id of the event at seq, from the stream's leader. It returns "" if the
+// message is gone, closes the stream, or was not written by a relay.
 func EventAt(ctx context.Context, js jetstream.JetStream, stream string, seq uint64) (id string, err error) {
 	m, err := Next(ctx, js, stream, seq)
 	if err != nil || m == nil || m.Seq != seq || !event.Ours(m.Header) {
@@ -260,13 +265,15 @@ func EventAt(ctx context.Context, js jetstream.JetStream, stream string, seq uin
 	return m.Header.Get(event.HeaderID), nil
 }
 
-// Last returns the stream's last message that matches a subject filter, from its leader, or nil if none exists.
+// Last returns the stream's last message that matches a subject filter, from its leader, or nil if
+// none exists.
 func Last(ctx context.Context, js jetstream.JetStream, stream, filter string) (*Stored, error) {
 	return get(ctx, js, stream, map[string]any{"last_by_subj": filter})
 }
 
-// Closed returns the sequence of the stream's closing message from its leader, or 0 if none exists. Other messages may
-// follow it: foreign ones, or the late publish of a relay that was frozen. Readers do not read them.
+// Closed returns the sequence of the stream's closing message from its leader, or 0 if none exists.
+// Other messages may follow it: foreign ones, or the late publish of a relay that was frozen.
+// Readers do not read them.
 func Closed(ctx context.Context, js jetstream.JetStream, cfg Config, s Stream) (final uint64, err error) {
 	subject, _ := event.ClosingMessage(cfg.Prefix, s.Number)
 	m, err := Last(ctx, js, s.Name, subject) // the server has an index of it
@@ -281,9 +288,10 @@ func Closed(ctx context.Context, js jetstream.JetStream, cfg Config, s Stream) (
 	return m.Seq, nil
 }
 
-// Ended reports whether the stream gets no more events. all is a list of the streams that contains s. Later the closing
-// message expires as every message does. Then the stream is empty, but a successor has had messages: relays publish to a
-// stream only after they have closed its predecessors. A leader without any message does not know its stream yet.
+// Ended reports whether the stream gets no more events. all is a list of the streams that contains
+// s. Later the closing message expires as every message does. Then the stream is empty, but a
+// successor has had messages: relays publish to a stream only after they have closed its
+// predecessors. A leader without any message does not know its stream yet.
 func Ended(ctx context.Context, js jetstream.JetStream, cfg Config, s Stream, all []Stream) (bool, error) {
 	if final, err := Closed(ctx, js, cfg, s); err != nil || final > 0 {
 		return final > 0, err
@@ -337,12 +345,12 @@ func get(ctx context.Context, js jetstream.JetStream, stream string, query map[s
 	return got, nil
 }
 
-// Declare creates a partition's stream, or updates an existing one without losing anything. It returns ErrStreamShape
-// for a stream of another shape. Several processes may call it at once.
+// Declare creates a partition's stream, or updates an existing one without losing anything. It
+// returns ErrStreamShape for a stream of another shape. Several processes may call it at once.
 //
-// It never shrinks replicas, age or size, because another process may have a larger configuration; Configure does. It
-// keeps the placement, because a change copies the whole stream; Configure moves it. It keeps the slots. A stream that
-// has had no message gets the durable consumers of Subscribe.
+// It never shrinks replicas, age or size, because another process may have a larger configuration;
+// Configure does. It keeps the placement, because a change copies the whole stream; Configure moves
+// it. It keeps the slots. A stream that has had no message gets the durable consumers of Subscribe.
 func Declare(ctx context.Context, js jetstream.JetStream, cfg Config, p Partition, log *slog.Logger) (Stream, error) {
 	if err := cfg.Validate(); err != nil {
 		return Stream{}, err
@@ -387,8 +395,9 @@ func Declare(ctx context.Context, js jetstream.JetStream, cfg Config, p Partitio
 	return declared, err
 }
 
-// Inspect compares a partition's stream with the result of Declare, and changes nothing. refused are the reasons why
-// Declare would refuse the stream. reset reports whether Declare would reset limits that somebody changed.
+// Inspect compares a partition's stream with the result of Declare, and changes nothing. refused
+// are the reasons why Declare would refuse the stream. reset reports whether Declare would reset
+// limits that somebody changed.
 func Inspect(ctx context.Context, js jetstream.JetStream, cfg Config, p Partition) (refused []string, reset bool, err error) {
 	stream, err := js.Stream(ctx, cfg.StreamName(p.Number))
 	if err != nil {
@@ -400,9 +409,10 @@ func Inspect(ctx context.Context, js jetstream.JetStream, cfg Config, p Partitio
 	return cfg.mismatch(have, p), !equal(want, have), nil
 }
 
-// change applies f to a stream's configuration. It reads the configuration just before, so values that f does not touch
-// remain, for example an operator's metadata. JetStream has no conditional update, so one of two overlapping updates
-// may be lost. Therefore change reads the result again and retries, up to five times.
+// change applies f to a stream's configuration. It reads the configuration just before, so values
+// that f does not touch remain, for example an operator's metadata. JetStream has no conditional
+// update, so one of two overlapping updates may be lost. Therefore change reads the result again
+// and retries, up to five times.
 func change(ctx context.Context, js jetstream.JetStream, stream jetstream.Stream,
 	f func(jetstream.StreamConfig) jetstream.StreamConfig) (jetstream.Stream, error) {
 	name := stream.CachedInfo().Config.Name
@@ -427,8 +437,8 @@ func change(ctx context.Context, js jetstream.JetStream, stream jetstream.Stream
 // Limits are the values that Configure sets. nil keeps a value.
 type Limits struct {
 	Replicas *int
-	// server tags to which the stream moves; without tags it stays, and later replicas go anywhere. Not together with
-	// Replicas
+	// server tags to which the stream moves; without tags it stays, and later replicas go anywhere.
+	// Not together with Replicas
 	Tags     *[]string
 	MaxAge   *time.Duration // 0: forever
 	MaxBytes *int64         // of each stream; -1 for no limit
@@ -443,13 +453,14 @@ type Configured struct {
 	MaxBytes int64         `json:"max_bytes"`
 }
 
-// Configure sets the limits of all partitions' streams, also to lower values. Lower values drop replicas and expire
-// older messages. The record of erasures gets the same replicas and placement. A relay with a larger configuration
-// raises the limits again when it next declares the stream. Configure also denies purges of streams that an older
-// release created: relays declare no stream of a closed partition, and subscribers change no stream of dead letters.
+// Configure sets the limits of all partitions' streams, also to lower values. Lower values drop
+// replicas and expire older messages. The record of erasures gets the same replicas and placement.
+// A relay with a larger configuration raises the limits again when it next declares the stream.
+// Configure also denies purges of streams that an older release created: relays declare no stream
+// of a closed partition, and subscribers change no stream of dead letters.
 //
-// Servers copy a moving stream in the background, and publishes and reads continue meanwhile. After an error only some
-// streams may have changed: call it again.
+// Servers copy a moving stream in the background, and publishes and reads continue meanwhile. After
+// an error only some streams may have changed: call it again.
 func Configure(ctx context.Context, js jetstream.JetStream, cfg Config, l Limits) (all []Configured, err error) {
 	streams, err := Streams(ctx, js, cfg)
 	if err != nil {
@@ -598,8 +609,9 @@ func (p Partition) metadata() map[string]string {
 // errCodeStore is the server's code for a store that it could not create.
 const errCodeStore = 10049
 
-// create creates the stream. After the deletion of an account's last stream, the server still removes its folders in
-// the background, and may remove those of the new stream. A repeated request then succeeds.
+// create creates the stream. After the deletion of an account's last stream, the server still
+// removes its folders in the background, and may remove those of the new stream. A repeated request
+// then succeeds.
 func create(ctx context.Context, js jetstream.JetStream, sc jetstream.StreamConfig) (jetstream.Stream, error) {
 	for try := 1; ; try++ {
 		stream, err := js.CreateStream(ctx, sc)
@@ -634,18 +646,18 @@ func (c Config) declare(base jetstream.StreamConfig, partition int) jetstream.St
 	s.AllowDirect = true
 	s.AllowRollup = false // a rollup purges
 	s.NoAck = false
-	// Plain subscribers get stored events, without the partition. Prefix.> also carries publishes that the stream
-	// refused.
+	// Plain subscribers get stored events, without the partition. Prefix.> also carries publishes
+	// that the stream refused.
 	source, destination := event.LiveSubjects(c.Prefix, c.LivePrefix, partition)
 	s.RePublish = &jetstream.RePublish{Source: source, Destination: destination}
-	// No server undoes it. A previous release keeps it: it begins with the stream's own configuration, as this function
-	// does. DenyDelete stays off, because erasure deletes messages.
+	// No server undoes it. A previous release keeps it: it begins with the stream's own
+	// configuration, as this function does. DenyDelete stays off, because erasure deletes messages.
 	s.DenyPurge = true
 	return s
 }
 
-// mismatch returns the reasons why have cannot become ours: the server refuses the change, or the change would lose
-// events.
+// mismatch returns the reasons why have cannot become ours: the server refuses the change, or the
+// change would lose events.
 func (c Config) mismatch(have jetstream.StreamConfig, p Partition) []string {
 	var why []string
 	add := func(format string, args ...any) { why = append(why, fmt.Sprintf(format, args...)) }

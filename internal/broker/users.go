@@ -26,8 +26,9 @@ type account struct {
 	uses  []share // of the main account
 }
 
-// accounts returns the accounts of all, the main account first. An account that sends requests to $JS.API needs the import
-// of $JS.API.INFO: without it the server would answer all of them itself, that the account has no JetStream.
+// accounts returns the accounts of all, the main account first. An account that sends requests to
+// $JS.API needs the import of $JS.API.INFO: without it the server would answer all of them itself,
+// that the account has no JetStream.
 func accounts(c Config, all []Principal) (list []account) {
 	for _, p := range all {
 		i := slices.IndexFunc(list, func(a account) bool { return a.name == p.Account() })
@@ -54,7 +55,8 @@ func accounts(c Config, all []Principal) (list []account) {
 	return list
 }
 
-// distinct returns each share once, and none that another one contains: an account would get such messages twice.
+// distinct returns each share once, and none that another one contains: an account would get such
+// messages twice.
 func distinct(all []share) (kept []share) {
 	for _, s := range all {
 		if !slices.ContainsFunc(all, func(o share) bool {
@@ -70,8 +72,9 @@ func distinct(all []share) (kept []share) {
 // contains reports whether the pattern a matches everything that the pattern b matches.
 func contains(a, b string) bool { return jwt.Subject(b).IsContainedIn(jwt.Subject(a)) }
 
-// Users returns the part of a server's configuration that has the accounts, and the principals with their permissions. The
-// server reads their passwords from its environment, NATS_PASSWORD_NAME: plain, or bcrypt hashes. all is of Complete.
+// Users returns the part of a server's configuration that has the accounts, and the principals with
+// their permissions. The server reads their passwords from its environment, NATS_PASSWORD_NAME:
+// plain, or bcrypt hashes. all is of Complete.
 func Users(c Config, all []Principal) string {
 	list := accounts(c, all)
 	var b strings.Builder
@@ -155,8 +158,8 @@ const (
 	SystemKey   = "SYS"      // the account of the servers themselves
 )
 
-// Keys are the seeds of the operator and of the accounts, by name, for servers that trust accounts which the operator has
-// signed, and users whom an account has signed. All are secrets.
+// Keys are the seeds of the operator and of the accounts, by name, for servers that trust accounts
+// which the operator has signed, and users whom an account has signed. All are secrets.
 type Keys map[string]string
 
 // Add creates the keys that k lacks for all, and returns their names.
@@ -200,10 +203,11 @@ func (k Keys) pair(name string) (nkeys.KeyPair, error) {
 	return pair, nil
 }
 
-// Server returns the part of the servers' configuration that trusts the accounts of all. all is of Complete, and k has
-// their keys. The main account exports what any principal uses, and each import needs a token that the main account has
-// signed for it. So another subscriber changes no account but its own. Servers that read the configuration close the
-// connections of revoked users, and admit no new ones.
+// Server returns the part of the servers' configuration that trusts the accounts of all. all is of
+// Complete, and k has their keys. The main account exports what any principal uses, and each import
+// needs a token that the main account has signed for it. So another subscriber changes no account
+// but its own. Servers that read the configuration close the connections of revoked users, and
+// admit no new ones.
 func (k Keys) Server(c Config, all []Principal, revoked ...Revocation) (string, error) {
 	operator, err := k.pair(OperatorKey)
 	if err != nil {
@@ -244,7 +248,8 @@ func (k Keys) Server(c Config, all []Principal, revoked ...Revocation) (string, 
 		claims = append(claims, signed)
 	}
 	var b strings.Builder
-	// Not the operator as a token: it has the time at which it was signed, and a server that reloads refuses another one.
+	// Not the operator as a token: it has the time at which it was signed, and a server that
+	// reloads refuses another one.
 	fmt.Fprintf(&b, "trusted_keys: [%s]\nsystem_account: %s\nresolver: MEMORY\nresolver_preload: {\n", public(operator), public(system))
 	for _, a := range claims {
 		for _, r := range revoked {
@@ -303,8 +308,8 @@ func public(k nkeys.KeyPair) string {
 	return key
 }
 
-// Credentials returns a credentials file (NATS_CREDENTIALS) for p, signed with the seed of its account. It expires after
-// expires; 0 means never.
+// Credentials returns a credentials file (NATS_CREDENTIALS) for p, signed with the seed of its
+// account. It expires after expires; 0 means never.
 func (k Keys) Credentials(c Config, p Principal, expires time.Duration) ([]byte, error) {
 	account, err := k.pair(p.Account())
 	if err != nil {

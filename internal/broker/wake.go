@@ -11,15 +11,17 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// WakeSubject carries wake-ups for the relays: the slots with new rows. It is plain NATS, outside the streams. A lost
-// wake-up delays rows by at most a poll interval.
+// WakeSubject carries wake-ups for the relays: the slots with new rows. It is plain NATS, outside
+// the streams. A lost wake-up delays rows by at most a poll interval.
 const WakeSubject = "tidings.wake"
 
-// wakeEvery is the least time between two wake-ups of a process. Commits in between share the next one. A relay's
-// rounds are as far apart (RELAY_ROUND_INTERVAL), so more wake-ups would only cost processor time.
+// wakeEvery is the least time between two wake-ups of a process. Commits in between share the next
+// one. A relay's rounds are as far apart (RELAY_ROUND_INTERVAL), so more wake-ups would only cost
+// processor time.
 const wakeEvery = 2 * time.Millisecond
 
-// Waker tells the relays that rows were committed. Wake may be called from any goroutine and never blocks.
+// Waker tells the relays that rows were committed. Wake may be called from any goroutine and never
+// blocks.
 type Waker struct {
 	nc      *nats.Conn
 	stream  string        // the name of the relays' streams: relays of other cells ignore the wake-up
@@ -27,7 +29,8 @@ type Waker struct {
 	signal  chan struct{}
 }
 
-// NewWaker returns a waker over nc for the relays that publish to cfg's streams. It sends wake-ups while Run runs.
+// NewWaker returns a waker over nc for the relays that publish to cfg's streams. It sends wake-ups
+// while Run runs.
 func NewWaker(nc *nats.Conn, cfg Config) *Waker {
 	return &Waker{nc: nc, stream: cfg.Stream, signal: make(chan struct{}, 1)}
 }
@@ -75,8 +78,8 @@ func encodeWake(touched uint32, stream string) []byte {
 	return append(append(b, ",="...), stream...)
 }
 
-// DecodeWake returns the slots of a wake-up as a set of bits: empty if the wake-up is for relays of other streams. It
-// ignores malformed parts. A wake-up without a name of streams is for all relays.
+// DecodeWake returns the slots of a wake-up as a set of bits: empty if the wake-up is for relays of
+// other streams. It ignores malformed parts. A wake-up without a name of streams is for all relays.
 func DecodeWake(data []byte, cfg Config) (touched uint32) {
 	for s := range strings.SplitSeq(string(data), ",") {
 		if of, named := strings.CutPrefix(s, "="); named && of != cfg.Stream {

@@ -1,5 +1,5 @@
-// Package cells tells which tenants have their truth where, if several truths (cells) write to the same projections. A
-// cell has the name of its streams, NATS_STREAM.
+// Package cells tells which tenants have their truth where, if several truths (cells) write to the
+// same projections. A cell has the name of its streams, NATS_STREAM.
 //
 //	tenant_cells, in the projections:   empty: there is one truth   │   tenant 7: EVENTS-b   │   tenant 0: EVENTS-a, for all others
 //
@@ -18,8 +18,8 @@ import (
 
 // Errors of this package.
 var (
-	// ErrUnassigned reports several truths and an empty tenant_cells: it is unknown which rows of the projections
-	// belong to this truth. Fill the table.
+	// ErrUnassigned reports several truths and an empty tenant_cells: it is unknown which rows of
+	// the projections belong to this truth. Fill the table.
 	ErrUnassigned = errors.New("cells: several truths write to these projections, and tenant_cells does not assign the tenants to them")
 	// ErrShared reports projections to which several truths write.
 	ErrShared = errors.New("cells: other truths write to these projections too")
@@ -38,8 +38,8 @@ type Tenants struct {
 // tenantsSQL reads the whole table. Locks: none.
 const tenantsSQL = `SELECT /* cells.tenants */ tenant_id, cell FROM tenant_cells`
 
-// readSQL reads, from the offsets, the names of the streams that consumers read: EVENTS of EVENTS-0.
-// Index: none, a row per consumer and stream that ever existed. Locks: none.
+// readSQL reads, from the offsets, the names of the streams that consumers read: EVENTS of
+// EVENTS-0. Index: none, a row per consumer and stream that ever existed. Locks: none.
 const readSQL = `
 SELECT /* cells.read */ DISTINCT regexp_replace(partition_key, '-[0-9]+$', '')
   FROM consumer_offsets WHERE NOT closed AND partition_key ~ '-[0-9]+$'`
@@ -49,8 +49,8 @@ type Querier interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 }
 
-// Read returns the tenants of a cell, or ErrUnassigned. It reads the whole table: use the result for one pass over the
-// projections.
+// Read returns the tenants of a cell, or ErrUnassigned. It reads the whole table: use the result
+// for one pass over the projections.
 func Read(ctx context.Context, q Querier, cell string) (Tenants, error) {
 	t := Tenants{cell: cell, of: make(map[int64]string)}
 	var tenant int64

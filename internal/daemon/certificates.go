@@ -9,12 +9,13 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Expiry returns the time at which the first certificate of a chain expires; ok is false if there is no certificate.
-// If the certificate cannot be read, at is the zero time. Each scrape of the metrics calls it, so it should be quick.
+// Expiry returns the time at which the first certificate of a chain expires; ok is false if there
+// is no certificate. If the certificate cannot be read, at is the zero time. Each scrape of the
+// metrics calls it, so it should be quick.
 type Expiry func() (at time.Time, ok bool)
 
-// FileExpiry returns the Expiry of the certificates in a PEM file. It reads the file at each call, so it notices
-// renewals. An empty name means no certificate.
+// FileExpiry returns the Expiry of the certificates in a PEM file. It reads the file at each call,
+// so it notices renewals. An empty name means no certificate.
 func FileExpiry(file string) Expiry {
 	return func() (at time.Time, ok bool) {
 		if file == "" {
@@ -48,8 +49,8 @@ type certificates struct {
 	desc     *prometheus.Desc
 }
 
-// NewCertificates returns a gauge of the time at which each certificate of the process expires. Its keys are the
-// uses: api, nats, postgres, postgres_projections.
+// NewCertificates returns a gauge of the time at which each certificate of the process expires. Its
+// keys are the uses: api, nats, postgres, postgres_projections.
 func NewCertificates(expiries map[string]Expiry) prometheus.Collector {
 	return certificates{expiries, prometheus.NewDesc("tls_certificate_expires_timestamp_seconds",
 		"The earliest expiry of any certificate in a chain that this process serves or presents, by use; 0 if a file cannot be read.",

@@ -12,8 +12,8 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// TestTheExpiryOfCertificatesIsAGauge expects the first expiry of a chain, 0 for an unreadable file, and no value
-// without a file.
+// TestTheExpiryOfCertificatesIsAGauge expects the first expiry of a chain, 0 for an unreadable
+// file, and no value without a file.
 func TestTheExpiryOfCertificatesIsAGauge(t *testing.T) {
 	soon, later := testkit.NewCertificate(t), testkit.NewCertificate(t)
 	later.RenewUntil(t, time.Now().Add(1000*time.Hour))

@@ -15,8 +15,8 @@ import (
 	"github.com/sethvargo/go-envconfig"
 )
 
-// Configure sets the fields of cfg, a pointer to a struct with env tags, from env. Its error lists every variable
-// that cannot be read, and the errors of the fields' own Validate methods.
+// Configure sets the fields of cfg, a pointer to a struct with env tags, from env. Its error lists
+// every variable that cannot be read, and the errors of the fields' own Validate methods.
 func Configure(ctx context.Context, env envconfig.Lookuper, cfg any) error {
 	if help, ok := env.(helpLookuper); ok {
 		return help.print(ctx, cfg)
@@ -112,7 +112,8 @@ func variables(w io.Writer, t reflect.Type, seen map[string]bool) {
 // version and revision describe an image. The linker sets them (deploy/Dockerfile).
 var version, revision string
 
-// Version returns the version of this build: that of the image, else that of the module, else the commit.
+// Version returns the version of this build: that of the image, else that of the module, else the
+// commit.
 func Version() string {
 	info, ok := debug.ReadBuildInfo()
 	switch {

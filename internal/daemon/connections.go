@@ -13,21 +13,22 @@ import (
 	"github.com/tidings/tidings/internal/shares"
 )
 
-// maxConnections limits the connections of a port, and so their memory: some 50 KiB each, beside what is unread.
+// maxConnections limits the connections of a port, and so their memory: some 50 KiB each, beside
+// what is unread.
 var maxConnections = int(shares.Connections.All.N)
 
-// slowOpener is the time within which a new connection should bring its first request. On a full port later ones are
-// closed first.
+// slowOpener is the time within which a new connection should bring its first request. On a full
+// port later ones are closed first.
 const slowOpener = time.Second
 
-// connections is a listener that limits the open connections: in total, and for each address. It never closes a
-// connection with a request in progress.
+// connections is a listener that limits the open connections: in total, and for each address. It
+// never closes a connection with a request in progress.
 //
-// When the port is full, the listener closes a connection of the address that has most. It chooses the oldest that
-// has brought no request for slowOpener, else the one that has been idle longest, else the oldest without a request.
-// If all connections have a request in progress, new connections wait. An address at its own limit loses one of its
-// connections in the same order; if all of them work, its new connection is closed. An IPv6 network of 64 bits counts
-// as one address.
+// When the port is full, the listener closes a connection of the address that has most. It chooses
+// the oldest that has brought no request for slowOpener, else the one that has been idle longest,
+// else the oldest without a request. If all connections have a request in progress, new connections
+// wait. An address at its own limit loses one of its connections in the same order; if all of them
+// work, its new connection is closed. An IPv6 network of 64 bits counts as one address.
 type connections struct {
 	net.Listener
 	most, perAddress int
@@ -109,7 +110,8 @@ func (l *connections) Close() error {
 	return l.Listener.Close()
 }
 
-// take adds a connection, and closes another one if necessary. full means that room may become free later.
+// take adds a connection, and closes another one if necessary. full means that room may become free
+// later.
 func (l *connections) take(c net.Conn) (taken, full bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -151,8 +153,8 @@ func (a *address) first() *connection {
 	return e.Value.(*connection)
 }
 
-// first returns the connection that is closed first, or nil if all work. It visits every address, but only when the
-// port is full.
+// first returns the connection that is closed first, or nil if all work. It visits every address,
+// but only when the port is full.
 func (l *connections) first() (first *connection) {
 	most := 0
 	for _, a := range l.of {

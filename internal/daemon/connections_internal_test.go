@@ -34,8 +34,8 @@ func (f *fakeConn) Close() error {
 	return nil
 }
 
-// Connections open and close one after the other. "name ADDRESS" opens one, "name STATE" is a state that the server
-// reports, and "wait" waits one second.
+// Connections open and close one after the other. "name ADDRESS" opens one, "name STATE" is a state
+// that the server reports, and "wait" waits one second.
 func TestWhichConnectionGoesWhenThePortIsFull(t *testing.T) {
 	const a, b, c0, d, six, six2 = "10.0.0.1:1", "10.0.0.2:1", "10.0.0.3:1", "10.0.0.4:1", "[2001:db8::1]:1", "[2001:db8::2]:9"
 	for name, c := range map[string]struct {
@@ -131,8 +131,9 @@ func (c client) ask(path string) error {
 	return resp.Body.Close()
 }
 
-// Two addresses hold as many connections as they may, and keep opening more. Half of these connections never send a
-// byte. Other clients still get answers, on each new connection and on an old one, and also when all others work.
+// Two addresses hold as many connections as they may, and keep opening more. Half of these
+// connections never send a byte. Other clients still get answers, on each new connection and on an
+// old one, and also when all others work.
 func TestIdleConnectionsKeepNobodyOut(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

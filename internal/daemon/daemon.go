@@ -14,12 +14,13 @@ import (
 	"github.com/sethvargo/go-envconfig"
 )
 
-// Main runs a binary and exits the process: with 0 if run returns nil, else with 1 after one log line. Its ctx ends
-// at the first SIGINT or SIGTERM. Then run must finish its work in progress and return nil. A second signal kills the
-// process. Main sets the default logger of the process, which run gets from slog.Default.
+// Main runs a binary and exits the process: with 0 if run returns nil, else with 1 after one log
+// line. Its ctx ends at the first SIGINT or SIGTERM. Then run must finish its work in progress and
+// return nil. A second signal kills the process. Main sets the default logger of the process, which
+// run gets from slog.Default.
 //
-// Main answers --version, and --help with the variables that run passes to Configure. So run must call Configure
-// first.
+// Main answers --version, and --help with the variables that run passes to Configure. So run must
+// call Configure first.
 func Main(name string, run func(ctx context.Context, env envconfig.Lookuper) error) {
 	env := envconfig.OsLookuper()
 	if len(os.Args) > 1 {

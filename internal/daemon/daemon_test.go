@@ -58,9 +58,9 @@ func TestMain(m *testing.M) {
 func TestMainExit(t *testing.T) {
 	for _, c := range []struct {
 		behavior string
-		signals   int
-		code      int
-		logs      string
+		signals  int
+		code     int
+		logs     string
 	}{
 		{"succeeds", 0, 0, ""},
 		{"fails", 0, 1, "ended"},
@@ -252,8 +252,8 @@ func TestTakenAddressIsAnError(t *testing.T) {
 	}
 }
 
-// TestLogLinesAreForPeople checks that durations have readable units, and that errors of nats.go are in an operator's
-// words.
+// TestLogLinesAreForPeople checks that durations have readable units, and that errors of nats.go
+// are in an operator's words.
 func TestLogLinesAreForPeople(t *testing.T) {
 	var b strings.Builder
 	log, _, err := daemon.NewLogger(&b, daemon.LogConfig{})

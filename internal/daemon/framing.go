@@ -8,12 +8,13 @@ import (
 	"sync/atomic"
 )
 
-// plainConn detects requests with both Content-Length and Transfer-Encoding. net/http uses the latter and silently
-// ignores the former. RFC 9112, section 6.1, wants the connection closed. A proxy in front that uses the length would
-// otherwise pass the rest of one client's body on as the request of another client.
+// plainConn detects requests with both Content-Length and Transfer-Encoding. net/http uses the
+// latter and silently ignores the former. RFC 9112, section 6.1, wants the connection closed. A
+// proxy in front that uses the length would otherwise pass the rest of one client's body on as the
+// request of another client.
 //
-// plainConn does not parse bodies. So a body that contains two such lines also ends the connection; a JSON body has
-// no such lines.
+// plainConn does not parse bodies. So a body that contains two such lines also ends the connection;
+// a JSON body has no such lines.
 type plainConn struct {
 	net.Conn
 	twoWays atomic.Bool
@@ -27,7 +28,8 @@ const (
 	codingLine = "transfer-encoding:"
 )
 
-// Read reads from the connection and inspects the bytes. The server calls it from one goroutine at a time.
+// Read reads from the connection and inspects the bytes. The server calls it from one goroutine at
+// a time.
 func (c *plainConn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
 	if !c.twoWays.Load() {
@@ -82,8 +84,8 @@ func withConn(ctx context.Context, c net.Conn) context.Context {
 	return context.WithValue(ctx, connKey{}, c)
 }
 
-// framed refuses requests with both headers. It also closes the connection after a request with chunks, because
-// behind TLS plainConn cannot see whether the request also had a length.
+// framed refuses requests with both headers. It also closes the connection after a request with
+// chunks, because behind TLS plainConn cannot see whether the request also had a length.
 func framed(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.ProtoMajor == 1 && len(r.TransferEncoding) > 0 {

@@ -12,19 +12,19 @@ import (
 	"time"
 )
 
-// shutdownTimeout is how long requests in progress may take after ctx has ended. Then the server closes their
-// connections. It is longer than any request of the API may take.
+// shutdownTimeout is how long requests in progress may take after ctx has ended. Then the server
+// closes their connections. It is longer than any request of the API may take.
 const shutdownTimeout = 30 * time.Second
 
-// Limits of a request's arrival and of its answer, after which the server ends the connection. Within them a client has
-// to keep the pace (paced).
+// Limits of a request's arrival and of its answer, after which the server ends the connection.
+// Within them a client has to keep the pace (paced).
 const (
 	readTimeout  = 30 * time.Second
 	writeTimeout = time.Minute // enough for a profile or a large page and a slow reader
 )
 
-// Serve serves HTTP on l with h until ctx ends. Then it lets the requests in progress finish, and closes l. One
-// address may have at most perAddress connections. Serve returns nil on a clean stop.
+// Serve serves HTTP on l with h until ctx ends. Then it lets the requests in progress finish, and
+// closes l. One address may have at most perAddress connections. Serve returns nil on a clean stop.
 func Serve(ctx context.Context, l net.Listener, h http.Handler, perAddress int, log *slog.Logger) error {
 	return serve(ctx, newConnections(l, maxConnections, perAddress, log), h, log)
 }

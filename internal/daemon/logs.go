@@ -18,10 +18,11 @@ type LogConfig struct {
 	Format string `env:"LOG_FORMAT"` // text or json; when empty, text on a terminal, else json
 }
 
-// NewLogger returns a logger that writes to w, with durations in readable units (1.5s) and errors as Plain returns
-// them. It writes the first warning or error with a message, and then suppresses that message for 10 s. After that
-// one line reports the last repetition, and the attribute repeated has the number of suppressed lines. flush writes
-// the reports that wait; call it before the process ends.
+// NewLogger returns a logger that writes to w, with durations in readable units (1.5s) and errors
+// as Plain returns them. It writes the first warning or error with a message, and then suppresses
+// that message for 10 s. After that one line reports the last repetition, and the attribute
+// repeated has the number of suppressed lines. flush writes the reports that wait; call it before
+// the process ends.
 func NewLogger(w io.Writer, cfg LogConfig) (log *slog.Logger, flush func(), err error) {
 	var at slog.Level
 	if cfg.Level != "" {
@@ -45,8 +46,8 @@ func NewLogger(w io.Writer, cfg LogConfig) (log *slog.Logger, flush func(), err 
 	return slog.New(h), h.known.flush, nil
 }
 
-// CommandLogger returns a logger for a command that a person runs. It writes text and every line of the level or
-// above.
+// CommandLogger returns a logger for a command that a person runs. It writes text and every line of
+// the level or above.
 func CommandLogger(w io.Writer, level slog.Level) *slog.Logger {
 	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: level, ReplaceAttr: readable}))
 }
@@ -61,9 +62,9 @@ const (
 	maxMessages = 1000             // tracked at once; Tidings has some hundred. Any beyond count as one message
 )
 
-// limiter is a handler that writes a warning or an error at most once in quietFor. It does not limit lower levels:
-// they report facts that do not repeat by themselves, for example requests in the access log. A loop that retries
-// logs warnings.
+// limiter is a handler that writes a warning or an error at most once in quietFor. It does not
+// limit lower levels: they report facts that do not repeat by themselves, for example requests in
+// the access log. A loop that retries logs warnings.
 type limiter struct {
 	slog.Handler
 	who   string // the logger's own attributes: component, consumer
@@ -111,7 +112,8 @@ func (l limiter) Handle(ctx context.Context, r slog.Record) error {
 	return l.Handler.Handle(ctx, r)
 }
 
-// repeats reports whether a line with the message was written less than quietFor ago. If so, it records this line.
+// repeats reports whether a line with the message was written less than quietFor ago. If so, it
+// records this line.
 func (m *messages) repeats(of message, r slog.Record, by slog.Handler) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -127,7 +129,8 @@ func (m *messages) repeats(of message, r slog.Record, by slog.Handler) bool {
 	return false
 }
 
-// pass writes the report of the repetitions and starts the next quietFor. Without repetitions it forgets the message.
+// pass writes the report of the repetitions and starts the next quietFor. Without repetitions it
+// forgets the message.
 func (m *messages) pass(of message) {
 	m.mu.Lock()
 	s := *m.of[of]

@@ -31,8 +31,8 @@ type Ops struct {
 	ln     net.Listener
 }
 
-// NewOps prepares the ops port of a binary on addr (host:port). It adds the metrics of the Go runtime, the process
-// and the build to reg. It does not listen yet.
+// NewOps prepares the ops port of a binary on addr (host:port). It adds the metrics of the Go
+// runtime, the process and the build to reg. It does not listen yet.
 func NewOps(binary, addr string, reg *prometheus.Registry, log *slog.Logger) *Ops {
 	build := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "tidings_build_info", Help: "1, with the binary and its version as labels.",
 		ConstLabels: prometheus.Labels{"binary": binary, "version": Version()}}, func() float64 { return 1 })
@@ -46,8 +46,8 @@ func NewOps(binary, addr string, reg *prometheus.Registry, log *slog.Logger) *Op
 	return &Ops{addr: addr, reg: reg, log: log.With("component", "ops"), checks: map[string]func(context.Context) error{}}
 }
 
-// Ready adds a check to /readyz, or replaces the one with the same name. Each request calls it, from several
-// goroutines.
+// Ready adds a check to /readyz, or replaces the one with the same name. Each request calls it,
+// from several goroutines.
 func (o *Ops) Ready(name string, check func(context.Context) error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -8,9 +8,10 @@ import (
 	"github.com/tidings/tidings/internal/shares"
 )
 
-// paced ends the connection of a client that sends its body or reads its answer more slowly than shares.PaceBytes
-// within shares.PaceTime. Deadlines that the handler sets with http.ResponseController bound the whole body and the
-// whole answer. One goroutine at a time reads, and one writes.
+// paced ends the connection of a client that sends its body or reads its answer more slowly than
+// shares.PaceBytes within shares.PaceTime. Deadlines that the handler sets with
+// http.ResponseController bound the whole body and the whole answer. One goroutine at a time reads,
+// and one writes.
 func paced(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		start := time.Now()
@@ -27,7 +28,8 @@ func paced(h http.Handler) http.Handler {
 	})
 }
 
-// earlier returns the earlier of the end of a piece that begins now and takes d, and the end of all. A zero end is none.
+// earlier returns the earlier of the end of a piece that begins now and takes d, and the end of
+// all. A zero end is none.
 func earlier(end time.Time, d time.Duration) time.Time {
 	piece := time.Now().Add(d)
 	if !end.IsZero() && end.Before(piece) {
@@ -56,7 +58,8 @@ func (b *pacedBody) Read(to []byte) (int, error) {
 	n, err := b.ReadCloser.Read(to)
 	b.left -= n
 	if err == io.EOF {
-		// The server reads on, to learn whether the client has gone. That read must not end with the pace.
+		// The server reads on, to learn whether the client has gone. That read must not end with
+		// the pace.
 		_ = b.control.SetReadDeadline(b.arrived)
 	}
 	return n, err
@@ -81,9 +84,9 @@ func (w *pacedWriter) Write(b []byte) (n int, err error) {
 			break
 		}
 	}
-	// What the server still buffers it sends after the handler, and after the rest of a body that nobody read. That rest
-	// has PaceTime too. A handler with a deadline of its own may work for longer than a piece may take, and HTTP/2 ends a
-	// stream at its deadline.
+	// What the server still buffers it sends after the handler, and after the rest of a body that
+	// nobody read. That rest has PaceTime too. A handler with a deadline of its own may work for
+	// longer than a piece may take, and HTTP/2 ends a stream at its deadline.
 	last := earlier(w.answered, 2*shares.PaceTime)
 	if w.own {
 		last = w.answered
@@ -98,7 +101,8 @@ func (w *pacedWriter) SetWriteDeadline(t time.Time) error {
 	return w.control.SetWriteDeadline(t)
 }
 
-// SetReadDeadline sets when the whole body must have arrived. A zero time ends the pace: nothing more is read.
+// SetReadDeadline sets when the whole body must have arrived. A zero time ends the pace: nothing
+// more is read.
 func (w *pacedWriter) SetReadDeadline(t time.Time) error {
 	if w.body == nil || t.IsZero() {
 		return w.control.SetReadDeadline(t)

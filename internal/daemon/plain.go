@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// plain translates texts of libraries into an operator's words. Without a connection to NATS nothing is buffered
-// (broker.Connect), and nats.go then reports a full buffer.
+// plain translates texts of libraries into an operator's words. Without a connection to NATS
+// nothing is buffered (broker.Connect), and nats.go then reports a full buffer.
 var plain = strings.NewReplacer("nats: outbound buffer limit exceeded", "NATS is unreachable")
 
 // Plain returns the text of an error in an operator's words.

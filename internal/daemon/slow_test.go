@@ -87,7 +87,8 @@ func TestAClientThatTakesItsTimeLosesTheConnection(t *testing.T) {
 	}
 }
 
-// A client that reads a byte a second loses the connection, and one that reads at the pace gets all of a long answer.
+// A client that reads a byte a second loses the connection, and one that reads at the pace gets all
+// of a long answer.
 func TestAClientThatReadsSlowlyLosesTheConnection(t *testing.T) {
 	const length, pace = 20 * shares.PaceBytes, shares.PaceBytes / int(shares.PaceTime/time.Second)
 	for name, c := range map[string]struct {

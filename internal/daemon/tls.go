@@ -10,10 +10,11 @@ import (
 	"time"
 )
 
-// Encrypt returns l with TLS 1.2 or newer, for HTTP/1.1 and HTTP/2. The certificate chain and the key are in two PEM
-// files. Encrypt reads them again when they change, so a certificate is renewed without a restart: new connections
-// get the new one. If the files cannot be read then (half written, for example), it logs that and keeps the last good
-// certificate. It returns an error if they cannot be read at the start.
+// Encrypt returns l with TLS 1.2 or newer, for HTTP/1.1 and HTTP/2. The certificate chain and the
+// key are in two PEM files. Encrypt reads them again when they change, so a certificate is renewed
+// without a restart: new connections get the new one. If the files cannot be read then (half
+// written, for example), it logs that and keeps the last good certificate. It returns an error if
+// they cannot be read at the start.
 func Encrypt(l net.Listener, certFile, keyFile string, log *slog.Logger) (net.Listener, error) {
 	c := &certificate{certFile: certFile, keyFile: keyFile, log: log}
 	if err := c.load(); err != nil {

@@ -20,10 +20,11 @@ import (
 	"github.com/tidings/tidings/internal/tracing"
 )
 
-// TraceConfig is the part of the environment of tracing that Trace checks. The OpenTelemetry SDK reads more variables
-// from the environment of the process (docs/tracing.md).
+// TraceConfig is the part of the environment of tracing that Trace checks. The OpenTelemetry SDK
+// reads more variables from the environment of the process (docs/tracing.md).
 type TraceConfig struct {
-	// Endpoint is the http or https URL of a collector. Tracing is off if neither it nor TracesEndpoint is set.
+	// Endpoint is the http or https URL of a collector. Tracing is off if neither it nor
+	// TracesEndpoint is set.
 	Endpoint       string  `env:"OTEL_EXPORTER_OTLP_ENDPOINT"`
 	TracesEndpoint string  `env:"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"`                 // the same, with the path
 	Protocol       string  `env:"OTEL_EXPORTER_OTLP_PROTOCOL, default=http/protobuf"` // or http/json
@@ -35,7 +36,8 @@ type TraceConfig struct {
 	Relation       string  `env:"TRACE_RELATION, default=link"`                       // from send and process to create: link or parent
 }
 
-// notEmpty is an environment in which an empty variable counts as not set, as OpenTelemetry defines it.
+// notEmpty is an environment in which an empty variable counts as not set, as OpenTelemetry defines
+// it.
 type notEmpty struct{ envconfig.Lookuper }
 
 // Lookup implements envconfig.Lookuper.
@@ -94,9 +96,9 @@ const (
 	fileEvery   = 200 * time.Millisecond // between two exports to an exporter of the caller
 )
 
-// Trace returns a context that makes spans (tracing.From) and sends them to the collector that env names. Without a
-// collector it returns ctx. If to is not nil, spans go to that exporter instead, at once and with all their links.
-// stop exports the remaining spans.
+// Trace returns a context that makes spans (tracing.From) and sends them to the collector that env
+// names. Without a collector it returns ctx. If to is not nil, spans go to that exporter instead,
+// at once and with all their links. stop exports the remaining spans.
 func Trace(ctx context.Context, env envconfig.Lookuper, binary string, log *slog.Logger, to sdk.SpanExporter,
 ) (_ context.Context, stop func(), err error) {
 	var cfg TraceConfig

@@ -19,7 +19,8 @@ import (
 	"github.com/tidings/tidings/internal/tracing"
 )
 
-// TestTracesGoToTheCollectorThatIsNamed also checks that a scraper with OpenMetrics gets the trace as an exemplar.
+// TestTracesGoToTheCollectorThatIsNamed also checks that a scraper with OpenMetrics gets the trace
+// as an exemplar.
 func TestTracesGoToTheCollectorThatIsNamed(t *testing.T) {
 	type export struct{ path, body string }
 	exports := make(chan export, 1)

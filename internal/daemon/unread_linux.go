@@ -7,8 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// dropUnread makes the kernel drop the connection, with all it keeps for it, if the client acknowledges or takes no
-// byte of what is sent for so long. Closing a connection alone would keep that for minutes.
+// dropUnread makes the kernel drop the connection, with all it keeps for it, if the client
+// acknowledges or takes no byte of what is sent for so long. Closing a connection alone would keep
+// that for minutes.
 func dropUnread(c net.Conn, after time.Duration) {
 	tcp, ok := c.(*net.TCPConn)
 	if !ok {

@@ -11,21 +11,24 @@ const (
 	maxCauseRunes = 200
 )
 
-// varies matches the parts that differ from one event to the next. It also matches SQLSTATE codes, which Cause keeps.
+// varies matches the parts that differ from one event to the next. It also matches SQLSTATE codes,
+// which Cause keeps.
 var varies = regexp.MustCompile(`SQLSTATE [0-9A-Z]{5}` + // kept
 	`|"(?:[^"\\]|\\.)*"|` + "`[^`]*`" + `|“[^”]*”|\B'(?:[^'\\]|\\.)*'\B` + // quoted
 	`|(?i:[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})` +
 	`|\b0[xX][0-9a-fA-F]+\b|\b[0-9a-f]*[0-9][0-9a-f]*[a-f][0-9a-f]*\b|\b[0-9a-f]*[a-f][0-9a-f]*[0-9][0-9a-f]*\b` +
 	`|[0-9]+(?:[.,:][0-9]+)*`)
 
-// minHex is the least number of hexadecimal digits of a number. A shorter word may be a name, for example ed25.
+// minHex is the least number of hexadecimal digits of a number. A shorter word may be a name, for
+// example ed25.
 const minHex = 8
 
 var digits = regexp.MustCompile(`[0-9]+(?:[.,:][0-9]+)*`)
 
-// Cause returns the error without the parts that differ from one event to the next, so letters that failed for one
-// reason have one cause. It replaces a number by #, a UUID by <uuid>, a hexadecimal number by <hex> and a quotation by
-// "…". The result is one line of valid UTF-8 with at most 200 characters.
+// Cause returns the error without the parts that differ from one event to the next, so letters that
+// failed for one reason have one cause. It replaces a number by #, a UUID by <uuid>, a hexadecimal
+// number by <hex> and a quotation by "…". The result is one line of valid UTF-8 with at most 200
+// characters.
 func Cause(err string) string {
 	if len(err) > maxErrorBytes {
 		err = err[:maxErrorBytes]

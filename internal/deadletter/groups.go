@@ -81,9 +81,9 @@ func (t Table) Statements() []string {
 		t.sql(groupSQL, 0), t.sql(groupSQL, 1)}
 }
 
-// Groups returns the groups without their counts. The group with the latest letter comes first. Tenant 0 means all
-// tenants. If more than MaxGroups exist, it returns any MaxGroups of them and more is true. The cost grows with the
-// number of groups, not with that of letters.
+// Groups returns the groups without their counts. The group with the latest letter comes first.
+// Tenant 0 means all tenants. If more than MaxGroups exist, it returns any MaxGroups of them and
+// more is true. The cost grows with the number of groups, not with that of letters.
 func Groups(ctx context.Context, tx pgx.Tx, t Table, tenant int64) (all []Group, more bool, err error) {
 	rows, _ := tx.Query(ctx, t.sql(groupsSQL, tenant), pgx.NamedArgs{"tenant": tenant, "limit": MaxGroups + 1})
 	all, err = pgx.CollectRows(rows, scan)

@@ -189,8 +189,8 @@ func (s *Site) censor(k childKind) (act, bool) {
 	return s.decide(k, c, m, one(s.rnd, moderators)), ok
 }
 
-// queue has a moderator read the queue and decide on the oldest child. Some children remain in the queue, for the
-// console to show.
+// queue has a moderator read the queue and decide on the oldest child. Some children remain in the
+// queue, for the console to show.
 func (s *Site) queue(k childKind) act {
 	by, u := one(s.rnd, moderators), s.rnd.Float64()
 	m := client.Moderation{State: "approved"}
@@ -209,8 +209,8 @@ func (s *Site) queue(k childKind) act {
 	}}
 }
 
-// begin opens a thread with a title. Some threads are premoderated. A thread that an earlier run opened keeps its
-// settings.
+// begin opens a thread with a title. Some threads are premoderated. A thread that an earlier run
+// opened keeps its settings.
 func (s *Site) begin(k childKind) act {
 	s.newest[k.Parent]++
 	object := client.ID(s.newest[k.Parent])

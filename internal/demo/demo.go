@@ -118,8 +118,9 @@ func (s *Site) Stats() Stats {
 	return st
 }
 
-// Run sends requests until ctx ends, and then returns nil; requests in progress have Config.StopTimeout to finish. While
-// the API is unavailable it waits. It returns an error if the token is unknown or lacks a role.
+// Run sends requests until ctx ends, and then returns nil; requests in progress have
+// Config.StopTimeout to finish. While the API is unavailable it waits. It returns an error if the
+// token is unknown or lacks a role.
 func (s *Site) Run(ctx context.Context) error {
 	defer s.client.Close()
 	if err := s.learn(ctx); err != nil {

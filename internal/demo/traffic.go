@@ -6,8 +6,8 @@ import (
 	"sync"
 )
 
-// traffic counts the requests that failed, and remembers the last failure until a request succeeds. The client
-// retries failed requests.
+// traffic counts the requests that failed, and remembers the last failure until a request succeeds.
+// The client retries failed requests.
 type traffic struct {
 	next http.RoundTripper
 

@@ -26,10 +26,10 @@ const unpublishableSQL = `
 INSERT /* demo.unpublishable */ INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
 VALUES (@tenant, @type, @aggregate, 'not a token', '{}') RETURNING id`
 
-// Trouble creates failures for the console to show: events that no consumer understands, with later events behind
-// them, and messages that no relay can publish. Every second such message becomes a dead letter. Trouble writes to
-// the database itself as the role system, so use it only with tidings dev. The failures remain until an operator
-// resolves them.
+// Trouble creates failures for the console to show: events that no consumer understands, with later
+// events behind them, and messages that no relay can publish. Every second such message becomes a
+// dead letter. Trouble writes to the database itself as the role system, so use it only with
+// tidings dev. The failures remain until an operator resolves them.
 type Trouble struct {
 	Pool   *pgxpool.Pool
 	Tenant int64
@@ -38,8 +38,8 @@ type Trouble struct {
 	last int64 // the id of the last message that no relay can publish
 }
 
-// Run creates a failure every 15 s until ctx ends or there are 40, and returns nil. While the database is unavailable
-// it waits.
+// Run creates a failure every 15 s until ctx ends or there are 40, and returns nil. While the
+// database is unavailable it waits.
 func (t *Trouble) Run(ctx context.Context) error {
 	tick := time.NewTicker(troubleEvery)
 	defer tick.Stop()

@@ -60,8 +60,8 @@ func (w *world) skewed(n int, skew float64) client.ID {
 // author returns the user who acts. Some users act more often.
 func (w *world) author() client.ID { return w.skewed(w.users, 1.5) }
 
-// target returns the object of an act. Few users are popular. Among threads it prefers the newest ones and the hot
-// one.
+// target returns the object of an act. Few users are popular. Among threads it prefers the newest
+// ones and the hot one.
 func (w *world) target(object string) client.ID {
 	newest, threads := w.newest[object]
 	switch {
@@ -123,8 +123,8 @@ func (w *world) unlink(kind string) (p pair, ok bool) {
 	return p, true
 }
 
-// answered returns the id of a child of the object for a new one to answer, or "". It is always "" in a new thread,
-// and sometimes in others.
+// answered returns the id of a child of the object for a new one to answer, or "". It is always ""
+// in a new thread, and sometimes in others.
 func (w *world) answered(k childKind, object client.ID) string {
 	if !k.Threaded || w.rnd.Float64() < 0.35 {
 		return ""

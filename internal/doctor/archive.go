@@ -33,8 +33,8 @@ func archive(ctx context.Context, truth *pgxpool.Pool) ([]Finding, error) {
 	return exports(settings.OutboxExportURL, len(exported) > 0, due, time.Now()), nil
 }
 
-// schema returns a finding if a newer release has migrated the schema. With an older schema no command works
-// (migrations.ErrOutdated).
+// schema returns a finding if a newer release has migrated the schema. With an older schema no
+// command works (migrations.ErrOutdated).
 func schema(ctx context.Context, pool *pgxpool.Pool, set migrations.Set) ([]Finding, error) {
 	have, err := migrations.Version(ctx, pool, set)
 	want := migrations.Latest(set)
@@ -46,12 +46,12 @@ func schema(ctx context.Context, pool *pgxpool.Pool, set migrations.Set) ([]Find
 		What: fmt.Sprintf("it is at version %d, and this program knows versions up to %d: a newer release migrated it", have, want)}}, nil
 }
 
-// exportLate is the time after a range's move to the archive at which its missing export is a finding. The job runs
-// many times a day.
+// exportLate is the time after a range's move to the archive at which its missing export is a
+// finding. The job runs many times a day.
 const exportLate = 24 * time.Hour
 
-// exports returns the months of the archive that have ranges without an export. It returns none if exports are off
-// and no range was ever exported.
+// exports returns the months of the archive that have ranges without an export. It returns none if
+// exports are off and no range was ever exported.
 func exports(url string, exported bool, due []outbox.Range, now time.Time) (all []Finding) {
 	if url == "" && !exported {
 		return nil

@@ -15,15 +15,15 @@ import (
 	"github.com/tidings/tidings/internal/words"
 )
 
-// oldestServer is the first version of nats-server that has atomic batches (its release notes of 2.12). Relays
-// publish with them.
+// oldestServer is the first version of nats-server that has atomic batches (its release notes of
+// 2.12). Relays publish with them.
 var oldestServer = [2]int{2, 12}
 
 // fullShare is the used share of a limit from which on it is a finding.
 const fullShare = 0.8
 
-// Broker checks the server of the connection and the streams of the partitions. It ignores streams without a leader
-// and streams that do not exist.
+// Broker checks the server of the connection and the streams of the partitions. It ignores streams
+// without a leader and streams that do not exist.
 func Broker(ctx context.Context, nc *nats.Conn, cfg broker.Config, partitions []broker.Partition) ([]Finding, error) {
 	where := "NATS"
 	all := serverVersion(where, nc.ConnectedServerVersion())
@@ -64,7 +64,8 @@ func Broker(ctx context.Context, nc *nats.Conn, cfg broker.Config, partitions []
 	return all, nil
 }
 
-// credentials returns a finding if a user's credentials expire soon: the same rule as the alert CredentialsExpire.
+// credentials returns a finding if a user's credentials expire soon: the same rule as the alert
+// CredentialsExpire.
 func credentials(where string, u broker.User, now time.Time) []Finding {
 	left := u.Expires.Sub(now)
 	if u.Expires.IsZero() || left >= 14*24*time.Hour || left >= u.Expires.Sub(u.Issued)/4 {

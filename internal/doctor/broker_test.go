@@ -13,7 +13,8 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// TestEveryCheckOfTheBrokerFindsItsIllness changes streams without the relays, and has each check find the change.
+// TestEveryCheckOfTheBrokerFindsItsIllness changes streams without the relays, and has each check
+// find the change.
 func TestEveryCheckOfTheBrokerFindsItsIllness(t *testing.T) {
 	n := testkit.NATS(t)
 	nc, cfg := n.Connect(t), n.Config()

@@ -1,4 +1,5 @@
-// Package doctor finds present and coming problems of an installation's servers, and names a remedy for each.
+// Package doctor finds present and coming problems of an installation's servers, and names a remedy
+// for each.
 package doctor
 
 import (
@@ -40,7 +41,8 @@ type check struct {
 	sql      string
 }
 
-// databaseChecks run in the truth and in the projections. Index: none, catalogs and a row per session. Locks: none.
+// databaseChecks run in the truth and in the projections. Index: none, catalogs and a row per
+// session. Locks: none.
 var databaseChecks = []check{
 	{"postgres-version", Error, `
 SELECT format('PostgreSQL %s is older than 15', current_setting('server_version')), 'upgrade the server to PostgreSQL 15 or newer'
@@ -129,14 +131,15 @@ SELECT format('every login can create temporary tables in the database %I', datn
    AND (datacl IS NULL OR EXISTS (SELECT FROM aclexplode(datacl) WHERE grantee = 0 AND privilege_type = 'TEMPORARY'))`},
 }
 
-// oldTransaction is the age in seconds at which a transaction is a finding. Of Tidings' transactions only an export
-// and a replay take longer.
+// oldTransaction is the age in seconds at which a transaction is a finding. Of Tidings'
+// transactions only an export and a replay take longer.
 const oldTransaction = 300
 
 // maxSkew is the largest difference between the clocks of two servers that is no finding.
 const maxSkew = time.Second
 
-// Database checks one database as the login, not as a role of Tidings. where names the database in the findings.
+// Database checks one database as the login, not as a role of Tidings. where names the database in
+// the findings.
 func Database(ctx context.Context, pool *pgxpool.Pool, where string) ([]Finding, error) {
 	return probe(ctx, pool, where, oldTransaction)
 }
@@ -172,7 +175,8 @@ func probe(ctx context.Context, pool *pgxpool.Pool, where string, old float64) (
 	return append(all, servers(&pool.Config().ConnConfig.Config, where)...), nil
 }
 
-// servers returns a finding if the connection string names several servers, and does not say which of them to use.
+// servers returns a finding if the connection string names several servers, and does not say which
+// of them to use.
 func servers(cfg *pgconn.Config, where string) []Finding {
 	all := map[string]bool{net.JoinHostPort(cfg.Host, strconv.Itoa(int(cfg.Port))): true}
 	for _, f := range cfg.Fallbacks { // also the same server without TLS
@@ -186,7 +190,8 @@ func servers(cfg *pgconn.Config, where string) []Finding {
 		"add target_session_attrs=read-write to it, and fence old primaries: docs/runbook/OldPrimary.md"}}
 }
 
-// skew compares the clock of a server with ours. The server's clock was read between before and after.
+// skew compares the clock of a server with ours. The server's clock was read between before and
+// after.
 func skew(where string, theirs, before, after time.Time) []Finding {
 	by := max(before.Sub(theirs), theirs.Sub(after))
 	if by <= maxSkew {

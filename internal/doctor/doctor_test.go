@@ -56,7 +56,8 @@ func exec(t *testing.T, pool *pgxpool.Pool, sql string) {
 	}
 }
 
-// TestEveryCheckFindsItsIllness harms a healthy server in one way after the other, and heals it again.
+// TestEveryCheckFindsItsIllness harms a healthy server in one way after the other, and heals it
+// again.
 func TestEveryCheckFindsItsIllness(t *testing.T) {
 	db := testkit.PostgresProcess(t, "fsync=on", "full_page_writes=on", "max_prepared_transactions=5", "wal_level=replica",
 		"max_wal_senders=5", "max_connections=60").DB(t)

@@ -15,9 +15,9 @@ import (
 	"github.com/tidings/tidings/migrations"
 )
 
-// Diagnose runs every check and returns the findings, errors first. st is a state that was just read from src. A
-// server that is unavailable in st is a finding, and Diagnose does not check it. A part whose table another session
-// locks is a finding too.
+// Diagnose runs every check and returns the findings, errors first. st is a state that was just
+// read from src. A server that is unavailable in st is a finding, and Diagnose does not check it. A
+// part whose table another session locks is a finding too.
 func Diagnose(ctx context.Context, src status.Sources, st status.State) ([]Finding, error) {
 	ctx = status.WithShortLockTimeout(ctx, st)
 	all := Fleet(st)
@@ -85,7 +85,8 @@ func rank(s Severity) int {
 	return 1
 }
 
-// Bounds of the fleet's findings, in seconds. They are those of the alerts in deploy/prometheus/rules.yml.
+// Bounds of the fleet's findings, in seconds. They are those of the alerts in
+// deploy/prometheus/rules.yml.
 const (
 	lateSeconds     = 60
 	undeliveredLong = 300

@@ -11,7 +11,8 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
-// TestEveryCheckOfTheFleetFindsItsIllness has each check find one problem, and no check find one in a healthy state.
+// TestEveryCheckOfTheFleetFindsItsIllness has each check find one problem, and no check find one in
+// a healthy state.
 func TestEveryCheckOfTheFleetFindsItsIllness(t *testing.T) {
 	healthy := func() status.State {
 		return status.State{

@@ -1,5 +1,6 @@
-// Package erase runs an erasure of a person in an installation. It holds the lease of the archiver's jobs, keeps
-// replays out, and erases from the exports of the archive too. Package erasure has the steps of an erasure.
+// Package erase runs an erasure of a person in an installation. It holds the lease of the
+// archiver's jobs, keeps replays out, and erases from the exports of the archive too. Package
+// erasure has the steps of an erasure.
 package erase
 
 import (
@@ -23,8 +24,9 @@ type Deps struct {
 	Postgres       postgres.Config // the settings of these connections
 }
 
-// Run erases a person, or with o.DryRun counts the person's rows and messages. It waits for the lease of the jobs.
-// Its errors are those of erasure.Run. It also returns erasure.ErrUnfinished while a replay of a projection runs.
+// Run erases a person, or with o.DryRun counts the person's rows and messages. It waits for the
+// lease of the jobs. Its errors are those of erasure.Run. It also returns erasure.ErrUnfinished
+// while a replay of a projection runs.
 func Run(ctx context.Context, d Deps, o erasure.Options) (report erasure.Report, err error) {
 	d.Cold = cold(d.Truth, nil)
 	if o.DryRun {

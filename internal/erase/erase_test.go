@@ -30,7 +30,8 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// TestARunningReplayStopsAnErasureButNoDryRun: a dry run changes nothing, so it needs no lease and no lock.
+// TestARunningReplayStopsAnErasureButNoDryRun: a dry run changes nothing, so it needs no lease and
+// no lock.
 func TestARunningReplayStopsAnErasureButNoDryRun(t *testing.T) {
 	truth, projection, nats := testkit.Postgres(t), testkit.Postgres(t), testkit.NATS(t)
 	js, err := jetstream.New(nats.Connect(t))

@@ -1,5 +1,6 @@
-// Package heartbeat measures the path of events. Relays write an event per partition and interval for this purpose only
-// (outbox.Heartbeat). Each station on the path observes the age of a heartbeat there:
+// Package heartbeat measures the path of events. Relays write an event per partition and interval
+// for this purpose only (outbox.Heartbeat). Each station on the path observes the age of a
+// heartbeat there:
 //
 //	outbox ── relay ──▶ published ── consumer ──▶ applied, by consumer
 //
@@ -23,8 +24,8 @@ const (
 // Seconds is the histogram of one station. It is safe for concurrent use.
 type Seconds struct{ prometheus.Histogram }
 
-// NewSeconds returns the histogram of a station. consumer is the consumer at the station, or "". The alert rules count
-// times below 2.5 s as good.
+// NewSeconds returns the histogram of a station. consumer is the consumer at the station, or "".
+// The alert rules count times below 2.5 s as good.
 func NewSeconds(station, consumer string) Seconds {
 	return Seconds{prometheus.NewHistogram(prometheus.HistogramOpts{
 		Name: "path_seconds", Help: "Time from the commit of a heartbeat to a station of its path.",

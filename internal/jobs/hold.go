@@ -19,25 +19,28 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 )
 
-// Kind is the kind of the jobs' lease, for lease.Holders. A job that runs apart has its own kind (Job.kind).
+// Kind is the kind of the jobs' lease, for lease.Holders. A job that runs apart has its own kind
+// (Job.kind).
 const Kind = "jobs"
 
-// leaseTTL is how long the jobs of a dead process wait. No job is urgent, and a slice takes a fraction of this time.
+// leaseTTL is how long the jobs of a dead process wait. No job is urgent, and a slice takes a
+// fraction of this time.
 const leaseTTL = 10 * time.Second
 
-// MaxRun is how long a run begins new slices, unless Job.MaxRun sets another time. Other jobs wait meanwhile.
+// MaxRun is how long a run begins new slices, unless Job.MaxRun sets another time. Other jobs wait
+// meanwhile.
 const MaxRun = 10 * time.Minute
 
-// ErrTimeUp reports that a run reached its time limit. Committed slices remain. The job is still due, and continues
-// after the other jobs that are due.
+// ErrTimeUp reports that a run reached its time limit. Committed slices remain. The job is still
+// due, and continues after the other jobs that are due.
 var ErrTimeUp = errors.New("jobs: the run reached its time limit")
 
-// ErrLost reports that the jobs' lease expired, or that another process took it. Committed slices remain; the next
-// holder does the rest.
+// ErrLost reports that the jobs' lease expired, or that another process took it. Committed slices
+// remain; the next holder does the rest.
 var ErrLost = errors.New("jobs: the lease is lost: it expired, or another process took it")
 
-// Hold is a lease of jobs that this process holds, during one call of WithLease. Its methods are safe for concurrent
-// use.
+// Hold is a lease of jobs that this process holds, during one call of WithLease. Its methods are
+// safe for concurrent use.
 type Hold struct {
 	Reason string // why a command runs the jobs; recorded with each run
 
@@ -54,10 +57,11 @@ type Hold struct {
 	counted func(what string, n int64)
 }
 
-// WithLease waits for the jobs' lease and calls fn while it holds it. Meanwhile no other job runs in the fleet,
-// except those apart. The context of fn ends with the cause ErrLost if the lease cannot be renewed or another process
-// takes it. WithLease releases the lease before it returns. The pool is one of the truth and acts as the system role.
-// Leases shows name, with host and process, as the holder.
+// WithLease waits for the jobs' lease and calls fn while it holds it. Meanwhile no other job runs
+// in the fleet, except those apart. The context of fn ends with the cause ErrLost if the lease
+// cannot be renewed or another process takes it. WithLease releases the lease before it returns.
+// The pool is one of the truth and acts as the system role. Leases shows name, with host and
+// process, as the holder.
 func WithLease(ctx context.Context, pool *pgxpool.Pool, name string, fn func(ctx context.Context, h *Hold) error) error {
 	return withLease(ctx, pool, Kind, name, leaseTTL, slog.New(slog.DiscardHandler), fn)
 }
@@ -153,7 +157,8 @@ func watch(ctx context.Context, g *lease.Group, every time.Duration, lost func()
 	}
 }
 
-// epochSQL reads the epoch of the lease if this process still holds it. Index: leases_pkey. Locks: none.
+// epochSQL reads the epoch of the lease if this process still holds it. Index: leases_pkey. Locks:
+// none.
 const epochSQL = `SELECT epoch FROM leases WHERE kind = @kind AND partition = 0 AND owner = @owner`
 
 func (h *Hold) readEpoch(ctx context.Context) error {
@@ -167,15 +172,17 @@ func (h *Hold) readEpoch(ctx context.Context) error {
 	return nil
 }
 
-// fenceSQL finds the lease as this process took it, and keeps others from taking it until the transaction ends.
-// Taking a lease locks the row FOR UPDATE, which waits for this lock or skips the row. Renewing changes no key, so it
-// works beside this lock. It would not work beside FOR SHARE: a slice that takes as long as the lease would then lose
-// it. Index: leases_pkey. Locks: the row of the lease, FOR KEY SHARE.
+// fenceSQL finds the lease as this process took it, and keeps others from taking it until the
+// transaction ends. Taking a lease locks the row FOR UPDATE, which waits for this lock or skips the
+// row. Renewing changes no key, so it works beside this lock. It would not work beside FOR SHARE: a
+// slice that takes as long as the lease would then lose it. Index: leases_pkey. Locks: the row of
+// the lease, FOR KEY SHARE.
 const fenceSQL = `
 SELECT FROM leases WHERE kind = @kind AND partition = 0 AND owner = @owner AND epoch = @epoch FOR KEY SHARE`
 
-// Fence is the first statement of every transaction of a job in the truth's database. It returns ErrLost if another
-// process has taken the lease. Otherwise no process can take it before the transaction ends.
+// Fence is the first statement of every transaction of a job in the truth's database. It returns
+// ErrLost if another process has taken the lease. Otherwise no process can take it before the
+// transaction ends.
 func (h *Hold) Fence(ctx context.Context, tx pgx.Tx) error {
 	tag, err := tx.Exec(ctx, fenceSQL, pgx.StrictNamedArgs{"kind": h.kind, "owner": h.owner, "epoch": h.epoch})
 	if err != nil {
@@ -187,15 +194,15 @@ func (h *Hold) Fence(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
-// fenceElsewhereSQL writes the epoch to a database that does not have the lease, unless a later epoch is there.
-// Index: leases_pkey.   Locks: the row of the kind.
+// fenceElsewhereSQL writes the epoch to a database that does not have the lease, unless a later
+// epoch is there. Index: leases_pkey. Locks: the row of the kind.
 const fenceElsewhereSQL = `
 INSERT INTO leases (kind, partition, epoch) VALUES (@kind || '-elsewhere', 0, @epoch)
     ON CONFLICT (kind, partition) DO UPDATE SET epoch = excluded.epoch WHERE leases.epoch <= excluded.epoch`
 
-// FenceElsewhere is Fence for a transaction in the projections' database, which may be another one. It returns
-// ErrLost if a later holder of the lease has fenced a transaction there. So this transaction commits before every
-// transaction of later holders.
+// FenceElsewhere is Fence for a transaction in the projections' database, which may be another one.
+// It returns ErrLost if a later holder of the lease has fenced a transaction there. So this
+// transaction commits before every transaction of later holders.
 func (h *Hold) FenceElsewhere(ctx context.Context, tx pgx.Tx) error {
 	tag, err := tx.Exec(ctx, fenceElsewhereSQL, pgx.StrictNamedArgs{"kind": h.kind, "epoch": h.epoch})
 	if err != nil {
@@ -207,8 +214,9 @@ func (h *Hold) FenceElsewhere(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
-// Continue returns ErrTimeUp if the run has reached its time limit. A job calls it before each slice but the first,
-// and returns the error; its next run resumes there. Outside of Run there is no limit.
+// Continue returns ErrTimeUp if the run has reached its time limit. A job calls it before each
+// slice but the first, and returns the error; its next run resumes there. Outside of Run there is
+// no limit.
 func (h *Hold) Continue() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -221,8 +229,8 @@ func (h *Hold) Continue() error {
 // partSQL records that a part of a job is done. Index: job_runs_pkey. Locks: its row.
 const partSQL = `UPDATE job_runs SET parts = array_append(parts, @part) WHERE job = @job`
 
-// Part calls fn, unless an interrupted run has already done this part since the last complete run. So a job that is
-// interrupted repeatedly still completes. Each part of a job has another name.
+// Part calls fn, unless an interrupted run has already done this part since the last complete run.
+// So a job that is interrupted repeatedly still completes. Each part of a job has another name.
 func (h *Hold) Part(ctx context.Context, name string, fn func() error) error {
 	h.mu.Lock()
 	done := slices.Contains(h.parts, name)
@@ -239,8 +247,8 @@ func (h *Hold) Part(ctx context.Context, name string, fn func() error) error {
 	return nil
 }
 
-// Count adds n to the work of the run under a name, for example "rows archived". job_runs keeps the sums, and
-// commands show them. Call it after the slice has committed.
+// Count adds n to the work of the run under a name, for example "rows archived". job_runs keeps the
+// sums, and commands show them. Call it after the slice has committed.
 func (h *Hold) Count(what string, n int64) {
 	h.mu.Lock()
 	if h.counts == nil {
@@ -267,8 +275,8 @@ INSERT INTO job_runs (job, owner, started_at, reason) VALUES (@job, @owner, cloc
     ON CONFLICT (job) DO UPDATE SET owner = excluded.owner, started_at = excluded.started_at, reason = excluded.reason, counts = '{}'
 RETURNING parts`
 
-// endSQL records the end of a job. Its times are clock_timestamp(), so that a retry is later than the failure before
-// it. Index: job_runs_pkey.   Locks: its row.
+// endSQL records the end of a job. Its times are clock_timestamp(), so that a retry is later than
+// the failure before it. Index: job_runs_pkey. Locks: its row.
 const endSQL = `
 UPDATE job_runs SET succeeded_at = CASE WHEN @error::text = '' THEN clock_timestamp() ELSE succeeded_at END,
                     failed_at    = CASE WHEN @error::text = '' THEN failed_at ELSE clock_timestamp() END,
@@ -278,9 +286,10 @@ UPDATE job_runs SET succeeded_at = CASE WHEN @error::text = '' THEN clock_timest
 // endTimeout limits the statement that records the end of a job.
 const endTimeout = 5 * time.Second
 
-// Run runs the job now, regardless of its schedule, and records its start and its end in job_runs. It returns the
-// counts and the error of the job. If the end of ctx, the loss of the lease or the time limit (ErrTimeUp) interrupts
-// the run, it records neither success nor failure: the job is still due.
+// Run runs the job now, regardless of its schedule, and records its start and its end in job_runs.
+// It returns the counts and the error of the job. If the end of ctx, the loss of the lease or the
+// time limit (ErrTimeUp) interrupts the run, it records neither success nor failure: the job is
+// still due.
 func (h *Hold) Run(ctx context.Context, j Job) (counts map[string]int64, err error) {
 	var parts []string
 	if err := postgres.InTx(ctx, h.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
@@ -358,9 +367,8 @@ type Lease struct {
 	Waiting []string  `json:"waiting,omitempty"` // jobs and commands that wait, with host and process
 }
 
-// leasesSQL reads the held leases of jobs. Every participant is a member, so the members without the lease wait for
-// it.
-// Index: leases_pkey, lease_members_pkey, job_runs_pkey.   Locks: none.
+// leasesSQL reads the held leases of jobs. Every participant is a member, so the members without
+// the lease wait for it. Index: leases_pkey, lease_members_pkey, job_runs_pkey. Locks: none.
 const leasesSQL = `
 SELECT /* jobs.leases */ l.kind, l.owner, coalesce(r.job, ''), coalesce(r.started_at, 'epoch'),
        ARRAY(SELECT m.owner FROM lease_members m WHERE m.kind = l.kind AND m.owner <> l.owner AND m.expires_at >= now() ORDER BY 1)

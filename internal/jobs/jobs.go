@@ -20,8 +20,8 @@ import (
 type Job struct {
 	Name  string        // in metrics and in job_runs
 	Every time.Duration // from the end of a successful run to the next run; 0: only by command
-	// OwnLease gives the job its own lease, so it never waits for another job. Only a job that is safe beside all others
-	// may set it.
+	// OwnLease gives the job its own lease, so it never waits for another job. Only a job that is
+	// safe beside all others may set it.
 	OwnLease bool
 	MaxRun   time.Duration                            // how long a run begins new slices (Hold.Continue); 0: MaxRun
 	Window   Window                                   // when it may run; a run that the window's end interrupts resumes in the next window
@@ -63,8 +63,8 @@ type LastRun struct {
 	Counts      map[string]int64 `json:"counts"` // of the last run that ended
 }
 
-// lastRunsSQL reads the rows of all jobs, and the database's clock in each. Without jobs it returns one row. Locks:
-// none.
+// lastRunsSQL reads the rows of all jobs, and the database's clock in each. Without jobs it returns
+// one row. Locks: none.
 const lastRunsSQL = `
 SELECT now(), coalesce(r.job, ''), coalesce(r.owner, ''), coalesce(r.started_at, 'epoch'), r.succeeded_at, r.failed_at,
 	coalesce(r.last_error, ''), r.counts
@@ -101,8 +101,8 @@ func orZero(t *time.Time) time.Time {
 const (
 	// pollInterval is the time between two checks whether a job is due, less a random quarter.
 	pollInterval = 15 * time.Second
-	// clockMargin is how far in the future a recorded time may be. A later one was recorded by a wrong clock, and is
-	// ignored.
+	// clockMargin is how far in the future a recorded time may be. A later one was recorded by a
+	// wrong clock, and is ignored.
 	clockMargin = time.Minute
 	// retryAfter is the time from a failure to the next attempt, unless the job is due sooner.
 	retryAfter = time.Minute
@@ -133,7 +133,8 @@ type Runner struct {
 	metrics *metrics
 }
 
-// New returns a Runner of jobs. The pool is one of the truth and acts as the system role. New starts no job.
+// New returns a Runner of jobs. The pool is one of the truth and acts as the system role. New
+// starts no job.
 func New(pool *pgxpool.Pool, jobs []Job, log *slog.Logger, reg prometheus.Registerer) (*Runner, error) {
 	names, lanes := make(map[string]bool), make(map[string][]Job)
 	for _, j := range jobs {
@@ -150,7 +151,8 @@ func New(pool *pgxpool.Pool, jobs []Job, log *slog.Logger, reg prometheus.Regist
 	return &Runner{pool: pool, lanes: slices.Collect(maps.Values(lanes)), log: log.With("component", "jobs"), base: log, metrics: m}, nil
 }
 
-// Run runs each job when it is due, until ctx ends, and returns nil. It logs failures and retries them.
+// Run runs each job when it is due, until ctx ends, and returns nil. It logs failures and retries
+// them.
 func (r *Runner) Run(ctx context.Context) error {
 	var g errgroup.Group
 	for _, lane := range r.lanes {
@@ -172,8 +174,8 @@ func (r *Runner) runLane(ctx context.Context, lane []Job) error {
 	}
 }
 
-// runOnce runs every due job of a lane, one after the other. It takes the lease again for each, so that waiting
-// commands get their turn.
+// runOnce runs every due job of a lane, one after the other. It takes the lease again for each, so
+// that waiting commands get their turn.
 func (r *Runner) runOnce(ctx context.Context, lane []Job) error {
 	var errs []error
 	for _, j := range lane {

@@ -116,7 +116,8 @@ func TestAHolderThatThawsCommitsNothingOnceAnotherHasTheLease(t *testing.T) {
 	ctx := t.Context()
 	frozen := holdByHand(t, pool, "frozen")
 
-	// The lease has expired in the middle of a transaction. No process takes it before the transaction ends.
+	// The lease has expired in the middle of a transaction. No process takes it before the
+	// transaction ends.
 	tx, err := pool.Begin(ctx)
 	if err != nil {
 		t.Fatal(err)
@@ -301,8 +302,8 @@ func TestTheEndOfItsWindowCutsAJobShortAndItIsDueInTheNext(t *testing.T) {
 	}
 }
 
-// TestARunThatHasHadItsTimeLeavesTheOthersTheirTurnAndGoesOnAfterThem runs an endless job and a short one in the same
-// lane.
+// TestARunThatHasHadItsTimeLeavesTheOthersTheirTurnAndGoesOnAfterThem runs an endless job and a
+// short one in the same lane.
 func TestARunThatHasHadItsTimeLeavesTheOthersTheirTurnAndGoesOnAfterThem(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	var did []string

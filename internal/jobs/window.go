@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Window is a time of day in UTC from From up to To, both since midnight. If To is before From, it continues past
-// midnight. The zero Window is the whole day.
+// Window is a time of day in UTC from From up to To, both since midnight. If To is before From, it
+// continues past midnight. The zero Window is the whole day.
 type Window struct{ From, To time.Duration }
 
 const day = 24 * time.Hour
@@ -51,7 +51,8 @@ func (w Window) String() string {
 	return hm(w.From) + "-" + hm(w.To)
 }
 
-// left returns how long the window remains open at now; 0 means that it is closed. The whole day never closes.
+// left returns how long the window remains open at now; 0 means that it is closed. The whole day
+// never closes.
 func (w Window) left(now time.Time) time.Duration {
 	if w == (Window{}) {
 		return 1<<63 - 1

@@ -66,7 +66,8 @@ type Group struct {
 	failed   error // of the last heartbeat
 }
 
-// New returns owner's membership in the group of kind. It starts nothing, and has no partitions before Share.
+// New returns owner's membership in the group of kind. It starts nothing, and has no partitions
+// before Share.
 func New(cfg Config, pool *pgxpool.Pool, kind, owner string, log *slog.Logger) (*Group, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -83,8 +84,8 @@ func New(cfg Config, pool *pgxpool.Pool, kind, owner string, log *slog.Logger) (
 // Owner returns the instance's name, as Holders reports it.
 func (g *Group) Owner() string { return g.owner }
 
-// Share sets the partitions to distribute, from the next heartbeat on. All instances of a kind must eventually pass the
-// same ones.
+// Share sets the partitions to distribute, from the next heartbeat on. All instances of a kind must
+// eventually pass the same ones.
 func (g *Group) Share(partitions []int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -97,10 +98,10 @@ func (g *Group) Share(partitions []int) {
 	}
 }
 
-// Refuse asks another instance to take a partition that this one holds and cannot serve. If there is another instance,
-// the lease is freed, and this instance does not take it back for a minute. A lease that another instance refused
-// within the last minute is not freed, so two instances do not exchange it repeatedly. Call Refuse again while the
-// lease is held.
+// Refuse asks another instance to take a partition that this one holds and cannot serve. If there
+// is another instance, the lease is freed, and this instance does not take it back for a minute. A
+// lease that another instance refused within the last minute is not freed, so two instances do not
+// exchange it repeatedly. Call Refuse again while the lease is held.
 func (g *Group) Refuse(partition int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -113,8 +114,8 @@ func (g *Group) Refuse(partition int) {
 	}
 }
 
-// Held returns the partitions whose leases this instance may trust now, sorted. It is empty if renewals have failed for
-// a TTL, less a margin.
+// Held returns the partitions whose leases this instance may trust now, sorted. It is empty if
+// renewals have failed for a TTL, less a margin.
 func (g *Group) Held() []int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -124,8 +125,8 @@ func (g *Group) Held() []int {
 	return slices.Clone(g.held)
 }
 
-// Err returns why this instance trusts no lease, if its heartbeats fail. It is nil while the leases of an earlier
-// heartbeat are trusted, and for an instance whose leases others hold.
+// Err returns why this instance trusts no lease, if its heartbeats fail. It is nil while the leases
+// of an earlier heartbeat are trusted, and for an instance whose leases others hold.
 func (g *Group) Err() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -135,11 +136,12 @@ func (g *Group) Err() error {
 	return fmt.Errorf("no leases of kind %s, because the heartbeat fails: %w", g.kind, g.failed)
 }
 
-// Changed receives a value after a heartbeat has changed Held. It buffers one value for any number of changes.
+// Changed receives a value after a heartbeat has changed Held. It buffers one value for any number
+// of changes.
 func (g *Group) Changed() <-chan struct{} { return g.changed }
 
-// Run joins the group and renews its leases until ctx ends. Then it frees them at once and returns nil. It logs and
-// repeats failed heartbeats: an unavailable database is no reason to restart.
+// Run joins the group and renews its leases until ctx ends. Then it frees them at once and returns
+// nil. It logs and repeats failed heartbeats: an unavailable database is no reason to restart.
 func (g *Group) Run(ctx context.Context) error {
 	every := g.cfg.TTL / heartbeatsPerTTL
 	tick := time.NewTicker(every)
@@ -157,18 +159,19 @@ func (g *Group) Run(ctx context.Context) error {
 	}
 }
 
-// ensureSQL inserts the kind's missing rows. Every heartbeat runs it, because without its row nobody takes a partition.
+// ensureSQL inserts the kind's missing rows. Every heartbeat runs it, because without its row
+// nobody takes a partition.
 //
 // Index: leases_pkey.   Locks: the rows inserted.
 const ensureSQL = `
 INSERT INTO leases (kind, partition) SELECT @kind, unnest(@partitions::int[]) ON CONFLICT DO NOTHING`
 
-// boundSQL makes the server end this transaction if the process freezes in it. Otherwise the locks would outlive the
-// leases.
+// boundSQL makes the server end this transaction if the process freezes in it. Otherwise the locks
+// would outlive the leases.
 const boundSQL = `SELECT set_config('idle_in_transaction_session_timeout', @ttl_ms, true)`
 
-// joinSQL renews the membership and deletes expired members, unless one of them is renewing at this moment. A member
-// without partitions counts as expired.
+// joinSQL renews the membership and deletes expired members, unless one of them is renewing at this
+// moment. A member without partitions counts as expired.
 //
 // Index: lease_members_pkey.   Locks: the own row, and rows of expired members.
 const joinSQL = `
@@ -178,7 +181,8 @@ INSERT INTO lease_members (kind, owner, expires_at)
 SELECT @kind, @owner, CASE WHEN cardinality(@partitions::int[]) > 0 THEN now() + @ttl::interval ELSE '-infinity' END
     ON CONFLICT (kind, owner) DO UPDATE SET expires_at = excluded.expires_at`
 
-// shareSQL counts the members and finds the own rank. The first members get the remainder of an uneven division.
+// shareSQL counts the members and finds the own rank. The first members get the remainder of an
+// uneven division.
 const shareSQL = `
 SELECT count(*)::int, count(*) FILTER (WHERE owner < @owner)::int FROM lease_members WHERE kind = @kind AND expires_at >= now()`
 
@@ -191,16 +195,17 @@ UPDATE leases SET owner      = CASE WHEN partition = ANY(@drop::int[]) THEN '' E
  WHERE kind = @kind AND owner = @owner
 RETURNING partition::int, owner <> '', refused_until > now() AND refused_by <> @owner`
 
-// refuseSQL frees leases for other instances, unless there is none, or another one refused the lease recently.
+// refuseSQL frees leases for other instances, unless there is none, or another one refused the
+// lease recently.
 //
 // Index: leases_pkey.   Locks: the rows.
 const refuseSQL = `
 UPDATE leases SET owner = '', expires_at = '-infinity', refused_by = @owner, refused_until = now() + @refused_for::interval
  WHERE kind = @kind AND owner = @owner AND partition = ANY(@refused::int[]) AND refused_until < now() AND @members > 1`
 
-// takeSQL takes up to @want free or expired leases, and also every lease that another instance refused. Each gets a new
-// epoch. It does not take a lease that this instance refused while there are others. It skips rows that another
-// instance is taking at this moment.
+// takeSQL takes up to @want free or expired leases, and also every lease that another instance
+// refused. Each gets a new epoch. It does not take a lease that this instance refused while there
+// are others. It skips rows that another instance is taking at this moment.
 //
 // Index: leases_pkey.   Locks: the rows taken.
 const takeSQL = `
@@ -351,7 +356,8 @@ func (g *Group) leave(ctx context.Context) error {
 		_, err := tx.Exec(ctx, leaveSQL, pgx.StrictNamedArgs{"kind": g.kind, "owner": g.owner})
 		return err
 	}); err != nil {
-		// The leases expire by themselves. An unavailable database must not turn a clean stop into a failure.
+		// The leases expire by themselves. An unavailable database must not turn a clean stop into
+		// a failure.
 		g.log.WarnContext(ctx, "leases not freed at stop: they expire", "owner", g.owner, "ttl", g.cfg.TTL, "err", err)
 	}
 	return nil

@@ -37,8 +37,9 @@ func TestAnInstanceFrozenInItsHeartbeatHoldsUpNobodyForLong(t *testing.T) {
 	const ttl = 3 * time.Second
 	a, b := newGroupOf(t, pool, "a", ttl, numbers(0, partitions)), newGroupOf(t, pool, "b", ttl, numbers(0, partitions))
 	beatUntilHeld(t, a)
-	// The state of a's heartbeat that freezes before its commit: it holds locks on all its rows. The statements go
-	// together, because the server also ends a transaction that pauses between two of them for too long.
+	// The state of a's heartbeat that freezes before its commit: it holds locks on all its rows.
+	// The statements go together, because the server also ends a transaction that pauses between
+	// two of them for too long.
 	tx, err := pool.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)

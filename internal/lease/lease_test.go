@@ -55,7 +55,8 @@ func beat(t *testing.T, groups ...*Group) {
 	}
 }
 
-// beatUntilHeld makes g take all partitions. A heartbeat may take half of the TTL, so a busy machine may need several.
+// beatUntilHeld makes g take all partitions. A heartbeat may take half of the TTL, so a busy
+// machine may need several.
 func beatUntilHeld(t *testing.T, g *Group) {
 	t.Helper()
 	testkit.Eventually(t, g.owner+" to take all partitions", func() (bool, error) {
@@ -74,7 +75,8 @@ func expire(t *testing.T, pool *pgxpool.Pool, owner string) {
 	}
 }
 
-// checkShares fails unless the groups together hold every partition once, in shares that differ by at most one.
+// checkShares fails unless the groups together hold every partition once, in shares that differ by
+// at most one.
 func checkShares(t *testing.T, groups ...*Group) {
 	t.Helper()
 	checkSharesOf(t, numbers(0, partitions), groups...)
@@ -103,7 +105,8 @@ func TestPartitionsAreSharedEvenlyAsInstancesComeAndGo(t *testing.T) {
 	beat(t, a)
 	checkShares(t, a)
 
-	// b joins. a gives up its surplus at once and frees it with its next heartbeat, and b takes it with its own.
+	// b joins. a gives up its surplus at once and frees it with its next heartbeat, and b takes it
+	// with its own.
 	beat(t, b, a)
 	if len(a.Held()) != partitions/2 || len(b.Held()) != 0 {
 		t.Fatalf("after b joined: a holds %d, b %d", len(a.Held()), len(b.Held()))
@@ -157,8 +160,8 @@ func TestAHolderThatThawsFindsItsLeasesGone(t *testing.T) {
 	checkShares(t, a, b)
 }
 
-// TestLeasesThatWereNotRenewedInTimeAreNotTrusted moves the end of the trust to the past, as if this process had been
-// frozen since its heartbeat.
+// TestLeasesThatWereNotRenewedInTimeAreNotTrusted moves the end of the trust to the past, as if
+// this process had been frozen since its heartbeat.
 func TestLeasesThatWereNotRenewedInTimeAreNotTrusted(t *testing.T) {
 	t.Parallel()
 	g := newGroup(t, testkit.Postgres(t).Pool(t, postgres.RoleSystem), "a")
@@ -204,7 +207,8 @@ func TestADeadlockDoesNotKeepTheLeasesOfAnInstanceThatStops(t *testing.T) {
 	pool := db.Pool(t, postgres.RoleSystem)
 	g := newGroup(t, pool, "a")
 	beat(t, g)
-	// The first statement that removes the instance fails like the victim of a deadlock. A sequence is not rolled back.
+	// The first statement that removes the instance fails like the victim of a deadlock. A sequence
+	// is not rolled back.
 	if _, err := db.Pool(t, postgres.RoleOwner).Exec(t.Context(), `
 		CREATE SEQUENCE removals;
 		GRANT USAGE ON SEQUENCE removals TO PUBLIC;
@@ -242,7 +246,8 @@ func TestStatements(t *testing.T) {
 	}
 }
 
-// TestALoginChangesOnlyTheLeasesOfItsKinds: the truth and the projections share a database, so all kinds share a table.
+// TestALoginChangesOnlyTheLeasesOfItsKinds: the truth and the projections share a database, so all
+// kinds share a table.
 func TestALoginChangesOnlyTheLeasesOfItsKinds(t *testing.T) {
 	db := testkit.Postgres(t)
 	roles := map[string]postgres.Role{"relay": postgres.RoleRelay, "followercounts": postgres.RoleConsumer, "jobs": postgres.RoleSystem}
@@ -323,7 +328,8 @@ func TestAMissingRowIsMadeAgainAtTheNextHeartbeat(t *testing.T) {
 	}
 }
 
-// TestAnInstanceWhoseHeartbeatsFailSaysSo: Err is nil while the leases are trusted, and names the reason after that.
+// TestAnInstanceWhoseHeartbeatsFailSaysSo: Err is nil while the leases are trusted, and names the
+// reason after that.
 func TestAnInstanceWhoseHeartbeatsFailSaysSo(t *testing.T) {
 	db := testkit.Postgres(t)
 	g := newGroupOf(t, db.Pool(t, postgres.RoleSystem), "a", 2*time.Second, numbers(0, partitions))
@@ -376,8 +382,8 @@ func TestALonePartitionStaysWithItsHolder(t *testing.T) {
 	}
 }
 
-// TestPartitionsThatComeAndGoAreSharedAnew: a resize from one partition to four, then to two, while two instances share
-// them.
+// TestPartitionsThatComeAndGoAreSharedAnew: a resize from one partition to four, then to two, while
+// two instances share them.
 func TestPartitionsThatComeAndGoAreSharedAnew(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	a, b := newGroupOf(t, pool, "a", time.Minute, []int{0}), newGroupOf(t, pool, "b", time.Minute, []int{0})
@@ -411,8 +417,8 @@ func TestPartitionsThatComeAndGoAreSharedAnew(t *testing.T) {
 	checkSharesOf(t, numbers(5, 2), a, b)
 }
 
-// TestThePartitionThatReplacesAnotherIsTakenAtOnce: partitions to give up do not count against the share, so a repair
-// costs no heartbeat.
+// TestThePartitionThatReplacesAnotherIsTakenAtOnce: partitions to give up do not count against the
+// share, so a repair costs no heartbeat.
 func TestThePartitionThatReplacesAnotherIsTakenAtOnce(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	a := newGroupOf(t, pool, "a", time.Minute, []int{0})
@@ -424,7 +430,8 @@ func TestThePartitionThatReplacesAnotherIsTakenAtOnce(t *testing.T) {
 	}
 }
 
-// TestAnInstanceThatSharesNothingTakesNobodysShare: it does not know the partitions yet, or cannot reach any of them.
+// TestAnInstanceThatSharesNothingTakesNobodysShare: it does not know the partitions yet, or cannot
+// reach any of them.
 func TestAnInstanceThatSharesNothingTakesNobodysShare(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	a, b, none := newGroup(t, pool, "a"), newGroup(t, pool, "b"), newGroupOf(t, pool, "0", time.Minute, nil)
@@ -459,8 +466,8 @@ func TestAShareThatChangesIsAHeartbeatAtOnce(t *testing.T) {
 	}
 }
 
-// TestARefusedLeaseGoesToAnotherForAWhile: each instance keeps its fair share, and the two do not exchange it
-// repeatedly.
+// TestARefusedLeaseGoesToAnotherForAWhile: each instance keeps its fair share, and the two do not
+// exchange it repeatedly.
 func TestARefusedLeaseGoesToAnotherForAWhile(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	a, b := newGroupOf(t, pool, "a", time.Minute, numbers(0, 4)), newGroupOf(t, pool, "b", time.Minute, numbers(0, 4))

@@ -31,8 +31,8 @@ const (
 	maxChildren = 20_000_000
 )
 
-// Spec parses the spec of a kind of children: "posts=N,comments=M,seed=S", with the plurals of the parent and of the
-// kind. The default of seed is 1.
+// Spec parses the spec of a kind of children: "posts=N,comments=M,seed=S", with the plurals of the
+// parent and of the kind. The default of seed is 1.
 func (k ChildKind) Spec(s string) (ChildSpec, error) {
 	v, err := parseSpec(s, k.Parents, k.Plural)
 	if err != nil {
@@ -48,8 +48,8 @@ func (k ChildKind) Spec(s string) (ChildSpec, error) {
 	return spec, nil
 }
 
-// Shape of the children. Few objects have most of them. In threads many children answer one of the last few, which
-// makes chains. Others answer an early one, which makes wide levels.
+// Shape of the children. Few objects have most of them. In threads many children answer one of the
+// last few, which makes chains. Others answer an early one, which makes wide levels.
 const (
 	sizeSkew  = 0.9  // an object's weight is rank^-sizeSkew: see incomingSkew
 	topLevel  = 0.3  // share of children in threads that are not replies
@@ -62,8 +62,8 @@ const (
 	editAgain = 0.2
 )
 
-// Children is a plan: the children to write, which child answers which, and the later changes of each. Equal kinds
-// and specs make equal plans.
+// Children is a plan: the children to write, which child answers which, and the later changes of
+// each. Equal kinds and specs make equal plans.
 type Children struct {
 	kind   ChildKind
 	spec   ChildSpec
@@ -113,7 +113,8 @@ func GenerateChildren(k ChildKind, spec ChildSpec) *Children {
 	return t
 }
 
-// Purposes of random numbers. Each has its own generator, so that a child or an object can be computed alone.
+// Purposes of random numbers. Each has its own generator, so that a child or an object can be
+// computed alone.
 const (
 	aboutContent = iota
 	aboutChanges
@@ -125,15 +126,16 @@ func (t *Children) rand(about uint64, i int) *rand.Rand {
 	return rand.New(rand.NewPCG(t.spec.Seed<<2|about, uint64(i)))
 }
 
-// settings are the settings of an object's thread. They are set before the late children, and again at the end.
+// settings are the settings of an object's thread. They are set before the late children, and again
+// at the end.
 type settings struct {
 	Title        string `json:"title,omitempty"`
 	Premoderated bool   `json:"premoderated,omitempty"`
 	Locked       bool   `json:"locked,omitempty"`
 }
 
-// settings returns the final settings of the object's thread. They are zero for most objects, and for a kind that is
-// not moderated.
+// settings returns the final settings of the object's thread. They are zero for most objects, and
+// for a kind that is not moderated.
 func (t *Children) settings(object int) (s settings) {
 	if !t.kind.Moderated {
 		return s
@@ -168,8 +170,8 @@ type decision struct {
 	Reason string `json:"reason,omitempty"`
 }
 
-// changes returns the requests about a child after all children are written. Each makes a version, so a version tells
-// where to resume.
+// changes returns the requests about a child after all children are written. Each makes a version,
+// so a version tells where to resume.
 func (t *Children) changes(i int) (all []change) {
 	rnd := t.rand(aboutChanges, i)
 	late := t.late(i)
@@ -256,7 +258,8 @@ type PlannedChild struct {
 	Attributes map[string]any
 }
 
-// Child returns the child at place i of the plan, from 0. The result depends only on the plan and i.
+// Child returns the child at place i of the plan, from 0. The result depends only on the plan and
+// i.
 func (t *Children) Child(i int) PlannedChild {
 	rnd := t.rand(aboutContent, i)
 	authors, u := t.spec.Children/perAuthor+1, rnd.Float64()
@@ -279,10 +282,11 @@ func (t *Children) content(i int) newChild {
 	return newChild{AuthorID: strconv.FormatInt(c.AuthorID, 10), Body: c.Body, Attributes: c.Attributes}
 }
 
-// RunChildren writes the plan in phases: the children in order, each after the one that it answers; settings; the
-// late children of premoderated threads; the changes; the locks. Every request is safe to repeat: a create has an
-// Idempotency-Key from the spec, and a change names the version before it. So a load may run twice, and may resume
-// wherever it stopped. Changes of other writers remain. It ends as Run does.
+// RunChildren writes the plan in phases: the children in order, each after the one that it answers;
+// settings; the late children of premoderated threads; the changes; the locks. Every request is
+// safe to repeat: a create has an Idempotency-Key from the spec, and a change names the version
+// before it. So a load may run twice, and may resume wherever it stopped. Changes of other writers
+// remain. It ends as Run does.
 func (l *Loader) RunChildren(ctx context.Context, t *Children) error {
 	defer l.client.Close()
 	run := childRun{l: l, t: t, ids: make([]uuid.UUID, len(t.object)), writing: make(map[int32]chan struct{})}
@@ -304,8 +308,8 @@ type childRun struct {
 	writing map[int32]chan struct{} // closed and removed when the child is written or refused
 }
 
-// creates writes the late children, or all others. The job of a parent comes before those of its replies, so a worker
-// that waits for a parent waits for another worker.
+// creates writes the late children, or all others. The job of a parent comes before those of its
+// replies, so a worker that waits for a parent waits for another worker.
 func (r *childRun) creates(late bool) iter.Seq2[job, error] {
 	return func(yield func(job, error) bool) {
 		for i := range r.t.object {
@@ -398,7 +402,8 @@ func (r *childRun) changeAll() iter.Seq2[job, error] {
 	}
 }
 
-// change sends a change of an existing object. If the version is already later, an earlier run made the change.
+// change sends a change of an existing object. If the version is already later, an earlier run made
+// the change.
 func (r *childRun) change(ctx context.Context, method, path string, about client.Option, body any) (time.Duration, error) {
 	resp, refused, after, err := r.l.request(ctx, method, path, body, nil, about)
 	switch {
@@ -424,7 +429,8 @@ func (r *childRun) settingsPath(object int) string {
 	return fmt.Sprintf("/v1/%s/%d/%s/settings", r.t.kind.Parents, object+1, r.t.kind.Plural)
 }
 
-// setAll sets the settings of threads: in the first phase without locks, in the last phase with them.
+// setAll sets the settings of threads: in the first phase without locks, in the last phase with
+// them.
 func (r *childRun) setAll(last bool) iter.Seq2[job, error] {
 	return func(yield func(job, error) bool) {
 		for object := range int(r.t.spec.Objects) {

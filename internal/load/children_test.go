@@ -211,8 +211,8 @@ func TestALoadOfThreadsEndsAtOnceWhenRefused(t *testing.T) {
 	}
 }
 
-// Flat children have neither replies nor moderation. With one child per author, no author has two under one object.
-// Attributes are those that the schema allows.
+// Flat children have neither replies nor moderation. With one child per author, no author has two
+// under one object. Attributes are those that the schema allows.
 func TestPlansFollowTheirKind(t *testing.T) {
 	least, most := int64(-2), int64(3)
 	k := ChildKind{Name: "verdict", Plural: "verdicts", Parents: "songs", OnePerAuthor: true,

@@ -28,13 +28,15 @@ type LineError struct {
 
 func (e *LineError) Error() string { return fmt.Sprintf("line %d: %s", e.Line, e.Reason) }
 
-// maxLine is the limit of a line in bytes: two ids need 39 bytes, attributes and comments may be longer.
+// maxLine is the limit of a line in bytes: two ids need 39 bytes, attributes and comments may be
+// longer.
 const maxLine = 64 << 10
 
-// Read yields the edges of an edge list. Each line is "FROM TO", and the attributes as a JSON object if there are
-// any, separated by tabs or spaces. Lines end in LF or CRLF. Read skips empty lines and lines that begin with #. It
-// recognizes gzip by its content. The first error ends the sequence. A line that is not an edge and damaged gzip data
-// are a *LineError. With noSelf, so is an edge from an id to itself.
+// Read yields the edges of an edge list. Each line is "FROM TO", and the attributes as a JSON
+// object if there are any, separated by tabs or spaces. Lines end in LF or CRLF. Read skips empty
+// lines and lines that begin with #. It recognizes gzip by its content. The first error ends the
+// sequence. A line that is not an edge and damaged gzip data are a *LineError. With noSelf, so is
+// an edge from an id to itself.
 func Read(r io.Reader, noSelf bool) iter.Seq2[Edge, error] {
 	return func(yield func(Edge, error) bool) {
 		in := bufio.NewReaderSize(r, maxLine)

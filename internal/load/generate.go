@@ -25,8 +25,9 @@ type Spec struct {
 // maxObjects limits the generator's memory: it keeps 16 bytes per origin and per target.
 const maxObjects = 50_000_000
 
-// EdgeSpec parses the spec of a kind of edges: "users=N,posts=N,edges=M,seed=S", with the plurals of its objects. If
-// both ends are of the same object, it is "users=N,edges=M,seed=S". The default of seed is 1.
+// EdgeSpec parses the spec of a kind of edges: "users=N,posts=N,edges=M,seed=S", with the plurals
+// of its objects. If both ends are of the same object, it is "users=N,edges=M,seed=S". The default
+// of seed is 1.
 func (k *Kinds) EdgeSpec(e EdgeKind, s string) (Spec, error) {
 	from, to := k.plural(e.From), k.plural(e.To)
 	keys := []string{from, to, "edges"}
@@ -83,21 +84,22 @@ func (s Spec) validate(from, to string) error {
 	return nil
 }
 
-// The weight of the object at place r is r^-skew. So degrees follow a power law with the exponent 1 + 1/skew: about
-// 2.3 for incoming and 2.8 for outgoing edges. Studies of follows in social networks report 2 to 3: few users have
-// very many followers, and the numbers of followed users differ less.
+// The weight of the object at place r is r^-skew. So degrees follow a power law with the exponent
+// 1 + 1/skew: about 2.3 for incoming and 2.8 for outgoing edges. Studies of follows in social
+// networks report 2 to 3: few users have very many followers, and the numbers of followed users
+// differ less.
 const (
 	incomingSkew = 0.75
 	outgoingSkew = 0.55
 )
 
-// dense decides how targets are drawn. An origin that leads to more than 1/dense of all targets draws them by
-// sorting, any other by rejecting repeated ones.
+// dense decides how targets are drawn. An origin that leads to more than 1/dense of all targets
+// draws them by sorting, any other by rejecting repeated ones.
 const dense = 8
 
-// Generate yields the distinct edges of spec, origin by origin. Equal specs yield equal edges. The objects with many
-// incoming edges and those with many outgoing edges are drawn independently. spec must be a result of EdgeSpec.
-// Memory is 16 bytes per origin and target, for any number of edges.
+// Generate yields the distinct edges of spec, origin by origin. Equal specs yield equal edges. The
+// objects with many incoming edges and those with many outgoing edges are drawn independently. spec
+// must be a result of EdgeSpec. Memory is 16 bytes per origin and target, for any number of edges.
 func Generate(spec Spec) iter.Seq[Edge] {
 	return func(yield func(Edge) bool) {
 		rnd := rand.New(rand.NewPCG(spec.Seed, 0x7469_6469_6e67_7321))
@@ -137,7 +139,8 @@ func Generate(spec Spec) iter.Seq[Edge] {
 	}
 }
 
-// WithAttributes adds the attributes of their kind to generated edges. An edge has equal attributes for equal seeds.
+// WithAttributes adds the attributes of their kind to generated edges. An edge has equal attributes
+// for equal seeds.
 func WithAttributes(edges iter.Seq[Edge], of Schema, seed uint64) iter.Seq2[Edge, error] {
 	return func(yield func(Edge, error) bool) {
 		for e := range edges {
@@ -154,7 +157,8 @@ func WithAttributes(edges iter.Seq[Edge], of Schema, seed uint64) iter.Seq2[Edge
 	}
 }
 
-// outDegrees divides the edges among the places by weight. No place has more than limit, and the sum is edges.
+// outDegrees divides the edges among the places by weight. No place has more than limit, and the
+// sum is edges.
 func outDegrees(users int, limit, edges int64) []int64 {
 	weights, sum := make([]float64, users), 0.0
 	for i := range weights {
@@ -179,9 +183,9 @@ func outDegrees(users int, limit, edges int64) []int64 {
 	return degrees
 }
 
-// heaviest draws n objects other than except without replacement, by weight: those with the n smallest Exp(1)/weight
-// (Efraimidis and
-// Spirakis, "Weighted random sampling with a reservoir", 2006).
+// heaviest draws n objects other than except without replacement, by weight: those with the n
+// smallest Exp(1)/weight (Efraimidis and Spirakis, "Weighted random sampling with a reservoir",
+// 2006).
 func heaviest(rnd *rand.Rand, targets, byIncoming []int, except, n int) []int {
 	type key struct {
 		object int

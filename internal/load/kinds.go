@@ -55,8 +55,8 @@ type Property struct {
 // spread is how many integers a generator uses between wide bounds.
 const spread = 1000
 
-// Generate makes values that the schema allows: for every required attribute, and for most others. Equal states of
-// rnd make equal values. It returns nil for a kind without attributes.
+// Generate makes values that the schema allows: for every required attribute, and for most others.
+// Equal states of rnd make equal values. It returns nil for a kind without attributes.
 func (s Schema) Generate(rnd *rand.Rand) map[string]any {
 	if len(s.Properties) == 0 {
 		return nil

@@ -59,8 +59,8 @@ type Stats struct {
 // Done returns the number of requests with a final answer.
 func (s Stats) Done() int64 { return s.Created + s.Changed + s.Existed + s.Refused }
 
-// RefusedError reports that the API refuses a request, or every request (a wrong token, a missing role). A retry does
-// not help.
+// RefusedError reports that the API refuses a request, or every request (a wrong token, a missing
+// role). A retry does not help.
 type RefusedError struct {
 	Line   int64  // of the input; 0 if generated
 	What   string // an edge, or a method and a path
@@ -120,9 +120,10 @@ func (l *Loader) Stats() Stats {
 		Retried: l.retried.Load(), Waiting: l.waiting}
 }
 
-// Run sends every edge of a kind and returns when each has an answer. If edges yields an error, Run sends the edges
-// before it and returns the error. A *RefusedError, or no success within RetryFor, ends Run at once. When ctx ends,
-// Run takes no more edges, lets the requests in progress finish for up to 5 s, and returns the cause of ctx.
+// Run sends every edge of a kind and returns when each has an answer. If edges yields an error, Run
+// sends the edges before it and returns the error. A *RefusedError, or no success within RetryFor,
+// ends Run at once. When ctx ends, Run takes no more edges, lets the requests in progress finish
+// for up to 5 s, and returns the cause of ctx.
 func (l *Loader) Run(ctx context.Context, k EdgeKind, edges iter.Seq2[Edge, error]) error {
 	defer l.client.Close()
 	return l.run(ctx, func(yield func(job, error) bool) {
@@ -217,7 +218,8 @@ func (l *Loader) send(ctx, requests context.Context, j job) error {
 	}
 }
 
-// backoff returns the time before the next attempt. It is random, so that workers do not all return at once.
+// backoff returns the time before the next attempt. It is random, so that workers do not all return
+// at once.
 func backoff(attempt int) time.Duration {
 	d := min(firstBackoff<<min(attempt, 10), maxBackoff)
 	return d/2 + rand.N(d)
@@ -250,8 +252,9 @@ func (l *Loader) put(ctx context.Context, k EdgeKind, e Edge) (after time.Durati
 	return 0, nil
 }
 
-// request sends one request and decodes the answer into result. refused is the reason if the API refuses the request.
-// err is a transient error; after is the time that the server wants the client to wait before a retry.
+// request sends one request and decodes the answer into result. refused is the reason if the API
+// refuses the request. err is a transient error; after is the time that the server wants the client
+// to wait before a retry.
 func (l *Loader) request(ctx context.Context, method, path string, body, result any, opts ...client.Option) (resp client.Response,
 	refused error, after time.Duration, err error) {
 	err = l.client.Call(ctx, method, path, body, result, append(opts, client.WithResponse(&resp))...)

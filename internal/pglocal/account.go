@@ -16,7 +16,8 @@ type account struct {
 	uid, gid int
 }
 
-// runAs returns the unprivileged account to use, or nil when this process is not root and runs the server itself.
+// runAs returns the unprivileged account to use, or nil when this process is not root and runs the
+// server itself.
 func runAs() (*account, error) {
 	if os.Geteuid() != 0 {
 		return nil, nil
@@ -39,9 +40,9 @@ func runAs() (*account, error) {
 	return nil, errors.New("PostgreSQL refuses to run as root, and this machine has neither the user postgres nor nobody")
 }
 
-// Reachable returns nil if the server can access dir. For an ordinary user it always can. For root, the unprivileged
-// user that runs the server must be able to enter every directory above dir. Otherwise the error is one sentence that
-// names the closed directory. dir itself need not exist.
+// Reachable returns nil if the server can access dir. For an ordinary user it always can. For root,
+// the unprivileged user that runs the server must be able to enter every directory above dir.
+// Otherwise the error is one sentence that names the closed directory. dir itself need not exist.
 func Reachable(dir string) error {
 	acct, err := runAs()
 	if err != nil || acct == nil {
@@ -72,7 +73,8 @@ func (a *account) reaches(dir string) error {
 	}
 }
 
-// enters evaluates the mode as the kernel does. It ignores access control lists, which such directories seldom have.
+// enters evaluates the mode as the kernel does. It ignores access control lists, which such
+// directories seldom have.
 func (a *account) enters(info os.FileInfo) bool {
 	st, ok := info.Sys().(*syscall.Stat_t)
 	if !ok {

@@ -16,7 +16,8 @@ import (
 // MinVersion is the oldest major version of PostgreSQL that the schemas and statements support.
 const MinVersion = 15
 
-// ErrNoBinaries reports that this machine has no PostgreSQL server to run. Its text names the remedies.
+// ErrNoBinaries reports that this machine has no PostgreSQL server to run. Its text names the
+// remedies.
 var ErrNoBinaries = errors.New("no PostgreSQL server binaries (version 15 or newer) found: run `make postgres`, or install the package " +
 	"postgresql, or set POSTGRES_BIN to their directory, or set DATABASE_URL to a running server")
 
@@ -27,10 +28,10 @@ type Binaries struct {
 	Version     int    // major
 }
 
-// Find returns the server binaries to use: those of major version want, or of MinVersion or newer if want is 0. If
-// POSTGRES_BIN is set, it searches only there. Otherwise it searches PATH, /usr/lib/postgresql/*/bin (newest first)
-// and the directories of install.sh. It returns ErrNoBinaries, or an error that explains why the binaries it found
-// are unsuitable.
+// Find returns the server binaries to use: those of major version want, or of MinVersion or newer
+// if want is 0. If POSTGRES_BIN is set, it searches only there. Otherwise it searches PATH,
+// /usr/lib/postgresql/*/bin (newest first) and the directories of install.sh. It returns
+// ErrNoBinaries, or an error that explains why the binaries it found are unsuitable.
 func Find(want int) (Binaries, error) {
 	if dir := os.Getenv("POSTGRES_BIN"); dir != "" {
 		b, err := inspect(Binaries{Dir: dir})
@@ -88,8 +89,8 @@ func candidates() []Binaries {
 	return all
 }
 
-// installRoots returns the directories into which install.sh unpacks. The unprivileged user that runs root's server
-// can read root's.
+// installRoots returns the directories into which install.sh unpacks. The unprivileged user that
+// runs root's server can read root's.
 func installRoots() []string {
 	roots := []string{"/var/cache/tidings/postgresql/root"}
 	if os.Getuid() != 0 {
@@ -116,7 +117,8 @@ func newestFirst(pattern string) []string {
 	return dirs
 }
 
-// inspect reads the version from the program, which also proves that the program runs and finds its libraries.
+// inspect reads the version from the program, which also proves that the program runs and finds its
+// libraries.
 func inspect(b Binaries) (Binaries, error) {
 	if _, err := os.Stat(filepath.Join(b.Dir, "initdb")); err != nil {
 		return b, err
@@ -142,8 +144,9 @@ func inspect(b Binaries) (Binaries, error) {
 	return b, nil
 }
 
-// Command returns a command that runs one of the programs, with the libraries that it needs and without the caller's
-// PG* variables, which must not change what it does. The end of ctx kills the program.
+// Command returns a command that runs one of the programs, with the libraries that it needs and
+// without the caller's PG* variables, which must not change what it does. The end of ctx kills the
+// program.
 func (b Binaries) Command(ctx context.Context, program string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, filepath.Join(b.Dir, program), args...)
 	cmd.Env = []string{"PATH=" + b.Dir + ":/usr/bin:/bin", "LC_ALL=C"}

@@ -1,4 +1,5 @@
-// Package pglocal runs a private PostgreSQL from the machine's server binaries, for `tidings dev` and for the tests.
+// Package pglocal runs a private PostgreSQL from the machine's server binaries, for `tidings dev`
+// and for the tests.
 //
 // One directory has all its files, and other users cannot read it:
 //
@@ -8,9 +9,10 @@
 //	DIR/postgres.log   the output of the server
 //	DIR/lock           locked while a Server of this package uses the directory
 //
-// The server listens on loopback only and opens no Unix socket. It is durable unless Config.Unsafe is set. It runs in
-// its own process group, so Ctrl-C in a terminal reaches only the parent, which then stops the server in order.
-// PostgreSQL refuses to run as root, so root's server runs as the user postgres, or else nobody.
+// The server listens on loopback only and opens no Unix socket. It is durable unless Config.Unsafe
+// is set. It runs in its own process group, so Ctrl-C in a terminal reaches only the parent, which
+// then stops the server in order. PostgreSQL refuses to run as root, so root's server runs as the
+// user postgres, or else nobody.
 //
 //	                Start                       Stop
 //	nothing ──initdb──> data ──postgres──> ready ──fast, immediate, kill──> data

@@ -12,9 +12,9 @@ import (
 	"time"
 )
 
-// Time limits of the ways to stop a server, after which the next, harder way follows (PostgreSQL manual, "Shutting
-// Down the Server"). A fast shutdown ends the sessions and writes a checkpoint. An immediate one leaves recovery to
-// the next start.
+// Time limits of the ways to stop a server, after which the next, harder way follows (PostgreSQL
+// manual, "Shutting Down the Server"). A fast shutdown ends the sessions and writes a checkpoint.
+// An immediate one leaves recovery to the next start.
 const (
 	fastTimeout      = 30 * time.Second
 	immediateTimeout = 5 * time.Second
@@ -22,8 +22,8 @@ const (
 	pollEvery        = 10 * time.Millisecond
 )
 
-// stopLeftover stops the server that an earlier process left running on data, if there is one. The caller holds the
-// lock of the directory, so no living Server of this package owns it.
+// stopLeftover stops the server that an earlier process left running on data, if there is one. The
+// caller holds the lock of the directory, so no living Server of this package owns it.
 func stopLeftover(data string) error {
 	pids, err := servers(data)
 	if err != nil || len(pids) == 0 {
@@ -58,7 +58,8 @@ func stopLeftover(data string) error {
 	return nil
 }
 
-// gone waits until no server process works in data, and reports whether that happened within the time.
+// gone waits until no server process works in data, and reports whether that happened within the
+// time.
 func gone(data string, within time.Duration) bool {
 	for deadline := time.Now().Add(within); ; time.Sleep(pollEvery) {
 		if pids, err := servers(data); err == nil && len(pids) == 0 {
@@ -70,9 +71,9 @@ func gone(data string, within time.Duration) bool {
 	}
 }
 
-// servers returns the postgres processes that work in data: the postmaster and its children, or children without a
-// postmaster. It compares working directories, because the number in postmaster.pid may belong to another process by
-// now.
+// servers returns the postgres processes that work in data: the postmaster and its children, or
+// children without a postmaster. It compares working directories, because the number in
+// postmaster.pid may belong to another process by now.
 func servers(data string) ([]int, error) {
 	dir, err := os.Stat(data)
 	if os.IsNotExist(err) {
@@ -124,7 +125,8 @@ func postmasterPID(data string) int {
 	return pid
 }
 
-// Destroy kills every process that runs on the directory of a temporary server, and deletes the directory.
+// Destroy kills every process that runs on the directory of a temporary server, and deletes the
+// directory.
 func Destroy(dir string) error {
 	pids, err := servers(filepath.Join(dir, "data"))
 	if err != nil {

@@ -16,8 +16,8 @@ import (
 	"github.com/tidings/tidings/internal/pglocal"
 )
 
-// TestFaultServerLeftBehindIsStoppedAndItsDataKept kills the parent of a server. The parent is a child process that
-// runs this binary.
+// TestFaultServerLeftBehindIsStoppedAndItsDataKept kills the parent of a server. The parent is a
+// child process that runs this binary.
 func TestFaultServerLeftBehindIsStoppedAndItsDataKept(t *testing.T) {
 	if dir := os.Getenv("PGLOCAL_LEAVE_BEHIND"); dir != "" {
 		s := start(t, pglocal.Config{Dir: dir, Unsafe: true})

@@ -19,8 +19,8 @@ import (
 	"github.com/tidings/tidings/internal/pglocal"
 )
 
-// dataDir returns a directory that is accessible to the unprivileged user of the server when the tests run as root.
-// t.TempDir is not.
+// dataDir returns a directory that is accessible to the unprivileged user of the server when the
+// tests run as root. t.TempDir is not.
 func dataDir(t *testing.T) string {
 	t.Helper()
 	if testing.Short() {

@@ -11,11 +11,13 @@ import (
 	"sync"
 )
 
-// FreePort returns a TCP port that is free on loopback now. It is below the range from which the kernel takes the
-// ports of outgoing connections. Otherwise a client that repeatedly dials a stopped server could get the server's
-// port as its own. It would then connect to itself, and the server could not start.
+// FreePort returns a TCP port that is free on loopback now. It is below the range from which the
+// kernel takes the ports of outgoing connections. Otherwise a client that repeatedly dials a
+// stopped server could get the server's port as its own. It would then connect to itself, and the
+// server could not start.
 //
-// The port is reserved: while this process runs, FreePort does not return it again, in any process on this machine.
+// The port is reserved: while this process runs, FreePort does not return it again, in any process
+// on this machine.
 func FreePort() (int, error) {
 	const low = 15000
 	high := 32768 // the default start of ip_local_port_range on Linux
@@ -39,12 +41,12 @@ func isFree(port int) bool {
 	return err == nil && l.Close() == nil
 }
 
-// reserved has the ports that FreePort returned, each with the socket that reserves it: the runtime closes a listener
-// that no variable refers to.
+// reserved has the ports that FreePort returned, each with the socket that reserves it: the runtime
+// closes a listener that no variable refers to.
 var reserved sync.Map
 
-// reserve takes the port for the rest of this process. Other processes see the reservation as an abstract Unix socket,
-// which has no file and ends with the process. Only Linux has such sockets.
+// reserve takes the port for the rest of this process. Other processes see the reservation as an
+// abstract Unix socket, which has no file and ends with the process. Only Linux has such sockets.
 func reserve(port int) bool {
 	var l *net.UnixListener
 	if runtime.GOOS == "linux" {

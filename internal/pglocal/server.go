@@ -41,10 +41,10 @@ type Server struct {
 	done     chan struct{} // closed when the postmaster has ended
 }
 
-// Start runs a server on cfg.Dir and returns when it accepts connections. It creates the cluster if there is none. It
-// first stops a server that a killed process left running. Recovery after a crash can take long: ctx limits the wait,
-// and when it ends Start stops the server. The error is ErrNoBinaries or ErrInUse, or has the last line of the
-// server's log.
+// Start runs a server on cfg.Dir and returns when it accepts connections. It creates the cluster if
+// there is none. It first stops a server that a killed process left running. Recovery after a crash
+// can take long: ctx limits the wait, and when it ends Start stops the server. The error is
+// ErrNoBinaries or ErrInUse, or has the last line of the server's log.
 func Start(ctx context.Context, cfg Config) (_ *Server, err error) {
 	dir, err := filepath.Abs(cfg.Dir)
 	if err != nil {
@@ -92,8 +92,8 @@ func Start(ctx context.Context, cfg Config) (_ *Server, err error) {
 	if err := stopLeftover(s.data()); err != nil {
 		return nil, err
 	}
-	// No process works on the data now, so a remaining lock file is stale. Its number may belong to another process
-	// of the same user by now, and then the server would refuse to start.
+	// No process works on the data now, so a remaining lock file is stale. Its number may belong to
+	// another process of the same user by now, and then the server would refuse to start.
 	if err := os.Remove(filepath.Join(s.data(), "postmaster.pid")); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
@@ -125,8 +125,8 @@ func (s *Server) PID() int { return s.pid }
 // Done returns a channel that is closed when the server has ended, by Stop or by itself.
 func (s *Server) Done() <-chan struct{} { return s.done }
 
-// Stop ends the server, first with a fast shutdown, then with harder ones, and returns when it has ended. A second
-// Stop does nothing.
+// Stop ends the server, first with a fast shutdown, then with harder ones, and returns when it has
+// ended. A second Stop does nothing.
 func (s *Server) Stop() error {
 	var err error
 	for _, step := range []struct {
@@ -146,7 +146,8 @@ func (s *Server) Stop() error {
 	return errors.Join(err, unlockDir(s.lock))
 }
 
-// Abort ends the server at once, like a crash: the next Start recovers. It returns when the server has ended.
+// Abort ends the server at once, like a crash: the next Start recovers. It returns when the server
+// has ended.
 func (s *Server) Abort() error {
 	s.signal(syscall.SIGQUIT, immediateTimeout)
 	return s.Stop()
@@ -190,8 +191,8 @@ func makeDir(dir string, acct *account) error {
 	return acct.own(dir)
 }
 
-// lockDir locks the directory for this process. The kernel releases the lock when the process ends in any way. The
-// server does not inherit it.
+// lockDir locks the directory for this process. The kernel releases the lock when the process ends
+// in any way. The server does not inherit it.
 func lockDir(dir string) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -206,8 +207,9 @@ func lockDir(dir string) (*os.File, error) {
 	return f, nil
 }
 
-// unlockDir releases the lock of the directory. A second call does nothing. It does not rely on closing the file. A
-// child that this process is forking has the descriptor, and with it the lock, until it runs its program.
+// unlockDir releases the lock of the directory. A second call does nothing. It does not rely on
+// closing the file. A child that this process is forking has the descriptor, and with it the lock,
+// until it runs its program.
 func unlockDir(f *os.File) error {
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_UN); err != nil && !errors.Is(err, unix.EBADF) {
 		return errors.Join(fmt.Errorf("unlock %s: %w", f.Name(), err), f.Close())
@@ -234,8 +236,8 @@ func clusterVersion(data string) (int, error) {
 	return v, nil
 }
 
-// initdb creates the cluster under another name and renames it. So after a killed start there is either no cluster or
-// a complete one.
+// initdb creates the cluster under another name and renames it. So after a killed start there is
+// either no cluster or a complete one.
 func (s *Server) initdb(ctx context.Context, cfg Config, bin Binaries, acct *account) error {
 	password := filepath.Join(s.dir, "password")
 	if err := writeFile(password, rand.Text()+"\n", acct); err != nil {
@@ -338,7 +340,8 @@ func (s *Server) args(cfg Config) []string {
 		"fsync":                   "on",
 	}
 	if cfg.Unsafe {
-		// synchronous_commit stays on. Without it a mere kill of the server would lose commits, and tests would fail.
+		// synchronous_commit stays on. Without it a mere kill of the server would lose commits, and
+		// tests would fail.
 		settings["fsync"] = "off"
 		settings["full_page_writes"] = "off"
 	}
@@ -362,8 +365,8 @@ func (s *Server) ping(ctx context.Context) error {
 	return conn.Close(ctx)
 }
 
-// choosePort returns the port in the file if it is still free and another is false. Otherwise it chooses a free port
-// and stores it.
+// choosePort returns the port in the file if it is still free and another is false. Otherwise it
+// chooses a free port and stores it.
 func choosePort(file string, another bool) (int, error) {
 	if b, err := os.ReadFile(file); err == nil && !another {
 		if port, err := strconv.Atoi(strings.TrimSpace(string(b))); err == nil && isFree(port) {
@@ -394,8 +397,8 @@ func syncDir(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// failure returns the line of the log after offset that explains the server's end: its last FATAL line, else its last
-// line.
+// failure returns the line of the log after offset that explains the server's end: its last FATAL
+// line, else its last line.
 func failure(log string, offset int64) string {
 	b, err := os.ReadFile(log)
 	if err != nil {

@@ -8,9 +8,10 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Args are the arguments of a constant statement by name, like pgx.StrictNamedArgs. Args parses each statement once and
-// keeps the result: parsing takes a tenth of a consumer's time for a small batch. Do not use it for statements that a
-// program composes at run time, because it never drops a result.
+// Args are the arguments of a constant statement by name, like pgx.StrictNamedArgs. Args parses
+// each statement once and keeps the result: parsing takes a tenth of a consumer's time for a small
+// batch. Do not use it for statements that a program composes at run time, because it never drops a
+// result.
 type Args map[string]any
 
 // parsed is a statement with numbers in place of names, and the names in order.

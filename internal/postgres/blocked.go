@@ -12,7 +12,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Blocked is a session of Tidings that waits for a lock, and a session that holds the lock or waits ahead of it.
+// Blocked is a session of Tidings that waits for a lock, and a session that holds the lock or waits
+// ahead of it.
 type Blocked struct {
 	PID         int     `json:"pid"`
 	Application string  `json:"application"`
@@ -54,10 +55,11 @@ func age(seconds float64) string {
 	return time.Duration(seconds * float64(time.Second)).Round(time.Second).String()
 }
 
-// blockedSQL finds the sessions of Tidings in this database that wait for a lock, and the sessions that block them.
-// Every login sees locks, but not the ages of other sessions.
+// blockedSQL finds the sessions of Tidings in this database that wait for a lock, and the sessions
+// that block them. Every login sees locks, but not the ages of other sessions.
 //
-// Index: none, the lock table and a row per session.   Locks: for a moment the lock manager's own, once per waiting session.
+// Index: none, the lock table and a row per session. Locks: for a moment the lock manager's own,
+// once per waiting session.
 const blockedSQL = `
 WITH waits AS MATERIALIZED (SELECT pid, min(waitstart) AS since FROM pg_locks WHERE NOT granted GROUP BY pid)
 SELECT /* postgres.blocked */ w.pid, a.application_name, coalesce(extract(epoch FROM clock_timestamp() - w.since), 0)::float8,
@@ -70,9 +72,9 @@ SELECT /* postgres.blocked */ w.pid, a.application_name, coalesce(extract(epoch 
  WHERE a.datname = current_database() AND a.application_name LIKE 'tidings %'
  ORDER BY w.since NULLS LAST, w.pid, by.pid LIMIT 1000`
 
-// ReadBlocked returns the waiting sessions of Tidings and their blockers, the longest wait first. It reads as the
-// login. A login sees the details of other logins' sessions only as a member of pg_monitor; otherwise Blocker.Hidden is
-// true.
+// ReadBlocked returns the waiting sessions of Tidings and their blockers, the longest wait first.
+// It reads as the login. A login sees the details of other logins' sessions only as a member of
+// pg_monitor; otherwise Blocker.Hidden is true.
 func ReadBlocked(ctx context.Context, pool *pgxpool.Pool) (all []Blocked, err error) {
 	var b pgx.Batch
 	b.Queue(`SELECT set_config('role', 'none', true)`)
@@ -100,8 +102,8 @@ type blockedCollector struct {
 	desc *prometheus.Desc
 }
 
-// NewBlockedCollector returns the metric postgres_blocked_sessions, read at each scrape. Each scrape also logs the
-// blockers of sessions of Tidings that have waited for more than 5 s.
+// NewBlockedCollector returns the metric postgres_blocked_sessions, read at each scrape. Each
+// scrape also logs the blockers of sessions of Tidings that have waited for more than 5 s.
 func NewBlockedCollector(pool *pgxpool.Pool, log *slog.Logger) prometheus.Collector {
 	return &blockedCollector{pool, log.With("component", "postgres"),
 		prometheus.NewDesc("postgres_blocked_sessions", "Sessions of Tidings that wait for a lock in this database.", nil, nil)}

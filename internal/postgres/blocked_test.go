@@ -15,8 +15,8 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// TestWhoBlocksWhomIsNamed: a person holds a lock that a writer of Tidings waits for. A login that may not see other
-// sessions learns the person's name, and which grant shows the rest.
+// TestWhoBlocksWhomIsNamed: a person holds a lock that a writer of Tidings waits for. A login that
+// may not see other sessions learns the person's name, and which grant shows the rest.
 func TestWhoBlocksWhomIsNamed(t *testing.T) {
 	db := testkit.Postgres(t)
 	system, owner := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleOwner)

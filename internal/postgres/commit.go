@@ -94,7 +94,8 @@ func watch(pc *pgxpool.Config) {
 	}
 }
 
-// forget removes a process that has the number of a new connection, so the one that it stood for has ended.
+// forget removes a process that has the number of a new connection, so the one that it stood for
+// has ended.
 func (c *commits) forget(pid int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -112,8 +113,8 @@ func warned(conn *pgx.Conn) bool {
 	return is
 }
 
-// runningSQL reads which processes still exist. After a failover or a restart, others may have their numbers: those of
-// other programs do not count. Index: none.   Locks: none.
+// runningSQL reads which processes still exist. After a failover or a restart, others may have
+// their numbers: those of other programs do not count. Index: none. Locks: none.
 const runningSQL = `
 SELECT /* postgres.running */ coalesce(array_agg(pid::bigint), '{}') FROM pg_stat_activity WHERE pid = ANY($1::bigint[]::int[])
    AND application_name = current_setting('application_name')`

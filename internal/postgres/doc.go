@@ -1,7 +1,8 @@
-// Package postgres opens connection pools, runs transactions and interprets the errors of the driver. Every package
-// with SQL uses it.
+// Package postgres opens connection pools, runs transactions and interprets the errors of the
+// driver. Every package with SQL uses it.
 //
-// A pool belongs to one role. Row-level security applies to all roles except the owner, which only migrations use:
+// A pool belongs to one role. Row-level security applies to all roles except the owner, which only
+// migrations use:
 //
 //	RoleAPI       one tenant per transaction (InTenant sets it)
 //	RoleRelay     the relay: the outbox of every tenant, by policy

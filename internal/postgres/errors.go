@@ -41,7 +41,8 @@ func state(err error) string {
 	return ""
 }
 
-// IsUnique reports a violation of the named unique constraint or index, or of any if constraint is empty.
+// IsUnique reports a violation of the named unique constraint or index, or of any if constraint is
+// empty.
 func IsUnique(err error, constraint string) bool {
 	var pg *pgconn.PgError
 	return errors.As(err, &pg) && pg.Code == codeUniqueViolation && (constraint == "" || pg.ConstraintName == constraint)
@@ -50,8 +51,8 @@ func IsUnique(err error, constraint string) bool {
 // IsCheck reports a violation of a check constraint.
 func IsCheck(err error) bool { return state(err) == codeCheckViolation }
 
-// IsConcurrency reports that the database aborted the transaction only because of concurrency: another attempt may
-// succeed.
+// IsConcurrency reports that the database aborted the transaction only because of concurrency:
+// another attempt may succeed.
 func IsConcurrency(err error) bool {
 	switch state(err) {
 	case codeSerializationFailure, codeDeadlockDetected:
@@ -66,14 +67,16 @@ func IsLockTimeout(err error) bool { return state(err) == codeLockNotAvailable }
 // IsUndefinedTable reports a table that does not exist, for example before the first migration.
 func IsUndefinedTable(err error) bool { return state(err) == codeUndefinedTable }
 
-// IsLogin reports that the server refused the login: a wrong password, an unknown user or an unknown database.
+// IsLogin reports that the server refused the login: a wrong password, an unknown user or an
+// unknown database.
 func IsLogin(err error) bool {
 	code := state(err)
 	return strings.HasPrefix(code, classLogin) || code == codeUndefinedDatabase
 }
 
-// IsTransient reports an error that says nothing about the statement or its data: connections, shutdowns, full disks
-// and pools, locks, aborted transactions, ended contexts. The same work may succeed later.
+// IsTransient reports an error that says nothing about the statement or its data: connections,
+// shutdowns, full disks and pools, locks, aborted transactions, ended contexts. The same work may
+// succeed later.
 func IsTransient(err error) bool {
 	if err == nil {
 		return false
@@ -100,8 +103,9 @@ func IsTransient(err error) bool {
 	return code == codeLockNotAvailable
 }
 
-// IsSystemic reports an error of the server that is neither transient nor about data: a missing table or right, a wrong
-// statement, a read-only standby, a bug. The same statement with other values would fail as well.
+// IsSystemic reports an error of the server that is neither transient nor about data: a missing
+// table or right, a wrong statement, a read-only standby, a bug. The same statement with other
+// values would fail as well.
 func IsSystemic(err error) bool {
 	code := state(err)
 	if code == "" || IsTransient(err) {

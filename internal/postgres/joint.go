@@ -14,9 +14,10 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Joint is one write transaction of several tenants. Each statement runs with its own tenant set, so row-level security
-// hides and protects the rows of the other tenants. The members proceed in steps: the next statements of all members go
-// to the server in one round trip, in the members' order.
+// Joint is one write transaction of several tenants. Each statement runs with its own tenant set,
+// so row-level security hides and protects the rows of the other tenants. The members proceed in
+// steps: the next statements of all members go to the server in one round trip, in the members'
+// order.
 //
 //	members ──Write or Leave──▶ Run: BEGIN ─▶ [set tenant, statement] of each ─▶ again, until all are done ─▶ COMMIT ──▶ each one's error
 type Joint struct {
@@ -60,8 +61,8 @@ type answer struct {
 // errOther is the error of the remaining members' statements after one member's statement failed.
 var errOther = errors.New("postgres: the write of another tenant in the same transaction failed")
 
-// NewJoint returns a transaction of these tenants that has not run yet. Each member must call Write or Leave in its own
-// goroutine, and one goroutine must call Run.
+// NewJoint returns a transaction of these tenants that has not run yet. Each member must call Write
+// or Leave in its own goroutine, and one goroutine must call Run.
 func NewJoint(pool *pgxpool.Pool, lockTimeout time.Duration, tenants []int64) *Joint {
 	j := &Joint{pool: pool, lockTimeout: lockTimeout, said: make(chan *Member, len(tenants))}
 	for _, tenant := range tenants {
@@ -74,8 +75,8 @@ func NewJoint(pool *pgxpool.Pool, lockTimeout time.Duration, tenants []int64) *J
 // Member returns the member of the i-th tenant.
 func (j *Joint) Member(i int) *Member { return j.members[i] }
 
-// Write is WriteInTenant as a part of the transaction. fn may only use Query, QueryRow and Exec of tx. It must read the
-// rows of one statement before it runs the next, and may run more than once.
+// Write is WriteInTenant as a part of the transaction. fn may only use Query, QueryRow and Exec of
+// tx. It must read the rows of one statement before it runs the next, and may run more than once.
 func (m *Member) Write(fn func(tx pgx.Tx) (Landed, error)) error {
 	m.once.Do(func() { m.say(step{}) })
 	for o := range m.orders {
@@ -101,7 +102,8 @@ func (m *Member) attempt(fn func(tx pgx.Tx) (Landed, error)) {
 	s.landed, s.err = fn(memberTx{m: m})
 }
 
-// Run runs the transaction. If one member's statement fails, failed is that member's index; otherwise it is -1.
+// Run runs the transaction. If one member's statement fails, failed is that member's index;
+// otherwise it is -1.
 func (j *Joint) Run(ctx context.Context) (failed int, err error) {
 	var in []*Member
 	for range j.members {
@@ -287,8 +289,9 @@ func (failedRows) Close()       {}
 func (failedRows) Next() bool   { return false }
 func (r failedRows) Err() error { return r.err }
 
-// writeOnce runs fn in a transaction that begins with begin, and again if the database aborts it because of
-// concurrency. If the answer to COMMIT is lost, it calls the landed that fn returned, for fn's tenant.
+// writeOnce runs fn in a transaction that begins with begin, and again if the database aborts it
+// because of concurrency. If the answer to COMMIT is lost, it calls the landed that fn returned,
+// for fn's tenant.
 func writeOnce(ctx context.Context, pool *pgxpool.Pool, begin string, fn func(tx pgx.Tx) (tenant int64, landed Landed, err error)) error {
 	return retry(func() error {
 		lock := rand.Int64() // unique, as far as 63 bits allow: a session that gets this lock knows that the transaction has ended

@@ -10,10 +10,10 @@ import (
 
 type lockWaitKey struct{}
 
-// WithLockWait returns a context whose statements wait for one lock at most as long as wait. A longer wait is an error:
-// IsLockTimeout. Zero means no limit. It is for readers that must answer while somebody locks a table. It applies to
-// connections that a pool of this package hands out for the context, and costs a round trip when a connection changes
-// from one limit to another.
+// WithLockWait returns a context whose statements wait for one lock at most as long as wait. A
+// longer wait is an error: IsLockTimeout. Zero means no limit. It is for readers that must answer
+// while somebody locks a table. It applies to connections that a pool of this package hands out for
+// the context, and costs a round trip when a connection changes from one limit to another.
 func WithLockWait(ctx context.Context, wait time.Duration) context.Context {
 	return context.WithValue(ctx, lockWaitKey{}, wait)
 }

@@ -29,8 +29,8 @@ const (
 	RoleWriter   Role = "tidings_writer"
 )
 
-// Config is the environment of all pools. The connection strings are separate, because the truth and the projections
-// may be in two databases.
+// Config is the environment of all pools. The connection strings are separate, because the truth
+// and the projections may be in two databases.
 type Config struct {
 	MaxConns         int           `env:"POSTGRES_MAX_CONNS, default=16"`          // connections per pool, 2..1000
 	ConnectTimeout   time.Duration `env:"POSTGRES_CONNECT_TIMEOUT, default=5s"`    // for one connection
@@ -52,9 +52,9 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// ParseConfig is pgx.ParseConfig with errors that do not contain the connection string: a malformed one does not show
-// which part is the password (pgconn.ParseConfigError). An unescaped slash in a password moves the rest of it into the
-// database's name, so a name with an @ is malformed too.
+// ParseConfig is pgx.ParseConfig with errors that do not contain the connection string: a malformed
+// one does not show which part is the password (pgconn.ParseConfigError). An unescaped slash in a
+// password moves the rest of it into the database's name, so a name with an @ is malformed too.
 func ParseConfig(url string) (*pgx.ConnConfig, error) {
 	cfg, err := pgx.ParseConfig(url)
 	if err != nil {
@@ -80,9 +80,9 @@ func unreadable(err error) error {
 	return errors.New("the connection string cannot be read: " + text)
 }
 
-// Open returns a pool whose connections act as role and have the application_name `tidings NAME`. It does not connect:
-// the first use does, and Ping reports the result. Each new connection proves its role and settings, and fails with
-// ErrUnmigrated, ErrPooler or ErrUnproven.
+// Open returns a pool whose connections act as role and have the application_name `tidings NAME`.
+// It does not connect: the first use does, and Ping reports the result. Each new connection proves
+// its role and settings, and fails with ErrUnmigrated, ErrPooler or ErrUnproven.
 func Open(ctx context.Context, url string, cfg Config, role Role, name string) (*pgxpool.Pool, error) {
 	return OpenWith(ctx, url, cfg, role, name, nil)
 }
@@ -106,8 +106,9 @@ func OpenWith(ctx context.Context, url string, cfg Config, role Role, name strin
 	params["application_name"] = "tidings " + name
 	params["timezone"] = "GMT" // like UTC, and the only zone that the server has without the system's tzdata
 	params["jit"] = "off"      // statements take milliseconds; compiling one with overestimated rows takes 100 ms
-	// Each statement must see earlier commits, whatever the default of the database or the login is. Writers lock rows
-	// and then read again, and check what an archiver has set since their transaction began (ADR 8).
+	// Each statement must see earlier commits, whatever the default of the database or the login
+	// is. Writers lock rows and then read again, and check what an archiver has set since their
+	// transaction began (ADR 8).
 	params["default_transaction_isolation"] = "read committed"
 	if cfg.StatementTimeout > 0 {
 		params["statement_timeout"] = fmt.Sprint(cfg.StatementTimeout.Milliseconds())
@@ -126,8 +127,9 @@ func OpenWith(ctx context.Context, url string, cfg Config, role Role, name strin
 	return pool, nil
 }
 
-// CertificateExpiry returns the earliest expiry of the client certificates of the pool's connections (sslcert in the
-// connection string). ok is false without certificates. The pool reads them once, when it is opened.
+// CertificateExpiry returns the earliest expiry of the client certificates of the pool's
+// connections (sslcert in the connection string). ok is false without certificates. The pool reads
+// them once, when it is opened.
 func CertificateExpiry(pool *pgxpool.Pool) func() (at time.Time, ok bool) {
 	var at time.Time
 	var ok bool
@@ -149,10 +151,10 @@ const rollbackTimeout = 5 * time.Second
 // maxAttempts is the limit of InTx's attempts if the database aborts fn because of concurrency.
 const maxAttempts = 4
 
-// InTx runs fn in a transaction and commits it. After a serialization failure or a deadlock it runs fn again, a few
-// times, so fn must only use tx. If fn fails or ctx ends, InTx rolls back with its own context, because pgx discards a
-// connection whose rollback fails. After an error of COMMIT the outcome is unknown, unless the server reported the
-// error.
+// InTx runs fn in a transaction and commits it. After a serialization failure or a deadlock it runs
+// fn again, a few times, so fn must only use tx. If fn fails or ctx ends, InTx rolls back with its
+// own context, because pgx discards a connection whose rollback fails. After an error of COMMIT the
+// outcome is unknown, unless the server reported the error.
 func InTx(ctx context.Context, pool *pgxpool.Pool, opts pgx.TxOptions, fn func(tx pgx.Tx) error) error {
 	return retry(func() error {
 		return inTx(ctx, pool, opts, func(tx pgx.Tx) (string, error) { return "commit", fn(tx) })
@@ -216,8 +218,9 @@ func inTx(ctx context.Context, pool *pgxpool.Pool, opts pgx.TxOptions, fn func(t
 	return fmt.Errorf("commit: %w", err)
 }
 
-// InTenant is InTx for one tenant: row-level security hides and protects the rows of other tenants. The statement that
-// begins the transaction also sets the tenant, so the caller must not set opts.BeginQuery.
+// InTenant is InTx for one tenant: row-level security hides and protects the rows of other tenants.
+// The statement that begins the transaction also sets the tenant, so the caller must not set
+// opts.BeginQuery.
 func InTenant(ctx context.Context, pool *pgxpool.Pool, tenant int64, opts pgx.TxOptions, fn func(tx pgx.Tx) error) error {
 	begin := "begin"
 	if opts.IsoLevel != "" {
@@ -232,17 +235,18 @@ func setTenant(tenant int64) string {
 	return "; set local tidings.tenant = '" + strconv.FormatInt(tenant, 10) + "'"
 }
 
-// durably makes the transaction's COMMIT wait for the disk, whatever the default of the database or the login is. It
-// does not lower a stronger setting.
+// durably makes the transaction's COMMIT wait for the disk, whatever the default of the database or
+// the login is. It does not lower a stronger setting.
 const durably = `set_config('synchronous_commit', coalesce(nullif(current_setting('synchronous_commit'), 'off'), 'on'), true)`
 
-// WriteInTenant is InTenant for small writes that a client waits for. No statement waits longer than lockTimeout for
-// one lock (IsLockTimeout); 0 sets no limit. fn returns a function that checks whether its write exists, or nil if it
-// wrote nothing.
+// WriteInTenant is InTenant for small writes that a client waits for. No statement waits longer
+// than lockTimeout for one lock (IsLockTimeout); 0 sets no limit. fn returns a function that checks
+// whether its write exists, or nil if it wrote nothing.
 //
-// If the answer to COMMIT is lost, WriteInTenant waits until the transaction has ended. Then it calls landed in another
-// transaction, for at most settleTimeout. The write counts as committed, or fn runs again. ErrUnknown means that no
-// server answered. Without landed it returns the error of COMMIT, and the caller may retry the write.
+// If the answer to COMMIT is lost, WriteInTenant waits until the transaction has ended. Then it
+// calls landed in another transaction, for at most settleTimeout. The write counts as committed, or
+// fn runs again. ErrUnknown means that no server answered. Without landed it returns the error of
+// COMMIT, and the caller may retry the write.
 func WriteInTenant(ctx context.Context, pool *pgxpool.Pool, tenant int64, lockTimeout time.Duration,
 	fn func(tx pgx.Tx) (landed Landed, err error)) error {
 	begin := "begin" + setTenant(tenant)

@@ -16,8 +16,8 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// proxy forwards connections to PostgreSQL. It changes their start-up parameters and the server's messages, and returns
-// its URL.
+// proxy forwards connections to PostgreSQL. It changes their start-up parameters and the server's
+// messages, and returns its URL.
 func proxy(t *testing.T, to string, start func(parameters map[string]string), back func(pgproto3.BackendMessage)) string {
 	t.Helper()
 	u, err := url.Parse(to)

@@ -21,8 +21,9 @@ SELECT /* postgres.sizes */ coalesce(pg_partition_root(s.relid), s.relid)::regcl
        sum(s.n_dead_tup)::float8, sum(coalesce(pg_total_relation_size(s.relid), 0))::float8
   FROM pg_stat_user_tables s WHERE s.schemaname = current_schema() GROUP BY 1 ORDER BY 1`
 
-// horizonSQL reads the transactions that prevent the removal of dead rows. Only members of pg_monitor see the age of
-// another login's transaction. Everybody sees the oldest snapshot and the oldest slot.
+// horizonSQL reads the transactions that prevent the removal of dead rows. Only members of
+// pg_monitor see the age of another login's transaction. Everybody sees the oldest snapshot and the
+// oldest slot.
 //
 // Index: none, a row per session and per slot.   Locks: none.
 const horizonSQL = `
@@ -39,9 +40,10 @@ type sizesCollector struct {
 	live, dead, bytes, database, held *prometheus.Desc
 }
 
-// NewSizesCollector returns the sizes of the database and its tables, including partitions and indexes. It also returns
-// their dead rows, and the transactions that prevent the removal of these. It reads them at each scrape. If one process
-// has two databases, the caller must add a label that distinguishes them.
+// NewSizesCollector returns the sizes of the database and its tables, including partitions and
+// indexes. It also returns their dead rows, and the transactions that prevent the removal of these.
+// It reads them at each scrape. If one process has two databases, the caller must add a label that
+// distinguishes them.
 func NewSizesCollector(pool *pgxpool.Pool, log *slog.Logger) prometheus.Collector {
 	table := []string{"table"}
 	return &sizesCollector{

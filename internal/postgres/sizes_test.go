@@ -13,8 +13,8 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// TestSizesShowTablesAndWhatHoldsTheHorizon: a session holds a snapshot while other transactions begin. The size of a
-// table includes its partitions.
+// TestSizesShowTablesAndWhatHoldsTheHorizon: a session holds a snapshot while other transactions
+// begin. The size of a table includes its partitions.
 func TestSizesShowTablesAndWhatHoldsTheHorizon(t *testing.T) {
 	db := testkit.Postgres(t)
 	owner := db.Pool(t, postgres.RoleOwner)

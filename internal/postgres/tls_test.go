@@ -14,7 +14,8 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// encrypting listens in front of the server at addr and speaks TLS with clients, as PostgreSQL does with ssl = on.
+// encrypting listens in front of the server at addr and speaks TLS with clients, as PostgreSQL does
+// with ssl = on.
 func encrypting(t *testing.T, addr string, cert testkit.Certificate) string {
 	t.Helper()
 	pair, err := tls.LoadX509KeyPair(cert.CertFile, cert.KeyFile)

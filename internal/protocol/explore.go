@@ -16,8 +16,9 @@ func (r Report) String() string {
 	return fmt.Sprintf("%d states, %d steps: %s\n  %s", r.States, r.Steps, r.Violation, strings.Join(r.Trace, "\n  "))
 }
 
-// Explore visits all states of the specification within the bounds, breadth first, so a violation has a shortest trace.
-// Then it checks that every state still leads to one where all rows are published, marked and applied.
+// Explore visits all states of the specification within the bounds, breadth first, so a violation
+// has a shortest trace. Then it checks that every state still leads to one where all rows are
+// published, marked and applied.
 func Explore(b Bounds) Report {
 	type origin struct {
 		from uint32

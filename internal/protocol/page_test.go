@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestThePageNamesCodeThatExists keeps docs/protocol.md in step: each name in its table of steps is declared in a package
-// of the page.
+// TestThePageNamesCodeThatExists keeps docs/protocol.md in step: each name in its table of steps is
+// declared in a package of the page.
 func TestThePageNamesCodeThatExists(t *testing.T) {
 	page, err := os.ReadFile("../../docs/protocol.md")
 	if err != nil {

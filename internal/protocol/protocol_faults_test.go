@@ -4,7 +4,8 @@ package protocol
 
 import "testing"
 
-// TestTheProtocolHoldsInFullBounds visits every state with two relays, two partitions and up to four rows.
+// TestTheProtocolHoldsInFullBounds visits every state with two relays, two partitions and up to
+// four rows.
 func TestTheProtocolHoldsInFullBounds(t *testing.T) {
 	explore(t, "two relays", Bounds{Relays: 2, Rows: 4, Partitions: 1, Late: 2})
 	explore(t, "two partitions", Bounds{Relays: 2, Rows: 4, Partitions: 2, Late: 1})

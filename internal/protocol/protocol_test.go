@@ -12,7 +12,8 @@ func explore(t *testing.T, name string, b Bounds) {
 	})
 }
 
-// TestTheProtocolHoldsInSmallBounds visits every state of each part of the protocol in small bounds.
+// TestTheProtocolHoldsInSmallBounds visits every state of each part of the protocol in small
+// bounds.
 func TestTheProtocolHoldsInSmallBounds(t *testing.T) {
 	explore(t, "two relays", Bounds{Relays: 2, Rows: 2, Partitions: 1, Late: 2})
 	explore(t, "consumers", Bounds{Relays: 1, Readers: 2, Rows: 2, Partitions: 1, Late: 1})

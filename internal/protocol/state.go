@@ -195,8 +195,8 @@ func (b Bounds) check(s *state) string {
 	return ""
 }
 
-// final reports that all is published, marked and, if there are consumers, applied. A resize or a repair that began has
-// ended.
+// final reports that all is published, marked and, if there are consumers, applied. A resize or a
+// repair that began has ended.
 func (b Bounds) final(s *state) bool {
 	for id := 1; id <= b.Rows; id++ {
 		r := &s.rows[id]

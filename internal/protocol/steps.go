@@ -332,8 +332,8 @@ func (b Bounds) reader(s *state, i int, out emit) {
 	}
 }
 
-// mayOpen reports whether a consumer can continue a stream: its predecessors are applied to their ends, and the message
-// at the offset is the one that was applied (reader.open, lost).
+// mayOpen reports whether a consumer can continue a stream: its predecessors are applied to their
+// ends, and the message at the offset is the one that was applied (reader.open, lost).
 func (s *state) mayOpen(n int) bool {
 	p, o, st := &s.parts[n], &s.offsets[n], &s.streams[n]
 	if !p.exists || o.closed || o.seq > st.n || o.seq == st.n || o.seq > 0 && st.messages[o.seq-1] != o.message {

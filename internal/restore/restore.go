@@ -24,8 +24,8 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-// Deps are the dependencies of a restore: those of package verify, with the kinds of the projections, and the
-// following.
+// Deps are the dependencies of a restore: those of package verify, with the kinds of the
+// projections, and the following.
 type Deps struct {
 	verify.Deps
 	TruthKinds *kinds.Set                                            // the kinds that the truth knows
@@ -46,7 +46,8 @@ type Options struct {
 type Report struct {
 	DryRun  bool               `json:"dry_run"`
 	Streams relay.RepairReport `json:"streams"`
-	// Overtaken is the number of entities that got a new write with the version of a lost one: restore publishes their state again.
+	// Overtaken is the number of entities that got a new write with the version of a lost one:
+	// restore publishes their state again.
 	Overtaken int                   `json:"overtaken"`
 	History   int                   `json:"from_history"` // lost writes that only a history had
 	Renewed   []int                 `json:"renewed"`      // partitions replaced by new ones with new streams
@@ -60,8 +61,8 @@ var (
 	ErrUnfinished = errors.New("restore: not finished: run it again")
 	// ErrFuture reports Options.Since after the current time of the truth's database.
 	ErrFuture = errors.New("in the future")
-	// ErrKindUnknown reports lost writes of a kind that the restored truth does not know. Apply the file of kinds
-	// first.
+	// ErrKindUnknown reports lost writes of a kind that the restored truth does not know. Apply the
+	// file of kinds first.
 	ErrKindUnknown = errors.New("restore: the restored truth does not know a kind: run `tidings kinds apply` with your " +
 		"file, and then this command again")
 )
@@ -69,10 +70,10 @@ var (
 // Actor is the actor of events that publish the state of overtaken entities.
 const Actor = "restore"
 
-// Run makes truth, streams and projections agree. Relays and consumers run. The API must not run, or restore may have
-// to publish the state of more entities again. Each step may be repeated, so run it again after a failure or an
-// interruption. It returns ErrUnfinished, ErrKindUnknown and ErrFuture, and outbox.ErrNotAlone while another restore or a
-// repair runs.
+// Run makes truth, streams and projections agree. Relays and consumers run. The API must not run,
+// or restore may have to publish the state of more entities again. Each step may be repeated, so
+// run it again after a failure or an interruption. It returns ErrUnfinished, ErrKindUnknown and
+// ErrFuture, and outbox.ErrNotAlone while another restore or a repair runs.
 func Run(ctx context.Context, d Deps, o Options) (report Report, err error) {
 	if o.Progress == nil {
 		o.Progress = func(string) {}
@@ -176,8 +177,8 @@ func (r *restore) streams(ctx context.Context) (err error) {
 	return nil
 }
 
-// known returns an error for events of a kind that the projections know and the truth does not. Events of upstream
-// services belong to no kind: their owners keep their state.
+// known returns an error for events of a kind that the projections know and the truth does not.
+// Events of upstream services belong to no kind: their owners keep their state.
 func (r *restore) known(events []event.Event) error {
 	for _, e := range events {
 		if r.Kinds().Has(e.AggregateType) && !r.TruthKinds.Has(e.AggregateType) {
@@ -187,7 +188,8 @@ func (r *restore) known(events []event.Event) error {
 	return nil
 }
 
-// histories restores the writes of the histories to the truth. A history may have the only trace of a write.
+// histories restores the writes of the histories to the truth. A history may have the only trace of
+// a write.
 func (r *restore) histories(ctx context.Context) error {
 	const page = 500
 	persons, err := r.erasures(ctx)
@@ -225,8 +227,8 @@ func (r *restore) histories(ctx context.Context) error {
 	return write()
 }
 
-// ofAny reports whether an entity belongs to an erased person. The truth no longer has it, but a history from before
-// the erasure may.
+// ofAny reports whether an entity belongs to an erased person. The truth no longer has it, but a
+// history from before the erasure may.
 func (r *restore) ofAny(persons []broker.ErasedPerson, e event.Event) (bool, error) {
 	is := func(id int64) bool {
 		return slices.ContainsFunc(persons, func(p broker.ErasedPerson) bool { return p.TenantID == e.TenantID && p.PersonID == id })
@@ -241,9 +243,10 @@ func (r *restore) ofAny(persons []broker.ErasedPerson, e event.Event) (bool, err
 	return slices.Contains(ends, kinds.From) && is(int64(edge.From)) || slices.Contains(ends, kinds.To) && is(int64(edge.To)), err
 }
 
-// renew replaces the partitions that this run did not create. A reader may be ahead of a stream that was restored from
-// a copy. On that stream other messages would get the numbers that it has read. Under a new number there is no such
-// conflict: the reader's sequence is above the end of the old stream, and it stops and reports that.
+// renew replaces the partitions that this run did not create. A reader may be ahead of a stream
+// that was restored from a copy. On that stream other messages would get the numbers that it has
+// read. Under a new number there is no such conflict: the reader's sequence is above the end of the
+// old stream, and it stops and reports that.
 func (r *restore) renew(ctx context.Context) error {
 	var old []outbox.Partition
 	err := r.await(ctx, "the relays to close the streams of an earlier resize", func() (bool, error) {
@@ -281,7 +284,8 @@ func (r *restore) renew(ctx context.Context) error {
 	return r.rebase(ctx, all, old)
 }
 
-// rebase moves Tidings' own consumers that are ahead of the ends of the old streams to the new ones.
+// rebase moves Tidings' own consumers that are ahead of the ends of the old streams to the new
+// ones.
 func (r *restore) rebase(ctx context.Context, all, old []outbox.Partition) error {
 	for _, p := range old {
 		i := slices.IndexFunc(all, func(now outbox.Partition) bool { return now.Number == p.Number })
@@ -322,8 +326,8 @@ func (r *restore) settle(ctx context.Context) error {
 	return err
 }
 
-// erasures returns the erasures that were requested since the backup, as far as the truth or the streams' record has
-// them.
+// erasures returns the erasures that were requested since the backup, as far as the truth or the
+// streams' record has them.
 func (r *restore) erasures(ctx context.Context) (all []broker.ErasedPerson, err error) {
 	if all, err = broker.ErasedPersons(ctx, r.JetStream, r.Broker); err != nil {
 		return nil, err

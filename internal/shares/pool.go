@@ -31,8 +31,9 @@ type Hold struct {
 	n     int64
 }
 
-// Hold returns a hold of nothing. each is the token's name, or the address of a caller without a token. Tenant 0 stands
-// for callers without a tenant: they have no bound per tenant. An empty each has no bound of its own.
+// Hold returns a hold of nothing. each is the token's name, or the address of a caller without a
+// token. Tenant 0 stands for callers without a tenant: they have no bound per tenant. An empty each
+// has no bound of its own.
 func (p *Pool) Hold(tenant int64, each string) *Hold {
 	return &Hold{pool: p, owner: owner{tenant, each}}
 }

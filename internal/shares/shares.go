@@ -53,15 +53,15 @@ func (b Bound) String() string {
 
 const bytes = "bytes"
 
-// The slowest pace of a caller that sends a body or reads an answer: PaceBytes within PaceTime. The machine itself may
-// stand still for a part of that time.
+// The slowest pace of a caller that sends a body or reads an answer: PaceBytes within PaceTime. The
+// machine itself may stand still for a part of that time.
 const (
 	PaceBytes = 16 << 10
 	PaceTime  = 5 * time.Second
 )
 
-// What the kernel keeps for a client that does not read: a send buffer, of which Linux makes twice as much, and for how
-// long (on Linux).
+// What the kernel keeps for a client that does not read: a send buffer, of which Linux makes twice
+// as much, and for how long (on Linux).
 const (
 	SendBuffer = 64 << 10 // bytes
 	UnreadTime = 30 * time.Second

@@ -20,7 +20,8 @@ const (
 	Unknown = "unknown" // PostgreSQL is unavailable
 )
 
-// Partition is a partition and its stream, as `tidings status --json` and `tidings partitions list --json` print them.
+// Partition is a partition and its stream, as `tidings status --json` and `tidings partitions list
+// --json` print them.
 type Partition struct {
 	Partition int      `json:"partition"`
 	Stream    string   `json:"stream"`
@@ -43,8 +44,8 @@ type Partition struct {
 	Unknown   string   `json:"unknown,omitempty"`   // the server that is unavailable; its values are missing
 }
 
-// Partitions compares the partitions with their streams. If one server is unavailable, Partitions returns what the
-// other one has. If both are, it returns nil.
+// Partitions compares the partitions with their streams. If one server is unavailable, Partitions
+// returns what the other one has. If both are, it returns nil.
 func Partitions(ctx context.Context, src Sources) ([]Partition, error) {
 	switch {
 	case src.Truth == nil && src.JetStream == nil:

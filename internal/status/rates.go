@@ -8,8 +8,8 @@ type Rates struct {
 	Applied   map[string]float64 `json:"applied"` // by consumer
 }
 
-// Moved returns the rates between two states; now was read the time apart after before. A value that is unknown in
-// one of the states counts as unchanged.
+// Moved returns the rates between two states; now was read the time apart after before. A value
+// that is unknown in one of the states counts as unchanged.
 func Moved(before, now State, apart time.Duration) *Rates {
 	last := make(map[int]uint64)
 	for _, p := range before.Partitions {

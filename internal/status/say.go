@@ -11,8 +11,8 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
-// NewAway describes a server that does not answer. urls are its addresses, separated by commas; Away has them without
-// passwords.
+// NewAway describes a server that does not answer. urls are its addresses, separated by commas;
+// Away has them without passwords.
 func NewAway(server, urls string, err error) Unavailable {
 	return Unavailable{Server: server, URL: withoutPassword(urls), Error: err.Error()}
 }
@@ -36,7 +36,8 @@ func withoutPassword(urls string) string {
 	return strings.Join(all, ",")
 }
 
-// Missing returns a line for each server that is unavailable, and for each part that a lock made unreadable.
+// Missing returns a line for each server that is unavailable, and for each part that a lock made
+// unreadable.
 func (st State) Missing() (all []string) {
 	for _, a := range st.Unavailable {
 		all = append(all, a.String())
@@ -47,8 +48,8 @@ func (st State) Missing() (all []string) {
 	return all
 }
 
-// Lagging returns a line for each reason why an event may not have arrived yet. It is empty when every event has
-// arrived everywhere, except for the parts in Stopped.
+// Lagging returns a line for each reason why an event may not have arrived yet. It is empty when
+// every event has arrived everywhere, except for the parts in Stopped.
 func (st State) Lagging() []string {
 	all := st.Missing()
 	if st.Outbox != nil && st.Outbox.Pending > 0 {
@@ -77,8 +78,8 @@ func (st State) Lagging() []string {
 	return all
 }
 
-// Stopped returns a line for each partition whose stream the relays refuse, and for each consumer with lost events.
-// They wait for an operator.
+// Stopped returns a line for each partition whose stream the relays refuse, and for each consumer
+// with lost events. They wait for an operator.
 func (st State) Stopped() (all []string) {
 	for _, p := range st.Partitions {
 		if p.Refused != "" {
@@ -117,7 +118,8 @@ func pending(o outbox.Stats) string {
 	return line
 }
 
-// DeadLetters returns a line for each queue of dead letters that is not empty. They wait for an operator.
+// DeadLetters returns a line for each queue of dead letters that is not empty. They wait for an
+// operator.
 func (st State) DeadLetters() []string {
 	var all []string
 	if st.Outbox != nil && st.Outbox.DLQDepth > 0 {
@@ -131,8 +133,9 @@ func (st State) DeadLetters() []string {
 	return all
 }
 
-// Remedy returns the next command for a consumer with lost events. A stream that the relays refuse is repaired first,
-// because a repair gives most consumers all events back. The dry run shows what a repair would do.
+// Remedy returns the next command for a consumer with lost events. A stream that the relays refuse
+// is repaired first, because a repair gives most consumers all events back. The dry run shows what
+// a repair would do.
 func (st State) Remedy(c Consumer) string {
 	if slices.ContainsFunc(st.Partitions, func(p Partition) bool { return p.Refused != "" && slices.Contains(c.Lost, p.Stream) }) {
 		return "tidings repair stream --dry-run"

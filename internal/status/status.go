@@ -110,8 +110,8 @@ type Unavailable struct {
 // Consumer is a consumer with its lag, its dead letters and its pause.
 type Consumer struct {
 	consumers.ConsumerLag
-	// AsOf is a time: the consumer has applied every write that committed before it. It is nil while the consumer is
-	// behind.
+	// AsOf is a time: the consumer has applied every write that committed before it. It is nil
+	// while the consumer is behind.
 	AsOf    *time.Time        `json:"as_of,omitempty"`
 	Unknown string            `json:"lag_unknown,omitempty"` // why the lag is unknown now; its fields are then 0
 	Paused  *consumers.Paused `json:"paused,omitempty"`
@@ -124,8 +124,8 @@ type Lease struct {
 	Partitions []int  `json:"partitions"`
 }
 
-// Sources are the servers that hold the state. Each pool acts as the system role; both may be one pool. A server that
-// is unavailable is nil, and is in Away. Sources are safe for concurrent use.
+// Sources are the servers that hold the state. Each pool acts as the system role; both may be one
+// pool. A server that is unavailable is nil, and is in Away. Sources are safe for concurrent use.
 type Sources struct {
 	Truth, Projections *pgxpool.Pool
 	NATS               *nats.Conn
@@ -171,11 +171,12 @@ func (src *Sources) away(err error) {
 	src.Unavailable, src.JetStream = append(src.Unavailable, NewAway(ServerNATS, src.Broker.URL, err)), nil
 }
 
-// lockWait is how long Read waits for a locked table before its part of the state counts as unread. After the first
-// such part it waits for a quarter of the time.
+// lockWait is how long Read waits for a locked table before its part of the state counts as unread.
+// After the first such part it waits for a quarter of the time.
 const lockWait = 2 * time.Second
 
-// WithShortLockTimeout returns a context for further reads of the same installation. Its statements wait for a lock only shortly.
+// WithShortLockTimeout returns a context for further reads of the same installation. Its statements
+// wait for a lock only shortly.
 func WithShortLockTimeout(ctx context.Context, st State) context.Context {
 	if len(st.Unread) > 0 {
 		return postgres.WithLockWait(ctx, lockWait/4)
@@ -183,11 +184,12 @@ func WithShortLockTimeout(ctx context.Context, st State) context.Context {
 	return postgres.WithLockWait(ctx, lockWait)
 }
 
-// Read reads the state. Its cost does not grow with the number of events. A server that does not answer is in
-// State.Away, and its part of the state is missing or unknown. A part whose table another session locks is in
-// State.Unread after lockWait. Read returns an error if a server answers with another one, or if ctx ends. After a
-// transient error (postgres.IsTransient, broker.IsTransient) the next call may succeed. The state has no external
-// consumers: ReadExternal adds them.
+// Read reads the state. Its cost does not grow with the number of events. A server that does not
+// answer is in State.Away, and its part of the state is missing or unknown. A part whose table
+// another session locks is in State.Unread after lockWait. Read returns an error if a server
+// answers with another one, or if ctx ends. After a transient error (postgres.IsTransient,
+// broker.IsTransient) the next call may succeed. The state has no external consumers: ReadExternal
+// adds them.
 func Read(ctx context.Context, src Sources) (st State, err error) {
 	if src, err = src.present(ctx); err != nil {
 		return st, err
@@ -255,7 +257,8 @@ func (st *State) try(ctx context.Context, part string, read func(context.Context
 	return nil
 }
 
-// outbox reads the outbox's figures. Every write that had committed at the returned time is on the streams.
+// outbox reads the outbox's figures. Every write that had committed at the returned time is on the
+// streams.
 func (src Sources) outbox(ctx context.Context, st *State) (*time.Time, error) {
 	stats, err := outbox.ReadStats(ctx, src.Truth)
 	if err != nil {
@@ -299,8 +302,9 @@ func (src Sources) holders(ctx context.Context, st *State) error {
 	return nil
 }
 
-// watchBlocked reads the sessions that wait for a lock, now and repeatedly until stop. The reads of Read may be the
-// only ones that wait. stop returns each wait once, and for each blocker one wait of this program.
+// watchBlocked reads the sessions that wait for a lock, now and repeatedly until stop. The reads of
+// Read may be the only ones that wait. stop returns each wait once, and for each blocker one wait
+// of this program.
 func (src Sources) watchBlocked(ctx context.Context) (stop func() ([]postgres.Blocked, error)) {
 	var all []postgres.Blocked
 	var err error
@@ -368,7 +372,8 @@ func SameDatabase(a, b *pgxpool.Pool) bool {
 	return x.Host == y.Host && x.Port == y.Port && x.Database == y.Database
 }
 
-// consumers reads the lags and the pauses. Every write that had committed at delivered was on the streams by then.
+// consumers reads the lags and the pauses. Every write that had committed at delivered was on the
+// streams by then.
 func (src Sources) consumers(ctx context.Context, delivered *time.Time) (all []Consumer, err error) {
 	unknown, lags := "NATS is unavailable", []consumers.ConsumerLag(nil)
 	if src.JetStream != nil {
@@ -433,8 +438,8 @@ func (st *State) unheld(src Sources) {
 	}
 }
 
-// leases reads the holders and the refusals of the leases with the kind leases. The state lists them under the name
-// kind.
+// leases reads the holders and the refusals of the leases with the kind leases. The state lists
+// them under the name kind.
 func (src Sources) leases(ctx context.Context, st *State, pool *pgxpool.Pool, kind, leases string) error {
 	holders, err := lease.Holders(ctx, pool, leases)
 	if err != nil {
@@ -458,8 +463,8 @@ func (src Sources) leases(ctx context.Context, st *State, pool *pgxpool.Pool, ki
 	return nil
 }
 
-// ReadExternal adds the durable consumers of the streams to a state that Read returned. If NATS cannot answer,
-// State.NotListed has the reason.
+// ReadExternal adds the durable consumers of the streams to a state that Read returned. If NATS
+// cannot answer, State.NotListed has the reason.
 func ReadExternal(ctx context.Context, src Sources, st *State) error {
 	for _, p := range st.Partitions {
 		if src.JetStream == nil || p.Replicas == 0 || st.IsAway(ServerNATS) {

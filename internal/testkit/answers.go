@@ -16,8 +16,8 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// Answers is a proxy to a NATS server that answers some requests itself. Its clients believe that the server belongs
-// to a cluster.
+// Answers is a proxy to a NATS server that answers some requests itself. Its clients believe that
+// the server belongs to a cluster.
 type Answers struct {
 	target   string
 	listener net.Listener
@@ -65,8 +65,8 @@ func (a *Answers) Through(b *Broker) *Broker {
 	return &through
 }
 
-// Answer makes fn answer the requests to JetStream's API. The server answers where fn returns nil. fn gets the
-// requests of one connection in order. The connection waits for it.
+// Answer makes fn answer the requests to JetStream's API. The server answers where fn returns nil.
+// fn gets the requests of one connection in order. The connection waits for it.
 func (a *Answers) Answer(fn func(subject string, body []byte) []byte) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -106,7 +106,8 @@ type answered struct {
 	subscriptions map[string]string // ids by subject; only requests uses it
 }
 
-// frame reads one operation of the NATS protocol. args are the parts of its first line, and body is its payload.
+// frame reads one operation of the NATS protocol. args are the parts of its first line, and body is
+// its payload.
 func frame(r *bufio.Reader) (raw []byte, args []string, body []byte, err error) {
 	line, err := r.ReadBytes('\n')
 	if err != nil {
@@ -216,8 +217,8 @@ func clustered(line []byte) ([]byte, error) {
 	return []byte("INFO " + string(b) + "\r\n"), err
 }
 
-// Past is a proxy through which a server looks like a cluster of three, with a replica of one stream on each member.
-// Replicas that know only the messages of an earlier moment may lead.
+// Past is a proxy through which a server looks like a cluster of three, with a replica of one
+// stream on each member. Replicas that know only the messages of an earlier moment may lead.
 type Past struct {
 	*Answers
 	Then *Broker // has the stream of the earlier moment
@@ -241,8 +242,8 @@ func NewPast(t testing.TB, b *Broker, stream string) *Past {
 	return p
 }
 
-// Lead makes the first replica the leader, and puts the given replicas into the past. When a client asks the leader to
-// step down, the next replica leads.
+// Lead makes the first replica the leader, and puts the given replicas into the past. When a client
+// asks the leader to step down, the next replica leads.
 func (p *Past) Lead(behind ...int) {
 	p.leading.Lock()
 	defer p.leading.Unlock()
@@ -252,7 +253,8 @@ func (p *Past) Lead(behind ...int) {
 	}
 }
 
-// Forget puts the next n answers to a request into the past, whoever leads. The verb is INFO or MSG.GET.
+// Forget puts the next n answers to a request into the past, whoever leads. The verb is INFO or
+// MSG.GET.
 func (p *Past) Forget(verb string, n int) {
 	p.leading.Lock()
 	defer p.leading.Unlock()

@@ -10,8 +10,9 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 )
 
-// budgetSQL creates the function that counts the rows of a statement. When there are too many it fails like a
-// statement timeout. Its cost tells the planner that rows are expensive, as they are in a large table.
+// budgetSQL creates the function that counts the rows of a statement. When there are too many it
+// fails like a statement timeout. Its cost tells the planner that rows are expensive, as they are
+// in a large table.
 const budgetSQL = `
 CREATE OR REPLACE FUNCTION rows_in_a_statement(most int) RETURNS boolean LANGUAGE plpgsql COST 10000 AS $$
 DECLARE
@@ -27,12 +28,14 @@ BEGIN
   RETURN true;
 END $$`
 
-// policySQL finds the policy under which the system role reads a table: its own, or that of the consumers.
+// policySQL finds the policy under which the system role reads a table: its own, or that of the
+// consumers.
 const policySQL = `SELECT max(polname::text) FROM pg_policy WHERE polrelid = $1::regclass AND polname IN ('consumer', 'system')`
 
-// RowsPerStatement makes a statement of the system role fail if it reads more than most rows of the tables. In
-// production a statement timeout would end it, with enough rows. So a scan must read pages of keys. RowsPerStatement
-// also analyzes the tables, because PostgreSQL reads a small table without statistics as a whole.
+// RowsPerStatement makes a statement of the system role fail if it reads more than most rows of the
+// tables. In production a statement timeout would end it, with enough rows. So a scan must read
+// pages of keys. RowsPerStatement also analyzes the tables, because PostgreSQL reads a small table
+// without statistics as a whole.
 func (db *DB) RowsPerStatement(t testing.TB, most int, tables ...string) {
 	t.Helper()
 	owner := db.Pool(t, postgres.RoleOwner)

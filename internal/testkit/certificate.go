@@ -15,8 +15,8 @@ import (
 	"time"
 )
 
-// Certificate is a certificate for 127.0.0.1 and its key, as PEM files. It is self-signed, so its file is also the
-// authority that verifies it. Clients and servers can use it.
+// Certificate is a certificate for 127.0.0.1 and its key, as PEM files. It is self-signed, so its
+// file is also the authority that verifies it. Clients and servers can use it.
 type Certificate struct{ CertFile, KeyFile string }
 
 // NewCertificate creates a certificate in a new directory.

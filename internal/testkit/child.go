@@ -13,8 +13,8 @@ import (
 	"testing"
 )
 
-// Process is a part of the system in a process of its own, for example the test's binary in another role. Its methods may
-// be called at any time and by several goroutines.
+// Process is a part of the system in a process of its own, for example the test's binary in another
+// role. Its methods may be called at any time and by several goroutines.
 type Process struct {
 	t     testing.TB
 	what  string
@@ -24,8 +24,9 @@ type Process struct {
 	log   Output
 }
 
-// Spawn starts a process. The test kills it at its end, and logs what the process wrote to its standard error if the test
-// failed. A process that calls EndWithTest ends also if the test's binary is killed. cmd.Stderr gets the same text.
+// Spawn starts a process. The test kills it at its end, and logs what the process wrote to its
+// standard error if the test failed. A process that calls EndWithTest ends also if the test's
+// binary is killed. cmd.Stderr gets the same text.
 func Spawn(t testing.TB, what string, cmd *exec.Cmd) *Process {
 	t.Helper()
 	p := &Process{t: t, what: what, cmd: cmd, ended: make(chan struct{})}
@@ -88,7 +89,8 @@ func (p *Process) AwaitEnd() int {
 	return p.cmd.ProcessState.ExitCode()
 }
 
-// AwaitKilled waits until a signal has ended the process. It fails the test if the process ended by itself.
+// AwaitKilled waits until a signal has ended the process. It fails the test if the process ended by
+// itself.
 func (p *Process) AwaitKilled() {
 	p.t.Helper()
 	if code := p.AwaitEnd(); code != -1 {
@@ -111,8 +113,8 @@ func (p *Process) AwaitStopped() {
 	Eventually(p.t, "the "+p.what+" to freeze", p.Stopped)
 }
 
-// EndWithTest is for the process that Spawn starts: the process exits when the test's binary has ended. heard, which may be
-// nil, gets each message of Tell.
+// EndWithTest is for the process that Spawn starts: the process exits when the test's binary has
+// ended. heard, which may be nil, gets each message of Tell.
 func EndWithTest(heard func(message json.RawMessage)) {
 	go func() {
 		for in := json.NewDecoder(os.Stdin); ; {
@@ -127,8 +129,8 @@ func EndWithTest(heard func(message json.RawMessage)) {
 	}()
 }
 
-// SignalSelf sends sig to this process, which does not go on before SIGCONT. Any thread may take a signal, so the one that
-// sends SIGSTOP would otherwise go on for a while.
+// SignalSelf sends sig to this process, which does not go on before SIGCONT. Any thread may take a
+// signal, so the one that sends SIGSTOP would otherwise go on for a while.
 func SignalSelf(sig syscall.Signal) {
 	thawed := make(chan os.Signal, 1)
 	signal.Notify(thawed, syscall.SIGCONT)
@@ -139,7 +141,8 @@ func SignalSelf(sig syscall.Signal) {
 	<-thawed
 }
 
-// Output keeps the end of what a process writes: a MiB. Its methods may be called by several goroutines.
+// Output keeps the end of what a process writes: a MiB. Its methods may be called by several
+// goroutines.
 type Output struct {
 	mu   sync.Mutex
 	text []byte

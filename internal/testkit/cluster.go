@@ -17,9 +17,9 @@ import (
 	"github.com/tidings/tidings/migrations"
 )
 
-// roomy returns the directory for the files of tests. It is /dev/shm if that has at least 4 GiB and allows programs,
-// and TMPDIR is not set. A database has a thousand files. Their creation takes the kernel a tenth of a second on a
-// disk, and a tenth of that in memory.
+// roomy returns the directory for the files of tests. It is /dev/shm if that has at least 4 GiB and
+// allows programs, and TMPDIR is not set. A database has a thousand files. Their creation takes the
+// kernel a tenth of a second on a disk, and a tenth of that in memory.
 func roomy() string {
 	const memory, enough = "/dev/shm", 4 << 30
 	var fs unix.Statfs_t
@@ -33,8 +33,9 @@ func roomy() string {
 // databaseName is the database on the servers of CopyCluster, and that of `tidings dev`.
 const databaseName = "tidings"
 
-// CopyCluster fills dir with a stopped cluster for pglocal.Start. It has a migrated database "tidings". Initdb and
-// the migrations take two seconds of a processor, and the tests start a hundred servers.
+// CopyCluster fills dir with a stopped cluster for pglocal.Start. It has a migrated database
+// "tidings". Initdb and the migrations take two seconds of a processor, and the tests start a
+// hundred servers.
 func CopyCluster(t testing.TB, dir string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
@@ -52,7 +53,8 @@ func copyCluster(ctx context.Context, dir string) error {
 	return copyTree(ctx, kept, dir)
 }
 
-// copyTree copies files with their owners and permissions, because PostgreSQL may run as another user.
+// copyTree copies files with their owners and permissions, because PostgreSQL may run as another
+// user.
 func copyTree(ctx context.Context, from, to string) error {
 	if err := os.MkdirAll(to, 0o755); err != nil {
 		return err
@@ -63,8 +65,8 @@ func copyTree(ctx context.Context, from, to string) error {
 	return nil
 }
 
-// keptCluster returns the directory of a cluster that every test binary on this machine copies. The first binary that
-// needs it creates it. A cluster that no binary has used for a week is removed.
+// keptCluster returns the directory of a cluster that every test binary on this machine copies. The
+// first binary that needs it creates it. A cluster that no binary has used for a week is removed.
 func keptCluster(ctx context.Context) (string, error) {
 	bin, err := pglocal.Find(0)
 	if err != nil {
@@ -117,7 +119,8 @@ func removeUnused(parent string) error {
 	return err
 }
 
-// makeCluster returns a directory with a stopped server that has the template database of the tests.
+// makeCluster returns a directory with a stopped server that has the template database of the
+// tests.
 func makeCluster(ctx context.Context) (dir string, err error) {
 	if dir, err = scratch("cluster"); err != nil {
 		return "", err

@@ -22,14 +22,15 @@ import (
 	"github.com/testcontainers/testcontainers-go"
 )
 
-// ownerLabel is the label of the tests' containers and networks. Its value identifies the process that created them
-// (see owner).
+// ownerLabel is the label of the tests' containers and networks. Its value identifies the process
+// that created them (see owner).
 const ownerLabel = "tidings.testkit.owner"
 
 // engineTimeout limits one operation of the engine on a container, on a busy machine.
 const engineTimeout = time.Minute
 
-// containerServer is a server in its own container. It can end and start again with the same files and ports.
+// containerServer is a server in its own container. It can end and start again with the same files
+// and ports.
 type containerServer struct {
 	ctr   *testcontainers.DockerContainer
 	id    string
@@ -41,7 +42,8 @@ type containerServer struct {
 // readiness returns nil when the server of a container serves.
 type readiness func(ctx context.Context, c *containerServer) error
 
-// engine returns the container engine. It first removes the containers that killed test binaries left there.
+// engine returns the container engine. It first removes the containers that killed test binaries
+// left there.
 var engine = sync.OnceValues(func() (e struct {
 	*testcontainers.DockerClient
 	host string     // where this process reaches the ports of containers
@@ -58,10 +60,11 @@ var engine = sync.OnceValues(func() (e struct {
 	return e, removeContainers(ctx, e.DockerClient.Client, orphaned)
 })
 
-// hostAddress returns the address at which this process reaches the engine's containers, and the address to bind
-// their ports to. Usually both are loopback. For a process in a container beside them, both are the gateway of the
-// engine's network. So other machines do not reach the ports. For an engine that is known only by name, ports are
-// bound to every address. TESTCONTAINERS_HOST_OVERRIDE names the host.
+// hostAddress returns the address at which this process reaches the engine's containers, and the
+// address to bind their ports to. Usually both are loopback. For a process in a container beside
+// them, both are the gateway of the engine's network. So other machines do not reach the ports. For
+// an engine that is known only by name, ports are bound to every address.
+// TESTCONTAINERS_HOST_OVERRIDE names the host.
 func hostAddress(ctx context.Context) (host string, bind netip.Addr, err error) {
 	// Without the option the provider creates its own network.
 	provider, err := testcontainers.NewDockerProvider(testcontainers.WithDefaultBridgeNetwork(testcontainers.Bridge))
@@ -86,9 +89,9 @@ func hostAddress(ctx context.Context) (host string, bind netip.Addr, err error) 
 	return host, bind, nil
 }
 
-// runContainer runs an image, publishes the ports (by their names in the container), and returns when its server is
-// ready. The ports on the host are fixed, because an engine would choose other ports at each start of the container.
-// The caller stops the server.
+// runContainer runs an image, publishes the ports (by their names in the container), and returns
+// when its server is ready. The ports on the host are fixed, because an engine would choose other
+// ports at each start of the container. The caller stops the server.
 func runContainer(image string, ready readiness, ports map[string]int,
 	opts ...testcontainers.ContainerCustomizer) (*containerServer, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
@@ -181,7 +184,8 @@ func (c *containerServer) ended() bool {
 	return err == nil && !s.Running
 }
 
-// kill sends SIGKILL to every process of the container, also if it is frozen, and returns when they have ended.
+// kill sends SIGKILL to every process of the container, also if it is frozen, and returns when they
+// have ended.
 func (c *containerServer) kill() error {
 	if c.ended() {
 		return nil
@@ -200,8 +204,8 @@ func (c *containerServer) kill() error {
 	})
 }
 
-// freeze pauses the container. On a busy machine the engine may give up before all threads have stopped (cgroups v1).
-// So freeze retries.
+// freeze pauses the container. On a busy machine the engine may give up before all threads have
+// stopped (cgroups v1). So freeze retries.
 func (c *containerServer) freeze() error {
 	if c.ended() {
 		return errors.New("the container has ended")
@@ -271,8 +275,8 @@ func (c *containerServer) leave(id string) error {
 	})
 }
 
-// owner identifies this process. Because its id is reused some day, it adds the boot, the namespace of the id and the
-// start time.
+// owner identifies this process. Because its id is reused some day, it adds the boot, the namespace
+// of the id and the start time.
 func owner() string { return ownerOf(os.Getpid()) }
 
 func ownerOf(pid int) string {
@@ -281,7 +285,8 @@ func ownerOf(pid int) string {
 	return strings.Join([]string{strings.TrimSpace(string(boot)), space, strconv.Itoa(pid), started(pid)}, " ")
 }
 
-// orphaned reports whether the owner was a process of this machine, in this namespace, that has ended.
+// orphaned reports whether the owner was a process of this machine, in this namespace, that has
+// ended.
 func orphaned(of string) bool {
 	f := strings.Split(of, " ")
 	if len(f) != 4 {

@@ -41,8 +41,8 @@ func TestContainersAreOpenToThisMachineAlone(t *testing.T) {
 	}
 }
 
-// killed runs this test binary again as a child. The child starts servers in containers, does what how names, and
-// kills itself. killed returns the owner of the containers.
+// killed runs this test binary again as a child. The child starts servers in containers, does what
+// how names, and kills itself. killed returns the owner of the containers.
 func killed(t *testing.T, test, how string) (owner string) {
 	t.Helper()
 	out := filepath.Join(t.TempDir(), "owner")
@@ -59,8 +59,8 @@ func killed(t *testing.T, test, how string) (owner string) {
 	return string(b)
 }
 
-// TestFaultKilledTestBinaryLeavesNoContainer: the binary's reaper removes its containers. If the reaper is killed
-// too, the next binary does.
+// TestFaultKilledTestBinaryLeavesNoContainer: the binary's reaper removes its containers. If the
+// reaper is killed too, the next binary does.
 func TestFaultKilledTestBinaryLeavesNoContainer(t *testing.T) {
 	if !forceDocker() {
 		t.Log("the servers of this run are no containers")

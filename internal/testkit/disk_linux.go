@@ -14,8 +14,8 @@ import (
 // Disk is a small file system in memory, with the files of one server. A test fills it.
 type Disk struct{ dir string }
 
-// newDisk mounts a file system of so many bytes on dir. The end of the test unmounts it. That needs a privilege of this
-// machine, which root has outside of a restricted container.
+// newDisk mounts a file system of so many bytes on dir. The end of the test unmounts it. That needs
+// a privilege of this machine, which root has outside of a restricted container.
 func newDisk(t testing.TB, dir string, bytes int64) *Disk {
 	t.Helper()
 	err := os.MkdirAll(dir, 0o755)
@@ -74,7 +74,8 @@ func (d *Disk) Free(t testing.TB) {
 	check(t, "free a disk", os.Remove(d.filler()))
 }
 
-// PostgresOnDisk is PostgresProcess with its files on a disk of so many bytes. It always runs on this machine.
+// PostgresOnDisk is PostgresProcess with its files on a disk of so many bytes. It always runs on
+// this machine.
 func PostgresOnDisk(t testing.TB, bytes int64, settings ...string) (*PG, *Disk) {
 	t.Helper()
 	skipIfShort(t)

@@ -94,7 +94,8 @@ const (
 	natsDir               = "/tidings"
 )
 
-// startDockerNATS runs the image TEST_NATS_IMAGE. The store is on this machine, and belongs to the user of the tests.
+// startDockerNATS runs the image TEST_NATS_IMAGE. The store is on this machine, and belongs to the
+// user of the tests.
 func startDockerNATS(cfg broker.ServerConfig) (natsServer, string, error) {
 	monitor, err := pglocal.FreePort()
 	if err != nil {
@@ -126,8 +127,8 @@ func startDockerNATS(cfg broker.ServerConfig) (natsServer, string, error) {
 // dir returns the directory on this machine that the container has as natsDir.
 func (d *dockerNATS) dir() string { return filepath.Dir(d.cfg.Dir) }
 
-// configure writes the server's configuration: that of the test, and the addresses of its store, its clients and its
-// cluster.
+// configure writes the server's configuration: that of the test, and the addresses of its store,
+// its clients and its cluster.
 func (d *dockerNATS) configure() error {
 	e, err := engine()
 	if err != nil {
@@ -201,7 +202,8 @@ func monitored(ctx context.Context, c *containerServer, path string, into any) e
 	return json.NewDecoder(res.Body).Decode(into)
 }
 
-// greets returns nil when the server sends its greeting. The engine itself accepts connections before that.
+// greets returns nil when the server sends its greeting. The engine itself accepts connections
+// before that.
 func greets(ctx context.Context, c *containerServer) error {
 	conn, err := new(net.Dialer).DialContext(ctx, "tcp", c.addr(natsPort))
 	if err != nil {

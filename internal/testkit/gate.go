@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// Gate returns the URL of a server behind a proxy that refuses connections until open is called, as if the server
-// started then.
+// Gate returns the URL of a server behind a proxy that refuses connections until open is called, as
+// if the server started then.
 func Gate(t testing.TB, server string) (gated string, open func()) {
 	t.Helper()
 	u, err := url.Parse(server)

@@ -65,9 +65,9 @@ func localSettings() map[string]string {
 	}
 }
 
-// hashOnce stores the login's password with 1 iteration of its hash (RFC 5802, section 3) instead of 4,096. A client
-// computes the iterations for each connection. Under the race detector that takes 10 ms, longer than the rest of the
-// connection.
+// hashOnce stores the login's password with 1 iteration of its hash (RFC 5802, section 3) instead
+// of 4,096. A client computes the iterations for each connection. Under the race detector that
+// takes 10 ms, longer than the rest of the connection.
 func hashOnce(ctx context.Context, s server) error {
 	u, err := url.Parse(s.url("postgres"))
 	if err != nil {

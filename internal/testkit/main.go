@@ -19,16 +19,16 @@ import (
 	"github.com/tidings/tidings/internal/pglocal"
 )
 
-// The test binary runs itself again with one of the first two variables set: as the reaper of a directory, or as a
-// NATS server. The third tells the reaper its parent.
+// The test binary runs itself again with one of the first two variables set: as the reaper of a
+// directory, or as a NATS server. The third tells the reaper its parent.
 const (
 	reapEnv  = "TIDINGS_TESTKIT_REAP"
 	natsEnv  = "TIDINGS_TESTKIT_NATS"
 	ownerEnv = "TIDINGS_TESTKIT_OWNER"
 )
 
-// shared is the state that the tests of one binary share. It is a variable because TestMain and the tests share no
-// other place.
+// shared is the state that the tests of one binary share. It is a variable because TestMain and the
+// tests share no other place.
 var shared struct {
 	mu         sync.Mutex
 	running    bool // whether Main runs
@@ -41,8 +41,9 @@ var shared struct {
 	pgOnce     sync.Once
 }
 
-// Main is the TestMain of every package that uses servers. It runs the tests, stops the shared servers, fails if a
-// goroutine still runs, or if one of the checks fails after all tests of the package have passed, and exits.
+// Main is the TestMain of every package that uses servers. It runs the tests, stops the shared
+// servers, fails if a goroutine still runs, or if one of the checks fails after all tests of the
+// package have passed, and exits.
 func Main(m *testing.M, checks ...func() error) {
 	_ = os.Setenv("TESTCONTAINERS_RYUK_DISABLED", "true") // our reaper removes the containers, and needs no image and no privileges
 	if dir := os.Getenv(reapEnv); dir != "" {
@@ -72,8 +73,8 @@ func Main(m *testing.M, checks ...func() error) {
 	os.Exit(code)
 }
 
-// findLeak returns an error if a goroutine does not end. One search of goleak waits for half a second, which is too
-// short on a busy machine.
+// findLeak returns an error if a goroutine does not end. One search of goleak waits for half a
+// second, which is too short on a busy machine.
 func findLeak() (err error) {
 	for deadline := time.Now().Add(leakTimeout); ; {
 		if err = goleak.Find(ignoredGoroutines()...); err == nil || time.Now().After(deadline) {
@@ -93,7 +94,8 @@ func exitCode(err error) int {
 	return 1
 }
 
-// ignoredGoroutines are goroutines of libraries that cannot be stopped: idle connections to the Docker engine.
+// ignoredGoroutines are goroutines of libraries that cannot be stopped: idle connections to the
+// Docker engine.
 func ignoredGoroutines() []goleak.Option {
 	return []goleak.Option{
 		goleak.IgnoreAnyFunction("net/http.(*persistConn).readLoop"),
@@ -101,7 +103,8 @@ func ignoredGoroutines() []goleak.Option {
 	}
 }
 
-// useScratch moves temporary files, including those of t.TempDir, to the directory of the servers' data.
+// useScratch moves temporary files, including those of t.TempDir, to the directory of the servers'
+// data.
 func useScratch() error {
 	dir, err := scratch("tmp")
 	if err == nil {
@@ -110,8 +113,9 @@ func useScratch() error {
 	return errors.Join(err, os.Setenv("TMPDIR", dir))
 }
 
-// scratch returns a new directory for a server's data. It is not below t.TempDir: when the tests run as root, only
-// root could enter that, and PostgreSQL runs as another user. The reaper removes it.
+// scratch returns a new directory for a server's data. It is not below t.TempDir: when the tests
+// run as root, only root could enter that, and PostgreSQL runs as another user. The reaper removes
+// it.
 func scratch(name string) (string, error) {
 	shared.mu.Lock()
 	defer shared.mu.Unlock()
@@ -139,9 +143,9 @@ func reapContainers() error {
 	return err
 }
 
-// startReaper starts, once, a child that waits for the end of this process and then removes the directory and the
-// servers in it. Without it a killed or timed-out test binary would leave its servers running. The caller holds the
-// lock.
+// startReaper starts, once, a child that waits for the end of this process and then removes the
+// directory and the servers in it. Without it a killed or timed-out test binary would leave its
+// servers running. The caller holds the lock.
 func startReaper() error {
 	if !shared.running {
 		return errors.New("this package's TestMain does not call testkit.Main")
@@ -170,8 +174,8 @@ func startReaper() error {
 	return nil
 }
 
-// reap waits until its standard input ends, which happens when the parent has ended. A byte in it means that the
-// parent has containers.
+// reap waits until its standard input ends, which happens when the parent has ended. A byte in it
+// means that the parent has containers.
 func reap(dir string, stdin io.Reader) error {
 	told, err := io.Copy(io.Discard, stdin)
 	if err != nil {

@@ -8,8 +8,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Series returns the series of a registry by their names and the values of their labels, separated by spaces:
-// `api_requests_total 404 GET none`. The value of a histogram is the number of its observations.
+// Series returns the series of a registry by their names and the values of their labels, separated
+// by spaces: `api_requests_total 404 GET none`. The value of a histogram is the number of its
+// observations.
 func Series(t testing.TB, from prometheus.Gatherer) map[string]float64 {
 	t.Helper()
 	families, err := from.Gather()
@@ -29,7 +30,8 @@ func Series(t testing.TB, from prometheus.Gatherer) map[string]float64 {
 	return all
 }
 
-// Metric returns the sum of a metric's series that have these values of labels. Without a label it requires a series.
+// Metric returns the sum of a metric's series that have these values of labels. Without a label it
+// requires a series.
 func Metric(t testing.TB, from prometheus.Gatherer, name string, labels ...string) (sum float64) {
 	t.Helper()
 	found := len(labels) > 0

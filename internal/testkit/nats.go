@@ -38,8 +38,9 @@ type natsServer interface {
 	reload() error // reads its configuration file again
 }
 
-// Config returns the configuration with which the code under test connects to this server. On a shared server
-// (TEST_NATS_URL) the stream and its subjects have names of this test only, so always use these names.
+// Config returns the configuration with which the code under test connects to this server. On a
+// shared server (TEST_NATS_URL) the stream and its subjects have names of this test only, so always
+// use these names.
 func (b *Broker) Config() broker.Config { return b.cfg }
 
 // Dir returns the directory of the server's files. It is empty for TEST_NATS_URL.
@@ -56,7 +57,8 @@ func (b *Broker) Connect(t testing.TB) *nats.Conn {
 	return nc
 }
 
-// closeConn closes nc and waits until its goroutines have ended. Otherwise the leak check would find them.
+// closeConn closes nc and waits until its goroutines have ended. Otherwise the leak check would
+// find them.
 func closeConn(nc *nats.Conn) {
 	closed := nc.StatusChanged(nats.CLOSED)
 	if nc.IsClosed() {
@@ -69,7 +71,8 @@ func closeConn(nc *nats.Conn) {
 	}
 }
 
-// NATS returns a private server for the test. It does not sync each write, and its store is in the test's directory.
+// NATS returns a private server for the test. It does not sync each write, and its store is in the
+// test's directory.
 func NATS(t testing.TB) *Broker {
 	t.Helper()
 	skipIfShort(t)
@@ -79,16 +82,17 @@ func NATS(t testing.TB) *Broker {
 	return newBroker(t, startHere, "")
 }
 
-// NATSWith returns a private server with a configuration of users and their permissions. Its URL contains no user. It
-// ignores TEST_NATS_URL.
+// NATSWith returns a private server with a configuration of users and their permissions. Its URL
+// contains no user. It ignores TEST_NATS_URL.
 func NATSWith(t testing.TB, conf string) *Broker {
 	t.Helper()
 	skipIfShort(t)
 	return newBroker(t, startHere, conf)
 }
 
-// NATSProcess returns a private server that the test may kill, freeze and restart. It does not sync each write.
-// Because the machine does not fail, a kill loses no acknowledged message. It ignores TEST_NATS_URL.
+// NATSProcess returns a private server that the test may kill, freeze and restart. It does not sync
+// each write. Because the machine does not fail, a kill loses no acknowledged message. It ignores
+// TEST_NATS_URL.
 func NATSProcess(t testing.TB) *Broker {
 	t.Helper()
 	skipIfShort(t)
@@ -154,8 +158,8 @@ func (b *Broker) Kill(t testing.TB) {
 	check(t, "kill NATS", b.server(t).kill())
 }
 
-// Freeze stops all processes of the server: connections stay open, and it answers nothing. The end of the test thaws
-// it. Only for NATSProcess.
+// Freeze stops all processes of the server: connections stay open, and it answers nothing. The end
+// of the test thaws it. Only for NATSProcess.
 func (b *Broker) Freeze(t testing.TB) {
 	t.Helper()
 	s := b.server(t)
@@ -169,8 +173,8 @@ func (b *Broker) Thaw(t testing.TB) {
 	check(t, "thaw NATS", b.server(t).thaw())
 }
 
-// Restart ends the server with SIGKILL if it runs or is frozen, and starts it with the same store and port. Only for
-// NATSProcess.
+// Restart ends the server with SIGKILL if it runs or is frozen, and starts it with the same store
+// and port. Only for NATSProcess.
 func (b *Broker) Restart(t testing.TB) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
@@ -180,15 +184,16 @@ func (b *Broker) Restart(t testing.TB) {
 	}
 }
 
-// Reload gives the server another configuration and returns when the server uses it. Only for NATSWith.
+// Reload gives the server another configuration and returns when the server uses it. Only for
+// NATSWith.
 func (b *Broker) Reload(t testing.TB, conf string) {
 	t.Helper()
 	check(t, "configure NATS", os.WriteFile(b.serve.File, []byte(conf), 0o600))
 	check(t, "configure NATS", b.server(t).reload())
 }
 
-// Expire removes a stream's messages before a sequence at once, as their age does later; 0 removes all. Streams refuse
-// purges.
+// Expire removes a stream's messages before a sequence at once, as their age does later; 0 removes
+// all. Streams refuse purges.
 func Expire(t testing.TB, s jetstream.Stream, before uint64) {
 	t.Helper()
 	info, err := s.Info(t.Context())
@@ -254,8 +259,8 @@ func startChild(cfg broker.ServerConfig) (_ natsServer, _ string, err error) {
 	return c, url, nil
 }
 
-// fixedPort chooses a port before the server starts. The kernel does not give it to a client while the server is
-// stopped.
+// fixedPort chooses a port before the server starts. The kernel does not give it to a client while
+// the server is stopped.
 func fixedPort(port int) (int, error) {
 	if port != 0 {
 		return port, nil
@@ -412,8 +417,8 @@ func externalNATS(t testing.TB, url string) *Broker {
 	return b
 }
 
-// Copy returns a directory with a copy of the server's current files, like a snapshot of its disk. Only for
-// NATSProcess.
+// Copy returns a directory with a copy of the server's current files, like a snapshot of its disk.
+// Only for NATSProcess.
 func (b *Broker) Copy(t testing.TB) string {
 	t.Helper()
 	dir := t.TempDir()

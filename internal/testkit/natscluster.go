@@ -17,8 +17,8 @@ import (
 	"github.com/tidings/tidings/internal/pglocal"
 )
 
-// BrokerCluster is a NATS cluster for one test. Each node is a process or a container. The test may kill, freeze,
-// thaw and restart it, and cut it off from the others.
+// BrokerCluster is a NATS cluster for one test. Each node is a process or a container. The test may
+// kill, freeze, thaw and restart it, and cut it off from the others.
 type BrokerCluster struct {
 	Nodes []*Broker // their Config connects only to this node; replicas: the number of nodes
 
@@ -34,9 +34,9 @@ type routes interface {
 	heal(b *Broker) error
 }
 
-// NATSCluster returns a private cluster of n servers, when it accepts streams of n replicas. Like NATSProcess it does
-// not sync each write. The first server has the tag zone:a, the others have zone:b, and each has its own tag
-// (node:n0). It ignores TEST_NATS_URL.
+// NATSCluster returns a private cluster of n servers, when it accepts streams of n replicas. Like
+// NATSProcess it does not sync each write. The first server has the tag zone:a, the others have
+// zone:b, and each has its own tag (node:n0). It ignores TEST_NATS_URL.
 func NATSCluster(t testing.TB, n int) *BrokerCluster {
 	t.Helper()
 	skipIfShort(t)
@@ -89,7 +89,8 @@ func NATSCluster(t testing.TB, n int) *BrokerCluster {
 
 func nodeName(i int) string { return fmt.Sprintf("n%d", i) }
 
-// Config returns a configuration that connects to any node that answers, with as many replicas as there are nodes.
+// Config returns a configuration that connects to any node that answers, with as many replicas as
+// there are nodes.
 func (c *BrokerCluster) Config() broker.Config { return c.cfg }
 
 // Connect returns a connection to any node that answers. It is closed when the test ends.
@@ -111,7 +112,8 @@ func (c *BrokerCluster) Heal(b *Broker) {
 	check(c.t, "connect a node again", c.between.heal(b))
 }
 
-// StepDown asks a stream's leader to step down. It ignores errors, because there may be no leader now.
+// StepDown asks a stream's leader to step down. It ignores errors, because there may be no leader
+// now.
 func (c *BrokerCluster) StepDown(t testing.TB, stream string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -177,8 +179,8 @@ func (c *BrokerCluster) awaitPeers(t testing.TB) {
 // proxied is the routes between processes: a proxy for each pair of nodes.
 type proxied map[*Broker][]*Proxy
 
-// throughProxies makes each node connect to those before it through a proxy. No node can use the advertised address,
-// so there is no other route.
+// throughProxies makes each node connect to those before it through a proxy. No node can use the
+// advertised address, so there is no other route.
 func throughProxies(t testing.TB, nodes []*Broker) routes {
 	r := proxied{}
 	for i, b := range nodes {
@@ -210,8 +212,8 @@ func (r proxied) heal(b *Broker) error {
 // networked is the routes between containers: the id of a network that has only the nodes.
 type networked string
 
-// overNetwork makes each node connect to all nodes by their names in a network. A node joins the network at its first
-// heal.
+// overNetwork makes each node connect to all nodes by their names in a network. A node joins the
+// network at its first heal.
 func overNetwork(t testing.TB, nodes []*Broker) routes {
 	id, err := makeNetwork()
 	if err != nil {

@@ -7,7 +7,8 @@ import (
 	"github.com/tidings/tidings/internal/pglocal"
 )
 
-// FreeAddr returns an address on loopback for a server that the test starts later (pglocal.FreePort).
+// FreeAddr returns an address on loopback for a server that the test starts later
+// (pglocal.FreePort).
 func FreeAddr(t testing.TB) string {
 	t.Helper()
 	port, err := pglocal.FreePort()

@@ -42,8 +42,8 @@ type server interface {
 	signalBackend(pid int, s syscall.Signal) error // sends it to one process, by the server's own id of it
 }
 
-// DB is a private database of a test, with all migrations of the truth and the projections. The end of the test drops
-// it.
+// DB is a private database of a test, with all migrations of the truth and the projections. The end
+// of the test drops it.
 type DB struct {
 	URL string // for the owner's login
 }
@@ -90,8 +90,8 @@ func (db *DB) Through(t testing.TB, p *Proxy) *DB {
 	return &DB{URL: withHost(t, db.URL, p)}
 }
 
-// Pool returns a pool that acts as role. The end of the test closes it. The server does not end its idle transactions,
-// because a test may hold one for as long as a busy machine needs for the rest.
+// Pool returns a pool that acts as role. The end of the test closes it. The server does not end its
+// idle transactions, because a test may hold one for as long as a busy machine needs for the rest.
 func (db *DB) Pool(t testing.TB, role postgres.Role) *pgxpool.Pool {
 	t.Helper()
 	cfg := postgres.Config{MaxConns: 16, ConnectTimeout: 5 * time.Second, StatementTimeout: time.Minute}
@@ -111,8 +111,9 @@ SELECT c.relname, count(*) FROM pg_buffercache b
   AND b.reldatabase = (SELECT oid FROM pg_database WHERE datname = current_database())
  WHERE b.relforknumber = 0 GROUP BY 1`
 
-// CachedPages returns how many pages of each table and index are in the server's memory. Some time after its start
-// these are the pages that were read or written since. It needs the extension pg_buffercache.
+// CachedPages returns how many pages of each table and index are in the server's memory. Some time
+// after its start these are the pages that were read or written since. It needs the extension
+// pg_buffercache.
 func (db *DB) CachedPages(t testing.TB) map[string]int64 {
 	t.Helper()
 	owner := db.Pool(t, postgres.RoleOwner)
@@ -127,12 +128,13 @@ func (db *DB) CachedPages(t testing.TB) map[string]int64 {
 	return all
 }
 
-// PG is a private PostgreSQL server of a test, as processes of this machine or in a container. It ends with the test.
+// PG is a private PostgreSQL server of a test, as processes of this machine or in a container. It
+// ends with the test.
 type PG struct{ s server }
 
-// PostgresProcess starts a server that the test may kill, freeze and restart. It does not sync to disk. Because the
-// machine does not fail, a kill loses no committed data. The settings ("name=value") go to the server. It ignores
-// TEST_DATABASE_URL.
+// PostgresProcess starts a server that the test may kill, freeze and restart. It does not sync to
+// disk. Because the machine does not fail, a kill loses no committed data. The settings
+// ("name=value") go to the server. It ignores TEST_DATABASE_URL.
 func PostgresProcess(t testing.TB, settings ...string) *PG {
 	t.Helper()
 	skipIfShort(t)
@@ -160,14 +162,16 @@ func (p *PG) Kill(t testing.TB) {
 	check(t, "kill PostgreSQL", p.s.kill())
 }
 
-// KillBackend ends one process of the server with SIGKILL. The server then ends all others, recovers and continues.
+// KillBackend ends one process of the server with SIGKILL. The server then ends all others,
+// recovers and continues.
 func (p *PG) KillBackend(t testing.TB, pid int) {
 	t.Helper()
 	check(t, "kill a process of PostgreSQL", p.s.signalBackend(pid, syscall.SIGKILL))
 }
 
-// HoldWAL freezes the WAL writer until the server is killed. That process writes the commits that do not wait for the
-// disk. So a crash loses these commits, unless a later commit waits for the disk. db is on this server.
+// HoldWAL freezes the WAL writer until the server is killed. That process writes the commits that
+// do not wait for the disk. So a crash loses these commits, unless a later commit waits for the
+// disk. db is on this server.
 func (p *PG) HoldWAL(t testing.TB, db *DB) {
 	t.Helper()
 	var pid int
@@ -179,8 +183,8 @@ func (p *PG) HoldWAL(t testing.TB, db *DB) {
 	}
 }
 
-// Freeze stops the server and all its processes with SIGSTOP: connections stay open, and it answers nothing. The end
-// of the test thaws it.
+// Freeze stops the server and all its processes with SIGSTOP: connections stay open, and it answers
+// nothing. The end of the test thaws it.
 func (p *PG) Freeze(t testing.TB) {
 	t.Helper()
 	t.Cleanup(func() { check(t, "thaw PostgreSQL", p.s.thaw()) }) // registered first, because the freeze may fail half-way
@@ -193,7 +197,8 @@ func (p *PG) Thaw(t testing.TB) {
 	check(t, "thaw PostgreSQL", p.s.thaw())
 }
 
-// Restart ends the server at once if it runs or is frozen, and starts it with the same data and port.
+// Restart ends the server at once if it runs or is frozen, and starts it with the same data and
+// port.
 func (p *PG) Restart(t testing.TB) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
@@ -277,12 +282,12 @@ func (notOurs) thaw() error                             { return errNotOurs }
 func (notOurs) restart(context.Context) error           { return errNotOurs }
 func (notOurs) signalBackend(int, syscall.Signal) error { return errNotOurs }
 
-// templateLock keeps test binaries that share a server from creating the same template at the same time. The number
-// is arbitrary.
+// templateLock keeps test binaries that share a server from creating the same template at the same
+// time. The number is arbitrary.
 const templateLock = 4_771_207_533
 
-// ensureTemplate returns the name of a database with all migrations, and creates it if the server has none. It marks
-// the database as a template only when it is complete.
+// ensureTemplate returns the name of a database with all migrations, and creates it if the server
+// has none. It marks the database as a template only when it is complete.
 func ensureTemplate(ctx context.Context, s server, conn *pgx.Conn) (name string, err error) {
 	name = "tidings_template_" + migrations.Hash()
 	if whole, err := isTemplate(ctx, conn, name); err != nil || whole {
@@ -342,18 +347,21 @@ func cloneDB(t testing.TB, s server) *DB {
 	return &DB{URL: s.url(name)}
 }
 
-// clone copies files. That is half the work of the default strategy, which writes each page to the WAL.
+// clone copies files. That is half the work of the default strategy, which writes each page to the
+// WAL.
 func clone(ctx context.Context, conn *pgx.Conn, template, name string) error {
 	if _, err := conn.Exec(ctx, `CREATE DATABASE `+name+` TEMPLATE `+pgx.Identifier{template}.Sanitize()+
 		` STRATEGY file_copy`); err != nil {
 		return err
 	}
-	// CREATE DATABASE does not copy the rights on the template itself, so clone sets them as migrations.Up does.
+	// CREATE DATABASE does not copy the rights on the template itself, so clone sets them as
+	// migrations.Up does.
 	_, err := conn.Exec(ctx, `REVOKE TEMPORARY ON DATABASE `+name+` FROM PUBLIC; GRANT TEMPORARY ON DATABASE `+name+` TO tidings_system`)
 	return err
 }
 
-// ended reports whether the test has killed the server. Its databases are then deleted with its directory.
+// ended reports whether the test has killed the server. Its databases are then deleted with its
+// directory.
 func ended(s server) bool {
 	e, ok := s.(interface{ ended() bool })
 	return ok && e.ended()
@@ -378,8 +386,8 @@ func execute(ctx context.Context, s server, sql string) error {
 // copying serializes copies: two copies of one database would disturb each other.
 var copying sync.Mutex
 
-// Copy returns a copy of the database in its current state, like a backup. It ends the connections to the database,
-// and refuses new ones meanwhile.
+// Copy returns a copy of the database in its current state, like a backup. It ends the connections
+// to the database, and refuses new ones meanwhile.
 func (db *DB) Copy(t testing.TB) *DB {
 	t.Helper()
 	copying.Lock()

@@ -7,7 +7,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Prepare makes the server parse and plan sql, which may have @named arguments, and fails the test if it cannot.
+// Prepare makes the server parse and plan sql, which may have @named arguments, and fails the test
+// if it cannot.
 func Prepare(t testing.TB, pool *pgxpool.Pool, sql string) {
 	t.Helper()
 	conn, err := pool.Acquire(t.Context())

@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// stat reads the state's letter and the parent of a process from /proc (proc(5), "/proc/pid/stat"). The name before
-// them, in parentheses, may contain any character.
+// stat reads the state's letter and the parent of a process from /proc (proc(5), "/proc/pid/stat").
+// The name before them, in parentheses, may contain any character.
 func stat(pid int) (state byte, parent int, ok bool) {
 	b, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
 	if err != nil {
@@ -26,8 +26,8 @@ func stat(pid int) (state byte, parent int, ok bool) {
 	return state, parent, true
 }
 
-// started returns the start time of a process in ticks since the boot (proc(5), field 22 of "/proc/pid/stat"), or ""
-// if it has ended.
+// started returns the start time of a process in ticks since the boot (proc(5), field 22 of
+// "/proc/pid/stat"), or "" if it has ended.
 func started(pid int) string {
 	b, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
 	if err != nil {
@@ -45,8 +45,8 @@ func processState(pid int) (byte, bool) {
 	return state, ok
 }
 
-// tree returns pid and its descendants, parents before children. Each child of PostgreSQL is in its own process
-// group, so a signal to a group does not reach all of them.
+// tree returns pid and its descendants, parents before children. Each child of PostgreSQL is in its
+// own process group, so a signal to a group does not reach all of them.
 func tree(pid int) ([]int, error) {
 	procs, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {

@@ -124,8 +124,8 @@ type chunk struct {
 	read time.Time
 }
 
-// pass copies data from one connection to the other. It delays each chunk without limiting the rate, and stops
-// copying when the link has lost until or more.
+// pass copies data from one connection to the other. It delays each chunk without limiting the
+// rate, and stops copying when the link has lost until or more.
 func (p *Proxy) pass(l *link, from, to net.Conn, until lost) {
 	chunks := make(chan chunk, 256)
 	p.passing.Go(func() {
@@ -156,7 +156,8 @@ func (p *Proxy) pass(l *link, from, to net.Conn, until lost) {
 	}
 }
 
-// hold waits until a chunk may be forwarded, and returns true. It returns false if the link ends first.
+// hold waits until a chunk may be forwarded, and returns true. It returns false if the link ends
+// first.
 func (p *Proxy) hold(l *link, read time.Time, until lost) bool {
 	for {
 		p.mu.Lock()

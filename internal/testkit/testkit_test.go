@@ -223,8 +223,8 @@ func TestFrozenNATSAnswersNobody(t *testing.T) {
 	})
 }
 
-// TestFaultKilledTestBinaryLeavesNothingBehind runs this test binary again as a child, which starts servers and kills
-// itself.
+// TestFaultKilledTestBinaryLeavesNothingBehind runs this test binary again as a child, which starts
+// servers and kills itself.
 func TestFaultKilledTestBinaryLeavesNothingBehind(t *testing.T) {
 	if out := os.Getenv("TESTKIT_KILLED"); out != "" {
 		pg, b := testkit.PostgresProcess(t), testkit.NATSProcess(t)

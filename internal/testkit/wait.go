@@ -10,13 +10,14 @@ import (
 	"time"
 )
 
-// patience is how long Eventually waits on a machine of the speed that measureSlowness takes as 1. It only ends a broken
-// test.
+// patience is how long Eventually waits on a machine of the speed that measureSlowness takes as 1.
+// It only ends a broken test.
 const patience = 90 * time.Second
 
-// Eventually calls cond until it returns true without an error. It fails the test if that does not happen in time. what
-// names the condition. After an error of cond it tries again; the failure includes the last error. On a machine that is
-// slow now, each second counts less, as much as measureSlowness says. So there is no limit to choose.
+// Eventually calls cond until it returns true without an error. It fails the test if that does not
+// happen in time. what names the condition. After an error of cond it tries again; the failure
+// includes the last error. On a machine that is slow now, each second counts less, as much as
+// measureSlowness says. So there is no limit to choose.
 func Eventually(t testing.TB, what string, cond func() (bool, error)) {
 	t.Helper()
 	var waited time.Duration // by the machine's own speed
@@ -63,8 +64,8 @@ var speed struct {
 	times float64
 }
 
-// slowness returns how many times slower this process runs now than on an idle machine with 2 cores of 2024. It
-// measures at most every two seconds, for about 10 ms.
+// slowness returns how many times slower this process runs now than on an idle machine with 2 cores
+// of 2024. It measures at most every two seconds, for about 10 ms.
 func slowness() float64 {
 	speed.Lock()
 	defer speed.Unlock()
@@ -75,8 +76,8 @@ func slowness() float64 {
 	return speed.times
 }
 
-// measureSlowness times a fixed piece of work, which no instruction set speeds up, and three sleeps, which end late
-// where others take the processors.
+// measureSlowness times a fixed piece of work, which no instruction set speeds up, and three
+// sleeps, which end late where others take the processors.
 func measureSlowness() float64 {
 	const work, idle = 2_000_000, 8 * time.Millisecond // measured on such a machine
 	began := time.Now()
@@ -95,8 +96,8 @@ func measureSlowness() float64 {
 	return max(1, float64(time.Since(began))/float64(idle))
 }
 
-// Logger returns a logger that writes to the test's log, and drops lines after the test has ended. A line with the
-// same key twice, or with an empty url, fails the test.
+// Logger returns a logger that writes to the test's log, and drops lines after the test has ended.
+// A line with the same key twice, or with an empty url, fails the test.
 func Logger(t testing.TB) *slog.Logger {
 	w := &testWriter{t: t}
 	t.Cleanup(w.close)
@@ -116,8 +117,8 @@ func DefaultLogger(t testing.TB) {
 	t.Cleanup(func() { slog.SetDefault(before) })
 }
 
-// strict is a handler that fails the test at lines with repeated keys or an empty url, because a search by key misses
-// them.
+// strict is a handler that fails the test at lines with repeated keys or an empty url, because a
+// search by key misses them.
 type strict struct {
 	slog.Handler
 	w    *testWriter

@@ -11,7 +11,8 @@ import (
 	"github.com/tidings/tidings/internal/tracing"
 )
 
-// BenchmarkWay measures the cost of the spans of one event, from its request to two consumers, without their export.
+// BenchmarkWay measures the cost of the spans of one event, from its request to two consumers,
+// without their export.
 func BenchmarkWay(b *testing.B) {
 	provider := func(s sdk.Sampler) *sdk.TracerProvider { return sdk.NewTracerProvider(sdk.WithSampler(s)) }
 	on := provider(sdk.AlwaysSample())

@@ -14,8 +14,8 @@ import (
 	"github.com/tidings/tidings/event"
 )
 
-// All names of spans and attributes are in this file, because the conventions for messaging still change. They follow
-// version 1.43.0.
+// All names of spans and attributes are in this file, because the conventions for messaging still
+// change. They follow version 1.43.0.
 
 // scope is the name of the instrumentation.
 const scope = "github.com/tidings/tidings"
@@ -103,7 +103,8 @@ func (p place) attributes(count int) []attribute.KeyValue {
 
 func messageID(e *event.Event) attribute.KeyValue { return semconv.MessagingMessageID(e.ID) }
 
-// errorType returns the class of an error, because its text may contain values. A PostgreSQL error is its SQLSTATE.
+// errorType returns the class of an error, because its text may contain values. A PostgreSQL error
+// is its SQLSTATE.
 func errorType(err error) attribute.KeyValue {
 	var sql interface{ SQLState() string }
 	var timeout net.Error

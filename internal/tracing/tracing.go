@@ -26,11 +26,12 @@ type Tracer struct {
 	links  int
 }
 
-// New returns a Tracer. The provider traces samples requests, and events that begin a trace. The provider linked
-// makes the spans of batches that have an event of a sampled trace, and should record all of them.
+// New returns a Tracer. The provider traces samples requests, and events that begin a trace. The
+// provider linked makes the spans of batches that have an event of a sampled trace, and should
+// record all of them.
 //
-// With parent, a batch has a span for each event, in the event's own trace, and no links. links is the
-// maximum number of sampled events of a batch that get a link or a span.
+// With parent, a batch has a span for each event, in the event's own trace, and no links. links is
+// the maximum number of sampled events of a batch that get a link or a span.
 func New(traces, linked trace.TracerProvider, parent bool, links int) *Tracer {
 	version := trace.WithSchemaURL(semconv.SchemaURL)
 	return &Tracer{traces: traces.Tracer(scope, version), linked: linked.Tracer(scope, version), parent: parent, links: links}
@@ -121,8 +122,8 @@ func (t *Tracer) Request(ctx context.Context, traceparent, method string) (conte
 		trace.WithSpanKind(trace.SpanKindServer))
 }
 
-// EndRequest ends the span of a request. method and route are from a bounded set. route is "" and tenant 0 if
-// unknown.
+// EndRequest ends the span of a request. method and route are from a bounded set. route is "" and
+// tenant 0 if unknown.
 func EndRequest(span trace.Span, method, route string, status int, tenant int64) {
 	if !span.IsRecording() {
 		return
@@ -141,8 +142,8 @@ type Creation struct {
 	spans  []trace.Span // by event; nil if not recorded
 }
 
-// Create begins a span for each event, in the trace of its TraceParent or in a new trace. It sets TraceParent to the
-// span's context. An event whose trace is not sampled keeps its TraceParent.
+// Create begins a span for each event, in the trace of its TraceParent or in a new trace. It sets
+// TraceParent to the span's context. An event whose trace is not sampled keeps its TraceParent.
 func (t *Tracer) Create(ctx context.Context, events []event.Event) (c Creation) {
 	if t == nil {
 		return c
@@ -170,8 +171,8 @@ func (t *Tracer) Create(ctx context.Context, events []event.Event) (c Creation) 
 	return c
 }
 
-// End ends the spans of committed events, which have their ids. Without this call no span is recorded. So do not call it
-// if the transaction failed.
+// End ends the spans of committed events, which have their ids. Without this call no span is
+// recorded. So do not call it if the transaction failed.
 func (c Creation) End() {
 	for i, span := range c.spans {
 		if span != nil {

@@ -50,7 +50,8 @@ func exportJob(cfg Config, truth *pgxpool.Pool, metrics *coldstore.Metrics, sett
 	}
 }
 
-// archiveWithExports returns the archive's run. While exports are on, it drops no range that has no verified export.
+// archiveWithExports returns the archive's run. While exports are on, it drops no range that has no
+// verified export.
 func archiveWithExports(messages *outbox.Archive, settings func(context.Context) (Settings, error), truth *pgxpool.Pool,
 	metrics *coldstore.Metrics) func(ctx context.Context, h *jobs.Hold) error {
 	var cold *coldstore.Store // of the current run; runs do not overlap

@@ -50,8 +50,9 @@ func run(t *testing.T, pool *pgxpool.Pool, cfg Config, s Settings) map[string]in
 	return all
 }
 
-// A range with messages of two tenants is old enough to be dropped. The archiver drops it only after it is exported
-// as it is. A message that arrives late is neither lost nor dropped. The rows that a hold of a tenant names remain.
+// A range with messages of two tenants is old enough to be dropped. The archiver drops it only
+// after it is exported as it is. A message that arrives late is neither lost nor dropped. The rows
+// that a hold of a tenant names remain.
 func TestNoRangeIsDroppedBeforeItIsExported(t *testing.T) {
 	db := testkit.Postgres(t)
 	pool, owner := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleOwner)

@@ -13,8 +13,8 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
-// A long export holds the lease of the jobs for hours. Meanwhile writers use up the ranges that exist ahead. So the
-// job that creates ranges does not wait for the lease.
+// A long export holds the lease of the jobs for hours. Meanwhile writers use up the ranges that
+// exist ahead. So the job that creates ranges does not wait for the lease.
 func TestRangesAreMadeWhileAnotherJobHoldsTheLease(t *testing.T) {
 	db := testkit.Postgres(t)
 	pool := db.Pool(t, postgres.RoleSystem)

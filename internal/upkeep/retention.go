@@ -70,8 +70,8 @@ func (d Deps) tables(s Settings, h *jobs.Hold) []retained {
 		}})
 }
 
-// alone returns an error if retention is on and another truth writes to the same histories. The tenants of the other
-// truth would look deleted to this one.
+// alone returns an error if retention is on and another truth writes to the same histories. The
+// tenants of the other truth would look deleted to this one.
 func (d Deps) alone(ctx context.Context, terms versioned.Terms) error {
 	if terms.After <= 0 {
 		return nil
@@ -83,7 +83,8 @@ func (d Deps) alone(ctx context.Context, terms versioned.Terms) error {
 	return ours.Alone()
 }
 
-// retention returns the job that purges versioned objects, one table after the other, and idempotency keys.
+// retention returns the job that purges versioned objects, one table after the other, and
+// idempotency keys.
 func retention(cfg RetentionConfig, d Deps, settings func(context.Context) (Settings, error)) (jobs.Job, error) {
 	expired := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "retention_expired_total",
 		Help: "Objects that retention deleted logically, by table."}, []string{"table"})
@@ -125,8 +126,8 @@ func retention(cfg RetentionConfig, d Deps, settings func(context.Context) (Sett
 		Plan: func(ctx context.Context) (jobs.Plan, error) { return d.planRetention(ctx, settings) }}, nil
 }
 
-// rowSizeSQL estimates the bytes that a row of a table takes on disk with its indexes, from PostgreSQL's estimate of
-// the number of rows. It is 0 while that estimate is missing. Locks: none.
+// rowSizeSQL estimates the bytes that a row of a table takes on disk with its indexes, from
+// PostgreSQL's estimate of the number of rows. It is 0 while that estimate is missing. Locks: none.
 const rowSizeSQL = `SELECT CASE WHEN reltuples > 0 THEN pg_total_relation_size(oid) / reltuples ELSE 0 END FROM pg_class
 	WHERE oid = to_regclass(@table)`
 
@@ -159,7 +160,8 @@ func (d Deps) planRetention(ctx context.Context, settings func(context.Context) 
 	return plan(ctx, settings, counts, drops, nil, "comment_history_after", "follow_history_after", "threads_after", "comment_keys_keep")
 }
 
-// here returns the fence of a slice in the database of the lease. It stops the job when the time of the run is over.
+// here returns the fence of a slice in the database of the lease. It stops the job when the time of
+// the run is over.
 func here(h *jobs.Hold) func(context.Context, pgx.Tx) error {
 	return func(ctx context.Context, tx pgx.Tx) error {
 		if err := h.Continue(); err != nil {

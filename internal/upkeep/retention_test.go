@@ -130,8 +130,8 @@ func TestSettingsOutOfBoundsAreRefusedAndTheOthersAreKeptWithWhoAndWhy(t *testin
 	}
 }
 
-// TestNoJobBeginsASliceOnceItsTimeIsUp gives work to every job that can make others wait. With no time left, no job
-// does any work. With enough time, each of them does.
+// TestNoJobBeginsASliceOnceItsTimeIsUp gives work to every job that can make others wait. With no
+// time left, no job does any work. With enough time, each of them does.
 func TestNoJobBeginsASliceOnceItsTimeIsUp(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	for _, sql := range []string{

@@ -28,8 +28,8 @@ func (s *Span) UnmarshalText(b []byte) error {
 	return err
 }
 
-// Settings say what the archiver archives and drops, and when. They are in the database of the truth, so the archiver
-// and every command use the same ones.
+// Settings say what the archiver archives and drops, and when. They are in the database of the
+// truth, so the archiver and every command use the same ones.
 type Settings struct {
 	OutboxArchiveAfter  Span   `json:"outbox_archive_after"`
 	OutboxArchiveKeep   Span   `json:"outbox_archive_keep"`
@@ -41,8 +41,8 @@ type Settings struct {
 	CommentKeysKeep     Span   `json:"comment_keys_keep"`
 }
 
-// Default returns the settings of a new installation. Half a year for threads is a choice: people write nearly all
-// comments in the days after a post. A later comment costs one move of the thread.
+// Default returns the settings of a new installation. Half a year for threads is a choice: people
+// write nearly all comments in the days after a post. A later comment costs one move of the thread.
 func Default() Settings {
 	const day = 24 * time.Hour
 	return Settings{OutboxArchiveAfter: Span(7 * day), OutboxArchiveKeep: Span(90 * day), CommentArchiveAfter: Span(180 * day)}
@@ -121,9 +121,9 @@ func (s Settings) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Outlives returns an error if the archive drops rows before the streams drop the messages of the same time. Streams
-// drop messages at the age maxAge; 0 means never. Without those rows, `tidings repair stream` cannot tell such
-// messages from those of lost writes.
+// Outlives returns an error if the archive drops rows before the streams drop the messages of the
+// same time. Streams drop messages at the age maxAge; 0 means never. Without those rows, `tidings
+// repair stream` cannot tell such messages from those of lost writes.
 func (s Settings) Outlives(maxAge time.Duration) error {
 	keep := time.Duration(s.OutboxArchiveKeep)
 	if keep == 0 || maxAge > 0 && keep >= maxAge {
@@ -186,9 +186,9 @@ func read(ctx context.Context, tx pgx.Tx) (s Settings, last Changed, err error) 
 	return s, Changed{v.Metadata.CreatedBy, v.Metadata.LastUpdateTime, v.Object.Reason}, json.Unmarshal(v.Object.Settings, &s)
 }
 
-// Write calls change with the current settings and stores the result, which every job uses from its next run on.
-// Every version is kept, with its author and reason. Write returns the error of change, or an error that lists every
-// value out of bounds.
+// Write calls change with the current settings and stores the result, which every job uses from its
+// next run on. Every version is kept, with its author and reason. Write returns the error of
+// change, or an error that lists every value out of bounds.
 func Write(ctx context.Context, truth *pgxpool.Pool, actor, reason string, change func(*Settings) error) (s Settings, err error) {
 	err = postgres.InTx(ctx, truth, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		one := versioned.Change[stored]{TenantID: installation, Object: stored{Name: objectName, Reason: reason}, By: actor}

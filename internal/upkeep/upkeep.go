@@ -1,5 +1,5 @@
-// Package upkeep lists the scheduled jobs of a fleet in one place. The archiver and dev run them when they are due,
-// and commands run them at once.
+// Package upkeep lists the scheduled jobs of a fleet in one place. The archiver and dev run them
+// when they are due, and commands run them at once.
 package upkeep
 
 import (
@@ -21,12 +21,13 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-// Config is the environment of all jobs: when they run. The Settings in the database say what they move and drop.
+// Config is the environment of all jobs: when they run. The Settings in the database say what they
+// move and drop.
 type Config struct {
 	OutboxArchive       outbox.ArchiveConfig
 	CommentArchiveEvery time.Duration `env:"COMMENT_ARCHIVE_EVERY, default=1h"` // between runs that archive threads; 0: only by command
-	// CommentArchiveWindow is the time of day in UTC in which threads are archived, for example 01:00-05:30; empty:
-	// at any time.
+	// CommentArchiveWindow is the time of day in UTC in which threads are archived, for example
+	// 01:00-05:30; empty: at any time.
 	CommentArchiveWindow jobs.Window `env:"COMMENT_ARCHIVE_WINDOW"`
 	Retention            RetentionConfig
 }
@@ -49,8 +50,8 @@ type Deps struct {
 	Log                *slog.Logger
 }
 
-// Jobs returns every job, in the order in which a command runs them. Each run and each plan calls settings first;
-// Current reads them from the database. Jobs starts no job.
+// Jobs returns every job, in the order in which a command runs them. Each run and each plan calls
+// settings first; Current reads them from the database. Jobs starts no job.
 func Jobs(cfg Config, d Deps, settings func(context.Context) (Settings, error)) ([]jobs.Job, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err

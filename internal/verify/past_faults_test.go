@@ -17,7 +17,8 @@ import (
 	"github.com/tidings/tidings/kinds"
 )
 
-// TestAStreamLacksNothingThatALeaderForgot compares a stream of which a leader knows only the beginning, and later all.
+// TestAStreamLacksNothingThatALeaderForgot compares a stream of which a leader knows only the
+// beginning, and later all.
 func TestAStreamLacksNothingThatALeaderForgot(t *testing.T) {
 	t.Parallel()
 	db, b := testkit.Postgres(t), testkit.NATSProcess(t)

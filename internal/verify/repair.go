@@ -74,9 +74,10 @@ func (d Deps) explained(k projections.Key, facts map[string]projections.Parked) 
 	return ""
 }
 
-// Repair sets the differing rows of one projection to the truth, and returns its action for each entity. It repairs
-// only entities that differ in two comparisons. Between these it waits for lagging parts, because the first comparison
-// may have found events that were not applied yet. With dry it returns the same and changes nothing.
+// Repair sets the differing rows of one projection to the truth, and returns its action for each
+// entity. It repairs only entities that differ in two comparisons. Between these it waits for
+// lagging parts, because the first comparison may have found events that were not applied yet. With
+// dry it returns the same and changes nothing.
 func Repair(ctx context.Context, d Deps, p projections.Projection, wait time.Duration, dry bool) ([]Mended, error) {
 	found, err := d.flawsThatStay(ctx, p, wait)
 	if err != nil || len(found) == 0 {
@@ -107,8 +108,9 @@ func Repair(ctx context.Context, d Deps, p projections.Projection, wait time.Dur
 	return all, d.mendKeys(ctx, p, keys, dead)
 }
 
-// RepairKeys sets the rows of the keys to the truth while the system runs. The consumer waits for each hundred keys. It
-// leaves the rows of an aggregate in a DLQ. A key whose rows do not differ stays unchanged.
+// RepairKeys sets the rows of the keys to the truth while the system runs. The consumer waits for
+// each hundred keys. It leaves the rows of an aggregate in a DLQ. A key whose rows do not differ
+// stays unchanged.
 func RepairKeys(ctx context.Context, d Deps, p projections.Projection, keys ...projections.Key) error {
 	ours, err := cells.Read(ctx, d.Projections, d.Broker.Stream)
 	if err != nil {

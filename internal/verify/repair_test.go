@@ -19,8 +19,8 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// TestARepairBringsTheKeysAloneToTheTruth has three edges that are not applied. Repair gets the keys of two of them, one of
-// which is in the outbox's DLQ.
+// TestARepairBringsTheKeysAloneToTheTruth has three edges that are not applied. Repair gets the
+// keys of two of them, one of which is in the outbox's DLQ.
 func TestARepairBringsTheKeysAloneToTheTruth(t *testing.T) {
 	db, ctx := testkit.Postgres(t), t.Context()
 	pool, p := db.Pool(t, postgres.RoleSystem), followercounts.New(kinds.Builtin)
@@ -64,8 +64,8 @@ func (p whileMended) Repair(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool,
 	return rest, err
 }
 
-// TestReadersDoNotWaitForARepair reads a damaged count while its repair is not committed. A read that waited would time
-// out.
+// TestReadersDoNotWaitForARepair reads a damaged count while its repair is not committed. A read
+// that waited would time out.
 func TestReadersDoNotWaitForARepair(t *testing.T) {
 	db, ctx := testkit.Postgres(t), t.Context()
 	pool, api, follows := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleAPI), kinds.Builtin().Edges["follow"]

@@ -20,8 +20,8 @@ import (
 	"github.com/tidings/tidings/relay"
 )
 
-// TestNoToolAsksForARepairDuringAResize resizes again and again while writers and two relays work, and meanwhile asks
-// every tool that compares the streams with the database.
+// TestNoToolAsksForARepairDuringAResize resizes again and again while writers and two relays work,
+// and meanwhile asks every tool that compares the streams with the database.
 func TestNoToolAsksForARepairDuringAResize(t *testing.T) {
 	db, b := testkit.Postgres(t), testkit.NATS(t)
 	pool, nc := db.Pool(t, postgres.RoleSystem), b.Connect(t)

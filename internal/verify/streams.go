@@ -60,8 +60,8 @@ func (s Stream) String() string {
 	return out.String()
 }
 
-// verifyStreams compares the streams of all partitions with the outbox, except closed streams that are gone. It waits
-// for leaders for at most wait.
+// verifyStreams compares the streams of all partitions with the outbox, except closed streams that
+// are gone. It waits for leaders for at most wait.
 func (d Deps) verifyStreams(ctx context.Context, wait time.Duration) (all []Stream, err error) {
 	var checks []relay.PartitionCheck
 	err = status.Retry(ctx, wait, func() (err error) {

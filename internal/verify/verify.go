@@ -54,18 +54,21 @@ type Report struct {
 type Projection struct {
 	Projection string `json:"projection"`
 	Checked    int64  `json:"checked"` // rows compared
-	// Mended is the number of pairs, accounts, threads and histories that --repair set to the truth, or would set with --dry-run.
+	// Mended is the number of pairs, accounts, threads and histories that --repair set to the
+	// truth, or would set with --dry-run.
 	Mended    int64    `json:"mended"`
 	Left      int64    `json:"left"`             // the number of differing entities that --repair leaves
 	Repair    []Mended `json:"repair,omitempty"` // the first repaired and left entities
 	Different int64    `json:"different"`        // the number of differences
-	// Explained has the numbers of differences whose aggregate is in a DLQ or waits in the outbox, by the reason.
+	// Explained has the numbers of differences whose aggregate is in a DLQ or waits in the outbox,
+	// by the reason.
 	Explained   map[string]int64         `json:"explained,omitempty"`
 	Differences []projections.Difference `json:"differences"` // the first differences
 }
 
-// Run waits for lagging parts, and compares every projection and every stream with the truth. It changes nothing
-// without o.Repair. If writes continue meanwhile, it compares states of different moments.
+// Run waits for lagging parts, and compares every projection and every stream with the truth. It
+// changes nothing without o.Repair. If writes continue meanwhile, it compares states of different
+// moments.
 func Run(ctx context.Context, d Deps, o Options) (Report, error) {
 	v := Report{DryRun: o.DryRun, Why: []string{}, Stopped: []string{}, Lagging: []string{}, DeadLetters: []string{}}
 	st, err := status.Await(ctx, d.Sources, o.Wait, status.State.Settled)
@@ -101,8 +104,8 @@ func Run(ctx context.Context, d Deps, o Options) (Report, error) {
 	return v, nil
 }
 
-// verifyProjection calls mend, and then compares a projection with the truth. It counts the differences that a DLQ or
-// the outbox explains.
+// verifyProjection calls mend, and then compares a projection with the truth. It counts the
+// differences that a DLQ or the outbox explains.
 func (d Deps) verifyProjection(ctx context.Context, p projections.Projection, limit int,
 	mend func() ([]Mended, error)) (Projection, error) {
 	r := Projection{Projection: p.Name(), Differences: []projections.Difference{}, Explained: make(map[string]int64)}
@@ -184,8 +187,8 @@ func (v Report) reasons() (why []string) {
 
 func differences(n int64) string { return words.Of(n, "difference") }
 
-// verifyThreads checks the rules of thread settings that their tables cannot enforce. It checks the truth, not a
-// projection.
+// verifyThreads checks the rules of thread settings that their tables cannot enforce. It checks the
+// truth, not a projection.
 func verifyThreads(ctx context.Context, truth *pgxpool.Pool, limit int) (Projection, error) {
 	r := Projection{Projection: "thread versions", Differences: []projections.Difference{}}
 	var err error
@@ -199,8 +202,9 @@ func verifyThreads(ctx context.Context, truth *pgxpool.Pool, limit int) (Project
 	return r, err
 }
 
-// verifyArchive checks the archive: each comment is in one place, each archived one has a stub, and of an archived
-// thread all comments are archived (store.CheckArchive). It checks the truth, not a projection.
+// verifyArchive checks the archive: each comment is in one place, each archived one has a stub, and
+// of an archived thread all comments are archived (store.CheckArchive). It checks the truth, not a
+// projection.
 func verifyArchive(ctx context.Context, truth *pgxpool.Pool, limit int) (Projection, error) {
 	r := Projection{Projection: "comment archive", Differences: []projections.Difference{}}
 	now := kinds.NewCatalog(truth, kinds.Truth, slog.New(slog.DiscardHandler))

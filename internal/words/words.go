@@ -32,8 +32,8 @@ func Capped(n int64, more bool) string {
 	return Count(n)
 }
 
-// Seconds formats s seconds: tenths of a second below a minute ("0.3 s"), else hours, minutes and seconds
-// ("1h0m32s").
+// Seconds formats s seconds: tenths of a second below a minute ("0.3 s"), else hours, minutes and
+// seconds ("1h0m32s").
 func Seconds(s float64) string {
 	if s < 59.95 {
 		return fmt.Sprintf("%.1f s", s)

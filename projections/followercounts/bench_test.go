@@ -19,8 +19,8 @@ import (
 const asConsumersDoSQL = `SELECT set_config('plan_cache_mode', 'force_custom_plan', true), set_config('enable_seqscan', 'off', true),
        set_config('random_page_cost', '1.1', true), set_config('jit', 'off', true)`
 
-// BenchmarkApply applies batches of 4,000 new follows. events/s measures the projection only: decoding payloads, edges,
-// counts.
+// BenchmarkApply applies batches of 4,000 new follows. events/s measures the projection only:
+// decoding payloads, edges, counts.
 func BenchmarkApply(b *testing.B) {
 	const size, users = 4000, 1_000_000
 	r := rand.New(rand.NewPCG(1, 2))
@@ -61,8 +61,8 @@ func BenchmarkApply(b *testing.B) {
 	}
 }
 
-// BenchmarkIncoming reads first pages of 51 entries of an account with 200,000 followers in several numbers of shards.
-// us/page is the time of a page in the database and on the connection.
+// BenchmarkIncoming reads first pages of 51 entries of an account with 200,000 followers in several
+// numbers of shards. us/page is the time of a page in the database and on the connection.
 func BenchmarkIncoming(b *testing.B) {
 	for _, shards := range []int{1, 2, 8, 64} {
 		b.Run(fmt.Sprint(shards), func(b *testing.B) {

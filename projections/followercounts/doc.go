@@ -1,18 +1,19 @@
-// Package followercounts is the read side of edges of every kind: each object's counts, and the pages of its edges in both
-// directions.
+// Package followercounts is the read side of edges of every kind: each object's counts, and the
+// pages of its edges in both directions.
 //
 //	edge events ──▶ fold per edge ──▶ edge_lists (newer versions only) ──▶ active(after) - active(before)
 //	                                                                        summed per kind and object
 //	                                                                                  │
 //	                                                                             edge_counts
 //
-// The projection keeps its own copy of every edge, so a count changes only when an edge's state does: duplicates, old
-// events and whole replays change nothing. Apply writes the counts last for each kind of the batch, in key order. So two
-// batches that share objects wait for each other instead of deadlocking.
+// The projection keeps its own copy of every edge, so a count changes only when an edge's state
+// does: duplicates, old events and whole replays change nothing. Apply writes the counts last for
+// each kind of the batch, in key order. So two batches that share objects wait for each other
+// instead of deadlocking.
 //
-// If an object has very many incoming edges, they are spread over shards of the reverse index (shards.go), and pages
-// merge the shards.
+// If an object has very many incoming edges, they are spread over shards of the reverse index
+// (shards.go), and pages merge the shards.
 //
-// The projection does not read the truth, except to compare itself with it (verify.go). It does not know where events
-// come from.
+// The projection does not read the truth, except to compare itself with it (verify.go). It does not
+// know where events come from.
 package followercounts

@@ -16,18 +16,18 @@ func (Projection) Redact(context.Context, pgx.Tx, int64, []string, bool) (int64,
 	return 0, nil
 }
 
-// forgetSQL deletes edges, and returns for each whether it was active.
-// Index: edge_lists_pkey. Locks: the edges; no other transaction writes them while the offsets are held.
+// forgetSQL deletes edges, and returns for each whether it was active. Index: edge_lists_pkey.
+// Locks: the edges; no other transaction writes them while the offsets are held.
 const forgetSQL = `
 DELETE /* followercounts.forget */ FROM edge_lists e
  USING unnest(@froms::bigint[], @tos::bigint[]) AS k(from_id, to_id)
  WHERE e.tenant_id = @tenant AND e.kind = @kind AND e.from_id = k.from_id AND e.to_id = k.to_id
 RETURNING e.from_id, e.to_id, e.active`
 
-// forgetCountsSQL deletes an object's row of counts if both are 0. If the object is a target without active edges, it
-// also deletes the object's number of shards. It returns the number of deleted rows.
-// Index: edge_counts_pkey, edge_shards_pkey, edge_lists_reverse_idx.
-// Locks: the rows; no other transaction writes them while the offsets are held.
+// forgetCountsSQL deletes an object's row of counts if both are 0. If the object is a target
+// without active edges, it also deletes the object's number of shards. It returns the number of
+// deleted rows. Index: edge_counts_pkey, edge_shards_pkey, edge_lists_reverse_idx. Locks: the rows;
+// no other transaction writes them while the offsets are held.
 const forgetCountsSQL = `
 WITH counts AS (
   DELETE FROM edge_counts WHERE tenant_id = @tenant AND kind = @kind AND object_id = @object AND incoming = 0 AND outgoing = 0 RETURNING 1
@@ -49,8 +49,9 @@ SELECT /* followercounts.left_counts */
 // edgeRowsOfKind selects a tenant's edges of a kind for EdgesOf.Pairs.
 const edgeRowsOfKind = `(SELECT from_id, to_id FROM edge_lists WHERE tenant_id = @tenant AND kind = @kind) rows`
 
-// Forget deletes an object's edges as Projection requires. It subtracts an edge that is still active because its
-// removal is a dead letter. The last step also deletes the object's counts, which are 0 then, and its number of shards.
+// Forget deletes an object's edges as Projection requires. It subtracts an edge that is still
+// active because its removal is a dead letter. The last step also deletes the object's counts,
+// which are 0 then, and its number of shards.
 func (p Projection) Forget(ctx context.Context, tx pgx.Tx, of projections.EdgesOf, after projections.Pair,
 	look bool) (n int64, next *projections.Pair, err error) {
 	all, next, err := of.Pairs(ctx, tx, edgeRowsOfKind, "from_id", "to_id", after)

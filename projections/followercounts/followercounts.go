@@ -25,8 +25,8 @@ type Projection struct {
 	splitAt int64 // see the constant
 }
 
-// New returns a projection. It calls now for the current kinds whenever it needs them; now is usually
-// kinds.Catalog.Now.
+// New returns a projection. It calls now for the current kinds whenever it needs them; now is
+// usually kinds.Catalog.Now.
 func New(now func() *kinds.Set) Projection { return Projection{kinds: now, splitAt: splitAt} }
 
 // Name returns the projection's name.
@@ -77,9 +77,9 @@ func stateOf(k kinds.Edge, e *event.Edge) (state, error) {
 // object is one side of edges of a kind.
 type object struct{ tenant, id int64 }
 
-// Apply applies the events to edges and counts in the caller's transaction. A count changes by the difference between
-// an edge's states before and after the batch. A payload that does not decode is a permanent error. Cost: two or three
-// statements for each kind, for any number of events.
+// Apply applies the events to edges and counts in the caller's transaction. A count changes by the
+// difference between an edge's states before and after the batch. A payload that does not decode is
+// a permanent error. Cost: two or three statements for each kind, for any number of events.
 func (p Projection) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) error {
 	set := p.kinds()
 	last := batch{}
@@ -136,13 +136,13 @@ func (p Projection) apply(ctx context.Context, tx pgx.Tx, b batch) error {
 }
 
 // edgesSQL writes the edges that are newer than the projection's and returns their state before.
-// Snapshot: one transaction at a time works on an edge, because all its events are in one partition, whose offset the
-// caller has locked. So the statement's snapshot has the edge as it was before the batch.
-// Values: filters and attributes may be NULL. A new edge goes to a shard of its target (shards.go), any other stays in
-// its shard.
-// Plan: LIMIT keeps the lookup a probe for each edge. Without it, the planner assumes that the keys' columns are
-// independent, expects almost no edge to exist, and chooses another join.
-// Index: edge_lists_pkey, edge_shards_pkey. Locks: the edges' rows, in key order.
+// Snapshot: one transaction at a time works on an edge, because all its events are in one
+// partition, whose offset the caller has locked. So the statement's snapshot has the edge as it was
+// before the batch. Values: filters and attributes may be NULL. A new edge goes to a shard of its
+// target (shards.go), any other stays in its shard. Plan: LIMIT keeps the lookup a probe for each
+// edge. Without it, the planner assumes that the keys' columns are independent, expects almost no
+// edge to exist, and chooses another join. Index: edge_lists_pkey, edge_shards_pkey. Locks: the
+// edges' rows, in key order.
 const edgesSQL = `
 WITH newer AS MATERIALIZED (
   SELECT i.*, i.hash & (coalesce(s.shards, 1) - 1) AS shard_id, coalesce(e.active, false) AS before
@@ -220,11 +220,11 @@ func writeEdges(ctx context.Context, tx pgx.Tx, kind string, last map[key]state)
 const deltasSQL = `unnest(@tenants::bigint[], @objects::bigint[], @incoming::bigint[], @outgoing::bigint[]) AS d(tenant_id, ` +
 	`object_id, incoming, outgoing)`
 
-// holdCountsSQL creates the new objects with their counts, and locks the others, all in key order. It returns the new
-// ones. WHERE false locks a row without writing it. An object that loses an edge already has a row. So a new one never
-// gets less than 0. greatest satisfies the CHECK on the proposed row, which PostgreSQL evaluates before it notices the
-// conflict.
-// Index: edge_counts_pkey. Locks: the objects' rows, in key order.
+// holdCountsSQL creates the new objects with their counts, and locks the others, all in key order.
+// It returns the new ones. WHERE false locks a row without writing it. An object that loses an edge
+// already has a row. So a new one never gets less than 0. greatest satisfies the CHECK on the
+// proposed row, which PostgreSQL evaluates before it notices the conflict. Index: edge_counts_pkey.
+// Locks: the objects' rows, in key order.
 const holdCountsSQL = `
 INSERT /* followercounts.hold */ INTO edge_counts AS c (tenant_id, kind, object_id, incoming, outgoing)
 SELECT tenant_id, @kind, object_id, greatest(incoming, 0), greatest(outgoing, 0)
@@ -233,8 +233,9 @@ SELECT tenant_id, @kind, object_id, greatest(incoming, 0), greatest(outgoing, 0)
     ON CONFLICT (tenant_id, kind, object_id) DO UPDATE SET updated_at = c.updated_at WHERE false
 RETURNING tenant_id, object_id`
 
-// addCountsSQL changes the counts of objects that this transaction has locked.
-// Index: edge_counts_pkey, edge_shards_pkey. Locks: no further rows of counts; the shards of its own objects.
+// addCountsSQL changes the counts of objects that this transaction has locked. Index:
+// edge_counts_pkey, edge_shards_pkey. Locks: no further rows of counts; the shards of its own
+// objects.
 const addCountsSQL = `
 WITH counted AS (
 UPDATE /* followercounts.add */ edge_counts c
@@ -245,8 +246,9 @@ RETURNING c.tenant_id, c.object_id, c.incoming
 ), split AS (` + splitSQL + `)
 SELECT count(*) FROM counted`
 
-// gainCountsSQL is the usual case, in which no object loses an edge: it creates or changes the rows in one pass.
-// Index: edge_counts_pkey, edge_shards_pkey. Locks: the objects' rows, in key order; the shards of its own objects.
+// gainCountsSQL is the usual case, in which no object loses an edge: it creates or changes the rows
+// in one pass. Index: edge_counts_pkey, edge_shards_pkey. Locks: the objects' rows, in key order;
+// the shards of its own objects.
 const gainCountsSQL = `
 WITH counted AS (
 INSERT /* followercounts.gain */ INTO edge_counts AS c (tenant_id, kind, object_id, incoming, outgoing)
@@ -258,7 +260,8 @@ SELECT tenant_id, @kind, object_id, incoming, outgoing
 RETURNING c.tenant_id, c.object_id, c.incoming
 )` + splitSQL
 
-// addCounts changes the counts, after all other writes of the kind. Its first statement locks all rows, in key order.
+// addCounts changes the counts, after all other writes of the kind. Its first statement locks all
+// rows, in key order.
 func (p Projection) addCounts(ctx context.Context, tx pgx.Tx, kind string, deltas map[object]Counts) error {
 	losses := false
 	for o, d := range deltas {

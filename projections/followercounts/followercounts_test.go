@@ -27,7 +27,8 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 
 var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
-// tested are the kinds of the tests: one whose two ends are of one object type, and one with an attribute to filter by.
+// tested are the kinds of the tests: one whose two ends are of one object type, and one with an
+// attribute to filter by.
 var tested = []lifecycle{{kind("follow"), 2}, {kind("membership"), 3}}
 
 func kind(name string) kinds.Edge {
@@ -38,7 +39,8 @@ func kind(name string) kinds.Edge {
 	return k
 }
 
-// lifecycle has the states of an edge by version: created, updated if there are three versions, and removed.
+// lifecycle has the states of an edge by version: created, updated if there are three versions, and
+// removed.
 type lifecycle struct {
 	kinds.Edge
 	versions int64
@@ -220,8 +222,9 @@ func walk(read func(after *EdgeCursor) ([]Edge, error), limit int) (all []Edge, 
 	}
 }
 
-// TestAnyDeliveryEndsInAFoldOfTheTruth delivers histories in any order, cut at any place, with repetitions. It compares
-// the answers that readers get with a fold of the newest delivered version of each edge.
+// TestAnyDeliveryEndsInAFoldOfTheTruth delivers histories in any order, cut at any place, with
+// repetitions. It compares the answers that readers get with a fold of the newest delivered version
+// of each edge.
 func TestAnyDeliveryEndsInAFoldOfTheTruth(t *testing.T) {
 	db := testkit.Postgres(t)
 	pool, api := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleAPI)
@@ -369,12 +372,13 @@ func (l lifecycle) compareRelations(ctx context.Context, tx pgx.Tx, incoming, ou
 	return nil
 }
 
-// TestMutualsOfTheCelebratedAreTheBeginningOfTheList has accounts with more edges than Mutuals reads, on either side
-// and on both.
+// TestMutualsOfTheCelebratedAreTheBeginningOfTheList has accounts with more edges than Mutuals
+// reads, on either side and on both.
 func TestMutualsOfTheCelebratedAreTheBeginningOfTheList(t *testing.T) {
 	db := testkit.Postgres(t)
 	pool := db.Pool(t, postgres.RoleSystem)
-	// 1 follows 100001 to 107000, the last first; every third of them and 7,000 others follow 2; 3 is followed by 9 of them.
+	// 1 follows 100001 to 107000, the last first; every third of them and 7,000 others follow 2; 3
+	// is followed by 9 of them.
 	if _, err := pool.Exec(t.Context(), `
 		INSERT INTO edge_lists (tenant_id, kind, from_id, to_id, active, version, positioned_at)
 		SELECT 1, 'follow', 1, 100000 + g, true, 1, timestamptz '2026-01-01' - (g / 5) * interval '1 s' FROM generate_series(1, 7000) g
@@ -427,8 +431,8 @@ func TestMutualsOfTheCelebratedAreTheBeginningOfTheList(t *testing.T) {
 	}
 }
 
-// TestBatchesThatShareAccountsDoNotDeadlock applies batches of different pairs of the same accounts, in opposite
-// orders, with gains and losses.
+// TestBatchesThatShareAccountsDoNotDeadlock applies batches of different pairs of the same
+// accounts, in opposite orders, with gains and losses.
 func TestBatchesThatShareAccountsDoNotDeadlock(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	const users, rounds = 12, 8

@@ -17,9 +17,9 @@ import (
 // InspectMost is the largest number of an object's edges that an inspection counts.
 const InspectMost = 10_000
 
-// InspectEdges compares up to limit edges of the kind from an object with the projection's edges, by target, after the
-// target after (0: from the first). It returns the last target, or 0 at the end. Both pools act as the system role.
-// Cost: one range on each side.
+// InspectEdges compares up to limit edges of the kind from an object with the projection's edges,
+// by target, after the target after (0: from the first). It returns the last target, or 0 at the
+// end. Both pools act as the system role. Cost: one range on each side.
 func InspectEdges(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Edge, tenant, from, after int64,
 	limit int) (page []projections.Diff, next int64, err error) {
 	behind := &store.State[event.Edge]{TenantID: tenant, Object: event.Edge{From: event.ID(from), To: event.ID(after)}}
@@ -35,7 +35,8 @@ func InspectEdges(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.
 	return page, next, nil
 }
 
-// InspectEdge compares one edge like InspectEdges. It returns an empty Diff if neither side has the edge.
+// InspectEdge compares one edge like InspectEdges. It returns an empty Diff if neither side has the
+// edge.
 func InspectEdge(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Edge, tenant, from, to int64) (projections.Diff, error) {
 	page, _, err := InspectEdges(ctx, truth, projection, k, tenant, from, to-1, 1)
 	if err != nil || len(page) == 0 || page[0].Key.Aggregate != to {
@@ -55,8 +56,8 @@ func ofObject(all iter.Seq2[*edgeRow, error], tenant, from int64) iter.Seq2[*edg
 	}
 }
 
-// inspectCountsSQL reads an object's counts, and counts its incoming edges in the projection's own list, up to @most.
-// Index: edge_counts_pkey; edge_lists_reverse_idx, one range. Locks: none.
+// inspectCountsSQL reads an object's counts, and counts its incoming edges in the projection's own
+// list, up to @most. Index: edge_counts_pkey; edge_lists_reverse_idx, one range. Locks: none.
 const inspectCountsSQL = `
 SELECT /* followercounts.inspect_counts */
        coalesce((SELECT incoming FROM edge_counts WHERE tenant_id = @tenant::bigint AND kind = @kind AND object_id = @object::bigint), 0),
@@ -64,10 +65,11 @@ SELECT /* followercounts.inspect_counts */
        (SELECT count(*) FROM (SELECT FROM edge_lists e
          WHERE e.tenant_id = @tenant::bigint AND e.kind = @kind AND e.to_id = @object::bigint AND e.active LIMIT @most::bigint) l)`
 
-// InspectCounts compares the counts of an object of a type ("user") with its edges. It counts the edges from the object
-// in the truth. It counts the edges to the object in the projection's own list, because the truth has no index by
-// target. exact is false if an object has InspectMost edges or more, of which it did not count all. It omits such a
-// number unless the projection's count is lower. Both pools act as the system role.
+// InspectCounts compares the counts of an object of a type ("user") with its edges. It counts the
+// edges from the object in the truth. It counts the edges to the object in the projection's own
+// list, because the truth has no index by target. exact is false if an object has InspectMost edges
+// or more, of which it did not count all. It omits such a number unless the projection's count is
+// lower. Both pools act as the system role.
 func InspectCounts(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Edge, objectType string, tenant,
 	object int64) (b projections.Diff, exact bool, err error) {
 	b = projections.Diff{InTruth: true, InProjection: true,

@@ -14,16 +14,16 @@ import (
 	"github.com/tidings/tidings/kinds"
 )
 
-// Edge is one entry of a page: the object at the other end, the time when the edge last became active, and its
-// attributes.
+// Edge is one entry of a page: the object at the other end, the time when the edge last became
+// active, and its attributes.
 type Edge struct {
 	ID           int64
 	PositionedAt time.Time
 	Attributes   json.RawMessage
 }
 
-// EdgeCursor is the end of a page; the next page starts below it. The id breaks ties, so no edge is lost between two
-// pages.
+// EdgeCursor is the end of a page; the next page starts below it. The id breaks ties, so no edge is
+// lost between two pages.
 type EdgeCursor struct {
 	PositionedAt time.Time
 	ID           int64
@@ -44,9 +44,9 @@ func newListSQL(template string) listSQL {
 	return listSQL{render("NULL::jsonb", ""), render("attributes", ""), render("attributes", "AND filter = @filter")}
 }
 
-// incomingSQL reads one page of an object's incoming edges, newest first. It merges a page of each shard.
-// Index: edge_lists_reverse_idx or edge_lists_filter_idx, one range of limit rows for each shard; edge_shards_pkey.
-// Locks: none.
+// incomingSQL reads one page of an object's incoming edges, newest first. It merges a page of each
+// shard. Index: edge_lists_reverse_idx or edge_lists_filter_idx, one range of limit rows for each
+// shard; edge_shards_pkey. Locks: none.
 var incomingSQL = newListSQL(`
 SELECT /* followercounts.incoming */ page.id, page.positioned_at, page.attributes
   FROM generate_series(0, coalesce((SELECT shards FROM edge_shards
@@ -62,9 +62,10 @@ SELECT /* followercounts.incoming */ page.id, page.positioned_at, page.attribute
  ORDER BY page.positioned_at DESC, page.id DESC
  LIMIT @limit`)
 
-// Incoming returns up to limit edges of the kind that lead to the object, newest first, below after; a nil after means
-// from the newest. With a filter it returns the edges whose filter attribute has this value. The transaction's tenant
-// is set. Cost: limit index rows for each of the object's shards; almost every object has one shard.
+// Incoming returns up to limit edges of the kind that lead to the object, newest first, below
+// after; a nil after means from the newest. With a filter it returns the edges whose filter
+// attribute has this value. The transaction's tenant is set. Cost: limit index rows for each of the
+// object's shards; almost every object has one shard.
 func Incoming(ctx context.Context, tx pgx.Tx, k kinds.Edge, id int64, filter string, after *EdgeCursor, limit int) ([]Edge, error) {
 	return page(ctx, tx, incomingSQL, k, id, filter, after, limit)
 }
@@ -79,7 +80,8 @@ SELECT /* followercounts.outgoing */ to_id AS id, positioned_at, {attributes} AS
  ORDER BY positioned_at DESC, to_id DESC
  LIMIT @limit`)
 
-// Outgoing is like Incoming for the edges that begin at the object, without a filter. Cost: limit index rows.
+// Outgoing is like Incoming for the edges that begin at the object, without a filter. Cost: limit
+// index rows.
 func Outgoing(ctx context.Context, tx pgx.Tx, k kinds.Edge, id int64, after *EdgeCursor, limit int) ([]Edge, error) {
 	return page(ctx, tx, outgoingSQL, k, id, "", after, limit)
 }
@@ -111,14 +113,15 @@ type Object struct {
 	ID   int64
 }
 
-// countsSQL reads the counts of objects. Index: edge_counts_pkey, a probe for each object and kind. Locks: none.
+// countsSQL reads the counts of objects. Index: edge_counts_pkey, a probe for each object and kind.
+// Locks: none.
 const countsSQL = `
 SELECT /* followercounts.counts */ kind, object_id, incoming, outgoing
   FROM edge_counts
  WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = ANY(@kinds) AND object_id = ANY(@ids)`
 
-// ReadCounts returns the counts of the objects by kind. An object without a row is not in the map. The transaction's
-// tenant is set.
+// ReadCounts returns the counts of the objects by kind. An object without a row is not in the map.
+// The transaction's tenant is set.
 func ReadCounts(ctx context.Context, tx pgx.Tx, names []string, ids []int64) (map[Object]Counts, error) {
 	all := make(map[Object]Counts, len(names)*len(ids))
 	rows, _ := tx.Query(ctx, countsSQL, postgres.Args{"kinds": names, "ids": ids})
@@ -133,7 +136,8 @@ func ReadCounts(ctx context.Context, tx pgx.Tx, names []string, ids []int64) (ma
 	return all, nil
 }
 
-// reachedSQL finds edges whose version is lower than required. Index: edge_lists_pkey, one probe per edge. Locks: none.
+// reachedSQL finds edges whose version is lower than required. Index: edge_lists_pkey, one probe
+// per edge. Locks: none.
 const reachedSQL = `
 SELECT /* followercounts.reached */ NOT EXISTS (
   SELECT FROM unnest(@kinds::text[], @froms::bigint[], @tos::bigint[], @versions::bigint[]) AS w(kind, from_id, to_id, version)
@@ -141,8 +145,8 @@ SELECT /* followercounts.reached */ NOT EXISTS (
                           AND e.from_id = w.from_id AND e.to_id = w.to_id
    WHERE coalesce(e.version, 0) < w.version)`
 
-// Reached reports whether the projection has each of the edges at the version of the ref, or a later one. The
-// transaction's tenant is set.
+// Reached reports whether the projection has each of the edges at the version of the ref, or a
+// later one. The transaction's tenant is set.
 func (Projection) Reached(ctx context.Context, tx pgx.Tx, refs []event.Ref) (reached bool, err error) {
 	n := len(refs)
 	names, froms, tos, versions := make([]string, n), make([]int64, n), make([]int64, n), make([]int64, n)

@@ -20,8 +20,8 @@ type Relation struct {
 	PositionedAt time.Time // when There last became true; zero unless it is
 }
 
-// relationsSQL finds the edges of each pair in both directions. LIMIT makes the planner use one probe for each.
-// Index: edge_lists_pkey, two probes for each pair. Locks: none.
+// relationsSQL finds the edges of each pair in both directions. LIMIT makes the planner use one
+// probe for each. Index: edge_lists_pkey, two probes for each pair. Locks: none.
 const relationsSQL = `
 SELECT /* followercounts.relations */ p.ord::int, there.positioned_at, back.active IS NOT NULL
   FROM unnest(@froms::bigint[], @tos::bigint[]) WITH ORDINALITY AS p(from_id, to_id, ord)
@@ -32,9 +32,10 @@ SELECT /* followercounts.relations */ p.ord::int, there.positioned_at, back.acti
                       WHERE e.tenant_id = current_setting('tidings.tenant')::bigint AND e.kind = @kind
                         AND e.from_id = p.to_id AND e.to_id = p.from_id AND e.active LIMIT 1) back ON true`
 
-// Relations returns the relation of each pair by edges of the kind, in the order of pairs. The relation of an unknown
-// object is empty. Back is meaningful only if both ends of the kind are of one object type. The transaction's tenant is
-// set. Cost: one statement with two index probes for each pair.
+// Relations returns the relation of each pair by edges of the kind, in the order of pairs. The
+// relation of an unknown object is empty. Back is meaningful only if both ends of the kind are of
+// one object type. The transaction's tenant is set. Cost: one statement with two index probes for
+// each pair.
 func Relations(ctx context.Context, tx pgx.Tx, kind string, pairs []Pair) ([]Relation, error) {
 	froms, tos := make([]int64, len(pairs)), make([]int64, len(pairs))
 	for i, p := range pairs {
@@ -58,11 +59,13 @@ func Relations(ctx context.Context, tx pgx.Tx, kind string, pairs []Pair) ([]Rel
 	return all, nil
 }
 
-// MutualsCap is the largest number of edges that Mutuals reads, either from one object or to the other.
+// MutualsCap is the largest number of edges that Mutuals reads, either from one object or to the
+// other.
 const MutualsCap = 5000
 
-// mutualsOfOutgoingSQL reads the objects to which @id leads, newest first, and keeps those that lead to @other.
-// Index: edge_lists_forward_idx, one range of at most cap rows; edge_lists_pkey, a probe for each. Locks: none.
+// mutualsOfOutgoingSQL reads the objects to which @id leads, newest first, and keeps those that
+// lead to @other. Index: edge_lists_forward_idx, one range of at most cap rows; edge_lists_pkey, a
+// probe for each. Locks: none.
 const mutualsOfOutgoingSQL = `
 SELECT /* followercounts.mutuals_of_outgoing */ known.id, known.positioned_at
   FROM (SELECT to_id AS id, positioned_at FROM edge_lists
@@ -75,7 +78,8 @@ SELECT /* followercounts.mutuals_of_outgoing */ known.id, known.positioned_at
  LIMIT @limit`
 
 // mutualsOfIncomingSQL reads the objects that lead to @other, and keeps those to which @id leads.
-// Index: edge_lists_reverse_idx, one range of at most cap rows; edge_lists_pkey, a probe for each. Locks: none.
+// Index: edge_lists_reverse_idx, one range of at most cap rows; edge_lists_pkey, a probe for each.
+// Locks: none.
 const mutualsOfIncomingSQL = `
 SELECT /* followercounts.mutuals_of_incoming */ origins.id, known.positioned_at
   FROM (SELECT from_id AS id FROM edge_lists
@@ -86,11 +90,12 @@ SELECT /* followercounts.mutuals_of_incoming */ origins.id, known.positioned_at
  ORDER BY known.positioned_at DESC, origins.id DESC
  LIMIT @limit`
 
-// Mutuals returns up to limit objects to which id leads and which lead to other, by edges of the kind. They have the
-// order of id's outgoing list: the newest comes first. truncated reports that there are more, or may be. Mutuals may
-// miss some if id has more than MutualsCap outgoing edges and other has more than MutualsCap incoming ones. Then it
-// reads only the newest MutualsCap of id's edges, and returns the beginning of the whole answer. The transaction's
-// tenant is set; it reads one snapshot. Cost: at most MutualsCap index rows, in one range, and a probe for each.
+// Mutuals returns up to limit objects to which id leads and which lead to other, by edges of the
+// kind. They have the order of id's outgoing list: the newest comes first. truncated reports that
+// there are more, or may be. Mutuals may miss some if id has more than MutualsCap outgoing edges
+// and other has more than MutualsCap incoming ones. Then it reads only the newest MutualsCap of
+// id's edges, and returns the beginning of the whole answer. The transaction's tenant is set; it
+// reads one snapshot. Cost: at most MutualsCap index rows, in one range, and a probe for each.
 func Mutuals(ctx context.Context, tx pgx.Tx, kind string, id, other int64, limit int) (edges []Edge, truncated bool, err error) {
 	counts, err := ReadCounts(ctx, tx, []string{kind}, []int64{id, other})
 	if err != nil {

@@ -16,8 +16,8 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-// dropEdgesSQL deletes edges that Repair writes again.
-// Index: edge_lists_pkey. Locks: the rows; no other transaction writes them while the offsets are held.
+// dropEdgesSQL deletes edges that Repair writes again. Index: edge_lists_pkey. Locks: the rows; no
+// other transaction writes them while the offsets are held.
 const dropEdgesSQL = `
 DELETE /* followercounts.drop_edges */ FROM edge_lists e
  USING unnest(@tenants::bigint[], @froms::bigint[], @tos::bigint[]) AS k(tenant_id, from_id, to_id)
@@ -36,8 +36,9 @@ SELECT o.tenant_id, @kind, o.object_id,
     ON CONFLICT (tenant_id, kind, object_id) DO UPDATE SET incoming = excluded.incoming, outgoing = excluded.outgoing, updated_at = now()
  WHERE (c.incoming, c.outgoing) IS DISTINCT FROM (excluded.incoming, excluded.outgoing)`
 
-// Repair sets the edges of the keys to the truth, and then the counts of all objects of the keys to the numbers of their
-// edges. The caller holds the consumer's offsets in tx. A later event of a repaired version changes nothing.
+// Repair sets the edges of the keys to the truth, and then the counts of all objects of the keys to
+// the numbers of their edges. The caller holds the consumer's offsets in tx. A later event of a
+// repaired version changes nothing.
 func (p Projection) Repair(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, keys []projections.Key,
 	parked projections.Parked) ([]projections.Key, error) {
 	edges, counted := map[string][]key{}, map[string][]object{}

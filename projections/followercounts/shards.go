@@ -3,14 +3,16 @@ package followercounts
 import "github.com/tidings/tidings/internal/postgres"
 
 const (
-	// splitAt is the number of incoming edges from which an object's edges are spread over two shards. Each doubling of
-	// that number doubles the shards, up to maxShards. docs/adr/0005-shards-of-the-celebrated.md has the measurements.
+	// splitAt is the number of incoming edges from which an object's edges are spread over two
+	// shards. Each doubling of that number doubles the shards, up to maxShards.
+	// docs/adr/0005-shards-of-the-celebrated.md has the measurements.
 	splitAt   = 100_000
 	maxShards = 64 // the CHECK of edge_shards has the same number
 )
 
-// shardHash is a fixed hash of an origin, below maxShards. Modulo the number of a target's shards (a power of two) it
-// is the shard of a new edge. It is the finalizer of SplitMix64, whose lowest bits depend on all bits of the id.
+// shardHash is a fixed hash of an origin, below maxShards. Modulo the number of a target's shards
+// (a power of two) it is the shard of a new edge. It is the finalizer of SplitMix64, whose lowest
+// bits depend on all bits of the id.
 func shardHash(from int64) int32 {
 	z := uint64(from) + 0x9e3779b97f4a7c15
 	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
@@ -18,9 +20,9 @@ func shardHash(from int64) int32 {
 	return int32((z ^ z>>31) % maxShards)
 }
 
-// splitSQL raises the number of shards of counted objects (objects whose incoming edges the batch changed) that exceed
-// a threshold. All events of a target are in one partition, whose offset the caller has locked, so no other transaction
-// raises them at the same time.
+// splitSQL raises the number of shards of counted objects (objects whose incoming edges the batch
+// changed) that exceed a threshold. All events of a target are in one partition, whose offset the
+// caller has locked, so no other transaction raises them at the same time.
 const splitSQL = `
 INSERT /* followercounts.split */ INTO edge_shards AS s (tenant_id, kind, object_id, shards)
 SELECT c.tenant_id, @kind, c.object_id, want.shards

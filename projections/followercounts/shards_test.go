@@ -17,8 +17,8 @@ import (
 )
 
 func TestTheShardOfAFollowerIsFixed(t *testing.T) {
-	// Stored edges have these shards. Another hash would put later edges into other shards, which works, but must not
-	// happen by accident.
+	// Stored edges have these shards. Another hash would put later edges into other shards, which
+	// works, but must not happen by accident.
 	for follower, want := range map[int64]int32{1: 1, 2: 14, 42: 21, 1 << 62: 43} {
 		if got := shardHash(follower); got != want {
 			t.Errorf("shard of %d is %d, want %d", follower, got, want)
@@ -34,8 +34,8 @@ func TestTheShardOfAFollowerIsFixed(t *testing.T) {
 	}
 }
 
-// TestAnObjectIsSplitAsItGrows checks that old edges stay in their shards, also when they are removed and renewed.
-// Every page has the same order for any number of shards.
+// TestAnObjectIsSplitAsItGrows checks that old edges stay in their shards, also when they are
+// removed and renewed. Every page has the same order for any number of shards.
 func TestAnObjectIsSplitAsItGrows(t *testing.T) {
 	for _, l := range tested {
 		t.Run(l.Name, l.testSplit)

@@ -16,8 +16,8 @@ func (Projection) Tables() []string {
 	return []string{"edge_lists", "edge_shards", "edge_counts"}
 }
 
-// Truth yields one event per edge of the truth, with the edge's current state, in bounded memory. The pool acts as the
-// system role.
+// Truth yields one event per edge of the truth, with the edge's current state, in bounded memory.
+// The pool acts as the system role.
 func (p Projection) Truth(ctx context.Context, truth *pgxpool.Pool) iter.Seq2[event.Event, error] {
 	var all []iter.Seq2[event.Event, error]
 	for _, k := range p.kinds().AllEdges() {

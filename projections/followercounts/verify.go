@@ -31,7 +31,8 @@ type edgeRow struct {
 	ShardID, Shards    int32 // the edge's shard, and the number of its target's shards; the truth has no shards
 }
 
-// wanted returns a function that turns an edge of the truth into the row that the projection should have.
+// wanted returns a function that turns an edge of the truth into the row that the projection should
+// have.
 func wanted(k kinds.Edge) func(*store.State[event.Edge]) *edgeRow {
 	return func(s *store.State[event.Edge]) *edgeRow {
 		e := &s.Object
@@ -45,11 +46,11 @@ func (r *edgeRow) compare(o *edgeRow) int {
 	return cmp.Or(cmp.Compare(r.TenantID, o.TenantID), cmp.Compare(r.From, o.From), cmp.Compare(r.To, o.To))
 }
 
-// edgeRowsSQL reads a page of the projection's edges of a kind after one of them. It reads tenant by tenant and skips
-// other kinds, because a key has the tenant before the kind. The rows come in the order of the loops, because no plan
-// reverses a recursion and a limited LATERAL.
-// Index: edge_lists_pkey, a probe for each tenant and one range for each that has edges of the kind; edge_shards, which
-// is small. Locks: none.
+// edgeRowsSQL reads a page of the projection's edges of a kind after one of them. It reads tenant
+// by tenant and skips other kinds, because a key has the tenant before the kind. The rows come in
+// the order of the loops, because no plan reverses a recursion and a limited LATERAL. Index:
+// edge_lists_pkey, a probe for each tenant and one range for each that has edges of the kind;
+// edge_shards, which is small. Locks: none.
 const edgeRowsSQL = `
 WITH RECURSIVE tenants AS (
   (SELECT tenant_id FROM edge_lists WHERE tenant_id >= @tenant::bigint ORDER BY tenant_id LIMIT 1)
@@ -73,8 +74,8 @@ SELECT /* followercounts.verify */ t.tenant_id, page.*
 // pageRows is the number of edges in memory at a time.
 const pageRows = 4000
 
-// edges yields the projection's edges of a kind after one of them, at most limit (0: all), with a statement for each
-// page.
+// edges yields the projection's edges of a kind after one of them, at most limit (0: all), with a
+// statement for each page.
 func edges(ctx context.Context, projection *pgxpool.Pool, kind string, after edgeRow, limit int) iter.Seq2[*edgeRow, error] {
 	return func(yield func(*edgeRow, error) bool) {
 		for page := cmp.Or(limit, pageRows); ; {
@@ -97,17 +98,19 @@ func edges(ctx context.Context, projection *pgxpool.Pool, kind string, after edg
 	}
 }
 
-// countRowsSQL reads every object of the projection that has edges of a kind. To a reader, a missing row means zero.
-// Index: edge_counts_pkey, all of it. Locks: none.
+// countRowsSQL reads every object of the projection that has edges of a kind. To a reader, a
+// missing row means zero. Index: edge_counts_pkey, all of it. Locks: none.
 const countRowsSQL = `
 SELECT /* followercounts.verify */ tenant_id, object_id, incoming, outgoing
   FROM edge_counts WHERE kind = @kind AND (incoming <> 0 OR outgoing <> 0) ORDER BY tenant_id, object_id`
 
-// Verify compares edges and counts of all kinds with the truth, reports every difference, and returns the number of
-// compared edges and objects. An edge must be in an existing shard of its target, or no page would show it. The shard's
-// number does not matter: after different batches of the same events two projections may differ in it. Verify computes
-// the wanted counts from the truth, not from the edges. An event that is not applied yet causes a difference, so the
-// caller waits for a consumer's lag of 0. Both pools act as the system role. Memory does not grow with the tables.
+// Verify compares edges and counts of all kinds with the truth, reports every difference, and
+// returns the number of compared edges and objects. An edge must be in an existing shard of its
+// target, or no page would show it. The shard's number does not matter: after different batches of
+// the same events two projections may differ in it. Verify computes the wanted counts from the
+// truth, not from the edges. An event that is not applied yet causes a difference, so the caller
+// waits for a consumer's lag of 0. Both pools act as the system role. Memory does not grow with the
+// tables.
 func (p Projection) Verify(ctx context.Context, truth, projection *pgxpool.Pool,
 	report func(projections.Difference)) (checked int64, err error) {
 	for _, k := range p.kinds().AllEdges() {
@@ -171,7 +174,8 @@ func fieldsOf(want, got *edgeRow) []projections.Field {
 	return append(all, attributes, shard)
 }
 
-// counts reports differences in the counts, under the names that the kind gives them: followers and following.
+// counts reports differences in the counts, under the names that the kind gives them: followers and
+// following.
 func (c comparison) counts(want, got *store.Counts) {
 	var zero store.Counts
 	present := want

@@ -13,10 +13,9 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-// windowCountsSQL counts the edges of objects whose counts are small. One statement sees edges and counts of one
-// moment.
-// Index: edge_counts_pkey; edge_lists_forward_idx, edge_lists_reverse_idx, at most as many edges as are counted.
-// Locks: none.
+// windowCountsSQL counts the edges of objects whose counts are small. One statement sees edges and
+// counts of one moment. Index: edge_counts_pkey; edge_lists_forward_idx, edge_lists_reverse_idx, at
+// most as many edges as are counted. Locks: none.
 const windowCountsSQL = `
 SELECT /* followercounts.window_counts */ c.tenant_id, c.object_id, c.incoming, c.outgoing,
        (SELECT count(*) FROM edge_lists e WHERE e.tenant_id = c.tenant_id AND e.kind = @kind AND e.to_id = c.object_id AND e.active),
@@ -28,10 +27,11 @@ SELECT /* followercounts.window_counts */ c.tenant_id, c.object_id, c.incoming, 
 // fewEdges bounds the number of an object's edges that a window counts.
 const fewEdges = 2000
 
-// Window compares limit edges of the truth after the given place with the projection's edges, kind by kind. It also
-// compares the counts of their objects with the objects' edges. It reports differences, some of which may be events
-// that are not applied yet. It returns the number of compared edges and the place to continue after, which is nil after
-// the last edge. Cost: two ranges for each kind that the window touches, and at most fewEdges edges per object.
+// Window compares limit edges of the truth after the given place with the projection's edges, kind
+// by kind. It also compares the counts of their objects with the objects' edges. It reports
+// differences, some of which may be events that are not applied yet. It returns the number of
+// compared edges and the place to continue after, which is nil after the last edge. Cost: two
+// ranges for each kind that the window touches, and at most fewEdges edges per object.
 func (p Projection) Window(ctx context.Context, truth, projection *pgxpool.Pool, after any, limit int,
 	report func(projections.Difference)) (checked int64, next any, err error) {
 	return projections.Kinds(p.kinds().AllEdges(), nameOf, after, limit,

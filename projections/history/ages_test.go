@@ -16,9 +16,9 @@ import (
 	"github.com/tidings/tidings/kinds"
 )
 
-// BenchmarkAges records the creation of 20,000 comments by 10,000 of 200,000 authors, beside empty histories and beside
-// the histories of 1,000,000 comments. The server has just started, so the pages in its memory are the working set.
-// docs/adr/0006-buckets-are-counts.md has the figures.
+// BenchmarkAges records the creation of 20,000 comments by 10,000 of 200,000 authors, beside empty
+// histories and beside the histories of 1,000,000 comments. The server has just started, so the
+// pages in its memory are the working set. docs/adr/0006-buckets-are-counts.md has the figures.
 func BenchmarkAges(b *testing.B) {
 	for _, old := range []int{0, 1_000_000} {
 		b.Run(fmt.Sprint(old), func(b *testing.B) { ages(b, old) })

@@ -19,9 +19,9 @@ import (
 // aheadVersions is the number of versions of one entity that are read at a time.
 const aheadVersions = 100
 
-// Ahead yields, as events, the versions in the histories that are newer than the truth: a restore took the truth back
-// but not the histories. The versions of an entity are in their order. Purged versions are missing. Both pools act as
-// the system role; memory does not grow with the tables.
+// Ahead yields, as events, the versions in the histories that are newer than the truth: a restore
+// took the truth back but not the histories. The versions of an entity are in their order. Purged
+// versions are missing. Both pools act as the system role; memory does not grow with the tables.
 func (p *Projection) Ahead(ctx context.Context, truth, projection *pgxpool.Pool) iter.Seq2[event.Event, error] {
 	return func(yield func(event.Event, error) bool) {
 		for _, k := range p.kinds().AllChildren() {
@@ -65,8 +65,8 @@ func childEvent(c event.Child) string {
 	return event.Edited
 }
 
-// ahead yields the newer versions of a kind, and reports whether to continue. toEvent reports whether a version is
-// newer than the truth's version, which the row has.
+// ahead yields the newer versions of a kind, and reports whether to continue. toEvent reports
+// whether a version is newer than the truth's version, which the row has.
 func ahead[T any](ctx context.Context, projection *pgxpool.Pool, want iter.Seq2[*headRow, error], sql string, table *Table[T],
 	keyOf func(*headRow) versioned.Key,
 	toEvent func(truth *headRow, object T, by string) (event.Event, bool, error), yield func(event.Event, error) bool) bool {

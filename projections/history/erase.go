@@ -18,9 +18,8 @@ const heldSQL = `
 SELECT /* history.held */ count(*) FROM {kind}_history
  WHERE tenant_id = @tenant AND {id} = ANY(@ids::uuid[]) AND (object ->> 'body' <> '' OR object ?| '{reason,attributes}')`
 
-// redactSQL removes the content of versions, and keeps their actors and times. The version of the erasure has no
-// content.
-// Index: KIND_history_pkey. Locks: the versions, in key order.
+// redactSQL removes the content of versions, and keeps their actors and times. The version of the
+// erasure has no content. Index: KIND_history_pkey. Locks: the versions, in key order.
 const redactSQL = `
 WITH held AS MATERIALIZED (
   SELECT {id}, version_id FROM {kind}_history
@@ -34,8 +33,8 @@ func ofChildren(k kinds.Child, sql string) string {
 	return strings.NewReplacer("{kind}", k.Name, "{id}", k.Names().ID).Replace(sql)
 }
 
-// Redact removes the content of every version of these children, in the caller's transaction, and returns the number of
-// changed versions. With look it only counts them.
+// Redact removes the content of every version of these children, in the caller's transaction, and
+// returns the number of changed versions. With look it only counts them.
 func (p *Projection) Redact(ctx context.Context, tx pgx.Tx, tenant int64, ids []string, look bool) (n int64, err error) {
 	args := pgx.StrictNamedArgs{"tenant": tenant, "ids": ids}
 	for _, k := range p.kinds().AllChildren() {
@@ -54,14 +53,15 @@ func (p *Projection) Redact(ctx context.Context, tx pgx.Tx, tenant int64, ids []
 	return n, nil
 }
 
-// forgetEdgesSQL deletes the histories of pairs.
-// Index: KIND_history_pkey. Locks: the versions; no other transaction writes them while the offsets are held.
+// forgetEdgesSQL deletes the histories of pairs. Index: KIND_history_pkey. Locks: the versions; no
+// other transaction writes them while the offsets are held.
 const forgetEdgesSQL = `
 DELETE /* history.forget */ FROM {kind}_history h
  USING unnest(@froms::bigint[], @tos::bigint[]) AS k(a, b) WHERE h.tenant_id = @tenant AND h.{from} = k.a AND h.{to} = k.b`
 
-// forgetPurgedSQL deletes the records of purged histories of pairs.
-// Index: KIND_history_purged_pkey. Locks: the records; no other transaction writes them while the offsets are held.
+// forgetPurgedSQL deletes the records of purged histories of pairs. Index:
+// KIND_history_purged_pkey. Locks: the records; no other transaction writes them while the offsets
+// are held.
 const forgetPurgedSQL = `
 DELETE /* history.forget_purged */ FROM {kind}_history_purged h
  USING unnest(@froms::bigint[], @tos::bigint[]) AS k(a, b) WHERE h.tenant_id = @tenant AND h.{from} = k.a AND h.{to} = k.b`
@@ -69,8 +69,8 @@ DELETE /* history.forget_purged */ FROM {kind}_history_purged h
 const edgeRows = `(SELECT {from}, {to} FROM {kind}_history WHERE tenant_id = @tenant UNION ALL SELECT {from}, {to} FROM ` +
 	`{kind}_history_purged WHERE tenant_id = @tenant) rows`
 
-// Forget deletes the histories of an object's edges as Projection requires: all versions, and the records of purged
-// histories. With look it counts pairs.
+// Forget deletes the histories of an object's edges as Projection requires: all versions, and the
+// records of purged histories. With look it counts pairs.
 func (p *Projection) Forget(ctx context.Context, tx pgx.Tx, of projections.EdgesOf, after projections.Pair,
 	look bool) (n int64, next *projections.Pair, err error) {
 	all, next, err := of.Pairs(ctx, tx, ofEdges(of.Kind, edgeRows), of.Kind.Ends[0], of.Kind.Ends[1], after)
@@ -91,9 +91,9 @@ func (p *Projection) Forget(ctx context.Context, tx pgx.Tx, of projections.Edges
 // actsWindow is the number of versions that one step of RedactActor reads.
 const actsWindow = 20_000
 
-// actsSQL replaces an actor in the next versions of a kind. It returns the number of the actor's versions and the last
-// version that it read.
-// Index: KIND_history_pkey, one range. Locks: the actor's versions.
+// actsSQL replaces an actor in the next versions of a kind. It returns the number of the actor's
+// versions and the last version that it read. Index: KIND_history_pkey, one range. Locks: the
+// actor's versions.
 const actsSQL = `
 WITH next AS MATERIALIZED (
   SELECT {keys}, version_id, @actor::text IN (metadata ->> 'created_by', object ->> 'actor') AS mine FROM {kind}_history
@@ -127,7 +127,8 @@ type act struct {
 	version int64
 }
 
-// RedactActor replaces a person as the actor of versions in the histories of all kinds, as Projection requires.
+// RedactActor replaces a person as the actor of versions in the histories of all kinds, as
+// Projection requires.
 func (p *Projection) RedactActor(ctx context.Context, tx pgx.Tx, tenant int64, actor string, after any,
 	look bool) (n int64, next any, err error) {
 	var all []string

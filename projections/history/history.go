@@ -21,21 +21,22 @@ const Name = "archiver"
 
 const sequence = "history_version_id"
 
-// Projection applies the events of edges and children of every current kind. It has no state of its own.
+// Projection applies the events of edges and children of every current kind. It has no state of its
+// own.
 type Projection struct {
 	kinds  func() *kinds.Set
 	beside bool // others may record the same entities at the same time
 }
 
-// New returns a projection. It calls now for the current kinds whenever it needs them; now is usually
-// kinds.Catalog.Now.
+// New returns a projection. It calls now for the current kinds whenever it needs them; now is
+// usually kinds.Catalog.Now.
 func New(now func() *kinds.Set) *Projection { return &Projection{kinds: now} }
 
 var _ projections.Record = (*Projection)(nil)
 
-// ForReplay returns the projection for a replay, which records entities that the live consumer may record at the same
-// time. Each call of its Apply waits for other transactions with the same histories, and keeps them out until its
-// transaction ends.
+// ForReplay returns the projection for a replay, which records entities that the live consumer may
+// record at the same time. Each call of its Apply waits for other transactions with the same
+// histories, and keeps them out until its transaction ends.
 func (p *Projection) ForReplay() projections.Projection {
 	return &Projection{kinds: p.kinds, beside: true}
 }
@@ -119,8 +120,9 @@ func (p *Projection) Wants(aggregateType string) bool {
 	return child || edge
 }
 
-// Apply records one version per event, in the caller's transaction. A payload that does not decode, or that has no
-// actor, is a permanent error. Cost: three statements per table for any number of events.
+// Apply records one version per event, in the caller's transaction. A payload that does not decode,
+// or that has no actor, is a permanent error. Cost: three statements per table for any number of
+// events.
 func (p *Projection) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) error {
 	set := p.kinds()
 	entries := make(map[string][]versioned.Entry[json.RawMessage]) // by kind

@@ -201,8 +201,8 @@ func historyOf[T any](t *Table[T], ctx context.Context, tx pgx.Tx, tenant int64,
 	return t.versions(all, err)
 }
 
-// TestTwoArchiversDoNotWaitForOneAnother keeps one archiver's batch open, while the batch of another archiver, with
-// other pairs and comments, commits.
+// TestTwoArchiversDoNotWaitForOneAnother keeps one archiver's batch open, while the batch of
+// another archiver, with other pairs and comments, commits.
 func TestTwoArchiversDoNotWaitForOneAnother(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	batch := func(first int64) (events []event.Event) { // as many events as a batch of an archiver
@@ -242,8 +242,8 @@ func TestTwoArchiversDoNotWaitForOneAnother(t *testing.T) {
 	}
 }
 
-// TestAReplayRecordsBesideTheLiveArchiver records versions of one entity in two transactions. The second waits for the
-// first, whose versions it must not take for missing ones.
+// TestAReplayRecordsBesideTheLiveArchiver records versions of one entity in two transactions. The
+// second waits for the first, whose versions it must not take for missing ones.
 func TestAReplayRecordsBesideTheLiveArchiver(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	live := New(kinds.Builtin)

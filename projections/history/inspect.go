@@ -17,7 +17,8 @@ import (
 	"github.com/tidings/tidings/versioned"
 )
 
-// The statements read the version up to which a history was purged. Index: KIND_history_purged_pkey. Locks: none.
+// The statements read the version up to which a history was purged. Index:
+// KIND_history_purged_pkey. Locks: none.
 const (
 	purgedChildSQL = `SELECT /* history.purged */ version FROM {kind}_history_purged WHERE tenant_id = @tenant::bigint
 		AND {id} = @child::uuid`
@@ -25,8 +26,9 @@ const (
 		AND {from} = @from::bigint AND {to} = @to::bigint`
 )
 
-// InspectChild compares the version of a child in the truth with the last version of its history. It returns an empty
-// Diff if neither side has the child, or if only a deleted history has it. Both pools act as the system role.
+// InspectChild compares the version of a child in the truth with the last version of its history.
+// It returns an empty Diff if neither side has the child, or if only a deleted history has it. Both
+// pools act as the system role.
 func InspectChild(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Child, tenant int64,
 	id string) (projections.Diff, error) {
 	states, err := store.GetChildren(ctx, truth, tenant, k, []event.Ref{{Type: k.Name, Child: id}})
@@ -69,7 +71,8 @@ func InspectEdge(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.E
 	return besideHead(k.Name, want, got), nil
 }
 
-// lastOf returns the last version of a history, also of a purged one, or nil if there was no history.
+// lastOf returns the last version of a history, also of a purged one, or nil if there was no
+// history.
 func lastOf[T any](ctx context.Context, projection *pgxpool.Pool, t *Table[T], tenant int64, key versioned.Key, purgedSQL string,
 	args pgx.StrictNamedArgs) (h *headRow, err error) {
 	err = postgres.InTx(ctx, projection, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {

@@ -11,8 +11,8 @@ import (
 	"github.com/tidings/tidings/kinds"
 )
 
-// Decision is a version of a child whose moderation state differs from the version before: a moderator decided, or a
-// rule reported the child.
+// Decision is a version of a child whose moderation state differs from the version before: a
+// moderator decided, or a rule reported the child.
 type Decision struct {
 	Child event.Child // the child at that version, with the reason
 	Was   string      // the moderation state before
@@ -21,15 +21,17 @@ type Decision struct {
 	ID    int64 // the id of the version; decisions are in this order, in which they were recorded
 }
 
-// decisionColumns are the columns of a version v and the version p before it. The statements compute p's number first:
-// below a row security policy PostgreSQL uses an index only for expressions that cannot fail.
+// decisionColumns are the columns of a version v and the version p before it. The statements
+// compute p's number first: below a row security policy PostgreSQL uses an index only for
+// expressions that cannot fail.
 const decisionColumns = `v.object, coalesce(p.object ->> 'moderation_state', 'NONE'), v.metadata ->> 'created_by', (v.metadata ->> ` +
 	`'last_update_time')::timestamptz, v.version_id`
 
-// decisionsSQL reads a page of decisions of a kind, newest first. It reads at most @walk versions of children with a
-// moderation state, and skips versions that are no decisions. If it reads @walk versions without filling the page, the
-// last row has the id of the last one and no child.
-// Index: KIND_history_moderated_idx, one range backwards; KIND_history_version_idx, a probe for each. Locks: none.
+// decisionsSQL reads a page of decisions of a kind, newest first. It reads at most @walk versions
+// of children with a moderation state, and skips versions that are no decisions. If it reads @walk
+// versions without filling the page, the last row has the id of the last one and no child. Index:
+// KIND_history_moderated_idx, one range backwards; KIND_history_version_idx, a probe for each.
+// Locks: none.
 const decisionsSQL = `
 WITH walked AS MATERIALIZED (
   SELECT tenant_id, {id}, version, version - 1 AS previous, version_id, object, metadata FROM {kind}_history
@@ -50,9 +52,9 @@ SELECT /* history.decisions */ * FROM (
 // decisionsWalk is the largest number of versions that a page of decisions reads.
 const decisionsWalk = 2000
 
-// Decisions returns up to limit decisions about children of the kind, newest first, with version ids below before. The
-// first page has before math.MaxInt64. next is the before of the next page, or 0 at the end. A page may be shorter if
-// many versions are no decisions.
+// Decisions returns up to limit decisions about children of the kind, newest first, with version
+// ids below before. The first page has before math.MaxInt64. next is the before of the next page,
+// or 0 at the end. A page may be shorter if many versions are no decisions.
 func Decisions(ctx context.Context, tx pgx.Tx, k kinds.Child, tenant, before int64, limit int) (page []Decision, next int64, err error) {
 	all, err := decisions(ctx, tx, k, decisionsSQL, pgx.StrictNamedArgs{"tenant": tenant, "before": before,
 		"limit": limit, "walk": decisionsWalk})
@@ -79,8 +81,8 @@ SELECT /* history.last_decisions */ d.* FROM unnest(@ids::uuid[]) AS w(id) CROSS
    WHERE p.object ->> 'moderation_state' <> v.object ->> 'moderation_state'
    ORDER BY v.version DESC LIMIT 1) d`
 
-// LastDecisions returns the last decision about each of these children of the kind, by the child's id. The map has no
-// entry for a child without a decision in its last 20 versions.
+// LastDecisions returns the last decision about each of these children of the kind, by the child's
+// id. The map has no entry for a child without a decision in its last 20 versions.
 func LastDecisions(ctx context.Context, tx pgx.Tx, k kinds.Child, tenant int64, ids []string) (map[string]Decision, error) {
 	all, err := decisions(ctx, tx, k, lastDecisionsSQL, pgx.StrictNamedArgs{"tenant": tenant, "ids": ids})
 	if err != nil {

@@ -15,8 +15,8 @@ import (
 	"github.com/tidings/tidings/projections"
 )
 
-// TestDecisionsAreTheVersionsThatMovedModeration adds 5,000 edits of an approved comment. A page that reads only edits
-// must return the place of the next page.
+// TestDecisionsAreTheVersionsThatMovedModeration adds 5,000 edits of an approved comment. A page
+// that reads only edits must return the place of the next page.
 func TestDecisionsAreTheVersionsThatMovedModeration(t *testing.T) {
 	db := testkit.Postgres(t)
 	pool, api := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleAPI)
@@ -83,8 +83,8 @@ func TestDecisionsAreTheVersionsThatMovedModeration(t *testing.T) {
 	}
 }
 
-// TestInspectionPutsTheTruthsVersionBesideTheHistory inspects a child and an edge whose histories lack the last
-// version, lack all versions, or were purged, then a history whose child is gone.
+// TestInspectionPutsTheTruthsVersionBesideTheHistory inspects a child and an edge whose histories
+// lack the last version, lack all versions, or were purged, then a history whose child is gone.
 func TestInspectionPutsTheTruthsVersionBesideTheHistory(t *testing.T) {
 	db := testkit.Postgres(t)
 	system, owner := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleOwner)

@@ -13,9 +13,9 @@ import (
 	"github.com/tidings/tidings/versioned"
 )
 
-// Repair adds the current version of the truth to the histories of the keys that lack it, with the actor
-// versioned.Unrecorded. It does not correct a record: versions that the truth does not know remain, and Verify
-// continues to report them. The caller holds the consumer's offsets in tx.
+// Repair adds the current version of the truth to the histories of the keys that lack it, with the
+// actor versioned.Unrecorded. It does not correct a record: versions that the truth does not know
+// remain, and Verify continues to report them. The caller holds the consumer's offsets in tx.
 func (p *Projection) Repair(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, keys []projections.Key,
 	parked projections.Parked) ([]projections.Key, error) {
 	refs := make(map[int64][]event.Ref) // by tenant

@@ -26,10 +26,11 @@ type entityKey struct {
 
 func keyOf(h head) entityKey { return entityKey{h.TenantID, strings.Join(h.Key, "/")} }
 
-// RetainChildren applies retention to the history of a kind's children. If the truth no longer has a child, it marks
-// the child's history as deleted once no version was added for terms.After. It purges the whole history of a child that
-// has been deleted or erased for as long. The history of a living child stays at any age. Both pools act as the system
-// role; they may be on two servers. See versioned.Retain.
+// RetainChildren applies retention to the history of a kind's children. If the truth no longer has
+// a child, it marks the child's history as deleted once no version was added for terms.After. It
+// purges the whole history of a child that has been deleted or erased for as long. The history of a
+// living child stays at any age. Both pools act as the system role; they may be on two servers. See
+// versioned.Retain.
 func RetainChildren(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Child, terms versioned.Terms) error {
 	return retain(ctx, Children(k).raw, projection, terms,
 		func(ctx context.Context, tenant int64, heads []head, now map[entityKey]entityNow) error {
@@ -45,7 +46,8 @@ func RetainChildren(ctx context.Context, truth, projection *pgxpool.Pool, k kind
 		})
 }
 
-// RetainEdges is like RetainChildren for the history of a kind's edges: an active edge keeps its history.
+// RetainEdges is like RetainChildren for the history of a kind's edges: an active edge keeps its
+// history.
 func RetainEdges(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Edge, terms versioned.Terms) error {
 	return retain(ctx, Edges(k).raw, projection, terms,
 		func(ctx context.Context, tenant int64, heads []head, now map[entityKey]entityNow) error {
@@ -73,8 +75,8 @@ type entityNow struct {
 	gone    bool
 }
 
-// retain compares the heads that are old enough with the truth, which read returns. It keeps a history whose next
-// version is not applied yet.
+// retain compares the heads that are old enough with the truth, which read returns. It keeps a
+// history whose next version is not applied yet.
 func retain(ctx context.Context, table *raw, projection *pgxpool.Pool, terms versioned.Terms,
 	read func(context.Context, int64, []head, map[entityKey]entityNow) error) error {
 	choose := func(ends func(h head, now entityNow, there bool) bool) func(context.Context, []head) ([]head, error) {

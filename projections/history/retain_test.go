@@ -176,7 +176,8 @@ func TestRetentionTakesTheHistoriesOfWhatIsGoneAndNothingMissesThem(t *testing.T
 	if got := differences(); len(got) > 0 {
 		t.Errorf("verify: %q", got)
 	}
-	// The next round purges the history of the orphan. A pair that is followed again starts a new history at its next version.
+	// The next round purges the history of the orphan. A pair that is followed again starts a new
+	// history at its next version.
 	exec(`UPDATE comment_history SET metadata = jsonb_set(metadata, '{last_update_time}', '"2026-01-03T00:00:00.000000Z"')
 		WHERE metadata ->> 'created_by' = 'retention'`)
 	exec(`UPDATE follow_history SET metadata = jsonb_set(metadata, '{last_update_time}', '"2026-01-03T00:00:00.000000Z"')

@@ -24,8 +24,9 @@ func (*Projection) Window(context.Context, *pgxpool.Pool, *pgxpool.Pool, any, in
 	return 0, nil, nil
 }
 
-// Truth yields one event per child and edge of the truth, with its current version and the actor versioned.Unrecorded.
-// Only the events themselves have earlier versions and the actors. Memory is bounded. The pool acts as the system role.
+// Truth yields one event per child and edge of the truth, with its current version and the actor
+// versioned.Unrecorded. Only the events themselves have earlier versions and the actors. Memory is
+// bounded. The pool acts as the system role.
 func (p *Projection) Truth(ctx context.Context, truth *pgxpool.Pool) iter.Seq2[event.Event, error] {
 	var all []iter.Seq2[event.Event, error]
 	for _, k := range p.kinds().AllChildren() {

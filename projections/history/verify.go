@@ -20,8 +20,8 @@ import (
 	"github.com/tidings/tidings/versioned"
 )
 
-// headRow is an entity's last version, and whether that version is its deletion. The key of a child is in Child, the
-// key of an edge in From and To.
+// headRow is an entity's last version, and whether that version is its deletion. The key of a child
+// is in Child, the key of an edge in From and To.
 type headRow struct {
 	TenantID int64
 	Child    string
@@ -41,8 +41,9 @@ func edgeHead(s *store.State[event.Edge]) *headRow {
 		Deleted: !s.Object.Active()}
 }
 
-// childHeadsSQL reads the heads of the histories of a kind's children. A purged history has its record as the head.
-// Index: KIND_history_head_idx, KIND_history_purged_pkey, all of them. Locks: none.
+// childHeadsSQL reads the heads of the histories of a kind's children. A purged history has its
+// record as the head. Index: KIND_history_head_idx, KIND_history_purged_pkey, all of them. Locks:
+// none.
 const childHeadsSQL = `
 SELECT /* history.verify */ tenant_id, {id}::text, 0::bigint, 0::bigint, version, deleted
   FROM (SELECT tenant_id, {id}, version, version_state = 'DELETED' AS deleted FROM {kind}_history
@@ -67,10 +68,10 @@ func ofEdges(k kinds.Edge, sql string) string {
 	return strings.NewReplacer("{kind}", k.Name, "{from}", k.Ends[0], "{to}", k.Ends[1]).Replace(sql)
 }
 
-// Verify compares the head of each history with the truth's row, and each version with its predecessor
-// (versioned.Table.Check). It reports every difference, and returns the number of compared entities. An event that is
-// not applied yet causes a difference, so the caller waits for a consumer's lag of 0. Both pools act as the system
-// role. Memory does not grow with the tables.
+// Verify compares the head of each history with the truth's row, and each version with its
+// predecessor (versioned.Table.Check). It reports every difference, and returns the number of
+// compared entities. An event that is not applied yet causes a difference, so the caller waits for
+// a consumer's lag of 0. Both pools act as the system role. Memory does not grow with the tables.
 func (p *Projection) Verify(ctx context.Context, truth, projection *pgxpool.Pool,
 	report func(projections.Difference)) (checked int64, err error) {
 	one := func(kind string, table *raw, want iter.Seq2[*headRow, error], sql string,

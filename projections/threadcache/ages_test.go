@@ -19,8 +19,8 @@ import (
 	"github.com/tidings/tidings/kinds"
 )
 
-// Ten years of comments: posts with 50 top-level comments each. Ids are in the order of time, authors are 200,000 at
-// random.
+// Ten years of comments: posts with 50 top-level comments each. Ids are in the order of time,
+// authors are 200,000 at random.
 const (
 	perPost    = 50
 	oldAuthors = 200_000
@@ -39,9 +39,9 @@ SELECT 1, 'comment', (lpad(to_hex((extract(epoch FROM at) * 1000)::bigint), 12, 
   FROM generate_series($1::bigint, $2::bigint) n) t
  ORDER BY n`
 
-// BenchmarkAges writes and reads the comments of 400 new posts, beside none, 500,000 and 2,000,000 old ones. The server
-// has just started, so the pages in its memory are the working set, by index. docs/adr/0006-buckets-are-counts.md has
-// the figures.
+// BenchmarkAges writes and reads the comments of 400 new posts, beside none, 500,000 and 2,000,000
+// old ones. The server has just started, so the pages in its memory are the working set, by index.
+// docs/adr/0006-buckets-are-counts.md has the figures.
 func BenchmarkAges(b *testing.B) {
 	for _, old := range []int{0, 500_000, 2_000_000} {
 		b.Run(fmt.Sprint(old), func(b *testing.B) { ages(b, old) })
@@ -188,8 +188,8 @@ func authors(b *testing.B, ctx context.Context, api *pgxpool.Pool, who string, a
 	b.ReportMetric(float64((took / reads).Microseconds()), who+"-us")
 }
 
-// TestNewCommentsTouchThePagesOfNewComments writes beside ten years of comments by many authors. A write must change
-// only the pages of its own rows.
+// TestNewCommentsTouchThePagesOfNewComments writes beside ten years of comments by many authors. A
+// write must change only the pages of its own rows.
 func TestNewCommentsTouchThePagesOfNewComments(t *testing.T) {
 	db := testkit.Postgres(t)
 	ctx := t.Context()
@@ -226,8 +226,8 @@ func TestNewCommentsTouchThePagesOfNewComments(t *testing.T) {
 		if err := json.Unmarshal(raw, &plans); err != nil {
 			return err
 		}
-		// The writes change about 60 pages of the table and 10 pages of each of six indexes. An index by slug, or by
-		// author without the time, would add some 300 pages.
+		// The writes change about 60 pages of the table and 10 pages of each of six indexes. An
+		// index by slug, or by author without the time, would add some 300 pages.
 		if n := plans[0].Plan.Dirtied; n < 50 || n > 200 {
 			t.Errorf("%d new comments changed %d pages", young, n)
 		}
@@ -260,8 +260,8 @@ func writing(n int, child func(n int) event.Child) pgx.StrictNamedArgs {
 		"moderation_states": moderation, "versions": versions, "created_ats": times, "updated_ats": times, "visibles": visibles}
 }
 
-// TestAnAuthorsPagesGoBackThroughTheYears reads, page by page, an author who wrote in some years, and a lot in one of
-// them.
+// TestAnAuthorsPagesGoBackThroughTheYears reads, page by page, an author who wrote in some years,
+// and a lot in one of them.
 func TestAnAuthorsPagesGoBackThroughTheYears(t *testing.T) {
 	db := testkit.Postgres(t)
 	pool, api := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleAPI)

@@ -14,9 +14,9 @@ type aggregate struct {
 	attribute string
 }
 
-// move adds a child's attributes to the sums of its object, or with a sign of -1 subtracts them. It ignores a child
-// that is not visible, and an attribute that is not an integer: an earlier version of the kind may have had another
-// type.
+// move adds a child's attributes to the sums of its object, or with a sign of -1 subtracts them. It
+// ignores a child that is not visible, and an attribute that is not an integer: an earlier version
+// of the kind may have had another type.
 func move(sums map[aggregate]Aggregate, o object, aggregated []string, attributes json.RawMessage, visible bool, sign int64) {
 	if !visible || len(attributes) == 0 {
 		return
@@ -36,9 +36,8 @@ func move(sums map[aggregate]Aggregate, o object, aggregated []string, attribute
 	}
 }
 
-// aggregatesSQL changes aggregates. It first reads the current row, because the proposed row must satisfy the table's
-// checks.
-// Index: child_aggregates_pkey. Locks: the objects' rows.
+// aggregatesSQL changes aggregates. It first reads the current row, because the proposed row must
+// satisfy the table's checks. Index: child_aggregates_pkey. Locks: the objects' rows.
 const aggregatesSQL = `
 INSERT /* threadcache.aggregates */ INTO child_aggregates (tenant_id, kind, object_id, attribute, count, sum)
 SELECT d.tenant_id, d.kind, d.object_id, d.attribute, coalesce(a.count, 0) + d.count, coalesce(a.sum, 0) + d.sum

@@ -38,9 +38,9 @@ func written(post int64, n int, parent *event.Child) event.Child {
 	return c
 }
 
-// BenchmarkApply applies batches of 4,000 new comments of 180 bytes: top-level comments of one post, random replies in
-// one post, random replies in 400 posts, and messages of one conversation. events/s measures the projection only:
-// decoding the payload, rows, counts.
+// BenchmarkApply applies batches of 4,000 new comments of 180 bytes: top-level comments of one
+// post, random replies in one post, random replies in 400 posts, and messages of one conversation.
+// events/s measures the projection only: decoding the payload, rows, counts.
 func BenchmarkApply(b *testing.B) {
 	const size, posts = 4000, 400
 	r := rand.New(rand.NewPCG(1, 2))
@@ -91,7 +91,8 @@ func BenchmarkApply(b *testing.B) {
 	}
 }
 
-// documentsSQL stores buckets as documents, for comparison: one row with all visible comments of the bucket.
+// documentsSQL stores buckets as documents, for comparison: one row with all visible comments of
+// the bucket.
 const documentsSQL = `
 CREATE TABLE thread_documents AS
 SELECT b.tenant_id, b.object_id, b.first_at, b.first_id,
@@ -104,7 +105,8 @@ SELECT b.tenant_id, b.object_id, b.first_at, b.first_id,
   FROM (SELECT *, lead(first_at, 1, 'infinity') OVER w AS next_at, lead(first_id, 1, first_id) OVER w AS next_id
           FROM child_buckets WHERE level = 0 WINDOW w AS (PARTITION BY tenant_id, object_id ORDER BY first_at, first_id)) b`
 
-// skipDocumentsSQL is skipOldestSQL with documents: it reads the bucket's document and the next one.
+// skipDocumentsSQL is skipOldestSQL with documents: it reads the bucket's document and the next
+// one.
 var skipDocumentsSQL = skipOldestSQL[:strings.Index(skipOldestSQL, "SELECT /* threadcache")] + `
 SELECT comments, (SELECT @skip - before FROM bucket_at) FROM thread_documents
  WHERE tenant_id = current_setting('tidings.tenant')::bigint AND object_id = @object
@@ -129,9 +131,10 @@ func skipDocuments(ctx context.Context, tx pgx.Tx, skip int64, limit int) (page 
 	return page, err
 }
 
-// BenchmarkPages reads pages of 50 of one post with 1,000,000 comments of 180 bytes, 10,000 of which are deleted. It
-// reads the first page and pages at random places between 850,000 and 950,000. It reads the latter from documents as
-// well, for the comparison in docs/adr/0006-buckets-are-counts.md. Each page has its own transaction as in the API. The
+// BenchmarkPages reads pages of 50 of one post with 1,000,000 comments of 180 bytes, 10,000 of
+// which are deleted. It reads the first page and pages at random places between 850,000 and
+// 950,000. It reads the latter from documents as well, for the comparison in
+// docs/adr/0006-buckets-are-counts.md. Each page has its own transaction as in the API. The
 // benchmark reads the four kinds of pages in turn.
 func BenchmarkPages(b *testing.B) {
 	const size, batch, deleted, limit = 1_000_000, 4000, 10_000, 50

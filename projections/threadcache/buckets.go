@@ -9,12 +9,12 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-// countsSQL changes the counts of the ranges that contain the children, and creates the first ranges of an object. It
-// returns the buckets that count more than @full. A group's range consists of whole buckets, so a bucket's first key
-// finds its group.
-// ON CONFLICT is for readers that apply the events of their token beside the consumer. If the consumer has created a
-// range after their snapshot, their transaction must run again; it must not fail with a violated key.
-// Index: child_buckets_pkey, one probe per child and per bucket. Locks: the ranges' rows.
+// countsSQL changes the counts of the ranges that contain the children, and creates the first
+// ranges of an object. It returns the buckets that count more than @full. A group's range consists
+// of whole buckets, so a bucket's first key finds its group. ON CONFLICT is for readers that apply
+// the events of their token beside the consumer. If the consumer has created a range after their
+// snapshot, their transaction must run again; it must not fail with a violated key. Index:
+// child_buckets_pkey, one probe per child and per bucket. Locks: the ranges' rows.
 const countsSQL = `
 WITH buckets AS MATERIALIZED (
   SELECT d.tenant_id, d.kind, d.object_id, b.first_at IS NULL AS fresh, coalesce(b.first_at, '-infinity') AS first_at,
@@ -51,8 +51,9 @@ WITH buckets AS MATERIALIZED (
 )
 SELECT tenant_id, kind, object_id, first_at, first_id FROM (TABLE begun UNION ALL TABLE counted) r WHERE level = 0 AND visible > @full::int`
 
-// addCounts changes the counts of visible children, splits the buckets that have become too large, and then their
-// groups. A child affects only its bucket and its group, at any place in the order, because rows have no numbers.
+// addCounts changes the counts of visible children, splits the buckets that have become too large,
+// and then their groups. A child affects only its bucket and its group, at any place in the order,
+// because rows have no numbers.
 func (p Projection) addCounts(ctx context.Context, tx pgx.Tx, changes []change) error {
 	var objects columns
 	var createdAts []time.Time
@@ -93,9 +94,9 @@ type ranges struct {
 	firstIDs []string
 }
 
-// splitBucketsSQL splits buckets into pieces of size visible children. The last piece has the rest, less than twice as
-// many.
-// Index: child_buckets_pkey, child_lists_oldest_idx: one range per bucket. Locks: the buckets' rows.
+// splitBucketsSQL splits buckets into pieces of size visible children. The last piece has the rest,
+// less than twice as many. Index: child_buckets_pkey, child_lists_oldest_idx: one range per bucket.
+// Locks: the buckets' rows.
 const splitBucketsSQL = `
 WITH full_buckets AS MATERIALIZED (
   SELECT f.*, coalesce(n.first_at, 'infinity') AS next_at, coalesce(n.first_id, f.first_id) AS next_id
@@ -121,8 +122,8 @@ SELECT tenant_id, kind, object_id, 0, CASE WHEN n = 0 THEN first_at ELSE created
   FROM placed WHERE n % @size = 0 AND n / @size < n_all / @size
     ON CONFLICT (tenant_id, kind, object_id, level, first_at, first_id) DO UPDATE SET visible = excluded.visible`
 
-// splitGroupsSQL splits the groups of these buckets in the same way if they have more than twice size buckets.
-// Index: child_buckets_pkey, one range per group. Locks: the groups' rows.
+// splitGroupsSQL splits the groups of these buckets in the same way if they have more than twice
+// size buckets. Index: child_buckets_pkey, one range per group. Locks: the groups' rows.
 const splitGroupsSQL = `
 WITH touched AS MATERIALIZED (
   SELECT DISTINCT f.tenant_id, f.kind, f.object_id, g.first_at, g.first_id
@@ -152,7 +153,8 @@ SELECT tenant_id, kind, object_id, 1, (array_agg(first_at ORDER BY n))[1], (arra
   FROM placed WHERE n_all > 2 * @size::int GROUP BY tenant_id, kind, object_id, group_at, group_id, LEAST(n / @size, n_all / @size - 1)
     ON CONFLICT (tenant_id, kind, object_id, level, first_at, first_id) DO UPDATE SET visible = excluded.visible`
 
-// split splits buckets of more than twice the size, and then their groups if those have become too large.
+// split splits buckets of more than twice the size, and then their groups if those have become too
+// large.
 func (p Projection) split(ctx context.Context, tx pgx.Tx, full ranges) error {
 	for _, level := range []struct {
 		sql  string
@@ -166,7 +168,8 @@ func (p Projection) split(ctx context.Context, tx pgx.Tx, full ranges) error {
 	return nil
 }
 
-// totalsSQL adds new children to the totals of their objects. Index: child_totals_pkey. Locks: the objects' rows.
+// totalsSQL adds new children to the totals of their objects. Index: child_totals_pkey. Locks: the
+// objects' rows.
 const totalsSQL = `
 INSERT /* threadcache.totals */ INTO child_totals AS t (tenant_id, kind, object_id, total)
 SELECT * FROM unnest(@tenants::bigint[], @kinds::text[], @objects::bigint[], @totals::bigint[])

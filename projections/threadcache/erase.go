@@ -14,8 +14,8 @@ const heldSQL = `
 SELECT /* threadcache.held */ count(*) FROM child_lists
  WHERE tenant_id = @tenant AND kind = @kind AND child_id = ANY(@ids::uuid[]) AND (body <> '' OR attributes - @aggregated::text[] <> '{}')`
 
-// redactSQL removes bodies and attributes. It keeps everything that counts and aggregates depend on.
-// Index: child_lists_pkey. Locks: the children, in key order.
+// redactSQL removes bodies and attributes. It keeps everything that counts and aggregates depend
+// on. Index: child_lists_pkey. Locks: the children, in key order.
 const redactSQL = `
 WITH held AS MATERIALIZED (
   SELECT child_id FROM child_lists
@@ -26,10 +26,11 @@ UPDATE /* threadcache.redact */ child_lists t
    SET body = '', attributes = (SELECT jsonb_object_agg(key, value) FROM jsonb_each(t.attributes) WHERE key = ANY(@aggregated::text[]))
   FROM held WHERE t.tenant_id = @tenant AND t.kind = @kind AND t.child_id = held.child_id`
 
-// Redact removes the content of these children in the caller's transaction, and returns the number of changed rows. It
-// matters only for children whose event of the erasure is parked behind a dead letter, because otherwise that event has
-// removed the content. A retry of the dead letter turns them into tombstones. With look Redact only counts them.
-// Attributes that are aggregated stay until the retry.
+// Redact removes the content of these children in the caller's transaction, and returns the number
+// of changed rows. It matters only for children whose event of the erasure is parked behind a dead
+// letter, because otherwise that event has removed the content. A retry of the dead letter turns
+// them into tombstones. With look Redact only counts them. Attributes that are aggregated stay
+// until the retry.
 func (p Projection) Redact(ctx context.Context, tx pgx.Tx, tenant int64, ids []string, look bool) (n int64, err error) {
 	for _, k := range p.kinds().AllChildren() {
 		args := pgx.StrictNamedArgs{"tenant": tenant, "kind": k.Name, "ids": ids, "aggregated": append([]string{}, k.Aggregates()...)}

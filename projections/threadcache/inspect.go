@@ -26,12 +26,13 @@ SELECT /* threadcache.inspect */ tenant_id, object_id, coalesce(path, ''), child
        visible, visible_descendants, shown
   FROM child_lists WHERE tenant_id = @tenant::bigint AND kind = @kind`
 
-// byIDsSQL reads children for a comparison, in the order of their ids. Index: child_lists_pkey. Locks: none.
+// byIDsSQL reads children for a comparison, in the order of their ids. Index: child_lists_pkey.
+// Locks: none.
 const byIDsSQL = inspected + ` AND child_id = ANY(@ids::uuid[]) ORDER BY child_id`
 
-// threadPageSQL reads a page of a thread for a comparison. It compares the object for equality instead of in a range
-// with the path: a planner that knows one huge thread expects few rows after such a range.
-// Index: child_lists_path_idx, one range. Locks: none.
+// threadPageSQL reads a page of a thread for a comparison. It compares the object for equality
+// instead of in a range with the path: a planner that knows one huge thread expects few rows after
+// such a range. Index: child_lists_path_idx, one range. Locks: none.
 const threadPageSQL = inspected + ` AND object_id = @object::bigint AND path IS NOT NULL AND path > @after ORDER BY path LIMIT @limit`
 
 func inspectRows(ctx context.Context, projection *pgxpool.Pool, sql string, args pgx.StrictNamedArgs) ([]*childRow, error) {
@@ -39,8 +40,9 @@ func inspectRows(ctx context.Context, projection *pgxpool.Pool, sql string, args
 	return pgx.CollectRows(rows, pgx.RowToAddrOfStructByPos[childRow])
 }
 
-// InspectChild compares a child of the truth with the projection's. It counts up to InspectMost children below it; if
-// there are more, it omits the fields that depend on them. Both pools act as the system role.
+// InspectChild compares a child of the truth with the projection's. It counts up to InspectMost
+// children below it; if there are more, it omits the fields that depend on them. Both pools act as
+// the system role.
 func InspectChild(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Child, tenant int64,
 	id string) (b projections.Diff, err error) {
 	states, err := store.GetChildren(ctx, truth, tenant, k, []event.Ref{{Type: k.Name, Child: id}})
@@ -76,7 +78,8 @@ func InspectChild(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.
 	return b, nil
 }
 
-// visibleBelow counts the visible children below a child. all is false if there are more than InspectMost children.
+// visibleBelow counts the visible children below a child. all is false if there are more than
+// InspectMost children.
 func visibleBelow(ctx context.Context, truth *pgxpool.Pool, k kinds.Child, tenant int64, of *childRow) (visible int, all bool, err error) {
 	const step = 500
 	for after, n := of.Path, 0; n < InspectMost; {
@@ -105,10 +108,11 @@ func dropDerived(b *projections.Diff) {
 	b.Fields = slices.DeleteFunc(b.Fields, func(f projections.Field) bool { return f.Name == visibleDescendants || f.Name == shown })
 }
 
-// InspectPage compares up to limit children of a thread with the projection's, in the thread's order, after a place (""
-// is the first). It returns the place of the last one, or "" at the end. It omits fields that depend on children beyond
-// the page. For a kind without threads it reads from the projection only the children that the truth has. Both pools
-// act as the system role. Cost: one range on each side.
+// InspectPage compares up to limit children of a thread with the projection's, in the thread's
+// order, after a place ("" is the first). It returns the place of the last one, or "" at the end.
+// It omits fields that depend on children beyond the page. For a kind without threads it reads from
+// the projection only the children that the truth has. Both pools act as the system role. Cost: one
+// range on each side.
 func InspectPage(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Child, tenant, object int64, after string,
 	limit int) (page []projections.Diff, next string, err error) {
 	var rows []*childRow
@@ -171,9 +175,9 @@ func each(all []*childRow) iter.Seq2[*childRow, error] {
 	}
 }
 
-// InspectThread compares the settings of a thread and the numbers of its children with the projection's. exact is false
-// if the truth has InspectMost children or more. Then it omits the numbers, unless the projection has fewer. Both pools
-// act as the system role.
+// InspectThread compares the settings of a thread and the numbers of its children with the
+// projection's. exact is false if the truth has InspectMost children or more. Then it omits the
+// numbers, unless the projection has fewer. Both pools act as the system role.
 func InspectThread(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Child,
 	tenant, object int64) (settings, counts projections.Diff, exact bool, err error) {
 	states, err := store.GetSettings(ctx, truth, tenant, []event.Ref{{Type: event.AggregateThread, Thread: event.ID(object), Kind: k.Name}})

@@ -25,8 +25,8 @@ func differing(page []projections.Diff, ids []string) (all []string) {
 	return all
 }
 
-// TestInspectionPutsTheTruthBesideTheProjection writes a thread and a flat list, applies them to the projection, and
-// changes a few rows of the projection.
+// TestInspectionPutsTheTruthBesideTheProjection writes a thread and a flat list, applies them to
+// the projection, and changes a few rows of the projection.
 func TestInspectionPutsTheTruthBesideTheProjection(t *testing.T) {
 	db := testkit.Postgres(t)
 	system, owner := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleOwner)

@@ -32,9 +32,9 @@ children:
       topic: {type: string}
 `
 
-// TestChildrenOfEveryKind delivers the lives of children of kinds with other capabilities, in pieces and more than
-// once. It compares the projection with the truth and with its own count. It repeats this after a repair, and after the
-// projection was rebuilt.
+// TestChildrenOfEveryKind delivers the lives of children of kinds with other capabilities, in
+// pieces and more than once. It compares the projection with the truth and with its own count. It
+// repeats this after a repair, and after the projection was rebuilt.
 func TestChildrenOfEveryKind(t *testing.T) {
 	set, err := kinds.Builtin().Extend([]byte(ownKinds))
 	if err != nil {

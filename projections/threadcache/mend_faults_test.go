@@ -12,7 +12,8 @@ import (
 	"github.com/tidings/tidings/projections"
 )
 
-// A huge thread is repaired in steps, between which the consumer works on it. Each statement reads few of its children.
+// A huge thread is repaired in steps, between which the consumer works on it. Each statement reads
+// few of its children.
 func TestAHugeThreadIsMendedInSlicesBetweenWhichTheConsumerGoesOn(t *testing.T) {
 	db := testkit.Postgres(t)
 	pool, ctx := db.Pool(t, postgres.RoleSystem), t.Context()

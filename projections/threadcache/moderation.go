@@ -11,17 +11,19 @@ import (
 	"github.com/tidings/tidings/event"
 )
 
-// Moderated selects the children that a moderator sees, among those that their authors did not delete.
+// Moderated selects the children that a moderator sees, among those that their authors did not
+// delete.
 type Moderated struct {
 	State  string // event.ModerationPending, event.ModerationHidden or event.ModerationRemoved
 	Object int64  // 0: of all objects
 	Author int64  // 0: of all authors
 }
 
-// moderatedSQL returns the statement that reads one page of children that are not visible, with one value of a column
-// ("" for all). The column is part of the order and of the range, instead of a condition of equality. Then only the
-// index that begins with it has the order, so the planner uses it without knowing the table.
-// Index: child_lists_moderated_idx, or that of objects, or of authors: one range. Locks: none.
+// moderatedSQL returns the statement that reads one page of children that are not visible, with one
+// value of a column ("" for all). The column is part of the order and of the range, instead of a
+// condition of equality. Then only the index that begins with it has the order, so the planner uses
+// it without knowing the table. Index: child_lists_moderated_idx, or that of objects, or of
+// authors: one range. Locks: none.
 func moderatedSQL(name, column, filter string) string {
 	by, value := "", ""
 	if column != "" {
@@ -65,8 +67,8 @@ func (m Moderated) sql(kind string) (string, pgx.StrictNamedArgs) {
 	return moderatedAllSQL, args
 }
 
-// Page returns up to limit of these children of the kind, oldest first, after the given one; a nil after means from the
-// first. The transaction's tenant is set. Cost: one index range of limit rows.
+// Page returns up to limit of these children of the kind, oldest first, after the given one; a nil
+// after means from the first. The transaction's tenant is set. Cost: one index range of limit rows.
 func (m Moderated) Page(ctx context.Context, tx pgx.Tx, kind string, after *Key, limit int) ([]event.Child, error) {
 	sql, args := m.sql(kind)
 	args["limit"], args["created_at"], args["child_id"] = limit, any("-infinity"), zeroID
@@ -80,8 +82,8 @@ func (m Moderated) Page(ctx context.Context, tx pgx.Tx, kind string, after *Key,
 	return page, nil
 }
 
-// Count returns the number of these children, up to most. The transaction's tenant is set. Cost: one index range of
-// most rows.
+// Count returns the number of these children, up to most. The transaction's tenant is set. Cost:
+// one index range of most rows.
 func (m Moderated) Count(ctx context.Context, tx pgx.Tx, kind string, most int) (n int, err error) {
 	sql, args := m.sql(kind)
 	args["limit"], args["created_at"], args["child_id"] = most, "-infinity", zeroID
@@ -103,8 +105,9 @@ type Waiting struct {
 // maxWaiting bounds the count of waiting children in one thread.
 const maxWaiting = 1000
 
-// waitingSQL steps from one thread with pending children to the next.
-// Index: child_lists_moderated_object_idx, a probe and a range for each thread; child_settings_pkey. Locks: none.
+// waitingSQL steps from one thread with pending children to the next. Index:
+// child_lists_moderated_object_idx, a probe and a range for each thread; child_settings_pkey.
+// Locks: none.
 const waitingSQL = `
 WITH RECURSIVE next AS (
   (SELECT object_id FROM child_lists
@@ -128,8 +131,8 @@ SELECT /* threadcache.waiting */ n.object_id, w.children, w.since, coalesce(s.lo
   LEFT JOIN child_settings s ON s.tenant_id = current_setting('tidings.tenant')::bigint AND s.kind = @kind AND s.object_id = n.object_id
  ORDER BY n.object_id`
 
-// WaitingThreads returns up to limit threads of the kind with children that wait for a moderator, by object, after the
-// object after (0: from the first). The transaction's tenant is set.
+// WaitingThreads returns up to limit threads of the kind with children that wait for a moderator,
+// by object, after the object after (0: from the first). The transaction's tenant is set.
 func WaitingThreads(ctx context.Context, tx pgx.Tx, kind string, after int64, limit int) (all []Waiting, err error) {
 	rows, _ := tx.Query(ctx, waitingSQL, pgx.StrictNamedArgs{"kind": kind, "after": after, "limit": limit, "most": maxWaiting})
 	all, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (w Waiting, err error) {

@@ -14,8 +14,8 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// TestAPageForModeratorsCostsItsRows has 20,000 pending, 20,000 hidden and 20,000 visible children, before and after
-// the planner has statistics.
+// TestAPageForModeratorsCostsItsRows has 20,000 pending, 20,000 hidden and 20,000 visible children,
+// before and after the planner has statistics.
 func TestAPageForModeratorsCostsItsRows(t *testing.T) {
 	db := testkit.Postgres(t)
 	owner, api := db.Pool(t, postgres.RoleOwner), db.Pool(t, postgres.RoleAPI)

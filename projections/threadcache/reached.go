@@ -9,8 +9,8 @@ import (
 	"github.com/tidings/tidings/event"
 )
 
-// reachedSQL finds children and settings whose version is lower than required. Rows of gone children stay.
-// Index: child_lists_pkey, child_settings_pkey, one probe per entity. Locks: none.
+// reachedSQL finds children and settings whose version is lower than required. Rows of gone
+// children stay. Index: child_lists_pkey, child_settings_pkey, one probe per entity. Locks: none.
 const reachedSQL = `
 SELECT /* threadcache.reached */ NOT EXISTS (
   SELECT FROM unnest(@kinds::text[], @children::uuid[], @versions::bigint[]) AS w(kind, child_id, version)
@@ -21,8 +21,8 @@ SELECT /* threadcache.reached */ NOT EXISTS (
     LEFT JOIN child_settings t ON t.tenant_id = current_setting('tidings.tenant')::bigint AND t.kind = w.kind AND t.object_id = w.object_id
    WHERE coalesce(t.version, 0) < w.version)`
 
-// Reached reports whether the projection has each of the entities at the version of the ref, or a later one. The
-// transaction's tenant is set.
+// Reached reports whether the projection has each of the entities at the version of the ref, or a
+// later one. The transaction's tenant is set.
 func (Projection) Reached(ctx context.Context, tx pgx.Tx, refs []event.Ref) (reached bool, err error) {
 	var names, children, setKinds []string
 	var versions, setObjects, setVersions []int64

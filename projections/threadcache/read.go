@@ -32,12 +32,13 @@ const (
 
 const zeroID = "00000000-0000-0000-0000-000000000000"
 
-// fields are the columns of a child for toChild. The id has another name than its column, or ORDER BY would sort by the
-// text.
+// fields are the columns of a child for toChild. The id has another name than its column, or ORDER
+// BY would sort by the text.
 const fields = `child_id::text AS id, object_id, parent_id::text, slug, path, author_id, body, attributes, author_state, moderation_state,
        version, created_at, updated_at`
 
-// oldestSQL reads one chronological page of visible children. Index: child_lists_oldest_idx, one range. Locks: none.
+// oldestSQL reads one chronological page of visible children. Index: child_lists_oldest_idx, one
+// range. Locks: none.
 const oldestSQL = `
 SELECT /* threadcache.oldest */ ` + fields + `
   FROM child_lists
@@ -46,7 +47,8 @@ SELECT /* threadcache.oldest */ ` + fields + `
  ORDER BY created_at, child_id
  LIMIT @limit`
 
-// newestSQL reads one page in the opposite order. Index: child_lists_oldest_idx, one range backwards. Locks: none.
+// newestSQL reads one page in the opposite order. Index: child_lists_oldest_idx, one range
+// backwards. Locks: none.
 const newestSQL = `
 SELECT /* threadcache.newest */ ` + fields + `
   FROM child_lists
@@ -55,8 +57,8 @@ SELECT /* threadcache.newest */ ` + fields + `
  ORDER BY created_at DESC, child_id DESC
  LIMIT @limit`
 
-// Page returns up to limit visible children of the object in the order, after the given one; a nil after means from the
-// first. The transaction's tenant is set. Cost: one index range of limit rows.
+// Page returns up to limit visible children of the object in the order, after the given one; a nil
+// after means from the first. The transaction's tenant is set. Cost: one index range of limit rows.
 func Page(ctx context.Context, tx pgx.Tx, kind string, object int64, order Order, after *Key, limit int) ([]event.Child, error) {
 	sql, args := oldestSQL, pgx.StrictNamedArgs{"kind": kind, "object": object, "limit": limit,
 		"created_at": any("-infinity"), "child_id": zeroID}
@@ -73,12 +75,12 @@ func Page(ctx context.Context, tx pgx.Tx, kind string, object int64, order Order
 	return page, nil
 }
 
-// skipOldestSQL reads the page after the first skip visible children. The counts of the groups lead to the group, and
-// the counts of its buckets lead to the bucket. The statement then skips the rest in the bucket's rows. One statement
-// reads counts and rows of one snapshot. The limit is a subquery so that the planner treats all numbers alike and keeps
-// its plan: planning takes as long as the execution.
-// Index: child_buckets_pkey: the object's groups, one group's buckets; child_lists_oldest_idx, from one bucket's first
-// key. Locks: none.
+// skipOldestSQL reads the page after the first skip visible children. The counts of the groups lead
+// to the group, and the counts of its buckets lead to the bucket. The statement then skips the rest
+// in the bucket's rows. One statement reads counts and rows of one snapshot. The limit is a
+// subquery so that the planner treats all numbers alike and keeps its plan: planning takes as long
+// as the execution. Index: child_buckets_pkey: the object's groups, one group's buckets;
+// child_lists_oldest_idx, from one bucket's first key. Locks: none.
 const skipOldestSQL = `
 WITH groups AS (
   SELECT first_at, first_id, visible, sum(visible) OVER w - visible AS before,
@@ -103,9 +105,9 @@ SELECT /* threadcache.skip_oldest */ ` + fields + `
  ORDER BY created_at, child_id
  LIMIT (SELECT @limit::bigint) OFFSET (SELECT @skip - before FROM bucket_at)`
 
-// skipNewestSQL does the same from the other end: it counts ranges from the last, and a range ends where the later one
-// begins.
-// Index: as skipOldestSQL, the children backwards from the end of one bucket. Locks: none.
+// skipNewestSQL does the same from the other end: it counts ranges from the last, and a range ends
+// where the later one begins. Index: as skipOldestSQL, the children backwards from the end of one
+// bucket. Locks: none.
 const skipNewestSQL = `
 WITH groups AS (
   SELECT first_at, first_id, visible, sum(visible) OVER w - visible AS before,
@@ -133,10 +135,11 @@ SELECT /* threadcache.skip_newest */ ` + fields + `
  ORDER BY created_at DESC, child_id DESC
  LIMIT (SELECT @limit::bigint) OFFSET (SELECT @skip - before FROM bucket_at)`
 
-// Skip returns up to limit visible children of the object in the order, after the first skip of them, as OFFSET would.
-// The transaction's tenant is set. The cost is the same at any depth. It reads the counts of the object's groups (one
-// row per 10,000 to 40,000 children) and of one group's buckets (100 to 200 rows). Then it reads an index range of
-// limit rows and up to one bucket's rows.
+// Skip returns up to limit visible children of the object in the order, after the first skip of
+// them, as OFFSET would. The transaction's tenant is set. The cost is the same at any depth. It
+// reads the counts of the object's groups (one row per 10,000 to 40,000 children) and of one
+// group's buckets (100 to 200 rows). Then it reads an index range of limit rows and up to one
+// bucket's rows.
 func Skip(ctx context.Context, tx pgx.Tx, kind string, object int64, order Order, skip int64, limit int) ([]event.Child, error) {
 	sql := skipOldestSQL
 	if order == Newest {
@@ -149,9 +152,10 @@ func Skip(ctx context.Context, tx pgx.Tx, kind string, object int64, order Order
 	return page, nil
 }
 
-// Around returns up to limit visible children, oldest first, with c's place in their middle, or nearer to an end of the
-// object's children. earlier and later report whether there are others on each side. If c is not visible, its place is
-// between two children. The transaction's tenant is set. Cost: two index ranges of limit rows.
+// Around returns up to limit visible children, oldest first, with c's place in their middle, or
+// nearer to an end of the object's children. earlier and later report whether there are others on
+// each side. If c is not visible, its place is between two children. The transaction's tenant is
+// set. Cost: two index ranges of limit rows.
 func Around(ctx context.Context, tx pgx.Tx, kind string, c event.Child, limit int) (page []event.Child, earlier, later bool, err error) {
 	at := KeyOf(c)
 	before, err := Page(ctx, tx, kind, int64(c.Parent), Newest, &at, limit+1)
@@ -173,8 +177,8 @@ func Around(ctx context.Context, tx pgx.Tx, kind string, c event.Child, limit in
 	return append(before, after[:nAfter]...), earlier, later, nil
 }
 
-// threadedSQL reads one page in the order of the thread: visible children, and the tombstones above them.
-// Index: child_lists_threaded_idx, one range. Locks: none.
+// threadedSQL reads one page in the order of the thread: visible children, and the tombstones above
+// them. Index: child_lists_threaded_idx, one range. Locks: none.
 const threadedSQL = `
 SELECT /* threadcache.threaded */ child_id::text AS id, object_id, parent_id::text, slug, path,
        CASE WHEN visible THEN author_id ELSE 0 END, CASE WHEN visible THEN body ELSE '' END,
@@ -185,16 +189,16 @@ SELECT /* threadcache.threaded */ child_id::text AS id, object_id, parent_id::te
  ORDER BY path
  LIMIT @limit`
 
-// Threaded returns up to limit children of the object in the order of the thread (each child, then its replies), after
-// the path afterPath; an empty path means from the start. A gone child with a visible descendant is a tombstone: it is
-// not Visible, its Body is empty and its AuthorID 0. The transaction's tenant is set. Cost: one index range of limit
-// rows.
+// Threaded returns up to limit children of the object in the order of the thread (each child, then
+// its replies), after the path afterPath; an empty path means from the start. A gone child with a
+// visible descendant is a tombstone: it is not Visible, its Body is empty and its AuthorID 0. The
+// transaction's tenant is set. Cost: one index range of limit rows.
 func Threaded(ctx context.Context, tx pgx.Tx, kind string, object int64, afterPath string, limit int) ([]event.Child, error) {
 	return threaded(ctx, tx, kind, object, afterPath, "~", limit) // after every path: paths have only digits and lower-case letters
 }
 
-// Replies returns up to limit children below the one at path, in the order of the thread, after afterPath; an empty
-// afterPath means from the first. Otherwise it is like Threaded.
+// Replies returns up to limit children below the one at path, in the order of the thread, after
+// afterPath; an empty afterPath means from the first. Otherwise it is like Threaded.
 func Replies(ctx context.Context, tx pgx.Tx, kind string, object int64, path, afterPath string, limit int) ([]event.Child, error) {
 	return threaded(ctx, tx, kind, object, max(afterPath, path+"/"), path+"0", limit) // '0' follows '/'
 }
@@ -223,15 +227,16 @@ const bySlugSQL = `
 SELECT /* threadcache.by_slug */ ` + fields + `
   FROM child_lists WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND slug = @slug AND object_id = @object`
 
-// BySlug returns the child of the object that has the slug, in any state. The transaction's tenant is set.
+// BySlug returns the child of the object that has the slug, in any state. The transaction's tenant
+// is set.
 func BySlug(ctx context.Context, tx pgx.Tx, kind string, object int64, slug string) (c event.Child, found bool, err error) {
 	return one(ctx, tx, bySlugSQL, pgx.StrictNamedArgs{"kind": kind, "object": object, "slug": slug})
 }
 
-// byAuthorSQL reads one page of an author's children, year by year backwards, over the years in which the kind has
-// children. ORDER BY begins with the order of the years, so PostgreSQL sorts only within each year. The statement ends
-// with the year that fills the page.
-// Index: child_lists_author_idx, one range backwards of each year. Locks: none.
+// byAuthorSQL reads one page of an author's children, year by year backwards, over the years in
+// which the kind has children. ORDER BY begins with the order of the years, so PostgreSQL sorts
+// only within each year. The statement ends with the year that fills the page. Index:
+// child_lists_author_idx, one range backwards of each year. Locks: none.
 const byAuthorSQL = `
 WITH bounds AS MATERIALIZED (
   SELECT (SELECT created_year FROM child_lists WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND visible
@@ -250,9 +255,9 @@ SELECT /* threadcache.by_author */ ` + fields + `
  ORDER BY year DESC, created_at DESC, child_id DESC
  LIMIT @limit`
 
-// ByAuthor returns up to limit visible children of the author in all objects, newest first, after the given one; a nil
-// after means from the newest. The transaction's tenant is set. Cost: one index range per year, until there are limit
-// rows or no more years.
+// ByAuthor returns up to limit visible children of the author in all objects, newest first, after
+// the given one; a nil after means from the newest. The transaction's tenant is set. Cost: one
+// index range per year, until there are limit rows or no more years.
 func ByAuthor(ctx context.Context, tx pgx.Tx, kind string, author int64, after *Key, limit int) ([]event.Child, error) {
 	args := pgx.StrictNamedArgs{"kind": kind, "author": author, "limit": limit, "year": math.MaxInt32,
 		"created_at": any("infinity"), "child_id": zeroID}
@@ -273,8 +278,8 @@ type Summary struct {
 	LastAt  *time.Time // when the newest visible child was written; nil if there is none
 }
 
-// summarySQL sums the counts of an object's groups.
-// Index: child_buckets_pkey, the groups; child_totals_pkey; child_lists_oldest_idx, one row. Locks: none.
+// summarySQL sums the counts of an object's groups. Index: child_buckets_pkey, the groups;
+// child_totals_pkey; child_lists_oldest_idx, one row. Locks: none.
 const summarySQL = `
 SELECT /* threadcache.summary */
        (SELECT coalesce(sum(visible), 0) FROM child_buckets
@@ -285,8 +290,8 @@ SELECT /* threadcache.summary */
          WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND object_id = @object AND visible
          ORDER BY created_at DESC, child_id DESC LIMIT 1)`
 
-// ReadSummary returns the numbers of the object's thread. The transaction's tenant is set. Cost: one row per 10,000 to
-// 40,000 children.
+// ReadSummary returns the numbers of the object's thread. The transaction's tenant is set. Cost:
+// one row per 10,000 to 40,000 children.
 func ReadSummary(ctx context.Context, tx pgx.Tx, kind string, object int64) (Summary, error) {
 	rows, _ := tx.Query(ctx, summarySQL, pgx.StrictNamedArgs{"kind": kind, "object": object})
 	s, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[Summary])
@@ -302,13 +307,14 @@ type Aggregate struct {
 	Count, Sum int64 // over the children that have the attribute
 }
 
-// readAggregatesSQL reads an object's aggregates. Index: child_aggregates_pkey, one range. Locks: none.
+// readAggregatesSQL reads an object's aggregates. Index: child_aggregates_pkey, one range. Locks:
+// none.
 const readAggregatesSQL = `
 SELECT /* threadcache.read_aggregates */ attribute, count, sum FROM child_aggregates
  WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND object_id = @object ORDER BY attribute`
 
-// ReadAggregates returns the attributes that the kind aggregates, by name. It omits an attribute that no child of the
-// object ever had. The transaction's tenant is set.
+// ReadAggregates returns the attributes that the kind aggregates, by name. It omits an attribute
+// that no child of the object ever had. The transaction's tenant is set.
 func ReadAggregates(ctx context.Context, tx pgx.Tx, kind string, object int64) ([]Aggregate, error) {
 	rows, _ := tx.Query(ctx, readAggregatesSQL, pgx.StrictNamedArgs{"kind": kind, "object": object})
 	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Aggregate])

@@ -18,7 +18,8 @@ import (
 // mendBatch is the number of children that are applied together.
 const mendBatch = 1000
 
-// mendStep bounds the children of threads that one step deletes and writes while the consumer waits.
+// mendStep bounds the children of threads that one step deletes and writes while the consumer
+// waits.
 const mendStep = 4 * mendBatch
 
 // dropObjectSQL deletes the rows of an object in a table.
@@ -42,8 +43,8 @@ DELETE /* threadcache.drop_visible */ FROM child_lists WHERE tenant_id = @tenant
 const dropChildrenSQL = `DELETE /* threadcache.drop_children */ FROM child_lists WHERE tenant_id = @tenant AND kind = @kind
 	AND child_id = ANY(@ids::uuid[])`
 
-// The steps of a thread that is too large for one step. Repair first deletes its children. When none is left, it writes
-// them again; stepMake is followed by the path of the last one.
+// The steps of a thread that is too large for one step. Repair first deletes its children. When
+// none is left, it writes them again; stepMake is followed by the path of the last one.
 const (
 	stepDrop = "drop"
 	stepMake = "make "
@@ -58,15 +59,16 @@ type mending struct {
 	named []string
 }
 
-// Repair deletes all rows of the objects of the keys, and applies the truth's children and settings of these objects. The
-// caller holds the consumer's offsets in tx. A later event of a repaired version changes nothing. Cost: that of the
-// objects' children.
+// Repair deletes all rows of the objects of the keys, and applies the truth's children and settings
+// of these objects. The caller holds the consumer's offsets in tx. A later event of a repaired
+// version changes nothing. Cost: that of the objects' children.
 //
-// A step deletes and writes at most twice mendStep children of threads. A larger thread takes several steps. Between
-// these readers see an incomplete thread, and the consumer works on it. Its counts fit the children that it has, or it
-// is being deleted. If an event of the thread is parked meanwhile, Repair nevertheless completes the thread. Children of
-// a kind that is not threaded have no index by object if they are not visible. Repair deletes these by the ids of the
-// truth and of the keys, so such an object takes one step.
+// A step deletes and writes at most twice mendStep children of threads. A larger thread takes
+// several steps. Between these readers see an incomplete thread, and the consumer works on it. Its
+// counts fit the children that it has, or it is being deleted. If an event of the thread is parked
+// meanwhile, Repair nevertheless completes the thread. Children of a kind that is not threaded have
+// no index by object if they are not visible. Repair deletes these by the ids of the truth and of
+// the keys, so such an object takes one step.
 func (p Projection) Repair(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, keys []projections.Key,
 	parked projections.Parked) (rest []projections.Key, err error) {
 	objects, left := p.mendings(keys, parked), p.mendStep
@@ -100,7 +102,8 @@ func (p Projection) kindOf(o object) (kinds.Child, error) {
 	return kind, nil
 }
 
-// mendings returns the objects of the keys in their order, except parked objects whose repair has not begun.
+// mendings returns the objects of the keys in their order, except parked objects whose repair has
+// not begun.
 func (p Projection) mendings(keys []projections.Key, parked projections.Parked) (all []*mending) {
 	byObject := make(map[object]*mending)
 	for _, k := range keys {

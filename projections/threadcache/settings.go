@@ -53,7 +53,8 @@ const readSettingsSQL = `
 SELECT /* threadcache.read_settings */ locked, premoderated, title, version FROM child_settings
  WHERE tenant_id = current_setting('tidings.tenant')::bigint AND kind = @kind AND object_id = @object`
 
-// ReadSettings returns the settings of the object's thread of the kind. The transaction's tenant is set.
+// ReadSettings returns the settings of the object's thread of the kind. The transaction's tenant is
+// set.
 func ReadSettings(ctx context.Context, tx pgx.Tx, kind string, object int64) (Settings, error) {
 	rows, _ := tx.Query(ctx, readSettingsSQL, pgx.StrictNamedArgs{"kind": kind, "object": object})
 	s, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Settings])

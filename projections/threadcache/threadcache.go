@@ -20,21 +20,23 @@ const Name = "threadcache"
 // LevelLen is the number of characters of one level of a path; levels are joined by '/'.
 const LevelLen = 22
 
-// The sizes of the ranges that count visible children. A range is split when it has more than twice its size.
+// The sizes of the ranges that count visible children. A range is split when it has more than twice
+// its size.
 const (
 	bucketSize = 100 // visible children
 	groupSize  = 100 // buckets
 )
 
-// Projection applies the events of threads and of children of every current kind. It has no state of its own.
+// Projection applies the events of threads and of children of every current kind. It has no state
+// of its own.
 type Projection struct {
 	kinds                 func() *kinds.Set
 	bucketSize, groupSize int
 	mendStep              int
 }
 
-// New returns a projection. It calls now for the current kinds whenever it needs them; now is usually
-// kinds.Catalog.Now.
+// New returns a projection. It calls now for the current kinds whenever it needs them; now is
+// usually kinds.Catalog.Now.
 func New(now func() *kinds.Set) Projection { return Projection{now, bucketSize, groupSize, mendStep} }
 
 // Name returns the projection's name.
@@ -73,9 +75,9 @@ type change struct {
 	delta     int32 // visible(after) - visible(before)
 }
 
-// Apply applies the events to the objects in the caller's transaction. A payload that does not match its type is a
-// permanent error. Cost: up to eight statements for any number of events, and for children of threaded kinds two short
-// index ranges per new child.
+// Apply applies the events to the objects in the caller's transaction. A payload that does not
+// match its type is a permanent error. Cost: up to eight statements for any number of events, and
+// for children of threaded kinds two short index ranges per new child.
 func (p Projection) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) error {
 	set := p.kinds()
 	children := make(map[childKey]event.Child, len(events))
@@ -162,17 +164,17 @@ func ancestors(path string, yield func(string)) {
 	}
 }
 
-// childrenSQL writes the children that are new or newer than the projection's, and returns them with their visibility
-// before.
-// Late parents: a new child counts the visible children below it as they were before the batch. That is a range of the
-// path index ('0' follows '/'), nearly always empty. So a late parent gets the right count.
-// Snapshot: one transaction at a time works on an object, because all its events are in one partition, whose offset the
-// caller has locked. So the statement's snapshot has the thread as it was before the batch.
-// Plan: both reads are fenced, so that no statistics, stale or missing, make them scan the thread for each child. LIMIT
-// and OFFSET keep the planner from another join. The order of each read is that of its index: with an empty table all
-// indexes of a tenant cost the same, and the first batch of a replay scanned everything for each child. FILTER keeps
-// the second read off the partial indexes.
-// Index: child_lists_pkey, child_lists_path_idx. Locks: the children's rows, in key order.
+// childrenSQL writes the children that are new or newer than the projection's, and returns them
+// with their visibility before. Late parents: a new child counts the visible children below it as
+// they were before the batch. That is a range of the path index ('0' follows '/'), nearly always
+// empty. So a late parent gets the right count. Snapshot: one transaction at a time works on an
+// object, because all its events are in one partition, whose offset the caller has locked. So the
+// statement's snapshot has the thread as it was before the batch. Plan: both reads are fenced, so
+// that no statistics, stale or missing, make them scan the thread for each child. LIMIT and OFFSET
+// keep the planner from another join. The order of each read is that of its index: with an empty
+// table all indexes of a tenant cost the same, and the first batch of a replay scanned everything
+// for each child. FILTER keeps the second read off the partial indexes. Index: child_lists_pkey,
+// child_lists_path_idx. Locks: the children's rows, in key order.
 const childrenSQL = `
 WITH incoming AS MATERIALIZED (
   SELECT * FROM unnest(@tenants::bigint[], @kinds::text[], @ids::uuid[], @objects::bigint[], @parents::uuid[], @slugs::text[],
@@ -212,8 +214,8 @@ WITH incoming AS MATERIALIZED (
 SELECT i.ord::int, b.ord IS NULL, coalesce(b.visible, false), b.attributes
   FROM written JOIN incoming i USING (tenant_id, kind, child_id) LEFT JOIN before b USING (ord)`
 
-// writeChildren writes the children. It returns those that are new or whose visibility changed, in key order, and the
-// changes of the aggregates.
+// writeChildren writes the children. It returns those that are new or whose visibility changed, in
+// key order, and the changes of the aggregates.
 func writeChildren(ctx context.Context, tx pgx.Tx, set *kinds.Set,
 	last map[childKey]event.Child) ([]change, map[aggregate]Aggregate, error) {
 	keys := make([]childKey, 0, len(last))
@@ -289,8 +291,8 @@ func orNull(s string) *string {
 	return &s
 }
 
-// descendantsSQL changes the visible descendants of ancestors. An ancestor that comes later counts for itself.
-// Index: child_lists_path_idx. Locks: the ancestors' rows.
+// descendantsSQL changes the visible descendants of ancestors. An ancestor that comes later counts
+// for itself. Index: child_lists_path_idx. Locks: the ancestors' rows.
 const descendantsSQL = `
 UPDATE /* threadcache.descendants */ child_lists t
    SET visible_descendants = t.visible_descendants + d.delta, shown = t.visible OR t.visible_descendants + d.delta > 0

@@ -163,7 +163,8 @@ func TestStatements(t *testing.T) {
 	}
 }
 
-// model has the expected reads of post 5: the newest delivered version of each comment and of the settings.
+// model has the expected reads of post 5: the newest delivered version of each comment and of the
+// settings.
 type model struct {
 	comments map[string]event.Child
 	settings event.Thread
@@ -457,8 +458,8 @@ func drawTree(rt *rapid.T, n int) (tree []event.Child) {
 	return tree
 }
 
-// drawBatch draws versions of the tree's comments and of its settings in any order. It delivers them to the model and
-// returns the events.
+// drawBatch draws versions of the tree's comments and of its settings in any order. It delivers
+// them to the model and returns the events.
 func drawBatch(rt *rapid.T, m *model, tenant int64, tree []event.Child) (batch []event.Event) {
 	for range rapid.IntRange(0, 12).Draw(rt, "events") {
 		n := rapid.IntRange(-1, len(tree)-1).Draw(rt, "comment")
@@ -488,9 +489,10 @@ func threadEvent(tenant int64, t event.Thread) event.Event {
 		AggregateID: int64(t.PostID), Type: event.Updated, Version: 1, Payload: payload}
 }
 
-// TestAnyDeliveryEndsInAFoldOfTheTruth delivers versions of random trees of two tenants in any order: replies before
-// their parents, comments out of their order, cut at any place, with repetitions. The buckets have any size. The test
-// compares all reads with a fold of the newest delivered version of each entity.
+// TestAnyDeliveryEndsInAFoldOfTheTruth delivers versions of random trees of two tenants in any
+// order: replies before their parents, comments out of their order, cut at any place, with
+// repetitions. The buckets have any size. The test compares all reads with a fold of the newest
+// delivered version of each entity.
 func TestAnyDeliveryEndsInAFoldOfTheTruth(t *testing.T) {
 	db := testkit.Postgres(t)
 	pool, api := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleAPI)
@@ -529,7 +531,8 @@ func apply(ctx context.Context, pool *pgxpool.Pool, p Projection, batch []event.
 	return postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error { return p.Apply(ctx, tx, batch) })
 }
 
-// TestEventsThatComeLateOrTwiceChangeNothing delivers a reply before its comment, and old versions after new ones.
+// TestEventsThatComeLateOrTwiceChangeNothing delivers a reply before its comment, and old versions
+// after new ones.
 func TestEventsThatComeLateOrTwiceChangeNothing(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
@@ -570,8 +573,8 @@ func TestEventsThatComeLateOrTwiceChangeNothing(t *testing.T) {
 	}
 }
 
-// TestAWalkWhileOthersWriteMeetsOnceWhatStays writes a batch before each page of a walk. The walk must return every
-// comment that was visible throughout exactly once, and no comment twice.
+// TestAWalkWhileOthersWriteMeetsOnceWhatStays writes a batch before each page of a walk. The walk
+// must return every comment that was visible throughout exactly once, and no comment twice.
 func TestAWalkWhileOthersWriteMeetsOnceWhatStays(t *testing.T) {
 	db := testkit.Postgres(t)
 	pool, api := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleAPI)
@@ -643,8 +646,8 @@ func TestAWalkWhileOthersWriteMeetsOnceWhatStays(t *testing.T) {
 	})
 }
 
-// TestSkipCountsWhatIsLeft has the buckets of the example in the documents: 100, 102, 101 and 22 comments. After the
-// first 300 there are 25.
+// TestSkipCountsWhatIsLeft has the buckets of the example in the documents: 100, 102, 101 and 22
+// comments. After the first 300 there are 25.
 func TestSkipCountsWhatIsLeft(t *testing.T) {
 	db := testkit.Postgres(t)
 	pool, api := db.Pool(t, postgres.RoleSystem), db.Pool(t, postgres.RoleAPI)
@@ -703,7 +706,8 @@ func TestSkipCountsWhatIsLeft(t *testing.T) {
 	}
 }
 
-// explain runs a statement, and returns the rows that its scans of each table read and the indexes that they used.
+// explain runs a statement, and returns the rows that its scans of each table read and the indexes
+// that they used.
 func explain(ctx context.Context, tx pgx.Tx, sql string,
 	args pgx.StrictNamedArgs) (rows map[string]float64, indexes map[string]bool, err error) {
 	var raw []byte
@@ -746,8 +750,9 @@ func TestCostsDoNotGrowWithTheThread(t *testing.T) {
 	for n := range comments {
 		batch = append(batch, toEvent(1, made(n, nil)))
 	}
-	// childrenSQL must find a new comment's descendants and its former state by keys, also in an empty table.
-	// PostgreSQL makes the plan of the first batch then, and that plan meets all rows of the batch.
+	// childrenSQL must find a new comment's descendants and its former state by keys, also in an
+	// empty table. PostgreSQL makes the plan of the first batch then, and that plan meets all rows
+	// of the batch.
 	explainNew := func(when string, n int) {
 		t.Helper()
 		if err := postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
@@ -793,7 +798,8 @@ func TestCostsDoNotGrowWithTheThread(t *testing.T) {
 		t.Fatal(err)
 	}
 	explainNew("with 4,000 comments", comments)
-	// The index of paths is now one level higher than the primary key, so any other plan looks cheaper.
+	// The index of paths is now one level higher than the primary key, so any other plan looks
+	// cheaper.
 	if _, err := pool.Exec(ctx, `
 INSERT INTO child_lists (tenant_id, kind, child_id, object_id, slug, path, author_id, body, author_state, moderation_state, version,
 	created_at, updated_at, visible, shown)
@@ -846,8 +852,8 @@ func TestAPayloadThatIsNoCommentIsPermanent(t *testing.T) {
 	}
 }
 
-// A reader applies the events of its token beside the consumer (api.readProjection). If both create a post's first
-// bucket, the reader has to run its transaction again.
+// A reader applies the events of its token beside the consumer (api.readProjection). If both create
+// a post's first bucket, the reader has to run its transaction again.
 func TestAReaderThatMeetsTheConsumersFirstBucketRunsAgain(t *testing.T) {
 	ctx := t.Context()
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)

@@ -20,8 +20,8 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-// childRow is a child with the columns that the projection derives. For a child of the truth, Verify computes these in
-// Go.
+// childRow is a child with the columns that the projection derives. For a child of the truth,
+// Verify computes these in Go.
 type childRow struct {
 	TenantID, ObjectID           int64
 	Path, ChildID, ParentID      string
@@ -57,9 +57,9 @@ func order(k kinds.Child) func(a, b *childRow) int {
 	}
 }
 
-// rowsSQL reads the children of a kind after a place, tenant by tenant, because keys have the tenant before the kind. A
-// NULL limit means no limit.
-// Index: child_lists_pkey, a probe per tenant; then the index of the order, one range. Locks: none.
+// rowsSQL reads the children of a kind after a place, tenant by tenant, because keys have the
+// tenant before the kind. A NULL limit means no limit. Index: child_lists_pkey, a probe per tenant;
+// then the index of the order, one range. Locks: none.
 func rowsSQL(behind, order string) string {
 	return `
 WITH RECURSIVE tenants AS (
@@ -107,11 +107,12 @@ func scan(ctx context.Context, truth *pgxpool.Pool, k kinds.Child, after *store.
 	return projections.Of(store.ScanChildren(ctx, truth, k, after, limit), wanted)
 }
 
-// Verify compares every child with the truth's child. It computes visible, visible_descendants and shown from the
-// truth. Then it compares the counts of each bucket and group, the totals and aggregates of each object, and the
-// settings. It reports every difference and returns the number of compared children. An event that is not applied yet
-// causes a difference, so the caller waits for a consumer's lag of 0. Both pools act as the system role. Memory is one
-// row per level of one thread, and its buckets.
+// Verify compares every child with the truth's child. It computes visible, visible_descendants and
+// shown from the truth. Then it compares the counts of each bucket and group, the totals and
+// aggregates of each object, and the settings. It reports every difference and returns the number
+// of compared children. An event that is not applied yet causes a difference, so the caller waits
+// for a consumer's lag of 0. Both pools act as the system role. Memory is one row per level of one
+// thread, and its buckets.
 func (p Projection) Verify(ctx context.Context, truth, projection *pgxpool.Pool,
 	report func(projections.Difference)) (checked int64, err error) {
 	for _, k := range p.kinds().AllChildren() {
@@ -155,8 +156,9 @@ func verifyKind(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.Ch
 	return checked, n.finish()
 }
 
-// fold takes the children in the order of their threads. The stack has the ancestors of the last child. A child is
-// finished, with all its visible descendants counted, when a child comes that is not below it.
+// fold takes the children in the order of their threads. The stack has the ancestors of the last
+// child. A child is finished, with all its visible descendants counted, when a child comes that is
+// not below it.
 type fold struct {
 	kind  kinds.Child
 	visit func(projections.Diff)
@@ -256,8 +258,8 @@ func (s size) String() string {
 	return fmt.Sprintf("%d bytes", s.bytes)
 }
 
-// countedRow is a count of the projection for an object: all its children, the visible ones of a bucket or group that
-// begins at At and ID, or those that have the attribute ID.
+// countedRow is a count of the projection for an object: all its children, the visible ones of a
+// bucket or group that begins at At and ID, or those that have the attribute ID.
 type countedRow struct {
 	TenantID, ObjectID int64
 	Level              int // aggregated, totals, 0 (buckets) or 1 (groups)
@@ -285,9 +287,9 @@ SELECT /* threadcache.verify */ * FROM (
     FROM child_buckets WHERE kind = @kind) counted
  ORDER BY tenant_id, object_id, level, at, id`
 
-// counting compares the projection's counts, thread after thread, with the truth's children, which come in the order of
-// threads. A child belongs to the last range that begins before it. A child before all ranges belongs to a range that
-// the projection lacks.
+// counting compares the projection's counts, thread after thread, with the truth's children, which
+// come in the order of threads. A child belongs to the last range that begins before it. A child
+// before all ranges belongs to a range that the projection lacks.
 type counting struct {
 	kind   kinds.Child
 	report func(projections.Difference)
@@ -421,7 +423,8 @@ type settingsRow struct {
 	Version              int64
 }
 
-// settingsRowsSQL reads the projection's settings. Index: child_settings_pkey, all of it, sorted. Locks: none.
+// settingsRowsSQL reads the projection's settings. Index: child_settings_pkey, all of it, sorted.
+// Locks: none.
 const settingsRowsSQL = `
 SELECT /* threadcache.verify */ tenant_id, object_id, kind, locked, premoderated, title, version FROM child_settings
  ORDER BY tenant_id, object_id, kind`

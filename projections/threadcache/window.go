@@ -11,11 +11,11 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-// Window compares limit children of the truth after the given place with the projection's children, kind by kind. It
-// does not compare a child whose replies continue beyond the window; a larger window compares it. It reports
-// differences, some of which may be events that are not applied yet. It returns the number of children that it read and
-// the place to continue after, which is nil after the last child. Cost: two ranges for each kind that the window
-// touches.
+// Window compares limit children of the truth after the given place with the projection's children,
+// kind by kind. It does not compare a child whose replies continue beyond the window; a larger
+// window compares it. It reports differences, some of which may be events that are not applied yet.
+// It returns the number of children that it read and the place to continue after, which is nil
+// after the last child. Cost: two ranges for each kind that the window touches.
 func (p Projection) Window(ctx context.Context, truth, projection *pgxpool.Pool, after any, limit int,
 	report func(projections.Difference)) (checked int64, next any, err error) {
 	return projections.Kinds(p.kinds().AllChildren(), func(k kinds.Child) string { return k.Name }, after, limit,

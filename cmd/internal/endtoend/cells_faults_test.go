@@ -22,8 +22,9 @@ import (
 	"github.com/tidings/tidings/tokens"
 )
 
-// TestTwoTruthsFeedOneProjectionsDatabase has tenants with the same ids in two cells, and partitions with the same
-// numbers. It kills relays and consumers, resizes a cell, and moves a tenant to the other cell.
+// TestTwoTruthsFeedOneProjectionsDatabase has tenants with the same ids in two cells, and
+// partitions with the same numbers. It kills relays and consumers, resizes a cell, and moves a
+// tenant to the other cell.
 func TestTwoTruthsFeedOneProjectionsDatabase(t *testing.T) {
 	seed, _ := testkit.Seed(t)
 	c := newCellular(t, "a", "b")

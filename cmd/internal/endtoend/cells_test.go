@@ -56,7 +56,8 @@ type cell struct {
 	relay   *part
 }
 
-// cellular is two cells, one projections database, and one set of consumers that read the streams of both cells.
+// cellular is two cells, one projections database, and one set of consumers that read the streams
+// of both cells.
 type cellular struct {
 	t         *testing.T
 	cells     map[string]*cell
@@ -153,8 +154,8 @@ func (c *cellular) startRelay(x *cell) {
 	})
 }
 
-// start runs the process of a consumer. It reads the streams of all cells, and compares with the truth of the first
-// cell.
+// start runs the process of a consumer. It reads the streams of all cells, and compares with the
+// truth of the first cell.
 func (c *cellular) start(name string) {
 	c.t.Helper()
 	var streams []string
@@ -179,7 +180,8 @@ func (c *cellular) start(name string) {
 	})
 }
 
-// kill closes the connections of a process to a database in the middle of its work, and ends the process.
+// kill closes the connections of a process to a database in the middle of its work, and ends the
+// process.
 func (c *cellular) kill(p *part, system *pgxpool.Pool) {
 	c.t.Helper()
 	if _, err := system.Exec(c.t.Context(), `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = $1
@@ -191,7 +193,8 @@ func (c *cellular) kill(p *part, system *pgxpool.Pool) {
 	}
 }
 
-// assign puts a tenant into a cell. Requests are routed by this row, and each truth knows its tenants by it.
+// assign puts a tenant into a cell. Requests are routed by this row, and each truth knows its
+// tenants by it.
 func (c *cellular) assign(tenant int64, cell string) {
 	c.t.Helper()
 	if _, err := c.system.Exec(c.t.Context(), `INSERT INTO tenant_cells VALUES ($1, $2) ON CONFLICT (tenant_id) DO UPDATE
@@ -200,7 +203,8 @@ func (c *cellular) assign(tenant int64, cell string) {
 	}
 }
 
-// door is a tenant's host name. It routes each request to the API of the tenant's cell, by the table.
+// door is a tenant's host name. It routes each request to the API of the tenant's cell, by the
+// table.
 type door struct {
 	c      *cellular
 	tenant int64
@@ -238,8 +242,8 @@ func (c *cellular) verify() {
 	}
 }
 
-// movableSQL lists the tables of a truth with rows of a tenant that move with it, and their columns that are not
-// computed.
+// movableSQL lists the tables of a truth with rows of a tenant that move with it, and their columns
+// that are not computed.
 const movableSQL = `
 SELECT c.relname, string_agg(quote_ident(a.attname), ', ' ORDER BY a.attnum)
   FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''
@@ -247,7 +251,8 @@ SELECT c.relname, string_agg(quote_ident(a.attname), ', ' ORDER BY a.attnum)
  'edge_removals', 'erasures') AND c.relkind IN ('r', 'p')
    AND c.relnamespace = current_schema()::regnamespace GROUP BY 1 ORDER BY 1`
 
-// readOnlySQL takes the writing roles from a tenant's tokens. revokeSQL revokes the tokens when the tenant has moved.
+// readOnlySQL takes the writing roles from a tenant's tokens. revokeSQL revokes the tokens when the
+// tenant has moved.
 const (
 	readOnlySQL = `UPDATE api_tokens SET roles = ARRAY(SELECT unnest(roles) INTERSECT SELECT unnest('{read,export}'::text[]))
 		WHERE tenant_id = $1`
@@ -332,8 +337,8 @@ type resident struct {
 	places int // number of calls of write so far
 }
 
-// write runs writers and a reader of its own writes for each tenant. Each act runs after a number of further steps. It
-// ends when the steps after the last act are done.
+// write runs writers and a reader of its own writes for each tenant. Each act runs after a number
+// of further steps. It ends when the steps after the last act are done.
 func (c *cellular) write(seed uint64, all []*resident, of func(*resident) *cell, acts ...func()) {
 	c.t.Helper()
 	ctx, cancel := context.WithCancel(c.t.Context())
@@ -376,8 +381,8 @@ func (c *cellular) write(seed uint64, all []*resident, of func(*resident) *cell,
 	wg.Wait()
 }
 
-// compared waits until a process has compared all rows of a table with the truth of its cell, at rest. It requires no
-// difference: rows of other truths do not count.
+// compared waits until a process has compared all rows of a table with the truth of its cell, at
+// rest. It requires no difference: rows of other truths do not count.
 func (c *cellular) compared(name, table string) {
 	c.t.Helper()
 	var rows int64
@@ -394,8 +399,8 @@ func (c *cellular) compared(name, table string) {
 	}
 }
 
-// awaitAsOf waits until as_of reports that reads include every write, by the clock and the streams of the tenant's
-// cell.
+// awaitAsOf waits until as_of reports that reads include every write, by the clock and the streams
+// of the tenant's cell.
 func (c *cellular) awaitAsOf(r *resident) {
 	c.t.Helper()
 	written := time.Now()

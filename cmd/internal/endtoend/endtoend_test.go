@@ -34,8 +34,8 @@ func TestWhatIsServedEqualsAModelOverAKillAndAResize(t *testing.T) {
 	property(t, seed, newLine, []string{"kill", "resize"})
 }
 
-// property runs writers, walkers and readers of their own writes during the faults. The seed gives the order of the
-// faults. In the end it compares everything.
+// property runs writers, walkers and readers of their own writes during the faults. The seed gives
+// the order of the faults. In the end it compares everything.
 func property(t *testing.T, seed uint64, start func(*testing.T, *rand.Rand) *line, faults []string) {
 	rng := func(n uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, n)) }
 	l := start(t, rng(0))
@@ -171,8 +171,9 @@ func equalTenant(c client, m *model, rng *rand.Rand) error {
 	return errors.Join(errs...)
 }
 
-// verify also compares the projections with the truth. It searches for dead letters, and for events that the consumers
-// themselves applied twice. (A replay applies events in their place; they never get those.)
+// verify also compares the projections with the truth. It searches for dead letters, and for events
+// that the consumers themselves applied twice. (A replay applies events in their place; they never
+// get those.)
 func (l *line) verify() {
 	l.t.Helper()
 	report := func(d projections.Difference) { l.t.Error(d) }
@@ -196,8 +197,8 @@ func (l *line) verify() {
 // overlaid returns the number of reads that overlaid writes which the projection had not applied.
 func (l *line) overlaid() int { return int(testkit.Metric(l.t, l.reg, "api_overlaid_reads_total")) }
 
-// walker walks over lists during writes, page by page. It remembers the rows that it has seen and that no writer
-// removes.
+// walker walks over lists during writes, page by page. It remembers the rows that it has seen and
+// that no writer removes.
 type walker struct {
 	client
 	m     *model

@@ -25,8 +25,9 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-// exporter exports the kinds of its tenant during writes. Answers have all sizes and break off anywhere. It keeps the
-// states with the positions at which the streams continue. In the end joined applies the streams to each export.
+// exporter exports the kinds of its tenant during writes. Answers have all sizes and break off
+// anywhere. It keeps the states with the positions at which the streams continue. In the end joined
+// applies the streams to each export.
 type exporter struct {
 	client
 	rng    *rand.Rand
@@ -275,7 +276,8 @@ func collect(set *kinds.Set, kind string, tenant int64, events iter.Seq2[event.E
 	return all, nil
 }
 
-// joined compares the truth with each export after the events behind its positions are applied by version.
+// joined compares the truth with each export after the events behind its positions are applied by
+// version.
 func (l *line) joined(exporters []*exporter) {
 	l.t.Helper()
 	events, err := l.streamed()

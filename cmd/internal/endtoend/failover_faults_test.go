@@ -50,8 +50,8 @@ func (s *site) equal() {
 	s.checkStreams(true)
 }
 
-// TestWhatALaggingStandbyLostIsRestoredFromStreamsAndHistories promotes an asynchronous standby that lags. The API had
-// answered the lost writes, and relay and consumers had passed them on.
+// TestWhatALaggingStandbyLostIsRestoredFromStreamsAndHistories promotes an asynchronous standby
+// that lags. The API had answered the lost writes, and relay and consumers had passed them on.
 func TestWhatALaggingStandbyLostIsRestoredFromStreamsAndHistories(t *testing.T) {
 	s, pair := failedOver(t)
 	pair.Async(t)

@@ -9,7 +9,8 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// historyFaults are what TestAnOrderExplainsWhatTheAPIAnswersDuringFaults does to the line, and in this order.
+// historyFaults are what TestAnOrderExplainsWhatTheAPIAnswersDuringFaults does to the line, and in
+// this order.
 var historyFaults = []string{"restart", "pause", "cut", "links", "kill", "relay", "slow", "kill all", "freeze", "promote", "links"}
 
 func TestAnOrderExplainsWhatTheAPIAnswersDuringFaults(t *testing.T) {
@@ -23,7 +24,8 @@ func TestAnOrderExplainsWhatTheAPIAnswersDuringFaults(t *testing.T) {
 	})
 }
 
-// historyFault also has faults that leave writes without a clear answer, because they come at any moment.
+// historyFault also has faults that leave writes without a clear answer, because they come at any
+// moment.
 func (l *line) historyFault(what string) {
 	l.t.Helper()
 	switch {
@@ -37,8 +39,8 @@ func (l *line) historyFault(what string) {
 	}
 }
 
-// cutLinks cuts the links to the database and to NATS for a moment, each in the middle of what happens. Writes then have
-// no clear answer.
+// cutLinks cuts the links to the database and to NATS for a moment, each in the middle of what
+// happens. Writes then have no clear answer.
 func (l *line) cutLinks() {
 	l.t.Helper()
 	for _, link := range []*testkit.Proxy{l.toDB, l.toNATS} {

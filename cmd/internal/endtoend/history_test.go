@@ -20,10 +20,10 @@ import (
 	"github.com/tidings/tidings/tokens"
 )
 
-// A history is what several callers of the API asked and what they were answered, each with its time. A checker that is
-// not part of this project (github.com/anishathalye/porcupine) searches for an order of the calls that explains it: each
-// call takes effect at one moment between its question and its answer. A write without a clear answer may take effect at
-// any later moment, or never.
+// A history is what several callers of the API asked and what they were answered, each with its
+// time. A checker that is not part of this project (github.com/anishathalye/porcupine) searches for
+// an order of the calls that explains it: each call takes effect at one moment between its question
+// and its answer. A write without a clear answer may take effect at any later moment, or never.
 
 // deed is what a call does to its entity, or reads of it.
 type deed string
@@ -90,7 +90,8 @@ func (r register) body(version int64) string {
 	return all[version-1]
 }
 
-// read reports whether a view may give the answer, and the state after it. A read with tokens may be ahead of the view.
+// read reports whether a view may give the answer, and the state after it. A read with tokens may
+// be ahead of the view.
 func (r register) read(in asked, out told) (bool, register) {
 	version, view := out.version, in.deed.view()
 	if version == 0 { // the oldest version that explains the answer: it allows the most later answers
@@ -194,7 +195,8 @@ func (r *recorder) keep(entity string, caller int, from time.Time, in asked, out
 		Call: from.Sub(r.began).Nanoseconds(), Return: end})
 }
 
-// unclear is the number of writes of an entity whose outcome nobody knows. Each doubles the work of the checker.
+// unclear is the number of writes of an entity whose outcome nobody knows. Each doubles the work of
+// the checker.
 func (r *recorder) unclear(entity string) int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -359,7 +361,8 @@ func (c *caller) fan(path string) {
 	}
 }
 
-// tokens returns the header with the tokens of the caller's writes whose names begin with prefix, for every second read.
+// tokens returns the header with the tokens of the caller's writes whose names begin with prefix,
+// for every second read.
 func (c *caller) tokens(prefix string) (header []string, of []string) {
 	if c.rng.IntN(2) == 0 {
 		return nil, nil

@@ -60,7 +60,8 @@ type childState struct {
 
 func (c childState) visible() bool { return c.State == "visible" }
 
-// shown returns the form in lists and single reads: an invisible child has no author, body or attributes.
+// shown returns the form in lists and single reads: an invisible child has no author, body or
+// attributes.
 func (c childState) shown() childState {
 	if !c.visible() {
 		c.Author, c.Body, c.Attributes = "", "", ""
@@ -68,8 +69,8 @@ func (c childState) shown() childState {
 	return c
 }
 
-// kindModel is the truth of one tenant's edges and children of these kinds: every version from the answers to writes,
-// oldest first. Each edge and each child has one writer.
+// kindModel is the truth of one tenant's edges and children of these kinds: every version from the
+// answers to writes, oldest first. Each edge and each child has one writer.
 type kindModel struct {
 	mu       sync.Mutex
 	edges    map[edgeID][]edgeState
@@ -235,7 +236,8 @@ func mapAll[T any](raw []json.RawMessage, fn func(json.RawMessage) (T, error)) (
 	return all, nil
 }
 
-// kindWriter writes edges and children. It is their only writer, so it knows the answer to each write in advance.
+// kindWriter writes edges and children. It is their only writer, so it knows the answer to each
+// write in advance.
 type kindWriter struct {
 	client
 	m       *kindModel
@@ -249,7 +251,8 @@ type kindWriter struct {
 	tokens  map[string]string // the newest token of each entity; nil if the writer does not read its own writes
 }
 
-// begin gives the writer users and an object of its own, so the test knows their content during writes.
+// begin gives the writer users and an object of its own, so the test knows their content during
+// writes.
 func (w *kindWriter) begin(people, object int64) {
 	w.people, w.objects, w.tokens = people, []int64{object}, map[string]string{}
 }
@@ -613,7 +616,8 @@ func (w *kindWriter) childGroup(k kinds.Child) error {
 	return busy(err)
 }
 
-// create writes a child. If an author may have only one, a second create must fail and name the existing child.
+// create writes a child. If an author may have only one, a second create must fail and name the
+// existing child.
 func (w *kindWriter) create(k kinds.Child) error {
 	object, author := w.object(), w.user()
 	body := map[string]any{"author_id": fmt.Sprint(author), "body": fmt.Sprint("words ", w.rng.IntN(1000))}
@@ -664,8 +668,8 @@ func (w *kindWriter) create(k kinds.Child) error {
 	return errors.Join(err, differ("POST "+path, wanted, c))
 }
 
-// equalKinds compares everything that the API serves for objects and a user, in all kinds in force. parts is the number
-// of ways of reading, chosen by rng; 0 for all.
+// equalKinds compares everything that the API serves for objects and a user, in all kinds in force.
+// parts is the number of ways of reading, chosen by rng; 0 for all.
 func equalKinds(c client, m *kindModel, rng *rand.Rand, set *kinds.Set, objects []int64, user int64, parts int) error {
 	var all []func() error
 	for _, name := range modelEdges {
@@ -773,8 +777,8 @@ func (m *kindModel) under(k kinds.Child, object int64) []childState {
 	return m.list(k.Name, func(c childState) bool { return c.visible() && c.Object == object })
 }
 
-// equalChildren compares the pages of an object's children: in both orders, by cursors in both directions, with skip,
-// and around a child.
+// equalChildren compares the pages of an object's children: in both orders, by cursors in both
+// directions, with skip, and around a child.
 func equalChildren(c client, m *kindModel, rng *rand.Rand, k kinds.Child, object int64) error {
 	path, oldest := fmt.Sprintf("/v1/%ss/%d/%s", k.Parent, object, k.Plural), m.under(k, object)
 	newest := slices.Clone(oldest)
@@ -818,8 +822,8 @@ func equalChildren(c client, m *kindModel, rng *rand.Rand, k kinds.Child, object
 	return errors.Join(errs...)
 }
 
-// equalChildCounts compares the total and the visible number of an object's children, and the count and sum of each
-// aggregated attribute.
+// equalChildCounts compares the total and the visible number of an object's children, and the count
+// and sum of each aggregated attribute.
 func equalChildCounts(c client, m *kindModel, k kinds.Child, object int64) error {
 	type aggregate struct{ Count, Sum int64 }
 	type counts struct {

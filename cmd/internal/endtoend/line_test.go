@@ -249,7 +249,8 @@ func (l *line) open(name string, conns int) *pgxpool.Pool {
 	return pool
 }
 
-// start starts an instance of a consumer with its own connections. Batches are small, so there are many.
+// start starts an instance of a consumer with its own connections. Batches are small, so there are
+// many.
 func (l *line) start(name string) {
 	l.t.Helper()
 	l.started++
@@ -271,7 +272,8 @@ func (l *line) start(name string) {
 	l.running[name] = append(l.running[name], p)
 }
 
-// kill ends an instance in the middle of its work. It closes the connections first, so that the current batch fails.
+// kill ends an instance in the middle of its work. It closes the connections first, so that the
+// current batch fails.
 func (l *line) kill(name string) {
 	l.t.Helper()
 	p := l.running[name][0]
@@ -299,8 +301,9 @@ const deliveredSQL = `
 INSERT INTO delivered AS d (consumer, event_id) SELECT $1, id FROM unnest($2::text[]) AS id ORDER BY id
     ON CONFLICT (consumer, event_id) DO UPDATE SET times = d.times + 1`
 
-// odd is a projection that loses its connection in the middle of a batch, or gets events twice or old events again. Old
-// ones come with the offset of their own stream held: another instance may work on the others at the same time.
+// odd is a projection that loses its connection in the middle of a batch, or gets events twice or
+// old events again. Old ones come with the offset of their own stream held: another instance may
+// work on the others at the same time.
 type odd struct {
 	consumers.Projection
 	cut atomic.Bool // the next batch loses its connection before its commit

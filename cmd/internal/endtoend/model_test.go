@@ -73,8 +73,8 @@ type edge struct {
 	At   string `json:"positioned_at"`
 }
 
-// model is the truth of one tenant: the newest version of everything, from the outcomes of writes. The outcomes of
-// several writers may come in another order than the writes.
+// model is the truth of one tenant: the newest version of everything, from the outcomes of writes.
+// The outcomes of several writers may come in another order than the writes.
 type model struct {
 	mu       sync.Mutex
 	comments map[string]comment
@@ -165,7 +165,8 @@ func (m *model) list(post int64, want func(comment) bool) []comment {
 	return all
 }
 
-// tree returns the thread of a post: the visible comments, and those with a visible reply below them.
+// tree returns the thread of a post: the visible comments, and those with a visible reply below
+// them.
 func (m *model) tree(post int64) []comment {
 	below := map[string][]comment{}
 	for _, c := range m.list(post, func(comment) bool { return true }) {

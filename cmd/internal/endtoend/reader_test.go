@@ -45,7 +45,8 @@ func (c client) call(method, path, body string, headers ...string) answer {
 	return answer{w.Code, w.Header(), w.Body.Bytes()}
 }
 
-// read repeats a request while the answer is 503. A read with tokens may get 503 while a consumer writes the same rows.
+// read repeats a request while the answer is 503. A read with tokens may get 503 while a consumer
+// writes the same rows.
 func (c client) read(method, path, body string, into any) error {
 	var headers []string
 	if c.fresh != "" {
@@ -120,8 +121,8 @@ func equalWalk[T any](c client, path string, limit int, settings *thread, want [
 	return differ(fmt.Sprintf("%s by %d", path, limit), want, got)
 }
 
-// equalPost compares everything that the API serves for a post. part selects one of postParts ways of reading; -1 reads
-// in all ways.
+// equalPost compares everything that the API serves for a post. part selects one of postParts ways
+// of reading; -1 reads in all ways.
 func equalPost(c client, m *model, rng *rand.Rand, post int64, part int) error {
 	path, settings := fmt.Sprintf("/v1/posts/%d/comments", post), m.thread(post)
 	oldest, tree, ids := m.list(post, comment.visible), m.tree(post), m.ids(post)
@@ -273,7 +274,8 @@ func equalAuthor(c client, m *model, rng *rand.Rand, author int64) error {
 	return equalWalk(c, fmt.Sprintf("/v1/users/%d/comments", author), 1+rng.IntN(40), nil, want)
 }
 
-// equalRelations compares all pairs of users, their counts in one answer, and mutuals of some pairs.
+// equalRelations compares all pairs of users, their counts in one answer, and mutuals of some
+// pairs.
 func equalRelations(c client, m *model, rng *rand.Rand, users []int64) error {
 	type Pair struct { // exported for cmp
 		Follower string `json:"follower_id"`

@@ -16,8 +16,8 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// TestARestoreRenewsThePartitionOfAnEarlierRepair restores after a repair replaced a partition. The restore renews the
-// new partition like any other.
+// TestARestoreRenewsThePartitionOfAnEarlierRepair restores after a repair replaced a partition. The
+// restore renews the new partition like any other.
 func TestARestoreRenewsThePartitionOfAnEarlierRepair(t *testing.T) {
 	s := &site{truthDB: testkit.Postgres(t), projectionsDB: testkit.Postgres(t), others: testkit.Postgres(t), nats: testkit.NATSProcess(t)}
 	s.open(t)
@@ -58,8 +58,9 @@ func TestEveryCombinationOfBackupsEndsInOneTruth(t *testing.T) {
 	)
 }
 
-// TestALostReviewThatWasWrittenAgainEndsTheRestore takes the truth back to before some reviews. Before the restore,
-// their authors write others in the same places, where the kind allows one per author.
+// TestALostReviewThatWasWrittenAgainEndsTheRestore takes the truth back to before some reviews.
+// Before the restore, their authors write others in the same places, where the kind allows one per
+// author.
 func TestALostReviewThatWasWrittenAgainEndsTheRestore(t *testing.T) {
 	for _, from := range []string{"the streams", "the histories"} {
 		t.Run("from "+from, func(t *testing.T) {
@@ -112,7 +113,8 @@ func TestALostReviewThatWasWrittenAgainEndsTheRestore(t *testing.T) {
 			if _, err := pgx.ForEachRow(rows, []any{&id, &v.State, &v.Version}, func() error { got[id] = v; return nil }); err != nil {
 				t.Fatal(err)
 			}
-			// A review loses to the one that its author has now. It becomes DELETED, a version above each lost one.
+			// A review loses to the one that its author has now. It becomes DELETED, a version
+			// above each lost one.
 			want := map[string]version{again: {event.AuthorDeleted, 2}, withdrawn: {event.AuthorDeleted, 3},
 				replaced: {event.AuthorDeleted, 2}, edited: {event.AuthorActive, 3}, beside: {event.AuthorDeleted, 2},
 				kept: {event.AuthorActive, 1}, first: {event.AuthorActive, 1}, second: {event.AuthorActive, 1}}

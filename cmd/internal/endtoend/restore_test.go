@@ -35,7 +35,8 @@ import (
 	"github.com/tidings/tidings/subscribe"
 )
 
-// site is an installation with truth and projections in two databases, and a subscriber's projection in a third one.
+// site is an installation with truth and projections in two databases, and a subscriber's
+// projection in a third one.
 type site struct {
 	t                              *testing.T
 	truthDB, projectionsDB, others *testkit.DB
@@ -99,8 +100,8 @@ func (s *site) run() {
 	}
 }
 
-// runOutside starts the subscriber's projection. It restarts the projection until the relay has created a stream, as a
-// supervisor would.
+// runOutside starts the subscriber's projection. It restarts the projection until the relay has
+// created a stream, as a supervisor would.
 func (s *site) runOutside() {
 	s.t.Helper()
 	s.start("outside", func(ctx context.Context) error {
@@ -114,7 +115,8 @@ func (s *site) runOutside() {
 	})
 }
 
-// project keeps the follows in a table of the subscriber by their versions, as docs/subscribe.md says.
+// project keeps the follows in a table of the subscriber by their versions, as docs/subscribe.md
+// says.
 func (s *site) project(ctx context.Context) error {
 	nc := s.js.Conn()
 	return subscribe.Project(ctx, nc, s.outside, "outside", func(ctx context.Context, tx pgx.Tx, batch []event.Event) error {
@@ -138,8 +140,8 @@ func (s *site) keep(ctx context.Context, tx pgx.Tx, tenant int64, e event.Edge) 
 	return err
 }
 
-// beginAnew does what docs/subscribe.md says for a projection that has lost its position: empty the table, fill it from
-// an export, and begin after the export.
+// beginAnew does what docs/subscribe.md says for a projection that has lost its position: empty the
+// table, fill it from an export, and begin after the export.
 func (s *site) beginAnew(ctx context.Context) error {
 	positions, err := outbox.Positions(ctx, s.truth)
 	if err != nil {
@@ -423,7 +425,8 @@ func makeBackups(t *testing.T) *backups {
 	return b
 }
 
-// mix is a restore of truth, streams and projections from three moments; -1 is a loss without a backup.
+// mix is a restore of truth, streams and projections from three moments; -1 is a loss without a
+// backup.
 type mix struct {
 	name                  string
 	truth, stream, others int
@@ -549,8 +552,8 @@ func (s *site) reviewEvents() map[string]int64 {
 	return last
 }
 
-// checkRecovered requires that this truth has the entities of another one in the same state or a later one, except
-// those of the erased user.
+// checkRecovered requires that this truth has the entities of another one in the same state or a
+// later one, except those of the erased user.
 func (s *site) checkRecovered(then map[string]state, settings bool) {
 	s.t.Helper()
 	got := states(s.t, s.truth)
@@ -562,8 +565,8 @@ func (s *site) checkRecovered(then map[string]state, settings bool) {
 	}
 }
 
-// outsideAhead returns the number of messages that the subscriber's projection has read and its stream does not have. A
-// missing stream counts as empty.
+// outsideAhead returns the number of messages that the subscriber's projection has read and its
+// stream does not have. A missing stream counts as empty.
 func (s *site) outsideAhead() (ahead int64) {
 	s.t.Helper()
 	streams, err := broker.Streams(s.t.Context(), s.js, s.nats.Config())
@@ -603,8 +606,8 @@ func (s *site) writeMore(n int64) {
 	})
 }
 
-// checkOutsideStops requires that the subscriber's projection stops, because it has read messages that the streams no
-// longer have. Then it stops the projection and begins it again.
+// checkOutsideStops requires that the subscriber's projection stops, because it has read messages
+// that the streams no longer have. Then it stops the projection and begins it again.
 func (s *site) checkOutsideStops() {
 	s.t.Helper()
 	testkit.Eventually(s.t, "the subscriber's projection to report that it is ahead", func() (bool, error) {
@@ -628,7 +631,8 @@ func (s *site) writeSome(n int) {
 	}
 }
 
-// goOn writes more, and requires that everything is equal in the end, including the subscriber's projection.
+// goOn writes more, and requires that everything is equal in the end, including the subscriber's
+// projection.
 func (s *site) goOn(ordered bool) {
 	s.t.Helper()
 	s.writeSome(100)
@@ -648,8 +652,9 @@ func (s *site) goOn(ordered bool) {
 	s.checkStreams(ordered)
 }
 
-// checkStreams reads all streams in order: each event is there once. If ordered (no writes between the restore and the
-// command), no version of an entity follows a later one. Otherwise lost messages come again at the end, under new ids.
+// checkStreams reads all streams in order: each event is there once. If ordered (no writes between
+// the restore and the command), no version of an entity follows a later one. Otherwise lost
+// messages come again at the end, under new ids.
 func (s *site) checkStreams(ordered bool) {
 	s.t.Helper()
 	streams, err := broker.Streams(s.t.Context(), s.js, s.nats.Config())

@@ -15,8 +15,8 @@ import (
 	"github.com/tidings/tidings/relay"
 )
 
-// failOver kills the primary and promotes its synchronous standby, while no call of the API is under way: the model
-// knows no write of unknown outcome. The later ones find nothing to promote.
+// failOver kills the primary and promotes its synchronous standby, while no call of the API is
+// under way: the model knows no write of unknown outcome. The later ones find nothing to promote.
 func (l *line) failOver() {
 	l.t.Helper()
 	if l.promoted {
@@ -31,7 +31,8 @@ func (l *line) failOver() {
 	})
 }
 
-// promote makes the standby the primary of every part, at any moment. The old primary dies, or freezes and thaws.
+// promote makes the standby the primary of every part, at any moment. The old primary dies, or
+// freezes and thaws.
 func (l *line) promote() {
 	l.t.Helper()
 	if l.rng.IntN(2) == 0 {
@@ -78,8 +79,9 @@ func (l *line) fullStreams() {
 	limit(func(*jetstream.StreamInfo) int64 { return -1 })
 }
 
-// operators lets a consumer park events, and two operators retry all of them at once. Both also repair the streams.
-// Meanwhile no call of the API is under way, because the model knows no parked events.
+// operators lets a consumer park events, and two operators retry all of them at once. Both also
+// repair the streams. Meanwhile no call of the API is under way, because the model knows no parked
+// events.
 func (l *line) operators(name string) {
 	l.t.Helper()
 	if _, err := consumers.Pause(l.t.Context(), l.system, name, "test", "operators"); err != nil {

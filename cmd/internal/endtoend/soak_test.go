@@ -36,7 +36,8 @@ func TestSoakWhatIsServedEqualsAModelFromManySeeds(t *testing.T) {
 	}
 }
 
-// TestSoakAnOrderExplainsWhatTheAPIAnswers records long histories under faults in an order of chance.
+// TestSoakAnOrderExplainsWhatTheAPIAnswers records long histories under faults in an order of
+// chance.
 func TestSoakAnOrderExplainsWhatTheAPIAnswers(t *testing.T) {
 	for range 10 {
 		seed, fixed := testkit.Seed(t)

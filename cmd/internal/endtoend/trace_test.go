@@ -54,7 +54,8 @@ type traced struct {
 	parent bool
 }
 
-// tracedTTL is longer than a stall. A batch that outlives its lease is applied again, and has a span for each time.
+// tracedTTL is longer than a stall. A batch that outlives its lease is applied again, and has a
+// span for each time.
 const tracedTTL = 30 * time.Second
 
 var tracedConsumers = []string{followercounts.Name, history.Name}
@@ -248,8 +249,8 @@ func TestOneTraceLeadsFromTheRequestToTheProjections(t *testing.T) {
 	}
 }
 
-// groups sends requests at once until some have shared a transaction. The creation of each event must be in the trace
-// of its own request.
+// groups sends requests at once until some have shared a transaction. The creation of each event
+// must be in the trace of its own request.
 func (l *traced) groups() {
 	l.t.Helper()
 	before, n := l.store.Stats(), 100
@@ -301,7 +302,8 @@ func (l *traced) batch() {
 	}
 }
 
-// sampledOut sends a request whose client does not sample. The context is passed on, and no span is recorded.
+// sampledOut sends a request whose client does not sample. The context is passed on, and no span is
+// recorded.
 func (l *traced) sampledOut() {
 	l.t.Helper()
 	header, id, _ := incoming(3, "00")
@@ -321,8 +323,8 @@ func (l *traced) sampledOut() {
 	}
 }
 
-// lostAck loses the acknowledgment of a publish, so the relay finds the event on the stream. There is one span of the
-// publish, with an unknown outcome.
+// lostAck loses the acknowledgment of a publish, so the relay finds the event on the stream. There
+// is one span of the publish, with an unknown outcome.
 func (l *traced) lostAck() {
 	l.t.Helper()
 	l.proxy.LoseAnswers()
@@ -339,8 +341,8 @@ func (l *traced) lostAck() {
 	}
 }
 
-// poison writes an event by SQL that no projection can apply, with a trace context of its own. The context must stay,
-// and the event must have a failed span.
+// poison writes an event by SQL that no projection can apply, with a trace context of its own. The
+// context must stay, and the event must have a failed span.
 func (l *traced) poison() {
 	l.t.Helper()
 	header, id, span := incoming(6, "01")

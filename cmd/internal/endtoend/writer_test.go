@@ -99,8 +99,8 @@ func (w *writer) pick(post int64) string {
 	return ids[w.rng.IntN(len(ids))]
 }
 
-// refused reports whether a write may get this answer because other writers write the same entity. Such a write changed
-// nothing.
+// refused reports whether a write may get this answer because other writers write the same entity.
+// Such a write changed nothing.
 func refused(status int) bool {
 	return status == http.StatusConflict || status == http.StatusPreconditionFailed || status == http.StatusServiceUnavailable
 }
@@ -284,8 +284,8 @@ func (w *writer) outcomes(out []store.ChildOutcome) error {
 	return nil
 }
 
-// session is a writer with accounts and a post of its own. After each write it reads everything that the tokens of its
-// writes must show.
+// session is a writer with accounts and a post of its own. After each write it reads everything
+// that the tokens of its writes must show.
 type session struct {
 	writer
 	tokens map[string]string // the newest token of each entity

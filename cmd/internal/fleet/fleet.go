@@ -1,5 +1,5 @@
-// Package fleet lists all projections of the system. A new projection needs its folder, its migration and its line
-// here.
+// Package fleet lists all projections of the system. A new projection needs its folder, its
+// migration and its line here.
 package fleet
 
 import (
@@ -10,8 +10,8 @@ import (
 	"github.com/tidings/tidings/projections/threadcache"
 )
 
-// Projections returns every projection, in the order of reports. now returns the kinds in force (kinds.Catalog.Now);
-// the projections call it whenever they need them.
+// Projections returns every projection, in the order of reports. now returns the kinds in force
+// (kinds.Catalog.Now); the projections call it whenever they need them.
 func Projections(now func() *kinds.Set) []projections.Projection {
 	return []projections.Projection{followercounts.New(now), threadcache.New(now), history.New(now)}
 }

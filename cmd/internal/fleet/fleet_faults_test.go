@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// TestAProjectionIsItsFolderItsMigrationAndOneLine adds the projection of the documentation by an overlay of these
-// three parts. It runs the contract tests of all projections with it.
+// TestAProjectionIsItsFolderItsMigrationAndOneLine adds the projection of the documentation by an
+// overlay of these three parts. It runs the contract tests of all projections with it.
 func TestAProjectionIsItsFolderItsMigrationAndOneLine(t *testing.T) {
 	root, err := filepath.Abs("../../..")
 	if err != nil {

@@ -14,8 +14,8 @@ import (
 // race reports whether this run has the race detector.
 var race bool
 
-// pageMigration returns the path of the migration that docs/adding-a-projection.md names. It fails the test unless the
-// page has the next free number.
+// pageMigration returns the path of the migration that docs/adding-a-projection.md names. It fails
+// the test unless the page has the next free number.
 func pageMigration(t *testing.T, root string) string {
 	t.Helper()
 	page, err := os.ReadFile(filepath.Join(root, "docs/adding-a-projection.md"))

@@ -29,7 +29,8 @@ func (o operation) text() string {
 	return encode(o.op)
 }
 
-// operations returns writes of one kind. With distinct, each is of another entity, and creates have keys.
+// operations returns writes of one kind. With distinct, each is of another entity, and creates have
+// keys.
 func (l *lane) operations(n int, distinct bool) (path string, all []operation) {
 	seen := map[string]bool{}
 	if l.chance(2) {
@@ -182,8 +183,8 @@ func (l *lane) equalItem(o operation, item map[string]any, at int, lines bool) e
 	return errors.Join(l.settle(a, want, entity, token), differ(a, want.replayed, item["replayed"] == true))
 }
 
-// cutBatch breaks the connection within a batch or its answer, and finds out which operations happened. Each happens
-// completely or not at all, and none of a batch that did not arrive.
+// cutBatch breaks the connection within a batch or its answer, and finds out which operations
+// happened. Each happens completely or not at all, and none of a batch that did not arrive.
 func (l *lane) cutBatch() error {
 	path, all := l.operations(1+l.rng.IntN(pick(l, 5, 5, 5, 250)), true)
 	if len(all) == 0 {
@@ -245,8 +246,8 @@ func sendSome(host, text string, read int) error {
 	return nil
 }
 
-// lookUp finds out whether an operation happened, as a client would: a create by its key, any other by the entity's
-// state.
+// lookUp finds out whether an operation happened, as a client would: a create by its key, any other
+// by the entity's state.
 func (l *lane) lookUp(o operation, actor string, arrived bool) error {
 	l.acting = actor
 	want := o.plan()

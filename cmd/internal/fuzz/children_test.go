@@ -12,8 +12,8 @@ import (
 
 const maxDepth = 64
 
-// goneCode returns the code for a child whose state forbids a write. Comments have a code of their own, from before
-// there were kinds.
+// goneCode returns the code for a child whose state forbids a write. Comments have a code of their
+// own, from before there were kinds.
 func goneCode(k kinds.Child) string {
 	if k.Name == event.AggregateComment {
 		return "comment-gone"
@@ -89,7 +89,8 @@ type newChild struct {
 	values         map[string]any
 }
 
-// create plans a create or a reply. It may have a new idempotency key, or a used one with the same or another request.
+// create plans a create or a reply. It may have a new idempotency key, or a used one with the same
+// or another request.
 func (l *lane) create(k kinds.Child) write {
 	n := newChild{k: k, object: l.object(), author: l.user(), body: l.text(k.Name)}
 	if k.Threaded && !l.chance(3) {
@@ -201,8 +202,8 @@ func (l *lane) planCreate(n newChild) outcome {
 
 func depth(path string) int { return strings.Count(path, "/") + 1 }
 
-// pathOf returns the position of a child: its parent's path and a segment of its time and slug. A reply is younger than
-// its parent.
+// pathOf returns the position of a child: its parent's path and a segment of its time and slug. A
+// reply is younger than its parent.
 func pathOf(parent *childRow, c event.Child) string {
 	segment := fmt.Sprintf("%014x%s", c.CreatedAt.UnixMicro(), c.Slug)
 	if parent == nil {

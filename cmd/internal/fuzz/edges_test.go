@@ -9,7 +9,8 @@ import (
 	"github.com/tidings/tidings/kinds"
 )
 
-// words returns the names that a kind of edges uses. Follows have names of their own, from before there were kinds.
+// words returns the names that a kind of edges uses. Follows have names of their own, from before
+// there were kinds.
 func words(k kinds.Edge) (put, remove, active, reversed, self string) {
 	if k.Name == event.AggregateFollow {
 		return "follow", "unfollow", "following", "followed_by", "self-follow"

@@ -21,8 +21,8 @@ const eventsSQL = `
 SELECT id, event_id::text, aggregate_type, aggregate_id, event_type, event_version, payload FROM outbox_messages WHERE tenant_id = $1
 AND id > $2 ORDER BY id`
 
-// offsetSQL stores the offset of followercounts in a tenant's events. Each tenant has a stream of its own here. The
-// API's page cache depends on the offset.
+// offsetSQL stores the offset of followercounts in a tenant's events. Each tenant has a stream of
+// its own here. The API's page cache depends on the offset.
 const offsetSQL = `
 INSERT INTO consumer_offsets AS o (consumer_name, partition_key, last_processed_id, as_of) VALUES ($1, $2, $3, now())
     ON CONFLICT (consumer_name, partition_key) DO UPDATE SET last_processed_id = excluded.last_processed_id, as_of = excluded.as_of`
@@ -40,7 +40,8 @@ func (l *lane) unseen() ([]event.Event, error) {
 	})
 }
 
-// catchUp compares the new events with the model and applies them. They must be the next versions in the model.
+// catchUp compares the new events with the model and applies them. They must be the next versions
+// in the model.
 func (l *lane) catchUp() error {
 	events, err := l.unseen()
 	if err == nil {
@@ -81,8 +82,8 @@ func (l *lane) apply(events []event.Event) error {
 	})
 }
 
-// project compares events with the model and records that the projections have them. No version may remain without an
-// event.
+// project compares events with the model and records that the projections have them. No version may
+// remain without an event.
 func (l *lane) project(events []event.Event) error {
 	for i := range events {
 		if err := l.projectOne(&events[i]); err != nil {
@@ -256,8 +257,8 @@ func (l *lane) beside(seed uint64) *lane {
 	return &c
 }
 
-// fresh chooses tokens and returns the view of a read with them. If a projection lacks writes that they name, the read
-// shows the newest state of those entities.
+// fresh chooses tokens and returns the view of a read with them. If a projection lacks writes that
+// they name, the read shows the newest state of those entities.
 func (l *lane) fresh() (header string, v view) {
 	v = view{m: l.m, ahead: map[any]bool{}}
 	var chosen []given
@@ -296,8 +297,8 @@ func (v view) names() string {
 	return b.String()
 }
 
-// date reads the deleted children that the view has ahead of the projections, if the model lacks the time of a deletion:
-// neither an answer nor an event has told it.
+// date reads the deleted children that the view has ahead of the projections, if the model lacks
+// the time of a deletion: neither an answer nor an event has told it.
 func (l *lane) date(v view) error {
 	for row := range v.ahead {
 		if r, ok := row.(*childRow); ok && r.now().UpdatedAt.IsZero() {
@@ -319,8 +320,8 @@ func projectedOf(row any) int64 {
 	return int64(row.(*threadRow).projected)
 }
 
-// readOwn reads with tokens, several reads at once because they wait. Half of the time the projections catch up
-// meanwhile: then a read may see either state.
+// readOwn reads with tokens, several reads at once because they wait. Half of the time the
+// projections catch up meanwhile: then a read may see either state.
 func (l *lane) readOwn() error {
 	if len(l.tokens) == 0 {
 		return nil

@@ -23,8 +23,8 @@ const rounds = 3
 // swept is the number of requests of a lane's last comparison.
 const swept = 400
 
-// fuzz makes the given number of requests, most of them in lanes and the others in races. With one seed a lane takes
-// the same steps until its first race.
+// fuzz makes the given number of requests, most of them in lanes and the others in races. With one
+// seed a lane takes the same steps until its first race.
 func fuzz(t *testing.T, seed uint64, requests int64) {
 	r := newRig(t)
 	ctx, cancel := context.WithCancel(t.Context())

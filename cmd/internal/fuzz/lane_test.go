@@ -72,9 +72,10 @@ func (l *lane) actor() string {
 	return fmt.Sprintf("%s %d", l.mark(), l.writes)
 }
 
-// call makes a request to a random API process. Headers are "Name: value"; a header without a value is removed. It
-// checks everything that holds for every answer. After a documented 503, which means that the API did nothing, it tries
-// again. A read with tokens gets one if the lane itself keeps the projection's rows for too long.
+// call makes a request to a random API process. Headers are "Name: value"; a header without a value
+// is removed. It checks everything that holds for every answer. After a documented 503, which means
+// that the API did nothing, it tries again. A read with tokens gets one if the lane itself keeps
+// the projection's rows for too long.
 func (l *lane) call(method, path, body string, headers ...string) (answer, error) {
 	return l.record.play(func() (answer, error) { return l.try(method, path, body, headers...) })
 }
@@ -206,7 +207,8 @@ func pick[T any](l *lane, of ...T) T { return of[l.rng.IntN(len(of))] }
 // chance returns true once in n calls on average.
 func (l *lane) chance(n int) bool { return l.rng.IntN(n) == 0 }
 
-// There are few ids, the same for every tenant, so that requests meet. The last one is the largest 64-bit id.
+// There are few ids, the same for every tenant, so that requests meet. The last one is the largest
+// 64-bit id.
 func (l *lane) user() int64   { return pick(l, int64(1), 2, 3, 4, 5, 6, 7, 9223372036854775807) }
 func (l *lane) object() int64 { return pick(l, int64(1), 1, 1, 2, 3, 9223372036854775807) }
 

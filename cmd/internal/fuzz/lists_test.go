@@ -210,7 +210,8 @@ func (l *lane) listChildren() error {
 	return l.ask(p, l.view(), nil)
 }
 
-// childList returns a random list of children. For a list that is one document it makes the request itself.
+// childList returns a random list of children. For a list that is one document it makes the request
+// itself.
 func (l *lane) childList() (page, error) {
 	switch n := l.rng.IntN(12); {
 	case n < 5:
@@ -244,7 +245,8 @@ func (l *lane) pending() page {
 	}, false, nil)
 }
 
-// chronological returns a list of the children of an object by age, from the beginning or after some of them.
+// chronological returns a list of the children of an object by age, from the beginning or after
+// some of them.
 func (l *lane) chronological() page {
 	k, object, newest := l.childKind(anyKind), l.object(), l.chance(2)
 	order := "oldest"
@@ -279,7 +281,8 @@ func (l *lane) threadOf(k kinds.Child, object int64) func(view) map[string]any {
 	return func(v view) map[string]any { return map[string]any{"thread": renderState(v.thread(k, object))} }
 }
 
-// aged returns a list of children by age. A list with rest is one object's, and has pages in both directions.
+// aged returns a list of children by age. A list with rest is one object's, and has pages in both
+// directions.
 func (l *lane) aged(path string, k kinds.Child, want func(event.Child) bool, newest bool, rest func(view) map[string]any) page {
 	return page{path: path, read: func(v view, at *place, limit int) found {
 		all := v.childrenOf(k, want)
@@ -420,7 +423,8 @@ func (l *lane) document(v view, fresh string) error {
 	return errors.Join(a.expect(http.StatusOK, ""), differ(a, any(want), any(a.json)))
 }
 
-// nest makes a tree of children in thread order. A child whose parent is missing is below its nearest ancestor.
+// nest makes a tree of children in thread order. A child whose parent is missing is below its
+// nearest ancestor.
 func nest(k kinds.Child, all []event.Child, below string) []any {
 	out := []any{}
 	for i := 0; i < len(all); {

@@ -12,7 +12,8 @@ import (
 	"github.com/tidings/tidings/kinds"
 )
 
-// edgeRow is an edge with all its versions, and the number of them that the projections have applied.
+// edgeRow is an edge with all its versions, and the number of them that the projections have
+// applied.
 type edgeRow struct {
 	k         kinds.Edge
 	from, to  int64
@@ -130,7 +131,8 @@ func (m *model) placeOf(k kinds.Child, object, author int64) *childRow {
 	return nil
 }
 
-// view is the content that a read sees: the projected version of each row, and the newest version of the rows in ahead.
+// view is the content that a read sees: the projected version of each row, and the newest version
+// of the rows in ahead.
 type view struct {
 	m     *model
 	ahead map[any]bool
@@ -225,8 +227,8 @@ func under(object int64) func(event.Child) bool {
 	return func(c event.Child) bool { return int64(c.Parent) == object && visible(c) }
 }
 
-// threaded returns the children of an object in thread order: the visible ones, and those with a visible reply below
-// them.
+// threaded returns the children of an object in thread order: the visible ones, and those with a
+// visible reply below them.
 func (v view) threaded(k kinds.Child, object int64) []event.Child {
 	all := v.childrenOf(k, func(c event.Child) bool { return int64(c.Parent) == object })
 	slices.SortFunc(all, func(a, b event.Child) int { return strings.Compare(a.Path, b.Path) })

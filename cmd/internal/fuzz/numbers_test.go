@@ -39,7 +39,8 @@ func (l *lane) plain(a answer, want map[string]any) error {
 
 func (l *lane) counts(v view, headers []string) error {
 	object := pick(l, "user", "user", "post", "group", "product", "conversation", "song")
-	// the API reads edges and children one after the other, and the projections may catch up between
+	// the API reads edges and children one after the other, and the projections may catch up
+	// between
 	if l.record != nil && (object == "post" || object == "song") {
 		object = "group"
 	}

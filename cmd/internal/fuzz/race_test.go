@@ -14,8 +14,8 @@ import (
 
 const racers = 3 // of a tenant
 
-// race lets several clients of one tenant write the same entities at once. It compares their answers afterwards, when
-// the events give the order of the writes.
+// race lets several clients of one tenant write the same entities at once. It compares their
+// answers afterwards, when the events give the order of the writes.
 type race struct {
 	*lane
 	mu       sync.Mutex
@@ -153,7 +153,8 @@ func (r *race) child(side *lane, actor string) error {
 	return r.try(side, &attempt{entity: path}, http.MethodGet, path, "")
 }
 
-// create writes children. Many requests have a key that other clients use for the same request at the same time.
+// create writes children. Many requests have a key that other clients use for the same request at
+// the same time.
 func (r *race) create(side *lane, actor string) error {
 	k := side.childKind(anyKind)
 	n := newChild{k: k, object: 1, author: 1 + side.rng.Int64N(6), body: r.mark() + " made in a race"}
@@ -213,7 +214,8 @@ func (a *attempt) version() int64 {
 	return int64(v)
 }
 
-// settle reads the events in the order of the writes, builds the model from them, and compares all answers.
+// settle reads the events in the order of the writes, builds the model from them, and compares all
+// answers.
 func (r *race) settle() error {
 	events, err := r.unseen()
 	if err != nil {
@@ -324,7 +326,8 @@ func follows(last, next event.Edge, kind string) error {
 	return nil
 }
 
-// follow adds a version that may follow the last one. Members that the event of a hidden child lacks stay as they were.
+// follow adds a version that may follow the last one. Members that the event of a hidden child
+// lacks stay as they were.
 func (r *childRow) follow(next event.Child, kind string) error {
 	last := r.now()
 	if bare(next) {
@@ -377,7 +380,8 @@ func (r *race) version(path string, version int64) (shown map[string]any, ok boo
 	return nil, false
 }
 
-// fits reports whether an answer is possible in some order of the requests that agrees with the events.
+// fits reports whether an answer is possible in some order of the requests that agrees with the
+// events.
 func (r *race) fits(a *attempt, m *made) error {
 	version, guarded := a.version(), a.guard
 	switch {

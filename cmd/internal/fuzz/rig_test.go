@@ -55,8 +55,8 @@ children:
   note: {plural: notes, parent: song, threaded: true}
 `
 
-// rig is the shared part of all lanes: two API processes on one database, and the processes that work on it beside
-// them.
+// rig is the shared part of all lanes: two API processes on one database, and the processes that
+// work on it beside them.
 type rig struct {
 	t       *testing.T
 	system  *pgxpool.Pool
@@ -161,7 +161,8 @@ CREATE SCHEMA ahead;
 CREATE FUNCTION ahead.now() RETURNS timestamptz LANGUAGE sql STABLE AS 'SELECT pg_catalog.now() + interval ''2 hours''';
 GRANT USAGE ON SCHEMA ahead TO tidings_system`
 
-// mover moves threads to the archive as soon as they are written. Removers remove the edges that were requested.
+// mover moves threads to the archive as soon as they are written. Removers remove the edges that
+// were requested.
 type mover struct {
 	*store.Archiver
 	removers []*store.Remover

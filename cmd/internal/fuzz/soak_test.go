@@ -35,8 +35,8 @@ func TestSoakAMillionAnswersAreThoseOfAModel(t *testing.T) {
 	}
 }
 
-// TestSoakTheFuzzerFindsEveryMutant builds the test without one guard of the system. The test must then fail for that
-// reason, with one of three seeds.
+// TestSoakTheFuzzerFindsEveryMutant builds the test without one guard of the system. The test must
+// then fail for that reason, with one of three seeds.
 func TestSoakTheFuzzerFindsEveryMutant(t *testing.T) {
 	root, err := mutants.Root()
 	if err != nil {

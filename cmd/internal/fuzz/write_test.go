@@ -10,7 +10,8 @@ import (
 	"github.com/tidings/tidings/event"
 )
 
-// write is a request that writes. The lane calls plan when the answer has come: until then the model does not change.
+// write is a request that writes. The lane calls plan when the answer has come: until then the
+// model does not change.
 type write struct {
 	method, path string
 	body         any // nil: no body
@@ -148,8 +149,8 @@ func (l *lane) settle(a answer, o outcome, entity map[string]any, token string) 
 	return nil
 }
 
-// condition is an If-Match with the version, another version, any, none, or nonsense. refused is the code of an invalid
-// one.
+// condition is an If-Match with the version, another version, any, none, or nonsense. refused is
+// the code of an invalid one.
 type condition struct {
 	header  string
 	version int64 // 0: any version; -1: a valid tag that is not one of ours

@@ -12,7 +12,8 @@ import (
 	"github.com/tidings/tidings/internal/broker"
 )
 
-// wait limits the time that an answer of the API waits for the broker. The API also answers without it.
+// wait limits the time that an answer of the API waits for the broker. The API also answers without
+// it.
 const wait = time.Second
 
 // Of returns a function that reads the heads of the partitions' streams from the broker.

@@ -48,7 +48,8 @@ func newLine(t *testing.T) line {
 	return l
 }
 
-// instance runs one instance of followercounts with small batches, so instances often meet on the same accounts.
+// instance runs one instance of followercounts with small batches, so instances often meet on the
+// same accounts.
 func (l line) instance(t *testing.T) (stop func()) {
 	t.Helper()
 	cfg := system.ConsumerConfig()
@@ -72,8 +73,8 @@ func (l line) settle(t *testing.T) {
 	}
 }
 
-// TestAThousandTogglesOfOneEdgeEndInTheTruthsCount lets a thousand writers follow and unfollow one pair through the API
-// at once.
+// TestAThousandTogglesOfOneEdgeEndInTheTruthsCount lets a thousand writers follow and unfollow one
+// pair through the API at once.
 func TestAThousandTogglesOfOneEdgeEndInTheTruthsCount(t *testing.T) {
 	l := newLine(t)
 	l.instance(t)
@@ -144,8 +145,8 @@ func TestAThousandTogglesOfOneEdgeEndInTheTruthsCount(t *testing.T) {
 	}
 }
 
-// TestInstancesThatMeetOnTheSameAccountsStayExact has one account that everybody follows and one that follows
-// everybody, with removals between. Instances that start and stop apply the events.
+// TestInstancesThatMeetOnTheSameAccountsStayExact has one account that everybody follows and one
+// that follows everybody, with removals between. Instances that start and stop apply the events.
 func TestInstancesThatMeetOnTheSameAccountsStayExact(t *testing.T) {
 	const celebrity, fan, others = 1, 2, 600
 	l := newLine(t)

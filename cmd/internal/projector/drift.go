@@ -32,9 +32,9 @@ func (c VerifyConfig) Validate() error {
 	return nil
 }
 
-// Drift compares a projection with the truth, window by window and round after round. A difference counts only if two
-// looks at the window find it, the consumer has applied everything written before the first look in between, and the
-// second look's is not one that later events explain.
+// Drift compares a projection with the truth, window by window and round after round. A difference
+// counts only if two looks at the window find it, the consumer has applied everything written
+// before the first look in between, and the second look's is not one that later events explain.
 type Drift struct {
 	cfg                VerifyConfig
 	truth, projections *pgxpool.Pool
@@ -55,8 +55,8 @@ type Drift struct {
 	suspected map[projections.Difference]projections.Difference // the first look's differences, by unversioned; nil before it
 }
 
-// NewDrift returns the comparison of p. It starts nothing. The pools act as RoleReader and RoleConsumer, or as roles
-// with more rights.
+// NewDrift returns the comparison of p. It starts nothing. The pools act as RoleReader and
+// RoleConsumer, or as roles with more rights.
 func NewDrift(cfg VerifyConfig, truth, projected *pgxpool.Pool, js jetstream.JetStream, b broker.Config, p projections.Projection,
 	reg prometheus.Registerer, log *slog.Logger) (*Drift, error) {
 	reg = prometheus.WrapRegistererWith(prometheus.Labels{"consumer": p.Name()}, reg)
@@ -165,8 +165,8 @@ func unversioned(d projections.Difference) projections.Difference {
 	return d
 }
 
-// lasting reports whether no event explains a difference that both looks found. The consumer has applied the version that
-// the first look saw in the truth.
+// lasting reports whether no event explains a difference that both looks found. The consumer has
+// applied the version that the first look saw in the truth.
 func lasting(first, second projections.Difference) bool {
 	switch want, got := second.WantVersion, second.GotVersion; {
 	case got < first.WantVersion: // it was lost

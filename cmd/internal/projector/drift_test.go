@@ -115,8 +115,9 @@ func TestOnlyADifferenceThatNoEventExplainsIsDrift(t *testing.T) {
 	}
 }
 
-// TestADifferenceOfALaterVersionIsNoDrift: an entity toggles, so two looks find one difference of two states, each of which
-// an event explains. A difference that no event explains is drift all the same, however often its entity changes.
+// TestADifferenceOfALaterVersionIsNoDrift: an entity toggles, so two looks find one difference of
+// two states, each of which an event explains. A difference that no event explains is drift all the
+// same, however often its entity changes.
 func TestADifferenceOfALaterVersionIsNoDrift(t *testing.T) {
 	const parent, reply = "0196b2d4-7c00-7000-8000-00000000000a", "0196b2d4-7c00-7000-8000-00000000000b"
 	for _, c := range []struct {

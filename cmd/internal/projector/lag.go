@@ -25,9 +25,9 @@ type lagCollector struct {
 	lag, deadLetters *prometheus.Desc
 }
 
-// NewLagCollector returns a collector of the lag and dead letters of every consumer that has offsets. It reads the
-// offsets and the streams at each scrape. Every consumer process exports all consumers, so a consumer without a running
-// process remains visible.
+// NewLagCollector returns a collector of the lag and dead letters of every consumer that has
+// offsets. It reads the offsets and the streams at each scrape. Every consumer process exports all
+// consumers, so a consumer without a running process remains visible.
 func NewLagCollector(pool *pgxpool.Pool, js jetstream.JetStream, cfg broker.Config, log *slog.Logger) prometheus.Collector {
 	return &lagCollector{
 		pool: pool, js: js, cfg: cfg, log: log.With("component", "lag"),

@@ -1,4 +1,5 @@
-// Package projector wires the parts that all projector binaries share: one projection behind one consumer.
+// Package projector wires the parts that all projector binaries share: one projection behind one
+// consumer.
 //
 //	NATS ──▶ consumers.Consumer ──▶ projection ──▶ projections database        ops port: lag, readiness
 //	                                                   ▲ compared, window by window (Drift)
@@ -33,7 +34,8 @@ type Config struct {
 	ProjectionsDatabaseURL string `env:"PROJECTIONS_DATABASE_URL, default=$DATABASE_URL"`
 	Postgres               postgres.Config
 	Broker                 broker.Config
-	// STREAM:PREFIX of each cell whose events the consumer applies; empty: only the streams of Broker
+	// STREAM:PREFIX of each cell whose events the consumer applies; empty: only the streams of
+	// Broker
 	Cells    map[string]string `env:"NATS_CELLS"`
 	Consumer consumers.Config
 	Verify   VerifyConfig
@@ -77,10 +79,11 @@ func (c Config) cells() []broker.Config {
 	return all
 }
 
-// Run applies events to the projection until ctx ends. make returns the projection; its argument returns the kinds in
-// force. Run serves its metrics and those of reg on opsAddr. It waits for unavailable servers and for a database that
-// lacks migrations. It returns broker.ErrClosed when the connection to NATS is closed permanently. Any number of
-// processes may run at once and share the work.
+// Run applies events to the projection until ctx ends. make returns the projection; its argument
+// returns the kinds in force. Run serves its metrics and those of reg on opsAddr. It waits for
+// unavailable servers and for a database that lacks migrations. It returns broker.ErrClosed when
+// the connection to NATS is closed permanently. Any number of processes may run at once and share
+// the work.
 func Run[P projections.Projection](ctx context.Context, opsAddr string, cfg Config, make func(now func() *kinds.Set) P,
 	reg *prometheus.Registry) error {
 	if err := cfg.Validate(); err != nil {
@@ -140,7 +143,8 @@ func Run[P projections.Projection](ctx context.Context, opsAddr string, cfg Conf
 		if err := migrations.Await(ctx, pool, migrations.Projections, log); err != nil {
 			return err
 		}
-		// The catalog begins with the built-in kinds. The consumer reloads it when it meets an unknown kind.
+		// The catalog begins with the built-in kinds. The consumer reloads it when it meets an
+		// unknown kind.
 		g.Go(func() error { return catalog.Run(ctx) })
 		for _, r := range readers {
 			g.Go(func() error { return r.Run(ctx) })

@@ -33,8 +33,8 @@ func load(t *testing.T, env map[string]string) projector.Config {
 	return cfg
 }
 
-// TestAProjectorShowsTheFleetAndStopsCleanly has a consumer with an offset but no process, and one event that it has
-// not applied.
+// TestAProjectorShowsTheFleetAndStopsCleanly has a consumer with an offset but no process, and one
+// event that it has not applied.
 func TestAProjectorShowsTheFleetAndStopsCleanly(t *testing.T) {
 	db, nats := testkit.Postgres(t), testkit.NATS(t)
 	js, err := jetstream.New(nats.Connect(t))

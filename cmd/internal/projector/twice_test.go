@@ -29,7 +29,8 @@ children:
   verdict: {plural: verdicts, parent: song, attributes: {stars: {type: integer, minimum: -3, maximum: 3, required: true, aggregate: true}}}
 `
 
-// writeEverything writes edges and children of several kinds in several versions, and settings of a thread.
+// writeEverything writes edges and children of several kinds in several versions, and settings of a
+// thread.
 func writeEverything(t *testing.T, s *store.Store, set *kinds.Set) {
 	t.Helper()
 	meta := store.Meta{Actor: "test"}
@@ -90,8 +91,8 @@ func writeEverything(t *testing.T, s *store.Store, set *kinds.Set) {
 	}
 }
 
-// TestEveryProjectionGivenEveryEventTwiceEndsInTheSameTables applies what the store and a relay put on a stream: each
-// event once, each event twice in one batch, and all of them again.
+// TestEveryProjectionGivenEveryEventTwiceEndsInTheSameTables applies what the store and a relay put
+// on a stream: each event once, each event twice in one batch, and all of them again.
 func TestEveryProjectionGivenEveryEventTwiceEndsInTheSameTables(t *testing.T) {
 	l := newLine(t)
 	if _, err := kinds.Apply(t.Context(), kinds.Databases{Truth: l.pool, Projections: l.pool},
@@ -174,8 +175,8 @@ func TestEveryProjectionGivenEveryEventTwiceEndsInTheSameTables(t *testing.T) {
 	}
 }
 
-// rows returns the rows of the tables as text, without what the database makes: the time at which a count
-// changed, and the ids of a history's versions.
+// rows returns the rows of the tables as text, without what the database makes: the time at which a
+// count changed, and the ids of a history's versions.
 func (l line) rows(t *testing.T, tables []string) (all []string) {
 	t.Helper()
 	for _, table := range tables {

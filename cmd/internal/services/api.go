@@ -40,11 +40,12 @@ type apiConfig struct {
 	Console                console.Config
 	// The port of the console alone. The API's port has no page of it.
 	ConsoleAddr string `env:"CONSOLE_ADDR, default=127.0.0.1:8081"`
-	// The login may act as tidings_system. For empty URLs see consoleDatabases. Without the console the API needs no
-	// such login.
+	// The login may act as tidings_system. For empty URLs see consoleDatabases. Without the console
+	// the API needs no such login.
 	ConsoleDatabaseURL            string `env:"CONSOLE_DATABASE_URL"`
 	ConsoleProjectionsDatabaseURL string `env:"CONSOLE_PROJECTIONS_DATABASE_URL"`
-	// The login owns the projections' tables, for replays. If it is empty, the console offers no replay.
+	// The login owns the projections' tables, for replays. If it is empty, the console offers no
+	// replay.
 	ConsoleOwnerDatabaseURL string `env:"CONSOLE_OWNER_DATABASE_URL"`
 }
 
@@ -142,8 +143,8 @@ func serveConsole(ctx context.Context, g *errgroup.Group, cfg apiConfig, see *co
 	return nil
 }
 
-// openConsole returns the console and a function that closes its pools. The console is nil if it is off. The pools have
-// few connections and act as the system role.
+// openConsole returns the console and a function that closes its pools. The console is nil if it is
+// off. The pools have few connections and act as the system role.
 func openConsole(ctx context.Context, cfg apiConfig, nc *nats.Conn, waker *broker.Waker, catalog *kinds.Catalog,
 	log *slog.Logger) (*console.Console, func(), error) {
 	if !cfg.Console.On {
@@ -179,8 +180,8 @@ func openConsole(ctx context.Context, cfg apiConfig, nc *nats.Conn, waker *broke
 	return c, closePools, err
 }
 
-// consoleDatabases returns the URLs of the console. If truth and projections are in one database, the console uses one
-// login for both.
+// consoleDatabases returns the URLs of the console. If truth and projections are in one database,
+// the console uses one login for both.
 func consoleDatabases(cfg apiConfig) (truth, projections string) {
 	truth, projections = cmp.Or(cfg.ConsoleDatabaseURL, cfg.DatabaseURL), cfg.ProjectionsDatabaseURL
 	if projections == cfg.DatabaseURL {
@@ -189,7 +190,8 @@ func consoleDatabases(cfg apiConfig) (truth, projections string) {
 	return truth, cmp.Or(cfg.ConsoleProjectionsDatabaseURL, projections)
 }
 
-// databases opens the pools of the truth for requests, of the truth for tokens, and of the projections.
+// databases opens the pools of the truth for requests, of the truth for tokens, and of the
+// projections.
 func databases(ctx context.Context, cfg apiConfig) (truth, tokens, projections *pgxpool.Pool, closeAll func(), err error) {
 	few := cfg.Postgres
 	few.MaxConns = api.TokenConns

@@ -20,8 +20,8 @@ import (
 	"github.com/tidings/tidings/tokens"
 )
 
-// TestAStopFinishesTheWritesThatItHasTaken stops the API while writes wait for a lock. The API first tells load
-// balancers, then closes its port, and then answers these writes.
+// TestAStopFinishesTheWritesThatItHasTaken stops the API while writes wait for a lock. The API
+// first tells load balancers, then closes its port, and then answers these writes.
 func TestAStopFinishesTheWritesThatItHasTaken(t *testing.T) {
 	testkit.DefaultLogger(t)
 	db := testkit.Postgres(t)

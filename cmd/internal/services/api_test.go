@@ -150,8 +150,8 @@ func TestTheAPIWaitsForTheDatabaseAndItsSchemas(t *testing.T) {
 	}
 }
 
-// TestAnAnswerThatWasLostIsGivenByTheNextProcess cuts the client off after its request. The client sends the request
-// again, to another process.
+// TestAnAnswerThatWasLostIsGivenByTheNextProcess cuts the client off after its request. The client
+// sends the request again, to another process.
 func TestAnAnswerThatWasLostIsGivenByTheNextProcess(t *testing.T) {
 	testkit.DefaultLogger(t)
 	db := testkit.Postgres(t)
@@ -251,8 +251,8 @@ func TestRunRefusesAConfigurationThatCannotWork(t *testing.T) {
 	}
 }
 
-// TestTheConsoleHasAPortOfItsOwn: a route to the API leads to no page of the console, and a route to the console to no
-// route of the API.
+// TestTheConsoleHasAPortOfItsOwn: a route to the API leads to no page of the console, and a route
+// to the console to no route of the API.
 func TestTheConsoleHasAPortOfItsOwn(t *testing.T) {
 	testkit.DefaultLogger(t)
 	db := testkit.Postgres(t)

@@ -28,9 +28,9 @@ type archiverConfig struct {
 	Upkeep      upkeep.Config
 }
 
-// Archiver runs the archiver: it keeps the histories, runs the scheduled jobs, and removes all edges of objects on
-// request. It also exports the outbox's gauges, so they remain visible if every relay is dead. Any number of processes
-// may run at once.
+// Archiver runs the archiver: it keeps the histories, runs the scheduled jobs, and removes all
+// edges of objects on request. It also exports the outbox's gauges, so they remain visible if every
+// relay is dead. Any number of processes may run at once.
 func Archiver() { daemon.Main(history.Name, runArchiver) }
 
 func runArchiver(ctx context.Context, env envconfig.Lookuper) error {

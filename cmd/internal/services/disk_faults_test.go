@@ -17,9 +17,10 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// TestAFullDiskOfPostgreSQLRefusesWritesAndLosesNone fills the disk under an API that writes. At first no table can
-// grow: writes get 503 until there is space again, and PostgreSQL continues. Then the log cannot grow either: PostgreSQL
-// ends, and recovers when it starts with space. Each answered write is there, with one event.
+// TestAFullDiskOfPostgreSQLRefusesWritesAndLosesNone fills the disk under an API that writes. At
+// first no table can grow: writes get 503 until there is space again, and PostgreSQL continues.
+// Then the log cannot grow either: PostgreSQL ends, and recovers when it starts with space. Each
+// answered write is there, with one event.
 func TestAFullDiskOfPostgreSQLRefusesWritesAndLosesNone(t *testing.T) {
 	pg, disk := testkit.PostgresOnDisk(t, 400<<20)
 	db := pg.DB(t)

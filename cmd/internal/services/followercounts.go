@@ -16,8 +16,8 @@ type followerCountsConfig struct {
 	Projector projector.Config
 }
 
-// FollowerCounts runs the consumer that keeps the counts and lists of edges of every kind (follows, likes). Any number
-// of processes may run at once.
+// FollowerCounts runs the consumer that keeps the counts and lists of edges of every kind (follows,
+// likes). Any number of processes may run at once.
 func FollowerCounts() { daemon.Main(followercounts.Name, runFollowerCounts) }
 
 func runFollowerCounts(ctx context.Context, env envconfig.Lookuper) error {

@@ -16,8 +16,9 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// TestAnAPIKilledUnderLoadKeepsWhatItAnswered kills the process again and again while callers write, and starts
-// another. The callers repeat what got no answer. Each of their writes exists once, with one event.
+// TestAnAPIKilledUnderLoadKeepsWhatItAnswered kills the process again and again while callers
+// write, and starts another. The callers repeat what got no answer. Each of their writes exists
+// once, with one event.
 func TestAnAPIKilledUnderLoadKeepsWhatItAnswered(t *testing.T) {
 	const callers, kills = 8, 5
 	db := testkit.Postgres(t)
@@ -106,9 +107,10 @@ func TestAnAPIKilledUnderLoadKeepsWhatItAnswered(t *testing.T) {
 	}
 }
 
-// TestAnAPIThatThawsRepeatsNoWrite freezes the process at the COMMIT of a PUT that PostgreSQL does not get. In time, the
-// process would run the PUT again. It thaws later: the caller has left, has sent the PUT to another process, and has
-// deleted the edge. The process that thawed leaves it deleted.
+// TestAnAPIThatThawsRepeatsNoWrite freezes the process at the COMMIT of a PUT that PostgreSQL does
+// not get. In time, the process would run the PUT again. It thaws later: the caller has left, has
+// sent the PUT to another process, and has deleted the edge. The process that thawed leaves it
+// deleted.
 func TestAnAPIThatThawsRepeatsNoWrite(t *testing.T) {
 	for name, late := range map[string]bool{"in time": false, "late": true} {
 		t.Run(name, func(t *testing.T) {
@@ -153,7 +155,8 @@ func TestAnAPIThatThawsRepeatsNoWrite(t *testing.T) {
 					t.Errorf("a write that is repeated in time: %+v", a)
 				}
 			}
-			// A later write through the same process; the stop of the process waits for the writes that it has taken.
+			// A later write through the same process; the stop of the process waits for the writes
+			// that it has taken.
 			if a, err := c.do(t.Context(), "PUT", frozen.addr+"/v1/follows/1/3", ""); err != nil || a.status != http.StatusCreated {
 				t.Errorf("a write after the thaw: %+v, %v", a, err)
 			}
@@ -171,8 +174,8 @@ func TestAnAPIThatThawsRepeatsNoWrite(t *testing.T) {
 	}
 }
 
-// TestPostgreSQLIsAwayForLongerThanAWriteWaits asks an API without a PostgreSQL for longer than 5 s. Each answer is 503
-// until PostgreSQL is back, and then the same process goes on.
+// TestPostgreSQLIsAwayForLongerThanAWriteWaits asks an API without a PostgreSQL for longer than 5
+// s. Each answer is 503 until PostgreSQL is back, and then the same process goes on.
 func TestPostgreSQLIsAwayForLongerThanAWriteWaits(t *testing.T) {
 	for name, f := range map[string]struct{ goes, comes func(pg *testkit.PG) }{
 		"killed": {func(pg *testkit.PG) { pg.Kill(t) }, func(pg *testkit.PG) { pg.Restart(t) }},

@@ -28,7 +28,8 @@ import (
 	"github.com/tidings/tidings/tokens"
 )
 
-// An API under fault is a child process: the test binary again, with childEnv and the API's environment.
+// An API under fault is a child process: the test binary again, with childEnv and the API's
+// environment.
 const childEnv = "TIDINGS_TEST_API"
 
 func TestMain(m *testing.M) {
@@ -138,8 +139,8 @@ type commitGate struct {
 	passing sync.WaitGroup
 }
 
-// newCommitGate returns a proxy to the server of a database, and the URL of the database through it. It ends with the
-// test.
+// newCommitGate returns a proxy to the server of a database, and the URL of the database through
+// it. It ends with the test.
 func newCommitGate(t *testing.T, databaseURL string) (g *commitGate, through string) {
 	t.Helper()
 	u, err := url.Parse(databaseURL)
@@ -195,7 +196,8 @@ func (g *commitGate) open(client net.Conn) {
 	}
 }
 
-// awaitHeld waits until a COMMIT is held, and checks that its transaction has put an event into the outbox.
+// awaitHeld waits until a COMMIT is held, and checks that its transaction has put an event into the
+// outbox.
 func (g *commitGate) awaitHeld(t *testing.T, system *pgxpool.Pool) {
 	t.Helper()
 	testkit.Eventually(t, "a COMMIT", func() (bool, error) { return len(g.held) == 1, nil })
@@ -216,8 +218,9 @@ func writing(t *testing.T, system *pgxpool.Pool) (n int) {
 	return n
 }
 
-// TestAnAPIKilledAtItsCommit kills the process between the INSERT and the COMMIT. Nothing was written, and a retry
-// with the same key writes the comment. If the COMMIT was under way, the comment was written, and the retry finds it.
+// TestAnAPIKilledAtItsCommit kills the process between the INSERT and the COMMIT. Nothing was
+// written, and a retry with the same key writes the comment. If the COMMIT was under way, the
+// comment was written, and the retry finds it.
 func TestAnAPIKilledAtItsCommit(t *testing.T) {
 	for name, arrives := range map[string]bool{"COMMIT was not sent": false, "COMMIT arrives": true} {
 		t.Run(name, func(t *testing.T) {

@@ -24,7 +24,8 @@ type relayConfig struct {
 	Relay       relay.Config
 }
 
-// Relay runs the relay, which publishes the outbox to JetStream. Any number of processes may run at once.
+// Relay runs the relay, which publishes the outbox to JetStream. Any number of processes may run at
+// once.
 func Relay() {
 	relay.UseOneProcessor()
 	daemon.Main("relay", runRelay)

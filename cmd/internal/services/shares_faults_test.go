@@ -8,7 +8,8 @@ import (
 	"github.com/tidings/tidings/internal/shares"
 )
 
-// TestEachSharedResourceServesAModestCaller walks the table of shared resources and attacks each row.
+// TestEachSharedResourceServesAModestCaller walks the table of shared resources and attacks each
+// row.
 func TestEachSharedResourceServesAModestCaller(t *testing.T) {
 	for _, r := range shares.Table() {
 		t.Run(r.Name, func(t *testing.T) {

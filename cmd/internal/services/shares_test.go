@@ -25,8 +25,8 @@ import (
 	"github.com/tidings/tidings/tokens"
 )
 
-// attacked is an API process with callers that share it: a greedy and slow tenant, and a modest one. Each has
-// addresses of its own.
+// attacked is an API process with callers that share it: a greedy and slow tenant, and a modest
+// one. Each has addresses of its own.
 type attacked struct {
 	t              *testing.T
 	addr, ops      string
@@ -140,7 +140,8 @@ func (w wire) answer() (status int, err error) {
 	return resp.StatusCode, errors.Join(err, resp.Body.Close())
 }
 
-// batch sends a batch of more than 64 KiB from the modest tenant, and returns the status of the answer.
+// batch sends a batch of more than 64 KiB from the modest tenant, and returns the status of the
+// answer.
 func (a *attacked) batch() (status int, err error) {
 	body := `{"operations":[{"op":"follow","follower_id":"1","followee_id":"2"}` + strings.Repeat(" ", 100<<10) + `]}`
 	w := a.dial(modestAddress)
@@ -170,7 +171,8 @@ func (a *attacked) batches(n int, beside string) {
 	}
 }
 
-// attack is a greedy and a slow caller of one resource. It fails the test if a modest caller beside them is not served.
+// attack is a greedy and a slow caller of one resource. It fails the test if a modest caller beside
+// them is not served.
 type attack struct {
 	env map[string]string
 	run func(a *attacked)
@@ -193,14 +195,15 @@ var attacks = map[string]attack{
 	shares.SignIns.Name:     {nil, wrongTokens},
 }
 
-// Sixteen connections of one tenant announce batches of 4 MiB and send a byte. Then others send most of theirs at
-// once. Neither takes memory that another tenant needs, and both lose their connections.
+// Sixteen connections of one tenant announce batches of 4 MiB and send a byte. Then others send
+// most of theirs at once. Neither takes memory that another tenant needs, and both lose their
+// connections.
 func TestOneCallersSlowBodiesRefuseNobodyElse(t *testing.T) {
 	slowBodies(startAttacked(t, nil))
 }
 
-// served sends requests of the modest tenant, each on a connection of its own. Each must be answered with one of the
-// statuses.
+// served sends requests of the modest tenant, each on a connection of its own. Each must be
+// answered with one of the statuses.
 func (a *attacked) served(n int, beside, method, path string, want ...int) {
 	a.t.Helper()
 	for range n {
@@ -370,8 +373,9 @@ func slowBodies(a *attacked) {
 	a.batches(5, "nobody")
 }
 
-// unreadDocuments asks for the OpenAPI document, which needs no token, on 200 connections, and does not read it. The
-// kernel keeps little for them, others get the documents and their answers, and nothing remains.
+// unreadDocuments asks for the OpenAPI document, which needs no token, on 200 connections, and does
+// not read it. The kernel keeps little for them, others get the documents and their answers, and
+// nothing remains.
 func unreadDocuments(a *attacked) {
 	const most = 32 << 20
 	if status, err := a.dial(modestAddress).ask("GET", "/v1/openapi.json", a.modest); err != nil || status != http.StatusOK {
@@ -397,8 +401,8 @@ func unreadDocuments(a *attacked) {
 	})
 }
 
-// unread returns how many bytes the kernel keeps that a server on addr has written and the client's end has not taken.
-// Only Linux tells.
+// unread returns how many bytes the kernel keeps that a server on addr has written and the client's
+// end has not taken. Only Linux tells.
 func unread(t *testing.T, addr string) (n int64) {
 	t.Helper()
 	table, err := os.ReadFile("/proc/net/tcp")

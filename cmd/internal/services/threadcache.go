@@ -16,7 +16,8 @@ type threadCacheConfig struct {
 	Projector projector.Config
 }
 
-// ThreadCache runs the consumer that keeps the threads of children. Any number of processes may run at once.
+// ThreadCache runs the consumer that keeps the threads of children. Any number of processes may run
+// at once.
 func ThreadCache() { daemon.Main(threadcache.Name, runThreadCache) }
 
 func runThreadCache(ctx context.Context, env envconfig.Lookuper) error {

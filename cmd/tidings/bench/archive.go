@@ -245,7 +245,8 @@ type besideResult struct {
 	EventsPerSecond float64  `json:"events_per_second"`      // events that the relay published
 	EventsRatio     *float64 `json:"events_ratio,omitempty"` // to the mean of the slices before and after
 	WritesRatio     *float64 `json:"writes_ratio,omitempty"` // likewise
-	// rows of the range per second, from the start of the process until the range is archived and indexed
+	// rows of the range per second, from the start of the process until the range is archived and
+	// indexed
 	ArchivedPerSecond *float64 `json:"archived_per_second,omitempty"`
 }
 
@@ -324,8 +325,8 @@ func (o archiveOptions) runWithWrites(ctx context.Context, out io.Writer, say fu
 	return writeLine(out, sum)
 }
 
-// beside writes for the duration, while a process archives a range if archiving is set. It returns how many writes the API
-// accepted and how many events the relay published meanwhile.
+// beside writes for the duration, while a process archives a range if archiving is set. It returns
+// how many writes the API accepted and how many events the relay published meanwhile.
 func (o archiveOptions) beside(ctx context.Context, s *servers, js jetstream.JetStream, a *apiUnderTest, archiving bool,
 	say func(string, ...any)) (r besideResult, err error) {
 	r.Case, r.Clients = "writes", o.clients
@@ -366,7 +367,8 @@ func (o archiveOptions) beside(ctx context.Context, s *servers, js jetstream.Jet
 	return r, nil
 }
 
-// archiveOne starts a process that archives one range. It returns the time and the peak memory in MiB.
+// archiveOne starts a process that archives one range. It returns the time and the peak memory in
+// MiB.
 func (o archiveOptions) archiveOne(ctx context.Context, s *servers, say func(string, ...any),
 ) (took time.Duration, rss *float64, err error) {
 	if err := fallDue(ctx, s, 1); err != nil {

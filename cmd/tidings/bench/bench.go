@@ -19,7 +19,8 @@ and progress to stderr.`,
 	return cmd
 }
 
-// progress returns a function that prints lines of progress to stderr. The function is safe for concurrent use.
+// progress returns a function that prints lines of progress to stderr. The function is safe for
+// concurrent use.
 func progress(cmd *cobra.Command) func(format string, args ...any) {
 	var mu sync.Mutex
 	return func(format string, args ...any) {

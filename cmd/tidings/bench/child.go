@@ -58,7 +58,8 @@ type childConfig struct {
 	Archive     outbox.ArchiveConfig
 }
 
-// childCommand returns the hidden command that runs one part like its binary, and prints its tally at the end.
+// childCommand returns the hidden command that runs one part like its binary, and prints its tally
+// at the end.
 func childCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "child", Hidden: true, Args: cobra.ExactArgs(1), Short: "One part under test",

@@ -85,8 +85,9 @@ minute have quantiles of their own.`,
 	return cmd
 }
 
-// latencyCase is a place at which writes arrive. arrivals calls seen with the number of each write when it arrives, until ctx
-// ends. begun returns the number of writes that have begun, in the order of their numbers.
+// latencyCase is a place at which writes arrive. arrivals calls seen with the number of each write
+// when it arrives, until ctx ends. begun returns the number of writes that have begun, in the order
+// of their numbers.
 type latencyCase struct {
 	name     string
 	parts    []string
@@ -197,7 +198,8 @@ func (o latencyOptions) measure(ctx context.Context, c latencyCase, s *servers, 
 	return nil
 }
 
-// offer starts every write at its time, whether or not earlier ones are done, as long as a writer is free.
+// offer starts every write at its time, whether or not earlier ones are done, as long as a writer
+// is free.
 func (o latencyOptions) offer(ctx context.Context, s *servers, waker *broker.Waker, a *arrivals) error {
 	g, ctx := errgroup.WithContext(ctx)
 	work := make(chan int, len(a.stamps))
@@ -265,8 +267,8 @@ func (a *arrivals) seen(n int) {
 	}
 }
 
-// end stops the processes and sets the figures of their memory and processor time. before is their processor time
-// before the writes.
+// end stops the processes and sets the figures of their memory and processor time. before is their
+// processor time before the writes.
 func (r *result) end(children []*child, before []time.Duration, total int) error {
 	var peak float64
 	for i, c := range children {
@@ -290,8 +292,8 @@ func (r *result) end(children []*child, before []time.Duration, total int) error
 	return nil
 }
 
-// warmUp writes to every partition and waits until these writes have arrived. Then all leases are held and statements
-// prepared.
+// warmUp writes to every partition and waits until these writes have arrived. Then all leases are
+// held and statements prepared.
 func warmUp(ctx context.Context, s *servers, total int, projected bool) error {
 	const writes = 200
 	for n := range writes {
@@ -350,8 +352,8 @@ func atSubscriber(ctx context.Context, s *servers, js jetstream.JetStream, _ fun
 	}
 }
 
-// visibleSQL reads the followers that have an edge in the projection, from the lowest missing one to the highest that
-// has begun.
+// visibleSQL reads the followers that have an edge in the projection, from the lowest missing one
+// to the highest that has begun.
 const visibleSQL = `SELECT from_id FROM edge_lists
  WHERE tenant_id = 1 AND kind = 'follow' AND from_id BETWEEN @lowest::bigint AND @highest::bigint`
 
@@ -387,7 +389,8 @@ func atProjection(ctx context.Context, s *servers, _ jetstream.JetStream, begun 
 	}
 }
 
-// write runs one transaction with a follow and its event: follower n+1, one of 1,000 followees. It returns the event's slot.
+// write runs one transaction with a follow and its event: follower n+1, one of 1,000 followees. It
+// returns the event's slot.
 func write(ctx context.Context, s *servers, n int) (slot int, err error) {
 	follower, followee := int64(n+1), int64(n%1000+1_000_000_000)
 	now := event.Time{Time: time.Now()}

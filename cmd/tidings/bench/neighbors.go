@@ -25,7 +25,8 @@ type neighborsOptions struct {
 	cases    []string
 }
 
-// neighborsP99 is the highest accepted ratio of the tenant's 99th percentile during an attack to that without one.
+// neighborsP99 is the highest accepted ratio of the tenant's 99th percentile during an attack to
+// that without one.
 const neighborsP99 = 2.0
 
 func neighborsCommand() *cobra.Command {
@@ -84,7 +85,8 @@ type neighbor struct {
 	refused, errors int
 }
 
-// run sends the requests that make returns until ctx ends: one per interval every, or without a pause if every is 0.
+// run sends the requests that make returns until ctx ends: one per interval every, or without a
+// pause if every is 0.
 func (n *neighbor) run(ctx context.Context, every time.Duration, make func(i int) (method, path, headers string, body []byte)) {
 	defer n.wire.close()
 	start := time.Now()
@@ -106,7 +108,8 @@ func (n *neighbor) run(ctx context.Context, every time.Duration, make func(i int
 	}
 }
 
-// good and bad are the indexes of the measured and the attacking tenant in the tokens of the API under test.
+// good and bad are the indexes of the measured and the attacking tenant in the tokens of the API
+// under test.
 const good, bad = 0, 1
 
 // attack is a case: the load of the attacking caller.
@@ -116,8 +119,8 @@ type attack struct {
 	request func(client, i int) (method, path, headers string, body []byte)
 }
 
-// attacks returns the cases. comment is the path of a comment of the tenant bad. fresh is a Tidings-Token header that
-// no consumer reaches.
+// attacks returns the cases. comment is the path of a comment of the tenant bad. fresh is a
+// Tidings-Token header that no consumer reaches.
 func attacks(comment, fresh string) []attack {
 	guess := func(int, int) (string, string, string, []byte) { return "GET", "/v1/follows/1/42", "", nil }
 	return []attack{

@@ -187,8 +187,8 @@ func (r *overloadResult) held() error {
 	return nil
 }
 
-// offer sends writes at a rate, whether or not earlier ones are done, as long as a connection is free, and returns how
-// many it sent.
+// offer sends writes at a rate, whether or not earlier ones are done, as long as a connection is
+// free, and returns how many it sent.
 func (ws *writers) offer(ctx context.Context, perSecond float64, d time.Duration) (sent int64) {
 	var next atomic.Int64
 	start := time.Now()

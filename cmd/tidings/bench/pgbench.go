@@ -19,7 +19,8 @@ import (
 	"github.com/tidings/tidings/internal/pglocal"
 )
 
-// pgbenchScript has the two statements of a follow as a script of pgbench, as a client with its own SQL would run them.
+// pgbenchScript has the two statements of a follow as a script of pgbench, as a client with its own
+// SQL would run them.
 const pgbenchScript = `\set follower random(1, 1000000000000)
 \set followee random(1, 1000)
 BEGIN;
@@ -45,9 +46,9 @@ const (
 
 var pgbenchCount = regexp.MustCompile(`number of transactions actually processed: (\d+)`)
 
-// baseline runs the two statements with as many connections as the API has clients, as the owner of the tables and with
-// prepared statements. It uses pgbench if that is beside the server's binaries or on the PATH, else pgx in this
-// process.
+// baseline runs the two statements with as many connections as the API has clients, as the owner of
+// the tables and with prepared statements. It uses pgbench if that is beside the server's binaries
+// or on the PATH, else pgx in this process.
 func baseline(ctx context.Context, s *servers, clients int, d time.Duration) (name string, transactions int,
 	took time.Duration, err error) {
 	command := pgbench()
@@ -82,8 +83,8 @@ func baseline(ctx context.Context, s *servers, clients int, d time.Duration) (na
 	return "pgbench", n, took, err
 }
 
-// pgbench returns how to run pgbench, or nil if this machine has none that starts. A pgbench that `make postgres`
-// fetched needs the libraries that came with it.
+// pgbench returns how to run pgbench, or nil if this machine has none that starts. A pgbench that
+// `make postgres` fetched needs the libraries that came with it.
 func pgbench() func(ctx context.Context, args ...string) *exec.Cmd {
 	starts := func(run func(ctx context.Context, args ...string) *exec.Cmd) bool {
 		return run(context.Background(), "--version").Run() == nil

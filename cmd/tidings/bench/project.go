@@ -181,8 +181,8 @@ func (o projectOptions) catchUp(ctx context.Context, s *servers, instances int, 
 	return took, nil
 }
 
-// fill publishes the events with the relay's headers. It returns the counts that they give to each account, and the number of
-// distinct pairs.
+// fill publishes the events with the relay's headers. It returns the counts that they give to each
+// account, and the number of distinct pairs.
 func (o projectOptions) fill(ctx context.Context, s *servers, js jetstream.JetStream,
 	pick func(*rand.Rand, int64) (int64, int64)) (want projected, err error) {
 	type pair struct{ follower, followee int64 }

@@ -117,7 +117,8 @@ type readResult struct {
 	settings
 }
 
-// times sets the figures that follow from the times of requests, which were sent in the duration within.
+// times sets the figures that follow from the times of requests, which were sent in the duration
+// within.
 func (r *readResult) times(took []time.Duration, within time.Duration) {
 	r.Requests, r.Seconds = len(took), round(within.Seconds(), 3)
 	r.RequestsPerSecond = round(float64(len(took))/within.Seconds(), 0)
@@ -160,8 +161,8 @@ func (o readOptions) run(ctx context.Context, name string, group readGroup, out 
 	return nil
 }
 
-// asConsumersDoSQL has the settings with which a consumer's transaction begins, and switches synchronous_commit off,
-// because the database is dropped after the run.
+// asConsumersDoSQL has the settings with which a consumer's transaction begins, and switches
+// synchronous_commit off, because the database is dropped after the run.
 const asConsumersDoSQL = `SELECT set_config('plan_cache_mode', 'force_custom_plan', true), set_config('enable_seqscan', 'off', true),
        set_config('random_page_cost', '1.1', true), set_config('synchronous_commit', 'off', true)`
 
@@ -182,13 +183,14 @@ func fill(ctx context.Context, s *servers, p interface {
 	return ctx.Err()
 }
 
-// offsetsSQL inserts the offsets that a consumer has at the end of an empty stream. The API reads them for every page.
+// offsetsSQL inserts the offsets that a consumer has at the end of an empty stream. The API reads
+// them for every page.
 const offsetsSQL = `
 INSERT INTO consumer_offsets (consumer_name, partition_key, last_processed_id, as_of)
 SELECT name, 'p' || to_char(p, 'FM00'), 0, now() FROM unnest(@consumers::text[]) AS name, generate_series(0, 31) p`
 
-// settle brings a database that was filled at once into the state of one that grew slowly: vacuumed, analyzed, with a
-// checkpoint.
+// settle brings a database that was filled at once into the state of one that grew slowly:
+// vacuumed, analyzed, with a checkpoint.
 func settle(ctx context.Context, s *servers) error {
 	names := []string{threadcache.Name, followercounts.Name}
 	if _, err := s.pool.Exec(ctx, offsetsSQL, pgx.StrictNamedArgs{"consumers": names}); err != nil {

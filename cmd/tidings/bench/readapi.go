@@ -26,7 +26,8 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-// apiPart is the API under test, wired like its binary, but without the ops port. It prints its address as the first line.
+// apiPart is the API under test, wired like its binary, but without the ops port. It prints its
+// address as the first line.
 type apiPart struct {
 	cfg                        api.Config
 	broker                     broker.Config
@@ -72,7 +73,8 @@ type reader struct {
 	client *client.Client
 }
 
-// startReader starts the API with env on the servers, and returns a reader for up to the given number of parallel clients.
+// startReader starts the API with env on the servers, and returns a reader for up to the given
+// number of parallel clients.
 func startReader(ctx context.Context, s *servers, clients int, stderr io.Writer, env ...string) (*reader, error) {
 	a, err := startAPI(ctx, s, 1, stderr, env...)
 	if err != nil {
@@ -100,8 +102,8 @@ func (r *reader) stop() (float64, error) {
 	return round(r.child.peak, 1), err
 }
 
-// ask sends one request, a POST if it has a body, and decodes the answer into v. took is the time until the last byte
-// arrived.
+// ask sends one request, a POST if it has a body, and decodes the answer into v. took is the time
+// until the last byte arrived.
 func (r *reader) ask(ctx context.Context, path string, body, v any) (took time.Duration, err error) {
 	method := http.MethodGet
 	if body != nil {

@@ -53,7 +53,8 @@ const followsSQL = `
 INSERT INTO follows (tenant_id, follower_id, followee_id, positioned_at)
 SELECT @tenant, * FROM unnest(@followers::bigint[], @followees::bigint[], @positioned_ats::timestamptz[])`
 
-// fill writes the follows to the truth and applies their events in a random order, which is the order of the lists.
+// fill writes the follows to the truth and applies their events in a random order, which is the
+// order of the lists.
 func (g *graph) fill(ctx context.Context, s *servers, seed uint64) error {
 	order := rand.New(rand.NewPCG(seed, 3)).Perm(len(g.edges))
 	batches := make(chan []event.Event, 1)
@@ -125,8 +126,8 @@ func (g *graph) length(l edgeList) int {
 	return g.following[l.of]
 }
 
-// check compares a page behind skip entries with the graph. It must have the right length, the newest first, and only
-// follows.
+// check compares a page behind skip entries with the graph. It must have the right length, the
+// newest first, and only follows.
 func (g *graph) check(l edgeList, skip, limit int, page edgePage) error {
 	if want := min(limit, g.length(l)-skip); len(page.Items) != want {
 		return fmt.Errorf("%s has %d entries behind the first %d, want %d", l.path(limit), len(page.Items), skip, want)
@@ -150,7 +151,8 @@ type middle struct {
 	skip int
 }
 
-// middles pages to the middle of lists that are longer than two pages, but through at most twenty long pages.
+// middles pages to the middle of lists that are longer than two pages, but through at most twenty
+// long pages.
 func (g *graph) middles(ctx context.Context, r *reader, rnd *rand.Rand) ([]middle, error) {
 	const walk, longest = 20, 200 // pages, their length
 	var all []middle
@@ -185,7 +187,8 @@ func (g *graph) middles(ctx context.Context, r *reader, rnd *rand.Rand) ([]middl
 	return all, nil
 }
 
-// pick returns a random list. An account with twice as many followers or followings comes twice as often.
+// pick returns a random list. An account with twice as many followers or followings comes twice as
+// often.
 func (g *graph) pick(rnd *rand.Rand) edgeList {
 	e := g.edges[rnd.IntN(len(g.edges))]
 	if rnd.IntN(2) == 0 {
@@ -201,8 +204,8 @@ type taoPart struct {
 	ask   func(ctx context.Context, rnd *rand.Rand) (time.Duration, error)
 }
 
-// taoParts are the shares of reads in table 3 of "TAO: Facebook's Distributed Data Store for the Social Graph" (USENIX
-// ATC 2013).
+// taoParts are the shares of reads in table 3 of "TAO: Facebook's Distributed Data Store for the
+// Social Graph" (USENIX ATC 2013).
 func (g *graph) taoParts(r *reader, middles []middle) []taoPart {
 	const pairs = 10
 	type pair struct {

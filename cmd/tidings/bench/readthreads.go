@@ -152,7 +152,8 @@ func (t *longThread) fill(ctx context.Context, s *servers) error {
 	return g.Wait()
 }
 
-// repliesPages returns comments with at least pageLimit shown replies, and the first page below each.
+// repliesPages returns comments with at least pageLimit shown replies, and the first page below
+// each.
 func (t *longThread) repliesPages(rnd *rand.Rand) (of []int, pages [][]int32) {
 	n := len(t.parent)
 	first, next, below := make([]int32, n), make([]int32, n), make([]int32, n) // below: the number of shown replies
@@ -305,7 +306,8 @@ func (o readOptions) threads(ctx context.Context, s *servers, say func(string, .
 	return results, nil
 }
 
-// threadCases returns the cases, the first page first. It reads the cursors, and compares some deep pages with SQL's OFFSET.
+// threadCases returns the cases, the first page first. It reads the cursors, and compares some deep
+// pages with SQL's OFFSET.
 func (o readOptions) threadCases(ctx context.Context, s *servers, r *reader, t *longThread) ([]threadCase, error) {
 	rnd := rand.New(rand.NewPCG(o.seed, 2))
 	path := fmt.Sprintf("/v1/posts/%d/comments?limit=%d", post, pageLimit)

@@ -47,7 +47,8 @@ const (
 	caseOpenTransaction = "relay-open-transaction"
 )
 
-// leaseTTL is the lease time of relays under test. It is short, so that the takeover happens during the run.
+// leaseTTL is the lease time of relays under test. It is short, so that the takeover happens during
+// the run.
 const leaseTTL = time.Second
 
 func relayCommand() *cobra.Command {
@@ -121,8 +122,9 @@ the medians of the ratios: a run with the ranges to the run without them.`,
 	return cmd
 }
 
-// backlogSQL writes rows by plain INSERT: 10,000 entities, each with rising versions. The rows are spread over the
-// tenants, and with more than one tenant over four event types, so that the stream has that many subjects.
+// backlogSQL writes rows by plain INSERT: 10,000 entities, each with rising versions. The rows are
+// spread over the tenants, and with more than one tenant over four event types, so that the stream
+// has that many subjects.
 const backlogSQL = `
 INSERT INTO outbox_messages (tenant_id, aggregate_type, aggregate_id, event_type, payload)
 SELECT n % 10000 % @tenants::bigint + 1, 'follow', n % 10000 + 1,
@@ -203,8 +205,8 @@ func (o relayOptions) run(ctx context.Context, name string, say func(string, ...
 	return r, err
 }
 
-// awaitDrained waits until the stream has the last event and every row is marked. With two relays or more it kills the
-// first one half way. It returns the number of killed relays.
+// awaitDrained waits until the stream has the last event and every row is marked. With two relays
+// or more it kills the first one half way. It returns the number of killed relays.
 func (o relayOptions) awaitDrained(ctx context.Context, s *servers, js jetstream.JetStream, children []*child,
 	deadline time.Time) (takeovers int, err error) {
 	for {
@@ -241,7 +243,8 @@ func (o relayOptions) awaitDrained(ctx context.Context, s *servers, js jetstream
 	return takeovers, nil
 }
 
-// stop stops the relays and sets the figures of their processes. The first takeovers of them were killed.
+// stop stops the relays and sets the figures of their processes. The first takeovers of them were
+// killed.
 func (r *result) stop(children []*child, takeovers int) error {
 	var total tally
 	var peak float64
@@ -266,8 +269,9 @@ func (r *result) stop(children []*child, takeovers int) error {
 	return nil
 }
 
-// preload writes rows and marks them as published, so that their entries in the pending index are dead. If held is set, a
-// snapshot from before stays open until the end of the case. Otherwise vacuum removes the dead entries.
+// preload writes rows and marks them as published, so that their entries in the pending index are
+// dead. If held is set, a snapshot from before stays open until the end of the case. Otherwise
+// vacuum removes the dead entries.
 func (o relayOptions) preload(ctx context.Context, s *servers, held bool, say func(string, ...any)) error {
 	say("writing %d rows that were published before", o.processed)
 	const step = 100_000

@@ -36,8 +36,8 @@ type rangesSummary struct {
 	settings
 }
 
-// narrowSQL fills the table of a range with the narrowest possible rows, marked as published. No other process writes
-// meanwhile.
+// narrowSQL fills the table of a range with the narrowest possible rows, marked as published. No
+// other process writes meanwhile.
 const narrowSQL = `
 INSERT INTO outbox_messages_%[1]d (id, event_id, tenant_id, aggregate_type, aggregate_id, event_type, event_version, payload,
 	occurred_at, available_at, inserted_at, processed_at, attempts, partition, stream_seq)
@@ -148,7 +148,8 @@ type rangesRun struct {
 	written int
 }
 
-// compare runs pairs of slices, one with the ranges and one without, in alternating order. It sets the ratios of sum.
+// compare runs pairs of slices, one with the ranges and one without, in alternating order. It sets
+// the ratios of sum.
 func (r *rangesRun) compare(ctx context.Context, sum *rangesSummary) error {
 	if _, err := r.slice(ctx, false); err != nil { // to warm up
 		return err
@@ -172,8 +173,8 @@ func (r *rangesRun) compare(ctx context.Context, sum *rangesSummary) error {
 	return nil
 }
 
-// slice writes messages, lets a relay publish them, and prints the result. The ranges are in the outbox if with is set,
-// else in its archive.
+// slice writes messages, lets a relay publish them, and prints the result. The ranges are in the
+// outbox if with is set, else in its archive.
 func (r *rangesRun) slice(ctx context.Context, with bool) (line rangesResult, err error) {
 	line.Case = "without-ranges"
 	if with {
@@ -203,7 +204,8 @@ func (r *rangesRun) slice(ctx context.Context, with bool) (line rangesResult, er
 	return line, writeLine(r.out, line)
 }
 
-// insert writes the messages from the n-th on, 20 per statement and transaction, and returns the rate per second.
+// insert writes the messages from the n-th on, 20 per statement and transaction, and returns the
+// rate per second.
 func (o relayOptions) insert(ctx context.Context, s *servers, n int) (perSecond float64, err error) {
 	const each = 20
 	conn, err := s.pool.Acquire(ctx)
@@ -220,8 +222,8 @@ func (o relayOptions) insert(ctx context.Context, s *servers, n int) (perSecond 
 	return round(float64(o.messages)/time.Since(start).Seconds(), 0), nil
 }
 
-// drain lets a relay publish the pending rows, and returns the time from the first event on the stream to the last
-// mark. all is the number of events that the streams have at the end.
+// drain lets a relay publish the pending rows, and returns the time from the first event on the
+// stream to the last mark. all is the number of events that the streams have at the end.
 func (o relayOptions) drain(ctx context.Context, s *servers, js jetstream.JetStream, owner *pgx.Conn, all int,
 	say func(string, ...any)) (took time.Duration, err error) {
 	if _, err := owner.Exec(ctx, `CHECKPOINT`); err != nil {

@@ -62,7 +62,8 @@ func perEvent(d time.Duration, events int) *float64 {
 	return ptr(round(float64(d)/float64(time.Microsecond)/float64(events), 1))
 }
 
-// quantiles returns the quantiles (nearest rank) of times in milliseconds, or nil if times is empty.
+// quantiles returns the quantiles (nearest rank) of times in milliseconds, or nil if times is
+// empty.
 func quantiles(times []time.Duration) (p50, p95, p99 *float64) {
 	if len(times) == 0 {
 		return nil, nil, nil

@@ -159,7 +159,8 @@ func timeFsync(dir string) (us float64, err error) {
 	return times[len(times)/2], nil
 }
 
-// stream returns a JetStream handle with a connection of its own, and a function that closes the connection.
+// stream returns a JetStream handle with a connection of its own, and a function that closes the
+// connection.
 func (s *servers) stream(ctx context.Context, log *slog.Logger) (jetstream.JetStream, func(), error) {
 	nc, err := broker.Connect(s.broker, "bench", log)
 	if err != nil {
@@ -173,12 +174,14 @@ func (s *servers) stream(ctx context.Context, log *slog.Logger) (jetstream.JetSt
 	return js, nc.Close, nil
 }
 
-// holdSnapshot keeps a snapshot open until the servers are closed. Vacuum cannot remove rows that the snapshot sees.
+// holdSnapshot keeps a snapshot open until the servers are closed. Vacuum cannot remove rows that
+// the snapshot sees.
 func (s *servers) holdSnapshot(ctx context.Context) error {
 	return s.hold(ctx, `BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM outbox_partitions`)
 }
 
-// hold runs the statements begin, which start a transaction, and keeps it open until the servers are closed.
+// hold runs the statements begin, which start a transaction, and keeps it open until the servers
+// are closed.
 func (s *servers) hold(ctx context.Context, begin string) error {
 	conn, err := pgx.Connect(ctx, s.url)
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// wire is one keep-alive connection to the API with a minimal HTTP/1.1 client. The client of net/http uses as much
-// processor time as the server, and both share the machine.
+// wire is one keep-alive connection to the API with a minimal HTTP/1.1 client. The client of
+// net/http uses as much processor time as the server, and both share the machine.
 type wire struct {
 	addr    string
 	timeout time.Duration

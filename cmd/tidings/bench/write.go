@@ -92,7 +92,8 @@ func (r *writeResult) rate(accepted int, took time.Duration) {
 	r.AcceptedPerSecond = round(float64(accepted)/took.Seconds(), 0)
 }
 
-// request returns the n-th write of a client. key identifies the created row; if it is "", the answer's Location does.
+// request returns the n-th write of a client. key identifies the created row; if it is "", the
+// answer's Location does.
 type request func(client, n int) (method, path, headers string, body []byte, key string)
 
 func (o writeOptions) run(ctx context.Context, out io.Writer, say func(string, ...any)) (err error) {
@@ -213,7 +214,8 @@ func childrenUnder(k kinds.Child, objects int64) request {
 	}
 }
 
-// required returns the required attributes as a JSON object, with the lowest integers and the first values of enums.
+// required returns the required attributes as a JSON object, with the lowest integers and the first
+// values of enums.
 func required(all map[string]kinds.Attribute) string {
 	values := map[string]any{}
 	for name, a := range all {
@@ -319,8 +321,9 @@ func (ws *writers) fill(r *writeResult, took time.Duration) {
 	r.P50, r.P95, r.P99 = quantiles(times)
 }
 
-// writtenSQL compares the accepted writes with the stored rows and events. It counts the accepted writes without a row
-// or an event, those with more than one event, and all events. No other process writes.
+// writtenSQL compares the accepted writes with the stored rows and events. It counts the accepted
+// writes without a row or an event, those with more than one event, and all events. No other
+// process writes.
 const writtenSQL = `
 WITH accepted AS (SELECT unnest(@keys::text[]) AS key),
 told AS (
@@ -335,8 +338,8 @@ SELECT count(*) FILTER (WHERE stored.key IS NULL OR told.n IS NULL), count(*) FI
        (SELECT coalesce(sum(n), 0) FROM told)::bigint
   FROM accepted LEFT JOIN told USING (key) LEFT JOIN stored USING (key)`
 
-// check searches for every accepted write, also of the writers before. More events than accepted writes are duplicates,
-// except for as many as there are writes with an unknown outcome.
+// check searches for every accepted write, also of the writers before. More events than accepted
+// writes are duplicates, except for as many as there are writes with an unknown outcome.
 func (ws *writers) check(ctx context.Context, s *servers, before ...*writers) (missing, duplicates int, err error) {
 	var keys []string
 	unknown, events := 0, 0
@@ -355,8 +358,8 @@ func (ws *writers) check(ctx context.Context, s *servers, before ...*writers) (m
 	return missing, duplicates + max(0, events-len(keys)-unknown), nil
 }
 
-// empty truncates the tables that have rows. An installation has some tables for every kind, and truncating them all
-// slows the next case down (docs/performance.md).
+// empty truncates the tables that have rows. An installation has some tables for every kind, and
+// truncating them all slows the next case down (docs/performance.md).
 func empty(ctx context.Context, s *servers) error {
 	owner, err := pgx.Connect(ctx, s.url)
 	if err != nil {

@@ -229,7 +229,8 @@ func (p Process) planJobs(ctx context.Context, list []jobs.Job, asJSON bool) err
 	return nil
 }
 
-// withoutJobs calls fn while no job runs anywhere. It waits for a running job, and prints its holder to stderr.
+// withoutJobs calls fn while no job runs anywhere. It waits for a running job, and prints its
+// holder to stderr.
 func (p Process) withoutJobs(ctx context.Context, truth *pgxpool.Pool, name string,
 	fn func(ctx context.Context, h *jobs.Hold) error) error {
 	if err := p.sayWhoHasJobs(ctx, truth); err != nil {
@@ -251,8 +252,8 @@ func (p Process) sayWhoHasJobs(ctx context.Context, truth *pgxpool.Pool) error {
 	return nil
 }
 
-// runJobs runs jobs one after the other. Each job takes the lease itself, and takes it again when its time is up, so
-// that other processes get their turn.
+// runJobs runs jobs one after the other. Each job takes the lease itself, and takes it again when
+// its time is up, so that other processes get their turn.
 func (p Process) runJobs(ctx context.Context, truth *pgxpool.Pool, list []jobs.Job, reason string, asJSON bool) error {
 	var errs []error
 	for _, j := range list {

@@ -16,8 +16,8 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// publishedRows adds n messages of tenant 1 that were published ten days ago, in a range that is old enough for the
-// archive, and one message of today.
+// publishedRows adds n messages of tenant 1 that were published ten days ago, in a range that is
+// old enough for the archive, and one message of today.
 func publishedRows(t *testing.T, pool *pgxpool.Pool, n int) {
 	t.Helper()
 	const insertSQL = `

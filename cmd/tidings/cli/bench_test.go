@@ -17,8 +17,9 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// TestBench runs every command of `tidings bench` with the smallest load that shows that its checks pass. All of them
-// create their databases on one server, whose new databases have the tables of Tidings already.
+// TestBench runs every command of `tidings bench` with the smallest load that shows that its checks
+// pass. All of them create their databases on one server, whose new databases have the tables of
+// Tidings already.
 func TestBench(t *testing.T) {
 	t.Parallel()
 	b := benches{migratedServer(t)}
@@ -38,7 +39,8 @@ func TestBench(t *testing.T) {
 // benches has the URL of a server on which `tidings bench` creates databases.
 type benches struct{ url string }
 
-// migratedServer starts a PostgreSQL whose template1, of which CREATE DATABASE makes a copy, has all tables.
+// migratedServer starts a PostgreSQL whose template1, of which CREATE DATABASE makes a copy, has
+// all tables.
 func migratedServer(t *testing.T) (admin string) {
 	t.Helper()
 	u, err := url.Parse(testkit.PostgresProcess(t).DB(t).URL)
@@ -61,8 +63,8 @@ func migratedServer(t *testing.T) (admin string) {
 	return u.String()
 }
 
-// run runs `tidings bench` in a process of its own, because the command passes its environment on to the processes
-// that it measures. It returns the lines of the output.
+// run runs `tidings bench` in a process of its own, because the command passes its environment on
+// to the processes that it measures. It returns the lines of the output.
 func (b benches) run(t *testing.T, args ...string) (lines []string) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), os.Args[0], append([]string{"bench"}, args...)...)
@@ -134,7 +136,8 @@ func testBenchRead(t *testing.T, b benches) {
 			none = append(none, c.Case)
 		}
 	}
-	// A random choice makes each request of tao: 3% are a time range, the other parts have 12% or more. The last case is their total.
+	// A random choice makes each request of tao: 3% are a time range, the other parts have 12% or
+	// more. The last case is their total.
 	none = slices.DeleteFunc(none, func(name string) bool {
 		return total > 0 && (name == "tao-time-range" || total < 150 && strings.HasPrefix(name, "tao-"))
 	})
@@ -193,7 +196,8 @@ func testBenchTrace(t *testing.T, b benches) {
 	}
 }
 
-// testBenchOthers runs the commands that compare their result with the expected one themselves, and fail if it differs.
+// testBenchOthers runs the commands that compare their result with the expected one themselves, and
+// fail if it differs.
 func testBenchOthers(t *testing.T, b benches) {
 	for args, want := range map[string][]string{
 		"archive --rows 100": {"archive"},

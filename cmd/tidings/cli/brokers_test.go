@@ -85,15 +85,16 @@ func (r *rehearsal) write(in instance, stop <-chan struct{}) {
 	}
 }
 
-// patient returns the environment of commands that must succeed: a broker that has just started may need seconds for an answer.
+// patient returns the environment of commands that must succeed: a broker that has just started may
+// need seconds for an answer.
 func (r *rehearsal) patient() map[string]string {
 	env := maps.Clone(r.env)
 	env["NATS_TIMEOUT"] = "5s"
 	return env
 }
 
-// lossWithin is the longest time until a loss or a return shows. It only ends a broken rehearsal: an election takes seconds, and
-// longer on a busy machine.
+// lossWithin is the longest time until a loss or a return shows. It only ends a broken rehearsal:
+// an election takes seconds, and longer on a busy machine.
 const lossWithin = 3 * time.Minute
 
 func (r *rehearsal) await(what string, within time.Duration, cond func() bool) {
@@ -116,7 +117,8 @@ func (r *rehearsal) writes(n int64) {
 	r.await("writes to be answered", lossWithin, func() bool { return r.written.Load() >= upTo })
 }
 
-// published waits until the relay has published all rows that are committed now, and returns the time that this took.
+// published waits until the relay has published all rows that are committed now, and returns the
+// time that this took.
 func (r *rehearsal) published() time.Duration {
 	r.t.Helper()
 	began, upTo := time.Now(), r.count(`SELECT coalesce(max(id), 0) FROM outbox_messages`)
@@ -184,7 +186,8 @@ func (r *rehearsal) lose(what string, gone []*testkit.Broker, meanwhile func()) 
 	r.check(what)
 }
 
-// check compares the projections with the truth, and the streams with the outbox, while the writer pauses.
+// check compares the projections with the truth, and the streams with the outbox, while the writer
+// pauses.
 func (r *rehearsal) check(what string) {
 	r.t.Helper()
 	r.quiet.Lock()
@@ -278,7 +281,8 @@ func TestLosingOneTwoAndThreeBrokers(t *testing.T) {
 	r.loseDisks()
 }
 
-// loseDisks loses every broker's disk while some published events are in the archive. A repair publishes all of them again.
+// loseDisks loses every broker's disk while some published events are in the archive. A repair
+// publishes all of them again.
 func (r *rehearsal) loseDisks() {
 	r.t.Helper()
 	if _, err := r.pool.Exec(r.t.Context(), `SELECT outbox_range_cut(50000001)`); err != nil {

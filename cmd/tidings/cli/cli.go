@@ -43,8 +43,8 @@ const (
 	exitOK    = 0
 	exitError = 1
 	exitInput = 2 // bad usage, or bad input
-	// One of three: the command has not finished, and running it again continues; a server is unavailable, and the output
-	// covers only the others; doctor found errors.
+	// One of three: the command has not finished, and running it again continues; a server is
+	// unavailable, and the output covers only the others; doctor found errors.
 	exitAgain = 3
 )
 
@@ -66,8 +66,8 @@ var (
 	errAway     = errors.New("a server is unavailable") // ends a command whose output already names the server or the lock
 )
 
-// Main runs the command that args name in this process and returns the exit code. The first SIGINT or SIGTERM stops the
-// command, which then ends in order; a second one ends the process at once.
+// Main runs the command that args name in this process and returns the exit code. The first SIGINT
+// or SIGTERM stops the command, which then ends in order; a second one ends the process at once.
 func Main(args []string) int { return mainWith(args, nil) }
 
 func mainWith(args []string, ran func(command string)) int {
@@ -77,8 +77,8 @@ func mainWith(args []string, ran func(command string)) int {
 	return Execute(ctx, args, Process{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Env: envconfig.OsLookuper(), ran: ran})
 }
 
-// Execute runs the command that args name until it is done or ctx ends, and returns the exit code. It writes the command's
-// error to stderr.
+// Execute runs the command that args name until it is done or ctx ends, and returns the exit code.
+// It writes the command's error to stderr.
 func Execute(ctx context.Context, args []string, p Process) int {
 	started := false // an error before a command starts is an error in its arguments
 	root := p.commands()
@@ -156,8 +156,8 @@ func rangeArgs(least, most int) cobra.PositionalArgs {
 	}
 }
 
-// refuseUnknown makes each command that only groups subcommands refuse an unknown one. Cobra alone would print the help
-// and succeed.
+// refuseUnknown makes each command that only groups subcommands refuse an unknown one. Cobra alone
+// would print the help and succeed.
 func refuseUnknown(commands []*cobra.Command) {
 	for _, c := range commands {
 		if c.HasSubCommands() {

@@ -102,8 +102,9 @@ type dev struct {
 	stderr bytes.Buffer
 }
 
-// newDev prepares a dev, which start can start several times. Unless env has another DATABASE_URL, its database is on
-// the server of testkit.Postgres: a server of its own would take longer to start than everything else in a dev.
+// newDev prepares a dev, which start can start several times. Unless env has another DATABASE_URL,
+// its database is on the server of testkit.Postgres: a server of its own would take longer to start
+// than everything else in a dev.
 func newDev(t *testing.T, env ...string) *dev {
 	t.Helper()
 	if !slices.ContainsFunc(env, func(kv string) bool { return strings.HasPrefix(kv, "DATABASE_URL=") }) {
@@ -112,8 +113,8 @@ func newDev(t *testing.T, env ...string) *dev {
 	return prepareDev(t, env...)
 }
 
-// newDevWithPostgres is newDev, but dev starts a PostgreSQL of its own. That has the migrated database, unless the test
-// empties dir.
+// newDevWithPostgres is newDev, but dev starts a PostgreSQL of its own. That has the migrated
+// database, unless the test empties dir.
 func newDevWithPostgres(t *testing.T, env ...string) *dev {
 	t.Helper()
 	d := prepareDev(t, env...)
@@ -149,7 +150,8 @@ func prepareDev(t *testing.T, env ...string) *dev {
 	return d
 }
 
-// openDir returns a directory that PostgreSQL's user can enter. If root runs the test, t.TempDir is not such a directory.
+// openDir returns a directory that PostgreSQL's user can enter. If root runs the test, t.TempDir is
+// not such a directory.
 func openDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "tidings-dev-*")
@@ -167,7 +169,8 @@ func openDir(t *testing.T) string {
 	return filepath.Join(dir, "data")
 }
 
-// startWithin only ends a broken test, so it is long: on a busy machine a start may take half a minute.
+// startWithin only ends a broken test, so it is long: on a busy machine a start may take half a
+// minute.
 const startWithin = 2 * time.Minute
 
 // launch starts the process and does not wait until it is ready.

@@ -10,7 +10,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// destructive is the annotation of commands that delete data, or that nobody can undo. A test visits all of them.
+// destructive is the annotation of commands that delete data, or that nobody can undo. A test
+// visits all of them.
 const destructive = "tidings/destructive"
 
 // asking asks a person to confirm such a command.
@@ -19,7 +20,8 @@ type asking struct {
 	yes bool
 }
 
-// destructive marks the command and adds --yes. The command's RunE calls ask before it deletes anything.
+// destructive marks the command and adds --yes. The command's RunE calls ask before it deletes
+// anything.
 func (p Process) destructive(c *cobra.Command) *asking {
 	a := &asking{p: p}
 	if c.Annotations == nil {
@@ -33,9 +35,9 @@ func (p Process) destructive(c *cobra.Command) *asking {
 // errNothingGoes is the error by which show reports that the command would delete nothing.
 var errNothingGoes = errors.New("nothing to delete")
 
-// ask calls show, which prints to stderr what the command would delete, and then asks for a yes on the terminal. With
-// --yes it does neither. It returns nil after a yes, and if the command would delete nothing. Without a terminal it
-// returns a usageError.
+// ask calls show, which prints to stderr what the command would delete, and then asks for a yes on
+// the terminal. With --yes it does neither. It returns nil after a yes, and if the command would
+// delete nothing. Without a terminal it returns a usageError.
 func (a *asking) ask(show func(w io.Writer) error) error {
 	if a.yes {
 		return nil
@@ -66,8 +68,8 @@ func (p Process) interactive() bool {
 	return ok
 }
 
-// textLines returns a show function for ask. It prints lines of text below a first one; without lines it returns
-// errNothingGoes.
+// textLines returns a show function for ask. It prints lines of text below a first one; without
+// lines it returns errNothingGoes.
 func textLines(first string, all ...string) func(io.Writer) error {
 	return func(w io.Writer) error {
 		if len(all) == 0 {

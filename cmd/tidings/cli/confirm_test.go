@@ -22,8 +22,8 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// harmless are the commands that delete nothing permanently. A new command fails the test until it is in this list or
-// destructive.
+// harmless are the commands that delete nothing permanently. A new command fails the test until it
+// is in this list or destructive.
 var harmless = []string{
 	"archive export", "archive exports", "archive hold add", "archive hold list", "archive restore", "archive status",
 	"archive undo", "archive verify",
@@ -145,7 +145,8 @@ func leaves(c *cobra.Command, fn func(name string, c *cobra.Command)) {
 	}
 }
 
-// TestDestructiveCommandsShowWhatGoesAndAskOnce visits all commands: each one is in the list harmless, or asks.
+// TestDestructiveCommandsShowWhatGoesAndAskOnce visits all commands: each one is in the list
+// harmless, or asks.
 func TestDestructiveCommandsShowWhatGoesAndAskOnce(t *testing.T) {
 	t.Parallel()
 	var marked []string

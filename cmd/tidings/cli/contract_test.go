@@ -27,7 +27,8 @@ import (
 	"github.com/tidings/tidings/projections"
 )
 
-// contract takes the projections of a running dev through every operation on a projection. It has no code for a specific one.
+// contract takes the projections of a running dev through every operation on a projection. It has
+// no code for a specific one.
 type contract struct {
 	*dev
 	*system
@@ -42,8 +43,8 @@ const (
 	secretAuthor = 77
 )
 
-// TestEveryProjectionKeepsTheContract has a build tag because TestAProjectionIsItsFolderItsMigrationAndOneLine runs it
-// with one more projection.
+// TestEveryProjectionKeepsTheContract has a build tag because
+// TestAProjectionIsItsFolderItsMigrationAndOneLine runs it with one more projection.
 func TestEveryProjectionKeepsTheContract(t *testing.T) {
 	d := newDev(t)
 	d.start(t)
@@ -144,8 +145,8 @@ func (c *contract) lag(p projections.Projection) {
 	}
 }
 
-// applies builds empty tables from all events: aggregates in any order, batches of any size, and with repetitions of
-// earlier events.
+// applies builds empty tables from all events: aggregates in any order, batches of any size, and
+// with repetitions of earlier events.
 func (c *contract) applies(p projections.Projection, events []event.Event) {
 	c.t.Helper()
 	type aggregate struct {
@@ -216,7 +217,8 @@ func (c *contract) windows(p projections.Projection) {
 	}
 }
 
-// mends deletes a row of each table that has rows. Verify must find the difference, and Repair must restore the row.
+// mends deletes a row of each table that has rows. Verify must find the difference, and Repair must
+// restore the row.
 func (c *contract) mends(p projections.Projection) {
 	c.t.Helper()
 	damaged := 0
@@ -278,8 +280,8 @@ func (c *contract) consumes(p projections.Projection) {
 	}
 }
 
-// parksErasesAndRetries parks aggregates behind an unreadable event, erases an author whose text is in one of them,
-// and retries the dead letters.
+// parksErasesAndRetries parks aggregates behind an unreadable event, erases an author whose text is
+// in one of them, and retries the dead letters.
 func (c *contract) parksErasesAndRetries() {
 	c.t.Helper()
 	ctx := c.t.Context()

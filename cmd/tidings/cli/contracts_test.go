@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestContractsAreWritten compares the contracts of the built-in kinds with the checked-in ones. Those of an earlier
-// release are removed.
+// TestContractsAreWritten compares the contracts of the built-in kinds with the checked-in ones.
+// Those of an earlier release are removed.
 func TestContractsAreWritten(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "new")
 	if err := os.MkdirAll(filepath.Join(dir, "schemas"), 0o755); err != nil {

@@ -16,12 +16,14 @@ import (
 	"github.com/tidings/tidings/kinds"
 )
 
-// TestADemoIsASiteThatLives kills dev during a demo, and compares the demo's statistics with the truth.
+// TestADemoIsASiteThatLives kills dev during a demo, and compares the demo's statistics with the
+// truth.
 func TestADemoIsASiteThatLives(t *testing.T) {
 	d := newDevWithPostgres(t)
 	d.start(t)
-	// The answers after the kill have any order, so the acts are random. The rarest act that the test wants, a hidden comment, is one of
-	// eighty. With so many requests, the chance that it is missing is less than 1 in 10^7.
+	// The answers after the kill have any order, so the acts are random. The rarest act that the
+	// test wants, a hidden comment, is one of eighty. With so many requests, the chance that it is
+	// missing is less than 1 in 10^7.
 	r := d.lives(t, 1500, func() { d.kill(t); d.start(t) }, "--seed", "3", "--rate", "250", "--users", "30")
 	if r.Retried == 0 || r.Reads == 0 || r.Refused > r.Requests/10 || r.Seed != 3 {
 		t.Errorf("%+v", r)

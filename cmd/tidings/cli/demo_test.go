@@ -12,7 +12,8 @@ import (
 	"github.com/sethvargo/go-envconfig"
 )
 
-// lives runs `tidings demo` against d until it has sent a number of requests, and calls meanwhile after the first ones.
+// lives runs `tidings demo` against d until it has sent a number of requests, and calls meanwhile
+// after the first ones.
 func (d *dev) lives(t *testing.T, requests int, meanwhile func(), args ...string) demoResult {
 	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())

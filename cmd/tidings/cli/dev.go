@@ -207,8 +207,8 @@ func (p Process) dev(ctx context.Context, cfg devConfig, dir string, log *slog.L
 	return p.runAll(ctx, w, apiListener, dir, last)
 }
 
-// checkDatabases prints the databases that the environment names. It returns an error if one has tables of others, and
-// none of Tidings: the variable may be left over from another program.
+// checkDatabases prints the databases that the environment names. It returns an error if one has
+// tables of others, and none of Tidings: the variable may be left over from another program.
 func (p Process) checkDatabases(ctx context.Context, cfg devConfig) error {
 	for i, url := range []string{cfg.DatabaseURL, cfg.ProjectionsDatabaseURL} {
 		name := []string{"DATABASE_URL", "PROJECTIONS_DATABASE_URL"}[i]
@@ -251,8 +251,8 @@ func (p Process) trace(ctx context.Context, file string, log *slog.Logger) (cont
 	return ctx, func() error { stop(); return f.Close() }, nil
 }
 
-// runAll runs the parts until ctx ends or one of them returns. The last parts stop together with the ops port, after
-// all others.
+// runAll runs the parts until ctx ends or one of them returns. The last parts stop together with
+// the ops port, after all others.
 func (p Process) runAll(ctx context.Context, w *wiring, listener net.Listener, dir string, last []part) error {
 	if err := w.connect(ctx); err != nil {
 		return err

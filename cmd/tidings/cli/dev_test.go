@@ -152,7 +152,8 @@ func TestDevEndsAtOnceAtASecondSignal(t *testing.T) {
 	d.start(t)
 }
 
-// TestDevLeavesADatabaseWithTablesOfOthersAlone: DATABASE_URL may be left over from another program.
+// TestDevLeavesADatabaseWithTablesOfOthersAlone: DATABASE_URL may be left over from another
+// program.
 func TestDevLeavesADatabaseWithTablesOfOthersAlone(t *testing.T) {
 	t.Parallel()
 	db, nats := testkit.EmptyPostgres(t), testkit.NATS(t)
@@ -303,7 +304,8 @@ func TestTheLockWaitsForADevThatIsDying(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// The kernel closes a killed process's files after a while; its id remains in the lock file.
+		// The kernel closes a killed process's files after a while; its id remains in the lock
+		// file.
 		if err := os.WriteFile(dying.Name(), []byte("4194304\n"), 0o600); err != nil { // above every process number (proc(5), pid_max)
 			t.Fatal(err)
 		}

@@ -28,12 +28,12 @@ import (
 	"github.com/tidings/tidings/tokens"
 )
 
-// deathWithin is how long a killed dev may keep its lock, its ports and its servers' directories. The kernel closes
-// them one by one, which takes some time on a busy machine.
+// deathWithin is how long a killed dev may keep its lock, its ports and its servers' directories.
+// The kernel closes them one by one, which takes some time on a busy machine.
 const deathWithin = 2 * time.Second
 
-// lockData creates the data directory and locks it for this process. The kernel releases the lock when the process ends
-// in any way.
+// lockData creates the data directory and locks it for this process. The kernel releases the lock
+// when the process ends in any way.
 func lockData(ctx context.Context, dir string) (*os.File, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil { // if root runs dev, PostgreSQL runs as another user and needs access; secrets are 0600
 		return nil, fmt.Errorf("create the data directory: %w", err)
@@ -93,7 +93,8 @@ type devState struct {
 
 const stateFile = "state.json"
 
-// readState returns the state of the last start, and creates missing values. A non-empty token replaces the stored one.
+// readState returns the state of the last start, and creates missing values. A non-empty token
+// replaces the stored one.
 func readState(dir, token string) (devState, error) {
 	var s devState
 	b, err := os.ReadFile(filepath.Join(dir, stateFile))
@@ -161,7 +162,8 @@ func httpURL(addr net.Addr) string {
 	return "http://" + net.JoinHostPort(host, port)
 }
 
-// startPostgres starts dev's own PostgreSQL. The first start prints a line, because it takes some seconds.
+// startPostgres starts dev's own PostgreSQL. The first start prints a line, because it takes some
+// seconds.
 func startPostgres(ctx context.Context, dir string, stderr io.Writer) (*pglocal.Server, error) {
 	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
 		fmt.Fprintf(stderr, "Creating a PostgreSQL data directory in %s ...\n", dir)
@@ -173,8 +175,9 @@ func startPostgres(ctx context.Context, dir string, stderr io.Writer) (*pglocal.
 	return pg, nil
 }
 
-// abortAtSecondSignal makes a second SIGINT or SIGTERM end the process at once, together with its PostgreSQL, which would
-// otherwise keep running in its own process group. Main acts on the first signal. The returned function undoes this.
+// abortAtSecondSignal makes a second SIGINT or SIGTERM end the process at once, together with its
+// PostgreSQL, which would otherwise keep running in its own process group. Main acts on the first
+// signal. The returned function undoes this.
 func abortAtSecondSignal(pg *pglocal.Server) func() {
 	signals := make(chan os.Signal, 2)
 	over := make(chan struct{})
@@ -216,8 +219,9 @@ func ownDatabase(ctx context.Context, pg *pglocal.Server) (string, error) {
 	return pg.URL(databaseName), nil
 }
 
-// startNATS starts dev's own server on its earlier port, or on another one if a program uses that port now. It has one
-// user, because dev plays every role in one process, and the person who runs dev may see everything.
+// startNATS starts dev's own server on its earlier port, or on another one if a program uses that
+// port now. It has one user, because dev plays every role in one process, and the person who runs
+// dev may see everything.
 func startNATS(dir string, port int, password string, log *slog.Logger) (*broker.Server, error) {
 	if port != 0 {
 		l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
@@ -250,7 +254,8 @@ func portOf(address string) int {
 	return port
 }
 
-// greeting is the text that dev prints when it is ready. Its curl lines work when pasted, one by one or all at once.
+// greeting is the text that dev prints when it is ready. Its curl lines work when pasted, one by
+// one or all at once.
 const greeting = `{state}
 
   API      {api}    documentation: {api}/docs
@@ -271,7 +276,8 @@ Try it:
 Ctrl-C stops everything.
 `
 
-// greet prints the greeting. outside reports that NATS_URL names the NATS server, and connected that it answers.
+// greet prints the greeting. outside reports that NATS_URL names the NATS server, and connected
+// that it answers.
 func greet(w io.Writer, in instance, dir string, outside, connected bool) error {
 	state, see, server := "Tidings is running.", "", in.NATSURL
 	if outside {

@@ -64,7 +64,8 @@ func (w *wiring) pool(ctx context.Context, url string, role postgres.Role, name 
 	return pool, err
 }
 
-// metrics returns the registerer of a part: all parts share the ops port, and a label names the part.
+// metrics returns the registerer of a part: all parts share the ops port, and a label names the
+// part.
 func (w *wiring) metrics(part string) prometheus.Registerer {
 	return prometheus.WrapRegistererWith(prometheus.Labels{"part": part}, w.reg)
 }
@@ -205,7 +206,8 @@ func (w *wiring) api(ctx context.Context, listener net.Listener, waker *broker.W
 	}}), nil
 }
 
-// console creates the console with pools of its own, so that its readers take no connections from the other parts.
+// console creates the console with pools of its own, so that its readers take no connections from
+// the other parts.
 func (w *wiring) console(ctx context.Context, waker *broker.Waker) (*console.Console, error) {
 	keys, err := w.cfg.API.CursorKeys()
 	if err != nil {

@@ -35,7 +35,8 @@ type dlqFlags struct {
 	asJSON        bool
 }
 
-// deadMessage is a line of `tidings dlq outbox list --json`, and with its payload the output of show.
+// deadMessage is a line of `tidings dlq outbox list --json`, and with its payload the output of
+// show.
 type deadMessage struct {
 	ID            int64           `json:"id,string"`
 	EventID       string          `json:"event_id"`
@@ -369,7 +370,8 @@ func (p Process) dlqActCommand(action string) *cobra.Command {
 	return c
 }
 
-// actDLQ handles the messages in batches, one transaction each. It handles at most as many messages as matched at its start.
+// actDLQ handles the messages in batches, one transaction each. It handles at most as many messages
+// as matched at its start.
 func (p Process) actDLQ(ctx context.Context, d *outbox.DLQ, action string, f dlqFlags) error {
 	v := verbOf(action)
 	matching, err := d.Count(ctx, f.filter)
@@ -492,8 +494,8 @@ func payloads(n int64) string {
 
 func aggregate(typ string, id int64) string { return cell(typ) + "/" + strconv.FormatInt(id, 10) }
 
-// cell makes any text safe for a table on a terminal. It quotes text with invisible or control characters, which dead
-// letters may contain.
+// cell makes any text safe for a table on a terminal. It quotes text with invisible or control
+// characters, which dead letters may contain.
 func cell(s string) string {
 	plain := strings.IndexFunc(s, func(r rune) bool { return r == unicode.ReplacementChar || !unicode.IsPrint(r) }) < 0
 	if plain && strings.TrimSpace(s) == s {

@@ -17,7 +17,8 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// buryRows writes dead messages with the ids 1 to n, each id hours ago: odd ids of tenant 1, even ids of tenant 2.
+// buryRows writes dead messages with the ids 1 to n, each id hours ago: odd ids of tenant 1, even
+// ids of tenant 2.
 func buryRows(t *testing.T, pool *pgxpool.Pool, n int) {
 	t.Helper()
 	if _, err := pool.Exec(t.Context(), `

@@ -60,7 +60,8 @@ func checkConsumer(what, name string, optional bool) error {
 	return nil
 }
 
-// deadLetter is a line of `tidings dlq consumer list --json`, and with headers and payload the output of show.
+// deadLetter is a line of `tidings dlq consumer list --json`, and with headers and payload the
+// output of show.
 type deadLetter struct {
 	ID            int64               `json:"id,string"`
 	Consumer      string              `json:"consumer"`
@@ -204,8 +205,8 @@ func (p Process) listParked(ctx context.Context, d *consumers.DeadLetters, f par
 	return err
 }
 
-// pages calls fn with the selected dead letters, page by page, at least once and up to the limit. It reports whether
-// there are more.
+// pages calls fn with the selected dead letters, page by page, at least once and up to the limit.
+// It reports whether there are more.
 func (f *parkedFlags) pages(ctx context.Context, d *consumers.DeadLetters, fn func([]consumers.DeadLetter) error) (more bool, err error) {
 	filter := f.parked()
 	for n := 0; ; {
@@ -336,7 +337,8 @@ dead letters. ` + chosen,
 	return c
 }
 
-// actParked handles the first dead letters that existed at its start, each in transactions of its own.
+// actParked handles the first dead letters that existed at its start, each in transactions of its
+// own.
 func (p Process) actParked(ctx context.Context, d *consumers.DeadLetters, action string, f parkedFlags) error {
 	if len(f.filter.IDs) > 0 {
 		f.all = true

@@ -14,8 +14,8 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// parkFollows parks n events of followercounts with the ids 1 to n, each id hours ago, of three accounts in turn. Those
-// of account 3 are unreadable.
+// parkFollows parks n events of followercounts with the ids 1 to n, each id hours ago, of three
+// accounts in turn. Those of account 3 are unreadable.
 func parkFollows(t *testing.T, pool *pgxpool.Pool, n int) {
 	t.Helper()
 	for _, sql := range []string{

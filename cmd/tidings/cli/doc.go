@@ -12,6 +12,7 @@
 //	instance.go  the servers that a command talks to
 //	confirm.go   the question before a command destroys something
 //
-// A command writes its result to stdout: a table, or with --json one JSON object, or one object per line. It writes
-// progress and errors to stderr. The exit codes are the constants in cli.go; docs/commands.md describes every command.
+// A command writes its result to stdout: a table, or with --json one JSON object, or one object per
+// line. It writes progress and errors to stderr. The exit codes are the constants in cli.go;
+// docs/commands.md describes every command.
 package cli

@@ -50,7 +50,8 @@ func TestADoctorWaitsForAFleetThatStarts(t *testing.T) {
 	}
 }
 
-// TestADoctorsCommandsExist checks that each finding names a command of this program, or a page of the documents.
+// TestADoctorsCommandsExist checks that each finding names a command of this program, or a page of
+// the documents.
 func TestADoctorsCommandsExist(t *testing.T) {
 	st := status.State{Outbox: &outbox.Stats{LagSeconds: 99, Retrying: 1, DLQDepth: 1}, Blocked: []postgres.Blocked{{}},
 		Unheld:     []status.Unheld{{Kind: "x"}},
@@ -71,8 +72,8 @@ func TestADoctorsCommandsExist(t *testing.T) {
 	}
 }
 
-// TestDoctorEndsByWhatItFinds checks the findings and exit codes: a stopped fleet lists the missing processes, an old
-// schema names the command.
+// TestDoctorEndsByWhatItFinds checks the findings and exit codes: a stopped fleet lists the missing
+// processes, an old schema names the command.
 func TestDoctorEndsByWhatItFinds(t *testing.T) {
 	t.Parallel()
 	n, db := testkit.NATS(t), testkit.Postgres(t)

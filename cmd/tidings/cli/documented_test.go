@@ -13,8 +13,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// TestEveryCommandThatADocumentNamesExists reads commands in code of all pages: the command exists, and has each flag,
-// and wants as many arguments.
+// TestEveryCommandThatADocumentNamesExists reads commands in code of all pages: the command exists,
+// and has each flag, and wants as many arguments.
 func TestEveryCommandThatADocumentNamesExists(t *testing.T) {
 	code := regexp.MustCompile("`(?:bin/)?tidings ([a-z][^`\n]*)`|(?m:^(?:\\$ )?(?:bin/)?tidings ([a-z].*)$)")
 	seen := 0
@@ -45,7 +45,8 @@ func TestEveryCommandThatADocumentNamesExists(t *testing.T) {
 
 var quoted = regexp.MustCompile(`"[^"]*"|'[^']*'`)
 
-// undocumented says what is wrong with a command line of a document, in which words in capitals stand for values; "" for nothing.
+// undocumented says what is wrong with a command line of a document, in which words in capitals
+// stand for values; "" for nothing.
 func undocumented(line string) string {
 	line = regexp.MustCompile(`[\[\](){}]|\.\.\.|…|>.*$|&.*$`).ReplaceAllString(quoted.ReplaceAllString(line, "VALUE"), " ")
 	words := strings.Fields(line)

@@ -24,7 +24,8 @@ import (
 	"github.com/tidings/tidings/internal/verify"
 )
 
-// arriveWithin is the longest time until every write has arrived everywhere. It only ends a broken test.
+// arriveWithin is the longest time until every write has arrived everywhere. It only ends a broken
+// test.
 const arriveWithin = 2 * time.Minute
 
 type counts struct{ Followers, Following int64 }
@@ -63,7 +64,8 @@ func sequence(spec load.Spec) iter.Seq2[load.Edge, error] {
 	}
 }
 
-// verify runs `tidings verify`, which waits until everything has arrived, and fails the test if it finds a difference.
+// verify runs `tidings verify`, which waits until everything has arrived, and fails the test if it
+// finds a difference.
 func (d *dev) verify(t *testing.T) {
 	t.Helper()
 	code, stdout, stderr := run(t, nil, "", "verify", "--data", d.dir, "--wait", arriveWithin.String(), "--limit", "3")
@@ -87,7 +89,8 @@ func (d *dev) checkCounts(t *testing.T, spec load.Spec) {
 	}
 }
 
-// checkStream checks that the streams have exactly this many follow events, each of a different pair.
+// checkStream checks that the streams have exactly this many follow events, each of a different
+// pair.
 func (d *dev) checkStream(t *testing.T, want int64) {
 	t.Helper()
 	nc, err := nats.Connect(d.instance(t).NATSURL, nats.Timeout(arriveWithin))

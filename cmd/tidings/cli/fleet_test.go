@@ -16,7 +16,8 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// TestCommandsBesideARunningFleet runs commands that change nothing of a running fleet, or settings that it respects.
+// TestCommandsBesideARunningFleet runs commands that change nothing of a running fleet, or settings
+// that it respects.
 func TestCommandsBesideARunningFleet(t *testing.T) {
 	t.Parallel()
 	d := newDev(t)

@@ -13,8 +13,8 @@ import (
 	"github.com/tidings/tidings/internal/load"
 )
 
-// gate is a proxy to a dev's API. It holds requests back while a load has its limit of answers, so that a load does not
-// end before the test disturbs it.
+// gate is a proxy to a dev's API. It holds requests back while a load has its limit of answers, so
+// that a load does not end before the test disturbs it.
 type gate struct {
 	load *load.Loader
 

@@ -56,7 +56,8 @@ status). tidings kinds list shows the kinds in force.`,
 	return c
 }
 
-// historyOf returns one command below history. With anyKind it has the flag --kind, and f's kind is the default.
+// historyOf returns one command below history. With anyKind it has the flag --kind, and f's kind is
+// the default.
 func historyOf(f historyFlags, anyKind bool, use, short string, args int,
 	show func(ctx context.Context, f historyFlags, args []string) error) *cobra.Command {
 	c := &cobra.Command{
@@ -184,7 +185,8 @@ func (p Process) edgeHistory(ctx context.Context, f historyFlags, args []string)
 		}))
 }
 
-// attributesColumn returns the cell of an entity's attributes. It returns no cell if the kind has no attributes.
+// attributesColumn returns the cell of an entity's attributes. It returns no cell if the kind has
+// no attributes.
 func attributesColumn(all map[string]kinds.Attribute, has json.RawMessage) []string {
 	if len(all) == 0 {
 		return nil

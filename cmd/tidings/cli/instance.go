@@ -61,7 +61,8 @@ func (in instance) write(dir string) error {
 	return writeFile(filepath.Join(dir, instanceFile), content)
 }
 
-// writeFile replaces the file atomically: a reader, or the next start after a crash, finds either the old content or the new.
+// writeFile replaces the file atomically: a reader, or the next start after a crash, finds either
+// the old content or the new.
 func writeFile(path string, content []byte) error {
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*") // mode 0600
 	if err != nil {
@@ -97,7 +98,8 @@ func (p Process) defaultData() (string, error) {
 	return filepath.Join(home, ".local", "share", "tidings", "dev"), nil
 }
 
-// instance returns the addresses and tokens of the dev that uses the data directory; "" means the default directory.
+// instance returns the addresses and tokens of the dev that uses the data directory; "" means the
+// default directory.
 func (p Process) instance(data string) (instance, error) {
 	dir, err := p.dataDir(data)
 	if err != nil {
@@ -122,7 +124,8 @@ type servers struct {
 	Broker                 broker.Config
 }
 
-// servers returns the servers of the dev that --data names, else those of the environment, else those of the default dev.
+// servers returns the servers of the dev that --data names, else those of the environment, else
+// those of the default dev.
 func (p Process) servers(ctx context.Context, data string) (servers, error) {
 	var s servers
 	if err := envconfig.ProcessWith(ctx, &envconfig.Config{Target: &s, Lookuper: p.Env}); err != nil {

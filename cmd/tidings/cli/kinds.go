@@ -176,7 +176,8 @@ a failure, run the same command again: it completes the change.`,
 	return c
 }
 
-// askKinds asks whether to remove kinds or parts of kinds. A change that only adds needs no confirmation.
+// askKinds asks whether to remove kinds or parts of kinds. A change that only adds needs no
+// confirmation.
 func askKinds(ctx context.Context, dbs kinds.Databases, r kinds.Request, sure *asking) error {
 	return sure.ask(func(w io.Writer) error {
 		r.DryRun = true
@@ -225,8 +226,8 @@ func (p Process) sayApplied(done kinds.Applied, dry bool) error {
 	return nil
 }
 
-// sayChanges prints a line for each change. With conditions it adds which changes are possible only without
-// contradicting rows.
+// sayChanges prints a line for each change. With conditions it adds which changes are possible only
+// without contradicting rows.
 func (p Process) sayChanges(all []kinds.Change, conditions bool) error {
 	for _, c := range all {
 		line := fmt.Sprintf("%s: %s", c.Path, c.What)

@@ -120,7 +120,8 @@ without a success, so it continues after you kill and restart the server.`,
 	return c
 }
 
-// loading reads the kind from the API, and prepares the load of the file or of the generated rows. done closes the file.
+// loading reads the kind from the API, and prepares the load of the file or of the generated rows.
+// done closes the file.
 func (p Process) loading(ctx context.Context, l *load.Loader, kind, generate string, args []string) (w loading, done func(), err error) {
 	all, err := l.Kinds(ctx)
 	if err != nil {
@@ -182,8 +183,9 @@ func countEdges(r io.Reader) (n int64) {
 	return n
 }
 
-// interruptible returns a reader that ends with ctx, even while r waits for a terminal or a pipe. The goroutine that reads r
-// then remains until that wait ends, at the latest until the process ends.
+// interruptible returns a reader that ends with ctx, even while r waits for a terminal or a pipe.
+// The goroutine that reads r then remains until that wait ends, at the latest until the process
+// ends.
 func interruptible(ctx context.Context, r io.Reader) io.Reader {
 	pr, pw := io.Pipe()
 	context.AfterFunc(ctx, func() { pw.CloseWithError(context.Cause(ctx)) })

@@ -12,8 +12,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// loadsAnyKind loads edges from files, and generated edges and children, each twice. It compares the served rows with
-// the files and with SQL over the truth.
+// loadsAnyKind loads edges from files, and generated edges and children, each twice. It compares
+// the served rows with the files and with SQL over the truth.
 func (d *dev) loadsAnyKind(t *testing.T) {
 	t.Helper()
 	for _, c := range []struct {

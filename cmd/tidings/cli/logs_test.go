@@ -21,7 +21,8 @@ import (
 // secret is the beginning of every text that a log must not contain.
 const secret = "Zq7secret"
 
-// TestNoLogLineHasASecret loads a dev with the most verbose log, provokes errors, and reads the log.
+// TestNoLogLineHasASecret loads a dev with the most verbose log, provokes errors, and reads the
+// log.
 func TestNoLogLineHasASecret(t *testing.T) {
 	t.Parallel()
 	db, nc := testkit.Postgres(t), testkit.NATS(t)
@@ -41,8 +42,8 @@ func withPassword(t *testing.T, server string) string {
 	return u.String()
 }
 
-// beat starts a dev whose settings contain secrets, uses its API, and gives the relay and the consumers messages that
-// they cannot handle. It returns when the log has their errors.
+// beat starts a dev whose settings contain secrets, uses its API, and gives the relay and the
+// consumers messages that they cannot handle. It returns when the log has their errors.
 func beat(t *testing.T, database string, db *testkit.DB, nc *testkit.Broker) *beating {
 	t.Helper()
 	cfg, cursorKey := nc.Config(), strings.Repeat("7ec4e7", 12)
@@ -163,7 +164,8 @@ func (b *beating) await(messages ...string) {
 	})
 }
 
-// read checks the log: no secret, each line structured, and no warning more often than its rate limit.
+// read checks the log: no secret, each line structured, and no warning more often than its rate
+// limit.
 func (b *beating) read(took time.Duration) {
 	t := b.t
 	said := map[string]int{}

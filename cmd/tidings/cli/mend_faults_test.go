@@ -93,8 +93,8 @@ func TestVerifyRepairMendsEveryDifferenceWhileWritesGoOn(t *testing.T) {
 	}
 }
 
-// TestADryRunOfVerifyRepairSaysExactlyWhatTheRepairDoes damages all projections, parks an aggregate in each DLQ, and
-// compares the dry run's list with the repair's, and that with the tables.
+// TestADryRunOfVerifyRepairSaysExactlyWhatTheRepairDoes damages all projections, parks an aggregate
+// in each DLQ, and compares the dry run's list with the repair's, and that with the tables.
 func TestADryRunOfVerifyRepairSaysExactlyWhatTheRepairDoes(t *testing.T) {
 	t.Parallel()
 	d := newDev(t)

@@ -2,7 +2,8 @@ package cli
 
 // damages are all types of differences that verify can find in a projection.
 var damages = []string{
-	// pairs: missing, unknown to the truth, with another version, in another state, at another place
+	// pairs: missing, unknown to the truth, with another version, in another state, at another
+	// place
 	`DELETE FROM edge_lists WHERE (from_id, to_id) IN (SELECT from_id, to_id FROM edge_lists ORDER BY 1, 2 LIMIT 3)`,
 	`INSERT INTO edge_lists (tenant_id, kind, from_id, to_id, active, version, positioned_at)
 		VALUES (1, 'follow', 900001, 900002, true, 1, now()), (7, 'follow', 1, 2, false, 1, now())`,

@@ -76,7 +76,8 @@ Ctrl-C, and logs the sessions that hold the lock.`,
 	return c
 }
 
-// makeLogins creates the logins of a file on the servers of both databases, and returns their number.
+// makeLogins creates the logins of a file on the servers of both databases, and returns their
+// number.
 func makeLogins(ctx context.Context, s servers, path string) (n int, err error) {
 	if path == "" {
 		return 0, nil

@@ -47,8 +47,8 @@ sign afterwards have another key, so they are valid.`,
 					return err
 				}
 			}
-			// The clock of the machine that signed the credentials may be ahead. Each credentials file has a key of its own,
-			// so a later time revokes no other one.
+			// The clock of the machine that signed the credentials may be ahead. Each credentials
+			// file has a key of its own, so a later time revokes no other one.
 			r := broker.Revocation{Key: user.Key, Account: user.Account, At: time.Now().Add(24 * time.Hour)}
 			if err := r.Validate(); err != nil {
 				return &usageError{err}
@@ -88,7 +88,8 @@ sign afterwards have another key, so they are valid.`,
 	return c
 }
 
-// appendRevoked adds a revocation to a directory of keys. It never replaces the file: two commands at once lose none.
+// appendRevoked adds a revocation to a directory of keys. It never replaces the file: two commands
+// at once lose none.
 func appendRevoked(dir string, r broker.Revocation) error {
 	before, err := readRevoked(dir)
 	if err != nil || slices.ContainsFunc(before, func(b broker.Revocation) bool { return b.Key == r.Key }) {

@@ -15,7 +15,8 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// natsKeys makes an operator and an account, and a server that trusts them. sign writes the credentials of a role.
+// natsKeys makes an operator and an account, and a server that trusts them. sign writes the
+// credentials of a role.
 func natsKeys(t *testing.T) (dir string, b *testkit.Broker, sign func(file, role string, args ...string) (path string)) {
 	t.Helper()
 	dir = filepath.Join(t.TempDir(), "keys")
@@ -56,7 +57,8 @@ func userOf(t *testing.T, path string) *jwt.UserClaims {
 	return claims
 }
 
-// connectWith connects as the binaries do, and fails the test unless the server accepts the credentials.
+// connectWith connects as the binaries do, and fails the test unless the server accepts the
+// credentials.
 func connectWith(t *testing.T, cfg broker.Config, credentials string) *nats.Conn {
 	t.Helper()
 	cfg.Credentials = credentials
@@ -80,8 +82,8 @@ func TestCredentialsExpireUnlessToldOtherwise(t *testing.T) {
 	}
 }
 
-// TestRevokedCredentialsLoseTheirConnection: the server closes the connection at the reload, and admits no new one. All
-// other connections stay.
+// TestRevokedCredentialsLoseTheirConnection: the server closes the connection at the reload, and
+// admits no new one. All other connections stay.
 func TestRevokedCredentialsLoseTheirConnection(t *testing.T) {
 	t.Parallel()
 	dir, b, sign := natsKeys(t)
@@ -106,7 +108,8 @@ func TestRevokedCredentialsLoseTheirConnection(t *testing.T) {
 		t.Error("the server admits revoked credentials")
 	}
 
-	// by its key, without the file; the first revocation stays, also when the accounts are made again
+	// by its key, without the file; the first revocation stays, also when the accounts are made
+	// again
 	if code, stdout, stderr := revoke("--user-key", userOf(t, lost).Subject); code != exitOK {
 		t.Fatalf("%d: %s%s", code, stdout, stderr)
 	}
@@ -157,7 +160,8 @@ func TestARevocationThatWouldRevokeNothingIsRefused(t *testing.T) {
 	}
 }
 
-// TestAUserThatIsRemovedLosesItsConnection is the same for users in a file: the file without the user, and a reload.
+// TestAUserThatIsRemovedLosesItsConnection is the same for users in a file: the file without the
+// user, and a reload.
 func TestAUserThatIsRemovedLosesItsConnection(t *testing.T) {
 	t.Parallel()
 	users := func(subscribers ...string) string {
@@ -170,7 +174,8 @@ func TestAUserThatIsRemovedLosesItsConnection(t *testing.T) {
 		if code != exitOK {
 			t.Fatal(stderr)
 		}
-		// The server would take the variables from the environment, which the tests of the package share.
+		// The server would take the variables from the environment, which the tests of the package
+		// share.
 		return regexp.MustCompile(`\$NATS_PASSWORD_\w+`).ReplaceAllString(stdout, "secret")
 	}
 	b := testkit.NATSWith(t, users("name=acme,tenant=7", "name=other,tenant=8"))

@@ -18,7 +18,8 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
-// waitingMessage is a line of `tidings outbox list --json`, and with its payload the output of show.
+// waitingMessage is a line of `tidings outbox list --json`, and with its payload the output of
+// show.
 type waitingMessage struct {
 	ID            int64           `json:"id,string"`
 	EventID       string          `json:"event_id"`

@@ -196,7 +196,8 @@ func (p Process) resize(ctx context.Context, y *system, to int, wait time.Durati
 	}
 }
 
-// resized returns a line about the progress of a resize. done is true once all open partitions have streams and publish.
+// resized returns a line about the progress of a resize. done is true once all open partitions have
+// streams and publish.
 func (y *system) resized(ctx context.Context) (line string, done bool, err error) {
 	all, err := status.Partitions(ctx, y.Sources)
 	if err != nil {

@@ -25,7 +25,8 @@ import (
 	"github.com/tidings/tidings/internal/verify"
 )
 
-// TestPartitionsAreResizedWhileEverythingRuns resizes with two processes, each with all parts, and a continuous load.
+// TestPartitionsAreResizedWhileEverythingRuns resizes with two processes, each with all parts, and
+// a continuous load.
 func TestPartitionsAreResizedWhileEverythingRuns(t *testing.T) {
 	d := newDev(t)
 	d.start(t)
@@ -144,8 +145,8 @@ func TestVerifyTellsMessagesThatAreNoEventsFromEventsThatAreMissing(t *testing.T
 	verified(verify.Stream{Stream: "EVENTS-0", Messages: 4, Published: 3, Distinct: 3, Foreign: 1, Repeated: 1, Missing: 1}, exitError)
 }
 
-// TestStatusSaysWhyTheRelayPublishesNothing fills the stream, and then takes the database back: status, doctor and
-// verify give the cause, although the relay runs.
+// TestStatusSaysWhyTheRelayPublishesNothing fills the stream, and then takes the database back:
+// status, doctor and verify give the cause, although the relay runs.
 func TestStatusSaysWhyTheRelayPublishesNothing(t *testing.T) {
 	t.Parallel()
 	d := newDev(t, "NATS_MAX_BYTES=100")

@@ -10,7 +10,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// TestTheCommandsPageIsWhatTheCommandsSay compares docs/commands.md with the help of every command. -update writes it.
+// TestTheCommandsPageIsWhatTheCommandsSay compares docs/commands.md with the help of every command.
+// -update writes it.
 func TestTheCommandsPageIsWhatTheCommandsSay(t *testing.T) {
 	const page = "../../../docs/commands.md"
 	var b strings.Builder

@@ -85,7 +85,8 @@ Repair cannot publish rows that were discarded, or dropped with old archives.`,
 	return c
 }
 
-// rebase sets the offsets at which the consumers continue, also if an earlier repair was interrupted before this step.
+// rebase sets the offsets at which the consumers continue, also if an earlier repair was
+// interrupted before this step.
 func (y *system) rebase(ctx context.Context, report relay.RepairReport) error {
 	for _, part := range report.Partitions {
 		for _, s := range part.Successors {
@@ -111,7 +112,8 @@ func showRepair(ctx context.Context, w io.Writer, y *system, o relay.RepairOptio
 	return err
 }
 
-// printRepair writes a line for each partition that has a problem, and the result. A dry run writes the same lines.
+// printRepair writes a line for each partition that has a problem, and the result. A dry run writes
+// the same lines.
 func printRepair(w io.Writer, report relay.RepairReport, refused bool) {
 	printPartitions(w, report)
 	switch {
@@ -126,7 +128,8 @@ func printRepair(w io.Writer, report relay.RepairReport, refused bool) {
 	}
 }
 
-// printPartitions writes a line for each partition that has a problem, with the steps of its repair.
+// printPartitions writes a line for each partition that has a problem, with the steps of its
+// repair.
 func printPartitions(w io.Writer, report relay.RepairReport) {
 	for _, p := range report.Partitions {
 		if p.Problem == "" && p.Foreign+p.Duplicates == 0 {

@@ -139,7 +139,8 @@ func (p Process) printReplay(r replay.Report) error {
 	)...)
 }
 
-// replayBar shows progress: as a bar on a terminal, else as a line at each step and every lineInterval.
+// replayBar shows progress: as a bar on a terminal, else as a line at each step and every
+// lineInterval.
 type replayBar struct {
 	mu    sync.Mutex // a goroutine of its own reads the truth
 	w     io.Writer

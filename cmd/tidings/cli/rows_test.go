@@ -16,7 +16,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// TestThePageOnLookingAtRowsSaysWhatWorks runs every statement of the page with the login that it names, and then verifies.
+// TestThePageOnLookingAtRowsSaysWhatWorks runs every statement of the page with the login that it
+// names, and then verifies.
 func TestThePageOnLookingAtRowsSaysWhatWorks(t *testing.T) {
 	t.Parallel()
 	page, err := os.ReadFile("../../../docs/runbook/looking-at-rows.md")

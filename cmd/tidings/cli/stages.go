@@ -13,8 +13,9 @@ type part struct {
 	run  func(ctx context.Context) error
 }
 
-// runStages runs all parts at once until ctx ends or a part returns, which is an error. Then it stops them stage by
-// stage: the parts of the next stage keep running until all parts of the stage before have returned.
+// runStages runs all parts at once until ctx ends or a part returns, which is an error. Then it
+// stops them stage by stage: the parts of the next stage keep running until all parts of the stage
+// before have returned.
 func runStages(ctx context.Context, stages ...[]part) error {
 	type running struct {
 		cancel context.CancelFunc

@@ -24,14 +24,15 @@ import (
 	"github.com/tidings/tidings/migrations"
 )
 
-// system has connections to the databases and to NATS. The connection to an unavailable server is nil.
+// system has connections to the databases and to NATS. The connection to an unavailable server is
+// nil.
 type system struct {
 	status.Sources
 	kinds *kinds.Catalog // of the projections' database, loaded; nil after someSystem
 }
 
-// system connects to the servers. It returns an error if one is unavailable, or if a database does not have this
-// program's schema.
+// system connects to the servers. It returns an error if one is unavailable, or if a database does
+// not have this program's schema.
 func (p Process) system(ctx context.Context, data, name string) (*system, error) {
 	y, err := p.someSystem(ctx, data, name)
 	if err != nil {
@@ -49,7 +50,8 @@ func (p Process) system(ctx context.Context, data, name string) (*system, error)
 	return y, nil
 }
 
-// someSystem connects to the servers that answer. It returns an error if a database does not have this program's schema.
+// someSystem connects to the servers that answer. It returns an error if a database does not have
+// this program's schema.
 func (p Process) someSystem(ctx context.Context, data, name string) (_ *system, err error) {
 	s, err := p.servers(ctx, data)
 	if err != nil {
@@ -84,7 +86,8 @@ func (p Process) someSystem(ctx context.Context, data, name string) (_ *system, 
 	return y, nil
 }
 
-// database connects to a database, which must have this program's schema. It returns nil if the server is unavailable.
+// database connects to a database, which must have this program's schema. It returns nil if the
+// server is unavailable.
 func (y *system) database(ctx context.Context, server, url string, cfg postgres.Config, name string,
 	schema migrations.Set) (*pgxpool.Pool, error) {
 	pool, err := postgres.Open(ctx, url, cfg, postgres.RoleSystem, name)

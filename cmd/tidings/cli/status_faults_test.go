@@ -18,8 +18,8 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
-// TestStatusShowsAStreamWithoutALeaderAndVerifyWaitsForIt stops two servers of three, and starts them again while
-// verify waits.
+// TestStatusShowsAStreamWithoutALeaderAndVerifyWaitsForIt stops two servers of three, and starts
+// them again while verify waits.
 func TestStatusShowsAStreamWithoutALeaderAndVerifyWaitsForIt(t *testing.T) {
 	c, db := testkit.NATSCluster(t, 3), testkit.Postgres(t)
 	cfg := c.Config()
@@ -75,8 +75,8 @@ func TestStatusShowsAStreamWithoutALeaderAndVerifyWaitsForIt(t *testing.T) {
 	}
 }
 
-// TestStatusAndDoctorAnswerWhileATableIsLocked checks that both commands show the rest, and name the session that holds the lock. No other
-// session of Tidings waits for it.
+// TestStatusAndDoctorAnswerWhileATableIsLocked checks that both commands show the rest, and name
+// the session that holds the lock. No other session of Tidings waits for it.
 func TestStatusAndDoctorAnswerWhileATableIsLocked(t *testing.T) {
 	n, db := testkit.NATS(t), testkit.Postgres(t)
 	cfg, owner := n.Config(), db.Pool(t, postgres.RoleOwner)

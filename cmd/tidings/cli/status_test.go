@@ -13,8 +13,8 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
-// TestStatusAnswersWithoutNATSOrPostgreSQL checks that status names the server without its password, and shows the
-// state of the other one.
+// TestStatusAnswersWithoutNATSOrPostgreSQL checks that status names the server without its
+// password, and shows the state of the other one.
 func TestStatusAnswersWithoutNATSOrPostgreSQL(t *testing.T) {
 	t.Parallel()
 	n, pg := testkit.NATSProcess(t), testkit.PostgresProcess(t)

@@ -52,7 +52,8 @@ func TestALoadOfThreadsSurvivesKills(t *testing.T) {
 	if err := json.Unmarshal([]byte(stdout), &got); code != exitOK || err != nil {
 		t.Fatalf("load: exit code %d, %v\n%s\n%s", code, err, stdout, stderr)
 	}
-	// A busy API may refuse a request for now, which the load then repeats: how often says nothing about what exists.
+	// A busy API may refuse a request for now, which the load then repeats: how often says nothing
+	// about what exists.
 	got.Seconds, got.RequestsPerSecond, got.Retried = 0, 0, 0
 	if want := (childrenResult{Requests: threads.Requests(), Existed: threads.Requests()}); got != want {
 		t.Errorf("the second load: %+v, want %+v", got, want)
@@ -81,7 +82,8 @@ func TestALoadOfThreadsSurvivesKills(t *testing.T) {
 	}
 }
 
-// TestModerationIsSeenOnPages makes some decisions, and waits for each until the thread's pages show it.
+// TestModerationIsSeenOnPages makes some decisions, and waits for each until the thread's pages
+// show it.
 func TestModerationIsSeenOnPages(t *testing.T) {
 	t.Parallel()
 	d := newDev(t)
@@ -135,7 +137,8 @@ func TestModerationIsSeenOnPages(t *testing.T) {
 	}
 }
 
-// TestThreadSettingsAreSeenOnPages changes some settings, and waits for each until a page of the thread shows it.
+// TestThreadSettingsAreSeenOnPages changes some settings, and waits for each until a page of the
+// thread shows it.
 func TestThreadSettingsAreSeenOnPages(t *testing.T) {
 	t.Parallel()
 	d := newDev(t)

@@ -1,6 +1,7 @@
 package cli
 
-// wrongVersionsSQL finds entities without exactly one event per version, in order, up to the version of the truth.
+// wrongVersionsSQL finds entities without exactly one event per version, in order, up to the
+// version of the truth.
 const wrongVersionsSQL = `
 WITH events AS (
   SELECT coalesce(payload->>'comment_id', 'thread ' || (payload->>'post_id')) AS entity, (payload->>'version')::bigint AS version,

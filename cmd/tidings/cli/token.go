@@ -32,7 +32,8 @@ type createdToken struct {
 	Replaced *time.Time `json:"replaced_until,omitempty"` // when the replaced token expires
 }
 
-// listedToken is a line of `tidings token list --json`, and the output of `tidings token identify --json`.
+// listedToken is a line of `tidings token list --json`, and the output of `tidings token identify
+// --json`.
 type listedToken struct {
 	Fingerprint string       `json:"fingerprint"`
 	TenantID    int64        `json:"tenant_id,string"`
@@ -353,7 +354,8 @@ func (p Process) keyboard() (keyboard, bool) {
 	return tty{int(f.Fd())}, true
 }
 
-// secret reads one line, with or without the word Bearer before it. A terminal does not echo the input. No error contains it.
+// secret reads one line, with or without the word Bearer before it. A terminal does not echo the
+// input. No error contains it.
 func (p Process) secret(prompt string) (string, error) {
 	var line []byte
 	var err error
@@ -483,8 +485,8 @@ func showRevoked(ctx context.Context, w io.Writer, pool *pgxpool.Pool, t revoked
 	return tableTo(w, rows...)
 }
 
-// parseExpires reads a duration from now on, a date (midnight UTC at its beginning), or a time. The result must be in
-// the future.
+// parseExpires reads a duration from now on, a date (midnight UTC at its beginning), or a time. The
+// result must be in the future.
 func parseExpires(s string, now time.Time) (time.Time, error) {
 	var t time.Time
 	if d, err := time.ParseDuration(s); err == nil {

@@ -190,8 +190,8 @@ func TestTokensAreReplacedListedAndRevoked(t *testing.T) {
 	}
 }
 
-// TestALeakedTokenIsIdentifiedAndNotShown identifies tokens in every state, from a pipe and from a terminal, but never
-// from an argument.
+// TestALeakedTokenIsIdentifiedAndNotShown identifies tokens in every state, from a pipe and from a
+// terminal, but never from an argument.
 func TestALeakedTokenIsIdentifiedAndNotShown(t *testing.T) {
 	t.Parallel()
 	db := testkit.Postgres(t)

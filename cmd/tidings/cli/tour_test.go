@@ -24,8 +24,8 @@ import (
 
 var update = flag.Bool("update", false, "write the outputs of docs/tour.md, and the pages that are generated, anew")
 
-// TestTheTourWorks runs the commands of docs/tour.md in one shell against tidings dev, and compares the shapes of their
-// outputs with the page's.
+// TestTheTourWorks runs the commands of docs/tour.md in one shell against tidings dev, and compares
+// the shapes of their outputs with the page's.
 func TestTheTourWorks(t *testing.T) {
 	t.Parallel()
 	const page = "../../../docs/tour.md"
@@ -74,8 +74,8 @@ func TestTheTourWorks(t *testing.T) {
 	events("comment.created", "comment.deleted", "follow.created")
 }
 
-// watchEvents runs `tidings events watch` until the returned function is called. That function checks the types of the
-// printed events.
+// watchEvents runs `tidings events watch` until the returned function is called. That function
+// checks the types of the printed events.
 func (d *dev) watchEvents(t *testing.T) (want func(types ...string)) {
 	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())
@@ -112,8 +112,8 @@ func (d *dev) watchEvents(t *testing.T) (want func(types ...string)) {
 	}
 }
 
-// shell runs the scripts one after the other in one shell, against d instead of localhost:8080, and returns the output
-// of each.
+// shell runs the scripts one after the other in one shell, against d instead of localhost:8080, and
+// returns the output of each.
 func (d *dev) shell(t *testing.T, scripts []string) (outputs []string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -154,8 +154,8 @@ func (d *dev) shell(t *testing.T, scripts []string) (outputs []string) {
 	return outputs
 }
 
-// shape returns the parts of an output that are the same in each run: the words, without numbers, ids, times and column
-// widths.
+// shape returns the parts of an output that are the same in each run: the words, without numbers,
+// ids, times and column widths.
 func shape(output string) string {
 	for _, r := range []struct{ from, to string }{
 		{`\d{4}-\d\d-\d\dT[\d:.]+Z`, "TIME"}, {`[0-9a-f]{8}-[0-9a-f-]{27}`, "UUID"}, {`"next":"[^"]*"`, `"next":"CURSOR"`},

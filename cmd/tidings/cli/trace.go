@@ -39,11 +39,12 @@ func traceFile(flag, dir string) (string, error) {
 	return path, nil
 }
 
-// maxSpans is the greatest size of a file of spans, in bytes. A full file is renamed to FILE.1, which replaces the
-// earlier FILE.1.
+// maxSpans is the greatest size of a file of spans, in bytes. A full file is renamed to FILE.1,
+// which replaces the earlier FILE.1.
 const maxSpans = 64 << 20
 
-// spanFile is a file of spans with a greatest size. Every Write has whole lines. It is safe for concurrent use.
+// spanFile is a file of spans with a greatest size. Every Write has whole lines. It is safe for
+// concurrent use.
 type spanFile struct {
 	path string
 	most int64 // bytes
@@ -145,7 +146,8 @@ func stepOf(s span) step {
 	return st
 }
 
-// eventPath returns the spans of the event's path from file and from the earlier FILE.1, ordered by their start.
+// eventPath returns the spans of the event's path from file and from the earlier FILE.1, ordered by
+// their start.
 func eventPath(file, eventID string, creation trace.SpanContext) (steps []step, err error) {
 	created := spanContext{creation.TraceID().String(), creation.SpanID().String()}
 	var spans []span
@@ -178,7 +180,8 @@ func eventPath(file, eventID string, creation trace.SpanContext) (steps []step, 
 	return steps, nil
 }
 
-// readSpans reads the spans that mention a trace. It skips incomplete lines, which a killed writer leaves.
+// readSpans reads the spans that mention a trace. It skips incomplete lines, which a killed writer
+// leaves.
 func readSpans(file, traceID string) (spans []span, err error) {
 	f, err := os.Open(file)
 	if err != nil {
@@ -219,7 +222,8 @@ func (p Process) printPath(e foundEvent, file string) error {
 	return p.table(rows...)
 }
 
-// pathFile returns the file of spans that --trace names, or without a value the file of the running dev.
+// pathFile returns the file of spans that --trace names, or without a value the file of the running
+// dev.
 func (p Process) pathFile(flag, data string) (string, error) {
 	if flag != traceDefault {
 		return traceFile(flag, "")

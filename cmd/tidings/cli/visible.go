@@ -6,14 +6,15 @@ import (
 	"unicode"
 )
 
-// acts reports whether a character may act on a terminal instead of showing: it controls, breaks a line, or turns the
-// direction of the text round.
+// acts reports whether a character may act on a terminal instead of showing: it controls, breaks a
+// line, or turns the direction of the text round.
 func acts(r rune) bool {
 	return unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r) || r == '\u2028' || r == '\u2029'
 }
 
-// visible makes a text safe for a terminal. It replaces characters that may act on one by \uXXXX, their form in JSON, and
-// damaged bytes by U+FFFD. Whatever a writer of events chose goes through it, or through cell.
+// visible makes a text safe for a terminal. It replaces characters that may act on one by \uXXXX,
+// their form in JSON, and damaged bytes by U+FFFD. Whatever a writer of events chose goes through
+// it, or through cell.
 func visible(s string) string {
 	s = strings.ToValidUTF8(s, string(unicode.ReplacementChar))
 	if !strings.ContainsFunc(s, acts) {

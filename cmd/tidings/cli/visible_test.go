@@ -15,8 +15,8 @@ import (
 	"github.com/tidings/tidings/projections"
 )
 
-// TestNoTextActsOnTheTerminal: writers put control characters into payloads, titles and types. Every output for people that
-// has such text shows them.
+// TestNoTextActsOnTheTerminal: writers put control characters into payloads, titles and types.
+// Every output for people that has such text shows them.
 func TestNoTextActsOnTheTerminal(t *testing.T) {
 	const evil = "a\x1b[2J\u009b2J\u202eb\x7f\r\nSAFE\tc\u2028é😀"
 	payload := json.RawMessage(`{"body": "` + evil + `"}`)

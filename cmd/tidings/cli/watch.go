@@ -14,8 +14,8 @@ import (
 // watchEvery is the interval of `tidings status --watch`.
 const watchEvery = time.Second
 
-// watch calls show with the current state each second until ctx ends, and then returns nil. It connects again each time, so
-// that servers may stop and start meanwhile.
+// watch calls show with the current state each second until ctx ends, and then returns nil. It
+// connects again each time, so that servers may stop and start meanwhile.
 func (p Process) watch(ctx context.Context, data string, show func(status.State) error) error {
 	tick := time.NewTicker(watchEvery)
 	defer tick.Stop()

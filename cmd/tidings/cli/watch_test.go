@@ -34,7 +34,8 @@ func (p *pages) Write(b []byte) (int, error) {
 	return p.all.Write(b)
 }
 
-// TestStatusWatchesUntilItIsStopped expects an object per second, with rates from the second one on, and no error at the end.
+// TestStatusWatchesUntilItIsStopped expects an object per second, with rates from the second one
+// on, and no error at the end.
 func TestStatusWatchesUntilItIsStopped(t *testing.T) {
 	t.Parallel()
 	n, db := testkit.NATS(t), testkit.Postgres(t)

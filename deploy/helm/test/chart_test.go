@@ -1,4 +1,5 @@
-// Package test renders the chart with Helm's engine and decodes every object as strictly as the Kubernetes API does.
+// Package test renders the chart with Helm's engine and decodes every object as strictly as the
+// Kubernetes API does.
 package test
 
 import (
@@ -218,7 +219,8 @@ func TestEveryBinaryHasItsObjects(t *testing.T) {
 	})
 }
 
-// TestTheConsoleHasAServiceOfItsOwn: its pods are not those of the API, and only the peers of networkPolicy.consoleFrom may open it.
+// TestTheConsoleHasAServiceOfItsOwn: its pods are not those of the API, and only the peers of
+// networkPolicy.consoleFrom may open it.
 func TestTheConsoleHasAServiceOfItsOwn(t *testing.T) {
 	for _, v := range []string{"console: {enabled: true}", everything + "console: {enabled: true, tlsSecret: console-tls}"} {
 		o := render(t, values(t, v))
@@ -278,7 +280,8 @@ func TestTheConsoleHasAServiceOfItsOwn(t *testing.T) {
 	}
 }
 
-// matching checks that exactly one Deployment, Service, disruption budget and network policy selects the pods of a component.
+// matching checks that exactly one Deployment, Service, disruption budget and network policy
+// selects the pods of a component.
 func matching(t *testing.T, o *objects, name string, pod labels.Set) {
 	t.Helper()
 	for what, n := range map[string]int{
@@ -312,7 +315,8 @@ func selects(t *testing.T, s *meta.LabelSelector, pod labels.Set) bool {
 	return !selector.Empty() && selector.Matches(pod)
 }
 
-// TestPodsAreRestricted checks the fields that the profile "restricted" of Pod Security requires, and the resource limits.
+// TestPodsAreRestricted checks the fields that the profile "restricted" of Pod Security requires,
+// and the resource limits.
 func TestPodsAreRestricted(t *testing.T) {
 	eachRendering(t, func(t *testing.T, o *objects) {
 		for name, pod := range o.podsOf() {
@@ -399,8 +403,9 @@ func TestVariablesAreDocumentedAndSecretsStayInSecrets(t *testing.T) {
 	})
 }
 
-// TestEveryBinaryHasItsOwnLogins checks the Secrets and keys of the connection strings. The logins of followercounts and threadcache
-// can read only projections, so these two compare with the truth through the login verify.
+// TestEveryBinaryHasItsOwnLogins checks the Secrets and keys of the connection strings. The logins
+// of followercounts and threadcache can read only projections, so these two compare with the truth
+// through the login verify.
 func TestEveryBinaryHasItsOwnLogins(t *testing.T) {
 	for name, c := range map[string]struct {
 		values string
@@ -441,8 +446,8 @@ func TestEveryBinaryHasItsOwnLogins(t *testing.T) {
 	}
 }
 
-// TestStreamsHaveThreeReplicasOnThreeServers checks the chart's values and the example values for the chart of NATS: three replicas on
-// three servers, and an acknowledgment only after the disk.
+// TestStreamsHaveThreeReplicasOnThreeServers checks the chart's values and the example values for
+// the chart of NATS: three replicas on three servers, and an acknowledgment only after the disk.
 func TestStreamsHaveThreeReplicasOnThreeServers(t *testing.T) {
 	configuration := func(o *objects) map[string]string {
 		i := slices.IndexFunc(o.configMaps, func(c *core.ConfigMap) bool { return c.Data["NATS_URL"] != "" })
@@ -500,7 +505,8 @@ func duration(t *testing.T, s string) time.Duration {
 	return d
 }
 
-// variable returns the value of an environment variable, or an empty string if the Deployment does not set it.
+// variable returns the value of an environment variable, or an empty string if the Deployment does
+// not set it.
 func variable(d *apps.Deployment, name string) string {
 	env := d.Spec.Template.Spec.Containers[0].Env
 	if i := slices.IndexFunc(env, func(e core.EnvVar) bool { return e.Name == name }); i >= 0 {
@@ -605,7 +611,8 @@ func TestMigrationsRunFirstAndNeedNothingOfTheChart(t *testing.T) {
 	})
 }
 
-// TestNetworkPoliciesNameWhoMayComeIn: each port of each pod has a list of callers, and without one nobody may connect.
+// TestNetworkPoliciesNameWhoMayComeIn: each port of each pod has a list of callers, and without one
+// nobody may connect.
 func TestNetworkPoliciesNameWhoMayComeIn(t *testing.T) {
 	here := []networking.NetworkPolicyPeer{{PodSelector: &meta.LabelSelector{}}}
 	edge := []networking.NetworkPolicyPeer{{NamespaceSelector: &meta.LabelSelector{MatchLabels: map[string]string{"name": "edge"}}}}

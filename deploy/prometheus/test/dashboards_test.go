@@ -119,7 +119,8 @@ func TestEveryPanelSaysWhatItShows(t *testing.T) {
 	}
 }
 
-// checkSelectors checks that the code exports every metric of a query, and that every range is Grafana's $__rate_interval.
+// checkSelectors checks that the code exports every metric of a query, and that every range is
+// Grafana's $__rate_interval.
 func checkSelectors(t *testing.T, what, source string, expr parser.Expr, known map[string]bool) {
 	t.Helper()
 	parser.Inspect(expr, func(node parser.Node, _ []parser.Node) error {
@@ -149,7 +150,8 @@ type dev struct {
 
 func startDev(t *testing.T) *dev {
 	t.Helper()
-	// Not t.TempDir, which only its owner can enter: PostgreSQL does not run as root, so another user runs it.
+	// Not t.TempDir, which only its owner can enter: PostgreSQL does not run as root, so another
+	// user runs it.
 	dir, err := os.MkdirTemp("", "tidings-panels")
 	if err != nil {
 		t.Fatal(err)
@@ -247,7 +249,8 @@ func (d *dev) scrape(t *testing.T, db *teststorage.TestStorage, at time.Time) {
 	}
 }
 
-// TestNoPanelIsEmptyOnAFleetThatWorks scrapes a dev under load and evaluates the queries of each panel as Grafana does.
+// TestNoPanelIsEmptyOnAFleetThatWorks scrapes a dev under load and evaluates the queries of each
+// panel as Grafana does.
 func TestNoPanelIsEmptyOnAFleetThatWorks(t *testing.T) {
 	d := startDev(t)
 	db := teststorage.New(t)

@@ -1,5 +1,5 @@
-// Package test evaluates the rules and the dashboards with Prometheus' engine. It is a separate module, so builds of Tidings do not
-// need Prometheus.
+// Package test evaluates the rules and the dashboards with Prometheus' engine. It is a separate
+// module, so builds of Tidings do not need Prometheus.
 package test
 
 import (
@@ -26,8 +26,8 @@ const rulesFile = "../rules.yml"
 // interval is the time between two evaluations of the rules, and between two samples of a series.
 const interval = 15 * time.Second
 
-// healthy has the series of a fleet without problems, in promql's notation. Its API answers 1,000 requests per second, of which one in
-// 2,000 fails.
+// healthy has the series of a fleet without problems, in promql's notation. Its API answers 1,000
+// requests per second, of which one in 2,000 fails.
 var healthy = []string{
 	`tidings_build_info{binary="api",version="v1"} 1x600`,
 	`tidings_build_info{binary="relay",version="v1"} 1x600`,
@@ -59,7 +59,8 @@ var healthy = []string{
 	`api_request_seconds_count{route="r"} 0+15000x600`, `api_request_seconds_bucket{route="r",le="0.5"} 0+14990x600`,
 }
 
-// minutely returns a counter that rises once a minute. The scrapes show each rise late by so many samples.
+// minutely returns a counter that rises once a minute. The scrapes show each rise late by so many
+// samples.
 func minutely(series string, late int) []string {
 	for i := range 600 {
 		series += fmt.Sprintf(" %d", max(i-late, 0)/4)
@@ -67,8 +68,9 @@ func minutely(series string, late int) []string {
 	return []string{series}
 }
 
-// cases has two sets of series per alert: sick ones make the alert fire, and near ones are just below its limits, so no alert may
-// fire. Each replaces the series of healthy with the same name and labels. The value "_" means no sample.
+// cases has two sets of series per alert: sick ones make the alert fire, and near ones are just
+// below its limits, so no alert may fire. Each replaces the series of healthy with the same name
+// and labels. The value "_" means no sample.
 var cases = map[string]struct {
 	sick  []string
 	fires time.Duration // when the alert fires first, from the beginning
@@ -117,7 +119,8 @@ var cases = map[string]struct {
 		near: []string{`tidings_build_info{binary="threadcache",version="v2"} _x3 1x239 stale`}},
 	"ApiAbsent": {sick: []string{`tidings_build_info{binary="api",version="v1"} 1x3 stale`}, fires: 4*interval + 2*time.Minute,
 		near: []string{`tidings_build_info{binary="api",version="v1"} 1x3 stale _x5 1x600`}},
-	// After an hour, one request in eleven begins to fail. 3m45s later, 0.6 % of all requests have failed.
+	// After an hour, one request in eleven begins to fail. 3m45s later, 0.6 % of all requests have
+	// failed.
 	"ApiErrors": {sick: []string{`api_requests_total{code="503"} 0+7x239 1680+1500x600`},
 		fires: time.Hour + 3*time.Minute + 45*time.Second + 2*time.Minute,
 		near:  []string{`api_requests_total{code="503"} 0+7x239 1680+1500x12 19680+7x600`}},
@@ -125,13 +128,15 @@ var cases = map[string]struct {
 		fires: time.Hour + 10*time.Minute + 45*time.Second,
 		near: []string{`api_request_seconds_bucket{route="/v1/comments:batch",le="0.5"} 0x600`,
 			`api_request_seconds_count{route="/v1/comments:batch"} 0+15000x600`}},
-	// After ten minutes, all new heartbeats are late. 1m45s later, 14.4 % of all heartbeats are late.
+	// After ten minutes, all new heartbeats are late. 1m45s later, 14.4 % of all heartbeats are
+	// late.
 	"PathSlow": {sick: []string{`path_seconds_bucket{consumer="c",station="applied",le="2.5"} 0+0.25x39 10x600`},
 		fires: 11*time.Minute + 45*time.Second + 2*time.Minute, also: []string{"PathOftenSlow"},
 		near: slices.Concat(minutely(`heartbeats_written_total`, 0), minutely(`path_seconds_count{station="published"}`, 2),
 			minutely(`path_seconds_count{consumer="c",station="applied"}`, 3),
 			minutely(`path_seconds_bucket{consumer="c",station="applied",le="2.5"}`, 3))}, // the stations are scraped up to 45 s apart
-	// After twenty minutes, 13 of 100 new heartbeats are late. 17m15s later, 6 of 100 of all heartbeats are late.
+	// After twenty minutes, 13 of 100 new heartbeats are late. 17m15s later, 6 of 100 of all
+	// heartbeats are late.
 	"PathOftenSlow": {sick: []string{`path_seconds_bucket{consumer="c",station="applied",le="2.5"} 0+0.25x79 20+0.2175x600`},
 		fires: 37*time.Minute + 15*time.Second + 2*time.Minute,
 		near:  []string{`path_seconds_bucket{consumer="c",station="applied",le="2.5"} 0+0.236x600`}}, // 5.6 of 100 are late
@@ -161,7 +166,8 @@ var cases = map[string]struct {
 	"ProjectionDrift": {sick: []string{`projection_drift_total{consumer="c"} 0x3 1x600`}, fires: 4 * interval},
 }
 
-// firing evaluates the rules over the series for so long, and returns the time at which each alert first fired.
+// firing evaluates the rules over the series for so long, and returns the time at which each alert
+// first fired.
 func firing(t *testing.T, series []string, long time.Duration) map[string]time.Duration {
 	t.Helper()
 	loader, err := promqltest.NewLazyLoader("load 15s\n  "+strings.Join(series, "\n  ")+"\n",
@@ -217,7 +223,8 @@ func firing(t *testing.T, series []string, long time.Duration) map[string]time.D
 	return first
 }
 
-// with returns the series of a healthy fleet. Series of others replace those with the same name and labels.
+// with returns the series of a healthy fleet. Series of others replace those with the same name and
+// labels.
 func with(others ...string) []string {
 	id := func(series string) string { // the name and labels: no label here has a space
 		before, _, _ := strings.Cut(series, " ")

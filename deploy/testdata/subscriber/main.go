@@ -1,5 +1,5 @@
-// Command subscriber reads events as a program outside Tidings does. The test of an upgrade builds it with the packages of each
-// release.
+// Command subscriber reads events as a program outside Tidings does. The test of an upgrade builds
+// it with the packages of each release.
 //
 //	subscriber handle    prints the id of each event of a follow
 //	subscriber project   writes the id of every event, and RELEASE, to the table seen

@@ -13,7 +13,8 @@ import (
 	"strings"
 )
 
-// Rooms are the folders whose code Draw changes: those that carry, store and read events. A pattern of filepath.Match.
+// Rooms are the folders whose code Draw changes: those that carry, store and read events. A pattern
+// of filepath.Match.
 var Rooms = []string{"relay", "consumers", "outbox", "store", "internal/lease", "projections/*", "erasure", "internal/erase",
 	"coldstore", "versioned", "internal/postgres", "internal/broker", "api", "subscribe", "migrations/*"}
 
@@ -42,7 +43,8 @@ func (d Drawn) Folder() string {
 	return dir
 }
 
-// Edit returns the edit with as much text around it as makes it the only one in its file, as Overlay needs it.
+// Edit returns the edit with as much text around it as makes it the only one in its file, as
+// Overlay needs it.
 func (d Drawn) Edit(root string) (Edit, error) {
 	data, err := os.ReadFile(filepath.Join(root, d.File))
 	if err != nil {
@@ -58,8 +60,9 @@ func (d Drawn) Edit(root string) (Edit, error) {
 	return Edit{d.File, text[from:to], text[from:d.offset] + d.After + text[d.offset+len(d.Before):to]}, nil
 }
 
-// Draw returns the edits that are possible below root in an order that depends on the seed and the tree alone. The folders
-// take turns, and so do the kinds within a folder: the first n are spread over both. Some do not compile.
+// Draw returns the edits that are possible below root in an order that depends on the seed and the
+// tree alone. The folders take turns, and so do the kinds within a folder: the first n are spread
+// over both. Some do not compile.
 func Draw(root string, seed uint64) ([]Drawn, error) {
 	r := rand.New(rand.NewPCG(seed, 0))
 	var turns [][]Drawn
@@ -153,8 +156,8 @@ func locate(file, text string, edits []Drawn) []Drawn {
 var swaps = map[token.Token]token.Token{token.LSS: token.LEQ, token.LEQ: token.LSS, token.GTR: token.GEQ, token.GEQ: token.GTR,
 	token.EQL: token.NEQ, token.NEQ: token.EQL, token.LAND: token.LOR, token.LOR: token.LAND, token.ADD: token.SUB, token.SUB: token.ADD}
 
-// Lines that only tell of what has happened are left alone, and so are plain checks of an error: they would need a
-// failure at each step.
+// Lines that only tell of what has happened are left alone, and so are plain checks of an error:
+// they would need a failure at each step.
 var (
 	tells      = regexp.MustCompile(`\b(log|metrics|slog)\.|Errorf|errors\.New|\.Inc\(|\.Observe\(|panic\(`)
 	plainError = regexp.MustCompile(`^(err|\w+Err) [!=]= nil$`)
@@ -227,8 +230,8 @@ const sqlLock = `FOR (?:NO KEY UPDATE|KEY SHARE|UPDATE|SHARE)(?: OF \w+(?:, \w+)
 var sqlEnds = []string{"AND", "OR", "GROUP", "ORDER", "LIMIT", "RETURNING", "UNION", "EXCEPT", "INTERSECT", "WHEN", "THEN", "ELSE",
 	"WINDOW", "HAVING", "LOOP", "DO", "JOIN", "LEFT", "CROSS", "WHERE", "SET", "FROM", "EXECUTE", "OFFSET", "SELECT", "WITH", ",", ";"}
 
-// sqlEdits returns the possible edits of SQL: a condition after WHERE or AND that is always true, and a lock left out.
-// The condition's text stays, because its parameters must.
+// sqlEdits returns the possible edits of SQL: a condition after WHERE or AND that is always true,
+// and a lock left out. The condition's text stays, because its parameters must.
 func sqlEdits(text string, offset int) (all []Drawn) {
 	tokens := sqlToken.FindAllStringIndex(text, -1)
 	word := func(i int) string { return text[tokens[i][0]:tokens[i][1]] }

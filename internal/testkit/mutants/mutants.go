@@ -1,5 +1,6 @@
-// Package mutants has the list of the system's mutants: the system without one guard each, and the test that must fail
-// then. mutants.txt is the list and says its format; the command mutate builds and runs them.
+// Package mutants has the list of the system's mutants: the system without one guard each, and the
+// test that must fail then. mutants.txt is the list and says its format; the command mutate builds
+// and runs them.
 package mutants
 
 import (
@@ -136,8 +137,8 @@ func until(lines []string, end string) (text string, n int) {
 	return "", 0
 }
 
-// Overlay writes the changed files into dir, and a file for the go command's -overlay, whose name it returns. Files of
-// the edits are relative to root, or absolute.
+// Overlay writes the changed files into dir, and a file for the go command's -overlay, whose name
+// it returns. Files of the edits are relative to root, or absolute.
 func Overlay(root, dir string, edits []Edit) (string, error) {
 	texts := map[string]string{}
 	for _, e := range edits {
@@ -172,7 +173,8 @@ func Overlay(root, dir string, edits []Edit) (string, error) {
 	return file, os.WriteFile(file, data, 0o600)
 }
 
-// Root returns the repository's root: the nearest folder from the working directory upwards that has a go.mod.
+// Root returns the repository's root: the nearest folder from the working directory upwards that
+// has a go.mod.
 func Root() (string, error) {
 	dir, err := os.Getwd()
 	if err != nil {

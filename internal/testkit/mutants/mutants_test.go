@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// TestEveryMutantIsOfTheSystemAsItIs keeps the list in step with the code and its tests. `make mutants` runs the mutants.
+// TestEveryMutantIsOfTheSystemAsItIs keeps the list in step with the code and its tests. `make
+// mutants` runs the mutants.
 func TestEveryMutantIsOfTheSystemAsItIs(t *testing.T) {
 	root, err := Root()
 	if err != nil {

@@ -54,9 +54,10 @@ const (
 	notYet   = "not its package's quick tests" // a line of the first step
 )
 
-// runDrawn draws n mutants and prints who finds each. It first runs the quick tests of each mutant's package, which find
-// most. For the others it then runs those of the packages that import it and of the readers, then its package's fault
-// tests. A test that does not end has found the mutant.
+// runDrawn draws n mutants and prints who finds each. It first runs the quick tests of each
+// mutant's package, which find most. For the others it then runs those of the packages that import
+// it and of the readers, then its package's fault tests. A test that does not end has found the
+// mutant.
 func runDrawn(ctx context.Context, n int, seed uint64, out string, parallel int, limit time.Duration) error {
 	root, err := mutants.Root()
 	if err != nil {
@@ -134,8 +135,8 @@ func listPackages(ctx context.Context, root string) (map[string]pkg, error) {
 	}
 }
 
-// dependents returns the packages whose quick tests may find a mutant of the folder, besides its own. All that use a
-// database use the migrations.
+// dependents returns the packages whose quick tests may find a mutant of the folder, besides its
+// own. All that use a database use the migrations.
 func (d *drawing) dependents(folder string) (all []string) {
 	for name, p := range d.packages {
 		tests := slices.Concat(p.TestImports, p.XTestImports)
@@ -244,7 +245,8 @@ func (d *drawing) own(ctx context.Context, m mutants.Drawn) error {
 	return d.record(m, time.Since(began), byTest, m.Folder(), found[m])
 }
 
-// step is a part of the search for those who find mutants: tests of packages, and the mutants that each may find.
+// step is a part of the search for those who find mutants: tests of packages, and the mutants that
+// each may find.
 type step struct {
 	by    string
 	may   map[string][]mutants.Drawn // by package
@@ -303,8 +305,8 @@ func (d *drawing) take(ctx context.Context, s step, began time.Time, parallel in
 	return g.Wait()
 }
 
-// find returns the mutants that the package's tests find, each with a test that fails. It tests all mutants at once, and
-// their halves only if a test fails.
+// find returns the mutants that the package's tests find, each with a test that fails. It tests all
+// mutants at once, and their halves only if a test fails.
 func (d *drawing) find(ctx context.Context, all []mutants.Drawn, folder string, flags ...string) (map[mutants.Drawn]string, error) {
 	if len(all) == 0 {
 		return nil, nil

@@ -1,14 +1,15 @@
-// Mutate builds each mutant of mutants.txt and runs the test that must fail. It exits with 1 if one passes.
+// Mutate builds each mutant of mutants.txt and runs the test that must fail. It exits with 1 if one
+// passes.
 //
 //	go run ./internal/testkit/mutate [-changed REF] [-run REGEXP] [-quick] [-parallel 1] [-timeout 5m]
 //	go run ./internal/testkit/mutate -draw N [-seed 1] [-out FILE] [-parallel 1] [-timeout 5m]
 //
-// A mutant that does not compile, or whose test does not run, is an error of the list. It leaves out the mutants of
-// `make soak`.
+// A mutant that does not compile, or whose test does not run, is an error of the list. It leaves
+// out the mutants of `make soak`.
 //
-// With -draw, it draws N mutants by chance instead, and prints which tests find each: a line of the edit, the suite, the
-// package, the test and the time, with tabs between. It appends them to the file of -out and leaves out those that the
-// file has, so that a run that was stopped continues.
+// With -draw, it draws N mutants by chance instead, and prints which tests find each: a line of the
+// edit, the suite, the package, the test and the time, with tabs between. It appends them to the
+// file of -out and leaves out those that the file has, so that a run that was stopped continues.
 package main
 
 import (

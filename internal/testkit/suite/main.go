@@ -1,10 +1,12 @@
-// Suite runs one shard of the tests that `make test` leaves out: of the fault tests, of all tests with the race detector
-// (race), or of the tests of `make test` with it (race-quick). A fault test is a test in a file with the build tag `faults`.
+// Suite runs one shard of the tests that `make test` leaves out: of the fault tests, of all tests
+// with the race detector (race), or of the tests of `make test` with it (race-quick). A fault test
+// is a test in a file with the build tag `faults`.
 //
 //	go run ./internal/testkit/suite [-shard 2/4] [-record] faults|race|race-quick
 //
-// Shards are sets of packages of about the same time, as seconds.txt has it; -record writes that file. Each shard has a
-// seed (TIDINGS_TEST_SEED, or else a new one) and prints it, so a shard runs again with the same choices.
+// Shards are sets of packages of about the same time, as seconds.txt has it; -record writes that
+// file. Each shard has a seed (TIDINGS_TEST_SEED, or else a new one) and prints it, so a shard runs
+// again with the same choices.
 package main
 
 import (
@@ -150,7 +152,8 @@ func names(dir string, files []string, faults bool) (all []string, err error) {
 	return all, nil
 }
 
-// deal gives each package, the longest first, to the shard that has least. A shard begins with its longest.
+// deal gives each package, the longest first, to the shard that has least. A shard begins with its
+// longest.
 func deal(all []*pkg, n int) [][]*pkg {
 	slices.SortFunc(all, func(a, b *pkg) int { return cmp.Or(cmp.Compare(b.takes, a.takes), cmp.Compare(a.path, b.path)) })
 	shards, sums := make([][]*pkg, n), make([]time.Duration, n)
@@ -161,7 +164,8 @@ func deal(all []*pkg, n int) [][]*pkg {
 	return shards
 }
 
-// test runs the packages, one more at a time than there are processors, because tests wait as well as compute.
+// test runs the packages, one more at a time than there are processors, because tests wait as well
+// as compute.
 func test(ctx context.Context, suite, seed string, mine []*pkg) error {
 	var group errgroup.Group
 	group.SetLimit(runtime.NumCPU() + 1)

@@ -1,5 +1,6 @@
-// Package system runs parts of Tidings in a test's process: relays and consumers between a private database and a private
-// broker. It is for tests of packages above relay and consumers; those two have rigs of their own.
+// Package system runs parts of Tidings in a test's process: relays and consumers between a private
+// database and a private broker. It is for tests of packages above relay and consumers; those two
+// have rigs of their own.
 package system
 
 import (
@@ -21,7 +22,8 @@ import (
 	"github.com/tidings/tidings/relay"
 )
 
-// RelayConfig is of a relay that polls and checks often, so that tests do not wait. A test may change it.
+// RelayConfig is of a relay that polls and checks often, so that tests do not wait. A test may
+// change it.
 func RelayConfig() relay.Config {
 	return relay.Config{BatchSize: 100, BatchBytes: 1 << 20, PollInterval: 10 * time.Millisecond, RoundInterval: 2 * time.Millisecond,
 		PublishTimeout: 5 * time.Second, CheckInterval: time.Second, DrainTimeout: 5 * time.Second, DatabaseTimeout: 10 * time.Second,
@@ -38,13 +40,15 @@ func Relay(t testing.TB, cfg relay.Config, pool *pgxpool.Pool, to broker.Config)
 	return r
 }
 
-// ConsumerConfig is of a consumer that looks often, so that tests do not wait. A test may change it.
+// ConsumerConfig is of a consumer that looks often, so that tests do not wait. A test may change
+// it.
 func ConsumerConfig() consumers.Config {
 	return consumers.Config{BatchEvents: 100, BatchBytes: 1 << 20, ApplyTimeout: 20 * time.Second, LagInterval: 200 * time.Millisecond,
 		Recheck: 200 * time.Millisecond, Lease: lease.Config{TTL: 2 * time.Second}}
 }
 
-// Consumer returns a consumer of p that does not run yet. It fills in what deps lacks of the registry and the log.
+// Consumer returns a consumer of p that does not run yet. It fills in what deps lacks of the
+// registry and the log.
 func Consumer(t testing.TB, cfg consumers.Config, deps consumers.Deps, from broker.Config, p consumers.Projection) *consumers.Consumer {
 	t.Helper()
 	deps.Streams, deps.Log = consumers.Streams{Name: from.Stream, Prefix: from.Prefix, Timeout: from.Timeout}, testkit.Logger(t)
@@ -58,7 +62,8 @@ func Consumer(t testing.TB, cfg consumers.Config, deps consumers.Deps, from brok
 	return c
 }
 
-// Start runs a part until the test ends or calls stop. stop returns after the part has ended, whose error fails the test.
+// Start runs a part until the test ends or calls stop. stop returns after the part has ended, whose
+// error fails the test.
 func Start(t testing.TB, run func(context.Context) error) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
@@ -96,7 +101,8 @@ func AwaitPublished(t testing.TB, truth *pgxpool.Pool) {
 	})
 }
 
-// AwaitApplied waits until the consumers with these names have applied everything that is published.
+// AwaitApplied waits until the consumers with these names have applied everything that is
+// published.
 func AwaitApplied(t testing.TB, projections *pgxpool.Pool, js jetstream.JetStream, from broker.Config, names ...string) {
 	t.Helper()
 	testkit.Eventually(t, "everything to be applied", func() (bool, error) {

@@ -1,5 +1,6 @@
-// Package activity counts the children that each author writes per day, and keeps the beginning of each text. It is the
-// example of docs/adding-a-projection.md. A test adds it to the system; no other file of the repository knows it.
+// Package activity counts the children that each author writes per day, and keeps the beginning of
+// each text. It is the example of docs/adding-a-projection.md. A test adds it to the system; no
+// other file of the repository knows it.
 package activity
 
 import (
@@ -64,8 +65,9 @@ func (t *text) compare(o *text) int {
 	return cmp.Or(cmp.Compare(t.TenantID, o.TenantID), cmp.Compare(t.Child, o.Child))
 }
 
-// applySQL writes the texts that are newer than the projection's, and changes the counts of their days by the
-// difference. Index: activity_texts_pkey, activity_days_pkey.   Locks: the texts and the days, in key order.
+// applySQL writes the texts that are newer than the projection's, and changes the counts of their
+// days by the difference. Index: activity_texts_pkey, activity_days_pkey. Locks: the texts and the
+// days, in key order.
 const applySQL = `
 WITH newer AS MATERIALIZED (
   SELECT i.*, i.day::date AS written_on, coalesce(t.counts, false) AS before
@@ -131,7 +133,8 @@ func (p Projection) Truth(ctx context.Context, truth *pgxpool.Pool) iter.Seq2[ev
 	return projections.Concat(all...)
 }
 
-// textsSQL reads texts of a kind after a key. A NULL limit reads all. Index: activity_texts_pkey. Locks: none.
+// textsSQL reads texts of a kind after a key. A NULL limit reads all. Index: activity_texts_pkey.
+// Locks: none.
 const textsSQL = `
 SELECT /* activity.texts */ tenant_id, kind, child_id::text, object_id, author_id, day::text, version, counts, begins
   FROM activity_texts WHERE kind = @kind AND (tenant_id, child_id) > (@tenant::bigint, @child::uuid) ORDER BY tenant_id, child_id
@@ -173,8 +176,8 @@ func (p Projection) Window(ctx context.Context, truth, projection *pgxpool.Pool,
 		})
 }
 
-// daysSQL finds the days whose counts differ from the texts. Index: activity_texts_author_idx, and all of
-// activity_days. Locks: none.
+// daysSQL finds the days whose counts differ from the texts. Index: activity_texts_author_idx, and
+// all of activity_days. Locks: none.
 const daysSQL = `
 SELECT /* activity.days */ tenant_id, author_id, day::text, coalesce(t.written, 0), coalesce(d.written, 0)
   FROM (SELECT tenant_id, author_id, day, count(*) AS written FROM activity_texts WHERE counts GROUP BY 1, 2, 3) t
@@ -205,14 +208,14 @@ func (p Projection) Verify(ctx context.Context, truth, projection *pgxpool.Pool,
 	return checked, nil
 }
 
-// dropSQL deletes texts before Repair writes them again, and returns their authors. Index: activity_texts_pkey. Locks:
-// the texts.
+// dropSQL deletes texts before Repair writes them again, and returns their authors. Index:
+// activity_texts_pkey. Locks: the texts.
 const dropSQL = `
 DELETE /* activity.drop */ FROM activity_texts WHERE tenant_id = @tenant AND kind = ANY(@kinds::text[])
 AND child_id = ANY(@children::uuid[]) RETURNING author_id`
 
-// dropDaysSQL and countSQL count the days of authors again from the texts. Index: activity_texts_author_idx,
-// activity_days_pkey. Locks: the days.
+// dropDaysSQL and countSQL count the days of authors again from the texts. Index:
+// activity_texts_author_idx, activity_days_pkey. Locks: the days.
 const (
 	dropDaysSQL = `DELETE /* activity.drop_days */ FROM activity_days WHERE tenant_id = @tenant AND author_id = ANY(@authors)`
 	countSQL    = `
