@@ -26,9 +26,34 @@ func stall(t *testing.T) stalled {
 	db := testkit.PostgresProcess(t, "wal_level=replica", "max_wal_senders=2").DB(t)
 	s := stalled{db, db.Pool(t, postgres.RoleOwner)}
 	s.exec(t, `CREATE TABLE noted (n int PRIMARY KEY); GRANT ALL ON noted TO tidings_system`)
+	s.exec(t, `CREATE TABLE probes (n int)`)
 	s.exec(t, `ALTER SYSTEM SET synchronous_standby_names = 'nobody'`)
 	s.reload(t, "nobody")
+	testkit.Eventually(t, "the checkpointer to read the configuration", s.probe)
 	return s
+}
+
+// probe reports whether a COMMIT waits. It does after the checkpointer, which reads the
+// configuration later than a session may, has told all sessions in shared memory.
+func (s stalled) probe() (waits bool, err error) {
+	told := make(chan error, 1)
+	go func() {
+		_, err := s.owner.Exec(context.Background(), `INSERT INTO probes VALUES (1)`)
+		told <- err
+	}()
+	for {
+		select {
+		case err := <-told:
+			return waits, err
+		case <-time.After(time.Millisecond):
+		}
+		var canceled int
+		if err := s.owner.QueryRow(context.Background(), `SELECT count(pg_cancel_backend(pid)) FROM pg_stat_activity
+			WHERE wait_event = 'SyncRep'`).Scan(&canceled); err != nil {
+			return false, err
+		}
+		waits = waits || canceled > 0
+	}
 }
 
 func (s stalled) release(t *testing.T) {
