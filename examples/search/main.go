@@ -1,5 +1,4 @@
-// Command search keeps a full-text index of comments in PostgreSQL. With arguments it finds the
-// comments that contain these words.
+// Command search keeps a full-text index of comments in PostgreSQL. Arguments are words to find.
 package main
 
 import (
@@ -36,8 +35,7 @@ INSERT INTO documents (tenant_id, comment_id, post_id, version, body) VALUES ($1
     ON CONFLICT (tenant_id, comment_id) DO UPDATE SET version = excluded.version, body = excluded.body
     WHERE documents.version < excluded.version`
 
-// activitySQL counts messages, each exactly once. An event that a repair published again is a
-// second message.
+// activitySQL counts messages, each exactly once. A repair may send an event as a second message.
 const activitySQL = `
 INSERT INTO activity (tenant_id, post_id, events) VALUES ($1, $2, 1) ON CONFLICT (tenant_id, post_id) DO UPDATE
 SET events = activity.events + 1`
