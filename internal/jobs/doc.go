@@ -4,7 +4,7 @@
 // All jobs of the fleet share one lease in the truth's database, so only one job runs at a time in
 // the whole fleet. The table job_runs has the last run of each job, so several archivers together
 // run a job as often as one would. A process holds the lease only while a job or a command runs; a
-// command that needs it waits. A job that must not wait for others (Job.Apart) has its own lease
+// command that needs it waits. A job that must not wait for others (Job.OwnLease) has its own lease
 // and runs beside them.
 //
 //	idle ──── a job is due ───▶ waits for the lease ──── still due? ───▶ runs, slice by slice ───▶ recorded in job_runs

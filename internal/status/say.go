@@ -11,9 +11,9 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
-// NewAway describes a server that does not answer. urls are its addresses, separated by commas;
-// Away has them without passwords.
-func NewAway(server, urls string, err error) Unavailable {
+// NewUnavailable describes a server that does not answer. urls are its addresses, separated by
+// commas; the result has them without passwords.
+func NewUnavailable(server, urls string, err error) Unavailable {
 	return Unavailable{Server: server, URL: withoutPassword(urls), Error: err.Error()}
 }
 

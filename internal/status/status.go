@@ -23,7 +23,7 @@ import (
 	"github.com/tidings/tidings/relay"
 )
 
-// Names of the servers, in Away and in findings.
+// Names of the servers, in Unavailable and in findings.
 const (
 	ServerTruth       = "PostgreSQL"
 	ServerProjections = "PostgreSQL of the projections"
@@ -125,7 +125,8 @@ type Lease struct {
 }
 
 // Sources are the servers that hold the state. Each pool acts as the system role; both may be one
-// pool. A server that is unavailable is nil, and is in Away. Sources are safe for concurrent use.
+// pool. A server that is unavailable is nil, and is in Unavailable. Sources are safe for concurrent
+// use.
 type Sources struct {
 	Truth, Projections *pgxpool.Pool
 	NATS               *nats.Conn
@@ -155,7 +156,7 @@ func (src Sources) present(ctx context.Context) (Sources, error) {
 		case ctx.Err() != nil:
 			return src, context.Cause(ctx)
 		case postgres.IsTransient(err):
-			src.Unavailable, *d.pool = append(src.Unavailable, NewAway(d.server, (*d.pool).Config().ConnString(), err)), nil
+			src.Unavailable, *d.pool = append(src.Unavailable, NewUnavailable(d.server, (*d.pool).Config().ConnString(), err)), nil
 		case err != nil:
 			return src, fmt.Errorf("reach %s: %w", d.server, err)
 		}
@@ -168,7 +169,7 @@ func (src Sources) present(ctx context.Context) (Sources, error) {
 
 // away records that NATS does not answer.
 func (src *Sources) away(err error) {
-	src.Unavailable, src.JetStream = append(src.Unavailable, NewAway(ServerNATS, src.Broker.URL, err)), nil
+	src.Unavailable, src.JetStream = append(src.Unavailable, NewUnavailable(ServerNATS, src.Broker.URL, err)), nil
 }
 
 // lockWait is how long Read waits for a locked table before its part of the state counts as unread.
@@ -185,8 +186,8 @@ func WithShortLockTimeout(ctx context.Context, st State) context.Context {
 }
 
 // Read reads the state. Its cost does not grow with the number of events. A server that does not
-// answer is in State.Away, and its part of the state is missing or unknown. A part whose table
-// another session locks is in State.Unread after lockWait. Read returns an error if a server
+// answer is in State.Unavailable, and its part of the state is missing or unknown. A part whose
+// table another session locks is in State.Unread after lockWait. Read returns an error if a server
 // answers with another one, or if ctx ends. After a transient error (postgres.IsTransient,
 // broker.IsTransient) the next call may succeed. The state has no external consumers: ReadExternal
 // adds them.

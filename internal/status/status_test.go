@@ -28,11 +28,11 @@ func TestMovedCountsWhatWasPublishedAndApplied(t *testing.T) {
 }
 
 func TestAServerThatIsAwayKeepsItsPassword(t *testing.T) {
-	a := status.NewAway("NATS", "nats://u:sesame@a:4222,nats://u:sesame@b:4222", errors.New("no\n route"))
+	a := status.NewUnavailable("NATS", "nats://u:sesame@a:4222,nats://u:sesame@b:4222", errors.New("no\n route"))
 	if a.String() != "NATS is unavailable (nats://a:4222,nats://b:4222): no route" {
 		t.Errorf("%s", a)
 	}
-	if a := status.NewAway("PostgreSQL", "host=x password=sesame", errors.New("no route")); strings.Contains(a.URL, "sesame") {
+	if a := status.NewUnavailable("PostgreSQL", "host=x password=sesame", errors.New("no route")); strings.Contains(a.URL, "sesame") {
 		t.Errorf("%s", a)
 	}
 }

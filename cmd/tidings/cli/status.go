@@ -77,7 +77,7 @@ func (p Process) someSystem(ctx context.Context, data, name string) (_ *system, 
 		return nil, err
 	}
 	if y.NATS, err = broker.Connect(s.Broker, name, log, nats.RetryOnFailedConnect(false)); err != nil {
-		y.Unavailable = append(y.Unavailable, status.NewAway(status.ServerNATS, s.Broker.URL, err))
+		y.Unavailable = append(y.Unavailable, status.NewUnavailable(status.ServerNATS, s.Broker.URL, err))
 		return y, nil
 	}
 	if y.JetStream, err = jetstream.New(y.NATS); err != nil {
@@ -96,7 +96,7 @@ func (y *system) database(ctx context.Context, server, url string, cfg postgres.
 	}
 	if err := pool.Ping(ctx); postgres.IsTransient(err) {
 		pool.Close()
-		y.Unavailable = append(y.Unavailable, status.NewAway(server, url, err))
+		y.Unavailable = append(y.Unavailable, status.NewUnavailable(server, url, err))
 		return nil, nil
 	}
 	if err := migrations.Check(ctx, pool, schema); err != nil {
