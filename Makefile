@@ -10,7 +10,7 @@ BIN := bin
 # LONGEST names the packages that take longest: they start first.
 JOBS = $(shell echo $$((1 + $$(getconf _NPROCESSORS_ONLN))))
 TOGETHER := -parallel 6
-LONGEST := ./cmd/tidings/cli ./relay ./consumers ./api ./cmd/internal/endtoend ./migrations ./store ./console ./outbox
+LONGEST := ./cmd/tidings/cli ./relay ./consumers ./api ./cmd/internal/endtoend ./migrations ./store ./ops/console ./outbox
 # The race detector needs a C compiler.
 RACE = $(shell cc=$$($(GO) env CC); [ "$$($(GO) env CGO_ENABLED)" = 1 ] && command -v "$${cc%% *}" >/dev/null && echo -race)
 
@@ -28,7 +28,7 @@ run: tidings ## start everything and print where it listens (DATA=DIR to keep th
 test: ## run the tests that every change should pass: minutes, no race detector
 	@$(MAKE) --no-print-directory postgres || { docker info >/dev/null 2>&1 && echo "postgres: the tests use PostgreSQL in Docker"; }
 	$(GO) test -p $(JOBS) $(TOGETHER) -timeout 10m $(LONGEST) ./...
-	$(GO) -C contracts/cloudevents test -count=1 ./...
+	$(GO) -C event/contracts/cloudevents test -count=1 ./...
 
 .PHONY: test-alerts
 test-alerts: ## test the alert rules in Prometheus' own engine (a large build)
@@ -93,23 +93,23 @@ test-upgrade: ## test this tree beside the previous release; needs the full git 
 .PHONY: test-node
 test-node: tidings ## test the TypeScript client and the Node example against `tidings dev`, if node is installed
 	@$(MAKE) --no-print-directory postgres
-	@clients/typescript/test.sh
+	@client/typescript/test.sh
 
 .PHONY: test-browser
 test-browser: ## test the console in Chromium, if it is installed, with axe-core from the npm registry
 	@$(MAKE) --no-print-directory postgres
-	@GO="$(GO)" console/test-browser.sh
+	@GO="$(GO)" ops/console/test-browser.sh
 
 .PHONY: screenshots
 screenshots: ## write docs/images: screenshots in Chromium of the console of `tidings dev` and `tidings demo`
 	@$(MAKE) --no-print-directory postgres
 	@mkdir -p docs/images
-	@TIDINGS_SCREENSHOTS="$(CURDIR)/docs/images" GO="$(GO)" console/test-browser.sh -run TestTheSiteInTheBrowser
+	@TIDINGS_SCREENSHOTS="$(CURDIR)/docs/images" GO="$(GO)" ops/console/test-browser.sh -run TestTheSiteInTheBrowser
 
 .PHONY: generate-ts
-generate-ts: tidings ## generate clients/typescript from the OpenAPI document (node 20.19 or later)
+generate-ts: tidings ## generate client/typescript from the OpenAPI document (node 20.19 or later)
 	@$(MAKE) --no-print-directory postgres
-	@cd clients/typescript && npm ci --silent --no-audit --no-fund && npm run --silent generate
+	@cd client/typescript && npm ci --silent --no-audit --no-fund && npm run --silent generate
 
 .PHONY: tidings
 tidings:
@@ -129,12 +129,12 @@ lint: ## check formatting, go vet, staticcheck and the import rules
 	@out=$$(gofmt -l .); test -z "$$out" || { echo "not formatted, run make fmt:"; echo "$$out"; exit 1; }
 	$(GO) vet ./...
 	$(GO) vet -tags faults ./...
-	$(GO) vet -tags browser ./console
+	$(GO) vet -tags browser ./ops/console
 	$(GO) vet -tags upgrade ./deploy
 	$(GO) vet -tags docker ./deploy
 	$(GO) vet -tags brokers ./cmd/tidings/cli
 	$(GO) tool staticcheck -tags faults ./...
-	$(GO) -C contracts/cloudevents vet ./...
+	$(GO) -C event/contracts/cloudevents vet ./...
 	$(GO) -C deploy/prometheus/test vet ./...
 	$(GO) -C deploy/helm/test vet ./...
 	$(GO) test -count=1 ./internal/archtest
@@ -150,7 +150,7 @@ build: ## build the binaries into bin/
 .PHONY: tidy-check
 tidy-check: ## check that go.mod and go.sum list exactly what the code needs
 	$(GO) mod tidy -diff
-	$(GO) -C contracts/cloudevents mod tidy -diff
+	$(GO) -C event/contracts/cloudevents mod tidy -diff
 	$(GO) -C deploy/prometheus/test mod tidy -diff
 	$(GO) -C deploy/helm/test mod tidy -diff
 

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tidings/tidings/tokens"
+	"github.com/tidings/tidings/internal/tokens"
 )
 
 func TestLookUpsDoNotGrowWithTheTenants(t *testing.T) {

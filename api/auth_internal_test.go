@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/tidings/tidings/tokens"
+	"github.com/tidings/tidings/internal/tokens"
 )
 
 // tokenStore plays the truth and counts the calls.

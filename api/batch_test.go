@@ -23,10 +23,10 @@ import (
 
 	"github.com/tidings/tidings/api"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/internal/tokens"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/store"
-	"github.com/tidings/tidings/tokens"
 )
 
 const ndjson = "Content-Type: application/x-ndjson"

@@ -10,11 +10,11 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/tokens"
+	"github.com/tidings/tidings/internal/versioned"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/projections/history"
 	"github.com/tidings/tidings/projections/threadcache"
-	"github.com/tidings/tidings/tokens"
-	"github.com/tidings/tidings/versioned"
 )
 
 // childPage is one page of the children of an object.

@@ -8,7 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/tidings/tidings/tokens"
+	"github.com/tidings/tidings/internal/tokens"
 )
 
 // TestChildrenOfEveryKindGoThroughTheirRoutes writes, reads, edits, lists and deletes children of

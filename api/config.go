@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/tidings/tidings/tokens"
+	"github.com/tidings/tidings/internal/tokens"
 )
 
 // Config is the API's configuration from the environment.

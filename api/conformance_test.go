@@ -18,9 +18,9 @@ import (
 
 	"github.com/tidings/tidings/api"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/internal/tokens"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/store"
-	"github.com/tidings/tidings/tokens"
 )
 
 // document is the OpenAPI document, with numbers in their original form.

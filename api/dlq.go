@@ -13,8 +13,8 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/tokens"
 	"github.com/tidings/tidings/outbox"
-	"github.com/tidings/tidings/tokens"
 )
 
 // maxReasonBytes bounds the reason of a retry or discard.

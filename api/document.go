@@ -19,8 +19,8 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/yaml"
 
-	"github.com/tidings/tidings/contracts"
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/event/contracts"
 )
 
 // Paths of the documents. The documents have no data of any tenant, so they need no token.

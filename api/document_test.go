@@ -13,7 +13,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/tidings/tidings/contracts"
+	"github.com/tidings/tidings/event/contracts"
 	"github.com/tidings/tidings/kinds"
 )
 

@@ -14,12 +14,12 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/tokens"
+	"github.com/tidings/tidings/internal/versioned"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/projections/followercounts"
 	"github.com/tidings/tidings/projections/history"
 	"github.com/tidings/tidings/store"
-	"github.com/tidings/tidings/tokens"
-	"github.com/tidings/tidings/versioned"
 )
 
 // edgeBody is an edge as answers show it.

@@ -17,10 +17,10 @@ import (
 
 	"github.com/tidings/tidings/event"
 	bounds "github.com/tidings/tidings/internal/shares" // shares is the name of a kind
+	"github.com/tidings/tidings/internal/tokens"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/store"
-	"github.com/tidings/tidings/tokens"
 )
 
 const exportPage = 500 // states per transaction

@@ -12,8 +12,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/tidings/tidings/internal/tokens"
 	"github.com/tidings/tidings/kinds"
-	"github.com/tidings/tidings/tokens"
 )
 
 // world has the ids that the walk puts into its requests: ids of another tenant, or ids that nobody

@@ -14,8 +14,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/tidings/tidings/internal/tokens"
 	"github.com/tidings/tidings/kinds"
-	"github.com/tidings/tidings/tokens"
 )
 
 // Kinds returns the kinds in force (kinds.Catalog).

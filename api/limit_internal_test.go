@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/tidings/tidings/internal/testkit"
-	"github.com/tidings/tidings/tokens"
+	"github.com/tidings/tidings/internal/tokens"
 )
 
 var perSecond = tokens.Rate{N: 5, Window: time.Second}

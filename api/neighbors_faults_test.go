@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/tidings/tidings/internal/testkit"
-	"github.com/tidings/tidings/tokens"
+	"github.com/tidings/tidings/internal/tokens"
 )
 
 // Whatever one caller does, the API answers the requests of another tenant. `tidings bench

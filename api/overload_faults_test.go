@@ -15,9 +15,9 @@ import (
 	"github.com/tidings/tidings/api"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/internal/tokens"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/store"
-	"github.com/tidings/tidings/tokens"
 )
 
 // The database takes 20 ms for each follow, the pool has two connections, and 100 clients never

@@ -8,8 +8,8 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/tokens"
 	"github.com/tidings/tidings/projections/followercounts"
-	"github.com/tidings/tidings/tokens"
 )
 
 type manyCountsInput struct {

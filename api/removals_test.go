@@ -10,8 +10,8 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/internal/tokens"
 	"github.com/tidings/tidings/store"
-	"github.com/tidings/tidings/tokens"
 )
 
 // TestAllEdgesOfAnObjectAreRemoved requests the removal over HTTP and follows it to its end, for a

@@ -29,6 +29,7 @@ import (
 
 	"github.com/tidings/tidings/event"
 	bounds "github.com/tidings/tidings/internal/shares" // shares is the name of a kind
+	"github.com/tidings/tidings/internal/tokens"
 	"github.com/tidings/tidings/internal/tracing"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/outbox"
@@ -36,7 +37,6 @@ import (
 	"github.com/tidings/tidings/projections/followercounts"
 	"github.com/tidings/tidings/projections/threadcache"
 	"github.com/tidings/tidings/store"
-	"github.com/tidings/tidings/tokens"
 )
 
 // Deps are the dependencies of the API. Projections acts as postgres.RoleAPI.

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/tidings/tidings/api"
-	"github.com/tidings/tidings/tokens"
+	"github.com/tidings/tidings/internal/tokens"
 )
 
 // A tenant's requests whose bodies arrive, and an address's documents that are sent, take three of

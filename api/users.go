@@ -12,9 +12,9 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/tokens"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/projections/followercounts"
-	"github.com/tidings/tidings/tokens"
 )
 
 // Edge is one line of a followers or following list.

@@ -8,8 +8,8 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/versioned"
 	"github.com/tidings/tidings/projections/history"
-	"github.com/tidings/tidings/versioned"
 )
 
 // VersionInfo has the metadata of a version: who made it, and when.

@@ -17,7 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/jackc/pgx/v5"
 
-	"github.com/tidings/tidings/contracts"
+	"github.com/tidings/tidings/event/contracts"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 )
@@ -76,7 +76,7 @@ func TestReadersOfTheReleaseBeforeReadWhatThisTreeWrites(t *testing.T) {
 		return doc
 	}
 	for name, raw := range released(t, "contracts/builtin/") {
-		now, err := os.ReadFile(filepath.Join("..", name))
+		now, err := os.ReadFile(filepath.Join("..", "event", name))
 		if err != nil {
 			t.Errorf("%s is gone: %v", name, err)
 			continue

@@ -13,7 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tidings/tidings/internal/postgres"
-	"github.com/tidings/tidings/versioned"
+	"github.com/tidings/tidings/internal/versioned"
 )
 
 // FileError reports a file that is not a valid file of kinds. Its text has one line per error.

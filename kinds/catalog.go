@@ -14,7 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tidings/tidings/internal/postgres"
-	"github.com/tidings/tidings/versioned"
+	"github.com/tidings/tidings/internal/versioned"
 )
 
 // Database is one of the two databases that keep kinds: Truth or Projections.

@@ -17,7 +17,7 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
-	"github.com/tidings/tidings/versioned"
+	"github.com/tidings/tidings/internal/versioned"
 )
 
 var update = flag.Bool("update", false, "rewrite the current golden file: allowed only if no release has stored its shape; "+

@@ -8,7 +8,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tidings/tidings/internal/postgres"
-	"github.com/tidings/tidings/versioned"
+	"github.com/tidings/tidings/internal/versioned"
 )
 
 // purgePages is the number of pages of child_keys that one slice covers: 1 MiB, about 7,000 keys.

@@ -13,9 +13,9 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/versioned"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/outbox"
-	"github.com/tidings/tidings/versioned"
 )
 
 // redo writes lost changes of a restored truth again, in the order of their events. Each event sets

@@ -11,8 +11,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/versioned"
 	"github.com/tidings/tidings/store"
-	"github.com/tidings/tidings/versioned"
 )
 
 func (f fixture) retain(t *testing.T, after time.Duration) (done [3]int64) {

@@ -20,8 +20,8 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/tracing"
+	"github.com/tidings/tidings/internal/versioned"
 	"github.com/tidings/tidings/outbox"
-	"github.com/tidings/tidings/versioned"
 )
 
 // Errors of single items. The API maps them to problems.

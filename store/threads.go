@@ -13,8 +13,8 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/versioned"
 	"github.com/tidings/tidings/kinds"
-	"github.com/tidings/tidings/versioned"
 )
 
 // ThreadSettings are the new settings of a thread: of the children of a kind under one object.

@@ -25,8 +25,8 @@ import (
 	"github.com/tidings/tidings/cmd/tidings/cli"
 	"github.com/tidings/tidings/internal/pglocal"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/tokens"
 	"github.com/tidings/tidings/kinds"
-	"github.com/tidings/tidings/tokens"
 )
 
 // variable names the server's directory in the environment of a process that is to be the server.

@@ -6,8 +6,8 @@ import { createInterface } from 'node:readline';
 import { after, before, test as nodeTest } from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { promisify } from 'node:util';
-import { Tidings } from '../../clients/typescript/dist/index.js';
-import { startDev, tidings as binary } from '../../clients/typescript/scripts/dev.mjs';
+import { Tidings } from '../../client/typescript/dist/index.js';
+import { startDev, tidings as binary } from '../../client/typescript/scripts/dev.mjs';
 
 const test = (name, fn) => nodeTest(name, { timeout: 300_000 }, fn);
 

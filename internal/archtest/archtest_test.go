@@ -44,29 +44,22 @@ var rules = []rule{
 	{pkg: "cmd/*/*", may: []string{"*", "*/*", "*/*/*"}, libs: []string{pgx, nats}},
 
 	{pkg: "api", libs: []string{huma, pgx}, // it passes a pgx.Tx on: the reads of a projection are one transaction of the caller
-		may: []string{"store", "tokens", "kinds", "contracts", "outbox", "projections", "projections/*", "versioned", "event",
-			"internal/postgres", "internal/shares", "internal/tracing", "consumers"}}, // consumers: the lag of a projection, for as_of
-	// It reads as the CLI does, and passes pools and the connection on to the packages that read
-	// (TestTheConsoleHasNoSQL).
-	{pkg: "console", libs: []string{pgx, nats},
-		may: []string{"audit", "store", "tokens", "kinds", "versioned", "outbox", "coldstore", "consumers", "deadletters", "projections",
-			"projections/*", "replay", "erasure", "migrations", "event", "internal/*"}},
-	{pkg: "audit", libs: []string{pgx}},
+		may: []string{"store", "kinds", "event/contracts", "outbox", "projections", "projections/*", "event",
+			"internal/tokens", "internal/versioned", "internal/postgres", "internal/shares", "internal/tracing", "consumers"}},
 	{pkg: "store", libs: []string{pgx},
-		may: []string{"kinds", "outbox", "versioned", "event", "internal/postgres", "internal/shares", "internal/tracing"}},
-	{pkg: "tokens", may: []string{"store", "internal/postgres"}, libs: []string{pgx}}, // store: the rules of names
-	{pkg: "versioned", may: []string{"internal/postgres"}, libs: []string{pgx}},
+		may: []string{"kinds", "outbox", "internal/versioned", "event", "internal/postgres", "internal/shares", "internal/tracing"}},
+	{pkg: "internal/tokens", may: []string{"store", "internal/postgres"}, libs: []string{pgx}}, // store: the rules of names
+	{pkg: "internal/versioned", may: []string{"internal/postgres"}, libs: []string{pgx}},
 	// pgx: it reads and writes the kinds of an installation.
-	{pkg: "kinds", may: []string{"versioned", "event", "internal/postgres"}, libs: []string{pgx}},
-	{pkg: "contracts", may: []string{"kinds", "event"}},
+	{pkg: "kinds", may: []string{"internal/versioned", "event", "internal/postgres"}, libs: []string{pgx}},
+	{pkg: "event/contracts", may: []string{"kinds", "event"}},
 	{pkg: "event"},                          // the wire contract depends on no other package
 	{pkg: "client", may: []string{"event"}}, // part of users' programs
 	// It runs `tidings dev` for the tests of users.
 	{pkg: "client/clienttest", libs: []string{pgx},
-		may: []string{"client", "cmd/tidings/cli", "kinds", "tokens", "internal/pglocal", "internal/postgres"}},
+		may: []string{"client", "cmd/tidings/cli", "kinds", "internal/tokens", "internal/pglocal", "internal/postgres"}},
 	{pkg: "outbox", may: []string{"event", "internal/deadletter", "internal/postgres"}, libs: []string{pgx}},
-	{pkg: "deadletters", may: []string{"outbox", "consumers", "internal/deadletter", "internal/postgres"}, libs: []string{pgx}},
-	{pkg: "coldstore", may: []string{"outbox", "event", "internal/postgres", "internal/words"}, libs: []string{pgx, blob}},
+	{pkg: "outbox/coldstore", may: []string{"outbox", "event", "internal/postgres", "internal/words"}, libs: []string{pgx, blob}},
 	// pgx: it passes the pool on to outbox.
 	{pkg: "relay", libs: []string{nats, pgx},
 		may: []string{"outbox", "event", "internal/lease", "internal/broker", "internal/heartbeat", "internal/tracing"}},
@@ -75,29 +68,26 @@ var rules = []rule{
 	// It is the public interface of consumers.
 	{pkg: "subscribe", may: []string{"consumers", "kinds", "migrations", "event", "internal/lease", "internal/broker", "internal/postgres",
 		"internal/tracing"}, libs: []string{pgx, nats}},
-	{pkg: "replay", may: []string{"kinds", "consumers", "projections", "migrations", "outbox", "event", "internal/lease", "internal/broker",
-		"internal/cells", "internal/postgres"}, libs: []string{pgx, nats}},
-	{pkg: "erasure", libs: []string{pgx, nats}, // it reads every store
-		may: []string{"kinds", "store", "outbox", "consumers", "projections", "event", "internal/broker", "internal/postgres",
-			"internal/words"}},
 	{pkg: "projections", may: []string{"kinds", "event", "internal/postgres"}, libs: []string{pgx}},
-	{pkg: "projections/*", may: []string{"projections", "kinds", "versioned", "event", "internal/postgres", // never each other, never NATS
-		"store"}, libs: []string{pgx}}, // store: it reads the truth
+	// Never each other, never NATS. store: they read the truth.
+	{pkg: "projections/*", libs: []string{pgx},
+		may: []string{"projections", "store", "kinds", "event", "internal/versioned", "internal/postgres"}},
 	{pkg: "examples/*", may: []string{"client", "event", "kinds", "subscribe"}, libs: []string{pgx, nats}}, // only public packages
 	{pkg: "deploy"}, // tests of the files in the directory
 	{pkg: "docs"},   // likewise
 	{pkg: "migrations", may: []string{"kinds", "internal/postgres"}, libs: []string{pgx}},
+	// What an operator sees and does. The CLI and the console show the same packages, which read all
+	// rooms of the path, and never the API. The console has no SQL (TestTheConsoleHasNoSQL).
+	{pkg: "ops/load", may: []string{"client"}}, // a client of the API
+	{pkg: "ops/demo", libs: []string{pgx}, // likewise; outbox and postgres are for its failures (demo.Trouble)
+		may: []string{"client", "outbox", "event", "ops/load", "internal/postgres"}},
+	{pkg: "ops/console", libs: []string{pgx, nats},
+		may: []string{"ops/*", "store", "outbox", "outbox/*", "consumers", "projections", "projections/*", "migrations", "kinds", "event",
+			"internal/*"}},
+	{pkg: "ops/*", libs: []string{pgx, nats},
+		may: []string{"ops/*", "store", "outbox", "outbox/*", "relay", "consumers", "projections", "projections/history", "migrations",
+			"kinds", "event", "internal/*"}},
 
-	// Packages that the CLI and the console share. They are above the packages that they read.
-	{pkg: "internal/status", may: []string{"outbox", "relay", "consumers", "internal/*"}, libs: []string{pgx, nats}},
-	{pkg: "internal/upkeep", libs: []string{pgx},
-		may: []string{"coldstore", "outbox", "store", "kinds", "versioned", "projections/history", "internal/*"}},
-	{pkg: "internal/doctor", may: []string{"coldstore", "outbox", "migrations", "internal/*"}, libs: []string{pgx, nats}},
-	{pkg: "internal/erase", may: []string{"erasure", "coldstore", "replay", "internal/*"}, libs: []string{pgx}},
-	{pkg: "internal/restore", may: []string{"store", "kinds", "outbox", "relay", "consumers", "projections/history", "erasure",
-		"event", "internal/*"}},
-	{pkg: "internal/verify", may: []string{"store", "kinds", "versioned", "outbox", "relay", "consumers", "projections", "event",
-		"internal/*"}, libs: []string{pgx, nats}},
 	// event: the subjects. Only this package may import the server.
 	{pkg: "internal/broker", may: []string{"event"}, libs: []string{nats, srv}},
 	{pkg: "internal/heartbeat", may: []string{"event"}},
@@ -109,10 +99,6 @@ var rules = []rule{
 	{pkg: "internal/testkit", may: []string{"internal/*", "migrations", "kinds"}, libs: []string{pgx, nats}},
 	// It runs the parts of the system in tests.
 	{pkg: "internal/testkit/system", may: []string{"relay", "consumers", "event", "internal/*"}, libs: []string{pgx, nats}},
-	// It is a client of the API.
-	{pkg: "internal/load", may: []string{"client"}},
-	// It is a client of the API; outbox and postgres are for its failures (demo.Trouble).
-	{pkg: "internal/demo", may: []string{"client", "outbox", "event", "internal/load", "internal/postgres"}, libs: []string{pgx}},
 	{pkg: "internal/*", may: []string{"internal/*"}, libs: []string{pgx}},
 	{pkg: "internal/*/*", may: []string{"internal/*", "internal/*/*"}, libs: []string{pgx}},
 }
@@ -233,7 +219,7 @@ func match(pattern, name string) bool {
 
 // Code that the console and the commands share is in packages below both.
 func TestTheConsoleHasNoSQL(t *testing.T) {
-	files, err := filepath.Glob(filepath.Join("..", "..", "console", "*.go"))
+	files, err := filepath.Glob(filepath.Join("..", "..", "ops", "console", "*.go"))
 	if err != nil || len(files) < 5 {
 		t.Fatalf("%d files, %v", len(files), err)
 	}
@@ -290,11 +276,11 @@ func TestRulesRefuse(t *testing.T) {
 		{"relay", srv + "/server"},
 		{"consumers", module + "projections/threadcache"},
 		{"internal/lease", module + "outbox"},
-		{"internal/doctor", module + "cmd/internal/fleet"},
-		{"internal/status", module + "api"},
-		{"internal/verify", module + "projections/threadcache"},
-		{"console", module + "api"},
-		{"console", module + "cmd/internal/fleet"},
+		{"ops/doctor", module + "cmd/internal/fleet"},
+		{"ops/status", module + "api"},
+		{"ops/verify", module + "projections/threadcache"},
+		{"ops/console", module + "api"},
+		{"ops/console", module + "cmd/internal/fleet"},
 		{"store", module + "api"},
 		{"api", nats},
 		{"outbox", blob + "/v7"},

@@ -119,7 +119,7 @@ func TestEveryDependencysLicenseIsCompatible(t *testing.T) {
 
 // The binaries also contain the console's third-party scripts. Each has a folder with its license.
 func TestTheConsolesScriptsOfOthersHaveTheirLicense(t *testing.T) {
-	assets := filepath.Join("..", "..", "console", "assets")
+	assets := filepath.Join("..", "..", "ops", "console", "assets")
 	entries, err := os.ReadDir(assets)
 	if err != nil {
 		t.Fatal(err)

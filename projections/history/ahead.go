@@ -11,9 +11,9 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/versioned"
 	"github.com/tidings/tidings/projections"
 	"github.com/tidings/tidings/store"
-	"github.com/tidings/tidings/versioned"
 )
 
 // aheadVersions is the number of versions of one entity that are read at a time.

@@ -11,9 +11,9 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/versioned"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/projections"
-	"github.com/tidings/tidings/versioned"
 )
 
 // Name is the name of the projection and of its consumer, the archiver.

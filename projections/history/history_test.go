@@ -15,9 +15,9 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/internal/versioned"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/projections"
-	"github.com/tidings/tidings/versioned"
 )
 
 func TestMain(m *testing.M) { testkit.Main(m) }

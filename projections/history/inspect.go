@@ -11,10 +11,10 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/versioned"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/projections"
 	"github.com/tidings/tidings/store"
-	"github.com/tidings/tidings/versioned"
 )
 
 // The statements read the version up to which a history was purged. Index:

@@ -11,9 +11,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/versioned"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/store"
-	"github.com/tidings/tidings/versioned"
 )
 
 type head = versioned.Head[json.RawMessage]

@@ -12,9 +12,9 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/internal/versioned"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/projections"
-	"github.com/tidings/tidings/versioned"
 )
 
 func TestRetentionTakesTheHistoriesOfWhatIsGoneAndNothingMissesThem(t *testing.T) {

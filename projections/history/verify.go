@@ -14,10 +14,10 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/versioned"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/projections"
 	"github.com/tidings/tidings/store"
-	"github.com/tidings/tidings/versioned"
 )
 
 // headRow is an entity's last version, and whether that version is its deletion. The key of a child

@@ -14,12 +14,12 @@ import (
 
 	"github.com/tidings/tidings/internal/cells"
 	"github.com/tidings/tidings/internal/testkit"
-	"github.com/tidings/tidings/internal/verify"
+	"github.com/tidings/tidings/internal/tokens"
+	"github.com/tidings/tidings/ops/verify"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/projections"
 	"github.com/tidings/tidings/projections/followercounts"
 	"github.com/tidings/tidings/projections/threadcache"
-	"github.com/tidings/tidings/tokens"
 )
 
 // TestTwoTruthsFeedOneProjectionsDatabase has tenants with the same ids in two cells, and

@@ -18,8 +18,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/santhosh-tekuri/jsonschema/v6"
 
-	"github.com/tidings/tidings/contracts"
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/event/contracts"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/store"

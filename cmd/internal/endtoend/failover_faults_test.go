@@ -6,9 +6,9 @@ import (
 	"encoding/json"
 	"testing"
 
-	"github.com/tidings/tidings/internal/restore"
 	"github.com/tidings/tidings/internal/testkit"
-	"github.com/tidings/tidings/internal/verify"
+	"github.com/tidings/tidings/ops/restore"
+	"github.com/tidings/tidings/ops/verify"
 )
 
 // failedOver returns an installation whose truth has a standby, after some writes, and the pair.

@@ -16,8 +16,8 @@ import (
 
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/internal/tokens"
 	"github.com/tidings/tidings/projections/threadcache"
-	"github.com/tidings/tidings/tokens"
 )
 
 // A history is what several callers of the API asked and what they were answered, each with its

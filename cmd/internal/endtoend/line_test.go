@@ -30,12 +30,12 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/internal/testkit/system"
 	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/ops/replay"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/projections"
 	"github.com/tidings/tidings/projections/followercounts"
 	"github.com/tidings/tidings/projections/history"
 	"github.com/tidings/tidings/projections/threadcache"
-	"github.com/tidings/tidings/replay"
 	"github.com/tidings/tidings/store"
 )
 

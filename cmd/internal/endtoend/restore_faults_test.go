@@ -12,8 +12,8 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/tidings/tidings/event"
-	"github.com/tidings/tidings/internal/restore"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/ops/restore"
 )
 
 // TestARestoreRenewsThePartitionOfAnEarlierRepair restores after a repair replaced a partition. The

@@ -17,7 +17,7 @@ import (
 
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
-	"github.com/tidings/tidings/tokens"
+	"github.com/tidings/tidings/internal/tokens"
 )
 
 // TestAStopFinishesTheWritesThatItHasTaken stops the API while writes wait for a lock. The API

@@ -10,15 +10,15 @@ import (
 
 	"github.com/tidings/tidings/cmd/internal/projector"
 	"github.com/tidings/tidings/internal/daemon"
-	"github.com/tidings/tidings/internal/jobs"
 	"github.com/tidings/tidings/internal/postgres"
-	"github.com/tidings/tidings/internal/upkeep"
+	"github.com/tidings/tidings/internal/tokens"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/migrations"
+	"github.com/tidings/tidings/ops/jobs"
+	"github.com/tidings/tidings/ops/upkeep"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/projections/history"
 	"github.com/tidings/tidings/store"
-	"github.com/tidings/tidings/tokens"
 )
 
 type archiverConfig struct {

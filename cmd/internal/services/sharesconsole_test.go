@@ -8,7 +8,7 @@ import (
 
 	"github.com/tidings/tidings/internal/shares"
 	"github.com/tidings/tidings/internal/testkit"
-	"github.com/tidings/tidings/tokens"
+	"github.com/tidings/tidings/internal/tokens"
 )
 
 // signIn sends a token to the console, and returns the status and the cookie of the session.

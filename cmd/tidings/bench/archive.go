@@ -15,7 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/tidings/tidings/internal/jobs"
+	"github.com/tidings/tidings/ops/jobs"
 	"github.com/tidings/tidings/outbox"
 )
 

@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/tidings/tidings/event"
-	"github.com/tidings/tidings/internal/load"
 	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/ops/load"
 	"github.com/tidings/tidings/projections/threadcache"
 )
 

@@ -18,8 +18,8 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/tokens"
 	"github.com/tidings/tidings/kinds"
-	"github.com/tidings/tidings/tokens"
 )
 
 // writeOptions are the flags of `tidings bench write`.

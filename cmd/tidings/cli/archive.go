@@ -19,12 +19,12 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tidings/tidings/internal/daemon"
-	"github.com/tidings/tidings/internal/jobs"
 	"github.com/tidings/tidings/internal/lease"
 	"github.com/tidings/tidings/internal/postgres"
-	"github.com/tidings/tidings/internal/upkeep"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/migrations"
+	"github.com/tidings/tidings/ops/jobs"
+	"github.com/tidings/tidings/ops/upkeep"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/store"
 )

@@ -8,11 +8,11 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/tidings/tidings/coldstore"
-	"github.com/tidings/tidings/internal/jobs"
-	"github.com/tidings/tidings/internal/upkeep"
+	"github.com/tidings/tidings/ops/jobs"
+	"github.com/tidings/tidings/ops/replay"
+	"github.com/tidings/tidings/ops/upkeep"
 	"github.com/tidings/tidings/outbox"
-	"github.com/tidings/tidings/replay"
+	"github.com/tidings/tidings/outbox/coldstore"
 )
 
 // coldFlags are the flags of the commands on exports.

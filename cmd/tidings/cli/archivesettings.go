@@ -10,7 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/tidings/tidings/internal/upkeep"
+	"github.com/tidings/tidings/ops/upkeep"
 	"github.com/tidings/tidings/store"
 )
 

@@ -10,9 +10,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tidings/tidings/internal/daemon"
-	"github.com/tidings/tidings/internal/jobs"
 	"github.com/tidings/tidings/internal/words"
 	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/ops/jobs"
 	"github.com/tidings/tidings/store"
 )
 

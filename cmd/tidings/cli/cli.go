@@ -17,12 +17,12 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tidings/tidings/cmd/tidings/bench"
-	"github.com/tidings/tidings/erasure"
 	"github.com/tidings/tidings/internal/daemon"
-	"github.com/tidings/tidings/internal/load"
-	"github.com/tidings/tidings/internal/restore"
 	"github.com/tidings/tidings/internal/words"
 	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/ops/erasure"
+	"github.com/tidings/tidings/ops/load"
+	"github.com/tidings/tidings/ops/restore"
 	"github.com/tidings/tidings/outbox"
 )
 

@@ -21,9 +21,9 @@ import (
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
-	"github.com/tidings/tidings/internal/status"
 	"github.com/tidings/tidings/internal/testkit"
-	"github.com/tidings/tidings/internal/verify"
+	"github.com/tidings/tidings/ops/status"
+	"github.com/tidings/tidings/ops/verify"
 	"github.com/tidings/tidings/projections"
 )
 

@@ -9,7 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/tidings/tidings/contracts"
+	"github.com/tidings/tidings/event/contracts"
 	"github.com/tidings/tidings/kinds"
 )
 

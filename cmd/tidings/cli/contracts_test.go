@@ -23,12 +23,12 @@ func TestContractsAreWritten(t *testing.T) {
 	if code != 0 || stdout == "" {
 		t.Fatalf("%d %s %s", code, stdout, stderr)
 	}
-	want, err := filepath.Glob("../../../contracts/builtin/schemas/*.json")
+	want, err := filepath.Glob("../../../event/contracts/builtin/schemas/*.json")
 	if err != nil || len(want) < 20 {
 		t.Fatalf("%d schemas, %v", len(want), err)
 	}
-	for _, path := range append(want, "../../../contracts/builtin/asyncapi.json") {
-		name, _ := filepath.Rel("../../../contracts/builtin", path)
+	for _, path := range append(want, "../../../event/contracts/builtin/asyncapi.json") {
+		name, _ := filepath.Rel("../../../event/contracts/builtin", path)
 		is, err := os.ReadFile(filepath.Join(dir, name))
 		was, werr := os.ReadFile(path)
 		if err != nil || werr != nil || !bytes.Equal(is, was) {

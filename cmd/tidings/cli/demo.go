@@ -16,10 +16,10 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/tidings/tidings/internal/demo"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/tokens"
 	"github.com/tidings/tidings/internal/words"
-	"github.com/tidings/tidings/tokens"
+	"github.com/tidings/tidings/ops/demo"
 )
 
 // demoFlags are the flags of `tidings demo`.

@@ -17,15 +17,15 @@ import (
 
 	"github.com/tidings/tidings/api"
 	"github.com/tidings/tidings/cmd/internal/projector"
-	"github.com/tidings/tidings/console"
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/daemon"
 	"github.com/tidings/tidings/internal/pglocal"
 	"github.com/tidings/tidings/internal/postgres"
-	"github.com/tidings/tidings/internal/upkeep"
 	"github.com/tidings/tidings/internal/words"
 	"github.com/tidings/tidings/migrations"
+	"github.com/tidings/tidings/ops/console"
+	"github.com/tidings/tidings/ops/upkeep"
 	"github.com/tidings/tidings/relay"
 )
 

@@ -25,7 +25,7 @@ import (
 
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/pglocal"
-	"github.com/tidings/tidings/tokens"
+	"github.com/tidings/tidings/internal/tokens"
 )
 
 // deathWithin is how long a killed dev may keep its lock, its ports and its servers' directories.

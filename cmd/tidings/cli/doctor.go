@@ -9,9 +9,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/tidings/tidings/internal/doctor"
-	"github.com/tidings/tidings/internal/status"
 	"github.com/tidings/tidings/migrations"
+	"github.com/tidings/tidings/ops/doctor"
+	"github.com/tidings/tidings/ops/status"
 )
 
 // errWarnings and errIllness set the exit code of a command whose output already has the findings.

@@ -16,10 +16,10 @@ import (
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
-	"github.com/tidings/tidings/internal/doctor"
 	"github.com/tidings/tidings/internal/postgres"
-	"github.com/tidings/tidings/internal/status"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/ops/doctor"
+	"github.com/tidings/tidings/ops/status"
 	"github.com/tidings/tidings/outbox"
 )
 

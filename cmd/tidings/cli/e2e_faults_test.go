@@ -16,8 +16,8 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/jackc/pgx/v5"
 
-	"github.com/tidings/tidings/internal/load"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/ops/load"
 )
 
 func TestLoadSurvivesKills(t *testing.T) {

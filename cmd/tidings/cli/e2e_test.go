@@ -19,9 +19,9 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
-	"github.com/tidings/tidings/internal/load"
-	"github.com/tidings/tidings/internal/status"
-	"github.com/tidings/tidings/internal/verify"
+	"github.com/tidings/tidings/ops/load"
+	"github.com/tidings/tidings/ops/status"
+	"github.com/tidings/tidings/ops/verify"
 )
 
 // arriveWithin is the longest time until every write has arrived everywhere. It only ends a broken

@@ -11,9 +11,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tidings/tidings/cmd/internal/fleet"
-	"github.com/tidings/tidings/erasure"
-	"github.com/tidings/tidings/internal/erase"
 	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/ops/erase"
+	"github.com/tidings/tidings/ops/erasure"
 	"github.com/tidings/tidings/store"
 )
 

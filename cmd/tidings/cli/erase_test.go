@@ -5,10 +5,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/tidings/tidings/erasure"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/ops/erasure"
 	"github.com/tidings/tidings/store"
 )
 

@@ -14,7 +14,7 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
-	"github.com/tidings/tidings/internal/status"
+	"github.com/tidings/tidings/ops/status"
 	"github.com/tidings/tidings/outbox"
 )
 

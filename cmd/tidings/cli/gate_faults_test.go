@@ -10,7 +10,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/tidings/tidings/internal/load"
+	"github.com/tidings/tidings/ops/load"
 )
 
 // gate is a proxy to a dev's API. It holds requests back while a load has its limit of answers, so

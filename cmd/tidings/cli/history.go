@@ -16,10 +16,10 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/versioned"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/projections/history"
 	"github.com/tidings/tidings/store"
-	"github.com/tidings/tidings/versioned"
 )
 
 // historyFlags are the flags of all commands below history.

@@ -13,7 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tidings/tidings/event"
-	"github.com/tidings/tidings/internal/load"
+	"github.com/tidings/tidings/ops/load"
 )
 
 // loadResult is the output of `tidings load --json` for edges.

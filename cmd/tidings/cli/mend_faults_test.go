@@ -16,7 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/tidings/tidings/internal/testkit"
-	"github.com/tidings/tidings/internal/verify"
+	"github.com/tidings/tidings/ops/verify"
 )
 
 func TestVerifyRepairMendsEveryDifferenceWhileWritesGoOn(t *testing.T) {

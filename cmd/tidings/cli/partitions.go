@@ -11,8 +11,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tidings/tidings/internal/broker"
-	"github.com/tidings/tidings/internal/status"
 	"github.com/tidings/tidings/internal/words"
+	"github.com/tidings/tidings/ops/status"
 	"github.com/tidings/tidings/outbox"
 )
 

@@ -18,11 +18,11 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/tidings/tidings/internal/load"
 	"github.com/tidings/tidings/internal/postgres"
-	"github.com/tidings/tidings/internal/status"
 	"github.com/tidings/tidings/internal/testkit"
-	"github.com/tidings/tidings/internal/verify"
+	"github.com/tidings/tidings/ops/load"
+	"github.com/tidings/tidings/ops/status"
+	"github.com/tidings/tidings/ops/verify"
 )
 
 // TestPartitionsAreResizedWhileEverythingRuns resizes with two processes, each with all parts, and

@@ -6,8 +6,8 @@ import (
 	"testing"
 
 	"github.com/tidings/tidings/internal/postgres"
-	"github.com/tidings/tidings/internal/status"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/ops/status"
 	"github.com/tidings/tidings/outbox"
 )
 

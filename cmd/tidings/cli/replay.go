@@ -14,7 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tidings/tidings/cmd/internal/fleet"
-	"github.com/tidings/tidings/replay"
+	"github.com/tidings/tidings/ops/replay"
 )
 
 const replayHelp = `Replay builds new tables of one consumer in a schema of their own. When they have caught up, one

@@ -14,7 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/tidings/tidings/internal/testkit"
-	"github.com/tidings/tidings/replay"
+	"github.com/tidings/tidings/ops/replay"
 )
 
 func TestReplayBuildsTheProjectionsOfARunningDevAnew(t *testing.T) {

@@ -10,10 +10,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/tidings/tidings/erasure"
-	"github.com/tidings/tidings/internal/restore"
 	"github.com/tidings/tidings/internal/words"
-	"github.com/tidings/tidings/replay"
+	"github.com/tidings/tidings/ops/erasure"
+	"github.com/tidings/tidings/ops/replay"
+	"github.com/tidings/tidings/ops/restore"
 )
 
 const restoreHelp = `Run restore after you restored or lost databases or NATS, when servers, relays and consumers run

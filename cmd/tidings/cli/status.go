@@ -18,10 +18,10 @@ import (
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/daemon"
 	"github.com/tidings/tidings/internal/postgres"
-	"github.com/tidings/tidings/internal/status"
 	"github.com/tidings/tidings/internal/words"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/migrations"
+	"github.com/tidings/tidings/ops/status"
 )
 
 // system has connections to the databases and to NATS. The connection to an unavailable server is

@@ -11,7 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tidings/tidings/internal/broker"
-	"github.com/tidings/tidings/internal/status"
+	"github.com/tidings/tidings/ops/status"
 )
 
 func (p Process) streamCommand() *cobra.Command {

@@ -16,8 +16,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/tidings/tidings/internal/load"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/ops/load"
 )
 
 func TestALoadOfThreadsSurvivesKills(t *testing.T) {

@@ -16,9 +16,9 @@ import (
 	"golang.org/x/term"
 
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/tokens"
 	"github.com/tidings/tidings/migrations"
 	"github.com/tidings/tidings/store"
-	"github.com/tidings/tidings/tokens"
 )
 
 // createdToken is the output of `tidings token create --json`.

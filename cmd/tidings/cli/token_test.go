@@ -14,7 +14,7 @@ import (
 
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
-	"github.com/tidings/tidings/tokens"
+	"github.com/tidings/tidings/internal/tokens"
 )
 
 func TestTokenCreate(t *testing.T) {

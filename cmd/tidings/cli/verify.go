@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tidings/tidings/cmd/internal/fleet"
-	"github.com/tidings/tidings/internal/verify"
+	"github.com/tidings/tidings/ops/verify"
 )
 
 func (p Process) verifyCommand() *cobra.Command {

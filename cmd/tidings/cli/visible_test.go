@@ -10,7 +10,7 @@ import (
 	"unicode"
 
 	"github.com/tidings/tidings/event"
-	"github.com/tidings/tidings/internal/verify"
+	"github.com/tidings/tidings/ops/verify"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/projections"
 )

@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/term"
 
-	"github.com/tidings/tidings/internal/status"
+	"github.com/tidings/tidings/ops/status"
 )
 
 // watchEvery is the interval of `tidings status --watch`.

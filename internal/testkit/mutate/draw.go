@@ -27,7 +27,7 @@ import (
 const module = "github.com/tidings/tidings/"
 
 // readers are the packages whose tests run the whole system or large parts of it.
-var readers = []string{"cmd/internal/endtoend", "cmd/internal/fuzz", "api", "consumers", "relay", "replay", "erasure"}
+var readers = []string{"cmd/internal/endtoend", "cmd/internal/fuzz", "api", "consumers", "relay", "ops/replay", "ops/erasure"}
 
 // drawing runs mutants that are drawn by chance.
 type drawing struct {

@@ -1,0 +1,201 @@
+package console
+
+import (
+	"context"
+	"fmt"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/tidings/tidings/consumers"
+	"github.com/tidings/tidings/internal/words"
+	"github.com/tidings/tidings/ops/audit"
+	"github.com/tidings/tidings/ops/status"
+	"github.com/tidings/tidings/ops/verify"
+	"github.com/tidings/tidings/projections"
+)
+
+type consumersPage struct {
+	Rows    []consumerRow
+	Away    []string // what is unavailable or locked
+	Replays bool     // the console has a login for replays
+}
+
+type consumerRow struct {
+	status.Consumer
+	Holders    []string
+	Remedy     string // the command that lets a consumer with lost events continue
+	Line       string // points of a polyline in lineWidth x lineHeight; empty: fewer than two points
+	Most       int64  // largest lag of the line, in messages
+	Since      time.Time
+	Look, Says string
+	Drift      *projections.Comparison // the consumer's own comparison; nil: none yet
+	Verified   *audit.Act              // the last Verify that ended; nil: none
+	Replay     *underway               // a replay by this process; nil: none
+}
+
+// underway is the progress of an act of this process.
+type underway struct {
+	ActID       uuid.UUID
+	Step        string
+	Done, Total int64
+}
+
+const (
+	lineWidth  = 240
+	lineHeight = 40
+)
+
+// Acts of which the page shows more than a button.
+const (
+	actVerify = "consumer.verify"
+	actReplay = "consumer.replay"
+)
+
+func (c *Console) consumersData(ctx context.Context, _ *view) (any, error) {
+	now, err := c.look.state(ctx)
+	if err != nil {
+		return nil, err
+	}
+	p := consumersPage{Away: now.State.Missing(), Replays: c.deps.OwnerURL != ""}
+	verified := map[string]audit.Act{}
+	if !now.State.IsAway(status.ServerTruth) {
+		if verified, err = audit.Last(ctx, c.deps.Truth, actVerify, c.look.src.Consumers); err != nil {
+			return nil, err
+		}
+	}
+	var compared []projections.Comparison
+	if !now.State.IsAway(status.ServerProjections) {
+		if compared, err = projections.Comparisons(ctx, c.deps.Projections); err != nil {
+			return nil, err
+		}
+	}
+	for _, k := range now.State.Consumers {
+		row := consumerRow{Consumer: k, Look: consumerBox(k).Look, Says: "runs", Remedy: now.State.Remedy(k),
+			Replay: c.underway(actReplay, k.Consumer)}
+		if a, is := verified[k.Consumer]; is {
+			row.Verified = &a
+		}
+		for _, one := range compared {
+			if one.Consumer == k.Consumer && one.Cell == c.look.src.Broker.Stream {
+				row.Drift = &one
+			}
+		}
+		for _, l := range now.State.Leases {
+			if l.Kind == k.Consumer {
+				row.Holders = append(row.Holders, l.Owner+": "+words.Ranges(l.Partitions))
+			}
+		}
+		switch {
+		case k.Paused != nil:
+			row.Says = "paused"
+		case len(k.Lost) > 0:
+			row.Says = "lost events"
+		case len(row.Holders) == 0:
+			row.Look, row.Says = "bad", "nobody runs it"
+		case k.Unknown != "":
+			row.Says = "lag unknown"
+		case row.Look == "bad":
+			row.Says = "late"
+		}
+		row.draw(c.look.line(k.Consumer))
+		p.Rows = append(p.Rows, row)
+	}
+	return p, nil
+}
+
+// underway returns the progress of this process with an act on a target, or nil if it does no such
+// act.
+func (c *Console) underway(act, target string) *underway {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, d := range c.running {
+		if d.Act.Name == act && d.Act.Target == target {
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			return &underway{d.Act.ActID, d.step, d.done, d.total}
+		}
+	}
+	return nil
+}
+
+// draw draws the lag over time as a polyline.
+func (r *consumerRow) draw(line []point) {
+	if len(line) < 2 {
+		return
+	}
+	first, last := line[0].at, line[len(line)-1].at
+	for _, p := range line {
+		r.Most = max(r.Most, p.lag)
+	}
+	var b strings.Builder
+	for _, p := range line {
+		x := float64(lineWidth) * float64(p.at.Sub(first)) / float64(last.Sub(first))
+		y := float64(lineHeight-2) - float64(lineHeight-4)*float64(p.lag)/float64(max(r.Most, 1))
+		fmt.Fprintf(&b, "%.1f,%.1f ", x, y)
+	}
+	r.Line, r.Since = strings.TrimSpace(b.String()), first
+}
+
+// consumerOf returns the consumer that the form names.
+func (c *Console) consumerOf(in url.Values) (projections.Projection, error) {
+	i := slices.IndexFunc(c.deps.Fleet, func(p projections.Projection) bool { return p.Name() == in.Get("consumer") })
+	if i < 0 {
+		return nil, errNotFound
+	}
+	return c.deps.Fleet[i], nil
+}
+
+// lookConsumer describes an act on a consumer.
+func (c *Console) lookConsumer(says ...string) func(context.Context, *view, url.Values) (subject, error) {
+	return func(_ context.Context, _ *view, in url.Values) (subject, error) {
+		p, err := c.consumerOf(in)
+		if err != nil {
+			return subject{}, err
+		}
+		return subject{Target: p.Name(), Says: says, Back: root + "consumers"}, nil
+	}
+}
+
+func (c *Console) doPause(ctx context.Context, d *doing) (string, error) {
+	changed, err := consumers.Pause(ctx, c.deps.Projections, d.Act.Target, d.actor(), d.Act.Reason)
+	if err == nil && !changed {
+		return "It was paused already.", nil
+	}
+	return "Paused. Its instances finish their batches within two seconds.", err
+}
+
+func (c *Console) doResume(ctx context.Context, d *doing) (string, error) {
+	changed, err := consumers.Resume(ctx, c.deps.Projections, d.Act.Target)
+	if err == nil && !changed {
+		return "It was not paused.", nil
+	}
+	return "Resumed.", err
+}
+
+// doVerify compares the consumer's projection with the truth.
+func (c *Console) doVerify(ctx context.Context, d *doing) (string, error) {
+	p, err := c.consumerOf(url.Values{"consumer": {d.Act.Target}})
+	if err != nil {
+		return "", err
+	}
+	const named = 5
+	r, err := verify.Run(ctx, verify.Deps{Sources: c.look.src, Fleet: []projections.Projection{p}, Kinds: c.deps.Kinds.Now},
+		verify.Options{Wait: pageTimeout, Limit: named})
+	if err != nil {
+		return "", err
+	}
+	compared := r.Projections[0]
+	says := fmt.Sprintf("Compared %s: %s.", words.Of(compared.Checked, "row"), words.Of(compared.Different, "difference"))
+	for _, diff := range compared.Differences {
+		says += fmt.Sprintf(" Tenant %d, %s, %s: the truth has %s, the projection %s.", diff.TenantID, diff.Entity,
+			diff.Field, diff.Want, diff.Got)
+	}
+	if !r.OK {
+		says += " " + strings.Join(r.Why, "; ") + "."
+	}
+	return says, nil
+}

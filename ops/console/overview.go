@@ -1,0 +1,167 @@
+package console
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/tidings/tidings/internal/words"
+	"github.com/tidings/tidings/ops/status"
+)
+
+type overviewPage struct {
+	*observed         // nil for a tenant's token
+	Boxes     []box   // the parts of the system
+	Arrows    []arrow // between them
+	Width     int
+	Height    int
+	Says      string // the picture in words
+	Notes     []string
+}
+
+// box is a part of the system in the picture.
+type box struct {
+	X, Y, W, H           int
+	Title, Value, Detail string
+	Look                 string // ok, warn or bad
+}
+
+// MidX is the horizontal center of the box's text. Y1 to Y3 are the baselines of its three lines.
+func (b box) MidX() int { return b.X + b.W/2 }
+func (b box) Y1() int   { return b.Y + 24 }
+func (b box) Y2() int   { return b.Y + 48 }
+func (b box) Y3() int   { return b.Y + 68 }
+
+type arrow struct{ X1, Y1, X2, Y2 int }
+
+const (
+	boxWidth  = 166
+	boxHeight = 84
+	boxGap    = 36
+	boxRow    = 100
+)
+
+func (c *Console) overviewData(ctx context.Context, v *view) (any, error) {
+	if !v.who.System() {
+		return overviewPage{}, nil
+	}
+	now, err := c.look.state(ctx)
+	if err != nil {
+		return nil, err
+	}
+	p := overviewPage{observed: now, Notes: now.State.Notes()}
+	p.draw()
+	return p, nil
+}
+
+// draw draws the picture: the API, the outbox, the relay, the streams, and each consumer with its
+// projection.
+func (p *overviewPage) draw() {
+	height := max(1, len(p.State.Consumers)) * boxRow
+	middle := (height-boxRow)/2 + 8
+	for i, b := range []box{p.apiBox(), p.outboxBox(), p.relayBox(), p.streamsBox()} {
+		b.X, b.Y, b.W, b.H = i*(boxWidth+boxGap)+2, middle, boxWidth, boxHeight
+		if i > 0 {
+			p.Arrows = append(p.Arrows, arrow{p.Boxes[i-1].X + boxWidth, middle + boxHeight/2, b.X - 2, middle + boxHeight/2})
+		}
+		p.Boxes = append(p.Boxes, b)
+	}
+	from := p.Boxes[len(p.Boxes)-1]
+	for i, k := range p.State.Consumers {
+		b := consumerBox(k)
+		if p.Rates != nil && k.Unknown == "" {
+			b.Detail = fmt.Sprintf("%.0f/s", p.Rates.Applied[k.Consumer])
+		}
+		b.X, b.Y, b.W, b.H = from.X+boxWidth+boxGap, i*boxRow+8, boxWidth, boxHeight
+		p.Boxes = append(p.Boxes, b)
+		p.Arrows = append(p.Arrows, arrow{from.X + boxWidth, from.Y + boxHeight/2, b.X - 2, b.Y + boxHeight/2})
+	}
+	p.Width, p.Height = 5*boxWidth+4*boxGap+4, height
+	var says []string
+	for _, b := range p.Boxes {
+		says = append(says, strings.TrimSpace(b.Title+": "+b.Value+" "+b.Detail))
+	}
+	p.Says = strings.Join(says, "; ")
+}
+
+func (p *overviewPage) apiBox() box {
+	b := box{Title: "API", Value: "–", Detail: "writes", Look: "ok"}
+	if p.Rates != nil && p.Wrote >= 0 {
+		b.Value = fmt.Sprintf("%.0f/s", p.Wrote)
+	}
+	return b
+}
+
+func (p *overviewPage) outboxBox() box {
+	o := p.State.Outbox
+	if o == nil {
+		return box{Title: "Truth and outbox", Value: "unknown", Look: "bad"}
+	}
+	b := box{Title: "Truth and outbox", Value: words.Capped(int64(o.Pending), o.PendingMax) + " pending",
+		Detail: "oldest due " + span(o.LagSeconds), Look: "ok"}
+	if o.DLQDepth > 0 {
+		b.Detail, b.Look = words.Of(int64(o.DLQDepth), "dead letter"), "warn"
+	}
+	if o.LagSeconds > late {
+		b.Look = "bad"
+	}
+	return b
+}
+
+func (p *overviewPage) relayBox() box {
+	b := box{Title: "Relay", Value: "–", Detail: "nobody runs it", Look: "bad"}
+	holders := map[string]bool{}
+	for _, s := range p.State.Partitions {
+		if s.Relay != "" {
+			holders[s.Relay] = true
+		}
+	}
+	if len(holders) > 0 {
+		b.Detail, b.Look = words.Of(int64(len(holders)), "process"), "ok"
+		if len(holders) > 1 {
+			b.Detail = fmt.Sprint(len(holders), " processes")
+		}
+	}
+	if p.Rates != nil {
+		b.Value = fmt.Sprintf("%.0f/s", p.Rates.Published)
+	}
+	return b
+}
+
+func (p *overviewPage) streamsBox() box {
+	if p.State.IsAway(status.ServerNATS) {
+		return box{Title: "Streams", Value: "unavailable", Look: "bad"}
+	}
+	open, messages := 0, uint64(0)
+	for _, s := range p.State.Partitions {
+		messages += s.Messages
+		if s.State == status.Open {
+			open++
+		}
+	}
+	return box{Title: "Streams", Value: words.Of(int64(messages), "message"), Detail: words.Of(int64(open), "partition"), Look: "ok"}
+}
+
+// late is the age in seconds from which a waiting row or event counts as late. The alerts and
+// doctor have the same limit.
+const late = 60
+
+func consumerBox(k status.Consumer) box {
+	b := box{Title: k.Consumer, Value: words.Of(k.Messages, "message") + " behind", Look: "ok"}
+	switch {
+	case k.Unknown != "":
+		b.Value, b.Look = "lag unknown", "warn"
+	case k.Messages == 0:
+		b.Value = "up to date"
+	}
+	if k.Paused != nil || k.DeadLetters > 0 {
+		b.Look = "warn"
+	}
+	if k.Paused != nil {
+		b.Value = "paused, " + b.Value
+	}
+	if k.Seconds > late || len(k.Lost) > 0 {
+		b.Look = "bad"
+	}
+	return b
+}

@@ -1,0 +1,78 @@
+package console
+
+import (
+	"github.com/tidings/tidings/internal/tokens"
+	"github.com/tidings/tidings/ops/deadletters"
+)
+
+// The groups of the navigation, in order.
+const (
+	groupSee      = "See"
+	groupMend     = "Repair"
+	groupModerate = "Moderate"
+	groupManage   = "Manage"
+)
+
+// allPages returns the pages in the order of the navigation. The path of the first page is empty.
+func (c *Console) allPages() []*page {
+	return []*page{
+		{path: "", title: "Overview", key: "o", group: groupSee, live: true, data: c.overviewData},
+		{path: "event", title: "Event", key: "e", group: groupSee, data: c.eventData},
+		{path: "dead-letters", title: "Dead letters", key: "l", group: groupMend, data: c.deadGroupsData},
+		{path: "dead-letters/letters", title: "Dead letters", data: c.deadLettersData},
+		{path: "dead-letters/letter", title: "Dead letter", data: c.deadLetterData},
+		{path: "dead-letters/operation", title: "Operation", live: true, data: c.deadOperationData},
+		{path: "inspect", title: "Inspector", key: "i", group: groupSee, data: c.inspectData},
+		{path: "partitions", title: "Partitions", key: "p", group: groupSee, system: true, live: true, data: c.partitionsData},
+		{path: "consumers", title: "Consumers", key: "c", group: groupSee, system: true, live: true, data: c.consumersData},
+		{path: "kinds", title: "Kinds", key: "k", group: groupManage, data: c.kindsData},
+		{path: "doctor", title: "Doctor", key: "d", group: groupSee, system: true, data: c.doctorData},
+		{path: "moderation", title: "Moderation", key: "m", group: groupModerate, data: c.moderationData},
+		{path: "moderation-threads", title: "Threads that wait", key: "h", group: groupModerate, data: c.threadsData},
+		{path: "decisions", title: "Decisions", key: "s", group: groupModerate, data: c.decisionsData},
+		{path: "archive", title: "Archive", key: "v", group: groupManage, system: true, data: c.archiveData},
+		{path: "erasure", title: "Erasure", key: "x", group: groupManage, system: true, data: c.erasureData},
+		{path: "tokens", title: "Tokens", key: "t", group: groupManage, role: tokens.RoleAdmin, data: c.tokensData},
+		{path: "audit", title: "Audit log", key: "a", group: groupManage, data: c.auditData},
+	}
+}
+
+// allActs returns the acts that pages offer.
+func (c *Console) allActs() []*act {
+	return []*act{
+		{name: "dead_letter.retry", label: "Retry", role: tokens.RoleAdmin, look: c.lookDeadLetters(deadletters.Retry),
+			do: c.doDeadLetters(deadletters.Retry)},
+		{name: "dead_letter.discard", label: "Discard", role: tokens.RoleAdmin, irreversible: true,
+			look: c.lookDeadLetters(deadletters.Discard),
+			do:   c.doDeadLetters(deadletters.Discard)},
+		{name: "dead_letter.stop", label: "Stop", role: tokens.RoleAdmin, look: c.lookDeadStop, do: c.doDeadStop},
+		{name: "dead_letter.note", label: "Write a note", role: tokens.RoleAdmin, look: c.lookDeadNote, do: c.doDeadNote},
+		{name: "moderation.decide", label: "Decide", role: tokens.RoleModerate, look: c.lookDecide, do: c.doDecide},
+		{name: "moderation.decide_all", label: "Decide on all", role: tokens.RoleModerate, look: c.lookDecideAll, do: c.doDecideAll},
+		{name: "thread.settings", label: "Change settings", role: tokens.RoleModerate, look: c.lookSettings, do: c.doSettings},
+		{name: "inspect.mend", label: "Repair", role: tokens.RoleAdmin, look: c.lookMend, do: c.doMend},
+		{name: "consumer.pause", label: "Pause", role: tokens.RoleAdmin, system: true, do: c.doPause,
+			look: c.lookConsumer("The consumer applies no events until you resume it. They wait on the stream, which keeps "+
+				"them for NATS_MAX_AGE.", "Meanwhile its projection falls behind.")},
+		{name: "consumer.resume", label: "Resume", role: tokens.RoleAdmin, system: true, do: c.doResume,
+			look: c.lookConsumer("The consumer continues where it stopped.")},
+		{name: actVerify, label: "Verify", role: tokens.RoleAdmin, system: true, do: c.doVerify,
+			look: c.lookConsumer("Verify compares every row of the projection with the truth. It reads both in full and changes nothing.")},
+		{name: actReplay, label: "Replay", role: tokens.RoleAdmin, system: true, irreversible: true, limit: replayTimeout,
+			look: c.lookReplay, do: c.doReplay},
+		{name: "hold.add", label: "Add a hold", role: tokens.RoleAdmin, system: true, look: c.lookHoldAdd, do: c.doHoldAdd},
+		{name: "hold.release", label: "Release", role: tokens.RoleAdmin, system: true, irreversible: true,
+			look: c.lookHoldRelease, do: c.doHoldRelease},
+		{name: "erasure.count", label: "Scan", role: tokens.RoleAdmin, system: true, do: c.doErase(true),
+			look: c.lookErase("The scan searches every store for remaining data of the person, including the streams " +
+				"and exported files. It changes nothing.")},
+		{name: "erasure.start", label: "Erase a person", role: tokens.RoleAdmin, system: true, irreversible: true, do: c.doErase(false),
+			look: c.lookErase("The erasure permanently removes what the user wrote, and the edges from and to them, "+
+				"from every store. It keeps no copy.",
+				"Meanwhile the archiver's jobs wait, and no replay runs. The erasure ends when a scan of all stores finds "+
+					"nothing. If it is interrupted, start it again.")},
+		{name: "token.create", label: "Create a token", role: tokens.RoleAdmin, look: c.lookTokenCreate, do: c.doTokenCreate},
+		{name: "token.rotate", label: "Rotate", role: tokens.RoleAdmin, look: c.lookTokenRotate, do: c.doTokenRotate},
+		{name: "token.revoke", label: "Revoke", role: tokens.RoleAdmin, irreversible: true, look: c.lookTokenRevoke, do: c.doTokenRevoke},
+	}
+}

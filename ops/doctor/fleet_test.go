@@ -1,0 +1,65 @@
+package doctor
+
+import (
+	"testing"
+	"time"
+
+	"github.com/tidings/tidings/consumers"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/ops/jobs"
+	"github.com/tidings/tidings/ops/status"
+	"github.com/tidings/tidings/outbox"
+)
+
+// TestEveryCheckOfTheFleetFindsItsIllness has each check find one problem, and no check find one in
+// a healthy state.
+func TestEveryCheckOfTheFleetFindsItsIllness(t *testing.T) {
+	healthy := func() status.State {
+		return status.State{
+			Outbox:     &outbox.Stats{LagSeconds: 5, Undelivered: 5, RangesAhead: 2},
+			Partitions: []status.Partition{{Partition: 0, State: status.Open, Replicas: 3, Current: 3}, {Partition: 1, State: "closed"}},
+			Consumers:  []status.Consumer{{ConsumerLag: consumers.ConsumerLag{Consumer: "c", Seconds: 5}}},
+		}
+	}
+	if all := Fleet(healthy()); len(all) > 0 {
+		t.Errorf("a healthy fleet: %v", all)
+	}
+	for want, harm := range map[string]func(st *status.State){
+		"unavailable": func(st *status.State) {
+			st.Unavailable = []status.Unavailable{{Server: "NATS", URL: "nats://x", Error: "refused"}}
+		},
+		"blocked-session":  func(st *status.State) { st.Blocked = []postgres.Blocked{{PID: 7}} },
+		"refused-stream":   func(st *status.State) { st.Partitions[0].Refused = "it lost events" },
+		"no-leader":        func(st *status.State) { st.Partitions[0].NoLeader = "nobody" },
+		"no-stream":        func(st *status.State) { st.Partitions[0].Replicas, st.Partitions[0].Current = 0, 0 },
+		"replica-behind":   func(st *status.State) { st.Partitions[0].Current = 2 },
+		"unheld-partition": func(st *status.State) { st.Unheld = []status.Unheld{{Kind: "relay", Partitions: []int{0}}} },
+		"outbox-lag":       func(st *status.State) { st.Outbox.Undelivered = 301 },
+		"outbox-retrying":  func(st *status.State) { st.Outbox.Retrying = 1 },
+		"outbox-dlq":       func(st *status.State) { st.Outbox.DLQDepth = 1 },
+		"outbox-ranges":    func(st *status.State) { st.Outbox.RangesAhead = 0 },
+		"lost-events":      func(st *status.State) { st.Consumers[0].Lost = []string{"EVENTS-0"} },
+		"paused":           func(st *status.State) { st.Consumers[0].Paused = &consumers.Paused{Actor: "x"} },
+		"consumer-lag":     func(st *status.State) { st.Consumers[0].Seconds = 61 },
+		"dead-letters":     func(st *status.State) { st.Consumers[0].DeadLetters = 1 },
+	} {
+		st := healthy()
+		harm(&st)
+		if all := Fleet(st); len(all) != 1 || all[0].Check != want || all[0].What == "" || all[0].Mend == "" || all[0].Where == "" {
+			t.Errorf("%s: found %+v", want, all)
+		}
+	}
+	st := healthy()
+	for _, want := range []string{"tidings replay --consumer " + st.Consumers[0].Consumer, "tidings repair stream --dry-run"} {
+		st.Partitions[0].Stream, st.Consumers[0].Lost = "EVENTS-0", []string{"EVENTS-0"}
+		if got := Fleet(st); got[len(got)-1].Mend != want+" (docs/runbook/ConsumerPartitionStuck.md)" {
+			t.Errorf("of a consumer that lost events: %+v, want %q", got, want)
+		}
+		st.Partitions[0].Refused = "the stream is gone"
+	}
+	now := time.Now()
+	if all := failedJobs([]jobs.LastRun{{Job: "a", SucceededAt: now}, {Job: "b", FailedAt: now, LastError: "no luck"}}); len(all) != 1 ||
+		all[0].Check != "job-failed" || all[0].Where != "b" {
+		t.Errorf("of two jobs one failed: %+v", all)
+	}
+}

@@ -1,0 +1,125 @@
+// Package upkeep lists the scheduled jobs of a fleet in one place. The archiver and dev run them
+// when they are due, and commands run them at once.
+package upkeep
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/ops/jobs"
+	"github.com/tidings/tidings/outbox"
+	"github.com/tidings/tidings/outbox/coldstore"
+	"github.com/tidings/tidings/store"
+)
+
+// Config is the environment of all jobs: when they run. The Settings in the database say what they
+// move and drop.
+type Config struct {
+	OutboxArchive       outbox.ArchiveConfig
+	CommentArchiveEvery time.Duration `env:"COMMENT_ARCHIVE_EVERY, default=1h"` // between runs that archive threads; 0: only by command
+	// CommentArchiveWindow is the time of day in UTC in which threads are archived, for example
+	// 01:00-05:30; empty: at any time.
+	CommentArchiveWindow jobs.Window `env:"COMMENT_ARCHIVE_WINDOW"`
+	Retention            RetentionConfig
+}
+
+// Validate returns an error that lists every value out of bounds.
+func (c Config) Validate() error {
+	var every error
+	if c.CommentArchiveEvery < 0 {
+		every = fmt.Errorf("COMMENT_ARCHIVE_EVERY is %s: want 0 or more", c.CommentArchiveEvery)
+	}
+	return errors.Join(c.OutboxArchive.Validate(), every, c.Retention.Validate())
+}
+
+// Deps are the dependencies of the jobs. Each pool acts as the system role; both may be one pool.
+type Deps struct {
+	Truth, Projections *pgxpool.Pool
+	Cell               string            // the cell of the truth: NATS_STREAM
+	Kinds              func() *kinds.Set // returns the kinds that the truth has now (kinds.Catalog.Now)
+	Registry           prometheus.Registerer
+	Log                *slog.Logger
+}
+
+// Jobs returns every job, in the order in which a command runs them. Each run and each plan calls
+// settings first; Current reads them from the database. Jobs starts no job.
+func Jobs(cfg Config, d Deps, settings func(context.Context) (Settings, error)) ([]jobs.Job, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	messages, err := outbox.NewArchive(cfg.OutboxArchive, func(ctx context.Context) (outbox.Terms, error) {
+		s, err := settings(ctx)
+		return outbox.Terms{After: time.Duration(s.OutboxArchiveAfter), Keep: time.Duration(s.OutboxArchiveKeep)}, err
+	}, d.Truth, d.Log, d.Registry)
+	if err != nil {
+		return nil, err
+	}
+	threads, err := store.NewArchiver(d.Truth, func(ctx context.Context) (time.Duration, error) {
+		s, err := settings(ctx)
+		return time.Duration(s.CommentArchiveAfter), err
+	}, d.Kinds, d.Log, d.Registry)
+	if err != nil {
+		return nil, err
+	}
+	retain, err := retention(cfg.Retention, d, settings)
+	if err != nil {
+		return nil, err
+	}
+	metrics, err := coldstore.NewMetrics(d.Registry)
+	if err != nil {
+		return nil, err
+	}
+	return []jobs.Job{
+		{Name: outbox.RangesJob, Every: outbox.RangesEvery, OwnLease: true,
+			Run: func(ctx context.Context, h *jobs.Hold) error { return messages.Prepare(ctx, h) }},
+		{Name: outbox.ArchiveJob, Every: cfg.OutboxArchive.Every, Run: archiveWithExports(messages, settings, d.Truth, metrics),
+			Plan: func(ctx context.Context) (jobs.Plan, error) { return planOutbox(ctx, messages, settings) }},
+		exportJob(cfg, d.Truth, metrics, settings),
+		{Name: store.ArchiveJob, Every: cfg.CommentArchiveEvery, Window: cfg.CommentArchiveWindow,
+			Run: func(ctx context.Context, h *jobs.Hold) error { return threads.Run(ctx, h) },
+			Plan: func(ctx context.Context) (jobs.Plan, error) {
+				counts, err := threads.Plan(ctx)
+				return plan(ctx, settings, counts, nil, err, "comment_archive_after")
+			}},
+		retain,
+	}, nil
+}
+
+// plan returns the plan of a job that depends on the settings in names.
+func plan(ctx context.Context, settings func(context.Context) (Settings, error), counts map[string]int64, drops []jobs.Drop, failed error,
+	names ...string) (jobs.Plan, error) {
+	s, err := settings(ctx)
+	if err := errors.Join(failed, err); err != nil {
+		return jobs.Plan{}, err
+	}
+	var with []string
+	for _, t := range All {
+		if slices.Contains(names, t.Name) {
+			with = append(with, t.Name+"="+t.Of(s))
+		}
+	}
+	return jobs.Plan{Counts: counts, Drops: drops, With: strings.Join(with, " ")}, nil
+}
+
+func planOutbox(ctx context.Context, messages *outbox.Archive, settings func(context.Context) (Settings, error)) (jobs.Plan, error) {
+	counts, ranges, err := messages.Plan(ctx)
+	var drops []jobs.Drop
+	for _, r := range ranges {
+		since := r.FirstAt.UTC().Format("2006-01")
+		if last := r.ArchivedAt.UTC().Format("2006-01"); last != since { // a range moves after its last row was written
+			since += ".." + last
+		}
+		drops = append(drops, jobs.Drop{What: fmt.Sprintf("range %d to %d of the outbox's archive", r.From, r.To-1), Since: since,
+			Rows: r.Rows, Bytes: r.Bytes})
+	}
+	return plan(ctx, settings, counts, drops, err, "outbox_archive_after", "outbox_archive_keep", "outbox_archive_export_url")
+}
