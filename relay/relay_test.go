@@ -125,7 +125,7 @@ func TestAPoisonRowHoldsBackItsAggregateAloneAndEndsInTheDLQ(t *testing.T) {
 			return attempts == n && testutil.ToFloat64(r.metrics.failures.WithLabelValues(otherEvents)) == float64(n), nil
 		})
 		_, dead, due := row()
-		want := map[string]float64{"outbox_max_attempts": float64(n), "outbox_dlq_depth": float64(dead)}
+		want := map[string]float64{"tidings_outbox_max_attempts": float64(n), "tidings_outbox_dlq_messages": float64(dead)}
 		got := gather(t, gauges)
 		for name := range want {
 			if got[name] != want[name] {
