@@ -69,7 +69,9 @@ func (p Process) partitionsListCommand() *cobra.Command {
 			if st.IsUnread(status.PartPartitions) {
 				return nil, errors.New(strings.Join(st.Notes(), "\n"))
 			}
-			shown := slices.DeleteFunc(slices.Clone(st.Partitions), func(p status.Partition) bool { return p.State == status.Closed && !all })
+			shown := slices.DeleteFunc(slices.Clone(st.Partitions), func(p status.Partition) bool {
+				return p.State == status.Closed && !all
+			})
 			return lists(shown, rowsOf(partitionRows(shown, true)...)), nil
 		},
 	})

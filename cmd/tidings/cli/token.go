@@ -207,7 +207,8 @@ func (p Process) tokenListCommand() *cobra.Command {
 		within time.Duration
 	)
 	c := p.command(command{
-		use: "list", short: "List all tokens, former ones too, by their fingerprints", name: "token", needs: needTruth, json: onePer("token"),
+		use: "list", short: "List all tokens, former ones too, by their fingerprints",
+		name: "token", needs: needTruth, json: onePer("token"),
 		check: func(*session, []string) error {
 			if tenant < 0 || within < 0 || tenant > 0 && system {
 				return &usageError{errors.New("--tenant must be a positive number without --system, and --expires-within a " +
