@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 func testConfig() Config {
 	return Config{BatchSize: 500, BatchBytes: 4 << 20, PollInterval: 20 * time.Millisecond, RoundInterval: 2 * time.Millisecond,
 		PublishTimeout: 2 * time.Second, CheckInterval: 500 * time.Millisecond, DrainTimeout: 5 * time.Second,
-		DatabaseTimeout: 10 * time.Second, Lease: lease.Config{TTL: time.Second}}
+		DatabaseTimeout: 10 * time.Second, Lease: lease.Config{TTL: 10 * time.Second}}
 }
 
 // newRelay returns a relay on pool's database, in the relays' role.
