@@ -14,6 +14,7 @@ import (
 	"github.com/tidings/tidings/cmd/internal/fleet"
 	"github.com/tidings/tidings/cmd/internal/heads"
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/event/contracts"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/kinds"
@@ -45,7 +46,7 @@ func NewAPI(cfg api.Config, truth, tokens, projections *pgxpool.Pool, nc *nats.C
 		cfg: cfg, nc: nc, broker: b, log: log}
 	a.Handler, err = api.New(cfg, api.Deps{Store: store.New(truth, a.Waker.Wake), Tokens: tokens, DLQ: outbox.NewDLQ(truth, a.Waker.Wake),
 		Projections: projections, Kinds: a.Kinds, Fleet: fleet.Projections(a.Kinds.Now), Pages: a.pages, Streams: heads.Of(nc, b),
-		Log: log, Reg: reg})
+		Names: contracts.Names{Stream: b.Stream, Prefix: b.Prefix, Live: b.LivePrefix, Source: b.Source}, Log: log, Reg: reg})
 	return a, err
 }
 
