@@ -89,7 +89,7 @@ func TestRunAnswersUntilItIsStopped(t *testing.T) {
 		strings.Contains(string(body), `use="nats"`) {
 		t.Errorf("the metrics lack the expiry of the served certificate, or have one of an absent certificate: %v", err)
 	}
-	if !strings.Contains(string(body), "\nnats_credentials_expires_timestamp_seconds ") {
+	if !strings.Contains(string(body), "\ntidings_nats_credentials_expires_timestamp_seconds ") {
 		t.Error("the metrics lack the expiry of the credentials")
 	}
 	stop()
