@@ -61,7 +61,7 @@ func (c *childRoutes) threadRoutes() {
 		c.bySlug)
 }
 
-// threaded returns a page of the list's object in the order of the thread. If below is the path of
+// threaded returns a page in the order of the thread of the list's object. If below is the path of
 // a child, it has only what is below that child.
 func (c *childRoutes) threaded(ctx context.Context, l list, below string, in Page) (*anyOutput, error) {
 	var after threadCursor
