@@ -85,7 +85,7 @@ func (s *server) documentRoutes() error {
 	})
 	serve(docsPath, "text/html; charset=utf-8", s.docsPage)
 	serve(asyncAPIPath, "application/vnd.aai.asyncapi+json;version=3.1.0",
-		func() ([]byte, error) { return contracts.Encode(contracts.AsyncAPI(s.kinds)) })
+		func() ([]byte, error) { return contracts.Encode(contracts.AsyncAPI(s.kinds, s.published)) })
 	s.schemaRoute()
 	return nil
 }

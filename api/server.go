@@ -28,6 +28,7 @@ import (
 	"golang.org/x/sync/singleflight"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/event/contracts"
 	bounds "github.com/tidings/tidings/internal/shares" // shares is the name of a kind
 	"github.com/tidings/tidings/internal/tokens"
 	"github.com/tidings/tidings/internal/tracing"
@@ -51,6 +52,7 @@ type Deps struct {
 	Pages       *Pages                   // nil: keep no pages
 	Kinds       Kinds                    // nil: the built-in kinds
 	Streams     Streams                  // nil: an export resumes without a check of its streams
+	Names       contracts.Names          // of what the relays publish; zero: DefaultNames
 	Log         *slog.Logger
 	Reg         prometheus.Registerer
 }
@@ -63,6 +65,7 @@ type server struct {
 	fleet       map[string]projections.Projection // by name
 	pages       *Pages
 	streams     Streams
+	published   contracts.Names
 	fresh       *freshness
 	log         *slog.Logger
 	metrics     *metrics
@@ -107,8 +110,9 @@ func New(cfg Config, deps Deps) (*Handler, error) {
 	}
 	s := &server{
 		cfg: cfg, store: deps.Store, dlq: deps.DLQ, projections: deps.Projections, pages: deps.Pages, streams: deps.Streams,
-		log:   deps.Log.With("component", "api"),
-		fleet: make(map[string]projections.Projection), auth: newAuthenticator(tokens.NewLookup(deps.Tokens)), overlays: newCaps(),
+		published: cmp.Or(deps.Names, contracts.DefaultNames()),
+		log:       deps.Log.With("component", "api"),
+		fleet:     make(map[string]projections.Projection), auth: newAuthenticator(tokens.NewLookup(deps.Tokens)), overlays: newCaps(),
 		same: new(singleflight.Group), cursors: cursors{keys}, problems: newProblemTable(),
 	}
 	s.fresh = &freshness{read: deps.Store.Delivered, log: s.log}

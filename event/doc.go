@@ -4,7 +4,8 @@
 // relay as a CloudEvents 1.0 message in binary mode:
 //
 //	subject   events.0.t1.follow.created            partition, tenant, aggregate type, event type; never an entity's id
-//	headers   ce-id ce-type ce-source ce-subject ce-time ce-datacontenttype traceparent
+//	headers   ce-id ce-type ce-source ce-subject ce-time ce-datacontenttype ce-dataschema
+//	          ce-tenant traceparent
 //	          Tidings-Outbox-Id
 //	data      JSON: the entity's whole state after the write, its version, and the actor; never a delta
 //

@@ -1,6 +1,7 @@
 package event
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"strconv"
@@ -22,12 +23,15 @@ const (
 	HeaderTime            = "ce-time"
 	HeaderSpecVersion     = "ce-specversion"
 	HeaderDataContentType = "ce-datacontenttype"
+	HeaderDataSchema      = "ce-dataschema"
+	HeaderTenant          = "ce-tenant" // an extension attribute
 	HeaderTraceParent     = "traceparent"
 	HeaderOutboxID        = "Tidings-Outbox-Id"
 	HeaderClosed          = "Tidings-Closed" // on the last message of a closed stream, which is not an event
 )
 
-// Source is the ce-source of every event, whichever process relayed it.
+// Source is the ce-source of the events of an installation without a name. That of another one
+// begins with Source and a slash.
 const Source = "/tidings"
 
 // Event is one event, on its way to the stream or from it.
@@ -52,6 +56,11 @@ type Event struct {
 // CloudEventsType returns the event's type as in its headers: tidings.follow.created.v1.
 func (e *Event) CloudEventsType() string {
 	return "tidings." + e.AggregateType + "." + e.Type + ".v" + strconv.Itoa(e.Version)
+}
+
+// DataSchema returns the $id of the JSON Schema of the payload: urn:tidings:follow:created:v1.
+func (e *Event) DataSchema() string {
+	return "urn:tidings:" + e.AggregateType + ":" + e.Type + ":v" + strconv.Itoa(e.Version)
 }
 
 // Subjects returns the subject filter of everything in one partition's stream, under prefix.
@@ -103,13 +112,14 @@ func system(aggregateType string) string {
 // Headers returns the event's own headers. The relay adds the Nats-* headers of the publish.
 func (e *Event) Headers() map[string][]string {
 	h := make(map[string][]string, 12)
-	e.SetHeaders(h)
+	e.SetHeaders(h, Source)
 	return h
 }
 
 // SetHeaders sets the event's own headers in h, which may hold those of another event, and leaves
 // all others. It writes to h's values in place, so a publisher of many events needs only one map.
-func (e *Event) SetHeaders(h map[string][]string) {
+// Without a source it sets Source.
+func (e *Event) SetHeaders(h map[string][]string, source string) {
 	set := func(name, value string) {
 		if v := h[name]; len(v) == 1 {
 			v[0] = value
@@ -118,10 +128,12 @@ func (e *Event) SetHeaders(h map[string][]string) {
 		}
 	}
 	set(HeaderSpecVersion, "1.0")
-	set(HeaderSource, Source)
+	set(HeaderSource, cmp.Or(source, Source))
 	set(HeaderDataContentType, "application/json")
 	set(HeaderID, e.ID)
 	set(HeaderType, e.CloudEventsType())
+	set(HeaderDataSchema, e.DataSchema())
+	set(HeaderTenant, strconv.FormatInt(e.TenantID, 10))
 	set(HeaderSubject, strconv.FormatInt(e.AggregateID, 10))
 	set(HeaderTime, e.OccurredAt.UTC().Format(TimeFormat))
 	set(HeaderOutboxID, strconv.FormatInt(e.OutboxID, 10))
@@ -135,7 +147,7 @@ func (e *Event) SetHeaders(h map[string][]string) {
 const (
 	maxToken       = 64
 	maxHeaderBytes = 60 << 10 // the server refuses 64 KiB; the rest is for the headers of the publish
-	fixedHeaders   = 700      // the most bytes of an event's headers without traceparent: names, tokens, numbers, a time and a UUID
+	fixedHeaders   = 1000     // the most bytes of an event's headers without traceparent: names, tokens, numbers, a time and a UUID
 	publishHeaders = 1 << 10  // Nats-Batch-*, Nats-Expected-*
 )
 

@@ -17,14 +17,24 @@ func Ours(headers map[string][]string) bool {
 		return ""
 	}
 	id, err := strconv.ParseInt(get(HeaderOutboxID), 10, 64)
-	return get(HeaderSource) == Source && isUUID(get(HeaderID)) && err == nil && id > 0
+	return sourced(headers) && isUUID(get(HeaderID)) && err == nil && id > 0
 }
 
 // Closes reports whether the message ends its stream: a relay publishes it last when its partition
 // closes (ClosingMessage). It is not an event.
 func Closes(subject string, headers map[string][]string) bool {
-	source := headers[HeaderSource]
-	return strings.HasSuffix(subject, closedSuffix) && len(headers[HeaderClosed]) > 0 && len(source) > 0 && source[0] == Source
+	return strings.HasSuffix(subject, closedSuffix) && len(headers[HeaderClosed]) > 0 && sourced(headers)
+}
+
+// sourced reports whether the message has the source of a relay, of any installation: readers do
+// not know the name of theirs, which may also have changed.
+func sourced(headers map[string][]string) bool {
+	v := headers[HeaderSource]
+	if len(v) == 0 {
+		return false
+	}
+	name, ours := strings.CutPrefix(v[0], Source)
+	return ours && (name == "" || len(name) > 1 && name[0] == '/')
 }
 
 // The kinds of skipped messages, as labels of metrics.

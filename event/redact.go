@@ -181,7 +181,7 @@ func People(eventType string, payload []byte) (ids []int64) {
 func RedactHeaders(headers map[string][]string) map[string][]string {
 	out := make(map[string][]string, len(headers))
 	for _, name := range []string{HeaderID, HeaderType, HeaderSource, HeaderSubject, HeaderTime, HeaderSpecVersion, HeaderDataContentType,
-		HeaderTraceParent, HeaderOutboxID} {
+		HeaderDataSchema, HeaderTenant, HeaderTraceParent, HeaderOutboxID} {
 		if v, ok := headers[name]; ok {
 			out[name] = v
 		}

@@ -126,7 +126,7 @@ func (w *writer) send(ctx context.Context, tail uint64, rows []outbox.Row) (firs
 	for i := range rows {
 		e := &rows[i].Event
 		m.Subject, m.Data = e.Subject(w.broker.Prefix, w.p.Number), e.Payload
-		e.SetHeaders(m.Header)
+		e.SetHeaders(m.Header, w.broker.Source)
 		if last > 0 {
 			m.Header.Set(headerBatchSequence, strconv.Itoa(i+1))
 		}

@@ -7,10 +7,24 @@ import (
 	"github.com/tidings/tidings/kinds"
 )
 
+// Names are the names that an installation configures for what it publishes.
+type Names struct {
+	Stream string // NATS_STREAM
+	Prefix string // NATS_SUBJECT_PREFIX
+	Live   string // NATS_LIVE_PREFIX
+	Source string // EVENT_SOURCE
+}
+
+// DefaultNames returns the names of an installation that configures none.
+func DefaultNames() Names {
+	return Names{Stream: "EVENTS", Prefix: "events", Live: "live", Source: event.Source}
+}
+
 // AsyncAPI returns the AsyncAPI 3.1 document of all subjects of the kinds: the messages that
 // Tidings sends. Facts without a member in the NATS binding are in members that begin with
 // x-tidings-.
-func AsyncAPI(set *kinds.Set) map[string]any {
+func AsyncAPI(set *kinds.Set, in Names) map[string]any {
+	subject, stream := in.Prefix+".{partition}.", in.Stream+"-{partition}"
 	channels, operations, messages, schemas := map[string]any{}, map[string]any{}, map[string]any{}, map[string]any{}
 	send := func(name, channel, summary string) {
 		operations[name] = map[string]any{"action": "send", "channel": ref("channels", channel), "summary": summary,
@@ -19,21 +33,22 @@ func AsyncAPI(set *kinds.Set) map[string]any {
 	for _, t := range Types(set) {
 		name := t.Kind + "." + t.Event
 		messages[t.Name] = map[string]any{"name": t.Name, "title": name, "summary": t.Summary, "contentType": "application/json",
-			"headers": headersOf(t), "payload": ref("components", "schemas", t.Name), "x-tidings-schema": "/v1/schemas/" + t.Name}
+			"headers": headersOf(t, in.Source), "payload": ref("components", "schemas", t.Name),
+			"x-tidings-schema": "/v1/schemas/" + t.Name}
 		schemas[t.Name] = t.body()
 		if event.System(t.Kind) { // no live subject has it
-			channels[name] = map[string]any{"address": "events.{partition}.system.t0." + name, "title": name, "description": t.Summary,
+			channels[name] = map[string]any{"address": subject + "system.t0." + name, "title": name, "description": t.Summary,
 				"parameters": parameters("partition"),
-				"messages":   map[string]any{"event": ref("components", "messages", t.Name)}, "x-tidings-stream": "EVENTS-{partition}",
+				"messages":   map[string]any{"event": ref("components", "messages", t.Name)}, "x-tidings-stream": stream,
 				"x-tidings-internal": true}
 			send("send."+name, name, t.Summary)
 			continue
 		}
-		channels[name] = map[string]any{"address": "events.{partition}.t{tenant}." + name, "title": name,
+		channels[name] = map[string]any{"address": subject + "t{tenant}." + name, "title": name,
 			"description": t.Summary + " Tidings publishes it exactly once, on the partition's JetStream stream.",
 			"parameters":  parameters("partition", "tenant"), "messages": map[string]any{"event": ref("components", "messages", t.Name)},
-			"x-tidings-stream": "EVENTS-{partition}"}
-		channels["live."+name] = map[string]any{"address": "live.t{tenant}." + name, "title": name + ", live",
+			"x-tidings-stream": stream}
+		channels["live."+name] = map[string]any{"address": in.Live + ".t{tenant}." + name, "title": name + ", live",
 			"description": t.Summary + " NATS delivers it to plain subscribers, at most once.",
 			"parameters":  parameters("tenant"), "messages": map[string]any{"event": ref("components", "messages", t.Name)}}
 		send("send."+name, name, t.Summary)
@@ -44,10 +59,10 @@ func AsyncAPI(set *kinds.Set) map[string]any {
 		"headers": map[string]any{"type": "object", "required": []string{event.HeaderSource, event.HeaderClosed},
 			"properties": map[string]any{
 				event.HeaderSource: map[string]any{"const": event.Source}, event.HeaderClosed: map[string]any{"const": "1"}}}}
-	channels["closed"] = map[string]any{"address": "events.{partition}.closed", "title": "closing message",
+	channels["closed"] = map[string]any{"address": subject + "closed", "title": "closing message",
 		"description": "The events continue on the streams whose metadata names this partition in after.",
 		"parameters":  parameters("partition"), "messages": map[string]any{"event": ref("components", "messages", "closed")},
-		"x-tidings-stream": "EVENTS-{partition}"}
+		"x-tidings-stream": stream}
 	send("send.closed", "closed", "The last message of a stream.")
 	return map[string]any{
 		"asyncapi": "3.1.0",
@@ -81,15 +96,16 @@ func parameters(names ...string) map[string]any {
 
 // headersOf returns the CloudEvents attributes of the type as headers (binary mode). NATS headers
 // are case-sensitive.
-func headersOf(t Type) map[string]any {
+func headersOf(t Type, source string) map[string]any {
 	fixed := func(value string) map[string]any { return map[string]any{"const": value} }
 	return map[string]any{
 		"type": "object",
 		"required": []string{event.HeaderSpecVersion, event.HeaderID, event.HeaderType, event.HeaderSource, event.HeaderSubject,
-			event.HeaderTime, event.HeaderDataContentType, event.HeaderOutboxID},
+			event.HeaderTime, event.HeaderDataContentType, event.HeaderDataSchema, event.HeaderTenant, event.HeaderOutboxID},
 		"properties": map[string]any{
-			event.HeaderSpecVersion: fixed("1.0"), event.HeaderType: fixed(t.Name), event.HeaderSource: fixed(event.Source),
-			event.HeaderDataContentType: fixed("application/json"), event.HeaderID: text("The event's UUID.", uuid),
+			event.HeaderSpecVersion: fixed("1.0"), event.HeaderType: fixed(t.Name), event.HeaderSource: fixed(source),
+			event.HeaderDataContentType: fixed("application/json"), event.HeaderDataSchema: fixed(typeOf(t.Kind, t.Event).DataSchema()),
+			event.HeaderTenant: text("The tenant's number.", "^[0-9]+$"), event.HeaderID: text("The event's UUID.", uuid),
 			event.HeaderSubject:     text("The id of the "+t.Aggregate+", the aggregate.", "^-?[0-9]+$"),
 			event.HeaderTime:        map[string]any{"type": "string", "format": "date-time", "description": "The time of the change."},
 			event.HeaderTraceParent: text("W3C trace context of the event's creation; may be absent.", ""),

@@ -27,7 +27,7 @@ type Type struct {
 // Schema returns the JSON Schema of the payload, draft 2020-12.
 func (t Type) Schema() map[string]any {
 	s := t.body()
-	s["$schema"], s["$id"] = "https://json-schema.org/draft/2020-12/schema", "urn:"+strings.ReplaceAll(t.Name, ".", ":")
+	s["$schema"], s["$id"] = "https://json-schema.org/draft/2020-12/schema", typeOf(t.Kind, t.Event).DataSchema()
 	return s
 }
 
@@ -213,9 +213,9 @@ func narrow(properties map[string]any, member, value string) {
 }
 
 // Files returns the contracts of the kinds as files, by name: asyncapi.json and schemas/TYPE.json.
-// The same kinds give the same bytes.
-func Files(set *kinds.Set) (map[string][]byte, error) {
-	docs := map[string]any{"asyncapi.json": AsyncAPI(set)}
+// The same kinds and names give the same bytes.
+func Files(set *kinds.Set, in Names) (map[string][]byte, error) {
+	docs := map[string]any{"asyncapi.json": AsyncAPI(set, in)}
 	for _, t := range Types(set) {
 		docs["schemas/"+t.Name+".json"] = t.Schema()
 	}

@@ -70,7 +70,7 @@ func checkedIn(t *testing.T) map[string][]byte {
 }
 
 func TestTheCheckedInContractsAreThoseOfTheBuiltInKinds(t *testing.T) {
-	files, err := contracts.Files(kinds.Builtin())
+	files, err := contracts.Files(kinds.Builtin(), contracts.DefaultNames())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -238,7 +238,7 @@ func TestGoldenMessagesFitTheSchemas(t *testing.T) {
 // TestTheHeadersOfGoldenMessagesFitTheDocument checks headers with the schemas in the AsyncAPI
 // document.
 func TestTheHeadersOfGoldenMessagesFitTheDocument(t *testing.T) {
-	raw, err := contracts.Encode(contracts.AsyncAPI(kinds.Builtin()))
+	raw, err := contracts.Encode(contracts.AsyncAPI(kinds.Builtin(), contracts.DefaultNames()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -307,7 +307,7 @@ func TestTheDocumentIsAsyncAPI(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, set := range []*kinds.Set{kinds.Builtin(), own} {
-		raw, err := contracts.Encode(contracts.AsyncAPI(set))
+		raw, err := contracts.Encode(contracts.AsyncAPI(set, contracts.DefaultNames()))
 		if err != nil {
 			t.Fatal(err)
 		}

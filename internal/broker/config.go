@@ -25,6 +25,8 @@ type Config struct {
 	Stream     string `env:"NATS_STREAM, default=EVENTS"`         // prefix of the streams' names: partition 0 is EVENTS-0
 	Prefix     string `env:"NATS_SUBJECT_PREFIX, default=events"` // the relay publishes events to Prefix.PARTITION.>
 	LivePrefix string `env:"NATS_LIVE_PREFIX, default=live"`      // the stream republishes stored events to LivePrefix.>
+	// ce-source of the events: /tidings, or /tidings/NAME for one installation of several
+	Source string `env:"EVENT_SOURCE, default=/tidings"`
 	// of each stream, 1 to 5; never lowered on an existing stream
 	Replicas int `env:"NATS_REPLICAS, default=1"`
 	// server tags: a new stream is placed on servers that have all of them
@@ -41,6 +43,7 @@ var (
 	streamName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,255}$`)
 	inbox      = regexp.MustCompile(`^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*$`)
 	token      = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
+	source     = regexp.MustCompile(`^/tidings(/[A-Za-z0-9._-]{1,64})?$`)
 	tag        = regexp.MustCompile(`^[^\s,]+$`)
 )
 
@@ -68,6 +71,9 @@ func (c Config) Validate() error {
 	}
 	if c.Prefix == c.LivePrefix {
 		bad("NATS_SUBJECT_PREFIX and NATS_LIVE_PREFIX are both %q: the stream would republish onto itself", c.Prefix)
+	}
+	if c.Source != "" && !source.MatchString(c.Source) {
+		bad("EVENT_SOURCE is %q: want /tidings, or /tidings/ and a name of at most 64 letters, digits, dots, - and _", c.Source)
 	}
 	if c.Replicas < 1 || c.Replicas > 5 {
 		bad("NATS_REPLICAS is %d: want 1 to 5", c.Replicas)

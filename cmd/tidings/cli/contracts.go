@@ -14,12 +14,6 @@ import (
 	"github.com/tidings/tidings/kinds"
 )
 
-func (p Process) contractsCommand() *cobra.Command {
-	c := &cobra.Command{Use: "contracts", Short: "Write the contracts of events: JSON Schemas and an AsyncAPI document"}
-	c.AddCommand(p.contractsWriteCommand())
-	return c
-}
-
 func (p Process) contractsWriteCommand() *cobra.Command {
 	var builtIn bool
 	c := p.command(command{
@@ -27,7 +21,9 @@ func (p Process) contractsWriteCommand() *cobra.Command {
 		short: "Write the contracts of the kinds in force into a directory",
 		long: `Write creates asyncapi.json, and schemas/TYPE.json for each event type and version. It replaces
 files of these names, and removes schemas of types that no longer exist. The API serves the same
-documents at /v1/asyncapi.json and /v1/schemas/TYPE.`,
+documents at /v1/asyncapi.json and /v1/schemas/TYPE. Like the binaries, the command reads the names
+of streams and subjects from NATS_STREAM, NATS_SUBJECT_PREFIX and NATS_LIVE_PREFIX, and ce-source
+from EVENT_SOURCE.`,
 		args: exactArgs(1), needs: needServers,
 		run: func(ctx context.Context, s *session, args []string) (*report, error) {
 			set := kinds.Builtin()
@@ -41,7 +37,12 @@ documents at /v1/asyncapi.json and /v1/schemas/TYPE.`,
 					return nil, err
 				}
 			}
-			n, err := writeContracts(args[0], set)
+			cfg, err := p.naming(ctx)
+			if err != nil {
+				return nil, err
+			}
+			n, err := writeContracts(args[0], set, contracts.Names{Stream: cfg.Stream, Prefix: cfg.Prefix, Live: cfg.LivePrefix,
+				Source: cfg.Source})
 			if err != nil {
 				return nil, err
 			}
@@ -53,8 +54,8 @@ documents at /v1/asyncapi.json and /v1/schemas/TYPE.`,
 }
 
 // writeContracts writes the contracts of the kinds into dir, and returns the number of files.
-func writeContracts(dir string, set *kinds.Set) (int, error) {
-	files, err := contracts.Files(set)
+func writeContracts(dir string, set *kinds.Set, in contracts.Names) (int, error) {
+	files, err := contracts.Files(set, in)
 	if err != nil {
 		return 0, err
 	}

@@ -50,12 +50,6 @@ func or(s, otherwise string) string {
 	return s
 }
 
-func (p Process) partitionsCommand() *cobra.Command {
-	c := &cobra.Command{Use: "partitions", Short: "Show the partitions, or change their number"}
-	c.AddCommand(p.partitionsListCommand(), p.partitionsResizeCommand())
-	return c
-}
-
 func (p Process) partitionsListCommand() *cobra.Command {
 	var all bool
 	c := p.command(command{

@@ -54,12 +54,6 @@ type revokedToken struct {
 	Ended    int64     `json:"ended"` // tokens that this command revoked, valid or expired
 }
 
-func (p Process) tokenCommand() *cobra.Command {
-	c := &cobra.Command{Use: "token", Short: "Create, list, identify and revoke bearer tokens of the API"}
-	c.AddCommand(p.tokenCreateCommand(), p.tokenListCommand(), p.tokenIdentifyCommand(), p.tokenRevokeCommand())
-	return c
-}
-
 const tokenCreateHelp = `Create prints the token once: Tidings keeps only its hash.
 
 A name has one current token. With --replace the new token takes its place, and the old one remains

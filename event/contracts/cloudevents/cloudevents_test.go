@@ -115,6 +115,8 @@ func TestTheOfficialSDKReadsEveryType(t *testing.T) {
 		want.SetSource(event.Source)
 		want.SetSubject(json.Number(e.Headers()[event.HeaderSubject][0]).String())
 		want.SetTime(e.OccurredAt)
+		want.SetDataSchema(e.DataSchema())
+		want.SetExtension("tenant", "1")
 		if err := want.SetData("application/json", e.Payload); err != nil {
 			t.Fatal(err)
 		}
