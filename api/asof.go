@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/tidings/tidings/consumers"
+	"github.com/tidings/tidings/internal/work"
 	"github.com/tidings/tidings/outbox"
 )
 
@@ -46,12 +47,8 @@ func (f *freshness) run(ctx context.Context) error {
 			f.log.InfoContext(ctx, "read the outbox again: as_of advances")
 		}
 		failed = err != nil
-		t := time.NewTimer(max(asOfInterval, lookShare*time.Since(begun)))
-		select {
-		case <-ctx.Done():
-			t.Stop()
+		if work.Sleep(ctx, max(asOfInterval, lookShare*time.Since(begun))) != nil {
 			return nil
-		case <-t.C:
 		}
 	}
 }

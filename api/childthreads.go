@@ -61,8 +61,8 @@ func (c *childRoutes) threadRoutes() {
 		c.bySlug)
 }
 
-// threaded returns a page in the order of the thread of the list's object. If below is the path of a
-// child, it has only what is below that child.
+// threaded returns a page in the order of the thread of the list's object. If below is the path of
+// a child, it has only what is below that child.
 func (c *childRoutes) threaded(ctx context.Context, l list, below string, in Page) (*anyOutput, error) {
 	var after threadCursor
 	return c.page(ctx, l, in, true, &after, func(tx pgx.Tx) (childWindow, error) {

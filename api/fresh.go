@@ -16,6 +16,7 @@ import (
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/work"
 )
 
 const (
@@ -130,10 +131,8 @@ func (s *server) readProjection(ctx context.Context, tenant int64, consumer stri
 			}
 			wait = freshWait // the consumer held these rows, and may have applied the writes now
 		}
-		select {
-		case <-ctx.Done():
-			return progress, ctx.Err()
-		case <-time.After(wait):
+		if err := work.Sleep(ctx, wait); err != nil {
+			return progress, err
 		}
 	}
 }

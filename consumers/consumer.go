@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -14,11 +13,11 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
-	"golang.org/x/sync/errgroup"
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/lease"
+	"github.com/tidings/tidings/internal/work"
 	"github.com/tidings/tidings/kinds"
 )
 
@@ -115,12 +114,13 @@ type Consumer struct {
 	metrics    *metrics
 	log        *slog.Logger
 	lag        lagClock
-	lookNow    chan struct{} // a read of the streams is due at once
-	step       func(string)  // nil but in fault tests: called at the named crash points
+	lookNow    work.Signal  // a read of the streams is due at once
+	step       func(string) // nil but in fault tests: called at the named crash points
+
+	readers work.Crew[int, *reader] // of the partitions that this instance holds
 
 	mu       sync.Mutex
 	streams  map[string]broker.Stream // by name, as last read
-	readers  map[int]*reader          // of the partitions that this instance holds
 	troubles map[int]trouble          // why held partitions do not continue
 	cutOff   error                    // why this instance takes no partitions; nil when it does
 }
@@ -139,8 +139,8 @@ func New(cfg Config, deps Deps, projection Projection) (*Consumer, error) {
 	}
 	c := &Consumer{
 		cfg: cfg, deps: deps, broker: deps.Streams.config(), projection: projection, name: name, group: group, log: log,
-		lag: lagClock{stale: 3 * cfg.LagInterval}, lookNow: make(chan struct{}, 1),
-		streams: make(map[string]broker.Stream), readers: make(map[int]*reader), troubles: make(map[int]trouble),
+		lag: lagClock{stale: 3 * cfg.LagInterval}, lookNow: work.NewSignal(),
+		streams: make(map[string]broker.Stream), troubles: make(map[int]trouble),
 	}
 	if c.metrics, err = newMetrics(deps.Registry, name, func() float64 { return c.lag.seconds(time.Now()) }); err != nil {
 		return nil, fmt.Errorf("register the metrics of consumer %s: %w", name, err)
@@ -155,17 +155,12 @@ func New(cfg Config, deps Deps, projection Projection) (*Consumer, error) {
 func (c *Consumer) Run(ctx context.Context) error {
 	c.lag.start(time.Now())
 	leases, free := context.WithCancel(context.WithoutCancel(ctx))
-	var g errgroup.Group
-	g.Go(func() error {
-		c.watch(leases)
-		return nil
-	})
-	g.Go(func() error {
-		defer free() // only now may another instance have the partitions
-		c.loopUnpaused(ctx)
-		return nil
-	})
-	return g.Wait()
+	var watching sync.WaitGroup
+	watching.Go(func() { c.watch(leases) })
+	c.loopUnpaused(ctx)
+	free() // only now may another instance have the partitions
+	watching.Wait()
+	return nil
 }
 
 // Ready returns why the consumer does not do its work: it has no connection to the broker,
@@ -193,30 +188,14 @@ const idle = time.Second
 
 // loop runs a reader for each partition that this instance holds, until ctx ends.
 func (c *Consumer) loop(ctx context.Context) {
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	ctx, end := context.WithCancel(ctx)
-	defer end()
+	defer c.readers.Close()
 	for ctx.Err() == nil {
-		held := make(map[int]bool)
-		for _, n := range c.group.Held() {
-			held[n] = true
-		}
+		held := c.group.Held()
 		c.metrics.held.Set(float64(len(held)))
-		c.mu.Lock()
-		for n, r := range c.readers {
-			if !held[n] {
-				r.stop() // it leaves when its batch in hand is done
-			}
-		}
-		for n := range held {
-			if c.readers[n] == nil {
-				r := c.newReader(ctx, n)
-				c.readers[n] = r
-				wg.Go(r.run)
-			}
-		}
-		c.mu.Unlock()
+		c.readers.Assign(ctx, held, func(n int) (*reader, func(context.Context)) {
+			r := c.newReader(n)
+			return r, r.run
+		})
 		select {
 		case <-ctx.Done():
 		case <-c.group.Changed():
@@ -289,24 +268,4 @@ func (c *Consumer) troubleOf(partition int) (trouble, bool) {
 	defer c.mu.Unlock()
 	t, ok := c.troubles[partition]
 	return t, ok
-}
-
-// backoff computes waits after failures. Each wait is random between half of a bound and the bound,
-// which doubles up to most.
-type backoff struct{ least, most, next time.Duration }
-
-func (b *backoff) reset() { b.next = 0 }
-
-func (b *backoff) pause() time.Duration {
-	b.next = min(max(2*b.next, b.least), b.most)
-	return b.next/2 + rand.N(b.next/2)
-}
-
-func sleep(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-	case <-t.C:
-	}
 }

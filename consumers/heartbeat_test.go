@@ -65,7 +65,7 @@ func TestAHeartbeatIsReadPastAndItsAgeObserved(t *testing.T) {
 		t.Errorf("the offset is %d, %v, want %d", offset, err, last)
 	}
 
-	if _, err := consumers.Pause(t.Context(), r.system, name, "ann", "to look"); err != nil {
+	if _, err := consumers.Pause(t.Context(), r.system, name, consumers.Paused{Actor: "ann", Reason: "to look"}); err != nil {
 		t.Fatal(err)
 	}
 	testkit.Eventually(t, "the pause to be noticed",

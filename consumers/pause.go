@@ -7,6 +7,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/tidings/tidings/internal/work"
 )
 
 // Paused is the record of a pause: its time, its actor and the reason.
@@ -24,9 +26,9 @@ INSERT /* consumers.pause */ INTO consumer_pauses (consumer_name, actor, reason)
 // Pause makes every instance of the consumer finish its batch in hand and take no more events until
 // Resume, also after a restart. Instances notice it within a second or two. If the consumer is
 // already paused, Pause changes nothing and returns false. Pause does not check that the consumer
-// exists.
-func Pause(ctx context.Context, pool *pgxpool.Pool, consumer, actor, reason string) (bool, error) {
-	tag, err := pool.Exec(ctx, pauseSQL, pgx.StrictNamedArgs{"consumer": consumer, "actor": actor, "reason": reason})
+// exists. The database sets the time.
+func Pause(ctx context.Context, pool *pgxpool.Pool, consumer string, by Paused) (bool, error) {
+	tag, err := pool.Exec(ctx, pauseSQL, pgx.StrictNamedArgs{"consumer": consumer, "actor": by.Actor, "reason": by.Reason})
 	if err != nil {
 		return false, fmt.Errorf("pause consumer %s: %w", consumer, err)
 	}
@@ -71,8 +73,6 @@ const (
 // awaitPaused returns true when the state of the consumer is as wanted, paused or not. It returns
 // false when ctx ends.
 func (c *Consumer) awaitPaused(ctx context.Context, want bool) bool {
-	tick := time.NewTicker(pausePoll)
-	defer tick.Stop()
 	for {
 		qctx, cancel := context.WithTimeout(ctx, pauseTimeout)
 		all, err := Pauses(qctx, c.deps.Pool)
@@ -85,10 +85,8 @@ func (c *Consumer) awaitPaused(ctx context.Context, want bool) bool {
 		} else if ctx.Err() == nil {
 			c.log.WarnContext(ctx, "reading whether the consumer is paused failed, retrying", "err", err)
 		}
-		select {
-		case <-ctx.Done():
+		if work.Sleep(ctx, pausePoll) != nil {
 			return false
-		case <-tick.C:
 		}
 	}
 }

@@ -35,7 +35,8 @@ func TestAPausedConsumerTakesNothingUntilItIsResumed(t *testing.T) {
 	<-inBatch
 	pause := func(want bool) {
 		t.Helper()
-		if changed, err := consumers.Pause(t.Context(), r.system, name, "ann", "to look"); err != nil || changed != want {
+		changed, err := consumers.Pause(t.Context(), r.system, name, consumers.Paused{Actor: "ann", Reason: "to look"})
+		if err != nil || changed != want {
 			t.Errorf("pause: %v, %v", changed, err)
 		}
 	}

@@ -6,12 +6,12 @@ import (
 	"fmt"
 	"slices"
 	"sync/atomic"
-	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/work"
 )
 
 var (
@@ -36,8 +36,6 @@ func (e *stopError) Unwrap() error { return e.reason }
 // independent of each other.
 type reader struct {
 	c         *Consumer
-	ctx       context.Context // of its goroutine; stop ends it
-	stop      context.CancelFunc
 	again     context.CancelFunc // ends the session, under c.mu; nil between sessions
 	partition int
 	name      string       // of the stream
@@ -47,55 +45,49 @@ type reader struct {
 	foreign   bool         // the log already names a message that no relay wrote
 }
 
-func (c *Consumer) newReader(ctx context.Context, partition int) *reader {
+func (c *Consumer) newReader(partition int) *reader {
 	r := &reader{c: c, partition: partition, name: c.broker.StreamName(partition)}
-	r.ctx, r.stop = context.WithCancel(ctx)
 	r.limit.Store(int64(c.cfg.BatchEvents))
 	c.metrics.applied.WithLabelValues(r.label()) // the series begins at 0
 	return r
 }
 
-// run reads the stream until it is stopped.
-func (r *reader) run() {
-	c, ctx := r.c, r.ctx
-	defer func() {
-		c.clear(context.WithoutCancel(ctx), r.partition) // from now on another instance reports it
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		delete(c.readers, r.partition)
-	}()
-	wait := backoff{least: 50 * time.Millisecond, most: 5 * time.Second}
-	for ctx.Err() == nil {
-		progress, err := r.session()
+// run reads the stream until it is stopped, and finishes the batch in hand.
+func (r *reader) run(ctx context.Context) {
+	c := r.c
+	defer c.clear(context.WithoutCancel(ctx), r.partition) // from now on another instance reports it
+	for failures := 0; ctx.Err() == nil; {
+		progress, err := r.session(ctx)
 		if progress {
-			wait.reset()
+			failures = 0
 		}
 		if err == nil || ctx.Err() != nil {
 			continue
 		}
-		pause := wait.pause()
+		failures++
+		pause := work.Retry(failures)
 		var stop *stopError
 		switch {
 		case errors.Is(err, errClosed):
 			c.clear(ctx, r.partition)
-			c.pollNow() // to share its successors
+			c.lookNow.Give() // to share its successors
 			pause = min(pause, idle)
 		case errors.Is(err, errNotYet):
 			c.clear(ctx, r.partition)
 			pause = min(pause, idle)
 		case errors.As(err, &stop):
 			c.trouble(ctx, r.partition, stuck, err)
-			c.pollNow()
+			c.lookNow.Give()
 			pause = c.cfg.Recheck
 		case isWaiting(err):
 			c.trouble(ctx, r.partition, waiting, err)
-			c.pollNow()
+			c.lookNow.Give()
 			pause = min(pause, idle)
 		default:
 			c.trouble(ctx, r.partition, failing, err)
-			c.pollNow()
+			c.lookNow.Give()
 		}
-		sleep(ctx, pause)
+		work.Sleep(ctx, pause)
 	}
 }
 
@@ -189,7 +181,7 @@ func (r *reader) mayBegin(ctx context.Context, s broker.Stream, offsets map[stri
 		}
 	}
 	if !begun {
-		c.pollNow() // watch creates the offset
+		c.lookNow.Give() // watch creates the offset
 		return errNotYet
 	}
 	return nil

@@ -71,9 +71,9 @@ type session struct {
 
 // session applies events until an error, or until the reader is stopped, is kicked or no longer
 // holds the partition; for these three it returns nil. progress reports whether it applied a batch.
-func (r *reader) session() (progress bool, err error) {
+func (r *reader) session(ctx context.Context) (progress bool, err error) {
 	c := r.c
-	ctx, end := context.WithCancel(r.ctx)
+	ctx, end := context.WithCancel(ctx)
 	defer end()
 	c.mu.Lock()
 	r.again = end
@@ -107,7 +107,7 @@ func (r *reader) applyAll(ctx context.Context, stream broker.Stream, batches <-c
 	for {
 		b, ok := <-batches
 		if !slices.Contains(r.c.group.Held(), r.partition) {
-			r.stop()
+			r.c.readers.Stop(r.partition)
 		}
 		if !ok || ctx.Err() != nil {
 			return progress, nil

@@ -9,6 +9,8 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/lease"
+	"github.com/tidings/tidings/internal/work"
 )
 
 const (
@@ -24,12 +26,8 @@ const (
 // fails. While it can read them, the instance takes its share of the partitions. An instance that
 // is cut off frees its partitions for other instances and tries another broker.
 func (c *Consumer) watch(ctx context.Context) {
-	var leave func()
-	defer func() {
-		if leave != nil {
-			leave()
-		}
-	}()
+	var joined work.Crew[string, *lease.Group] // of the group, as long as this instance can read the streams
+	defer joined.Close()
 	failures := 0
 	for ctx.Err() == nil {
 		wait := c.cfg.LagInterval
@@ -40,9 +38,7 @@ func (c *Consumer) watch(ctx context.Context) {
 		case err == nil:
 			failures = 0
 			c.setCutOff(nil)
-			if leave == nil {
-				leave = c.join(ctx)
-			}
+			joined.Start(ctx, c.name, c.group, func(ctx context.Context) { _ = c.group.Run(ctx) }) // it logs its failures
 		default:
 			c.lag.fail()
 			wait = lookRetry
@@ -56,16 +52,13 @@ func (c *Consumer) watch(ctx context.Context) {
 				c.leaveBroker(ctx)
 			}
 			c.setCutOff(fmt.Errorf("cut off from the streams; other instances take the partitions: %w", err))
-			if leave != nil {
-				leave()
-				leave = nil
-			}
+			joined.Close()
 		}
 		t := time.NewTimer(wait)
 		select {
 		case <-ctx.Done():
 		case <-c.lookNow:
-			sleep(ctx, min(lookRetry, wait))
+			work.Sleep(ctx, min(lookRetry, wait))
 		case <-t.C:
 		}
 		t.Stop()
@@ -85,33 +78,11 @@ func (c *Consumer) leaveBroker(ctx context.Context) {
 	}
 }
 
-// join takes a share of the partitions until the caller calls leave.
-func (c *Consumer) join(ctx context.Context) (leave func()) {
-	ctx, end := context.WithCancel(ctx)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		_ = c.group.Run(ctx) // it logs its failures
-	}()
-	return func() {
-		end()
-		<-done
-	}
-}
-
 func (c *Consumer) setCutOff(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.cutOff = err
 	c.count()
-}
-
-// pollNow makes watch read the streams soon.
-func (c *Consumer) pollNow() {
-	select {
-	case c.lookNow <- struct{}{}:
-	default:
-	}
 }
 
 // sample reads the offsets and then the leaders' descriptions of the streams. It tells the group
@@ -244,9 +215,10 @@ func (c *Consumer) measure(qctx, bctx context.Context, held []int, offsets map[s
 
 // kick ends the session of a reader, so that it reads the offset and the stream again.
 func (c *Consumer) kick(partition int) {
+	r, ok := c.readers.Of(partition)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if r := c.readers[partition]; r != nil && r.again != nil {
+	if ok && r.again != nil {
 		r.again()
 	}
 }

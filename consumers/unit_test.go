@@ -13,6 +13,7 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/internal/work"
 )
 
 func TestStatements(t *testing.T) {
@@ -101,7 +102,7 @@ func TestWhenABatchIsHandedOver(t *testing.T) {
 						case deliveries <- delivery{more: c.more, event: event.Event{Seq: n}}:
 						}
 						if c.apart > 0 {
-							sleep(ctx, c.apart)
+							work.Sleep(ctx, c.apart)
 						}
 					}
 				}()
@@ -183,7 +184,7 @@ func TestAConsumerThatIsBehindTakesFullBatches(t *testing.T) {
 		go func() {
 			for n := range events {
 				if n%100 == 99 && n < events-farBehind {
-					sleep(ctx, moreIsComing-time.Millisecond)
+					work.Sleep(ctx, moreIsComing-time.Millisecond)
 				}
 				select {
 				case <-ctx.Done():

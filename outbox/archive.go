@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/work"
 )
 
 // ArchiveConfig is the environment of the outbox's ranges and their archive.
@@ -288,10 +289,8 @@ func withLocks(ctx context.Context, pool *pgxpool.Pool, at func(step string), fn
 		if at != nil {
 			at("lock refused")
 		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(lockPause/2 + rand.N(lockPause/2)):
+		if err := work.Sleep(ctx, lockPause/2+rand.N(lockPause/2)); err != nil {
+			return err
 		}
 	}
 }

@@ -3,6 +3,7 @@ package relay
 import (
 	"context"
 
+	"github.com/tidings/tidings/internal/work"
 	"github.com/tidings/tidings/outbox"
 )
 
@@ -16,11 +17,11 @@ func (r *Relay) beat(ctx context.Context) {
 		cancel()
 		if failures++; err == nil {
 			failures = 0
-		} else if next = retryAfter(failures); ctx.Err() == nil {
+		} else if next = work.Retry(failures); ctx.Err() == nil {
 			r.metrics.errors.WithLabelValues(stageHeartbeat).Inc()
 			r.log.WarnContext(ctx, "heartbeat not written; retrying", "wait", next, "err", err)
 		}
 		r.metrics.heartbeats.Add(float64(written))
-		sleep(ctx, next)
+		work.Sleep(ctx, next)
 	}
 }

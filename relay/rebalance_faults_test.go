@@ -99,7 +99,7 @@ func TestARelayThatCannotReachAStreamsLeaderLeavesItToAnother(t *testing.T) {
 	lost := mine[0]
 	w.p.Number = lost
 	answers := newWriter(w.session, outbox.Partition{Number: mine[1]})
-	w.writers[answers.p.Number] = answers
+	w.writers.Start(ctx, answers.p.Number, answers, func(ctx context.Context) { <-ctx.Done() })
 	for range refuseAfter {
 		answers.heard.Store(time.Now().UnixNano())
 		if err := w.fail(ctx, &brokerError{stageCatchUp, broker.ErrNoLeader}); err != nil {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/lease"
+	"github.com/tidings/tidings/internal/work"
 )
 
 // LeaseKind is the kind of the relays' leases in package lease.
@@ -201,27 +202,8 @@ func (r *Relay) at(step string) {
 	}
 }
 
-const (
-	minRetry = 50 * time.Millisecond
-	maxRetry = 5 * time.Second
-	maxApart = time.Second // between sessions: a standby finds a new leader soon
-)
-
-// retryAfter returns the jittered wait after attempt n (from 1).
-func retryAfter(n int) time.Duration {
-	d := min(minRetry<<min(n-1, 10), maxRetry)
-	return d/2 + rand.N(d/2+1)
-}
-
-// sleep waits for d, or until ctx ends.
-func sleep(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-	case <-t.C:
-	}
-}
+// maxApart is the longest time between sessions: a standby finds a new leader soon.
+const maxApart = time.Second
 
 // Run publishes until ctx ends. Then it finishes the work in progress, frees its leases and returns
 // nil. It waits for an unavailable server. It refuses a stream that does not continue its database,
@@ -237,17 +219,17 @@ func (r *Relay) Run(ctx context.Context) error {
 			r.setState(nil)
 			err = s.run(ctx)
 			s.nc.Close()
-			if time.Since(began) > maxRetry {
+			if time.Since(began) > work.MaxRetry {
 				attempt = 0
 			}
 		}
 		if ctx.Err() != nil {
 			break
 		}
-		wait := min(retryAfter(attempt+1), maxApart)
+		wait := min(work.Retry(attempt+1), maxApart)
 		r.setState(err)
 		r.log.WarnContext(ctx, "relay session ended; retrying", "wait", wait, "err", err)
-		sleep(ctx, wait)
+		work.Sleep(ctx, wait)
 	}
 	r.setState(errors.New("stopped"))
 	return nil

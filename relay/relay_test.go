@@ -449,9 +449,9 @@ func TestAWakeUpEndsTheRestOfTheWriterOfItsSlot(t *testing.T) {
 	s := woken.session
 	woken = newWriter(s, outbox.Partition{FirstSlot: 0, LastSlot: 15})
 	other := newWriter(s, outbox.Partition{Number: 1, FirstSlot: 16, LastSlot: 31})
-	s.mu.Lock()
-	s.writers = map[int]*writer{0: woken, 1: other}
-	s.mu.Unlock()
+	for n, w := range []*writer{woken, other} {
+		s.writers.Start(t.Context(), n, w, func(ctx context.Context) { <-ctx.Done() })
+	}
 	if err := s.nc.FlushTimeout(time.Minute); err != nil { // the broker has the subscription
 		t.Fatal(err)
 	}

@@ -7,7 +7,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/lease"
+	"github.com/tidings/tidings/internal/work"
 	"github.com/tidings/tidings/outbox"
 )
 
@@ -22,15 +22,11 @@ import (
 // over it.
 type session struct {
 	*Relay
-	nc      *nats.Conn
-	js      jetstream.JetStream
-	closed  chan struct{} // closed when nc ends
-	relayed chan error    // why a writer gave up: it cannot reach the broker
-	layout  chan struct{} // signals a change of the partitions
-	group   *lease.Group  // the leases; nil in tests
-
-	mu       sync.Mutex
-	writers  map[int]*writer
+	nc       *nats.Conn
+	js       jetstream.JetStream
+	lost     chan error   // why the session ends: nc has ended, or a writer cannot reach the broker
+	group    *lease.Group // the leases; nil in tests
+	writers  work.Crew[int, *writer]
 	assigned bool // assign has succeeded at least once
 }
 
@@ -44,8 +40,8 @@ var errUnreachable = errors.New("relay: the broker does not accept publishes")
 
 // connect opens a session with the next server of the configured URLs.
 func (r *Relay) connect(ctx context.Context) (*session, error) {
-	s := &session{Relay: r, closed: make(chan struct{}), relayed: make(chan error, 1), layout: make(chan struct{}, 1),
-		writers: make(map[int]*writer)}
+	s := &session{Relay: r, lost: make(chan error, 1)}
+	s.writers.Ended = work.NewSignal()
 	cfg := r.broker
 	cfg.Timeout = min(cfg.Timeout, r.cfg.PublishTimeout)
 	urls := strings.Split(cfg.URL, ",") // never the same server twice in a row: it may be frozen or cut off
@@ -57,7 +53,7 @@ func (r *Relay) connect(ctx context.Context) (*session, error) {
 		// A blocked write holds the connection's lock and ignores contexts. Its default limit is a
 		// minute.
 		nats.FlusherTimeout(r.cfg.PublishTimeout),
-		nats.ClosedHandler(func(*nats.Conn) { close(s.closed) }))
+		nats.ClosedHandler(func(*nats.Conn) { s.lose(errors.New("relay: the connection to the broker ended")) }))
 	if err != nil {
 		return nil, err
 	}
@@ -81,42 +77,29 @@ func (r *Relay) connect(ctx context.Context) (*session, error) {
 
 // run publishes until ctx or the connection ends. Then it finishes the work in progress and frees
 // the leases. It returns nil if ctx ended.
-func (s *session) run(ctx context.Context) error {
-	// Shutdown has two clocks: after ctx ends no new work begins, and the work in progress has
-	// DrainTimeout.
-	work, cancel := context.WithCancel(context.WithoutCancel(ctx))
+func (s *session) run(ctx context.Context) (err error) {
+	drain, cancel := work.Drain(ctx, s.cfg.DrainTimeout)
 	defer cancel()
-	drained := context.AfterFunc(ctx, func() { time.AfterFunc(s.cfg.DrainTimeout, cancel) })
-	defer drained()
-	var err error
 	if s.group, err = lease.New(s.cfg.Lease, s.pool, LeaseKind, s.owner, s.base); err != nil {
 		return err
 	}
 	s.setLeases(s.group)
 	defer s.setLeases(nil)
-	leaseCtx, leave := context.WithCancel(work)
-	var leases, writers sync.WaitGroup
-	leases.Go(func() {
-		if err := s.group.Run(leaseCtx); err != nil {
-			s.log.WarnContext(leaseCtx, "leases not released: they expire", "err", err)
-		}
+	s.group.While(drain, func() {
+		err = s.share(ctx, drain)
+		s.writers.Close()
 	})
-	err = s.share(ctx, work, &writers)
-	s.stop(nil)
-	writers.Wait()
-	leave()
-	leases.Wait()
 	s.metrics.partitions.Set(0)
 	return err
 }
 
 // share runs a writer for each partition that this relay holds. It returns nil when ctx ends, or an
 // error when the broker is lost.
-func (s *session) share(ctx, work context.Context, writers *sync.WaitGroup) error {
+func (s *session) share(ctx, drain context.Context) error {
 	look := time.NewTicker(layoutEvery)
 	defer look.Stop()
-	for {
-		if err := s.assign(ctx, work, writers); err != nil {
+	for len(s.lost) == 0 {
+		if err := s.assign(ctx, drain); err != nil {
 			s.failed(ctx, stageClaim, -1, err)
 		}
 		if s.group.Err() != nil { // the group logs it
@@ -125,54 +108,48 @@ func (s *session) share(ctx, work context.Context, writers *sync.WaitGroup) erro
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-s.closed:
-			return errors.New("relay: the connection to the broker ended")
-		case err := <-s.relayed:
+		case err := <-s.lost:
 			return err
 		case <-s.group.Changed():
-		case <-s.layout:
+		case <-s.writers.Ended: // its partition was closed or lost, so another partition may be ready
 		case <-look.C:
 		}
+	}
+	return <-s.lost
+}
+
+// lose ends the session.
+func (s *session) lose(err error) {
+	select {
+	case s.lost <- err:
+	default:
 	}
 }
 
 // assign starts and stops writers so that each held partition has one.
-func (s *session) assign(ctx, work context.Context, writers *sync.WaitGroup) error {
+func (s *session) assign(ctx, drain context.Context) error {
 	dbCtx, cancel := s.forDB(ctx)
 	defer cancel()
 	all, err := outbox.Partitions(dbCtx, s.pool)
 	if err != nil {
-		s.stop(s.group.Held()) // stop the writers of lost partitions even if the database is unavailable
+		s.writers.Keep(s.group.Held()) // stop the writers of lost partitions even if the database is unavailable
 		return err
 	}
-	active := outbox.Active(all)
-	var numbers []int
-	for _, p := range active {
-		numbers = append(numbers, p.Number)
+	active := make(map[int]outbox.Partition)
+	for _, p := range outbox.Active(all) {
+		active[p.Number] = p
 	}
-	s.group.Share(numbers)
-	held := slices.DeleteFunc(s.group.Held(), func(n int) bool { return !slices.Contains(numbers, n) })
-	s.stop(held)
+	s.group.Share(slices.Collect(maps.Keys(active)))
+	held := slices.DeleteFunc(s.group.Held(), func(n int) bool { _, is := active[n]; return !is })
 	s.metrics.partitions.Set(float64(len(held)))
 	if s.assigned { // before that, this session has yet to take over the leases of the previous one
 		s.forget(held)
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.assigned = true
-	for _, p := range active {
-		if !slices.Contains(held, p.Number) || s.writers[p.Number] != nil {
-			continue
-		}
-		w := newWriter(s, p)
-		s.writers[p.Number] = w
-		ctx, end := context.WithCancel(ctx)
-		w.end = end
-		writers.Go(func() {
-			defer end()
-			s.ended(w, w.run(ctx, work))
-		})
-	}
+	s.writers.Assign(ctx, held, func(n int) (*writer, func(context.Context)) {
+		w := newWriter(s, active[n])
+		return w, func(ctx context.Context) { s.ended(w, w.run(ctx, drain)) }
+	})
 	return nil
 }
 
@@ -190,9 +167,7 @@ func (r *Relay) forget(held []int) {
 // reaches reports whether the leader of another partition's stream has answered since the given
 // time. If so, the connection works.
 func (s *session) reaches(besides *writer, since time.Time) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, w := range s.writers {
+	for w := range s.writers.All {
 		if w != besides && w.heard.Load() > since.UnixNano() {
 			return true
 		}
@@ -200,46 +175,22 @@ func (s *session) reaches(besides *writer, since time.Time) bool {
 	return false
 }
 
-// stop ends the writers of all partitions that are not held.
-func (s *session) stop(held []int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for n, w := range s.writers {
-		if !slices.Contains(held, n) {
-			w.end()
-		}
-	}
-}
-
-// ended records that a writer has ended.
+// ended records that a writer has ended. The trouble of one that cannot reach the broker remains
+// until a later session reaches the stream, or another relay holds the partition.
 func (s *session) ended(w *writer, err error) {
-	s.mu.Lock()
-	delete(s.writers, w.p.Number)
-	s.mu.Unlock()
-	// Its trouble remains until a later session reaches the stream, or another relay holds the
-	// partition.
 	if errors.Is(err, errUnreachable) {
-		select {
-		case s.relayed <- err:
-		default:
-		}
-		return
-	}
-	s.setTrouble(w.p.Number, nil)
-	select { // its partition was closed or lost, so another partition may be ready
-	case s.layout <- struct{}{}:
-	default:
+		s.lose(err)
+	} else {
+		s.setTrouble(w.p.Number, nil)
 	}
 }
 
 // onWake wakes the writers of the slots that have new rows.
 func (s *session) onWake(m *nats.Msg) {
 	touched := broker.DecodeWake(m.Data, s.broker)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, w := range s.writers {
+	for w := range s.writers.All {
 		if touched&w.slots != 0 {
-			w.wakeUp()
+			w.wake.Give()
 		}
 	}
 }

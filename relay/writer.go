@@ -13,16 +13,16 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/work"
 	"github.com/tidings/tidings/outbox"
 )
 
-// writer publishes one partition. Only its own goroutine may use its fields, except slots, wake,
-// end and heard.
+// writer publishes one partition. Only its own goroutine may use its fields, except slots, wake
+// and heard.
 type writer struct {
 	*session
 	slots uint32 // one bit per slot
-	wake  chan struct{}
-	end   context.CancelFunc
+	wake  work.Signal
 
 	p          outbox.Partition
 	maxMessage int    // bytes
@@ -68,32 +68,25 @@ func (refusal) Is(target error) bool { return target == ErrStreamRefused }
 func (r refusal) Unwrap() error      { return r.error }
 
 func newWriter(s *session, p outbox.Partition) *writer {
-	w := &writer{session: s, p: p, wake: make(chan struct{}, 1), limit: s.cfg.BatchSize}
+	w := &writer{session: s, p: p, wake: work.NewSignal(), limit: s.cfg.BatchSize}
 	for slot := p.FirstSlot; slot <= p.LastSlot; slot++ {
 		w.slots |= 1 << slot
 	}
 	return w
 }
 
-func (w *writer) wakeUp() {
-	select {
-	case w.wake <- struct{}{}:
-	default:
-	}
-}
-
 // run publishes the partition. It returns nil when ctx ends or the partition is closed, and
 // errUnreachable if the broker cannot be reached. Work in progress when ctx ends is finished within
-// work.
-func (w *writer) run(ctx, work context.Context) error {
+// drain.
+func (w *writer) run(ctx, drain context.Context) error {
 	for ctx.Err() == nil {
-		err := w.catchUp(work)
+		err := w.catchUp(drain)
 		if err == nil {
 			w.heard.Store(time.Now().UnixNano())
 			if w.setTrouble(w.p.Number, nil) {
 				w.log.InfoContext(ctx, "partition resumed", "partition", w.p.Number, "tail", w.tail)
 			}
-			err = w.rounds(ctx, work)
+			err = w.rounds(ctx, drain)
 		}
 		switch {
 		case err == nil:
@@ -128,15 +121,15 @@ func (w *writer) outcomeOf(err error, ofBroker bool) outcome {
 	unreachable := ofBroker && (!isRefusal(err) && w.failures >= giveUpAfter || w.refusals > maxRefusals+1)
 	switch {
 	case unreachable && errors.Is(err, broker.ErrNoLeader) && w.reaches(w, answered): // only this stream waits: the others continue
-		return outcome{trouble: true, move: w.failures >= refuseAfter, wait: min(retryAfter(w.failures), maxApart)}
+		return outcome{trouble: true, move: w.failures >= refuseAfter, wait: min(work.Retry(w.failures), maxApart)}
 	case unreachable:
 		return outcome{trouble: true, end: fmt.Errorf("%w: partition %d: %w", errUnreachable, w.p.Number, err)}
 	case (errors.Is(err, errTailMoved) || errors.Is(err, errConflict)) && w.failures == 1:
 		return outcome{quiet: true} // another relay is at work, or the stream has a foreign message: catch up at once
 	case errors.Is(err, ErrStreamRefused):
-		return outcome{trouble: true, stopped: true, wait: maxRetry}
+		return outcome{trouble: true, stopped: true, wait: work.MaxRetry}
 	}
-	return outcome{wait: retryAfter(w.failures)}
+	return outcome{wait: work.Retry(w.failures)}
 }
 
 // fail counts and reports an error, and waits as long as its outcome requires. It returns
@@ -168,7 +161,7 @@ func (w *writer) fail(ctx context.Context, err error) error {
 		w.group.Refuse(w.p.Number)
 	}
 	if o.end == nil {
-		sleep(ctx, o.wait)
+		work.Sleep(ctx, o.wait)
 	}
 	return o.end
 }
@@ -189,7 +182,7 @@ func (w *writer) tell(ctx context.Context, err error) {
 // The relay publishes few rows at once and marks them with the next claim. So a round costs one
 // exchange with the database and one publish, and the relay pauses between rounds. While many rows
 // wait, the relay publishes some and claims the next ones at the same time.
-func (w *writer) rounds(ctx, work context.Context) error {
+func (w *writer) rounds(ctx, drain context.Context) error {
 	var (
 		rows    []outbox.Row // claimed, not yet published
 		mark    *outbox.Mark // of all rows published since the last exchange
@@ -205,28 +198,28 @@ func (w *writer) rounds(ctx, work context.Context) error {
 				return nil
 			}
 			if mark == nil {
-				return w.close(work)
+				return w.close(drain)
 			}
 		}
-		next, c, err := w.round(work, rows, mark, !stop)
+		next, c, err := w.round(drain, rows, mark, !stop)
 		if err != nil {
 			return err
 		}
 		if mark = w.published(nil, next, rows); !stop {
 			published := rows
-			if rows, err = w.sift(work, &c); err != nil {
+			if rows, err = w.sift(drain, &c); err != nil {
 				return err
 			}
 			w.horizon.claimed(&c, published, rows)
 			closing = c.Closing
 		}
 		if n := len(rows); n > 0 && n < pipelineFrom && !c.More && !closing {
-			if next, err = w.publish(work, rows); err != nil {
+			if next, err = w.publish(drain, rows); err != nil {
 				return err
 			}
 			mark, rows = w.published(mark, next, rows), nil
 		}
-		if err := w.keep(work); err != nil {
+		if err := w.keep(drain); err != nil {
 			return err
 		}
 		if len(rows) > 0 || c.More || closing {
@@ -235,7 +228,7 @@ func (w *writer) rounds(ctx, work context.Context) error {
 		}
 		if mark != nil {
 			idle = w.cfg.RoundInterval
-			sleep(ctx, time.Until(began.Add(w.cfg.RoundInterval)))
+			work.Sleep(ctx, time.Until(began.Add(w.cfg.RoundInterval)))
 			continue
 		}
 		w.rest(ctx, began, idle)
@@ -251,7 +244,7 @@ func (w *writer) rest(ctx context.Context, began time.Time, idle time.Duration) 
 	case <-ctx.Done():
 	case <-timer.C:
 	case <-w.wake:
-		sleep(ctx, time.Until(began.Add(w.cfg.RoundInterval)))
+		work.Sleep(ctx, time.Until(began.Add(w.cfg.RoundInterval)))
 	}
 }
 

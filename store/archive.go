@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/work"
 	"github.com/tidings/tidings/kinds"
 )
 
@@ -418,8 +419,6 @@ func (a *Archiver) settle(ctx context.Context) error {
 	if err := a.pool.QueryRow(ctx, `SELECT pg_current_xact_id()::text`).Scan(&before); err != nil {
 		return fmt.Errorf("read the next transaction id: %w", err)
 	}
-	tick := time.NewTicker(settlePoll)
-	defer tick.Stop()
 	for end := time.Now().Add(settleTimeout); time.Now().Before(end); {
 		var settled bool
 		err := a.pool.QueryRow(ctx, `SELECT pg_snapshot_xmin(pg_current_snapshot()) >= $1::text::xid8`, before).Scan(&settled)
@@ -432,10 +431,8 @@ func (a *Archiver) settle(ctx context.Context) error {
 		if err := a.at("waiting"); err != nil {
 			return err
 		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-tick.C:
+		if err := work.Sleep(ctx, settlePoll); err != nil {
+			return err
 		}
 	}
 	return errUnsettled

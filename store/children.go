@@ -164,27 +164,20 @@ func (s *Store) children(k kinds.Child) *childKind {
 		return got.(*childKind)
 	}
 	c := &childKind{childShape: shape}
-	c.create = newLanes(s.slots, c.entity, func(ctx context.Context, tenant int64, w []NewChild, at place) ([]ChildOutcome, error) {
-		return s.create(ctx, tenant, c, w, at)
-	})
-	c.edit = newLanes(s.slots, func(w ChildEdit) any { return w.ID },
-		func(ctx context.Context, tenant int64, w []ChildEdit, at place) ([]ChildOutcome, error) {
-			return s.edit(ctx, tenant, c, w, at)
-		})
-	c.delete = newLanes(s.slots, func(w ChildDelete) any { return w.ID },
-		func(ctx context.Context, tenant int64, w []ChildDelete, at place) ([]ChildOutcome, error) {
-			return s.delete(ctx, tenant, c, w, at)
-		})
-	c.moderate = newLanes(s.slots, func(w ChildModeration) any { return w.ID },
-		func(ctx context.Context, tenant int64, w []ChildModeration, at place) ([]ChildOutcome, error) {
-			return s.moderate(ctx, tenant, c, w, at)
-		})
-	c.settings = newLanes(s.slots, func(w ThreadSettings) any { return w.Object },
-		func(ctx context.Context, tenant int64, w []ThreadSettings, at place) ([]ThreadOutcome, error) {
-			return s.set(ctx, tenant, c, w, at)
-		})
+	c.create = childLanes(s, c, c.entity, s.create)
+	c.edit = childLanes(s, c, func(w ChildEdit) any { return w.ID }, s.edit)
+	c.delete = childLanes(s, c, func(w ChildDelete) any { return w.ID }, s.delete)
+	c.moderate = childLanes(s, c, func(w ChildModeration) any { return w.ID }, s.moderate)
+	c.settings = childLanes(s, c, func(w ThreadSettings) any { return w.Object }, s.set)
 	got, _ := s.childKinds.LoadOrStore(shape, c)
 	return got.(*childKind)
+}
+
+func childLanes[W, O any](s *Store, c *childKind, key func(W) any,
+	write func(ctx context.Context, tenant int64, c *childKind, writes []W, at place) ([]O, error)) *lanes[W, O] {
+	return newLanes(s.slots, key, func(ctx context.Context, tenant int64, writes []W, at place) ([]O, error) {
+		return write(ctx, tenant, c, writes, at)
+	})
 }
 
 // childColumns are the columns of childRow, from a table with the alias c.

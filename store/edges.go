@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/kinds"
 )
 
@@ -38,6 +39,9 @@ type EdgeWrite struct {
 	Attributes json.RawMessage // for a put: all of them. nil keeps those of an ACTIVE edge; another edge gets the defaults
 	Merge      bool            // for a put: Attributes change those of an ACTIVE edge (RFC 7396); another edge is ErrNotFound
 	IfVersion  int64           // the version of the ACTIVE edge that the writer saw, or AnyVersion
+
+	kind     kinds.Edge
+	defaults json.RawMessage // the attributes of a new edge; for a merge, the merged ones
 }
 
 // EdgeOutcome is the result of one EdgeWrite.
@@ -50,17 +54,10 @@ type EdgeOutcome struct {
 
 type pair struct{ from, to int64 }
 
-// edgeWrite is an EdgeWrite with its kind.
-type edgeWrite struct {
-	EdgeWrite
-	kind     kinds.Edge
-	defaults json.RawMessage // the attributes of a new edge; for a merge, the merged ones
-}
-
-func (w edgeWrite) entity() any { return pair{w.From, w.To} }
+func (w EdgeWrite) entity() any { return pair{w.From, w.To} }
 
 // check validates the write and brings its attributes into their one form.
-func (w *edgeWrite) check(put bool) error {
+func (w *EdgeWrite) check(put bool) error {
 	if err := checkMeta(w.Meta); err != nil {
 		return err
 	}
@@ -85,12 +82,10 @@ func (w *edgeWrite) check(put bool) error {
 	return err
 }
 
-// edgeKind has one kind's statements, which name its table, and its lanes.
+// edgeKind is a kind with its lanes for single writes.
 type edgeKind struct {
-	putSQL, removeSQL, removeAgainSQL, getSQL, lockSQL, insertSQL, updateSQL string
-	ofFromSQL, ofToSQL, forgetSQL                                            string
-
-	put, remove *lanes[edgeWrite, EdgeOutcome]
+	name        string
+	put, remove *lanes[EdgeWrite, EdgeOutcome]
 }
 
 // edgeKinds are the kinds that this process has written or read, by name.
@@ -99,15 +94,21 @@ type edgeKinds struct {
 	all map[string]*edgeKind
 }
 
-// edgesOf returns the statements and lanes of the kind. Its first use makes them.
+// edgesOf returns the kind. Its first use makes the kind's lanes.
 func (s *Store) edgesOf(name string) *edgeKind {
 	s.edges.mu.Lock()
 	defer s.edges.mu.Unlock()
 	k, ok := s.edges.all[name]
 	if !ok {
-		k = newEdgeKind(name)
-		k.put, k.remove = newLanes(s.slots, edgeWrite.entity, s.writer(true, k.putAll)),
-			newLanes(s.slots, edgeWrite.entity, s.writer(false, k.removeAll))
+		k = &edgeKind{name: name}
+		k.put = newLanes(s.slots, EdgeWrite.entity,
+			func(ctx context.Context, tenant int64, writes []EdgeWrite, at place) ([]EdgeOutcome, error) {
+				return s.writeEdges(ctx, tenant, true, k.putTurn, writes, at)
+			})
+		k.remove = newLanes(s.slots, EdgeWrite.entity,
+			func(ctx context.Context, tenant int64, writes []EdgeWrite, at place) ([]EdgeOutcome, error) {
+				return s.writeEdges(ctx, tenant, false, k.removeTurn, writes, at)
+			})
 		if s.edges.all == nil {
 			s.edges.all = make(map[string]*edgeKind)
 		}
@@ -119,15 +120,6 @@ func (s *Store) edgesOf(name string) *edgeKind {
 // edgesOf returns the statement for the table of the kind.
 func edgesOf(name, sql string) string {
 	return strings.ReplaceAll(sql, "{edges}", pgx.Identifier{"edges_" + name}.Sanitize())
-}
-
-func newEdgeKind(name string) *edgeKind {
-	render := func(sql string) string { return edgesOf(name, sql) }
-	return &edgeKind{
-		putSQL: render(putEdgesSQL), removeSQL: render(removeEdgesSQL), removeAgainSQL: render(removeAgainSQL), getSQL: render(getEdgesSQL),
-		lockSQL: render(lockEdgesSQL), insertSQL: render(insertEdgesSQL), updateSQL: render(updateEdgesSQL),
-		ofFromSQL: render(edgesFromSQL), ofToSQL: render(edgesToSQL), forgetSQL: render(forgetEdgesSQL),
-	}
 }
 
 type edgeRow struct {
@@ -170,10 +162,10 @@ func (s *Store) PutEdges(ctx context.Context, tenant int64, k kinds.Edge, writes
 	return s.edgesOf(k.Name).put.do(ctx, tenant, withKind(k, writes))
 }
 
-func withKind(k kinds.Edge, writes []EdgeWrite) []edgeWrite {
-	all := make([]edgeWrite, len(writes))
-	for i, w := range writes {
-		all[i] = edgeWrite{EdgeWrite: w, kind: k}
+func withKind(k kinds.Edge, writes []EdgeWrite) []EdgeWrite {
+	all := slices.Clone(writes)
+	for i := range all {
+		all[i].kind = k
 	}
 	return all
 }
@@ -207,48 +199,46 @@ func (s *Store) RemoveEdges(ctx context.Context, tenant int64, k kinds.Edge, wri
 	return s.edgesOf(k.Name).remove.do(ctx, tenant, withKind(k, writes))
 }
 
-// edgeTurn writes the items of writes that turn lists. No two of them are the same edge.
-type edgeTurn func(ctx context.Context, tx *unit, tenant int64, writes []edgeWrite, turn []int, out []EdgeOutcome) error
-
-// writer returns the function that the lanes run.
-func (s *Store) writer(put bool, write edgeTurn) func(context.Context, int64, []edgeWrite, place) ([]EdgeOutcome, error) {
-	return func(ctx context.Context, tenant int64, writes []edgeWrite, at place) ([]EdgeOutcome, error) {
-		out, err := inTurns(ctx, s, tenant, len(writes), at, func(i int, o *EdgeOutcome) (pair, any, bool) {
-			o.Err = writes[i].check(put)
-			return pair{writes[i].From, writes[i].To}, nil, o.Err == nil
-		}, func(tx *unit, turn []int, out []EdgeOutcome) error { return write(ctx, tx, tenant, writes, turn, out) }, nil)
-		if err != nil {
-			return nil, fmt.Errorf("write %d edges of kind %s, tenant %d: %w", len(writes), writes[0].kind.Name, tenant, err)
-		}
-		return out, nil
+// writeEdges writes edges in one transaction. turn writes the items of a round, of which no two are
+// the same edge.
+func (s *Store) writeEdges(ctx context.Context, tenant int64, put bool,
+	turn func(ctx context.Context, tx *unit, tenant int64, writes []EdgeWrite, turn []int, out []EdgeOutcome) error,
+	writes []EdgeWrite, at place) ([]EdgeOutcome, error) {
+	out, err := inTurns(ctx, s, tenant, len(writes), at, func(i int, o *EdgeOutcome) (pair, any, bool) {
+		o.Err = writes[i].check(put)
+		return pair{writes[i].From, writes[i].To}, nil, o.Err == nil
+	}, func(tx *unit, items []int, out []EdgeOutcome) error { return turn(ctx, tx, tenant, writes, items, out) }, nil)
+	if err != nil {
+		return nil, fmt.Errorf("write %d edges of kind %s, tenant %d: %w", len(writes), writes[0].kind.Name, tenant, err)
 	}
+	return out, nil
 }
 
-// putAll writes a turn of puts. Without attributes and guards, one statement decides.
-func (k *edgeKind) putAll(ctx context.Context, tx *unit, tenant int64, writes []edgeWrite, turn []int, out []EdgeOutcome) error {
+// putTurn writes a turn of puts. Without attributes and guards, one statement decides.
+func (k *edgeKind) putTurn(ctx context.Context, tx *unit, tenant int64, writes []EdgeWrite, turn []int, out []EdgeOutcome) error {
 	for _, i := range turn {
 		if writes[i].defaults != nil || writes[i].Merge || writes[i].IfVersion != AnyVersion {
 			return k.putGuarded(ctx, tx, tenant, writes, turn, out)
 		}
 	}
-	left, err := k.transition(ctx, tx, tenant, writes, turn, event.Created, k.putSQL, out)
+	left, err := k.change(ctx, tx, tenant, writes, turn, putEdges, out)
 	if err != nil || len(left) == 0 {
 		return err
 	}
-	return k.current(ctx, tx, tenant, writes, left, k.getSQL, out)
+	return k.current(ctx, tx, tenant, writes, left, getEdgesSQL, out)
 }
 
-// removeAll writes a turn of removals.
-func (k *edgeKind) removeAll(ctx context.Context, tx *unit, tenant int64, writes []edgeWrite, turn []int, out []EdgeOutcome) error {
-	sql := k.removeSQL
+// removeTurn writes a turn of removals.
+func (k *edgeKind) removeTurn(ctx context.Context, tx *unit, tenant int64, writes []EdgeWrite, turn []int, out []EdgeOutcome) error {
+	change := removeEdges
 	if tx.turn > 0 {
-		sql = k.removeAgainSQL
+		change = removeEdgesAgain
 	}
-	left, err := k.transition(ctx, tx, tenant, writes, turn, event.Removed, sql, out)
+	left, err := k.change(ctx, tx, tenant, writes, turn, change, out)
 	if err != nil || len(left) == 0 {
 		return err
 	}
-	if err := k.current(ctx, tx, tenant, writes, left, k.getSQL, out); err != nil {
+	if err := k.current(ctx, tx, tenant, writes, left, getEdgesSQL, out); err != nil {
 		return err
 	}
 	for _, i := range left {
@@ -258,7 +248,7 @@ func (k *edgeKind) removeAll(ctx context.Context, tx *unit, tenant int64, writes
 }
 
 // guard refuses a write if the edge is not ACTIVE at the version that the writer saw.
-func (w edgeWrite) guard(out *EdgeOutcome) bool {
+func (w EdgeWrite) guard(out *EdgeOutcome) bool {
 	switch {
 	case w.IfVersion == AnyVersion:
 	case !out.Edge.Active():
@@ -270,7 +260,7 @@ func (w edgeWrite) guard(out *EdgeOutcome) bool {
 }
 
 // merge merges the changed attributes into the edge's present ones, or sets the outcome's error.
-func (w *edgeWrite) merge(out *EdgeOutcome) bool {
+func (w *EdgeWrite) merge(out *EdgeOutcome) bool {
 	if out.Err = ErrNotFound; out.Edge.Active() {
 		w.defaults, out.Err = w.kind.Patch(out.Edge.Attributes, w.Attributes)
 	}
@@ -307,7 +297,7 @@ RETURNING e.from_id, e.to_id, e.status, e.version, e.created_at, e.positioned_at
 
 // putGuarded writes a turn of puts with attributes or guards. It first creates missing edges and
 // then locks the others, so that a batch without guards waits for locks in key order.
-func (k *edgeKind) putGuarded(ctx context.Context, tx *unit, tenant int64, writes []edgeWrite, turn []int, out []EdgeOutcome) error {
+func (k *edgeKind) putGuarded(ctx context.Context, tx *unit, tenant int64, writes []EdgeWrite, turn []int, out []EdgeOutcome) error {
 	var creating, existing []int
 	for _, i := range turn {
 		if writes[i].IfVersion == AnyVersion && !writes[i].Merge {
@@ -316,7 +306,7 @@ func (k *edgeKind) putGuarded(ctx context.Context, tx *unit, tenant int64, write
 			existing = append(existing, i)
 		}
 	}
-	left, err := k.transition(ctx, tx, tenant, writes, creating, event.Created, k.insertSQL, out)
+	left, err := k.change(ctx, tx, tenant, writes, creating, insertEdges, out)
 	if err != nil {
 		return err
 	}
@@ -324,7 +314,7 @@ func (k *edgeKind) putGuarded(ctx context.Context, tx *unit, tenant int64, write
 	if len(existing) == 0 {
 		return nil
 	}
-	if err := k.current(ctx, tx, tenant, writes, existing, k.lockSQL, out); err != nil {
+	if err := k.current(ctx, tx, tenant, writes, existing, lockEdgesSQL, out); err != nil {
 		return err
 	}
 	var revived, updated []int
@@ -341,25 +331,43 @@ func (k *edgeKind) putGuarded(ctx context.Context, tx *unit, tenant int64, write
 		}
 	}
 	for _, step := range []struct {
-		items     []int
-		eventType string
-	}{{revived, event.Created}, {updated, event.Updated}} {
-		if left, err := k.transition(ctx, tx, tenant, writes, step.items, step.eventType, k.updateSQL, out); err != nil || len(left) > 0 {
+		items  []int
+		change edgeChange
+	}{{revived, reviveEdges}, {updated, updateEdges}} {
+		if left, err := k.change(ctx, tx, tenant, writes, step.items, step.change, out); err != nil || len(left) > 0 {
 			return cmp.Or(err, fmt.Errorf("%d locked edges no longer exist", len(left)))
 		}
 	}
 	return nil
 }
 
-// transition runs a statement that changes edges, and appends their events. It returns the items
-// that the statement did not change.
-func (k *edgeKind) transition(ctx context.Context, tx *unit, tenant int64, writes []edgeWrite, turn []int, eventType, sql string,
+// edgeChange is a statement that changes edges and returns them, with the type of their events and
+// the name of its argument beside both ends.
+type edgeChange struct{ event, sql, takes string }
+
+var (
+	putEdges         = edgeChange{event.Created, putEdgesSQL, ""}
+	insertEdges      = edgeChange{event.Created, insertEdgesSQL, "attributes"}
+	reviveEdges      = edgeChange{event.Created, updateEdgesSQL, "attributes"}
+	updateEdges      = edgeChange{event.Updated, updateEdgesSQL, "attributes"}
+	removeEdges      = edgeChange{event.Removed, removeEdgesSQL, "versions"}
+	removeEdgesAgain = edgeChange{event.Removed, removeAgainSQL, "versions"}
+)
+
+// change changes edges and appends their events. It returns the items that it did not change.
+func (k *edgeKind) change(ctx context.Context, tx *unit, tenant int64, writes []EdgeWrite, turn []int, to edgeChange,
 	out []EdgeOutcome) (left []int, err error) {
 	if len(turn) == 0 {
 		return nil, nil
 	}
-	args, index := k.args(tenant, writes, turn, sql)
-	rows, _ := tx.Query(ctx, sql, args)
+	args, index := endsOf(tenant, writes, turn)
+	switch to.takes {
+	case "versions":
+		args[to.takes] = column(turn, func(i int) int64 { return writes[i].IfVersion })
+	case "attributes":
+		args[to.takes] = column(turn, func(i int) *string { return text(writes[i].defaults) })
+	}
+	rows, _ := tx.Query(ctx, edgesOf(k.name, to.sql), args)
 	changed, err := pgx.CollectRows(rows, pgx.RowToStructByPos[edgeRow])
 	if err != nil {
 		return nil, fmt.Errorf("write %d rows: %w", len(turn), err)
@@ -368,7 +376,7 @@ func (k *edgeKind) transition(ctx context.Context, tx *unit, tenant int64, write
 	for _, r := range changed {
 		w := &writes[index[pair{r.From, r.To}]]
 		o := &out[index[pair{r.From, r.To}]]
-		*o = EdgeOutcome{Edge: r.wire(), Changed: true, Created: eventType == event.Created}
+		*o = EdgeOutcome{Edge: r.wire(), Changed: true, Created: to.event == event.Created}
 		state := o.Edge
 		state.Actor = w.Actor
 		payload, err := state.Encode(w.kind.Names())
@@ -376,7 +384,7 @@ func (k *edgeKind) transition(ctx context.Context, tx *unit, tenant int64, write
 			return nil, err
 		}
 		tx.events = append(tx.events, event.Event{
-			TenantID: tenant, AggregateType: w.kind.Name, AggregateID: r.To, Type: eventType,
+			TenantID: tenant, AggregateType: w.kind.Name, AggregateID: r.To, Type: to.event,
 			OccurredAt: r.UpdatedAt, TraceParent: w.TraceParent, Payload: payload,
 		})
 	}
@@ -386,40 +394,31 @@ func (k *edgeKind) transition(ctx context.Context, tx *unit, tenant int64, write
 	return left, nil
 }
 
-// args returns a statement's arguments for the items of a turn, and the index of each edge.
-func (k *edgeKind) args(tenant int64, writes []edgeWrite, turn []int, sql string) (pgx.StrictNamedArgs, map[pair]int) {
+// endsOf returns the arguments of every statement about the edges of a turn, and the index of each
+// edge.
+func endsOf(tenant int64, writes []EdgeWrite, turn []int) (postgres.Args, map[pair]int) {
 	index := make(map[pair]int, len(turn))
-	froms, tos := make([]int64, len(turn)), make([]int64, len(turn))
+	for _, i := range turn {
+		index[pair{writes[i].From, writes[i].To}] = i
+	}
+	return postgres.Args{"tenant": tenant, "froms": column(turn, func(i int) int64 { return writes[i].From }),
+		"tos": column(turn, func(i int) int64 { return writes[i].To })}, index
+}
+
+// column returns the values of the items of a turn.
+func column[T any](turn []int, value func(i int) T) []T {
+	values := make([]T, len(turn))
 	for n, i := range turn {
-		froms[n], tos[n] = writes[i].From, writes[i].To
-		index[pair{froms[n], tos[n]}] = i
+		values[n] = value(i)
 	}
-	args := pgx.StrictNamedArgs{"tenant": tenant, "froms": froms, "tos": tos}
-	switch sql {
-	case k.removeSQL, k.removeAgainSQL:
-		versions := make([]int64, len(turn))
-		for n, i := range turn {
-			versions[n] = writes[i].IfVersion
-		}
-		args["versions"] = versions
-	case k.insertSQL, k.updateSQL:
-		attributes := make([]*string, len(turn))
-		for n, i := range turn {
-			if a := writes[i].defaults; a != nil {
-				text := string(a)
-				attributes[n] = &text
-			}
-		}
-		args["attributes"] = attributes
-	}
-	return args, index
+	return values
 }
 
 // current fills in the present states of the edges of a turn.
-func (k *edgeKind) current(ctx context.Context, tx pgx.Tx, tenant int64, writes []edgeWrite, turn []int, sql string,
+func (k *edgeKind) current(ctx context.Context, tx pgx.Tx, tenant int64, writes []EdgeWrite, turn []int, sql string,
 	out []EdgeOutcome) error {
-	args, index := k.args(tenant, writes, turn, sql)
-	rows, _ := tx.Query(ctx, sql, args)
+	args, index := endsOf(tenant, writes, turn)
+	rows, _ := tx.Query(ctx, edgesOf(k.name, sql), args)
 	got, err := pgx.CollectRows(rows, pgx.RowToStructByPos[edgeRow])
 	if err != nil {
 		return fmt.Errorf("read %d rows: %w", len(turn), err)
@@ -441,7 +440,7 @@ SELECT /* store.get_edges */ e.from_id, e.to_id, e.status, e.version, e.created_
 func (s *Store) GetEdge(ctx context.Context, tenant int64, k kinds.Edge, from, to int64) (event.Edge, error) {
 	var row edgeRow
 	err := s.read(ctx, tenant, func(tx pgx.Tx) error {
-		rows, _ := tx.Query(ctx, s.edgesOf(k.Name).getSQL,
+		rows, _ := tx.Query(ctx, edgesOf(k.Name, getEdgesSQL),
 			pgx.StrictNamedArgs{"tenant": tenant, "froms": []int64{from}, "tos": []int64{to}})
 		var err error
 		row, err = pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[edgeRow])

@@ -6,7 +6,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/kinds"
 )
 
@@ -60,14 +59,14 @@ SELECT /* store.edges_to */ f.from_id, f.to_id, coalesce(e.version, 0), coalesce
 // false at the end.
 func (k *edgeKind) edgesOf(ctx context.Context, tx pgx.Tx, tenant, object int64, end kinds.End,
 	after EdgeKey) (all []EdgeOf, next EdgeKey, more bool, err error) {
-	sql, args := k.ofFromSQL, pgx.StrictNamedArgs{"tenant": tenant, "object": object, "to": after.To, "limit": MaxEdgesOf}
+	sql, args := edgesFromSQL, pgx.StrictNamedArgs{"tenant": tenant, "object": object, "to": after.To, "limit": MaxEdgesOf}
 	if end == kinds.To {
-		sql, args["from"], args["window"] = k.ofToSQL, after.From, edgesWindow
+		sql, args["from"], args["window"] = edgesToSQL, after.From, edgesWindow
 	}
 	next = after
 	var e EdgeOf
 	var is bool
-	rows, _ := tx.Query(ctx, sql, args)
+	rows, _ := tx.Query(ctx, edgesOf(k.name, sql), args)
 	_, err = pgx.ForEachRow(rows, []any{&e.From, &e.To, &e.Version, &e.Active, &is}, func() error {
 		next, more = e.EdgeKey, true
 		if is {
@@ -106,19 +105,19 @@ func (s *Store) EdgesOf(ctx context.Context, tenant int64, k kinds.Edge, object 
 // ordinary removals.
 func (k *edgeKind) removeOf(ctx context.Context, tx *unit, tenant int64, kind kinds.Edge, all []EdgeOf,
 	meta Meta) (removed int64, err error) {
-	var writes []edgeWrite
+	var writes []EdgeWrite
 	var turn []int
 	for _, e := range all {
 		if e.Active {
 			turn = append(turn, len(writes))
-			writes = append(writes, edgeWrite{EdgeWrite: EdgeWrite{Meta: meta, From: e.From, To: e.To}, kind: kind})
+			writes = append(writes, EdgeWrite{Meta: meta, From: e.From, To: e.To, kind: kind})
 		}
 	}
 	if len(writes) == 0 {
 		return 0, nil
 	}
 	out := make([]EdgeOutcome, len(writes))
-	if _, err := k.transition(ctx, tx, tenant, writes, turn, event.Removed, k.removeSQL, out); err != nil {
+	if _, err := k.change(ctx, tx, tenant, writes, turn, removeEdges, out); err != nil {
 		return 0, err
 	}
 	for _, o := range out {
@@ -178,7 +177,7 @@ func (s *Store) ForgetEdges(ctx context.Context, tenant int64, k kinds.Edge, all
 		if err := fence(ctx, tx.Tx); err != nil {
 			return err
 		}
-		tag, err := tx.Exec(ctx, s.edgesOf(k.Name).forgetSQL,
+		tag, err := tx.Exec(ctx, edgesOf(k.Name, forgetEdgesSQL),
 			pgx.StrictNamedArgs{"tenant": tenant, "froms": froms, "tos": tos, "versions": versions})
 		n = tag.RowsAffected()
 		return err

@@ -63,7 +63,7 @@ func newSlots(pool *pgxpool.Pool) *slots {
 		locked: make(chan struct{}, max(1, conns/8))}
 }
 
-// Stats are counts since the start; Waiting is a present number.
+// Stats are counts since the start, except Waiting, which is a gauge.
 type Stats struct {
 	Groups  int64 // transactions of grouped writes
 	Grouped int64 // writes that ran in a group
@@ -80,31 +80,39 @@ func (s *Store) Stats() Stats {
 // lanes coalesce concurrent single writes of one kind. While a group of a tenant runs, the tenant's
 // next group gathers. A write that finds no group running does not wait for other writes. The
 // callers do the work: the first waiting caller of a tenant leads the next group, in its own
-// goroutine. If there are more such groups than slots, a leader that gets a slot also takes the
-// groups that wait for one, into one transaction (postgres.Joint).
+// goroutine. A leader with a slot also takes along the groups of the tenants whose leaders wait for
+// one, into one transaction (postgres.Joint). Each step of a write holds the mutex:
 //
-//	join ──▶ waits ──▶ leads: takes a slot, gathers a group, runs the transaction ──▶ tells each its outcome, and the next one to lead
-//	           │           └──▶ or another leader takes its group along
-//	           │                                   │
-//	           └──▶ ctx ends: leaves               └──▶ the transaction failed: tells each to run alone
+//	join ──▶ waits ──next──▶ leads ──take──▶ taken ──settle──▶ told
+//	           │ └────────────│──────take──────▲ │
+//	           └────leave─────┴────▶ left ◀──────┘
+//
+//	waits: for a leader, or for an earlier write to its entity
+//	leads: its caller waits for a slot, and then runs the group that has gathered by then
+//	taken: the group runs. It does not end with the ctx of a caller, but within groupTimeout
+//	told:  its caller has the outcome, or runs it alone, because the group failed or panicked
+//	left:  the ctx of its caller has ended. A write that was taken still commits; another one never runs
+//
+// Only a group whose outcome is known to be nothing runs again, one by one: a transaction looks up
+// the answer that its COMMIT lost (postgres.WriteInTenant).
 //
 // Each entity has at most one write under way, so a group never has two writes to an entity. Writes
 // that wait for locked entities share a few connections in turns.
 type lanes[W, O any] struct {
 	slots *slots
 	key   func(W) any // returns the entity; nil for a new one
-	run   func(ctx context.Context, tenant int64, writes []W, at place) ([]O, error)
+	run   writeFunc[W, O]
 
 	mu    sync.Mutex
-	open  map[int64]*lane[W, O]
-	queue []*lane[W, O]       // lanes whose leaders wait for a slot
-	apart map[int64]time.Time // tenants that share no transaction, and until when
+	open  map[int64]*lane[W, O] // by tenant
+	queue []*lane[W, O]         // lanes whose leaders wait for a slot
+	apart map[int64]time.Time   // tenants that share no transaction, and until when
 }
 
-// lane has the writes of one tenant.
+// lane has the writes of one tenant. The mutex of its lanes guards it and its tickets.
 type lane[W, O any] struct {
 	tenant  int64
-	leader  *ticket[W, O]         // leads, or was told to; nil if nobody does
+	led     bool                  // somebody leads, or was told to
 	ready   []*ticket[W, O]       // tickets whose entity is free, in the order of arrival
 	last    map[any]*ticket[W, O] // for each entity with a write under way, its last ticket
 	waiting int
@@ -116,16 +124,17 @@ type ticket[W, O any] struct {
 	key   any
 	next  *ticket[W, O] // waits for the same entity
 	state ticketState
-	told  chan verdict[O] // gets at most one verdict, and a second one after the verdict to lead
+	told  chan verdict[O] // has room for one verdict: the caller reads the one to lead before it gets another
 }
 
 type ticketState int
 
 const (
 	waits ticketState = iota
-	taken             // by a group
-	told              // a verdict is in the channel
-	left              // its caller stopped waiting
+	leads
+	taken
+	told
+	left
 )
 
 // verdict is the outcome that a caller gets, or the instruction to lead or to run alone.
@@ -135,8 +144,10 @@ type verdict[O any] struct {
 	err         error
 }
 
-func newLanes[W, O any](s *slots, key func(W) any,
-	run func(ctx context.Context, tenant int64, writes []W, at place) ([]O, error)) *lanes[W, O] {
+// writeFunc writes in one transaction.
+type writeFunc[W, O any] func(ctx context.Context, tenant int64, writes []W, at place) ([]O, error)
+
+func newLanes[W, O any](s *slots, key func(W) any, run writeFunc[W, O]) *lanes[W, O] {
 	return &lanes[W, O]{slots: s, key: key, run: run, open: make(map[int64]*lane[W, O]), apart: make(map[int64]time.Time)}
 }
 
@@ -164,12 +175,15 @@ func (l *lanes[W, O]) do(ctx context.Context, tenant int64, writes []W) ([]O, er
 		v = <-t.told
 	}
 	if v.lead {
-		v = l.lead(ctx, ln, t)
+		if err := l.lead(ctx, ln, t); err != nil {
+			return nil, err
+		}
+		v = <-t.told
 	}
-	if v.alone {
+	switch {
+	case v.alone:
 		return l.alone(ctx, ln, t)
-	}
-	if v.err != nil {
+	case v.err != nil:
 		return nil, v.err
 	}
 	return []O{v.out}, nil
@@ -178,6 +192,7 @@ func (l *lanes[W, O]) do(ctx context.Context, tenant int64, writes []W) ([]O, er
 // maxWaiting bounds the waiting writes of one tenant and kind, and so their memory.
 var maxWaiting = int(bounds.Writes.Tenant.N)
 
+// join adds a ticket to the tenant's lane.
 func (l *lanes[W, O]) join(tenant int64, t *ticket[W, O]) (*lane[W, O], error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -214,7 +229,7 @@ func (l *lanes[W, O]) leave(ln *lane[W, O], t *ticket[W, O]) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch t.state {
-	case told:
+	case leads, told:
 		return false
 	case waits:
 		l.wait(ln, -1)
@@ -223,26 +238,24 @@ func (l *lanes[W, O]) leave(ln *lane[W, O], t *ticket[W, O]) bool {
 	return true
 }
 
-func tell[W, O any](t *ticket[W, O], v verdict[O]) {
-	t.state = told
+func (t *ticket[W, O]) tell(state ticketState, v verdict[O]) {
+	t.state = state
 	t.told <- v
 }
 
 // next tells the first waiting caller to lead if nobody leads. It removes a lane that has nothing
-// under way.
+// under way. The caller holds the mutex, as for free, take and settle.
 func (l *lanes[W, O]) next(ln *lane[W, O]) {
-	for ln.leader == nil && len(ln.ready) > 0 {
-		t := ln.ready[0]
-		if t.state == left {
-			ln.ready = ln.ready[1:]
-			l.free(ln, t)
-			continue
+	for !ln.led && len(ln.ready) > 0 {
+		if t := ln.ready[0]; t.state != left {
+			ln.led, l.queue = true, append(l.queue, ln)
+			t.tell(leads, verdict[O]{lead: true})
+			return
 		}
-		ln.leader = t
-		l.queue = append(l.queue, ln)
-		tell(t, verdict[O]{lead: true})
+		l.free(ln, ln.ready[0])
+		ln.ready = ln.ready[1:]
 	}
-	if ln.leader == nil && len(ln.ready) == 0 && len(ln.last) == 0 && l.open[ln.tenant] == ln {
+	if !ln.led && len(ln.last) == 0 && l.open[ln.tenant] == ln {
 		delete(l.open, ln.tenant)
 	}
 }
@@ -256,109 +269,82 @@ func (l *lanes[W, O]) free(ln *lane[W, O], t *ticket[W, O]) {
 	}
 }
 
-// part is a tenant's share of a group.
+// part is a tenant's part of a group.
 type part[W, O any] struct {
 	*lane[W, O]
 	tickets []*ticket[W, O]
+	writes  []W
 	outs    []O
 	err     error
 }
 
-// lead takes a slot, runs the group that has gathered by then, including t, and tells the others
-// their outcomes.
-func (l *lanes[W, O]) lead(ctx context.Context, ln *lane[W, O], t *ticket[W, O]) (mine verdict[O]) {
+// lead waits for a slot, runs the group that has gathered by then, and tells each of its callers,
+// also the leader, the outcome. If another leader has taken the lane along, it does nothing. It
+// returns an error if ctx ends before either.
+func (l *lanes[W, O]) lead(ctx context.Context, ln *lane[W, O], leader *ticket[W, O]) error {
 	select {
 	case l.slots.groups <- struct{}{}:
-	case mine = <-t.told: // another leader took its group along
-		return mine
+		defer func() { <-l.slots.groups }()
+	case v := <-leader.told: // another leader has run its group
+		leader.told <- v
+		return nil
 	case <-ctx.Done():
 		l.mu.Lock()
-		if !l.dequeue(ln, t) {
-			l.mu.Unlock()
-			return <-t.told
-		}
 		defer l.mu.Unlock()
-		t.state, ln.leader = left, nil
+		if leader.state != leads { // another leader runs its group
+			return nil
+		}
+		leader.state, ln.led = left, false
+		l.dequeue(ln)
 		l.wait(ln, -1)
 		l.next(ln)
-		return verdict[O]{err: fmt.Errorf("wait to write for tenant %d: %w", ln.tenant, ctx.Err())}
+		return fmt.Errorf("wait to write for tenant %d: %w", ln.tenant, ctx.Err())
 	}
-	group := l.gather(ln, t)
+	group := l.gather(ln, leader)
 	if group == nil {
-		<-l.slots.groups
-		return <-t.told
+		return nil
 	}
 	panicked := true
-	err := errors.New("store: a group of writes panicked")
-	defer func() { <-l.slots.groups }()
 	defer func() {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		for _, p := range group {
-			err := err
-			if p.err != nil || !panicked {
-				err = p.err
+			if panicked {
+				p.err = cmp.Or(p.err, errors.New("store: a group of writes panicked"))
+				leader.state = left // its goroutine panics
 			}
-			alone := err != nil && !errors.Is(err, postgres.ErrUnknown) && !errors.Is(err, postgres.ErrUnanswered) &&
-				!errors.Is(err, context.DeadlineExceeded)
-			for i, other := range p.tickets {
-				v := verdict[O]{alone: alone, err: err}
-				if err == nil {
-					v.out = p.outs[i]
-				}
-				if !alone || other.state == left || panicked && other == t { // this write does not run alone
-					l.free(p.lane, other)
-				}
-				if other == t {
-					mine = v
-				} else if other.state != left {
-					tell(other, v)
-				}
-			}
-			p.leader = nil
-			l.next(p.lane)
+			l.settle(p)
 		}
 	}()
-	gctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), groupTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), groupTimeout)
 	defer cancel()
-	l.runGroup(gctx, group)
+	l.runGroup(ctx, group)
 	panicked = false
-	return mine
+	return nil
 }
 
-// dequeue removes the lane from the queue. It reports false if leader does not lead the lane, or no
-// longer waits for a slot.
-func (l *lanes[W, O]) dequeue(ln *lane[W, O], leader *ticket[W, O]) bool {
-	i := slices.Index(l.queue, ln)
-	if i < 0 || ln.leader != leader {
-		return false
-	}
-	l.queue = slices.Delete(l.queue, i, i+1)
-	return true
+func (l *lanes[W, O]) dequeue(ln *lane[W, O]) {
+	l.queue = slices.DeleteFunc(l.queue, func(other *lane[W, O]) bool { return other == ln })
 }
 
 // gather makes a group of the lane, whose leader has a slot, and of the lanes that wait for one, in
-// the order of arrival. nil: another leader took the lane along.
+// the order of arrival. nil: another leader has taken the lane along.
 func (l *lanes[W, O]) gather(ln *lane[W, O], leader *ticket[W, O]) (group []*part[W, O]) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !l.dequeue(ln, leader) {
+	if leader.state != leads {
 		return nil
 	}
-	group = append(group, &part[W, O]{lane: ln, tickets: l.take(ln)})
-	n := len(group[0].tickets)
-	if !l.isApart(ln.tenant) {
-		for _, other := range slices.Clone(l.queue) {
-			if n >= maxGroup {
-				break
-			}
-			if !l.isApart(other.tenant) {
-				l.dequeue(other, other.leader)
-				p := &part[W, O]{lane: other, tickets: l.take(other)}
-				p.tickets[0].state = taken // its leader, which no longer leads
-				n += len(p.tickets)
-				group = append(group, p)
-			}
+	n := 0
+	add := func(ln *lane[W, O]) {
+		l.dequeue(ln)
+		p := l.take(ln)
+		group, n = append(group, p), n+len(p.tickets)
+	}
+	add(ln)
+	for _, other := range slices.Clone(l.queue) {
+		if n < maxGroup && !l.isApart(ln.tenant) && !l.isApart(other.tenant) {
+			add(other)
 		}
 	}
 	// All groups then lock in the same order.
@@ -377,11 +363,29 @@ func (l *lanes[W, O]) isApart(tenant int64) bool {
 	return ok
 }
 
+// take removes a part from the lane's ready tickets, the leader first.
+func (l *lanes[W, O]) take(ln *lane[W, O]) *part[W, O] {
+	p := &part[W, O]{lane: ln}
+	n := 0
+	for ; n < len(ln.ready) && len(p.tickets) < maxGroup; n++ { // ready grows when the ticket of a caller that left frees its entity
+		t := ln.ready[n]
+		if t.state == left {
+			l.free(ln, t)
+			continue
+		}
+		t.state = taken
+		p.tickets, p.writes = append(p.tickets, t), append(p.writes, t.write)
+	}
+	ln.ready = append(ln.ready[:0:0], ln.ready[n:]...)
+	l.wait(ln, -len(p.tickets))
+	return p
+}
+
 // runGroup runs the group's writes in one transaction.
 func (l *lanes[W, O]) runGroup(ctx context.Context, group []*part[W, O]) {
 	if len(group) == 1 {
 		p := group[0]
-		p.outs, p.err = l.run(ctx, p.tenant, p.writes(), place{lockTimeout: groupLockTimeout})
+		p.outs, p.err = l.run(ctx, p.tenant, p.writes, place{lockTimeout: groupLockTimeout})
 		return
 	}
 	tenants := make([]int64, len(group))
@@ -401,7 +405,7 @@ func (l *lanes[W, O]) runGroup(ctx context.Context, group []*part[W, O]) {
 			}()
 			m := joint.Member(i)
 			defer m.Leave()
-			p.outs, p.err = l.run(ctx, p.tenant, p.writes(), place{groupLockTimeout, m})
+			p.outs, p.err = l.run(ctx, p.tenant, p.writes, place{groupLockTimeout, m})
 		})
 	}
 	failed, _ := joint.Run(ctx) // the members return its error
@@ -418,32 +422,26 @@ func (l *lanes[W, O]) runGroup(ctx context.Context, group []*part[W, O]) {
 	}
 }
 
-func (p *part[W, O]) writes() []W {
-	writes := make([]W, len(p.tickets))
+// settle tells the callers of a part their outcomes, or each to run its write alone, and the next
+// one to lead.
+func (l *lanes[W, O]) settle(p *part[W, O]) {
+	alone := p.err != nil && !errors.Is(p.err, postgres.ErrUnknown) && !errors.Is(p.err, postgres.ErrUnanswered) &&
+		!errors.Is(p.err, context.DeadlineExceeded)
 	for i, t := range p.tickets {
-		writes[i] = t.write
-	}
-	return writes
-}
-
-// take removes a group from the lane's ready tickets, the leader first. The caller holds the mutex.
-func (l *lanes[W, O]) take(ln *lane[W, O]) []*ticket[W, O] {
-	group := make([]*ticket[W, O], 0, min(len(ln.ready), maxGroup))
-	var n int
-	for n = 0; n < len(ln.ready) && len(group) < maxGroup; n++ { // ready grows when the ticket of a caller that left frees its entity
-		t := ln.ready[n]
+		if !alone || t.state == left { // this write does not run alone, which would free its entity
+			l.free(p.lane, t)
+		}
 		if t.state == left {
-			l.free(ln, t)
 			continue
 		}
-		if t.state == waits { // not the leader, which already has its verdict
-			t.state = taken
+		v := verdict[O]{alone: alone, err: p.err}
+		if p.err == nil {
+			v.out = p.outs[i]
 		}
-		group = append(group, t)
-		l.wait(ln, -1)
+		t.tell(told, v)
 	}
-	ln.ready = append(ln.ready[:0:0], ln.ready[n:]...)
-	return group
+	p.led = false
+	l.next(p.lane)
 }
 
 // alone runs one write for its own caller, and then frees its entity. It retries a locked entity

@@ -232,19 +232,22 @@ func TestALeaderWhoseGroupAnotherTookGetsItsOutcome(t *testing.T) {
 		}
 		ln, old := join(7)
 		l.mu.Lock()
-		if !l.dequeue(ln, old) || len(l.take(ln)) != 1 {
+		if len(l.queue) != 1 || len(l.take(ln).tickets) != 1 {
 			t.Fatal("the lane does not wait for a slot")
 		}
+		l.dequeue(ln)
 		l.free(ln, old)
-		tell(old, verdict[int]{out: 7})
-		ln.leader = nil
+		old.tell(told, verdict[int]{out: 7})
+		ln.led = false
 		l.mu.Unlock()
 		_, next := join(8)
-		if got := l.lead(t.Context(), ln, old); got.out != 7 || got.err != nil {
-			t.Fatalf("the old leader gets %+v", got)
-		}
-		if got := l.lead(t.Context(), ln, next); got.out != 8 || got.err != nil {
-			t.Fatalf("the next leader gets %+v", got)
+		for _, leader := range []*ticket[int, int]{old, next} {
+			if err := l.lead(t.Context(), ln, leader); err != nil {
+				t.Fatal(err)
+			}
+			if got := <-leader.told; got.out != leader.write || got.err != nil {
+				t.Fatalf("the leader of write %d gets %+v", leader.write, got)
+			}
 		}
 	}
 }

@@ -2,7 +2,6 @@ package store
 
 import (
 	"fmt"
-	"maps"
 	"strings"
 	"testing"
 
@@ -63,11 +62,11 @@ func TestStatements(t *testing.T) {
 		}
 	}
 	for _, e := range testSet.AllEdges() {
-		k := newEdgeKind(e.Name)
-		maps.Copy(all, map[string]string{e.Name + " put": k.putSQL, e.Name + " remove": k.removeSQL, e.Name + " get": k.getSQL,
-			e.Name + " lock": k.lockSQL, e.Name + " insert": k.insertSQL, e.Name + " update": k.updateSQL,
-			e.Name + " of from": k.ofFromSQL, e.Name + " of to": k.ofToSQL, e.Name + " forget": k.forgetSQL,
-			e.Name + " export": edgesOf(e.Name, exportEdgesSQL)})
+		for name, sql := range map[string]string{"put": putEdgesSQL, "remove": removeEdgesSQL, "get": getEdgesSQL, "lock": lockEdgesSQL,
+			"insert": insertEdgesSQL, "update": updateEdgesSQL, "of from": edgesFromSQL, "of to": edgesToSQL, "forget": forgetEdgesSQL,
+			"export": exportEdgesSQL} {
+			all[e.Name+" "+name] = edgesOf(e.Name, sql)
+		}
 	}
 	for name, sql := range all {
 		positional, _, err := pgx.NamedArgs{}.RewriteQuery(t.Context(), conn.Conn(), sql, nil)
@@ -177,13 +176,12 @@ func TestHotStatementsUseTheirIndexes(t *testing.T) {
 		}
 	}
 	pool := db.Pool(t, postgres.RoleAPI)
-	follow := newEdgeKind("follow")
 	type statement struct{ name, sql, args string } // args in the order in which the statement uses them
 	all := []statement{
-		{"removeEdges", follow.removeSQL, `'{1,2}', '{5,6}', '{0,0}', 1`},
-		{"getEdges", follow.getSQL, `'{1,2}', '{5,6}', 1`},
-		{"lockEdges", follow.lockSQL, `'{1,2}', '{5,6}', 1`},
-		{"updateEdges", follow.updateSQL, `'{1,2}', '{5,6}', '{NULL,NULL}', 1`},
+		{"removeEdges", edgesOf("follow", removeEdgesSQL), `'{1,2}', '{5,6}', '{0,0}', 1`},
+		{"getEdges", edgesOf("follow", getEdgesSQL), `'{1,2}', '{5,6}', 1`},
+		{"lockEdges", edgesOf("follow", lockEdgesSQL), `'{1,2}', '{5,6}', 1`},
+		{"updateEdges", edgesOf("follow", updateEdgesSQL), `'{1,2}', '{5,6}', '{NULL,NULL}', 1`},
 		{"threadsGet", threadsGetSQL, `'{1,2}', 1, 'comment'`},
 		{"exportEdges", edgesOf("follow", exportEdgesSQL), `1, 5, 6, 500`},
 		{"exportSettings", exportSettingsSQL, `1, 5, 'comment', 500`},

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/tidings/tidings/internal/work"
 	"github.com/tidings/tidings/kinds"
 )
 
@@ -169,25 +170,21 @@ const (
 // slice it waits for as long as the slice took, so other writers get at least half of the
 // database's time.
 func (r *Remover) Run(ctx context.Context) error {
-	for {
+	for ctx.Err() == nil {
 		start := time.Now()
 		worked, err := r.runOnce(ctx)
 		rest := time.Since(start)
 		switch {
 		case ctx.Err() != nil:
-			return nil
 		case err != nil:
 			r.log.WarnContext(ctx, "removal of an object's edges failed, retrying", "err", err)
 			rest = removalRetry
 		case !worked:
 			rest = removalPoll - rand.N(removalPoll/4)
 		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(rest):
-		}
+		work.Sleep(ctx, rest)
 	}
+	return nil
 }
 
 // nextRemovalSQL selects the next tenant's removal that has waited the longest. It skips removals

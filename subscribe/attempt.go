@@ -4,13 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/tracing"
+	"github.com/tidings/tidings/internal/work"
 )
 
 // handle calls the function with a message until it succeeds or the message becomes a dead letter.
@@ -45,7 +45,7 @@ func (r *reader) handle(ctx context.Context, m *message) bool {
 		r.metrics.failures.Inc()
 		r.log.WarnContext(ctx, "handling an event failed, retrying", "event_id", m.event.ID, "tenant", m.event.TenantID, "stream",
 			m.event.Stream, "stream_seq", m.event.Seq, "attempt", m.attempt, "err", fault)
-		sleep(ctx, r.pause(m.attempt))
+		work.Sleep(ctx, r.pause(m.attempt))
 	}
 	return r.bury(ctx, m, err)
 }
@@ -65,30 +65,19 @@ var errOverdue = errors.New("subscribe: the handler did not return in time; it m
 // invoke calls the function with a timeout. A call that does not return keeps its place.
 func (r *reader) invoke(m *message) error {
 	ctx, cancel := context.WithTimeout(r.handling, r.timeout)
-	done := make(chan error, 1)
+	defer cancel()
 	e, attempt := m.event, m.attempt
 	if creation := tracing.Parse(e.TraceParent); creation.IsValid() {
 		ctx = trace.ContextWithRemoteSpanContext(ctx, creation)
 	}
-	go func() { done <- guard(func() error { return r.call(ctx, &e, attempt) }) }()
-	defer cancel()
-	select {
-	case err := <-done:
+	late, err := inTime(ctx, r.timeout, func() error { return r.call(ctx, &e, attempt) })
+	if late == nil {
 		<-r.slots
 		return err
-	case <-ctx.Done():
-	}
-	late := time.NewTimer(min(grace, r.timeout))
-	defer late.Stop()
-	select {
-	case err := <-done:
-		<-r.slots
-		return err
-	case <-late.C:
 	}
 	r.lose(m)
 	go func() {
-		<-done
+		<-late
 		<-r.slots
 		r.subscriber.mu.Lock()
 		defer r.subscriber.mu.Unlock()

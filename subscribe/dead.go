@@ -14,6 +14,7 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/work"
 )
 
 // Headers of a dead letter, in addition to those of its event.
@@ -70,7 +71,7 @@ func (r *reader) bury(ctx context.Context, m *message, why error) bool {
 			break
 		}
 		r.trouble(ctx, r.deadStream(), fmt.Errorf("store a dead letter: %w", err))
-		if sleep(ctx, r.pause(attempt)); ctx.Err() != nil {
+		if work.Sleep(ctx, r.pause(attempt)) != nil {
 			return false
 		}
 	}

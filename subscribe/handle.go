@@ -15,6 +15,7 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/work"
 )
 
 // Event is an event with its payload.
@@ -79,11 +80,11 @@ type subscriber struct {
 	slots   chan struct{} // one value per running call
 	stuck   chan error
 	kept    atomic.Bool // an operator created the consumers, and only an operator changes them
+	readers work.Crew[string, *reader]
 
 	mu       sync.Mutex
 	lost     int // calls that did not return in time and still run
 	troubles map[string]error
-	readers  map[string]*reader
 	done     map[string]bool // streams that have ended and are handled to their ends
 	known    map[string]time.Time
 }
@@ -98,7 +99,7 @@ func newSubscriber(s *settings, js jetstream.JetStream, eventType string, call f
 	return &subscriber{
 		settings: s, js: js, durable: durable, filter: filter, call: call,
 		slots: make(chan struct{}, s.concurrency), stuck: make(chan error, 1),
-		troubles: make(map[string]error), readers: make(map[string]*reader), done: make(map[string]bool), known: make(map[string]time.Time),
+		troubles: make(map[string]error), done: make(map[string]bool), known: make(map[string]time.Time),
 	}
 }
 
@@ -118,16 +119,15 @@ func (s *subscriber) run(ctx context.Context) (err error) {
 		}
 	}
 	s.health.set(s.ready)
-	var readers sync.WaitGroup
 	reading, stop := context.WithCancel(ctx)
-	handling, end := context.WithCancel(context.WithoutCancel(ctx)) // the context of the functions
+	handling, end := work.Drain(reading, s.drain) // the context of the functions
 	defer end()
-	s.read(reading, handling, &readers, source{stream: s.deadStream(), subject: s.deadSubject(retryLetter), again: true})
+	s.read(reading, handling, source{stream: s.deadStream(), subject: s.deadSubject(retryLetter), again: true})
 	closed := watch(reading, s.js.Conn())
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
 	for ctx.Err() == nil && err == nil {
-		s.adjust(reading, handling, &readers)
+		s.adjust(reading, handling)
 		select {
 		case <-ctx.Done():
 		case err = <-s.stuck:
@@ -136,19 +136,7 @@ func (s *subscriber) run(ctx context.Context) (err error) {
 		}
 	}
 	stop()
-	drained := make(chan struct{})
-	go func() {
-		defer close(drained)
-		readers.Wait()
-	}()
-	late := time.NewTimer(s.drain)
-	defer late.Stop()
-	select {
-	case <-drained:
-	case <-late.C:
-		end()
-		<-drained
-	}
+	s.readers.Close()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err == nil && s.lost > 0 {
@@ -197,20 +185,10 @@ type source struct {
 }
 
 // read starts a reader.
-func (s *subscriber) read(ctx, handling context.Context, wg *sync.WaitGroup, of source) {
+func (s *subscriber) read(ctx, handling context.Context, of source) {
 	r := &reader{subscriber: s, source: of, handling: handling, undone: make(map[uint64]*message), queues: make(map[aggregate][]*message),
-		room: make(chan struct{}, 1)}
-	r.reading, r.stop = context.WithCancel(ctx)
-	r.term, r.endTerm = context.WithCancel(r.reading)
-	s.mu.Lock()
-	s.readers[of.stream] = r
-	s.mu.Unlock()
-	wg.Go(func() {
-		r.run(r.reading)
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		delete(s.readers, of.stream)
-	})
+		room: work.NewSignal()}
+	s.readers.Start(ctx, of.stream, r, r.run)
 }
 
 // list returns the streams. From the account of a tenant only the durable consumers are visible.
@@ -241,7 +219,7 @@ func (s *subscriber) ended(ctx context.Context, st broker.Stream, all []broker.S
 
 // adjust starts a reader on each stream whose predecessors are done, and stops readers of finished
 // streams.
-func (s *subscriber) adjust(ctx, handling context.Context, wg *sync.WaitGroup) {
+func (s *subscriber) adjust(ctx, handling context.Context) {
 	qctx, cancel := context.WithTimeout(ctx, s.streams.Timeout)
 	defer cancel()
 	streams, err := s.list(qctx)
@@ -260,18 +238,19 @@ func (s *subscriber) adjust(ctx, handling context.Context, wg *sync.WaitGroup) {
 	s.gone(ctx, there)
 	for _, st := range streams {
 		s.mu.Lock()
-		r, done := s.readers[st.Name], s.done[st.Name]
+		done := s.done[st.Name]
 		s.mu.Unlock()
+		r, busy := s.readers.Of(st.Name)
 		switch {
 		case done:
-		case r != nil:
+		case busy:
 			n, err := r.pending(qctx)
 			pending += n
 			if err == nil && n == 0 {
 				s.finish(qctx, st, streams, r)
 			}
 		case s.mayBegin(st, there):
-			s.read(ctx, handling, wg, source{stream: st.Name, subject: s.filter})
+			s.read(ctx, handling, source{stream: st.Name, subject: s.filter})
 		}
 	}
 	s.metrics.lag.Set(float64(pending))
@@ -302,9 +281,7 @@ func (s *subscriber) gone(ctx context.Context, there map[int]bool) {
 			continue
 		}
 		delete(s.known, name)
-		if r := s.readers[name]; r != nil {
-			r.stop()
-		}
+		s.readers.Stop(name)
 		if !s.done[name] {
 			s.log.ErrorContext(ctx, "the stream is gone; events left on it are not handled", "stream", name,
 				"runbook", "SubscriberStreamLost")
@@ -336,6 +313,6 @@ func (s *subscriber) finish(ctx context.Context, st broker.Stream, all []broker.
 	s.mu.Lock()
 	s.done[st.Name] = true
 	s.mu.Unlock()
-	r.stop()
+	s.readers.Stop(st.Name)
 	s.log.InfoContext(ctx, "the stream has ended, and all its events are handled", "stream", st.Name)
 }

@@ -2,7 +2,6 @@ package subscribe
 
 import (
 	"context"
-	"slices"
 	"testing"
 	"time"
 
@@ -15,17 +14,26 @@ func TestTheReaderOfAStreamThatIsGoneStops(t *testing.T) {
 	all := &settings{name: "mailer", log: testkit.Logger(t)}
 	all.streams.Name, all.streams.Prefix = "EVENTS", "events"
 	s := newSubscriber(all, nil, "follow.*", nil)
-	var stopped []string
+	readers, begun := make(map[string]context.Context), make(chan context.Context)
 	for _, name := range []string{"EVENTS-0", "EVENTS-1", "EVENTS-2"} {
 		s.known[name] = time.Now()
-		s.readers[name] = &reader{stop: func() { stopped = append(stopped, name) }}
+		if name == "EVENTS-2" { // its stream had ended, and all its events were handled
+			s.done[name] = true
+			continue
+		}
+		s.readers.Start(t.Context(), name, &reader{}, func(ctx context.Context) {
+			begun <- ctx
+			<-ctx.Done()
+		})
+		readers[name] = <-begun
 	}
-	delete(s.readers, "EVENTS-2") // its stream had ended, and all its events were handled
-	s.done["EVENTS-2"] = true
+	defer s.readers.Close()
 	for range 2 {
 		s.gone(context.Background(), map[int]bool{0: true})
 	}
-	if want := []string{"EVENTS-1"}; !slices.Equal(stopped, want) {
-		t.Errorf("stopped the readers of %v, want %v", stopped, want)
+	for name, ctx := range readers {
+		if stopped := ctx.Err() != nil; stopped != (name == "EVENTS-1") {
+			t.Errorf("the reader of %s is stopped: %t", name, stopped)
+		}
 	}
 }

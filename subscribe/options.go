@@ -16,6 +16,7 @@ import (
 
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/work"
 	"github.com/tidings/tidings/kinds"
 )
 
@@ -191,8 +192,6 @@ func (s *settings) broker() broker.Config {
 // consumers of a tenant.
 func (s *settings) lookUp(ctx context.Context, js jetstream.JetStream,
 	list func(context.Context) ([]broker.Stream, error)) ([]broker.Stream, error) {
-	tick := time.NewTicker(time.Second)
-	defer tick.Stop()
 	for {
 		qctx, cancel := context.WithTimeout(ctx, s.streams.Timeout)
 		all, err := list(qctx)
@@ -213,10 +212,8 @@ func (s *settings) lookUp(ctx context.Context, js jetstream.JetStream,
 		}
 		s.health.set(func(context.Context) error { return err })
 		s.log.WarnContext(ctx, "waiting for NATS", "err", err)
-		select {
-		case <-ctx.Done():
+		if work.Sleep(ctx, lookEvery) != nil {
 			return nil, nil
-		case <-tick.C:
 		}
 	}
 }

@@ -126,22 +126,30 @@ const grace = 5 * time.Second
 
 // Apply calls the function, and turns a panic into an error.
 func (p *projection) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) error {
-	done := make(chan error, 1)
-	go func() { done <- guard(func() error { return p.apply(ctx, tx, events) }) }()
-	select {
-	case err := <-done:
+	late, err := inTime(ctx, p.timeout, func() error { return p.apply(ctx, tx, events) })
+	if late == nil {
 		return err
-	case <-ctx.Done():
-	}
-	late := time.NewTimer(min(grace, p.timeout))
-	defer late.Stop()
-	select {
-	case err := <-done:
-		return err
-	case <-late.C:
 	}
 	p.stuck <- fmt.Errorf("%w: projection %s, %d events of %s from %d on", ErrStuck, p.name, len(events), events[0].Stream, events[0].Seq)
-	return <-done // the function uses the transaction until it returns
+	return <-late // the function uses the transaction until it returns
+}
+
+// inTime calls fn. If fn has not returned some time after the end of ctx, late gets its error
+// later.
+func inTime(ctx context.Context, timeout time.Duration, fn func() error) (late <-chan error, err error) {
+	done := make(chan error, 1)
+	go func() { done <- guard(fn) }()
+	select {
+	case err = <-done:
+		return nil, err
+	case <-ctx.Done():
+	}
+	select {
+	case err = <-done:
+		return nil, err
+	case <-time.After(min(grace, timeout)):
+		return done, nil
+	}
 }
 
 // guard calls fn, and returns a panic as an error.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/work"
 )
 
 type aggregate struct {
@@ -46,8 +47,7 @@ type reader struct {
 	*subscriber
 	source
 	reading, handling context.Context
-	stop              context.CancelFunc
-	room              chan struct{} // an event was finished
+	room              work.Signal // an event was finished
 	consumer          jetstream.Consumer
 	workers           sync.WaitGroup
 
@@ -70,33 +70,26 @@ func (r *reader) window() int { return perCall * r.concurrency }
 
 // run reads until ctx ends. It returns when every event in hand is handled or given back.
 func (r *reader) run(ctx context.Context) {
+	r.reading = ctx
+	r.term, r.endTerm = context.WithCancel(ctx)
 	keep, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var keeper sync.WaitGroup
 	keeper.Go(func() { r.keep(keep) })
-	for attempt := 1; ctx.Err() == nil; attempt++ {
+	for failures := 1; ctx.Err() == nil; failures++ {
 		progress, err := r.session(ctx)
 		if ctx.Err() != nil {
 			break
 		}
 		if progress {
-			attempt = 1
+			failures = 1
 		}
 		r.trouble(ctx, r.stream, err)
-		sleep(ctx, min(100*time.Millisecond<<min(attempt, 6), 5*time.Second))
+		work.Sleep(ctx, work.Retry(failures))
 	}
 	r.giveBack()
 	r.workers.Wait()
 	stop()
 	keeper.Wait()
-}
-
-func sleep(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-	case <-t.C:
-	}
 }
 
 // session pulls events until an error.
@@ -327,10 +320,7 @@ func (r *reader) work(a aggregate) {
 			r.queues[a] = rest
 		}
 		r.mu.Unlock()
-		select {
-		case r.room <- struct{}{}:
-		default:
-		}
+		r.room.Give()
 		if len(rest) == 0 {
 			return
 		}
@@ -339,14 +329,7 @@ func (r *reader) work(a aggregate) {
 
 // keep reports the messages in hand to NATS as in progress, until ctx ends.
 func (r *reader) keep(ctx context.Context) {
-	tick := time.NewTicker(r.takeover / 3)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
+	for work.Sleep(ctx, r.takeover/3) == nil {
 		r.mu.Lock()
 		for _, m := range r.undone {
 			_ = m.InProgress() // after a failure the next one comes soon

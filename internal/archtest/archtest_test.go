@@ -45,9 +45,11 @@ var rules = []rule{
 
 	{pkg: "api", libs: []string{huma, pgx}, // it passes a pgx.Tx on: the reads of a projection are one transaction of the caller
 		may: []string{"store", "kinds", "event/contracts", "outbox", "projections", "projections/*", "event",
-			"internal/tokens", "internal/versioned", "internal/postgres", "internal/shares", "internal/tracing", "consumers"}},
+			"internal/tokens", "internal/versioned", "internal/postgres", "internal/shares", "internal/tracing", "internal/work",
+			"consumers"}},
 	{pkg: "store", libs: []string{pgx},
-		may: []string{"kinds", "outbox", "internal/versioned", "event", "internal/postgres", "internal/shares", "internal/tracing"}},
+		may: []string{"kinds", "outbox", "internal/versioned", "event", "internal/postgres", "internal/shares", "internal/tracing",
+			"internal/work"}},
 	{pkg: "internal/tokens", may: []string{"store", "internal/postgres"}, libs: []string{pgx}}, // store: the rules of names
 	{pkg: "internal/versioned", may: []string{"internal/postgres"}, libs: []string{pgx}},
 	// pgx: it reads and writes the kinds of an installation.
@@ -58,16 +60,16 @@ var rules = []rule{
 	// It runs `tidings dev` for the tests of users.
 	{pkg: "client/clienttest", libs: []string{pgx},
 		may: []string{"client", "cmd/tidings/cli", "kinds", "internal/tokens", "internal/pglocal", "internal/postgres"}},
-	{pkg: "outbox", may: []string{"event", "internal/deadletter", "internal/postgres"}, libs: []string{pgx}},
+	{pkg: "outbox", may: []string{"event", "internal/deadletter", "internal/postgres", "internal/work"}, libs: []string{pgx}},
 	{pkg: "outbox/coldstore", may: []string{"outbox", "event", "internal/postgres", "internal/words"}, libs: []string{pgx, blob}},
 	// pgx: it passes the pool on to outbox.
 	{pkg: "relay", libs: []string{nats, pgx},
-		may: []string{"outbox", "event", "internal/lease", "internal/broker", "internal/heartbeat", "internal/tracing"}},
+		may: []string{"outbox", "event", "internal/lease", "internal/broker", "internal/heartbeat", "internal/tracing", "internal/work"}},
 	{pkg: "consumers", may: []string{"kinds", "event", "internal/lease", "internal/broker", "internal/heartbeat", "internal/postgres",
-		"internal/tracing", "internal/deadletter"}, libs: []string{pgx, nats}},
+		"internal/tracing", "internal/deadletter", "internal/work"}, libs: []string{pgx, nats}},
 	// It is the public interface of consumers.
 	{pkg: "subscribe", may: []string{"consumers", "kinds", "migrations", "event", "internal/lease", "internal/broker", "internal/postgres",
-		"internal/tracing"}, libs: []string{pgx, nats}},
+		"internal/tracing", "internal/work"}, libs: []string{pgx, nats}},
 	{pkg: "projections", may: []string{"kinds", "event", "internal/postgres"}, libs: []string{pgx}},
 	// Never each other, never NATS. store: they read the truth.
 	{pkg: "projections/*", libs: []string{pgx},
@@ -76,8 +78,8 @@ var rules = []rule{
 	{pkg: "deploy"}, // tests of the files in the directory
 	{pkg: "docs"},   // likewise
 	{pkg: "migrations", may: []string{"kinds", "internal/postgres"}, libs: []string{pgx}},
-	// What an operator sees and does. The CLI and the console show the same packages, which read all
-	// rooms of the path, and never the API. The console has no SQL (TestTheConsoleHasNoSQL).
+	// What an operator sees and does. The CLI and the console show the same packages, which read
+	// all rooms of the path, and never the API. The console has no SQL (TestTheConsoleHasNoSQL).
 	{pkg: "ops/load", may: []string{"client"}}, // a client of the API
 	{pkg: "ops/demo", libs: []string{pgx}, // likewise; outbox and postgres are for its failures (demo.Trouble)
 		may: []string{"client", "outbox", "event", "ops/load", "internal/postgres"}},
@@ -89,7 +91,7 @@ var rules = []rule{
 			"kinds", "event", "internal/*"}},
 
 	// event: the subjects. Only this package may import the server.
-	{pkg: "internal/broker", may: []string{"event"}, libs: []string{nats, srv}},
+	{pkg: "internal/broker", may: []string{"event", "internal/work"}, libs: []string{nats, srv}},
 	{pkg: "internal/heartbeat", may: []string{"event"}},
 	// It explores the protocol with the outbox's own decisions about the layout.
 	{pkg: "internal/protocol", may: []string{"outbox", "event"}},

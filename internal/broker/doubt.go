@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/tidings/tidings/internal/work"
 )
 
 // SureAfter is how long a cluster must report a loss before Tidings believes it. A leader that is
@@ -84,7 +86,7 @@ func confirm(ctx context.Context, cluster func() bool, look Look) (lost bool, er
 		if time.Since(first) >= SureAfter {
 			return true, nil
 		}
-		if err := pause(ctx, lookAgain); err != nil {
+		if err := work.Sleep(ctx, lookAgain); err != nil {
 			return lost, err
 		}
 	}
@@ -117,7 +119,7 @@ func ConfirmByQuorum(ctx context.Context, js jetstream.JetStream, look Look) (lo
 			}
 			until = until.Add(time.Since(began)) // the wait is for elections, not for looks
 		}
-		if err := pause(ctx, lookAgain); err != nil {
+		if err := work.Sleep(ctx, lookAgain); err != nil {
 			return lost, err
 		}
 	}
@@ -134,15 +136,4 @@ func stepDown(ctx context.Context, js jetstream.JetStream, stream string) error 
 		return fmt.Errorf("ask the leader of stream %s to step down: %w", stream, err)
 	}
 	return nil
-}
-
-func pause(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-timer.C:
-		return nil
-	}
 }

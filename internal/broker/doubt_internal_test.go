@@ -5,6 +5,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/tidings/tidings/internal/work"
 )
 
 // TestALossIsConfirmedHoweverLongALookTakes: a look at a large stream takes longer than the reports
@@ -15,7 +17,7 @@ func TestALossIsConfirmedHoweverLongALookTakes(t *testing.T) {
 			began, looks := time.Now(), 0
 			lost, err := confirm(t.Context(), func() bool { return true }, func(ctx context.Context) (Stream, bool, error) {
 				looks++
-				return Stream{}, true, pause(ctx, look)
+				return Stream{}, true, work.Sleep(ctx, look)
 			})
 			if took := time.Since(began); !lost || err != nil || looks < 2 || took < SureAfter || took > within {
 				t.Errorf("looks of %s: lost %v, %v after %d looks and %s", look, lost, err, looks, took)

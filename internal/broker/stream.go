@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/work"
 )
 
 // Metadata keys of a partition's stream. They tell readers the stream's slots and predecessors.
@@ -619,10 +620,8 @@ func create(ctx context.Context, js jetstream.JetStream, sc jetstream.StreamConf
 		if try == 3 || !errors.As(err, &refused) || refused.ErrorCode != errCodeStore {
 			return stream, err
 		}
-		select {
-		case <-ctx.Done():
+		if work.Sleep(ctx, 100*time.Millisecond) != nil {
 			return nil, err
-		case <-time.After(100 * time.Millisecond):
 		}
 	}
 }

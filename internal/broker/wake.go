@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+
+	"github.com/tidings/tidings/internal/work"
 )
 
 // WakeSubject carries wake-ups for the relays: the slots with new rows. It is plain NATS, outside
@@ -26,28 +28,23 @@ type Waker struct {
 	nc      *nats.Conn
 	stream  string        // the name of the relays' streams: relays of other cells ignore the wake-up
 	touched atomic.Uint32 // a bit per slot
-	signal  chan struct{}
+	signal  work.Signal
 }
 
 // NewWaker returns a waker over nc for the relays that publish to cfg's streams. It sends wake-ups
 // while Run runs.
 func NewWaker(nc *nats.Conn, cfg Config) *Waker {
-	return &Waker{nc: nc, stream: cfg.Stream, signal: make(chan struct{}, 1)}
+	return &Waker{nc: nc, stream: cfg.Stream, signal: work.NewSignal()}
 }
 
 // Wake records that the slot has new rows. Call it after their commit.
 func (w *Waker) Wake(slot int) {
 	w.touched.Or(1 << slot)
-	select {
-	case w.signal <- struct{}{}:
-	default:
-	}
+	w.signal.Give()
 }
 
 // Run sends wake-ups, at most one per wakeEvery, until ctx ends. It returns nil.
 func (w *Waker) Run(ctx context.Context) error {
-	pause := time.NewTimer(0)
-	defer pause.Stop()
 	for {
 		select {
 		case <-ctx.Done():
@@ -57,12 +54,7 @@ func (w *Waker) Run(ctx context.Context) error {
 		if touched := w.touched.Swap(0); touched != 0 {
 			_ = w.nc.Publish(WakeSubject, encodeWake(touched, w.stream)) // on an error no relay can publish the rows either
 		}
-		pause.Reset(wakeEvery)
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-pause.C:
-		}
+		work.Sleep(ctx, wakeEvery)
 	}
 }
 

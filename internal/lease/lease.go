@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/work"
 )
 
 // Config is the environment of every lease holder.
@@ -53,9 +54,9 @@ type Group struct {
 	kind     string
 	owner    string
 	log      *slog.Logger
-	changed  chan struct{}
-	beat     chan struct{} // requests a heartbeat at once
-	rowsMade []int         // the partitions whose rows this instance has seen; only Run uses it
+	changed  work.Signal
+	beat     work.Signal // requests a heartbeat at once
+	rowsMade []int       // the partitions whose rows this instance has seen; only Run uses it
 
 	mu       sync.Mutex
 	wanted   []int // all partitions to distribute, sorted
@@ -77,7 +78,7 @@ func New(cfg Config, pool *pgxpool.Pool, kind, owner string, log *slog.Logger) (
 	}
 	return &Group{
 		cfg: cfg, pool: pool, kind: kind, owner: owner,
-		log: log.With("component", "lease", "kind", kind), changed: make(chan struct{}, 1), beat: make(chan struct{}, 1),
+		log: log.With("component", "lease", "kind", kind), changed: work.NewSignal(), beat: work.NewSignal(),
 	}, nil
 }
 
@@ -91,10 +92,7 @@ func (g *Group) Share(partitions []int) {
 	defer g.mu.Unlock()
 	if wanted := slices.Sorted(slices.Values(partitions)); !slices.Equal(wanted, g.wanted) {
 		g.wanted = wanted
-		select {
-		case g.beat <- struct{}{}:
-		default:
-		}
+		g.beat.Give()
 	}
 }
 
@@ -108,10 +106,7 @@ func (g *Group) Refuse(partition int) {
 	if !slices.Contains(g.refused, partition) {
 		g.refused = append(g.refused, partition)
 	}
-	select {
-	case g.beat <- struct{}{}:
-	default:
-	}
+	g.beat.Give()
 }
 
 // Held returns the partitions whose leases this instance may trust now, sorted. It is empty if
@@ -157,6 +152,17 @@ func (g *Group) Run(ctx context.Context) error {
 		case <-tick.C:
 		}
 	}
+}
+
+// While runs fn as a member of the group. It frees the leases after fn has returned, or when ctx
+// ends.
+func (g *Group) While(ctx context.Context, fn func()) {
+	ctx, leave := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	running.Go(func() { _ = g.Run(ctx) }) // returns nil
+	defer running.Wait()
+	defer leave()
+	fn()
 }
 
 // ensureSQL inserts the kind's missing rows. Every heartbeat runs it, because without its row
@@ -259,10 +265,7 @@ func (g *Group) heartbeat(ctx context.Context) error {
 	g.mu.Unlock()
 	if !slices.Equal(before, held) {
 		g.log.InfoContext(ctx, "leases changed", "owner", g.owner, "held", len(held), "share", b.share)
-		select {
-		case g.changed <- struct{}{}:
-		default:
-		}
+		g.changed.Give()
 	}
 	return nil
 }

@@ -60,7 +60,7 @@ func (d *desk) sampleActs(t *testing.T) map[string]actCase {
 	d.bury(t, 920_001, 2, tenant, "to be noted", "")
 	d.exec(t, `INSERT INTO outbox_dlq_operations (operation_id, tenant_id, action, filter, actor, total, worker, lease_until)
 	  VALUES ($1, 7, 'retry', '{}', 'amy', 50000, 'other', 'infinity')`, operation)
-	if _, err := consumers.Pause(t.Context(), d.pool, "threadcache", "ann", "the test"); err != nil {
+	if _, err := consumers.Pause(t.Context(), d.pool, "threadcache", consumers.Paused{Actor: "ann", Reason: "the test"}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := outbox.AddHold(t.Context(), d.pool, outbox.ArchiveHold{TenantID: 9, CreatedBy: "ann", Reason: "a dispute"}); err != nil {

@@ -539,7 +539,8 @@ func TestNothingThatPeopleWriteRunsInTheBrowser(t *testing.T) {
 		if err := audit.Finish(t.Context(), h.pool, a.ActID, p, i%3 == 0); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := consumers.Pause(t.Context(), h.pool, []string{"followercounts", "threadcache", "archiver"}[i%3], p, p); err != nil {
+		name := []string{"followercounts", "threadcache", "archiver"}[i%3]
+		if _, err := consumers.Pause(t.Context(), h.pool, name, consumers.Paused{Actor: p, Reason: p}); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := tokens.Create(t.Context(), h.pool, tenant, strings.Map(func(r rune) rune {

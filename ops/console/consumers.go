@@ -161,7 +161,7 @@ func (c *Console) lookConsumer(says ...string) func(context.Context, *view, url.
 }
 
 func (c *Console) doPause(ctx context.Context, d *doing) (string, error) {
-	changed, err := consumers.Pause(ctx, c.deps.Projections, d.Act.Target, d.actor(), d.Act.Reason)
+	changed, err := consumers.Pause(ctx, c.deps.Projections, d.Act.Target, consumers.Paused{Actor: d.actor(), Reason: d.Act.Reason})
 	if err == nil && !changed {
 		return "It was paused already.", nil
 	}

@@ -224,7 +224,7 @@ func (s *site) pictures(b *browser) {
 // consumer delays the erasure, and the act's page shows that it waits.
 func (s *site) erases(b *browser) {
 	t := b.t
-	if _, err := consumers.Pause(t.Context(), s.pool, "threadcache", "ann", "the test"); err != nil {
+	if _, err := consumers.Pause(t.Context(), s.pool, "threadcache", consumers.Paused{Actor: "ann", Reason: "the test"}); err != nil {
 		t.Fatal(err)
 	}
 	const behind = 20 // messages; threadcache no longer follows

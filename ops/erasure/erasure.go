@@ -18,6 +18,7 @@ import (
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/words"
+	"github.com/tidings/tidings/internal/work"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/projections"
@@ -504,10 +505,8 @@ func (e *eraser) await(ctx context.Context, ask func() ([]string, error)) error 
 		if time.Now().After(e.deadline) {
 			return fmt.Errorf("%w after waiting %s for %s", ErrUnfinished, e.o.Wait, strings.Join(waiting, "; "))
 		}
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-time.After(max(pollFor, 4*time.Since(start))):
+		if err := work.Sleep(ctx, max(pollFor, 4*time.Since(start))); err != nil {
+			return err
 		}
 	}
 }

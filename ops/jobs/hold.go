@@ -17,6 +17,7 @@ import (
 
 	"github.com/tidings/tidings/internal/lease"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/work"
 )
 
 // Kind is the kind of the jobs' lease, for lease.Holders. A job that runs apart has its own kind
@@ -78,33 +79,24 @@ func withLease(ctx context.Context, pool *pgxpool.Pool, kind, name string, ttl t
 		return err
 	}
 	g.Share([]int{0})
-	beating, leave := context.WithCancel(context.WithoutCancel(ctx)) // renews until fn has returned: its last slice needs the lease
-	left := make(chan error, 1)
-	go func() { left <- g.Run(beating) }()
-	defer func() {
-		leave()
-		err = errors.Join(err, <-left)
-	}()
-
-	if err := await(ctx, pool, g, kind, log); err != nil {
-		return err
-	}
 	h := &Hold{pool: pool, kind: kind, owner: g.Owner()}
-	if err := h.readEpoch(ctx); err != nil {
-		return err
-	}
-	working, lost := context.WithCancelCause(ctx)
-	watched := make(chan struct{})
-	go func() {
-		defer close(watched)
-		watch(working, g, ttl/20, func() { lost(ErrLost) })
-	}()
-	err = fn(working, h)
-	lost(nil)
-	<-watched
-	if errors.Is(context.Cause(working), ErrLost) && !errors.Is(err, ErrLost) {
-		err = errors.Join(err, ErrLost)
-	}
+	g.While(context.WithoutCancel(ctx), func() { // the last slice of fn needs the lease, too
+		if err = await(ctx, pool, g, kind, log); err == nil {
+			err = h.readEpoch(ctx)
+		}
+		if err != nil {
+			return
+		}
+		working, lost := context.WithCancelCause(ctx)
+		var watching sync.WaitGroup
+		watching.Go(func() { watch(working, g, ttl/20, func() { lost(ErrLost) }) })
+		err = fn(working, h)
+		lost(nil)
+		watching.Wait()
+		if errors.Is(context.Cause(working), ErrLost) && !errors.Is(err, ErrLost) {
+			err = errors.Join(err, ErrLost)
+		}
+	})
 	return err
 }
 
@@ -142,17 +134,10 @@ func await(ctx context.Context, pool *pgxpool.Pool, g *lease.Group, kind string,
 
 // watch calls lost when the group no longer holds the lease. It returns when ctx ends.
 func watch(ctx context.Context, g *lease.Group, every time.Duration, lost func()) {
-	tick := time.NewTicker(every)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
+	for work.Sleep(ctx, every) == nil {
+		if len(g.Held()) == 0 {
+			lost()
 			return
-		case <-tick.C:
-			if len(g.Held()) == 0 {
-				lost()
-				return
-			}
 		}
 	}
 }

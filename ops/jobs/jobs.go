@@ -14,6 +14,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
+
+	"github.com/tidings/tidings/internal/work"
 )
 
 // Job is work that repeats.
@@ -166,10 +168,8 @@ func (r *Runner) runLane(ctx context.Context, lane []Job) error {
 		if err := r.runOnce(ctx, lane); err != nil && ctx.Err() == nil {
 			r.log.WarnContext(ctx, "a scheduled job failed, retrying", "err", err)
 		}
-		select {
-		case <-ctx.Done():
+		if work.Sleep(ctx, pollInterval-rand.N(pollInterval/4)) != nil {
 			return nil
-		case <-time.After(pollInterval - rand.N(pollInterval/4)):
 		}
 	}
 }

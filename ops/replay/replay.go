@@ -20,6 +20,7 @@ import (
 	"github.com/tidings/tidings/internal/cells"
 	"github.com/tidings/tidings/internal/lease"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/work"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/projections"
@@ -266,10 +267,8 @@ func (r *replay) catchUp(ctx context.Context, consumer *consumers.Consumer) erro
 		if why != nil && time.Since(moved) > r.opts.Stall {
 			return fmt.Errorf("the new tables of %s do not catch up with the stream: %w", r.name, why)
 		}
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-time.After(pollInterval):
+		if err := work.Sleep(ctx, pollInterval); err != nil {
+			return err
 		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/work"
 )
 
 const (
@@ -233,10 +234,8 @@ func (r *replay) passLive(ctx context.Context, tx pgx.Tx, args pgx.StrictNamedAr
 		if time.Now().After(deadline) {
 			return errNotYet
 		}
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-time.After(5 * time.Millisecond):
+		if err := work.Sleep(ctx, 5*time.Millisecond); err != nil {
+			return err
 		}
 	}
 }

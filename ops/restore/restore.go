@@ -14,6 +14,7 @@ import (
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/work"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/ops/erasure"
 	"github.com/tidings/tidings/ops/status"
@@ -386,10 +387,8 @@ func (r *restore) await(ctx context.Context, what string, done func() (bool, err
 		if time.Since(began) > r.o.Wait {
 			return fmt.Errorf("%w: waited for %s", ErrUnfinished, what)
 		}
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-time.After(status.AwaitEvery):
+		if err := work.Sleep(ctx, status.AwaitEvery); err != nil {
+			return err
 		}
 	}
 }

@@ -550,7 +550,8 @@ func TestAnOrderExplainsWhatTheAPIAnswers(t *testing.T) {
 	seed, _ := testkit.Seed(t)
 	histories(t, seed, newLine, func(l *line, calls func() int) {
 		l.more(300, calls)
-		if _, err := consumers.Pause(t.Context(), l.system, threadcache.Name, "test", "a history"); err != nil {
+		by := consumers.Paused{Actor: "test", Reason: "a history"}
+		if _, err := consumers.Pause(t.Context(), l.system, threadcache.Name, by); err != nil {
 			t.Fatal(err)
 		}
 		l.more(300, calls)

@@ -373,7 +373,7 @@ func (l *line) fault(what string) {
 			p.odd.cut.Store(true)
 		}
 	case "pause":
-		if _, err := consumers.Pause(l.t.Context(), l.system, name, "test", what); err != nil {
+		if _, err := consumers.Pause(l.t.Context(), l.system, name, consumers.Paused{Actor: "test", Reason: what}); err != nil {
 			l.t.Fatal(err)
 		}
 		at := l.overlaid()

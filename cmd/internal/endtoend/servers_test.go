@@ -84,7 +84,7 @@ func (l *line) fullStreams() {
 // events.
 func (l *line) operators(name string) {
 	l.t.Helper()
-	if _, err := consumers.Pause(l.t.Context(), l.system, name, "test", "operators"); err != nil {
+	if _, err := consumers.Pause(l.t.Context(), l.system, name, consumers.Paused{Actor: "test", Reason: "operators"}); err != nil {
 		l.t.Fatal(err)
 	}
 	lag := func() (n int64, err error) {

@@ -14,6 +14,7 @@ import (
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/cells"
+	"github.com/tidings/tidings/internal/work"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/projections"
 )
@@ -81,18 +82,12 @@ func (d *Drift) Run(ctx context.Context) error {
 		<-ctx.Done()
 		return nil
 	}
-	tick := time.NewTicker(d.cfg.Interval)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-		}
+	for work.Sleep(ctx, d.cfg.Interval) == nil {
 		if err := d.step(ctx); err != nil && ctx.Err() == nil {
 			d.log.WarnContext(ctx, "comparison with the truth failed, will retry", "err", err)
 		}
 	}
+	return nil
 }
 
 // clockSkew is the maximum difference between the clocks of database and broker.

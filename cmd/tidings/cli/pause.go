@@ -27,7 +27,7 @@ also after a restart. No event is lost: the events wait on the stream, which kee
 NATS_MAX_AGE. The consumer's lag grows, and its alert fires.`,
 		name: "pause", actor: &actor, reason: &reason,
 	}, true, func(ctx context.Context, s *session, consumer string) (changed bool, text string, err error) {
-		changed, err = consumers.Pause(ctx, s.Projections, consumer, actor, reason)
+		changed, err = consumers.Pause(ctx, s.Projections, consumer, consumers.Paused{Actor: actor, Reason: reason})
 		if !changed {
 			return changed, "%s was already paused: see `tidings status`.\n", err
 		}

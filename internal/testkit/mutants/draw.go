@@ -15,8 +15,8 @@ import (
 
 // Rooms are the folders whose code Draw changes: those that carry, store and read events. A pattern
 // of filepath.Match.
-var Rooms = []string{"relay", "consumers", "outbox", "store", "internal/lease", "projections/*", "ops/erasure", "ops/erase",
-	"outbox/coldstore", "internal/versioned", "internal/postgres", "internal/broker", "api", "subscribe", "migrations/*"}
+var Rooms = []string{"relay", "consumers", "outbox", "store", "internal/lease", "internal/work", "projections/*", "ops/erasure",
+	"ops/erase", "outbox/coldstore", "internal/versioned", "internal/postgres", "internal/broker", "api", "subscribe", "migrations/*"}
 
 // Drawn is an edit by chance, at one place of a file.
 type Drawn struct {
