@@ -33,7 +33,8 @@ func AsyncAPI(set *kinds.Set, in Names) map[string]any {
 	for _, t := range Types(set) {
 		name := t.Kind + "." + t.Event
 		messages[t.Name] = map[string]any{"name": t.Name, "title": name, "summary": t.Summary, "contentType": "application/json",
-			"headers": headersOf(t, in.Source), "payload": ref("components", "schemas", t.Name), "x-tidings-schema": "/v1/schemas/" + t.Name}
+			"headers": headersOf(t, in.Source), "payload": ref("components", "schemas", t.Name),
+			"x-tidings-schema": "/v1/schemas/" + t.Name}
 		schemas[t.Name] = t.body()
 		if event.System(t.Kind) { // no live subject has it
 			channels[name] = map[string]any{"address": subject + "system.t0." + name, "title": name, "description": t.Summary,

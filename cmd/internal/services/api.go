@@ -75,7 +75,8 @@ func runAPI(ctx context.Context, env envconfig.Lookuper) error {
 	handler, err := api.New(cfg.API, api.Deps{
 		Store: store.New(truth, waker.Wake), Tokens: tokens, DLQ: outbox.NewDLQ(truth, waker.Wake), Projections: projections,
 		Kinds: catalog, Fleet: fleet.Projections(catalog.Now), Pages: pages, Streams: heads.Of(nc, cfg.Broker), Log: log, Reg: reg,
-		Names: contracts.Names{Stream: cfg.Broker.Stream, Prefix: cfg.Broker.Prefix, Live: cfg.Broker.LivePrefix, Source: cfg.Broker.Source},
+		Names: contracts.Names{Stream: cfg.Broker.Stream, Prefix: cfg.Broker.Prefix, Live: cfg.Broker.LivePrefix,
+			Source: cfg.Broker.Source},
 	})
 	if err != nil {
 		return err
