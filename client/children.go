@@ -14,13 +14,6 @@ type childKind struct {
 	names              names  // of a kind without types in this package
 }
 
-// The built-in kinds of children.
-var (
-	commentKind = childKind{name: "comment", plural: "comments", parent: "post", parentPath: "posts"}
-	messageKind = childKind{name: "message", plural: "messages", parent: "conversation", parentPath: "conversations"}
-	reviewKind  = childKind{name: "review", plural: "reviews", parent: "product", parentPath: "products"}
-)
-
 // under is the path of an object's children; one is the path of a child.
 func (k childKind) under(object ID) string {
 	return "/v1/" + k.parentPath + "/" + object.String() + "/" + k.plural
@@ -59,44 +52,6 @@ type ChildState struct {
 	UpdatedAt time.Time `json:"updated_at"`
 }
 
-// Comment is a comment under a post. A hidden, removed, deleted or erased comment has neither
-// author nor body.
-type Comment struct {
-	CommentID string `json:"comment_id"`
-	PostID    ID     `json:"post_id"`
-	ParentID  string `json:"parent_id,omitempty"` // the comment that it replies to
-	AuthorID  ID     `json:"author_id,omitempty"`
-	Slug      string `json:"slug"`  // the permalink within the post
-	Depth     int    `json:"depth"` // 1 for a comment that replies to none
-	Body      string `json:"body,omitempty"`
-	ChildState
-}
-
-// Message is a message in a conversation. A deleted or erased message has neither author nor body.
-type Message struct {
-	MessageID      string `json:"message_id"`
-	ConversationID ID     `json:"conversation_id"`
-	AuthorID       ID     `json:"author_id,omitempty"`
-	Body           string `json:"body,omitempty"`
-	ChildState
-}
-
-// Review is a review of a product. A deleted or erased review has neither author, body nor
-// attributes.
-type Review struct {
-	ReviewID  string `json:"review_id"`
-	ProductID ID     `json:"product_id"`
-	AuthorID  ID     `json:"author_id,omitempty"`
-	Body      string `json:"body,omitempty"`
-	ChildState
-	Attributes *ReviewAttributes `json:"attributes,omitempty"`
-}
-
-// ReviewAttributes are the attributes of a review.
-type ReviewAttributes struct {
-	Rating int64 `json:"rating"` // 1 to 5
-}
-
 // Child is a child of any kind. A child that is gone has neither author, body nor attributes.
 type Child struct {
 	ID       string `json:"child_id"`
@@ -116,36 +71,7 @@ type Versioned interface {
 }
 
 // Ref implements Versioned.
-func (c Comment) Ref() (id string, version int64) { return c.CommentID, c.Version }
-
-// Ref implements Versioned.
-func (m Message) Ref() (id string, version int64) { return m.MessageID, m.Version }
-
-// Ref implements Versioned.
-func (r Review) Ref() (id string, version int64) { return r.ReviewID, r.Version }
-
-// Ref implements Versioned.
 func (c Child) Ref() (id string, version int64) { return c.ID, c.Version }
-
-// NewComment is a comment to write.
-type NewComment struct {
-	AuthorID ID     `json:"author_id"`
-	Body     string `json:"body"`                // 1 to 16,384 bytes after trimming
-	ParentID string `json:"parent_id,omitempty"` // the comment that it replies to
-}
-
-// NewMessage is a message to write.
-type NewMessage struct {
-	AuthorID ID     `json:"author_id"`
-	Body     string `json:"body"` // 1 to 16,384 bytes after trimming
-}
-
-// NewReview is a review to write. An author may have one review of a product.
-type NewReview struct {
-	AuthorID   ID               `json:"author_id"`
-	Body       string           `json:"body"` // 1 to 16,384 bytes after trimming
-	Attributes ReviewAttributes `json:"attributes"`
-}
 
 // NewChild is a child of any kind to write.
 type NewChild struct {
@@ -155,55 +81,12 @@ type NewChild struct {
 	Attributes map[string]any `json:"attributes,omitempty"`
 }
 
-func (n NewComment) replyTo() string { return n.ParentID }
-func (n NewChild) replyTo() string   { return n.ParentID }
-
-// CommentEdit is a comment's new text.
-type CommentEdit struct {
-	Body string `json:"body"`
-}
-
-// MessageEdit is a message's new text.
-type MessageEdit struct {
-	Body string `json:"body"`
-}
-
-// ReviewEdit has the changes of a review: of the text, of the attributes, or of both.
-type ReviewEdit struct {
-	Body       string         `json:"body,omitempty"` // "" for no change
-	Attributes *ReviewChanges `json:"attributes,omitempty"`
-}
-
-// ReviewChanges has the changed attributes of a review.
-type ReviewChanges struct {
-	Rating int64 `json:"rating,omitempty"` // 1 to 5; 0 for no change
-}
+func (n NewChild) replyTo() string { return n.ParentID }
 
 // ChildEdit has the changes of a child of any kind.
 type ChildEdit struct {
 	Body       string         `json:"body,omitempty"`       // "" for no change
 	Attributes map[string]any `json:"attributes,omitempty"` // nil as a value removes an attribute, or restores its default
-}
-
-// CommentVersion is a comment at one version.
-type CommentVersion struct {
-	VersionInfo
-	Comment Comment `json:"comment"`
-	Reason  string  `json:"reason,omitempty"` // the moderator's reason; only for a token with the role moderate
-}
-
-// MessageVersion is a message at one version.
-type MessageVersion struct {
-	VersionInfo
-	Message Message `json:"message"`
-	Reason  string  `json:"reason,omitempty"`
-}
-
-// ReviewVersion is a review at one version.
-type ReviewVersion struct {
-	VersionInfo
-	Review Review `json:"review"`
-	Reason string `json:"reason,omitempty"`
 }
 
 // ChildVersion is a child of any kind at one version.
@@ -344,25 +227,6 @@ type Summary struct {
 
 func (s *Summary) asOf() time.Time { return s.AsOf }
 
-// CommentSummary has the counts of a post's comments.
-type CommentSummary struct {
-	PostID ID `json:"post_id"`
-	Summary
-	Thread ThreadState `json:"thread"`
-}
-
-// MessageSummary has the counts of a conversation's messages.
-type MessageSummary struct {
-	ConversationID ID `json:"conversation_id"`
-	Summary
-}
-
-// ReviewSummary has the counts of a product's reviews.
-type ReviewSummary struct {
-	ProductID ID `json:"product_id"`
-	Summary
-}
-
 // ChildSummary has the counts of an object's children of any kind.
 type ChildSummary struct {
 	Object ID `json:"object_id"`
@@ -462,18 +326,6 @@ func guard(k *call, version int64) *call {
 	return k
 }
 
-// Comments has the operations on comments.
-type Comments struct {
-	ThreadedChildren[Comment, NewComment, CommentEdit, CommentVersion]
-}
-
-// Summary counts a post's comments.
-func (c Comments) Summary(ctx context.Context, post ID, opts ...Option) (CommentSummary, error) {
-	return ask[CommentSummary](ctx, c.Children, func(k childKind) *call {
-		return newCall(http.MethodGet, k.summary(post), opts).projected()
-	})
-}
-
 // Tree reads all comments of a post, up to 1,000.
 func (c Comments) Tree(ctx context.Context, post ID, opts ...Option) (CommentTree, error) {
 	return ask[CommentTree](ctx, c.Children, func(k childKind) *call {
@@ -504,30 +356,6 @@ func (c Comments) PutSettings(ctx context.Context, was ThreadSettings, settings 
 // SettingsVersions lists the versions of the settings for the comments of a post, newest first.
 func (c Comments) SettingsVersions(post ID, opts ...Option) *List[ThreadVersion] {
 	return lazily[ThreadVersion](c.core, c.where(func(k childKind) string { return k.settings(post) + "/versions" }), false, opts)
-}
-
-// Messages has the operations on messages.
-type Messages struct {
-	Children[Message, NewMessage, MessageEdit, MessageVersion]
-}
-
-// Summary counts a conversation's messages.
-func (m Messages) Summary(ctx context.Context, conversation ID, opts ...Option) (MessageSummary, error) {
-	return ask[MessageSummary](ctx, m.Children, func(k childKind) *call {
-		return newCall(http.MethodGet, k.summary(conversation), opts).projected()
-	})
-}
-
-// Reviews has the operations on reviews.
-type Reviews struct {
-	Children[Review, NewReview, ReviewEdit, ReviewVersion]
-}
-
-// Summary counts a product's reviews.
-func (r Reviews) Summary(ctx context.Context, product ID, opts ...Option) (ReviewSummary, error) {
-	return ask[ReviewSummary](ctx, r.Children, func(k childKind) *call {
-		return newCall(http.MethodGet, k.summary(product), opts).projected()
-	})
 }
 
 // AnyChildren has the operations on a kind of children by its name. The API refuses thread

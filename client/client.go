@@ -18,20 +18,7 @@ type ID = event.ID
 
 // Client calls the API. Make one with New and share it: it is safe for concurrent use.
 type Client struct {
-	Follows     Follows
-	Likes       Likes
-	Shares      Shares
-	Memberships Memberships
-	Comments    Comments
-	Messages    Messages
-	Reviews     Reviews
-
-	Users         Users
-	Posts         EdgeObjects[PostCounts]
-	Groups        EdgeObjects[GroupCounts]
-	Products      Objects[ProductCounts]
-	Conversations Objects[ConversationCounts]
-
+	BuiltinKinds
 	DLQ DLQ
 
 	core *core
@@ -116,23 +103,4 @@ func New(baseURL string, with ...Setting) (*Client, error) {
 // Close closes idle connections. The client may be used afterwards.
 func (c *Client) Close() { c.core.http.CloseIdleConnections() }
 
-func newClient(c *core) *Client {
-	memberships := edges[Membership, MembershipRelation, MembershipVersion](c, membershipKind)
-	comments := children[Comment, NewComment, CommentEdit, CommentVersion](c, commentKind)
-	return &Client{
-		Follows:       Follows{edges[Follow, FollowRelation, FollowVersion](c, followKind)},
-		Likes:         Likes{edges[Like, LikeRelation, LikeVersion](c, likeKind)},
-		Shares:        Shares{edges[Share, ShareRelation, ShareVersion](c, shareKind)},
-		Memberships:   Memberships{AttributedEdges[Membership, MembershipRelation, MembershipVersion, MembershipChanges]{memberships}},
-		Comments:      Comments{ThreadedChildren[Comment, NewComment, CommentEdit, CommentVersion]{comments}},
-		Messages:      Messages{children[Message, NewMessage, MessageEdit, MessageVersion](c, messageKind)},
-		Reviews:       Reviews{children[Review, NewReview, ReviewEdit, ReviewVersion](c, reviewKind)},
-		Users:         Users{EdgeObjects[UserCounts]{objects[UserCounts](c, "users")}},
-		Posts:         EdgeObjects[PostCounts]{objects[PostCounts](c, "posts")},
-		Groups:        EdgeObjects[GroupCounts]{objects[GroupCounts](c, "groups")},
-		Products:      objects[ProductCounts](c, "products"),
-		Conversations: objects[ConversationCounts](c, "conversations"),
-		DLQ:           DLQ{c},
-		core:          c,
-	}
-}
+func newClient(c *core) *Client { return &Client{BuiltinKinds: builtinKinds(c), DLQ: DLQ{c}, core: c} }

@@ -23,3 +23,5 @@
 // The package depends on the standard library and on package event. A Client and a Session are safe
 // for concurrent use; a [List] is not.
 package client
+
+//go:generate go run ../cmd/internal/clientgen

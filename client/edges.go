@@ -30,19 +30,6 @@ func (k edgeKind) path(from, to ID) string {
 	return "/v1/" + k.plural + "/" + from.String() + "/" + to.String()
 }
 
-// The built-in kinds of edges.
-var (
-	followKind = edgeKind{name: "follow", plural: "follows", ends: [2]string{"follower_id", "followee_id"}, from: "user", to: "user",
-		fromPath: "users", toPath: "users", forward: "following", reverse: "followers", self: true}
-	likeKind = edgeKind{name: "like", plural: "likes", ends: [2]string{"user_id", "post_id"}, from: "user", to: "post", fromPath: "users",
-		toPath: "posts", forward: "likes", reverse: "likers"}
-	shareKind = edgeKind{name: "share", plural: "shares", ends: [2]string{"user_id", "post_id"}, from: "user", to: "post",
-		fromPath: "users", toPath: "posts", forward: "shares", reverse: "sharers"}
-
-	membershipKind = edgeKind{name: "membership", plural: "memberships", ends: [2]string{"user_id", "group_id"}, from: "user", to: "group",
-		fromPath: "users", toPath: "groups", forward: "groups", reverse: "members"}
-)
-
 // EdgeState has the members that every edge has beside its ends.
 type EdgeState struct {
 	Status       string    `json:"status"`        // ACTIVE; an earlier version may also be REMOVED
@@ -50,45 +37,6 @@ type EdgeState struct {
 	CreatedAt    time.Time `json:"created_at"`    // when the edge was first created
 	PositionedAt time.Time `json:"positioned_at"` // when the edge last became active; lists are ordered by it
 	UpdatedAt    time.Time `json:"updated_at"`
-}
-
-// Follow says that one user follows another.
-type Follow struct {
-	FollowerID ID `json:"follower_id"`
-	FolloweeID ID `json:"followee_id"`
-	EdgeState
-}
-
-// Like says that a user likes a post.
-type Like struct {
-	UserID ID `json:"user_id"`
-	PostID ID `json:"post_id"`
-	EdgeState
-}
-
-// Share says that a user shared a post.
-type Share struct {
-	UserID ID `json:"user_id"`
-	PostID ID `json:"post_id"`
-	EdgeState
-}
-
-// Membership says that a user is in a group.
-type Membership struct {
-	UserID  ID `json:"user_id"`
-	GroupID ID `json:"group_id"`
-	EdgeState
-	Attributes MembershipAttributes `json:"attributes"`
-}
-
-// MembershipAttributes are the attributes of a membership.
-type MembershipAttributes struct {
-	Role string `json:"role"` // member, moderator or owner
-}
-
-// MembershipChanges has the attributes that a write sets.
-type MembershipChanges struct {
-	Role string `json:"role,omitempty"` // member, moderator or owner; "": the default in PutWith, no change in Patch
 }
 
 // Edge is an edge of any kind.
@@ -106,9 +54,6 @@ type VersionedEdge interface {
 }
 
 // Ends implements VersionedEdge.
-func (m Membership) Ends() (from, to ID, version int64) { return m.UserID, m.GroupID, m.Version }
-
-// Ends implements VersionedEdge.
 func (e Edge) Ends() (from, to ID, version int64) { return e.From, e.To, e.Version }
 
 // VersionInfo has the metadata of a version: who made it, and when.
@@ -120,67 +65,10 @@ type VersionInfo struct {
 	At           time.Time `json:"at"`
 }
 
-// FollowVersion is a follow at one version.
-type FollowVersion struct {
-	VersionInfo
-	Follow Follow `json:"follow"`
-}
-
-// LikeVersion is a like at one version.
-type LikeVersion struct {
-	VersionInfo
-	Like Like `json:"like"`
-}
-
-// ShareVersion is a share at one version.
-type ShareVersion struct {
-	VersionInfo
-	Share Share `json:"share"`
-}
-
-// MembershipVersion is a membership at one version.
-type MembershipVersion struct {
-	VersionInfo
-	Membership Membership `json:"membership"`
-}
-
 // EdgeVersion is an edge of any kind at one version.
 type EdgeVersion struct {
 	VersionInfo
 	Edge Edge `json:"edge"`
-}
-
-// FollowRelation says whether two users follow each other.
-type FollowRelation struct {
-	FollowerID   ID        `json:"follower_id"`
-	FolloweeID   ID        `json:"followee_id"`
-	Following    bool      `json:"following"`              // the first follows the second
-	FollowedBy   bool      `json:"followed_by"`            // the second follows the first
-	PositionedAt time.Time `json:"positioned_at,omitzero"` // when Following last became true
-}
-
-// LikeRelation says whether a user likes a post.
-type LikeRelation struct {
-	UserID       ID        `json:"user_id"`
-	PostID       ID        `json:"post_id"`
-	Active       bool      `json:"active"`
-	PositionedAt time.Time `json:"positioned_at,omitzero"` // when Active last became true
-}
-
-// ShareRelation says whether a user shared a post.
-type ShareRelation struct {
-	UserID       ID        `json:"user_id"`
-	PostID       ID        `json:"post_id"`
-	Active       bool      `json:"active"`
-	PositionedAt time.Time `json:"positioned_at,omitzero"` // when Active last became true
-}
-
-// MembershipRelation says whether a user is in a group.
-type MembershipRelation struct {
-	UserID       ID        `json:"user_id"`
-	GroupID      ID        `json:"group_id"`
-	Active       bool      `json:"active"`
-	PositionedAt time.Time `json:"positioned_at,omitzero"` // when Active last became true
 }
 
 // Relation says whether an edge of any kind exists.
@@ -190,32 +78,6 @@ type Relation struct {
 	Active       bool      `json:"active"`
 	Reversed     bool      `json:"reversed,omitempty"`     // the edge from To to From exists; only if both ends are the same object
 	PositionedAt time.Time `json:"positioned_at,omitzero"` // when Active last became true
-}
-
-// UserEntry is a user in a list of edges.
-type UserEntry struct {
-	UserID       ID        `json:"user_id"`
-	PositionedAt time.Time `json:"positioned_at"` // the list's order, newest first
-}
-
-// PostEntry is a post in a list of edges.
-type PostEntry struct {
-	PostID       ID        `json:"post_id"`
-	PositionedAt time.Time `json:"positioned_at"` // the list's order, newest first
-}
-
-// MemberEntry is a user in the list of a group's members.
-type MemberEntry struct {
-	UserID       ID                   `json:"user_id"`
-	PositionedAt time.Time            `json:"positioned_at"` // the list's order, newest first
-	Attributes   MembershipAttributes `json:"attributes"`
-}
-
-// GroupEntry is a group in the list of a user's groups.
-type GroupEntry struct {
-	GroupID      ID                   `json:"group_id"`
-	PositionedAt time.Time            `json:"positioned_at"` // the list's order, newest first
-	Attributes   MembershipAttributes `json:"attributes"`
 }
 
 // Entry is an object in a list of edges of any kind.
@@ -345,67 +207,6 @@ func (e AttributedEdges[E, R, V, A]) PutWith(ctx context.Context, from, to ID, a
 func (e AttributedEdges[E, R, V, A]) Patch(ctx context.Context, edge E, changes A, opts ...Option) (E, error) {
 	from, to, version := edge.Ends()
 	return e.send(ctx, http.MethodPatch, from, to, changes, opts, func(k *call) { k.matching(version) })
-}
-
-// Follows has the operations on follows.
-type Follows struct {
-	Edges[Follow, FollowRelation, FollowVersion]
-}
-
-// Followers lists the followers of a user, newest first.
-func (f Follows) Followers(user ID, opts ...Option) *List[UserEntry] {
-	return lazily[UserEntry](f.core, f.reverse(user), true, opts)
-}
-
-// Following lists the users that a user follows, newest first.
-func (f Follows) Following(user ID, opts ...Option) *List[UserEntry] {
-	return lazily[UserEntry](f.core, f.forward(user), true, opts)
-}
-
-// Likes has the operations on likes.
-type Likes struct {
-	Edges[Like, LikeRelation, LikeVersion]
-}
-
-// Likers lists the users that like a post, newest first.
-func (l Likes) Likers(post ID, opts ...Option) *List[UserEntry] {
-	return lazily[UserEntry](l.core, l.reverse(post), true, opts)
-}
-
-// ByUser lists the posts that a user likes, newest first.
-func (l Likes) ByUser(user ID, opts ...Option) *List[PostEntry] {
-	return lazily[PostEntry](l.core, l.forward(user), true, opts)
-}
-
-// Shares has the operations on shares.
-type Shares struct {
-	Edges[Share, ShareRelation, ShareVersion]
-}
-
-// Sharers lists the users that shared a post, newest first.
-func (s Shares) Sharers(post ID, opts ...Option) *List[UserEntry] {
-	return lazily[UserEntry](s.core, s.reverse(post), true, opts)
-}
-
-// ByUser lists the posts that a user shared, newest first.
-func (s Shares) ByUser(user ID, opts ...Option) *List[PostEntry] {
-	return lazily[PostEntry](s.core, s.forward(user), true, opts)
-}
-
-// Memberships has the operations on memberships.
-type Memberships struct {
-	AttributedEdges[Membership, MembershipRelation, MembershipVersion, MembershipChanges]
-}
-
-// Members lists the members of a group, newest first. With the option Role it lists those with one
-// role.
-func (m Memberships) Members(group ID, opts ...Option) *List[MemberEntry] {
-	return lazily[MemberEntry](m.core, m.reverse(group), true, opts)
-}
-
-// Groups lists the groups of a user, newest first.
-func (m Memberships) Groups(user ID, opts ...Option) *List[GroupEntry] {
-	return lazily[GroupEntry](m.core, m.forward(user), true, opts)
 }
 
 // AnyEdges has the operations on a kind of edges by its name.

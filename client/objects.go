@@ -68,54 +68,10 @@ func (c *Client) EdgeRemoval(ctx context.Context, id string, opts ...Option) (Ed
 	return fetch[EdgeRemoval](ctx, c.core, newCall(http.MethodGet, "/v1/edge-removals/"+url.PathEscape(id), opts), nil)
 }
 
-// UserCounts are the counts of a user.
-type UserCounts struct {
-	Followers int64     `json:"followers"`
-	Following int64     `json:"following"`
-	Groups    int64     `json:"groups"`
-	Likes     int64     `json:"likes"`
-	Shares    int64     `json:"shares"`
-	AsOf      time.Time `json:"as_of"`
-}
-
-// PostCounts are the counts of a post.
-type PostCounts struct {
-	Likers   int64       `json:"likers"`
-	Sharers  int64       `json:"sharers"`
-	Comments ChildCounts `json:"comments"`
-	AsOf     time.Time   `json:"as_of"`
-}
-
-// GroupCounts are the counts of a group.
-type GroupCounts struct {
-	Members int64     `json:"members"`
-	AsOf    time.Time `json:"as_of"`
-}
-
-// ConversationCounts are the counts of a conversation.
-type ConversationCounts struct {
-	Messages ChildCounts `json:"messages"`
-	AsOf     time.Time   `json:"as_of"`
-}
-
-// ProductCounts are the counts of a product.
-type ProductCounts struct {
-	Reviews ReviewCounts `json:"reviews"`
-	AsOf    time.Time    `json:"as_of"`
-}
-
 // ChildCounts count the children of an object.
 type ChildCounts struct {
 	Total   int64 `json:"total"` // ever written
 	Visible int64 `json:"visible"`
-}
-
-// ReviewCounts count the reviews of a product.
-type ReviewCounts struct {
-	ChildCounts
-	Aggregates struct {
-		Rating Aggregate `json:"rating"`
-	} `json:"aggregates"`
 }
 
 // Aggregate is the count and the sum of an attribute of visible children.
@@ -132,12 +88,7 @@ func (a Aggregate) Average() float64 {
 	return float64(a.Sum) / float64(a.Count)
 }
 
-func (c *UserCounts) asOf() time.Time         { return c.AsOf }
-func (c *PostCounts) asOf() time.Time         { return c.AsOf }
-func (c *GroupCounts) asOf() time.Time        { return c.AsOf }
-func (c *ConversationCounts) asOf() time.Time { return c.AsOf }
-func (c *ProductCounts) asOf() time.Time      { return c.AsOf }
-func (c *ObjectCounts) asOf() time.Time       { return c.AsOf }
+func (c *ObjectCounts) asOf() time.Time { return c.AsOf }
 
 // ObjectCounts are the counts of an object of any type, by the name of the list or the plural of
 // the kind.

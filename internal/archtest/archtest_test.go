@@ -76,8 +76,8 @@ var rules = []rule{
 	{pkg: "deploy"}, // tests of the files in the directory
 	{pkg: "docs"},   // likewise
 	{pkg: "migrations", may: []string{"kinds", "internal/postgres"}, libs: []string{pgx}},
-	// What an operator sees and does. The CLI and the console show the same packages, which read all
-	// rooms of the path, and never the API. The console has no SQL (TestTheConsoleHasNoSQL).
+	// What an operator sees and does. The CLI and the console show the same packages, which read
+	// all rooms of the path, and never the API. The console has no SQL (TestTheConsoleHasNoSQL).
 	{pkg: "ops/load", may: []string{"client"}}, // a client of the API
 	{pkg: "ops/demo", libs: []string{pgx}, // likewise; outbox and postgres are for its failures (demo.Trouble)
 		may: []string{"client", "outbox", "event", "ops/load", "internal/postgres"}},

@@ -10,25 +10,16 @@ import (
 	"sync/atomic"
 
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/sethvargo/go-envconfig"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/tidings/tidings/api"
-	"github.com/tidings/tidings/cmd/internal/fleet"
-	"github.com/tidings/tidings/cmd/internal/heads"
-	"github.com/tidings/tidings/event"
-	"github.com/tidings/tidings/event/contracts"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/daemon"
 	"github.com/tidings/tidings/internal/postgres"
-	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/migrations"
 	"github.com/tidings/tidings/ops/console"
-	"github.com/tidings/tidings/outbox"
-	"github.com/tidings/tidings/store"
 )
 
 type apiConfig struct {
@@ -70,18 +61,12 @@ func runAPI(ctx context.Context, env envconfig.Lookuper) error {
 		return err
 	}
 	defer nc.Close()
-	waker, pages := broker.NewWaker(nc, cfg.Broker), api.NewPages(cfg.API, reg)
-	catalog := kinds.NewCatalog(truth, kinds.Truth, log)
-	handler, err := api.New(cfg.API, api.Deps{
-		Store: store.New(truth, waker.Wake), Tokens: tokens, DLQ: outbox.NewDLQ(truth, waker.Wake), Projections: projections,
-		Kinds: catalog, Fleet: fleet.Projections(catalog.Now), Pages: pages, Streams: heads.Of(nc, cfg.Broker), Log: log, Reg: reg,
-		Names: contracts.Names{Stream: cfg.Broker.Stream, Prefix: cfg.Broker.Prefix, Live: cfg.Broker.LivePrefix,
-			Source: cfg.Broker.Source},
-	})
+	a, err := NewAPI(cfg.API, truth, tokens, projections, nc, cfg.Broker, reg, log)
 	if err != nil {
 		return err
 	}
-	see, closeConsole, err := openConsole(ctx, cfg, nc, waker, catalog, log)
+	truthURL, projectionsURL := consoleDatabases(cfg)
+	see, closeConsole, err := a.OpenConsole(ctx, cfg.Console, cfg.Postgres, truthURL, projectionsURL, cfg.ConsoleOwnerDatabaseURL)
 	if err != nil {
 		return err
 	}
@@ -92,7 +77,7 @@ func runAPI(ctx context.Context, env envconfig.Lookuper) error {
 	ops.Ready("projections", projections.Ping)
 	ops.Ready("truth schema", migrations.Ready(truth, migrations.Truth))
 	ops.Ready("projections schema", migrations.Ready(projections, migrations.Projections))
-	ops.Ready("load", handler.Ready)
+	ops.Ready("load", a.Handler.Ready)
 	var listening atomic.Bool
 	ops.Ready("port", func(context.Context) error {
 		if !listening.Load() {
@@ -105,18 +90,18 @@ func runAPI(ctx context.Context, env envconfig.Lookuper) error {
 	ops.Ready("stopping", func(context.Context) error { return ctx.Err() })
 	drained, end := context.WithCancel(context.WithoutCancel(ctx)) // the requests in flight still need these parts
 	g.Go(func() error { return ops.Run(drained) })
-	g.Go(func() error { return waker.Run(drained) })
+	g.Go(func() error { return a.Waker.Run(drained) })
 	g.Go(func() error { return broker.Watch(ctx, nc) })
 	serving, stop := daemon.Delay(ctx, cfg.API.StopDelay)
 	defer stop()
-	g.Go(func() error { return broker.Listen(serving, nc, cfg.Broker, event.AggregateFollow, pages, log) })
+	g.Go(func() error { return a.Listen(serving) })
 	g.Go(func() error {
 		defer end()
-		if err := await(ctx, truth, projections, catalog, handler, log); err != nil {
+		if err := await(ctx, truth, projections, a, log); err != nil {
 			return err
 		}
-		g.Go(func() error { return catalog.Run(ctx) })
-		g.Go(func() error { return handler.Run(serving) })
+		g.Go(func() error { return a.Kinds.Run(ctx) })
+		g.Go(func() error { return a.Handler.Run(serving) })
 		g.Go(func() error { return see.Run(serving) })
 		log := log.With("component", "api")
 		l, err := daemon.Listen(cfg.API.Addr, cfg.API.TLSCert, cfg.API.TLSKey, log)
@@ -129,7 +114,7 @@ func runAPI(ctx context.Context, env envconfig.Lookuper) error {
 			}
 		}
 		listening.Store(true)
-		return daemon.Serve(serving, l, handler, cfg.API.AddressConnections, log)
+		return daemon.Serve(serving, l, a.Handler, cfg.API.AddressConnections, log)
 	})
 	return g.Wait()
 }
@@ -144,43 +129,6 @@ func serveConsole(ctx context.Context, g *errgroup.Group, cfg apiConfig, see *co
 		return daemon.Serve(ctx, l, see.Front(http.NotFoundHandler()), cfg.API.AddressConnections, log)
 	})
 	return nil
-}
-
-// openConsole returns the console and a function that closes its pools. The console is nil if it is
-// off. The pools have few connections and act as the system role.
-func openConsole(ctx context.Context, cfg apiConfig, nc *nats.Conn, waker *broker.Waker, catalog *kinds.Catalog,
-	log *slog.Logger) (*console.Console, func(), error) {
-	if !cfg.Console.On {
-		return nil, func() {}, nil
-	}
-	keys, err := cfg.API.CursorKeys()
-	if err != nil {
-		return nil, nil, err
-	}
-	js, err := jetstream.New(nc)
-	if err != nil {
-		return nil, nil, fmt.Errorf("use JetStream: %w", err)
-	}
-	few := cfg.Postgres
-	few.MaxConns = console.Conns
-	truthURL, projectionsURL := consoleDatabases(cfg)
-	truth, err := postgres.Open(ctx, truthURL, few, postgres.RoleSystem, "console")
-	if err != nil {
-		return nil, nil, err
-	}
-	projections, err := postgres.Open(ctx, projectionsURL, few, postgres.RoleSystem, "console")
-	if err != nil {
-		truth.Close()
-		return nil, nil, err
-	}
-	closePools := func() { projections.Close(); truth.Close() }
-	c, err := console.New(cfg.Console, console.Deps{Truth: truth, Projections: projections, NATS: nc, JetStream: js, Broker: cfg.Broker,
-		Kinds: catalog, Fleet: fleet.Projections(catalog.Now),
-		Wake: waker.Wake, OwnerURL: cfg.ConsoleOwnerDatabaseURL, Postgres: few, Keys: keys, Log: log})
-	if err != nil {
-		closePools()
-	}
-	return c, closePools, err
 }
 
 // consoleDatabases returns the URLs of the console. If truth and projections are in one database,
@@ -219,17 +167,14 @@ func databases(ctx context.Context, cfg apiConfig) (truth, tokens, projections *
 }
 
 // await waits for the databases' schemas and loads the data that requests need.
-func await(ctx context.Context, truth, projections *pgxpool.Pool, catalog *kinds.Catalog, handler *api.Handler, log *slog.Logger) error {
+func await(ctx context.Context, truth, projections *pgxpool.Pool, a *APIParts, log *slog.Logger) error {
 	if err := migrations.Await(ctx, truth, migrations.Truth, log); err != nil {
 		return err
 	}
 	if err := migrations.Await(ctx, projections, migrations.Projections, log); err != nil {
 		return err
 	}
-	if err := catalog.Load(ctx); err != nil {
-		return err
-	}
-	return handler.Look(ctx)
+	return a.Load(ctx)
 }
 
 // certificates collects the expiry of the certificates that the API serves or presents.

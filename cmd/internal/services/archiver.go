@@ -14,11 +14,9 @@ import (
 	"github.com/tidings/tidings/internal/tokens"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/migrations"
-	"github.com/tidings/tidings/ops/jobs"
 	"github.com/tidings/tidings/ops/upkeep"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/projections/history"
-	"github.com/tidings/tidings/store"
 )
 
 type archiverConfig struct {
@@ -54,16 +52,8 @@ func runArchiver(ctx context.Context, env envconfig.Lookuper) error {
 	reg.MustRegister(postgres.NewBlockedCollector(truth, log))
 	reg.MustRegister(tokens.NewCollector(truth, log))
 	catalog := kinds.NewCatalog(truth, kinds.Truth, log)
-	list, err := upkeep.Jobs(cfg.Upkeep, upkeep.Deps{Truth: truth, Projections: projected, Cell: cfg.Projector.Broker.Stream,
-		Kinds: catalog.Now, Registry: reg, Log: log}, upkeep.Current(truth))
-	if err != nil {
-		return err
-	}
-	runner, err := jobs.New(truth, list, log, reg)
-	if err != nil {
-		return err
-	}
-	remover, err := store.NewRemover(truth, nil, catalog.Now, log, reg)
+	runner, remover, err := NewArchiving(cfg.Upkeep, upkeep.Deps{Truth: truth, Projections: projected, Cell: cfg.Projector.Broker.Stream,
+		Kinds: catalog.Now, Registry: reg, Log: log}, nil)
 	if err != nil {
 		return err
 	}

@@ -27,14 +27,6 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-func (p Process) archiveCommand() *cobra.Command {
-	c := &cobra.Command{Use: "archive", Short: "Archive, export and drop old events, and hold those that must remain"}
-	c.AddCommand(p.archiveRunCommand(), p.archiveSettingsCommand(), p.archiveStatusCommand(),
-		p.archiveUndoCommand(), p.archiveHoldCommand(),
-		p.coldListCommand(), p.coldExportCommand(), p.coldVerifyCommand(), p.coldRestoreCommand())
-	return c
-}
-
 // jobRun is the line of a job in the output of `tidings archive run --json`.
 type jobRun struct {
 	Job     string           `json:"job"`
@@ -396,12 +388,6 @@ func jobLeaseRows(all []jobs.Lease) [][]string {
 		rows = append(rows, []string{job, since, l.Holder, or(strings.Join(l.Waiting, ", "), "-")})
 	}
 	return rows
-}
-
-func (p Process) archiveHoldCommand() *cobra.Command {
-	c := &cobra.Command{Use: "hold", Short: "Keep part of the outbox's archive beyond its retention"}
-	c.AddCommand(p.holdAddCommand(), p.holdListCommand(), p.holdReleaseCommand())
-	return c
 }
 
 func holdRows(holds []outbox.ArchiveHold) [][]string {

@@ -34,6 +34,7 @@ func (c cold) store(url string, fence coldstore.Fence) *coldstore.Store {
 
 // held calls fn with a store that can write, while no job runs anywhere.
 func (c cold) held(ctx context.Context, name, url string, fn func(ctx context.Context, h *jobs.Hold, s *coldstore.Store) error) error {
+	defer c.bar.end()
 	return c.withoutJobs(ctx, c.Truth, name, func(ctx context.Context, h *jobs.Hold) error {
 		s := c.store(url, h.Fence)
 		return errors.Join(fn(ctx, h, s), s.Close())
@@ -137,7 +138,6 @@ or --all.`,
 				}
 				return err
 			})
-			cold.bar.end()
 			return exports(done), err
 		},
 	})
@@ -227,7 +227,6 @@ hold.`,
 				r, err = s.Restore(ctx, at, from, func(ctx context.Context) error { return cold.holdMonth(ctx, at, actor) })
 				return err
 			})
-			cold.bar.end()
 			if ctx.Err() != nil && err != nil {
 				err = errors.New("stopped before the end: run the same command again to continue")
 			}

@@ -101,17 +101,38 @@ func (p Process) commands() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.AddCommand(p.devCommand(), p.migrateCommand(), p.tokenCommand(), p.loadCommand(), p.verifyCommand(), p.statusCommand(),
-		p.repairCommand(), p.restoreCommand(), p.streamCommand(), p.partitionsCommand(),
-		p.replayCommand(), p.consumeCommand(), p.outboxCommand(), p.dlqCommand(), p.pauseCommand(), p.resumeCommand(), p.eraseCommand(),
-		p.historyCommand(), p.archiveCommand(), p.eventsCommand(), p.kindsCommand(), p.contractsCommand(), p.edgesCommand(),
-		p.doctorCommand(), p.natsCommand(), p.readyCommand(), p.versionCommand(), p.demoCommand(),
-		bench.Command())
+	root.AddCommand(p.devCommand(), p.migrateCommand(), p.loadCommand(), p.demoCommand(), p.versionCommand(), bench.Command(),
+		p.statusCommand(), p.doctorCommand(), p.verifyCommand(), p.readyCommand(), p.restoreCommand(), p.replayCommand(),
+		p.consumeCommand(), p.pauseCommand(), p.resumeCommand(), p.eraseCommand(), p.historyCommand(), p.outboxCommand(), p.dlqCommand(),
+		group("token", "Create, list, identify and revoke bearer tokens of the API",
+			p.tokenCreateCommand(), p.tokenListCommand(), p.tokenIdentifyCommand(), p.tokenRevokeCommand()),
+		group("kinds", "List, add and change the kinds of edges and children",
+			p.kindsApplyCommand(), p.kindsDiffCommand(), p.kindsListCommand(), p.kindsShowCommand(), p.kindsHistoryCommand()),
+		group("contracts", "Write the contracts of events: JSON Schemas and an AsyncAPI document", p.contractsWriteCommand()),
+		group("edges", "Remove all edges of an object", p.edgesRemoveCommand()),
+		group("events", "Find and watch events", p.eventsFindCommand(), p.eventsWatchCommand()),
+		group("partitions", "Show the partitions, or change their number", p.partitionsListCommand(), p.partitionsResizeCommand()),
+		group("repair", "Repair a stream that no longer matches the database", p.repairStreamCommand()),
+		group("stream", "Change the replicas, placement and limits of the streams", p.streamConfigureCommand()),
+		group("archive", "Archive, export and drop old events, and hold those that must remain",
+			p.archiveRunCommand(), p.archiveSettingsCommand(), p.archiveStatusCommand(), p.archiveUndoCommand(),
+			p.coldListCommand(), p.coldExportCommand(), p.coldVerifyCommand(), p.coldRestoreCommand(),
+			group("hold", "Keep part of the outbox's archive beyond its retention",
+				p.holdAddCommand(), p.holdListCommand(), p.holdReleaseCommand())),
+		group("nats", "Create the NATS accounts, users and credentials of binaries and subscribers",
+			p.natsUsersCommand(), p.natsAccountCommand(), p.natsCredsCommand(), p.natsRevokeCommand(), p.natsDurableCommand()))
 	refuseUnknown(root.Commands())
 	root.SetIn(p.Stdin)
 	root.SetOut(p.Stdout)
 	root.SetErr(p.Stderr)
 	return root
+}
+
+// group returns a command that only has subcommands.
+func group(use, short string, sub ...*cobra.Command) *cobra.Command {
+	c := &cobra.Command{Use: use, Short: short}
+	c.AddCommand(sub...)
+	return c
 }
 
 // exitCode prints the error of the command c to stderr, and returns the exit code.

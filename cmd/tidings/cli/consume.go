@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -25,38 +26,35 @@ type consumeConfig struct {
 
 func (p Process) consumeCommand() *cobra.Command {
 	var consumer string
-	c := &cobra.Command{
-		Use:   "consume --consumer NAME",
-		Short: "Run one consumer until it is stopped",
-		Long: `Consume runs the consumer of one projection as a process. Use it for a projection of your own, which
+	c := p.command(command{
+		use:   "consume --consumer NAME",
+		short: "Run one consumer until it is stopped",
+		long: `Consume runs the consumer of one projection as a process. Use it for a projection of your own, which
 has no binary. Several instances share the partitions. The process reads the same environment as
 followercounts.`,
-		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			if err := checkConsumer("--consumer", consumer, false); err != nil {
-				return err
-			}
+		check: func(*session, []string) error { return checkConsumer("--consumer", consumer, false) },
+		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
 			var cfg consumeConfig
-			if err := daemon.Configure(c.Context(), p.Env, &cfg); err != nil {
-				return &usageError{fmt.Errorf("read the environment: %w", err)}
+			if err := daemon.Configure(ctx, s.Env, &cfg); err != nil {
+				return nil, &usageError{fmt.Errorf("read the environment: %w", err)}
 			}
-			log, flush, err := daemon.NewLogger(p.Stderr, cfg.Log)
+			log, flush, err := daemon.NewLogger(s.Stderr, cfg.Log)
 			if err != nil {
-				return &usageError{err}
+				return nil, &usageError{err}
 			}
 			defer flush()
 			log = log.With("binary", consumer)
 			slog.SetDefault(log)
-			ctx, stop, err := daemon.Trace(c.Context(), p.Env, consumer, log, nil)
+			ctx, stop, err := daemon.Trace(ctx, s.Env, consumer, log, nil)
 			if err != nil {
-				return &usageError{err}
+				return nil, &usageError{err}
 			}
 			defer stop()
-			return projector.Run(ctx, cfg.OpsAddr, cfg.Projector, func(now func() *kinds.Set) projections.Projection {
+			return nil, projector.Run(ctx, cfg.OpsAddr, cfg.Projector, func(now func() *kinds.Set) projections.Projection {
 				return fleet.Projections(now)[slices.Index(fleet.Names(), consumer)]
 			}, prometheus.NewRegistry())
 		},
-	}
+	})
 	c.Flags().StringVar(&consumer, "consumer", "", "the consumer: "+strings.Join(fleet.Names(), ", "))
 	return c
 }

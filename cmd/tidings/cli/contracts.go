@@ -14,12 +14,6 @@ import (
 	"github.com/tidings/tidings/kinds"
 )
 
-func (p Process) contractsCommand() *cobra.Command {
-	c := &cobra.Command{Use: "contracts", Short: "Write the contracts of events: JSON Schemas and an AsyncAPI document"}
-	c.AddCommand(p.contractsWriteCommand())
-	return c
-}
-
 func (p Process) contractsWriteCommand() *cobra.Command {
 	var builtIn bool
 	c := p.command(command{

@@ -13,25 +13,20 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/tidings/tidings/api"
 	"github.com/tidings/tidings/cmd/internal/fleet"
-	"github.com/tidings/tidings/cmd/internal/heads"
 	"github.com/tidings/tidings/cmd/internal/projector"
+	"github.com/tidings/tidings/cmd/internal/services"
 	"github.com/tidings/tidings/consumers"
-	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/daemon"
 	"github.com/tidings/tidings/internal/lease"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/tokens"
 	"github.com/tidings/tidings/kinds"
-	"github.com/tidings/tidings/ops/console"
-	"github.com/tidings/tidings/ops/jobs"
 	"github.com/tidings/tidings/ops/upkeep"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/projections/history"
 	"github.com/tidings/tidings/relay"
-	"github.com/tidings/tidings/store"
 )
 
 // wiring creates the parts that dev runs, and owns their shared connections.
@@ -45,7 +40,7 @@ type wiring struct {
 	truth, projections *pgxpool.Pool // as the system role
 	nc                 *nats.Conn
 	js                 jetstream.JetStream
-	kinds, truthKinds  *kinds.Catalog // of the projections' database, of the truth's
+	kinds              *kinds.Catalog // of the projections' database
 	closers            []func()
 }
 
@@ -112,16 +107,13 @@ func (w *wiring) connect(ctx context.Context) (err error) {
 
 // parts creates everything that runs, in the order in which it stops.
 func (w *wiring) parts(ctx context.Context, listener net.Listener) ([][]part, error) {
-	waker, pages := broker.NewWaker(w.nc, w.cfg.Broker), api.NewPages(w.cfg.API, w.metrics("api"))
-	serving, err := w.api(ctx, listener, waker, pages)
+	a, serving, err := w.api(ctx, listener)
 	if err != nil {
 		return nil, err
 	}
 	w.kinds = kinds.NewCatalog(w.projections, kinds.Projections, w.log)
-	consuming := []part{{"nats", func(ctx context.Context) error { return broker.Watch(ctx, w.nc) }}, {"wake", waker.Run},
-		{"kinds", w.kinds.Run}, {"kinds of the truth", w.truthKinds.Run}, {"live", func(ctx context.Context) error {
-			return broker.Listen(ctx, w.nc, w.cfg.Broker, event.AggregateFollow, pages, w.log)
-		}}}
+	consuming := []part{{"nats", func(ctx context.Context) error { return broker.Watch(ctx, w.nc) }}, {"wake", a.Waker.Run},
+		{"kinds", w.kinds.Run}, {"kinds of the truth", a.Kinds.Run}, {"live", a.Listen}}
 	for _, projection := range fleet.Projections(w.kinds.Now) {
 		name := projection.Name()
 		c, err := consumers.New(w.cfg.Consumers,
@@ -139,16 +131,8 @@ func (w *wiring) parts(ctx context.Context, listener net.Listener) ([][]part, er
 		}
 		consuming = append(consuming, part{name + " verify", drift.Run})
 	}
-	list, err := upkeep.Jobs(w.cfg.Upkeep, upkeep.Deps{Truth: w.truth, Projections: w.projections, Cell: w.cfg.Broker.Stream,
-		Kinds: w.truthKinds.Now, Registry: w.metrics(history.Name), Log: w.log}, upkeep.Current(w.truth))
-	if err != nil {
-		return nil, err
-	}
-	runner, err := jobs.New(w.truth, list, w.log, w.metrics(history.Name))
-	if err != nil {
-		return nil, err
-	}
-	remover, err := store.NewRemover(w.truth, waker.Wake, w.truthKinds.Now, w.log, w.metrics(history.Name))
+	runner, remover, err := services.NewArchiving(w.cfg.Upkeep, upkeep.Deps{Truth: w.truth, Projections: w.projections,
+		Cell: w.cfg.Broker.Stream, Kinds: a.Kinds.Now, Registry: w.metrics(history.Name), Log: w.log}, a.Waker.Wake)
 	if err != nil {
 		return nil, err
 	}
@@ -170,62 +154,35 @@ func (w *wiring) parts(ctx context.Context, listener net.Listener) ([][]part, er
 	return [][]part{serving, consuming, {{"relay", r.Run}}}, nil
 }
 
-func (w *wiring) api(ctx context.Context, listener net.Listener, waker *broker.Waker, pages *api.Pages) ([]part, error) {
+// api creates the API and the console, whose pools are their own.
+func (w *wiring) api(ctx context.Context, listener net.Listener) (*services.APIParts, []part, error) {
 	truth, err := w.pool(ctx, w.in.DatabaseURL, postgres.RoleAPI, "api")
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	projections, err := w.pool(ctx, w.in.ProjectionsDatabaseURL, postgres.RoleAPI, "api")
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	w.truthKinds = kinds.NewCatalog(truth, kinds.Truth, w.log)
-	if err := w.truthKinds.Load(ctx); err != nil {
-		return nil, err
-	}
-	handler, err := api.New(w.cfg.API, api.Deps{Store: store.New(truth, waker.Wake), Tokens: truth, DLQ: outbox.NewDLQ(truth, waker.Wake),
-		Projections: projections, Kinds: w.truthKinds, Fleet: fleet.Projections(w.truthKinds.Now), Pages: pages,
-		Streams: heads.Of(w.nc, w.cfg.Broker), Log: w.log, Reg: w.metrics("api")})
+	a, err := services.NewAPI(w.cfg.API, truth, truth, projections, w.nc, w.cfg.Broker, w.metrics("api"), w.log)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	w.ops.Ready("load", handler.Ready)
-	if err := handler.Look(ctx); err != nil {
-		return nil, err
+	w.ops.Ready("load", a.Handler.Ready)
+	if err := a.Load(ctx); err != nil {
+		return nil, nil, err
 	}
-	served, parts := http.Handler(handler), []part{{"as_of", handler.Run}}
-	if w.cfg.Console.On {
-		see, err := w.console(ctx, waker)
-		if err != nil {
-			return nil, err
-		}
-		served, parts = see.Front(handler), append(parts, part{"console", see.Run})
+	served, parts := http.Handler(a.Handler), []part{{"as_of", a.Handler.Run}}
+	see, closeConsole, err := a.OpenConsole(ctx, w.cfg.Console, w.cfg.Postgres,
+		w.in.DatabaseURL, w.in.ProjectionsDatabaseURL, w.in.ProjectionsDatabaseURL)
+	if err != nil {
+		return nil, nil, err
 	}
-	return append(parts, part{"api", func(ctx context.Context) error {
+	w.closers = append(w.closers, closeConsole)
+	if see != nil {
+		served, parts = see.Front(a.Handler), append(parts, part{"console", see.Run})
+	}
+	return a, append(parts, part{"api", func(ctx context.Context) error {
 		return daemon.Serve(ctx, listener, served, w.cfg.API.AddressConnections, w.log.With("component", "api"))
 	}}), nil
-}
-
-// console creates the console with pools of its own, so that its readers take no connections from
-// the other parts.
-func (w *wiring) console(ctx context.Context, waker *broker.Waker) (*console.Console, error) {
-	keys, err := w.cfg.API.CursorKeys()
-	if err != nil {
-		return nil, err
-	}
-	shared := w.cfg.Postgres.MaxConns
-	w.cfg.Postgres.MaxConns = console.Conns
-	defer func() { w.cfg.Postgres.MaxConns = shared }()
-	truth, err := w.pool(ctx, w.in.DatabaseURL, postgres.RoleSystem, "console")
-	if err != nil {
-		return nil, err
-	}
-	projections, err := w.pool(ctx, w.in.ProjectionsDatabaseURL, postgres.RoleSystem, "console")
-	if err != nil {
-		return nil, err
-	}
-	return console.New(w.cfg.Console, console.Deps{Truth: truth, Projections: projections, NATS: w.nc, JetStream: w.js,
-		Broker: w.cfg.Broker, Kinds: w.truthKinds,
-		Fleet: fleet.Projections(w.truthKinds.Now), Wake: waker.Wake, OwnerURL: w.in.ProjectionsDatabaseURL, Postgres: w.cfg.Postgres,
-		Keys: keys, Log: w.log})
 }

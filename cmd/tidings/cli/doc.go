@@ -8,9 +8,11 @@
 //	capacity  partitions, stream, archive
 //	measure   bench (package cmd/tidings/bench)
 //
-//	cli.go       arguments, exit codes, tables
+//	cli.go       the commands, arguments, exit codes, tables
+//	session.go   what a command declares, its servers and its report
 //	instance.go  the servers that a command talks to
 //	confirm.go   the question before a command destroys something
+//	progress.go  bars and lines while it works
 //
 // A command writes its result to stdout: a table, or with --json one JSON object, or one object per
 // line. It writes progress and errors to stderr. The exit codes are the constants in cli.go;

@@ -19,12 +19,6 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-func (p Process) edgesCommand() *cobra.Command {
-	c := &cobra.Command{Use: "edges", Short: "Remove all edges of an object"}
-	c.AddCommand(p.edgesRemoveCommand())
-	return c
-}
-
 func (p Process) edgesRemoveCommand() *cobra.Command {
 	var (
 		direction string

@@ -18,12 +18,6 @@ import (
 	"github.com/tidings/tidings/outbox"
 )
 
-func (p Process) eventsCommand() *cobra.Command {
-	c := &cobra.Command{Use: "events", Short: "Find and watch events"}
-	c.AddCommand(p.eventsFindCommand(), p.eventsWatchCommand())
-	return c
-}
-
 // foundEvent is a line of `tidings events find --json`.
 type foundEvent struct {
 	Where         string          `json:"where"`
@@ -199,23 +193,27 @@ func notSearched(q outbox.FindQuery) string {
 	return ""
 }
 
+// parseAgeFlag reads the flag's time as parseAge does, or returns the zero time if it has none.
+func parseAgeFlag(flag, value string, now time.Time) (t time.Time, err error) {
+	if value == "" {
+		return t, nil
+	}
+	if t, err = parseAge(value, now); err != nil {
+		return t, fmt.Errorf("%s: %w", flag, err)
+	}
+	return t, nil
+}
+
 // parseFind reads and checks the values that package pflag cannot.
-func parseFind(q *outbox.FindQuery, id, aggregate, since, until string, now time.Time) error {
+func parseFind(q *outbox.FindQuery, id, aggregate, since, until string, now time.Time) (err error) {
 	if q.Limit < 1 || q.Limit > 10_000 || q.TenantID < 0 {
 		return errors.New("--limit must be 1 to 10000, and --tenant a positive number")
 	}
-	for _, flag := range []struct {
-		name, value string
-		to          *time.Time
-	}{{"--since", since, &q.Since}, {"--until", until, &q.Until}} {
-		if flag.value == "" {
-			continue
-		}
-		t, err := parseAge(flag.value, now)
-		if err != nil {
-			return fmt.Errorf("%s: %w", flag.name, err)
-		}
-		*flag.to = t
+	if q.Since, err = parseAgeFlag("--since", since, now); err != nil {
+		return err
+	}
+	if q.Until, err = parseAgeFlag("--until", until, now); err != nil {
+		return err
 	}
 	switch {
 	case id != "" && aggregate != "":

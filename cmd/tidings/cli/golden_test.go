@@ -53,7 +53,8 @@ var volatile = []struct {
 	by      string
 }{
 	{regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}`), "UUID"},
-	{regexp.MustCompile(`tdg_[\w-]+|"(fingerprint|token)":"[^"]*"|fingerprint \w+|\b[0-9a-f]{12,}\b`), "SECRET"},
+	{regexp.MustCompile(`tdg_[\w-]+|"(fingerprint|token)":"[^"]*"|fingerprint \w+`), "SECRET"},
+	{regexp.MustCompile(`(?m)^[0-9a-f]+( +7 +n)`), "SECRET$1"},
 	{regexp.MustCompile(`"(slug|path)":( ?)"[0-9a-z]*"`), `"$1":$2"PLACE"`},
 	{regexp.MustCompile(`relay-[\w-]+`), "RELAY"},
 	{regexp.MustCompile(`(?m)^time=.* level=INFO .*\n`), ""},

@@ -43,12 +43,6 @@ type kindsVersion struct {
 	Changes []kinds.Change `json:"changes"`
 }
 
-func (p Process) kindsCommand() *cobra.Command {
-	c := &cobra.Command{Use: "kinds", Short: "List, add and change the kinds of edges and children"}
-	c.AddCommand(p.kindsApplyCommand(), p.kindsDiffCommand(), p.kindsListCommand(), p.kindsShowCommand(), p.kindsHistoryCommand())
-	return c
-}
-
 // kindsFile reads the file, or stdin for "-".
 func (p Process) kindsFile(name string) ([]byte, error) {
 	const most = 1 << 20

@@ -61,7 +61,8 @@ Ctrl-C, and logs the sessions that hold the lock.`,
 				return tableTo(w,
 					[]string{"schema", "version", "applied now"},
 					[]string{string(migrations.Truth), fmt.Sprint(migrations.Latest(migrations.Truth)), fmt.Sprint(m.Truth)},
-					[]string{string(migrations.Projections), fmt.Sprint(migrations.Latest(migrations.Projections)), fmt.Sprint(m.Projections)},
+					[]string{string(migrations.Projections), fmt.Sprint(migrations.Latest(migrations.Projections)),
+						fmt.Sprint(m.Projections)},
 				)
 			}), nil
 		},

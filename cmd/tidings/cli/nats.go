@@ -23,13 +23,6 @@ import (
 	"github.com/tidings/tidings/internal/words"
 )
 
-func (p Process) natsCommand() *cobra.Command {
-	c := &cobra.Command{Use: "nats", Short: "Create the NATS accounts, users and credentials of binaries and subscribers"}
-	c.AddCommand(p.natsUsersCommand(), p.natsAccountCommand(), p.natsCredsCommand(), p.natsRevokeCommand(),
-		p.natsDurableCommand())
-	return c
-}
-
 // naming reads the names of streams and subjects from the environment.
 func (p Process) naming(ctx context.Context) (c broker.Config, err error) {
 	err = envconfig.ProcessWith(ctx, &envconfig.Config{Target: &c, Lookuper: p.Env})
@@ -167,7 +160,7 @@ them on a server.`,
 				}
 			}
 			text := "# one subscriber per line; then run tidings nats account again\n" + strings.Join(append(d.lines, ""), "\n")
-			if err := errors.Join(replace(filepath.Join(dir, subscribersFile), []byte(text)), d.writeServers(cfg)); err != nil {
+			if err := errors.Join(writeFile(filepath.Join(dir, subscribersFile), []byte(text)), d.writeServers(cfg)); err != nil {
 				return nil, err
 			}
 			return reports(nil, sentence("Wrote %s, with %s. New keys: %d.\n", filepath.Join(dir, serversFile),
@@ -189,7 +182,7 @@ type keyDir struct {
 // readKeyDir reads a directory of keys, and adds the subscribers that it does not have.
 func readKeyDir(dir string, more ...string) (d keyDir, err error) {
 	d.dir = dir
-	if d.lines, err = readSubscribers(dir); err != nil {
+	if d.lines, err = linesOf(filepath.Join(dir, subscribersFile)); err != nil {
 		return d, err
 	}
 	for _, s := range more {
@@ -204,9 +197,9 @@ func readKeyDir(dir string, more ...string) (d keyDir, err error) {
 	return d, err
 }
 
-// readSubscribers returns the lines of a directory's file of subscribers.
-func readSubscribers(dir string) (lines []string, err error) {
-	text, err := os.ReadFile(filepath.Join(dir, subscribersFile))
+// linesOf returns the lines of a file, without empty ones and comments. A missing file has none.
+func linesOf(path string) (lines []string, err error) {
+	text, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
@@ -280,7 +273,7 @@ it gets.`,
 			if err != nil {
 				return nil, err
 			}
-			if err := replace(out, creds); err != nil {
+			if err := writeFile(out, creds); err != nil {
 				return nil, err
 			}
 			user, err := broker.ReadUser(out)
@@ -390,18 +383,4 @@ func writeNew(path string, data []byte) error {
 	}
 	_, err = f.Write(data)
 	return errors.Join(err, f.Close())
-}
-
-// replace creates or atomically replaces a file that only its owner may read.
-func replace(path string, data []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(path), ".tidings-*")
-	if err != nil {
-		return err
-	}
-	defer func() { _ = os.Remove(f.Name()) }() // fails harmlessly after the rename
-	_, err = f.Write(data)
-	if err = errors.Join(err, f.Close()); err != nil {
-		return err
-	}
-	return os.Rename(f.Name(), path)
 }

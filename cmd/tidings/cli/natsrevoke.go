@@ -5,11 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -97,14 +95,11 @@ func appendRevoked(dir string, r broker.Revocation) error {
 // readRevoked returns the revocations of a directory of keys.
 func readRevoked(dir string) (all []broker.Revocation, err error) {
 	path := filepath.Join(dir, revokedFile)
-	text, err := os.ReadFile(path)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	lines, err := linesOf(path)
+	if err != nil {
 		return nil, err
 	}
-	for line := range strings.Lines(string(text)) {
-		if line = strings.TrimSpace(line); line == "" || line[0] == '#' {
-			continue
-		}
+	for _, line := range lines {
 		r, err := broker.ParseRevocation(line)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", path, err)
@@ -124,5 +119,5 @@ func (d keyDir) writeServers(cfg broker.Config) error {
 	if err != nil {
 		return err
 	}
-	return replace(filepath.Join(d.dir, serversFile), []byte(conf))
+	return writeFile(filepath.Join(d.dir, serversFile), []byte(conf))
 }

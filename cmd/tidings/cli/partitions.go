@@ -50,12 +50,6 @@ func or(s, otherwise string) string {
 	return s
 }
 
-func (p Process) partitionsCommand() *cobra.Command {
-	c := &cobra.Command{Use: "partitions", Short: "Show the partitions, or change their number"}
-	c.AddCommand(p.partitionsListCommand(), p.partitionsResizeCommand())
-	return c
-}
-
 func (p Process) partitionsListCommand() *cobra.Command {
 	var all bool
 	c := p.command(command{
@@ -69,7 +63,9 @@ func (p Process) partitionsListCommand() *cobra.Command {
 			if st.IsUnread(status.PartPartitions) {
 				return nil, errors.New(strings.Join(st.Notes(), "\n"))
 			}
-			shown := slices.DeleteFunc(slices.Clone(st.Partitions), func(p status.Partition) bool { return p.State == status.Closed && !all })
+			shown := slices.DeleteFunc(slices.Clone(st.Partitions), func(p status.Partition) bool {
+				return p.State == status.Closed && !all
+			})
 			return lists(shown, rowsOf(partitionRows(shown, true)...)), nil
 		},
 	})

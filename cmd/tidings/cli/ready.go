@@ -17,23 +17,22 @@ const readyTimeout = 5 * time.Second
 
 func (p Process) readyCommand() *cobra.Command {
 	var url string
-	c := &cobra.Command{
-		Use:   "ready",
-		Short: "Check whether a service on this machine is ready, for the health check of a container",
-		Long: `Ready requests /readyz from the service whose OPS_ADDR is in the environment, or from --url. The
+	c := p.command(command{
+		use:   "ready",
+		short: "Check whether a service on this machine is ready, for the health check of a container",
+		long: `Ready requests /readyz from the service whose OPS_ADDR is in the environment, or from --url. The
 exit code is 0 if the service is ready. Otherwise it is 1, and the output has the reason.`,
-		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
+		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
 			if url == "" {
-				addr, _ := p.Env.Lookup("OPS_ADDR")
+				addr, _ := s.Env.Lookup("OPS_ADDR")
 				if _, _, err := net.SplitHostPort(addr); err != nil {
-					return &usageError{fmt.Errorf("neither --url nor OPS_ADDR (host:port) names a service: OPS_ADDR is %q", addr)}
+					return nil, &usageError{fmt.Errorf("neither --url nor OPS_ADDR (host:port) names a service: OPS_ADDR is %q", addr)}
 				}
 				url = "http://" + addr + "/readyz" // net.Dial takes no host, 0.0.0.0 and [::] for this machine, also without /etc/hosts
 			}
-			return ready(c.Context(), url)
+			return nil, ready(ctx, url)
 		},
-	}
+	})
 	c.Flags().StringVar(&url, "url", "", "the URL of the service's /readyz (default: from OPS_ADDR)")
 	return c
 }

@@ -15,12 +15,6 @@ import (
 	"github.com/tidings/tidings/relay"
 )
 
-func (p Process) repairCommand() *cobra.Command {
-	c := &cobra.Command{Use: "repair", Short: "Repair a stream that no longer matches the database"}
-	c.AddCommand(p.repairStreamCommand())
-	return c
-}
-
 func (p Process) repairStreamCommand() *cobra.Command {
 	var o relay.RepairOptions
 	c := p.command(command{

@@ -14,12 +14,6 @@ import (
 	"github.com/tidings/tidings/ops/status"
 )
 
-func (p Process) streamCommand() *cobra.Command {
-	c := &cobra.Command{Use: "stream", Short: "Change the replicas, placement and limits of the streams"}
-	c.AddCommand(p.streamConfigureCommand())
-	return c
-}
-
 func (p Process) streamConfigureCommand() *cobra.Command {
 	var (
 		replicas int

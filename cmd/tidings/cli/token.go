@@ -54,12 +54,6 @@ type revokedToken struct {
 	Ended    int64     `json:"ended"` // tokens that this command revoked, valid or expired
 }
 
-func (p Process) tokenCommand() *cobra.Command {
-	c := &cobra.Command{Use: "token", Short: "Create, list, identify and revoke bearer tokens of the API"}
-	c.AddCommand(p.tokenCreateCommand(), p.tokenListCommand(), p.tokenIdentifyCommand(), p.tokenRevokeCommand())
-	return c
-}
-
 const tokenCreateHelp = `Create prints the token once: Tidings keeps only its hash.
 
 A name has one current token. With --replace the new token takes its place, and the old one remains
@@ -207,7 +201,8 @@ func (p Process) tokenListCommand() *cobra.Command {
 		within time.Duration
 	)
 	c := p.command(command{
-		use: "list", short: "List all tokens, former ones too, by their fingerprints", name: "token", needs: needTruth, json: onePer("token"),
+		use: "list", short: "List all tokens, former ones too, by their fingerprints",
+		name: "token", needs: needTruth, json: onePer("token"),
 		check: func(*session, []string) error {
 			if tenant < 0 || within < 0 || tenant > 0 && system {
 				return &usageError{errors.New("--tenant must be a positive number without --system, and --expires-within a " +

@@ -37,8 +37,8 @@ func TestNoTextActsOnTheTerminal(t *testing.T) {
 		},
 		"a table": func(p Process) error { return p.table([]string{"A", "B"}, []string{evil, evil}) },
 		"verify": func(p Process) error {
-			return printVerification(p.Stdout, verify.Report{Why: []string{evil}, Projections: []verify.Projection{{Projection: "threadcache",
-				Different: 1, Differences: []projections.Difference{{Field: "title", Want: evil}}}}})
+			return printVerification(p.Stdout, verify.Report{Why: []string{evil}, Projections: []verify.Projection{{
+				Projection: "threadcache", Different: 1, Differences: []projections.Difference{{Field: "title", Want: evil}}}}})
 		},
 		"an error": func(p Process) error { p.exitCode(p.commands(), errors.New(evil), true); return nil },
 	} {

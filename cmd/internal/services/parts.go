@@ -1,0 +1,115 @@
+package services
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/tidings/tidings/api"
+	"github.com/tidings/tidings/cmd/internal/fleet"
+	"github.com/tidings/tidings/cmd/internal/heads"
+	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/event/contracts"
+	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/kinds"
+	"github.com/tidings/tidings/ops/console"
+	"github.com/tidings/tidings/ops/jobs"
+	"github.com/tidings/tidings/ops/upkeep"
+	"github.com/tidings/tidings/outbox"
+	"github.com/tidings/tidings/store"
+)
+
+// APIParts are the parts of an API. The service api and tidings dev run the same ones.
+type APIParts struct {
+	Handler *api.Handler
+	Waker   *broker.Waker
+	Kinds   *kinds.Catalog // of the truth
+
+	pages  *api.Pages
+	cfg    api.Config
+	nc     *nats.Conn
+	broker broker.Config
+	log    *slog.Logger
+}
+
+// NewAPI returns the parts of an API. NATS only wakes relays and renews cached pages: neither reads
+// nor writes need it.
+func NewAPI(cfg api.Config, truth, tokens, projections *pgxpool.Pool, nc *nats.Conn, b broker.Config, reg prometheus.Registerer,
+	log *slog.Logger) (a *APIParts, err error) {
+	a = &APIParts{Waker: broker.NewWaker(nc, b), Kinds: kinds.NewCatalog(truth, kinds.Truth, log), pages: api.NewPages(cfg, reg),
+		cfg: cfg, nc: nc, broker: b, log: log}
+	a.Handler, err = api.New(cfg, api.Deps{Store: store.New(truth, a.Waker.Wake), Tokens: tokens, DLQ: outbox.NewDLQ(truth, a.Waker.Wake),
+		Projections: projections, Kinds: a.Kinds, Fleet: fleet.Projections(a.Kinds.Now), Pages: a.pages, Streams: heads.Of(nc, b),
+		Names: contracts.Names{Stream: b.Stream, Prefix: b.Prefix, Live: b.LivePrefix, Source: b.Source}, Log: log, Reg: reg})
+	return a, err
+}
+
+// Load loads the data that requests need. The databases have this program's schemas.
+func (a *APIParts) Load(ctx context.Context) error {
+	if err := a.Kinds.Load(ctx); err != nil {
+		return err
+	}
+	return a.Handler.Look(ctx)
+}
+
+// Listen renews cached pages as the streams store events, until ctx ends.
+func (a *APIParts) Listen(ctx context.Context) error {
+	return broker.Listen(ctx, a.nc, a.broker, event.AggregateFollow, a.pages, a.log)
+}
+
+// OpenConsole returns a console beside the API, and a function that closes its pools. The console
+// is nil if it is off. Its pools have few connections and act as the system role, and its readers
+// take no connections from the other parts. The login of ownerURL owns the projections' tables, for
+// replays; without it the console offers none.
+func (a *APIParts) OpenConsole(ctx context.Context, cfg console.Config, few postgres.Config,
+	truthURL, projectionsURL, ownerURL string) (*console.Console, func(), error) {
+	if !cfg.On {
+		return nil, func() {}, nil
+	}
+	keys, err := a.cfg.CursorKeys()
+	if err != nil {
+		return nil, nil, err
+	}
+	js, err := jetstream.New(a.nc)
+	if err != nil {
+		return nil, nil, fmt.Errorf("use JetStream: %w", err)
+	}
+	few.MaxConns = console.Conns
+	truth, err := postgres.Open(ctx, truthURL, few, postgres.RoleSystem, "console")
+	if err != nil {
+		return nil, nil, err
+	}
+	projections, err := postgres.Open(ctx, projectionsURL, few, postgres.RoleSystem, "console")
+	if err != nil {
+		truth.Close()
+		return nil, nil, err
+	}
+	closePools := func() { projections.Close(); truth.Close() }
+	c, err := console.New(cfg, console.Deps{Truth: truth, Projections: projections, NATS: a.nc, JetStream: js, Broker: a.broker,
+		Kinds: a.Kinds, Fleet: fleet.Projections(a.Kinds.Now), Wake: a.Waker.Wake, OwnerURL: ownerURL, Postgres: few, Keys: keys,
+		Log: a.log})
+	if err != nil {
+		closePools()
+	}
+	return c, closePools, err
+}
+
+// NewArchiving returns the parts of an archiver beside its consumer. wake wakes the relays after a
+// removal; nil: they poll.
+func NewArchiving(cfg upkeep.Config, d upkeep.Deps, wake func(slot int)) (runner *jobs.Runner, remover *store.Remover, err error) {
+	list, err := upkeep.Jobs(cfg, d, upkeep.Current(d.Truth))
+	if err != nil {
+		return nil, nil, err
+	}
+	if runner, err = jobs.New(d.Truth, list, d.Log, d.Registry); err != nil {
+		return nil, nil, err
+	}
+	remover, err = store.NewRemover(d.Truth, wake, d.Kinds, d.Log, d.Registry)
+	return runner, remover, err
+}
