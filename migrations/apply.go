@@ -27,7 +27,7 @@ CREATE TABLE %[1]s (
 	tstamp timestamp NOT NULL DEFAULT now()
 );
 INSERT INTO %[1]s (version_id, is_applied) VALUES (0, true)`
-	latestSQL = `SELECT max(version_id) FROM %s`
+	latestSQL = `SELECT coalesce(max(version_id), 0) FROM %s`
 	recordSQL = `INSERT INTO %s (version_id, is_applied) VALUES (%d, true)`
 
 	// noTransaction is the annotation of a file whose statements cannot run in a transaction, for
@@ -92,8 +92,8 @@ func apply(ctx context.Context, conn *pgx.Conn, set Set, files fs.FS) (applied i
 					return applied, fmt.Errorf("%s: %w", name, err)
 				}
 			}
-		} else if err := pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
-			return errors.Join(run(ctx, conn, string(text)), run(ctx, conn, record))
+		} else if err := pgx.BeginFunc(ctx, conn, func(pgx.Tx) error {
+			return run(ctx, conn, string(text)+"\n;"+record)
 		}); err != nil {
 			return applied, fmt.Errorf("%s: %w", name, err)
 		}
