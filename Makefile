@@ -144,8 +144,8 @@ fmt: ## format the Go files
 	gofmt -w .
 
 .PHONY: build
-build: ## build the binaries into bin/
-	CGO_ENABLED=0 $(GO) build -trimpath -o $(BIN)/ ./cmd/...
+build: ## build the binaries into bin/, without the web pages of gRPC that no service serves
+	CGO_ENABLED=0 $(GO) build -trimpath -tags grpcnotrace -o $(BIN)/ ./cmd/...
 
 .PHONY: tidy-check
 tidy-check: ## check that go.mod and go.sum list exactly what the code needs

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/tidings/tidings/internal/postgres"
 )
@@ -34,8 +33,11 @@ func upFrom(ctx context.Context, url string, set Set, files fs.FS, schema string
 	if schema != "" {
 		cfg.RuntimeParams["search_path"] = pgx.Identifier{schema}.Sanitize()
 	}
-	db := stdlib.OpenDB(*cfg)
-	defer func() { err = errors.Join(err, db.Close()) }()
+	conn, err := pgx.ConnectConfig(ctx, cfg)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, conn.Close(context.WithoutCancel(ctx))) }()
 	log = log.With("component", "migrations")
 	for {
 		watching, stop := context.WithCancel(ctx)
@@ -44,7 +46,7 @@ func upFrom(ctx context.Context, url string, set Set, files fs.FS, schema string
 			defer close(done)
 			watch(watching, cfg, log)
 		}()
-		n, err := up(ctx, db, set, files)
+		n, err := up(ctx, conn, set, files)
 		stop()
 		<-done
 		if applied += n; !postgres.IsLockTimeout(err) {

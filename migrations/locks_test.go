@@ -105,6 +105,19 @@ func TestAMigrationLetsOthersPassWhileItWaitsForAReader(t *testing.T) {
 	}
 }
 
+func TestAFileWithoutATransactionRunsItsStatementsOneByOne(t *testing.T) {
+	db := testkit.Postgres(t)
+	next := withNext(t, migrations.Truth, `-- +goose NO TRANSACTION
+CREATE INDEX CONCURRENTLY IF NOT EXISTS of_the_test ON edges_follow (created_at);
+DROP INDEX CONCURRENTLY IF EXISTS of_the_test;
+`)
+	for _, want := range []int{1, 0} {
+		if n, err := migrations.UpFrom(t.Context(), db.URL, migrations.Truth, next, "", testkit.Logger(t)); n != want || err != nil {
+			t.Errorf("%d applied, %v, want %d", n, err, want)
+		}
+	}
+}
+
 func TestAMigrationThatWaitsCanBeStopped(t *testing.T) {
 	db := testkit.Postgres(t)
 	reader, err := db.Pool(t, postgres.RoleSystem).Begin(t.Context())

@@ -10,7 +10,6 @@ package migrations
 import (
 	"context"
 	"crypto/sha256"
-	"database/sql"
 	"embed"
 	"encoding/hex"
 	"encoding/json"
@@ -21,11 +20,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/jackc/pgx/v5/stdlib"
-	"github.com/pressly/goose/v3"
-	"github.com/pressly/goose/v3/database"
-	"github.com/pressly/goose/v3/lock"
 
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/kinds"
@@ -75,56 +71,39 @@ func UpIn(ctx context.Context, url string, set Set, schema string, log *slog.Log
 	return n, nil
 }
 
-func up(ctx context.Context, db *sql.DB, set Set, files fs.FS) (int, error) {
+func up(ctx context.Context, conn *pgx.Conn, set Set, files fs.FS) (int, error) {
 	sets, before := []Set{set}, 0
 	if set == Projections {
 		var err error
-		if before, err = applySet(ctx, db, Consumers, Consumers.fs()); err != nil {
+		if before, err = apply(ctx, conn, Consumers, Consumers.fs()); err != nil {
 			return before, err
 		}
 		sets = append(sets, Consumers)
 	}
-	n, err := applySet(ctx, db, set, files)
+	n, err := apply(ctx, conn, set, files)
 	if n += before; err != nil {
 		return n, err
 	}
-	if err := makeKinds(ctx, db, set); err != nil {
+	if err := makeKinds(ctx, conn, set); err != nil {
 		return n, err
 	}
 	for _, s := range sets {
-		if _, err := db.ExecContext(ctx, fmt.Sprintf(rightsSQL, s.table(), s.worker())); err != nil {
+		if err := run(ctx, conn, fmt.Sprintf(rightsSQL, s.table(), s.worker())); err != nil {
 			return n, err
 		}
 	}
 	return n, nil
 }
 
-// applySet applies the missing migrations of one set.
-func applySet(ctx context.Context, db *sql.DB, set Set, files fs.FS) (int, error) {
-	locker, err := lock.NewPostgresSessionLocker()
-	if err != nil {
-		return 0, err
-	}
-	store, err := database.NewStore(database.DialectPostgres, set.table())
-	if err != nil {
-		return 0, err
-	}
-	p, err := goose.NewProvider("", db, files, goose.WithStore(store), goose.WithSessionLocker(locker),
-		goose.WithDisableGlobalRegistry(true))
-	if err != nil {
-		return 0, err
-	}
-	results, err := p.Up(ctx)
-	return len(results), err
-}
-
 // UpConsumers applies the missing migrations of the set Consumers with the login of pool, in the
 // first schema of its search_path. It makes no roles and needs none. Several processes may call it
 // at once.
-func UpConsumers(ctx context.Context, pool *pgxpool.Pool) (err error) {
-	db := stdlib.OpenDBFromPool(pool)
-	defer func() { err = errors.Join(err, db.Close()) }()
-	if _, err := applySet(ctx, db, Consumers, Consumers.fs()); err != nil {
+func UpConsumers(ctx context.Context, pool *pgxpool.Pool) error {
+	err := pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
+		_, err := apply(ctx, conn.Conn(), Consumers, Consumers.fs())
+		return err
+	})
+	if err != nil {
 		return fmt.Errorf("migrate %s: %w", Consumers, err)
 	}
 	return nil
@@ -161,11 +140,7 @@ func Latest(set Set) int64 {
 	if err != nil || len(names) == 0 {
 		panic("migrations: none embedded for " + string(set))
 	}
-	v, err := goose.NumericComponent(names[len(names)-1])
-	if err != nil {
-		panic(err)
-	}
-	return v
+	return version(names[len(names)-1])
 }
 
 // Check returns ErrOutdated unless the database has every migration of the set. It accepts a newer

@@ -27,6 +27,9 @@ const (
 	srv  = "github.com/nats-io/nats-server/v2"
 	huma = "github.com/danielgtaylor/huma/v2"
 	blob = "github.com/minio/minio-go"
+
+	goose = "github.com/pressly/goose"
+	otel  = "go.opentelemetry.io/otel/"
 )
 
 // rule says which packages of this module, and which of the watched libraries, the matching
@@ -90,8 +93,8 @@ var rules = []rule{
 		may: []string{"ops/*", "store", "outbox", "outbox/*", "relay", "consumers", "projections", "projections/history", "migrations",
 			"kinds", "event", "internal/*"}},
 
-	// event: the subjects. Only this package may import the server.
-	{pkg: "internal/broker", may: []string{"event", "internal/work"}, libs: []string{nats, srv}},
+	{pkg: "internal/broker", may: []string{"event", "internal/work"}, libs: []string{nats}}, // event: the subjects
+	{pkg: "internal/natsserver", libs: []string{nats, srv}},                                 // the only one that may import the server
 	{pkg: "internal/heartbeat", may: []string{"event"}},
 	// It explores the protocol with the outbox's own decisions about the layout.
 	{pkg: "internal/protocol", may: []string{"outbox", "event"}},
@@ -149,6 +152,31 @@ func TestPackagesImportOnlyWhatTheyMay(t *testing.T) {
 		for _, imp := range p.Imports {
 			if !allowed(r, imp) {
 				t.Errorf("%s may not import %s", name, imp)
+			}
+		}
+	}
+}
+
+// links lists parts that a program must not link, directly or not: a subscriber's program is its
+// owner's, and the relay is the process of which a fleet has most.
+var links = map[string][]string{
+	"subscribe": {srv, goose, blob, huma, otel + "sdk", otel + "exporters", module + "api", module + "ops", module + "internal/daemon",
+		module + "internal/natsserver"},
+	"client":    {srv, goose, blob, huma, otel, pgx, nats, module + "internal"},
+	"cmd/relay": {srv, goose, blob, huma, module + "api", module + "ops", module + "store", module + "projections"},
+}
+
+func TestProgramsLinkOnlyWhatTheyUse(t *testing.T) {
+	for root, never := range links {
+		out, err := exec.Command("go", "list", "-deps", module+root).CombinedOutput()
+		if err != nil {
+			t.Fatalf("go list: %v: %s", err, out)
+		}
+		for _, dep := range strings.Fields(string(out)) {
+			for _, part := range never {
+				if strings.HasPrefix(dep, part) {
+					t.Errorf("%s links %s", root, dep)
+				}
 			}
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/natsserver"
 	"github.com/tidings/tidings/internal/pglocal"
 	"github.com/tidings/tidings/internal/testkit"
 )
@@ -71,11 +72,11 @@ func threeServers(b *testing.B, lazy bool) (jetstream.JetStream, broker.Config) 
 	cfg := broker.Config{Stream: "EVENTS", Prefix: "events", LivePrefix: "live", Replicas: 3, MaxBytes: -1,
 		Timeout: 5 * time.Second, Ping: 2 * time.Second}
 	for i, port := range ports {
-		member := &broker.Cluster{Server: fmt.Sprintf("n%d", i), Port: port}
+		member := &natsserver.Cluster{Server: fmt.Sprintf("n%d", i), Port: port}
 		for _, other := range ports[:i] {
 			member.Routes = append(member.Routes, fmt.Sprintf("nats://127.0.0.1:%d", other))
 		}
-		server, err := broker.StartServer(broker.ServerConfig{Dir: b.TempDir(), MaxStore: 4 << 30, LazySync: lazy, Cluster: member})
+		server, err := natsserver.Start(natsserver.Config{Dir: b.TempDir(), MaxStore: 4 << 30, LazySync: lazy, Cluster: member})
 		if err != nil {
 			b.Fatal(err)
 		}

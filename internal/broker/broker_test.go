@@ -21,6 +21,7 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/natsserver"
 	"github.com/tidings/tidings/internal/testkit"
 )
 
@@ -591,7 +592,7 @@ func TestServerKeepsItsStoreAndServesInProcess(t *testing.T) {
 	cfg := broker.Config{Stream: "EVENTS", Prefix: "events", LivePrefix: "live", Replicas: 1, MaxBytes: -1,
 		Timeout: 5 * time.Second, Ping: time.Second}
 	for round := uint64(1); round <= 2; round++ {
-		srv, err := broker.StartServer(broker.ServerConfig{Dir: dir, Log: testkit.Logger(t)})
+		srv, err := natsserver.Start(natsserver.Config{Dir: dir, Log: testkit.Logger(t)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -620,10 +621,10 @@ func TestAServerGetsItsFirstUser(t *testing.T) {
 	if testing.Short() {
 		t.Skip("needs a server")
 	}
-	cfg := broker.ServerConfig{Dir: t.TempDir(), Log: testkit.Logger(t)}
+	cfg := natsserver.Config{Dir: t.TempDir(), Log: testkit.Logger(t)}
 	publish := func() uint64 {
 		t.Helper()
-		srv, err := broker.StartServer(cfg)
+		srv, err := natsserver.Start(cfg)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -666,13 +667,13 @@ func TestTakenPortIsReported(t *testing.T) {
 	if testing.Short() {
 		t.Skip("needs a server")
 	}
-	one, err := broker.StartServer(broker.ServerConfig{Dir: t.TempDir()})
+	one, err := natsserver.Start(natsserver.Config{Dir: t.TempDir()})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer one.Shutdown()
 	port := portOf(t, one.URL())
-	if two, err := broker.StartServer(broker.ServerConfig{Dir: t.TempDir(), Port: port}); err == nil {
+	if two, err := natsserver.Start(natsserver.Config{Dir: t.TempDir(), Port: port}); err == nil {
 		two.Shutdown()
 		t.Error("two servers on one port")
 	} else if !strings.Contains(err.Error(), "address already in use") {

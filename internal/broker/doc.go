@@ -1,5 +1,5 @@
-// Package broker connects to NATS and maintains the streams of events. It also runs a NATS server
-// inside this process for `tidings dev` and the tests.
+// Package broker connects to NATS and maintains the streams of events. Package natsserver runs a
+// server in this process.
 //
 //	Connect        a connection that reconnects forever and never buffers: a message that cannot be sent now fails now
 //	Declare        creates or updates a partition's stream; it never shrinks one and refuses one of another shape
@@ -10,7 +10,6 @@
 //	Doubt          decides when to believe a loss that a broker reports; Confirm and ConfirmByQuorum wait for that
 //	Waker          tells the relays which slots have new rows
 //	Listen         passes events to a cache as they are stored, over plain NATS, and reports when it missed some
-//	StartServer    JetStream in this process, synced to disk before every publish ack
 //
 // Every decision reads from a leader that has recently heard from a quorum of its replicas. It
 // never reads from a replica, which may lag, or from a broker that knows no leader. The relay

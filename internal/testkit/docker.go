@@ -22,7 +22,7 @@ import (
 	"github.com/moby/moby/api/types/mount"
 	"github.com/testcontainers/testcontainers-go"
 
-	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/natsserver"
 	"github.com/tidings/tidings/internal/pglocal"
 )
 
@@ -84,7 +84,7 @@ func (d dockerPostgres) signalBackend(pid int, s syscall.Signal) error {
 // dockerNATS is a NATS server in a container.
 type dockerNATS struct {
 	*containerServer
-	cfg broker.ServerConfig
+	cfg natsserver.Config
 }
 
 // The ports of the image's server, and the directory in the container that is the test's directory.
@@ -96,7 +96,7 @@ const (
 
 // startDockerNATS runs the image TEST_NATS_IMAGE. The store is on this machine, and belongs to the
 // user of the tests.
-func startDockerNATS(cfg broker.ServerConfig) (natsServer, string, error) {
+func startDockerNATS(cfg natsserver.Config) (natsServer, string, error) {
 	monitor, err := pglocal.FreePort()
 	if err != nil {
 		return nil, "", err

@@ -20,6 +20,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/natsserver"
 	"github.com/tidings/tidings/internal/pglocal"
 )
 
@@ -28,7 +29,7 @@ type Broker struct {
 	URL string
 
 	cfg   broker.Config
-	serve broker.ServerConfig
+	serve natsserver.Config
 	s     natsServer // nil for TEST_NATS_URL
 }
 
@@ -100,7 +101,7 @@ func NATSProcess(t testing.TB) *Broker {
 }
 
 // starter starts a server and returns its URL.
-type starter func(cfg broker.ServerConfig) (natsServer, string, error)
+type starter func(cfg natsserver.Config) (natsServer, string, error)
 
 func newBroker(t testing.TB, start starter, conf string) *Broker {
 	t.Helper()
@@ -109,7 +110,7 @@ func newBroker(t testing.TB, start starter, conf string) *Broker {
 
 func newBrokerIn(t testing.TB, dir string, start starter, conf string) *Broker {
 	t.Helper()
-	b := &Broker{serve: broker.ServerConfig{Dir: filepath.Join(dir, "store"), LazySync: true, Log: Logger(t)}}
+	b := &Broker{serve: natsserver.Config{Dir: filepath.Join(dir, "store"), LazySync: true, Log: Logger(t)}}
 	if conf != "" {
 		b.serve.File = filepath.Join(dir, "nats.conf")
 		check(t, "configure NATS", os.WriteFile(b.serve.File, []byte(conf), 0o600))
@@ -220,10 +221,10 @@ func (b *Broker) server(t testing.TB) natsServer {
 }
 
 // here is a server in this process. A signal to it would disturb the tests too.
-type here struct{ *broker.Server }
+type here struct{ *natsserver.Server }
 
-func startHere(cfg broker.ServerConfig) (natsServer, string, error) {
-	s, err := broker.StartServer(cfg)
+func startHere(cfg natsserver.Config) (natsServer, string, error) {
+	s, err := natsserver.Start(cfg)
 	if err != nil {
 		return nil, "", err
 	}
@@ -241,13 +242,13 @@ func (here) restart(context.Context) error { return errHere }
 
 // child is a child process that runs this test binary as a NATS server.
 type child struct {
-	cfg  broker.ServerConfig
+	cfg  natsserver.Config
 	cmd  *exec.Cmd
 	done chan struct{}
 }
 
 // startChild starts a child and returns when it serves.
-func startChild(cfg broker.ServerConfig) (_ natsServer, _ string, err error) {
+func startChild(cfg natsserver.Config) (_ natsServer, _ string, err error) {
 	if cfg.Port, err = fixedPort(cfg.Port); err != nil {
 		return nil, "", err
 	}
@@ -360,7 +361,7 @@ type natsSpec struct {
 	Dir      string
 	Port     int
 	MaxStore int64
-	Cluster  *broker.Cluster
+	Cluster  *natsserver.Cluster
 }
 
 // serveNATS runs in the child. It prints its URL and serves until its standard input ends.
@@ -369,7 +370,7 @@ func serveNATS(spec string, stdin io.Reader, stdout io.Writer) error {
 	if err := json.Unmarshal([]byte(spec), &s); err != nil {
 		return err
 	}
-	srv, err := broker.StartServer(broker.ServerConfig{Dir: s.Dir, Port: s.Port, MaxStore: s.MaxStore, LazySync: true, Cluster: s.Cluster})
+	srv, err := natsserver.Start(natsserver.Config{Dir: s.Dir, Port: s.Port, MaxStore: s.MaxStore, LazySync: true, Cluster: s.Cluster})
 	if err != nil {
 		return err
 	}

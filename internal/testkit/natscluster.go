@@ -14,6 +14,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/natsserver"
 	"github.com/tidings/tidings/internal/pglocal"
 )
 
@@ -44,9 +45,9 @@ func NATSCluster(t testing.TB, n int) *BrokerCluster {
 	ports := freePorts(t, 2*n) // alternately for clients and for routes
 	for i := range n {
 		// A new stream goes to the nodes with the most room, so all nodes have equal room.
-		c.Nodes[i] = &Broker{serve: broker.ServerConfig{Dir: filepath.Join(t.TempDir(), "store"), Port: ports[2*i],
+		c.Nodes[i] = &Broker{serve: natsserver.Config{Dir: filepath.Join(t.TempDir(), "store"), Port: ports[2*i],
 			MaxStore: 4 << 30, LazySync: true,
-			Cluster: &broker.Cluster{Server: nodeName(i), Port: ports[2*i+1],
+			Cluster: &natsserver.Cluster{Server: nodeName(i), Port: ports[2*i+1],
 				Tags: []string{"node:" + nodeName(i), "zone:" + []string{"a", "b", "b"}[i%3]}}}}
 	}
 	if forceDocker() {

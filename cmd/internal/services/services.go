@@ -1,10 +1,12 @@
-// Package services contains the long-running processes of a fleet, one file each. Each function
+// Package services contains the long-running processes of a fleet, one file each, except the relay
+// (package relayservice). Each function
 // reads the environment, wires the parts, runs the service until SIGTERM and ends the process.
 // Command tidings runs the service by whose name it is called, so one binary is enough for the
 // image.
 package services
 
 import (
+	"github.com/tidings/tidings/cmd/internal/relayservice"
 	"github.com/tidings/tidings/projections/followercounts"
 	"github.com/tidings/tidings/projections/history"
 	"github.com/tidings/tidings/projections/threadcache"
@@ -16,7 +18,7 @@ func Named(name string) func() {
 	case "api":
 		return API
 	case "relay":
-		return Relay
+		return relayservice.Main
 	case followercounts.Name:
 		return FollowerCounts
 	case threadcache.Name:

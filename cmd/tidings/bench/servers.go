@@ -18,6 +18,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/natsserver"
 	"github.com/tidings/tidings/internal/pglocal"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/migrations"
@@ -27,7 +28,7 @@ import (
 type servers struct {
 	url     string // for the owner of the tables
 	broker  broker.Config
-	nats    *broker.Server
+	nats    *natsserver.Server
 	pool    *pgxpool.Pool  // as the system role
 	sync    string         // the requested sync of the broker: always or default
 	fsyncUS float64        // the median time of an fsync, in microseconds
@@ -84,8 +85,8 @@ func startServers(ctx context.Context, brokerSync string, log *slog.Logger) (_ *
 		return nil, err
 	}
 	s.undo = append(s.undo, func() error { s.pool.Close(); return nil })
-	server := broker.ServerConfig{Dir: filepath.Join(dir, "nats"), LazySync: brokerSync != syncAlways, Log: log}
-	if s.nats, err = broker.StartServer(server); err != nil {
+	server := natsserver.Config{Dir: filepath.Join(dir, "nats"), LazySync: brokerSync != syncAlways, Log: log}
+	if s.nats, err = natsserver.Start(server); err != nil {
 		return nil, err
 	}
 	s.undo = append(s.undo, func() error { s.nats.Shutdown(); return nil })

@@ -23,7 +23,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"golang.org/x/sys/unix"
 
-	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/natsserver"
 	"github.com/tidings/tidings/internal/pglocal"
 	"github.com/tidings/tidings/internal/tokens"
 )
@@ -222,7 +222,7 @@ func ownDatabase(ctx context.Context, pg *pglocal.Server) (string, error) {
 // startNATS starts dev's own server on its earlier port, or on another one if a program uses that
 // port now. It has one user, because dev plays every role in one process, and the person who runs
 // dev may see everything.
-func startNATS(dir string, port int, password string, log *slog.Logger) (*broker.Server, error) {
+func startNATS(dir string, port int, password string, log *slog.Logger) (*natsserver.Server, error) {
 	if port != 0 {
 		l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
 		if err != nil {
@@ -237,7 +237,7 @@ func startNATS(dir string, port int, password string, log *slog.Logger) (*broker
 			return nil, err
 		}
 	}
-	return broker.StartServer(broker.ServerConfig{Dir: dir, Port: port, User: url.UserPassword("tidings", password),
+	return natsserver.Start(natsserver.Config{Dir: dir, Port: port, User: url.UserPassword("tidings", password),
 		Log: log.With("component", "nats")})
 }
 

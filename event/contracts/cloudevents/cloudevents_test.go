@@ -19,6 +19,7 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/event/contracts"
 	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/natsserver"
 	"github.com/tidings/tidings/kinds"
 )
 
@@ -47,7 +48,7 @@ func sample(t *testing.T, n int, typ contracts.Type) event.Event {
 // TestTheOfficialSDKReadsEveryType reads events as relays write them from a stream, with the SDK's
 // consumer.
 func TestTheOfficialSDKReadsEveryType(t *testing.T) {
-	server, err := broker.StartServer(broker.ServerConfig{Dir: t.TempDir(), LazySync: true})
+	server, err := natsserver.Start(natsserver.Config{Dir: t.TempDir(), LazySync: true})
 	if err != nil {
 		t.Fatal(err)
 	}

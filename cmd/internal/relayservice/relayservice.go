@@ -1,4 +1,6 @@
-package services
+// Package relayservice is the relay's process. It is not in package services, so that the relay's
+// binary has only the parts that the relay uses: no API, no console.
+package relayservice
 
 import (
 	"context"
@@ -16,7 +18,7 @@ import (
 	"github.com/tidings/tidings/relay"
 )
 
-type relayConfig struct {
+type config struct {
 	DatabaseURL string `env:"DATABASE_URL, required"`
 	OpsAddr     string `env:"OPS_ADDR, default=127.0.0.1:9182"`
 	Postgres    postgres.Config
@@ -24,15 +26,15 @@ type relayConfig struct {
 	Relay       relay.Config
 }
 
-// Relay runs the relay, which publishes the outbox to JetStream. Any number of processes may run at
-// once.
-func Relay() {
+// Main runs the relay, which publishes the outbox to JetStream, until SIGTERM. Any number of
+// processes may run at once.
+func Main() {
 	relay.UseOneProcessor()
-	daemon.Main("relay", runRelay)
+	daemon.Main("relay", run)
 }
 
-func runRelay(ctx context.Context, env envconfig.Lookuper) error {
-	var cfg relayConfig
+func run(ctx context.Context, env envconfig.Lookuper) error {
+	var cfg config
 	if err := daemon.Configure(ctx, env, &cfg); err != nil {
 		return err
 	}

@@ -1,4 +1,7 @@
-package broker
+// Package natsserver runs a NATS server with JetStream in this process, for `tidings dev`, for
+// measurements and for tests. Programs that only connect to a server use package broker, which does
+// not link it.
+package natsserver
 
 import (
 	"cmp"
@@ -15,8 +18,8 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// ServerConfig configures a server in this process.
-type ServerConfig struct {
+// Config configures a server in this process.
+type Config struct {
 	Dir      string       // the directory of the JetStream store; one per server
 	Host     string       // listen address; "" for 127.0.0.1
 	Port     int          // listen port; 0 for any free one
@@ -41,16 +44,16 @@ type Cluster struct {
 // Server is a NATS server with JetStream in this process.
 type Server struct {
 	s   *server.Server
-	cfg ServerConfig
+	cfg Config
 }
 
 // startTimeout bounds the start: a server reads a store of millions of messages in seconds.
 const startTimeout = time.Minute
 
-// StartServer starts a server and returns once JetStream answers. The first member of a cluster has
-// no quorum yet, so for a member it returns once clients can connect. It handles no signals; the
+// Start starts a server and returns once JetStream answers. The first member of a cluster has no
+// quorum yet, so for a member it returns once clients can connect. It handles no signals; the
 // caller calls Shutdown.
-func StartServer(cfg ServerConfig) (*Server, error) {
+func Start(cfg Config) (*Server, error) {
 	if cfg.Dir == "" {
 		return nil, errors.New("start NATS: no directory for its store")
 	}
@@ -74,7 +77,7 @@ func StartServer(cfg ServerConfig) (*Server, error) {
 }
 
 // options returns the options of the server.
-func (cfg ServerConfig) options() (opts *server.Options, err error) {
+func (cfg Config) options() (opts *server.Options, err error) {
 	opts = &server.Options{}
 	if cfg.File != "" {
 		if opts, err = server.ProcessConfigFile(cfg.File); err != nil {
@@ -104,7 +107,7 @@ func (cfg ServerConfig) options() (opts *server.Options, err error) {
 	return opts, nil
 }
 
-// Reload reads ServerConfig.File again. It disconnects users that were removed or have a new
+// Reload reads Config.File again. It disconnects users that were removed or have a new
 // password.
 func (s *Server) Reload() error {
 	opts, err := s.cfg.options()
@@ -139,14 +142,14 @@ func awaitReady(s *server.Server, member bool, fatal <-chan string) error {
 	}
 }
 
-// URL returns the address for clients, with the user and the password of ServerConfig.
+// URL returns the address for clients, with the user and the password of Config.
 func (s *Server) URL() string {
 	scheme, address, _ := strings.Cut(s.s.ClientURL(), "://")
 	return (&url.URL{Scheme: scheme, User: s.cfg.User, Host: address}).String()
 }
 
-// InProcess returns an option that connects through memory instead of the network. Connect then
-// ignores the URL.
+// InProcess returns an option of broker.Connect that connects through memory instead of the
+// network. Connect then ignores the URL.
 func (s *Server) InProcess() nats.Option { return nats.InProcessServer(s.s) }
 
 // Shutdown stops the server and returns when its store is closed. A second call does nothing.

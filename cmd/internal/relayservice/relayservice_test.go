@@ -1,4 +1,4 @@
-package services
+package relayservice
 
 import (
 	"context"
@@ -16,6 +16,8 @@ import (
 	"github.com/tidings/tidings/internal/testkit"
 )
 
+func TestMain(m *testing.M) { testkit.Main(m) }
+
 func TestTheRelayWaitsForServersAndTheSchema(t *testing.T) {
 	testkit.DefaultLogger(t)
 	db, nats := testkit.Postgres(t), testkit.NATS(t)
@@ -30,7 +32,7 @@ func TestTheRelayWaitsForServersAndTheSchema(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		done <- runRelay(ctx, envconfig.MapLookuper(map[string]string{"DATABASE_URL": dbURL, "NATS_URL": natsURL, "OPS_ADDR": ops,
+		done <- run(ctx, envconfig.MapLookuper(map[string]string{"DATABASE_URL": dbURL, "NATS_URL": natsURL, "OPS_ADDR": ops,
 			"NATS_STREAM": cfg.Stream, "NATS_SUBJECT_PREFIX": cfg.Prefix, "NATS_LIVE_PREFIX": cfg.LivePrefix}))
 	}()
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
@@ -71,7 +73,7 @@ func TestTheRelayDoesNotWaitForADatabaseThatRefusesIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	absent.Path = "/not_there"
-	err = runRelay(t.Context(), envconfig.MapLookuper(map[string]string{"DATABASE_URL": absent.String(), "OPS_ADDR": "127.0.0.1:0"}))
+	err = run(t.Context(), envconfig.MapLookuper(map[string]string{"DATABASE_URL": absent.String(), "OPS_ADDR": "127.0.0.1:0"}))
 	if !postgres.IsLogin(err) {
 		t.Errorf("got %v", err)
 	}
