@@ -57,6 +57,7 @@ var volatile = []struct {
 	{regexp.MustCompile(`(?m)^[0-9a-f]+( +7 +n)`), "SECRET$1"},
 	{regexp.MustCompile(`"(slug|path)":( ?)"[0-9a-z]*"`), `"$1":$2"PLACE"`},
 	{regexp.MustCompile(`relay-[\w-]+`), "RELAY"},
+	{regexp.MustCompile(`"owner":"[^"]*"`), `"owner":"OWNER"`},
 	{regexp.MustCompile(`(?m)^time=.* level=INFO .*\n`), ""},
 	{regexp.MustCompile(`\d{4}-\d\d-\d\dT[\d:.]+Z`), "TIME"},
 	{regexp.MustCompile(`"traceparent":"[^"]*",`), ""},
