@@ -72,7 +72,7 @@ func (p Process) diagnose(ctx context.Context, data string) ([]doctor.Finding, e
 	y, err := p.someSystem(ctx, data, "doctor")
 	if errors.Is(err, migrations.ErrOutdated) {
 		return []doctor.Finding{{Severity: doctor.Error, Check: "schema", Where: status.ServerTruth, What: err.Error(),
-			Mend: "tidings migrate"}}, nil
+			Repair: "tidings migrate"}}, nil
 	}
 	if err != nil {
 		return nil, err
@@ -99,7 +99,11 @@ func (p Process) printFindings(all []doctor.Finding, asJSON bool) error {
 				return err
 			}
 		}
-		rows = append(rows, []string{string(f.Severity), f.Check, f.Where, cell(f.What), f.Mend})
+		what := f.What
+		if f.FollowsFrom != "" {
+			what += " (follows from " + f.FollowsFrom + ")"
+		}
+		rows = append(rows, []string{string(f.Severity), f.Check, f.Where, cell(what), f.Action()})
 	}
 	switch {
 	case asJSON:

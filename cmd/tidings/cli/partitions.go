@@ -30,9 +30,9 @@ func partitionRows(all []status.Partition, closed bool) [][]string {
 			held, last, replicas = "unknown", "unknown", "unknown"
 		case p.Unknown != "":
 			tail, holder = "unknown", "unknown"
-		case p.Refused != "":
+		case p.Condition() == status.Refused:
 			state = "REFUSED"
-		case p.NoLeader != "":
+		case p.Condition() == status.NoLeader:
 			state, replicas = "NO LEADER", "unknown"
 		case p.Replicas == 0:
 			replicas = "no stream"
@@ -76,7 +76,7 @@ func (p Process) partitionsListCommand() *cobra.Command {
 				return err
 			}
 			if st.IsUnread(status.PartPartitions) {
-				return errors.New(strings.Join(st.Notes(), "\n"))
+				return errors.New(strings.Join(notes(st), "\n"))
 			}
 			if asJSON {
 				for _, s := range st.Partitions {

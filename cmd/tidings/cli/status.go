@@ -21,6 +21,7 @@ import (
 	"github.com/tidings/tidings/internal/words"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/migrations"
+	"github.com/tidings/tidings/ops/doctor"
 	"github.com/tidings/tidings/ops/status"
 )
 
@@ -151,7 +152,7 @@ second, with the rates of published and applied events.`,
 			if len(st.Unavailable)+len(st.Unread) > 0 {
 				return errAway
 			}
-			if slices.ContainsFunc(st.Partitions, func(p status.Partition) bool { return p.Refused != "" }) {
+			if slices.ContainsFunc(st.Partitions, func(p status.Partition) bool { return p.Condition() == status.Refused }) {
 				return errIllness
 			}
 			return nil
@@ -203,11 +204,10 @@ func (p Process) printState(st status.State) error {
 	for _, e := range st.External {
 		externalRows = append(externalRows, []string{e.Name, e.Stream, count(int64(e.Behind)), count(int64(e.Unacked))})
 	}
-	notes := strings.Join(st.Notes(), "\n")
-	if notes != "" {
-		notes += "\n\n"
+	var noted error
+	if all := notes(st); len(all) > 0 {
+		_, noted = fmt.Fprint(p.Stdout, strings.Join(all, "\n"), "\n\n")
 	}
-	_, noted := fmt.Fprint(p.Stdout, notes)
 	blank := func() error { _, err := fmt.Fprintln(p.Stdout); return err }
 	tables := [][][]string{outboxRows, partitionRows(st.Partitions, false), consumerRows, leaseRows}
 	if len(st.Jobs) > 0 {
@@ -224,6 +224,21 @@ func (p Process) printState(st status.State) error {
 		errs = append(errs, p.table(rows...))
 	}
 	return errors.Join(errs...)
+}
+
+// notes returns the doctor's findings about the state, and the external consumers that it does not
+// list.
+func notes(st status.State) (all []string) {
+	for _, f := range doctor.Fleet(st) {
+		all = append(all, f.String())
+	}
+	for _, stream := range st.MoreOf {
+		all = append(all, fmt.Sprintf("Stream %s has more external consumers than this list: `nats consumer ls %s` lists all.", stream, stream))
+	}
+	if st.NotListed != "" {
+		all = append(all, "The external consumers are unknown: "+st.NotListed)
+	}
+	return all
 }
 
 func seconds(s float64) string { return words.Seconds(s) }

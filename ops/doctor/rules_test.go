@@ -45,14 +45,14 @@ func TestEveryCheckOfTheFleetFindsItsIllness(t *testing.T) {
 	} {
 		st := healthy()
 		harm(&st)
-		if all := Fleet(st); len(all) != 1 || all[0].Check != want || all[0].What == "" || all[0].Mend == "" || all[0].Where == "" {
+		if all := Fleet(st); len(all) != 1 || all[0].Check != want || all[0].What == "" || all[0].Action() == "" || all[0].Where == "" {
 			t.Errorf("%s: found %+v", want, all)
 		}
 	}
 	st := healthy()
 	for _, want := range []string{"tidings replay --consumer " + st.Consumers[0].Consumer, "tidings repair stream --dry-run"} {
 		st.Partitions[0].Stream, st.Consumers[0].Lost = "EVENTS-0", []string{"EVENTS-0"}
-		if got := Fleet(st); got[len(got)-1].Mend != want+" (docs/runbook/ConsumerPartitionStuck.md)" {
+		if got := Fleet(st); got[len(got)-1].Action() != want+" (docs/runbook/ConsumerPartitionStuck.md)" {
 			t.Errorf("of a consumer that lost events: %+v, want %q", got, want)
 		}
 		st.Partitions[0].Refused = "the stream is gone"
