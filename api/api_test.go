@@ -999,9 +999,10 @@ func TestMetricsAndRequestIDs(t *testing.T) {
 	series := testkit.Series(t, f.reg)
 	const route = "/v1/follows/{follower_id}/{followee_id}"
 	for name, want := range map[string]float64{
-		"api_requests_total 404 GET " + route: 2, "api_requests_total 200 GET " + route: 0, "api_requests_total 201 PUT " + route: 0,
-		"api_requests_total 404 GET none": 1, "api_requests_total 405 other none": 1,
-		"api_request_seconds GET " + route: 2, "api_request_seconds PATCH /v1/comments/{id}": 0,
+		"tidings_api_requests_total 404 GET " + route: 2, "tidings_api_requests_total 200 GET " + route: 0,
+		"tidings_api_requests_total 201 PUT " + route: 0,
+		"tidings_api_requests_total 404 GET none":     1, "tidings_api_requests_total 405 other none": 1,
+		"tidings_api_request_duration_seconds GET " + route: 2, "tidings_api_request_duration_seconds PATCH /v1/comments/{id}": 0,
 	} {
 		if got, ok := series[name]; !ok || got != want {
 			t.Errorf("%s is %v (%t), want %v", name, got, ok, want)

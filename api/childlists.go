@@ -118,11 +118,11 @@ func (c *childRoutes) listRoutes() {
 			"Reads a projection. An unknown " + authors + " has an empty list."}, codeCursorInvalid)
 	authored.tag = "Users"
 	register(c.server, authored, func(ctx context.Context, in *authorInput) (*anyOutput, error) {
-		author := in.ID.int64()
-		return c.page(ctx, list{tenant: callerOf(ctx).TenantID, name: c.k.Plural + " of " + authors, of: author}, in.Page,
-			func(tx pgx.Tx, after *threadcache.Key) ([]event.Child, error) {
-				return threadcache.ByAuthor(ctx, tx, c.k.Name, author, after, in.Limit+1)
-			})
+		l := list{tenant: callerOf(ctx).TenantID, name: c.k.Plural + " of " + authors, of: in.ID.int64()}
+		var after ageCursor
+		return c.page(ctx, l, in.Page, false, &after, func(tx pgx.Tx) (childWindow, error) {
+			return in.window(threadcache.ByAuthor(ctx, tx, c.k.Name, l.of, after.key(), in.Limit+1))
+		})
 	})
 	if c.k.Moderated {
 		c.pendingRoute(answer)
@@ -138,36 +138,88 @@ func (c *childRoutes) values(rows []event.Child) []any {
 	return items
 }
 
-// projectThread runs fn on the projection. It also reads the state of the object's thread, if the
-// kind is moderated.
-func (c *childRoutes) projectThread(ctx context.Context, object int64, fn func(tx pgx.Tx) error) (thread any, asOf event.Time, err error) {
-	asOf, err = c.project(ctx, callerOf(ctx).TenantID, threadcache.Name, func(tx pgx.Tx) error {
-		if c.k.Moderated {
-			settings, err := threadcache.ReadSettings(ctx, tx, c.k.Name, object)
-			if err != nil {
-				return err
-			}
-			thread = threadState(settings)
-		}
-		return fn(tx)
-	})
-	return thread, asOf, err
+// readThread reads the state of the object's thread. It returns nil if the kind is not moderated.
+func (c *childRoutes) readThread(ctx context.Context, tx pgx.Tx, object int64) (any, error) {
+	if !c.k.Moderated {
+		return nil, nil
+	}
+	settings, err := threadcache.ReadSettings(ctx, tx, c.k.Name, object)
+	return threadState(settings), err
 }
 
 func (s *server) notFound() error { return s.problems.problem(codeNotFound, "") }
 
-// placeCursor is the content of a cursor of a chronological page. The page begins after the child,
-// or ends before it if Before is set.
-type placeCursor struct {
+// childCursor is the content of a cursor of children: a place in the list's order.
+type childCursor interface {
+	// at returns the place of a child. The page begins after it, or ends before it.
+	at(c event.Child, before bool) any
+}
+
+// ageCursor is a place in the order of age.
+type ageCursor struct {
 	At     event.Time `json:"t"`
 	ID     string     `json:"c"`
 	Before bool       `json:"b,omitempty"`
 }
 
-func cursorAt(c event.Child) placeCursor { return placeCursor{At: c.CreatedAt, ID: c.ID} }
+func (ageCursor) at(c event.Child, before bool) any { return ageCursor{c.CreatedAt, c.ID, before} }
 
-func (c placeCursor) key() *threadcache.Key {
+// key returns the place for the projection, or nil if the request has no cursor.
+func (c ageCursor) key() *threadcache.Key {
+	if c.ID == "" {
+		return nil
+	}
 	return &threadcache.Key{CreatedAt: c.At.Time, ChildID: c.ID}
+}
+
+// threadCursor is a path: a place in the order of the thread.
+type threadCursor string
+
+func (threadCursor) at(c event.Child, _ bool) any { return c.Path }
+
+// childWindow is the part of a list that a page shows.
+type childWindow struct {
+	rows           []event.Child
+	earlier, later bool // whether the list has children before and after it
+}
+
+// window returns the first rows of a query for one row more than the limit.
+func (p Page) window(rows []event.Child, err error) (childWindow, error) {
+	return childWindow{rows: rows[:min(len(rows), p.Limit)], later: len(rows) > p.Limit}, err
+}
+
+// page answers with a page of a list in the projection. It reads the request's cursor into from,
+// and then the window with query. If the list is of one object, the page has the state of its
+// thread.
+func (c *childRoutes) page(ctx context.Context, l list, in Page, ofObject bool, from childCursor,
+	query func(tx pgx.Tx) (childWindow, error)) (*anyOutput, error) {
+	if in.Cursor != "" {
+		if err := c.cursors.decode(l, in.Cursor, from); err != nil {
+			return nil, err
+		}
+	}
+	var page childPage
+	var w childWindow
+	asOf, err := c.project(ctx, l.tenant, threadcache.Name, func(tx pgx.Tx) (err error) {
+		if ofObject {
+			if page.Thread, err = c.readThread(ctx, tx, l.of); err != nil {
+				return err
+			}
+		}
+		w, err = query(tx)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	page.Items, page.AsOf = c.values(w.rows), asOf
+	if n := len(w.rows); n > 0 && w.later {
+		page.Next, err = c.cursors.encode(l, from.at(w.rows[n-1], false))
+	}
+	if err == nil && len(w.rows) > 0 && w.earlier {
+		page.Prev, err = c.cursors.encode(l, from.at(w.rows[0], true))
+	}
+	return &anyOutput{Body: page}, err
 }
 
 // checkPlace refuses parameters that name two places.
@@ -195,106 +247,48 @@ func (c *childRoutes) list(ctx context.Context, object int64, order string, in P
 	}
 	l := list{tenant: callerOf(ctx).TenantID, name: c.k.Plural + " " + order, of: object}
 	if order == "threaded" {
-		return c.threadedPage(ctx, l, object, in.Page, func(tx pgx.Tx, after string) ([]event.Child, error) {
-			return threadcache.Threaded(ctx, tx, c.k.Name, object, after, in.Limit+1)
-		})
+		return c.threaded(ctx, l, "", in.Page)
 	}
-	var cursor placeCursor
-	if in.Cursor != "" {
-		if err := c.cursors.decode(l, in.Cursor, &cursor); err != nil {
-			return nil, err
-		}
-	}
-	var rows []event.Child
-	var earlier, later bool // whether pages before and after this one exist
-	thread, asOf, err := c.projectThread(ctx, object, func(tx pgx.Tx) (err error) {
-		if in.Around == "" {
-			rows, earlier, later, err = chronological(ctx, tx, c.k.Name, object, threadcache.Order(order == "newest"), in, cursor)
-			return err
-		}
+	var from ageCursor
+	return c.page(ctx, l, in.Page, true, &from, func(tx pgx.Tx) (childWindow, error) {
+		return c.byAge(ctx, tx, object, threadcache.Order(order == "newest"), in, from)
+	})
+}
+
+// byAge reads a page in the order of age: around a child, before a cursor, after skipped children,
+// or after a cursor, which may be zero.
+func (c *childRoutes) byAge(ctx context.Context, tx pgx.Tx, object int64, order threadcache.Order, in Place,
+	from ageCursor) (w childWindow, err error) {
+	switch {
+	case in.Around != "":
 		child, found, err := threadcache.ByID(ctx, tx, c.k.Name, in.Around.lower())
 		if err == nil && (!found || int64(child.Parent) != object) {
 			err = c.notFound()
 		}
-		if err != nil {
-			return err
+		if err == nil {
+			w.rows, w.earlier, w.later, err = threadcache.Around(ctx, tx, c.k.Name, child, in.Limit)
 		}
-		rows, earlier, later, err = threadcache.Around(ctx, tx, c.k.Name, child, in.Limit)
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	page := childPage{Items: c.values(rows), Thread: thread, AsOf: asOf}
-	if later && len(rows) > 0 {
-		if page.Next, err = c.cursors.encode(l, cursorAt(rows[len(rows)-1])); err != nil {
-			return nil, err
-		}
-	}
-	if earlier && len(rows) > 0 {
-		before := cursorAt(rows[0])
-		before.Before = true
-		if page.Prev, err = c.cursors.encode(l, before); err != nil {
-			return nil, err
-		}
-	}
-	return &anyOutput{Body: page}, nil
-}
-
-// chronological reads a page: the first one, the one before or after a cursor, or the one after
-// skipped children.
-func chronological(ctx context.Context, tx pgx.Tx, kind string, object int64, order threadcache.Order, in Place,
-	cursor placeCursor) (rows []event.Child, earlier, later bool, err error) {
-	switch {
+		return w, err
+	case from.Before:
+		w, err = in.window(threadcache.Page(ctx, tx, c.k.Name, object, !order, from.key(), in.Limit+1))
+		slices.Reverse(w.rows)
+		return childWindow{w.rows, w.later, true}, err
 	case in.Skip > 0:
-		rows, err = threadcache.Skip(ctx, tx, kind, object, order, in.Skip, in.Limit+1)
-		earlier = true
-	case cursor.Before:
-		rows, err = threadcache.Page(ctx, tx, kind, object, !order, cursor.key(), in.Limit+1)
-		earlier, later = len(rows) > in.Limit, true
-		rows = rows[:min(len(rows), in.Limit)]
-		slices.Reverse(rows)
-		return rows, earlier, later, err
-	case in.Cursor != "":
-		rows, err = threadcache.Page(ctx, tx, kind, object, order, cursor.key(), in.Limit+1)
-		earlier = true
+		w, err = in.window(threadcache.Skip(ctx, tx, c.k.Name, object, order, in.Skip, in.Limit+1))
 	default:
-		rows, err = threadcache.Page(ctx, tx, kind, object, order, nil, in.Limit+1)
+		w, err = in.window(threadcache.Page(ctx, tx, c.k.Name, object, order, from.key(), in.Limit+1))
 	}
-	later = len(rows) > in.Limit
-	return rows[:min(len(rows), in.Limit)], earlier, later, err
-}
-
-// page returns a page of children of any objects. read reads up to one row more than the limit.
-func (c *childRoutes) page(ctx context.Context, l list, p Page,
-	read func(tx pgx.Tx, after *threadcache.Key) ([]event.Child, error)) (*anyOutput, error) {
-	var after *threadcache.Key
-	if p.Cursor != "" {
-		var at placeCursor
-		if err := c.cursors.decode(l, p.Cursor, &at); err != nil {
-			return nil, err
-		}
-		after = at.key()
-	}
-	var rows []event.Child
-	asOf, err := c.project(ctx, l.tenant, threadcache.Name, func(tx pgx.Tx) (err error) {
-		rows, err = read(tx, after)
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	rows, next, err := newPage(c.server, l, p.Limit, rows, func(c event.Child) any { return cursorAt(c) })
-	if err != nil {
-		return nil, err
-	}
-	return &anyOutput{Body: entityList{Items: c.values(rows), Next: next, AsOf: asOf}}, nil
+	w.earlier = in.Skip > 0 || in.Cursor != ""
+	return w, err
 }
 
 func (c *childRoutes) summary(ctx context.Context, in *UnderPath) (*anyOutput, error) {
 	var sum threadcache.Summary
-	thread, asOf, err := c.projectThread(ctx, in.Object.int64(), func(tx pgx.Tx) (err error) {
-		sum, err = threadcache.ReadSummary(ctx, tx, c.k.Name, in.Object.int64())
+	var thread any
+	asOf, err := c.project(ctx, callerOf(ctx).TenantID, threadcache.Name, func(tx pgx.Tx) (err error) {
+		if thread, err = c.readThread(ctx, tx, in.Object.int64()); err == nil {
+			sum, err = threadcache.ReadSummary(ctx, tx, c.k.Name, in.Object.int64())
+		}
 		return err
 	})
 	if err != nil {

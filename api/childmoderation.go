@@ -149,11 +149,12 @@ func (c *childRoutes) pendingRoute(answer *huma.Schema) {
 			"Reads a projection. Includes the bodies."}, codeCursorInvalid)
 	r.projected = true
 	register(c.server, r, func(ctx context.Context, in *pendingInput) (*anyOutput, error) {
-		object := in.Object.int64() // 0 if absent
-		return c.page(ctx, list{tenant: callerOf(ctx).TenantID, name: "pending " + c.k.Plural, of: object}, in.Page,
-			func(tx pgx.Tx, after *threadcache.Key) ([]event.Child, error) {
-				return threadcache.Moderated{State: event.ModerationPending, Object: object}.Page(ctx, tx, c.k.Name, after, in.Limit+1)
-			})
+		l := list{tenant: callerOf(ctx).TenantID, name: "pending " + c.k.Plural, of: in.Object.int64()} // 0 if absent
+		var after ageCursor
+		return c.page(ctx, l, in.Page, false, &after, func(tx pgx.Tx) (childWindow, error) {
+			some := threadcache.Moderated{State: event.ModerationPending, Object: l.of}
+			return in.window(some.Page(ctx, tx, c.k.Name, after.key(), in.Limit+1))
+		})
 	})
 }
 

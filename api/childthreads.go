@@ -61,29 +61,13 @@ func (c *childRoutes) threadRoutes() {
 		c.bySlug)
 }
 
-// threadedPage returns a page in the order of the thread. read reads up to one row more than the
-// limit.
-func (c *childRoutes) threadedPage(ctx context.Context, l list, object int64, p Page,
-	read func(tx pgx.Tx, after string) ([]event.Child, error)) (*anyOutput, error) {
-	var after string
-	if p.Cursor != "" {
-		if err := c.cursors.decode(l, p.Cursor, &after); err != nil {
-			return nil, err
-		}
-	}
-	var rows []event.Child
-	thread, asOf, err := c.projectThread(ctx, object, func(tx pgx.Tx) (err error) {
-		rows, err = read(tx, after)
-		return err
+// threaded returns a page in the order of the thread of the list's object. If below is the path of a
+// child, it has only what is below that child.
+func (c *childRoutes) threaded(ctx context.Context, l list, below string, in Page) (*anyOutput, error) {
+	var after threadCursor
+	return c.page(ctx, l, in, true, &after, func(tx pgx.Tx) (childWindow, error) {
+		return in.window(threadcache.Threaded(ctx, tx, c.k.Name, l.of, below, string(after), in.Limit+1))
 	})
-	if err != nil {
-		return nil, err
-	}
-	rows, next, err := newPage(c.server, l, p.Limit, rows, func(c event.Child) any { return c.Path })
-	if err != nil {
-		return nil, err
-	}
-	return &anyOutput{Body: childPage{Items: c.values(rows), Next: next, Thread: thread, AsOf: asOf}}, nil
 }
 
 func (c *childRoutes) replies(ctx context.Context, in *repliesInput) (*anyOutput, error) {
@@ -100,17 +84,17 @@ func (c *childRoutes) replies(ctx context.Context, in *repliesInput) (*anyOutput
 		return nil, err
 	}
 	// A child never changes its place, so a second transaction may read its replies.
-	l := list{tenant: tenant, name: c.k.Name + " replies " + id, of: int64(of.Parent)}
-	return c.threadedPage(ctx, l, int64(of.Parent), in.Page, func(tx pgx.Tx, after string) ([]event.Child, error) {
-		return threadcache.Replies(ctx, tx, c.k.Name, int64(of.Parent), of.Path, after, in.Limit+1)
-	})
+	return c.threaded(ctx, list{tenant: tenant, name: c.k.Name + " replies " + id, of: int64(of.Parent)}, of.Path, in.Page)
 }
 
 func (c *childRoutes) tree(ctx context.Context, in *UnderPath) (*anyOutput, error) {
 	object := in.Object.int64()
 	var rows []event.Child
-	thread, asOf, err := c.projectThread(ctx, object, func(tx pgx.Tx) (err error) {
-		rows, err = threadcache.Threaded(ctx, tx, c.k.Name, object, "", maxTree+1)
+	var thread any
+	asOf, err := c.project(ctx, callerOf(ctx).TenantID, threadcache.Name, func(tx pgx.Tx) (err error) {
+		if thread, err = c.readThread(ctx, tx, object); err == nil {
+			rows, err = threadcache.Threaded(ctx, tx, c.k.Name, object, "", "", maxTree+1)
+		}
 		return err
 	})
 	if err != nil {
@@ -140,7 +124,11 @@ func (c *childRoutes) nest(rows []event.Child, below string) (nodes []any, other
 
 func (c *childRoutes) bySlug(ctx context.Context, in *slugInput) (*anyOutput, error) {
 	var child event.Child
-	thread, asOf, err := c.projectThread(ctx, in.Object.int64(), func(tx pgx.Tx) (err error) {
+	var thread any
+	asOf, err := c.project(ctx, callerOf(ctx).TenantID, threadcache.Name, func(tx pgx.Tx) (err error) {
+		if thread, err = c.readThread(ctx, tx, in.Object.int64()); err != nil {
+			return err
+		}
 		var found bool
 		child, found, err = threadcache.BySlug(ctx, tx, c.k.Name, in.Object.int64(), in.Slug)
 		if err == nil && !found {

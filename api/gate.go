@@ -106,7 +106,7 @@ const (
 // client of HTTP/2 sends hundreds over one connection.
 var maxPresent = int(bounds.Arrived.All.N)
 
-// Reasons of refusals: label values of api_shed_total.
+// Reasons of refusals: label values of tidings_api_shed_requests_total.
 const (
 	shedRequests  = "requests"  // the gate is full
 	shedTokens    = "tokens"    // too many look-ups of tokens wait

@@ -13,7 +13,8 @@ import (
 	"github.com/tidings/tidings/internal/tokens"
 )
 
-// The policies of rate limits. Headers and api_rate_limited_total have these names.
+// The policies of rate limits. Headers and tidings_api_rate_limited_requests_total have these
+// names.
 const (
 	policyRead   = "read"
 	policyWrite  = "write"

@@ -45,12 +45,12 @@ func (a answer) limits() string {
 }
 
 func (f fixture) refused(t *testing.T) map[string]float64 {
-	return f.counts(t, "api_rate_limited_total")
+	return f.counts(t, "tidings_api_rate_limited_requests_total")
 }
 
-// shed returns api_shed_total of a reason.
+// shed returns tidings_api_shed_requests_total of a reason.
 func (f fixture) shed(t *testing.T, reason string) float64 {
-	return f.counts(t, "api_shed_total")[reason]
+	return f.counts(t, "tidings_api_shed_requests_total")[reason]
 }
 
 // counts returns a counter with one label by the label's values.
@@ -118,7 +118,7 @@ func TestATokensReadsAndWritesAreLimitedApart(t *testing.T) {
 		t.Errorf("a refused write wrote (-before +after):\n%s", diff)
 	}
 	if diff := cmp.Diff(map[string]float64{"read": 2, "write": 7, "author": 0, "unknown": 0}, f.refused(t)); diff != "" {
-		t.Errorf("api_rate_limited_total (-want +got):\n%s", diff)
+		t.Errorf("tidings_api_rate_limited_requests_total (-want +got):\n%s", diff)
 	}
 
 	// Another token has limits of its own, and so has another tenant's token of the same name. A
@@ -180,7 +180,7 @@ func TestWhatOneUserMakesIsLimited(t *testing.T) {
 	other.token = made.Token
 	create(other, 201, 3)
 	if diff := cmp.Diff(map[string]float64{"read": 0, "write": 0, "author": 3, "unknown": 0}, f.refused(t)); diff != "" {
-		t.Errorf("api_rate_limited_total (-want +got):\n%s", diff)
+		t.Errorf("tidings_api_rate_limited_requests_total (-want +got):\n%s", diff)
 	}
 }
 

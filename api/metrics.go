@@ -25,34 +25,35 @@ type metrics struct {
 func newMetrics(reg prometheus.Registerer, truth *store.Store, consumers []string) *metrics {
 	m := &metrics{
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "api_requests_total", Help: "Requests answered, by route pattern, method and status code.",
+			Name: "tidings_api_requests_total", Help: "Requests answered, by route pattern, method and status code.",
 		}, []string{"route", "method", "code"}),
 		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "api_request_seconds", Help: "Time from the headers of a request to its answer.",
+			Name: "tidings_api_request_duration_seconds", Help: "Time from the headers of a request to its answer.",
 			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10},
 		}, []string{"route", "method"}),
 	}
 	m.overlaid = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "api_overlaid_reads_total", Help: "Reads whose Tidings-Token was ahead of the projection. The API added the " +
+		Name: "tidings_api_overlaid_reads_total", Help: "Reads whose Tidings-Token was ahead of the projection. The API added the " +
 			"entities from the truth to the answer.",
 	}, []string{"consumer"})
 	for _, consumer := range consumers {
 		m.overlaid.WithLabelValues(consumer)
 	}
 	m.limited = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "api_rate_limited_total", Help: "Requests refused by a rate limit: reads or writes of a token, writes of one user " +
+		Name: "tidings_api_rate_limited_requests_total",
+		Help: "Requests refused by a rate limit: reads or writes of a token, writes of one user " +
 			"(author), or unknown tokens of one address (unknown).",
 	}, []string{"kind"})
 	for _, kind := range []string{policyRead, policyWrite, policyAuthor, policyToken} {
 		m.limited.WithLabelValues(kind)
 	}
 	m.operations = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "api_batch_operations_total",
+		Name: "tidings_api_batch_operations_total",
 		Help: "Operations of batches, by route, operation and status; op is none for an unreadable operation. " +
 			"The batch itself counts as one request with status 200.",
 	}, []string{"route", "op", "code"})
 	m.shed = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "api_shed_total",
+		Name: "tidings_api_shed_requests_total",
 		Help: "Requests refused as overloaded, by reason: requests (too many at once), tokens (too many to look up), " +
 			"tenant (too many of one tenant), bodies (too large in total), writes (too many wait), arrived (too many of one tenant " +
 			"arrive or are answered), documents (too many without a token).",
@@ -61,7 +62,7 @@ func newMetrics(reg prometheus.Registerer, truth *store.Store, consumers []strin
 		m.shed.WithLabelValues(reason)
 	}
 	returned := prometheus.NewCounterFunc(prometheus.CounterOpts{
-		Name: "comment_archive_threads_returned_total",
+		Name: "tidings_thread_archive_returned_threads_total",
 		Help: "Threads whose return from the archive this process completed. Sum all API processes and archivers.",
 	}, func() float64 { return float64(truth.ThreadsReturned()) })
 	reg.MustRegister(m.requests, m.seconds, m.overlaid, m.limited, m.operations, m.shed, returned)
@@ -77,16 +78,19 @@ func (m *metrics) queues(reg prometheus.Registerer, g *gate, stats func() store.
 		return prometheus.NewCounterFunc(prometheus.CounterOpts{Name: name, Help: help}, func() float64 { return float64(value(stats())) })
 	}
 	reg.MustRegister(
-		gauge("api_queue_requests", "Requests in progress.", func() float64 { inside, _ := g.state(); return float64(inside) }),
-		gauge("api_queue_limit", "The current limit of concurrent requests.", func() float64 { _, limit := g.state(); return limit }),
-		gauge("api_body_bytes", "Memory of bodies and answers over 64 KiB.", func() float64 { return float64(g.bodies.Held()) }),
-		gauge("api_queue_slow_tenants", "Tenants with a lower limit because their own requests are slow.",
+		gauge("tidings_api_requests_in_progress", "Requests in progress.",
+			func() float64 { inside, _ := g.state(); return float64(inside) }),
+		gauge("tidings_api_request_limit", "The current limit of concurrent requests.",
+			func() float64 { _, limit := g.state(); return limit }),
+		gauge("tidings_api_body_bytes", "Memory of bodies and answers over 64 KiB.", func() float64 { return float64(g.bodies.Held()) }),
+		gauge("tidings_api_slow_tenants", "Tenants with a lower limit because their own requests are slow.",
 			func() float64 { return float64(g.slowTenants()) }),
-		gauge("api_queue_writes", "Single writes that wait for a shared transaction.", func() float64 { return float64(stats().Waiting) }),
-		counter("api_write_groups_total", "Transactions of grouped single writes.", func(s store.Stats) int64 { return s.Groups }),
-		counter("api_grouped_writes_total", "Single writes that shared a transaction with others.",
+		gauge("tidings_api_writes_waiting", "Single writes that wait for a shared transaction.",
+			func() float64 { return float64(stats().Waiting) }),
+		counter("tidings_api_write_groups_total", "Transactions of grouped single writes.", func(s store.Stats) int64 { return s.Groups }),
+		counter("tidings_api_grouped_writes_total", "Single writes that shared a transaction with others.",
 			func(s store.Stats) int64 { return s.Grouped }),
-		counter("api_writes_alone_total", "Single writes that ran alone after their shared transaction failed.",
+		counter("tidings_api_writes_alone_total", "Single writes that ran alone after their shared transaction failed.",
 			func(s store.Stats) int64 { return s.Alone }),
 	)
 }

@@ -78,9 +78,9 @@ type keptPage struct {
 func NewPages(cfg Config, reg prometheus.Registerer) *Pages {
 	p := &Pages{
 		maxBytes: cfg.PageCacheBytes,
-		hits: prometheus.NewCounter(prometheus.CounterOpts{Name: "api_page_cache_hits_total",
+		hits: prometheus.NewCounter(prometheus.CounterOpts{Name: "tidings_api_page_cache_hits_total",
 			Help: "First pages of followers and following answered from memory."}),
-		misses: prometheus.NewCounter(prometheus.CounterOpts{Name: "api_page_cache_misses_total",
+		misses: prometheus.NewCounter(prometheus.CounterOpts{Name: "tidings_api_page_cache_misses_total",
 			Help: "First pages of followers and following read from the database."}),
 	}
 	reg.MustRegister(p.hits, p.misses)

@@ -105,7 +105,7 @@ func (f cached) apply(t *testing.T, e event.Event) {
 // ask requests a list, and reports whether the answer came from memory.
 func (f cached) ask(t testing.TB, path string) (body string, hit bool) {
 	t.Helper()
-	hits := func() float64 { t.Helper(); return testkit.Metric(t, f.reg, "api_page_cache_hits_total") }
+	hits := func() float64 { t.Helper(); return testkit.Metric(t, f.reg, "tidings_api_page_cache_hits_total") }
 	before := hits()
 	a := f.do(t, "GET", path, "")
 	if a.StatusCode != 200 {

@@ -521,69 +521,80 @@ func (s *server) transform(ctx huma.Context, _ string, v any) (any, error) {
 	return v, nil
 }
 
-// guard authenticates the caller, counts the request, checks the role and reads the body, in this
-// order: a caller without access learns nothing else. A body may take long to arrive, so guard
-// verifies the token again after it. The request is outside the gate only while its body arrives
-// and while its answer is sent.
+// guard lets a request through to next, or answers with the reason why not.
 func (s *server) guard(hctx huma.Context, op route, next func(huma.Context)) {
 	r, w := humago.Unwrap(hctx)
+	if err := s.pass(hctx, op, w, r, next); err != nil {
+		p, _ := s.problems.of(s.toProblem(hctx.Context(), err))
+		s.refuse(w, r, p)
+	}
+}
+
+// pass authenticates the caller, counts the request, checks the role and reads the body, in this
+// order: a caller without access learns nothing else. A body may take long to arrive, so pass
+// verifies the token again after it. The request is outside the gate only while its body arrives
+// and while its answer is sent.
+func (s *server) pass(hctx huma.Context, op route, w http.ResponseWriter, r *http.Request, next func(huma.Context)) error {
 	ctx := hctx.Context()
-	var c caller
 	p, err := s.principal(ctx, w, r)
 	ex := exchangeOf(ctx)
 	ex.tenant, ex.token = p.TenantID, p.Name
-	if err == nil {
-		err = s.limitRequest(w.Header(), p, op)
+	if err != nil {
+		return err
 	}
-	if err == nil {
-		err = s.checkRole(p, op)
+	if err := s.limitRequest(w.Header(), p, op); err != nil {
+		return err
 	}
-	if err == nil {
-		c, err = s.caller(r, p)
-		c.answer = w.Header()
+	if err := s.checkRole(p, op); err != nil {
+		return err
 	}
-	if err == nil {
-		err = s.checkIntegers(hctx)
+	c, err := s.caller(r, p)
+	if err != nil {
+		return err
+	}
+	c.answer = w.Header()
+	if err := s.checkIntegers(hctx); err != nil {
+		return err
 	}
 	hasBody := hctx.Operation().RequestBody != nil
-	if err == nil && hasBody {
-		err = s.checkMedia(w, r, hctx.Operation())
-	}
-	if err == nil {
-		present := s.gate.arrived.Hold(c.TenantID, "")
-		defer present.Release()
-		if !present.Take(1) {
-			err = s.overloaded(ctx, shedArrived)
+	if hasBody {
+		if err := s.checkMedia(w, r, hctx.Operation()); err != nil {
+			return err
 		}
 	}
-	// An unexpected body must arrive too: the next request begins after it.
-	if err == nil && (hasBody || r.ContentLength != 0) {
+	present := s.gate.arrived.Hold(c.TenantID, "")
+	defer present.Release()
+	if !present.Take(1) {
+		return s.overloaded(ctx, shedArrived)
+	}
+	if hasBody || r.ContentLength != 0 { // an unexpected body must arrive too: the next request begins after it
 		memory := s.gate.bodies.Hold(c.TenantID, c.Limits)
 		defer memory.Release()
-		err = s.readBody(w, r, memory, cmp.Or(op.maxBody, s.cfg.MaxBodyBytes))
-	}
-	if err == nil {
-		atOnce := op.maxBody == 0 && !op.streams // a batch continues to work while it answers
-		err = s.behindGate(ctx, c.TenantID, atOnce, func(v *visit) (err error) {
-			v.token = c.Limits
-			if rec, ok := w.(*recorder); ok && atOnce {
-				rec.visit = v
-			}
-			if hasBody {
-				if c.Principal, err = s.principal(ctx, w, r); err == nil {
-					err = s.checkRole(c.Principal, op)
-				}
-			}
-			if err == nil {
-				next(huma.WithValue(hctx, callerKey, c))
-			}
+		if err := s.readBody(w, r, memory, cmp.Or(op.maxBody, s.cfg.MaxBodyBytes)); err != nil {
 			return err
-		})
+		}
 	}
-	if err != nil {
-		p, _ := s.problems.of(s.toProblem(ctx, err))
-		s.refuse(w, r, p)
+	atOnce := op.maxBody == 0 && !op.streams // a batch continues to work while it answers
+	v, ok := s.gate.enter(c.TenantID, atOnce)
+	if !ok {
+		s.gate.hold(ctx, refusalTakes)
+		return s.problems.problem(codeOverloaded, "")
 	}
+	defer v.leave()
+	v.token = c.Limits
+	if rec, ok := w.(*recorder); ok && atOnce {
+		rec.visit = v
+	}
+	if hasBody {
+		if c.Principal, err = s.principal(ctx, w, r); err != nil {
+			return err
+		}
+		if err := s.checkRole(c.Principal, op); err != nil {
+			return err
+		}
+	}
+	next(huma.WithValue(hctx, callerKey, c))
+	return nil
 }
 
 // overloaded counts a refusal, delays it, and returns its problem.
@@ -591,18 +602,6 @@ func (s *server) overloaded(ctx context.Context, reason string) error {
 	s.gate.refused(reason)
 	s.gate.hold(ctx, refusalTakes)
 	return s.problems.problem(codeOverloaded, "")
-}
-
-// behindGate runs work if the gate admits the request. timed is false for batches, which may take
-// long.
-func (s *server) behindGate(ctx context.Context, tenant int64, timed bool, work func(*visit) error) error {
-	v, ok := s.gate.enter(tenant, timed)
-	if !ok {
-		s.gate.hold(ctx, refusalTakes)
-		return s.problems.problem(codeOverloaded, "")
-	}
-	defer v.leave()
-	return work(v)
 }
 
 // principal returns the principal of the request's token. A remembered token costs nothing. Other

@@ -56,7 +56,7 @@ func TestATenantAndAnAddressTakeTheirShareOfPlaces(t *testing.T) {
 	}
 	for reason, want := range map[string]float64{"arrived": 1, "documents": 1} {
 		if got := f.shed(t, reason); got != want {
-			t.Errorf("api_shed_total of %s is %v, want %v", reason, got, want)
+			t.Errorf("tidings_api_shed_requests_total of %s is %v, want %v", reason, got, want)
 		}
 	}
 }

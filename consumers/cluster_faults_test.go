@@ -143,7 +143,7 @@ func (f *underFault) watchAsOf(ctx context.Context) {
 			return
 		}
 		for i, in := range f.instances {
-			if n := in.metric(f.t, "consumer_partitions_stuck"); n > 0 {
+			if n := in.metric(f.t, "tidings_consumer_partitions_stuck"); n > 0 {
 				f.t.Errorf("instance %d: %v partitions are stuck: %v", i, n, in.Ready(context.WithoutCancel(ctx)))
 				return
 			}
@@ -269,7 +269,7 @@ func TestOnThreeBrokersAnInstanceThatIsCutOffGivesItsLeasesUp(t *testing.T) {
 		func() (bool, error) { return f.instances[1].Ready(context.Background()) != nil, nil })
 	testkit.Eventually(t, "the other to have all partitions", func() (bool, error) {
 		held, err := lease.Holders(context.Background(), f.system, name)
-		return len(held) == partitions && f.instances[0].metric(t, "consumer_partitions_held") == partitions, err
+		return len(held) == partitions && f.instances[0].metric(t, "tidings_consumer_partitions_held") == partitions, err
 	})
 	f.awaitMore("the other instance alone")
 	f.c.Heal(f.c.Nodes[2])
@@ -309,9 +309,9 @@ func TestOnThreeBrokersAStreamThatIsGoneIsNotBelievedAtOnce(t *testing.T) {
 	}
 	in := f.run(f.system, logbook{})
 	testkit.Eventually(t, "the consumer to wait", func() (bool, error) {
-		if n := in.metric(t, "consumer_partitions_stuck"); n > 0 {
+		if n := in.metric(t, "tidings_consumer_partitions_stuck"); n > 0 {
 			t.Fatalf("it is stuck: %v", in.Ready(context.Background()))
 		}
-		return in.metric(t, "consumer_waiting_for_leader") == 1, nil
+		return in.metric(t, "tidings_consumer_partitions_waiting") == 1, nil
 	})
 }

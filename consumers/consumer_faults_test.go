@@ -37,7 +37,7 @@ func TestAnInstanceCutOffInABatchIsReplaced(t *testing.T) {
 	}})
 	b := r.runWith(cfg, r.js, r.system, logbook{})
 	testkit.Eventually(t, "a fair share for both", func() (bool, error) {
-		return a.metric(t, "consumer_partitions_held") == 2 && b.metric(t, "consumer_partitions_held") == 2, nil
+		return a.metric(t, "tidings_consumer_partitions_held") == 2 && b.metric(t, "tidings_consumer_partitions_held") == 2, nil
 	})
 	want := r.flood(400)
 	select {
@@ -53,7 +53,7 @@ func TestAnInstanceCutOffInABatchIsReplaced(t *testing.T) {
 	release()
 	want = append(want, r.flood(100)...)
 	testkit.Eventually(t, "a fair share for both again", func() (bool, error) {
-		return a.metric(t, "consumer_partitions_held") == 2 && b.metric(t, "consumer_partitions_held") == 2, nil
+		return a.metric(t, "tidings_consumer_partitions_held") == 2 && b.metric(t, "tidings_consumer_partitions_held") == 2, nil
 	})
 	want = append(want, r.flood(100)...)
 	r.awaitLag(0)
@@ -95,7 +95,7 @@ func TestAnotherStreamIsNotReadOn(t *testing.T) {
 					t.Errorf("lag %+v", l)
 				}
 				testkit.Eventually(t, "the gauges of the lag", func() (bool, error) {
-					return in.metric(t, "consumer_lag_seconds") > 0 && in.metric(t, "consumer_lag_messages") > 0, nil
+					return in.metric(t, "tidings_consumer_lag_seconds") > 0 && in.metric(t, "tidings_consumer_lag_messages") > 0, nil
 				})
 				r.publish(follow(1, 20, 1)) // the other partition continues
 				testkit.Eventually(t, "the other partition", func() (bool, error) { return len(r.lines()) == 21, nil })

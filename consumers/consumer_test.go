@@ -317,7 +317,7 @@ func TestEventsAreAppliedOnceAndInOrder(t *testing.T) {
 	want = append(want, r.flood(100)...)
 	r.awaitLag(0)
 	r.wantLines(want)
-	in.awaitMetric(t, "consumer_applied_total", 400)
+	in.awaitMetric(t, "tidings_consumer_applied_total", 400)
 	if err := in.Ready(context.Background()); err != nil {
 		t.Errorf("ready: %v", err)
 	}
@@ -374,7 +374,7 @@ func TestWhatIsNotWantedIsPassedOver(t *testing.T) {
 	in := r.run(r.system, logbook{})
 	r.awaitLag(0)
 	r.wantLines([]line{{1, 2, 1}, {1, 2, 2}})
-	in.awaitMetric(t, "consumer_skipped_total", 2)
+	in.awaitMetric(t, "tidings_consumer_skipped_total", 2)
 }
 
 // deadLetters returns the parked versions by followee.
@@ -417,7 +417,7 @@ func TestPoisonStopsItsOwnAggregateOnly(t *testing.T) {
 				t.Fatalf("dead letters: %v", dead)
 			}
 			testkit.Eventually(t, "the gauge",
-				func() (bool, error) { return in.metric(t, "consumer_dead_letters") == 3, nil })
+				func() (bool, error) { return in.metric(t, "tidings_consumer_dead_letters") == 3, nil })
 		})
 	}
 }
@@ -466,7 +466,7 @@ func TestTheDatabasesOwnTroubleIsNotPoison(t *testing.T) {
 	r.exec(`REVOKE ALL ON testlog FROM tidings_consumer`)
 	r.publish(follow(1, 3, 1))
 	in := r.run(r.system, logbook{})
-	testkit.Eventually(t, "two failures", func() (bool, error) { return in.metric(t, "consumer_failures_total") >= 2, nil })
+	testkit.Eventually(t, "two failures", func() (bool, error) { return in.metric(t, "tidings_consumer_failures_total") >= 2, nil })
 	if err := in.Ready(context.Background()); err == nil {
 		t.Error("the consumer is ready although it cannot apply events")
 	}
@@ -520,7 +520,7 @@ func (r *rig) awaitStuck(in *instance, partitions float64, why string) {
 		if !strings.Contains(err.Error(), why) || !strings.Contains(err.Error(), "tidings replay --consumer "+name) {
 			return false, err
 		}
-		return in.metric(r.t, "consumer_partitions_stuck") == partitions, nil
+		return in.metric(r.t, "tidings_consumer_partitions_stuck") == partitions, nil
 	})
 }
 
@@ -611,7 +611,7 @@ func TestAHoleStopsItsPartitionOnly(t *testing.T) {
 			r.publish(follow(1, 20, 2))
 			r.awaitLag(c.left)
 			testkit.Eventually(t, "the gauge of the lag",
-				func() (bool, error) { return in.metric(t, "consumer_lag_messages") == float64(c.left), nil })
+				func() (bool, error) { return in.metric(t, "tidings_consumer_lag_messages") == float64(c.left), nil })
 			r.wantFollowee(20, 2)
 			r.wantFollowee(3, int(7-c.left))
 			r.exec(`UPDATE consumer_offsets SET last_processed_id = 7 WHERE partition_key = 'EVENTS-0'`) // as a replay does
@@ -852,8 +852,9 @@ func TestAsOfAndLagAreByTheBrokersClock(t *testing.T) {
 			r.publish(follow(1, 3, 2))
 			r.awaitOffsetLock()
 			testkit.Eventually(t, "the gauge of the lag",
-				func() (bool, error) { return in.metric(t, "consumer_lag_seconds") > 0, nil })
-			for what, seconds := range map[string]float64{"the gauge": in.metric(t, "consumer_lag_seconds"), "Lag": r.lag().Seconds} {
+				func() (bool, error) { return in.metric(t, "tidings_consumer_lag_seconds") > 0, nil })
+			for what, seconds := range map[string]float64{"the gauge": in.metric(t, "tidings_consumer_lag_seconds"),
+				"Lag": r.lag().Seconds} {
 				if most := time.Since(began).Seconds(); seconds <= 0 || seconds > most {
 					t.Errorf("%s has a lag of %v s; want more than 0 and up to %v", what, seconds, most)
 				}
@@ -930,7 +931,7 @@ func TestAsOfDoesNotPassAnEventThatIsNotApplied(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	in.awaitMetric(t, "consumer_lag_messages", 1)
+	in.awaitMetric(t, "tidings_consumer_lag_messages", 1)
 	testkit.Eventually(t, "some more measurements", tick(time.Second))
 	if at := r.asOf(); at.After(msg.Time) {
 		t.Errorf("as_of is %s, and the event of %s is not applied", at, msg.Time)

@@ -15,12 +15,12 @@
 // Sequences rise by one. A reader passes over a gap only if the record of erasures contains all of
 // it (reader.prove). A partition stops if its events expired before they were read, if events are
 // missing, or if the stream is not the one of the offset or has another message there (lost). Then
-// consumer_partitions_stuck and Ready report it, and the reader checks again every Recheck. While a
-// stream has no leader, its partition waits (consumer_waiting_for_leader), and the consumer
-// declares no event lost. On a replicated stream the consumer believes a loss after the leader has
-// reported it for 20 s. An instance that cannot see the streams it needs leaves its partitions to
-// others and tries another broker. A reader skips and counts messages that no relay wrote. Copies
-// of events change nothing, because projections compare versions.
+// tidings_consumer_partitions_stuck and Ready report it, and the reader checks again every Recheck.
+// While a stream has no leader, its partition waits (tidings_consumer_partitions_waiting), and the
+// consumer declares no event lost. On a replicated stream the consumer believes a loss after the
+// leader has reported it for 20 s. An instance that cannot see the streams it needs leaves its
+// partitions to others and tries another broker. A reader skips and counts messages that no relay
+// wrote. Copies of events change nothing, because projections compare versions.
 //
 // A stream ends with a closing message when a resize or a repair replaces its partition. One
 // transaction closes its offset and creates the offsets of its successors. A reader begins a stream

@@ -241,7 +241,7 @@ func TestACommitWhoseAnswerIsLostIsNotRepeated(t *testing.T) {
 		r.awaitLag(0)
 	}
 	r.wantLines(want)
-	if got := in.metric(t, "consumer_failures_total"); got < 3 {
+	if got := in.metric(t, "tidings_consumer_failures_total"); got < 3 {
 		t.Errorf("%v batches failed, want 3", got)
 	}
 }

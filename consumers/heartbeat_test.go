@@ -25,12 +25,12 @@ func (in *instance) path(t *testing.T) (n uint64, age time.Duration) {
 		t.Fatal(err)
 	}
 	for _, f := range families {
-		if f.GetName() == "path_seconds" {
+		if f.GetName() == "tidings_path_latency_seconds" {
 			h := f.GetMetric()[0].GetHistogram()
 			return h.GetSampleCount(), time.Duration(h.GetSampleSum() * float64(time.Second))
 		}
 	}
-	t.Fatal("no metric path_seconds")
+	t.Fatal("no metric tidings_path_latency_seconds")
 	return 0, 0
 }
 
@@ -69,7 +69,7 @@ func TestAHeartbeatIsReadPastAndItsAgeObserved(t *testing.T) {
 		t.Fatal(err)
 	}
 	testkit.Eventually(t, "the pause to be noticed",
-		func() (bool, error) { return in.metric(t, "consumer_paused") == 1, nil })
+		func() (bool, error) { return in.metric(t, "tidings_consumer_paused") == 1, nil })
 	late := heartbeat()
 	r.publish(late)
 	r.awaitLag(1)
@@ -89,7 +89,7 @@ func TestAHeartbeatIsReadPastAndItsAgeObserved(t *testing.T) {
 		t.Errorf("%d heartbeats are observed, want 5: a tenant's heartbeat must not count", n)
 	}
 	r.wantLines([]line{{1, 2, 1}, {1, 2, 2}, {1, 2, 3}})
-	if n := in.metric(t, "consumer_parked_total"); n > 0 {
+	if n := in.metric(t, "tidings_consumer_parked_total"); n > 0 {
 		t.Errorf("%v events are parked", n)
 	}
 }

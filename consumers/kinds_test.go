@@ -49,7 +49,7 @@ func TestAnEventOfAKindAppliedMeanwhileIsNotPassedOver(t *testing.T) {
 	}
 	r.publish(follow(7, 3, 1), block(7, 3, 1))
 	settled()
-	in.awaitMetric(t, "consumer_skipped_total", 1) // of an unknown type
+	in.awaitMetric(t, "tidings_consumer_skipped_total", 1) // of an unknown type
 	r.exec(applyKindSQL)
 	r.publish(follow(8, 3, 1), block(8, 3, 1), block(9, 3, 1))
 	settled()
@@ -65,8 +65,8 @@ func TestAnEventOfAKindAppliedMeanwhileIsNotPassedOver(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	in.awaitMetric(t, "consumer_applied_total", 4)
-	if got := in.metric(t, "consumer_skipped_total"); got != 1 {
+	in.awaitMetric(t, "tidings_consumer_applied_total", 4)
+	if got := in.metric(t, "tidings_consumer_skipped_total"); got != 1 {
 		t.Errorf("the consumer skipped %v events, want only the one from before the kind", got)
 	}
 }

@@ -145,7 +145,7 @@ func TestWithoutAMajorityNothingIsConfirmed(t *testing.T) {
 	lost := time.Now()
 	testkit.Eventually(t, "the consumer to wait for a leader", func() (bool, error) {
 		err := in.Ready(context.Background())
-		return err != nil && in.metric(t, "consumer_waiting_for_leader") == 1, nil
+		return err != nil && in.metric(t, "tidings_consumer_partitions_waiting") == 1, nil
 	})
 	if err := in.Ready(context.Background()); err == nil || strings.Contains(err.Error(), "tidings re") {
 		t.Errorf("ready: %v", err)
@@ -160,10 +160,10 @@ func TestWithoutAMajorityNothingIsConfirmed(t *testing.T) {
 	if l, err := consumers.Lag(ctx, r.system, r.js, r.cfg, name); err == nil {
 		t.Errorf("without a leader the lag is %+v", l)
 	}
-	if got := in.metric(t, "consumer_partitions_stuck"); got > 0 {
+	if got := in.metric(t, "tidings_consumer_partitions_stuck"); got > 0 {
 		t.Errorf("%v partitions are stuck", got)
 	}
-	if got := in.metric(t, "consumer_lag_seconds"); got == 0 {
+	if got := in.metric(t, "tidings_consumer_lag_seconds"); got == 0 {
 		t.Error("the lag is 0")
 	}
 	for _, i := range others {
@@ -199,7 +199,7 @@ func TestAStreamWithoutALeaderIsWaitedFor(t *testing.T) {
 	r.awaitLag(0)
 	c.stop(victim)
 	testkit.Eventually(t, "the consumer to wait for leaders", func() (bool, error) {
-		return in.metric(t, "consumer_waiting_for_leader") == float64(len(gone)), nil
+		return in.metric(t, "tidings_consumer_partitions_waiting") == float64(len(gone)), nil
 	})
 	for _, s := range r.open {
 		if followee := int64(s.FirstSlot + 320); s.Leader != c.opts[victim].ServerName {
@@ -208,10 +208,10 @@ func TestAStreamWithoutALeaderIsWaitedFor(t *testing.T) {
 		}
 	}
 	testkit.Eventually(t, "the other streams", func() (bool, error) { return len(r.lines()) == len(want), nil })
-	if got := in.metric(t, "consumer_partitions_stuck"); got > 0 {
+	if got := in.metric(t, "tidings_consumer_partitions_stuck"); got > 0 {
 		t.Errorf("%v partitions are stuck", got)
 	}
-	if got := in.metric(t, "consumer_partitions_held"); got != partitions {
+	if got := in.metric(t, "tidings_consumer_partitions_held"); got != partitions {
 		t.Errorf("%v partitions are held", got)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)

@@ -33,37 +33,38 @@ func newMetrics(reg prometheus.Registerer, consumer string, lagSeconds func() fl
 	plain := reg
 	reg = prometheus.WrapRegistererWith(prometheus.Labels{"consumer": consumer}, reg)
 	applied := prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "consumer_applied_total", Help: "Events applied, by partition.",
+		Name: "tidings_consumer_applied_total", Help: "Events applied, by partition.",
 	}, []string{"partition"})
 	skipped := prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "consumer_skipped_total",
+		Name: "tidings_consumer_skipped_total",
 		Help: "Messages skipped, by reason: foreign (no relay wrote them), unknown (an aggregate type that " +
 			"this release does not know) or not_wanted (by this consumer).",
 	}, []string{"reason"})
 	parked := prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "consumer_parked_total", Help: "Events put into consumer_dead_letters by this instance.",
+		Name: "tidings_consumer_parked_total", Help: "Events put into consumer_dead_letters by this instance.",
 	})
 	deadLetters := prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "consumer_dead_letters", Help: "Rows of the consumer in consumer_dead_letters; 10000 means 10,000 or more.",
+		Name: "tidings_consumer_dead_letters", Help: "Rows of the consumer in consumer_dead_letters; 10000 means 10,000 or more.",
 	})
 	batch := prometheus.NewHistogram(prometheus.HistogramOpts{
-		Name: "consumer_batch_seconds", Help: "Time from a batch's first statement to its commit.",
+		Name: "tidings_consumer_batch_duration_seconds", Help: "Time from a batch's first statement to its commit.",
 		Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30},
 	})
 	failures := prometheus.NewCounter(prometheus.CounterOpts{
-		Name: "consumer_failures_total", Help: "Reads and batches that failed and were retried.",
+		Name: "tidings_consumer_failures_total", Help: "Reads and batches that failed and were retried.",
 	})
-	held := prometheus.NewGauge(prometheus.GaugeOpts{Name: "consumer_partitions_held", Help: "Partitions that this instance works on."})
-	stuck := prometheus.NewGauge(prometheus.GaugeOpts{Name: "consumer_partitions_stuck",
+	held := prometheus.NewGauge(prometheus.GaugeOpts{Name: "tidings_consumer_partitions_held",
+		Help: "Partitions that this instance works on."})
+	stuck := prometheus.NewGauge(prometheus.GaugeOpts{Name: "tidings_consumer_partitions_stuck",
 		Help: "Partitions of this instance that need an operator: see its log and /readyz."})
-	waiting := prometheus.NewGauge(prometheus.GaugeOpts{Name: "consumer_waiting_for_leader",
+	waiting := prometheus.NewGauge(prometheus.GaugeOpts{Name: "tidings_consumer_partitions_waiting",
 		Help: "Partitions of this instance whose stream has no leader that answers. They continue without an operator."})
-	paused := prometheus.NewGauge(prometheus.GaugeOpts{Name: "consumer_paused", Help: "1 while the consumer is paused."})
+	paused := prometheus.NewGauge(prometheus.GaugeOpts{Name: "tidings_consumer_paused", Help: "1 while the consumer is paused."})
 	lagMessages := prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "consumer_lag_messages", Help: "Messages not yet applied, on the streams of the partitions that this instance holds.",
+		Name: "tidings_consumer_lag_messages", Help: "Messages not yet applied, on the streams of the partitions that this instance holds.",
 	})
 	lag := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-		Name: "consumer_lag_seconds",
+		Name: "tidings_consumer_lag_seconds",
 		Help: "Age of the oldest message not yet applied, on the streams of the partitions that this instance " +
 			"holds. If a stream cannot be read, at least the time since the last successful read.",
 	}, lagSeconds)

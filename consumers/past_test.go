@@ -42,7 +42,7 @@ func TestAConsumerWaitsForALeaderThatForgets(t *testing.T) {
 			p.Forget(verb, 12)
 			in := r.runWith(config(), js, r.system, logbook{})
 			testkit.Eventually(t, "the consumer to be ready behind a leader that knows everything", func() (bool, error) {
-				if in.metric(t, "consumer_partitions_stuck") > 0 {
+				if in.metric(t, "tidings_consumer_partitions_stuck") > 0 {
 					t.Fatalf("the consumer believed the leader: %v", in.Ready(t.Context()))
 				}
 				return p.Forgot(verb) && len(r.lines()) == len(want), in.Ready(t.Context())

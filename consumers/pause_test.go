@@ -44,7 +44,7 @@ func TestAPausedConsumerTakesNothingUntilItIsResumed(t *testing.T) {
 	paused := func(in *instance, want float64) {
 		t.Helper()
 		testkit.Eventually(t, "the pause to be noticed",
-			func() (bool, error) { return in.metric(t, "consumer_paused") == want, nil })
+			func() (bool, error) { return in.metric(t, "tidings_consumer_paused") == want, nil })
 	}
 	paused(a, 1)
 	r.publish(follow(1, 3, 2))

@@ -49,7 +49,7 @@ func TestAnInstanceThatIsCutOffFromNATSLeavesItsPartitions(t *testing.T) {
 	conf.Lease.TTL = time.Minute // longer than the test: no lease expires
 	victim := r.runWith(conf, js, r.system, logbook{})
 	testkit.Eventually(t, "the first instance to have the partition", func() (bool, error) {
-		return victim.metric(t, "consumer_partitions_held") == 1, nil
+		return victim.metric(t, "tidings_consumer_partitions_held") == 1, nil
 	})
 	want := r.flood(50)
 	r.awaitLag(0)
@@ -58,19 +58,19 @@ func TestAnInstanceThatIsCutOffFromNATSLeavesItsPartitions(t *testing.T) {
 	want = append(want, r.flood(50)...)
 	r.awaitLag(0)
 	r.wantLines(want)
-	if got := other.metric(t, "consumer_partitions_held"); got != 1 {
+	if got := other.metric(t, "tidings_consumer_partitions_held"); got != 1 {
 		t.Errorf("the other instance has %v partitions", got)
 	}
 	testkit.Eventually(t, "the first one to report it", func() (bool, error) {
 		err := victim.Ready(context.Background())
-		return err != nil && strings.Contains(err.Error(), "cut off") && victim.metric(t, "consumer_lag_seconds") > 0, nil
+		return err != nil && strings.Contains(err.Error(), "cut off") && victim.metric(t, "tidings_consumer_lag_seconds") > 0, nil
 	})
 	w.Heal()
 	testkit.Eventually(t, "the first one to be back",
 		func() (bool, error) { err := victim.Ready(context.Background()); return err == nil, err })
 	other.stop()
 	testkit.Eventually(t, "the first one to have the partition again", func() (bool, error) {
-		return victim.metric(t, "consumer_partitions_held") == 1, nil
+		return victim.metric(t, "tidings_consumer_partitions_held") == 1, nil
 	})
 	want = append(want, r.flood(50)...)
 	r.awaitLag(0)
@@ -150,7 +150,7 @@ func TestAnInstanceWhoseLinkToPostgreSQLStallsLosesAndRepeatsNothing(t *testing.
 			want = append(want, r.flood(200)...)
 			r.awaitLag(0)
 			r.wantLines(want)
-			if got := victim.metric(t, "consumer_failures_total"); got < 1 {
+			if got := victim.metric(t, "tidings_consumer_failures_total"); got < 1 {
 				t.Errorf("the stalled instance counts %v failures, want its batch", got)
 			}
 			testkit.Eventually(t, "the instance to be ready",
@@ -285,7 +285,7 @@ func TestReadersKnowNothingOfEachOther(t *testing.T) {
 	if after := r.lag().AsOf; after.After(before) {
 		t.Errorf("as_of moved to %s from %s although a stream is stuck", after, before)
 	}
-	if got := in.metric(t, "consumer_failures_total"); got > 0 {
+	if got := in.metric(t, "tidings_consumer_failures_total"); got > 0 {
 		t.Errorf("%v failures", got)
 	}
 }

@@ -72,7 +72,7 @@ func TestMessagesThatNoRelayWroteAreSkippedAndCounted(t *testing.T) {
 	r.awaitLag(0)
 	r.wantLines([]line{{1, 3, 1}, {1, 3, 2}, {1, 3, 3}})
 	testkit.Eventually(t, "all of them to be counted", func() (bool, error) {
-		return in.metric(t, "consumer_skipped_total") == 3, nil
+		return in.metric(t, "tidings_consumer_skipped_total") == 3, nil
 	})
 	if err := in.Ready(context.Background()); err != nil {
 		t.Errorf("ready: %v", err)
@@ -148,7 +148,7 @@ func TestABatchThatIsTooSlowIsHalved(t *testing.T) {
 	if tooLarge < 1 || tooLarge > 10 {
 		t.Errorf("batches of %v: want 1 to 10 of more than 10 events", sizes)
 	}
-	if got := in.metric(t, "consumer_failures_total"); got < float64(tooLarge) {
+	if got := in.metric(t, "tidings_consumer_failures_total"); got < float64(tooLarge) {
 		t.Errorf("%v failures, with batches of %v", got, sizes)
 	}
 }

@@ -227,8 +227,8 @@ func (r *rollout) replace(who string, with release) {
 }
 
 // work has the metric by which each binary counts its work.
-var work = map[string]string{"relay": "outbox_throughput_total", "followercounts": "consumer_applied_total",
-	"threadcache": "consumer_applied_total", "archiver": "consumer_applied_total"}
+var work = map[string]string{"relay": "tidings_outbox_published_total", "followercounts": "tidings_consumer_applied_total",
+	"threadcache": "tidings_consumer_applied_total", "archiver": "tidings_consumer_applied_total"}
 
 // bothWork waits until each process of a binary has done some new work.
 func (r *rollout) bothWork(who string) {

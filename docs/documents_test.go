@@ -71,6 +71,28 @@ func TestEveryLinkOfADocumentLeadsSomewhere(t *testing.T) {
 	})
 }
 
+func TestEveryFileThatADocumentNamesExists(t *testing.T) {
+	n := 0
+	named := regexp.MustCompile("`([a-z]+(?:/[a-z]+)*/(?:[a-z_]+\\.(?:go|yaml|yml|sql|txt|sh))?)`")
+	files(t, ".md", func(path, content string) {
+		if !strings.HasPrefix(path, "../docs/") && path != "../README.md" {
+			return // the changelog names files of its time
+		}
+		for _, m := range named.FindAllStringSubmatch(content, -1) {
+			if strings.HasSuffix(m[1], "/") && filepath.Base(path) != "architecture.md" {
+				continue // of the reader's own project
+			}
+			n++
+			if _, err := os.Stat(filepath.Join("..", m[1])); err != nil {
+				t.Errorf("%s names %s, which does not exist", path, m[1])
+			}
+		}
+	})
+	if n < 60 {
+		t.Errorf("the test found only %d names of files", n)
+	}
+}
+
 func TestEveryDocumentThatTheCodeNamesExists(t *testing.T) {
 	name := regexp.MustCompile(`docs/[\w./-]+\.md`)
 	files(t, ".go", func(path, content string) {

@@ -37,7 +37,8 @@ func TestTheMetricsPageIsWhatTheCodeDeclares(t *testing.T) {
 	slices.SortFunc(all, func(a, b metric) int { return strings.Compare(a.folder+" "+a.name, b.folder+" "+b.name) })
 	var b strings.Builder
 	b.WriteString("# Metrics\n\nEvery metric of the binaries, by the package that exports it. Each process serves its own at `/metrics` " +
-		"on its ops address (`OPS_ADDR`). Names end in their unit: `_seconds`, `_bytes`; `_total` counts since the\n" +
+		"on its ops address (`OPS_ADDR`). Names begin with `tidings_` and end in their unit: `_seconds`, `_bytes`; " +
+		"`_total` counts since the\n" +
 		"start of the process. Each process also exports metrics of the Go runtime and of the process. " +
 		"The sizes of PostgreSQL have the label `database`. With several [cells](adr/0018-cells.md), " +
 		"the metrics of consumers have the label `cell`. " +
@@ -47,6 +48,9 @@ func TestTheMetricsPageIsWhatTheCodeDeclares(t *testing.T) {
 		if m.folder != folder {
 			folder = m.folder
 			fmt.Fprintf(&b, "\n## %s\n| metric | type | labels | meaning |\n|---|---|---|---|\n", folder)
+		}
+		if !strings.HasPrefix(m.name, "tidings_") {
+			t.Errorf("%s of %s does not begin with tidings_", m.name, m.folder)
 		}
 		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", m.name, m.kind, m.labels, strings.ReplaceAll(m.help, "|", `\|`))
 	}

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"reflect"
 )
 
 // Child is the payload of the events of a child: its whole state after the write. Its kind
@@ -28,6 +27,11 @@ type Child struct {
 	Erased          bool            `json:"erased,omitempty"` // body and reason were removed afterward: the author was erased
 }
 
+var children = newCodec(func(c *Child) []any {
+	return []any{&c.ID, &c.Parent, &c.ReplyTo, &c.Slug, &c.Path, &c.AuthorID, &c.Body, &c.AuthorState, &c.ModerationState, &c.Version,
+		&c.CreatedAt, &c.UpdatedAt, &c.Attributes, &c.Actor, &c.Reason, &c.Erased}
+})
+
 // ChildNames are the JSON members for a kind's children and their parent object.
 type ChildNames struct{ ID, Parent string }
 
@@ -48,18 +52,21 @@ func (c Child) Comment() Comment {
 
 // Encode writes the child as JSON.
 func (c Child) Encode(n ChildNames) ([]byte, error) {
-	out, err := json.Marshal(reflect.ValueOf(c).Convert(shape[Child](n.ID, n.Parent)).Interface())
+	out, err := children.encode(c, n.ID, n.Parent)
 	if err != nil {
 		return nil, fmt.Errorf("encode child %s: %w", c.ID, err)
 	}
 	return out, nil
 }
 
+// Parse reads a child from a history, which may hold payloads of any release.
+func (n ChildNames) Parse(text []byte) (Child, error) { return children.decode(text, n.ID, n.Parent) }
+
 // DecodeChild reads the payload of a child's event. Its parent object must be e.AggregateID. An
 // error is permanent. It refuses ids that are not in canonical form, so that code that compares ids
 // as text (an erasure, an index) and code that parses them see the same child.
 func (e *Event) DecodeChild(n ChildNames) (Child, error) {
-	c, err := decodeAs[Child](e, ChildEvents, n.ID, n.Parent)
+	c, err := decodeAs(e, ChildEvents, n.Parse)
 	if err != nil {
 		return Child{}, err
 	}

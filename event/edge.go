@@ -3,7 +3,6 @@ package event
 import (
 	"encoding/json"
 	"fmt"
-	"reflect"
 )
 
 // Edge is the payload of the events of an edge: its whole state after the write. Its kind
@@ -20,6 +19,10 @@ type Edge struct {
 	Actor        string          `json:"actor"`
 }
 
+var edges = newCodec(func(e *Edge) []any {
+	return []any{&e.From, &e.To, &e.Status, &e.Version, &e.CreatedAt, &e.PositionedAt, &e.UpdatedAt, &e.Attributes, &e.Actor}
+})
+
 // EdgeNames are the JSON members for the ends of a kind's edges.
 type EdgeNames struct{ From, To string }
 
@@ -28,17 +31,20 @@ func (e Edge) Active() bool { return e.Status == StatusActive }
 
 // Encode writes the edge as JSON.
 func (e Edge) Encode(n EdgeNames) ([]byte, error) {
-	out, err := json.Marshal(reflect.ValueOf(e).Convert(shape[Edge](n.From, n.To)).Interface())
+	out, err := edges.encode(e, n.From, n.To)
 	if err != nil {
 		return nil, fmt.Errorf("encode edge %d, %d: %w", e.From, e.To, err)
 	}
 	return out, nil
 }
 
+// Parse reads an edge from a history.
+func (n EdgeNames) Parse(text []byte) (Edge, error) { return edges.decode(text, n.From, n.To) }
+
 // DecodeEdge reads the payload of an edge's event. Its target must be e.AggregateID. An error is
 // permanent.
 func (e *Event) DecodeEdge(n EdgeNames) (Edge, error) {
-	edge, err := decodeAs[Edge](e, EdgeEvents, n.From, n.To)
+	edge, err := decodeAs(e, EdgeEvents, n.Parse)
 	if err != nil {
 		return Edge{}, err
 	}

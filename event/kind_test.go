@@ -3,6 +3,7 @@ package event
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -80,6 +81,35 @@ func BenchmarkDecodeEdge(b *testing.B) {
 	})
 }
 
+// BenchmarkArchetypes reads and writes an edge and a child with attributes and with a text that is
+// not ASCII.
+func BenchmarkArchetypes(b *testing.B) {
+	at := Time{when}
+	edge := Edge{From: 7, To: 42, Status: StatusActive, Version: 1, CreatedAt: at, PositionedAt: at, UpdatedAt: at, Actor: "user:7",
+		Attributes: json.RawMessage(`{"role":"member"}`)}
+	child := Child{ID: "0196b2d4-7c00-7000-8000-000000000001", Parent: 42, AuthorID: 7, Body: "Grüße und <b>mehr</b> Text", Version: 1,
+		AuthorState: AuthorActive, ModerationState: ModerationNone, CreatedAt: at, UpdatedAt: at, Actor: "user:7",
+		Attributes: json.RawMessage(`{"rating":5}`)}
+	edges, children := EdgeNames{From: "user_id", To: "group_id"}, ChildNames{ID: "review_id", Parent: "product_id"}
+	edgeText, err1 := edge.Encode(edges)
+	childText, err2 := child.Encode(children)
+	for name, work := range map[string]func() error{
+		"edge encode":  func() error { _, err := edge.Encode(edges); return err },
+		"edge parse":   func() error { _, err := edges.Parse(edgeText); return err },
+		"child encode": func() error { _, err := child.Encode(children); return err },
+		"child parse":  func() error { _, err := children.Parse(childText); return err },
+	} {
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if err := errors.Join(err1, err2, work()); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
 func TestAttributesFromTheDatabaseHaveOneForm(t *testing.T) {
 	for in, want := range map[string]string{
 		`{"stars": 5, "length": 9007199254740993, "a<b": "<&>"}`: `{"a<b":"<&>","length":9007199254740993,"stars":5}`,
@@ -91,4 +121,37 @@ func TestAttributesFromTheDatabaseHaveOneForm(t *testing.T) {
 			t.Errorf("%s: %s, want %s", in, got, want)
 		}
 	}
+}
+
+// FuzzTheCodecReadsLikeEncodingJSON: the codec reads every payload like encoding/json.
+func FuzzTheCodecReadsLikeEncodingJSON(f *testing.F) {
+	for _, payload := range []string{`{"follower_id":"7","followee_id":"42","status":"ACTIVE","version":3,"actor":"a\u0062\ud800 \u00fc"}`,
+		` { "FOLLOWER_ID" : "7" , "version" : -0 , "version":1e2, "other":[{"status":"}"},"\"]"], "status":null,"created_at":null}`,
+		"{\"\\u0076ersion\": 3, \"ver\u017fion\":4, \"actor\":\"\xff\", \"status\":{}, \"updated_at\":\"2026-05-01T12:30:00+01:00\"}",
+		`null`, `[]`, `{}`, `{"version":true}`, `{"followee_id":7}`, `{"follower_id":"07"}`, `{"a":1`,
+		`{"positioned_at":"\u0032026-05-01T12:30:00Z"}`,
+		"{\"actor\":\"<&>\u2028\u007f\",\"updated_at\":\"2026-05-01T12:30:00Z\"\r\n,\t\"version\":12 }"} {
+		f.Add(payload)
+	}
+	n := EdgeNames{From: "follower_id", To: "followee_id"}
+	f.Fuzz(func(t *testing.T, payload string) {
+		var want Follow
+		wantErr := json.Unmarshal([]byte(payload), &want)
+		e, err := n.Parse([]byte(payload))
+		if (err == nil) != (wantErr == nil) {
+			t.Fatalf("%q: %v, want %v", payload, err, wantErr)
+		}
+		got := Follow{FollowerID: e.From, FolloweeID: e.To, Status: e.Status, Version: e.Version, CreatedAt: e.CreatedAt,
+			PositionedAt: e.PositionedAt, UpdatedAt: e.UpdatedAt, Actor: e.Actor}
+		if err == nil && got != want {
+			t.Fatalf("%q: %v, want %v", payload, got, want)
+		}
+		if e.Attributes = nil; err != nil {
+			return
+		}
+		text, err1 := json.Marshal(want)
+		if again, err2 := e.Encode(n); err1 != nil || err2 != nil || !bytes.Equal(again, text) {
+			t.Fatalf("%q: %s, %v; want %s, %v", payload, again, err2, text, err1)
+		}
+	})
 }

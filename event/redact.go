@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"reflect"
 	"strconv"
 	"strings"
 )
@@ -29,12 +28,16 @@ type redacted struct {
 	Erased          json.RawMessage `json:"erased"`
 }
 
+var remains = newCodec(func(r *redacted) []any {
+	return []any{&r.ID, &r.Parent, &r.ParentID, &r.Slug, &r.Path, &r.AuthorID, &r.Body, &r.AuthorState, &r.ModerationState, &r.Version,
+		&r.CreatedAt, &r.UpdatedAt, &r.Actor, &r.Erased}
+})
+
 // kept has the JSON names of its fields, except the two that the kind names.
 var kept = func() map[string]bool {
 	names := make(map[string]bool)
-	for i := range reflect.TypeFor[redacted]().NumField() - 2 {
-		name, _, _ := strings.Cut(reflect.TypeFor[redacted]().Field(i+2).Tag.Get("json"), ",")
-		names[name] = true
+	for _, m := range remains.members[2:] {
+		names[m.name] = true
 	}
 	return names
 }()
@@ -43,7 +46,7 @@ var kept = func() map[string]bool {
 // version and any form of the id. It returns "" if the payload names no child. It finds every child
 // that DecodeChild reads, and those that DecodeChild refuses because of the form of their id.
 func (n ChildNames) Named(payload []byte) string {
-	r, err := parse[redacted](payload, n.ID, n.Parent)
+	r, err := remains.decode(payload, n.ID, n.Parent)
 	if err != nil {
 		return ""
 	}
@@ -89,12 +92,12 @@ func (n ChildNames) Redacted(eventType string, payload []byte) bool {
 // the child and its state, and sets an empty body and "erased": true (docs/events.md). Repeating it
 // changes nothing.
 func (n ChildNames) Redact(payload []byte) ([]byte, error) {
-	r, err := parse[redacted](payload, n.ID, n.Parent)
+	r, err := remains.decode(payload, n.ID, n.Parent)
 	if err != nil {
 		return nil, fmt.Errorf("redact a payload of %d bytes: it is not a JSON object", len(payload)) // err may quote it
 	}
 	r.Body, r.Erased = json.RawMessage(`""`), json.RawMessage(`true`)
-	out, err := json.Marshal(reflect.ValueOf(r).Convert(shape[redacted](n.ID, n.Parent)).Interface())
+	out, err := remains.encode(r, n.ID, n.Parent)
 	if err != nil {
 		return nil, fmt.Errorf("encode a redacted payload: %w", err)
 	}

@@ -84,7 +84,7 @@ func NewArchive(cfg ArchiveConfig, terms func(context.Context) (Terms, error), p
 	}
 	a := &Archive{
 		cfg: cfg, ask: terms, pool: pool, log: log.With("component", "outbox-archive"), at: func(string) {},
-		archived: prometheus.NewCounter(prometheus.CounterOpts{Name: "outbox_ranges_archived_total",
+		archived: prometheus.NewCounter(prometheus.CounterOpts{Name: "tidings_outbox_ranges_archived_total",
 			Help: "Ranges of the outbox moved to the archive by this process."}),
 	}
 	if err := reg.Register(a.archived); err != nil {

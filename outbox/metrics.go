@@ -26,23 +26,24 @@ type collector struct {
 func NewCollector(pool *pgxpool.Pool, log *slog.Logger) prometheus.Collector {
 	return &collector{
 		pool: pool, log: log.With("component", "outbox"),
-		lag: prometheus.NewDesc("outbox_lag_seconds",
+		lag: prometheus.NewDesc("tidings_outbox_lag_seconds",
 			"Age of the oldest due unpublished outbox message of all partitions; 0 if there is none.", nil, nil),
-		undelivered: prometheus.NewDesc("outbox_oldest_undelivered_seconds",
+		undelivered: prometheus.NewDesc("tidings_outbox_oldest_undelivered_seconds",
 			"Time since the insert of the oldest unpublished outbox message; 0 if there is none. It includes retried messages "+
 				"and those behind them, and a scheduled message once its time has come.", nil, nil),
-		dlq: prometheus.NewDesc("outbox_dlq_depth", "Messages in the outbox's DLQ (counted up to 100,000).", nil, nil),
-		attempts: prometheus.NewDesc("outbox_max_attempts",
+		dlq: prometheus.NewDesc("tidings_outbox_dlq_messages", "Messages in the outbox's DLQ (counted up to 100,000).", nil, nil),
+		attempts: prometheus.NewDesc("tidings_outbox_max_attempts",
 			"The most failed attempts of any message, pending or in the DLQ.", nil, nil),
-		pending: prometheus.NewDesc("outbox_pending",
+		pending: prometheus.NewDesc("tidings_outbox_pending_messages",
 			"Messages not yet published (counted up to 100,000 due ones and as many that wait).", nil, nil),
-		archiveOldest: prometheus.NewDesc("outbox_archive_oldest_seconds",
+		archiveOldest: prometheus.NewDesc("tidings_outbox_oldest_unarchived_seconds",
 			"Time since the oldest published message outside the archive was published, estimated from some rows "+
 				"of the oldest range; 0 if there is none.", nil, nil),
-		ranges:        prometheus.NewDesc("outbox_ranges", "Ranges of ids of the outbox, those created in advance included.", nil, nil),
-		archiveRanges: prometheus.NewDesc("outbox_archive_ranges", "Ranges of ids that the archive consists of.", nil, nil),
-		ahead:         prometheus.NewDesc("outbox_ranges_ahead", "Ranges created in advance, without ids in use.", nil, nil),
-		strays: prometheus.NewDesc("outbox_stray_messages",
+		ranges: prometheus.NewDesc("tidings_outbox_ranges",
+			"Ranges of ids of the outbox, those created in advance included.", nil, nil),
+		archiveRanges: prometheus.NewDesc("tidings_outbox_archive_ranges", "Ranges of ids that the archive consists of.", nil, nil),
+		ahead:         prometheus.NewDesc("tidings_outbox_ranges_ahead", "Ranges created in advance, without ids in use.", nil, nil),
+		strays: prometheus.NewDesc("tidings_outbox_stray_messages",
 			"Messages in the default range, above the last range (counted up to 100,000).", nil, nil),
 	}
 }

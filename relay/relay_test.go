@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 func testConfig() Config {
 	return Config{BatchSize: 500, BatchBytes: 4 << 20, PollInterval: 20 * time.Millisecond, RoundInterval: 2 * time.Millisecond,
 		PublishTimeout: 2 * time.Second, CheckInterval: 500 * time.Millisecond, DrainTimeout: 5 * time.Second,
-		DatabaseTimeout: 10 * time.Second, Lease: lease.Config{TTL: time.Second}}
+		DatabaseTimeout: 10 * time.Second, Lease: lease.Config{TTL: 10 * time.Second}}
 }
 
 // newRelay returns a relay on pool's database, in the relays' role.
@@ -125,7 +125,7 @@ func TestAPoisonRowHoldsBackItsAggregateAloneAndEndsInTheDLQ(t *testing.T) {
 			return attempts == n && testutil.ToFloat64(r.metrics.failures.WithLabelValues(otherEvents)) == float64(n), nil
 		})
 		_, dead, due := row()
-		want := map[string]float64{"outbox_max_attempts": float64(n), "outbox_dlq_depth": float64(dead)}
+		want := map[string]float64{"tidings_outbox_max_attempts": float64(n), "tidings_outbox_dlq_messages": float64(dead)}
 		got := gather(t, gauges)
 		for name := range want {
 			if got[name] != want[name] {

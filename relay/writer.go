@@ -109,53 +109,68 @@ func (w *writer) run(ctx, work context.Context) error {
 	return nil
 }
 
-// fail waits as long as the error requires. It returns errUnreachable after too many failures of
-// the broker.
-func (w *writer) fail(ctx context.Context, err error) error {
-	now := time.Now()
-	if w.failures++; w.failures == 1 {
-		w.failing = now
+// outcome is what a writer does after an error, before it catches up.
+type outcome struct {
+	trouble bool          // the partition publishes nothing for now: `tidings status` says why
+	stopped bool          // only an operator can change that
+	quiet   bool          // nothing failed: it is neither counted nor logged
+	move    bool          // another relay may reach the stream's leader
+	wait    time.Duration // until the catch-up
+	end     error         // ends the session: the next one tries another server
+}
+
+// outcomeOf returns the outcome of an error that fail has counted. ofBroker reports a *brokerError.
+func (w *writer) outcomeOf(err error, ofBroker bool) outcome {
+	answered := time.Now().Add(-w.cfg.CheckInterval - w.cfg.PublishTimeout) // since then, every healthy leader has answered
+	if answered.Before(w.failing) {
+		answered = w.failing
 	}
-	stage := stageClaim
-	if unreachable := (*brokerError)(nil); errors.As(err, &unreachable) {
-		stage = unreachable.stage
-		if isRefusal(err) {
+	unreachable := ofBroker && (!isRefusal(err) && w.failures >= giveUpAfter || w.refusals > maxRefusals+1)
+	switch {
+	case unreachable && errors.Is(err, broker.ErrNoLeader) && w.reaches(w, answered): // only this stream waits: the others continue
+		return outcome{trouble: true, move: w.failures >= refuseAfter, wait: min(retryAfter(w.failures), maxApart)}
+	case unreachable:
+		return outcome{trouble: true, end: fmt.Errorf("%w: partition %d: %w", errUnreachable, w.p.Number, err)}
+	case (errors.Is(err, errTailMoved) || errors.Is(err, errConflict)) && w.failures == 1:
+		return outcome{quiet: true} // another relay is at work, or the stream has a foreign message: catch up at once
+	case errors.Is(err, ErrStreamRefused):
+		return outcome{trouble: true, stopped: true, wait: maxRetry}
+	}
+	return outcome{wait: retryAfter(w.failures)}
+}
+
+// fail counts and reports an error, and waits as long as its outcome requires. It returns
+// errUnreachable after too many failures of the broker.
+func (w *writer) fail(ctx context.Context, err error) error {
+	if w.failures++; w.failures == 1 {
+		w.failing = time.Now()
+	}
+	stage, unreached := stageClaim, (*brokerError)(nil)
+	if errors.As(err, &unreached) {
+		if stage = unreached.stage; isRefusal(err) {
 			w.refusals++
 		}
-		if !isRefusal(err) && w.failures >= giveUpAfter || w.refusals > maxRefusals+1 {
-			w.setTrouble(w.p.Number, err)
-			w.tell(ctx, err)
-			w.failed(ctx, stage, w.p.Number, err)
-			since := now.Add(-w.cfg.CheckInterval - w.cfg.PublishTimeout) // within this time, every healthy leader has answered
-			if since.Before(w.failing) {
-				since = w.failing
-			}
-			if errors.Is(err, broker.ErrNoLeader) && w.reaches(w, since) {
-				if w.failures >= refuseAfter && w.group != nil {
-					w.group.Refuse(w.p.Number) // another relay may reach its leader
-				}
-				sleep(ctx, min(retryAfter(w.failures), maxApart)) // only this stream waits: the others continue
-				return nil
-			}
-			return fmt.Errorf("%w: partition %d: %w", errUnreachable, w.p.Number, err)
-		}
 	}
+	o := w.outcomeOf(err, unreached != nil)
+	news := o.trouble && w.setTrouble(w.p.Number, err)
 	switch {
-	case (errors.Is(err, errTailMoved) || errors.Is(err, errConflict)) && w.failures == 1:
-		return nil // another relay is at work, or the stream has a foreign message: catch up at once
-	case errors.Is(err, ErrStreamRefused):
-		if w.setTrouble(w.p.Number, err) {
-			w.metrics.errors.WithLabelValues(stageCatchUp).Inc()
-			w.log.ErrorContext(ctx, "partition stopped until its stream is repaired", "partition", w.p.Number, "err", err,
-				"runbook", "OutboxPartitionStuck")
-		}
-		w.tell(ctx, err)
-		sleep(ctx, maxRetry)
-		return nil
+	case o.stopped && news:
+		w.metrics.errors.WithLabelValues(stageCatchUp).Inc()
+		w.log.ErrorContext(ctx, "partition stopped until its stream is repaired", "partition", w.p.Number, "err", err,
+			"runbook", "OutboxPartitionStuck")
+	case !o.stopped && !o.quiet:
+		w.failed(ctx, stage, w.p.Number, err)
 	}
-	w.failed(ctx, stage, w.p.Number, err)
-	sleep(ctx, retryAfter(w.failures))
-	return nil
+	if o.trouble {
+		w.tell(ctx, err)
+	}
+	if o.move && w.group != nil {
+		w.group.Refuse(w.p.Number)
+	}
+	if o.end == nil {
+		sleep(ctx, o.wait)
+	}
+	return o.end
 }
 
 // tell records why the partition publishes nothing, for `tidings status`.

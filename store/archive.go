@@ -61,11 +61,11 @@ type archiveMetrics struct {
 func NewArchiver(pool *pgxpool.Pool, after func(context.Context) (time.Duration, error), kinds func() *kinds.Set, log *slog.Logger,
 	reg prometheus.Registerer) (*Archiver, error) {
 	m := &archiveMetrics{
-		threads: prometheus.NewCounter(prometheus.CounterOpts{Name: "comment_archive_threads_archived_total",
+		threads: prometheus.NewCounter(prometheus.CounterOpts{Name: "tidings_thread_archive_threads_total",
 			Help: "Threads moved to the archive."}),
-		comments: prometheus.NewCounter(prometheus.CounterOpts{Name: "comment_archive_comments_archived_total",
+		comments: prometheus.NewCounter(prometheus.CounterOpts{Name: "tidings_thread_archive_comments_total",
 			Help: "Comments moved to the archive."}),
-		returned: prometheus.NewCounter(prometheus.CounterOpts{Name: "comment_archive_threads_returned_total",
+		returned: prometheus.NewCounter(prometheus.CounterOpts{Name: "tidings_thread_archive_returned_threads_total",
 			Help: "Threads whose return from the archive this process completed. Sum all API processes and archivers."}),
 	}
 	if reg != nil {

@@ -149,7 +149,7 @@ func NewRemover(pool *pgxpool.Pool, wake func(slot int), now func() *kinds.Set, 
 	reg prometheus.Registerer) (*Remover, error) {
 	r := &Remover{store: New(pool, wake), pool: pool, kinds: now, log: log.With("component", "edge-removals"),
 		at: func(string) error { return nil },
-		removed: prometheus.NewCounter(prometheus.CounterOpts{Name: "edge_removals_removed_total",
+		removed: prometheus.NewCounter(prometheus.CounterOpts{Name: "tidings_edge_removals_edges_total",
 			Help: "Edges removed by removals of all edges of an object."})}
 	if err := reg.Register(r.removed); err != nil {
 		return nil, fmt.Errorf("register the metrics of removals: %w", err)

@@ -120,14 +120,15 @@ type metrics struct {
 func newMetrics(reg prometheus.Registerer, name string) (*metrics, error) {
 	reg = prometheus.WrapRegistererWith(prometheus.Labels{"subscriber": name}, reg)
 	m := &metrics{
-		handled: prometheus.NewCounter(prometheus.CounterOpts{Name: "subscriber_handled_total", Help: "Events handled and acknowledged."}),
-		failures: prometheus.NewCounter(prometheus.CounterOpts{Name: "subscriber_failures_total",
+		handled: prometheus.NewCounter(prometheus.CounterOpts{Name: "tidings_subscriber_handled_total",
+			Help: "Events handled and acknowledged."}),
+		failures: prometheus.NewCounter(prometheus.CounterOpts{Name: "tidings_subscriber_failures_total",
 			Help: "Failed attempts that are retried."}),
-		foreign: prometheus.NewCounter(prometheus.CounterOpts{Name: "subscriber_foreign_total",
+		foreign: prometheus.NewCounter(prometheus.CounterOpts{Name: "tidings_subscriber_foreign_total",
 			Help: "Messages skipped because no relay wrote them."}),
-		dead: prometheus.NewCounter(prometheus.CounterOpts{Name: "subscriber_dead_letters_total",
+		dead: prometheus.NewCounter(prometheus.CounterOpts{Name: "tidings_subscriber_dead_letters_total",
 			Help: "Events that became dead letters."}),
-		lag: prometheus.NewGauge(prometheus.GaugeOpts{Name: "subscriber_lag_messages",
+		lag: prometheus.NewGauge(prometheus.GaugeOpts{Name: "tidings_subscriber_lag_messages",
 			Help: "Events of all streams that no instance has acknowledged."}),
 	}
 	for _, c := range []prometheus.Collector{m.handled, m.failures, m.foreign, m.dead, m.lag} {

@@ -93,8 +93,8 @@ func Upstream(aggregateTypes ...string) Option {
 // Log sets the logger. The default is slog.Default().
 func Log(log *slog.Logger) Option { return func(s *settings) { s.log = log } }
 
-// Metrics registers metrics with reg: consumer_* for Project, as for Tidings' own consumers, and
-// subscriber_* for Handle.
+// Metrics registers metrics with reg: tidings_consumer_* for Project, as for Tidings' own
+// consumers, and tidings_subscriber_* for Handle.
 func Metrics(reg prometheus.Registerer) Option { return func(s *settings) { s.registry = reg } }
 
 // Report makes h report the state of the subscriber.

@@ -127,8 +127,8 @@ func TestAProjectionInASchemaOfItsOwnIsExact(t *testing.T) {
 	if n := rows(); n != 3 {
 		t.Errorf("%d events are applied after the retry, want 3", n)
 	}
-	if n := testkit.Metric(t, reg, "consumer_parked_total"); n != 3 {
-		t.Errorf("consumer_parked_total is %v, want 3", n)
+	if n := testkit.Metric(t, reg, "tidings_consumer_parked_total"); n != 3 {
+		t.Errorf("tidings_consumer_parked_total is %v, want 3", n)
 	}
 
 	// Replay from the beginning while an instance runs.

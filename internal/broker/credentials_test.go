@@ -36,7 +36,7 @@ func TestTheExpiryOfCredentialsIsAGauge(t *testing.T) {
 		reg.MustRegister(broker.NewCredentials(file))
 		return testkit.Series(t, reg)
 	}
-	const expires, issued = "nats_credentials_expires_timestamp_seconds", "nats_credentials_issued_timestamp_seconds"
+	const expires, issued = "tidings_nats_credentials_expires_timestamp_seconds", "tidings_nats_credentials_issued_timestamp_seconds"
 	about := func(got float64, want time.Duration) bool {
 		return (time.Until(time.Unix(int64(got), 0)) - want).Abs() < time.Minute
 	}

@@ -26,13 +26,15 @@ func NewCollector(js jetstream.JetStream, cfg Config, log *slog.Logger) promethe
 	stream := []string{"stream"}
 	return &collector{
 		js: js, cfg: cfg, log: log.With("component", "broker"),
-		messages: prometheus.NewDesc("stream_messages", "Messages in the stream.", stream, nil),
-		bytes:    prometheus.NewDesc("stream_bytes", "Size of the stream's messages in bytes.", stream, nil),
-		limit:    prometheus.NewDesc("stream_limit_bytes", "Size limit of the stream in bytes; absent without a limit.", stream, nil),
-		replicas: prometheus.NewDesc("stream_replicas", "Configured replicas of the stream.", stream, nil),
-		current:  prometheus.NewDesc("stream_replicas_current", "Current replicas of the stream, the leader included.", stream, nil),
-		used:     prometheus.NewDesc("jetstream_storage_bytes", "Size of all streams of the account on disk, in bytes.", nil, nil),
-		allowed: prometheus.NewDesc("jetstream_storage_limit_bytes",
+		messages: prometheus.NewDesc("tidings_stream_messages", "Messages in the stream.", stream, nil),
+		bytes:    prometheus.NewDesc("tidings_stream_bytes", "Size of the stream's messages in bytes.", stream, nil),
+		limit: prometheus.NewDesc("tidings_stream_limit_bytes",
+			"Size limit of the stream in bytes; absent without a limit.", stream, nil),
+		replicas: prometheus.NewDesc("tidings_stream_replicas", "Configured replicas of the stream.", stream, nil),
+		current: prometheus.NewDesc("tidings_stream_current_replicas",
+			"Current replicas of the stream, the leader included.", stream, nil),
+		used: prometheus.NewDesc("tidings_jetstream_storage_bytes", "Size of all streams of the account on disk, in bytes.", nil, nil),
+		allowed: prometheus.NewDesc("tidings_jetstream_storage_limit_bytes",
 			"Limit of the account's size on disk, in bytes; absent without a limit.", nil, nil),
 	}
 }
@@ -84,9 +86,9 @@ type credentials struct {
 // reads the file at each scrape, as the next connection will, so it notices a replacement. It
 // returns nothing for an empty name.
 func NewCredentials(file string) prometheus.Collector {
-	return credentials{file, prometheus.NewDesc("nats_credentials_expires_timestamp_seconds",
+	return credentials{file, prometheus.NewDesc("tidings_nats_credentials_expires_timestamp_seconds",
 		"Expiry of the credentials in the file that the next connection reads; 0 if it cannot be read, absent if they never expire.",
-		nil, nil), prometheus.NewDesc("nats_credentials_issued_timestamp_seconds",
+		nil, nil), prometheus.NewDesc("tidings_nats_credentials_issued_timestamp_seconds",
 		"Time at which these credentials were signed; 0 if the file cannot be read.", nil, nil)}
 }
 

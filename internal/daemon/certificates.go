@@ -52,7 +52,7 @@ type certificates struct {
 // NewCertificates returns a gauge of the time at which each certificate of the process expires. Its
 // keys are the uses: api, nats, postgres, postgres_projections.
 func NewCertificates(expiries map[string]Expiry) prometheus.Collector {
-	return certificates{expiries, prometheus.NewDesc("tls_certificate_expires_timestamp_seconds",
+	return certificates{expiries, prometheus.NewDesc("tidings_tls_certificate_expires_timestamp_seconds",
 		"The earliest expiry of any certificate in a chain that this process serves or presents, by use; 0 if a file cannot be read.",
 		[]string{"use"}, nil)}
 }

@@ -28,7 +28,7 @@ type Seconds struct{ prometheus.Histogram }
 // The alert rules count times below 2.5 s as good.
 func NewSeconds(station, consumer string) Seconds {
 	return Seconds{prometheus.NewHistogram(prometheus.HistogramOpts{
-		Name: "path_seconds", Help: "Time from the commit of a heartbeat to a station of its path.",
+		Name: "tidings_path_latency_seconds", Help: "Time from the commit of a heartbeat to a station of its path.",
 		ConstLabels: prometheus.Labels{"station": station, "consumer": consumer},
 		Buckets:     []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 3600},
 	})}

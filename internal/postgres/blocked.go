@@ -102,11 +102,11 @@ type blockedCollector struct {
 	desc *prometheus.Desc
 }
 
-// NewBlockedCollector returns the metric postgres_blocked_sessions, read at each scrape. Each
-// scrape also logs the blockers of sessions of Tidings that have waited for more than 5 s.
+// NewBlockedCollector returns the metric tidings_postgres_blocked_sessions, read at each scrape.
+// Each scrape also logs the blockers of sessions of Tidings that have waited for more than 5 s.
 func NewBlockedCollector(pool *pgxpool.Pool, log *slog.Logger) prometheus.Collector {
 	return &blockedCollector{pool, log.With("component", "postgres"),
-		prometheus.NewDesc("postgres_blocked_sessions", "Sessions of Tidings that wait for a lock in this database.", nil, nil)}
+		prometheus.NewDesc("tidings_postgres_blocked_sessions", "Sessions of Tidings that wait for a lock in this database.", nil, nil)}
 }
 
 // Describe implements prometheus.Collector.
@@ -118,7 +118,7 @@ func (c *blockedCollector) Collect(ch chan<- prometheus.Metric) {
 	defer cancel()
 	all, err := ReadBlocked(ctx, c.pool)
 	if err != nil {
-		c.log.WarnContext(ctx, "postgres_blocked_sessions left out of this scrape", "err", err)
+		c.log.WarnContext(ctx, "tidings_postgres_blocked_sessions left out of this scrape", "err", err)
 		return
 	}
 	waiting, named := make(map[int]bool), make(map[int]bool)

@@ -55,7 +55,7 @@ func TestWhoBlocksWhomIsNamed(t *testing.T) {
 		t.Errorf("got %+v", b)
 	}
 	if got := testutil.ToFloat64(postgres.NewBlockedCollector(system, testkit.Logger(t))); got != 1 {
-		t.Errorf("postgres_blocked_sessions is %v, want 1", got)
+		t.Errorf("tidings_postgres_blocked_sessions is %v, want 1", got)
 	}
 
 	login := fmt.Sprintf("blind_%d", time.Now().UnixNano()) // roles belong to the whole cluster

@@ -48,12 +48,12 @@ func NewSizesCollector(pool *pgxpool.Pool, log *slog.Logger) prometheus.Collecto
 	table := []string{"table"}
 	return &sizesCollector{
 		pool: pool, log: log.With("component", "postgres"),
-		live: prometheus.NewDesc("postgres_table_live_rows", "Rows of the table, by PostgreSQL's statistics.", table, nil),
-		dead: prometheus.NewDesc("postgres_table_dead_rows",
+		live: prometheus.NewDesc("tidings_postgres_table_live_rows", "Rows of the table, by PostgreSQL's statistics.", table, nil),
+		dead: prometheus.NewDesc("tidings_postgres_table_dead_rows",
 			"Dead rows of the table that vacuum has not removed, by PostgreSQL's statistics.", table, nil),
-		bytes:    prometheus.NewDesc("postgres_table_bytes", "Bytes of the table with its indexes.", table, nil),
-		database: prometheus.NewDesc("postgres_database_bytes", "Bytes of the database.", nil, nil),
-		held: prometheus.NewDesc("postgres_horizon_transactions",
+		bytes:    prometheus.NewDesc("tidings_postgres_table_bytes", "Bytes of the table with its indexes.", table, nil),
+		database: prometheus.NewDesc("tidings_postgres_database_bytes", "Bytes of the database.", nil, nil),
+		held: prometheus.NewDesc("tidings_postgres_horizon_transactions",
 			"Age, in transactions, of the oldest snapshot whose dead rows vacuum must keep, by its holder: "+
 				"session, slot (of a replica) or prepared transaction.", []string{"holder"}, nil),
 	}

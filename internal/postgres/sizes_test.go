@@ -22,11 +22,11 @@ func TestSizesShowTablesAndWhatHoldsTheHorizon(t *testing.T) {
 	reg.MustRegister(postgres.NewSizesCollector(db.Pool(t, postgres.RoleSystem), testkit.Logger(t)))
 	read := func() map[string]float64 { t.Helper(); return testkit.Series(t, reg) }
 	before := read()
-	if before["postgres_database_bytes"] < 1<<20 || before["postgres_table_bytes outbox_messages"] < 8192 {
+	if before["tidings_postgres_database_bytes"] < 1<<20 || before["tidings_postgres_table_bytes outbox_messages"] < 8192 {
 		t.Errorf("sizes: %v", before)
 	}
 	for name := range before {
-		if strings.HasPrefix(name, "postgres_table_bytes outbox_messages_1") {
+		if strings.HasPrefix(name, "tidings_postgres_table_bytes outbox_messages_1") {
 			t.Errorf("a partition has its own row: %s", name)
 		}
 	}
@@ -41,12 +41,12 @@ func TestSizesShowTablesAndWhatHoldsTheHorizon(t *testing.T) {
 		}
 	}
 	pass(200)
-	if held := read()["postgres_horizon_transactions session"]; held >= 200 {
+	if held := read()["tidings_postgres_horizon_transactions session"]; held >= 200 {
 		t.Errorf("a session of another database began 200 transactions ago, and the horizon is %v behind", held)
 	}
 	hold(t, owner)
 	pass(20)
-	if held := read()["postgres_horizon_transactions session"]; held < 20 {
+	if held := read()["tidings_postgres_horizon_transactions session"]; held < 20 {
 		t.Errorf("20 transactions began since a session's snapshot, but the horizon is %v behind", held)
 	}
 }

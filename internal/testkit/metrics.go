@@ -9,8 +9,8 @@ import (
 )
 
 // Series returns the series of a registry by their names and the values of their labels, separated
-// by spaces: `api_requests_total 404 GET none`. The value of a histogram is the number of its
-// observations.
+// by spaces: `tidings_api_requests_total 404 GET none`. The value of a histogram is the number of
+// its observations.
 func Series(t testing.TB, from prometheus.Gatherer) map[string]float64 {
 	t.Helper()
 	families, err := from.Gather()

@@ -64,6 +64,12 @@ var speed struct {
 	times float64
 }
 
+// Stretched returns d on an idle machine, and up to ten times d on one that is slow now: for the
+// time limits of what a test runs, for example a lease's TTL.
+func Stretched(d time.Duration) time.Duration {
+	return time.Duration(float64(d) * min(slowness(), 10))
+}
+
 // slowness returns how many times slower this process runs now than on an idle machine with 2 cores
 // of 2024. It measures at most every two seconds, for about 10 ms.
 func slowness() float64 {

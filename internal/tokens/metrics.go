@@ -42,7 +42,7 @@ type collector struct {
 // NewCollector returns a gauge of Expiring, which it reads at each scrape. If the database does not
 // answer, the gauge is missing from that scrape. The gauge has no label of a tenant.
 func NewCollector(pool *pgxpool.Pool, log *slog.Logger) prometheus.Collector {
-	return collector{pool, log.With("component", "tokens"), prometheus.NewDesc("api_tokens_expiring",
+	return collector{pool, log.With("component", "tokens"), prometheus.NewDesc("tidings_api_tokens_expiring",
 		"Valid tokens without a replacement that expire within 14 days and are in the last quarter of their "+
 			"lifetime.", nil, nil)}
 }

@@ -26,13 +26,13 @@ type metrics struct {
 
 func newMetrics(reg prometheus.Registerer, jobs []Job) (*metrics, error) {
 	m := &metrics{
-		lastSuccess: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "job_last_success_timestamp_seconds",
+		lastSuccess: prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "tidings_job_last_success_timestamp_seconds",
 			Help: "Time of the job's last complete run, in any process or by command. Absent before the first one."}, []string{"name"}),
-		runs: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "job_runs_total",
+		runs: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tidings_job_runs_total",
 			Help: "Runs of scheduled jobs in this process, by outcome: ok, failed, lost (another process continues), " +
 				"stopped (the process ended), window (the job's window ended), time (its time limit was reached)."},
 			[]string{"name", "outcome"}),
-		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "job_seconds",
+		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "tidings_job_run_duration_seconds",
 			Help:    "How long runs of scheduled jobs took in this process.",
 			Buckets: prometheus.ExponentialBuckets(0.01, 4, 10)}, []string{"name"}),
 		known: make(map[string]bool),

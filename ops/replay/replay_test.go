@@ -289,7 +289,7 @@ func (r *rig) read(ctx context.Context) (now seen, err error) {
 		if err != nil {
 			return err
 		}
-		threaded, err := threadcache.Threaded(ctx, tx, event.AggregateComment, growingPost, "", 200)
+		threaded, err := threadcache.Threaded(ctx, tx, event.AggregateComment, growingPost, "", "", 200)
 		now = seen{counts[followercounts.Object{Kind: follows.Name, ID: growingUser}].Incoming, int64(len(page)),
 			int64(len(comments)), int64(len(threaded))}
 		return err

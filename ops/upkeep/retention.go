@@ -86,9 +86,9 @@ func (d Deps) alone(ctx context.Context, terms versioned.Terms) error {
 // retention returns the job that purges versioned objects, one table after the other, and
 // idempotency keys.
 func retention(cfg RetentionConfig, d Deps, settings func(context.Context) (Settings, error)) (jobs.Job, error) {
-	expired := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "retention_expired_total",
+	expired := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tidings_retention_expired_total",
 		Help: "Objects that retention deleted logically, by table."}, []string{"table"})
-	purged := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "retention_purged_total",
+	purged := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "tidings_retention_purged_total",
 		Help: "What retention purged, by table: objects with all their versions, or idempotency keys."}, []string{"table"})
 	for _, c := range []prometheus.Collector{expired, purged} {
 		if err := d.Registry.Register(c); err != nil {

@@ -14,13 +14,14 @@ type Metrics struct {
 // NewMetrics registers the metrics of exports.
 func NewMetrics(reg prometheus.Registerer) (*Metrics, error) {
 	m := &Metrics{
-		ranges: prometheus.NewCounter(prometheus.CounterOpts{Name: "outbox_export_ranges_total",
+		ranges: prometheus.NewCounter(prometheus.CounterOpts{Name: "tidings_outbox_export_ranges_total",
 			Help: "Exported ranges of the archive, repeated exports included."}),
-		rows: prometheus.NewCounter(prometheus.CounterOpts{Name: "outbox_export_rows_total", Help: "Exported rows of the archive."}),
-		bytes: prometheus.NewCounter(prometheus.CounterOpts{Name: "outbox_export_bytes_total",
+		rows: prometheus.NewCounter(prometheus.CounterOpts{Name: "tidings_outbox_export_rows_total",
+			Help: "Exported rows of the archive."}),
+		bytes: prometheus.NewCounter(prometheus.CounterOpts{Name: "tidings_outbox_export_bytes_total",
 			Help: "Bytes of written compressed segments."}),
 	}
-	m.failures = prometheus.NewCounter(prometheus.CounterOpts{Name: "outbox_export_failures_total",
+	m.failures = prometheus.NewCounter(prometheus.CounterOpts{Name: "tidings_outbox_export_failures_total",
 		Help: "Failed exports, and exports found damaged before the drop of their range."})
 	for _, c := range []prometheus.Collector{m.ranges, m.rows, m.bytes, m.failures} {
 		if err := reg.Register(c); err != nil {

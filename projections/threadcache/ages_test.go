@@ -142,7 +142,7 @@ func ages(b *testing.B, old int) {
 					return err
 				}
 			}
-			if _, err := Threaded(ctx, tx, "comment", int64(c.Parent), "", 50); err != nil {
+			if _, err := Threaded(ctx, tx, "comment", int64(c.Parent), "", "", 50); err != nil {
 				return err
 			}
 			if _, found, err := BySlug(ctx, tx, "comment", int64(c.Parent), c.Slug); err != nil || !found {

@@ -190,20 +190,15 @@ SELECT /* threadcache.threaded */ child_id::text AS id, object_id, parent_id::te
  LIMIT @limit`
 
 // Threaded returns up to limit children of the object in the order of the thread (each child, then
-// its replies), after the path afterPath; an empty path means from the start. A gone child with a
-// visible descendant is a tombstone: it is not Visible, its Body is empty and its AuthorID 0. The
-// transaction's tenant is set. Cost: one index range of limit rows.
-func Threaded(ctx context.Context, tx pgx.Tx, kind string, object int64, afterPath string, limit int) ([]event.Child, error) {
-	return threaded(ctx, tx, kind, object, afterPath, "~", limit) // after every path: paths have only digits and lower-case letters
-}
-
-// Replies returns up to limit children below the one at path, in the order of the thread, after
-// afterPath; an empty afterPath means from the first. Otherwise it is like Threaded.
-func Replies(ctx context.Context, tx pgx.Tx, kind string, object int64, path, afterPath string, limit int) ([]event.Child, error) {
-	return threaded(ctx, tx, kind, object, max(afterPath, path+"/"), path+"0", limit) // '0' follows '/'
-}
-
-func threaded(ctx context.Context, tx pgx.Tx, kind string, object int64, after, end string, limit int) ([]event.Child, error) {
+// its replies), after the path after; an empty path means from the start. If below is the path of a
+// child, it returns only what is below that child. A gone child with a visible descendant is a
+// tombstone: it is not Visible, its Body is empty and its AuthorID 0. The transaction's tenant is
+// set. Cost: one index range of limit rows.
+func Threaded(ctx context.Context, tx pgx.Tx, kind string, object int64, below, after string, limit int) ([]event.Child, error) {
+	end := "~" // after every path: paths have only digits and lower-case letters
+	if below != "" {
+		after, end = max(after, below+"/"), below+"0" // '0' follows '/'
+	}
 	page, err := collect(ctx, tx, threadedSQL, pgx.StrictNamedArgs{"kind": kind, "object": object, "after": after,
 		"end": end, "limit": limit})
 	if err != nil {

@@ -291,7 +291,7 @@ func (m *model) compare(ctx context.Context, tx pgx.Tx, limit int) error {
 		}
 	}
 	all, err := walk(func(last *event.Child) ([]event.Child, error) {
-		return Threaded(ctx, tx, "comment", 5, pathOf(last), limit)
+		return Threaded(ctx, tx, "comment", 5, "", pathOf(last), limit)
 	}, limit)
 	if err := same("threaded", m.threaded(""), all, err); err != nil {
 		return err
@@ -365,7 +365,7 @@ func (m *model) compareAt(ctx context.Context, tx pgx.Tx, c event.Child, limit i
 		return err
 	}
 	all, err := walk(func(last *event.Child) ([]event.Child, error) {
-		return Replies(ctx, tx, "comment", 5, c.Path, pathOf(last), limit)
+		return Threaded(ctx, tx, "comment", 5, c.Path, pathOf(last), limit)
 	}, limit)
 	if err := same("replies", m.threaded(c.Path+"/"), all, err); err != nil {
 		return err
@@ -593,7 +593,7 @@ func TestAWalkWhileOthersWriteMeetsOnceWhatStays(t *testing.T) {
 		{"oldest", page(Oldest), (*model).oldest},
 		{"newest", page(Newest), (*model).newest},
 		{"threaded", func(ctx context.Context, tx pgx.Tx, last *event.Child, limit int) ([]event.Child, error) {
-			return Threaded(ctx, tx, "comment", 5, pathOf(last), limit)
+			return Threaded(ctx, tx, "comment", 5, "", pathOf(last), limit)
 		}, func(m *model) []event.Child { return m.threaded("") }},
 	}
 	rapid.Check(t, func(rt *rapid.T) {

@@ -99,7 +99,7 @@ test('operations of a batch stand alone', async () => {
 test('a session reads its own writes while the consumer stands still', async () => {
   await run('pause', '--consumer', 'followercounts');
   try {
-    await until(() => fetch(`${dev.ops}/metrics`).then((r) => r.text()), (text) => /^consumer_paused\{.*followercounts.*\} 1$/m.test(text));
+    await until(() => fetch(`${dev.ops}/metrics`).then((r) => r.text()), (text) => /^tidings_consumer_paused\{.*followercounts.*\} 1$/m.test(text));
     for (let id = 78, seen = 2; seen > 0; id += 2) { // the consumer's current batch may still have the first follows
       const session = tidings.session();
       await session.follow({ path: { follower_id: '77', followee_id: `${id}` } });

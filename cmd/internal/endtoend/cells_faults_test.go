@@ -83,7 +83,7 @@ func TestTwoTruthsFeedOneProjectionsDatabase(t *testing.T) {
 	}
 	for _, name := range consumerNames {
 		for _, x := range names {
-			if testkit.Metric(c.t, c.metrics[name], "consumer_applied_total", x) == 0 {
+			if testkit.Metric(c.t, c.metrics[name], "tidings_consumer_applied_total", x) == 0 {
 				t.Errorf("%s applied nothing of %s", name, x)
 			}
 		}

@@ -389,8 +389,12 @@ func (c *cellular) compared(name, table string) {
 	if err := c.system.QueryRow(c.t.Context(), `SELECT count(*) FROM `+table).Scan(&rows); err != nil {
 		c.t.Fatal(err)
 	}
-	verified := func() float64 { return testkit.Metric(c.t, c.metrics[name], "projection_verified_total", name) }
-	drift := func() float64 { return testkit.Metric(c.t, c.metrics[name], "projection_drift_total", name) }
+	verified := func() float64 {
+		return testkit.Metric(c.t, c.metrics[name], "tidings_projection_verified_entities_total", name)
+	}
+	drift := func() float64 {
+		return testkit.Metric(c.t, c.metrics[name], "tidings_projection_differences_total", name)
+	}
 	before, at := drift(), verified()
 	testkit.Eventually(c.t, "comparisons with the truth while all runs",
 		func() (bool, error) { return verified() >= at+float64(2*rows), nil })

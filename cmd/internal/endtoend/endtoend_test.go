@@ -195,7 +195,9 @@ func (l *line) verify() {
 }
 
 // overlaid returns the number of reads that overlaid writes which the projection had not applied.
-func (l *line) overlaid() int { return int(testkit.Metric(l.t, l.reg, "api_overlaid_reads_total")) }
+func (l *line) overlaid() int {
+	return int(testkit.Metric(l.t, l.reg, "tidings_api_overlaid_reads_total"))
+}
 
 // walker walks over lists during writes, page by page. It remembers the rows that it has seen and
 // that no writer removes.

@@ -96,7 +96,7 @@ func (l *line) operators(name string) {
 	}
 	var before int64 // with the batches in hand, which will be applied
 	testkit.Eventually(l.t, "the consumer to begin no more batches", func() (paused bool, err error) {
-		running := func(p *part) bool { return testkit.Metric(l.t, p.reg, "consumer_paused") == 0 }
+		running := func(p *part) bool { return testkit.Metric(l.t, p.reg, "tidings_consumer_paused") == 0 }
 		paused = !slices.ContainsFunc(l.running[name], running)
 		before, err = lag()
 		return paused || l.failed.Load(), err

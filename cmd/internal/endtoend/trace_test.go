@@ -402,7 +402,8 @@ func (l *traced) exemplars() {
 			}
 		}
 	}
-	for _, name := range []string{"api_request_seconds", "relay_stage_seconds", "consumer_batch_seconds"} {
+	for _, name := range []string{"tidings_api_request_duration_seconds", "tidings_relay_stage_duration_seconds",
+		"tidings_consumer_batch_duration_seconds"} {
 		if !have[name] {
 			l.t.Errorf("%s has no exemplar of a trace", name)
 		}

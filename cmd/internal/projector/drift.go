@@ -62,9 +62,9 @@ func NewDrift(cfg VerifyConfig, truth, projected *pgxpool.Pool, js jetstream.Jet
 	reg = prometheus.WrapRegistererWith(prometheus.Labels{"consumer": p.Name()}, reg)
 	d := &Drift{
 		cfg: cfg, truth: truth, projections: projected, js: js, broker: b, p: p, log: log.With("component", "verify", "consumer", p.Name()),
-		verified: prometheus.NewCounter(prometheus.CounterOpts{Name: "projection_verified_total",
+		verified: prometheus.NewCounter(prometheus.CounterOpts{Name: "tidings_projection_verified_entities_total",
 			Help: "Entities compared with the truth."}),
-		drift: prometheus.NewCounter(prometheus.CounterOpts{Name: "projection_drift_total",
+		drift: prometheus.NewCounter(prometheus.CounterOpts{Name: "tidings_projection_differences_total",
 			Help: "Differences from the truth that no pending event explains. Each round counts a lasting difference again."}),
 	}
 	for _, c := range []prometheus.Collector{d.verified, d.drift} {

@@ -43,7 +43,7 @@ func TestOnlyADifferenceThatNoEventExplainsIsDrift(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if got := testkit.Metric(t, reg, "projection_drift_total"); got != wantDrift {
+		if got := testkit.Metric(t, reg, "tidings_projection_differences_total"); got != wantDrift {
 			t.Errorf("drift %v, want %v", got, wantDrift)
 		}
 	}
@@ -74,7 +74,7 @@ func TestOnlyADifferenceThatNoEventExplainsIsDrift(t *testing.T) {
 	}
 	apply()
 	look(10, 0)
-	if got := testkit.Metric(t, reg, "projection_verified_total"); got < 4 {
+	if got := testkit.Metric(t, reg, "tidings_projection_verified_entities_total"); got < 4 {
 		t.Errorf("verified %v", got)
 	}
 	comparison := func() projections.Comparison {
@@ -95,12 +95,12 @@ func TestOnlyADifferenceThatNoEventExplainsIsDrift(t *testing.T) {
 			VALUES (1, 'follow', 1, 900, true, 1, now())`,
 		`UPDATE edge_counts SET incoming = 7 WHERE object_id = 4`,
 	} {
-		before := testkit.Metric(t, reg, "projection_drift_total")
+		before := testkit.Metric(t, reg, "tidings_projection_differences_total")
 		if _, err := pool.Exec(ctx, damage); err != nil {
 			t.Fatal(err)
 		}
 		testkit.Eventually(t, damage, func() (bool, error) {
-			return testkit.Metric(t, reg, "projection_drift_total") > before, d.step(ctx)
+			return testkit.Metric(t, reg, "tidings_projection_differences_total") > before, d.step(ctx)
 		})
 		if c := comparison(); c.Different == 0 && c.Last.Different == 0 {
 			t.Errorf("%s: the comparison is %+v, of %+v", damage, c, c.Last)
@@ -180,11 +180,11 @@ func TestADifferenceOfALaterVersionIsNoDrift(t *testing.T) {
 			}
 			look := func(what string, want bool) {
 				t.Helper()
-				before := testkit.Metric(t, reg, "projection_drift_total")
+				before := testkit.Metric(t, reg, "tidings_projection_differences_total")
 				if err := d.step(ctx); err != nil {
 					t.Fatal(err)
 				}
-				if got := testkit.Metric(t, reg, "projection_drift_total") > before; got != want {
+				if got := testkit.Metric(t, reg, "tidings_projection_differences_total") > before; got != want {
 					t.Errorf("%s: drift %t, want %t", what, got, want)
 				}
 			}

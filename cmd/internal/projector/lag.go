@@ -31,11 +31,11 @@ type lagCollector struct {
 func NewLagCollector(pool *pgxpool.Pool, js jetstream.JetStream, cfg broker.Config, log *slog.Logger) prometheus.Collector {
 	return &lagCollector{
 		pool: pool, js: js, cfg: cfg, log: log.With("component", "lag"),
-		lag: prometheus.NewDesc("consumer_offset_lag_seconds",
-			"As consumer_lag_seconds, but computed from the stored offsets, by every process that applies events. "+
+		lag: prometheus.NewDesc("tidings_consumer_offset_lag_seconds",
+			"As tidings_consumer_lag_seconds, but computed from the stored offsets, by every process that applies events. "+
 				"So it exists even if the consumer does not run.",
 			[]string{"consumer"}, nil),
-		deadLetters: prometheus.NewDesc("consumer_offset_dead_letters",
+		deadLetters: prometheus.NewDesc("tidings_consumer_offset_dead_letters",
 			"Dead letters of the consumer (counted up to 10,000), even if no process of it runs.", []string{"consumer"}, nil),
 	}
 }

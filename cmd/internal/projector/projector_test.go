@@ -76,11 +76,11 @@ func TestAProjectorShowsTheFleetAndStopsCleanly(t *testing.T) {
 		if err := errors.Join(err, resp.Body.Close()); err != nil {
 			return false, err
 		}
-		for _, want := range []string{`consumer_offset_lag_seconds\{consumer="asleep"\} [0-9.e-]*[1-9]`,
-			`consumer_offset_dead_letters\{consumer="asleep"\} 0`,
-			`stream_messages\{stream="EVENTS-0"\} 1\b`, `stream_bytes\{stream="EVENTS-0"\} [1-9]`,
-			`stream_replicas_current\{stream="EVENTS-0"\} 1\b`,
-			`jetstream_storage_bytes [1-9]`, `tidings_build_info\{binary="followercounts",version="[^"]+"\} 1\b`} {
+		for _, want := range []string{`tidings_consumer_offset_lag_seconds\{consumer="asleep"\} [0-9.e-]*[1-9]`,
+			`tidings_consumer_offset_dead_letters\{consumer="asleep"\} 0`,
+			`tidings_stream_messages\{stream="EVENTS-0"\} 1\b`, `tidings_stream_bytes\{stream="EVENTS-0"\} [1-9]`,
+			`tidings_stream_current_replicas\{stream="EVENTS-0"\} 1\b`,
+			`tidings_jetstream_storage_bytes [1-9]`, `tidings_build_info\{binary="followercounts",version="[^"]+"\} 1\b`} {
 			if !regexp.MustCompile(want).Match(body) {
 				return false, fmt.Errorf("no %s", want)
 			}

@@ -85,7 +85,7 @@ func TestRunAnswersUntilItIsStopped(t *testing.T) {
 	}
 	body, err := io.ReadAll(metrics.Body)
 	metrics.Body.Close()
-	if err != nil || !strings.Contains(string(body), `tls_certificate_expires_timestamp_seconds{use="api"} `) ||
+	if err != nil || !strings.Contains(string(body), `tidings_tls_certificate_expires_timestamp_seconds{use="api"} `) ||
 		strings.Contains(string(body), `use="nats"`) {
 		t.Errorf("the metrics lack the expiry of the served certificate, or have one of an absent certificate: %v", err)
 	}

@@ -130,7 +130,7 @@ func childCommand() *cobra.Command {
 			if err := part.Run(ctx); err != nil {
 				return err
 			}
-			t := tally{CatchUps: read(reg, "relay_catch_ups_total"), Conflicts: read(reg, "relay_conflicts_total")}
+			t := tally{CatchUps: read(reg, "tidings_relay_catch_ups_total"), Conflicts: read(reg, "tidings_relay_conflicts_total")}
 			return json.NewEncoder(cmd.OutOrStdout()).Encode(t)
 		},
 	}

@@ -20,9 +20,7 @@ import (
 
 	"github.com/tidings/tidings/internal/daemon"
 	"github.com/tidings/tidings/internal/lease"
-	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/kinds"
-	"github.com/tidings/tidings/migrations"
 	"github.com/tidings/tidings/ops/jobs"
 	"github.com/tidings/tidings/ops/upkeep"
 	"github.com/tidings/tidings/outbox"
@@ -35,47 +33,6 @@ func (p Process) archiveCommand() *cobra.Command {
 		p.archiveUndoCommand(), p.archiveHoldCommand(),
 		p.coldListCommand(), p.coldExportCommand(), p.coldVerifyCommand(), p.coldRestoreCommand())
 	return c
-}
-
-// databases are the pools of a command that does not connect to NATS.
-type databases struct {
-	truth, projections *pgxpool.Pool
-	cell               string // the truth's cell, which NATS_STREAM names
-}
-
-func (d databases) close() {
-	for _, pool := range []*pgxpool.Pool{d.truth, d.projections} {
-		if pool != nil {
-			pool.Close()
-		}
-	}
-}
-
-// databases connects to both databases and checks their schemas.
-func (p Process) databases(ctx context.Context, data, name string) (d databases, err error) {
-	s, err := p.servers(ctx, data)
-	if err != nil {
-		return d, err
-	}
-	d.cell = s.Broker.Stream
-	defer func() {
-		if err != nil {
-			d.close()
-		}
-	}()
-	for _, open := range []struct {
-		url string
-		set migrations.Set
-		to  **pgxpool.Pool
-	}{{s.DatabaseURL, migrations.Truth, &d.truth}, {s.ProjectionsDatabaseURL, migrations.Projections, &d.projections}} {
-		if *open.to, err = postgres.Open(ctx, open.url, s.Postgres, postgres.RoleSystem, name); err != nil {
-			return d, err
-		}
-		if err := migrations.Check(ctx, *open.to, open.set); err != nil {
-			return d, err
-		}
-	}
-	return d, nil
 }
 
 // jobRun is the line of a job in the output of `tidings archive run --json`.
@@ -91,15 +48,14 @@ type jobRun struct {
 
 func (p Process) archiveRunCommand() *cobra.Command {
 	var (
-		data, reason   string
-		only           []string
-		dryRun, asJSON bool
-		sure           *asking
+		reason string
+		only   []string
+		dryRun bool
 	)
-	c := &cobra.Command{
-		Use:   "run",
-		Short: "Run the archiver's jobs now, outside of their schedule",
-		Long: `Run executes the archiver's jobs now, with the same settings as the schedule (tidings archive
+	c := p.command(command{
+		use:   "run",
+		short: "Run the archiver's jobs now, outside of their schedule",
+		long: `Run executes the archiver's jobs now, with the same settings as the schedule (tidings archive
 settings). One job runs at a time in the whole fleet, so run waits for a running one. Only
 outbox-ranges, which creates ranges in advance, runs beside others. Ctrl-C stops run after the
 current slice; the next run continues.
@@ -108,48 +64,36 @@ With --dry-run it shows the settings, and how many rows each job would move. It 
 ranges that a job would delete permanently, with their months, rows and bytes. Without --dry-run, it
 shows permanent deletions and asks for confirmation. tidings archive undo brings archived threads
 back.`,
-		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			d, err := p.databases(c.Context(), data, "archive")
+		name: "archive", needs: needDatabases, json: onePer("job"), reason: &reason, dryRun: &dryRun, destructive: true,
+		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
+			list, err := s.jobs(ctx, s.system, upkeep.Current(s.Truth), only...)
 			if err != nil {
-				return err
-			}
-			defer d.close()
-			list, err := p.jobs(c.Context(), d, upkeep.Current(d.truth), only...)
-			if err != nil {
-				return err
+				return nil, err
 			}
 			if dryRun {
-				return p.planJobs(c.Context(), list, asJSON)
+				return nil, s.planJobs(ctx, list)
 			}
-			if err := askDrops(c.Context(), list, sure); err != nil {
-				return err
+			if err := s.ask(func(w io.Writer) error { return showDrops(ctx, w, list) }); err != nil {
+				return nil, err
 			}
-			return p.runJobs(c.Context(), d.truth, list, reason, asJSON)
+			return nil, s.runJobs(ctx, list, reason)
 		},
-	}
+	})
 	c.Flags().StringSliceVar(&only, "job", nil, "run only this `job`; repeatable (default: every job)")
-	c.Flags().BoolVar(&dryRun, "dry-run", false, "show what the command would do, and change nothing")
-	c.Flags().BoolVar(&asJSON, "json", false, "print JSON objects, one per job and line")
-	c.Flags().StringVar(&reason, "reason", "", "the reason to record")
-	sure = p.destructive(c)
-	dataFlag(c, &data)
 	return c
 }
 
-// askDrops asks whether to drop the rows that a run of the jobs would drop now.
-func askDrops(ctx context.Context, list []jobs.Job, sure *asking) error {
-	return sure.ask(func(w io.Writer) error {
-		all, err := drops(ctx, list)
-		if err != nil {
-			return err
-		}
-		if len(all) == 0 {
-			return errNothingGoes
-		}
-		fmt.Fprintln(w, "The run deletes this permanently:")
-		return tableTo(w, dropRows(all)...)
-	})
+// showDrops shows the rows that a run of the jobs would drop now.
+func showDrops(ctx context.Context, w io.Writer, list []jobs.Job) error {
+	all, err := drops(ctx, list)
+	if err != nil {
+		return err
+	}
+	if len(all) == 0 {
+		return errNothingGoes
+	}
+	fmt.Fprintln(w, "The run deletes this permanently:")
+	return tableTo(w, dropRows(all)...)
 }
 
 // drops returns the rows that the jobs would drop if they ran now.
@@ -182,18 +126,18 @@ func dropRows(all []jobs.Drop) [][]string {
 }
 
 // jobs returns the jobs that only names, or all jobs if it is empty.
-func (p Process) jobs(ctx context.Context, d databases, settings func(context.Context) (upkeep.Settings, error),
+func (p Process) jobs(ctx context.Context, d *system, settings func(context.Context) (upkeep.Settings, error),
 	only ...string) ([]jobs.Job, error) {
 	var cfg upkeep.Config
 	if err := envconfig.ProcessWith(ctx, &envconfig.Config{Target: &cfg, Lookuper: p.Env}); err != nil {
 		return nil, &usageError{fmt.Errorf("read the environment: %w", err)}
 	}
 	log := daemon.CommandLogger(p.Stderr, slog.LevelWarn) // a job warns about old rows that it keeps
-	now, err := truthKinds(ctx, d.truth)
+	now, err := truthKinds(ctx, d.Truth)
 	if err != nil {
 		return nil, err
 	}
-	deps := upkeep.Deps{Truth: d.truth, Projections: d.projections, Cell: d.cell, Kinds: func() *kinds.Set { return now },
+	deps := upkeep.Deps{Truth: d.Truth, Projections: d.Projections, Cell: d.Broker.Stream, Kinds: func() *kinds.Set { return now },
 		Registry: prometheus.NewRegistry(), Log: log}
 	list, err := upkeep.Jobs(cfg, deps, settings)
 	if err != nil {
@@ -211,7 +155,7 @@ func (p Process) jobs(ctx context.Context, d databases, settings func(context.Co
 	return slices.DeleteFunc(list, func(j jobs.Job) bool { return len(only) > 0 && !slices.Contains(only, j.Name) }), nil
 }
 
-func (p Process) planJobs(ctx context.Context, list []jobs.Job, asJSON bool) error {
+func (s *session) planJobs(ctx context.Context, list []jobs.Job) error {
 	for _, j := range list {
 		if j.Plan == nil {
 			continue
@@ -221,8 +165,8 @@ func (p Process) planJobs(ctx context.Context, list []jobs.Job, asJSON bool) err
 		if err != nil {
 			return err
 		}
-		if err := p.printRun(jobRun{Job: j.Name, DryRun: true, With: plan.With, Drops: plan.Drops, Counts: plan.Counts,
-			Seconds: time.Since(start).Seconds()}, asJSON); err != nil {
+		if err := s.print(jobRun{Job: j.Name, DryRun: true, With: plan.With, Drops: plan.Drops, Counts: plan.Counts,
+			Seconds: time.Since(start).Seconds()}.report()); err != nil {
 			return err
 		}
 	}
@@ -254,7 +198,7 @@ func (p Process) sayWhoHasJobs(ctx context.Context, truth *pgxpool.Pool) error {
 
 // runJobs runs jobs one after the other. Each job takes the lease itself, and takes it again when
 // its time is up, so that other processes get their turn.
-func (p Process) runJobs(ctx context.Context, truth *pgxpool.Pool, list []jobs.Job, reason string, asJSON bool) error {
+func (s *session) runJobs(ctx context.Context, list []jobs.Job, reason string) error {
 	var errs []error
 	for _, j := range list {
 		r := jobRun{Job: j.Name, Counts: map[string]int64{}}
@@ -263,7 +207,7 @@ func (p Process) runJobs(ctx context.Context, truth *pgxpool.Pool, list []jobs.J
 		var err error
 		run := func(ctx context.Context, h *jobs.Hold) error {
 			h.Reason = reason
-			stop := p.showJob(ctx, j, h)
+			stop := s.showJob(ctx, j, h)
 			counts, err := h.Run(ctx, j)
 			stop()
 			for what, n := range counts {
@@ -276,9 +220,9 @@ func (p Process) runJobs(ctx context.Context, truth *pgxpool.Pool, list []jobs.J
 		}
 		for again && err == nil {
 			if j.OwnLease {
-				err = jobs.WithLeaseOf(ctx, truth, j, "archive-run", run)
+				err = jobs.WithLeaseOf(ctx, s.Truth, j, "archive-run", run)
 			} else {
-				err = p.withoutJobs(ctx, truth, "archive-run", run)
+				err = s.withoutJobs(ctx, s.Truth, "archive-run", run)
 			}
 		}
 		if ctx.Err() != nil {
@@ -288,7 +232,7 @@ func (p Process) runJobs(ctx context.Context, truth *pgxpool.Pool, list []jobs.J
 		if err != nil {
 			r.Error = err.Error()
 		}
-		errs = append(errs, p.printRun(r, asJSON), err)
+		errs = append(errs, s.print(r.report()), err)
 		if ctx.Err() != nil {
 			break
 		}
@@ -309,67 +253,30 @@ func (p Process) showJob(ctx context.Context, j jobs.Job, h *jobs.Hold) (stop fu
 	}
 	var counted atomic.Int64
 	h.OnCount(func(_ string, n int64) { counted.Add(n) })
-	done, shown := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(shown)
-		if terminal(p.Stderr) {
-			p.showJobBar(j.Name, total, &counted, done)
-		} else {
-			p.showJobLines(j.Name, total, &counted, done)
-		}
-	}()
-	return func() {
-		close(done)
-		<-shown
-	}
-}
-
-func (p Process) showJobBar(name string, total int64, counted *atomic.Int64, done <-chan struct{}) {
-	bar := progressbar.NewOptions64(total, progressbar.OptionSetWriter(p.Stderr), progressbar.OptionShowCount(),
-		progressbar.OptionShowIts(),
-		progressbar.OptionSetItsString("rows"), progressbar.OptionClearOnFinish(), progressbar.OptionUseANSICodes(true),
-		progressbar.OptionSetWidth(30), progressbar.OptionSetDescription(name))
-	ticker := time.NewTicker(barInterval)
-	defer ticker.Stop()
-	for {
-		n := counted.Load()
-		if total >= 0 {
-			n = min(n, total) // more rows became old since the plan
-		}
-		_ = bar.Set64(n) // a failure to draw the bar must not stop the job
-		select {
-		case <-ticker.C:
-		case <-done:
-			_ = bar.Clear()
-			return
-		}
-	}
-}
-
-func (p Process) showJobLines(name string, total int64, counted *atomic.Int64, done <-chan struct{}) {
 	start, of := time.Now(), ""
 	if total >= 0 {
 		of = " of " + count(total)
 	}
-	ticker := time.NewTicker(lineInterval)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ticker.C:
-			fmt.Fprintf(p.Stderr, "%s  %s: %s%s rows\n", elapsed(start), name, count(counted.Load()), of)
-		case <-done:
-			return
+	return p.showing(total, "rows", func(bar *progressbar.ProgressBar) {
+		n := counted.Load()
+		if total >= 0 {
+			n = min(n, total) // more rows became old since the plan
 		}
-	}
+		bar.Describe(j.Name)
+		_ = bar.Set64(n) // a failure to draw the bar must not stop the job
+	}, func() string {
+		return fmt.Sprintf("%s  %s: %s%s rows", elapsed(start), j.Name, count(counted.Load()), of)
+	})
 }
 
-func (p Process) printRun(r jobRun, asJSON bool) error {
+func (r jobRun) report() *report {
 	if r.Counts == nil {
 		r.Counts = map[string]int64{}
 	}
-	if asJSON {
-		return p.writeJSON(r)
-	}
+	return reports(r, r.text)
+}
+
+func (r jobRun) text(w io.Writer) error {
 	did := ""
 	if r.DryRun {
 		did = " (--dry-run)"
@@ -383,17 +290,14 @@ func (p Process) printRun(r jobRun, asJSON bool) error {
 	if len(parts) == 0 {
 		parts = []string{"nothing"}
 	}
-	text := fmt.Sprintf("%s%s: %s (%s)\n", r.Job, did, strings.Join(parts, ", "), seconds(r.Seconds))
+	fmt.Fprintf(w, "%s%s: %s (%s)\n", r.Job, did, strings.Join(parts, ", "), seconds(r.Seconds))
 	if r.With != "" {
-		text += "  settings: " + r.With + "\n"
-	}
-	if _, err := fmt.Fprint(p.Stdout, text); err != nil {
-		return fmt.Errorf("write the result: %w", err)
+		fmt.Fprintf(w, "  settings: %s\n", r.With)
 	}
 	if len(r.Drops) == 0 {
 		return nil
 	}
-	return p.table(dropRows(r.Drops)...)
+	return tableTo(w, dropRows(r.Drops)...)
 }
 
 // archiveStatus is the output of `tidings archive status --json`.
@@ -406,48 +310,33 @@ type archiveStatus struct {
 }
 
 func (p Process) archiveStatusCommand() *cobra.Command {
-	var (
-		data   string
-		asJSON bool
-	)
-	c := &cobra.Command{
-		Use:   "status",
-		Short: "Show the ranges of the outbox and its archive, the holds, the archived threads, and the last runs of the jobs",
-		Args:  cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			d, err := p.databases(c.Context(), data, "archive")
-			if err != nil {
-				return err
+	return p.command(command{
+		use:   "status",
+		short: "Show the ranges of the outbox and its archive, the holds, the archived threads, and the last runs of the jobs",
+		name:  "archive", needs: needDatabases, json: oneObject,
+		run: func(ctx context.Context, s *session, _ []string) (_ *report, err error) {
+			var a archiveStatus
+			if a.Ranges, _, err = outbox.Ranges(ctx, s.Truth); err != nil {
+				return nil, err
 			}
-			defer d.close()
-			s := archiveStatus{}
-			if s.Ranges, _, err = outbox.Ranges(c.Context(), d.truth); err != nil {
-				return err
+			if a.Holds, err = outbox.Holds(ctx, s.Truth, false); err != nil {
+				return nil, err
 			}
-			if s.Holds, err = outbox.Holds(c.Context(), d.truth, false); err != nil {
-				return err
+			if a.Threads, err = store.Archives(ctx, s.Truth, archivesShown); err != nil {
+				return nil, err
 			}
-			if s.Threads, err = store.Archives(c.Context(), d.truth, archivesShown); err != nil {
-				return err
+			if a.Jobs, _, err = jobs.LastRuns(ctx, s.Truth); err != nil {
+				return nil, err
 			}
-			if s.Jobs, _, err = jobs.LastRuns(c.Context(), d.truth); err != nil {
-				return err
+			if a.Leases, err = jobs.Leases(ctx, s.Truth); err != nil {
+				return nil, err
 			}
-			if s.Leases, err = jobs.Leases(c.Context(), d.truth); err != nil {
-				return err
-			}
-			if asJSON {
-				return p.writeJSON(s)
-			}
-			return p.printArchive(s)
+			return reports(a, a.text), nil
 		},
-	}
-	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
-	dataFlag(c, &data)
-	return c
+	})
 }
 
-func (p Process) printArchive(s archiveStatus) error {
+func (s archiveStatus) text(w io.Writer) error {
 	when := func(t time.Time) string {
 		if t.IsZero() {
 			return "never"
@@ -475,29 +364,25 @@ func (p Process) printArchive(s archiveStatus) error {
 		runs = append(runs, []string{r.Job, when(r.StartedAt), when(r.SucceededAt), when(r.FailedAt),
 			strings.Join(did, ", "), cell(r.LastError)})
 	}
-	err := p.table(ranges...)
+	tables := [][][]string{ranges}
 	if len(s.Holds) > 0 {
-		fmt.Fprintln(p.Stdout)
-		err = errors.Join(err, p.table(holdRows(s.Holds)...))
+		tables = append(tables, holdRows(s.Holds))
 	}
 	if len(s.Threads) > 0 {
-		fmt.Fprintln(p.Stdout)
 		threads := [][]string{{"ARCHIVE", "STARTED", "THREADS", "COMMENTS", "RETURNED"}}
 		for _, a := range s.Threads {
 			threads = append(threads, []string{fmt.Sprint(a.ArchiveID), when(a.StartedAt), count(a.Threads),
 				count(a.Comments), count(a.Returned)})
 		}
-		err = errors.Join(err, p.table(threads...))
+		tables = append(tables, threads)
 	}
 	if len(s.Jobs) > 0 {
-		fmt.Fprintln(p.Stdout)
-		err = errors.Join(err, p.table(runs...))
+		tables = append(tables, runs)
 	}
 	if len(s.Leases) > 0 {
-		fmt.Fprintln(p.Stdout)
-		err = errors.Join(err, p.table(jobLeaseRows(s.Leases)...))
+		tables = append(tables, jobLeaseRows(s.Leases))
 	}
-	return err
+	return tablesTo(w, tables...)
 }
 
 // jobLeaseRows returns the rows of running jobs, with the processes that wait for them.
@@ -543,134 +428,101 @@ func holdRows(holds []outbox.ArchiveHold) [][]string {
 
 func (p Process) holdAddCommand() *cobra.Command {
 	var (
-		data, from, to string
-		h              outbox.ArchiveHold
+		from, to string
+		h        outbox.ArchiveHold
 	)
-	c := &cobra.Command{
-		Use:   "add --reason REASON",
-		Short: "Keep a tenant's rows, a range of months, or both",
-		Long: `Add keeps rows of the archive until you release the hold. With --tenant it keeps that tenant's rows,
+	c := p.command(command{
+		use:   "add --reason REASON",
+		short: "Keep a tenant's rows, a range of months, or both",
+		long: `Add keeps rows of the archive until you release the hold. With --tenant it keeps that tenant's rows,
 and with --from and --to the rows of those months. With all three it keeps that tenant's rows of
 those months, and with none the whole archive. It does not restore dropped rows.`,
-		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			for _, flag := range []struct {
-				name, value string
-				to          *time.Time
-			}{{"--from", from, &h.From}, {"--to", to, &h.To}} {
-				if flag.value == "" {
-					continue
-				}
-				t, err := time.Parse("2006-01", flag.value)
-				if err != nil {
-					return &usageError{fmt.Errorf("%s is %q: want a month such as 2030-01", flag.name, flag.value)}
-				}
-				*flag.to = t
+		name: "archive", needs: needDatabases, actor: &h.CreatedBy, reason: &h.Reason,
+		check: func(*session, []string) (err error) {
+			if h.From, err = parseMonth("--from", from, "2030-01"); err != nil {
+				return err
+			}
+			if h.To, err = parseMonth("--to", to, "2030-01"); err != nil {
+				return err
 			}
 			if h.Reason == "" || h.TenantID < 0 || !h.From.IsZero() && !h.To.IsZero() && h.To.Before(h.From) {
 				return &usageError{errors.New("a hold needs a --reason, a positive --tenant if any, and --to not before --from")}
 			}
-			if err := setActor(&h.CreatedBy); err != nil {
-				return err
-			}
-			d, err := p.databases(c.Context(), data, "archive")
-			if err != nil {
-				return err
-			}
-			defer d.close()
-			added, err := outbox.AddHold(c.Context(), d.truth, h)
-			if err != nil {
-				return err
-			}
-			return p.table(holdRows([]outbox.ArchiveHold{added})...)
+			return nil
 		},
-	}
+		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
+			added, err := outbox.AddHold(ctx, s.Truth, h)
+			if err != nil {
+				return nil, err
+			}
+			return reports(nil, rowsOf(holdRows([]outbox.ArchiveHold{added})...)), nil
+		},
+	})
 	c.Flags().Int64Var(&h.TenantID, "tenant", 0, "only of this tenant")
 	c.Flags().StringVar(&from, "from", "", "the first `month`, such as 2030-01")
 	c.Flags().StringVar(&to, "to", "", "the last `month`")
-	addActor(c, &h.CreatedBy, &h.Reason)
-	dataFlag(c, &data)
 	return c
 }
 
-func (p Process) holdListCommand() *cobra.Command {
-	var (
-		data        string
-		all, asJSON bool
-	)
-	c := &cobra.Command{
-		Use:   "list",
-		Short: "List the holds",
-		Args:  cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			d, err := p.databases(c.Context(), data, "archive")
-			if err != nil {
-				return err
-			}
-			defer d.close()
-			holds, err := outbox.Holds(c.Context(), d.truth, all)
-			if err != nil {
-				return err
-			}
-			if !asJSON {
-				return p.table(holdRows(holds)...)
-			}
-			for _, h := range holds {
-				if err := p.writeJSON(h); err != nil {
-					return err
-				}
-			}
-			return nil
-		},
+// parseMonth reads the flag's month, or returns the zero time if it has none.
+func parseMonth(flag, value, example string) (t time.Time, err error) {
+	if value == "" {
+		return t, nil
 	}
+	if t, err = time.Parse("2006-01", value); err != nil {
+		return t, &usageError{fmt.Errorf("%s is %q: want a month such as %s", flag, value, example)}
+	}
+	return t, nil
+}
+
+func (p Process) holdListCommand() *cobra.Command {
+	var all bool
+	c := p.command(command{
+		use: "list", short: "List the holds", name: "archive", needs: needDatabases, json: onePer("hold"),
+		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
+			holds, err := outbox.Holds(ctx, s.Truth, all)
+			if err != nil {
+				return nil, err
+			}
+			return lists(holds, rowsOf(holdRows(holds)...)), nil
+		},
+	})
 	c.Flags().BoolVar(&all, "all", false, "show released holds too")
-	c.Flags().BoolVar(&asJSON, "json", false, "print JSON objects, one per hold and line")
-	dataFlag(c, &data)
 	return c
 }
 
 func (p Process) holdReleaseCommand() *cobra.Command {
-	var data, actor, reason string
-	var sure *asking
-	c := &cobra.Command{
-		Use:   "release HOLD",
-		Short: "Release a hold: the next run drops the rows that it kept",
-		Args:  exactArgs(1),
-		RunE: func(c *cobra.Command, args []string) error {
-			var id int64
+	var (
+		actor, reason string
+		id            int64
+	)
+	return p.command(command{
+		use: "release HOLD", short: "Release a hold: the next run drops the rows that it kept", args: exactArgs(1),
+		name: "archive", needs: needDatabases, actor: &actor, reason: &reason, destructive: true,
+		check: func(_ *session, args []string) error {
 			if _, err := fmt.Sscan(args[0], &id); err != nil {
 				return &usageError{fmt.Errorf("%q is not the number of a hold", args[0])}
 			}
-			if err := setActor(&actor); err != nil {
-				return err
-			}
-			d, err := p.databases(c.Context(), data, "archive")
+			return nil
+		},
+		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
+			holds, err := outbox.Holds(ctx, s.Truth, false)
 			if err != nil {
-				return err
-			}
-			defer d.close()
-			holds, err := outbox.Holds(c.Context(), d.truth, false)
-			if err != nil {
-				return err
+				return nil, err
 			}
 			holds = slices.DeleteFunc(holds, func(h outbox.ArchiveHold) bool { return h.ID != id })
 			if len(holds) > 0 {
-				if err := sure.ask(func(w io.Writer) error {
+				if err := s.ask(func(w io.Writer) error {
 					fmt.Fprintln(w, "The next run drops old rows that no other hold keeps:")
 					return tableTo(w, holdRows(holds)...)
 				}); err != nil {
-					return err
+					return nil, err
 				}
 			}
-			if err := outbox.ReleaseHold(c.Context(), d.truth, id, actor, reason); err != nil {
-				return err
+			if err := outbox.ReleaseHold(ctx, s.Truth, id, actor, reason); err != nil {
+				return nil, err
 			}
-			_, err = fmt.Fprintf(p.Stdout, "Hold %d is released: the next run drops old rows that no other hold keeps.\n", id)
-			return err
+			return reports(nil, sentence("Hold %d is released: the next run drops old rows that no other hold keeps.\n", id)), nil
 		},
-	}
-	addActor(c, &actor, &reason)
-	sure = p.destructive(c)
-	dataFlag(c, &data)
-	return c
+	})
 }

@@ -15,52 +15,26 @@ import (
 	"github.com/tidings/tidings/outbox/coldstore"
 )
 
-// coldFlags are the flags of the commands on exports.
-type coldFlags struct {
-	data, month string
-	asJSON      bool
-}
-
-func (f *coldFlags) add(c *cobra.Command) {
-	c.Flags().BoolVar(&f.asJSON, "json", false, "print JSON objects, one per line")
-	dataFlag(c, &f.data)
-}
-
-// at returns --month, or the zero time without it.
-func (f *coldFlags) at() (time.Time, error) {
-	if f.month == "" {
-		return time.Time{}, nil
-	}
-	t, err := time.Parse("2006-01", f.month)
-	if err != nil {
-		return t, &usageError{fmt.Errorf("--month is %q: want a month such as 2026-08", f.month)}
-	}
-	return t, nil
-}
-
-// cold has the databases and the progress bar of these commands.
+// cold has the session and the progress bar of the commands on exports.
 type cold struct {
-	databases
-	p   Process
+	*session
 	bar *replayBar
 }
 
-func (p Process) cold(ctx context.Context, data string) (c cold, err error) {
-	c.p, c.bar = p, newReplayBar(p.Stderr)
-	c.databases, err = p.databases(ctx, data, "archive")
-	return c, err
-}
+func coldOf(s *session) cold { return cold{s, newReplayBar(s.Stderr)} }
+
+const oneLine = "print JSON objects, one per line"
 
 // store returns the store of exports. Without a fence it can only read.
 func (c cold) store(url string, fence coldstore.Fence) *coldstore.Store {
-	return coldstore.New(c.truth, url, fence, nil, func(p coldstore.Progress) {
+	return coldstore.New(c.Truth, url, fence, nil, func(p coldstore.Progress) {
 		c.bar.show(replay.Progress{Step: p.Step, Done: p.Done, Total: p.Total})
 	})
 }
 
 // held calls fn with a store that can write, while no job runs anywhere.
 func (c cold) held(ctx context.Context, name, url string, fn func(ctx context.Context, h *jobs.Hold, s *coldstore.Store) error) error {
-	return c.p.withoutJobs(ctx, c.truth, name, func(ctx context.Context, h *jobs.Hold) error {
+	return c.withoutJobs(ctx, c.Truth, name, func(ctx context.Context, h *jobs.Hold) error {
 		s := c.store(url, h.Fence)
 		return errors.Join(fn(ctx, h, s), s.Close())
 	})
@@ -95,225 +69,186 @@ func coldRows(all []coldstore.Export) [][]string {
 	return rows
 }
 
-func (p Process) printExports(all []coldstore.Export, asJSON bool) error {
-	if !asJSON {
-		return p.table(coldRows(all)...)
-	}
+func exports(all []coldstore.Export) *report {
+	var months []coldExport
 	for _, e := range all {
-		if err := p.writeJSON(coldExport{e.Month.Format("2006-01"), e}); err != nil {
-			return err
-		}
+		months = append(months, coldExport{e.Month.Format("2006-01"), e})
 	}
-	return nil
+	return lists(months, rowsOf(coldRows(all)...))
 }
 
 func (p Process) coldListCommand() *cobra.Command {
-	var f coldFlags
-	c := &cobra.Command{
-		Use:   "exports",
-		Short: "List the exported ranges of the archive",
-		Args:  cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			cold, err := p.cold(c.Context(), f.data)
+	return p.command(command{
+		use: "exports", short: "List the exported ranges of the archive", name: "archive", needs: needDatabases, json: oneLine,
+		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
+			all, err := coldOf(s).store("", nil).List(ctx)
 			if err != nil {
-				return err
+				return nil, err
 			}
-			defer cold.close()
-			all, err := cold.store("", nil).List(c.Context())
-			if err != nil {
-				return err
-			}
-			return p.printExports(all, f.asJSON)
+			return exports(all), nil
 		},
-	}
-	f.add(c)
-	return c
+	})
 }
 
 func (p Process) coldExportCommand() *cobra.Command {
 	var (
-		f   coldFlags
-		all bool
-		to  string
+		all       bool
+		month, to string
+		at        time.Time
 	)
-	c := &cobra.Command{
-		Use:   "export",
-		Short: "Write ranges of the outbox's archive to a directory or to S3",
-		Long: `Export writes ranges of the archive as compressed segments with checksums and a manifest, and reads
+	c := p.command(command{
+		use:   "export",
+		short: "Write ranges of the outbox's archive to a directory or to S3",
+		long: `Export writes ranges of the archive as compressed segments with checksums and a manifest, and reads
 everything back (docs/archive.md). A range belongs to the month of its first message. The archiver
 does the same by schedule before it drops a range. Export itself drops nothing. Give either --month
 or --all.`,
-		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			month, err := f.at()
-			if err != nil {
+		name: "archive", needs: needDatabases, json: oneLine,
+		check: func(*session, []string) (err error) {
+			if at, err = parseMonth("--month", month, "2026-08"); err != nil {
 				return err
 			}
-			if all == !month.IsZero() {
+			if all == !at.IsZero() {
 				return &usageError{errors.New("export needs either --month or --all")}
 			}
-			cold, err := p.cold(c.Context(), f.data)
-			if err != nil {
-				return err
-			}
-			defer cold.close()
 			if err := (coldstore.Config{URL: to}).Validate(); err != nil {
 				return &usageError{fmt.Errorf("--to: %w", errors.Unwrap(err))}
 			}
+			return nil
+		},
+		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
 			if to == "" {
-				s, _, err := upkeep.Read(c.Context(), cold.truth)
+				settings, _, err := upkeep.Read(ctx, s.Truth)
 				if err != nil {
-					return err
+					return nil, err
 				}
-				if to = s.OutboxExportURL; to == "" {
-					return &usageError{
+				if to = settings.OutboxExportURL; to == "" {
+					return nil, &usageError{
 						errors.New("export needs the setting outbox_archive_export_url (`tidings archive settings`), or --to")}
 				}
 			}
 			var done []coldstore.Export
-			err = cold.held(c.Context(), "archive-export", to, func(ctx context.Context, _ *jobs.Hold, s *coldstore.Store) error {
-				var err error
+			cold := coldOf(s)
+			err := cold.held(ctx, "archive-export", to, func(ctx context.Context, _ *jobs.Hold, s *coldstore.Store) (err error) {
 				if all {
 					done, err = s.ExportDue(ctx, ctx.Err)
 				} else {
-					done, err = s.ExportMonth(ctx, month)
+					done, err = s.ExportMonth(ctx, at)
 				}
 				return err
 			})
 			cold.bar.end()
-			return errors.Join(p.printExports(done, f.asJSON), err)
+			return exports(done), err
 		},
-	}
-	c.Flags().StringVar(&f.month, "month", "", "export the ranges of this `month`, such as 2026-08, again if they are exported already")
+	})
+	c.Flags().StringVar(&month, "month", "", "export the ranges of this `month`, such as 2026-08, again if they are exported already")
 	c.Flags().BoolVar(&all, "all", false, "export every range that is due")
 	c.Flags().StringVar(&to, "to", "", "the target file:///DIR or s3://BUCKET?region=R (default: the setting outbox_archive_export_url)")
-	f.add(c)
 	return c
 }
 
 func (p Process) coldVerifyCommand() *cobra.Command {
-	var f coldFlags
-	c := &cobra.Command{
-		Use:   "verify",
-		Short: "Read exports from end to end, and compare them with their checksums and with the archive in the database",
-		Args:  cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			month, err := f.at()
-			if err != nil {
-				return err
-			}
-			cold, err := p.cold(c.Context(), f.data)
-			if err != nil {
-				return err
-			}
-			defer cold.close()
-			s := cold.store("", nil)
-			bad := 0
+	var (
+		month string
+		at    time.Time
+	)
+	c := p.command(command{
+		use:   "verify",
+		short: "Read exports from end to end, and compare them with their checksums and with the archive in the database",
+		name:  "archive", needs: needDatabases, json: oneLine,
+		check: func(*session, []string) (err error) {
+			at, err = parseMonth("--month", month, "2026-08")
+			return err
+		},
+		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
+			cold := coldOf(s)
+			exported := cold.store("", nil)
+			var bad error
 			rows := [][]string{{"MONTH", "RANGE FROM", "ROWS", "FILES", "TABLE", "EXPORT"}}
-			err = s.Verify(c.Context(), month, func(v coldstore.Finding) error {
+			err := exported.Verify(ctx, at, func(v coldstore.Finding) error {
 				files := "ok"
 				if v.Problem != "" {
-					bad++
+					bad = errReported
 					files = "UNREAD"
 				}
 				if v.Damaged {
 					files = "DAMAGED"
 				}
-				if f.asJSON {
-					return p.writeJSON(v)
+				if s.asJSON {
+					return s.writeJSON(v)
 				}
 				rows = append(rows, []string{v.Month, count(v.Export.Range), count(v.Export.Rows), files, v.Table, v.Export.String()})
 				if v.Problem != "" {
-					fmt.Fprintf(p.Stderr, "%s: %s\n", v.Month, v.Problem)
+					fmt.Fprintf(s.Stderr, "%s: %s\n", v.Month, v.Problem)
 				}
 				return nil
 			})
 			cold.bar.end()
-			if err := errors.Join(err, s.Close()); err != nil {
-				return err
+			if err := errors.Join(err, exported.Close()); err != nil {
+				return nil, err
 			}
-			if !f.asJSON {
-				if err := p.table(rows...); err != nil {
-					return err
-				}
-			}
-			if bad > 0 {
-				return errReported
-			}
-			return nil
+			return &report{text: rowsOf(rows...)}, bad
 		},
-	}
-	c.Flags().StringVar(&f.month, "month", "", "only exports with events of this `month`, such as 2026-08")
-	f.add(c)
+	})
+	c.Flags().StringVar(&month, "month", "", "only exports with events of this `month`, such as 2026-08")
 	return c
 }
 
 func (p Process) coldRestoreCommand() *cobra.Command {
 	var (
-		f           coldFlags
-		from, actor string
+		month, from, actor string
+		at                 time.Time
 	)
-	c := &cobra.Command{
-		Use:   "restore --month MONTH",
-		Short: "Restore the exported events of a month into the database, and hold them there",
-		Long: `Restore reads the exports with events of a month from end to end. Then it inserts the rows of that
+	c := p.command(command{
+		use:   "restore --month MONTH",
+		short: "Restore the exported events of a month into the database, and hold them there",
+		long: `Restore reads the exports with events of a month from end to end. Then it inserts the rows of that
 month into outbox_messages_kept, where tidings events find finds them. It does not change rows that
 the database has: after an interruption, run it again. Restore also creates a hold for the month,
 because the archiver would otherwise drop the rows again. tidings archive hold release ends the
 hold.`,
-		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			month, err := f.at()
-			if err != nil {
+		name: "archive", needs: needDatabases, json: oneLine, actor: &actor,
+		check: func(*session, []string) (err error) {
+			if at, err = parseMonth("--month", month, "2026-08"); err != nil {
 				return err
 			}
-			if month.IsZero() {
+			if at.IsZero() {
 				return &usageError{errors.New("restore needs --month")}
 			}
 			if err := (coldstore.Config{URL: from}).Validate(); err != nil {
 				return &usageError{fmt.Errorf("--from: %w", errors.Unwrap(err))}
 			}
-			if err := setActor(&actor); err != nil {
-				return err
-			}
-			cold, err := p.cold(c.Context(), f.data)
-			if err != nil {
-				return err
-			}
-			defer cold.close()
+			return nil
+		},
+		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
+			cold := coldOf(s)
 			var r coldstore.Restored
-			err = cold.held(c.Context(), "archive-restore", "", func(ctx context.Context, _ *jobs.Hold, s *coldstore.Store) (err error) {
-				r, err = s.Restore(ctx, month, from, func(ctx context.Context) error { return cold.holdMonth(ctx, month, actor) })
+			err := cold.held(ctx, "archive-restore", "", func(ctx context.Context, _ *jobs.Hold, s *coldstore.Store) (err error) {
+				r, err = s.Restore(ctx, at, from, func(ctx context.Context) error { return cold.holdMonth(ctx, at, actor) })
 				return err
 			})
 			cold.bar.end()
-			if c.Context().Err() != nil && err != nil {
+			if ctx.Err() != nil && err != nil {
 				err = errors.New("stopped before the end: run the same command again to continue")
 			}
 			if err != nil {
-				return err
+				return nil, err
 			}
-			if f.asJSON {
-				return p.writeJSON(r)
-			}
-			_, err = fmt.Fprintf(p.Stdout, "%s: %s rows read, %s of them restored. A hold keeps the month: `tidings archive hold list`.\n",
-				r.Month, count(r.Read), count(r.Restored))
-			return err
+			return reports(r, sentence("%s: %s rows read, %s of them restored. A hold keeps the month: `tidings archive hold list`.\n",
+				r.Month, count(r.Read), count(r.Restored))), nil
 		},
-	}
-	c.Flags().StringVar(&f.month, "month", "", "the `month`, such as 2026-08")
+	})
+	c.Flags().StringVar(&month, "month", "", "the `month`, such as 2026-08")
 	c.Flags().StringVar(&from, "from", "", "the source file:///DIR or s3://BUCKET?region=R (default: the places that the database knows)")
-	c.Flags().StringVar(&actor, "actor", "", "the actor to record (default: the user of this system)")
-	f.add(c)
 	return c
 }
 
 // holdMonth adds a hold for the events of a month, unless one exists.
 func (c cold) holdMonth(ctx context.Context, month time.Time, actor string) error {
-	held, err := outbox.HeldMonth(ctx, c.truth, month)
+	held, err := outbox.HeldMonth(ctx, c.Truth, month)
 	if err != nil || held {
 		return err
 	}
-	_, err = outbox.AddHold(ctx, c.truth, outbox.ArchiveHold{From: month, To: month, Reason: "restored", CreatedBy: actor})
+	_, err = outbox.AddHold(ctx, c.Truth, outbox.ArchiveHold{From: month, To: month, Reason: "restored", CreatedBy: actor})
 	return err
 }

@@ -21,66 +21,53 @@ type archiveSettings struct {
 }
 
 func (p Process) archiveSettingsCommand() *cobra.Command {
-	var (
-		data, actor, reason string
-		asJSON              bool
-		sure                *asking
-	)
-	c := &cobra.Command{
-		Use:   "settings [NAME=VALUE...]",
-		Short: "Show or set what is archived and dropped, and when",
-		Long: `Settings shows when the archiver and the archive commands archive and drop rows. NAME=VALUE sets a
+	var actor, reason string
+	return p.command(command{
+		use:   "settings [NAME=VALUE...]",
+		short: "Show or set what is archived and dropped, and when",
+		long: `Settings shows when the archiver and the archive commands archive and drop rows. NAME=VALUE sets a
 value, which applies from the next run of each job. Before that, the command shows what a run would
 drop now, and asks for confirmation. The table archive_settings keeps every version, with actor and
 reason.`,
-		RunE: func(c *cobra.Command, args []string) error {
+		args: cobra.ArbitraryArgs, name: "archive", needs: needDatabases, json: oneObject,
+		actor: &actor, reason: &reason, destructive: true,
+		check: func(*session, []string) error {
 			if !store.ValidReason(reason) {
 				return &usageError{errReason}
 			}
-			if err := setActor(&actor); err != nil {
-				return err
-			}
-			d, err := p.databases(c.Context(), data, "archive")
-			if err != nil {
-				return err
-			}
-			defer d.close()
+			return nil
+		},
+		run: func(ctx context.Context, s *session, args []string) (*report, error) {
 			if len(args) > 0 {
-				if err := p.setSettings(c.Context(), d, args, actor, reason, sure); err != nil {
-					return err
+				if err := s.setSettings(ctx, args, actor, reason); err != nil {
+					return nil, err
 				}
 			}
-			s, last, err := upkeep.Read(c.Context(), d.truth)
+			now, last, err := upkeep.Read(ctx, s.Truth)
 			if err != nil {
-				return err
-			}
-			if asJSON {
-				return p.writeJSON(archiveSettings{s, last})
+				return nil, err
 			}
 			rows := [][]string{{"SETTING", "VALUE", "MEANING"}}
 			for _, t := range upkeep.All {
-				rows = append(rows, []string{t.Name, cell(t.Of(s)), t.Help})
+				rows = append(rows, []string{t.Name, cell(t.Of(now)), t.Help})
 			}
-			err = p.table(rows...)
-			if last.By != "" {
-				fmt.Fprintf(p.Stdout, "\nSet %s by %s: %s\n", utc(&last.At), cell(last.By), or(cell(last.Reason), "no reason given"))
-			}
-			return err
+			return reports(archiveSettings{now, last}, func(w io.Writer) error {
+				err := tableTo(w, rows...)
+				if last.By != "" {
+					fmt.Fprintf(w, "\nSet %s by %s: %s\n", utc(&last.At), cell(last.By), or(cell(last.Reason), "no reason given"))
+				}
+				return err
+			}), nil
 		},
-	}
-	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
-	addActor(c, &actor, &reason)
-	sure = p.destructive(c)
-	dataFlag(c, &data)
-	return c
+	})
 }
 
 // errReason reports a malformed --reason.
 var errReason = fmt.Errorf("--reason must be at most %d bytes of UTF-8 without control characters", store.MaxReasonBytes)
 
 // setSettings sets the settings that args give as NAME=VALUE.
-func (p Process) setSettings(ctx context.Context, d databases, args []string, actor, reason string, sure *asking) error {
-	before, _, err := upkeep.Read(ctx, d.truth)
+func (s *session) setSettings(ctx context.Context, args []string, actor, reason string) error {
+	before, _, err := upkeep.Read(ctx, s.Truth)
 	if err != nil {
 		return err
 	}
@@ -104,15 +91,15 @@ func (p Process) setSettings(ctx context.Context, d databases, args []string, ac
 	if err := after.Validate(); err != nil {
 		return &usageError{err}
 	}
-	if err := sure.ask(func(w io.Writer) error { return p.showSettings(ctx, w, d, before, after) }); err != nil {
+	if err := s.ask(func(w io.Writer) error { return s.showSettings(ctx, w, before, after) }); err != nil {
 		return err
 	}
-	_, err = upkeep.Write(ctx, d.truth, actor, reason, change)
+	_, err = upkeep.Write(ctx, s.Truth, actor, reason, change)
 	return err
 }
 
 // showSettings shows the changed settings, and the rows that a run would drop with them now.
-func (p Process) showSettings(ctx context.Context, w io.Writer, d databases, before, after upkeep.Settings) error {
+func (s *session) showSettings(ctx context.Context, w io.Writer, before, after upkeep.Settings) error {
 	rows := [][]string{{"SETTING", "NOW", "NEW"}}
 	for _, t := range upkeep.All {
 		if t.Of(before) != t.Of(after) {
@@ -122,7 +109,7 @@ func (p Process) showSettings(ctx context.Context, w io.Writer, d databases, bef
 	if err := tableTo(w, rows...); err != nil {
 		return err
 	}
-	list, err := p.jobs(ctx, d, func(context.Context) (upkeep.Settings, error) { return after, nil })
+	list, err := s.jobs(ctx, s.system, func(context.Context) (upkeep.Settings, error) { return after, nil })
 	if err != nil {
 		return err
 	}

@@ -27,61 +27,46 @@ type undone struct {
 }
 
 func (p Process) archiveUndoCommand() *cobra.Command {
-	var (
-		data   string
-		id     int64
-		asJSON bool
-	)
-	c := &cobra.Command{
-		Use:   "undo --id ID",
-		Short: "Bring back the threads of comments that one run of the archiver moved",
-		Long: `Undo brings back every thread that one run of the archiver moved. tidings archive status shows the
+	var id int64
+	c := p.command(command{
+		use:   "undo --id ID",
+		short: "Bring back the threads of comments that one run of the archiver moved",
+		long: `Undo brings back every thread that one run of the archiver moved. tidings archive status shows the
 ids of the runs. The threads do not move again until comment_archive_after (tidings archive
 settings) has passed once more. No job runs meanwhile. Ctrl-C stops undo after the current slice;
 the same command continues.`,
-		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
+		name: "archive", needs: needDatabases, json: oneObject,
+		check: func(*session, []string) error {
 			if id < 1 {
 				return &usageError{errors.New("undo needs the --id of an archive run")}
 			}
-			d, err := p.databases(c.Context(), data, "archive")
+			return nil
+		},
+		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
+			now, err := truthKinds(ctx, s.Truth)
 			if err != nil {
-				return err
+				return nil, err
 			}
-			defer d.close()
-			log := daemon.CommandLogger(p.Stderr, slog.LevelWarn)
-			now, err := truthKinds(c.Context(), d.truth)
+			archiver, err := store.NewArchiver(s.Truth, nil, func() *kinds.Set { return now },
+				daemon.CommandLogger(s.Stderr, slog.LevelWarn), prometheus.NewRegistry())
 			if err != nil {
-				return err
-			}
-			archiver, err := store.NewArchiver(d.truth, nil, func() *kinds.Set { return now }, log, prometheus.NewRegistry())
-			if err != nil {
-				return err
+				return nil, err
 			}
 			u := undone{ArchiveID: id}
-			err = p.withoutJobs(c.Context(), d.truth, "archive-undo", func(ctx context.Context, h *jobs.Hold) (err error) {
+			err = s.withoutJobs(ctx, s.Truth, "archive-undo", func(ctx context.Context, h *jobs.Hold) (err error) {
 				u.Threads, u.Comments, err = archiver.Undo(ctx, h, id)
 				return err
 			})
 			if errors.Is(err, store.ErrNotFound) {
-				return &usageError{fmt.Errorf("no archive run with id %d moved a thread: see `tidings archive status`", id)}
+				return nil, &usageError{fmt.Errorf("no archive run with id %d moved a thread: see `tidings archive status`", id)}
 			}
 			if err != nil {
-				return fmt.Errorf("after %s: %w", words.Of(u.Threads, "thread"), err)
+				return nil, fmt.Errorf("after %s: %w", words.Of(u.Threads, "thread"), err)
 			}
-			if asJSON {
-				return p.writeJSON(u)
-			}
-			_, err = fmt.Fprintf(p.Stdout, "Archive %d: %s with %s returned.\n", id, words.Of(u.Threads, "thread"),
-				words.Of(u.Comments, "comment"))
-			if err != nil {
-				return fmt.Errorf("write the result: %w", err)
-			}
-			return nil
+			return reports(u, sentence("Archive %d: %s with %s returned.\n", id, words.Of(u.Threads, "thread"),
+				words.Of(u.Comments, "comment"))), nil
 		},
-	}
+	})
 	c.Flags().Int64Var(&id, "id", 0, "the `id` of the archive run")
-	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
-	dataFlag(c, &data)
 	return c
 }

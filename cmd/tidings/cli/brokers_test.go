@@ -260,8 +260,8 @@ func TestLosingOneTwoAndThreeBrokers(t *testing.T) {
 	r.lose("two brokers lost", []*testkit.Broker{leader, others[0]}, func() {
 		r.says([]string{"status"}, "NO LEADER", "Partition 0 waits for a leader")
 		r.says([]string{"doctor", "--json"}, `"no-leader"`)
-		r.metrics(`relay_partitions_waiting{part="relay"} 1`,
-			`consumer_waiting_for_leader{consumer="followercounts",part="followercounts"} 1`)
+		r.metrics(`tidings_relay_partitions_waiting{part="relay"} 1`,
+			`tidings_consumer_partitions_waiting{consumer="followercounts",part="followercounts"} 1`)
 		const marked = `SELECT count(*) FROM outbox_messages WHERE processed_at IS NOT NULL`
 		before := r.count(marked)
 		r.writes(50)
@@ -310,7 +310,7 @@ func (r *rehearsal) loseDisks() {
 		b.Restart(r.t)
 	}
 	r.says([]string{"status"}, "REFUSED", "tidings repair stream")
-	r.metrics(`outbox_partitions_stuck{part="relay"} 1`)
+	r.metrics(`tidings_outbox_partitions_stuck{part="relay"} 1`)
 	r.says([]string{"doctor", "--json"}, `"refused-stream"`)
 	r.t.Logf("all disks lost: the relay says so after %s", time.Since(began).Round(time.Second))
 	began = time.Now()

@@ -197,4 +197,17 @@ func tableTo(to io.Writer, rows ...[]string) error {
 	return nil
 }
 
+// tablesTo writes tables with a blank line between them.
+func tablesTo(to io.Writer, tables ...[][]string) error {
+	for n, rows := range tables {
+		if n > 0 {
+			fmt.Fprintln(to)
+		}
+		if err := tableTo(to, rows...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func count(n int64) string { return words.Count(n) }

@@ -48,7 +48,7 @@ const (
 func TestEveryProjectionKeepsTheContract(t *testing.T) {
 	d := newDev(t)
 	d.start(t)
-	y, err := Process{Stderr: io.Discard, Env: envconfig.MapLookuper(nil)}.system(t.Context(), d.dir, "contract")
+	y, err := Process{Stderr: io.Discard, Env: envconfig.MapLookuper(nil)}.open(t.Context(), d.dir, "contract", needAll)
 	if err != nil {
 		t.Fatal(err)
 	}

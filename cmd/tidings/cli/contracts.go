@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"os"
@@ -20,36 +21,34 @@ func (p Process) contractsCommand() *cobra.Command {
 }
 
 func (p Process) contractsWriteCommand() *cobra.Command {
-	var (
-		data    string
-		builtIn bool
-	)
-	c := &cobra.Command{
-		Use:   "write DIR",
-		Short: "Write the contracts of the kinds in force into a directory",
-		Long: `Write creates asyncapi.json, and schemas/TYPE.json for each event type and version. It replaces
+	var builtIn bool
+	c := p.command(command{
+		use:   "write DIR",
+		short: "Write the contracts of the kinds in force into a directory",
+		long: `Write creates asyncapi.json, and schemas/TYPE.json for each event type and version. It replaces
 files of these names, and removes schemas of types that no longer exist. The API serves the same
 documents at /v1/asyncapi.json and /v1/schemas/TYPE.`,
-		Args: exactArgs(1),
-		RunE: func(c *cobra.Command, args []string) (err error) {
+		args: exactArgs(1), needs: needServers,
+		run: func(ctx context.Context, s *session, args []string) (*report, error) {
 			set := kinds.Builtin()
 			if !builtIn {
-				if set, err = p.kindsInForce(c.Context(), data); err != nil {
-					return err
+				y, err := s.open(ctx, s.data, "kinds", needTruth)
+				if err != nil {
+					return nil, err
+				}
+				defer y.close()
+				if set, err = truthKinds(ctx, y.Truth); err != nil {
+					return nil, err
 				}
 			}
 			n, err := writeContracts(args[0], set)
 			if err != nil {
-				return err
+				return nil, err
 			}
-			if _, err := fmt.Fprintf(p.Stdout, "%d files in %s.\n", n, args[0]); err != nil {
-				return fmt.Errorf("write the result: %w", err)
-			}
-			return nil
+			return reports(nil, sentence("%d files in %s.\n", n, args[0])), nil
 		},
-	}
+	})
 	c.Flags().BoolVar(&builtIn, "built-in", false, "only the built-in kinds, which needs no database")
-	dataFlag(c, &data)
 	return c
 }
 

@@ -25,10 +25,9 @@ import (
 // demoFlags are the flags of `tidings demo`.
 type demoFlags struct {
 	demo.Config
-	data            string
-	tenant          int64
-	duration        time.Duration
-	trouble, asJSON bool
+	tenant   int64
+	duration time.Duration
+	trouble  bool
 }
 
 // demoResult is the output of `tidings demo --json`.
@@ -45,10 +44,10 @@ const (
 
 func (p Process) demoCommand() *cobra.Command {
 	var f demoFlags
-	c := &cobra.Command{
-		Use:   "demo",
-		Short: "Simulate a small site beside tidings dev",
-		Long: `Demo simulates the users of a small site: they follow, like, write, reply, edit and delete, and some
+	c := p.command(command{
+		use:   "demo",
+		short: "Simulate a small site beside tidings dev",
+		long: `Demo simulates the users of a small site: they follow, like, write, reply, edit and delete, and some
 threads are very busy. Moderators decide on pending comments, a rule hides advertising, and
 moderators lock threads. Demo only uses the API. It fills dashboards and the console with data.
 
@@ -59,27 +58,29 @@ revokes it at the end.
 With --trouble it also writes faulty rows to dev's database: events that consumers cannot apply, and
 messages that no relay can publish. Alerts fire, and dead letters remain until an operator handles
 them. Until then tidings verify reports differences.`,
-		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
+		needs: needServers, json: oneObject + " at the end",
+		check: func(s *session, _ []string) error {
 			if f.tenant < 1 || f.duration < 0 {
 				return &usageError{errors.New("--tenant must be a positive number, and --duration 0 or more")}
 			}
-			if !c.Flags().Changed("seed") {
+			if !s.changed("seed") {
 				f.Seed = mathrand.Uint64() % 1_000_000
 			}
 			if err := f.Validate(); err != nil {
 				return &usageError{err}
 			}
-			ctx := c.Context()
+			return nil
+		},
+		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
 			if f.duration > 0 {
 				var cancel context.CancelFunc
 				ctx, cancel = context.WithTimeout(ctx, f.duration)
 				defer cancel()
 			}
 			f.StopTimeout = p.demoStop
-			return p.demo(ctx, f)
+			return nil, s.demo(ctx, f)
 		},
-	}
+	})
 	c.Flags().Float64Var(&f.Rate, "rate", 20, "requests per second")
 	c.Flags().IntVar(&f.Users, "users", 200, "the number of users, with ids from 1")
 	c.Flags().Int64Var(&f.tenant, "tenant", devTenant, "the tenant")
@@ -88,28 +89,26 @@ them. Until then tidings verify reports differences.`,
 	c.Flags().BoolVar(&f.trouble, "trouble", false, "also cause dead letters and alerts, in the database of dev")
 	c.Flags().StringVar(&f.URL, "url", "", "address of the API (default: the running dev's)")
 	c.Flags().StringVar(&f.Token, "token", "", "bearer token with the roles read, write and moderate (default: the running dev's)")
-	c.Flags().BoolVar(&f.asJSON, "json", false, "print one JSON object at the end")
-	dataFlag(c, &f.data)
 	return c
 }
 
 // demo finds the API and the token, and simulates the site until ctx ends.
-func (p Process) demo(ctx context.Context, f demoFlags) error {
+func (s *session) demo(ctx context.Context, f demoFlags) error {
 	elsewhere := f.URL != "" || f.Token != ""
 	if elsewhere && (f.trouble || f.tenant != devTenant) {
 		return &usageError{errors.New("--trouble and --tenant need the dev of --data: do not use them with --url or --token")}
 	}
 	if f.URL == "" || f.Token == "" {
-		in, err := p.instance(f.data)
+		in, err := s.instance(s.data)
 		if err != nil {
 			return fmt.Errorf("%w, or give --url and --token", err)
 		}
 		f.URL, f.Token = cmp.Or(f.URL, in.API), cmp.Or(f.Token, in.Token)
 	}
 	if !f.trouble && f.tenant == devTenant {
-		return p.live(ctx, f, nil)
+		return s.live(ctx, f, nil)
 	}
-	return p.withDev(ctx, f.data, func(pool *pgxpool.Pool) (err error) {
+	return s.withDev(ctx, func(pool *pgxpool.Pool) (err error) {
 		if f.tenant != devTenant {
 			spec := tokens.Spec{TenantID: f.tenant, Name: "demo-" + rand.Text()[:8],
 				Roles: []string{tokens.RoleRead, tokens.RoleWrite, tokens.RoleModerate}, Expires: time.Now().Add(demoToken)}
@@ -126,22 +125,23 @@ func (p Process) demo(ctx context.Context, f demoFlags) error {
 			}()
 		}
 		if !f.trouble {
-			return p.live(ctx, f, nil)
+			return s.live(ctx, f, nil)
 		}
-		return p.live(ctx, f, &demo.Trouble{Pool: pool, Tenant: f.tenant})
+		return s.live(ctx, f, &demo.Trouble{Pool: pool, Tenant: f.tenant})
 	})
 }
 
 // withDev calls fn with the database of a dev. It ignores DATABASE_URL in the environment.
-func (p Process) withDev(ctx context.Context, data string, fn func(pool *pgxpool.Pool) error) (err error) {
-	if data, err = p.dataDir(data); err != nil {
-		return err
-	}
-	s, err := p.servers(ctx, data)
+func (s *session) withDev(ctx context.Context, fn func(pool *pgxpool.Pool) error) error {
+	data, err := s.dataDir(s.data)
 	if err != nil {
 		return err
 	}
-	pool, err := postgres.Open(ctx, s.DatabaseURL, s.Postgres, postgres.RoleSystem, "demo")
+	at, err := s.servers(ctx, data)
+	if err != nil {
+		return err
+	}
+	pool, err := postgres.Open(ctx, at.DatabaseURL, at.Postgres, postgres.RoleSystem, "demo")
 	if err != nil {
 		return err
 	}
@@ -150,16 +150,16 @@ func (p Process) withDev(ctx context.Context, data string, fn func(pool *pgxpool
 }
 
 // live simulates the site, shows its requests, and prints a summary at the end.
-func (p Process) live(ctx context.Context, f demoFlags, trouble *demo.Trouble) error {
+func (s *session) live(ctx context.Context, f demoFlags, trouble *demo.Trouble) error {
 	site, err := demo.New(f.Config)
 	if err != nil {
 		return &usageError{err}
 	}
-	fmt.Fprintf(p.Stderr, "Simulating users at %s with seed %d. Ctrl-C stops it.\n", f.URL, f.Seed)
+	fmt.Fprintf(s.Stderr, "Simulating users at %s with seed %d. Ctrl-C stops it.\n", f.URL, f.Seed)
 	start, done, shown := time.Now(), make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(shown)
-		p.showSite(site, done)
+		s.showSite(site, done)
 	}()
 	g, running := errgroup.WithContext(ctx)
 	g.Go(func() error { return site.Run(running) })
@@ -171,15 +171,12 @@ func (p Process) live(ctx context.Context, f demoFlags, trouble *demo.Trouble) e
 	<-shown
 	st := site.Stats()
 	st.Last = ""
-	if f.asJSON {
-		return errors.Join(p.writeJSON(demoResult{st, f.Seed, time.Since(start).Seconds()}), err)
-	}
 	rows := [][]string{{"REQUEST", "COUNT"}, {"read", count(st.Reads)}}
 	for _, did := range slices.Sorted(maps.Keys(st.Did)) {
 		rows = append(rows, []string{did, count(st.Did[did])})
 	}
 	rows = append(rows, []string{"refused", count(st.Refused)}, []string{"retried", count(st.Retried)})
-	return errors.Join(p.table(rows...), err)
+	return errors.Join(s.print(reports(demoResult{st, f.Seed, time.Since(start).Seconds()}, rowsOf(rows...))), err)
 }
 
 // showSite writes a line each second. On a terminal each line replaces the one before.

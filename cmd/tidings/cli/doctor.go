@@ -3,7 +3,6 @@ package cli
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"time"
 
@@ -21,31 +20,25 @@ var (
 )
 
 func (p Process) doctorCommand() *cobra.Command {
-	var (
-		data   string
-		wait   time.Duration
-		asJSON bool
-	)
-	c := &cobra.Command{
-		Use:   "doctor",
-		Short: "Find present and coming problems, and name the command that solves each",
-		Long: `Doctor checks PostgreSQL, NATS and the fleet. PostgreSQL: settings that lose data, old transactions,
+	var wait time.Duration
+	c := p.command(command{
+		use:   "doctor",
+		short: "Find present and coming problems, and name the command that solves each",
+		long: `Doctor checks PostgreSQL, NATS and the fleet. PostgreSQL: settings that lose data, old transactions,
 replication slots, dead rows, row security, roles, connections, clocks. NATS: version, limits,
 changed streams. Fleet: partitions without a holder, refused streams, lags, dead letters, jobs,
 locks, months without an export. It changes nothing. Each finding names the command or the page that
 solves it. The exit code is 0 without findings, 1 with warnings and 3 with errors.`,
-		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			all, err := awaitHealth(c.Context(), wait, func(ctx context.Context) ([]doctor.Finding, error) { return p.diagnose(ctx, data) })
+		needs: needServers, json: onePer("finding"),
+		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
+			all, err := awaitHealth(ctx, wait, func(ctx context.Context) ([]doctor.Finding, error) { return s.diagnose(ctx, s.data) })
 			if err != nil {
-				return err
+				return nil, err
 			}
-			return p.printFindings(all, asJSON)
+			return findings(all)
 		},
-	}
+	})
 	c.Flags().DurationVar(&wait, "wait", 0, "how long to wait for a starting fleet, until there is no error")
-	c.Flags().BoolVar(&asJSON, "json", false, "print JSON objects, one per finding and line")
-	dataFlag(c, &data)
 	return c
 }
 
@@ -67,9 +60,9 @@ func awaitHealth(ctx context.Context, wait time.Duration,
 	}
 }
 
-// diagnose returns the findings, errors first.
+// diagnose returns the findings, root causes first.
 func (p Process) diagnose(ctx context.Context, data string) ([]doctor.Finding, error) {
-	y, err := p.someSystem(ctx, data, "doctor")
+	y, err := p.open(ctx, data, "doctor", needAll|tolerant)
 	if errors.Is(err, migrations.ErrOutdated) {
 		return []doctor.Finding{{Severity: doctor.Error, Check: "schema", Where: status.ServerTruth, What: err.Error(),
 			Repair: "tidings migrate"}}, nil
@@ -85,19 +78,14 @@ func (p Process) diagnose(ctx context.Context, data string) ([]doctor.Finding, e
 	return doctor.Diagnose(ctx, y.Sources, st)
 }
 
-func (p Process) printFindings(all []doctor.Finding, asJSON bool) error {
-	result := error(nil)
+// findings returns the report of the findings, and the error of the worst one.
+func findings(all []doctor.Finding) (_ *report, worst error) {
 	rows := [][]string{{"SEVERITY", "CHECK", "WHERE", "FINDING", "ACTION"}}
 	for _, f := range all {
 		if f.Severity == doctor.Error {
-			result = errIllness
-		} else if result == nil {
-			result = errWarnings
-		}
-		if asJSON {
-			if err := p.writeJSON(f); err != nil {
-				return err
-			}
+			worst = errIllness
+		} else if worst == nil {
+			worst = errWarnings
 		}
 		what := f.What
 		if f.FollowsFrom != "" {
@@ -105,14 +93,8 @@ func (p Process) printFindings(all []doctor.Finding, asJSON bool) error {
 		}
 		rows = append(rows, []string{string(f.Severity), f.Check, f.Where, cell(what), f.Action()})
 	}
-	switch {
-	case asJSON:
-		return result
-	case len(all) == 0:
-		if _, err := fmt.Fprintln(p.Stdout, "No findings."); err != nil {
-			return err
-		}
-		return nil
+	if len(all) == 0 {
+		return lists(all, sentence("No findings.\n")), nil
 	}
-	return errors.Join(p.table(rows...), result)
+	return lists(all, rowsOf(rows...)), worst
 }

@@ -114,12 +114,11 @@ func TestDoctorEndsByWhatItFinds(t *testing.T) {
 		t.Errorf("without a schema: exit code %d: %s", code, stdout)
 	}
 	var out strings.Builder
-	p := Process{Stdout: &out}
-	if err := p.printFindings([]doctor.Finding{{Severity: doctor.Warning}}, false); !errors.Is(err, errWarnings) {
+	if _, err := findings([]doctor.Finding{{Severity: doctor.Warning}}); !errors.Is(err, errWarnings) {
 		t.Errorf("with a warning alone: %v", err)
 	}
-	out.Reset()
-	if err := p.printFindings(nil, false); err != nil || out.String() != "No findings.\n" {
+	none, err := findings(nil)
+	if err := errors.Join(err, none.text(&out)); err != nil || out.String() != "No findings.\n" {
 		t.Errorf("with none: %v, %q", err, out.String())
 	}
 }

@@ -27,21 +27,19 @@ func (p Process) edgesCommand() *cobra.Command {
 
 func (p Process) edgesRemoveCommand() *cobra.Command {
 	var (
-		data, direction string
-		tenant          int64
-		names           []string
-		asJSON          bool
-		r               store.RemovalRequest
-		sure            *asking
+		direction string
+		tenant    int64
+		names     []string
+		r         store.RemovalRequest
 	)
-	c := &cobra.Command{
-		Use:   "remove --tenant T --id ID",
-		Short: "Remove all edges of an object, such as a user who leaves",
-		Long: `Remove does the same as POST /v1/users/{id}:remove-edges, and works beside the archivers until the
+	c := p.command(command{
+		use:   "remove --tenant T --id ID",
+		short: "Remove all edges of an object, such as a user who leaves",
+		long: `Remove does the same as POST /v1/users/{id}:remove-edges, and works beside the archivers until the
 removal is complete. It removes every edge that exists at the start, each with its own version and
 event. You may stop it: the archivers continue, and the same command shows the progress.`,
-		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
+		name: "edges remove", needs: needTruth, json: oneObject, actor: &r.Actor, reason: &r.Reason, destructive: true,
+		check: func(*session, []string) error {
 			r.Direction = store.Direction(direction)
 			switch {
 			case tenant <= 0 || r.ID <= 0:
@@ -49,33 +47,25 @@ event. You may stop it: the archivers continue, and the same command shows the p
 			case !slices.Contains([]store.Direction{store.DirectionFrom, store.DirectionTo, store.DirectionBoth}, r.Direction):
 				return &usageError{fmt.Errorf("--direction is %q: want from, to or both", direction)}
 			}
-			if err := setActor(&r.Actor); err != nil {
-				return err
-			}
-			m, err := p.removeEdges(c.Context(), data, tenant, r, names, sure)
+			return nil
+		},
+		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
+			m, err := s.removeEdges(ctx, tenant, r, names)
 			if err != nil {
-				return err
-			}
-			if asJSON {
-				return p.writeJSON(m.Removed)
+				return nil, err
 			}
 			rows := [][]string{{"KIND", "REMOVED"}}
 			for _, kind := range m.Kinds {
 				rows = append(rows, []string{kind, count(m.Removed[kind])})
 			}
-			return p.table(rows...)
+			return reports(m.Removed, rowsOf(rows...)), nil
 		},
-	}
+	})
 	c.Flags().Int64Var(&tenant, "tenant", 0, "the tenant")
 	c.Flags().StringVar(&r.Object, "object", kinds.Author, "the type of the object, as the kinds name it")
 	c.Flags().Int64Var(&r.ID, "id", 0, "the object's id")
 	c.Flags().StringSliceVar(&names, "kind", nil, "only of this `kind`; repeatable (default: every kind)")
 	c.Flags().StringVar(&direction, "direction", string(store.DirectionBoth), "the edges from the object (from), to it (to), or both")
-	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
-	c.Flags().StringVar(&r.Actor, "actor", "", "the actor to record (default: the user of this system)")
-	c.Flags().StringVar(&r.Reason, "reason", "", "the reason to record")
-	sure = p.destructive(c)
-	dataFlag(c, &data)
 	return c
 }
 
@@ -110,14 +100,8 @@ func showEdges(ctx context.Context, w io.Writer, s *store.Store, now *kinds.Set,
 }
 
 // removeEdges requests the removal and works until it is complete.
-func (p Process) removeEdges(ctx context.Context, data string, tenant int64, r store.RemovalRequest, names []string,
-	sure *asking) (m store.Removal, err error) {
-	truth, err := p.truthPool(ctx, data, "edges remove")
-	if err != nil {
-		return m, err
-	}
-	defer truth.Close()
-	now, err := truthKinds(ctx, truth)
+func (s *session) removeEdges(ctx context.Context, tenant int64, r store.RemovalRequest, names []string) (m store.Removal, err error) {
+	now, err := truthKinds(ctx, s.Truth)
 	if err != nil {
 		return m, err
 	}
@@ -128,15 +112,15 @@ func (p Process) removeEdges(ctx context.Context, data string, tenant int64, r s
 		}
 		return m, &usageError{fmt.Errorf("not every kind of %v has edges (--direction %s) of the object %s", names, r.Direction, r.Object)}
 	}
-	s := store.New(truth, nil)
-	if err := sure.ask(func(w io.Writer) error { return showEdges(ctx, w, s, now, tenant, r) }); err != nil {
+	of := store.New(s.Truth, nil)
+	if err := s.ask(func(w io.Writer) error { return showEdges(ctx, w, of, now, tenant, r) }); err != nil {
 		return m, err
 	}
-	if m, err = s.RequestRemoval(ctx, tenant, r); err != nil {
+	if m, err = of.RequestRemoval(ctx, tenant, r); err != nil {
 		return m, err
 	}
-	log := daemon.CommandLogger(p.Stderr, slog.LevelInfo) // the remover and this function both log; a logger has a lock
-	remover, err := store.NewRemover(truth, nil, func() *kinds.Set { return now }, log, prometheus.NewRegistry())
+	log := daemon.CommandLogger(s.Stderr, slog.LevelInfo) // the remover and this function both log; a logger has a lock
+	remover, err := store.NewRemover(s.Truth, nil, func() *kinds.Set { return now }, log, prometheus.NewRegistry())
 	if err != nil {
 		return m, err
 	}
@@ -157,7 +141,7 @@ func (p Process) removeEdges(ctx context.Context, data string, tenant int64, r s
 			return m, errors.New("stopped before the end: the archivers continue; run the same command again to see the progress")
 		case <-time.After(time.Second / 4):
 		}
-		if m, err = s.GetRemoval(ctx, tenant, m.ID); err != nil {
+		if m, err = of.GetRemoval(ctx, tenant, m.ID); err != nil {
 			return m, err
 		}
 	}

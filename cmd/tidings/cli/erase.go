@@ -18,16 +18,11 @@ import (
 )
 
 func (p Process) eraseCommand() *cobra.Command {
-	var (
-		data   string
-		asJSON bool
-		o      erasure.Options
-		sure   *asking
-	)
-	c := &cobra.Command{
-		Use:   "erase --tenant T --author A",
-		Short: "Erase a person's content and edges from every table, stream and file",
-		Long: `Erase removes the text and the attributes of all children of the author, of every kind. It removes
+	var o erasure.Options
+	c := p.command(command{
+		use:   "erase --tenant T --author A",
+		short: "Erase a person's content and edges from every table, stream and file",
+		long: `Erase removes the text and the attributes of all children of the author, of every kind. It removes
 them from the truth, the outbox with its DLQ and archive, the dead letters, the histories and the
 read tables. It also removes them from the stream, whose files it overwrites. Tombstones remain
 above replies. Each child gets a KIND.erased event, which tells subscribers to erase their copies.
@@ -40,8 +35,8 @@ projection can be replayed. With exit code 3 a step did not finish within --wait
 names it. Run the same command again: it continues, also after an interruption. Exit code 3 also
 means that an archived file is unreadable and may contain data of the author; everything else is
 erased. docs/erasure.md lists the copies that erase cannot reach, such as backups.`,
-		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
+		name: "erase", needs: needAll, json: oneObject, actor: &o.Actor, reason: &o.Reason, dryRun: &o.DryRun, destructive: true,
+		check: func(*session, []string) error {
 			switch {
 			case o.TenantID <= 0 || o.AuthorID <= 0:
 				return &usageError{errors.New("--tenant and --author are required, both positive numbers")}
@@ -50,45 +45,35 @@ erased. docs/erasure.md lists the copies that erase cannot reach, such as backup
 			case !store.ValidReason(o.Reason):
 				return &usageError{errReason}
 			}
-			if err := setActor(&o.Actor); err != nil {
-				return err
+			return nil
+		},
+		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
+			if !s.asJSON {
+				o.Progress = func(what string) { fmt.Fprintln(s.Stderr, what) }
 			}
-			if !asJSON {
-				o.Progress = func(what string) { fmt.Fprintln(p.Stderr, what) }
+			if err := s.ask(func(w io.Writer) error { return s.showErasure(ctx, w, s.system, o) }); err != nil {
+				return nil, err
 			}
-			if !o.DryRun {
-				if err := sure.ask(func(w io.Writer) error { return p.showErasure(c.Context(), w, data, o) }); err != nil {
-					return err
-				}
-			}
-			report, err := p.erase(c.Context(), data, o)
+			r, err := s.erase(ctx, s.system, o)
 			if err != nil && !errors.Is(err, erasure.ErrUnfinished) {
-				if c.Context().Err() != nil {
+				if ctx.Err() != nil {
 					err = errors.New("stopped before the end: run the same command again to continue")
 				}
-				return err
+				return nil, err
 			}
-			if asJSON {
-				return errors.Join(p.writeJSON(report), err)
-			}
-			return errors.Join(p.printErasure(report), err)
+			return reports(r, func(w io.Writer) error { return printErasure(w, r) }), err
 		},
-	}
+	})
 	c.Flags().Int64Var(&o.TenantID, "tenant", 0, "the tenant")
 	c.Flags().Int64Var(&o.AuthorID, "author", 0, "the author whose children and edges to erase")
-	c.Flags().BoolVar(&o.DryRun, "dry-run", false, "show what the command would do, and change nothing")
 	c.Flags().DurationVar(&o.Wait, "wait", 10*time.Minute, "how long to wait for the relay and the consumers, in total")
-	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
-	addActor(c, &o.Actor, &o.Reason)
-	sure = p.destructive(c)
-	dataFlag(c, &data)
 	return c
 }
 
 // showErasure shows how much an erasure would erase now.
-func (p Process) showErasure(ctx context.Context, w io.Writer, data string, o erasure.Options) error {
+func (p Process) showErasure(ctx context.Context, w io.Writer, y *system, o erasure.Options) error {
 	o.DryRun = true
-	report, err := p.erase(ctx, data, o)
+	report, err := p.erase(ctx, y, o)
 	if err != nil {
 		return err
 	}
@@ -113,38 +98,28 @@ func erasureRows(title string, r erasure.Report) [][]string {
 }
 
 // erase runs the erasure while it holds the lease of the archiver's jobs and keeps replays out.
-func (p Process) erase(ctx context.Context, data string, o erasure.Options) (report erasure.Report, err error) {
-	s, err := p.servers(ctx, data)
-	if err != nil {
-		return report, err
-	}
-	y, err := p.system(ctx, data, "erase")
-	if err != nil {
-		return report, err
-	}
-	defer y.close()
+func (p Process) erase(ctx context.Context, y *system, o erasure.Options) (report erasure.Report, err error) {
 	now, err := truthKinds(ctx, y.Truth)
 	if err != nil {
 		return report, err
 	}
 	deps := erase.Deps{Deps: erasure.Deps{Truth: y.Truth, Projections: y.Projections, Kinds: now,
 		Fleet: fleet.Projections(func() *kinds.Set { return now }), JetStream: y.JetStream, Broker: y.Broker},
-		ProjectionsURL: s.ProjectionsDatabaseURL, Postgres: s.Postgres}
-	if o.DryRun {
-		return erase.Run(ctx, deps, o)
-	}
-	if err := p.sayWhoHasJobs(ctx, y.Truth); err != nil {
-		return report, err
+		ProjectionsURL: y.env.ProjectionsDatabaseURL, Postgres: y.env.Postgres}
+	if !o.DryRun {
+		if err := p.sayWhoHasJobs(ctx, y.Truth); err != nil {
+			return report, err
+		}
 	}
 	return erase.Run(ctx, deps, o)
 }
 
-func (p Process) printErasure(r erasure.Report) error {
+func printErasure(w io.Writer, r erasure.Report) error {
 	title := "REDACTED"
 	if r.DryRun {
 		title = "FOUND"
 	}
-	if err := p.table(erasureRows(title, r)...); err != nil {
+	if err := tableTo(w, erasureRows(title, r)...); err != nil {
 		return err
 	}
 	text := fmt.Sprintf("\nAuthor %d of tenant %d is erased: a final scan found no more data. Requested at %s by %s.\n",
@@ -159,8 +134,6 @@ func (p Process) printErasure(r erasure.Report) error {
 	case !r.Done:
 		text = fmt.Sprintf("\nNOT finished; run it again. It waited for %s.\n", strings.Join(r.Waiting, "; "))
 	}
-	if _, err := fmt.Fprint(p.Stdout, text); err != nil {
-		return fmt.Errorf("write the result: %w", err)
-	}
-	return nil
+	_, err := fmt.Fprint(w, text)
+	return err
 }

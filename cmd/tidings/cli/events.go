@@ -67,14 +67,13 @@ var uuidForm = regexp.MustCompile(`^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-
 
 func (p Process) eventsFindCommand() *cobra.Command {
 	var (
-		data, id, sequence, aggregate, since, until, spans string
-		asJSON                                             bool
-		q                                                  outbox.FindQuery
+		id, sequence, aggregate, since, until, spans string
+		q                                            outbox.FindQuery
 	)
-	c := &cobra.Command{
-		Use:   "find",
-		Short: "Find events in the outbox, its archive and its DLQ",
-		Long: `Find selects events in one of four ways: by --id (the outbox id, or the UUID in the header ce-id),
+	c := p.command(command{
+		use:   "find",
+		short: "Find events in the outbox, its archive and its DLQ",
+		long: `Find selects events in one of four ways: by --id (the outbox id, or the UUID in the header ce-id),
 by --sequence on a stream, by --aggregate with --tenant, or by time. A search by time needs --since.
 
 It searches the archive and the DLQ by all of these, and the outbox by all but the aggregate. A
@@ -85,36 +84,36 @@ of a follow is the followed user (follow/42).
 
 With --id or --sequence, --trace shows the path of the event with times: the request, its creation,
 the publish, and the work of the consumers. It reads the spans that tidings dev --trace writes.`,
-		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			if c.Flags().Changed("tenant") && q.TenantID < 1 {
-				return &usageError{errors.New("--tenant is a positive number; --type sent finds heartbeats, the events of tenant 0")}
+		needs: needServers, json: onePer("event"),
+		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
+			if s.changed("tenant") && q.TenantID < 1 {
+				return nil, &usageError{errors.New("--tenant is a positive number; --type sent finds heartbeats, the events of tenant 0")}
 			}
 			if sequence != "" && id != "" {
-				return &usageError{errors.New("--id and --sequence exclude each other")}
+				return nil, &usageError{errors.New("--id and --sequence exclude each other")}
 			}
 			if sequence != "" {
 				var err error
-				if id, err = p.eventAt(c.Context(), data, sequence); err != nil {
-					return err
+				if id, err = s.eventAt(ctx, s.data, sequence); err != nil {
+					return nil, err
 				}
 			}
 			if err := parseFind(&q, id, aggregate, since, until, time.Now()); err != nil {
-				return &usageError{err}
+				return nil, &usageError{err}
 			}
 			var file string
 			if spans != "" {
 				if id == "" {
-					return &usageError{errors.New("--trace needs --id")}
+					return nil, &usageError{errors.New("--trace needs --id")}
 				}
 				var err error
-				if file, err = p.pathFile(spans, data); err != nil {
-					return err
+				if file, err = s.pathFile(spans, s.data); err != nil {
+					return nil, err
 				}
 			}
-			return p.findEvents(c.Context(), data, q, file, asJSON)
+			return nil, s.findEvents(ctx, q, file)
 		},
-	}
+	})
 	c.Flags().StringVar(&id, "id", "", "an outbox id, or the UUID of an event")
 	c.Flags().StringVar(&sequence, "sequence", "", "a sequence of a stream, as `STREAM/N`")
 	c.Flags().StringVar(&q.EventType, "type", "", "only of this event type, such as created")
@@ -124,31 +123,29 @@ the publish, and the work of the consumers. It reads the spans that tidings dev 
 	c.Flags().StringVar(&until, "until", "", "only events from before then, in the same forms")
 	c.Flags().IntVar(&q.Limit, "limit", 50, "at most this many events, 1 to 10000: the earliest by time, else the lowest ids")
 	c.Flags().BoolVar(&q.Payload, "payload", false, "show payloads too")
-	c.Flags().BoolVar(&asJSON, "json", false, "print JSON objects, one per event and line")
 	c.Flags().StringVar(&spans, "trace", "", "show the path of the event too, from this `file` of spans; without =FILE from "+
 		"the file of tidings dev")
 	c.Flags().Lookup("trace").NoOptDefVal = traceDefault
-	dataFlag(c, &data)
 	return c
 }
 
 // findEvents prints the events of the query, with their paths if file is not "".
-func (p Process) findEvents(ctx context.Context, data string, q outbox.FindQuery, file string, asJSON bool) error {
-	d, err := p.databases(ctx, data, "events")
+func (s *session) findEvents(ctx context.Context, q outbox.FindQuery, file string) error {
+	y, err := s.open(ctx, s.data, "events", needDatabases)
 	if err != nil {
 		return err
 	}
-	defer d.close()
+	defer y.close()
 	limit := q.Limit
 	q.Limit++ // one more shows whether there are more
-	found, err := outbox.Find(ctx, d.truth, q)
+	found, err := outbox.Find(ctx, y.Truth, q)
 	if errors.Is(err, outbox.ErrFindQuery) {
 		return &usageError{errors.New("events find needs --id, --sequence, --aggregate with --tenant, or --since")}
 	}
 	if err != nil {
 		return err
 	}
-	partitions, err := outbox.Partitions(ctx, d.truth)
+	partitions, err := outbox.Partitions(ctx, y.Truth)
 	if err != nil {
 		return err
 	}
@@ -157,14 +154,14 @@ func (p Process) findEvents(ctx context.Context, data string, q outbox.FindQuery
 		streams[part.Number] = part.Stream
 	}
 	more := len(found) > limit
-	if err := p.printFound(found[:min(len(found), limit)], streams, file, asJSON, q.Payload); err != nil {
+	if err := s.printFound(found[:min(len(found), limit)], streams, file, q.Payload); err != nil {
 		return err
 	}
 	if len(found) == 0 {
-		fmt.Fprintln(p.Stderr, "Nothing was found."+notSearched(q))
+		fmt.Fprintln(s.Stderr, "Nothing was found."+notSearched(q))
 	}
 	if more {
-		fmt.Fprintln(p.Stderr, "There are more: use a higher --limit.")
+		fmt.Fprintln(s.Stderr, "There are more: use a higher --limit.")
 	}
 	return nil
 }
@@ -176,7 +173,7 @@ func (p Process) eventAt(ctx context.Context, data, place string) (id string, er
 	if err != nil || stream == "" || seq == 0 {
 		return "", &usageError{fmt.Errorf("--sequence is %q: want STREAM/N, such as EVENTS-0/42", place)}
 	}
-	y, err := p.system(ctx, data, "events")
+	y, err := p.open(ctx, data, "events", needAll)
 	if err != nil {
 		return "", err
 	}
@@ -247,27 +244,21 @@ func parseFind(q *outbox.FindQuery, id, aggregate, since, until string, now time
 }
 
 // printFound prints events, with their paths if file is not "".
-func (p Process) printFound(found []outbox.Found, streams map[int]string, file string, asJSON, payload bool) error {
+func (s *session) printFound(found []outbox.Found, streams map[int]string, file string, payload bool) error {
 	header := []string{"WHERE", "ID", "EVENT", "TENANT", "AGGREGATE", "TYPE", "SLOT", "OCCURRED", "PUBLISHED", "STREAM", "SEQUENCE"}
 	if payload {
 		header = append(header, "PAYLOAD")
 	}
 	rows := [][]string{header}
-	var paths []foundEvent
+	var events []foundEvent
 	for _, f := range found {
 		e := foundEventOf(f, streams)
 		if file != "" {
 			if err := addPath(&e, file); err != nil {
 				return err
 			}
-			paths = append(paths, e)
 		}
-		if asJSON {
-			if err := p.writeJSON(e); err != nil {
-				return err
-			}
-			continue
-		}
+		events = append(events, e)
 		published, seq := "", ""
 		stream := streams[f.Partition] // "" for partition -1, of an unpublished event
 		if !f.ProcessedAt.IsZero() {
@@ -283,14 +274,11 @@ func (p Process) printFound(found []outbox.Found, streams map[int]string, file s
 		}
 		rows = append(rows, row)
 	}
-	if asJSON {
-		return nil
-	}
-	if err := p.table(rows...); err != nil {
+	if err := s.print(lists(events, rowsOf(rows...))); err != nil || s.asJSON || file == "" {
 		return err
 	}
-	for _, e := range paths {
-		if err := p.printPath(e, file); err != nil {
+	for _, e := range events {
+		if err := s.printPath(e, file); err != nil {
 			return err
 		}
 	}

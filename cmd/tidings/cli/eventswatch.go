@@ -15,38 +15,28 @@ import (
 )
 
 func (p Process) eventsWatchCommand() *cobra.Command {
-	var (
-		data string
-		w    = eventWatch{Process: p}
-	)
-	c := &cobra.Command{
-		Use:   "watch",
-		Short: "Print events as the streams store them",
-		Long: `Watch prints each event after its stream has stored it: the stream and the sequence, the tenant, the
+	var w eventWatch
+	c := p.command(command{
+		use:   "watch",
+		short: "Print events as the streams store them",
+		long: `Watch prints each event after its stream has stored it: the stream and the sequence, the tenant, the
 kind and the type, the aggregate's id and the payload. Ctrl-C ends it.
 
 It begins with the next event: tidings events find shows earlier ones. It uses plain NATS, so it can
 miss events when the connection breaks. It then prints a note to stderr and continues. A program
 that must not miss an event subscribes durably (docs/subscribe.md).`,
-		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			ctx, stop := context.WithCancel(c.Context())
-			defer stop()
-			w.ctx, w.stop = ctx, stop
-			y, err := p.system(ctx, data, "events")
-			if err != nil {
-				return err
-			}
-			defer y.close()
-			err = broker.Listen(ctx, y.NATS, y.Broker, "*", &w, daemon.CommandLogger(p.Stderr, slog.LevelError))
-			return errors.Join(err, w.err)
+		name: "events", needs: needAll, json: onePer("event"),
+		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
+			w.session = s
+			w.ctx, w.stop = context.WithCancel(ctx)
+			defer w.stop()
+			err := broker.Listen(w.ctx, s.NATS, s.Broker, "*", &w, daemon.CommandLogger(s.Stderr, slog.LevelError))
+			return nil, errors.Join(err, w.err)
 		},
-	}
+	})
 	c.Flags().Int64Var(&w.tenant, "tenant", 0, "only of this tenant")
 	c.Flags().StringVar(&w.eventType, "type", "", "only of this event type, such as created")
 	c.Flags().IntVar(&w.limit, "limit", 0, "at most this many events, then the command ends; 0 for no limit")
-	c.Flags().BoolVar(&w.asJSON, "json", false, "print JSON objects, one per event and line")
-	dataFlag(c, &data)
 	return c
 }
 
@@ -66,11 +56,10 @@ type watchedEvent struct {
 
 // eventWatch prints the events that it receives. It implements broker.Listener.
 type eventWatch struct {
-	Process
+	*session
 	tenant    int64
 	eventType string
 	limit     int
-	asJSON    bool
 	ctx       context.Context
 	stop      context.CancelFunc
 	printed   int

@@ -5,19 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"os"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 	"go.yaml.in/yaml/v3"
 
-	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/kinds"
-	"github.com/tidings/tidings/migrations"
 )
 
 // appliedKinds is the output of `tidings kinds apply --json`.
@@ -53,47 +49,6 @@ func (p Process) kindsCommand() *cobra.Command {
 	return c
 }
 
-// truthPool connects to the database of the truth.
-func (p Process) truthPool(ctx context.Context, data, name string) (*pgxpool.Pool, error) {
-	s, err := p.servers(ctx, data)
-	if err != nil {
-		return nil, err
-	}
-	pool, err := postgres.Open(ctx, s.DatabaseURL, s.Postgres, postgres.RoleSystem, name)
-	if err != nil {
-		return nil, err
-	}
-	if err := migrations.Check(ctx, pool, migrations.Truth); err != nil {
-		pool.Close()
-		return nil, err
-	}
-	return pool, nil
-}
-
-// kindsInForce reads the kinds of the truth.
-func (p Process) kindsInForce(ctx context.Context, data string) (*kinds.Set, error) {
-	pool, err := p.truthPool(ctx, data, "kinds")
-	if err != nil {
-		return nil, err
-	}
-	defer pool.Close()
-	return truthKinds(ctx, pool)
-}
-
-// truthKinds reads the kinds in force in the truth.
-func truthKinds(ctx context.Context, truth *pgxpool.Pool) (*kinds.Set, error) {
-	return kindsOf(ctx, truth, kinds.Truth)
-}
-
-// kindsOf reads the kinds in force in one of the databases.
-func kindsOf(ctx context.Context, pool *pgxpool.Pool, of kinds.Database) (*kinds.Set, error) {
-	c := kinds.NewCatalog(pool, of, slog.New(slog.DiscardHandler))
-	if err := c.Load(ctx); err != nil {
-		return nil, err
-	}
-	return c.Now(), nil
-}
-
 // kindsFile reads the file, or stdin for "-".
 func (p Process) kindsFile(name string) ([]byte, error) {
 	const most = 1 << 20
@@ -117,69 +72,42 @@ func (p Process) kindsFile(name string) ([]byte, error) {
 }
 
 func (p Process) kindsApplyCommand() *cobra.Command {
-	var (
-		data   string
-		asJSON bool
-		r      kinds.Request
-		sure   *asking
-	)
-	c := &cobra.Command{
-		Use:   "apply FILE",
-		Short: "Put the kinds of a file in force, beside the built-in ones",
-		Long: `Apply checks the whole file, creates the tables of new kinds in both databases, and puts the file in
+	var r kinds.Request
+	return p.command(command{
+		use:   "apply FILE",
+		short: "Put the kinds of a file in force, beside the built-in ones",
+		long: `Apply checks the whole file, creates the tables of new kinds in both databases, and puts the file in
 force. Processes use it within five seconds, without a restart. Apply removes kinds that the file
 does not name, and asks for confirmation first. It refuses a change that would reinterpret existing
 rows, and prints the reason. "-" reads the file from stdin. docs/kinds.md describes the file. After
 a failure, run the same command again: it completes the change.`,
-		Args: exactArgs(1),
-		RunE: func(c *cobra.Command, args []string) (err error) {
-			if err := setActor(&r.Actor); err != nil {
-				return err
-			}
-			if r.File, err = p.kindsFile(args[0]); err != nil {
-				return err
-			}
-			truth, err := p.truthPool(c.Context(), data, "kinds")
-			if err != nil {
-				return err
-			}
-			defer truth.Close()
-			projections, err := p.projectionsPool(c.Context(), data, "kinds")
-			if err != nil {
-				return err
-			}
-			defer projections.Close()
-			dbs := kinds.Databases{Truth: truth, Projections: projections}
-			if !r.DryRun {
-				if err := askKinds(c.Context(), dbs, r, sure); err != nil {
-					return inFile(args[0], err)
-				}
-			}
-			done, err := kinds.Apply(c.Context(), dbs, r)
-			if err != nil {
-				return inFile(args[0], err)
-			}
-			if asJSON {
-				if done.Changes == nil {
-					done.Changes = []kinds.Change{}
-				}
-				return p.writeJSON(appliedKinds{done, r.DryRun})
-			}
-			return p.sayApplied(done, r.DryRun)
+		args: exactArgs(1), name: "kinds", needs: needDatabases, json: oneObject,
+		actor: &r.Actor, reason: &r.Reason, dryRun: &r.DryRun, destructive: true,
+		check: func(s *session, args []string) (err error) {
+			r.File, err = s.kindsFile(args[0])
+			return err
 		},
-	}
-	c.Flags().BoolVar(&r.DryRun, "dry-run", false, "show what the command would do, and change nothing")
-	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
-	addActor(c, &r.Actor, &r.Reason)
-	sure = p.destructive(c)
-	dataFlag(c, &data)
-	return c
+		run: func(ctx context.Context, s *session, args []string) (*report, error) {
+			dbs := kinds.Databases{Truth: s.Truth, Projections: s.Projections}
+			if err := askKinds(ctx, dbs, r, s); err != nil {
+				return nil, inFile(args[0], err)
+			}
+			done, err := kinds.Apply(ctx, dbs, r)
+			if err != nil {
+				return nil, inFile(args[0], err)
+			}
+			if done.Changes == nil {
+				done.Changes = []kinds.Change{}
+			}
+			return reports(appliedKinds{done, r.DryRun}, func(w io.Writer) error { return sayApplied(w, done, r.DryRun) }), nil
+		},
+	})
 }
 
 // askKinds asks whether to remove kinds or parts of kinds. A change that only adds needs no
 // confirmation.
-func askKinds(ctx context.Context, dbs kinds.Databases, r kinds.Request, sure *asking) error {
-	return sure.ask(func(w io.Writer) error {
+func askKinds(ctx context.Context, dbs kinds.Databases, r kinds.Request, s *session) error {
+	return s.ask(func(w io.Writer) error {
 		r.DryRun = true
 		plan, err := kinds.Apply(ctx, dbs, r)
 		if err != nil {
@@ -208,10 +136,7 @@ func inFile(name string, err error) error {
 	return err
 }
 
-func (p Process) sayApplied(done kinds.Applied, dry bool) error {
-	if err := p.sayChanges(done.Changes, false); err != nil {
-		return err
-	}
+func sayApplied(w io.Writer, done kinds.Applied, dry bool) error {
 	text := fmt.Sprintf("These kinds are in force. All processes use them within 5 seconds. "+
 		"`tidings kinds history` lists this change as version %d.", done.Version)
 	switch {
@@ -220,93 +145,68 @@ func (p Process) sayApplied(done kinds.Applied, dry bool) error {
 	case dry:
 		text = "Nothing was changed (--dry-run)."
 	}
-	if _, err := fmt.Fprintln(p.Stdout, text); err != nil {
-		return fmt.Errorf("write the result: %w", err)
-	}
-	return nil
+	sayChanges(w, done.Changes, false)
+	_, err := fmt.Fprintln(w, text)
+	return err
 }
 
 // sayChanges prints a line for each change. With conditions it adds which changes are possible only
 // without contradicting rows.
-func (p Process) sayChanges(all []kinds.Change, conditions bool) error {
+func sayChanges(w io.Writer, all []kinds.Change, conditions bool) {
 	for _, c := range all {
 		line := fmt.Sprintf("%s: %s", c.Path, c.What)
 		if conditions && c.Kind != "" {
 			line += fmt.Sprintf(" (possible only if no row of %s prevents it; otherwise, %s)", c.Kind, c.Instead)
 		}
-		if _, err := fmt.Fprintln(p.Stdout, line); err != nil {
-			return fmt.Errorf("write the result: %w", err)
-		}
+		fmt.Fprintln(w, line)
 	}
-	return nil
 }
 
 func (p Process) kindsDiffCommand() *cobra.Command {
-	var (
-		data   string
-		asJSON bool
-	)
-	c := &cobra.Command{
-		Use:   "diff FILE",
-		Short: "Compare a file with the kinds in force",
-		Long: `Diff checks the whole file and prints the changes that tidings kinds apply would make. It does not
+	var to *kinds.Set
+	return p.command(command{
+		use:   "diff FILE",
+		short: "Compare a file with the kinds in force",
+		long: `Diff checks the whole file and prints the changes that tidings kinds apply would make. It does not
 read rows: tidings kinds apply --dry-run also finds rows that prevent a change.`,
-		Args: exactArgs(1),
-		RunE: func(c *cobra.Command, args []string) error {
-			file, err := p.kindsFile(args[0])
+		args: exactArgs(1), name: "kinds", needs: needTruth, json: onePer("change"),
+		check: func(s *session, args []string) error {
+			file, err := s.kindsFile(args[0])
 			if err != nil {
 				return err
 			}
-			to, err := kinds.Builtin().Extend(file)
-			if err != nil {
+			if to, err = kinds.Builtin().Extend(file); err != nil {
 				return inFile(args[0], &kinds.FileError{Err: err})
 			}
-			now, err := p.kindsInForce(c.Context(), data)
+			return nil
+		},
+		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
+			now, err := truthKinds(ctx, s.Truth)
 			if err != nil {
-				return err
+				return nil, err
 			}
 			changes := kinds.Changes(now, to)
-			if asJSON {
-				for _, change := range changes {
-					if err := p.writeJSON(change); err != nil {
-						return err
-					}
+			return lists(changes, func(w io.Writer) error {
+				if len(changes) == 0 {
+					return sayApplied(w, kinds.Applied{}, false)
 				}
+				sayChanges(w, changes, true)
 				return nil
-			}
-			if len(changes) == 0 {
-				return p.sayApplied(kinds.Applied{}, false)
-			}
-			return p.sayChanges(changes, true)
+			}), nil
 		},
-	}
-	c.Flags().BoolVar(&asJSON, "json", false, "print JSON objects, one per change and line")
-	dataFlag(c, &data)
-	return c
+	})
 }
 
 func (p Process) kindsListCommand() *cobra.Command {
-	var (
-		data   string
-		asJSON bool
-	)
-	c := &cobra.Command{
-		Use:   "list",
-		Short: "List the kinds in force",
-		Args:  cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			now, err := p.kindsInForce(c.Context(), data)
+	return p.command(command{
+		use: "list", short: "List the kinds in force", name: "kinds", needs: needTruth, json: onePer("kind"),
+		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
+			now, err := truthKinds(ctx, s.Truth)
 			if err != nil {
-				return err
+				return nil, err
 			}
-			rows := [][]string{{"NAME", "TYPE", "PLURAL", "OBJECTS", "CAPABILITIES", "SOURCE"}}
-			for _, k := range listed(now) {
-				if asJSON {
-					if err := p.writeJSON(k); err != nil {
-						return err
-					}
-					continue
-				}
+			all, rows := listed(now), [][]string{{"NAME", "TYPE", "PLURAL", "OBJECTS", "CAPABILITIES", "SOURCE"}}
+			for _, k := range all {
 				of, from := k.Parent, "file"
 				if k.Archetype == "edge" {
 					of = k.From + " → " + k.To
@@ -316,15 +216,9 @@ func (p Process) kindsListCommand() *cobra.Command {
 				}
 				rows = append(rows, []string{k.Name, k.Archetype, k.Plural, of, strings.Join(k.Has, ", "), from})
 			}
-			if asJSON {
-				return nil
-			}
-			return p.table(rows...)
+			return lists(all, rowsOf(rows...)), nil
 		},
-	}
-	c.Flags().BoolVar(&asJSON, "json", false, "print JSON objects, one per kind and line")
-	dataFlag(c, &data)
-	return c
+	})
 }
 
 // listed returns the kinds, sorted by archetype and name.
@@ -362,15 +256,12 @@ func capabilities(attributes map[string]kinds.Attribute, flags map[string]bool) 
 }
 
 func (p Process) kindsShowCommand() *cobra.Command {
-	var data string
-	c := &cobra.Command{
-		Use:   "show NAME",
-		Short: "Print a kind in the format of a file of kinds",
-		Args:  exactArgs(1),
-		RunE: func(c *cobra.Command, args []string) error {
-			now, err := p.kindsInForce(c.Context(), data)
+	return p.command(command{
+		use: "show NAME", short: "Print a kind in the format of a file of kinds", args: exactArgs(1), name: "kinds", needs: needTruth,
+		run: func(ctx context.Context, s *session, args []string) (*report, error) {
+			now, err := truthKinds(ctx, s.Truth)
 			if err != nil {
-				return err
+				return nil, err
 			}
 			one := kinds.Set{Objects: map[string]string{}}
 			if e, ok := now.Edge(args[0]); ok {
@@ -380,63 +271,42 @@ func (p Process) kindsShowCommand() *cobra.Command {
 				one.Children = map[string]kinds.Child{ch.Name: ch}
 				one.Objects[ch.Parent] = now.Objects[ch.Parent]
 			} else {
-				return fmt.Errorf("there is no kind %q: `tidings kinds list` lists all of them", args[0])
+				return nil, fmt.Errorf("there is no kind %q: `tidings kinds list` lists all of them", args[0])
 			}
-			enc := yaml.NewEncoder(p.Stdout)
-			enc.SetIndent(2)
-			if err := errors.Join(enc.Encode(one), enc.Close()); err != nil {
-				return fmt.Errorf("write the kind: %w", err)
-			}
-			return nil
+			return reports(nil, func(w io.Writer) error {
+				enc := yaml.NewEncoder(w)
+				enc.SetIndent(2)
+				return errors.Join(enc.Encode(one), enc.Close())
+			}), nil
 		},
-	}
-	dataFlag(c, &data)
-	return c
+	})
 }
 
 func (p Process) kindsHistoryCommand() *cobra.Command {
-	var (
-		data   string
-		asJSON bool
-	)
-	c := &cobra.Command{
-		Use:   "history",
-		Short: "List who applied which kinds, when and why",
-		Args:  cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			pool, err := p.truthPool(c.Context(), data, "kinds")
+	return p.command(command{
+		use: "history", short: "List who applied which kinds, when and why", name: "kinds", needs: needTruth, json: onePer("version"),
+		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
+			all, err := kinds.History(ctx, s.Truth)
 			if err != nil {
-				return err
+				return nil, err
 			}
-			defer pool.Close()
-			all, err := kinds.History(c.Context(), pool)
-			if err != nil {
-				return err
-			}
+			var versions []kindsVersion
 			for _, v := range all {
-				if asJSON {
-					if err := p.writeJSON(kindsVersion{v.Version, v.At.UTC(), v.By, v.Reason, v.Changes}); err != nil {
-						return err
-					}
-					continue
-				}
-				why := ""
-				if v.Reason != "" {
-					why = ": " + v.Reason
-				}
-				if _, err := fmt.Fprintf(p.Stdout, "Version %d, %s, %s%s\n", v.Version, utc(&v.At), v.By, why); err != nil {
-					return fmt.Errorf("write the result: %w", err)
-				}
-				for _, change := range v.Changes {
-					if _, err := fmt.Fprintf(p.Stdout, "  %s: %s\n", change.Path, change.What); err != nil {
-						return fmt.Errorf("write the result: %w", err)
-					}
-				}
+				versions = append(versions, kindsVersion{v.Version, v.At.UTC(), v.By, v.Reason, v.Changes})
 			}
-			return nil
+			return lists(versions, func(w io.Writer) error {
+				for _, v := range versions {
+					why := ""
+					if v.Reason != "" {
+						why = ": " + v.Reason
+					}
+					fmt.Fprintf(w, "Version %d, %s, %s%s\n", v.Version, utc(&v.At), v.Actor, why)
+					for _, change := range v.Changes {
+						fmt.Fprintf(w, "  %s: %s\n", change.Path, change.What)
+					}
+				}
+				return nil
+			}), nil
 		},
-	}
-	c.Flags().BoolVar(&asJSON, "json", false, "print JSON objects, one per version and line")
-	dataFlag(c, &data)
-	return c
+	})
 }

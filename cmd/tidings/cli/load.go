@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -50,14 +51,13 @@ type loading struct {
 
 func (p Process) loadCommand() *cobra.Command {
 	var (
-		data, kind, generate string
-		asJSON               bool
-		cfg                  load.Config
+		kind, generate string
+		cfg            load.Config
 	)
-	c := &cobra.Command{
-		Use:   "load (FILE | - | --generate SPEC) [--kind KIND]",
-		Short: "Load edges or children of a kind through the API",
-		Long: `Load sends one PUT per edge of a graph, or writes generated children. --kind selects the kind
+	c := p.command(command{
+		use:   "load (FILE | - | --generate SPEC) [--kind KIND]",
+		short: "Load edges or children of a kind through the API",
+		long: `Load sends one PUT per edge of a graph, or writes generated children. --kind selects the kind
 (tidings kinds list).
 
 FILE, or - for stdin, has one edge per line: FROM TO, two ids separated by tabs or spaces, then the
@@ -79,35 +79,30 @@ The same seed makes the same edges and children. You can run a load twice: it co
 and does not write them again. It updates an edge whose attributes differ from its line. The token
 needs the roles read and write. Load retries connection errors, 5xx and 429 until --retry-for passes
 without a success, so it continues after you kill and restart the server.`,
-		Args: rangeArgs(0, 1),
-		RunE: func(c *cobra.Command, args []string) error {
+		args: rangeArgs(0, 1), needs: needServers, json: oneObject,
+		run: func(ctx context.Context, s *session, args []string) (*report, error) {
 			if (generate != "") == (len(args) == 1) {
-				return &usageError{errors.New("load needs either a FILE (- for stdin), or --generate")}
+				return nil, &usageError{errors.New("load needs either a FILE (- for stdin), or --generate")}
 			}
 			if cfg.URL == "" || cfg.Token == "" {
-				in, err := p.instance(data)
+				in, err := s.instance(s.data)
 				if err != nil {
-					return fmt.Errorf("%w, or give --url and --token", err)
+					return nil, fmt.Errorf("%w, or give --url and --token", err)
 				}
-				if cfg.URL == "" {
-					cfg.URL = in.API
-				}
-				if cfg.Token == "" {
-					cfg.Token = in.Token
-				}
+				cfg.URL, cfg.Token = cmp.Or(cfg.URL, in.API), cmp.Or(cfg.Token, in.Token)
 			}
 			l, err := load.New(cfg)
 			if err != nil {
-				return &usageError{err}
+				return nil, &usageError{err}
 			}
-			w, done, err := p.loading(c.Context(), l, kind, generate, args)
+			w, done, err := s.loading(ctx, l, kind, generate, args)
 			if err != nil {
-				return err
+				return nil, err
 			}
 			defer done()
-			return p.load(c.Context(), l, w, asJSON)
+			return s.load(ctx, l, w)
 		},
-	}
+	})
 	c.Flags().StringVar(&kind, "kind", event.AggregateFollow, "the `kind` of the edges or children")
 	c.Flags().StringVar(&generate, "generate", "", "generate the rows: `users=N,edges=M,seed=S`, or posts=N,comments=M,seed=S, with "+
 		"the plurals of the kind")
@@ -115,8 +110,6 @@ without a success, so it continues after you kill and restart the server.`,
 	c.Flags().StringVar(&cfg.Token, "token", "", "bearer token with the roles read and write (default: the running dev's)")
 	c.Flags().IntVar(&cfg.Concurrency, "concurrency", 32, "parallel requests")
 	c.Flags().DurationVar(&cfg.RetryFor, "retry-for", 2*time.Minute, "give up after this time without a success")
-	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
-	dataFlag(c, &data)
 	return c
 }
 
@@ -196,16 +189,6 @@ func interruptible(ctx context.Context, r io.Reader) io.Reader {
 	return pr
 }
 
-// terminal reports whether w is a terminal.
-func terminal(w io.Writer) bool {
-	f, ok := w.(*os.File)
-	if !ok {
-		return false
-	}
-	info, err := f.Stat()
-	return err == nil && info.Mode()&os.ModeCharDevice != 0
-}
-
 func edgesLoading(l *load.Loader, k load.EdgeKind, edges iter.Seq2[load.Edge, error], total int64) loading {
 	return loading{
 		unit: "edges", total: total,
@@ -237,22 +220,29 @@ func childrenLoading(l *load.Loader, k load.ChildKind, plan *load.Children) load
 	}
 }
 
-// load runs the loader, shows its progress, and prints the summary in any case.
-func (p Process) load(ctx context.Context, l *load.Loader, w loading, asJSON bool) error {
-	start := time.Now()
-	done := make(chan struct{})
-	shown := make(chan struct{})
-	go func() {
-		defer close(shown)
-		if terminal(p.Stderr) {
-			p.showBar(l, w, done)
+// load runs the loader, shows its progress, and returns the summary in any case.
+func (p Process) load(ctx context.Context, l *load.Loader, w loading) (*report, error) {
+	start, last := time.Now(), int64(0)
+	stop := p.showing(w.total, w.unit, func(bar *progressbar.ProgressBar) {
+		st := l.Stats()
+		if st.Waiting != "" {
+			bar.Describe("waiting: " + st.Waiting)
 		} else {
-			p.showLines(l, w, start, done)
+			bar.Describe("loading")
 		}
-	}()
+		_ = bar.Set64(st.Done()) // a failure to draw the bar must not stop the load
+	}, func() string {
+		st := l.Stats()
+		line := fmt.Sprintf("%s  %s %s  %s/s", elapsed(start), count(st.Done()), w.unit,
+			count((st.Done()-last)/int64(lineInterval/time.Second)))
+		if st.Waiting != "" {
+			line += "  waiting: " + st.Waiting
+		}
+		last = st.Done()
+		return line
+	})
 	err := w.run(ctx)
-	close(done)
-	<-shown
+	stop()
 	if ctx.Err() != nil {
 		err = errors.New("stopped before the end: run the same command again to continue")
 	}
@@ -260,64 +250,6 @@ func (p Process) load(ctx context.Context, l *load.Loader, w loading, asJSON boo
 	if err != nil {
 		failed = err.Error()
 	}
-	object, table := w.summary(l.Stats(), time.Since(start).Seconds(), failed)
-	if asJSON {
-		return errors.Join(p.writeJSON(object), err)
-	}
-	return errors.Join(p.table(table...), err)
-}
-
-const (
-	barInterval  = 100 * time.Millisecond
-	lineInterval = 5 * time.Second
-)
-
-func (p Process) showBar(l *load.Loader, w loading, done <-chan struct{}) {
-	bar := progressbar.NewOptions64(w.total, progressbar.OptionSetWriter(p.Stderr), progressbar.OptionShowCount(),
-		progressbar.OptionShowIts(),
-		progressbar.OptionSetItsString(w.unit), progressbar.OptionClearOnFinish(), progressbar.OptionUseANSICodes(true),
-		progressbar.OptionSetWidth(30))
-	ticker := time.NewTicker(barInterval)
-	defer ticker.Stop()
-	for {
-		s := l.Stats()
-		if s.Waiting != "" {
-			bar.Describe("waiting: " + s.Waiting)
-		} else {
-			bar.Describe("loading")
-		}
-		_ = bar.Set64(s.Done()) // a failure to draw the bar must not stop the load
-		select {
-		case <-ticker.C:
-		case <-done:
-			_ = bar.Clear()
-			return
-		}
-	}
-}
-
-// elapsed is the column of the time since start in progress lines.
-func elapsed(start time.Time) string {
-	return fmt.Sprintf("%6s", time.Since(start).Round(time.Second))
-}
-
-func (p Process) showLines(l *load.Loader, w loading, start time.Time, done <-chan struct{}) {
-	ticker := time.NewTicker(lineInterval)
-	defer ticker.Stop()
-	var last int64
-	for {
-		select {
-		case <-ticker.C:
-		case <-done:
-			return
-		}
-		s := l.Stats()
-		line := fmt.Sprintf("%s  %s %s  %s/s", elapsed(start), count(s.Done()), w.unit,
-			count((s.Done()-last)/int64(lineInterval/time.Second)))
-		if s.Waiting != "" {
-			line += "  waiting: " + s.Waiting
-		}
-		fmt.Fprintln(p.Stderr, line)
-		last = s.Done()
-	}
+	object, rows := w.summary(l.Stats(), time.Since(start).Seconds(), failed)
+	return reports(object, rowsOf(rows...)), err
 }

@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 
@@ -20,15 +21,11 @@ type migrated struct {
 }
 
 func (p Process) migrateCommand() *cobra.Command {
-	var (
-		data   string
-		logins string
-		asJSON bool
-	)
-	c := &cobra.Command{
-		Use:   "migrate",
-		Short: "Upgrade both schemas to this program's version",
-		Long: `Migrate applies the missing migrations of both schemas: the truth in DATABASE_URL, and the
+	var logins string
+	c := p.command(command{
+		use:   "migrate",
+		short: "Upgrade both schemas to this program's version",
+		long: `Migrate applies the missing migrations of both schemas: the truth in DATABASE_URL, and the
 projections in PROJECTIONS_DATABASE_URL. Without that variable, both are in one database. The login
 must own the tables, and must have the right to create roles. You can run it twice, or from two
 places at once. tidings dev migrates by itself.
@@ -40,39 +37,37 @@ password, and this role as its only one. Logins that the file does not name rema
 While a statement waits for a lock, all other users of the table wait behind that statement. So none
 waits longer than half a second. Migrate retries each second until it gets the lock or you press
 Ctrl-C, and logs the sessions that hold the lock.`,
-		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			s, err := p.servers(c.Context(), data)
+		needs: needServers, json: oneObject,
+		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
+			at, err := s.servers(ctx, s.data)
 			if err != nil {
-				return err
+				return nil, err
 			}
 			var m migrated
-			log := daemon.CommandLogger(p.Stderr, slog.LevelInfo)
-			if m.Truth, err = migrations.Up(c.Context(), s.DatabaseURL, migrations.Truth, log); err != nil {
-				return err
+			log := daemon.CommandLogger(s.Stderr, slog.LevelInfo)
+			if m.Truth, err = migrations.Up(ctx, at.DatabaseURL, migrations.Truth, log); err != nil {
+				return nil, err
 			}
-			if m.Projections, err = migrations.Up(c.Context(), s.ProjectionsDatabaseURL, migrations.Projections, log); err != nil {
-				return err
+			if m.Projections, err = migrations.Up(ctx, at.ProjectionsDatabaseURL, migrations.Projections, log); err != nil {
+				return nil, err
 			}
-			if m.Logins, err = makeLogins(c.Context(), s, logins); err != nil {
-				return err
+			if m.Logins, err = makeLogins(ctx, at, logins); err != nil {
+				return nil, err
 			}
-			if asJSON {
-				return p.writeJSON(m)
-			}
-			if logins != "" {
-				fmt.Fprintf(p.Stdout, "Logins: %d.\n", m.Logins)
-			}
-			return p.table(
-				[]string{"schema", "version", "applied now"},
-				[]string{string(migrations.Truth), fmt.Sprint(migrations.Latest(migrations.Truth)), fmt.Sprint(m.Truth)},
-				[]string{string(migrations.Projections), fmt.Sprint(migrations.Latest(migrations.Projections)), fmt.Sprint(m.Projections)},
-			)
+			return reports(m, func(w io.Writer) error {
+				if logins != "" {
+					fmt.Fprintf(w, "Logins: %d.\n", m.Logins)
+				}
+				return tableTo(w,
+					[]string{"schema", "version", "applied now"},
+					[]string{string(migrations.Truth), fmt.Sprint(migrations.Latest(migrations.Truth)), fmt.Sprint(m.Truth)},
+					[]string{string(migrations.Projections), fmt.Sprint(migrations.Latest(migrations.Projections)),
+						fmt.Sprint(m.Projections)},
+				)
+			}), nil
 		},
-	}
-	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	})
 	c.Flags().StringVar(&logins, "logins", "", "a `file` of logins to create")
-	dataFlag(c, &data)
 	return c
 }
 

@@ -41,10 +41,10 @@ func (p Process) naming(ctx context.Context) (c broker.Config, err error) {
 
 func (p Process) natsUsersCommand() *cobra.Command {
 	var subscribers []string
-	c := &cobra.Command{
-		Use:   "users",
-		Short: "Print the accounts and users of a NATS server with their permissions",
-		Long: `Users prints a part of a server's configuration, with the users relay, api, consumer, operator and
+	c := p.command(command{
+		use:   "users",
+		short: "Print the accounts and users of a NATS server with their permissions",
+		long: `Users prints a part of a server's configuration, with the users relay, api, consumer, operator and
 the subscribers that you name, each in its account. Include it in nats.conf. It denies everything
 that a user does not need. The server's environment variable NATS_PASSWORD_NAME has the password of
 a user: plain text that begins with a letter, or a bcrypt hash.
@@ -54,22 +54,20 @@ a user: plain text that begins with a letter, or a bcrypt hash.
 A process needs its user in NATS_URL (nats://relay:PASSWORD@host:4222) and
 NATS_INBOX_PREFIX=_INBOX_USER. The command reads NATS_STREAM, NATS_SUBJECT_PREFIX and
 NATS_LIVE_PREFIX like the binaries.`,
-		Example: `  tidings nats users --subscriber name=feed,tenant=7 --subscriber ` +
+		example: `  tidings nats users --subscriber name=feed,tenant=7 --subscriber ` +
 			`name=mailer,tenant=7,durable,filter=follow.created`,
-		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			cfg, err := p.naming(c.Context())
+		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
+			cfg, err := s.naming(ctx)
 			if err != nil {
-				return err
+				return nil, err
 			}
 			all, err := parseSubscribers(subscribers)
 			if err != nil {
-				return err
+				return nil, err
 			}
-			_, err = fmt.Fprint(p.Stdout, "# tidings nats users; see docs/security.md\n", broker.Users(cfg, all))
-			return err
+			return reports(nil, sentence("# tidings nats users; see docs/security.md\n%s", broker.Users(cfg, all))), nil
 		},
-	}
+	})
 	c.Flags().StringArrayVar(&subscribers, "subscriber", nil, subscriberFlag)
 	return c
 }
@@ -131,10 +129,10 @@ const (
 
 func (p Process) natsAccountCommand() *cobra.Command {
 	var subscribers []string
-	c := &cobra.Command{
-		Use:   "account DIR",
-		Short: "Create the operator and the accounts for NATS servers in operator mode, or add subscribers to them",
-		Long: `Account makes the keys in DIR that do not exist yet, and writes DIR/nats-account.conf, a part of the
+	c := p.command(command{
+		use:   "account DIR",
+		short: "Create the operator and the accounts for NATS servers in operator mode, or add subscribers to them",
+		long: `Account makes the keys in DIR that do not exist yet, and writes DIR/nats-account.conf, a part of the
 servers' configuration: include it in nats.conf. DIR/subscribers has the subscribers, one per line.
 To add one, use --subscriber or edit that file, run the command again, give the new
 nats-account.conf to all servers, and reload them (nats-server --signal reload). Then tidings nats
@@ -144,55 +142,66 @@ creds signs credentials.
 
 The files DIR/*.seed are secrets: operator.seed signs accounts, the others sign users. Put none of
 them on a server.`,
-		Example: `  tidings nats account keys --subscriber name=mailer,tenant=7,durable,filter=follow.created`,
-		Args:    exactArgs(1),
-		RunE: func(c *cobra.Command, args []string) error {
-			cfg, err := p.naming(c.Context())
+		example: `  tidings nats account keys --subscriber name=mailer,tenant=7,durable,filter=follow.created`,
+		args:    exactArgs(1),
+		run: func(ctx context.Context, s *session, args []string) (*report, error) {
+			cfg, err := s.naming(ctx)
 			if err != nil {
-				return err
+				return nil, err
 			}
 			dir := args[0]
 			if err := os.MkdirAll(dir, 0o700); err != nil {
-				return err
+				return nil, err
 			}
-			lines, err := readSubscribers(dir)
+			d, err := readKeyDir(dir, subscribers...)
 			if err != nil {
-				return err
+				return nil, err
 			}
-			for _, s := range subscribers {
-				if !slices.Contains(lines, s) {
-					lines = append(lines, s)
-				}
-			}
-			all, err := parseSubscribers(lines)
+			added, err := d.keys.Add(d.all)
 			if err != nil {
-				return err
-			}
-			keys, err := readKeys(dir)
-			if err != nil {
-				return err
-			}
-			added, err := keys.Add(all)
-			if err != nil {
-				return err
+				return nil, err
 			}
 			for _, name := range added { // first, because the configuration is worth nothing without them
-				if err := writeNew(filepath.Join(dir, name+seedSuffix), []byte(keys[name]+"\n")); err != nil {
-					return err
+				if err := writeNew(filepath.Join(dir, name+seedSuffix), []byte(d.keys[name]+"\n")); err != nil {
+					return nil, err
 				}
 			}
-			text := "# one subscriber per line; then run tidings nats account again\n" + strings.Join(append(lines, ""), "\n")
-			if err := errors.Join(replace(filepath.Join(dir, subscribersFile), []byte(text)),
-				writeServers(dir, cfg, all, keys)); err != nil {
-				return err
+			text := "# one subscriber per line; then run tidings nats account again\n" + strings.Join(append(d.lines, ""), "\n")
+			if err := errors.Join(replace(filepath.Join(dir, subscribersFile), []byte(text)), d.writeServers(cfg)); err != nil {
+				return nil, err
 			}
-			fmt.Fprintf(p.Stdout, "Wrote %s, with %s. New keys: %d.\n", filepath.Join(dir, serversFile),
-				words.Of(int64(len(lines)), "subscriber"), len(added))
-			return nil
+			return reports(nil, sentence("Wrote %s, with %s. New keys: %d.\n", filepath.Join(dir, serversFile),
+				words.Of(int64(len(d.lines)), "subscriber"), len(added))), nil
 		},
-	}
+	})
 	c.Flags().StringArrayVar(&subscribers, "subscriber", nil, subscriberFlag)
 	return c
+}
+
+// keyDir is a directory of keys.
+type keyDir struct {
+	dir   string
+	lines []string           // of its file of subscribers
+	all   []broker.Principal // our own, and those of the lines
+	keys  broker.Keys
+}
+
+// readKeyDir reads a directory of keys, and adds the subscribers that it does not have.
+func readKeyDir(dir string, more ...string) (d keyDir, err error) {
+	d.dir = dir
+	if d.lines, err = readSubscribers(dir); err != nil {
+		return d, err
+	}
+	for _, s := range more {
+		if !slices.Contains(d.lines, s) {
+			d.lines = append(d.lines, s)
+		}
+	}
+	if d.all, err = parseSubscribers(d.lines); err != nil {
+		return d, err
+	}
+	d.keys, err = readKeys(dir)
+	return d, err
 }
 
 // readSubscribers returns the lines of a directory's file of subscribers.
@@ -232,10 +241,10 @@ func (p Process) natsCredsCommand() *cobra.Command {
 		dir, out string
 		expires  time.Duration
 	)
-	c := &cobra.Command{
-		Use:   "creds --keys DIR --role ROLE --out FILE",
-		Short: "Write a credentials file for one binary or subscriber",
-		Long: `Creds signs credentials with a key of the directory that tidings nats account made. They allow what
+	c := p.command(command{
+		use:   "creds --keys DIR --role ROLE --out FILE",
+		short: "Write a credentials file for one binary or subscriber",
+		long: `Creds signs credentials with a key of the directory that tidings nats account made. They allow what
 the role needs and nothing else. A process reads them with NATS_CREDENTIALS=FILE and
 NATS_INBOX_PREFIX=_INBOX_USER, which the command prints. It reads the file at each connection, so
 replace the file before the credentials expire. tidings nats revoke ends them
@@ -244,50 +253,48 @@ earlier.
 The roles are relay, api, consumer (also for the archiver), operator (for the program tidings) and
 subscriber. A subscriber needs its --name, and its --tenant if it has one. DIR/subscribers says what
 it gets.`,
-		Example: `  tidings nats creds --keys keys --role relay --out relay.creds
+		example: `  tidings nats creds --keys keys --role relay --out relay.creds
   tidings nats creds --keys keys --role subscriber --name mailer --tenant 7 --expires 2160h --out mailer.creds`,
-		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			cfg, err := p.naming(c.Context())
+		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
+			cfg, err := s.naming(ctx)
 			if err != nil {
-				return err
+				return nil, err
 			}
 			if err := who.Validate(); err != nil {
-				return &usageError{err}
+				return nil, &usageError{err}
 			}
-			if c.Flags().Changed("tenant") && who.Tenant == 0 { // 0 would mean all tenants
-				return &usageError{errors.New("--tenant is 0: want 1 or more")}
+			if s.changed("tenant") && who.Tenant == 0 { // 0 would mean all tenants
+				return nil, &usageError{errors.New("--tenant is 0: want 1 or more")}
 			}
 			if dir == "" || out == "" || expires < 0 {
-				return &usageError{errors.New("--keys and --out are required; --expires must be 0 or more")}
+				return nil, &usageError{errors.New("--keys and --out are required; --expires must be 0 or more")}
 			}
-			if who, err = known(dir, who); err != nil {
-				return err
-			}
-			keys, err := readKeys(dir)
+			d, err := readKeyDir(dir)
 			if err != nil {
-				return err
+				return nil, err
 			}
-			creds, err := keys.Credentials(cfg, who, expires)
+			if who, err = d.known(who); err != nil {
+				return nil, err
+			}
+			creds, err := d.keys.Credentials(cfg, who, expires)
 			if err != nil {
-				return err
+				return nil, err
 			}
 			if err := replace(out, creds); err != nil {
-				return err
+				return nil, err
 			}
 			user, err := broker.ReadUser(out)
 			if err != nil {
-				return err
+				return nil, err
 			}
 			until := "never expires"
 			if expires > 0 {
 				until = "expires at " + user.Expires.UTC().Format(time.RFC3339)
 			}
-			fmt.Fprintf(p.Stdout, "Wrote %s, which %s. Use it with NATS_INBOX_PREFIX=%s.\n"+
-				"Its public key, by which you can revoke it without the file: %s\n", out, until, who.InboxPrefix(), user.Key)
-			return nil
+			return reports(nil, sentence("Wrote %s, which %s. Use it with NATS_INBOX_PREFIX=%s.\n"+
+				"Its public key, by which you can revoke it without the file: %s\n", out, until, who.InboxPrefix(), user.Key)), nil
 		},
-	}
+	})
 	f := c.Flags()
 	f.StringVar(&dir, "keys", "", "directory of tidings nats account")
 	f.StringVar(&out, "out", "", "file to write, mode 0600; a process that reads it sees the old file or the new one")
@@ -299,22 +306,14 @@ it gets.`,
 }
 
 // known returns a principal with what the directory's file of subscribers says of it.
-func known(dir string, who broker.Principal) (broker.Principal, error) {
-	lines, err := readSubscribers(dir)
-	if err != nil {
-		return who, err
-	}
-	all, err := parseSubscribers(lines)
-	if err != nil {
-		return who, err
-	}
-	i := slices.IndexFunc(all, func(p broker.Principal) bool { return p.Role == who.Role && p.Login() == who.Login() })
+func (d keyDir) known(who broker.Principal) (broker.Principal, error) {
+	i := slices.IndexFunc(d.all, func(p broker.Principal) bool { return p.Role == who.Role && p.Login() == who.Login() })
 	if i >= 0 {
-		return all[i], nil
+		return d.all[i], nil
 	}
 	if who.Role == broker.Subscriber {
 		return who, &usageError{fmt.Errorf("%s has no subscriber %s: add it with tidings nats account --subscriber",
-			filepath.Join(dir, subscribersFile), who.Login())}
+			filepath.Join(d.dir, subscribersFile), who.Login())}
 	}
 	return who, nil
 }
@@ -326,10 +325,10 @@ func (p Process) natsDurableCommand() *cobra.Command {
 		cfg   struct{ Broker broker.Config }
 		since string
 	)
-	c := &cobra.Command{
-		Use:   "durable --name NAME",
-		Short: "Create the durable consumers of a subscriber",
-		Long: `Durable creates a subscriber's durable consumers: on each stream, and on the stream of its dead
+	c := p.command(command{
+		use:   "durable --name NAME",
+		short: "Create the durable consumers of a subscriber",
+		long: `Durable creates a subscriber's durable consumers: on each stream, and on the stream of its dead
 letters. A relay creates the same ones on the streams of a later resize. A subscriber's own login
 cannot do that, because the request names the subject to which NATS delivers. Consumers that exist
 get the settings and keep their positions. The command needs the login operator.
@@ -337,42 +336,42 @@ get the settings and keep their positions. The command needs the login operator.
 For a subscriber of tenant 7 with the name mailer they are named t7_mailer. Without a tenant the
 name is that of subscribe.Handle: mailer-follow-created with --filter follow.created. Use the same
 name, tenant and filter as in tidings nats users or tidings nats account.`,
-		Example: `  tidings nats durable --name mailer --tenant 7 --filter follow.created`,
-		Args:    cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			if err := envconfig.ProcessWith(c.Context(), &envconfig.Config{Target: &cfg, Lookuper: p.Env}); err != nil {
-				return &usageError{fmt.Errorf("read the environment: %w", err)}
+		example: `  tidings nats durable --name mailer --tenant 7 --filter follow.created`,
+		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
+			if err := envconfig.ProcessWith(ctx, &envconfig.Config{Target: &cfg, Lookuper: s.Env}); err != nil {
+				return nil, &usageError{fmt.Errorf("read the environment: %w", err)}
 			}
 			who.Role, who.Durable = broker.Subscriber, true
-			if c.Flags().Changed("tenant") && who.Tenant == 0 { // 0 would mean all tenants
-				return &usageError{errors.New("--tenant is 0: want 1 or more")}
+			if s.changed("tenant") && who.Tenant == 0 { // 0 would mean all tenants
+				return nil, &usageError{errors.New("--tenant is 0: want 1 or more")}
 			}
 			err := who.Validate()
 			if since != "" && err == nil {
 				how.Since, err = parseAge(since, time.Now())
 			}
 			if err != nil {
-				return &usageError{err}
+				return nil, &usageError{err}
 			}
-			nc, err := broker.Connect(cfg.Broker, "nats durable", daemon.CommandLogger(p.Stderr, slog.LevelError),
+			nc, err := broker.Connect(cfg.Broker, "nats durable", daemon.CommandLogger(s.Stderr, slog.LevelError),
 				nats.RetryOnFailedConnect(false))
 			if err != nil {
-				return err
+				return nil, err
 			}
 			defer nc.Close()
 			js, err := jetstream.New(nc)
 			if err != nil {
-				return fmt.Errorf("use JetStream: %w", err)
+				return nil, fmt.Errorf("use JetStream: %w", err)
 			}
-			created, err := broker.Subscribe(c.Context(), js, cfg.Broker, who, how)
-			if len(created) > 0 {
-				fmt.Fprintf(p.Stdout, "Created consumer %s on %s.\n", who.DurableName(), strings.Join(created, ", "))
-			} else if err == nil {
-				fmt.Fprintf(p.Stdout, "Consumer %s exists on every stream.\n", who.DurableName())
+			created, err := broker.Subscribe(ctx, js, cfg.Broker, who, how)
+			switch {
+			case len(created) > 0:
+				return reports(nil, sentence("Created consumer %s on %s.\n", who.DurableName(), strings.Join(created, ", "))), err
+			case err != nil:
+				return nil, err
 			}
-			return err
+			return reports(nil, sentence("Consumer %s exists on every stream.\n", who.DurableName())), nil
 		},
-	}
+	})
 	f := c.Flags()
 	f.StringVar(&who.Name, "name", "", "the subscriber's name")
 	f.Int64Var(&who.Tenant, "tenant", 0, "the tenant")

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -21,66 +22,56 @@ const revokedFile = "revoked"
 
 func (p Process) natsRevokeCommand() *cobra.Command {
 	var dir, creds, key string
-	c := &cobra.Command{
-		Use:   "revoke --keys DIR (--creds FILE | --user-key KEY)",
-		Short: "Revoke a credentials file before it expires",
-		Long: `Revoke makes the accounts refuse the credentials. It adds the user to DIR/revoked and writes
+	c := p.command(command{
+		use:   "revoke --keys DIR (--creds FILE | --user-key KEY)",
+		short: "Revoke a credentials file before it expires",
+		long: `Revoke makes the accounts refuse the credentials. It adds the user to DIR/revoked and writes
 DIR/nats-account.conf again, as tidings nats account does. Name the user by the credentials file, or
 by the public key that tidings nats creds printed.
 
 The servers learn of it when you give them the new nats-account.conf and reload them (nats-server
 --signal reload). Then they close the user's connections and admit no new ones. Credentials that you
 sign afterwards have another key, so they are valid.`,
-		Example: `  tidings nats revoke --keys keys --creds mailer.creds`,
-		Args:    cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			cfg, err := p.naming(c.Context())
+		example: `  tidings nats revoke --keys keys --creds mailer.creds`,
+		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
+			cfg, err := s.naming(ctx)
 			if err != nil {
-				return err
+				return nil, err
 			}
 			if dir == "" || (creds == "") == (key == "") {
-				return &usageError{errors.New("want --keys, and either --creds or --user-key")}
+				return nil, &usageError{errors.New("want --keys, and either --creds or --user-key")}
 			}
 			user := broker.User{Key: key}
 			if creds != "" {
 				if user, err = broker.ReadUser(creds); err != nil {
-					return err
+					return nil, err
 				}
 			}
 			// The clock of the machine that signed the credentials may be ahead. Each credentials
 			// file has a key of its own, so a later time revokes no other one.
 			r := broker.Revocation{Key: user.Key, Account: user.Account, At: time.Now().Add(24 * time.Hour)}
 			if err := r.Validate(); err != nil {
-				return &usageError{err}
+				return nil, &usageError{err}
 			}
-			lines, err := readSubscribers(dir)
+			d, err := readKeyDir(dir)
 			if err != nil {
-				return err
+				return nil, err
 			}
-			all, err := parseSubscribers(lines)
-			if err != nil {
-				return err
-			}
-			keys, err := readKeys(dir)
-			if err != nil {
-				return err
-			}
-			if user.Account != "" && !keys.HasAccount(user.Account) {
-				return fmt.Errorf("no key in %s belongs to the account of %s (%s)", dir, creds, user.Account)
+			if user.Account != "" && !d.keys.HasAccount(user.Account) {
+				return nil, fmt.Errorf("no key in %s belongs to the account of %s (%s)", dir, creds, user.Account)
 			}
 			if err := appendRevoked(dir, r); err != nil { // first, because every later configuration must have it
-				return err
+				return nil, err
 			}
-			if err := writeServers(dir, cfg, all, keys); err != nil {
-				return err
+			if err := d.writeServers(cfg); err != nil {
+				return nil, err
 			}
-			fmt.Fprintf(p.Stdout, "Wrote %s, which revokes %s (%s).\n"+
+			return reports(nil, sentence("Wrote %s, which revokes %s (%s).\n"+
 				"Install it on every NATS server, and reload each one: nats-server --signal reload.\n"+
 				"Until then the server accepts the credentials.\n",
-				filepath.Join(dir, serversFile), user.Key, cmp.Or(user.Name, "name unknown"))
-			return nil
+				filepath.Join(dir, serversFile), user.Key, cmp.Or(user.Name, "name unknown"))), nil
 		},
-	}
+	})
 	f := c.Flags()
 	f.StringVar(&dir, "keys", "", "directory of tidings nats account")
 	f.StringVar(&creds, "creds", "", "the credentials file to revoke")
@@ -124,14 +115,14 @@ func readRevoked(dir string) (all []broker.Revocation, err error) {
 }
 
 // writeServers writes the servers' configuration with the accounts of all and every revocation.
-func writeServers(dir string, cfg broker.Config, all []broker.Principal, keys broker.Keys) error {
-	revoked, err := readRevoked(dir)
+func (d keyDir) writeServers(cfg broker.Config) error {
+	revoked, err := readRevoked(d.dir)
 	if err != nil {
 		return err
 	}
-	conf, err := keys.Server(cfg, all, revoked...)
+	conf, err := d.keys.Server(cfg, d.all, revoked...)
 	if err != nil {
 		return err
 	}
-	return replace(filepath.Join(dir, serversFile), []byte(conf))
+	return replace(filepath.Join(d.dir, serversFile), []byte(conf))
 }

@@ -57,57 +57,37 @@ func (p Process) partitionsCommand() *cobra.Command {
 }
 
 func (p Process) partitionsListCommand() *cobra.Command {
-	var (
-		data        string
-		asJSON, all bool
-	)
-	c := &cobra.Command{
-		Use:   "list",
-		Short: "Show each partition, its slots and its stream",
-		Args:  cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			y, err := p.system(c.Context(), data, "partitions")
+	var all bool
+	c := p.command(command{
+		use: "list", short: "Show each partition, its slots and its stream",
+		name: "partitions", needs: needAll, json: onePer("partition"),
+		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
+			st, err := status.Await(ctx, s.Sources, status.Patience, status.State.Seen)
 			if err != nil {
-				return err
-			}
-			defer y.close()
-			st, err := status.Await(c.Context(), y.Sources, status.Patience, status.State.Seen)
-			if err != nil {
-				return err
+				return nil, err
 			}
 			if st.IsUnread(status.PartPartitions) {
-				return errors.New(strings.Join(notes(st), "\n"))
+				return nil, errors.New(strings.Join(notes(st), "\n"))
 			}
-			if asJSON {
-				for _, s := range st.Partitions {
-					if s.State != status.Closed || all {
-						if err := p.writeJSON(s); err != nil {
-							return err
-						}
-					}
-				}
-				return nil
-			}
-			return p.table(partitionRows(st.Partitions, all)...)
+			shown := slices.DeleteFunc(slices.Clone(st.Partitions), func(p status.Partition) bool {
+				return p.State == status.Closed && !all
+			})
+			return lists(shown, rowsOf(partitionRows(shown, true)...)), nil
 		},
-	}
+	})
 	c.Flags().BoolVar(&all, "all", false, "show closed partitions too")
-	c.Flags().BoolVar(&asJSON, "json", false, "print JSON objects, one per partition and line")
-	dataFlag(c, &data)
 	return c
 }
 
 func (p Process) partitionsResizeCommand() *cobra.Command {
 	var (
-		data string
 		to   int
 		wait time.Duration
-		sure *asking
 	)
-	c := &cobra.Command{
-		Use:   "resize --to N",
-		Short: "Change the number of partitions",
-		Long: `Resize replaces the open partitions by new ones, which share the slots evenly. The relays finish
+	c := p.command(command{
+		use:   "resize --to N",
+		short: "Change the number of partitions",
+		long: `Resize replaces the open partitions by new ones, which share the slots evenly. The relays finish
 their current batches on the old streams, close these, and open the new ones. The consumers read
 each old stream to its end before they begin its successors. Writers do not wait, and no event
 overtakes another of its aggregate. Old streams remain until you remove them.
@@ -115,38 +95,34 @@ overtakes another of its aggregate. Old streams remain until you remove them.
 The number of partitions is 1, 2, 4, 8, 16 or 32. More partitions let more relays and more instances
 of a consumer work at once. You cannot take a resize back, and a second one cannot begin before the
 first has ended.`,
-		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
+		name: "partitions", needs: needAll, destructive: true,
+		check: func(*session, []string) error {
 			if to < 1 || to > 32 || to&(to-1) != 0 {
 				return &usageError{fmt.Errorf("--to is %d: want 1, 2, 4, 8, 16 or 32", to)}
 			}
 			if wait < 0 {
 				return &usageError{fmt.Errorf("--wait is %s: want 0 or more", wait)}
 			}
-			y, err := p.system(c.Context(), data, "partitions")
+			return nil
+		},
+		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
+			known, err := outbox.Partitions(ctx, s.Truth)
 			if err != nil {
-				return err
-			}
-			defer y.close()
-			known, err := outbox.Partitions(c.Context(), y.Truth)
-			if err != nil {
-				return err
+				return nil, err
 			}
 			now := len(slices.DeleteFunc(outbox.Active(known), func(a outbox.Partition) bool { return a.Closing }))
 			if now != to {
-				if err := sure.ask(textLines(fmt.Sprintf("There %s now. The relays close their streams, and open %d new ones.",
+				if err := s.ask(textLines(fmt.Sprintf("There %s now. The relays close their streams, and open %d new ones.",
 					are(now, "partition"), to), "You cannot undo a resize.")); err != nil {
-					return err
+					return nil, err
 				}
 			}
-			return p.resize(c.Context(), y, to, wait)
+			return nil, s.resize(ctx, s.system, to, wait)
 		},
-	}
+	})
 	c.Flags().IntVar(&to, "to", 0, "the number of partitions")
 	c.Flags().DurationVar(&wait, "wait", time.Minute, "how long to wait for the end of the resize; 0 to return at once. "+
 		"After this time the exit code is 1, and the resize continues by itself")
-	sure = p.destructive(c)
-	dataFlag(c, &data)
 	return c
 }
 

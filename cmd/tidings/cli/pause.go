@@ -1,7 +1,7 @@
 package cli
 
 import (
-	"fmt"
+	"context"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -18,90 +18,50 @@ type pauseResult struct {
 }
 
 func (p Process) pauseCommand() *cobra.Command {
-	var (
-		data, consumer, actor, reason string
-		asJSON                        bool
-	)
-	c := &cobra.Command{
-		Use:   "pause --consumer NAME",
-		Short: "Pause a consumer",
-		Long: `Within two seconds every instance of the consumer finishes its batch and applies no more events,
+	var actor, reason string
+	return p.pausing(command{
+		use:   "pause --consumer NAME",
+		short: "Pause a consumer",
+		long: `Within two seconds every instance of the consumer finishes its batch and applies no more events,
 also after a restart. No event is lost: the events wait on the stream, which keeps them for
 NATS_MAX_AGE. The consumer's lag grows, and its alert fires.`,
-		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			if err := checkConsumer("--consumer", consumer, false); err != nil {
-				return err
-			}
-			if err := setActor(&actor); err != nil {
-				return err
-			}
-			pool, err := p.projectionsPool(c.Context(), data, "pause")
-			if err != nil {
-				return err
-			}
-			defer pool.Close()
-			changed, err := consumers.Pause(c.Context(), pool, consumer, actor, reason)
-			if err != nil {
-				return err
-			}
-			text := "%s is paused: its instances finish their batches within two seconds. `tidings resume --consumer %[1]s` resumes it.\n"
-			if !changed {
-				text = "%s was already paused: see `tidings status`.\n"
-			}
-			return p.sayPaused(asJSON, pauseResult{consumer, true, changed}, text)
-		},
-	}
-	addActor(c, &actor, &reason)
-	addPauseFlags(c, &consumer, &asJSON, &data)
-	return c
+		name: "pause", actor: &actor, reason: &reason,
+	}, true, func(ctx context.Context, s *session, consumer string) (changed bool, text string, err error) {
+		changed, err = consumers.Pause(ctx, s.Projections, consumer, actor, reason)
+		if !changed {
+			return changed, "%s was already paused: see `tidings status`.\n", err
+		}
+		return changed, "%s is paused: its instances finish their batches within two seconds. " +
+			"`tidings resume --consumer %[1]s` resumes it.\n", err
+	})
 }
 
 func (p Process) resumeCommand() *cobra.Command {
-	var (
-		data, consumer string
-		asJSON         bool
-	)
-	c := &cobra.Command{
-		Use:   "resume --consumer NAME",
-		Short: "Resume a paused consumer",
-		Args:  cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			if err := checkConsumer("--consumer", consumer, false); err != nil {
-				return err
-			}
-			pool, err := p.projectionsPool(c.Context(), data, "resume")
-			if err != nil {
-				return err
-			}
-			defer pool.Close()
-			changed, err := consumers.Resume(c.Context(), pool, consumer)
-			if err != nil {
-				return err
-			}
-			text := "%s is resumed.\n"
+	return p.pausing(command{use: "resume --consumer NAME", short: "Resume a paused consumer", name: "resume"}, false,
+		func(ctx context.Context, s *session, consumer string) (changed bool, text string, err error) {
+			changed, err = consumers.Resume(ctx, s.Projections, consumer)
 			if !changed {
-				text = "%s was not paused.\n"
+				return changed, "%s was not paused.\n", err
 			}
-			return p.sayPaused(asJSON, pauseResult{consumer, false, changed}, text)
-		},
+			return changed, "%s is resumed.\n", err
+		})
+}
+
+// pausing makes a command that pauses or resumes a consumer by set, which also returns the format
+// of the text.
+func (p Process) pausing(d command, paused bool,
+	set func(ctx context.Context, s *session, consumer string) (changed bool, text string, err error)) *cobra.Command {
+	var consumer string
+	d.needs, d.json = needProjections, oneObject
+	d.check = func(*session, []string) error { return checkConsumer("--consumer", consumer, false) }
+	d.run = func(ctx context.Context, s *session, _ []string) (*report, error) {
+		changed, text, err := set(ctx, s, consumer)
+		if err != nil {
+			return nil, err
+		}
+		return reports(pauseResult{consumer, paused, changed}, sentence(text, consumer)), nil
 	}
-	addPauseFlags(c, &consumer, &asJSON, &data)
+	c := p.command(d)
+	c.Flags().StringVar(&consumer, "consumer", "", "the consumer: "+strings.Join(fleet.Names(), ", "))
 	return c
-}
-
-func addPauseFlags(c *cobra.Command, consumer *string, asJSON *bool, data *string) {
-	c.Flags().StringVar(consumer, "consumer", "", "the consumer: "+strings.Join(fleet.Names(), ", "))
-	c.Flags().BoolVar(asJSON, "json", false, "print one JSON object")
-	dataFlag(c, data)
-}
-
-func (p Process) sayPaused(asJSON bool, r pauseResult, text string) error {
-	if asJSON {
-		return p.writeJSON(r)
-	}
-	if _, err := fmt.Fprintf(p.Stdout, text, r.Consumer); err != nil {
-		return fmt.Errorf("write the result: %w", err)
-	}
-	return nil
 }

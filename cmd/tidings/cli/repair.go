@@ -22,16 +22,11 @@ func (p Process) repairCommand() *cobra.Command {
 }
 
 func (p Process) repairStreamCommand() *cobra.Command {
-	var (
-		data   string
-		asJSON bool
-		o      relay.RepairOptions
-		sure   *asking
-	)
-	c := &cobra.Command{
-		Use:   "stream",
-		Short: "Repair the streams after NATS lost messages or a whole stream",
-		Long: `Repair compares the stream of each partition with the outbox. If a database or a disk of NATS came
+	var o relay.RepairOptions
+	c := p.command(command{
+		use:   "stream",
+		short: "Repair the streams after NATS lost messages or a whole stream",
+		long: `Repair compares the stream of each partition with the outbox. If a database or a disk of NATS came
 back from a backup or a snapshot, run tidings restore instead: it includes the repair.
 
 If a stream is gone, was recreated or lost its end, a new partition with a new stream replaces it.
@@ -50,38 +45,23 @@ again. While a stream has no leader, repair does nothing: wait until the brokers
 On a cluster it asks leaders of a damaged stream to step down, until a majority of the replicas has
 reported the loss.
 Repair cannot publish rows that were discarded, or dropped with old archives.`,
-		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			y, err := p.system(c.Context(), data, "repair")
-			if err != nil {
-				return err
+		name: "repair", needs: needAll, json: oneObject, dryRun: &o.DryRun, destructive: true,
+		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
+			if err := s.ask(func(w io.Writer) error { return showRepair(ctx, w, s.system, o) }); err != nil {
+				return nil, err
 			}
-			defer y.close()
-			if !o.DryRun {
-				if err := sure.ask(func(w io.Writer) error { return showRepair(c.Context(), w, y, o) }); err != nil {
-					return err
-				}
-			}
-			report, err := relay.Repair(c.Context(), y.Truth, y.Broker, slog.New(slog.DiscardHandler), o)
+			r, err := relay.Repair(ctx, s.Truth, s.Broker, slog.New(slog.DiscardHandler), o)
 			if err != nil && !errors.Is(err, relay.ErrUnknownMessages) {
-				return err
+				return nil, err
 			}
-			if err := y.rebase(c.Context(), report); err != nil {
-				return err
+			if err := s.rebase(ctx, r); err != nil {
+				return nil, err
 			}
-			if asJSON {
-				return errors.Join(p.writeJSON(report), err)
-			}
-			printRepair(p.Stdout, report, err != nil)
-			return err
+			return reports(r, func(w io.Writer) error { printRepair(w, r, err != nil); return nil }), err
 		},
-	}
-	c.Flags().BoolVar(&o.DryRun, "dry-run", false, "show what the command would do, and change nothing")
+	})
 	c.Flags().BoolVar(&o.DeleteUnknown, "delete-unknown", false, "delete messages that have no row")
 	c.Flags().BoolVar(&o.DeleteForeign, "delete-foreign", false, "read all streams, and delete messages that no relay wrote")
-	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
-	sure = p.destructive(c)
-	dataFlag(c, &data)
 	return c
 }
 

@@ -62,7 +62,7 @@ func (d *dev) checkHeartbeats(t *testing.T) {
 		}
 		defer resp.Body.Close()
 		metrics, err := io.ReadAll(resp.Body)
-		stations := regexp.MustCompile(`(?m)^path_seconds_count\{consumer="(\w*)",part="\w+",station="(\w+)"\} [1-9]`).
+		stations := regexp.MustCompile(`(?m)^tidings_path_latency_seconds_count\{consumer="(\w*)",part="\w+",station="(\w+)"\} [1-9]`).
 			FindAllStringSubmatch(string(metrics), -1)
 		got := map[string]string{}
 		for _, s := range stations {

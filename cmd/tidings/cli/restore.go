@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -28,75 +27,60 @@ output names it. Then, and after any interruption, run the same command again: i
 
 func (p Process) restoreCommand() *cobra.Command {
 	var (
-		data, since string
-		asJSON      bool
-		o           restore.Options
-		sure        *asking
+		since string
+		o     restore.Options
 	)
-	c := &cobra.Command{
-		Use:   "restore --since TIME",
-		Short: "Make truth, streams and projections agree after a restore of any of them",
-		Long:  restoreHelp,
-		Args:  cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			var err error
+	c := p.command(command{
+		use:   "restore --since TIME",
+		short: "Make truth, streams and projections agree after a restore of any of them", long: restoreHelp,
+		name: "restore", needs: needAll, json: oneObject, dryRun: &o.DryRun, destructive: true,
+		check: func(*session, []string) (err error) {
 			if o.Since, err = parseAge(since, time.Now()); err != nil {
 				return &usageError{fmt.Errorf("--since needs the time of the oldest restored backup, for example 24h or "+
 					"2026-11-22T03:00:00Z: %w", err)}
 			}
-			y, err := p.system(c.Context(), data, "restore")
-			if err != nil {
-				return err
-			}
-			defer y.close()
-			deps, err := p.restoring(c.Context(), y, data, o.Wait)
-			if err != nil {
-				return err
-			}
-			if !o.DryRun {
-				if err := sure.ask(func(w io.Writer) error {
-					look := o
-					look.DryRun = true
-					report, err := runRestore(c.Context(), deps, look)
-					if err == nil {
-						printRestore(w, report)
-					}
-					return err
-				}); err != nil {
-					return err
-				}
-				if !asJSON {
-					o.Progress = func(what string) { fmt.Fprintln(p.Stderr, what) }
-				}
-			}
-			report, err := runRestore(c.Context(), deps, o)
-			if err != nil {
-				return err
-			}
-			switch {
-			case asJSON:
-				err = p.writeJSON(report)
-			case o.DryRun:
-				printRestore(p.Stdout, report)
-				_, err = fmt.Fprintln(p.Stdout, "Nothing was changed.")
-			default:
-				printRestore(p.Stdout, report)
-				err = p.printVerification(report.Verified)
-			}
-			if err == nil && !o.DryRun && !report.Verified.OK {
-				return errReported
-			}
-			return err
+			return nil
 		},
-	}
+		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
+			deps, err := s.restoring(ctx, s.system, o.Wait)
+			if err != nil {
+				return nil, err
+			}
+			if err := s.ask(func(w io.Writer) error {
+				plan := o
+				plan.DryRun = true
+				r, err := runRestore(ctx, deps, plan)
+				if err == nil {
+					printRestore(w, r)
+				}
+				return err
+			}); err != nil {
+				return nil, err
+			}
+			if !o.DryRun && !s.asJSON {
+				o.Progress = func(what string) { fmt.Fprintln(s.Stderr, what) }
+			}
+			r, err := runRestore(ctx, deps, o)
+			if err != nil {
+				return nil, err
+			}
+			if !o.DryRun && !r.Verified.OK {
+				err = errReported
+			}
+			return reports(r, func(w io.Writer) error {
+				printRestore(w, r)
+				if o.DryRun {
+					_, err := fmt.Fprintln(w, "Nothing was changed.")
+					return err
+				}
+				return printVerification(w, r.Verified)
+			}), err
+		},
+	})
 	c.Flags().StringVar(&since, "since", "", "when the oldest restored backup was made: a duration ago such as 24h, a date, "+
 		"or a time in RFC 3339")
-	c.Flags().BoolVar(&o.DryRun, "dry-run", false, "show what the command would do, and change nothing")
 	c.Flags().DurationVar(&o.Wait, "wait", 10*time.Minute, "how long to wait for relays and consumers, at each step")
 	c.Flags().IntVar(&o.Limit, "limit", 20, "list at most this many differences per projection; all are counted")
-	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
-	sure = p.destructive(c)
-	dataFlag(c, &data)
 	return c
 }
 
@@ -110,12 +94,8 @@ func runRestore(ctx context.Context, d restore.Deps, o restore.Options) (restore
 }
 
 // restoring returns the dependencies of a restore.
-func (p Process) restoring(ctx context.Context, y *system, data string, wait time.Duration) (restore.Deps, error) {
+func (p Process) restoring(ctx context.Context, y *system, wait time.Duration) (restore.Deps, error) {
 	now, err := truthKinds(ctx, y.Truth)
-	if err != nil {
-		return restore.Deps{}, err
-	}
-	s, err := p.servers(ctx, data)
 	if err != nil {
 		return restore.Deps{}, err
 	}
@@ -125,15 +105,13 @@ func (p Process) restoring(ctx context.Context, y *system, data string, wait tim
 		if err := setActor(&o.Actor); err != nil {
 			return err
 		}
-		_, err := p.erase(ctx, data, o)
+		_, err := p.erase(ctx, y, o)
 		return err
 	}
 	d.Replay = func(ctx context.Context, consumer string) error {
 		for _, projection := range d.Fleet {
 			if projection.Name() == consumer {
-				_, err := replay.Run(ctx, replay.Deps{URL: s.ProjectionsDatabaseURL, Postgres: s.Postgres, Truth: y.Truth, Kinds: y.kinds,
-					JetStream: y.JetStream, Broker: y.Broker,
-					Log: slog.New(slog.DiscardHandler)}, projection, replay.Options{From: replay.Auto})
+				_, err := replay.Run(ctx, y.replaying(), projection, replay.Options{From: replay.Auto})
 				return err
 			}
 		}

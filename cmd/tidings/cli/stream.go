@@ -22,17 +22,16 @@ func (p Process) streamCommand() *cobra.Command {
 
 func (p Process) streamConfigureCommand() *cobra.Command {
 	var (
-		data     string
 		replicas int
 		tags     []string
 		age      time.Duration
 		size     int64
-		sure     *asking
+		l        broker.Limits
 	)
-	c := &cobra.Command{
-		Use:   "configure",
-		Short: "Set the replicas, placement, age and size of all streams, also below their current values",
-		Long: `Configure sets replicas, placement, age and size on the streams of all partitions. Give at least one
+	c := p.command(command{
+		use:   "configure",
+		short: "Set the replicas, placement, age and size of all streams, also below their current values",
+		long: `Configure sets replicas, placement, age and size on the streams of all partitions. Give at least one
 of --replicas, --placement-tags, --max-age and --max-bytes. The stream that records erasures gets as
 many replicas as the others. The command also makes the servers refuse purges of streams that an
 older release created.
@@ -48,68 +47,63 @@ in another.
 
 With a shorter age, older events expire at once. A consumer that has not read them stops, and needs
 tidings replay.`,
-		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			var l broker.Limits
-			if c.Flags().Changed("replicas") {
+		name: "stream", needs: needAll, destructive: true,
+		check: func(s *session, _ []string) error {
+			if s.changed("replicas") {
 				l.Replicas = &replicas
 			}
-			if c.Flags().Changed("placement-tags") {
+			if s.changed("placement-tags") {
 				l.Tags = &tags
 			}
-			if c.Flags().Changed("max-age") {
+			if s.changed("max-age") {
 				l.MaxAge = &age
 			}
-			if c.Flags().Changed("max-bytes") {
+			if s.changed("max-bytes") {
 				l.MaxBytes = &size
 			}
 			if l == (broker.Limits{}) {
 				return &usageError{errors.New("name at least one of --replicas, --placement-tags, --max-age and --max-bytes")}
 			}
-			y, err := p.system(c.Context(), data, "stream")
-			if err != nil {
-				return err
-			}
-			defer y.close()
-			if err := p.askShrink(c.Context(), y, l, sure); err != nil {
-				return err
-			}
-			var all []broker.Configured
-			if err := status.Retry(c.Context(), status.Patience,
-				func() (err error) { all, err = broker.Configure(c.Context(), y.JetStream, y.Broker, l); return err }); err != nil {
-				return err
-			}
-			if len(all) == 0 {
-				return errors.New("there is no stream yet: a relay creates the first one")
-			}
-			for _, now := range all {
-				fmt.Fprintf(p.Stdout, "Stream %s: replicas %d, placement tags %s, age %s (0s: no limit), size %d bytes (-1: no limit).\n",
-					now.Stream, now.Replicas, or(strings.Join(now.Tags, ","), "none"), now.MaxAge, now.MaxBytes)
-			}
 			return nil
 		},
-	}
+		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
+			if err := s.ask(func(w io.Writer) error { return showShrink(ctx, w, s.system, l) }); err != nil {
+				return nil, err
+			}
+			var all []broker.Configured
+			if err := status.Retry(ctx, status.Patience,
+				func() (err error) { all, err = broker.Configure(ctx, s.JetStream, s.Broker, l); return err }); err != nil {
+				return nil, err
+			}
+			if len(all) == 0 {
+				return nil, errors.New("there is no stream yet: a relay creates the first one")
+			}
+			return lists(all, func(w io.Writer) error {
+				for _, now := range all {
+					fmt.Fprintf(w, "Stream %s: replicas %d, placement tags %s, age %s (0s: no limit), size %d bytes (-1: no limit).\n",
+						now.Stream, now.Replicas, or(strings.Join(now.Tags, ","), "none"), now.MaxAge, now.MaxBytes)
+				}
+				return nil
+			}), nil
+		},
+	})
 	c.Flags().IntVar(&replicas, "replicas", 0, "copies of each stream, 1 to 5")
 	c.Flags().StringSliceVar(&tags, "placement-tags", nil,
 		"tags that the servers of each stream must have, separated by commas; \"\" for none")
 	c.MarkFlagsMutuallyExclusive("replicas", "placement-tags") // the servers change only one of them at a time
 	c.Flags().DurationVar(&age, "max-age", 0, "how long events remain; 0 for no limit")
 	c.Flags().Int64Var(&size, "max-bytes", 0, "size of each stream in bytes; -1 for no limit")
-	sure = p.destructive(c)
-	dataFlag(c, &data)
 	return c
 }
 
-// askShrink asks for confirmation if a limit of l is lower than the current one of a stream.
-func (p Process) askShrink(ctx context.Context, y *system, l broker.Limits, sure *asking) error {
-	return sure.ask(func(w io.Writer) error {
-		var shrunk []string
-		if err := status.Retry(ctx, status.Patience, func() (err error) {
-			shrunk, err = broker.Shrinks(ctx, y.JetStream, y.Broker, l)
-			return err
-		}); err != nil {
-			return err
-		}
-		return textLines("NATS deletes everything beyond a limit at once:", shrunk...)(w)
-	})
+// showShrink shows which limits of l are lower than the current ones of a stream.
+func showShrink(ctx context.Context, w io.Writer, y *system, l broker.Limits) error {
+	var shrunk []string
+	if err := status.Retry(ctx, status.Patience, func() (err error) {
+		shrunk, err = broker.Shrinks(ctx, y.JetStream, y.Broker, l)
+		return err
+	}); err != nil {
+		return err
+	}
+	return textLines("NATS deletes everything beyond a limit at once:", shrunk...)(w)
 }

@@ -15,9 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
-	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/tokens"
-	"github.com/tidings/tidings/migrations"
 	"github.com/tidings/tidings/store"
 )
 
@@ -62,23 +60,6 @@ func (p Process) tokenCommand() *cobra.Command {
 	return c
 }
 
-// withTokens calls fn with the database of the tokens.
-func (p Process) withTokens(ctx context.Context, data string, fn func(pool *pgxpool.Pool) error) error {
-	s, err := p.servers(ctx, data)
-	if err != nil {
-		return err
-	}
-	pool, err := postgres.Open(ctx, s.DatabaseURL, s.Postgres, postgres.RoleSystem, "token")
-	if err != nil {
-		return err
-	}
-	defer pool.Close()
-	if err := migrations.Check(ctx, pool, migrations.Truth); err != nil {
-		return err
-	}
-	return fn(pool)
-}
-
 const tokenCreateHelp = `Create prints the token once: Tidings keeps only its hash.
 
 A name has one current token. With --replace the new token takes its place, and the old one remains
@@ -92,71 +73,68 @@ default it has only read.`
 
 func (p Process) tokenCreateCommand() *cobra.Command {
 	var (
-		data, expires, read, write string
-		asJSON                     bool
-		spec                       tokens.Spec
-		whose                      tokenOwner
+		expires, read, write string
+		spec                 tokens.Spec
+		whose                tokenOwner
 	)
-	c := &cobra.Command{
-		Use:   "create {--tenant T | --system} --name NAME",
-		Short: "Create a token and print it once",
-		Long:  tokenCreateHelp,
-		Args:  cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
+	c := p.command(command{
+		use:   "create {--tenant T | --system} --name NAME",
+		short: "Create a token and print it once", long: tokenCreateHelp,
+		name: "token", needs: needTruth, json: oneObject,
+		check: func(s *session, _ []string) error {
 			if err := whose.check("token create", spec.Name); err != nil {
 				return err
 			}
 			spec.TenantID = whose.tenant
-			if whose.system && !c.Flags().Changed("roles") {
+			if whose.system && !s.changed("roles") {
 				spec.Roles = []string{tokens.RoleRead}
 			}
-			t := createdToken{TenantID: spec.TenantID, Name: spec.Name}
 			if expires != "" {
 				var err error
 				if spec.Expires, err = parseExpires(expires, time.Now()); err != nil {
 					return &usageError{fmt.Errorf("--expires: %w", err)}
 				}
-				t.Expires = &spec.Expires
 			}
-			if c.Flags().Changed("overlap") && !spec.Replace || spec.Overlap < 0 {
+			if s.changed("overlap") && !spec.Replace || spec.Overlap < 0 {
 				return &usageError{errors.New("--overlap needs --replace, and must be 0 or more")}
 			}
 			if err := errors.Join(parseRate("--rate-read", read, &spec.ReadRate),
 				parseRate("--rate-write", write, &spec.WriteRate)); err != nil {
 				return &usageError{err}
 			}
-			if spec.Replace && !c.Flags().Changed("roles") {
+			if spec.Replace && !s.changed("roles") {
 				spec.Roles = nil
-			}
-			err := p.withTokens(c.Context(), data, func(pool *pgxpool.Pool) (err error) {
-				made, err := tokens.Issue(c.Context(), pool, spec)
-				t.Token, t.Print, t.Roles, t.Replaced = made.Token, tokens.Fingerprint(made.Token), made.Roles, inUTC(made.Replaced)
-				return err
-			})
-			switch {
-			case errors.Is(err, store.ErrInvalid):
-				return &usageError{err}
-			case errors.Is(err, tokens.ErrUnknown):
-				return fmt.Errorf("%s has no valid token named %q: create one without --replace", &whose, t.Name)
-			case errors.Is(err, tokens.ErrExists):
-				return fmt.Errorf("%s already has a token named %q: choose another --name, or --replace it", &whose, t.Name)
-			case err != nil:
-				return err
-			}
-			if asJSON {
-				return p.writeJSON(t)
-			}
-			if _, err := fmt.Fprintln(p.Stdout, t.Token); err != nil {
-				return fmt.Errorf("write the token: %w", err)
-			}
-			fmt.Fprintf(p.Stderr, "Token %q of %s, roles %s, fingerprint %s. Store it now: Tidings cannot show it again.\n", t.Name, &whose,
-				strings.Join(t.Roles, ", "), t.Print)
-			if t.Replaced != nil {
-				fmt.Fprintf(p.Stderr, "The replaced token expires at %s.\n", utc(t.Replaced))
 			}
 			return nil
 		},
-	}
+		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
+			made, err := tokens.Issue(ctx, s.Truth, spec)
+			switch {
+			case errors.Is(err, store.ErrInvalid):
+				return nil, &usageError{err}
+			case errors.Is(err, tokens.ErrUnknown):
+				return nil, fmt.Errorf("%s has no valid token named %q: create one without --replace", &whose, spec.Name)
+			case errors.Is(err, tokens.ErrExists):
+				return nil, fmt.Errorf("%s already has a token named %q: choose another --name, or --replace it", &whose, spec.Name)
+			case err != nil:
+				return nil, err
+			}
+			t := createdToken{TenantID: spec.TenantID, Name: spec.Name, Token: made.Token, Print: tokens.Fingerprint(made.Token),
+				Roles: made.Roles, Replaced: inUTC(made.Replaced)}
+			if expires != "" {
+				t.Expires = &spec.Expires
+			}
+			if err := s.print(reports(t, sentence("%s\n", t.Token))); err != nil || s.asJSON {
+				return nil, err
+			}
+			fmt.Fprintf(s.Stderr, "Token %q of %s, roles %s, fingerprint %s. Store it now: Tidings cannot show it again.\n", t.Name, &whose,
+				strings.Join(t.Roles, ", "), t.Print)
+			if t.Replaced != nil {
+				fmt.Fprintf(s.Stderr, "The replaced token expires at %s.\n", utc(t.Replaced))
+			}
+			return nil, nil
+		},
+	})
 	whose.flags(c, "the tenant")
 	c.Flags().StringVar(&spec.Name, "name", "", "the token's name, the default actor of its writes")
 	rolesFlag(c, &spec.Roles)
@@ -165,8 +143,6 @@ func (p Process) tokenCreateCommand() *cobra.Command {
 	c.Flags().DurationVar(&spec.Overlap, "overlap", 24*time.Hour, "how long the replaced token remains valid")
 	c.Flags().StringVar(&read, "rate-read", "", "reads per window, such as 100/1s, or off for no limit (default: API_RATE_READ)")
 	c.Flags().StringVar(&write, "rate-write", "", "writes per window, such as 100/1s, or off for no limit (default: API_RATE_WRITE)")
-	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
-	dataFlag(c, &data)
 	return c
 }
 
@@ -226,28 +202,24 @@ func parseRate(flag, value string, to **tokens.Rate) error {
 
 func (p Process) tokenListCommand() *cobra.Command {
 	var (
-		data   string
-		asJSON bool
 		tenant int64
 		system bool
 		within time.Duration
 	)
-	c := &cobra.Command{
-		Use:   "list",
-		Short: "List all tokens, former ones too, by their fingerprints",
-		Args:  cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
+	c := p.command(command{
+		use: "list", short: "List all tokens, former ones too, by their fingerprints",
+		name: "token", needs: needTruth, json: onePer("token"),
+		check: func(*session, []string) error {
 			if tenant < 0 || within < 0 || tenant > 0 && system {
 				return &usageError{errors.New("--tenant must be a positive number without --system, and --expires-within a " +
 					"duration such as 336h")}
 			}
-			var all []tokens.Token
-			err := p.withTokens(c.Context(), data, func(pool *pgxpool.Pool) (err error) {
-				all, err = tokens.List(c.Context(), pool, tenant)
-				return err
-			})
+			return nil
+		},
+		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
+			all, err := tokens.List(ctx, s.Truth, tenant)
 			if err != nil {
-				return err
+				return nil, err
 			}
 			if system {
 				all = slices.DeleteFunc(all, func(t tokens.Token) bool { return t.TenantID != tokens.SystemTenant })
@@ -256,80 +228,61 @@ func (p Process) tokenListCommand() *cobra.Command {
 				until := time.Now().Add(within)
 				all = slices.DeleteFunc(all, func(t tokens.Token) bool { return !t.Works || t.Expires == nil || t.Expires.After(until) })
 			}
-			return p.printTokens(asJSON, all...)
+			return listTokens(all...), nil
 		},
-	}
+	})
 	c.Flags().Int64Var(&tenant, "tenant", 0, "only of this tenant")
 	c.Flags().BoolVar(&system, "system", false, "only system tokens")
 	c.Flags().DurationVar(&within, "expires-within", 0, "only valid tokens that expire within this time, such as 336h")
-	c.Flags().BoolVar(&asJSON, "json", false, "print JSON objects, one per token and line")
-	dataFlag(c, &data)
 	return c
 }
 
-func (p Process) printTokens(asJSON bool, all ...tokens.Token) error {
+func listTokens(all ...tokens.Token) *report {
+	var listed []listedToken
 	rows := [][]string{{"FINGERPRINT", "TENANT", "NAME", "ROLES", "CREATED", "STATE", "READS", "WRITES"}}
 	for _, t := range all {
-		if asJSON {
-			if err := p.writeJSON(listedToken{
-				Fingerprint: t.Fingerprint, TenantID: t.TenantID, Name: t.Name, Roles: t.Roles, Works: t.Works, Created: t.Created.UTC(),
-				Expires:  inUTC(t.Expires),
-				Replaced: inUTC(t.Replaced), Revoked: inUTC(t.Revoked), RateRead: t.ReadRate, RateWrite: t.WriteRate,
-			}); err != nil {
-				return err
-			}
-			continue
-		}
+		listed = append(listed, listedToken{
+			Fingerprint: t.Fingerprint, TenantID: t.TenantID, Name: t.Name, Roles: t.Roles, Works: t.Works, Created: t.Created.UTC(),
+			Expires: inUTC(t.Expires), Replaced: inUTC(t.Replaced), Revoked: inUTC(t.Revoked), RateRead: t.ReadRate, RateWrite: t.WriteRate,
+		})
 		rows = append(rows, []string{t.Fingerprint, tenantText(t.TenantID), t.Name, strings.Join(t.Roles, ","), utc(&t.Created),
 			tokenState(t), rateText(t.ReadRate), rateText(t.WriteRate)})
 	}
-	if asJSON {
-		return nil
-	}
-	return p.table(rows...)
+	return lists(listed, rowsOf(rows...))
 }
 
 func (p Process) tokenIdentifyCommand() *cobra.Command {
-	var (
-		data   string
-		asJSON bool
-	)
-	c := &cobra.Command{
-		Use:   "identify",
-		Short: "Find the owner of a token, also of a revoked or expired one",
-		Long: `Identify reads a token from stdin, or asks for it without showing it, and names its owner. It takes
+	var token string
+	return p.command(command{
+		use:   "identify",
+		short: "Find the owner of a token, also of a revoked or expired one",
+		long: `Identify reads a token from stdin, or asks for it without showing it, and names its owner. It takes
 no argument, because every user of the machine sees arguments and the shell's history keeps them. It
 neither logs nor prints the token, and sends only its hash to the database. tidings token revoke
 ends it.`,
-		Args: func(_ *cobra.Command, args []string) error {
+		args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
 				return errors.New("token identify reads the token from its input. Every user of the machine can see arguments, so " +
 					"revoke a token that you gave as one")
 			}
 			return nil
 		},
-		RunE: func(c *cobra.Command, _ []string) error {
-			token, err := p.secret("Token: ")
-			if err != nil {
-				return err
-			}
-			var t tokens.Token
-			err = p.withTokens(c.Context(), data, func(pool *pgxpool.Pool) (err error) {
-				t, err = tokens.Identify(c.Context(), pool, token)
-				return err
-			})
-			switch {
-			case errors.Is(err, tokens.ErrUnknownToken):
-				return errors.New("this installation never created that token")
-			case err != nil:
-				return err
-			}
-			return p.printTokens(asJSON, t)
+		name: "token", needs: needTruth, json: oneObject,
+		check: func(s *session, _ []string) (err error) {
+			token, err = s.secret("Token: ")
+			return err
 		},
-	}
-	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
-	dataFlag(c, &data)
-	return c
+		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
+			t, err := tokens.Identify(ctx, s.Truth, token)
+			if errors.Is(err, tokens.ErrUnknownToken) {
+				return nil, errors.New("this installation never created that token")
+			}
+			if err != nil {
+				return nil, err
+			}
+			return listTokens(t), nil
+		},
+	})
 }
 
 // maxSecret is the longest line with a secret, in bytes.
@@ -416,54 +369,38 @@ func inUTC(t *time.Time) *time.Time {
 
 func (p Process) tokenRevokeCommand() *cobra.Command {
 	var (
-		data   string
-		asJSON bool
-		t      revokedToken
-		whose  tokenOwner
-		sure   *asking
+		t     revokedToken
+		whose tokenOwner
 	)
-	c := &cobra.Command{
-		Use:   "revoke {--tenant T | --system} --name NAME",
-		Short: "Revoke every token of a name, and what they made: every API process refuses them within a second",
-		Args:  cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			if err := whose.check("token revoke", t.Name); err != nil {
-				return err
-			}
+	c := p.command(command{
+		use:   "revoke {--tenant T | --system} --name NAME",
+		short: "Revoke every token of a name, and what they made: every API process refuses them within a second",
+		name:  "token", needs: needTruth, json: oneObject, destructive: true,
+		check: func(*session, []string) error {
 			t.TenantID = whose.tenant
-			err := p.withTokens(c.Context(), data, func(pool *pgxpool.Pool) (err error) {
-				if err := sure.ask(func(w io.Writer) error { return showRevoked(c.Context(), w, pool, t) }); err != nil {
-					return err
-				}
-				t.Ended, t.Revoked, err = tokens.Revoke(c.Context(), pool, t.TenantID, t.Name)
-				return err
-			})
-			switch {
-			case errors.Is(err, tokens.ErrUnknown):
-				return fmt.Errorf("%s has no token named %q", &whose, t.Name)
-			case err != nil:
-				return err
+			return whose.check("token revoke", t.Name)
+		},
+		run: func(ctx context.Context, s *session, _ []string) (_ *report, err error) {
+			if err := s.ask(func(w io.Writer) error { return showRevoked(ctx, w, s.Truth, t) }); err != nil {
+				return nil, err
 			}
-			t.Revoked = t.Revoked.UTC()
-			if asJSON {
-				return p.writeJSON(t)
-			}
-			if t.Ended == 0 {
-				_, err = fmt.Fprintf(p.Stdout, "Token %q of %s was already revoked at %s.\n", t.Name, &whose, utc(&t.Revoked))
-			} else {
-				_, err = fmt.Fprintf(p.Stdout, "Token %q of %s was revoked at %s.\n", t.Name, &whose, utc(&t.Revoked))
+			t.Ended, t.Revoked, err = tokens.Revoke(ctx, s.Truth, t.TenantID, t.Name)
+			if errors.Is(err, tokens.ErrUnknown) {
+				return nil, fmt.Errorf("%s has no token named %q", &whose, t.Name)
 			}
 			if err != nil {
-				return fmt.Errorf("write the result: %w", err)
+				return nil, err
 			}
-			return nil
+			t.Revoked = t.Revoked.UTC()
+			was := "was"
+			if t.Ended == 0 {
+				was = "was already"
+			}
+			return reports(t, sentence("Token %q of %s %s revoked at %s.\n", t.Name, &whose, was, utc(&t.Revoked))), nil
 		},
-	}
+	})
 	whose.flags(c, "the tenant")
 	c.Flags().StringVar(&t.Name, "name", "", "the token's name")
-	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
-	sure = p.destructive(c)
-	dataFlag(c, &data)
 	return c
 }
 

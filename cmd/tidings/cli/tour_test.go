@@ -136,7 +136,7 @@ func (d *dev) shell(t *testing.T, scripts []string) (outputs []string) {
 	}
 	// On a busy machine a pause may take longer. The metric says when the consumer has noticed it.
 	all = strings.Replace(all, pause, fmt.Sprintf("\nfor n in $(seq 400); do\n"+
-		"curl -s %s/metrics | grep -q '^consumer_paused{consumer=\"followercounts\".*} 1$' && break; sleep 0.3\ndone\n",
+		"curl -s %s/metrics | grep -q '^tidings_consumer_paused{consumer=\"followercounts\".*} 1$' && break; sleep 0.3\ndone\n",
 		strings.TrimPrefix(in.Ops, "http://")), 1)
 	c := exec.CommandContext(t.Context(), "sh", "-e")
 	c.Dir, c.Stdin = dir, strings.NewReader(all)

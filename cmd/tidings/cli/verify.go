@@ -1,8 +1,10 @@
 package cli
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"io"
 	"strings"
 	"time"
 
@@ -13,18 +15,11 @@ import (
 )
 
 func (p Process) verifyCommand() *cobra.Command {
-	var (
-		data   string
-		asJSON bool
-		repair bool
-		dry    bool
-		wait   time.Duration
-		limit  int
-	)
-	c := &cobra.Command{
-		Use:   "verify",
-		Short: "Compare the streams and every projection with the truth",
-		Long: `Verify waits until every event is published and applied. Then it compares each projection with the
+	var o verify.Options
+	c := p.command(command{
+		use:   "verify",
+		short: "Compare the streams and every projection with the truth",
+		long: `Verify waits until every event is published and applied. Then it compares each projection with the
 truth, row by row, and each partition's stream with the outbox. It also checks that the versions of
 every object are contiguous. It lists each difference. The exit code is 0 only if nothing differs,
 nothing lags and every DLQ is empty. Otherwise verify prints the reasons: lags, waiting outbox
@@ -39,47 +34,38 @@ and the consumer works between them. Readers see such a thread incomplete until 
 an interruption until the next repair. Repair does not change aggregates in a DLQ, and only adds to
 histories. For very many differences use tidings replay. For a stream that differs use tidings
 repair stream. --repair --dry-run shows what the repair would change, and what would remain.`,
-		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			if limit < 0 {
-				return &usageError{fmt.Errorf("--limit is %d: want 0 or more", limit)}
+		name: "verify", needs: needAll, json: oneObject,
+		check: func(*session, []string) error {
+			if o.Limit < 0 {
+				return &usageError{fmt.Errorf("--limit is %d: want 0 or more", o.Limit)}
 			}
-			if wait < 0 {
-				return &usageError{fmt.Errorf("--wait is %s: want 0 or more", wait)}
+			if o.Wait < 0 {
+				return &usageError{fmt.Errorf("--wait is %s: want 0 or more", o.Wait)}
 			}
-			if dry && !repair {
+			if o.DryRun && !o.Repair {
 				return &usageError{errors.New("--dry-run needs --repair")}
 			}
-			y, err := p.system(c.Context(), data, "verify")
-			if err != nil {
-				return err
-			}
-			defer y.close()
-			v, err := verify.Run(c.Context(), y.verifying(), verify.Options{Wait: wait, Limit: limit, Repair: repair, DryRun: dry})
-			if err != nil {
-				return err
-			}
-			if asJSON {
-				err = p.writeJSON(v)
-			} else {
-				err = p.printVerification(v)
-			}
-			if err == nil && !v.OK {
-				return errReported
-			}
-			return err
+			return nil
 		},
-	}
-	c.Flags().BoolVar(&repair, "repair", false, "first repair the differences")
-	c.Flags().BoolVar(&dry, "dry-run", false, "with --repair: show what the command would do, and change nothing")
-	c.Flags().DurationVar(&wait, "wait", 30*time.Second, "how long to wait for lagging relays and consumers")
-	c.Flags().IntVar(&limit, "limit", 20, "list at most this many differences per projection; all are counted")
-	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
-	dataFlag(c, &data)
+		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
+			v, err := verify.Run(ctx, s.verifying(), o)
+			if err != nil {
+				return nil, err
+			}
+			if !v.OK {
+				err = errReported
+			}
+			return reports(v, func(w io.Writer) error { return printVerification(w, v) }), err
+		},
+	})
+	c.Flags().BoolVar(&o.Repair, "repair", false, "first repair the differences")
+	c.Flags().BoolVar(&o.DryRun, "dry-run", false, "with --repair: show what the command would do, and change nothing")
+	c.Flags().DurationVar(&o.Wait, "wait", 30*time.Second, "how long to wait for lagging relays and consumers")
+	c.Flags().IntVar(&o.Limit, "limit", 20, "list at most this many differences per projection; all are counted")
 	return c
 }
 
-func (p Process) printVerification(v verify.Report) error {
+func printVerification(w io.Writer, v verify.Report) error {
 	rows := [][]string{{"PROJECTION", "CHECKED", "REPAIRED", "NOT REPAIRED", "DIFFERENT"}}
 	mends := "Repaired"
 	if v.DryRun {
@@ -125,13 +111,11 @@ func (p Process) printVerification(v verify.Report) error {
 		out.WriteString("\nEverything is equal.\n")
 	}
 	section("NOT equal", v.Why)
-	if err := p.table(rows...); err != nil {
+	if err := tableTo(w, rows...); err != nil {
 		return err
 	}
-	if _, err := fmt.Fprint(p.Stdout, out.String()); err != nil {
-		return fmt.Errorf("write the result: %w", err)
-	}
-	return nil
+	_, err := fmt.Fprint(w, out.String())
+	return err
 }
 
 // verifying returns the dependencies of verify.

@@ -1,7 +1,7 @@
 package cli
 
 import (
-	"fmt"
+	"context"
 	"runtime"
 
 	"github.com/spf13/cobra"
@@ -22,27 +22,17 @@ type build struct {
 }
 
 func (p Process) versionCommand() *cobra.Command {
-	var asJSON bool
-	c := &cobra.Command{
-		Use:   "version",
-		Short: "Show the version of this program and the schemas that it needs",
-		Args:  cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error {
+	return p.command(command{
+		use: "version", short: "Show the version of this program and the schemas that it needs", json: oneObject,
+		run: func(context.Context, *session, []string) (*report, error) {
 			b := build{daemon.Version(), daemon.Revision(), runtime.Version(), migrations.Latest(migrations.Truth),
 				migrations.Latest(migrations.Projections), event.Slots}
-			if asJSON {
-				return p.writeJSON(b)
-			}
 			of := ""
 			if b.Revision != "" {
 				of = " of revision " + b.Revision
 			}
-			_, err := fmt.Fprintf(p.Stdout,
-				"tidings %s%s, built with %s\nschemas: truth %d, projections %d\nslots: %d (the most partitions)\n",
-				b.Version, of, b.Go, b.Truth, b.Projections, b.Slots)
-			return err
+			return reports(b, sentence("tidings %s%s, built with %s\nschemas: truth %d, projections %d\nslots: %d (the most partitions)\n",
+				b.Version, of, b.Go, b.Truth, b.Projections, b.Slots)), nil
 		},
-	}
-	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
-	return c
+	})
 }

@@ -22,23 +22,23 @@ func TestNoTextActsOnTheTerminal(t *testing.T) {
 	payload := json.RawMessage(`{"body": "` + evil + `"}`)
 	for name, print := range map[string]func(p Process) error{
 		"events watch": func(p Process) error {
-			w := &eventWatch{Process: p, ctx: context.Background(), stop: func() {}}
+			w := &eventWatch{session: &session{Process: p}, ctx: context.Background(), stop: func() {}}
 			w.Hear(&event.Event{Stream: "EVENTS-0", AggregateType: "post", Type: "created", Payload: payload}, nil)
 			return w.err
 		},
 		"events watch, damaged": func(p Process) error {
-			w := &eventWatch{Process: p, ctx: context.Background(), stop: func() {}}
+			w := &eventWatch{session: &session{Process: p}, ctx: context.Background(), stop: func() {}}
 			w.Hear(&event.Event{Stream: "EVENTS-0"}, errors.New(evil))
 			return w.err
 		},
 		"events find --payload": func(p Process) error {
 			found := outbox.Found{Event: event.Event{AggregateType: evil, Type: evil, Payload: payload}}
-			return p.printFound([]outbox.Found{found}, nil, "", false, true)
+			return (&session{Process: p}).printFound([]outbox.Found{found}, nil, "", true)
 		},
 		"a table": func(p Process) error { return p.table([]string{"A", "B"}, []string{evil, evil}) },
 		"verify": func(p Process) error {
-			return p.printVerification(verify.Report{Why: []string{evil}, Projections: []verify.Projection{{Projection: "threadcache",
-				Different: 1, Differences: []projections.Difference{{Field: "title", Want: evil}}}}})
+			return printVerification(p.Stdout, verify.Report{Why: []string{evil}, Projections: []verify.Projection{{
+				Projection: "threadcache", Different: 1, Differences: []projections.Difference{{Field: "title", Want: evil}}}}})
 		},
 		"an error": func(p Process) error { p.exitCode(p.commands(), errors.New(evil), true); return nil },
 	} {

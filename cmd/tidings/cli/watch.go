@@ -14,15 +14,15 @@ import (
 // watchEvery is the interval of `tidings status --watch`.
 const watchEvery = time.Second
 
-// watch calls show with the current state each second until ctx ends, and then returns nil. It
-// connects again each time, so that servers may stop and start meanwhile.
-func (p Process) watch(ctx context.Context, data string, show func(status.State) error) error {
+// watch prints the current state each second until ctx ends, and then returns nil. It connects
+// again each time, so that servers may stop and start meanwhile.
+func (s *session) watch(ctx context.Context) error {
 	tick := time.NewTicker(watchEvery)
 	defer tick.Stop()
 	var before status.State
 	var at time.Time
 	for {
-		st, err := p.sample(ctx, data)
+		st, err := s.sample(ctx, s.data)
 		now := time.Now()
 		switch {
 		case ctx.Err() != nil:
@@ -33,10 +33,10 @@ func (p Process) watch(ctx context.Context, data string, show func(status.State)
 			st.PerSecond = status.Moved(before, st, now.Sub(at))
 		}
 		before, at = st, now
-		if err := p.clear(now); err != nil {
+		if err := s.clear(now); err != nil {
 			return err
 		}
-		if err := show(st); err != nil {
+		if err := s.print(stateReport(st)); err != nil {
 			return err
 		}
 		select {
@@ -58,7 +58,7 @@ func (p Process) clear(now time.Time) error {
 
 // sample reads the state of all servers, including the external consumers.
 func (p Process) sample(ctx context.Context, data string) (st status.State, err error) {
-	y, err := p.someSystem(ctx, data, "status")
+	y, err := p.open(ctx, data, "status", needAll|tolerant)
 	if err != nil {
 		return st, err
 	}

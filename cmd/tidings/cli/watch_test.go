@@ -67,7 +67,7 @@ func TestStatusWatchesUntilItIsStopped(t *testing.T) {
 		t.Errorf("exit code %d: %s%s", code, out.all.String(), stderr.String())
 	}
 	var text bytes.Buffer
-	if err := (Process{Stdout: &text}).printState(looks[1]); err != nil || !strings.Contains(text.String(), "PUBLISHED/S") ||
+	if err := printState(&text, looks[1]); err != nil || !strings.Contains(text.String(), "PUBLISHED/S") ||
 		!strings.Contains(text.String(), "APPLIED/S") {
 		t.Errorf("for people: %v\n%s", err, text.String())
 	}

@@ -672,15 +672,19 @@ func TestScalersFollowOurLagAndStopAtThePartitions(t *testing.T) {
 		if name == "api" {
 			continue
 		}
-		want, metric := int32(4), "consumer_lag_seconds" // the partitions
+		want, metric := int32(4), "tidings_consumer_lag_seconds" // the partitions
 		if name == "followercounts" {
 			want = 3 // its own limit is lower
 		}
 		if name == "relay" {
-			metric = "outbox_oldest_undelivered_seconds"
+			metric = "tidings_outbox_oldest_undelivered_seconds"
 		}
 		got := s.Spec.Metrics[0].External.Metric
-		if s.Spec.MaxReplicas != want || got.Name != metric || name != "relay" && got.Selector.MatchLabels["consumer"] != name {
+		labels := map[string]string{"namespace": "social", "service": s.Name}
+		if name != "relay" {
+			labels["consumer"] = name
+		}
+		if s.Spec.MaxReplicas != want || got.Name != metric || !maps.Equal(got.Selector.MatchLabels, labels) {
 			t.Errorf("%s scales up to %d by %+v, want up to %d by %s", name, s.Spec.MaxReplicas, got, want, metric)
 		}
 	}
