@@ -3,6 +3,7 @@
 package deploy_test
 
 import (
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -11,6 +12,8 @@ import (
 	"testing"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/tidings/tidings/ops/doctor"
 )
 
 // exported returns the name of every metric that the code exports.
@@ -98,6 +101,30 @@ func TestEveryAlertHasAMetricAndAPage(t *testing.T) {
 			t.Errorf("alert %s: its page is missing or has another title: %v", a[1], err)
 		} else if m := regexp.MustCompile("(?m)^Rehearsed by `(Test\\w+)`\\.$").FindSubmatch(page); m == nil || !tests[string(m[1])] {
 			t.Errorf("alert %s: its page names no existing test", a[1])
+		}
+	}
+}
+
+// TestTheAlertsHaveTheLimitsOfTheDoctor compares the numbers that both have.
+func TestTheAlertsHaveTheLimitsOfTheDoctor(t *testing.T) {
+	b, err := os.ReadFile("prometheus/rules.yml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for alert, limit := range map[string]string{
+		"OutboxLagHigh":     fmt.Sprintf(`> %d\n`, doctor.LateSeconds),
+		"OutboxUndelivered": fmt.Sprintf(`> %d\n`, doctor.UndeliveredSeconds),
+		"ConsumerLagHigh":   fmt.Sprintf(`> %d\n`, doctor.LateSeconds),
+		"StreamNearlyFull":  fmt.Sprintf(`> %v\n.*> %[1]v\n`, doctor.FullShare),
+		"CredentialsExpire": fmt.Sprintf(`< %d \* 86400\n[^:]*\) / %d\n`, doctor.ExpiryDays, doctor.ExpiryShare),
+	} {
+		if !regexp.MustCompile(`- alert: ` + alert + `\n +expr: [^:]*` + limit).Match(b) {
+			t.Errorf("the alert %s lacks the limit %s", alert, limit)
+		}
+	}
+	for _, r := range doctor.Rules() {
+		if _, err := os.Stat("../docs/runbook/" + r.Runbook + ".md"); r.Runbook != "" && err != nil {
+			t.Errorf("the rule %s: %v", r.Name, err)
 		}
 	}
 }

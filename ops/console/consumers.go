@@ -13,6 +13,7 @@ import (
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/internal/words"
 	"github.com/tidings/tidings/ops/audit"
+	"github.com/tidings/tidings/ops/doctor"
 	"github.com/tidings/tidings/ops/status"
 	"github.com/tidings/tidings/ops/verify"
 	"github.com/tidings/tidings/projections"
@@ -74,7 +75,7 @@ func (c *Console) consumersData(ctx context.Context, _ *view) (any, error) {
 		}
 	}
 	for _, k := range now.State.Consumers {
-		row := consumerRow{Consumer: k, Look: consumerBox(k).Look, Says: "runs", Remedy: now.State.Remedy(k),
+		row := consumerRow{Consumer: k, Look: now.consumerBox(k).Look, Says: "runs", Remedy: now.State.Remedy(k),
 			Replay: c.underway(actReplay, k.Consumer)}
 		if a, is := verified[k.Consumer]; is {
 			row.Verified = &a
@@ -98,7 +99,7 @@ func (c *Console) consumersData(ctx context.Context, _ *view) (any, error) {
 			row.Look, row.Says = "bad", "nobody runs it"
 		case k.Unknown != "":
 			row.Says = "lag unknown"
-		case row.Look == "bad":
+		case k.Seconds > doctor.LateSeconds:
 			row.Says = "late"
 		}
 		row.draw(c.look.line(k.Consumer))

@@ -12,14 +12,14 @@ type doctorPage struct {
 }
 
 func (c *Console) doctorData(ctx context.Context, _ *view) (any, error) {
-	now, err := c.look.state(ctx)
+	now, err := c.look.read(ctx, true)
 	if err != nil {
 		return nil, err
 	}
-	var p doctorPage
-	if p.Findings, err = doctor.Diagnose(ctx, c.look.src, now.State); err != nil {
-		return nil, err
+	if now.Probed.Err != nil {
+		return nil, now.Probed.Err
 	}
+	p := doctorPage{Findings: now.Findings}
 	for _, f := range p.Findings {
 		if f.Severity == doctor.Error {
 			p.Errors++

@@ -16,7 +16,6 @@ type overviewPage struct {
 	Width     int
 	Height    int
 	Says      string // the picture in words
-	Notes     []string
 }
 
 // box is a part of the system in the picture.
@@ -49,7 +48,7 @@ func (c *Console) overviewData(ctx context.Context, v *view) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := overviewPage{observed: now, Notes: now.State.Notes()}
+	p := overviewPage{observed: now}
 	p.draw()
 	return p, nil
 }
@@ -68,7 +67,7 @@ func (p *overviewPage) draw() {
 	}
 	from := p.Boxes[len(p.Boxes)-1]
 	for i, k := range p.State.Consumers {
-		b := consumerBox(k)
+		b := p.consumerBox(k)
 		if p.Rates != nil && k.Unknown == "" {
 			b.Detail = fmt.Sprintf("%.0f/s", p.Rates.Applied[k.Consumer])
 		}
@@ -98,12 +97,9 @@ func (p *overviewPage) outboxBox() box {
 		return box{Title: "Truth and outbox", Value: "unknown", Look: "bad"}
 	}
 	b := box{Title: "Truth and outbox", Value: words.Capped(int64(o.Pending), o.PendingMax) + " pending",
-		Detail: "oldest due " + span(o.LagSeconds), Look: "ok"}
+		Detail: "oldest due " + span(o.LagSeconds), Look: p.look("outbox")}
 	if o.DLQDepth > 0 {
-		b.Detail, b.Look = words.Of(int64(o.DLQDepth), "dead letter"), "warn"
-	}
-	if o.LagSeconds > late {
-		b.Look = "bad"
+		b.Detail = words.Of(int64(o.DLQDepth), "dead letter")
 	}
 	return b
 }
@@ -117,7 +113,7 @@ func (p *overviewPage) relayBox() box {
 		}
 	}
 	if len(holders) > 0 {
-		b.Detail, b.Look = words.Of(int64(len(holders)), "process"), "ok"
+		b.Detail, b.Look = words.Of(int64(len(holders)), "process"), p.look("relay")
 		if len(holders) > 1 {
 			b.Detail = fmt.Sprint(len(holders), " processes")
 		}
@@ -132,36 +128,30 @@ func (p *overviewPage) streamsBox() box {
 	if p.State.IsAway(status.ServerNATS) {
 		return box{Title: "Streams", Value: "unavailable", Look: "bad"}
 	}
-	open, messages := 0, uint64(0)
+	open, messages, places := 0, uint64(0), []string{status.ServerNATS}
 	for _, s := range p.State.Partitions {
-		messages += s.Messages
+		messages, places = messages+s.Messages, append(places, s.Stream, fmt.Sprint("partition ", s.Partition))
 		if s.State == status.Open {
 			open++
 		}
 	}
-	return box{Title: "Streams", Value: words.Of(int64(messages), "message"), Detail: words.Of(int64(open), "partition"), Look: "ok"}
+	return box{Title: "Streams", Value: words.Of(int64(messages), "message"), Detail: words.Of(int64(open), "partition"),
+		Look: p.look(places...)}
 }
 
-// late is the age in seconds from which a waiting row or event counts as late. The alerts and
-// doctor have the same limit.
-const late = 60
-
-func consumerBox(k status.Consumer) box {
-	b := box{Title: k.Consumer, Value: words.Of(k.Messages, "message") + " behind", Look: "ok"}
+func (o *observed) consumerBox(k status.Consumer) box {
+	b := box{Title: k.Consumer, Value: words.Of(k.Messages, "message") + " behind", Look: o.look(k.Consumer)}
 	switch {
 	case k.Unknown != "":
-		b.Value, b.Look = "lag unknown", "warn"
+		b.Value = "lag unknown"
+		if b.Look == "ok" {
+			b.Look = "warn"
+		}
 	case k.Messages == 0:
 		b.Value = "up to date"
 	}
-	if k.Paused != nil || k.DeadLetters > 0 {
-		b.Look = "warn"
-	}
 	if k.Paused != nil {
 		b.Value = "paused, " + b.Value
-	}
-	if k.Seconds > late || len(k.Lost) > 0 {
-		b.Look = "bad"
 	}
 	return b
 }

@@ -6,9 +6,13 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/ops/doctor"
 	"github.com/tidings/tidings/ops/status"
 	"github.com/tidings/tidings/outbox"
 )
+
+// late is the age from which on a waiting row is late.
+const late = doctor.LateSeconds * time.Second
 
 type partitionsPage struct {
 	Rows []partitionRow
@@ -62,7 +66,7 @@ func (c *Console) partitionsData(ctx context.Context, _ *view) (any, error) {
 		if s.State == status.Open {
 			for i := s.FirstSlot; i <= s.LastSlot; i++ {
 				slots[i].Partition = s.Partition
-				slots[i].Stuck = slots[i].Oldest > late*time.Second
+				slots[i].Stuck = slots[i].Oldest > late
 				row.Pending, row.Delayed, row.Oldest = row.Pending+slots[i].Pending, row.Delayed+slots[i].Delayed,
 					max(row.Oldest, slots[i].Oldest)
 			}
@@ -76,21 +80,20 @@ func (c *Console) partitionsData(ctx context.Context, _ *view) (any, error) {
 
 // partitionLook describes the state of a partition in a word.
 func partitionLook(r partitionRow) (look, says string) {
+	condition := r.Condition()
 	switch {
-	case r.Refused != "":
-		return "bad", "refused"
-	case r.NoLeader != "":
-		return "bad", "no leader"
+	case condition == status.Refused, condition == status.NoLeader, condition == status.Failing:
+		return "bad", condition
 	case r.State == status.Closed:
 		return "off", r.State
 	case r.State != status.Open:
 		return "info", r.State
 	case r.Relay == "":
 		return "bad", "no relay"
-	case r.Oldest > late*time.Second:
+	case r.Oldest > late:
 		return "bad", "stuck"
-	case r.Current < r.Replicas:
-		return "warn", "replica behind"
+	case condition != "":
+		return "warn", condition
 	}
 	return "ok", r.State
 }
@@ -98,7 +101,7 @@ func partitionLook(r partitionRow) (look, says string) {
 // heat grows with the age of the oldest waiting row and with the number of waiting rows.
 func heat(s outbox.Slot) int {
 	switch {
-	case s.Oldest > late*time.Second:
+	case s.Oldest > late:
 		return 4
 	case s.Oldest > 10*time.Second:
 		return 3

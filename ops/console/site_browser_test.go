@@ -157,7 +157,7 @@ const moving = `[...document.querySelectorAll(".box")].filter(box => [2, 3].some
 // isWell waits until the overview shows a healthy installation with changing rates.
 func (s *site) isWell(b *browser) {
 	b.open("/console/")
-	b.until(`document.querySelector("main").innerText.includes("Needs attention\n\nNothing") && ` +
+	b.until(`document.querySelector("main").innerText.includes("Needs attention\n\nAll clear") && ` +
 		`document.querySelectorAll(".box.ok").length >= 7 && ` + moving)
 	testkit.Eventually(b.t, "the doctor finds no error", func() (bool, error) {
 		b.open("/console/doctor")

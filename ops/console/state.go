@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/tidings/tidings/ops/doctor"
 	"github.com/tidings/tidings/ops/status"
 	"github.com/tidings/tidings/outbox"
 )
@@ -16,6 +17,8 @@ const (
 	sampleKept  = 720              // points: one hour
 	sampleAfter = time.Hour        // without a reader for so long, sampling stops
 	ratesWithin = 30 * time.Second // readings further apart give no current rate
+	probeEvery  = time.Minute      // between two checks of the rules that ask the servers
+	probeFor    = 5 * time.Second  // limit for one such check
 )
 
 // observed is one reading of the whole installation.
@@ -26,6 +29,31 @@ type observed struct {
 	More  bool          // the slots have more rows than ReadSlots counted
 	Rates *status.Rates // nil: no reading in the last ratesWithin
 	Wrote float64       // events written per second, if Rates are known; negative: unknown
+
+	Findings []doctor.Finding // root causes first
+	Probed   probed
+}
+
+// probed is what the doctor found that the state does not show.
+type probed struct {
+	At       time.Time
+	Err      error // why Findings are incomplete
+	Findings []doctor.Finding
+}
+
+// look returns the class of the worst finding about the places: bad, warn, or ok without one.
+func (o *observed) look(places ...string) string {
+	look := "ok"
+	for _, f := range o.Findings {
+		switch {
+		case !slices.Contains(places, f.Where):
+		case f.Severity == doctor.Error:
+			return "bad"
+		default:
+			look = "warn"
+		}
+	}
+	return look
 }
 
 // observer reads the installation at most once per stateFor, and keeps the lag of each consumer
@@ -37,6 +65,7 @@ type observer struct {
 	mu     sync.Mutex
 	last   *observed
 	looked time.Time
+	probed probed             // the holder of busy reads and writes it
 	lines  map[string][]point // by consumer name
 }
 
@@ -50,15 +79,17 @@ func newObserver(src status.Sources) *observer {
 	return &observer{src: src, busy: make(chan struct{}, 1), lines: make(map[string][]point)}
 }
 
-// state returns a reading of the installation that is at most stateFor old.
+// state returns a reading of the installation that is at most stateFor old. Its probe is at most
+// probeEvery old.
 func (o *observer) state(ctx context.Context) (*observed, error) {
 	o.mu.Lock()
 	o.looked = time.Now()
 	o.mu.Unlock()
-	return o.read(ctx)
+	return o.read(ctx, false)
 }
 
-func (o *observer) read(ctx context.Context) (*observed, error) {
+// read returns a reading that is at most stateFor old, or a new one with a new probe.
+func (o *observer) read(ctx context.Context, probe bool) (*observed, error) {
 	select {
 	case o.busy <- struct{}{}:
 		defer func() { <-o.busy }()
@@ -68,7 +99,7 @@ func (o *observer) read(ctx context.Context) (*observed, error) {
 	o.mu.Lock()
 	before := o.last
 	o.mu.Unlock()
-	if before != nil && time.Since(before.At) < stateFor {
+	if before != nil && time.Since(before.At) < stateFor && !probe {
 		return before, nil
 	}
 	now := &observed{At: time.Now()}
@@ -81,6 +112,16 @@ func (o *observer) read(ctx context.Context) (*observed, error) {
 			return nil, err
 		}
 	}
+	if probe || now.At.Sub(o.probed.At) >= probeEvery {
+		pctx, cancel := context.WithTimeout(ctx, probeFor)
+		found, err := doctor.Probe(pctx, o.src, now.State)
+		cancel()
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+		o.probed = probed{now.At, err, found}
+	}
+	now.Probed, now.Findings = o.probed, doctor.Rank(append(doctor.Fleet(now.State), o.probed.Findings...))
 	if before != nil && now.At.Sub(before.At) < ratesWithin {
 		apart := now.At.Sub(before.At)
 		now.Rates, now.Wrote = status.Moved(before.State, now.State, apart), -1
@@ -125,7 +166,7 @@ func (o *observer) run(ctx context.Context) {
 		o.mu.Unlock()
 		if !idle {
 			rctx, cancel := context.WithTimeout(ctx, pageTimeout)
-			_, _ = o.read(rctx)
+			_, _ = o.read(rctx, false)
 			cancel()
 		}
 	}

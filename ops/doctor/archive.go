@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/tidings/tidings/internal/words"
 	"github.com/tidings/tidings/migrations"
 	"github.com/tidings/tidings/ops/upkeep"
 	"github.com/tidings/tidings/outbox"
@@ -41,9 +42,9 @@ func schema(ctx context.Context, pool *pgxpool.Pool, set migrations.Set) ([]Find
 	if err != nil || have <= want {
 		return nil, err
 	}
-	return []Finding{{Severity: Warning, Check: "schema-newer", Where: "schema of the " + string(set),
-		Mend: "upgrade this program and the others of its release: docs/runbook/VersionsDiffer.md",
-		What: fmt.Sprintf("it is at version %d, and this program knows versions up to %d: a newer release migrated it", have, want)}}, nil
+	return []Finding{finding("schema-newer", "schema of the "+string(set),
+		fmt.Sprintf("it is at version %d, and this program knows versions up to %d: a newer release migrated it", have, want),
+		"upgrade this program and the others of its release")}, nil
 }
 
 // exportLate is the time after a range's move to the archive at which its missing export is a
@@ -63,21 +64,15 @@ func exports(url string, exported bool, due []outbox.Range, now time.Time) (all 
 		}
 	}
 	for _, month := range slices.Sorted(maps.Keys(ranges)) {
-		f := Finding{Severity: Warning, Check: "archive-export", Where: "archive of " + month,
-			What: fmt.Sprintf("%s without an export: the archiver keeps each until it is exported", rangeCount(ranges[month])),
-			Mend: "tidings archive export --month " + month}
+		without := words.Of(ranges[month], "range") + " without an export"
+		f := finding("archive-export", "archive of "+month, without+": the archiver keeps each until it is exported",
+			"tidings archive export --month "+month)
 		if url == "" {
-			f.What = rangeCount(ranges[month]) + " without an export, and exports are off: the archiver drops them without one"
-			f.Mend = "tidings archive settings outbox_archive_export_url=URL --reason WHY"
+			f.What = without + ", and exports are off: the archiver drops them without one"
+			f.Repair = "tidings archive settings outbox_archive_export_url=URL --reason WHY"
 		}
+		f.Count = ranges[month]
 		all = append(all, f)
 	}
 	return all
-}
-
-func rangeCount(n int64) string {
-	if n == 1 {
-		return "1 range"
-	}
-	return fmt.Sprintf("%d ranges", n)
 }

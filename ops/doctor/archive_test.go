@@ -36,7 +36,7 @@ func TestADoctorFindsMonthsWithoutAnExport(t *testing.T) {
 		var said string
 		all := exports(c.url, c.exported, c.due, now)
 		for _, f := range all {
-			said += f.Where + ": " + f.What + " " + f.Mend + "\n"
+			said += f.Where + ": " + f.What + " " + f.Repair + "\n"
 			if f.Check != "archive-export" || f.Severity != Warning {
 				t.Errorf("%s: %+v", c.name, f)
 			}

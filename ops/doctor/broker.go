@@ -19,9 +19,6 @@ import (
 // 2.12). Relays publish with them.
 var oldestServer = [2]int{2, 12}
 
-// fullShare is the used share of a limit from which on it is a finding.
-const fullShare = 0.8
-
 // Broker checks the server of the connection and the streams of the partitions. It ignores streams
 // without a leader and streams that do not exist.
 func Broker(ctx context.Context, nc *nats.Conn, cfg broker.Config, partitions []broker.Partition) ([]Finding, error) {
@@ -33,8 +30,8 @@ func Broker(ctx context.Context, nc *nats.Conn, cfg broker.Config, partitions []
 	}
 	if cfg.Credentials != "" {
 		if user, err := broker.ReadUser(cfg.Credentials); err != nil {
-			all = append(all, Finding{Warning, "nats-credentials", where,
-				fmt.Sprintf("the next connection of this command fails: %v", err), "correct NATS_CREDENTIALS or the rights of its file"})
+			all = append(all, finding("nats-credentials", where, fmt.Sprintf("the next connection of this command fails: %v", err),
+				"correct NATS_CREDENTIALS or the rights of its file"))
 		} else {
 			all = append(all, credentials(where, user, time.Now())...)
 		}
@@ -43,9 +40,9 @@ func Broker(ctx context.Context, nc *nats.Conn, cfg broker.Config, partitions []
 	defer cancel()
 	account, err := js.AccountInfo(ctx)
 	if err != nil {
-		return append(all, Finding{Error, "jetstream", where,
+		return append(all, finding("jetstream", where,
 			fmt.Sprintf("JetStream does not answer for this account, so relays and consumers do nothing: %v", err),
-			"enable JetStream in the server's configuration and for the account"}), nil
+			"enable JetStream in the server's configuration and for the account")), nil
 	}
 	all = append(all, storage(where, account.Store, account.Limits.MaxStore)...)
 	for _, p := range partitions {
@@ -57,9 +54,9 @@ func Broker(ctx context.Context, nc *nats.Conn, cfg broker.Config, partitions []
 	}
 	dead, err := js.Stream(ctx, cfg.DeadStream())
 	if err == nil && !dead.CachedInfo().Config.DenyPurge {
-		all = append(all, Finding{Warning, "stream-purge", cfg.DeadStream(),
+		all = append(all, finding("stream-purge", cfg.DeadStream(),
 			"an older release created it, so one request can purge all dead letters of subscribers",
-			"run tidings stream configure with a current value, such as --max-age; it denies purges of every stream"})
+			"run tidings stream configure with a current value, such as --max-age; it denies purges of every stream"))
 	}
 	return all, nil
 }
@@ -68,12 +65,12 @@ func Broker(ctx context.Context, nc *nats.Conn, cfg broker.Config, partitions []
 // CredentialsExpire.
 func credentials(where string, u broker.User, now time.Time) []Finding {
 	left := u.Expires.Sub(now)
-	if u.Expires.IsZero() || left >= 14*24*time.Hour || left >= u.Expires.Sub(u.Issued)/4 {
+	if u.Expires.IsZero() || left >= ExpiryDays*24*time.Hour || left >= u.Expires.Sub(u.Issued)/ExpiryShare {
 		return nil
 	}
-	return []Finding{{Warning, "nats-credentials", where,
+	return []Finding{finding("nats-credentials", where,
 		fmt.Sprintf("the credentials of %s expire at %s", u.Name, u.Expires.UTC().Format(time.RFC3339)),
-		"sign new ones with tidings nats creds: docs/runbook/CredentialsExpire.md"}}
+		"sign new ones with tidings nats creds")}
 }
 
 func stream(ctx context.Context, js jetstream.JetStream, cfg broker.Config, p broker.Partition) (all []Finding, err error) {
@@ -83,14 +80,14 @@ func stream(ctx context.Context, js jetstream.JetStream, cfg broker.Config, p br
 		return nil, err
 	}
 	if len(refused) > 0 {
-		all = append(all, Finding{Error, "stream-shape", name, strings.Join(refused, "; "),
-			"undo the change with `nats stream edit`, or replace the stream: tidings repair stream"})
+		all = append(all, finding("stream-shape", name, strings.Join(refused, "; "),
+			"undo the change with `nats stream edit`, or replace the stream: tidings repair stream"))
 	}
 	if reset {
-		all = append(all, Finding{Warning, "stream-limits", name,
-			"a limit, the discard policy, the republish rule, the denial of purges or the number of replicas differs from what " +
+		all = append(all, finding("stream-limits", name,
+			"a limit, the discard policy, the republish rule, the denial of purges or the number of replicas differs from what "+
 				"Tidings sets",
-			"restart a relay: it restores Tidings' values. To change a limit permanently, run tidings stream configure"})
+			"restart a relay: it restores Tidings' values. To change a limit permanently, run tidings stream configure"))
 	}
 	before := time.Now()
 	s, err := broker.ReadStream(ctx, js, cfg, p.Number)
@@ -98,9 +95,9 @@ func stream(ctx context.Context, js jetstream.JetStream, cfg broker.Config, p br
 		return all, err
 	}
 	if len(cfg.Tags) > 0 && !broker.SameTags(cfg.Tags, s.Tags) {
-		all = append(all, Finding{Warning, "stream-placement", name,
+		all = append(all, finding("stream-placement", name,
 			fmt.Sprintf("its placement tags are %q, and NATS_PLACEMENT_TAGS is %q", s.Tags, cfg.Tags),
-			"tidings stream configure --placement-tags " + strings.Join(cfg.Tags, ",") + ", or correct NATS_PLACEMENT_TAGS"})
+			"tidings stream configure --placement-tags "+strings.Join(cfg.Tags, ",")+", or correct NATS_PLACEMENT_TAGS"))
 	}
 	all = append(all, skew(name, s.At, before, time.Now())...)
 	return append(all, storage(name, s.Bytes, s.MaxBytes)...), nil
@@ -117,17 +114,17 @@ func serverVersion(where, version string) []Finding {
 	if have[0] > oldestServer[0] || have[0] == oldestServer[0] && have[1] >= oldestServer[1] {
 		return nil
 	}
-	return []Finding{{Error, "nats-version", where,
+	return []Finding{finding("nats-version", where,
 		fmt.Sprintf("nats-server %s is older than %d.%d and has no atomic batches: relays cannot publish", version, oldestServer[0],
-			oldestServer[1]), "upgrade the NATS servers"}}
+			oldestServer[1]), "upgrade the NATS servers")}
 }
 
 // storage compares the bytes used with a limit. 0 or less means that there is no limit.
 func storage(where string, used uint64, limit int64) []Finding {
-	if limit <= 0 || float64(used) <= fullShare*float64(limit) {
+	if limit <= 0 || float64(used) <= FullShare*float64(limit) {
 		return nil
 	}
-	return []Finding{{Warning, "storage", where, fmt.Sprintf("%s of %s bytes are used; at the limit NATS refuses every publish",
+	return []Finding{finding("storage", where, fmt.Sprintf("%s of %s bytes are used; at the limit NATS refuses every publish",
 		words.Count(int64(used)), words.Count(limit)),
-		"raise the limit or shorten the age of the streams with tidings stream configure: docs/runbook/StreamNearlyFull.md"}}
+		"raise the limit or shorten the age of the streams with tidings stream configure")}
 }

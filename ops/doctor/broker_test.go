@@ -35,7 +35,7 @@ func TestEveryCheckOfTheBrokerFindsItsIllness(t *testing.T) {
 		m := make(map[string]Severity)
 		for _, f := range all {
 			m[f.Check] = f.Severity
-			if f.What == "" || f.Mend == "" || f.Where == "" {
+			if f.What == "" || f.Action() == "" || f.Where == "" {
 				t.Errorf("%+v", f)
 			}
 		}

@@ -1,19 +1,23 @@
-// Package doctor finds present and coming problems of an installation's servers, and names a remedy
-// for each.
+// Package doctor holds the rules by which an installation is healthy. A Finding is a present or a
+// coming problem with its remedy. `tidings doctor`, the notes of `tidings status`, and the console
+// show the same findings.
+//
+//	status.State ──> Fleet: rules about the state ──┐
+//	servers ───────> Probe: rules that ask them ────┼─> Rank ──> root causes first
 package doctor
 
 import (
+	"cmp"
 	"context"
-	"fmt"
-	"net"
-	"strconv"
+	"slices"
+	"strings"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgxpool"
-
+	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/migrations"
+	"github.com/tidings/tidings/ops/jobs"
+	"github.com/tidings/tidings/ops/status"
 )
 
 // Severity is how urgent a finding is.
@@ -25,179 +29,141 @@ const (
 	Error   Severity = "error"   // something does not work, or loses data when a server crashes
 )
 
-// Finding is one problem.
+// Finding is one problem. Its rule sets Severity, Check, Runbook and Console.
 type Finding struct {
-	Severity Severity `json:"severity"`
-	Check    string   `json:"check"`
-	Where    string   `json:"where"` // the server, partition, consumer or job
-	What     string   `json:"what"`  // what happened
-	Mend     string   `json:"mend"`  // the remedy: a command, a statement, or a page of the runbook
+	Severity    Severity  `json:"severity"`
+	Check       string    `json:"check"`
+	Where       string    `json:"where"`             // the server, partition, consumer or job
+	What        string    `json:"what"`              // what happened
+	Repair      string    `json:"repair"`            // a command, a statement or an advice; empty: the page has it
+	Runbook     string    `json:"runbook,omitempty"` // the path of its page in the repository
+	Console     string    `json:"console,omitempty"` // the console's page that shows more
+	Since       time.Time `json:"since,omitzero"`
+	Count       int64     `json:"count,omitempty"`        // how many messages, dead letters or partitions
+	FollowsFrom string    `json:"follows_from,omitempty"` // the finding that causes this one: "paused archiver"
+	note        string    // What in a whole sentence; empty: String makes one
 }
 
-// check is one query of a database. It returns a row for each finding: the problem and its remedy.
-type check struct {
-	name     string
-	severity Severity
-	sql      string
+// Action returns the remedy and the page of the runbook.
+func (f Finding) Action() string {
+	if f.Repair == "" || f.Runbook == "" {
+		return f.Repair + f.Runbook
+	}
+	return f.Repair + " (" + f.Runbook + ")"
 }
 
-// databaseChecks run in the truth and in the projections. Index: none, catalogs and a row per
-// session. Locks: none.
-var databaseChecks = []check{
-	{"postgres-version", Error, `
-SELECT format('PostgreSQL %s is older than 15', current_setting('server_version')), 'upgrade the server to PostgreSQL 15 or newer'
- WHERE current_setting('server_version_num')::int < 150000`},
-	{"standby", Error, `
-SELECT 'the server is a standby, and refuses every write', 'connect to the primary, or promote this server' WHERE pg_is_in_recovery()`},
-	{"fsync", Error, `
-SELECT 'fsync is off: a crash of the machine loses or damages committed data', 'ALTER SYSTEM SET fsync = on; SELECT pg_reload_conf()'
- WHERE current_setting('fsync') = 'off'`},
-	{"full-page-writes", Error, `
-SELECT 'full_page_writes is off: a crash of the machine can leave half-written pages',
-       'ALTER SYSTEM SET full_page_writes = on; SELECT pg_reload_conf()'
- WHERE current_setting('full_page_writes') = 'off'`},
-	{"synchronous-commit", Warning, `
-SELECT format('synchronous_commit is off by default for %s: a crash loses the last commits of SQL writers (the API turns it on)',
-              current_user),
-       'ALTER SYSTEM SET synchronous_commit = on; SELECT pg_reload_conf(); also search for ALTER DATABASE and ALTER ROLE settings'
- WHERE current_setting('synchronous_commit') = 'off'`},
-	{"autovacuum", Error, `
-SELECT format('%s is off: tables with many writes grow without limit', name),
-       format('ALTER SYSTEM SET %s = on; SELECT pg_reload_conf()', name)
-  FROM pg_settings WHERE name IN ('autovacuum', 'track_counts') AND setting = 'off' ORDER BY name`},
-	{"table-autovacuum", Error, `
-SELECT format('autovacuum is off for the table %s', oid::regclass), format('ALTER TABLE %s RESET (autovacuum_enabled)', oid::regclass)
-  FROM pg_class WHERE relnamespace = current_schema()::regnamespace AND relkind = 'r'
-   AND EXISTS (SELECT FROM unnest(reloptions) o WHERE o IN ('autovacuum_enabled=false', 'autovacuum_enabled=off', 'autovacuum_enabled=0'))
-   ORDER BY 1`},
-	{"connections", Warning, `
-SELECT format('%s of %s connections are used', used, most),
-       'close idle connections, lower POSTGRES_MAX_CONNS, or raise max_connections and restart the server'
-  FROM (SELECT count(*) AS used,
-               current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int AS most
-          FROM pg_stat_activity WHERE backend_type = 'client backend') c WHERE used > 0.8 * most`},
-	{"old-transaction", Warning, `
-SELECT format('session %s (user %s, application %s, %s) has had a transaction open since %s: VACUUM cannot remove rows that died later',
-              pid, usename, coalesce(nullif(application_name, ''), 'unknown'), state, to_char(xact_start, 'YYYY-MM-DD HH24:MI:SS')),
-       format('ask its owner to commit or roll back, or SELECT pg_terminate_backend(%s)', pid)
-  FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()
-   AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL) AND xact_start < clock_timestamp() - make_interval(secs => @old)
-   ORDER BY xact_start`},
-	{"hidden-sessions", Warning, `
-SELECT format('the login %s cannot see the sessions of other logins, so this report lacks their old transactions', current_user),
-       format('GRANT pg_monitor TO %I', current_user)
- WHERE NOT pg_has_role(current_user, 'pg_read_all_stats', 'member')`},
-	{"prepared-transaction", Error, `
-SELECT format('the prepared transaction %s has been open since %s: it holds its locks, and VACUUM cannot remove rows that died later',
-              quote_literal(gid), to_char(prepared, 'YYYY-MM-DD HH24:MI:SS')),
-       format('find out whether it should commit, then ROLLBACK PREPARED %s or COMMIT PREPARED %s', quote_literal(gid), quote_literal(gid))
-  FROM pg_prepared_xacts WHERE database = current_database() AND prepared < clock_timestamp() - make_interval(secs => @old)
-  ORDER BY prepared`},
-	{"replication-slot", Warning, `
-SELECT format('no standby or client reads the replication slot %s, and the server keeps %s of WAL for it', slot_name,
-              pg_size_pretty(coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn), 0))),
-       format('start its reader, or drop the slot: SELECT pg_drop_replication_slot(%L)', slot_name)
-  FROM pg_replication_slots WHERE NOT active AND NOT pg_is_in_recovery() ORDER BY slot_name`},
-	{"standby-horizon", Warning, `
-SELECT format('%s holds back %s transactions: VACUUM cannot remove rows that died since', who, held),
-       'end the long transaction on the standby, or turn hot_standby_feedback off there'
-  FROM (SELECT format('the reader of the replication slot %s', slot_name) AS who, greatest(age(xmin), age(catalog_xmin)) AS held
-          FROM pg_replication_slots WHERE active
-         UNION ALL SELECT format('the standby %s', application_name), age(backend_xmin) FROM pg_stat_replication) h
- WHERE held > 10000000 ORDER BY who`},
-	{"dead-rows", Warning, `
-SELECT format('the table %s has %s dead rows and %s live ones', relid::regclass, n_dead_tup, n_live_tup),
-       format('solve the findings old-transaction and replication-slot if there are any, then VACUUM %s', relid::regclass)
-  FROM pg_stat_user_tables WHERE schemaname = current_schema() AND n_dead_tup > 20000 AND n_dead_tup > 2 * n_live_tup
-  ORDER BY n_dead_tup DESC`},
-	{"invalid-index", Error, `
-SELECT format('the index %s is invalid: no query uses it, and every write maintains it', indexrelid::regclass),
-       format('REINDEX INDEX CONCURRENTLY %s', indexrelid::regclass)
-  FROM pg_index JOIN pg_class c ON c.oid = indexrelid WHERE c.relnamespace = current_schema()::regnamespace AND NOT indisvalid ORDER BY 1`},
-	{"role-bypasses-row-security", Error, `
-SELECT format('the role %s %s: row security does not separate tenants for it', rolname,
-              CASE WHEN rolsuper THEN 'is a superuser' ELSE 'bypasses row security' END),
-       format('ALTER ROLE %I NOSUPERUSER NOBYPASSRLS', rolname)
-  FROM pg_roles WHERE rolname IN ('tidings_api', 'tidings_writer') AND (rolsuper OR rolbypassrls) ORDER BY rolname`},
-	{"row-security", Error, `
-SELECT format('row security is off for the table %s, which has rows of tenants', c.oid::regclass),
-       format('ALTER TABLE %s ENABLE ROW LEVEL SECURITY', c.oid::regclass)
-  FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = 'tenant_id' AND NOT a.attisdropped
- WHERE c.relnamespace = current_schema()::regnamespace AND c.relkind IN ('r', 'p') AND NOT c.relispartition AND NOT c.relrowsecurity
-   AND has_table_privilege('tidings_api', c.oid, 'SELECT') ORDER BY 1`},
-	{"temporary-tables", Warning, `
-SELECT format('every login can create temporary tables in the database %I', datname), 'run tidings migrate as the owner of the database'
-  FROM pg_database WHERE datname = current_database()
-   AND (datacl IS NULL OR EXISTS (SELECT FROM aclexplode(datacl) WHERE grantee = 0 AND privilege_type = 'TEMPORARY'))`},
+// String returns the finding in a sentence: "Partition 0 has no stream yet: start a relay".
+func (f Finding) String() string {
+	said := f.note
+	if rest, is := strings.CutPrefix(f.What, "it "); said == "" && is {
+		said = f.Where + " " + rest
+	} else if said == "" && strings.Contains(f.What, f.Where) {
+		said = f.What
+	}
+	said = cmp.Or(said, f.Where+": "+f.What)
+	if f.note == "" {
+		said = strings.ToUpper(said[:1]) + said[1:]
+	}
+	if strings.HasPrefix(f.Repair, "tidings ") {
+		f.Repair = "`" + f.Repair + "`"
+	}
+	return said + ": " + f.Action()
 }
 
-// oldTransaction is the age in seconds at which a transaction is a finding. Of Tidings'
-// transactions only an export and a replay take longer.
-const oldTransaction = 300
-
-// maxSkew is the largest difference between the clocks of two servers that is no finding.
-const maxSkew = time.Second
-
-// Database checks one database as the login, not as a role of Tidings. where names the database in
-// the findings.
-func Database(ctx context.Context, pool *pgxpool.Pool, where string) ([]Finding, error) {
-	return probe(ctx, pool, where, oldTransaction)
+// Diagnose checks every rule, and returns the findings as Rank orders them. st is a state that was
+// just read from src.
+func Diagnose(ctx context.Context, src status.Sources, st status.State) ([]Finding, error) {
+	probed, err := Probe(ctx, src, st)
+	return Rank(append(Fleet(st), probed...)), err
 }
 
-func probe(ctx context.Context, pool *pgxpool.Pool, where string, old float64) ([]Finding, error) {
-	var all []Finding
-	err := postgres.InTx(ctx, pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
-		all = nil
-		if _, err := tx.Exec(ctx, `SELECT set_config('role', 'none', true)`); err != nil {
-			return err
+// Probe checks the rules that ask the servers for more than the state. It leaves out a server that
+// is unavailable in st. A part whose table another session locks is a finding.
+func Probe(ctx context.Context, src status.Sources, st status.State) (all []Finding, err error) {
+	ctx = status.WithShortLockTimeout(ctx, st)
+	truth, projections := src.Truth != nil && !st.IsAway(status.ServerTruth), src.Projections != nil && !st.IsAway(status.ServerProjections)
+	for _, part := range []struct {
+		name string
+		is   bool
+		find func() ([]Finding, error)
+	}{
+		{"settings of " + status.ServerTruth, truth, func() ([]Finding, error) { return Database(ctx, src.Truth, status.ServerTruth) }},
+		{"jobs", truth, func() ([]Finding, error) {
+			runs, _, err := jobs.LastRuns(ctx, src.Truth)
+			return failedJobs(runs), err
+		}},
+		{"archive", truth, func() ([]Finding, error) { return archive(ctx, src.Truth) }},
+		{"schema of the truth", truth, func() ([]Finding, error) { return schema(ctx, src.Truth, migrations.Truth) }},
+		{"schema of the projections", projections,
+			func() ([]Finding, error) { return schema(ctx, src.Projections, migrations.Projections) }},
+		{"settings of " + status.ServerProjections, projections && (!truth || !status.SameDatabase(src.Truth, src.Projections)),
+			func() ([]Finding, error) { return Database(ctx, src.Projections, status.ServerProjections) }},
+		{status.ServerNATS, src.NATS != nil && !st.IsAway(status.ServerNATS),
+			func() ([]Finding, error) { return Broker(ctx, src.NATS, src.Broker, openPartitions(st)) }},
+	} {
+		if !part.is {
+			continue
 		}
-		for _, c := range databaseChecks {
-			var what, mend string
-			rows, _ := tx.Query(ctx, c.sql, pgx.NamedArgs{"old": old})
-			if _, err := pgx.ForEachRow(rows, []any{&what, &mend}, func() error {
-				all = append(all, Finding{c.severity, c.name, where, what, mend})
-				return nil
-			}); err != nil {
-				return fmt.Errorf("check %s: %w", c.name, err)
+		found, err := part.find()
+		if postgres.IsLockTimeout(err) {
+			found, err = []Finding{unread(status.Unread{Part: part.name, Error: err.Error()}).of(rule("unread"))}, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, found...)
+	}
+	return all, nil
+}
+
+// openPartitions returns the partitions to which relays publish and that have a stream.
+func openPartitions(st status.State) (all []broker.Partition) {
+	for _, s := range st.Partitions {
+		if s.State == status.Open && s.Replicas > 0 {
+			all = append(all, broker.Partition{Number: s.Partition, FirstSlot: s.FirstSlot, LastSlot: s.LastSlot, After: s.After})
+		}
+	}
+	return all
+}
+
+// failedJobs returns the jobs whose last run failed.
+func failedJobs(runs []jobs.LastRun) (all []Finding) {
+	for _, r := range runs {
+		if r.LastError != "" && r.FailedAt.After(r.SucceededAt) {
+			f := finding("job-failed", r.Job, "its last run failed: "+r.LastError, "tidings archive run --job "+r.Job)
+			f.Since = r.FailedAt
+			all = append(all, f)
+		}
+	}
+	return all
+}
+
+// Rank sets FollowsFrom of each finding that another one explains. It puts root causes before such
+// consequences, and errors before warnings.
+func Rank(all []Finding) []Finding {
+	for i := range all {
+		for _, c := range rule(all[i].Check).Follows {
+			where := c.Where
+			if where == itself {
+				where = all[i].Where
+			}
+			if j := slices.IndexFunc(all, func(f Finding) bool {
+				return f.Check == c.Check && (where == "" || f.Where == where)
+			}); j >= 0 && all[i].FollowsFrom == "" {
+				all[i].FollowsFrom = all[j].Check + " " + all[j].Where
 			}
 		}
-		var now time.Time
-		began := time.Now()
-		if err := tx.QueryRow(ctx, `SELECT clock_timestamp()`).Scan(&now); err != nil {
-			return err
+	}
+	rank := func(f Finding) int {
+		n := 0
+		if f.FollowsFrom != "" {
+			n = 2
 		}
-		all = append(all, skew(where, now, began, time.Now())...)
-		return nil
-	})
-	if err != nil {
-		return nil, fmt.Errorf("run the checks of %s: %w", where, err)
+		if f.Severity != Error {
+			n++
+		}
+		return n
 	}
-	return append(all, servers(&pool.Config().ConnConfig.Config, where)...), nil
-}
-
-// servers returns a finding if the connection string names several servers, and does not say which
-// of them to use.
-func servers(cfg *pgconn.Config, where string) []Finding {
-	all := map[string]bool{net.JoinHostPort(cfg.Host, strconv.Itoa(int(cfg.Port))): true}
-	for _, f := range cfg.Fallbacks { // also the same server without TLS
-		all[net.JoinHostPort(f.Host, strconv.Itoa(int(f.Port)))] = true
-	}
-	if len(all) == 1 || cfg.ValidateConnect != nil {
-		return nil
-	}
-	return []Finding{{Warning, "target-session-attrs", where, fmt.Sprintf("the connection string names %d servers without "+
-		"target_session_attrs: a process may connect to a standby, which refuses every write", len(all)),
-		"add target_session_attrs=read-write to it, and fence old primaries: docs/runbook/OldPrimary.md"}}
-}
-
-// skew compares the clock of a server with ours. The server's clock was read between before and
-// after.
-func skew(where string, theirs, before, after time.Time) []Finding {
-	by := max(before.Sub(theirs), theirs.Sub(after))
-	if by <= maxSkew {
-		return nil
-	}
-	return []Finding{{Warning, "clock-skew", where, fmt.Sprintf(
-		"its clock and this machine's differ by %s: lags and ages are wrong by as much", by.Round(time.Millisecond)),
-		"run an NTP client (chrony) on both"}}
+	slices.SortStableFunc(all, func(a, b Finding) int { return rank(a) - rank(b) })
+	return all
 }

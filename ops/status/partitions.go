@@ -20,6 +20,15 @@ const (
 	Unknown = "unknown" // PostgreSQL is unavailable
 )
 
+// Conditions of a partition that need attention. Condition returns one of them.
+const (
+	Refused  = "refused"        // relays publish nothing until an operator repairs the stream
+	NoLeader = "no leader"      // nobody can reach the stream now
+	Failing  = "cannot publish" // relays retry
+	NoStream = "no stream"
+	Behind   = "replica behind"
+)
+
 // Partition is a partition and its stream, as `tidings status --json` and `tidings partitions list
 // --json` print them.
 type Partition struct {
@@ -42,6 +51,24 @@ type Partition struct {
 	NoLeader  string   `json:"no_leader,omitempty"` // why the stream is unknown now
 	Trouble   string   `json:"trouble,omitempty"`   // why its relay cannot publish to it now; the relay retries
 	Unknown   string   `json:"unknown,omitempty"`   // the server that is unavailable; its values are missing
+}
+
+// Condition returns the worst condition of the partition, and nothing if all is well or if a server
+// that knows it is unavailable.
+func (p Partition) Condition() string {
+	switch {
+	case p.Refused != "":
+		return Refused
+	case p.NoLeader != "":
+		return NoLeader
+	case p.Trouble != "":
+		return Failing
+	case p.State == Open && p.Replicas == 0 && p.Unknown == "":
+		return NoStream
+	case p.Current < p.Replicas:
+		return Behind
+	}
+	return ""
 }
 
 // Partitions compares the partitions with their streams. If one server is unavailable, Partitions

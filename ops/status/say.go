@@ -5,7 +5,6 @@ import (
 	"net/url"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/tidings/tidings/internal/words"
 	"github.com/tidings/tidings/outbox"
@@ -137,64 +136,8 @@ func (st State) DeadLetters() []string {
 // is repaired first, because a repair gives most consumers all events back. The dry run shows what
 // a repair would do.
 func (st State) Remedy(c Consumer) string {
-	if slices.ContainsFunc(st.Partitions, func(p Partition) bool { return p.Refused != "" && slices.Contains(c.Lost, p.Stream) }) {
+	if slices.ContainsFunc(st.Partitions, func(p Partition) bool { return p.Condition() == Refused && slices.Contains(c.Lost, p.Stream) }) {
 		return "tidings repair stream --dry-run"
 	}
 	return "tidings replay --consumer " + c.Consumer
-}
-
-// Notes returns a line for each condition that needs attention, with its remedy.
-func (st State) Notes() (notes []string) {
-	note := func(format string, args ...any) { notes = append(notes, fmt.Sprintf(format, args...)) }
-	for _, a := range st.Unavailable {
-		note("%s", a)
-	}
-	for _, b := range st.Blocked {
-		note("Blocked: %s", b)
-	}
-	for _, u := range st.Unread {
-		note("%s", u)
-	}
-	if st.Outbox != nil && st.Outbox.Retrying > 0 {
-		note("%s failed and will be retried: `tidings outbox list` shows why and when.", words.Of(int64(st.Outbox.Retrying), "message"))
-	}
-	for _, p := range st.Partitions {
-		switch {
-		case p.Refused != "":
-			note("Relays publish nothing to partition %d (docs/runbook/OutboxPartitionStuck.md): %s", p.Partition, p.Refused)
-		case p.NoLeader != "":
-			note("Partition %d waits for a leader of its stream (docs/runbook/StreamWaitsForLeader.md): %s", p.Partition, p.NoLeader)
-		case p.Trouble != "":
-			note("Relays cannot publish to partition %d: %s", p.Partition, p.Trouble)
-		case p.State == Open && p.Replicas == 0 && p.Unknown == "":
-			note("Partition %d has no stream yet: the first relay that holds it creates %s.", p.Partition, p.Stream)
-		}
-	}
-	for _, u := range st.Unheld {
-		if c := slices.IndexFunc(st.Consumers, func(c Consumer) bool { return c.Consumer == u.Kind }); c >= 0 &&
-			st.Consumers[c].Paused != nil {
-			continue
-		}
-		note("No running %s holds %s: start one, or read its log.", u.Kind, u)
-	}
-	for _, r := range st.Refusals {
-		note("%s could not serve partition %d of %s, and does not take it back before %s: read its log.", r.By, r.Partition, r.Kind,
-			r.Until.Format(time.RFC3339))
-	}
-	for _, stream := range st.MoreOf {
-		note("Stream %s has more external consumers than this list: `nats consumer ls %s` lists all.", stream, stream)
-	}
-	if st.NotListed != "" {
-		note("The external consumers are unknown: %s", st.NotListed)
-	}
-	for _, c := range st.Consumers {
-		if c.Unknown != "" && len(st.Unavailable) == 0 && !st.IsUnread(PartConsumers) {
-			note("The lag of %s is unknown: %s", c.Consumer, c.Unknown)
-		}
-		if len(c.Lost) > 0 {
-			note("%s cannot continue, because events of %s are missing (docs/runbook/ConsumerPartitionStuck.md): run `%s`.", c.Consumer,
-				strings.Join(c.Lost, ", "), st.Remedy(c))
-		}
-	}
-	return notes
 }

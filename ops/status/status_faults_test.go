@@ -12,6 +12,7 @@ import (
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/ops/doctor"
 	"github.com/tidings/tidings/ops/status"
 )
 
@@ -43,8 +44,8 @@ func TestReadSeesServersGoAndComeBack(t *testing.T) {
 			}
 			return all, err
 		})
-		if len(st.Lagging()) < len(away) || len(st.Notes()) < len(away) {
-			t.Errorf("%s: Lagging or Notes leaves a server out: %+v", when, st)
+		if len(st.Lagging()) < len(away) || len(doctor.Fleet(st)) < len(away) {
+			t.Errorf("%s: Lagging or the doctor leaves a server out: %+v", when, st)
 		}
 		return st
 	}

@@ -60,12 +60,12 @@ func awaitHealth(ctx context.Context, wait time.Duration,
 	}
 }
 
-// diagnose returns the findings, errors first.
+// diagnose returns the findings, root causes first.
 func (p Process) diagnose(ctx context.Context, data string) ([]doctor.Finding, error) {
 	y, err := p.open(ctx, data, "doctor", needAll|tolerant)
 	if errors.Is(err, migrations.ErrOutdated) {
 		return []doctor.Finding{{Severity: doctor.Error, Check: "schema", Where: status.ServerTruth, What: err.Error(),
-			Mend: "tidings migrate"}}, nil
+			Repair: "tidings migrate"}}, nil
 	}
 	if err != nil {
 		return nil, err
@@ -87,7 +87,11 @@ func findings(all []doctor.Finding) (_ *report, worst error) {
 		} else if worst == nil {
 			worst = errWarnings
 		}
-		rows = append(rows, []string{string(f.Severity), f.Check, f.Where, cell(f.What), f.Mend})
+		what := f.What
+		if f.FollowsFrom != "" {
+			what += " (follows from " + f.FollowsFrom + ")"
+		}
+		rows = append(rows, []string{string(f.Severity), f.Check, f.Where, cell(what), f.Action()})
 	}
 	if len(all) == 0 {
 		return lists(all, sentence("No findings.\n")), nil

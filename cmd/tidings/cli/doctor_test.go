@@ -60,10 +60,10 @@ func TestADoctorsCommandsExist(t *testing.T) {
 			Lost: []string{"x"}}, Paused: &consumers.Paused{}}}}
 	ran := 0
 	for _, f := range doctor.Fleet(st) {
-		if command := regexp.MustCompile(`^tidings (.*)`).FindStringSubmatch(f.Mend); command != nil {
+		if command := regexp.MustCompile(`^tidings (.*)`).FindStringSubmatch(f.Repair); command != nil {
 			ran++
 			if code, _, stderr := run(t, nil, "", append(strings.Fields(command[1]), "--help")...); code != exitOK {
-				t.Errorf("%s: %s", f.Mend, stderr)
+				t.Errorf("%s: %s", f.Repair, stderr)
 			}
 		}
 	}

@@ -30,9 +30,9 @@ func partitionRows(all []status.Partition, closed bool) [][]string {
 			held, last, replicas = "unknown", "unknown", "unknown"
 		case p.Unknown != "":
 			tail, holder = "unknown", "unknown"
-		case p.Refused != "":
+		case p.Condition() == status.Refused:
 			state = "REFUSED"
-		case p.NoLeader != "":
+		case p.Condition() == status.NoLeader:
 			state, replicas = "NO LEADER", "unknown"
 		case p.Replicas == 0:
 			replicas = "no stream"
@@ -61,7 +61,7 @@ func (p Process) partitionsListCommand() *cobra.Command {
 				return nil, err
 			}
 			if st.IsUnread(status.PartPartitions) {
-				return nil, errors.New(strings.Join(st.Notes(), "\n"))
+				return nil, errors.New(strings.Join(notes(st), "\n"))
 			}
 			shown := slices.DeleteFunc(slices.Clone(st.Partitions), func(p status.Partition) bool {
 				return p.State == status.Closed && !all

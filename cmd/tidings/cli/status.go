@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tidings/tidings/internal/words"
+	"github.com/tidings/tidings/ops/doctor"
 	"github.com/tidings/tidings/ops/status"
 )
 
@@ -36,7 +37,7 @@ second, with the rates of published and applied events.`,
 			}
 			if len(st.Unavailable)+len(st.Unread) > 0 {
 				err = errAway
-			} else if slices.ContainsFunc(st.Partitions, func(p status.Partition) bool { return p.Refused != "" }) {
+			} else if slices.ContainsFunc(st.Partitions, func(p status.Partition) bool { return p.Condition() == status.Refused }) {
 				err = errIllness
 			}
 			return stateReport(st), err
@@ -90,11 +91,9 @@ func printState(w io.Writer, st status.State) error {
 	for _, e := range st.External {
 		externalRows = append(externalRows, []string{e.Name, e.Stream, count(int64(e.Behind)), count(int64(e.Unacked))})
 	}
-	notes := strings.Join(st.Notes(), "\n")
-	if notes != "" {
-		notes += "\n\n"
+	if all := notes(st); len(all) > 0 {
+		fmt.Fprint(w, strings.Join(all, "\n"), "\n\n")
 	}
-	fmt.Fprint(w, notes)
 	tables := [][][]string{outboxRows, partitionRows(st.Partitions, false), consumerRows, leaseRows}
 	if len(st.Jobs) > 0 {
 		tables = append(tables, jobLeaseRows(st.Jobs))
@@ -103,6 +102,21 @@ func printState(w io.Writer, st status.State) error {
 		tables = append(tables, externalRows)
 	}
 	return tablesTo(w, tables...)
+}
+
+// notes returns the doctor's findings about the state, and the external consumers that it does not
+// list.
+func notes(st status.State) (all []string) {
+	for _, f := range doctor.Fleet(st) {
+		all = append(all, f.String())
+	}
+	for _, stream := range st.MoreOf {
+		all = append(all, fmt.Sprintf("Stream %s has more external consumers than this list: `nats consumer ls %s` lists all.", stream, stream))
+	}
+	if st.NotListed != "" {
+		all = append(all, "The external consumers are unknown: "+st.NotListed)
+	}
+	return all
 }
 
 func seconds(s float64) string { return words.Seconds(s) }

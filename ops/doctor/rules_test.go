@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -42,17 +43,20 @@ func TestEveryCheckOfTheFleetFindsItsIllness(t *testing.T) {
 		"paused":           func(st *status.State) { st.Consumers[0].Paused = &consumers.Paused{Actor: "x"} },
 		"consumer-lag":     func(st *status.State) { st.Consumers[0].Seconds = 61 },
 		"dead-letters":     func(st *status.State) { st.Consumers[0].DeadLetters = 1 },
+		"lease-refused":    func(st *status.State) { st.Refusals = []status.Refusal{{Kind: "c", By: "c-1"}} },
+		"publish-fails":    func(st *status.State) { st.Partitions[0].Trouble = "NATS has no room" },
+		"lag-unknown":      func(st *status.State) { st.Consumers[0].Unknown = "no leader" },
 	} {
 		st := healthy()
 		harm(&st)
-		if all := Fleet(st); len(all) != 1 || all[0].Check != want || all[0].What == "" || all[0].Mend == "" || all[0].Where == "" {
+		if all := Fleet(st); len(all) != 1 || all[0].Check != want || all[0].What == "" || all[0].Action() == "" || all[0].Where == "" {
 			t.Errorf("%s: found %+v", want, all)
 		}
 	}
 	st := healthy()
 	for _, want := range []string{"tidings replay --consumer " + st.Consumers[0].Consumer, "tidings repair stream --dry-run"} {
 		st.Partitions[0].Stream, st.Consumers[0].Lost = "EVENTS-0", []string{"EVENTS-0"}
-		if got := Fleet(st); got[len(got)-1].Mend != want+" (docs/runbook/ConsumerPartitionStuck.md)" {
+		if got := Fleet(st); got[len(got)-1].Action() != want+" (docs/runbook/ConsumerPartitionStuck.md)" {
 			t.Errorf("of a consumer that lost events: %+v, want %q", got, want)
 		}
 		st.Partitions[0].Refused = "the stream is gone"
@@ -61,5 +65,27 @@ func TestEveryCheckOfTheFleetFindsItsIllness(t *testing.T) {
 	if all := failedJobs([]jobs.LastRun{{Job: "a", SucceededAt: now}, {Job: "b", FailedAt: now, LastError: "no luck"}}); len(all) != 1 ||
 		all[0].Check != "job-failed" || all[0].Where != "b" {
 		t.Errorf("of two jobs one failed: %+v", all)
+	}
+}
+
+// TestRootCausesComeBeforeWhatFollowsFromThem has a relay that cannot reach NATS, and a consumer
+// that somebody paused beside one that is late for its own reasons.
+func TestRootCausesComeBeforeWhatFollowsFromThem(t *testing.T) {
+	late := func(name string, paused *consumers.Paused) status.Consumer {
+		return status.Consumer{ConsumerLag: consumers.ConsumerLag{Consumer: name, Seconds: LateSeconds + 1}, Paused: paused}
+	}
+	var got []string
+	for _, f := range Fleet(status.State{Consumers: []status.Consumer{late("a", &consumers.Paused{}), late("b", nil)}}) {
+		got = append(got, f.Check+" "+f.Where+"<"+f.FollowsFrom)
+	}
+	for _, f := range Fleet(status.State{Unheld: []status.Unheld{{Kind: "relay"}},
+		Outbox:      &outbox.Stats{LagSeconds: LateSeconds + 1, RangesAhead: 1},
+		Unavailable: []status.Unavailable{{Server: status.ServerNATS}}}) {
+		got = append(got, f.Check+" "+f.Where+"<"+f.FollowsFrom)
+	}
+	want := []string{"paused a<", "consumer-lag b<", "consumer-lag a<paused a", "unavailable NATS<",
+		"unheld-partition relay<unavailable NATS", "outbox-lag outbox<unavailable NATS"}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %q\nwant %q", got, want)
 	}
 }

@@ -40,7 +40,7 @@ func found(t *testing.T, pool *pgxpool.Pool, old float64) map[string]Finding {
 	m := make(map[string]Finding)
 	for _, f := range all {
 		m[f.Check] = f
-		if f.Severity == "" || f.Where != "here" || f.What == "" || f.Mend == "" {
+		if f.Severity == "" || f.Where != "here" || f.What == "" || f.Action() == "" {
 			t.Errorf("%+v", f)
 		}
 	}
@@ -69,7 +69,7 @@ func TestEveryCheckFindsItsIllness(t *testing.T) {
 	ill := func(name, says string, old float64, who *pgxpool.Pool) {
 		t.Helper()
 		tested[name] = true
-		if f, ok := found(t, who, old)[name]; !ok || !strings.Contains(f.What+" "+f.Mend, says) {
+		if f, ok := found(t, who, old)[name]; !ok || !strings.Contains(f.What+" "+f.Action(), says) {
 			t.Errorf("%s: found %+v", name, f)
 		}
 	}
@@ -152,9 +152,9 @@ func TestEveryCheckFindsItsIllness(t *testing.T) {
 	ill("fsync", "fsync = on", 0, careless)
 	ill("full-page-writes", "full_page_writes = on", 0, careless)
 	ill("autovacuum", "autovacuum = on", 0, careless)
-	for _, c := range databaseChecks {
-		if !tested[c.name] {
-			t.Errorf("no case tests the check %s", c.name)
+	for _, c := range databaseRules {
+		if !tested[c.Name] {
+			t.Errorf("no case tests the check %s", c.Name)
 		}
 	}
 }

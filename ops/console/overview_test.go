@@ -1,0 +1,53 @@
+package console_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/tidings/tidings/consumers"
+	"github.com/tidings/tidings/internal/testkit"
+	"github.com/tidings/tidings/relay"
+)
+
+// TestTheOverviewNamesWhatTheDoctorFinds needs servers about whose settings the doctor finds
+// nothing. It plays the relay and the consumers.
+func TestTheOverviewNamesWhatTheDoctorFinds(t *testing.T) {
+	h := startOn(t, testkit.PostgresProcess(t, "fsync=on", "full_page_writes=on").DB(t))
+	h.declare(t)
+	fleet := []string{"followercounts", "threadcache", "archiver"}
+	hold := func(kind string) {
+		h.exec(t, `INSERT INTO leases (kind, partition, owner, expires_at) VALUES ($1, 0, $1 || '-1', now() + interval '1 hour')`, kind)
+	}
+	hold(relay.LeaseKind)
+	for _, name := range fleet {
+		hold(consumers.LeaseKind(name, h.nats.Config().Stream))
+	}
+	h.bury(t, 1, 40, tenant, "too large", "")
+	h.exec(t, `INSERT INTO consumer_dead_letters (consumer_name, stream_seq, partition_key, tenant_id, aggregate_type, aggregate_id,
+		event_id, event_type, event_version, headers, payload, error, cause)
+		SELECT unnest($1::text[]), g, 'EVENTS-0', 7, 'follow', g, gen_random_uuid(), 'created', 1, '{}', '', 'a bug', 'a bug'
+		  FROM generate_series(1, 160) g`, fleet[:1])
+	h.exec(t, `INSERT INTO consumer_pauses (consumer_name, actor, reason) VALUES ('archiver', 'ann', 'a migration')`)
+	h.exec(t, `INSERT INTO job_runs (job, owner, started_at, failed_at, last_error) VALUES ('retention', 'x', now(), now(), 'no luck')`)
+	ada := h.signIn(t, h.Tokens.Admin)
+	page(t, ada, "/console/").says("40 messages in the DLQ", "Followercounts: 160 dead letters", "ann paused it",
+		"Retention: its last run failed").without("All clear") // Rule job-failed asks the server
+	page(t, ada, "/console/doctor").says("outbox-dlq", "dead-letters", "paused", "job-failed").without("No findings.")
+
+	h.exec(t, `DELETE FROM outbox_messages_dlq`)
+	h.exec(t, `DELETE FROM consumer_dead_letters`)
+	h.exec(t, `DELETE FROM consumer_pauses`)
+	h.exec(t, `UPDATE job_runs SET succeeded_at = now()`)
+	page(t, ada, "/console/doctor").says("No findings.")
+	page(t, ada, "/console/").says("All clear").without("160 dead letters", "paused it")
+
+	h.exec(t, `UPDATE leases SET expires_at = now() WHERE kind = $1`, relay.LeaseKind)
+	h.conn.Close()
+	testkit.Eventually(t, "the overview to put the cause before its consequence", func() (bool, error) {
+		text := ada.get("/console/").text()
+		cause, consequence := strings.Index(text, "NATS is unavailable"), strings.Index(text, "No running relay holds partition 0")
+		return 0 <= cause && cause < consequence && strings.Contains(text[consequence:], "It follows from unavailable NATS") &&
+			!strings.Contains(text, "All clear"), nil
+	})
+	page(t, ada, "/console/doctor").says("NATS is unavailable", "no running process holds partition 0", "It follows from unavailable NATS")
+}
