@@ -91,6 +91,7 @@ var rules = []rule{
 	// event: the subjects. Only this package may import the server.
 	{pkg: "internal/broker", may: []string{"event"}, libs: []string{nats, srv}},
 	{pkg: "internal/heartbeat", may: []string{"event"}},
+	{pkg: "internal/deadletter", may: []string{"event", "internal/postgres"}, libs: []string{pgx}},
 	// It explores the protocol with the outbox's own decisions about the layout.
 	{pkg: "internal/protocol", may: []string{"outbox", "event"}},
 	// Part of users' programs: it may import OpenTelemetry's API, never its SDK.
