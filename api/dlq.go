@@ -13,6 +13,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/tokens"
 	"github.com/tidings/tidings/outbox"
 )
@@ -64,11 +65,11 @@ type DLQAction struct {
 }
 
 func deadMessageOf(m outbox.DLQMessage) DeadMessage {
+	e := m.Event
 	return DeadMessage{
-		ID: event.ID(m.OutboxID), EventID: m.ID, AggregateType: m.AggregateType,
-		AggregateID: strconv.FormatInt(m.AggregateID, 10), EventType: m.Type,
-		EventVersion: m.Version, Attempts: m.Attempts, LastError: m.LastError, TraceParent: m.TraceParent,
-		OccurredAt: event.Time{Time: m.OccurredAt}, InsertedAt: event.Time{Time: m.InsertedAt}, DeadAt: event.Time{Time: m.DeadAt},
+		ID: event.ID(m.ID), EventID: e.ID, AggregateType: e.AggregateType, AggregateID: strconv.FormatInt(e.AggregateID, 10),
+		EventType: e.Type, EventVersion: e.Version, Attempts: m.Attempts, LastError: m.Error, TraceParent: e.TraceParent,
+		OccurredAt: event.Time{Time: e.OccurredAt}, InsertedAt: event.Time{Time: m.InsertedAt}, DeadAt: event.Time{Time: m.DeadAt},
 	}
 }
 
@@ -153,11 +154,11 @@ func (s *server) listDLQ(ctx context.Context, in *dlqListInput) (*dlqListOutput,
 		}
 		f.After = int64(c.ID)
 	}
-	rows, err := s.dlq.List(ctx, f, in.Limit+1)
+	rows, err := postgres.Collect(s.dlq.List(ctx, f, in.Limit+1))
 	if err != nil {
 		return nil, err
 	}
-	rows, next, err := newPage(s, l, in.Limit, rows, func(m outbox.DLQMessage) any { return dlqCursor{event.ID(m.OutboxID)} })
+	rows, next, err := newPage(s, l, in.Limit, rows, func(m outbox.DLQMessage) any { return dlqCursor{event.ID(m.ID)} })
 	if err != nil {
 		return nil, err
 	}
@@ -176,7 +177,7 @@ func (s *server) getDLQ(ctx context.Context, in *DLQPath) (*dlqGetOutput, error)
 	if err != nil {
 		return nil, err
 	}
-	return &dlqGetOutput{Body: DeadMessageFull{DeadMessage: deadMessageOf(m), Payload: m.Payload}}, nil
+	return &dlqGetOutput{Body: DeadMessageFull{DeadMessage: deadMessageOf(m), Payload: m.Event.Payload}}, nil
 }
 
 func (s *server) notInDLQ() error {
@@ -207,7 +208,7 @@ func (s *server) actDLQ(
 		}
 		a := did[0]
 		answer := DLQAction{
-			At: event.Time{Time: a.At}, Actor: a.Actor, Action: a.Action, ID: event.ID(a.DLQID), EventID: a.EventID,
+			At: event.Time{Time: a.At}, Actor: a.Actor, Action: a.Action, ID: event.ID(a.ID), EventID: a.EventID,
 			AggregateType: a.AggregateType, AggregateID: strconv.FormatInt(a.AggregateID, 10), EventType: a.EventType, Reason: a.Reason,
 		}
 		if a.NewID != 0 {

@@ -16,7 +16,14 @@ import (
 
 // ErrNotParked reports a dead letter that does not exist. Another operator may have retried or
 // discarded it.
-var ErrNotParked = errors.New("consumers: there is no such dead letter")
+var ErrNotParked = deadletter.ErrNotFound
+
+// A DeadLetter is an event that a consumer has parked. Its stream is its partition.
+type (
+	DeadLetter       = deadletter.Letter
+	DeadLetterFilter = deadletter.Filter
+	DeadLetterAction = deadletter.Action
+)
 
 // NotFirstError reports a dead letter behind an earlier one of its aggregate, which has to be
 // retried or discarded first.
@@ -27,9 +34,8 @@ func (e *NotFirstError) Error() string {
 }
 
 const (
-	// MaxDeadLetters is the largest number of dead letters that List returns, and that one
-	// transaction of Retry applies.
-	MaxDeadLetters = 500
+	// MaxDeadLetters is the largest number of dead letters that one transaction of Retry applies.
+	MaxDeadLetters = deadletter.MaxBatch
 	// maxRetryBytes bounds the payloads that one transaction of Retry reads. The first one may be
 	// larger.
 	maxRetryBytes = 8 << 20
@@ -44,6 +50,7 @@ const (
 // use, also while consumers run: each transaction that parks or unparks events of a partition first
 // locks its offset.
 type DeadLetters struct {
+	deadletter.Reader
 	pool        *pgxpool.Pool
 	projections map[string]Projection
 }
@@ -51,182 +58,22 @@ type DeadLetters struct {
 // NewDeadLetters returns the operations on pool, which is the projections' and acts as the system
 // role. Retry applies a dead letter through the projection that has the name of its consumer.
 func NewDeadLetters[P Projection](pool *pgxpool.Pool, projections ...P) *DeadLetters {
-	d := &DeadLetters{pool: pool, projections: make(map[string]Projection)}
+	d := &DeadLetters{deadletter.NewReader(pool, deadTable), pool, make(map[string]Projection)}
 	for _, p := range projections {
 		d.projections[p.Name()] = p
 	}
 	return d
 }
 
-// DeadLetter is an event that a consumer has parked.
-type DeadLetter struct {
-	ID            int64 // within a partition, in the order of the stream
-	Consumer      string
-	Partition     string // the name of its stream
-	StreamSeq     int64
-	TenantID      int64
-	AggregateType string
-	AggregateID   int64
-	EventID       string
-	EventType     string
-	EventVersion  int
-	Error         string
-	DeadAt        time.Time
-	First         bool                // of its aggregate: a retry begins with it, and only it may be discarded
-	Group         string              // the id of its group
-	Retries       int                 // the number of failed retries
-	Headers       map[string][]string // only Get reads them
-	Payload       []byte              // only Get reads it
-}
-
-const deadLetterColumns = `d.id, d.consumer_name, d.partition_key, d.stream_seq, d.tenant_id, d.aggregate_type, d.aggregate_id,
-       d.event_id::text, d.event_type, d.event_version::int, d.error, d.dead_at, NOT ` + earlierSQL + `, d.group_id::text, d.retries`
-
-// earlierSQL finds a dead letter of the same aggregate before d. Index:
-// consumer_dead_letters_aggregate_idx.
-const earlierSQL = `EXISTS (SELECT FROM consumer_dead_letters e WHERE (e.consumer_name, e.tenant_id, e.aggregate_type, e.aggregate_id)
-       = (d.consumer_name, d.tenant_id, d.aggregate_type, d.aggregate_id) AND e.id < d.id)`
-
-func (l *DeadLetter) fields() []any {
-	return []any{&l.ID, &l.Consumer, &l.Partition, &l.StreamSeq, &l.TenantID, &l.AggregateType, &l.AggregateID, &l.EventID, &l.EventType,
-		&l.EventVersion, &l.Error, &l.DeadAt, &l.First, &l.Group, &l.Retries}
-}
-
-// DeadLetterFilter selects the dead letters that match every field that is set. The zero filter
-// selects all.
-type DeadLetterFilter struct {
-	Consumer      string
-	TenantID      int64
-	IDs           []int64 // nil: any
-	AggregateType string
-	AggregateID   int64
-	EventType     string
-	EventID       string    // a UUID
-	Group         string    // the id of a group (Groups)
-	DeadBefore    time.Time // parked before
-	DeadAfter     time.Time // parked at this time or after
-	First         bool      // only the first of each aggregate
-	After         int64     // ids above it: the last id of the previous page
-}
-
-// deadLetterFilterSQL is the WHERE of the statements that take a filter.
-const deadLetterFilterSQL = `
-       (@consumer::text IS NULL OR d.consumer_name = @consumer)
-   AND (@tenant::bigint IS NULL OR d.tenant_id = @tenant)
-   AND (@ids::bigint[] IS NULL OR d.id = ANY(@ids))
-   AND (@aggregate_type::text IS NULL OR d.aggregate_type = @aggregate_type)
-   AND (@aggregate_id::bigint IS NULL OR d.aggregate_id = @aggregate_id)
-   AND (@event_type::text IS NULL OR d.event_type = @event_type)
-   AND (@event_id::uuid IS NULL OR d.event_id = @event_id)
-   AND (@group::uuid IS NULL OR d.group_id = @group)
-   AND (@dead_before::timestamptz IS NULL OR d.dead_at < @dead_before)
-   AND (@dead_after::timestamptz IS NULL OR d.dead_at >= @dead_after)
-   AND NOT (@first AND ` + earlierSQL + `)
-   AND d.id > @after`
-
-func (f DeadLetterFilter) args() pgx.StrictNamedArgs {
-	return pgx.StrictNamedArgs{
-		"consumer": ifSet(f.Consumer), "tenant": ifSet(f.TenantID), "ids": f.IDs, "aggregate_type": ifSet(f.AggregateType),
-		"aggregate_id": ifSet(f.AggregateID), "event_type": ifSet(f.EventType), "event_id": ifSet(f.EventID), "group": ifSet(f.Group),
-		"dead_before": ifSet(f.DeadBefore), "dead_after": ifSet(f.DeadAfter), "first": f.First, "after": f.After,
-	}
-}
-
-// listDeadLettersSQL reads a page of dead letters without headers and payloads.
-// Index: consumer_dead_letters_pkey, or that of consumer and aggregate. Locks: none.
-const listDeadLettersSQL = `
-SELECT /* consumers.list_dead_letters */ ` + deadLetterColumns + `
-  FROM consumer_dead_letters d
- WHERE ` + deadLetterFilterSQL + `
- ORDER BY d.id LIMIT @limit`
-
-// List returns the first dead letters that the filter selects, by id, without headers and payloads.
-// It returns at most limit and at most MaxDeadLetters.
-func (d *DeadLetters) List(ctx context.Context, f DeadLetterFilter, limit int) ([]DeadLetter, error) {
-	args := f.args()
-	args["limit"] = min(limit, MaxDeadLetters)
-	rows, _ := d.pool.Query(ctx, listDeadLettersSQL, args)
-	all, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (l DeadLetter, err error) { return l, row.Scan(l.fields()...) })
-	if err != nil {
-		return nil, fmt.Errorf("list the dead letters after %d: %w", f.After, err)
-	}
-	return all, nil
-}
-
-// countDeadLettersSQL counts the dead letters that a filter selects, and reads them all.
-// Index: as listDeadLettersSQL. Locks: none.
-const countDeadLettersSQL = `SELECT /* consumers.count_dead_letters */ count(*) FROM consumer_dead_letters d WHERE ` + deadLetterFilterSQL
-
-// Count returns the number of dead letters that the filter selects. It reads them all.
-func (d *DeadLetters) Count(ctx context.Context, f DeadLetterFilter) (n int64, err error) {
-	if err := d.pool.QueryRow(ctx, countDeadLettersSQL, f.args()).Scan(&n); err != nil {
-		return 0, fmt.Errorf("count the dead letters: %w", err)
-	}
-	return n, nil
-}
-
-// deadTable describes the table of dead letters to package deadletter.
-var deadTable = deadletter.Table{Name: "consumer_dead_letters", Consumer: "consumer_name", Error: "error"}
-
-// Groups returns the groups of a tenant's dead letters by consumer, event type and cause, without
-// counts. Tenant 0 means all tenants. The group with the latest letter comes first. If there are
-// more than deadletter.MaxGroups, it returns some of them, and more is true.
-func (d *DeadLetters) Groups(ctx context.Context, tenant int64) (all []deadletter.Group, more bool, err error) {
-	err = postgres.InTx(ctx, d.pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) (err error) {
-		all, more, err = deadletter.Groups(ctx, tx, deadTable, tenant)
-		return err
-	})
-	return all, more, err
-}
-
-// Group returns the group with an id, without counts, or nil if the tenant has no letter in it.
-func (d *DeadLetters) Group(ctx context.Context, tenant int64, id string) (g *deadletter.Group, err error) {
-	err = postgres.InTx(ctx, d.pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) (err error) {
-		g, err = deadletter.One(ctx, tx, deadTable, tenant, id)
-		return err
-	})
-	return g, err
-}
-
-// CountGroups fills the counts of groups. It counts the tenant's letters that were parked at since
-// or later.
-func (d *DeadLetters) CountGroups(ctx context.Context, tenant int64, groups []deadletter.Group, since time.Time) error {
-	return postgres.InTx(ctx, d.pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
-		return deadletter.Count(ctx, tx, deadTable, tenant, groups, since)
-	})
-}
-
-func ifSet[T comparable](v T) *T {
-	var zero T
-	if v == zero {
-		return nil
-	}
-	return &v
-}
-
-// getDeadLetterSQL reads one dead letter with its headers and payload. Index:
-// consumer_dead_letters_pkey. Locks: none.
-const getDeadLetterSQL = `
-SELECT /* consumers.get_dead_letter */ ` + deadLetterColumns + `, d.headers, d.payload FROM consumer_dead_letters d WHERE d.id = @id`
-
-// Get returns a dead letter with its headers and payload, or ErrNotParked.
-func (d *DeadLetters) Get(ctx context.Context, id int64) (l DeadLetter, err error) {
-	row := d.pool.QueryRow(ctx, getDeadLetterSQL, pgx.StrictNamedArgs{"id": id})
-	err = row.Scan(append(l.fields(), &l.Headers, &l.Payload)...)
-	if errors.Is(err, pgx.ErrNoRows) {
-		err = ErrNotParked
-	}
-	if err != nil {
-		return DeadLetter{}, fmt.Errorf("read dead letter %d: %w", id, err)
-	}
-	return l, nil
-}
-
-// The actions of an operator on a dead letter.
-const (
-	DeadLetterRetry   = "retry"
-	DeadLetterDiscard = "discard"
-)
+// deadTable describes the table of dead letters. Behind finds an earlier letter of the aggregate;
+// its index is consumer_dead_letters_aggregate_idx.
+var deadTable = deadletter.Table{Source: deadletter.Consumers, Name: "consumer_dead_letters", Consumer: "consumer_name", Error: "error",
+	Behind: `EXISTS (SELECT FROM consumer_dead_letters e WHERE (e.consumer_name, e.tenant_id, e.aggregate_type, e.aggregate_id)
+       = (d.consumer_name, d.tenant_id, d.aggregate_type, d.aggregate_id) AND e.id < d.id)`,
+	Columns: "d.partition_key, d.stream_seq", Body: "d.payload, d.headers",
+	Fields: func(l *DeadLetter) (columns, body []any) {
+		return []any{&l.Event.Stream, &l.Event.Seq}, []any{(*[]byte)(&l.Event.Payload), &l.Headers}
+	}}
 
 // DeadLetterRequest names a dead letter, which must be the first of its aggregate, and the operator
 // who acts on it.
@@ -259,7 +106,7 @@ type DeadLetterResult struct {
 // were committed before. A dry run tries only the letters of the first transaction. Errors:
 // ErrNotParked, *NotFirstError.
 func (d *DeadLetters) Retry(ctx context.Context, r DeadLetterRequest) (DeadLetterResult, error) {
-	l, err := d.Get(ctx, r.ID)
+	l, err := d.Get(ctx, 0, r.ID)
 	if err != nil {
 		return DeadLetterResult{}, err
 	}
@@ -279,14 +126,14 @@ func (d *DeadLetters) Retry(ctx context.Context, r DeadLetterRequest) (DeadLette
 // Discard deletes a dead letter, which must be the first of its aggregate. The next letter becomes
 // the first; Retry applies it. Errors: ErrNotParked, *NotFirstError.
 func (d *DeadLetters) Discard(ctx context.Context, r DeadLetterRequest) (DeadLetterResult, error) {
-	l, err := d.Get(ctx, r.ID)
+	l, err := d.Get(ctx, 0, r.ID)
 	if err != nil {
 		return DeadLetterResult{}, err
 	}
 	res := DeadLetterResult{DeadLetter: l}
 	if err := d.act(ctx, r, &res, func(tx pgx.Tx, res *DeadLetterResult) error {
 		res.Gone = 1
-		return remove(ctx, tx, DeadLetterDiscard, r, []int64{r.ID})
+		return remove(ctx, tx, deadletter.Discard, r, []int64{r.ID})
 	}); err != nil {
 		return DeadLetterResult{}, fmt.Errorf("discard dead letter %d: %w", r.ID, err)
 	}
@@ -324,7 +171,7 @@ func (d *DeadLetters) act(ctx context.Context, r DeadLetterRequest, res *DeadLet
 	var now DeadLetterResult
 	err := postgres.InTx(ctx, d.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		now = *res
-		if err := lockOffset(ctx, tx, now.Consumer, now.Partition); err != nil {
+		if err := lockOffset(ctx, tx, now.Consumer, now.Event.Stream); err != nil {
 			return err
 		}
 		if err := now.count(ctx, tx); err != nil {
@@ -371,10 +218,11 @@ SELECT /* consumers.left_dead_letters */ coalesce(min(id), 0), count(*) FROM (
 // count reads the first dead letter of the aggregate and the number of them.
 func (res *DeadLetterResult) count(ctx context.Context, tx pgx.Tx) error {
 	row := tx.QueryRow(ctx, leftSQL, pgx.StrictNamedArgs{
-		"consumer": res.Consumer, "tenant": res.TenantID, "type": res.AggregateType, "id": res.AggregateID, "most": maxDeadLetters,
+		"consumer": res.Consumer, "tenant": res.Event.TenantID, "type": res.Event.AggregateType, "id": res.Event.AggregateID,
+		"most": maxDeadLetters,
 	})
 	if err := row.Scan(&res.Next, &res.Left); err != nil {
-		return fmt.Errorf("count the dead letters of %s %d: %w", res.AggregateType, res.AggregateID, err)
+		return fmt.Errorf("count the dead letters of %s %d: %w", res.Event.AggregateType, res.Event.AggregateID, err)
 	}
 	return nil
 }
@@ -392,7 +240,7 @@ SELECT /* consumers.parked_events */ id, stream_seq, event_type, headers, payloa
 // retryBatch applies the first dead letters of an aggregate in tx, which has locked the offset.
 func retryBatch(ctx context.Context, tx pgx.Tx, p Projection, r DeadLetterRequest, res *DeadLetterResult) error {
 	rows, _ := tx.Query(ctx, parkedEventsSQL, pgx.StrictNamedArgs{
-		"consumer": res.Consumer, "tenant": res.TenantID, "type": res.AggregateType, "id": res.AggregateID,
+		"consumer": res.Consumer, "tenant": res.Event.TenantID, "type": res.Event.AggregateType, "id": res.Event.AggregateID,
 		"most": MaxDeadLetters, "bytes": maxRetryBytes,
 	})
 	var ids []int64
@@ -407,18 +255,18 @@ func retryBatch(ctx context.Context, tx pgx.Tx, p Projection, r DeadLetterReques
 		if damaged != nil {
 			return nil
 		}
-		e, fault := event.Decode(fmt.Sprintf("parked.t%d.%s.%s", res.TenantID, res.AggregateType, eventType), headers, payload)
+		e, fault := event.Decode(fmt.Sprintf("parked.t%d.%s.%s", res.Event.TenantID, res.Event.AggregateType, eventType), headers, payload)
 		if fault == nil {
 			fault = checkKnown(&e)
 		}
 		if damaged = fault; fault == nil {
-			e.Stream, e.Seq = res.Partition, uint64(seq)
+			e.Stream, e.Seq = res.Event.Stream, uint64(seq)
 			events = append(events, e)
 		}
 		headers, payload = nil, nil // the events keep them
 		return nil
 	}); err != nil {
-		return fmt.Errorf("read the dead letters of %s %d: %w", res.AggregateType, res.AggregateID, err)
+		return fmt.Errorf("read the dead letters of %s %d: %w", res.Event.AggregateType, res.Event.AggregateID, err)
 	}
 	if _, err := tx.Exec(ctx, planSQL, planArgs(retryIdle, len(ids))); err != nil {
 		return fmt.Errorf("set the planner: %w", err)
@@ -431,7 +279,7 @@ func retryBatch(ctx context.Context, tx pgx.Tx, p Projection, r DeadLetterReques
 		fault = damaged
 	}
 	res.Gone += n
-	if err := remove(ctx, tx, DeadLetterRetry, r, ids[:n]); err != nil || fault == nil {
+	if err := remove(ctx, tx, deadletter.Retry, r, ids[:n]); err != nil || fault == nil {
 		return err
 	}
 	res.Fault = fault
@@ -455,21 +303,12 @@ func applyParked(ctx context.Context, tx pgx.Tx, p Projection, events []event.Ev
 	return len(events), nil, nil
 }
 
-// DeadLetterAction is the record of an operator's action on a dead letter.
-type DeadLetterAction struct {
-	At           time.Time
-	Actor        string
-	Action       string // DeadLetterRetry or DeadLetterDiscard
-	Consumer     string
-	DeadLetterID int64
-	Error        string // of a failed retry, after which the letter stayed
-	Reason       string
-}
-
 // actionsOnEventSQL reads the actions on the dead letters of an event.
 // Index: consumer_dead_letter_actions_tenant_event_idx. Locks: none.
 const actionsOnEventSQL = `
-SELECT /* consumers.actions_on_event */ at, actor, action, consumer_name, dead_letter_id, error, reason FROM consumer_dead_letter_actions
+SELECT /* consumers.actions_on_event */ at, actor, action, dead_letter_id, event_id::text, tenant_id, aggregate_type, aggregate_id,
+       event_type, 0, reason, '', consumer_name, error, 0
+  FROM consumer_dead_letter_actions
  WHERE tenant_id = @tenant AND event_id = @event_id::uuid ORDER BY at, id LIMIT 100`
 
 // ActionsOn returns up to 100 actions of operators on the dead letters of a tenant's event, oldest

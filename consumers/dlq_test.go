@@ -18,6 +18,7 @@ import (
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
 	"github.com/tidings/tidings/internal/deadletter"
+	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 )
 
@@ -54,7 +55,7 @@ func (b *bad) hook(_ context.Context, _ pgx.Tx, events []event.Event) error {
 
 func (r *rig) letters(f consumers.DeadLetterFilter) []consumers.DeadLetter {
 	r.t.Helper()
-	all, err := consumers.NewDeadLetters[logbook](r.system).List(context.Background(), f, consumers.MaxDeadLetters)
+	all, err := postgres.Collect(consumers.NewDeadLetters[logbook](r.system).List(context.Background(), f, consumers.MaxDeadLetters))
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -93,8 +94,8 @@ func TestARetryAppliesWhatWasParkedInItsOrder(t *testing.T) {
 	r.publish(follow(1, 3, 1), follow(1, 3, 2), follow(1, 35, 1), follow(1, 3, 3), follow(1, 3, 4), follow(1, 3, 5))
 	r.awaitLag(0)
 	all := r.letters(consumers.DeadLetterFilter{})
-	if len(all) != 4 || !all[0].First || all[1].First || all[0].StreamSeq != 2 || all[3].StreamSeq != 6 || all[0].Partition != "EVENTS-0" ||
-		all[0].EventType != event.Created {
+	if len(all) != 4 || !all[0].First || all[1].First || all[0].Event.Seq != 2 || all[3].Event.Seq != 6 ||
+		all[0].Event.Stream != "EVENTS-0" || all[0].Event.Type != event.Created {
 		t.Fatalf("dead letters %+v", all)
 	}
 	retry := func(id int64, dry bool) consumers.DeadLetterResult {
@@ -194,7 +195,7 @@ func TestDeadLettersAreFiltered(t *testing.T) {
 		"another type":       {consumers.DeadLetterFilter{AggregateType: "block"}, nil},
 		"another aggregate":  {consumers.DeadLetterFilter{AggregateID: 4}, nil},
 		"another event type": {consumers.DeadLetterFilter{EventType: "deleted"}, nil},
-		"an event":           {consumers.DeadLetterFilter{EventID: all[1].EventID}, []int64{2}},
+		"an event":           {consumers.DeadLetterFilter{EventID: all[1].Event.ID}, []int64{2}},
 		"before a time":      {consumers.DeadLetterFilter{DeadBefore: at(2)}, []int64{1}},
 		"from a time on":     {consumers.DeadLetterFilter{DeadAfter: at(2)}, []int64{2, 3}},
 		"a span of time":     {consumers.DeadLetterFilter{DeadAfter: at(2), DeadBefore: at(3)}, []int64{2}},
@@ -203,7 +204,7 @@ func TestDeadLettersAreFiltered(t *testing.T) {
 	} {
 		var got []int64
 		for _, l := range r.letters(c.filter) {
-			got = append(got, l.StreamSeq)
+			got = append(got, int64(l.Event.Seq))
 		}
 		if !slices.Equal(got, c.want) {
 			t.Errorf("%s: %v, want %v", name, got, c.want)
@@ -219,8 +220,8 @@ func TestADeadLetterOfAnOlderReleaseOrMendedByHandIsApplied(t *testing.T) {
 	r.run(r.system, logbook{})
 	r.awaitLag(0)
 	d := consumers.NewDeadLetters(r.system, logbook{})
-	l, err := d.Get(t.Context(), r.first(3).ID)
-	if err != nil || string(l.Payload) != string(broken.Payload) || l.Headers[event.HeaderID][0] != broken.ID {
+	l, err := d.Get(t.Context(), 0, r.first(3).ID)
+	if err != nil || string(l.Event.Payload) != string(broken.Payload) || l.Headers[event.HeaderID][0] != broken.ID {
 		t.Errorf("%+v, %v", l, err)
 	}
 	r.exec(`UPDATE consumer_dead_letters SET payload = $1 WHERE id = $2`, []byte(follow(1, 3, 2).Payload), l.ID)
@@ -262,7 +263,7 @@ func TestARetryBesideTheConsumerLosesDoublesAndReordersNothing(t *testing.T) {
 	for range 2 {
 		operators.Go(func() {
 			for ctx.Err() == nil {
-				all, err := d.List(ctx, consumers.DeadLetterFilter{First: true}, 1)
+				all, err := postgres.Collect(d.List(ctx, consumers.DeadLetterFilter{First: true}, 1))
 				if err != nil || len(all) == 0 {
 					continue
 				}
@@ -420,7 +421,7 @@ func TestDeadLettersOfOneCauseAreAGroup(t *testing.T) {
 	r.publish(follow(1, 3, 1), follow(1, 3, 2), follow(1, 3, 3), follow(1, 3, 4))
 	r.awaitLag(0)
 	d := consumers.NewDeadLetters(r.system, projection)
-	groups := func(tenant int64) (is []string, all []deadletter.Group) {
+	groups := func(tenant int64) (is []string, all []*deadletter.Group) {
 		t.Helper()
 		all, more, err := d.Groups(t.Context(), tenant)
 		if err == nil {
@@ -433,7 +434,7 @@ func TestDeadLettersOfOneCauseAreAGroup(t *testing.T) {
 			is = append(is, fmt.Sprintf("%s %s %s: %d, %d again", g.Consumer, g.EventType, g.Cause, g.Count, g.Again))
 		}
 		slices.Sort(is)
-		slices.SortFunc(all, func(a, b deadletter.Group) int { return strings.Compare(a.Cause, b.Cause) })
+		slices.SortFunc(all, func(a, b *deadletter.Group) int { return strings.Compare(a.Cause, b.Cause) })
 		return is, all
 	}
 	is, all := groups(0)
@@ -465,11 +466,11 @@ func TestDeadLettersOfOneCauseAreAGroup(t *testing.T) {
 		t.Errorf("%+v, %v, noted %q", res, err, noted)
 	}
 	kept := r.letters(consumers.DeadLetterFilter{Consumer: name, TenantID: 1, AggregateType: "follow", AggregateID: 3,
-		EventID: r.first(3).EventID})
+		EventID: r.first(3).Event.ID})
 	if len(kept) != 1 || kept[0].Retries != 1 {
 		t.Fatalf("%+v", kept)
 	}
-	if did, err := d.ActionsOn(t.Context(), 1, kept[0].EventID); err != nil || len(did) != 1 || did[0].Actor != "ann" ||
+	if did, err := d.ActionsOn(t.Context(), 1, kept[0].Event.ID); err != nil || len(did) != 1 || did[0].Actor != "ann" ||
 		did[0].Error != "version 3 is refused" || did[0].Consumer != name {
 		t.Errorf("%+v, %v", did, err)
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/tidings/tidings/internal/deadletter"
 	"github.com/tidings/tidings/internal/postgres"
 )
 
@@ -135,7 +136,7 @@ func DropDeadLetters(ctx context.Context, pool *pgxpool.Pool, tenant int64, aggr
 	doomed func(payload []byte) bool) (n int, err error) {
 	return sweepDeadLetters(ctx, pool, tenant, aggregateType, look, func(l *heldLetter) (bool, error) { return doomed(l.Payload), nil },
 		func(tx pgx.Tx, l *heldLetter) error {
-			return remove(ctx, tx, DeadLetterDiscard, DeadLetterRequest{Actor: actor, Reason: reason}, []int64{l.ID})
+			return remove(ctx, tx, deadletter.Discard, DeadLetterRequest{Actor: actor, Reason: reason}, []int64{l.ID})
 		})
 }
 

@@ -21,7 +21,7 @@ func TestStatements(t *testing.T) {
 	ctx := context.Background()
 	for i, sql := range append(deadTable.Statements(), offsetsSQL, beginSQL, moveSQL, succeedSQL, holdSQL, planSQL, parkedSQL, parkSQL,
 		deadLettersSQL, rebaseSQL, confirmSQL,
-		listDeadLettersSQL, countDeadLettersSQL, actionsOnEventSQL, positionsSQL, getDeadLetterSQL, lockOffsetSQL, leftSQL, parkedEventsSQL,
+		actionsOnEventSQL, positionsSQL, lockOffsetSQL, leftSQL, parkedEventsSQL,
 		removeSQL, keepSQL, pauseSQL, resumeSQL, pausesSQL,
 		notPastSQL, sweepDeadLettersSQL, redactDeadLetterSQL, countErrorsSQL, blankErrorsSQL, forgetSQL, begunSQL, startSQL) {
 		query, _, err := pgx.NamedArgs{}.RewriteQuery(ctx, nil, sql, nil)

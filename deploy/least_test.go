@@ -114,7 +114,7 @@ func (f *fleet) service() (stop func()) {
 			f.t.Fatal(err)
 		}
 		testkit.Eventually(f.t, "a dead letter", func() (bool, error) {
-			all, err := letters.List(f.t.Context(), "svc-follow", 0, 10)
+			all, err := postgres.Collect(letters.List(f.t.Context(), "svc-follow", 0))
 			return len(all) > 0, err
 		})
 		cancel()

@@ -37,7 +37,7 @@ func TestAHundredThousandDeadMessagesAreGroupedByFewPages(t *testing.T) {
 		for _, g := range all[:50] {
 			groups = append(groups, g.ID)
 		}
-		for what, sql := range map[string]string{"find": deadTable.Statements()[i], "count": deadTable.Statements()[2+i]} {
+		for what, sql := range map[string]string{"find": deadTable.Statements()[3+i], "count": deadTable.Statements()[5+i]} {
 			n := pagesRead(t, pool, sql, pgx.NamedArgs{"tenant": tenant, "limit": deadletter.MaxGroups + 1, "groups": groups,
 				"since": time.Time{}, "most": deadletter.MaxCount + 1})
 			t.Logf("tenant %d: to %s the groups takes %d pages", tenant, what, n)

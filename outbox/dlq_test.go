@@ -64,7 +64,7 @@ func dead(tenant int64, aggregateType string, aggregate int64, typ string) event
 func idsOf(messages []DLQMessage) []int64 {
 	var ids []int64
 	for _, m := range messages {
-		ids = append(ids, m.OutboxID)
+		ids = append(ids, m.ID)
 	}
 	return ids
 }
@@ -72,7 +72,7 @@ func idsOf(messages []DLQMessage) []int64 {
 func actedOn(actions []DLQAction) []int64 {
 	var ids []int64
 	for _, a := range actions {
-		ids = append(ids, a.DLQID)
+		ids = append(ids, a.ID)
 	}
 	return ids
 }
@@ -117,7 +117,7 @@ func TestTheDLQIsFilteredAndPaged(t *testing.T) {
 		for _, i := range c.want {
 			want = append(want, ids[i])
 		}
-		got, err := d.List(t.Context(), c.filter, 10)
+		got, err := postgres.Collect(d.List(t.Context(), c.filter, 10))
 		if err != nil || !slices.Equal(idsOf(got), want) {
 			t.Errorf("%s: listed %v, %v; want %v", name, idsOf(got), err, want)
 		}
@@ -133,7 +133,7 @@ func TestTheDLQIsFilteredAndPaged(t *testing.T) {
 	}
 	var paged []int64
 	for f := (DLQFilter{}); ; f.After = paged[len(paged)-1] {
-		page, err := d.List(t.Context(), f, 3)
+		page, err := postgres.Collect(d.List(t.Context(), f, 3))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -156,16 +156,18 @@ func TestADeadMessageIsShown(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if time.Since(got.DeadAt) > time.Minute || time.Since(got.InsertedAt) > time.Minute || got.ID == "" {
+	if time.Since(got.DeadAt) > time.Minute || time.Since(got.InsertedAt) > time.Minute || got.Event.ID == "" {
 		t.Errorf("got %+v", got)
 	}
 	want := in
-	want.OutboxID, want.Version, want.ID, want.Slot, want.Payload = id, 1, got.ID, got.Slot, []byte(`{"n": 0}`)
-	if diff := cmp.Diff(DLQMessage{Event: want, Attempts: MaxAttempts + 1, LastError: "no token", Group: got.Group}, got,
+	want.OutboxID, want.Version, want.ID, want.Slot, want.Payload = id, 1, got.Event.ID, got.Event.Slot, []byte(`{"n": 0}`)
+	if diff := cmp.Diff(DLQMessage{Source: deadletter.Outbox, ID: id, Event: want, Attempts: MaxAttempts + 1, Error: "no token",
+		Group: got.Group, First: true}, got,
 		cmpopts.IgnoreFields(DLQMessage{}, "InsertedAt", "DeadAt"), cmpopts.EquateApproxTime(0)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	if listed, err := d.List(t.Context(), DLQFilter{}, 1); err != nil || listed[0].Payload != nil || listed[0].LastError != "no token" {
+	if listed, err := postgres.Collect(d.List(t.Context(), DLQFilter{}, 1)); err != nil || listed[0].Event.Payload != nil ||
+		listed[0].Error != "no token" {
 		t.Errorf("listed %+v, %v", listed, err)
 	}
 	for name, get := range map[string]func() (DLQMessage, error){
@@ -230,7 +232,7 @@ func TestARetryIsANewRowOfTheSameEvent(t *testing.T) {
 			t.Errorf("row %d (-want +got):\n%s", i, diff)
 		}
 	}
-	left, err := NewDLQ(pool, nil).List(t.Context(), DLQFilter{}, 10)
+	left, err := postgres.Collect(NewDLQ(pool, nil).List(t.Context(), DLQFilter{}, 10))
 	if err != nil || !slices.Equal(idsOf(left), ids[2:]) {
 		t.Errorf("left in the DLQ: %v, %v; want %v", idsOf(left), err, ids[2:])
 	}
@@ -260,7 +262,7 @@ func TestADiscardLeavesItsNoteAlone(t *testing.T) {
 	ids := bury(t, pool, dead(1, "post", 7, "a b"), dead(1, "post", 8, "c d"), dead(1, "post", 9, "a b"))
 	d := NewDLQ(pool, func(int) { t.Error("a discard woke the relay") })
 	did, err := d.Discard(t.Context(), DLQRequest{DLQFilter: DLQFilter{EventType: "a b"}, Limit: 1, Actor: "bob"})
-	if err != nil || len(did) != 1 || did[0].DLQID != ids[0] || did[0].NewID != 0 || did[0].Action != DLQDiscard ||
+	if err != nil || len(did) != 1 || did[0].ID != ids[0] || did[0].NewID != 0 || did[0].Action != deadletter.Discard ||
 		did[0].EventType != "a b" {
 		t.Fatalf("%+v, %v", did, err)
 	}
@@ -312,7 +314,7 @@ func TestOfSeveralOperatorsOneGetsAMessage(t *testing.T) {
 			mu.Lock()
 			defer mu.Unlock()
 			for _, a := range actions {
-				got[a.DLQID] = append(got[a.DLQID], a.Action)
+				got[a.ID] = append(got[a.ID], a.Action)
 			}
 		})
 	}
@@ -338,7 +340,7 @@ func TestOfSeveralOperatorsOneGetsAMessage(t *testing.T) {
 		if n++; len(actions) != 1 {
 			t.Errorf("message %d: %v", id, actions)
 		}
-		if actions[0] == DLQRetry {
+		if actions[0] == deadletter.Retry {
 			retried++
 		}
 	}
@@ -382,7 +384,7 @@ func TestMessagesOfOneCauseAreAGroup(t *testing.T) {
 	if groups, _, err := NewDLQ(api, nil).Groups(t.Context(), 2); err != nil || len(groups) != 2 {
 		t.Errorf("the API of tenant 2 sees %+v, %v", groups, err)
 	}
-	groups := func(tenant int64) (is []string, all []deadletter.Group) {
+	groups := func(tenant int64) (is []string, all []*deadletter.Group) {
 		t.Helper()
 		all, more, err := d.Groups(t.Context(), tenant)
 		if err != nil || more {

@@ -50,7 +50,7 @@ func TestStatements(t *testing.T) {
 		"positions": positionsSQL, "bind": bindSQL, "close": closeSQL,
 		"lock partitions": lockPartitionsSQL, "closing": closingSQL, "add partition": addPartitionSQL, "stats": statsSQL, "slots": slotsSQL,
 		"delivered": deliveredSQL, "waiting aggregates": waitingAggregatesSQL, "published": countPublishedSQL, "in place": inPlaceSQL,
-		"list DLQ": listDLQSQL, "count DLQ": countDLQSQL, "get of DLQ": getDLQSQL, "retry": retryDLQSQL, "discard": discardDLQSQL,
+		"retry": retryDLQSQL, "discard": discardDLQSQL,
 		"list waiting": listWaitingSQL, "get waiting": getWaitingSQL, "retry waiting": retryWaitingSQL,
 		"put off": putOffSQL, "kill": killSQL,
 		"ranges": rangesSQL, "make range": makeRangeSQL, "cut range": cutRangeSQL, "written since": writtenSinceSQL, "settle": settleSQL,

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -42,11 +43,11 @@ type WaitingFilter struct {
 	AggregateType string
 	AggregateID   int64
 	EventType     string
-	After         int64 // only higher ids: the last id of the previous page
+	After         int64 // only higher ids
 }
 
-// MaxWaiting is the limit of messages of one ListWaiting.
-const MaxWaiting = 500
+// waitingPage is the number of messages that ListWaiting reads at once.
+const waitingPage = 500
 
 const waitingColumns = `id, event_id::text, tenant_id, aggregate_type, aggregate_id, event_type, event_version::int, occurred_at,
        coalesce(trace_id, ''), slot::int, attempts::int, coalesce(last_error, ''), inserted_at, available_at,
@@ -77,22 +78,27 @@ SELECT /* outbox.list_waiting */ ` + waitingColumns + `
 	getWaitingSQL = `SELECT /* outbox.get_waiting */ ` + waitingColumns + `, payload FROM outbox_messages WHERE id = @id AND delayed`
 )
 
-// ListWaiting returns the first delayed messages that the filter selects, by id and without
-// payloads. It returns at most limit and at most MaxWaiting of them.
-func ListWaiting(ctx context.Context, pool *pgxpool.Pool, f WaitingFilter, limit int) (all []WaitingMessage, err error) {
-	var b pgx.Batch
-	b.Queue(walkSQL)
-	b.Queue(listWaitingSQL, pgx.StrictNamedArgs{
-		"tenant": ifSet(f.TenantID), "aggregate_type": ifSet(f.AggregateType), "aggregate_id": ifSet(f.AggregateID),
-		"event_type": ifSet(f.EventType), "after": f.After, "limit": min(limit, MaxWaiting),
-	}).Query(func(rows pgx.Rows) (err error) {
-		all, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (m WaitingMessage, err error) { return m, m.scan(row) })
-		return err
+// ListWaiting yields the first delayed messages that the filter selects, by id and without
+// payloads: at most limit, or with a negative limit all. An error is the last element.
+func ListWaiting(ctx context.Context, pool *pgxpool.Pool, f WaitingFilter, limit int) iter.Seq2[WaitingMessage, error] {
+	return postgres.Pages(limit, waitingPage, func(limit int) (page []WaitingMessage, err error) {
+		var b pgx.Batch
+		b.Queue(walkSQL)
+		b.Queue(listWaitingSQL, pgx.StrictNamedArgs{
+			"tenant": ifSet(f.TenantID), "aggregate_type": ifSet(f.AggregateType), "aggregate_id": ifSet(f.AggregateID),
+			"event_type": ifSet(f.EventType), "after": f.After, "limit": limit,
+		}).Query(func(rows pgx.Rows) (err error) {
+			page, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (m WaitingMessage, err error) { return m, m.scan(row) })
+			return err
+		})
+		if err := pool.SendBatch(ctx, &b).Close(); err != nil {
+			return nil, fmt.Errorf("list waiting outbox messages after %d: %w", f.After, err)
+		}
+		if len(page) > 0 {
+			f.After = page[len(page)-1].OutboxID
+		}
+		return page, nil
 	})
-	if err := pool.SendBatch(ctx, &b).Close(); err != nil {
-		return nil, fmt.Errorf("list waiting outbox messages after %d: %w", f.After, err)
-	}
-	return all, nil
 }
 
 // GetWaiting returns a delayed message with its payload, or ErrNotWaiting.

@@ -29,7 +29,7 @@ func TestMessagesThatWaitAreListedRetriedAndKilled(t *testing.T) {
 	}
 	waiting := func(f WaitingFilter, limit int) (ids []int64) {
 		t.Helper()
-		all, err := ListWaiting(t.Context(), pool, f, limit)
+		all, err := postgres.Collect(ListWaiting(t.Context(), pool, f, limit))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -46,8 +46,8 @@ func TestAMendedMessageOfTheDLQIsPublishedOnceWhenItIsRetried(t *testing.T) {
 	if len(got) != 2 || got[0].OutboxID != behind {
 		t.Fatalf("on the stream: %+v, want message %d, then the retried one", got, behind)
 	}
-	if e := got[1]; e.ID != dead.ID || e.OutboxID != did[0].NewID || e.Type != "created" || string(e.Payload) != string(dead.Payload) ||
-		!e.OccurredAt.Equal(dead.OccurredAt) || e.TraceParent != "trace" {
+	if e := got[1]; e.ID != dead.Event.ID || e.OutboxID != did[0].NewID || e.Type != "created" ||
+		string(e.Payload) != string(dead.Event.Payload) || !e.OccurredAt.Equal(dead.Event.OccurredAt) || e.TraceParent != "trace" {
 		t.Errorf("retried: %+v", e)
 	}
 }

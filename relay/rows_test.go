@@ -134,7 +134,7 @@ func TestNoRowStopsItsPartition(t *testing.T) {
 			WHERE processed_at IS NULL AND available_at <= now())`).Scan(&done)
 		return done, err
 	})
-	waiting, err := outbox.ListWaiting(ctx, system, outbox.WaitingFilter{}, outbox.MaxWaiting)
+	waiting, err := postgres.Collect(outbox.ListWaiting(ctx, system, outbox.WaitingFilter{}, -1))
 	if err != nil || len(waiting) == 0 {
 		t.Errorf("%d rows are waiting, %v", len(waiting), err)
 	}

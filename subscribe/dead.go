@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"strconv"
 	"strings"
 	"time"
@@ -197,27 +198,29 @@ func HandlerDeadLetters(nc *nats.Conn, opts ...Option) (*Letters, error) {
 	return &Letters{s, js}, nil
 }
 
-// List returns the first dead letters of a subscriber (NAME-KIND-EVENT, or * for all) with an id
-// above after, at most limit.
-func (l *Letters) List(ctx context.Context, subscriber string, after uint64, limit int) (all []Letter, err error) {
-	stream, err := l.js.Stream(ctx, l.deadStream())
-	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read stream %s: %w", l.deadStream(), err)
-	}
-	for len(all) < limit {
-		m, err := stream.GetMsg(ctx, after+1, jetstream.WithGetMsgSubject(l.deadStream()+"."+deadLetter+"."+subscriber))
-		if errors.Is(err, jetstream.ErrMsgNotFound) {
-			return all, nil
+// List yields the dead letters of a subscriber (NAME-KIND-EVENT, or * for all) with an id above
+// after, by id. It reads each when the loop asks for it. An error is the last element.
+func (l *Letters) List(ctx context.Context, subscriber string, after uint64) iter.Seq2[Letter, error] {
+	return func(yield func(Letter, error) bool) {
+		stream, err := l.js.Stream(ctx, l.deadStream())
+		if errors.Is(err, jetstream.ErrStreamNotFound) {
+			return
 		}
-		if err != nil {
-			return all, fmt.Errorf("list the dead letters after %d: %w", after, err)
+		var m *jetstream.RawStreamMsg
+		for ; err == nil; after = m.Sequence {
+			m, err = stream.GetMsg(ctx, after+1, jetstream.WithGetMsgSubject(l.deadStream()+"."+deadLetter+"."+subscriber))
+			if errors.Is(err, jetstream.ErrMsgNotFound) {
+				return
+			}
+			if err != nil {
+				break
+			}
+			if !yield(letterOf(m), nil) {
+				return
+			}
 		}
-		all, after = append(all, letterOf(m)), m.Sequence
+		yield(Letter{}, fmt.Errorf("list the dead letters of %s after %d: %w", l.deadStream(), after, err))
 	}
-	return all, nil
 }
 
 // stored gives a stored message the methods of a delivered one.

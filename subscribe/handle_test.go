@@ -17,6 +17,7 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/subscribe"
 )
@@ -166,7 +167,7 @@ func TestAHandlerGetsEveryEventAndOnlyWhatItHasDoneIsAcknowledged(t *testing.T) 
 	}
 	var all []subscribe.Letter
 	r.await("the dead letters", func() (bool, error) {
-		all, err = letters.List(ctx, "mailer-follow-created", 0, 10)
+		all, err = postgres.Collect(letters.List(ctx, "mailer-follow-created", 0))
 		return len(all) == 3, err
 	})
 	checkLetters(t, all)
@@ -265,7 +266,7 @@ func TestADeadLetterOfAnErasedEventDoesNotStay(t *testing.T) {
 			err == nil && (s.CachedInfo().State.LastSeq != 2 || s.CachedInfo().State.Msgs != 1) {
 			return false, nil
 		}
-		all, lerr := letters.List(ctx, "*", 0, 10)
+		all, lerr := postgres.Collect(letters.List(ctx, "*", 0))
 		return len(all) == 1 && all[0].Event.AggregateID == 2, errors.Join(err, lerr)
 	})
 }
@@ -380,7 +381,7 @@ func TestAHandlerThatNeverReturnsEndsTheSubscriberAndIsNotAcknowledged(t *testin
 		t.Fatal(err)
 	}
 	r.await("dead letters of what does not return", func() (bool, error) {
-		all, err := letters.List(t.Context(), "impatient-follow", 0, 10)
+		all, err := postgres.Collect(letters.List(t.Context(), "impatient-follow", 0))
 		return len(all) == 2 && strings.Contains(all[0].Error, "did not return in time"), err
 	})
 	if err := health.Ready(t.Context()); err == nil || !strings.Contains(err.Error(), "2 calls of impatient-follow do not return") {

@@ -15,6 +15,7 @@ import (
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/subscribe"
@@ -78,7 +79,7 @@ func unpark(t *testing.T, pool *pgxpool.Pool) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	parked, err := letters.List(ctx, consumers.DeadLetterFilter{Consumer: "search"}, 10)
+	parked, err := postgres.Collect(letters.List(ctx, consumers.DeadLetterFilter{Consumer: "search"}, 10))
 	if err != nil || len(parked) != 3 || !strings.Contains(parked[0].Error, "panic: the number of the beast") ||
 		!strings.Contains(parked[1].Error, "earlier event") || !strings.Contains(parked[2].Error, "decode the payload") {
 		t.Fatalf("parked %+v, %v, want the event that panics, the next one of its aggregate and the damaged one", parked, err)

@@ -18,6 +18,7 @@ import (
 
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
+	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/kinds"
 	"github.com/tidings/tidings/subscribe"
@@ -278,7 +279,7 @@ func (w *tenants) retry(l *log) {
 	}
 	var all []subscribe.Letter
 	w.await("the dead letter", func() (bool, error) {
-		all, err = letters.List(w.t.Context(), "t8_mailer", 0, 10)
+		all, err = postgres.Collect(letters.List(w.t.Context(), "t8_mailer", 0))
 		return len(all) == 1, err
 	})
 	if err := letters.Retry(w.t.Context(), all[0].ID); err != nil {

@@ -1,5 +1,5 @@
-// Package deadletter has the common parts of the dead letters of the outbox and of consumers. Cause
-// extracts the cause from an error, and groups collect the letters of one cause. Each table of dead
-// letters has the columns cause, retries, group_id, dead_at and id, and the indexes of Groups. The
-// owner of the table passes its name.
+// Package deadletter has the model of a dead letter, of an action on it and of a group of letters,
+// and reads them. The outbox and the consumers each have a table of letters, which a Table
+// describes to a Reader; each of the two writes its own. Cause extracts the cause from an error,
+// and a group has the letters of one cause.
 package deadletter

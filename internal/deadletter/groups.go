@@ -12,24 +12,22 @@ import (
 const (
 	// MaxGroups is the limit of Groups.
 	MaxGroups = 1000
-	// MaxCount is the limit of Count: a group with more letters has the count MaxCount+1.
+	// MaxCount is the limit of CountGroups: a group with more letters has the count MaxCount+1.
 	MaxCount = 10_000
 )
 
 // Group is the set of letters of one consumer, event type and cause. Consumer is "" for the outbox.
 type Group struct {
+	Source      string // Outbox or Consumers
 	ID          string // a UUID, derived from the three
 	Consumer    string
 	EventType   string
 	Cause       string
 	Error       string // of the latest letter
 	First, Last time.Time
-	Count       int64 // Count sets it and Again
+	Count       int64 // CountGroups sets it and Again
 	Again       int64 // of these, letters that failed again after a retry
 }
-
-// Table names a table of dead letters, and has the SQL expressions of two of its columns.
-type Table struct{ Name, Consumer, Error string }
 
 // groupsSQL finds the groups by a skip from one to the next, and the first and last letter of each.
 //
@@ -66,67 +64,74 @@ SELECT /* deadletter.count */ g.n, c.letters, c.again
    SELECT retries FROM {table} WHERE {tenant} AND group_id = g.id AND dead_at >= @since ORDER BY dead_at DESC LIMIT @most) l) c
  ORDER BY g.n`
 
-// sql returns a statement of this package for the table, for one tenant or all.
-func (t Table) sql(sql string, tenant int64) string {
+// ofTenant fills in the names of the table, for one tenant or all.
+func (t Table) ofTenant(sql string, tenant int64) string {
 	where := "true"
 	if tenant != 0 {
 		where = "tenant_id = @tenant"
 	}
-	return strings.NewReplacer("{table}", t.Name, "{consumer}", t.Consumer, "{error}", t.Error, "{tenant}", where).Replace(sql)
+	return t.sql(strings.ReplaceAll(sql, "{tenant}", where))
 }
 
-// Statements returns the statements on the table. Tests prepare them.
-func (t Table) Statements() []string {
-	return []string{t.sql(groupsSQL, 0), t.sql(groupsSQL, 1), t.sql(countSQL, 0), t.sql(countSQL, 1),
-		t.sql(groupSQL, 0), t.sql(groupSQL, 1)}
-}
-
-// Groups returns the groups without their counts. The group with the latest letter comes first.
-// Tenant 0 means all tenants. If more than MaxGroups exist, it returns any MaxGroups of them and
-// more is true. The cost grows with the number of groups, not with that of letters.
-func Groups(ctx context.Context, tx pgx.Tx, t Table, tenant int64) (all []Group, more bool, err error) {
-	rows, _ := tx.Query(ctx, t.sql(groupsSQL, tenant), pgx.NamedArgs{"tenant": tenant, "limit": MaxGroups + 1})
-	all, err = pgx.CollectRows(rows, scan)
+func (r *Reader) groups(ctx context.Context, sql string, tenant int64, args pgx.NamedArgs) (all []*Group, err error) {
+	args["tenant"] = tenant
+	err = r.read(ctx, tenant, func(tx pgx.Tx) (err error) {
+		rows, _ := tx.Query(ctx, r.table.ofTenant(sql, tenant), args)
+		all, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (*Group, error) {
+			g := Group{Source: r.table.Source}
+			return &g, row.Scan(&g.ID, &g.Consumer, &g.EventType, &g.Cause, &g.Error, &g.First, &g.Last)
+		})
+		return err
+	})
 	if err != nil {
-		return nil, false, fmt.Errorf("group %s: %w", t.Name, err)
+		return nil, fmt.Errorf("group %s: %w", r.table.Name, err)
 	}
+	return all, nil
+}
+
+// Groups returns the groups of the tenant's letters by consumer, event type and cause, without
+// their counts. The group with the latest letter comes first. Tenant 0 means all tenants. If more
+// than MaxGroups exist, it returns any MaxGroups of them and more is true. The cost grows with the
+// number of groups, not with that of letters.
+func (r *Reader) Groups(ctx context.Context, tenant int64) (all []*Group, more bool, err error) {
+	all, err = r.groups(ctx, groupsSQL, tenant, pgx.NamedArgs{"limit": MaxGroups + 1})
 	if more = len(all) > MaxGroups; more {
 		all = all[:MaxGroups]
 	}
-	return all, more, nil
+	return all, more, err
 }
 
-func scan(row pgx.CollectableRow) (g Group, err error) {
-	return g, row.Scan(&g.ID, &g.Consumer, &g.EventType, &g.Cause, &g.Error, &g.First, &g.Last)
-}
-
-// One returns a group without its count, or nil if it has no letters.
-func One(ctx context.Context, tx pgx.Tx, t Table, tenant int64, id string) (*Group, error) {
-	rows, _ := tx.Query(ctx, t.sql(groupSQL, tenant), pgx.NamedArgs{"tenant": tenant, "group": id})
-	all, err := pgx.CollectRows(rows, scan)
-	if err != nil {
-		return nil, fmt.Errorf("read group %s of %s: %w", id, t.Name, err)
+// Group returns a group by its id, without its count, or nil if the tenant has no letter in it.
+func (r *Reader) Group(ctx context.Context, tenant int64, id string) (*Group, error) {
+	all, err := r.groups(ctx, groupSQL, tenant, pgx.NamedArgs{"group": id})
+	if err != nil || len(all) == 0 {
+		return nil, err
 	}
-	if len(all) == 0 {
-		return nil, nil
-	}
-	return &all[0], nil
+	return all[0], nil
 }
 
-// Count sets the counts of the groups: letters that died at since or later. A zero since means all.
-func Count(ctx context.Context, tx pgx.Tx, t Table, tenant int64, groups []Group, since time.Time) error {
+// CountGroups sets the counts of the groups: the tenant's letters that died at since or later. A
+// zero since means all.
+func (r *Reader) CountGroups(ctx context.Context, tenant int64, groups []*Group, since time.Time) error {
+	if len(groups) == 0 {
+		return nil
+	}
 	ids := make([]string, len(groups))
 	for i, g := range groups {
 		ids[i] = g.ID
 	}
-	rows, _ := tx.Query(ctx, t.sql(countSQL, tenant), pgx.NamedArgs{"tenant": tenant, "groups": ids, "since": since, "most": MaxCount + 1})
-	var n int
-	var letters, again int64
-	if _, err := pgx.ForEachRow(rows, []any{&n, &letters, &again}, func() error {
-		groups[n-1].Count, groups[n-1].Again = letters, again
-		return nil
+	if err := r.read(ctx, tenant, func(tx pgx.Tx) error {
+		rows, _ := tx.Query(ctx, r.table.ofTenant(countSQL, tenant),
+			pgx.NamedArgs{"tenant": tenant, "groups": ids, "since": since, "most": MaxCount + 1})
+		var n int
+		var letters, again int64
+		_, err := pgx.ForEachRow(rows, []any{&n, &letters, &again}, func() error {
+			groups[n-1].Count, groups[n-1].Again = letters, again
+			return nil
+		})
+		return err
 	}); err != nil {
-		return fmt.Errorf("count the letters of %d groups of %s: %w", len(groups), t.Name, err)
+		return fmt.Errorf("count the letters of %d groups of %s: %w", len(groups), r.table.Name, err)
 	}
 	return nil
 }

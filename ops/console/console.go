@@ -20,7 +20,7 @@ import (
 	"github.com/tidings/tidings/consumers"
 	bounds "github.com/tidings/tidings/internal/shares"
 	"github.com/tidings/tidings/internal/tokens"
-	"github.com/tidings/tidings/ops/deadletters"
+	"github.com/tidings/tidings/ops/letters"
 	"github.com/tidings/tidings/ops/status"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/store"
@@ -55,10 +55,8 @@ type Console struct {
 	running   map[actKey]*doing
 	handler   http.Handler
 
-	store   *store.Store // writes to deps.Truth for moderators
-	dlq     *outbox.DLQ
-	letters *consumers.DeadLetters
-	desk    *deadletters.Desk // works on dlq and letters
+	store *store.Store // writes to deps.Truth for moderators
+	desk  *letters.Desk
 }
 
 // New returns the console. It starts nothing and connects to nothing: acts and live pages work only
@@ -72,8 +70,8 @@ func New(cfg Config, deps Deps) (*Console, error) {
 		found: newSessions(tokens.NewLookup(deps.Truth)), guesses: newGuesses(),
 		acts: make(map[string]*act), templates: make(map[string]*template.Template), jobs: make(chan func(context.Context)),
 		running: make(map[actKey]*doing), store: store.New(deps.Truth, deps.Wake)}
-	c.dlq, c.letters = outbox.NewDLQ(deps.Truth, deps.Wake), consumers.NewDeadLetters(deps.Projections, deps.Fleet...)
-	c.desk = deadletters.New(deps.Truth, deps.Projections, c.dlq, c.letters, deps.Log)
+	c.desk = letters.New(deps.Truth, deps.Projections, outbox.NewDLQ(deps.Truth, deps.Wake),
+		consumers.NewDeadLetters(deps.Projections, deps.Fleet...), deps.Log)
 	c.desk.OnCompleted(c.completeAct)
 	c.pages = c.allPages()
 	for _, a := range c.allActs() {

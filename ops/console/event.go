@@ -15,7 +15,7 @@ import (
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/event"
 	"github.com/tidings/tidings/internal/broker"
-	"github.com/tidings/tidings/ops/deadletters"
+	"github.com/tidings/tidings/internal/deadletter"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/outbox/coldstore"
 )
@@ -318,7 +318,7 @@ func (e *eventPath) add(s step) {
 
 // operators adds what people did with the event.
 func (c *Console) operators(ctx context.Context, e *eventPath) error {
-	did, err := c.actionsOn(ctx, e.TenantID, e.ID)
+	did, err := c.desk.ActionsOn(ctx, e.TenantID, e.ID)
 	for _, d := range did {
 		s := step{Name: map[string]string{"retry": "Retried", "discard": "Discarded", "retry_waiting": "Retried while it waited",
 			"kill": "Moved to the DLQ"}[d.Action], Look: "info", At: d.At,
@@ -347,7 +347,7 @@ func (c *Console) publishing(ctx context.Context, e *eventPath) error {
 	case e.Where == outbox.InDLQ:
 		e.add(step{Name: "Dead", Look: "bad", At: e.DeadAt,
 			Says: fmt.Sprintf("after %d attempts: %s", e.Attempts, e.LastError), Link: "Dead letter",
-			URL: address("dead-letters/letter", "source", deadletters.Outbox, "id", e.OutboxID)})
+			URL: address("dead-letters/letter", "source", deadletter.Outbox, "id", e.OutboxID)})
 	case !e.ProcessedAt.IsZero() && e.Partition < 0:
 		e.add(step{Name: "Published", Look: "ok", At: e.ProcessedAt, Says: "to a stream that is no longer known"})
 	case !e.ProcessedAt.IsZero() && e.StreamSeq == 0:
@@ -397,14 +397,13 @@ func (c *Console) applying(ctx context.Context, e *eventPath) error {
 					Says: fmt.Sprintf("it is at sequence %d, %s behind", p.Seq, num(e.StreamSeq-p.Seq))}
 			}
 		}
-		parked, err := c.letters.List(ctx, consumers.DeadLetterFilter{Consumer: projection.Name(), TenantID: e.TenantID,
-			AggregateType: e.AggregateType, AggregateID: e.AggregateID, EventID: e.ID}, 1)
-		if err != nil {
-			return err
-		}
-		if len(parked) > 0 {
-			s = step{Name: "Parked by " + projection.Name(), Look: "bad", At: parked[0].DeadAt, Says: parked[0].Error, Link: "Dead letter",
-				URL: address("dead-letters/letter", "source", deadletters.Consumers, "id", parked[0].ID)}
+		for l, err := range c.desk.Reader(deadletter.Consumers).List(ctx, deadletter.Filter{Consumer: projection.Name(),
+			TenantID: e.TenantID, AggregateType: e.AggregateType, AggregateID: e.AggregateID, EventID: e.ID}, 1) {
+			if err != nil {
+				return err
+			}
+			s = step{Name: "Parked by " + projection.Name(), Look: "bad", At: l.DeadAt, Says: l.Error, Link: "Dead letter",
+				URL: address("dead-letters/letter", "source", deadletter.Consumers, "id", l.ID)}
 		}
 		e.add(s)
 	}

@@ -9,8 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/tidings/tidings/internal/deadletter"
 	"github.com/tidings/tidings/internal/words"
-	"github.com/tidings/tidings/ops/deadletters"
 )
 
 // funcs returns the functions that templates call.
@@ -29,7 +29,7 @@ func (c *Console) funcs() template.FuncMap {
 		"span":    span,
 		"num":     num,
 		"capped":  capped,
-		"counted": func(n int64) string { return capped(int(min(n, deadletters.MaxCount)), n > deadletters.MaxCount) },
+		"counted": func(n int64) string { return capped(int(min(n, deadletter.MaxCount)), n > deadletter.MaxCount) },
 		"plural":  func(n int, noun string) string { return words.Of(int64(n), noun) },
 		"join":    strings.Join,
 		"lower":   strings.ToLower,

@@ -1,8 +1,8 @@
 package console
 
 import (
+	"github.com/tidings/tidings/internal/deadletter"
 	"github.com/tidings/tidings/internal/tokens"
-	"github.com/tidings/tidings/ops/deadletters"
 )
 
 // The groups of the navigation, in order.
@@ -40,11 +40,11 @@ func (c *Console) allPages() []*page {
 // allActs returns the acts that pages offer.
 func (c *Console) allActs() []*act {
 	return []*act{
-		{name: "dead_letter.retry", label: "Retry", role: tokens.RoleAdmin, look: c.lookDeadLetters(deadletters.Retry),
-			do: c.doDeadLetters(deadletters.Retry)},
+		{name: "dead_letter.retry", label: "Retry", role: tokens.RoleAdmin, look: c.lookDeadLetters(deadletter.Retry),
+			do: c.doDeadLetters(deadletter.Retry)},
 		{name: "dead_letter.discard", label: "Discard", role: tokens.RoleAdmin, irreversible: true,
-			look: c.lookDeadLetters(deadletters.Discard),
-			do:   c.doDeadLetters(deadletters.Discard)},
+			look: c.lookDeadLetters(deadletter.Discard),
+			do:   c.doDeadLetters(deadletter.Discard)},
 		{name: "dead_letter.stop", label: "Stop", role: tokens.RoleAdmin, look: c.lookDeadStop, do: c.doDeadStop},
 		{name: "dead_letter.note", label: "Write a note", role: tokens.RoleAdmin, look: c.lookDeadNote, do: c.doDeadNote},
 		{name: "moderation.decide", label: "Decide", role: tokens.RoleModerate, look: c.lookDecide, do: c.doDecide},

@@ -520,7 +520,7 @@ func TestNothingOfAnErasedAuthorIsLeftAnywhere(t *testing.T) {
 	}
 	w.settle(w.projections)
 	letters := consumers.NewDeadLetters(w.projections, w.fleet...)
-	heads, err := letters.List(ctx, consumers.DeadLetterFilter{First: true}, 10)
+	heads, err := postgres.Collect(letters.List(ctx, consumers.DeadLetterFilter{First: true}, 10))
 	if err != nil || len(heads) != 2 {
 		t.Fatal(heads, err)
 	}

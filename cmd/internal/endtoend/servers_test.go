@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/tidings/tidings/consumers"
+	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/relay"
 )
@@ -133,7 +134,7 @@ func (l *line) operators(name string) {
 // retryAll is one operator.
 func (l *line) retryAll(d *consumers.DeadLetters, name string) {
 	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); {
-		all, err := d.List(l.t.Context(), consumers.DeadLetterFilter{Consumer: name, First: true}, 10)
+		all, err := postgres.Collect(d.List(l.t.Context(), consumers.DeadLetterFilter{Consumer: name, First: true}, 10))
 		if err != nil {
 			l.t.Error(err)
 			return

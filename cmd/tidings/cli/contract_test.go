@@ -314,22 +314,24 @@ func (c *contract) parksErasesAndRetries() {
 		c.t.Errorf("%d rows have the text of an erased author", n)
 	}
 	letters := consumers.NewDeadLetters(c.Projections, c.all...)
-	first, err := letters.List(ctx, consumers.DeadLetterFilter{First: true}, 100)
+	first, err := postgres.Collect(letters.List(ctx, consumers.DeadLetterFilter{First: true}, 100))
 	if err != nil || len(first) != want {
 		c.t.Fatalf("%d aggregates are parked, want %d: %v", len(first), want, err)
 	}
 	for _, l := range first {
 		r := consumers.DeadLetterRequest{ID: l.ID, Actor: "test"}
 		if again, err := letters.Retry(ctx, r); err != nil || again.Fault == nil {
-			c.t.Errorf("%s: a retry of %s succeeds: %v", l.Consumer, l.EventType, err)
+			c.t.Errorf("%s: a retry of %s succeeds: %v", l.Consumer, l.Event.Type, err)
 		}
 		rest, err := letters.Discard(ctx, r)
 		if err != nil || rest.Next == 0 {
-			c.t.Fatalf("%s: no dead letter waits behind the event of %s %d: %v", l.Consumer, l.AggregateType, l.AggregateID, err)
+			c.t.Fatalf("%s: no dead letter waits behind the event of %s %d: %v", l.Consumer, l.Event.AggregateType,
+				l.Event.AggregateID, err)
 		}
 		r.ID = rest.Next
 		if rest, err = letters.Retry(ctx, r); err != nil || rest.Fault != nil || rest.Left != 0 {
-			c.t.Errorf("%s: retry %s %d: %d left, %v, %v", l.Consumer, l.AggregateType, l.AggregateID, rest.Left, rest.Fault, err)
+			c.t.Errorf("%s: retry %s %d: %d left, %v, %v", l.Consumer, l.Event.AggregateType, l.Event.AggregateID, rest.Left,
+				rest.Fault, err)
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"iter"
 	"os"
 	"os/user"
 	"slices"
@@ -16,17 +17,16 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tidings/tidings/event"
-	"github.com/tidings/tidings/internal/postgres"
+	"github.com/tidings/tidings/internal/deadletter"
 	"github.com/tidings/tidings/internal/words"
-	"github.com/tidings/tidings/migrations"
 	"github.com/tidings/tidings/outbox"
 	"github.com/tidings/tidings/store"
 )
 
-// dlqFlags are the flags of `tidings dlq outbox`.
+// dlqFlags are the flags of `tidings dlq`.
 type dlqFlags struct {
 	data          string
-	filter        outbox.DLQFilter
+	filter        deadletter.Filter
 	since, until  string
 	limit         int
 	all, dryRun   bool
@@ -54,16 +54,17 @@ type deadMessage struct {
 	Payload       json.RawMessage `json:"payload,omitempty"`
 }
 
-func deadMessageOf(m outbox.DLQMessage) deadMessage {
+func deadMessageOf(l deadletter.Letter) any {
+	e := l.Event
 	return deadMessage{
-		ID: m.OutboxID, EventID: m.ID, TenantID: m.TenantID, AggregateType: m.AggregateType, AggregateID: m.AggregateID, EventType: m.Type,
-		EventVersion: m.Version, Attempts: m.Attempts, LastError: m.LastError, TraceParent: m.TraceParent,
-		OccurredAt: event.Time{Time: m.OccurredAt},
-		InsertedAt: event.Time{Time: m.InsertedAt}, DeadAt: event.Time{Time: m.DeadAt}, Payload: m.Payload,
+		ID: l.ID, EventID: e.ID, TenantID: e.TenantID, AggregateType: e.AggregateType, AggregateID: e.AggregateID, EventType: e.Type,
+		EventVersion: e.Version, Attempts: l.Attempts, LastError: l.Error, TraceParent: e.TraceParent,
+		OccurredAt: event.Time{Time: e.OccurredAt}, InsertedAt: event.Time{Time: l.InsertedAt}, DeadAt: event.Time{Time: l.DeadAt},
+		Payload: e.Payload,
 	}
 }
 
-// dlqAction is a line of the output of retry and discard with --json.
+// dlqAction is a line of the output of `tidings dlq outbox retry` and discard with --json.
 type dlqAction struct {
 	Action        string      `json:"action"`
 	DryRun        bool        `json:"dry_run"`
@@ -79,15 +80,85 @@ type dlqAction struct {
 	EventType     string      `json:"event_type"`
 }
 
+// letterSource has what differs between the commands for the two sources of dead letters.
+type letterSource struct {
+	name, short, list, show string
+	columns, facts          []string // what list and show print
+	gone                    string   // there is no such letter
+	line                    func(deadletter.Letter) any
+	verbs                   map[string]verb
+	open                    func(ctx context.Context, data string) (*letterDesk, error)
+}
+
+// verb has the words with which a command describes its action.
+type verb struct{ short, long, will, did string }
+
+// letterDesk is a source that a command has opened.
+type letterDesk struct {
+	*deadletter.Reader
+	act   func(ctx context.Context, action string, v verb, f dlqFlags) error
+	close func()
+}
+
+// chosen is the help about the choice of dead letters.
+const chosen = "Give ids, a filter, or --all. Ids exclude filters and --all."
+
+// chosenFirst is that of the dead letters of consumers.
+const chosenFirst = `
+
+An ID names the first dead letter of an aggregate (list --first). A filter also selects only first
+dead letters. ` + chosen
+
 func (p Process) dlqCommand() *cobra.Command {
 	c := &cobra.Command{Use: "dlq", Short: "Show, retry and discard dead letters"}
-	o := &cobra.Command{Use: "outbox", Short: "Dead letters of the outbox: events that could not be published"}
-	o.AddCommand(p.dlqListCommand(), p.dlqShowCommand(), p.dlqActCommand(outbox.DLQRetry), p.dlqActCommand(outbox.DLQDiscard))
-	c.AddCommand(o, p.dlqConsumerCommand())
+	for _, s := range []letterSource{{
+		name: "outbox", short: "Dead letters of the outbox: events that could not be published",
+		list: "List the dead letters by id", show: "Show a dead letter with its payload", gone: "message %d is not in the DLQ",
+		columns: []string{"ID", "TENANT", "AGGREGATE", "TYPE", "ATTEMPTS", "DEAD SINCE", "ERROR"},
+		facts: []string{"ID", "EVENT", "TENANT", "AGGREGATE", "TYPE", "VERSION", "ATTEMPTS", "ERROR", "TRACE", "OCCURRED", "INSERTED",
+			"DEAD SINCE", "PAYLOAD"},
+		line: deadMessageOf, open: p.outboxLetters, verbs: map[string]verb{
+			deadletter.Retry:   {"Put dead letters back into the outbox, with new ids", chosen, "retry", "Retried"},
+			deadletter.Discard: {"Delete dead letters with their payloads", chosen, "discard", "Discarded"},
+		},
+	}, {
+		name:  "consumer",
+		short: "Dead letters of consumers: events that a consumer could not apply, and the later events of their aggregates",
+		list:  "List the dead letters by id: within an aggregate, in the order of the stream",
+		show:  "Show a dead letter with its headers and payload", gone: "there is no dead letter %d",
+		columns: []string{"ID", "FIRST", "CONSUMER", "TENANT", "AGGREGATE", "TYPE", "DEAD SINCE", "ERROR"},
+		facts: []string{"ID", "CONSUMER", "EVENT", "TENANT", "AGGREGATE", "FIRST", "TYPE", "VERSION", "STREAM", "ERROR", "DEAD SINCE",
+			"HEADERS", "PAYLOAD"},
+		line: deadLetterOf, open: p.consumerLetters, verbs: map[string]verb{
+			deadletter.Retry: {"Apply dead letters again, in stream order per aggregate, until one fails",
+				"Retry applies dead letters again. Within an aggregate it keeps the order of the stream, and stops\nat the first failure." +
+					chosenFirst, "apply", "Applied"},
+			deadletter.Discard: {"Delete the first dead letter of an aggregate: the next one takes its place",
+				"Discard deletes dead letters. Then the next dead letter of the aggregate becomes its first one." + chosenFirst,
+				"discard", "Discarded"},
+		},
+	}} {
+		of := &cobra.Command{Use: s.name, Short: s.short}
+		of.AddCommand(p.dlqListCommand(s), p.dlqShowCommand(s), p.dlqActCommand(s, deadletter.Retry),
+			p.dlqActCommand(s, deadletter.Discard))
+		c.AddCommand(of)
+	}
 	return c
 }
 
-func (f *dlqFlags) add(c *cobra.Command, limit int) {
+// outboxLetters connects to the truth. The relay finds a retried message by polling.
+func (p Process) outboxLetters(ctx context.Context, data string) (*letterDesk, error) {
+	pool, err := p.truth(ctx, data, "dlq")
+	if err != nil {
+		return nil, err
+	}
+	d := outbox.NewDLQ(pool, nil)
+	return &letterDesk{&d.Reader, func(ctx context.Context, action string, v verb, f dlqFlags) error {
+		return p.actDLQ(ctx, d, action, v, f)
+	}, pool.Close}, nil
+}
+
+func (f *dlqFlags) add(c *cobra.Command, s letterSource, limit int) {
 	c.Flags().Int64Var(&f.filter.TenantID, "tenant", 0, "only of this tenant")
 	c.Flags().StringVar(&f.filter.AggregateType, "aggregate-type", "", "only of this aggregate type")
 	c.Flags().Int64Var(&f.filter.AggregateID, "aggregate-id", 0, "only of the aggregates with this id")
@@ -96,6 +167,9 @@ func (f *dlqFlags) add(c *cobra.Command, limit int) {
 	c.Flags().StringVar(&f.until, "until", "", "only dead letters from before then, in the same forms")
 	c.Flags().IntVar(&f.limit, "limit", limit, "at most this many messages, lowest ids first")
 	c.Flags().BoolVar(&f.all, "all", false, "no limit; without a filter, the whole DLQ")
+	if s.name == "consumer" {
+		c.Flags().StringVar(&f.filter.Consumer, "consumer", "", "only of this consumer")
+	}
 	f.addOutput(c)
 }
 
@@ -139,7 +213,8 @@ func setActor(actor *string) error {
 }
 
 // parse reads and checks the values that package pflag cannot. args are ids.
-func (f *dlqFlags) parse(c *cobra.Command, args []string, now time.Time) error {
+func (f *dlqFlags) parse(c *cobra.Command, args []string) error {
+	now := time.Now()
 	for _, flag := range []struct {
 		name, value string
 		to          *time.Time
@@ -168,13 +243,21 @@ func (f *dlqFlags) parse(c *cobra.Command, args []string, now time.Time) error {
 			f.filter.IDs = append(f.filter.IDs, int64(id))
 		}
 	}
-	return nil
+	return checkConsumer("--consumer", f.filter.Consumer, true)
+}
+
+// most returns the limit of a list that also shows whether more letters match.
+func (f *dlqFlags) most() int {
+	if f.all {
+		return -1
+	}
+	return f.limit + 1
 }
 
 // filtered reports whether a flag other than ids selects messages.
 func (f *dlqFlags) filtered() bool {
 	g := f.filter
-	return g.TenantID != 0 || g.AggregateType != "" || g.AggregateID != 0 || g.EventType != "" ||
+	return g.TenantID != 0 || g.Consumer != "" || g.AggregateType != "" || g.AggregateID != 0 || g.EventType != "" ||
 		!g.DeadBefore.IsZero() || !g.DeadAfter.IsZero()
 }
 
@@ -193,178 +276,198 @@ func parseAge(s string, now time.Time) (time.Time, error) {
 	return t.UTC(), nil
 }
 
-// dlq connects to the truth. The relay finds a retried message by polling.
-func (p Process) dlq(ctx context.Context, data string) (_ *outbox.DLQ, closeDLQ func(), err error) {
-	s, err := p.servers(ctx, data)
-	if err != nil {
-		return nil, nil, err
-	}
-	pool, err := postgres.Open(ctx, s.DatabaseURL, s.Postgres, postgres.RoleSystem, "dlq")
-	if err != nil {
-		return nil, nil, err
-	}
-	if err := migrations.Check(ctx, pool, migrations.Truth); err != nil {
-		pool.Close()
-		return nil, nil, err
-	}
-	return outbox.NewDLQ(pool, nil), pool.Close, nil
-}
+// tableRows is the limit of the rows of one table: a longer list is several tables.
+const tableRows = 500
 
-func (p Process) dlqListCommand() *cobra.Command {
-	var f dlqFlags
-	c := &cobra.Command{
-		Use:   "list",
-		Short: "List the dead letters by id",
-		Args:  cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			if err := f.parse(c, nil, time.Now()); err != nil {
-				return err
-			}
-			d, closeDLQ, err := p.dlq(c.Context(), f.data)
-			if err != nil {
-				return err
-			}
-			defer closeDLQ()
-			return p.listDLQ(c.Context(), d, f)
-		},
-	}
-	f.add(c, 50)
-	return c
-}
-
-func (p Process) listDLQ(ctx context.Context, d *outbox.DLQ, f dlqFlags) error {
-	header := []string{"ID", "TENANT", "AGGREGATE", "TYPE", "ATTEMPTS", "DEAD SINCE", "ERROR"}
-	for n := 0; f.all || n < f.limit; {
-		ask := outbox.MaxDLQBatch
-		if !f.all {
-			ask = min(ask, f.limit-n)
-		}
-		page, err := d.List(ctx, f.filter, ask)
+// printAll prints up to limit elements, as JSON lines or in tables, and says whether there are
+// more. A negative limit is no limit.
+func printAll[T any](p Process, all iter.Seq2[T, error], limit int, asJSON bool, header []string, line func(T) any,
+	row func(T) []string) error {
+	rows := [][]string{header}
+	n, more := 0, false
+	for v, err := range all {
 		if err != nil {
 			return err
 		}
-		n += len(page)
-		rows := [][]string{header}
-		for _, m := range page {
-			if f.asJSON {
-				if err := p.writeJSON(deadMessageOf(m)); err != nil {
-					return err
-				}
-				continue
-			}
-			rows = append(rows, []string{fmt.Sprint(m.OutboxID), fmt.Sprint(m.TenantID),
-				aggregate(m.AggregateType, m.AggregateID), cell(m.Type),
-				fmt.Sprint(m.Attempts), m.DeadAt.UTC().Format(time.RFC3339), cell(m.LastError)})
+		if more = n == limit; more {
+			break
 		}
-		if !f.asJSON && (len(page) > 0 || n == 0) {
+		n++
+		if asJSON {
+			if err := p.writeJSON(line(v)); err != nil {
+				return err
+			}
+			continue
+		}
+		if rows = append(rows, row(v)); len(rows) > tableRows {
 			if err := p.table(rows...); err != nil {
 				return err
 			}
+			rows = rows[:1]
 		}
-		if len(page) < ask {
-			return nil
+	}
+	if !asJSON && (len(rows) > 1 || n == 0) {
+		if err := p.table(rows...); err != nil {
+			return err
 		}
-		f.filter.After = page[len(page)-1].OutboxID
 	}
-	if more, err := d.List(ctx, f.filter, 1); err != nil || len(more) == 0 {
-		return err
+	if more {
+		fmt.Fprintln(p.Stderr, "There are more: use --limit N or --all.")
 	}
-	fmt.Fprintln(p.Stderr, "There are more: use --limit N or --all.")
 	return nil
 }
 
-func (p Process) dlqShowCommand() *cobra.Command {
+func (p Process) dlqListCommand(s letterSource) *cobra.Command {
+	var f dlqFlags
+	c := &cobra.Command{
+		Use:   "list",
+		Short: s.list,
+		Args:  cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := f.parse(c, nil); err != nil {
+				return err
+			}
+			d, err := s.open(c.Context(), f.data)
+			if err != nil {
+				return err
+			}
+			defer d.close()
+			all := d.List(c.Context(), f.filter, f.most())
+			return printAll(p, all, f.most()-1, f.asJSON, s.columns, s.line, func(l deadletter.Letter) []string {
+				row := make([]string, len(s.columns))
+				for i, name := range s.columns {
+					row[i] = letterCell(l, name, false)
+				}
+				return row
+			})
+		},
+	}
+	f.add(c, s, 50)
+	if s.name == "consumer" {
+		c.Flags().BoolVar(&f.filter.First, "first", false, "only the first dead letter of each aggregate, which has the cause")
+	}
+	return c
+}
+
+// letterCell returns a part of a letter for the table of list, or for that of show.
+func letterCell(l deadletter.Letter, name string, show bool) string {
+	when := func(t time.Time) string { return t.UTC().Format(event.TimeFormat) }
+	e := l.Event
+	switch name {
+	case "ID":
+		return fmt.Sprint(l.ID)
+	case "CONSUMER":
+		return l.Consumer
+	case "EVENT":
+		return e.ID
+	case "TENANT":
+		return fmt.Sprint(e.TenantID)
+	case "AGGREGATE":
+		return aggregate(e.AggregateType, e.AggregateID)
+	case "FIRST":
+		if show {
+			return fmt.Sprint(l.First)
+		}
+		return map[bool]string{true: "yes"}[l.First]
+	case "TYPE":
+		return cell(e.Type)
+	case "VERSION":
+		return fmt.Sprint(e.Version)
+	case "STREAM":
+		return fmt.Sprintf("%d in %s", e.Seq, e.Stream)
+	case "ATTEMPTS":
+		return fmt.Sprint(l.Attempts)
+	case "ERROR":
+		return cell(l.Error)
+	case "TRACE":
+		return cell(e.TraceParent)
+	case "OCCURRED":
+		return when(e.OccurredAt)
+	case "INSERTED":
+		return when(l.InsertedAt)
+	case "DEAD SINCE":
+		if show {
+			return when(l.DeadAt)
+		}
+		return l.DeadAt.UTC().Format(time.RFC3339)
+	case "HEADERS":
+		headers, _ := json.Marshal(l.Headers) // text is always valid
+		return string(headers)
+	}
+	if l.Source == deadletter.Outbox { // valid JSON
+		return string(e.Payload)
+	}
+	return cell(string(e.Payload))
+}
+
+func (p Process) dlqShowCommand(s letterSource) *cobra.Command {
 	var f dlqFlags
 	c := &cobra.Command{
 		Use:   "show ID",
-		Short: "Show a dead letter with its payload",
+		Short: s.show,
 		Args:  exactArgs(1),
 		RunE: func(c *cobra.Command, args []string) error {
 			id, err := event.ParseID(args[0])
 			if err != nil {
 				return &usageError{err}
 			}
-			d, closeDLQ, err := p.dlq(c.Context(), f.data)
+			d, err := s.open(c.Context(), f.data)
 			if err != nil {
 				return err
 			}
-			defer closeDLQ()
-			m, err := d.Get(c.Context(), 0, int64(id))
-			if errors.Is(err, outbox.ErrNotInDLQ) {
-				return fmt.Errorf("message %d is not in the DLQ", id)
+			defer d.close()
+			l, err := d.Get(c.Context(), 0, int64(id))
+			if errors.Is(err, deadletter.ErrNotFound) {
+				return fmt.Errorf(s.gone, id)
 			}
 			if err != nil {
 				return err
 			}
 			if f.asJSON {
-				return p.writeJSON(deadMessageOf(m))
+				return p.writeJSON(s.line(l))
 			}
-			when := func(t time.Time) string { return t.UTC().Format(event.TimeFormat) }
-			return p.table(
-				[]string{"ID", fmt.Sprint(m.OutboxID)},
-				[]string{"EVENT", m.ID},
-				[]string{"TENANT", fmt.Sprint(m.TenantID)},
-				[]string{"AGGREGATE", aggregate(m.AggregateType, m.AggregateID)},
-				[]string{"TYPE", cell(m.Type)},
-				[]string{"VERSION", fmt.Sprint(m.Version)},
-				[]string{"ATTEMPTS", fmt.Sprint(m.Attempts)},
-				[]string{"ERROR", cell(m.LastError)},
-				[]string{"TRACE", cell(m.TraceParent)},
-				[]string{"OCCURRED", when(m.OccurredAt)},
-				[]string{"INSERTED", when(m.InsertedAt)},
-				[]string{"DEAD SINCE", when(m.DeadAt)},
-				[]string{"PAYLOAD", string(m.Payload)},
-			)
+			var rows [][]string
+			for _, name := range s.facts {
+				rows = append(rows, []string{name, letterCell(l, name, true)})
+			}
+			return p.table(rows...)
 		},
 	}
 	f.addOutput(c)
 	return c
 }
 
-// verb has the words with which a command describes its action.
-type verb struct{ short, will, did string }
-
-func verbOf(action string) verb {
-	if action == outbox.DLQRetry {
-		return verb{"Put dead letters back into the outbox, with new ids", "retry", "Retried"}
-	}
-	return verb{"Delete dead letters with their payloads", "discard", "Discarded"}
-}
-
-// chosen is the help about the choice of dead letters.
-const chosen = "Give ids, a filter, or --all. Ids exclude filters and --all."
-
-func (p Process) dlqActCommand(action string) *cobra.Command {
+func (p Process) dlqActCommand(s letterSource, action string) *cobra.Command {
 	var f dlqFlags
-	v := verbOf(action)
+	v := s.verbs[action]
 	c := &cobra.Command{
 		Use:   action + " [ID...]",
 		Short: v.short,
-		Long:  chosen,
+		Long:  v.long,
 		RunE: func(c *cobra.Command, args []string) error {
-			if err := f.parse(c, args, time.Now()); err != nil {
+			if err := f.parse(c, args); err != nil {
 				return err
 			}
 			if len(args) == 0 && !f.filtered() && !f.all {
-				return &usageError{fmt.Errorf("dlq outbox %s needs ids, a filter, or --all", action)}
+				return &usageError{fmt.Errorf("dlq %s %s needs ids, a filter, or --all", s.name, action)}
 			}
 			if len(args) > 0 && (f.filtered() || f.all) {
-				return &usageError{fmt.Errorf("dlq outbox %s takes ids or a filter, not both", action)}
+				return &usageError{fmt.Errorf("dlq %s %s takes ids or a filter, not both", s.name, action)}
 			}
 			if err := setActor(&f.actor); err != nil {
 				return err
 			}
-			d, closeDLQ, err := p.dlq(c.Context(), f.data)
+			d, err := s.open(c.Context(), f.data)
 			if err != nil {
 				return err
 			}
-			defer closeDLQ()
-			return p.actDLQ(c.Context(), d, action, f)
+			defer d.close()
+			return d.act(c.Context(), action, v, f)
 		},
 	}
-	f.add(c, outbox.MaxDLQBatch)
+	f.add(c, s, deadletter.MaxBatch)
 	f.addAct(c)
-	if action == outbox.DLQDiscard {
+	if action == deadletter.Discard {
 		f.sure = p.destructive(c)
 	}
 	return c
@@ -372,8 +475,7 @@ func (p Process) dlqActCommand(action string) *cobra.Command {
 
 // actDLQ handles the messages in batches, one transaction each. It handles at most as many messages
 // as matched at its start.
-func (p Process) actDLQ(ctx context.Context, d *outbox.DLQ, action string, f dlqFlags) error {
-	v := verbOf(action)
+func (p Process) actDLQ(ctx context.Context, d *outbox.DLQ, action string, v verb, f dlqFlags) error {
 	matching, err := d.Count(ctx, f.filter)
 	if err != nil {
 		return err
@@ -383,7 +485,7 @@ func (p Process) actDLQ(ctx context.Context, d *outbox.DLQ, action string, f dlq
 		want = min(want, int64(f.limit))
 	}
 	do := d.Retry
-	if action == outbox.DLQDiscard {
+	if action == deadletter.Discard {
 		do = d.Discard
 		if err := f.askDiscard(want); err != nil {
 			return err
@@ -393,10 +495,10 @@ func (p Process) actDLQ(ctx context.Context, d *outbox.DLQ, action string, f dlq
 	seen := make(map[int64]bool, len(f.filter.IDs)) // which of the given ids were in the DLQ
 	for did < want {
 		batch, err := do(ctx, outbox.DLQRequest{
-			DLQFilter: f.filter, Limit: int(min(want-did, outbox.MaxDLQBatch)), Actor: f.actor, Reason: f.reason, DryRun: f.dryRun,
+			DLQFilter: f.filter, Limit: int(min(want-did, deadletter.MaxBatch)), Actor: f.actor, Reason: f.reason, DryRun: f.dryRun,
 		})
 		if err != nil {
-			return errors.Join(err, p.say(v, f, did, matching))
+			return errors.Join(err, p.say(v, f, did, f.unmatched(matching-did)))
 		}
 		if len(batch) == 0 {
 			break // another operator handled the rest
@@ -406,13 +508,13 @@ func (p Process) actDLQ(ctx context.Context, d *outbox.DLQ, action string, f dlq
 		}
 		for _, a := range batch {
 			if len(f.filter.IDs) > 0 {
-				seen[a.DLQID] = true
+				seen[a.ID] = true
 			}
 		}
 		did += int64(len(batch))
-		f.filter.After = batch[len(batch)-1].DLQID
+		f.filter.After = batch[len(batch)-1].ID
 	}
-	if err := p.say(v, f, did, matching); err != nil {
+	if err := p.say(v, f, did, f.unmatched(matching-did)); err != nil {
 		return err
 	}
 	var missing []string
@@ -427,22 +529,27 @@ func (p Process) actDLQ(ctx context.Context, d *outbox.DLQ, action string, f dlq
 	return nil
 }
 
+// unmatched says that more messages match than the limit.
+func (f *dlqFlags) unmatched(more int64) string {
+	if more <= 0 || f.all || len(f.filter.IDs) > 0 {
+		return ""
+	}
+	return fmt.Sprintf(" %s more match: use --limit N or --all.", count(more))
+}
+
 // say prints the summary.
-func (p Process) say(v verb, f dlqFlags, did, matching int64) error {
+func (p Process) say(v verb, f dlqFlags, did int64, more string) error {
 	line := fmt.Sprintf("%s %s.", v.did, messages(did))
 	if f.dryRun {
 		line = fmt.Sprintf("Dry run: would %s %s.", v.will, messages(did))
 	}
-	if more := matching - did; more > 0 && !f.all && len(f.filter.IDs) == 0 {
-		line += fmt.Sprintf(" %s more match: use --limit N or --all.", count(more))
-	}
-	if _, err := fmt.Fprintln(p.Stderr, line); err != nil {
+	if _, err := fmt.Fprintln(p.Stderr, line+more); err != nil {
 		return fmt.Errorf("write the result: %w", err)
 	}
 	return nil
 }
 
-func (p Process) printActions(f dlqFlags, header bool, batch []outbox.DLQAction) error {
+func (p Process) printActions(f dlqFlags, header bool, batch []deadletter.Action) error {
 	var rows [][]string
 	if header {
 		rows = append(rows, []string{"ID", "NEW ID", "TENANT", "AGGREGATE", "TYPE", "EVENT"})
@@ -450,7 +557,7 @@ func (p Process) printActions(f dlqFlags, header bool, batch []outbox.DLQAction)
 	for _, a := range batch {
 		if f.asJSON {
 			line := dlqAction{
-				Action: a.Action, DryRun: f.dryRun, Actor: a.Actor, Reason: a.Reason, ID: a.DLQID, NewID: a.NewID,
+				Action: a.Action, DryRun: f.dryRun, Actor: a.Actor, Reason: a.Reason, ID: a.ID, NewID: a.NewID,
 				EventID: a.EventID, TenantID: a.TenantID,
 				AggregateType: a.AggregateType, AggregateID: a.AggregateID, EventType: a.EventType,
 			}
@@ -466,7 +573,7 @@ func (p Process) printActions(f dlqFlags, header bool, batch []outbox.DLQAction)
 		if a.NewID != 0 {
 			newID = fmt.Sprint(a.NewID)
 		}
-		rows = append(rows, []string{fmt.Sprint(a.DLQID), newID, fmt.Sprint(a.TenantID), aggregate(a.AggregateType, a.AggregateID),
+		rows = append(rows, []string{fmt.Sprint(a.ID), newID, fmt.Sprint(a.TenantID), aggregate(a.AggregateType, a.AggregateID),
 			cell(a.EventType), a.EventID})
 	}
 	if f.asJSON {

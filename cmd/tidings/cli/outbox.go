@@ -39,7 +39,7 @@ type waitingMessage struct {
 	Payload       json.RawMessage `json:"payload,omitempty"`
 }
 
-func waitingMessageOf(m outbox.WaitingMessage) waitingMessage {
+func waitingMessageOf(m outbox.WaitingMessage) any {
 	return waitingMessage{
 		ID: m.OutboxID, EventID: m.ID, TenantID: m.TenantID, AggregateType: m.AggregateType, AggregateID: m.AggregateID, EventType: m.Type,
 		EventVersion: m.Version, Attempts: m.Attempts, LastError: m.LastError, Behind: m.Behind,
@@ -117,10 +117,16 @@ func (p Process) outboxListCommand() *cobra.Command {
 				return err
 			}
 			defer pool.Close()
+			most := limit + 1
 			if all {
-				limit = 0
+				most = -1
 			}
-			return p.listWaiting(c.Context(), pool, f, limit, asJSON)
+			header := []string{"ID", "EVENT", "TENANT", "AGGREGATE", "TYPE", "ATTEMPTS", "DUE IN", "BEHIND", "LAST ERROR"}
+			return printAll(p, outbox.ListWaiting(c.Context(), pool, f, most), most-1, asJSON, header, waitingMessageOf,
+				func(m outbox.WaitingMessage) []string {
+					return []string{fmt.Sprint(m.OutboxID), m.ID, fmt.Sprint(m.TenantID), aggregate(m.AggregateType, m.AggregateID),
+						cell(m.Type), fmt.Sprint(m.Attempts), dueIn(m.DueIn), behind(m.Behind), cell(m.LastError)}
+				})
 		},
 	}
 	c.Flags().Int64Var(&f.TenantID, "tenant", 0, "only of this tenant")
@@ -132,47 +138,6 @@ func (p Process) outboxListCommand() *cobra.Command {
 	c.Flags().BoolVar(&asJSON, "json", false, "print JSON objects, one per message and line")
 	dataFlag(c, &data)
 	return c
-}
-
-// listWaiting prints at most limit messages; 0 means no limit.
-func (p Process) listWaiting(ctx context.Context, pool *pgxpool.Pool, f outbox.WaitingFilter, limit int, asJSON bool) error {
-	for n := 0; limit == 0 || n < limit; {
-		ask := outbox.MaxWaiting
-		if limit > 0 {
-			ask = min(ask, limit-n)
-		}
-		page, err := outbox.ListWaiting(ctx, pool, f, ask)
-		if err != nil {
-			return err
-		}
-		n += len(page)
-		rows := [][]string{{"ID", "EVENT", "TENANT", "AGGREGATE", "TYPE", "ATTEMPTS", "DUE IN", "BEHIND", "LAST ERROR"}}
-		for _, m := range page {
-			if asJSON {
-				if err := p.writeJSON(waitingMessageOf(m)); err != nil {
-					return err
-				}
-				continue
-			}
-			rows = append(rows, []string{fmt.Sprint(m.OutboxID), m.ID, fmt.Sprint(m.TenantID),
-				aggregate(m.AggregateType, m.AggregateID), cell(m.Type),
-				fmt.Sprint(m.Attempts), dueIn(m.DueIn), behind(m.Behind), cell(m.LastError)})
-		}
-		if !asJSON && (len(page) > 0 || n == 0) {
-			if err := p.table(rows...); err != nil {
-				return err
-			}
-		}
-		if len(page) < ask {
-			return nil
-		}
-		f.After = page[len(page)-1].OutboxID
-	}
-	if more, err := outbox.ListWaiting(ctx, pool, f, 1); err != nil || len(more) == 0 {
-		return err
-	}
-	fmt.Fprintln(p.Stderr, "There are more: use --limit N or --all.")
-	return nil
 }
 
 func (p Process) outboxShowCommand() *cobra.Command {

@@ -1,4 +1,4 @@
-// Package deadletters retries and discards many dead letters at once, of the outbox and of
+// Package letters retries and discards many dead letters at once, of the outbox and of
 // consumers. It also keeps notes on groups of them.
 //
 // An operation is a row in the database of its letters. A slice of the operation acts on some
@@ -12,4 +12,4 @@
 //	Start ─▶ row ─▶ Work: claim ─▶ slice ─▶ slice ─▶ ... ─▶ finished
 //	                  ▲                │ the process dies, or stops
 //	                  └── Run of any process, when the lease is over
-package deadletters
+package letters

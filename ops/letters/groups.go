@@ -1,4 +1,4 @@
-package deadletters
+package letters
 
 import (
 	"cmp"
@@ -14,14 +14,10 @@ import (
 	"github.com/tidings/tidings/internal/deadletter"
 )
 
-// MaxCount is the limit of the count of a group's letters: a group with more has MaxCount+1.
-const MaxCount = deadletter.MaxCount
-
 // Group is the set of dead letters of one source, consumer, event type and cause.
 type Group struct {
-	deadletter.Group
-	Source string
-	Note   *Note // nil if none
+	*deadletter.Group
+	Note *Note // nil if none
 }
 
 // Note is a note of an operator on a group.
@@ -59,21 +55,17 @@ func (g *Group) Key() GroupKey { return GroupKey{g.Last, g.ID} }
 // notes. The group with the latest letter comes first. more reports further groups. some reports
 // that a source has more than deadletter.MaxGroups groups, so that Groups read only some of them.
 func (d *Desk) Groups(ctx context.Context, f GroupFilter, limit int) (all []Group, more, some bool, err error) {
-	for _, source := range []string{Outbox, Consumers} {
-		if f.Source != "" && f.Source != source {
+	for name, s := range d.sources {
+		if f.Source != "" && f.Source != name {
 			continue
 		}
-		read := d.dlq.Groups
-		if source == Consumers {
-			read = d.letters.Groups
-		}
-		groups, cut, err := read(ctx, f.TenantID)
+		groups, cut, err := s.reader.Groups(ctx, f.TenantID)
 		if err != nil {
 			return nil, false, false, err
 		}
 		some = some || cut
 		for _, g := range groups {
-			if one := (Group{Group: g, Source: source}); f.has(&one) {
+			if one := (Group{Group: g}); f.has(&one) {
 				all = append(all, one)
 			}
 		}
@@ -82,7 +74,7 @@ func (d *Desk) Groups(ctx context.Context, f GroupFilter, limit int) (all []Grou
 	if more = len(all) > limit; more {
 		all = all[:limit]
 	}
-	if err := d.count(ctx, f.TenantID, all, time.Time{}); err != nil {
+	if err := d.count(ctx, f.TenantID, all); err != nil {
 		return nil, false, false, err
 	}
 	return all, more, some, d.annotate(ctx, f.TenantID, all)
@@ -98,51 +90,35 @@ func (f *GroupFilter) has(g *Group) bool {
 // Group returns a group of the tenant's letters with its count and note, or nil if it has no
 // letters. Tenant 0 means all tenants.
 func (d *Desk) Group(ctx context.Context, tenant int64, source, id string) (*Group, error) {
-	read := d.dlq.Group
-	if source == Consumers {
-		read = d.letters.Group
-	}
-	g, err := read(ctx, tenant, id)
+	g, err := d.Reader(source).Group(ctx, tenant, id)
 	if err != nil || g == nil {
 		return nil, err
 	}
-	one := []Group{{Group: *g, Source: source}}
-	if err := d.count(ctx, tenant, one, time.Time{}); err != nil {
+	one := []Group{{Group: g}}
+	if err := d.count(ctx, tenant, one); err != nil {
 		return nil, err
 	}
 	return &one[0], d.annotate(ctx, tenant, one)
 }
 
 // Since counts the letters of a group that died at since or later, and those of them that had been
-// retried before. Both counts stop at MaxCount+1.
+// retried before. Both counts stop at deadletter.MaxCount+1.
 func (d *Desk) Since(ctx context.Context, tenant int64, g Group, since time.Time) (letters, again int64, err error) {
-	one := []Group{g}
-	err = d.count(ctx, tenant, one, since)
-	return one[0].Count, one[0].Again, err
+	one := *g.Group
+	err = d.Reader(g.Source).CountGroups(ctx, tenant, []*deadletter.Group{&one}, since)
+	return one.Count, one.Again, err
 }
 
-func (d *Desk) count(ctx context.Context, tenant int64, all []Group, since time.Time) error {
-	for _, source := range []string{Outbox, Consumers} {
-		count := d.dlq.CountGroups
-		if source == Consumers {
-			count = d.letters.CountGroups
-		}
-		var of []deadletter.Group
+func (d *Desk) count(ctx context.Context, tenant int64, all []Group) error {
+	for name, s := range d.sources {
+		var of []*deadletter.Group
 		for _, g := range all {
-			if g.Source == source {
+			if g.Source == name {
 				of = append(of, g.Group)
 			}
 		}
-		if len(of) == 0 {
-			continue
-		}
-		if err := count(ctx, tenant, of, since); err != nil {
+		if err := s.reader.CountGroups(ctx, tenant, of, time.Time{}); err != nil {
 			return err
-		}
-		for i := range all {
-			if all[i].Source == source {
-				all[i].Group, of = of[0], of[1:]
-			}
 		}
 	}
 	return nil
@@ -151,14 +127,14 @@ func (d *Desk) count(ctx context.Context, tenant int64, all []Group, since time.
 const (
 	// notesSQL reads the notes on groups. Index: dead_letter_notes_pkey. Locks: none.
 	notesSQL = `
-SELECT /* deadletters.notes */ group_id::text, note, actor, written_at
+SELECT /* letters.notes */ group_id::text, note, actor, written_at
   FROM dead_letter_notes WHERE tenant_id = @tenant AND group_id = ANY(@groups::uuid[])`
 	// noteSQL writes the note on a group. Index: dead_letter_notes_pkey. Locks: the row.
 	noteSQL = `
-INSERT /* deadletters.note */ INTO dead_letter_notes (tenant_id, group_id, note, actor) VALUES (@tenant, @group::uuid, @note, @actor)
+INSERT /* letters.note */ INTO dead_letter_notes (tenant_id, group_id, note, actor) VALUES (@tenant, @group::uuid, @note, @actor)
     ON CONFLICT (tenant_id, group_id) DO UPDATE SET note = excluded.note, actor = excluded.actor, written_at = now()`
 	// unnoteSQL deletes the note on a group. Index: dead_letter_notes_pkey. Locks: the row.
-	unnoteSQL = `DELETE /* deadletters.unnote */ FROM dead_letter_notes WHERE tenant_id = @tenant AND group_id = @group::uuid`
+	unnoteSQL = `DELETE /* letters.unnote */ FROM dead_letter_notes WHERE tenant_id = @tenant AND group_id = @group::uuid`
 )
 
 func (d *Desk) annotate(ctx context.Context, tenant int64, all []Group) error {
@@ -191,7 +167,7 @@ func (d *Desk) annotate(ctx context.Context, tenant int64, all []Group) error {
 const MaxNote = 2000
 
 // ErrNote reports a note that is too long.
-var ErrNote = errors.New("deadletters: a note has at most 2000 bytes")
+var ErrNote = errors.New("letters: a note has at most 2000 bytes")
 
 // SetNote writes the tenant's note on a group; with tenant 0 the operators' note. An empty text
 // deletes it.

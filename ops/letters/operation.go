@@ -1,4 +1,4 @@
-package deadletters
+package letters
 
 import (
 	"context"
@@ -9,53 +9,31 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-)
 
-// The databases with dead letters.
-const (
-	Outbox    = "outbox"
-	Consumers = "consumers"
-)
-
-// The actions of an operation.
-const (
-	Retry   = "retry"
-	Discard = "discard"
+	"github.com/tidings/tidings/internal/deadletter"
 )
 
 var (
 	// ErrNotFound reports an operation that does not exist or belongs to another tenant.
-	ErrNotFound = errors.New("deadletters: no such operation")
+	ErrNotFound = errors.New("letters: no such operation")
 	// ErrFinished reports an operation that has ended.
-	ErrFinished = errors.New("deadletters: the operation has ended")
-	errLost     = errors.New("deadletters: another process works on the operation")
+	ErrFinished = errors.New("letters: the operation has ended")
+	errLost     = errors.New("letters: another process works on the operation")
 )
-
-// Filter selects the dead letters that match every field that is set.
-type Filter struct {
-	Consumer      string    `json:"consumer,omitempty"` // only for Consumers
-	Group         string    `json:"group,omitempty"`    // the id of a group
-	IDs           []int64   `json:"ids,omitempty"`
-	AggregateType string    `json:"aggregate_type,omitempty"`
-	AggregateID   int64     `json:"aggregate_id,omitempty"`
-	EventType     string    `json:"event_type,omitempty"`
-	DeadBefore    time.Time `json:"dead_before,omitzero"`
-	DeadAfter     time.Time `json:"dead_after,omitzero"`
-}
 
 // Operation retries or discards the dead letters that a filter selects.
 type Operation struct {
 	ID        string // a UUID
-	Source    string // Outbox or Consumers
+	Source    string // deadletter.Outbox or deadletter.Consumers
 	TenantID  int64  // 0: all tenants
-	Action    string // Retry or Discard
-	Filter    Filter
+	Action    string // deadletter.Retry or deadletter.Discard
+	Filter    deadletter.Filter
 	Actor     string // required
 	Reason    string
 	Requested time.Time
 	// Total is the number of letters that the filter selected at the request. For a retry of
-	// Consumers it counts only the first letter of each aggregate, because its retry includes the
-	// letters behind it.
+	// consumers' letters it counts only the first letter of each aggregate, because its retry
+	// includes the letters behind it.
 	Total  int64
 	Seen   int64 // of Total
 	Done   int64 // letters that were retried or discarded
@@ -81,29 +59,29 @@ const (
 	// startSQL inserts an operation, unless its id exists. Index: the table's primary key. Locks:
 	// the new row.
 	startSQL = `
-INSERT /* deadletters.start */ INTO {table} (operation_id, tenant_id, action, filter, actor, reason, total)
+INSERT /* letters.start */ INTO {table} (operation_id, tenant_id, action, filter, actor, reason, total)
 VALUES (@id, @tenant, @action, @filter, @actor, @reason, @total) ON CONFLICT (operation_id) DO NOTHING`
 	// getSQL reads an operation. Index: the table's primary key. Locks: none.
-	getSQL = `SELECT /* deadletters.get */ ` + operationColumns + ` FROM {table} WHERE operation_id = @id::uuid`
+	getSQL = `SELECT /* letters.get */ ` + operationColumns + ` FROM {table} WHERE operation_id = @id::uuid`
 	// listSQL reads the latest operations on a group, or on any. Index: by group, or by time.
 	// Locks: none.
 	listSQL = `
-SELECT /* deadletters.list */ ` + operationColumns + ` FROM {table}
+SELECT /* letters.list */ ` + operationColumns + ` FROM {table}
  WHERE (@group::text IS NULL OR filter ->> 'group' = @group) AND (@tenant::bigint = 0 OR tenant_id = @tenant)
  ORDER BY requested_at DESC, operation_id LIMIT @limit`
 	// unfinishedSQL finds an operation without a process. Index: that of unfinished ones. Locks:
 	// none.
 	unfinishedSQL = `
-SELECT /* deadletters.unfinished */ operation_id::text FROM {table} WHERE finished_at IS NULL AND lease_until < now()
+SELECT /* letters.unfinished */ operation_id::text FROM {table} WHERE finished_at IS NULL AND lease_until < now()
  ORDER BY requested_at LIMIT 1`
 	// claimSQL takes the lease. Index: the table's primary key. Locks: the row.
 	claimSQL = `
-UPDATE /* deadletters.claim */ {table} SET worker = @worker, lease_until = now() + @lease::interval
+UPDATE /* letters.claim */ {table} SET worker = @worker, lease_until = now() + @lease::interval
  WHERE operation_id = @id::uuid AND finished_at IS NULL AND (lease_until < now() OR worker = @worker) RETURNING ` + operationColumns
 	// moveSQL records the result of a slice, if its process still has the operation.
 	// Index: the table's primary key. Locks: the row.
 	moveSQL = `
-UPDATE /* deadletters.move */ {table}
+UPDATE /* letters.move */ {table}
    SET seen = seen + CASE WHEN after_id < @after OR @stays THEN @seen ELSE 0 END,
        after_id = CASE WHEN @stays THEN after_id ELSE greatest(after_id, @after) END,
        done = done + @done, failed = failed + @failed, last_error = coalesce(nullif(@error, ''), last_error), worked_at = clock_timestamp(),
@@ -111,11 +89,11 @@ UPDATE /* deadletters.move */ {table}
  WHERE operation_id = @id::uuid AND worker = @worker AND finished_at IS NULL RETURNING ` + operationColumns
 	// releaseSQL ends the lease. Index: the table's primary key. Locks: the row.
 	releaseSQL = `
-UPDATE /* deadletters.release */ {table} SET lease_until = '-infinity', last_error = coalesce(nullif(@error, ''), last_error)
+UPDATE /* letters.release */ {table} SET lease_until = '-infinity', last_error = coalesce(nullif(@error, ''), last_error)
  WHERE operation_id = @id::uuid AND worker = @worker AND finished_at IS NULL`
 	// stopSQL ends an operation. Index: the table's primary key. Locks: the row.
 	stopSQL = `
-UPDATE /* deadletters.stop */ {table} SET finished_at = clock_timestamp(), stopped_by = @actor
+UPDATE /* letters.stop */ {table} SET finished_at = clock_timestamp(), stopped_by = @actor
  WHERE operation_id = @id::uuid AND (@tenant::bigint = 0 OR tenant_id = @tenant) AND finished_at IS NULL`
 )
 

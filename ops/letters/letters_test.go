@@ -1,4 +1,4 @@
-package deadletters
+package letters
 
 import (
 	"context"
@@ -17,6 +17,7 @@ import (
 
 	"github.com/tidings/tidings/consumers"
 	"github.com/tidings/tidings/event"
+	"github.com/tidings/tidings/internal/deadletter"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/internal/testkit"
 	"github.com/tidings/tidings/outbox"
@@ -158,11 +159,12 @@ func TestAnOperationTakesItsGroupAndNoOtherLetter(t *testing.T) {
 	r.bury(1, 500, "too large")
 	r.bury(1001, 10, "no stream")
 	g := r.group(GroupFilter{Text: "LARGE"})
-	o := r.start(Operation{Source: Outbox, Action: Retry, TenantID: 1, Filter: Filter{Group: g.ID}})
+	o := r.start(Operation{Source: deadletter.Outbox, Action: deadletter.Retry, TenantID: 1, Filter: deadletter.Filter{Group: g.ID}})
 	if o.Total != 250 || o.Filter.Group != g.ID || o.FinishedAt != nil {
 		t.Fatalf("operation: %+v", o)
 	}
-	if again, err := r.desk.Start(t.Context(), Operation{ID: o.ID, Source: Outbox, Action: Retry, Actor: "bob"}); err != nil ||
+	if again, err := r.desk.Start(t.Context(), Operation{ID: o.ID, Source: deadletter.Outbox, Action: deadletter.Retry,
+		Actor: "bob"}); err != nil ||
 		again.Actor != "ann" || again.Total != 250 {
 		t.Errorf("a second start with the same id: %+v, %v", again, err)
 	}
@@ -184,14 +186,15 @@ func TestAnOperationTakesItsGroupAndNoOtherLetter(t *testing.T) {
 		t.Errorf("a second Work: %+v", o)
 	}
 	for tenant, want := range map[int64]error{0: nil, 1: nil, 2: ErrNotFound} {
-		if _, err := r.desk.Get(t.Context(), tenant, Outbox, o.ID); !errors.Is(err, want) {
+		if _, err := r.desk.Get(t.Context(), tenant, deadletter.Outbox, o.ID); !errors.Is(err, want) {
 			t.Errorf("tenant %d: %v", tenant, err)
 		}
 		if all, err := r.desk.List(t.Context(), tenant, g.ID, 10); err != nil || (len(all) == 1) != (want == nil) {
 			t.Errorf("tenant %d: %+v, %v", tenant, all, err)
 		}
 	}
-	o, _ = r.work(r.desk, r.start(Operation{Source: Outbox, Action: Discard, Filter: Filter{IDs: []int64{1001, 1002}}}))
+	o, _ = r.work(r.desk, r.start(Operation{Source: deadletter.Outbox, Action: deadletter.Discard,
+		Filter: deadletter.Filter{IDs: []int64{1001, 1002}}}))
 	if o.Done != 2 || r.count(`SELECT count(*) FROM outbox_messages_dlq WHERE id BETWEEN 1001 AND 1010`) != 8 {
 		t.Errorf("operation: %+v", o)
 	}
@@ -201,8 +204,9 @@ func TestLettersOfConsumersGoAggregateByAggregate(t *testing.T) {
 	const aggregates, each = 60, 3
 	r := newRig(t, 7) // aggregate 7 fails again
 	r.park(each, aggregates, "refused")
-	g := r.group(GroupFilter{Source: Consumers, Text: "refused"})
-	o, _ := r.work(r.desk, r.start(Operation{Source: Consumers, Action: Retry, TenantID: 1, Filter: Filter{Group: g.ID}}))
+	g := r.group(GroupFilter{Source: deadletter.Consumers, Text: "refused"})
+	o, _ := r.work(r.desk, r.start(Operation{Source: deadletter.Consumers, Action: deadletter.Retry, TenantID: 1,
+		Filter: deadletter.Filter{Group: g.ID}}))
 	if o.Total != aggregates || o.Seen != aggregates || o.Done != (aggregates-1)*each || o.Failed != 1 ||
 		o.LastError != "aggregate 7 is refused" {
 		t.Errorf("operation: %+v", o)
@@ -211,12 +215,13 @@ func TestLettersOfConsumersGoAggregateByAggregate(t *testing.T) {
 		AND e.n <= l.n) * $1 + aggregate`, aggregates); n != (aggregates-1)*each {
 		t.Errorf("%d events applied in order", n)
 	}
-	again := r.group(GroupFilter{Source: Consumers, Text: "aggregate #"}) // now it fails for another reason
+	again := r.group(GroupFilter{Source: deadletter.Consumers, Text: "aggregate #"}) // now it fails for another reason
 	if again.Count != 1 || again.Again != 1 {
 		t.Errorf("group after the second failure: %+v", again)
 	}
 	// A discard also takes the letters that become the first ones, if the filter selects them.
-	o, _ = r.work(r.desk, r.start(Operation{Source: Consumers, Action: Discard, Filter: Filter{AggregateType: "thing", AggregateID: 7}}))
+	o, _ = r.work(r.desk, r.start(Operation{Source: deadletter.Consumers, Action: deadletter.Discard,
+		Filter: deadletter.Filter{AggregateType: "thing", AggregateID: 7}}))
 	if o.Total != each || o.Seen != each || o.Done != each || r.count(`SELECT count(*) FROM consumer_dead_letters`) != 0 {
 		t.Errorf("operation: %+v", o)
 	}
@@ -229,8 +234,8 @@ func TestAnOperationGoesOnWhereItBrokeOff(t *testing.T) {
 	r.bury(1, 450, "too large")
 	r.park(2, 60, "refused")
 	broken := fmt.Errorf("broken off: %w", io.ErrUnexpectedEOF) // as a lost connection does
-	for source, want := range map[string]int64{Outbox: 450, Consumers: 120} {
-		o := r.start(Operation{Source: source, Action: Retry})
+	for source, want := range map[string]int64{deadletter.Outbox: 450, deadletter.Consumers: 120} {
+		o := r.start(Operation{Source: source, Action: deadletter.Retry})
 		for i, step := range []string{"slice", "moved", "slice", "moved"} {
 			d := r.newDesk()
 			n := 0
@@ -286,7 +291,7 @@ func TestAnOperationGoesOnWhereItBrokeOff(t *testing.T) {
 func TestAProcessThatThawsChangesNothingWhileAnotherWorks(t *testing.T) {
 	r := newRig(t)
 	r.bury(1, 500, "too large")
-	o := r.start(Operation{Source: Outbox, Action: Retry})
+	o := r.start(Operation{Source: deadletter.Outbox, Action: deadletter.Retry})
 	frozen, other := r.newDesk(), r.newDesk()
 	slices := 0
 	other.at = func(step string) error {
@@ -301,13 +306,14 @@ func TestAProcessThatThawsChangesNothingWhileAnotherWorks(t *testing.T) {
 	frozen.at = func(step string) error {
 		if step == "slice" {
 			r.exec(`UPDATE outbox_dlq_operations SET lease_until = '-infinity'`)
-			if _, err := other.workOn(t.Context(), other.sources[Outbox], o.ID, func(Operation) {}); !errors.Is(err, io.ErrUnexpectedEOF) {
+			if _, err := other.workOn(t.Context(), other.sources[deadletter.Outbox], o.ID,
+				func(Operation) {}); !errors.Is(err, io.ErrUnexpectedEOF) {
 				t.Error(err)
 			}
 		}
 		return nil
 	}
-	if now, err := frozen.workOn(t.Context(), frozen.sources[Outbox], o.ID, func(Operation) {}); !errors.Is(err, errLost) {
+	if now, err := frozen.workOn(t.Context(), frozen.sources[deadletter.Outbox], o.ID, func(Operation) {}); !errors.Is(err, errLost) {
 		t.Errorf("%+v, %v: want errLost", now, err)
 	}
 	if n := r.count(`SELECT count(*) FROM outbox_messages_dlq`); n != 300 {
@@ -318,12 +324,12 @@ func TestAProcessThatThawsChangesNothingWhileAnotherWorks(t *testing.T) {
 func TestSeveralProcessesDoOneOperationOnce(t *testing.T) {
 	r := newRig(t)
 	r.bury(1, 2000, "too large")
-	o := r.start(Operation{Source: Outbox, Action: Retry})
+	o := r.start(Operation{Source: deadletter.Outbox, Action: deadletter.Retry})
 	var wg sync.WaitGroup
 	for range 3 {
 		d := r.newDesk()
 		wg.Go(func() {
-			if o, err := d.Work(t.Context(), Outbox, o.ID, func(Operation) {}); err != nil || o.Done != 2000 {
+			if o, err := d.Work(t.Context(), deadletter.Outbox, o.ID, func(Operation) {}); err != nil || o.Done != 2000 {
 				t.Errorf("operation: %+v, %v", o, err)
 			}
 		})
@@ -337,13 +343,13 @@ func TestSeveralProcessesDoOneOperationOnce(t *testing.T) {
 func TestAnOperationIsStopped(t *testing.T) {
 	r := newRig(t)
 	r.bury(1, 500, "too large")
-	o := r.start(Operation{Source: Outbox, Action: Discard, TenantID: 1})
-	if err := r.desk.Stop(t.Context(), 2, Outbox, o.ID, "bob"); !errors.Is(err, ErrNotFound) {
+	o := r.start(Operation{Source: deadletter.Outbox, Action: deadletter.Discard, TenantID: 1})
+	if err := r.desk.Stop(t.Context(), 2, deadletter.Outbox, o.ID, "bob"); !errors.Is(err, ErrNotFound) {
 		t.Errorf("stopped by another tenant: %v", err)
 	}
-	o, err := r.desk.Work(t.Context(), Outbox, o.ID, func(o Operation) {
+	o, err := r.desk.Work(t.Context(), deadletter.Outbox, o.ID, func(o Operation) {
 		if o.Done == 200 {
-			if err := r.desk.Stop(t.Context(), 1, Outbox, o.ID, "bob"); err != nil {
+			if err := r.desk.Stop(t.Context(), 1, deadletter.Outbox, o.ID, "bob"); err != nil {
 				t.Error(err)
 			}
 		}
@@ -352,12 +358,12 @@ func TestAnOperationIsStopped(t *testing.T) {
 		r.count(`SELECT count(*) FROM outbox_messages_dlq`) != 300 {
 		t.Errorf("operation: %+v, %v", o, err)
 	}
-	if err := r.desk.Stop(t.Context(), 0, Outbox, o.ID, "bob"); !errors.Is(err, ErrFinished) {
+	if err := r.desk.Stop(t.Context(), 0, deadletter.Outbox, o.ID, "bob"); !errors.Is(err, ErrFinished) {
 		t.Errorf("a second stop: %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	o = r.start(Operation{Source: Outbox, Action: Discard, TenantID: 2})
-	if o, err = r.desk.Work(ctx, Outbox, o.ID, func(o Operation) {
+	o = r.start(Operation{Source: deadletter.Outbox, Action: deadletter.Discard, TenantID: 2})
+	if o, err = r.desk.Work(ctx, deadletter.Outbox, o.ID, func(o Operation) {
 		if o.Done > 0 {
 			cancel()
 		}
@@ -367,7 +373,7 @@ func TestAnOperationIsStopped(t *testing.T) {
 	if err := r.newDesk().runOnce(t.Context()); err != nil { // at once, before the lease expires
 		t.Error(err)
 	}
-	if o, err := r.desk.Get(t.Context(), 0, Outbox, o.ID); err != nil || o.Done != 250 || o.FinishedAt == nil {
+	if o, err := r.desk.Get(t.Context(), 0, deadletter.Outbox, o.ID); err != nil || o.Done != 250 || o.FinishedAt == nil {
 		t.Errorf("operation: %+v, %v", o, err)
 	}
 }
@@ -376,7 +382,7 @@ func TestOneMessageThatCannotGoKeepsNoOther(t *testing.T) {
 	r := newRig(t)
 	r.bury(1, 5, "too large")
 	r.exec(`ALTER TABLE outbox_messages ADD CONSTRAINT not_three CHECK (aggregate_id <> 3)`)
-	o, _ := r.work(r.desk, r.start(Operation{Source: Outbox, Action: Retry}))
+	o, _ := r.work(r.desk, r.start(Operation{Source: deadletter.Outbox, Action: deadletter.Retry}))
 	if o.Done != 4 || o.Failed != 1 || o.Seen != 5 || o.LastError == "" ||
 		r.count(`SELECT count(*) FROM outbox_messages_dlq WHERE id = 3`) != 1 {
 		t.Errorf("operation: %+v", o)

@@ -1,4 +1,4 @@
-package deadletters
+package letters
 
 import (
 	"cmp"
@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/tidings/tidings/consumers"
+	"github.com/tidings/tidings/internal/deadletter"
 	"github.com/tidings/tidings/internal/postgres"
 	"github.com/tidings/tidings/outbox"
 )
@@ -27,7 +28,7 @@ const (
 
 // Desk works on dead letters. It is safe for concurrent use, by any number of processes.
 type Desk struct {
-	sources   map[string]source
+	sources   map[string]source // deadletter.Outbox and deadletter.Consumers
 	truth     *pgxpool.Pool
 	dlq       *outbox.DLQ
 	letters   *consumers.DeadLetters
@@ -38,11 +39,14 @@ type Desk struct {
 	completed func(Operation)
 }
 
+// sourceNames has the sources in the order in which Run searches them.
+var sourceNames = []string{deadletter.Outbox, deadletter.Consumers}
+
 // source is a database with letters.
 type source struct {
 	ledger
-	count func(ctx context.Context, o Operation) (int64, error)
-	slice func(ctx context.Context, o Operation) (Operation, error)
+	reader *deadletter.Reader
+	slice  func(ctx context.Context, o Operation) (Operation, error)
 }
 
 // New returns a Desk. The pools are those of the truth and of the projections, and act as the
@@ -51,8 +55,9 @@ func New(truth, projections *pgxpool.Pool, dlq *outbox.DLQ, letters *consumers.D
 	d := &Desk{truth: truth, dlq: dlq, letters: letters, worker: rand.Text(), lease: leaseFor, log: log.With("component", "dead-letters"),
 		at: func(string) error { return nil }, completed: func(Operation) {}}
 	d.sources = map[string]source{
-		Outbox:    {ledger{Outbox, truth, "outbox_dlq_operations"}, d.countMessages, d.sliceMessages},
-		Consumers: {ledger{Consumers, projections, "consumer_dead_letter_operations"}, d.countLetters, d.sliceLetters},
+		deadletter.Outbox: {ledger{deadletter.Outbox, truth, "outbox_dlq_operations"}, &dlq.Reader, d.sliceMessages},
+		deadletter.Consumers: {ledger{deadletter.Consumers, projections, "consumer_dead_letter_operations"}, &letters.Reader,
+			d.sliceLetters},
 	}
 	return d
 }
@@ -63,9 +68,23 @@ func (d *Desk) OnCompleted(fn func(Operation)) { d.completed = fn }
 func (d *Desk) sourceOf(name string) (source, error) {
 	s, ok := d.sources[name]
 	if !ok {
-		return s, fmt.Errorf("deadletters: unknown source %q", name)
+		return s, fmt.Errorf("letters: unknown source %q", name)
 	}
 	return s, nil
+}
+
+// Reader returns the Reader of a source, deadletter.Outbox or deadletter.Consumers.
+func (d *Desk) Reader(source string) *deadletter.Reader { return d.sources[source].reader }
+
+// ActionsOn returns the actions of operators on the dead letters of a tenant's event: those in the
+// outbox, where it may also have been delayed, and then those of consumers, each in order.
+func (d *Desk) ActionsOn(ctx context.Context, tenant int64, eventID string) ([]deadletter.Action, error) {
+	did, err := outbox.ActionsOn(ctx, d.truth, tenant, eventID)
+	if err != nil {
+		return nil, err
+	}
+	parked, err := d.letters.ActionsOn(ctx, tenant, eventID)
+	return append(did, parked...), err
 }
 
 // Start inserts an operation, which Work or Run then carries out. If the id exists, it returns that
@@ -75,7 +94,7 @@ func (d *Desk) Start(ctx context.Context, o Operation) (Operation, error) {
 	if err != nil {
 		return Operation{}, err
 	}
-	total, err := s.count(ctx, o)
+	total, err := s.reader.Count(ctx, o.filter())
 	if err != nil {
 		return Operation{}, err
 	}
@@ -92,7 +111,7 @@ func (d *Desk) Count(ctx context.Context, o Operation) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	return s.count(ctx, o)
+	return s.reader.Count(ctx, o.filter())
 }
 
 // Get returns an operation of the tenant, or ErrNotFound. Tenant 0 means any tenant.
@@ -229,7 +248,7 @@ func (d *Desk) Run(ctx context.Context) error {
 
 // runOnce carries out the operations without a process.
 func (d *Desk) runOnce(ctx context.Context) error {
-	for _, name := range []string{Outbox, Consumers} {
+	for _, name := range sourceNames {
 		s := d.sources[name]
 		for {
 			var id string
@@ -279,14 +298,12 @@ func oneLetterFails(err error) bool {
 	return !errors.Is(err, errLost) && !postgres.IsTransient(err) && !postgres.IsSystemic(err)
 }
 
-func (o *Operation) messages() outbox.DLQFilter {
+// filter selects the letters that the operation has not processed. A retry of consumers' letters
+// begins with the first of each aggregate; all of the outbox's are first.
+func (o *Operation) filter() deadletter.Filter {
 	f := o.Filter
-	return outbox.DLQFilter{TenantID: o.TenantID, IDs: f.IDs, AggregateType: f.AggregateType, AggregateID: f.AggregateID,
-		EventType: f.EventType, Group: f.Group, DeadBefore: o.before(), DeadAfter: f.DeadAfter, After: o.after}
-}
-
-func (d *Desk) countMessages(ctx context.Context, o Operation) (int64, error) {
-	return d.dlq.Count(ctx, o.messages())
+	f.TenantID, f.DeadBefore, f.First, f.After = o.TenantID, o.before(), o.Action == deadletter.Retry, o.after
+	return f
 }
 
 // sliceMessages processes messages of the outbox's DLQ: many together or, if that fails, one of
@@ -299,23 +316,23 @@ func (d *Desk) sliceMessages(ctx context.Context, o Operation) (next Operation, 
 	if next, err = d.someMessages(ctx, o, 1); err == nil || !oneLetterFails(err) {
 		return next, err
 	}
-	first, lerr := d.dlq.List(ctx, o.messages(), 1)
+	first, lerr := postgres.Collect(d.dlq.List(ctx, o.filter(), 1))
 	if lerr != nil || len(first) == 0 {
 		return o, errors.Join(err, lerr)
 	}
-	return d.pass(ctx, o, first[0].OutboxID, err)
+	return d.pass(ctx, o, first[0].ID, err)
 }
 
 func (d *Desk) someMessages(ctx context.Context, o Operation, limit int) (next Operation, err error) {
 	do := d.dlq.Retry
-	if o.Action == Discard {
+	if o.Action == deadletter.Discard {
 		do = d.dlq.Discard
 	}
-	_, err = do(ctx, outbox.DLQRequest{DLQFilter: o.messages(), Limit: limit, Actor: o.Actor, Reason: o.Reason,
+	_, err = do(ctx, outbox.DLQRequest{DLQFilter: o.filter(), Limit: limit, Actor: o.Actor, Reason: o.Reason,
 		Within: func(ctx context.Context, tx pgx.Tx, did []outbox.DLQAction) (err error) {
 			m := moved{seen: int64(len(did)), done: int64(len(did)), finished: len(did) == 0}
 			if !m.finished {
-				m.after = did[len(did)-1].DLQID
+				m.after = did[len(did)-1].ID
 			}
 			if next, err = d.move(ctx, tx, o, m); err == nil {
 				err = d.at("moved")
@@ -325,38 +342,27 @@ func (d *Desk) someMessages(ctx context.Context, o Operation, limit int) (next O
 	return next, err
 }
 
-func (o *Operation) letters() consumers.DeadLetterFilter {
-	f := o.Filter
-	return consumers.DeadLetterFilter{Consumer: f.Consumer, TenantID: o.TenantID, IDs: f.IDs, AggregateType: f.AggregateType,
-		AggregateID: f.AggregateID, EventType: f.EventType,
-		Group: f.Group, DeadBefore: o.before(), DeadAfter: f.DeadAfter, First: o.Action == Retry, After: o.after}
-}
-
-func (d *Desk) countLetters(ctx context.Context, o Operation) (int64, error) {
-	return d.letters.Count(ctx, o.letters())
-}
-
 // sliceLetters processes letters of consumers: the first one of each aggregate, because later ones
 // cannot precede it. After a discard the next letter of the aggregate becomes the first one and may
 // belong to the operation too. So after_id does not move then.
 func (d *Desk) sliceLetters(ctx context.Context, o Operation) (Operation, error) {
-	f := o.letters()
+	f := o.filter()
 	f.First = true
-	some, err := d.letters.List(ctx, f, lettersSlice)
+	some, err := postgres.Collect(d.letters.List(ctx, f, lettersSlice))
 	if err != nil {
 		return o, err
 	}
 	if len(some) == 0 {
-		return d.move(ctx, d.sources[Consumers].pool, o, moved{after: o.after, finished: true})
+		return d.move(ctx, d.sources[o.Source].pool, o, moved{after: o.after, finished: true})
 	}
 	do := d.letters.Retry
-	if o.Action == Discard {
+	if o.Action == deadletter.Discard {
 		do = d.letters.Discard
 	}
 	for _, l := range some {
 		_, err := do(ctx, consumers.DeadLetterRequest{ID: l.ID, Actor: o.Actor, Reason: o.Reason,
 			Within: func(ctx context.Context, tx pgx.Tx, gone int, fault error) error {
-				m := moved{after: l.ID, seen: 1, done: int64(gone), stays: o.Action == Discard, err: fault}
+				m := moved{after: l.ID, seen: 1, done: int64(gone), stays: o.Action == deadletter.Discard, err: fault}
 				if fault != nil {
 					m.failed = 1
 				}
@@ -379,5 +385,5 @@ func (d *Desk) sliceLetters(ctx context.Context, o Operation) (Operation, error)
 			return o, err
 		}
 	}
-	return d.sources[Consumers].get(ctx, o.ID)
+	return d.sources[o.Source].get(ctx, o.ID)
 }
