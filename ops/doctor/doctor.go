@@ -64,7 +64,12 @@ func (f Finding) String() string {
 	if f.note == "" {
 		said = strings.ToUpper(said[:1]) + said[1:]
 	}
-	if strings.HasPrefix(f.Repair, "tidings ") {
+	switch {
+	case f.Repair != "" && f.Runbook != "" && strings.Contains(f.What, f.Repair): // it names the command
+		return said + " (" + f.Runbook + ")"
+	case f.Action() == "":
+		return said
+	case strings.HasPrefix(f.Repair, "tidings "):
 		f.Repair = "`" + f.Repair + "`"
 	}
 	return said + ": " + f.Action()

@@ -72,11 +72,6 @@ them. Until then tidings verify reports differences.`,
 			return nil
 		},
 		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
-			if f.duration > 0 {
-				var cancel context.CancelFunc
-				ctx, cancel = context.WithTimeout(ctx, f.duration)
-				defer cancel()
-			}
 			f.StopTimeout = p.demoStop
 			return nil, s.demo(ctx, f)
 		},
@@ -161,6 +156,11 @@ func (s *session) live(ctx context.Context, f demoFlags, trouble *demo.Trouble) 
 		defer close(shown)
 		s.showSite(site, done)
 	}()
+	if f.duration > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, f.duration)
+		defer cancel()
+	}
 	g, running := errgroup.WithContext(ctx)
 	g.Go(func() error { return site.Run(running) })
 	if trouble != nil {
