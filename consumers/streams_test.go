@@ -122,7 +122,7 @@ func TestABatchThatIsTooSlowIsHalved(t *testing.T) {
 	r := newRig(t, testkit.Postgres(t), testkit.NATS(t))
 	want := r.flood(100)
 	cfg := config()
-	cfg.ApplyTimeout = 200 * time.Millisecond
+	cfg.ApplyTimeout = testkit.Stretched(200 * time.Millisecond)
 	var mu sync.Mutex
 	var sizes []int
 	in := r.runWith(cfg, r.js, r.system, logbook{hook: func(ctx context.Context, _ pgx.Tx, events []event.Event) error {

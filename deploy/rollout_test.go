@@ -252,7 +252,11 @@ func (r *rollout) bothWork(who string) {
 	}
 }
 
-// metric returns a metric of a process, summed over all labels.
+// earlier has the names of metrics in the previous release, if they differ.
+var earlier = map[string]string{"tidings_outbox_published_total": "outbox_throughput_total",
+	"tidings_consumer_applied_total": "consumer_applied_total"}
+
+// metric returns a metric of a process of either release, summed over all labels.
 func (r *rollout) metric(p *process, name string) (sum float64, err error) {
 	resp, err := r.client.Get("http://" + p.ops + "/metrics")
 	if err != nil {
@@ -262,15 +266,23 @@ func (r *rollout) metric(p *process, name string) (sum float64, err error) {
 	if resp.StatusCode != http.StatusOK {
 		return 0, fmt.Errorf("/metrics: %s", resp.Status)
 	}
-	lines := bufio.NewScanner(resp.Body)
+	lines, samples := bufio.NewScanner(resp.Body), 0
 	for lines.Scan() {
-		if rest, ok := strings.CutPrefix(lines.Text(), name); ok && (rest[0] == '{' || rest[0] == ' ') {
+		rest, ok := strings.CutPrefix(lines.Text(), name)
+		if !ok {
+			rest, ok = strings.CutPrefix(lines.Text(), earlier[name])
+		}
+		if ok && rest != "" && (rest[0] == '{' || rest[0] == ' ') {
+			samples++
 			v, err := strconv.ParseFloat(rest[strings.LastIndexByte(rest, ' ')+1:], 64)
 			if err != nil {
 				return 0, err
 			}
 			sum += v
 		}
+	}
+	if samples == 0 {
+		return 0, fmt.Errorf("/metrics has no %s", name)
 	}
 	return sum, lines.Err()
 }

@@ -27,6 +27,9 @@ type member struct {
 // newCodec reads the tags of T.
 func newCodec[T any](fields func(*T) []any) codec[T] {
 	c, v := codec[T]{fields: fields}, new(T)
+	if len(fields(v)) != reflect.TypeFor[T]().NumField() {
+		panic("event: the codec of " + reflect.TypeFor[T]().Name() + " lacks a field")
+	}
 	for i, p := range fields(v) {
 		f := reflect.TypeFor[T]().Field(i)
 		if p != reflect.ValueOf(v).Elem().Field(i).Addr().Interface() {

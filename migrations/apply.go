@@ -86,6 +86,9 @@ func apply(ctx context.Context, conn *pgx.Conn, set Set, files fs.FS) (applied i
 			return applied, err
 		}
 		record := fmt.Sprintf(recordSQL, set.table(), v)
+		if strings.Contains(string(text), "-- +goose Down") {
+			return applied, fmt.Errorf("%s: migrations do not go down", name)
+		}
 		if strings.Contains(string(text), noTransaction) {
 			for _, statement := range append(strings.SplitAfter(string(text), ";\n"), record) {
 				if err := run(ctx, conn, statement); err != nil {

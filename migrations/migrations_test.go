@@ -33,6 +33,22 @@ func pool(t *testing.T, url string, role postgres.Role) *pgxpool.Pool {
 	return p
 }
 
+// TestTheFilesAreNumberedFromOneOn holds what apply relies on: a file's number is above those of
+// all files that a database may have.
+func TestTheFilesAreNumberedFromOneOn(t *testing.T) {
+	for _, set := range []migrations.Set{migrations.Truth, migrations.Consumers, migrations.Projections} {
+		names, err := filepath.Glob(string(set) + "/*.sql")
+		if err != nil || len(names) == 0 {
+			t.Fatalf("%s: %d files, %v", set, len(names), err)
+		}
+		for i, name := range names {
+			if !strings.HasPrefix(filepath.Base(name), fmt.Sprintf("%05d_", i+1)) {
+				t.Errorf("%s is file %d of its set", name, i+1)
+			}
+		}
+	}
+}
+
 func TestUp(t *testing.T) {
 	url := testkit.EmptyPostgres(t).URL
 	ctx := t.Context()

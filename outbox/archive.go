@@ -56,7 +56,7 @@ const (
 	CountKeptDropped = "kept rows dropped"
 )
 
-// Lease is the right to move ranges. Fence fails if another process has it (package internal/jobs).
+// Lease is the right to move ranges. Fence fails if another process has it (package ops/jobs).
 type Lease interface {
 	Fence(ctx context.Context, tx pgx.Tx) error
 	Continue() error // called before each step: an error ends the run, and the next run resumes

@@ -14,7 +14,8 @@ import (
 // discarded it.
 var ErrNotInDLQ = deadletter.ErrNotFound
 
-// A message of the DLQ keeps its former id in the outbox, and its filter ignores consumers.
+// A message of the DLQ keeps its former id in the outbox, and a filter with a consumer selects
+// none.
 type (
 	DLQMessage = deadletter.Letter
 	DLQFilter  = deadletter.Filter

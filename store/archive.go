@@ -22,7 +22,7 @@ import (
 // ArchiveJob is the name of the job that calls Archiver.Run.
 const ArchiveJob = "comment-archive"
 
-// Lease is the right to archive (package internal/jobs). Fence fails once another process holds it.
+// Lease is the right to archive (package ops/jobs). Fence fails once another process holds it.
 type Lease interface {
 	Fence(ctx context.Context, tx pgx.Tx) error // called first in every transaction
 	Continue() error                            // called before each slice; an error ends the run, and the next run resumes

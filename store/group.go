@@ -94,7 +94,8 @@ func (s *Store) Stats() Stats {
 //	left:  the ctx of its caller has ended. A write that was taken still commits; another one never runs
 //
 // Only a group whose outcome is known to be nothing runs again, one by one: a transaction looks up
-// the answer that its COMMIT lost (postgres.WriteInTenant).
+// the answer that its COMMIT lost (postgres.WriteInTenant). A group that panicked runs again too,
+// and each write finds what it has already changed.
 //
 // Each entity has at most one write under way, so a group never has two writes to an entity. Writes
 // that wait for locked entities share a few connections in turns.
@@ -124,7 +125,11 @@ type ticket[W, O any] struct {
 	key   any
 	next  *ticket[W, O] // waits for the same entity
 	state ticketState
-	told  chan verdict[O] // has room for one verdict: the caller reads the one to lead before it gets another
+	told  chan verdict[O] // the one to lead, and the outcome: who tells it never waits for the caller
+}
+
+func newTicket[W, O any](write W, key any) *ticket[W, O] {
+	return &ticket[W, O]{write: write, key: key, told: make(chan verdict[O], 2)}
 }
 
 type ticketState int
@@ -160,7 +165,7 @@ func (l *lanes[W, O]) do(ctx context.Context, tenant int64, writes []W) ([]O, er
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	t := &ticket[W, O]{write: writes[0], key: l.key(writes[0]), told: make(chan verdict[O], 1)}
+	t := newTicket[W, O](writes[0], l.key(writes[0]))
 	ln, err := l.join(tenant, t)
 	if err != nil {
 		return nil, err
@@ -309,8 +314,10 @@ func (l *lanes[W, O]) lead(ctx context.Context, ln *lane[W, O], leader *ticket[W
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		for _, p := range group {
-			if panicked {
+			if panicked && p.outs == nil {
 				p.err = cmp.Or(p.err, errors.New("store: a group of writes panicked"))
+			}
+			if panicked {
 				leader.state = left // its goroutine panics
 			}
 			l.settle(p)

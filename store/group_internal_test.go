@@ -215,6 +215,42 @@ func TestTooManyWaitingWritesAreRefused(t *testing.T) {
 	})
 }
 
+// TestACallerThatHasNotReadBlocksNobody: a caller was told to lead, and before it runs, another
+// leader writes its group and its context ends.
+func TestACallerThatHasNotReadBlocksNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLanes(&slots{}, func(w int) any { return w }, func(context.Context, int64, []int, place) ([]int, error) { return nil, nil })
+		caller := newTicket[int, int](7, 7)
+		ln, err := l.join(1, caller)
+		if err != nil {
+			t.Fatal(err)
+		}
+		settled := false
+		go func() {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			l.dequeue(ln)
+			p := l.take(ln)
+			p.outs = []int{7}
+			l.settle(p)
+			settled = true
+		}()
+		synctest.Wait()
+		if !settled {
+			t.Fatal("the outcome waits for the caller, and holds the mutex")
+		}
+		if l.leave(ln, caller) {
+			t.Error("the caller leaves with a verdict")
+		}
+		if v := <-caller.told; !v.lead {
+			t.Errorf("the first verdict is %+v", v)
+		}
+		if v := <-caller.told; v.out != 7 || v.err != nil {
+			t.Errorf("the outcome is %+v", v)
+		}
+	})
+}
+
 // TestALeaderWhoseGroupAnotherTookGetsItsOutcome: a leader gets a slot at the moment when another
 // leader has written its group. By then the lane has its next leader, whose group it must leave
 // alone.
@@ -223,7 +259,7 @@ func TestALeaderWhoseGroupAnotherTookGetsItsOutcome(t *testing.T) {
 	for range 64 { // the slot and the outcome are there at once, so each time one of the two may win
 		l := newLanes(&slots{groups: make(chan struct{}, 1)}, func(w int) any { return w }, run)
 		join := func(w int) (*lane[int, int], *ticket[int, int]) {
-			ticket := &ticket[int, int]{write: w, key: w, told: make(chan verdict[int], 1)}
+			ticket := newTicket[int, int](w, w)
 			ln, err := l.join(1, ticket)
 			if err != nil || !(<-ticket.told).lead {
 				t.Fatalf("write %d does not lead: %v", w, err)

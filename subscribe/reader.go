@@ -84,7 +84,7 @@ func (r *reader) run(ctx context.Context) {
 			failures = 1
 		}
 		r.trouble(ctx, r.stream, err)
-		work.Sleep(ctx, work.Retry(failures))
+		work.Sleep(ctx, max(200*time.Millisecond, work.Retry(failures))) // a session asks NATS for much
 	}
 	r.giveBack()
 	r.workers.Wait()

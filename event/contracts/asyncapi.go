@@ -1,6 +1,7 @@
 package contracts
 
 import (
+	"cmp"
 	"strings"
 
 	"github.com/tidings/tidings/event"
@@ -101,9 +102,9 @@ func headersOf(t Type, source string) map[string]any {
 	return map[string]any{
 		"type": "object",
 		"required": []string{event.HeaderSpecVersion, event.HeaderID, event.HeaderType, event.HeaderSource, event.HeaderSubject,
-			event.HeaderTime, event.HeaderDataContentType, event.HeaderDataSchema, event.HeaderTenant, event.HeaderOutboxID},
+			event.HeaderTime, event.HeaderDataContentType, event.HeaderOutboxID},
 		"properties": map[string]any{
-			event.HeaderSpecVersion: fixed("1.0"), event.HeaderType: fixed(t.Name), event.HeaderSource: fixed(source),
+			event.HeaderSpecVersion: fixed("1.0"), event.HeaderType: fixed(t.Name), event.HeaderSource: fixed(cmp.Or(source, event.Source)),
 			event.HeaderDataContentType: fixed("application/json"), event.HeaderDataSchema: fixed(typeOf(t.Kind, t.Event).DataSchema()),
 			event.HeaderTenant: text("The tenant's number.", "^[0-9]+$"), event.HeaderID: text("The event's UUID.", uuid),
 			event.HeaderSubject:     text("The id of the "+t.Aggregate+", the aggregate.", "^-?[0-9]+$"),

@@ -67,7 +67,7 @@ func TestDefaultsAreValid(t *testing.T) {
 		t.Error(err)
 	}
 	want := broker.Config{URL: "nats://127.0.0.1:4222", InboxPrefix: "_INBOX", Stream: "EVENTS", Prefix: "events", LivePrefix: "live",
-		Replicas: 1, MaxAge: 30 * 24 * time.Hour, MaxBytes: -1, Timeout: 5 * time.Second, Ping: 2 * time.Second}
+		Source: "/tidings", Replicas: 1, MaxAge: 30 * 24 * time.Hour, MaxBytes: -1, Timeout: 5 * time.Second, Ping: 2 * time.Second}
 	if d := cmp.Diff(want, cfg); d != "" {
 		t.Error(d)
 	}

@@ -327,7 +327,7 @@ CREATE TABLE outbox_dlq_actions (
   CONSTRAINT outbox_dlq_actions_new_id_check CHECK ((action = 'retry') = (new_id IS NOT NULL))
 );
 
--- outbox_dlq_operations: retries and discards of many messages of the DLQ, as far as they have come (package letters). A slice acts and moves the row in one transaction.
+-- outbox_dlq_operations: retries and discards of many messages of the DLQ, as far as they have come (package deadletters). A slice acts and moves the row in one transaction.
 -- The projections have such a table for the dead letters of consumers. Rows are kept: they say what was done to a group before.
 --   tenant_id    whose messages it takes; 0: of all tenants
 --   filter       which ones; what died since requested_at is never among them

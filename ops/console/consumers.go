@@ -57,7 +57,7 @@ const (
 )
 
 func (c *Console) consumersData(ctx context.Context, _ *view) (any, error) {
-	now, err := c.look.state(ctx)
+	now, err := c.look.state(ctx, false)
 	if err != nil {
 		return nil, err
 	}
@@ -97,6 +97,8 @@ func (c *Console) consumersData(ctx context.Context, _ *view) (any, error) {
 			row.Says = "lost events"
 		case len(row.Holders) == 0:
 			row.Look, row.Says = "bad", "nobody runs it"
+		case slices.ContainsFunc(now.State.Unheld, func(u status.Unheld) bool { return u.Kind == k.Consumer }):
+			row.Says = "runs for some partitions"
 		case k.Unknown != "":
 			row.Says = "lag unknown"
 		case k.Seconds > doctor.LateSeconds:

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/tidings/tidings/internal/words"
+	"github.com/tidings/tidings/ops/doctor"
 	"github.com/tidings/tidings/ops/status"
 )
 
@@ -44,7 +45,7 @@ func (c *Console) overviewData(ctx context.Context, v *view) (any, error) {
 	if !v.who.System() {
 		return overviewPage{}, nil
 	}
-	now, err := c.look.state(ctx)
+	now, err := c.look.state(ctx, false)
 	if err != nil {
 		return nil, err
 	}
@@ -149,6 +150,8 @@ func (o *observed) consumerBox(k status.Consumer) box {
 		}
 	case k.Messages == 0:
 		b.Value = "up to date"
+	case k.Seconds > doctor.LateSeconds:
+		b.Look = "bad"
 	}
 	if k.Paused != nil {
 		b.Value = "paused, " + b.Value

@@ -39,7 +39,7 @@ type slotCell struct {
 }
 
 func (c *Console) partitionsData(ctx context.Context, _ *view) (any, error) {
-	now, err := c.look.state(ctx)
+	now, err := c.look.state(ctx, false)
 	if err != nil {
 		return nil, err
 	}

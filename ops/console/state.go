@@ -61,12 +61,13 @@ func (o *observed) look(places ...string) string {
 type observer struct {
 	src status.Sources
 
-	busy   chan struct{} // a semaphore: one reading at a time
-	mu     sync.Mutex
-	last   *observed
-	looked time.Time
-	probed probed             // the holder of busy reads and writes it
-	lines  map[string][]point // by consumer name
+	busy    chan struct{} // a semaphore: one reading at a time
+	probing chan struct{} // likewise: one probe at a time
+	mu      sync.Mutex
+	last    *observed
+	looked  time.Time
+	probed  probed
+	lines   map[string][]point // by consumer name
 }
 
 // point is a consumer's lag at one moment.
@@ -76,20 +77,70 @@ type point struct {
 }
 
 func newObserver(src status.Sources) *observer {
-	return &observer{src: src, busy: make(chan struct{}, 1), lines: make(map[string][]point)}
+	return &observer{src: src, busy: make(chan struct{}, 1), probing: make(chan struct{}, 1), lines: make(map[string][]point)}
 }
 
-// state returns a reading of the installation that is at most stateFor old. Its probe is at most
-// probeEvery old.
-func (o *observer) state(ctx context.Context) (*observed, error) {
+// state returns a reading of the installation that is at most stateFor old, with the findings
+// about it. Its probe is at most probeEvery old, or is being repeated for another reader. With
+// fresh, both begin after the call.
+func (o *observer) state(ctx context.Context, fresh bool) (*observed, error) {
+	asked := time.Now()
 	o.mu.Lock()
-	o.looked = time.Now()
+	o.looked = asked
 	o.mu.Unlock()
-	return o.read(ctx, false)
+	since := asked.Add(-stateFor)
+	if fresh {
+		since = asked
+	}
+	last, err := o.read(ctx, since)
+	if err != nil {
+		return nil, err
+	}
+	now := *last
+	if now.Probed, err = o.probe(ctx, now.State, asked, fresh); err != nil {
+		return nil, err
+	}
+	now.Findings = doctor.Rank(append(doctor.Fleet(now.State), now.Probed.Findings...))
+	return &now, nil
 }
 
-// read returns a reading that is at most stateFor old, or a new one with a new probe.
-func (o *observer) read(ctx context.Context, probe bool) (*observed, error) {
+// probe returns the last probe, or a new one if that is too old. It takes up to probeFor, so a
+// reader does not wait for another one's, unless it wants a fresh one.
+func (o *observer) probe(ctx context.Context, st status.State, asked time.Time, fresh bool) (probed, error) {
+	since := asked.Add(-probeEvery)
+	if last := o.lastProbe(); !fresh && (last.At.After(since) || !last.At.IsZero() && len(o.probing) > 0) {
+		return last, nil
+	}
+	if fresh {
+		since = asked
+	}
+	select {
+	case o.probing <- struct{}{}:
+		defer func() { <-o.probing }()
+	case <-ctx.Done():
+		return probed{}, context.Cause(ctx)
+	}
+	if last := o.lastProbe(); last.At.After(since) {
+		return last, nil
+	}
+	began := time.Now()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), probeFor)
+	defer cancel()
+	found, err := doctor.Probe(ctx, o.src, st)
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.probed = probed{began, err, found}
+	return o.probed, nil
+}
+
+func (o *observer) lastProbe() probed {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.probed
+}
+
+// read returns a reading that began after since, without findings.
+func (o *observer) read(ctx context.Context, since time.Time) (*observed, error) {
 	select {
 	case o.busy <- struct{}{}:
 		defer func() { <-o.busy }()
@@ -99,7 +150,7 @@ func (o *observer) read(ctx context.Context, probe bool) (*observed, error) {
 	o.mu.Lock()
 	before := o.last
 	o.mu.Unlock()
-	if before != nil && time.Since(before.At) < stateFor && !probe {
+	if before != nil && before.At.After(since) {
 		return before, nil
 	}
 	now := &observed{At: time.Now()}
@@ -112,17 +163,9 @@ func (o *observer) read(ctx context.Context, probe bool) (*observed, error) {
 			return nil, err
 		}
 	}
-	if probe || now.At.Sub(o.probed.At) >= probeEvery {
-		pctx, cancel := context.WithTimeout(ctx, probeFor)
-		found, err := doctor.Probe(pctx, o.src, now.State)
-		cancel()
-		if ctx.Err() != nil {
-			return nil, context.Cause(ctx)
-		}
-		o.probed = probed{now.At, err, found}
-	}
-	now.Probed, now.Findings = o.probed, doctor.Rank(append(doctor.Fleet(now.State), o.probed.Findings...))
-	if before != nil && now.At.Sub(before.At) < ratesWithin {
+	if before != nil && now.At.Sub(before.At) < stateFor { // too short for a rate
+		now.Rates, now.Wrote = before.Rates, before.Wrote
+	} else if before != nil && now.At.Sub(before.At) < ratesWithin {
 		apart := now.At.Sub(before.At)
 		now.Rates, now.Wrote = status.Moved(before.State, now.State, apart), -1
 		if was, is := before.State.Outbox, now.State.Outbox; was != nil && is != nil && !was.PendingMax && !is.PendingMax {
@@ -166,7 +209,7 @@ func (o *observer) run(ctx context.Context) {
 		o.mu.Unlock()
 		if !idle {
 			rctx, cancel := context.WithTimeout(ctx, pageTimeout)
-			_, _ = o.read(rctx, false)
+			_, _ = o.read(rctx, time.Now().Add(-stateFor))
 			cancel()
 		}
 	}

@@ -9,6 +9,7 @@ package doctor
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -135,7 +136,8 @@ func openPartitions(st status.State) (all []broker.Partition) {
 func failedJobs(runs []jobs.LastRun) (all []Finding) {
 	for _, r := range runs {
 		if r.LastError != "" && r.FailedAt.After(r.SucceededAt) {
-			f := finding("job-failed", r.Job, "its last run failed: "+r.LastError, "tidings archive run --job "+r.Job)
+			f := finding("job-failed", r.Job, fmt.Sprintf("its last run failed at %s: %s", r.FailedAt.Format(time.RFC3339), r.LastError),
+				"tidings archive run --job "+r.Job)
 			f.Since = r.FailedAt
 			all = append(all, f)
 		}

@@ -24,7 +24,7 @@ const (
 type Rule struct {
 	Name     string
 	Severity Severity
-	Runbook  string  // the name of its page in docs/runbook, which is also its alert's; empty: none
+	Runbook  string  // the name of its page in docs/runbook; empty: none
 	Console  string  // the console's page, below /console/; empty: none
 	Follows  []Cause // what explains a finding of it
 	Check    func(st status.State, found func(Finding))
@@ -123,12 +123,13 @@ var fleetRules = []Rule{
 			return Finding{Repair: "start an archiver: it creates ranges in advance", What: fmt.Sprintf("ranges ahead of the last id: %d "+
 				"(want 1 or more); messages outside of all ranges: %d (want 0)", o.RangesAhead, o.Strays)}
 		})},
-	{Name: "lost-events", Severity: Error, Runbook: "ConsumerPartitionStuck", Console: "consumers", Follows: []Cause{{"refused-stream", ""}},
+	{Name: "lost-events", Severity: Error, Runbook: "ConsumerPartitionStuck", Console: "consumers",
 		Check: consumerRule(func(st status.State, c status.Consumer) Finding {
 			if len(c.Lost) == 0 {
 				return Finding{}
 			}
-			return Finding{What: fmt.Sprintf("it cannot continue: events of %s are missing", strings.Join(c.Lost, ", ")), Repair: st.Remedy(c)}
+			return Finding{Repair: st.Remedy(c),
+				What: fmt.Sprintf("it cannot continue: events of %s are missing", strings.Join(c.Lost, ", "))}
 		})},
 	{Name: "paused", Severity: Warning, Console: "consumers", Check: consumerRule(func(_ status.State, c status.Consumer) Finding {
 		if c.Paused == nil {

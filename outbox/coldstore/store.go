@@ -33,7 +33,7 @@ func (c Config) Validate() error {
 }
 
 // Fence begins every transaction that changes something. It fails if the caller no longer holds the
-// lease (internal/jobs).
+// lease (ops/jobs).
 type Fence func(ctx context.Context, tx pgx.Tx) error
 
 // Progress reports how far an operation has come.

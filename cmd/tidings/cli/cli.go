@@ -135,6 +135,11 @@ func group(use, short string, sub ...*cobra.Command) *cobra.Command {
 	return c
 }
 
+// silent says whether an error only selects the exit code, because the output names the problem.
+func silent(err error) bool {
+	return errors.Is(err, errReported) || errors.Is(err, errWarnings) || errors.Is(err, errAway) || errors.Is(err, errIllness)
+}
+
 // exitCode prints the error of the command c to stderr, and returns the exit code.
 func (p Process) exitCode(c *cobra.Command, err error, started bool) int {
 	var usage *usageError
@@ -145,7 +150,7 @@ func (p Process) exitCode(c *cobra.Command, err error, started bool) int {
 		return exitOK
 	case errors.Is(err, errReported), errors.Is(err, errWarnings):
 		return exitError
-	case errors.Is(err, errAway), errors.Is(err, errIllness):
+	case silent(err):
 		return exitAgain
 	}
 	fmt.Fprintf(p.Stderr, "tidings: %s\n", visibleLines(daemon.Plain(err)))

@@ -20,7 +20,7 @@ type asking struct {
 	yes bool
 }
 
-// destructive marks the command and adds --yes. The command's RunE calls ask before it deletes
+// destructive marks the command and adds --yes. The command calls ask before it deletes
 // anything.
 func (p Process) destructive(c *cobra.Command) *asking {
 	a := &asking{p: p}

@@ -59,7 +59,8 @@ func TestRepairStreamBringsALostStreamBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	if code, stdout, stderr := run(t, nil, "", "status", "--data", d.dir); code != exitAgain ||
-		!strings.Contains(stdout, ": stream EVENTS-0 is gone; run `tidings repair stream --dry-run` (docs/runbook/OutboxPartitionStuck.md)\n") {
+		!strings.Contains(stdout,
+			": stream EVENTS-0 is gone; run `tidings repair stream --dry-run` (docs/runbook/OutboxPartitionStuck.md)\n") {
 		t.Errorf("status of a deleted stream: exit code %d\n%s\n%s", code, stdout, stderr)
 	}
 	code, stdout, _ := run(t, nil, "", "verify", "--wait", "0s", "--data", d.dir)

@@ -127,6 +127,9 @@ func (p Process) command(d command) *cobra.Command {
 			return err
 		}
 		if unwritten := s.print(r); unwritten != nil {
+			if silent(err) {
+				return unwritten
+			}
 			return errors.Join(unwritten, err)
 		}
 		return err

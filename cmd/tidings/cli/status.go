@@ -108,10 +108,11 @@ func printState(w io.Writer, st status.State) error {
 // list.
 func notes(st status.State) (all []string) {
 	for _, f := range doctor.Fleet(st) {
-		all = append(all, f.String())
+		all = append(all, visible(f.String()))
 	}
 	for _, stream := range st.MoreOf {
-		all = append(all, fmt.Sprintf("Stream %s has more external consumers than this list: `nats consumer ls %s` lists all.", stream, stream))
+		all = append(all, fmt.Sprintf("Stream %s has more external consumers than this list: `nats consumer ls %s` lists all.",
+			stream, stream))
 	}
 	if st.NotListed != "" {
 		all = append(all, "The external consumers are unknown: "+st.NotListed)
