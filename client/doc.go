@@ -24,4 +24,4 @@
 // for concurrent use; a [List] is not.
 package client
 
-//go:generate go run ../cmd/internal/clientgen
+//go:generate go run ../internal/clientgen

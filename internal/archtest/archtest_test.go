@@ -99,6 +99,7 @@ var rules = []rule{
 	{pkg: "internal/deadletter", may: []string{"event", "internal/postgres"}, libs: []string{pgx}},
 	// It explores the protocol with the outbox's own decisions about the layout.
 	{pkg: "internal/protocol", may: []string{"outbox", "event"}},
+	{pkg: "internal/clientgen", may: []string{"kinds", "event"}}, // it writes client/builtin.go
 	// Part of users' programs: it may import OpenTelemetry's API, never its SDK.
 	{pkg: "internal/tracing", may: []string{"event"}},
 	// It migrates its databases.
