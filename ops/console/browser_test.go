@@ -389,13 +389,21 @@ func (b *browser) accessible(where string) {
 	if wide := eval[int](b, `document.documentElement.scrollWidth - document.documentElement.clientWidth`); wide > 0 {
 		b.t.Errorf("%s: the page is %d pixels too wide", where, wide)
 	}
-	if shift := eval[float64](b, `new Promise(done => {
-		let all = 0;
-		new PerformanceObserver(list => { for (const e of list.getEntries()) if (!e.hadRecentInput) all += e.value; })
-			.observe({type: "layout-shift", buffered: true});
-		requestAnimationFrame(() => requestAnimationFrame(() => done(all)));
-	})`); shift > 0.02 {
-		b.t.Errorf("%s: the layout shifts by %.3f", where, shift)
+	shift := eval[struct {
+		All  float64
+		What []string // by how much, and where from and to
+	}](b, `new Promise(done => {
+		const shift = {All: 0, What: []};
+		const at = r => [r.x, r.y, r.width, r.height].map(Math.round).join(" ");
+		new PerformanceObserver(list => { for (const e of list.getEntries()) if (!e.hadRecentInput) {
+			shift.All += e.value;
+			for (const s of e.sources) shift.What.push(e.value.toFixed(3) + " " + at(s.previousRect) + " -> " + at(s.currentRect) + " " +
+				(s.node?.outerHTML ?? s.node?.textContent ?? "a node that is gone").slice(0, 80));
+		} }).observe({type: "layout-shift", buffered: true});
+		requestAnimationFrame(() => requestAnimationFrame(() => done(shift)));
+	})`)
+	if shift.All > 0.02 {
+		b.t.Errorf("%s: the layout shifts by %.3f: %q", where, shift.All, shift.What)
 	}
 }
 

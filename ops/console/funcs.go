@@ -102,8 +102,8 @@ func address(path string, pairs ...any) string {
 	return u.String()
 }
 
-// timeHTML renders a time in UTC. console.js shows it in the reader's zone. v is a time.Time or a
-// *time.Time; a zero or nil time is a dash.
+// timeHTML renders a time in UTC, and console.css says so to a reader without scripts. console.js
+// shows it in the reader's zone. v is a time.Time or a *time.Time; a zero or nil time is a dash.
 func timeHTML(v any) template.HTML {
 	var t time.Time
 	switch v := v.(type) {
@@ -119,7 +119,7 @@ func timeHTML(v any) template.HTML {
 	}
 	t = t.UTC()
 	exact := t.Format("2006-01-02T15:04:05.000000Z")
-	return template.HTML(`<time datetime="` + exact + `" title="` + exact + `">` + t.Format("2006-01-02 15:04:05") + ` UTC</time>`)
+	return template.HTML(`<time datetime="` + exact + `" title="` + exact + `">` + t.Format("2006-01-02 15:04:05") + `</time>`)
 }
 
 // span formats a duration for people. v is a time.Duration or a number of seconds.

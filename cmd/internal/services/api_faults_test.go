@@ -87,7 +87,7 @@ func TestAStopFinishesTheWritesThatItHasTaken(t *testing.T) {
 	}
 	testkit.Eventually(t, "the writes to be under way", func() (bool, error) {
 		_, body := ask("GET", "http://"+opsAddr+"/metrics")
-		return strings.Contains(body, fmt.Sprintf("\napi_queue_requests %d\n", writes)), nil
+		return strings.Contains(body, fmt.Sprintf("\ntidings_api_requests_in_progress %d\n", writes)), nil
 	})
 	stop()
 	readiness(503, "stopping")

@@ -3,8 +3,8 @@
   "use strict";
   const root = document.documentElement;
 
-  // Times: the server writes UTC. Show them in the reader's zone; the title keeps the exact time.
-  // 2030-01-31 23:59:59, as the server writes it
+  // Times: the server writes UTC. Show them in the reader's zone, as wide as before (2030-01-31 23:59:59), so that
+  // nothing moves. The title keeps the exact time.
   const format = new Intl.DateTimeFormat("sv-SE", { dateStyle: "short", timeStyle: "medium" });
   const localize = (within) => {
     for (const t of within.querySelectorAll("time[datetime]")) {
@@ -12,13 +12,9 @@
       if (t.textContent !== text) t.textContent = text;
     }
   };
-  const show = (within) => {
-    for (const b of within.querySelectorAll("[data-copy][hidden]")) b.hidden = false;
-    localize(within);
-  };
-  show(document);
+  localize(document);
   // The observer runs before the next paint.
-  new MutationObserver(() => show(document)).observe(document.body, { childList: true, subtree: true, characterData: true });
+  new MutationObserver(() => localize(document)).observe(document.body, { childList: true, subtree: true, characterData: true });
 
   // On a phone the navigation is a strip: scroll to the entry of this page.
   const nav = document.querySelector(".body > nav");
@@ -41,7 +37,6 @@
   // The theme: auto (the system's), light, dark.
   const theme = document.getElementById("theme");
   const name = () => { theme.textContent = "Theme: " + (root.dataset.theme || "auto"); };
-  theme.hidden = false;
   name();
   theme.addEventListener("click", () => {
     const next = { undefined: "light", light: "dark", dark: "" }[root.dataset.theme];
@@ -75,10 +70,7 @@
   // Keys.
   const help = document.getElementById("help");
   const keys = document.getElementById("keys");
-  if (help && keys) {
-    keys.hidden = false;
-    keys.addEventListener("click", () => help.showModal());
-  }
+  if (help && keys) keys.addEventListener("click", () => help.showModal());
   let g = 0;
   document.addEventListener("keydown", (e) => {
     if (e.ctrlKey || e.metaKey || e.altKey || e.target.closest("input, textarea, select, [contenteditable]") || (help && help.open)) return;

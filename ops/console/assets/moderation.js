@@ -94,7 +94,6 @@
     go(Math.max(at, 0));
   });
   const all = form.querySelector("[data-all]");
-  all.hidden = false;
   all.addEventListener("click", () => {
     const some = items().some((item) => !box(item).checked);
     for (const item of items()) box(item).checked = some;
