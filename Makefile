@@ -35,14 +35,14 @@ test-alerts: ## test the alert rules in Prometheus' own engine (a large build)
 	$(GO) -C deploy/prometheus/test test -count=1 ./...
 
 .PHONY: test-faults
-test-faults: ## run the tests that kill, freeze, cut off, flood or take long (SHARD=2/4: one of four parts)
+test-faults: ## run the tests that kill, freeze, cut off, flood or take long (SHARD=2/4: one of four parts, RACE=1: with the race detector)
 	@$(MAKE) --no-print-directory postgres
-	@$(GO) run ./internal/testkit/suite $(if $(SHARD),-shard $(SHARD)) faults
+	@$(GO) run ./internal/testkit/suite $(if $(RACE),-race) $(if $(SHARD),-shard $(SHARD)) faults
 
 .PHONY: test-race
 test-race: ## run the tests of both with the race detector (SHARD=2/4: one of four parts, QUICK=1: those of make test)
 	@$(MAKE) --no-print-directory postgres
-	@$(GO) run ./internal/testkit/suite $(if $(SHARD),-shard $(SHARD)) race$(if $(QUICK),-quick)
+	@$(GO) run ./internal/testkit/suite -race $(if $(SHARD),-shard $(SHARD)) $(if $(QUICK),quick,all)
 
 .PHONY: mutants
 mutants: ## take guards out of the code, one at a time: a test must find each (CHANGED=REF: of changed files, RUN=REGEXP, QUICK=1; DRAW=60 SEED=1 OUT=FILE: by chance)

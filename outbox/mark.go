@@ -55,8 +55,8 @@ var (
 // markSQL records publish acks and moves the tail. The old tail and the stream's creation time
 // fence it: a relay that lost the partition finds another tail and changes nothing.
 //
-// A mark that does not find all its rows pending divides by zero. The error rolls back the whole
-// round: a statement of a batch has no other way to abort it.
+// A mark that does not find all its rows pending raises codeMarkFailed, which rolls back the whole
+// round.
 //
 // Index: outbox_partitions_pkey, outbox_messages_pkey.   Locks: the partition, the messages named.
 const markSQL = `
@@ -71,12 +71,14 @@ marked AS (
    WHERE m.id = r.id AND m.event_id = r.event_id AND m.processed_at IS NULL AND EXISTS (SELECT FROM held)
   RETURNING 1)
 SELECT /* outbox.mark */ pg_current_xact_id()::text::bigint,
-       1 / ((SELECT count(*) FROM held) = 1 AND (SELECT count(*) FROM marked) = @count::bigint)::int`
+       require_mark((SELECT count(*) FROM held) = 1 AND (SELECT count(*) FROM marked) = @count::bigint)`
+
+// codeMarkFailed is the SQLSTATE of require_mark.
+const codeMarkFailed = "TD001"
 
 func isMarkFailed(err error) bool {
-	const divisionByZero = "22012"
 	pg, ok := errors.AsType[*pgconn.PgError](err)
-	return ok && pg.Code == divisionByZero
+	return ok && pg.Code == codeMarkFailed
 }
 
 func (m *Mark) args(partition int) postgres.Args {

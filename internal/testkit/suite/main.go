@@ -1,12 +1,11 @@
-// Suite runs one shard of the tests that `make test` leaves out: of the fault tests, of all tests
-// with the race detector (race), or of the tests of `make test` with it (race-quick). A fault test
-// is a test in a file with the build tag `faults`.
+// Suite runs one shard of a suite: of the tests of `make test` (quick), of the fault tests, or of
+// all. A fault test is a test in a file with the build tag `faults`.
 //
-//	go run ./internal/testkit/suite [-shard 2/4] [-record] faults|race|race-quick
+//	go run ./internal/testkit/suite [-race] [-shard 2/4] [-record] quick|faults|all
 //
 // Shards are sets of packages of about the same time, as seconds.txt has it; -record writes that
-// file. Each shard has a seed (TIDINGS_TEST_SEED, or else a new one) and prints it, so a shard runs
-// again with the same choices.
+// file. -race runs the tests with the race detector. Each shard has a seed (TIDINGS_TEST_SEED, or
+// else a new one) and prints it, so a shard runs again with the same choices.
 package main
 
 import (
@@ -44,9 +43,23 @@ const (
 //go:embed seconds.txt
 var measured string // lines of suite, package, seconds
 
-// tag returns the build tag of a suite's files.
-func tag(suite string) string {
-	if suite == "race-quick" {
+// suite is a choice of tests.
+type suite struct {
+	name string // quick, faults, all
+	race bool   // with the race detector
+}
+
+// String is the suite's name in seconds.txt and in the output.
+func (s suite) String() string {
+	if s.race {
+		return "race-" + s.name
+	}
+	return s.name
+}
+
+// tag returns the build tag of the suite's files.
+func (s suite) tag() string {
+	if s.name == "quick" {
 		return ""
 	}
 	return "faults"
@@ -62,43 +75,44 @@ type pkg struct {
 func main() {
 	shard := flag.String("shard", "1/1", "which shard of how many")
 	record := flag.Bool("record", false, "write "+seconds)
+	race := flag.Bool("race", false, "with the race detector")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	if err := run(ctx, flag.Arg(0), *shard, *record); err != nil {
+	if err := run(ctx, suite{flag.Arg(0), *race}, *shard, *record); err != nil {
 		fmt.Fprintln(os.Stderr, "suite:", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, suite, shard string, record bool) error {
+func run(ctx context.Context, s suite, shard string, record bool) error {
 	var i, n int
 	if _, err := fmt.Sscanf(shard, "%d/%d", &i, &n); err != nil || i < 1 || i > n {
 		return fmt.Errorf("the shard is %q: want one like 2/4", shard)
 	}
-	if !slices.Contains([]string{"faults", "race", "race-quick"}, suite) {
-		return fmt.Errorf("the suite is %q: want faults, race or race-quick", suite)
+	if !slices.Contains([]string{"quick", "faults", "all"}, s.name) {
+		return fmt.Errorf("the suite is %q: want quick, faults or all", s.name)
 	}
-	all, err := list(ctx, suite)
+	all, err := list(ctx, s)
 	if err != nil {
 		return err
 	}
 	seed := cmp.Or(os.Getenv("TIDINGS_TEST_SEED"), fmt.Sprint(rand.Uint64()))
 	mine := deal(all, n)[i-1]
-	fmt.Printf("%s, shard %s: %d packages, TIDINGS_TEST_SEED=%s\n", suite, shard, len(mine), seed)
+	fmt.Printf("%s, shard %s: %d packages, TIDINGS_TEST_SEED=%s\n", s, shard, len(mine), seed)
 	began := time.Now()
-	err = test(ctx, suite, seed, mine)
-	fmt.Printf("%s, shard %s: %s, TIDINGS_TEST_SEED=%s\n", suite, shard, time.Since(began).Round(time.Second), seed)
+	err = test(ctx, s, seed, mine)
+	fmt.Printf("%s, shard %s: %s, TIDINGS_TEST_SEED=%s\n", s, shard, time.Since(began).Round(time.Second), seed)
 	if err == nil && record {
-		return write(suite, mine)
+		return write(s, mine)
 	}
 	return err
 }
 
 // list returns the packages of a suite.
-func list(ctx context.Context, suite string) (all []*pkg, err error) {
+func list(ctx context.Context, s suite) (all []*pkg, err error) {
 	took := measurements(measured)
-	cmd := exec.CommandContext(ctx, "go", "list", "-json=ImportPath,Dir,TestGoFiles,XTestGoFiles", "-tags", tag(suite), "./...")
+	cmd := exec.CommandContext(ctx, "go", "list", "-json=ImportPath,Dir,TestGoFiles,XTestGoFiles", "-tags", s.tag(), "./...")
 	out, err := cmd.Output()
 	if err != nil {
 		return nil, fmt.Errorf("go list: %w", err)
@@ -113,7 +127,7 @@ func list(ctx context.Context, suite string) (all []*pkg, err error) {
 		} else if err != nil {
 			return nil, err
 		}
-		tests, err := names(p.Dir, append(p.TestGoFiles, p.XTestGoFiles...), suite == "faults")
+		tests, err := names(p.Dir, append(p.TestGoFiles, p.XTestGoFiles...), s.name == "faults")
 		if err != nil {
 			return nil, err
 		}
@@ -121,10 +135,10 @@ func list(ctx context.Context, suite string) (all []*pkg, err error) {
 			continue
 		}
 		only := ""
-		if suite == "faults" {
+		if s.name == "faults" {
 			only = "^(" + strings.Join(tests, "|") + ")$"
 		}
-		all = append(all, &pkg{path: p.ImportPath, tests: only, takes: cmp.Or(took[suite+" "+p.ImportPath], 5*time.Second)})
+		all = append(all, &pkg{path: p.ImportPath, tests: only, takes: cmp.Or(took[s.String()+" "+p.ImportPath], 5*time.Second)})
 	}
 }
 
@@ -166,19 +180,18 @@ func deal(all []*pkg, n int) [][]*pkg {
 
 // test runs the packages, one more at a time than there are processors, because tests wait as well
 // as compute.
-func test(ctx context.Context, suite, seed string, mine []*pkg) error {
+func test(ctx context.Context, s suite, seed string, mine []*pkg) error {
 	var group errgroup.Group
 	group.SetLimit(runtime.NumCPU() + 1)
 	var printing sync.Mutex
 	var failed []string
 	for _, p := range mine {
 		group.Go(func() error {
-			args := []string{"test", "-tags", tag(suite), "-count=1", "-timeout", timeout}
-			switch {
-			case suite == "faults":
-				args = append(args, "-parallel", waiting)
-			case raceDetector(ctx):
+			args := []string{"test", "-tags", s.tag(), "-count=1", "-timeout", timeout}
+			if s.race && raceDetector(ctx) {
 				args = append(args, "-race")
+			} else {
+				args = append(args, "-parallel", waiting)
 			}
 			if p.tests != "" {
 				args = append(args, "-run", p.tests)
@@ -229,19 +242,19 @@ var raceDetector = func() func(ctx context.Context) bool {
 func measurements(text string) map[string]time.Duration {
 	took := map[string]time.Duration{}
 	for line := range strings.Lines(text) {
-		var suite, path string
+		var name, path string
 		var s float64
-		if n, _ := fmt.Sscan(line, &suite, &path, &s); n == 3 {
-			took[suite+" "+path] = time.Duration(s * float64(time.Second))
+		if n, _ := fmt.Sscan(line, &name, &path, &s); n == 3 {
+			took[name+" "+path] = time.Duration(s * float64(time.Second))
 		}
 	}
 	return took
 }
 
-func write(suite string, mine []*pkg) error {
+func write(s suite, mine []*pkg) error {
 	took := measurements(measured)
 	for _, p := range mine {
-		took[suite+" "+p.path] = p.takes
+		took[s.String()+" "+p.path] = p.takes
 	}
 	var out strings.Builder
 	for _, key := range slices.Sorted(maps.Keys(took)) {
