@@ -41,7 +41,7 @@ const (
 )
 
 //go:embed seconds.txt
-var measured string // lines of suite, package, seconds
+var recorded string // lines of suite, package, seconds
 
 // suite is a choice of tests.
 type suite struct {
@@ -49,12 +49,20 @@ type suite struct {
 	race bool   // with the race detector
 }
 
-// String is the suite's name in seconds.txt and in the output.
 func (s suite) String() string {
 	if s.race {
 		return "race-" + s.name
 	}
 	return s.name
+}
+
+// measured is the suite's name in seconds.txt. A shard of the fault tests is the same packages with
+// the race detector and without.
+func (s suite) measured() string {
+	if s.name == "faults" {
+		return s.name
+	}
+	return s.String()
 }
 
 // tag returns the build tag of the suite's files.
@@ -111,7 +119,7 @@ func run(ctx context.Context, s suite, shard string, record bool) error {
 
 // list returns the packages of a suite.
 func list(ctx context.Context, s suite) (all []*pkg, err error) {
-	took := measurements(measured)
+	took := measurements(recorded)
 	cmd := exec.CommandContext(ctx, "go", "list", "-json=ImportPath,Dir,TestGoFiles,XTestGoFiles", "-tags", s.tag(), "./...")
 	out, err := cmd.Output()
 	if err != nil {
@@ -138,7 +146,7 @@ func list(ctx context.Context, s suite) (all []*pkg, err error) {
 		if s.name == "faults" {
 			only = "^(" + strings.Join(tests, "|") + ")$"
 		}
-		all = append(all, &pkg{path: p.ImportPath, tests: only, takes: cmp.Or(took[s.String()+" "+p.ImportPath], 5*time.Second)})
+		all = append(all, &pkg{path: p.ImportPath, tests: only, takes: cmp.Or(took[s.measured()+" "+p.ImportPath], 5*time.Second)})
 	}
 }
 
@@ -252,9 +260,9 @@ func measurements(text string) map[string]time.Duration {
 }
 
 func write(s suite, mine []*pkg) error {
-	took := measurements(measured)
+	took := measurements(recorded)
 	for _, p := range mine {
-		took[s.String()+" "+p.path] = p.takes
+		took[s.measured()+" "+p.path] = p.takes
 	}
 	var out strings.Builder
 	for _, key := range slices.Sorted(maps.Keys(took)) {
