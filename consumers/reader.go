@@ -70,22 +70,22 @@ func (r *reader) run(ctx context.Context) {
 		switch {
 		case errors.Is(err, errClosed):
 			c.clear(ctx, r.partition)
-			c.lookNow.Give() // to share its successors
+			c.sampleNow.Notify() // to share its successors
 			pause = min(pause, idle)
 		case errors.Is(err, errNotYet):
 			c.clear(ctx, r.partition)
 			pause = min(pause, idle)
 		case errors.As(err, &stop):
 			c.trouble(ctx, r.partition, stuck, err)
-			c.lookNow.Give()
+			c.sampleNow.Notify()
 			pause = c.cfg.Recheck
 		case isWaiting(err):
 			c.trouble(ctx, r.partition, waiting, err)
-			c.lookNow.Give()
+			c.sampleNow.Notify()
 			pause = min(pause, idle)
 		default:
 			c.trouble(ctx, r.partition, failing, err)
-			c.lookNow.Give()
+			c.sampleNow.Notify()
 		}
 		work.Sleep(ctx, pause)
 	}
@@ -181,7 +181,7 @@ func (r *reader) mayBegin(ctx context.Context, s broker.Stream, offsets map[stri
 		}
 	}
 	if !begun {
-		c.lookNow.Give() // watch creates the offset
+		c.sampleNow.Notify() // watch creates the offset
 		return errNotYet
 	}
 	return nil

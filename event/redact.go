@@ -189,9 +189,9 @@ func RedactHeaders(headers map[string][]string) map[string][]string {
 	return out
 }
 
-// severed is the part of an edge's payload that remains: the status, the version and the times.
-// Both ends, the attributes and the actor are removed.
-type severed struct {
+// redactedEdge is the part of an edge's payload that remains: the status, the version and the
+// times. Both ends, the attributes and the actor are removed.
+type redactedEdge struct {
 	Status       json.RawMessage `json:"status,omitempty"`
 	Version      json.RawMessage `json:"version,omitempty"`
 	CreatedAt    json.RawMessage `json:"created_at,omitempty"`
@@ -245,7 +245,7 @@ func (n EdgeNames) Redact(payload []byte) ([]byte, error) {
 	if json.Unmarshal(payload, &fields) != nil {
 		return nil, fmt.Errorf("redact a payload of %d bytes: it is not a JSON object", len(payload)) // err may quote it
 	}
-	out, err := json.Marshal(severed{Status: fields["status"], Version: fields["version"], CreatedAt: fields["created_at"],
+	out, err := json.Marshal(redactedEdge{Status: fields["status"], Version: fields["version"], CreatedAt: fields["created_at"],
 		PositionedAt: fields["positioned_at"], UpdatedAt: fields["updated_at"], Erased: true})
 	if err != nil {
 		return nil, fmt.Errorf("encode a redacted payload: %w", err)

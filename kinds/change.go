@@ -40,13 +40,13 @@ func Changes(from, to *Set) []Change {
 	})
 	each(from.Edges, to.Edges, func(name string, was, is *Edge) {
 		k := kindDiff{d, "edges." + name, name, true}
-		if k.thereOrNot(was != nil, is != nil) {
+		if k.presence(was != nil, is != nil) {
 			k.edge(*was, *is)
 		}
 	})
 	each(from.Children, to.Children, func(name string, was, is *Child) {
 		k := kindDiff{d, "children." + name, name, false}
-		if k.thereOrNot(was != nil, is != nil) {
+		if k.presence(was != nil, is != nil) {
 			k.child(*was, *is)
 		}
 	})
@@ -87,8 +87,8 @@ func (k kindDiff) bound(path, what, instead string, rebuilt bool) {
 	k.all = append(k.all, Change{Path: path, What: what, Kind: k.name, Instead: instead, edges: k.edges, rebuilt: rebuilt})
 }
 
-// thereOrNot reports whether both sets have the kind.
-func (k kindDiff) thereOrNot(was, is bool) bool {
+// presence reports whether both sets have the kind.
+func (k kindDiff) presence(was, is bool) bool {
 	switch {
 	case !was:
 		k.free(k.path, "added")

@@ -29,7 +29,7 @@ func (w *writer) catchUp(ctx context.Context) error {
 	if stream.MaxMessage > 0 {
 		w.maxMessage = min(w.maxMessage, stream.MaxMessage)
 	}
-	w.horizon, w.looked, w.stored = horizon{floor: w.p.Floor}, w.p.Floor, w.p.Tail
+	w.horizon, w.checkedTo, w.stored = horizon{floor: w.p.Floor}, w.p.Floor, w.p.Tail
 	w.at("catch-up")
 	mark := outbox.Mark{Created: w.p.Created, OldTail: w.p.Tail, NewTail: w.p.Tail}
 	for mark.NewTail < stream.Last {

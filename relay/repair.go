@@ -32,7 +32,7 @@ type RepairOptions struct {
 	// the events whose rows got new ids: Repair deletes their messages, and the relay publishes
 	// them again. nil means no redo.
 	Redo func(ctx context.Context, lost []event.Event) (moved []string, err error)
-	Held bool // pool is one of outbox.Alone: the caller has locked out other repairs and restores
+	Held bool // pool is one of outbox.Exclusive: the caller has locked out other repairs and restores
 
 	at func(step string) error // set by tests: an error ends the repair at that step
 }
@@ -72,10 +72,10 @@ type PartitionReport struct {
 // first publishes the missing events there, in their order. If messages are missing in the middle
 // of a stream, the relay publishes them again at its end. Erased rows are never published again.
 //
-// Relays may run meanwhile, but no other repair and no restore: Repair returns outbox.ErrNotAlone
-// beside one, and outbox.ErrAloneLost if it has lost its connection. After an interruption at any
-// point, Repair can be called again. It returns broker.ErrNoLeader if a stream has no leader,
-// because the stream's state is then unknown.
+// Relays may run meanwhile, but no other repair and no restore: Repair returns
+// outbox.ErrNotExclusive beside one, and outbox.ErrExclusiveLost if it has lost its connection.
+// After an interruption at any point, Repair can be called again. It returns broker.ErrNoLeader if
+// a stream has no leader, because the stream's state is then unknown.
 //
 // A dry run writes nothing. It returns the report and error that the repair would return if nothing
 // changes in between.
@@ -83,12 +83,12 @@ func Repair(ctx context.Context, pool *pgxpool.Pool, cfg broker.Config, log *slo
 	o RepairOptions) (report RepairReport, err error) {
 	report.DryRun = o.DryRun
 	if !o.DryRun && !o.Held {
-		alone, free, err := outbox.Alone(ctx, pool, "repair")
+		exclusive, free, err := outbox.Exclusive(ctx, pool, "repair")
 		if err != nil {
 			return report, err
 		}
 		defer free()
-		pool = alone
+		pool = exclusive
 	}
 	nc, err := broker.Connect(cfg, "repair", log)
 	if err != nil {
@@ -129,7 +129,7 @@ func Repair(ctx context.Context, pool *pgxpool.Pool, cfg broker.Config, log *slo
 	case unknown > 0 && !o.DeleteUnknown && o.Redo == nil:
 		err = fmt.Errorf("%w: %d in total; --delete-unknown deletes them", ErrUnknownMessages, unknown)
 	case o.DryRun:
-		err = r.foresee(ctx)
+		err = r.previewRepair(ctx)
 	case !report.Healthy:
 		err = r.repairAll(ctx)
 		report.Repaired = err == nil
@@ -452,8 +452,8 @@ func (r *repairer) classify(ctx context.Context, f *finding, messages []outbox.P
 	return nil
 }
 
-// foresee fills in what repairAll and findSuccessors would report.
-func (r *repairer) foresee(ctx context.Context) error {
+// previewRepair fills in what repairAll and findSuccessors would report.
+func (r *repairer) previewRepair(ctx context.Context) error {
 	all, err := outbox.Partitions(ctx, r.pool)
 	if err != nil {
 		return err

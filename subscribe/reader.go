@@ -320,7 +320,7 @@ func (r *reader) work(a aggregate) {
 			r.queues[a] = rest
 		}
 		r.mu.Unlock()
-		r.room.Give()
+		r.room.Notify()
 		if len(rest) == 0 {
 			return
 		}

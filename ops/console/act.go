@@ -31,9 +31,9 @@ type act struct {
 	system       bool          // only system tokens may do it
 	irreversible bool          // nobody can undo it
 	limit        time.Duration // 0: actTimeout
-	// look verifies the form's input (in.Get("consumer")) and describes the effect. Errors:
+	// prepare verifies the form's input (in.Get("consumer")) and describes the effect. Errors:
 	// *inputError, errNotFound.
-	look func(ctx context.Context, v *view, in url.Values) (subject, error)
+	prepare func(ctx context.Context, v *view, in url.Values) (subject, error)
 	// do performs the act and returns the outcome, a sentence. Its ctx ends when the process stops.
 	// The console calls it once per act id.
 	do func(ctx context.Context, d *doing) (outcome string, err error)
@@ -156,7 +156,7 @@ func (c *Console) confirmAct(v *view) error {
 func (c *Console) askAct(v *view, a *act, status int, d confirmData) error {
 	ctx, cancel := context.WithTimeout(v.r.Context(), pageTimeout)
 	defer cancel()
-	s, err := a.look(ctx, v, d.In)
+	s, err := a.prepare(ctx, v, d.In)
 	if err != nil {
 		return err
 	}
@@ -199,13 +199,13 @@ func (c *Console) takeAct(v *view) error {
 	in := v.r.PostForm
 	ctx, cancel := context.WithTimeout(v.r.Context(), pageTimeout)
 	defer cancel()
-	// The same form again. The act may have changed what look reads, so do not call look.
+	// The same form again. The act may have changed what prepare reads, so do not call prepare.
 	if done, err := audit.Get(ctx, c.deps.Truth, id); err == nil {
 		return c.toAct(v, done.ActID)
 	} else if !errors.Is(err, audit.ErrNotFound) {
 		return err
 	}
-	s, err := a.look(ctx, v, in)
+	s, err := a.prepare(ctx, v, in)
 	if err != nil {
 		return err
 	}
@@ -347,8 +347,8 @@ func (c *Console) showAct(v *view) error {
 	}
 	ctx, cancel := context.WithTimeout(v.r.Context(), pageTimeout)
 	defer cancel()
-	// Look here first: an act leaves c.running only after its record has the outcome. In the other
-	// order, an act that ends between the two looks seems to be another process's.
+	// Read c.running first: an act leaves c.running only after its record has the outcome. In the
+	// other order, an act that ends between the two reads seems to be another process's.
 	c.mu.Lock()
 	d := c.running[actKey(id)]
 	c.mu.Unlock()

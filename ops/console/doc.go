@@ -12,7 +12,7 @@
 //
 //	browser ── cookie ──▶ session ──▶ page: data ──▶ templates/NAME.html ("main", "live")
 //	                         │          └── hub: once a second, while somebody watches ──▶ /console/live/NAME (SSE)
-//	                         └────────▶ act: look ─▶ confirm ─▶ audit.Begin ─▶ do ─▶ audit.Finish
+//	                         └────────▶ act: prepare ─▶ confirm ─▶ audit.Begin ─▶ do ─▶ audit.Finish
 //
 // # Add a page
 //
@@ -32,8 +32,8 @@
 //
 // # Add an act
 //
-//  1. Add one entry to acts (pages.go): the act's name in the audit log, its label and role, `look`
-//     and `do`. look verifies the input and describes the target and the effect. do acts.
+//  1. Add one entry to acts (pages.go): the act's name in the audit log, its label and role, `prepare`
+//     and `do`. prepare verifies the input and describes the target and the effect. do acts.
 //  2. Offer it on a page with {{template "act" (dict "F" $ "Act" "consumer.pause" "In" (values
 //     "consumer" .Name))}}. Only readers who may do the act see the button.
 //  3. Add a case to sampleActs (acts_browser_test.go), which clicks the button, and a line to

@@ -267,7 +267,7 @@ func reasonFits(in url.Values) error {
 	return nil
 }
 
-func (c *Console) lookDecide(_ context.Context, v *view, in url.Values) (subject, error) {
+func (c *Console) prepareDecide(_ context.Context, v *view, in url.Values) (subject, error) {
 	tenant, err := actTenant(v, in)
 	if err != nil {
 		return subject{}, err
@@ -376,7 +376,7 @@ func (c *Console) moderate(ctx context.Context, d *doing, k kinds.Child, decided
 	return nil
 }
 
-func (c *Console) lookDecideAll(ctx context.Context, v *view, in url.Values) (subject, error) {
+func (c *Console) prepareDecideAll(ctx context.Context, v *view, in url.Values) (subject, error) {
 	tenant, err := actTenant(v, in)
 	if err != nil {
 		return subject{}, err
@@ -493,7 +493,7 @@ func (c *Console) thread(ctx context.Context, v *view, in url.Values) (k kinds.C
 	return k, tenant, t, err
 }
 
-func (c *Console) lookSettings(ctx context.Context, v *view, in url.Values) (subject, error) {
+func (c *Console) prepareSettings(ctx context.Context, v *view, in url.Values) (subject, error) {
 	k, tenant, t, err := c.thread(ctx, v, in)
 	if err != nil {
 		return subject{}, err

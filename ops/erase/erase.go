@@ -65,8 +65,8 @@ func cold(truth *pgxpool.Pool, fence coldstore.Fence) func(context.Context, eras
 			return true
 		}
 		do := s.Redact
-		if c.Look {
-			do = s.Look
+		if c.DryRun {
+			do = s.PreviewRedaction
 		}
 		r, err := do(ctx, c.TenantID, c.Person, redact)
 		return erasure.ColdReport{Rows: r.Rows, Remains: r.Remains, Unread: r.Unread}, errors.Join(err, failed, s.Close())

@@ -52,7 +52,7 @@ type Store struct {
 	progress func(Progress)
 	buckets  map[string]*bucket // by URL
 
-	filesRead    int   // number of segments and index files that Redact and Look have read
+	filesRead    int   // number of segments and index files that Redact and PreviewRedaction have read
 	segmentRows  int64 // variable, so that tests can make small segments
 	segmentBytes int64
 }

@@ -32,12 +32,12 @@ const (
 type Projection struct {
 	kinds                 func() *kinds.Set
 	bucketSize, groupSize int
-	mendStep              int
+	repairStep            int
 }
 
 // New returns a projection. It calls now for the current kinds whenever it needs them; now is
 // usually kinds.Catalog.Now.
-func New(now func() *kinds.Set) Projection { return Projection{now, bucketSize, groupSize, mendStep} }
+func New(now func() *kinds.Set) Projection { return Projection{now, bucketSize, groupSize, repairStep} }
 
 // Name returns the projection's name.
 func (Projection) Name() string { return Name }

@@ -99,14 +99,14 @@ const maxWaits = 10
 // step compares a window, or takes the next step towards the second look at it.
 func (d *Drift) step(ctx context.Context) error {
 	if d.suspected != nil {
-		passed, err := d.passed(ctx)
+		hasApplied, err := d.hasApplied(ctx)
 		if err != nil {
 			return err
 		}
-		if d.waited++; !passed && d.waited < maxWaits {
+		if d.waited++; !hasApplied && d.waited < maxWaits {
 			return nil
 			// An event that waits for long must not keep the other windows from their comparison.
-		} else if !passed {
+		} else if !hasApplied {
 			return d.conclude(ctx, d.next)
 		}
 	}
@@ -118,11 +118,11 @@ func (d *Drift) step(ctx context.Context) error {
 	}
 	d.verified.Add(float64(checked))
 	d.checked = checked
-	if err := d.spareOthers(ctx, found); err != nil {
+	if err := d.dropOtherCells(ctx, found); err != nil {
 		return err
 	}
 	if len(found) > 0 {
-		if err := d.spareParked(ctx, found); err != nil {
+		if err := d.dropParked(ctx, found); err != nil {
 			return err
 		}
 	}
@@ -188,8 +188,8 @@ func (d *Drift) conclude(ctx context.Context, after any) error {
 	return projections.SaveComparison(ctx, d.projections, round, after == nil)
 }
 
-// passed reports whether the consumer has applied everything written before the first look.
-func (d *Drift) passed(ctx context.Context) (bool, error) {
+// hasApplied reports whether the consumer has applied everything written before the first look.
+func (d *Drift) hasApplied(ctx context.Context) (bool, error) {
 	if d.settled.IsZero() {
 		settled, now, err := outbox.Settled(ctx, d.truth, d.looked)
 		if err != nil || !settled {
@@ -204,8 +204,8 @@ func (d *Drift) passed(ctx context.Context) (bool, error) {
 	return lags[0].Messages == 0 || lags[0].AsOf.After(d.settled.Add(clockSkew)), nil
 }
 
-// spareOthers removes the differences of tenants of other cells.
-func (d *Drift) spareOthers(ctx context.Context, found map[projections.Difference]bool) error {
+// dropOtherCells removes the differences of tenants of other cells.
+func (d *Drift) dropOtherCells(ctx context.Context, found map[projections.Difference]bool) error {
 	if len(found) == 0 {
 		return nil
 	}
@@ -214,8 +214,8 @@ func (d *Drift) spareOthers(ctx context.Context, found map[projections.Differenc
 	return err
 }
 
-// spareParked removes the differences that dead letters explain.
-func (d *Drift) spareParked(ctx context.Context, found map[projections.Difference]bool) error {
+// dropParked removes the differences that dead letters explain.
+func (d *Drift) dropParked(ctx context.Context, found map[projections.Difference]bool) error {
 	parked, err := consumers.AllParked(ctx, d.projections, d.p.Name())
 	if err != nil {
 		return err

@@ -102,7 +102,7 @@ one event.`,
 			if err != nil {
 				return fmt.Errorf("absolute path of %s: %w", dir, err)
 			}
-			cfg.Log.Level, cfg.Log.Format = or(cfg.Log.Level, "warn"), or(cfg.Log.Format, "text") // a person reads dev's log
+			cfg.Log.Level, cfg.Log.Format = orDefault(cfg.Log.Level, "warn"), orDefault(cfg.Log.Format, "text") // a person reads dev's log
 			log, flush, err := daemon.NewLogger(p.Stderr, cfg.Log)
 			if err != nil {
 				return &usageError{err}

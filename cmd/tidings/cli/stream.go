@@ -75,7 +75,7 @@ tidings replay.`,
 			return lists(all, func(w io.Writer) error {
 				for _, now := range all {
 					fmt.Fprintf(w, "Stream %s: replicas %d, placement tags %s, age %s (0s: no limit), size %d bytes (-1: no limit).\n",
-						now.Stream, now.Replicas, or(strings.Join(now.Tags, ","), "none"), now.MaxAge, now.MaxBytes)
+						now.Stream, now.Replicas, orDefault(strings.Join(now.Tags, ","), "none"), now.MaxAge, now.MaxBytes)
 				}
 				return nil
 			}), nil

@@ -405,12 +405,12 @@ func showRevoked(ctx context.Context, w io.Writer, pool *pgxpool.Pool, t revoked
 		return err
 	}
 	rows := [][]string{{"TENANT", "NAME", "ROLES", "CREATED", "STATE"}}
-	for _, token := range tokens.Ending(all, t.TenantID, t.Name) {
+	for _, token := range tokens.RevokedWith(all, t.TenantID, t.Name) {
 		rows = append(rows, []string{tenantText(token.TenantID), token.Name, strings.Join(token.Roles, ","),
 			utc(&token.Created), tokenState(token)})
 	}
 	if len(rows) == 1 {
-		return errNothingGoes
+		return errNothingToDelete
 	}
 	fmt.Fprintln(w, "The API refuses these tokens within a second after the command:")
 	return tableTo(w, rows...)
