@@ -1,5 +1,6 @@
 // Package console is the operators' web console under /console/. The API's binary contains its
-// pages (html/template and htmx), so it needs no build step.
+// pages (html/template and htmx), so it needs no build step. It is for the API's process, which
+// serves it to operators. It may change in any release.
 //
 // It promises:
 //   - Every write is a POST that a person confirmed with a reason. It happens once, and package

@@ -1,9 +1,3 @@
-// Package doctor holds the rules by which an installation is healthy. A Finding is a present or a
-// coming problem with its remedy. `tidings doctor`, the notes of `tidings status`, and the console
-// show the same findings.
-//
-//	status.State ──> Fleet: rules about the state ──┐
-//	servers ───────> Probe: rules that ask them ────┼─> Rank ──> root causes first
 package doctor
 
 import (

@@ -1,5 +1,3 @@
-// Package upkeep lists the scheduled jobs of a fleet in one place. The archiver and dev run them
-// when they are due, and commands run them at once.
 package upkeep
 
 import (

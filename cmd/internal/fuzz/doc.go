@@ -1,4 +1,5 @@
-// Package fuzz contains the fuzzer of the HTTP API. It has only tests.
+// Package fuzz contains the fuzzer of the HTTP API. It has only tests. It is for those who change
+// the API or the write path.
 //
 //	lane, one per tenant: a client ──▶ two API processes ──▶ one database ◀── the archiver of threads, the remover of edges
 //	  │                                                          │
