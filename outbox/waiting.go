@@ -16,7 +16,7 @@ import (
 )
 
 var (
-	// ErrNotWaiting reports a message that is not delayed (any more). It was published, is in the
+	// ErrNotWaiting reports a message that is not delayed. It was published, is in the
 	// DLQ or is pending.
 	ErrNotWaiting = errors.New("outbox: the message is not waiting")
 	// ErrDue reports a delayed message that is due: a relay may be publishing it.

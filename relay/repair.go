@@ -304,7 +304,7 @@ func (r *repairer) compareOnce(ctx context.Context, f *finding) (err error) {
 // stepBack moves left of a stream that lost its end to the last message that is where its row has
 // it. A relay that was frozen during the loss may have published later ones: their sequences belong
 // to the lost messages of other rows. The row of an old message may have been dropped. That message
-// counts as in place, because a consumer whose offset is left or higher does not read it any more.
+// counts as in place, because a consumer whose offset is left or higher is past it.
 func (r *repairer) stepBack(ctx context.Context, f *finding) error {
 	defer func() { f.report.Left = f.left }()
 	for ; f.left > 0 && f.left >= f.stream.First; f.left-- {
@@ -527,7 +527,7 @@ func (r *repairer) fill(ctx context.Context, f *finding) (err error) {
 
 // delete records unwanted messages as erased, and then deletes from the stream those that still
 // have no row. A restore that begins after a message was recorded does not rely on the message
-// (withoutDoomed). So a repair that freezes between its last look and a deletion takes no event
+// (withoutDoomed). So a repair that freezes between its last check and a deletion takes no event
 // away.
 func (r *repairer) delete(ctx context.Context, f *finding) error {
 	if len(f.doomed) == 0 {
@@ -573,7 +573,7 @@ func (r *repairer) delete(ctx context.Context, f *finding) error {
 	return nil
 }
 
-// deletePage is the number of messages that are deleted after one look at their rows.
+// deletePage is the number of messages that are deleted after one check of their rows.
 const deletePage = 100
 
 // replace makes new partitions take over the slots of one whose stream is lost. The fence keeps

@@ -21,7 +21,7 @@ func (s childShape) tables() []string { return []string{s.Shelf(), s.Table()} }
 type AuthorChild struct {
 	ID     string
 	Object int64
-	Erased bool // the row has no content any more
+	Erased bool // the content of the row is erased
 }
 
 // eraseWindow is the number of a tenant's children that one statement reads in search of an

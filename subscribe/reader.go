@@ -353,7 +353,7 @@ func (r *reader) giveBack() {
 
 // mayRead reports whether it is still this instance's turn. NATS refuses the requests of an ended
 // turn only while it has events to deliver or another instance has the turn. Without this, two
-// instances could hold events and wait for the other's for ever.
+// instances could hold events and wait for the other's forever.
 func (r *reader) mayRead(i *jetstream.ConsumerInfo) bool {
 	return slices.ContainsFunc(i.PriorityGroups, func(g jetstream.PriorityGroupState) bool {
 		return g.Group == broker.OrderGroup && g.PinnedClientID == r.pin

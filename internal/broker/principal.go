@@ -22,7 +22,7 @@ const (
 // Roles returns all roles.
 func Roles() []string { return []string{Relay, API, Consumer, Operator, Subscriber} }
 
-// MainAccount has the streams. Who is in it can destroy them, so only the relay and the operator
+// MainAccount has the streams. Its users can destroy them, so only the relay and the operator
 // are. NATS does not check where a request wants its answer, and the server takes an answer that
 // comes as a request for a request. So permissions within one account are no boundary. Each other
 // principal has another account, which imports what the principal needs: an import replaces the

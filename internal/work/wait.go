@@ -27,7 +27,7 @@ func Sleep(ctx context.Context, d time.Duration) error {
 	return context.Cause(ctx)
 }
 
-// Signal wakes a loop. Any number of signals is one until the loop receives it.
+// Signal wakes a loop. Signals that come before the loop wakes count as one.
 type Signal chan struct{}
 
 // NewSignal returns a signal that wakes nobody yet.

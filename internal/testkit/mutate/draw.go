@@ -46,7 +46,7 @@ type pkg struct {
 	TestGoFiles, XTestGoFiles, IgnoredGoFiles []string
 }
 
-// Who finds a mutant.
+// The finders of a mutant.
 const (
 	byTest   = "make test"
 	byFaults = "faults"
