@@ -183,7 +183,7 @@ func (c *Consumer) measure(qctx, bctx context.Context, held []int, offsets map[s
 			blind = true
 			messages++ // at least
 			if complete {
-				c.kick(n)
+				c.restartSession(n)
 			}
 			continue
 		}
@@ -196,7 +196,7 @@ func (c *Consumer) measure(qctx, bctx context.Context, held []int, offsets map[s
 		oldest = max(oldest, age)
 		switch {
 		case count > 0 && !found:
-			c.kick(n)
+			c.restartSession(n)
 		case count == 0 && o.Stream != "":
 			at := streams[i].At.Add(-settled)
 			if _, err := c.deps.Pool.Exec(qctx, confirmSQL, pgx.StrictNamedArgs{"consumer": c.name, "key": name, "at": at}); err != nil {
@@ -213,8 +213,8 @@ func (c *Consumer) measure(qctx, bctx context.Context, held []int, offsets map[s
 	return err
 }
 
-// kick ends the session of a reader, so that it reads the offset and the stream again.
-func (c *Consumer) kick(partition int) {
+// restartSession ends the session of a reader, so that it reads the offset and the stream again.
+func (c *Consumer) restartSession(partition int) {
 	r, ok := c.readers.Of(partition)
 	c.mu.Lock()
 	defer c.mu.Unlock()

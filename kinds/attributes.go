@@ -213,7 +213,7 @@ func (k *checker) form(raw json.RawMessage) (json.RawMessage, error) {
 		case !given && a.Default != nil:
 			values[name] = a.Default
 		case given && a.Type == Integer:
-			values[name] = whole(v.(json.Number)) // 1.0 is an integer too
+			values[name] = boundedInteger(v.(json.Number)) // 1.0 is an integer too
 		case given && a.Type == String && strings.ContainsRune(v.(string), 0):
 			return nil, attributeError("/"+name, "expected no character U+0000")
 		}
@@ -231,8 +231,8 @@ func (k *checker) form(raw json.RawMessage) (json.RawMessage, error) {
 	return form, nil
 }
 
-// whole returns an integer that is within the bounds of all integers.
-func whole(n json.Number) int64 {
+// boundedInteger returns an integer that is within the bounds of all integers.
+func boundedInteger(n json.Number) int64 {
 	r, _ := new(big.Rat).SetString(n.String())
 	return r.Num().Int64()
 }

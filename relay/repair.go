@@ -123,7 +123,7 @@ func Repair(ctx context.Context, pool *pgxpool.Pool, cfg broker.Config, log *slo
 	report.Healthy = len(r.strays) == 0
 	for _, f := range r.found {
 		unknown += f.report.Unknown
-		report.Healthy = report.Healthy && !f.wrong(o)
+		report.Healthy = report.Healthy && !f.needsRepair(o)
 	}
 	switch {
 	case unknown > 0 && !o.DeleteUnknown && o.Redo == nil:
@@ -167,8 +167,8 @@ type finding struct {
 	report  PartitionReport
 }
 
-// wrong reports whether the partition needs a repair.
-func (f *finding) wrong(o RepairOptions) bool {
+// needsRepair reports whether the partition needs a repair.
+func (f *finding) needsRepair(o RepairOptions) bool {
 	return f.lost || len(f.missing) > 0 || f.report.Unknown > 0 || f.unbound() || f.report.Foreign > 0 && o.DeleteForeign
 }
 

@@ -219,7 +219,7 @@ func (w *writer) rounds(ctx, drain context.Context) error {
 			}
 			mark, rows = w.published(mark, next, rows), nil
 		}
-		if err := w.keep(drain); err != nil {
+		if err := w.maintain(drain); err != nil {
 			return err
 		}
 		if len(rows) > 0 || c.More || closing {
@@ -317,13 +317,14 @@ func (w *writer) exchange(ctx context.Context, publishing []outbox.Row, mark *ou
 		return c, w.tailMoved(c.Tail)
 	}
 	if claim {
-		w.adapt(&c)
+		w.adaptLimit(&c)
 	}
 	return c, nil
 }
 
-// adapt lowers the claim's limit while payloads fill a publish, and raises it again afterwards.
-func (w *writer) adapt(c *outbox.Claimed) {
+// adaptLimit lowers the claim's limit while payloads fill a publish, and raises it again
+// afterwards.
+func (w *writer) adaptLimit(c *outbox.Claimed) {
 	if c.More && len(c.Rows) < w.limit {
 		w.limit = max(1, len(c.Rows))
 	} else {
@@ -393,8 +394,8 @@ func (w *writer) count(ctx context.Context, failures []outbox.Failure) error {
 	return nil
 }
 
-// keep does the periodic work between rounds.
-func (w *writer) keep(ctx context.Context) error {
+// maintain does the periodic work between rounds.
+func (w *writer) maintain(ctx context.Context) error {
 	now := time.Now()
 	due := func(next *time.Time, every time.Duration) bool {
 		if now.Before(*next) {

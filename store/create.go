@@ -144,7 +144,7 @@ func (s *Store) CreateChildren(ctx context.Context, tenant int64, k kinds.Child,
 	for i := range todo {
 		todo[i].Attributes, todo[i].err = checkAttributes(k, todo[i].Attributes)
 	}
-	return bringingBack(ctx, s, tenant, c, todo, c.create.do)
+	return withReturns(ctx, s, tenant, c, todo, c.create.do)
 }
 
 // entity returns what a create may have to wait for: the author's place with the object, or the

@@ -81,7 +81,7 @@ func (s *Store) EditChildren(ctx context.Context, tenant int64, k kinds.Child, e
 			todo[i].merge = func(present json.RawMessage) (json.RawMessage, error) { return k.Patch(present, change) }
 		}
 	}
-	return bringingBack(ctx, s, tenant, c, todo, c.edit.do)
+	return withReturns(ctx, s, tenant, c, todo, c.edit.do)
 }
 
 func (s *Store) edit(ctx context.Context, tenant int64, k *childKind, edits []ChildEdit, at place) ([]ChildOutcome, error) {
@@ -128,7 +128,7 @@ RETURNING ` + childColumns
 // delete children in any moderation state.
 func (s *Store) DeleteChildren(ctx context.Context, tenant int64, k kinds.Child, deletes []ChildDelete) ([]ChildOutcome, error) {
 	c := s.children(k)
-	return bringingBack(ctx, s, tenant, c, deletes, c.delete.do)
+	return withReturns(ctx, s, tenant, c, deletes, c.delete.do)
 }
 
 func (s *Store) delete(ctx context.Context, tenant int64, k *childKind, deletes []ChildDelete, at place) ([]ChildOutcome, error) {
@@ -184,7 +184,7 @@ RETURNING ` + childColumns
 // reason; the truth does not keep it.
 func (s *Store) ModerateChildren(ctx context.Context, tenant int64, k kinds.Child, moderations []ChildModeration) ([]ChildOutcome, error) {
 	c := s.children(k)
-	return bringingBack(ctx, s, tenant, c, moderations, c.moderate.do)
+	return withReturns(ctx, s, tenant, c, moderations, c.moderate.do)
 }
 
 func (s *Store) moderate(ctx context.Context, tenant int64, k *childKind, moderations []ChildModeration, at place) ([]ChildOutcome, error) {

@@ -49,10 +49,10 @@ const (
 	returnedByJob   = "job"   // the shelver, which found that the thread was not quiet
 )
 
-// bringingBack runs writes. If the thread of a write is shelved, bringingBack brings the thread
+// withReturns runs writes. If the thread of a write is shelved, withReturns brings the thread
 // back, and then runs the write a second time. It brings threads back outside the transactions of
 // all writes.
-func bringingBack[W any](ctx context.Context, s *Store, tenant int64, k *childKind, writes []W,
+func withReturns[W any](ctx context.Context, s *Store, tenant int64, k *childKind, writes []W,
 	run func(context.Context, int64, []W) ([]ChildOutcome, error)) ([]ChildOutcome, error) {
 	out, err := run(ctx, tenant, writes)
 	objects, left := shelvedOf(out, err)

@@ -158,7 +158,7 @@ func (a *Shelver) run(ctx context.Context, lease Lease, k childShape) error {
 func onBothSides(err error) bool { return postgres.IsUnique(err, "") }
 
 func (a *Shelver) walk(ctx context.Context, lease Lease, k childShape) (failed error) {
-	at, err := a.walked(ctx, k)
+	at, err := a.walkPosition(ctx, k)
 	if err != nil {
 		return err
 	}
@@ -235,7 +235,7 @@ func (a *Shelver) plan(ctx context.Context, k childShape, plan map[string]int64)
 // Locks: none.
 const walkedSQL = `SELECT /* store.archive_walked */ after_tenant, after_object FROM child_archive_walk WHERE kind = '{{.Kind}}'`
 
-func (a *Shelver) walked(ctx context.Context, k childShape) (at thread, err error) {
+func (a *Shelver) walkPosition(ctx context.Context, k childShape) (at thread, err error) {
 	err = a.pool.QueryRow(ctx, k.sql(walkedSQL)).Scan(&at.tenant, &at.object)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return thread{}, nil

@@ -233,9 +233,9 @@ func (s *subscriber) assignReaders(ctx, handling context.Context) {
 	there, pending := make(map[int]bool), 0
 	for _, st := range streams {
 		there[st.Number] = true
-		s.recognize(ctx, st)
+		s.logRecreated(ctx, st)
 	}
-	s.gone(ctx, there)
+	s.stopGone(ctx, there)
 	for _, st := range streams {
 		s.mu.Lock()
 		done := s.done[st.Name]
@@ -256,8 +256,8 @@ func (s *subscriber) assignReaders(ctx, handling context.Context) {
 	s.metrics.lag.Set(float64(pending))
 }
 
-// recognize logs that a stream was recreated.
-func (s *subscriber) recognize(ctx context.Context, st broker.Stream) {
+// logRecreated logs that a stream was recreated.
+func (s *subscriber) logRecreated(ctx context.Context, st broker.Stream) {
 	s.mu.Lock()
 	before, known := s.known[st.Name]
 	s.known[st.Name] = st.Created
@@ -272,8 +272,8 @@ func (s *subscriber) recognize(ctx context.Context, st broker.Stream) {
 	}
 }
 
-// gone stops the readers of streams that no longer exist.
-func (s *subscriber) gone(ctx context.Context, there map[int]bool) {
+// stopGone stops the readers of streams that no longer exist.
+func (s *subscriber) stopGone(ctx context.Context, there map[int]bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for name := range s.known {

@@ -102,7 +102,7 @@ func (r *reader) session(ctx context.Context) (progress bool, err error) {
 		r.giveBack() // the client no longer knows its turn
 	}
 	for {
-		free := r.free(ctx)
+		free := r.awaitRoom(ctx)
 		if ctx.Err() != nil {
 			return progress, nil
 		}
@@ -154,9 +154,9 @@ func (r *reader) pull(ctx context.Context, events int) (n int, err error) {
 	return n, err
 }
 
-// free waits until there is room for some events, and returns their number. A reader in order
+// awaitRoom waits until there is room for some events, and returns their number. A reader in order
 // requests at least one event now and then, to keep its turn.
-func (r *reader) free(ctx context.Context) int {
+func (r *reader) awaitRoom(ctx context.Context) int {
 	late := time.NewTimer(r.takeover / 3)
 	defer late.Stop()
 	for {

@@ -8,11 +8,11 @@ import (
 	"github.com/tidings/tidings/internal/shares"
 )
 
-// paced ends the connection of a client that sends its body or reads its answer more slowly than
-// shares.PaceBytes within shares.PaceTime. Deadlines that the handler sets with
+// enforcePace ends the connection of a client that sends its body or reads its answer more slowly
+// than shares.PaceBytes within shares.PaceTime. Deadlines that the handler sets with
 // http.ResponseController bound the whole body and the whole answer. One goroutine at a time reads,
 // and one writes.
-func paced(h http.Handler) http.Handler {
+func enforcePace(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		start := time.Now()
 		p := &pacedWriter{ResponseWriter: w, control: http.NewResponseController(w), answered: start.Add(writeTimeout)}

@@ -119,8 +119,8 @@ const runningSQL = `
 SELECT /* postgres.running */ coalesce(array_agg(pid::bigint), '{}') FROM pg_stat_activity WHERE pid = ANY($1::bigint[]::int[])
    AND application_name = current_setting('application_name')`
 
-// admit returns ErrUnanswered while too many COMMITs of the connection's pool have no answer.
-func admit(ctx context.Context, conn *pgx.Conn) error {
+// admitCommit returns ErrUnanswered while too many COMMITs of the connection's pool have no answer.
+func admitCommit(ctx context.Context, conn *pgx.Conn) error {
 	l := linkOf(conn)
 	if l == nil {
 		return nil

@@ -179,7 +179,7 @@ func inTx(ctx context.Context, pool *pgxpool.Pool, opts pgx.TxOptions, fn func(t
 	}
 	defer conn.Release()
 	if opts.AccessMode != pgx.ReadOnly {
-		if err := admit(ctx, conn.Conn()); err != nil {
+		if err := admitCommit(ctx, conn.Conn()); err != nil {
 			return fmt.Errorf("begin: %w", err)
 		}
 	}
@@ -210,7 +210,7 @@ func inTx(ctx context.Context, pool *pgxpool.Pool, opts pgx.TxOptions, fn func(t
 	case err == nil:
 		done = true
 		return nil
-	case !decided(err):
+	case !provesRollback(err):
 		done = true // committed or not
 		return &lostCommit{err}
 	}

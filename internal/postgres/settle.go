@@ -30,9 +30,9 @@ type lostCommit struct{ err error }
 func (l *lostCommit) Error() string { return fmt.Sprintf("commit: %v", l.err) }
 func (l *lostCommit) Unwrap() error { return l.err }
 
-// decided reports an error of COMMIT that proves that nothing was committed: an ERROR of the
+// provesRollback reports an error of COMMIT that proves that nothing was committed: an ERROR of the
 // server, which keeps the connection. An error that ends the connection may come after the commit.
-func decided(err error) bool {
+func provesRollback(err error) bool {
 	pg, ok := errors.AsType[*pgconn.PgError](err)
 	return ok && pg.SeverityUnlocalized == "ERROR" || errors.Is(err, pgx.ErrTxCommitRollback)
 }

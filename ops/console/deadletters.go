@@ -304,11 +304,11 @@ func (c *Console) prepareDeadLetters(action string) func(context.Context, *view,
 				return subject{}, err
 			}
 		}
-		return subject{Target: a.says(g), Tenant: a.TenantID, Back: a.back(), Says: whatHappens(a, action, n)}, nil
+		return subject{Target: a.says(g), Tenant: a.TenantID, Back: a.back(), Says: effectOf(a, action, n)}, nil
 	}
 }
 
-func whatHappens(a deadAsked, action string, n int64) []string {
+func effectOf(a deadAsked, action string, n int64) []string {
 	some := func(what string) string { return words.Of(n, what) }
 	switch {
 	case action == deadletter.Retry && a.Source == deadletter.Outbox:

@@ -103,7 +103,7 @@ func (c *Console) prepareTokenCreate(_ context.Context, v *view, in url.Values) 
 	if in.Get("name") == "" {
 		s.Target = "a new token"
 	}
-	s.Says = append(s.Says, madeSays(v.who))
+	s.Says = append(s.Says, describeMade(v.who))
 	if v.who.System() {
 		s.Fields = append([]field{{Name: "tenant", Label: "Tenant",
 			Hint: "0 for a system token: it opens the console and sees every tenant", Kind: "number", Value: cmp.Or(in.Get("tenant"), "0"),
@@ -128,8 +128,8 @@ func (c *Console) doTokenCreate(ctx context.Context, d *doing) (string, error) {
 	return c.issue(ctx, d, spec)
 }
 
-// madeSays describes a token that a token of the same tenant makes.
-func madeSays(who tokens.Principal) string {
+// describeMade describes a token that a token of the same tenant makes.
+func describeMade(who tokens.Principal) string {
 	const says = "shares the limits of yours, has no role that yours lacks, ends no later, and is revoked with it."
 	if who.System() {
 		return "A system token " + says
@@ -196,7 +196,7 @@ func (c *Console) prepareTokenRotate(ctx context.Context, v *view, in url.Values
 	s.Says = []string{"A new token with the same roles takes the name. It is shown once, after you confirm.",
 		"The current token continues to work for the time below. Give the service the new one meanwhile."}
 	if s.Tenant == v.who.TenantID {
-		s.Says = append(s.Says, madeSays(v.who))
+		s.Says = append(s.Says, describeMade(v.who))
 	}
 	s.Fields = []field{{Name: "overlap", Label: "Hours for which the current token continues to work", Kind: "number",
 		Value: "24", Required: true}}

@@ -210,7 +210,7 @@ func (r *restore) histories(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if of, err := r.ofAny(persons, e); err != nil || of {
+		if of, err := r.ofErasedPerson(persons, e); err != nil || of {
 			if err != nil {
 				return err
 			}
@@ -228,9 +228,9 @@ func (r *restore) histories(ctx context.Context) error {
 	return write()
 }
 
-// ofAny reports whether an entity belongs to an erased person. The truth no longer has it, but a
-// history from before the erasure may.
-func (r *restore) ofAny(persons []broker.ErasedPerson, e event.Event) (bool, error) {
+// ofErasedPerson reports whether an entity belongs to an erased person. The truth no longer has it,
+// but a history from before the erasure may.
+func (r *restore) ofErasedPerson(persons []broker.ErasedPerson, e event.Event) (bool, error) {
 	is := func(id int64) bool {
 		return slices.ContainsFunc(persons, func(p broker.ErasedPerson) bool { return p.TenantID == e.TenantID && p.PersonID == id })
 	}
