@@ -161,7 +161,7 @@ CREATE SCHEMA ahead;
 CREATE FUNCTION ahead.now() RETURNS timestamptz LANGUAGE sql STABLE AS 'SELECT pg_catalog.now() + interval ''2 hours''';
 GRANT USAGE ON SCHEMA ahead TO tidings_system`
 
-// mover moves threads to the archive as soon as they are written. Removers remove the edges that
+// mover shelves threads as soon as they are written. Removers remove the edges that
 // were requested.
 type mover struct {
 	*store.Shelver

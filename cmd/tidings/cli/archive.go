@@ -296,7 +296,7 @@ func (r jobRun) text(w io.Writer) error {
 type archiveStatus struct {
 	Ranges  []outbox.Range       `json:"ranges"`
 	Holds   []outbox.ArchiveHold `json:"holds"`
-	Threads []store.Shelving     `json:"threads"` // of comments, by archive id
+	Threads []store.Shelving     `json:"threads"` // of comments, by run
 	Jobs    []jobs.LastRun       `json:"jobs"`
 	Leases  []jobs.Lease         `json:"leases,omitempty"` // running jobs, with the processes that wait for them
 }

@@ -141,7 +141,7 @@ func TestShelvedThreadsAreShownAndBroughtBack(t *testing.T) {
 		t.Helper()
 		var n int
 		if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM children_archive`).Scan(&n); err != nil || n != want {
-			t.Errorf("%d comments are archived, want %d: %v", n, want, err)
+			t.Errorf("%d comments are shelved, want %d: %v", n, want, err)
 		}
 	}
 	want(exitOK, "comment-archive (--dry-run): comments shelved 20, threads shelved 2 (", "archive", "run", "--job",

@@ -78,7 +78,7 @@ func TestThePageOnAddingAKindWorks(t *testing.T) {
 	}
 }
 
-// The commands on the archive of threads must use the kinds in force, not only the built-in ones.
+// The commands on shelved threads must use the kinds in force, not only the built-in ones.
 func TestTheArchiveOfThreadsKnowsTheKindsInForce(t *testing.T) {
 	t.Parallel()
 	db := testkit.Postgres(t)
