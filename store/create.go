@@ -136,7 +136,7 @@ func checkAttributes(k kinds.Child, attributes json.RawMessage) (json.RawMessage
 // returns the same result. In a kind that allows one child per author and object, a second one gets
 // a *TakenError with the first one.
 //
-// CreateChildren brings an shelved thread back first, which may split a slice into several
+// CreateChildren brings a shelved thread back first, which may split a slice into several
 // transactions. If that takes too long, the call or an outcome gets ErrThreadReturning, and the
 // write did nothing.
 func (s *Store) CreateChildren(ctx context.Context, tenant int64, k kinds.Child, children []NewChild) ([]ChildOutcome, error) {

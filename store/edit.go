@@ -42,7 +42,7 @@ type ChildDelete struct {
 
 // heldSQL lists the children of @child_ids with their new values, and locks the existing ones in
 // key order. Without it, an UPDATE would lock in the order of its plan. It leaves out children of
-// an shelved thread, even if the child itself has not moved yet: the thread must return first.
+// a shelved thread, even if the child itself has not moved yet: the thread must return first.
 // Index: children_KIND_pkey, archived_threads_stub_idx.
 const heldSQL = `
 WITH wanted AS (
@@ -363,7 +363,7 @@ func (s childShape) changeTurn(ctx context.Context, tx *unit, tenant int64, chan
 			out[i].Err = &StateError{Current: c}
 		case kind.has(c, changes[i]):
 			out[i].Child = c
-		default: // only an shelved thread hides the child from the statement
+		default: // only a shelved thread hides the child from the statement
 			out[i].Err = &shelvedError{objects: []int64{row.Object}}
 		}
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 )
 
-// ErrThreadReturning reports a write in an shelved thread that has more comments than one call can
+// ErrThreadReturning reports a write in a shelved thread that has more comments than one call can
 // bring back. The write did nothing. Each retry, and the shelver's next run, bring back more of
 // the thread.
 var ErrThreadReturning = errors.New("store: the thread is returning from the shelf")

@@ -30,7 +30,7 @@ SELECT /* store.archive_page */ a.tenant_id, a.object_id, a.{{.Order}}::text,
   FROM {{.Shelf}} a WHERE (a.tenant_id, a.object_id, a.{{.Order}}) > (@tenant::bigint, @object::bigint, @place::{{.OrderType}})
  ORDER BY a.tenant_id, a.object_id, a.{{.Order}} LIMIT @limit`
 
-// stubPageSQL reads the next stubs of a kind, and whether an shelved thread has children outside
+// stubPageSQL reads the next stubs of a kind, and whether a shelved thread has children outside
 // the shelf. Index: archived_threads_stub_idx, one range of all kinds; the one of the kind's
 // Order. Locks: none.
 const stubPageSQL = `
@@ -78,7 +78,7 @@ func pages[R any](ctx context.Context, tx pgx.Tx, sql string, args func(after *R
 }
 
 // CheckShelving reports violations of the rules of shelved threads. Each child is in one table,
-// each shelved child has a stub, and all children of an shelved thread are shelved. It returns the
+// each shelved child has a stub, and all children of a shelved thread are shelved. It returns the
 // number of shelved children. It reads all of them, by pages, in one snapshot. The pool acts as
 // postgres.RoleSystem.
 func CheckShelving(ctx context.Context, pool *pgxpool.Pool, set *kinds.Set, report func(ShelvingFlaw)) (children int64, err error) {
