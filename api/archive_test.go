@@ -25,7 +25,7 @@ func (anyHold) Count(string, int64)                 {}
 // archive moves every thread to the archive: all of them are old by now.
 func (f fixture) archive(t *testing.T) {
 	t.Helper()
-	archiver, err := store.NewArchiver(f.system, func(context.Context) (time.Duration, error) { return time.Hour, nil },
+	archiver, err := store.NewShelver(f.system, func(context.Context) (time.Duration, error) { return time.Hour, nil },
 		kinds.Builtin, testkit.Logger(t), nil)
 	if err != nil {
 		t.Fatal(err)

@@ -1,4 +1,5 @@
-// Package api is the HTTP edge: routes, validation, problem details, authentication.
+// Package api is the HTTP edge: routes, validation, problem details, authentication. It is for
+// those who add or change a route of the API. It may change in any release.
 //
 //	request ─ id, deadline, panic guard ─ route ─ token, rate, role ─ body ─ validation ─ handler ─┬─ store        writes, single reads
 //	                                                                                               ├─ outbox       the DLQ

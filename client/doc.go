@@ -1,4 +1,5 @@
-// Package client calls the HTTP API of Tidings.
+// Package client calls the HTTP API of Tidings. It is for callers of the API. It is supported:
+// CHANGELOG.md names every change that a program of yours would notice.
 //
 //	c, err := client.New("https://tidings.example", client.WithToken(token))
 //	follow, err := c.Follows.Put(ctx, 7, 42)

@@ -28,7 +28,7 @@ type aggregate struct {
 }
 
 func aggregateOf(e *event.Event) aggregate {
-	return aggregate{e.TenantID, clean(e.AggregateType), e.AggregateID}
+	return aggregate{e.TenantID, cleanText(e.AggregateType), e.AggregateID}
 }
 
 // outcome is the result of a transaction. InTx may run the transaction again, so each run begins
@@ -340,7 +340,7 @@ func park(ctx context.Context, tx pgx.Tx, consumer string, dead []deadLetter) er
 		e := &d.event
 		a := aggregateOf(e)
 		seqs[i], keys[i], tenants[i], aggregateTypes[i], aggregates[i] = int64(e.Seq), e.Stream, a.tenant, a.kind, a.id
-		types[i], texts[i], payloads[i] = clean(e.Type), clean(d.reason), append([]byte{}, e.Payload...)
+		types[i], texts[i], payloads[i] = cleanText(e.Type), cleanText(d.reason), append([]byte{}, e.Payload...)
 		causes[i] = deadletter.Cause(texts[i])
 		versions[i] = int16(min(max(e.Version, math.MinInt16), math.MaxInt16))
 		id, err := uuid.Parse(e.ID)
@@ -351,7 +351,7 @@ func park(ctx context.Context, tx pgx.Tx, consumer string, dead []deadLetter) er
 		h := make(map[string][]string, len(d.headers))
 		for name, values := range d.headers {
 			for _, v := range values {
-				h[clean(name)] = append(h[clean(name)], clean(v))
+				h[cleanText(name)] = append(h[cleanText(name)], cleanText(v))
 			}
 		}
 		text, err := json.Marshal(h)
@@ -370,7 +370,7 @@ func park(ctx context.Context, tx pgx.Tx, consumer string, dead []deadLetter) er
 	return nil
 }
 
-// clean replaces bytes that PostgreSQL does not accept in a text.
-func clean(s string) string {
+// cleanText replaces bytes that PostgreSQL does not accept in a text.
+func cleanText(s string) string {
 	return strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\x00", "\uFFFD")
 }

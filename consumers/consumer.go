@@ -114,7 +114,7 @@ type Consumer struct {
 	metrics    *metrics
 	log        *slog.Logger
 	lag        lagClock
-	lookNow    work.Signal  // a read of the streams is due at once
+	sampleNow  work.Signal  // a read of the streams is due at once
 	step       func(string) // nil but in fault tests: called at the named crash points
 
 	readers work.Crew[int, *reader] // of the partitions that this instance holds
@@ -139,7 +139,7 @@ func New(cfg Config, deps Deps, projection Projection) (*Consumer, error) {
 	}
 	c := &Consumer{
 		cfg: cfg, deps: deps, broker: deps.Streams.config(), projection: projection, name: name, group: group, log: log,
-		lag: lagClock{stale: 3 * cfg.LagInterval}, lookNow: work.NewSignal(),
+		lag: lagClock{stale: 3 * cfg.LagInterval}, sampleNow: work.NewSignal(),
 		streams: make(map[string]broker.Stream), troubles: make(map[int]trouble),
 	}
 	if c.metrics, err = newMetrics(deps.Registry, name, func() float64 { return c.lag.seconds(time.Now()) }); err != nil {

@@ -777,7 +777,7 @@ func TestOffsetsThatAreReliedOnOutliveACrash(t *testing.T) {
 	in := r.runWith(cfg, r.js, r.system, logbook{})
 	want := r.flood(10)
 	r.awaitLag(0)
-	behind, err := consumers.NotPast(t.Context(), r.system, map[string]uint64{"EVENTS-0": 10},
+	behind, err := consumers.NotYetApplied(t.Context(), r.system, map[string]uint64{"EVENTS-0": 10},
 		map[string]time.Time{"EVENTS-0": r.open[0].Created})
 	if err != nil || len(behind) > 0 {
 		t.Fatalf("not past: %v, %v", behind, err)

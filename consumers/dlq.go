@@ -349,7 +349,7 @@ SELECT @actor, 'retry', id, consumer_name, stream_seq, tenant_id, aggregate_type
   FROM kept`
 
 func keep(ctx context.Context, tx pgx.Tx, r DeadLetterRequest, id int64, fault error) error {
-	text := clean(fault.Error())
+	text := cleanText(fault.Error())
 	if _, err := tx.Exec(ctx, keepSQL, pgx.StrictNamedArgs{"id": id, "error": text, "cause": deadletter.Cause(text), "actor": r.Actor,
 		"reason": r.Reason}); err != nil {
 		return fmt.Errorf("record why dead letter %d stays: %w", id, err)

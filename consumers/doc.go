@@ -1,5 +1,6 @@
 // Package consumers applies the messages of streams to projections, each exactly once. It knows no
-// read table.
+// read table. It is for the path of an event: the processes of projections, and package subscribe.
+// It may change in any release.
 //
 //	lease partitions ──▶ a reader each: read the offset of its stream ──▶ ordered consumer from the offset + 1
 //	       ▲                                            │ the available events, up to a batch

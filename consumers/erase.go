@@ -23,11 +23,11 @@ SELECT /* consumers.not_past */ c.consumer_name, count(*)::int
  WHERE o.last_processed_id IS NULL OR NOT o.closed AND (o.last_processed_id < t.seq OR coalesce(o.stream_created, t.created) <> t.created)
  GROUP BY c.consumer_name`
 
-// NotPast returns the consumers with offsets that have not applied everything up to these
+// NotYetApplied returns the consumers with offsets that have not applied everything up to these
 // sequences, with the number of streams on which they are behind. A consumer that is not behind
 // stays so, because no crash of the database takes these offsets back. created is when each stream
 // was created, to the microsecond: a sequence means nothing on another stream of the same name.
-func NotPast(ctx context.Context, pool *pgxpool.Pool, seqs map[string]uint64, created map[string]time.Time) (map[string]int, error) {
+func NotYetApplied(ctx context.Context, pool *pgxpool.Pool, seqs map[string]uint64, created map[string]time.Time) (map[string]int, error) {
 	var keys []string
 	var at []int64
 	var createds []time.Time
@@ -81,10 +81,11 @@ SELECT /* consumers.blank_errors */ count(*) FROM blanked`
 const erasedError = "erased with the content"
 
 // BlankErrors blanks the errors of failed retries of a tenant's dead letters about aggregates, and
-// returns their number. With look it only counts them. The rest of the audit does not change.
-func BlankErrors(ctx context.Context, pool *pgxpool.Pool, tenant int64, aggregateType string, ids []int64, look bool) (n int64, err error) {
+// returns their number. With dryRun it only counts them. The rest of the audit does not change.
+func BlankErrors(ctx context.Context, pool *pgxpool.Pool, tenant int64, aggregateType string, ids []int64,
+	dryRun bool) (n int64, err error) {
 	sql := blankErrorsSQL
-	if look {
+	if dryRun {
 		sql = countErrorsSQL
 	}
 	err = pool.QueryRow(ctx, sql, pgx.StrictNamedArgs{"tenant": tenant, "type": aggregateType, "ids": ids, "erased": erasedError}).Scan(&n)
@@ -112,13 +113,13 @@ type RedactedLetter struct {
 // RedactDeadLetters calls redact with the payload and headers of each of the tenant's dead letters.
 // Where redact returns a letter, it replaces both, and the error too if content was removed. The
 // letters keep their places, and a retry applies their new content. Each change first locks the
-// partition's offset, so that no retry is running that has read the old content. With look,
+// partition's offset, so that no retry is running that has read the old content. With dryRun,
 // RedactDeadLetters changes nothing. It returns the number of letters that it changed, or would
 // change.
-func RedactDeadLetters(ctx context.Context, pool *pgxpool.Pool, tenant int64, look bool,
+func RedactDeadLetters(ctx context.Context, pool *pgxpool.Pool, tenant int64, dryRun bool,
 	redact func(aggregateType string, payload []byte, headers map[string][]string) (*RedactedLetter, error)) (n int, err error) {
 	var now *RedactedLetter
-	return sweepDeadLetters(ctx, pool, tenant, "", look, func(l *heldLetter) (is bool, err error) {
+	return sweepDeadLetters(ctx, pool, tenant, "", dryRun, func(l *heldLetter) (is bool, err error) {
 		now, err = redact(l.AggregateType, l.Payload, l.Headers)
 		return now != nil, err
 	}, func(tx pgx.Tx, l *heldLetter) error {
@@ -130,11 +131,11 @@ func RedactDeadLetters(ctx context.Context, pool *pgxpool.Pool, tenant int64, lo
 
 // DropDeadLetters discards each dead letter of the tenant's aggregate type whose payload is doomed,
 // at any place in its aggregate. The caller makes sure that the others are right without it. It
-// records actor and reason, and locks like RedactDeadLetters. With look it changes nothing. It
+// records actor and reason, and locks like RedactDeadLetters. With dryRun it changes nothing. It
 // returns the number of letters that it discarded, or would discard.
-func DropDeadLetters(ctx context.Context, pool *pgxpool.Pool, tenant int64, aggregateType string, look bool, actor, reason string,
+func DropDeadLetters(ctx context.Context, pool *pgxpool.Pool, tenant int64, aggregateType string, dryRun bool, actor, reason string,
 	doomed func(payload []byte) bool) (n int, err error) {
-	return sweepDeadLetters(ctx, pool, tenant, aggregateType, look, func(l *heldLetter) (bool, error) { return doomed(l.Payload), nil },
+	return sweepDeadLetters(ctx, pool, tenant, aggregateType, dryRun, func(l *heldLetter) (bool, error) { return doomed(l.Payload), nil },
 		func(tx pgx.Tx, l *heldLetter) error {
 			return remove(ctx, tx, deadletter.Discard, DeadLetterRequest{Actor: actor, Reason: reason}, []int64{l.ID})
 		})
@@ -142,7 +143,7 @@ func DropDeadLetters(ctx context.Context, pool *pgxpool.Pool, tenant int64, aggr
 
 // sweepDeadLetters calls change for each dead letter that wanted selects, under the lock of its
 // partition's offset.
-func sweepDeadLetters(ctx context.Context, pool *pgxpool.Pool, tenant int64, aggregateType string, look bool,
+func sweepDeadLetters(ctx context.Context, pool *pgxpool.Pool, tenant int64, aggregateType string, dryRun bool,
 	wanted func(*heldLetter) (bool, error), change func(pgx.Tx, *heldLetter) error) (n int, err error) {
 	const page = 100
 	for after, full := int64(0), true; full; {
@@ -163,7 +164,7 @@ func sweepDeadLetters(ctx context.Context, pool *pgxpool.Pool, tenant int64, agg
 				continue
 			}
 			n++
-			if look {
+			if dryRun {
 				continue
 			}
 			err = postgres.InTx(ctx, pool, pgx.TxOptions{}, func(tx pgx.Tx) error {

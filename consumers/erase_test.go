@@ -36,9 +36,9 @@ func TestARedactionChangesTheLettersThatItNamesAlone(t *testing.T) {
 		}
 		return all
 	}
-	redact := func(look bool) int {
+	redact := func(dryRun bool) int {
 		t.Helper()
-		n, err := consumers.RedactDeadLetters(t.Context(), pool, 1, look,
+		n, err := consumers.RedactDeadLetters(t.Context(), pool, 1, dryRun,
 			func(aggregateType string, payload []byte, headers map[string][]string) (*consumers.RedactedLetter, error) {
 				switch {
 				case aggregateType == "a" && bytes.HasPrefix(payload, []byte("secret")):
@@ -55,7 +55,7 @@ func TestARedactionChangesTheLettersThatItNamesAlone(t *testing.T) {
 	}
 	before := letters()
 	if n := redact(true); n != 2 || !cmp.Equal(letters(), before) {
-		t.Errorf("a look names %d letters, and leaves %q", n, letters())
+		t.Errorf("a dry run names %d letters, and leaves %q", n, letters())
 	}
 	if n := redact(false); n != 2 {
 		t.Errorf("redacted %d letters, want 2", n)

@@ -180,7 +180,7 @@ type lagClock struct {
 	stale time.Duration
 
 	mu     sync.Mutex
-	looked time.Time // when all streams were last read
+	readAt time.Time // when all streams were last read
 	oldest time.Time // zero when everything was applied
 	blind  bool
 }
@@ -188,7 +188,7 @@ type lagClock struct {
 func (l *lagClock) start(now time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.looked = now
+	l.readAt = now
 }
 
 // set records a measurement: its time by this process's clock, and the age of the oldest message at
@@ -201,7 +201,7 @@ func (l *lagClock) set(now time.Time, age time.Duration, blind bool) {
 		l.oldest = now.Add(-age)
 	}
 	if !blind {
-		l.looked = now
+		l.readAt = now
 	}
 }
 
@@ -218,7 +218,7 @@ func (l *lagClock) seconds(now time.Time) float64 {
 	if !l.oldest.IsZero() {
 		lag = now.Sub(l.oldest)
 	}
-	if unseen := now.Sub(l.looked); !l.looked.IsZero() && (l.blind || unseen > l.stale) {
+	if unseen := now.Sub(l.readAt); !l.readAt.IsZero() && (l.blind || unseen > l.stale) {
 		lag = max(lag, unseen)
 	}
 	return max(lag.Seconds(), 0)

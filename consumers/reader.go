@@ -70,22 +70,22 @@ func (r *reader) run(ctx context.Context) {
 		switch {
 		case errors.Is(err, errClosed):
 			c.clear(ctx, r.partition)
-			c.lookNow.Give() // to share its successors
+			c.sampleNow.Notify() // to share its successors
 			pause = min(pause, idle)
 		case errors.Is(err, errNotYet):
 			c.clear(ctx, r.partition)
 			pause = min(pause, idle)
 		case errors.As(err, &stop):
 			c.trouble(ctx, r.partition, stuck, err)
-			c.lookNow.Give()
+			c.sampleNow.Notify()
 			pause = c.cfg.Recheck
 		case isWaiting(err):
 			c.trouble(ctx, r.partition, waiting, err)
-			c.lookNow.Give()
+			c.sampleNow.Notify()
 			pause = min(pause, idle)
 		default:
 			c.trouble(ctx, r.partition, failing, err)
-			c.lookNow.Give()
+			c.sampleNow.Notify()
 		}
 		work.Sleep(ctx, pause)
 	}
@@ -100,9 +100,9 @@ func isWaiting(err error) bool {
 		broker.IsLeaderless(err)
 }
 
-// lose returns the error for events that the consumer can no longer read: errDoubt at first, and a
-// stopError once the doubt is sure.
-func (r *reader) lose(reason error) error {
+// lostError returns the error for events that the consumer can no longer read: errDoubt at first,
+// and a stopError once the doubt is sure.
+func (r *reader) lostError(reason error) error {
 	if !r.doubt.Sure(r.c.deps.JetStream) {
 		return fmt.Errorf("%w: %w", errDoubt, reason)
 	}
@@ -132,7 +132,7 @@ func (r *reader) open(ctx context.Context) (o offset, s broker.Stream, err error
 	s, err = broker.ReadStream(ctx, c.deps.JetStream, c.broker, r.partition)
 	switch {
 	case errors.Is(err, jetstream.ErrStreamNotFound) && begun:
-		return o, s, r.lose(fmt.Errorf("stream %s is gone; the offset is %d; %s", r.name, o.Seq, r.remedy()))
+		return o, s, r.lostError(fmt.Errorf("stream %s is gone; the offset is %d; %s", r.name, o.Seq, r.remedy()))
 	case errors.Is(err, jetstream.ErrStreamNotFound):
 		return o, s, errNotYet
 	case err != nil:
@@ -155,7 +155,7 @@ func (r *reader) open(ctx context.Context) (o offset, s broker.Stream, err error
 		}
 	}
 	if reason != nil {
-		return o, s, r.lose(fmt.Errorf("%w; %s", reason, r.remedy()))
+		return o, s, r.lostError(fmt.Errorf("%w; %s", reason, r.remedy()))
 	}
 	return o, s, nil
 }
@@ -176,20 +176,20 @@ func (r *reader) mayBegin(ctx context.Context, s broker.Stream, offsets map[stri
 		case !errors.Is(err, jetstream.ErrStreamNotFound):
 			return err
 		case !begun:
-			return r.lose(fmt.Errorf("stream %s, the predecessor of %s, is gone, and the consumer has not read it; %s",
+			return r.lostError(fmt.Errorf("stream %s, the predecessor of %s, is gone, and the consumer has not read it; %s",
 				before, s.Name, c.deps.Remedy))
 		}
 	}
 	if !begun {
-		c.lookNow.Give() // watch creates the offset
+		c.sampleNow.Notify() // watch creates the offset
 		return errNotYet
 	}
 	return nil
 }
 
-// prove returns nil if the messages from first to last, which the stream does not have, were all
-// erased on purpose.
-func (r *reader) prove(ctx context.Context, first, last uint64) error {
+// proveErased returns nil if the messages from first to last, which the stream does not have, were
+// all erased on purpose.
+func (r *reader) proveErased(ctx context.Context, first, last uint64) error {
 	c := r.c
 	ctx, cancel := context.WithTimeout(ctx, c.broker.Timeout)
 	defer cancel()
@@ -213,10 +213,10 @@ func (r *reader) prove(ctx context.Context, first, last uint64) error {
 	case err != nil:
 		return err
 	case first < s.First:
-		return r.lose(fmt.Errorf("messages %d to %d of stream %s expired or were purged before the consumer read them; %s",
+		return r.lostError(fmt.Errorf("messages %d to %d of stream %s expired or were purged before the consumer read them; %s",
 			first, min(last, s.First-1), r.name, c.deps.Remedy))
 	}
-	return r.lose(fmt.Errorf("messages %d to %d of stream %s are missing, and not all of them were erased on purpose; %s",
+	return r.lostError(fmt.Errorf("messages %d to %d of stream %s are missing, and not all of them were erased on purpose; %s",
 		first, last, r.name, r.remedy()))
 }
 

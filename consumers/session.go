@@ -82,7 +82,7 @@ func (r *reader) session(ctx context.Context) (progress bool, err error) {
 	if err != nil {
 		return false, unless(ctx, err)
 	}
-	if o, err = r.passOver(ctx, o, stream); err != nil {
+	if o, err = r.skipErased(ctx, o, stream); err != nil {
 		return false, unless(ctx, err)
 	}
 	s := &session{reader: r, stream: stream, reached: o.Seq, stored: o.Stored}
@@ -120,9 +120,9 @@ func (r *reader) applyAll(ctx context.Context, stream broker.Stream, batches <-c
 	}
 }
 
-// passOver moves the offset past erased messages if no other message follows them. It returns the
+// skipErased moves the offset past erased messages if no other message follows them. It returns the
 // offset.
-func (r *reader) passOver(ctx context.Context, o offset, s broker.Stream) (offset, error) {
+func (r *reader) skipErased(ctx context.Context, o offset, s broker.Stream) (offset, error) {
 	if o.Seq == s.Last {
 		return o, nil
 	}
@@ -136,7 +136,7 @@ func (r *reader) passOver(ctx context.Context, o offset, s broker.Stream) (offse
 	if next != nil {
 		last = next.Seq - 1
 	}
-	if err := r.prove(ctx, o.Seq+1, last); err != nil || next != nil {
+	if err := r.proveErased(ctx, o.Seq+1, last); err != nil || next != nil {
 		return o, err
 	}
 	err = r.apply(ctx, s, &batch{from: o.Seq, to: last, stored: o.AsOf})
@@ -220,7 +220,7 @@ func (s *session) take(ctx context.Context, msg jetstream.Msg, meta *jetstream.M
 		s.consumer = meta.Consumer
 	}
 	if seq > s.reached+1 {
-		if err := s.prove(ctx, s.reached+1, seq-1); err != nil {
+		if err := s.proveErased(ctx, s.reached+1, seq-1); err != nil {
 			return d, err
 		}
 	}

@@ -21,8 +21,8 @@ type Start struct {
 // begunSQL finds any offset of a consumer. Index: consumer_offsets_pkey. Locks: none.
 const begunSQL = `SELECT /* consumers.begun */ EXISTS (SELECT FROM consumer_offsets WHERE consumer_name = @consumer)`
 
-// Begun reports whether the consumer has an offset on any stream.
-func Begun(ctx context.Context, tx pgx.Tx, consumer string) (begun bool, err error) {
+// HasOffset reports whether the consumer has an offset on any stream.
+func HasOffset(ctx context.Context, tx pgx.Tx, consumer string) (begun bool, err error) {
 	if err := tx.QueryRow(ctx, begunSQL, pgx.StrictNamedArgs{"consumer": consumer}).Scan(&begun); err != nil {
 		return false, fmt.Errorf("read whether consumer %s has begun: %w", consumer, err)
 	}

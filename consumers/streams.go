@@ -14,9 +14,9 @@ import (
 )
 
 const (
-	patience    = 3                      // consecutive failed reads of the streams before the instance leaves its partitions to others
-	lookTimeout = 2 * time.Second        // of one read
-	lookRetry   = 200 * time.Millisecond // between failed reads
+	patience      = 3                      // consecutive failed reads of the streams before the instance leaves its partitions to others
+	sampleTimeout = 2 * time.Second        // of one read
+	sampleRetry   = 200 * time.Millisecond // between failed reads
 	// settled is subtracted from the time of a stream's description: the server counts the messages
 	// before it takes the time.
 	settled = 100 * time.Millisecond
@@ -41,7 +41,7 @@ func (c *Consumer) watch(ctx context.Context) {
 			joined.Start(ctx, c.name, c.group, func(ctx context.Context) { _ = c.group.Run(ctx) }) // it logs its failures
 		default:
 			c.lag.fail()
-			wait = lookRetry
+			wait = sampleRetry
 			if failures++; failures == 1 || failures == patience {
 				c.log.WarnContext(ctx, "reading the streams failed, retrying", "failures", failures, "err", err)
 			}
@@ -57,8 +57,8 @@ func (c *Consumer) watch(ctx context.Context) {
 		t := time.NewTimer(wait)
 		select {
 		case <-ctx.Done():
-		case <-c.lookNow:
-			work.Sleep(ctx, min(lookRetry, wait))
+		case <-c.sampleNow:
+			work.Sleep(ctx, min(sampleRetry, wait))
 		case <-t.C:
 		}
 		t.Stop()
@@ -92,7 +92,7 @@ func (c *Consumer) sample(ctx context.Context) error {
 	qctx, cancel := context.WithTimeout(ctx, c.broker.Timeout)
 	defer cancel()
 	all, dbErr := readOffsets(qctx, c.deps.Pool, c.name)
-	bctx, cancel := context.WithTimeout(ctx, min(lookTimeout, c.broker.Timeout))
+	bctx, cancel := context.WithTimeout(ctx, min(sampleTimeout, c.broker.Timeout))
 	defer cancel()
 	streams, err := broker.Streams(bctx, c.deps.JetStream, c.broker)
 	held := c.group.Held()
@@ -183,7 +183,7 @@ func (c *Consumer) measure(qctx, bctx context.Context, held []int, offsets map[s
 			blind = true
 			messages++ // at least
 			if complete {
-				c.kick(n)
+				c.restartSession(n)
 			}
 			continue
 		}
@@ -196,7 +196,7 @@ func (c *Consumer) measure(qctx, bctx context.Context, held []int, offsets map[s
 		oldest = max(oldest, age)
 		switch {
 		case count > 0 && !found:
-			c.kick(n)
+			c.restartSession(n)
 		case count == 0 && o.Stream != "":
 			at := streams[i].At.Add(-settled)
 			if _, err := c.deps.Pool.Exec(qctx, confirmSQL, pgx.StrictNamedArgs{"consumer": c.name, "key": name, "at": at}); err != nil {
@@ -213,8 +213,8 @@ func (c *Consumer) measure(qctx, bctx context.Context, held []int, offsets map[s
 	return err
 }
 
-// kick ends the session of a reader, so that it reads the offset and the stream again.
-func (c *Consumer) kick(partition int) {
+// restartSession ends the session of a reader, so that it reads the offset and the stream again.
+func (c *Consumer) restartSession(partition int) {
 	r, ok := c.readers.Of(partition)
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -98,8 +98,8 @@ func (s *staller) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) er
 }
 
 // TestAnInstanceWhoseLinkToPostgreSQLStallsLosesAndRepeatsNothing stalls the link of one of two
-// instances in a batch. The connections stay open. What the instance sent arrives late, when the
-// link works again.
+// instances in a batch. The connections stay open. The messages that the instance sent arrive late,
+// when the link works again.
 func TestAnInstanceWhoseLinkToPostgreSQLStallsLosesAndRepeatsNothing(t *testing.T) {
 	for what, c := range map[string]struct {
 		arm    func(s *staller, link *testkit.Proxy)

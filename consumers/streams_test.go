@@ -186,7 +186,7 @@ func TestAStreamIsNotClosedBeforeItsSuccessorsExist(t *testing.T) {
 	}
 	for want, seqs := range map[int]map[string]uint64{0: {"EVENTS-0": 2, "EVENTS-1": 1}, 1: {"EVENTS-0": 2, "EVENTS-1": 2}} {
 		created := map[string]time.Time{"EVENTS-0": {}, "EVENTS-1": r.open[0].Created}
-		behind, err := consumers.NotPast(t.Context(), r.system, seqs, created)
+		behind, err := consumers.NotYetApplied(t.Context(), r.system, seqs, created)
 		if err != nil || behind[name] != want {
 			t.Errorf("not past %v: %v, %v", seqs, behind, err)
 		}

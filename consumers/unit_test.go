@@ -165,7 +165,7 @@ func TestTheLagGrowsWhileNobodyLooks(t *testing.T) {
 }
 
 func TestAnyTextCanBeParked(t *testing.T) {
-	if got := clean("a\x00b\xff"); got != "a\uFFFDb\uFFFD" {
+	if got := cleanText("a\x00b\xff"); got != "a\uFFFDb\uFFFD" {
 		t.Errorf("%q", got)
 	}
 }

@@ -1,5 +1,3 @@
-// Package deploy_test compares the files that operators take from this folder with the code, and
-// runs them.
 package deploy_test
 
 import (

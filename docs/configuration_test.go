@@ -1,4 +1,3 @@
-// Package docs_test compares the documents with the code.
 package docs_test
 
 import (

@@ -85,7 +85,7 @@ func appendValue(out []byte, p any) (_ []byte, empty bool, err error) {
 	case *bool:
 		return strconv.AppendBool(out, *p), !*p, nil
 	case *string:
-		if plain(*p) {
+		if isPlain(*p) {
 			return append(append(append(out, '"'), *p...), '"'), *p == "", nil
 		}
 	case *json.RawMessage:
@@ -95,8 +95,8 @@ func appendValue(out []byte, p any) (_ []byte, empty bool, err error) {
 	return append(out, text...), empty, err
 }
 
-// plain reports whether the JSON of a text is the text in quotes.
-func plain(text string) bool {
+// isPlain reports whether the JSON of a text is the text in quotes.
+func isPlain(text string) bool {
 	for _, c := range []byte(text) {
 		if c < ' ' || c >= utf8.RuneSelf || c == '"' || c == '\\' || c == '<' || c == '>' || c == '&' {
 			return false
@@ -167,14 +167,14 @@ func members(text []byte, err *error) iter.Seq2[[]byte, json.RawMessage] {
 			*err = json.Unmarshal(text, new(any))
 			return
 		}
-		at := space(text, 0)
+		at := skipSpace(text, 0)
 		if text[at] != '{' {
 			if text[at] != 'n' {
 				*err = errors.New("the text is not a JSON object")
 			}
 			return
 		}
-		for at = space(text, at+1); text[at] != '}'; {
+		for at = skipSpace(text, at+1); text[at] != '}'; {
 			end := valueEnd(text, at)
 			name := text[at+1 : end-1]
 			if bytes.IndexByte(name, '\\') >= 0 {
@@ -182,20 +182,20 @@ func members(text []byte, err *error) iter.Seq2[[]byte, json.RawMessage] {
 				_ = json.Unmarshal(text[at:end], &plain) // it is valid
 				name = []byte(plain)
 			}
-			at = space(text, space(text, end)+1)
+			at = skipSpace(text, skipSpace(text, end)+1)
 			end = valueEnd(text, at)
 			if !yield(name, text[at:end:end]) {
 				return
 			}
-			if at = space(text, end); text[at] == ',' {
-				at = space(text, at+1)
+			if at = skipSpace(text, end); text[at] == ',' {
+				at = skipSpace(text, at+1)
 			}
 		}
 	}
 }
 
-// space returns the place of the first byte from at on that is no space.
-func space(text []byte, at int) int {
+// skipSpace returns the place of the first byte from at on that is no space.
+func skipSpace(text []byte, at int) int {
 	for text[at] == ' ' || text[at] == '\n' || text[at] == '\t' || text[at] == '\r' {
 		at++
 	}

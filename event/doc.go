@@ -1,4 +1,6 @@
-// Package event is the wire contract: the events, their types, and their encoding on the stream.
+// Package event is the wire contract: the events, their types, and their encoding on the stream. It
+// is for everyone who reads or writes an event, in Tidings and downstream. It is supported:
+// CHANGELOG.md names every change that a program of yours would notice.
 //
 // An event is written to the outbox in the transaction of its state change and published by the
 // relay as a CloudEvents 1.0 message in binary mode:

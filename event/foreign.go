@@ -17,18 +17,18 @@ func Ours(headers map[string][]string) bool {
 		return ""
 	}
 	id, err := strconv.ParseInt(get(HeaderOutboxID), 10, 64)
-	return sourced(headers) && isUUID(get(HeaderID)) && err == nil && id > 0
+	return isFromRelay(headers) && isUUID(get(HeaderID)) && err == nil && id > 0
 }
 
 // Closes reports whether the message ends its stream: a relay publishes it last when its partition
 // closes (ClosingMessage). It is not an event.
 func Closes(subject string, headers map[string][]string) bool {
-	return strings.HasSuffix(subject, closedSuffix) && len(headers[HeaderClosed]) > 0 && sourced(headers)
+	return strings.HasSuffix(subject, closedSuffix) && len(headers[HeaderClosed]) > 0 && isFromRelay(headers)
 }
 
-// sourced reports whether the message has the source of a relay, of any installation: readers do
-// not know the name of theirs, which may also have changed.
-func sourced(headers map[string][]string) bool {
+// isFromRelay reports whether the message has the source of a relay, of any installation: readers
+// do not know the name of theirs, which may also have changed.
+func isFromRelay(headers map[string][]string) bool {
 	v := headers[HeaderSource]
 	if len(v) == 0 {
 		return false

@@ -31,9 +31,10 @@ func (e *Event) permanent(err error) error {
 	return Permanent(fmt.Errorf("decode the payload of event %s (%s.%s.v%d): %w", e.ID, e.AggregateType, e.Type, e.Version, err))
 }
 
-// OneForm returns attributes from PostgreSQL, whose jsonb has its own order of members, in the form
-// of writers and events: members sorted by name, without spaces. It returns nil for empty input.
-func OneForm(attributes []byte) json.RawMessage {
+// CanonicalAttributes returns attributes from PostgreSQL, whose jsonb has its own order of members,
+// in the form of writers and events: members sorted by name, without spaces. It returns nil for
+// empty input.
+func CanonicalAttributes(attributes []byte) json.RawMessage {
 	if len(attributes) == 0 {
 		return nil
 	}

@@ -117,7 +117,7 @@ func TestAttributesFromTheDatabaseHaveOneForm(t *testing.T) {
 		``:    ``,
 		`[1]`: `[1]`, // input that is not attributes from jsonb is returned unchanged
 	} {
-		if got := string(OneForm([]byte(in))); got != want {
+		if got := string(CanonicalAttributes([]byte(in))); got != want {
 			t.Errorf("%s: %s, want %s", in, got, want)
 		}
 	}

@@ -28,15 +28,15 @@ type redacted struct {
 	Erased          json.RawMessage `json:"erased"`
 }
 
-var remains = newCodec(func(r *redacted) []any {
+var redactedCodec = newCodec(func(r *redacted) []any {
 	return []any{&r.ID, &r.Parent, &r.ParentID, &r.Slug, &r.Path, &r.AuthorID, &r.Body, &r.AuthorState, &r.ModerationState, &r.Version,
 		&r.CreatedAt, &r.UpdatedAt, &r.Actor, &r.Erased}
 })
 
-// kept has the JSON names of its fields, except the two that the kind names.
-var kept = func() map[string]bool {
+// keptNames has the JSON names of its fields, except the two that the kind names.
+var keptNames = func() map[string]bool {
 	names := make(map[string]bool)
-	for _, m := range remains.members[2:] {
+	for _, m := range redactedCodec.members[2:] {
 		names[m.name] = true
 	}
 	return names
@@ -46,7 +46,7 @@ var kept = func() map[string]bool {
 // version and any form of the id. It returns "" if the payload names no child. It finds every child
 // that DecodeChild reads, and those that DecodeChild refuses because of the form of their id.
 func (n ChildNames) Named(payload []byte) string {
-	r, err := remains.decode(payload, n.ID, n.Parent)
+	r, err := redactedCodec.decode(payload, n.ID, n.Parent)
 	if err != nil {
 		return ""
 	}
@@ -80,7 +80,7 @@ func (n ChildNames) Redacted(eventType string, payload []byte) bool {
 		return false
 	}
 	for name := range fields {
-		if !kept[name] && name != n.ID && name != n.Parent {
+		if !keptNames[name] && name != n.ID && name != n.Parent {
 			return false
 		}
 	}
@@ -92,12 +92,12 @@ func (n ChildNames) Redacted(eventType string, payload []byte) bool {
 // the child and its state, and sets an empty body and "erased": true (docs/events.md). Repeating it
 // changes nothing.
 func (n ChildNames) Redact(payload []byte) ([]byte, error) {
-	r, err := remains.decode(payload, n.ID, n.Parent)
+	r, err := redactedCodec.decode(payload, n.ID, n.Parent)
 	if err != nil {
 		return nil, fmt.Errorf("redact a payload of %d bytes: it is not a JSON object", len(payload)) // err may quote it
 	}
 	r.Body, r.Erased = json.RawMessage(`""`), json.RawMessage(`true`)
-	out, err := remains.encode(r, n.ID, n.Parent)
+	out, err := redactedCodec.encode(r, n.ID, n.Parent)
 	if err != nil {
 		return nil, fmt.Errorf("encode a redacted payload: %w", err)
 	}
@@ -153,14 +153,14 @@ func People(eventType string, payload []byte) (ids []int64) {
 			if user, is := strings.CutPrefix(actor, "user:"); is {
 				actors = append(actors, idOf(json.RawMessage(user)))
 			}
-		case kept[name] && name != "author_id":
+		case keptNames[name] && name != "author_id":
 		default:
 			if id = idOf(value); id > 0 {
 				ids = append(ids, id)
 			}
 			isChild := id == 0 && childID(value) != ""
 			author, child = author || id > 0 && strings.EqualFold(name, "author_id"), child || isChild
-			if !kept[name] {
+			if !keptNames[name] {
 				others++
 				content = content || id == 0 && !isChild
 			}
@@ -189,9 +189,9 @@ func RedactHeaders(headers map[string][]string) map[string][]string {
 	return out
 }
 
-// severed is the part of an edge's payload that remains: the status, the version and the times.
-// Both ends, the attributes and the actor are removed.
-type severed struct {
+// redactedEdge is the part of an edge's payload that remains: the status, the version and the
+// times. Both ends, the attributes and the actor are removed.
+type redactedEdge struct {
 	Status       json.RawMessage `json:"status,omitempty"`
 	Version      json.RawMessage `json:"version,omitempty"`
 	CreatedAt    json.RawMessage `json:"created_at,omitempty"`
@@ -245,7 +245,7 @@ func (n EdgeNames) Redact(payload []byte) ([]byte, error) {
 	if json.Unmarshal(payload, &fields) != nil {
 		return nil, fmt.Errorf("redact a payload of %d bytes: it is not a JSON object", len(payload)) // err may quote it
 	}
-	out, err := json.Marshal(severed{Status: fields["status"], Version: fields["version"], CreatedAt: fields["created_at"],
+	out, err := json.Marshal(redactedEdge{Status: fields["status"], Version: fields["version"], CreatedAt: fields["created_at"],
 		PositionedAt: fields["positioned_at"], UpdatedAt: fields["updated_at"], Erased: true})
 	if err != nil {
 		return nil, fmt.Errorf("encode a redacted payload: %w", err)

@@ -146,7 +146,7 @@ func TestEachFieldOfACommentIsKeptOrTaken(t *testing.T) {
 		return all
 	}
 	kept := []string{commentNames.ID, commentNames.Parent}
-	for _, m := range remains.members[2:] {
+	for _, m := range redactedCodec.members[2:] {
 		kept = append(kept, m.name)
 	}
 	for _, name := range names(reflect.TypeFor[Comment]()) {

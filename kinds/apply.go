@@ -102,7 +102,7 @@ func apply(ctx context.Context, d Databases, r Request, step func(name string) e
 		if err := step("truth tables"); err != nil {
 			return err
 		}
-		if err := Truth.remake(ctx, tx, now.set, to); err != nil {
+		if err := Truth.recreateTables(ctx, tx, now.set, to); err != nil {
 			return err
 		}
 		if err := step("projections"); err != nil {
@@ -135,7 +135,7 @@ func (d Databases) applyProjections(ctx context.Context, r Request, to *Set) err
 		if err != nil {
 			return err
 		}
-		if err := Projections.remake(ctx, tx, now.set, to); err != nil {
+		if err := Projections.recreateTables(ctx, tx, now.set, to); err != nil {
 			return err
 		}
 		if _, err := Projections.put(ctx, tx, r, now, to); err != nil {
@@ -171,9 +171,9 @@ func (w Database) begin(ctx context.Context, tx pgx.Tx, r Request) (inForce, err
 	return w.load(ctx, tx, nil)
 }
 
-// remake drops the tables of kinds that were removed or whose tables change, and makes all missing
-// tables.
-func (w Database) remake(ctx context.Context, tx pgx.Tx, from, to *Set) error {
+// recreateTables drops the tables of kinds that were removed or whose tables change, and makes all
+// missing tables.
+func (w Database) recreateTables(ctx context.Context, tx pgx.Tx, from, to *Set) error {
 	var all []Statement
 	dropped := map[string]bool{}
 	for _, c := range Changes(from, to) {

@@ -29,7 +29,7 @@ func (e *AttributeError) Error() string {
 	return "attributes: " + strings.Join(all, "; ")
 }
 
-func wrong(pointer, format string, args ...any) *AttributeError {
+func attributeError(pointer, format string, args ...any) *AttributeError {
 	return &AttributeError{[]FieldError{{pointer, fmt.Sprintf(format, args...)}}}
 }
 
@@ -171,7 +171,7 @@ func (k *checker) patch(present, change json.RawMessage) (json.RawMessage, error
 			continue
 		}
 		if err := json.Unmarshal(raw, &over); err != nil || over == nil {
-			return nil, wrong("", "expected object")
+			return nil, attributeError("", "expected object")
 		}
 		for name, v := range over {
 			if i == 1 && string(v) == "null" {
@@ -183,7 +183,7 @@ func (k *checker) patch(present, change json.RawMessage) (json.RawMessage, error
 	}
 	text, err := json.Marshal(values)
 	if err != nil {
-		return nil, wrong("", "expected object")
+		return nil, attributeError("", "expected object")
 	}
 	return k.form(text)
 }
@@ -192,13 +192,13 @@ func (k *checker) patch(present, change json.RawMessage) (json.RawMessage, error
 func (k *checker) form(raw json.RawMessage) (json.RawMessage, error) {
 	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(raw))
 	if err != nil {
-		return nil, wrong("", "expected JSON: %v", err)
+		return nil, attributeError("", "expected JSON: %v", err)
 	}
 	values, _ := doc.(map[string]any)
 	for _, name := range slices.Sorted(maps.Keys(values)) {
 		// A short number with a large exponent takes megabytes to compare.
 		if n, ok := values[name].(json.Number); ok && (len(n) > 32 || strings.ContainsAny(string(n), "eE")) {
-			return nil, wrong("/"+escape.Replace(name), "expected a number of at most 32 characters without an exponent")
+			return nil, attributeError("/"+escape.Replace(name), "expected a number of at most 32 characters without an exponent")
 		}
 	}
 	if err := k.compiled.Validate(doc); err != nil {
@@ -213,9 +213,9 @@ func (k *checker) form(raw json.RawMessage) (json.RawMessage, error) {
 		case !given && a.Default != nil:
 			values[name] = a.Default
 		case given && a.Type == Integer:
-			values[name] = whole(v.(json.Number)) // 1.0 is an integer too
+			values[name] = boundedInteger(v.(json.Number)) // 1.0 is an integer too
 		case given && a.Type == String && strings.ContainsRune(v.(string), 0):
-			return nil, wrong("/"+name, "expected no character U+0000")
+			return nil, attributeError("/"+name, "expected no character U+0000")
 		}
 	}
 	var out bytes.Buffer
@@ -226,13 +226,13 @@ func (k *checker) form(raw json.RawMessage) (json.RawMessage, error) {
 	}
 	form := bytes.TrimSuffix(out.Bytes(), []byte("\n"))
 	if n := len(form) + 2*len(values); n > MaxAttributeBytes { // PostgreSQL writes a space after each colon and comma
-		return nil, wrong("", "expected at most %d bytes", MaxAttributeBytes)
+		return nil, attributeError("", "expected at most %d bytes", MaxAttributeBytes)
 	}
 	return form, nil
 }
 
-// whole returns an integer that is within the bounds of all integers.
-func whole(n json.Number) int64 {
+// boundedInteger returns an integer that is within the bounds of all integers.
+func boundedInteger(n json.Number) int64 {
 	r, _ := new(big.Rat).SetString(n.String())
 	return r.Num().Int64()
 }

@@ -27,7 +27,7 @@ type Change struct {
 // Changes returns the differences between from and to, ordered by path.
 func Changes(from, to *Set) []Change {
 	d := &diff{}
-	each(from.Objects, to.Objects, func(name string, was, is *string) {
+	eachName(from.Objects, to.Objects, func(name string, was, is *string) {
 		at := "objects." + name
 		switch {
 		case was == nil:
@@ -38,15 +38,15 @@ func Changes(from, to *Set) []Change {
 			d.free(at, fmt.Sprintf("%s → %s: its paths change", *was, *is))
 		}
 	})
-	each(from.Edges, to.Edges, func(name string, was, is *Edge) {
+	eachName(from.Edges, to.Edges, func(name string, was, is *Edge) {
 		k := kindDiff{d, "edges." + name, name, true}
-		if k.thereOrNot(was != nil, is != nil) {
+		if k.presence(was != nil, is != nil) {
 			k.edge(*was, *is)
 		}
 	})
-	each(from.Children, to.Children, func(name string, was, is *Child) {
+	eachName(from.Children, to.Children, func(name string, was, is *Child) {
 		k := kindDiff{d, "children." + name, name, false}
-		if k.thereOrNot(was != nil, is != nil) {
+		if k.presence(was != nil, is != nil) {
 			k.child(*was, *is)
 		}
 	})
@@ -54,8 +54,8 @@ func Changes(from, to *Set) []Change {
 	return d.all
 }
 
-// each calls fn for every name of either map, with nil for a missing value.
-func each[V any](from, to map[string]V, fn func(name string, was, is *V)) {
+// eachName calls fn for every name of either map, with nil for a missing value.
+func eachName[V any](from, to map[string]V, fn func(name string, was, is *V)) {
 	names := slices.Concat(slices.Collect(maps.Keys(from)), slices.Collect(maps.Keys(to)))
 	slices.Sort(names)
 	for _, name := range slices.Compact(names) {
@@ -87,8 +87,8 @@ func (k kindDiff) bound(path, what, instead string, rebuilt bool) {
 	k.all = append(k.all, Change{Path: path, What: what, Kind: k.name, Instead: instead, edges: k.edges, rebuilt: rebuilt})
 }
 
-// thereOrNot reports whether both sets have the kind.
-func (k kindDiff) thereOrNot(was, is bool) bool {
+// presence reports whether both sets have the kind.
+func (k kindDiff) presence(was, is bool) bool {
 	switch {
 	case !was:
 		k.free(k.path, "added")
@@ -138,7 +138,7 @@ func (k kindDiff) child(was, is Child) {
 }
 
 func (k kindDiff) attributes(from, to map[string]Attribute) {
-	each(from, to, func(name string, was, is *Attribute) {
+	eachName(from, to, func(name string, was, is *Attribute) {
 		at := k.path + ".attributes." + name
 		switch {
 		case was == nil && is.Required:

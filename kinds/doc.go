@@ -1,5 +1,7 @@
 // Package kinds describes the kinds of an installation: kinds of edges (follow, like, ...) and of
-// children (comment, review, ...).
+// children (comment, review, ...). It is for everyone who reads what an installation may store, in
+// Tidings and downstream. It is supported: CHANGELOG.md names every change that a program of yours
+// would notice.
 //
 // A kind is data, not code. builtin.yaml has the kinds of every installation, and `tidings kinds
 // apply` adds others without a restart. The rest of the code knows the two archetypes, and reads

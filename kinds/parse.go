@@ -103,12 +103,12 @@ func (c *checking) decode(file []byte) (*Set, error) {
 		if e.Ends == [2]string{} {
 			e.Ends = [2]string{e.From + "_id", e.To + "_id"}
 		}
-		e.Attributes = filled(e.Attributes)
+		e.Attributes = withTypes(e.Attributes)
 		s.Edges[name] = e
 	}
 	for name, ch := range s.Children {
 		ch.Name = name
-		ch.Attributes = filled(ch.Attributes)
+		ch.Attributes = withTypes(ch.Attributes)
 		s.Children[name] = ch
 	}
 	return &s, nil
@@ -129,8 +129,8 @@ func typeErrors(err error) error {
 	return errors.Join(all...)
 }
 
-// filled returns the attributes with the types that follow from their enums and defaults.
-func filled(all map[string]Attribute) map[string]Attribute {
+// withTypes returns the attributes with the types that follow from their enums and defaults.
+func withTypes(all map[string]Attribute) map[string]Attribute {
 	for name, a := range all {
 		if a.Type == "" && len(a.Enum) > 0 {
 			a.Type = String

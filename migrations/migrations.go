@@ -1,10 +1,3 @@
-// Package migrations has the schemas of the truth, of the projections, and of the tables that
-// consumers keep for themselves. It brings a database up to date with them.
-//
-// The migrations only go forward. They expand first and contract a release later, because a fleet
-// is upgraded while it runs. Only `tidings migrate` and `tidings dev` call Up. Every binary waits
-// while its schema is older (Await), and every command refuses it (Check). Both accept a newer
-// schema.
 package migrations
 
 import (

@@ -371,8 +371,8 @@ func insertSQL(table string) string {
 	panic("fillSQL has nothing for " + table)
 }
 
-// TestAnArchivedThreadThatIsBackTellsWhenAndWhy: the row is the only record of a return.
-func TestAnArchivedThreadThatIsBackTellsWhenAndWhy(t *testing.T) {
+// TestAShelvedThreadThatIsBackTellsWhenAndWhy: the row is the only record of a return.
+func TestAShelvedThreadThatIsBackTellsWhenAndWhy(t *testing.T) {
 	owner := testkit.Postgres(t).Pool(t, postgres.RoleOwner)
 	for n, c := range []struct {
 		values  string

@@ -33,7 +33,7 @@ SELECT current_database(), coalesce(current_schema(), ''), to_regclass(@truth) I
          WHERE c.relkind IN ('r', 'p', 'f') AND NOT c.relispartition AND n.nspname NOT LIKE 'pg\_%' AND n.nspname <> 'information_schema'
            AND NOT EXISTS (SELECT FROM pg_depend d WHERE d.classid = 'pg_class'::regclass AND d.objid = c.oid AND d.deptype = 'e'))::int`
 
-// FindPlace looks at the database of url before Up changes it. It writes nothing.
+// FindPlace reads the database of url before Up changes it. It writes nothing.
 func FindPlace(ctx context.Context, url string) (p Place, err error) {
 	cfg, err := postgres.ParseConfig(url)
 	if err != nil {

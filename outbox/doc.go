@@ -1,5 +1,7 @@
 // Package outbox holds all SQL on outbox_messages, its dead letter queue (DLQ), its archive and
-// outbox_partitions. No other package names these tables in SQL.
+// outbox_partitions. No other package names these tables in SQL. It is for services that append
+// events of their own tables, and for the path of an event. It is supported: CHANGELOG.md names
+// every change that a program of yours would notice.
 //
 // # Rows
 //

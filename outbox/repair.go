@@ -14,13 +14,13 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 )
 
-// fenced is the creation time that Replace stores for a lost stream. No stream has it. So no relay
-// publishes to that partition or marks its rows.
-var fenced = time.Unix(0, 0).UTC()
+// fencedCreation is the creation time that Replace stores for a lost stream. No stream has it. So
+// no relay publishes to that partition or marks its rows.
+var fencedCreation = time.Unix(0, 0).UTC()
 
 // Replaced reports that a repair replaces the partition, or has replaced it. Its stream is lost;
 // the rest ends at Tail.
-func (p *Partition) Replaced() bool { return p.Stream != "" && p.Created.Equal(fenced) }
+func (p *Partition) Replaced() bool { return p.Stream != "" && p.Created.Equal(fencedCreation) }
 
 // fenceSQL stops all marks of a partition: the fence of a mark that began earlier no longer
 // matches. The statement waits for marks in progress.

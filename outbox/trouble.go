@@ -22,8 +22,8 @@ const tellSQL = `
 UPDATE /* outbox.tell */ outbox_partitions SET trouble = @reason, refused = @refused, trouble_at = clock_timestamp()
  WHERE partition = @partition AND final_seq IS NULL`
 
-// Tell records a trouble for Troubles. A relay repeats it at each failure.
-func Tell(ctx context.Context, pool *pgxpool.Pool, t Trouble) error {
+// SaveTrouble records a trouble for Troubles. A relay repeats it at each failure.
+func SaveTrouble(ctx context.Context, pool *pgxpool.Pool, t Trouble) error {
 	args := pgx.StrictNamedArgs{"partition": t.Partition, "reason": t.Reason, "refused": t.Refused}
 	if _, err := pool.Exec(ctx, tellSQL, args); err != nil {
 		return fmt.Errorf("record the trouble of partition %d: %w", t.Partition, err)

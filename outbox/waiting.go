@@ -16,7 +16,7 @@ import (
 )
 
 var (
-	// ErrNotWaiting reports a message that is not delayed (any more). It was published, is in the
+	// ErrNotWaiting reports a message that is not delayed. It was published, is in the
 	// DLQ or is pending.
 	ErrNotWaiting = errors.New("outbox: the message is not waiting")
 	// ErrDue reports a delayed message that is due: a relay may be publishing it.
@@ -139,7 +139,7 @@ func RetryWaiting(ctx context.Context, pool *pgxpool.Pool, id int64, actor, reas
 	err := pool.QueryRow(ctx, retryWaitingSQL, pgx.StrictNamedArgs{"id": id, "actor": actor, "action": "retry_waiting",
 		"reason": reason}).Scan(&did)
 	if err == nil && did == 0 {
-		err = whyNot(ctx, pool, id, true)
+		err = refusalOf(ctx, pool, id, true)
 	}
 	if err != nil {
 		return fmt.Errorf("retry waiting outbox message %d: %w", id, err)
@@ -148,8 +148,8 @@ func RetryWaiting(ctx context.Context, pool *pgxpool.Pool, id int64, actor, reas
 	return err
 }
 
-// whyNot returns the reason why a statement did not take a message.
-func whyNot(ctx context.Context, pool *pgxpool.Pool, id int64, first bool) error {
+// refusalOf returns the reason why a statement did not take a message.
+func refusalOf(ctx context.Context, pool *pgxpool.Pool, id int64, first bool) error {
 	m, err := GetWaiting(ctx, pool, id)
 	switch {
 	case err != nil:
@@ -165,7 +165,7 @@ func whyNot(ctx context.Context, pool *pgxpool.Pool, id int64, first bool) error
 // moves the message only if its earlier due time is still in the future. In that case no claim that
 // missed the delay found the message due.
 const (
-	putOffFor = 10 * time.Minute
+	killDelay = 10 * time.Minute
 	// putOffSQL delays a message that is not due, and returns its earlier due time.
 	//
 	// Index: outbox_messages_pkey.   Locks: the message.
@@ -201,9 +201,9 @@ func KillWaiting(ctx context.Context, pool *pgxpool.Pool, id int64, actor, reaso
 
 func kill(ctx context.Context, pool *pgxpool.Pool, id int64, actor, reason string) error {
 	var was time.Time
-	err := pool.QueryRow(ctx, putOffSQL, pgx.StrictNamedArgs{"id": id, "for": putOffFor}).Scan(&was)
+	err := pool.QueryRow(ctx, putOffSQL, pgx.StrictNamedArgs{"id": id, "for": killDelay}).Scan(&was)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return whyNot(ctx, pool, id, false)
+		return refusalOf(ctx, pool, id, false)
 	}
 	if err != nil {
 		return err
@@ -214,7 +214,7 @@ func kill(ctx context.Context, pool *pgxpool.Pool, id int64, actor, reason strin
 			"cause": deadletter.Cause("killed: " + reason)}).Scan(&did)
 	})
 	if err == nil && did == 0 {
-		return whyNot(ctx, pool, id, false)
+		return refusalOf(ctx, pool, id, false)
 	}
 	return err
 }

@@ -162,7 +162,7 @@ func TestAnEventOfACommentNamesItInOneForm(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	// Comments of an archived thread count as comments.
+	// Comments of a shelved thread count as comments.
 	if _, err := db.Pool(t, postgres.RoleSystem).Exec(t.Context(),
 		`WITH gone AS (DELETE FROM children_comment RETURNING *) INSERT INTO children_archive_comment SELECT * FROM gone`); err != nil {
 		t.Fatal(err)

@@ -49,18 +49,18 @@ type Projection interface {
 	// set.
 	Reached(ctx context.Context, tx pgx.Tx, refs []event.Ref) (bool, error)
 	// Redact removes the content of these children for all readers, and returns the number of
-	// changed rows. With look it only counts them.
-	Redact(ctx context.Context, tx pgx.Tx, tenant int64, children []string, look bool) (n int64, err error)
+	// changed rows. With dryRun it only counts them.
+	Redact(ctx context.Context, tx pgx.Tx, tenant int64, children []string, dryRun bool) (n int64, err error)
 	// RedactActor replaces an actor by event.ErasedActor in a bounded number of rows after the
 	// given place; nil means the first. It returns the number of these rows and the place of the
-	// next step, which is nil at the end. With look it only counts. It does nothing if the
+	// next step, which is nil at the end. With dryRun it only counts. It does nothing if the
 	// projection does not keep actors.
-	RedactActor(ctx context.Context, tx pgx.Tx, tenant int64, actor string, after any, look bool) (n int64, next any, err error)
+	RedactActor(ctx context.Context, tx pgx.Tx, tenant int64, actor string, after any, dryRun bool) (n int64, next any, err error)
 	// Forget deletes an object's edges after the given pair in a bounded step, with the effect of a
 	// removal of each edge. It returns the number of deleted rows and the pair after which the next
-	// step begins, which is nil at the end. With look it only counts the rows that exist now.
-	// Without look the caller holds the consumer's offsets in tx.
-	Forget(ctx context.Context, tx pgx.Tx, of EdgesOf, after Pair, look bool) (n int64, next *Pair, err error)
+	// step begins, which is nil at the end. With dryRun it only counts the rows that exist now.
+	// Without dryRun the caller holds the consumer's offsets in tx.
+	Forget(ctx context.Context, tx pgx.Tx, of EdgesOf, after Pair, dryRun bool) (n int64, next *Pair, err error)
 }
 
 // Record is a projection that a replay adds to while the live consumer does, because it has no

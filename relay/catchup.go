@@ -29,7 +29,7 @@ func (w *writer) catchUp(ctx context.Context) error {
 	if stream.MaxMessage > 0 {
 		w.maxMessage = min(w.maxMessage, stream.MaxMessage)
 	}
-	w.horizon, w.looked, w.stored = horizon{floor: w.p.Floor}, w.p.Floor, w.p.Tail
+	w.horizon, w.checkedTo, w.stored = horizon{floor: w.p.Floor}, w.p.Floor, w.p.Tail
 	w.at("catch-up")
 	mark := outbox.Mark{Created: w.p.Created, OldTail: w.p.Tail, NewTail: w.p.Tail}
 	for mark.NewTail < stream.Last {
@@ -106,12 +106,12 @@ const readAhead = 64
 // sequence of the closing message, or 0.
 func (w *writer) read(ctx context.Context, mark *outbox.Mark, last uint64) (final uint64, err error) {
 	for mark.NewTail < last && len(mark.Rows) < w.cfg.BatchSize {
-		found, err := w.ahead(ctx, mark.NewTail+1, last)
+		found, err := w.firstBetween(ctx, mark.NewTail+1, last)
 		if err != nil {
 			return 0, err
 		}
 		if len(found) == 0 {
-			if err := w.pass(ctx, mark.NewTail+1, last); err != nil {
+			if err := w.proveGone(ctx, mark.NewTail+1, last); err != nil {
 				return 0, err
 			}
 			mark.NewTail = last
@@ -121,7 +121,7 @@ func (w *writer) read(ctx context.Context, mark *outbox.Mark, last uint64) (fina
 				break
 			}
 			if m.Seq > mark.NewTail+1 {
-				if err := w.pass(ctx, mark.NewTail+1, m.Seq-1); err != nil {
+				if err := w.proveGone(ctx, mark.NewTail+1, m.Seq-1); err != nil {
 					return 0, err
 				}
 			}
@@ -146,11 +146,11 @@ func (w *writer) read(ctx context.Context, mark *outbox.Mark, last uint64) (fina
 	return 0, nil
 }
 
-// pass returns nil if the messages from first to last, which no mark covers, are really gone: they
-// were erased, or leaders have denied them for as long as broker.Doubt requires. Then they were
-// deleted, or have expired. If one of them existed, its row would be pending after the catch-up,
-// and the relay would publish it again.
-func (w *writer) pass(ctx context.Context, first, last uint64) error {
+// proveGone returns nil if the messages from first to last, which no mark covers, are really gone:
+// they were erased, or leaders have denied them for as long as broker.Doubt requires. Then they
+// were deleted, or have expired. If one of them existed, its row would be pending after the
+// catch-up, and the relay would publish it again.
+func (w *writer) proveGone(ctx context.Context, first, last uint64) error {
 	ctx, cancel := w.forBroker(ctx)
 	defer cancel()
 	erased, err := broker.Erased(ctx, w.js, w.broker, w.p.Stream, first, last)
@@ -163,9 +163,9 @@ func (w *writer) pass(ctx context.Context, first, last uint64) error {
 	return nil
 }
 
-// ahead returns the first messages between from and last, in order. It returns at least one if
-// there are any.
-func (w *writer) ahead(ctx context.Context, from, last uint64) ([]*broker.Stored, error) {
+// firstBetween returns the first messages between from and last, in order. It returns at least one
+// if there are any.
+func (w *writer) firstBetween(ctx context.Context, from, last uint64) ([]*broker.Stored, error) {
 	ctx, cancel := w.forBroker(ctx)
 	defer cancel()
 	answers := make([]*broker.Stored, min(readAhead, last-from+1))

@@ -1,7 +1,8 @@
 // Package relay publishes the outbox to JetStream. Every event is on its stream exactly once, and
 // the events of one entity are in the order of their versions. This holds for any number of relays,
 // whatever is killed, frozen or restarted. docs/adr/0003-exactly-once-publish.md gives the reasons
-// and names the tests.
+// and names the tests. It is for the path of an event: the relay's process and operators' repairs.
+// It may change in any release.
 //
 // # Exactly once
 //

@@ -33,13 +33,13 @@ func (r *Relay) pathSeen(t *testing.T) (n int, seconds float64) {
 	return int(h.GetSampleCount()), h.GetSampleSum()
 }
 
-type beaten struct {
+type beat struct {
 	Partition int // its partition when it was written
 	On        int // the partition that published it
 	At        time.Time
 }
 
-func (f beaten) String() string { return fmt.Sprintf("%d on %d at %s", f.Partition, f.On, f.At) }
+func (f beat) String() string { return fmt.Sprintf("%d on %d at %s", f.Partition, f.On, f.At) }
 
 func TestHeartbeatsPassThroughWhateverRelaysDo(t *testing.T) {
 	db := testkit.Postgres(t)
@@ -56,17 +56,17 @@ func TestHeartbeatsPassThroughWhateverRelaysDo(t *testing.T) {
 		r.cfg.PublishTimeout = time.Minute // no relay observes a heartbeat whose late answer it did not await
 		return r
 	}
-	beats := func() []beaten {
+	beats := func() []beat {
 		t.Helper()
 		rows, _ := pool.Query(t.Context(), `SELECT (payload->>'partition')::int, coalesce(partition, -1), occurred_at FROM outbox_messages
 			WHERE aggregate_type = $1 ORDER BY id`, event.AggregateHeartbeat)
-		all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[beaten])
+		all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[beat])
 		if err != nil {
 			t.Fatal(err)
 		}
 		return all
 	}
-	await := func(what string, done func(all []beaten) bool) {
+	await := func(what string, done func(all []beat) bool) {
 		t.Helper()
 		testkit.Eventually(t, what, func() (bool, error) { return done(beats()), nil })
 	}
@@ -101,7 +101,7 @@ func TestHeartbeatsPassThroughWhateverRelaysDo(t *testing.T) {
 		t.Fatal("the relay published no heartbeat")
 	}
 	stopOther := start(t, other)
-	await("a relay that writes none to publish another's", func(all []beaten) bool {
+	await("a relay that writes none to publish another's", func(all []beat) bool {
 		// The frozen relay may take the lease again at any time, and then keeps it.
 		if _, err := pool.Exec(t.Context(), `UPDATE leases SET expires_at = now() - interval '1 s', owner = '' WHERE owner = $1`,
 			a.owner); err != nil {
@@ -120,7 +120,7 @@ func TestHeartbeatsPassThroughWhateverRelaysDo(t *testing.T) {
 	if _, err := outbox.Resize(t.Context(), pool, 4); err != nil {
 		t.Fatal(err)
 	}
-	await("two heartbeats through each of the new partitions", func(all []beaten) bool {
+	await("two heartbeats through each of the new partitions", func(all []beat) bool {
 		through := map[int]int{}
 		for _, h := range all {
 			through[h.On]++

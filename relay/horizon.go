@@ -12,7 +12,7 @@ import (
 // After a claim, every row up to taken that the claim could see has been handled. Any other row up
 // to taken belongs to a transaction that ran at the time of the claim. Any row up to a sample's
 // LastID belongs to a transaction below the sample's XID. So while all running transactions below
-// XID still run, the next claim may begin above LastID. When none of them runs any more, claims may
+// XID still run, the next claim may begin above LastID. Once none of them runs, claims may
 // begin above LastID forever, and the floor rises to it.
 type horizon struct {
 	floor   int64            // no row up to this id is pending, unless it is delayed; the next mark may store it

@@ -240,7 +240,7 @@ func TestTheLookBelowTheFloorCoversRowsAndNotIds(t *testing.T) {
 	look := func(floor int64) float64 {
 		t.Helper()
 		w.horizon.floor = floor
-		if err := w.lookBelow(t.Context()); err != nil {
+		if err := w.checkBelowFloor(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		return testutil.ToFloat64(w.metrics.belowFloor)
@@ -280,7 +280,7 @@ func TestMarksThatTheDatabaseLosesAreNotTakenForRowsBelowTheFloor(t *testing.T) 
 	if _, err := pool.Exec(t.Context(), loseMarksSQL); err != nil {
 		t.Fatal(err)
 	}
-	if err := w.lookBelow(t.Context()); !errors.Is(err, errTailMoved) {
+	if err := w.checkBelowFloor(t.Context()); !errors.Is(err, errTailMoved) {
 		t.Errorf("the relay returns %v, want errTailMoved", err)
 	}
 	if n := testutil.ToFloat64(w.metrics.belowFloor); n != 0 {

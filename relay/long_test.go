@@ -148,11 +148,11 @@ func TestATransactionThatStaysOpenIsPublishedBeforeTheNextOfItsAggregate(t *test
 			r := newRelay(t, pool, b)
 			r.cfg.Lease.TTL = 15 * time.Second // its renewals write
 			r.floorEvery = 2 * time.Millisecond
-			looked := make(chan struct{})
+			checked := make(chan struct{})
 			r.step = func(step string) {
 				if step == "after mark" {
 					select {
-					case looked <- struct{}{}:
+					case checked <- struct{}{}:
 					default:
 					}
 				}
@@ -161,7 +161,7 @@ func TestATransactionThatStaysOpenIsPublishedBeforeTheNextOfItsAggregate(t *test
 			untilLookedAt := func() {
 				for range 4 {
 					select {
-					case <-looked:
+					case <-checked:
 					case <-time.After(time.Minute):
 						t.Error("the relay takes no samples for its floors")
 					}

@@ -202,8 +202,8 @@ func (r *Relay) at(step string) {
 	}
 }
 
-// maxApart is the longest time between sessions: a standby finds a new leader soon.
-const maxApart = time.Second
+// maxReconnectDelay is the longest time between sessions: a standby finds a new leader soon.
+const maxReconnectDelay = time.Second
 
 // Run publishes until ctx ends. Then it finishes the work in progress, frees its leases and returns
 // nil. It waits for an unavailable server. It refuses a stream that does not continue its database,
@@ -226,7 +226,7 @@ func (r *Relay) Run(ctx context.Context) error {
 		if ctx.Err() != nil {
 			break
 		}
-		wait := min(work.Retry(attempt+1), maxApart)
+		wait := min(work.Retry(attempt+1), maxReconnectDelay)
 		r.setState(err)
 		r.log.WarnContext(ctx, "relay session ended; retrying", "wait", wait, "err", err)
 		work.Sleep(ctx, wait)

@@ -461,7 +461,7 @@ func TestAWakeUpEndsTheRestOfTheWriterOfItsSlot(t *testing.T) {
 	go func() { _ = w.Run(ctx) }() // returns nil
 	for range 3 {
 		w.Wake(15)
-		if woken.rest(ctx, time.Now(), time.Hour); ctx.Err() != nil {
+		if woken.awaitWork(ctx, time.Now(), time.Hour); ctx.Err() != nil {
 			t.Fatal("the wake-up of slot 15 does not end the rest of its writer within a minute")
 		}
 	}

@@ -32,7 +32,7 @@ type RepairOptions struct {
 	// the events whose rows got new ids: Repair deletes their messages, and the relay publishes
 	// them again. nil means no redo.
 	Redo func(ctx context.Context, lost []event.Event) (moved []string, err error)
-	Held bool // pool is one of outbox.Alone: the caller has locked out other repairs and restores
+	Held bool // pool is one of outbox.Exclusive: the caller has locked out other repairs and restores
 
 	at func(step string) error // set by tests: an error ends the repair at that step
 }
@@ -72,10 +72,10 @@ type PartitionReport struct {
 // first publishes the missing events there, in their order. If messages are missing in the middle
 // of a stream, the relay publishes them again at its end. Erased rows are never published again.
 //
-// Relays may run meanwhile, but no other repair and no restore: Repair returns outbox.ErrNotAlone
-// beside one, and outbox.ErrAloneLost if it has lost its connection. After an interruption at any
-// point, Repair can be called again. It returns broker.ErrNoLeader if a stream has no leader,
-// because the stream's state is then unknown.
+// Relays may run meanwhile, but no other repair and no restore: Repair returns
+// outbox.ErrNotExclusive beside one, and outbox.ErrExclusiveLost if it has lost its connection.
+// After an interruption at any point, Repair can be called again. It returns broker.ErrNoLeader if
+// a stream has no leader, because the stream's state is then unknown.
 //
 // A dry run writes nothing. It returns the report and error that the repair would return if nothing
 // changes in between.
@@ -83,12 +83,12 @@ func Repair(ctx context.Context, pool *pgxpool.Pool, cfg broker.Config, log *slo
 	o RepairOptions) (report RepairReport, err error) {
 	report.DryRun = o.DryRun
 	if !o.DryRun && !o.Held {
-		alone, free, err := outbox.Alone(ctx, pool, "repair")
+		exclusive, free, err := outbox.Exclusive(ctx, pool, "repair")
 		if err != nil {
 			return report, err
 		}
 		defer free()
-		pool = alone
+		pool = exclusive
 	}
 	nc, err := broker.Connect(cfg, "repair", log)
 	if err != nil {
@@ -123,13 +123,13 @@ func Repair(ctx context.Context, pool *pgxpool.Pool, cfg broker.Config, log *slo
 	report.Healthy = len(r.strays) == 0
 	for _, f := range r.found {
 		unknown += f.report.Unknown
-		report.Healthy = report.Healthy && !f.wrong(o)
+		report.Healthy = report.Healthy && !f.needsRepair(o)
 	}
 	switch {
 	case unknown > 0 && !o.DeleteUnknown && o.Redo == nil:
 		err = fmt.Errorf("%w: %d in total; --delete-unknown deletes them", ErrUnknownMessages, unknown)
 	case o.DryRun:
-		err = r.foresee(ctx)
+		err = r.previewRepair(ctx)
 	case !report.Healthy:
 		err = r.repairAll(ctx)
 		report.Repaired = err == nil
@@ -167,8 +167,8 @@ type finding struct {
 	report  PartitionReport
 }
 
-// wrong reports whether the partition needs a repair.
-func (f *finding) wrong(o RepairOptions) bool {
+// needsRepair reports whether the partition needs a repair.
+func (f *finding) needsRepair(o RepairOptions) bool {
 	return f.lost || len(f.missing) > 0 || f.report.Unknown > 0 || f.unbound() || f.report.Foreign > 0 && o.DeleteForeign
 }
 
@@ -304,7 +304,7 @@ func (r *repairer) compareOnce(ctx context.Context, f *finding) (err error) {
 // stepBack moves left of a stream that lost its end to the last message that is where its row has
 // it. A relay that was frozen during the loss may have published later ones: their sequences belong
 // to the lost messages of other rows. The row of an old message may have been dropped. That message
-// counts as in place, because a consumer whose offset is left or higher does not read it any more.
+// counts as in place, because a consumer whose offset is left or higher is past it.
 func (r *repairer) stepBack(ctx context.Context, f *finding) error {
 	defer func() { f.report.Left = f.left }()
 	for ; f.left > 0 && f.left >= f.stream.First; f.left-- {
@@ -452,8 +452,8 @@ func (r *repairer) classify(ctx context.Context, f *finding, messages []outbox.P
 	return nil
 }
 
-// foresee fills in what repairAll and findSuccessors would report.
-func (r *repairer) foresee(ctx context.Context) error {
+// previewRepair fills in what repairAll and findSuccessors would report.
+func (r *repairer) previewRepair(ctx context.Context) error {
 	all, err := outbox.Partitions(ctx, r.pool)
 	if err != nil {
 		return err
@@ -527,7 +527,7 @@ func (r *repairer) fill(ctx context.Context, f *finding) (err error) {
 
 // delete records unwanted messages as erased, and then deletes from the stream those that still
 // have no row. A restore that begins after a message was recorded does not rely on the message
-// (withoutDoomed). So a repair that freezes between its last look and a deletion takes no event
+// (withoutDoomed). So a repair that freezes between its last check and a deletion takes no event
 // away.
 func (r *repairer) delete(ctx context.Context, f *finding) error {
 	if len(f.doomed) == 0 {
@@ -573,7 +573,7 @@ func (r *repairer) delete(ctx context.Context, f *finding) error {
 	return nil
 }
 
-// deletePage is the number of messages that are deleted after one look at their rows.
+// deletePage is the number of messages that are deleted after one check of their rows.
 const deletePage = 100
 
 // replace makes new partitions take over the slots of one whose stream is lost. The fence keeps

@@ -211,7 +211,7 @@ func TestAStreamThatLostItsEndIsContinuedByAnother(t *testing.T) {
 	if err := appendPairs(t.Context(), d.pool, seeded(t), 20); err != nil {
 		t.Fatal(err)
 	}
-	if dry := d.looked(RepairOptions{})[0]; dry.Republish != all-left || dry.Left != uint64(left) {
+	if dry := d.previewed(RepairOptions{})[0]; dry.Republish != all-left || dry.Left != uint64(left) {
 		t.Errorf("a dry run: %+v, want %d of %d events to be published", dry, all-left, all)
 	}
 	got := d.repaired(RepairOptions{})[0]

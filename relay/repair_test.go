@@ -141,8 +141,8 @@ func (d *damaged) repaired(o RepairOptions) []PartitionReport {
 	return report.Partitions
 }
 
-// looked does a dry run, which must find damage and change no row.
-func (d *damaged) looked(o RepairOptions) []PartitionReport {
+// previewed does a dry run, which must find damage and change no row.
+func (d *damaged) previewed(o RepairOptions) []PartitionReport {
 	d.t.Helper()
 	state := `SELECT coalesce(sum(hashtext(m::text)), 0) + (SELECT sum(hashtext(p::text)) FROM outbox_partitions p) FROM outbox_messages m`
 	before := d.count(state)
@@ -255,7 +255,8 @@ func TestAPartitionWhoseStreamIsLostIsReplaced(t *testing.T) {
 			if err := appendPairs(t.Context(), d.pool, seeded(t), 20); err != nil { // no relay runs yet
 				t.Fatal(err)
 			}
-			if dry := d.looked(RepairOptions{})[0]; dry.Problem == "" || dry.Republish != want || !slices.Equal(dry.ReplacedBy, []int{1}) {
+			dry := d.previewed(RepairOptions{})[0]
+			if dry.Problem == "" || dry.Republish != want || !slices.Equal(dry.ReplacedBy, []int{1}) {
 				t.Errorf("a dry run: %+v, want %d events to be published", dry, want)
 			}
 			got := d.repaired(RepairOptions{})[0]
@@ -408,7 +409,7 @@ func TestMessagesThatAreMissingInTheMiddleArePublishedAgainWhileRelaysRun(t *tes
 		t.Fatal(err)
 	}
 	d.deleteMessages(0, append(hole, erased...)...)
-	if dry := d.looked(RepairOptions{})[0]; dry.Holes != int64(len(hole)+1) || dry.Republish != int64(len(hole)) {
+	if dry := d.previewed(RepairOptions{})[0]; dry.Holes != int64(len(hole)+1) || dry.Republish != int64(len(hole)) {
 		t.Errorf("a dry run: %+v", dry)
 	}
 	if err := appendPairs(t.Context(), d.pool, seeded(t), 20); err != nil {
@@ -458,7 +459,7 @@ func TestMessagesOfADatabaseThatWentBackAreTakenOffWhenTold(t *testing.T) {
 	tail := d.count(`SELECT max(stream_seq) - 3 FROM outbox_messages`)
 	d.exec(`UPDATE outbox_messages SET processed_at = NULL, stream_seq = NULL, partition = NULL WHERE stream_seq > $1`, tail)
 	d.exec(`UPDATE outbox_partitions SET tail_seq = $1, floor_id = 0`, tail)
-	if dry := d.looked(RepairOptions{DeleteUnknown: true})[0]; dry.Unknown != 5 || dry.Unmarked != 3 || dry.Deleted != 5 {
+	if dry := d.previewed(RepairOptions{DeleteUnknown: true})[0]; dry.Unknown != 5 || dry.Unmarked != 3 || dry.Deleted != 5 {
 		t.Errorf("a dry run: %+v", dry)
 	}
 	report, err := d.repair(RepairOptions{})
@@ -491,7 +492,7 @@ func TestADatabaseThatWentBackBehindAResizeKnowsItsPartitionsAgain(t *testing.T)
 	d.exec(`UPDATE outbox_messages SET processed_at = NULL, stream_seq = NULL, partition = NULL WHERE partition > 0`)
 	d.exec(`DELETE FROM outbox_partitions WHERE partition > 0`)
 	d.exec(`UPDATE outbox_partitions SET closing = false, final_seq = NULL, tail_seq = tail_seq - 1, floor_id = 0`)
-	dry := d.looked(RepairOptions{})
+	dry := d.previewed(RepairOptions{})
 	if len(dry) != 2 || dry[1].Partition != 1 || dry[1].Unmarked == 0 || dry[1].Unknown != 0 {
 		t.Errorf("a dry run: %+v", dry)
 	}
@@ -569,7 +570,7 @@ func TestForeignAndRepeatedMessagesAreCountedAndTakenOffWhenTold(t *testing.T) {
 	if got := d.healthy("with foreign messages")[0]; got.Foreign != 1 || got.Duplicates != 1 || got.Unknown != 0 {
 		t.Errorf("after the tail: %+v", got)
 	}
-	if dry := d.looked(RepairOptions{DeleteForeign: true})[0]; dry.Foreign != 2 || dry.Deleted != 2 {
+	if dry := d.previewed(RepairOptions{DeleteForeign: true})[0]; dry.Foreign != 2 || dry.Deleted != 2 {
 		t.Errorf("a dry run: %+v", dry)
 	}
 	if got := d.repaired(RepairOptions{DeleteForeign: true})[0]; got.Foreign != 2 || got.Deleted != 2 || got.Duplicates != 1 {

@@ -35,7 +35,7 @@ var extremes = map[string][]string{
 }
 
 // TestNoRowStopsItsPartition: a writer sets each column to extremes. Whatever the table takes is
-// published or ends in the DLQ, now and a year later, and the relay goes on with the other rows
+// published or ends in the DLQ, now and a year later, and the relay continues with the other rows
 // meanwhile.
 func TestNoRowStopsItsPartition(t *testing.T) {
 	db := testkit.Postgres(t)

@@ -190,7 +190,7 @@ func (s *session) onWake(m *nats.Msg) {
 	touched := broker.DecodeWake(m.Data, s.broker)
 	for w := range s.writers.All {
 		if touched&w.slots != 0 {
-			w.wake.Give()
+			w.wake.Notify()
 		}
 	}
 }

@@ -29,7 +29,7 @@ type writer struct {
 	tail       uint64 // the stream's last sequence, according to the last ack or catch-up
 	stored     uint64 // the value of tail_seq in outbox_partitions
 	horizon    horizon
-	looked     int64        // BelowFloor has checked up to this id
+	checkedTo  int64        // BelowFloor has checked up to this id
 	limit      int          // rows of the next claim: fewer while payloads are large
 	failures   int          // in a row
 	refusals   int          // of the failures, publishes that a healthy broker refused
@@ -37,19 +37,19 @@ type writer struct {
 	heard      atomic.Int64 // when the stream's leader last answered, in Unix ns
 	declared   bool         // this writer has declared the stream
 
-	nextDue, nextSample, nextCheck, nextLook, nextUnpark time.Time
+	nextDue, nextSample, nextCheck, nextFloorCheck, nextUnpark time.Time
 }
 
 const (
-	pipelineFrom = 64                     // from this many rows on, the relay claims the next ones during the publish
-	dueEvery     = 100 * time.Millisecond // between claims of due delayed rows
-	floorEvery   = time.Second            // between samples of the horizon while there is nothing to mark
-	looksPer     = 5                      // floorEvery periods per check below the floor
-	lookDepth    = 10_000                 // most rows per such check
-	unparkEvery  = 10 * time.Second       // between searches for parked rows that wait for no other row
-	maxRefusals  = 3                      // refusals of a batch by a healthy broker before the relay sends its first row alone
-	giveUpAfter  = 2                      // failures in a row to reach the broker
-	refuseAfter  = 4                      // failures in a row to reach one stream's leader while other leaders answer
+	pipelineFrom      = 64                     // from this many rows on, the relay claims the next ones during the publish
+	dueEvery          = 100 * time.Millisecond // between claims of due delayed rows
+	floorEvery        = time.Second            // between samples of the horizon while there is nothing to mark
+	floorCheckPeriods = 5                      // floorEvery periods per check below the floor
+	floorCheckRows    = 10_000                 // most rows per such check
+	unparkEvery       = 10 * time.Second       // between searches for parked rows that wait for no other row
+	maxRefusals       = 3                      // refusals of a batch by a healthy broker before the relay sends its first row alone
+	giveUpAfter       = 2                      // failures in a row to reach the broker
+	refuseAfter       = 4                      // failures in a row to reach one stream's leader while other leaders answer
 )
 
 var (
@@ -121,7 +121,7 @@ func (w *writer) outcomeOf(err error, ofBroker bool) outcome {
 	unreachable := ofBroker && (!isRefusal(err) && w.failures >= giveUpAfter || w.refusals > maxRefusals+1)
 	switch {
 	case unreachable && errors.Is(err, broker.ErrNoLeader) && w.reaches(w, answered): // only this stream waits: the others continue
-		return outcome{trouble: true, move: w.failures >= refuseAfter, wait: min(work.Retry(w.failures), maxApart)}
+		return outcome{trouble: true, move: w.failures >= refuseAfter, wait: min(work.Retry(w.failures), maxReconnectDelay)}
 	case unreachable:
 		return outcome{trouble: true, end: fmt.Errorf("%w: partition %d: %w", errUnreachable, w.p.Number, err)}
 	case (errors.Is(err, errTailMoved) || errors.Is(err, errConflict)) && w.failures == 1:
@@ -170,7 +170,7 @@ func (w *writer) fail(ctx context.Context, err error) error {
 func (w *writer) tell(ctx context.Context, err error) {
 	dbCtx, cancel := w.forDB(ctx)
 	defer cancel()
-	if err := outbox.Tell(dbCtx, w.pool, outbox.Trouble{Partition: w.p.Number, Reason: err.Error(),
+	if err := outbox.SaveTrouble(dbCtx, w.pool, outbox.Trouble{Partition: w.p.Number, Reason: err.Error(),
 		Refused: errors.Is(err, ErrStreamRefused)}); err != nil && ctx.Err() == nil {
 		w.log.WarnContext(ctx, "the cause is not in `tidings status`", "partition", w.p.Number, "err", err)
 	}
@@ -207,7 +207,7 @@ func (w *writer) rounds(ctx, drain context.Context) error {
 		}
 		if mark = w.published(nil, next, rows); !stop {
 			published := rows
-			if rows, err = w.sift(drain, &c); err != nil {
+			if rows, err = w.publishable(drain, &c); err != nil {
 				return err
 			}
 			w.horizon.claimed(&c, published, rows)
@@ -219,7 +219,7 @@ func (w *writer) rounds(ctx, drain context.Context) error {
 			}
 			mark, rows = w.published(mark, next, rows), nil
 		}
-		if err := w.keep(drain); err != nil {
+		if err := w.maintain(drain); err != nil {
 			return err
 		}
 		if len(rows) > 0 || c.More || closing {
@@ -231,13 +231,13 @@ func (w *writer) rounds(ctx, drain context.Context) error {
 			work.Sleep(ctx, time.Until(began.Add(w.cfg.RoundInterval)))
 			continue
 		}
-		w.rest(ctx, began, idle)
+		w.awaitWork(ctx, began, idle)
 		idle = min(max(2*idle, time.Millisecond), w.cfg.PollInterval)
 	}
 }
 
-// rest waits for a wake-up, at most for idle, and keeps rounds at least RoundInterval apart.
-func (w *writer) rest(ctx context.Context, began time.Time, idle time.Duration) {
+// awaitWork waits for a wake-up, at most for idle, and keeps rounds at least RoundInterval apart.
+func (w *writer) awaitWork(ctx context.Context, began time.Time, idle time.Duration) {
 	timer := time.NewTimer(idle*3/4 + rand.N(idle/4+1))
 	defer timer.Stop()
 	select {
@@ -314,16 +314,17 @@ func (w *writer) exchange(ctx context.Context, publishing []outbox.Row, mark *ou
 	case c.Closed:
 		return c, errClosed
 	case c.Tail != w.stored:
-		return c, w.moved(c.Tail)
+		return c, w.tailMoved(c.Tail)
 	}
 	if claim {
-		w.adapt(&c)
+		w.adaptLimit(&c)
 	}
 	return c, nil
 }
 
-// adapt lowers the claim's limit while payloads fill a publish, and raises it again afterwards.
-func (w *writer) adapt(c *outbox.Claimed) {
+// adaptLimit lowers the claim's limit while payloads fill a publish, and raises it again
+// afterwards.
+func (w *writer) adaptLimit(c *outbox.Claimed) {
 	if c.More && len(c.Rows) < w.limit {
 		w.limit = max(1, len(c.Rows))
 	} else {
@@ -331,10 +332,10 @@ func (w *writer) adapt(c *outbox.Claimed) {
 	}
 }
 
-// sift returns the rows of a claim that can be published, in order. It counts a failure for a row
-// that fails validation, and holds back the later rows of its aggregate. It delays the rows that
-// are already held.
-func (w *writer) sift(ctx context.Context, c *outbox.Claimed) ([]outbox.Row, error) {
+// publishable returns the rows of a claim that can be published, in order. It counts a failure for
+// a row that fails validation, and holds back the later rows of its aggregate. It delays the rows
+// that are already held.
+func (w *writer) publishable(ctx context.Context, c *outbox.Claimed) ([]outbox.Row, error) {
 	var failures []outbox.Failure
 	failed := map[outbox.Aggregate]bool{}
 	fit := c.Rows[:0]
@@ -393,8 +394,8 @@ func (w *writer) count(ctx context.Context, failures []outbox.Failure) error {
 	return nil
 }
 
-// keep does the periodic work between rounds.
-func (w *writer) keep(ctx context.Context) error {
+// maintain does the periodic work between rounds.
+func (w *writer) maintain(ctx context.Context) error {
 	now := time.Now()
 	due := func(next *time.Time, every time.Duration) bool {
 		if now.Before(*next) {
@@ -415,36 +416,36 @@ func (w *writer) keep(ctx context.Context) error {
 			return err
 		}
 	}
-	if due(&w.nextLook, looksPer*w.floorEvery) {
-		return w.lookBelow(ctx)
+	if due(&w.nextFloorCheck, floorCheckPeriods*w.floorEvery) {
+		return w.checkBelowFloor(ctx)
 	}
 	return nil
 }
 
-// lookBelow searches the last rows below the floor for a pending one. No such row can exist. If
-// lookBelow finds one, the proof of the floor is wrong: the relay counts the row, logs an error and
-// publishes it.
-func (w *writer) lookBelow(ctx context.Context) error {
+// checkBelowFloor searches the last rows below the floor for a pending one. No such row can exist.
+// If checkBelowFloor finds one, the proof of the floor is wrong: the relay counts the row, logs an
+// error and publishes it.
+func (w *writer) checkBelowFloor(ctx context.Context) error {
 	floor := w.horizon.floor
-	id, half, tail, err := outbox.BelowFloor(ctx, w.pool, w.p, w.looked, floor, lookDepth)
+	id, half, tail, err := outbox.BelowFloor(ctx, w.pool, w.p, w.checkedTo, floor, floorCheckRows)
 	switch {
 	case err != nil:
 		return err
 	case tail != w.stored:
-		return w.moved(tail)
+		return w.tailMoved(tail)
 	case id == 0:
-		w.looked = half // check the upper half again: a row may be committed late
+		w.checkedTo = half // check the upper half again: a row may be committed late
 		return nil
 	}
 	w.metrics.belowFloor.Inc()
 	w.log.ErrorContext(ctx, "a row below the floor is pending: the relay publishes it now", "partition", w.p.Number, "id", id,
 		"floor", floor, "runbook", "OutboxFoundBelowFloor")
-	w.horizon, w.looked = horizon{floor: id - 1}, id-1
+	w.horizon, w.checkedTo = horizon{floor: id - 1}, id-1
 	return nil
 }
 
-// moved returns the error for a stored tail that this writer did not store.
-func (w *writer) moved(tail uint64) error {
+// tailMoved returns the error for a stored tail that this writer did not store.
+func (w *writer) tailMoved(tail uint64) error {
 	return fmt.Errorf("%w: partition %d is marked up to sequence %d, and this relay marked up to %d", errTailMoved,
 		w.p.Number, tail, w.stored)
 }

@@ -219,7 +219,7 @@ func TestARowThatCannotBePublishedKeepsTheNextOfItsAggregate(t *testing.T) {
 	insertRow(t, pool, 7, "not a token")
 	behind, other := insertRow(t, pool, 7, "edited"), insertRow(t, pool, 8, "created")
 	c := claims(t, w)
-	rows, err := w.sift(t.Context(), &c)
+	rows, err := w.publishable(t.Context(), &c)
 	if got := outboxIDs(rows); err != nil || !slices.Equal(got, []int64{other}) {
 		t.Errorf("%v can be published, %v: want %d", got, err, other)
 	}

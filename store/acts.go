@@ -26,7 +26,7 @@ WITH next AS MATERIALIZED (
      SET metadata = t.metadata || jsonb_build_object('created_by', @erased::text),
          object = t.object || jsonb_build_object('actor', @erased::text)
     FROM next n
-   WHERE NOT @look AND n.mine AND t.tenant_id = @tenant::bigint AND t.post_id = n.post_id AND t.kind = n.kind
+   WHERE NOT @dry_run AND n.mine AND t.tenant_id = @tenant::bigint AND t.post_id = n.post_id AND t.kind = n.kind
      AND t.version_id = n.version_id
 )
 SELECT /* store.thread_acts */ (SELECT count(*) FROM next WHERE mine), post_id, kind, version_id FROM next
@@ -40,24 +40,24 @@ WITH next AS MATERIALIZED (
    WHERE tenant_id = @tenant::bigint AND removal_id > @b::uuid AND @a::bigint + @c::bigint = 0 ORDER BY removal_id LIMIT @window
 ), changed AS (
   UPDATE edge_removals r SET actor = @erased FROM next n
-   WHERE NOT @look AND n.mine AND r.tenant_id = @tenant::bigint AND r.removal_id = n.removal_id
+   WHERE NOT @dry_run AND n.mine AND r.tenant_id = @tenant::bigint AND r.removal_id = n.removal_id
 )
 SELECT /* store.removal_acts */ (SELECT count(*) FROM next WHERE mine), 0::bigint, removal_id::text, 0::bigint FROM next
  ORDER BY removal_id DESC LIMIT 1`
 
 // RedactActor replaces an actor by event.ErasedActor in the truth's records of actors: the versions
 // of settings of threads, and requests to remove edges. It returns how many records it changed or,
-// with look, how many it would change. Each page is one transaction, which calls fence first.
-func (s *Store) RedactActor(ctx context.Context, tenant int64, actor string, look bool,
+// with dryRun, how many it would change. Each page is one transaction, which calls fence first.
+func (s *Store) RedactActor(ctx context.Context, tenant int64, actor string, dryRun bool,
 	fence func(context.Context, pgx.Tx) error) (n int64, err error) {
 	for sql, first := range map[string]string{threadActsSQL: "", removalActsSQL: noChild} {
-		args := pgx.StrictNamedArgs{"tenant": tenant, "actor": actor, "erased": event.ErasedActor, "look": look, "window": actsWindow,
+		args := pgx.StrictNamedArgs{"tenant": tenant, "actor": actor, "erased": event.ErasedActor, "dry_run": dryRun, "window": actsWindow,
 			"a": int64(0), "b": first, "c": int64(0)}
 		for more := true; more; {
 			var some, a, c int64
 			var b string
 			if err = s.write(ctx, tenant, place{}, func(tx *unit) error {
-				if !look {
+				if !dryRun {
 					if err := fence(ctx, tx.Tx); err != nil {
 						return err
 					}

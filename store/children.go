@@ -111,8 +111,8 @@ func shapeOf(k kinds.Child) childShape {
 // Table returns the kind's partition of children. Names of kinds are identifiers.
 func (s childShape) Table() string { return "children_" + s.Kind }
 
-// Archive returns the kind's partition of children_archive.
-func (s childShape) Archive() string { return "children_archive_" + s.Kind }
+// Shelf returns the kind's partition of children_archive.
+func (s childShape) Shelf() string { return "children_archive_" + s.Kind }
 
 // Order returns the column that orders the children of one object. It has an index.
 func (s childShape) Order() string {
@@ -122,9 +122,9 @@ func (s childShape) Order() string {
 	return "child_id"
 }
 
-// All returns a table expression of the kind's children, archived or not.
+// All returns a table expression of the kind's children, shelved or not.
 func (s childShape) All() string {
-	return "(SELECT * FROM " + s.Table() + " UNION ALL SELECT * FROM " + s.Archive() + ")"
+	return "(SELECT * FROM " + s.Table() + " UNION ALL SELECT * FROM " + s.Shelf() + ")"
 }
 
 // statements has the rendered statements by text and shape.
@@ -203,7 +203,7 @@ type childRow struct {
 func (r childRow) wire() event.Child {
 	return event.Child{
 		ID: r.ID, Parent: event.ID(r.Object), ReplyTo: orEmpty(r.ReplyTo), Slug: orEmpty(r.Slug), Path: orEmpty(r.Path),
-		AuthorID: event.ID(r.AuthorID), Body: r.Body, Attributes: event.OneForm(r.Attributes), AuthorState: r.AuthorState,
+		AuthorID: event.ID(r.AuthorID), Body: r.Body, Attributes: event.CanonicalAttributes(r.Attributes), AuthorState: r.AuthorState,
 		ModerationState: r.ModerationState, Version: r.Version, CreatedAt: wireTime(r.CreatedAt), UpdatedAt: wireTime(r.UpdatedAt),
 	}
 }
@@ -232,7 +232,7 @@ func (s childShape) event(tenant int64, c event.Child, eventType string, m Meta)
 	}, nil
 }
 
-// childGetSQL reads children, archived or not. Index: children_KIND_pkey,
+// childGetSQL reads children, shelved or not. Index: children_KIND_pkey,
 // children_archive_KIND_pkey. Locks: none.
 const childGetSQL = `
 SELECT /* store.child_get */ ` + childColumns + `

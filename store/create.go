@@ -136,7 +136,7 @@ func checkAttributes(k kinds.Child, attributes json.RawMessage) (json.RawMessage
 // returns the same result. In a kind that allows one child per author and object, a second one gets
 // a *TakenError with the first one.
 //
-// CreateChildren brings an archived thread back first, which may split a slice into several
+// CreateChildren brings a shelved thread back first, which may split a slice into several
 // transactions. If that takes too long, the call or an outcome gets ErrThreadReturning, and the
 // write did nothing.
 func (s *Store) CreateChildren(ctx context.Context, tenant int64, k kinds.Child, children []NewChild) ([]ChildOutcome, error) {
@@ -144,7 +144,7 @@ func (s *Store) CreateChildren(ctx context.Context, tenant int64, k kinds.Child,
 	for i := range todo {
 		todo[i].Attributes, todo[i].err = checkAttributes(k, todo[i].Attributes)
 	}
-	return bringingBack(ctx, s, tenant, c, todo, c.create.do)
+	return withReturns(ctx, s, tenant, c, todo, c.create.do)
 }
 
 // entity returns what a create may have to wait for: the author's place with the object, or the
@@ -172,20 +172,22 @@ func (s *Store) create(ctx context.Context, tenant int64, k *childKind, children
 		authorKey
 		alone int // distinguishes items without a key
 	}
-	out, err := inTurns(ctx, s, tenant, len(children), at, func(i int, o *ChildOutcome) (key, any, bool) {
-		todo[i].in = children[i]
-		o.Err = todo[i].prepare(k)
-		of := key{authorKey: authorKey{children[i].AuthorID, children[i].Key}}
-		if of.key == "" {
-			of.alone = i
-		}
-		if k.OnePerAuthor {
-			return of, authorPlace{children[i].AuthorID, children[i].Object}, o.Err == nil
-		}
-		return of, nil, o.Err == nil
-	}, func(tx *unit, turn []int, out []ChildOutcome) error {
-		return s.createTurn(ctx, tx, tenant, k, todo, turn, out)
-	}, inOrder)
+	out, err := inTurns(ctx, s, turns[key, ChildOutcome]{tenant: tenant, n: len(children), at: at, end: inOrder,
+		check: func(i int, o *ChildOutcome) (key, any, bool) {
+			todo[i].in = children[i]
+			o.Err = todo[i].prepare(k)
+			of := key{authorKey: authorKey{children[i].AuthorID, children[i].Key}}
+			if of.key == "" {
+				of.alone = i
+			}
+			if k.OnePerAuthor {
+				return of, authorPlace{children[i].AuthorID, children[i].Object}, o.Err == nil
+			}
+			return of, nil, o.Err == nil
+		},
+		write: func(tx *unit, turn []int, out []ChildOutcome) error {
+			return s.createTurn(ctx, tx, tenant, k, todo, turn, out)
+		}})
 	if err != nil {
 		return nil, fmt.Errorf("create %d children of the kind %s of tenant %d: %w", len(children), k.Kind, tenant, err)
 	}
@@ -255,9 +257,9 @@ func (s *Store) createTurn(ctx context.Context, tx *unit, tenant int64, k *child
 }
 
 // childSurroundingsSQL reads everything that can refuse a create: the thread's settings, its
-// archive stub, and the parent. OFFSET 0 keeps each look-up a probe per item; PostgreSQL would plan
+// stub, and the parent. OFFSET 0 keeps each look-up a probe per item; PostgreSQL would plan
 // a plain join as a scan of the tenant's children while the tables have no statistics. The
-// statement gives the transaction its id before the insert, because the archiver waits for
+// statement gives the transaction its id before the insert, because the shelver waits for
 // transactions that have an id (ADR 0008). Index: threads_head_idx, archived_threads_stub_idx,
 // children_KIND_pkey. Locks: none.
 const childSurroundingsSQL = `
@@ -285,7 +287,7 @@ type surroundingsRow struct {
 	Ord             int
 	Locked          bool
 	Premoderated    bool
-	Archived        bool
+	Shelved         bool
 	Path            *string
 	CreatedAt       *time.Time
 	AuthorState     *string
@@ -319,8 +321,8 @@ func (s childShape) surroundings(ctx context.Context, tx pgx.Tx, tenant int64, t
 		switch {
 		case r.Locked:
 			refused[i] = ErrThreadLocked
-		case r.Archived:
-			refused[i] = &archivedError{objects: []int64{c.in.Object}}
+		case r.Shelved:
+			refused[i] = &shelvedError{objects: []int64{c.in.Object}}
 		case c.in.ReplyTo == "":
 		case r.Path == nil:
 			refused[i] = ErrParentUnknown
@@ -389,7 +391,7 @@ func keyArgs(todo []creation, items []int) (authors []int64, keys []string, hash
 }
 
 // childReplaySQL reads the children that keys made. It takes only columns that never change from
-// the child's own row, archived or not. Index: child_keys_pkey, children_KIND_pkey,
+// the child's own row, shelved or not. Index: child_keys_pkey, children_KIND_pkey,
 // children_archive_KIND_pkey. Locks: none.
 const childReplaySQL = `
 SELECT /* store.child_replay */ w.ord::int, k.request_hash, k.moderation_state, c.child_id::text, c.slug, c.path, c.created_at
@@ -462,7 +464,7 @@ func (s childShape) releaseKeys(ctx context.Context, tx pgx.Tx, tenant int64, to
 }
 
 // childCreateSQL inserts children. It leaves out a child if the object already has the slug, the
-// author already has a child of the object, or the thread is archived. The subquery reads the clock
+// author already has a child of the object, or the thread is shelved. The subquery reads the clock
 // once per child. Inserts of a kind with one child per author are ordered by place, because a
 // statement waits for a place that another transaction takes. Index: children_KIND_pkey,
 // archived_threads_stub_idx; threaded: children_KIND_slug_key, children_KIND_path_key, else
@@ -525,7 +527,7 @@ func (s *Store) insert(ctx context.Context, tx pgx.Tx, tenant int64, k *childKin
 		for n, i := range left {
 			objects[n], authors[n] = todo[i].in.Object, todo[i].in.AuthorID
 		}
-		archived, err := k.archived(ctx, tx, tenant, objects)
+		shelved, err := k.shelved(ctx, tx, tenant, objects)
 		if err != nil {
 			return err
 		}
@@ -536,8 +538,8 @@ func (s *Store) insert(ctx context.Context, tx pgx.Tx, tenant int64, k *childKin
 		write = slices.DeleteFunc(left, func(i int) bool {
 			first, ok := taken[authorPlace{todo[i].in.AuthorID, todo[i].in.Object}]
 			switch {
-			case slices.Contains(archived, todo[i].in.Object):
-				out[i].Err = &archivedError{objects: []int64{todo[i].in.Object}}
+			case slices.Contains(shelved, todo[i].in.Object):
+				out[i].Err = &shelvedError{objects: []int64{todo[i].in.Object}}
 			case ok:
 				out[i].Err = &TakenError{Child: first}
 			}

@@ -1,6 +1,7 @@
 // Package store is the write model: edges (follows), children (comments) and the settings of
 // threads. It also has the one reader of the truth's states (truth.go), which reads all of them
-// page by page, or some by reference.
+// page by page, or some by reference. It is for the API and for operators' commands. It may change
+// in any release.
 //
 // Each write commits its state and its event in one transaction. It writes the state row first,
 // which takes the entity's lock. The outbox row follows and goes to the server together with

@@ -137,7 +137,7 @@ func (r edgeRow) wire() event.Edge {
 	return event.Edge{
 		From: event.ID(r.From), To: event.ID(r.To), Status: r.Status, Version: r.Version,
 		CreatedAt: wireTime(r.CreatedAt), PositionedAt: wireTime(r.PositionedAt), UpdatedAt: wireTime(r.UpdatedAt),
-		Attributes: event.OneForm(r.Attributes),
+		Attributes: event.CanonicalAttributes(r.Attributes),
 	}
 }
 
@@ -204,10 +204,14 @@ func (s *Store) RemoveEdges(ctx context.Context, tenant int64, k kinds.Edge, wri
 func (s *Store) writeEdges(ctx context.Context, tenant int64, put bool,
 	turn func(ctx context.Context, tx *unit, tenant int64, writes []EdgeWrite, turn []int, out []EdgeOutcome) error,
 	writes []EdgeWrite, at place) ([]EdgeOutcome, error) {
-	out, err := inTurns(ctx, s, tenant, len(writes), at, func(i int, o *EdgeOutcome) (pair, any, bool) {
-		o.Err = writes[i].check(put)
-		return pair{writes[i].From, writes[i].To}, nil, o.Err == nil
-	}, func(tx *unit, items []int, out []EdgeOutcome) error { return turn(ctx, tx, tenant, writes, items, out) }, nil)
+	out, err := inTurns(ctx, s, turns[pair, EdgeOutcome]{tenant: tenant, n: len(writes), at: at,
+		check: func(i int, o *EdgeOutcome) (pair, any, bool) {
+			o.Err = writes[i].check(put)
+			return pair{writes[i].From, writes[i].To}, nil, o.Err == nil
+		},
+		write: func(tx *unit, items []int, out []EdgeOutcome) error {
+			return turn(ctx, tx, tenant, writes, items, out)
+		}})
 	if err != nil {
 		return nil, fmt.Errorf("write %d edges of kind %s, tenant %d: %w", len(writes), writes[0].kind.Name, tenant, err)
 	}

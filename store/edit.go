@@ -42,7 +42,7 @@ type ChildDelete struct {
 
 // heldSQL lists the children of @child_ids with their new values, and locks the existing ones in
 // key order. Without it, an UPDATE would lock in the order of its plan. It leaves out children of
-// an archived thread, even if the child itself has not moved yet: the thread must return first.
+// a shelved thread, even if the child itself has not moved yet: the thread must return first.
 // Index: children_KIND_pkey, archived_threads_stub_idx.
 const heldSQL = `
 WITH wanted AS (
@@ -81,7 +81,7 @@ func (s *Store) EditChildren(ctx context.Context, tenant int64, k kinds.Child, e
 			todo[i].merge = func(present json.RawMessage) (json.RawMessage, error) { return k.Patch(present, change) }
 		}
 	}
-	return bringingBack(ctx, s, tenant, c, todo, c.edit.do)
+	return withReturns(ctx, s, tenant, c, todo, c.edit.do)
 }
 
 func (s *Store) edit(ctx context.Context, tenant int64, k *childKind, edits []ChildEdit, at place) ([]ChildOutcome, error) {
@@ -128,7 +128,7 @@ RETURNING ` + childColumns
 // delete children in any moderation state.
 func (s *Store) DeleteChildren(ctx context.Context, tenant int64, k kinds.Child, deletes []ChildDelete) ([]ChildOutcome, error) {
 	c := s.children(k)
-	return bringingBack(ctx, s, tenant, c, deletes, c.delete.do)
+	return withReturns(ctx, s, tenant, c, deletes, c.delete.do)
 }
 
 func (s *Store) delete(ctx context.Context, tenant int64, k *childKind, deletes []ChildDelete, at place) ([]ChildOutcome, error) {
@@ -184,7 +184,7 @@ RETURNING ` + childColumns
 // reason; the truth does not keep it.
 func (s *Store) ModerateChildren(ctx context.Context, tenant int64, k kinds.Child, moderations []ChildModeration) ([]ChildOutcome, error) {
 	c := s.children(k)
-	return bringingBack(ctx, s, tenant, c, moderations, c.moderate.do)
+	return withReturns(ctx, s, tenant, c, moderations, c.moderate.do)
 }
 
 func (s *Store) moderate(ctx context.Context, tenant int64, k *childKind, moderations []ChildModeration, at place) ([]ChildOutcome, error) {
@@ -243,12 +243,14 @@ type changeKind struct {
 // change runs one guarded transition.
 func (s *Store) change(ctx context.Context, tenant int64, k *childKind, changes []change, at place,
 	kind changeKind) ([]ChildOutcome, error) {
-	out, err := inTurns(ctx, s, tenant, len(changes), at, func(i int, o *ChildOutcome) (string, any, bool) {
-		o.Err = changes[i].check()
-		return changes[i].id, nil, o.Err == nil
-	}, func(tx *unit, turn []int, out []ChildOutcome) error {
-		return k.changeTurn(ctx, tx, tenant, changes, turn, kind, out)
-	}, inOrder)
+	out, err := inTurns(ctx, s, turns[string, ChildOutcome]{tenant: tenant, n: len(changes), at: at, end: inOrder,
+		check: func(i int, o *ChildOutcome) (string, any, bool) {
+			o.Err = changes[i].check()
+			return changes[i].id, nil, o.Err == nil
+		},
+		write: func(tx *unit, turn []int, out []ChildOutcome) error {
+			return k.changeTurn(ctx, tx, tenant, changes, turn, kind, out)
+		}})
 	if err != nil {
 		return nil, fmt.Errorf("%s %s, %d of tenant %d: %w", k.Kind, kind.event, len(changes), tenant, err)
 	}
@@ -282,7 +284,7 @@ func (s childShape) mergeTurn(ctx context.Context, tx *unit, tenant int64, chang
 		return nil, fmt.Errorf("lock %d children: %w", len(turn), err)
 	}
 	byID := make(map[string]childRow)
-	if len(locked) < len(ids) { // some are archived, or unknown
+	if len(locked) < len(ids) { // some are shelved, or unknown
 		if byID, err = s.get(ctx, tx, tenant, ids); err != nil {
 			return nil, err
 		}
@@ -340,7 +342,7 @@ func (s childShape) changeTurn(ctx context.Context, tx *unit, tenant int64, chan
 	if len(changed) == n {
 		return nil
 	}
-	// The statement locked the existing rows, so these are the states that its guard saw. Archived
+	// The statement locked the existing rows, so these are the states that its guard saw. Shelved
 	// children are the exception, even those that returned just now.
 	current, err := s.get(ctx, tx, tenant, ids)
 	if err != nil {
@@ -361,8 +363,8 @@ func (s childShape) changeTurn(ctx context.Context, tx *unit, tenant int64, chan
 			out[i].Err = &StateError{Current: c}
 		case kind.has(c, changes[i]):
 			out[i].Child = c
-		default: // only an archived thread hides the child from the statement
-			out[i].Err = &archivedError{objects: []int64{row.Object}}
+		default: // only a shelved thread hides the child from the statement
+			out[i].Err = &shelvedError{objects: []int64{row.Object}}
 		}
 	}
 	return nil

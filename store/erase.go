@@ -15,13 +15,13 @@ import (
 
 // tables returns the tables that have children of the kind, in the order in which to redact them. A
 // child may move from the first to the second at any time, so the table that it leaves comes first.
-func (s childShape) tables() []string { return []string{s.Archive(), s.Table()} }
+func (s childShape) tables() []string { return []string{s.Shelf(), s.Table()} }
 
 // AuthorChild is one child of an author, in any state.
 type AuthorChild struct {
 	ID     string
 	Object int64
-	Erased bool // the row has no content any more
+	Erased bool // the content of the row is erased
 }
 
 // eraseWindow is the number of a tenant's children that one statement reads in search of an

@@ -152,16 +152,16 @@ func restID(p ExportPlace) (n int64, err error) {
 	return n, nil
 }
 
-// exportChildrenSQL reads a page of the tenant's children in the order of their objects, archived
+// exportChildrenSQL reads a page of the tenant's children in the order of their objects, shelved
 // or not. In each snapshot a child is in exactly one of the two tables. Index: the one of the
-// kind's Order and its counterpart in the archive, one range each. Locks: none.
+// kind's Order and its counterpart on the shelf, one range each. Locks: none.
 const exportChildrenSQL = `
 SELECT /* store.export_children */ ` + childColumns + ` FROM (
   (SELECT * FROM {{.Table}}
     WHERE tenant_id = @tenant::bigint AND (object_id, {{.Order}}) > (@object::bigint, @place::{{.OrderType}})
     ORDER BY object_id, {{.Order}} LIMIT @limit)
   UNION ALL
-  (SELECT * FROM {{.Archive}}
+  (SELECT * FROM {{.Shelf}}
     WHERE tenant_id = @tenant::bigint AND (object_id, {{.Order}}) > (@object::bigint, @place::{{.OrderType}})
     ORDER BY object_id, {{.Order}} LIMIT @limit)) c
  ORDER BY c.object_id, c.{{.Order}} LIMIT @limit`

@@ -32,9 +32,9 @@ const (
 	// aloneLockTimeout is how long a write that runs alone waits for one lock. It then gives its
 	// connection to others and tries again.
 	aloneLockTimeout = 100 * time.Millisecond
-	// apartFor is how long a tenant shares no transaction with other tenants after its writes made
-	// theirs fail.
-	apartFor = 10 * time.Second
+	// separateFor is how long a tenant shares no transaction with other tenants after its writes
+	// made theirs fail.
+	separateFor = 10 * time.Second
 	// groupTimeout bounds a whole group, which does not end with the request of any of its callers.
 	groupTimeout = 5 * time.Second
 )
@@ -104,10 +104,10 @@ type lanes[W, O any] struct {
 	key   func(W) any // returns the entity; nil for a new one
 	run   writeFunc[W, O]
 
-	mu    sync.Mutex
-	open  map[int64]*lane[W, O] // by tenant
-	queue []*lane[W, O]         // lanes whose leaders wait for a slot
-	apart map[int64]time.Time   // tenants that share no transaction, and until when
+	mu       sync.Mutex
+	open     map[int64]*lane[W, O] // by tenant
+	queue    []*lane[W, O]         // lanes whose leaders wait for a slot
+	separate map[int64]time.Time   // tenants that share no transaction, and until when
 }
 
 // lane has the writes of one tenant. The mutex of its lanes guards it and its tickets.
@@ -153,7 +153,7 @@ type verdict[O any] struct {
 type writeFunc[W, O any] func(ctx context.Context, tenant int64, writes []W, at place) ([]O, error)
 
 func newLanes[W, O any](s *slots, key func(W) any, run writeFunc[W, O]) *lanes[W, O] {
-	return &lanes[W, O]{slots: s, key: key, run: run, open: make(map[int64]*lane[W, O]), apart: make(map[int64]time.Time)}
+	return &lanes[W, O]{slots: s, key: key, run: run, open: make(map[int64]*lane[W, O]), separate: make(map[int64]time.Time)}
 }
 
 // do runs writes. It groups a single write with concurrent ones; several writes are one transaction
@@ -350,7 +350,7 @@ func (l *lanes[W, O]) gather(ln *lane[W, O], leader *ticket[W, O]) (group []*par
 	}
 	add(ln)
 	for _, other := range slices.Clone(l.queue) {
-		if n < maxGroup && !l.isApart(ln.tenant) && !l.isApart(other.tenant) {
+		if n < maxGroup && !l.isSeparate(ln.tenant) && !l.isSeparate(other.tenant) {
 			add(other)
 		}
 	}
@@ -361,10 +361,10 @@ func (l *lanes[W, O]) gather(ln *lane[W, O], leader *ticket[W, O]) (group []*par
 	return group
 }
 
-func (l *lanes[W, O]) isApart(tenant int64) bool {
-	until, ok := l.apart[tenant]
+func (l *lanes[W, O]) isSeparate(tenant int64) bool {
+	until, ok := l.separate[tenant]
 	if ok && time.Now().After(until) {
-		delete(l.apart, tenant)
+		delete(l.separate, tenant)
 		ok = false
 	}
 	return ok
@@ -419,7 +419,7 @@ func (l *lanes[W, O]) runGroup(ctx context.Context, group []*part[W, O]) {
 	members.Wait()
 	if failed >= 0 {
 		l.mu.Lock()
-		l.apart[tenants[failed]] = time.Now().Add(apartFor)
+		l.separate[tenants[failed]] = time.Now().Add(separateFor)
 		l.mu.Unlock()
 	}
 	select {

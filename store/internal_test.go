@@ -29,9 +29,9 @@ var childSQL = map[string]string{
 	"childReplay": childReplaySQL, "childRelease": childReleaseSQL,
 	"childCreate": childCreateSQL, "childTaken": childTakenSQL, "childEdit": childEditSQL, "childDelete": childDeleteSQL,
 	"childModerate": childModerateSQL,
-	"returnLock":    returnLockSQL, "returnMove": returnMoveSQL, "returnState": returnStateSQL, "archived": archivedSQL,
+	"returnLock":    returnLockSQL, "returnMove": returnMoveSQL, "returnState": returnStateSQL, "archived": shelvedSQL,
 	"walked": walkedSQL, "look": lookSQL, "quiet": quietSQL, "mark": markSQL, "walk": walkSQL, "moveLock": moveLockSQL, "move": moveSQL,
-	"moveState": moveStateSQL, "unfinished": unfinishedSQL, "archiveStubs": archiveStubsSQL, "archivePage": archivePageSQL,
+	"moveState": moveStateSQL, "unfinished": unfinishedSQL, "archiveStubs": shelvedStubsSQL, "archivePage": shelvedPageSQL,
 	"stubPage": stubPageSQL, "scanChildren": scanChildrenSQL, "scanObjects": scanObjectsSQL, "scanObject": scanObjectSQL,
 	"exportChildren": exportChildrenSQL,
 }
@@ -49,7 +49,7 @@ func TestStatements(t *testing.T) {
 		"scanEdges":  scanEdgesSQL, "countEdges": CountEdgesSQL, "scanSettings": scanSettingsSQL, "exportSettings": exportSettingsSQL,
 		"erasures":   erasuresSQL,
 		"authorKeys": authorKeysSQL, "blankKeys": blankKeysSQL, "keysBounds": keysBoundsSQL, "countKeys": countKeysSQL,
-		"purgeKeys": purgeKeysSQL, "keysCursor": keysCursorSQL, "keysRest": keysRestSQL, "archives": archivesSQL,
+		"purgeKeys": purgeKeysSQL, "keysCursor": keysCursorSQL, "keysRest": keysRestSQL, "archives": shelvingsSQL,
 		"requestRemoval": requestRemovalSQL, "getRemoval": getRemovalSQL, "kindTable": kindTableSQL,
 	}
 	for _, k := range testSet.AllChildren() {
@@ -168,7 +168,7 @@ func TestHotStatementsUseTheirIndexes(t *testing.T) {
 			fmt.Sprintf(`INSERT INTO %s (tenant_id, child_id, object_id, author_id, body, author_state, moderation_state, version,
 				created_at, updated_at%s)
 				SELECT 1, gen_random_uuid(), 100000 + g / 100, g, 'x', 'ACTIVE', 'NONE', 1, now(), now()%s
-				  FROM generate_series(1, 30000) g`, shapeOf(k).Archive(), names, values))
+				  FROM generate_series(1, 30000) g`, shapeOf(k).Shelf(), names, values))
 	}
 	for _, sql := range append(fill, `ANALYZE edges, children, child_keys, threads, children_archive, archived_threads`) {
 		if _, err := db.Pool(t, postgres.RoleOwner).Exec(ctx, sql); err != nil {
@@ -207,17 +207,17 @@ func TestHotStatementsUseTheirIndexes(t *testing.T) {
 			{"childSurroundings", childSurroundingsSQL, `'{1}', ` + id + `, 1`},
 			{"childReplay", childReplaySQL, `'{1}', '{k}', 1`},
 			{"childCreate", childCreateSQL, `1, ` + id + `, '{1}', '{1}', '{x}', '{NONE}'` + threaded + attributes},
-			{"archived", archivedSQL, `1, '{1,2}'`},
+			{"archived", shelvedSQL, `1, '{1,2}'`},
 			{"returnLock", returnLockSQL, `1, 100002`},
 			{"returnMove", returnMoveSQL, `1, 100002, 1000`},
 			{"returnState", returnStateSQL, `true, 'write', 1, 100002, 1`},
-			// The archiver's statements have the same plans for its own role, whose policies are
+			// The shelver's statements have the same plans for its own role, whose policies are
 			// simpler.
 			{"look", lookSQL, `1, 1, 200, '1 hour'`},
 			{"quiet", quietSQL, `'1 hour', 1, 1, ` + before + `, 5000`},
 			{"moveLock", moveLockSQL, `1, 100002, 1`},
 			{"unfinished", unfinishedSQL, `1, 1, 200`},
-			{"archiveStubs", archiveStubsSQL, `1, 1, 1, 200`},
+			{"archiveStubs", shelvedStubsSQL, `1, 1, 1, 200`},
 		} {
 			all = append(all, statement{s.name + " of " + k.Name, shapeOf(k).sql(s.sql), s.args})
 		}

@@ -278,7 +278,7 @@ func TestAnAuthorHasOneChildOfAnObjectWhereTheKindSaysSo(t *testing.T) {
 	})
 }
 
-func TestThreadsOfEveryKindGoToTheArchiveAndComeBack(t *testing.T) {
+func TestThreadsOfEveryKindAreShelvedAndComeBack(t *testing.T) {
 	eachKind(t, func(t *testing.T, f kindFixture) {
 		ctx := t.Context()
 		system := f.db.Pool(t, postgres.RoleSystem)
@@ -291,26 +291,26 @@ func TestThreadsOfEveryKindGoToTheArchiveAndComeBack(t *testing.T) {
 			t.Fatal(err)
 		}
 		after := func(context.Context) (time.Duration, error) { return time.Microsecond, nil }
-		archiver, err := NewArchiver(system, after, func() *kinds.Set { return testSet }, testkit.Logger(t), nil)
+		shelver, err := NewShelver(system, after, func() *kinds.Set { return testSet }, testkit.Logger(t), nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		archiver.moveRows = 3
-		if plan, err := archiver.Plan(ctx); err != nil || plan[CountThreadsArchived] != 1 || plan[CountCommentsArchived] != 7 {
+		shelver.moveRows = 3
+		if plan, err := shelver.Plan(ctx); err != nil || plan[CountThreadsShelved] != 1 || plan[CountCommentsShelved] != 7 {
 			t.Errorf("plan %v, %v", plan, err)
 		}
 		check := func(want int64) {
 			t.Helper()
-			if n, err := CheckArchive(ctx, system, testSet, func(flaw ArchiveFlaw) { t.Errorf("%+v", flaw) }); err != nil || n != want {
-				t.Errorf("%d archived, %v, want %d", n, err, want)
+			if n, err := CheckShelving(ctx, system, testSet, func(flaw ShelvingFlaw) { t.Errorf("%+v", flaw) }); err != nil || n != want {
+				t.Errorf("%d shelved, %v, want %d", n, err, want)
 			}
 		}
-		if err := archiver.Run(ctx, &free{}); err != nil {
+		if err := shelver.Run(ctx, &free{}); err != nil {
 			t.Fatal(err)
 		}
 		check(7)
 		if got, err := f.GetChild(ctx, 1, f.k, ids[3]); err != nil || cmp.Diff(before, got) != "" {
-			t.Errorf("archived: %+v, %v", got, err)
+			t.Errorf("shelved: %+v, %v", got, err)
 		}
 		var mine []string
 		if err := f.AuthorChildren(ctx, 1, f.k, 4, func(all []AuthorChild) error {
@@ -330,7 +330,7 @@ func TestThreadsOfEveryKindGoToTheArchiveAndComeBack(t *testing.T) {
 		if got, err := f.GetChild(ctx, 1, f.k, ids[3]); err != nil || cmp.Diff(before, got) != "" {
 			t.Errorf("back: %+v, %v", got, err)
 		}
-		if err := archiver.Run(ctx, &free{}); err != nil {
+		if err := shelver.Run(ctx, &free{}); err != nil {
 			t.Fatal(err)
 		}
 		var archive int64
@@ -338,7 +338,7 @@ func TestThreadsOfEveryKindGoToTheArchiveAndComeBack(t *testing.T) {
 			&archive); err != nil {
 			t.Fatal(err)
 		}
-		if threads, _, err := archiver.Undo(ctx, &free{}, archive); threads != 1 || err != nil {
+		if threads, _, err := shelver.Undo(ctx, &free{}, archive); threads != 1 || err != nil {
 			t.Errorf("undone: %d, %v", threads, err)
 		}
 		check(0)

@@ -33,7 +33,7 @@ func (s *Store) redo(ctx context.Context, set *kinds.Set, actor string,
 	insert func(ctx context.Context, tx pgx.Tx) (lost []event.Event, err error)) (overtaken int, err error) {
 	n := 0
 	for attempt := 1; ; attempt++ {
-		var back *redoArchivedError
+		var back *redoShelvedError
 		err := postgres.InTx(ctx, s.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
 			r := &redoing{threads: s.threads, tx: tx, set: set, actor: actor}
 			events, err := insert(ctx, tx)
@@ -62,9 +62,9 @@ func (s *Store) redo(ctx context.Context, set *kinds.Set, actor string,
 	}
 }
 
-// redoArchivedError lists threads that must return from the archive first.
-type redoArchivedError struct {
-	archivedError
+// redoShelvedError lists threads that must return from the shelf first.
+type redoShelvedError struct {
+	shelvedError
 	tenant int64
 	kind   kinds.Child
 }
@@ -215,12 +215,12 @@ func (r *redoing) children(ctx context.Context, tenant int64, k kinds.Child, eve
 		}
 		objects[i] = int64(all[i].Parent)
 	}
-	archived, err := shape.archived(ctx, r.tx, tenant, objects)
+	shelved, err := shape.shelved(ctx, r.tx, tenant, objects)
 	if err != nil {
 		return err
 	}
-	if len(archived) > 0 {
-		return &redoArchivedError{archivedError{archived}, tenant, k}
+	if len(shelved) > 0 {
+		return &redoShelvedError{shelvedError{shelved}, tenant, k}
 	}
 	for _, round := range rounds(len(all), func(i int) (any, any, bool) {
 		if shape.OnePerAuthor { // an event may free the place that a later one takes

@@ -12,17 +12,17 @@ import (
 	"github.com/tidings/tidings/internal/postgres"
 )
 
-// ErrThreadReturning reports a write in an archived thread that has more comments than one call can
-// bring back. The write did nothing. Each retry, and the archiver's next run, bring back more of
+// ErrThreadReturning reports a write in a shelved thread that has more comments than one call can
+// bring back. The write did nothing. Each retry, and the shelver's next run, bring back more of
 // the thread.
-var ErrThreadReturning = errors.New("store: the thread is returning from the archive")
+var ErrThreadReturning = errors.New("store: the thread is returning from the shelf")
 
-// archivedError lists the objects whose threads must return before a write. As an item's error it
+// shelvedError lists the objects whose threads must return before a write. As an item's error it
 // holds back that item; as a transaction's error, the transaction wrote nothing.
-type archivedError struct{ objects []int64 }
+type shelvedError struct{ objects []int64 }
 
-func (e *archivedError) Error() string {
-	return fmt.Sprintf("store: the threads of objects %v are archived", e.objects)
+func (e *shelvedError) Error() string {
+	return fmt.Sprintf("store: the threads of objects %v are shelved", e.objects)
 }
 
 const (
@@ -34,7 +34,7 @@ const (
 	// about 50 ms, during which writers of that thread wait.
 	moveRows = 1000
 
-	// returnLockTimeout is how long a return waits for a lock of the archiver or another return, or
+	// returnLockTimeout is how long a return waits for a lock of the shelver or another return, or
 	// for a slot.
 	returnLockTimeout = 500 * time.Millisecond
 
@@ -46,16 +46,16 @@ const (
 const (
 	returnedByWrite = "write" // a writer of that thread
 	returnedByUndo  = "undo"  // an operator
-	returnedByJob   = "job"   // the archiver, which found that the thread was not quiet
+	returnedByJob   = "job"   // the shelver, which found that the thread was not quiet
 )
 
-// bringingBack runs writes. If the thread of a write is archived, bringingBack brings the thread
+// withReturns runs writes. If the thread of a write is shelved, withReturns brings the thread
 // back, and then runs the write a second time. It brings threads back outside the transactions of
 // all writes.
-func bringingBack[W any](ctx context.Context, s *Store, tenant int64, k *childKind, writes []W,
+func withReturns[W any](ctx context.Context, s *Store, tenant int64, k *childKind, writes []W,
 	run func(context.Context, int64, []W) ([]ChildOutcome, error)) ([]ChildOutcome, error) {
 	out, err := run(ctx, tenant, writes)
-	objects, left := archivedOf(out, err)
+	objects, left := shelvedOf(out, err)
 	if objects == nil {
 		return out, err
 	}
@@ -76,7 +76,7 @@ func bringingBack[W any](ctx context.Context, s *Store, tenant int64, k *childKi
 			again, err = run(ctx, tenant, some)
 		}
 		objects = nil
-		more, which := archivedOf(again, err)
+		more, which := shelvedOf(again, err)
 		switch {
 		case more != nil && which == nil: // all items
 			objects = more
@@ -100,32 +100,32 @@ func bringingBack[W any](ctx context.Context, s *Store, tenant int64, k *childKi
 	return out, nil
 }
 
-// archivedOf returns the objects whose threads must return, nil for none, and the affected items,
+// shelvedOf returns the objects whose threads must return, nil for none, and the affected items,
 // nil for all.
-func archivedOf(out []ChildOutcome, err error) (objects []int64, items []int) {
-	var archived *archivedError
-	if errors.As(err, &archived) {
-		return archived.objects, nil
+func shelvedOf(out []ChildOutcome, err error) (objects []int64, items []int) {
+	var shelved *shelvedError
+	if errors.As(err, &shelved) {
+		return shelved.objects, nil
 	}
 	for i, o := range out {
-		if errors.As(o.Err, &archived) {
-			objects, items = append(objects, archived.objects...), append(items, i)
+		if errors.As(o.Err, &shelved) {
+			objects, items = append(objects, shelved.objects...), append(items, i)
 		}
 	}
 	return objects, items
 }
 
 // inOrder refuses a transaction that would write later items of an entity but not the earlier ones,
-// whose thread is archived. An entity may occur twice, and a thread may return between two
+// whose thread is shelved. An entity may occur twice, and a thread may return between two
 // statements.
 func inOrder(turns [][]int, out []ChildOutcome) error {
-	if objects, _ := archivedOf(out, nil); len(turns) > 1 && objects != nil {
-		return &archivedError{objects: objects}
+	if objects, _ := shelvedOf(out, nil); len(turns) > 1 && objects != nil {
+		return &shelvedError{objects: objects}
 	}
 	return nil
 }
 
-// bringBack brings back the archived threads of the objects. It returns ErrThreadReturning if that
+// bringBack brings back the shelved threads of the objects. It returns ErrThreadReturning if that
 // takes until deadline.
 func (s *Store) bringBack(ctx context.Context, tenant int64, k *childKind, objects []int64, deadline time.Time) error {
 	slices.Sort(objects)
@@ -178,7 +178,7 @@ func (s *Store) returnSome(ctx context.Context, tenant int64, k *childKind, obje
 }
 
 // ThreadsReturned returns the number of threads that this Store's writes have brought back from the
-// archive.
+// shelf.
 func (s *Store) ThreadsReturned() int64 { return s.returned.Load() }
 
 // returnLockSQL locks the stub of a thread. Index: archived_threads_stub_idx. Locks: the stub.
@@ -189,12 +189,12 @@ SELECT /* store.return_lock */ archive_id FROM archived_threads
 
 // returnMoveSQL moves children of a thread back unchanged. Nobody inserts in a thread that has a
 // stub, so no slug and no place is taken. Index: children_archive_KIND_path_key or
-// children_archive_KIND_object_idx, children_archive_KIND_pkey. Locks: the archived rows.
+// children_archive_KIND_object_idx, children_archive_KIND_pkey. Locks: the shelved rows.
 const returnMoveSQL = `
 WITH page AS (
-  SELECT child_id FROM {{.Archive}} WHERE tenant_id = @tenant::bigint AND object_id = @object::bigint ORDER BY {{.Order}} LIMIT @limit
+  SELECT child_id FROM {{.Shelf}} WHERE tenant_id = @tenant::bigint AND object_id = @object::bigint ORDER BY {{.Order}} LIMIT @limit
 ), gone AS (
-  DELETE FROM {{.Archive}} a USING page p WHERE a.tenant_id = @tenant::bigint AND a.child_id = p.child_id RETURNING a.*
+  DELETE FROM {{.Shelf}} a USING page p WHERE a.tenant_id = @tenant::bigint AND a.child_id = p.child_id RETURNING a.*
 )
 INSERT /* store.return_move */ INTO {{.Table}} (` + movedColumns + `) SELECT ` + movedColumns + ` FROM gone`
 
@@ -238,17 +238,17 @@ func (s childShape) returnChunk(ctx context.Context, tx pgx.Tx, tenant, object i
 	return n, back, nil
 }
 
-// archivedSQL reads the objects whose thread is archived, or moving to or from the archive.
+// shelvedSQL reads the objects whose thread is shelved, or moving to or from the shelf.
 // Index: archived_threads_stub_idx. Locks: none.
-const archivedSQL = `
+const shelvedSQL = `
 SELECT /* store.archived */ object_id FROM archived_threads
  WHERE tenant_id = @tenant::bigint AND kind = '{{.Kind}}' AND object_id = ANY(@object_ids::bigint[]) AND state <> 'RETURNED'`
 
-func (s childShape) archived(ctx context.Context, tx pgx.Tx, tenant int64, objects []int64) ([]int64, error) {
-	rows, _ := tx.Query(ctx, s.sql(archivedSQL), pgx.StrictNamedArgs{"tenant": tenant, "object_ids": objects})
-	archived, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+func (s childShape) shelved(ctx context.Context, tx pgx.Tx, tenant int64, objects []int64) ([]int64, error) {
+	rows, _ := tx.Query(ctx, s.sql(shelvedSQL), pgx.StrictNamedArgs{"tenant": tenant, "object_ids": objects})
+	shelved, err := pgx.CollectRows(rows, pgx.RowTo[int64])
 	if err != nil {
 		return nil, fmt.Errorf("read the stubs of %d threads: %w", len(objects), err)
 	}
-	return archived, nil
+	return shelved, nil
 }

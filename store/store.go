@@ -148,32 +148,40 @@ func rounds[K comparable](n int, key func(i int) (k K, place any, ok bool)) [][]
 	return all
 }
 
-// inTurns writes n items in one transaction, round by round. check returns an item's entity and the
-// place that it wants, if any. It returns false, and fills in the outcome, to leave the item out.
-// write fills in the outcomes of a round. end, unless it is nil, can roll back all rounds by
-// returning an error.
-func inTurns[K comparable, O any](ctx context.Context, s *Store, tenant int64, n int, at place,
-	check func(i int, o *O) (of K, place any, ok bool),
-	write func(tx *unit, turn []int, out []O) error, end func(turns [][]int, out []O) error) ([]O, error) {
-	out := make([]O, n)
-	turns := rounds(n, func(i int) (K, any, bool) { return check(i, &out[i]) })
-	if len(turns) == 0 {
+// turns describes a write of n items in one transaction, round by round: no two items of a round
+// have one entity.
+type turns[K comparable, O any] struct {
+	tenant int64
+	n      int
+	at     place
+	// check returns an item's entity and the place that it wants, if any. It returns false, and
+	// fills in the outcome, to leave the item out.
+	check func(i int, o *O) (of K, place any, ok bool)
+	write func(tx *unit, turn []int, out []O) error // fills in the outcomes of a round
+	end   func(turns [][]int, out []O) error        // nil, or it can roll back all rounds by an error
+}
+
+// inTurns does the write, and returns the outcome of each item.
+func inTurns[K comparable, O any](ctx context.Context, s *Store, w turns[K, O]) ([]O, error) {
+	out := make([]O, w.n)
+	all := rounds(w.n, func(i int) (K, any, bool) { return w.check(i, &out[i]) })
+	if len(all) == 0 {
 		return out, nil
 	}
-	err := s.write(ctx, tenant, at, func(tx *unit) error {
-		for n, turn := range turns {
+	err := s.write(ctx, w.tenant, w.at, func(tx *unit) error {
+		for n, turn := range all {
 			tx.turn = n
 			for _, i := range turn {
 				out[i] = *new(O) // reset by a retry of the transaction
 			}
-			if err := write(tx, turn, out); err != nil {
+			if err := w.write(tx, turn, out); err != nil {
 				return err
 			}
 		}
-		if end == nil {
+		if w.end == nil {
 			return nil
 		}
-		return end(turns, out)
+		return w.end(all, out)
 	})
 	return out, err
 }

@@ -80,15 +80,17 @@ func (s *Store) SetThreads(ctx context.Context, tenant int64, k kinds.Child, set
 }
 
 func (s *Store) set(ctx context.Context, tenant int64, k *childKind, settings []ThreadSettings, at place) ([]ThreadOutcome, error) {
-	out, err := inTurns(ctx, s, tenant, len(settings), at, func(i int, o *ThreadOutcome) (int64, any, bool) {
-		o.Err = settings[i].check()
-		if !k.Moderated {
-			o.Err = fmt.Errorf("%w: children of kind %s are not moderated", ErrInvalid, k.Kind)
-		}
-		return settings[i].Object, nil, o.Err == nil
-	}, func(tx *unit, turn []int, out []ThreadOutcome) error {
-		return s.setTurn(ctx, tx, tenant, k, settings, turn, out)
-	}, nil)
+	out, err := inTurns(ctx, s, turns[int64, ThreadOutcome]{tenant: tenant, n: len(settings), at: at,
+		check: func(i int, o *ThreadOutcome) (int64, any, bool) {
+			o.Err = settings[i].check()
+			if !k.Moderated {
+				o.Err = fmt.Errorf("%w: children of kind %s are not moderated", ErrInvalid, k.Kind)
+			}
+			return settings[i].Object, nil, o.Err == nil
+		},
+		write: func(tx *unit, turn []int, out []ThreadOutcome) error {
+			return s.setTurn(ctx, tx, tenant, k, settings, turn, out)
+		}})
 	if err != nil {
 		return nil, fmt.Errorf("set %d threads of tenant %d: %w", len(settings), tenant, err)
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/tidings/tidings/kinds"
 )
 
-// TestPagesOfTheTruthAreRangesOfItsIndexes checks that comments and their archive are merged in the
+// TestPagesOfTheTruthAreRangesOfItsIndexes checks that comments and shelved ones are merged in the
 // order of the page, without a sort.
 func TestPagesOfTheTruthAreRangesOfItsIndexes(t *testing.T) {
 	db := testkit.Postgres(t)

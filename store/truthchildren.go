@@ -27,7 +27,7 @@ func (r *childState) state() State[event.Child] {
 	return State[event.Child]{r.TenantID, c}
 }
 
-// scanChildrenSQL reads a page of the kind's children by id, archived or not. It names no table
+// scanChildrenSQL reads a page of the kind's children by id, shelved or not. It names no table
 // partition, because the projections know a kind before the truth has a table for it. The condition
 // on the kind is outside the union: PostgreSQL merges the parts in their order only if they have no
 // condition. Index: children_KIND_pkey and children_archive_KIND_pkey, one range each, merged.
@@ -38,9 +38,9 @@ SELECT /* store.scan_children */ c.tenant_id, ` + childColumns + `
  WHERE c.kind = '{{.Kind}}' AND (c.tenant_id, c.child_id) > (@tenant::bigint, @child::uuid)
  ORDER BY c.tenant_id, c.child_id LIMIT @limit`
 
-// scanObjectsSQL reads a page of the kind's children, archived or not, by object, and within an
+// scanObjectsSQL reads a page of the kind's children, shelved or not, by object, and within an
 // object in the order of the kind's index. Index: the one of the kind's Order and its counterpart
-// in the archive, one range each, merged. Locks: none.
+// on the shelf, one range each, merged. Locks: none.
 const scanObjectsSQL = `
 SELECT /* store.scan_objects */ c.tenant_id, ` + childColumns + `
   FROM (SELECT * FROM children UNION ALL SELECT * FROM children_archive) c
@@ -75,7 +75,7 @@ func (s childShape) place(c event.Child) string {
 
 const noChild = "00000000-0000-0000-0000-000000000000"
 
-// ScanChildren yields the children of the kind of all tenants, archived or not, by id. It continues
+// ScanChildren yields the children of the kind of all tenants, shelved or not, by id. It continues
 // from after (nil: with the first child) and yields at most limit children (0: all). Its memory is
 // bounded. The pool acts as the system role.
 func ScanChildren(ctx context.Context, pool *pgxpool.Pool, k kinds.Child, after *State[event.Child],
@@ -143,14 +143,14 @@ func ReadChildren(ctx context.Context, q querier, tenant int64, k kinds.Child, i
 	return all, nil
 }
 
-// countChildrenSQL counts the children of one object, archived or not, up to @most in each of the
+// countChildrenSQL counts the children of one object, shelved or not, up to @most in each of the
 // two tables. Index: as scanObjectSQL, one range each. Locks: none.
 const countChildrenSQL = `
 SELECT /* store.count_children */ count(*), count(*) FILTER (WHERE author_state = 'ACTIVE' AND moderation_state IN ('NONE', 'APPROVED'))
   FROM ((SELECT author_state, moderation_state FROM {{.Table}}
           WHERE tenant_id = @tenant::bigint AND object_id = @object::bigint LIMIT @most::bigint)
         UNION ALL
-        (SELECT author_state, moderation_state FROM {{.Archive}}
+        (SELECT author_state, moderation_state FROM {{.Shelf}}
           WHERE tenant_id = @tenant::bigint AND object_id = @object::bigint LIMIT @most::bigint)) c`
 
 // CountChildren counts the children of the kind that an object has, and how many of them are

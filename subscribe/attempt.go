@@ -40,14 +40,14 @@ func (r *reader) handle(ctx context.Context, m *message) bool {
 		case r.handling.Err() != nil: // Drain is over
 			return false
 		case event.IsPermanent(fault), m.attempt >= r.attempts:
-			return r.bury(ctx, m, fault)
+			return r.moveToDeadLetters(ctx, m, fault)
 		}
 		r.metrics.failures.Inc()
 		r.log.WarnContext(ctx, "handling an event failed, retrying", "event_id", m.event.ID, "tenant", m.event.TenantID, "stream",
 			m.event.Stream, "stream_seq", m.event.Seq, "attempt", m.attempt, "err", fault)
 		work.Sleep(ctx, r.pause(m.attempt))
 	}
-	return r.bury(ctx, m, err)
+	return r.moveToDeadLetters(ctx, m, err)
 }
 
 // acknowledge acknowledges a message. If NATS does not get that, the message comes again.

@@ -33,7 +33,7 @@ func Begin(ctx context.Context, tx pgx.Tx, name string, exports ...[]Position) e
 	if _, err := settingsOf(name, nil); err != nil {
 		return err
 	}
-	begun, err := consumers.Begun(ctx, tx, name)
+	begun, err := consumers.HasOffset(ctx, tx, name)
 	if err != nil {
 		return err
 	}

@@ -46,9 +46,9 @@ func (s *subscriber) deadSubject(what string) string {
 	return s.deadStream() + "." + what + "." + s.durable
 }
 
-// bury makes a message a dead letter, and then ends its delivery. It returns false if ctx ends
-// before that.
-func (r *reader) bury(ctx context.Context, m *message, why error) bool {
+// moveToDeadLetters makes a message a dead letter, and then ends its delivery. It returns false if
+// ctx ends before that.
+func (r *reader) moveToDeadLetters(ctx context.Context, m *message, why error) bool {
 	subject, stream, seq := m.Subject(), r.stream, strconv.FormatUint(m.seq, 10)
 	if r.again {
 		h := m.Headers()

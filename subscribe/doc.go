@@ -1,5 +1,7 @@
 // Package subscribe reads the events of Tidings from any Go module. It needs a NATS connection, and
 // Project also needs a pool of connections to PostgreSQL. docs/subscribe.md begins with a program.
+// It is for programs downstream. It is supported: CHANGELOG.md names every change that a program of
+// yours would notice.
 //
 //	EVENTS-0 ──▶ durable consumer NAME-KIND-EVENT ──▶ instances of Handle ──▶ your function ──▶ acknowledged
 //	   │                                                        │ Permanent, or after Attempts

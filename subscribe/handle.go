@@ -66,8 +66,8 @@ func Handle[T any](ctx context.Context, nc *nats.Conn, name, eventType string,
 	}).run(ctx)
 }
 
-// lookEvery is the time between two checks for new streams and for finished ones.
-const lookEvery = time.Second
+// assignInterval is the time between two checks for new streams and for finished ones.
+const assignInterval = time.Second
 
 // subscriber is one instance of a handler.
 type subscriber struct {
@@ -104,7 +104,7 @@ func newSubscriber(s *settings, js jetstream.JetStream, eventType string, call f
 }
 
 func (s *subscriber) run(ctx context.Context) (err error) {
-	streams, err := s.lookUp(ctx, s.js, s.list)
+	streams, err := s.awaitStreams(ctx, s.js, s.list)
 	if err != nil || ctx.Err() != nil {
 		return err
 	}
@@ -124,10 +124,10 @@ func (s *subscriber) run(ctx context.Context) (err error) {
 	defer end()
 	s.read(reading, handling, source{stream: s.deadStream(), subject: s.deadSubject(retryLetter), again: true})
 	closed := watch(reading, s.js.Conn())
-	tick := time.NewTicker(lookEvery)
+	tick := time.NewTicker(assignInterval)
 	defer tick.Stop()
 	for ctx.Err() == nil && err == nil {
-		s.adjust(reading, handling)
+		s.assignReaders(reading, handling)
 		select {
 		case <-ctx.Done():
 		case err = <-s.stuck:
@@ -217,9 +217,9 @@ func (s *subscriber) ended(ctx context.Context, st broker.Stream, all []broker.S
 	return false, nil
 }
 
-// adjust starts a reader on each stream whose predecessors are done, and stops readers of finished
-// streams.
-func (s *subscriber) adjust(ctx, handling context.Context) {
+// assignReaders starts a reader on each stream whose predecessors are done, and stops readers of
+// finished streams.
+func (s *subscriber) assignReaders(ctx, handling context.Context) {
 	qctx, cancel := context.WithTimeout(ctx, s.streams.Timeout)
 	defer cancel()
 	streams, err := s.list(qctx)
@@ -233,9 +233,9 @@ func (s *subscriber) adjust(ctx, handling context.Context) {
 	there, pending := make(map[int]bool), 0
 	for _, st := range streams {
 		there[st.Number] = true
-		s.recognize(ctx, st)
+		s.logRecreated(ctx, st)
 	}
-	s.gone(ctx, there)
+	s.stopGone(ctx, there)
 	for _, st := range streams {
 		s.mu.Lock()
 		done := s.done[st.Name]
@@ -256,8 +256,8 @@ func (s *subscriber) adjust(ctx, handling context.Context) {
 	s.metrics.lag.Set(float64(pending))
 }
 
-// recognize logs that a stream was recreated.
-func (s *subscriber) recognize(ctx context.Context, st broker.Stream) {
+// logRecreated logs that a stream was recreated.
+func (s *subscriber) logRecreated(ctx context.Context, st broker.Stream) {
 	s.mu.Lock()
 	before, known := s.known[st.Name]
 	s.known[st.Name] = st.Created
@@ -272,8 +272,8 @@ func (s *subscriber) recognize(ctx context.Context, st broker.Stream) {
 	}
 }
 
-// gone stops the readers of streams that no longer exist.
-func (s *subscriber) gone(ctx context.Context, there map[int]bool) {
+// stopGone stops the readers of streams that no longer exist.
+func (s *subscriber) stopGone(ctx context.Context, there map[int]bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for name := range s.known {

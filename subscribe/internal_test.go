@@ -29,7 +29,7 @@ func TestTheReaderOfAStreamThatIsGoneStops(t *testing.T) {
 	}
 	defer s.readers.Close()
 	for range 2 {
-		s.gone(context.Background(), map[int]bool{0: true})
+		s.stopGone(context.Background(), map[int]bool{0: true})
 	}
 	for name, ctx := range readers {
 		if stopped := ctx.Err() != nil; stopped != (name == "EVENTS-1") {

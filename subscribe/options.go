@@ -188,9 +188,9 @@ func (s *settings) broker() broker.Config {
 	return broker.Config{Stream: s.streams.Name, Prefix: s.streams.Prefix, Timeout: s.streams.Timeout}
 }
 
-// lookUp returns the streams as list does. It waits while NATS is unavailable, and for the durable
-// consumers of a tenant.
-func (s *settings) lookUp(ctx context.Context, js jetstream.JetStream,
+// awaitStreams returns the streams as list does. It waits while NATS is unavailable, and for the
+// durable consumers of a tenant.
+func (s *settings) awaitStreams(ctx context.Context, js jetstream.JetStream,
 	list func(context.Context) ([]broker.Stream, error)) ([]broker.Stream, error) {
 	for {
 		qctx, cancel := context.WithTimeout(ctx, s.streams.Timeout)
@@ -212,7 +212,7 @@ func (s *settings) lookUp(ctx context.Context, js jetstream.JetStream,
 		}
 		s.health.set(func(context.Context) error { return err })
 		s.log.WarnContext(ctx, "waiting for NATS", "err", err)
-		if work.Sleep(ctx, lookEvery) != nil {
+		if work.Sleep(ctx, assignInterval) != nil {
 			return nil, nil
 		}
 	}

@@ -59,7 +59,7 @@ func Project(ctx context.Context, nc *nats.Conn, pool *pgxpool.Pool, name string
 	if err := s.awaitTables(ctx, pool); err != nil || ctx.Err() != nil {
 		return err
 	}
-	if _, err := s.lookUp(ctx, js, func(ctx context.Context) ([]broker.Stream, error) {
+	if _, err := s.awaitStreams(ctx, js, func(ctx context.Context) ([]broker.Stream, error) {
 		return broker.Streams(ctx, js, s.broker())
 	}); err != nil || ctx.Err() != nil {
 		return err

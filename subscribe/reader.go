@@ -102,7 +102,7 @@ func (r *reader) session(ctx context.Context) (progress bool, err error) {
 		r.giveBack() // the client no longer knows its turn
 	}
 	for {
-		free := r.free(ctx)
+		free := r.awaitRoom(ctx)
 		if ctx.Err() != nil {
 			return progress, nil
 		}
@@ -154,9 +154,9 @@ func (r *reader) pull(ctx context.Context, events int) (n int, err error) {
 	return n, err
 }
 
-// free waits until there is room for some events, and returns their number. A reader in order
+// awaitRoom waits until there is room for some events, and returns their number. A reader in order
 // requests at least one event now and then, to keep its turn.
-func (r *reader) free(ctx context.Context) int {
+func (r *reader) awaitRoom(ctx context.Context) int {
 	late := time.NewTimer(r.takeover / 3)
 	defer late.Stop()
 	for {
@@ -320,7 +320,7 @@ func (r *reader) work(a aggregate) {
 			r.queues[a] = rest
 		}
 		r.mu.Unlock()
-		r.room.Give()
+		r.room.Notify()
 		if len(rest) == 0 {
 			return
 		}
@@ -353,7 +353,7 @@ func (r *reader) giveBack() {
 
 // mayRead reports whether it is still this instance's turn. NATS refuses the requests of an ended
 // turn only while it has events to deliver or another instance has the turn. Without this, two
-// instances could hold events and wait for the other's for ever.
+// instances could hold events and wait for the other's forever.
 func (r *reader) mayRead(i *jetstream.ConsumerInfo) bool {
 	return slices.ContainsFunc(i.PriorityGroups, func(g jetstream.PriorityGroupState) bool {
 		return g.Group == broker.OrderGroup && g.PinnedClientID == r.pin

@@ -1,5 +1,8 @@
 // Package clienttest runs a Tidings of its own for the tests of programs that use packages client
-// and subscribe:
+// and subscribe. It is for the tests of callers of the API and of subscribers. It is supported:
+// CHANGELOG.md names every change that a program of yours would notice.
+//
+// A test starts it:
 //
 //	func TestMyProgram(t *testing.T) {
 //		c := clienttest.New(t)

@@ -1,7 +1,8 @@
 // Package contracts describes for programs what subscribers read: a JSON Schema of the payload of
 // each event type and version, and an AsyncAPI 3.1 document of subjects, headers and payloads. It
 // derives both from the payload types of package event and from the kinds, so they cannot differ
-// from the events.
+// from the events. It is for those who publish the contract of events, and for the tests that hold
+// it. It may change in any release.
 //
 //	event.Edge, event.Child, event.Thread ──┐
 //	kinds.Set ──────────────────────────────┴─▶ Types ─▶ AsyncAPI ─▶ /v1/asyncapi.json, /v1/schemas/{type}, tidings contracts write

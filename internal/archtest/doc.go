@@ -1,6 +1,8 @@
 // Package archtest enforces the import rules of this module with a test: which package may import
-// which. It also tests that the licenses of all libraries in the binaries are compatible with ours.
-// It has no code except tests.
+// which. It also tests that every package says who reads it, that comments are American English,
+// how wide and long code may be, and that the licenses of all libraries in the binaries are
+// compatible with ours. It has no code except tests. It is for those who add a package, an import
+// or a name.
 //
 //	cmd ─> everything
 //	api ─> store, tokens, outbox, projections, versioned, event  consumers ─> event, lease, broker, postgres

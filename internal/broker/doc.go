@@ -1,5 +1,5 @@
 // Package broker connects to NATS and maintains the streams of events. Package natsserver runs a
-// server in this process.
+// server in this process. It is for all parts that use NATS.
 //
 //	Connect        a connection that reconnects forever and never buffers: a message that cannot be sent now fails now
 //	Declare        creates or updates a partition's stream; it never shrinks one and refuses one of another shape

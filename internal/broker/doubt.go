@@ -50,8 +50,8 @@ func (d *Doubt) sure(cluster bool, now time.Time) bool {
 func (d *Doubt) Clear() { d.since = time.Time{} }
 
 const (
-	lookAgain  = time.Second      // between two looks at a stream that seems to have lost messages
-	quorumWait = 45 * time.Second // for elections and answers of further leaders; an election takes 4 s to 9 s
+	probeInterval = time.Second      // between two reads of a stream that seems to have lost messages
+	quorumWait    = 45 * time.Second // for elections and answers of further leaders; an election takes 4 s to 9 s
 )
 
 // ErrNoQuorum reports a loss that one leader of a stream reports, while no majority of its replicas
@@ -59,24 +59,24 @@ const (
 var ErrNoQuorum = errors.New("broker: a replica of a stream reports a loss of messages, and no majority of the replicas confirmed it: " +
 	"wait until all replicas are current, and run this again")
 
-// Look reads a stream from its leader, and reports whether messages seem lost. It returns the
+// Probe reads a stream from its leader, and reports whether messages seem lost. It returns the
 // description of the stream on which that rests, or an empty one if the stream is gone.
-type Look func(ctx context.Context) (s Stream, lost bool, err error)
+type Probe func(ctx context.Context) (s Stream, lost bool, err error)
 
-// Confirm calls look until it reports no loss, or has reported one for SureAfter, however long a
-// look takes. It changes nothing. The result is that of the last call. So act on a loss only if the
+// Confirm calls probe until it reports no loss, or has reported one for SureAfter, however long a
+// call takes. It changes nothing. The result is that of the last call. So act on a loss only if the
 // action can be undone, as a stop of a partition can. If ctx ends sooner than SureAfter, as that of
 // a page does, Confirm returns the first report.
-func Confirm(ctx context.Context, js jetstream.JetStream, look Look) (lost bool, err error) {
-	return confirm(ctx, func() bool { return isCluster(js) }, look)
+func Confirm(ctx context.Context, js jetstream.JetStream, probe Probe) (lost bool, err error) {
+	return confirm(ctx, func() bool { return isCluster(js) }, probe)
 }
 
-func confirm(ctx context.Context, cluster func() bool, look Look) (lost bool, err error) {
+func confirm(ctx context.Context, cluster func() bool, probe Probe) (lost bool, err error) {
 	end, limited := ctx.Deadline()
 	brief := limited && time.Until(end) < SureAfter
 	var first time.Time
 	for {
-		_, lost, err := look(ctx)
+		_, lost, err := probe(ctx)
 		if err != nil || !lost || brief || !cluster() {
 			return lost, err
 		}
@@ -86,7 +86,7 @@ func confirm(ctx context.Context, cluster func() bool, look Look) (lost bool, er
 		if time.Since(first) >= SureAfter {
 			return true, nil
 		}
-		if err := work.Sleep(ctx, lookAgain); err != nil {
+		if err := work.Sleep(ctx, probeInterval); err != nil {
 			return lost, err
 		}
 	}
@@ -95,17 +95,17 @@ func confirm(ctx context.Context, cluster func() bool, look Look) (lost bool, er
 // ConfirmByQuorum is Confirm for a loss on which an irreversible action rests. A replica of a
 // stream may lack messages that the others have, and may lead
 // (docs/adr/0023-a-leader-from-the-past.md). So ConfirmByQuorum then asks the leader to step down
-// and calls look again, until it reports no loss or leaders that are a majority of the replicas
+// and calls probe again, until it reports no loss or leaders that are a majority of the replicas
 // have all reported one. It returns ErrNoQuorum if the replicas elect no further leader. A login
 // needs the permission to make a leader step down.
-func ConfirmByQuorum(ctx context.Context, js jetstream.JetStream, look Look) (lost bool, err error) {
-	if lost, err = Confirm(ctx, js, look); err != nil || !lost {
+func ConfirmByQuorum(ctx context.Context, js jetstream.JetStream, probe Probe) (lost bool, err error) {
+	if lost, err = Confirm(ctx, js, probe); err != nil || !lost {
 		return lost, err
 	}
 	agree := make(map[string]bool)
 	for until := time.Now().Add(quorumWait); time.Now().Before(until); {
 		began := time.Now()
-		s, lost, err := look(ctx)
+		s, lost, err := probe(ctx)
 		switch {
 		case IsTransient(err) && ctx.Err() == nil: // between two leaders
 		case err != nil || !lost || s.Replicas <= 1:
@@ -117,9 +117,9 @@ func ConfirmByQuorum(ctx context.Context, js jetstream.JetStream, look Look) (lo
 			if err := stepDown(ctx, js, s.Name); err != nil {
 				return lost, err
 			}
-			until = until.Add(time.Since(began)) // the wait is for elections, not for looks
+			until = until.Add(time.Since(began)) // the wait is for elections, not for reads
 		}
-		if err := work.Sleep(ctx, lookAgain); err != nil {
+		if err := work.Sleep(ctx, probeInterval); err != nil {
 			return lost, err
 		}
 	}
@@ -127,7 +127,7 @@ func ConfirmByQuorum(ctx context.Context, js jetstream.JetStream, look Look) (lo
 }
 
 // stepDown asks a stream's leader to hand over to another replica. It ignores answers: the next
-// look shows the result.
+// probe shows the result.
 func stepDown(ctx context.Context, js jetstream.JetStream, stream string) error {
 	short, cancel := context.WithTimeout(ctx, getTimeout)
 	defer cancel()

@@ -109,7 +109,7 @@ func Subscribe(ctx context.Context, js jetstream.JetStream, cfg Config, p Princi
 	if s.InOrder {
 		base.PriorityPolicy, base.PriorityGroups, base.PinnedTTL = jetstream.PriorityPolicyPinned, []string{OrderGroup}, s.AckWait
 	}
-	made, err := ensure(ctx, js, cfg.DeadStream(), base, true)
+	made, err := ensureDurable(ctx, js, cfg.DeadStream(), base, true)
 	if err != nil {
 		return nil, err
 	}
@@ -124,7 +124,7 @@ func Subscribe(ctx context.Context, js jetstream.JetStream, cfg Config, p Princi
 		if !s.Since.IsZero() {
 			c.DeliverPolicy, c.OptStartTime = jetstream.DeliverByStartTimePolicy, &s.Since
 		}
-		if made, err = ensure(ctx, js, stream.Name, c, true); err != nil {
+		if made, err = ensureDurable(ctx, js, stream.Name, c, true); err != nil {
 			return created, err
 		}
 		if made {
@@ -154,7 +154,7 @@ func keep(ctx context.Context, js jetstream.JetStream, cfg Config, s Stream) err
 		return fmt.Errorf("list the consumers of stream %s: %w", cfg.DeadStream(), unanswered(js, err))
 	}
 	for _, c := range all {
-		if _, err := ensure(ctx, js, s.Name, onStream(c, s), false); err != nil {
+		if _, err := ensureDurable(ctx, js, s.Name, onStream(c, s), false); err != nil {
 			return err
 		}
 	}
@@ -174,9 +174,10 @@ func onStream(record jetstream.ConsumerConfig, s Stream) jetstream.ConsumerConfi
 		Metadata: map[string]string{MetaFilter: filter, MetaOf: strings.Join(after, " ")}}
 }
 
-// ensure creates a durable consumer if the stream has none of that name. Otherwise it gives that
-// one the settings of c, with update, and keeps its position.
-func ensure(ctx context.Context, js jetstream.JetStream, stream string, c jetstream.ConsumerConfig, update bool) (created bool, err error) {
+// ensureDurable creates a durable consumer if the stream has none of that name. Otherwise it gives
+// that one the settings of c, with update, and keeps its position.
+func ensureDurable(ctx context.Context, js jetstream.JetStream, stream string, c jetstream.ConsumerConfig,
+	update bool) (created bool, err error) {
 	fail := func(err error) (bool, error) {
 		return false, fmt.Errorf("create consumer %s of stream %s: %w", c.Durable, stream, unanswered(js, err))
 	}

@@ -83,7 +83,7 @@ func (l Limits) placeErased(ctx context.Context, js jetstream.JetStream, cfg Con
 	}
 	if err == nil {
 		sc := stream.CachedInfo().Config
-		sc.Replicas, sc.Placement = l.over(cfg, sc).Replicas, l.placement(sc)
+		sc.Replicas, sc.Placement = l.overriding(cfg, sc).Replicas, l.placement(sc)
 		_, err = js.UpdateStream(ctx, sc)
 	}
 	if err != nil {
@@ -173,9 +173,9 @@ func readErased(ctx context.Context, js jetstream.JetStream, cfg Config, stream 
 	return m.Data, nil
 }
 
-// Doomed is a message to erase. Its event id is necessary: a sequence may name another message on a
-// recreated stream.
-type Doomed struct {
+// ToErase is a message to erase. Its event id is necessary: a sequence may name another message on
+// a recreated stream.
+type ToErase struct {
 	Seq     uint64
 	EventID string
 }
@@ -185,7 +185,7 @@ type Doomed struct {
 // returns the number erased. A server that encrypts its store does not overwrite.
 //
 // Cost: the server rewrites a file of up to 8 MiB for each message.
-func Erase(ctx context.Context, js jetstream.JetStream, cfg Config, name string, messages []Doomed) (n int, err error) {
+func Erase(ctx context.Context, js jetstream.JetStream, cfg Config, name string, messages []ToErase) (n int, err error) {
 	if len(messages) == 0 {
 		return 0, nil
 	}
@@ -229,11 +229,11 @@ func DeadLetters(stream string) string { return stream + "-dead" }
 const HeaderDeadSubject = "Tidings-Dead-Subject"
 
 // EraseLetters deletes the dead letters of subscribers that doomed selects by the subject, headers
-// and payload of their event, and makes the server overwrite them. With look it changes nothing. It
-// returns the number deleted, or to delete.
+// and payload of their event, and makes the server overwrite them. With dryRun it changes nothing.
+// It returns the number deleted, or to delete.
 //
 // Cost: a request per letter.
-func EraseLetters(ctx context.Context, js jetstream.JetStream, cfg Config, look bool,
+func EraseLetters(ctx context.Context, js jetstream.JetStream, cfg Config, dryRun bool,
 	doomed func(subject string, headers map[string][]string, data []byte) (bool, error)) (n int, err error) {
 	name := DeadLetters(cfg.Stream)
 	stream, err := js.Stream(ctx, name)
@@ -253,7 +253,7 @@ func EraseLetters(ctx context.Context, js jetstream.JetStream, cfg Config, look 
 		if err != nil {
 			return n, fmt.Errorf("dead letter %d of stream %s: %w", seq, name, err)
 		}
-		if is && !look {
+		if is && !dryRun {
 			if err := stream.SecureDeleteMsg(ctx, seq); err != nil && !errors.Is(err, jetstream.ErrMsgDeleteUnsuccessful) &&
 				!errors.Is(err, jetstream.ErrMsgNotFound) { // handled or discarded meanwhile
 				return n, fmt.Errorf("erase dead letter %d of stream %s: %w", seq, name, err)

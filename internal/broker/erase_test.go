@@ -126,7 +126,7 @@ func TestEraseTakesWhatItNamesAndRecordsItFirst(t *testing.T) {
 	if err := stream.DeleteMsg(t.Context(), 5); err != nil { // by somebody else, so without a record
 		t.Fatal(err)
 	}
-	doomed := []broker.Doomed{{Seq: 2, EventID: "event-2"}, {Seq: 3, EventID: "event-9"}, {Seq: 4, EventID: "event-4"},
+	doomed := []broker.ToErase{{Seq: 2, EventID: "event-2"}, {Seq: 3, EventID: "event-9"}, {Seq: 4, EventID: "event-4"},
 		{Seq: 5, EventID: "event-5"}, {Seq: 99, EventID: "event-99"}}
 	if n, err := broker.Erase(t.Context(), s, cfg, name, doomed); n != 2 || err != nil {
 		t.Errorf("erased %d, %v; want 2", n, err)

@@ -55,7 +55,7 @@ func Listen(ctx context.Context, nc *nats.Conn, cfg Config, aggregate string, l 
 	defer nc.RemoveStatusListener(status) // evaluated now: status becomes nil below
 	retry := time.NewTicker(liveRetry)
 	defer retry.Stop()
-	h := &hearing{Listener: l, nc: nc, js: js, cfg: cfg, sub: sub, log: log}
+	h := &liveSubscription{Listener: l, nc: nc, js: js, cfg: cfg, sub: sub, log: log}
 	defer h.end()
 	for due := true; ; {
 		if h.keep(ctx, due) {
@@ -76,8 +76,8 @@ func Listen(ctx context.Context, nc *nats.Conn, cfg Config, aggregate string, l 
 	}
 }
 
-// hearing is a subscription with its listener.
-type hearing struct {
+// liveSubscription is a subscription with its listener.
+type liveSubscription struct {
 	Listener
 	nc      *nats.Conn
 	js      jetstream.JetStream
@@ -97,13 +97,13 @@ type history struct {
 	dropped    int
 }
 
-func (h *hearing) sample() history {
+func (h *liveSubscription) sample() history {
 	now := history{connected: h.nc.IsConnected(), reconnects: h.nc.Stats().Reconnects}
 	now.dropped, _ = h.sub.Dropped() // fails if the connection is closed forever
 	return now
 }
 
-func (h *hearing) end() {
+func (h *liveSubscription) end() {
 	if h.begun {
 		h.begun = false
 		h.End()
@@ -112,7 +112,7 @@ func (h *hearing) end() {
 
 // keep calls End if events were missed. It begins if that is due, or after such an End. It reports
 // whether it tried.
-func (h *hearing) keep(ctx context.Context, due bool) (tried bool) {
+func (h *liveSubscription) keep(ctx context.Context, due bool) (tried bool) {
 	now := h.sample()
 	if h.begun && now != h.since {
 		h.end()
@@ -135,7 +135,7 @@ func (h *hearing) keep(ctx context.Context, due bool) (tried bool) {
 }
 
 // hear passes an event of ours on, once: after a change of the leader a server may repeat it.
-func (h *hearing) hear(m *nats.Msg) {
+func (h *liveSubscription) hear(m *nats.Msg) {
 	if !h.begun || !event.Ours(m.Header) {
 		return
 	}

@@ -22,7 +22,7 @@ const (
 // Roles returns all roles.
 func Roles() []string { return []string{Relay, API, Consumer, Operator, Subscriber} }
 
-// MainAccount has the streams. Who is in it can destroy them, so only the relay and the operator
+// MainAccount has the streams. Its users can destroy them, so only the relay and the operator
 // are. NATS does not check where a request wants its answer, and the server takes an answer that
 // comes as a request for a request. So permissions within one account are no boundary. Each other
 // principal has another account, which imports what the principal needs: an import replaces the
@@ -44,9 +44,9 @@ var (
 	eventFilter   = regexp.MustCompile(`^[a-z][a-z0-9_]*\.([a-z][a-z0-9_]*|\*)$`)
 )
 
-// taken are names that a subscriber may not have: those of our roles and programs.
-var taken = append(Roles(), "tidings", "console", "projector", "archiver", "followercounts", "threadcache", "migrate", "verify", "owner",
-	"admin", "sys")
+// reservedNames are names that a subscriber may not have: those of our roles and programs.
+var reservedNames = append(Roles(), "tidings", "console", "projector", "archiver", "followercounts", "threadcache", "migrate", "verify",
+	"owner", "admin", "sys")
 
 // Validate reports each invalid field.
 func (p Principal) Validate() error {
@@ -59,7 +59,7 @@ func (p Principal) Validate() error {
 		if p.Tenant != 0 || p.Durable || p.Filter != "" {
 			bad("only a %s has a tenant, a durable consumer or a filter, and %s is not one", Subscriber, p.Role)
 		}
-		if p.Name != "" && !slices.Contains(taken, p.Name) {
+		if p.Name != "" && !slices.Contains(reservedNames, p.Name) {
 			bad("the name is %q: want that of a program of Tidings, or none", p.Name)
 		}
 		return errors.Join(errs...)
@@ -69,7 +69,7 @@ func (p Principal) Validate() error {
 		bad("a %s needs a name", Subscriber)
 	case !principalName.MatchString(p.Name):
 		bad("the name is %q: want 1 to 64 letters, digits, - and _, beginning with a letter", p.Name)
-	case slices.Contains(taken, strings.ToLower(p.Name)):
+	case slices.Contains(reservedNames, strings.ToLower(p.Name)):
 		bad("the name %s belongs to a part of Tidings", p.Name)
 	case tenantName.MatchString(p.Name):
 		bad("the name is %q: names that begin with t, a number and _ are made from a tenant and a name", p.Name)

@@ -12,7 +12,7 @@ import (
 )
 
 // TestAStepDownNeedsNoAnswer: a refusal or silence says nothing about the loss, because the next
-// look does. Only a caller that gave up gets an error.
+// probe does. Only a caller that gave up gets an error.
 func TestAStepDownNeedsNoAnswer(t *testing.T) {
 	nc := testkit.NATS(t).Connect(t)
 	js, err := jetstream.New(nc)

@@ -472,11 +472,11 @@ func Configure(ctx context.Context, js jetstream.JetStream, cfg Config, l Limits
 		if err != nil {
 			return all, fmt.Errorf("look up stream %s: %w", s.Name, unanswered(js, err))
 		}
-		if err := l.over(cfg, stream.CachedInfo().Config).Validate(); err != nil {
+		if err := l.overriding(cfg, stream.CachedInfo().Config).Validate(); err != nil {
 			return all, err
 		}
 		stream, err = change(ctx, js, stream, func(have jetstream.StreamConfig) jetstream.StreamConfig {
-			c := l.over(cfg, have)
+			c := l.overriding(cfg, have)
 			have.Replicas, have.Placement, have.MaxAge, have.MaxBytes = c.Replicas, l.placement(have), c.MaxAge, c.MaxBytes
 			have.AllowRollup, have.DenyPurge = false, true
 			return have
@@ -523,7 +523,7 @@ func Shrinks(ctx context.Context, js jetstream.JetStream, cfg Config, l Limits) 
 			return nil, fmt.Errorf("look up stream %s: %w", s.Name, unanswered(js, err))
 		}
 		have := stream.CachedInfo()
-		want := l.over(cfg, have.Config)
+		want := l.overriding(cfg, have.Config)
 		held := fmt.Sprintf("messages in the stream: %d, of %d bytes", have.State.Msgs, have.State.Bytes)
 		if want.Replicas < have.Config.Replicas {
 			all = append(all, fmt.Sprintf("Stream %s: %d replicas instead of %d.", s.Name, want.Replicas, have.Config.Replicas))
@@ -540,8 +540,8 @@ func Shrinks(ctx context.Context, js jetstream.JetStream, cfg Config, l Limits) 
 	return all, nil
 }
 
-// over returns c with the limits of have, overridden by those of l.
-func (l Limits) over(c Config, have jetstream.StreamConfig) Config {
+// overriding returns c with the limits of have, overridden by those of l.
+func (l Limits) overriding(c Config, have jetstream.StreamConfig) Config {
 	c.Replicas, c.Tags, c.MaxAge, c.MaxBytes = have.Replicas, tagsOf(have), have.MaxAge, have.MaxBytes
 	if l.Replicas != nil {
 		c.Replicas = *l.Replicas

@@ -16,8 +16,8 @@ type share struct {
 	hears   bool // the other account gets its messages; otherwise it sends requests there
 }
 
-// many reports whether a request has more than one answer.
-func (s share) many() bool { return strings.HasPrefix(s.subject, "$JS.API.CONSUMER.MSG.NEXT.") }
+// answersOften reports whether a request has more than one answer.
+func (s share) answersOften() bool { return strings.HasPrefix(s.subject, "$JS.API.CONSUMER.MSG.NEXT.") }
 
 // account is an account with its users.
 type account struct {
@@ -130,7 +130,7 @@ func exports(list []account) string {
 				}
 			}
 			response := ""
-			if s.many() {
+			if s.answersOften() {
 				response = ", response_type: stream"
 			}
 			fmt.Fprintf(&b, "      {%s: %q%s, accounts: [%s]}\n", s.kind(), s.subject, response, strings.Join(who, ", "))
@@ -285,7 +285,7 @@ func (s share) exportType() jwt.ExportType {
 
 func (s share) export() *jwt.Export {
 	e := &jwt.Export{Name: s.subject, Subject: jwt.Subject(s.subject), Type: s.exportType(), TokenReq: true}
-	if s.many() {
+	if s.answersOften() {
 		e.ResponseType = jwt.ResponseTypeStream
 	}
 	return e

@@ -40,7 +40,7 @@ func NewWaker(nc *nats.Conn, cfg Config) *Waker {
 // Wake records that the slot has new rows. Call it after their commit.
 func (w *Waker) Wake(slot int) {
 	w.touched.Or(1 << slot)
-	w.signal.Give()
+	w.signal.Notify()
 }
 
 // Run sends wake-ups, at most one per wakeEvery, until ctx ends. It returns nil.

@@ -1,9 +1,3 @@
-// Package cells tells which tenants have their truth where, if several truths (cells) write to the
-// same projections. A cell has the name of its streams, NATS_STREAM.
-//
-//	tenant_cells, in the projections:   empty: there is one truth   │   tenant 7: EVENTS-b   │   tenant 0: EVENTS-a, for all others
-//
-// See docs/adr/0018-cells.md.
 package cells
 
 import (
@@ -26,13 +20,13 @@ var (
 )
 
 // others is the tenant number of the row that applies to all tenants without a row.
-const others = 0
+const otherTenants = 0
 
 // Tenants are the tenants of one cell. The zero value has all tenants.
 type Tenants struct {
 	cell   string
 	of     map[int64]string // the cell by tenant
-	beside []string         // the other cells
+	others []string         // the other cells
 }
 
 // tenantsSQL reads the whole table. Locks: none.
@@ -58,7 +52,7 @@ func Read(ctx context.Context, q Querier, cell string) (Tenants, error) {
 	rows, _ := q.Query(ctx, tenantsSQL)
 	_, err := pgx.ForEachRow(rows, []any{&tenant, &name}, func() error {
 		t.of[tenant] = name
-		t.note(name)
+		t.add(name)
 		return nil
 	})
 	if err != nil {
@@ -66,32 +60,32 @@ func Read(ctx context.Context, q Querier, cell string) (Tenants, error) {
 	}
 	rows, _ = q.Query(ctx, readSQL)
 	if _, err := pgx.ForEachRow(rows, []any{&name}, func() error {
-		t.note(name)
+		t.add(name)
 		return nil
 	}); err != nil {
 		return t, fmt.Errorf("read the cells of consumers: %w", err)
 	}
-	if len(t.of) == 0 && len(t.beside) > 0 {
-		return t, fmt.Errorf("%w: %s and %v", ErrUnassigned, cell, t.beside)
+	if len(t.of) == 0 && len(t.others) > 0 {
+		return t, fmt.Errorf("%w: %s and %v", ErrUnassigned, cell, t.others)
 	}
 	return t, nil
 }
 
-func (t *Tenants) note(cell string) {
-	if cell != t.cell && !slices.Contains(t.beside, cell) {
-		t.beside = append(t.beside, cell)
+func (t *Tenants) add(cell string) {
+	if cell != t.cell && !slices.Contains(t.others, cell) {
+		t.others = append(t.others, cell)
 	}
 }
 
 // Has reports whether the tenant belongs to the cell.
 func (t Tenants) Has(tenant int64) bool {
-	return len(t.of) == 0 || cmp.Or(t.of[tenant], t.of[others]) == t.cell
+	return len(t.of) == 0 || cmp.Or(t.of[tenant], t.of[otherTenants]) == t.cell
 }
 
-// Alone returns ErrShared if there is another cell.
-func (t Tenants) Alone() error {
-	if len(t.beside) > 0 {
-		return fmt.Errorf("%w: %v in addition to %s", ErrShared, t.beside, t.cell)
+// RequireSole returns ErrShared if there is another cell.
+func (t Tenants) RequireSole() error {
+	if len(t.others) > 0 {
+		return fmt.Errorf("%w: %v in addition to %s", ErrShared, t.others, t.cell)
 	}
 	return nil
 }

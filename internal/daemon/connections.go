@@ -121,13 +121,13 @@ func (l *connections) take(c net.Conn) (taken, full bool) {
 		if n == nil {
 			return false, false
 		}
-		l.oust(n)
+		l.evict(n)
 	} else if len(l.open) >= l.most {
 		n := l.first()
 		if n == nil {
 			return false, true
 		}
-		l.oust(n)
+		l.evict(n)
 	}
 	a := l.of[from]
 	if a == nil {
@@ -177,7 +177,7 @@ func (n *connection) work() {
 	}
 }
 
-func (l *connections) oust(n *connection) {
+func (l *connections) evict(n *connection) {
 	l.forget(n)
 	if encrypted, ok := n.Conn.(*tls.Conn); ok {
 		_ = encrypted.NetConn().Close() // without the TLS alert, whose write may block

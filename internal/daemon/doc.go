@@ -1,5 +1,5 @@
 // Package daemon has the parts that every binary shares: signals, the exit code, the log and the
-// ops port.
+// ops port. It is for the binaries in cmd.
 //
 //	SIGINT, SIGTERM ──> ctx ends ──> run drains and returns nil ──> exit 0
 //	a second signal ──> killed at once

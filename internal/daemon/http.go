@@ -31,7 +31,7 @@ func Serve(ctx context.Context, l net.Listener, h http.Handler, perAddress int, 
 
 func serve(ctx context.Context, l *connections, h http.Handler, log *slog.Logger) error {
 	srv := &http.Server{
-		Handler:           framed(paced(h)),
+		Handler:           framed(enforcePace(h)),
 		ReadHeaderTimeout: 5 * time.Second,
 		ReadTimeout:       readTimeout,
 		WriteTimeout:      writeTimeout,

@@ -33,7 +33,7 @@ func NewLogger(w io.Writer, cfg LogConfig) (log *slog.Logger, flush func(), err 
 	if f, ok := w.(*os.File); cfg.Format == "" && ok && isTerminal(f) {
 		cfg.Format = "text"
 	}
-	opts := &slog.HandlerOptions{Level: at, ReplaceAttr: readable}
+	opts := &slog.HandlerOptions{Level: at, ReplaceAttr: readableAttr}
 	h := limiter{known: &messages{of: map[message]*repetitions{}}}
 	switch cfg.Format {
 	case "text":
@@ -49,7 +49,7 @@ func NewLogger(w io.Writer, cfg LogConfig) (log *slog.Logger, flush func(), err 
 // CommandLogger returns a logger for a command that a person runs. It writes text and every line of
 // the level or above.
 func CommandLogger(w io.Writer, level slog.Level) *slog.Logger {
-	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: level, ReplaceAttr: readable}))
+	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: level, ReplaceAttr: readableAttr}))
 }
 
 func isTerminal(f *os.File) bool {

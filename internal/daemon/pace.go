@@ -8,11 +8,11 @@ import (
 	"github.com/tidings/tidings/internal/shares"
 )
 
-// paced ends the connection of a client that sends its body or reads its answer more slowly than
-// shares.PaceBytes within shares.PaceTime. Deadlines that the handler sets with
+// enforcePace ends the connection of a client that sends its body or reads its answer more slowly
+// than shares.PaceBytes within shares.PaceTime. Deadlines that the handler sets with
 // http.ResponseController bound the whole body and the whole answer. One goroutine at a time reads,
 // and one writes.
-func paced(h http.Handler) http.Handler {
+func enforcePace(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		start := time.Now()
 		p := &pacedWriter{ResponseWriter: w, control: http.NewResponseController(w), answered: start.Add(writeTimeout)}
@@ -21,7 +21,7 @@ func paced(h http.Handler) http.Handler {
 			b.move()   // it also bounds a body that no handler reads
 			b.left = 0 // a handler may begin to read later: its first piece begins then
 			p.body = b
-			r = r.WithContext(r.Context()) // the server looks at its request's own body to decide what to do with the rest
+			r = r.WithContext(r.Context()) // the server reads its request's own body to decide what to do with the rest
 			r.Body = b
 		}
 		h.ServeHTTP(p, r)
@@ -29,7 +29,7 @@ func paced(h http.Handler) http.Handler {
 }
 
 // earlier returns the earlier of the end of a piece that begins now and takes d, and the end of
-// all. A zero end is none.
+// all. A zero end sets no limit.
 func earlier(end time.Time, d time.Duration) time.Time {
 	piece := time.Now().Add(d)
 	if !end.IsZero() && end.Before(piece) {
@@ -84,7 +84,7 @@ func (w *pacedWriter) Write(b []byte) (n int, err error) {
 			break
 		}
 	}
-	// What the server still buffers it sends after the handler, and after the rest of a body that
+	// The server sends what it still buffers after the handler, and after the rest of a body that
 	// nobody read. That rest has PaceTime too. A handler with a deadline of its own may work for
 	// longer than a piece may take, and HTTP/2 ends a stream at its deadline.
 	last := earlier(w.answered, 2*shares.PaceTime)

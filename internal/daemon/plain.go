@@ -13,8 +13,9 @@ var plain = strings.NewReplacer("nats: outbound buffer limit exceeded", "NATS is
 // Plain returns the text of an error in an operator's words.
 func Plain(err error) string { return plain.Replace(err.Error()) }
 
-// readable formats attributes for people. The JSON handler would write durations in nanoseconds.
-func readable(_ []string, a slog.Attr) slog.Attr {
+// readableAttr formats attributes for people. The JSON handler would write durations in
+// nanoseconds.
+func readableAttr(_ []string, a slog.Attr) slog.Attr {
 	switch v := a.Value.Any().(type) {
 	case time.Duration:
 		a.Value = slog.StringValue(rounded(v).String())

@@ -11,9 +11,9 @@ const (
 	maxCauseRunes = 200
 )
 
-// varies matches the parts that differ from one event to the next. It also matches SQLSTATE codes,
-// which Cause keeps.
-var varies = regexp.MustCompile(`SQLSTATE [0-9A-Z]{5}` + // kept
+// varyingPart matches the parts that differ from one event to the next. It also matches SQLSTATE
+// codes, which Cause keeps.
+var varyingPart = regexp.MustCompile(`SQLSTATE [0-9A-Z]{5}` + // kept
 	`|"(?:[^"\\]|\\.)*"|` + "`[^`]*`" + `|“[^”]*”|\B'(?:[^'\\]|\\.)*'\B` + // quoted
 	`|(?i:[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})` +
 	`|\b0[xX][0-9a-fA-F]+\b|\b[0-9a-f]*[0-9][0-9a-f]*[a-f][0-9a-f]*\b|\b[0-9a-f]*[a-f][0-9a-f]*[0-9][0-9a-f]*\b` +
@@ -34,7 +34,7 @@ func Cause(err string) string {
 		err = err[:maxErrorBytes]
 	}
 	err = strings.Join(strings.Fields(strings.ReplaceAll(strings.ToValidUTF8(err, ""), "\x00", "")), " ")
-	err = varies.ReplaceAllStringFunc(err, func(s string) string {
+	err = varyingPart.ReplaceAllStringFunc(err, func(s string) string {
 		switch {
 		case strings.HasPrefix(s, "SQLSTATE "):
 			return s

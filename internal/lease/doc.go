@@ -1,4 +1,5 @@
-// Package lease distributes the partitions of a kind of work among the instances that do it.
+// Package lease distributes the partitions of a kind of work among the instances that do it. It is
+// for relay and consumers.
 //
 // A lease saves work: it keeps two instances from working on the same partition, and lets one take
 // over from another. It never makes the work correct, because a holder can be frozen past its lease

@@ -92,7 +92,7 @@ func (g *Group) Share(partitions []int) {
 	defer g.mu.Unlock()
 	if wanted := slices.Sorted(slices.Values(partitions)); !slices.Equal(wanted, g.wanted) {
 		g.wanted = wanted
-		g.beat.Give()
+		g.beat.Notify()
 	}
 }
 
@@ -106,7 +106,7 @@ func (g *Group) Refuse(partition int) {
 	if !slices.Contains(g.refused, partition) {
 		g.refused = append(g.refused, partition)
 	}
-	g.beat.Give()
+	g.beat.Notify()
 }
 
 // Held returns the partitions whose leases this instance may trust now, sorted. It is empty if
@@ -236,7 +236,7 @@ func (g *Group) heartbeat(ctx context.Context) error {
 	g.refused = nil
 	g.mu.Unlock()
 
-	var b beaten
+	var b heartbeatResult
 	err := postgres.InTx(ctx, g.pool, pgx.TxOptions{}, func(tx pgx.Tx) (err error) {
 		b, err = g.exchange(ctx, tx, wanted, drop, refused)
 		return err
@@ -265,13 +265,13 @@ func (g *Group) heartbeat(ctx context.Context) error {
 	g.mu.Unlock()
 	if !slices.Equal(before, held) {
 		g.log.InfoContext(ctx, "leases changed", "owner", g.owner, "held", len(held), "share", b.share)
-		g.changed.Give()
+		g.changed.Notify()
 	}
 	return nil
 }
 
-// beaten is the result of a heartbeat: the database's state of this instance's leases.
-type beaten struct {
+// heartbeatResult is the result of a heartbeat: the database's state of this instance's leases.
+type heartbeatResult struct {
 	share   int
 	made    int64 // rows inserted
 	held    []int
@@ -280,7 +280,7 @@ type beaten struct {
 }
 
 // exchange renews the leases, except those to drop or to refuse, and takes missing ones.
-func (g *Group) exchange(ctx context.Context, tx pgx.Tx, wanted, drop, refused []int) (b beaten, err error) {
+func (g *Group) exchange(ctx context.Context, tx pgx.Tx, wanted, drop, refused []int) (b heartbeatResult, err error) {
 	if _, err := tx.Exec(ctx, boundSQL, pgx.StrictNamedArgs{"ttl_ms": strconv.FormatInt(g.cfg.TTL.Milliseconds(), 10)}); err != nil {
 		return b, fmt.Errorf("bound the heartbeat: %w", err)
 	}
@@ -315,7 +315,7 @@ func (g *Group) exchange(ctx context.Context, tx pgx.Tx, wanted, drop, refused [
 }
 
 // renew sets the leases held now.
-func (g *Group) renew(ctx context.Context, tx pgx.Tx, args pgx.NamedArgs, wanted []int, b *beaten) error {
+func (g *Group) renew(ctx context.Context, tx pgx.Tx, args pgx.NamedArgs, wanted []int, b *heartbeatResult) error {
 	var p int
 	var kept, isLent bool
 	hold := func() {

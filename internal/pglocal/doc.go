@@ -1,5 +1,5 @@
-// Package pglocal runs a private PostgreSQL from the machine's server binaries, for `tidings dev`
-// and for the tests.
+// Package pglocal runs a private PostgreSQL from the machine's server binaries. It is for
+// `tidings dev` and for tests.
 //
 // One directory has all its files, and other users cannot read it:
 //

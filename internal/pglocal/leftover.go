@@ -37,7 +37,7 @@ func stopLeftover(data string) error {
 			if err := syscall.Kill(pid, step.sig); err != nil && err != syscall.ESRCH {
 				return fmt.Errorf("stop the PostgreSQL that an earlier process left running on %s, process %d: %w", data, pid, err)
 			}
-			if gone(data, step.timeout) {
+			if awaitGone(data, step.timeout) {
 				return nil
 			}
 		}
@@ -52,15 +52,15 @@ func stopLeftover(data string) error {
 			return fmt.Errorf("kill the PostgreSQL process %d that an earlier process left running on %s: %w", pid, data, err)
 		}
 	}
-	if !gone(data, killTimeout) {
+	if !awaitGone(data, killTimeout) {
 		return fmt.Errorf("the PostgreSQL that an earlier process left running on %s does not end: kill its processes", data)
 	}
 	return nil
 }
 
-// gone waits until no server process works in data, and reports whether that happened within the
-// time.
-func gone(data string, within time.Duration) bool {
+// awaitGone waits until no server process works in data, and reports whether that happened within
+// the time.
+func awaitGone(data string, within time.Duration) bool {
 	for deadline := time.Now().Add(within); ; time.Sleep(pollEvery) {
 		if pids, err := servers(data); err == nil && len(pids) == 0 {
 			return true
@@ -137,7 +137,7 @@ func Destroy(dir string) error {
 			return fmt.Errorf("kill process %d on %s: %w", pid, dir, err)
 		}
 	}
-	if !gone(filepath.Join(dir, "data"), killTimeout) {
+	if !awaitGone(filepath.Join(dir, "data"), killTimeout) {
 		return fmt.Errorf("the PostgreSQL on %s does not end after SIGKILL", dir)
 	}
 	return os.RemoveAll(dir)

@@ -105,8 +105,8 @@ func (c *commits) forget(pid int64) {
 // customWarned is the key in a connection's custom data of a warning since the last unwarned.
 const customWarned = "tidings.warned"
 
-// warned reports whether the server has sent a warning since the last call.
-func warned(conn *pgx.Conn) bool {
+// takeWarning reports whether the server has sent a warning since the last call.
+func takeWarning(conn *pgx.Conn) bool {
 	data := conn.PgConn().CustomData()
 	_, is := data[customWarned]
 	delete(data, customWarned)
@@ -119,8 +119,8 @@ const runningSQL = `
 SELECT /* postgres.running */ coalesce(array_agg(pid::bigint), '{}') FROM pg_stat_activity WHERE pid = ANY($1::bigint[]::int[])
    AND application_name = current_setting('application_name')`
 
-// admit returns ErrUnanswered while too many COMMITs of the connection's pool have no answer.
-func admit(ctx context.Context, conn *pgx.Conn) error {
+// admitCommit returns ErrUnanswered while too many COMMITs of the connection's pool have no answer.
+func admitCommit(ctx context.Context, conn *pgx.Conn) error {
 	l := linkOf(conn)
 	if l == nil {
 		return nil
@@ -177,14 +177,14 @@ func execute(ctx context.Context, conn *pgx.Conn, sql string) (pgconn.CommandTag
 // commit runs sql, which ends with COMMIT. If ctx ends first, it closes the connection and leaves
 // the server alone. Any error but that of decided leaves the outcome unknown.
 func commit(ctx context.Context, conn *pgx.Conn, sql string) error {
-	warned(conn)
+	takeWarning(conn)
 	tag, err := execute(ctx, conn, sql)
 	switch {
 	case err != nil:
 		return err
 	case tag.String() == "ROLLBACK":
 		return pgx.ErrTxCommitRollback
-	case warned(conn):
+	case takeWarning(conn):
 		return errNotReplicated
 	}
 	return nil

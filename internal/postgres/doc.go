@@ -1,5 +1,5 @@
 // Package postgres opens connection pools, runs transactions and interprets the errors of the
-// driver. Every package with SQL uses it.
+// driver. It is for every package with SQL.
 //
 // A pool belongs to one role. Row-level security applies to all roles except the owner, which only
 // migrations use:

@@ -295,7 +295,7 @@ func (r failedRows) Err() error { return r.err }
 func writeOnce(ctx context.Context, pool *pgxpool.Pool, begin string, fn func(tx pgx.Tx) (tenant int64, landed Landed, err error)) error {
 	return retry(func() error {
 		lock := rand.Int64() // unique, as far as 63 bits allow: a session that gets this lock knows that the transaction has ended
-		opts := pgx.TxOptions{BeginQuery: begin + "; select pg_advisory_xact_lock(" + strconv.FormatInt(lock, 10) + "), " + durably}
+		opts := pgx.TxOptions{BeginQuery: begin + "; select pg_advisory_xact_lock(" + strconv.FormatInt(lock, 10) + "), " + durableCommit}
 		var tenant int64
 		var landed Landed
 		err := inTx(ctx, pool, opts, func(tx pgx.Tx) (end string, err error) {

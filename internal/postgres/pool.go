@@ -179,7 +179,7 @@ func inTx(ctx context.Context, pool *pgxpool.Pool, opts pgx.TxOptions, fn func(t
 	}
 	defer conn.Release()
 	if opts.AccessMode != pgx.ReadOnly {
-		if err := admit(ctx, conn.Conn()); err != nil {
+		if err := admitCommit(ctx, conn.Conn()); err != nil {
 			return fmt.Errorf("begin: %w", err)
 		}
 	}
@@ -210,7 +210,7 @@ func inTx(ctx context.Context, pool *pgxpool.Pool, opts pgx.TxOptions, fn func(t
 	case err == nil:
 		done = true
 		return nil
-	case !decided(err):
+	case !provesRollback(err):
 		done = true // committed or not
 		return &lostCommit{err}
 	}
@@ -235,9 +235,9 @@ func setTenant(tenant int64) string {
 	return "; set local tidings.tenant = '" + strconv.FormatInt(tenant, 10) + "'"
 }
 
-// durably makes the transaction's COMMIT wait for the disk, whatever the default of the database or
-// the login is. It does not lower a stronger setting.
-const durably = `set_config('synchronous_commit', coalesce(nullif(current_setting('synchronous_commit'), 'off'), 'on'), true)`
+// durableCommit makes the transaction's COMMIT wait for the disk, whatever the default of the
+// database or the login is. It does not lower a stronger setting.
+const durableCommit = `set_config('synchronous_commit', coalesce(nullif(current_setting('synchronous_commit'), 'off'), 'on'), true)`
 
 // WriteInTenant is InTenant for small writes that a client waits for. No statement waits longer
 // than lockTimeout for one lock (IsLockTimeout); 0 sets no limit. fn returns a function that checks

@@ -118,7 +118,7 @@ func TestAConnectionProvesWhatItIsBeforeItsFirstUse(t *testing.T) {
 			postgres.ErrUnproven, "row_security"},
 		"a role that it does not bind": {nothing, same, "prove_exempt", postgres.ErrUnproven, "exempt"},
 		"a role that nobody has made":  {nothing, same, "prove_nobody", postgres.ErrUnmigrated, "tidings migrate"},
-		"a pooler, which makes keys for cancelling of its own": {nothing, func(m pgproto3.BackendMessage) {
+		"a pooler, which makes keys for canceling of its own": {nothing, func(m pgproto3.BackendMessage) {
 			if key, ok := m.(*pgproto3.BackendKeyData); ok {
 				key.ProcessID++
 			}

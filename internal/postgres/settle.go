@@ -30,9 +30,9 @@ type lostCommit struct{ err error }
 func (l *lostCommit) Error() string { return fmt.Sprintf("commit: %v", l.err) }
 func (l *lostCommit) Unwrap() error { return l.err }
 
-// decided reports an error of COMMIT that proves that nothing was committed: an ERROR of the
+// provesRollback reports an error of COMMIT that proves that nothing was committed: an ERROR of the
 // server, which keeps the connection. An error that ends the connection may come after the commit.
-func decided(err error) bool {
+func provesRollback(err error) bool {
 	pg, ok := errors.AsType[*pgconn.PgError](err)
 	return ok && pg.SeverityUnlocalized == "ERROR" || errors.Is(err, pgx.ErrTxCommitRollback)
 }
@@ -55,7 +55,7 @@ const endedSQL = `SELECT /* postgres.ended */ NOT pg_is_in_recovery() AND pg_try
 // the wait of the lost COMMIT, but not the transaction.
 //
 // Index: none.   Locks: none.
-const durableSQL = `SELECT /* postgres.durable */ pg_logical_emit_message(true, 'tidings', ''), ` + durably
+const durableSQL = `SELECT /* postgres.durable */ pg_logical_emit_message(true, 'tidings', ''), ` + durableCommit
 
 // repeatedSQL commits a transaction that wrote nothing, and whose caller hears that its write
 // exists. Where a server waits for standbys, it writes a record to the log like durableSQL: the
@@ -82,9 +82,9 @@ func Durable(ctx context.Context, tx pgx.Tx) error {
 // or a crash of the primary ended it. If ctx ends, the server stops waiting too, because
 // AwaitDurable writes nothing that it could show early.
 func AwaitDurable(ctx context.Context, conn *pgx.Conn) error {
-	warned(conn)
+	takeWarning(conn)
 	_, err := conn.Exec(ctx, durableSQL)
-	if err == nil && warned(conn) {
+	if err == nil && takeWarning(conn) {
 		err = errNotReplicated
 	}
 	if err != nil {

@@ -49,7 +49,7 @@ func (b Bounds) next(s *state, out emit) {
 		out("a stream loses its last message", t)
 	}
 	if s.damaged != 0 {
-		s.mend(out)
+		s.stepRepair(out)
 	}
 }
 
@@ -235,8 +235,8 @@ func (s *state) resize() state {
 	return t
 }
 
-// mend does one step of the repair of a stream that lost its end (relay/repair.go, replace).
-func (s *state) mend(out emit) {
+// stepRepair does one step of the repair of a stream that lost its end (relay/repair.go, replace).
+func (s *state) stepRepair(out emit) {
 	t := *s
 	lost := int(t.damaged - 1)
 	p, st := &t.parts[lost], &t.streams[lost]

@@ -1,5 +1,5 @@
 // Package shares declares what the callers of a process share, and how much of it one of them may
-// hold.
+// hold. It is for the API, the console and the ops port, and for the page that lists the shares.
 //
 // Table has a row for each shared resource: its bound for all callers together, for one tenant, and
 // for one token, or for one address before the token is known. The code that gives a resource away

@@ -23,7 +23,7 @@ func TestAGreedyCallerLeavesRoomForAModestOne(t *testing.T) {
 		h := fill(who.tenant, who.each)
 		got, all = append(got, h.n), append(all, h)
 	}
-	// Tenant 1 alone stops at three quarters. What is left is halved by each token.
+	// Tenant 1 alone stops at three quarters. Each token halves the rest.
 	if diff := cmp.Diff([]int64{32, 16, 0, 8, 4, 2, 2}, got); diff != "" {
 		t.Errorf("held (-want +got):\n%s", diff)
 	}

@@ -130,7 +130,7 @@ func EndWithTest(heard func(message json.RawMessage)) {
 }
 
 // SignalSelf sends sig to this process, which does not go on before SIGCONT. Any thread may take a
-// signal, so the one that sends SIGSTOP would otherwise go on for a while.
+// signal, so the one that sends SIGSTOP would otherwise continue for a while.
 func SignalSelf(sig syscall.Signal) {
 	thawed := make(chan os.Signal, 1)
 	signal.Notify(thawed, syscall.SIGCONT)

@@ -1,5 +1,5 @@
 // Package testkit gives tests real servers: private databases, private JetStream servers, and
-// servers as processes that a test can kill, freeze and restart.
+// servers as processes that a test can kill, freeze and restart. It is for tests.
 //
 // PostgreSQL is the first of these that exists. If none exists, the test fails with the remedies:
 //

@@ -250,7 +250,7 @@ func startServer(settings ...string) (server, error) {
 
 // external is the server of TEST_DATABASE_URL.
 type external struct {
-	notOurs
+	externalProcess
 	base *url.URL
 }
 
@@ -272,15 +272,15 @@ func (e external) url(database string) string {
 
 var errNotOurs = errors.New("tests cannot disturb the server of TEST_DATABASE_URL")
 
-// notOurs is a process that tests must not disturb.
-type notOurs struct{}
+// externalProcess is a process that tests must not disturb.
+type externalProcess struct{}
 
-func (notOurs) stop() error                             { return nil }
-func (notOurs) kill() error                             { return errNotOurs }
-func (notOurs) freeze() error                           { return errNotOurs }
-func (notOurs) thaw() error                             { return errNotOurs }
-func (notOurs) restart(context.Context) error           { return errNotOurs }
-func (notOurs) signalBackend(int, syscall.Signal) error { return errNotOurs }
+func (externalProcess) stop() error                             { return nil }
+func (externalProcess) kill() error                             { return errNotOurs }
+func (externalProcess) freeze() error                           { return errNotOurs }
+func (externalProcess) thaw() error                             { return errNotOurs }
+func (externalProcess) restart(context.Context) error           { return errNotOurs }
+func (externalProcess) signalBackend(int, syscall.Signal) error { return errNotOurs }
 
 // templateLock keeps test binaries that share a server from creating the same template at the same
 // time. The number is arbitrary.

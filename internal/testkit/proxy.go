@@ -22,7 +22,7 @@ type Proxy struct {
 	links   map[*link]lost
 }
 
-// lost is the direction that a link does not forward any more. The link stays open.
+// lost is the direction that a link has stopped forwarding. The link stays open.
 type lost int
 
 const (

@@ -125,8 +125,8 @@ func (p *Pair) FailOver(t testing.TB, db *DB) *DB {
 	return p.Promote(t, db)
 }
 
-// Promote is FailOver that leaves the primary as it is. The end of the test kills it: no COMMIT
-// there ends any more.
+// Promote is FailOver that leaves the primary as it is. No COMMIT on it ends, so the end of the
+// test kills it.
 func (p *Pair) Promote(t testing.TB, db *DB) *DB {
 	t.Helper()
 	t.Cleanup(func() { p.PG.Kill(t) })

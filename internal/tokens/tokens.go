@@ -349,9 +349,9 @@ func scanToken(row pgx.CollectableRow) (t Token, err error) {
 	return t, errors.Join(err, setRate(&t.ReadRate, read), setRate(&t.WriteRate, write))
 }
 
-// Ending returns the tokens of the list that work and that a revocation of the name ends: those of
-// the name, and what they made.
-func Ending(all []Token, tenant int64, name string) (ending []Token) {
+// RevokedWith returns the tokens of the list that work and that a revocation of the name ends:
+// those of the name, and what they made.
+func RevokedWith(all []Token, tenant int64, name string) (ending []Token) {
 	ends := make(map[string]bool)
 	for grown := true; grown; {
 		grown = false

@@ -316,7 +316,7 @@ func TestATokenMakesNoMoreThanItHas(t *testing.T) {
 		t.Fatal(err)
 	}
 	var ending []string
-	for _, token := range tokens.Ending(list, 3, "admin") {
+	for _, token := range tokens.RevokedWith(list, 3, "admin") {
 		ending = append(ending, token.Name)
 	}
 	if diff := cmp.Diff([]string{"admin", "admin", "child", "grandchild", "reader"}, ending); diff != "" {

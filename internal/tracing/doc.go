@@ -1,5 +1,6 @@
 // Package tracing makes the spans of an event, from the request to the projections
 // (docs/tracing.md). It uses only the API of OpenTelemetry; internal/daemon decides where spans go.
+// It is for the parts that an event passes: API, relay and consumers.
 //
 //	request (SERVER) ──▶ create (PRODUCER), one per event; its context is the event's traceparent
 //	                        ▲ link, or parent          ▲ link, or parent

@@ -1,7 +1,8 @@
 // Package versioned is the two-column object table. Every version of an object is a row of (object
 // jsonb, metadata jsonb), and no row is physically removed within its retention. The key columns
 // are generated from the object, so SQL can index them. The object's shape may grow without a
-// migration.
+// migration. It is for the packages that keep versions: store, kinds, projections/history and
+// upkeep.
 //
 //	Upsert ──▶ LATEST ──── Upsert ───▶ ARCHIVED, and a new LATEST
 //	             │

@@ -174,7 +174,7 @@ func TestRetentionGoesOnWhereItBrokeOff(t *testing.T) {
 			return slices.DeleteFunc(heads, func(h Head[settings]) bool { return h.Object.PostID%2 == 1 }), nil
 		},
 	}
-	// Cancelled at each step of each slice. Committed slices are not read again.
+	// Canceled at each step of each slice. Committed slices are not read again.
 	died := errors.New("died")
 	for kill := 1; ; kill++ {
 		ctx, cancel := context.WithCancelCause(t.Context())

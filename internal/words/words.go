@@ -1,4 +1,3 @@
-// Package words formats numbers, counts and durations for people, in one way in every output.
 package words
 
 import (

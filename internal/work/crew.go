@@ -41,7 +41,7 @@ func (c *Crew[K, W]) Start(ctx context.Context, key K, worker W, run func(contex
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		delete(c.workers, key)
-		c.Ended.Give()
+		c.Ended.Notify()
 	})
 }
 

@@ -1,4 +1,5 @@
-// Package work runs the parts of a process that do the work of partitions.
+// Package work runs the parts of a process that do the work of partitions. It is for the parts that
+// share work in partitions: relay, consumers, subscribe and the jobs.
 //
 //	            Start, or Assign with the key         run returns
 //	no worker ──────────────────────────▶ working ────────────────▶ no worker

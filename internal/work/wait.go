@@ -27,14 +27,14 @@ func Sleep(ctx context.Context, d time.Duration) error {
 	return context.Cause(ctx)
 }
 
-// Signal wakes a loop. Any number of signals is one until the loop receives it.
+// Signal wakes a loop. Signals that come before the loop wakes count as one.
 type Signal chan struct{}
 
-// NewSignal returns a signal that is not given.
+// NewSignal returns a signal that wakes nobody yet.
 func NewSignal() Signal { return make(Signal, 1) }
 
-// Give gives the signal. It never waits.
-func (s Signal) Give() {
+// Notify wakes the loop. It never waits.
+func (s Signal) Notify() {
 	select {
 	case s <- struct{}{}:
 	default:

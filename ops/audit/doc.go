@@ -1,5 +1,6 @@
 // Package audit records the acts of operators and moderators: who did what to which object, why,
-// and with which outcome (table operator_acts in the truth).
+// and with which outcome (table operator_acts in the truth). It is for the console and for
+// operators' commands. It may change in any release.
 //
 //	Begin ──▶ in progress ──▶ Finish ──▶ outcome
 //	  └─ the same act id again: the record of the first act, and nothing else

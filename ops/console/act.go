@@ -31,9 +31,9 @@ type act struct {
 	system       bool          // only system tokens may do it
 	irreversible bool          // nobody can undo it
 	limit        time.Duration // 0: actTimeout
-	// look verifies the form's input (in.Get("consumer")) and describes the effect. Errors:
+	// prepare verifies the form's input (in.Get("consumer")) and describes the effect. Errors:
 	// *inputError, errNotFound.
-	look func(ctx context.Context, v *view, in url.Values) (subject, error)
+	prepare func(ctx context.Context, v *view, in url.Values) (subject, error)
 	// do performs the act and returns the outcome, a sentence. Its ctx ends when the process stops.
 	// The console calls it once per act id.
 	do func(ctx context.Context, d *doing) (outcome string, err error)
@@ -156,7 +156,7 @@ func (c *Console) confirmAct(v *view) error {
 func (c *Console) askAct(v *view, a *act, status int, d confirmData) error {
 	ctx, cancel := context.WithTimeout(v.r.Context(), pageTimeout)
 	defer cancel()
-	s, err := a.look(ctx, v, d.In)
+	s, err := a.prepare(ctx, v, d.In)
 	if err != nil {
 		return err
 	}
@@ -165,7 +165,7 @@ func (c *Console) askAct(v *view, a *act, status int, d confirmData) error {
 			s.Fields[i].Value = strings.Join(d.In[f.Name], ",")
 		}
 	}
-	back := backOf(d.In)
+	back := openedFrom(d.In)
 	s.Back = cmp.Or(back, s.Back)
 	d.Name, d.Label, d.Danger, d.Subject = a.name, a.label, a.irreversible, s
 	in := url.Values{}
@@ -199,13 +199,13 @@ func (c *Console) takeAct(v *view) error {
 	in := v.r.PostForm
 	ctx, cancel := context.WithTimeout(v.r.Context(), pageTimeout)
 	defer cancel()
-	// The same form again. The act may have changed what look reads, so do not call look.
+	// The same form again. The act may have changed what prepare reads, so do not call prepare.
 	if done, err := audit.Get(ctx, c.deps.Truth, id); err == nil {
-		return c.toAct(v, done.ActID)
+		return c.redirectToAct(v, done.ActID)
 	} else if !errors.Is(err, audit.ErrNotFound) {
 		return err
 	}
-	s, err := a.look(ctx, v, in)
+	s, err := a.prepare(ctx, v, in)
 	if err != nil {
 		return err
 	}
@@ -224,21 +224,21 @@ func (c *Console) takeAct(v *view) error {
 			return err
 		}
 	}
-	return c.toAct(v, id)
+	return c.redirectToAct(v, id)
 }
 
-// backOf returns the page from which the reader opened the act, or "" if it is unknown.
-func backOf(in url.Values) string {
+// openedFrom returns the page from which the reader opened the act, or "" if it is unknown.
+func openedFrom(in url.Values) string {
 	if back := in.Get(fieldBack); ours(back) {
 		return back
 	}
 	return ""
 }
 
-// toAct redirects to the act's page.
-func (c *Console) toAct(v *view, id uuid.UUID) error {
+// redirectToAct redirects to the act's page.
+func (c *Console) redirectToAct(v *view, id uuid.UUID) error {
 	to := root + "acts/" + id.String()
-	if back := backOf(v.r.PostForm); back != "" {
+	if back := openedFrom(v.r.PostForm); back != "" {
 		to += "?back=" + url.QueryEscape(back)
 	}
 	http.Redirect(v.w, v.r, to, http.StatusSeeOther)
@@ -255,9 +255,9 @@ func (c *Console) start(v *view, a *act, d *doing) error {
 	select {
 	case c.jobs <- func(ctx context.Context) { c.work(ctx, a, d) }:
 	case <-v.r.Context().Done():
-		return c.undone(v, key, v.r.Context().Err())
+		return c.recordNotDone(v, key, v.r.Context().Err())
 	case <-c.live.over: // Run has ended
-		return c.undone(v, key, &problem{http.StatusServiceUnavailable, "This process is stopping",
+		return c.recordNotDone(v, key, &problem{http.StatusServiceUnavailable, "This process is stopping",
 			"Nothing was done. Do it again: another process takes it."})
 	}
 	wait := time.NewTimer(actWait)
@@ -270,8 +270,8 @@ func (c *Console) start(v *view, a *act, d *doing) error {
 	return nil
 }
 
-// undone records that the console did not do the act.
-func (c *Console) undone(v *view, key actKey, why error) error {
+// recordNotDone records that the console did not do the act.
+func (c *Console) recordNotDone(v *view, key actKey, why error) error {
 	c.forget(key)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(v.r.Context()), pageTimeout)
 	defer cancel()
@@ -289,7 +289,7 @@ func (c *Console) work(ctx context.Context, a *act, d *doing) {
 	defer close(d.ended)
 	wctx, cancel := context.WithTimeout(ctx, cmp.Or(a.limit, actTimeout))
 	defer cancel()
-	outcome, err := c.safely(wctx, a, d)
+	outcome, err := c.doRecovered(wctx, a, d)
 	if errors.Is(err, errContinues) {
 		c.forget(actKey(d.Act.ActID))
 		return
@@ -319,8 +319,8 @@ func (c *Console) work(ctx context.Context, a *act, d *doing) {
 	time.AfterFunc(secretKept, func() { c.forget(actKey(d.Act.ActID)) })
 }
 
-// safely calls do and turns a panic into an error.
-func (c *Console) safely(ctx context.Context, a *act, d *doing) (outcome string, err error) {
+// doRecovered calls do and turns a panic into an error.
+func (c *Console) doRecovered(ctx context.Context, a *act, d *doing) (outcome string, err error) {
 	defer func() {
 		if cause := recover(); cause != nil {
 			err = fmt.Errorf("the act %s panicked: %v", a.name, cause)
@@ -347,8 +347,8 @@ func (c *Console) showAct(v *view) error {
 	}
 	ctx, cancel := context.WithTimeout(v.r.Context(), pageTimeout)
 	defer cancel()
-	// Look here first: an act leaves c.running only after its record has the outcome. In the other
-	// order, an act that ends between the two looks seems to be another process's.
+	// Read c.running first: an act leaves c.running only after its record has the outcome. In the
+	// other order, an act that ends between the two reads seems to be another process's.
 	c.mu.Lock()
 	d := c.running[actKey(id)]
 	c.mu.Unlock()
@@ -359,7 +359,7 @@ func (c *Console) showAct(v *view) error {
 	if err != nil {
 		return err
 	}
-	data := outcomeData{Act: record, Back: cmp.Or(backOf(v.r.URL.Query()), root)}
+	data := outcomeData{Act: record, Back: cmp.Or(openedFrom(v.r.URL.Query()), root)}
 	if d != nil {
 		d.mu.Lock()
 		data.Here, data.Step, data.Done, data.Total = true, d.step, d.done, d.total

@@ -96,7 +96,7 @@ func (d *desk) sampleActs(t *testing.T) map[string]actCase {
 		"thread.settings": {by: max, page: "/console/moderation-threads", button: "Change settings", check: []string{"locked"},
 			says: "Locked: yes. Premoderated: yes.",
 			want: `EXISTS (SELECT FROM threads WHERE tenant_id = 7 AND version_state = 'LATEST' AND (object ->> 'locked')::boolean)`},
-		"inspect.mend": {by: amy, page: "/console/inspect?kind=user&id=2", button: "Repair", says: "Set to the state in the truth",
+		"inspect.repair": {by: amy, page: "/console/inspect?kind=user&id=2", button: "Repair", says: "Set to the state in the truth",
 			want: `(SELECT incoming = 1 FROM edge_counts WHERE object_id = 2)`},
 		"consumer.pause": {page: "/console/consumers", in: "//section[@aria-labelledby='c-followercounts']",
 			button: "Pause", says: "Paused.",

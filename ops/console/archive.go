@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	archivesShown = 20
+	shelvingsShown = 20
 	exportsShown  = 100
 	monthFormat   = "2006-01"
 )
@@ -28,11 +28,11 @@ type archivePage struct {
 	All     bool // include released holds
 	Exports []coldstore.Export
 	More    int // number of older exports that the page omits
-	Threads []store.Archived
+	Threads []store.Shelving
 	Jobs    []jobs.LastRun
 }
 
-// archiveData reads the ranges of the outbox and its archive, holds, exports, archived threads and
+// archiveData reads the ranges of the outbox and its archive, holds, exports, shelved threads and
 // the last runs of jobs.
 func (c *Console) archiveData(ctx context.Context, v *view) (any, error) {
 	p := archivePage{All: v.query("all") != ""}
@@ -49,7 +49,7 @@ func (c *Console) archiveData(ctx context.Context, v *view) (any, error) {
 	if p.More = max(0, len(p.Exports)-exportsShown); p.More > 0 {
 		p.Exports = p.Exports[p.More:]
 	}
-	if p.Threads, err = store.Archives(ctx, c.deps.Truth, archivesShown); err != nil {
+	if p.Threads, err = store.Shelvings(ctx, c.deps.Truth, shelvingsShown); err != nil {
 		return nil, err
 	}
 	p.Jobs, _, err = jobs.LastRuns(ctx, c.deps.Truth)
@@ -89,7 +89,7 @@ func holdWords(h outbox.ArchiveHold) string {
 	return says
 }
 
-func (c *Console) lookHoldAdd(_ context.Context, _ *view, in url.Values) (subject, error) {
+func (c *Console) prepareHoldAdd(_ context.Context, _ *view, in url.Values) (subject, error) {
 	h, err := holdOf(in)
 	if err != nil {
 		return subject{}, err
@@ -129,7 +129,7 @@ func (c *Console) hold(ctx context.Context, in url.Values) (outbox.ArchiveHold, 
 	return outbox.ArchiveHold{}, errNotFound
 }
 
-func (c *Console) lookHoldRelease(ctx context.Context, _ *view, in url.Values) (subject, error) {
+func (c *Console) prepareHoldRelease(ctx context.Context, _ *view, in url.Values) (subject, error) {
 	h, err := c.hold(ctx, in)
 	if err != nil {
 		return subject{}, err

@@ -49,7 +49,7 @@ type Console struct {
 	assets    string                        // the hash of all assets, part of their URLs
 	live      *hub
 	streams   *bounds.Pool // of live pages
-	look      *observer
+	observer  *observer
 	jobs      chan func(context.Context)
 	mu        sync.Mutex
 	running   map[actKey]*doing
@@ -82,7 +82,7 @@ func New(cfg Config, deps Deps) (*Console, error) {
 	for _, p := range deps.Fleet {
 		src.Consumers = append(src.Consumers, p.Name())
 	}
-	c.look = newObserver(src)
+	c.observer = newObserver(src)
 	if err := c.parse(); err != nil {
 		return nil, err
 	}
@@ -200,7 +200,7 @@ func (c *Console) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { c.live.run(ctx); return nil })
 	g.Go(func() error { return c.desk.Run(ctx) })
-	g.Go(func() error { c.look.run(ctx); return nil })
+	g.Go(func() error { c.observer.run(ctx); return nil })
 	g.Go(func() error {
 		for {
 			select {

@@ -20,22 +20,22 @@ import (
 )
 
 type consumersPage struct {
-	Rows    []consumerRow
-	Away    []string // what is unavailable or locked
-	Replays bool     // the console has a login for replays
+	Rows        []consumerRow
+	Unavailable []string // what is unavailable or locked
+	Replays     bool     // the console has a login for replays
 }
 
 type consumerRow struct {
 	status.Consumer
-	Holders    []string
-	Remedy     string // the command that lets a consumer with lost events continue
-	Line       string // points of a polyline in lineWidth x lineHeight; empty: fewer than two points
-	Most       int64  // largest lag of the line, in messages
-	Since      time.Time
-	Look, Says string
-	Drift      *projections.Comparison // the consumer's own comparison; nil: none yet
-	Verified   *audit.Act              // the last Verify that ended; nil: none
-	Replay     *underway               // a replay by this process; nil: none
+	Holders     []string
+	Remedy      string // the command that lets a consumer with lost events continue
+	Line        string // points of a polyline in lineWidth x lineHeight; empty: fewer than two points
+	Most        int64  // largest lag of the line, in messages
+	Since       time.Time
+	Level, Says string
+	Drift       *projections.Comparison // the consumer's own comparison; nil: none yet
+	Verified    *audit.Act              // the last Verify that ended; nil: none
+	Replay      *underway               // a replay by this process; nil: none
 }
 
 // underway is the progress of an act of this process.
@@ -57,31 +57,31 @@ const (
 )
 
 func (c *Console) consumersData(ctx context.Context, _ *view) (any, error) {
-	now, err := c.look.state(ctx, false)
+	now, err := c.observer.state(ctx, false)
 	if err != nil {
 		return nil, err
 	}
-	p := consumersPage{Away: now.State.Missing(), Replays: c.deps.OwnerURL != ""}
+	p := consumersPage{Unavailable: now.State.Missing(), Replays: c.deps.OwnerURL != ""}
 	verified := map[string]audit.Act{}
-	if !now.State.IsAway(status.ServerTruth) {
-		if verified, err = audit.Last(ctx, c.deps.Truth, actVerify, c.look.src.Consumers); err != nil {
+	if !now.State.IsUnavailable(status.ServerTruth) {
+		if verified, err = audit.Last(ctx, c.deps.Truth, actVerify, c.observer.src.Consumers); err != nil {
 			return nil, err
 		}
 	}
 	var compared []projections.Comparison
-	if !now.State.IsAway(status.ServerProjections) {
+	if !now.State.IsUnavailable(status.ServerProjections) {
 		if compared, err = projections.Comparisons(ctx, c.deps.Projections); err != nil {
 			return nil, err
 		}
 	}
 	for _, k := range now.State.Consumers {
-		row := consumerRow{Consumer: k, Look: now.consumerBox(k).Look, Says: "runs", Remedy: now.State.Remedy(k),
+		row := consumerRow{Consumer: k, Level: now.consumerBox(k).Level, Says: "runs", Remedy: now.State.Remedy(k),
 			Replay: c.underway(actReplay, k.Consumer)}
 		if a, is := verified[k.Consumer]; is {
 			row.Verified = &a
 		}
 		for _, one := range compared {
-			if one.Consumer == k.Consumer && one.Cell == c.look.src.Broker.Stream {
+			if one.Consumer == k.Consumer && one.Cell == c.observer.src.Broker.Stream {
 				row.Drift = &one
 			}
 		}
@@ -96,7 +96,7 @@ func (c *Console) consumersData(ctx context.Context, _ *view) (any, error) {
 		case len(k.Lost) > 0:
 			row.Says = "lost events"
 		case len(row.Holders) == 0:
-			row.Look, row.Says = "bad", "nobody runs it"
+			row.Level, row.Says = "bad", "nobody runs it"
 		case slices.ContainsFunc(now.State.Unheld, func(u status.Unheld) bool { return u.Kind == k.Consumer }):
 			row.Says = "runs for some partitions"
 		case k.Unknown != "":
@@ -104,7 +104,7 @@ func (c *Console) consumersData(ctx context.Context, _ *view) (any, error) {
 		case k.Seconds > doctor.LateSeconds:
 			row.Says = "late"
 		}
-		row.draw(c.look.line(k.Consumer))
+		row.draw(c.observer.line(k.Consumer))
 		p.Rows = append(p.Rows, row)
 	}
 	return p, nil
@@ -152,8 +152,8 @@ func (c *Console) consumerOf(in url.Values) (projections.Projection, error) {
 	return c.deps.Fleet[i], nil
 }
 
-// lookConsumer describes an act on a consumer.
-func (c *Console) lookConsumer(says ...string) func(context.Context, *view, url.Values) (subject, error) {
+// prepareConsumer describes an act on a consumer.
+func (c *Console) prepareConsumer(says ...string) func(context.Context, *view, url.Values) (subject, error) {
 	return func(_ context.Context, _ *view, in url.Values) (subject, error) {
 		p, err := c.consumerOf(in)
 		if err != nil {
@@ -186,7 +186,7 @@ func (c *Console) doVerify(ctx context.Context, d *doing) (string, error) {
 		return "", err
 	}
 	const named = 5
-	r, err := verify.Run(ctx, verify.Deps{Sources: c.look.src, Fleet: []projections.Projection{p}, Kinds: c.deps.Kinds.Now},
+	r, err := verify.Run(ctx, verify.Deps{Sources: c.observer.src, Fleet: []projections.Projection{p}, Kinds: c.deps.Kinds.Now},
 		verify.Options{Wait: pageTimeout, Limit: named})
 	if err != nil {
 		return "", err

@@ -283,8 +283,8 @@ func (a *deadAsked) back() string {
 	return address("dead-letters/letters", in...)
 }
 
-// lookDeadLetters describes the effect of a retry or a discard.
-func (c *Console) lookDeadLetters(action string) func(context.Context, *view, url.Values) (subject, error) {
+// prepareDeadLetters describes the effect of a retry or a discard.
+func (c *Console) prepareDeadLetters(action string) func(context.Context, *view, url.Values) (subject, error) {
 	return func(ctx context.Context, v *view, in url.Values) (subject, error) {
 		a, err := readAsked(v.who, in)
 		if err != nil {
@@ -304,11 +304,11 @@ func (c *Console) lookDeadLetters(action string) func(context.Context, *view, ur
 				return subject{}, err
 			}
 		}
-		return subject{Target: a.says(g), Tenant: a.TenantID, Back: a.back(), Says: whatHappens(a, action, n)}, nil
+		return subject{Target: a.says(g), Tenant: a.TenantID, Back: a.back(), Says: effectOf(a, action, n)}, nil
 	}
 }
 
-func whatHappens(a deadAsked, action string, n int64) []string {
+func effectOf(a deadAsked, action string, n int64) []string {
 	some := func(what string) string { return words.Of(n, what) }
 	switch {
 	case action == deadletter.Retry && a.Source == deadletter.Outbox:
@@ -380,7 +380,7 @@ func outcomeOf(o letters.Operation) string {
 	return says
 }
 
-func (c *Console) lookDeadStop(ctx context.Context, v *view, in url.Values) (subject, error) {
+func (c *Console) prepareDeadStop(ctx context.Context, v *view, in url.Values) (subject, error) {
 	if _, err := uuid.Parse(in.Get("operation")); err != nil {
 		return subject{}, errNotFound
 	}
@@ -411,7 +411,7 @@ func (c *Console) doDeadStop(ctx context.Context, d *doing) (string, error) {
 	return fmt.Sprintf("Stopped it after %s of %s.", num(o.Seen), num(o.Total)), err
 }
 
-func (c *Console) lookDeadNote(ctx context.Context, v *view, in url.Values) (subject, error) {
+func (c *Console) prepareDeadNote(ctx context.Context, v *view, in url.Values) (subject, error) {
 	a, err := readAsked(v.who, in)
 	if err != nil || a.Group == "" {
 		return subject{}, errors.Join(err, errNotFound)

@@ -1,5 +1,6 @@
 // Package console is the operators' web console under /console/. The API's binary contains its
-// pages (html/template and htmx), so it needs no build step.
+// pages (html/template and htmx), so it needs no build step. It is for the API's process, which
+// serves it to operators. It may change in any release.
 //
 // It promises:
 //   - Every write is a POST that a person confirmed with a reason. It happens once, and package
@@ -12,7 +13,7 @@
 //
 //	browser ── cookie ──▶ session ──▶ page: data ──▶ templates/NAME.html ("main", "live")
 //	                         │          └── hub: once a second, while somebody watches ──▶ /console/live/NAME (SSE)
-//	                         └────────▶ act: look ─▶ confirm ─▶ audit.Begin ─▶ do ─▶ audit.Finish
+//	                         └────────▶ act: prepare ─▶ confirm ─▶ audit.Begin ─▶ do ─▶ audit.Finish
 //
 // # Add a page
 //
@@ -32,8 +33,8 @@
 //
 // # Add an act
 //
-//  1. Add one entry to acts (pages.go): the act's name in the audit log, its label and role, `look`
-//     and `do`. look verifies the input and describes the target and the effect. do acts.
+//  1. Add one entry to acts (pages.go): the act's name in the audit log, its label and role, `prepare`
+//     and `do`. prepare verifies the input and describes the target and the effect. do acts.
 //  2. Offer it on a page with {{template "act" (dict "F" $ "Act" "consumer.pause" "In" (values
 //     "consumer" .Name))}}. Only readers who may do the act see the button.
 //  3. Add a case to sampleActs (acts_browser_test.go), which clicks the button, and a line to

@@ -12,7 +12,7 @@ type doctorPage struct {
 }
 
 func (c *Console) doctorData(ctx context.Context, _ *view) (any, error) {
-	now, err := c.look.state(ctx, true)
+	now, err := c.observer.state(ctx, true)
 	if err != nil {
 		return nil, err
 	}

@@ -57,8 +57,8 @@ func person(in url.Values) (tenant, author event.ID, err error) {
 	return tenant, author, err
 }
 
-// lookErase asks for the person and describes the effect.
-func (c *Console) lookErase(says ...string) func(context.Context, *view, url.Values) (subject, error) {
+// prepareErase asks for the person and describes the effect.
+func (c *Console) prepareErase(says ...string) func(context.Context, *view, url.Values) (subject, error) {
 	return func(_ context.Context, _ *view, in url.Values) (subject, error) {
 		s := subject{Target: "a person", Back: root + "erasure", Says: says, Fields: []field{
 			{Name: "tenant", Label: "Tenant", Kind: "number", Value: in.Get("tenant"), Required: true},

@@ -48,14 +48,14 @@ type eventPath struct {
 	Exported bool   // read from an export
 }
 
-// step is a station of an event. Look is the class of its badge.
+// step is a station of an event. Level is the class of its badge.
 type step struct {
-	Name, Look string
-	At         time.Time
-	By         bool          // At is an upper bound
-	After      time.Duration // time since the event occurred; 0: unknown
-	Says       string
-	URL, Link  string
+	Name, Level string
+	At          time.Time
+	By          bool          // At is an upper bound
+	After       time.Duration // time since the event occurred; 0: unknown
+	Says        string
+	URL, Link   string
 }
 
 var (
@@ -294,8 +294,8 @@ func (c *Console) path(ctx context.Context, v *view, p *eventPage, f outbox.Foun
 	if v.query("payload") == "show" && v.mayReadPayloads() {
 		e.Payload = string(f.Payload)
 	}
-	e.add(step{Name: "Occurred", Look: "ok", At: f.OccurredAt})
-	e.add(step{Name: "Written", Look: "ok", At: f.InsertedAt,
+	e.add(step{Name: "Occurred", Level: "ok", At: f.OccurredAt})
+	e.add(step{Name: "Written", Level: "ok", At: f.InsertedAt,
 		Says: fmt.Sprintf("to the outbox as message %d, slot %d", f.OutboxID, f.Slot)})
 	for _, part := range []func(context.Context, *eventPath) error{c.operators, c.publishing, c.applying, c.archiving} {
 		if err := part(ctx, e); err != nil {
@@ -303,7 +303,7 @@ func (c *Console) path(ctx context.Context, v *view, p *eventPage, f outbox.Foun
 		}
 	}
 	if k, ok := c.deps.Kinds.Now().Child(f.AggregateType); ok && len(f.Payload) > 0 && k.Names().Redacted(f.Type, f.Payload) {
-		e.add(step{Name: "Redacted", Look: "warn", Says: "an erasure removed a person's text from the payload"})
+		e.add(step{Name: "Redacted", Level: "warn", Says: "an erasure removed a person's text from the payload"})
 	}
 	e.Found.Payload = nil
 	return e, nil
@@ -321,7 +321,7 @@ func (c *Console) operators(ctx context.Context, e *eventPath) error {
 	did, err := c.desk.ActionsOn(ctx, e.TenantID, e.ID)
 	for _, d := range did {
 		s := step{Name: map[string]string{"retry": "Retried", "discard": "Discarded", "retry_waiting": "Retried while it waited",
-			"kill": "Moved to the DLQ"}[d.Action], Look: "info", At: d.At,
+			"kill": "Moved to the DLQ"}[d.Action], Level: "info", At: d.At,
 			Says: "by " + d.Actor}
 		if d.Consumer != "" {
 			s.Name += " for " + d.Consumer
@@ -330,7 +330,7 @@ func (c *Console) operators(ctx context.Context, e *eventPath) error {
 			s.Says += ": " + d.Reason
 		}
 		if d.Error != "" {
-			s.Look, s.Says = "warn", s.Says+"; then it failed again: "+d.Error
+			s.Level, s.Says = "warn", s.Says+"; then it failed again: "+d.Error
 		}
 		e.add(s)
 	}
@@ -340,32 +340,32 @@ func (c *Console) operators(ctx context.Context, e *eventPath) error {
 // publishing adds how the event reached its stream, or why it has not.
 func (c *Console) publishing(ctx context.Context, e *eventPath) error {
 	if e.Attempts > 0 && e.Where != outbox.InDLQ {
-		e.add(step{Name: "Failed", Look: "warn", Says: fmt.Sprintf("to be published, %d of %d times: %s", e.Attempts,
+		e.add(step{Name: "Failed", Level: "warn", Says: fmt.Sprintf("to be published, %d of %d times: %s", e.Attempts,
 			outbox.MaxAttempts, e.LastError)})
 	}
 	switch {
 	case e.Where == outbox.InDLQ:
-		e.add(step{Name: "Dead", Look: "bad", At: e.DeadAt,
+		e.add(step{Name: "Dead", Level: "bad", At: e.DeadAt,
 			Says: fmt.Sprintf("after %d attempts: %s", e.Attempts, e.LastError), Link: "Dead letter",
 			URL: address("dead-letters/letter", "source", deadletter.Outbox, "id", e.OutboxID)})
 	case !e.ProcessedAt.IsZero() && e.Partition < 0:
-		e.add(step{Name: "Published", Look: "ok", At: e.ProcessedAt, Says: "to a stream that is no longer known"})
+		e.add(step{Name: "Published", Level: "ok", At: e.ProcessedAt, Says: "to a stream that is no longer known"})
 	case !e.ProcessedAt.IsZero() && e.StreamSeq == 0:
-		e.add(step{Name: "Published", Look: "warn", At: e.ProcessedAt, Says: "to " + e.Stream + ", from which it was erased"})
+		e.add(step{Name: "Published", Level: "warn", At: e.ProcessedAt, Says: "to " + e.Stream + ", from which it was erased"})
 	case !e.ProcessedAt.IsZero():
-		e.add(step{Name: "Published", Look: "ok", At: e.ProcessedAt, Says: fmt.Sprintf("to %s at sequence %d", e.Stream, e.StreamSeq)})
+		e.add(step{Name: "Published", Level: "ok", At: e.ProcessedAt, Says: fmt.Sprintf("to %s at sequence %d", e.Stream, e.StreamSeq)})
 	default:
 		w, err := outbox.GetWaiting(ctx, c.deps.Truth, e.OutboxID)
 		switch {
 		case errors.Is(err, outbox.ErrNotWaiting):
-			e.add(step{Name: "Pending", Look: "info", Says: "a relay publishes it next"})
+			e.add(step{Name: "Pending", Level: "info", Says: "a relay publishes it next"})
 		case err != nil:
 			return err
 		case w.Behind != 0:
-			e.add(step{Name: "Waiting", Look: "warn", Says: fmt.Sprintf("behind message %d of its aggregate", w.Behind),
+			e.add(step{Name: "Waiting", Level: "warn", Says: fmt.Sprintf("behind message %d of its aggregate", w.Behind),
 				URL: address("event", "q", w.Behind), Link: fmt.Sprint("Message ", w.Behind)})
 		default:
-			e.add(step{Name: "Waiting", Look: "warn", At: w.AvailableAt,
+			e.add(step{Name: "Waiting", Level: "warn", At: w.AvailableAt,
 				Says: "until this time: its next attempt, or the time that its writer chose"})
 		}
 	}
@@ -385,15 +385,15 @@ func (c *Console) applying(ctx context.Context, e *eventPath) error {
 		if !projection.Wants(e.AggregateType) {
 			continue
 		}
-		s := step{Name: "Not read by " + projection.Name(), Look: "warn",
+		s := step{Name: "Not read by " + projection.Name(), Level: "warn",
 			Says: "it has not begun this stream, or a replay from the truth rebuilt it since"}
 		for _, p := range at {
 			switch {
 			case p.Consumer != projection.Name():
 			case p.Closed, p.Seq >= e.StreamSeq:
-				s = step{Name: "Applied by " + p.Consumer, Look: "ok", At: p.At, By: p.Seq != e.StreamSeq}
+				s = step{Name: "Applied by " + p.Consumer, Level: "ok", At: p.At, By: p.Seq != e.StreamSeq}
 			default:
-				s = step{Name: "Not yet applied by " + p.Consumer, Look: "info",
+				s = step{Name: "Not yet applied by " + p.Consumer, Level: "info",
 					Says: fmt.Sprintf("it is at sequence %d, %s behind", p.Seq, num(e.StreamSeq-p.Seq))}
 			}
 		}
@@ -402,7 +402,7 @@ func (c *Console) applying(ctx context.Context, e *eventPath) error {
 			if err != nil {
 				return err
 			}
-			s = step{Name: "Parked by " + projection.Name(), Look: "bad", At: l.DeadAt, Says: l.Error, Link: "Dead letter",
+			s = step{Name: "Parked by " + projection.Name(), Level: "bad", At: l.DeadAt, Says: l.Error, Link: "Dead letter",
 				URL: address("dead-letters/letter", "source", deadletter.Consumers, "id", l.ID)}
 		}
 		e.add(s)
@@ -416,7 +416,8 @@ func (c *Console) archiving(ctx context.Context, e *eventPath) error {
 	if err != nil || !ok || place.State == outbox.RangeOpen || e.Where == outbox.InDLQ {
 		return err
 	}
-	e.add(step{Name: "Archived", Look: "ok", At: place.ArchivedAt, Says: fmt.Sprintf("with the messages %d to %d", place.From, place.To-1)})
+	e.add(step{Name: "Archived", Level: "ok", At: place.ArchivedAt,
+		Says: fmt.Sprintf("with the messages %d to %d", place.From, place.To-1)})
 	cold := coldstore.New(c.deps.Truth, "", nil, nil, nil)
 	defer cold.Close()
 	exports, err := cold.OfRange(ctx, place.From)
@@ -424,17 +425,17 @@ func (c *Console) archiving(ctx context.Context, e *eventPath) error {
 		return err
 	}
 	for _, x := range exports {
-		s := step{Name: "Exported", Look: "ok", Says: "as " + x.ID}
+		s := step{Name: "Exported", Level: "ok", Says: "as " + x.ID}
 		if x.ExportedAt != nil {
 			s.At = *x.ExportedAt
 		}
 		if x.StaleAt != nil {
-			s.Look, s.Says = "warn", s.Says+", which is stale"
+			s.Level, s.Says = "warn", s.Says+", which is stale"
 		}
 		e.add(s)
 	}
 	if place.State == outbox.RangeGone {
-		s := step{Name: "Dropped", Look: "info", At: place.DroppedAt, Says: "from the archive"}
+		s := step{Name: "Dropped", Level: "info", At: place.DroppedAt, Says: "from the archive"}
 		if e.Where == outbox.InArchive {
 			s.Says += "; a hold keeps this event, or it was restored"
 		}

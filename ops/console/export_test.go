@@ -10,8 +10,8 @@ import (
 // AddAct adds an act for a test. Call it before the first request.
 func (c *Console) AddAct(name string, do func(ctx context.Context, progress func(done, total int64)) (string, error)) {
 	c.acts[name] = &act{name: name, label: "Do", role: tokens.RoleAdmin,
-		look: func(context.Context, *view, url.Values) (subject, error) { return subject{Target: "it"}, nil },
-		do:   func(ctx context.Context, d *doing) (string, error) { return do(ctx, d.progress) }}
+		prepare: func(context.Context, *view, url.Values) (subject, error) { return subject{Target: "it"}, nil },
+		do:      func(ctx context.Context, d *doing) (string, error) { return do(ctx, d.progress) }}
 }
 
 // Acts returns the names of all acts in order.

@@ -48,7 +48,7 @@ func (c *Console) funcs() template.FuncMap {
 		},
 		"label":       func(a *act) string { return a.label },
 		"danger":      func(a *act) bool { return a.irreversible },
-		"mendKey":     mendKey,
+		"repairInput": repairInput,
 		"storeCounts": c.counts,
 		"holdWords":   holdWords,
 		"mib":         func(bytes int64) string { return strconv.FormatFloat(float64(bytes)/(1<<20), 'f', 1, 64) },

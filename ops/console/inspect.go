@@ -238,7 +238,7 @@ func (c *Console) inspectEdge(ctx context.Context, p *inspectPage, k kinds.Edge,
 		for _, v := range all {
 			is := strings.ToLower(v.Object.Status)
 			if len(v.Object.Attributes) > 0 {
-				is += " " + string(event.OneForm(v.Object.Attributes))
+				is += " " + string(event.CanonicalAttributes(v.Object.Attributes))
 			}
 			p.version(v.Metadata, v.Object.Version, is, "")
 		}
@@ -342,8 +342,8 @@ func (c *Console) inspectThread(ctx context.Context, v *view, p *inspectPage, k 
 	return err
 }
 
-// mendKey returns the input of the act that repairs the entity of a Diff.
-func mendKey(b projections.Diff) (url.Values, error) {
+// repairInput returns the input of the act that repairs the entity of a Diff.
+func repairInput(b projections.Diff) (url.Values, error) {
 	key, err := json.Marshal(b.Key)
 	if err != nil {
 		return nil, err
@@ -351,8 +351,8 @@ func mendKey(b projections.Diff) (url.Values, error) {
 	return values("projection", b.Projection, "key", string(key)), nil
 }
 
-// mendWords describes the entity of a key.
-func mendWords(k projections.Key) string {
+// entityWords describes the entity of a key.
+func entityWords(k projections.Key) string {
 	switch {
 	case k.Child != "":
 		return k.Type + " " + k.Child
@@ -364,9 +364,9 @@ func mendWords(k projections.Key) string {
 	return fmt.Sprintf("%s of %d", k.Type, k.Aggregate)
 }
 
-// mendTarget reads the entity to repair from a form. A tenant's admin may repair only entities of
+// repairTarget reads the entity to repair from a form. A tenant's admin may repair only entities of
 // its tenant.
-func (c *Console) mendTarget(who tokens.Principal, in url.Values) (p projections.Projection, key projections.Key, err error) {
+func (c *Console) repairTarget(who tokens.Principal, in url.Values) (p projections.Projection, key projections.Key, err error) {
 	for _, f := range c.deps.Fleet {
 		if f.Name() == in.Get("projection") {
 			p = f
@@ -388,12 +388,12 @@ func (c *Console) mendTarget(who tokens.Principal, in url.Values) (p projections
 	return p, key, nil
 }
 
-func (c *Console) lookMend(_ context.Context, v *view, in url.Values) (subject, error) {
-	p, key, err := c.mendTarget(v.who, in)
+func (c *Console) prepareRepair(_ context.Context, v *view, in url.Values) (subject, error) {
+	p, key, err := c.repairTarget(v.who, in)
 	if err != nil {
 		return subject{}, err
 	}
-	s := subject{Tenant: key.TenantID, Target: p.Name() + ": " + mendWords(key), Back: root + "inspect", Says: []string{
+	s := subject{Tenant: key.TenantID, Target: p.Name() + ": " + entityWords(key), Back: root + "inspect", Says: []string{
 		"The repair sets the projection to the current state of the truth. It does not change an entity whose aggregate has " +
 			"dead letters: retry or discard these first.",
 		"A difference may be an event that is not applied yet. Wait a few seconds and reload the page before you repair it."}}
@@ -404,8 +404,8 @@ func (c *Console) lookMend(_ context.Context, v *view, in url.Values) (subject, 
 	return s, nil
 }
 
-func (c *Console) doMend(ctx context.Context, d *doing) (string, error) {
-	p, key, err := c.mendTarget(d.Who, d.In)
+func (c *Console) doRepair(ctx context.Context, d *doing) (string, error) {
+	p, key, err := c.repairTarget(d.Who, d.In)
 	if err != nil {
 		return "", err
 	}

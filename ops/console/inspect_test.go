@@ -40,7 +40,7 @@ func TestTheInspectorMarksWhatDiffersAndMendsIt(t *testing.T) {
 	pages := []string{"kind=user&id=1", "kind=follow&id=1&to=2", "kind=follow&id=1", "kind=comment&id=" + ids[1],
 		"kind=comment&id=5", "kind=post&id=5"}
 	for _, query := range pages {
-		page(t, amy, "/console/inspect?"+query).says("same").without("differs", "inspect.mend")
+		page(t, amy, "/console/inspect?"+query).says("same").without("differs", "inspect.repair")
 	}
 	page(t, amy, "/console/inspect?kind=follow&id=1&to=2").says("follow from user 1 to user 2", "ann", "active", "latest",
 		"archiver: history of follow 1/2")
@@ -59,12 +59,12 @@ func TestTheInspectorMarksWhatDiffersAndMendsIt(t *testing.T) {
 		"kind=comment&id=" + ids[2]: {"Projection: absent", "No history is recorded here"},
 	} {
 		page(t, amy, "/console/inspect?"+query).says(says...)
-		page(t, max, "/console/inspect?"+query).without("inspect.mend")
+		page(t, max, "/console/inspect?"+query).without("inspect.repair")
 	}
 	for _, query := range []string{"kind=follow&id=1&to=2", "kind=user&id=1", "kind=comment&id=5", "kind=comment&id=" + ids[2]} {
 		for n := 0; ; n++ {
 			a := page(t, amy, "/console/inspect?"+query)
-			if !strings.Contains(a.body, "inspect.mend") {
+			if !strings.Contains(a.body, "inspect.repair") {
 				break
 			}
 			if n == 3 {
@@ -77,7 +77,7 @@ func TestTheInspectorMarksWhatDiffersAndMendsIt(t *testing.T) {
 		page(t, amy, "/console/inspect?"+query).says("same").without("differs")
 	}
 	if !slices.ContainsFunc(d.acts(t), func(s string) bool {
-		return strings.HasPrefix(s, "inspect.mend by amy of 7, tenant 7: threadcache: comment")
+		return strings.HasPrefix(s, "inspect.repair by amy of 7, tenant 7: threadcache: comment")
 	}) {
 		t.Errorf("the audit log: %q", d.acts(t))
 	}
@@ -104,7 +104,7 @@ func TestTheInspectorKeepsTenantsApartAndSaysWhatIsWrong(t *testing.T) {
 		"a child that is none": {"threadcache", key(7, "x"), http.StatusUnprocessableEntity},
 		"its own":              {"threadcache", key(7, id), http.StatusOK},
 	} {
-		if a := amy.post("/console/act/inspect.mend", url.Values{"act_id": {uuid.NewString()}, "reason": {"r"},
+		if a := amy.post("/console/act/inspect.repair", url.Values{"act_id": {uuid.NewString()}, "reason": {"r"},
 			"projection": {c.projection}, "key": {c.key}}); a.status != c.status {
 			t.Errorf("%s: %d, want %d: %s", name, a.status, c.status, a.text())
 		}

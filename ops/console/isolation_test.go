@@ -126,7 +126,7 @@ func (e eight) forms() map[string]url.Values {
 		"moderation.decide":     form("kind", "comment", "item", e.child+"@1", "decide", "remove"),
 		"moderation.decide_all": form("kind", "comment", "list", "pending", "decide", "approve", "until", "2099-01-01T00:00:00.000000Z"),
 		"thread.settings":       form("kind", "comment", "object", "88", "on", "locked"),
-		"inspect.mend":          form("projection", "threadcache", "key", key), "consumer.pause": form("consumer", "archiver"),
+		"inspect.repair":        form("projection", "threadcache", "key", key), "consumer.pause": form("consumer", "archiver"),
 		"consumer.resume": form("consumer", "threadcache"), "consumer.verify": form("consumer", "archiver"),
 		"consumer.replay": form("consumer", "archiver"), "hold.add": form(), "hold.release": form("hold", "1"),
 		"erasure.count": form("author", "81"), "erasure.start": form("author", "81"),
@@ -245,7 +245,7 @@ func TestTheAuditLogSaysWhatWasMendedNotWhatTheFormSays(t *testing.T) {
 	id := d.write(t, 5, 1, "words")[0]
 	d.deliver(t)
 	amy := d.signIn(t, d.Tokens.TenantAdmin)
-	amy.ended(amy.post("/console/act/inspect.mend", url.Values{"act_id": {uuid.NewString()}, "reason": {"r"},
+	amy.ended(amy.post("/console/act/inspect.repair", url.Values{"act_id": {uuid.NewString()}, "reason": {"r"},
 		"projection": {"threadcache"}, "entity": {"something else"},
 		"key": {fmt.Sprintf(`{"Type":"comment","TenantID":7,"Aggregate":5,"Child":%q}`, id)}})).says("done").without("something else")
 	acts, err := audit.List(t.Context(), d.pool, audit.Filter{}, 1)

@@ -35,10 +35,10 @@ type hub struct {
 
 // feed is one live page for readers of one tenant with the same roles and the same query.
 type feed struct {
-	page  *page
-	view  *view
-	last  []byte
-	looks map[chan []byte]bool
+	page    *page
+	view    *view
+	last    []byte
+	viewers map[chan []byte]bool
 }
 
 func newHub(c *Console) *hub {
@@ -63,13 +63,13 @@ func (h *hub) watch(v *view, p *page) (messages <-chan []byte, stop func(), ok b
 			RawQuery: v.r.URL.RawQuery}}).WithContext(context.Background())
 		who := v.who
 		who.Name = "live"
-		f = &feed{page: p, view: &view{c: h.c, r: r, who: who}, looks: make(map[chan []byte]bool)}
+		f = &feed{page: p, view: &view{c: h.c, r: r, who: who}, viewers: make(map[chan []byte]bool)}
 		h.feeds[key] = f
 	}
 	if f.last != nil {
 		ch <- f.last
 	}
-	f.looks[ch] = true
+	f.viewers[ch] = true
 	select {
 	case h.wake <- struct{}{}:
 	default:
@@ -77,8 +77,8 @@ func (h *hub) watch(v *view, p *page) (messages <-chan []byte, stop func(), ok b
 	return ch, func() {
 		h.mu.Lock()
 		defer h.mu.Unlock()
-		delete(f.looks, ch)
-		if len(f.looks) == 0 {
+		delete(f.viewers, ch)
+		if len(f.viewers) == 0 {
 			delete(h.feeds, key)
 		}
 	}, true
@@ -139,7 +139,7 @@ func (h *hub) round(ctx context.Context) {
 		h.mu.Lock()
 		if !bytes.Equal(now, f.last) {
 			f.last = now
-			for ch := range f.looks {
+			for ch := range f.viewers {
 				select {
 				case <-ch: // discard content that the reader has not taken
 				default:

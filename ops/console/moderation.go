@@ -167,7 +167,7 @@ func (c *Console) moderationData(ctx context.Context, v *view) (any, error) {
 		rows = rows[:queueRows]
 		p.Next = v.with("after", keyText(threadcache.KeyOf(rows[queueRows-1])))
 	}
-	p.Rows, p.Stale, err = c.asTheyAre(ctx, tenant, k, of.State, rows, last, p.Bodies)
+	p.Rows, p.Stale, err = c.currentChildren(ctx, tenant, k, of.State, rows, last, p.Bodies)
 	return p, err
 }
 
@@ -194,10 +194,10 @@ func (c *Console) waiting(ctx context.Context, tx pgx.Tx, here kinds.Child) (all
 	return all, nil
 }
 
-// asTheyAre returns the current children of the truth for rows of the projection, which is a moment
-// behind. It omits and counts those that have left the state. It blanks bodies unless bodies is
-// true.
-func (c *Console) asTheyAre(ctx context.Context, tenant int64, k kinds.Child, state string, rows []event.Child,
+// currentChildren returns the current children of the truth for rows of the projection, which is a
+// moment behind. It omits and counts those that have left the state. It blanks bodies unless bodies
+// is true.
+func (c *Console) currentChildren(ctx context.Context, tenant int64, k kinds.Child, state string, rows []event.Child,
 	last map[string]history.Decision, bodies bool) (all []moderationRow, stale int, err error) {
 	now, err := store.ReadChildren(ctx, c.deps.Truth, tenant, k, idsOf(rows))
 	if err != nil {
@@ -267,7 +267,7 @@ func reasonFits(in url.Values) error {
 	return nil
 }
 
-func (c *Console) lookDecide(_ context.Context, v *view, in url.Values) (subject, error) {
+func (c *Console) prepareDecide(_ context.Context, v *view, in url.Values) (subject, error) {
 	tenant, err := actTenant(v, in)
 	if err != nil {
 		return subject{}, err
@@ -376,7 +376,7 @@ func (c *Console) moderate(ctx context.Context, d *doing, k kinds.Child, decided
 	return nil
 }
 
-func (c *Console) lookDecideAll(ctx context.Context, v *view, in url.Values) (subject, error) {
+func (c *Console) prepareDecideAll(ctx context.Context, v *view, in url.Values) (subject, error) {
 	tenant, err := actTenant(v, in)
 	if err != nil {
 		return subject{}, err
@@ -458,7 +458,7 @@ func (c *Console) doDecideAll(ctx context.Context, d *doing) (string, error) {
 		if i := slices.IndexFunc(rows, func(c event.Child) bool { return c.CreatedAt.After(until) }); i >= 0 {
 			rows, more = rows[:i], false
 		}
-		now, _, err := c.asTheyAre(ctx, d.Act.TenantID, k, of.State, rows, nil, false)
+		now, _, err := c.currentChildren(ctx, d.Act.TenantID, k, of.State, rows, nil, false)
 		if err != nil {
 			return "", fmt.Errorf("%s Then: %w", t.says(), err)
 		}
@@ -493,7 +493,7 @@ func (c *Console) thread(ctx context.Context, v *view, in url.Values) (k kinds.C
 	return k, tenant, t, err
 }
 
-func (c *Console) lookSettings(ctx context.Context, v *view, in url.Values) (subject, error) {
+func (c *Console) prepareSettings(ctx context.Context, v *view, in url.Values) (subject, error) {
 	k, tenant, t, err := c.thread(ctx, v, in)
 	if err != nil {
 		return subject{}, err

@@ -156,7 +156,7 @@ func TestADecisionOfEachSortInTheBrowser(t *testing.T) {
 		amy.act("Repair")
 		amy.run(chromedp.WaitVisible(chromedp.CSS("#outcome .badge.ok")))
 		amy.click("Back")
-		amy.run(chromedp.WaitVisible(chromedp.CSS(".beside .badge.ok")), chromedp.WaitNotPresent(chromedp.CSS(".differs")))
+		amy.run(chromedp.WaitVisible(chromedp.CSS(".diff .badge.ok")), chromedp.WaitNotPresent(chromedp.CSS(".differs")))
 	}
 }
 

@@ -23,7 +23,7 @@ type overviewPage struct {
 type box struct {
 	X, Y, W, H           int
 	Title, Value, Detail string
-	Look                 string // ok, warn or bad
+	Level                string // ok, warn or bad
 }
 
 // MidX is the horizontal center of the box's text. Y1 to Y3 are the baselines of its three lines.
@@ -45,7 +45,7 @@ func (c *Console) overviewData(ctx context.Context, v *view) (any, error) {
 	if !v.who.System() {
 		return overviewPage{}, nil
 	}
-	now, err := c.look.state(ctx, false)
+	now, err := c.observer.state(ctx, false)
 	if err != nil {
 		return nil, err
 	}
@@ -85,7 +85,7 @@ func (p *overviewPage) draw() {
 }
 
 func (p *overviewPage) apiBox() box {
-	b := box{Title: "API", Value: "–", Detail: "writes", Look: "ok"}
+	b := box{Title: "API", Value: "–", Detail: "writes", Level: "ok"}
 	if p.Rates != nil && p.Wrote >= 0 {
 		b.Value = fmt.Sprintf("%.0f/s", p.Wrote)
 	}
@@ -95,10 +95,10 @@ func (p *overviewPage) apiBox() box {
 func (p *overviewPage) outboxBox() box {
 	o := p.State.Outbox
 	if o == nil {
-		return box{Title: "Truth and outbox", Value: "unknown", Look: "bad"}
+		return box{Title: "Truth and outbox", Value: "unknown", Level: "bad"}
 	}
 	b := box{Title: "Truth and outbox", Value: words.Capped(int64(o.Pending), o.PendingMax) + " pending",
-		Detail: "oldest due " + span(o.LagSeconds), Look: p.look("outbox")}
+		Detail: "oldest due " + span(o.LagSeconds), Level: p.level("outbox")}
 	if o.DLQDepth > 0 {
 		b.Detail = words.Of(int64(o.DLQDepth), "dead letter")
 	}
@@ -106,7 +106,7 @@ func (p *overviewPage) outboxBox() box {
 }
 
 func (p *overviewPage) relayBox() box {
-	b := box{Title: "Relay", Value: "–", Detail: "nobody runs it", Look: "bad"}
+	b := box{Title: "Relay", Value: "–", Detail: "nobody runs it", Level: "bad"}
 	holders := map[string]bool{}
 	for _, s := range p.State.Partitions {
 		if s.Relay != "" {
@@ -114,7 +114,7 @@ func (p *overviewPage) relayBox() box {
 		}
 	}
 	if len(holders) > 0 {
-		b.Detail, b.Look = words.Of(int64(len(holders)), "process"), p.look("relay")
+		b.Detail, b.Level = words.Of(int64(len(holders)), "process"), p.level("relay")
 		if len(holders) > 1 {
 			b.Detail = fmt.Sprint(len(holders), " processes")
 		}
@@ -126,8 +126,8 @@ func (p *overviewPage) relayBox() box {
 }
 
 func (p *overviewPage) streamsBox() box {
-	if p.State.IsAway(status.ServerNATS) {
-		return box{Title: "Streams", Value: "unavailable", Look: "bad"}
+	if p.State.IsUnavailable(status.ServerNATS) {
+		return box{Title: "Streams", Value: "unavailable", Level: "bad"}
 	}
 	open, messages, places := 0, uint64(0), []string{status.ServerNATS}
 	for _, s := range p.State.Partitions {
@@ -137,21 +137,21 @@ func (p *overviewPage) streamsBox() box {
 		}
 	}
 	return box{Title: "Streams", Value: words.Of(int64(messages), "message"), Detail: words.Of(int64(open), "partition"),
-		Look: p.look(places...)}
+		Level: p.level(places...)}
 }
 
 func (o *observed) consumerBox(k status.Consumer) box {
-	b := box{Title: k.Consumer, Value: words.Of(k.Messages, "message") + " behind", Look: o.look(k.Consumer)}
+	b := box{Title: k.Consumer, Value: words.Of(k.Messages, "message") + " behind", Level: o.level(k.Consumer)}
 	switch {
 	case k.Unknown != "":
 		b.Value = "lag unknown"
-		if b.Look == "ok" {
-			b.Look = "warn"
+		if b.Level == "ok" {
+			b.Level = "warn"
 		}
 	case k.Messages == 0:
 		b.Value = "up to date"
 	case k.Seconds > doctor.LateSeconds:
-		b.Look = "bad"
+		b.Level = "bad"
 	}
 	if k.Paused != nil {
 		b.Value = "paused, " + b.Value

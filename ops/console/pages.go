@@ -8,7 +8,7 @@ import (
 // The groups of the navigation, in order.
 const (
 	groupSee      = "See"
-	groupMend     = "Repair"
+	groupRepair   = "Repair"
 	groupModerate = "Moderate"
 	groupManage   = "Manage"
 )
@@ -18,7 +18,7 @@ func (c *Console) allPages() []*page {
 	return []*page{
 		{path: "", title: "Overview", key: "o", group: groupSee, live: true, data: c.overviewData},
 		{path: "event", title: "Event", key: "e", group: groupSee, data: c.eventData},
-		{path: "dead-letters", title: "Dead letters", key: "l", group: groupMend, data: c.deadGroupsData},
+		{path: "dead-letters", title: "Dead letters", key: "l", group: groupRepair, data: c.deadGroupsData},
 		{path: "dead-letters/letters", title: "Dead letters", data: c.deadLettersData},
 		{path: "dead-letters/letter", title: "Dead letter", data: c.deadLetterData},
 		{path: "dead-letters/operation", title: "Operation", live: true, data: c.deadOperationData},
@@ -40,39 +40,41 @@ func (c *Console) allPages() []*page {
 // allActs returns the acts that pages offer.
 func (c *Console) allActs() []*act {
 	return []*act{
-		{name: "dead_letter.retry", label: "Retry", role: tokens.RoleAdmin, look: c.lookDeadLetters(deadletter.Retry),
+		{name: "dead_letter.retry", label: "Retry", role: tokens.RoleAdmin, prepare: c.prepareDeadLetters(deadletter.Retry),
 			do: c.doDeadLetters(deadletter.Retry)},
 		{name: "dead_letter.discard", label: "Discard", role: tokens.RoleAdmin, irreversible: true,
-			look: c.lookDeadLetters(deadletter.Discard),
-			do:   c.doDeadLetters(deadletter.Discard)},
-		{name: "dead_letter.stop", label: "Stop", role: tokens.RoleAdmin, look: c.lookDeadStop, do: c.doDeadStop},
-		{name: "dead_letter.note", label: "Write a note", role: tokens.RoleAdmin, look: c.lookDeadNote, do: c.doDeadNote},
-		{name: "moderation.decide", label: "Decide", role: tokens.RoleModerate, look: c.lookDecide, do: c.doDecide},
-		{name: "moderation.decide_all", label: "Decide on all", role: tokens.RoleModerate, look: c.lookDecideAll, do: c.doDecideAll},
-		{name: "thread.settings", label: "Change settings", role: tokens.RoleModerate, look: c.lookSettings, do: c.doSettings},
-		{name: "inspect.mend", label: "Repair", role: tokens.RoleAdmin, look: c.lookMend, do: c.doMend},
+			prepare: c.prepareDeadLetters(deadletter.Discard),
+			do:      c.doDeadLetters(deadletter.Discard)},
+		{name: "dead_letter.stop", label: "Stop", role: tokens.RoleAdmin, prepare: c.prepareDeadStop, do: c.doDeadStop},
+		{name: "dead_letter.note", label: "Write a note", role: tokens.RoleAdmin, prepare: c.prepareDeadNote, do: c.doDeadNote},
+		{name: "moderation.decide", label: "Decide", role: tokens.RoleModerate, prepare: c.prepareDecide, do: c.doDecide},
+		{name: "moderation.decide_all", label: "Decide on all", role: tokens.RoleModerate, prepare: c.prepareDecideAll, do: c.doDecideAll},
+		{name: "thread.settings", label: "Change settings", role: tokens.RoleModerate, prepare: c.prepareSettings, do: c.doSettings},
+		{name: "inspect.repair", label: "Repair", role: tokens.RoleAdmin, prepare: c.prepareRepair, do: c.doRepair},
 		{name: "consumer.pause", label: "Pause", role: tokens.RoleAdmin, system: true, do: c.doPause,
-			look: c.lookConsumer("The consumer applies no events until you resume it. They wait on the stream, which keeps "+
+			prepare: c.prepareConsumer("The consumer applies no events until you resume it. They wait on the stream, which keeps "+
 				"them for NATS_MAX_AGE.", "Meanwhile its projection falls behind.")},
 		{name: "consumer.resume", label: "Resume", role: tokens.RoleAdmin, system: true, do: c.doResume,
-			look: c.lookConsumer("The consumer continues where it stopped.")},
+			prepare: c.prepareConsumer("The consumer continues where it stopped.")},
 		{name: actVerify, label: "Verify", role: tokens.RoleAdmin, system: true, do: c.doVerify,
-			look: c.lookConsumer("Verify compares every row of the projection with the truth. It reads both in full and changes nothing.")},
+			prepare: c.prepareConsumer("Verify compares every row of the projection with the truth. It reads both in full and changes " +
+				"nothing.")},
 		{name: actReplay, label: "Replay", role: tokens.RoleAdmin, system: true, irreversible: true, limit: replayTimeout,
-			look: c.lookReplay, do: c.doReplay},
-		{name: "hold.add", label: "Add a hold", role: tokens.RoleAdmin, system: true, look: c.lookHoldAdd, do: c.doHoldAdd},
+			prepare: c.prepareReplay, do: c.doReplay},
+		{name: "hold.add", label: "Add a hold", role: tokens.RoleAdmin, system: true, prepare: c.prepareHoldAdd, do: c.doHoldAdd},
 		{name: "hold.release", label: "Release", role: tokens.RoleAdmin, system: true, irreversible: true,
-			look: c.lookHoldRelease, do: c.doHoldRelease},
+			prepare: c.prepareHoldRelease, do: c.doHoldRelease},
 		{name: "erasure.count", label: "Scan", role: tokens.RoleAdmin, system: true, do: c.doErase(true),
-			look: c.lookErase("The scan searches every store for remaining data of the person, including the streams " +
+			prepare: c.prepareErase("The scan searches every store for remaining data of the person, including the streams " +
 				"and exported files. It changes nothing.")},
 		{name: "erasure.start", label: "Erase a person", role: tokens.RoleAdmin, system: true, irreversible: true, do: c.doErase(false),
-			look: c.lookErase("The erasure permanently removes what the user wrote, and the edges from and to them, "+
+			prepare: c.prepareErase("The erasure permanently removes what the user wrote, and the edges from and to them, "+
 				"from every store. It keeps no copy.",
 				"Meanwhile the archiver's jobs wait, and no replay runs. The erasure ends when a scan of all stores finds "+
 					"nothing. If it is interrupted, start it again.")},
-		{name: "token.create", label: "Create a token", role: tokens.RoleAdmin, look: c.lookTokenCreate, do: c.doTokenCreate},
-		{name: "token.rotate", label: "Rotate", role: tokens.RoleAdmin, look: c.lookTokenRotate, do: c.doTokenRotate},
-		{name: "token.revoke", label: "Revoke", role: tokens.RoleAdmin, irreversible: true, look: c.lookTokenRevoke, do: c.doTokenRevoke},
+		{name: "token.create", label: "Create a token", role: tokens.RoleAdmin, prepare: c.prepareTokenCreate, do: c.doTokenCreate},
+		{name: "token.rotate", label: "Rotate", role: tokens.RoleAdmin, prepare: c.prepareTokenRotate, do: c.doTokenRotate},
+		{name: "token.revoke", label: "Revoke", role: tokens.RoleAdmin, irreversible: true,
+			prepare: c.prepareTokenRevoke, do: c.doTokenRevoke},
 	}
 }

@@ -15,16 +15,16 @@ import (
 const late = doctor.LateSeconds * time.Second
 
 type partitionsPage struct {
-	Rows []partitionRow
-	Cell []slotCell
-	More bool
-	Away []string // what is unavailable or locked
+	Rows        []partitionRow
+	Cell        []slotCell
+	More        bool
+	Unavailable []string // what is unavailable or locked
 }
 
 type partitionRow struct {
 	status.Partition
 	Floor            int64
-	Look             string
+	Level            string
 	Pending, Delayed int
 	Oldest           time.Duration
 	Says             string
@@ -39,13 +39,13 @@ type slotCell struct {
 }
 
 func (c *Console) partitionsData(ctx context.Context, _ *view) (any, error) {
-	now, err := c.look.state(ctx, false)
+	now, err := c.observer.state(ctx, false)
 	if err != nil {
 		return nil, err
 	}
-	p := partitionsPage{More: now.More, Away: now.State.Missing()}
+	p := partitionsPage{More: now.More, Unavailable: now.State.Missing()}
 	floors := map[int]int64{}
-	if !now.State.IsAway(status.ServerTruth) && !now.State.IsUnread(status.PartPartitions) {
+	if !now.State.IsUnavailable(status.ServerTruth) && !now.State.IsUnread(status.PartPartitions) {
 		known, err := outbox.Partitions(status.WithShortLockTimeout(ctx, now.State), c.deps.Truth)
 		if err != nil && !postgres.IsLockTimeout(err) {
 			return nil, err
@@ -71,15 +71,15 @@ func (c *Console) partitionsData(ctx context.Context, _ *view) (any, error) {
 					max(row.Oldest, slots[i].Oldest)
 			}
 		}
-		row.Look, row.Says = partitionLook(row)
+		row.Level, row.Says = partitionLevel(row)
 		p.Rows = append(p.Rows, row)
 	}
 	p.Cell = slots
 	return p, nil
 }
 
-// partitionLook describes the state of a partition in a word.
-func partitionLook(r partitionRow) (look, says string) {
+// partitionLevel describes the state of a partition in a word.
+func partitionLevel(r partitionRow) (level, says string) {
 	condition := r.Condition()
 	switch {
 	case condition == status.Refused, condition == status.NoLeader, condition == status.Failing:

@@ -27,9 +27,9 @@ func (c *Console) replayDeps() replay.Deps {
 var errNoOwner = &problem{http.StatusConflict, "The console has no login that owns the projections' tables",
 	"Nothing was done. Run `tidings replay`, or set CONSOLE_OWNER_DATABASE_URL."}
 
-// lookReplay describes what a replay reads and builds. It omits figures that it does not get within
-// planWait.
-func (c *Console) lookReplay(ctx context.Context, _ *view, in url.Values) (subject, error) {
+// prepareReplay describes what a replay reads and builds. It omits figures that it does not get
+// within planWait.
+func (c *Console) prepareReplay(ctx context.Context, _ *view, in url.Values) (subject, error) {
 	p, err := c.consumerOf(in)
 	if err != nil {
 		return subject{}, err

@@ -41,19 +41,19 @@ type probed struct {
 	Findings []doctor.Finding
 }
 
-// look returns the class of the worst finding about the places: bad, warn, or ok without one.
-func (o *observed) look(places ...string) string {
-	look := "ok"
+// level returns the class of the worst finding about the places: bad, warn, or ok without one.
+func (o *observed) level(places ...string) string {
+	level := "ok"
 	for _, f := range o.Findings {
 		switch {
 		case !slices.Contains(places, f.Where):
 		case f.Severity == doctor.Error:
 			return "bad"
 		default:
-			look = "warn"
+			level = "warn"
 		}
 	}
-	return look
+	return level
 }
 
 // observer reads the installation at most once per stateFor, and keeps the lag of each consumer

@@ -24,8 +24,8 @@ type tokensPage struct {
 
 type tokenRow struct {
 	tokens.Token
-	State, Look string // a word, and a badge's class
-	Current     bool   // neither replaced nor ended
+	State, Level string // a word, and a badge's class
+	Current      bool   // neither replaced nor ended
 }
 
 func (c *Console) tokensData(ctx context.Context, v *view) (any, error) {
@@ -40,7 +40,7 @@ func (c *Console) tokensData(ctx context.Context, v *view) (any, error) {
 	p := tokensPage{Tenant: tenant, All: v.query("all") != ""}
 	for _, t := range all {
 		row := tokenRow{Token: t, Current: t.Works && t.Replaced == nil}
-		row.State, row.Look = tokenState(t, time.Now())
+		row.State, row.Level = tokenState(t, time.Now())
 		if !t.Works {
 			p.Former++
 			if !p.All {
@@ -53,7 +53,7 @@ func (c *Console) tokensData(ctx context.Context, v *view) (any, error) {
 }
 
 // tokenState describes the state of a token in a word.
-func tokenState(t tokens.Token, now time.Time) (state, look string) {
+func tokenState(t tokens.Token, now time.Time) (state, level string) {
 	const soon = 14 * 24 * time.Hour
 	switch {
 	case t.Revoked != nil:
@@ -88,7 +88,7 @@ func tokenTarget(tenant int64, name string) string {
 	return fmt.Sprintf("token %q of tenant %d", name, tenant)
 }
 
-func (c *Console) lookTokenCreate(_ context.Context, v *view, in url.Values) (subject, error) {
+func (c *Console) prepareTokenCreate(_ context.Context, v *view, in url.Values) (subject, error) {
 	tenant, err := tokenTenant(v.who, in)
 	if err != nil {
 		return subject{}, err
@@ -103,7 +103,7 @@ func (c *Console) lookTokenCreate(_ context.Context, v *view, in url.Values) (su
 	if in.Get("name") == "" {
 		s.Target = "a new token"
 	}
-	s.Says = append(s.Says, madeSays(v.who))
+	s.Says = append(s.Says, describeMade(v.who))
 	if v.who.System() {
 		s.Fields = append([]field{{Name: "tenant", Label: "Tenant",
 			Hint: "0 for a system token: it opens the console and sees every tenant", Kind: "number", Value: cmp.Or(in.Get("tenant"), "0"),
@@ -128,8 +128,8 @@ func (c *Console) doTokenCreate(ctx context.Context, d *doing) (string, error) {
 	return c.issue(ctx, d, spec)
 }
 
-// madeSays describes a token that a token of the same tenant makes.
-func madeSays(who tokens.Principal) string {
+// describeMade describes a token that a token of the same tenant makes.
+func describeMade(who tokens.Principal) string {
 	const says = "shares the limits of yours, has no role that yours lacks, ends no later, and is revoked with it."
 	if who.System() {
 		return "A system token " + says
@@ -174,8 +174,8 @@ func (c *Console) issue(ctx context.Context, d *doing, spec tokens.Spec) (string
 	return says, nil
 }
 
-// lookToken finds the working token that a form names.
-func (c *Console) lookToken(ctx context.Context, v *view, in url.Values) (subject, error) {
+// prepareToken finds the working token that a form names.
+func (c *Console) prepareToken(ctx context.Context, v *view, in url.Values) (subject, error) {
 	tenant, err := tokenTenant(v.who, in)
 	if err != nil {
 		return subject{}, err
@@ -191,12 +191,12 @@ func (c *Console) lookToken(ctx context.Context, v *view, in url.Values) (subjec
 	return subject{Target: tokenTarget(tenant, name), Tenant: tenant, Back: root + "tokens"}, nil
 }
 
-func (c *Console) lookTokenRotate(ctx context.Context, v *view, in url.Values) (subject, error) {
-	s, err := c.lookToken(ctx, v, in)
+func (c *Console) prepareTokenRotate(ctx context.Context, v *view, in url.Values) (subject, error) {
+	s, err := c.prepareToken(ctx, v, in)
 	s.Says = []string{"A new token with the same roles takes the name. It is shown once, after you confirm.",
 		"The current token continues to work for the time below. Give the service the new one meanwhile."}
 	if s.Tenant == v.who.TenantID {
-		s.Says = append(s.Says, madeSays(v.who))
+		s.Says = append(s.Says, describeMade(v.who))
 	}
 	s.Fields = []field{{Name: "overlap", Label: "Hours for which the current token continues to work", Kind: "number",
 		Value: "24", Required: true}}
@@ -215,8 +215,8 @@ func (c *Console) doTokenRotate(ctx context.Context, d *doing) (string, error) {
 	return c.issue(ctx, d, tokens.Spec{TenantID: tenant, Name: d.In.Get("name"), Replace: true, Overlap: time.Duration(hours) * time.Hour})
 }
 
-func (c *Console) lookTokenRevoke(ctx context.Context, v *view, in url.Values) (subject, error) {
-	s, err := c.lookToken(ctx, v, in)
+func (c *Console) prepareTokenRevoke(ctx context.Context, v *view, in url.Values) (subject, error) {
+	s, err := c.prepareToken(ctx, v, in)
 	s.Says = []string{"Every token of this name ends, including those that it replaced, and every token that one of them made. After " +
 		"one second no process accepts them.",
 		"This cannot be undone. Sessions of the console that began with one of them end as well."}

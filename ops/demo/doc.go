@@ -1,7 +1,8 @@
 // Package demo simulates a small, busy site. Users follow each other, like, write and answer.
 // Moderators decide on the children in their queue. Threads open, become busy and are locked. The
 // demo is a client of the API and reads the kinds from it, so it also uses kinds that an operator
-// applied. `tidings demo` runs it, to give dashboards and the console something to show.
+// applied. It is for the command `tidings demo`, which gives dashboards and the console something
+// to show. It may change in any release.
 //
 //	ticker (rate) ─> worker ─> next (the seed and the site's memory) ─> client ─> API
 //	                   └─ answers: children to answer and edit, edges to remove, threads to lock ─> next

@@ -1,9 +1,3 @@
-// Package doctor holds the rules by which an installation is healthy. A Finding is a present or a
-// coming problem with its remedy. `tidings doctor`, the notes of `tidings status`, and the console
-// show the same findings.
-//
-//	status.State ──> Fleet: rules about the state ──┐
-//	servers ───────> Probe: rules that ask them ────┼─> Rank ──> root causes first
 package doctor
 
 import (
@@ -87,7 +81,8 @@ func Diagnose(ctx context.Context, src status.Sources, st status.State) ([]Findi
 // is unavailable in st. A part whose table another session locks is a finding.
 func Probe(ctx context.Context, src status.Sources, st status.State) (all []Finding, err error) {
 	ctx = status.WithShortLockTimeout(ctx, st)
-	truth, projections := src.Truth != nil && !st.IsAway(status.ServerTruth), src.Projections != nil && !st.IsAway(status.ServerProjections)
+	truth := src.Truth != nil && !st.IsUnavailable(status.ServerTruth)
+	projections := src.Projections != nil && !st.IsUnavailable(status.ServerProjections)
 	for _, part := range []struct {
 		name string
 		is   bool
@@ -104,7 +99,7 @@ func Probe(ctx context.Context, src status.Sources, st status.State) (all []Find
 			func() ([]Finding, error) { return schema(ctx, src.Projections, migrations.Projections) }},
 		{"settings of " + status.ServerProjections, projections && (!truth || !status.SameDatabase(src.Truth, src.Projections)),
 			func() ([]Finding, error) { return Database(ctx, src.Projections, status.ServerProjections) }},
-		{status.ServerNATS, src.NATS != nil && !st.IsAway(status.ServerNATS),
+		{status.ServerNATS, src.NATS != nil && !st.IsUnavailable(status.ServerNATS),
 			func() ([]Finding, error) { return Broker(ctx, src.NATS, src.Broker, openPartitions(st)) }},
 	} {
 		if !part.is {

@@ -37,10 +37,10 @@ type Cause struct{ Check, Where string }
 // itself is the Where of a cause at the place of its consequence. An empty Where is any place.
 const itself = "itself"
 
-// natsAway and noRelay are the usual causes of everything that waits.
+// natsUnavailable and noRelay are the usual causes of everything that waits.
 var (
-	natsAway = Cause{"unavailable", status.ServerNATS}
-	noRelay  = Cause{"unheld-partition", "relay"}
+	natsUnavailable = Cause{"unavailable", status.ServerNATS}
+	noRelay         = Cause{"unheld-partition", "relay"}
 )
 
 // fleetRules need the state alone, so they cost nothing. Their order is that of the findings.
@@ -90,7 +90,7 @@ var fleetRules = []Rule{
 				"does not take it back before %s", r.By, r.Partition, r.Kind, r.Until.Format(time.RFC3339))})
 		}
 	}},
-	{Name: "unheld-partition", Severity: Error, Follows: []Cause{natsAway, {"lease-refused", itself}},
+	{Name: "unheld-partition", Severity: Error, Follows: []Cause{natsUnavailable, {"lease-refused", itself}},
 		Check: func(st status.State, found func(Finding)) {
 			for _, u := range st.Unheld {
 				if !slices.ContainsFunc(st.Consumers, func(c status.Consumer) bool { return c.Consumer == u.Kind && c.Paused != nil }) {
@@ -100,7 +100,7 @@ var fleetRules = []Rule{
 			}
 		}},
 	{Name: "outbox-lag", Severity: Error, Runbook: "OutboxLagHigh", Console: "partitions",
-		Follows: []Cause{natsAway, {"refused-stream", ""}, {"no-leader", ""}, {"publish-fails", ""}, noRelay},
+		Follows: []Cause{natsUnavailable, {"refused-stream", ""}, {"no-leader", ""}, {"publish-fails", ""}, noRelay},
 		Check: outboxRule(func(o outbox.Stats) Finding {
 			if o.LagSeconds <= LateSeconds && o.Undelivered <= UndeliveredSeconds {
 				return Finding{}
@@ -146,7 +146,7 @@ var fleetRules = []Rule{
 			return Finding{What: "its lag is unknown: " + c.Unknown, Repair: "run the command again"}
 		})},
 	{Name: "consumer-lag", Severity: Warning, Runbook: "ConsumerLagHigh", Console: "consumers",
-		Follows: []Cause{natsAway, {"no-leader", ""}, {"lost-events", itself}, {"paused", itself}, {"unheld-partition", itself}},
+		Follows: []Cause{natsUnavailable, {"no-leader", ""}, {"lost-events", itself}, {"paused", itself}, {"unheld-partition", itself}},
 		Check: consumerRule(func(_ status.State, c status.Consumer) Finding {
 			if c.Seconds <= LateSeconds {
 				return Finding{}

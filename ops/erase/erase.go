@@ -1,6 +1,3 @@
-// Package erase runs an erasure of a person in an installation. It holds the lease of the
-// archiver's jobs, keeps replays out, and erases from the exports of the archive too. Package
-// erasure has the steps of an erasure.
 package erase
 
 import (
@@ -65,8 +62,8 @@ func cold(truth *pgxpool.Pool, fence coldstore.Fence) func(context.Context, eras
 			return true
 		}
 		do := s.Redact
-		if c.Look {
-			do = s.Look
+		if c.DryRun {
+			do = s.PreviewRedaction
 		}
 		r, err := do(ctx, c.TenantID, c.Person, redact)
 		return erasure.ColdReport{Rows: r.Rows, Remains: r.Remains, Unread: r.Unread}, errors.Join(err, failed, s.Close())

@@ -94,8 +94,8 @@ func TestTheFilesLoseWhatThePersonWroteAndKeepTheRest(t *testing.T) {
 		t.Fatalf("%+v, %v", e, err)
 	}
 	damaged := errors.New("damaged")
-	run := func(look bool) (erasure.ColdReport, error) {
-		return cold(truth, fence)(ctx, erasure.ColdRequest{TenantID: 1, Person: 7, Look: look,
+	run := func(dryRun bool) (erasure.ColdReport, error) {
+		return cold(truth, fence)(ctx, erasure.ColdRequest{TenantID: 1, Person: 7, DryRun: dryRun,
 			Redact: func(_, eventType string, payload []byte) ([]byte, bool, error) {
 				switch {
 				case eventType == "damaged":
@@ -107,7 +107,7 @@ func TestTheFilesLoseWhatThePersonWroteAndKeepTheRest(t *testing.T) {
 			}})
 	}
 	if r, err := run(true); r.Rows != 2 || !errors.Is(err, damaged) || !strings.Contains(text(t, dir), "erase text") {
-		t.Errorf("a look: %+v, %v", r, err)
+		t.Errorf("a dry run: %+v, %v", r, err)
 	}
 	if r, err := run(false); r.Rows != 2 || !errors.Is(err, damaged) {
 		t.Errorf("%+v, %v", r, err)

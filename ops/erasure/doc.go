@@ -1,5 +1,6 @@
 // Package erasure removes an author's texts, and the edges from and to the author, from every
-// store, and proves that they are gone.
+// store, and proves that they are gone. It is for package erase, and so for operators' commands and
+// for the console. It may change in any release.
 //
 //	children ──▶ KIND.erased ──▶ outbox, DLQ, archive: payloads without content
 //	   ▲                                     │ all published, every consumer past them

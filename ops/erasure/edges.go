@@ -15,32 +15,32 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-// severing is a run's state for one kind of edges that have people as ends. The erasure deletes
+// edgeErasure is a run's state for one kind of edges that have people as ends. The erasure deletes
 // every trace of such an edge, because its existence reveals something about the person.
-type severing struct {
+type edgeErasure struct {
 	kinds.Edge
 	ends    []kinds.End
 	objects map[int64]bool // the aggregates of its events
 	last    []store.EdgeOf // the edges that the last scan found in the truth, all REMOVED; deleted once nothing else remains
 }
 
-func newSeverings(set *kinds.Set) (all []*severing) {
+func newEdgeErasures(set *kinds.Set) (all []*edgeErasure) {
 	for _, k := range set.AllEdges() {
 		if ends := k.EndsAt(kinds.Author); len(ends) > 0 {
-			all = append(all, &severing{Edge: k, ends: ends, objects: make(map[int64]bool)})
+			all = append(all, &edgeErasure{Edge: k, ends: ends, objects: make(map[int64]bool)})
 		}
 	}
 	return all
 }
 
 // names reports whether a payload names the person as an end, in any form of the id.
-func (k *severing) names(payload []byte, person int64) bool {
+func (k *edgeErasure) names(payload []byte, person int64) bool {
 	from, to := k.Names().Named(payload)
 	return from == person && slices.Contains(k.ends, kinds.From) || to == person && slices.Contains(k.ends, kinds.To)
 }
 
 // eachEdge calls fn with the person's edges in the truth, in slices.
-func (e *eraser) eachEdge(ctx context.Context, k *severing, fn func([]store.EdgeOf) error) error {
+func (e *eraser) eachEdge(ctx context.Context, k *edgeErasure, fn func([]store.EdgeOf) error) error {
 	for _, end := range k.ends {
 		if err := e.store.EdgesOf(ctx, e.o.TenantID, k.Edge, e.o.AuthorID, end, func(all []store.EdgeOf) error {
 			for _, edge := range all {
@@ -117,11 +117,11 @@ func (e *eraser) redactEdges(ctx context.Context) error {
 	return nil
 }
 
-// forgetProjected deletes the person's edges from the consumers' tables or, with look, counts them.
-// Dead letters go first, because the retry of one would write the edge again.
-func (e *eraser) forgetProjected(ctx context.Context, look bool, add func(store string, n int)) error {
+// forgetProjected deletes the person's edges from the consumers' tables or, with dryRun, counts
+// them. Dead letters go first, because the retry of one would write the edge again.
+func (e *eraser) forgetProjected(ctx context.Context, dryRun bool, add func(store string, n int)) error {
 	for _, k := range e.edges {
-		n, err := consumers.DropDeadLetters(ctx, e.Projections, e.o.TenantID, k.Name, look, e.by, e.o.Reason,
+		n, err := consumers.DropDeadLetters(ctx, e.Projections, e.o.TenantID, k.Name, dryRun, e.by, e.o.Reason,
 			func(payload []byte) bool { return k.names(payload, e.o.AuthorID) })
 		add(DeadLetters, n)
 		if err != nil {
@@ -132,7 +132,7 @@ func (e *eraser) forgetProjected(ctx context.Context, look bool, add func(store 
 				of := projections.EdgesOf{TenantID: e.o.TenantID, Kind: k.Edge, Object: e.o.AuthorID, End: end}
 				for next := new(projections.Pair); next != nil; {
 					var n int64
-					if n, next, err = e.forget(ctx, p, of, *next, look); err != nil {
+					if n, next, err = e.forget(ctx, p, of, *next, dryRun); err != nil {
 						return err
 					}
 					add(p.Name(), int(n))
@@ -145,12 +145,12 @@ func (e *eraser) forgetProjected(ctx context.Context, look bool, add func(store 
 
 // forget deletes one slice. It holds the consumer only if there is something to delete.
 func (e *eraser) forget(ctx context.Context, p projections.Projection, of projections.EdgesOf, after projections.Pair,
-	look bool) (n int64, next *projections.Pair, err error) {
+	dryRun bool) (n int64, next *projections.Pair, err error) {
 	err = postgres.InTx(ctx, e.Projections, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) (err error) {
 		n, next, err = p.Forget(ctx, tx, of, after, true)
 		return err
 	})
-	if err != nil || look || n == 0 {
+	if err != nil || dryRun || n == 0 {
 		return n, next, err
 	}
 	err = postgres.InTx(ctx, e.Projections, pgx.TxOptions{}, func(tx pgx.Tx) error {
@@ -163,9 +163,9 @@ func (e *eraser) forget(ctx context.Context, p projections.Projection, of projec
 	return n, next, err
 }
 
-// lookAtEdges counts the edges in the truth that a write made ACTIVE again, and stores all edges in
+// countEdges counts the edges in the truth that a write made ACTIVE again, and stores all edges in
 // last.
-func (e *eraser) lookAtEdges(ctx context.Context) (active int, err error) {
+func (e *eraser) countEdges(ctx context.Context) (active int, err error) {
 	for _, k := range e.edges {
 		k.last = nil
 		if err := e.eachEdge(ctx, k, func(all []store.EdgeOf) error {

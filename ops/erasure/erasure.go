@@ -73,7 +73,7 @@ type Deps struct {
 // ColdRequest selects the rows of a person in the files.
 type ColdRequest struct {
 	TenantID, Person int64
-	Look             bool // only count
+	DryRun           bool // only count
 	// Redact returns the new payload of one of the tenant's rows, nil if it does not change, and
 	// whether its message leaves the stream. It may be called for the same row again.
 	Redact func(aggregateType, eventType string, payload []byte) (redacted []byte, off bool, err error)
@@ -81,8 +81,8 @@ type ColdRequest struct {
 
 // ColdReport is the result for the files.
 type ColdReport struct {
-	Rows    int      // redacted rows or, with Look, rows to redact
-	Remains int      // with Look, ended exports that still have files
+	Rows    int      // redacted rows or, with DryRun, rows to redact
+	Remains int      // with DryRun, ended exports that still have files
 	Unread  []string // unreadable files that may hold data of the person, each with its problem
 }
 
@@ -134,7 +134,7 @@ type eraser struct {
 	person   string // the person as an actor
 	by       string // the actor of the erasure's events
 	kinds    []*erasing
-	edges    []*severing
+	edges    []*edgeErasure
 	deadline time.Time
 }
 
@@ -173,7 +173,7 @@ func Run(ctx context.Context, deps Deps, o Options) (Report, error) {
 	if o.TenantID <= 0 || o.AuthorID <= 0 || !store.ValidActor(o.Actor) || !store.ValidReason(o.Reason) {
 		return report, fmt.Errorf("erase author %d of tenant %d, by %.80q: %w", o.AuthorID, o.TenantID, o.Actor, store.ErrInvalid)
 	}
-	e := &eraser{Deps: deps, o: o, store: store.New(deps.Truth, deps.Wake), report: &report, edges: newSeverings(deps.Kinds),
+	e := &eraser{Deps: deps, o: o, store: store.New(deps.Truth, deps.Wake), report: &report, edges: newEdgeErasures(deps.Kinds),
 		deadline: time.Now().Add(o.Wait), person: fmt.Sprintf("%s:%d", kinds.Author, o.AuthorID), by: o.Actor}
 	if e.by == e.person { // the person's own erasure must not name them
 		e.by = event.ErasedActor
@@ -396,8 +396,8 @@ func (e *eraser) child(kind string) *erasing {
 	return nil
 }
 
-func (e *eraser) edge(kind string) *severing {
-	if i := slices.IndexFunc(e.edges, func(k *severing) bool { return k.Name == kind }); i >= 0 {
+func (e *eraser) edge(kind string) *edgeErasure {
+	if i := slices.IndexFunc(e.edges, func(k *edgeErasure) bool { return k.Name == kind }); i >= 0 {
 		return e.edges[i]
 	}
 	return nil
@@ -631,7 +631,7 @@ func (e *eraser) pastStream(ctx context.Context) error {
 }
 
 func (e *eraser) notPast(ctx context.Context, found onStream) (waiting []string, err error) {
-	behind, err := consumers.NotPast(ctx, e.Projections, found.ends, found.created)
+	behind, err := consumers.NotYetApplied(ctx, e.Projections, found.ends, found.created)
 	if err != nil || len(behind) == 0 {
 		return nil, err
 	}
@@ -646,15 +646,15 @@ func (e *eraser) notPast(ctx context.Context, found onStream) (waiting []string,
 	return waiting, err
 }
 
-// redactProjections redacts the consumers' tables or, with look, counts the rows to redact. Dead
+// redactProjections redacts the consumers' tables or, with dryRun, counts the rows to redact. Dead
 // letters go first, because the retry of one would write the others.
-func (e *eraser) redactProjections(ctx context.Context, look bool, counts map[string]int) error {
+func (e *eraser) redactProjections(ctx context.Context, dryRun bool, counts map[string]int) error {
 	add := func(store string, n int) {
 		if n > 0 {
 			counts[store] += n
 		}
 	}
-	n, err := consumers.RedactDeadLetters(ctx, e.Projections, e.o.TenantID, look, e.redactLetter)
+	n, err := consumers.RedactDeadLetters(ctx, e.Projections, e.o.TenantID, dryRun, e.redactLetter)
 	add(DeadLetters, n)
 	if err != nil {
 		return err
@@ -662,7 +662,7 @@ func (e *eraser) redactProjections(ctx context.Context, look bool, counts map[st
 	about := e.selection().Aggregates
 	for _, kind := range slices.Sorted(maps.Keys(about)) {
 		for some := range slices.Chunk(about[kind], slice) {
-			n, err := consumers.BlankErrors(ctx, e.Projections, e.o.TenantID, kind, some, look)
+			n, err := consumers.BlankErrors(ctx, e.Projections, e.o.TenantID, kind, some, dryRun)
 			if add(DeadLetters, int(n)); err != nil {
 				return err
 			}
@@ -677,7 +677,7 @@ func (e *eraser) redactProjections(ctx context.Context, look bool, counts map[st
 		for _, p := range e.Fleet {
 			var n int64
 			if err := postgres.InTx(ctx, e.Projections, pgx.TxOptions{}, func(tx pgx.Tx) (err error) {
-				n, err = p.Redact(ctx, tx, e.o.TenantID, ids, look)
+				n, err = p.Redact(ctx, tx, e.o.TenantID, ids, dryRun)
 				return err
 			}); err != nil {
 				return err
@@ -685,10 +685,10 @@ func (e *eraser) redactProjections(ctx context.Context, look bool, counts map[st
 			add(p.Name(), int(n))
 		}
 	}
-	if err := e.redactProjectedActs(ctx, look, add); err != nil {
+	if err := e.redactProjectedActs(ctx, dryRun, add); err != nil {
 		return err
 	}
-	return e.forgetProjected(ctx, look, add)
+	return e.forgetProjected(ctx, dryRun, add)
 }
 
 // redactLetter is redact for a dead letter. It leaves the dead letter of an edge of the person,
@@ -711,15 +711,15 @@ func (e *eraser) redactLetter(aggregateType string, payload []byte, headers map[
 	return &consumers.RedactedLetter{Payload: payload, Headers: headers, Content: off}, nil
 }
 
-// redactProjectedActs replaces the person as the actor in the consumers' tables or, with look,
+// redactProjectedActs replaces the person as the actor in the consumers' tables or, with dryRun,
 // counts the rows.
-func (e *eraser) redactProjectedActs(ctx context.Context, look bool, add func(store string, n int)) error {
+func (e *eraser) redactProjectedActs(ctx context.Context, dryRun bool, add func(store string, n int)) error {
 	for _, p := range e.Fleet {
 		for after := any(nil); ; {
 			var n int64
 			var next any
 			if err := postgres.InTx(ctx, e.Projections, pgx.TxOptions{}, func(tx pgx.Tx) (err error) {
-				n, next, err = p.RedactActor(ctx, tx, e.o.TenantID, e.person, after, look)
+				n, next, err = p.RedactActor(ctx, tx, e.o.TenantID, e.person, after, dryRun)
 				return err
 			}); err != nil {
 				return err
@@ -747,9 +747,9 @@ func (e *eraser) redactCold(ctx context.Context) error {
 }
 
 // cold redacts the files. Unreadable files do not stop the erasure of everything else.
-func (e *eraser) cold(ctx context.Context, look bool) (r ColdReport, err error) {
+func (e *eraser) cold(ctx context.Context, dryRun bool) (r ColdReport, err error) {
 	if e.Cold != nil {
-		r, err = e.Cold(ctx, ColdRequest{e.o.TenantID, e.o.AuthorID, look, e.redact})
+		r, err = e.Cold(ctx, ColdRequest{e.o.TenantID, e.o.AuthorID, dryRun, e.redact})
 	}
 	e.report.Unread = r.Unread
 	return r, err

@@ -280,8 +280,8 @@ func (w *world) redactCold(ctx context.Context, c ColdRequest) (ColdReport, erro
 		return true
 	}
 	do := w.cold.Redact
-	if c.Look {
-		do = w.cold.Look
+	if c.DryRun {
+		do = w.cold.PreviewRedaction
 	}
 	r, err := do(ctx, c.TenantID, c.Person, redact)
 	return ColdReport{r.Rows, r.Remains, r.Unread}, errors.Join(err, failed)
@@ -415,7 +415,7 @@ func TestNothingOfAnErasedAuthorIsLeftAnywhere(t *testing.T) {
 		event_id, inserted_at, slot FROM gone`)
 	w.comment(tenant, author, 13, "", "", secret("pending"))
 	alone := w.comment(tenant, 8, 13, "", "", "another author's, pending")
-	// An archived thread.
+	// A shelved thread.
 	w.exec(w.truth, `WITH gone AS (DELETE FROM children_comment WHERE object_id = 11 RETURNING *) INSERT INTO children_archive_comment
 		SELECT * FROM gone`)
 	w.exec(w.truth, `INSERT INTO archived_threads (tenant_id, kind, object_id, archive_id, state, children)

@@ -15,7 +15,7 @@ import (
 // projections, so a consumer that begins to read afterward reads no content.
 func (e *eraser) scanAll(ctx context.Context) (map[string]int, error) {
 	left := make(map[string]int)
-	if active, err := e.lookAtEdges(ctx); err != nil {
+	if active, err := e.countEdges(ctx); err != nil {
 		return nil, err
 	} else if active > 0 {
 		left[Edges] = active
@@ -32,13 +32,13 @@ func (e *eraser) scanAll(ctx context.Context) (map[string]int, error) {
 			return nil, err
 		}
 	}
-	if err := e.lookAtKeys(ctx, left); err != nil {
+	if err := e.countKeys(ctx, left); err != nil {
 		return nil, err
 	}
-	if err := e.lookAtActs(ctx, left); err != nil {
+	if err := e.countActs(ctx, left); err != nil {
 		return nil, err
 	}
-	if err := e.lookAtMessages(ctx, left); err != nil {
+	if err := e.countMessages(ctx, left); err != nil {
 		return nil, err
 	}
 	found, err := e.scan(ctx)
@@ -61,7 +61,7 @@ func (e *eraser) scanAll(ctx context.Context) (map[string]int, error) {
 	if err := e.deleteLetters(ctx, true, left); err != nil {
 		return nil, err
 	}
-	if err := e.lookAtCold(ctx, left); err != nil {
+	if err := e.countCold(ctx, left); err != nil {
 		return nil, err
 	}
 	if e.Excluded != nil {
@@ -70,7 +70,7 @@ func (e *eraser) scanAll(ctx context.Context) (map[string]int, error) {
 	return left, err
 }
 
-func (e *eraser) lookAtKeys(ctx context.Context, left map[string]int) error {
+func (e *eraser) countKeys(ctx context.Context, left map[string]int) error {
 	for _, k := range e.found() {
 		if err := e.store.AuthorKeys(ctx, e.o.TenantID, k.Child, e.o.AuthorID, func(byKey map[string]string) error {
 			for _, id := range byKey {
@@ -86,9 +86,9 @@ func (e *eraser) lookAtKeys(ctx context.Context, left map[string]int) error {
 	return nil
 }
 
-// lookAtMessages reads all tables in one snapshot, so a message that moves between them is in
+// countMessages reads all tables in one snapshot, so a message that moves between them is in
 // exactly one of them.
-func (e *eraser) lookAtMessages(ctx context.Context, left map[string]int) error {
+func (e *eraser) countMessages(ctx context.Context, left map[string]int) error {
 	return postgres.InTx(ctx, e.Truth, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
 		for _, t := range tables { // reset after a failed attempt
 			delete(left, t.store)
@@ -116,7 +116,7 @@ func (e *eraser) lookAtMessages(ctx context.Context, left map[string]int) error 
 	})
 }
 
-func (e *eraser) lookAtCold(ctx context.Context, left map[string]int) error {
+func (e *eraser) countCold(ctx context.Context, left map[string]int) error {
 	r, err := e.cold(ctx, true)
 	if e.o.DryRun { // it counts rows alone
 		r.Remains = 0
@@ -127,7 +127,7 @@ func (e *eraser) lookAtCold(ctx context.Context, left map[string]int) error {
 	return err
 }
 
-func (e *eraser) lookAtActs(ctx context.Context, left map[string]int) error {
+func (e *eraser) countActs(ctx context.Context, left map[string]int) error {
 	n, err := e.store.RedactActor(ctx, e.o.TenantID, e.person, true, e.Fence)
 	if n > 0 {
 		left[Acts] = int(n)
@@ -138,7 +138,7 @@ func (e *eraser) lookAtActs(ctx context.Context, left map[string]int) error {
 // dryRun counts what an erasure would change now.
 func (e *eraser) dryRun(ctx context.Context) error {
 	counts := e.report.Counts
-	if _, err := e.lookAtEdges(ctx); err != nil {
+	if _, err := e.countEdges(ctx); err != nil {
 		return err
 	}
 	for _, k := range e.edges {
@@ -159,13 +159,13 @@ func (e *eraser) dryRun(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := e.lookAtKeys(ctx, counts); err != nil {
+	if err := e.countKeys(ctx, counts); err != nil {
 		return err
 	}
-	if err := e.lookAtActs(ctx, counts); err != nil {
+	if err := e.countActs(ctx, counts); err != nil {
 		return err
 	}
-	if err := e.lookAtMessages(ctx, counts); err != nil {
+	if err := e.countMessages(ctx, counts); err != nil {
 		return err
 	}
 	found, err := e.scan(ctx)
@@ -181,5 +181,5 @@ func (e *eraser) dryRun(ctx context.Context) error {
 	if err := e.deleteLetters(ctx, true, counts); err != nil {
 		return err
 	}
-	return e.lookAtCold(ctx, counts)
+	return e.countCold(ctx, counts)
 }

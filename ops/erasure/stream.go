@@ -76,7 +76,7 @@ func (e *eraser) scan(ctx context.Context) (onStream, error) {
 
 // scanEdges finds every message of the kind that names the person. The erasure deletes them only
 // after every consumer has applied the removal.
-func (e *eraser) scanEdges(ctx context.Context, k *severing, streams []broker.Stream, found *onStream) error {
+func (e *eraser) scanEdges(ctx context.Context, k *edgeErasure, streams []broker.Stream, found *onStream) error {
 	filter := event.AggregateFilter(e.Broker.Prefix, e.o.TenantID, k.Name)
 	for _, s := range streams {
 		read, err := broker.Scan(ctx, e.JetStream, e.Broker, s.Number, broker.Scanning{Filter: filter}, func(m *broker.Stored) error {
@@ -175,9 +175,9 @@ func (e *eraser) deleteDoomed(ctx context.Context, found onStream) error {
 }
 
 // deleteLetters deletes the dead letters of subscribers with content of an erased child, or of an
-// edge of the person; with look it only counts them. It runs after their events are recorded as
+// edge of the person; with dryRun it only counts them. It runs after their events are recorded as
 // erased: a subscriber that stores one later finds the record, and deletes the letter itself.
-func (e *eraser) deleteLetters(ctx context.Context, look bool, counts map[string]int) error {
+func (e *eraser) deleteLetters(ctx context.Context, dryRun bool, counts map[string]int) error {
 	doomed := func(subject string, headers map[string][]string, data []byte) (bool, error) {
 		ev, fault := event.Decode(subject, headers, nil)
 		if ev.TenantID != e.o.TenantID {
@@ -189,7 +189,7 @@ func (e *eraser) deleteLetters(ctx context.Context, look bool, counts map[string
 		}
 		return off, err
 	}
-	n, err := broker.EraseLetters(ctx, e.JetStream, e.Broker, look, doomed)
+	n, err := broker.EraseLetters(ctx, e.JetStream, e.Broker, dryRun, doomed)
 	if n > 0 {
 		counts[SubscriberLetters] += n
 	}
@@ -197,10 +197,10 @@ func (e *eraser) deleteLetters(ctx context.Context, look bool, counts map[string
 }
 
 func (e *eraser) deleteSlice(ctx context.Context, stream string, some []message) error {
-	rows, doomed := make([]outbox.Published, len(some)), make([]broker.Doomed, len(some))
+	rows, doomed := make([]outbox.Published, len(some)), make([]broker.ToErase, len(some))
 	for i, m := range some {
 		rows[i] = outbox.Published{ID: m.outboxID, EventID: m.eventID, Seq: m.at.seq}
-		doomed[i] = broker.Doomed{Seq: m.at.seq, EventID: m.eventID}
+		doomed[i] = broker.ToErase{Seq: m.at.seq, EventID: m.eventID}
 	}
 	if err := e.tx(ctx, func(tx pgx.Tx) error { return outbox.Unmark(ctx, tx, rows) }); err != nil {
 		return err

@@ -1,5 +1,6 @@
 // Package jobs runs the scheduled work of the archiver: it moves old rows and drops rows whose time
-// is over.
+// is over. It is for the archiver, and for operators' commands that run or exclude a job. It may
+// change in any release.
 //
 // All jobs of the fleet share one lease in the truth's database, so only one job runs at a time in
 // the whole fleet. The table job_runs has the last run of each job, so several archivers together

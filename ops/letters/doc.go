@@ -1,5 +1,6 @@
-// Package letters retries and discards many dead letters at once, of the outbox and of
-// consumers. It also keeps notes on groups of them.
+// Package letters retries and discards many dead letters at once, of the outbox and of consumers.
+// It also keeps notes on groups of them. It is for operators' commands and for the console. It may
+// change in any release.
 //
 // An operation is a row in the database of its letters. A slice of the operation acts on some
 // letters and updates the row, in one transaction. If a process dies, the row has the exact

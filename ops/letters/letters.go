@@ -21,7 +21,7 @@ import (
 
 const (
 	leaseFor     = 30 * time.Second // a process that updates nothing for this long has lost the operation
-	lookEvery    = 5 * time.Second  // between searches for operations without a process
+	searchEvery  = 5 * time.Second  // between searches for operations without a process
 	outboxSlice  = 200              // messages per transaction: a retry copies their payloads
 	lettersSlice = 50               // letters of consumers per query
 )
@@ -232,7 +232,7 @@ func (d *Desk) workOn(ctx context.Context, s source, id string, progress func(Op
 // Run carries out operations whose process has stopped or died. It returns nil when ctx ends. It
 // logs failures and retries.
 func (d *Desk) Run(ctx context.Context) error {
-	tick := time.NewTicker(lookEvery)
+	tick := time.NewTicker(searchEvery)
 	defer tick.Stop()
 	for {
 		if err := d.runOnce(ctx); err != nil && ctx.Err() == nil {

@@ -1,5 +1,6 @@
 // Package load sends edges or children of any kind through the HTTP API. Edges come from an edge
-// list or a generator, children from a generator.
+// list or a generator, children from a generator. It is for operators' commands that load or
+// generate data. It may change in any release.
 //
 //	edge list (plain or gzip) ─ Read ─┐
 //	                                  ├─▶ Run ───────────┐

@@ -51,7 +51,7 @@ type Stats struct {
 	Created int64  // edges or children that were new (201)
 	Changed int64  // changes of children and threads: edits, deletions, moderation, settings
 	Existed int64  // edges or children that existed already, perhaps from a request whose answer was lost
-	Refused int64  // requests that the state does not allow any more (409), and replies to refused children
+	Refused int64  // requests that the state does not allow (409), and replies to refused children
 	Retried int64  // requests that were sent a second time
 	Waiting string // why requests fail now; empty while they succeed
 }

@@ -1,5 +1,6 @@
 // Package replay rebuilds a projection beside the live one, from the stream or from the truth, and
-// then swaps the two.
+// then swaps the two. It is for operators' commands and for the console. It may change in any
+// release.
 //
 //	lock (one replay of a consumer at a time) ──▶ drop the schema of an interrupted one ──▶ from the stream or the truth?
 //	                                                                                        │

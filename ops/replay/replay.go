@@ -131,7 +131,7 @@ func Run(ctx context.Context, deps Deps, p projections.Projection, opts Options)
 	defer func() { err = errors.Join(err, r.unlock(context.WithoutCancel(ctx))) }()
 	if ours, err := cells.Read(ctx, r.conn, deps.Broker.Stream); err != nil {
 		return report, err
-	} else if err := ours.Alone(); err != nil { // the new tables would lack the events of other cells
+	} else if err := ours.RequireSole(); err != nil { // the new tables would lack the events of other cells
 		return report, fmt.Errorf("replay %s from one truth or its streams: %w", r.name, err)
 	}
 	var known []outbox.Partition

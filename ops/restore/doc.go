@@ -1,6 +1,6 @@
 // Package restore makes the truth, the streams and the projections agree again after any of them
 // was restored from a backup, or lost. It does the work of `tidings restore`, while relays and
-// consumers run and the API does not.
+// consumers run and the API does not. It is for operators' commands. It may change in any release.
 //
 //	streams ──┐ restore lost writes               streams under new numbers      replay of consumers    erasures since        verify,
 //	          ├──────────────────────────▶ truth ──────────────────────────▶ ... that are stranded ──▶ the backup, again ──▶ repair

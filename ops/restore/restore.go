@@ -74,7 +74,7 @@ const Actor = "restore"
 // Run makes truth, streams and projections agree. Relays and consumers run. The API must not run,
 // or restore may have to publish the state of more entities again. Each step may be repeated, so
 // run it again after a failure or an interruption. It returns ErrUnfinished, ErrKindUnknown and
-// ErrFuture, and outbox.ErrNotAlone while another restore or a repair runs.
+// ErrFuture, and outbox.ErrNotExclusive while another restore or a repair runs.
 func Run(ctx context.Context, d Deps, o Options) (report Report, err error) {
 	if o.Progress == nil {
 		o.Progress = func(string) {}
@@ -92,12 +92,12 @@ func Run(ctx context.Context, d Deps, o Options) (report Report, err error) {
 	if o.DryRun {
 		return report, r.preview(ctx)
 	}
-	alone, free, err := outbox.Alone(ctx, d.Truth, "restore")
+	exclusive, free, err := outbox.Exclusive(ctx, d.Truth, "restore")
 	if err != nil {
 		return report, err
 	}
 	defer free()
-	r.alone.Truth, r.store = alone, store.New(alone, nil)
+	r.exclusive.Truth, r.store = exclusive, store.New(exclusive, nil)
 	for _, s := range []struct {
 		what string
 		do   func(context.Context) error
@@ -120,10 +120,10 @@ func Run(ctx context.Context, d Deps, o Options) (report Report, err error) {
 
 type restore struct {
 	Deps
-	o      Options
-	report *Report
-	alone  status.Sources // whose Truth excludes other restores and repairs: for all that must not run beside them
-	store  *store.Store   // on the same
+	o         Options
+	report    *Report
+	exclusive status.Sources // whose Truth excludes other restores and repairs: for all that must not run beside them
+	store     *store.Store   // on the same
 
 	highest int // the highest number of a partition or stream before the run
 }
@@ -156,7 +156,7 @@ func (r *restore) streams(ctx context.Context) (err error) {
 	for _, s := range streams { // the database may not know all of them
 		r.highest = max(r.highest, s.Number)
 	}
-	r.report.Streams, err = relay.Repair(ctx, r.alone.Truth, r.Broker, slog.New(slog.DiscardHandler),
+	r.report.Streams, err = relay.Repair(ctx, r.exclusive.Truth, r.Broker, slog.New(slog.DiscardHandler),
 		relay.RepairOptions{Held: true, Redo: func(ctx context.Context, lost []event.Event) ([]string, error) {
 			if err := r.known(lost); err != nil {
 				return nil, err
@@ -210,7 +210,7 @@ func (r *restore) histories(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if of, err := r.ofAny(persons, e); err != nil || of {
+		if of, err := r.ofErasedPerson(persons, e); err != nil || of {
 			if err != nil {
 				return err
 			}
@@ -228,9 +228,9 @@ func (r *restore) histories(ctx context.Context) error {
 	return write()
 }
 
-// ofAny reports whether an entity belongs to an erased person. The truth no longer has it, but a
-// history from before the erasure may.
-func (r *restore) ofAny(persons []broker.ErasedPerson, e event.Event) (bool, error) {
+// ofErasedPerson reports whether an entity belongs to an erased person. The truth no longer has it,
+// but a history from before the erasure may.
+func (r *restore) ofErasedPerson(persons []broker.ErasedPerson, e event.Event) (bool, error) {
 	is := func(id int64) bool {
 		return slices.ContainsFunc(persons, func(p broker.ErasedPerson) bool { return p.TenantID == e.TenantID && p.PersonID == id })
 	}
@@ -261,7 +261,7 @@ func (r *restore) renew(ctx context.Context) error {
 		if !slices.ContainsFunc(all, isOld) {
 			return true, nil
 		}
-		old, err = outbox.Renew(ctx, r.alone.Truth)
+		old, err = outbox.Renew(ctx, r.exclusive.Truth)
 		if errors.Is(err, outbox.ErrResizing) {
 			return false, nil
 		}

@@ -48,8 +48,8 @@ type State struct {
 	PerSecond   *Rates             `json:"per_second,omitempty"`         // since the previous state; only with --watch
 }
 
-// IsAway reports whether the server did not answer.
-func (st State) IsAway(server string) bool {
+// IsUnavailable reports whether the server did not answer.
+func (st State) IsUnavailable(server string) bool {
 	return slices.ContainsFunc(st.Unavailable, func(a Unavailable) bool { return a.Server == server })
 }
 
@@ -162,13 +162,13 @@ func (src Sources) present(ctx context.Context) (Sources, error) {
 		}
 	}
 	if src.NATS != nil && !src.NATS.IsConnected() {
-		src.away(cmp.Or(src.NATS.LastError(), nats.ErrDisconnected))
+		src.addUnavailable(cmp.Or(src.NATS.LastError(), nats.ErrDisconnected))
 	}
 	return src, nil
 }
 
-// away records that NATS does not answer.
-func (src *Sources) away(err error) {
+// addUnavailable records that NATS does not answer.
+func (src *Sources) addUnavailable(err error) {
 	src.Unavailable, src.JetStream = append(src.Unavailable, NewUnavailable(ServerNATS, src.Broker.URL, err)), nil
 }
 
@@ -217,7 +217,7 @@ func (src Sources) read(ctx context.Context, st *State) (err error) {
 	}
 	if err := st.try(ctx, PartPartitions, func(ctx context.Context) (err error) {
 		if st.Partitions, err = Partitions(ctx, src); broker.IsTransient(err) && ctx.Err() == nil && src.Truth != nil {
-			src.away(err)
+			src.addUnavailable(err)
 			st.Partitions, err = Partitions(ctx, src)
 		}
 		return err
@@ -468,7 +468,7 @@ func (src Sources) leases(ctx context.Context, st *State, pool *pgxpool.Pool, ki
 // cannot answer, State.NotListed has the reason.
 func ReadExternal(ctx context.Context, src Sources, st *State) error {
 	for _, p := range st.Partitions {
-		if src.JetStream == nil || p.Replicas == 0 || st.IsAway(ServerNATS) {
+		if src.JetStream == nil || p.Replicas == 0 || st.IsUnavailable(ServerNATS) {
 			continue
 		}
 		all, more, err := broker.Durables(ctx, src.JetStream, p.Stream)

@@ -30,7 +30,7 @@ func TestReadSeesServersGoAndComeBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	src := status.Sources{Truth: pool, Projections: pool, NATS: nc, JetStream: js, Broker: cfg, Consumers: []string{"threadcache"}}
-	read := func(when string, away ...string) status.State {
+	read := func(when string, unavailable ...string) status.State {
 		t.Helper()
 		var st status.State
 		testkit.Eventually(t, when, func() (bool, error) {
@@ -38,13 +38,13 @@ func TestReadSeesServersGoAndComeBack(t *testing.T) {
 			if st, err = status.Read(t.Context(), src); postgres.IsTransient(err) || broker.IsTransient(err) {
 				return false, nil // the server became unavailable between two calls
 			}
-			all := len(st.Unavailable) == len(away)
-			for _, server := range away {
-				all = all && st.IsAway(server)
+			all := len(st.Unavailable) == len(unavailable)
+			for _, server := range unavailable {
+				all = all && st.IsUnavailable(server)
 			}
 			return all, err
 		})
-		if len(st.Lagging()) < len(away) || len(doctor.Fleet(st)) < len(away) {
+		if len(st.Lagging()) < len(unavailable) || len(doctor.Fleet(st)) < len(unavailable) {
 			t.Errorf("%s: Lagging or the doctor leaves a server out: %+v", when, st)
 		}
 		return st

@@ -43,36 +43,37 @@ type retained struct {
 
 // tables returns the tables to which retention applies under the settings. h may be nil for a plan.
 func (d Deps) tables(s Settings, h *jobs.Hold) []retained {
-	all := []retained{{"threads", "threads", d.Truth, s.ThreadsAfter, here(h), func(ctx context.Context, terms versioned.Terms) error {
-		return store.RetainThreads(ctx, d.Truth, terms)
-	}}}
+	all := []retained{{"threads", "threads", d.Truth, s.ThreadsAfter, fenceOfLease(h),
+		func(ctx context.Context, terms versioned.Terms) error {
+			return store.RetainThreads(ctx, d.Truth, terms)
+		}}}
 	for _, k := range d.Kinds().AllChildren() {
-		all = append(all, retained{"comment_history", k.Name + "_history", d.Projections, s.CommentHistoryAfter, elsewhere(h),
+		all = append(all, retained{"comment_history", k.Name + "_history", d.Projections, s.CommentHistoryAfter, fenceOfHistories(h),
 			func(ctx context.Context, terms versioned.Terms) error {
-				if err := d.alone(ctx, terms); err != nil {
+				if err := d.checkSoleCell(ctx, terms); err != nil {
 					return err
 				}
 				return history.RetainChildren(ctx, d.Truth, d.Projections, k, terms)
 			}})
 	}
 	for _, k := range d.Kinds().AllEdges() {
-		all = append(all, retained{"follow_history", k.Name + "_history", d.Projections, s.FollowHistoryAfter, elsewhere(h),
+		all = append(all, retained{"follow_history", k.Name + "_history", d.Projections, s.FollowHistoryAfter, fenceOfHistories(h),
 			func(ctx context.Context, terms versioned.Terms) error {
-				if err := d.alone(ctx, terms); err != nil {
+				if err := d.checkSoleCell(ctx, terms); err != nil {
 					return err
 				}
 				return history.RetainEdges(ctx, d.Truth, d.Projections, k, terms)
 			}})
 	}
-	return append(all, retained{"child_keys", "child_keys", d.Truth, s.CommentKeysKeep, here(h),
+	return append(all, retained{"child_keys", "child_keys", d.Truth, s.CommentKeysKeep, fenceOfLease(h),
 		func(ctx context.Context, terms versioned.Terms) error {
 			return store.PurgeKeys(ctx, d.Truth, terms)
 		}})
 }
 
-// alone returns an error if retention is on and another truth writes to the same histories. The
-// tenants of the other truth would look deleted to this one.
-func (d Deps) alone(ctx context.Context, terms versioned.Terms) error {
+// checkSoleCell returns an error if retention is on and another truth writes to the same histories.
+// The tenants of the other truth would look deleted to this one.
+func (d Deps) checkSoleCell(ctx context.Context, terms versioned.Terms) error {
 	if terms.After <= 0 {
 		return nil
 	}
@@ -80,7 +81,7 @@ func (d Deps) alone(ctx context.Context, terms versioned.Terms) error {
 	if err != nil {
 		return err
 	}
-	return ours.Alone()
+	return ours.RequireSole()
 }
 
 // retention returns the job that purges versioned objects, one table after the other, and
@@ -160,9 +161,9 @@ func (d Deps) planRetention(ctx context.Context, settings func(context.Context) 
 	return plan(ctx, settings, counts, drops, nil, "comment_history_after", "follow_history_after", "threads_after", "comment_keys_keep")
 }
 
-// here returns the fence of a slice in the database of the lease. It stops the job when the time of
-// the run is over.
-func here(h *jobs.Hold) func(context.Context, pgx.Tx) error {
+// fenceOfLease returns the fence of a slice in the database of the lease. It stops the job when the
+// time of the run is over.
+func fenceOfLease(h *jobs.Hold) func(context.Context, pgx.Tx) error {
 	return func(ctx context.Context, tx pgx.Tx) error {
 		if err := h.Continue(); err != nil {
 			return err
@@ -171,8 +172,9 @@ func here(h *jobs.Hold) func(context.Context, pgx.Tx) error {
 	}
 }
 
-// elsewhere is here for the histories, which may be on another server than the lease.
-func elsewhere(h *jobs.Hold) func(context.Context, pgx.Tx) error {
+// fenceOfHistories is fenceOfLease for the histories, which may be on another server than the
+// lease.
+func fenceOfHistories(h *jobs.Hold) func(context.Context, pgx.Tx) error {
 	return func(ctx context.Context, tx pgx.Tx) error {
 		if err := h.Continue(); err != nil {
 			return err

@@ -90,7 +90,7 @@ func TestAnArchiveThatTheStreamOutlivesIsReported(t *testing.T) {
 		keep, maxAge time.Duration
 		ok           bool
 	}{{90, 30, true}, {30, 30, true}, {29, 30, false}, {90, 0, false}, {0, 30, true}, {0, 0, true}} {
-		if err := (Settings{OutboxArchiveKeep: Span(c.keep)}).Outlives(c.maxAge); (err == nil) != c.ok {
+		if err := (Settings{OutboxArchiveKeep: Span(c.keep)}).KeepsForStreams(c.maxAge); (err == nil) != c.ok {
 			t.Errorf("%+v: %v", c, err)
 		}
 	}

@@ -66,7 +66,7 @@ var All = []Setting{
 	{Name: "outbox_archive_export_url",
 		Help: "target of the export before a range's deletion, file:///DIR or s3://BUCKET?region=R&endpoint=E; empty: no export",
 		text: func(s *Settings) *string { return &s.OutboxExportURL }},
-	{Name: "comment_archive_after", Help: "time from the last write in a thread to its move into the archive; 0s: never, else 1h or more",
+	{Name: "comment_archive_after", Help: "time from the last write in a thread until it is shelved; 0s: never, else 1h or more",
 		span: func(s *Settings) *Span { return &s.CommentArchiveAfter }},
 	{Name: "comment_history_after",
 		Help: "time from a child's deletion or erasure to the purge of its history; 0s: never, else 1h or more",
@@ -121,10 +121,10 @@ func (s Settings) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Outlives returns an error if the archive drops rows before the streams drop the messages of the
-// same time. Streams drop messages at the age maxAge; 0 means never. Without those rows, `tidings
-// repair stream` cannot tell such messages from those of lost writes.
-func (s Settings) Outlives(maxAge time.Duration) error {
+// KeepsForStreams returns an error if the archive drops rows before the streams drop the messages
+// of the same time. Streams drop messages at the age maxAge; 0 means never. Without those rows,
+// `tidings repair stream` cannot tell such messages from those of lost writes.
+func (s Settings) KeepsForStreams(maxAge time.Duration) error {
 	keep := time.Duration(s.OutboxArchiveKeep)
 	if keep == 0 || maxAge > 0 && keep >= maxAge {
 		return nil

@@ -1,5 +1,3 @@
-// Package upkeep lists the scheduled jobs of a fleet in one place. The archiver and dev run them
-// when they are due, and commands run them at once.
 package upkeep
 
 import (
@@ -25,8 +23,8 @@ import (
 // move and drop.
 type Config struct {
 	OutboxArchive       outbox.ArchiveConfig
-	CommentArchiveEvery time.Duration `env:"COMMENT_ARCHIVE_EVERY, default=1h"` // between runs that archive threads; 0: only by command
-	// CommentArchiveWindow is the time of day in UTC in which threads are archived, for example
+	CommentArchiveEvery time.Duration `env:"COMMENT_ARCHIVE_EVERY, default=1h"` // between runs that shelve threads; 0: only by command
+	// CommentArchiveWindow is the time of day in UTC in which threads are shelved, for example
 	// 01:00-05:30; empty: at any time.
 	CommentArchiveWindow jobs.Window `env:"COMMENT_ARCHIVE_WINDOW"`
 	Retention            RetentionConfig
@@ -63,7 +61,7 @@ func Jobs(cfg Config, d Deps, settings func(context.Context) (Settings, error)) 
 	if err != nil {
 		return nil, err
 	}
-	threads, err := store.NewArchiver(d.Truth, func(ctx context.Context) (time.Duration, error) {
+	threads, err := store.NewShelver(d.Truth, func(ctx context.Context) (time.Duration, error) {
 		s, err := settings(ctx)
 		return time.Duration(s.CommentArchiveAfter), err
 	}, d.Kinds, d.Log, d.Registry)
@@ -84,7 +82,7 @@ func Jobs(cfg Config, d Deps, settings func(context.Context) (Settings, error)) 
 		{Name: outbox.ArchiveJob, Every: cfg.OutboxArchive.Every, Run: archiveWithExports(messages, settings, d.Truth, metrics),
 			Plan: func(ctx context.Context) (jobs.Plan, error) { return planOutbox(ctx, messages, settings) }},
 		exportJob(cfg, d.Truth, metrics, settings),
-		{Name: store.ArchiveJob, Every: cfg.CommentArchiveEvery, Window: cfg.CommentArchiveWindow,
+		{Name: store.ShelvingJob, Every: cfg.CommentArchiveEvery, Window: cfg.CommentArchiveWindow,
 			Run: func(ctx context.Context, h *jobs.Hold) error { return threads.Run(ctx, h) },
 			Plan: func(ctx context.Context) (jobs.Plan, error) {
 				counts, err := threads.Plan(ctx)

@@ -59,7 +59,7 @@ func TestAStreamLacksNothingThatALeaderForgot(t *testing.T) {
 		SELECT 'c', stream, 40, now(), created FROM outbox_partitions`); err != nil {
 		t.Fatal(err)
 	}
-	src.Truth = nil // the look at the partitions would wait for the leader
+	src.Truth = nil // reading the partitions would wait for the leader
 	p.Forget("INFO", 2)
 	st, err := status.Read(t.Context(), src)
 	if err != nil || len(st.Consumers) != 1 || len(st.Stopped()) > 0 || st.Consumers[0].Messages != 1 {

@@ -21,8 +21,8 @@ import (
 )
 
 const (
-	maxMends   = 100_000 // differences in memory; a projection with more needs a replay
-	mendAtOnce = 100     // keys per transaction; the consumer waits for each transaction
+	maxRepairs    = 100_000 // differences in memory; a projection with more needs a replay
+	keysPerRepair = 100     // keys per transaction; the consumer waits for each transaction
 )
 
 // flaw is a difference without its values.
@@ -33,8 +33,8 @@ type flaw struct {
 	record bool
 }
 
-// Mended is an entity that a repair changed, would change, or leaves.
-type Mended struct {
+// Repaired is an entity that a repair changed, would change, or leaves.
+type Repaired struct {
 	TenantID int64  `json:"tenant_id,string"`
 	Entity   string `json:"entity"`
 	Left     string `json:"left,omitempty"` // why the repair leaves it unchanged
@@ -43,7 +43,7 @@ type Mended struct {
 }
 
 // String returns the name of the entity, and the reason if the repair leaves it.
-func (m Mended) String() string {
+func (m Repaired) String() string {
 	s := fmt.Sprintf("tenant %d, %s", m.TenantID, m.Entity)
 	if m.Left != "" {
 		s += ": " + m.Left
@@ -78,8 +78,8 @@ func (d Deps) explained(k projections.Key, facts map[string]projections.Parked) 
 // entity. It repairs only entities that differ in two comparisons. Between these it waits for
 // lagging parts, because the first comparison may have found events that were not applied yet. With
 // dry it returns the same and changes nothing.
-func Repair(ctx context.Context, d Deps, p projections.Projection, wait time.Duration, dry bool) ([]Mended, error) {
-	found, err := d.flawsThatStay(ctx, p, wait)
+func Repair(ctx context.Context, d Deps, p projections.Projection, wait time.Duration, dry bool) ([]Repaired, error) {
+	found, err := d.lastingFlaws(ctx, p, wait)
 	if err != nil || len(found) == 0 {
 		return nil, err
 	}
@@ -91,7 +91,7 @@ func Repair(ctx context.Context, d Deps, p projections.Projection, wait time.Dur
 	if err != nil {
 		return nil, err
 	}
-	var all []Mended
+	var all []Repaired
 	var keys []projections.Key
 	known := make(map[projections.Key]bool)
 	for _, m := range found {
@@ -105,7 +105,7 @@ func Repair(ctx context.Context, d Deps, p projections.Projection, wait time.Dur
 	if dry {
 		return all, nil
 	}
-	return all, d.mendKeys(ctx, p, keys, dead)
+	return all, d.repairKeys(ctx, p, keys, dead)
 }
 
 // RepairKeys sets the rows of the keys to the truth while the system runs. The consumer waits for
@@ -125,11 +125,11 @@ func RepairKeys(ctx context.Context, d Deps, p projections.Projection, keys ...p
 	if err != nil {
 		return err
 	}
-	return d.mendKeys(ctx, p, keys, dead)
+	return d.repairKeys(ctx, p, keys, dead)
 }
 
-func (d Deps) mendKeys(ctx context.Context, p projections.Projection, keys []projections.Key, dead projections.Parked) error {
-	for chunk := range slices.Chunk(keys, mendAtOnce) {
+func (d Deps) repairKeys(ctx context.Context, p projections.Projection, keys []projections.Key, dead projections.Parked) error {
+	for chunk := range slices.Chunk(keys, keysPerRepair) {
 		for left := chunk; len(left) > 0; {
 			var rest []projections.Key
 			if err := postgres.InTx(ctx, d.Projections, pgx.TxOptions{}, func(tx pgx.Tx) error {
@@ -150,8 +150,8 @@ func (d Deps) mendKeys(ctx context.Context, p projections.Projection, keys []pro
 	return nil
 }
 
-// flawsThatStay returns the entities that differ in two comparisons, in the order of their names.
-func (d Deps) flawsThatStay(ctx context.Context, p projections.Projection, wait time.Duration) ([]Mended, error) {
+// lastingFlaws returns the entities that differ in two comparisons, in the order of their names.
+func (d Deps) lastingFlaws(ctx context.Context, p projections.Projection, wait time.Duration) ([]Repaired, error) {
 	first, err := d.flaws(ctx, p)
 	if err != nil || len(first) == 0 {
 		return nil, err
@@ -167,21 +167,21 @@ func (d Deps) flawsThatStay(ctx context.Context, p projections.Projection, wait 
 		key    projections.Key
 		entity string
 	}
-	stay := make(map[about]Mended)
+	stay := make(map[about]Repaired)
 	for f := range second {
 		if !first[f] {
 			continue
 		}
 		at := about{f.key, f.entity}
 		m, again := stay[at]
-		if m = (Mended{TenantID: f.key.TenantID, Entity: f.entity, Left: m.Left, key: f.key}); !again && f.record {
+		if m = (Repaired{TenantID: f.key.TenantID, Entity: f.entity, Left: m.Left, key: f.key}); !again && f.record {
 			m.Left = whyRecord
 		} else if !f.record {
 			m.Left = ""
 		}
 		stay[at] = m
 	}
-	return slices.SortedFunc(maps.Values(stay), func(a, b Mended) int {
+	return slices.SortedFunc(maps.Values(stay), func(a, b Repaired) int {
 		return cmp.Or(cmp.Compare(a.TenantID, b.TenantID), cmp.Compare(a.Entity, b.Entity),
 			cmp.Compare(fmt.Sprint(a.key), fmt.Sprint(b.key)))
 	}), nil
@@ -194,12 +194,12 @@ func (d Deps) flaws(ctx context.Context, p projections.Projection) (map[flaw]boo
 	}
 	all := make(map[flaw]bool)
 	_, err = p.Verify(ctx, d.Truth, d.Projections, func(diff projections.Difference) {
-		if ours.Has(diff.TenantID) && len(all) < maxMends {
+		if ours.Has(diff.TenantID) && len(all) < maxRepairs {
 			all[flaw{diff.Key, diff.Entity, diff.Field, diff.Record}] = true
 		}
 	})
-	if err == nil && len(all) == maxMends {
-		err = fmt.Errorf("%s or more differences: run `tidings replay --consumer %s`", words.Count(maxMends), p.Name())
+	if err == nil && len(all) == maxRepairs {
+		err = fmt.Errorf("%s or more differences: run `tidings replay --consumer %s`", words.Count(maxRepairs), p.Name())
 	}
 	if err != nil {
 		return nil, fmt.Errorf("verify %s: %w", p.Name(), err)

@@ -52,12 +52,12 @@ func TestARepairBringsTheKeysAloneToTheTruth(t *testing.T) {
 }
 
 // whileMended calls read when a repair has changed rows and not committed them.
-type whileMended struct {
+type whileRepaired struct {
 	projections.Projection
 	read func()
 }
 
-func (p whileMended) Repair(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, keys []projections.Key,
+func (p whileRepaired) Repair(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, keys []projections.Key,
 	parked projections.Parked) ([]projections.Key, error) {
 	rest, err := p.Projection.Repair(ctx, tx, truth, keys, parked)
 	p.read()
@@ -85,18 +85,18 @@ func TestReadersDoNotWaitForARepair(t *testing.T) {
 		return n
 	}
 	p, during := followercounts.New(kinds.Builtin), int64(-1)
-	mend := func(p projections.Projection) {
+	repair := func(p projections.Projection) {
 		t.Helper()
 		d := verify.Deps{Sources: status.Sources{Truth: pool, Projections: pool}, Fleet: []projections.Projection{p}, Kinds: kinds.Builtin}
 		if err := verify.RepairKeys(ctx, d, p, projections.Key{Type: follows.Name, TenantID: 1, Aggregate: 2, Other: 1}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	mend(p) // makes the row
+	repair(p) // makes the row
 	if tag, err := pool.Exec(ctx, `UPDATE edge_counts SET incoming = 5 WHERE object_id = 2`); err != nil || tag.RowsAffected() != 1 {
 		t.Fatal(tag, err)
 	}
-	mend(whileMended{p, func() { during = followers() }})
+	repair(whileRepaired{p, func() { during = followers() }})
 	if after := followers(); during != 5 || after != 1 {
 		t.Errorf("%d followers during the repair, and %d after it: want 5 and 1", during, after)
 	}

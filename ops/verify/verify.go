@@ -54,12 +54,12 @@ type Report struct {
 type Projection struct {
 	Projection string `json:"projection"`
 	Checked    int64  `json:"checked"` // rows compared
-	// Mended is the number of pairs, accounts, threads and histories that --repair set to the
+	// Repaired is the number of pairs, accounts, threads and histories that --repair set to the
 	// truth, or would set with --dry-run.
-	Mended    int64    `json:"mended"`
-	Left      int64    `json:"left"`             // the number of differing entities that --repair leaves
-	Repair    []Mended `json:"repair,omitempty"` // the first repaired and left entities
-	Different int64    `json:"different"`        // the number of differences
+	Repaired  int64      `json:"repaired"`
+	Left      int64      `json:"left"`             // the number of differing entities that --repair leaves
+	Repair    []Repaired `json:"repair,omitempty"` // the first repaired and left entities
+	Different int64      `json:"different"`        // the number of differences
 	// Explained has the numbers of differences whose aggregate is in a DLQ or waits in the outbox,
 	// by the reason.
 	Explained   map[string]int64         `json:"explained,omitempty"`
@@ -78,7 +78,7 @@ func Run(ctx context.Context, d Deps, o Options) (Report, error) {
 	v.Stopped = append(v.Stopped, st.Stopped()...)
 	v.Lagging, v.DeadLetters = append(v.Lagging, st.Lagging()...), append(v.DeadLetters, st.DeadLetters()...)
 	for _, c := range d.Fleet {
-		r, err := d.verifyProjection(ctx, c, o.Limit, func() ([]Mended, error) {
+		r, err := d.verifyProjection(ctx, c, o.Limit, func() ([]Repaired, error) {
 			if !o.Repair {
 				return nil, nil
 			}
@@ -89,7 +89,7 @@ func Run(ctx context.Context, d Deps, o Options) (Report, error) {
 		}
 		v.Projections = append(v.Projections, r)
 	}
-	for _, check := range []func(context.Context, *pgxpool.Pool, int) (Projection, error){verifyThreads, verifyArchive} {
+	for _, check := range []func(context.Context, *pgxpool.Pool, int) (Projection, error){verifyThreads, verifyShelved} {
 		r, err := check(ctx, d.Truth, o.Limit)
 		if err != nil {
 			return v, err
@@ -104,12 +104,12 @@ func Run(ctx context.Context, d Deps, o Options) (Report, error) {
 	return v, nil
 }
 
-// verifyProjection calls mend, and then compares a projection with the truth. It counts the
+// verifyProjection calls repairFirst, and then compares a projection with the truth. It counts the
 // differences that a DLQ or the outbox explains.
 func (d Deps) verifyProjection(ctx context.Context, p projections.Projection, limit int,
-	mend func() ([]Mended, error)) (Projection, error) {
+	repairFirst func() ([]Repaired, error)) (Projection, error) {
 	r := Projection{Projection: p.Name(), Differences: []projections.Difference{}, Explained: make(map[string]int64)}
-	entities, err := mend()
+	entities, err := repairFirst()
 	if err != nil {
 		return r, err
 	}
@@ -117,7 +117,7 @@ func (d Deps) verifyProjection(ctx context.Context, p projections.Projection, li
 		if m.Left != "" {
 			r.Left++
 		} else {
-			r.Mended++
+			r.Repaired++
 		}
 	}
 	r.Repair = entities[:min(len(entities), limit)]
@@ -202,17 +202,17 @@ func verifyThreads(ctx context.Context, truth *pgxpool.Pool, limit int) (Project
 	return r, err
 }
 
-// verifyArchive checks the archive: each comment is in one place, each archived one has a stub, and
-// of an archived thread all comments are archived (store.CheckArchive). It checks the truth, not a
-// projection.
-func verifyArchive(ctx context.Context, truth *pgxpool.Pool, limit int) (Projection, error) {
+// verifyShelved checks shelved threads: each comment is in one place, each shelved one has a stub,
+// and of a shelved thread all comments are shelved (store.CheckShelving). It checks the truth, not
+// a projection.
+func verifyShelved(ctx context.Context, truth *pgxpool.Pool, limit int) (Projection, error) {
 	r := Projection{Projection: "comment archive", Differences: []projections.Difference{}}
 	now := kinds.NewCatalog(truth, kinds.Truth, slog.New(slog.DiscardHandler))
 	if err := now.Load(ctx); err != nil {
 		return r, err
 	}
 	var err error
-	r.Checked, err = store.CheckArchive(ctx, truth, now.Now(), func(f store.ArchiveFlaw) {
+	r.Checked, err = store.CheckShelving(ctx, truth, now.Now(), func(f store.ShelvingFlaw) {
 		if r.Different++; len(r.Differences) < limit {
 			r.Differences = append(r.Differences, projections.Difference{Projection: r.Projection, TenantID: f.TenantID,
 				Entity: fmt.Sprintf("%s of %d", f.Kind, f.ObjectID), Field: f.Rule, Want: "no", Got: "yes"})

@@ -79,14 +79,14 @@ func (s *Store) Check(ctx context.Context, r outbox.Range) (ok bool, why string,
 	if len(all) == 0 && s.url == "" {
 		return true, "", nil
 	}
-	var away []error // detected before the table is read, which may take long
+	var unreadable []error // detected before the table is read, which may take long
 	for _, e := range all {
 		if err := s.probe(ctx, e); err != nil && !errors.Is(err, ErrDamaged) {
-			away = append(away, fmt.Errorf("check the export %s: %w", e, err))
+			unreadable = append(unreadable, fmt.Errorf("check the export %s: %w", e, err))
 		}
 	}
-	if len(away) > 0 && len(away) == len(all) {
-		return false, "", errors.Join(away...)
+	if len(unreadable) > 0 && len(unreadable) == len(all) {
+		return false, "", errors.Join(unreadable...)
 	}
 	rows, sum, err := s.content(ctx, r)
 	if err != nil {

@@ -912,8 +912,8 @@ func TestARedactionRewritesOnlyWhatChanges(t *testing.T) {
 		return sums
 	}
 	before := sums()
-	if got, err := r.Look(t.Context(), 7, 1, erase); got.Rows != 4 || err != nil || !slices.Equal(sums(), before) {
-		t.Errorf("Look: %+v, %v", got, err)
+	if got, err := r.PreviewRedaction(t.Context(), 7, 1, erase); got.Rows != 4 || err != nil || !slices.Equal(sums(), before) {
+		t.Errorf("PreviewRedaction: %+v, %v", got, err)
 	}
 	got, err := r.Redact(t.Context(), 7, 8%5, func(row *Row) bool {
 		if row.ID != 8 || row.LastError == nil {

@@ -1,6 +1,7 @@
 // Package coldstore keeps ranges of the outbox archive outside the database until they are
 // restored: in a directory or in S3, as compressed segments with a manifest. docs/archive.md
-// describes the files.
+// describes the files. It is for operators' commands and for the archiver's jobs. It may change in
+// any release.
 //
 //	             Export                          Check                    range dropped
 //	archive ───────────────▶ COMPLETE ────────────────────────▶ released ──────────────▶ cold alone ─── Restore ──▶ archive
@@ -15,7 +16,7 @@
 // nothing is ever overwritten, and the files of a dead process are known. The export counts from
 // the transaction that makes its row COMPLETE, after its manifest was written and all files were
 // read back. Only directories of ids in the table are ever deleted. An exporter that fails removes
-// its own files, because it may have been frozen while others looked for them.
+// its own files, because it may have been frozen while others searched for them.
 //
 // The caller keeps the archive unchanged: everything except Verify runs under the jobs' lease,
 // whose fence is in each transaction.

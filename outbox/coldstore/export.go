@@ -253,7 +253,7 @@ func (s *Store) exportTo(ctx context.Context, r outbox.Range) (e Export, err err
 const discardTimeout = 20 * time.Second
 
 // failed removes the files of an export that failed, also after ctx ended: this process may have
-// been frozen, and nobody else looks for them any more. It returns err, and its own error if it
+// been frozen, and nobody else will search for them. It returns err, and its own error if it
 // left files.
 func (s *Store) failed(ctx context.Context, b *bucket, e Export, completing bool, err error) error {
 	if err == nil {

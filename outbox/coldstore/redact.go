@@ -32,8 +32,8 @@ type Row struct {
 
 // Redacted is the result of a redaction.
 type Redacted struct {
-	Rows    int      // rows changed or, with Look, rows to change
-	Remains int      // with Look, ended exports that have files: Redact removes them
+	Rows    int      // rows changed or, with PreviewRedaction, rows to change
+	Remains int      // with PreviewRedaction, ended exports that have files: Redact removes them
 	Unread  []string // files that may have such rows but could not be read or written, each with its problem
 	Files   int      // segments and index files read; some count twice
 }
@@ -63,9 +63,9 @@ func (s *Store) Redact(ctx context.Context, tenant, person int64, redact func(ro
 	return r, err
 }
 
-// Look returns the number of rows that Redact would change, and changes nothing. It also compares
-// what the places list with what is complete. It needs no fence.
-func (s *Store) Look(ctx context.Context, tenant, person int64, redact func(row *Row) (changed bool)) (Redacted, error) {
+// PreviewRedaction returns the number of rows that Redact would change, and changes nothing. It
+// also compares what the places list with what is complete. It needs no fence.
+func (s *Store) PreviewRedaction(ctx context.Context, tenant, person int64, redact func(row *Row) (changed bool)) (Redacted, error) {
 	r, err := s.redactAll(ctx, tenant, person, true, redact)
 	if err != nil {
 		return r, err
@@ -83,14 +83,14 @@ func (s *Store) Look(ctx context.Context, tenant, person int64, redact func(row 
 	return r, err
 }
 
-func (s *Store) redactAll(ctx context.Context, tenant, person int64, look bool, redact func(row *Row) bool) (r Redacted, err error) {
+func (s *Store) redactAll(ctx context.Context, tenant, person int64, dryRun bool, redact func(row *Row) bool) (r Redacted, err error) {
 	all, err := s.List(ctx)
 	if err != nil {
 		return r, err
 	}
 	s.filesRead = 0
 	for _, e := range all {
-		n, err := s.redact(ctx, e, tenant, person, look, redact)
+		n, err := s.redact(ctx, e, tenant, person, dryRun, redact)
 		if ctx.Err() != nil {
 			return r, context.Cause(ctx)
 		}
@@ -104,7 +104,7 @@ func (s *Store) redactAll(ctx context.Context, tenant, person int64, look bool, 
 }
 
 // redact first finds the segments that change, and only then makes a redacted copy of the export.
-func (s *Store) redact(ctx context.Context, e Export, tenant, person int64, look bool, redact func(row *Row) bool) (int, error) {
+func (s *Store) redact(ctx context.Context, e Export, tenant, person int64, dryRun bool, redact func(row *Row) bool) (int, error) {
 	b, err := s.open(ctx, e.URL)
 	if err != nil {
 		return 0, err
@@ -136,7 +136,7 @@ func (s *Store) redact(ctx context.Context, e Export, tenant, person int64, look
 		total += changes[i]
 		s.progress(Progress{"redact " + old.Month, read, old.Rows})
 	}
-	if total == 0 || look {
+	if total == 0 || dryRun {
 		return total, nil
 	}
 	if err := s.copy(ctx, b, e, old, changes, tenant, redact); err != nil {

@@ -55,8 +55,8 @@ func openS3(u *url.URL) (*s3, error) {
 
 func (*s3) close() error { return nil }
 
-// sending is an object that is sent to S3 while it is written.
-type sending struct {
+// s3Upload is an object that is sent to S3 while it is written.
+type s3Upload struct {
 	*io.PipeWriter
 	done chan error // receives the outcome once
 }
@@ -65,7 +65,7 @@ var errAborted = errors.New("aborted")
 
 func (s *s3) create(ctx context.Context, key, contentType string) (upload, error) {
 	r, w := io.Pipe()
-	u := &sending{w, make(chan error, 1)}
+	u := &s3Upload{w, make(chan error, 1)}
 	go func() {
 		_, err := s.client.PutObject(ctx, s.bucket, s.prefix+key, r, -1,
 			minio.PutObjectOptions{ContentType: contentType, PartSize: partBytes, SendContentMd5: true, DisableContentSha256: true})
@@ -75,14 +75,14 @@ func (s *s3) create(ctx context.Context, key, contentType string) (upload, error
 	return u, nil
 }
 
-func (u *sending) commit() error {
+func (u *s3Upload) commit() error {
 	u.Close()
 	err := <-u.done
 	u.done <- errAborted // for a later abort
 	return err
 }
 
-func (u *sending) abort() {
+func (u *s3Upload) abort() {
 	u.CloseWithError(errAborted)
 	u.done <- <-u.done
 }
@@ -92,21 +92,21 @@ func (s *s3) open(ctx context.Context, key string) (io.ReadCloser, error) {
 	if err != nil {
 		return nil, err
 	}
-	return reading{o}, nil
+	return s3Download{o}, nil
 }
 
-// reading maps a missing object to fs.ErrNotExist, as files do. S3 reports it at the first read.
-type reading struct{ *minio.Object }
+// s3Download maps a missing object to fs.ErrNotExist, as files do. S3 reports it at the first read.
+type s3Download struct{ *minio.Object }
 
-func (r reading) Read(p []byte) (int, error) {
+func (r s3Download) Read(p []byte) (int, error) {
 	n, err := r.Object.Read(p)
-	if err != nil && absent(err) {
+	if err != nil && isNotFound(err) {
 		err = fs.ErrNotExist
 	}
 	return n, err
 }
 
-func absent(err error) bool {
+func isNotFound(err error) bool {
 	var answer minio.ErrorResponse
 	return errors.As(err, &answer) && answer.StatusCode == http.StatusNotFound
 }
@@ -129,7 +129,7 @@ func (s *s3) list(ctx context.Context, prefix string) (keys []string, err error)
 
 func (s *s3) delete(ctx context.Context, keys []string) error {
 	for _, key := range keys {
-		if err := s.client.RemoveObject(ctx, s.bucket, s.prefix+key, minio.RemoveObjectOptions{}); err != nil && !absent(err) {
+		if err := s.client.RemoveObject(ctx, s.bucket, s.prefix+key, minio.RemoveObjectOptions{}); err != nil && !isNotFound(err) {
 			return err
 		}
 	}
@@ -148,7 +148,7 @@ func (s *s3) uploads(ctx context.Context, prefix string) (keys []string, err err
 
 func (s *s3) cancel(ctx context.Context, keys []string) error {
 	for _, key := range keys {
-		if err := s.client.RemoveIncompleteUpload(ctx, s.bucket, s.prefix+key); err != nil && !absent(err) {
+		if err := s.client.RemoveIncompleteUpload(ctx, s.bucket, s.prefix+key); err != nil && !isNotFound(err) {
 			return err
 		}
 	}

@@ -52,7 +52,7 @@ type Store struct {
 	progress func(Progress)
 	buckets  map[string]*bucket // by URL
 
-	filesRead    int   // number of segments and index files that Redact and Look have read
+	filesRead    int   // number of segments and index files that Redact and PreviewRedaction have read
 	segmentRows  int64 // variable, so that tests can make small segments
 	segmentBytes int64
 }
@@ -301,7 +301,7 @@ func (s *Store) list(ctx context.Context, all bool) (places []listed, left []err
 }
 
 // Sweep removes the files of exports that ended or died, and returns the number of objects removed.
-// Until a week after an export ended it looks for its files again.
+// Until a week after an export ended it searches for its files again.
 func (s *Store) Sweep(ctx context.Context) (removed int, err error) {
 	removed, left, err := s.sweep(ctx, false)
 	return removed, errors.Join(append(left, err)...)

@@ -11,7 +11,7 @@ import (
 
 // TestAThawedExporterBringsNothingBack freezes an exporter at each of its requests. A person is
 // erased, and the last scan finds nothing. Then the exporter thaws: the frozen request arrives, and
-// the exporter goes on as if nothing had happened.
+// the exporter continues as if nothing had happened.
 func TestAThawedExporterBringsNothingBack(t *testing.T) {
 	for step := int64(1); ; step++ {
 		r := newRig(t, 30)

@@ -54,7 +54,7 @@ func (r *rig) redacted(t *testing.T) Redacted {
 			t.Fatal(err)
 		}
 	}
-	got, err := r.Look(t.Context(), 7, 1, erase)
+	got, err := r.PreviewRedaction(t.Context(), 7, 1, erase)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,7 +96,7 @@ func TestWhatAThawedExporterLeftIsFoundAndSwept(t *testing.T) {
 	}
 	look := func() Redacted {
 		t.Helper()
-		got, err := r.Look(t.Context(), 7, 1, erase)
+		got, err := r.PreviewRedaction(t.Context(), 7, 1, erase)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,5 +1,6 @@
 // Package followercounts is the read side of edges of every kind: each object's counts, and the
-// pages of its edges in both directions.
+// pages of its edges in both directions. It is for its consumer, and for the API, which reads its
+// tables. It may change in any release.
 //
 //	edge events ──▶ fold per edge ──▶ edge_lists (newer versions only) ──▶ active(after) - active(before)
 //	                                                                        summed per kind and object

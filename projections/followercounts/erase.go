@@ -53,13 +53,13 @@ const edgeRowsOfKind = `(SELECT from_id, to_id FROM edge_lists WHERE tenant_id =
 // active because its removal is a dead letter. The last step also deletes the object's counts,
 // which are 0 then, and its number of shards.
 func (p Projection) Forget(ctx context.Context, tx pgx.Tx, of projections.EdgesOf, after projections.Pair,
-	look bool) (n int64, next *projections.Pair, err error) {
+	dryRun bool) (n int64, next *projections.Pair, err error) {
 	all, next, err := of.Pairs(ctx, tx, edgeRowsOfKind, "from_id", "to_id", after)
 	if err != nil {
 		return 0, nil, err
 	}
 	n = int64(len(all))
-	if n > 0 && !look {
+	if n > 0 && !dryRun {
 		froms, tos := projections.Columns(all)
 		deltas := make(map[object]Counts)
 		var pair projections.Pair
@@ -81,7 +81,7 @@ func (p Projection) Forget(ctx context.Context, tx pgx.Tx, of projections.EdgesO
 	}
 	if next == nil {
 		sql := forgetCountsSQL
-		if look {
+		if dryRun {
 			sql = leftCountsSQL
 		}
 		if err := tx.QueryRow(ctx, sql, postgres.Args{"tenant": of.TenantID, "kind": of.Kind.Name, "object": of.Object,

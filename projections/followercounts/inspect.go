@@ -25,7 +25,7 @@ func InspectEdges(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.
 	behind := &store.State[event.Edge]{TenantID: tenant, Object: event.Edge{From: event.ID(from), To: event.ID(after)}}
 	last, err := projections.Window(ofObject(projections.Of(store.ScanEdges(ctx, truth, k, behind, limit), wanted(k)), tenant, from),
 		ofObject(edges(ctx, projection, k.Name, edgeRow{TenantID: tenant, From: from, To: after}, limit), tenant, from),
-		limit, (*edgeRow).compare, func(want, got *edgeRow) { page = append(page, beside(k, want, got)) })
+		limit, (*edgeRow).compare, func(want, got *edgeRow) { page = append(page, diffEdge(k, want, got)) })
 	if err != nil {
 		return nil, 0, fmt.Errorf("inspect %s from %d of tenant %d: %w", k.Plural, from, tenant, err)
 	}

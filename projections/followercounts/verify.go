@@ -118,7 +118,7 @@ func (p Projection) Verify(ctx context.Context, truth, projection *pgxpool.Pool,
 		err := projections.Compare(projections.Of(store.ScanEdges(ctx, truth, k, nil, 0), wanted(k)),
 			edges(ctx, projection, k.Name, edgeRow{}, 0), (*edgeRow).compare, func(want, got *edgeRow) {
 				checked++
-				beside(k, want, got).Report(report)
+				diffEdge(k, want, got).Report(report)
 			})
 		if err != nil {
 			return checked, fmt.Errorf("verify edges of %s: %w", k.Name, err)
@@ -145,7 +145,7 @@ type comparison struct {
 }
 
 // beside compares an edge of both sides, either of which may be nil.
-func beside(k kinds.Edge, want, got *edgeRow) projections.Diff {
+func diffEdge(k kinds.Edge, want, got *edgeRow) projections.Diff {
 	of := cmp.Or(want, got)
 	var none edgeRow
 	return projections.NewDiff(projections.Difference{

@@ -46,7 +46,7 @@ func (p Projection) Window(ctx context.Context, truth, projection *pgxpool.Pool,
 			last, err = projections.Window(projections.Of(store.ScanEdges(ctx, truth, k, from, limit), wanted(k)),
 				edges(ctx, projection, k.Name, *after, limit), limit, (*edgeRow).compare, func(want, got *edgeRow) {
 					checked++
-					beside(k, want, got).Report(report)
+					diffEdge(k, want, got).Report(report)
 					if got != nil {
 						seen = append(seen, object{got.TenantID, got.From}, object{got.TenantID, got.To})
 					}

@@ -1,5 +1,6 @@
 // Package history keeps the history of comments and follows: the actor, the time and the content of
-// each change.
+// each change. It is for its consumer, and for the API and the console, which read its tables. It
+// may change in any release.
 //
 //	comment and follow events ──▶ versioned.Record ──▶ comment_history, follow_history
 //

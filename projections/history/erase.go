@@ -34,12 +34,12 @@ func ofChildren(k kinds.Child, sql string) string {
 }
 
 // Redact removes the content of every version of these children, in the caller's transaction, and
-// returns the number of changed versions. With look it only counts them.
-func (p *Projection) Redact(ctx context.Context, tx pgx.Tx, tenant int64, ids []string, look bool) (n int64, err error) {
+// returns the number of changed versions. With dryRun it only counts them.
+func (p *Projection) Redact(ctx context.Context, tx pgx.Tx, tenant int64, ids []string, dryRun bool) (n int64, err error) {
 	args := pgx.StrictNamedArgs{"tenant": tenant, "ids": ids}
 	for _, k := range p.kinds().AllChildren() {
 		var some int64
-		if look {
+		if dryRun {
 			err = tx.QueryRow(ctx, ofChildren(k, heldSQL), args).Scan(&some)
 		} else {
 			tag, e := tx.Exec(ctx, ofChildren(k, redactSQL), args)
@@ -70,11 +70,11 @@ const edgeRows = `(SELECT {from}, {to} FROM {kind}_history WHERE tenant_id = @te
 	`{kind}_history_purged WHERE tenant_id = @tenant) rows`
 
 // Forget deletes the histories of an object's edges as Projection requires: all versions, and the
-// records of purged histories. With look it counts pairs.
+// records of purged histories. With dryRun it counts pairs.
 func (p *Projection) Forget(ctx context.Context, tx pgx.Tx, of projections.EdgesOf, after projections.Pair,
-	look bool) (n int64, next *projections.Pair, err error) {
+	dryRun bool) (n int64, next *projections.Pair, err error) {
 	all, next, err := of.Pairs(ctx, tx, ofEdges(of.Kind, edgeRows), of.Kind.Ends[0], of.Kind.Ends[1], after)
-	if err != nil || look || len(all) == 0 {
+	if err != nil || dryRun || len(all) == 0 {
 		return int64(len(all)), next, err
 	}
 	froms, tos := projections.Columns(all)
@@ -102,7 +102,8 @@ WITH next AS MATERIALIZED (
   UPDATE {kind}_history h
      SET metadata = h.metadata || jsonb_build_object('created_by', @erased::text),
          object = h.object || jsonb_build_object('actor', @erased::text)
-    FROM next WHERE NOT @look AND next.mine AND h.tenant_id = @tenant::bigint AND ({h.keys}, h.version_id) = ({next.keys}, next.version_id)
+    FROM next WHERE NOT @dry_run AND next.mine AND h.tenant_id = @tenant::bigint
+     AND ({h.keys}, h.version_id) = ({next.keys}, next.version_id)
 )
 SELECT /* history.acts */ (SELECT count(*) FROM next WHERE mine), ARRAY[{keys}]::text[], version_id FROM next
  ORDER BY {keys.desc}, version_id DESC LIMIT 1`
@@ -130,7 +131,7 @@ type act struct {
 // RedactActor replaces a person as the actor of versions in the histories of all kinds, as
 // Projection requires.
 func (p *Projection) RedactActor(ctx context.Context, tx pgx.Tx, tenant int64, actor string, after any,
-	look bool) (n int64, next any, err error) {
+	dryRun bool) (n int64, next any, err error) {
 	var all []string
 	var first [][]string
 	for _, k := range p.kinds().AllChildren() {
@@ -147,7 +148,7 @@ func (p *Projection) RedactActor(ctx context.Context, tx pgx.Tx, tenant int64, a
 		at.keys = first[at.kind]
 	}
 	err = tx.QueryRow(ctx, all[at.kind], pgx.StrictNamedArgs{"tenant": tenant, "actor": actor, "erased": event.ErasedActor,
-		"look": look, "window": actsWindow, "after": at.keys, "version": at.version}).Scan(&n, &at.keys, &at.version)
+		"dry_run": dryRun, "window": actsWindow, "after": at.keys, "version": at.version}).Scan(&n, &at.keys, &at.version)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return 0, act{kind: at.kind + 1}, nil
 	}

@@ -17,13 +17,13 @@ func TestAnErasedActorIsReplacedInTheirVersionsAlone(t *testing.T) {
 	pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 	apply(t, pool, comment(1, event.Created, "ann", nil), comment(2, event.Edited, "user:7", nil), comment(3, event.Edited, "user:77", nil),
 		follow(1, "user:7"), follow(2, "ann"))
-	redact := func(tenant int64, look bool) (all int64) {
+	redact := func(tenant int64, dryRun bool) (all int64) {
 		t.Helper()
 		for after := any(nil); ; {
 			var n int64
 			var next any
 			if err := postgres.InTx(t.Context(), pool, pgx.TxOptions{}, func(tx pgx.Tx) (err error) {
-				n, next, err = New(kinds.Builtin).RedactActor(t.Context(), tx, tenant, "user:7", after, look)
+				n, next, err = New(kinds.Builtin).RedactActor(t.Context(), tx, tenant, "user:7", after, dryRun)
 				return err
 			}); err != nil {
 				t.Fatal(err)
@@ -44,10 +44,10 @@ func TestAnErasedActorIsReplacedInTheirVersionsAlone(t *testing.T) {
 		t.Errorf("another tenant has %d versions of the actor", n)
 	}
 	if n := redact(1, true); n != 2 {
-		t.Errorf("a look finds %d versions, want 2", n)
+		t.Errorf("a dry run finds %d versions, want 2", n)
 	}
 	if diff := cmp.Diff([]string{"ann", "user:7", "user:77", "user:7", "ann"}, by()); diff != "" {
-		t.Errorf("after a look (-want +got):\n%s", diff)
+		t.Errorf("after a dry run (-want +got):\n%s", diff)
 	}
 	if n := redact(1, false); n != 2 {
 		t.Errorf("redacted %d versions, want 2", n)

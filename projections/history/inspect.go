@@ -47,7 +47,7 @@ func InspectChild(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.
 	if got != nil {
 		got.Child = id
 	}
-	return besideHead(k.Name, want, got), nil
+	return diffHead(k.Name, want, got), nil
 }
 
 // InspectEdge is like InspectChild for an edge.
@@ -68,7 +68,7 @@ func InspectEdge(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.E
 	if got != nil {
 		got.From, got.To = from, to
 	}
-	return besideHead(k.Name, want, got), nil
+	return diffHead(k.Name, want, got), nil
 }
 
 // lastOf returns the last version of a history, also of a purged one, or nil if there was no

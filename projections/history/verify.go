@@ -137,11 +137,11 @@ func compareHead(kind string, want, got *headRow, report func(projections.Differ
 	if want == nil && got.Deleted {
 		return // gone in both
 	}
-	besideHead(kind, want, got).Report(report)
+	diffHead(kind, want, got).Report(report)
 }
 
-// besideHead compares an entity's last version on both sides, either of which may be nil.
-func besideHead(kind string, want, got *headRow) projections.Diff {
+// diffHead compares an entity's last version on both sides, either of which may be nil.
+func diffHead(kind string, want, got *headRow) projections.Diff {
 	present := cmp.Or(want, got)
 	key := projections.Key{Type: kind, TenantID: present.TenantID, Aggregate: cmp.Or(present.To, present.Object),
 		Other: present.From, Child: present.Child}

@@ -1,5 +1,6 @@
 // Package threadcache is the read side of comments: a post's comments by age, in the order of the
-// thread, as a tree, and in numbers.
+// thread, as a tree, and in numbers. It is for its consumer, and for the API and the console, which
+// read its tables. It may change in any release.
 //
 //	comment events ──▶ fold per comment ──▶ child_lists (newer versions only) ──▶ visible(after) - visible(before)
 //	                                              ▲                                     │            │

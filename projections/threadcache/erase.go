@@ -29,13 +29,13 @@ UPDATE /* threadcache.redact */ child_lists t
 // Redact removes the content of these children in the caller's transaction, and returns the number
 // of changed rows. It matters only for children whose event of the erasure is parked behind a dead
 // letter, because otherwise that event has removed the content. A retry of the dead letter turns
-// them into tombstones. With look Redact only counts them. Attributes that are aggregated stay
+// them into tombstones. With dryRun Redact only counts them. Attributes that are aggregated stay
 // until the retry.
-func (p Projection) Redact(ctx context.Context, tx pgx.Tx, tenant int64, ids []string, look bool) (n int64, err error) {
+func (p Projection) Redact(ctx context.Context, tx pgx.Tx, tenant int64, ids []string, dryRun bool) (n int64, err error) {
 	for _, k := range p.kinds().AllChildren() {
 		args := pgx.StrictNamedArgs{"tenant": tenant, "kind": k.Name, "ids": ids, "aggregated": append([]string{}, k.Aggregates()...)}
 		var some int64
-		if look {
+		if dryRun {
 			err = tx.QueryRow(ctx, heldSQL, args).Scan(&some)
 		} else {
 			tag, e := tx.Exec(ctx, redactSQL, args)

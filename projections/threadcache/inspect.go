@@ -61,7 +61,7 @@ func InspectChild(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.
 		if has == nil {
 			return b, nil
 		}
-		return beside(k, nil, has), nil
+		return diffChild(k, nil, has), nil
 	}
 	want = wanted(&states[0])
 	all := true
@@ -71,7 +71,7 @@ func InspectChild(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.
 		}
 	}
 	want.Shown = want.Visible || want.VisibleDescendants > 0
-	b = beside(k, want, has)
+	b = diffChild(k, want, has)
 	if !all {
 		dropDerived(&b)
 	}
@@ -150,7 +150,7 @@ func InspectPage(ctx context.Context, truth, projection *pgxpool.Pool, k kinds.C
 		next = placeOf(k, last)
 	}
 	for _, o := range f.stack { // their replies continue beyond the page
-		b := beside(k, o.want, o.got)
+		b := diffChild(k, o.want, o.got)
 		dropDerived(&b)
 		page = append(page, b)
 	}
@@ -202,7 +202,7 @@ func InspectThread(ctx context.Context, truth, projection *pgxpool.Pool, k kinds
 	for _, s := range states {
 		want.Locked, want.Premoderated, want.Title, want.Version = s.Object.Locked, s.Object.Premoderate, s.Object.Title, s.Object.Version
 	}
-	settings = besideSettings(k, &want, &settingsRow{tenant, object, k.Name, set.Locked, set.Premoderated, set.Title, set.Version})
+	settings = diffSettings(k, &want, &settingsRow{tenant, object, k.Name, set.Locked, set.Premoderated, set.Title, set.Version})
 	counts = projections.Diff{InTruth: true, InProjection: true,
 		Difference: projections.Difference{Projection: Name, TenantID: tenant, Entity: fmt.Sprintf("thread of %s %d", k.Parent, object),
 			Key: projections.Key{Type: k.Name, TenantID: tenant, Aggregate: object}}}

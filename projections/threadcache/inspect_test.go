@@ -51,7 +51,7 @@ func TestInspectionPutsTheTruthBesideTheProjection(t *testing.T) {
 		out[0].Err != nil {
 		t.Fatal(err, out)
 	}
-	p := Projection{kinds: kinds.Builtin, bucketSize: 100, groupSize: 100, mendStep: mendStep}
+	p := Projection{kinds: kinds.Builtin, bucketSize: 100, groupSize: 100, repairStep: repairStep}
 	for e, err := range p.Truth(ctx, system) {
 		if err == nil {
 			err = apply(ctx, system, p, []event.Event{e})

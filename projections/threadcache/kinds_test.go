@@ -45,7 +45,7 @@ func TestChildrenOfEveryKind(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			pool := testkit.Postgres(t).Pool(t, postgres.RoleSystem)
 			ctx := t.Context()
-			p := Projection{kinds: func() *kinds.Set { return set }, bucketSize: 3, groupSize: 2, mendStep: 7}
+			p := Projection{kinds: func() *kinds.Set { return set }, bucketSize: 3, groupSize: 2, repairStep: 7}
 			for _, s := range kinds.Truth.MakeTables(set) {
 				if _, err := pool.Exec(ctx, s.SQL, s.Args...); err != nil {
 					t.Fatal(err)
@@ -126,8 +126,8 @@ func TestChildrenOfEveryKind(t *testing.T) {
 					t.Errorf("verify does not report the wrong aggregate of %s: %v", name, fields)
 				}
 			}
-			mend(t, pool, p, keys, func() {})
-			check("mended")
+			repairKeys(t, pool, p, keys, func() {})
+			check("repaired")
 
 			for _, table := range p.Tables() {
 				exec(`DELETE FROM ` + table)

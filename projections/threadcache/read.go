@@ -342,7 +342,7 @@ func toChild(row pgx.CollectableRow) (event.Child, error) {
 	err := row.Scan(&c.ID, &object, &replyTo, &slug, &path, &author, &c.Body, &c.Attributes, &c.AuthorState, &c.ModerationState,
 		&c.Version, &c.CreatedAt.Time, &c.UpdatedAt.Time)
 	c.Parent, c.AuthorID = event.ID(object), event.ID(author)
-	c.ReplyTo, c.Slug, c.Path, c.Attributes = orEmpty(replyTo), orEmpty(slug), orEmpty(path), event.OneForm(c.Attributes)
+	c.ReplyTo, c.Slug, c.Path, c.Attributes = orEmpty(replyTo), orEmpty(slug), orEmpty(path), event.CanonicalAttributes(c.Attributes)
 	return c, err
 }
 

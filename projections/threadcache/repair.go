@@ -15,12 +15,12 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-// mendBatch is the number of children that are applied together.
-const mendBatch = 1000
+// repairBatch is the number of children that are applied together.
+const repairBatch = 1000
 
-// mendStep bounds the children of threads that one step deletes and writes while the consumer
+// repairStep bounds the children of threads that one step deletes and writes while the consumer
 // waits.
-const mendStep = 4 * mendBatch
+const repairStep = 4 * repairBatch
 
 // dropObjectSQL deletes the rows of an object in a table.
 const dropObjectSQL = `DELETE /* threadcache.drop */ FROM %s WHERE tenant_id = @tenant AND kind = @kind AND object_id = @object`
@@ -50,8 +50,8 @@ const (
 	stepMake = "make "
 )
 
-// mending is an object that Repair repairs.
-type mending struct {
+// objectRepair is an object that Repair repairs.
+type objectRepair struct {
 	object
 	keys  []projections.Key // the keys of this object
 	kind  kinds.Child
@@ -63,7 +63,7 @@ type mending struct {
 // of these objects. The caller holds the consumer's offsets in tx. A later event of a repaired
 // version changes nothing. Cost: that of the objects' children.
 //
-// A step deletes and writes at most twice mendStep children of threads. A larger thread takes
+// A step deletes and writes at most twice repairStep children of threads. A larger thread takes
 // several steps. Between these readers see an incomplete thread, and the consumer works on it. Its
 // counts fit the children that it has, or it is being deleted. If an event of the thread is parked
 // meanwhile, Repair nevertheless completes the thread. Children of a kind that is not threaded have
@@ -71,7 +71,7 @@ type mending struct {
 // the keys, so such an object takes one step.
 func (p Projection) Repair(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, keys []projections.Key,
 	parked projections.Parked) (rest []projections.Key, err error) {
-	objects, left := p.mendings(keys, parked), p.mendStep
+	objects, left := p.objectRepairs(keys, parked), p.repairStep
 	for i, m := range objects {
 		if left <= 0 {
 			for _, m := range objects[i:] {
@@ -82,12 +82,12 @@ func (p Projection) Repair(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, 
 		if m.kind, err = p.kindOf(m.object); err != nil {
 			return nil, err
 		}
-		m.left = p.mendStep
-		step, err := p.mend(ctx, tx, truth, m)
+		m.left = p.repairStep
+		step, err := p.repairObject(ctx, tx, truth, m)
 		if err != nil {
 			return nil, err
 		}
-		if left -= p.mendStep - m.left; step != "" {
+		if left -= p.repairStep - m.left; step != "" {
 			rest = append(rest, projections.Key{Type: m.object.kind, TenantID: m.tenant, Aggregate: m.id, Step: step})
 		}
 	}
@@ -102,10 +102,10 @@ func (p Projection) kindOf(o object) (kinds.Child, error) {
 	return kind, nil
 }
 
-// mendings returns the objects of the keys in their order, except parked objects whose repair has
-// not begun.
-func (p Projection) mendings(keys []projections.Key, parked projections.Parked) (all []*mending) {
-	byObject := make(map[object]*mending)
+// objectRepairs returns the objects of the keys in their order, except parked objects whose repair
+// has not begun.
+func (p Projection) objectRepairs(keys []projections.Key, parked projections.Parked) (all []*objectRepair) {
+	byObject := make(map[object]*objectRepair)
 	for _, k := range keys {
 		o := object{k.TenantID, cmp.Or(k.Kind, k.Type), k.Aggregate}
 		if k.Step == "" && (parked(o.tenant, o.kind, o.id) || parked(o.tenant, event.AggregateThread, o.id)) {
@@ -113,7 +113,7 @@ func (p Projection) mendings(keys []projections.Key, parked projections.Parked) 
 		}
 		m := byObject[o]
 		if m == nil {
-			m = &mending{object: o}
+			m = &objectRepair{object: o}
 			byObject[o], all = m, append(all, m)
 		}
 		if m.keys = append(m.keys, k); k.Child != "" {
@@ -123,8 +123,9 @@ func (p Projection) mendings(keys []projections.Key, parked projections.Parked) 
 	return all
 }
 
-// mend takes the next step of an object, and returns the step that follows, or "" at the end.
-func (p Projection) mend(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, m *mending) (step string, err error) {
+// repairObject takes the next step of an object, and returns the step that follows, or "" at the
+// end.
+func (p Projection) repairObject(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, m *objectRepair) (step string, err error) {
 	after, making := strings.CutPrefix(m.keys[0].Step, stepMake)
 	if !making {
 		if err := m.dropIDs(ctx, tx, m.named); err != nil {
@@ -146,11 +147,11 @@ func (p Projection) mend(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, m 
 	return p.make(ctx, tx, truth, m, after)
 }
 
-func (m *mending) args() pgx.StrictNamedArgs {
+func (m *objectRepair) args() pgx.StrictNamedArgs {
 	return pgx.StrictNamedArgs{"tenant": m.tenant, "kind": m.object.kind, "object": m.id}
 }
 
-func (m *mending) dropIDs(ctx context.Context, tx pgx.Tx, ids []string) error {
+func (m *objectRepair) dropIDs(ctx context.Context, tx pgx.Tx, ids []string) error {
 	if len(ids) == 0 {
 		return nil
 	}
@@ -161,12 +162,12 @@ func (m *mending) dropIDs(ctx context.Context, tx pgx.Tx, ids []string) error {
 }
 
 // drop deletes children, and reports whether the object's indexes have none left.
-func (m *mending) drop(ctx context.Context, tx pgx.Tx) (done bool, err error) {
+func (m *objectRepair) drop(ctx context.Context, tx pgx.Tx) (done bool, err error) {
 	sql, args := dropVisibleSQL, m.args()
 	for {
-		limit := mendBatch
+		limit := repairBatch
 		if m.kind.Threaded {
-			sql, limit = dropThreadSQL, min(mendBatch, m.left)
+			sql, limit = dropThreadSQL, min(repairBatch, m.left)
 		}
 		args["limit"] = limit
 		tag, err := tx.Exec(ctx, sql, args)
@@ -204,7 +205,7 @@ func (p Projection) applySettings(ctx context.Context, tx pgx.Tx, truth *pgxpool
 }
 
 // make applies the truth's children after a place, and returns the step that follows.
-func (p Projection) make(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, m *mending, after string) (step string, err error) {
+func (p Projection) make(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, m *objectRepair, after string) (step string, err error) {
 	var events []event.Event
 	var ids []string
 	flush := func() error {
@@ -232,7 +233,7 @@ func (p Projection) make(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, m 
 		if m.kind.Threaded {
 			m.left--
 		}
-		if len(events) == mendBatch {
+		if len(events) == repairBatch {
 			if err := flush(); err != nil {
 				return "", err
 			}

@@ -10,8 +10,8 @@ import (
 	"github.com/tidings/tidings/projections"
 )
 
-// mend repairs the keys, and calls between after each step.
-func mend(t *testing.T, pool *pgxpool.Pool, p Projection, keys []projections.Key, between func()) {
+// repairKeys repairs the keys, and calls between after each step.
+func repairKeys(t *testing.T, pool *pgxpool.Pool, p Projection, keys []projections.Key, between func()) {
 	t.Helper()
 	for len(keys) > 0 {
 		if err := postgres.InTx(t.Context(), pool, pgx.TxOptions{}, func(tx pgx.Tx) error {

@@ -32,12 +32,12 @@ const (
 type Projection struct {
 	kinds                 func() *kinds.Set
 	bucketSize, groupSize int
-	mendStep              int
+	repairStep            int
 }
 
 // New returns a projection. It calls now for the current kinds whenever it needs them; now is
 // usually kinds.Catalog.Now.
-func New(now func() *kinds.Set) Projection { return Projection{now, bucketSize, groupSize, mendStep} }
+func New(now func() *kinds.Set) Projection { return Projection{now, bucketSize, groupSize, repairStep} }
 
 // Name returns the projection's name.
 func (Projection) Name() string { return Name }
@@ -80,47 +80,9 @@ type change struct {
 // for children of threaded kinds two short index ranges per new child.
 func (p Projection) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) error {
 	set := p.kinds()
-	children := make(map[childKey]event.Child, len(events))
-	settings := make(map[object]event.Thread)
-	var kind kinds.Child
-	var names event.ChildNames
-	for i := range events {
-		e := &events[i]
-		if e.AggregateType == event.AggregateThread {
-			var t event.Thread
-			if err := e.DecodePayload(&t); err != nil {
-				return err
-			}
-			if int64(t.PostID) != e.AggregateID || t.Version <= 0 {
-				return event.Permanent(fmt.Errorf("event %s: thread of post %d (of %d) has version %d", e.ID, t.PostID,
-					e.AggregateID, t.Version))
-			}
-			if o := (object{e.TenantID, t.Of(), e.AggregateID}); t.Version > settings[o].Version {
-				settings[o] = t
-			}
-			continue
-		}
-		if e.AggregateType != kind.Name {
-			var ok bool
-			if kind, ok = set.Child(e.AggregateType); !ok {
-				return event.Permanent(fmt.Errorf("event %s: there is no kind of children %s", e.ID, e.AggregateType))
-			}
-			names = kind.Names()
-		}
-		c, err := e.DecodeChild(names)
-		if err != nil {
-			return err
-		}
-		if kind.Threaded && !wellFormed(c.Path) {
-			return event.Permanent(fmt.Errorf("event %s: %s %s has the path %.200q", e.ID, kind.Name, c.ID, c.Path))
-		}
-		if !kind.Threaded {
-			c.ReplyTo, c.Slug, c.Path = "", "", ""
-		}
-		k := childKey{e.TenantID, kind.Name, c.ID}
-		if c.Version > children[k].Version {
-			children[k] = c
-		}
+	children, settings, err := lastStates(set, events)
+	if err != nil {
+		return err
 	}
 	if err := writeSettings(ctx, tx, settings); err != nil {
 		return err
@@ -142,6 +104,52 @@ func (p Projection) Apply(ctx context.Context, tx pgx.Tx, events []event.Event) 
 		return err
 	}
 	return p.addCounts(ctx, tx, changes)
+}
+
+// lastStates returns the last state of each child and of each thread's settings in the events.
+func lastStates(set *kinds.Set, events []event.Event) (children map[childKey]event.Child, settings map[object]event.Thread, err error) {
+	children, settings = make(map[childKey]event.Child, len(events)), make(map[object]event.Thread)
+	var kind kinds.Child
+	var names event.ChildNames
+	for i := range events {
+		e := &events[i]
+		if e.AggregateType == event.AggregateThread {
+			var t event.Thread
+			if err := e.DecodePayload(&t); err != nil {
+				return nil, nil, err
+			}
+			if int64(t.PostID) != e.AggregateID || t.Version <= 0 {
+				return nil, nil, event.Permanent(fmt.Errorf("event %s: thread of post %d (of %d) has version %d", e.ID, t.PostID,
+					e.AggregateID, t.Version))
+			}
+			if o := (object{e.TenantID, t.Of(), e.AggregateID}); t.Version > settings[o].Version {
+				settings[o] = t
+			}
+			continue
+		}
+		if e.AggregateType != kind.Name {
+			var ok bool
+			if kind, ok = set.Child(e.AggregateType); !ok {
+				return nil, nil, event.Permanent(fmt.Errorf("event %s: there is no kind of children %s", e.ID, e.AggregateType))
+			}
+			names = kind.Names()
+		}
+		c, err := e.DecodeChild(names)
+		if err != nil {
+			return nil, nil, err
+		}
+		if kind.Threaded && !wellFormed(c.Path) {
+			return nil, nil, event.Permanent(fmt.Errorf("event %s: %s %s has the path %.200q", e.ID, kind.Name, c.ID, c.Path))
+		}
+		if !kind.Threaded {
+			c.ReplyTo, c.Slug, c.Path = "", "", ""
+		}
+		k := childKey{e.TenantID, kind.Name, c.ID}
+		if c.Version > children[k].Version {
+			children[k] = c
+		}
+	}
+	return children, settings, nil
 }
 
 // wellFormed reports whether the path is a valid place in a thread.

@@ -116,8 +116,8 @@ func TestSettingsThatWerePurgedAreTheDefaultsAtTheVersionThatStays(t *testing.T)
 		t.Errorf("an empty projection: got %q, want %q", got, want)
 	}
 	for name, fill := range map[string]func() error{
-		"mended": func() error {
-			mend(t, pool, New(kinds.Builtin), []projections.Key{{Type: event.AggregateComment, TenantID: 1, Aggregate: 5},
+		"repaired": func() error {
+			repairKeys(t, pool, New(kinds.Builtin), []projections.Key{{Type: event.AggregateComment, TenantID: 1, Aggregate: 5},
 				{Type: event.AggregateComment, TenantID: 1, Aggregate: 6}, {Type: event.AggregateComment, TenantID: 1, Aggregate: 7}},
 				func() {})
 			return nil

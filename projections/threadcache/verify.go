@@ -169,7 +169,7 @@ type open struct{ want, got *childRow } // want.VisibleDescendants grows
 
 func (f *fold) add(want, got *childRow) {
 	if want == nil {
-		f.visit(beside(f.kind, nil, got))
+		f.visit(diffChild(f.kind, nil, got))
 		return
 	}
 	f.finish(want)
@@ -201,12 +201,12 @@ func (f *fold) finish(next *childRow) {
 				above.got.versions += top.got.versions
 			}
 		}
-		f.visit(beside(f.kind, w, top.got))
+		f.visit(diffChild(f.kind, w, top.got))
 	}
 }
 
 // beside compares a child of the kind on both sides, either of which may be nil.
-func beside(k kinds.Child, want, got *childRow) projections.Diff {
+func diffChild(k kinds.Child, want, got *childRow) projections.Diff {
 	of := cmp.Or(want, got)
 	var none childRow
 	return projections.NewDiff(projections.Difference{
@@ -218,7 +218,7 @@ func beside(k kinds.Child, want, got *childRow) projections.Diff {
 
 func fieldsOf(want, got *childRow) []projections.Field {
 	at := func(t time.Time) string { return t.UTC().Format(event.TimeFormat) }
-	attributes := string(event.OneForm(got.Attributes))
+	attributes := string(event.CanonicalAttributes(got.Attributes))
 	return []projections.Field{
 		projections.Compared("child_id", want.ChildID, got.ChildID),
 		projections.Compared("parent_id", want.ParentID, got.ParentID),
@@ -439,13 +439,13 @@ func verifySettings(ctx context.Context, set *kinds.Set, truth, projection *pgxp
 		},
 		func(want, got *settingsRow) {
 			of := cmp.Or(want, got)
-			besideSettings(set.Children[of.Kind], cmp.Or(want, &settingsRow{TenantID: of.TenantID, ObjectID: of.ObjectID, Kind: of.Kind}),
+			diffSettings(set.Children[of.Kind], cmp.Or(want, &settingsRow{TenantID: of.TenantID, ObjectID: of.ObjectID, Kind: of.Kind}),
 				cmp.Or(got, &settingsRow{})).Report(report)
 		})
 }
 
 // besideSettings compares the settings of a thread on both sides. A missing row has the defaults.
-func besideSettings(k kinds.Child, want, got *settingsRow) projections.Diff {
+func diffSettings(k kinds.Child, want, got *settingsRow) projections.Diff {
 	return projections.NewDiff(projections.Difference{Projection: Name, TenantID: want.TenantID,
 		Entity:      fmt.Sprintf("thread of %s %d", k.Parent, want.ObjectID),
 		Key:         projections.Key{Type: event.AggregateThread, TenantID: want.TenantID, Aggregate: want.ObjectID, Kind: want.Kind},

@@ -1,7 +1,8 @@
 // Package endtoend tests the whole path from writes to reads. Random writes of two tenants go
 // through package store, a real relay and a real broker to the consumers, and the API's handler
 // reads. Faults kill, pause, disconnect and replay the consumers, or give them events twice. An
-// archiver archives threads as soon as they are written. The package has only tests.
+// archiver shelves threads as soon as they are written. The package has only tests. It is for those
+// who change the path of an event.
 //
 //	writers ─▶ store ─▶ relay ─▶ broker ─▶ consumers ─▶ projections ─▶ api ─▶ compared with a plain model of the writes' outcomes
 //	                      ▲                   ▲             ▲

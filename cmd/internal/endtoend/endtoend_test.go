@@ -139,14 +139,14 @@ func property(t *testing.T, seed uint64, start func(*testing.T, *rand.Rand) *lin
 	}
 	l.verify()
 	l.joined(exporters)
-	if _, err := store.CheckArchive(t.Context(), l.system, l.kinds.Now(), func(f store.ArchiveFlaw) { t.Error(f) }); err != nil {
+	if _, err := store.CheckShelving(t.Context(), l.system, l.kinds.Now(), func(f store.ShelvingFlaw) { t.Error(f) }); err != nil {
 		t.Error(err)
 	}
-	back, away := l.store.ThreadsReturned(), archiver.counts[store.CountThreadsArchived]
+	back, away := l.store.ThreadsReturned(), archiver.counts[store.CountThreadsShelved]
 	if away == 0 || back == 0 { // some returned before they had left completely
 		t.Errorf("%d threads went to the archive and %d came back", away, back)
 	}
-	t.Logf("%d steps of writers, %d reads of own writes, %d reads overlaid, %d walks, %d threads archived, %d brought back",
+	t.Logf("%d steps of writers, %d reads of own writes, %d reads overlaid, %d walks, %d threads shelved, %d brought back",
 		writes.Load(), own.Load(), l.overlaid(), walks.Load(), away, back)
 }
 

@@ -177,9 +177,9 @@ CREATE SCHEMA ahead;
 CREATE FUNCTION ahead.now() RETURNS timestamptz LANGUAGE sql STABLE AS 'SELECT pg_catalog.now() + interval ''2 hours''';
 GRANT USAGE ON SCHEMA ahead TO tidings_system`
 
-// mover archives threads of comments as soon as they are written, and counts them.
+// mover shelves threads of comments as soon as they are written, and counts them.
 type mover struct {
-	*store.Archiver
+	*store.Shelver
 	pool *pgxpool.Pool
 
 	mu     sync.Mutex
@@ -196,7 +196,7 @@ func (l *line) newMover() *mover {
 	}
 	l.t.Cleanup(pool.Close)
 	m := &mover{pool: pool, counts: map[string]int64{}}
-	if m.Archiver, err = store.NewArchiver(pool, func(context.Context) (time.Duration, error) { return time.Hour, nil }, l.kinds.Now,
+	if m.Shelver, err = store.NewShelver(pool, func(context.Context) (time.Duration, error) { return time.Hour, nil }, l.kinds.Now,
 		testkit.Logger(l.t), nil); err != nil {
 		l.t.Fatal(err)
 	}

@@ -1,5 +1,3 @@
-// Package fleet lists all projections of the system. A new projection needs its folder, its
-// migration and its line here.
 package fleet
 
 import (

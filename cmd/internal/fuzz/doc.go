@@ -1,6 +1,7 @@
-// Package fuzz contains the fuzzer of the HTTP API. It has only tests.
+// Package fuzz contains the fuzzer of the HTTP API. It has only tests. It is for those who change
+// the API or the write path.
 //
-//	lane, one per tenant: a client ──▶ two API processes ──▶ one database ◀── the archiver of threads, the remover of edges
+//	lane, one per tenant: a client ──▶ two API processes ──▶ one database ◀── the shelver of threads, the remover of edges
 //	  │                                                          │
 //	  └─ model: what each answer must be ◀── compared ── events, ┴─ applied to the projections by the lane
 //

@@ -94,7 +94,7 @@ func (r *rig) check(all []*lane, took time.Duration) {
 			r.t.Error(err)
 		}
 	}
-	if _, err := store.CheckArchive(r.t.Context(), r.system, r.catalog.Now(), func(f store.ArchiveFlaw) { r.t.Error(f) }); err != nil {
+	if _, err := store.CheckShelving(r.t.Context(), r.system, r.catalog.Now(), func(f store.ShelvingFlaw) { r.t.Error(f) }); err != nil {
 		r.t.Error(err)
 	}
 	back := r.stores[0].ThreadsReturned() + r.stores[1].ThreadsReturned()
@@ -107,6 +107,6 @@ func (r *rig) check(all []*lane, took time.Duration) {
 			did[name] += n
 		}
 	}
-	r.t.Logf("%d requests in %s, %d refused for a while, %d threads archived, %d brought back: %v", r.total.Load(),
+	r.t.Logf("%d requests in %s, %d refused for a while, %d threads shelved, %d brought back: %v", r.total.Load(),
 		took.Round(time.Millisecond), r.refused.Load(), r.mover.archived.Load(), back, did)
 }

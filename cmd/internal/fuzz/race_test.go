@@ -278,7 +278,7 @@ func (r *race) take(e *event.Event) (*made, error) {
 		if err != nil {
 			return nil, err
 		}
-		got.Attributes = event.OneForm(got.Attributes)
+		got.Attributes = event.CanonicalAttributes(got.Attributes)
 		row := r.m.edge(k, int64(got.From), int64(got.To))
 		if err := follows(row.now(), got, e.Type); err != nil {
 			return nil, err
@@ -291,7 +291,7 @@ func (r *race) take(e *event.Event) (*made, error) {
 	if err != nil {
 		return nil, err
 	}
-	got.Attributes = event.OneForm(got.Attributes)
+	got.Attributes = event.CanonicalAttributes(got.Attributes)
 	m := &made{onePath(k, got.ID), got.Actor, got.Version}
 	row := r.m.byID[got.ID]
 	if row == nil {

@@ -161,10 +161,10 @@ CREATE SCHEMA ahead;
 CREATE FUNCTION ahead.now() RETURNS timestamptz LANGUAGE sql STABLE AS 'SELECT pg_catalog.now() + interval ''2 hours''';
 GRANT USAGE ON SCHEMA ahead TO tidings_system`
 
-// mover moves threads to the archive as soon as they are written. Removers remove the edges that
+// mover shelves threads as soon as they are written. Removers remove the edges that
 // were requested.
 type mover struct {
-	*store.Archiver
+	*store.Shelver
 	removers []*store.Remover
 	archived atomic.Int64 // threads
 }
@@ -174,7 +174,7 @@ func (m *mover) Fence(context.Context, pgx.Tx) error { return nil } // there is 
 func (m *mover) Continue() error { return nil }
 
 func (m *mover) Count(what string, n int64) {
-	if what == store.CountThreadsArchived {
+	if what == store.CountThreadsShelved {
 		m.archived.Add(n)
 	}
 }
@@ -192,7 +192,7 @@ func (r *rig) startMover(db *testkit.DB) {
 	}
 	r.t.Cleanup(pool.Close)
 	r.mover = &mover{}
-	if r.mover.Archiver, err = store.NewArchiver(pool, func(context.Context) (time.Duration, error) { return time.Hour, nil },
+	if r.mover.Shelver, err = store.NewShelver(pool, func(context.Context) (time.Duration, error) { return time.Hour, nil },
 		r.catalog.Now, warnings(r.t), nil); err != nil {
 		r.t.Fatal(err)
 	}

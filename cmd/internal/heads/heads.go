@@ -1,4 +1,3 @@
-// Package heads tells the API which events the streams still have. The API does not depend on NATS.
 package heads
 
 import (

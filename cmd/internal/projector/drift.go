@@ -34,8 +34,8 @@ func (c VerifyConfig) Validate() error {
 }
 
 // Drift compares a projection with the truth, window by window and round after round. A difference
-// counts only if two looks at the window find it, the consumer has applied everything written
-// before the first look in between, and the second look's is not one that later events explain.
+// counts only if two comparisons of the window find it, the consumer has applied everything written
+// before the first one in between, and the second one's is not one that later events explain.
 type Drift struct {
 	cfg                VerifyConfig
 	truth, projections *pgxpool.Pool
@@ -46,14 +46,14 @@ type Drift struct {
 	verified, drift    prometheus.Counter
 	round              projections.Comparison // so far
 
-	after   any       // the key before the window; nil: the first window
-	next    any       // the key before the next window, from the first look
-	waited  int       // intervals since the first look
-	checked int64     // entities of the window
-	looked  time.Time // time of the first look, by the truth's clock
-	settled time.Time // time when everything written before the first look was on the stream; zero: not yet
+	after      any       // the key before the window; nil: the first window
+	next       any       // the key before the next window, from the first comparison
+	waited     int       // intervals since the first comparison
+	checked    int64     // entities of the window
+	comparedAt time.Time // time of the first comparison, by the truth's clock
+	settled    time.Time // time when everything written before the first comparison was on the stream; zero: not yet
 
-	suspected map[projections.Difference]projections.Difference // the first look's differences, by unversioned; nil before it
+	suspected map[projections.Difference]projections.Difference // the first comparison's differences, by unversioned; nil before it
 }
 
 // NewDrift returns the comparison of p. It starts nothing. The pools act as RoleReader and
@@ -93,20 +93,20 @@ func (d *Drift) Run(ctx context.Context) error {
 // clockSkew is the maximum difference between the clocks of database and broker.
 const clockSkew = 2 * time.Second
 
-// maxWaits is the number of intervals to wait for the second look.
+// maxWaits is the number of intervals to wait for the second comparison.
 const maxWaits = 10
 
-// step compares a window, or takes the next step towards the second look at it.
+// step compares a window, or takes the next step toward the second comparison of it.
 func (d *Drift) step(ctx context.Context) error {
 	if d.suspected != nil {
-		passed, err := d.passed(ctx)
+		hasApplied, err := d.hasApplied(ctx)
 		if err != nil {
 			return err
 		}
-		if d.waited++; !passed && d.waited < maxWaits {
+		if d.waited++; !hasApplied && d.waited < maxWaits {
 			return nil
 			// An event that waits for long must not keep the other windows from their comparison.
-		} else if !passed {
+		} else if !hasApplied {
 			return d.conclude(ctx, d.next)
 		}
 	}
@@ -118,21 +118,21 @@ func (d *Drift) step(ctx context.Context) error {
 	}
 	d.verified.Add(float64(checked))
 	d.checked = checked
-	if err := d.spareOthers(ctx, found); err != nil {
+	if err := d.dropOtherCells(ctx, found); err != nil {
 		return err
 	}
 	if len(found) > 0 {
-		if err := d.spareParked(ctx, found); err != nil {
+		if err := d.dropParked(ctx, found); err != nil {
 			return err
 		}
 	}
 	if len(found) > 0 && d.suspected == nil {
-		// After the look, so everything that it saw was written before now.
+		// After the comparison, so everything that it saw was written before now.
 		_, now, err := outbox.Settled(ctx, d.truth, time.Time{})
 		if err != nil {
 			return err
 		}
-		d.suspected, d.looked, d.next = make(map[projections.Difference]projections.Difference), now, next
+		d.suspected, d.comparedAt, d.next = make(map[projections.Difference]projections.Difference), now, next
 		for diff := range found {
 			d.suspected[unversioned(diff)] = diff
 		}
@@ -154,21 +154,22 @@ func (d *Drift) step(ctx context.Context) error {
 	return d.conclude(ctx, next)
 }
 
-// unversioned returns the difference without the versions, which differ from one look to the next.
+// unversioned returns the difference without the versions, which differ from one comparison to the
+// next.
 func unversioned(d projections.Difference) projections.Difference {
 	d.WantVersion, d.GotVersion = 0, 0
 	return d
 }
 
-// lasting reports whether no event explains a difference that both looks found. The consumer has
-// applied the version that the first look saw in the truth.
+// lasting reports whether no event explains a difference that both comparisons found. The consumer
+// has applied the version that the first comparison saw in the truth.
 func lasting(first, second projections.Difference) bool {
 	switch want, got := second.WantVersion, second.GotVersion; {
 	case got < first.WantVersion: // it was lost
 		return true
 	case got < want: // a later event is on its way
 		return false
-	case got > want: // the second look read the truth before a change, unless the projection was ahead at the first look, too
+	case got > want: // the second comparison read the truth before a change, unless the projection was ahead at the first one, too
 		return got == first.GotVersion
 	}
 	return true
@@ -188,10 +189,11 @@ func (d *Drift) conclude(ctx context.Context, after any) error {
 	return projections.SaveComparison(ctx, d.projections, round, after == nil)
 }
 
-// passed reports whether the consumer has applied everything written before the first look.
-func (d *Drift) passed(ctx context.Context) (bool, error) {
+// hasApplied reports whether the consumer has applied everything written before the first
+// comparison.
+func (d *Drift) hasApplied(ctx context.Context) (bool, error) {
 	if d.settled.IsZero() {
-		settled, now, err := outbox.Settled(ctx, d.truth, d.looked)
+		settled, now, err := outbox.Settled(ctx, d.truth, d.comparedAt)
 		if err != nil || !settled {
 			return false, err
 		}
@@ -204,8 +206,8 @@ func (d *Drift) passed(ctx context.Context) (bool, error) {
 	return lags[0].Messages == 0 || lags[0].AsOf.After(d.settled.Add(clockSkew)), nil
 }
 
-// spareOthers removes the differences of tenants of other cells.
-func (d *Drift) spareOthers(ctx context.Context, found map[projections.Difference]bool) error {
+// dropOtherCells removes the differences of tenants of other cells.
+func (d *Drift) dropOtherCells(ctx context.Context, found map[projections.Difference]bool) error {
 	if len(found) == 0 {
 		return nil
 	}
@@ -214,8 +216,8 @@ func (d *Drift) spareOthers(ctx context.Context, found map[projections.Differenc
 	return err
 }
 
-// spareParked removes the differences that dead letters explain.
-func (d *Drift) spareParked(ctx context.Context, found map[projections.Difference]bool) error {
+// dropParked removes the differences that dead letters explain.
+func (d *Drift) dropParked(ctx context.Context, found map[projections.Difference]bool) error {
 	parked, err := consumers.AllParked(ctx, d.projections, d.p.Name())
 	if err != nil {
 		return err

@@ -36,7 +36,7 @@ func TestOnlyADifferenceThatNoEventExplainsIsDrift(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	look := func(times int, wantDrift float64) {
+	compare := func(times int, wantDrift float64) {
 		t.Helper()
 		for range times {
 			if err := d.step(ctx); err != nil {
@@ -55,7 +55,7 @@ func TestOnlyADifferenceThatNoEventExplainsIsDrift(t *testing.T) {
 	if _, err := s.PutEdges(ctx, 1, kinds.Builtin().Edges["follow"], writes); err != nil {
 		t.Fatal(err)
 	}
-	look(5, 0) // no event is applied or published: pending events explain all differences
+	compare(5, 0) // no event is applied or published: pending events explain all differences
 	apply := func() {
 		t.Helper()
 		for e, err := range p.Truth(ctx, pool) {
@@ -73,7 +73,7 @@ func TestOnlyADifferenceThatNoEventExplainsIsDrift(t *testing.T) {
 		}
 	}
 	apply()
-	look(10, 0)
+	compare(10, 0)
 	if got := testkit.Metric(t, reg, "tidings_projection_verified_entities_total"); got < 4 {
 		t.Errorf("verified %v", got)
 	}
@@ -115,9 +115,9 @@ func TestOnlyADifferenceThatNoEventExplainsIsDrift(t *testing.T) {
 	}
 }
 
-// TestADifferenceOfALaterVersionIsNoDrift: an entity toggles, so two looks find one difference of
-// two states, each of which an event explains. A difference that no event explains is drift all the
-// same, however often its entity changes.
+// TestADifferenceOfALaterVersionIsNoDrift: an entity toggles, so two comparisons find one
+// difference of two states, each of which an event explains. A difference that no event explains is
+// drift all the same, however often its entity changes.
 func TestADifferenceOfALaterVersionIsNoDrift(t *testing.T) {
 	const parent, reply = "0196b2d4-7c00-7000-8000-00000000000a", "0196b2d4-7c00-7000-8000-00000000000b"
 	for _, c := range []struct {
@@ -178,7 +178,7 @@ func TestADifferenceOfALaterVersionIsNoDrift(t *testing.T) {
 					}
 				}
 			}
-			look := func(what string, want bool) {
+			compare := func(what string, want bool) {
 				t.Helper()
 				before := testkit.Metric(t, reg, "tidings_projection_differences_total")
 				if err := d.step(ctx); err != nil {
@@ -191,32 +191,32 @@ func TestADifferenceOfALaterVersionIsNoDrift(t *testing.T) {
 			exec(c.make)
 			apply()
 			change()
-			look("a change that is not applied yet", false)
+			compare("a change that is not applied yet", false)
 			apply()
 			change()
 			apply()
 			change()
-			look("a later one like it, not applied either", false)
+			compare("a later one like it, not applied either", false)
 			apply()
-			look("nothing", false)
+			compare("nothing", false)
 
 			change()
-			look("one that is not applied yet", false)
+			compare("one that is not applied yet", false)
 			change()
 			change()
-			look("one that should have been applied", true)
+			compare("one that should have been applied", true)
 			apply()
-			look("nothing", false)
+			compare("nothing", false)
 
 			exec(c.damage)
-			look("damage that an event may explain", false)
-			look("lasting damage", true)
+			compare("damage that an event may explain", false)
+			compare("lasting damage", true)
 			exec(c.damage)
 			exec(c.stale)
-			look("a change that was lost", false)
+			compare("a change that was lost", false)
 			change()
 			change()
-			look("a lost change below others", true)
+			compare("a lost change below others", true)
 		})
 	}
 }

@@ -1,10 +1,3 @@
-// Package projector wires the parts that all projector binaries share: one projection behind one
-// consumer.
-//
-//	NATS ──▶ consumers.Consumer ──▶ projection ──▶ projections database        ops port: lag, readiness
-//	                                                   ▲ compared, window by window (Drift)
-//	                                                   ▼
-//	                                            the truth's database, where it is configured
 package projector
 
 import (

@@ -68,7 +68,7 @@ func runArchiver(ctx context.Context, env envconfig.Lookuper) error {
 		}
 		if s, _, err := upkeep.Read(ctx, truth); err != nil {
 			return err
-		} else if err := s.Outlives(cfg.Projector.Broker.MaxAge); err != nil {
+		} else if err := s.KeepsForStreams(cfg.Projector.Broker.MaxAge); err != nil {
 			log.Error("the archive expires before the stream", "err", err, "runbook", "ArchiveTooShort")
 		}
 		g.Go(func() error { return catalog.Run(ctx) })

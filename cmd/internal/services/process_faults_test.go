@@ -182,7 +182,7 @@ func TestAnAPIThatThawsRepeatsNoWrite(t *testing.T) {
 }
 
 // TestPostgreSQLIsAwayForLongerThanAWriteWaits asks an API without a PostgreSQL for longer than 5
-// s. Each answer is 503 until PostgreSQL is back, and then the same process goes on.
+// s. Each answer is 503 until PostgreSQL is back, and then the same process continues.
 func TestPostgreSQLIsAwayForLongerThanAWriteWaits(t *testing.T) {
 	for name, f := range map[string]struct{ goes, comes func(pg *testkit.PG) }{
 		"killed": {func(pg *testkit.PG) { pg.Kill(t) }, func(pg *testkit.PG) { pg.Restart(t) }},

@@ -54,7 +54,7 @@ current slice; the next run continues.
 
 With --dry-run it shows the settings, and how many rows each job would move. It also shows the
 ranges that a job would delete permanently, with their months, rows and bytes. Without --dry-run, it
-shows permanent deletions and asks for confirmation. tidings archive undo brings archived threads
+shows permanent deletions and asks for confirmation. tidings archive undo brings shelved threads
 back.`,
 		name: "archive", needs: needDatabases, json: onePer("job"), reason: &reason, dryRun: &dryRun, destructive: true,
 		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
@@ -82,7 +82,7 @@ func showDrops(ctx context.Context, w io.Writer, list []jobs.Job) error {
 		return err
 	}
 	if len(all) == 0 {
-		return errNothingGoes
+		return errNothingToDelete
 	}
 	fmt.Fprintln(w, "The run deletes this permanently:")
 	return tableTo(w, dropRows(all)...)
@@ -108,7 +108,7 @@ func dropRows(all []jobs.Drop) [][]string {
 	rows := [][]string{{"WHAT", "MONTHS", "ROWS (ESTIMATE)", "MIB (ESTIMATE)"}}
 	var sum jobs.Drop
 	for _, d := range all {
-		rows = append(rows, []string{d.What, or(d.Since, "-"), count(d.Rows), fmt.Sprintf("%.1f", float64(d.Bytes)/(1<<20))})
+		rows = append(rows, []string{d.What, orDefault(d.Since, "-"), count(d.Rows), fmt.Sprintf("%.1f", float64(d.Bytes)/(1<<20))})
 		sum.Rows, sum.Bytes = sum.Rows+d.Rows, sum.Bytes+d.Bytes
 	}
 	if len(all) > 1 {
@@ -296,7 +296,7 @@ func (r jobRun) text(w io.Writer) error {
 type archiveStatus struct {
 	Ranges  []outbox.Range       `json:"ranges"`
 	Holds   []outbox.ArchiveHold `json:"holds"`
-	Threads []store.Archived     `json:"threads"` // of comments, by archive id
+	Threads []store.Shelving     `json:"threads"` // of comments, by run
 	Jobs    []jobs.LastRun       `json:"jobs"`
 	Leases  []jobs.Lease         `json:"leases,omitempty"` // running jobs, with the processes that wait for them
 }
@@ -304,7 +304,7 @@ type archiveStatus struct {
 func (p Process) archiveStatusCommand() *cobra.Command {
 	return p.command(command{
 		use:   "status",
-		short: "Show the ranges of the outbox and its archive, the holds, the archived threads, and the last runs of the jobs",
+		short: "Show the ranges of the outbox and its archive, the holds, the shelved threads, and the last runs of the jobs",
 		name:  "archive", needs: needDatabases, json: oneObject,
 		run: func(ctx context.Context, s *session, _ []string) (_ *report, err error) {
 			var a archiveStatus
@@ -314,7 +314,7 @@ func (p Process) archiveStatusCommand() *cobra.Command {
 			if a.Holds, err = outbox.Holds(ctx, s.Truth, false); err != nil {
 				return nil, err
 			}
-			if a.Threads, err = store.Archives(ctx, s.Truth, archivesShown); err != nil {
+			if a.Threads, err = store.Shelvings(ctx, s.Truth, shelvingsShown); err != nil {
 				return nil, err
 			}
 			if a.Jobs, _, err = jobs.LastRuns(ctx, s.Truth); err != nil {
@@ -381,11 +381,11 @@ func (s archiveStatus) text(w io.Writer) error {
 func jobLeaseRows(all []jobs.Lease) [][]string {
 	rows := [][]string{{"RUNNING JOB", "SINCE", "BY", "WAITING FOR IT"}}
 	for _, l := range all {
-		job, since := or(l.Job, "a command"), "-"
+		job, since := orDefault(l.Job, "a command"), "-"
 		if !l.Since.IsZero() {
 			since = l.Since.UTC().Format(time.RFC3339)
 		}
-		rows = append(rows, []string{job, since, l.Holder, or(strings.Join(l.Waiting, ", "), "-")})
+		rows = append(rows, []string{job, since, l.Holder, orDefault(strings.Join(l.Waiting, ", "), "-")})
 	}
 	return rows
 }

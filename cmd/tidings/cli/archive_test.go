@@ -115,7 +115,7 @@ func TestArchiveRunSaysWhatItDoesAndDoesWhatItSaid(t *testing.T) {
 	}
 }
 
-func TestArchivedThreadsAreShownAndBroughtBack(t *testing.T) {
+func TestShelvedThreadsAreShownAndBroughtBack(t *testing.T) {
 	t.Parallel()
 	db := testkit.Postgres(t)
 	pool := db.Pool(t, postgres.RoleSystem)
@@ -141,14 +141,14 @@ func TestArchivedThreadsAreShownAndBroughtBack(t *testing.T) {
 		t.Helper()
 		var n int
 		if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM children_archive`).Scan(&n); err != nil || n != want {
-			t.Errorf("%d comments are archived, want %d: %v", n, want, err)
+			t.Errorf("%d comments are shelved, want %d: %v", n, want, err)
 		}
 	}
-	want(exitOK, "comment-archive (--dry-run): comments archived 20, threads archived 2 (", "archive", "run", "--job",
+	want(exitOK, "comment-archive (--dry-run): comments shelved 20, threads shelved 2 (", "archive", "run", "--job",
 		"comment-archive", "--dry-run")
 	archived(0)
 	want(exitOK, "  settings: comment_archive_after=1h0m0s\n", "archive", "run", "--job", "comment-archive", "--dry-run")
-	want(exitOK, "comment-archive: comments archived 20, threads archived 2 (", "archive", "run", "--job", "comment-archive")
+	want(exitOK, "comment-archive: comments shelved 20, threads shelved 2 (", "archive", "run", "--job", "comment-archive")
 	archived(20)
 	want(exitOK, "2        20        0\n", "archive", "status")
 	want(exitInput, "archive run with id 7", "archive", "undo", "--id", "7")

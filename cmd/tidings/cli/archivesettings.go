@@ -54,7 +54,7 @@ reason.`,
 			return reports(archiveSettings{now, last}, func(w io.Writer) error {
 				err := tableTo(w, rows...)
 				if last.By != "" {
-					fmt.Fprintf(w, "\nSet %s by %s: %s\n", utc(&last.At), cell(last.By), or(cell(last.Reason), "no reason given"))
+					fmt.Fprintf(w, "\nSet %s by %s: %s\n", utc(&last.At), cell(last.By), orDefault(cell(last.Reason), "no reason given"))
 				}
 				return err
 			}), nil

@@ -16,11 +16,11 @@ import (
 	"github.com/tidings/tidings/store"
 )
 
-// archivesShown is the number of runs that moved threads which `tidings archive status` shows.
-const archivesShown = 20
+// shelvingsShown is the number of runs that moved threads which `tidings archive status` shows.
+const shelvingsShown = 20
 
-// undone is the output of `tidings archive undo --json`.
-type undone struct {
+// undoResult is the output of `tidings archive undo --json`.
+type undoResult struct {
 	ArchiveID int64 `json:"archive_id"`
 	Threads   int64 `json:"threads"`
 	Comments  int64 `json:"comments"`
@@ -47,14 +47,14 @@ the same command continues.`,
 			if err != nil {
 				return nil, err
 			}
-			archiver, err := store.NewArchiver(s.Truth, nil, func() *kinds.Set { return now },
+			shelver, err := store.NewShelver(s.Truth, nil, func() *kinds.Set { return now },
 				daemon.CommandLogger(s.Stderr, slog.LevelWarn), prometheus.NewRegistry())
 			if err != nil {
 				return nil, err
 			}
-			u := undone{ArchiveID: id}
+			u := undoResult{ArchiveID: id}
 			err = s.withoutJobs(ctx, s.Truth, "archive-undo", func(ctx context.Context, h *jobs.Hold) (err error) {
-				u.Threads, u.Comments, err = archiver.Undo(ctx, h, id)
+				u.Threads, u.Comments, err = shelver.Undo(ctx, h, id)
 				return err
 			})
 			if errors.Is(err, store.ErrNotFound) {

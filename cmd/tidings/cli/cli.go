@@ -62,8 +62,8 @@ func (e *usageError) Error() string { return e.err.Error() }
 func (e *usageError) Unwrap() error { return e.err }
 
 var (
-	errReported = errors.New("reported")                // ends a command whose output already names the problem
-	errAway     = errors.New("a server is unavailable") // ends a command whose output already names the server or the lock
+	errReported    = errors.New("reported")                // ends a command whose output already names the problem
+	errUnavailable = errors.New("a server is unavailable") // ends a command whose output already names the server or the lock
 )
 
 // Main runs the command that args name in this process and returns the exit code. The first SIGINT
@@ -137,7 +137,7 @@ func group(use, short string, sub ...*cobra.Command) *cobra.Command {
 
 // silent says whether an error only selects the exit code, because the output names the problem.
 func silent(err error) bool {
-	return errors.Is(err, errReported) || errors.Is(err, errWarnings) || errors.Is(err, errAway) || errors.Is(err, errIllness)
+	return errors.Is(err, errReported) || errors.Is(err, errWarnings) || errors.Is(err, errUnavailable) || errors.Is(err, errUnhealthy)
 }
 
 // exitCode prints the error of the command c to stderr, and returns the exit code.
@@ -154,7 +154,7 @@ func (p Process) exitCode(c *cobra.Command, err error, started bool) int {
 		return exitAgain
 	}
 	fmt.Fprintf(p.Stderr, "tidings: %s\n", visibleLines(daemon.Plain(err)))
-	for _, again := range []error{erasure.ErrUnfinished, restore.ErrUnfinished, outbox.ErrNotAlone, outbox.ErrAloneLost} {
+	for _, again := range []error{erasure.ErrUnfinished, restore.ErrUnfinished, outbox.ErrNotExclusive, outbox.ErrExclusiveLost} {
 		if errors.Is(err, again) {
 			return exitAgain
 		}

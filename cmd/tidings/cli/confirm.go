@@ -32,8 +32,8 @@ func (p Process) destructive(c *cobra.Command) *asking {
 	return a
 }
 
-// errNothingGoes is the error by which show reports that the command would delete nothing.
-var errNothingGoes = errors.New("nothing to delete")
+// errNothingToDelete is the error by which show reports that the command would delete nothing.
+var errNothingToDelete = errors.New("nothing to delete")
 
 // ask calls show, which prints to stderr what the command would delete, and then asks for a yes on
 // the terminal. With --yes it does neither. It returns nil after a yes, and if the command would
@@ -42,7 +42,7 @@ func (a *asking) ask(show func(w io.Writer) error) error {
 	if a.yes {
 		return nil
 	}
-	if err := show(a.p.Stderr); errors.Is(err, errNothingGoes) {
+	if err := show(a.p.Stderr); errors.Is(err, errNothingToDelete) {
 		return nil
 	} else if err != nil {
 		return err
@@ -69,11 +69,11 @@ func (p Process) interactive() bool {
 }
 
 // textLines returns a show function for ask. It prints lines of text below a first one; without
-// lines it returns errNothingGoes.
+// lines it returns errNothingToDelete.
 func textLines(first string, all ...string) func(io.Writer) error {
 	return func(w io.Writer) error {
 		if len(all) == 0 {
-			return errNothingGoes
+			return errNothingToDelete
 		}
 		all := append([]string{first}, all...)
 		_, err := fmt.Fprintln(w, strings.Join(all, "\n"))

@@ -72,7 +72,7 @@ func TestEveryProjectionKeepsTheContract(t *testing.T) {
 			c.lag(p)
 			c.applies(p, events)
 			c.windows(p)
-			c.mends(p)
+			c.repairs(p)
 			for _, from := range []string{"stream", "truth"} {
 				c.must("replay", "--yes", "--consumer", p.Name(), "--from", from)
 				c.same(p, "after a replay from the "+from)
@@ -217,9 +217,9 @@ func (c *contract) windows(p projections.Projection) {
 	}
 }
 
-// mends deletes a row of each table that has rows. Verify must find the difference, and Repair must
-// restore the row.
-func (c *contract) mends(p projections.Projection) {
+// repairs deletes a row of each table that has rows. Verify must find the difference, and Repair
+// must restore the row.
+func (c *contract) repairs(p projections.Projection) {
 	c.t.Helper()
 	damaged := 0
 	for _, table := range p.Tables() {
@@ -245,7 +245,7 @@ func (c *contract) mends(p projections.Projection) {
 		if _, err := verify.Repair(c.t.Context(), c.verifying(), p, arriveWithin, false); err != nil {
 			c.t.Fatal(err)
 		}
-		c.same(p, "after a row of "+table+" was mended")
+		c.same(p, "after a row of "+table+" was repaired")
 	}
 	if damaged == 0 && len(p.Tables()) > 0 {
 		c.t.Errorf("%s: none of the tables %v has rows", p.Name(), p.Tables())

@@ -77,23 +77,13 @@ With --trace it writes spans as lines of JSON. tidings events find --id ID --tra
 one event.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			var cfg devConfig
-			if err := envconfig.ProcessWith(c.Context(), &envconfig.Config{Target: &cfg, Lookuper: p.Env}); err != nil {
-				return &usageError{fmt.Errorf("read the environment: %w", err)}
-			}
-			if _, set := p.Env.Lookup("CONSOLE"); !set {
-				cfg.Console.On = true
+			cfg, err := p.devConfig(c.Context())
+			if err != nil {
+				return &usageError{err}
 			}
 			cfg.Console.ReadOnly = cfg.Console.ReadOnly || readOnly
 			cfg.sharedDatabase = shared
-			if _, set := p.Env.Lookup("HEARTBEAT_INTERVAL"); !set {
-				cfg.Relay.Heartbeat = devHeartbeat
-			}
-			if cfg.API.TLSCert != "" {
-				return &usageError{errors.New("dev answers plain HTTP on loopback: unset API_TLS_CERT and API_TLS_KEY")}
-			}
 			if dir == "" {
-				var err error
 				if dir, err = p.defaultData(); err != nil {
 					return err
 				}
@@ -102,7 +92,6 @@ one event.`,
 			if err != nil {
 				return fmt.Errorf("absolute path of %s: %w", dir, err)
 			}
-			cfg.Log.Level, cfg.Log.Format = or(cfg.Log.Level, "warn"), or(cfg.Log.Format, "text") // a person reads dev's log
 			log, flush, err := daemon.NewLogger(p.Stderr, cfg.Log)
 			if err != nil {
 				return &usageError{err}
@@ -125,6 +114,24 @@ one event.`,
 	c.Flags().StringVar(&spans, "trace", "", "write spans to this `file`")
 	c.Flags().Lookup("trace").NoOptDefVal = traceDefault
 	return c
+}
+
+// devConfig reads the environment. Its defaults are those of one person on one machine.
+func (p Process) devConfig(ctx context.Context) (cfg devConfig, err error) {
+	if err := envconfig.ProcessWith(ctx, &envconfig.Config{Target: &cfg, Lookuper: p.Env}); err != nil {
+		return cfg, fmt.Errorf("read the environment: %w", err)
+	}
+	if _, set := p.Env.Lookup("CONSOLE"); !set {
+		cfg.Console.On = true
+	}
+	if _, set := p.Env.Lookup("HEARTBEAT_INTERVAL"); !set {
+		cfg.Relay.Heartbeat = devHeartbeat
+	}
+	if cfg.API.TLSCert != "" {
+		return cfg, errors.New("dev answers plain HTTP on loopback: unset API_TLS_CERT and API_TLS_KEY")
+	}
+	cfg.Log.Level, cfg.Log.Format = orDefault(cfg.Log.Level, "warn"), orDefault(cfg.Log.Format, "text") // a person reads dev's log
+	return cfg, nil
 }
 
 // dev starts the servers, then the parts, and stops them in the opposite order when ctx ends.

@@ -78,7 +78,7 @@ func TestThePageOnAddingAKindWorks(t *testing.T) {
 	}
 }
 
-// The commands on the archive of threads must use the kinds in force, not only the built-in ones.
+// The commands on shelved threads must use the kinds in force, not only the built-in ones.
 func TestTheArchiveOfThreadsKnowsTheKindsInForce(t *testing.T) {
 	t.Parallel()
 	db := testkit.Postgres(t)
@@ -103,7 +103,7 @@ func TestTheArchiveOfThreadsKnowsTheKindsInForce(t *testing.T) {
 		`UPDATE children_verdict SET created_at = created_at - interval '3 h', updated_at = updated_at - interval '3 h'`); err != nil {
 		t.Fatal(err)
 	}
-	if code, stdout, stderr := run(t, env, "", "archive", "run", "--job", store.ArchiveJob); code != exitOK {
+	if code, stdout, stderr := run(t, env, "", "archive", "run", "--job", store.ShelvingJob); code != exitOK {
 		t.Fatalf("exit code %d, %s%s", code, stdout, stderr)
 	}
 	archived := func() (n int) {

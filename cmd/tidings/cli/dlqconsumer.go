@@ -121,22 +121,29 @@ func (p Process) consumerLetters(ctx context.Context, data string) (*letterDesk,
 	}, pool.Close}, nil
 }
 
-// actParked handles the first dead letters that existed at its start, each in transactions of its
-// own.
-func (p Process) actParked(ctx context.Context, d *consumers.DeadLetters, action string, v verb, f dlqFlags) error {
+// chooseParked returns the dead letters that f selects, and a sentence if more aggregates match.
+func chooseParked(ctx context.Context, d *consumers.DeadLetters, f *dlqFlags) (todo []int64, more string, err error) {
 	f.all = f.all || len(f.filter.IDs) > 0
 	f.filter.First = len(f.filter.IDs) == 0 // a given ID that is not the first one gets an error of its own
-	var todo []int64
-	more := ""
 	for l, err := range d.List(ctx, f.filter, f.most()) {
 		if err != nil {
-			return err
+			return nil, "", err
 		}
 		if !f.all && len(todo) == f.limit {
 			more = " More aggregates match: use --limit N or --all."
 			break
 		}
 		todo = append(todo, l.ID)
+	}
+	return todo, more, nil
+}
+
+// actParked handles the first dead letters that existed at its start, each in transactions of its
+// own.
+func (p Process) actParked(ctx context.Context, d *consumers.DeadLetters, action string, v verb, f dlqFlags) error {
+	todo, more, err := chooseParked(ctx, d, &f)
+	if err != nil {
+		return err
 	}
 	do := d.Retry
 	if action == deadletter.Discard {

@@ -1,4 +1,5 @@
-// Package cli has the commands of tidings. Most commands have a file of their own name.
+// Package cli has the commands of tidings. Most commands have a file of their own name. It is for
+// operators, who run its commands. It may change in any release.
 //
 //	run       dev, demo, consume, ready, version
 //	set up    migrate, token, nats, kinds, contracts

@@ -13,10 +13,11 @@ import (
 	"github.com/tidings/tidings/ops/status"
 )
 
-// errWarnings and errIllness set the exit code of a command whose output already has the findings.
+// errWarnings and errUnhealthy set the exit code of a command whose output already has the
+// findings.
 var (
-	errWarnings = errors.New("warnings")
-	errIllness  = errors.New("errors")
+	errWarnings  = errors.New("warnings")
+	errUnhealthy = errors.New("errors")
 )
 
 func (p Process) doctorCommand() *cobra.Command {
@@ -83,7 +84,7 @@ func findings(all []doctor.Finding) (_ *report, worst error) {
 	rows := [][]string{{"SEVERITY", "CHECK", "WHERE", "FINDING", "ACTION"}}
 	for _, f := range all {
 		if f.Severity == doctor.Error {
-			worst = errIllness
+			worst = errUnhealthy
 		} else if worst == nil {
 			worst = errWarnings
 		}

@@ -87,7 +87,7 @@ func showEdges(ctx context.Context, w io.Writer, s *store.Store, now *kinds.Set,
 		total += n
 	}
 	if total == 0 {
-		return errNothingGoes
+		return errNothingToDelete
 	}
 	fmt.Fprintf(w, "The command removes these edges of %s %d of tenant %d (--direction %s):\n", r.Object, r.ID, tenant, r.Direction)
 	return tableTo(w, rows...)

@@ -82,7 +82,7 @@ func (p Process) showErasure(ctx context.Context, w io.Writer, y *system, o eras
 		total += int(n)
 	}
 	if total == 0 {
-		return errNothingGoes
+		return errNothingToDelete
 	}
 	fmt.Fprintf(w, "The command permanently erases this data of author %d of tenant %d:\n", o.AuthorID, o.TenantID)
 	return tableTo(w, erasureRows("FOUND", report)...)

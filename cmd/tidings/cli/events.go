@@ -59,11 +59,14 @@ func foundEventOf(f outbox.Found, streams map[int]string) foundEvent {
 
 var uuidForm = regexp.MustCompile(`^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$`)
 
+// findFlags has the flags of events find.
+type findFlags struct {
+	id, sequence, aggregate, since, until, spans string
+	q                                            outbox.FindQuery
+}
+
 func (p Process) eventsFindCommand() *cobra.Command {
-	var (
-		id, sequence, aggregate, since, until, spans string
-		q                                            outbox.FindQuery
-	)
+	var o findFlags
 	c := p.command(command{
 		use:   "find",
 		short: "Find events in the outbox, its archive and its DLQ",
@@ -80,47 +83,52 @@ With --id or --sequence, --trace shows the path of the event with times: the req
 the publish, and the work of the consumers. It reads the spans that tidings dev --trace writes.`,
 		needs: needServers, json: onePer("event"),
 		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
-			if s.changed("tenant") && q.TenantID < 1 {
-				return nil, &usageError{errors.New("--tenant is a positive number; --type sent finds heartbeats, the events of tenant 0")}
-			}
-			if sequence != "" && id != "" {
-				return nil, &usageError{errors.New("--id and --sequence exclude each other")}
-			}
-			if sequence != "" {
-				var err error
-				if id, err = s.eventAt(ctx, s.data, sequence); err != nil {
-					return nil, err
-				}
-			}
-			if err := parseFind(&q, id, aggregate, since, until, time.Now()); err != nil {
-				return nil, &usageError{err}
-			}
-			var file string
-			if spans != "" {
-				if id == "" {
-					return nil, &usageError{errors.New("--trace needs --id")}
-				}
-				var err error
-				if file, err = s.pathFile(spans, s.data); err != nil {
-					return nil, err
-				}
-			}
-			return nil, s.findEvents(ctx, q, file)
+			return nil, o.find(ctx, s)
 		},
 	})
-	c.Flags().StringVar(&id, "id", "", "an outbox id, or the UUID of an event")
-	c.Flags().StringVar(&sequence, "sequence", "", "a sequence of a stream, as `STREAM/N`")
-	c.Flags().StringVar(&q.EventType, "type", "", "only of this event type, such as created")
-	c.Flags().StringVar(&aggregate, "aggregate", "", "an aggregate, as `TYPE/ID`; with --tenant")
-	c.Flags().Int64Var(&q.TenantID, "tenant", 0, "only of this tenant")
-	c.Flags().StringVar(&since, "since", "", "only events since then: a duration ago such as 24h, a date, or a time in RFC 3339")
-	c.Flags().StringVar(&until, "until", "", "only events from before then, in the same forms")
-	c.Flags().IntVar(&q.Limit, "limit", 50, "at most this many events, 1 to 10000: the earliest by time, else the lowest ids")
-	c.Flags().BoolVar(&q.Payload, "payload", false, "show payloads too")
-	c.Flags().StringVar(&spans, "trace", "", "show the path of the event too, from this `file` of spans; without =FILE from "+
+	c.Flags().StringVar(&o.id, "id", "", "an outbox id, or the UUID of an event")
+	c.Flags().StringVar(&o.sequence, "sequence", "", "a sequence of a stream, as `STREAM/N`")
+	c.Flags().StringVar(&o.q.EventType, "type", "", "only of this event type, such as created")
+	c.Flags().StringVar(&o.aggregate, "aggregate", "", "an aggregate, as `TYPE/ID`; with --tenant")
+	c.Flags().Int64Var(&o.q.TenantID, "tenant", 0, "only of this tenant")
+	c.Flags().StringVar(&o.since, "since", "", "only events since then: a duration ago such as 24h, a date, or a time in RFC 3339")
+	c.Flags().StringVar(&o.until, "until", "", "only events from before then, in the same forms")
+	c.Flags().IntVar(&o.q.Limit, "limit", 50, "at most this many events, 1 to 10000: the earliest by time, else the lowest ids")
+	c.Flags().BoolVar(&o.q.Payload, "payload", false, "show payloads too")
+	c.Flags().StringVar(&o.spans, "trace", "", "show the path of the event too, from this `file` of spans; without =FILE from "+
 		"the file of tidings dev")
 	c.Flags().Lookup("trace").NoOptDefVal = traceDefault
 	return c
+}
+
+// find prints the events that the flags select.
+func (o *findFlags) find(ctx context.Context, s *session) error {
+	if s.changed("tenant") && o.q.TenantID < 1 {
+		return &usageError{errors.New("--tenant is a positive number; --type sent finds heartbeats, the events of tenant 0")}
+	}
+	if o.sequence != "" && o.id != "" {
+		return &usageError{errors.New("--id and --sequence exclude each other")}
+	}
+	if o.sequence != "" {
+		var err error
+		if o.id, err = s.eventAt(ctx, s.data, o.sequence); err != nil {
+			return err
+		}
+	}
+	if err := parseFind(&o.q, o.id, o.aggregate, o.since, o.until, time.Now()); err != nil {
+		return &usageError{err}
+	}
+	var file string
+	if o.spans != "" {
+		if o.id == "" {
+			return &usageError{errors.New("--trace needs --id")}
+		}
+		var err error
+		if file, err = s.pathFile(o.spans, s.data); err != nil {
+			return err
+		}
+	}
+	return s.findEvents(ctx, o.q, file)
 }
 
 // findEvents prints the events of the query, with their paths if file is not "".

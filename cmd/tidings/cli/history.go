@@ -193,7 +193,7 @@ func attributesColumn(all map[string]kinds.Attribute, has json.RawMessage) []str
 	if len(all) == 0 {
 		return nil
 	}
-	return []string{strings.ReplaceAll(printable(string(event.OneForm(has))), `\"`, `"`)}
+	return []string{strings.ReplaceAll(printable(string(event.CanonicalAttributes(has))), `\"`, `"`)}
 }
 
 func showChildHistory(ctx context.Context, s *session, now *kinds.Set, f historyFlags) error {

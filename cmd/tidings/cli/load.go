@@ -81,26 +81,7 @@ needs the roles read and write. Load retries connection errors, 5xx and 429 unti
 without a success, so it continues after you kill and restart the server.`,
 		args: rangeArgs(0, 1), needs: needServers, json: oneObject,
 		run: func(ctx context.Context, s *session, args []string) (*report, error) {
-			if (generate != "") == (len(args) == 1) {
-				return nil, &usageError{errors.New("load needs either a FILE (- for stdin), or --generate")}
-			}
-			if cfg.URL == "" || cfg.Token == "" {
-				in, err := s.instance(s.data)
-				if err != nil {
-					return nil, fmt.Errorf("%w, or give --url and --token", err)
-				}
-				cfg.URL, cfg.Token = cmp.Or(cfg.URL, in.API), cmp.Or(cfg.Token, in.Token)
-			}
-			l, err := load.New(cfg)
-			if err != nil {
-				return nil, &usageError{err}
-			}
-			w, done, err := s.loading(ctx, l, kind, generate, args)
-			if err != nil {
-				return nil, err
-			}
-			defer done()
-			return s.load(ctx, l, w)
+			return s.loadFrom(ctx, cfg, kind, generate, args)
 		},
 	})
 	c.Flags().StringVar(&kind, "kind", event.AggregateFollow, "the `kind` of the edges or children")
@@ -111,6 +92,31 @@ without a success, so it continues after you kill and restart the server.`,
 	c.Flags().IntVar(&cfg.Concurrency, "concurrency", 32, "parallel requests")
 	c.Flags().DurationVar(&cfg.RetryFor, "retry-for", 2*time.Minute, "give up after this time without a success")
 	return c
+}
+
+// loadFrom loads the file of args or the generated rows through the API of cfg, or else of the
+// running dev.
+func (s *session) loadFrom(ctx context.Context, cfg load.Config, kind, generate string, args []string) (*report, error) {
+	if (generate != "") == (len(args) == 1) {
+		return nil, &usageError{errors.New("load needs either a FILE (- for stdin), or --generate")}
+	}
+	if cfg.URL == "" || cfg.Token == "" {
+		in, err := s.instance(s.data)
+		if err != nil {
+			return nil, fmt.Errorf("%w, or give --url and --token", err)
+		}
+		cfg.URL, cfg.Token = cmp.Or(cfg.URL, in.API), cmp.Or(cfg.Token, in.Token)
+	}
+	l, err := load.New(cfg)
+	if err != nil {
+		return nil, &usageError{err}
+	}
+	w, done, err := s.loading(ctx, l, kind, generate, args)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	return s.load(ctx, l, w)
 }
 
 // loading reads the kind from the API, and prepares the load of the file or of the generated rows.

@@ -249,43 +249,7 @@ it gets.`,
 		example: `  tidings nats creds --keys keys --role relay --out relay.creds
   tidings nats creds --keys keys --role subscriber --name mailer --tenant 7 --expires 2160h --out mailer.creds`,
 		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
-			cfg, err := s.naming(ctx)
-			if err != nil {
-				return nil, err
-			}
-			if err := who.Validate(); err != nil {
-				return nil, &usageError{err}
-			}
-			if s.changed("tenant") && who.Tenant == 0 { // 0 would mean all tenants
-				return nil, &usageError{errors.New("--tenant is 0: want 1 or more")}
-			}
-			if dir == "" || out == "" || expires < 0 {
-				return nil, &usageError{errors.New("--keys and --out are required; --expires must be 0 or more")}
-			}
-			d, err := readKeyDir(dir)
-			if err != nil {
-				return nil, err
-			}
-			if who, err = d.known(who); err != nil {
-				return nil, err
-			}
-			creds, err := d.keys.Credentials(cfg, who, expires)
-			if err != nil {
-				return nil, err
-			}
-			if err := writeFile(out, creds); err != nil {
-				return nil, err
-			}
-			user, err := broker.ReadUser(out)
-			if err != nil {
-				return nil, err
-			}
-			until := "never expires"
-			if expires > 0 {
-				until = "expires at " + user.Expires.UTC().Format(time.RFC3339)
-			}
-			return reports(nil, sentence("Wrote %s, which %s. Use it with NATS_INBOX_PREFIX=%s.\n"+
-				"Its public key, by which you can revoke it without the file: %s\n", out, until, who.InboxPrefix(), user.Key)), nil
+			return s.writeCreds(ctx, who, dir, out, expires)
 		},
 	})
 	f := c.Flags()
@@ -296,6 +260,47 @@ it gets.`,
 	f.Int64Var(&who.Tenant, "tenant", 0, "the tenant")
 	f.DurationVar(&expires, "expires", 90*24*time.Hour, "how long the credentials are valid; 0 for no limit")
 	return c
+}
+
+// writeCreds signs the credentials of who with a key of dir, and writes them to out.
+func (s *session) writeCreds(ctx context.Context, who broker.Principal, dir, out string, expires time.Duration) (*report, error) {
+	cfg, err := s.naming(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := who.Validate(); err != nil {
+		return nil, &usageError{err}
+	}
+	if s.changed("tenant") && who.Tenant == 0 { // 0 would mean all tenants
+		return nil, &usageError{errors.New("--tenant is 0: want 1 or more")}
+	}
+	if dir == "" || out == "" || expires < 0 {
+		return nil, &usageError{errors.New("--keys and --out are required; --expires must be 0 or more")}
+	}
+	d, err := readKeyDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	if who, err = d.known(who); err != nil {
+		return nil, err
+	}
+	creds, err := d.keys.Credentials(cfg, who, expires)
+	if err != nil {
+		return nil, err
+	}
+	if err := writeFile(out, creds); err != nil {
+		return nil, err
+	}
+	user, err := broker.ReadUser(out)
+	if err != nil {
+		return nil, err
+	}
+	until := "never expires"
+	if expires > 0 {
+		until = "expires at " + user.Expires.UTC().Format(time.RFC3339)
+	}
+	return reports(nil, sentence("Wrote %s, which %s. Use it with NATS_INBOX_PREFIX=%s.\n"+
+		"Its public key, by which you can revoke it without the file: %s\n", out, until, who.InboxPrefix(), user.Key)), nil
 }
 
 // known returns a principal with what the directory's file of subscribers says of it.
@@ -345,24 +350,7 @@ name, tenant and filter as in tidings nats users or tidings nats account.`,
 			if err != nil {
 				return nil, &usageError{err}
 			}
-			nc, err := broker.Connect(cfg.Broker, "nats durable", daemon.CommandLogger(s.Stderr, slog.LevelError),
-				nats.RetryOnFailedConnect(false))
-			if err != nil {
-				return nil, err
-			}
-			defer nc.Close()
-			js, err := jetstream.New(nc)
-			if err != nil {
-				return nil, fmt.Errorf("use JetStream: %w", err)
-			}
-			created, err := broker.Subscribe(ctx, js, cfg.Broker, who, how)
-			switch {
-			case len(created) > 0:
-				return reports(nil, sentence("Created consumer %s on %s.\n", who.DurableName(), strings.Join(created, ", "))), err
-			case err != nil:
-				return nil, err
-			}
-			return reports(nil, sentence("Consumer %s exists on every stream.\n", who.DurableName())), nil
+			return s.createDurables(ctx, cfg.Broker, who, how)
 		},
 	})
 	f := c.Flags()
@@ -373,6 +361,28 @@ name, tenant and filter as in tidings nats users or tidings nats account.`,
 	f.BoolVar(&how.InOrder, "in-order", false, "one instance at a time reads a stream: subscribe.InOrder()")
 	f.StringVar(&since, "since", "", "only events stored since then: a duration ago such as 24h, a date, or a time in RFC 3339")
 	return c
+}
+
+// createDurables creates the durable consumers of who that do not exist.
+func (s *session) createDurables(ctx context.Context, cfg broker.Config, who broker.Principal, how broker.Subscription) (*report, error) {
+	nc, err := broker.Connect(cfg, "nats durable", daemon.CommandLogger(s.Stderr, slog.LevelError),
+		nats.RetryOnFailedConnect(false))
+	if err != nil {
+		return nil, err
+	}
+	defer nc.Close()
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return nil, fmt.Errorf("use JetStream: %w", err)
+	}
+	created, err := broker.Subscribe(ctx, js, cfg, who, how)
+	switch {
+	case len(created) > 0:
+		return reports(nil, sentence("Created consumer %s on %s.\n", who.DurableName(), strings.Join(created, ", "))), err
+	case err != nil:
+		return nil, err
+	}
+	return reports(nil, sentence("Consumer %s exists on every stream.\n", who.DurableName())), nil
 }
 
 // writeNew creates a file that only its owner may read. It returns an error if the file exists.

@@ -250,7 +250,7 @@ func showWaiting(ctx context.Context, w io.Writer, pool *pgxpool.Pool, ids []int
 			aggregate(m.AggregateType, m.AggregateID), cell(m.Type)})
 	}
 	if len(rows) == 1 {
-		return errNothingGoes
+		return errNothingToDelete
 	}
 	fmt.Fprintln(w, "The command moves these messages to the DLQ. The relay then publishes the messages that wait for them:")
 	return tableTo(w, rows...)

@@ -24,7 +24,7 @@ func partitionRows(all []status.Partition, closed bool) [][]string {
 			continue
 		}
 		state, replicas := p.State, fmt.Sprintf("%d of %d", p.Current, p.Replicas)
-		held, last, tail, holder := count(int64(p.Messages)), count(int64(p.LastSeq)), count(int64(p.Tail)), or(p.Relay, "-")
+		held, last, tail, holder := count(int64(p.Messages)), count(int64(p.LastSeq)), count(int64(p.Tail)), orDefault(p.Relay, "-")
 		switch {
 		case p.Unknown == status.ServerNATS:
 			held, last, replicas = "unknown", "unknown", "unknown"
@@ -38,12 +38,12 @@ func partitionRows(all []status.Partition, closed bool) [][]string {
 			replicas = "no stream"
 		}
 		rows = append(rows, []string{fmt.Sprint(p.Partition), p.Stream, fmt.Sprintf("%d-%d", p.FirstSlot, p.LastSlot), state, held, tail,
-			last, or(p.Leader, "-"), replicas, holder})
+			last, orDefault(p.Leader, "-"), replicas, holder})
 	}
 	return rows
 }
 
-func or(s, otherwise string) string {
+func orDefault(s, otherwise string) string {
 	if s == "" {
 		return otherwise
 	}
@@ -107,7 +107,7 @@ first has ended.`,
 			now := len(slices.DeleteFunc(outbox.Active(known), func(a outbox.Partition) bool { return a.Closing }))
 			if now != to {
 				if err := s.ask(textLines(fmt.Sprintf("There %s now. The relays close their streams, and open %d new ones.",
-					are(now, "partition"), to), "You cannot undo a resize.")); err != nil {
+					thereAre(now, "partition"), to), "You cannot undo a resize.")); err != nil {
 					return nil, err
 				}
 			}
@@ -130,7 +130,7 @@ func (p Process) resize(ctx context.Context, y *system, to int, wait time.Durati
 		return err
 	}
 	if len(added) == 0 {
-		_, err := fmt.Fprintf(p.Stdout, "There %s already. Nothing was changed.\n", are(to, "partition"))
+		_, err := fmt.Fprintf(p.Stdout, "There %s already. Nothing was changed.\n", thereAre(to, "partition"))
 		return err
 	}
 	for _, a := range added {
@@ -219,7 +219,7 @@ func partitionsText(numbers []int) string {
 	return "partitions " + words.Ranges(numbers)
 }
 
-func are(n int, noun string) string {
+func thereAre(n int, noun string) string {
 	if n == 1 {
 		return "is 1 " + noun
 	}

@@ -36,7 +36,7 @@ func TestPartitionsAreResizedWhileEverythingRuns(t *testing.T) {
 
 	spec := followGraph(200, 4000, rand.Uint64())
 	t.Logf("seed %d", spec.Seed)
-	// The load goes on while each resize begins.
+	// The load continues while each resize begins.
 	g, l := d.startGate(t, 3*spec.Edges/4, load.Config{Concurrency: 8, RetryFor: startWithin})
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()

@@ -80,7 +80,7 @@ func showRepair(ctx context.Context, w io.Writer, y *system, o relay.RepairOptio
 		return err
 	}
 	if report.Healthy {
-		return errNothingGoes
+		return errNothingToDelete
 	}
 	printPartitions(w, report)
 	return err

@@ -89,7 +89,7 @@ func TestRepairStreamBringsALostStreamBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer system.Close()
-	_, free, err := outbox.Alone(t.Context(), system, "repair")
+	_, free, err := outbox.Exclusive(t.Context(), system, "repair")
 	if err != nil {
 		t.Fatal(err)
 	}

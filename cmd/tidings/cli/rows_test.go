@@ -62,7 +62,7 @@ func TestThePageOnLookingAtRowsSaysWhatWorks(t *testing.T) {
 		}
 		return affected
 	}
-	login, end, asks, grant, mends := blocks[0][1], blocks[1][1], blocks[2:5], blocks[5][1], blocks[6:]
+	login, end, asks, grant, changes := blocks[0][1], blocks[1][1], blocks[2:5], blocks[5][1], blocks[6:]
 	paste(owner, login)
 	u, err := url.Parse(d.instance(t).DatabaseURL)
 	if err != nil {
@@ -91,7 +91,7 @@ func TestThePageOnLookingAtRowsSaysWhatWorks(t *testing.T) {
 		paste(ann, `ROLLBACK`)
 	}
 	paste(owner, grant)
-	for _, b := range mends {
+	for _, b := range changes {
 		for range 2 { // the second run changes nothing
 			paste(ann, b[1])
 		}

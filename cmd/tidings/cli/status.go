@@ -36,9 +36,9 @@ second, with the rates of published and applied events.`,
 				return nil, err
 			}
 			if len(st.Unavailable)+len(st.Unread) > 0 {
-				err = errAway
+				err = errUnavailable
 			} else if slices.ContainsFunc(st.Partitions, func(p status.Partition) bool { return p.Condition() == status.Refused }) {
-				err = errIllness
+				err = errUnhealthy
 			}
 			return stateReport(st), err
 		},

@@ -61,24 +61,7 @@ tidings replay.`,
 			return nil
 		},
 		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
-			if err := s.ask(func(w io.Writer) error { return showShrink(ctx, w, s.system, l) }); err != nil {
-				return nil, err
-			}
-			var all []broker.Configured
-			if err := status.Retry(ctx, status.Patience,
-				func() (err error) { all, err = broker.Configure(ctx, s.JetStream, s.Broker, l); return err }); err != nil {
-				return nil, err
-			}
-			if len(all) == 0 {
-				return nil, errors.New("there is no stream yet: a relay creates the first one")
-			}
-			return lists(all, func(w io.Writer) error {
-				for _, now := range all {
-					fmt.Fprintf(w, "Stream %s: replicas %d, placement tags %s, age %s (0s: no limit), size %d bytes (-1: no limit).\n",
-						now.Stream, now.Replicas, or(strings.Join(now.Tags, ","), "none"), now.MaxAge, now.MaxBytes)
-				}
-				return nil
-			}), nil
+			return s.configureStreams(ctx, l)
 		},
 	})
 	c.Flags().IntVar(&replicas, "replicas", 0, "copies of each stream, 1 to 5")
@@ -88,6 +71,28 @@ tidings replay.`,
 	c.Flags().DurationVar(&age, "max-age", 0, "how long events remain; 0 for no limit")
 	c.Flags().Int64Var(&size, "max-bytes", 0, "size of each stream in bytes; -1 for no limit")
 	return c
+}
+
+// configureStreams asks before it lowers a limit, and sets the limits on all streams.
+func (s *session) configureStreams(ctx context.Context, l broker.Limits) (*report, error) {
+	if err := s.ask(func(w io.Writer) error { return showShrink(ctx, w, s.system, l) }); err != nil {
+		return nil, err
+	}
+	var all []broker.Configured
+	if err := status.Retry(ctx, status.Patience,
+		func() (err error) { all, err = broker.Configure(ctx, s.JetStream, s.Broker, l); return err }); err != nil {
+		return nil, err
+	}
+	if len(all) == 0 {
+		return nil, errors.New("there is no stream yet: a relay creates the first one")
+	}
+	return lists(all, func(w io.Writer) error {
+		for _, now := range all {
+			fmt.Fprintf(w, "Stream %s: replicas %d, placement tags %s, age %s (0s: no limit), size %d bytes (-1: no limit).\n",
+				now.Stream, now.Replicas, orDefault(strings.Join(now.Tags, ","), "none"), now.MaxAge, now.MaxBytes)
+		}
+		return nil
+	}), nil
 }
 
 // showShrink shows which limits of l are lower than the current ones of a stream.

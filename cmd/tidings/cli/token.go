@@ -65,79 +65,93 @@ With --system the token is an operator's: it opens the console for every tenant,
 routes refuse it. Its roles are read (see), moderate (decide on pending content) and admin (act); by
 default it has only read.`
 
+// newToken has the flags of token create.
+type newToken struct {
+	expires, read, write string
+	spec                 tokens.Spec
+	whose                tokenOwner
+}
+
 func (p Process) tokenCreateCommand() *cobra.Command {
-	var (
-		expires, read, write string
-		spec                 tokens.Spec
-		whose                tokenOwner
-	)
+	var o newToken
 	c := p.command(command{
 		use:   "create {--tenant T | --system} --name NAME",
 		short: "Create a token and print it once", long: tokenCreateHelp,
 		name: "token", needs: needTruth, json: oneObject,
 		check: func(s *session, _ []string) error {
-			if err := whose.check("token create", spec.Name); err != nil {
-				return err
-			}
-			spec.TenantID = whose.tenant
-			if whose.system && !s.changed("roles") {
-				spec.Roles = []string{tokens.RoleRead}
-			}
-			if expires != "" {
-				var err error
-				if spec.Expires, err = parseExpires(expires, time.Now()); err != nil {
-					return &usageError{fmt.Errorf("--expires: %w", err)}
-				}
-			}
-			if s.changed("overlap") && !spec.Replace || spec.Overlap < 0 {
-				return &usageError{errors.New("--overlap needs --replace, and must be 0 or more")}
-			}
-			if err := errors.Join(parseRate("--rate-read", read, &spec.ReadRate),
-				parseRate("--rate-write", write, &spec.WriteRate)); err != nil {
-				return &usageError{err}
-			}
-			if spec.Replace && !s.changed("roles") {
-				spec.Roles = nil
-			}
-			return nil
+			return o.check(s)
 		},
 		run: func(ctx context.Context, s *session, _ []string) (*report, error) {
-			made, err := tokens.Issue(ctx, s.Truth, spec)
-			switch {
-			case errors.Is(err, store.ErrInvalid):
-				return nil, &usageError{err}
-			case errors.Is(err, tokens.ErrUnknown):
-				return nil, fmt.Errorf("%s has no valid token named %q: create one without --replace", &whose, spec.Name)
-			case errors.Is(err, tokens.ErrExists):
-				return nil, fmt.Errorf("%s already has a token named %q: choose another --name, or --replace it", &whose, spec.Name)
-			case err != nil:
-				return nil, err
-			}
-			t := createdToken{TenantID: spec.TenantID, Name: spec.Name, Token: made.Token, Print: tokens.Fingerprint(made.Token),
-				Roles: made.Roles, Replaced: inUTC(made.Replaced)}
-			if expires != "" {
-				t.Expires = &spec.Expires
-			}
-			if err := s.print(reports(t, sentence("%s\n", t.Token))); err != nil || s.asJSON {
-				return nil, err
-			}
-			fmt.Fprintf(s.Stderr, "Token %q of %s, roles %s, fingerprint %s. Store it now: Tidings cannot show it again.\n", t.Name, &whose,
-				strings.Join(t.Roles, ", "), t.Print)
-			if t.Replaced != nil {
-				fmt.Fprintf(s.Stderr, "The replaced token expires at %s.\n", utc(t.Replaced))
-			}
-			return nil, nil
+			return nil, o.issue(ctx, s)
 		},
 	})
-	whose.flags(c, "the tenant")
-	c.Flags().StringVar(&spec.Name, "name", "", "the token's name, the default actor of its writes")
-	rolesFlag(c, &spec.Roles)
-	c.Flags().StringVar(&expires, "expires", "", "when it expires: a duration such as 720h, a date, or a time in RFC 3339 (default: never)")
-	c.Flags().BoolVar(&spec.Replace, "replace", false, "replace the current token of this name")
-	c.Flags().DurationVar(&spec.Overlap, "overlap", 24*time.Hour, "how long the replaced token remains valid")
-	c.Flags().StringVar(&read, "rate-read", "", "reads per window, such as 100/1s, or off for no limit (default: API_RATE_READ)")
-	c.Flags().StringVar(&write, "rate-write", "", "writes per window, such as 100/1s, or off for no limit (default: API_RATE_WRITE)")
+	o.whose.flags(c, "the tenant")
+	c.Flags().StringVar(&o.spec.Name, "name", "", "the token's name, the default actor of its writes")
+	rolesFlag(c, &o.spec.Roles)
+	c.Flags().StringVar(&o.expires, "expires", "",
+		"when it expires: a duration such as 720h, a date, or a time in RFC 3339 (default: never)")
+	c.Flags().BoolVar(&o.spec.Replace, "replace", false, "replace the current token of this name")
+	c.Flags().DurationVar(&o.spec.Overlap, "overlap", 24*time.Hour, "how long the replaced token remains valid")
+	c.Flags().StringVar(&o.read, "rate-read", "", "reads per window, such as 100/1s, or off for no limit (default: API_RATE_READ)")
+	c.Flags().StringVar(&o.write, "rate-write", "", "writes per window, such as 100/1s, or off for no limit (default: API_RATE_WRITE)")
 	return c
+}
+
+// check completes the spec from the other flags.
+func (o *newToken) check(s *session) error {
+	if err := o.whose.check("token create", o.spec.Name); err != nil {
+		return err
+	}
+	o.spec.TenantID = o.whose.tenant
+	if o.whose.system && !s.changed("roles") {
+		o.spec.Roles = []string{tokens.RoleRead}
+	}
+	if o.expires != "" {
+		var err error
+		if o.spec.Expires, err = parseExpires(o.expires, time.Now()); err != nil {
+			return &usageError{fmt.Errorf("--expires: %w", err)}
+		}
+	}
+	if s.changed("overlap") && !o.spec.Replace || o.spec.Overlap < 0 {
+		return &usageError{errors.New("--overlap needs --replace, and must be 0 or more")}
+	}
+	if err := errors.Join(parseRate("--rate-read", o.read, &o.spec.ReadRate),
+		parseRate("--rate-write", o.write, &o.spec.WriteRate)); err != nil {
+		return &usageError{err}
+	}
+	if o.spec.Replace && !s.changed("roles") {
+		o.spec.Roles = nil
+	}
+	return nil
+}
+
+// issue creates the token and prints it.
+func (o *newToken) issue(ctx context.Context, s *session) error {
+	made, err := tokens.Issue(ctx, s.Truth, o.spec)
+	switch {
+	case errors.Is(err, store.ErrInvalid):
+		return &usageError{err}
+	case errors.Is(err, tokens.ErrUnknown):
+		return fmt.Errorf("%s has no valid token named %q: create one without --replace", &o.whose, o.spec.Name)
+	case errors.Is(err, tokens.ErrExists):
+		return fmt.Errorf("%s already has a token named %q: choose another --name, or --replace it", &o.whose, o.spec.Name)
+	case err != nil:
+		return err
+	}
+	t := createdToken{TenantID: o.spec.TenantID, Name: o.spec.Name, Token: made.Token, Print: tokens.Fingerprint(made.Token),
+		Roles: made.Roles, Replaced: inUTC(made.Replaced)}
+	if o.expires != "" {
+		t.Expires = &o.spec.Expires
+	}
+	if err := s.print(reports(t, sentence("%s\n", t.Token))); err != nil || s.asJSON {
+		return err
+	}
+	fmt.Fprintf(s.Stderr, "Token %q of %s, roles %s, fingerprint %s. Store it now: Tidings cannot show it again.\n", t.Name, &o.whose,
+		strings.Join(t.Roles, ", "), t.Print)
+	if t.Replaced != nil {
+		fmt.Fprintf(s.Stderr, "The replaced token expires at %s.\n", utc(t.Replaced))
+	}
+	return nil
 }
 
 // rolesFlag adds --roles to token create. Its text names the defaults, which depend on other flags.
@@ -405,12 +419,12 @@ func showRevoked(ctx context.Context, w io.Writer, pool *pgxpool.Pool, t revoked
 		return err
 	}
 	rows := [][]string{{"TENANT", "NAME", "ROLES", "CREATED", "STATE"}}
-	for _, token := range tokens.Ending(all, t.TenantID, t.Name) {
+	for _, token := range tokens.RevokedWith(all, t.TenantID, t.Name) {
 		rows = append(rows, []string{tenantText(token.TenantID), token.Name, strings.Join(token.Roles, ","),
 			utc(&token.Created), tokenState(token)})
 	}
 	if len(rows) == 1 {
-		return errNothingGoes
+		return errNothingToDelete
 	}
 	fmt.Fprintln(w, "The API refuses these tokens within a second after the command:")
 	return tableTo(w, rows...)

@@ -67,13 +67,13 @@ repair stream. --repair --dry-run shows what the repair would change, and what w
 
 func printVerification(w io.Writer, v verify.Report) error {
 	rows := [][]string{{"PROJECTION", "CHECKED", "REPAIRED", "NOT REPAIRED", "DIFFERENT"}}
-	mends := "Repaired"
+	repairedTitle := "Repaired"
 	if v.DryRun {
-		rows[0][2], mends = "TO REPAIR", "To repair, with the same command without --dry-run"
+		rows[0][2], repairedTitle = "TO REPAIR", "To repair, with the same command without --dry-run"
 	}
 	var notes, done, left []string
 	for _, r := range v.Projections {
-		rows = append(rows, []string{r.Projection, count(r.Checked), count(r.Mended), count(r.Left), count(r.Different)})
+		rows = append(rows, []string{r.Projection, count(r.Checked), count(r.Repaired), count(r.Left), count(r.Different)})
 		for _, m := range r.Repair {
 			if m.Left == "" {
 				done = append(done, r.Projection+": "+m.String())
@@ -81,7 +81,7 @@ func printVerification(w io.Writer, v verify.Report) error {
 				left = append(left, r.Projection+": "+m.String())
 			}
 		}
-		if more := r.Mended + r.Left - int64(len(r.Repair)); more > 0 {
+		if more := r.Repaired + r.Left - int64(len(r.Repair)); more > 0 {
 			done = append(done, fmt.Sprintf("%s: and %s more, repaired or not", r.Projection, count(more)))
 		}
 		for _, d := range r.Differences {
@@ -104,7 +104,7 @@ func printVerification(w io.Writer, v verify.Report) error {
 			}
 		}
 	}
-	section(mends, done)
+	section(repairedTitle, done)
 	section("Not repaired", left)
 	section("Differences", notes)
 	if v.OK {

@@ -6,9 +6,9 @@ import (
 	"unicode"
 )
 
-// acts reports whether a character may act on a terminal instead of showing: it controls, breaks a
-// line, or turns the direction of the text round.
-func acts(r rune) bool {
+// isControl reports whether a character may act on a terminal instead of showing: it controls,
+// breaks a line, or turns the direction of the text round.
+func isControl(r rune) bool {
 	return unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r) || r == '\u2028' || r == '\u2029'
 }
 
@@ -17,12 +17,12 @@ func acts(r rune) bool {
 // it, or through cell.
 func visible(s string) string {
 	s = strings.ToValidUTF8(s, string(unicode.ReplacementChar))
-	if !strings.ContainsFunc(s, acts) {
+	if !strings.ContainsFunc(s, isControl) {
 		return s
 	}
 	var b strings.Builder
 	for _, r := range s {
-		if acts(r) {
+		if isControl(r) {
 			fmt.Fprintf(&b, `\u%04x`, r)
 		} else {
 			b.WriteRune(r)

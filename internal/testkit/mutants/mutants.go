@@ -1,6 +1,3 @@
-// Package mutants has the list of the system's mutants: the system without one guard each, and the
-// test that must fail then. mutants.txt is the list and says its format; the command mutate builds
-// and runs them.
 package mutants
 
 import (

@@ -46,12 +46,12 @@ type pkg struct {
 	TestGoFiles, XTestGoFiles, IgnoredGoFiles []string
 }
 
-// Who finds a mutant.
+// The finders of a mutant.
 const (
-	byTest   = "make test"
-	byFaults = "faults"
-	byNobody = "nobody"
-	notYet   = "not its package's quick tests" // a line of the first step
+	foundByTest   = "make test"
+	foundByFaults = "faults"
+	notFound      = "nobody"
+	notTried      = "not its package's quick tests" // a line of the first step
 )
 
 // runDrawn draws n mutants and prints who finds each. It first runs the quick tests of each
@@ -97,7 +97,7 @@ func runDrawn(ctx context.Context, n int, seed uint64, out string, parallel int,
 	if err := g.Wait(); err != nil {
 		return err
 	}
-	return d.others(ctx, slices.DeleteFunc(chosen, func(m mutants.Drawn) bool { return d.have[m.String()] != notYet }), parallel)
+	return d.others(ctx, slices.DeleteFunc(chosen, func(m mutants.Drawn) bool { return d.have[m.String()] != notTried }), parallel)
 }
 
 // open reads the results of the runs before, and opens the file to append those of this one.
@@ -240,9 +240,9 @@ func (d *drawing) own(ctx context.Context, m mutants.Drawn) error {
 		return err
 	}
 	if len(found) == 0 {
-		return d.record(m, time.Since(began), notYet, "", "")
+		return d.record(m, time.Since(began), notTried, "", "")
 	}
-	return d.record(m, time.Since(began), byTest, m.Folder(), found[m])
+	return d.record(m, time.Since(began), foundByTest, m.Folder(), found[m])
 }
 
 // step is a part of the search for those who find mutants: tests of packages, and the mutants that
@@ -256,8 +256,8 @@ type step struct {
 // others runs the quick tests of other packages, then the fault tests.
 func (d *drawing) others(ctx context.Context, left []mutants.Drawn, parallel int) error {
 	began := time.Now()
-	quick := step{by: byTest, may: map[string][]mutants.Drawn{}}
-	faults := step{by: byFaults, may: map[string][]mutants.Drawn{}, flags: map[string][]string{}}
+	quick := step{by: foundByTest, may: map[string][]mutants.Drawn{}}
+	faults := step{by: foundByFaults, may: map[string][]mutants.Drawn{}, flags: map[string][]string{}}
 	for _, m := range left {
 		for _, name := range d.dependents(m.Folder()) {
 			quick.may[name] = append(quick.may[name], m)
@@ -277,8 +277,8 @@ func (d *drawing) others(ctx context.Context, left []mutants.Drawn, parallel int
 		}
 	}
 	for _, m := range left {
-		if d.state(m) == notYet {
-			if err := d.record(m, time.Since(began), byNobody, "", ""); err != nil {
+		if d.state(m) == notTried {
+			if err := d.record(m, time.Since(began), notFound, "", ""); err != nil {
 				return err
 			}
 		}
@@ -292,10 +292,10 @@ func (d *drawing) take(ctx context.Context, s step, began time.Time, parallel in
 	g.SetLimit(max(1, parallel))
 	for _, folder := range d.inOrder(slices.Collect(maps.Keys(s.may))) {
 		g.Go(func() error {
-			left := slices.DeleteFunc(s.may[folder], func(m mutants.Drawn) bool { return d.state(m) != notYet })
+			left := slices.DeleteFunc(s.may[folder], func(m mutants.Drawn) bool { return d.state(m) != notTried })
 			found, err := d.find(ctx, left, folder, s.flags[folder]...)
 			for m, test := range found {
-				if d.state(m) == notYet {
+				if d.state(m) == notTried {
 					err = errors.Join(err, d.record(m, time.Since(began), s.by, folder, test))
 				}
 			}

@@ -1,6 +1,3 @@
-// Package system runs parts of Tidings in a test's process: relays and consumers between a private
-// database and a private broker. It is for tests of packages above relay and consumers; those two
-// have rigs of their own.
 package system
 
 import (
@@ -40,7 +37,7 @@ func Relay(t testing.TB, cfg relay.Config, pool *pgxpool.Pool, to broker.Config)
 	return r
 }
 
-// ConsumerConfig is of a consumer that looks often, so that tests do not wait. A test may change
+// ConsumerConfig is of a consumer that polls often, so that tests do not wait. A test may change
 // it.
 func ConsumerConfig() consumers.Config {
 	return consumers.Config{BatchEvents: 100, BatchBytes: 1 << 20, ApplyTimeout: 20 * time.Second, LagInterval: 200 * time.Millisecond,

@@ -234,14 +234,14 @@ func (p Projection) Repair(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, 
 		}
 	}
 	for tenant, keys := range byTenant {
-		if err := p.mend(ctx, tx, truth, tenant, keys); err != nil {
+		if err := p.repairKeys(ctx, tx, truth, tenant, keys); err != nil {
 			return nil, fmt.Errorf("repair %d texts and days of tenant %d: %w", len(keys), tenant, err)
 		}
 	}
 	return nil, nil
 }
 
-func (p Projection) mend(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, tenant int64, keys []projections.Key) error {
+func (p Projection) repairKeys(ctx context.Context, tx pgx.Tx, truth *pgxpool.Pool, tenant int64, keys []projections.Key) error {
 	var refs []event.Ref
 	var kinds, children []string
 	var authors []int64
@@ -289,13 +289,13 @@ const heldSQL = `
 SELECT /* activity.held */ count(*) FROM activity_texts
  WHERE tenant_id = @tenant AND kind = ANY(@kinds::text[]) AND child_id = ANY(@children::uuid[]) AND begins <> ''`
 
-// Redact blanks the beginnings of the children's texts. With look it only counts them.
-func (p Projection) Redact(ctx context.Context, tx pgx.Tx, tenant int64, children []string, look bool) (n int64, err error) {
+// Redact blanks the beginnings of the children's texts. With dryRun it only counts them.
+func (p Projection) Redact(ctx context.Context, tx pgx.Tx, tenant int64, children []string, dryRun bool) (n int64, err error) {
 	args := pgx.StrictNamedArgs{"tenant": tenant, "kinds": []string{}, "children": children}
 	for _, k := range p.kinds().AllChildren() {
 		args["kinds"] = append(args["kinds"].([]string), k.Name)
 	}
-	if look {
+	if dryRun {
 		err = tx.QueryRow(ctx, heldSQL, args).Scan(&n)
 	} else {
 		tag, e := tx.Exec(ctx, redactSQL, args)

@@ -13,12 +13,12 @@ import (
 )
 
 var (
-	// ErrNotAlone reports that another repair or restore holds the lock of Alone. The error names
-	// it.
-	ErrNotAlone = errors.New("another repair or restore is running")
-	// ErrAloneLost reports that the connection with the lock of Alone is gone. Another repair or
-	// restore may run now. A further call of Alone continues the work.
-	ErrAloneLost = errors.New("this command lost its connection to the database, and its lock with it, so it stopped: " +
+	// ErrNotExclusive reports that another repair or restore holds the lock of Exclusive. The error
+	// names it.
+	ErrNotExclusive = errors.New("another repair or restore is running")
+	// ErrExclusiveLost reports that the connection with the lock of Exclusive is gone. Another
+	// repair or restore may run now. A further call of Exclusive continues the work.
+	ErrExclusiveLost = errors.New("this command lost its connection to the database, and its lock with it, so it stopped: " +
 		"run it again")
 )
 
@@ -40,24 +40,24 @@ SELECT /* outbox.alone_holder */ l.pid, coalesce(a.application_name, ''), a.back
 	aloneFreeSQL = `SELECT /* outbox.alone_free */ pg_advisory_unlock_all()`
 )
 
-// aloneForever is longer than any repair: the pool must not replace its connection.
-const aloneForever = 10 * 365 * 24 * time.Hour
+// exclusiveForever is longer than any repair: the pool must not replace its connection.
+const exclusiveForever = 10 * 365 * 24 * time.Hour
 
-// Alone returns a pool like pool for a repair or a restore, whose name is what. Its only connection
-// holds a lock that excludes every other repair and restore. If it ends, so does each transaction
-// on it, and the pool returns ErrAloneLost from then on. So a holder that was frozen for long, or
-// cut off, writes nothing beside the next one. A caller of Alone must not hold a connection of the
-// result while it asks for another.
+// Exclusive returns a pool like pool for a repair or a restore, whose name is what. Its only
+// connection holds a lock that excludes every other repair and restore. If it ends, so does each
+// transaction on it, and the pool returns ErrExclusiveLost from then on. So a holder that was
+// frozen for long, or cut off, writes nothing beside the next one. A caller of Exclusive must not
+// hold a connection of the result while it asks for another.
 //
-// Call free in the end. Alone returns ErrNotAlone while another caller holds the lock.
-func Alone(ctx context.Context, pool *pgxpool.Pool, what string) (alone *pgxpool.Pool, free func(), err error) {
+// Call free in the end. Exclusive returns ErrNotExclusive while another caller holds the lock.
+func Exclusive(ctx context.Context, pool *pgxpool.Pool, what string) (exclusive *pgxpool.Pool, free func(), err error) {
 	host, err := os.Hostname()
 	if err != nil {
 		host = "unknown"
 	}
 	cfg := pool.Config()
 	cfg.MinConns, cfg.MinIdleConns, cfg.MaxConns = 0, 0, 1
-	cfg.MaxConnLifetime, cfg.MaxConnIdleTime = aloneForever, aloneForever
+	cfg.MaxConnLifetime, cfg.MaxConnIdleTime = exclusiveForever, exclusiveForever
 	params := cfg.ConnConfig.RuntimeParams
 	params["application_name"] = fmt.Sprintf("tidings %s (process %d on %s)", what, os.Getpid(), host) // up to 63 bytes
 	params["idle_session_timeout"] = "0"
@@ -68,7 +68,7 @@ func Alone(ctx context.Context, pool *pgxpool.Pool, what string) (alone *pgxpool
 	prove := cfg.AfterConnect
 	cfg.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
 		if taken.Load() {
-			return ErrAloneLost
+			return ErrExclusiveLost
 		}
 		if prove != nil {
 			if err := prove(ctx, conn); err != nil {
@@ -80,44 +80,44 @@ func Alone(ctx context.Context, pool *pgxpool.Pool, what string) (alone *pgxpool
 			return fmt.Errorf("lock out other repairs and restores: %w", err)
 		}
 		if !got {
-			return notAlone(ctx, conn)
+			return notExclusive(ctx, conn)
 		}
 		taken.Store(true)
 		return nil
 	}
-	if alone, err = pgxpool.NewWithConfig(ctx, cfg); err != nil {
+	if exclusive, err = pgxpool.NewWithConfig(ctx, cfg); err != nil {
 		return nil, nil, fmt.Errorf("open pool: %w", err)
 	}
-	if err := alone.Ping(ctx); err != nil {
-		alone.Close()
+	if err := exclusive.Ping(ctx); err != nil {
+		exclusive.Close()
 		return nil, nil, err
 	}
-	return alone, func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), aloneFreeTimeout)
+	return exclusive, func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), exclusiveFreeTimeout)
 		defer cancel()
-		_, _ = alone.Exec(ctx, aloneFreeSQL) // a lost connection no longer has the lock
-		alone.Close()
+		_, _ = exclusive.Exec(ctx, aloneFreeSQL) // a lost connection no longer has the lock
+		exclusive.Close()
 	}, nil
 }
 
-const aloneFreeTimeout = 5 * time.Second
+const exclusiveFreeTimeout = 5 * time.Second
 
-// notAlone returns ErrNotAlone with the holder's name, and how to end it.
-func notAlone(ctx context.Context, conn *pgx.Conn) error {
+// notExclusive returns ErrNotExclusive with the holder's name, and how to end it.
+func notExclusive(ctx context.Context, conn *pgx.Conn) error {
 	var pid int
 	var application string
 	var began *time.Time
 	err := conn.QueryRow(ctx, aloneHolderSQL).Scan(&pid, &application, &began)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return fmt.Errorf("%w: it has just ended", ErrNotAlone)
+		return fmt.Errorf("%w: it has just ended", ErrNotExclusive)
 	}
 	if err != nil {
-		return fmt.Errorf("%w, and reading which one failed: %w", ErrNotAlone, err)
+		return fmt.Errorf("%w, and reading which one failed: %w", ErrNotExclusive, err)
 	}
 	since := ""
 	if began != nil {
 		since = ", since " + began.UTC().Format(time.RFC3339)
 	}
 	return fmt.Errorf("%w: %q, session %d of PostgreSQL%s; wait until it ends. If its process is stuck or gone, end the session: "+
-		"SELECT pg_terminate_backend(%[3]d)", ErrNotAlone, application, pid, since)
+		"SELECT pg_terminate_backend(%[3]d)", ErrNotExclusive, application, pid, since)
 }

@@ -71,8 +71,8 @@ func TestVerifyRepairMendsEveryDifferenceWhileWritesGoOn(t *testing.T) {
 		t.Fatalf("verify --repair: %v\n%s\n%s", err, stdout, stderr)
 	}
 	for _, p := range v.Projections {
-		if p.Mended == 0 && p.Projection != "thread versions" && p.Projection != "comment archive" { // these are the truth
-			t.Errorf("%s: nothing mended: %s", p.Projection, stdout)
+		if p.Repaired == 0 && p.Projection != "thread versions" && p.Projection != "comment archive" { // these are the truth
+			t.Errorf("%s: nothing repaired: %s", p.Projection, stdout)
 		}
 		for _, d := range p.Differences { // rows whose events had not arrived yet
 			t.Log(d)
@@ -87,8 +87,8 @@ func TestVerifyRepairMendsEveryDifferenceWhileWritesGoOn(t *testing.T) {
 		t.Fatalf("verify --repair: exit code %d, %v\n%s\n%s", code, err, stdout, stderr)
 	}
 	for _, p := range v.Projections {
-		if p.Mended != 0 {
-			t.Errorf("%s: mended %d where nothing differs", p.Projection, p.Mended)
+		if p.Repaired != 0 {
+			t.Errorf("%s: repaired %d where nothing differs", p.Projection, p.Repaired)
 		}
 	}
 }
@@ -169,8 +169,8 @@ func TestADryRunOfVerifyRepairSaysExactlyWhatTheRepairDoes(t *testing.T) {
 	did, after := verified("--repair"), verified()
 	for i, p := range said.Projections {
 		real := did.Projections[i]
-		if diff := cmp.Diff(p.Repair, real.Repair, cmpopts.IgnoreUnexported(verify.Mended{})); diff != "" ||
-			p.Mended != real.Mended || p.Left != real.Left {
+		if diff := cmp.Diff(p.Repair, real.Repair, cmpopts.IgnoreUnexported(verify.Repaired{})); diff != "" ||
+			p.Repaired != real.Repaired || p.Left != real.Left {
 			t.Errorf("%s: the dry run said, and the repair did (-said +did):\n%s", p.Projection, diff)
 		}
 		stays, listed := make(map[string]bool), make(map[string]bool)
@@ -185,7 +185,7 @@ func TestADryRunOfVerifyRepairSaysExactlyWhatTheRepairDoes(t *testing.T) {
 		still := make(map[string]bool)
 		for _, d := range after.Projections[i].Differences {
 			if still[d.Entity] = true; !stays[d.Entity] {
-				t.Errorf("the repair was said to mend %s", d)
+				t.Errorf("the repair was said to repair %s", d)
 			}
 		}
 		for _, m := range p.Repair {
@@ -193,8 +193,8 @@ func TestADryRunOfVerifyRepairSaysExactlyWhatTheRepairDoes(t *testing.T) {
 				t.Errorf("the repair was said to leave %s", m)
 			}
 		}
-		if p.Projection != "thread versions" && p.Projection != "comment archive" && (p.Left == 0 || p.Mended == 0) {
-			t.Errorf("%s: %d mended, %d left: the test shows nothing", p.Projection, p.Mended, p.Left)
+		if p.Projection != "thread versions" && p.Projection != "comment archive" && (p.Left == 0 || p.Repaired == 0) {
+			t.Errorf("%s: %d repaired, %d left: the test shows nothing", p.Projection, p.Repaired, p.Left)
 		}
 	}
 	if code, stdout, stderr := run(t, nil, "", "verify", "--data", d.dir, "--dry-run"); code != exitInput {

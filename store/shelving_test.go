@@ -40,54 +40,54 @@ func (f *free) Count(what string, n int64) {
 	f.counts[what] += n
 }
 
-// archived is a Store with an Archiver, which archives after a microsecond of quiet and moves few
+// shelved is a Store with a Shelver, which shelves after a microsecond of quiet and moves few
 // comments at a time.
-type archived struct {
+type shelved struct {
 	*Store
-	t        *testing.T
-	db       *testkit.DB
-	system   *pgxpool.Pool
-	archiver *Archiver
+	t       *testing.T
+	db      *testkit.DB
+	system  *pgxpool.Pool
+	shelver *Shelver
 }
 
-func openArchived(t *testing.T) archived {
+func openShelved(t *testing.T) shelved {
 	t.Helper()
 	db := testkit.Postgres(t)
-	a := archived{Store: New(db.Pool(t, postgres.RoleAPI), nil), t: t, db: db, system: db.Pool(t, postgres.RoleSystem)}
+	a := shelved{Store: New(db.Pool(t, postgres.RoleAPI), nil), t: t, db: db, system: db.Pool(t, postgres.RoleSystem)}
 	a.Store.moveRows = 3
-	a.archiver = a.newArchiver()
+	a.shelver = a.newShelver()
 	return a
 }
 
-// comments are the kinds of these archivers. There is only one, because a run takes the kinds in
+// comments are the kinds of these shelvers. There is only one, because a run takes the kinds in
 // random order.
 func comments() *kinds.Set {
 	return &kinds.Set{Children: map[string]kinds.Child{commentKind.Name: commentKind}}
 }
 
-func (a archived) newArchiver() *Archiver {
+func (a shelved) newShelver() *Shelver {
 	a.t.Helper()
-	var archiver *Archiver
-	archiver, err := NewArchiver(a.system, func(context.Context) (time.Duration, error) { return archiver.after, nil }, comments,
+	var shelver *Shelver
+	shelver, err := NewShelver(a.system, func(context.Context) (time.Duration, error) { return shelver.after, nil }, comments,
 		testkit.Logger(a.t), nil)
 	if err != nil {
 		a.t.Fatal(err)
 	}
-	archiver.after, archiver.walkPage, archiver.moveRows = time.Microsecond, 2, 3
-	return archiver
+	shelver.after, shelver.walkPage, shelver.moveRows = time.Microsecond, 2, 3
+	return shelver
 }
 
-func (a archived) run() map[string]int64 {
+func (a shelved) run() map[string]int64 {
 	a.t.Helper()
 	hold := &free{}
-	if err := a.archiver.Run(a.t.Context(), hold); err != nil {
+	if err := a.shelver.Run(a.t.Context(), hold); err != nil {
 		a.t.Fatal(err)
 	}
 	return hold.counts
 }
 
 // thread makes n comments of a post. Each replies to the one before, except every fourth.
-func (a archived) thread(tenant, post int64, n int) (ids []string) {
+func (a shelved) thread(tenant, post int64, n int) (ids []string) {
 	a.t.Helper()
 	for i := range n {
 		c := NewChild{Meta: Meta{Actor: "tester"}, Object: post, AuthorID: int64(i%3 + 1), Body: fmt.Sprint("comment ", i),
@@ -105,8 +105,8 @@ func (a archived) thread(tenant, post int64, n int) (ids []string) {
 }
 
 // places returns how many comments of each thread are in each table, and the newest stub's state:
-// "1/5 3+0 RETURNED" for three that are not archived.
-func (a archived) places() string {
+// "1/5 3+0 RETURNED" for three that are not shelved.
+func (a shelved) places() string {
 	a.t.Helper()
 	rows, _ := a.system.Query(a.t.Context(), `
 		SELECT concat_ws(' ', tenant_id || '/' || object_id, sum(here) || '+' || sum(there),
@@ -122,15 +122,15 @@ func (a archived) places() string {
 	return strings.Join(all, ", ")
 }
 
-func (a archived) check() {
+func (a shelved) check() {
 	a.t.Helper()
-	if _, err := CheckArchive(a.t.Context(), a.system, kinds.Builtin(),
-		func(f ArchiveFlaw) { a.t.Errorf("tenant %d, post %d: %s", f.TenantID, f.ObjectID, f.Rule) }); err != nil {
+	if _, err := CheckShelving(a.t.Context(), a.system, kinds.Builtin(),
+		func(f ShelvingFlaw) { a.t.Errorf("tenant %d, post %d: %s", f.TenantID, f.ObjectID, f.Rule) }); err != nil {
 		a.t.Error(err)
 	}
 }
 
-func (a archived) want(want string) {
+func (a shelved) want(want string) {
 	a.t.Helper()
 	if got := a.places(); got != want {
 		a.t.Errorf("places: %s, want %s", got, want)
@@ -138,8 +138,8 @@ func (a archived) want(want string) {
 	a.check()
 }
 
-func TestACheckOfTheArchiveReadsPagesAndFindsEveryFlaw(t *testing.T) {
-	a := openArchived(t)
+func TestACheckOfShelvedThreadsReadsPagesAndFindsEveryFlaw(t *testing.T) {
+	a := openShelved(t)
 	ctx := t.Context()
 	for post := range int64(6) {
 		a.thread(1+post%2, 10+post, 3)
@@ -167,20 +167,20 @@ func TestACheckOfTheArchiveReadsPagesAndFindsEveryFlaw(t *testing.T) {
 		` FROM children_archive WHERE object_id = 15 AND path = (SELECT min(path) FROM children_archive WHERE object_id = 15)`)
 	a.db.RowsPerStatement(t, 2*scanRows, "children", "children_archive", "children_archive_comment", "children_comment")
 	var got []string
-	n, err := CheckArchive(ctx, a.system, kinds.Builtin(), func(f ArchiveFlaw) {
+	n, err := CheckShelving(ctx, a.system, kinds.Builtin(), func(f ShelvingFlaw) {
 		got = append(got, fmt.Sprint(f.Kind, " ", f.TenantID, "/", f.ObjectID, " ", f.Rule))
 	})
 	slices.Sort(got)
-	want := []string{"comment 1/12 archived comments have no stub", "comment 1/60 archived comments are missing",
-		"comment 2/13 archived comments are missing", "comment 2/15 a comment is both in the archive and outside it",
-		"comment 2/15 an archived thread has comments outside the archive", "review 1/12 archived reviews are missing"}
+	want := []string{"comment 1/12 shelved comments have no stub", "comment 1/60 shelved comments are missing",
+		"comment 2/13 shelved comments are missing", "comment 2/15 a comment is both on the shelf and off it",
+		"comment 2/15 a shelved thread has comments off the shelf", "review 1/12 shelved reviews are missing"}
 	if err != nil || n != 9018 || !slices.Equal(got, want) {
-		t.Errorf("%d archived, %v, flaws:\n%s", n, err, strings.Join(got, "\n"))
+		t.Errorf("%d shelved, %v, flaws:\n%s", n, err, strings.Join(got, "\n"))
 	}
 }
 
-func TestAnArchivedThreadIsReadAsItIsAndComesBackWithTheFirstWrite(t *testing.T) {
-	a := openArchived(t)
+func TestAShelvedThreadIsReadAsItIsAndComesBackWithTheFirstWrite(t *testing.T) {
+	a := openShelved(t)
 	ctx, m := t.Context(), Meta{Actor: "tester"}
 	ids := a.thread(1, 5, 8)
 	theirs := a.thread(2, 5, 2) // of another tenant
@@ -196,7 +196,7 @@ func TestAnArchivedThreadIsReadAsItIsAndComesBackWithTheFirstWrite(t *testing.T)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(map[string]int64{CountThreadsArchived: 2, CountCommentsArchived: 10}, a.run()); diff != "" {
+	if diff := cmp.Diff(map[string]int64{CountThreadsShelved: 2, CountCommentsShelved: 10}, a.run()); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	a.want("1/5 0+8 ARCHIVED, 2/5 0+2 ARCHIVED")
@@ -296,7 +296,7 @@ func TestAnArchivedThreadIsReadAsItIsAndComesBackWithTheFirstWrite(t *testing.T)
 		t.Errorf("a comment in a locked thread: %+v, %v", out, err)
 	}
 	a.want(before5)
-	// A slice that edits one comment twice, and one of another thread that is archived: each entity
+	// A slice that edits one comment twice, and one of another thread that is shelved: each entity
 	// in its order.
 	out, err := a.EditChildren(ctx, 2, commentKind, []ChildEdit{{Meta: m, ID: theirs[0], Body: new("one")},
 		{Meta: m, ID: theirs[0], Body: new("two")}, {Meta: m, ID: theirs[1], IfVersion: 7, Body: new("x")}})
@@ -309,11 +309,11 @@ func TestAnArchivedThreadIsReadAsItIsAndComesBackWithTheFirstWrite(t *testing.T)
 	}
 }
 
-func TestAThreadThatIsNotQuietIsNotArchived(t *testing.T) {
-	a := openArchived(t)
+func TestAThreadThatIsNotQuietIsNotShelved(t *testing.T) {
+	a := openShelved(t)
 	ids := a.thread(1, 1, 5)
 	a.thread(1, 2, 5)
-	a.archiver.after = time.Hour
+	a.shelver.after = time.Hour
 	old := func(sql string, args ...any) {
 		t.Helper()
 		if _, err := a.system.Exec(t.Context(), sql, args...); err != nil {
@@ -321,7 +321,7 @@ func TestAThreadThatIsNotQuietIsNotArchived(t *testing.T) {
 		}
 	}
 	old(`UPDATE comments SET updated_at = now() - interval '2 hours' WHERE comment_id <> $1`, ids[0]) // the first one was edited recently
-	if plan, err := a.archiver.Plan(t.Context()); err != nil || plan[CountThreadsArchived] != 1 || plan[CountCommentsArchived] != 5 {
+	if plan, err := a.shelver.Plan(t.Context()); err != nil || plan[CountThreadsShelved] != 1 || plan[CountCommentsShelved] != 5 {
 		t.Errorf("plan %v, %v", plan, err)
 	}
 	a.run()
@@ -329,7 +329,7 @@ func TestAThreadThatIsNotQuietIsNotArchived(t *testing.T) {
 
 	// A thread with a write after it was found to be quiet.
 	old(`UPDATE comments SET updated_at = now() - interval '2 hours'`)
-	a.archiver.reached = func(step string) error {
+	a.shelver.reached = func(step string) error {
 		if step == "marked" {
 			old(`UPDATE comments SET updated_at = now() WHERE comment_id = $1`, ids[0])
 		}
@@ -338,23 +338,23 @@ func TestAThreadThatIsNotQuietIsNotArchived(t *testing.T) {
 	a.run()
 	a.want("1/1 5+0 RETURNED, 1/2 0+5 ARCHIVED")
 
-	a.archiver.reached = nil
+	a.shelver.reached = nil
 	old(`UPDATE comments SET updated_at = now() - interval '2 hours'`)
 	old(`UPDATE archived_threads SET returned_at = now() - interval '2 hours' WHERE state = 'RETURNED'`)
 	a.run()
 	a.want("1/1 0+5 ARCHIVED, 1/2 0+5 ARCHIVED")
-	a.archiver.after = 0
+	a.shelver.after = 0
 	if counts := a.run(); len(counts) > 0 {
 		t.Errorf("switched off, it did %v", counts)
 	}
 }
 
 // The insert has read that there is no stub before the stub exists, and its transaction would not
-// have an id yet when the archiver checks.
-func TestTheArchiverWaitsForACreateThatHasNotSeenItsStub(t *testing.T) {
+// have an id yet when the shelver checks.
+func TestTheShelverWaitsForACreateThatHasNotSeenItsStub(t *testing.T) {
 	db := testkit.Postgres(t)
-	a := archived{Store: New(db.Pool(t, postgres.RoleAPI), nil), t: t, system: db.Pool(t, postgres.RoleSystem)}
-	a.archiver = a.newArchiver()
+	a := shelved{Store: New(db.Pool(t, postgres.RoleAPI), nil), t: t, system: db.Pool(t, postgres.RoleSystem)}
+	a.shelver = a.newShelver()
 	ids := a.thread(1, 5, 4)
 	ctx := t.Context()
 	owner := db.Pool(t, postgres.RoleOwner)
@@ -395,7 +395,7 @@ func TestTheArchiverWaitsForACreateThatHasNotSeenItsStub(t *testing.T) {
 	testkit.Eventually(t, "the insert waits", func() (waits bool, err error) {
 		return waits, owner.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted)`).Scan(&waits)
 	})
-	a.archiver.reached = func(step string) error {
+	a.shelver.reached = func(step string) error {
 		if step == "waiting" {
 			release()
 		}
@@ -409,7 +409,7 @@ func TestTheArchiverWaitsForACreateThatHasNotSeenItsStub(t *testing.T) {
 
 // The create's first read of the thread may be older than a stub that its insert must see.
 func TestAnInsertLooksForAStubItself(t *testing.T) {
-	a := openArchived(t)
+	a := openShelved(t)
 	a.thread(1, 5, 4)
 	a.run()
 	a.want("1/5 0+4 ARCHIVED")
@@ -417,20 +417,20 @@ func TestAnInsertLooksForAStubItself(t *testing.T) {
 	if err := todo[0].prepare(a.children(commentKind)); err != nil {
 		t.Fatal(err)
 	}
-	var archived *archivedError
+	var shelved *shelvedError
 	out := make([]ChildOutcome, 1)
 	err := a.write(t.Context(), 1, place{}, func(tx *unit) error {
 		return a.insert(t.Context(), tx, 1, a.children(commentKind), todo, []int{0}, out)
 	})
-	if err != nil || !errors.As(out[0].Err, &archived) {
+	if err != nil || !errors.As(out[0].Err, &shelved) {
 		t.Errorf("create: %+v, %v", out, err)
 	}
 	a.want("1/5 0+4 ARCHIVED")
 }
 
-func TestAnArchiverThatBreaksOffAtAnyStepLosesNothing(t *testing.T) {
+func TestAShelverThatBreaksOffAtAnyStepLosesNothing(t *testing.T) {
 	died := errors.New("died")
-	a := openArchived(t)
+	a := openShelved(t)
 	ids := a.thread(1, 1, 7)
 	a.thread(1, 2, 3)
 	a.thread(2, 1, 3)
@@ -448,7 +448,7 @@ func TestAnArchiverThatBreaksOffAtAnyStepLosesNothing(t *testing.T) {
 	until := func(work func() error) (steps int) {
 		for n := 1; ; n++ {
 			seen := 0
-			a.archiver.reached = func(step string) error {
+			a.shelver.reached = func(step string) error {
 				if seen++; seen == n {
 					return fmt.Errorf("%w at %s", died, step)
 				}
@@ -465,10 +465,10 @@ func TestAnArchiverThatBreaksOffAtAnyStepLosesNothing(t *testing.T) {
 		}
 	}
 	for range 2 {
-		if n := until(func() error { return a.archiver.Run(t.Context(), &free{}) }); n < 4 {
-			t.Errorf("the archiver ended after %d steps", n)
+		if n := until(func() error { return a.shelver.Run(t.Context(), &free{}) }); n < 4 {
+			t.Errorf("the shelver ended after %d steps", n)
 		}
-		a.archiver.reached = nil
+		a.shelver.reached = nil
 		a.run()
 		a.want("1/1 0+7 ARCHIVED, 1/2 0+3 ARCHIVED, 2/1 0+3 ARCHIVED")
 		rows, _ := a.system.Query(t.Context(), `SELECT DISTINCT archive_id FROM archived_threads WHERE state = 'ARCHIVED'`)
@@ -478,53 +478,53 @@ func TestAnArchiverThatBreaksOffAtAnyStepLosesNothing(t *testing.T) {
 		}
 		for _, id := range archives {
 			if n := until(func() error {
-				_, _, err := a.archiver.Undo(t.Context(), &free{}, id)
+				_, _, err := a.shelver.Undo(t.Context(), &free{}, id)
 				return err
 			}); n < 2 {
-				t.Errorf("archive %d was undone without an interruption", id)
+				t.Errorf("shelving %d was undone without an interruption", id)
 			}
 		}
 		a.want("1/1 7+0 RETURNED, 1/2 3+0 RETURNED, 2/1 3+0 RETURNED")
 	}
 }
 
-func TestAnArchiveIsUndoneAndStaysUndone(t *testing.T) {
-	a := openArchived(t)
+func TestShelvingIsUndoneAndStaysUndone(t *testing.T) {
+	a := openShelved(t)
 	a.thread(1, 1, 7)
 	a.thread(2, 1, 4)
 	a.run()
 	a.thread(1, 2, 4)
 	a.run()
-	all, err := Archives(t.Context(), a.system, 10)
+	all, err := Shelvings(t.Context(), a.system, 10)
 	if err != nil || len(all) != 2 {
 		t.Fatalf("%+v, %v", all, err)
 	}
 	got := all[1]
 	got.StartedAt = time.Time{}
-	if diff := cmp.Diff(Archived{ArchiveID: all[1].ArchiveID, Threads: 2, Comments: 11}, got); diff != "" {
+	if diff := cmp.Diff(Shelving{ArchiveID: all[1].ArchiveID, Threads: 2, Comments: 11}, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	hold := &free{}
-	if threads, comments, err := a.archiver.Undo(t.Context(), hold, all[1].ArchiveID); threads != 2 || comments != 11 || err != nil {
+	if threads, comments, err := a.shelver.Undo(t.Context(), hold, all[1].ArchiveID); threads != 2 || comments != 11 || err != nil {
 		t.Errorf("%d threads, %d comments, %v", threads, comments, err)
 	}
 	a.want("1/1 7+0 RETURNED, 1/2 0+4 ARCHIVED, 2/1 4+0 RETURNED")
-	if threads, _, err := a.archiver.Undo(t.Context(), hold, all[1].ArchiveID); threads != 0 || err != nil {
+	if threads, _, err := a.shelver.Undo(t.Context(), hold, all[1].ArchiveID); threads != 0 || err != nil {
 		t.Errorf("again: %d threads, %v", threads, err)
 	}
-	if _, _, err := a.archiver.Undo(t.Context(), hold, 4711); !errors.Is(err, ErrNotFound) {
-		t.Errorf("an unknown archive: %v", err)
+	if _, _, err := a.shelver.Undo(t.Context(), hold, 4711); !errors.Is(err, ErrNotFound) {
+		t.Errorf("an unknown shelving: %v", err)
 	}
 	if _, err := a.system.Exec(t.Context(), `UPDATE comments SET updated_at = now() - interval '2 hours'`); err != nil {
 		t.Fatal(err)
 	}
-	a.archiver.after = time.Hour
+	a.shelver.after = time.Hour
 	a.run() // they are quiet, but an operator brought them back
 	a.want("1/1 7+0 RETURNED, 1/2 0+4 ARCHIVED, 2/1 4+0 RETURNED")
 }
 
 func TestALongThreadComesBackOverSeveralAttempts(t *testing.T) {
-	a := openArchived(t)
+	a := openShelved(t)
 	ids := a.thread(1, 1, 20)
 	a.run()
 	a.Store.returnBudget = 0
@@ -552,7 +552,7 @@ func TestALongThreadComesBackOverSeveralAttempts(t *testing.T) {
 	t.Logf("%d tries", tries)
 	a.want("1/1 20+0 RETURNED")
 
-	// The archiver completes a return that writers began and gave up.
+	// The shelver completes a return that writers began and gave up.
 	a.run()
 	if err := postgres.InTx(t.Context(), a.system, pgx.TxOptions{}, func(tx pgx.Tx) error {
 		_, _, err := shapeOf(commentKind).returnChunk(t.Context(), tx, 1, 1, returnedByWrite, 3)
@@ -561,7 +561,7 @@ func TestALongThreadComesBackOverSeveralAttempts(t *testing.T) {
 		t.Fatal(err)
 	}
 	a.want("1/1 3+17 RETURNING")
-	a.archiver.after = time.Hour
+	a.shelver.after = time.Hour
 	a.run()
 	a.want("1/1 20+0 RETURNED")
 }
@@ -582,15 +582,15 @@ func (s *short) Continue() error {
 }
 
 // A giant thread looks quiet but has a recent reply in an old branch; later it is quiet. In neither
-// state does it make a run last longer than its time, or keep later runs from archiving the other
+// state does it make a run last longer than its time, or keep later runs from shelving the other
 // threads.
 func TestAGiantThreadTakesNoLongerThanARunHas(t *testing.T) {
-	a := openArchived(t)
+	a := openShelved(t)
 	ids := a.thread(1, 1, 20)
 	for post := int64(2); post <= 3; post++ {
 		a.thread(1, post, 2)
 	}
-	a.archiver.after, a.archiver.quietRows = time.Hour, 3
+	a.shelver.after, a.shelver.quietRows = time.Hour, 3
 	exec := func(sql string, args ...any) {
 		t.Helper()
 		if _, err := a.system.Exec(t.Context(), sql, args...); err != nil {
@@ -601,7 +601,7 @@ func TestAGiantThreadTakesNoLongerThanARunHas(t *testing.T) {
 	exec(`UPDATE children_comment SET updated_at = now() WHERE child_id = $1`, ids[0])
 	run := func(asks int, want error) {
 		t.Helper()
-		if err := a.archiver.Run(t.Context(), &short{asks: asks}); !errors.Is(err, want) {
+		if err := a.shelver.Run(t.Context(), &short{asks: asks}); !errors.Is(err, want) {
 			t.Errorf("a run with %d slices ended with %v, want %v", asks, err, want)
 		}
 		a.check()
@@ -623,10 +623,10 @@ func TestAGiantThreadTakesNoLongerThanARunHas(t *testing.T) {
 }
 
 func TestAThreadThatCannotBeMovedKeepsNoOther(t *testing.T) {
-	a := openArchived(t)
+	a := openShelved(t)
 	a.thread(1, 1, 7)
 	a.run()
-	// Somebody imports comments that were archived since. Then the thread returns.
+	// Somebody imports comments that were shelved since. Then the thread returns.
 	const columns = `tenant_id, child_id, object_id, parent_id, slug, path, author_id, body, created_at`
 	if _, err := a.system.Exec(t.Context(), `INSERT INTO children_comment (`+columns+`) SELECT `+columns+
 		` FROM children_archive_comment ORDER BY path DESC LIMIT 1`); err != nil {
@@ -646,14 +646,14 @@ func TestAThreadThatCannotBeMovedKeepsNoOther(t *testing.T) {
 			t.Errorf("places: %s, want %s", got, want)
 		}
 	}
-	if err := a.archiver.Run(t.Context(), &free{}); !stuck(err) {
+	if err := a.shelver.Run(t.Context(), &free{}); !onBothSides(err) {
 		t.Errorf("a run: %v", err)
 	}
 	where("1/1 7+1 RETURNING, 1/2 0+3 ARCHIVED, 2/1 0+3 ARCHIVED")
-	if _, err := a.system.Exec(t.Context(), `UPDATE archived_threads SET archive_id = 1`); err != nil { // as if one run had archived them
+	if _, err := a.system.Exec(t.Context(), `UPDATE archived_threads SET archive_id = 1`); err != nil { // as if one run had shelved them
 		t.Fatal(err)
 	}
-	if threads, _, err := a.archiver.Undo(t.Context(), &free{}, 1); threads != 2 || !stuck(err) {
+	if threads, _, err := a.shelver.Undo(t.Context(), &free{}, 1); threads != 2 || !onBothSides(err) {
 		t.Errorf("undone: %d threads, %v", threads, err)
 	}
 	where("1/1 7+1 RETURNING, 1/2 3+0 RETURNED, 2/1 3+0 RETURNED")
@@ -661,14 +661,14 @@ func TestAThreadThatCannotBeMovedKeepsNoOther(t *testing.T) {
 		`DELETE FROM children_comment c USING children_archive_comment a WHERE c.child_id = a.child_id`); err != nil {
 		t.Fatal(err)
 	}
-	a.archiver.after = time.Hour
+	a.shelver.after = time.Hour
 	a.run()
 	a.want("1/1 7+0 RETURNED, 1/2 3+0 RETURNED, 2/1 3+0 RETURNED")
 }
 
 func TestAnErasureFindsWhatComesBackMeanwhile(t *testing.T) {
 	for name, chunks := range map[string]int{"some": 2, "all": 10} {
-		a := openArchived(t)
+		a := openShelved(t)
 		a.thread(1, 1, 20)
 		a.run()
 		a.thread(1, 2, 2)
@@ -703,11 +703,11 @@ func TestAnErasureFindsWhatComesBackMeanwhile(t *testing.T) {
 	}
 }
 
-// TestWritersSeeNoArchive runs random writers in threads that two archivers move all the time. The
-// archivers die now and then, and an operator undoes archives.
-func TestWritersSeeNoArchive(t *testing.T) {
+// TestWritersSeeNoShelf runs random writers in threads that two shelvers move all the time. The
+// shelvers die now and then, and an operator undoes shelvings.
+func TestWritersSeeNoShelf(t *testing.T) {
 	seed, _ := testkit.Seed(t)
-	a := openArchived(t)
+	a := openShelved(t)
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	const tenants, posts, writers, writes = 2, 8, 2, 150
@@ -716,8 +716,8 @@ func TestWritersSeeNoArchive(t *testing.T) {
 	died := errors.New("died")
 	for n := range uint64(2) {
 		rng := rand.New(rand.NewPCG(seed, n))
-		archiver := a.newArchiver()
-		archiver.reached = func(string) error {
+		shelver := a.newShelver()
+		shelver.reached = func(string) error {
 			if rng.IntN(20) == 0 {
 				return died
 			}
@@ -726,12 +726,12 @@ func TestWritersSeeNoArchive(t *testing.T) {
 		movers.Go(func() {
 			for ctx.Err() == nil {
 				hold := &free{}
-				err := archiver.Run(ctx, hold)
+				err := shelver.Run(ctx, hold)
 				if err != nil && !errors.Is(err, died) && ctx.Err() == nil {
 					t.Error(err)
 				}
-				if all, err := Archives(ctx, a.system, 3); err == nil && len(all) > 0 && rng.IntN(4) == 0 {
-					if _, _, err := archiver.Undo(ctx, hold, all[rng.IntN(len(all))].ArchiveID); err != nil &&
+				if all, err := Shelvings(ctx, a.system, 3); err == nil && len(all) > 0 && rng.IntN(4) == 0 {
+					if _, _, err := shelver.Undo(ctx, hold, all[rng.IntN(len(all))].ArchiveID); err != nil &&
 						!errors.Is(err, died) && ctx.Err() == nil {
 						t.Error(err)
 					}
@@ -878,7 +878,7 @@ func TestWritersSeeNoArchive(t *testing.T) {
 		}
 	}
 	check()
-	a.archiver.after = time.Hour
+	a.shelver.after = time.Hour
 	a.run() // interrupted moves complete
 	check()
 	var waiting int
@@ -890,10 +890,10 @@ func TestWritersSeeNoArchive(t *testing.T) {
 
 // A create that took its id while the stub's transaction ran has a higher id, and may have looked
 // for the stub before that transaction was committed.
-func TestTheArchiverWaitsForACreateThatBeganWhileItsStubWasWritten(t *testing.T) {
+func TestTheShelverWaitsForACreateThatBeganWhileItsStubWasWritten(t *testing.T) {
 	db := testkit.PostgresProcess(t).DB(t) // a server of its own: another transaction that ends would hide it
-	a := archived{Store: New(db.Pool(t, postgres.RoleAPI), nil), t: t, system: db.Pool(t, postgres.RoleSystem)}
-	a.archiver = a.newArchiver()
+	a := shelved{Store: New(db.Pool(t, postgres.RoleAPI), nil), t: t, system: db.Pool(t, postgres.RoleSystem)}
+	a.shelver = a.newShelver()
 	ctx := t.Context()
 	owner := db.Pool(t, postgres.RoleOwner)
 	stub, err := owner.Begin(ctx)
@@ -915,7 +915,7 @@ func TestTheArchiverWaitsForACreateThatBeganWhileItsStubWasWritten(t *testing.T)
 		t.Fatal(err)
 	}
 	waits := errors.New("it waits")
-	a.archiver.reached = func(step string) error {
+	a.shelver.reached = func(step string) error {
 		if step == "waiting" {
 			return waits
 		}
@@ -923,7 +923,7 @@ func TestTheArchiverWaitsForACreateThatBeganWhileItsStubWasWritten(t *testing.T)
 	}
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	if err := a.archiver.settle(ctx); !errors.Is(err, waits) {
-		t.Errorf("got %v: the archiver moves the thread beside a create that has not seen the stub", err)
+	if err := a.shelver.settle(ctx); !errors.Is(err, waits) {
+		t.Errorf("got %v: the shelver moves the thread beside a create that has not seen the stub", err)
 	}
 }

@@ -19,30 +19,31 @@ import (
 	"github.com/tidings/tidings/kinds"
 )
 
-// ArchiveJob is the name of the job that calls Archiver.Run.
-const ArchiveJob = "comment-archive"
+// ShelvingJob is the name of the job that calls Shelver.Run.
+const ShelvingJob = "comment-archive"
 
-// Lease is the right to archive (package ops/jobs). Fence fails once another process holds it.
+// Lease is the right to shelve threads (package ops/jobs). Fence fails once another process holds
+// it.
 type Lease interface {
 	Fence(ctx context.Context, tx pgx.Tx) error // called first in every transaction
 	Continue() error                            // called before each slice; an error ends the run, and the next run resumes
 	Count(what string, n int64)                 // counts committed work
 }
 
-// The names of the Archiver's counts.
+// The names of the Shelver's counts.
 const (
-	CountThreadsArchived  = "threads archived"
-	CountCommentsArchived = "comments archived"
-	CountThreadsReturned  = "threads returned"
+	CountThreadsShelved  = "threads shelved"
+	CountCommentsShelved = "comments shelved"
+	CountThreadsReturned = "threads returned"
 )
 
-// Archiver moves quiet threads to the archive, and completes moves and returns that were
+// Shelver moves quiet threads to the shelf, and completes moves and returns that were
 // interrupted.
-type Archiver struct {
+type Shelver struct {
 	pool    *pgxpool.Pool
 	kinds   func() *kinds.Set
 	log     *slog.Logger
-	metrics *archiveMetrics
+	metrics *shelvingMetrics
 
 	ask func(context.Context) (after time.Duration, err error)
 	// after is how long nothing in a thread was written before it moves, for the present run. 0: no
@@ -52,36 +53,36 @@ type Archiver struct {
 	reached                       func(step string) error // nil except in tests, which stop the work at a step
 }
 
-type archiveMetrics struct {
+type shelvingMetrics struct {
 	threads, comments, returned prometheus.Counter
 }
 
-// NewArchiver returns an Archiver on pool, a pool of the truth that acts as postgres.RoleSystem.
+// NewShelver returns an Shelver on pool, a pool of the truth that acts as postgres.RoleSystem.
 // Each run and each plan calls after for the time that a thread must be quiet before it moves (0:
-// no thread moves), and kinds for the present kinds. NewArchiver starts nothing. reg may be nil.
-func NewArchiver(pool *pgxpool.Pool, after func(context.Context) (time.Duration, error), kinds func() *kinds.Set, log *slog.Logger,
-	reg prometheus.Registerer) (*Archiver, error) {
-	m := &archiveMetrics{
+// no thread moves), and kinds for the present kinds. NewShelver starts nothing. reg may be nil.
+func NewShelver(pool *pgxpool.Pool, after func(context.Context) (time.Duration, error), kinds func() *kinds.Set, log *slog.Logger,
+	reg prometheus.Registerer) (*Shelver, error) {
+	m := &shelvingMetrics{
 		threads: prometheus.NewCounter(prometheus.CounterOpts{Name: "tidings_thread_archive_threads_total",
-			Help: "Threads moved to the archive."}),
+			Help: "Threads moved to the shelf."}),
 		comments: prometheus.NewCounter(prometheus.CounterOpts{Name: "tidings_thread_archive_comments_total",
-			Help: "Comments moved to the archive."}),
+			Help: "Comments moved to the shelf."}),
 		returned: prometheus.NewCounter(prometheus.CounterOpts{Name: "tidings_thread_archive_returned_threads_total",
 			Help: "Threads whose return from the archive this process completed. Sum all API processes and archivers."}),
 	}
 	if reg != nil {
 		for _, c := range []prometheus.Collector{m.threads, m.comments, m.returned} {
 			if err := reg.Register(c); err != nil {
-				return nil, fmt.Errorf("register the archiver's metrics: %w", err)
+				return nil, fmt.Errorf("register the metrics of shelving: %w", err)
 			}
 		}
 	}
-	return &Archiver{pool: pool, kinds: kinds, log: log.With("component", "comment-archive"), metrics: m, ask: after, walkPage: walkPage,
+	return &Shelver{pool: pool, kinds: kinds, log: log.With("component", "comment-archive"), metrics: m, ask: after, walkPage: walkPage,
 		moveRows: moveRows, quietRows: quietRows}, nil
 }
 
 const (
-	// walkPage is the number of threads that one step reads, and so the most that it archives.
+	// walkPage is the number of threads that one step reads, and so the most that it shelves.
 	// Their stubs exist during the step, and writers bring back threads that have one.
 	walkPage = 200
 
@@ -106,14 +107,14 @@ type stub struct {
 }
 
 // Run works through the kinds. For each one it first completes the work of an interrupted run. Then
-// it reads threads from where the last run ended, and archives the quiet ones, until it has read
+// it reads threads from where the last run ended, and shelves the quiet ones, until it has read
 // every thread once or maxWalk threads. The order of kinds is random, so that a kind with much work
 // does not hold back the others.
 //
 // Run ends early if lease.Continue returns an error. After an interruption at any point, the next
 // run or the next writer resumes. A thread cannot move if somebody has inserted the same comment on
 // the other side with SQL. Run skips it and returns that error last.
-func (a *Archiver) Run(ctx context.Context, lease Lease) error {
+func (a *Shelver) Run(ctx context.Context, lease Lease) error {
 	a, err := a.underTerms(ctx)
 	if err != nil {
 		return err
@@ -124,45 +125,45 @@ func (a *Archiver) Run(ctx context.Context, lease Lease) error {
 	for _, k := range all {
 		err := a.run(ctx, lease, shapeOf(k))
 		errs = append(errs, err)
-		if err != nil && !stuck(err) {
+		if err != nil && !onBothSides(err) {
 			break
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// underTerms returns a copy of the Archiver with the present quiet time.
-func (a *Archiver) underTerms(ctx context.Context) (*Archiver, error) {
+// underTerms returns a copy of the Shelver with the present quiet time.
+func (a *Shelver) underTerms(ctx context.Context) (*Shelver, error) {
 	now := *a
 	var err error
 	now.after, err = a.ask(ctx)
 	return &now, err
 }
 
-func (a *Archiver) run(ctx context.Context, lease Lease, k childShape) error {
+func (a *Shelver) run(ctx context.Context, lease Lease, k childShape) error {
 	err := a.finish(ctx, lease, k)
-	if (err == nil || stuck(err)) && a.after > 0 {
+	if (err == nil || onBothSides(err)) && a.after > 0 {
 		if walked := a.walk(ctx, lease, k); walked != nil {
 			err = errors.Join(err, walked)
 		}
 	}
-	if errors.Is(err, errUnsettled) && !stuck(err) {
-		a.log.WarnContext(ctx, "archiving waits for a long transaction, the next run retries", "kind", k.Kind, "err", err)
+	if errors.Is(err, errUnsettled) && !onBothSides(err) {
+		a.log.WarnContext(ctx, "shelving waits for a long transaction, the next run retries", "kind", k.Kind, "err", err)
 		return nil
 	}
 	return err
 }
 
-// stuck reports whether err means that the same comment is already on the other side.
-func stuck(err error) bool { return postgres.IsUnique(err, "") }
+// onBothSides reports whether err means that the same comment is already on the other side.
+func onBothSides(err error) bool { return postgres.IsUnique(err, "") }
 
-func (a *Archiver) walk(ctx context.Context, lease Lease, k childShape) (failed error) {
-	at, err := a.walked(ctx, k)
+func (a *Shelver) walk(ctx context.Context, lease Lease, k childShape) (failed error) {
+	at, err := a.walkPosition(ctx, k)
 	if err != nil {
 		return err
 	}
 	began, wrapped := at, false
-	var archive int64 // its id, once it has a thread
+	var shelving int64 // its id, once it has a thread
 	for looked := 0; looked < maxWalk; {
 		if err := errors.Join(ctx.Err(), lease.Continue()); err != nil {
 			return errors.Join(failed, err)
@@ -173,7 +174,7 @@ func (a *Archiver) walk(ctx context.Context, lease Lease, k childShape) (failed 
 		}
 		looked += n
 		at = last
-		if err := a.archive(ctx, lease, k, &archive, page, at); stuck(err) {
+		if err := a.shelve(ctx, lease, k, &shelving, page, at); onBothSides(err) {
 			failed = errors.Join(failed, err)
 		} else if err != nil {
 			return err
@@ -191,9 +192,9 @@ func (a *Archiver) walk(ctx context.Context, lease Lease, k childShape) (failed 
 	return failed
 }
 
-// Plan returns what a Run over all threads would archive now. It changes nothing.
-func (a *Archiver) Plan(ctx context.Context) (map[string]int64, error) {
-	plan := map[string]int64{CountThreadsArchived: 0, CountCommentsArchived: 0}
+// Plan returns what a Run over all threads would shelve now. It changes nothing.
+func (a *Shelver) Plan(ctx context.Context) (map[string]int64, error) {
+	plan := map[string]int64{CountThreadsShelved: 0, CountCommentsShelved: 0}
 	a, err := a.underTerms(ctx)
 	if err != nil {
 		return nil, err
@@ -209,7 +210,7 @@ func (a *Archiver) Plan(ctx context.Context) (map[string]int64, error) {
 	return plan, nil
 }
 
-func (a *Archiver) plan(ctx context.Context, k childShape, plan map[string]int64) error {
+func (a *Shelver) plan(ctx context.Context, k childShape, plan map[string]int64) error {
 	for at, n := (thread{}), a.walkPage; n == a.walkPage; {
 		var page []thread
 		var err error
@@ -222,8 +223,8 @@ func (a *Archiver) plan(ctx context.Context, k childShape, plan map[string]int64
 				return err
 			}
 			if quiet {
-				plan[CountThreadsArchived]++
-				plan[CountCommentsArchived] += children
+				plan[CountThreadsShelved]++
+				plan[CountCommentsShelved] += children
 			}
 		}
 	}
@@ -234,7 +235,7 @@ func (a *Archiver) plan(ctx context.Context, k childShape, plan map[string]int64
 // Locks: none.
 const walkedSQL = `SELECT /* store.archive_walked */ after_tenant, after_object FROM child_archive_walk WHERE kind = '{{.Kind}}'`
 
-func (a *Archiver) walked(ctx context.Context, k childShape) (at thread, err error) {
+func (a *Shelver) walkPosition(ctx context.Context, k childShape) (at thread, err error) {
 	err = a.pool.QueryRow(ctx, k.sql(walkedSQL)).Scan(&at.tenant, &at.object)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return thread{}, nil
@@ -270,7 +271,7 @@ SELECT /* store.archive_look */ w.tenant_id, w.object_id, l.updated_at < now() -
 
 // scan returns which of the next threads may be quiet, the last thread read (zero at the end of the
 // table), and how many it read.
-func (a *Archiver) scan(ctx context.Context, k childShape, at thread, limit int) (page []thread, last thread, n int, err error) {
+func (a *Shelver) scan(ctx context.Context, k childShape, at thread, limit int) (page []thread, last thread, n int, err error) {
 	rows, _ := a.pool.Query(ctx, k.sql(lookSQL), pgx.StrictNamedArgs{"tenant": at.tenant, "object": at.object,
 		"after": a.after, "limit": limit})
 	var quiet bool
@@ -301,7 +302,7 @@ SELECT /* store.archive_quiet */ count(*), coalesce(bool_or(updated_at >= now() 
 
 // quiet reports whether the thread has no recent write and, if so, how many comments it has. It
 // reads the whole thread if necessary, and calls more between two pages, whose error ends it.
-func (a *Archiver) quiet(ctx context.Context, k childShape, t thread, more func() error) (quiet bool, comments int64, err error) {
+func (a *Shelver) quiet(ctx context.Context, k childShape, t thread, more func() error) (quiet bool, comments int64, err error) {
 	before := "~" // sorts after every path
 	if !k.Threaded {
 		before = "ffffffff-ffff-ffff-ffff-ffffffffffff"
@@ -328,15 +329,15 @@ func (a *Archiver) quiet(ctx context.Context, k childShape, t thread, more func(
 	}
 }
 
-// archive moves the quiet threads of page. If the run's time is up while it reads a thread, it
+// shelve moves the quiet threads of page. If the run's time is up while it reads a thread, it
 // skips that thread, and the next run continues after it. So a thread that takes longer to read
-// than a run lasts is not archived.
-func (a *Archiver) archive(ctx context.Context, lease Lease, k childShape, archive *int64, page []thread, at thread) error {
+// than a run lasts is not shelved.
+func (a *Shelver) shelve(ctx context.Context, lease Lease, k childShape, shelving *int64, page []thread, at thread) error {
 	var quiet []thread
 	var spent error
 	for _, t := range page {
 		is, read, err := a.quiet(ctx, k, t, lease.Continue)
-		if isSpent(lease, err) {
+		if isTimeUp(lease, err) {
 			a.log.WarnContext(ctx, "skipped a thread that takes longer to read than a run may last", "kind", k.Kind, "tenant", t.tenant,
 				"object", t.object, "rows", read)
 			at, spent = t, err
@@ -349,20 +350,20 @@ func (a *Archiver) archive(ctx context.Context, lease Lease, k childShape, archi
 			quiet = append(quiet, t)
 		}
 	}
-	if *archive == 0 && len(quiet) > 0 {
-		if err := a.pool.QueryRow(ctx, `SELECT nextval('child_archive_id')`).Scan(archive); err != nil {
-			return fmt.Errorf("take an archive id: %w", err)
+	if *shelving == 0 && len(quiet) > 0 {
+		if err := a.pool.QueryRow(ctx, `SELECT nextval('child_archive_id')`).Scan(shelving); err != nil {
+			return fmt.Errorf("take the id of a shelving: %w", err)
 		}
 	}
-	stubs, err := a.mark(ctx, lease, k, *archive, quiet, at)
+	stubs, err := a.mark(ctx, lease, k, *shelving, quiet, at)
 	if err != nil || spent != nil || len(stubs) == 0 {
 		return errors.Join(spent, err)
 	}
 	return a.move(ctx, lease, k, stubs)
 }
 
-// isSpent reports whether err means that the run's time is up.
-func isSpent(lease Lease, err error) bool {
+// isTimeUp reports whether err means that the run's time is up.
+func isTimeUp(lease Lease, err error) bool {
 	spent := lease.Continue()
 	return spent != nil && errors.Is(err, spent)
 }
@@ -381,7 +382,7 @@ const walkSQL = `
 INSERT /* store.archive_walk */ INTO child_archive_walk AS w (kind, after_tenant, after_object) VALUES ('{{.Kind}}', @tenant, @object)
     ON CONFLICT (kind) DO UPDATE SET after_tenant = excluded.after_tenant, after_object = excluded.after_object`
 
-func (a *Archiver) mark(ctx context.Context, lease Lease, k childShape, archive int64, threads []thread,
+func (a *Shelver) mark(ctx context.Context, lease Lease, k childShape, shelving int64, threads []thread,
 	at thread) (stubs []stub, err error) {
 	tenants, objects := make([]int64, len(threads)), make([]int64, len(threads))
 	for n, t := range threads {
@@ -397,10 +398,10 @@ func (a *Archiver) mark(ctx context.Context, lease Lease, k childShape, archive 
 		if len(threads) == 0 {
 			return nil
 		}
-		rows, _ := tx.Query(ctx, k.sql(markSQL), pgx.StrictNamedArgs{"archive": archive, "tenants": tenants, "objects": objects})
+		rows, _ := tx.Query(ctx, k.sql(markSQL), pgx.StrictNamedArgs{"archive": shelving, "tenants": tenants, "objects": objects})
 		stubs, err = pgx.CollectRows(rows, pgx.RowToStructByPos[stub])
 		if err != nil {
-			return fmt.Errorf("insert %d stubs of archive %d: %w", len(threads), archive, err)
+			return fmt.Errorf("insert %d stubs of shelving %d: %w", len(threads), shelving, err)
 		}
 		return nil
 	})
@@ -414,7 +415,7 @@ func (a *Archiver) mark(ctx context.Context, lease Lease, k childShape, archive 
 // are committed. Such a transaction has its id already: a create takes it in the statement before
 // the one that checks the stub and inserts (childSurroundingsSQL, childCreateSQL). errUnsettled: a
 // transaction of this server runs for too long.
-func (a *Archiver) settle(ctx context.Context) error {
+func (a *Shelver) settle(ctx context.Context) error {
 	var before string
 	if err := a.pool.QueryRow(ctx, `SELECT pg_current_xact_id()::text`).Scan(&before); err != nil {
 		return fmt.Errorf("read the next transaction id: %w", err)
@@ -441,14 +442,14 @@ func (a *Archiver) settle(ctx context.Context) error {
 // errUnsettled ends a run; the next run continues with the waiting threads.
 var errUnsettled = fmt.Errorf("store: a transaction of the database's server has been running for more than %s", settleTimeout)
 
-// move archives threads whose stubs are ARCHIVING, except those with a write before the writer
+// move shelves threads whose stubs are ARCHIVING, except those with a write before the writer
 // could see the stub.
-func (a *Archiver) move(ctx context.Context, lease Lease, k childShape, stubs []stub) (failed error) {
+func (a *Shelver) move(ctx context.Context, lease Lease, k childShape, stubs []stub) (failed error) {
 	if err := a.settle(ctx); err != nil {
 		return err
 	}
 	for _, s := range stubs {
-		if err := a.moveThread(ctx, lease, k, s); stuck(err) {
+		if err := a.moveThread(ctx, lease, k, s); onBothSides(err) {
 			failed = errors.Join(failed, err)
 		} else if err != nil {
 			return err
@@ -457,12 +458,12 @@ func (a *Archiver) move(ctx context.Context, lease Lease, k childShape, stubs []
 	return failed
 }
 
-func (a *Archiver) moveThread(ctx context.Context, lease Lease, k childShape, s stub) error {
+func (a *Shelver) moveThread(ctx context.Context, lease Lease, k childShape, s stub) error {
 	quiet := s.Moved > 0 // it was quiet when its first children moved, and since then writers see its stub
 	if !quiet {
 		var err error
 		quiet, _, err = a.quiet(ctx, k, thread{s.TenantID, s.ObjectID}, lease.Continue)
-		if isSpent(lease, err) { // bring it back, so that no later run begins with it again
+		if isTimeUp(lease, err) { // bring it back, so that no later run begins with it again
 			_, back := a.bringBack(ctx, lease, k, s, returnedByJob)
 			return errors.Join(err, back)
 		}
@@ -480,13 +481,13 @@ func (a *Archiver) moveThread(ctx context.Context, lease Lease, k childShape, s 
 			return err
 		}
 		if more, err = a.moveSome(ctx, lease, k, s); err != nil {
-			return fmt.Errorf("archive the thread under %d of tenant %d: %w", s.ObjectID, s.TenantID, err)
+			return fmt.Errorf("shelve the thread under %d of tenant %d: %w", s.ObjectID, s.TenantID, err)
 		}
 	}
 	return nil
 }
 
-// moveLockSQL locks the stub of a thread that is being archived. Its commit does not wait for the
+// moveLockSQL locks the stub of a thread that is being shelved. Its commit does not wait for the
 // disk, which would be most of the cost of a small thread. A crash of the server rolls back whole
 // moves, and every answer to a writer follows them in the same log. Index: archived_threads_pkey.
 // Locks: the stub.
@@ -496,7 +497,7 @@ SELECT /* store.archive_lock */ set_config('synchronous_commit', 'off', true) FR
    AND state = 'ARCHIVING'
    FOR NO KEY UPDATE`
 
-// moveSQL moves the first children of a thread to the archive unchanged. It locks them in key
+// moveSQL moves the first children of a thread to the shelf unchanged. It locks them in key
 // order, as writers do, because a writer that began before the stub existed may still run. Index:
 // children_KIND_path_key or children_KIND_object_idx, children_KIND_pkey. Locks: the children.
 const moveSQL = `
@@ -508,7 +509,7 @@ WITH page AS (
 ), gone AS (
   DELETE FROM {{.Table}} c USING held h WHERE c.tenant_id = @tenant::bigint AND c.child_id = h.child_id RETURNING c.*
 )
-INSERT /* store.archive_move */ INTO {{.Archive}} (` + movedColumns + `) SELECT ` + movedColumns + ` FROM gone`
+INSERT /* store.archive_move */ INTO {{.Shelf}} (` + movedColumns + `) SELECT ` + movedColumns + ` FROM gone`
 
 // moveStateSQL records how far the move has come. Index: archived_threads_pkey. Locks: the stub.
 const moveStateSQL = `
@@ -518,7 +519,7 @@ UPDATE /* store.archive_state */ archived_threads
 
 // moveSome moves up to moveRows comments of a thread in one transaction, and reports whether there
 // may be more. It moves nothing if the thread is already returning.
-func (a *Archiver) moveSome(ctx context.Context, lease Lease, k childShape, s stub) (more bool, err error) {
+func (a *Shelver) moveSome(ctx context.Context, lease Lease, k childShape, s stub) (more bool, err error) {
 	var moved int64
 	var all bool
 	err = postgres.InTx(ctx, a.pool, pgx.TxOptions{}, func(tx pgx.Tx) error {
@@ -553,18 +554,18 @@ func (a *Archiver) moveSome(ctx context.Context, lease Lease, k childShape, s st
 	}
 	if moved > 0 {
 		a.metrics.comments.Add(float64(moved))
-		lease.Count(CountCommentsArchived, moved)
+		lease.Count(CountCommentsShelved, moved)
 	}
 	if all {
 		a.metrics.threads.Inc()
-		lease.Count(CountThreadsArchived, 1)
+		lease.Count(CountThreadsShelved, 1)
 	}
 	return moved > 0 && !all, a.at("moved")
 }
 
 // bringBack brings a thread back, in any state of its stub, and returns the number of comments that
 // it moved.
-func (a *Archiver) bringBack(ctx context.Context, lease Lease, k childShape, s stub, by string) (moved int64, err error) {
+func (a *Shelver) bringBack(ctx context.Context, lease Lease, k childShape, s stub, by string) (moved int64, err error) {
 	for back := false; !back; {
 		if err := ctx.Err(); err != nil {
 			return moved, err
@@ -607,7 +608,7 @@ SELECT /* store.archive_unfinished */ tenant_id, object_id, archive_id, state, c
  ORDER BY tenant_id, object_id LIMIT @limit`
 
 // finish completes the threads that are moving in either direction, each once, page by page.
-func (a *Archiver) finish(ctx context.Context, lease Lease, k childShape) (failed error) {
+func (a *Shelver) finish(ctx context.Context, lease Lease, k childShape) (failed error) {
 	for at, n := (thread{}), a.walkPage; n == a.walkPage; {
 		if err := lease.Continue(); err != nil {
 			return errors.Join(failed, err)
@@ -626,7 +627,7 @@ func (a *Archiver) finish(ctx context.Context, lease Lease, k childShape) (faile
 		for _, s := range stubs {
 			if s.State == stateArchiving {
 				there = append(there, s)
-			} else if _, err := a.bringBack(ctx, lease, k, s, returnedByJob); stuck(err) {
+			} else if _, err := a.bringBack(ctx, lease, k, s, returnedByJob); onBothSides(err) {
 				failed = errors.Join(failed, err)
 			} else if err != nil {
 				return err
@@ -635,7 +636,7 @@ func (a *Archiver) finish(ctx context.Context, lease Lease, k childShape) (faile
 		if len(there) == 0 {
 			continue
 		}
-		if err := a.move(ctx, lease, k, there); stuck(err) {
+		if err := a.move(ctx, lease, k, there); onBothSides(err) {
 			failed = errors.Join(failed, err)
 		} else if err != nil {
 			return err
@@ -644,44 +645,44 @@ func (a *Archiver) finish(ctx context.Context, lease Lease, k childShape) (faile
 	return failed
 }
 
-// archiveStubsSQL reads the threads of an archive id that have not returned.
+// shelvedStubsSQL reads the threads of a shelving that have not returned.
 // Index: archived_threads_archive_idx, one range. Locks: none.
-const archiveStubsSQL = `
+const shelvedStubsSQL = `
 SELECT /* store.archive_stubs */ tenant_id, object_id, archive_id, state, children FROM archived_threads
  WHERE archive_id = @archive AND kind = '{{.Kind}}' AND (tenant_id, object_id) > (@tenant::bigint, @object::bigint) AND state <> 'RETURNED'
  ORDER BY tenant_id, object_id LIMIT @limit`
 
-// Undo brings back every thread of the archive id, and returns the numbers of threads and children.
+// Undo brings back every thread of the shelving, and returns the numbers of threads and children.
 // It may be repeated. The threads count as written just now, so they do not move again before they
 // have been quiet for as long as any other. It returns ErrNotFound if no thread was ever moved
 // under that id.
-func (a *Archiver) Undo(ctx context.Context, lease Lease, archive int64) (threads, children int64, err error) {
+func (a *Shelver) Undo(ctx context.Context, lease Lease, shelving int64) (threads, children int64, err error) {
 	var known bool
 	var failed error
-	err = a.pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM archived_threads WHERE archive_id = $1)`, archive).Scan(&known)
+	err = a.pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM archived_threads WHERE archive_id = $1)`, shelving).Scan(&known)
 	if err != nil {
-		return 0, 0, fmt.Errorf("read archive %d: %w", archive, err)
+		return 0, 0, fmt.Errorf("read shelving %d: %w", shelving, err)
 	}
 	if !known {
-		return 0, 0, fmt.Errorf("archive %d: %w", archive, ErrNotFound)
+		return 0, 0, fmt.Errorf("shelving %d: %w", shelving, ErrNotFound)
 	}
 	for _, k := range a.kinds().AllChildren() {
-		t, c, err := a.undo(ctx, lease, shapeOf(k), archive)
+		t, c, err := a.undo(ctx, lease, shapeOf(k), shelving)
 		threads, children, failed = threads+t, children+c, errors.Join(failed, err)
-		if err != nil && !stuck(err) {
+		if err != nil && !onBothSides(err) {
 			return threads, children, err
 		}
 	}
 	return threads, children, failed
 }
 
-func (a *Archiver) undo(ctx context.Context, lease Lease, k childShape, archive int64) (threads, children int64, failed error) {
+func (a *Shelver) undo(ctx context.Context, lease Lease, k childShape, shelving int64) (threads, children int64, failed error) {
 	for at := (thread{}); ; {
-		rows, _ := a.pool.Query(ctx, k.sql(archiveStubsSQL),
-			pgx.StrictNamedArgs{"archive": archive, "tenant": at.tenant, "object": at.object, "limit": a.walkPage})
+		rows, _ := a.pool.Query(ctx, k.sql(shelvedStubsSQL),
+			pgx.StrictNamedArgs{"archive": shelving, "tenant": at.tenant, "object": at.object, "limit": a.walkPage})
 		stubs, err := pgx.CollectRows(rows, pgx.RowToStructByPos[stub])
 		if err != nil {
-			return threads, children, fmt.Errorf("read the threads of archive %d: %w", archive, err)
+			return threads, children, fmt.Errorf("read the threads of shelving %d: %w", shelving, err)
 		}
 		if len(stubs) == 0 {
 			return threads, children, failed
@@ -690,7 +691,7 @@ func (a *Archiver) undo(ctx context.Context, lease Lease, k childShape, archive 
 			at = thread{s.TenantID, s.ObjectID}
 			n, err := a.bringBack(ctx, lease, k, s, returnedByUndo)
 			children += n
-			if stuck(err) { // the others return
+			if onBothSides(err) { // the others return
 				failed = errors.Join(failed, err)
 				continue
 			}
@@ -702,8 +703,8 @@ func (a *Archiver) undo(ctx context.Context, lease Lease, k childShape, archive 
 	}
 }
 
-// Archived is a summary of one archive id.
-type Archived struct {
+// Shelving is a summary of one run that shelved threads.
+type Shelving struct {
 	ArchiveID int64     `json:"archive_id"`
 	StartedAt time.Time `json:"started_at"`
 	Threads   int64     `json:"threads"`
@@ -711,26 +712,26 @@ type Archived struct {
 	Returned  int64     `json:"threads_returned"`
 }
 
-// archivesSQL sums up the newest archives.
-// Index: archived_threads_archive_idx, the ranges of those archives. Locks: none.
-const archivesSQL = `
+// shelvingsSQL sums up the newest shelvings.
+// Index: archived_threads_archive_idx, the ranges of those shelvings. Locks: none.
+const shelvingsSQL = `
 SELECT /* store.archives */ archive_id, min(started_at), count(*), sum(children)::bigint, count(*) FILTER (WHERE state = 'RETURNED')
   FROM archived_threads WHERE archive_id > (SELECT max(archive_id) FROM archived_threads) - @limit::bigint
  GROUP BY archive_id ORDER BY archive_id DESC`
 
-// Archives returns summaries of the last limit archive ids, newest first. A run that moved nothing
+// Shelvings returns summaries of the last limit shelvings, newest first. A run that moved nothing
 // has none. pool acts as postgres.RoleSystem.
-func Archives(ctx context.Context, pool *pgxpool.Pool, limit int) ([]Archived, error) {
-	rows, _ := pool.Query(ctx, archivesSQL, pgx.StrictNamedArgs{"limit": limit})
-	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Archived])
+func Shelvings(ctx context.Context, pool *pgxpool.Pool, limit int) ([]Shelving, error) {
+	rows, _ := pool.Query(ctx, shelvingsSQL, pgx.StrictNamedArgs{"limit": limit})
+	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Shelving])
 	if err != nil {
-		return nil, fmt.Errorf("read the last archives: %w", err)
+		return nil, fmt.Errorf("read the last shelvings: %w", err)
 	}
 	return all, nil
 }
 
 // at calls a test's hook after a step; its error ends the work there.
-func (a *Archiver) at(step string) error {
+func (a *Shelver) at(step string) error {
 	if a.reached == nil {
 		return nil
 	}

@@ -14,24 +14,24 @@ import (
 	"github.com/tidings/tidings/kinds"
 )
 
-// ArchiveFlaw is a violation of a rule of the archive.
-type ArchiveFlaw struct {
+// ShelvingFlaw is a violation of a rule of shelved threads.
+type ShelvingFlaw struct {
 	Kind               string
 	TenantID, ObjectID int64
 	Rule               string
 }
 
-// archivePageSQL reads the next archived children of a kind, and whether each is also in the other
-// table. Index: the one of the kind's Order in the archive, one range; the primary key of the
+// shelvedPageSQL reads the next shelved children of a kind, and whether each is also in the other
+// table. Index: the one of the kind's Order on the shelf, one range; the primary key of the
 // table. Locks: none.
-const archivePageSQL = `
+const shelvedPageSQL = `
 SELECT /* store.archive_page */ a.tenant_id, a.object_id, a.{{.Order}}::text,
        EXISTS (SELECT FROM {{.Table}} c WHERE c.tenant_id = a.tenant_id AND c.child_id = a.child_id)
-  FROM {{.Archive}} a WHERE (a.tenant_id, a.object_id, a.{{.Order}}) > (@tenant::bigint, @object::bigint, @place::{{.OrderType}})
+  FROM {{.Shelf}} a WHERE (a.tenant_id, a.object_id, a.{{.Order}}) > (@tenant::bigint, @object::bigint, @place::{{.OrderType}})
  ORDER BY a.tenant_id, a.object_id, a.{{.Order}} LIMIT @limit`
 
-// stubPageSQL reads the next stubs of a kind, and whether an archived thread has children outside
-// the archive. Index: archived_threads_stub_idx, one range of all kinds; the one of the kind's
+// stubPageSQL reads the next stubs of a kind, and whether a shelved thread has children outside
+// the shelf. Index: archived_threads_stub_idx, one range of all kinds; the one of the kind's
 // Order. Locks: none.
 const stubPageSQL = `
 SELECT /* store.stub_page */ s.tenant_id, s.object_id, s.state = 'ARCHIVED', s.children,
@@ -40,17 +40,17 @@ SELECT /* store.stub_page */ s.tenant_id, s.object_id, s.state = 'ARCHIVED', s.c
    AND (s.tenant_id, s.object_id) > (@tenant::bigint, @object::bigint)
  ORDER BY s.tenant_id, s.object_id LIMIT @limit`
 
-type archivedChild struct {
+type shelvedChild struct {
 	TenantID, ObjectID int64
 	Place              string
-	Beside             bool // it is also in the other table
+	InBoth             bool // it is also in the other table
 }
 
 type stubRow struct {
 	TenantID, ObjectID int64
-	Archived           bool
+	Shelved            bool
 	Children           int64
-	Beside             bool // children are in the other table
+	HasUnarchived      bool // children are in the other table
 }
 
 // pages yields the rows of sql, page by page. Each page is one statement, and args returns its
@@ -77,17 +77,17 @@ func pages[R any](ctx context.Context, tx pgx.Tx, sql string, args func(after *R
 	}
 }
 
-// CheckArchive reports violations of the archive's rules. Each child is in one table, each archived
-// child has a stub, and all children of an archived thread are archived. It returns the number of
-// archived children. It reads all of them, by pages, in one snapshot. The pool acts as
+// CheckShelving reports violations of the rules of shelved threads. Each child is in one table,
+// each shelved child has a stub, and all children of a shelved thread are shelved. It returns the
+// number of shelved children. It reads all of them, by pages, in one snapshot. The pool acts as
 // postgres.RoleSystem.
-func CheckArchive(ctx context.Context, pool *pgxpool.Pool, set *kinds.Set, report func(ArchiveFlaw)) (children int64, err error) {
-	var flaws []ArchiveFlaw
+func CheckShelving(ctx context.Context, pool *pgxpool.Pool, set *kinds.Set, report func(ShelvingFlaw)) (children int64, err error) {
+	var flaws []ShelvingFlaw
 	err = postgres.InTx(ctx, pool, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
 		children, flaws = 0, nil
 		for _, k := range set.AllChildren() {
-			n, err := checkArchive(ctx, tx, k, func(tenant, object int64, rule string) {
-				flaws = append(flaws, ArchiveFlaw{k.Name, tenant, object, rule})
+			n, err := checkShelving(ctx, tx, k, func(tenant, object int64, rule string) {
+				flaws = append(flaws, ShelvingFlaw{k.Name, tenant, object, rule})
 			})
 			if err != nil {
 				return err
@@ -97,7 +97,7 @@ func CheckArchive(ctx context.Context, pool *pgxpool.Pool, set *kinds.Set, repor
 		return nil
 	})
 	if err != nil {
-		return 0, fmt.Errorf("check the archive of children: %w", err)
+		return 0, fmt.Errorf("check shelved children: %w", err)
 	}
 	for _, f := range flaws {
 		report(f)
@@ -105,16 +105,17 @@ func CheckArchive(ctx context.Context, pool *pgxpool.Pool, set *kinds.Set, repor
 	return children, nil
 }
 
-// checkArchive merges the archived children of a kind with the stubs, both in the order of tenant
+// checkShelving merges the shelved children of a kind with the stubs, both in the order of tenant
 // and object.
-func checkArchive(ctx context.Context, tx pgx.Tx, k kinds.Child, flaw func(tenant, object int64, rule string)) (children int64, err error) {
+func checkShelving(ctx context.Context, tx pgx.Tx, k kinds.Child,
+	flaw func(tenant, object int64, rule string)) (children int64, err error) {
 	shape := shapeOf(k)
 	next, stop := iter.Pull2(pages(ctx, tx, shape.sql(stubPageSQL), func(after *stubRow) pgx.StrictNamedArgs {
 		return pgx.StrictNamedArgs{"tenant": after.TenantID, "object": after.ObjectID}
 	}))
 	defer stop()
 	s, err, _ := next()
-	var at archivedChild // the present thread, with n archived children so far
+	var at shelvedChild // the present thread, with n shelved children so far
 	var n int64
 	// upTo compares the present thread with its stub, and reports stubs before (tenant, object)
 	// that have no children.
@@ -124,18 +125,18 @@ func checkArchive(ctx context.Context, tx pgx.Tx, k kinds.Child, flaw func(tenan
 			if s.TenantID == at.TenantID && s.ObjectID == at.ObjectID {
 				has, n = n, 0
 			}
-			if s.Archived && s.Children != has {
-				flaw(s.TenantID, s.ObjectID, "archived "+k.Name+"s are missing")
+			if s.Shelved && s.Children != has {
+				flaw(s.TenantID, s.ObjectID, "shelved "+k.Name+"s are missing")
 			}
-			if s.Beside {
-				flaw(s.TenantID, s.ObjectID, "an archived thread has "+k.Name+"s outside the archive")
+			if s.HasUnarchived {
+				flaw(s.TenantID, s.ObjectID, "a shelved thread has "+k.Name+"s off the shelf")
 			}
 		}
 		if n > 0 {
-			flaw(at.TenantID, at.ObjectID, "archived "+k.Name+"s have no stub")
+			flaw(at.TenantID, at.ObjectID, "shelved "+k.Name+"s have no stub")
 		}
 	}
-	for c, cerr := range pages(ctx, tx, shape.sql(archivePageSQL), func(after *archivedChild) pgx.StrictNamedArgs {
+	for c, cerr := range pages(ctx, tx, shape.sql(shelvedPageSQL), func(after *shelvedChild) pgx.StrictNamedArgs {
 		return pgx.StrictNamedArgs{"tenant": after.TenantID, "object": after.ObjectID,
 			"place": cmp.Or(after.Place, map[bool]string{false: noChild}[k.Threaded])}
 	}) {
@@ -148,8 +149,8 @@ func checkArchive(ctx context.Context, tx pgx.Tx, k kinds.Child, flaw func(tenan
 		}
 		children++
 		n++
-		if c.Beside {
-			flaw(c.TenantID, c.ObjectID, "a "+k.Name+" is both in the archive and outside it")
+		if c.InBoth {
+			flaw(c.TenantID, c.ObjectID, "a "+k.Name+" is both on the shelf and off it")
 		}
 	}
 	upTo(math.MaxInt64, math.MaxInt64)

@@ -18,7 +18,7 @@ func TestAHugeThreadIsMendedInSlicesBetweenWhichTheConsumerGoesOn(t *testing.T) 
 	db := testkit.Postgres(t)
 	pool, ctx := db.Pool(t, postgres.RoleSystem), t.Context()
 	p := New(kinds.Builtin)
-	p.mendStep = 40
+	p.repairStep = 40
 	const n = 400
 	var all []event.Child
 	write := func(changed ...event.Child) {
@@ -63,9 +63,9 @@ func TestAHugeThreadIsMendedInSlicesBetweenWhichTheConsumerGoesOn(t *testing.T) 
 		}
 	}
 	keys := verify()
-	db.RowsPerStatement(t, 8*p.mendStep, "child_lists")
+	db.RowsPerStatement(t, 8*p.repairStep, "child_lists")
 	steps := 0
-	mend(t, pool, p, keys, func() {
+	repairKeys(t, pool, p, keys, func() {
 		steps++
 		add() // new comments at the end, and changes in the whole thread
 		for _, i := range []int{steps * 37 % n, n - 1 - steps*11%n} {
@@ -73,8 +73,8 @@ func TestAHugeThreadIsMendedInSlicesBetweenWhichTheConsumerGoesOn(t *testing.T) 
 			write(all[i])
 		}
 	})
-	if steps < 2*n/p.mendStep {
-		t.Errorf("the repair took %d steps, want one for each %d children deleted and written", steps, p.mendStep)
+	if steps < 2*n/p.repairStep {
+		t.Errorf("the repair took %d steps, want one for each %d children deleted and written", steps, p.repairStep)
 	}
 	db.RowsPerStatement(t, 1_000_000, "child_lists")
 	if keys := verify(); len(keys) > 0 {

@@ -1,0 +1,3 @@
+// Package words formats numbers, counts and durations for people, in one way in every output. It is
+// for operators' commands and for the console.
+package words
